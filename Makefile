@@ -1,0 +1,76 @@
+# steerd: `make help` lists the targets.
+
+# What the build needs: libibverbs to link with; cmake, clang and pkg-config
+# because ibverbs-sys generates its bindings from rdma-core's headers.
+BUILD_PACKAGES := clang cmake gcc libc6-dev libclang-dev libibverbs-dev pkg-config
+# What the tests call besides: real traffic between namespaces, /metrics, units.
+TEST_PACKAGES  := curl iproute2 iputils-ping libibverbs1 procps systemd util-linux
+
+CARGO ?= cargo
+ARGS  ?=
+TOOLS := $(CURDIR)/target/tools
+export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint bench soak audit fuzz build-packages test-packages promtool cargo-deny
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: build-packages ## build, then steer generated traffic on the soft NIC: no NIC, no privileges (ARGS='--for 10s')
+	$(CARGO) build --release --locked --package steerd
+	./target/release/steerd run --demo $(ARGS)
+
+test: build-packages test-packages promtool ## every test; with STEERD_CORPORA=DIR those that need the captures and rule sets too
+	$(CARGO) test --workspace --locked
+
+lint: build-packages test-packages promtool cargo-deny ## formatting, clippy, dependencies, unit file, alert rules
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked --quiet
+	cargo-deny --locked check bans licenses sources
+	promtool check rules deploy/prometheus/steerd.rules.yml
+	promtool check config --syntax-only deploy/prometheus/prometheus.yml
+	@mkdir -p target/lint
+	@sed 's|/usr/bin/steerd|/bin/true|' systemd/steerd.service > target/lint/steerd.service
+	systemd-analyze verify --man=no target/lint/steerd.service
+
+bench: build-packages ## speed, side by side in one run (release build)
+	$(CARGO) bench --locked --package steerd-benches $(ARGS)
+
+audit: cargo-deny ## known vulnerabilities in the dependencies (needs the network)
+	cargo-deny --locked check advisories
+
+fuzz: ## the fuzz targets for FUZZ_SECONDS each (needs a nightly toolchain and cargo-fuzz)
+	cd fuzz && for target in $$($(CARGO) +nightly fuzz list); do \
+	  $(CARGO) +nightly fuzz run $$target -- -max_total_time=$${FUZZ_SECONDS:-60} || exit 1; done
+
+# Installs, with apt, those of $(1) that dpkg does not know; asks sudo only when
+# not root; says what to do where there is neither.
+define install
+	@missing=$$(for p in $(1); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q ' installed' || echo $$p; done); \
+	[ -z "$$missing" ] && exit 0; \
+	echo "installing:" $$missing; \
+	if [ "$$(id -u)" = 0 ]; then as_root=; elif command -v sudo >/dev/null; then as_root=sudo; \
+	else echo "please install as root: apt-get install" $$missing >&2; exit 1; fi; \
+	$$as_root apt-get update -qq && \
+	$$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null
+endef
+
+build-packages:
+	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust 1.88 or newer with rustup" >&2; exit 1; }
+	$(call install,$(BUILD_PACKAGES))
+
+test-packages:
+	$(call install,$(TEST_PACKAGES))
+
+# promtool comes in Debian's `prometheus` package, whose installation would also
+# start a server: only the one file is taken, into target/tools.
+promtool:
+	@command -v promtool >/dev/null && exit 0; \
+	echo "fetching promtool"; mkdir -p $(TOOLS)/bin $(TOOLS)/deb && cd $(TOOLS)/deb && \
+	{ apt-get download -qq prometheus || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get download -qq prometheus; }; } && \
+	dpkg-deb -x prometheus_*.deb . && cp usr/bin/promtool $(TOOLS)/bin/
+
+cargo-deny:
+	@command -v cargo-deny >/dev/null || $(CARGO) install cargo-deny --locked --quiet --root $(TOOLS)
