@@ -1,1 +1,19 @@
-//! Placeholder.
+//! A software NIC underneath the unmodified libibverbs.
+//!
+//! `SoftNic` is a libibverbs provider that lives wholly in this process: it hands the stock library an
+//! `ibv_device` without sysfs, as mlx5 does in VFIO mode, and from there every verb runs through the
+//! library into this crate. Frames come from a [`wire::Wire`], pass the flow table and RSS, and are copied into
+//! posted receive buffers. `steerd` uses it where there is no RDMA NIC, and every test uses it.
+//!
+//! It never talks to a kernel RDMA driver and never changes the library it sits under.
+
+mod error;
+pub mod flow;
+mod nic;
+mod rss;
+mod stats;
+pub mod wire;
+
+pub use error::Error;
+pub use nic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+pub use stats::PortStats;

@@ -1,0 +1,68 @@
+//! What can go wrong while a soft NIC is made. Everything after that is an `errno`, as for any device.
+
+use std::io;
+
+/// Why [`crate::SoftNic::create`] failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The name cannot be an RDMA device name.
+    #[error("device name {name:?} must have 1 to {max} characters out of letters, digits, '_' and '-'")]
+    DeviceName {
+        /// The name that was asked for.
+        name: String,
+        /// The longest name a device can have.
+        max: usize,
+    },
+    /// No port, or more than a device can have.
+    #[error("a soft NIC needs 1 to {max} ports, not {ports}")]
+    PortCount {
+        /// How many ports were configured.
+        ports: usize,
+        /// The most ports a device can have.
+        max: usize,
+    },
+    /// The MTU of a port is out of range.
+    #[error("port {port}: an MTU of {mtu_bytes} bytes is outside {min}..={max}")]
+    Mtu {
+        /// The port, counted from 1.
+        port: u8,
+        /// The MTU that was asked for.
+        mtu_bytes: u32,
+        /// The smallest allowed MTU.
+        min: u32,
+        /// The largest allowed MTU.
+        max: u32,
+    },
+    /// libibverbs could not be loaded.
+    #[error("libibverbs.so.1 cannot be loaded: {reason} (install rdma-core's libibverbs1)")]
+    LibraryMissing {
+        /// The dynamic linker's words.
+        reason: String,
+    },
+    /// libibverbs has no such private symbol.
+    #[error("libibverbs has no symbol {symbol}, which a provider needs")]
+    LibrarySymbol {
+        /// The symbol that was looked up.
+        symbol: &'static str,
+    },
+    /// The library's release is not one whose private layout is known.
+    #[error("the private layout of libibverbs {found} is not known (known: releases {oldest} to {newest})")]
+    LibraryRelease {
+        /// The file the library was loaded from.
+        found: String,
+        /// The oldest supported release.
+        oldest: u32,
+        /// The newest supported release.
+        newest: u32,
+    },
+    /// The engine's thread could not be started.
+    #[error("the engine thread of {name} cannot be started")]
+    EngineThread {
+        /// The device's name.
+        name: String,
+        /// The operating system's reason.
+        #[source]
+        source: io::Error,
+    },
+}

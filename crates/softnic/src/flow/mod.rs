@@ -1,0 +1,1 @@
+//! The flow table: which flows a frame matches.

@@ -1,0 +1,4 @@
+//! Where frames come from and go to.
+
+/// A port's link to the world.
+pub trait Wire: Send {}
