@@ -1,1 +1,17 @@
-//! Placeholder.
+//! Hugepage arenas: the memory that frames, queues and completion rings live in.
+//!
+//! A worker maps one [`Arena`] on its NUMA node and carves [`Block`]s from it, for packet frames and for the buffers
+//! that a parent domain's allocator hands to the driver. Arenas are mapped and carved while setting up, never on the
+//! packet path; they never grow, and never touch the system's hugepage settings: what the kernel refuses becomes a
+//! [`Warning`] that says what to change.
+#![allow(clippy::todo)]
+
+mod arena;
+mod error;
+mod page_kind;
+mod warning;
+
+pub use arena::{Arena, ArenaOptions, Block};
+pub use error::Error;
+pub use page_kind::PageKind;
+pub use warning::Warning;

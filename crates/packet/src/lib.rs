@@ -1,1 +1,27 @@
-//! Placeholder.
+//! What a frame says, without touching the network: flow keys, receive-side hashing, and a small write side.
+//!
+//! Every other room uses this crate: softnic's engine and the worker call [`parse`] once per packet, policy matches on
+//! [`FlowKey`]s, control and softnic share [`RssKey`] and [`HashFields`], and tests and the generator build frames
+//! with [`build::FrameBuilder`]. It does no I/O, reads no clock, and neither panics nor allocates on the packet path.
+#![forbid(unsafe_code)]
+#![allow(clippy::todo)]
+
+mod anomaly;
+pub mod build;
+pub mod checksum;
+mod error;
+mod flow_key;
+mod hash_fields;
+mod mac;
+mod numbers;
+mod parse;
+mod toeplitz;
+
+pub use anomaly::Anomaly;
+pub use error::Error;
+pub use flow_key::{FlowKey, Layers};
+pub use hash_fields::{HASH_INPUT_BYTES, HashFields};
+pub use mac::MacAddr;
+pub use numbers::{EtherType, IpProtocol};
+pub use parse::{Parsed, parse};
+pub use toeplitz::{RSS_KEY_BYTES, RssKey, Toeplitz};

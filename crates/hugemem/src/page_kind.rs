@@ -1,0 +1,53 @@
+//! The kinds of pages that an arena can be made of.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::Error;
+
+/// A kind of page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PageKind {
+    /// Reserved 1 GiB pages (hugetlb).
+    Huge1G,
+    /// Reserved 2 MiB pages (hugetlb).
+    Huge2M,
+    /// Ordinary memory that the kernel is asked to back with huge pages.
+    Transparent,
+    /// Ordinary pages.
+    Plain,
+}
+
+impl PageKind {
+    /// Every kind, largest page first.
+    pub const ALL: &'static [Self] = &[Self::Huge1G, Self::Huge2M, Self::Transparent, Self::Plain];
+
+    /// The name used in settings and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Huge1G => "huge_1g",
+            Self::Huge2M => "huge_2m",
+            Self::Transparent => "transparent",
+            Self::Plain => "plain",
+        }
+    }
+}
+
+impl fmt::Display for PageKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for PageKind {
+    type Err = Error;
+
+    /// Reads the name that `Display` writes.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|kind| kind.name() == text)
+            .ok_or_else(|| Error::PageKind { text: text.to_owned() })
+    }
+}

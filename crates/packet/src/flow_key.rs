@@ -1,0 +1,108 @@
+//! The flow key: everything about a frame that a policy or a device can match, as plain values.
+//!
+//! [`crate::parse`] makes one per packet; softnic's flow table, the worker's software matcher and policy's `explain`
+//! read it. It never borrows from the frame.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::{MacAddr, parse};
+
+bitflags::bitflags! {
+    /// Which layers a frame has. TCP and UDP mean that the whole fixed header is there, ports included.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub struct Layers: u16 {
+        /// At least one VLAN tag.
+        const VLAN = 1;
+        /// A second VLAN tag.
+        const INNER_VLAN = 1 << 1;
+        /// A well-formed fixed IPv4 header.
+        const IPV4 = 1 << 2;
+        /// A well-formed fixed IPv6 header.
+        const IPV6 = 1 << 3;
+        /// An IPv4 header longer than 20 bytes.
+        const IP_OPTIONS = 1 << 4;
+        /// Any fragment: IPv4, or IPv6 whose first extension header is the fragment header.
+        const FRAGMENT = 1 << 5;
+        /// A fragment that is not the first.
+        const LATER_FRAGMENT = 1 << 6;
+        /// A TCP header.
+        const TCP = 1 << 7;
+        /// A UDP header.
+        const UDP = 1 << 8;
+    }
+}
+
+/// The matchable fields of a frame, in host byte order; zero where the layer is absent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct FlowKey {
+    /// Which layers were found; a field means something only if its layer is here.
+    pub layers: Layers,
+    /// Destination address of the frame.
+    pub dst_mac: MacAddr,
+    /// Source address of the frame.
+    pub src_mac: MacAddr,
+    /// What follows the peeled VLAN tags; up to 1500 an 802.3 length.
+    pub ether_type: u16,
+    /// Tag protocol of the outer tag.
+    pub vlan_tpid: u16,
+    /// Priority (3 bits), drop eligibility (1 bit) and identifier (12 bits) of the outer tag.
+    pub vlan_tci: u16,
+    /// Tag protocol of the second tag.
+    pub inner_vlan_tpid: u16,
+    /// Control information of the second tag.
+    pub inner_vlan_tci: u16,
+    /// Source address; IPv4 in the first four bytes, then zeros.
+    pub src_ip: [u8; 16],
+    /// Destination address; IPv4 in the first four bytes, then zeros.
+    pub dst_ip: [u8; 16],
+    /// IPv4 protocol, or the first next header of IPv6.
+    pub protocol: u8,
+    /// IPv4 type of service or IPv6 traffic class, all eight bits.
+    pub tos: u8,
+    /// IPv4 time to live or IPv6 hop limit.
+    pub ttl: u8,
+    /// The three IPv4 flag bits as a number: reserved 4, don't fragment 2, more fragments 1.
+    pub ip_flags: u8,
+    /// IPv6 flow label, 20 bits.
+    pub flow_label: u32,
+    /// TCP or UDP source port.
+    pub src_port: u16,
+    /// TCP or UDP destination port.
+    pub dst_port: u16,
+    /// TCP flags, CWR (0x80) to FIN (0x01).
+    pub tcp_flags: u8,
+}
+
+impl FlowKey {
+    /// The key of a frame: [`parse`] without its offsets and its anomaly.
+    #[inline]
+    pub fn of(frame: &[u8]) -> Self {
+        parse(frame).key
+    }
+
+    /// Source address, if there is an IP layer.
+    pub fn src_addr(&self) -> Option<IpAddr> {
+        self.address(&self.src_ip)
+    }
+
+    /// Destination address, if there is an IP layer.
+    pub fn dst_addr(&self) -> Option<IpAddr> {
+        self.address(&self.dst_ip)
+    }
+
+    /// VLAN identifier of the outer tag, if there is one.
+    pub fn vlan_id(&self) -> Option<u16> {
+        self.layers.contains(Layers::VLAN).then_some(self.vlan_tci & 0x0fff)
+    }
+
+    fn address(&self, octets: &[u8; 16]) -> Option<IpAddr> {
+        if self.layers.contains(Layers::IPV4) {
+            let [a, b, c, d, ..] = *octets;
+            Some(Ipv4Addr::new(a, b, c, d).into())
+        } else if self.layers.contains(Layers::IPV6) {
+            Some(Ipv6Addr::from(*octets).into())
+        } else {
+            None
+        }
+    }
+}
