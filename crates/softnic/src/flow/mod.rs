@@ -1,1 +1,201 @@
-//! The flow table: which flows a frame matches.
+//! The flow table: which flows a received frame belongs to, and so what the engine does with it.
+//!
+//! The provider inserts and removes [`FlowRule`]s (one per `ibv_flow`) under the device's mutex; the engine asks
+//! [`FlowTable::lookup`] once per frame. The table never looks at frame bytes, never allocates during a lookup, and a
+//! lookup's cost does not grow with the number of rules that do not match.
+//!
+//! # Which rules a frame gets
+//! The rules of the frame's port that match are taken in order of kind (normal, multicast default, all default), then
+//! priority (0 first), then age (oldest first):
+//! - The first one that traps decides. Rules with the same match, kind and priority on other queue pairs each get a copy.
+//! - DONT_TRAP rules take a copy if they stand no later in kind and priority than the deciding rule.
+//! - Sniffers take a copy of everything, whatever the verdict.
+
+mod key;
+
+use arrayvec::ArrayVec;
+use packet::FlowKey;
+
+pub use key::{MatchKey, Matcher};
+
+/// The most flows that a table holds.
+pub const MAX_FLOWS: usize = 1 << 20;
+/// The most queue pairs that one match can be replicated to.
+pub const MAX_REPLICAS: usize = 32;
+/// The most DONT_TRAP flows of one port.
+pub const MAX_DONT_TRAP: usize = 16;
+/// The most sniffers of one port.
+pub const MAX_SNIFFERS: usize = 16;
+/// The most flows that one frame can get: the limits above make more impossible.
+pub const MAX_MATCHES: usize = MAX_REPLICAS + MAX_DONT_TRAP + MAX_SNIFFERS;
+
+/// Names a flow for as long as it is in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowId(pub u32);
+
+/// Names the counters that a flow's packets are added to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CounterId(pub u32);
+
+/// Names the queue pair that a flow's packets go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QpSlot(pub u32);
+
+/// The kinds of `enum ibv_flow_attr_type`, in order of precedence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FlowKind {
+    /// `IBV_FLOW_ATTR_NORMAL`.
+    Normal,
+    /// `IBV_FLOW_ATTR_MC_DEFAULT`: multicast frames that no normal rule trapped.
+    MulticastDefault,
+    /// `IBV_FLOW_ATTR_ALL_DEFAULT`: frames that nothing else trapped.
+    AllDefault,
+    /// `IBV_FLOW_ATTR_SNIFFER`: a copy of every frame.
+    Sniffer,
+}
+
+/// What happens to the packets of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Actions {
+    /// The tag that completions report.
+    pub tag: Option<u32>,
+    /// Whether they are dropped instead of delivered.
+    pub drop: bool,
+    /// What counts them.
+    pub counter: Option<CounterId>,
+    /// Where they go.
+    pub target: QpSlot,
+}
+
+/// One flow, as the provider inserts it.
+#[derive(Clone, Debug)]
+pub struct FlowRule {
+    /// Its name; unique in the table.
+    pub id: FlowId,
+    /// Its kind.
+    pub kind: FlowKind,
+    /// The port it applies to.
+    pub port: u8,
+    /// Its priority; 0 comes first. Sniffers have none.
+    pub priority: u16,
+    /// Whether frames go on to later rules after this one took a copy.
+    pub dont_trap: bool,
+    /// When it was created, relative to the other rules: unique, growing.
+    pub order: u64,
+    /// The frames it is about. Multicast defaults need not ask for a multicast address, sniffers match everything.
+    pub matcher: Matcher,
+    /// What happens to them.
+    pub actions: Actions,
+}
+
+/// One flow that a frame belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowHit {
+    /// The flow.
+    pub flow: FlowId,
+    /// Its kind: [`FlowKind::Sniffer`] marks copies that do not bear on the verdict.
+    pub kind: FlowKind,
+    /// What to do.
+    pub actions: Actions,
+}
+
+/// The flows of one frame: first those of the verdict in order of precedence, then the sniffers.
+#[derive(Clone, Debug, Default)]
+pub struct Matches {
+    hits: ArrayVec<FlowHit, MAX_MATCHES>,
+    verdict_len: usize,
+}
+
+impl Matches {
+    /// No flows.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// All flows of the frame.
+    #[must_use]
+    pub fn as_slice(&self) -> &[FlowHit] {
+        &self.hits
+    }
+
+    /// The flows that decide over the frame; none when it is left to the kernel.
+    #[must_use]
+    pub fn verdict(&self) -> &[FlowHit] {
+        &self.hits[..self.verdict_len]
+    }
+
+    /// The flows that take a copy whatever the verdict.
+    #[must_use]
+    pub fn sniffers(&self) -> &[FlowHit] {
+        &self.hits[self.verdict_len..]
+    }
+}
+
+/// Why a flow was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FlowError {
+    /// The id is in use.
+    #[error("flow {0:?} is already in the table")]
+    DuplicateId(FlowId),
+    /// No frame can match: two specs ask for different values of one field.
+    #[error("two specs of the flow contradict each other")]
+    Contradiction,
+    /// DONT_TRAP has no meaning for this kind.
+    #[error("DONT_TRAP cannot be combined with this kind of flow")]
+    DontTrapKind,
+    /// The same match exists at the same priority with another fate (drop against delivery).
+    #[error("flow {0:?} has the same match and priority, and one of the two drops")]
+    Conflict(FlowId),
+    /// A limit of the table.
+    #[error("the table already holds {limit} {what}")]
+    Full {
+        /// What there are too many of.
+        what: &'static str,
+        /// The limit.
+        limit: usize,
+    },
+}
+
+/// All flows of a device.
+#[derive(Debug, Default)]
+pub struct FlowTable {}
+
+#[allow(clippy::todo, clippy::missing_panics_doc)]
+impl FlowTable {
+    /// An empty table.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a flow; the next lookup sees it.
+    ///
+    /// # Errors
+    /// Why it was not taken; the table is as before.
+    pub fn insert(&mut self, _rule: FlowRule) -> Result<(), FlowError> {
+        todo!()
+    }
+
+    /// Removes a flow; no later lookup finds it. Answers whether it was there.
+    pub fn remove(&mut self, _id: FlowId) -> bool {
+        todo!()
+    }
+
+    /// Puts the flows of a frame that arrived on `port` into `matches`, in place of what was there.
+    pub fn lookup(&mut self, _port: u8, _key: &FlowKey, _matches: &mut Matches) {
+        todo!()
+    }
+
+    /// The number of flows.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        todo!()
+    }
+
+    /// Whether there are no flows.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

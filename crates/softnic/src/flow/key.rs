@@ -1,0 +1,225 @@
+//! The match image: everything that a flow spec can name, as eight words.
+//!
+//! A frame's [`FlowKey`] is turned into a [`MatchKey`] once; after that, matching a rule is eight ANDs and compares, and
+//! hashing under a mask touches only words. [`Matcher`] is how the provider writes the specs of a flow into that shape.
+//!
+//! | word | bits 63..0 |
+//! |---|---|
+//! | 0 | destination MAC (48), EtherType after VLAN tags (16) |
+//! | 1 | source MAC (48), TCI of the C-VLAN tag (16) |
+//! | 2, 3 | source address, IPv4 in the upper half of word 2 |
+//! | 4, 5 | destination address |
+//! | 6 | source port (16), destination port (16), flow label (32) |
+//! | 7 | protocol, tos, ttl, IP flags (8 each), layers present (32) |
+
+use packet::{FlowKey, Layers};
+
+/// The words of an image.
+pub(super) const WORDS: usize = 8;
+
+/// The TPID of a C-VLAN tag, the only one that `ibv_flow_eth_filter.vlan_tag` speaks of (802.1Q 9.6).
+const C_VLAN_TPID: u16 = 0x8100;
+
+const IPV4: u64 = 1;
+const IPV6: u64 = 1 << 1;
+const TCP: u64 = 1 << 2;
+const UDP: u64 = 1 << 3;
+const C_VLAN: u64 = 1 << 4;
+
+/// The image of a frame, of a rule's values, or of a rule's mask.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MatchKey(pub(super) [u64; WORDS]);
+
+impl MatchKey {
+    /// The image of a frame.
+    #[must_use]
+    pub fn of(key: &FlowKey) -> Self {
+        let c_vlan = key.layers.contains(Layers::VLAN) && key.vlan_tpid == C_VLAN_TPID;
+        let tci = if c_vlan { key.vlan_tci } else { 0 };
+        let presence = presence_of(key.layers) | if c_vlan { C_VLAN } else { 0 };
+        let (src_high, src_low) = halves(key.src_ip);
+        let (dst_high, dst_low) = halves(key.dst_ip);
+        Self([
+            mac_word(key.dst_mac.0) | u64::from(key.ether_type),
+            mac_word(key.src_mac.0) | u64::from(tci),
+            src_high,
+            src_low,
+            dst_high,
+            dst_low,
+            u64::from(key.src_port) << 48 | u64::from(key.dst_port) << 32 | u64::from(key.flow_label),
+            u64::from(key.protocol) << 56
+                | u64::from(key.tos) << 48
+                | u64::from(key.ttl) << 40
+                | u64::from(key.ip_flags) << 32
+                | presence,
+        ])
+    }
+
+    /// What is left of the image under a mask.
+    #[must_use]
+    pub fn masked(&self, mask: &Self) -> Self {
+        let mut words = self.0;
+        for (word, mask) in words.iter_mut().zip(mask.0) {
+            *word &= mask;
+        }
+        Self(words)
+    }
+}
+
+/// The frames that a rule is about: those whose image, under the mask, equals the values. The default matches all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Matcher {
+    value: MatchKey,
+    mask: MatchKey,
+    contradictory: bool,
+}
+
+impl Matcher {
+    /// Matches every frame.
+    #[must_use]
+    pub fn any() -> Self {
+        Self::default()
+    }
+
+    /// Asks for these layers, out of IPv4, IPv6, TCP and UDP.
+    pub fn require(&mut self, layers: Layers) -> &mut Self {
+        let bits = presence_of(layers);
+        self.narrow(7, bits, bits)
+    }
+
+    /// The destination MAC address.
+    pub fn dst_mac(&mut self, value: [u8; 6], mask: [u8; 6]) -> &mut Self {
+        self.narrow(0, mac_word(value), mac_word(mask))
+    }
+
+    /// The source MAC address.
+    pub fn src_mac(&mut self, value: [u8; 6], mask: [u8; 6]) -> &mut Self {
+        self.narrow(1, mac_word(value), mac_word(mask))
+    }
+
+    /// The EtherType after VLAN tags.
+    pub fn ether_type(&mut self, value: u16, mask: u16) -> &mut Self {
+        self.narrow(0, value.into(), mask.into())
+    }
+
+    /// The TCI of the outer tag; any mask but 0 asks for a C-VLAN tag to be there.
+    pub fn vlan_tag(&mut self, value: u16, mask: u16) -> &mut Self {
+        if mask != 0 {
+            self.narrow(7, C_VLAN, C_VLAN);
+        }
+        self.narrow(1, value.into(), mask.into())
+    }
+
+    /// The IPv4 source address; the layer is asked for separately.
+    pub fn src_ipv4(&mut self, value: [u8; 4], mask: [u8; 4]) -> &mut Self {
+        self.narrow(2, ipv4_word(value), ipv4_word(mask))
+    }
+
+    /// The IPv4 destination address.
+    pub fn dst_ipv4(&mut self, value: [u8; 4], mask: [u8; 4]) -> &mut Self {
+        self.narrow(4, ipv4_word(value), ipv4_word(mask))
+    }
+
+    /// The IPv6 source address.
+    pub fn src_ipv6(&mut self, value: [u8; 16], mask: [u8; 16]) -> &mut Self {
+        let (value, mask) = (halves(value), halves(mask));
+        self.narrow(2, value.0, mask.0).narrow(3, value.1, mask.1)
+    }
+
+    /// The IPv6 destination address.
+    pub fn dst_ipv6(&mut self, value: [u8; 16], mask: [u8; 16]) -> &mut Self {
+        let (value, mask) = (halves(value), halves(mask));
+        self.narrow(4, value.0, mask.0).narrow(5, value.1, mask.1)
+    }
+
+    /// The IPv4 protocol or the first IPv6 next header.
+    pub fn protocol(&mut self, value: u8, mask: u8) -> &mut Self {
+        self.narrow(7, u64::from(value) << 56, u64::from(mask) << 56)
+    }
+
+    /// The type of service or traffic class.
+    pub fn tos(&mut self, value: u8, mask: u8) -> &mut Self {
+        self.narrow(7, u64::from(value) << 48, u64::from(mask) << 48)
+    }
+
+    /// The time to live or hop limit.
+    pub fn ttl(&mut self, value: u8, mask: u8) -> &mut Self {
+        self.narrow(7, u64::from(value) << 40, u64::from(mask) << 40)
+    }
+
+    /// The three IPv4 flags, as [`FlowKey::ip_flags`] has them.
+    pub fn ip_flags(&mut self, value: u8, mask: u8) -> &mut Self {
+        self.narrow(7, u64::from(value) << 32, u64::from(mask) << 32)
+    }
+
+    /// The IPv6 flow label.
+    pub fn flow_label(&mut self, value: u32, mask: u32) -> &mut Self {
+        self.narrow(6, value.into(), mask.into())
+    }
+
+    /// The TCP or UDP source port; the layer is asked for separately.
+    pub fn src_port(&mut self, value: u16, mask: u16) -> &mut Self {
+        self.narrow(6, u64::from(value) << 48, u64::from(mask) << 48)
+    }
+
+    /// The TCP or UDP destination port.
+    pub fn dst_port(&mut self, value: u16, mask: u16) -> &mut Self {
+        self.narrow(6, u64::from(value) << 32, u64::from(mask) << 32)
+    }
+
+    /// Whether two calls asked for different values of one bit, so that no frame can match.
+    #[must_use]
+    pub fn is_contradictory(&self) -> bool {
+        self.contradictory
+    }
+
+    /// Whether a frame is one of those.
+    #[must_use]
+    pub fn matches(&self, key: &MatchKey) -> bool {
+        key.masked(&self.mask) == self.value && !self.contradictory
+    }
+
+    /// The values; no bit is set outside the mask.
+    #[must_use]
+    pub fn value(&self) -> &MatchKey {
+        &self.value
+    }
+
+    /// The mask.
+    #[must_use]
+    pub fn mask(&self) -> &MatchKey {
+        &self.mask
+    }
+
+    fn narrow(&mut self, word: usize, value: u64, mask: u64) -> &mut Self {
+        let both = self.mask.0[word] & mask;
+        self.contradictory |= (self.value.0[word] ^ value) & both != 0;
+        self.mask.0[word] |= mask;
+        self.value.0[word] |= value & mask;
+        self
+    }
+}
+
+fn presence_of(layers: Layers) -> u64 {
+    let mut bits = 0;
+    for (layer, bit) in [(Layers::IPV4, IPV4), (Layers::IPV6, IPV6), (Layers::TCP, TCP), (Layers::UDP, UDP)] {
+        if layers.contains(layer) {
+            bits |= bit;
+        }
+    }
+    bits
+}
+
+fn mac_word(mac: [u8; 6]) -> u64 {
+    let [a, b, c, d, e, f] = mac;
+    u64::from_be_bytes([a, b, c, d, e, f, 0, 0])
+}
+
+fn ipv4_word(address: [u8; 4]) -> u64 {
+    u64::from(u32::from_be_bytes(address)) << 32
+}
+
+fn halves(address: [u8; 16]) -> (u64, u64) {
+    let whole = u128::from_be_bytes(address);
+    ((whole >> 64) as u64, whole as u64)
+}

@@ -1,0 +1,386 @@
+//! The settings of the wires, as the settings file says them: plain data, checked as far as one value can be checked.
+//!
+//! What depends on several values (a v4 source with a v6 destination) or on the machine (a file, an interface) is found
+//! when the wire is opened. Nothing here opens anything.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde::Deserialize;
+
+/// What stands at the other end of a port.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum WireConfig {
+    /// Generated traffic.
+    Generator(GeneratorConfig),
+    /// Recorded captures.
+    Pcap(PcapConfig),
+    /// A live interface.
+    AfPacket(AfPacketConfig),
+    /// Nothing.
+    Null,
+}
+
+/// Traffic made up from a description. The same description gives the same frames in the same order.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GeneratorConfig {
+    /// The seed of everything that is drawn.
+    #[serde(default = "default_seed")]
+    pub seed: u64,
+    /// How fast the frames come.
+    #[serde(default)]
+    pub rate: Rate,
+    /// How many frames come before the wire is finished; without it they never end.
+    #[serde(default)]
+    pub total: Option<u64>,
+    /// What the traffic consists of.
+    pub flows: Vec<TrafficConfig>,
+}
+
+/// One ingredient of generated traffic.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrafficConfig {
+    /// Named in errors.
+    #[serde(default)]
+    pub name: String,
+    /// Its part of the frames, relative to the other flows' shares.
+    #[serde(default = "one")]
+    pub share: u32,
+    /// Source addresses: `10.1.0.0/16`, `2001:db8::/48`, or one address.
+    #[serde(default = "default_source")]
+    pub src: AddressRange,
+    /// Destination addresses.
+    #[serde(default = "default_destination")]
+    pub dst: AddressRange,
+    /// `udp`, `tcp`, `icmp`, `arp`, or an IP protocol number.
+    #[serde(default)]
+    pub protocol: TrafficProtocol,
+    /// Source ports of TCP and UDP: `53` or `1024-65535`.
+    #[serde(default = "default_source_ports")]
+    pub src_ports: PortRange,
+    /// Destination ports of TCP and UDP.
+    #[serde(default = "default_destination_ports")]
+    pub dst_ports: PortRange,
+    /// The VLAN id of an 802.1Q tag.
+    #[serde(default)]
+    pub vlan: Option<u16>,
+    /// The frame's length without FCS: `64`, `"64-1518"`, `"imix"`, or `[[64, 7], [594, 4], [1518, 1]]` (length, weight).
+    #[serde(default)]
+    pub frame_bytes: FrameSizes,
+    /// How many distinct address and port combinations there are.
+    #[serde(default = "default_count")]
+    pub count: u32,
+    /// Flags of TCP segments: `syn,ack`; without it `ack`.
+    #[serde(default)]
+    pub tcp_flags: Option<String>,
+    /// The destination MAC address; without it the wire's own.
+    #[serde(default)]
+    pub dst_mac: Option<String>,
+}
+
+/// Captures that are replayed.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PcapConfig {
+    /// A pcap or pcapng file, or a folder of them, replayed in the order of their names.
+    pub path: PathBuf,
+    /// How they are replayed.
+    #[serde(default)]
+    pub mode: PcapMode,
+    /// With `paced`: 2.0 is twice as fast as recorded.
+    #[serde(default = "default_speed")]
+    pub speed: f64,
+    /// Where sent packets are written, as pcap with nanoseconds.
+    #[serde(default)]
+    pub output: Option<PathBuf>,
+}
+
+/// How captures are replayed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PcapMode {
+    /// Once, as fast as they are taken.
+    #[default]
+    Once,
+    /// Over and over, as fast as they are taken.
+    Loop,
+    /// Once, with the gaps between packets that were recorded.
+    Paced,
+}
+
+/// A live interface.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AfPacketConfig {
+    /// Its name: `eth0`.
+    pub interface: String,
+    /// Whether frames for other stations are taken too.
+    #[serde(default)]
+    pub promiscuous: bool,
+    /// How many received frames the kernel may hold for the engine.
+    #[serde(default = "default_ring_frames")]
+    pub ring_frames: u32,
+}
+
+/// How fast generated frames come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rate {
+    /// As fast as they are taken.
+    #[default]
+    FlatOut,
+    /// This many per second.
+    FramesPerSecond(u64),
+}
+
+/// A block of addresses of one family, or a single one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressRange {
+    /// The first address of the block.
+    pub network: IpAddr,
+    /// How many leading bits are fixed.
+    pub prefix_len: u8,
+}
+
+/// TCP or UDP ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortRange {
+    /// The first port.
+    pub first: u16,
+    /// The last port, not below the first.
+    pub last: u16,
+}
+
+/// What generated frames carry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TrafficProtocol {
+    /// UDP datagrams.
+    #[default]
+    Udp,
+    /// TCP segments.
+    Tcp,
+    /// ICMP echo requests, ICMPv6 between IPv6 addresses.
+    Icmp,
+    /// ARP requests from and for the IPv4 addresses.
+    Arp,
+    /// IP packets of this protocol with an arbitrary payload.
+    Ip(u8),
+}
+
+/// The lengths of generated frames, without FCS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FrameSizes {
+    /// Always the same.
+    Fixed(u16),
+    /// Evenly spread, both ends included.
+    Range(u16, u16),
+    /// Pairs of a length and its weight.
+    Mix(Vec<(u16, u32)>),
+}
+
+impl FrameSizes {
+    /// The simple Internet mix: 7 of 64, 4 of 594 and 1 of 1518 bytes.
+    #[must_use]
+    pub fn imix() -> Self {
+        Self::Mix(vec![(64, 7), (594, 4), (1518, 1)])
+    }
+}
+
+impl Default for FrameSizes {
+    fn default() -> Self {
+        Self::Fixed(64)
+    }
+}
+
+const fn default_seed() -> u64 {
+    1
+}
+const fn one() -> u32 {
+    1
+}
+const fn default_source() -> AddressRange {
+    AddressRange { network: IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 0)), prefix_len: 8 }
+}
+const fn default_destination() -> AddressRange {
+    AddressRange { network: IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), prefix_len: 32 }
+}
+const fn default_source_ports() -> PortRange {
+    PortRange { first: 1024, last: u16::MAX }
+}
+const fn default_destination_ports() -> PortRange {
+    PortRange { first: 9, last: 9 }
+}
+const fn default_count() -> u32 {
+    64
+}
+const fn default_speed() -> f64 {
+    1.0
+}
+const fn default_ring_frames() -> u32 {
+    4096
+}
+
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "flat-out" {
+            return Ok(Self::FlatOut);
+        }
+        match text.replace('_', "").parse() {
+            Ok(0) | Err(_) => Err(format!("`{text}` is neither `flat-out` nor frames per second above 0")),
+            Ok(rate) => Ok(Self::FramesPerSecond(rate)),
+        }
+    }
+}
+
+impl FromStr for AddressRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (address, length) = text.split_once('/').map_or((text, None), |(a, l)| (a, Some(l)));
+        let network: IpAddr = address.parse().map_err(|_| format!("`{address}` is not an IP address"))?;
+        let bits: u8 = if network.is_ipv4() { 32 } else { 128 };
+        let prefix_len = match length {
+            None => bits,
+            Some(length) => length
+                .parse()
+                .ok()
+                .filter(|&len: &u8| len <= bits)
+                .ok_or_else(|| format!("`/{length}` is not a prefix length of 0 to {bits}"))?,
+        };
+        Ok(Self { network, prefix_len })
+    }
+}
+
+impl FromStr for PortRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (first, last) = number_range(text).ok_or_else(|| format!("`{text}` is not a port or a range `1024-65535`"))?;
+        Ok(Self { first, last })
+    }
+}
+
+impl FromStr for TrafficProtocol {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "udp" => Self::Udp,
+            "tcp" => Self::Tcp,
+            "icmp" => Self::Icmp,
+            "arp" => Self::Arp,
+            "igmp" => Self::Ip(2),
+            "gre" => Self::Ip(47),
+            "esp" => Self::Ip(50),
+            "sctp" => Self::Ip(132),
+            number => Self::Ip(number.parse().map_err(|_| {
+                format!("`{number}` is not udp, tcp, icmp, arp, igmp, gre, esp, sctp or an IP protocol number")
+            })?),
+        })
+    }
+}
+
+impl FromStr for FrameSizes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "imix" {
+            return Ok(Self::imix());
+        }
+        match number_range(text) {
+            Some((first, last)) if first == last => Ok(Self::Fixed(first)),
+            Some((first, last)) => Ok(Self::Range(first, last)),
+            None => Err(format!("`{text}` is not a frame length, a range `64-1518`, or `imix`")),
+        }
+    }
+}
+
+/// `7` or `7-9`.
+fn number_range(text: &str) -> Option<(u16, u16)> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+    (first <= last).then_some((first, last))
+}
+
+/// Reads a value written as a string or as a bare number through its [`FromStr`].
+struct Textual<T>(std::marker::PhantomData<T>, &'static str);
+
+impl<'de, T: FromStr<Err = String>> Visitor<'de> for Textual<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.1)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        text.parse().map_err(E::custom)
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
+        number.to_string().parse().map_err(E::custom)
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
+        number.to_string().parse().map_err(E::custom)
+    }
+}
+
+macro_rules! deserialize_textual {
+    ($($type:ty: $expecting:literal),+ $(,)?) => {$(
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_any(Textual(std::marker::PhantomData, $expecting))
+            }
+        }
+    )+};
+}
+
+deserialize_textual! {
+    Rate: "`flat-out` or frames per second",
+    AddressRange: "an address or an address block",
+    PortRange: "a port or a range of ports",
+    TrafficProtocol: "a protocol name or number",
+}
+
+struct FrameSizesVisitor;
+
+impl<'de> Visitor<'de> for FrameSizesVisitor {
+    type Value = FrameSizes;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a frame length, a range, `imix`, or a list of [length, weight]")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<FrameSizes, E> {
+        text.parse().map_err(E::custom)
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<FrameSizes, E> {
+        number.to_string().parse().map_err(E::custom)
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<FrameSizes, E> {
+        number.to_string().parse().map_err(E::custom)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<FrameSizes, A::Error> {
+        let mut mix = Vec::new();
+        while let Some(pair) = list.next_element()? {
+            mix.push(pair);
+        }
+        Ok(FrameSizes::Mix(mix))
+    }
+}
+
+impl<'de> Deserialize<'de> for FrameSizes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(FrameSizesVisitor)
+    }
+}

@@ -1,0 +1,175 @@
+//! What can go wrong with a wire: opening one (for the operator), sending a frame (for the engine's counters).
+//!
+//! Every [`WireError`] names the file or the interface, the place in it, and what to do. Receiving has no error: a wire
+//! that can no longer receive says so through its state and its losses.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a wire could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    /// A traffic description that cannot be turned into frames.
+    #[error("generator: flow `{flow}`: {problem}")]
+    Traffic {
+        /// The name of the flow in the settings, or its position.
+        flow: String,
+        /// What is wrong and what is accepted.
+        problem: String,
+    },
+    /// The described traffic as a whole is beyond a limit.
+    #[error("generator: {problem}")]
+    Generator {
+        /// What is wrong and what to do.
+        problem: String,
+    },
+    /// A capture could not be read.
+    #[error("cannot read {}: {source}", path.display())]
+    ReadCapture {
+        /// The file or folder.
+        path: PathBuf,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// A folder without a capture in it.
+    #[error("{} holds no capture: put *.pcap or *.pcapng files there", path.display())]
+    NoCapture {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A file that is not a capture.
+    #[error("{} is not a pcap or pcapng file: {problem}", path.display())]
+    NotACapture {
+        /// The file.
+        path: PathBuf,
+        /// What the reader found.
+        problem: String,
+    },
+    /// A capture that breaks off or is damaged. Nothing of it is used.
+    #[error("{} is damaged at packet {packet} (the {} before it are readable): {problem}; \
+             repair it, for example with `editcap -r FILE OUT 1-{}`", path.display(), packet - 1, packet - 1)]
+    DamagedCapture {
+        /// The file.
+        path: PathBuf,
+        /// The number of the packet that could not be read, counted from 1.
+        packet: u64,
+        /// What the reader found.
+        problem: String,
+    },
+    /// A capture of something else than Ethernet.
+    #[error("{} holds link type {link_type}; only Ethernet (1) can be replayed", path.display())]
+    LinkType {
+        /// The file.
+        path: PathBuf,
+        /// Number and name.
+        link_type: String,
+    },
+    /// The captures together are beyond a limit.
+    #[error("{}: {problem}", path.display())]
+    CaptureLimit {
+        /// The file that went over the limit.
+        path: PathBuf,
+        /// Which limit, and what to do.
+        problem: String,
+    },
+    /// A setting of a capture wire that makes no sense.
+    #[error("capture {}: {problem}", path.display())]
+    CaptureSetting {
+        /// The capture.
+        path: PathBuf,
+        /// What is wrong and what is accepted.
+        problem: String,
+    },
+    /// The file for sent packets could not be made.
+    #[error("cannot write sent packets to {}: {source}", path.display())]
+    WriteCapture {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// There is no such interface.
+    #[error("there is no interface `{interface}` in this network namespace; `ip link` lists them")]
+    UnknownInterface {
+        /// Its name in the settings.
+        interface: String,
+    },
+    /// The interface is set down.
+    #[error("interface `{interface}` is down; bring it up with `ip link set {interface} up`")]
+    InterfaceDown {
+        /// Its name.
+        interface: String,
+    },
+    /// The interface does not carry Ethernet frames.
+    #[error("interface `{interface}` is not Ethernet (ARPHRD type {hardware_type})")]
+    NotEthernet {
+        /// Its name.
+        interface: String,
+        /// The ARPHRD_* value.
+        hardware_type: u16,
+    },
+    /// Packet sockets are not permitted to this process.
+    #[error(
+        "not permitted to open a packet socket on `{interface}`: the process needs CAP_NET_RAW \
+         (systemd: AmbientCapabilities=CAP_NET_RAW; by hand: setcap cap_net_raw+ep)"
+    )]
+    NotPermitted {
+        /// The interface.
+        interface: String,
+    },
+    /// A system call on the interface's packet socket failed.
+    #[error("interface `{interface}`: {operation}: {source}")]
+    Interface {
+        /// The interface.
+        interface: String,
+        /// The operation, with its option where there is one.
+        operation: &'static str,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// A setting of a live interface that makes no sense.
+    #[error("interface `{interface}`: {problem}")]
+    InterfaceSetting {
+        /// The interface.
+        interface: String,
+        /// What is wrong and what is accepted.
+        problem: String,
+    },
+}
+
+/// Why one frame was not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TransmitError {
+    /// Longer than the medium takes.
+    #[error("longer than the medium takes")]
+    TooLong,
+    /// Shorter than an Ethernet header.
+    #[error("shorter than an Ethernet header")]
+    TooShort,
+    /// The queue to the medium is full.
+    #[error("the queue to the medium is full")]
+    QueueFull,
+    /// The medium is down.
+    #[error("the medium is down")]
+    Down,
+    /// The medium refused it.
+    #[error("the medium refused the frame")]
+    Refused,
+}
+
+/// An Ethernet header.
+const MIN_FRAME_BYTES: usize = 14;
+
+impl TransmitError {
+    /// Refuses what cannot be an Ethernet frame of at most `limit_bytes`.
+    pub(super) fn check_length(frame: &[u8], limit_bytes: usize) -> Result<(), Self> {
+        match frame.len() {
+            0..MIN_FRAME_BYTES => Err(Self::TooShort),
+            len if len > limit_bytes => Err(Self::TooLong),
+            _ => Ok(()),
+        }
+    }
+}
