@@ -1,1 +1,58 @@
-//! Placeholder.
+//! The policy compiler: TOML text to a [`Policy`], a [`Policy`] to the [`Program`] that a device and its
+//! workers run. Pure: it opens no device, starts no thread and prints nothing; only [`load`] reads files.
+//!
+//! The way through: `parse` (text, sets, spans) -> `policy` (checked values) -> `compile` (cubes of header
+//! bits, priorities, classes) -> `program` (plain data), with `explain` and `check` looking at the result.
+#![forbid(unsafe_code)]
+#![allow(clippy::todo)]
+
+use std::path::Path;
+use std::sync::Arc;
+
+mod check;
+mod compile;
+mod diagnostics;
+mod explain;
+mod ids;
+mod parse;
+pub mod policy;
+mod predicate;
+mod profile;
+mod program;
+mod ranges;
+mod source;
+mod spec;
+
+pub use check::{Check, RuleCheck, check};
+pub use compile::compile;
+pub use diagnostics::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Place, Severity};
+pub use explain::Explanation;
+pub use ids::{ClassId, GroupId, QueueId, RuleId, WorkerId};
+pub use parse::parse;
+pub use policy::Policy;
+pub use predicate::Predicate;
+pub use profile::DeviceProfile;
+pub use program::{
+    Class, DEFAULT_RULE, Decide, Flow, FlowAction, Group, HashVariant, Outcome, Placement, Program, RssQueue,
+    Rule, Step, Verdict,
+};
+pub use ranges::{RangeSet, Word};
+pub use source::{Folder, MAX_FILE_BYTES, NoFiles, SetLoader, Source};
+pub use spec::{EthernetMatch, Ipv4Match, Ipv6Match, PortMatch, Spec};
+
+/// Reads a policy file; the set files that it names are relative to it.
+///
+/// # Errors
+/// All problems at once; a file that cannot be read is one too.
+pub fn load(path: impl AsRef<Path>) -> Result<(Policy, Vec<Diagnostic>), Diagnostics> {
+    let path = path.as_ref();
+    let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+    match source::read(path) {
+        Ok(source) => parse(&source, &Folder(folder)),
+        Err(error) => {
+            let nowhere = Arc::new(Source::new(path.display().to_string(), ""));
+            let problem = Place::new(&nowhere, 0..0).error(format!("cannot read the policy: {error}"), "");
+            Err(vec![problem].into())
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! What is wrong with a policy, where, and what to do. Every stage adds to one list, so that an operator
+//! sees all problems at once; the list prints as plain `file:line:column` lines, as a miette report with
+//! source excerpts, or as JSON. It never prints by itself.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use miette::{LabeledSpan, NamedSource, SourceCode};
+use serde::Serialize;
+
+use crate::source::Source;
+
+/// Problems beyond this number are counted, not listed: a wrong file may have one per line.
+pub const MAX_DIAGNOSTICS: usize = 100;
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// The policy cannot be used.
+    Error,
+    /// The policy can be used, but perhaps does not do what was meant.
+    Warning,
+}
+
+/// One problem.
+#[derive(Clone, Serialize)]
+pub struct Diagnostic {
+    /// How bad it is.
+    pub severity: Severity,
+    /// What is wrong, in one line.
+    pub message: String,
+    /// The file, as the source names it.
+    pub file: String,
+    /// From 1.
+    pub line: u32,
+    /// From 1, in characters.
+    pub column: u32,
+    /// What the marked text is.
+    pub label: String,
+    /// What to do about it.
+    pub hint: Option<String>,
+    #[serde(skip)]
+    span: Range<usize>,
+    #[serde(skip)]
+    source: Arc<NamedSource<Arc<Source>>>,
+}
+
+/// A place in a source: what a diagnostic points at.
+#[derive(Clone, Debug)]
+pub struct Place {
+    source: Arc<Source>,
+    span: Range<usize>,
+}
+
+impl Place {
+    /// The bytes `span` of `source`.
+    #[must_use]
+    pub fn new(source: &Arc<Source>, span: Range<usize>) -> Self {
+        Self { source: Arc::clone(source), span }
+    }
+
+    /// Line of its start, from 1.
+    #[must_use]
+    pub fn line(&self) -> u32 {
+        self.source.position(self.span.start).0
+    }
+
+    /// An error here.
+    #[must_use]
+    pub fn error(&self, message: impl Into<String>, label: impl Into<String>) -> Diagnostic {
+        self.diagnostic(Severity::Error, message.into(), label.into())
+    }
+
+    /// A warning here.
+    #[must_use]
+    pub fn warning(&self, message: impl Into<String>, label: impl Into<String>) -> Diagnostic {
+        self.diagnostic(Severity::Warning, message.into(), label.into())
+    }
+
+    fn diagnostic(&self, severity: Severity, message: String, label: String) -> Diagnostic {
+        let (line, column) = self.source.position(self.span.start);
+        let text = &self.source.text;
+        let source = NamedSource::new(self.source.name.clone(), Arc::clone(&self.source));
+        Diagnostic {
+            severity,
+            message,
+            file: self.source.name.clone(),
+            line,
+            column,
+            label,
+            hint: None,
+            span: self.span.start.min(text.len())..self.span.end.min(text.len()),
+            source: Arc::new(source),
+        }
+    }
+}
+
+impl Diagnostic {
+    /// Adds what to do about it.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Adds what to do about it, if anything is known.
+    #[must_use]
+    pub fn maybe_hint(mut self, hint: Option<String>) -> Self {
+        self.hint = hint.or(self.hint);
+        self
+    }
+}
+
+impl fmt::Display for Diagnostic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let severity = match self.severity {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+        };
+        write!(f, "{}:{}:{}: {severity}: {}", self.file, self.line, self.column, self.message)?;
+        match &self.hint {
+            Some(hint) => write!(f, " ({hint})"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Diagnostic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl std::error::Error for Diagnostic {}
+
+/// The same problem as miette wants it: the message alone, place and hint apart.
+#[derive(Debug)]
+struct Excerpt(Diagnostic);
+
+impl fmt::Display for Excerpt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.message)
+    }
+}
+
+impl std::error::Error for Excerpt {}
+
+impl miette::Diagnostic for Excerpt {
+    fn severity(&self) -> Option<miette::Severity> {
+        Some(match self.0.severity {
+            Severity::Error => miette::Severity::Error,
+            Severity::Warning => miette::Severity::Warning,
+        })
+    }
+
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        self.0.hint.as_ref().map(|hint| Box::new(hint) as Box<dyn fmt::Display>)
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        Some(&*self.0.source)
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        let span = self.0.span.clone();
+        let label = LabeledSpan::new(Some(self.0.label.clone()), span.start, span.len());
+        Some(Box::new(std::iter::once(label)))
+    }
+}
+
+impl SourceCode for Source {
+    fn read_span<'a>(
+        &'a self,
+        span: &miette::SourceSpan,
+        context_lines_before: usize,
+        context_lines_after: usize,
+    ) -> Result<Box<dyn miette::SpanContents<'a> + 'a>, miette::MietteError> {
+        self.text.read_span(span, context_lines_before, context_lines_after)
+    }
+}
+
+/// Everything that is wrong, in the order of the text. As an error it says all of it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Diagnostics {
+    /// At most [`MAX_DIAGNOSTICS`].
+    pub list: Vec<Diagnostic>,
+    /// How many more there were.
+    pub omitted: usize,
+}
+
+impl Diagnostics {
+    /// Adds one, or counts it when there are too many.
+    pub fn push(&mut self, diagnostic: Diagnostic) {
+        if self.list.len() < MAX_DIAGNOSTICS {
+            self.list.push(diagnostic);
+        } else {
+            self.omitted += 1;
+        }
+    }
+
+    /// Whether anything in it is an error.
+    #[must_use]
+    pub fn has_errors(&self) -> bool {
+        self.omitted > 0 || self.list.iter().any(|diagnostic| diagnostic.severity == Severity::Error)
+    }
+
+    /// Whether there is nothing to say.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Sorts by place; equal places keep their order.
+    pub(crate) fn sort(&mut self) {
+        self.list.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
+    }
+
+    /// With source excerpts, labels and hints: what a person at a terminal wants.
+    #[must_use]
+    pub fn report(&self) -> Vec<miette::Report> {
+        self.list.iter().map(|diagnostic| miette::Report::new(Excerpt(diagnostic.clone()))).collect()
+    }
+}
+
+impl From<Vec<Diagnostic>> for Diagnostics {
+    fn from(list: Vec<Diagnostic>) -> Self {
+        let mut diagnostics = Self::default();
+        list.into_iter().for_each(|diagnostic| diagnostics.push(diagnostic));
+        diagnostics
+    }
+}
+
+impl fmt::Display for Diagnostics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, diagnostic) in self.list.iter().enumerate() {
+            if index > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "{diagnostic}")?;
+        }
+        if self.omitted > 0 {
+            write!(f, "\nand {} more", self.omitted)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Diagnostics {}

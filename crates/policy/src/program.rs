@@ -1,0 +1,235 @@
+//! What a device and its workers run: flow rules, groups, queues and classes, all plain data.
+//! Made by `compile`; put on a device by `control`; the classes are run by `worker`. A program never
+//! refers back to the policy's text, and equal policies give equal programs.
+
+use packet::{FlowKey, HashFields, RssKey};
+use serde::Serialize;
+
+use crate::ids::{ClassId, GroupId, QueueId, RuleId, WorkerId};
+use crate::predicate::Predicate;
+use crate::spec::Spec;
+
+/// The name of the pseudo rule that stands for the policy's `default`.
+pub const DEFAULT_RULE: &str = "default";
+
+/// A compiled policy. Every id is an index into the vector of the same name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// The policy's rules in order, then the pseudo rule [`DEFAULT_RULE`].
+    pub rules: Vec<Rule>,
+    /// The policy's groups in order, used or not.
+    pub groups: Vec<Group>,
+    /// One RSS queue pair for every group and hash variant that a flow needs.
+    pub queues: Vec<RssQueue>,
+    /// Highest precedence first.
+    pub flows: Vec<Flow>,
+    /// What workers do by flow tag.
+    pub classes: Vec<Class>,
+    /// What happens to packets that no rule claims.
+    pub default: Verdict,
+    /// How many hardware priorities the flows occupy, counted from 0.
+    pub priorities_used: u16,
+}
+
+/// One line of policy as the program knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Rule {
+    /// Unique; what counters are named after.
+    pub name: String,
+    /// What the rule does with its packets.
+    pub action: Verdict,
+    /// Line of the policy file, from 1 (the pseudo rule: the line of `default`, or 0).
+    pub line: u32,
+    /// Where the decision falls.
+    pub placement: Placement,
+    /// Whether the operator wants its counters exported.
+    pub count: bool,
+    /// How many flows carry it; 0 for one that earlier flows cover whole.
+    pub flows: u32,
+}
+
+/// Where a rule is decided.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Placement {
+    /// The device decides alone.
+    Hardware,
+    /// The device matches more coarsely and the worker finishes.
+    Hybrid {
+        /// What the device cannot say, in the policy's words.
+        reason: String,
+    },
+}
+
+/// Workers that share a rule's traffic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// The name in the policy.
+    pub name: String,
+    /// The indirection table; its length is a power of two.
+    pub table: Vec<WorkerId>,
+    /// The Toeplitz key of every queue of the group.
+    pub key: RssKey,
+    /// What is hashed, over all variants.
+    pub fields: HashFields,
+    /// Whether both directions of a connection meet on one worker.
+    pub symmetric: bool,
+}
+
+/// Which packets a queue pair hashes; real NICs take the fields of one variant only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HashVariant {
+    /// IPv4 with a TCP header.
+    V4Tcp,
+    /// IPv4 with a UDP header.
+    V4Udp,
+    /// Other IPv4, later fragments included.
+    V4,
+    /// IPv6 with a TCP header right behind.
+    V6Tcp,
+    /// IPv6 with a UDP header right behind.
+    V6Udp,
+    /// Other IPv6.
+    V6,
+    /// What has nothing to hash: always the first entry of the table.
+    Other,
+    /// Everything, on devices whose queue pairs take all fields together.
+    All,
+}
+
+/// One RSS queue pair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RssQueue {
+    /// The group it serves; its key is the group's.
+    pub group: GroupId,
+    /// The packets it serves.
+    pub variant: HashVariant,
+    /// The group's fields that apply to the variant.
+    pub fields: HashFields,
+    /// The group's table, or its first entry alone where nothing is hashed.
+    pub table: Vec<WorkerId>,
+}
+
+/// One `ibv_flow` to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// The rule that caused it.
+    pub rule: RuleId,
+    /// 0 is the highest precedence.
+    pub priority: u16,
+    /// Never empty; outer layers first.
+    pub specs: Vec<Spec>,
+    /// What the device does.
+    pub action: FlowAction,
+}
+
+/// What the device does with a flow's packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum FlowAction {
+    /// Tag with the class and spread over the queue's table.
+    Steer {
+        /// The RSS queue pair.
+        queue: QueueId,
+        /// The flow tag.
+        class: ClassId,
+    },
+    /// Drop in hardware; counted by a counter shared by all flows of the rule.
+    Drop,
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind", content = "group")]
+pub enum Verdict {
+    /// To a worker of the group.
+    Deliver(GroupId),
+    /// Nowhere, counted.
+    Drop,
+    /// To the host's network stack.
+    Kernel,
+}
+
+/// A verdict and the rule that gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Outcome {
+    /// The rule (or the pseudo rule `default`).
+    pub rule: RuleId,
+    /// Its verdict.
+    pub verdict: Verdict,
+}
+
+/// What a worker does with packets of one flow tag.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Class {
+    /// How the outcome is found.
+    pub decide: Decide,
+}
+
+/// How a class finds its outcome.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decide {
+    /// The device has decided.
+    Exact(Outcome),
+    /// The device matched more coarsely: the first step that matches decides.
+    Software(Vec<Step>, Outcome),
+}
+
+/// One question of a software class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The rule asked about.
+    pub rule: RuleId,
+    /// Its whole match.
+    pub predicate: Predicate,
+    /// What follows if it matches.
+    pub outcome: Outcome,
+}
+
+impl Class {
+    /// The outcome for one packet. Does not allocate; for an exact class it does not look at `key`.
+    #[must_use]
+    #[inline]
+    pub fn resolve(&self, key: &FlowKey) -> Outcome {
+        match &self.decide {
+            Decide::Exact(outcome) => *outcome,
+            Decide::Software(steps, otherwise) => {
+                steps.iter().find(|step| step.predicate.matches(key)).map_or(*otherwise, |step| step.outcome)
+            }
+        }
+    }
+
+    /// Whether `resolve` needs the packet's headers at all.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        matches!(self.decide, Decide::Exact(_))
+    }
+}
+
+impl Program {
+    /// The pseudo rule `default`.
+    #[must_use]
+    pub fn default_rule(&self) -> RuleId {
+        RuleId::of(self.rules.len().saturating_sub(1))
+    }
+
+    /// The rule of that name, `default` included.
+    #[must_use]
+    pub fn rule_named(&self, name: &str) -> Option<RuleId> {
+        self.rules.iter().position(|rule| rule.name == name).map(RuleId::of)
+    }
+
+    /// A verdict in words: `deliver to dns`, `drop`, `kernel`.
+    #[must_use]
+    pub fn describe(&self, verdict: Verdict) -> String {
+        match verdict {
+            Verdict::Deliver(group) => {
+                let name = self.groups.get(group.index()).map_or("?", |group| group.name.as_str());
+                format!("deliver to {name}")
+            }
+            Verdict::Drop => "drop".to_owned(),
+            Verdict::Kernel => "kernel".to_owned(),
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Sets of numbers as sorted, merged, inclusive ranges: what ports, VLAN ids, protocols and addresses of
+//! a match become. The same set is always the same value, however it was written; that is what makes
+//! programs deterministic. Prefix covers, which devices want, come from here too.
+
+use std::fmt;
+
+/// A number that ranges are made of.
+pub trait Word: Copy + Ord + fmt::Debug {
+    /// How many bits it has.
+    const BITS: u32;
+    /// Widens.
+    fn wide(self) -> u128;
+    /// Narrows; the value fits by construction.
+    fn narrow(wide: u128) -> Self;
+}
+
+macro_rules! words {
+    ($($word:ty),*) => {$(
+        impl Word for $word {
+            const BITS: u32 = <$word>::BITS;
+            fn wide(self) -> u128 {
+                u128::from(self)
+            }
+            fn narrow(wide: u128) -> Self {
+                Self::try_from(wide).unwrap_or(Self::MAX)
+            }
+        }
+    )*};
+}
+words!(u8, u16, u32, u128);
+
+/// A set of numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RangeSet<T> {
+    /// Sorted, neither overlapping nor touching.
+    ranges: Box<[(T, T)]>,
+}
+
+impl<T> Default for RangeSet<T> {
+    fn default() -> Self {
+        Self { ranges: Box::default() }
+    }
+}
+
+impl<T: Word> RangeSet<T> {
+    /// The union of inclusive ranges; one whose ends are crossed is empty.
+    #[must_use]
+    pub fn of(mut ranges: Vec<(T, T)>) -> Self {
+        ranges.retain(|(low, high)| low <= high);
+        ranges.sort_unstable();
+        let mut merged: Vec<(T, T)> = Vec::with_capacity(ranges.len());
+        for (low, high) in ranges {
+            match merged.last_mut() {
+                Some(last) if low.wide() <= last.1.wide().saturating_add(1) => last.1 = last.1.max(high),
+                _ => merged.push((low, high)),
+            }
+        }
+        Self { ranges: merged.into() }
+    }
+
+    /// One number.
+    #[must_use]
+    pub fn single(value: T) -> Self {
+        Self { ranges: Box::new([(value, value)]) }
+    }
+
+    /// Whether the number is in it.
+    #[must_use]
+    #[inline]
+    pub fn contains(&self, value: T) -> bool {
+        match &*self.ranges {
+            [] => false,
+            [(low, high)] => *low <= value && value <= *high,
+            ranges => {
+                let after = ranges.partition_point(|(low, _)| *low <= value);
+                after > 0 && value <= ranges[after - 1].1
+            }
+        }
+    }
+
+    /// The ranges, sorted.
+    #[must_use]
+    pub fn ranges(&self) -> &[(T, T)] {
+        &self.ranges
+    }
+
+    /// Whether nothing is in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// The only number in it, if there is exactly one.
+    #[must_use]
+    pub fn only(&self) -> Option<T> {
+        match &*self.ranges {
+            [(low, high)] if low == high => Some(*low),
+            _ => None,
+        }
+    }
+
+    /// The fewest (value, mask) pairs over the low `bits` bits that cover it exactly, in rising order.
+    #[must_use]
+    pub fn prefixes(&self, bits: u32) -> Vec<(T, T)> {
+        let mut cover = Vec::new();
+        for (low, high) in &*self.ranges {
+            split(low.wide(), high.wide(), bits, &mut |value, mask| {
+                cover.push((T::narrow(value), T::narrow(mask)));
+            });
+        }
+        cover
+    }
+}
+
+/// Cuts `low..=high` into aligned powers of two, greedily from below, which is minimal for one range.
+fn split(low: u128, high: u128, bits: u32, emit: &mut dyn FnMut(u128, u128)) {
+    // All ones below the given bit; 128 ones for bit 128.
+    let ones = |bit: u32| u128::MAX.checked_shr(u128::BITS - bit).unwrap_or(0);
+    let mut next = low;
+    loop {
+        let aligned = next.trailing_zeros().min(bits);
+        let fits = |bit: &u32| next.checked_add(ones(*bit)).is_some_and(|last| last <= high);
+        let block = ones((0..=aligned).rev().find(fits).unwrap_or(0));
+        emit(next, ones(bits) & !block);
+        match next.checked_add(block).and_then(|last| last.checked_add(1)) {
+            Some(following) if following <= high => next = following,
+            _ => return,
+        }
+    }
+}
+
+/// `7, 10-20`: the way the language writes it.
+impl<T: Word + fmt::Display> fmt::Display for RangeSet<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (low, high)) in self.ranges.iter().enumerate() {
+            let comma = if index > 0 { "," } else { "" };
+            if low == high {
+                write!(f, "{comma}{low}")?;
+            } else {
+                write!(f, "{comma}{low}-{high}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn whole_words_are_one_prefix() {
+        assert_eq!(RangeSet::of(vec![(0u128, u128::MAX)]).prefixes(128), [(0, 0)]);
+        assert_eq!(RangeSet::of(vec![(0u16, u16::MAX)]).prefixes(16), [(0, 0)]);
+        assert_eq!(RangeSet::of(vec![(0u16, 4095)]).prefixes(12), [(0, 0)]);
+        assert_eq!(RangeSet::of(vec![(u128::MAX, u128::MAX)]).prefixes(128), [(u128::MAX, u128::MAX)]);
+    }
+
+    #[test]
+    fn unprivileged_ports_take_six_prefixes() {
+        let cover = RangeSet::of(vec![(1024u16, 65535)]).prefixes(16);
+        let masks: Vec<u16> = cover.iter().map(|(_, mask)| *mask).collect();
+        assert_eq!(masks, [0xfc00, 0xf800, 0xf000, 0xe000, 0xc000, 0x8000]);
+    }
+
+    #[test]
+    fn touching_and_overlapping_ranges_merge() {
+        let set = RangeSet::of(vec![(5u8, 9), (1, 4), (8, 20), (30, 30), (40, 35)]);
+        assert_eq!(set.ranges(), [(1, 20), (30, 30)]);
+        assert_eq!(set.to_string(), "1-20,30");
+    }
+
+    proptest! {
+        #[test]
+        fn a_cover_is_exact_and_disjoint(ranges in prop::collection::vec((any::<u8>(), any::<u8>()), 0..6)) {
+            let set = RangeSet::of(ranges.clone());
+            let cover = set.prefixes(8);
+            for value in 0..=u8::MAX {
+                let wanted = ranges.iter().any(|(low, high)| (*low..=*high).contains(&value));
+                prop_assert_eq!(set.contains(value), wanted);
+                let hits = cover.iter().filter(|(v, m)| value & m == *v).count();
+                prop_assert_eq!(hits, usize::from(wanted));
+            }
+        }
+    }
+}
