@@ -1,69 +1,377 @@
-//! Frames by description, for tests and the generator.
+//! Frames by description: the write side, for tests, benches and the generator wire.
+//!
+//! A builder says what a frame should be and [`FrameBuilder::build`] writes it with right lengths and checksums. It
+//! allocates, so it never runs on the packet path; a sender builds once and replays. Frames that are meant to be wrong
+//! are built right and then damaged.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::{EtherType, IpProtocol, MacAddr};
+use crate::{EtherType, IpProtocol, MacAddr, checksum};
 
-/// Describes a frame; [`FrameBuilder::build`] makes it.
-#[derive(Clone, Debug, Default)]
-pub struct FrameBuilder {}
+/// The most bytes an IP packet can say it has; longer payloads are cut to it.
+pub const MAX_PACKET_BYTES: usize = 65_535;
 
-#[allow(unused_variables, missing_docs)]
-impl FrameBuilder {
-    pub fn new() -> Self {
-        todo!()
-    }
-    pub fn ethernet(self, dst: MacAddr, src: MacAddr) -> Self {
-        todo!()
-    }
-    /// Adds a tag; the first call is the outermost.
-    pub fn vlan(self, tpid: EtherType, tci: u16) -> Self {
-        todo!()
-    }
-    pub fn ether_type(self, ether_type: EtherType) -> Self {
-        todo!()
-    }
-    /// IPv4 or IPv6; the family of `src` decides.
-    pub fn ip(self, src: IpAddr, dst: IpAddr) -> Self {
-        todo!()
-    }
-    pub fn protocol(self, protocol: IpProtocol) -> Self {
-        todo!()
-    }
-    pub fn tos(self, tos: u8) -> Self {
-        todo!()
-    }
-    pub fn ttl(self, ttl: u8) -> Self {
-        todo!()
-    }
-    pub fn flow_label(self, flow_label: u32) -> Self {
-        todo!()
-    }
-    /// An IPv4 fragment (offset in units of 8 bytes).
-    pub fn fragment(self, offset: u16, more: bool) -> Self {
-        todo!()
-    }
-    pub fn ip_options(self, options: &[u8]) -> Self {
-        todo!()
-    }
-    pub fn tcp(self, src_port: u16, dst_port: u16, flags: u8) -> Self {
-        todo!()
-    }
-    pub fn udp(self, src_port: u16, dst_port: u16) -> Self {
-        todo!()
-    }
-    /// ICMP or ICMPv6 echo request, after `ip`.
-    pub fn icmp_echo(self, identifier: u16, sequence: u16) -> Self {
-        todo!()
-    }
-    pub fn payload(self, payload: &[u8]) -> Self {
-        todo!()
-    }
-    /// Lengthens the payload with zeros until the frame has this many bytes (without FCS).
-    pub fn frame_bytes(self, frame_bytes: usize) -> Self {
-        todo!()
-    }
-    pub fn build(&self) -> Vec<u8> {
-        todo!()
+/// The most bytes of options that an IPv4 header has room for.
+pub const MAX_IP_OPTION_BYTES: usize = 40;
+
+/// Describes a frame. Without further calls it is an empty Ethernet frame of type 0x88b5 (local experiments).
+#[derive(Clone, Debug)]
+pub struct FrameBuilder {
+    dst_mac: MacAddr,
+    src_mac: MacAddr,
+    tags: Vec<(EtherType, u16)>,
+    ether_type: Option<EtherType>,
+    network: Network,
+    protocol: Option<IpProtocol>,
+    tos: u8,
+    ttl: u8,
+    ip_flags: u8,
+    fragment: Option<Fragment>,
+    flow_label: u32,
+    ip_options: Vec<u8>,
+    transport: Transport,
+    payload: Vec<u8>,
+    frame_bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Network {
+    None,
+    Arp { sender: Ipv4Addr, target: Ipv4Addr },
+    V4 { src: Ipv4Addr, dst: Ipv4Addr },
+    V6 { src: Ipv6Addr, dst: Ipv6Addr },
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Transport {
+    None,
+    Tcp { src_port: u16, dst_port: u16, flags: u8 },
+    Udp { src_port: u16, dst_port: u16 },
+    Echo { identifier: u16, sequence: u16 },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Fragment {
+    offset: u16,
+    more: bool,
+}
+
+impl Default for FrameBuilder {
+    fn default() -> Self {
+        Self::new()
     }
 }
+
+impl FrameBuilder {
+    /// A frame from 02:00:00:00:00:01 to 02:00:00:00:00:02.
+    pub fn new() -> Self {
+        Self {
+            dst_mac: MacAddr([2, 0, 0, 0, 0, 2]),
+            src_mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            tags: Vec::new(),
+            ether_type: None,
+            network: Network::None,
+            protocol: None,
+            tos: 0,
+            ttl: 64,
+            ip_flags: 0,
+            fragment: None,
+            flow_label: 0,
+            ip_options: Vec::new(),
+            transport: Transport::None,
+            payload: Vec::new(),
+            frame_bytes: 0,
+        }
+    }
+
+    /// Sets the Ethernet addresses.
+    pub fn ethernet(mut self, dst: MacAddr, src: MacAddr) -> Self {
+        (self.dst_mac, self.src_mac) = (dst, src);
+        self
+    }
+
+    /// Adds a VLAN tag inside those already added.
+    pub fn vlan(mut self, tpid: EtherType, tci: u16) -> Self {
+        self.tags.push((tpid, tci));
+        self
+    }
+
+    /// Overrides the type after the tags, which otherwise follows from the network layer; up to 1500 a length.
+    pub fn ether_type(mut self, ether_type: EtherType) -> Self {
+        self.ether_type = Some(ether_type);
+        self
+    }
+
+    /// An IPv4 packet.
+    pub fn ipv4(mut self, src: Ipv4Addr, dst: Ipv4Addr) -> Self {
+        self.network = Network::V4 { src, dst };
+        self
+    }
+
+    /// An IPv6 packet.
+    pub fn ipv6(mut self, src: Ipv6Addr, dst: Ipv6Addr) -> Self {
+        self.network = Network::V6 { src, dst };
+        self
+    }
+
+    /// An IP packet of the addresses' family; a mixed pair becomes IPv6 with a mapped address (RFC 4291, 2.5.5.2).
+    pub fn ip(self, src: IpAddr, dst: IpAddr) -> Self {
+        let v6 = |address| match address {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        };
+        match (src, dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => self.ipv4(src, dst),
+            _ => self.ipv6(v6(src), v6(dst)),
+        }
+    }
+
+    /// An ARP request of `sender` for `target` (RFC 826).
+    pub fn arp_request(mut self, sender: Ipv4Addr, target: Ipv4Addr) -> Self {
+        self.network = Network::Arp { sender, target };
+        self
+    }
+
+    /// Overrides the IPv4 protocol or last IPv6 next header, which otherwise follows from the transport (253 without).
+    pub fn protocol(mut self, protocol: IpProtocol) -> Self {
+        self.protocol = Some(protocol);
+        self
+    }
+
+    /// IPv4 type of service or IPv6 traffic class.
+    pub fn tos(mut self, tos: u8) -> Self {
+        self.tos = tos;
+        self
+    }
+
+    /// IPv4 time to live or IPv6 hop limit; 64 if not given.
+    pub fn ttl(mut self, ttl: u8) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// The three IPv4 flag bits: reserved 4, don't fragment 2, more fragments 1.
+    pub fn ip_flags(mut self, ip_flags: u8) -> Self {
+        self.ip_flags = ip_flags & 7;
+        self
+    }
+
+    /// IPv6 flow label, 20 bits.
+    pub fn flow_label(mut self, flow_label: u32) -> Self {
+        self.flow_label = flow_label & 0x000f_ffff;
+        self
+    }
+
+    /// A fragment at `offset` units of 8 bytes (13 bits); IPv6 gets a fragment header. A later fragment is payload
+    /// only; a first fragment has a transport header, whose lengths and checksum speak of this fragment alone.
+    pub fn fragment(mut self, offset: u16, more: bool) -> Self {
+        self.fragment = Some(Fragment { offset: offset & 0x1fff, more });
+        self
+    }
+
+    /// IPv4 options, padded with zeros to whole words and cut after [`MAX_IP_OPTION_BYTES`].
+    pub fn ip_options(mut self, options: &[u8]) -> Self {
+        self.ip_options = options.iter().copied().take(MAX_IP_OPTION_BYTES).collect();
+        self.ip_options.resize(self.ip_options.len().next_multiple_of(4), 0);
+        self
+    }
+
+    /// A TCP segment with these flags.
+    pub fn tcp(mut self, src_port: u16, dst_port: u16, flags: u8) -> Self {
+        self.transport = Transport::Tcp { src_port, dst_port, flags };
+        self
+    }
+
+    /// A UDP datagram.
+    pub fn udp(mut self, src_port: u16, dst_port: u16) -> Self {
+        self.transport = Transport::Udp { src_port, dst_port };
+        self
+    }
+
+    /// An ICMP or ICMPv6 echo request.
+    pub fn icmp_echo(mut self, identifier: u16, sequence: u16) -> Self {
+        self.transport = Transport::Echo { identifier, sequence };
+        self
+    }
+
+    /// What follows the headers.
+    pub fn payload(mut self, payload: &[u8]) -> Self {
+        self.payload = payload.to_vec();
+        self
+    }
+
+    /// Lengthens the payload with zeros until the frame has this many bytes, not counting the frame check sequence.
+    /// A frame that is longer already stays as it is.
+    pub fn frame_bytes(mut self, frame_bytes: usize) -> Self {
+        self.frame_bytes = frame_bytes;
+        self
+    }
+
+    /// Writes the frame.
+    pub fn build(&self) -> Vec<u8> {
+        let header_bytes = 14 + 4 * self.tags.len() + self.network_bytes() + self.transport_bytes();
+        let most = MAX_PACKET_BYTES.saturating_sub(self.network_bytes() + self.transport_bytes());
+        let mut payload = self.payload.clone();
+        payload.resize(payload.len().max(self.frame_bytes.saturating_sub(header_bytes)).min(most), 0);
+
+        let mut frame = Vec::with_capacity(header_bytes + payload.len());
+        frame.extend(self.dst_mac.0);
+        frame.extend(self.src_mac.0);
+        for (tpid, tci) in &self.tags {
+            frame.extend(tpid.0.to_be_bytes());
+            frame.extend(tci.to_be_bytes());
+        }
+        frame.extend(self.network_type().0.to_be_bytes());
+        match self.network {
+            Network::None => frame.extend(payload),
+            Network::Arp { sender, target } => {
+                self.write_arp(&mut frame, sender, target);
+                frame.extend(payload);
+            }
+            Network::V4 { src, dst } => {
+                let segment = self.segment(src.into(), dst.into(), &payload);
+                self.write_ipv4(&mut frame, src, dst, segment.len());
+                frame.extend(segment);
+            }
+            Network::V6 { src, dst } => {
+                let segment = self.segment(src.into(), dst.into(), &payload);
+                self.write_ipv6(&mut frame, src, dst, segment.len());
+                frame.extend(segment);
+            }
+        }
+        frame
+    }
+
+    fn network_type(&self) -> EtherType {
+        self.ether_type.unwrap_or(match self.network {
+            Network::None => EtherType(0x88b5),
+            Network::Arp { .. } => EtherType::ARP,
+            Network::V4 { .. } => EtherType::IPV4,
+            Network::V6 { .. } => EtherType::IPV6,
+        })
+    }
+
+    fn network_bytes(&self) -> usize {
+        match self.network {
+            Network::None => 0,
+            Network::Arp { .. } => 28,
+            Network::V4 { .. } => 20 + self.ip_options.len(),
+            Network::V6 { .. } => 40 + if self.fragment.is_some() { 8 } else { 0 },
+        }
+    }
+
+    /// Whether there is a transport header to write.
+    fn starts_transport(&self) -> bool {
+        let has_ip = matches!(self.network, Network::V4 { .. } | Network::V6 { .. });
+        has_ip && self.fragment.is_none_or(|fragment| fragment.offset == 0)
+    }
+
+    fn transport_bytes(&self) -> usize {
+        match self.transport {
+            _ if !self.starts_transport() => 0,
+            Transport::None => 0,
+            Transport::Tcp { .. } => 20,
+            Transport::Udp { .. } | Transport::Echo { .. } => 8,
+        }
+    }
+
+    fn ip_protocol(&self) -> IpProtocol {
+        self.protocol.unwrap_or(match (self.transport, self.network) {
+            (Transport::Tcp { .. }, _) => IpProtocol::TCP,
+            (Transport::Udp { .. }, _) => IpProtocol::UDP,
+            (Transport::Echo { .. }, Network::V6 { .. }) => IpProtocol::ICMPV6,
+            (Transport::Echo { .. }, _) => IpProtocol::ICMP,
+            // For experiments and tests (RFC 3692).
+            (Transport::None, _) => IpProtocol(253),
+        })
+    }
+
+    /// The transport header with its checksum, and the payload.
+    fn segment(&self, src: IpAddr, dst: IpAddr, payload: &[u8]) -> Vec<u8> {
+        if !self.starts_transport() {
+            return payload.to_vec();
+        }
+        let mut segment = Vec::with_capacity(20 + payload.len());
+        let checksum_at = match self.transport {
+            Transport::None => None,
+            Transport::Tcp { src_port, dst_port, flags } => {
+                segment.extend(src_port.to_be_bytes());
+                segment.extend(dst_port.to_be_bytes());
+                segment.extend([0, 0, 0, 1, 0, 0, 0, 0, 5 << 4, flags, 0xff, 0xff, 0, 0, 0, 0]);
+                Some(16)
+            }
+            Transport::Udp { src_port, dst_port } => {
+                segment.extend(src_port.to_be_bytes());
+                segment.extend(dst_port.to_be_bytes());
+                segment.extend(((8 + payload.len()) as u16).to_be_bytes());
+                segment.extend([0, 0]);
+                Some(6)
+            }
+            Transport::Echo { identifier, sequence } => {
+                segment.extend([if src.is_ipv4() { 8 } else { 128 }, 0, 0, 0]);
+                segment.extend(identifier.to_be_bytes());
+                segment.extend(sequence.to_be_bytes());
+                Some(2)
+            }
+        };
+        segment.extend(payload);
+        if let Some(at) = checksum_at {
+            let checksum = match (self.transport, src) {
+                (Transport::Echo { .. }, IpAddr::V4(_)) => checksum::internet(&segment),
+                (Transport::Tcp { .. }, _) => checksum::l4(src, dst, IpProtocol::TCP, &segment),
+                (Transport::Udp { .. }, _) => checksum::l4(src, dst, IpProtocol::UDP, &segment),
+                _ => checksum::l4(src, dst, IpProtocol::ICMPV6, &segment),
+            };
+            segment[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
+        }
+        segment
+    }
+
+    fn write_ipv4(&self, frame: &mut Vec<u8>, src: Ipv4Addr, dst: Ipv4Addr, segment_bytes: usize) {
+        let start = frame.len();
+        let header_bytes = 20 + self.ip_options.len();
+        let mut flags_and_offset = u16::from(self.ip_flags) << 13;
+        if let Some(Fragment { offset, more }) = self.fragment {
+            flags_and_offset |= offset | u16::from(more) << 13;
+        }
+        frame.extend([0x40 | (header_bytes / 4) as u8, self.tos]);
+        frame.extend(((header_bytes + segment_bytes) as u16).to_be_bytes());
+        frame.extend([0, 0]);
+        frame.extend(flags_and_offset.to_be_bytes());
+        frame.extend([self.ttl, self.ip_protocol().0, 0, 0]);
+        frame.extend(src.octets());
+        frame.extend(dst.octets());
+        frame.extend(&self.ip_options);
+        let checksum = checksum::ipv4_header(&frame[start..]);
+        frame[start + 10..start + 12].copy_from_slice(&checksum.to_be_bytes());
+    }
+
+    fn write_ipv6(&self, frame: &mut Vec<u8>, src: Ipv6Addr, dst: Ipv6Addr, segment_bytes: usize) {
+        let first_word = 6 << 28 | u32::from(self.tos) << 20 | self.flow_label;
+        let protocol = self.ip_protocol();
+        let (next_header, extension_bytes) =
+            if self.fragment.is_some() { (IpProtocol::FRAGMENT, 8) } else { (protocol, 0) };
+        frame.extend(first_word.to_be_bytes());
+        frame.extend(((extension_bytes + segment_bytes) as u16).to_be_bytes());
+        frame.extend([next_header.0, self.ttl]);
+        frame.extend(src.octets());
+        frame.extend(dst.octets());
+        if let Some(Fragment { offset, more }) = self.fragment {
+            frame.extend([protocol.0, 0]);
+            frame.extend((offset << 3 | u16::from(more)).to_be_bytes());
+            frame.extend([0, 0, 0, 1]);
+        }
+    }
+
+    fn write_arp(&self, frame: &mut Vec<u8>, sender: Ipv4Addr, target: Ipv4Addr) {
+        // Ethernet (1) and IPv4, addresses of 6 and 4 bytes, operation request (1).
+        frame.extend([0, 1, 0x08, 0x00, 6, 4, 0, 1]);
+        frame.extend(self.src_mac.0);
+        frame.extend(sender.octets());
+        frame.extend([0; 6]);
+        frame.extend(target.octets());
+    }
+}
+
+#[cfg(test)]
+mod tests;

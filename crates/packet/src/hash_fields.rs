@@ -53,7 +53,131 @@ impl FlowKey {
     /// fragments have none, and all fragments of a datagram must meet the same queue.
     #[inline]
     pub fn hash_input(&self, fields: HashFields, out: &mut [u8; HASH_INPUT_BYTES]) -> usize {
-        let _ = (fields, out);
-        todo!()
+        let mut input = Input { out, length: 0 };
+        if self.layers.contains(Layers::IPV4) {
+            if fields.contains(HashFields::SRC_IPV4) {
+                input.append(&ipv4_octets(&self.src_ip));
+            }
+            if fields.contains(HashFields::DST_IPV4) {
+                input.append(&ipv4_octets(&self.dst_ip));
+            }
+        } else if self.layers.contains(Layers::IPV6) {
+            if fields.contains(HashFields::SRC_IPV6) {
+                input.append(&self.src_ip);
+            }
+            if fields.contains(HashFields::DST_IPV6) {
+                input.append(&self.dst_ip);
+            }
+        }
+        let (src_port, dst_port) = self.port_fields();
+        if fields.intersects(src_port) {
+            input.append(&self.src_port.to_be_bytes());
+        }
+        if fields.intersects(dst_port) {
+            input.append(&self.dst_port.to_be_bytes());
+        }
+        input.length
+    }
+
+    /// Which fields name the ports of this packet, if it has ports that may be hashed.
+    #[inline]
+    fn port_fields(&self) -> (HashFields, HashFields) {
+        if self.layers.contains(Layers::FRAGMENT) {
+            (HashFields::empty(), HashFields::empty())
+        } else if self.layers.contains(Layers::TCP) {
+            (HashFields::SRC_PORT_TCP, HashFields::DST_PORT_TCP)
+        } else if self.layers.contains(Layers::UDP) {
+            (HashFields::SRC_PORT_UDP, HashFields::DST_PORT_UDP)
+        } else {
+            (HashFields::empty(), HashFields::empty())
+        }
+    }
+}
+
+struct Input<'o> {
+    out: &'o mut [u8; HASH_INPUT_BYTES],
+    length: usize,
+}
+
+impl Input<'_> {
+    /// Appends in one fixed-size store. There is always room, since 2 * 16 + 2 * 2 is the size of the buffer.
+    #[inline]
+    fn append<const N: usize>(&mut self, field: &[u8; N]) {
+        if let Some(room) = self.out.get_mut(self.length..).and_then(|rest| rest.first_chunk_mut::<N>()) {
+            *room = *field;
+            self.length += N;
+        }
+    }
+}
+
+#[inline]
+fn ipv4_octets(address: &[u8; 16]) -> [u8; 4] {
+    let [a, b, c, d, ..] = *address;
+    [a, b, c, d]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp_key(family: Layers) -> FlowKey {
+        FlowKey {
+            layers: family | Layers::TCP,
+            src_ip: std::array::from_fn(|i| i as u8),
+            dst_ip: std::array::from_fn(|i| 0x80 + i as u8),
+            src_port: 0x1122,
+            dst_port: 0x3344,
+            ..FlowKey::default()
+        }
+    }
+
+    fn input(key: &FlowKey, fields: HashFields) -> Vec<u8> {
+        let mut out = [0xee; HASH_INPUT_BYTES];
+        let length = key.hash_input(fields, &mut out);
+        assert!(out[length..].iter().all(|byte| *byte == 0xee), "wrote past the length it returned");
+        out[..length].to_vec()
+    }
+
+    #[test]
+    fn fields_stand_in_wire_order() {
+        let key = tcp_key(Layers::IPV4);
+        assert_eq!(
+            input(&key, HashFields::L3L4),
+            [0, 1, 2, 3, 0x80, 0x81, 0x82, 0x83, 0x11, 0x22, 0x33, 0x44]
+        );
+        assert_eq!(input(&key, HashFields::SRC_IPV4 | HashFields::DST_PORT_TCP), [0, 1, 2, 3, 0x33, 0x44]);
+        assert_eq!(input(&key, HashFields::DST_IPV4), [0x80, 0x81, 0x82, 0x83]);
+        let key = tcp_key(Layers::IPV6);
+        let long = input(&key, HashFields::L3L4);
+        assert_eq!(long.len(), HASH_INPUT_BYTES);
+        assert_eq!(long[..16], key.src_ip);
+        assert_eq!(long[16..32], key.dst_ip);
+        assert_eq!(long[32..], [0x11, 0x22, 0x33, 0x44]);
+    }
+
+    #[test]
+    fn fields_of_absent_layers_are_left_out() {
+        let key = tcp_key(Layers::IPV4);
+        assert_eq!(input(&key, HashFields::IPV6 | HashFields::UDP), []);
+        assert_eq!(input(&FlowKey { layers: Layers::VLAN, ..key }, HashFields::all()), []);
+        let udp = FlowKey { layers: Layers::IPV4 | Layers::UDP, ..key };
+        assert_eq!(input(&udp, HashFields::UDP | HashFields::IPV6), [0x11, 0x22, 0x33, 0x44]);
+        assert_eq!(input(&udp, HashFields::TCP), []);
+    }
+
+    #[test]
+    fn ports_of_first_fragments_do_not_count() {
+        let mut key = tcp_key(Layers::IPV4);
+        key.layers |= Layers::FRAGMENT;
+        assert_eq!(input(&key, HashFields::L3L4).len(), 8);
+        assert_eq!(input(&key, HashFields::TCP), []);
+    }
+
+    #[test]
+    fn values_are_those_of_the_verbs() {
+        assert_eq!(HashFields::L3L4.bits(), 0xff);
+        assert_eq!(HashFields::TCP.bits(), 0x30);
+        assert_eq!(HashFields::UDP.bits(), 0xc0);
+        assert_eq!(HashFields::IPV6.bits(), 0x0c);
     }
 }

@@ -4,7 +4,6 @@
 //! [`FlowKey`]s, control and softnic share [`RssKey`] and [`HashFields`], and tests and the generator build frames
 //! with [`build::FrameBuilder`]. It does no I/O, reads no clock, and neither panics nor allocates on the packet path.
 #![forbid(unsafe_code)]
-#![allow(clippy::todo)]
 
 mod anomaly;
 pub mod build;

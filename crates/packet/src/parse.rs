@@ -1,13 +1,33 @@
-//! Ethernet to L4 in one pass.
+//! From Ethernet to the ports in one pass: the only reader of headers on the packet path.
+//!
+//! softnic's engine and the worker call [`parse`] once per packet. It never panics, allocates or follows a tunnel, and
+//! it never refuses: what is malformed is read as far as it is well-formed and noted as an [`Anomaly`].
+//!
+//! Strictness follows tshark where tshark and libpcap differ: a header that gives the wrong version or an impossible
+//! header length is no IP header, and only the Ethernet fields of such a frame can match.
+//!
+//! Every header is taken as a fixed-size array (`first_chunk`), so that one length check covers all of its fields.
 
-use crate::{Anomaly, FlowKey};
+use crate::{Anomaly, EtherType, FlowKey, IpProtocol, Layers, MacAddr};
+
+const ETHERNET_BYTES: usize = 14;
+const VLAN_BYTES: usize = 4;
+const IPV4_BYTES: usize = 20;
+const IPV6_BYTES: usize = 40;
+const IPV6_FRAGMENT_BYTES: usize = 8;
+const TCP_BYTES: usize = 20;
+const UDP_BYTES: usize = 8;
+
+/// Bits of the IPv4 flags-and-offset word (RFC 791, 3.1).
+const MORE_FRAGMENTS: u16 = 0x2000;
+const FRAGMENT_OFFSET: u16 = 0x1fff;
 
 /// What [`parse`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Parsed {
     /// The matchable fields.
     pub key: FlowKey,
-    /// Where what follows the Ethernet header and the peeled tags begins.
+    /// Where what follows the Ethernet header and the peeled tags begins; 0 when there is no Ethernet header.
     pub l3_offset: u16,
     /// Where the TCP or UDP header begins; 0 when there is none.
     pub l4_offset: u16,
@@ -15,8 +35,214 @@ pub struct Parsed {
     pub anomaly: Option<Anomaly>,
 }
 
-/// Reads a frame.
-pub fn parse(frame: &[u8]) -> Parsed {
-    let _ = frame;
-    todo!()
+impl Parsed {
+    /// Keeps the outermost anomaly: what follows a broken header is often odd only because of it.
+    #[inline]
+    fn note(&mut self, anomaly: Anomaly) {
+        self.anomaly.get_or_insert(anomaly);
+    }
 }
+
+/// Reads a frame, from the destination address on and without the frame check sequence. Total: any bytes have a key.
+pub fn parse(frame: &[u8]) -> Parsed {
+    let mut parsed = Parsed::default();
+    let Some((header, mut rest)) = frame.split_first_chunk::<ETHERNET_BYTES>() else {
+        parsed.note(Anomaly::EthernetTruncated);
+        return parsed;
+    };
+    let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1] = *header;
+    parsed.key.dst_mac = MacAddr([d0, d1, d2, d3, d4, d5]);
+    parsed.key.src_mac = MacAddr([s0, s1, s2, s3, s4, s5]);
+    parsed.key.ether_type = u16::from_be_bytes([t0, t1]);
+    parsed.l3_offset = ETHERNET_BYTES as u16;
+    if EtherType(parsed.key.ether_type).is_vlan_tag() {
+        rest = peel_tags(&mut parsed, rest);
+    }
+    match EtherType(parsed.key.ether_type) {
+        EtherType::IPV4 => ipv4(&mut parsed, rest),
+        EtherType::IPV6 => ipv6(&mut parsed, rest),
+        _ => {}
+    }
+    parsed
+}
+
+/// Peels at most two tags; further ones stay in `ether_type`, and so does a tag that the frame ends in.
+fn peel_tags<'f>(parsed: &mut Parsed, rest: &'f [u8]) -> &'f [u8] {
+    let key = &mut parsed.key;
+    let Some((&[i0, i1, t0, t1], after_outer)) = rest.split_first_chunk::<VLAN_BYTES>() else {
+        parsed.note(Anomaly::VlanTruncated);
+        return rest;
+    };
+    key.layers = Layers::VLAN;
+    key.vlan_tpid = key.ether_type;
+    key.vlan_tci = u16::from_be_bytes([i0, i1]);
+    key.ether_type = u16::from_be_bytes([t0, t1]);
+    parsed.l3_offset += VLAN_BYTES as u16;
+    if !EtherType(key.ether_type).is_vlan_tag() {
+        return after_outer;
+    }
+    let Some((&[i0, i1, t0, t1], after_inner)) = after_outer.split_first_chunk::<VLAN_BYTES>() else {
+        parsed.note(Anomaly::VlanTruncated);
+        return after_outer;
+    };
+    key.layers |= Layers::INNER_VLAN;
+    key.inner_vlan_tpid = key.ether_type;
+    key.inner_vlan_tci = u16::from_be_bytes([i0, i1]);
+    key.ether_type = u16::from_be_bytes([t0, t1]);
+    parsed.l3_offset += VLAN_BYTES as u16;
+    after_inner
+}
+
+fn ipv4(parsed: &mut Parsed, packet: &[u8]) {
+    let Some(header) = packet.first_chunk::<IPV4_BYTES>() else {
+        return parsed.note(Anomaly::Ipv4Truncated);
+    };
+    if header[0] >> 4 != 4 {
+        return parsed.note(Anomaly::Ipv4Version);
+    }
+    let header_bytes = usize::from(header[0] & 0x0f) * 4;
+    if header_bytes < IPV4_BYTES {
+        return parsed.note(Anomaly::Ipv4HeaderLength);
+    }
+    let flags_and_offset = u16::from_be_bytes([header[6], header[7]]);
+    let mut layers = parsed.key.layers | Layers::IPV4;
+    if header_bytes > IPV4_BYTES {
+        layers |= Layers::IP_OPTIONS;
+    }
+    if flags_and_offset & (MORE_FRAGMENTS | FRAGMENT_OFFSET) != 0 {
+        layers |= Layers::FRAGMENT;
+    }
+    if flags_and_offset & FRAGMENT_OFFSET != 0 {
+        layers |= Layers::LATER_FRAGMENT;
+    }
+    let key = &mut parsed.key;
+    key.layers = layers;
+    key.tos = header[1];
+    key.ip_flags = (flags_and_offset >> 13) as u8;
+    key.ttl = header[8];
+    key.protocol = header[9];
+    [key.src_ip[0], key.src_ip[1], key.src_ip[2], key.src_ip[3]] =
+        [header[12], header[13], header[14], header[15]];
+    [key.dst_ip[0], key.dst_ip[1], key.dst_ip[2], key.dst_ip[3]] =
+        [header[16], header[17], header[18], header[19]];
+
+    if header_bytes > packet.len() {
+        return parsed.note(Anomaly::Ipv4Truncated);
+    }
+    // Segmentation offload leaves 0 in frames that it is still to cut: then the packet is all that follows.
+    let end = match usize::from(u16::from_be_bytes([header[2], header[3]])) {
+        0 => packet.len(),
+        total if total < header_bytes => return parsed.note(Anomaly::Ipv4TotalLength),
+        total if total > packet.len() => {
+            parsed.note(Anomaly::Ipv4TotalLength);
+            packet.len()
+        }
+        total => total,
+    };
+    if layers.contains(Layers::LATER_FRAGMENT) {
+        return;
+    }
+    if let Some(payload) = packet.get(header_bytes..end) {
+        let offset = parsed.l3_offset + header_bytes as u16;
+        transport(parsed, payload, offset);
+    }
+}
+
+fn ipv6(parsed: &mut Parsed, packet: &[u8]) {
+    let Some((header, rest)) = packet.split_first_chunk::<IPV6_BYTES>() else {
+        return parsed.note(Anomaly::Ipv6Truncated);
+    };
+    if header[0] >> 4 != 6 {
+        return parsed.note(Anomaly::Ipv6Version);
+    }
+    let first_word = u32::from_be_bytes([header[0], header[1], header[2], header[3]]);
+    let key = &mut parsed.key;
+    key.layers |= Layers::IPV6;
+    key.tos = (first_word >> 20) as u8;
+    key.flow_label = first_word & 0x000f_ffff;
+    key.protocol = header[6];
+    key.ttl = header[7];
+    if let Some(src) = header[8..].first_chunk::<16>() {
+        key.src_ip = *src;
+    }
+    if let Some(dst) = header[24..].first_chunk::<16>() {
+        key.dst_ip = *dst;
+    }
+
+    // 0 is a jumbogram or segmentation offload, as in IPv4.
+    let payload = match usize::from(u16::from_be_bytes([header[4], header[5]])) {
+        0 => rest,
+        length => rest.get(..length).unwrap_or_else(|| {
+            parsed.note(Anomaly::Ipv6PayloadLength);
+            rest
+        }),
+    };
+    let offset = parsed.l3_offset + IPV6_BYTES as u16;
+    if IpProtocol(header[6]) == IpProtocol::FRAGMENT {
+        ipv6_fragment(parsed, payload);
+    } else {
+        transport(parsed, payload, offset);
+    }
+}
+
+/// Tells real fragments from "atomic" ones (RFC 6946), which are whole packets behind a fragment header.
+fn ipv6_fragment(parsed: &mut Parsed, payload: &[u8]) {
+    let Some(header) = payload.first_chunk::<IPV6_FRAGMENT_BYTES>() else {
+        return parsed.note(Anomaly::Ipv6Truncated);
+    };
+    let offset_and_more = u16::from_be_bytes([header[2], header[3]]);
+    if offset_and_more & 0xfff9 != 0 {
+        parsed.key.layers |= Layers::FRAGMENT;
+    }
+    if offset_and_more & 0xfff8 != 0 {
+        parsed.key.layers |= Layers::LATER_FRAGMENT;
+    }
+}
+
+/// `payload` ends where the IP packet or the frame ends, whichever is first.
+#[inline]
+fn transport(parsed: &mut Parsed, payload: &[u8], offset: u16) {
+    match IpProtocol(parsed.key.protocol) {
+        IpProtocol::TCP => tcp(parsed, payload, offset),
+        IpProtocol::UDP => udp(parsed, payload, offset),
+        _ => {}
+    }
+}
+
+#[inline]
+fn tcp(parsed: &mut Parsed, segment: &[u8], offset: u16) {
+    let Some(header) = segment.first_chunk::<TCP_BYTES>() else {
+        return parsed.note(Anomaly::TcpTruncated);
+    };
+    parsed.l4_offset = offset;
+    let key = &mut parsed.key;
+    key.layers |= Layers::TCP;
+    key.src_port = u16::from_be_bytes([header[0], header[1]]);
+    key.dst_port = u16::from_be_bytes([header[2], header[3]]);
+    key.tcp_flags = header[13];
+    let header_bytes = usize::from(header[12] >> 4) * 4;
+    if header_bytes < TCP_BYTES || header_bytes > segment.len() {
+        parsed.note(Anomaly::TcpDataOffset);
+    }
+}
+
+#[inline]
+fn udp(parsed: &mut Parsed, datagram: &[u8], offset: u16) {
+    let Some(header) = datagram.first_chunk::<UDP_BYTES>() else {
+        return parsed.note(Anomaly::UdpTruncated);
+    };
+    parsed.l4_offset = offset;
+    let key = &mut parsed.key;
+    key.layers |= Layers::UDP;
+    key.src_port = u16::from_be_bytes([header[0], header[1]]);
+    key.dst_port = u16::from_be_bytes([header[2], header[3]]);
+    let length = usize::from(u16::from_be_bytes([header[4], header[5]]));
+    // The length of a fragmented datagram speaks of all its fragments.
+    let too_long = length > datagram.len() && !key.layers.contains(Layers::FRAGMENT);
+    if length < UDP_BYTES || too_long {
+        parsed.note(Anomaly::UdpLength);
+    }
+}
+
+#[cfg(test)]
+mod tests;
