@@ -7,11 +7,11 @@
 use packet::{FlowKey, HashFields, RssKey, Toeplitz};
 
 /// The most entries of an indirection table.
-pub const MAX_INDIRECTION_ENTRIES: usize = 1 << 11;
+pub(crate) const MAX_INDIRECTION_ENTRIES: usize = 1 << 11;
 
 /// Why an RSS queue pair cannot be made: all of it is `EINVAL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RssError {
+pub(crate) enum RssError {
     /// The table's length is not a power of two in range.
     #[error("an indirection table has a power of two of up to {MAX_INDIRECTION_ENTRIES} entries, not {0}")]
     TableLength(usize),
@@ -22,7 +22,7 @@ pub enum RssError {
 
 /// The hash and the indirection table of one RSS queue pair. `Q` names a receive queue.
 #[derive(Clone)]
-pub struct Rss<Q> {
+pub(crate) struct Rss<Q> {
     toeplitz: Toeplitz,
     fields: HashFields,
     /// Its length is a power of two.
@@ -34,7 +34,7 @@ impl<Q: Copy> Rss<Q> {
     ///
     /// # Errors
     /// A table whose length is not a power of two in range, or one of several entries without hash fields.
-    pub fn new(key: &RssKey, fields: HashFields, table: &[Q]) -> Result<Self, RssError> {
+    pub(crate) fn new(key: &RssKey, fields: HashFields, table: &[Q]) -> Result<Self, RssError> {
         let entries = table.len();
         if !entries.is_power_of_two() || entries > MAX_INDIRECTION_ENTRIES {
             return Err(RssError::TableLength(entries));
@@ -47,14 +47,13 @@ impl<Q: Copy> Rss<Q> {
 
     /// The hash of a frame, 0 if it has none of the fields, and the queue that the hash points to.
     #[inline]
-    pub fn select(&self, key: &FlowKey) -> (u32, Q) {
+    pub(crate) fn select(&self, key: &FlowKey) -> (u32, Q) {
         let hash = self.toeplitz.hash_key(key, self.fields);
         (hash, self.table[hash as usize & (self.table.len() - 1)])
     }
 
     /// The indirection table.
-    #[must_use]
-    pub fn table(&self) -> &[Q] {
+    pub(crate) fn table(&self) -> &[Q] {
         &self.table
     }
 }

@@ -12,6 +12,8 @@
 //! | 6 | source port (16), destination port (16), flow label (32) |
 //! | 7 | protocol, tos, ttl, IP flags (8 each), layers present (32) |
 
+use std::hash::{Hash, Hasher};
+
 use packet::{FlowKey, Layers};
 
 /// The words of an image.
@@ -26,8 +28,20 @@ const TCP: u64 = 1 << 2;
 const UDP: u64 = 1 << 3;
 const C_VLAN: u64 = 1 << 4;
 
+/// Odd constants that keep words apart in [`MatchKey::digest`]: the fractional bits of square roots, as in SHA-512.
+const LANES: [u64; WORDS] = [
+    0x6a09_e667_f3bc_c909,
+    0xbb67_ae85_84ca_a73b,
+    0x3c6e_f372_fe94_f82b,
+    0xa54f_f53a_5f1d_36f1,
+    0x510e_527f_ade6_82d1,
+    0x9b05_688c_2b3e_6c1f,
+    0x1f83_d9ab_fb41_bd6b,
+    0x5be0_cd19_137e_2179,
+];
+
 /// The image of a frame, of a rule's values, or of a rule's mask.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MatchKey(pub(super) [u64; WORDS]);
 
 impl MatchKey {
@@ -63,6 +77,56 @@ impl MatchKey {
             *word &= mask;
         }
         Self(words)
+    }
+
+    /// Every bit that either image has.
+    pub(super) fn union(&self, other: &Self) -> Self {
+        let mut words = self.0;
+        for (word, other) in words.iter_mut().zip(other.0) {
+            *word |= other;
+        }
+        Self(words)
+    }
+
+    /// A hash of all words: four independent folded multiplications, so that their latencies overlap.
+    ///
+    /// It is not keyed. Frames choose what is looked up but never what is stored in the tuple space, so crafted
+    /// collisions cannot lengthen a chain; in the exact-match cache they only displace one another.
+    #[inline]
+    pub(super) fn digest(&self) -> u64 {
+        let mut digest = 0u64;
+        for lane in 0..WORDS / 2 {
+            let (a, b) = (2 * lane, 2 * lane + 1);
+            let product = u128::from(self.0[a] ^ LANES[a]) * u128::from(self.0[b] ^ LANES[b]);
+            digest = digest.rotate_left(23) ^ (product as u64) ^ ((product >> 64) as u64);
+        }
+        digest
+    }
+}
+
+impl Hash for MatchKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.digest());
+    }
+}
+
+/// Passes a [`MatchKey::digest`] through to a hash map.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct DigestHasher(u64);
+
+impl Hasher for DigestHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0.rotate_left(8) ^ u64::from(*byte)).wrapping_mul(LANES[0]);
+        }
+    }
+
+    fn write_u64(&mut self, digest: u64) {
+        self.0 = digest;
     }
 }
 

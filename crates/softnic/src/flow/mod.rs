@@ -7,16 +7,26 @@
 //! # Which rules a frame gets
 //! The rules of the frame's port that match are taken in order of kind (normal, multicast default, all default), then
 //! priority (0 first), then age (oldest first):
-//! - The first one that traps decides. Rules with the same match, kind and priority on other queue pairs each get a copy.
+//! - The first one that traps decides. Rules with the same match, kind and priority on other queue pairs each get a copy;
+//!   on the same queue pair the oldest stands in for all of them.
 //! - DONT_TRAP rules take a copy if they stand no later in kind and priority than the deciding rule.
 //! - Sniffers take a copy of everything, whatever the verdict.
 
+mod cache;
 mod key;
+mod port;
+mod shape;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
 
 use arrayvec::ArrayVec;
 use packet::FlowKey;
 
+use cache::ExactCache;
 pub use key::{MatchKey, Matcher};
+use port::PortTable;
 
 /// The most flows that a table holds.
 pub const MAX_FLOWS: usize = 1 << 20;
@@ -113,6 +123,24 @@ impl Matches {
         Self::default()
     }
 
+    fn clear(&mut self) {
+        self.hits.clear();
+        self.verdict_len = 0;
+    }
+
+    /// Appends to the verdict. The limits of the table keep the sum within [`MAX_MATCHES`].
+    fn decide(&mut self, hits: &[FlowHit]) {
+        for hit in hits {
+            self.hits.push(*hit);
+        }
+        self.verdict_len = self.hits.len();
+    }
+
+    /// Appends a copy for a sniffer; only after the verdict.
+    fn sniff(&mut self, hit: FlowHit) {
+        self.hits.push(hit);
+    }
+
     /// All flows of the frame.
     #[must_use]
     pub fn as_slice(&self) -> &[FlowHit] {
@@ -159,9 +187,13 @@ pub enum FlowError {
 
 /// All flows of a device.
 #[derive(Debug, Default)]
-pub struct FlowTable {}
+pub struct FlowTable {
+    rules: HashMap<FlowId, FlowRule>,
+    /// By port number, as far as ports have flows.
+    ports: Vec<PortTable>,
+    cache: ExactCache,
+}
 
-#[allow(clippy::todo, clippy::missing_panics_doc)]
 impl FlowTable {
     /// An empty table.
     #[must_use]
@@ -173,29 +205,71 @@ impl FlowTable {
     ///
     /// # Errors
     /// Why it was not taken; the table is as before.
-    pub fn insert(&mut self, _rule: FlowRule) -> Result<(), FlowError> {
-        todo!()
+    pub fn insert(&mut self, mut rule: FlowRule) -> Result<(), FlowError> {
+        match rule.kind {
+            FlowKind::MulticastDefault => {
+                rule.matcher.dst_mac(GROUP_BIT, GROUP_BIT);
+            }
+            FlowKind::Sniffer => (rule.matcher, rule.priority) = (Matcher::any(), 0),
+            FlowKind::Normal | FlowKind::AllDefault => {}
+        }
+        if rule.dont_trap && matches!(rule.kind, FlowKind::MulticastDefault | FlowKind::AllDefault) {
+            return Err(FlowError::DontTrapKind);
+        }
+        if rule.matcher.is_contradictory() {
+            return Err(FlowError::Contradiction);
+        }
+        if self.rules.contains_key(&rule.id) {
+            return Err(FlowError::DuplicateId(rule.id));
+        }
+        if self.rules.len() >= MAX_FLOWS {
+            return Err(FlowError::Full { what: "flows", limit: MAX_FLOWS });
+        }
+        self.port_mut(rule.port).insert(&rule)?;
+        self.rules.insert(rule.id, rule);
+        self.cache.invalidate();
+        Ok(())
     }
 
     /// Removes a flow; no later lookup finds it. Answers whether it was there.
-    pub fn remove(&mut self, _id: FlowId) -> bool {
-        todo!()
+    pub fn remove(&mut self, id: FlowId) -> bool {
+        let Some(rule) = self.rules.remove(&id) else { return false };
+        self.port_mut(rule.port).remove(&rule);
+        self.cache.invalidate();
+        true
     }
 
     /// Puts the flows of a frame that arrived on `port` into `matches`, in place of what was there.
-    pub fn lookup(&mut self, _port: u8, _key: &FlowKey, _matches: &mut Matches) {
-        todo!()
+    #[inline]
+    pub fn lookup(&mut self, port: u8, key: &FlowKey, matches: &mut Matches) {
+        matches.clear();
+        let Some(table) = self.ports.get(usize::from(port)) else { return };
+        // Fields that no rule of the port names would only split what shares one verdict.
+        let image = MatchKey::of(key).masked(table.relevant());
+        let verdict = self.cache.find_or_insert(port, &image, || table.classify(&image));
+        table.expand(verdict, matches);
     }
 
     /// The number of flows.
     #[must_use]
     pub fn len(&self) -> usize {
-        todo!()
+        self.rules.len()
     }
 
     /// Whether there are no flows.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.rules.is_empty()
+    }
+
+    fn port_mut(&mut self, port: u8) -> &mut PortTable {
+        let index = usize::from(port);
+        if self.ports.len() <= index {
+            self.ports.resize_with(index + 1, PortTable::default);
+        }
+        &mut self.ports[index]
     }
 }
+
+/// The bit that makes a MAC address a group address (IEEE 802-2014, 8.2.2).
+const GROUP_BIT: [u8; 6] = [1, 0, 0, 0, 0, 0];

@@ -2,7 +2,7 @@
 
 use packet::MacAddr;
 
-use super::{Burst, AfPacketConfig, TransmitError, Wire, WireError, WireState};
+use super::{AfPacketConfig, Burst, TransmitError, Wire, WireError, WireState};
 
 /// A port that is a live interface.
 #[derive(Debug)]

@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::Deserialize;
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
 
 /// What stands at the other end of a port.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -262,7 +262,8 @@ impl FromStr for PortRange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (first, last) = number_range(text).ok_or_else(|| format!("`{text}` is not a port or a range `1024-65535`"))?;
+        let (first, last) =
+            number_range(text).ok_or_else(|| format!("`{text}` is not a port or a range `1024-65535`"))?;
         Ok(Self { first, last })
     }
 }
@@ -281,7 +282,9 @@ impl FromStr for TrafficProtocol {
             "esp" => Self::Ip(50),
             "sctp" => Self::Ip(132),
             number => Self::Ip(number.parse().map_err(|_| {
-                format!("`{number}` is not udp, tcp, icmp, arp, igmp, gre, esp, sctp or an IP protocol number")
+                format!(
+                    "`{number}` is not udp, tcp, icmp, arp, igmp, gre, esp, sctp or an IP protocol number"
+                )
             })?),
         })
     }

@@ -18,8 +18,8 @@ use packet::MacAddr;
 
 pub use af_packet::AfPacketWire;
 pub use config::{
-    AddressRange, AfPacketConfig, FrameSizes, GeneratorConfig, PcapConfig, PcapMode, PortRange, Rate, TrafficConfig,
-    TrafficProtocol, WireConfig,
+    AddressRange, AfPacketConfig, FrameSizes, GeneratorConfig, PcapConfig, PcapMode, PortRange, Rate,
+    TrafficConfig, TrafficProtocol, WireConfig,
 };
 pub use error::{TransmitError, WireError};
 pub use generator::GeneratorWire;

@@ -1,0 +1,116 @@
+//! The exact-match cache in front of the tuple space.
+//!
+//! Only [`super::FlowTable`] uses it. It remembers the verdict on the images seen last: a hit costs one hash and one
+//! compare, whatever the rules are. It never allocates after it was made, and knows nothing about rules: any change to
+//! them makes every entry stale at once by moving the epoch.
+
+use super::key::MatchKey;
+
+/// Entries of the cache. As many as OVS's exact-match cache has, 640 KiB.
+const ENTRIES: usize = 8192;
+/// Entries that one image can stand in.
+const WAYS: usize = 2;
+const SETS: usize = ENTRIES / WAYS;
+const _: () = assert!(SETS.is_power_of_two(), "a set is chosen by masking");
+
+/// Spreads ports over the sets (2^64 divided by the golden ratio).
+const PORT_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// What the rules of a port say about an image, in the terms of its [`super::port::PortTable`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Verdict {
+    /// The group that decides; [`Verdict::NO_GROUP`] leaves the frame to the kernel.
+    pub(super) group: u32,
+    /// Which DONT_TRAP rules take a copy, by position.
+    pub(super) dont_trap: u16,
+}
+
+impl Verdict {
+    pub(super) const NO_GROUP: u32 = u32::MAX;
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    image: MatchKey,
+    /// Valid only while this is the cache's epoch.
+    epoch: u64,
+    verdict: Verdict,
+    port: u8,
+}
+
+/// Remembers verdicts by port and image.
+#[derive(Debug)]
+pub(super) struct ExactCache {
+    sets: Box<[[Entry; WAYS]]>,
+    epoch: u64,
+}
+
+impl Default for ExactCache {
+    fn default() -> Self {
+        let verdict = Verdict { group: Verdict::NO_GROUP, dont_trap: 0 };
+        let entry = Entry { image: MatchKey::default(), epoch: 0, verdict, port: 0 };
+        Self { sets: vec![[entry; WAYS]; SETS].into_boxed_slice(), epoch: 1 }
+    }
+}
+
+impl ExactCache {
+    /// Forgets everything.
+    pub(super) fn invalidate(&mut self) {
+        self.epoch += 1;
+    }
+
+    /// The verdict on an image, from the cache or else from `classify`.
+    #[inline]
+    pub(super) fn find_or_insert(
+        &mut self,
+        port: u8,
+        image: &MatchKey,
+        classify: impl FnOnce() -> Verdict,
+    ) -> Verdict {
+        let digest = image.digest() ^ u64::from(port).wrapping_mul(PORT_FACTOR);
+        let set = &mut self.sets[digest as usize & (SETS - 1)];
+        for entry in set.iter() {
+            if entry.epoch == self.epoch && entry.port == port && entry.image == *image {
+                return entry.verdict;
+            }
+        }
+        let verdict = classify();
+        // A stale way first; else the digest picks the victim, so that two images do not always displace each other.
+        let stale = set.iter().position(|entry| entry.epoch != self.epoch);
+        let way = stale.unwrap_or((digest >> 63) as usize);
+        set[way] = Entry { image: *image, epoch: self.epoch, verdict, port };
+        verdict
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(group: u32) -> Verdict {
+        Verdict { group, dont_trap: 0 }
+    }
+
+    #[test]
+    fn a_hit_does_not_classify_again_until_the_epoch_moves() {
+        let mut cache = ExactCache::default();
+        let image = MatchKey([7; 8]);
+        assert_eq!(cache.find_or_insert(1, &image, || verdict(5)), verdict(5));
+        assert_eq!(cache.find_or_insert(1, &image, || verdict(6)), verdict(5));
+        assert_eq!(cache.find_or_insert(2, &image, || verdict(7)), verdict(7));
+        cache.invalidate();
+        assert_eq!(cache.find_or_insert(1, &image, || verdict(8)), verdict(8));
+    }
+
+    #[test]
+    fn more_images_than_entries_displace_each_other_and_stay_right() {
+        let mut cache = ExactCache::default();
+        for round in 0..2 {
+            for n in 0..4 * ENTRIES as u32 {
+                let mut image = MatchKey::default();
+                image.0[3] = n.into();
+                assert_eq!(cache.find_or_insert(1, &image, || verdict(n)), verdict(n), "round {round}");
+            }
+        }
+    }
+}
