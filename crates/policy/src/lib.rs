@@ -22,6 +22,7 @@ mod program;
 mod ranges;
 mod source;
 mod spec;
+mod tag;
 
 pub use check::{Check, RuleCheck, check};
 pub use compile::compile;
@@ -39,6 +40,7 @@ pub use program::{
 pub use ranges::{RangeSet, Word};
 pub use source::{Folder, MAX_FILE_BYTES, NoFiles, SetLoader, Source};
 pub use spec::{EthernetMatch, Ipv4Match, Ipv6Match, PortMatch, Spec};
+pub use tag::{Band, CLASSES_MAX, ClassTag};
 
 /// Reads a policy file; the set files that it names are relative to it.
 ///
