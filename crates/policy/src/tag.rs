@@ -7,7 +7,7 @@ use std::fmt;
 use crate::ids::ClassId;
 
 /// Bits of the class.
-pub const CLASS_BITS: u32 = 22;
+const CLASS_BITS: u32 = 22;
 /// Most classes of a program. With the band the largest tag is below 2^23, so that the last 16 of the
 /// 2^24 that devices offer, reserved by DPDK, are never met.
 pub const CLASSES_MAX: u32 = 1 << CLASS_BITS;

@@ -1,0 +1,171 @@
+//! Builds what a worker owns, in the one order that works: arena, domains, completion queue, work
+//! queue, TX queue pair, frames; then the work queue is made ready and filled. Runs once, before the
+//! worker's thread exists.
+
+use std::sync::{Arc, PoisonError};
+
+use hugemem::{Arena, ArenaOptions, Block};
+use policy::WorkerId;
+use verbs::{
+    Access, CompletionFields, CompletionQueue, Context, Domain, FramePool, MemoryRegion, ParentDomain,
+    PortNumber, ProtectionDomain, RawQueuePair, ThreadDomain, WorkQueue,
+};
+
+use crate::allocator::ArenaAllocator;
+use crate::batch::Batch;
+use crate::error::{EPERM, Object};
+use crate::receiver::Receiver;
+use crate::stats::Stats;
+use crate::{Error, Warning, WorkerConfig};
+
+/// Room in the arena for one entry of any ring: the largest in use is a 64-byte work request, and
+/// drivers round the number of entries up to a power of two.
+const RING_ENTRY_BYTES: usize = 64;
+/// Doorbell records and rounding to pages.
+const RING_SLACK_BYTES: usize = 256 << 10;
+/// Frames start on pages of their own.
+const FRAMES_ALIGN: usize = 4096;
+/// Frames are whole cache lines, or neighbours would share one.
+const FRAME_ALIGN: u32 = 64;
+/// The port that a TX queue pair is bound to.
+const SEND_PORT: PortNumber = PortNumber(1);
+
+/// The parts of a worker, with what they are not as asked for.
+pub(crate) struct Parts {
+    pub(crate) receiver: Receiver,
+    pub(crate) sender: Option<RawQueuePair>,
+    pub(crate) warnings: Vec<Warning>,
+}
+
+/// Makes everything but the counters and the first filling.
+pub(crate) fn assemble(context: &Arc<Context>, config: &WorkerConfig) -> Result<Parts, Error> {
+    config.check()?;
+    let id = config.id;
+    let entries = completion_entries(context, config)?;
+    let arena = map_arena(config, entries)?;
+    let mut warnings: Vec<Warning> =
+        arena.warnings().iter().map(|warning| Warning::Memory(warning.to_string())).collect();
+
+    let (allocator, shortfalls) = ArenaAllocator::new(&arena);
+    let domain = parent_domain(context, id, allocator)?;
+    let completions = completion_queue(context, config, entries, &domain)?;
+    let (work_queue, queue) = WorkQueue::builder(&domain, &completions.handle())
+        .max_receives(config.frames)
+        .build()
+        .map_err(refused(id, Object::WorkQueue))?;
+    let sender = send_queue(config, &domain, &completions, &mut warnings)?;
+    let pool = frame_pool(config, &arena, &domain)?;
+    work_queue.ready().map_err(refused(id, Object::ReadyWorkQueue))?;
+
+    warnings.append(&mut shortfalls.lock().unwrap_or_else(PoisonError::into_inner));
+    let receiver = Receiver { queue, work_queue, completions, pool, limit: config.batch };
+    Ok(Parts { receiver, sender, warnings })
+}
+
+/// Posts every frame of the pool.
+pub(crate) fn first_fill(receiver: &mut Receiver, stats: &Stats, id: WorkerId) -> Result<Batch, Error> {
+    let frames = receiver.pool.frame_count();
+    let mut batch = Batch::new(frames, receiver.limit);
+    while let Some(frame) = receiver.pool.take() {
+        batch.frames.push(frame);
+    }
+    receiver.refill(&mut batch, stats);
+    if batch.frames.is_empty() {
+        Ok(batch)
+    } else {
+        Err(Error::FirstFill { worker: id, posted: frames - batch.frames.len(), frames })
+    }
+}
+
+fn refused(worker: WorkerId, object: Object) -> impl FnOnce(verbs::Error) -> Error {
+    move |source| Error::Verb { worker, object, source: Box::new(source) }
+}
+
+fn completion_entries(context: &Context, config: &WorkerConfig) -> Result<u32, Error> {
+    let limit = context.attributes().map_err(refused(config.id, Object::Attributes))?.max_cqe;
+    let wanted = config.cq_entries.unwrap_or_else(|| config.completions_max());
+    if wanted > limit {
+        return Err(Error::CompletionLimit { worker: config.id, wanted, limit });
+    }
+    Ok(wanted)
+}
+
+fn frame_bytes(config: &WorkerConfig) -> u32 {
+    config.frame_bytes.next_multiple_of(FRAME_ALIGN)
+}
+
+fn frames_total_bytes(config: &WorkerConfig) -> usize {
+    config.frames as usize * frame_bytes(config) as usize
+}
+
+fn map_arena(config: &WorkerConfig, cq_entries: u32) -> Result<Arc<Arena>, Error> {
+    let entries: usize =
+        [config.frames, cq_entries, config.sends].iter().map(|n| n.next_power_of_two() as usize).sum();
+    let bytes = frames_total_bytes(config) + entries * RING_ENTRY_BYTES + RING_SLACK_BYTES;
+    let options = ArenaOptions {
+        bytes,
+        pages: config.pages.clone(),
+        numa_node: config.numa_node,
+        label: format!("worker {}", config.id.0),
+    };
+    Arena::map(&options).map_err(|source| Error::Arena { worker: config.id, bytes, source })
+}
+
+fn parent_domain(context: &Arc<Context>, id: WorkerId, allocator: ArenaAllocator) -> Result<Domain, Error> {
+    let protection = ProtectionDomain::new(context).map_err(refused(id, Object::ProtectionDomain))?;
+    let thread = ThreadDomain::new(context).map_err(refused(id, Object::ThreadDomain))?;
+    let parent = ParentDomain::new(&protection, Some(&thread), Some(Box::new(allocator)))
+        .map_err(refused(id, Object::ParentDomain))?;
+    Ok(Domain::Parent(parent))
+}
+
+fn completion_queue(
+    context: &Arc<Context>,
+    config: &WorkerConfig,
+    entries: u32,
+    domain: &Domain,
+) -> Result<CompletionQueue, Error> {
+    let mut fields = CompletionFields::BYTE_LEN | CompletionFields::FLOW_TAG;
+    if config.timestamps {
+        fields |= CompletionFields::COMPLETION_TIMESTAMP;
+    }
+    CompletionQueue::builder(context, entries)
+        .fields(fields)
+        .single_threaded(true)
+        .ignore_overrun(config.ignore_overrun)
+        .domain(domain)
+        .build()
+        .map_err(refused(config.id, Object::CompletionQueue))
+}
+
+/// Before the work queue is ready: a device may otherwise receive its own broadcasts (facts, VPP).
+/// A device that cannot send still steers; one that may not is told apart, for the remedy.
+fn send_queue(
+    config: &WorkerConfig,
+    domain: &Domain,
+    completions: &CompletionQueue,
+    warnings: &mut Vec<Warning>,
+) -> Result<Option<RawQueuePair>, Error> {
+    let handle = completions.handle();
+    let made = RawQueuePair::builder(domain, &handle, &handle)
+        .max_sends(config.sends)
+        .build()
+        .and_then(|idle| idle.to_rts(SEND_PORT));
+    match made {
+        Ok(sender) => Ok(Some(sender)),
+        Err(source) if source.errno() == Some(EPERM) => Err(refused(config.id, Object::SendQueue)(source)),
+        Err(source) => {
+            warnings.push(Warning::NoSendQueue { reason: source.to_string() });
+            Ok(None)
+        }
+    }
+}
+
+fn frame_pool(config: &WorkerConfig, arena: &Arc<Arena>, domain: &Domain) -> Result<FramePool, Error> {
+    let bytes = frames_total_bytes(config);
+    let memory: Block =
+        arena.carve(bytes, FRAMES_ALIGN).ok_or(Error::FrameMemory { worker: config.id, bytes })?;
+    let region = MemoryRegion::register(domain, memory, Access::LOCAL_WRITE)
+        .map_err(refused(config.id, Object::MemoryRegion))?;
+    FramePool::new(region, frame_bytes(config)).map_err(refused(config.id, Object::FramePool))
+}

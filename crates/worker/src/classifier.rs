@@ -1,0 +1,122 @@
+//! From a tag to an outcome: the class tables of the two bands, and how one gives way to another.
+//! Called by the worker's loop only. A packet of an exact class is never parsed; one of a hybrid
+//! class is, and only there are anomalies seen.
+
+use std::sync::Arc;
+
+use policy::{Band, Class, ClassTag, Decide};
+use verbs::FramePool;
+
+use crate::batch::{self, Batch};
+use crate::mailbox::{Command, Mailbox};
+use crate::stats::{DropReason, Stats};
+use crate::{ClassTable, Generation};
+
+/// The programs that packets may still carry tags of.
+#[derive(Debug)]
+pub(crate) struct Classifier {
+    bands: [Option<Arc<ClassTable>>; 2],
+    /// Everything up to here was carried out.
+    seen: Generation,
+    draining: Option<Draining>,
+    /// Completions that can be waiting at once.
+    outstanding_max: u64,
+}
+
+/// A command whose band still has a table that waiting completions may need. Completions come in
+/// order, so once the queue was seen empty, or as many were taken as it can hold, all that were
+/// waiting when the command was seen have been classified.
+#[derive(Debug)]
+struct Draining {
+    command: Command,
+    left: u64,
+}
+
+impl Classifier {
+    pub(crate) fn new(outstanding_max: u32) -> Self {
+        Self {
+            bands: [None, None],
+            seen: Generation::default(),
+            draining: None,
+            outstanding_max: u64::from(outstanding_max),
+        }
+    }
+
+    /// Takes over what control published. One atomic read per turn when there is nothing new.
+    #[inline]
+    pub(crate) fn refresh(&mut self, mailbox: &Mailbox, last: &Batch) {
+        if mailbox.newer_than(self.seen) {
+            self.turn_page(mailbox, last);
+        }
+    }
+
+    #[cold]
+    fn turn_page(&mut self, mailbox: &Mailbox, last: &Batch) {
+        if let Some(mut draining) = self.draining.take() {
+            draining.left = draining.left.saturating_sub(last.completions as u64);
+            if draining.left > 0 && !last.drained {
+                self.draining = Some(draining);
+                return;
+            }
+            self.carry_out(draining.command, mailbox);
+        }
+        while let Some(command) = mailbox.take() {
+            if self.bands[command.band.index()].is_some() {
+                self.draining = Some(Draining { command, left: self.outstanding_max });
+                return;
+            }
+            self.carry_out(command, mailbox);
+        }
+    }
+
+    /// The old table is let go before the acknowledgement: control frees it, never this thread.
+    fn carry_out(&mut self, command: Command, mailbox: &Mailbox) {
+        self.bands[command.band.index()] = command.table;
+        self.seen = command.generation;
+        mailbox.acknowledge(command.generation);
+    }
+
+    /// Gives every packet of the batch its outcome and counts it, under its rule or with a reason.
+    pub(crate) fn classify(&self, batch: &mut Batch, pool: &FramePool, stats: &Stats) {
+        let Batch { frames, packets, .. } = batch;
+        for packet in packets {
+            let Some((table, class)) = self.class_of(packet.tag.map(|tag| tag.0), stats) else { continue };
+            let outcome = match &class.decide {
+                Decide::Exact(outcome) => *outcome,
+                Decide::Software(..) => {
+                    let parsed = packet::parse(batch::bytes(frames, pool, packet));
+                    if let Some(anomaly) = parsed.anomaly {
+                        stats.anomaly(anomaly);
+                    }
+                    class.resolve(&parsed.key)
+                }
+            };
+            let Some(tally) = table.tally(&outcome) else {
+                stats.dropped(DropReason::UnknownClass);
+                continue;
+            };
+            tally.add(1, u64::from(packet.bytes));
+            packet.outcome = Some(outcome);
+        }
+    }
+
+    #[inline]
+    fn class_of(&self, tag: Option<u32>, stats: &Stats) -> Option<(&ClassTable, &Class)> {
+        let tag = tag.and_then(ClassTag::decode);
+        let Some((tag, table)) = tag.and_then(|tag| Some((tag, self.bands[tag.band.index()].as_deref()?)))
+        else {
+            stats.dropped(DropReason::UnknownTag);
+            return None;
+        };
+        let class = table.class(tag.class);
+        if class.is_none() {
+            stats.dropped(DropReason::UnknownClass);
+        }
+        class.map(|class| (table, class))
+    }
+
+    /// The program of a band, for whoever owns the worker.
+    pub(crate) fn table(&self, band: Band) -> Option<&Arc<ClassTable>> {
+        self.bands[band.index()].as_ref()
+    }
+}

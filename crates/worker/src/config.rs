@@ -1,0 +1,220 @@
+//! What a worker is built from, and the limits on it. Filled in by `steerd`'s settings and by
+//! tests; never changed once the worker runs.
+
+use std::time::Duration;
+
+use hugemem::PageKind;
+use policy::WorkerId;
+
+use crate::Error;
+
+/// Most completions that one turn of the loop may take.
+pub const BATCH_MAX: usize = 512;
+/// Most frames that one worker may own. Also the bound on its receive queue.
+pub const FRAMES_MAX: u32 = 1 << 20;
+/// Smallest frame: the shortest legal Ethernet frame.
+pub const FRAME_BYTES_MIN: u32 = 64;
+/// Largest frame: beyond every jumbo frame in use.
+pub const FRAME_BYTES_MAX: u32 = 1 << 16;
+/// Sends that a worker's TX queue pair may have outstanding.
+pub const SENDS_MAX: u32 = 4096;
+
+/// How one worker is made.
+#[derive(Clone, Debug)]
+pub struct WorkerConfig {
+    /// Which worker this is: its place in the program's tables.
+    pub id: WorkerId,
+    /// The core its thread is pinned to; `None` leaves it to the scheduler.
+    pub core: Option<usize>,
+    /// Frames in its pool; all of them are posted while the worker is idle.
+    pub frames: u32,
+    /// Bytes per frame; a longer packet is refused by the device.
+    pub frame_bytes: u32,
+    /// Entries of the completion queue; `None` takes receives + sends, and less than that is refused,
+    /// because the queue could then overrun.
+    pub cq_entries: Option<u32>,
+    /// Completions taken per turn, at most [`BATCH_MAX`].
+    pub batch: usize,
+    /// Sends that may be outstanding on the TX queue pair.
+    pub sends: u32,
+    /// Kinds of pages, tried in this order.
+    pub pages: Vec<PageKind>,
+    /// NUMA node of its memory.
+    pub numa_node: Option<u32>,
+    /// What to do when there is nothing to do.
+    pub idle: Idle,
+    /// Ask the device not to check for overruns: sound because the queue cannot overrun.
+    pub ignore_overrun: bool,
+    /// Have completions carry the device's timestamp (for sinks).
+    pub timestamps: bool,
+}
+
+impl WorkerConfig {
+    /// A worker with the defaults of `steerd.toml`.
+    #[must_use]
+    pub fn new(id: WorkerId) -> Self {
+        Self {
+            id,
+            core: None,
+            frames: 4096,
+            frame_bytes: 2048,
+            cq_entries: None,
+            batch: 64,
+            sends: 64,
+            pages: vec![PageKind::Huge2M, PageKind::Transparent, PageKind::Plain],
+            numa_node: None,
+            idle: Idle::default(),
+            ignore_overrun: false,
+            timestamps: false,
+        }
+    }
+
+    /// Completions that can be outstanding at once: the least size of the completion queue.
+    #[must_use]
+    pub fn completions_max(&self) -> u32 {
+        self.frames.saturating_add(self.sends)
+    }
+
+    /// Refuses what no device could run.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] names the setting, its value and its range.
+    pub fn check(&self) -> Result<(), Error> {
+        in_range("frames", u64::from(self.frames), 1, u64::from(FRAMES_MAX))?;
+        in_range(
+            "frame_bytes",
+            u64::from(self.frame_bytes),
+            u64::from(FRAME_BYTES_MIN),
+            u64::from(FRAME_BYTES_MAX),
+        )?;
+        in_range("batch", self.batch as u64, 1, BATCH_MAX as u64)?;
+        in_range("sends", u64::from(self.sends), 1, u64::from(SENDS_MAX))?;
+        if let Some(entries) = self.cq_entries {
+            in_range(
+                "cq_entries",
+                u64::from(entries),
+                u64::from(self.completions_max()),
+                u64::from(u32::MAX),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn in_range(setting: &'static str, value: u64, least: u64, most: u64) -> Result<(), Error> {
+    if (least..=most).contains(&value) { Ok(()) } else { Err(Error::Setting { setting, value, least, most }) }
+}
+
+/// What a worker does on turns that find no completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idle {
+    /// Polls again at once: least latency, a whole core.
+    Spin,
+    /// Polls `spin_polls` times, then yields `yield_polls` times, then sleeps `sleep_us` per turn.
+    Adaptive {
+        /// Empty polls before the first yield.
+        spin_polls: u32,
+        /// Yields before the first sleep.
+        yield_polls: u32,
+        /// Length of one sleep.
+        sleep_us: u32,
+    },
+}
+
+impl Default for Idle {
+    fn default() -> Self {
+        Self::Adaptive { spin_polls: 1000, yield_polls: 100, sleep_us: 50 }
+    }
+}
+
+/// Where a worker is on the way from spinning to sleeping.
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    idle: Idle,
+    empty_turns: u32,
+}
+
+/// What the next idle turn does.
+#[derive(Debug, PartialEq, Eq)]
+enum Pause {
+    Spin,
+    Yield,
+    Sleep(Duration),
+}
+
+impl Backoff {
+    pub(crate) fn new(idle: Idle) -> Self {
+        Self { idle, empty_turns: 0 }
+    }
+
+    /// Called once per turn with the number of completions it found.
+    pub(crate) fn after(&mut self, completions: usize) {
+        if completions > 0 {
+            self.empty_turns = 0;
+            return;
+        }
+        match self.next() {
+            Pause::Spin => std::hint::spin_loop(),
+            Pause::Yield => std::thread::yield_now(),
+            Pause::Sleep(time) => std::thread::sleep(time),
+        }
+    }
+
+    fn next(&mut self) -> Pause {
+        self.empty_turns = self.empty_turns.saturating_add(1);
+        match self.idle {
+            Idle::Spin => Pause::Spin,
+            Idle::Adaptive { spin_polls, .. } if self.empty_turns <= spin_polls => Pause::Spin,
+            Idle::Adaptive { spin_polls, yield_polls, .. }
+                if self.empty_turns <= spin_polls.saturating_add(yield_polls) =>
+            {
+                Pause::Yield
+            }
+            Idle::Adaptive { sleep_us, .. } => Pause::Sleep(Duration::from_micros(u64::from(sleep_us))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adaptive_idle_spins_then_yields_then_sleeps_and_starts_over() {
+        let mut backoff = Backoff::new(Idle::Adaptive { spin_polls: 2, yield_polls: 1, sleep_us: 50 });
+        let sleep = Pause::Sleep(Duration::from_micros(50));
+        let turns: Vec<Pause> = (0..5).map(|_| backoff.next()).collect();
+        assert_eq!(
+            turns,
+            [Pause::Spin, Pause::Spin, Pause::Yield, Pause::Sleep(Duration::from_micros(50)), sleep]
+        );
+        backoff.after(1);
+        assert_eq!(backoff.next(), Pause::Spin);
+    }
+
+    #[test]
+    fn a_completion_queue_that_could_overrun_is_refused() {
+        let mut config = WorkerConfig::new(WorkerId(0));
+        config.cq_entries = Some(config.completions_max());
+        assert!(config.check().is_ok());
+        config.cq_entries = Some(config.completions_max() - 1);
+        let error = config.check().expect_err("too small");
+        assert!(error.to_string().contains("cq_entries"), "{error}");
+    }
+
+    #[test]
+    fn settings_outside_their_range_are_named() {
+        let broken: [(&str, fn(&mut WorkerConfig)); 4] = [
+            ("frames", |c| c.frames = 0),
+            ("frame_bytes", |c| c.frame_bytes = 63),
+            ("batch", |c| c.batch = BATCH_MAX + 1),
+            ("sends", |c| c.sends = 0),
+        ];
+        for (name, damage) in broken {
+            let mut config = WorkerConfig::new(WorkerId(0));
+            damage(&mut config);
+            let error = config.check().expect_err(name);
+            assert!(error.to_string().contains(name), "{error}");
+        }
+    }
+}

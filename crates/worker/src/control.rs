@@ -1,0 +1,170 @@
+//! The handle by which everybody else speaks with a worker: publish programs, see them
+//! acknowledged, read its books. Cheap to clone; never touches the worker's queues.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use policy::{Band, WorkerId};
+
+use crate::mailbox::Mailbox;
+use crate::snapshot::{RuleSnapshot, WorkerSnapshot};
+use crate::stats::Stats;
+use crate::{ClassTable, Disposition, Generation, Traffic, Warning};
+
+/// Rules of past programs whose totals are kept by name; beyond, they are summed as [`FORGOTTEN`].
+pub const RETIRED_RULES_MAX: usize = 16_384;
+/// The name under which totals of further retired rules are summed.
+pub const FORGOTTEN: &str = "(retired rules)";
+
+/// How long [`WorkerControl::wait`] rests between looks.
+const WAIT_STEP: Duration = Duration::from_micros(50);
+
+/// A handle on one worker.
+#[derive(Clone, Debug)]
+pub struct WorkerControl {
+    shared: Arc<Shared>,
+}
+
+/// What a worker and its handles share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) id: WorkerId,
+    pub(crate) stats: Stats,
+    pub(crate) mailbox: Mailbox,
+    ledger: Mutex<Ledger>,
+    warnings: Mutex<Vec<Warning>>,
+}
+
+/// Tables that still count, and the sums of those that no longer do.
+#[derive(Debug, Default)]
+struct Ledger {
+    tables: Vec<Entry>,
+    retired: BTreeMap<(String, Disposition), Traffic>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    band: Band,
+    table: Arc<ClassTable>,
+    /// The publication that takes it away from the worker.
+    retired_by: Option<Generation>,
+}
+
+impl Ledger {
+    /// Folds the tables that the worker has let go of into the totals.
+    fn settle(&mut self, acknowledged: Generation) {
+        let retired = &mut self.retired;
+        self.tables.retain(|entry| {
+            let settled = entry.retired_by.is_some_and(|generation| generation <= acknowledged);
+            if settled {
+                fold(retired, &entry.table);
+            }
+            !settled
+        });
+    }
+}
+
+fn fold(totals: &mut BTreeMap<(String, Disposition), Traffic>, table: &ClassTable) {
+    for (name, disposition, traffic) in table.rows() {
+        let key = (name.to_owned(), disposition);
+        let known = totals.len() < RETIRED_RULES_MAX || totals.contains_key(&key);
+        let key = if known { key } else { (FORGOTTEN.to_owned(), disposition) };
+        *totals.entry(key).or_default() += traffic;
+    }
+}
+
+impl WorkerControl {
+    pub(crate) fn new(id: WorkerId, warnings: Vec<Warning>) -> Self {
+        let shared = Shared {
+            id,
+            stats: Stats::default(),
+            mailbox: Mailbox::default(),
+            ledger: Mutex::default(),
+            warnings: Mutex::new(warnings),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Which worker this is.
+    #[must_use]
+    pub fn id(&self) -> WorkerId {
+        self.shared.id
+    }
+
+    /// Puts `table` in `band`, or empties the band. A table that stands there is first drained: the
+    /// worker takes every completion that was waiting when it saw the command, then lets go.
+    pub fn publish(&self, band: Band, table: Option<Arc<ClassTable>>) -> Generation {
+        let mut ledger = self.ledger();
+        let generation = self.shared.mailbox.push(band, table.clone());
+        for entry in &mut ledger.tables {
+            if entry.band == band && entry.retired_by.is_none() {
+                entry.retired_by = Some(generation);
+            }
+        }
+        if let Some(table) = table {
+            ledger.tables.push(Entry { band, table, retired_by: None });
+        }
+        generation
+    }
+
+    /// Whether the worker has done what was published as `generation`.
+    #[must_use]
+    pub fn acknowledged(&self, generation: Generation) -> bool {
+        self.shared.mailbox.acknowledged() >= generation
+    }
+
+    /// Waits at most `patience` for [`WorkerControl::acknowledged`].
+    #[must_use]
+    pub fn wait(&self, generation: Generation, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        while !self.acknowledged(generation) {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(WAIT_STEP);
+        }
+        true
+    }
+
+    /// What was not as asked for, with the remedies.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<Warning> {
+        self.shared.warnings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn warn(&self, warning: Warning) {
+        tracing::warn!(worker = self.shared.id.0, "{warning}");
+        self.shared.warnings.lock().unwrap_or_else(PoisonError::into_inner).push(warning);
+    }
+
+    /// The worker's books, read while it runs: the figures are as of slightly different instants, so
+    /// they balance exactly only when it is idle. No total ever goes backwards.
+    #[must_use]
+    pub fn snapshot(&self) -> WorkerSnapshot {
+        let rules = {
+            let mut ledger = self.ledger();
+            ledger.settle(self.shared.mailbox.acknowledged());
+            let mut totals = ledger.retired.clone();
+            for entry in &ledger.tables {
+                for (name, disposition, traffic) in entry.table.rows() {
+                    *totals.entry((name.to_owned(), disposition)).or_default() += traffic;
+                }
+            }
+            totals
+        };
+        let rules = rules
+            .into_iter()
+            .map(|((name, disposition), traffic)| RuleSnapshot { name, disposition, traffic })
+            .collect();
+        WorkerSnapshot::read(self.shared.id, &self.shared.stats, rules)
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.shared.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,200 @@
+//! What can go wrong while a worker is built or ended, one variant per operation. Nothing on the
+//! packet path returns these: there a bad packet is a counted drop.
+
+use policy::WorkerId;
+
+/// Errors of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A setting outside its range.
+    #[error("worker setting `{setting}` is {value}, but must be within {least}..={most}")]
+    Setting {
+        /// Its name in [`crate::WorkerConfig`].
+        setting: &'static str,
+        /// What was asked for.
+        value: u64,
+        /// The least allowed.
+        least: u64,
+        /// The most allowed.
+        most: u64,
+    },
+    /// The device cannot hold as many completions as the worker may have outstanding.
+    #[error(
+        "worker {}: {wanted} completion queue entries (frames + sends) are more than the device's {limit}; \
+         lower `frames`",
+        worker.0
+    )]
+    CompletionLimit {
+        /// Which worker.
+        worker: WorkerId,
+        /// Entries it would need.
+        wanted: u32,
+        /// Entries that the device offers.
+        limit: u32,
+    },
+    /// The arena could not be mapped.
+    #[error("worker {}: no memory of {bytes} bytes for its arena", worker.0)]
+    Arena {
+        /// Which worker.
+        worker: WorkerId,
+        /// Bytes asked for.
+        bytes: usize,
+        /// Why.
+        #[source]
+        source: hugemem::Error,
+    },
+    /// The arena has no room for the frames.
+    #[error("worker {}: the arena has no room for {bytes} bytes of frames", worker.0)]
+    FrameMemory {
+        /// Which worker.
+        worker: WorkerId,
+        /// Bytes of all frames.
+        bytes: usize,
+    },
+    /// A verb was refused.
+    #[error("worker {}: the device refused {object}: {source}{}", worker.0, remedy(source))]
+    Verb {
+        /// Which worker.
+        worker: WorkerId,
+        /// What was being made.
+        object: Object,
+        /// The refusal.
+        #[source]
+        source: Box<verbs::Error>,
+    },
+    /// The receive queue took fewer frames than it was made for.
+    #[error("worker {}: the receive queue took {posted} of {frames} frames", worker.0)]
+    FirstFill {
+        /// Which worker.
+        worker: WorkerId,
+        /// Frames it took.
+        posted: usize,
+        /// Frames of the pool.
+        frames: usize,
+    },
+    /// The thread could not be started.
+    #[error("worker {}: its thread could not be started", worker.0)]
+    Spawn {
+        /// Which worker.
+        worker: WorkerId,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The thread panicked: a bug.
+    #[error("worker {}: its thread panicked: {message}", worker.0)]
+    Panicked {
+        /// Which worker.
+        worker: WorkerId,
+        /// What it said.
+        message: String,
+    },
+}
+
+/// What a worker has made for itself by a verb.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Object {
+    /// The device's limits.
+    Attributes,
+    /// Its protection domain.
+    ProtectionDomain,
+    /// Its thread domain.
+    ThreadDomain,
+    /// Its parent domain.
+    ParentDomain,
+    /// Its completion queue.
+    CompletionQueue,
+    /// Its receive work queue.
+    WorkQueue,
+    /// Moving the receive work queue to ready.
+    ReadyWorkQueue,
+    /// Its raw packet queue pair for sending.
+    SendQueue,
+    /// The memory region of its frames.
+    MemoryRegion,
+    /// The cutting of that region into frames.
+    FramePool,
+}
+
+impl std::fmt::Display for Object {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Attributes => "to tell its limits",
+            Self::ProtectionDomain => "a protection domain",
+            Self::ThreadDomain => "a thread domain",
+            Self::ParentDomain => "a parent domain",
+            Self::CompletionQueue => "a completion queue",
+            Self::WorkQueue => "a receive work queue",
+            Self::ReadyWorkQueue => "to make the receive work queue ready",
+            Self::SendQueue => "a raw packet queue pair",
+            Self::MemoryRegion => "to register the frames' memory",
+            Self::FramePool => "the frame pool",
+        })
+    }
+}
+
+/// errno.h, asm-generic: the same on every Linux this runs on.
+pub(crate) const EPERM: i32 = 1;
+const ENOMEM: i32 = 12;
+const EACCES: i32 = 13;
+const ENOSPC: i32 = 28;
+
+/// What to do about it, for the refusals that operators meet.
+fn remedy(error: &verbs::Error) -> &'static str {
+    match error.errno() {
+        Some(EPERM | EACCES) => {
+            "; raw packet queues need CAP_NET_RAW: run as root or grant it (systemd: AmbientCapabilities=CAP_NET_RAW)"
+        }
+        Some(ENOMEM | ENOSPC) => {
+            "; if the locked-memory limit is low (`ulimit -l`), raise it (systemd: LimitMEMLOCK=infinity), else lower `frames`"
+        }
+        _ => "",
+    }
+}
+
+/// Something that a worker does without, or gets otherwise than asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Warning {
+    /// What the arena could not get; the text names the remedy.
+    Memory(String),
+    /// A queue's memory came from the driver because the arena was full.
+    OutsideArena {
+        /// Bytes the driver asked for.
+        bytes: usize,
+    },
+    /// The thread runs unpinned.
+    NotPinned {
+        /// The core asked for.
+        core: usize,
+    },
+    /// The device gave no queue pair to send with.
+    NoSendQueue {
+        /// Its refusal.
+        reason: String,
+    },
+}
+
+impl std::fmt::Display for Warning {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Memory(text) => f.write_str(text),
+            Self::OutsideArena { bytes } => {
+                write!(
+                    f,
+                    "the arena is full: {bytes} bytes of a queue are the driver's own memory, perhaps on another NUMA node"
+                )
+            }
+            Self::NotPinned { core } => {
+                write!(
+                    f,
+                    "cannot pin the thread to core {core}: choose one of the cores this process may use (taskset -p, AllowedCPUs=)"
+                )
+            }
+            Self::NoSendQueue { reason } => {
+                write!(f, "the device gave no raw packet queue pair, this worker only receives: {reason}")
+            }
+        }
+    }
+}

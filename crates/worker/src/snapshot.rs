@@ -1,0 +1,101 @@
+//! A worker's books as read at one moment: plain data for metrics, the live table and tests.
+
+use packet::Anomaly;
+use policy::WorkerId;
+
+use crate::counter::{Histogram, Traffic};
+use crate::stats::Stats;
+use crate::{Disposition, DropReason};
+
+/// What one rule's packets came to on one worker, over all programs that had a rule of this name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleSnapshot {
+    /// The rule's name.
+    pub name: String,
+    /// What became of these packets.
+    pub disposition: Disposition,
+    /// How many there were.
+    pub traffic: Traffic,
+}
+
+/// The books of one worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerSnapshot {
+    /// Which worker.
+    pub id: WorkerId,
+    /// Receive completions taken from the queue. Bytes only of those that succeeded.
+    pub received: Traffic,
+    /// By rule and disposition, sorted by name.
+    pub rules: Vec<RuleSnapshot>,
+    /// Packets dropped without a rule, by reason.
+    pub dropped: [(DropReason, u64); DropReason::ALL.len()],
+    /// Anomalies seen where a packet was parsed anyway, that is in hybrid classes only: exact
+    /// classes never look into the packet. A note on a packet, not a disposition of it.
+    pub anomalies: [(Anomaly, u64); Anomaly::ALL.len()],
+    /// Turns of the loop.
+    pub polls: u64,
+    /// Turns that found no completion.
+    pub empty_polls: u64,
+    /// Frames posted, the first filling included.
+    pub posted: u64,
+    /// Send completions.
+    pub sends_completed: u64,
+    /// Completions per turn.
+    pub batches: Histogram,
+    /// Time between the starts of two turns.
+    pub poll_gaps_ns: Histogram,
+    /// The longest of those.
+    pub poll_gap_max_ns: u64,
+}
+
+impl WorkerSnapshot {
+    pub(crate) fn read(id: WorkerId, stats: &Stats, rules: Vec<RuleSnapshot>) -> Self {
+        Self {
+            id,
+            received: stats.received.read(),
+            rules,
+            dropped: stats.reasons(),
+            anomalies: stats.anomalies(),
+            polls: stats.polls.read(),
+            empty_polls: stats.empty_polls.read(),
+            posted: stats.posted.read(),
+            sends_completed: stats.sends_completed.read(),
+            batches: stats.batches.read(),
+            poll_gaps_ns: stats.poll_gaps_ns.read(),
+            poll_gap_max_ns: stats.poll_gap_max_ns.read(),
+        }
+    }
+
+    /// What came of the packets of the rule called `name`.
+    #[must_use]
+    pub fn rule(&self, name: &str, disposition: Disposition) -> Traffic {
+        let mut sum = Traffic::default();
+        for rule in self.rules.iter().filter(|rule| rule.name == name && rule.disposition == disposition) {
+            sum += rule.traffic;
+        }
+        sum
+    }
+
+    /// Sum over all rules of one disposition.
+    #[must_use]
+    pub fn total(&self, disposition: Disposition) -> Traffic {
+        let mut sum = Traffic::default();
+        for rule in self.rules.iter().filter(|rule| rule.disposition == disposition) {
+            sum += rule.traffic;
+        }
+        sum
+    }
+
+    /// Packets dropped without a rule, for any reason.
+    #[must_use]
+    pub fn dropped_by_reason(&self) -> u64 {
+        self.dropped.iter().map(|(_, count)| count).sum()
+    }
+
+    /// Received packets less all that is accounted for: zero when the worker is idle, or a bug.
+    #[must_use]
+    pub fn imbalance(&self) -> i128 {
+        let ruled: u64 = Disposition::ALL.iter().map(|&disposition| self.total(disposition).packets).sum();
+        i128::from(self.received.packets) - i128::from(ruled) - i128::from(self.dropped_by_reason())
+    }
+}

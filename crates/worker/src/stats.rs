@@ -1,0 +1,122 @@
+//! What a worker counts besides its rules: one block of single-writer counters on its own cache
+//! lines. The worker writes it, [`crate::WorkerControl::snapshot`] reads it. No clock, no lock here.
+
+use crossbeam::utils::CachePadded;
+use packet::Anomaly;
+
+use crate::counter::{Counter, Log2Histogram, Tally};
+
+/// Why a received packet was dropped without a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DropReason {
+    /// The completion carried no tag, or one of a band without a program.
+    UnknownTag,
+    /// The tag's class, or the rule it names, is beyond the program.
+    UnknownClass,
+    /// The device named a frame that it does not own.
+    BadFrame,
+    /// The completion's status was not success.
+    ErrorCompletion,
+    /// The completion's length is missing or exceeds the frame.
+    BadLength,
+}
+
+impl DropReason {
+    /// All reasons, in the order of their indices.
+    pub const ALL: &[Self] =
+        &[Self::UnknownTag, Self::UnknownClass, Self::BadFrame, Self::ErrorCompletion, Self::BadLength];
+
+    /// The reason as a metric label.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::UnknownTag => "unknown_tag",
+            Self::UnknownClass => "unknown_class",
+            Self::BadFrame => "bad_frame",
+            Self::ErrorCompletion => "error_completion",
+            Self::BadLength => "bad_length",
+        }
+    }
+
+    /// Its place in [`DropReason::ALL`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// The counters of one worker.
+#[derive(Debug, Default)]
+pub(crate) struct Stats(CachePadded<Block>);
+
+impl std::ops::Deref for Stats {
+    type Target = Block;
+    fn deref(&self) -> &Block {
+        &self.0
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub(crate) received: Tally,
+    reasons: [Counter; DropReason::ALL.len()],
+    anomalies: [Counter; Anomaly::ALL.len()],
+    pub(crate) polls: Counter,
+    pub(crate) empty_polls: Counter,
+    pub(crate) posted: Counter,
+    pub(crate) sends_completed: Counter,
+    pub(crate) batches: Log2Histogram,
+    pub(crate) poll_gaps_ns: Log2Histogram,
+    pub(crate) poll_gap_max_ns: Counter,
+}
+
+impl Default for Block {
+    fn default() -> Self {
+        Self {
+            received: Tally::default(),
+            reasons: std::array::from_fn(|_| Counter::default()),
+            anomalies: std::array::from_fn(|_| Counter::default()),
+            polls: Counter::default(),
+            empty_polls: Counter::default(),
+            posted: Counter::default(),
+            sends_completed: Counter::default(),
+            batches: Log2Histogram::default(),
+            poll_gaps_ns: Log2Histogram::default(),
+            poll_gap_max_ns: Counter::default(),
+        }
+    }
+}
+
+impl Block {
+    pub(crate) fn dropped(&self, reason: DropReason) {
+        self.reasons[reason.index()].add(1);
+    }
+
+    pub(crate) fn anomaly(&self, anomaly: Anomaly) {
+        if let Some(counter) = self.anomalies.get(anomaly.index()) {
+            counter.add(1);
+        }
+    }
+
+    pub(crate) fn reasons(&self) -> [(DropReason, u64); DropReason::ALL.len()] {
+        std::array::from_fn(|index| (DropReason::ALL[index], self.reasons[index].read()))
+    }
+
+    pub(crate) fn anomalies(&self) -> [(Anomaly, u64); Anomaly::ALL.len()] {
+        std::array::from_fn(|index| (Anomaly::ALL[index], self.anomalies[index].read()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_stands_at_its_index_under_a_name_of_its_own() {
+        let mut names = std::collections::HashSet::new();
+        for (index, reason) in DropReason::ALL.iter().enumerate() {
+            assert_eq!(reason.index(), index);
+            assert!(names.insert(reason.name()));
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! A program as one worker sees it: its classes, and this worker's own counters for its rules.
+//! Made by control for each worker and each program, read and counted into by the worker's loop,
+//! folded into totals once the worker has let go of it. Never shared between workers.
+
+use std::sync::Arc;
+
+use policy::{Class, ClassId, Decide, Outcome, Program, Verdict};
+
+use crate::counter::{Tally, TallyRow, Traffic};
+
+/// What became of a packet, without where it went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Disposition {
+    /// Delivered to a group.
+    Delivered,
+    /// Dropped by a rule, in software.
+    Dropped,
+    /// Left to the kernel by a decision in software.
+    Kernel,
+}
+
+impl Disposition {
+    /// All of them, in the order of their indices.
+    pub const ALL: [Self; 3] = [Self::Delivered, Self::Dropped, Self::Kernel];
+
+    /// As a metric label.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Delivered => "delivered",
+            Self::Dropped => "dropped",
+            Self::Kernel => "kernel",
+        }
+    }
+}
+
+impl From<Verdict> for Disposition {
+    fn from(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Deliver(_) => Self::Delivered,
+            Verdict::Drop => Self::Dropped,
+            Verdict::Kernel => Self::Kernel,
+        }
+    }
+}
+
+/// The classes of a program with one worker's counters, for one band.
+#[derive(Debug)]
+pub struct ClassTable {
+    program: Arc<Program>,
+    /// One tally per rule and disposition: `rule * 3 + disposition`.
+    tallies: TallyRow,
+}
+
+impl ClassTable {
+    /// A table for `program` with all counters at zero.
+    #[must_use]
+    pub fn new(program: Arc<Program>) -> Self {
+        let tallies = TallyRow::new(program.rules.len() * Disposition::ALL.len());
+        Self { program, tallies }
+    }
+
+    /// The program it was made from.
+    #[must_use]
+    pub fn program(&self) -> &Arc<Program> {
+        &self.program
+    }
+
+    /// The class with that id; `None` beyond the program.
+    #[inline]
+    pub(crate) fn class(&self, id: ClassId) -> Option<&Class> {
+        self.program.classes.get(id.0 as usize)
+    }
+
+    /// Where packets with this outcome are counted; `None` for a rule beyond the program.
+    #[inline]
+    pub(crate) fn tally(&self, outcome: &Outcome) -> Option<&Tally> {
+        let row = outcome.rule.0 as usize * Disposition::ALL.len();
+        self.tallies.at(row + Disposition::from(outcome.verdict) as usize)
+    }
+
+    /// Every rule with each disposition its classes can come to, or that was counted.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (&str, Disposition, Traffic)> {
+        let mut possible = vec![[false; 3]; self.program.rules.len()];
+        for class in &self.program.classes {
+            each_outcome(&class.decide, &mut |outcome| {
+                if let Some(rule) = possible.get_mut(outcome.rule.0 as usize) {
+                    rule[Disposition::from(outcome.verdict) as usize] = true;
+                }
+            });
+        }
+        self.program.rules.iter().enumerate().zip(possible).flat_map(move |((index, rule), possible)| {
+            Disposition::ALL.into_iter().filter_map(move |disposition| {
+                let place = index * Disposition::ALL.len() + disposition as usize;
+                let traffic = self.tallies.at(place).map(Tally::read).unwrap_or_default();
+                let shown = possible[disposition as usize] || traffic.packets > 0;
+                shown.then_some((rule.name.as_str(), disposition, traffic))
+            })
+        })
+    }
+}
+
+fn each_outcome(decide: &Decide, visit: &mut dyn FnMut(&Outcome)) {
+    match decide {
+        Decide::Exact(outcome) => visit(outcome),
+        Decide::Software(steps, otherwise) => {
+            steps.iter().for_each(|step| visit(&step.outcome));
+            visit(otherwise);
+        }
+    }
+}
