@@ -1,76 +1,205 @@
-//! The arena and its blocks.
+//! The arena and its blocks: where memory for the device comes from and goes back to.
+//!
+//! Workers and the parent domain's allocator carve; the packet path only uses what was carved. An arena stays mapped
+//! until its last block is gone, so that memory which a device may still write to is never unmapped.
 
-use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
+use std::io;
+use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stable_deref_trait::StableDeref;
 
+use crate::free_list::FreeList;
+use crate::mapping::Mapping;
 use crate::{Error, PageKind, Warning};
+
+/// The largest arena: more is a mistake in the settings.
+pub const MAX_ARENA_BYTES: usize = 1 << 40;
 
 /// What to map.
 #[derive(Clone, Debug)]
 pub struct ArenaOptions {
-    /// Least usable size; rounded up to whole pages.
+    /// Least usable size; rounded up to whole pages of the kind that is found.
     pub bytes: usize,
     /// Kinds of pages, tried in this order.
     pub pages: Vec<PageKind>,
-    /// NUMA node to bind to.
+    /// NUMA node to bind to; failing to is a warning.
     pub numa_node: Option<u32>,
     /// Who the arena is for, in warnings and errors.
     pub label: String,
 }
 
-/// A mapped, prefaulted, zeroed region that blocks are carved from.
-#[derive(Debug)]
-pub struct Arena {}
-
-impl Arena {
-    /// Maps an arena.
-    pub fn map(options: &ArenaOptions) -> Result<Arc<Self>, Error> {
-        let _ = options;
-        todo!()
-    }
-    /// The kind of pages it got.
-    pub fn page_kind(&self) -> PageKind {
-        todo!()
-    }
-    /// Its size.
-    pub fn bytes(&self) -> usize {
-        todo!()
-    }
-    /// Who it is for.
-    pub fn label(&self) -> &str {
-        todo!()
-    }
-    /// What it could not get.
-    pub fn warnings(&self) -> &[Warning] {
-        todo!()
-    }
-    /// Carves a zeroed block; `None` when no free range is long enough.
-    pub fn carve(self: &Arc<Self>, bytes: usize, align: usize) -> Option<Block> {
-        let _ = (bytes, align);
-        todo!()
+impl ArenaOptions {
+    /// An arena of 2 MiB pages if there are any, otherwise transparent, otherwise plain ones, on any node.
+    pub fn new(label: impl Into<String>, bytes: usize) -> Self {
+        let pages = vec![PageKind::Huge2M, PageKind::Transparent, PageKind::Plain];
+        Self { bytes, pages, numa_node: None, label: label.into() }
     }
 }
 
-/// A piece of an arena; goes back when dropped.
+/// A mapped, populated region that blocks are carved from. Not shared with forked children.
+#[derive(Debug)]
+pub struct Arena {
+    mapping: Mapping,
+    page_kind: PageKind,
+    label: String,
+    warnings: Vec<Warning>,
+    // Invariant: a range is in the list or in exactly one `Block`, never in both.
+    free: Mutex<FreeList>,
+}
+
+impl Arena {
+    /// Maps, binds and populates an arena of the first page kind that the system gives.
+    ///
+    /// # Errors
+    /// A size out of range, an empty list of kinds, or [`Error::Map`] when every kind was refused.
+    pub fn map(options: &ArenaOptions) -> Result<Arc<Self>, Error> {
+        let label = options.label.clone();
+        if options.bytes == 0 || options.bytes > MAX_ARENA_BYTES {
+            return Err(Error::Size { label, bytes: options.bytes });
+        }
+        let mut warnings = Vec::new();
+        for &page_kind in &options.pages {
+            let bytes = options.bytes.next_multiple_of(page_kind.page_bytes());
+            match populated(options, page_kind, bytes) {
+                Ok((mapping, unmet)) => {
+                    warnings.extend(unmet);
+                    let free = Mutex::new(FreeList::new(mapping.bytes()));
+                    return Ok(Arc::new(Self { mapping, page_kind, label, warnings, free }));
+                }
+                Err(source) => {
+                    warnings.push(Warning::Refused { label: label.clone(), kind: page_kind, bytes, source });
+                }
+            }
+        }
+        match warnings.last() {
+            Some(Warning::Refused { source, .. }) => {
+                let source = same_error(source);
+                Err(Error::Map { label, bytes: options.bytes, refused: warnings, source })
+            }
+            _ => Err(Error::NoPageKind { label }),
+        }
+    }
+
+    /// The kind of pages that it is made of.
+    pub fn page_kind(&self) -> PageKind {
+        self.page_kind
+    }
+
+    /// Its whole size: what was asked for, rounded up to pages.
+    pub fn bytes(&self) -> usize {
+        self.mapping.bytes()
+    }
+
+    /// What is not carved now, though not necessarily in one piece.
+    pub fn free_bytes(&self) -> usize {
+        self.free_list().free_bytes()
+    }
+
+    /// Who it is for.
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// What was asked for and could not be had, with remedies.
+    pub fn warnings(&self) -> &[Warning] {
+        &self.warnings
+    }
+
+    /// Carves a zeroed block that starts at a multiple of `align`.
+    ///
+    /// `None` when no free range is long enough, `bytes` is 0, `align` is not a power of two, or
+    /// [`crate::MAX_BLOCKS`] blocks are out.
+    pub fn carve(self: &Arc<Self>, bytes: usize, align: usize) -> Option<Block> {
+        let range = self.free_list().take(bytes, align, self.mapping.base().addr().get())?;
+        // SAFETY: the free list only ever holds offsets inside the mapping.
+        let start = unsafe { self.mapping.base().add(range.start) };
+        // SAFETY: the range is mapped writable, and since it was in the free list, no block refers to it.
+        unsafe { start.write_bytes(0, range.len()) };
+        Some(Block { start, bytes, range, arena: Arc::clone(self) })
+    }
+
+    /// A panic elsewhere cannot leave the list half changed: it has no panicking step between its changes.
+    fn free_list(&self) -> MutexGuard<'_, FreeList> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Maps `bytes` of one kind of page; what is unmet but not fatal comes back as warnings.
+fn populated(
+    options: &ArenaOptions,
+    page_kind: PageKind,
+    bytes: usize,
+) -> io::Result<(Mapping, Vec<Warning>)> {
+    let mapping = Mapping::new(page_kind, bytes)?;
+    let mut unmet = Vec::new();
+    if let Err(source) = mapping.dont_fork() {
+        unmet.push(Warning::Fork { label: options.label.clone(), source });
+    }
+    let mut bound = false;
+    if let Some(numa_node) = options.numa_node {
+        match mapping.bind(numa_node) {
+            Ok(()) => bound = true,
+            Err(source) => unmet.push(Warning::NumaBind { label: options.label.clone(), numa_node, source }),
+        }
+    }
+    mapping.populate(page_kind, bound)?;
+    Ok((mapping, unmet))
+}
+
+/// `io::Error` is not `Clone`; the errno, or else kind and text, are all that ours carry.
+fn same_error(error: &io::Error) -> io::Error {
+    error
+        .raw_os_error()
+        .map_or_else(|| io::Error::new(error.kind(), error.to_string()), io::Error::from_raw_os_error)
+}
+
+/// A piece of an arena, goes back to it when dropped. A forgotten block keeps its arena mapped for good.
 #[derive(Debug)]
 pub struct Block {
-    _arena: Arc<Arena>,
+    start: NonNull<u8>,
+    bytes: usize,
+    // Invariant: taken from the arena's free list by `carve`, given back only by `Drop`; `start..start + bytes` lies
+    // inside it.
+    range: Range<usize>,
+    arena: Arc<Arena>,
+}
+
+// SAFETY: the bytes belong to this block alone (invariant of `range`), and its arena may be used from any thread.
+unsafe impl Send for Block {}
+
+// SAFETY: the bytes lie in the arena's mapping, which `arena` keeps in place; moving a block moves only its pointer.
+unsafe impl StableDeref for Block {}
+
+impl Block {
+    /// The arena that it came from.
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
 }
 
 impl Deref for Block {
     type Target = [u8];
+
     fn deref(&self) -> &[u8] {
-        todo!()
+        // SAFETY: the bytes are mapped as long as `arena` lives, were zeroed by `carve`, and only this block names them.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 }
 
 impl DerefMut for Block {
     fn deref_mut(&mut self) -> &mut [u8] {
-        todo!()
+        // SAFETY: as in `deref`, and `&mut self` makes this the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
     }
 }
 
-// SAFETY: a block's bytes lie in the arena's mapping, which `_arena` keeps in place; moving the block moves only the pointer.
-unsafe impl StableDeref for Block {}
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.arena.free_list().give_back(self.range.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,10 @@
 //! The crate's one error type.
 
+use std::io;
+
+use crate::Warning;
+use crate::warning::Size;
+
 /// Why there is no arena.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -9,4 +14,35 @@ pub enum Error {
         /// What was given.
         text: String,
     },
+    /// A size of 0 or beyond [`crate::MAX_ARENA_BYTES`].
+    #[error("arena {label}: a size of {bytes} bytes is not between 1 and {}", crate::MAX_ARENA_BYTES)]
+    Size {
+        /// Who the arena was for.
+        label: String,
+        /// The size that was asked for.
+        bytes: usize,
+    },
+    /// No page kind was allowed.
+    #[error("arena {label}: the list of page kinds is empty; `plain` is always there to be tried last")]
+    NoPageKind {
+        /// Who the arena was for.
+        label: String,
+    },
+    /// Every allowed page kind was refused.
+    #[error("arena {label}: none of the allowed page kinds gives {}:{}", Size(*.bytes), listed(.refused))]
+    Map {
+        /// Who the arena was for.
+        label: String,
+        /// The size that was asked for.
+        bytes: usize,
+        /// Each refusal with its remedy, in the order tried.
+        refused: Vec<Warning>,
+        /// The last refusal.
+        #[source]
+        source: io::Error,
+    },
+}
+
+fn listed(warnings: &[Warning]) -> String {
+    warnings.iter().map(|warning| format!("\n  {warning}")).collect()
 }

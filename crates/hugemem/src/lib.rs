@@ -4,14 +4,16 @@
 //! that a parent domain's allocator hands to the driver. Arenas are mapped and carved while setting up, never on the
 //! packet path; they never grow, and never touch the system's hugepage settings: what the kernel refuses becomes a
 //! [`Warning`] that says what to change.
-#![allow(clippy::todo)]
 
 mod arena;
 mod error;
+mod free_list;
+mod mapping;
 mod page_kind;
 mod warning;
 
-pub use arena::{Arena, ArenaOptions, Block};
+pub use arena::{Arena, ArenaOptions, Block, MAX_ARENA_BYTES};
 pub use error::Error;
+pub use free_list::{BLOCK_GRANULE_BYTES, MAX_BLOCKS};
 pub use page_kind::PageKind;
 pub use warning::Warning;

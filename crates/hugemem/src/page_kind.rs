@@ -1,4 +1,4 @@
-//! The kinds of pages that an arena can be made of.
+//! The kinds of pages that an arena can be made of, as settings and metrics name them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use crate::Error;
 /// A kind of page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PageKind {
-    /// Reserved 1 GiB pages (hugetlb).
+    /// Reserved 1 GiB pages (hugetlb). Every arena takes whole ones.
     Huge1G,
     /// Reserved 2 MiB pages (hugetlb).
     Huge2M,
@@ -31,6 +31,16 @@ impl PageKind {
             Self::Plain => "plain",
         }
     }
+
+    /// What an arena's size is rounded up to and its start is aligned to.
+    pub const fn page_bytes(self) -> usize {
+        match self {
+            Self::Huge1G => 1 << 30,
+            Self::Huge2M | Self::Transparent => 2 << 20,
+            // The largest base page of any architecture that Linux runs on; 4 KiB pages divide it.
+            Self::Plain => 64 << 10,
+        }
+    }
 }
 
 impl fmt::Display for PageKind {
@@ -49,5 +59,19 @@ impl FromStr for PageKind {
             .copied()
             .find(|kind| kind.name() == text)
             .ok_or_else(|| Error::PageKind { text: text.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back() {
+        for kind in PageKind::ALL {
+            assert_eq!(kind.to_string().parse::<PageKind>().unwrap(), *kind);
+        }
+        let error = "2M".parse::<PageKind>().unwrap_err();
+        assert!(error.to_string().contains("`2M`") && error.to_string().contains("huge_2m"), "{error}");
     }
 }
