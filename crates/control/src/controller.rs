@@ -1,0 +1,337 @@
+//! The controller: what is installed on a device, and the way from one program to the next. Owned by
+//! `steerd`, called when the policy changes and when counters are scraped. It keeps invariant 2 of the
+//! design: after any failure the device is as before, or says what is left over.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use policy::{Band, ClassTag, Flow, FlowAction, Program, WorkerId};
+use verbs::{HashConfig, HashFields, WorkQueue};
+
+use crate::counters::{CounterBook, DropTotals};
+use crate::installer::{FlowRequest, Installer, VerbsInstaller};
+use crate::plan::{dropping_rules, plan, rule_name};
+use crate::transaction::{Change, Placed};
+use crate::{Device, Error, Refusal};
+
+/// Counts the programs that a controller has installed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Generation(pub u64);
+
+impl std::fmt::Display for Generation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "generation {}", self.0)
+    }
+}
+
+/// Hands a program to every worker for a band, or takes it away, and returns when all have
+/// acknowledged. An error of the first kind undoes the change; of the second it is a warning.
+pub type Publish<'p> = dyn FnMut(Band, Option<Arc<Program>>) -> Result<(), Error> + 'p;
+
+/// The key of the queue pair that flows which drop hang on; nothing is hashed with it.
+const ANCHOR_KEY: [u8; 40] = [0x6d; 40];
+
+/// Puts programs on one device.
+pub struct Controller<I: Installer = VerbsInstaller> {
+    /// Before everything that its flows refer to.
+    installed: Option<Placed<I>>,
+    /// Flows that a failed way back has left on the device.
+    leftover: Option<Placed<I>>,
+    /// Every flow needs a queue pair, even one that drops (facts: uverbs).
+    anchor: I::Queue,
+    _anchor_table: I::Table,
+    counters: CounterBook<I::Counter>,
+    counts: bool,
+    installer: I,
+    device: String,
+    ports: Vec<u8>,
+    workers: usize,
+    priorities_per_band: u32,
+    generation: Generation,
+    warnings: Vec<String>,
+}
+
+impl Controller<VerbsInstaller> {
+    /// For a device's ports and the workers' queues, in the order of the workers' ids.
+    ///
+    /// # Errors
+    /// A port that is down or missing, or no permission to make queue pairs.
+    pub fn new(device: &Device, ports: Vec<u8>, queues: Vec<Arc<WorkQueue>>) -> Result<Self, Error> {
+        ports.iter().try_for_each(|&port| device.check_port(port))?;
+        let workers = queues.len();
+        let installer = VerbsInstaller::new(device, queues)?;
+        let priorities = device.profile().priorities_per_program();
+        Self::over(installer, device.name(), priorities, ports, workers)
+    }
+}
+
+impl<I: Installer> Controller<I> {
+    /// Over anything that can install; `priorities_per_band` is what each of the two bands has.
+    ///
+    /// # Errors
+    /// No workers or ports, or the device refuses the controller's own queue pair.
+    pub fn over(
+        mut installer: I,
+        device: &str,
+        priorities_per_band: u32,
+        ports: Vec<u8>,
+        workers: usize,
+    ) -> Result<Self, Error> {
+        if workers == 0 || ports.is_empty() {
+            return Err(Error::NothingToSteer { workers, ports: ports.len() });
+        }
+        let refused = |what| move |source| Error::Setup { device: device.to_owned(), what, source };
+        let table =
+            installer.create_table(&[WorkerId(0)]).map_err(refused("an indirection table of one entry"))?;
+        let hash = HashConfig { key: ANCHOR_KEY, fields: HashFields::empty() };
+        let anchor = installer.create_queue(&table, &hash).map_err(refused("a raw packet queue pair"))?;
+        Ok(Self {
+            installed: None,
+            leftover: None,
+            anchor,
+            _anchor_table: table,
+            counters: CounterBook::default(),
+            counts: true,
+            installer,
+            device: device.to_owned(),
+            ports,
+            workers,
+            priorities_per_band,
+            generation: Generation::default(),
+            warnings: Vec::new(),
+        })
+    }
+
+    /// Replaces what is installed by `program`, make before break; see [`plan()`] for the order and why
+    /// no packet meets half a policy.
+    ///
+    /// # Errors
+    /// What was refused, for which rule, and what to do. What was installed before still is; only
+    /// [`Error::WayBack`] leaves something over, which the next call removes first.
+    pub fn install(&mut self, program: Arc<Program>, publish: &mut Publish<'_>) -> Result<Generation, Error> {
+        self.check(&program)?;
+        self.remove_leftover()?;
+        let old = self.installed.take();
+        let band = old.as_ref().map_or(Band::A, |old| old.band.other());
+        let steps = plan(old.as_ref().map(|old| &*old.program), &program);
+        let mut change = Change::new(program, band, old);
+        for step in steps.steps() {
+            if let Err(error) = self.perform(step, &steps, &mut change, publish) {
+                return Err(self.take_back(change, publish, error));
+            }
+        }
+        self.installed = Some(change.new);
+        self.generation.0 += 1;
+        Ok(self.generation)
+    }
+
+    /// Removes every flow, lowest precedence first; workers then receive nothing new.
+    ///
+    /// # Errors
+    /// The first flow that the device did not remove.
+    pub fn clear(&mut self) -> Result<(), Error> {
+        self.remove_leftover()?;
+        if let Some(mut old) = self.installed.take() {
+            self.refresh_counters();
+            if let Err(error) = self.remove_all(&mut old) {
+                self.installed = Some(old);
+                return Err(error);
+            }
+        }
+        self.close_counters(&HashSet::new());
+        Ok(())
+    }
+
+    /// Totals of the rules that drop in hardware, by name, never going backwards.
+    pub fn drop_counters(&mut self) -> Vec<DropTotals> {
+        self.counters.totals(&mut self.installer)
+    }
+
+    /// The program that is installed, and its band.
+    #[must_use]
+    pub fn installed(&self) -> Option<(&Arc<Program>, Band)> {
+        self.installed.as_ref().map(|placed| (&placed.program, placed.band))
+    }
+
+    /// How many programs were installed.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// What the device does without, in words.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// What it installs with.
+    #[must_use]
+    pub fn installer(&self) -> &I {
+        &self.installer
+    }
+
+    /// Nothing of a program that fails here has touched the device.
+    fn check(&self, program: &Program) -> Result<(), Error> {
+        let needed = program.flows.iter().map(|flow| u32::from(flow.priority) + 1).max().unwrap_or(0);
+        if needed > self.priorities_per_band {
+            let (device, offered) = (self.device.clone(), self.priorities_per_band);
+            return Err(Error::Priorities { device, needed, offered });
+        }
+        for queue in &program.queues {
+            let group = program.groups.get(queue.group.index());
+            let group =
+                group.ok_or_else(|| inconsistent(format!("a queue of missing group {}", queue.group)))?;
+            if let Some(&worker) = queue.table.iter().find(|worker| worker.index() >= self.workers) {
+                return Err(Error::UnknownWorker {
+                    group: group.name.clone(),
+                    worker,
+                    workers: self.workers,
+                });
+            }
+        }
+        for flow in &program.flows {
+            if program.rules.get(flow.rule.index()).is_none() {
+                return Err(inconsistent(format!("a flow of missing rule {}", flow.rule)));
+            }
+            if let FlowAction::Steer { queue, class } = flow.action {
+                let tag = ClassTag { band: Band::A, class };
+                if program.queues.get(queue.index()).is_none()
+                    || program.classes.get(class.index()).is_none()
+                    || tag.encode().is_none()
+                {
+                    return Err(inconsistent(format!("a flow to missing queue {queue} or class {class}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The installer, for the steps of a change.
+    pub(crate) fn installer_mut(&mut self) -> &mut I {
+        &mut self.installer
+    }
+
+    pub(crate) fn ports(&self) -> Vec<u8> {
+        self.ports.clone()
+    }
+
+    pub(crate) fn settle(&mut self, installed: Option<Placed<I>>, leftover: Option<Placed<I>>) {
+        self.installed = installed;
+        self.leftover = leftover;
+    }
+
+    pub(crate) fn warn(&mut self, warning: String) {
+        tracing::warn!(device = self.device, "{warning}");
+        if !self.warnings.contains(&warning) {
+            self.warnings.push(warning);
+        }
+    }
+
+    /// What the device is asked for a flow of `program` in `band`.
+    pub(crate) fn request<'r>(&self, flow: &'r Flow, band: Band, port: u8) -> FlowRequest<'r> {
+        let base = self.priorities_per_band * u32::from(band == Band::B);
+        // Checked in `check`; the device refuses what saturates.
+        let priority = u16::try_from(base + u32::from(flow.priority)).unwrap_or(u16::MAX);
+        let (tag, drop) = match flow.action {
+            FlowAction::Steer { class, .. } => (ClassTag { band, class }.encode(), false),
+            FlowAction::Drop => (None, true),
+        };
+        FlowRequest { port, priority, specs: &flow.specs, tag, drop }
+    }
+
+    /// Installs one flow of a placed program on one port.
+    pub(crate) fn create_flow(
+        &mut self,
+        placed: &Placed<I>,
+        index: usize,
+        port: u8,
+    ) -> Result<I::Flow, Error> {
+        let flow = &placed.program.flows[index];
+        let request = self.request(flow, placed.band, port);
+        let rule = rule_name(&placed.program, flow.rule);
+        let (queue, counter) = match flow.action {
+            FlowAction::Steer { queue, .. } => {
+                (placed.queues.get(queue.index()).unwrap_or(&self.anchor), None)
+            }
+            FlowAction::Drop => (&self.anchor, self.counters.counter(rule)),
+        };
+        let counted = counter.is_some();
+        let mut made = self.installer.create_flow(&request, queue, counter);
+        let unsupported = made.as_ref().is_err_and(Refusal::is_unsupported);
+        if counted && unsupported {
+            made = self.installer.create_flow(&request, queue, None);
+            if made.is_ok() {
+                self.counters.uncount(rule);
+                self.counts = false;
+                self.warn(cannot_count());
+            }
+        }
+        made.map_err(|source| Error::InstallFlow {
+            rule: rule.to_owned(),
+            line: placed.program.rules[flow.rule.index()].line,
+            port,
+            priority: request.priority,
+            specs: request.chain().to_string(),
+            source,
+        })
+    }
+
+    /// Makes the counter of a rule that drops; `false` if it has one already.
+    pub(crate) fn open_counter(&mut self, rule: &str, line: u32) -> Result<bool, Error> {
+        if self.counters.has(rule) {
+            return Ok(false);
+        }
+        let counter = match self.counts.then(|| self.installer.create_counter()) {
+            None => None,
+            Some(Ok(counter)) => Some(counter),
+            Some(Err(refusal)) if refusal.is_unsupported() => {
+                self.counts = false;
+                self.warn(cannot_count());
+                None
+            }
+            Some(Err(source)) => return Err(Error::Counter { rule: rule.to_owned(), line, source }),
+        };
+        self.counters.open(rule, counter);
+        Ok(true)
+    }
+
+    pub(crate) fn refresh_counter(&mut self, rule: &str) {
+        self.counters.refresh(&mut self.installer, rule);
+    }
+
+    /// Ends the counters of rules that no installed program has.
+    pub(crate) fn close_counters(&mut self, keep: &HashSet<String>) {
+        for rule in self.counters.names_without(|name| keep.contains(name)) {
+            self.counters.close(&mut self.installer, &rule);
+        }
+    }
+
+    fn refresh_counters(&mut self) {
+        self.counters.totals(&mut self.installer);
+    }
+
+    fn remove_leftover(&mut self) -> Result<(), Error> {
+        let Some(mut leftover) = self.leftover.take() else { return Ok(()) };
+        if let Err(error) = self.remove_all(&mut leftover) {
+            self.leftover = Some(leftover);
+            return Err(error);
+        }
+        let keep = self.installed.as_ref().map(|placed| dropping_names(&placed.program));
+        self.close_counters(&keep.unwrap_or_default());
+        Ok(())
+    }
+}
+
+/// Names of the rules that drop in hardware.
+pub(crate) fn dropping_names(program: &Program) -> HashSet<String> {
+    dropping_rules(program).into_iter().map(|rule| rule_name(program, rule).to_owned()).collect()
+}
+
+fn cannot_count() -> String {
+    "the device cannot count dropped packets: rules that drop in hardware have no packet counts".to_owned()
+}
+
+fn inconsistent(what: String) -> Error {
+    Error::Inconsistent { what }
+}

@@ -1,0 +1,255 @@
+//! What can go wrong between a program and a device. Every message is one line that an operator can
+//! act on: which rule, what the device said, in words, and what to do.
+
+use policy::WorkerId;
+
+use crate::errno;
+
+/// A device's refusal of one call.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", self.in_words())]
+pub struct Refusal {
+    /// Its errno, if it gave one.
+    pub errno: Option<i32>,
+    /// What the call said.
+    #[source]
+    pub source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+impl Refusal {
+    fn in_words(&self) -> String {
+        let Some(errno) = self.errno else { return self.source.to_string() };
+        let (words, remedy) = (errno::in_words(errno), errno::remedy(errno));
+        if remedy.is_empty() { words } else { format!("{words}: {remedy}") }
+    }
+
+    /// Whether the device says that it has no such thing at all.
+    pub(crate) fn is_unsupported(&self) -> bool {
+        self.errno.is_some_and(errno::unsupported)
+    }
+}
+
+impl From<verbs::Error> for Refusal {
+    fn from(error: verbs::Error) -> Self {
+        Self { errno: error.errno(), source: Box::new(error) }
+    }
+}
+
+/// Errors of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The list of devices could not be had.
+    #[error("cannot list RDMA devices: {source}")]
+    List {
+        /// Why.
+        source: Refusal,
+    },
+    /// There is none.
+    #[error(
+        "no RDMA device on this machine: load the NIC's driver, or use the soft NIC (`steerd run --demo`)"
+    )]
+    NoDevices,
+    /// There is none of that name.
+    #[error("no device called `{name}`; there is {}", available.join(", "))]
+    NoSuchDevice {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        available: Vec<String>,
+    },
+    /// No name was given and several would do.
+    #[error("several devices, name one of them: {}", available.join(", "))]
+    SeveralDevices {
+        /// What there is.
+        available: Vec<String>,
+    },
+    /// It could not be opened.
+    #[error("cannot open device {device}: {source}")]
+    Open {
+        /// Its name.
+        device: String,
+        /// Why.
+        source: Refusal,
+    },
+    /// It does not tell its limits.
+    #[error("device {device} does not tell its {what}: {source}")]
+    Query {
+        /// Its name.
+        device: String,
+        /// What was asked.
+        what: String,
+        /// Why.
+        source: Refusal,
+    },
+    /// It cannot spread raw packets.
+    #[error(
+        "device {device} cannot spread raw packets over queues (no Toeplitz RSS for raw packet queue pairs)"
+    )]
+    NoRss {
+        /// Its name.
+        device: String,
+    },
+    /// It has no such port.
+    #[error("device {device} has no port {port}; its ports are 1 to {ports}")]
+    NoSuchPort {
+        /// Its name.
+        device: String,
+        /// What was asked for.
+        port: u8,
+        /// How many it has.
+        ports: u32,
+    },
+    /// The port has no link.
+    #[error(
+        "port {port} of {device} is {state}: bring the link up (ip link set dev IFACE up) and check the cable"
+    )]
+    PortDown {
+        /// The device's name.
+        device: String,
+        /// Which port.
+        port: u8,
+        /// Its state.
+        state: String,
+    },
+    /// The port is not Ethernet.
+    #[error(
+        "port {port} of {device} is {link_layer}, not Ethernet: set its link type (mlxconfig LINK_TYPE_P{port}=2)"
+    )]
+    NotEthernet {
+        /// The device's name.
+        device: String,
+        /// Which port.
+        port: u8,
+        /// What it is.
+        link_layer: String,
+    },
+    /// A controller without queues or ports steers nothing.
+    #[error("nothing to steer with: {workers} workers and {ports} ports, at least one of each is needed")]
+    NothingToSteer {
+        /// Work queues given.
+        workers: usize,
+        /// Ports given.
+        ports: usize,
+    },
+    /// The program names a worker that does not run.
+    #[error("group `{group}` names worker {}, but only workers 0 to {} run: configure more cores or change the group", worker.0, workers.saturating_sub(1))]
+    UnknownWorker {
+        /// The group.
+        group: String,
+        /// The worker it names.
+        worker: WorkerId,
+        /// How many there are.
+        workers: usize,
+    },
+    /// The program needs more priorities than one band has.
+    #[error(
+        "the program needs {needed} flow priorities, {device} gives each program {offered} (half of what it has, so that a reload loses nothing): \
+         make fewer rules overlap"
+    )]
+    Priorities {
+        /// The device's name.
+        device: String,
+        /// What the program uses.
+        needed: u32,
+        /// What one band has.
+        offered: u32,
+    },
+    /// The program refers to a part that it does not have: a bug in whoever compiled it.
+    #[error("the program is inconsistent: {what}")]
+    Inconsistent {
+        /// What refers to what.
+        what: String,
+    },
+    /// The controller's own objects were refused.
+    #[error("device {device} refused {what}: {source}")]
+    Setup {
+        /// The device's name.
+        device: String,
+        /// What was being made.
+        what: &'static str,
+        /// Why.
+        source: Refusal,
+    },
+    /// An indirection table was refused.
+    #[error("group `{group}`: the device refused an indirection table of {entries} entries: {source}")]
+    Table {
+        /// The first group that needs it.
+        group: String,
+        /// Its length.
+        entries: usize,
+        /// Why.
+        source: Refusal,
+    },
+    /// An RSS queue pair was refused.
+    #[error("group `{group}`: the device refused an RSS queue pair for {variant}: {source}")]
+    Queue {
+        /// The group.
+        group: String,
+        /// The hash variant.
+        variant: String,
+        /// Why.
+        source: Refusal,
+    },
+    /// A drop counter was refused, by a device that has counters.
+    #[error("rule `{rule}` (line {line}): the device refused a counter: {source}")]
+    Counter {
+        /// The rule.
+        rule: String,
+        /// Its line in the policy.
+        line: u32,
+        /// Why.
+        source: Refusal,
+    },
+    /// A flow was refused.
+    #[error(
+        "rule `{rule}` (line {line}): the device refused the flow [{specs}] at priority {priority} of port {port}: {source}"
+    )]
+    InstallFlow {
+        /// The rule.
+        rule: String,
+        /// Its line in the policy.
+        line: u32,
+        /// The port.
+        port: u8,
+        /// The device's priority.
+        priority: u16,
+        /// The spec chain, actions included.
+        specs: String,
+        /// Why.
+        source: Refusal,
+    },
+    /// A flow could not be removed.
+    #[error(
+        "rule `{rule}` (line {line}): the device did not remove the flow [{specs}] at priority {priority} of port {port}: {source}"
+    )]
+    RemoveFlow {
+        /// The rule.
+        rule: String,
+        /// Its line in the policy.
+        line: u32,
+        /// The port.
+        port: u8,
+        /// The device's priority.
+        priority: u16,
+        /// The spec chain, actions included.
+        specs: String,
+        /// Why.
+        source: Refusal,
+    },
+    /// A failure, and then another while the way back was being taken.
+    #[error(
+        "{first}; and the way back failed too ({second}): {left} flows of the other program are still installed and will be removed by the next reload"
+    )]
+    WayBack {
+        /// What failed first.
+        first: Box<Error>,
+        /// What failed on the way back.
+        second: Box<Error>,
+        /// Flows that should not be there.
+        left: usize,
+    },
+    /// The workers did not take a program.
+    #[error("the workers did not take the program: {0}")]
+    Workers(String),
+}

@@ -1,0 +1,206 @@
+//! The steps from one program to the next, in order, as data: printed by `steerd`, walked by the
+//! controller. Pure; knows no device.
+//!
+//! Each packet must meet the old program or the new one, never a mixture, at every moment. Two rules
+//! suffice, whichever band is above the other:
+//! - new flows go in from the highest precedence to the lowest. Let F be the flow that decides a packet
+//!   in the new program: before F is in, none below it is, and those above it do not match, so the
+//!   packet meets the old program; from then on F decides it, if the new band is above.
+//! - old flows go out from the lowest precedence to the highest, by the same argument backwards.
+//!
+//! If the new band is below, the old program goes on deciding what it claims until its flow goes; what
+//! it leaves to the kernel meets the new program already, as a whole. Workers get the new classes before
+//! the first new flow and lose the old ones after the last old flow, so no tag is ever unknown.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use policy::{FlowAction, Program, QueueId, RuleId, WorkerId};
+
+use crate::translate::SpecChain;
+
+/// Which of the two programs a step is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The one that is installed.
+    Old,
+    /// The one that comes in.
+    New,
+}
+
+/// One step. Indices are into the program's vectors, tables into [`Plan::tables`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Workers learn the new classes.
+    Publish,
+    /// An indirection table is made.
+    CreateTable {
+        /// Its place in [`Plan::tables`].
+        table: usize,
+    },
+    /// An RSS queue pair is made.
+    CreateQueue {
+        /// Which one.
+        queue: QueueId,
+    },
+    /// A counter for a rule that drops in hardware is made, or the installed one of that name kept.
+    CreateCounter {
+        /// The rule.
+        rule: RuleId,
+    },
+    /// A new flow goes in, on every port.
+    InstallFlow {
+        /// Its place in the program.
+        flow: usize,
+    },
+    /// An old flow goes, on every port.
+    RemoveFlow {
+        /// Its place in the program.
+        flow: usize,
+    },
+    /// The old queue pairs and tables go.
+    ReleaseQueues,
+    /// Workers forget the old classes.
+    Retire,
+}
+
+impl Step {
+    /// Whose parts the step touches.
+    #[must_use]
+    pub fn side(self) -> Side {
+        match self {
+            Self::RemoveFlow { .. } | Self::ReleaseQueues | Self::Retire => Side::Old,
+            _ => Side::New,
+        }
+    }
+}
+
+/// An ordered list of steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    steps: Vec<(Step, String)>,
+    tables: Vec<Vec<WorkerId>>,
+    table_of_queue: Vec<usize>,
+}
+
+impl Plan {
+    /// The steps in order.
+    pub fn steps(&self) -> impl ExactSizeIterator<Item = Step> + '_ {
+        self.steps.iter().map(|(step, _)| *step)
+    }
+
+    /// The distinct indirection tables of the new program.
+    #[must_use]
+    pub fn tables(&self) -> &[Vec<WorkerId>] {
+        &self.tables
+    }
+
+    /// Which of them a queue spreads over.
+    #[must_use]
+    pub fn table_of(&self, queue: QueueId) -> Option<usize> {
+        self.table_of_queue.get(queue.index()).copied()
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, (_, text)) in self.steps.iter().enumerate() {
+            writeln!(f, "{:>4}. {text}", number + 1)?;
+        }
+        Ok(())
+    }
+}
+
+/// How to get from `installed` to `new`.
+#[must_use]
+pub fn plan(installed: Option<&Program>, new: &Program) -> Plan {
+    let (tables, table_of_queue) = distinct_tables(new);
+    let mut steps = vec![(Step::Publish, format!("publish {} classes to the workers", new.classes.len()))];
+    for (table, workers) in tables.iter().enumerate() {
+        steps.push((
+            Step::CreateTable { table },
+            format!("create table t{table}: {}", describe_table(workers)),
+        ));
+    }
+    for (index, queue) in new.queues.iter().enumerate() {
+        let group = new.groups.get(queue.group.index()).map_or("?", |group| group.name.as_str());
+        let text = format!(
+            "create queue q{index} over t{}: group {group}, {:?}",
+            table_of_queue[index], queue.variant
+        );
+        steps.push((Step::CreateQueue { queue: QueueId::of(index) }, text));
+    }
+    for rule in dropping_rules(new) {
+        steps.push((
+            Step::CreateCounter { rule },
+            format!("create or keep the counter of rule {}", rule_name(new, rule)),
+        ));
+    }
+    for flow in by_precedence(new) {
+        steps.push((Step::InstallFlow { flow }, format!("install {}", describe_flow(new, flow))));
+    }
+    if let Some(old) = installed {
+        for flow in by_precedence(old).into_iter().rev() {
+            steps.push((Step::RemoveFlow { flow }, format!("remove {}", describe_flow(old, flow))));
+        }
+        steps.push((Step::ReleaseQueues, format!("release {} old queues", old.queues.len())));
+        steps.push((Step::Retire, format!("retire {} old classes at the workers", old.classes.len())));
+    }
+    Plan { steps, tables, table_of_queue }
+}
+
+/// Flows from the highest precedence to the lowest.
+pub(crate) fn by_precedence(program: &Program) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..program.flows.len()).collect();
+    order.sort_by_key(|&index| program.flows[index].priority);
+    order
+}
+
+/// The rules with flows that drop, each once, in the program's order.
+pub(crate) fn dropping_rules(program: &Program) -> Vec<RuleId> {
+    let mut rules: Vec<RuleId> =
+        program.flows.iter().filter(|flow| flow.action == FlowAction::Drop).map(|flow| flow.rule).collect();
+    rules.sort_unstable();
+    rules.dedup();
+    rules
+}
+
+pub(crate) fn rule_name(program: &Program, rule: RuleId) -> &str {
+    program.rules.get(rule.index()).map_or("?", |rule| rule.name.as_str())
+}
+
+fn distinct_tables(program: &Program) -> (Vec<Vec<WorkerId>>, Vec<usize>) {
+    let mut tables = Vec::new();
+    let mut known: HashMap<&[WorkerId], usize> = HashMap::new();
+    let mut of_queue = Vec::with_capacity(program.queues.len());
+    for queue in &program.queues {
+        let table = *known.entry(&queue.table).or_insert_with(|| {
+            tables.push(queue.table.clone());
+            tables.len() - 1
+        });
+        of_queue.push(table);
+    }
+    (tables, of_queue)
+}
+
+fn describe_table(workers: &[WorkerId]) -> String {
+    let mut distinct = workers.to_vec();
+    distinct.sort_unstable();
+    distinct.dedup();
+    let names: Vec<String> = distinct.iter().map(ToString::to_string).collect();
+    format!("{} entries over {}", workers.len(), names.join(" "))
+}
+
+fn describe_flow(program: &Program, index: usize) -> String {
+    let Some(flow) = program.flows.get(index) else { return format!("flow {index}") };
+    let chain = SpecChain { specs: &flow.specs, tag: None, drop: false };
+    let action = match flow.action {
+        FlowAction::Steer { queue, class } => format!("{queue} class {class}"),
+        FlowAction::Drop => "drop".to_owned(),
+    };
+    format!(
+        "flow {index} of rule {} at priority {}: {chain} -> {action}",
+        rule_name(program, flow.rule),
+        flow.priority
+    )
+}

@@ -1,0 +1,217 @@
+//! A change from one program to the next, step by step, and the way back when a step fails. The steps
+//! and their order come from [`crate::plan()`]; this file only carries them out.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use policy::{Band, FlowAction, Program, QueueId, RuleId};
+use verbs::{HashConfig, HashFields};
+
+use crate::controller::{Controller, Publish, dropping_names};
+use crate::installer::Installer;
+use crate::plan::rule_name;
+use crate::{Error, Plan, Step};
+
+/// A program on the device, whole or on its way in or out.
+pub(crate) struct Placed<I: Installer> {
+    pub(crate) program: Arc<Program>,
+    pub(crate) band: Band,
+    /// In the order of installation: the last is the lowest in precedence.
+    pub(crate) flows: Vec<PlacedFlow<I::Flow>>,
+    pub(crate) queues: Vec<I::Queue>,
+    pub(crate) tables: Vec<I::Table>,
+}
+
+pub(crate) struct PlacedFlow<F> {
+    /// Its place in the program.
+    index: usize,
+    port: u8,
+    flow: F,
+}
+
+impl<I: Installer> Placed<I> {
+    fn new(program: Arc<Program>, band: Band) -> Self {
+        Self { program, band, flows: Vec::new(), queues: Vec::new(), tables: Vec::new() }
+    }
+}
+
+impl<I: Installer> Drop for Placed<I> {
+    /// Lowest precedence first, also when nobody took the time to remove them one by one.
+    fn drop(&mut self) {
+        while self.flows.pop().is_some() {}
+    }
+}
+
+/// What a change has done so far.
+pub(crate) struct Change<I: Installer> {
+    pub(crate) new: Placed<I>,
+    old: Option<Placed<I>>,
+    published: bool,
+    /// Old flows that are gone, in the order of their going.
+    removed: Vec<(usize, u8)>,
+    /// Rules whose counters live on in the new program.
+    kept: HashSet<String>,
+}
+
+impl<I: Installer> Change<I> {
+    pub(crate) fn new(program: Arc<Program>, band: Band, old: Option<Placed<I>>) -> Self {
+        let kept = dropping_names(&program);
+        Self { new: Placed::new(program, band), old, published: false, removed: Vec::new(), kept }
+    }
+}
+
+impl<I: Installer> Controller<I> {
+    pub(crate) fn perform(
+        &mut self,
+        step: Step,
+        plan: &Plan,
+        change: &mut Change<I>,
+        publish: &mut Publish<'_>,
+    ) -> Result<(), Error> {
+        match step {
+            Step::Publish => {
+                change.published = true;
+                publish(change.new.band, Some(Arc::clone(&change.new.program)))
+            }
+            Step::CreateTable { table } => self.create_table(plan, table, &mut change.new),
+            Step::CreateQueue { queue } => self.create_queue(plan, queue, &mut change.new),
+            Step::CreateCounter { rule } => self.create_counter(rule, &change.new.program),
+            Step::InstallFlow { flow } => self.install_flow(flow, &mut change.new),
+            Step::RemoveFlow { flow } => self.remove_flow(flow, change),
+            Step::ReleaseQueues => {
+                if let Some(old) = &mut change.old {
+                    old.queues.clear();
+                    old.tables.clear();
+                }
+                self.close_counters(&change.kept);
+                Ok(())
+            }
+            Step::Retire => {
+                if let Some(old) = &change.old
+                    && let Err(error) = publish(old.band, None)
+                {
+                    self.warn(format!("the old program stays with the workers until the next one: {error}"));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn create_table(&mut self, plan: &Plan, table: usize, new: &mut Placed<I>) -> Result<(), Error> {
+        let workers = &plan.tables()[table];
+        let made = self.installer_mut().create_table(workers).map_err(|source| {
+            let queue = new.program.queues.iter().find(|queue| queue.table == *workers);
+            let group = queue.and_then(|queue| new.program.groups.get(queue.group.index()));
+            Error::Table {
+                group: group.map_or_else(String::new, |group| group.name.clone()),
+                entries: workers.len(),
+                source,
+            }
+        })?;
+        new.tables.push(made);
+        Ok(())
+    }
+
+    fn create_queue(&mut self, plan: &Plan, queue: QueueId, new: &mut Placed<I>) -> Result<(), Error> {
+        let spec = &new.program.queues[queue.index()];
+        let group = &new.program.groups[spec.group.index()];
+        let fields = HashFields::from_bits_truncate(u64::from(spec.fields.bits()));
+        let table = plan.table_of(queue).and_then(|table| new.tables.get(table));
+        let table = table.ok_or_else(|| Error::Inconsistent { what: format!("{queue} has no table") })?;
+        let made = self.installer_mut().create_queue(table, &HashConfig { key: group.key.0, fields });
+        let made = made.map_err(|source| Error::Queue {
+            group: group.name.clone(),
+            variant: format!("{:?}", spec.variant),
+            source,
+        })?;
+        new.queues.push(made);
+        Ok(())
+    }
+
+    fn create_counter(&mut self, rule: RuleId, program: &Program) -> Result<(), Error> {
+        self.open_counter(rule_name(program, rule), program.rules[rule.index()].line).map(|_| ())
+    }
+
+    fn install_flow(&mut self, index: usize, new: &mut Placed<I>) -> Result<(), Error> {
+        for port in self.ports() {
+            let flow = self.create_flow(new, index, port)?;
+            new.flows.push(PlacedFlow { index, port, flow });
+        }
+        Ok(())
+    }
+
+    fn remove_flow(&mut self, index: usize, change: &mut Change<I>) -> Result<(), Error> {
+        let Some(old) = &mut change.old else { return Ok(()) };
+        let flow = &old.program.flows[index];
+        let rule = rule_name(&old.program, flow.rule);
+        if flow.action == FlowAction::Drop && !change.kept.contains(rule) {
+            self.refresh_counter(rule);
+        }
+        while old.flows.last().is_some_and(|placed| placed.index == index) {
+            let port = self.remove_last(old)?;
+            change.removed.push((index, port));
+        }
+        Ok(())
+    }
+
+    /// Removes the lowest flow and tells its port; if the device will not, it stays where it was.
+    fn remove_last(&mut self, placed: &mut Placed<I>) -> Result<u8, Error> {
+        let Some(PlacedFlow { index, port, flow }) = placed.flows.pop() else { return Ok(0) };
+        self.installer_mut().destroy_flow(flow).map(|()| port).map_err(|(flow, source)| {
+            placed.flows.push(PlacedFlow { index, port, flow });
+            let flow = &placed.program.flows[index];
+            let request = self.request(flow, placed.band, port);
+            Error::RemoveFlow {
+                rule: rule_name(&placed.program, flow.rule).to_owned(),
+                line: placed.program.rules[flow.rule.index()].line,
+                port,
+                priority: request.priority,
+                specs: request.chain().to_string(),
+                source,
+            }
+        })
+    }
+
+    /// Removes all flows, lowest precedence first, up to the first that will not go.
+    pub(crate) fn remove_all(&mut self, placed: &mut Placed<I>) -> Result<(), Error> {
+        while !placed.flows.is_empty() {
+            self.remove_last(placed)?;
+        }
+        placed.queues.clear();
+        placed.tables.clear();
+        Ok(())
+    }
+
+    /// The way back: old flows that went come again, highest precedence first; then the new flows go,
+    /// lowest first; then what they hung on. Returns the error to report.
+    pub(crate) fn take_back(&mut self, change: Change<I>, publish: &mut Publish<'_>, first: Error) -> Error {
+        let Change { mut new, mut old, published, removed, .. } = change;
+        for (index, port) in removed.into_iter().rev() {
+            let Some(old) = &mut old else { break };
+            match self.create_flow(old, index, port) {
+                Ok(flow) => old.flows.push(PlacedFlow { index, port, flow }),
+                // The new program is in as a whole: rather that than half of the old one.
+                Err(second) => return self.go_on(new, old, first, second),
+            }
+        }
+        if let Err(second) = self.remove_all(&mut new) {
+            let left = new.flows.len();
+            self.settle(old, Some(new));
+            return Error::WayBack { first: Box::new(first), second: Box::new(second), left };
+        }
+        let keep = old.as_ref().map(|old| dropping_names(&old.program)).unwrap_or_default();
+        self.close_counters(&keep);
+        if published && let Err(error) = publish(new.band, None) {
+            self.warn(format!("the refused program stays with the workers until the next one: {error}"));
+        }
+        self.settle(old, None);
+        first
+    }
+
+    fn go_on(&mut self, new: Placed<I>, old: &mut Placed<I>, first: Error, second: Error) -> Error {
+        let rest = std::mem::replace(old, Placed::new(Arc::clone(&old.program), old.band));
+        let left = rest.flows.len();
+        self.settle(Some(new), Some(rest));
+        Error::WayBack { first: Box::new(first), second: Box::new(second), left }
+    }
+}
