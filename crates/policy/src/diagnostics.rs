@@ -188,11 +188,14 @@ pub struct Diagnostics {
     pub list: Vec<Diagnostic>,
     /// How many more there were.
     pub omitted: usize,
+    #[serde(skip)]
+    errors: usize,
 }
 
 impl Diagnostics {
     /// Adds one, or counts it when there are too many.
     pub fn push(&mut self, diagnostic: Diagnostic) {
+        self.errors += usize::from(diagnostic.severity == Severity::Error);
         if self.list.len() < MAX_DIAGNOSTICS {
             self.list.push(diagnostic);
         } else {
@@ -203,7 +206,12 @@ impl Diagnostics {
     /// Whether anything in it is an error.
     #[must_use]
     pub fn has_errors(&self) -> bool {
-        self.omitted > 0 || self.list.iter().any(|diagnostic| diagnostic.severity == Severity::Error)
+        self.errors > 0
+    }
+
+    /// How many errors there were, listed or not.
+    pub(crate) fn error_count(&self) -> usize {
+        self.errors
     }
 
     /// Whether there is nothing to say.

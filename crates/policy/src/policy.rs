@@ -54,8 +54,8 @@ pub struct GroupDefinition {
     pub key: RssKey,
     /// Whether both directions of a connection meet.
     pub symmetric: bool,
-    /// Entries of the indirection table, a power of two.
-    pub table_size: u32,
+    /// Entries of the indirection table, a power of two; `None`: what the workers and the device suggest.
+    pub table_size: Option<u32>,
     /// Where its name stands.
     pub place: Place,
 }

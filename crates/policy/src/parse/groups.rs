@@ -1,0 +1,303 @@
+//! `[groups.NAME]`: who shares a rule's traffic and how it is spread. Workers are checked against the
+//! settings only when compiling: a policy does not know how many there will be.
+
+use packet::{HashFields, RssKey};
+
+use crate::ids::GroupId;
+use crate::policy::{GroupDefinition, MAX_GROUPS, MAX_TABLE_SIZE, WorkerShare, Workers};
+
+use super::reader::{Key, Reader, Table, Value, entries, nearest};
+
+const KEYS: [&str; 6] = ["workers", "weights", "hash", "symmetric", "key", "table_size"];
+/// The largest share of a worker.
+const MAX_WEIGHT: u32 = 65_535;
+/// Beyond every machine, below what a table can hold.
+const MAX_WORKER: u32 = MAX_TABLE_SIZE - 1;
+
+/// Reads `[groups]`.
+pub(super) fn read(reader: &mut Reader, value: &Value<'_>) -> Vec<GroupDefinition> {
+    let mut groups = Vec::new();
+    let Some(table) = reader.table(value, "`groups`") else { return groups };
+    for (key, value) in entries(table) {
+        let name: &str = key.get_ref();
+        if matches!(name, "kernel" | "drop" | "all") {
+            let message = format!("a group cannot be called `{name}`");
+            reader.error_with(key.span(), message, "this word has a meaning already", "choose another name");
+        } else if reader.name_is_good(name, key.span(), "the group") {
+            // A broken group still counts as known, so that rules that name it are not reported too.
+            groups.push(group(reader, key, value));
+        }
+    }
+    if groups.len() > MAX_GROUPS {
+        reader.error(value.span(), format!("there are more than {MAX_GROUPS} groups"), "too many");
+    }
+    groups
+}
+
+/// The group of that name; reports an unknown one.
+pub(super) fn find(
+    reader: &mut Reader,
+    groups: &[GroupDefinition],
+    name: &str,
+    value: &Value<'_>,
+) -> Option<GroupId> {
+    let found = groups.iter().position(|group| group.name == name).map(GroupId::of);
+    if found.is_none() {
+        let names = || groups.iter().map(|group| group.name.as_str());
+        let hint = match nearest(name, names()) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None if groups.is_empty() => format!("the policy has no groups: add [groups.{name}]"),
+            None => format!("the groups are {}", names().collect::<Vec<_>>().join(", ")),
+        };
+        reader.error_with(value.span(), format!("unknown group `{name}`"), "no such group", hint);
+    }
+    found
+}
+
+fn group(reader: &mut Reader, key: &Key<'_>, value: &Value<'_>) -> GroupDefinition {
+    let mut group = GroupDefinition {
+        name: key.get_ref().to_string(),
+        workers: Workers::All,
+        fields: HashFields::L3L4,
+        key: RssKey::SYMMETRIC,
+        symmetric: true,
+        table_size: None,
+        place: reader.place(key.span()),
+    };
+    let Some(table) = reader.table(value, "a group") else { return group };
+    reader.refuse_unknown_keys(table, &KEYS, "a group");
+    if let Some(workers) = members(reader, key, table) {
+        group.workers = workers;
+    }
+    if let Some(value) = table.get("hash") {
+        group.fields = hash(reader, value).unwrap_or(group.fields);
+    }
+    spreading_key(reader, table, &mut group);
+    if let Some(value) = table.get("table_size") {
+        group.table_size = table_size(reader, value);
+    }
+    if let (Workers::Listed(workers), size) = (&group.workers, group.table_size) {
+        if workers.len() > size.unwrap_or(MAX_TABLE_SIZE) as usize {
+            let message = format!("{} workers do not fit into the table", workers.len());
+            let span = table.get("table_size").map_or(key.span(), |value| value.span());
+            reader.error_with(span, message, "too small", "every worker needs at least one entry");
+        }
+        if group.fields.is_empty() && workers.len() > 1 {
+            let message =
+                format!("the group `{}` hashes nothing: only its first worker receives", group.name);
+            let warning = group.place.warning(message, "this group").hint("write hash = \"l3l4\" to spread");
+            reader.push(warning);
+        }
+    }
+    group
+}
+
+/// `workers` and `weights`: one of them, or both.
+fn members(reader: &mut Reader, key: &Key<'_>, table: &Table<'_>) -> Option<Workers> {
+    let listed = match table.get("workers") {
+        Some(value) => Some(workers(reader, value)?),
+        None => None,
+    };
+    match (listed, table.get("weights")) {
+        (None, None) => {
+            let hint = "write workers = \"all\", workers = [0, 1] or weights = { 0 = 2, 1 = 1 }";
+            reader.error_with(key.span(), "the group has no workers", "who is in it?", hint);
+            None
+        }
+        (Some(listed), None) => Some(listed),
+        (None, Some(value)) => Some(Workers::Listed(weights(reader, value)?)),
+        (Some(Workers::All), Some(value)) => {
+            let hint = "list the workers, or leave `workers` out";
+            reader.error_with(value.span(), "weights need listed workers", "beside workers = \"all\"", hint);
+            None
+        }
+        (Some(Workers::Listed(mut listed)), Some(value)) => {
+            for share in weights(reader, value)? {
+                match listed.iter_mut().find(|listed| listed.worker == share.worker) {
+                    Some(listed) => listed.weight = share.weight,
+                    None => {
+                        let message = format!("worker {} has a weight but is not in the group", share.worker);
+                        let error = share.place.error(message, "not among `workers`");
+                        reader.push(error.hint("add it to `workers`, or leave `workers` out"));
+                    }
+                }
+            }
+            Some(Workers::Listed(listed))
+        }
+    }
+}
+
+fn workers(reader: &mut Reader, value: &Value<'_>) -> Option<Workers> {
+    if value.get_ref().as_str() == Some("all") {
+        return Some(Workers::All);
+    }
+    let Some(array) = value.get_ref().as_array() else {
+        reader.mistyped(value, "`workers`", "\"all\" or a list of numbers");
+        return None;
+    };
+    if array.is_empty() {
+        let hint = "write workers = \"all\" or name at least one";
+        reader.error_with(value.span(), "the group has no workers", "empty", hint);
+        return None;
+    }
+    let mut listed: Vec<WorkerShare> = Vec::new();
+    for item in array.iter() {
+        let Some(worker) = reader.integer(item, "a worker", 0, MAX_WORKER) else { continue };
+        add(reader, &mut listed, WorkerShare { worker, weight: 1, place: reader.place(item.span()) });
+    }
+    (!listed.is_empty()).then_some(Workers::Listed(listed))
+}
+
+/// `{ 0 = 2, 1 = 1 }`, in the order of the workers' numbers.
+fn weights(reader: &mut Reader, value: &Value<'_>) -> Option<Vec<WorkerShare>> {
+    let table = reader.table(value, "`weights`")?;
+    let mut listed: Vec<WorkerShare> = Vec::new();
+    for (key, value) in entries(table) {
+        let worker = key.get_ref().parse::<u32>().ok().filter(|worker| *worker <= MAX_WORKER);
+        let Some(worker) = worker else {
+            let hint = "weights = { 0 = 2, 1 = 1 } gives worker 0 twice the share of worker 1";
+            reader.error_with(key.span(), "a weight must be of a worker's number", "not a worker", hint);
+            continue;
+        };
+        let Some(weight) = reader.integer(value, "a weight", 1, MAX_WEIGHT) else { continue };
+        add(reader, &mut listed, WorkerShare { worker, weight, place: reader.place(key.span()) });
+    }
+    listed.sort_by_key(|share| share.worker);
+    if listed.is_empty() && table.is_empty() {
+        reader.error(value.span(), "the group has no workers", "empty");
+    }
+    (!listed.is_empty()).then_some(listed)
+}
+
+fn add(reader: &mut Reader, listed: &mut Vec<WorkerShare>, share: WorkerShare) {
+    if listed.iter().any(|other| other.worker == share.worker) {
+        let message = format!("worker {} is named twice", share.worker);
+        let error = share.place.error(message, "again").hint("use `weights` to give it a larger share");
+        reader.push(error);
+    } else if listed.len() < MAX_TABLE_SIZE as usize {
+        listed.push(share);
+    }
+}
+
+fn hash(reader: &mut Reader, value: &Value<'_>) -> Option<HashFields> {
+    const PRESETS: &str =
+        "write \"l3l4\", \"l3\", \"none\", or a list of fields such as [\"src\", \"src_port\"]";
+    if let Some(array) = value.get_ref().as_array() {
+        let mut fields = HashFields::empty();
+        if array.is_empty() {
+            reader.error_with(
+                value.span(),
+                "`hash` is an empty list",
+                "hashes nothing",
+                "write hash = \"none\"",
+            );
+        }
+        for item in array.iter() {
+            let Some(name) = reader.string(item, "a hash field") else { continue };
+            match FIELDS.iter().find(|(known, _)| *known == name) {
+                Some((_, field)) => fields |= *field,
+                None => {
+                    let names = || FIELDS.iter().map(|(name, _)| *name);
+                    let hint = match nearest(name, names()) {
+                        Some(near) => format!("did you mean `{near}`?"),
+                        None => format!("the fields are {}", names().collect::<Vec<_>>().join(", ")),
+                    };
+                    reader.error_with(
+                        item.span(),
+                        format!("unknown hash field `{name}`"),
+                        "no such field",
+                        hint,
+                    );
+                }
+            }
+        }
+        return Some(fields);
+    }
+    match value.get_ref().as_str() {
+        Some("l3l4") => Some(HashFields::L3L4),
+        Some("l3") => Some(HashFields::L3),
+        Some("none") => Some(HashFields::empty()),
+        Some(other) => {
+            reader.error_with(value.span(), format!("unknown hash `{other}`"), "not a preset", PRESETS);
+            None
+        }
+        None => {
+            reader.mistyped(value, "`hash`", "a preset or a list of fields");
+            None
+        }
+    }
+}
+
+const FIELDS: [(&str, HashFields); 12] = [
+    ("src", HashFields::SRC_IPV4.union(HashFields::SRC_IPV6)),
+    ("dst", HashFields::DST_IPV4.union(HashFields::DST_IPV6)),
+    ("src_port", HashFields::SRC_PORT_TCP.union(HashFields::SRC_PORT_UDP)),
+    ("dst_port", HashFields::DST_PORT_TCP.union(HashFields::DST_PORT_UDP)),
+    ("src_ipv4", HashFields::SRC_IPV4),
+    ("dst_ipv4", HashFields::DST_IPV4),
+    ("src_ipv6", HashFields::SRC_IPV6),
+    ("dst_ipv6", HashFields::DST_IPV6),
+    ("src_port_tcp", HashFields::SRC_PORT_TCP),
+    ("dst_port_tcp", HashFields::DST_PORT_TCP),
+    ("src_port_udp", HashFields::SRC_PORT_UDP),
+    ("dst_port_udp", HashFields::DST_PORT_UDP),
+];
+
+/// Whether every hashed source has its hashed destination: without that no key makes directions meet.
+fn is_two_sided(fields: HashFields) -> bool {
+    [HashFields::IPV4, HashFields::IPV6, HashFields::TCP, HashFields::UDP]
+        .into_iter()
+        .all(|pair| fields.contains(pair) || !fields.intersects(pair))
+}
+
+/// A key of period 16 bits hashes both directions alike, since addresses and ports are multiples of that.
+fn has_short_period(key: &RssKey) -> bool {
+    key.0.chunks(2).all(|chunk| *chunk == key.0[..2])
+}
+
+/// `symmetric` and `key`: symmetric unless a key is given or the fields are one-sided.
+fn spreading_key(reader: &mut Reader, table: &Table<'_>, group: &mut GroupDefinition) {
+    let asked = table.get("symmetric").and_then(|value| reader.boolean(value, "`symmetric`"));
+    let given = table.get("key").and_then(|value| rss_key(reader, value));
+    group.key = match (given, asked) {
+        (Some(key), _) => key,
+        (None, Some(false)) => RssKey::MICROSOFT,
+        (None, _) if is_two_sided(group.fields) => RssKey::SYMMETRIC,
+        (None, _) => RssKey::MICROSOFT,
+    };
+    group.symmetric = is_two_sided(group.fields) && has_short_period(&group.key);
+    if asked == Some(true) && !group.symmetric {
+        let span = table.get("symmetric").map_or(0..0, |value| value.span());
+        let (message, hint) = match is_two_sided(group.fields) {
+            true => ("this key is not symmetric", "leave `key` out, or repeat the same two bytes in it"),
+            false => ("these hash fields cannot be symmetric", "hash both the source and the destination"),
+        };
+        reader.error_with(span, message, "not possible here", hint);
+    }
+}
+
+fn rss_key(reader: &mut Reader, value: &Value<'_>) -> Option<RssKey> {
+    match reader.string(value, "`key`")? {
+        "microsoft" => Some(RssKey::MICROSOFT),
+        "symmetric" => Some(RssKey::SYMMETRIC),
+        text => {
+            let key = text.parse::<RssKey>().ok();
+            if key.is_none() {
+                let hint = "write 40 bytes in hexadecimal, \"microsoft\" or \"symmetric\"";
+                reader.error_with(value.span(), "this is not an RSS key", "not 40 bytes", hint);
+            }
+            key
+        }
+    }
+}
+
+fn table_size(reader: &mut Reader, value: &Value<'_>) -> Option<u32> {
+    let size = reader.integer(value, "`table_size`", 1, MAX_TABLE_SIZE)?;
+    if size.is_power_of_two() {
+        return Some(size);
+    }
+    let up = size.next_power_of_two();
+    let hint = format!("write {} or {up}", up / 2);
+    reader.error_with(value.span(), "`table_size` must be a power of two", "not a power of two", hint);
+    None
+}

@@ -1,0 +1,226 @@
+//! Walking a spanned TOML tree while collecting what is wrong with it. Every other part of `parse` goes
+//! through this; it never gives up at the first problem.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::diagnostics::{Diagnostic, Diagnostics, Place};
+use crate::policy::MAX_NAME_BYTES;
+use crate::source::Source;
+
+pub(super) type Value<'t> = Spanned<DeValue<'t>>;
+pub(super) type Table<'t> = DeTable<'t>;
+pub(super) type Key<'t> = Spanned<Cow<'t, str>>;
+
+/// The text being read and what was found wrong so far.
+pub(super) struct Reader {
+    pub(super) source: Arc<Source>,
+    pub(super) diagnostics: Diagnostics,
+}
+
+impl Reader {
+    pub(super) fn place(&self, span: Range<usize>) -> Place {
+        Place::new(&self.source, span)
+    }
+
+    /// Notes an error; gives it back for a hint to be added by [`Self::error_with`].
+    pub(super) fn error(&mut self, span: Range<usize>, message: impl Into<String>, label: impl Into<String>) {
+        let error = self.place(span).error(message, label);
+        self.diagnostics.push(error);
+    }
+
+    pub(super) fn error_with(
+        &mut self,
+        span: Range<usize>,
+        message: impl Into<String>,
+        label: impl Into<String>,
+        hint: impl Into<String>,
+    ) {
+        let error = self.place(span).error(message, label).hint(hint);
+        self.diagnostics.push(error);
+    }
+
+    pub(super) fn push(&mut self, diagnostic: Diagnostic) {
+        self.diagnostics.push(diagnostic);
+    }
+
+    /// Reports every key that is not among `known`; `of` is what the table is.
+    pub(super) fn refuse_unknown_keys(&mut self, table: &Table<'_>, known: &[&str], of: &str) {
+        for (key, _) in entries(table) {
+            let name: &str = key.get_ref();
+            if !known.contains(&name) {
+                let hint = match nearest(name, known.iter().copied()) {
+                    Some(near) => format!("did you mean `{near}`?"),
+                    None => format!("{of} has {}", known.join(", ")),
+                };
+                self.error_with(
+                    key.span(),
+                    format!("unknown key `{name}`"),
+                    "not a key of the language",
+                    hint,
+                );
+            }
+        }
+    }
+
+    /// The table that a value must be.
+    pub(super) fn table<'v, 't>(&mut self, value: &'v Value<'t>, what: &str) -> Option<&'v Table<'t>> {
+        let table = value.get_ref().as_table();
+        if table.is_none() {
+            self.mistyped(value, what, "a table");
+        }
+        table
+    }
+
+    pub(super) fn array<'v, 't>(&mut self, value: &'v Value<'t>, what: &str) -> Option<&'v [Value<'t>]> {
+        let array = value.get_ref().as_array();
+        if array.is_none() {
+            self.mistyped(value, what, "a list");
+        }
+        array.map(|array| &**array)
+    }
+
+    pub(super) fn string<'v>(&mut self, value: &'v Value<'_>, what: &str) -> Option<&'v str> {
+        let string = value.get_ref().as_str();
+        if string.is_none() {
+            self.mistyped(value, what, "a string");
+        }
+        string
+    }
+
+    pub(super) fn boolean(&mut self, value: &Value<'_>, what: &str) -> Option<bool> {
+        let boolean = value.get_ref().as_bool();
+        if boolean.is_none() {
+            self.mistyped(value, what, "true or false");
+        }
+        boolean
+    }
+
+    /// A number from `least` to `most`.
+    pub(super) fn integer(&mut self, value: &Value<'_>, what: &str, least: u32, most: u32) -> Option<u32> {
+        let Some(number) = integer_of(value) else {
+            if value.get_ref().is_integer() {
+                self.error(value.span(), format!("{what} is out of range"), "too large");
+            } else {
+                self.mistyped(value, what, "a number");
+            }
+            return None;
+        };
+        let fitting = u32::try_from(number).ok().filter(|number| (least..=most).contains(number));
+        if fitting.is_none() {
+            let label = format!("must be from {least} to {most}");
+            self.error(value.span(), format!("{what} is out of range"), label);
+        }
+        fitting
+    }
+
+    pub(super) fn mistyped(&mut self, value: &Value<'_>, what: &str, wanted: &str) {
+        let found = value.get_ref().type_str();
+        self.error(value.span(), format!("{what} must be {wanted}"), format!("this is of type {found}"));
+    }
+
+    /// Checks a name of a rule, group or set; the caller checks that it is the only one.
+    pub(super) fn name_is_good(&mut self, name: &str, span: Range<usize>, of: &str) -> bool {
+        let good_start = name.starts_with(|first: char| first.is_ascii_alphabetic());
+        let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        let is_good = good_start && name.chars().all(good) && name.len() <= MAX_NAME_BYTES;
+        if !is_good {
+            let hint = format!(
+                "a name begins with a letter, goes on with letters, digits, `-`, `_` or `.`, and has at most {MAX_NAME_BYTES} characters"
+            );
+            self.error_with(span, format!("{of} has a bad name"), "not a name", hint);
+        }
+        is_good
+    }
+}
+
+/// The entries of a table in the order of the text.
+pub(super) fn entries<'v, 't>(table: &'v Table<'t>) -> Vec<(&'v Key<'t>, &'v Value<'t>)> {
+    let mut entries: Vec<_> = table.iter().collect();
+    entries.sort_by_key(|(key, _)| key.span().start);
+    entries
+}
+
+pub(super) fn integer_of(value: &Value<'_>) -> Option<i64> {
+    let integer = value.get_ref().as_integer()?;
+    i64::from_str_radix(integer.as_str(), integer.radix()).ok()
+}
+
+/// Finds names that were given twice.
+#[derive(Default)]
+pub(super) struct Names(BTreeMap<String, u32>);
+
+impl Names {
+    /// The line of the first use of the name, if this is not it.
+    pub(super) fn seen(&mut self, name: &str, line: u32) -> Option<u32> {
+        if let Some(first) = self.0.get(name) {
+            return Some(*first);
+        }
+        self.0.insert(name.to_owned(), line);
+        None
+    }
+}
+
+/// The known word that a misspelt one probably means.
+pub(super) fn nearest<'k>(word: &str, known: impl Iterator<Item = &'k str>) -> Option<&'k str> {
+    /// Longer words are not compared: nobody misspells those by a letter or two, and it would take long.
+    const MAX_WORD_BYTES: usize = 2 * MAX_NAME_BYTES;
+    if word.len() > MAX_WORD_BYTES {
+        return None;
+    }
+    let allowed = (word.chars().count() / 3).clamp(1, 3);
+    known
+        .filter(|candidate| candidate.len() <= MAX_WORD_BYTES)
+        .map(|candidate| (edits(word, candidate), candidate))
+        .filter(|(distance, _)| *distance <= allowed)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+/// Insertions, deletions, replacements and swaps of neighbours between two words (optimal string alignment).
+fn edits(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let from: Vec<char> = from.chars().collect();
+    let mut two_above: Vec<usize> = Vec::new();
+    let mut above: Vec<usize> = (0..=to.len()).collect();
+    for (i, a) in from.iter().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, b) in to.iter().enumerate() {
+            let mut best = (above[j] + usize::from(a != b)).min(above[j + 1] + 1).min(row[j] + 1);
+            if i > 0 && j > 0 && *a == to[j - 1] && from[i - 1] == *b {
+                best = best.min(two_above[j - 1] + 1);
+            }
+            row.push(best);
+        }
+        two_above = std::mem::replace(&mut above, row);
+    }
+    above[to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_slips_are_recognised() {
+        let known = ["dst_port", "src_port", "dst", "src"];
+        let near = |word| nearest(word, known.into_iter());
+        assert_eq!(near("dst_prot"), Some("dst_port"));
+        assert_eq!(near("dstport"), Some("dst_port"));
+        assert_eq!(near("scr"), Some("src"));
+        assert_eq!(near("frobnicate"), None);
+        assert_eq!(near(""), None);
+    }
+
+    #[test]
+    fn a_swap_is_one_edit() {
+        assert_eq!(edits("prot", "port"), 1);
+        assert_eq!(edits("", "abc"), 3);
+        assert_eq!(edits("kitten", "sitting"), 3);
+    }
+}
