@@ -49,8 +49,10 @@ impl HashFields {
 impl FlowKey {
     /// Writes what `fields` selects from this key: source address, destination address, source port, destination port.
     ///
-    /// Returns the number of bytes written, 0 when nothing selected is present. Ports of fragments never count: later
-    /// fragments have none, and all fragments of a datagram must meet the same queue.
+    /// Returns the number of bytes written, 0 when nothing selected is present. Ports count only right behind a plain
+    /// IP header: not those of fragments, of which only the first has any and all must meet the same queue, and not
+    /// those behind IPv4 options or IPv6 extension headers, which this NIC does not skip when it hashes. (A NIC may do
+    /// either: the Windows drivers' NetAdapterReceiveScalingProtocolTypeIPv4Options and ...IPv6Extensions tell which.)
     #[inline]
     pub fn hash_input(&self, fields: HashFields, out: &mut [u8; HASH_INPUT_BYTES]) -> usize {
         let mut input = Input { out, length: 0 };
@@ -82,7 +84,7 @@ impl FlowKey {
     /// Which fields name the ports of this packet, if it has ports that may be hashed.
     #[inline]
     fn port_fields(&self) -> (HashFields, HashFields) {
-        if self.layers.contains(Layers::FRAGMENT) {
+        if self.layers.intersects(Layers::FRAGMENT | Layers::IP_OPTIONS) {
             (HashFields::empty(), HashFields::empty())
         } else if self.layers.contains(Layers::TCP) {
             (HashFields::SRC_PORT_TCP, HashFields::DST_PORT_TCP)
@@ -166,11 +168,13 @@ mod tests {
     }
 
     #[test]
-    fn ports_of_first_fragments_do_not_count() {
-        let mut key = tcp_key(Layers::IPV4);
-        key.layers |= Layers::FRAGMENT;
-        assert_eq!(input(&key, HashFields::L3L4).len(), 8);
-        assert_eq!(input(&key, HashFields::TCP), []);
+    fn ports_count_only_right_behind_a_plain_header() {
+        for layer in [Layers::FRAGMENT, Layers::IP_OPTIONS] {
+            let mut key = tcp_key(Layers::IPV4);
+            key.layers |= layer;
+            assert_eq!(input(&key, HashFields::L3L4).len(), 8);
+            assert_eq!(input(&key, HashFields::TCP), []);
+        }
     }
 
     #[test]

@@ -1,0 +1,304 @@
+//! The parser and the hash against independent tools: published vectors, hashes computed elsewhere, and what tshark and
+//! libpcap count in real captures. Needs STEERD_CORPORA; without it every test says loudly that it did not run.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use packet::{Anomaly, FlowKey, HashFields, Layers, RssKey, Toeplitz, parse};
+
+fn corpora(test: &str) -> Option<PathBuf> {
+    let folder = std::env::var_os("STEERD_CORPORA").map(PathBuf::from);
+    if folder.is_none() {
+        eprintln!("NOT RUN: {test} needs STEERD_CORPORA");
+    }
+    folder
+}
+
+/// The frames of a classic pcap file of either byte order (draft-ietf-opsawg-pcap), as captured.
+fn frames(file: &[u8]) -> Vec<&[u8]> {
+    let big_endian = match file[..4] {
+        [0xd4, 0xc3, 0xb2, 0xa1] | [0x4d, 0x3c, 0xb2, 0xa1] => false,
+        [0xa1, 0xb2, 0xc3, 0xd4] | [0xa1, 0xb2, 0x3c, 0x4d] => true,
+        _ => panic!("not a pcap file"),
+    };
+    let word = |at: usize| {
+        let octets = file[at..at + 4].try_into().unwrap();
+        if big_endian { u32::from_be_bytes(octets) } else { u32::from_le_bytes(octets) }
+    };
+    assert_eq!(word(20) & 0xffff, 1, "not Ethernet");
+    let mut frames = Vec::new();
+    let mut at = 24;
+    while at < file.len() {
+        let bytes = word(at + 8) as usize;
+        frames.push(&file[at + 16..at + 16 + bytes]);
+        at += 16 + bytes;
+    }
+    frames
+}
+
+/// Every capture's name and contents.
+fn captures(folder: &std::path::Path) -> BTreeMap<String, Vec<u8>> {
+    let captures: BTreeMap<String, Vec<u8>> = fs::read_dir(folder.join("pcaps"))
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .filter(|entry| entry.path().extension().is_some_and(|extension| extension == "pcap"))
+        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
+        .collect();
+    assert!(!captures.is_empty());
+    captures
+}
+
+/// The rows of a table as maps from column to cell; cells that are not there are empty.
+fn rows(text: &str) -> Vec<BTreeMap<&str, &str>> {
+    let mut lines = text.lines();
+    let columns: Vec<&str> = lines.next().unwrap().split('\t').collect();
+    lines
+        .map(|line| columns.iter().copied().zip(line.split('\t').chain(std::iter::repeat(""))).collect())
+        .collect()
+}
+
+#[derive(serde::Deserialize)]
+struct KnownAnswers {
+    ms_key: String,
+    sym_key: String,
+    vectors: Vec<KnownAnswer>,
+}
+
+#[derive(serde::Deserialize)]
+struct KnownAnswer {
+    src: IpAddr,
+    sport: u16,
+    dst: IpAddr,
+    dport: u16,
+    ms_l3: String,
+    ms_l3l4: String,
+    sym6d5a_l3: String,
+    sym6d5a_l3l4: String,
+}
+
+fn udp_key(answer: &KnownAnswer) -> FlowKey {
+    let frame =
+        packet::build::FrameBuilder::new().ip(answer.src, answer.dst).udp(answer.sport, answer.dport).build();
+    FlowKey::of(&frame)
+}
+
+#[test]
+fn toeplitz_gives_the_known_answers() {
+    let Some(folder) = corpora("toeplitz_gives_the_known_answers") else { return };
+    let text = fs::read_to_string(folder.join("rss/toeplitz_kat.json")).unwrap();
+    let known: KnownAnswers = serde_json::from_str(&text).unwrap();
+    assert_eq!(known.ms_key.parse(), Ok(RssKey::MICROSOFT));
+    assert_eq!(known.sym_key.parse(), Ok(RssKey::SYMMETRIC));
+    assert!(!known.vectors.is_empty());
+    let microsoft = Toeplitz::new(&RssKey::MICROSOFT);
+    let symmetric = Toeplitz::new(&RssKey::SYMMETRIC);
+    for answer in &known.vectors {
+        let key = udp_key(answer);
+        let hex = |text: &str| u32::from_str_radix(text.trim_start_matches("0x"), 16).unwrap();
+        assert_eq!(microsoft.hash_key(&key, HashFields::L3), hex(&answer.ms_l3), "{}", answer.src);
+        assert_eq!(microsoft.hash_key(&key, HashFields::L3L4), hex(&answer.ms_l3l4), "{}", answer.src);
+        assert_eq!(symmetric.hash_key(&key, HashFields::L3), hex(&answer.sym6d5a_l3), "{}", answer.src);
+        assert_eq!(symmetric.hash_key(&key, HashFields::L3L4), hex(&answer.sym6d5a_l3l4), "{}", answer.src);
+    }
+}
+
+/// Which of eight queues, by a table of 128 entries filled i % 8.
+fn queue_of8(hash: u32) -> u32 {
+    (hash & 127) % 8
+}
+
+/// One line of FLOWS.tsv, without what is computed from it. It names no ports of fragments and of packets with IPv4
+/// options, and hashes those on addresses only.
+type Tuple = (String, String, String, u8, Option<(u16, u16)>);
+
+fn tuple(key: &FlowKey) -> Option<Tuple> {
+    let family = if key.layers.contains(Layers::IPV4) { "ipv4" } else { "ipv6" };
+    let ports = key.layers.intersects(Layers::TCP | Layers::UDP)
+        && !key.layers.intersects(Layers::FRAGMENT | Layers::IP_OPTIONS);
+    let text = |address: Option<IpAddr>| address.map(|address| address.to_string());
+    let (src, dst) = (text(key.src_addr())?, text(key.dst_addr())?);
+    Some((family.to_owned(), src, dst, key.protocol, ports.then_some((key.src_port, key.dst_port))))
+}
+
+#[test]
+fn flows_and_their_hashes_are_those_computed_elsewhere() {
+    let Some(folder) = corpora("flows_and_their_hashes_are_those_computed_elsewhere") else { return };
+    let text = fs::read_to_string(folder.join("pcaps/FLOWS.tsv")).unwrap();
+    let table = rows(&text);
+    let captures = captures(&folder);
+    let microsoft = Toeplitz::new(&RssKey::MICROSOFT);
+    let symmetric = Toeplitz::new(&RssKey::SYMMETRIC);
+    let mut queues_checked = 0;
+    for (name, contents) in &captures {
+        let mut flows: BTreeMap<Tuple, (usize, FlowKey)> = BTreeMap::new();
+        let keys = frames(contents).into_iter().map(FlowKey::of);
+        for key in keys.filter(|key| !key.layers.contains(Layers::VLAN)) {
+            if let Some(tuple) = tuple(&key) {
+                flows.entry(tuple).or_insert((0, key)).0 += 1;
+            }
+        }
+        for row in table.iter().filter(|row| row["file"] == name) {
+            let number = |column: &str| row[column].parse::<u16>().ok();
+            let tuple = (
+                row["l3"].to_owned(),
+                row["src"].to_owned(),
+                row["dst"].to_owned(),
+                row["proto"].parse().unwrap(),
+                number("sport").zip(number("dport")),
+            );
+            let (packets, key) = flows.remove(&tuple).unwrap_or_else(|| panic!("{name}: no {tuple:?}"));
+            assert_eq!(packets.to_string(), row["packets"], "{name}: {tuple:?}");
+            let hash = microsoft.hash_key(&key, HashFields::L3);
+            assert_eq!(format!("{hash:08x}"), row["rss_ms_l3"], "{name}: {tuple:?}");
+            let hash = microsoft.hash_key(&key, HashFields::L3L4);
+            assert_eq!(format!("{hash:08x}"), row["rss_ms_l3l4"], "{name}: {tuple:?}");
+            let both_ways = symmetric.hash_key(&key, HashFields::L3L4);
+            for (column, hash) in [("queue_l3l4_of8", hash), ("queue_sym_of8", both_ways)] {
+                if !row[column].is_empty() {
+                    assert_eq!(queue_of8(hash).to_string(), row[column], "{name}: {column} of {tuple:?}");
+                    queues_checked += 1;
+                }
+            }
+        }
+        assert!(flows.is_empty(), "{name}: FLOWS.tsv does not have {flows:?}");
+    }
+    if queues_checked == 0 {
+        eprintln!("NOT RUN: this FLOWS.tsv gives no queues, only hashes");
+    }
+}
+
+/// The rules of RULES.tsv in terms of a key. `None`: a rule about bytes that no key holds.
+fn rule(name: &str) -> Option<fn(&FlowKey) -> bool> {
+    fn untagged(key: &FlowKey, ether_type: u16) -> bool {
+        !key.layers.contains(Layers::VLAN) && key.ether_type == ether_type
+    }
+    fn v4(key: &FlowKey) -> bool {
+        untagged(key, 0x0800) && key.layers.contains(Layers::IPV4)
+    }
+    fn v6(key: &FlowKey) -> bool {
+        untagged(key, 0x86dd) && key.layers.contains(Layers::IPV6)
+    }
+    fn udp4(key: &FlowKey, dst_port: u16) -> bool {
+        v4(key) && key.layers.contains(Layers::UDP) && key.dst_port == dst_port
+    }
+    fn tcp4(key: &FlowKey) -> bool {
+        v4(key) && key.layers.contains(Layers::TCP)
+    }
+    let predicate: fn(&FlowKey) -> bool = match name {
+        "all" => |_| true,
+        "eth_mcast" => |k| k.dst_mac.is_multicast(),
+        "eth_bcast" => |k| k.dst_mac.is_broadcast(),
+        "et_arp" => |k| untagged(k, 0x0806),
+        "et_ipv4" => |k| untagged(k, 0x0800),
+        "et_ipv6" => |k| untagged(k, 0x86dd),
+        "et_vlan8100" => |k| k.vlan_tpid == 0x8100,
+        "et_svlan88a8" => |k| k.vlan_tpid == 0x88a8,
+        "et_mpls" => |k| untagged(k, 0x8847),
+        "et_pppoes" => |k| untagged(k, 0x8864),
+        "et_lldp" => |k| untagged(k, 0x88cc),
+        "et_slow" => |k| untagged(k, 0x8809),
+        "et_ptp" => |k| untagged(k, 0x88f7),
+        "len_frame" => |k| !k.layers.contains(Layers::VLAN) && k.ether_type <= 1500,
+        "v4_tcp" => |k| v4(k) && k.protocol == 6,
+        "v4_udp" => |k| v4(k) && k.protocol == 17,
+        "v4_icmp" => |k| v4(k) && k.protocol == 1,
+        "v4_igmp" => |k| v4(k) && k.protocol == 2,
+        "v4_gre" => |k| v4(k) && k.protocol == 47,
+        "v4_esp" => |k| v4(k) && k.protocol == 50,
+        "v4_ah" => |k| v4(k) && k.protocol == 51,
+        "v4_sctp" => |k| v4(k) && k.protocol == 132,
+        "v4_6in4" => |k| v4(k) && k.protocol == 41,
+        "v4_frag" => |k| v4(k) && k.layers.contains(Layers::FRAGMENT),
+        "v4_frag_later" => |k| v4(k) && k.layers.contains(Layers::LATER_FRAGMENT),
+        "v4_opts" => |k| v4(k) && k.layers.contains(Layers::IP_OPTIONS),
+        "v4_mcast_dst" => |k| v4(k) && k.dst_ip[0] & 0xf0 == 224,
+        "v4_src_10" => |k| v4(k) && k.src_ip[0] == 10,
+        "v4_dst_192_168" => |k| v4(k) && k.dst_ip[..2] == [192, 168],
+        "v4_udp_dp53" => |k| udp4(k, 53),
+        "v4_udp_dp4789" => |k| udp4(k, 4789),
+        "v4_udp_dp6081" => |k| udp4(k, 6081),
+        "v4_udp_dp2152" => |k| udp4(k, 2152),
+        "v4_udp_dp4500" => |k| udp4(k, 4500),
+        "v4_udp_dp320" => |k| udp4(k, 320),
+        "v4_tcp_dp80" => |k| tcp4(k) && k.dst_port == 80,
+        "v4_tcp_dp22" => |k| tcp4(k) && k.dst_port == 22,
+        "v4_tcp_dp_1024plus" => |k| tcp4(k) && k.dst_port >= 1024,
+        "v4_tcp_syn" => |k| tcp4(k) && k.tcp_flags & 0x12 == 2,
+        "v6_nh_tcp" => |k| v6(k) && k.protocol == 6,
+        "v6_nh_udp" => |k| v6(k) && k.protocol == 17,
+        "v6_nh_icmp6" => |k| v6(k) && k.protocol == 58,
+        "v6_nh_hbh" => |k| v6(k) && k.protocol == 0,
+        "v6_nh_frag" => |k| v6(k) && k.protocol == 44,
+        "v6_nh_route" => |k| v6(k) && k.protocol == 43,
+        "v6_nh_esp" => |k| v6(k) && k.protocol == 50,
+        "v6_mcast_dst" => |k| v6(k) && k.dst_ip[0] == 0xff,
+        "v6_src_fe80" => |k| v6(k) && k.src_ip[0] == 0xfe && k.src_ip[1] & 0xc0 == 0x80,
+        "v6_tcp_dp21" => |k| v6(k) && k.layers.contains(Layers::TCP) && k.dst_port == 21,
+        "v6_udp_dp53" => |k| v6(k) && k.layers.contains(Layers::UDP) && k.dst_port == 53,
+        "vlan_ipv4" => {
+            |k| k.vlan_tpid == 0x8100 && !k.layers.contains(Layers::INNER_VLAN) && k.ether_type == 0x0800
+        }
+        "vlan_id_1_99" => |k| k.vlan_tpid == 0x8100 && k.vlan_id().is_some_and(|id| (1..=99).contains(&id)),
+        "vlan_id_100plus" => |k| k.vlan_tpid == 0x8100 && k.vlan_id().is_some_and(|id| id >= 100),
+        "qinq8100" => |k| k.vlan_tpid == 0x8100 && k.inner_vlan_tpid == 0x8100,
+        "vxlan_vni_any" | "gre_ipv4" => return None,
+        _ => panic!("RULES.tsv has a rule {name} that this test does not know"),
+    };
+    Some(predicate)
+}
+
+/// Where tshark and libpcap differ (malformed headers), the parser is as strict as tshark.
+#[test]
+fn rules_count_what_tshark_counts() {
+    let Some(folder) = corpora("rules_count_what_tshark_counts") else { return };
+    let expected = fs::read_to_string(folder.join("pcaps/EXPECTED.tsv")).unwrap();
+    let expected: BTreeMap<(&str, &str), usize> = rows(&expected)
+        .iter()
+        .map(|row| ((row["file"], row["rule"]), row["tshark"].parse().unwrap()))
+        .collect();
+    let rules = fs::read_to_string(folder.join("pcaps/RULES.tsv")).unwrap();
+    let mut counted = 0;
+    for (name, contents) in &captures(&folder) {
+        let keys: Vec<FlowKey> = frames(contents).into_iter().map(FlowKey::of).collect();
+        for row in &rows(&rules) {
+            let Some(predicate) = rule(row["rule"]) else { continue };
+            let packets = keys.iter().filter(|key| predicate(key)).count();
+            let wanted = expected.get(&(name.as_str(), row["rule"])).copied().unwrap_or(0);
+            assert_eq!(packets, wanted, "{name}: {}", row["rule"]);
+            counted += packets;
+        }
+    }
+    assert!(counted > 0);
+}
+
+#[test]
+fn malformed_captures_are_noted() {
+    let Some(folder) = corpora("malformed_captures_are_noted") else { return };
+    let captures = captures(&folder);
+    for (name, anomaly) in [
+        ("tcpdump__ipv4_invalid_hdr_length.pcap", Anomaly::Ipv4HeaderLength),
+        ("tcpdump__ipv6-bad-version.pcap", Anomaly::Ipv6Version),
+        ("zeek__trunc_ip4-trunc.pcap", Anomaly::Ipv4Truncated),
+    ] {
+        let found: Vec<Anomaly> =
+            frames(&captures[name]).into_iter().filter_map(|frame| parse(frame).anomaly).collect();
+        assert!(found.contains(&anomaly), "{name}: {found:?}");
+    }
+}
+
+#[test]
+fn every_cut_of_every_captured_frame_parses() {
+    let Some(folder) = corpora("every_cut_of_every_captured_frame_parses") else { return };
+    for (name, contents) in &captures(&folder) {
+        for frame in frames(contents) {
+            let whole = parse(frame);
+            for length in 0..frame.len().min(128) {
+                let cut = parse(&frame[..length]);
+                assert!(whole.key.layers.contains(cut.key.layers), "{name}: {length} bytes of {whole:?}");
+                assert!(usize::from(cut.l3_offset.max(cut.l4_offset)) <= length, "{name}: {cut:?}");
+            }
+        }
+    }
+}
