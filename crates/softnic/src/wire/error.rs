@@ -47,8 +47,7 @@ pub enum WireError {
         problem: String,
     },
     /// A capture that breaks off or is damaged. Nothing of it is used.
-    #[error("{} is damaged at packet {packet} (the {} before it are readable): {problem}; \
-             repair it, for example with `editcap -r FILE OUT 1-{}`", path.display(), packet - 1, packet - 1)]
+    #[error("{} is damaged at packet {packet}: {problem}; {}", path.display(), salvage(*packet))]
     DamagedCapture {
         /// The file.
         path: PathBuf,
@@ -138,6 +137,14 @@ pub enum WireError {
         /// What is wrong and what is accepted.
         problem: String,
     },
+}
+
+/// What to do about a capture that is damaged at a packet.
+fn salvage(packet: u64) -> String {
+    match packet {
+        0 | 1 => "nothing before it can be saved".to_owned(),
+        _ => format!("keep what is before it with `editcap -r FILE OUT 1-{}`", packet - 1),
+    }
 }
 
 /// Why one frame was not sent.

@@ -1,0 +1,294 @@
+//! Captures in memory: every packet of a file, or of all files of a folder, in the order of replay.
+//!
+//! Loaded once when the wire is opened, within named limits; a damaged file fails the whole load, so that a replay is
+//! never silently shorter than its files. Nothing here reads a file while packets are replayed.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek};
+use std::path::{Path, PathBuf};
+
+use pcap_file::pcap::PcapReader;
+use pcap_file::pcapng::blocks::interface_description::{
+    InterfaceDescriptionBlock, InterfaceDescriptionOption,
+};
+use pcap_file::pcapng::{Block, PcapNgReader};
+use pcap_file::{DataLink, Endianness, PcapError, TsResolution};
+
+use crate::wire::WireError;
+
+/// The most bytes of packets that are kept.
+const MAX_BYTES: usize = 1 << 30;
+/// The most packets that are kept.
+const MAX_PACKETS: usize = 1 << 24;
+/// The longest packet that tcpdump and Wireshark write (MAXIMUM_SNAPLEN); more is a damaged length.
+const MAX_CAPTURED_BYTES: usize = 262_144;
+/// The first block of a pcapng file (draft-ietf-opsawg-pcapng, 4.1), the same in both byte orders.
+const PCAPNG_MAGIC: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
+/// What a folder's captures are called.
+const EXTENSIONS: [&str; 3] = ["pcap", "pcapng", "cap"];
+const NS_PER_S: u128 = 1_000_000_000;
+
+/// One packet of the tape.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Packet<'t> {
+    pub(super) bytes: &'t [u8],
+    pub(super) wire_len: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    offset: u32,
+    len: u32,
+    wire_len: u32,
+    /// Since the first packet of the tape; never less than the packet before.
+    due_ns: u64,
+}
+
+/// Packets in the order of replay.
+#[derive(Debug, Default)]
+pub(super) struct Tape {
+    store: Vec<u8>,
+    entries: Vec<Entry>,
+}
+
+impl Tape {
+    /// Loads a file, or the captures of a folder in the order of their names.
+    ///
+    /// # Errors
+    /// The file that cannot be used, the packet in it, and why.
+    pub(super) fn load(path: &Path) -> Result<Self, WireError> {
+        let mut tape = Self::default();
+        for file in captures(path)? {
+            let mut loader = Loader { path: &file, packet: 0, tape: &mut tape, timeline: None };
+            loader.load()?;
+        }
+        Ok(tape)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn packet(&self, place: usize) -> Packet<'_> {
+        let entry = self.entries[place];
+        Packet { bytes: &self.store[entry.offset as usize..][..entry.len as usize], wire_len: entry.wire_len }
+    }
+
+    pub(super) fn due_ns(&self, place: usize) -> u64 {
+        self.entries[place].due_ns
+    }
+}
+
+/// The files to load: the path itself, or what is in it.
+fn captures(path: &Path) -> Result<Vec<PathBuf>, WireError> {
+    let failed = |source| WireError::ReadCapture { path: path.to_owned(), source };
+    if !fs::metadata(path).map_err(failed)?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut files = Vec::new();
+    for entry in fs::read_dir(path).map_err(failed)? {
+        let file = entry.map_err(failed)?.path();
+        let extension = file.extension().map(|extension| extension.to_string_lossy().to_lowercase());
+        if extension.is_some_and(|extension| EXTENSIONS.contains(&extension.as_str())) && file.is_file() {
+            files.push(file);
+        }
+    }
+    files.sort();
+    if files.is_empty() {
+        return Err(WireError::NoCapture { path: path.to_owned() });
+    }
+    Ok(files)
+}
+
+/// Appends one file to a tape.
+struct Loader<'l> {
+    path: &'l Path,
+    /// The number of the packet in hand, counted from 1.
+    packet: u64,
+    tape: &'l mut Tape,
+    /// The time of this file's first packet, and where on the tape that is.
+    timeline: Option<(u64, u64)>,
+}
+
+impl Loader<'_> {
+    fn load(&mut self) -> Result<(), WireError> {
+        let mut file = File::open(self.path).map_err(|source| self.unreadable(source))?;
+        let mut magic = Vec::new();
+        file.by_ref().take(4).read_to_end(&mut magic).map_err(|source| self.unreadable(source))?;
+        file.rewind().map_err(|source| self.unreadable(source))?;
+        if magic == PCAPNG_MAGIC { self.load_pcapng(file) } else { self.load_pcap(file) }
+    }
+
+    fn load_pcap(&mut self, file: File) -> Result<(), WireError> {
+        let mut reader = PcapReader::new(file).map_err(|error| self.not_a_capture(&error))?;
+        let header = reader.header();
+        self.check_link(header.datalink)?;
+        let fraction_ns = if header.ts_resolution == TsResolution::NanoSecond { 1 } else { 1000 };
+        // Raw packets: real files carry snapshot lengths and fractions that the checked reader refuses.
+        while let Some(packet) = reader.next_raw_packet() {
+            self.packet += 1;
+            let packet = packet.map_err(|error| self.damaged_by(error))?;
+            let time_ns = u128::from(packet.ts_sec) * NS_PER_S + u128::from(packet.ts_frac) * fraction_ns;
+            self.append(&packet.data, packet.orig_len, Some(time_ns as u64))?;
+        }
+        Ok(())
+    }
+
+    fn load_pcapng(&mut self, file: File) -> Result<(), WireError> {
+        let mut reader = PcapNgReader::new(file).map_err(|error| self.not_a_capture(&error))?;
+        // The blocks borrow the reader, so what describes them is kept here.
+        let mut interfaces: Vec<Interface> = Vec::new();
+        let mut endianness = reader.section().endianness;
+        while let Some(block) = reader.next_block() {
+            self.packet += 1;
+            match block.map_err(|error| self.damaged_by(error))? {
+                Block::EnhancedPacket(packet) => {
+                    let interface = self.interface(&interfaces, packet.interface_id)?;
+                    // pcap-file takes the ticks for nanoseconds, whatever the interface says.
+                    let ticks = packet.timestamp.as_nanos() as u64;
+                    self.append(&packet.data, packet.original_len, interface.time_ns(ticks))?;
+                }
+                Block::SimplePacket(packet) => {
+                    let interface = self.interface(&interfaces, 0)?;
+                    let len = packet.data.len().min(packet.original_len as usize).min(interface.snaplen());
+                    self.append(&packet.data[..len], packet.original_len, None)?;
+                }
+                Block::Packet(packet) => {
+                    let interface = self.interface(&interfaces, packet.interface_id.into())?;
+                    // Two words, the upper one first; pcap-file reads them as one.
+                    let little = endianness == Endianness::Little;
+                    let ticks = if little { packet.timestamp.rotate_left(32) } else { packet.timestamp };
+                    self.append(&packet.data, packet.original_len, interface.time_ns(ticks))?;
+                }
+                other => {
+                    self.packet -= 1;
+                    match other {
+                        Block::InterfaceDescription(block) => interfaces.push(Interface::of(&block)),
+                        Block::SectionHeader(section) => {
+                            interfaces.clear();
+                            endianness = section.endianness;
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The interface of a packet, if it is known and Ethernet.
+    fn interface(&self, interfaces: &[Interface], id: u32) -> Result<Interface, WireError> {
+        let interface = interfaces.get(id as usize).copied();
+        let interface = interface
+            .ok_or_else(|| self.damaged(format!("it belongs to interface {id}, which is not described")))?;
+        self.check_link(interface.link)?;
+        Ok(interface)
+    }
+
+    fn append(&mut self, bytes: &[u8], wire_len: u32, time_ns: Option<u64>) -> Result<(), WireError> {
+        if bytes.len() > MAX_CAPTURED_BYTES {
+            return Err(
+                self.damaged(format!("its length of {} bytes is beyond {MAX_CAPTURED_BYTES}", bytes.len()))
+            );
+        }
+        if self.tape.entries.len() == MAX_PACKETS {
+            return Err(self.limit(format!("more than {MAX_PACKETS} packets")));
+        }
+        if self.tape.store.len() + bytes.len() > MAX_BYTES {
+            return Err(self.limit(format!("more than {} MiB of packets", MAX_BYTES >> 20)));
+        }
+        let before = self.tape.entries.last().map_or(0, |entry| entry.due_ns);
+        let due_ns = time_ns.map_or(before, |time_ns| {
+            // Every file starts where the one before it ended: captures of different days follow on each other.
+            let (start_ns, start_due_ns) = *self.timeline.get_or_insert((time_ns, before));
+            start_due_ns.saturating_add(time_ns.saturating_sub(start_ns)).max(before)
+        });
+        let len = bytes.len() as u32;
+        let offset = self.tape.store.len() as u32;
+        self.tape.entries.push(Entry { offset, len, wire_len: wire_len.max(len), due_ns });
+        self.tape.store.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn check_link(&self, link: DataLink) -> Result<(), WireError> {
+        if link == DataLink::ETHERNET {
+            return Ok(());
+        }
+        Err(WireError::LinkType {
+            path: self.path.to_owned(),
+            link_type: format!("{} ({link:?})", u32::from(link)),
+        })
+    }
+
+    fn unreadable(&self, source: io::Error) -> WireError {
+        WireError::ReadCapture { path: self.path.to_owned(), source }
+    }
+
+    fn not_a_capture(&self, error: &PcapError) -> WireError {
+        WireError::NotACapture { path: self.path.to_owned(), problem: in_words(error) }
+    }
+
+    fn damaged(&self, problem: String) -> WireError {
+        WireError::DamagedCapture { path: self.path.to_owned(), packet: self.packet, problem }
+    }
+
+    fn damaged_by(&self, error: PcapError) -> WireError {
+        match error {
+            PcapError::IoError(source) if source.kind() != io::ErrorKind::UnexpectedEof => {
+                self.unreadable(source)
+            }
+            error => self.damaged(in_words(&error)),
+        }
+    }
+
+    fn limit(&self, what: String) -> WireError {
+        let problem =
+            format!("the captures up to here hold {what}: replay fewer files, or split with `editcap -c`");
+        WireError::CaptureLimit { path: self.path.to_owned(), problem }
+    }
+}
+
+fn in_words(error: &PcapError) -> String {
+    match error {
+        PcapError::IoError(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            "the file ends in it".to_owned()
+        }
+        error => error.to_string(),
+    }
+}
+
+/// What packets need to know of a pcapng interface.
+#[derive(Clone, Copy, Debug)]
+struct Interface {
+    link: DataLink,
+    snaplen: u32,
+    /// `if_tsresol`: a negative power of ten, or of two with the upper bit set.
+    resolution: u8,
+}
+
+impl Interface {
+    fn of(block: &InterfaceDescriptionBlock<'_>) -> Self {
+        let resolution = block.options.iter().find_map(|option| match option {
+            InterfaceDescriptionOption::IfTsResol(resolution) => Some(*resolution),
+            _ => None,
+        });
+        // Microseconds if not said (draft-ietf-opsawg-pcapng, 4.2).
+        Self { link: block.linktype, snaplen: block.snaplen, resolution: resolution.unwrap_or(6) }
+    }
+
+    fn snaplen(self) -> usize {
+        if self.snaplen == 0 { usize::MAX } else { self.snaplen as usize }
+    }
+
+    /// `None` for a resolution that no clock has.
+    fn time_ns(self, ticks: u64) -> Option<u64> {
+        let exponent = u32::from(self.resolution & 0x7f);
+        let per_second = if self.resolution & 0x80 == 0 {
+            10u128.checked_pow(exponent)
+        } else {
+            1u128.checked_shl(exponent)
+        };
+        per_second
+            .map(|per_second| u64::try_from(u128::from(ticks) * NS_PER_S / per_second).unwrap_or(u64::MAX))
+    }
+}
