@@ -1,0 +1,251 @@
+//! One completion, as far as its queue was asked to know it.
+//!
+//! Read by the polling loop between two steps of a [`Batch`](crate::Batch). A field that was not asked for is `None`
+//! and its function, which may be NULL, is never called.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use ibverbs_sys::{self as sys, ibv_cq_ex, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
+
+use crate::CompletionQueueHandle;
+
+bitflags::bitflags! {
+    /// `ibv_create_cq_wc_flags`: what completions are asked for beyond status, opcode and flags.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct CompletionFields: u64 {
+        /// [`Completion::byte_len`].
+        const BYTE_LEN = sys::IBV_WC_EX_WITH_BYTE_LEN as u64;
+        /// [`Completion::qp_num`].
+        const QP_NUM = sys::IBV_WC_EX_WITH_QP_NUM as u64;
+        /// [`Completion::timestamp`].
+        const COMPLETION_TIMESTAMP = sys::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP as u64;
+        /// [`Completion::cvlan`].
+        const CVLAN = sys::IBV_WC_EX_WITH_CVLAN as u64;
+        /// [`Completion::flow_tag`].
+        const FLOW_TAG = sys::IBV_WC_EX_WITH_FLOW_TAG as u64;
+        /// [`Completion::wallclock_ns`].
+        const COMPLETION_TIMESTAMP_WALLCLOCK = sys::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK as u64;
+    }
+
+    /// `ibv_wc_flags`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct CompletionFlags: u32 {
+        /// The IP header checksum and, where there is one, the L4 checksum were found right.
+        const IP_CSUM_OK = ibv_wc_flags::IBV_WC_IP_CSUM_OK.0;
+        const _ = !0;
+    }
+}
+
+/// A flow tag: what a flow's TAG action puts into completions. Below 2^24 on every known device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowTag(pub u32);
+
+/// How a work request ended (`ibv_wc_status`), as far as raw packet queues know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Status {
+    /// As asked.
+    Success,
+    /// The packet was longer than the buffer.
+    LocalLength,
+    /// The queue pair found the request itself at fault.
+    LocalQueuePairOperation,
+    /// The buffer is not registered, or not in the queue's domain.
+    LocalProtection,
+    /// The queue left RTS or RDY with the request still in it.
+    Flushed,
+    /// The buffer may not be accessed that way.
+    LocalAccess,
+    /// The queue is beyond repair.
+    Fatal,
+    /// The device says no more than that it failed.
+    General,
+    /// A status this crate has no name for.
+    Unknown(u32),
+}
+
+impl From<ibv_wc_status::Type> for Status {
+    #[inline]
+    fn from(raw: ibv_wc_status::Type) -> Self {
+        match raw {
+            ibv_wc_status::IBV_WC_SUCCESS => Self::Success,
+            ibv_wc_status::IBV_WC_LOC_LEN_ERR => Self::LocalLength,
+            ibv_wc_status::IBV_WC_LOC_QP_OP_ERR => Self::LocalQueuePairOperation,
+            ibv_wc_status::IBV_WC_LOC_PROT_ERR => Self::LocalProtection,
+            ibv_wc_status::IBV_WC_WR_FLUSH_ERR => Self::Flushed,
+            ibv_wc_status::IBV_WC_LOC_ACCESS_ERR => Self::LocalAccess,
+            ibv_wc_status::IBV_WC_FATAL_ERR => Self::Fatal,
+            ibv_wc_status::IBV_WC_GENERAL_ERR => Self::General,
+            other => Self::Unknown(other),
+        }
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Success => f.write_str("success"),
+            Self::LocalLength => f.write_str("packet longer than its buffer"),
+            Self::LocalQueuePairOperation => f.write_str("malformed work request"),
+            Self::LocalProtection => f.write_str("buffer not registered in the queue's domain"),
+            Self::Flushed => f.write_str("flushed"),
+            Self::LocalAccess => f.write_str("buffer may not be accessed that way"),
+            Self::Fatal => f.write_str("fatal error of the queue"),
+            Self::General => f.write_str("unspecified error of the device"),
+            Self::Unknown(raw) => write!(f, "completion status {raw}"),
+        }
+    }
+}
+
+/// What kind of work request ended (`ibv_wc_opcode`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Opcode {
+    /// A send.
+    Send,
+    /// A receive.
+    Receive,
+    /// One this crate never posts.
+    Unknown(u32),
+}
+
+impl From<ibv_wc_opcode::Type> for Opcode {
+    #[inline]
+    fn from(raw: ibv_wc_opcode::Type) -> Self {
+        match raw {
+            ibv_wc_opcode::IBV_WC_SEND => Self::Send,
+            ibv_wc_opcode::IBV_WC_RECV => Self::Receive,
+            other => Self::Unknown(other),
+        }
+    }
+}
+
+/// The current completion of a batch. Unless the status is [`Status::Success`], only the work request id, the status,
+/// the vendor's code and the queue pair number mean anything (ibv_create_cq_ex(3)).
+pub struct Completion<'b> {
+    queue: &'b CompletionQueueHandle,
+    /// Stays on the polling thread.
+    _not_send: PhantomData<*const ()>,
+}
+
+/// Defines a reader: `None` unless the field was asked for.
+macro_rules! reader {
+    ($(#[$doc:meta])* $name:ident: $field:ident as $call:ident -> $out:ty) => {
+        $(#[$doc])*
+        #[inline]
+        pub fn $name(&self) -> Option<$out> {
+            if !self.queue.fields().contains(CompletionFields::$field) {
+                return None;
+            }
+            // SAFETY: the queue is live.
+            let read = unsafe { (*self.raw()).$call }?;
+            // SAFETY: a completion is current: `self` borrows the open batch, and the field was asked for.
+            Some(unsafe { read(self.raw()) })
+        }
+    };
+}
+
+impl<'b> Completion<'b> {
+    /// The caller has just made a completion current, and keeps it so for `'b`.
+    #[inline]
+    pub(crate) fn current(queue: &'b CompletionQueueHandle) -> Self {
+        Self { queue, _not_send: PhantomData }
+    }
+
+    #[inline]
+    fn raw(&self) -> *mut ibv_cq_ex {
+        self.queue.raw()
+    }
+
+    /// The id of the work request; [`FramePool::reclaim`](crate::FramePool::reclaim) knows what it means.
+    #[inline]
+    pub fn wr_id(&self) -> u64 {
+        // SAFETY: the queue is live, and only its poller, which is at this completion, writes this.
+        unsafe { (*self.raw()).wr_id }
+    }
+
+    /// How it ended.
+    #[inline]
+    pub fn status(&self) -> Status {
+        // SAFETY: as for `wr_id`.
+        Status::from(unsafe { (*self.raw()).status })
+    }
+
+    /// It ended as asked.
+    #[inline]
+    pub fn is_success(&self) -> bool {
+        self.status() == Status::Success
+    }
+
+    /// What ended.
+    #[inline]
+    pub fn opcode(&self) -> Opcode {
+        // SAFETY: the queue is live.
+        let Some(read) = (unsafe { (*self.raw()).read_opcode }) else { return Opcode::Unknown(u32::MAX) };
+        // SAFETY: a completion is current: `self` borrows the open batch.
+        Opcode::from(unsafe { read(self.raw()) })
+    }
+
+    /// The vendor's own code for a failure.
+    pub fn vendor_error(&self) -> u32 {
+        // SAFETY: the queue is live.
+        let Some(read) = (unsafe { (*self.raw()).read_vendor_err }) else { return 0 };
+        // SAFETY: as for `opcode`.
+        unsafe { read(self.raw()) }
+    }
+
+    /// The flags.
+    #[inline]
+    pub fn wc_flags(&self) -> CompletionFlags {
+        // SAFETY: the queue is live.
+        let Some(read) = (unsafe { (*self.raw()).read_wc_flags }) else { return CompletionFlags::empty() };
+        // SAFETY: as for `opcode`.
+        CompletionFlags::from_bits_retain(unsafe { read(self.raw()) })
+    }
+
+    /// Whether the device found the checksums right; `None` if it does not check them. False says that one is wrong
+    /// or that the packet has none.
+    #[inline]
+    pub fn checksum_ok(&self) -> Option<bool> {
+        self.queue.checksums().then(|| self.wc_flags().contains(CompletionFlags::IP_CSUM_OK))
+    }
+
+    /// The tag of the flow that steered the packet here; 0 for a flow without one.
+    #[inline]
+    pub fn flow_tag(&self) -> Option<FlowTag> {
+        self.raw_flow_tag().map(FlowTag)
+    }
+
+    reader!(/// Length of the packet.
+        byte_len: BYTE_LEN as read_byte_len -> u32);
+    reader!(/// [`Completion::flow_tag`] as a number.
+        raw_flow_tag: FLOW_TAG as read_flow_tag -> u32);
+    reader!(/// The device's clock when the packet arrived, in its own ticks.
+        timestamp: COMPLETION_TIMESTAMP as read_completion_ts -> u64);
+    reader!(/// When the packet arrived, in nanoseconds of the real-time clock.
+        wallclock_ns: COMPLETION_TIMESTAMP_WALLCLOCK as read_completion_wallclock_ns -> u64);
+    reader!(/// The tag control information of a VLAN tag that the device took off.
+        cvlan: CVLAN as read_cvlan -> u16);
+    reader!(/// The number of the queue pair; work queues under RSS have none.
+        qp_num: QP_NUM as read_qp_num -> u32);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_and_opcodes_keep_unknown_numbers() {
+        assert_eq!(Status::from(ibv_wc_status::IBV_WC_WR_FLUSH_ERR), Status::Flushed);
+        assert_eq!(Status::from(14), Status::Unknown(14));
+        assert_eq!(Status::Unknown(14).to_string(), "completion status 14");
+        assert_eq!(Opcode::from(ibv_wc_opcode::IBV_WC_RECV), Opcode::Receive);
+        assert_eq!(Opcode::from(ibv_wc_opcode::IBV_WC_TSO), Opcode::Unknown(7));
+    }
+
+    #[test]
+    fn flags_of_other_transports_are_kept() {
+        let flags = CompletionFlags::from_bits_retain(5);
+        assert!(flags.contains(CompletionFlags::IP_CSUM_OK));
+        assert_eq!(flags.bits(), 5);
+    }
+}

@@ -1,0 +1,258 @@
+//! Completion queues: polled by one owner, a batch at a time.
+//!
+//! [`CompletionQueue`] is the polling loop's; [`CompletionQueueHandle`] is what work queues and queue pairs hang on
+//! and keep alive. No Result and no allocation per poll; nothing here waits for a completion.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use ibverbs_sys::{self as sys, ibv_cq_ex, ibv_cq_init_attr_ex};
+
+use crate::completion::{Completion, CompletionFields};
+use crate::error::{from_code, last};
+use crate::pause::{Gate, Paused};
+use crate::{Context, Domain, Error, RawPacketCaps, Result, inline, leak};
+
+/// Most entries of a completion queue: what the largest known device offers (mlx5, 4 Mi).
+pub const MAX_COMPLETIONS: u32 = 1 << 22;
+
+/// What a completion queue is to everything but its poller: an object that must outlive what completes into it.
+pub struct CompletionQueueHandle {
+    raw: NonNull<ibv_cq_ex>,
+    context: Arc<Context>,
+    /// The domain whose allocator holds the queue's memory.
+    domain: Option<Domain>,
+    /// Open while a batch is; see [`Gate`].
+    gate: Gate,
+    /// The fields that may be read: the others' functions may be NULL.
+    fields: CompletionFields,
+    /// The device checks checksums, so that the flag in completions means something.
+    checksums: bool,
+}
+
+// SAFETY: the structure is polled only through the one `CompletionQueue`, which is not `Sync`; everyone else only
+// keeps it alive or passes it to verbs that may be called from any thread, behind the gate where they touch its ring.
+unsafe impl Send for CompletionQueueHandle {}
+// SAFETY: as above.
+unsafe impl Sync for CompletionQueueHandle {}
+
+impl CompletionQueueHandle {
+    pub(crate) fn raw(&self) -> *mut ibv_cq_ex {
+        self.raw.as_ptr()
+    }
+
+    /// `ibv_cq_ex_to_cq`: the structures begin alike (verbs.h).
+    pub(crate) fn raw_cq(&self) -> *mut sys::ibv_cq {
+        self.raw.as_ptr().cast()
+    }
+
+    #[inline]
+    pub(crate) fn fields(&self) -> CompletionFields {
+        self.fields
+    }
+
+    #[inline]
+    pub(crate) fn checksums(&self) -> bool {
+        self.checksums
+    }
+
+    /// Keeps the poller out, for verbs that remove a queue's completions from the ring. `None`: a batch stayed open.
+    pub(crate) fn pause(&self) -> Option<Paused<'_>> {
+        self.gate.pause()
+    }
+
+    /// The device it belongs to.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+}
+
+impl Drop for CompletionQueueHandle {
+    fn drop(&mut self) {
+        // SAFETY: `raw` came from `create_cq_ex`; whatever completes into it held an `Arc` of this and is gone, and so
+        // is the poller.
+        let code = unsafe { sys::ibv_destroy_cq(self.raw_cq()) };
+        leak::keep("ibv_destroy_cq", self.context.name(), code, || {
+            (Arc::clone(&self.context), self.domain.clone())
+        });
+    }
+}
+
+/// A completion queue, to be polled by its owner.
+pub struct CompletionQueue {
+    handle: Arc<CompletionQueueHandle>,
+    poll_errors: u64,
+    /// One poller: the structure holds the current completion.
+    _not_sync: PhantomData<Cell<()>>,
+}
+
+impl CompletionQueue {
+    /// A queue of at least `entries` entries. Without [`CompletionQueueBuilder::ignore_overrun`], one completion more
+    /// than it holds is fatal to the queue.
+    pub fn builder(context: &Arc<Context>, entries: u32) -> CompletionQueueBuilder {
+        CompletionQueueBuilder {
+            context: Arc::clone(context),
+            entries,
+            fields: CompletionFields::empty(),
+            flags: 0,
+            domain: None,
+        }
+    }
+
+    /// What work queues and queue pairs are made on.
+    pub fn handle(&self) -> Arc<CompletionQueueHandle> {
+        Arc::clone(&self.handle)
+    }
+
+    /// How many entries the device gave it.
+    pub fn entries(&self) -> u32 {
+        // SAFETY: the queue is live; `cqe` is set when it is made.
+        u32::try_from(unsafe { (*self.handle.raw()).cqe }).unwrap_or(0)
+    }
+
+    /// How often the device could not be polled or could not go on with a batch; never reset.
+    pub fn poll_errors(&self) -> u64 {
+        self.poll_errors
+    }
+
+    /// The completions that are there. `None`: none, or a queue that completes into this one is being destroyed on
+    /// another thread, just now.
+    #[inline]
+    pub fn poll(&mut self) -> Option<Batch<'_>> {
+        if !self.handle.gate.enter() {
+            return None;
+        }
+        // SAFETY: the queue is live; `&mut self` makes this the only poller, the gate keeps destroyers out, and a batch
+        // borrows `self`, so none is open.
+        let code = unsafe { inline::start_poll(self.handle.raw()) };
+        if code == 0 {
+            return Some(Batch { queue: self, next: Next::First });
+        }
+        self.handle.gate.leave();
+        if code != libc::ENOENT {
+            self.poll_errors += 1;
+        }
+        None
+    }
+}
+
+/// Where a batch stands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// `start_poll` has made the first completion current.
+    First,
+    More,
+    End,
+}
+
+/// An open poll: completions in order. Ends the poll when dropped.
+pub struct Batch<'cq> {
+    queue: &'cq mut CompletionQueue,
+    next: Next,
+}
+
+impl Batch<'_> {
+    /// The next completion; the one before is over. Not an iterator, as each borrows the batch.
+    #[inline]
+    #[allow(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> Option<Completion<'_>> {
+        match self.next {
+            Next::First => self.next = Next::More,
+            Next::More => {
+                // SAFETY: the poll is open until `drop`, and this thread opened it or was handed its only owner.
+                let code = unsafe { inline::next_poll(self.queue.handle.raw()) };
+                if code != 0 {
+                    self.next = Next::End;
+                    if code != libc::ENOENT {
+                        self.queue.poll_errors += 1;
+                    }
+                    return None;
+                }
+            }
+            Next::End => return None,
+        }
+        Some(Completion::current(&self.queue.handle))
+    }
+}
+
+impl Drop for Batch<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: opened by `start_poll` in `poll`, ended once, here.
+        unsafe { inline::end_poll(self.queue.handle.raw()) };
+        self.queue.handle.gate.leave();
+    }
+}
+
+/// What a completion queue is to be like.
+#[must_use]
+pub struct CompletionQueueBuilder {
+    context: Arc<Context>,
+    entries: u32,
+    fields: CompletionFields,
+    flags: sys::ibv_create_cq_attr_flags,
+    domain: Option<Domain>,
+}
+
+impl CompletionQueueBuilder {
+    /// What completions can be asked for; each may cost the device and the poller something.
+    pub fn fields(mut self, fields: CompletionFields) -> Self {
+        self.fields = fields;
+        self
+    }
+
+    /// The library may leave out its lock: this crate lets nobody else touch the ring meanwhile.
+    pub fn single_threaded(self, on: bool) -> Self {
+        self.flag(sys::IBV_CREATE_CQ_ATTR_SINGLE_THREADED, on)
+    }
+
+    /// The device does not check for overruns. The owner makes the queue large enough for all that can complete.
+    pub fn ignore_overrun(self, on: bool) -> Self {
+        self.flag(sys::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, on)
+    }
+
+    /// The queue's memory comes from this domain, if it is a parent domain with an allocator.
+    pub fn domain(mut self, domain: &Domain) -> Self {
+        self.domain = Some(domain.clone());
+        self
+    }
+
+    fn flag(mut self, flag: sys::ibv_create_cq_attr_flags, on: bool) -> Self {
+        self.flags = if on { self.flags | flag } else { self.flags & !flag };
+        self
+    }
+
+    /// `ibv_create_cq_ex`.
+    pub fn build(self) -> Result<CompletionQueue> {
+        let Self { context, entries, fields, flags, domain } = self;
+        let failed = |source| Error::CreateCompletionQueue { device: context.name().into(), entries, source };
+        if !(1..=MAX_COMPLETIONS).contains(&entries) {
+            return Err(failed(from_code(libc::EINVAL)));
+        }
+        let mut attr = ibv_cq_init_attr_ex {
+            cqe: entries,
+            wc_flags: fields.bits(),
+            flags,
+            ..ibv_cq_init_attr_ex::default()
+        };
+        if flags != 0 {
+            attr.comp_mask |= sys::IBV_CQ_INIT_ATTR_MASK_FLAGS;
+        }
+        // A protection domain alone has no say in a completion queue, and providers refuse it there.
+        let domain = domain.filter(|domain| matches!(domain, Domain::Parent(_)));
+        if let Some(domain) = &domain {
+            attr.comp_mask |= sys::IBV_CQ_INIT_ATTR_MASK_PD;
+            attr.parent_domain = domain.raw();
+        }
+        let checksums = context
+            .attributes()
+            .is_ok_and(|attributes| attributes.raw_packet_caps.contains(RawPacketCaps::IP_CSUM));
+        // SAFETY: the context is open, the domain live; there is no channel and no context word.
+        let raw = unsafe { inline::create_cq_ex(context.raw(), ptr::from_mut(&mut attr)) };
+        let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
+        let handle = CompletionQueueHandle { raw, context, domain, gate: Gate::default(), fields, checksums };
+        Ok(CompletionQueue { handle: Arc::new(handle), poll_errors: 0, _not_sync: PhantomData })
+    }
+}

@@ -1,0 +1,116 @@
+//! An open device: what every other object is made from, and what it says about itself.
+//!
+//! Made by [`Device::open`](crate::Device::open). Never used on the packet path.
+
+use std::ffi::c_int;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+
+use ibverbs_sys::{ibv_context, ibv_device_attr_ex, ibv_port_attr, ibv_values_ex};
+
+use crate::error::from_code;
+use crate::{AsyncEvent, DeviceAttributes, Error, PortAttributes, PortNumber, Result, event, inline, leak};
+
+/// An open device. Every object made from it keeps it open.
+pub struct Context {
+    raw: NonNull<ibv_context>,
+    name: String,
+}
+
+// SAFETY: libibverbs contexts may be used from any thread; the verbs that this crate calls on one lock inside.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Takes over a context that `ibv_open_device` returned.
+    pub(crate) fn adopt(raw: NonNull<ibv_context>, name: &str) -> Self {
+        let context = Self { raw, name: name.to_owned() };
+        // So that `async_event` never waits; ibv_get_async_event(3) asks for exactly this.
+        let fd = context.async_fd();
+        // SAFETY: the descriptor belongs to the open context.
+        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+        // SAFETY: as above.
+        let set = flags >= 0 && unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } == 0;
+        if !set {
+            tracing::warn!(device = name, "asynchronous events cannot be read without waiting");
+        }
+        context
+    }
+
+    pub(crate) fn raw(&self) -> *mut ibv_context {
+        self.raw.as_ptr()
+    }
+
+    fn async_fd(&self) -> c_int {
+        // SAFETY: `raw` is open until `drop`; the descriptor is set once, while opening.
+        unsafe { (*self.raw()).async_fd }
+    }
+
+    /// The device's name, as [`Device::name`](crate::Device::name).
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Limits and capabilities (`ibv_query_device_ex`). Asks the device each time.
+    pub fn attributes(&self) -> Result<DeviceAttributes> {
+        let mut attr = ibv_device_attr_ex::default();
+        // SAFETY: `raw` is open until `drop`.
+        match unsafe { inline::query_device_ex(self.raw(), &mut attr) } {
+            0 => Ok(DeviceAttributes::from(&attr)),
+            code => Err(Error::QueryDevice { device: self.name.clone(), source: from_code(code) }),
+        }
+    }
+
+    /// State and speed of a port (`ibv_query_port`).
+    pub fn port(&self, port: PortNumber) -> Result<PortAttributes> {
+        let mut attr = ibv_port_attr::default();
+        // SAFETY: `raw` is open until `drop`.
+        match unsafe { inline::query_port(self.raw(), port.0, &mut attr) } {
+            0 => Ok(PortAttributes::from(&attr)),
+            code => Err(Error::QueryPort { device: self.name.clone(), port, source: from_code(code) }),
+        }
+    }
+
+    /// The device's free-running clock, in ticks of `hca_core_clock_khz`: what completion timestamps count.
+    pub fn raw_clock(&self) -> Result<u64> {
+        let mut values =
+            ibv_values_ex { comp_mask: ibverbs_sys::IBV_VALUES_MASK_RAW_CLOCK, ..ibv_values_ex::default() };
+        // SAFETY: `raw` is open until `drop`.
+        let code = unsafe { inline::query_rt_values_ex(self.raw(), &mut values) };
+        let answered = values.comp_mask & ibverbs_sys::IBV_VALUES_MASK_RAW_CLOCK != 0;
+        let source = match code {
+            // mlx5 puts all 64 bits of the counter into tv_nsec (providers/mlx5/verbs.c, mlx5_query_rt_values).
+            0 if answered => {
+                let seconds = values.raw_clock.tv_sec.cast_unsigned();
+                return Ok(seconds
+                    .wrapping_mul(1_000_000_000)
+                    .wrapping_add(values.raw_clock.tv_nsec.cast_unsigned()));
+            }
+            0 => from_code(libc::EOPNOTSUPP),
+            code => from_code(code),
+        };
+        Err(Error::QueryClock { device: self.name.clone(), source })
+    }
+
+    /// The next asynchronous event, acknowledged; `None` when there is none now. Never waits.
+    pub fn async_event(&self) -> Result<Option<AsyncEvent>> {
+        event::next(self)
+    }
+}
+
+impl AsFd for Context {
+    /// Readable when [`Context::async_event`] has something.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor stays open until the context is closed, in `drop`.
+        unsafe { BorrowedFd::borrow_raw(self.async_fd()) }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: `raw` came from `ibv_open_device`; every object made from it held an `Arc` of this and is gone.
+        let code = unsafe { ibverbs_sys::ibv_close_device(self.raw()) };
+        leak::log("ibv_close_device", &self.name, code);
+    }
+}

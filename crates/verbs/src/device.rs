@@ -1,0 +1,163 @@
+//! The devices of this machine or of a provider in this process.
+//!
+//! Called at start-up. A list is only needed until its devices are opened: a [`Context`] outlives it.
+
+use std::ffi::{CStr, c_int};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use ibverbs_sys::ibv_device;
+
+use crate::error::last;
+use crate::{Context, Error, Result};
+
+/// A source of devices other than the library's own discovery, like `mlx5dv_get_vfio_device_list`.
+///
+/// # Safety
+/// `device_list` returns NULL with `errno` set, or a NULL-terminated array of `count` devices that
+/// `ibv_free_device_list` may release and `ibv_open_device` may open, with operations that keep the contracts of
+/// `infiniband/verbs.h`.
+pub unsafe trait Provider: Send + Sync {
+    /// A new list; its length goes to `count`.
+    fn device_list(&self, count: &mut c_int) -> *mut *mut ibv_device;
+}
+
+/// A list of devices; released on drop. Opened devices live on.
+pub struct DeviceList {
+    raw: NonNull<*mut ibv_device>,
+    count: usize,
+}
+
+// SAFETY: the list is never written after its creation; the library's reference counts of devices are atomic.
+unsafe impl Send for DeviceList {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceList {}
+
+impl DeviceList {
+    /// The devices that libibverbs discovers (`ibv_get_device_list`).
+    pub fn system() -> Result<Self> {
+        let mut count = 0;
+        // SAFETY: `count` is writable.
+        let raw = unsafe { ibverbs_sys::ibv_get_device_list(&mut count) };
+        Self::adopt(raw, count)
+    }
+
+    /// The devices of `provider`.
+    pub fn of(provider: &dyn Provider) -> Result<Self> {
+        let mut count = 0;
+        let raw = provider.device_list(&mut count);
+        Self::adopt(raw, count)
+    }
+
+    fn adopt(raw: *mut *mut ibv_device, count: c_int) -> Result<Self> {
+        let raw = NonNull::new(raw).ok_or_else(|| Error::ListDevices { source: last() })?;
+        Ok(Self { raw, count: usize::try_from(count).unwrap_or(0) })
+    }
+
+    /// The devices, in the order the library or the provider gives them.
+    pub fn iter(&self) -> impl Iterator<Item = Device<'_>> {
+        // SAFETY: the library or the provider says that `count` entries follow; they stay until `drop`.
+        let entries = unsafe { std::slice::from_raw_parts(self.raw.as_ptr(), self.count) };
+        entries.iter().copied().filter_map(NonNull::new).map(|raw| Device { raw, list: self })
+    }
+
+    /// The device of that name.
+    pub fn find(&self, name: &str) -> Option<Device<'_>> {
+        self.iter().find(|device| device.name() == name)
+    }
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        // SAFETY: `raw` came from a function whose lists this releases, once; `Device` borrows from `self`.
+        unsafe { ibverbs_sys::ibv_free_device_list(self.raw.as_ptr()) };
+    }
+}
+
+/// A device that can be opened.
+#[derive(Clone, Copy)]
+pub struct Device<'list> {
+    raw: NonNull<ibv_device>,
+    list: &'list DeviceList,
+}
+
+impl<'list> Device<'list> {
+    /// The kernel's name for it, such as `mlx5_0`.
+    pub fn name(&self) -> &'list str {
+        // SAFETY: the device lives as long as the list it came from.
+        let name = unsafe { ibverbs_sys::ibv_get_device_name(self.raw.as_ptr()) };
+        if name.is_null() {
+            return "";
+        }
+        let _: &'list DeviceList = self.list;
+        // SAFETY: the name is NUL-terminated text inside the device, which the list keeps.
+        let name: &'list CStr = unsafe { CStr::from_ptr(name) };
+        name.to_str().unwrap_or("")
+    }
+
+    /// The node GUID; zero for a device without sysfs entries.
+    pub fn guid(&self) -> Guid {
+        // SAFETY: as for the name.
+        Guid(u64::from_be(unsafe { ibverbs_sys::ibv_get_device_guid(self.raw.as_ptr()) }))
+    }
+
+    /// Opens the device.
+    pub fn open(&self) -> Result<Arc<Context>> {
+        let name = self.name();
+        // SAFETY: as for the name.
+        let raw = unsafe { ibverbs_sys::ibv_open_device(self.raw.as_ptr()) };
+        let raw =
+            NonNull::new(raw).ok_or_else(|| Error::OpenDevice { device: name.into(), source: last() })?;
+        Ok(Arc::new(Context::adopt(raw, name)))
+    }
+}
+
+/// A global identifier of a device, in host byte order. Prints as `ibv_devinfo` does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Guid(pub u64);
+
+impl fmt::Display for Guid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d] = [48, 32, 16, 0].map(|shift| (self.0 >> shift) & 0xffff);
+        write!(f, "{a:04x}:{b:04x}:{c:04x}:{d:04x}")
+    }
+}
+
+/// A port of a device; the first is 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PortNumber(pub u8);
+
+impl fmt::Display for PortNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct NoDevices;
+    // SAFETY: always NULL with `errno` set.
+    unsafe impl Provider for NoDevices {
+        fn device_list(&self, _: &mut c_int) -> *mut *mut ibv_device {
+            // SAFETY: the location of this thread's errno is always valid.
+            let errno = unsafe { libc::__errno_location() };
+            // SAFETY: as above.
+            unsafe { errno.write(libc::ENODEV) };
+            std::ptr::null_mut()
+        }
+    }
+
+    #[test]
+    fn a_provider_without_a_list_is_an_error_with_its_errno() {
+        let error = DeviceList::of(&NoDevices).err().expect("no list");
+        assert_eq!(error.errno(), Some(libc::ENODEV));
+    }
+
+    #[test]
+    fn guids_print_in_four_groups() {
+        assert_eq!(Guid(0x0002_c903_00ab_cdef).to_string(), "0002:c903:00ab:cdef");
+    }
+}

@@ -1,0 +1,214 @@
+//! What can go wrong, one variant per verb, worded for the person who has to fix it.
+//!
+//! Returned by every fallible function of this crate. The packet path never makes one.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::io;
+
+use crate::flow::MAX_SPECS;
+use crate::frame::MAX_FRAMES;
+use crate::{HashFields, PortNumber};
+
+/// A result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A verb that failed, or an argument no verb would take. `device` is the name `ibv_get_device_name` gives.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // each variant's text says what it is; the fields are the ids it prints
+pub enum Error {
+    #[error("cannot list RDMA devices: {}", Hint(Verb::List, .source))]
+    ListDevices { source: io::Error },
+    #[error("cannot open RDMA device {device}: {}", Hint(Verb::Open, .source))]
+    OpenDevice { device: String, source: io::Error },
+    #[error("cannot query {device}: {}", Hint(Verb::Query, .source))]
+    QueryDevice { device: String, source: io::Error },
+    #[error("cannot query port {port} of {device}: {}", Hint(Verb::Port, .source))]
+    QueryPort { device: String, port: PortNumber, source: io::Error },
+    #[error("cannot read the clock of {device}: {}", Hint(Verb::Query, .source))]
+    QueryClock { device: String, source: io::Error },
+    #[error("cannot read asynchronous events of {device}: {}", Hint(Verb::Query, .source))]
+    AsyncEvent { device: String, source: io::Error },
+    #[error("cannot allocate a protection domain on {device}: {}", Hint(Verb::Object, .source))]
+    AllocProtectionDomain { device: String, source: io::Error },
+    #[error("cannot allocate a thread domain on {device}: {}", Hint(Verb::Object, .source))]
+    AllocThreadDomain { device: String, source: io::Error },
+    #[error("cannot allocate a parent domain on {device}: {}", Hint(Verb::Object, .source))]
+    AllocParentDomain { device: String, source: io::Error },
+    #[error("cannot register {bytes} bytes of memory with {device}: {}", Hint(Verb::Register, .source))]
+    RegisterMemory { device: String, bytes: usize, source: io::Error },
+    #[error("cannot create a completion queue of {entries} entries on {device}: {}", Hint(Verb::Queue, .source))]
+    CreateCompletionQueue { device: String, entries: u32, source: io::Error },
+    #[error("cannot create a work queue of {max_receives} receives on {device}: {}", Hint(Verb::Queue, .source))]
+    CreateWorkQueue { device: String, max_receives: u32, source: io::Error },
+    #[error("cannot move work queue {number} of {device} to RDY: {}", Hint(Verb::Object, .source))]
+    ReadyWorkQueue { device: String, number: u32, source: io::Error },
+    #[error("cannot create an indirection table of {size} entries on {device}: {}", Hint(Verb::Table, .source))]
+    CreateIndirectionTable { device: String, size: usize, source: io::Error },
+    #[error("cannot create an RSS queue pair on {device} hashing {fields:?}: {}", Hint(Verb::Rss, .source))]
+    CreateRssQueuePair { device: String, fields: HashFields, source: io::Error },
+    #[error("cannot create a raw packet queue pair on {device}: {}", Hint(Verb::QueuePair, .source))]
+    CreateRawQueuePair { device: String, source: io::Error },
+    #[error("cannot move queue pair {number} of {device} to {state}: {}", Hint(Verb::QueuePair, .source))]
+    ModifyQueuePair { device: String, number: u32, state: &'static str, source: io::Error },
+    #[error(
+        "cannot create a flow on port {port} of {device} at priority {priority}: {}",
+        Hint(Verb::Flow, .source)
+    )]
+    CreateFlow { device: String, port: PortNumber, priority: u16, source: io::Error },
+    #[error("cannot create counters on {device}: {}", Hint(Verb::Counters, .source))]
+    CreateCounters { device: String, source: io::Error },
+    #[error("cannot attach the {counter} counter on {device}: {}", Hint(Verb::Counters, .source))]
+    AttachCounters { device: String, counter: &'static str, source: io::Error },
+    #[error("cannot read counters of {device}: {}", Hint(Verb::Counters, .source))]
+    ReadCounters { device: String, source: io::Error },
+    #[error("an indirection table has a power of two of entries, not {size}; repeat queues to fill it")]
+    TableSize { size: usize },
+    #[error("a flow takes at most {MAX_SPECS} specs, not {count}")]
+    TooManySpecs { count: usize },
+    #[error("{bytes} bytes of memory cannot be cut into 1 to {MAX_FRAMES} frames of {frame_bytes} bytes")]
+    FrameSize { bytes: usize, frame_bytes: u32 },
+    #[error("this process has made 2^32 frame pools; frames could no longer be told apart")]
+    FramePoolIds,
+}
+
+impl Error {
+    /// The errno the verb gave; EINVAL for an argument refused before any verb was called.
+    pub fn errno(&self) -> Option<i32> {
+        match std::error::Error::source(self) {
+            Some(source) => source.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error),
+            None => Some(libc::EINVAL),
+        }
+    }
+}
+
+/// A value that a verb returned as its error: an errno, which some providers negate.
+pub(crate) fn from_code(code: c_int) -> io::Error {
+    io::Error::from_raw_os_error(code.checked_abs().unwrap_or(libc::EIO))
+}
+
+/// The error of a verb that returned NULL. A provider that forgot `errno` must not read as success.
+pub(crate) fn last() -> io::Error {
+    match io::Error::last_os_error() {
+        error if error.raw_os_error() == Some(0) => io::Error::from_raw_os_error(libc::EIO),
+        error => error,
+    }
+}
+
+/// What was attempted, as far as it changes what an errno means.
+#[derive(Clone, Copy)]
+enum Verb {
+    List,
+    Open,
+    Query,
+    Port,
+    Object,
+    Register,
+    Queue,
+    Table,
+    Rss,
+    QueuePair,
+    Flow,
+    Counters,
+}
+
+/// An OS error followed by what to do about it.
+struct Hint<'a>(Verb, &'a io::Error);
+
+impl fmt::Display for Hint<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.1.fmt(f)?;
+        match self.1.raw_os_error().and_then(|errno| remedy(self.0, errno)) {
+            Some(text) => write!(f, "; {text}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What an errno of a verb usually means on the devices of facts/hardware.md, and what to do about it.
+fn remedy(verb: Verb, errno: i32) -> Option<&'static str> {
+    Some(match (verb, errno) {
+        (Verb::List, libc::ENOSYS | libc::ENOENT) => {
+            "the kernel has no RDMA support loaded (modprobe ib_uverbs and the NIC's RDMA driver)"
+        }
+        (Verb::Open, libc::ENODEV | libc::ENOENT | libc::ENXIO) => {
+            "no driver answers for this device (is its RDMA driver loaded, is /dev/infiniband present?)"
+        }
+        (Verb::Open, libc::EACCES | libc::EPERM) => "this user may not open /dev/infiniband/uverbs*",
+        (_, libc::EPERM | libc::EACCES) => "raw packet steering needs CAP_NET_RAW",
+        (_, libc::ENODEV | libc::EIO) => "the device is gone or was reset; see the kernel log",
+        (Verb::Register, libc::ENOMEM) => {
+            "the locked-memory limit is too low (ulimit -l, LimitMEMLOCK=infinity) or memory is short"
+        }
+        (Verb::Register, libc::EFAULT | libc::EINVAL) => "the memory or the access flags are not registrable",
+        (Verb::Queue | Verb::QueuePair, libc::ENOMEM) => {
+            "the domain's allocator refused the memory, the locked-memory limit is too low, or the device is full"
+        }
+        (Verb::Object, libc::ENOMEM) => "the device has no more of these objects",
+        (Verb::Queue, libc::EINVAL) => "more entries than the device allows, or a flag or field it lacks",
+        (Verb::Port, libc::EINVAL) => "the device has no such port",
+        (Verb::Table, libc::EINVAL) => "larger than the device's maximum, or queues that are not its own",
+        (Verb::Rss, libc::EINVAL) => {
+            "the device does not hash this set of fields on one queue pair (IPv4 with IPv6, or TCP with UDP?)"
+        }
+        (Verb::Flow, libc::EEXIST) => "a flow with the same match and priority is installed already",
+        (Verb::Flow, libc::ENOMEM) => "the priority is above the device's highest, or its flow table is full",
+        (Verb::Flow, libc::EINVAL) => {
+            "the device refuses this combination of specs, masks, flags or priority"
+        }
+        (Verb::Flow, libc::EOPNOTSUPP) => "the device cannot match one of these fields or has no such action",
+        (Verb::Counters, libc::EINVAL | libc::EBUSY) => {
+            "counters take points only before they are bound to a flow"
+        }
+        (_, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY) => {
+            "the device or its driver does not have this verb"
+        }
+        (_, libc::EBUSY) => "something else still uses it",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flow(errno: i32) -> Error {
+        let source = io::Error::from_raw_os_error(errno);
+        Error::CreateFlow { device: "mlx5_0".into(), port: PortNumber(1), priority: 3, source }
+    }
+
+    #[test]
+    fn a_refused_flow_names_its_place_and_the_capability() {
+        let text = flow(libc::EPERM).to_string();
+        assert!(text.starts_with("cannot create a flow on port 1 of mlx5_0 at priority 3: "), "{text}");
+        assert!(text.ends_with("; raw packet steering needs CAP_NET_RAW"), "{text}");
+    }
+
+    #[test]
+    fn the_same_errno_means_another_thing_to_another_verb() {
+        let source = io::Error::from_raw_os_error(libc::ENOMEM);
+        let region = Error::RegisterMemory { device: "d".into(), bytes: 4096, source };
+        assert!(region.to_string().contains("locked-memory limit"), "{region}");
+        assert!(flow(libc::ENOMEM).to_string().contains("above the device's highest"));
+    }
+
+    #[test]
+    fn an_unexplained_errno_still_prints() {
+        let text = flow(libc::EDOM).to_string();
+        assert!(text.contains("os error 33"), "{text}");
+        assert!(!text.contains(';'), "{text}");
+    }
+
+    #[test]
+    fn errno_is_the_verbs_or_einval() {
+        assert_eq!(flow(libc::EEXIST).errno(), Some(libc::EEXIST));
+        assert_eq!(Error::TableSize { size: 3 }.errno(), Some(libc::EINVAL));
+    }
+
+    #[test]
+    fn negated_and_impossible_codes_become_errnos() {
+        assert_eq!(from_code(-libc::EBUSY).raw_os_error(), Some(libc::EBUSY));
+        assert_eq!(from_code(c_int::MIN).raw_os_error(), Some(libc::EIO));
+    }
+}

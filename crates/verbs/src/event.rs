@@ -1,0 +1,177 @@
+//! Asynchronous events: ports going up and down, queues failing.
+//!
+//! Called through [`Context::async_event`] by whoever watches the device. Events are acknowledged before they are
+//! returned, so that destroying the object they name never waits.
+
+use std::io;
+use std::mem::MaybeUninit;
+
+use ibverbs_sys::{
+    self as sys, ibv_ack_async_event, ibv_async_event, ibv_async_event__bindgen_ty_1, ibv_event_type,
+    ibv_get_async_event,
+};
+
+use crate::{Context, Error, PortNumber, Result};
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // the names are those of ibv_get_async_event(3)
+pub enum EventKind {
+    CompletionQueueError,
+    QueuePairFatal,
+    QueuePairRequestError,
+    QueuePairAccessError,
+    SendQueueDrained,
+    DeviceFatal,
+    PortActive,
+    PortError,
+    LidChange,
+    PkeyChange,
+    SubnetManagerChange,
+    ClientReregister,
+    GidChange,
+    WorkQueueFatal,
+    /// An event this crate has no name for, or of an object it never makes.
+    Unknown(u32),
+}
+
+impl From<ibv_event_type> for EventKind {
+    fn from(raw: ibv_event_type) -> Self {
+        match raw {
+            sys::IBV_EVENT_CQ_ERR => Self::CompletionQueueError,
+            sys::IBV_EVENT_QP_FATAL => Self::QueuePairFatal,
+            sys::IBV_EVENT_QP_REQ_ERR => Self::QueuePairRequestError,
+            sys::IBV_EVENT_QP_ACCESS_ERR => Self::QueuePairAccessError,
+            sys::IBV_EVENT_SQ_DRAINED => Self::SendQueueDrained,
+            sys::IBV_EVENT_DEVICE_FATAL => Self::DeviceFatal,
+            sys::IBV_EVENT_PORT_ACTIVE => Self::PortActive,
+            sys::IBV_EVENT_PORT_ERR => Self::PortError,
+            sys::IBV_EVENT_LID_CHANGE => Self::LidChange,
+            sys::IBV_EVENT_PKEY_CHANGE => Self::PkeyChange,
+            sys::IBV_EVENT_SM_CHANGE => Self::SubnetManagerChange,
+            sys::IBV_EVENT_CLIENT_REREGISTER => Self::ClientReregister,
+            sys::IBV_EVENT_GID_CHANGE => Self::GidChange,
+            sys::IBV_EVENT_WQ_FATAL => Self::WorkQueueFatal,
+            other => Self::Unknown(other),
+        }
+    }
+}
+
+/// Whom it happened to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // one variant per kind of object; the fields are the device's numbers
+pub enum EventSource {
+    Device,
+    Port(PortNumber),
+    CompletionQueue { handle: u32 },
+    QueuePair { number: u32 },
+    WorkQueue { number: u32 },
+}
+
+/// An asynchronous event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AsyncEvent {
+    /// What happened.
+    pub kind: EventKind,
+    /// Whom it happened to.
+    pub source: EventSource,
+}
+
+impl AsyncEvent {
+    /// # Safety
+    /// `raw` was returned by `ibv_get_async_event` and is not acknowledged yet: until then the library does not
+    /// destroy the object it points to (ibv_get_async_event(3)).
+    unsafe fn read(raw: &ibv_async_event) -> Self {
+        let kind = EventKind::from(raw.event_type);
+        let element = raw.element;
+        // SAFETY: forwarded contract; `kind` says which member is set.
+        let source = unsafe { source_of(kind, element) };
+        Self { kind, source }
+    }
+}
+
+/// # Safety
+/// As for [`AsyncEvent::read`].
+unsafe fn source_of(kind: EventKind, element: ibv_async_event__bindgen_ty_1) -> EventSource {
+    match kind {
+        EventKind::CompletionQueueError => {
+            // SAFETY: events of this kind carry a completion queue.
+            let cq = unsafe { element.cq };
+            // SAFETY: not destroyed before the acknowledgement.
+            EventSource::CompletionQueue { handle: unsafe { (*cq).handle } }
+        }
+        EventKind::QueuePairFatal
+        | EventKind::QueuePairRequestError
+        | EventKind::QueuePairAccessError
+        | EventKind::SendQueueDrained => {
+            // SAFETY: events of these kinds carry a queue pair.
+            let qp = unsafe { element.qp };
+            // SAFETY: not destroyed before the acknowledgement.
+            EventSource::QueuePair { number: unsafe { (*qp).qp_num } }
+        }
+        EventKind::WorkQueueFatal => {
+            // SAFETY: events of this kind carry a work queue.
+            let wq = unsafe { element.wq };
+            // SAFETY: not destroyed before the acknowledgement.
+            EventSource::WorkQueue { number: unsafe { (*wq).wq_num } }
+        }
+        EventKind::PortActive
+        | EventKind::PortError
+        | EventKind::LidChange
+        | EventKind::PkeyChange
+        | EventKind::SubnetManagerChange
+        | EventKind::ClientReregister
+        | EventKind::GidChange => {
+            // SAFETY: events of these kinds carry a port number.
+            let port = unsafe { element.port_num };
+            EventSource::Port(PortNumber(u8::try_from(port).unwrap_or(0)))
+        }
+        EventKind::DeviceFatal | EventKind::Unknown(_) => EventSource::Device,
+    }
+}
+
+pub(crate) fn next(context: &Context) -> Result<Option<AsyncEvent>> {
+    let mut raw = MaybeUninit::<ibv_async_event>::zeroed();
+    // SAFETY: the context is open and `raw` is writable.
+    if unsafe { ibv_get_async_event(context.raw(), raw.as_mut_ptr()) } != 0 {
+        let source = io::Error::last_os_error();
+        return match source.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+            _ => Err(Error::AsyncEvent { device: context.name().into(), source }),
+        };
+    }
+    // SAFETY: zero is a valid event, and the library has filled it in.
+    let mut raw = unsafe { raw.assume_init() };
+    // SAFETY: fresh from the library and not acknowledged.
+    let event = unsafe { AsyncEvent::read(&raw) };
+    // SAFETY: acknowledged once, right here.
+    unsafe { ibv_ack_async_event(&mut raw) };
+    Ok(Some(event))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_keep_unknown_numbers() {
+        assert_eq!(EventKind::from(sys::IBV_EVENT_WQ_FATAL), EventKind::WorkQueueFatal);
+        assert_eq!(EventKind::from(77), EventKind::Unknown(77));
+    }
+
+    #[test]
+    fn a_port_event_names_its_port_and_a_queue_event_its_queue() {
+        let element = ibv_async_event__bindgen_ty_1 { port_num: 2 };
+        let raw = ibv_async_event { element, event_type: sys::IBV_EVENT_PORT_ERR };
+        // SAFETY: a port event is not behind a pointer.
+        let event = unsafe { AsyncEvent::read(&raw) };
+        let source = EventSource::Port(PortNumber(2));
+        assert_eq!(event, AsyncEvent { kind: EventKind::PortError, source });
+
+        let mut qp = sys::ibv_qp { qp_num: 17, ..sys::ibv_qp::default() };
+        let element = ibv_async_event__bindgen_ty_1 { qp: &raw mut qp };
+        let raw = ibv_async_event { element, event_type: sys::IBV_EVENT_QP_FATAL };
+        // SAFETY: `qp` lives on this stack.
+        assert_eq!(unsafe { AsyncEvent::read(&raw) }.source, EventSource::QueuePair { number: 17 });
+    }
+}

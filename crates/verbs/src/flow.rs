@@ -1,0 +1,105 @@
+//! Flows: what a device does with packets that match.
+//!
+//! Installed and removed by whoever runs a program, never by the packet path. [`spec`] is what can be said, [`block`]
+//! how C wants to hear it.
+
+mod block;
+mod spec;
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use ibverbs_sys::{ibv_flow, ibv_qp};
+
+pub use self::block::FlowBlock;
+pub use self::spec::{
+    EthernetMatch, FlowAttr, FlowKind, FlowSpec, Ipv4ExtMatch, Ipv4Match, Ipv6Match, MAX_SPECS, PortMatch,
+};
+use crate::error::{from_code, last};
+use crate::{Context, Counters, Error, RawQueuePairHandle, Result, RssQueuePair, inline, leak};
+
+/// Where a flow's packets go. One that drops them needs a target as well, to name the device.
+#[derive(Clone)]
+pub enum FlowTarget {
+    /// Spread over work queues.
+    Rss(Arc<RssQueuePair>),
+    /// Into one queue pair's own receive queue.
+    Raw(Arc<RawQueuePairHandle>),
+}
+
+impl FlowTarget {
+    fn raw(&self) -> *mut ibv_qp {
+        match self {
+            Self::Rss(pair) => pair.raw(),
+            Self::Raw(pair) => pair.raw(),
+        }
+    }
+
+    fn context(&self) -> &Arc<Context> {
+        match self {
+            Self::Rss(pair) => pair.context(),
+            Self::Raw(pair) => pair.context(),
+        }
+    }
+}
+
+impl From<Arc<RssQueuePair>> for FlowTarget {
+    fn from(pair: Arc<RssQueuePair>) -> Self {
+        Self::Rss(pair)
+    }
+}
+
+impl From<Arc<RawQueuePairHandle>> for FlowTarget {
+    fn from(pair: Arc<RawQueuePairHandle>) -> Self {
+        Self::Raw(pair)
+    }
+}
+
+/// An installed flow; removed when dropped.
+#[must_use = "a flow is removed from the device when it is dropped"]
+pub struct Flow {
+    raw: NonNull<ibv_flow>,
+    target: FlowTarget,
+    counters: Vec<Arc<Counters>>,
+}
+
+// SAFETY: never written after it was made; its verb may be called from any thread.
+unsafe impl Send for Flow {}
+// SAFETY: nothing can be done with a shared reference.
+unsafe impl Sync for Flow {}
+
+impl Flow {
+    /// `ibv_create_flow`. The flow keeps its target and its counters alive.
+    pub fn create(target: &FlowTarget, attr: &FlowAttr) -> Result<Self> {
+        let context = target.context();
+        let failed = |source| Error::CreateFlow {
+            device: context.name().into(),
+            port: attr.port(),
+            priority: attr.priority_level(),
+            source,
+        };
+        let counters: Vec<_> = attr.counters().cloned().collect();
+        if counters.iter().any(|counters| !Arc::ptr_eq(counters.context(), context)) {
+            return Err(failed(from_code(libc::EINVAL)));
+        }
+        let mut block = attr.bytes()?;
+        // SAFETY: context and queue pair are live, the block is well formed, and the counters in it are kept below.
+        let raw = unsafe { inline::create_flow(context.raw(), target.raw(), block.as_mut_ptr()) };
+        let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
+        Ok(Self { raw, target: target.clone(), counters })
+    }
+
+    /// Where its packets go.
+    pub fn target(&self) -> &FlowTarget {
+        &self.target
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        let context = self.target.context();
+        // SAFETY: `raw` came from `create_flow` and is destroyed only here.
+        let code = unsafe { inline::destroy_flow(context.raw(), self.raw.as_ptr()) };
+        leak::keep("ibv_destroy_flow", context.name(), code, || (self.target.clone(), self.counters.clone()));
+    }
+}

@@ -1,0 +1,186 @@
+//! What a flow can say: where it stands, what it matches and what it does.
+//!
+//! Plain data in host byte order, written by whoever installs a program; [`super::block`] turns it into C. Nothing
+//! here judges it: a device that cannot do it says so when the flow is created.
+
+use std::sync::Arc;
+
+use ibverbs_sys::{self as sys, ibv_flow_attr_type};
+
+use crate::{Counters, FlowTag, PortNumber};
+
+/// Most specs of one flow, actions included: the count is a byte. The kernel takes ten (uverbs_cmd.c).
+pub const MAX_SPECS: usize = u8::MAX as usize;
+
+/// What kind of flow it is (`ibv_flow_attr_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FlowKind {
+    /// Packets that match the specs.
+    Normal,
+    /// Packets that no normal flow took.
+    AllDefault,
+    /// Multicast packets that no normal flow took.
+    MulticastDefault,
+    /// A copy of every packet.
+    Sniffer,
+}
+
+impl FlowKind {
+    pub(super) fn raw(self) -> ibv_flow_attr_type {
+        match self {
+            Self::Normal => sys::IBV_FLOW_ATTR_NORMAL,
+            Self::AllDefault => sys::IBV_FLOW_ATTR_ALL_DEFAULT,
+            Self::MulticastDefault => sys::IBV_FLOW_ATTR_MC_DEFAULT,
+            Self::Sniffer => sys::IBV_FLOW_ATTR_SNIFFER,
+        }
+    }
+}
+
+/// Fields of an Ethernet header, as values or as a mask.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub struct EthernetMatch {
+    pub dst_mac: [u8; 6],
+    pub src_mac: [u8; 6],
+    /// After the VLAN tags.
+    pub ether_type: u16,
+    /// Tag control information: priority 3 bits, DEI 1, VLAN id 12. Any mask asks for an 802.1Q tag.
+    pub vlan_tag: u16,
+}
+
+/// The addresses of an IPv4 header, as values or as masks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub struct Ipv4Match {
+    pub src: u32,
+    pub dst: u32,
+}
+
+/// Fields of an IPv4 header, as values or as a mask.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub struct Ipv4ExtMatch {
+    pub src: u32,
+    pub dst: u32,
+    pub proto: u8,
+    pub tos: u8,
+    pub ttl: u8,
+    /// The three flag bits.
+    pub flags: u8,
+}
+
+/// Fields of an IPv6 header, as values or as a mask.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub struct Ipv6Match {
+    pub src: [u8; 16],
+    pub dst: [u8; 16],
+    /// 20 bits.
+    pub flow_label: u32,
+    /// The first next header.
+    pub next_hdr: u8,
+    pub traffic_class: u8,
+    pub hop_limit: u8,
+}
+
+/// TCP or UDP ports, as values or as masks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub struct PortMatch {
+    pub src_port: u16,
+    pub dst_port: u16,
+}
+
+/// Something a packet must have, or something that is done with it. A bit counts where the mask has it.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub enum FlowSpec {
+    Ethernet {
+        value: EthernetMatch,
+        mask: EthernetMatch,
+    },
+    Ipv4 {
+        value: Ipv4Match,
+        mask: Ipv4Match,
+    },
+    Ipv4Ext {
+        value: Ipv4ExtMatch,
+        mask: Ipv4ExtMatch,
+    },
+    Ipv6 {
+        value: Ipv6Match,
+        mask: Ipv6Match,
+    },
+    Tcp {
+        value: PortMatch,
+        mask: PortMatch,
+    },
+    Udp {
+        value: PortMatch,
+        mask: PortMatch,
+    },
+    /// Completions carry this tag.
+    Tag(FlowTag),
+    /// Matching packets go nowhere.
+    Drop,
+    /// Matching packets are counted there.
+    Count(Arc<Counters>),
+}
+
+/// A flow to be.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct FlowAttr {
+    pub(super) kind: FlowKind,
+    pub(super) port: PortNumber,
+    pub(super) priority: u16,
+    pub(super) dont_trap: bool,
+    pub(super) specs: Vec<FlowSpec>,
+}
+
+impl FlowAttr {
+    /// A flow on `port` at the highest priority, 0, without specs.
+    pub fn new(kind: FlowKind, port: PortNumber) -> Self {
+        Self { kind, port, priority: 0, dont_trap: false, specs: Vec::new() }
+    }
+
+    /// Smaller goes first.
+    pub fn priority(mut self, priority: u16) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// Packets go on to further flows as well.
+    pub fn dont_trap(mut self, on: bool) -> Self {
+        self.dont_trap = on;
+        self
+    }
+
+    /// Adds a spec. Matches go from the outermost header inwards.
+    pub fn spec(mut self, spec: FlowSpec) -> Self {
+        self.specs.push(spec);
+        self
+    }
+
+    /// The port it is for.
+    pub fn port(&self) -> PortNumber {
+        self.port
+    }
+
+    /// The priority it is for.
+    pub fn priority_level(&self) -> u16 {
+        self.priority
+    }
+
+    /// Its specs, in the order they were added.
+    pub fn specs(&self) -> &[FlowSpec] {
+        &self.specs
+    }
+
+    pub(super) fn counters(&self) -> impl Iterator<Item = &Arc<Counters>> {
+        self.specs.iter().filter_map(|spec| match spec {
+            FlowSpec::Count(counters) => Some(counters),
+            _ => None,
+        })
+    }
+}

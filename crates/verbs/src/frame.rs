@@ -1,0 +1,301 @@
+//! Packet frames: registered memory cut into equal pieces, each with one owner at a time.
+//!
+//! A frame is free (in the pool), held (someone has its [`Frame`]) or posted (the device has it). Only a completion
+//! that names a posted frame turns it back into a held one, so no frame is ever in two hands. Used by the polling
+//! loop: nothing here allocates after [`FramePool::new`], and every step is a bounds check and a byte.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::{Completion, Error, MemoryRegion, Result};
+
+/// Most frames of one pool: at the usual 2 KiB, 32 GiB.
+pub const MAX_FRAMES: usize = 1 << 24;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum State {
+    Free,
+    Held,
+    Posted,
+}
+
+/// A frame that is neither free nor posted: its bytes belong to whoever has this. Dropping it instead of releasing
+/// it loses the frame until the pool goes.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a frame that is neither posted nor released is lost to its pool"]
+pub struct Frame {
+    /// Below the pool's count; only [`Ledger`] makes frames.
+    index: u32,
+    /// The id of the pool it belongs to.
+    pool: u32,
+}
+
+/// Where each frame of a pool is, apart from the memory itself.
+struct Ledger {
+    /// Unique in this process, so that frames and work request ids of other pools are recognised.
+    id: u32,
+    states: Box<[State]>,
+    /// The free ones, last freed first out: the warmest in cache. Its capacity is the frame count.
+    free: Vec<u32>,
+}
+
+impl Ledger {
+    fn new(id: u32, count: u32) -> Self {
+        Self {
+            id,
+            states: vec![State::Free; count as usize].into_boxed_slice(),
+            free: (0..count).rev().collect(),
+        }
+    }
+
+    #[inline]
+    fn take(&mut self) -> Option<Frame> {
+        let index = self.free.pop()?;
+        self.states[index as usize] = State::Held;
+        Some(Frame { index, pool: self.id })
+    }
+
+    /// The frame's index, if it is one of this ledger's.
+    #[inline]
+    fn index(&self, frame: &Frame) -> Option<u32> {
+        (frame.pool == self.id).then_some(frame.index)
+    }
+
+    /// Takes a held frame back; false if it belongs to another pool.
+    #[inline]
+    fn release(&mut self, frame: &Frame) -> bool {
+        let Some(index) = self.index(frame) else { return false };
+        debug_assert_eq!(self.states[index as usize], State::Held, "a frame exists only while it is held");
+        self.states[index as usize] = State::Free;
+        self.free.push(index);
+        true
+    }
+
+    /// Notes that the device has it now. The caller gives up its [`Frame`].
+    #[inline]
+    fn posted(&mut self, index: u32) {
+        self.states[index as usize] = State::Posted;
+    }
+
+    #[inline]
+    fn wr_id(&self, index: u32) -> u64 {
+        u64::from(self.id) << 32 | u64::from(index)
+    }
+
+    /// The frame that `wr_id` names, if this ledger has lent it to a device.
+    #[inline]
+    fn reclaim(&mut self, wr_id: u64) -> Option<Frame> {
+        let index = wr_id as u32;
+        if (wr_id >> 32) as u32 != self.id {
+            return None;
+        }
+        let state = self.states.get_mut(index as usize)?;
+        if *state != State::Posted {
+            return None;
+        }
+        *state = State::Held;
+        Some(Frame { index, pool: self.id })
+    }
+}
+
+/// A memory region cut into frames.
+pub struct FramePool {
+    region: MemoryRegion,
+    ledger: Ledger,
+    frame_bytes: u32,
+}
+
+/// A frame as work requests name it.
+#[derive(Clone, Copy)]
+pub(crate) struct Slot {
+    pub(crate) index: u32,
+    pub(crate) wr_id: u64,
+    pub(crate) address: u64,
+}
+
+impl FramePool {
+    /// Cuts `region` into as many frames of `frame_bytes` as fit; what is left over is not used.
+    pub fn new(region: MemoryRegion, frame_bytes: u32) -> Result<Self> {
+        static NEXT_ID: AtomicU32 = AtomicU32::new(0);
+        let count = frame_count(region.bytes(), frame_bytes)?;
+        let id = NEXT_ID.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| id.checked_add(1));
+        let id = id.map_err(|_| Error::FramePoolIds)?;
+        Ok(Self { region, ledger: Ledger::new(id, count), frame_bytes })
+    }
+
+    /// A free frame, now held. Its bytes are whatever they were.
+    #[inline]
+    pub fn take(&mut self) -> Option<Frame> {
+        self.ledger.take()
+    }
+
+    /// Gives a frame back. One of another pool is logged and lost, as its own pool is not at hand.
+    #[inline]
+    #[allow(clippy::needless_pass_by_value)] // the frame ends here
+    pub fn release(&mut self, frame: Frame) {
+        if !self.ledger.release(&frame) {
+            foreign(&frame);
+        }
+    }
+
+    /// The bytes of a held frame; none for a frame of another pool.
+    #[inline]
+    pub fn bytes<'a>(&'a self, frame: &'a Frame) -> &'a [u8] {
+        let Some(start) = self.address(frame) else { return &[] };
+        // SAFETY: `address` is in the region and `frame_bytes` long, initialised by its owner; the frame is held, so
+        // neither the device nor another `Frame` covers it, and posting it needs the `Frame` borrowed here.
+        unsafe { std::slice::from_raw_parts(start, self.frame_bytes as usize) }
+    }
+
+    /// The bytes of a held frame, to be written; none for a frame of another pool.
+    #[inline]
+    pub fn bytes_mut<'a>(&'a mut self, frame: &'a mut Frame) -> &'a mut [u8] {
+        let Some(start) = self.address(frame) else { return &mut [] };
+        // SAFETY: as for `bytes`; the exclusive borrow of the only `Frame` for these bytes makes it exclusive.
+        unsafe { std::slice::from_raw_parts_mut(start, self.frame_bytes as usize) }
+    }
+
+    /// The frame that a completion gives back, whatever its status. `None`: the device named a frame that it does
+    /// not have, or one of another pool.
+    #[inline]
+    pub fn reclaim(&mut self, completion: &Completion<'_>) -> Option<Frame> {
+        self.ledger.reclaim(completion.wr_id())
+    }
+
+    /// How many frames there are.
+    pub fn frame_count(&self) -> usize {
+        self.ledger.states.len()
+    }
+
+    /// How many of them are free.
+    #[inline]
+    pub fn free_count(&self) -> usize {
+        self.ledger.free.len()
+    }
+
+    /// Size of each.
+    #[inline]
+    pub fn frame_bytes(&self) -> u32 {
+        self.frame_bytes
+    }
+
+    #[inline]
+    pub(crate) fn lkey(&self) -> u32 {
+        self.region.lkey()
+    }
+
+    #[inline]
+    fn address(&self, frame: &Frame) -> Option<*mut u8> {
+        let index = self.ledger.index(frame)?;
+        // Within the region: `new` fits the count to it and frames carry indices below the count.
+        Some(self.region.start().as_ptr().wrapping_add(index as usize * self.frame_bytes as usize))
+    }
+
+    /// How a work request names this frame; `None` for a frame of another pool.
+    #[inline]
+    pub(crate) fn slot(&self, frame: &Frame) -> Option<Slot> {
+        let address = self.address(frame)?.addr() as u64;
+        Some(Slot { index: frame.index, wr_id: self.ledger.wr_id(frame.index), address })
+    }
+
+    /// Notes that the device has taken this slot; the caller no longer uses its [`Frame`].
+    #[inline]
+    pub(crate) fn posted(&mut self, slot: Slot) {
+        self.ledger.posted(slot.index);
+    }
+}
+
+fn frame_count(bytes: usize, frame_bytes: u32) -> Result<u32> {
+    let count = bytes.checked_div(frame_bytes as usize).unwrap_or(0);
+    match u32::try_from(count) {
+        Ok(fits) if (1..=MAX_FRAMES).contains(&count) => Ok(fits),
+        _ => Err(Error::FrameSize { bytes, frame_bytes }),
+    }
+}
+
+#[cold]
+fn foreign(frame: &Frame) {
+    tracing::error!(?frame, "a frame was given to a pool it does not belong to; it is lost");
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_frame_goes_round_free_held_posted_held_free() {
+        let mut ledger = Ledger::new(7, 2);
+        let frame = ledger.take().expect("free");
+        let wr_id = ledger.wr_id(frame.index);
+        assert_eq!(ledger.reclaim(wr_id), None, "held, not posted");
+        ledger.posted(frame.index);
+        let back = ledger.reclaim(wr_id).expect("posted");
+        assert_eq!(back, frame);
+        assert_eq!(ledger.reclaim(wr_id), None, "a second completion of one frame gives nothing");
+        assert!(ledger.release(&back));
+        assert_eq!(ledger.reclaim(wr_id), None, "free, not posted");
+        assert_eq!(ledger.free.len(), 2);
+    }
+
+    #[test]
+    fn other_pools_frames_and_wild_ids_are_not_taken() {
+        let (mut ours, mut theirs) = (Ledger::new(1, 4), Ledger::new(2, 4));
+        let frame = theirs.take().expect("free");
+        assert!(!ours.release(&frame));
+        theirs.posted(frame.index);
+        assert_eq!(ours.reclaim(theirs.wr_id(frame.index)), None);
+        assert_eq!(ours.reclaim(1 << 32 | 4), None, "one past the last frame");
+        assert_eq!(ours.reclaim(u64::MAX), None);
+        assert_eq!(ours.free.len(), 4);
+    }
+
+    #[test]
+    fn regions_are_cut_into_whole_frames() {
+        assert_eq!(frame_count(10_000, 2048).ok(), Some(4));
+        for (bytes, frame_bytes) in [(2047, 2048), (4096, 0), (0, 64), (MAX_FRAMES + 1, 1)] {
+            let error = frame_count(bytes, frame_bytes).expect_err("no frames or too many");
+            assert_eq!(error.errno(), Some(libc::EINVAL));
+        }
+    }
+
+    proptest! {
+        /// Whatever order things happen in, each frame is in exactly one place.
+        #[test]
+        fn every_frame_is_in_one_place(steps in prop::collection::vec((0u8..4, any::<u32>()), 0..200)) {
+            const COUNT: u32 = 8;
+            let mut ledger = Ledger::new(3, COUNT);
+            let mut held: Vec<Frame> = Vec::new();
+            let mut posted: Vec<u32> = Vec::new();
+            for (step, pick) in steps {
+                match step {
+                    0 => held.extend(ledger.take()),
+                    1 if !held.is_empty() => {
+                        let frame = held.swap_remove(pick as usize % held.len());
+                        prop_assert!(ledger.release(&frame));
+                    }
+                    2 if !held.is_empty() => {
+                        let frame = held.swap_remove(pick as usize % held.len());
+                        ledger.posted(frame.index);
+                        posted.push(frame.index);
+                    }
+                    _ => {
+                        let index = pick % (COUNT + 1);
+                        let expected = posted.iter().position(|&p| p == index);
+                        let frame = ledger.reclaim(ledger.wr_id(index));
+                        prop_assert_eq!(frame.is_some(), expected.is_some());
+                        expected.map(|at| posted.swap_remove(at));
+                        held.extend(frame);
+                    }
+                }
+                prop_assert_eq!(ledger.free.len() + held.len() + posted.len(), COUNT as usize);
+                let mut all: Vec<u32> = ledger.free.clone();
+                all.extend(held.iter().map(|frame| frame.index));
+                all.extend(&posted);
+                all.sort_unstable();
+                prop_assert!(all.into_iter().eq(0..COUNT));
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Memory that a device may read and write.
+//!
+//! A region owns its memory and nobody else can reach it: only a [`FramePool`](crate::FramePool) hands out parts,
+//! and only those the device does not hold. The memory goes once it is deregistered, never before.
+
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+
+use ibverbs_sys::{ibv_access_flags, ibv_mr};
+
+use crate::error::last;
+use crate::{Domain, Error, Result, StableMemory, leak};
+
+bitflags::bitflags! {
+    /// What the device may do with registered memory besides reading it for sends (`ibv_access_flags`). There is no
+    /// remote access here: raw packets have no use for it.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct Access: u32 {
+        /// Write received packets.
+        const LOCAL_WRITE = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+        /// The memory is in huge pages, so the driver may use fewer translations.
+        const HUGETLB = ibv_access_flags::IBV_ACCESS_HUGETLB.0;
+        /// The device's writes may reach memory out of order within a packet; dropped where not supported.
+        const RELAXED_ORDERING = ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
+    }
+}
+
+/// Registered memory.
+pub struct MemoryRegion {
+    raw: NonNull<ibv_mr>,
+    /// Deregistered in the domain it was registered in.
+    domain: Domain,
+    /// Never touched through this owner while registered; unmapped only once deregistered.
+    memory: ManuallyDrop<Box<dyn StableMemory>>,
+    start: NonNull<u8>,
+    bytes: usize,
+    lkey: u32,
+}
+
+// SAFETY: the memory is `Send`, and deregistration may happen on any thread.
+unsafe impl Send for MemoryRegion {}
+
+impl MemoryRegion {
+    /// `ibv_reg_mr` over all of `memory`, which the region keeps. Under a parent domain, packet memory does not come
+    /// from its allocator.
+    pub fn register(domain: &Domain, memory: impl StableMemory + 'static, access: Access) -> Result<Self> {
+        let mut memory: Box<dyn StableMemory> = Box::new(memory);
+        let slice: &mut [u8] = &mut memory;
+        let bytes = slice.len();
+        let start = NonNull::from(slice).cast::<u8>();
+        let address = start.as_ptr();
+        // SAFETY: the domain is live and `memory` covers the range. This is what the header's macro calls when the
+        // flags are not constant; the library drops optional flags the kernel lacks.
+        let raw = unsafe {
+            ibverbs_sys::ibv_reg_mr_iova2(
+                domain.raw(),
+                address.cast(),
+                bytes,
+                address.addr() as u64,
+                access.bits(),
+            )
+        };
+        let raw = NonNull::new(raw).ok_or_else(|| Error::RegisterMemory {
+            device: domain.context().name().into(),
+            bytes,
+            source: last(),
+        })?;
+        // SAFETY: `raw` was just made by the library, which fills in the key.
+        let lkey = unsafe { (*raw.as_ptr()).lkey };
+        Ok(Self { raw, domain: domain.clone(), memory: ManuallyDrop::new(memory), start, bytes, lkey })
+    }
+
+    /// The key by which work requests name this region.
+    pub fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    /// Its length.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Its first byte; valid for `bytes` bytes until `drop`.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // SAFETY: `raw` came from a registration and is deregistered only here.
+        let code = unsafe { ibverbs_sys::ibv_dereg_mr(self.raw.as_ptr()) };
+        leak::keep("ibv_dereg_mr", self.domain.context().name(), code, || self.domain.clone());
+        if code == 0 {
+            // SAFETY: dropped once, here; the device can no longer reach it. A refused deregistration leaks it.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        }
+    }
+}
