@@ -1,6 +1,11 @@
 //! The parser and the hash against independent tools: published vectors, hashes computed elsewhere, and what tshark and
 //! libpcap count in real captures. Needs STEERD_CORPORA; without it every test says loudly that it did not run.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy's allowance for tests does not reach helpers of integration tests"
+)]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
