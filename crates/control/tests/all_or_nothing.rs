@@ -1,0 +1,224 @@
+//! Whatever call fails, the device is as before; and at every moment every packet meets the old
+//! program or the new one. On a device made of a map, where the n-th call can be made to fail.
+
+mod support;
+
+use std::sync::Arc;
+
+use control::{Band, Error};
+use packet::FlowKey;
+use policy::{ClassTag, FlowAction, Program, WorkerId};
+use proptest::prelude::*;
+use support::*;
+
+const NAMES: [&str; 7] = ["web", "dns", "ntp", "ssh", "bulk", "voice", "rest"];
+
+fn matches() -> impl Strategy<Value = Match> {
+    prop_oneof![
+        Just(Match::Everything),
+        (0..3u8).prop_map(Match::Ipv4To),
+        (0..4u16).prop_map(Match::UdpPort),
+        (0..3u8, 0..4u16).prop_map(|(last, port)| Match::UdpPortTo(last, port)),
+    ]
+}
+
+fn programs() -> impl Strategy<Value = Arc<Program>> {
+    let line = (matches(), proptest::option::of(0..WORKERS));
+    (proptest::collection::vec(line, 0..6), Just(NAMES.to_vec()).prop_shuffle()).prop_map(|(lines, names)| {
+        let lines: Vec<Line> = lines
+            .into_iter()
+            .zip(names)
+            .map(|((matches, steer), name)| Line { name, matches, steer })
+            .collect();
+        program(&lines)
+    })
+}
+
+/// What becomes of a packet, as far as the device decides it.
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    Kernel,
+    Dropped,
+    Steered { tag: u32, table: Vec<WorkerId> },
+}
+
+/// By the program alone: the first flow that matches.
+fn meant(program: Option<(&Program, Band)>, key: &FlowKey) -> Fate {
+    let Some((program, band)) = program else { return Fate::Kernel };
+    let first = program.flows.iter().find(|flow| flow.specs.iter().all(|spec| spec.matches(key)));
+    match first.map(|flow| flow.action) {
+        None => Fate::Kernel,
+        Some(FlowAction::Drop) => Fate::Dropped,
+        Some(FlowAction::Steer { queue, class }) => Fate::Steered {
+            tag: ClassTag { band, class }.encode().expect("few classes"),
+            table: program.queues[queue.index()].table.clone(),
+        },
+    }
+}
+
+/// By the device: the matching flow of the lowest priority number.
+fn actual(moment: &Moment, port: u8, key: &FlowKey) -> Fate {
+    let matching = moment
+        .flows
+        .iter()
+        .filter(|(record, specs)| record.port == port && specs.iter().all(|spec| spec.matches(key)));
+    match matching.min_by_key(|(record, _)| record.priority) {
+        None => Fate::Kernel,
+        Some((record, _)) if record.drop => Fate::Dropped,
+        Some((record, _)) => {
+            Fate::Steered { tag: record.tag.expect("steered flows have tags"), table: record.table.clone() }
+        }
+    }
+}
+
+/// Every packet at every moment of the history meets one of the two programs as a whole, and no
+/// worker would meet a tag that it does not know.
+fn check_history(
+    history: &[Moment],
+    old: Option<(&Program, Band)>,
+    new: (&Program, Band),
+    ports: &[u8],
+    forward: bool,
+) -> Result<(), TestCaseError> {
+    for &port in ports {
+        for key in world() {
+            let (before, after) = (meant(old, &key), meant(Some(new), &key));
+            let mut arrived = false;
+            for moment in history {
+                let now = actual(moment, port, &key);
+                prop_assert!(
+                    now == before || now == after,
+                    "{:?} is neither {:?} nor {:?}",
+                    now,
+                    before,
+                    after
+                );
+                if let Fate::Steered { tag, .. } = &now {
+                    let band = ClassTag::decode(*tag).expect("a tag of ours").band;
+                    prop_assert!(moment.published[band.index()], "band {} is unknown to the workers", band);
+                }
+                prop_assert!(!forward || !arrived || now == after, "went back to {:?}", now);
+                arrived |= now == after;
+            }
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Also with more reloads before, so that the new band is above in half of the cases.
+    #[test]
+    fn every_packet_meets_the_old_program_or_the_new(chain in proptest::collection::vec(programs(), 1..4)) {
+        let ports = [1, 2];
+        let (mut controller, state) = controller(&ports);
+        let mut old: Option<(Arc<Program>, Band)> = None;
+        for new in chain {
+            state.borrow_mut().history.clear();
+            install(&mut controller, &state, &new, false).expect("nothing fails");
+            let band = controller.installed().expect("installed").1;
+            let history = std::mem::take(&mut state.borrow_mut().history);
+            let before = old.as_ref().map(|(program, band)| (&**program, *band));
+            check_history(&history, before, (&new, band), &ports, true)?;
+            for key in world() {
+                let now = actual(history.last().expect("something happened"), 1, &key);
+                prop_assert_eq!(now, meant(Some((&new, band)), &key));
+            }
+            prop_assert_eq!(state.borrow().published[band.other().index()], false);
+            old = Some((new, band));
+        }
+    }
+
+    /// One call fails, whichever; then the same change is tried again and succeeds.
+    #[test]
+    fn after_any_failure_the_device_is_as_before(
+        first in programs(), second in programs(), nth in 0..60usize, above in any::<bool>(),
+    ) {
+        let ports = [1, 2];
+        let (mut controller, state) = controller(&ports);
+        if above {
+            install(&mut controller, &state, &second, false).expect("nothing fails");
+        }
+        install(&mut controller, &state, &first, false).expect("nothing fails");
+        let (before, band) = (records(&state), controller.installed().expect("installed").1);
+        let published = state.borrow().published;
+        let totals = controller.drop_counters();
+
+        let failing = state.borrow().calls + nth;
+        state.borrow_mut().fail = Some(Box::new(move |call| (call == failing).then_some(ENOMEM)));
+        state.borrow_mut().history.clear();
+        let outcome = install(&mut controller, &state, &second, false);
+        let history = std::mem::take(&mut state.borrow_mut().history);
+        if let Err(error) = &outcome {
+            prop_assert!(error.to_string().contains("ENOMEM"), "{}", error);
+            prop_assert_eq!(records(&state), before);
+            prop_assert_eq!(state.borrow().published, published);
+            prop_assert_eq!(controller.installed().expect("still").1, band);
+            check_history(&history, Some((&first, band)), (&second, band.other()), &ports, false)?;
+        }
+        for old in &totals {
+            let now = controller.drop_counters();
+            let now = now.iter().find(|now| now.rule == old.rule).expect("names stay");
+            prop_assert!(now.packets >= old.packets && now.bytes >= old.bytes);
+        }
+        if outcome.is_err() {
+            install(&mut controller, &state, &second, false).expect("the fault is over");
+        }
+        let expected = second.flows.len() * ports.len();
+        prop_assert_eq!(records(&state).len(), expected);
+        let base = controller.installed().expect("installed").1.index() as u32 * PRIORITIES;
+        prop_assert!(records(&state).iter().all(|r| (base..base + PRIORITIES).contains(&u32::from(r.priority))));
+    }
+}
+
+#[test]
+fn a_failed_way_back_is_said_and_cleaned_up_by_the_next_install() {
+    let (mut controller, state) = controller(&[1]);
+    let line = |name, port| Line { name, matches: Match::UdpPort(port), steer: Some(0) };
+    let old = program(&[line("web", 1), line("dns", 2), line("ntp", 3)]);
+    install(&mut controller, &state, &old, false).expect("nothing fails");
+    let new = program(&[line("web", 2)]);
+    // 3 tables, 3 queues, 1 flow in, 1 flow out; from then on the device refuses everything.
+    let failing = state.borrow().calls + 8;
+    state.borrow_mut().fail = Some(Box::new(move |call| (call >= failing).then_some(EINVAL)));
+    let error = install(&mut controller, &state, &new, false).expect_err("refused");
+    assert!(matches!(error, Error::WayBack { left: 2, .. }), "{error}");
+    assert_eq!(records(&state).len(), 3, "the new flow and two that should have gone");
+
+    state.borrow_mut().fail = None;
+    install(&mut controller, &state, &old, false).expect("the device is well again");
+    assert_eq!(records(&state).len(), 3);
+    assert!(records(&state).iter().all(|record| u32::from(record.priority) < PRIORITIES));
+}
+
+#[test]
+fn workers_that_do_not_answer_undo_the_change() {
+    let (mut controller, state) = controller(&[1]);
+    let old = program(&[Line { name: "web", matches: Match::Everything, steer: Some(1) }]);
+    install(&mut controller, &state, &old, false).expect("nothing fails");
+    let before = records(&state);
+    let error = install(&mut controller, &state, &program(&[]), true).expect_err("asleep");
+    assert_eq!(error.to_string(), "the workers did not take the program: asleep");
+    assert_eq!(records(&state), before);
+    assert_eq!(state.borrow().published, [true, false]);
+}
+
+#[test]
+fn clearing_removes_the_lowest_precedence_first() {
+    let (mut controller, state) = controller(&[1]);
+    let lines = [
+        Line { name: "web", matches: Match::UdpPort(1), steer: Some(1) },
+        Line { name: "rest", matches: Match::Everything, steer: None },
+    ];
+    install(&mut controller, &state, &program(&lines), false).expect("nothing fails");
+    state.borrow_mut().history.clear();
+    controller.clear().expect("nothing fails");
+    let left: Vec<Vec<u16>> = state
+        .borrow()
+        .history
+        .iter()
+        .map(|moment| moment.flows.iter().map(|(record, _)| record.priority).collect())
+        .collect();
+    assert_eq!(left, [vec![0], vec![]]);
+}

@@ -1,0 +1,118 @@
+//! What operators read: refusals, plans, counters and warnings, on a device made of a map.
+
+mod support;
+
+use std::sync::Arc;
+
+use control::{DropTotals, Error, plan};
+use policy::WorkerId;
+use support::*;
+
+fn line(name: &'static str, matches: Match, steer: Option<usize>) -> Line {
+    Line { name, matches, steer }
+}
+
+#[test]
+fn a_refused_flow_names_rule_line_specs_priority_port_and_errno_with_a_remedy() {
+    let (mut controller, state) = controller(&[1, 2]);
+    let program =
+        program(&[line("web", Match::Everything, Some(0)), line("dns", Match::UdpPortTo(7, 53), Some(1))]);
+    // 3 tables, 3 queues, the first flow on two ports, the second on port 1.
+    let failing = state.borrow().calls + 9;
+    state.borrow_mut().fail = Some(Box::new(move |call| (call == failing).then_some(EINVAL)));
+    let error = install(&mut controller, &state, &program, false).expect_err("refused").to_string();
+    assert_eq!(
+        error,
+        "rule `dns` (line 2): the device refused the flow [ipv4 dst 192.0.2.7 | udp dst_port 53 | tag 1] at \
+         priority 1 of port 2: EINVAL (invalid argument): the device does not take this combination of matches, \
+         masks or priority; `steerd check` with its profile says which rules it can hold"
+    );
+    assert_eq!(records(&state), []);
+}
+
+#[test]
+fn a_program_beyond_the_band_or_the_workers_is_refused_before_anything_is_touched() {
+    let (mut controller, state) = controller(&[1]);
+    let calls = state.borrow().calls;
+    let mut deep = (*program(&[line("web", Match::Everything, Some(0))])).clone();
+    deep.flows[0].priority = PRIORITIES as u16;
+    let error = install(&mut controller, &state, &Arc::new(deep), false).expect_err("too deep").to_string();
+    assert!(error.contains("needs 17 flow priorities, fake0 gives each program 16"), "{error}");
+
+    let mut wide = (*program(&[line("web", Match::Everything, Some(0))])).clone();
+    wide.queues[0].table = vec![WorkerId(9)];
+    let error =
+        install(&mut controller, &state, &Arc::new(wide), false).expect_err("no worker 9").to_string();
+    assert!(error.contains("group `g0` names worker 9, but only workers 0 to 2 run"), "{error}");
+    assert_eq!(state.borrow().calls, calls);
+}
+
+#[test]
+fn drop_totals_live_through_reloads_that_keep_lose_and_bring_back_the_rule() {
+    let (mut controller, state) = controller(&[1]);
+    let drops = program(&[line("bad", Match::UdpPort(1), None)]);
+    let moved = program(&[line("web", Match::UdpPort(2), Some(0)), line("bad", Match::UdpPort(3), None)]);
+    let without = program(&[line("web", Match::UdpPort(2), Some(0))]);
+    // The fake counts one packet of 60 bytes for each flow as it goes in.
+    for (step, (program, packets, counted)) in
+        [(&drops, 1, true), (&moved, 2, true), (&without, 2, false), (&drops, 3, true)]
+            .into_iter()
+            .enumerate()
+    {
+        install(&mut controller, &state, program, false).expect("nothing fails");
+        let totals = DropTotals { rule: "bad".to_owned(), packets, bytes: packets * 60, counted };
+        assert_eq!(controller.drop_counters(), [totals], "step {step}");
+    }
+}
+
+#[test]
+fn a_device_without_counters_drops_uncounted_and_says_so_once() {
+    for at_the_flow in [false, true] {
+        let (mut controller, state) = controller(&[1]);
+        state.borrow_mut().no_counters = !at_the_flow;
+        state.borrow_mut().no_count_action = at_the_flow;
+        let program =
+            program(&[line("bad", Match::UdpPort(1), None), line("worse", Match::UdpPort(2), None)]);
+        install(&mut controller, &state, &program, false).expect("dropping works without counting");
+        install(&mut controller, &state, &program, false).expect("again");
+        assert_eq!(controller.warnings().len(), 1, "{:?}", controller.warnings());
+        assert!(controller.warnings()[0].contains("cannot count"), "{:?}", controller.warnings());
+        assert_eq!(records(&state).len(), 2);
+        assert!(records(&state).iter().all(|record| record.drop && !record.counted));
+        assert!(controller.drop_counters().iter().all(|totals| !totals.counted && totals.packets == 0));
+    }
+}
+
+#[test]
+fn nothing_to_steer_with_is_an_error() {
+    let fake = || Fake(Shared::default());
+    assert!(matches!(
+        control::Controller::over(fake(), "fake0", 8, vec![1], 0),
+        Err(Error::NothingToSteer { workers: 0, ports: 1 })
+    ));
+    assert!(control::Controller::over(fake(), "fake0", 8, vec![], 1).is_err());
+}
+
+#[test]
+fn a_plan_reads_in_the_order_in_which_it_is_carried_out() {
+    let old = program(&[line("web", Match::UdpPort(1), Some(0)), line("bad", Match::Everything, None)]);
+    let new = program(&[line("bad", Match::Ipv4To(1), None)]);
+    assert_eq!(
+        plan(Some(&old), &new).to_string(),
+        "   1. publish 1 classes to the workers
+   2. create table t0: 2 entries over w0 w1
+   3. create table t1: 2 entries over w1 w2
+   4. create table t2: 2 entries over w0 w2
+   5. create queue q0 over t0: group g0, All
+   6. create queue q1 over t1: group g1, All
+   7. create queue q2 over t2: group g2, All
+   8. create or keep the counter of rule bad
+   9. install flow 0 of rule bad at priority 0: ipv4 dst 192.0.2.1 -> drop
+  10. remove flow 1 of rule bad at priority 1: eth -> drop
+  11. remove flow 0 of rule web at priority 0: udp dst_port 1 -> q0 class c0
+  12. release 3 old queues
+  13. retire 2 old classes at the workers
+"
+    );
+    assert_eq!(plan(None, &old).steps().len(), 1 + 3 + 3 + 1 + 2);
+}

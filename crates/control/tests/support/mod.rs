@@ -1,0 +1,296 @@
+//! A device made of a map, which fails where a test says so, and programs over a small world of
+//! packets in which every case of overlap occurs.
+#![allow(dead_code)]
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use control::{Band, Controller, Error, FlowRequest, Installer, Refusal};
+use packet::{FlowKey, HashFields, Layers, RssKey};
+use policy::{
+    Class, ClassId, Decide, EthernetMatch, Flow, FlowAction, Group, GroupId, HashVariant, Ipv4Match, Outcome,
+    Placement, PortMatch, Program, QueueId, RssQueue, Rule, RuleId, Spec, Verdict, WorkerId,
+};
+use verbs::{CounterValues, HashConfig};
+
+pub const WORKERS: usize = 3;
+pub const PRIORITIES: u32 = 16;
+pub const ENOMEM: i32 = 12;
+pub const EINVAL: i32 = 22;
+pub const EOPNOTSUPP: i32 = 95;
+
+/// A flow as the fake device holds it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Record {
+    pub port: u8,
+    pub priority: u16,
+    pub specs: String,
+    pub tag: Option<u32>,
+    pub drop: bool,
+    pub table: Vec<WorkerId>,
+    pub counted: bool,
+}
+
+/// The device at one moment: flows, and the bands that workers know.
+#[derive(Clone)]
+pub struct Moment {
+    pub flows: Vec<(Record, Vec<Spec>)>,
+    pub published: [bool; 2],
+}
+
+#[derive(Default)]
+pub struct State {
+    /// Calls so far, of every kind that can fail.
+    pub calls: usize,
+    /// Which calls fail, and how.
+    pub fail: Option<Box<dyn Fn(usize) -> Option<i32>>>,
+    pub no_counters: bool,
+    pub no_count_action: bool,
+    pub flows: BTreeMap<u64, (Record, Vec<Spec>)>,
+    pub published: [bool; 2],
+    pub history: Vec<Moment>,
+    next: u64,
+}
+
+pub type Shared = Rc<RefCell<State>>;
+
+pub struct Fake(pub Shared);
+
+pub struct FakeFlow {
+    id: u64,
+    state: Shared,
+}
+
+impl Drop for FakeFlow {
+    fn drop(&mut self) {
+        self.state.borrow_mut().flows.remove(&self.id);
+        remember(&self.state);
+    }
+}
+
+pub type FakeCounter = Rc<RefCell<CounterValues>>;
+
+fn remember(state: &Shared) {
+    let mut state = state.borrow_mut();
+    let moment = Moment { flows: state.flows.values().cloned().collect(), published: state.published };
+    state.history.push(moment);
+}
+
+fn refusal(errno: i32) -> Refusal {
+    Refusal { errno: Some(errno), source: Box::new(std::io::Error::from_raw_os_error(errno)) }
+}
+
+impl Fake {
+    fn call(&self) -> Result<(), Refusal> {
+        let mut state = self.0.borrow_mut();
+        let call = state.calls;
+        state.calls += 1;
+        match state.fail.as_ref().and_then(|fail| fail(call)) {
+            Some(errno) => Err(refusal(errno)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Installer for Fake {
+    type Table = Vec<WorkerId>;
+    type Queue = Vec<WorkerId>;
+    type Counter = FakeCounter;
+    type Flow = FakeFlow;
+
+    fn create_table(&mut self, workers: &[WorkerId]) -> Result<Self::Table, Refusal> {
+        self.call().map(|()| workers.to_vec())
+    }
+
+    fn create_queue(&mut self, table: &Self::Table, _: &HashConfig) -> Result<Self::Queue, Refusal> {
+        self.call().map(|()| table.clone())
+    }
+
+    fn create_counter(&mut self) -> Result<Self::Counter, Refusal> {
+        if self.0.borrow().no_counters {
+            return Err(refusal(EOPNOTSUPP));
+        }
+        self.call().map(|()| FakeCounter::default())
+    }
+
+    fn read_counter(&mut self, counter: &Self::Counter) -> Result<CounterValues, Refusal> {
+        Ok(*counter.borrow())
+    }
+
+    fn create_flow(
+        &mut self,
+        request: &FlowRequest<'_>,
+        queue: &Self::Queue,
+        counter: Option<&Self::Counter>,
+    ) -> Result<Self::Flow, Refusal> {
+        self.call()?;
+        if counter.is_some() && self.0.borrow().no_count_action {
+            return Err(refusal(EOPNOTSUPP));
+        }
+        if let Some(counter) = counter {
+            // As if one packet had met the flow at once: what is counted must never be lost again.
+            let mut values = counter.borrow_mut();
+            values.packets += 1;
+            values.bytes += 60;
+        }
+        let record = Record {
+            port: request.port,
+            priority: request.priority,
+            specs: format!("{:?}", request.specs),
+            tag: request.tag,
+            drop: request.drop,
+            table: queue.clone(),
+            counted: counter.is_some(),
+        };
+        let mut state = self.0.borrow_mut();
+        let id = state.next;
+        state.next += 1;
+        state.flows.insert(id, (record, request.specs.to_vec()));
+        drop(state);
+        remember(&self.0);
+        Ok(FakeFlow { id, state: Rc::clone(&self.0) })
+    }
+
+    fn destroy_flow(&mut self, flow: Self::Flow) -> Result<(), (Self::Flow, Refusal)> {
+        match self.call() {
+            Ok(()) => Ok(drop(flow)),
+            Err(refusal) => Err((flow, refusal)),
+        }
+    }
+}
+
+/// A controller over a fresh fake device, and the device.
+pub fn controller(ports: &[u8]) -> (Controller<Fake>, Shared) {
+    let state = Shared::default();
+    let controller = Controller::over(Fake(Rc::clone(&state)), "fake0", PRIORITIES, ports.to_vec(), WORKERS);
+    (controller.expect("nothing fails yet"), state)
+}
+
+/// Installs, telling the fake which bands the workers know. `fail` makes the publication fail.
+pub fn install(
+    controller: &mut Controller<Fake>,
+    state: &Shared,
+    program: &Arc<Program>,
+    fail: bool,
+) -> Result<control::Generation, Error> {
+    controller.install(Arc::clone(program), &mut |band: Band, program| {
+        state.borrow_mut().published[band.index()] = program.is_some();
+        remember(state);
+        if fail && program.is_some() { Err(Error::Workers("asleep".to_owned())) } else { Ok(()) }
+    })
+}
+
+/// The device's flows without their handles, sorted.
+pub fn records(state: &Shared) -> Vec<Record> {
+    let mut records: Vec<Record> = state.borrow().flows.values().map(|(record, _)| record.clone()).collect();
+    records.sort();
+    records
+}
+
+/// One line of a test program: rule name, what it matches, what it does (`None` drops).
+#[derive(Clone, Debug)]
+pub struct Line {
+    pub name: &'static str,
+    pub matches: Match,
+    pub steer: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Match {
+    Everything,
+    Ipv4To(u8),
+    UdpPort(u16),
+    UdpPortTo(u8, u16),
+}
+
+impl Match {
+    pub fn specs(self) -> Vec<Spec> {
+        let zero = EthernetMatch::default();
+        match self {
+            Self::Everything => vec![Spec::Ethernet { value: zero, mask: zero }],
+            Self::Ipv4To(last) => vec![ipv4_to(last)],
+            Self::UdpPort(port) => vec![udp_port(port)],
+            Self::UdpPortTo(last, port) => vec![ipv4_to(last), udp_port(port)],
+        }
+    }
+}
+
+fn ipv4_to(last: u8) -> Spec {
+    let (mut value, mut mask) = (Ipv4Match::ZERO, Ipv4Match::ZERO);
+    value.dst = [192, 0, 2, last].into();
+    mask.dst = [255; 4].into();
+    Spec::Ipv4 { value, mask }
+}
+
+fn udp_port(port: u16) -> Spec {
+    let ports = |dst_port| PortMatch { src_port: 0, dst_port };
+    Spec::Udp { value: ports(port), mask: ports(u16::MAX) }
+}
+
+/// Every packet of the small world.
+pub fn world() -> Vec<FlowKey> {
+    let mut keys = vec![FlowKey::default()];
+    for last in 0..3 {
+        for port in 0..4 {
+            let mut key =
+                FlowKey { layers: Layers::IPV4 | Layers::UDP, dst_port: port, ..FlowKey::default() };
+            key.dst_ip[..4].copy_from_slice(&[192, 0, 2, last]);
+            keys.push(key);
+        }
+    }
+    keys
+}
+
+/// A program with one flow per line, the first of the highest precedence, and one group per worker.
+pub fn program(lines: &[Line]) -> Arc<Program> {
+    let rule = |name: &str, line: usize, action| Rule {
+        name: name.to_owned(),
+        action,
+        line: line as u32,
+        placement: Placement::Hardware,
+        count: true,
+        flows: 1,
+    };
+    let verdict =
+        |line: &Line| line.steer.map_or(Verdict::Drop, |group| Verdict::Deliver(GroupId::of(group)));
+    let mut rules: Vec<Rule> =
+        lines.iter().enumerate().map(|(index, line)| rule(line.name, index + 1, verdict(line))).collect();
+    rules.push(rule("default", 0, Verdict::Kernel));
+    let table = |worker: usize| vec![WorkerId::of(worker), WorkerId::of((worker + 1) % WORKERS)];
+    let groups = (0..WORKERS).map(|worker| Group {
+        name: format!("g{worker}"),
+        table: table(worker),
+        key: RssKey::MICROSOFT,
+        fields: HashFields::empty(),
+        symmetric: false,
+    });
+    let queues = (0..WORKERS).map(|worker| RssQueue {
+        group: GroupId::of(worker),
+        variant: HashVariant::All,
+        fields: HashFields::empty(),
+        table: table(worker),
+    });
+    let flows = lines.iter().enumerate().map(|(index, line)| Flow {
+        rule: RuleId::of(index),
+        priority: index as u16,
+        specs: line.matches.specs(),
+        action: line.steer.map_or(FlowAction::Drop, |group| FlowAction::Steer {
+            queue: QueueId::of(group),
+            class: ClassId::of(index),
+        }),
+    });
+    let classes = lines.iter().enumerate().map(|(index, line)| Class {
+        decide: Decide::Exact(Outcome { rule: RuleId::of(index), verdict: verdict(line) }),
+    });
+    Arc::new(Program {
+        groups: groups.collect(),
+        queues: queues.collect(),
+        flows: flows.collect(),
+        classes: classes.collect(),
+        rules,
+        default: Verdict::Kernel,
+        priorities_used: lines.len() as u16,
+    })
+}
