@@ -100,6 +100,7 @@ impl WorkerControl {
     /// worker takes every completion that was waiting when it saw the command, then lets go.
     pub fn publish(&self, band: Band, table: Option<Arc<ClassTable>>) -> Generation {
         let mut ledger = self.ledger();
+        ledger.settle(self.shared.mailbox.acknowledged());
         let generation = self.shared.mailbox.push(band, table.clone());
         for entry in &mut ledger.tables {
             if entry.band == band && entry.retired_by.is_none() {

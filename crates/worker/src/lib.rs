@@ -38,3 +38,6 @@ pub use stats::DropReason;
 pub use table::{ClassTable, Disposition};
 pub use thread::WorkerHandle;
 pub use turn::Worker;
+
+#[cfg(test)]
+mod tests;
