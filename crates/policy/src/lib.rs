@@ -4,7 +4,6 @@
 //! The way through: `parse` (text, sets, spans) -> `policy` (checked values) -> `compile` (cubes of header
 //! bits, priorities, classes) -> `program` (plain data), with `explain` and `check` looking at the result.
 #![forbid(unsafe_code)]
-#![allow(clippy::todo)]
 
 use std::path::Path;
 use std::sync::Arc;

@@ -42,7 +42,19 @@ impl DeviceProfile {
     /// Priorities that one program may use, the other half being the next program's while it comes in.
     #[must_use]
     pub fn priorities_per_program(&self) -> u32 {
-        (self.priorities / 2).max(1)
+        (self.priorities / 2).clamp(1, 1 << 15)
+    }
+
+    /// Flows that one program may use, by the same reasoning.
+    #[must_use]
+    pub fn flows_per_program(&self) -> Option<usize> {
+        self.max_flows.map(|most| (most / 2) as usize)
+    }
+
+    /// Queue pairs that one program may use, by the same reasoning.
+    #[must_use]
+    pub fn queues_per_program(&self) -> Option<usize> {
+        self.max_queues.map(|most| (most / 2) as usize)
     }
 }
 

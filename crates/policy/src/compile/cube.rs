@@ -1,0 +1,215 @@
+//! A set of packets as one masked image of everything a device can match: what rules become before they
+//! are flows. Intersection, containment and overlap are a few word operations, and exact: what one field
+//! implies about another (an IPv4 header about the ethertype, a TCP header about the protocol) is filled
+//! in when a cube is made. Used by the compiler alone.
+
+use packet::{EtherType, IpProtocol};
+
+pub(super) const WORDS: usize = 7;
+pub(super) type Image = [u64; WORDS];
+
+/// Where a field lies in the image.
+#[derive(Clone, Copy)]
+pub(super) struct Field {
+    word: usize,
+    shift: u32,
+    bits: u32,
+}
+
+const fn field(word: usize, shift: u32, bits: u32) -> Field {
+    Field { word, shift, bits }
+}
+
+/// One bit per layer: known to be there, known to be absent, or (unmasked) unknown.
+pub(super) const HAS_IPV4: Field = field(0, 63, 1);
+pub(super) const HAS_IPV6: Field = field(0, 62, 1);
+pub(super) const HAS_TCP: Field = field(0, 61, 1);
+pub(super) const HAS_UDP: Field = field(0, 60, 1);
+/// An outermost 802.1Q tag.
+pub(super) const HAS_C_TAG: Field = field(0, 59, 1);
+/// IPv4 protocol or first IPv6 next header.
+pub(super) const PROTOCOL: Field = field(0, 40, 8);
+pub(super) const TOS: Field = field(0, 32, 8);
+pub(super) const SRC_PORT: Field = field(0, 16, 16);
+pub(super) const DST_PORT: Field = field(0, 0, 16);
+/// The upper half of an IPv6 address.
+pub(super) const DST_HIGH: Field = field(1, 0, 64);
+pub(super) const SRC_HIGH: Field = field(2, 0, 64);
+pub(super) const DST_LOW: Field = field(3, 0, 64);
+pub(super) const SRC_LOW: Field = field(4, 0, 64);
+/// IPv4 addresses share the first word with IPv6: no packet has both.
+pub(super) const DST_IPV4: Field = field(1, 32, 32);
+pub(super) const SRC_IPV4: Field = field(2, 32, 32);
+pub(super) const DST_MAC: Field = field(5, 16, 48);
+pub(super) const ETHER_TYPE: Field = field(5, 0, 16);
+pub(super) const SRC_MAC: Field = field(6, 16, 48);
+/// The control information of the outermost tag, if that is an 802.1Q tag.
+pub(super) const VLAN_TCI: Field = field(6, 0, 16);
+
+/// A conjunction of masked fields that at least one packet meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cube {
+    /// Zero outside the mask.
+    pub(super) value: Image,
+    pub(super) mask: Image,
+}
+
+impl Cube {
+    /// Every packet.
+    pub(super) const ANY: Self = Self { value: [0; WORDS], mask: [0; WORDS] };
+
+    /// The part of `self` whose field agrees with the value under the mask; nothing is implied yet.
+    pub(super) fn with(mut self, field: Field, value: u64, mask: u64) -> Option<Self> {
+        let (value, mask) = ((value & mask) << field.shift, mask << field.shift);
+        let word = field.word;
+        if (self.value[word] ^ value) & self.mask[word] & mask != 0 {
+            return None;
+        }
+        self.value[word] |= value;
+        self.mask[word] |= mask;
+        Some(self)
+    }
+
+    /// The part of `self` with (or without) a layer.
+    pub(super) fn layer(self, layer: Field, present: bool) -> Option<Self> {
+        self.with(layer, u64::from(present), 1)
+    }
+
+    /// Packets in both, with all that follows from it; `None` if there are none.
+    pub(super) fn and(&self, other: &Self) -> Option<Self> {
+        if !self.overlaps(other) {
+            return None;
+        }
+        let both = Self {
+            value: std::array::from_fn(|i| self.value[i] | other.value[i]),
+            mask: std::array::from_fn(|i| self.mask[i] | other.mask[i]),
+        };
+        both.closed()
+    }
+
+    /// Whether some packet is in both; exact for closed cubes.
+    #[inline]
+    pub(super) fn overlaps(&self, other: &Self) -> bool {
+        (0..WORDS).all(|i| (self.value[i] ^ other.value[i]) & self.mask[i] & other.mask[i] == 0)
+    }
+
+    /// Whether every packet of `other` is in `self`; `other` must be closed.
+    pub(super) fn contains(&self, other: &Self) -> bool {
+        (0..WORDS).all(|i| {
+            self.mask[i] & !other.mask[i] == 0 && (self.value[i] ^ other.value[i]) & self.mask[i] == 0
+        })
+    }
+
+    pub(super) fn value_of(&self, field: Field) -> u64 {
+        self.value[field.word] >> field.shift & field.ones()
+    }
+
+    pub(super) fn mask_of(&self, field: Field) -> u64 {
+        self.mask[field.word] >> field.shift & field.ones()
+    }
+
+    /// Whether the layer is known to be there.
+    pub(super) fn has(&self, layer: Field) -> bool {
+        self.value_of(layer) == 1
+    }
+
+    /// Whether the layer is known to be absent.
+    fn lacks(&self, layer: Field) -> bool {
+        self.mask_of(layer) == 1 && self.value_of(layer) == 0
+    }
+
+    /// Whether the field may still have that value.
+    fn admits(&self, field: Field, value: u64) -> bool {
+        (self.value_of(field) ^ value) & self.mask_of(field) == 0
+    }
+
+    /// Fills in what the fields imply about each other, as `packet::parse` guarantees it.
+    pub(super) fn closed(self) -> Option<Self> {
+        let mut cube = self;
+        loop {
+            let before = cube;
+            for (layer, other, ether_type) in
+                [(HAS_IPV4, HAS_IPV6, EtherType::IPV4), (HAS_IPV6, HAS_IPV4, EtherType::IPV6)]
+            {
+                let ether_type = u64::from(ether_type.0);
+                if cube.has(layer) {
+                    cube = cube.layer(other, false)?.with(ETHER_TYPE, ether_type, ETHER_TYPE.ones())?;
+                } else if !cube.admits(ETHER_TYPE, ether_type) {
+                    cube = cube.layer(layer, false)?;
+                }
+            }
+            let no_ip = cube.lacks(HAS_IPV4) && cube.lacks(HAS_IPV6);
+            for (layer, other, protocol) in
+                [(HAS_TCP, HAS_UDP, IpProtocol::TCP), (HAS_UDP, HAS_TCP, IpProtocol::UDP)]
+            {
+                let protocol = u64::from(protocol.0);
+                if cube.has(layer) {
+                    cube = cube.layer(other, false)?.with(PROTOCOL, protocol, PROTOCOL.ones())?;
+                } else if no_ip || !cube.admits(PROTOCOL, protocol) {
+                    cube = cube.layer(layer, false)?;
+                }
+                if cube.has(layer) && no_ip {
+                    return None;
+                }
+            }
+            if cube.mask_of(VLAN_TCI) != 0 {
+                cube = cube.layer(HAS_C_TAG, true)?;
+            }
+            if cube == before {
+                return Some(cube);
+            }
+        }
+    }
+}
+
+impl Field {
+    /// All bits of the field, from bit 0.
+    pub(super) const fn ones(self) -> u64 {
+        u64::MAX >> (u64::BITS - self.bits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cube(fields: &[(Field, u64)]) -> Option<Cube> {
+        let mut cube = Cube::ANY;
+        for (field, value) in fields {
+            cube = cube.with(*field, *value, field.ones())?;
+        }
+        cube.closed()
+    }
+
+    #[test]
+    fn layers_exclude_each_other() {
+        let v4 = cube(&[(HAS_IPV4, 1)]).unwrap();
+        let v6 = cube(&[(HAS_IPV6, 1)]).unwrap();
+        let tcp = cube(&[(HAS_IPV4, 1), (HAS_TCP, 1)]).unwrap();
+        let udp = cube(&[(HAS_IPV4, 1), (HAS_UDP, 1)]).unwrap();
+        assert!(!v4.overlaps(&v6) && !tcp.overlaps(&udp));
+        assert!(v4.contains(&tcp) && !tcp.contains(&v4));
+        assert_eq!(cube(&[(HAS_IPV4, 1), (HAS_IPV6, 1)]), None);
+        assert_eq!(cube(&[(HAS_TCP, 1), (HAS_UDP, 1)]), None);
+    }
+
+    #[test]
+    fn implications_make_overlap_exact() {
+        let arp = cube(&[(ETHER_TYPE, 0x0806)]).unwrap();
+        let tcp = cube(&[(HAS_IPV4, 1), (HAS_TCP, 1)]).unwrap();
+        let icmp = cube(&[(HAS_IPV4, 1), (PROTOCOL, 1)]).unwrap();
+        let ipv4_type = cube(&[(ETHER_TYPE, 0x0800)]).unwrap();
+        assert!(!arp.overlaps(&tcp));
+        assert!(!icmp.overlaps(&tcp));
+        assert!(ipv4_type.contains(&tcp));
+        assert_eq!(cube(&[(ETHER_TYPE, 0x0806), (HAS_TCP, 1)]), None);
+        assert_eq!(cube(&[(PROTOCOL, 17), (HAS_IPV6, 1), (HAS_TCP, 1)]), None);
+    }
+
+    #[test]
+    fn a_tag_field_means_a_tag() {
+        let tagged = Cube::ANY.with(VLAN_TCI, 5, 0x0fff).and_then(Cube::closed).unwrap();
+        assert!(tagged.has(HAS_C_TAG));
+        assert_eq!(tagged.and(&cube(&[(VLAN_TCI, 6)]).unwrap()), None);
+    }
+}

@@ -1,0 +1,197 @@
+//! Groups: weights to indirection tables, and the hash variants that a group's queue pairs need.
+
+use packet::HashFields;
+
+use crate::diagnostics::Diagnostics;
+use crate::ids::WorkerId;
+use crate::policy::{DEFAULT_TABLE_SIZE, GroupDefinition, MAX_TABLE_SIZE, Policy, Workers};
+use crate::profile::DeviceProfile;
+use crate::program::{Group, HashVariant};
+
+use super::cube::{Cube, Field, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP};
+
+/// The groups of a program, in the policy's order.
+pub(super) fn groups(
+    policy: &Policy,
+    profile: &DeviceProfile,
+    workers: usize,
+    problems: &mut Diagnostics,
+) -> Vec<Group> {
+    policy.groups.iter().map(|definition| group(definition, profile, workers, problems)).collect()
+}
+
+fn group(
+    definition: &GroupDefinition,
+    profile: &DeviceProfile,
+    workers: usize,
+    problems: &mut Diagnostics,
+) -> Group {
+    let shares: Vec<(u32, u32)> = match &definition.workers {
+        Workers::All => {
+            (0..u32::try_from(workers).unwrap_or(u32::MAX).min(MAX_TABLE_SIZE)).map(|w| (w, 1)).collect()
+        }
+        Workers::Listed(listed) => {
+            for share in listed.iter().filter(|share| share.worker as usize >= workers) {
+                let message = format!("the group `{}` names worker {}", definition.name, share.worker);
+                let hint = match workers {
+                    0 => "the settings configure no workers".to_owned(),
+                    1 => "the settings configure one worker: 0".to_owned(),
+                    _ => format!("the settings configure {workers} workers: 0 to {}", workers - 1),
+                };
+                problems.push(share.place.error(message, "no such worker").hint(hint));
+            }
+            listed.iter().map(|share| (share.worker, share.weight)).collect()
+        }
+    };
+    if shares.is_empty() {
+        let error =
+            definition.place.error(format!("the group `{}` has no workers", definition.name), "empty");
+        problems.push(error.hint("the settings configure no workers"));
+    }
+    let size = table_size(definition, profile, shares.len(), problems);
+    Group {
+        name: definition.name.clone(),
+        table: spread(&shares, size),
+        key: definition.key,
+        fields: definition.fields,
+        symmetric: definition.symmetric,
+    }
+}
+
+fn table_size(
+    definition: &GroupDefinition,
+    profile: &DeviceProfile,
+    workers: usize,
+    problems: &mut Diagnostics,
+) -> usize {
+    // The largest power of two that the device has.
+    let most = 1u32 << profile.max_table.max(1).ilog2();
+    let wanted = definition.table_size.unwrap_or(DEFAULT_TABLE_SIZE.min(most));
+    let needed = u32::try_from(workers).unwrap_or(MAX_TABLE_SIZE).min(MAX_TABLE_SIZE).next_power_of_two();
+    let size = match definition.table_size {
+        Some(size) => size,
+        None => wanted.max(needed),
+    };
+    if size > most {
+        let message = format!("the table of the group `{}` needs {size} entries", definition.name);
+        let hint = format!("the device `{}` has tables of at most {most} entries", profile.name);
+        problems.push(definition.place.error(message, "too large for the device").hint(hint));
+    }
+    if size < needed {
+        let message =
+            format!("the table of the group `{}` has {size} entries for {workers} workers", definition.name);
+        let hint = format!("write table_size = {needed}");
+        problems.push(definition.place.error(message, "some would receive nothing").hint(hint));
+    }
+    size.min(most) as usize
+}
+
+/// Fills a table so that every stretch of it holds the workers in proportion (smooth weighted round-robin);
+/// equal weights give 0, 1, 2, ..., 0, 1, 2, ...
+fn spread(shares: &[(u32, u32)], size: usize) -> Vec<WorkerId> {
+    let total: i64 = shares.iter().map(|(_, weight)| i64::from(*weight)).sum();
+    let mut credit = vec![0i64; shares.len()];
+    let mut table = Vec::with_capacity(size);
+    for _ in 0..size {
+        for (credit, (_, weight)) in credit.iter_mut().zip(shares) {
+            *credit += i64::from(*weight);
+        }
+        // The first of those with most credit.
+        let next = (0..shares.len()).rev().max_by_key(|index| credit[*index]);
+        let Some(next) = next else { break };
+        credit[next] -= total;
+        table.push(WorkerId(shares[next].0));
+    }
+    table
+}
+
+/// A hash variant as the packets that it serves.
+pub(super) struct Variant {
+    pub(super) variant: HashVariant,
+    pub(super) fields: HashFields,
+    pub(super) packets: Cube,
+}
+
+/// The variants of a group that hash something of their own, specific ones first, `Other` last.
+///
+/// A variant that would hash no more than the more general one after it is left out.
+pub(super) fn variants(group: &Group, profile: &DeviceProfile) -> Vec<Variant> {
+    let everything = |variant| Variant { variant, fields: group.fields, packets: Cube::ANY };
+    if !profile.hash_field_exclusive && !group.fields.is_empty() {
+        return vec![everything(HashVariant::All)];
+    }
+    let mut variants = Vec::new();
+    for (ip, ip_fields, names) in [
+        (HAS_IPV4, HashFields::IPV4, [HashVariant::V4Tcp, HashVariant::V4Udp, HashVariant::V4]),
+        (HAS_IPV6, HashFields::IPV6, [HashVariant::V6Tcp, HashVariant::V6Udp, HashVariant::V6]),
+    ] {
+        let addresses = group.fields & ip_fields;
+        for (variant, transport, ports) in
+            [(names[0], HAS_TCP, HashFields::TCP), (names[1], HAS_UDP, HashFields::UDP)]
+        {
+            let fields = group.fields & (ip_fields | ports);
+            if fields != addresses {
+                variants.extend(packets(&[ip, transport]).map(|packets| Variant {
+                    variant,
+                    fields,
+                    packets,
+                }));
+            }
+        }
+        if !addresses.is_empty() {
+            let variant = names[2];
+            variants.extend(packets(&[ip]).map(|packets| Variant { variant, fields: addresses, packets }));
+        }
+    }
+    variants.push(Variant { fields: HashFields::empty(), ..everything(HashVariant::Other) });
+    variants
+}
+
+fn packets(layers: &[Field]) -> Option<Cube> {
+    layers.iter().try_fold(Cube::ANY, |cube, layer| cube.layer(*layer, true))?.closed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(table: &[WorkerId], worker: u32) -> usize {
+        table.iter().filter(|entry| entry.0 == worker).count()
+    }
+
+    #[test]
+    fn equal_weights_take_turns() {
+        let table = spread(&[(0, 1), (1, 1), (2, 1)], 8);
+        assert_eq!(table.iter().map(|worker| worker.0).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2, 0, 1]);
+    }
+
+    #[test]
+    fn weights_are_kept_in_every_stretch() {
+        let table = spread(&[(4, 3), (7, 1)], 128);
+        assert_eq!((counts(&table, 4), counts(&table, 7)), (96, 32));
+        assert!(table.chunks(4).all(|chunk| counts(chunk, 7) == 1));
+    }
+
+    #[test]
+    fn variants_follow_the_hashed_fields() {
+        let group = |fields| Group {
+            name: "g".to_owned(),
+            table: vec![WorkerId(0)],
+            key: packet::RssKey::SYMMETRIC,
+            fields,
+            symmetric: true,
+        };
+        let names = |fields| -> Vec<HashVariant> {
+            variants(&group(fields), &DeviceProfile::ideal()).iter().map(|variant| variant.variant).collect()
+        };
+        assert_eq!(names(HashFields::L3L4).len(), 7);
+        assert_eq!(names(HashFields::L3), [HashVariant::V4, HashVariant::V6, HashVariant::Other]);
+        assert_eq!(names(HashFields::empty()), [HashVariant::Other]);
+        assert_eq!(
+            names(HashFields::SRC_PORT_TCP),
+            [HashVariant::V4Tcp, HashVariant::V6Tcp, HashVariant::Other]
+        );
+        let mixed = DeviceProfile { hash_field_exclusive: false, ..DeviceProfile::ideal() };
+        assert_eq!(variants(&group(HashFields::L3L4), &mixed).len(), 1);
+    }
+}
