@@ -16,6 +16,7 @@ use packet::{Anomaly, FlowKey, HashFields, Layers, RssKey, Toeplitz, parse};
 fn corpora(test: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("STEERD_CORPORA").map(PathBuf::from);
     if folder.is_none() {
+        assert!(std::env::var_os("CI").is_none(), "{test} needs STEERD_CORPORA");
         eprintln!("NOT RUN: {test} needs STEERD_CORPORA");
     }
     folder
@@ -169,9 +170,7 @@ fn flows_and_their_hashes_are_those_computed_elsewhere() {
         }
         assert!(flows.is_empty(), "{name}: FLOWS.tsv does not have {flows:?}");
     }
-    if queues_checked == 0 {
-        eprintln!("NOT RUN: this FLOWS.tsv gives no queues, only hashes");
-    }
+    println!("{queues_checked} queues given and checked, besides the hashes");
 }
 
 /// The rules of RULES.tsv in terms of a key. `None`: a rule about bytes that no key holds.
