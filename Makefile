@@ -4,7 +4,7 @@
 # because ibverbs-sys generates its bindings from rdma-core's headers.
 BUILD_PACKAGES := clang cmake gcc libc6-dev libclang-dev libibverbs-dev pkg-config
 # What the tests call besides: real traffic between namespaces, /metrics, units.
-TEST_PACKAGES  := curl iproute2 iputils-ping libibverbs1 procps systemd util-linux
+TEST_PACKAGES  := curl iproute2 iputils-ping libibverbs1 netcat-openbsd procps systemd util-linux
 
 CARGO ?= cargo
 ARGS  ?=

@@ -1,0 +1,92 @@
+//! A complete dataplane in one process: generator, engine, flows, workers. Driven by hand to price one
+//! part at a time, or by its threads to measure the whole.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use control::{Controller, Device, DeviceSelector};
+use policy::{DeviceProfile, NoFiles, Program, Source, WorkerId};
+use softnic::wire::WireConfig;
+use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
+use worker::{ClassTable, Idle, Worker, WorkerConfig};
+
+/// Flows that the generator cycles through.
+const FLOWS: u32 = 1024;
+
+/// Declared in the order in which things must go.
+pub struct Rig {
+    /// Keeps the flows installed.
+    pub controller: Controller,
+    /// Not yet running.
+    pub workers: Vec<Worker>,
+    /// Under all of them.
+    pub nic: SoftNic,
+}
+
+impl Rig {
+    /// `workers` workers behind a policy of `rules` rules, of which the last one claims all the traffic:
+    /// UDP frames of `frame_bytes` from memory, as fast as they are taken.
+    ///
+    /// # Panics
+    /// If the dataplane cannot be set up: then there is nothing to measure.
+    #[must_use]
+    pub fn new(frame_bytes: u32, rules: usize, workers: u32, drive: Drive, core: Option<usize>) -> Self {
+        let nic = SoftNic::create(SoftNicConfig {
+            name: "softnic0".to_owned(),
+            personality: Personality::Ideal,
+            ports: vec![PortConfig { wire: generator(frame_bytes), mtu_bytes: 1500 }],
+            drive,
+        })
+        .expect("a soft NIC");
+        let device = Device::open(&DeviceSelector::named("softnic0"), Some(&nic)).expect("it opens");
+        let workers: Vec<_> = (0..workers).map(|id| worker(&device, WorkerId(id), core)).collect();
+        let queues: Vec<_> = workers.iter().map(Worker::work_queue).collect();
+        let program = program(rules, queues.len());
+        let mut controller = Controller::new(&device, vec![1], queues).expect("a controller");
+        let controls: Vec<_> = workers.iter().map(Worker::control).collect();
+        controller
+            .install(program, &mut |band, program| {
+                for control in &controls {
+                    let table = program.as_ref().map(|program| Arc::new(ClassTable::new(Arc::clone(program))));
+                    control.publish(band, table);
+                }
+                Ok(())
+            })
+            .expect("it installs");
+        Self { controller, workers, nic }
+    }
+
+    /// The books of the one port.
+    #[must_use]
+    pub fn port(&self) -> PortStats {
+        self.nic.port_stats(1)
+    }
+}
+
+fn worker(device: &Device, id: WorkerId, core: Option<usize>) -> Worker {
+    let mut config = WorkerConfig::new(id);
+    config.core = core;
+    config.idle = Idle::Spin;
+    Worker::new(device.context(), config).expect("a worker")
+}
+
+fn generator(frame_bytes: u32) -> Box<dyn softnic::wire::Wire> {
+    let text = format!(
+        "kind = 'generator'\nflows = [{{ src = '10.1.0.0/16', dst = '192.0.2.53', protocol = 'udp', \
+         dst_ports = '53', frame_bytes = {frame_bytes}, count = {FLOWS} }}]"
+    );
+    let config: WireConfig = toml::from_str(&text).expect("a generator");
+    config.open().expect("it opens")
+}
+
+fn program(rules: usize, workers: usize) -> Arc<Program> {
+    let mut text = "version = 1\ndefault = 'kernel'\n[groups.every]\nworkers = 'all'\n".to_owned();
+    for index in 0..rules.saturating_sub(1) {
+        let (high, low) = (index / 250, index % 250);
+        writeln!(text, "[[rules]]\nname = 'host-{index}'\nmatch = {{ dst = '198.18.{high}.{low}', protocol = 'udp', dst_port = 53 }}\naction = 'drop'")
+            .expect("a String");
+    }
+    text.push_str("[[rules]]\nname = 'dns'\nmatch = { protocol = 'udp', dst_port = 53 }\naction = { steer = 'every' }\n");
+    let (policy, _) = policy::parse(&Source::new("bench.toml", text), &NoFiles).expect("a policy");
+    Arc::new(policy::compile(&policy, &DeviceProfile::ideal(), workers).expect("a program"))
+}
