@@ -108,13 +108,14 @@ fn a_paced_generator_holds_back() {
     let mut wire = open(json).unwrap();
     let start = Instant::now();
     let mut frames = 0;
-    while start.elapsed().as_millis() < 100 {
+    while frames < 100 {
         let mut burst = Burst::new();
         wire.receive(&mut burst);
         frames += burst.len();
+        // A machine that stops for a while delays frames, it never brings them early.
+        assert!(frames as u128 <= start.elapsed().as_millis() + 1);
+        assert!(start.elapsed().as_secs() < 30, "{frames} frames");
     }
-    // The lower bound leaves room for a machine that stops for a while: 64 frames of backlog are kept.
-    assert!((64..=101).contains(&frames), "{frames}");
 }
 
 #[test]

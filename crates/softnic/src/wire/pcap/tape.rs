@@ -192,10 +192,10 @@ impl Loader<'_> {
             );
         }
         if self.tape.entries.len() == MAX_PACKETS {
-            return Err(self.limit(format!("more than {MAX_PACKETS} packets")));
+            return Err(self.limit(&format!("more than {MAX_PACKETS} packets")));
         }
         if self.tape.store.len() + bytes.len() > MAX_BYTES {
-            return Err(self.limit(format!("more than {} MiB of packets", MAX_BYTES >> 20)));
+            return Err(self.limit(&format!("more than {} MiB of packets", MAX_BYTES >> 20)));
         }
         let before = self.tape.entries.last().map_or(0, |entry| entry.due_ns);
         let due_ns = time_ns.map_or(before, |time_ns| {
@@ -241,7 +241,7 @@ impl Loader<'_> {
         }
     }
 
-    fn limit(&self, what: String) -> WireError {
+    fn limit(&self, what: &str) -> WireError {
         let problem =
             format!("the captures up to here hold {what}: replay fewer files, or split with `editcap -c`");
         WireError::CaptureLimit { path: self.path.to_owned(), problem }

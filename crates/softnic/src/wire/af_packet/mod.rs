@@ -1,0 +1,186 @@
+//! A live interface through an AF_PACKET socket.
+//!
+//! The kernel sees every frame too: what rules claim is *also* delivered here, and the kernel answers as it always does.
+//! Received frames stay in the ring that is shared with the kernel until the next burst; sent frames are copied once.
+//! VLAN tags that the kernel or the interface stripped are put back. The wire never blocks.
+
+mod ring;
+mod sender;
+mod socket;
+#[cfg(test)]
+mod tests;
+
+use std::cell::Cell;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+
+use arrayvec::ArrayVec;
+use packet::MacAddr;
+
+use self::ring::{Arrival, Ring, Taken};
+use self::sender::{Flushed, Sender};
+use self::socket::{Interface, PacketSocket, failed};
+use super::{
+    AfPacketConfig, BURST_FRAMES, Burst, MAX_FRAME_BYTES, RxFrame, TransmitError, Wire, WireError, WireState,
+};
+
+/// An Ethernet header.
+const HEADER_BYTES: usize = 14;
+/// A VLAN tag, which the kernel lets a frame have beyond the MTU if it is a C-VLAN tag (`packet_snd`).
+const TAG_BYTES: usize = 4;
+const C_VLAN_TPID: [u8; 2] = [0x81, 0x00];
+/// Whether the interface is up is asked after this many bursts without a frame.
+const EMPTY_BURSTS_PER_CHECK: u32 = 1024;
+
+/// A port that is a live interface.
+#[derive(Debug)]
+pub struct AfPacketWire {
+    ring: Ring,
+    socket: PacketSocket,
+    interface: Interface,
+    sender: Sender,
+    state: WireState,
+    empty_bursts: u32,
+    /// Frames whose slot could not be used.
+    malformed: u64,
+    /// Frames that found the ring full, as far as the kernel was asked; asking resets its count.
+    drops: Cell<u64>,
+    /// Whether merged frames were met, which is said once.
+    met_merged: bool,
+}
+
+impl AfPacketWire {
+    /// Opens the packet socket with its ring and starts receiving.
+    ///
+    /// # Errors
+    /// Which interface, and why: unknown, down, not Ethernet, not permitted, or a ring that is too large.
+    pub fn open(config: &AfPacketConfig) -> Result<Self, WireError> {
+        let interface = Interface::find(&config.interface)?;
+        let layout = ring::layout(config, interface.mtu_bytes)?;
+        let socket = PacketSocket::open(&interface, &layout, config.promiscuous)?;
+        let ring =
+            Ring::map(&socket, &layout).map_err(|error| failed(&interface.name, "mmap", error.into()))?;
+        socket.bind()?;
+        let frame_bytes = (interface.mtu_bytes as usize + HEADER_BYTES + TAG_BYTES).min(MAX_FRAME_BYTES);
+        Ok(Self {
+            ring,
+            socket,
+            sender: Sender::new(frame_bytes),
+            interface,
+            state: WireState::Live,
+            empty_bursts: 0,
+            malformed: 0,
+            drops: Cell::new(0),
+            met_merged: false,
+        })
+    }
+
+    /// Takes up to `room` received frames out of the ring.
+    fn take(&mut self, room: usize) -> ArrayVec<Arrival, BURST_FRAMES> {
+        let mut arrivals = ArrayVec::new();
+        // Bounded by the ring as well: frames on their way out may fill it all.
+        while arrivals.len() < room.min(BURST_FRAMES) {
+            match self.ring.take() {
+                Some(Taken::Frame(arrival)) => arrivals.push(arrival),
+                Some(Taken::Outgoing) => {}
+                Some(Taken::Malformed) => self.malformed += 1,
+                None => break,
+            }
+        }
+        arrivals
+    }
+
+    fn check_interface(&mut self) {
+        self.empty_bursts += 1;
+        if self.empty_bursts >= EMPTY_BURSTS_PER_CHECK {
+            self.empty_bursts = 0;
+            self.state = if self.socket.is_up() { WireState::Live } else { WireState::Down };
+        }
+    }
+
+    /// Merged segments (GRO, LRO) are longer than anything that the medium carries; the operator has to turn them off.
+    fn note_merged(&mut self, arrivals: &[Arrival]) {
+        let longest = self.interface.mtu_bytes as usize + HEADER_BYTES + 2 * TAG_BYTES;
+        if self.met_merged || arrivals.iter().all(|arrival| arrival.wire_len as usize <= longest) {
+            return;
+        }
+        self.met_merged = true;
+        let name = &self.interface.name;
+        tracing::warn!(
+            interface = %name,
+            "frames longer than the MTU arrive, merged by the kernel or the interface; they count as oversize: \
+             `ethtool -K {name} gro off lro off`"
+        );
+    }
+
+    fn longest(&self, frame: &[u8]) -> usize {
+        let tagged = frame.get(12..14).is_some_and(|tpid| tpid == C_VLAN_TPID);
+        self.interface.mtu_bytes as usize + HEADER_BYTES + if tagged { TAG_BYTES } else { 0 }
+    }
+}
+
+impl Wire for AfPacketWire {
+    fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
+        self.ring.release();
+        let arrivals = self.take(burst.capacity_left());
+        if arrivals.is_empty() {
+            return self.check_interface();
+        }
+        self.empty_bursts = 0;
+        self.state = WireState::Live;
+        self.note_merged(&arrivals);
+        for arrival in &arrivals {
+            burst.push(RxFrame {
+                bytes: self.ring.frame(arrival),
+                wire_len: arrival.wire_len,
+                timestamp_ns: arrival.timestamp_ns,
+                checksum: arrival.checksum,
+            });
+        }
+    }
+
+    fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
+        TransmitError::check_length(frame, self.longest(frame))?;
+        if self.state == WireState::Down {
+            return Err(TransmitError::Down);
+        }
+        if self.sender.is_full() {
+            self.flush();
+        }
+        self.sender.push(frame)
+    }
+
+    fn flush(&mut self) {
+        if self.sender.flush(&self.socket) == Flushed::Down {
+            self.state = WireState::Down;
+        }
+    }
+
+    fn state(&self) -> WireState {
+        self.state
+    }
+
+    fn sleep_hint(&self) -> Option<RawFd> {
+        Some(self.socket.as_fd().as_raw_fd())
+    }
+
+    fn describe(&self) -> String {
+        format!("{} (af_packet; the kernel sees every frame too)", self.interface.name)
+    }
+
+    fn mac(&self) -> MacAddr {
+        self.interface.mac
+    }
+
+    fn mtu_bytes(&self) -> u32 {
+        self.interface.mtu_bytes
+    }
+
+    fn losses(&self) -> u64 {
+        self.drops.set(self.drops.get() + self.socket.take_drops());
+        self.drops.get() + self.malformed
+    }
+
+    fn transmit_losses(&self) -> u64 {
+        self.sender.losses()
+    }
+}

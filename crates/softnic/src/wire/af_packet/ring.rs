@@ -1,0 +1,269 @@
+//! The receive ring of a packet socket: TPACKET_V2, one slot per frame.
+//!
+//! V2 and not V3, because V3 hands over blocks of frames: a lone frame waits there for a timer of at least a
+//! millisecond, while a slot of V2 is readable at once. The ring keeps the slots it took until they are released, and
+//! gives out bytes of those only; so nothing ever refers to memory that the kernel may be writing.
+//! See Documentation/networking/packet_mmap.rst and `tpacket_rcv` in net/packet/af_packet.c.
+
+use std::ffi::c_void;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::wire::{AfPacketConfig, BURST_FRAMES, Checksum, MAX_FRAME_BYTES, WireError};
+
+/// The fewest slots: those of a burst stay taken until the next one.
+const MIN_SLOTS: u32 = 2 * BURST_FRAMES as u32;
+/// The most slots.
+const MAX_SLOTS: u32 = 1 << 16;
+/// The most memory, which the kernel pins.
+const MAX_RING_BYTES: usize = 512 << 20;
+/// Slots are laid out in blocks of this size or, if larger, of one slot.
+const BLOCK_BYTES: u32 = 1 << 16;
+/// The smallest slot: a standard Ethernet frame with headers.
+const MIN_SLOT_BYTES: u32 = 1 << 11;
+/// What stands before a frame in its slot: header and address (52), the longest link header that shifts it (48 at
+/// most, being aligned), and the room for a tag.
+const SLOT_HEADER_BYTES: u32 = 52 + 48 + TAG_ROOM_BYTES as u32;
+/// An Ethernet header with two tags, beyond the MTU.
+const LINK_HEADER_BYTES: u32 = 14 + 2 * TAG_BYTES as u32;
+/// A VLAN tag.
+const TAG_BYTES: usize = 4;
+/// PACKET_RESERVE: where a stripped tag goes back.
+pub(super) const TAG_ROOM_BYTES: usize = TAG_BYTES;
+/// The addresses that stand before a tag.
+const ADDRESSES_BYTES: usize = 12;
+/// End of `tpacket2_hdr` and `sockaddr_ll`; the frame starts behind.
+const HEADERS_END: usize = 52;
+/// `sll_pkttype` within the slot: `sockaddr_ll` stands at 32.
+const PACKET_TYPE_AT: usize = 32 + 10;
+/// What a tag is if the kernel does not say.
+const C_VLAN_TPID: u16 = 0x8100;
+const NS_PER_S: u64 = 1_000_000_000;
+
+/// The layout of a ring, for PACKET_RX_RING.
+pub(super) fn layout(config: &AfPacketConfig, mtu_bytes: u32) -> Result<libc::tpacket_req, WireError> {
+    let setting =
+        |problem: String| WireError::InterfaceSetting { interface: config.interface.clone(), problem };
+    if !(MIN_SLOTS..=MAX_SLOTS).contains(&config.ring_frames) {
+        return Err(setting(format!(
+            "`ring_frames` = {} is not in {MIN_SLOTS}..={MAX_SLOTS}",
+            config.ring_frames
+        )));
+    }
+    // Longer frames (the loopback's 64 KiB, merged segments) are kept up to the slot's end and marked by their length.
+    let frame_bytes = (mtu_bytes.saturating_add(LINK_HEADER_BYTES)).min(MAX_FRAME_BYTES as u32);
+    let slot_bytes = (frame_bytes + SLOT_HEADER_BYTES).next_power_of_two().max(MIN_SLOT_BYTES);
+    let block_bytes = slot_bytes.max(BLOCK_BYTES);
+    let slots_per_block = block_bytes / slot_bytes;
+    let blocks = config.ring_frames.div_ceil(slots_per_block);
+    let bytes = blocks as usize * block_bytes as usize;
+    if bytes > MAX_RING_BYTES {
+        return Err(setting(format!(
+            "`ring_frames` = {} needs {} MiB at this MTU, more than {}: lower it",
+            config.ring_frames,
+            bytes >> 20,
+            MAX_RING_BYTES >> 20
+        )));
+    }
+    Ok(libc::tpacket_req {
+        tp_block_size: block_bytes,
+        tp_block_nr: blocks,
+        tp_frame_size: slot_bytes,
+        tp_frame_nr: blocks * slots_per_block,
+    })
+}
+
+/// A frame in a taken slot, its tag in place.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrival {
+    /// Among the taken slots.
+    taken: usize,
+    start: usize,
+    len: usize,
+    pub(super) wire_len: u32,
+    pub(super) timestamp_ns: u64,
+    pub(super) checksum: Checksum,
+}
+
+/// What [`Ring::take`] found.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Taken {
+    /// A received frame.
+    Frame(Arrival),
+    /// A frame on its way out, to be passed over.
+    Outgoing,
+    /// A slot whose header makes no sense; the frame is lost.
+    Malformed,
+}
+
+/// The mapped ring.
+#[derive(Debug)]
+pub(super) struct Ring {
+    area: NonNull<u8>,
+    bytes: usize,
+    slot_bytes: usize,
+    slots: usize,
+    /// The oldest slot that is taken or, if none is, the next one to take.
+    first: usize,
+    /// Slots from `first` on that belong to this side: the kernel handed them over and they are not released yet.
+    taken: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone; nothing in it is tied to a thread.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    /// Maps the ring that was set up on `socket` with this layout.
+    pub(super) fn map(socket: &impl AsFd, layout: &libc::tpacket_req) -> rustix::io::Result<Self> {
+        let bytes = layout.tp_block_size as usize * layout.tp_block_nr as usize;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps nothing of ours.
+        let area = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, socket, 0) }?;
+        Ok(Self {
+            area: NonNull::new(area.cast()).ok_or(rustix::io::Errno::NOMEM)?,
+            bytes,
+            slot_bytes: layout.tp_frame_size as usize,
+            slots: layout.tp_frame_nr as usize,
+            first: 0,
+            taken: 0,
+        })
+    }
+
+    /// Takes the next slot if the kernel has filled it.
+    pub(super) fn take(&mut self) -> Option<Taken> {
+        if self.taken == self.slots {
+            return None;
+        }
+        let slot = (self.first + self.taken) % self.slots;
+        if self.status(slot).load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
+            return None;
+        }
+        self.taken += 1;
+        Some(self.examine(self.taken - 1))
+    }
+
+    /// The bytes of a frame that was taken and not released.
+    pub(super) fn frame(&self, arrival: &Arrival) -> &[u8] {
+        &self.slot(arrival.taken)[arrival.start..][..arrival.len]
+    }
+
+    /// Gives all taken slots back to the kernel.
+    pub(super) fn release(&mut self) {
+        while self.taken > 0 {
+            self.status(self.first).store(libc::TP_STATUS_KERNEL, Ordering::Release);
+            self.first = (self.first + 1) % self.slots;
+            self.taken -= 1;
+        }
+    }
+
+    /// Reads the header of a taken slot and puts a stripped tag back.
+    fn examine(&mut self, taken: usize) -> Taken {
+        let header = Header::read(self.slot(taken));
+        if header.packet_type == libc::PACKET_OUTGOING {
+            return Taken::Outgoing;
+        }
+        let (mut start, mut len) = (header.start, header.len);
+        if start < HEADERS_END || start + len > self.slot_bytes {
+            return Taken::Malformed;
+        }
+        let mut wire_len = header.wire_len;
+        if let Some((tpid, tci)) = header.tag
+            && len >= ADDRESSES_BYTES
+            && start >= HEADERS_END + TAG_BYTES
+        {
+            let slot = self.slot_mut(taken);
+            slot.copy_within(start..start + ADDRESSES_BYTES, start - TAG_BYTES);
+            start -= TAG_BYTES;
+            len += TAG_BYTES;
+            wire_len += TAG_BYTES as u32;
+            let tag = &mut slot[start + ADDRESSES_BYTES..][..TAG_BYTES];
+            tag[..2].copy_from_slice(&tpid.to_be_bytes());
+            tag[2..].copy_from_slice(&tci.to_be_bytes());
+        }
+        let Header { timestamp_ns, checksum, .. } = header;
+        Taken::Frame(Arrival { taken, start, len, wire_len, timestamp_ns, checksum })
+    }
+
+    /// The status word at the start of a slot, by which kernel and process hand it to each other.
+    fn status(&self, slot: usize) -> &AtomicU32 {
+        debug_assert!(slot < self.slots);
+        // SAFETY: `slot < self.slots`, so the offset is within the mapping.
+        let word = unsafe { self.area.add(slot * self.slot_bytes) };
+        // SAFETY: slots are page parts of a power of two, so the word is aligned; it lives as long as the mapping, which
+        // `self` owns; both sides access it as one 32-bit word.
+        unsafe { AtomicU32::from_ptr(word.cast().as_ptr()) }
+    }
+
+    fn place(&self, taken: usize) -> NonNull<u8> {
+        assert!(taken < self.taken, "only taken slots are looked into");
+        let slot = (self.first + taken) % self.slots;
+        // SAFETY: the remainder is below `self.slots`, so the offset is within the mapping.
+        unsafe { self.area.add(slot * self.slot_bytes) }
+    }
+
+    fn slot(&self, taken: usize) -> &[u8] {
+        let place = self.place(taken);
+        // SAFETY: the slot is within the mapping, and taken: the kernel does not write it until `release`, which needs
+        // `&mut self`.
+        unsafe { std::slice::from_raw_parts(place.as_ptr(), self.slot_bytes) }
+    }
+
+    fn slot_mut(&mut self, taken: usize) -> &mut [u8] {
+        let place = self.place(taken);
+        // SAFETY: as in `slot`; `&mut self` makes this the only reference into the ring.
+        unsafe { std::slice::from_raw_parts_mut(place.as_ptr(), self.slot_bytes) }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: `map` made the mapping with this length, and all references into it borrowed `self`.
+        let unmapped = unsafe { munmap(self.area.as_ptr().cast::<c_void>(), self.bytes) };
+        if let Err(error) = unmapped {
+            tracing::error!(%error, "a packet ring could not be unmapped");
+        }
+    }
+}
+
+/// What the kernel says of a frame: `tpacket2_hdr` and the packet type of `sockaddr_ll`.
+struct Header {
+    start: usize,
+    len: usize,
+    wire_len: u32,
+    timestamp_ns: u64,
+    tag: Option<(u16, u16)>,
+    checksum: Checksum,
+    packet_type: libc::c_uchar,
+}
+
+impl Header {
+    /// Reads it from the start of a slot, which is longer than [`HEADERS_END`].
+    fn read(slot: &[u8]) -> Self {
+        let half = |at: usize| u16::from_ne_bytes([slot[at], slot[at + 1]]);
+        let word = |at: usize| u32::from_ne_bytes([slot[at], slot[at + 1], slot[at + 2], slot[at + 3]]);
+        let status = word(0);
+        let tag = (status & libc::TP_STATUS_VLAN_VALID != 0).then(|| {
+            let says_tpid = status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
+            (if says_tpid { half(26) } else { C_VLAN_TPID }, half(24))
+        });
+        let checksum = if status & libc::TP_STATUS_CSUMNOTREADY != 0 {
+            Checksum::Partial
+        } else if status & libc::TP_STATUS_CSUM_VALID != 0 {
+            Checksum::Valid
+        } else {
+            Checksum::Unknown
+        };
+        Self {
+            wire_len: word(4),
+            len: word(8) as usize,
+            start: half(12).into(),
+            timestamp_ns: u64::from(word(16)) * NS_PER_S + u64::from(word(20)),
+            tag,
+            checksum,
+            packet_type: slot[PACKET_TYPE_AT],
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! The packet socket of one interface: opened, bound, asked for its state and its losses.
+//!
+//! All system calls of the AF_PACKET wire but the mapping of its ring and the sending of frames are here; see packet(7)
+//! and netdevice(7). The socket receives nothing before [`PacketSocket::bind`].
+
+use std::io;
+use std::mem::{size_of, zeroed};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use packet::MacAddr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with, sockopt};
+
+use crate::wire::WireError;
+
+/// What an interface is, as its name resolves in this network namespace.
+#[derive(Clone, Debug)]
+pub(super) struct Interface {
+    pub(super) name: String,
+    pub(super) index: i32,
+    pub(super) mac: MacAddr,
+    pub(super) mtu_bytes: u32,
+}
+
+impl Interface {
+    /// Looks an interface up and checks that it is an Ethernet interface that is up.
+    pub(super) fn find(name: &str) -> Result<Self, WireError> {
+        let interface = || name.to_owned();
+        // Any socket answers questions about interfaces, and this one needs no capability (netdevice(7)).
+        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+            .map_err(|error| failed(name, "socket", error.into()))?;
+        if name.is_empty()
+            || name.len() >= libc::IFNAMSIZ
+            || name.bytes().any(|byte| byte == 0 || byte == b'/')
+        {
+            return Err(WireError::UnknownInterface { interface: interface() });
+        }
+        let index = netdevice::name_to_index(&socket, name).map_err(|error| match error {
+            rustix::io::Errno::NODEV => WireError::UnknownInterface { interface: interface() },
+            error => failed(name, "SIOCGIFINDEX", error.into()),
+        })?;
+        let ask = |what, operation| {
+            request(socket.as_fd(), name, what).map_err(|error| failed(name, operation, error))
+        };
+
+        let answer = ask(libc::SIOCGIFHWADDR, "SIOCGIFHWADDR")?;
+        // SAFETY: SIOCGIFHWADDR succeeded, so the kernel filled this member of the union.
+        let address = unsafe { answer.ifr_ifru.ifru_hwaddr };
+        let hardware_type = address.sa_family;
+        if ![libc::ARPHRD_ETHER, libc::ARPHRD_LOOPBACK].contains(&hardware_type) {
+            return Err(WireError::NotEthernet { interface: interface(), hardware_type });
+        }
+        let mut mac = [0; 6];
+        for (octet, byte) in mac.iter_mut().zip(address.sa_data) {
+            *octet = byte as u8;
+        }
+
+        let answer = ask(libc::SIOCGIFMTU, "SIOCGIFMTU")?;
+        // SAFETY: SIOCGIFMTU succeeded, so the kernel filled this member of the union.
+        let mtu = unsafe { answer.ifr_ifru.ifru_mtu };
+        if !is_up(socket.as_fd(), name).map_err(|error| failed(name, "SIOCGIFFLAGS", error))? {
+            return Err(WireError::InterfaceDown { interface: interface() });
+        }
+        Ok(Self {
+            name: interface(),
+            index: index.cast_signed(),
+            mac: MacAddr(mac),
+            mtu_bytes: u32::try_from(mtu).unwrap_or(0),
+        })
+    }
+}
+
+/// A packet socket for whole frames of one interface.
+#[derive(Debug)]
+pub(super) struct PacketSocket {
+    fd: OwnedFd,
+    interface: String,
+    index: i32,
+}
+
+impl PacketSocket {
+    /// Opens the socket with a receive ring of TPACKET_V2 and, if asked, makes the interface promiscuous for as long as
+    /// the socket is open.
+    pub(super) fn open(
+        interface: &Interface,
+        ring: &libc::tpacket_req,
+        promiscuous: bool,
+    ) -> Result<Self, WireError> {
+        let name = &interface.name;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        // Protocol 0 receives nothing until `bind` names one, so that no frame of another interface comes in between.
+        let fd = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None).map_err(
+            |error| match error {
+                rustix::io::Errno::PERM | rustix::io::Errno::ACCESS => {
+                    WireError::NotPermitted { interface: name.clone() }
+                }
+                error => failed(name, "socket(AF_PACKET)", error.into()),
+            },
+        )?;
+        let socket = Self { fd, interface: name.clone(), index: interface.index };
+
+        let version: libc::c_int = libc::tpacket_versions::TPACKET_V2 as libc::c_int;
+        socket.set(libc::PACKET_VERSION, &version, "PACKET_VERSION")?;
+        // Room before each frame to put a stripped VLAN tag back, as libpcap does.
+        let reserve: libc::c_uint = super::ring::TAG_ROOM_BYTES as libc::c_uint;
+        socket.set(libc::PACKET_RESERVE, &reserve, "PACKET_RESERVE")?;
+        socket.set(libc::PACKET_RX_RING, ring, "PACKET_RX_RING (lower ring_frames?)")?;
+        let on: libc::c_int = 1;
+        // Both only save work: without the first (before Linux 4.20) sent frames are recognised by their packet type,
+        // without the second they pass the queueing discipline.
+        for option in [libc::PACKET_IGNORE_OUTGOING, libc::PACKET_QDISC_BYPASS] {
+            let _ = socket.set_raw(libc::SOL_PACKET, option, &on);
+        }
+        if promiscuous {
+            let request = libc::packet_mreq {
+                mr_ifindex: interface.index,
+                mr_type: libc::PACKET_MR_PROMISC as libc::c_ushort,
+                mr_alen: 0,
+                mr_address: [0; 8],
+            };
+            socket.set(libc::PACKET_ADD_MEMBERSHIP, &request, "PACKET_MR_PROMISC")?;
+        }
+        Ok(socket)
+    }
+
+    /// Starts receiving.
+    pub(super) fn bind(&self) -> Result<(), WireError> {
+        // SAFETY: all bits zero is a valid `sockaddr_ll`.
+        let mut address: libc::sockaddr_ll = unsafe { zeroed() };
+        address.sll_family = libc::AF_PACKET as libc::c_ushort;
+        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+        address.sll_ifindex = self.index;
+        let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        // SAFETY: `address` is a `sockaddr_ll` of `len` bytes that lives through the call.
+        let rc = unsafe { libc::bind(self.fd.as_raw_fd(), (&raw const address).cast(), len) };
+        if rc == 0 { Ok(()) } else { Err(failed(&self.interface, "bind", io::Error::last_os_error())) }
+    }
+
+    /// Frames that found the ring full since the last call (the kernel starts again from 0).
+    pub(super) fn take_drops(&self) -> u64 {
+        let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+        let mut len = size_of::<libc::tpacket_stats>() as libc::socklen_t;
+        let (level, option) = (libc::SOL_PACKET, libc::PACKET_STATISTICS);
+        // SAFETY: `stats` has room for `len` bytes, and any bytes are a valid `tpacket_stats`.
+        let rc = unsafe {
+            libc::getsockopt(self.fd.as_raw_fd(), level, option, (&raw mut stats).cast(), &raw mut len)
+        };
+        if rc == 0 { u64::from(stats.tp_drops) } else { 0 }
+    }
+
+    /// Whether the interface is there and up. Clears the error that its going down left on the socket, which would keep
+    /// waking whoever polls the descriptor.
+    pub(super) fn is_up(&self) -> bool {
+        let _ = sockopt::socket_error(&self.fd);
+        is_up(self.fd.as_fd(), &self.interface).unwrap_or(false)
+    }
+
+    fn set<T: Copy>(&self, option: libc::c_int, value: &T, operation: &'static str) -> Result<(), WireError> {
+        self.set_raw(libc::SOL_PACKET, option, value)
+            .map_err(|error| failed(&self.interface, operation, error))
+    }
+
+    fn set_raw<T: Copy>(&self, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
+        let len = size_of::<T>() as libc::socklen_t;
+        // SAFETY: `value` is readable for `len` bytes; the callers pass the plain C type of the option, without padding.
+        let rc = unsafe {
+            libc::setsockopt(self.fd.as_raw_fd(), level, option, std::ptr::from_ref(value).cast(), len)
+        };
+        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+impl AsFd for PacketSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// An error of a system call.
+pub(super) fn failed(interface: &str, operation: &'static str, source: io::Error) -> WireError {
+    WireError::Interface { interface: interface.to_owned(), operation, source }
+}
+
+fn is_up(socket: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
+    let answer = request(socket, name, libc::SIOCGIFFLAGS)?;
+    // SAFETY: SIOCGIFFLAGS succeeded, so the kernel filled this member of the union.
+    let flags = unsafe { answer.ifr_ifru.ifru_flags };
+    Ok(i32::from(flags) & libc::IFF_UP != 0)
+}
+
+/// One of the `SIOCGIF*` questions about an interface.
+fn request(socket: BorrowedFd<'_>, name: &str, what: libc::Ioctl) -> io::Result<libc::ifreq> {
+    // SAFETY: all bits zero is a valid `ifreq`.
+    let mut request: libc::ifreq = unsafe { zeroed() };
+    // The last byte stays 0: `Interface::find` refused longer names.
+    for (place, byte) in request.ifr_name.iter_mut().zip(name.bytes().take(libc::IFNAMSIZ - 1)) {
+        *place = byte as libc::c_char;
+    }
+    // SAFETY: the `SIOCGIF*` questions take a pointer to an `ifreq`, which lives through the call.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), what, &raw mut request) };
+    if rc == 0 { Ok(request) } else { Err(io::Error::last_os_error()) }
+}

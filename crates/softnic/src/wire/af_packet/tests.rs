@@ -1,0 +1,260 @@
+//! Two wires at the two ends of a veth pair, in a network namespace that each test makes for its own thread.
+//!
+//! Needs CAP_SYS_ADMIN and CAP_NET_ADMIN: without them the tests say so and, in CI, fail.
+
+use std::net::UdpSocket;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use packet::FlowKey;
+use packet::build::FrameBuilder;
+use packet::checksum;
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, UnshareFlags, capabilities, set_capabilities, unshare_unsafe,
+};
+
+use super::*;
+use crate::wire::Checksum;
+
+/// How long a frame may take through a veth pair on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Runs a test on a thread with a network namespace of its own, which goes away with the thread.
+fn in_namespace(name: &str, test: fn()) {
+    let thread = std::thread::spawn(move || {
+        // SAFETY: only the network namespace is left; file descriptors stay shared.
+        if let Err(error) = unsafe { unshare_unsafe(UnshareFlags::NEWNET) } {
+            return Err(format!("a network namespace cannot be made: {error}"));
+        }
+        ip("link add left type veth peer name right")?;
+        for end in ["left", "right"] {
+            // Without an address of its own the kernel sends nothing over the pair.
+            ip(&format!("link set {end} addrgenmode none"))?;
+            ip(&format!("link set {end} up"))?;
+        }
+        test();
+        Ok(())
+    });
+    match thread.join() {
+        Ok(Ok(())) => {}
+        Ok(Err(reason)) => {
+            eprintln!("NOT RUN: af_packet {name}: {reason}");
+            assert!(std::env::var_os("CI").is_none(), "CI has to run this as root with `ip`");
+        }
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+fn ip(arguments: &str) -> Result<(), String> {
+    let output =
+        Command::new("ip").args(arguments.split(' ')).output().map_err(|error| format!("ip: {error}"))?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(()) } else { Err(format!("ip {arguments}: {stderr}")) }
+}
+
+fn open(interface: &str) -> Result<AfPacketWire, WireError> {
+    AfPacketWire::open(&AfPacketConfig {
+        interface: interface.to_owned(),
+        promiscuous: true,
+        ring_frames: 128,
+    })
+}
+
+fn frame(number: u16, frame_bytes: usize) -> FrameBuilder {
+    let builder = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+    builder.udp(number, 9).frame_bytes(frame_bytes)
+}
+
+/// What one burst brought: bytes, length on the wire, time stamp, checksum.
+fn burst(wire: &mut AfPacketWire) -> Vec<(Vec<u8>, u32, u64, Checksum)> {
+    let mut burst = Burst::new();
+    wire.receive(&mut burst);
+    burst.iter().map(|f| (f.bytes.to_vec(), f.wire_len, f.timestamp_ns, f.checksum)).collect()
+}
+
+/// Bursts until this many frames are there.
+fn receive(wire: &mut AfPacketWire, frames: usize) -> Vec<(Vec<u8>, u32, u64, Checksum)> {
+    let start = Instant::now();
+    let mut received = Vec::new();
+    while received.len() < frames {
+        received.extend(burst(wire));
+        assert!(start.elapsed() < PATIENCE, "{} of {frames} frames", received.len());
+    }
+    received
+}
+
+fn send(wire: &mut AfPacketWire, frames: &[Vec<u8>]) {
+    for frame in frames {
+        wire.transmit(frame).unwrap();
+    }
+    wire.flush();
+}
+
+#[test]
+fn frames_and_their_tags_pass_both_ways_and_own_frames_are_not_seen() {
+    in_namespace("frames_and_their_tags", || {
+        let (mut left, mut right) = (open("left").unwrap(), open("right").unwrap());
+        assert_ne!(left.mac(), right.mac());
+        assert_eq!(left.mtu_bytes(), 1500);
+        let vlan = packet::EtherType::VLAN;
+        // The kernel strips the outer tag of each into its auxiliary data.
+        let frames: Vec<Vec<u8>> = vec![
+            frame(1, 60).build(),
+            frame(2, 1514).build(),
+            frame(3, 64).vlan(vlan, 0x2064).build(),
+            frame(4, 1518).vlan(vlan, 42).build(),
+            frame(5, 64).vlan(packet::EtherType::SVLAN, 7).vlan(vlan, 0).build(),
+            frame(6, 64).vlan(vlan, 0).build(),
+        ];
+        send(&mut left, &frames);
+        let received = receive(&mut right, frames.len());
+        for (expected, (bytes, wire_len, timestamp_ns, _)) in frames.iter().zip(&received) {
+            assert_eq!(bytes, expected);
+            assert_eq!(*wire_len as usize, expected.len());
+            assert!(*timestamp_ns > 1_500_000_000_000_000_000);
+        }
+        send(&mut right, &frames[..1]);
+        assert_eq!(receive(&mut left, 1)[0].0, frames[0], "the first frame that `left` sees is not its own");
+        assert_eq!((left.losses(), right.losses(), left.transmit_losses()), (0, 0, 0));
+    });
+}
+
+#[test]
+fn the_ring_goes_round_many_times_without_loss_or_mixing() {
+    in_namespace("the_ring_goes_round", || {
+        let (mut left, mut right) = (open("left").unwrap(), open("right").unwrap());
+        // A burst's slots stay taken until the next one, so at least 64 of the 128 are free.
+        for round in 0..60u16 {
+            let frames: Vec<Vec<u8>> =
+                (0..61).map(|n| frame(round * 61 + n, 60 + usize::from(n)).build()).collect();
+            send(&mut left, &frames);
+            let received = receive(&mut right, frames.len());
+            assert!(received.iter().map(|(bytes, ..)| bytes).eq(&frames), "round {round}");
+        }
+        assert_eq!(right.losses(), 0);
+    });
+}
+
+#[test]
+fn frames_that_find_the_ring_full_are_counted_as_losses() {
+    in_namespace("the_ring_full", || {
+        let (mut left, mut right) = (open("left").unwrap(), open("right").unwrap());
+        let frames: Vec<Vec<u8>> = (0..1000).map(|n| frame(n, 60).build()).collect();
+        send(&mut left, &frames);
+        let start = Instant::now();
+        let mut received = 0;
+        while received + right.losses() < 1000 {
+            received += burst(&mut right).len() as u64;
+            assert!(start.elapsed() < PATIENCE, "{received} received, {} lost", right.losses());
+        }
+        assert_eq!(received + right.losses(), 1000);
+        assert!(right.losses() > 0, "a ring of 128 took 1000 frames");
+    });
+}
+
+#[test]
+fn frames_beyond_a_slot_keep_their_length() {
+    in_namespace("frames_beyond_a_slot", || {
+        let mut right = open("right").unwrap();
+        ip("link set left mtu 9000").unwrap();
+        ip("link set right mtu 9000").unwrap();
+        let mut left = open("left").unwrap();
+        let jumbo = frame(1, 4000).build();
+        send(&mut left, std::slice::from_ref(&jumbo));
+        let (bytes, wire_len, ..) = receive(&mut right, 1).remove(0);
+        assert_eq!(wire_len, 4000);
+        assert!((1514..4000).contains(&bytes.len()) && jumbo.starts_with(&bytes), "{}", bytes.len());
+
+        let too_long = frame(1, 9015).build();
+        assert_eq!(left.transmit(&too_long), Err(TransmitError::TooLong));
+        assert_eq!(left.transmit(&[0; 13]), Err(TransmitError::TooShort));
+        let mut jumbo_ready = open("right").unwrap();
+        send(&mut left, std::slice::from_ref(&jumbo));
+        assert_eq!(receive(&mut jumbo_ready, 1)[0].0, jumbo);
+    });
+}
+
+#[test]
+fn checksums_left_to_offload_are_noted() {
+    in_namespace("checksums_left_to_offload", || {
+        let mut right = open("right").unwrap();
+        ip("addr add 10.9.9.1/24 dev left").unwrap();
+        ip("neigh add 10.9.9.2 lladdr 02:00:00:00:00:99 dev left").unwrap();
+        let socket = UdpSocket::bind("10.9.9.1:0").unwrap();
+        socket.send_to(&[7; 100], "10.9.9.2:4000").unwrap();
+        let mut received = receive(&mut right, 1);
+        while FlowKey::of(&received[0].0).dst_port != 4000 {
+            received = receive(&mut right, 1);
+        }
+        let (bytes, _, _, state) = &received[0];
+        let check = checksum::verify_l4(bytes, &packet::parse(bytes));
+        assert_eq!((*state, check), (Checksum::Partial, checksum::Check::Bad));
+    });
+}
+
+#[test]
+fn going_down_and_up_is_noticed() {
+    in_namespace("going_down_and_up", || {
+        let (mut left, mut right) = (open("left").unwrap(), open("right").unwrap());
+        let mut until = |state: WireState| {
+            let start = Instant::now();
+            while right.state() != state {
+                assert_eq!(burst(&mut right).len(), 0);
+                assert!(start.elapsed() < PATIENCE, "still {:?}", right.state());
+            }
+        };
+        until(WireState::Live);
+        ip("link set right down").unwrap();
+        until(WireState::Down);
+        let error = open("right").unwrap_err();
+        assert!(matches!(&error, WireError::InterfaceDown { .. }), "{error}");
+        assert!(error.to_string().contains("ip link set right up"));
+        ip("link set right up").unwrap();
+        until(WireState::Live);
+        let start = Instant::now();
+        let bytes = frame(1, 60).build();
+        while burst(&mut right).is_empty() {
+            send(&mut left, std::slice::from_ref(&bytes));
+            assert!(start.elapsed() < PATIENCE);
+        }
+        ip("link set left down").unwrap();
+        // The state may be older than the interface's: the frame is lost, and said to be.
+        if left.transmit(&bytes).is_ok() {
+            let before = left.transmit_losses();
+            left.flush();
+            assert_eq!(left.transmit_losses(), before + 1);
+        }
+        assert_eq!(left.state(), WireState::Down);
+        assert_eq!(left.transmit(&bytes), Err(TransmitError::Down));
+    });
+}
+
+#[test]
+fn what_cannot_be_opened_is_named_with_a_remedy() {
+    in_namespace("what_cannot_be_opened", || {
+        for name in ["nowhere", "", "a/b", "longer-than-an-interface-name"] {
+            let error = open(name).unwrap_err();
+            assert!(
+                matches!(&error, WireError::UnknownInterface { interface } if interface == name),
+                "{error}"
+            );
+        }
+        let config =
+            |ring_frames| AfPacketConfig { interface: "left".to_owned(), promiscuous: false, ring_frames };
+        for ring_frames in [0, 127, 65_537] {
+            let error = AfPacketWire::open(&config(ring_frames)).unwrap_err().to_string();
+            assert!(error.contains("`left`") && error.contains("128..=65536"), "{error}");
+        }
+        ip("tuntap add dev tun0 mode tun").map_or_else(
+            |reason| eprintln!("NOT RUN: an interface that is not Ethernet: {reason}"),
+            |()| assert!(matches!(open("tun0").unwrap_err(), WireError::NotEthernet { .. })),
+        );
+        let own = capabilities(None).unwrap();
+        let without = |set: CapabilitySet| set.difference(CapabilitySet::NET_RAW);
+        let reduced = CapabilitySets { effective: without(own.effective), ..own };
+        set_capabilities(None, reduced).unwrap();
+        let error = open("left").unwrap_err();
+        assert!(matches!(&error, WireError::NotPermitted { .. }), "{error}");
+        assert!(error.to_string().contains("`left`") && error.to_string().contains("CAP_NET_RAW"));
+    });
+}
