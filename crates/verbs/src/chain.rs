@@ -139,3 +139,26 @@ impl Drop for ReceiveChain {
 
 // SAFETY: the arrays belong to this chain alone.
 unsafe impl Send for ReceiveChain {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_refused_request_says_how_many_were_accepted() {
+        let chain = ReceiveChain::new();
+        let at = |index: usize| chain.requests.as_ptr().wrapping_add(index);
+        assert_eq!(chain.accepted_before(at(0), 8), 0);
+        assert_eq!(chain.accepted_before(at(7), 8), 7);
+    }
+
+    #[test]
+    fn a_refusal_that_names_no_request_gives_no_frame_back() {
+        let chain = ReceiveChain::new();
+        let beyond = chain.requests.as_ptr().wrapping_add(8);
+        let inside = chain.requests.as_ptr().wrapping_byte_add(8);
+        for bad in [ptr::null_mut(), beyond, inside] {
+            assert_eq!(chain.accepted_before(bad, 8), 8);
+        }
+    }
+}

@@ -167,6 +167,15 @@ impl Domain {
             Self::Parent(domain) => domain.raw.as_ptr(),
         }
     }
+
+    /// The protection domain that memory is registered in: a parent domain adds nothing to a registration, and not
+    /// every provider takes one there.
+    pub(crate) fn protection(&self) -> *mut ibv_pd {
+        match self {
+            Self::Protection(domain) => domain.raw.as_ptr(),
+            Self::Parent(domain) => domain.protection.raw.as_ptr(),
+        }
+    }
 }
 
 impl From<Arc<ProtectionDomain>> for Domain {

@@ -41,8 +41,8 @@ pub struct MemoryRegion {
 unsafe impl Send for MemoryRegion {}
 
 impl MemoryRegion {
-    /// `ibv_reg_mr` over all of `memory`, which the region keeps. Under a parent domain, packet memory does not come
-    /// from its allocator.
+    /// `ibv_reg_mr` over all of `memory`, which the region keeps. Registering with a parent domain is registering with
+    /// its protection domain.
     pub fn register(domain: &Domain, memory: impl StableMemory + 'static, access: Access) -> Result<Self> {
         let mut memory: Box<dyn StableMemory> = Box::new(memory);
         let slice: &mut [u8] = &mut memory;
@@ -53,7 +53,7 @@ impl MemoryRegion {
         // flags are not constant; the library drops optional flags the kernel lacks.
         let raw = unsafe {
             ibverbs_sys::ibv_reg_mr_iova2(
-                domain.raw(),
+                domain.protection(),
                 address.cast(),
                 bytes,
                 address.addr() as u64,
