@@ -57,3 +57,81 @@ impl<Q: Copy> Rss<Q> {
         &self.table
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::net::IpAddr;
+    use std::path::PathBuf;
+
+    use packet::build::FrameBuilder;
+
+    use super::*;
+
+    fn frame(src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> FlowKey {
+        FlowKey::of(&FrameBuilder::new().ip(src, dst).tcp(src_port, dst_port, 2).build())
+    }
+
+    #[test]
+    fn a_table_has_a_power_of_two_of_entries_and_fields_to_spread_by() {
+        let make = |entries: usize, fields| {
+            Rss::new(&RssKey::MICROSOFT, fields, &vec![0u32; entries]).map(|rss| rss.table().len())
+        };
+        for entries in [0, 3, MAX_INDIRECTION_ENTRIES - 1, 2 * MAX_INDIRECTION_ENTRIES] {
+            assert_eq!(make(entries, HashFields::L3L4), Err(RssError::TableLength(entries)));
+        }
+        assert_eq!(make(MAX_INDIRECTION_ENTRIES, HashFields::L3), Ok(MAX_INDIRECTION_ENTRIES));
+        assert_eq!(make(2, HashFields::empty()), Err(RssError::NoFields(2)));
+        assert_eq!(make(1, HashFields::empty()), Ok(1));
+    }
+
+    #[test]
+    fn frames_without_the_fields_have_hash_0_and_the_first_entry() {
+        let rss = Rss::new(&RssKey::MICROSOFT, HashFields::IPV6, &[7, 8, 9, 10]).unwrap();
+        let v4 = frame([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 1, 2);
+        assert_eq!(rss.select(&v4), (0, 7));
+        assert_eq!(rss.select(&FlowKey::default()), (0, 7));
+    }
+
+    #[test]
+    fn many_flows_spread_over_the_table_and_a_flow_stays() {
+        let table: Vec<u32> = (0..16).collect();
+        let rss = Rss::new(&RssKey::MICROSOFT, HashFields::L3L4, &table).unwrap();
+        let mut counts = HashMap::new();
+        for port in 1024..5120 {
+            let key = frame([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), port, 80);
+            assert_eq!(rss.select(&key), rss.select(&key));
+            *counts.entry(rss.select(&key).1).or_insert(0u32) += 1;
+        }
+        assert_eq!(counts.len(), 16);
+        assert!(counts.values().all(|count| (192..=320).contains(count)), "{counts:?}");
+    }
+
+    /// The known answers of Microsoft's verification suite, and those of the symmetric key.
+    #[test]
+    fn the_hash_points_where_the_known_answers_say() {
+        let Some(folder) = std::env::var_os("STEERD_CORPORA").map(PathBuf::from) else {
+            eprintln!("NOT RUN: the_hash_points_where_the_known_answers_say: STEERD_CORPORA is not set");
+            assert!(std::env::var_os("CI").is_none(), "CI has to set STEERD_CORPORA");
+            return;
+        };
+        let text = std::fs::read_to_string(folder.join("rss/toeplitz_kat.json")).unwrap();
+        let answers: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let table: Vec<u32> = (0..128).collect();
+        let vectors = answers["vectors"].as_array().unwrap();
+        assert!(vectors.len() >= 8);
+        for vector in vectors {
+            let port = |name: &str| u16::try_from(vector[name].as_u64().unwrap()).unwrap();
+            let address = |name: &str| vector[name].as_str().unwrap().parse().unwrap();
+            let key = frame(address("src"), address("dst"), port("sport"), port("dport"));
+            for (rss_key, prefix) in [(RssKey::MICROSOFT, "ms"), (RssKey::SYMMETRIC, "sym6d5a")] {
+                for (fields, suffix) in [(HashFields::L3, "l3"), (HashFields::L3L4, "l3l4")] {
+                    let answer = vector[format!("{prefix}_{suffix}")].as_str().unwrap();
+                    let hash = u32::from_str_radix(answer.trim_start_matches("0x"), 16).unwrap();
+                    let rss = Rss::new(&rss_key, fields, &table).unwrap();
+                    assert_eq!(rss.select(&key), (hash, hash % 128), "{vector}");
+                }
+            }
+        }
+    }
+}

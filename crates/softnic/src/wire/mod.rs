@@ -10,6 +10,8 @@ mod error;
 mod generator;
 mod null;
 mod pcap;
+#[cfg(test)]
+mod tests;
 
 use std::os::fd::RawFd;
 
