@@ -16,6 +16,7 @@ mod ids;
 mod parse;
 pub mod policy;
 mod predicate;
+mod print;
 mod profile;
 mod program;
 mod ranges;

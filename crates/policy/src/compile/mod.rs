@@ -356,3 +356,30 @@ fn shortened_chain(chain: &[&str]) -> String {
         _ => chain.join(", "),
     }
 }
+
+/// Why a rule gets no packets.
+pub(crate) enum Taken {
+    /// No packet meets it.
+    Impossible,
+    /// These earlier rules take them all.
+    By(Vec<usize>),
+}
+
+/// Which earlier rules take the packets of a rule that gets none; slow, for diagnostics only.
+pub(crate) fn taken_by(policy: &Policy, rule: usize) -> Taken {
+    let cover = |index: usize| policy.rules.get(index).and_then(|rule| expand(&rule.matches).ok());
+    let mut left = cover(rule).map(|expansion| expansion.cubes).unwrap_or_default();
+    if left.is_empty() {
+        return Taken::Impossible;
+    }
+    let mut takers = Vec::new();
+    for earlier in 0..rule {
+        let Some(expansion) = cover(earlier) else { continue };
+        let before = left.len();
+        left.retain(|cube| !expansion.cubes.iter().any(|taker| taker.contains(cube)));
+        if left.len() < before {
+            takers.push(earlier);
+        }
+    }
+    Taken::By(takers)
+}

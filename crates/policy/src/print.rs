@@ -1,0 +1,246 @@
+//! A program as text: what `steerd check --program` shows and what the golden tests compare. The same
+//! program always gives the same bytes. Nothing reads this back.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use packet::{EtherType, HashFields, IpProtocol, MacAddr};
+
+use crate::ids::{GroupId, RuleId, WorkerId};
+use crate::program::{
+    Class, Decide, Flow, FlowAction, Group, HashVariant, Outcome, Placement, Program, RssQueue,
+};
+use crate::spec::{EthernetMatch, Ipv4Match, Ipv6Match, PortMatch, Spec};
+
+/// How many entries of a table are shown; the shares follow.
+const TABLE_SHOWN: usize = 8;
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "program: {} rules, {} groups, {} queues, {} flows, {} classes, {} priorities; default {}",
+            self.rules.len(),
+            self.groups.len(),
+            self.queues.len(),
+            self.flows.len(),
+            self.classes.len(),
+            self.priorities_used,
+            self.describe(self.default),
+        )?;
+        writeln!(f, "rules")?;
+        for (index, rule) in self.rules.iter().enumerate() {
+            let placement = match &rule.placement {
+                Placement::Hardware => "hardware".to_owned(),
+                Placement::Hybrid { reason } => format!("hybrid ({reason})"),
+            };
+            let action = self.describe(rule.action);
+            let uncounted = if rule.count { "" } else { ", not counted" };
+            writeln!(
+                f,
+                "  {} {}: {action}; {placement}; line {}; {} flows{uncounted}",
+                RuleId::of(index),
+                rule.name,
+                rule.line,
+                rule.flows,
+            )?;
+        }
+        writeln!(f, "groups")?;
+        for (index, group) in self.groups.iter().enumerate() {
+            writeln!(f, "  {} {group}", GroupId::of(index))?;
+        }
+        writeln!(f, "queues")?;
+        for (index, queue) in self.queues.iter().enumerate() {
+            writeln!(f, "  q{index} {}", self.queue_line(queue))?;
+        }
+        writeln!(f, "flows")?;
+        for (index, flow) in self.flows.iter().enumerate() {
+            writeln!(f, "  f{index} {}", self.flow_line(flow))?;
+        }
+        writeln!(f, "classes")?;
+        for (index, class) in self.classes.iter().enumerate() {
+            write!(f, "  c{index} ")?;
+            self.write_class(class, f)?;
+        }
+        Ok(())
+    }
+}
+
+impl Program {
+    fn rule_name(&self, rule: RuleId) -> String {
+        let name = self.rules.get(rule.index()).map_or("?", |rule| rule.name.as_str());
+        format!("{rule} {name}")
+    }
+
+    fn queue_line(&self, queue: &RssQueue) -> String {
+        let group = self.groups.get(queue.group.index()).map_or("?", |group| group.name.as_str());
+        let fields = field_names(queue.fields);
+        format!("{} {group} {}: hash {fields}; table of {}", queue.group, queue.variant, queue.table.len())
+    }
+
+    fn flow_line(&self, flow: &Flow) -> String {
+        let specs: Vec<String> = flow.specs.iter().map(ToString::to_string).collect();
+        let action = match flow.action {
+            FlowAction::Drop => "drop".to_owned(),
+            FlowAction::Steer { queue, class } => format!("{queue} {class}"),
+        };
+        format!("p{} {}: {} -> {action}", flow.priority, self.rule_name(flow.rule), specs.join(" | "))
+    }
+
+    fn outcome(&self, outcome: Outcome) -> String {
+        format!("{}: {}", self.rule_name(outcome.rule), self.describe(outcome.verdict))
+    }
+
+    fn write_class(&self, class: &Class, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &class.decide {
+            Decide::Exact(outcome) => writeln!(f, "{}", self.outcome(*outcome)),
+            Decide::Software(steps, otherwise) => {
+                writeln!(f, "software")?;
+                for step in steps {
+                    writeln!(f, "    if {} -> {}", step.predicate, self.outcome(step.outcome))?;
+                }
+                writeln!(f, "    otherwise {}", self.outcome(*otherwise))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shares: BTreeMap<WorkerId, usize> = BTreeMap::new();
+        for worker in &self.table {
+            *shares.entry(*worker).or_default() += 1;
+        }
+        let shown: Vec<String> = self.table.iter().take(TABLE_SHOWN).map(ToString::to_string).collect();
+        let shares: Vec<String> = shares.iter().map(|(worker, share)| format!("{worker}x{share}")).collect();
+        let more = if self.table.len() > TABLE_SHOWN { " ..." } else { "" };
+        let symmetric = if self.symmetric { "symmetric" } else { "not symmetric" };
+        write!(
+            f,
+            "{}: table of {} [{}{more}] {}; hash {}; {symmetric}",
+            self.name,
+            self.table.len(),
+            shown.join(" "),
+            shares.join(" "),
+            field_names(self.fields),
+        )
+    }
+}
+
+impl fmt::Display for HashVariant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::V4Tcp => "v4-tcp",
+            Self::V4Udp => "v4-udp",
+            Self::V4 => "v4",
+            Self::V6Tcp => "v6-tcp",
+            Self::V6Udp => "v6-udp",
+            Self::V6 => "v6",
+            Self::Other => "other",
+            Self::All => "all",
+        })
+    }
+}
+
+fn field_names(fields: HashFields) -> String {
+    if fields.is_empty() {
+        return "nothing".to_owned();
+    }
+    let names = [HashFields::L3L4, HashFields::L3, HashFields::IPV4, HashFields::IPV6];
+    match names.iter().position(|preset| *preset == fields) {
+        Some(index) => ["l3l4", "l3", "ipv4", "ipv6"][index].to_owned(),
+        None => {
+            let names: Vec<String> = fields.iter_names().map(|(name, _)| name.to_lowercase()).collect();
+            names.join(",")
+        }
+    }
+}
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (layer, fields) = match self {
+            Self::Ethernet { value, mask } => ("eth", ethernet_fields(value, mask)),
+            Self::Ipv4 { value, mask } => ("ipv4", ipv4_fields(value, mask)),
+            Self::Ipv6 { value, mask } => ("ipv6", ipv6_fields(value, mask)),
+            Self::Tcp { value, mask } => ("tcp", port_fields(value, mask)),
+            Self::Udp { value, mask } => ("udp", port_fields(value, mask)),
+        };
+        f.write_str(layer)?;
+        fields.iter().try_for_each(|field| write!(f, " {field}"))
+    }
+}
+
+fn ethernet_fields(value: &EthernetMatch, mask: &EthernetMatch) -> Vec<String> {
+    let mac = |name, value: MacAddr, mask: MacAddr| match mask {
+        MacAddr([0, 0, 0, 0, 0, 0]) => None,
+        MacAddr::BROADCAST => Some(format!("{name}={value}")),
+        mask => Some(format!("{name}={value}/{mask}")),
+    };
+    let ether_type = match mask.ether_type {
+        0 => None,
+        u16::MAX => Some(format!("type={}", EtherType(value.ether_type))),
+        mask => Some(format!("type={:#06x}/{mask:#06x}", value.ether_type)),
+    };
+    let fields = [
+        mac("dst", value.dst_mac, mask.dst_mac),
+        mac("src", value.src_mac, mask.src_mac),
+        ether_type,
+        number("vlan", value.vlan_tag, mask.vlan_tag),
+    ];
+    fields.into_iter().flatten().collect()
+}
+
+fn ipv4_fields(value: &Ipv4Match, mask: &Ipv4Match) -> Vec<String> {
+    let address = |name, value: Ipv4Addr, mask: Ipv4Addr| {
+        let length = u32::from(mask).count_ones();
+        (length > 0).then(|| format!("{name}={value}/{length}"))
+    };
+    let fields = [
+        address("src", value.src, mask.src),
+        address("dst", value.dst, mask.dst),
+        protocol(value.proto, mask.proto),
+        number("tos", value.tos.into(), mask.tos.into()),
+        number("ttl", value.ttl.into(), mask.ttl.into()),
+        number("flags", value.flags.into(), mask.flags.into()),
+    ];
+    fields.into_iter().flatten().collect()
+}
+
+fn ipv6_fields(value: &Ipv6Match, mask: &Ipv6Match) -> Vec<String> {
+    let address = |name, value: Ipv6Addr, mask: Ipv6Addr| {
+        let length = u128::from(mask).count_ones();
+        (length > 0).then(|| format!("{name}={value}/{length}"))
+    };
+    let label =
+        (mask.flow_label != 0).then(|| format!("label={:#x}/{:#x}", value.flow_label, mask.flow_label));
+    let fields = [
+        address("src", value.src, mask.src),
+        address("dst", value.dst, mask.dst),
+        protocol(value.next_hdr, mask.next_hdr),
+        number("tc", value.traffic_class.into(), mask.traffic_class.into()),
+        number("hops", value.hop_limit.into(), mask.hop_limit.into()),
+        label,
+    ];
+    fields.into_iter().flatten().collect()
+}
+
+fn port_fields(value: &PortMatch, mask: &PortMatch) -> Vec<String> {
+    let port = |name, value: u16, mask: u16| match mask {
+        u16::MAX => Some(format!("{name}={value}")),
+        mask => number(name, value, mask),
+    };
+    let fields = [port("sport", value.src_port, mask.src_port), port("dport", value.dst_port, mask.dst_port)];
+    fields.into_iter().flatten().collect()
+}
+
+fn protocol(value: u8, mask: u8) -> Option<String> {
+    match mask {
+        u8::MAX => Some(format!("proto={}", IpProtocol(value))),
+        mask => number("proto", value.into(), mask.into()),
+    }
+}
+
+fn number(name: &str, value: u16, mask: u16) -> Option<String> {
+    (mask != 0).then(|| format!("{name}={value:#x}/{mask:#x}"))
+}

@@ -1,0 +1,4 @@
+//! What the judge is made of.
+
+pub(crate) mod clauses;
+pub(crate) mod packets;
