@@ -7,13 +7,27 @@
 //!
 //! It never talks to a kernel RDMA driver and never changes the library it sits under.
 
+mod abi;
+mod clock;
+mod device;
+mod engine;
 mod error;
 pub mod flow;
+mod library;
+mod limits;
+mod memory;
 mod nic;
+mod provider;
+mod queue_memory;
+mod ring;
 mod rss;
+mod slab;
+mod state;
 mod stats;
 pub mod wire;
+mod work;
 
 pub use error::Error;
 pub use nic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+pub use queue_memory::resource;
 pub use stats::PortStats;

@@ -1,11 +1,19 @@
 //! The soft NIC as its owner sees it: created from a configuration, pumped or self-driven, asked for its books.
-#![allow(clippy::todo)]
 
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 
 use ibverbs_sys::ibv_device;
+use packet::MacAddr;
 
-use crate::wire::Wire;
+use crate::engine::Engine;
+use crate::library::Library;
+use crate::limits::{MAX_MTU_BYTES, MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
+use crate::state::State;
+use crate::stats::PortCounters;
+use crate::wire::{Wire, WireState};
 use crate::{Error, PortStats};
 
 /// What the device refuses, and how it orders flows.
@@ -51,7 +59,64 @@ pub struct SoftNicConfig {
 
 /// A software NIC. Dropping it stops the engine; open contexts stay valid and see no more traffic.
 pub struct SoftNic {
-    _private: (),
+    nic: Arc<Nic>,
+    drive: Drive,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the owner, the open contexts and the engine share.
+pub(crate) struct Nic {
+    pub(crate) name: String,
+    pub(crate) ports: Box<[Port]>,
+    state: Mutex<State>,
+    /// Control calls that wait for `state`: the engine lets them go first.
+    waiting: AtomicU32,
+    engine: Mutex<Engine>,
+    pub(crate) stopping: AtomicBool,
+}
+
+/// What is known of a port without the engine.
+pub(crate) struct Port {
+    pub(crate) mac: MacAddr,
+    pub(crate) mtu_bytes: u32,
+    pub(crate) counters: PortCounters,
+    pub(crate) down: AtomicBool,
+    pub(crate) finished: AtomicBool,
+}
+
+/// How often an engine steps back for waiting control calls before it takes its turn: no one may starve.
+const COURTESY_TURNS: u32 = 64;
+
+impl Nic {
+    /// The device's state, for a control call.
+    pub(crate) fn control(&self) -> MutexGuard<'_, State> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        state
+    }
+
+    /// The device's state, for one burst of the engine.
+    #[inline]
+    pub(crate) fn burst(&self) -> MutexGuard<'_, State> {
+        let mut turns = 0;
+        while self.waiting.load(Ordering::Relaxed) != 0 && turns < COURTESY_TURNS {
+            std::thread::yield_now();
+            turns += 1;
+        }
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The port with a number, from 1.
+    pub(crate) fn port(&self, number: u8) -> Option<&Port> {
+        self.ports.get(usize::from(number).checked_sub(1)?)
+    }
+
+    /// Runs one pass; `None` while another thread is in one.
+    pub(crate) fn pass(&self, max_frames: usize) -> usize {
+        let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        engine.pass(self, max_frames)
+    }
 }
 
 impl SoftNic {
@@ -59,35 +124,98 @@ impl SoftNic {
     ///
     /// # Errors
     /// A configuration out of range, or a libibverbs whose private layout is not known.
-    pub fn create(_config: SoftNicConfig) -> Result<Self, Error> {
-        todo!()
+    pub fn create(config: SoftNicConfig) -> Result<Self, Error> {
+        check(&config)?;
+        Library::load()?;
+        let SoftNicConfig { name, personality: Personality::Ideal, ports, drive } = config;
+        let shared = ports.iter().map(|port| Port {
+            mac: port.wire.mac(),
+            mtu_bytes: port.mtu_bytes,
+            counters: PortCounters::default(),
+            down: AtomicBool::new(port.wire.state() == WireState::Down),
+            finished: AtomicBool::new(false),
+        });
+        let nic = Arc::new(Nic {
+            ports: shared.collect(),
+            state: Mutex::new(State::new()),
+            waiting: AtomicU32::new(0),
+            engine: Mutex::new(Engine::new(ports)),
+            stopping: AtomicBool::new(false),
+            name,
+        });
+        let thread = match drive {
+            Drive::Manual => None,
+            Drive::Thread { core } => Some(crate::engine::spawn(Arc::clone(&nic), core)?),
+        };
+        Ok(Self { nic, drive, thread: Mutex::new(thread) })
     }
 
     /// Runs one engine pass over all ports on the caller's thread: at most `max_frames` received frames, and
-    /// whatever is in the send rings. Returns the frames handled, received and sent. 0 with [`Drive::Thread`].
-    pub fn pump(&self, _max_frames: usize) -> usize {
-        todo!()
+    /// whatever is in the send rings. Returns the frames handled, received and sent. 0 with [`Drive::Thread`], and
+    /// after [`SoftNic::stop`].
+    pub fn pump(&self, max_frames: usize) -> usize {
+        if self.drive != Drive::Manual || self.nic.stopping.load(Ordering::Relaxed) {
+            return 0;
+        }
+        self.nic.pass(max_frames)
     }
 
     /// The books of a port (from 1); all zero for a port that does not exist.
     #[must_use]
-    pub fn port_stats(&self, _port: u8) -> PortStats {
-        todo!()
+    pub fn port_stats(&self, port: u8) -> PortStats {
+        self.nic.port(port).map(|port| port.counters.read()).unwrap_or_default()
+    }
+
+    /// The station address of a port (from 1): whom frames to this device are addressed to.
+    #[must_use]
+    pub fn port_mac(&self, port: u8) -> Option<MacAddr> {
+        self.nic.port(port).map(|port| port.mac)
     }
 
     /// Whether every wire has come to its end and everything received was handled.
     #[must_use]
     pub fn wires_finished(&self) -> bool {
-        todo!()
+        self.nic.ports.iter().all(|port| port.finished.load(Ordering::Acquire))
     }
 
-    /// Stops the engine for good. Open contexts stay valid.
+    /// Stops the engine for good, after the burst it is in. Open contexts stay valid.
     pub fn stop(&self) {
-        todo!()
+        self.nic.stopping.store(true, Ordering::Relaxed);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!(device = %self.nic.name, "the engine thread panicked");
+        }
     }
+}
 
-    #[allow(dead_code)]
-    fn device_list_raw(&self, _count: &mut c_int) -> *mut *mut ibv_device {
-        todo!()
+impl Drop for SoftNic {
+    fn drop(&mut self) {
+        self.stop();
     }
+}
+
+// SAFETY: the list is calloc'ed and NULL-terminated, and its devices are counted and released through their
+// `uninit_device`, which is what `ibv_free_device_list` expects (see `device`).
+unsafe impl verbs::Provider for SoftNic {
+    fn device_list(&self, count: &mut c_int) -> *mut *mut ibv_device {
+        crate::device::list(&self.nic, count)
+    }
+}
+
+fn check(config: &SoftNicConfig) -> Result<(), Error> {
+    let name = &config.name;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(plain) {
+        return Err(Error::DeviceName { name: name.clone(), max: MAX_NAME_BYTES });
+    }
+    if config.ports.is_empty() || config.ports.len() > MAX_PORTS {
+        return Err(Error::PortCount { ports: config.ports.len(), max: MAX_PORTS });
+    }
+    for (port, PortConfig { mtu_bytes, .. }) in (1u8..).zip(&config.ports) {
+        if !(MIN_MTU_BYTES..=MAX_MTU_BYTES).contains(mtu_bytes) {
+            let (min, max) = (MIN_MTU_BYTES, MAX_MTU_BYTES);
+            return Err(Error::Mtu { port, mtu_bytes: *mtu_bytes, min, max });
+        }
+    }
+    Ok(())
 }

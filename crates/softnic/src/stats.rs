@@ -1,4 +1,6 @@
-//! What became of every frame of a port. Written by the engine only, read by anyone at any time.
+//! What became of every frame of a port. Written by the engine only, once per burst; read by anyone at any time.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// The books of one port. `rx_frames` is always the sum of the dispositions ([`PortStats::dispositions`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,13 +29,16 @@ pub struct PortStats {
     pub memory_fault: u64,
     /// Further copies of delivered frames (sniffer, replication). Not a disposition.
     pub replicated: u64,
-    /// Frames sent.
+    /// Frames handed to the wire.
     pub tx_frames: u64,
-    /// Bytes of the frames sent.
+    /// Bytes of those frames.
     pub tx_bytes: u64,
-    /// Sends that failed.
+    /// Sends that were refused, by the device or by the wire.
     pub tx_errors: u64,
 }
+
+/// How many numbers [`PortStats`] holds.
+const FIELDS: usize = 15;
 
 impl PortStats {
     /// The sum of what can become of a received frame.
@@ -48,5 +53,180 @@ impl PortStats {
             + self.runt
             + self.queue_not_ready
             + self.memory_fault
+    }
+
+    /// Counts `frames` that came to the same end.
+    pub(crate) fn dispose(&mut self, end: Disposition, frames: u64) {
+        *match end {
+            Disposition::Unmatched => &mut self.unmatched,
+            Disposition::FlowDropped => &mut self.flow_dropped,
+            Disposition::Runt => &mut self.runt,
+            Disposition::Oversize => &mut self.oversize,
+            Disposition::QueueNotReady => &mut self.queue_not_ready,
+            Disposition::OutOfBuffer => &mut self.out_of_buffer,
+            Disposition::CqOverrun => &mut self.cq_overrun,
+            Disposition::MemoryFault => &mut self.memory_fault,
+            Disposition::Delivered => &mut self.delivered,
+        } += frames;
+    }
+
+    fn to_array(self) -> [u64; FIELDS] {
+        [
+            self.rx_frames,
+            self.rx_bytes,
+            self.delivered,
+            self.flow_dropped,
+            self.unmatched,
+            self.out_of_buffer,
+            self.cq_overrun,
+            self.oversize,
+            self.runt,
+            self.queue_not_ready,
+            self.memory_fault,
+            self.replicated,
+            self.tx_frames,
+            self.tx_bytes,
+            self.tx_errors,
+        ]
+    }
+
+    fn from_array(values: [u64; FIELDS]) -> Self {
+        let [
+            rx_frames,
+            rx_bytes,
+            delivered,
+            flow_dropped,
+            unmatched,
+            out_of_buffer,
+            cq_overrun,
+            oversize,
+            runt,
+            queue_not_ready,
+            memory_fault,
+            replicated,
+            tx_frames,
+            tx_bytes,
+            tx_errors,
+        ] = values;
+        Self {
+            rx_frames,
+            rx_bytes,
+            delivered,
+            flow_dropped,
+            unmatched,
+            out_of_buffer,
+            cq_overrun,
+            oversize,
+            runt,
+            queue_not_ready,
+            memory_fault,
+            replicated,
+            tx_frames,
+            tx_bytes,
+            tx_errors,
+        }
+    }
+}
+
+/// What became of one received frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Disposition {
+    Unmatched,
+    FlowDropped,
+    Runt,
+    Oversize,
+    QueueNotReady,
+    OutOfBuffer,
+    CqOverrun,
+    MemoryFault,
+    Delivered,
+}
+
+impl Disposition {
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Unmatched,
+        Self::FlowDropped,
+        Self::Runt,
+        Self::Oversize,
+        Self::QueueNotReady,
+        Self::OutOfBuffer,
+        Self::CqOverrun,
+        Self::MemoryFault,
+        Self::Delivered,
+    ];
+}
+
+/// The books as the engine writes them: a sequence lock around single-writer counters, so that whoever reads sees
+/// balanced books and the engine never waits.
+#[derive(Default)]
+pub(crate) struct PortCounters {
+    sequence: AtomicU64,
+    values: [AtomicU64; FIELDS],
+}
+
+impl PortCounters {
+    /// Adds a burst. Only one thread at a time calls this: the holder of the engine.
+    pub(crate) fn add(&self, burst: &PortStats) {
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        self.sequence.store(sequence.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        for (value, added) in self.values.iter().zip(burst.to_array()) {
+            if added != 0 {
+                value.store(value.load(Ordering::Relaxed).wrapping_add(added), Ordering::Relaxed);
+            }
+        }
+        self.sequence.store(sequence.wrapping_add(2), Ordering::Release);
+    }
+
+    /// The books after some whole number of bursts.
+    pub(crate) fn read(&self) -> PortStats {
+        loop {
+            let before = self.sequence.load(Ordering::Acquire);
+            if before & 1 == 0 {
+                let values = std::array::from_fn(|index| self.values[index].load(Ordering::Relaxed));
+                fence(Ordering::Acquire);
+                if self.sequence.load(Ordering::Relaxed) == before {
+                    return PortStats::from_array(values);
+                }
+            }
+            std::hint::spin_loop();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_disposition_is_in_the_sum() {
+        let mut stats = PortStats::default();
+        for (count, end) in (1u64..).zip(Disposition::ALL) {
+            stats.dispose(end, count);
+        }
+        assert_eq!(stats.dispositions(), (1..=9).sum());
+        assert_eq!(stats.delivered, 9);
+        assert_eq!(PortStats::from_array(stats.to_array()), stats);
+    }
+
+    #[test]
+    fn readers_always_see_balanced_books() {
+        let counters = PortCounters::default();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for turn in 0..100_000u64 {
+                    let mut burst = PortStats { rx_frames: 3, ..PortStats::default() };
+                    burst.dispose(Disposition::ALL[(turn % 9) as usize], 1);
+                    burst.dispose(Disposition::Delivered, 2);
+                    counters.add(&burst);
+                }
+            });
+            while !writer.is_finished() {
+                let seen = counters.read();
+                assert_eq!(seen.rx_frames, seen.dispositions());
+            }
+        });
+        assert_eq!(counters.read().rx_frames, 300_000);
     }
 }

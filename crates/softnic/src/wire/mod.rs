@@ -131,27 +131,41 @@ impl<'w> RxFrame<'w> {
 }
 
 /// The frames of one [`Wire::receive`], at most [`BURST_FRAMES`].
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Burst<'w> {
     frames: ArrayVec<RxFrame<'w>, BURST_FRAMES>,
+    /// At most [`BURST_FRAMES`].
+    limit: usize,
+}
+
+impl Default for Burst<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl<'w> Burst<'w> {
     /// An empty burst.
     #[must_use]
     pub fn new() -> Self {
-        Self { frames: ArrayVec::new() }
+        Self::with_limit(BURST_FRAMES)
+    }
+
+    /// An empty burst of at most `limit` frames.
+    #[must_use]
+    pub fn with_limit(limit: usize) -> Self {
+        Self { frames: ArrayVec::new(), limit: limit.min(BURST_FRAMES) }
     }
 
     /// How many frames still fit.
     #[must_use]
     pub fn capacity_left(&self) -> usize {
-        self.frames.remaining_capacity()
+        self.limit - self.frames.len()
     }
 
     /// Appends a frame; a full burst does not take it and answers `false`.
     pub fn push(&mut self, frame: RxFrame<'w>) -> bool {
-        self.frames.try_push(frame).is_ok()
+        self.capacity_left() > 0 && self.frames.try_push(frame).is_ok()
     }
 
     /// The number of frames.

@@ -1,0 +1,235 @@
+//! The device and its contexts as libibverbs sees them: door A, a `verbs_device` without sysfs.
+//!
+//! `list` hands devices to the application; the library calls `alloc_context` from `ibv_open_device` and
+//! `free_context` from `ibv_close_device`. Everything else is in `provider`.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fs::OpenOptions;
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
+use std::sync::Arc;
+
+use ibverbs_sys::{IBV_NODE_CA, IBV_TRANSPORT_IB, ibv_context, ibv_device};
+
+use crate::abi::{
+    AsyncEventRecord, CORE_SUPPORT_OPTIONAL_MR_ACCESS, VERBS_CONTEXT_BYTES, VerbsDevice, VerbsDeviceOps,
+    context_offset, op_names,
+};
+use crate::library::Library;
+use crate::nic::Nic;
+use crate::provider;
+use crate::provider::answer::{EINVAL, ENODEV, ENOMEM, Verb, answer_handle, guard};
+use crate::state::ContextState;
+
+/// What `struct verbs_device_ops` calls this provider.
+const PROVIDER_NAME: &CStr = c"softnic";
+/// `RDMA_DRIVER_UNKNOWN` (rdma/ib_user_ioctl_verbs.h).
+const DRIVER_ID: u32 = 0;
+
+static DEVICE_OPS: VerbsDeviceOps = VerbsDeviceOps {
+    name: PROVIDER_NAME.as_ptr(),
+    match_min_abi_version: 0,
+    match_max_abi_version: 0,
+    match_table: std::ptr::null(),
+    static_providers: std::ptr::null(),
+    match_device: std::ptr::null(),
+    alloc_context,
+    import_context: std::ptr::null(),
+    alloc_device: std::ptr::null(),
+    uninit_device,
+};
+
+/// One device of a list. Every list has its own; they share the NIC.
+#[repr(C)]
+struct SoftDevice {
+    verbs: VerbsDevice,
+    nic: Arc<Nic>,
+}
+
+/// A context: this head, then the library's `verbs_context` with slack behind it, in memory the library calloc'ed.
+#[repr(C)]
+pub(crate) struct SoftContext {
+    /// From `Arc::into_raw`, taken back in `free_context`.
+    nic: *const Nic,
+    /// The slot in the device's state.
+    pub(crate) slot: u32,
+}
+
+/// Where the library's part begins, aligned as calloc aligns.
+const VERBS_CONTEXT_OFFSET: usize = size_of::<SoftContext>().next_multiple_of(16);
+
+impl SoftContext {
+    /// The context behind the library's handle.
+    ///
+    /// # Safety
+    /// `context` is NULL or came from this provider's `alloc_context` and was not closed.
+    pub(crate) unsafe fn of<'a>(context: *mut ibv_context) -> Verb<&'a Self> {
+        let base = Self::base(context).ok_or(EINVAL)?;
+        // SAFETY: `base` is where the head was written in `alloc_context`; it is not changed after that.
+        Ok(unsafe { &*base })
+    }
+
+    /// The start of the allocation, by the context's self-description (`sz`, the word before it, is the size of
+    /// `verbs_context`, which `ibv_context` ends).
+    fn base(context: *mut ibv_context) -> Option<*mut Self> {
+        if context.is_null() {
+            return None;
+        }
+        let word = context.cast::<usize>().wrapping_sub(1);
+        // SAFETY: an `ibv_context` of the library lies inside a `verbs_context`, behind its `sz`.
+        let sz = unsafe { word.read() };
+        let verbs_context = context.cast::<u8>().wrapping_sub(sz.checked_sub(size_of::<ibv_context>())?);
+        Some(verbs_context.wrapping_sub(VERBS_CONTEXT_OFFSET).cast::<Self>())
+    }
+
+    pub(crate) fn nic(&self) -> &Nic {
+        // SAFETY: the pointer holds one count of the `Arc` until `free_context`, and contexts are not used after it.
+        unsafe { &*self.nic }
+    }
+}
+
+/// A list of the one device, for `ibv_free_device_list`.
+pub(crate) fn list(nic: &Arc<Nic>, count: &mut c_int) -> *mut *mut ibv_device {
+    *count = 0;
+    answer_handle(|| {
+        // SAFETY: plain calloc of two pointers.
+        let list = unsafe { libc::calloc(2, size_of::<*mut ibv_device>()) }.cast::<*mut ibv_device>();
+        if list.is_null() {
+            return Err(ENOMEM);
+        }
+        let device =
+            Box::into_raw(Box::new(SoftDevice { verbs: verbs_device(&nic.name), nic: Arc::clone(nic) }));
+        // SAFETY: the list has two entries; the second stays NULL.
+        unsafe { list.write(device.cast()) };
+        *count = 1;
+        Ok(list)
+    })
+}
+
+fn verbs_device(name: &str) -> VerbsDevice {
+    let mut device = ibv_device {
+        _ops: ibverbs_sys::_ibv_device_ops { _dummy1: None, _dummy2: None },
+        node_type: IBV_NODE_CA,
+        transport_type: IBV_TRANSPORT_IB,
+        name: [0; 64],
+        dev_name: [0; 64],
+        dev_path: [0; 256],
+        ibdev_path: [0; 256],
+    };
+    for field in [&mut device.name, &mut device.dev_name] {
+        // The name was checked to leave room for the NUL.
+        for (to, from) in field[..63].iter_mut().zip(name.bytes()) {
+            *to = c_char::from_ne_bytes([from]);
+        }
+    }
+    VerbsDevice {
+        device,
+        ops: &raw const DEVICE_OPS,
+        refcount: 1,
+        entry: [std::ptr::null_mut(); 2],
+        sysfs: std::ptr::null_mut(),
+        core_support: CORE_SUPPORT_OPTIONAL_MR_ACCESS,
+    }
+}
+
+unsafe extern "C" fn uninit_device(device: *mut VerbsDevice) {
+    guard((), || {
+        // SAFETY: the library calls this once, when the count that `list` set to 1 is back at 0; the device is the
+        // first member of the box made there.
+        drop(unsafe { Box::from_raw(device.cast::<SoftDevice>()) });
+    });
+}
+
+/// Answers the `verbs_context` to `ibv_open_device`, or NULL with errno set.
+unsafe extern "C" fn alloc_context(device: *mut ibv_device, cmd_fd: c_int, _: *mut c_void) -> *mut c_void {
+    answer_handle(|| {
+        if cmd_fd >= 0 {
+            // Only devices with sysfs have one; this is not such a device, but the descriptor is ours to close.
+            // SAFETY: the library hands over the ownership of `cmd_fd`.
+            unsafe { libc::close(cmd_fd) };
+        }
+        let library = Library::loaded().ok_or(ENODEV)?;
+        // SAFETY: the library opens devices of `list` only through their own ops, and holds a count meanwhile.
+        let soft = unsafe { device.cast::<SoftDevice>().as_ref() }.ok_or(EINVAL)?;
+        // `ioctl` on it fails with ENOTTY, which lets the library fall back, and `write` with ENOSPC.
+        let commands = OpenOptions::new().read(true).write(true).open("/dev/full")?;
+        let (events, slot) = add_context(&soft.nic)?;
+        let alloc_bytes = VERBS_CONTEXT_OFFSET + VERBS_CONTEXT_BYTES;
+        let offset = std::ptr::without_provenance_mut(VERBS_CONTEXT_OFFSET);
+        let commands = commands.into_raw_fd();
+        // SAFETY: `device` is the library's argument; it takes over `commands`, and `offset` is one by its contract.
+        let base =
+            unsafe { (library.init_and_alloc_context)(device, commands, alloc_bytes, offset, DRIVER_ID) };
+        if base.is_null() {
+            soft.nic.control().contexts.remove(slot);
+            return Err(ENOMEM);
+        }
+        let head = SoftContext { nic: Arc::into_raw(Arc::clone(&soft.nic)), slot };
+        // SAFETY: the allocation begins with the head and is aligned for anything.
+        unsafe { base.cast::<SoftContext>().write(head) };
+        let verbs_context = base.cast::<u8>().wrapping_add(VERBS_CONTEXT_OFFSET);
+        let Some(context) = find_context(verbs_context) else {
+            // The layout is not as in any release: nothing in it can be trusted, so it is leaked, not unwound.
+            tracing::error!(release = library.release, "libibverbs' verbs_context has an unknown layout");
+            return Err(ENODEV);
+        };
+        prepare(library, verbs_context, context, events);
+        Ok(verbs_context.cast())
+    })
+}
+
+/// Makes the event pipe of a new context and its place in the state. The read end goes to the library.
+fn add_context(nic: &Nic) -> Verb<(OwnedFd, u32)> {
+    let (read, write) = std::io::pipe()?;
+    // The engine must never wait for a reader.
+    rustix::io::ioctl_fionbio(&write, true)?;
+    let slot = nic.control().contexts.insert(ContextState { events: write.into() }).ok_or(ENOMEM)?;
+    Ok((read.into(), slot))
+}
+
+fn find_context(verbs_context: *mut u8) -> Option<*mut ibv_context> {
+    let mut words = [0usize; VERBS_CONTEXT_BYTES / size_of::<usize>()];
+    let from = verbs_context.cast::<usize>();
+    // SAFETY: the allocation holds `VERBS_CONTEXT_BYTES` from here, zeroed or initialised by the library.
+    unsafe { from.copy_to_nonoverlapping(words.as_mut_ptr(), words.len()) };
+    let offset = context_offset(&words)?;
+    (offset + size_of::<ibv_context>() <= VERBS_CONTEXT_BYTES)
+        .then(|| verbs_context.wrapping_add(offset).cast())
+}
+
+/// Fills in what a provider fills in: its ops, in the release's order, and the event descriptor.
+fn prepare(library: &Library, verbs_context: *mut u8, context: *mut ibv_context, events: OwnedFd) {
+    let ops: Vec<*const c_void> = op_names(library.release).into_iter().map(provider::op).collect();
+    // SAFETY: the array has an entry for each member of this release's `verbs_context_ops`; the library copies it.
+    unsafe { (library.set_ops)(verbs_context.cast(), ops.as_ptr()) };
+    // SAFETY: `context` lies inside the allocation and was initialised by the library.
+    let context = unsafe { &mut *context };
+    context.async_fd = events.into_raw_fd();
+    context.num_comp_vectors = 1;
+}
+
+pub(crate) unsafe extern "C" fn free_context(context: *mut ibv_context) {
+    guard((), || {
+        let (Some(base), Some(library)) = (SoftContext::base(context), Library::loaded()) else { return };
+        // SAFETY: the head was written in `alloc_context`; the library closes a context once.
+        let head = unsafe { base.read() };
+        // SAFETY: the count that `alloc_context` put there.
+        let nic = unsafe { Arc::from_raw(head.nic) };
+        nic.control().remove_owned(head.slot);
+        let verbs_context = base.cast::<u8>().wrapping_add(VERBS_CONTEXT_OFFSET);
+        // SAFETY: initialised by the library and not yet uninitialised; closes both descriptors.
+        unsafe { (library.uninit_context)(verbs_context.cast()) };
+        // SAFETY: the library calloc'ed it, and leaves freeing to the provider.
+        unsafe { libc::free(base.cast()) };
+    });
+}
+
+/// Writes an event record; a full pipe loses it, since no one reads.
+pub(crate) fn write_event(pipe: &OwnedFd, event_type: u32, element: u64) {
+    let record = AsyncEventRecord { element, event_type, reserved: 0 };
+    let bytes = (&raw const record).cast::<c_void>();
+    // SAFETY: the record is plain data without padding, and the descriptor is open.
+    let written = unsafe { libc::write(pipe.as_fd().as_raw_fd(), bytes, size_of::<AsyncEventRecord>()) };
+    if usize::try_from(written) != Ok(size_of::<AsyncEventRecord>()) {
+        tracing::warn!(event_type, "an asynchronous event is lost: its context does not read events");
+    }
+}

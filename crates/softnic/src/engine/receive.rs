@@ -1,0 +1,305 @@
+//! One burst, from the wire into posted buffers.
+//!
+//! First every frame is judged: parsed, looked up, hashed; that gives a plan of deliveries. Then the plan is carried
+//! out, with the buffers a few deliveries ahead already on their way into the cache.
+
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+
+use arrayvec::ArrayVec;
+use packet::checksum::{Check, verify_ip, verify_l4};
+
+use super::EnginePort;
+use crate::clock;
+use crate::flow::Matches;
+use crate::limits::ETHERNET_BYTES;
+use crate::nic::Nic;
+use crate::state::{QpKind, QueueState, State};
+use crate::stats::{Disposition, PortStats};
+use crate::wire::{BURST_FRAMES, Burst, Checksum, RxFrame};
+use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status};
+
+/// How many frames ahead their headers are fetched, and how many deliveries ahead their buffers.
+const FRAME_LOOKAHEAD: usize = 4;
+const BUFFER_LOOKAHEAD: usize = 6;
+
+/// The C-VLAN tag, the only one that a completion can report.
+const C_VLAN_TPID: u16 = 0x8100;
+
+/// One copy of one frame for one queue.
+#[derive(Clone, Copy)]
+struct Delivery {
+    frame: usize,
+    queue: u32,
+    tag: u32,
+    cvlan: u16,
+    /// Where its receive request will stand, unless deliveries before it fail.
+    position: u32,
+}
+
+/// What a burst works with; kept from burst to burst so that nothing is allocated.
+pub(super) struct Plan {
+    matches: Matches,
+    deliveries: Vec<Delivery>,
+}
+
+/// Room for this many copies per frame on average; further ones would allocate once.
+const COPIES_PER_FRAME: usize = crate::flow::MAX_MATCHES;
+
+impl Plan {
+    pub(super) fn new() -> Self {
+        Self { matches: Matches::new(), deliveries: Vec::with_capacity(BURST_FRAMES * COPIES_PER_FRAME) }
+    }
+}
+
+/// Receives and delivers one burst of at most `max_frames`; answers how many frames there were.
+pub(super) fn burst(
+    nic: &Nic,
+    port: &mut EnginePort,
+    plan: &mut Plan,
+    max_frames: usize,
+    stats: &mut PortStats,
+) -> usize {
+    let (number, max_frame_bytes) = (port.number, port.max_frame_bytes);
+    let mut burst = Burst::with_limit(max_frames);
+    port.wire.receive(&mut burst);
+    let frames = burst.as_slice();
+    if frames.is_empty() {
+        return 0;
+    }
+    let now_ns = clock::now_ns();
+    let mut ends = ArrayVec::<Disposition, BURST_FRAMES>::new();
+    let mut state = nic.burst();
+    let state = &mut *state;
+    plan.deliveries.clear();
+    for (index, frame) in frames.iter().enumerate() {
+        if let Some(ahead) = frames.get(index + FRAME_LOOKAHEAD) {
+            prefetch_read(ahead.bytes.as_ptr());
+        }
+        stats.rx_bytes += frame.bytes.len() as u64;
+        ends.push(judge(state, number, max_frame_bytes, (index, frame), plan));
+    }
+    for index in 0..plan.deliveries.len() {
+        if let Some(ahead) = plan.deliveries.get(index + BUFFER_LOOKAHEAD) {
+            prefetch_buffer(state, ahead);
+        }
+        let delivery = plan.deliveries[index];
+        let end = deliver(state, &delivery, &frames[delivery.frame], now_ns);
+        let so_far = &mut ends[delivery.frame];
+        match (*so_far, end) {
+            (Disposition::Delivered, Disposition::Delivered) => stats.replicated += 1,
+            (_, Disposition::Delivered) | (Disposition::Unmatched | Disposition::FlowDropped, _) => {
+                *so_far = end
+            }
+            _ => {}
+        }
+    }
+    state.publish();
+    stats.rx_frames += frames.len() as u64;
+    tally(&ends, stats);
+    frames.len()
+}
+
+/// Adds up what became of the frames.
+fn tally(ends: &[Disposition], stats: &mut PortStats) {
+    let mut counts = [0u64; Disposition::ALL.len()];
+    for end in ends {
+        counts[*end as usize] += 1;
+    }
+    for end in Disposition::ALL {
+        stats.dispose(end, counts[end as usize]);
+    }
+}
+
+/// Decides what is to become of a frame, and plans its deliveries. The answer holds if none of them succeeds or fails.
+#[inline]
+fn judge(
+    state: &mut State,
+    port: u8,
+    max_frame_bytes: usize,
+    (index, frame): (usize, &RxFrame<'_>),
+    plan: &mut Plan,
+) -> Disposition {
+    if frame.bytes.len() < ETHERNET_BYTES {
+        return Disposition::Runt;
+    }
+    if frame.bytes.len() > max_frame_bytes {
+        return Disposition::Oversize;
+    }
+    let parsed = packet::parse(frame.bytes);
+    state.flows.lookup(port, &parsed.key, &mut plan.matches);
+    let cvlan = if parsed.key.vlan_tpid == C_VLAN_TPID { parsed.key.vlan_tci } else { 0 };
+    let mut end = Disposition::Unmatched;
+    for hit in plan.matches.as_slice() {
+        let actions = hit.actions;
+        if let Some(set) = actions.counter.and_then(|counter| state.counters.get_mut(counter.0)) {
+            set.packets += 1;
+            set.bytes += frame.bytes.len() as u64;
+        }
+        if actions.drop {
+            end = Disposition::FlowDropped;
+            continue;
+        }
+        let queue = match state.qps.get(actions.target.0).map(|qp| &qp.kind) {
+            Some(QpKind::Rss { rss, .. }) => rss.select(&parsed.key).1,
+            Some(QpKind::Raw { queue, .. }) => *queue,
+            None => continue,
+        };
+        let Some(receiver) = state.queues.get_mut(queue) else { continue };
+        let position = receiver.consumer.position().wrapping_add(receiver.planned);
+        receiver.planned += 1;
+        if !receiver.unpublished {
+            receiver.unpublished = true;
+            state.unpublished_queues.push(queue);
+        }
+        prefetch_read(receiver.consumer.peek(position).as_ptr());
+        plan.deliveries.push(Delivery {
+            frame: index,
+            queue,
+            tag: actions.tag.unwrap_or(0),
+            cvlan,
+            position,
+        });
+    }
+    end
+}
+
+/// Fetches the buffer that a delivery will probably be copied to.
+#[inline]
+fn prefetch_buffer(state: &State, delivery: &Delivery) {
+    let Some(queue) = state.queues.get(delivery.queue) else { return };
+    if queue.consumer.knows(delivery.position) {
+        // SAFETY: the request was published, so its slot is this side's; it holds at least one element.
+        let element = unsafe { first_element(queue.consumer.peek(delivery.position)).read() };
+        if let Some(address) = state.memory.resolve(element.key, queue.domain, element.address, 1, true) {
+            prefetch_write(address);
+        }
+    }
+}
+
+/// Carries out one delivery.
+#[inline]
+fn deliver(state: &mut State, delivery: &Delivery, frame: &RxFrame<'_>, now_ns: u64) -> Disposition {
+    let State { queues, cqs, memory, .. } = state;
+    let Some(queue) = queues.get_mut(delivery.queue) else { return Disposition::QueueNotReady };
+    if !queue.ready {
+        return Disposition::QueueNotReady;
+    }
+    if !queue.consumer.has_next() {
+        return Disposition::OutOfBuffer;
+    }
+    let Some(cq) = cqs.get_mut(queue.cq) else { return Disposition::CqOverrun };
+    // The completion's place comes first: without it the buffer must stay posted.
+    if cq.failed || !cq.producer.has_room(1) {
+        let slot = queue.cq;
+        state.overrun(slot);
+        return Disposition::CqOverrun;
+    }
+    let slot = queue.consumer.slot();
+    // SAFETY: the request was published, so its slot is this side's, and slots begin with the id.
+    let wr_id = unsafe { slot.cast::<u64>().read() };
+    let (status, end) = scatter(memory, queue, slot, frame.bytes);
+    queue.consumer.advance();
+    let mut cqe = Cqe::new(wr_id, Opcode::Receive, status, queue.number);
+    cqe.timestamp_ns = if frame.timestamp_ns == 0 { now_ns } else { frame.timestamp_ns };
+    cqe.byte_len = frame.bytes.len() as u32;
+    cqe.flow_tag = delivery.tag;
+    cqe.cvlan = delivery.cvlan;
+    if cq.wants_checksums.load(Ordering::Relaxed) {
+        cqe.set_checksum_ok(checksums_hold(frame));
+    }
+    let cq = queue.cq;
+    state.complete(cq, &cqe);
+    if end == Disposition::MemoryFault {
+        state.fail_queue(delivery.queue);
+    }
+    end
+}
+
+/// The first element of a receive request.
+fn first_element(slot: NonNull<u8>) -> NonNull<Element> {
+    // SAFETY: receive slots hold at least one element behind the id.
+    unsafe { slot.add(RECEIVE_HEADER_BYTES) }.cast::<Element>()
+}
+
+/// Copies a frame into the buffers of a receive request, after all of them were checked.
+#[inline]
+fn scatter(
+    memory: &crate::memory::MemoryTable,
+    queue: &QueueState,
+    slot: NonNull<u8>,
+    frame: &[u8],
+) -> (Status, Disposition) {
+    const FAULT: (Status, Disposition) = (Status::LocalProtection, Disposition::MemoryFault);
+    let elements = first_element(slot);
+    let mut targets = ArrayVec::<(*mut u8, usize), { crate::limits::MAX_SGE as usize }>::new();
+    let mut room = 0;
+    for index in 0..queue.max_sge as usize {
+        // SAFETY: receive slots hold `max_sge` elements.
+        let element = unsafe { elements.add(index) };
+        // SAFETY: the request was published, so its slot is this side's.
+        let element = unsafe { element.read() };
+        if element.key == 0 {
+            break;
+        }
+        let Some(address) = memory.resolve(element.key, queue.domain, element.address, element.bytes, true)
+        else {
+            return FAULT;
+        };
+        room += element.bytes as usize;
+        if targets.try_push((address, element.bytes as usize)).is_err() {
+            return FAULT;
+        }
+        // Elements that the frame does not reach are not looked at, as a device would not.
+        if room >= frame.len() {
+            break;
+        }
+    }
+    if room < frame.len() {
+        return (Status::LocalLength, Disposition::Oversize);
+    }
+    let mut rest = frame;
+    for (address, bytes) in targets {
+        let (part, later) = rest.split_at(bytes.min(rest.len()));
+        rest = later;
+        // SAFETY: `resolve` found the element inside a writable region of the queue's domain, which stays registered
+        // while the state is locked; a frame is the wire's own memory and overlaps no region.
+        unsafe { address.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
+    }
+    (Status::Success, Disposition::Delivered)
+}
+
+/// IBV_WC_IP_CSUM_OK: the IPv4 header's checksum and the TCP or UDP checksum are right (`ibv_poll_cq(3)`).
+#[cold]
+fn checksums_hold(frame: &RxFrame<'_>) -> bool {
+    let parsed = packet::parse(frame.bytes);
+    let l4 = match frame.checksum {
+        Checksum::Valid => true,
+        Checksum::Partial => false,
+        Checksum::Unknown => verify_l4(frame.bytes, &parsed) == Check::Good,
+    };
+    l4 && verify_ip(frame.bytes, &parsed) == Check::Good
+}
+
+#[inline]
+fn prefetch_read(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults, whatever the address.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+/// Fetches a line to be written: taking it over from the other core is the most expensive step of a delivery.
+#[inline]
+fn prefetch_write(address: *mut u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults, whatever the address.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}

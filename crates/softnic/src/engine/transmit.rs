@@ -1,0 +1,224 @@
+//! What was posted to be sent, onto the wire.
+
+use std::ptr::NonNull;
+
+use packet::{Layers, checksum};
+
+use super::{EnginePort, flush_failed};
+use crate::limits::ETHERNET_BYTES;
+use crate::memory::MemoryTable;
+use crate::nic::Nic;
+use crate::state::{QpKind, QpState, SendState, State};
+use crate::stats::PortStats;
+use crate::wire::MAX_FRAME_BYTES;
+use crate::work::{
+    Cqe, Element, Opcode, SEND_CHECKSUM, SEND_HEADER_BYTES, SEND_INLINE, SEND_SIGNALED, SendHeader, Status,
+};
+
+/// Sends of one queue pair in one pass, so that one cannot keep the others waiting.
+const SENDS_PER_PASS: usize = 64;
+
+/// What came of one request.
+enum Outcome {
+    /// The ring is empty.
+    Empty,
+    Done(Cqe, bool),
+    /// The queue pair goes into the error state.
+    Failed(Cqe),
+}
+
+/// Sends what was posted for a port; answers the frames handed to the wire.
+pub(super) fn drain(
+    nic: &Nic,
+    port: &mut EnginePort,
+    gather: &mut [u8; MAX_FRAME_BYTES],
+    stats: &mut PortStats,
+) -> usize {
+    let mut state = nic.burst();
+    if !state.failed_queues.is_empty() {
+        flush_failed(&mut state);
+    }
+    let mut sent = 0;
+    let mut index = 0;
+    while let Some(&slot) = state.senders.get(index) {
+        index += 1;
+        if state.qps.get(slot).is_some_and(|qp| qp.port == port.number) {
+            sent += drain_qp(&mut state, slot, port, gather, stats);
+        }
+    }
+    if sent == 0 {
+        return 0;
+    }
+    state.publish();
+    drop(state);
+    port.wire.flush();
+    let losses = port.wire.transmit_losses();
+    stats.tx_errors += losses.saturating_sub(port.transmit_losses);
+    port.transmit_losses = losses;
+    sent
+}
+
+fn drain_qp(
+    state: &mut State,
+    slot: u32,
+    port: &mut EnginePort,
+    gather: &mut [u8; MAX_FRAME_BYTES],
+    stats: &mut PortStats,
+) -> usize {
+    let mut handled = 0;
+    while handled < SENDS_PER_PASS {
+        let State { qps, memory, .. } = state;
+        let Some(qp) = qps.get_mut(slot) else { break };
+        let outcome = send_one(qp, memory, port, gather, stats);
+        let QpKind::Raw { send, queue } = &qp.kind else { break };
+        let (cq, queue) = (send.cq, *queue);
+        match outcome {
+            Outcome::Empty => break,
+            Outcome::Done(cqe, signaled) => {
+                if signaled {
+                    state.complete(cq, &cqe);
+                }
+            }
+            Outcome::Failed(cqe) => {
+                stats.tx_errors += 1;
+                state.complete(cq, &cqe);
+                state.fail_queue(queue);
+                handled += 1;
+                break;
+            }
+        }
+        handled += 1;
+    }
+    if let Some(QpState { kind: QpKind::Raw { send, .. }, .. }) = state.qps.get(slot) {
+        if handled > 0 {
+            send.consumer.publish();
+        }
+    }
+    handled
+}
+
+fn send_one(
+    qp: &mut QpState,
+    memory: &MemoryTable,
+    port: &mut EnginePort,
+    gather: &mut [u8; MAX_FRAME_BYTES],
+    stats: &mut PortStats,
+) -> Outcome {
+    let (domain, number) = (qp.domain, qp.number);
+    let QpKind::Raw { send, .. } = &mut qp.kind else { return Outcome::Empty };
+    if !send.consumer.has_next() {
+        return Outcome::Empty;
+    }
+    let slot = send.consumer.slot();
+    // SAFETY: the request was published, so its slot is this side's, and slots begin with the header.
+    let header = unsafe { slot.cast::<SendHeader>().read() };
+    let frame = collect(send, slot, &header, memory, domain, gather);
+    send.consumer.advance();
+    let cqe = |status| Cqe::new(header.wr_id, Opcode::Send, status, number);
+    let frame = match frame {
+        Ok(bytes) if !(ETHERNET_BYTES..=port.max_frame_bytes).contains(&bytes) => {
+            return Outcome::Failed(cqe(Status::LocalLength));
+        }
+        Ok(bytes) => &mut gather[..bytes],
+        Err(status) => return Outcome::Failed(cqe(status)),
+    };
+    if header.flags & SEND_CHECKSUM != 0 {
+        fill_checksums(frame);
+    }
+    match port.wire.transmit(frame) {
+        Ok(()) => {
+            stats.tx_frames += 1;
+            stats.tx_bytes += frame.len() as u64;
+        }
+        // As on a real wire: the device did its part, and the loss shows in the counters.
+        Err(_) => stats.tx_errors += 1,
+    }
+    let mut done = cqe(Status::Success);
+    done.byte_len = frame.len() as u32;
+    Outcome::Done(done, send.signal_all || header.flags & SEND_SIGNALED != 0)
+}
+
+/// Gathers a request's frame; answers its length.
+fn collect(
+    send: &SendState,
+    slot: NonNull<u8>,
+    header: &SendHeader,
+    memory: &MemoryTable,
+    domain: u32,
+    gather: &mut [u8; MAX_FRAME_BYTES],
+) -> Result<usize, Status> {
+    // SAFETY: send slots have a body behind the header.
+    let body = unsafe { slot.add(SEND_HEADER_BYTES) };
+    if header.flags & SEND_INLINE != 0 {
+        let bytes = header.inline_bytes.min(send.max_inline) as usize;
+        // SAFETY: the body holds `max_inline` bytes, published with the request.
+        let inline = unsafe { NonNull::slice_from_raw_parts(body, bytes).as_ref() };
+        gather.get_mut(..bytes).ok_or(Status::LocalLength)?.copy_from_slice(inline);
+        return Ok(bytes);
+    }
+    let mut total = 0usize;
+    for index in 0..send.max_sge as usize {
+        // SAFETY: the body holds `max_sge` elements.
+        let element = unsafe { body.cast::<Element>().add(index) };
+        // SAFETY: the request was published, so its slot is this side's.
+        let element = unsafe { element.read() };
+        if element.key == 0 {
+            break;
+        }
+        let from = memory
+            .resolve(element.key, domain, element.address, element.bytes, false)
+            .ok_or(Status::LocalProtection)?;
+        let end = total + element.bytes as usize;
+        let to = gather.get_mut(total..end).ok_or(Status::LocalLength)?;
+        // SAFETY: `resolve` found the element inside a region of the domain, which stays registered while the state
+        // is locked; the buffer that sends are gathered in is the engine's own and overlaps no region.
+        unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from, to.len()) };
+        total = end;
+    }
+    Ok(total)
+}
+
+/// IBV_SEND_IP_CSUM: fills in the checksums of the IPv4 header and of TCP or UDP. Fragments have no layer 4 here.
+fn fill_checksums(frame: &mut [u8]) {
+    const IPV4_CHECKSUM: usize = 10;
+    const TCP_CHECKSUM: usize = 16;
+    const UDP_CHECKSUM: usize = 6;
+    let parsed = packet::parse(frame);
+    let layers = parsed.key.layers;
+    let (l3, l4) = (usize::from(parsed.l3_offset), usize::from(parsed.l4_offset));
+    if layers.contains(Layers::IPV4) {
+        let header_bytes = usize::from(frame[l3] & 0x0f) * 4;
+        if let Some(header) = frame.get_mut(l3..l3 + header_bytes) {
+            header[IPV4_CHECKSUM..IPV4_CHECKSUM + 2].fill(0);
+            let sum = checksum::ipv4_header(header);
+            header[IPV4_CHECKSUM..IPV4_CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
+        }
+    }
+    let at = match layers & (Layers::TCP | Layers::UDP) {
+        Layers::TCP => TCP_CHECKSUM,
+        Layers::UDP => UDP_CHECKSUM,
+        _ => return,
+    };
+    let (Some(src), Some(dst)) = (parsed.key.src_addr(), parsed.key.dst_addr()) else { return };
+    if layers.contains(Layers::FRAGMENT) {
+        return;
+    }
+    let end = packet_end(frame, l3, layers).min(frame.len());
+    let Some(segment) = frame.get_mut(l4..end).filter(|segment| segment.len() >= at + 2) else { return };
+    segment[at..at + 2].fill(0);
+    let protocol = packet::IpProtocol(parsed.key.protocol);
+    let sum = checksum::l4(src, dst, protocol, segment);
+    segment[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+}
+
+/// Where the IP packet ends: padding after it is not part of the checksum.
+fn packet_end(frame: &[u8], l3: usize, layers: Layers) -> usize {
+    let (at, base) = if layers.contains(Layers::IPV4) { (2, 0) } else { (4, 40) };
+    match frame.get(l3 + at..l3 + at + 2) {
+        Some(&[high, low]) => match usize::from(u16::from_be_bytes([high, low])) {
+            0 => frame.len(),
+            length => l3 + base + length,
+        },
+        _ => frame.len(),
+    }
+}

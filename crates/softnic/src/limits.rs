@@ -1,0 +1,47 @@
+//! The limits of the device, as `ibv_query_device_ex` reports and the provider enforces them.
+
+use crate::ring::MAX_SLOTS;
+
+/// Ports of one device.
+pub(crate) const MAX_PORTS: usize = 8;
+/// The smallest MTU a port can have: what IPv4 demands of any link.
+pub(crate) const MIN_MTU_BYTES: u32 = 68;
+/// The largest MTU a port can have.
+pub(crate) const MAX_MTU_BYTES: u32 = 9_216;
+/// Bytes of an Ethernet header.
+pub(crate) const ETHERNET_BYTES: usize = 14;
+/// Bytes of the two VLAN tags that may come on top of the MTU.
+pub(crate) const VLAN_TAGS_BYTES: usize = 8;
+/// `IBV_SYSFS_NAME_MAX` without the NUL.
+pub(crate) const MAX_NAME_BYTES: usize = 63;
+
+/// Open contexts.
+pub(crate) const MAX_CONTEXTS: usize = 1_024;
+/// Protection and parent domains.
+pub(crate) const MAX_DOMAINS: usize = 65_536;
+/// Memory regions.
+pub(crate) const MAX_REGIONS: usize = 65_536;
+/// Completion queues.
+pub(crate) const MAX_CQS: usize = 16_384;
+/// Entries of a completion queue.
+pub(crate) const MAX_CQE: u32 = MAX_SLOTS;
+/// Work queues, and receive sides of plain queue pairs.
+pub(crate) const MAX_QUEUES: usize = 16_384;
+/// Work requests of a queue.
+pub(crate) const MAX_WR: u32 = 1 << 16;
+/// Scatter/gather elements of a work request.
+pub(crate) const MAX_SGE: u32 = 4;
+/// Bytes of a send that can travel in the work request.
+pub(crate) const MAX_INLINE_BYTES: u32 = 256;
+/// Indirection tables.
+pub(crate) const MAX_TABLES: usize = 65_536;
+/// Queue pairs.
+pub(crate) const MAX_QPS: usize = 65_536;
+/// Counter sets.
+pub(crate) const MAX_COUNTERS: usize = 65_536;
+/// Counter points of one set.
+pub(crate) const MAX_COUNTER_POINTS: usize = 32;
+/// Specs of a flow, actions included (`IB_FLOW_SPEC_SUPPORT_LAYERS`).
+pub(crate) const MAX_SPECS: u8 = 10;
+/// Bytes of a Toeplitz key.
+pub(crate) const RSS_KEY_BYTES: u8 = 40;

@@ -1,0 +1,77 @@
+//! How ops answer: an errno as the return value, or NULL with errno set. No panic crosses into C.
+
+use std::ffi::c_int;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// An error number, never 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) c_int);
+
+pub(crate) const EBUSY: Errno = Errno(libc::EBUSY);
+pub(crate) const EEXIST: Errno = Errno(libc::EEXIST);
+pub(crate) const EFAULT: Errno = Errno(libc::EFAULT);
+pub(crate) const EINVAL: Errno = Errno(libc::EINVAL);
+pub(crate) const EIO: Errno = Errno(libc::EIO);
+pub(crate) const ENODEV: Errno = Errno(libc::ENODEV);
+pub(crate) const ENOMEM: Errno = Errno(libc::ENOMEM);
+pub(crate) const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
+
+/// What a verb comes to.
+pub(crate) type Verb<T> = Result<T, Errno>;
+
+impl From<io::Error> for Errno {
+    fn from(error: io::Error) -> Self {
+        error.raw_os_error().map_or(EIO, Self)
+    }
+}
+
+impl From<rustix::io::Errno> for Errno {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self(errno.raw_os_error())
+    }
+}
+
+impl Errno {
+    fn set(self) {
+        // SAFETY: answers this thread's errno, always a valid address.
+        let errno = unsafe { libc::__errno_location() };
+        // SAFETY: as above; no one else writes to this thread's errno.
+        unsafe { errno.write(self.0) };
+    }
+}
+
+/// Runs the body of an op; a panic in it becomes `fallback`, and is a bug.
+pub(crate) fn guard<T>(fallback: T, body: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+        tracing::error!("a provider op panicked");
+        fallback
+    })
+}
+
+/// Answers 0 or the errno, which is also set.
+pub(crate) fn answer_status(body: impl FnOnce() -> Verb<()>) -> c_int {
+    match guard(Err(EIO), body) {
+        Ok(()) => 0,
+        Err(errno) => {
+            errno.set();
+            errno.0
+        }
+    }
+}
+
+/// Answers a handle, or NULL with errno set.
+pub(crate) fn answer_handle<T>(body: impl FnOnce() -> Verb<*mut T>) -> *mut T {
+    match guard(Err(EIO), body) {
+        Ok(handle) => handle,
+        Err(errno) => {
+            errno.set();
+            std::ptr::null_mut()
+        }
+    }
+}
+
+/// Refuses bits that are not known.
+pub(crate) fn known_bits(value: u32, known: u32, errno: Errno) -> Verb<()> {
+    if value & !known == 0 { Ok(()) } else { Err(errno) }
+}

@@ -1,0 +1,165 @@
+//! What the device says of itself: attributes, ports, clock.
+
+use std::ffi::{c_char, c_int};
+use std::mem::offset_of;
+
+use ibverbs_sys::{
+    IBV_DEVICE_MANAGED_FLOW_STEERING, IBV_DEVICE_RAW_IP_CSUM, IBV_LINK_LAYER_ETHERNET, IBV_MTU_256,
+    IBV_MTU_512, IBV_MTU_1024, IBV_MTU_2048, IBV_MTU_4096, IBV_RAW_PACKET_CAP_IP_CSUM,
+    IBV_RX_HASH_FUNC_TOEPLITZ, IBV_VALUES_MASK_RAW_CLOCK, ibv_context, ibv_device_attr, ibv_device_attr_ex,
+    ibv_mtu, ibv_port_attr, ibv_port_state, ibv_qp_type, ibv_query_device_ex_input, ibv_rss_caps,
+    ibv_values_ex, timespec,
+};
+use std::sync::atomic::Ordering;
+
+use super::answer::{EINVAL, Verb, answer_status, known_bits};
+use crate::clock;
+use crate::device::SoftContext;
+use crate::limits;
+use crate::rss::MAX_INDIRECTION_ENTRIES;
+
+/// The hash fields of `enum ibv_rx_hash_fields` without SPI and INNER.
+pub(crate) const HASH_FIELDS: u64 = 0xff;
+/// What `fw_ver` says.
+const FIRMWARE: &str = concat!("softnic ", env!("CARGO_PKG_VERSION"));
+
+pub(crate) unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    input: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    attr_bytes: usize,
+) -> c_int {
+    answer_status(|| {
+        // SAFETY: the library passes a live context of this provider.
+        let context = unsafe { SoftContext::of(context) }?;
+        // SAFETY: NULL or the application's struct.
+        if let Some(input) = unsafe { input.as_ref() } {
+            known_bits(input.comp_mask, 0, EINVAL)?;
+        }
+        if attr.is_null() || attr_bytes < size_of::<ibv_device_attr>() {
+            return Err(EINVAL);
+        }
+        let full = attributes(context);
+        let known = attr_bytes.min(size_of::<ibv_device_attr_ex>());
+        // SAFETY: the application gave `attr_bytes` bytes.
+        unsafe { attr.cast::<u8>().write_bytes(0, attr_bytes) };
+        // SAFETY: `known` bytes are within both, and they do not overlap.
+        unsafe { attr.cast::<u8>().copy_from_nonoverlapping((&raw const full).cast(), known) };
+        Ok(())
+    })
+}
+
+fn int<T: TryInto<c_int>>(value: T) -> c_int {
+    value.try_into().unwrap_or(c_int::MAX)
+}
+
+fn attributes(context: &SoftContext) -> ibv_device_attr_ex {
+    let ports = context.nic().ports.len();
+    let mut base = ibv_device_attr {
+        max_mr_size: u64::MAX,
+        page_size_cap: !0xfff,
+        max_qp: int(limits::MAX_QPS),
+        max_qp_wr: int(limits::MAX_WR),
+        device_cap_flags: IBV_DEVICE_RAW_IP_CSUM | IBV_DEVICE_MANAGED_FLOW_STEERING,
+        max_sge: int(limits::MAX_SGE),
+        max_cq: int(limits::MAX_CQS),
+        max_cqe: int(limits::MAX_CQE),
+        max_mr: int(limits::MAX_REGIONS),
+        max_pd: int(limits::MAX_DOMAINS),
+        phys_port_cnt: u8::try_from(ports).unwrap_or(u8::MAX),
+        ..ibv_device_attr::default()
+    };
+    for (to, from) in base.fw_ver.iter_mut().zip(FIRMWARE.bytes()) {
+        *to = c_char::from_ne_bytes([from]);
+    }
+    ibv_device_attr_ex {
+        orig_attr: base,
+        // The device's clock is UTC in nanoseconds, as mlx5's in real-time mode: raw and wall clock are the same.
+        completion_timestamp_mask: u64::MAX,
+        hca_core_clock: clock::KILOHERTZ,
+        rss_caps: ibv_rss_caps {
+            supported_qpts: 1 << ibv_qp_type::IBV_QPT_RAW_PACKET,
+            max_rwq_indirection_tables: limits::MAX_TABLES as u32,
+            max_rwq_indirection_table_size: MAX_INDIRECTION_ENTRIES as u32,
+            rx_hash_fields_mask: HASH_FIELDS,
+            rx_hash_function: IBV_RX_HASH_FUNC_TOEPLITZ as u8,
+        },
+        max_wq_type_rq: limits::MAX_QUEUES as u32,
+        raw_packet_caps: IBV_RAW_PACKET_CAP_IP_CSUM,
+        phys_port_cnt_ex: ports as u32,
+        ..ibv_device_attr_ex::default()
+    }
+}
+
+/// The largest MTU of the enum that the port can carry.
+fn mtu(bytes: u32) -> ibv_mtu {
+    match bytes {
+        4096.. => IBV_MTU_4096,
+        2048.. => IBV_MTU_2048,
+        1024.. => IBV_MTU_1024,
+        512.. => IBV_MTU_512,
+        _ => IBV_MTU_256,
+    }
+}
+
+pub(crate) unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    number: u8,
+    attr: *mut ibv_port_attr,
+) -> c_int {
+    /// `phys_state` of the InfiniBand specification: LinkUp and Disabled.
+    const PHYSICAL_UP: u8 = 5;
+    const PHYSICAL_DISABLED: u8 = 3;
+    /// 4X, and EDR: 100 Gb/s, for the tools that print it.
+    const WIDTH_4X: u8 = 2;
+    const SPEED_EDR: u8 = 32;
+    /// Releases before 54 know the struct without `active_speed_ex`, so that is never written.
+    const COMMON_BYTES: usize = offset_of!(ibv_port_attr, active_speed_ex);
+
+    answer_status(|| {
+        // SAFETY: the library passes a live context of this provider.
+        let context = unsafe { SoftContext::of(context) }?;
+        let port = context.nic().port(number).ok_or(EINVAL)?;
+        if attr.is_null() {
+            return Err(EINVAL);
+        }
+        let down = port.down.load(Ordering::Relaxed);
+        let full = ibv_port_attr {
+            state: if down { ibv_port_state::IBV_PORT_DOWN } else { ibv_port_state::IBV_PORT_ACTIVE },
+            max_mtu: IBV_MTU_4096,
+            active_mtu: mtu(port.mtu_bytes),
+            max_msg_sz: port.mtu_bytes + limits::ETHERNET_BYTES as u32,
+            active_width: WIDTH_4X,
+            active_speed: SPEED_EDR,
+            phys_state: if down { PHYSICAL_DISABLED } else { PHYSICAL_UP },
+            link_layer: IBV_LINK_LAYER_ETHERNET as u8,
+            ..ibv_port_attr::default()
+        };
+        // SAFETY: the library gives at least the struct of its own release, which begins with these bytes.
+        unsafe { attr.cast::<u8>().copy_from_nonoverlapping((&raw const full).cast(), COMMON_BYTES) };
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn query_rt_values(
+    context: *mut ibv_context,
+    values: *mut ibv_values_ex,
+) -> c_int {
+    answer_status(|| {
+        // SAFETY: the library passes a live context of this provider.
+        unsafe { SoftContext::of(context) }?;
+        // SAFETY: NULL or the application's struct.
+        let values = unsafe { values.as_mut() }.ok_or(EINVAL)?;
+        raw_clock(values)
+    })
+}
+
+fn raw_clock(values: &mut ibv_values_ex) -> Verb<()> {
+    known_bits(values.comp_mask, IBV_VALUES_MASK_RAW_CLOCK, EINVAL)?;
+    if values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
+        // A raw clock: the tick count goes into both members as mlx5 does, seconds 0 and nanoseconds the ticks.
+        values.raw_clock =
+            timespec { tv_sec: 0, tv_nsec: i64::try_from(clock::now_ns()).unwrap_or(i64::MAX) };
+    }
+    Ok(())
+}

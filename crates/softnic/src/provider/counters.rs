@@ -1,0 +1,143 @@
+//! Counter sets: points attached before the flows, read at any time.
+
+use std::ffi::c_int;
+
+use ibverbs_sys::{
+    IBV_COUNTER_BYTES, IBV_COUNTER_PACKETS, ibv_context, ibv_counter_attach_attr, ibv_counters,
+    ibv_counters_init_attr, ibv_flow,
+};
+
+use super::Object;
+use super::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, answer_handle, answer_status, known_bits};
+use crate::device::SoftContext;
+use crate::limits::MAX_COUNTER_POINTS;
+use crate::state::{CounterPoint, CounterState};
+
+/// `IBV_READ_COUNTERS_ATTR_PREFER_CACHED`: these counters are always at hand, so it changes nothing.
+const PREFER_CACHED: u32 = 1;
+
+/// A counter set.
+#[repr(C)]
+pub(crate) struct SoftCounters {
+    counters: ibv_counters,
+    pub(crate) slot: u32,
+}
+
+// SAFETY: `repr(C)` with `ibv_counters` first; handed out by `into_native` only.
+unsafe impl Object for SoftCounters {
+    type Native = ibv_counters;
+}
+
+impl SoftCounters {
+    pub(crate) fn context(&self) -> *mut ibv_context {
+        self.counters.context
+    }
+}
+
+pub(crate) unsafe extern "C" fn create_counters(
+    context: *mut ibv_context,
+    attr: *mut ibv_counters_init_attr,
+) -> *mut ibv_counters {
+    answer_handle(|| {
+        // SAFETY: the library passes a live context of this provider.
+        let soft = unsafe { SoftContext::of(context) }?;
+        // SAFETY: NULL or the application's struct.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        known_bits(attr.comp_mask, 0, EOPNOTSUPP)?;
+        let set = CounterState {
+            owner: soft.slot,
+            users: 0,
+            bound: false,
+            points: Vec::new(),
+            packets: 0,
+            bytes: 0,
+        };
+        let slot = soft.nic().control().counters.insert(set).ok_or(ENOMEM)?;
+        Ok(SoftCounters { counters: ibv_counters { context }, slot }.into_native())
+    })
+}
+
+pub(crate) unsafe extern "C" fn attach_counters_point_flow(
+    counters: *mut ibv_counters,
+    attr: *mut ibv_counter_attach_attr,
+    flow: *mut ibv_flow,
+) -> c_int {
+    answer_status(|| {
+        // SAFETY: NULL or a set of this provider, by the verb's contract.
+        let object = unsafe { SoftCounters::of(counters) }?;
+        // SAFETY: NULL or the application's struct.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        if !flow.is_null() {
+            // As mlx5: counters are bound statically, by a COUNT action at the flow's creation.
+            return Err(EOPNOTSUPP);
+        }
+        known_bits(attr.comp_mask, 0, EOPNOTSUPP)?;
+        let point = match attr.counter_desc {
+            IBV_COUNTER_PACKETS => CounterPoint::Packets,
+            IBV_COUNTER_BYTES => CounterPoint::Bytes,
+            _ => return Err(EOPNOTSUPP),
+        };
+        // SAFETY: the set keeps the context it was made with.
+        let soft = unsafe { SoftContext::of(object.context()) }?;
+        let mut state = soft.nic().control();
+        let set = state.counters.get_mut(object.slot).ok_or(EINVAL)?;
+        if set.bound {
+            return Err(EBUSY);
+        }
+        if set.points.len() >= MAX_COUNTER_POINTS {
+            return Err(ENOMEM);
+        }
+        set.points.push((attr.index, point));
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn read_counters(
+    counters: *mut ibv_counters,
+    values: *mut u64,
+    count: u32,
+    flags: u32,
+) -> c_int {
+    answer_status(|| {
+        // SAFETY: NULL or a set of this provider, by the verb's contract.
+        let object = unsafe { SoftCounters::of(counters) }?;
+        known_bits(flags, PREFER_CACHED, EINVAL)?;
+        // SAFETY: the set keeps the context it was made with.
+        let soft = unsafe { SoftContext::of(object.context()) }?;
+        let state = soft.nic().control();
+        let set = state.counters.get(object.slot).ok_or(EINVAL)?;
+        // As the kernel: every index that was attached must have its place in the array.
+        let fits = set.points.iter().all(|&(index, _)| index < count);
+        if set.points.is_empty() || !fits || values.is_null() {
+            return Err(EINVAL);
+        }
+        for &(index, point) in &set.points {
+            let value = match point {
+                CounterPoint::Packets => set.packets,
+                CounterPoint::Bytes => set.bytes,
+            };
+            // SAFETY: the application gave `count` values, and `index` is below that.
+            let place = unsafe { values.add(index as usize) };
+            // SAFETY: as above; the application's array may not be aligned.
+            unsafe { place.write_unaligned(value) };
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) -> c_int {
+    answer_status(|| {
+        // SAFETY: NULL or a set of this provider, by the verb's contract.
+        let object = unsafe { SoftCounters::of(counters) }?;
+        // SAFETY: the set keeps the context it was made with.
+        let soft = unsafe { SoftContext::of(object.context()) }?;
+        let mut state = soft.nic().control();
+        if state.counters.get(object.slot).ok_or(EINVAL)?.users != 0 {
+            return Err(EBUSY);
+        }
+        state.counters.remove(object.slot);
+        // SAFETY: the library drops the handle; `object` is not used any more.
+        drop(unsafe { SoftCounters::take(counters) });
+        Ok(())
+    })
+}

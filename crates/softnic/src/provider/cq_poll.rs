@@ -1,0 +1,223 @@
+//! Polling: `start_poll`, `next_poll`, `end_poll`, the readers of a completion's fields, and the plain `poll_cq`.
+//!
+//! A batch looks at the device's index once, reads completions in place, and gives their slots back once, at its end.
+
+use std::ffi::{c_int, c_uint};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ibverbs_sys::{
+    IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN, IBV_WC_EX_WITH_DLID_PATH_BITS,
+    IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM, IBV_WC_EX_WITH_SL,
+    IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP, ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc, ibv_wc_flags,
+};
+
+use super::Object;
+use super::cq::SoftCq;
+use crate::abi::WorkCompletion;
+use crate::ring::Consumer;
+use crate::work::{Cqe, EMPTY_CQE};
+
+/// The application's end of a completion ring.
+pub(crate) struct Poller {
+    consumer: Consumer,
+    /// The completion that `next_poll` stands at: in the ring during a batch, `Cqe::EMPTY` outside.
+    current: *const Cqe,
+    wants_checksums: Arc<AtomicBool>,
+    /// A `poll_cq` or `start_poll` is under way.
+    polling: bool,
+}
+
+// SAFETY: `current` points into the ring that `consumer` keeps alive, or to a constant.
+unsafe impl Send for Poller {}
+
+impl Poller {
+    pub(crate) fn new(consumer: Consumer, wants_checksums: Arc<AtomicBool>) -> Self {
+        Self { consumer, current: &raw const EMPTY_CQE, wants_checksums, polling: false }
+    }
+
+    /// Moves to the next completion, if there is one.
+    #[inline]
+    fn step(&mut self, native: *mut ibv_cq_ex) -> c_int {
+        if !self.consumer.has_next() {
+            return libc::ENOENT;
+        }
+        let current = self.consumer.slot().cast::<Cqe>().as_ptr();
+        self.consumer.advance();
+        self.current = current;
+        // SAFETY: published, and not given back before `end_poll`, so the device does not write to it.
+        let cqe = unsafe { &*current };
+        // SAFETY: the handle of this queue; the status is the poller's to write.
+        unsafe { (*native).status = cqe.status() };
+        // SAFETY: as above.
+        unsafe { (*native).wr_id = cqe.wr_id };
+        0
+    }
+}
+
+/// Puts the functions into a new `ibv_cq_ex`: the readers only of fields that were asked for.
+pub(crate) fn fill(cq: &mut ibv_cq_ex, fields: u32) {
+    cq.start_poll = Some(start_poll);
+    cq.next_poll = Some(next_poll);
+    cq.end_poll = Some(end_poll);
+    cq.read_opcode = Some(read_opcode);
+    cq.read_vendor_err = Some(read_zero);
+    cq.read_wc_flags = Some(read_wc_flags);
+    let asked = |field: u32| fields & field != 0;
+    cq.read_byte_len = asked(IBV_WC_EX_WITH_BYTE_LEN).then_some(read_byte_len as _);
+    cq.read_imm_data = asked(IBV_WC_EX_WITH_IMM).then_some(read_zero as _);
+    cq.read_qp_num = asked(IBV_WC_EX_WITH_QP_NUM).then_some(read_qp_num as _);
+    cq.read_src_qp = asked(IBV_WC_EX_WITH_SRC_QP).then_some(read_zero as _);
+    cq.read_slid = asked(IBV_WC_EX_WITH_SLID).then_some(read_zero as _);
+    cq.read_sl = asked(IBV_WC_EX_WITH_SL).then_some(read_zero_byte as _);
+    cq.read_dlid_path_bits = asked(IBV_WC_EX_WITH_DLID_PATH_BITS).then_some(read_zero_byte as _);
+    cq.read_completion_ts = asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP).then_some(read_timestamp as _);
+    cq.read_cvlan = asked(IBV_WC_EX_WITH_CVLAN).then_some(read_cvlan as _);
+    cq.read_flow_tag = asked(IBV_WC_EX_WITH_FLOW_TAG).then_some(read_flow_tag as _);
+    cq.read_completion_wallclock_ns =
+        asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK).then_some(read_timestamp as _);
+}
+
+unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
+    let Ok(cq) = (unsafe { SoftCq::of(cq) }) else { return libc::EINVAL };
+    // SAFETY: NULL or the application's struct.
+    if unsafe { attr.as_ref() }.is_none_or(|attr| attr.comp_mask != 0) {
+        return libc::EINVAL;
+    }
+    // SAFETY: locked until `end_poll`, or until this poll finds nothing.
+    let poller = unsafe { &mut *cq.poller.lock() };
+    let outcome = poller.step(cq.native());
+    if outcome == 0 {
+        poller.polling = true;
+    } else {
+        // An empty poll is not ended (ibv_start_poll(3)).
+        cq.poller.unlock();
+    }
+    outcome
+}
+
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
+    let Ok(cq) = (unsafe { SoftCq::of(cq) }) else { return libc::EINVAL };
+    // SAFETY: called between `start_poll` and `end_poll`, by the verb's contract, so the lock is held.
+    let poller = unsafe { &mut *cq.poller.held() };
+    if !poller.polling {
+        return libc::EINVAL;
+    }
+    poller.step(cq.native())
+}
+
+unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
+    let Ok(cq) = (unsafe { SoftCq::of(cq) }) else { return };
+    // SAFETY: called after a successful `start_poll`, by the verb's contract, so the lock is held.
+    let poller = unsafe { &mut *cq.poller.held() };
+    if poller.polling {
+        poller.polling = false;
+        poller.current = &raw const EMPTY_CQE;
+        poller.consumer.publish();
+        cq.poller.unlock();
+    }
+}
+
+/// The completion that the poll stands at.
+///
+/// # Safety
+/// `cq` is a live completion queue of this provider, and the caller is the one who polls it.
+#[inline]
+unsafe fn current<'a>(cq: *mut ibv_cq_ex) -> &'a Cqe {
+    // SAFETY: by the contract of this function.
+    let Ok(cq) = (unsafe { SoftCq::of(cq) }) else { return &EMPTY_CQE };
+    // SAFETY: the caller polls, so it holds the lock.
+    let poller = unsafe { &*cq.poller.held() };
+    // SAFETY: in the ring and not given back before `end_poll`, or the constant.
+    unsafe { &*poller.current }
+}
+
+macro_rules! readers {
+    ($($(#[$doc:meta])* $name:ident -> $type:ty = |$cqe:ident| $value:expr;)*) => {
+        $($(#[$doc])* unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
+            // SAFETY: readers are called between `start_poll` and `end_poll` on the queue that is polled.
+            let $cqe = unsafe { current(cq) };
+            $value
+        })*
+    };
+}
+
+readers! {
+    read_opcode -> c_uint = |cqe| cqe.opcode();
+    read_byte_len -> u32 = |cqe| cqe.byte_len;
+    read_qp_num -> u32 = |cqe| cqe.queue_number;
+    read_cvlan -> u16 = |cqe| cqe.cvlan;
+    read_flow_tag -> u32 = |cqe| cqe.flow_tag;
+    /// Raw and wall clock: the device's clock is UTC in nanoseconds.
+    read_timestamp -> u64 = |cqe| cqe.timestamp_ns;
+}
+
+/// The fields that only InfiniBand has.
+unsafe extern "C" fn read_zero(_: *mut ibv_cq_ex) -> u32 {
+    0
+}
+
+/// The fields that only InfiniBand has.
+unsafe extern "C" fn read_zero_byte(_: *mut ibv_cq_ex) -> u8 {
+    0
+}
+
+fn flags(cqe: &Cqe) -> c_uint {
+    if cqe.checksum_ok() { ibv_wc_flags::IBV_WC_IP_CSUM_OK.0 } else { 0 }
+}
+
+/// The only flag is IP_CSUM_OK. Verifying costs the engine time, so it begins when a queue is first asked; completions
+/// from before make no claim.
+unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
+    // SAFETY: readers are called between `start_poll` and `end_poll` on the queue that is polled.
+    let cqe = unsafe { current(cq) };
+    // SAFETY: as above.
+    if let Ok(cq) = unsafe { SoftCq::of(cq) } {
+        // SAFETY: the caller polls, so it holds the lock.
+        let poller = unsafe { &*cq.poller.held() };
+        if !poller.wants_checksums.load(Ordering::Relaxed) {
+            poller.wants_checksums.store(true, Ordering::Relaxed);
+        }
+    }
+    flags(cqe)
+}
+
+pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, completions: *mut ibv_wc) -> c_int {
+    // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
+    let Ok(cq) = (unsafe { SoftCq::of(cq.cast()) }) else { return -1 };
+    let Ok(count) = usize::try_from(count) else { return -1 };
+    if completions.is_null() {
+        return -1;
+    }
+    let completions = completions.cast::<WorkCompletion>();
+    cq.poller.with(|poller| {
+        let mut polled = 0;
+        while polled < count && poller.consumer.has_next() {
+            // SAFETY: published, and given back only below.
+            let cqe = unsafe { poller.consumer.slot().cast::<Cqe>().as_ref() };
+            let completion = WorkCompletion {
+                wr_id: cqe.wr_id,
+                status: cqe.status(),
+                opcode: cqe.opcode(),
+                byte_len: cqe.byte_len,
+                qp_num: cqe.queue_number,
+                wc_flags: flags(cqe),
+                ..WorkCompletion::default()
+            };
+            // SAFETY: the application's array has `count` places.
+            let place = unsafe { completions.add(polled) };
+            // SAFETY: as above.
+            unsafe { place.write(completion) };
+            poller.consumer.advance();
+            polled += 1;
+        }
+        if polled > 0 {
+            poller.consumer.publish();
+        }
+        c_int::try_from(polled).unwrap_or(c_int::MAX)
+    })
+}

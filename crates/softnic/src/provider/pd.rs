@@ -1,0 +1,222 @@
+//! Protection domains, thread domains and parent domains. A parent domain is a protection domain with an allocator.
+
+use std::ffi::c_int;
+
+use ibverbs_sys::{
+    IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS, IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT, ibv_context,
+    ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr,
+};
+
+use super::Object;
+use super::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, answer_handle, answer_status, known_bits};
+use crate::device::SoftContext;
+use crate::queue_memory::{Allocator, QueueMemory};
+use crate::ring::{Consumer, DOORBELL_BYTES, Producer, RING_ALIGN, Ring};
+use crate::state::{DomainState, State, ThreadDomainState};
+
+/// A protection domain or a parent domain.
+#[repr(C)]
+pub(crate) struct SoftPd {
+    pd: ibv_pd,
+    /// Its slot among the domains.
+    pub(crate) slot: u32,
+    /// The protection domain that regions and queues are checked against: its own, or the parent's base.
+    pub(crate) base: u32,
+    parent: Option<Parent>,
+}
+
+/// What a parent domain adds.
+struct Parent {
+    thread_domain: Option<u32>,
+    allocator: Option<Allocator>,
+}
+
+// SAFETY: `repr(C)` with `ibv_pd` first; handed out by `into_native` only.
+unsafe impl Object for SoftPd {
+    type Native = ibv_pd;
+}
+
+/// A thread domain.
+#[repr(C)]
+pub(crate) struct SoftTd {
+    td: ibv_td,
+    slot: u32,
+}
+
+// SAFETY: `repr(C)` with `ibv_td` first; handed out by `into_native` only.
+unsafe impl Object for SoftTd {
+    type Native = ibv_td;
+}
+
+impl SoftPd {
+    pub(crate) fn context(&self) -> *mut ibv_context {
+        self.pd.context
+    }
+
+    /// Whether it is a parent domain: those hold no memory regions of their own.
+    fn is_parent(&self) -> bool {
+        self.parent.is_some()
+    }
+
+    /// Whether the application promised one thread per queue (a thread domain is there).
+    pub(crate) fn single_threaded(&self) -> bool {
+        self.parent.as_ref().is_some_and(|parent| parent.thread_domain.is_some())
+    }
+}
+
+/// Counts an object that uses a domain.
+pub(crate) fn use_domain(state: &mut State, slot: u32) -> Verb<()> {
+    state.domains.get_mut(slot).ok_or(EINVAL)?.users += 1;
+    Ok(())
+}
+
+/// Counts an object that uses a domain no more.
+pub(crate) fn release_domain(state: &mut State, slot: u32) {
+    if let Some(domain) = state.domains.get_mut(slot) {
+        domain.users -= 1;
+    }
+}
+
+/// Makes a ring in the memory that the domain's allocator gives, or in the device's own. Not to be called with the
+/// state locked: the allocator is the application's code.
+pub(crate) fn make_ring(
+    domain: Option<&SoftPd>,
+    entries: u32,
+    slot_bytes: usize,
+    resource_type: u64,
+) -> Verb<(Producer, Consumer)> {
+    let (bytes, capacity) = Ring::shape(entries, slot_bytes).ok_or(EINVAL)?;
+    let allocator = domain.and_then(|pd| pd.parent.as_ref()).and_then(|parent| parent.allocator.as_ref());
+    let allocate = |bytes, resource_type| match allocator {
+        Some(allocator) => allocator.allocate(bytes, RING_ALIGN, resource_type),
+        None => QueueMemory::own(bytes, RING_ALIGN),
+    };
+    let slots = allocate(bytes, resource_type).ok_or(ENOMEM)?;
+    let doorbell = allocate(DOORBELL_BYTES, crate::resource::DOORBELL).ok_or(ENOMEM)?;
+    Ok(Ring::ends(slots, doorbell, slot_bytes, capacity))
+}
+
+pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    answer_handle(|| {
+        // SAFETY: the library passes a live context of this provider.
+        let soft = unsafe { SoftContext::of(context) }?;
+        let domain = DomainState { owner: soft.slot, users: 0 };
+        let slot = soft.nic().control().domains.insert(domain).ok_or(ENOMEM)?;
+        Ok(SoftPd { pd: ibv_pd { context, handle: slot }, slot, base: slot, parent: None }.into_native())
+    })
+}
+
+pub(crate) unsafe extern "C" fn alloc_parent_domain(
+    context: *mut ibv_context,
+    attr: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    answer_handle(|| {
+        // SAFETY: the library passes a live context of this provider.
+        let soft = unsafe { SoftContext::of(context) }?;
+        // SAFETY: NULL or the application's struct.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let known = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+        known_bits(attr.comp_mask, known, EINVAL)?;
+        // SAFETY: NULL or a domain of this provider, by the verb's contract.
+        let base = unsafe { SoftPd::of(attr.pd) }?;
+        if base.is_parent() || base.context() != context {
+            return Err(EINVAL);
+        }
+        let thread_domain = thread_domain(attr.td, context)?;
+        let domain = DomainState { owner: soft.slot, users: 0 };
+        let mut state = soft.nic().control();
+        let slot = state.domains.insert(domain).ok_or(ENOMEM)?;
+        let pd = ibv_pd { context, handle: slot };
+        let mut object = Box::new(SoftPd { pd, slot, base: base.slot, parent: None });
+        let allocator = allocator(attr, &raw mut object.pd);
+        let Ok(allocator) = allocator else {
+            state.domains.remove(slot);
+            return Err(EINVAL);
+        };
+        use_domain(&mut state, base.slot)?;
+        if let Some(td) = thread_domain.and_then(|slot| state.thread_domains.get_mut(slot)) {
+            td.users += 1;
+        }
+        object.parent = Some(Parent { thread_domain, allocator });
+        Ok(Box::into_raw(object).cast())
+    })
+}
+
+fn thread_domain(td: *mut ibv_td, context: *mut ibv_context) -> Verb<Option<u32>> {
+    if td.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: a thread domain of this provider, by the verb's contract.
+    let td = unsafe { SoftTd::of(td) }?;
+    if td.td.context == context { Ok(Some(td.slot)) } else { Err(EINVAL) }
+}
+
+/// The allocator of the attributes, which is told `domain` at each call: both callbacks or neither.
+fn allocator(attr: &ibv_parent_domain_init_attr, domain: *mut ibv_pd) -> Verb<Option<Allocator>> {
+    if attr.comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS == 0 {
+        return Ok(None);
+    }
+    let (Some(allocate), Some(free)) = (attr.alloc, attr.free) else { return Err(EINVAL) };
+    let context = if attr.comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT == 0 {
+        std::ptr::null_mut()
+    } else {
+        attr.pd_context
+    };
+    Ok(Some(Allocator { allocate, free, domain, context }))
+}
+
+pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    answer_status(|| {
+        // SAFETY: NULL or a domain of this provider, by the verb's contract.
+        let object = unsafe { SoftPd::of(pd) }?;
+        // SAFETY: the domain keeps the context it was made with.
+        let soft = unsafe { SoftContext::of(object.context()) }?;
+        let mut state = soft.nic().control();
+        if state.domains.get(object.slot).ok_or(EINVAL)?.users != 0 {
+            return Err(EBUSY);
+        }
+        state.domains.remove(object.slot);
+        if let Some(parent) = &object.parent {
+            release_domain(&mut state, object.base);
+            if let Some(td) = parent.thread_domain.and_then(|slot| state.thread_domains.get_mut(slot)) {
+                td.users -= 1;
+            }
+        }
+        // SAFETY: the library drops the handle; `object` is not used any more.
+        drop(unsafe { SoftPd::take(pd) });
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn alloc_td(
+    context: *mut ibv_context,
+    attr: *mut ibv_td_init_attr,
+) -> *mut ibv_td {
+    answer_handle(|| {
+        // SAFETY: the library passes a live context of this provider.
+        let soft = unsafe { SoftContext::of(context) }?;
+        // SAFETY: NULL or the application's struct.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        known_bits(attr.comp_mask, 0, EOPNOTSUPP)?;
+        let domain = ThreadDomainState { owner: soft.slot, users: 0 };
+        let slot = soft.nic().control().thread_domains.insert(domain).ok_or(ENOMEM)?;
+        Ok(SoftTd { td: ibv_td { context }, slot }.into_native())
+    })
+}
+
+pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    answer_status(|| {
+        // SAFETY: NULL or a thread domain of this provider, by the verb's contract.
+        let object = unsafe { SoftTd::of(td) }?;
+        // SAFETY: the domain keeps the context it was made with.
+        let soft = unsafe { SoftContext::of(object.td.context) }?;
+        let mut state = soft.nic().control();
+        if state.thread_domains.get(object.slot).ok_or(EINVAL)?.users != 0 {
+            return Err(EBUSY);
+        }
+        state.thread_domains.remove(object.slot);
+        // SAFETY: the library drops the handle; `object` is not used any more.
+        drop(unsafe { SoftTd::take(td) });
+        Ok(())
+    })
+}

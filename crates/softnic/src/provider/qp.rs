@@ -1,0 +1,158 @@
+//! Queue pairs: what the application holds, receives posted to plain ones, queries, destruction.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use ibverbs_sys::{
+    ibv_context, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
+    ibv_recv_wr,
+};
+
+use super::Object;
+use super::answer::{EBUSY, EINVAL, EOPNOTSUPP, answer_status};
+use super::pd::release_domain;
+use super::qp_send::SendPoster;
+use super::receive::{ReceivePoster, post, refuse};
+use super::spin::Spin;
+use crate::device::SoftContext;
+use crate::state::QpKind;
+
+/// Room behind `ibv_qp_ex` for releases with more of its functions; all zero, so that `verbs_qp.comp_mask` never
+/// says VERBS_QP_EX.
+const SLACK_WORDS: usize = 16;
+
+/// A queue pair.
+#[repr(C)]
+pub(crate) struct SoftQp {
+    pub(crate) qp: ibv_qp_ex,
+    pub(crate) slack: [u64; SLACK_WORDS],
+    pub(crate) slot: u32,
+    pub(crate) domain: u32,
+    /// An `ibv_qp_state`, shared with the engine.
+    pub(crate) state: Arc<AtomicU32>,
+    pub(crate) cap: ibv_qp_cap,
+    pub(crate) signal_all: bool,
+    /// What only plain queue pairs have.
+    pub(crate) plain: Option<Plain>,
+}
+
+/// Both rings' application side.
+pub(crate) struct Plain {
+    pub(crate) receives: Spin<ReceivePoster>,
+    pub(crate) sends: Spin<SendPoster>,
+}
+
+// SAFETY: `repr(C)` with `ibv_qp_ex` first, which begins with `ibv_qp`; handed out by `into_native` only.
+unsafe impl Object for SoftQp {
+    type Native = ibv_qp;
+}
+
+impl SoftQp {
+    pub(crate) const NO_SLACK: [u64; SLACK_WORDS] = [0; SLACK_WORDS];
+
+    pub(crate) fn context(&self) -> *mut ibv_context {
+        self.qp.qp_base.context
+    }
+}
+
+pub(crate) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    request: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: NULL or a queue pair of this provider, by the verb's contract.
+    let Ok(qp) = (unsafe { SoftQp::of(qp) }) else { return EINVAL.0 };
+    // RSS queue pairs receive through their work queues; a queue pair in RESET forgets what is posted.
+    let Some(plain) =
+        qp.plain.as_ref().filter(|_| qp.state.load(Ordering::Relaxed) != ibv_qp_state::IBV_QPS_RESET)
+    else {
+        refuse(request, bad);
+        return EINVAL.0;
+    };
+    post(&plain.receives, request, bad)
+}
+
+pub(crate) unsafe extern "C" fn query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    answer_status(|| {
+        // SAFETY: NULL or a queue pair of this provider, by the verb's contract.
+        let object = unsafe { SoftQp::of(qp) }?;
+        // SAFETY: NULL or the application's struct.
+        let attr = unsafe { attr.as_mut() }.ok_or(EINVAL)?;
+        // SAFETY: NULL or the application's struct.
+        let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
+        if object.plain.is_none() {
+            return Err(EOPNOTSUPP);
+        }
+        // SAFETY: the queue pair keeps the context it was made with.
+        let soft = unsafe { SoftContext::of(object.context()) }?;
+        let state = soft.nic().control();
+        let port = state.qps.get(object.slot).ok_or(EINVAL)?.port;
+        drop(state);
+        let current = object.state.load(Ordering::Relaxed);
+        *attr = ibv_qp_attr {
+            qp_state: current,
+            cur_qp_state: current,
+            cap: object.cap,
+            port_num: port,
+            ..ibv_qp_attr::default()
+        };
+        *init = ibv_qp_init_attr {
+            qp_context: object.qp.qp_base.qp_context,
+            send_cq: object.qp.qp_base.send_cq,
+            recv_cq: object.qp.qp_base.recv_cq,
+            srq: std::ptr::null_mut(),
+            cap: object.cap,
+            qp_type: ibv_qp_type::IBV_QPT_RAW_PACKET,
+            sq_sig_all: c_int::from(object.signal_all),
+        };
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    answer_status(|| {
+        // SAFETY: NULL or a queue pair of this provider, by the verb's contract.
+        let object = unsafe { SoftQp::of(qp) }?;
+        // SAFETY: the queue pair keeps the context it was made with.
+        let soft = unsafe { SoftContext::of(object.context()) }?;
+        let (slot, domain) = (object.slot, object.domain);
+        let mut state = soft.nic().control();
+        if state.qps.get(slot).ok_or(EINVAL)?.users != 0 {
+            return Err(EBUSY);
+        }
+        state.senders.retain(|sender| *sender != slot);
+        let removed = state.qps.remove(slot);
+        let mut receives = None;
+        match removed.as_ref().map(|qp| &qp.kind) {
+            Some(QpKind::Rss { table, .. }) => {
+                if let Some(table) = state.tables.get_mut(*table) {
+                    table.users -= 1;
+                }
+            }
+            Some(QpKind::Raw { queue, send }) => {
+                state.failed_queues.retain(|failed| failed != queue);
+                receives = state.queues.remove(*queue);
+                let cqs = [Some(send.cq), receives.as_ref().map(|queue| queue.cq)];
+                for cq in cqs.into_iter().flatten() {
+                    if let Some(cq) = state.cqs.get_mut(cq) {
+                        cq.users -= 1;
+                    }
+                }
+            }
+            None => {}
+        }
+        // As in `destroy_wq`: the application's allocator is not called under the device's mutex.
+        drop(state);
+        drop((removed, receives));
+        // SAFETY: the library drops the handle; `object` is not used any more.
+        drop(unsafe { SoftQp::take(qp) });
+        release_domain(&mut soft.nic().control(), domain);
+        Ok(())
+    })
+}

@@ -1,0 +1,238 @@
+//! Work queues: where RSS delivers, and where the application posts its buffers.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use ibverbs_sys::{
+    IBV_WQ_ATTR_CURR_STATE, IBV_WQ_ATTR_FLAGS, IBV_WQ_ATTR_STATE, IBV_WQ_INIT_ATTR_FLAGS, IBV_WQS_ERR,
+    IBV_WQS_RDY, IBV_WQS_RESET, IBV_WQT_RQ, ibv_context, ibv_recv_wr, ibv_wq, ibv_wq_attr, ibv_wq_init_attr,
+    ibv_wq_state,
+};
+
+use super::Object;
+use super::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, answer_handle, answer_status, known_bits};
+use super::cq::SoftCq;
+use super::pd::{SoftPd, make_ring, release_domain, use_domain};
+use super::receive::{ReceivePoster, post, refuse};
+use super::spin::Spin;
+use crate::device::SoftContext;
+use crate::limits::{MAX_SGE, MAX_WR};
+use crate::state::{QueueOwner, QueueState, State};
+use crate::work::receive_slot_bytes;
+
+/// Work queues are numbered from here, away from the numbers of queue pairs.
+const FIRST_NUMBER: u32 = 0x0080_0001;
+
+/// A work queue.
+#[repr(C)]
+pub(crate) struct SoftWq {
+    wq: ibv_wq,
+    pub(crate) slot: u32,
+    poster: Spin<ReceivePoster>,
+    /// An `ibv_wq_state`, shared with the engine.
+    state: Arc<AtomicU32>,
+    domain: u32,
+    cq: u32,
+}
+
+// SAFETY: `repr(C)` with `ibv_wq` first; handed out by `into_native` only.
+unsafe impl Object for SoftWq {
+    type Native = ibv_wq;
+}
+
+impl SoftWq {
+    pub(crate) fn context(&self) -> *mut ibv_context {
+        self.wq.context
+    }
+}
+
+pub(crate) unsafe extern "C" fn create_wq(
+    context: *mut ibv_context,
+    attr: *mut ibv_wq_init_attr,
+) -> *mut ibv_wq {
+    answer_handle(|| {
+        // SAFETY: the library passes a live context of this provider.
+        let soft = unsafe { SoftContext::of(context) }?;
+        // SAFETY: NULL or the application's struct.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        check(attr)?;
+        // SAFETY: NULL or a domain of this provider, by the verb's contract.
+        let pd = unsafe { SoftPd::of(attr.pd) }?;
+        // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
+        let cq = unsafe { SoftCq::of(attr.cq.cast()) }?;
+        if pd.context() != context || cq.context() != context {
+            return Err(EINVAL);
+        }
+        let slot_bytes = receive_slot_bytes(attr.max_sge);
+        let (producer, consumer) = make_ring(Some(pd), attr.max_wr, slot_bytes, crate::resource::WORK_QUEUE)?;
+        let native_state = Arc::new(AtomicU32::new(IBV_WQS_RESET));
+        let queue = QueueState {
+            owner: soft.slot,
+            users: 0,
+            kind: QueueOwner::WorkQueue,
+            consumer,
+            max_sge: attr.max_sge,
+            cq: cq.slot,
+            domain: pd.base,
+            number: 0,
+            ready: false,
+            unpublished: false,
+            planned: 0,
+            native_state: Arc::clone(&native_state),
+            native: 0,
+        };
+        let poster = Spin::new(ReceivePoster { producer, max_sge: attr.max_sge }, pd.single_threaded());
+        let mut wq = Box::new(SoftWq {
+            wq: ibv_wq {
+                context,
+                wq_context: attr.wq_context,
+                pd: attr.pd,
+                cq: attr.cq,
+                wq_type: IBV_WQT_RQ,
+                state: IBV_WQS_RESET,
+                post_recv: Some(post_recv),
+                ..ibv_wq::default()
+            },
+            slot: 0,
+            poster,
+            state: native_state,
+            domain: pd.slot,
+            cq: cq.slot,
+        });
+        let mut state = soft.nic().control();
+        register(&mut state, queue, &mut wq)?;
+        drop(state);
+        Ok(Box::into_raw(wq).cast())
+    })
+}
+
+fn check(attr: &ibv_wq_init_attr) -> Verb<()> {
+    known_bits(attr.comp_mask, IBV_WQ_INIT_ATTR_FLAGS, EOPNOTSUPP)?;
+    if attr.comp_mask & IBV_WQ_INIT_ATTR_FLAGS != 0 {
+        // No stripping, no FCS, no delayed drop: none of them is in `raw_packet_caps`.
+        known_bits(attr.create_flags, 0, EOPNOTSUPP)?;
+    }
+    let sizes = (1..=MAX_WR).contains(&attr.max_wr) && (1..=MAX_SGE).contains(&attr.max_sge);
+    if attr.wq_type != IBV_WQT_RQ || !sizes {
+        return Err(EINVAL);
+    }
+    Ok(())
+}
+
+/// Gives the queue its slot and counts what it uses.
+fn register(state: &mut State, mut queue: QueueState, wq: &mut Box<SoftWq>) -> Verb<()> {
+    if state.cqs.get(wq.cq).is_none() || state.domains.get(wq.domain).is_none() {
+        return Err(EINVAL);
+    }
+    queue.native = (&raw const **wq).addr() as u64;
+    let slot = state.insert_queue(queue).ok_or(ENOMEM)?;
+    let number = State::number(slot, FIRST_NUMBER);
+    if let Some(queue) = state.queues.get_mut(slot) {
+        queue.number = number;
+    }
+    if let Some(cq) = state.cqs.get_mut(wq.cq) {
+        cq.users += 1;
+    }
+    use_domain(state, wq.domain)?;
+    wq.slot = slot;
+    wq.wq.handle = slot;
+    wq.wq.wq_num = number;
+    Ok(())
+}
+
+unsafe extern "C" fn post_recv(
+    wq: *mut ibv_wq,
+    request: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: NULL or a work queue of this provider, by the verb's contract.
+    let Ok(wq) = (unsafe { SoftWq::of(wq) }) else { return EINVAL.0 };
+    // A queue in RESET forgets what is posted, so nothing may be; one in ERR flushes it.
+    if wq.state.load(Ordering::Relaxed) == IBV_WQS_RESET {
+        refuse(request, bad);
+        return EINVAL.0;
+    }
+    post(&wq.poster, request, bad)
+}
+
+pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_attr) -> c_int {
+    answer_status(|| {
+        // SAFETY: NULL or a work queue of this provider, by the verb's contract.
+        let object = unsafe { SoftWq::of(wq) }?;
+        // SAFETY: NULL or the application's struct.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let known = IBV_WQ_ATTR_STATE | IBV_WQ_ATTR_CURR_STATE | IBV_WQ_ATTR_FLAGS;
+        known_bits(attr.attr_mask, known, EINVAL)?;
+        if attr.attr_mask & IBV_WQ_ATTR_FLAGS != 0 {
+            known_bits(attr.flags_mask, 0, EOPNOTSUPP)?;
+        }
+        // SAFETY: the queue keeps the context it was made with.
+        let soft = unsafe { SoftContext::of(object.context()) }?;
+        let mut state = soft.nic().control();
+        let current = object.state.load(Ordering::Relaxed);
+        if attr.attr_mask & IBV_WQ_ATTR_CURR_STATE != 0 && attr.curr_wq_state != current {
+            return Err(EINVAL);
+        }
+        if attr.attr_mask & IBV_WQ_ATTR_STATE == 0 {
+            return Ok(());
+        }
+        transit(&mut state, object, current, attr.wq_state)?;
+        drop(state);
+        let place = wq.wrapping_byte_add(std::mem::offset_of!(ibv_wq, state)).cast::<ibv_wq_state>();
+        // SAFETY: the application's handle; as with any provider, it must not read the state while it changes it.
+        unsafe { place.write(attr.wq_state) };
+        Ok(())
+    })
+}
+
+fn transit(state: &mut State, wq: &SoftWq, from: ibv_wq_state, to: ibv_wq_state) -> Verb<()> {
+    let allowed = match (from, to) {
+        (_, IBV_WQS_RESET | IBV_WQS_ERR) => true,
+        (_, IBV_WQS_RDY) => from != IBV_WQS_ERR,
+        _ => false,
+    };
+    if !allowed {
+        return Err(EINVAL);
+    }
+    let queue = state.queues.get_mut(wq.slot).ok_or(EINVAL)?;
+    queue.ready = to == IBV_WQS_RDY;
+    if to == IBV_WQS_RESET {
+        queue.consumer.discard();
+    }
+    wq.state.store(to, Ordering::Relaxed);
+    state.failed_queues.retain(|failed| *failed != wq.slot);
+    if to == IBV_WQS_ERR {
+        state.failed_queues.push(wq.slot);
+        state.flush_queue(wq.slot);
+        state.publish();
+    }
+    Ok(())
+}
+
+pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
+    answer_status(|| {
+        // SAFETY: NULL or a work queue of this provider, by the verb's contract.
+        let object = unsafe { SoftWq::of(wq) }?;
+        // SAFETY: the queue keeps the context it was made with.
+        let soft = unsafe { SoftContext::of(object.context()) }?;
+        let (slot, domain, cq) = (object.slot, object.domain, object.cq);
+        let mut state = soft.nic().control();
+        if state.queues.get(slot).ok_or(EINVAL)?.users != 0 {
+            return Err(EBUSY);
+        }
+        let removed = state.queues.remove(slot);
+        state.failed_queues.retain(|failed| *failed != slot);
+        if let Some(cq) = state.cqs.get_mut(cq) {
+            cq.users -= 1;
+        }
+        // The memory goes back to the application's allocator, which is not called under the device's mutex and
+        // must outlive the domain's last user.
+        drop(state);
+        drop(removed);
+        // SAFETY: the library drops the handle; `object` is not used any more.
+        drop(unsafe { SoftWq::take(wq) });
+        release_domain(&mut soft.nic().control(), domain);
+        Ok(())
+    })
+}

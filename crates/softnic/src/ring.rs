@@ -1,0 +1,295 @@
+//! Single-producer single-consumer rings on memory that may belong to the application.
+//!
+//! Receive, send and completion queues are all [`Ring`]s of fixed-size slots: one side lives in the object that the
+//! application holds, the other in the engine. Each side caches the other's index and publishes its own once per
+//! batch, so the index lines change cores once per batch and not once per packet. Nothing here locks or allocates
+//! after the ring is made.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::queue_memory::QueueMemory;
+
+/// The most slots a ring can have.
+pub(crate) const MAX_SLOTS: u32 = 1 << 22;
+
+/// Bytes of the doorbell record: two indices, each alone in the pair of lines that x86 prefetches together.
+pub(crate) const DOORBELL_BYTES: usize = 256;
+/// The alignment of doorbell records and slots.
+pub(crate) const RING_ALIGN: usize = 128;
+
+const CONSUMER_OFFSET: usize = 128;
+
+/// The shared part of a ring. Indices count slots without end and wrap at 2^32.
+pub(crate) struct Ring {
+    slots: QueueMemory,
+    doorbell: QueueMemory,
+    slot_bytes: usize,
+    capacity: u32,
+}
+
+// SAFETY: the memory is owned by the ring until it is dropped; slots are handed from side to side by the indices'
+// release and acquire, and `Producer` and `Consumer` see to it that each side exists once.
+unsafe impl Send for Ring {}
+// SAFETY: as above.
+unsafe impl Sync for Ring {}
+
+impl Ring {
+    /// The bytes of slots that a ring of `entries` takes, and its capacity; `None` beyond [`MAX_SLOTS`].
+    pub(crate) fn shape(entries: u32, slot_bytes: usize) -> Option<(usize, u32)> {
+        let capacity =
+            entries.max(2).checked_next_power_of_two().filter(|&capacity| capacity <= MAX_SLOTS)?;
+        Some(((capacity as usize).checked_mul(slot_bytes)?, capacity))
+    }
+
+    /// Makes the two ends of a ring. `slots` must hold [`Ring::shape`]'s bytes, `doorbell` [`DOORBELL_BYTES`].
+    pub(crate) fn ends(
+        slots: QueueMemory,
+        doorbell: QueueMemory,
+        slot_bytes: usize,
+        capacity: u32,
+    ) -> (Producer, Consumer) {
+        assert!(capacity.is_power_of_two() && slots.bytes() >= capacity as usize * slot_bytes);
+        assert!(doorbell.bytes() >= DOORBELL_BYTES);
+        let ring = Arc::new(Self { slots, doorbell, slot_bytes, capacity });
+        ring.produced().store(0, Ordering::Relaxed);
+        ring.consumed().store(0, Ordering::Relaxed);
+        let producer = Producer { ring: Arc::clone(&ring), next: 0, consumed_seen: 0 };
+        (producer, Consumer { ring, next: 0, produced_seen: 0 })
+    }
+
+    fn index(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: the doorbell has `DOORBELL_BYTES` (checked in `ends`) and both offsets lie inside it.
+        let address = unsafe { self.doorbell.address().add(offset) };
+        // SAFETY: in bounds, aligned (the record is aligned to `RING_ALIGN`), and only ever used as an atomic.
+        unsafe { AtomicU32::from_ptr(address.cast::<u32>().as_ptr()) }
+    }
+
+    fn produced(&self) -> &AtomicU32 {
+        self.index(0)
+    }
+
+    fn consumed(&self) -> &AtomicU32 {
+        self.index(CONSUMER_OFFSET)
+    }
+
+    #[inline]
+    fn slot(&self, index: u32) -> NonNull<u8> {
+        let offset = (index & (self.capacity - 1)) as usize * self.slot_bytes;
+        // SAFETY: the masked index is below `capacity`, and `ends` checked that the slots hold `capacity` slots.
+        unsafe { self.slots.address().add(offset) }
+    }
+}
+
+/// The end that fills slots.
+pub(crate) struct Producer {
+    ring: Arc<Ring>,
+    next: u32,
+    consumed_seen: u32,
+}
+
+impl Producer {
+    /// Whether `wanted` slots can be filled.
+    #[inline]
+    pub(crate) fn has_room(&mut self, wanted: u32) -> bool {
+        if self.room() >= wanted {
+            return true;
+        }
+        self.consumed_seen = self.ring.consumed().load(Ordering::Acquire);
+        self.room() >= wanted
+    }
+
+    /// Free slots by the last look at the consumer. The index may be anything if the application wrote to it.
+    #[inline]
+    fn room(&self) -> u32 {
+        self.ring.capacity.saturating_sub(self.next.wrapping_sub(self.consumed_seen))
+    }
+
+    /// The next slot to fill; [`Producer::has_room`] must have said that there is one.
+    #[inline]
+    pub(crate) fn slot(&self) -> NonNull<u8> {
+        self.ring.slot(self.next)
+    }
+
+    /// Counts the slot as filled; the consumer sees it after [`Producer::publish`].
+    #[inline]
+    pub(crate) fn advance(&mut self) {
+        self.next = self.next.wrapping_add(1);
+    }
+
+    /// Shows every filled slot to the consumer.
+    #[inline]
+    pub(crate) fn publish(&self) {
+        self.ring.produced().store(self.next, Ordering::Release);
+    }
+
+    /// The number of slots.
+    pub(crate) fn capacity(&self) -> u32 {
+        self.ring.capacity
+    }
+}
+
+/// The end that empties slots.
+pub(crate) struct Consumer {
+    ring: Arc<Ring>,
+    next: u32,
+    produced_seen: u32,
+}
+
+impl Consumer {
+    /// Whether there is a slot to read.
+    #[inline]
+    pub(crate) fn has_next(&mut self) -> bool {
+        if self.next != self.produced_seen {
+            return true;
+        }
+        let produced = self.ring.produced().load(Ordering::Acquire);
+        // Never believe in more than a ring full: the application could have written to the index.
+        if produced.wrapping_sub(self.next) <= self.ring.capacity {
+            self.produced_seen = produced;
+        }
+        self.next != self.produced_seen
+    }
+
+    /// The index of the next slot, for [`Consumer::peek`].
+    #[inline]
+    pub(crate) fn position(&self) -> u32 {
+        self.next
+    }
+
+    /// Whether the slot at `index` was published before the last look at the producer.
+    #[inline]
+    pub(crate) fn knows(&self, index: u32) -> bool {
+        index.wrapping_sub(self.next) < self.produced_seen.wrapping_sub(self.next)
+    }
+
+    /// The slot at `index`: to be read if [`Consumer::knows`] it, otherwise only to be prefetched.
+    #[inline]
+    pub(crate) fn peek(&self, index: u32) -> NonNull<u8> {
+        self.ring.slot(index)
+    }
+
+    /// The next slot; [`Consumer::has_next`] must have said that there is one.
+    #[inline]
+    pub(crate) fn slot(&self) -> NonNull<u8> {
+        self.ring.slot(self.next)
+    }
+
+    /// Counts the slot as read; the producer may fill it after [`Consumer::publish`].
+    #[inline]
+    pub(crate) fn advance(&mut self) {
+        self.next = self.next.wrapping_add(1);
+    }
+
+    /// Gives every read slot back to the producer.
+    #[inline]
+    pub(crate) fn publish(&self) {
+        self.ring.consumed().store(self.next, Ordering::Release);
+    }
+
+    /// Gives back everything that was published, unread.
+    pub(crate) fn discard(&mut self) {
+        while self.has_next() {
+            self.next = self.produced_seen;
+        }
+        self.publish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring(entries: u32) -> (Producer, Consumer) {
+        let (bytes, capacity) = Ring::shape(entries, 8).unwrap();
+        let slots = QueueMemory::own(bytes, RING_ALIGN).unwrap();
+        let doorbell = QueueMemory::own(DOORBELL_BYTES, RING_ALIGN).unwrap();
+        Ring::ends(slots, doorbell, 8, capacity)
+    }
+
+    fn push(producer: &mut Producer, value: u64) -> bool {
+        if !producer.has_room(1) {
+            return false;
+        }
+        // SAFETY: there is room, so the slot is this side's; it is 8 aligned bytes.
+        unsafe { producer.slot().cast::<u64>().write(value) };
+        producer.advance();
+        true
+    }
+
+    fn pop(consumer: &mut Consumer) -> Option<u64> {
+        if !consumer.has_next() {
+            return None;
+        }
+        // SAFETY: the slot was published, so it is this side's; it is 8 aligned bytes.
+        let value = unsafe { consumer.slot().cast::<u64>().read() };
+        consumer.advance();
+        Some(value)
+    }
+
+    #[test]
+    fn nothing_is_seen_before_it_is_published() {
+        let (mut producer, mut consumer) = ring(4);
+        assert!(push(&mut producer, 7));
+        assert_eq!(pop(&mut consumer), None);
+        producer.publish();
+        assert_eq!(pop(&mut consumer), Some(7));
+    }
+
+    #[test]
+    fn a_full_ring_takes_no_more_until_slots_come_back() {
+        let (mut producer, mut consumer) = ring(4);
+        assert!((0..4).all(|value| push(&mut producer, value)));
+        producer.publish();
+        assert!(!push(&mut producer, 4));
+        assert_eq!(pop(&mut consumer), Some(0));
+        assert!(!push(&mut producer, 4), "the consumer has not given it back yet");
+        consumer.publish();
+        assert!(push(&mut producer, 4));
+    }
+
+    #[test]
+    fn a_lying_index_is_not_believed() {
+        let (producer, mut consumer) = ring(4);
+        producer.ring.produced().store(1000, Ordering::Release);
+        assert_eq!(pop(&mut consumer), None);
+    }
+
+    #[test]
+    fn shapes_are_powers_of_two_within_the_limit() {
+        assert_eq!(Ring::shape(0, 32), Some((64, 2)));
+        assert_eq!(Ring::shape(1000, 32), Some((32768, 1024)));
+        assert_eq!(Ring::shape(MAX_SLOTS + 1, 32), None);
+        assert_eq!(Ring::shape(u32::MAX, 32), None);
+    }
+
+    #[test]
+    fn two_threads_pass_everything_in_order() {
+        const COUNT: u64 = 200_000;
+        let (mut producer, mut consumer) = ring(64);
+        let sender = std::thread::spawn(move || {
+            for value in 0..COUNT {
+                while !push(&mut producer, value) {
+                    producer.publish();
+                    std::thread::yield_now();
+                }
+                if value % 7 == 0 {
+                    producer.publish();
+                }
+            }
+            producer.publish();
+        });
+        for expected in 0..COUNT {
+            let value = loop {
+                if let Some(value) = pop(&mut consumer) {
+                    break value;
+                }
+                consumer.publish();
+                std::thread::yield_now();
+            };
+            assert_eq!(value, expected);
+        }
+        sender.join().unwrap();
+    }
+}

@@ -1,0 +1,383 @@
+//! The device behind its mutex: every object that the engine or another object can name.
+//!
+//! The provider's ops create, change and remove objects here on the caller's thread; the engine reads them once per
+//! burst. What the application holds (`ibv_cq`, `ibv_wq`, ...) are boxes of the provider that name their slot here.
+//! User counts say what still uses an object; the provider answers EBUSY while there are any.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crate::flow::{FlowId, FlowTable};
+use crate::limits;
+use crate::memory::MemoryTable;
+use crate::ring::{Consumer, Producer};
+use crate::rss::Rss;
+use crate::slab::Slab;
+use crate::work::{Cqe, MAX_TAGGED_NUMBER, Opcode, Status};
+
+/// Everything that belongs to no port.
+pub(crate) struct State {
+    pub(crate) contexts: Slab<ContextState>,
+    pub(crate) domains: Slab<DomainState>,
+    pub(crate) thread_domains: Slab<ThreadDomainState>,
+    pub(crate) memory: MemoryTable,
+    pub(crate) cqs: Slab<CqState>,
+    pub(crate) queues: Slab<QueueState>,
+    pub(crate) tables: Slab<TableState>,
+    pub(crate) qps: Slab<QpState>,
+    pub(crate) counters: Slab<CounterState>,
+    pub(crate) flow_objects: Slab<FlowState>,
+    pub(crate) flows: FlowTable,
+    /// Queue pairs with a send side, in the order they came up.
+    pub(crate) senders: Vec<u32>,
+    /// Queues in the error state: what is posted to them is flushed.
+    pub(crate) failed_queues: Vec<u32>,
+    /// Completion queues and receive queues with indices to publish at the end of the burst.
+    pub(crate) unpublished_cqs: Vec<u32>,
+    pub(crate) unpublished_queues: Vec<u32>,
+    next_flow_order: u64,
+}
+
+/// An open context: where its asynchronous events go.
+pub(crate) struct ContextState {
+    pub(crate) events: OwnedFd,
+}
+
+/// A protection domain, or a parent domain.
+pub(crate) struct DomainState {
+    pub(crate) owner: u32,
+    pub(crate) users: u32,
+}
+
+/// A thread domain.
+pub(crate) struct ThreadDomainState {
+    pub(crate) owner: u32,
+    pub(crate) users: u32,
+}
+
+/// The engine's side of a completion queue.
+pub(crate) struct CqState {
+    pub(crate) owner: u32,
+    pub(crate) users: u32,
+    pub(crate) producer: Producer,
+    pub(crate) ignore_overrun: bool,
+    /// An overrun happened: the queue takes nothing any more.
+    pub(crate) failed: bool,
+    pub(crate) unpublished: bool,
+    /// Set by the consumer when it first asks for flags: only then are checksums verified.
+    pub(crate) wants_checksums: Arc<AtomicBool>,
+    /// The application's `ibv_cq`, for events.
+    pub(crate) native: u64,
+}
+
+/// Who owns a receive queue.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QueueOwner {
+    WorkQueue,
+    QueuePair(u32),
+}
+
+/// The engine's side of a receive queue: a WQ's, or a plain queue pair's.
+pub(crate) struct QueueState {
+    pub(crate) owner: u32,
+    pub(crate) users: u32,
+    pub(crate) kind: QueueOwner,
+    pub(crate) consumer: Consumer,
+    pub(crate) max_sge: u32,
+    pub(crate) cq: u32,
+    /// The protection domain that its buffers must be registered in.
+    pub(crate) domain: u32,
+    /// The number completions carry.
+    pub(crate) number: u32,
+    pub(crate) ready: bool,
+    pub(crate) unpublished: bool,
+    /// Deliveries of the current burst that were not made yet.
+    pub(crate) planned: u32,
+    /// Shared with the posting side: an `ibv_wq_state` or `ibv_qp_state`.
+    pub(crate) native_state: Arc<AtomicU32>,
+    /// The application's `ibv_wq` or `ibv_qp`, for events.
+    pub(crate) native: u64,
+}
+
+/// An indirection table.
+pub(crate) struct TableState {
+    pub(crate) owner: u32,
+    pub(crate) users: u32,
+    pub(crate) queues: Box<[u32]>,
+}
+
+/// Where a queue pair's frames go.
+pub(crate) enum QpKind {
+    Rss { table: u32, rss: Box<Rss<u32>> },
+    Raw { queue: u32, send: SendState },
+}
+
+/// The engine's side of a send queue.
+pub(crate) struct SendState {
+    pub(crate) consumer: Consumer,
+    pub(crate) cq: u32,
+    pub(crate) signal_all: bool,
+    pub(crate) max_sge: u32,
+    pub(crate) max_inline: u32,
+}
+
+/// A queue pair.
+pub(crate) struct QpState {
+    pub(crate) owner: u32,
+    /// Flows that point here.
+    pub(crate) users: u32,
+    pub(crate) domain: u32,
+    pub(crate) number: u32,
+    pub(crate) port: u8,
+    pub(crate) kind: QpKind,
+}
+
+/// What a counter point counts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CounterPoint {
+    Packets,
+    Bytes,
+}
+
+/// A counter set.
+pub(crate) struct CounterState {
+    pub(crate) owner: u32,
+    pub(crate) users: u32,
+    /// Once a flow was bound nothing can be attached, even after the flow is gone.
+    pub(crate) bound: bool,
+    /// Index in the application's array, and what goes there.
+    pub(crate) points: Vec<(u32, CounterPoint)>,
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
+}
+
+/// A flow: what it keeps in use.
+pub(crate) struct FlowState {
+    pub(crate) owner: u32,
+    pub(crate) qp: u32,
+    pub(crate) counter: Option<u32>,
+}
+
+impl State {
+    pub(crate) fn new() -> Self {
+        Self {
+            contexts: Slab::new(limits::MAX_CONTEXTS),
+            domains: Slab::new(limits::MAX_DOMAINS),
+            thread_domains: Slab::new(limits::MAX_DOMAINS),
+            memory: MemoryTable::new(),
+            cqs: Slab::new(limits::MAX_CQS),
+            queues: Slab::new(limits::MAX_QUEUES),
+            tables: Slab::new(limits::MAX_TABLES),
+            qps: Slab::new(limits::MAX_QPS),
+            counters: Slab::new(limits::MAX_COUNTERS),
+            flow_objects: Slab::new(crate::flow::MAX_FLOWS),
+            flows: FlowTable::new(),
+            senders: Vec::new(),
+            failed_queues: Vec::new(),
+            unpublished_cqs: Vec::new(),
+            unpublished_queues: Vec::new(),
+            next_flow_order: 0,
+        }
+    }
+
+    /// Adds a completion queue, with room to note it as unpublished without allocating.
+    pub(crate) fn insert_cq(&mut self, cq: CqState) -> Option<u32> {
+        let slot = self.cqs.insert(cq)?;
+        let wanted = self.cqs.slot_count();
+        self.unpublished_cqs.reserve(wanted.saturating_sub(self.unpublished_cqs.len()));
+        Some(slot)
+    }
+
+    /// Adds a receive queue, with room to note it as unpublished or failed without allocating.
+    pub(crate) fn insert_queue(&mut self, queue: QueueState) -> Option<u32> {
+        let slot = self.queues.insert(queue)?;
+        let wanted = self.queues.slot_count();
+        self.unpublished_queues.reserve(wanted.saturating_sub(self.unpublished_queues.len()));
+        self.failed_queues.reserve(wanted.saturating_sub(self.failed_queues.len()));
+        Some(slot)
+    }
+
+    /// The creation number of the next flow.
+    pub(crate) fn flow_order(&mut self) -> u64 {
+        self.next_flow_order += 1;
+        self.next_flow_order
+    }
+
+    /// Tells a context of an event. A context that never reads loses events once its pipe is full, as no one waits.
+    pub(crate) fn notify(&self, owner: u32, event_type: u32, element: u64) {
+        if let Some(context) = self.contexts.get(owner) {
+            crate::device::write_event(&context.events, event_type, element);
+        }
+    }
+
+    /// Writes a completion. Answers whether there was room; an overrun of a queue that does not ignore it is fatal
+    /// for the queue, and reported.
+    #[inline]
+    pub(crate) fn complete(&mut self, cq_slot: u32, cqe: &Cqe) -> bool {
+        let Some(cq) = self.cqs.get_mut(cq_slot) else { return false };
+        if cq.failed || !cq.producer.has_room(1) {
+            self.overrun(cq_slot);
+            return false;
+        }
+        // SAFETY: there is room, so the slot is the producer's; completion slots are `Cqe`s, aligned with the ring.
+        unsafe { cq.producer.slot().cast::<Cqe>().write(*cqe) };
+        cq.producer.advance();
+        if !cq.unpublished {
+            cq.unpublished = true;
+            self.unpublished_cqs.push(cq_slot);
+        }
+        true
+    }
+
+    /// Notes that a completion queue had no room.
+    #[cold]
+    pub(crate) fn overrun(&mut self, cq_slot: u32) {
+        let Some(cq) = self.cqs.get_mut(cq_slot) else { return };
+        if cq.failed || cq.ignore_overrun {
+            return;
+        }
+        cq.failed = true;
+        let (owner, native) = (cq.owner, cq.native);
+        self.notify(owner, ibverbs_sys::IBV_EVENT_CQ_ERR, native);
+    }
+
+    /// Puts a receive queue into the error state. What is posted is flushed at the end of the pass.
+    #[cold]
+    pub(crate) fn fail_queue(&mut self, slot: u32) {
+        let Some(queue) = self.queues.get_mut(slot) else { return };
+        queue.ready = false;
+        let (owner, native, kind) = (queue.owner, queue.native, queue.kind);
+        match kind {
+            QueueOwner::WorkQueue => {
+                queue.native_state.store(ibverbs_sys::IBV_WQS_ERR, Ordering::Relaxed);
+                self.notify(owner, ibverbs_sys::IBV_EVENT_WQ_FATAL, native);
+            }
+            QueueOwner::QueuePair(qp) => {
+                self.senders.retain(|sender| *sender != qp);
+                queue.native_state.store(ibverbs_sys::ibv_qp_state::IBV_QPS_ERR, Ordering::Relaxed);
+                self.notify(owner, ibverbs_sys::IBV_EVENT_QP_FATAL, native);
+            }
+        }
+        if !self.failed_queues.contains(&slot) {
+            self.failed_queues.push(slot);
+        }
+    }
+
+    /// Completes everything posted to a failed queue with WR_FLUSH_ERR, as far as its completion queue has room.
+    pub(crate) fn flush_queue(&mut self, slot: u32) {
+        loop {
+            let Some(queue) = self.queues.get_mut(slot) else { return };
+            if !queue.consumer.has_next() {
+                break;
+            }
+            let (cq, number) = (queue.cq, queue.number);
+            let room = self.cqs.get_mut(cq).is_some_and(|cq| !cq.failed && cq.producer.has_room(1));
+            if !room {
+                break;
+            }
+            // SAFETY: the slot was published, so it is this side's, and receive slots begin with the request's id.
+            let wr_id = unsafe { queue.consumer.slot().cast::<u64>().read() };
+            queue.consumer.advance();
+            self.complete(cq, &Cqe::failed(wr_id, Opcode::Receive, Status::WorkRequestFlush, number));
+        }
+        if let Some(queue) = self.queues.get(slot) {
+            queue.consumer.publish();
+        }
+    }
+
+    /// Completes everything posted to the send side of a failed queue pair with WR_FLUSH_ERR.
+    pub(crate) fn flush_sends(&mut self, slot: u32) {
+        loop {
+            let Some(QpState { kind: QpKind::Raw { send, .. }, number, .. }) = self.qps.get_mut(slot) else {
+                return;
+            };
+            let number = *number;
+            if !send.consumer.has_next() {
+                send.consumer.publish();
+                return;
+            }
+            // SAFETY: the slot was published, so it is this side's, and send slots begin with the request's id.
+            let wr_id = unsafe { send.consumer.slot().cast::<u64>().read() };
+            let cq = send.cq;
+            let room = self.cqs.get_mut(cq).is_some_and(|cq| !cq.failed && cq.producer.has_room(1));
+            if !room {
+                send.consumer.publish();
+                return;
+            }
+            send.consumer.advance();
+            self.complete(cq, &Cqe::failed(wr_id, Opcode::Send, Status::WorkRequestFlush, number));
+        }
+    }
+
+    /// Shows the applications what this burst completed and consumed.
+    pub(crate) fn publish(&mut self) {
+        for slot in self.unpublished_cqs.drain(..) {
+            if let Some(cq) = self.cqs.get_mut(slot) {
+                cq.unpublished = false;
+                cq.producer.publish();
+            }
+        }
+        for slot in self.unpublished_queues.drain(..) {
+            if let Some(queue) = self.queues.get_mut(slot) {
+                queue.unpublished = false;
+                queue.planned = 0;
+                queue.consumer.publish();
+            }
+        }
+    }
+
+    /// A number for the next queue pair or work queue in `slot`: never 0, within 24 bits.
+    pub(crate) fn number(slot: u32, base: u32) -> u32 {
+        (base + slot) & MAX_TAGGED_NUMBER
+    }
+
+    /// Removes everything that a closed context left behind, users first.
+    pub(crate) fn remove_owned(&mut self, owner: u32) {
+        for slot in owned(&self.flow_objects, |object| object.owner == owner) {
+            self.remove_flow(slot);
+        }
+        for slot in owned(&self.qps, |object| object.owner == owner) {
+            self.senders.retain(|sender| *sender != slot);
+            self.qps.remove(slot);
+        }
+        for slot in owned(&self.tables, |object| object.owner == owner) {
+            self.tables.remove(slot);
+        }
+        for slot in owned(&self.queues, |object| object.owner == owner) {
+            self.failed_queues.retain(|failed| *failed != slot);
+            self.queues.remove(slot);
+        }
+        for slot in owned(&self.cqs, |object| object.owner == owner) {
+            self.cqs.remove(slot);
+        }
+        for slot in owned(&self.counters, |object| object.owner == owner) {
+            self.counters.remove(slot);
+        }
+        self.memory.remove_owned(owner);
+        for slot in owned(&self.domains, |object| object.owner == owner) {
+            self.domains.remove(slot);
+        }
+        for slot in owned(&self.thread_domains, |object| object.owner == owner) {
+            self.thread_domains.remove(slot);
+        }
+        self.contexts.remove(owner);
+    }
+
+    /// Takes a flow out of the table and out of use of its queue pair and counters.
+    pub(crate) fn remove_flow(&mut self, slot: u32) -> bool {
+        let Some(flow) = self.flow_objects.remove(slot) else { return false };
+        self.flows.remove(FlowId(slot));
+        if let Some(qp) = self.qps.get_mut(flow.qp) {
+            qp.users -= 1;
+        }
+        if let Some(counter) = flow.counter.and_then(|counter| self.counters.get_mut(counter)) {
+            counter.users -= 1;
+        }
+        true
+    }
+}
+
+fn owned<T>(slab: &Slab<T>, is_owned: impl Fn(&T) -> bool) -> Vec<u32> {
+    slab.iter().filter(|(_, object)| is_owned(object)).map(|(slot, _)| slot).collect()
+}

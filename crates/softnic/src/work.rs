@@ -1,0 +1,161 @@
+//! What stands in the rings: completions, receive requests and send requests, and the words for their outcome.
+//!
+//! Written and read by the provider's posting and polling ops on one side and the engine on the other. Sizes matter:
+//! a completion is half a cache line.
+
+use ibverbs_sys::{ibv_sge, ibv_wc_opcode, ibv_wc_status};
+
+/// Queue numbers take 24 bits.
+pub(crate) const MAX_TAGGED_NUMBER: u32 = 0x00ff_ffff;
+
+/// The outcomes this device can report, with the values of `enum ibv_wc_status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Status {
+    Success = 0,
+    LocalLength = 1,
+    LocalProtection = 4,
+    WorkRequestFlush = 5,
+}
+
+const _: () = {
+    assert!(Status::LocalLength as u32 == ibv_wc_status::IBV_WC_LOC_LEN_ERR);
+    assert!(Status::LocalProtection as u32 == ibv_wc_status::IBV_WC_LOC_PROT_ERR);
+    assert!(Status::WorkRequestFlush as u32 == ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
+};
+
+/// What was completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Opcode {
+    Send,
+    Receive,
+}
+
+const FLAG_RECEIVE: u8 = 1;
+const FLAG_CHECKSUM_OK: u8 = 2;
+
+/// One completion.
+#[repr(C, align(32))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cqe {
+    pub(crate) wr_id: u64,
+    pub(crate) timestamp_ns: u64,
+    pub(crate) byte_len: u32,
+    pub(crate) flow_tag: u32,
+    pub(crate) queue_number: u32,
+    pub(crate) cvlan: u16,
+    status: u8,
+    flags: u8,
+}
+
+const _: () = assert!(size_of::<Cqe>() == 32);
+
+impl Cqe {
+    /// What is read outside a poll.
+    pub(crate) const EMPTY: Self = Self {
+        wr_id: 0,
+        timestamp_ns: 0,
+        byte_len: 0,
+        flow_tag: 0,
+        queue_number: 0,
+        cvlan: 0,
+        status: 0,
+        flags: 0,
+    };
+
+    /// A successful completion; the caller fills in the rest.
+    #[inline]
+    pub(crate) fn new(wr_id: u64, opcode: Opcode, status: Status, queue_number: u32) -> Self {
+        let flags = if opcode == Opcode::Receive { FLAG_RECEIVE } else { 0 };
+        Self { wr_id, queue_number, status: status as u8, flags, ..Self::EMPTY }
+    }
+
+    /// A completion that says only what failed.
+    pub(crate) fn failed(wr_id: u64, opcode: Opcode, status: Status, queue_number: u32) -> Self {
+        Self::new(wr_id, opcode, status, queue_number)
+    }
+
+    #[inline]
+    pub(crate) fn set_checksum_ok(&mut self, ok: bool) {
+        if ok {
+            self.flags |= FLAG_CHECKSUM_OK;
+        }
+    }
+
+    #[inline]
+    pub(crate) fn checksum_ok(&self) -> bool {
+        self.flags & FLAG_CHECKSUM_OK != 0
+    }
+
+    /// As `enum ibv_wc_status`.
+    #[inline]
+    pub(crate) fn status(&self) -> u32 {
+        u32::from(self.status)
+    }
+
+    /// As `enum ibv_wc_opcode`.
+    #[inline]
+    pub(crate) fn opcode(&self) -> u32 {
+        if self.flags & FLAG_RECEIVE != 0 { ibv_wc_opcode::IBV_WC_RECV } else { ibv_wc_opcode::IBV_WC_SEND }
+    }
+}
+
+/// [`Cqe::EMPTY`] at a fixed address.
+pub(crate) static EMPTY_CQE: Cqe = Cqe::EMPTY;
+
+/// A key that no region ever has: it stands for a key of 0 in a request, because 0 ends a list of elements.
+const INVALID_KEY: u32 = u32::MAX;
+
+/// One scatter/gather element in a ring; a key of 0 ends the list.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Element {
+    pub(crate) address: u64,
+    pub(crate) bytes: u32,
+    pub(crate) key: u32,
+}
+
+impl Element {
+    /// What ends a list shorter than the ring's `max_sge`.
+    pub(crate) const END: Self = Self { address: 0, bytes: 0, key: 0 };
+
+    #[inline]
+    pub(crate) fn of(sge: &ibv_sge) -> Self {
+        let key = if sge.lkey == 0 { INVALID_KEY } else { sge.lkey };
+        Self { address: sge.addr, bytes: sge.length, key }
+    }
+}
+
+/// Bytes before the elements of a receive request: its id.
+pub(crate) const RECEIVE_HEADER_BYTES: usize = 8;
+
+/// Bytes of a receive request with up to `max_sge` elements.
+pub(crate) fn receive_slot_bytes(max_sge: u32) -> usize {
+    RECEIVE_HEADER_BYTES + max_sge as usize * size_of::<Element>()
+}
+
+/// What stands before the elements or the inline bytes of a send request.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SendHeader {
+    pub(crate) wr_id: u64,
+    pub(crate) flags: u32,
+    /// Bytes that follow in the request itself, if [`SEND_INLINE`] is set.
+    pub(crate) inline_bytes: u32,
+}
+
+/// A completion is wanted.
+pub(crate) const SEND_SIGNALED: u32 = 1;
+/// The frame's bytes stand in the request.
+pub(crate) const SEND_INLINE: u32 = 2;
+/// The IPv4 header's and the layer 4 checksum are to be filled in.
+pub(crate) const SEND_CHECKSUM: u32 = 4;
+
+/// Bytes before the elements of a send request.
+pub(crate) const SEND_HEADER_BYTES: usize = size_of::<SendHeader>();
+
+/// Bytes of a send request with up to `max_sge` elements or `max_inline` bytes.
+pub(crate) fn send_slot_bytes(max_sge: u32, max_inline: u32) -> usize {
+    let body = (max_sge as usize * size_of::<Element>()).max(max_inline as usize);
+    SEND_HEADER_BYTES + body.next_multiple_of(16)
+}
