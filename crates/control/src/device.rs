@@ -197,8 +197,7 @@ fn profile_of(name: &str, attributes: &DeviceAttributes) -> DeviceProfile {
         priorities: known.map_or(ideal.priorities, |known| known.priorities),
         hash_field_exclusive: known.map_or(ideal.hash_field_exclusive, |known| known.hash_field_exclusive),
         max_table: caps.max_table_size.min(ideal.max_table).max(1),
-        // Two programs are on the device while one gives way to the other.
-        max_queues: (caps.max_tables > 0).then(|| (caps.max_tables / 2).max(1)),
+        max_queues: (caps.max_tables > 0).then_some(caps.max_tables),
         ..ideal
     }
 }

@@ -52,8 +52,8 @@ pub enum Error {
         /// Bytes of all frames.
         bytes: usize,
     },
-    /// A verb was refused.
-    #[error("worker {}: the device refused {object}: {source}{}", worker.0, remedy(source))]
+    /// A verb was refused; the message is the verb's own, remedy included.
+    #[error("worker {}: {source}", worker.0)]
     Verb {
         /// Which worker.
         worker: WorkerId,
@@ -95,7 +95,7 @@ pub enum Error {
 /// What a worker has made for itself by a verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Object {
-    /// The device's limits.
+    /// The device's answer about its limits.
     Attributes,
     /// Its protection domain.
     ProtectionDomain,
@@ -117,41 +117,8 @@ pub enum Object {
     FramePool,
 }
 
-impl std::fmt::Display for Object {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Attributes => "to tell its limits",
-            Self::ProtectionDomain => "a protection domain",
-            Self::ThreadDomain => "a thread domain",
-            Self::ParentDomain => "a parent domain",
-            Self::CompletionQueue => "a completion queue",
-            Self::WorkQueue => "a receive work queue",
-            Self::ReadyWorkQueue => "to make the receive work queue ready",
-            Self::SendQueue => "a raw packet queue pair",
-            Self::MemoryRegion => "to register the frames' memory",
-            Self::FramePool => "the frame pool",
-        })
-    }
-}
-
 /// errno.h, asm-generic: the same on every Linux this runs on.
 pub(crate) const EPERM: i32 = 1;
-const ENOMEM: i32 = 12;
-const EACCES: i32 = 13;
-const ENOSPC: i32 = 28;
-
-/// What to do about it, for the refusals that operators meet.
-fn remedy(error: &verbs::Error) -> &'static str {
-    match error.errno() {
-        Some(EPERM | EACCES) => {
-            "; raw packet queues need CAP_NET_RAW: run as root or grant it (systemd: AmbientCapabilities=CAP_NET_RAW)"
-        }
-        Some(ENOMEM | ENOSPC) => {
-            "; if the locked-memory limit is low (`ulimit -l`), raise it (systemd: LimitMEMLOCK=infinity), else lower `frames`"
-        }
-        _ => "",
-    }
-}
 
 /// Something that a worker does without, or gets otherwise than asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]

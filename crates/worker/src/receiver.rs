@@ -24,6 +24,7 @@ impl Receiver {
     /// received here, and either becomes a packet of the batch or is counted with its reason.
     pub(crate) fn poll(&mut self, batch: &mut Batch, stats: &Stats) {
         batch.clear();
+        // Also `None` while a queue that completes into this one is destroyed, but those are the worker's own.
         let Some(mut open) = self.completions.poll() else {
             batch.drained = true;
             return;

@@ -36,6 +36,8 @@ pub struct WorkerSnapshot {
     pub polls: u64,
     /// Turns that found no completion.
     pub empty_polls: u64,
+    /// Polls that the device refused: the completion queue is broken if this grows.
+    pub poll_errors: u64,
     /// Frames posted, the first filling included.
     pub posted: u64,
     /// Send completions.
@@ -58,6 +60,7 @@ impl WorkerSnapshot {
             anomalies: stats.anomalies(),
             polls: stats.polls.read(),
             empty_polls: stats.empty_polls.read(),
+            poll_errors: stats.poll_errors.read(),
             posted: stats.posted.read(),
             sends_completed: stats.sends_completed.read(),
             batches: stats.batches.read(),

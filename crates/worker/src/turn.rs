@@ -131,6 +131,7 @@ impl Worker {
             stats.poll_gap_max_ns.raise(gap_ns);
         }
         stats.polls.add(1);
+        stats.poll_errors.raise(self.receiver.completions.poll_errors());
         if self.batch.completions == 0 {
             stats.empty_polls.add(1);
         }
