@@ -1,0 +1,177 @@
+//! The command line: what an operator can type, and nothing else.
+//!
+//! `main` parses it and hands each command to the module that does the work. This file reads no
+//! file and decides nothing; exit codes are documented here because `--help` prints them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  success
+  1  the policy has errors (or the device cannot hold it)
+  2  the command line is wrong
+  3  the settings are wrong (file, STEERD_ variable or flag)
+  4  the device: not there, port down, no permission, too few queues
+  5  a worker: core not present, not enough memory or memory lock
+  6  the HTTP address cannot be used
+  7  something failed while running
+  130  ended at once by a second Ctrl-C";
+
+/// Steers packets past the kernel to pinned workers, as a TOML policy says.
+#[derive(Debug, Parser)]
+#[command(name = "steerd", version, about, after_help = EXIT_CODES, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Put the policy on the device and run the workers until SIGTERM or Ctrl-C.
+    Run(RunArgs),
+    /// Say for every rule of a policy whether and how the device can do it.
+    Check(CheckArgs),
+    /// Say where a packet (or every packet of a capture) would go, and why.
+    Explain(ExplainArgs),
+    /// List libibverbs' devices and the soft NIC of the settings.
+    Devices(DevicesArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// The settings file [default: built-in settings only].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// The policy file; overrides policy.file of the settings.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) policy: Option<PathBuf>,
+    /// Run the built-in demonstration: a soft NIC fed by a packet generator.
+    #[arg(long, conflicts_with = "config")]
+    pub(crate) demo: bool,
+    /// End by itself after this time, e.g. 500ms, 10s, 2m, 1h.
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) run_for: Option<Duration>,
+    /// The device to steer on; overrides device.name.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
+    /// The HTTP address for metrics and state, "off" for none; overrides http.listen.
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Option<String>,
+    /// What to log, e.g. debug or steerd=debug,info; overrides log.filter.
+    #[arg(long, value_name = "FILTER")]
+    pub(crate) log: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PolicyArgs {
+    /// The policy file [default: policy.file of the settings given by --config].
+    #[arg(value_name = "POLICY", required_unless_present = "config")]
+    pub(crate) policy: Option<PathBuf>,
+    /// The settings file that says how many workers there are.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// How many workers to compile for [default: the settings', else what the policy names].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) workers: Option<u32>,
+    /// How to print the answer.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub(crate) format: Format,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("what").required(true).args(["packet", "hex", "pcap"]))]
+pub(crate) struct ExplainArgs {
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
+    /// A packet by its fields: src, dst, protocol, src_port, dst_port, tcp_flags, tos, ttl, fragment,
+    /// vlan, vlan_priority, src_mac, dst_mac, ethertype.
+    #[arg(long, value_name = "FIELD=VALUE,...")]
+    pub(crate) packet: Option<String>,
+    /// A frame in hexadecimal, from the destination MAC on; blanks and colons are ignored.
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) hex: Option<String>,
+    /// A pcap or pcapng file: a summary per rule and per worker.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
+    /// With --pcap: a line for every packet.
+    #[arg(long, requires = "pcap")]
+    pub(crate) each: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DevicesArgs {
+    /// The settings file whose soft NIC is listed too.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// How to print the answer.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub(crate) format: Format,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    Text,
+    Json,
+}
+
+/// `500ms`, `10s`, `2m`, `1h`; a bare number means seconds.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let text = text.trim();
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let number: u64 =
+        number.parse().map_err(|_| "a number and a unit are wanted: 500ms, 10s, 2m, 1h".to_owned())?;
+    let milliseconds_per_unit = match unit {
+        "ms" => 1,
+        "" | "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err(format!("unknown unit '{unit}': use ms, s, m or h")),
+    };
+    let milliseconds = number.checked_mul(milliseconds_per_unit).ok_or("too long")?;
+    if milliseconds == 0 {
+        return Err("must be longer than nothing".into());
+    }
+    Ok(Duration::from_millis(milliseconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn durations() {
+        assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_duration("10s"), Ok(Duration::from_secs(10)));
+        assert_eq!(parse_duration("7"), Ok(Duration::from_secs(7)));
+        assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(parse_duration("1h"), Ok(Duration::from_secs(3600)));
+        for bad in ["", "s", "0s", "10 s", "3d", "-1s", "99999999999999999999s", "18446744073709551615h"] {
+            assert!(parse_duration(bad).is_err(), "{bad:?} must be refused");
+        }
+    }
+
+    #[test]
+    fn demo_and_config_exclude_each_other() {
+        assert!(Cli::try_parse_from(["steerd", "run", "--demo", "--config", "x"]).is_err());
+        assert!(Cli::try_parse_from(["steerd", "run", "--demo", "--for", "2s"]).is_ok());
+        assert!(Cli::try_parse_from(["steerd", "check"]).is_err());
+        assert!(Cli::try_parse_from(["steerd", "check", "--config", "x"]).is_ok());
+        assert!(Cli::try_parse_from(["steerd", "explain", "p", "--hex", "00", "--pcap", "f"]).is_err());
+    }
+}

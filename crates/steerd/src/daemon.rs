@@ -1,0 +1,179 @@
+//! `steerd run`: start-up in order, the run loop, shutdown in reverse.
+//!
+//! Nothing is put on a device before everything that can be refused beforehand has been tried: the
+//! settings, signals, the HTTP address, the device and its ports, the workers, the policy. Whatever
+//! fails, `Drop` takes back what was made. Packets never pass through here.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{self, Receiver};
+
+use crate::cli::RunArgs;
+use crate::error::{Error, chain};
+use crate::http::{self, Bound, Server};
+use crate::plant::{Builder, Plant, Threads};
+use crate::screen::Screen;
+use crate::settings::{self, Listen, Loaded, Request};
+use crate::signals::{self, Event};
+use crate::table::{self, Rates};
+use crate::{check, logging, notify, output, policy_file, reload, summary};
+
+/// How often the table is drawn, and the workers looked after.
+const TICK: Duration = Duration::from_secs(1);
+/// How often a line is logged where there is no table.
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
+
+pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
+    let loaded = settings::load(&Request::from(args)).map_err(Error::Settings)?;
+    let screen = Screen::new();
+    logging::start(&loaded.settings.log, &screen);
+    let events = signals::listen().map_err(Error::Signals)?;
+    let bound = bind(&loaded)?;
+    let (plant, threads) = start(&loaded)?;
+    let server = serve(bound, &plant)?;
+    let status = format!("steering on {} with {}", plant.opened().device.name(), plant.policy_source());
+    tracing::info!("{status}");
+    notify::ready(&status);
+
+    let ended = Daemon { plant: &plant, threads: &threads, screen: &screen, events }.run(args.run_for);
+    stop(&plant, threads, server, &screen, ended)
+}
+
+fn bind(loaded: &Loaded) -> Result<Option<Bound>, Error> {
+    let Listen::On(address) = loaded.settings.http.listen else { return Ok(None) };
+    let bound = http::bind(address)?;
+    tracing::info!("http://{}/metrics", bound.address);
+    Ok(Some(bound))
+}
+
+/// Everything that packets need, from the device to the flows.
+fn start(loaded: &Loaded) -> Result<(Arc<Plant>, Threads), Error> {
+    let builder = Builder::new(&loaded.settings)?;
+    let device = &builder.opened().device;
+    let compiled = policy_file::compile(&loaded.policy, device.profile(), Some(builder.worker_count()))
+        .map_err(|diagnostics| {
+            check::print_diagnostics(&diagnostics);
+            check::policy_error(&loaded.policy, &diagnostics)
+        })?;
+    compiled.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    tracing::info!(
+        "{}: {} flows, {} queue pairs, {} workers",
+        device.name(),
+        compiled.program.flows.len(),
+        compiled.program.queues.len(),
+        builder.worker_count(),
+    );
+    for (index, wire) in builder.opened().wires().iter().enumerate() {
+        tracing::info!("port {}: {wire}", index + 1);
+    }
+    builder.start(loaded.policy.clone(), compiled.program)
+}
+
+fn serve(bound: Option<Bound>, plant: &Arc<Plant>) -> Result<Option<Server>, Error> {
+    let Some(bound) = bound else { return Ok(None) };
+    let snapshot = {
+        let plant = Arc::clone(plant);
+        Arc::new(move || plant.state())
+    };
+    Ok(Some(bound.serve(snapshot, Arc::clone(&plant.ready))?))
+}
+
+/// What the run loop looks after.
+struct Daemon<'d> {
+    plant: &'d Plant,
+    threads: &'d Threads,
+    screen: &'d Screen,
+    events: Receiver<Event>,
+}
+
+impl Daemon<'_> {
+    /// Until a signal, the end of the given time, or the death of a worker.
+    fn run(&self, run_for: Option<Duration>) -> Result<(), Error> {
+        let mut watchdog = notify::Watchdog::new();
+        let tick = watchdog.interval().map_or(TICK, |interval| TICK.min(interval / 2));
+        let ticks = channel::tick(tick);
+        let deadline = run_for.map_or_else(channel::never, channel::after);
+        let mut view = View { rates: Rates::default(), logged: Instant::now() };
+        loop {
+            channel::select! {
+                recv(self.events) -> event => match event {
+                    Ok(Event::Reload) => reload::run(self.plant),
+                    Ok(Event::Stop { signal }) => {
+                        tracing::info!("{signal}: draining (a second Ctrl-C ends at once)");
+                        return Ok(());
+                    }
+                    Err(_) => return Ok(()),
+                },
+                recv(deadline) -> _ => return Ok(()),
+                recv(ticks) -> _ => {
+                    if let Some(worker) = self.threads.dead() {
+                        return Err(Error::WorkerDied(worker));
+                    }
+                    watchdog.feed(self.plant.turns());
+                    self.log_device_events();
+                    view.show(self.plant, self.screen);
+                }
+            }
+        }
+    }
+
+    /// A port that loses its link is worth a line; steering goes on when the link is back.
+    fn log_device_events(&self) {
+        let context = self.plant.opened().device.context();
+        loop {
+            match context.async_event() {
+                Ok(Some(event)) => tracing::warn!(?event, "the device reports"),
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::debug!("no device events: {}", chain(&error));
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// The live table, or a line in the log now and then.
+struct View {
+    rates: Rates,
+    logged: Instant,
+}
+
+impl View {
+    fn show(&mut self, plant: &Plant, screen: &Screen) {
+        if screen.is_terminal() {
+            let state = plant.state();
+            screen.draw(&table::live(&state, &self.rates.update(&state)));
+        } else if self.logged.elapsed() >= LINE_INTERVAL {
+            self.logged = Instant::now();
+            let state = plant.state();
+            let line = table::line(&state, &self.rates.update(&state));
+            tracing::info!("{line}");
+            notify::status(&line);
+        }
+    }
+}
+
+fn stop(
+    plant: &Plant,
+    threads: Threads,
+    server: Option<Server>,
+    screen: &Screen,
+    ended: Result<(), Error>,
+) -> Result<(), Error> {
+    notify::stopping();
+    let (state, ran_for, errors) = threads.stop(plant);
+    if let Some(server) = server {
+        server.stop();
+    }
+    screen.clear();
+    output::print(&summary::text(&state, ran_for))?;
+    if !state.books.balanced {
+        tracing::error!("books: {}", state.books.verdict());
+    }
+    let mut failures = ended.err().into_iter().chain(errors);
+    let first = failures.next();
+    failures.for_each(|error| tracing::error!("{error}"));
+    first.map_or(Ok(()), Err)
+}

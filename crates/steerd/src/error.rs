@@ -1,0 +1,97 @@
+//! Why a command failed, and the exit code that says so to scripts (listed in `steerd --help`).
+//!
+//! Every message is one clear line with what to do; the crates below word their own parts and this
+//! file only adds the sources that their `Display` leaves out. Nothing here prints.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::settings::Problems;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("{0}")]
+    Settings(Problems),
+    /// Already printed in full, as it may be many lines with excerpts.
+    #[error("{file}: {errors} in the policy")]
+    Policy { file: String, errors: String },
+    #[error("explain: {0}")]
+    Packet(String),
+    #[error("{}: {message}", path.display())]
+    Capture { path: PathBuf, message: String },
+    #[error("no device: {0}")]
+    NoDevice(String),
+    #[error("soft NIC: port {port}: {}", chain(source))]
+    Wire { port: usize, source: softnic::wire::WireError },
+    #[error("soft NIC: {}", chain(.0))]
+    SoftNic(softnic::Error),
+    #[error("{}", chain(.0))]
+    Device(control::Error),
+    #[error(
+        "device {device} has {queues} receive queues, {workers} workers need one each (hint: set workers.cores)"
+    )]
+    TooFewQueues { device: String, queues: u32, workers: usize },
+    #[error("the policy cannot be put on the device: {}", chain(.0))]
+    Install(control::Error),
+    #[error("{}", chain(.0))]
+    Worker(worker::Error),
+    #[error("workers.cores: {0}")]
+    Cores(String),
+    #[error(transparent)]
+    Http(#[from] crate::http::Error),
+    #[error("worker {0} has ended by itself")]
+    WorkerDied(u32),
+    #[error("signals cannot be received: {0}")]
+    Signals(io::Error),
+    #[error("cannot write the output: {0}")]
+    Output(io::Error),
+}
+
+impl Error {
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Policy { .. } | Self::Packet(_) | Self::Capture { .. } => 1,
+            Self::Settings(_) => 3,
+            Self::NoDevice(_)
+            | Self::Wire { .. }
+            | Self::SoftNic(_)
+            | Self::Device(_)
+            | Self::TooFewQueues { .. }
+            | Self::Install(_) => 4,
+            Self::Worker(_) | Self::Cores(_) => 5,
+            Self::Http(_) => 6,
+            Self::WorkerDied(_) | Self::Signals(_) | Self::Output(_) => 7,
+        }
+    }
+}
+
+/// An error and those sources that its own text does not already repeat, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let part = error.to_string();
+        if !text.contains(&part) {
+            text.push_str(": ");
+            text.push_str(&part);
+        }
+        source = error.source();
+    }
+    text.replace('\n', "; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("outer{0}")]
+    struct Outer(&'static str, #[source] io::Error);
+
+    #[test]
+    fn sources_are_said_once() {
+        let inner = || io::Error::other("inner");
+        assert_eq!(chain(&Outer("", inner())), "outer: inner");
+        assert_eq!(chain(&Outer(": inner", inner())), "outer: inner");
+    }
+}

@@ -1,0 +1,361 @@
+//! A packet described by its fields ("src=10.0.0.1,protocol=udp,dst_port=53") or in hexadecimal, as the
+//! key that policies match. Only `explain` uses it; what is contradictory is an error, never guessed.
+
+use std::net::IpAddr;
+
+use packet::{EtherType, FlowKey, IpProtocol, Layers, MacAddr};
+
+/// Who the packet is for when nobody says: a locally administered address.
+const DEFAULT_DST_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+const DEFAULT_SRC_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
+const DEFAULT_TTL: u8 = 64;
+/// A segment within a connection.
+const DEFAULT_TCP_FLAGS: u8 = 0x10;
+const MORE_FRAGMENTS: u8 = 1;
+/// The largest frame that `--hex` takes: an IP packet of full length behind two tags.
+const MAX_FRAME_BYTES: usize = 65_535 + 22;
+
+const FIELDS: &[&str] = &[
+    "src",
+    "dst",
+    "family",
+    "protocol",
+    "src_port",
+    "dst_port",
+    "tcp_flags",
+    "tos",
+    "dscp",
+    "ttl",
+    "fragment",
+    "ip_options",
+    "vlan",
+    "vlan_priority",
+    "vlan_tpid",
+    "inner_vlan",
+    "src_mac",
+    "dst_mac",
+    "ethertype",
+];
+const TCP_FLAGS: [(&str, u8); 8] =
+    [("fin", 1), ("syn", 2), ("rst", 4), ("psh", 8), ("ack", 16), ("urg", 32), ("ece", 64), ("cwr", 128)];
+
+/// The fields as they were given, each at most once.
+#[derive(Default)]
+struct Given<'t>(Vec<(&'t str, &'t str)>);
+
+impl<'t> Given<'t> {
+    fn read(text: &'t str) -> Result<Self, String> {
+        let mut given = Self::default();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let (name, value) =
+                part.split_once('=').ok_or_else(|| format!("\"{part}\" is not of the form field=value"))?;
+            let (name, value) = (name.trim(), value.trim());
+            if !FIELDS.contains(&name) {
+                return Err(format!("there is no field \"{name}\" (hint: {})", FIELDS.join(", ")));
+            }
+            if given.text(name).is_some() {
+                return Err(format!("{name} is given twice"));
+            }
+            given.0.push((name, value));
+        }
+        Ok(given)
+    }
+
+    fn text(&self, name: &str) -> Option<&'t str> {
+        self.0.iter().find(|(given, _)| *given == name).map(|(_, value)| *value)
+    }
+
+    fn value<T: std::str::FromStr>(&self, name: &str, expected: &str) -> Result<Option<T>, String> {
+        let parse = |text: &str| text.parse().map_err(|_| format!("{name}: \"{text}\" is not {expected}"));
+        self.text(name).map(parse).transpose()
+    }
+
+    fn number(&self, name: &str, most: u16) -> Result<Option<u16>, String> {
+        let expected = format!("a number from 0 to {most}");
+        match self.value::<u16>(name, &expected)? {
+            Some(value) if value > most => Err(format!("{name}: {value} is not {expected}")),
+            value => Ok(value),
+        }
+    }
+
+    fn any(&self, names: &[&'static str]) -> Option<&'static str> {
+        names.iter().copied().find(|name| self.text(name).is_some())
+    }
+}
+
+/// The key of the packet that `text` describes.
+pub(super) fn key_of_fields(text: &str) -> Result<FlowKey, String> {
+    let given = Given::read(text)?;
+    let mut key = FlowKey {
+        dst_mac: given.value("dst_mac", "a MAC address")?.unwrap_or(DEFAULT_DST_MAC),
+        src_mac: given.value("src_mac", "a MAC address")?.unwrap_or(DEFAULT_SRC_MAC),
+        ..FlowKey::default()
+    };
+    tags(&given, &mut key)?;
+    match ip_version(&given)? {
+        Some(version) => network(&given, version, &mut key)?,
+        None => {
+            let ether_type = given.value::<EtherType>("ethertype", "an ethertype such as arp or 0x88cc")?;
+            key.ether_type = ether_type.ok_or("an ethertype, an address or a protocol is needed")?.0;
+        }
+    }
+    Ok(key)
+}
+
+fn tags(given: &Given<'_>, key: &mut FlowKey) -> Result<(), String> {
+    let Some(id) = given.number("vlan", 4095)? else {
+        return match given.any(&["vlan_priority", "vlan_tpid", "inner_vlan"]) {
+            Some(name) => Err(format!("{name} needs vlan")),
+            None => Ok(()),
+        };
+    };
+    let priority = given.number("vlan_priority", 7)?.unwrap_or(0);
+    key.layers |= Layers::VLAN;
+    key.vlan_tci = priority << 13 | id;
+    let tpid = given.value::<EtherType>("vlan_tpid", "a tag protocol such as 0x88a8")?;
+    key.vlan_tpid = tpid.unwrap_or(EtherType::VLAN).0;
+    if let Some(inner) = given.number("inner_vlan", 4095)? {
+        key.layers |= Layers::INNER_VLAN;
+        key.inner_vlan_tci = inner;
+        key.inner_vlan_tpid = EtherType::VLAN.0;
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum IpVersion {
+    V4,
+    V6,
+}
+
+impl IpVersion {
+    fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+}
+
+/// From the addresses, the family or the ethertype, which must agree; IPv4 if only a protocol is given.
+fn ip_version(given: &Given<'_>) -> Result<Option<IpVersion>, String> {
+    let mut versions = Vec::new();
+    for name in ["src", "dst"] {
+        versions.extend(given.value::<IpAddr>(name, "an IP address")?.map(IpVersion::of));
+    }
+    match given.text("family") {
+        None => {}
+        Some("ipv4") => versions.push(IpVersion::V4),
+        Some("ipv6") => versions.push(IpVersion::V6),
+        Some(other) => return Err(format!("family: \"{other}\" is neither ipv4 nor ipv6")),
+    }
+    let ether_type = given.value::<EtherType>("ethertype", "an ethertype such as arp or 0x88cc")?;
+    match ether_type {
+        None => {}
+        Some(EtherType::IPV4) => versions.push(IpVersion::V4),
+        Some(EtherType::IPV6) => versions.push(IpVersion::V6),
+        Some(other) if !versions.is_empty() => return Err(format!("ethertype {other} has no IP addresses")),
+        Some(_) => {}
+    }
+    let ip_only =
+        ["protocol", "src_port", "dst_port", "tcp_flags", "tos", "dscp", "ttl", "fragment", "ip_options"];
+    match (versions.first(), given.any(&ip_only), ether_type) {
+        (Some(first), _, _) if versions.iter().any(|version| version != first) => {
+            Err("the fields mix IPv4 and IPv6".into())
+        }
+        (Some(first), _, _) => Ok(Some(*first)),
+        (None, Some(name), Some(ether_type)) => Err(format!("{name} needs IP, not ethertype {ether_type}")),
+        (None, Some(_), None) => Ok(Some(IpVersion::V4)),
+        (None, None, _) => Ok(None),
+    }
+}
+
+fn network(given: &Given<'_>, version: IpVersion, key: &mut FlowKey) -> Result<(), String> {
+    let (layer, ether_type) = match version {
+        IpVersion::V4 => (Layers::IPV4, EtherType::IPV4),
+        IpVersion::V6 => (Layers::IPV6, EtherType::IPV6),
+    };
+    key.layers |= layer;
+    key.ether_type = ether_type.0;
+    for (name, place) in [("src", &mut key.src_ip), ("dst", &mut key.dst_ip)] {
+        match given.value::<IpAddr>(name, "an IP address")? {
+            Some(IpAddr::V4(address)) => place[..4].copy_from_slice(&address.octets()),
+            Some(IpAddr::V6(address)) => *place = address.octets(),
+            None => {}
+        }
+    }
+    if let Some(name) = ["tos", "dscp"].iter().find(|_| given.text("tos").and(given.text("dscp")).is_some()) {
+        return Err(format!("{name}: tos and dscp are one field, give one of them"));
+    }
+    let dscp = given.number("dscp", 63)?.map(|dscp| dscp << 2);
+    key.tos = given.number("tos", 255)?.or(dscp).map_or(0, low_byte);
+    key.ttl = given.number("ttl", 255)?.map_or(DEFAULT_TTL, low_byte);
+    let protocol = given.value::<IpProtocol>("protocol", "a protocol such as udp or a number")?;
+    let protocol = match (protocol, given.any(&["src_port", "dst_port", "tcp_flags"])) {
+        (None, Some(name)) => return Err(format!("{name} needs protocol=tcp or protocol=udp")),
+        (protocol, _) => protocol.unwrap_or(if version == IpVersion::V4 {
+            IpProtocol(253)
+        } else {
+            IpProtocol::NO_NEXT_HEADER
+        }),
+    };
+    key.protocol = protocol.0;
+    if given.value::<bool>("ip_options", "true or false")? == Some(true) {
+        if version == IpVersion::V6 {
+            return Err("ip_options is IPv4's".into());
+        }
+        key.layers |= Layers::IP_OPTIONS;
+    }
+    if fragment(given, version, key)? { transport(given, protocol, key) } else { no_ports(given) }
+}
+
+/// Whether the packet still has its transport header.
+fn fragment(given: &Given<'_>, version: IpVersion, key: &mut FlowKey) -> Result<bool, String> {
+    let later = match given.text("fragment") {
+        None | Some("none") => return Ok(true),
+        Some("first") => false,
+        Some("later") => true,
+        Some(other) => return Err(format!("fragment: \"{other}\" is not none, first or later")),
+    };
+    key.layers |= if later { Layers::FRAGMENT | Layers::LATER_FRAGMENT } else { Layers::FRAGMENT };
+    if version == IpVersion::V6 {
+        // The first next header is the fragment header: ports are behind it, out of a parser's sight.
+        key.protocol = IpProtocol::FRAGMENT.0;
+        return Ok(false);
+    }
+    if !later {
+        key.ip_flags = MORE_FRAGMENTS;
+    }
+    Ok(!later)
+}
+
+fn transport(given: &Given<'_>, protocol: IpProtocol, key: &mut FlowKey) -> Result<(), String> {
+    key.layers |= match protocol {
+        IpProtocol::TCP => Layers::TCP,
+        IpProtocol::UDP => Layers::UDP,
+        _ => return no_ports(given),
+    };
+    key.src_port = given.number("src_port", u16::MAX)?.unwrap_or(0);
+    key.dst_port = given.number("dst_port", u16::MAX)?.unwrap_or(0);
+    match given.text("tcp_flags") {
+        Some(_) if protocol != IpProtocol::TCP => return Err("tcp_flags needs protocol=tcp".into()),
+        Some(text) => key.tcp_flags = tcp_flags(text)?,
+        None if protocol == IpProtocol::TCP => key.tcp_flags = DEFAULT_TCP_FLAGS,
+        None => {}
+    }
+    Ok(())
+}
+
+fn no_ports(given: &Given<'_>) -> Result<(), String> {
+    match given.any(&["src_port", "dst_port", "tcp_flags"]) {
+        Some(name) => Err(format!("{name}: such a packet has no TCP or UDP header")),
+        None => Ok(()),
+    }
+}
+
+/// `syn+ack`, or nothing for a segment without flags.
+fn tcp_flags(text: &str) -> Result<u8, String> {
+    text.split('+').filter(|name| !name.is_empty()).try_fold(0, |flags, name| {
+        let bit = TCP_FLAGS.iter().find(|(known, _)| *known == name).map(|(_, bit)| bit);
+        let names = TCP_FLAGS.map(|(name, _)| name).join(", ");
+        bit.map(|bit| flags | bit)
+            .ok_or_else(|| format!("tcp_flags: \"{name}\" is none of {names} (joined by +)"))
+    })
+}
+
+/// Of a number that was checked to fit.
+fn low_byte(number: u16) -> u8 {
+    number.to_be_bytes()[1]
+}
+
+/// A frame written in hexadecimal; blanks, colons and dashes between digits are ignored.
+pub(super) fn frame_of_hex(text: &str) -> Result<Vec<u8>, String> {
+    let mut digits = Vec::new();
+    for c in text.chars().filter(|c| !c.is_whitespace() && !matches!(c, ':' | '-')) {
+        let digit = c.to_digit(16).ok_or_else(|| format!("'{c}' is not a hexadecimal digit"))?;
+        digits.push(u8::try_from(digit).unwrap_or(0));
+    }
+    if digits.len() % 2 == 1 {
+        return Err("an odd number of hexadecimal digits".into());
+    }
+    let frame: Vec<u8> = digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect();
+    match frame.len() {
+        0 => Err("the frame is empty".into()),
+        bytes if bytes > MAX_FRAME_BYTES => {
+            Err(format!("{bytes} bytes are more than the {MAX_FRAME_BYTES} a frame can have"))
+        }
+        _ => Ok(frame),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_make_the_key_that_parsing_the_frame_makes() {
+        let mac = |last| MacAddr([2, 0, 0, 0, 0, last]);
+        let address = |text: &str| text.parse::<IpAddr>().expect("address");
+        let frame = packet::build::FrameBuilder::new()
+            .ethernet(mac(1), mac(2))
+            .vlan(EtherType::VLAN, 5 << 13 | 42)
+            .ip(address("10.0.0.1"), address("192.0.2.53"))
+            .udp(1024, 53)
+            .build();
+        let fields = "src=10.0.0.1, dst=192.0.2.53, protocol=udp, src_port=1024, dst_port=53, vlan=42, vlan_priority=5";
+        assert_eq!(key_of_fields(fields), Ok(FlowKey::of(&frame)));
+        let frame = packet::build::FrameBuilder::new()
+            .ethernet(mac(1), mac(2))
+            .ip(address("2001:db8::1"), address("2001:db8::2"))
+            .tcp(1, 443, 0x12)
+            .build();
+        let fields = "src=2001:db8::1,dst=2001:db8::2,protocol=tcp,src_port=1,dst_port=443,tcp_flags=syn+ack";
+        assert_eq!(key_of_fields(fields), Ok(FlowKey::of(&frame)));
+    }
+
+    #[test]
+    fn later_fragments_have_no_ports() {
+        let key = key_of_fields("src=10.0.0.1,protocol=udp,fragment=later").expect("key");
+        assert!(key.layers.contains(Layers::LATER_FRAGMENT) && !key.layers.contains(Layers::UDP));
+        assert!(key_of_fields("protocol=udp,fragment=later,dst_port=53").is_err());
+        let key = key_of_fields("src=2001:db8::1,protocol=udp,fragment=first").expect("key");
+        assert_eq!(key.protocol, IpProtocol::FRAGMENT.0);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_the_field_named() {
+        for (fields, named) in [
+            ("", "needed"),
+            ("colour=red", "colour"),
+            ("src", "field=value"),
+            ("src=10.0.0.1,src=10.0.0.2", "twice"),
+            ("src=10.0.0.256", "src"),
+            ("src=10.0.0.1,dst=2001:db8::1", "mix"),
+            ("dst_port=53", "protocol"),
+            ("protocol=icmp,dst_port=53", "dst_port"),
+            ("protocol=udp,tcp_flags=syn", "tcp_flags"),
+            ("protocol=tcp,tcp_flags=sin", "sin"),
+            ("protocol=udp,dst_port=65536", "dst_port"),
+            ("ethertype=arp,vlan=4096", "4096"),
+            ("ethertype=arp,vlan_priority=1", "vlan"),
+            ("ethertype=arp,protocol=udp", "IP"),
+            ("src=10.0.0.1,tos=4,dscp=1", "tos"),
+            ("src=2001:db8::1,ip_options=true", "IPv4"),
+        ] {
+            let error = key_of_fields(fields).expect_err(fields);
+            assert!(error.contains(named), "{fields}: {error}");
+        }
+    }
+
+    #[test]
+    fn hexadecimal() {
+        assert_eq!(frame_of_hex("02:00 0a-FF\n"), Ok(vec![2, 0, 10, 255]));
+        for bad in ["", "0", "0g"] {
+            assert!(frame_of_hex(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_panics(text in "([a-z_]{2,9}=[a-z0-9.:+]{0,12},?){0,6}|\\PC{0,40}") {
+            let _ = (key_of_fields(&text), frame_of_hex(&text));
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! A wire that is shut until the policy is on the device, so that a capture loses no packet to the start-up.
+//!
+//! The daemon puts one around every wire of the soft NIC and opens them all at once. It passes
+//! everything through and never looks at a frame.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use packet::MacAddr;
+use softnic::wire::{Burst, TransmitError, Wire, WireState};
+
+pub(crate) struct Gated {
+    wire: Box<dyn Wire>,
+    open: Arc<AtomicBool>,
+}
+
+impl Gated {
+    pub(crate) fn new(wire: Box<dyn Wire>, open: &Arc<AtomicBool>) -> Self {
+        Self { wire, open: Arc::clone(open) }
+    }
+}
+
+impl Wire for Gated {
+    fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
+        if self.open.load(Ordering::Relaxed) {
+            self.wire.receive(burst);
+        }
+    }
+
+    fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
+        self.wire.transmit(frame)
+    }
+
+    fn flush(&mut self) {
+        self.wire.flush();
+    }
+
+    fn state(&self) -> WireState {
+        self.wire.state()
+    }
+
+    fn sleep_hint(&self) -> Option<RawFd> {
+        // A shut gate would leave the descriptor readable and the engine awake.
+        self.open.load(Ordering::Relaxed).then(|| self.wire.sleep_hint()).flatten()
+    }
+
+    fn describe(&self) -> String {
+        self.wire.describe()
+    }
+
+    fn mac(&self) -> MacAddr {
+        self.wire.mac()
+    }
+
+    fn mtu_bytes(&self) -> u32 {
+        self.wire.mtu_bytes()
+    }
+
+    fn losses(&self) -> u64 {
+        self.wire.losses()
+    }
+
+    fn transmit_losses(&self) -> u64 {
+        self.wire.transmit_losses()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One frame, over and over.
+    struct Endless;
+
+    impl Wire for Endless {
+        fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
+            burst.push(softnic::wire::RxFrame::new(&[0; 60]));
+        }
+        fn transmit(&mut self, _: &[u8]) -> Result<(), TransmitError> {
+            Ok(())
+        }
+        fn flush(&mut self) {}
+        fn state(&self) -> WireState {
+            WireState::Live
+        }
+        fn sleep_hint(&self) -> Option<RawFd> {
+            Some(0)
+        }
+        fn describe(&self) -> String {
+            "endless".into()
+        }
+        fn mac(&self) -> MacAddr {
+            MacAddr([2, 0, 0, 0, 0, 1])
+        }
+        fn mtu_bytes(&self) -> u32 {
+            1500
+        }
+    }
+
+    #[test]
+    fn nothing_comes_through_before_it_is_opened() {
+        let open = Arc::new(AtomicBool::new(false));
+        let mut gated = Gated::new(Box::new(Endless), &open);
+        let received = |gated: &mut Gated| {
+            let mut burst = Burst::new();
+            gated.receive(&mut burst);
+            burst.len()
+        };
+        assert_eq!((received(&mut gated), gated.sleep_hint()), (0, None));
+        open.store(true, Ordering::Relaxed);
+        assert_eq!((received(&mut gated), gated.sleep_hint()), (1, Some(0)));
+    }
+}

@@ -1,0 +1,144 @@
+//! The HTTP side: /metrics, /healthz, /readyz, /api/v1/state. Read only: nothing here changes anything.
+//!
+//! The address is bound before anything is put on a device; serving runs on a thread of its own with
+//! a single-threaded runtime, so a scrape never meets a worker. State comes from a `Snapshot`.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use axum::Router;
+use axum::extract::State as Shared;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Json, Response};
+use axum::routing::get;
+use prometheus::Registry;
+use tokio::sync::oneshot;
+
+use crate::metrics::{self, Snapshot};
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("http.listen: {address} cannot be used: {source}{}", hint(source))]
+    Bind { address: SocketAddr, source: io::Error },
+    #[error("the HTTP server cannot be started: {0}")]
+    Start(#[source] io::Error),
+    #[error("the metrics cannot be registered: {0}")]
+    Metrics(#[from] prometheus::Error),
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            " (hint: another program listens there; --listen takes another address, or \"off\")"
+        }
+        io::ErrorKind::PermissionDenied => " (hint: ports below 1024 need CAP_NET_BIND_SERVICE)",
+        io::ErrorKind::AddrNotAvailable => " (hint: no interface of this host has that address)",
+        _ => "",
+    }
+}
+
+/// A bound address; nobody is served yet.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    listener: TcpListener,
+    pub(crate) address: SocketAddr,
+}
+
+pub(crate) fn bind(address: SocketAddr) -> Result<Bound, Error> {
+    let bind_error = |source| Error::Bind { address, source };
+    let listener = TcpListener::bind(address).map_err(bind_error)?;
+    listener.set_nonblocking(true).map_err(bind_error)?;
+    let address = listener.local_addr().map_err(bind_error)?;
+    Ok(Bound { listener, address })
+}
+
+/// A running server; stopped by `stop`, or with the process.
+#[derive(Debug)]
+pub(crate) struct Server {
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+#[derive(Clone)]
+struct Pages {
+    registry: Registry,
+    snapshot: Snapshot,
+    ready: Arc<AtomicBool>,
+}
+
+impl Bound {
+    /// `ready`: whether the policy is on the device and the workers run.
+    pub(crate) fn serve(self, snapshot: Snapshot, ready: Arc<AtomicBool>) -> Result<Server, Error> {
+        let registry = metrics::registry(Arc::clone(&snapshot))?;
+        let pages = Pages { registry, snapshot, ready };
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(Error::Start)?;
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serve = async move {
+            let listener = tokio::net::TcpListener::from_std(self.listener)?;
+            let until = async {
+                // A dropped sender means the same as a sent stop.
+                let _ = stopped.await;
+            };
+            tokio::select! {
+                served = async { axum::serve(listener, router(pages)).await } => served,
+                () = until => Ok(()),
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("http".into())
+            .spawn(move || {
+                if let Err(error) = runtime.block_on(serve) {
+                    tracing::error!(%error, "the HTTP server has failed");
+                }
+            })
+            .map_err(Error::Start)?;
+        Ok(Server { stop, thread })
+    }
+}
+
+impl Server {
+    /// Open connections are closed, not waited for.
+    pub(crate) fn stop(self) {
+        let _ = self.stop.send(());
+        if self.thread.join().is_err() {
+            tracing::error!("the HTTP thread has panicked");
+        }
+    }
+}
+
+fn router(pages: Pages) -> Router {
+    Router::new()
+        .route("/", get(index))
+        .route("/metrics", get(metrics_page))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready_page))
+        .route("/api/v1/state", get(state_page))
+        .with_state(pages)
+}
+
+async fn index() -> &'static str {
+    "steerd: /metrics /healthz /readyz /api/v1/state\n"
+}
+
+async fn metrics_page(Shared(pages): Shared<Pages>) -> Response {
+    match metrics::render(&pages.registry) {
+        Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+async fn ready_page(Shared(pages): Shared<Pages>) -> (StatusCode, &'static str) {
+    if pages.ready.load(Ordering::Acquire) {
+        (StatusCode::OK, "ready\n")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "not ready\n")
+    }
+}
+
+async fn state_page(Shared(pages): Shared<Pages>) -> Response {
+    Json((pages.snapshot)()).into_response()
+}

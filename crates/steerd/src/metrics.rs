@@ -1,0 +1,379 @@
+//! The metrics in Prometheus' text format: one collector that turns a `State` into families.
+//!
+//! `http` calls `render` at every scrape; nothing is counted twice and no metric is ever touched on
+//! the packet path. Base units, `_total` on counters, HELP on everything: promtool's rules.
+
+use std::sync::Arc;
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
+use prometheus::{Registry, TextEncoder};
+
+use crate::process;
+use crate::state::{PortState, Reasons, RuleState, State, WorkerState};
+
+/// Where the collector finds the state of the moment.
+pub(crate) type Snapshot = Arc<dyn Fn() -> State + Send + Sync>;
+
+/// A registry whose only collector takes a snapshot at scrape.
+pub(crate) fn registry(snapshot: Snapshot) -> Result<Registry, prometheus::Error> {
+    let registry = Registry::new();
+    registry.register(Box::new(StateCollector { snapshot, descriptions: descriptions()? }))?;
+    Ok(registry)
+}
+
+pub(crate) fn render(registry: &Registry) -> Result<String, prometheus::Error> {
+    TextEncoder::new().encode_to_string(&registry.gather())
+}
+
+struct StateCollector {
+    snapshot: Snapshot,
+    descriptions: Vec<Desc>,
+}
+
+/// A registry wants to know a collector by at least one description; families make themselves.
+fn descriptions() -> Result<Vec<Desc>, prometheus::Error> {
+    Ok(vec![Desc::new(
+        "steerd_build_info".into(),
+        "The version that runs; always 1.".into(),
+        vec!["version".into()],
+        Default::default(),
+    )?])
+}
+
+impl Collector for StateCollector {
+    fn desc(&self) -> Vec<&Desc> {
+        self.descriptions.iter().collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let state = (self.snapshot)();
+        let mut families = Families::default();
+        daemon(&mut families, &state);
+        policy(&mut families, &state);
+        rules(&mut families, &state.rules);
+        ports(&mut families, &state.ports);
+        workers(&mut families, &state.workers);
+        process_itself(&mut families);
+        families.done()
+    }
+}
+
+fn daemon(families: &mut Families, state: &State) {
+    families
+        .gauge("steerd_build_info", "The version that runs; always 1.")
+        .value(&[("version", state.version)], 1.0);
+    families
+        .gauge("steerd_start_time_seconds", "When the daemon started, in Unix time.")
+        .value(&[], state.started_at_seconds);
+    families
+        .gauge("steerd_ready", "1 while the policy is on the device and the workers run.")
+        .value(&[], if state.ready { 1.0 } else { 0.0 });
+    let device = state.device.name.as_str();
+    let kind = if state.device.soft { "softnic" } else { "rdma" };
+    families
+        .gauge("steerd_device_info", "The device that is steered on; always 1.")
+        .value(&[("device", device), ("kind", kind)], 1.0);
+    families
+        .gauge(
+            "steerd_books_balanced",
+            "1 while every received packet is in exactly one counter or on its way, else 0.",
+        )
+        .value(&[], if state.books.balanced { 1.0 } else { 0.0 });
+    families
+        .gauge("steerd_books_in_flight_packets", "Packets delivered by ports and not yet taken by workers.")
+        .value(&[], signed(state.books.in_flight));
+}
+
+fn policy(families: &mut Families, state: &State) {
+    let policy = &state.policy;
+    families
+        .gauge("steerd_policy_generation", "Counts the programs that were put on the device.")
+        .value(&[], count(policy.generation));
+    families
+        .gauge("steerd_policy_rules", "Rules of the policy in force.")
+        .value(&[], count(policy.rules as u64));
+    families
+        .gauge("steerd_policy_flows", "Flows that the policy in force has on each port.")
+        .value(&[], count(policy.flows as u64));
+    families
+        .gauge("steerd_policy_loaded_timestamp_seconds", "When the policy in force was loaded, in Unix time.")
+        .value(&[], policy.loaded_at_seconds);
+    families
+        .counter("steerd_policy_reloads_total", "Reloads of the policy by result.")
+        .value(&[("result", "success")], count(policy.reloads_succeeded))
+        .value(&[("result", "failure")], count(policy.reloads_failed));
+}
+
+fn rules(families: &mut Families, rules: &[RuleState]) {
+    let help = "Packets of each rule by what became of them.";
+    let mut packets = families.counter("steerd_rule_packets_total", help);
+    for rule in rules {
+        for (action, packets_of, _) in rule_actions(rule) {
+            packets = packets.value(&[("rule", &rule.name), ("action", action)], count(packets_of));
+        }
+    }
+    let help = "Bytes of each rule by what became of them.";
+    let mut bytes = families.counter("steerd_rule_bytes_total", help);
+    for rule in rules {
+        for (action, _, bytes_of) in rule_actions(rule) {
+            bytes = bytes.value(&[("rule", &rule.name), ("action", action)], count(bytes_of));
+        }
+    }
+}
+
+/// The actions a rule has counted under; one that has counted nothing yet keeps its own at zero.
+fn rule_actions(rule: &RuleState) -> impl Iterator<Item = (&'static str, u64, u64)> {
+    let own = match rule.action.as_str() {
+        "drop" => "drop",
+        "kernel" => "kernel",
+        _ => "deliver",
+    };
+    [
+        ("deliver", rule.delivered_packets, rule.delivered_bytes),
+        ("drop", rule.dropped_packets, rule.dropped_bytes),
+        ("kernel", rule.kernel_packets, rule.kernel_bytes),
+    ]
+    .into_iter()
+    .filter(move |(action, packets, _)| *packets > 0 || *action == own)
+}
+
+fn ports(families: &mut Families, ports: &[PortState]) {
+    type Column = (&'static str, &'static str, fn(&PortState) -> u64);
+    let columns: [Column; 9] = [
+        ("steerd_port_received_packets_total", "Packets received from the wire.", |p| p.received_packets),
+        ("steerd_port_received_bytes_total", "Bytes received from the wire.", |p| p.received_bytes),
+        ("steerd_port_delivered_packets_total", "Packets handed to workers.", |p| p.delivered_packets),
+        ("steerd_port_replicated_packets_total", "Further copies of packets handed to workers.", |p| {
+            p.replicated_packets
+        }),
+        ("steerd_port_rule_dropped_packets_total", "Packets dropped by rules in the device.", |p| {
+            p.rule_dropped_packets
+        }),
+        ("steerd_port_kernel_packets_total", "Packets no rule claimed, left to the kernel.", |p| {
+            p.kernel_packets
+        }),
+        ("steerd_port_sent_packets_total", "Packets sent.", |p| p.sent_packets),
+        ("steerd_port_sent_bytes_total", "Bytes sent.", |p| p.sent_bytes),
+        ("steerd_port_send_errors_total", "Sends that failed.", |p| p.send_errors),
+    ];
+    for (name, help, value) in columns {
+        let mut family = families.counter(name, help);
+        for port in ports {
+            family = family.value(&[("port", &port.port.to_string())], count(value(port)));
+        }
+    }
+    let help = "Packets lost in the device for another reason than a rule.";
+    let mut family = families.counter("steerd_port_dropped_packets_total", help);
+    for port in ports {
+        family = family.reasons("port", &port.port.to_string(), "reason", &port.lost_packets);
+    }
+}
+
+fn workers(families: &mut Families, workers: &[WorkerState]) {
+    type Column = (&'static str, &'static str, fn(&WorkerState) -> u64);
+    let columns: [Column; 4] = [
+        ("steerd_worker_received_packets_total", "Packets taken by the worker.", |w| w.received_packets),
+        ("steerd_worker_received_bytes_total", "Bytes taken by the worker.", |w| w.received_bytes),
+        ("steerd_worker_polls_total", "Turns of the worker's loop.", |w| w.polls),
+        ("steerd_worker_empty_polls_total", "Turns of the worker's loop that found nothing.", |w| {
+            w.empty_polls
+        }),
+    ];
+    for (name, help, value) in columns {
+        let mut family = families.counter(name, help);
+        for worker in workers {
+            family = family.value(&[("worker", &worker.worker.to_string())], count(value(worker)));
+        }
+    }
+    let help = "Packets that a worker received and lost for another reason than a rule.";
+    let mut family = families.counter("steerd_worker_dropped_packets_total", help);
+    for worker in workers {
+        family = family.reasons("worker", &worker.worker.to_string(), "reason", &worker.lost_packets);
+    }
+    let help = "Malformed packets that a worker looked into; a note, not a verdict.";
+    let mut family = families.counter("steerd_worker_anomalous_packets_total", help);
+    for worker in workers {
+        family = family.reasons("worker", &worker.worker.to_string(), "anomaly", &worker.anomalies);
+    }
+    let mut family =
+        families.histogram("steerd_worker_batch_packets", "Packets per turn of the worker's loop.");
+    for worker in workers {
+        family = family.buckets(&[("worker", &worker.worker.to_string())], worker);
+    }
+}
+
+fn process_itself(families: &mut Families) {
+    let Some(usage) = process::usage() else { return };
+    families
+        .counter("process_cpu_seconds_total", "Processor time spent, user and system.")
+        .value(&[], usage.cpu_seconds);
+    families
+        .gauge("process_resident_memory_bytes", "Resident memory.")
+        .value(&[], count(usage.resident_bytes));
+    families.gauge("process_open_fds", "Open file descriptors.").value(&[], count(usage.open_files));
+}
+
+/// Prometheus' numbers are doubles: exact up to 2^53.
+#[allow(clippy::cast_precision_loss)]
+fn count(value: u64) -> f64 {
+    value as f64
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn signed(value: i64) -> f64 {
+    value as f64
+}
+
+#[derive(Default)]
+struct Families(Vec<MetricFamily>);
+
+impl Families {
+    fn counter(&mut self, name: &str, help: &str) -> Family<'_> {
+        self.family(name, help, MetricType::COUNTER)
+    }
+
+    fn gauge(&mut self, name: &str, help: &str) -> Family<'_> {
+        self.family(name, help, MetricType::GAUGE)
+    }
+
+    fn histogram(&mut self, name: &str, help: &str) -> Family<'_> {
+        self.family(name, help, MetricType::HISTOGRAM)
+    }
+
+    fn family(&mut self, name: &str, help: &str, kind: MetricType) -> Family<'_> {
+        let mut family = MetricFamily::default();
+        family.set_name(name.to_owned());
+        family.set_help(help.to_owned());
+        family.set_field_type(kind);
+        self.0.push(family);
+        let last = self.0.len() - 1;
+        Family { family: &mut self.0[last], kind }
+    }
+
+    /// A family without a single series would be a HELP line about nothing.
+    fn done(mut self) -> Vec<MetricFamily> {
+        self.0.retain(|family| !family.get_metric().is_empty());
+        self.0
+    }
+}
+
+struct Family<'f> {
+    family: &'f mut MetricFamily,
+    kind: MetricType,
+}
+
+impl Family<'_> {
+    fn value(self, labels: &[(&str, &str)], value: f64) -> Self {
+        let mut metric = Metric::from_label(pairs(labels));
+        if self.kind == MetricType::COUNTER {
+            let mut counter = Counter::default();
+            counter.set_value(value);
+            metric.set_counter(counter);
+        } else {
+            let mut gauge = Gauge::default();
+            gauge.set_value(value);
+            metric.set_gauge(gauge);
+        }
+        self.family.mut_metric().push(metric);
+        self
+    }
+
+    fn reasons(mut self, of: &str, id: &str, label: &str, reasons: &Reasons) -> Self {
+        for (reason, packets) in reasons {
+            self = self.value(&[(of, id), (label, reason)], count(*packets));
+        }
+        self
+    }
+
+    fn buckets(self, labels: &[(&str, &str)], worker: &WorkerState) -> Self {
+        let mut histogram = Histogram::default();
+        let mut cumulative = 0;
+        let mut buckets = Vec::with_capacity(worker.batches.len());
+        for (largest, batches) in &worker.batches {
+            cumulative += batches;
+            let mut bucket = Bucket::default();
+            bucket.set_upper_bound(count(*largest));
+            bucket.set_cumulative_count(cumulative);
+            buckets.push(bucket);
+        }
+        histogram.set_bucket(buckets);
+        histogram.set_sample_count(cumulative);
+        histogram.set_sample_sum(count(worker.received_packets));
+        let mut metric = Metric::from_label(pairs(labels));
+        metric.set_histogram(histogram);
+        self.family.mut_metric().push(metric);
+        self
+    }
+}
+
+fn pairs(labels: &[(&str, &str)]) -> Vec<LabelPair> {
+    let pair = |(name, value): &(&str, &str)| {
+        let mut pair = LabelPair::default();
+        pair.set_name((*name).to_owned());
+        pair.set_value((*value).to_owned());
+        pair
+    };
+    labels.iter().map(pair).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scene() -> State {
+        State {
+            version: "1.2.3",
+            rules: vec![
+                RuleState { name: "web \"x\"".into(), action: "deliver to a".into(), ..RuleState::default() },
+                RuleState {
+                    name: "scan".into(),
+                    action: "drop".into(),
+                    dropped_packets: 7,
+                    ..RuleState::default()
+                },
+            ],
+            workers: vec![WorkerState {
+                received_packets: 10,
+                batches: vec![(1, 4), (3, 2)],
+                lost_packets: [("unknown_tag", 1)].into(),
+                ..WorkerState::default()
+            }],
+            ..State::default()
+        }
+    }
+
+    fn text() -> String {
+        let registry = registry(Arc::new(scene)).expect("registry");
+        render(&registry).expect("text")
+    }
+
+    #[test]
+    fn a_state_becomes_text() {
+        let text = text();
+        for line in [
+            "steerd_build_info{version=\"1.2.3\"} 1",
+            "steerd_rule_packets_total{action=\"deliver\",rule=\"web \\\"x\\\"\"} 0",
+            "steerd_rule_packets_total{action=\"drop\",rule=\"scan\"} 7",
+            "steerd_policy_reloads_total{result=\"failure\"} 0",
+            "steerd_worker_dropped_packets_total{reason=\"unknown_tag\",worker=\"0\"} 1",
+            "steerd_worker_batch_packets_bucket{worker=\"0\",le=\"1\"} 4",
+            "steerd_worker_batch_packets_bucket{worker=\"0\",le=\"3\"} 6",
+            "steerd_worker_batch_packets_bucket{worker=\"0\",le=\"+Inf\"} 6",
+            "steerd_worker_batch_packets_count{worker=\"0\"} 6",
+            "# TYPE steerd_books_balanced gauge",
+        ] {
+            let sorted = |line: &str| {
+                let mut parts: Vec<String> = line.split(['{', ',', '}']).map(ToOwned::to_owned).collect();
+                parts.sort();
+                parts
+            };
+            assert!(text.lines().any(|found| sorted(found) == sorted(line)), "no {line} in:\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_family_without_series_is_not_mentioned() {
+        assert!(!text().contains("steerd_port_"), "this device has no port counters");
+    }
+}

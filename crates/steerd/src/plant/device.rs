@@ -1,0 +1,122 @@
+//! Finding the device that the settings name: the soft NIC, made here, or one of libibverbs' list.
+//! Called at start-up and by `steerd devices`; steers nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::error::Error;
+use crate::gate::Gated;
+use crate::settings::Settings;
+use control::{Device, DeviceSelector, DeviceSummary};
+use policy::DeviceProfile;
+use rustix::io::Errno;
+use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+
+/// The name that takes whatever device there is.
+const AUTO: &str = "auto";
+const NO_RDMA: &str = "this kernel has no RDMA support loaded (hint: modprobe ib_uverbs and the NIC's driver, \
+                       or try the soft NIC with `steerd run --demo`)";
+
+/// An open device, and what stands behind it if it is a soft one.
+pub(crate) struct Opened {
+    pub(crate) device: Device,
+    pub(crate) ports: Vec<u8>,
+    /// After the device, so that it outlives it.
+    pub(super) soft: Option<Soft>,
+}
+
+pub(super) struct Soft {
+    pub(super) nic: SoftNic,
+    /// What each port's wire calls itself.
+    pub(super) wires: Vec<String>,
+    gate: Arc<AtomicBool>,
+}
+
+impl Opened {
+    /// What the soft NIC's ports are connected to; nothing for a real device.
+    pub(crate) fn wires(&self) -> &[String] {
+        self.soft.as_ref().map_or(&[], |soft| &soft.wires)
+    }
+
+    pub(super) fn let_packets_in(&self) {
+        if let Some(soft) = &self.soft {
+            soft.gate.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// Whether the settings mean the soft NIC.
+fn means_soft(settings: &Settings) -> bool {
+    let name = settings.device.name.as_str();
+    !settings.softnic.ports.is_empty() && (name == AUTO || name == settings.softnic.name)
+}
+
+pub(crate) fn open(settings: &Settings) -> Result<Opened, Error> {
+    let ports = settings.device.ports.clone();
+    if means_soft(settings) {
+        let soft = make_soft(settings)?;
+        let selector = DeviceSelector::named(&settings.softnic.name);
+        let device = Device::open(&selector, Some(&soft.nic)).map_err(Error::Device)?;
+        return Ok(Opened { device, ports, soft: Some(soft) });
+    }
+    if settings.device.name == settings.softnic.name {
+        let hint = "add [[softnic.ports]] to the settings, or use --demo";
+        return Err(Error::NoDevice(format!(
+            "the soft NIC {} has no ports (hint: {hint})",
+            settings.softnic.name
+        )));
+    }
+    let device = Device::open(&selector(settings), None).map_err(|error| match error {
+        error if no_rdma_in_kernel(&error) => Error::NoDevice(NO_RDMA.into()),
+        error => Error::Device(error),
+    })?;
+    Ok(Opened { device, ports, soft: None })
+}
+
+fn make_soft(settings: &Settings) -> Result<Soft, Error> {
+    let gate = Arc::new(AtomicBool::new(false));
+    let mut wires = Vec::new();
+    let mut ports = Vec::new();
+    for (index, port) in settings.softnic.ports.iter().enumerate() {
+        let wire = port.wire.open().map_err(|source| Error::Wire { port: index + 1, source })?;
+        wires.push(wire.describe());
+        ports.push(PortConfig { wire: Box::new(Gated::new(wire, &gate)), mtu_bytes: port.mtu_bytes });
+    }
+    let config = SoftNicConfig {
+        name: settings.softnic.name.clone(),
+        personality: Personality::Ideal,
+        ports,
+        drive: Drive::Thread { core: settings.softnic.core },
+    };
+    let nic = SoftNic::create(config).map_err(Error::SoftNic)?;
+    Ok(Soft { nic, wires, gate })
+}
+
+/// The limits to compile for: those of the settings' device where it can be asked, else the ideal ones.
+pub(crate) fn profile(settings: &Settings) -> DeviceProfile {
+    if means_soft(settings) {
+        return DeviceProfile::ideal();
+    }
+    Device::open(&selector(settings), None)
+        .map_or_else(|_| DeviceProfile::ideal(), |device| device.profile().clone())
+}
+
+fn selector(settings: &Settings) -> DeviceSelector {
+    match settings.device.name.as_str() {
+        AUTO => DeviceSelector::default(),
+        name => DeviceSelector::named(name),
+    }
+}
+
+/// libibverbs' own devices; none where the kernel knows nothing of RDMA.
+pub(crate) fn list() -> Result<Vec<DeviceSummary>, Error> {
+    match Device::list(None) {
+        Err(error) if no_rdma_in_kernel(&error) => Ok(Vec::new()),
+        list => list.map_err(Error::Device),
+    }
+}
+
+/// ibv_get_device_list(3): ENOSYS without kernel support.
+fn no_rdma_in_kernel(error: &control::Error) -> bool {
+    matches!(error, control::Error::List { source } if source.errno == Some(Errno::NOSYS.raw_os_error()))
+}

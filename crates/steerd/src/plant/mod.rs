@@ -1,0 +1,279 @@
+//! The running machinery: device, workers, controller, soft NIC; built in order, taken down in reverse.
+//!
+//! `daemon` builds it and ends it, `reload` installs programs through it, `http` reads its state from
+//! another thread. It decides nothing about when; nothing of it is on the packet path.
+
+mod device;
+mod snapshot;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use control::{Band, Controller};
+use policy::{Program, WorkerId};
+use softnic::SoftNic;
+use worker::{ClassTable, Idle, Worker, WorkerConfig, WorkerControl, WorkerHandle};
+
+use crate::cores;
+use crate::error::Error;
+use crate::settings::{IdleMode, PolicySource, Settings};
+use crate::state::State;
+pub(crate) use device::{Opened, list, open, profile};
+
+/// How long workers may take to take up a program: they look once per turn, and sleep for microseconds.
+const PUBLISH_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What other threads may look at while it runs.
+pub(crate) struct Plant {
+    /// First, so that flows and queue pairs go before what they stand on.
+    controller: Mutex<Controller>,
+    workers: Vec<WorkerSeat>,
+    opened: Opened,
+    policy: Mutex<PolicyInForce>,
+    pub(crate) reloads_succeeded: AtomicU64,
+    pub(crate) reloads_failed: AtomicU64,
+    pub(crate) ready: Arc<AtomicBool>,
+    started: Instant,
+    started_at_seconds: f64,
+    frames: u64,
+}
+
+struct WorkerSeat {
+    control: WorkerControl,
+    core: Option<usize>,
+}
+
+struct PolicyInForce {
+    source: PolicySource,
+    program: Arc<Program>,
+    generation: u64,
+    loaded_at_seconds: f64,
+    last_error: Option<String>,
+}
+
+/// The workers' threads; joined by `stop`, or when a failed start drops them.
+pub(crate) struct Threads(Vec<WorkerHandle>);
+
+/// What has been built before there is a program.
+pub(crate) struct Builder {
+    /// Before the device that they were made on.
+    workers: Vec<Worker>,
+    opened: Opened,
+    cores: Vec<Option<usize>>,
+    frames: u64,
+}
+
+impl Builder {
+    /// Opens the device, checks its ports, builds the workers; nothing runs yet.
+    pub(crate) fn new(settings: &Settings) -> Result<Self, Error> {
+        let cores = cores::assign(&settings.workers.cores, settings.softnic.core, &cores::available())
+            .map_err(Error::Cores)?;
+        let opened = open(settings)?;
+        for port in &settings.device.ports {
+            opened.device.check_port(*port).map_err(Error::Device)?;
+        }
+        let queues = opened.device.attributes().max_wq_type_rq;
+        if queues > 0 && (queues as usize) < cores.len() {
+            let device = opened.device.name().to_owned();
+            return Err(Error::TooFewQueues { device, queues, workers: cores.len() });
+        }
+        let workers = cores
+            .iter()
+            .enumerate()
+            .map(|(index, core)| {
+                let config = worker_config(settings, WorkerId::of(index), *core);
+                Worker::new(opened.device.context(), config).map_err(Error::Worker)
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let frames = u64::from(settings.workers.frames) * workers.len() as u64;
+        Ok(Self { opened, workers, cores, frames })
+    }
+
+    pub(crate) fn opened(&self) -> &Opened {
+        &self.opened
+    }
+
+    pub(crate) fn worker_count(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// Starts the workers, puts the program on the device, and lets packets in.
+    pub(crate) fn start(
+        self,
+        source: PolicySource,
+        program: Arc<Program>,
+    ) -> Result<(Arc<Plant>, Threads), Error> {
+        let queues = self.workers.iter().map(Worker::work_queue).collect();
+        let controller = Controller::new(&self.opened.device, self.opened.ports.clone(), queues)
+            .map_err(Error::Install)?;
+        let seats = self
+            .workers
+            .iter()
+            .zip(&self.cores)
+            .map(|(worker, core)| WorkerSeat { control: worker.control(), core: *core })
+            .collect();
+        let mut threads = Threads(Vec::with_capacity(self.workers.len()));
+        for worker in self.workers {
+            threads.0.push(worker.spawn().map_err(Error::Worker)?);
+        }
+        let plant = Plant {
+            controller: Mutex::new(controller),
+            workers: seats,
+            opened: self.opened,
+            policy: Mutex::new(PolicyInForce {
+                source,
+                program: Arc::clone(&program),
+                generation: 0,
+                loaded_at_seconds: 0.0,
+                last_error: None,
+            }),
+            reloads_succeeded: AtomicU64::new(0),
+            reloads_failed: AtomicU64::new(0),
+            ready: Arc::default(),
+            started: Instant::now(),
+            started_at_seconds: unix_seconds(),
+            frames: self.frames,
+        };
+        plant.install(program).map_err(Error::Install)?;
+        plant.opened.let_packets_in();
+        plant.ready.store(true, Ordering::Release);
+        Ok((Arc::new(plant), threads))
+    }
+}
+
+impl Plant {
+    /// All or nothing: on an error the device and the workers are as before.
+    pub(crate) fn install(&self, program: Arc<Program>) -> Result<(), control::Error> {
+        let mut publish = |band: Band, program: Option<Arc<Program>>| self.publish(band, program.as_ref());
+        let generation = self.controller().install(Arc::clone(&program), &mut publish)?;
+        let mut policy = self.policy();
+        policy.program = program;
+        policy.generation = generation.0;
+        policy.loaded_at_seconds = unix_seconds();
+        policy.last_error = None;
+        Ok(())
+    }
+
+    /// Remembered until a reload succeeds.
+    pub(crate) fn reload_failed(&self, error: &str) {
+        self.reloads_failed.fetch_add(1, Ordering::Relaxed);
+        self.policy().last_error = Some(error.lines().next().unwrap_or_default().to_owned());
+    }
+
+    pub(crate) fn opened(&self) -> &Opened {
+        &self.opened
+    }
+
+    pub(crate) fn worker_count(&self) -> usize {
+        self.workers.len()
+    }
+
+    pub(crate) fn policy_source(&self) -> PolicySource {
+        self.policy().source.clone()
+    }
+
+    /// How often each worker's loop has turned.
+    pub(crate) fn turns(&self) -> Vec<u64> {
+        self.workers.iter().map(|seat| seat.control.snapshot().polls).collect()
+    }
+
+    pub(crate) fn state(&self) -> State {
+        snapshot::of(self, snapshot::Moment::Running)
+    }
+
+    fn publish(&self, band: Band, program: Option<&Arc<Program>>) -> Result<(), control::Error> {
+        let table = |program: &Arc<Program>| Arc::new(ClassTable::new(Arc::clone(program)));
+        let published: Vec<_> =
+            self.workers.iter().map(|seat| (seat, seat.control.publish(band, program.map(table)))).collect();
+        let late =
+            published.iter().find(|(seat, generation)| !seat.control.wait(*generation, PUBLISH_PATIENCE));
+        match late {
+            None => Ok(()),
+            Some((seat, _)) => Err(control::Error::Workers(format!(
+                "worker {} did not take it within {} s",
+                seat.control.id().0,
+                PUBLISH_PATIENCE.as_secs()
+            ))),
+        }
+    }
+
+    fn controller(&self) -> MutexGuard<'_, Controller> {
+        self.controller.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn policy(&self) -> MutexGuard<'_, PolicyInForce> {
+        self.policy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn soft_nic(&self) -> Option<&SoftNic> {
+        self.opened.soft.as_ref().map(|soft| &soft.nic)
+    }
+}
+
+impl Threads {
+    /// A worker whose thread has ended although nobody asked it to.
+    pub(crate) fn dead(&self) -> Option<u32> {
+        self.0.iter().find(|handle| handle.is_finished()).map(|handle| handle.id().0)
+    }
+
+    /// Flows first, so that nothing new arrives; then the workers take what has; then all is counted.
+    pub(crate) fn stop(mut self, plant: &Plant) -> (State, Duration, Vec<Error>) {
+        let ran_for = plant.started.elapsed();
+        let mut errors = Vec::new();
+        plant.ready.store(false, Ordering::Release);
+        if let Err(error) = plant.controller().clear() {
+            errors.push(Error::Install(error));
+        }
+        // Kept until all is counted: with a worker go the queues that flows may still refer to.
+        let (stopped, failed) = self.join();
+        errors.extend(failed.into_iter().map(Error::Worker));
+        if let Some(nic) = plant.soft_nic() {
+            nic.stop();
+        }
+        let state = snapshot::of(plant, snapshot::Moment::Ended);
+        drop(stopped);
+        (state, ran_for, errors)
+    }
+
+    fn join(&mut self) -> (Vec<Worker>, Vec<worker::Error>) {
+        self.0.iter().for_each(WorkerHandle::stop);
+        let (mut stopped, mut failed) = (Vec::new(), Vec::new());
+        for handle in std::mem::take(&mut self.0) {
+            match handle.join() {
+                Ok(worker) => stopped.push(worker),
+                Err(error) => failed.push(error),
+            }
+        }
+        (stopped, failed)
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        for error in self.join().1 {
+            tracing::error!("{error}");
+        }
+    }
+}
+
+fn worker_config(settings: &Settings, id: WorkerId, core: Option<usize>) -> WorkerConfig {
+    let wanted = &settings.workers;
+    WorkerConfig {
+        core,
+        frames: wanted.frames,
+        frame_bytes: wanted.frame_bytes,
+        batch: wanted.batch,
+        pages: wanted.pages.clone(),
+        idle: match wanted.idle {
+            IdleMode::Adaptive => Idle::default(),
+            IdleMode::Spin => Idle::Spin,
+        },
+        timestamps: wanted.timestamps,
+        ..WorkerConfig::new(id)
+    }
+}
+
+fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}

@@ -1,0 +1,117 @@
+//! The limits on the settings' numbers, and what must fit together.
+//!
+//! Called by `load_with` on the merged settings; each problem names the layer that set the value.
+//! What only the machine can tell (is the core there, is the port up) is the daemon's to find out.
+
+use super::layers::Layers;
+use super::types::{Cores, Settings};
+use super::{Origin, Problem};
+
+/// A table of indirection holds no more queues on any device known; so many workers need as many.
+const MAX_WORKERS: usize = 1024;
+const MAX_CORE: usize = 4095;
+const MAX_PORTS: usize = 8;
+const FRAMES: std::ops::RangeInclusive<u32> = 64..=1 << 20;
+/// The smallest holds any Ethernet header chain, the largest the largest IP packet.
+const FRAME_BYTES: std::ops::RangeInclusive<u32> = 128..=65_536;
+const BATCH: std::ops::RangeInclusive<usize> = 1..=256;
+const MTU_BYTES: std::ops::RangeInclusive<u32> = 68..=9_600;
+
+pub(super) fn check(settings: &Settings, layers: &Layers, problems: &mut Vec<Problem>) {
+    let mut report = |key: &str, message: String, hint: Option<&str>| {
+        let origin = layers.origin(key).map_or_else(|| "settings".into(), Origin::to_string);
+        problems.push(Problem { origin, key: key.into(), message, hint: hint.map(Into::into) });
+    };
+    check_device(settings, &mut report);
+    check_workers(settings, &mut report);
+    check_softnic(settings, &mut report);
+    if settings.policy.file.as_os_str().is_empty() {
+        report("policy.file", "must name a file".into(), None);
+    }
+    if let Err(error) = settings.log.filter.parse::<tracing_subscriber::EnvFilter>() {
+        report(
+            "log.filter",
+            format!("not a filter: {error}"),
+            Some("e.g. \"info\" or \"steerd=debug,info\""),
+        );
+    }
+}
+
+fn check_device(settings: &Settings, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+    let device = &settings.device;
+    if device.name.is_empty() {
+        report("device.name", "must not be empty".into(), Some("\"auto\" takes the only device there is"));
+    }
+    if device.ports.is_empty() || device.ports.len() > MAX_PORTS {
+        report("device.ports", format!("must list 1 to {MAX_PORTS} ports"), Some("ports count from 1"));
+    }
+    if device.ports.contains(&0) {
+        report("device.ports", "there is no port 0".into(), Some("ports count from 1"));
+    }
+    if has_repetition(&device.ports) {
+        report("device.ports", "names a port twice".into(), None);
+    }
+}
+
+fn check_workers(settings: &Settings, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+    let workers = &settings.workers;
+    let count = match &workers.cores {
+        Cores::Auto => 1,
+        Cores::Count(count) => *count,
+        Cores::List(cores) => cores.len(),
+    };
+    if count == 0 || count > MAX_WORKERS {
+        report("workers.cores", format!("1 to {MAX_WORKERS} workers are possible, not {count}"), None);
+    }
+    if let Cores::List(cores) = &workers.cores {
+        if has_repetition(cores) {
+            report("workers.cores", "names a core twice".into(), Some("a worker owns its core"));
+        }
+        if let Some(core) = cores.iter().find(|core| **core > MAX_CORE) {
+            report("workers.cores", format!("core {core} is beyond {MAX_CORE}"), None);
+        }
+    }
+    if !FRAMES.contains(&workers.frames) {
+        report("workers.frames", out_of_range(workers.frames, FRAMES), None);
+    }
+    if !FRAME_BYTES.contains(&workers.frame_bytes) {
+        report("workers.frame_bytes", out_of_range(workers.frame_bytes, FRAME_BYTES), None);
+    }
+    if !BATCH.contains(&workers.batch) {
+        report("workers.batch", out_of_range(workers.batch, BATCH), None);
+    }
+    if workers.pages.is_empty() {
+        report("workers.pages", "must list at least one kind".into(), Some("\"plain\" always works"));
+    }
+}
+
+fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+    let nic = &settings.softnic;
+    if nic.ports.len() > MAX_PORTS {
+        report("softnic.ports", format!("at most {MAX_PORTS} ports are possible"), None);
+    }
+    if !nic.ports.is_empty() && nic.name.is_empty() {
+        report("softnic.name", "must not be empty".into(), None);
+    }
+    for port in &nic.ports {
+        if !MTU_BYTES.contains(&port.mtu_bytes) {
+            report("softnic.ports", format!("mtu_bytes {}", out_of_range(port.mtu_bytes, MTU_BYTES)), None);
+        }
+    }
+    let chosen =
+        !nic.ports.is_empty() && [nic.name.as_str(), "auto"].contains(&settings.device.name.as_str());
+    if chosen
+        && let Some(port) = settings.device.ports.iter().find(|port| usize::from(**port) > nic.ports.len())
+    {
+        let message = format!("the soft NIC has {} ports, none of them number {port}", nic.ports.len());
+        report("device.ports", message, Some("add [[softnic.ports]]"));
+    }
+}
+
+fn out_of_range<T: std::fmt::Display>(value: T, range: std::ops::RangeInclusive<T>) -> String {
+    format!("{value} is out of range, {} to {} are possible", range.start(), range.end())
+}
+
+fn has_repetition<T: PartialEq>(items: &[T]) -> bool {
+    items.iter().enumerate().any(|(i, item)| items[..i].contains(item))
+}

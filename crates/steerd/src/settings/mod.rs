@@ -1,0 +1,169 @@
+//! The settings: how this host is to run. The policy, what to do with packets, is another file.
+//!
+//! `load` is called once by each command. Layers, later ones win: the built-in defaults
+//! (config/steerd.toml itself), the settings file, STEERD_ variables, flags. Every layer is checked
+//! on its own first, so that an error names the file or variable it stands in. Nothing is opened
+//! or started here.
+
+mod layers;
+mod limits;
+mod types;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::cli::RunArgs;
+pub(crate) use layers::Origin;
+use layers::{Layer, Layers};
+pub(crate) use types::{Cores, IdleMode, Listen, Log, LogTarget, Settings};
+
+/// config/steerd.toml is both the documented example and the defaults: they cannot drift apart.
+const DEFAULTS: &str = include_str!("../../../../config/steerd.toml");
+const DEMO: &str = include_str!("../../../../config/demo.toml");
+const DEMO_POLICY: &str = include_str!("../../../../config/policies/demo.toml");
+
+/// Where the policy comes from; read again at every reload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PolicySource {
+    File(PathBuf),
+    BuiltIn { name: &'static str, text: &'static str },
+}
+
+impl fmt::Display for PolicySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::BuiltIn { name, .. } => write!(f, "{name} (built in)"),
+        }
+    }
+}
+
+/// The merged settings and where the policy is.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) settings: Settings,
+    pub(crate) policy: PolicySource,
+}
+
+/// What a caller asks of `load`.
+#[derive(Debug, Default)]
+pub(crate) struct Request {
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) demo: bool,
+    pub(crate) policy: Option<PathBuf>,
+    pub(crate) device: Option<String>,
+    pub(crate) listen: Option<String>,
+    pub(crate) log: Option<String>,
+}
+
+impl From<&RunArgs> for Request {
+    fn from(args: &RunArgs) -> Self {
+        Self {
+            file: args.config.clone(),
+            demo: args.demo,
+            policy: args.policy.clone(),
+            device: args.device.clone(),
+            listen: args.listen.clone(),
+            log: args.log.clone(),
+        }
+    }
+}
+
+/// One thing wrong with the settings, in one line: where, which key, what, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Problem {
+    pub(crate) origin: String,
+    pub(crate) key: String,
+    pub(crate) message: String,
+    pub(crate) hint: Option<String>,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.origin)?;
+        if !self.key.is_empty() {
+            write!(f, "{}: ", self.key)?;
+        }
+        write!(f, "{}", self.message)?;
+        match &self.hint {
+            Some(hint) => write!(f, " (hint: {hint})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Everything that is wrong, a line each.
+#[derive(Debug, thiserror::Error)]
+pub(crate) struct Problems(pub(crate) Vec<Problem>);
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, problem) in self.0.iter().enumerate() {
+            if i > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "{problem}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads and merges all layers, with the process' own environment.
+pub(crate) fn load(request: &Request) -> Result<Loaded, Problems> {
+    let environment = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect::<Vec<_>>();
+    load_with(request, &environment)
+}
+
+fn load_with(request: &Request, environment: &[(String, String)]) -> Result<Loaded, Problems> {
+    let mut problems = Vec::new();
+    let mut layers = Layers::default();
+    layers.push(Layer::built_in("config/steerd.toml", DEFAULTS), &mut problems);
+    if request.demo {
+        layers.push(Layer::built_in("config/demo.toml", DEMO), &mut problems);
+    }
+    if let Some(path) = &request.file {
+        layers.push(Layer::file(path), &mut problems);
+    }
+    for (name, value) in environment {
+        if let Some(layer) = Layer::variable(name, value) {
+            layers.push(layer, &mut problems);
+        }
+    }
+    for layer in flags(request) {
+        layers.push(layer, &mut problems);
+    }
+    if !problems.is_empty() {
+        return Err(Problems(problems));
+    }
+    let settings = layers.merge().map_err(|problem| Problems(vec![problem]))?;
+    limits::check(&settings, &layers, &mut problems);
+    let policy = policy_source(request, &settings, &layers);
+    if problems.is_empty() { Ok(Loaded { settings, policy }) } else { Err(Problems(problems)) }
+}
+
+fn flags(request: &Request) -> Vec<Result<Layer, Vec<Problem>>> {
+    let text = |path: &PathBuf| path.to_string_lossy().into_owned();
+    [
+        ("--policy", "policy.file", request.policy.as_ref().map(text)),
+        ("--device", "device.name", request.device.clone()),
+        ("--listen", "http.listen", request.listen.clone()),
+        ("--log", "log.filter", request.log.clone()),
+    ]
+    .into_iter()
+    .filter_map(|(flag, key, value)| Some(Layer::flag(flag, key, &value?)))
+    .collect()
+}
+
+/// The demonstration's own policy unless a variable or a flag names another.
+fn policy_source(request: &Request, settings: &Settings, layers: &Layers) -> PolicySource {
+    let overridden = matches!(layers.origin("policy.file"), Some(Origin::Variable(_) | Origin::Flag(_)));
+    if request.demo && !overridden {
+        return PolicySource::BuiltIn { name: "config/policies/demo.toml", text: DEMO_POLICY };
+    }
+    PolicySource::File(settings.policy.file.clone())
+}

@@ -1,0 +1,225 @@
+//! Layers, limits, and what each kind of mistake is answered with.
+
+use std::io::Write;
+
+use hugemem::PageKind;
+use proptest::prelude::*;
+use softnic::wire::WireConfig;
+
+use super::*;
+
+fn file(text: &str) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().expect("file");
+    file.write_all(text.as_bytes()).expect("written");
+    file
+}
+
+fn variables(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+fn load_text(text: &str, environment: &[(&str, &str)]) -> Result<Loaded, Problems> {
+    let file = file(text);
+    let request = Request { file: Some(file.path().to_owned()), ..Request::default() };
+    load_with(&request, &variables(environment))
+}
+
+fn problem(text: &str, environment: &[(&str, &str)]) -> String {
+    load_text(text, environment).expect_err("must be refused").to_string()
+}
+
+#[test]
+fn the_built_in_settings_stand_on_their_own() {
+    let loaded = load_with(&Request::default(), &[]).expect("defaults");
+    let settings = loaded.settings;
+    assert_eq!(settings.device.name, "auto");
+    assert_eq!(settings.workers.cores, Cores::Auto);
+    assert_eq!(settings.workers.pages, [PageKind::Huge2M, PageKind::Transparent, PageKind::Plain]);
+    assert_eq!(settings.http.listen, Listen::On("127.0.0.1:9464".parse().expect("address")));
+    assert_eq!(loaded.policy, PolicySource::File("policy.toml".into()));
+}
+
+#[test]
+fn every_key_has_a_default_in_the_file() {
+    let defaults: toml::Table = DEFAULTS.parse().expect("TOML");
+    for (section, keys) in [
+        ("device", vec!["name", "ports"]),
+        ("policy", vec!["file"]),
+        ("workers", vec!["cores", "frames", "frame_bytes", "batch", "pages", "idle", "timestamps"]),
+        ("softnic", vec!["name", "ports"]),
+        ("http", vec!["listen"]),
+        ("log", vec!["target", "filter"]),
+    ] {
+        for key in keys {
+            assert!(defaults[section].get(key).is_some(), "{section}.{key} is missing in config/steerd.toml");
+        }
+    }
+}
+
+#[test]
+fn the_demonstration_needs_nothing() {
+    let loaded = load_with(&Request { demo: true, ..Request::default() }, &[]).expect("demo");
+    assert_eq!(loaded.settings.workers.cores, Cores::Count(2));
+    assert!(matches!(loaded.settings.softnic.ports[0].wire, WireConfig::Generator(_)));
+    assert!(matches!(loaded.policy, PolicySource::BuiltIn { .. }));
+    assert!(!loaded.settings.workers.pages.contains(&PageKind::Huge2M), "no reserved pages");
+}
+
+#[test]
+fn a_policy_flag_wins_over_the_demonstrations_own() {
+    let request = Request { demo: true, policy: Some("other.toml".into()), ..Request::default() };
+    assert_eq!(load_with(&request, &[]).expect("demo").policy, PolicySource::File("other.toml".into()));
+}
+
+#[test]
+fn later_layers_win() {
+    let text = "[http]\nlisten = \"127.0.0.1:1\"\n[workers]\nframes = 100\nbatch = 8\n";
+    let file = file(text);
+    let environment = [("STEERD_HTTP__LISTEN", "127.0.0.1:2"), ("STEERD_WORKERS__FRAMES", "200")];
+    let mut request = Request { file: Some(file.path().to_owned()), ..Request::default() };
+    let settings = load_with(&request, &variables(&environment)).expect("settings").settings;
+    assert_eq!(settings.http.listen, Listen::On("127.0.0.1:2".parse().expect("address")));
+    assert_eq!((settings.workers.frames, settings.workers.batch), (200, 8));
+    assert_eq!(settings.workers.frame_bytes, 2048, "from the defaults");
+    request.listen = Some("off".into());
+    let settings = load_with(&request, &variables(&environment)).expect("settings").settings;
+    assert_eq!(settings.http.listen, Listen::Off);
+}
+
+#[test]
+fn variables_take_toml_and_bare_words() {
+    let cores = |value| {
+        let environment = [("STEERD_WORKERS__CORES", value)];
+        load_with(&Request::default(), &variables(&environment)).expect(value).settings.workers.cores
+    };
+    assert_eq!(cores("auto"), Cores::Auto);
+    assert_eq!(cores("3"), Cores::Count(3));
+    assert_eq!(cores("0,1"), Cores::List(vec![0, 1]));
+    assert_eq!(cores("[0, 1]"), Cores::List(vec![0, 1]));
+    let ports = [("STEERD_SOFTNIC__PORTS", "[{ wire = { kind = \"null\" } }]")];
+    let settings = load_with(&Request::default(), &variables(&ports)).expect("ports").settings;
+    assert_eq!(settings.softnic.ports[0].wire, WireConfig::Null);
+    assert_eq!(settings.softnic.ports[0].mtu_bytes, 1500);
+}
+
+#[test]
+fn paths_in_a_file_are_relative_to_it() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("s.toml");
+    let text = "[policy]\nfile = \"p.toml\"\n[[softnic.ports]]\nwire = { kind = \"pcap\", path = \"/abs.pcap\", output = \"out.pcap\" }\n";
+    std::fs::write(&path, text).expect("written");
+    let request = Request { file: Some(path), ..Request::default() };
+    let loaded = load_with(&request, &[]).expect("settings");
+    assert_eq!(loaded.policy, PolicySource::File(folder.path().join("p.toml")));
+    let WireConfig::Pcap(pcap) = &loaded.settings.softnic.ports[0].wire else { panic!("a pcap wire") };
+    assert_eq!(pcap.path, PathBuf::from("/abs.pcap"));
+    assert_eq!(pcap.output, Some(folder.path().join("out.pcap")));
+}
+
+#[test]
+fn a_mistake_in_the_file_is_named_with_its_place_and_key() {
+    for (text, place, parts) in [
+        ("[workers]\nframe = 7\n", ":2:1: ", ["workers.frame", "did you mean `frames`?"]),
+        ("[worker]\nframes = 7\n", ":1:2: ", ["worker", "did you mean `workers`?"]),
+        ("[workers]\nframes = \"many\"\n", ":2:10: ", ["workers.frames", "many"]),
+        ("[workers]\nidle = \"lazy\"\n", ":2:8: ", ["workers.idle", "adaptive"]),
+        ("[workers]\npages = [\"huge_3m\"]\n", ":2:", ["workers.pages", "huge_2m"]),
+        ("[http]\nlisten = \"nowhere\"\n", ":2:10: ", ["http.listen", "127.0.0.1:9464"]),
+        ("[log]\ntarget = \"sterr\"\n", ":2:10: ", ["log.target", "did you mean `stderr`?"]),
+        ("[device]\nname = \n", ":2:", ["device.name", ""]),
+        (
+            "[[softnic.ports]]\nwire = { kind = \"generater\" }\n",
+            ":2:",
+            ["softnic.ports.wire", "did you mean `generator`?"],
+        ),
+    ] {
+        let message = problem(text, &[]);
+        assert!(message.contains(place), "{place} in: {message}");
+        for part in parts {
+            assert!(message.contains(part), "{part} in: {message}");
+        }
+        assert_eq!(message.lines().count(), 1, "{message}");
+    }
+}
+
+#[test]
+fn a_mistake_in_a_variable_names_the_variable() {
+    for (name, value, part) in [
+        ("STEERD_HTTP__LISTN", "x", "did you mean `listen`?"),
+        ("STEERD_HTPP__LISTEN", "x", "did you mean `http`?"),
+        ("STEERD_WORKERS__BATCH", "x", "workers.batch"),
+        ("STEERD_HTTP_LISTEN", "127.0.0.1:1", "STEERD_HTTP__LISTEN"),
+        ("STEERD___X", "1", "STEERD_SECTION__KEY"),
+        ("STEERD_LOG__FILTER", "[1, 2]", "log.filter"),
+    ] {
+        let message = problem("", &[(name, value)]);
+        assert!(message.contains(&format!("environment variable {name}")), "{message}");
+        assert!(message.contains(part), "{part} in: {message}");
+    }
+}
+
+#[test]
+fn what_kubernetes_sets_is_not_ours() {
+    let environment = [("STEERD_SERVICE_HOST", "10.0.0.1"), ("STEERD_PORT_9464_TCP", "tcp://10.0.0.1:9464")];
+    assert!(load_text("", &environment).is_ok());
+}
+
+#[test]
+fn a_variable_cannot_smuggle_in_other_keys() {
+    let message = problem("", &[("STEERD_WORKERS__FRAMES", "64\nworkers.batch = 1")]);
+    assert!(message.contains("STEERD_WORKERS__FRAMES"), "{message}");
+}
+
+#[test]
+fn values_out_of_range_name_the_layer_that_set_them() {
+    for (text, key) in [
+        ("[workers]\nframes = 63\n", "workers.frames"),
+        ("[workers]\nframe_bytes = 100000\n", "workers.frame_bytes"),
+        ("[workers]\nbatch = 0\n", "workers.batch"),
+        ("[workers]\ncores = 0\n", "workers.cores"),
+        ("[workers]\ncores = [1, 1]\n", "workers.cores"),
+        ("[workers]\npages = []\n", "workers.pages"),
+        ("[device]\nports = [0]\n", "device.ports"),
+        ("[device]\nports = [1, 1]\n", "device.ports"),
+        ("[device]\nname = \"\"\n", "device.name"),
+        ("[device]\nports = [2]\n[[softnic.ports]]\nwire = { kind = \"null\" }\n", "device.ports"),
+        ("[[softnic.ports]]\nmtu_bytes = 1\nwire = { kind = \"null\" }\n", "softnic.ports"),
+        ("[log]\nfilter = \"a=b=c\"\n", "log.filter"),
+    ] {
+        let file = file(text);
+        let request = Request { file: Some(file.path().to_owned()), ..Request::default() };
+        let message = load_with(&request, &[]).expect_err(text).to_string();
+        assert!(message.contains(&format!(": {key}: ")), "{message}");
+        assert!(message.contains(&file.path().display().to_string()), "{message}");
+    }
+    let message = problem("", &[("STEERD_WORKERS__BATCH", "1000")]);
+    assert!(message.starts_with("environment variable STEERD_WORKERS__BATCH: workers.batch: "), "{message}");
+}
+
+#[test]
+fn all_problems_are_reported_at_once() {
+    let message = problem("[http]\nlisten = 7\n", &[("STEERD_A__B", "1"), ("STEERD_LOG__TARGET", "x")]);
+    assert_eq!(message.lines().count(), 3, "{message}");
+}
+
+#[test]
+fn a_file_that_is_not_there_is_an_error() {
+    let request = Request { file: Some("/nonexistent/s.toml".into()), ..Request::default() };
+    let message = load_with(&request, &[]).expect_err("no file").to_string();
+    assert!(message.starts_with("/nonexistent/s.toml: cannot read"), "{message}");
+}
+
+proptest! {
+    /// Whatever a file or variable holds, the answer is settings within their limits or problems in words.
+    #[test]
+    fn nothing_that_is_written_panics(
+        text in "(\\[(workers|http|softnic|x)\\]\n)?([a-z_]{1,12} ?= ?[\\[\"{0-9a-z.:\\]}-]{0,20}\n){0,4}",
+        name in "STEERD_[A-Z_]{0,20}",
+        value in "\\PC{0,20}",
+    ) {
+        match load_text(&text, &[(name.as_str(), value.as_str())]) {
+            Ok(loaded) => prop_assert!((64..=1 << 20).contains(&loaded.settings.workers.frames)),
+            Err(problems) => prop_assert!(problems.0.iter().all(|problem| !problem.message.is_empty())),
+        }
+    }
+}

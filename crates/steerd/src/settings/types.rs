@@ -1,0 +1,190 @@
+//! The settings as Rust types, field for field as config/steerd.toml names them.
+//!
+//! `#[serde(default)]` lets one layer be checked alone; the real defaults are in
+//! config/steerd.toml, which is always the lowest layer. Limits on numbers are in `limits`.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use hugemem::PageKind;
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize};
+use softnic::wire::WireConfig;
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Settings {
+    pub(crate) device: Device,
+    pub(crate) policy: Policy,
+    pub(crate) workers: Workers,
+    pub(crate) softnic: SoftNic,
+    pub(crate) http: Http,
+    pub(crate) log: Log,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Device {
+    /// A name of libibverbs' list, the soft NIC's name, or "auto": the only device there is.
+    pub(crate) name: String,
+    pub(crate) ports: Vec<u8>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Policy {
+    pub(crate) file: PathBuf,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Workers {
+    pub(crate) cores: Cores,
+    pub(crate) frames: u32,
+    pub(crate) frame_bytes: u32,
+    pub(crate) batch: usize,
+    #[serde(deserialize_with = "pages")]
+    pub(crate) pages: Vec<PageKind>,
+    pub(crate) idle: IdleMode,
+    pub(crate) timestamps: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum IdleMode {
+    #[default]
+    Adaptive,
+    Spin,
+}
+
+/// Which cores run workers, one each.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub(crate) enum Cores {
+    #[default]
+    Auto,
+    /// So many workers, on the first cores; without a core of their own where there are too few.
+    Count(usize),
+    List(Vec<usize>),
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct SoftNic {
+    pub(crate) name: String,
+    pub(crate) core: Option<usize>,
+    pub(crate) ports: Vec<SoftNicPort>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SoftNicPort {
+    pub(crate) wire: WireConfig,
+    #[serde(default = "default_mtu_bytes")]
+    pub(crate) mtu_bytes: u32,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Http {
+    pub(crate) listen: Listen,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Listen {
+    #[default]
+    Off,
+    On(SocketAddr),
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Log {
+    pub(crate) target: LogTarget,
+    pub(crate) filter: String,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LogTarget {
+    #[default]
+    Stderr,
+    Journald,
+}
+
+/// Ethernet's own: what the soft NIC's ports carry unless told otherwise.
+fn default_mtu_bytes() -> u32 {
+    1500
+}
+
+fn pages<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PageKind>, D::Error> {
+    Vec::<String>::deserialize(deserializer)?
+        .iter()
+        .map(|text| {
+            text.parse().map_err(|_| {
+                let known: Vec<String> = PageKind::ALL.iter().map(|kind| format!("`{kind}`")).collect();
+                de::Error::custom(format!("unknown pages `{text}`, expected one of {}", known.join(", ")))
+            })
+        })
+        .collect()
+}
+
+impl<'de> Deserialize<'de> for Listen {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        if text == "off" {
+            return Ok(Self::Off);
+        }
+        text.parse().map(Self::On).map_err(|_| {
+            de::Error::custom(format!(
+                "\"{text}\" is no address and port: write \"127.0.0.1:9464\", \"[::1]:9464\" or \"off\""
+            ))
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Cores {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(CoresVisitor)
+    }
+}
+
+struct CoresVisitor;
+
+impl<'de> Visitor<'de> for CoresVisitor {
+    type Value = Cores;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("\"auto\", a number of workers, or a list of cores such as [2, 3]")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Cores, E> {
+        let text = text.trim();
+        if text == "auto" {
+            return Ok(Cores::Auto);
+        }
+        // The form a variable takes without TOML's brackets: "2,3".
+        let list: Result<Vec<usize>, _> = text.split(',').map(|part| part.trim().parse()).collect();
+        list.map(Cores::List).map_err(|_| E::invalid_value(de::Unexpected::Str(text), &self))
+    }
+
+    fn visit_i64<E: de::Error>(self, count: i64) -> Result<Cores, E> {
+        usize::try_from(count)
+            .map(Cores::Count)
+            .map_err(|_| E::invalid_value(de::Unexpected::Signed(count), &self))
+    }
+
+    fn visit_u64<E: de::Error>(self, count: u64) -> Result<Cores, E> {
+        usize::try_from(count)
+            .map(Cores::Count)
+            .map_err(|_| E::invalid_value(de::Unexpected::Unsigned(count), &self))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Cores, A::Error> {
+        let mut cores = Vec::new();
+        while let Some(core) = sequence.next_element()? {
+            cores.push(core);
+        }
+        Ok(Cores::List(cores))
+    }
+}

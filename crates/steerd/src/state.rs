@@ -1,0 +1,116 @@
+//! What the daemon knows about itself at one moment, as plain data.
+//!
+//! `Plant::state` fills it; /api/v1/state serialises it; metrics, the live table, the summary and
+//! the books read it and nothing else. It holds no handles and computes nothing.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::books::Books;
+
+/// Counters by a named reason; only reasons that occurred or can occur are listed.
+pub(crate) type Reasons = BTreeMap<&'static str, u64>;
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct State {
+    pub(crate) version: &'static str,
+    pub(crate) started_at_seconds: f64,
+    pub(crate) uptime_seconds: f64,
+    pub(crate) ready: bool,
+    pub(crate) device: DeviceState,
+    pub(crate) policy: PolicyState,
+    pub(crate) rules: Vec<RuleState>,
+    pub(crate) workers: Vec<WorkerState>,
+    /// Empty where the device keeps no such counters.
+    pub(crate) ports: Vec<PortState>,
+    pub(crate) books: Books,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct DeviceState {
+    pub(crate) name: String,
+    pub(crate) soft: bool,
+    pub(crate) ports: Vec<u8>,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct PolicyState {
+    pub(crate) source: String,
+    pub(crate) generation: u64,
+    pub(crate) loaded_at_seconds: f64,
+    pub(crate) rules: usize,
+    pub(crate) flows: usize,
+    pub(crate) reloads_succeeded: u64,
+    pub(crate) reloads_failed: u64,
+    /// The first line of what was wrong with the last reload, until one succeeds.
+    pub(crate) last_error: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct RuleState {
+    pub(crate) name: String,
+    pub(crate) action: String,
+    pub(crate) placement: &'static str,
+    /// 0 for the default and for rules of an earlier policy.
+    pub(crate) line: u32,
+    /// Whether the policy in force has it; counts of earlier rules stay in the books.
+    pub(crate) current: bool,
+    pub(crate) delivered_packets: u64,
+    pub(crate) delivered_bytes: u64,
+    pub(crate) dropped_packets: u64,
+    pub(crate) dropped_bytes: u64,
+    /// Decided in software and left to the kernel.
+    pub(crate) kernel_packets: u64,
+    pub(crate) kernel_bytes: u64,
+}
+
+impl RuleState {
+    pub(crate) fn packets(&self) -> u64 {
+        self.delivered_packets + self.dropped_packets + self.kernel_packets
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.delivered_bytes + self.dropped_bytes + self.kernel_bytes
+    }
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct WorkerState {
+    pub(crate) worker: u32,
+    pub(crate) core: Option<usize>,
+    /// What it could not have as asked for, with the remedies.
+    pub(crate) warnings: Vec<String>,
+    pub(crate) received_packets: u64,
+    pub(crate) received_bytes: u64,
+    /// Sums of what the rules said about them.
+    pub(crate) delivered_packets: u64,
+    pub(crate) dropped_packets: u64,
+    pub(crate) kernel_packets: u64,
+    /// Received, but lost for another reason than a rule.
+    pub(crate) lost_packets: Reasons,
+    pub(crate) anomalies: Reasons,
+    pub(crate) polls: u64,
+    pub(crate) empty_polls: u64,
+    /// Batches by size: (largest size of the bucket, batches), not cumulative.
+    pub(crate) batches: Vec<(u64, u64)>,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct PortState {
+    pub(crate) port: u8,
+    pub(crate) wire: String,
+    pub(crate) received_packets: u64,
+    pub(crate) received_bytes: u64,
+    pub(crate) delivered_packets: u64,
+    /// Further copies of delivered packets.
+    pub(crate) replicated_packets: u64,
+    /// Dropped by a rule, in the device.
+    pub(crate) rule_dropped_packets: u64,
+    pub(crate) kernel_packets: u64,
+    /// Lost in the device for another reason than a rule.
+    pub(crate) lost_packets: Reasons,
+    pub(crate) sent_packets: u64,
+    pub(crate) sent_bytes: u64,
+    pub(crate) send_errors: u64,
+}

@@ -1,0 +1,136 @@
+//! The summary printed on stdout at the end: rules, workers, what was lost, and the books.
+//!
+//! `daemon` prints it after the last worker has been joined, so its figures are final and the books
+//! must balance to the packet. Text only; nothing is read here.
+
+use std::time::Duration;
+
+use crate::state::State;
+use crate::table::{Grid, bytes, duration, losses, number, rate, rule_bytes};
+
+/// `ran_for`: from the start of the workers to the removal of the flows, what rates are over.
+pub(crate) fn text(state: &State, ran_for: Duration) -> String {
+    let seconds = ran_for.as_secs_f64().max(f64::EPSILON);
+    #[allow(clippy::cast_precision_loss)]
+    let per_second = |packets: u64| rate(packets as f64 / seconds);
+    let mut out = format!(
+        "steerd {} ran for {} on {} with {} (generation {}, {} reloads, {} failed)\n\n",
+        state.version,
+        duration(ran_for),
+        state.device.name,
+        state.policy.source,
+        state.policy.generation,
+        state.policy.reloads_succeeded,
+        state.policy.reloads_failed,
+    );
+    let mut rules = Grid::new(&["rule", "action", "in", "packets", "bytes", "packets/s"]);
+    for rule in &state.rules {
+        let name = if rule.current { rule.name.clone() } else { format!("{} (earlier)", rule.name) };
+        rules.row(vec![
+            name,
+            rule.action.clone(),
+            rule.placement.into(),
+            number(rule.packets()),
+            rule_bytes(rule),
+            per_second(rule.packets()),
+        ]);
+    }
+    out.push_str(&rules.text());
+    let mut workers = Grid::new(&["worker", "core", "packets", "bytes", "packets/s"]);
+    for worker in &state.workers {
+        workers.row(vec![
+            worker.worker.to_string(),
+            worker.core.map_or_else(|| "any".into(), |core| core.to_string()),
+            number(worker.received_packets),
+            bytes(worker.received_bytes),
+            per_second(worker.received_packets),
+        ]);
+    }
+    out.push('\n');
+    out.push_str(&workers.text());
+    out.push_str(&format!("\nlost: {}\n", losses(state)));
+    out.push_str(&books(state));
+    out
+}
+
+fn books(state: &State) -> String {
+    let books = &state.books;
+    let mut sum = Grid::new(&["books", "packets"]);
+    if books.ports_counted {
+        sum.row(vec!["received by ports".into(), number(books.received)]);
+        if books.replicated > 0 {
+            sum.row(vec!["+ copied by ports".into(), number(books.replicated)]);
+        }
+        sum.row(vec!["= delivered by rule".into(), number(books.delivered)]);
+    } else {
+        sum.row(vec!["delivered by rule".into(), number(books.delivered)]);
+    }
+    sum.row(vec!["+ dropped by rule".into(), number(books.rule_dropped)]);
+    sum.row(vec!["+ left to the kernel".into(), number(books.kernel)]);
+    sum.row(vec!["+ lost".into(), number(books.lost)]);
+    format!("\n{}\nbooks: {}\n", sum.text(), books.verdict())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::books;
+    use crate::state::{PortState, RuleState, WorkerState};
+
+    fn scene() -> State {
+        let mut state = State { version: "0", ..State::default() };
+        state.ports = vec![PortState {
+            port: 1,
+            received_packets: 1500,
+            delivered_packets: 1000,
+            rule_dropped_packets: 300,
+            kernel_packets: 200,
+            ..PortState::default()
+        }];
+        state.rules = vec![
+            RuleState {
+                name: "web".into(),
+                action: "deliver to web".into(),
+                placement: "hardware",
+                current: true,
+                delivered_packets: 1000,
+                delivered_bytes: 64_000,
+                ..RuleState::default()
+            },
+            RuleState {
+                name: "scan".into(),
+                action: "drop".into(),
+                dropped_packets: 300,
+                ..RuleState::default()
+            },
+        ];
+        state.workers = vec![WorkerState {
+            received_packets: 1000,
+            received_bytes: 64_000,
+            delivered_packets: 1000,
+            ..WorkerState::default()
+        }];
+        state.books = books::add_up(&state.ports, &state.rules, &state.workers, 0);
+        state
+    }
+
+    #[test]
+    fn balanced_books_say_so() {
+        let text = text(&scene(), Duration::from_secs(2));
+        for part in
+            ["received by ports", "1 500", "scan (earlier)", "lost: none", "\nbooks: balanced\n", "500"]
+        {
+            assert!(text.contains(part), "no {part:?} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_missing_packet_is_named() {
+        let mut state = scene();
+        state.ports[0].received_packets += 1;
+        state.books = books::add_up(&state.ports, &state.rules, &state.workers, 0);
+        let text = text(&state, Duration::from_secs(2));
+        assert!(text.contains("books: NOT balanced: port 1: received"), "{text}");
+        assert!(text.contains("off by 1 (1501 against 1500)"), "{text}");
+    }
+}

@@ -1,0 +1,308 @@
+//! The live table: what a `State` looks like on a terminal, with rates since the last look.
+//!
+//! The daemon asks for it every second and gives it to the `Screen`; `summary` uses the same grid.
+//! Pure text: it writes nothing itself.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::state::{Reasons, RuleState, State};
+
+/// The counts of the last look, to make rates of.
+#[derive(Debug, Default)]
+pub(crate) struct Rates {
+    last: HashMap<String, u64>,
+    uptime_seconds: f64,
+}
+
+/// Rates of everything the table shows, by the row's key.
+pub(crate) type PerSecond = HashMap<String, f64>;
+
+impl Rates {
+    /// Packets per second since the last call (or since the start), per rule, worker and port.
+    pub(crate) fn update(&mut self, state: &State) -> PerSecond {
+        let elapsed = state.uptime_seconds - self.uptime_seconds;
+        self.uptime_seconds = state.uptime_seconds;
+        let now: HashMap<String, u64> = counts(state).collect();
+        #[allow(clippy::cast_precision_loss)]
+        let per_second = |(key, packets): (&String, &u64)| {
+            let before = self.last.get(key).copied().unwrap_or(0);
+            (key.clone(), packets.saturating_sub(before) as f64 / elapsed.max(f64::EPSILON))
+        };
+        let rates = now.iter().map(per_second).collect();
+        self.last = now;
+        rates
+    }
+}
+
+fn counts(state: &State) -> impl Iterator<Item = (String, u64)> {
+    let rules = state.rules.iter().map(|rule| (format!("rule {}", rule.name), rule.packets()));
+    let workers =
+        state.workers.iter().map(|worker| (format!("worker {}", worker.worker), worker.received_packets));
+    let ports = state.ports.iter().map(|port| (format!("port {}", port.port), port.received_packets));
+    rules.chain(workers).chain(ports)
+}
+
+/// The whole table as text.
+pub(crate) fn live(state: &State, rates: &PerSecond) -> String {
+    let rate = |key: String| rate(rates.get(&key).copied().unwrap_or(0.0));
+    let mut out = format!(
+        "steerd {}  {}  {}  generation {}  up {}\n\n",
+        state.version,
+        state.device.name,
+        state.policy.source,
+        state.policy.generation,
+        duration(Duration::from_secs_f64(state.uptime_seconds.max(0.0))),
+    );
+    let mut rules = Grid::new(&["rule", "action", "in", "packets", "bytes", "packets/s"]);
+    for rule in state.rules.iter().filter(|rule| rule.current) {
+        rules.row(vec![
+            rule.name.clone(),
+            rule.action.clone(),
+            rule.placement.into(),
+            number(rule.packets()),
+            rule_bytes(rule),
+            rate(format!("rule {}", rule.name)),
+        ]);
+    }
+    out.push_str(&rules.text());
+    let mut workers = Grid::new(&["worker", "core", "packets", "bytes", "packets/s", "idle"]);
+    for worker in &state.workers {
+        workers.row(vec![
+            worker.worker.to_string(),
+            worker.core.map_or_else(|| "any".into(), |core| core.to_string()),
+            number(worker.received_packets),
+            bytes(worker.received_bytes),
+            rate(format!("worker {}", worker.worker)),
+            percent(worker.empty_polls, worker.polls),
+        ]);
+    }
+    out.push('\n');
+    out.push_str(&workers.text());
+    let mut ports = Grid::new(&["port", "received", "to workers", "dropped", "kernel", "lost", "packets/s"]);
+    for port in &state.ports {
+        ports.row(vec![
+            format!("{} {}", port.port, port.wire),
+            number(port.received_packets),
+            number(port.delivered_packets),
+            number(port.rule_dropped_packets),
+            number(port.kernel_packets),
+            number(port.lost_packets.values().sum()),
+            rate(format!("port {}", port.port)),
+        ]);
+    }
+    if !state.ports.is_empty() {
+        out.push('\n');
+        out.push_str(&ports.text());
+    }
+    out.push_str(&format!("\nlost: {}\nbooks: {}\n", losses(state), state.books.verdict()));
+    if let Some(error) = &state.policy.last_error {
+        out.push_str(&format!("last reload failed: {error}\n"));
+    }
+    out
+}
+
+/// The same in one line, for logs.
+pub(crate) fn line(state: &State, rates: &PerSecond) -> String {
+    let sum = |kind: &str| rates.iter().filter(|(key, _)| key.starts_with(kind)).map(|(_, rate)| rate).sum();
+    format!(
+        "{} packets to workers ({}/s), {} dropped by rule, {} left to the kernel, lost: {}",
+        number(state.books.delivered),
+        rate(sum("worker ")),
+        number(state.books.rule_dropped),
+        number(state.books.kernel),
+        losses(state),
+    )
+}
+
+/// Everything lost without a rule, by reason: "none", or "out_of_buffer 12".
+pub(crate) fn losses(state: &State) -> String {
+    let mut sums = Reasons::new();
+    let ports = state.ports.iter().flat_map(|port| &port.lost_packets);
+    let workers = state.workers.iter().flat_map(|worker| &worker.lost_packets);
+    for (reason, packets) in ports.chain(workers) {
+        *sums.entry(reason).or_default() += packets;
+    }
+    let list: Vec<String> = sums
+        .iter()
+        .filter(|(_, packets)| **packets > 0)
+        .map(|(reason, packets)| format!("{reason} {}", number(*packets)))
+        .collect();
+    if list.is_empty() { "none".into() } else { list.join(", ") }
+}
+
+/// Columns as wide as their widest cell, numbers to the right.
+#[derive(Debug)]
+pub(crate) struct Grid {
+    rows: Vec<Vec<String>>,
+}
+
+impl Grid {
+    pub(crate) fn new(heads: &[&str]) -> Self {
+        Self { rows: vec![heads.iter().map(|head| (*head).to_owned()).collect()] }
+    }
+
+    pub(crate) fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let cell = |row: &Vec<String>, column: usize| row.get(column).map_or(0, |cell| cell.chars().count());
+        let widths: Vec<usize> = (0..columns)
+            .map(|column| self.rows.iter().map(|row| cell(row, column)).max().unwrap_or(0))
+            .collect();
+        // A column is one of numbers if the cells below its head all start like one.
+        let numeric: Vec<bool> = (0..columns)
+            .map(|column| {
+                column > 0
+                    && self.rows.iter().skip(1).filter_map(|row| row.get(column)).all(|cell| {
+                        cell.is_empty() || cell.starts_with(|c: char| c.is_ascii_digit() || c == '-')
+                    })
+            })
+            .collect();
+        let mut out = String::new();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (column, cell) in row.iter().enumerate() {
+                let width = widths[column];
+                if column > 0 {
+                    line.push_str("  ");
+                }
+                if numeric[column] {
+                    line.push_str(&format!("{cell:>width$}"));
+                } else {
+                    line.push_str(&format!("{cell:<width$}"));
+                }
+            }
+            out.push_str(line.trim_end());
+            out.push('\n');
+        }
+        out
+    }
+}
+
+/// `1234567` as `1 234 567`.
+pub(crate) fn number(value: u64) -> String {
+    let digits = value.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(' ');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// Packets per second with three significant figures: `950`, `12.3 k`, `1.48 M`.
+pub(crate) fn rate(per_second: f64) -> String {
+    scaled(per_second, 1000.0, &["", " k", " M", " G"])
+}
+
+pub(crate) fn bytes(value: u64) -> String {
+    #[allow(clippy::cast_precision_loss)]
+    scaled(value as f64, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB", " PiB"])
+}
+
+/// A dash where packets were counted without their bytes: those that the device left to the kernel.
+pub(crate) fn rule_bytes(rule: &RuleState) -> String {
+    if rule.bytes() == 0 && rule.packets() > 0 { "-".into() } else { bytes(rule.bytes()) }
+}
+
+fn scaled(value: f64, step: f64, units: &[&str]) -> String {
+    let (mut value, mut unit) = (value, 0);
+    while value >= step && unit + 1 < units.len() {
+        value /= step;
+        unit += 1;
+    }
+    let decimals = if unit == 0 || value >= 99.95 {
+        0
+    } else if value >= 9.995 {
+        1
+    } else {
+        2
+    };
+    format!("{value:.decimals$}{}", units[unit])
+}
+
+fn percent(part: u64, whole: u64) -> String {
+    if whole == 0 {
+        return "-".into();
+    }
+    format!("{} %", u128::from(part) * 100 / u128::from(whole))
+}
+
+pub(crate) fn duration(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..60 => format!("{}.{} s", seconds, time.subsec_millis() / 100),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::WorkerState;
+
+    #[test]
+    fn figures_read_well() {
+        assert_eq!(number(0), "0");
+        assert_eq!(number(999), "999");
+        assert_eq!(number(1_234_567), "1 234 567");
+        assert_eq!(rate(950.4), "950");
+        assert_eq!(rate(12_345.0), "12.3 k");
+        assert_eq!(rate(1_482_000.0), "1.48 M");
+        assert_eq!(bytes(512), "512 B");
+        assert_eq!(bytes(1536), "1.50 KiB");
+        assert_eq!(percent(1, 0), "-");
+        assert_eq!(percent(99, 100), "99 %");
+        assert_eq!(duration(Duration::from_millis(2_340)), "2.3 s");
+        assert_eq!(duration(Duration::from_secs(3_725)), "1 h 2 min");
+    }
+
+    #[test]
+    fn rates_are_since_the_last_look() {
+        let mut rates = Rates::default();
+        let mut state = State { uptime_seconds: 1.0, ..State::default() };
+        state.workers.push(WorkerState { received_packets: 100, ..WorkerState::default() });
+        assert!((rates.update(&state)["worker 0"] - 100.0).abs() < 1e-9);
+        state.uptime_seconds = 3.0;
+        state.workers[0].received_packets = 300;
+        assert!((rates.update(&state)["worker 0"] - 100.0).abs() < 1e-9);
+        state.workers[0].received_packets = 300;
+        state.uptime_seconds = 4.0;
+        assert!(rates.update(&state)["worker 0"].abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_table_shows_rules_in_force_and_losses() {
+        let mut state = State { version: "0", ..State::default() };
+        let rule = |name: &str, current| RuleState {
+            name: name.into(),
+            action: "drop".into(),
+            current,
+            dropped_packets: 1234,
+            ..RuleState::default()
+        };
+        state.rules = vec![rule("now", true), rule("then", false)];
+        state.workers = vec![WorkerState {
+            lost_packets: [("unknown_tag", 2), ("bad_frame", 0)].into(),
+            ..WorkerState::default()
+        }];
+        let text = live(&state, &PerSecond::new());
+        assert!(text.contains("1 234"), "{text}");
+        assert!(!text.contains("then"), "{text}");
+        assert!(text.contains("lost: unknown_tag 2\n"), "{text}");
+    }
+
+    #[test]
+    fn numbers_stand_to_the_right() {
+        let mut grid = Grid::new(&["rule", "packets"]);
+        grid.row(vec!["a".into(), "1".into()]);
+        grid.row(vec!["longer".into(), "1 000 000".into()]);
+        assert_eq!(grid.text(), "rule      packets\na               1\nlonger  1 000 000\n");
+    }
+}

@@ -1,0 +1,223 @@
+//! The running daemon: the demonstration, its pages, reloads and ways to end, with the real binary.
+
+mod support;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use support::{Daemon, run, stderr, stdout, steerd};
+
+#[test]
+fn the_demonstration_runs_and_its_books_balance() {
+    let output = run(&["run", "--demo", "--for", "2s"]);
+    let (summary, log) = (stdout(&output), stderr(&output));
+    assert!(output.status.success(), "{log}");
+    assert!(summary.contains("\nbooks: balanced\n"), "{summary}\n{log}");
+    for rule in ["dns", "web", "web-syn", "vlan-42", "scanners", "default"] {
+        let line = summary.lines().find(|line| line.starts_with(&format!("{rule} "))).expect(rule);
+        assert!(!line.contains("  0  "), "no packet for {rule}: {line}");
+    }
+    assert!(summary.contains("lost: "), "{summary}");
+    assert!(!log.contains("ERROR"), "{log}");
+}
+
+#[test]
+fn pages_say_what_runs() {
+    let daemon = Daemon::start(&["--demo"]);
+    assert_eq!(daemon.page("/healthz"), (200, "ok\n".into()));
+    assert_eq!(daemon.page("/readyz"), (200, "ready\n".into()));
+    assert_eq!(daemon.page("/nowhere").0, 404);
+    daemon.until("packets", |daemon| daemon.metric("steerd_rule_packets_total", &["rule=\"dns\""]) > 1000.0);
+    let state = daemon.state();
+    assert_eq!(state["device"]["name"], "softnic0");
+    assert_eq!(state["workers"].as_array().map(Vec::len), Some(2));
+    assert_eq!(state["books"]["balanced"], true, "{state:#}");
+    assert!(daemon.metric("steerd_rule_packets_total", &["rule=\"scanners\"", "action=\"drop\""]) > 0.0);
+    assert!(daemon.metric("steerd_port_kernel_packets_total", &["port=\"1\""]) > 0.0);
+    assert!(daemon.metric("steerd_worker_received_packets_total", &["worker=\"1\""]) > 0.0);
+    let (status, summary, log) = daemon.terminate();
+    assert!(status.success(), "{log}");
+    assert!(summary.contains("books: balanced"), "{summary}");
+}
+
+#[test]
+fn metrics_pass_promtool() {
+    let daemon = Daemon::start(&["--demo"]);
+    daemon.until("packets", |daemon| daemon.metric("steerd_port_received_packets_total", &[]) > 0.0);
+    let metrics = daemon.metrics();
+    let promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut promtool = match promtool {
+        Ok(promtool) => promtool,
+        Err(error) => {
+            assert!(std::env::var_os("CI").is_none(), "promtool is missing: {error}");
+            eprintln!("NOT RUN: promtool check metrics: promtool is missing ({error})");
+            return;
+        }
+    };
+    let mut stdin = promtool.stdin.take().expect("piped");
+    std::io::Write::write_all(&mut stdin, metrics.as_bytes()).expect("written");
+    drop(stdin);
+    let output = promtool.wait_with_output().expect("promtool");
+    assert!(output.status.success(), "{}{}\n{metrics}", stdout(&output), stderr(&output));
+    assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{}{}", stdout(&output), stderr(&output));
+}
+
+const STEER_DNS: &str = "version = 1\n[groups.everyone]\nworkers = \"all\"\n[[rules]]\nname = \"dns\"\nmatch = { protocol = \"udp\", dst_port = 53 }\naction = { steer = \"everyone\" }\n";
+
+fn write(path: &Path, text: &str) {
+    std::fs::write(path, text).expect("written");
+}
+
+#[test]
+fn a_reload_is_all_or_nothing() {
+    let folder = tempfile::tempdir().expect("folder");
+    let policy = folder.path().join("p.toml");
+    write(&policy, STEER_DNS);
+    let mut daemon = Daemon::start(&["--demo", "--policy", policy.to_str().expect("path")]);
+    let dns = |daemon: &Daemon| daemon.metric("steerd_rule_packets_total", &["rule=\"dns\""]);
+    daemon.until("dns packets", |daemon| dns(daemon) > 100.0);
+
+    // A better policy takes its place; the rule that stays keeps its total.
+    let before = dns(&daemon);
+    let more = "[[rules]]\nname = \"scan\"\nmatch = { src = \"198.51.100.0/24\" }\naction = \"drop\"\n";
+    write(&policy, &format!("{STEER_DNS}{more}"));
+    daemon.signal(Signal::HUP);
+    daemon.wait_for("is in force", 1);
+    daemon.until("scan packets", |daemon| {
+        daemon.metric("steerd_rule_packets_total", &["rule=\"scan\"", "action=\"drop\""]) > 10.0
+    });
+    assert!(dns(&daemon) >= before, "totals never go backwards");
+    assert_eq!(daemon.metric("steerd_policy_reloads_total", &["result=\"success\""]).to_string(), "1");
+    assert_eq!(daemon.metric("steerd_policy_generation", &[]).to_string(), "2");
+
+    // A broken one changes nothing but the log and a counter.
+    write(&policy, &format!("{STEER_DNS}{}", more.replace("src", "scr")));
+    daemon.signal(Signal::HUP);
+    daemon.wait_for("stays in force", 1);
+    assert!(daemon.log().contains("p.toml:"), "{}", daemon.log());
+    assert!(daemon.log().contains("scr"), "{}", daemon.log());
+    assert_eq!(daemon.metric("steerd_policy_reloads_total", &["result=\"failure\""]).to_string(), "1");
+    assert_eq!(daemon.metric("steerd_policy_generation", &[]).to_string(), "2");
+    assert!(daemon.state()["policy"]["last_error"].is_string());
+    let scan = daemon.metric("steerd_rule_packets_total", &["rule=\"scan\""]);
+    daemon.until("the old rules still drop", |daemon| {
+        daemon.metric("steerd_rule_packets_total", &["rule=\"scan\""]) > scan
+    });
+
+    // And a good one after it clears the error.
+    write(&policy, STEER_DNS);
+    daemon.signal(Signal::HUP);
+    daemon.wait_for("is in force", 2);
+    assert!(daemon.state()["policy"]["last_error"].is_null());
+
+    let (status, summary, log) = daemon.terminate();
+    assert!(status.success(), "{log}");
+    assert!(summary.contains("scan (earlier)"), "{summary}");
+    assert!(summary.contains("2 reloads, 1 failed"), "{summary}");
+    assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+}
+
+#[test]
+fn reloads_under_load_lose_no_packet_from_the_books() {
+    let mut daemon = Daemon::start(&["--demo"]);
+    for reload in 1..=20 {
+        daemon.signal(Signal::HUP);
+        daemon.wait_for("is in force", reload);
+    }
+    let (status, summary, log) = daemon.terminate();
+    assert!(status.success(), "{log}");
+    assert!(summary.contains("20 reloads, 0 failed"), "{summary}");
+    assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+    assert!(!summary.contains("unknown_tag"), "{summary}");
+}
+
+#[test]
+fn both_signals_end_it_with_the_summary() {
+    for signal in [Signal::INT, Signal::TERM] {
+        let daemon = Daemon::start(&["--demo"]);
+        daemon.signal(signal);
+        let (status, summary, log) = daemon.end();
+        assert!(status.success(), "{log}");
+        assert!(log.contains("draining"), "{log}");
+        assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+    }
+}
+
+#[test]
+fn a_given_time_ends_it() {
+    let begun = Instant::now();
+    let output = run(&["run", "--demo", "--for", "300ms"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(begun.elapsed() >= Duration::from_millis(300));
+    assert!(stdout(&output).contains("books: balanced"), "{}", stdout(&output));
+}
+
+#[test]
+fn a_capture_is_steered_to_the_last_packet() {
+    let folder = tempfile::tempdir().expect("folder");
+    let frame = packet::build::FrameBuilder::new()
+        .ip("10.0.0.1".parse().expect("address"), "10.0.0.2".parse().expect("address"))
+        .udp(1, 53)
+        .build();
+    let file = std::fs::File::create(folder.path().join("c.pcap")).expect("created");
+    let mut writer = pcap_file::pcap::PcapWriter::new(file).expect("header");
+    let length = u32::try_from(frame.len()).expect("length");
+    for _ in 0..5000 {
+        let packet = pcap_file::pcap::PcapPacket::new(Duration::ZERO, length, &frame);
+        writer.write_packet(&packet).expect("packet");
+    }
+    drop(writer);
+    write(&folder.path().join("p.toml"), STEER_DNS);
+    let settings = folder.path().join("s.toml");
+    let text = "[policy]\nfile = \"p.toml\"\n[workers]\ncores = 1\nframes = 8192\npages = [\"plain\"]\n\
+                [[softnic.ports]]\nwire = { kind = \"pcap\", path = \"c.pcap\" }\n";
+    write(&settings, text);
+    let daemon = Daemon::start(&["--config", settings.to_str().expect("path")]);
+    daemon.until("all packets", |daemon| {
+        (daemon.metric("steerd_rule_packets_total", &["rule=\"dns\"", "action=\"deliver\""]) - 5000.0).abs()
+            < 0.5
+    });
+    let (status, summary, _) = daemon.terminate();
+    assert!(status.success());
+    assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+}
+
+#[test]
+fn the_service_manager_is_told() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("notify");
+    let socket = std::os::unix::net::UnixDatagram::bind(&path).expect("socket");
+    socket.set_read_timeout(Some(Duration::from_secs(30))).expect("timeout");
+    let mut command = steerd();
+    command.args(["run", "--demo"]).env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "400000");
+    let mut told = Vec::new();
+    let mut until = |text: &str| {
+        let mut buffer = [0; 4096];
+        loop {
+            let bytes =
+                socket.recv(&mut buffer).unwrap_or_else(|error| panic!("no {text}: {error}\n{told:?}"));
+            let message = String::from_utf8_lossy(&buffer[..bytes]).into_owned();
+            let found = message.lines().any(|line| line.starts_with(text));
+            told.push(message.clone());
+            if found {
+                return message;
+            }
+        }
+    };
+    let daemon = Daemon::start_command(&mut command);
+    assert!(until("READY=1").contains("STATUS="));
+    until("WATCHDOG=1");
+    daemon.signal(Signal::HUP);
+    assert!(until("RELOADING=1").contains("MONOTONIC_USEC="));
+    until("READY=1");
+    daemon.signal(Signal::TERM);
+    until("STOPPING=1");
+    assert!(daemon.end().0.success());
+}

@@ -1,0 +1,107 @@
+//! What keeps `steerd run` from starting: one clear line, the documented exit code, nothing left behind.
+
+mod support;
+
+use std::process::Output;
+
+use support::{config, stderr, steerd};
+
+/// A soft NIC with nothing on its wire, a policy, and `more`.
+fn run_with(more: &str, environment: &[(&str, &str)]) -> Output {
+    let folder = tempfile::tempdir().expect("folder");
+    let policy = config().join("policies/demo.toml");
+    let settings = folder.path().join("s.toml");
+    let text = format!("[policy]\nfile = {:?}\n{more}\n", policy.display().to_string());
+    std::fs::write(&settings, text).expect("written");
+    let mut command = steerd();
+    command.args(["run", "--for", "200ms", "--config"]).arg(&settings);
+    command.envs(environment.iter().copied());
+    command.output().expect("the binary runs")
+}
+
+const SOFT: &str = "[[softnic.ports]]\nwire = { kind = \"null\" }\n[workers]\nframes = 64\ncores = 2\n";
+
+fn refused(output: &Output, code: i32, parts: &[&str]) {
+    let errors = stderr(output);
+    assert_eq!(output.status.code(), Some(code), "{errors}");
+    let last = errors.lines().last().unwrap_or_default();
+    assert!(last.starts_with("steerd: "), "{errors}");
+    for part in parts {
+        assert!(last.contains(part), "{part} in: {errors}");
+    }
+    assert!(!errors.contains("panicked"), "{errors}");
+    assert!(output.stdout.is_empty(), "no summary of what never ran");
+}
+
+#[test]
+fn the_scene_itself_runs() {
+    let output = run_with(SOFT, &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
+#[test]
+fn unknown_keys_and_bad_values_of_the_settings() {
+    refused(
+        &run_with("[workers]\nframe = 5\n", &[]),
+        3,
+        &["s.toml:4:1", "workers.frame", "did you mean `frames`"],
+    );
+    refused(&run_with("[workers]\nframes = 5\n", &[]), 3, &["s.toml", "workers.frames", "64 to 1048576"]);
+    let variable = [("STEERD_WORKERS__IDLE", "lazy")];
+    refused(&run_with(SOFT, &variable), 3, &["STEERD_WORKERS__IDLE", "workers.idle", "adaptive"]);
+}
+
+#[test]
+fn a_settings_file_that_is_not_there() {
+    let output = steerd().args(["run", "--config", "/nonexistent.toml"]).output().expect("runs");
+    refused(&output, 3, &["/nonexistent.toml", "cannot read"]);
+}
+
+#[test]
+fn a_device_that_is_not_there() {
+    refused(&run_with("[device]\nname = \"mlx5_99\"\n", &[]), 4, &["device"]);
+    refused(&run_with("[device]\nname = \"softnic0\"\n", &[]), 4, &["softnic0", "softnic.ports"]);
+}
+
+#[test]
+fn an_interface_that_is_not_there() {
+    let more = "[[softnic.ports]]\nwire = { kind = \"af_packet\", interface = \"nosuchif0\" }\n";
+    refused(&run_with(more, &[]), 4, &["nosuchif0"]);
+}
+
+#[test]
+fn a_capture_that_is_not_there() {
+    let more = "[[softnic.ports]]\nwire = { kind = \"pcap\", path = \"no.pcap\" }\n";
+    refused(&run_with(more, &[]), 4, &["no.pcap"]);
+}
+
+#[test]
+fn a_core_that_is_not_there() {
+    refused(&run_with(SOFT, &[("STEERD_WORKERS__CORES", "[4095]")]), 5, &["workers.cores", "4095"]);
+}
+
+#[test]
+fn an_address_in_use() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("address").to_string();
+    refused(&run_with(SOFT, &[("STEERD_HTTP__LISTEN", &address)]), 6, &[&address, "in use", "--listen"]);
+}
+
+#[test]
+fn a_policy_with_errors() {
+    let folder = tempfile::tempdir().expect("folder");
+    let policy = folder.path().join("p.toml");
+    std::fs::write(&policy, "version = 1\nrulez = []\n").expect("written");
+    let policy = policy.to_str().expect("path");
+    let output = run_with(SOFT, &[("STEERD_POLICY__FILE", policy)]);
+    refused(&output, 1, &["p.toml", "1 error"]);
+    assert!(stderr(&output).contains("p.toml:2:1"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_policy_for_more_workers_than_there_are() {
+    let one_worker = [("STEERD_WORKERS__CORES", "1")];
+    let output = run_with(SOFT, &one_worker);
+    refused(&output, 1, &["demo.toml", "error"]);
+    assert!(stderr(&output).contains("worker"), "{}", stderr(&output));
+}

@@ -1,0 +1,189 @@
+//! Drives the real binary: commands that end, and a daemon that is asked, signalled and ended.
+//! Every daemon listens on a free port that its log names, so that tests run side by side.
+#![allow(dead_code, unreachable_pub)] // Each test file uses its own part.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Long enough for a loaded machine; a test that waits so long has failed.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The binary, without the settings of whoever runs the tests.
+pub fn steerd() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_steerd"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("STEERD_") {
+            command.env_remove(name);
+        }
+    }
+    command.env("STEERD_HTTP__LISTEN", "127.0.0.1:0").env_remove("NOTIFY_SOCKET").env_remove("WATCHDOG_USEC");
+    command
+}
+
+pub fn run(args: &[&str]) -> Output {
+    steerd().args(args).stdin(Stdio::null()).output().expect("the binary runs")
+}
+
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The repository's config folder.
+pub fn config() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config").canonicalize().expect("config/")
+}
+
+#[derive(Default)]
+struct Log {
+    lines: Mutex<Vec<String>>,
+    grown: Condvar,
+}
+
+/// A running `steerd run`; killed when a test ends before it.
+pub struct Daemon {
+    child: Child,
+    log: Arc<Log>,
+    address: Option<SocketAddr>,
+}
+
+impl Daemon {
+    /// Starts it and waits until packets are steered.
+    pub fn start(args: &[&str]) -> Self {
+        Self::start_command(steerd().arg("run").args(args))
+    }
+
+    pub fn start_command(command: &mut Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        let log = Arc::new(Log::default());
+        let stderr = BufReader::new(child.stderr.take().expect("piped"));
+        let writer = Arc::clone(&log);
+        std::thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                writer.lines.lock().expect("log").push(line);
+                writer.grown.notify_all();
+            }
+        });
+        let mut daemon = Self { child, log, address: None };
+        daemon.wait_for("steering on", 1);
+        daemon.address = daemon.log().lines().find_map(|line| {
+            let (_, rest) = line.split_once("http://")?;
+            rest.split_once("/metrics")?.0.parse().ok()
+        });
+        daemon
+    }
+
+    pub fn log(&self) -> String {
+        self.log.lines.lock().expect("log").join("\n")
+    }
+
+    /// Waits until `text` has stood in the log `times` times.
+    pub fn wait_for(&mut self, text: &str, times: usize) {
+        let deadline = Instant::now() + PATIENCE;
+        let mut lines = self.log.lines.lock().expect("log");
+        while lines.iter().filter(|line| line.contains(text)).count() < times {
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "no {text:?} in the log:\n{}", lines.join("\n"));
+            (lines, _) =
+                self.log.grown.wait_timeout(lines, left.min(Duration::from_millis(100))).expect("log");
+            if let Some(status) = self.child.try_wait().expect("child") {
+                assert!(
+                    lines.iter().any(|line| line.contains(text)),
+                    "ended with {status} before {text:?}:\n{}",
+                    lines.join("\n")
+                );
+            }
+        }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("pid")).expect("pid");
+        kill_process(pid, signal).expect("signal");
+    }
+
+    /// Status and body of a page.
+    pub fn page(&self, path: &str) -> (u16, String) {
+        let address = self.address.expect("the log names the address");
+        let mut stream = TcpStream::connect(address).expect("connection");
+        stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")
+            .expect("request");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("answer");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+        let status = head.split_whitespace().nth(1).and_then(|code| code.parse().ok()).expect("status");
+        (status, body.to_owned())
+    }
+
+    pub fn metrics(&self) -> String {
+        let (status, body) = self.page("/metrics");
+        assert_eq!(status, 200);
+        body
+    }
+
+    /// The sum of all series of `name` whose labels contain all of `labels`.
+    pub fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        let metrics = self.metrics();
+        let series: Vec<&str> = metrics
+            .lines()
+            .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])))
+            .filter(|line| labels.iter().all(|label| line.contains(label)))
+            .collect();
+        assert!(!series.is_empty(), "no {name} {labels:?} in:\n{metrics}");
+        series
+            .iter()
+            .map(|line| line.rsplit(' ').next().and_then(|v| v.parse::<f64>().ok()).expect("value"))
+            .sum()
+    }
+
+    pub fn state(&self) -> serde_json::Value {
+        let (status, body) = self.page("/api/v1/state");
+        assert_eq!(status, 200);
+        serde_json::from_str(&body).expect("JSON")
+    }
+
+    /// Waits until `done` says so.
+    pub fn until(&self, what: &str, done: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !done(self) {
+            assert!(Instant::now() < deadline, "never: {what}\n{}\n{}", self.log(), self.metrics());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits for its end; gives the exit status, stdout and the log.
+    pub fn end(mut self) -> (ExitStatus, String, String) {
+        let mut out = String::new();
+        self.child.stdout.take().expect("piped").read_to_string(&mut out).expect("stdout");
+        let status = self.child.wait().expect("end");
+        let log = self.log();
+        (status, out, log)
+    }
+
+    pub fn terminate(self) -> (ExitStatus, String, String) {
+        self.signal(Signal::TERM);
+        self.end()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Already ended is what most tests leave behind.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
