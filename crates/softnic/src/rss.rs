@@ -53,6 +53,7 @@ impl<Q: Copy> Rss<Q> {
     }
 
     /// The indirection table.
+    #[cfg(test)]
     pub(crate) fn table(&self) -> &[Q] {
         &self.table
     }
