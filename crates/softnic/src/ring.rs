@@ -26,7 +26,10 @@ pub(crate) struct Ring {
     slots: QueueMemory,
     doorbell: QueueMemory,
     slot_bytes: usize,
+    /// Slots in memory, a power of two.
     capacity: u32,
+    /// How many of them may be filled at once: what the application asked for.
+    limit: u32,
 }
 
 // SAFETY: the memory is owned by the ring until it is dropped; slots are handed from side to side by the indices'
@@ -43,16 +46,19 @@ impl Ring {
         Some(((capacity as usize).checked_mul(slot_bytes)?, capacity))
     }
 
-    /// Makes the two ends of a ring. `slots` must hold [`Ring::shape`]'s bytes, `doorbell` [`DOORBELL_BYTES`].
+    /// Makes the two ends of a ring in which `limit` slots can be filled. `slots` must hold the bytes and `capacity`
+    /// be the one of [`Ring::shape`], `doorbell` hold [`DOORBELL_BYTES`].
     pub(crate) fn ends(
         slots: QueueMemory,
         doorbell: QueueMemory,
         slot_bytes: usize,
         capacity: u32,
+        limit: u32,
     ) -> (Producer, Consumer) {
         assert!(capacity.is_power_of_two() && slots.bytes() >= capacity as usize * slot_bytes);
+        assert!(limit <= capacity);
         assert!(doorbell.bytes() >= DOORBELL_BYTES);
-        let ring = Arc::new(Self { slots, doorbell, slot_bytes, capacity });
+        let ring = Arc::new(Self { slots, doorbell, slot_bytes, capacity, limit });
         ring.produced().store(0, Ordering::Relaxed);
         ring.consumed().store(0, Ordering::Relaxed);
         let producer = Producer { ring: Arc::clone(&ring), next: 0, consumed_seen: 0 };
@@ -103,7 +109,7 @@ impl Producer {
     /// Free slots by the last look at the consumer. The index may be anything if the application wrote to it.
     #[inline]
     fn room(&self) -> u32 {
-        self.ring.capacity.saturating_sub(self.next.wrapping_sub(self.consumed_seen))
+        self.ring.limit.saturating_sub(self.next.wrapping_sub(self.consumed_seen))
     }
 
     /// The next slot to fill; [`Producer::has_room`] must have said that there is one.
@@ -124,9 +130,9 @@ impl Producer {
         self.ring.produced().store(self.next, Ordering::Release);
     }
 
-    /// The number of slots.
-    pub(crate) fn capacity(&self) -> u32 {
-        self.ring.capacity
+    /// How many slots can be filled at once.
+    pub(crate) fn limit(&self) -> u32 {
+        self.ring.limit
     }
 }
 
@@ -205,7 +211,7 @@ mod tests {
         let (bytes, capacity) = Ring::shape(entries, 8).unwrap();
         let slots = QueueMemory::own(bytes, RING_ALIGN).unwrap();
         let doorbell = QueueMemory::own(DOORBELL_BYTES, RING_ALIGN).unwrap();
-        Ring::ends(slots, doorbell, 8, capacity)
+        Ring::ends(slots, doorbell, 8, capacity, entries)
     }
 
     fn push(producer: &mut Producer, value: u64) -> bool {
@@ -247,6 +253,14 @@ mod tests {
         assert!(!push(&mut producer, 4), "the consumer has not given it back yet");
         consumer.publish();
         assert!(push(&mut producer, 4));
+    }
+
+    #[test]
+    fn the_limit_is_what_was_asked_for() {
+        let (mut producer, _consumer) = ring(5);
+        assert_eq!((0..8).filter(|value| push(&mut producer, *value)).count(), 5);
+        let (mut none, _consumer) = ring(0);
+        assert!(!push(&mut none, 0));
     }
 
     #[test]

@@ -123,7 +123,8 @@ fn judge(
     if frame.bytes.len() < ETHERNET_BYTES {
         return Disposition::Runt;
     }
-    if frame.bytes.len() > max_frame_bytes {
+    // A frame that the wire had to cut is as undeliverable as one that is too long.
+    if frame.bytes.len() > max_frame_bytes || frame.is_truncated() {
         return Disposition::Oversize;
     }
     let parsed = packet::parse(frame.bytes);

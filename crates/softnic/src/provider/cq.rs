@@ -150,7 +150,7 @@ fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_
     let (producer, consumer) =
         make_ring(request.domain, request.entries, size_of::<Cqe>(), crate::resource::COMPLETION_QUEUE)?;
     let wants_checksums = Arc::new(AtomicBool::new(request.checksums));
-    let entries = c_int::try_from(producer.capacity()).map_err(|_| EINVAL)?;
+    let entries = c_int::try_from(producer.limit()).map_err(|_| EINVAL)?;
     let mut native = ibv_cq_ex { context, cqe: entries, ..ibv_cq_ex::default() };
     cq_poll::fill(&mut native, request.fields);
     let cq = Box::new(SoftCq {

@@ -93,7 +93,7 @@ pub(crate) fn make_ring(
     };
     let slots = allocate(bytes, resource_type).ok_or(ENOMEM)?;
     let doorbell = allocate(DOORBELL_BYTES, crate::resource::DOORBELL).ok_or(ENOMEM)?;
-    Ok(Ring::ends(slots, doorbell, slot_bytes, capacity))
+    Ok(Ring::ends(slots, doorbell, slot_bytes, capacity, entries))
 }
 
 pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {

@@ -135,8 +135,8 @@ fn create_plain(request: &PlainRequest) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
     let sends = make_ring(Some(pd), cap.max_send_wr, send_bytes, crate::resource::SEND_QUEUE)?;
     let receive_bytes = receive_slot_bytes(cap.max_recv_sge);
     let receives = make_ring(Some(pd), cap.max_recv_wr, receive_bytes, crate::resource::WORK_QUEUE)?;
-    cap.max_send_wr = sends.0.capacity();
-    cap.max_recv_wr = receives.0.capacity();
+    cap.max_send_wr = sends.0.limit();
+    cap.max_recv_wr = receives.0.limit();
     let base = base(request.context, request.pd, request.qp_context, [request.send_cq, request.recv_cq]);
     let single_threaded = pd.single_threaded();
     let mut object = new_object(base, pd.slot, cap, request.signal_all);
