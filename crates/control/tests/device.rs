@@ -1,0 +1,69 @@
+//! Finding and opening devices, against a soft NIC: every refusal is one line that says what to do.
+
+use std::sync::Arc;
+
+use control::{Controller, Device, DeviceSelector, Error};
+use softnic::wire::NullWire;
+use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+
+fn nic(name: &str, ports: usize) -> SoftNic {
+    let ports = (0..ports).map(|_| PortConfig { wire: Box::new(NullWire), mtu_bytes: 1500 }).collect();
+    SoftNic::create(SoftNicConfig {
+        name: name.to_owned(),
+        personality: Personality::Ideal,
+        ports,
+        drive: Drive::Manual,
+    })
+    .expect("a soft NIC")
+}
+
+#[test]
+fn a_soft_nic_is_listed_opened_and_described() {
+    let nic = nic("soft7", 2);
+    let list = Device::list(Some(&nic)).expect("a list");
+    assert_eq!(list.iter().map(|device| device.name.as_str()).collect::<Vec<_>>(), ["soft7"]);
+    let device = Device::open(&DeviceSelector::default(), Some(&nic)).expect("the only device");
+    assert_eq!(device.name(), "soft7");
+    assert_eq!(device.attributes().physical_ports, 2);
+    let profile = device.profile();
+    assert!(profile.priorities >= 16 && profile.max_table >= 128, "{profile:?}");
+    assert!(device.check_port(1).is_ok() && device.check_port(2).is_ok());
+}
+
+#[test]
+fn a_wrong_name_or_port_is_answered_with_the_right_ones() {
+    let nic = nic("soft8", 2);
+    let open = |name: &str| Device::open(&DeviceSelector::named(name), Some(&nic));
+    let error = open("mlx5_0").err().expect("no such device").to_string();
+    assert_eq!(error, "no device called `mlx5_0`; there is soft8");
+    let device = open("soft8").expect("opens");
+    for port in [0, 3] {
+        let error = device.check_port(port).expect_err("no such port").to_string();
+        assert_eq!(error, format!("device soft8 has no port {port}; its ports are 1 to 2"));
+    }
+}
+
+#[test]
+fn a_controller_without_workers_or_with_a_missing_port_is_refused() {
+    let nic = nic("soft9", 1);
+    let device = Device::open(&DeviceSelector::named("soft9"), Some(&nic)).expect("opens");
+    assert!(matches!(
+        Controller::new(&device, vec![1], Vec::new()),
+        Err(Error::NothingToSteer { workers: 0, ports: 1 })
+    ));
+    assert!(matches!(
+        Controller::new(&device, vec![2], Vec::new()),
+        Err(Error::NoSuchPort { port: 2, ports: 1, .. })
+    ));
+}
+
+#[test]
+fn an_opened_device_outlives_its_list_and_a_stopped_nic() {
+    let nic = nic("soft10", 1);
+    let device = Device::open(&DeviceSelector::default(), Some(&nic)).expect("opens");
+    nic.stop();
+    assert_eq!(device.context().name(), "soft10");
+    assert_eq!(Arc::strong_count(device.context()), 1);
+    drop(nic);
+    assert!(device.check_port(1).is_ok() || matches!(device.check_port(1), Err(Error::PortDown { .. })));
+}

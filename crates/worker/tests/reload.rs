@@ -1,0 +1,156 @@
+//! Programs change while packets arrive before every single call to the device: each packet meets
+//! one of the two programs as a whole, ends up in exactly one place, and no total goes backwards.
+
+mod support;
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use packet::FlowKey;
+use packet::build::FrameBuilder;
+use policy::{ClassTag, Program};
+use support::{Rig, compile};
+use worker::{Band, Disposition};
+
+const RELOADS: usize = 60;
+/// Few enough that the workers' queues hold what arrives during one reload.
+const FRAMES_PER_CALL: usize = 8;
+
+const FIRST: &str = r#"
+version = 1
+default = "kernel"
+[groups.web]
+workers = [0, 1]
+hash = "l3l4"
+[groups.dns]
+workers = [2]
+hash = "l3"
+[[rules]]
+name = "scanner"
+match = { src = "10.0.0.7" }
+action = "drop"
+[[rules]]
+name = "syn"
+match = { protocol = "tcp", dst_port = 80, tcp_flags = "syn,!ack" }
+action = "drop"
+[[rules]]
+name = "web"
+match = { protocol = "tcp", dst_port = 80 }
+action = { steer = "web" }
+[[rules]]
+name = "dns"
+match = { protocol = "udp", dst_port = 53 }
+action = { steer = "dns" }
+"#;
+
+/// Other order, other groups, other classes; shares names with the first.
+const SECOND: &str = r#"
+version = 1
+default = "drop"
+[groups.every]
+workers = [2, 1, 0]
+hash = "l3"
+[[rules]]
+name = "dns"
+match = { protocol = "udp", dst_port = [53, 54] }
+action = { steer = "every" }
+[[rules]]
+name = "web"
+match = { protocol = "tcp" }
+action = { steer = "every" }
+[[rules]]
+name = "scanner"
+match = { src = "10.0.0.0/29" }
+action = "drop"
+"#;
+
+fn traffic() -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    for host in 0..16u8 {
+        let base = || FrameBuilder::new().ipv4(Ipv4Addr::new(10, 0, 0, host), Ipv4Addr::new(192, 0, 2, 1));
+        for port in [53, 54, 55] {
+            frames.push(base().udp(1000 + u16::from(host), port).build());
+        }
+        for (port, flags) in [(80, 0x02), (80, 0x10), (443, 0x10)] {
+            frames.push(base().tcp(2000 + u16::from(host), port, flags).build());
+        }
+    }
+    frames
+}
+
+#[test]
+fn reloads_under_traffic_lose_misjudge_and_double_nothing() {
+    let programs: [Arc<Program>; 2] = [compile(FIRST, 3), compile(SECOND, 3)];
+    let mut rig = Rig::new(2, 3);
+    let (mut judged, mut web, mut highest_web, mut highest_dropped) = (0, 0, 0, 0);
+    rig.frames_per_call.set(FRAMES_PER_CALL);
+    for reload in 0..RELOADS {
+        for port in [1, 2] {
+            rig.send(port, traffic());
+        }
+        rig.install_program(&programs[reload % 2]).expect("the soft NIC takes it");
+        for seen in rig.seen() {
+            let tag = ClassTag::decode(seen.tag).expect("a tag of ours");
+            let program = &programs[usize::from(tag.band == Band::B)];
+            let explained = program.explain(&FlowKey::of(&seen.bytes));
+            assert_eq!((explained.outcome, explained.worker), (seen.outcome, Some(seen.worker)));
+            assert_eq!(explained.class, Some(tag.class));
+            judged += 1;
+            web += u64::from(program.rules[seen.outcome.rule.index()].name == "web");
+        }
+        let now = rig.ruled("web", Disposition::Delivered);
+        assert!(now >= highest_web, "reload {reload}");
+        highest_web = now;
+        let dropped: u64 = rig.controller.drop_counters().iter().map(|totals| totals.packets).sum();
+        assert!(dropped >= highest_dropped, "reload {reload}");
+        highest_dropped = dropped;
+    }
+    rig.settle();
+    for seen in rig.seen() {
+        let tag = ClassTag::decode(seen.tag).expect("a tag of ours");
+        let program = &programs[usize::from(tag.band == Band::B)];
+        assert_eq!(program.explain(&FlowKey::of(&seen.bytes)).outcome, seen.outcome);
+        judged += 1;
+        web += u64::from(program.rules[seen.outcome.rule.index()].name == "web");
+    }
+    let sent = (2 * RELOADS * traffic().len()) as u64;
+    let ports = [rig.port(1), rig.port(2)];
+    let sum = |field: fn(&softnic::PortStats) -> u64| ports.iter().map(field).sum::<u64>();
+    assert_eq!(sum(|port| port.rx_frames), sent);
+    assert_eq!(sum(|port| port.delivered) + sum(|port| port.flow_dropped) + sum(|port| port.unmatched), sent);
+    assert_eq!(sum(|port| port.replicated), 0);
+    assert_eq!(sum(|port| port.delivered), judged);
+    assert_eq!(rig.ruled("web", Disposition::Delivered), web);
+    assert!(web > 0 && highest_dropped > 0 && sum(|port| port.unmatched) > 0);
+    rig.balance();
+}
+
+#[test]
+fn a_refused_program_changes_nothing_for_the_traffic() {
+    let mut rig = Rig::new(1, 3);
+    let first = rig.install(FIRST);
+    let mut broken = (*compile(SECOND, 3)).clone();
+    let rule = broken.flows[0].rule;
+    // More specs than one flow may have on any device (facts: at most 10).
+    let specs = vec![
+        policy::Spec::Udp {
+            value: policy::PortMatch::default(),
+            mask: policy::PortMatch { src_port: 0, dst_port: 0 },
+        };
+        40
+    ];
+    broken.flows.push(policy::Flow { rule, priority: 5000, specs, action: policy::FlowAction::Drop });
+    let error = rig.install_program(&Arc::new(broken)).expect_err("40 specs are too many").to_string();
+    assert!(error.starts_with("rule `dns` (line "), "{error}");
+    rig.send(1, traffic());
+    rig.settle();
+    for seen in rig.seen() {
+        assert_eq!(first.explain(&FlowKey::of(&seen.bytes)).outcome, seen.outcome);
+    }
+    assert!(rig.ruled("dns", Disposition::Delivered) > 0);
+    rig.balance();
+    rig.install(SECOND);
+    rig.send(1, traffic());
+    rig.settle();
+    rig.balance();
+}

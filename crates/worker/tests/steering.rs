@@ -1,0 +1,230 @@
+//! Policies on a soft NIC, one kind of rule at a time: where each packet ends up, and that the books
+//! balance.
+
+mod support;
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use packet::build::FrameBuilder;
+use packet::{EtherType, FlowKey};
+use policy::{ClassTag, Verdict, WorkerId};
+use support::Rig;
+use worker::{Band, Disposition};
+
+fn udp(dst: [u8; 4], src_port: u16, dst_port: u16) -> Vec<u8> {
+    FrameBuilder::new()
+        .ipv4(Ipv4Addr::new(10, 0, 0, 1), dst.into())
+        .udp(src_port, dst_port)
+        .payload(b"steer")
+        .build()
+}
+
+fn tcp(dst_port: u16, flags: u8) -> Vec<u8> {
+    FrameBuilder::new()
+        .ipv4(Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(192, 0, 2, 80))
+        .tcp(40_000, dst_port, flags)
+        .build()
+}
+
+const SYN: u8 = 0x02;
+const ACK: u8 = 0x10;
+
+#[test]
+fn a_steered_rule_reaches_its_groups_workers_with_its_bytes_and_the_rest_the_kernel() {
+    let mut rig = Rig::new(1, 3);
+    let program = rig.install(
+        r#"
+        version = 1
+        default = "kernel"
+        [groups.dns]
+        workers = [1, 2]
+        hash = "l3l4"
+        [[rules]]
+        name = "dns"
+        match = { protocol = "udp", dst_port = 53 }
+        action = { steer = "dns" }
+        "#,
+    );
+    let wanted: Vec<Vec<u8>> = (0..200).map(|port| udp([192, 0, 2, 53], 1024 + port, 53)).collect();
+    rig.send(1, wanted.iter().cloned());
+    rig.send(1, (0..50).map(|port| udp([192, 0, 2, 53], 1024 + port, 54)));
+    rig.settle();
+
+    assert_eq!(rig.ruled("dns", Disposition::Delivered), 200);
+    assert_eq!(rig.port(1).unmatched, 50);
+    assert_eq!(rig.port(1).rx_frames, 250);
+    let bytes: u64 = rig.snapshots().iter().map(|snapshot| snapshot.received.bytes).sum();
+    assert_eq!(bytes, wanted.iter().map(|frame| frame.len() as u64).sum::<u64>());
+    let seen = rig.seen();
+    assert!(seen.iter().all(|seen| matches!(seen.outcome.verdict, Verdict::Deliver(_))));
+    let busy = |worker| seen.iter().filter(|seen| seen.worker == WorkerId(worker)).count();
+    assert!(busy(0) == 0 && busy(1) > 50 && busy(2) > 50, "{} {} {}", busy(0), busy(1), busy(2));
+    for seen in &seen {
+        assert!(wanted.contains(&seen.bytes), "a packet arrives as it was sent");
+        assert_eq!(program.explain(&FlowKey::of(&seen.bytes)).worker, Some(seen.worker));
+    }
+    rig.balance();
+}
+
+#[test]
+fn a_dropping_rule_drops_in_hardware_and_is_counted_there() {
+    let mut rig = Rig::new(1, 1);
+    rig.install(
+        r#"
+        version = 1
+        default = "kernel"
+        [groups.every]
+        workers = "all"
+        [[rules]]
+        name = "bad"
+        match = { dst = "192.0.2.66" }
+        action = "drop"
+        [[rules]]
+        name = "good"
+        match = { dst = "192.0.2.0/24" }
+        action = { steer = "every" }
+        "#,
+    );
+    let bad = udp([192, 0, 2, 66], 1, 1);
+    let length = bad.len() as u64;
+    rig.send(1, vec![bad; 7]);
+    rig.send(1, vec![udp([192, 0, 2, 67], 1, 1); 5]);
+    rig.settle();
+    let totals = rig.controller.drop_counters();
+    assert_eq!((totals[0].rule.as_str(), totals[0].packets, totals[0].bytes), ("bad", 7, 7 * length));
+    assert_eq!(rig.ruled("good", Disposition::Delivered), 5);
+    assert_eq!(rig.port(1).flow_dropped, 7);
+    rig.balance();
+}
+
+#[test]
+fn a_hybrid_rule_is_finished_in_software_first_match_wins() {
+    let mut rig = Rig::new(1, 1);
+    let program = rig.install(
+        r#"
+        version = 1
+        default = "kernel"
+        [groups.every]
+        workers = "all"
+        [[rules]]
+        name = "syn"
+        match = { protocol = "tcp", dst_port = 80, tcp_flags = "syn,!ack" }
+        action = "drop"
+        [[rules]]
+        name = "web"
+        match = { protocol = "tcp", dst_port = [80, 443] }
+        action = { steer = "every" }
+        [[rules]]
+        name = "odd"
+        match = { protocol = "tcp", dst_port = 22, tcp_flags = "syn" }
+        action = { steer = "every" }
+        "#,
+    );
+    rig.send(1, vec![tcp(80, SYN); 3]);
+    rig.send(1, vec![tcp(80, SYN | ACK); 4]);
+    rig.send(1, vec![tcp(443, SYN); 5]);
+    rig.send(1, vec![tcp(22, SYN); 2]);
+    rig.send(1, vec![tcp(22, ACK); 6]);
+    let mut cut = tcp(80, SYN);
+    cut.truncate(14 + 20 + 10);
+    rig.send(1, vec![cut]);
+    rig.settle();
+    assert_eq!(rig.ruled("syn", Disposition::Dropped), 3);
+    assert_eq!(rig.ruled("web", Disposition::Delivered), 4 + 5);
+    assert_eq!(rig.ruled("odd", Disposition::Delivered), 2);
+    assert_eq!(rig.ruled("default", Disposition::Kernel), 6, "left to the kernel by the worker");
+    assert_eq!(rig.port(1).unmatched, 1, "without a whole TCP header it is not TCP");
+    for seen in rig.seen() {
+        assert_eq!(program.explain(&FlowKey::of(&seen.bytes)).outcome, seen.outcome);
+    }
+    rig.balance();
+}
+
+#[test]
+fn anomalies_are_counted_where_a_packet_is_parsed_and_only_there() {
+    let mut rig = Rig::new(1, 1);
+    let policy = |matches: &str| {
+        format!(
+            "version = 1\ndefault = \"kernel\"\n[groups.every]\nworkers = \"all\"\n\
+             [[rules]]\nname = \"ip\"\nmatch = {matches}\naction = {{ steer = \"every\" }}\n"
+        )
+    };
+    // A total length beyond the frame: a note, not a reason to drop.
+    let mut odd = udp([192, 0, 2, 1], 1, 1);
+    odd[16..18].copy_from_slice(&2000u16.to_be_bytes());
+    let anomalies = |rig: &Rig| rig.snapshots()[0].anomalies.iter().map(|(_, count)| count).sum::<u64>();
+
+    rig.install(&policy(r#"{ family = "ipv4" }"#));
+    rig.send(1, vec![odd.clone(); 3]);
+    rig.settle();
+    assert_eq!((rig.ruled("ip", Disposition::Delivered), anomalies(&rig)), (3, 0), "exact: never parsed");
+
+    rig.install(&policy(r#"{ family = "ipv4", fragment = "none" }"#));
+    rig.send(1, vec![odd; 3]);
+    rig.settle();
+    assert_eq!((rig.ruled("ip", Disposition::Delivered), anomalies(&rig)), (6, 3), "hybrid: parsed");
+    rig.balance();
+}
+
+#[test]
+fn the_default_takes_what_no_rule_claims() {
+    let frames = || {
+        let arp =
+            FrameBuilder::new().arp_request(Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)).build();
+        let tagged = FrameBuilder::new().vlan(EtherType::VLAN, 7).ether_type(EtherType(0x88b5)).build();
+        let six = FrameBuilder::new().ip(IpAddr::V6(1.into()), IpAddr::V6(2.into())).udp(5, 6).build();
+        vec![arp, tagged, six, udp([192, 0, 2, 1], 1, 1), vec![0xff; 60]]
+    };
+    for default in ["kernel", "drop", "steer every"] {
+        let mut rig = Rig::new(2, 2);
+        rig.install(&format!(
+            "version = 1\ndefault = \"{default}\"\n[groups.every]\nworkers = \"all\"\nhash = \"l3l4\"\n"
+        ));
+        rig.send(1, frames());
+        rig.send(2, frames());
+        rig.settle();
+        for port in [1, 2] {
+            let stats = rig.port(port);
+            let expected = match default {
+                "kernel" => (5, 0, 0),
+                "drop" => (0, 5, 0),
+                _ => (0, 0, 5),
+            };
+            assert_eq!((stats.unmatched, stats.flow_dropped, stats.delivered), expected, "{default}");
+        }
+        let delivered = if default == "steer every" { 10 } else { 0 };
+        assert_eq!(rig.ruled("default", Disposition::Delivered), delivered);
+        rig.balance();
+    }
+}
+
+#[test]
+fn every_port_is_steered_and_tags_carry_the_band() {
+    let mut rig = Rig::new(2, 1);
+    let policy = "version = 1\ndefault = \"kernel\"\n[groups.every]\nworkers = \"all\"\n\
+                  [[rules]]\nname = \"udp\"\nmatch = { protocol = \"udp\" }\naction = { steer = \"every\" }\n";
+    for band in [Band::A, Band::B, Band::A] {
+        rig.install(policy);
+        rig.send(1, vec![udp([192, 0, 2, 1], 1, 1)]);
+        rig.send(2, vec![udp([192, 0, 2, 1], 1, 1)]);
+        rig.settle();
+        let seen = rig.seen();
+        assert_eq!(seen.len(), 2);
+        assert!(seen.iter().all(|seen| ClassTag::decode(seen.tag).is_some_and(|tag| tag.band == band)));
+        let worker = &rig.workers.borrow()[0];
+        assert!(worker.program(band).is_some() && worker.program(band.other()).is_none());
+    }
+    assert_eq!(rig.ruled("udp", Disposition::Delivered), 6);
+    rig.balance();
+}
+
+#[test]
+fn after_clearing_everything_is_the_kernels() {
+    let mut rig = Rig::new(1, 1);
+    rig.install("version = 1\ndefault = \"steer every\"\n[groups.every]\nworkers = \"all\"\n");
+    rig.controller.clear().expect("the soft NIC removes flows");
+    rig.send(1, vec![udp([192, 0, 2, 1], 1, 1); 4]);
+    rig.settle();
+    assert_eq!((rig.port(1).unmatched, rig.port(1).delivered), (4, 0));
+    rig.balance();
+}

@@ -1,0 +1,303 @@
+//! A soft NIC driven by hand, workers stepped by hand, and the controller between them: everything
+//! that `steerd` puts together, but deterministic.
+#![allow(dead_code, unreachable_pub)]
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use control::{Controller, Device, DeviceSelector, Error, FlowRequest, Installer, Refusal, VerbsInstaller};
+use hugemem::PageKind;
+use packet::MacAddr;
+use policy::{DeviceProfile, NoFiles, Program, Source, WorkerId};
+use softnic::wire::{Burst, MAX_FRAME_BYTES, RxFrame, SOFT_MAC, TransmitError, Wire, WireState};
+use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
+use verbs::{CounterValues, HashConfig};
+use worker::{Band, ClassTable, Deliveries, Disposition, Idle, Sink, Worker, WorkerConfig, WorkerSnapshot};
+
+/// Frames on their way to a port.
+pub type Feed = Arc<Mutex<VecDeque<Vec<u8>>>>;
+
+/// A wire that carries what a test puts on it.
+pub struct ScriptWire {
+    feed: Feed,
+    current: Vec<Vec<u8>>,
+}
+
+impl Wire for ScriptWire {
+    fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
+        let mut feed = self.feed.lock().expect("feed");
+        let count = burst.capacity_left().min(feed.len());
+        self.current.clear();
+        self.current.extend(feed.drain(..count));
+        for frame in &self.current {
+            burst.push(RxFrame::new(frame));
+        }
+    }
+
+    fn transmit(&mut self, _: &[u8]) -> Result<(), TransmitError> {
+        Ok(())
+    }
+
+    fn flush(&mut self) {}
+
+    fn state(&self) -> WireState {
+        WireState::Live
+    }
+
+    fn describe(&self) -> String {
+        "script".to_owned()
+    }
+
+    fn mac(&self) -> MacAddr {
+        SOFT_MAC
+    }
+
+    fn mtu_bytes(&self) -> u32 {
+        MAX_FRAME_BYTES as u32
+    }
+}
+
+/// What a worker's sink saw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub worker: WorkerId,
+    pub tag: u32,
+    pub outcome: policy::Outcome,
+    pub bytes: Vec<u8>,
+}
+
+/// Remembers every delivery while it is switched on.
+#[derive(Clone, Default)]
+pub struct Witness(pub Arc<Mutex<Vec<Seen>>>);
+
+struct Recorder {
+    worker: WorkerId,
+    witness: Witness,
+}
+
+impl Sink for Recorder {
+    fn run(&mut self, deliveries: Deliveries<'_>) {
+        let mut seen = self.witness.0.lock().expect("witness");
+        seen.extend(deliveries.iter().map(|delivery| Seen {
+            worker: self.worker,
+            tag: delivery.tag.0,
+            outcome: delivery.outcome,
+            bytes: delivery.bytes.to_vec(),
+        }));
+    }
+}
+
+/// Installs through the verbs, and lets traffic run before every single call.
+pub struct BusyInstaller {
+    inner: VerbsInstaller,
+    nic: Rc<SoftNic>,
+    pub frames_per_call: Rc<Cell<usize>>,
+}
+
+impl BusyInstaller {
+    fn traffic(&self) {
+        if self.frames_per_call.get() > 0 {
+            self.nic.pump(self.frames_per_call.get());
+        }
+    }
+}
+
+impl Installer for BusyInstaller {
+    type Table = <VerbsInstaller as Installer>::Table;
+    type Queue = <VerbsInstaller as Installer>::Queue;
+    type Counter = <VerbsInstaller as Installer>::Counter;
+    type Flow = <VerbsInstaller as Installer>::Flow;
+
+    fn create_table(&mut self, workers: &[WorkerId]) -> Result<Self::Table, Refusal> {
+        self.traffic();
+        self.inner.create_table(workers)
+    }
+
+    fn create_queue(&mut self, table: &Self::Table, hash: &HashConfig) -> Result<Self::Queue, Refusal> {
+        self.traffic();
+        self.inner.create_queue(table, hash)
+    }
+
+    fn create_counter(&mut self) -> Result<Self::Counter, Refusal> {
+        self.inner.create_counter()
+    }
+
+    fn read_counter(&mut self, counter: &Self::Counter) -> Result<CounterValues, Refusal> {
+        self.inner.read_counter(counter)
+    }
+
+    fn create_flow(
+        &mut self,
+        request: &FlowRequest<'_>,
+        queue: &Self::Queue,
+        counter: Option<&Self::Counter>,
+    ) -> Result<Self::Flow, Refusal> {
+        self.traffic();
+        self.inner.create_flow(request, queue, counter)
+    }
+
+    fn destroy_flow(&mut self, flow: Self::Flow) -> Result<(), (Self::Flow, Refusal)> {
+        self.traffic();
+        self.inner.destroy_flow(flow)
+    }
+}
+
+/// The whole product without its threads. The controller goes first, then the workers, then the NIC.
+pub struct Rig {
+    pub controller: Controller<BusyInstaller>,
+    pub workers: Rc<RefCell<Vec<Worker>>>,
+    pub device: Device,
+    pub nic: Rc<SoftNic>,
+    pub feeds: Vec<Feed>,
+    pub witness: Witness,
+    pub frames_per_call: Rc<Cell<usize>>,
+}
+
+/// A worker's configuration that needs no hugepages and no privileges.
+pub fn small(id: usize) -> WorkerConfig {
+    WorkerConfig {
+        frames: 1024,
+        batch: 32,
+        pages: vec![PageKind::Plain],
+        idle: Idle::Spin,
+        ..WorkerConfig::new(WorkerId::of(id))
+    }
+}
+
+/// A soft NIC of as many ports as there are wires.
+pub fn nic(name: &str, drive: Drive, wires: Vec<Box<dyn Wire>>) -> SoftNic {
+    let ports = wires.into_iter().map(|wire| PortConfig { wire, mtu_bytes: 9000 }).collect();
+    SoftNic::create(SoftNicConfig { name: name.to_owned(), personality: Personality::Ideal, ports, drive })
+        .expect("a soft NIC")
+}
+
+/// A policy compiled for the ideal device.
+pub fn compile(policy: &str, workers: usize) -> Arc<Program> {
+    let (parsed, _) = policy::parse(&Source::new("test.toml", policy), &NoFiles).expect("a right policy");
+    Arc::new(policy::compile(&parsed, &DeviceProfile::ideal(), workers).expect("a program"))
+}
+
+impl Rig {
+    /// With a witness on every worker.
+    pub fn new(ports: usize, workers: usize) -> Self {
+        Self::build(ports, workers, true)
+    }
+
+    /// Workers that only count.
+    pub fn unwitnessed(ports: usize, workers: usize) -> Self {
+        Self::build(ports, workers, false)
+    }
+
+    fn build(ports: usize, workers: usize, witnessed: bool) -> Self {
+        let feeds: Vec<Feed> = (0..ports).map(|_| Feed::default()).collect();
+        let wires = feeds.iter().map(|feed| {
+            Box::new(ScriptWire { feed: Arc::clone(feed), current: Vec::new() }) as Box<dyn Wire>
+        });
+        let nic = Rc::new(nic("rig0", Drive::Manual, wires.collect()));
+        let device = Device::open(&DeviceSelector::named("rig0"), Some(&*nic)).expect("the soft NIC opens");
+        let witness = Witness::default();
+        let workers: Vec<Worker> = (0..workers)
+            .map(|id| {
+                let worker = Worker::new(device.context(), small(id)).expect("a worker");
+                let recorder = Recorder { worker: WorkerId::of(id), witness: witness.clone() };
+                if witnessed { worker.with_sink(Box::new(recorder)) } else { worker }
+            })
+            .collect();
+        let queues: Vec<_> = workers.iter().map(Worker::work_queue).collect();
+        let count = queues.len();
+        let frames_per_call = Rc::new(Cell::new(0));
+        let installer = BusyInstaller {
+            inner: VerbsInstaller::new(&device, queues).expect("a protection domain"),
+            nic: Rc::clone(&nic),
+            frames_per_call: Rc::clone(&frames_per_call),
+        };
+        let priorities = device.profile().priorities_per_program();
+        let port_numbers = (1..=ports as u8).collect();
+        let controller =
+            Controller::over(installer, "rig0", priorities, port_numbers, count).expect("a controller");
+        let workers = Rc::new(RefCell::new(workers));
+        Self { controller, workers, device, nic, feeds, witness, frames_per_call }
+    }
+
+    /// Compiles for this rig's device and installs.
+    pub fn install(&mut self, policy: &str) -> Arc<Program> {
+        let workers = self.workers.borrow().len();
+        let program = compile(policy, workers);
+        self.install_program(&program).expect("the soft NIC takes it");
+        program
+    }
+
+    pub fn install_program(&mut self, program: &Arc<Program>) -> Result<control::Generation, Error> {
+        let workers = Rc::clone(&self.workers);
+        self.controller.install(Arc::clone(program), &mut |band: Band, program: Option<Arc<Program>>| {
+            for worker in workers.borrow_mut().iter_mut() {
+                let table = program.clone().map(|program| Arc::new(ClassTable::new(program)));
+                let generation = worker.control().publish(band, table);
+                let turns = (0..10_000).take_while(|_| {
+                    worker.step();
+                    !worker.control().acknowledged(generation)
+                });
+                let waited = turns.count();
+                assert!(worker.control().acknowledged(generation), "{waited} turns");
+            }
+            Ok(())
+        })
+    }
+
+    /// Puts frames on a port's wire, counting from 1.
+    pub fn send(&self, port: u8, frames: impl IntoIterator<Item = Vec<u8>>) {
+        self.feeds[usize::from(port) - 1].lock().expect("feed").extend(frames);
+    }
+
+    /// Runs everything until nothing moves.
+    pub fn settle(&self) {
+        let mut idle = 0;
+        while idle < 3 {
+            let mut moved = self.nic.pump(64);
+            for worker in self.workers.borrow_mut().iter_mut() {
+                moved += worker.step();
+            }
+            idle = if moved == 0 { idle + 1 } else { 0 };
+        }
+    }
+
+    pub fn snapshots(&self) -> Vec<WorkerSnapshot> {
+        self.workers.borrow().iter().map(|worker| worker.control().snapshot()).collect()
+    }
+
+    /// Packets of a rule over all workers.
+    pub fn ruled(&self, rule: &str, disposition: Disposition) -> u64 {
+        self.snapshots().iter().map(|snapshot| snapshot.rule(rule, disposition).packets).sum()
+    }
+
+    /// What the witness saw since it was last asked.
+    pub fn seen(&self) -> Vec<Seen> {
+        std::mem::take(&mut *self.witness.0.lock().expect("witness"))
+    }
+
+    pub fn port(&self, port: u8) -> PortStats {
+        self.nic.port_stats(port)
+    }
+
+    /// Invariant 1: every frame that any port received is in exactly one place.
+    pub fn balance(&mut self) {
+        let ports: Vec<PortStats> =
+            (1..=self.feeds.len() as u8).map(|port| self.nic.port_stats(port)).collect();
+        let snapshots = self.snapshots();
+        let received: u64 = snapshots.iter().map(|snapshot| snapshot.received.packets).sum();
+        let delivered: u64 = ports.iter().map(|port| port.delivered).sum();
+        assert_eq!(delivered, received, "what ports delivered is what workers received");
+        for port in &ports {
+            assert_eq!(port.rx_frames, port.dispositions());
+        }
+        for snapshot in &snapshots {
+            assert_eq!(snapshot.imbalance(), 0, "{snapshot:?}");
+            assert_eq!(snapshot.dropped_by_reason(), 0, "{:?}", snapshot.dropped);
+        }
+        let flow_dropped: u64 = ports.iter().map(|port| port.flow_dropped).sum();
+        let counted: u64 = self.controller.drop_counters().iter().map(|totals| totals.packets).sum();
+        assert_eq!(flow_dropped, counted, "what flows dropped is what the rules' counters say");
+    }
+}
