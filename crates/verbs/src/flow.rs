@@ -6,6 +6,7 @@
 mod block;
 mod spec;
 
+use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -58,7 +59,8 @@ impl From<Arc<RawQueuePairHandle>> for FlowTarget {
 /// An installed flow; removed when dropped.
 #[must_use = "a flow is removed from the device when it is dropped"]
 pub struct Flow {
-    raw: NonNull<ibv_flow>,
+    /// `None` once destroyed.
+    raw: Option<NonNull<ibv_flow>>,
     target: FlowTarget,
     counters: Vec<Arc<Counters>>,
 }
@@ -86,7 +88,29 @@ impl Flow {
         // SAFETY: context and queue pair are live, the block is well formed, and the counters in it are kept below.
         let raw = unsafe { inline::create_flow(context.raw(), target.raw(), block.as_mut_ptr()) };
         let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
-        Ok(Self { raw, target: target.clone(), counters })
+        Ok(Self { raw: Some(raw), target: target.clone(), counters })
+    }
+
+    /// `ibv_destroy_flow`, for callers that want to know: after a refusal the flow is still installed and comes back.
+    /// Dropping a flow does the same but can only log.
+    pub fn destroy(mut self) -> std::result::Result<(), (Self, Error)> {
+        match self.remove() {
+            0 => Ok(()),
+            code => {
+                let device = self.target.context().name().into();
+                Err((self, Error::DestroyFlow { device, source: from_code(code) }))
+            }
+        }
+    }
+
+    fn remove(&mut self) -> c_int {
+        let Some(raw) = self.raw else { return 0 };
+        // SAFETY: `raw` came from `create_flow` and is destroyed once: it is forgotten when that has succeeded.
+        let code = unsafe { inline::destroy_flow(self.target.context().raw(), raw.as_ptr()) };
+        if code == 0 {
+            self.raw = None;
+        }
+        code
     }
 
     /// Where its packets go.
@@ -97,9 +121,8 @@ impl Flow {
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        let context = self.target.context();
-        // SAFETY: `raw` came from `create_flow` and is destroyed only here.
-        let code = unsafe { inline::destroy_flow(context.raw(), self.raw.as_ptr()) };
-        leak::keep("ibv_destroy_flow", context.name(), code, || (self.target.clone(), self.counters.clone()));
+        let code = self.remove();
+        let device = self.target.context().name();
+        leak::keep("ibv_destroy_flow", device, code, || (self.target.clone(), self.counters.clone()));
     }
 }
