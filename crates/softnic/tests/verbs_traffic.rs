@@ -1,0 +1,339 @@
+//! Packets through the verbs API on a real soft NIC: receiving, steering, spreading and counting.
+
+mod verbs_support;
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use packet::build::FrameBuilder;
+use packet::{FlowKey, RssKey, Toeplitz};
+use verbs::{
+    CompletionFields, CompletionQueue, CounterValues, Counters, EventKind, EventSource, Flow, FlowAttr,
+    FlowKind, FlowSpec, FlowTag, FlowTarget, Frame, FramePool, HashConfig, HashFields, Opcode, RssQueuePair,
+    WorkQueue,
+};
+use verbs_support::*;
+
+fn taken(pool: &mut FramePool) -> Vec<Frame> {
+    std::iter::from_fn(|| pool.take()).collect()
+}
+
+#[test]
+fn a_packet_arrives_whole_with_its_tag() {
+    let rig = Rig::new();
+    let mut receiver = Receiver::new(&rig.domain(), 8);
+    let target = single(&rig.domain(), &receiver.queue);
+    let _flow = Flow::create(&target, &udp_flow(53, 0xab_cdef)).unwrap();
+    rig.deliver([udp(1000, 53), udp(1000, 54)]);
+    assert_eq!(receiver.drain(), [Received { bytes: udp(1000, 53), tag: 0xab_cdef }]);
+    let stats = rig.stats();
+    assert_eq!((stats.delivered, stats.unmatched), (1, 1));
+}
+
+#[test]
+fn fields_that_were_asked_for_are_there_and_the_others_are_not() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    for fields in [CompletionFields::empty(), all_fields()] {
+        let cq = CompletionQueue::builder(&rig.context, 64).fields(fields).build().unwrap();
+        let mut receiver = Receiver::with_cq(&domain, cq, 4);
+        let _flow = Flow::create(&single(&domain, &receiver.queue), &udp_flow(53, 7)).unwrap();
+        let before = rig.context.raw_clock().unwrap();
+        rig.deliver([udp(1, 53)]);
+        let asked = fields == all_fields();
+        let mut batch = receiver.cq.poll().expect("a packet");
+        let completion = batch.next().expect("a packet");
+        assert!(completion.is_success());
+        assert_eq!(completion.opcode(), Opcode::Receive);
+        assert_eq!(completion.byte_len(), asked.then_some(udp(1, 53).len() as u32));
+        assert_eq!(completion.flow_tag(), asked.then_some(FlowTag(7)));
+        assert_eq!(completion.cvlan().is_some(), asked);
+        assert_eq!(completion.qp_num().is_some(), asked);
+        assert_eq!(completion.wallclock_ns().is_some(), asked);
+        assert_eq!(completion.timestamp().is_some_and(|ticks| ticks >= before), asked);
+        assert!(completion.checksum_ok().is_some(), "the device checks checksums");
+        assert_eq!(completion.vendor_error(), 0);
+        assert!(batch.next().is_none() && batch.next().is_none());
+    }
+}
+
+#[test]
+fn an_empty_queue_gives_no_batch_and_no_error() {
+    let rig = Rig::new();
+    let mut receiver = Receiver::new(&rig.domain(), 4);
+    for _ in 0..3 {
+        assert!(receiver.cq.poll().is_none());
+    }
+    assert_eq!(receiver.cq.poll_errors(), 0);
+}
+
+#[test]
+fn a_batch_left_half_way_goes_on_in_the_next() {
+    let rig = Rig::new();
+    let mut receiver = Receiver::new(&rig.domain(), 8);
+    let _flow = Flow::create(&single(&rig.domain(), &receiver.queue), &udp_flow(53, 1)).unwrap();
+    rig.deliver((0..5).map(|i| udp(i, 53)));
+    {
+        let mut batch = receiver.cq.poll().expect("packets");
+        for _ in 0..2 {
+            let completion = batch.next().expect("a packet");
+            let frame = receiver.pool.reclaim(&completion).expect("posted");
+            receiver.pool.release(frame);
+        }
+    }
+    let rest: Vec<_> = receiver.drain().into_iter().map(|packet| packet.bytes).collect();
+    assert_eq!(rest, [udp(2, 53), udp(3, 53), udp(4, 53)]);
+}
+
+#[test]
+fn nothing_is_posted_before_the_queue_is_ready() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    let cq = CompletionQueue::builder(&rig.context, 64).build().unwrap();
+    let (queue, mut receives) = WorkQueue::builder(&domain, &cq.handle()).max_receives(8).build().unwrap();
+    let mut pool = rig.pool(4);
+    let mut frames = taken(&mut pool);
+    assert_eq!(receives.post(&mut pool, &mut frames), 0);
+    assert_eq!(frames.len(), 4);
+    queue.ready().unwrap();
+    assert_eq!(receives.post(&mut pool, &mut frames), 4);
+    assert!(frames.is_empty());
+}
+
+#[test]
+fn frames_that_do_not_fit_stay_with_their_owner() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    let cq = CompletionQueue::builder(&rig.context, 1024).build().unwrap();
+    let (queue, mut receives) = WorkQueue::builder(&domain, &cq.handle()).max_receives(100).build().unwrap();
+    queue.ready().unwrap();
+    assert!(receives.max_receives() >= 100);
+    let mut pool = rig.pool(1000);
+    let mut frames = taken(&mut pool);
+    let posted = receives.post(&mut pool, &mut frames);
+    assert!((100..1000).contains(&posted), "a full queue takes no more: {posted}");
+    assert_eq!(frames.len(), 1000 - posted);
+    assert_eq!(receives.post(&mut pool, &mut frames), 0);
+    frames.into_iter().for_each(|frame| pool.release(frame));
+    assert_eq!(pool.free_count(), 1000 - posted);
+}
+
+#[test]
+fn frames_of_another_pool_are_neither_posted_nor_read() {
+    let rig = Rig::new();
+    let mut receiver = Receiver::new(&rig.domain(), 4);
+    let mut other = rig.pool(2);
+    let mut frames = taken(&mut other);
+    assert_eq!(receiver.receives.post(&mut receiver.pool, &mut frames), 0);
+    assert_eq!(frames.len(), 2);
+    assert!(receiver.pool.bytes(&frames[0]).is_empty());
+    assert!(receiver.pool.bytes_mut(&mut frames[0]).is_empty());
+    assert_eq!(other.bytes(&frames[0]).len(), FRAME_BYTES as usize);
+}
+
+#[test]
+fn a_completion_gives_its_frame_back_once_and_to_its_own_pool_only() {
+    let rig = Rig::new();
+    let mut receiver = Receiver::new(&rig.domain(), 4);
+    let mut other = rig.pool(4);
+    let _flow = Flow::create(&single(&rig.domain(), &receiver.queue), &udp_flow(53, 1)).unwrap();
+    rig.deliver([udp(1, 53)]);
+    let mut batch = receiver.cq.poll().expect("a packet");
+    let completion = batch.next().expect("a packet");
+    assert!(other.reclaim(&completion).is_none());
+    let frame = receiver.pool.reclaim(&completion).expect("posted");
+    assert!(receiver.pool.reclaim(&completion).is_none());
+    receiver.pool.release(frame);
+}
+
+#[test]
+fn a_queue_without_buffers_drops_and_says_so() {
+    let rig = Rig::new();
+    let mut receiver = Receiver::new(&rig.domain(), 2);
+    let posted = receiver.pool.frame_count();
+    let _flow = Flow::create(&single(&rig.domain(), &receiver.queue), &udp_flow(53, 1)).unwrap();
+    rig.deliver((0..6).map(|i| udp(i, 53)));
+    let stats = rig.stats();
+    assert_eq!((stats.delivered, stats.out_of_buffer), (posted as u64, 6 - posted as u64));
+    assert_eq!(receiver.drain().len(), posted);
+    rig.deliver([udp(9, 53)]);
+    assert_eq!(receiver.drain().len(), 1);
+}
+
+#[test]
+fn rss_sends_each_packet_where_the_hash_says() {
+    const FIELDS: HashFields = HashFields::SRC_IPV4
+        .union(HashFields::DST_IPV4)
+        .union(HashFields::SRC_PORT_UDP)
+        .union(HashFields::DST_PORT_UDP);
+    let rig = Rig::new();
+    let domain = rig.domain();
+    let mut receivers: Vec<_> = (0..3).map(|_| Receiver::new(&domain, 128)).collect();
+    // Eight entries over three queues, unevenly.
+    let entries = [0, 1, 2, 0, 1, 0, 2, 2];
+    let queues: Vec<_> = entries.iter().map(|&entry: &usize| &receivers[entry].queue).collect();
+    let pair = RssQueuePair::new(&domain, &table(&queues), &HashConfig { key: KEY, fields: FIELDS }).unwrap();
+    let _flow = Flow::create(&FlowTarget::Rss(pair), &ipv4_flow()).unwrap();
+
+    let frames: Vec<_> = (0..120).map(|i| udp(1024 + i * 7, 53)).collect();
+    let toeplitz = Toeplitz::new(&RssKey(KEY));
+    let fields = packet::HashFields::from_bits_truncate(FIELDS.bits() as u32);
+    let mut expected = vec![Vec::new(); 3];
+    for frame in &frames {
+        let hash = toeplitz.hash_key(&FlowKey::of(frame), fields);
+        expected[entries[hash as usize % entries.len()]].push(frame.clone());
+    }
+    rig.deliver(frames);
+    for (receiver, expected) in receivers.iter_mut().zip(expected) {
+        assert!(!expected.is_empty(), "the packets reach every queue");
+        let found: Vec<_> = receiver.drain().into_iter().map(|packet| packet.bytes).collect();
+        assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn precedence_is_by_priority_and_a_removed_flow_matches_nothing() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    let mut receiver = Receiver::new(&domain, 16);
+    let target = single(&domain, &receiver.queue);
+    let low = Flow::create(&target, &ipv4_flow().priority(5).spec(FlowSpec::Tag(FlowTag(50)))).unwrap();
+    let high = Flow::create(&target, &udp_flow(53, 10).priority(1)).unwrap();
+    let rest = FlowAttr::new(FlowKind::AllDefault, PORT).spec(FlowSpec::Tag(FlowTag(99)));
+    let _rest = Flow::create(&target, &rest).unwrap();
+    let arp = FrameBuilder::new().arp_request(Ipv4Addr::LOCALHOST, Ipv4Addr::LOCALHOST).build();
+    let tags = |receiver: &mut Receiver| {
+        rig.deliver([udp(1, 53), udp(1, 80), arp.clone()]);
+        receiver.drain().into_iter().map(|packet| packet.tag).collect::<Vec<_>>()
+    };
+    assert_eq!(tags(&mut receiver), [10, 50, 99]);
+    drop(high);
+    assert_eq!(tags(&mut receiver), [50, 50, 99]);
+    assert!(low.destroy().is_ok());
+    assert_eq!(tags(&mut receiver), [99, 99, 99]);
+}
+
+#[test]
+fn every_kind_of_match_reaches_the_device_in_the_right_byte_order() {
+    use verbs::{EthernetMatch, Ipv4ExtMatch, Ipv4Match, Ipv6Match, PortMatch};
+    let rig = Rig::new();
+    let domain = rig.domain();
+    let mut receiver = Receiver::new(&domain, 16);
+    let target = single(&domain, &receiver.queue);
+    let normal = || FlowAttr::new(FlowKind::Normal, PORT);
+    let (v6a, v6b) = (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), Ipv6Addr::LOCALHOST);
+    let tagged =
+        FrameBuilder::new().vlan(packet::EtherType::VLAN, 0x6123).ipv4(v4(1), v4(2)).udp(1, 2).build();
+    let tcp6 = FrameBuilder::new().ipv6(v6a, v6b).flow_label(0xabcde).tcp(443, 0x1234, 2).build();
+    let tos = FrameBuilder::new().ipv4(v4(1), v4(9)).tos(0xb8).udp(5, 6).build();
+    let plain = FrameBuilder::new().ipv4(v4(7), v4(8)).tcp(22, 23, 0).build();
+
+    let vlan = EthernetMatch { vlan_tag: 0x123, ether_type: 0x0800, ..EthernetMatch::default() };
+    let vlan_mask = EthernetMatch { vlan_tag: 0xfff, ether_type: 0xffff, ..EthernetMatch::default() };
+    let v6 = Ipv6Match { src: v6a.octets(), flow_label: 0xabcde, next_hdr: 6, ..Ipv6Match::default() };
+    let v6_mask = Ipv6Match { src: [255; 16], flow_label: 0xfffff, next_hdr: 255, ..Ipv6Match::default() };
+    let ext = Ipv4ExtMatch { dst: v4(9).to_bits(), tos: 0xb8, proto: 17, ..Ipv4ExtMatch::default() };
+    let ext_mask = Ipv4ExtMatch { dst: !0, tos: 0xfc, proto: 0xff, ..Ipv4ExtMatch::default() };
+    let pair = Ipv4Match { src: v4(7).to_bits(), dst: v4(8).to_bits() };
+    let ports = PortMatch { src_port: 443, dst_port: 0x1234 };
+    let all = PortMatch { src_port: !0, dst_port: !0 };
+    let flows = [
+        normal().spec(FlowSpec::Ethernet { value: vlan, mask: vlan_mask }),
+        normal()
+            .spec(FlowSpec::Ipv6 { value: v6, mask: v6_mask })
+            .spec(FlowSpec::Tcp { value: ports, mask: all }),
+        normal().spec(FlowSpec::Ipv4Ext { value: ext, mask: ext_mask }),
+        normal().spec(FlowSpec::Ipv4 { value: pair, mask: Ipv4Match { src: !0, dst: !0 } }),
+    ];
+    let _flows: Vec<_> = (1..)
+        .zip(flows)
+        .map(|(tag, attr)| Flow::create(&target, &attr.spec(FlowSpec::Tag(FlowTag(tag)))).unwrap())
+        .collect();
+    rig.deliver([tagged, tcp6, tos, plain, udp(1, 2)]);
+    let tags: Vec<_> = receiver.drain().into_iter().map(|packet| packet.tag).collect();
+    assert_eq!(tags, [1, 2, 3, 4]);
+    assert_eq!(rig.stats().unmatched, 1);
+}
+
+fn v4(last: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 0, last)
+}
+
+#[test]
+fn counters_sum_the_flows_that_share_them_and_outlive_them() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    let mut receiver = Receiver::new(&domain, 16);
+    let target = single(&domain, &receiver.queue);
+    let counters = Counters::new(&rig.context).unwrap();
+    assert_eq!(counters.read().unwrap(), CounterValues::default());
+    let counting = |attr: FlowAttr| attr.spec(FlowSpec::Count(Arc::clone(&counters)));
+    let flows =
+        [udp_flow(53, 1), udp_flow(54, 2)].map(|attr| Flow::create(&target, &counting(attr)).unwrap());
+    rig.deliver([udp(1, 53), udp(1, 54), udp(1, 55)]);
+    assert_eq!(receiver.drain().len(), 2);
+    let bytes = 2 * udp(1, 53).len() as u64;
+    assert_eq!(counters.read().unwrap(), CounterValues { packets: 2, bytes });
+    drop(flows);
+    rig.deliver([udp(1, 53)]);
+    assert_eq!(counters.read().unwrap(), CounterValues { packets: 2, bytes });
+}
+
+#[test]
+fn a_drop_flow_drops_and_counts() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    let mut receiver = Receiver::new(&domain, 16);
+    let target = single(&domain, &receiver.queue);
+    let _all = Flow::create(&target, &ipv4_flow().priority(2)).unwrap();
+    let counters = Counters::new(&rig.context).unwrap();
+    let attr = udp_flow(53, 1).spec(FlowSpec::Drop).spec(FlowSpec::Count(Arc::clone(&counters)));
+    let dropping = Flow::create(&target, &attr.priority(1)).unwrap();
+    rig.deliver([udp(1, 53), udp(1, 54)]);
+    assert_eq!(receiver.drain().len(), 1);
+    assert_eq!(rig.stats().flow_dropped, 1);
+    assert_eq!(counters.read().unwrap().packets, 1);
+    drop(dropping);
+    rig.deliver([udp(1, 53)]);
+    assert_eq!(receiver.drain().len(), 1);
+}
+
+#[test]
+fn a_refused_flow_names_its_place_and_changes_nothing() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    let mut receiver = Receiver::new(&domain, 16);
+    let target = single(&domain, &receiver.queue);
+    let bad_port = FlowAttr::new(FlowKind::Normal, verbs::PortNumber(7)).priority(4);
+    let error = Flow::create(&target, &bad_port).err().expect("no such port");
+    assert!(error.to_string().contains("port 7 of softnic0 at priority 4"), "{error}");
+    let trap = FlowAttr::new(FlowKind::AllDefault, PORT).dont_trap(true);
+    let error = Flow::create(&target, &trap).err().expect("not with a default flow");
+    assert_eq!(error.errno(), Some(libc::EINVAL));
+    rig.deliver([udp(1, 53)]);
+    assert!(receiver.drain().is_empty());
+    assert_eq!(rig.stats().unmatched, 1);
+}
+
+#[test]
+fn an_overrun_completion_queue_raises_an_event_unless_overruns_are_ignored() {
+    for ignored in [false, true] {
+        let rig = Rig::new();
+        let domain = rig.domain();
+        let cq = CompletionQueue::builder(&rig.context, 4)
+            .fields(CompletionFields::BYTE_LEN)
+            .ignore_overrun(ignored)
+            .build()
+            .unwrap();
+        let entries = cq.entries() as usize;
+        let receiver = Receiver::with_cq(&domain, cq, 64);
+        let _flow = Flow::create(&single(&domain, &receiver.queue), &ipv4_flow()).unwrap();
+        assert!(entries < 64);
+        rig.deliver((0..64).map(|i| udp(i, 53)));
+        assert!(rig.stats().cq_overrun > 0);
+        let event = rig.context.async_event().unwrap();
+        let kind = event.map(|event| event.kind);
+        assert_eq!(kind, (!ignored).then_some(EventKind::CompletionQueueError));
+        assert!(ignored || matches!(event.unwrap().source, EventSource::CompletionQueue { .. }));
+    }
+}
