@@ -77,7 +77,8 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
         }
         source = error.source();
     }
-    text.replace('\n', "; ")
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines.join("; ").replace(":; ", ": ")
 }
 
 #[cfg(test)]
@@ -93,5 +94,6 @@ mod tests {
         let inner = || io::Error::other("inner");
         assert_eq!(chain(&Outer("", inner())), "outer: inner");
         assert_eq!(chain(&Outer(": inner", inner())), "outer: inner");
+        assert_eq!(chain(&Outer(" of:\n  one\n  two", inner())), "outer of: one; two: inner");
     }
 }

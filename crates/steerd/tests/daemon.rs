@@ -150,6 +150,33 @@ fn both_signals_end_it_with_the_summary() {
     }
 }
 
+/// A reader that does not read holds up the summary: the shutdown hangs until the second Ctrl-C.
+#[test]
+fn a_second_interrupt_ends_it_at_once() {
+    let (reader, writer) = std::io::pipe().expect("pipe");
+    fill(&writer);
+    let mut command = steerd();
+    command.args(["run", "--demo"]).stdout(writer);
+    let mut daemon = Daemon::start_with_stdout(&mut command);
+    drop(command);
+    daemon.signal(Signal::INT);
+    daemon.wait_for("draining", 1);
+    daemon.until_unreachable();
+    assert!(daemon.is_running(), "the summary cannot be written");
+    daemon.signal(Signal::INT);
+    let (status, _, log) = daemon.end();
+    assert_eq!(status.code(), Some(130), "{log}");
+    drop(reader);
+}
+
+fn fill(writer: &std::io::PipeWriter) {
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+    let flags = fcntl_getfl(writer).expect("flags");
+    fcntl_setfl(writer, flags | OFlags::NONBLOCK).expect("non-blocking");
+    while rustix::io::write(writer, &[0; 512]).is_ok() {}
+    fcntl_setfl(writer, flags).expect("blocking again");
+}
+
 #[test]
 fn a_given_time_ends_it() {
     let begun = Instant::now();

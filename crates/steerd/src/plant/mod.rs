@@ -24,6 +24,9 @@ pub(crate) use device::{Opened, list, open, profile};
 /// How long workers may take to take up a program: they look once per turn, and sleep for microseconds.
 const PUBLISH_PATIENCE: Duration = Duration::from_secs(5);
 
+/// Sleeps after a few empty turns: a moderate rate then leaves most of a shared core to others.
+const RELAXED: Idle = Idle::Adaptive { spin_polls: 16, yield_polls: 4, sleep_us: 200 };
+
 /// What other threads may look at while it runs.
 pub(crate) struct Plant {
     /// First, so that flows and queue pairs go before what they stand on.
@@ -267,6 +270,7 @@ fn worker_config(settings: &Settings, id: WorkerId, core: Option<usize>) -> Work
         pages: wanted.pages.clone(),
         idle: match wanted.idle {
             IdleMode::Adaptive => Idle::default(),
+            IdleMode::Relaxed => RELAXED,
             IdleMode::Spin => Idle::Spin,
         },
         timestamps: wanted.timestamps,

@@ -55,6 +55,7 @@ pub(crate) struct Workers {
 pub(crate) enum IdleMode {
     #[default]
     Adaptive,
+    Relaxed,
     Spin,
 }
 

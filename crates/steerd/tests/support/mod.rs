@@ -63,12 +63,13 @@ impl Daemon {
     }
 
     pub fn start_command(command: &mut Command) -> Self {
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the binary starts");
+        Self::start_with_stdout(command.stdout(Stdio::piped()))
+    }
+
+    /// Leaves stdout to the caller.
+    pub fn start_with_stdout(command: &mut Command) -> Self {
+        let mut child =
+            command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the binary starts");
         let log = Arc::new(Log::default());
         let stderr = BufReader::new(child.stderr.take().expect("piped"));
         let writer = Arc::clone(&log);
@@ -165,10 +166,26 @@ impl Daemon {
         }
     }
 
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("child").is_none()
+    }
+
+    /// Waits until the HTTP server is gone, which is just before the summary.
+    pub fn until_unreachable(&self) {
+        let address = self.address.expect("the log names the address");
+        let deadline = Instant::now() + PATIENCE;
+        while TcpStream::connect(address).is_ok() {
+            assert!(Instant::now() < deadline, "still served:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Waits for its end; gives the exit status, stdout and the log.
     pub fn end(mut self) -> (ExitStatus, String, String) {
         let mut out = String::new();
-        self.child.stdout.take().expect("piped").read_to_string(&mut out).expect("stdout");
+        if let Some(mut stdout) = self.child.stdout.take() {
+            stdout.read_to_string(&mut out).expect("stdout");
+        }
         let status = self.child.wait().expect("end");
         let log = self.log();
         (status, out, log)
