@@ -15,8 +15,8 @@ use packet::MacAddr;
 use self::tape::Tape;
 use self::writer::Writer;
 use super::{
-    Burst, Checksum, MAX_FRAME_BYTES, PcapConfig, PcapMode, RxFrame, SOFT_MAC, TransmitError, Wire,
-    WireError, WireState,
+    Burst, MAX_FRAME_BYTES, PcapConfig, PcapMode, RxFrame, SOFT_MAC, TransmitError, Wire, WireError,
+    WireState,
 };
 
 /// A port that replays captures.
@@ -109,14 +109,8 @@ impl Wire for PcapWire {
             if self.tape.due_ns(self.place) > position_ns {
                 return;
             }
-            let packet = self.tape.packet(self.place);
+            burst.push(RxFrame::new(self.tape.packet(self.place)));
             self.place += 1;
-            burst.push(RxFrame {
-                bytes: packet.bytes,
-                wire_len: packet.wire_len,
-                timestamp_ns: 0,
-                checksum: Checksum::Unknown,
-            });
         }
     }
 

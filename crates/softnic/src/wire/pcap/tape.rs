@@ -28,18 +28,10 @@ const PCAPNG_MAGIC: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 const EXTENSIONS: [&str; 3] = ["pcap", "pcapng", "cap"];
 const NS_PER_S: u128 = 1_000_000_000;
 
-/// One packet of the tape.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Packet<'t> {
-    pub(super) bytes: &'t [u8],
-    pub(super) wire_len: u32,
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     offset: u32,
     len: u32,
-    wire_len: u32,
     /// Since the first packet of the tape; never less than the packet before.
     due_ns: u64,
 }
@@ -69,9 +61,10 @@ impl Tape {
         self.entries.len()
     }
 
-    pub(super) fn packet(&self, place: usize) -> Packet<'_> {
+    /// The bytes that were captured. What a snapshot length has cut off is gone; the rest is replayed as a frame.
+    pub(super) fn packet(&self, place: usize) -> &[u8] {
         let entry = self.entries[place];
-        Packet { bytes: &self.store[entry.offset as usize..][..entry.len as usize], wire_len: entry.wire_len }
+        &self.store[entry.offset as usize..][..entry.len as usize]
     }
 
     pub(super) fn due_ns(&self, place: usize) -> u64 {
@@ -129,7 +122,7 @@ impl Loader<'_> {
             self.packet += 1;
             let packet = packet.map_err(|error| self.damaged_by(error))?;
             let time_ns = u128::from(packet.ts_sec) * NS_PER_S + u128::from(packet.ts_frac) * fraction_ns;
-            self.append(&packet.data, packet.orig_len, Some(time_ns as u64))?;
+            self.append(&packet.data, Some(time_ns as u64))?;
         }
         Ok(())
     }
@@ -146,19 +139,19 @@ impl Loader<'_> {
                     let interface = self.interface(&interfaces, packet.interface_id)?;
                     // pcap-file takes the ticks for nanoseconds, whatever the interface says.
                     let ticks = packet.timestamp.as_nanos() as u64;
-                    self.append(&packet.data, packet.original_len, interface.time_ns(ticks))?;
+                    self.append(&packet.data, interface.time_ns(ticks))?;
                 }
                 Block::SimplePacket(packet) => {
                     let interface = self.interface(&interfaces, 0)?;
                     let len = packet.data.len().min(packet.original_len as usize).min(interface.snaplen());
-                    self.append(&packet.data[..len], packet.original_len, None)?;
+                    self.append(&packet.data[..len], None)?;
                 }
                 Block::Packet(packet) => {
                     let interface = self.interface(&interfaces, packet.interface_id.into())?;
                     // Two words, the upper one first; pcap-file reads them as one.
                     let little = endianness == Endianness::Little;
                     let ticks = if little { packet.timestamp.rotate_left(32) } else { packet.timestamp };
-                    self.append(&packet.data, packet.original_len, interface.time_ns(ticks))?;
+                    self.append(&packet.data, interface.time_ns(ticks))?;
                 }
                 other => {
                     self.packet -= 1;
@@ -185,7 +178,7 @@ impl Loader<'_> {
         Ok(interface)
     }
 
-    fn append(&mut self, bytes: &[u8], wire_len: u32, time_ns: Option<u64>) -> Result<(), WireError> {
+    fn append(&mut self, bytes: &[u8], time_ns: Option<u64>) -> Result<(), WireError> {
         if bytes.len() > MAX_CAPTURED_BYTES {
             return Err(
                 self.damaged(format!("its length of {} bytes is beyond {MAX_CAPTURED_BYTES}", bytes.len()))
@@ -205,7 +198,7 @@ impl Loader<'_> {
         });
         let len = bytes.len() as u32;
         let offset = self.tape.store.len() as u32;
-        self.tape.entries.push(Entry { offset, len, wire_len: wire_len.max(len), due_ns });
+        self.tape.entries.push(Entry { offset, len, due_ns });
         self.tape.store.extend_from_slice(bytes);
         Ok(())
     }

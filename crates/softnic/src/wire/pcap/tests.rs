@@ -112,7 +112,7 @@ const MICROSECONDS: u32 = 0xa1b2_c3d4;
 const NANOSECONDS: u32 = 0xa1b2_3c4d;
 
 #[test]
-fn both_byte_orders_and_resolutions_are_read_and_truncation_is_kept() {
+fn both_byte_orders_and_resolutions_are_read_and_cut_packets_are_frames() {
     let folder = tempfile::tempdir().unwrap();
     for big in [false, true] {
         for (magic, fraction) in [(MICROSECONDS, 500_000), (NANOSECONDS, 500_000_000)] {
@@ -120,14 +120,14 @@ fn both_byte_orders_and_resolutions_are_read_and_truncation_is_kept() {
             let mut wire = PcapWire::open(&config(&write(&folder, "x", &file), PcapMode::Once)).unwrap();
             assert_eq!(wire.tape.due_ns(1), 500_000_000, "big {big}, magic {magic:x}");
             assert_eq!(wire.state(), WireState::Live);
-            assert_eq!(receive(&mut wire), [(A.to_vec(), 60), (B.to_vec(), 1500)]);
+            assert_eq!(receive(&mut wire), [(A.to_vec(), 60), (B.to_vec(), 61)]);
             assert_eq!(wire.state(), WireState::Finished);
             assert_eq!(receive(&mut wire), []);
         }
         let file = pcapng(Order { big }, 1, &[(7, 0, A, 60), (7, 250, B, 1500)]);
         let mut wire = PcapWire::open(&config(&write(&folder, "ng", &file), PcapMode::Once)).unwrap();
         assert_eq!((wire.tape.due_ns(1), wire.tape.due_ns(2)), (250, 250));
-        assert_eq!(receive(&mut wire)[..2], [(A.to_vec(), 60), (B.to_vec(), 1500)]);
+        assert_eq!(receive(&mut wire)[..2], [(A.to_vec(), 60), (B.to_vec(), 61)]);
     }
 }
 

@@ -1,0 +1,140 @@
+//! The whole way of a packet on one thread, so that every packet's fate can be seen: a wire, the soft NIC's
+//! engine under the real libibverbs, flows, workers. A sink notes what each worker was given.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use control::{Controller, Device, DeviceSelector};
+use policy::{DeviceProfile, Program, Source, WorkerId};
+use softnic::wire::{PcapConfig, PcapMode, WireConfig};
+use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
+use worker::{ClassTable, Deliveries, Sink, Worker, WorkerConfig, WorkerSnapshot};
+
+/// What one worker was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) worker: WorkerId,
+    pub(crate) tag: u32,
+    pub(crate) outcome: policy::Outcome,
+    pub(crate) bytes: Vec<u8>,
+}
+
+struct Notebook {
+    worker: WorkerId,
+    pages: Arc<Mutex<Vec<Seen>>>,
+}
+
+impl Sink for Notebook {
+    fn run(&mut self, deliveries: Deliveries<'_>) {
+        let mut pages = self.pages.lock().expect("nobody panics with it");
+        pages.extend(deliveries.iter().map(|delivery| Seen {
+            worker: self.worker,
+            tag: delivery.tag.0,
+            outcome: delivery.outcome,
+            bytes: delivery.bytes.to_vec(),
+        }));
+    }
+}
+
+/// Declared in the order in which things must go: flows, workers, device.
+pub(crate) struct Chain {
+    controller: Controller,
+    workers: Vec<Worker>,
+    seen: Arc<Mutex<Vec<Seen>>>,
+    nic: SoftNic,
+}
+
+pub(crate) fn compile(text: &str, workers: usize) -> Arc<Program> {
+    let source = Source::new("captures.toml", text);
+    let (policy, _) = policy::parse(&source, &policy::NoFiles).unwrap_or_else(|bad| panic!("{bad}"));
+    let program = policy::compile(&policy, &DeviceProfile::ideal(), workers);
+    Arc::new(program.unwrap_or_else(|bad| panic!("{bad}")))
+}
+
+impl Chain {
+    /// The capture on the wire, `program` on the device.
+    pub(crate) fn new(capture: &Path, program: &Arc<Program>, workers: u32) -> Self {
+        let wire = WireConfig::Pcap(PcapConfig {
+            path: capture.to_path_buf(),
+            mode: PcapMode::Once,
+            speed: 1.0,
+            output: None,
+        });
+        let wire = wire.open().unwrap_or_else(|error| panic!("{error}"));
+        let nic = SoftNic::create(SoftNicConfig {
+            name: "softnic0".to_owned(),
+            personality: Personality::Ideal,
+            ports: vec![PortConfig { wire, mtu_bytes: 9000 }],
+            drive: Drive::Manual,
+        })
+        .expect("a soft NIC");
+        let device = Device::open(&DeviceSelector::named("softnic0"), Some(&nic)).expect("it opens");
+        let seen = Arc::default();
+        let workers: Vec<_> = (0..workers).map(|id| worker(&device, WorkerId(id), &seen)).collect();
+        let queues = workers.iter().map(Worker::work_queue).collect();
+        let mut controller = Controller::new(&device, vec![1], queues).expect("a controller");
+        let controls: Vec<_> = workers.iter().map(Worker::control).collect();
+        controller
+            .install(Arc::clone(program), &mut |band, program| {
+                for control in &controls {
+                    control.publish(
+                        band,
+                        program.as_ref().map(|program| Arc::new(ClassTable::new(Arc::clone(program)))),
+                    );
+                }
+                Ok(())
+            })
+            .expect("it installs");
+        Self { controller, workers, seen, nic }
+    }
+
+    /// Lets one frame in and says where it went: nobody, or one worker.
+    pub(crate) fn one(&mut self) -> Option<Seen> {
+        assert_eq!(self.nic.pump(1), 1, "the capture has one more packet");
+        self.workers.iter_mut().for_each(|worker| while worker.step() > 0 {});
+        let mut seen = std::mem::take(&mut *self.seen.lock().expect("nobody panics with it"));
+        assert!(seen.len() <= 1, "one packet was delivered {} times", seen.len());
+        seen.pop()
+    }
+
+    /// Lets in all that the capture holds.
+    pub(crate) fn all(&mut self) {
+        while !self.nic.wires_finished() {
+            self.nic.pump(64);
+            self.workers.iter_mut().for_each(|worker| while worker.step() > 0 {});
+        }
+        self.check_books();
+    }
+
+    pub(crate) fn port(&self) -> PortStats {
+        self.nic.port_stats(1)
+    }
+
+    pub(crate) fn snapshots(&self) -> Vec<WorkerSnapshot> {
+        self.workers.iter().map(|worker| worker.control().snapshot()).collect()
+    }
+
+    /// Packets that the flows of a drop rule took.
+    pub(crate) fn dropped(&mut self, rule: &str) -> u64 {
+        let totals = self.controller.drop_counters();
+        totals.iter().filter(|total| total.rule == rule).map(|total| total.packets).sum()
+    }
+
+    /// Every packet is in exactly one counter.
+    pub(crate) fn check_books(&self) {
+        let port = self.port();
+        assert_eq!(port.rx_frames, port.dispositions(), "{port:?}");
+        let received: u64 = self.snapshots().iter().map(|worker| worker.received.packets).sum();
+        assert_eq!(port.delivered, received, "what the device delivered is what workers received");
+        assert!(self.snapshots().iter().all(|worker| worker.imbalance() == 0));
+    }
+}
+
+fn worker(device: &Device, id: WorkerId, seen: &Arc<Mutex<Vec<Seen>>>) -> Worker {
+    let mut config = WorkerConfig::new(id);
+    config.frames = 256;
+    config.frame_bytes = 16_384;
+    config.pages = vec![hugemem::PageKind::Plain];
+    let notebook = Notebook { worker: id, pages: Arc::clone(seen) };
+    Worker::new(device.context(), config).expect("a worker").with_sink(Box::new(notebook))
+}

@@ -1,0 +1,89 @@
+//! Real traffic over a real cable: `steerd` on one end of a veth pair by AF_PACKET, ordinary programs
+//! (ping, bash, nc) on the other, in namespaces that the test makes itself. What they sent is known from
+//! the kernel's own counters; rules, workers and the kernel's share must add up to exactly that.
+
+use std::collections::HashMap;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Fresh network and mount namespaces; for ordinary users inside a user namespace of their own.
+fn isolated() -> Command {
+    let mut command = Command::new("unshare");
+    if !rustix::process::geteuid().is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    command.args(["--net", "--mount"]);
+    command
+}
+
+/// Why namespaces cannot be made here, if they cannot.
+fn obstacle() -> Option<String> {
+    match isolated().args(["ip", "link", "add", "t0", "type", "veth", "peer", "name", "t1"]).output() {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => Some(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(error) => Some(format!("unshare: {error}")),
+    }
+}
+
+fn sent(dir: &Path) -> HashMap<String, u64> {
+    let text = std::fs::read_to_string(dir.join("sent.env")).expect("sent.env was written");
+    let pair = |line: &str| {
+        let (name, value) = line.split_once('=')?;
+        Some((name.to_owned(), value.parse().ok()?))
+    };
+    text.lines().filter_map(pair).collect()
+}
+
+fn number(state: &Value, pointer: &str) -> u64 {
+    state.pointer(pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("{pointer} in {state:#}"))
+}
+
+/// The named rule's packets by disposition: delivered, dropped, left to the kernel.
+fn rule(state: &Value, name: &str) -> [u64; 3] {
+    let rules = state["rules"].as_array().expect("rules");
+    let rule = rules.iter().find(|rule| rule["name"] == name).unwrap_or_else(|| panic!("no rule {name}"));
+    ["/delivered_packets", "/dropped_packets", "/kernel_packets"].map(|field| number(rule, field))
+}
+
+#[test]
+fn what_ordinary_programs_send_is_what_the_books_say() {
+    if let Some(obstacle) = obstacle() {
+        assert!(std::env::var_os("CI").is_none(), "namespaces cannot be made here: {obstacle}");
+        // Not eprintln!, which the test harness keeps to itself.
+        let _ = writeln!(std::io::stderr(), "NOT RUN: real traffic between namespaces: {obstacle}");
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/namespaces/traffic.sh");
+    let run = isolated()
+        .arg(script)
+        .arg(env!("CARGO_BIN_EXE_steerd"))
+        .arg(dir.path())
+        .output()
+        .expect("unshare runs");
+    let log = std::fs::read_to_string(dir.path().join("steerd.log")).unwrap_or_default();
+    assert!(run.status.success(), "{}\n{log}", String::from_utf8_lossy(&run.stderr));
+
+    let sent = sent(dir.path());
+    let text = std::fs::read_to_string(dir.path().join("state.json")).expect("state.json was written");
+    let state: Value = serde_json::from_str(&text).expect("the state is JSON");
+
+    assert_eq!(sent["pings"], 10, "the kernel still answers: af_packet copies");
+    assert_eq!(sent["upload_intact"], 1, "TCP still works");
+    assert_eq!(rule(&state, "ping"), [10, 0, 0]);
+    assert_eq!(rule(&state, "dns"), [20 + 12, 0, 0], "both families");
+    assert_eq!(rule(&state, "discard"), [0, 15, 0]);
+    assert_eq!(rule(&state, "syn"), [1, 0, 0], "one connection");
+    assert_eq!(rule(&state, "web"), [sent["segments"] - 1, 0, 0], "all its other segments");
+
+    let claimed = 10 + 32 + 15 + sent["segments"];
+    assert_eq!(number(&state, "/ports/0/received_packets"), sent["frames"], "nothing lost on the cable");
+    assert_eq!(number(&state, "/ports/0/kernel_packets"), sent["frames"] - claimed, "the kernel's share");
+    let workers = state["workers"].as_array().expect("workers");
+    let received: u64 = workers.iter().map(|worker| number(worker, "/received_packets")).sum();
+    assert_eq!(received, claimed - 15, "every delivered packet was seen by a worker");
+    assert_eq!(state.pointer("/books/balanced"), Some(&Value::Bool(true)), "{:#}", state["books"]);
+}
