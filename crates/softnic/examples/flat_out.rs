@@ -1,0 +1,164 @@
+//! How many packets a second the engine delivers, flat out from the in-memory generator to one consumer that polls,
+//! counts and posts again: engine on core 0, consumer on core 1, and both on one core by turns.
+//!
+//! `cargo run --release -p softnic --example flat_out [SECONDS] [FRAMES]`
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hugemem::{Arena, ArenaOptions, PageKind};
+use softnic::wire::{GeneratorConfig, GeneratorWire};
+use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+use verbs::{
+    Access, CompletionFields, CompletionQueue, DeviceList, Domain, Flow, FlowAttr, FlowKind, FlowSpec,
+    FlowTag, FlowTarget, Frame, FramePool, HashConfig, HashFields, IndirectionTable, Ipv4ExtMatch,
+    MemoryRegion, ParentDomain, PortNumber, ProtectionDomain, ReceiveQueue, RssQueuePair, ThreadDomain,
+    WorkQueue,
+};
+
+type Failure = Box<dyn std::error::Error>;
+
+const BUFFER_BYTES: u32 = 2048;
+
+/// A consumer with everything it owns, dropped in this order.
+struct Consumer {
+    _flow: Flow,
+    receives: ReceiveQueue,
+    cq: CompletionQueue,
+    pool: FramePool,
+    spare: Vec<Frame>,
+}
+
+impl Consumer {
+    fn new(nic: &SoftNic, frames: u32) -> Result<Self, Failure> {
+        let list = DeviceList::of(nic)?;
+        let context = list.find("softnic0").ok_or("no device")?.open()?;
+        let pd = ProtectionDomain::new(&context)?;
+        let td = ThreadDomain::new(&context)?;
+        let domain = Domain::from(&ParentDomain::new(&pd, Some(&td), None)?);
+        let fields = CompletionFields::BYTE_LEN | CompletionFields::FLOW_TAG;
+        let cq = CompletionQueue::builder(&context, frames).fields(fields).single_threaded(true).build()?;
+        let (queue, receives) = WorkQueue::builder(&domain, &cq.handle()).max_receives(frames).build()?;
+        queue.ready()?;
+        let bytes = frames as usize * BUFFER_BYTES as usize;
+        let pages = vec![PageKind::Huge2M, PageKind::Transparent, PageKind::Plain];
+        let arena = Arena::map(&ArenaOptions { bytes, pages, numa_node: None, label: "frames".to_owned() })?;
+        let block = arena.carve(bytes, 4096).ok_or("arena too small")?;
+        let region = MemoryRegion::register(&Domain::from(&pd), block, Access::LOCAL_WRITE)?;
+        let mut pool = FramePool::new(region, BUFFER_BYTES)?;
+        let table = IndirectionTable::new(&context, &[Arc::clone(&queue)])?;
+        let key = packet::RssKey::SYMMETRIC.0;
+        let fields =
+            HashFields::SRC_IPV4 | HashFields::DST_IPV4 | HashFields::SRC_PORT_UDP | HashFields::DST_PORT_UDP;
+        let target = FlowTarget::Rss(RssQueuePair::new(&domain, &table, &HashConfig { key, fields })?);
+        let any = Ipv4ExtMatch::default();
+        let attr = FlowAttr::new(FlowKind::Normal, PortNumber(1))
+            .spec(FlowSpec::Ipv4Ext { value: any, mask: any })
+            .spec(FlowSpec::Tag(FlowTag(7)));
+        let flow = Flow::create(&target, &attr)?;
+        let mut spare = Vec::with_capacity(frames as usize);
+        spare.extend(std::iter::from_fn(|| pool.take()));
+        let mut consumer = Self { _flow: flow, receives, cq, pool, spare };
+        consumer.receives.post(&mut consumer.pool, &mut consumer.spare);
+        Ok(consumer)
+    }
+
+    /// Polls one batch and posts its buffers again; answers how many there were.
+    fn turn(&mut self, most: usize) -> usize {
+        let mut polled = 0;
+        if let Some(mut batch) = self.cq.poll() {
+            while let Some(completion) = batch.next() {
+                polled += 1;
+                std::hint::black_box((completion.byte_len(), completion.flow_tag()));
+                self.spare.extend(self.pool.reclaim(&completion));
+                if polled == most {
+                    break;
+                }
+            }
+        }
+        if polled > 0 {
+            self.receives.post(&mut self.pool, &mut self.spare);
+        }
+        polled
+    }
+}
+
+fn nic(frame_bytes: u32, drive: Drive) -> Result<SoftNic, Failure> {
+    let config: GeneratorConfig = serde_json::from_value(serde_json::json!({
+        "rate": "flat-out",
+        "flows": [{ "src": "10.0.0.0/16", "protocol": "udp", "frame_bytes": frame_bytes, "count": 1024 }]
+    }))?;
+    Ok(SoftNic::create(SoftNicConfig {
+        name: "softnic0".to_owned(),
+        personality: Personality::Ideal,
+        ports: vec![PortConfig { wire: Box::new(GeneratorWire::open(&config)?), mtu_bytes: 1500 }],
+        drive,
+    })?)
+}
+
+fn report(what: &str, frame_bytes: u32, packets: u64, elapsed: Duration) {
+    let ns = elapsed.as_nanos() as f64 / packets.max(1) as f64;
+    println!("{what:<12} {frame_bytes:>5} B  {:>6.2} Mpps  {ns:>6.1} ns/packet", 1e3 / ns);
+}
+
+fn one_core(frame_bytes: u32, frames: u32, time: Duration) -> Result<(), Failure> {
+    let nic = nic(frame_bytes, Drive::Manual)?;
+    let mut consumer = Consumer::new(&nic, frames)?;
+    let (start, mut packets) = (Instant::now(), 0);
+    while start.elapsed() < time {
+        for _ in 0..64 {
+            nic.pump(64);
+            packets += consumer.turn(64) as u64;
+        }
+    }
+    report("one core", frame_bytes, packets, start.elapsed());
+    Ok(())
+}
+
+fn two_cores(frame_bytes: u32, frames: u32, time: Duration) -> Result<(), Failure> {
+    /// Polls that found little wait this long, so that completions gather and lines change cores less often.
+    const BACKOFF_SPINS: u32 = 200;
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(1);
+    rustix::thread::sched_setaffinity(None, &set)?;
+    let nic = nic(frame_bytes, Drive::Thread { core: Some(0) })?;
+    let mut consumer = Consumer::new(&nic, frames)?;
+    let before = nic.port_stats(1);
+    let (start, mut packets) = (Instant::now(), 0);
+    while start.elapsed() < time {
+        for _ in 0..256 {
+            let polled = consumer.turn(64);
+            packets += polled as u64;
+            if polled < 32 {
+                (0..BACKOFF_SPINS).for_each(|_| std::hint::spin_loop());
+            }
+        }
+    }
+    let elapsed = start.elapsed();
+    report("two cores", frame_bytes, packets, elapsed);
+    let after = nic.port_stats(1);
+    let received = after.rx_frames - before.rx_frames;
+    let starved = after.out_of_buffer - before.out_of_buffer;
+    println!(
+        "  engine {:.2} Mpps, {starved} of {received} without a buffer",
+        received as f64 / elapsed.as_micros() as f64
+    );
+    Ok(())
+}
+
+fn main() -> Result<(), Failure> {
+    let mut arguments = std::env::args().skip(1);
+    let seconds = arguments.next().map_or(Ok(2.0), |text| text.parse::<f64>())?;
+    let frames = arguments.next().map_or(Ok(1024), |text| text.parse::<u32>())?;
+    let time = Duration::from_secs_f64(seconds);
+    for frame_bytes in [64, 1518] {
+        // Its own thread: the pin ends with it.
+        std::thread::scope(|scope| {
+            let worker =
+                scope.spawn(|| two_cores(frame_bytes, frames, time).map_err(|error| error.to_string()));
+            worker.join().map_err(|_| "the consumer panicked".to_owned())?
+        })?;
+        one_core(frame_bytes, frames, time)?;
+    }
+    Ok(())
+}
