@@ -39,7 +39,7 @@ impl fmt::Display for Program {
             let uncounted = if rule.count { "" } else { ", not counted" };
             writeln!(
                 f,
-                "  {} {}: {action}; {placement}; line {}; {} flows{uncounted}",
+                "  {} {}: {action}; {placement}; line {}; flows: {}{uncounted}",
                 RuleId::of(index),
                 rule.name,
                 rule.line,

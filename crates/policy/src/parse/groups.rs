@@ -2,6 +2,7 @@
 //! settings only when compiling: a policy does not know how many there will be.
 
 use packet::{HashFields, RssKey};
+use toml::Spanned;
 
 use crate::ids::GroupId;
 use crate::policy::{GroupDefinition, MAX_GROUPS, MAX_TABLE_SIZE, WorkerShare, Workers};
@@ -79,7 +80,7 @@ fn group(reader: &mut Reader, key: &Key<'_>, value: &Value<'_>) -> GroupDefiniti
     if let (Workers::Listed(workers), size) = (&group.workers, group.table_size) {
         if workers.len() > size.unwrap_or(MAX_TABLE_SIZE) as usize {
             let message = format!("{} workers do not fit into the table", workers.len());
-            let span = table.get("table_size").map_or(key.span(), |value| value.span());
+            let span = table.get("table_size").map_or(key.span(), Spanned::span);
             reader.error_with(span, message, "too small", "every worker needs at least one entry");
         }
         if group.fields.is_empty() && workers.len() > 1 {
@@ -267,7 +268,7 @@ fn spreading_key(reader: &mut Reader, table: &Table<'_>, group: &mut GroupDefini
     };
     group.symmetric = is_two_sided(group.fields) && has_short_period(&group.key);
     if asked == Some(true) && !group.symmetric {
-        let span = table.get("symmetric").map_or(0..0, |value| value.span());
+        let span = table.get("symmetric").map_or(0..0, Spanned::span);
         let (message, hint) = match is_two_sided(group.fields) {
             true => ("this key is not symmetric", "leave `key` out, or repeat the same two bytes in it"),
             false => ("these hash fields cannot be symmetric", "hash both the source and the destination"),

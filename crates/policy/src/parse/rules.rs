@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::ops::Range;
 
+use toml::Spanned;
+
 use crate::policy::{
     Action, Addresses, Family, Fragment, GroupDefinition, MAX_RULES, Match, RuleDefinition, TcpFlags,
     VlanMatch,
@@ -83,7 +85,7 @@ fn rule(
     let action = required(reader, value, table, "action", "write \"drop\" or { steer = \"GROUP\" }")
         .and_then(|value| action(reader, value, groups, false));
     let count = table.get("count").map_or(Some(true), |value| reader.boolean(value, "`count`"));
-    let span_of = |key: &str| table.get(key).map_or(value.span(), |value| value.span());
+    let span_of = |key: &str| table.get(key).map_or(value.span(), Spanned::span);
     Some(RuleDefinition {
         place: reader.place(span_of("match")),
         name_place: reader.place(span_of("name")),
@@ -206,7 +208,8 @@ fn read_match(reader: &mut Reader, value: &Value<'_>, sets: &mut Sets) -> Option
 fn field(reader: &mut Reader, key: &'static str, value: &Value<'_>, sets: &mut Sets, matches: &mut Match) {
     match key {
         "any" => {
-            if reader.boolean(value, "`any`") == Some(false) {
+            let any = reader.boolean(value, "`any`");
+            if any == Some(false) {
                 let hint = "leave the rule out";
                 reader.error_with(value.span(), "`any` can only be true", "matches no packet", hint);
             }

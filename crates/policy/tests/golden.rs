@@ -1,0 +1,111 @@
+//! Golden tests: policies in, printed programs and diagnostics out, compared with committed snapshots.
+
+use std::collections::BTreeMap;
+
+use policy::{DeviceProfile, Source};
+
+fn files() -> BTreeMap<String, String> {
+    BTreeMap::from([
+        (
+            "blocked.txt".to_owned(),
+            "# from the abuse desk\n203.0.113.0/25\n203.0.113.128/25 # merges\n\n2001:db8:bad::/48\n"
+                .to_owned(),
+        ),
+        ("broken.txt".to_owned(), "192.0.2.1\n192.0.2.256\n\t10.0.0.1/8\n".to_owned()),
+    ])
+}
+
+fn program(text: &str) -> String {
+    let (policy, warnings) = policy::parse(&Source::new("policy.toml", text), &files())
+        .unwrap_or_else(|problems| panic!("{problems}"));
+    let program =
+        policy::compile(&policy, &DeviceProfile::ideal(), 4).unwrap_or_else(|problems| panic!("{problems}"));
+    let warnings: Vec<String> =
+        warnings.iter().chain(&policy::check(&policy, &program).warnings).map(ToString::to_string).collect();
+    format!("{program}warnings\n  {}\n", warnings.join("\n  "))
+}
+
+fn problems(text: &str) -> String {
+    let source = Source::new("policy.toml", text);
+    match policy::parse(&source, &files()) {
+        Err(problems) => problems.to_string(),
+        Ok((policy, _)) => match policy::compile(&policy, &tight(), 2) {
+            Err(problems) => problems.to_string(),
+            Ok(program) => panic!("nothing wrong with it:\n{program}"),
+        },
+    }
+}
+
+/// A device that has little of everything.
+fn tight() -> DeviceProfile {
+    DeviceProfile {
+        name: "tight".to_owned(),
+        priorities: 8,
+        max_flows: Some(40),
+        max_specs: 5,
+        max_table: 64,
+        max_queues: Some(8),
+        ..DeviceProfile::ideal()
+    }
+}
+
+#[test]
+fn a_service_with_everything_in_hardware() {
+    insta::assert_snapshot!(program(include_str!("policies/service.toml")));
+}
+
+#[test]
+fn hybrid_rules_go_on_through_the_policy() {
+    insta::assert_snapshot!(program(include_str!("policies/hybrid.toml")));
+}
+
+#[test]
+fn link_layer_rules() {
+    insta::assert_snapshot!(program(include_str!("policies/link.toml")));
+}
+
+#[test]
+fn rules_that_never_match_are_warned_of() {
+    insta::assert_snapshot!(program(include_str!("policies/suspicious.toml")));
+}
+
+#[test]
+fn every_slip_is_reported_at_once() {
+    insta::assert_snapshot!(problems(include_str!("policies/slips.toml")));
+}
+
+#[test]
+fn matches_that_contradict_themselves() {
+    insta::assert_snapshot!(problems(include_str!("policies/contradictions.toml")));
+}
+
+#[test]
+fn broken_toml_is_reported_where_it_breaks() {
+    insta::assert_snapshot!(problems("version = 1\n[[rules]\nname = \"x\nmatch = { any = tru }\n"));
+}
+
+#[test]
+fn what_a_device_lacks_is_named() {
+    insta::assert_snapshot!(problems(include_str!("policies/too-much.toml")));
+    insta::assert_snapshot!(problems(include_str!("policies/chain.toml")));
+    insta::assert_snapshot!(problems(include_str!("policies/lists.toml")));
+}
+
+#[test]
+fn reports_show_the_text() {
+    let text = "version = 1\n[[rules]]\nname = \"dns\"\nmatch = { dst_prot = 53 }\naction = \"drop\"\n";
+    let problems = policy::parse(&Source::new("policy.toml", text), &files()).unwrap_err();
+    let mut shown = String::new();
+    let handler = miette::GraphicalReportHandler::new_themed(miette::GraphicalTheme::none()).with_width(100);
+    for report in problems.report() {
+        handler.render_report(&mut shown, report.as_ref()).unwrap();
+    }
+    insta::assert_snapshot!(shown);
+}
+
+#[test]
+fn diagnostics_serialize_for_machines() {
+    let text = "version = 1\ndefault = \"kernle\"\n";
+    let problems = policy::parse(&Source::new("policy.toml", text), &files()).unwrap_err();
+    insta::assert_snapshot!(serde_json::to_string_pretty(&problems).unwrap());
+}

@@ -1,0 +1,176 @@
+//! Any text gives a policy or diagnostics, never a crash, and never takes long.
+
+use std::collections::BTreeMap;
+
+use policy::{DeviceProfile, MAX_DIAGNOSTICS, Source};
+use proptest::prelude::*;
+
+const GOOD: [&str; 4] = [
+    include_str!("policies/service.toml"),
+    include_str!("policies/hybrid.toml"),
+    include_str!("policies/link.toml"),
+    include_str!("policies/slips.toml"),
+];
+
+fn run(text: &str, set: &str) {
+    let source = Source::new("any.toml", text);
+    let files = BTreeMap::from([("blocked.txt".to_owned(), set.to_owned())]);
+    let problems = match policy::parse(&source, &files) {
+        Err(problems) => problems,
+        Ok((policy, warnings)) => match policy::compile(&policy, &DeviceProfile::ideal(), 4) {
+            Err(problems) => problems,
+            Ok(program) => {
+                assert!(!program.to_string().is_empty());
+                let mut all = policy::check(&policy, &program).warnings;
+                all.extend(warnings);
+                return render(&all.into());
+            }
+        },
+    };
+    assert!(problems.has_errors());
+    render(&problems);
+}
+
+/// Every place must be printable and lie within its text.
+fn render(problems: &policy::Diagnostics) {
+    assert!(problems.list.len() <= MAX_DIAGNOSTICS);
+    assert!(problems.list.iter().all(|problem| problem.line >= 1 && problem.column >= 1));
+    let handler = miette::GraphicalReportHandler::new_themed(miette::GraphicalTheme::none());
+    for report in problems.report().iter().take(3) {
+        handler.render_report(&mut String::new(), report.as_ref()).expect("a report can be shown");
+    }
+}
+
+/// One edit of a text at a place given in parts of its length.
+#[derive(Clone, Debug)]
+enum Edit {
+    Insert(u16, String),
+    Remove(u16, u8),
+    Double(u16, u8),
+}
+
+fn edit() -> impl Strategy<Value = Edit> {
+    let token = prop::sample::select(vec![
+        "\"",
+        "'",
+        "[",
+        "]",
+        "{",
+        "}",
+        "=",
+        ".",
+        "\n",
+        "[[rules]]\n",
+        "[sets]\n",
+        "0",
+        "-1",
+        "9999999999999999999",
+        "1.5",
+        "true",
+        "inf",
+        "1979-05-27",
+        "\"\\u0000\"",
+        "é",
+        "-",
+        "/",
+        "::",
+        "x = ",
+        "any",
+        "none",
+        "#",
+        ",",
+        "0x",
+        "\"any\"",
+        "[]",
+        "{}",
+        "\"-\"",
+        "\"::/0\"",
+        "\"0.0.0.0/0\"",
+        "\"0-65535\"",
+    ]);
+    prop_oneof![
+        3 => (any::<u16>(), token).prop_map(|(at, token)| Edit::Insert(at, token.to_owned())),
+        1 => (any::<u16>(), "\\PC{0,6}").prop_map(|(at, text)| Edit::Insert(at, text)),
+        2 => (any::<u16>(), 1u8..40).prop_map(|(at, count)| Edit::Remove(at, count)),
+        1 => (any::<u16>(), 1u8..120).prop_map(|(at, count)| Edit::Double(at, count)),
+    ]
+}
+
+fn apply(text: &str, edit: &Edit) -> String {
+    let mut chars: Vec<char> = text.chars().collect();
+    let place = |at: u16| usize::from(at) * chars.len() / (usize::from(u16::MAX) + 1);
+    match edit {
+        Edit::Insert(at, token) => {
+            let at = place(*at);
+            chars.splice(at..at, token.chars());
+        }
+        Edit::Remove(at, count) => {
+            let at = place(*at);
+            chars.drain(at..(at + usize::from(*count)).min(chars.len()));
+        }
+        Edit::Double(at, count) => {
+            let at = place(*at);
+            let piece = chars[at..(at + usize::from(*count)).min(chars.len())].to_vec();
+            chars.splice(at..at, piece);
+        }
+    }
+    chars.into_iter().collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    fn arbitrary_text_is_survived(text in "\\PC{0,300}", set in "\\PC{0,60}") {
+        run(&text, &set);
+    }
+
+    #[test]
+    fn mutated_policies_are_survived(
+        good in prop::sample::select(GOOD.to_vec()),
+        edits in prop::collection::vec(edit(), 1..6),
+        set in "([0-9a-f:./#\n -]{0,12}\n){0,4}",
+    ) {
+        let text = edits.iter().fold(good.to_owned(), |text, edit| apply(&text, edit));
+        run(&text, &set);
+    }
+
+    #[test]
+    fn any_value_of_any_key_is_survived(
+        key in prop::sample::select(vec![
+            "src_mac", "dst_mac", "ethertype", "vlan", "vlan_priority", "vlan_tpid", "inner_vlan", "family", "src",
+            "dst", "protocol", "tos", "dscp", "src_port", "dst_port", "fragment", "tcp_flags", "ip_options", "any",
+        ]),
+        value in "[0-9a-f:./x!,-]{0,20}",
+    ) {
+        run(&format!("version = 1\n[[rules]]\nname = \"x\"\nmatch = {{ {key} = \"{value}\" }}\naction = \"drop\"\n"), "");
+    }
+}
+
+#[test]
+fn thousands_of_problems_are_counted_not_listed() {
+    let mut text = "version = 1\n".to_owned();
+    for _ in 0..2000 {
+        text.push_str("[[rules]]\nnmae = \"x\"\n");
+    }
+    let problems = policy::parse(&Source::new("many.toml", text), &policy::NoFiles).unwrap_err();
+    assert_eq!(problems.list.len(), MAX_DIAGNOSTICS);
+    assert_eq!(problems.omitted, 4 * 2000 - MAX_DIAGNOSTICS);
+    assert!(problems.to_string().ends_with("\nand 7900 more"));
+}
+
+#[test]
+fn a_missing_file_is_a_diagnostic() {
+    let problems = policy::load("/nonexistent/policy.toml").unwrap_err();
+    assert!(
+        problems.to_string().starts_with("/nonexistent/policy.toml:1:1: error: cannot read the policy: ")
+    );
+}
+
+#[test]
+fn many_unused_sets_are_no_error() {
+    let mut text = "version = 1\n[sets]\n".to_owned();
+    (0..300).for_each(|index| text.push_str(&format!("s{index} = [1]\n")));
+    let (_, warnings) = policy::parse(&Source::new("sets.toml", text), &policy::NoFiles).unwrap();
+    assert_eq!(warnings.len(), MAX_DIAGNOSTICS);
+}
