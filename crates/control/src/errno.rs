@@ -1,4 +1,4 @@
-//! Errnos in words, with what to do about them when a device refuses a flow, a queue or itself.
+//! Errnos in words, with what to do about them when a device refuses a flow.
 //! Numbers from asm-generic/errno*.h; meanings from ibv_create_flow(3) and facts about real devices.
 
 pub(crate) const EPERM: i32 = 1;

@@ -5,9 +5,9 @@ use policy::WorkerId;
 
 use crate::errno;
 
-/// A device's refusal of one call.
+/// A device's refusal of one call; displayed as the call's own sentence, which ends with what to do.
 #[derive(Debug, thiserror::Error)]
-#[error("{}", self.in_words())]
+#[error("{source}")]
 pub struct Refusal {
     /// Its errno, if it gave one.
     pub errno: Option<i32>,
@@ -17,7 +17,8 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    fn in_words(&self) -> String {
+    /// For flows, whose rule and specs say more than the call's sentence: the errno and the remedy.
+    fn of_a_flow(&self) -> String {
         let Some(errno) = self.errno else { return self.source.to_string() };
         let (words, remedy) = (errno::in_words(errno), errno::remedy(errno));
         if remedy.is_empty() { words } else { format!("{words}: {remedy}") }
@@ -40,7 +41,7 @@ impl From<verbs::Error> for Refusal {
 #[non_exhaustive]
 pub enum Error {
     /// The list of devices could not be had.
-    #[error("cannot list RDMA devices: {source}")]
+    #[error("{source}")]
     List {
         /// Why.
         source: Refusal,
@@ -65,7 +66,7 @@ pub enum Error {
         available: Vec<String>,
     },
     /// It could not be opened.
-    #[error("cannot open device {device}: {source}")]
+    #[error("{source}")]
     Open {
         /// Its name.
         device: String,
@@ -73,7 +74,7 @@ pub enum Error {
         source: Refusal,
     },
     /// It does not tell its limits.
-    #[error("device {device} does not tell its {what}: {source}")]
+    #[error("{source}")]
     Query {
         /// Its name.
         device: String,
@@ -162,7 +163,7 @@ pub enum Error {
         what: String,
     },
     /// The controller's own objects were refused.
-    #[error("device {device} refused {what}: {source}")]
+    #[error("{source}")]
     Setup {
         /// The device's name.
         device: String,
@@ -172,7 +173,7 @@ pub enum Error {
         source: Refusal,
     },
     /// An indirection table was refused.
-    #[error("group `{group}`: the device refused an indirection table of {entries} entries: {source}")]
+    #[error("group `{group}`: {source}")]
     Table {
         /// The first group that needs it.
         group: String,
@@ -182,7 +183,7 @@ pub enum Error {
         source: Refusal,
     },
     /// An RSS queue pair was refused.
-    #[error("group `{group}`: the device refused an RSS queue pair for {variant}: {source}")]
+    #[error("group `{group}`: {source} ({variant} packets)")]
     Queue {
         /// The group.
         group: String,
@@ -192,7 +193,7 @@ pub enum Error {
         source: Refusal,
     },
     /// A drop counter was refused, by a device that has counters.
-    #[error("rule `{rule}` (line {line}): the device refused a counter: {source}")]
+    #[error("rule `{rule}` (line {line}): {source}")]
     Counter {
         /// The rule.
         rule: String,
@@ -203,7 +204,8 @@ pub enum Error {
     },
     /// A flow was refused.
     #[error(
-        "rule `{rule}` (line {line}): the device refused the flow [{specs}] at priority {priority} of port {port}: {source}"
+        "rule `{rule}` (line {line}): the device refused the flow [{specs}] at priority {priority} of port {port}: {}",
+        source.of_a_flow()
     )]
     InstallFlow {
         /// The rule.
@@ -221,7 +223,8 @@ pub enum Error {
     },
     /// A flow could not be removed.
     #[error(
-        "rule `{rule}` (line {line}): the device did not remove the flow [{specs}] at priority {priority} of port {port}: {source}"
+        "rule `{rule}` (line {line}): the device did not remove the flow [{specs}] at priority {priority} of port {port}: {}",
+        source.of_a_flow()
     )]
     RemoveFlow {
         /// The rule.

@@ -156,7 +156,6 @@ impl Installer for VerbsInstaller {
     }
 
     fn destroy_flow(&mut self, flow: Self::Flow) -> Result<(), (Self::Flow, Refusal)> {
-        drop(flow);
-        Ok(())
+        flow.destroy().map_err(|(flow, error)| (flow, error.into()))
     }
 }

@@ -3,11 +3,45 @@
 use std::sync::Arc;
 
 use control::{Controller, Device, DeviceSelector, Error};
-use softnic::wire::NullWire;
+use packet::MacAddr;
+use softnic::wire::{Burst, NullWire, TransmitError, Wire, WireState};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 
+/// A wire whose medium is gone.
+struct DownWire;
+
+impl Wire for DownWire {
+    fn receive<'w>(&'w mut self, _: &mut Burst<'w>) {}
+
+    fn transmit(&mut self, _: &[u8]) -> Result<(), TransmitError> {
+        Ok(())
+    }
+
+    fn flush(&mut self) {}
+
+    fn state(&self) -> WireState {
+        WireState::Down
+    }
+
+    fn describe(&self) -> String {
+        "down".to_owned()
+    }
+
+    fn mac(&self) -> MacAddr {
+        MacAddr([2, 0, 0, 0, 0, 1])
+    }
+
+    fn mtu_bytes(&self) -> u32 {
+        1500
+    }
+}
+
 fn nic(name: &str, ports: usize) -> SoftNic {
-    let ports = (0..ports).map(|_| PortConfig { wire: Box::new(NullWire), mtu_bytes: 1500 }).collect();
+    over(name, (0..ports).map(|_| Box::new(NullWire) as Box<dyn Wire>).collect())
+}
+
+fn over(name: &str, wires: Vec<Box<dyn Wire>>) -> SoftNic {
+    let ports = wires.into_iter().map(|wire| PortConfig { wire, mtu_bytes: 1500 }).collect();
     SoftNic::create(SoftNicConfig {
         name: name.to_owned(),
         personality: Personality::Ideal,
@@ -41,6 +75,18 @@ fn a_wrong_name_or_port_is_answered_with_the_right_ones() {
         let error = device.check_port(port).expect_err("no such port").to_string();
         assert_eq!(error, format!("device soft8 has no port {port}; its ports are 1 to 2"));
     }
+}
+
+#[test]
+fn a_port_without_link_is_said_with_its_remedy() {
+    let nic = over("soft11", vec![Box::new(NullWire), Box::new(DownWire)]);
+    let device = Device::open(&DeviceSelector::default(), Some(&nic)).expect("opens");
+    assert!(device.check_port(1).is_ok());
+    let error = Controller::new(&device, vec![1, 2], Vec::new()).err().expect("port 2 is down").to_string();
+    assert_eq!(
+        error,
+        "port 2 of soft11 is down: bring the link up (ip link set dev IFACE up) and check the cable"
+    );
 }
 
 #[test]
