@@ -204,7 +204,8 @@ mod tests {
 
     #[test]
     fn settings_outside_their_range_are_named() {
-        let broken: [(&str, fn(&mut WorkerConfig)); 4] = [
+        type Damage = fn(&mut WorkerConfig);
+        let broken: [(&str, Damage); 4] = [
             ("frames", |c| c.frames = 0),
             ("frame_bytes", |c| c.frame_bytes = 63),
             ("batch", |c| c.batch = BATCH_MAX + 1),

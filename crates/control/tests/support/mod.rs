@@ -155,7 +155,10 @@ impl Installer for Fake {
 
     fn destroy_flow(&mut self, flow: Self::Flow) -> Result<(), (Self::Flow, Refusal)> {
         match self.call() {
-            Ok(()) => Ok(drop(flow)),
+            Ok(()) => {
+                drop(flow);
+                Ok(())
+            }
             Err(refusal) => Err((flow, refusal)),
         }
     }
