@@ -64,7 +64,7 @@ impl Place {
     /// Line of its start, from 1.
     #[must_use]
     pub fn line(&self) -> u32 {
-        self.source.position(self.span.start).0
+        self.source.line(self.span.start)
     }
 
     /// An error here.

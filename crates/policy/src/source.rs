@@ -4,23 +4,35 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// The largest policy or set file that is read, in bytes.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
+/// Columns are not counted further: a line this long is not read by people.
+const MAX_COLUMN: usize = 1 << 16;
 
 /// A named text.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Source {
     /// What diagnostics call it, usually the path.
     pub name: String,
     /// The whole text.
     pub text: String,
+    /// Where each line begins; found when first asked for, since a policy has a place for every rule.
+    lines: OnceLock<Vec<usize>>,
 }
 
 impl Source {
     /// A text with the name that diagnostics are to give it.
     pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
-        Self { name: name.into(), text: text.into() }
+        Self { name: name.into(), text: text.into(), lines: OnceLock::new() }
+    }
+
+    /// The line, from 1, of a byte offset.
+    #[must_use]
+    pub fn line(&self, offset: usize) -> u32 {
+        let before = self.line_starts().partition_point(|start| *start <= offset);
+        u32::try_from(before).unwrap_or(u32::MAX)
     }
 
     /// Line and column (characters), both from 1, of a byte offset.
@@ -30,13 +42,28 @@ impl Source {
         while !self.text.is_char_boundary(offset) {
             offset -= 1;
         }
-        let before = &self.text[..offset];
-        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
-        let column = before[line_start..].chars().count() + 1;
-        (u32::try_from(line).unwrap_or(u32::MAX), u32::try_from(column).unwrap_or(u32::MAX))
+        let line = self.line(offset);
+        let start = self.line_starts().get(line.saturating_sub(1) as usize).copied().unwrap_or(0);
+        let column =
+            self.text.get(start..offset).map_or(0, |before| before.chars().take(MAX_COLUMN).count()) + 1;
+        (line, u32::try_from(column).unwrap_or(u32::MAX))
+    }
+
+    fn line_starts(&self) -> &[usize] {
+        self.lines.get_or_init(|| {
+            let newlines = self.text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
+            std::iter::once(0).chain(newlines.map(|(at, _)| at + 1)).collect()
+        })
     }
 }
+
+impl PartialEq for Source {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.name, &self.text) == (&other.name, &other.text)
+    }
+}
+
+impl Eq for Source {}
 
 /// Gives the text of the files that a policy's sets name.
 pub trait SetLoader {

@@ -10,7 +10,7 @@ use super::cube::Cube;
 use super::expand::Expansion;
 
 /// Pairs of cubes beyond this number are not compared: the rule is asked about in any case.
-const MAX_COMPARISONS: usize = 1 << 18;
+const MAX_COMPARISONS: usize = 1 << 14;
 
 /// A rule as the compiler sees it.
 pub(super) struct Expanded {

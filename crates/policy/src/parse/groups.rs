@@ -12,8 +12,8 @@ use super::reader::{Key, Reader, Table, Value, entries, nearest};
 const KEYS: [&str; 6] = ["workers", "weights", "hash", "symmetric", "key", "table_size"];
 /// The largest share of a worker.
 const MAX_WEIGHT: u32 = 65_535;
-/// Beyond every machine, below what a table can hold.
-const MAX_WORKER: u32 = MAX_TABLE_SIZE - 1;
+/// The highest number of a worker: beyond every machine, below what a table can hold.
+const MAX_WORKER: u32 = 4095;
 
 /// Reads `[groups]`.
 pub(super) fn read(reader: &mut Reader, value: &Value<'_>) -> Vec<GroupDefinition> {

@@ -170,11 +170,14 @@ impl Names {
 pub(super) fn nearest<'k>(word: &str, known: impl Iterator<Item = &'k str>) -> Option<&'k str> {
     /// Longer words are not compared: nobody misspells those by a letter or two, and it would take long.
     const MAX_WORD_BYTES: usize = 2 * MAX_NAME_BYTES;
+    /// With more names than this the first ones must do.
+    const MAX_CANDIDATES: usize = 256;
     if word.len() > MAX_WORD_BYTES {
         return None;
     }
     let allowed = (word.chars().count() / 3).clamp(1, 3);
     known
+        .take(MAX_CANDIDATES)
         .filter(|candidate| candidate.len() <= MAX_WORD_BYTES)
         .map(|candidate| (edits(word, candidate), candidate))
         .filter(|(distance, _)| *distance <= allowed)
