@@ -6,6 +6,7 @@
 //! [`Warning`] that says what to change.
 
 mod arena;
+mod available;
 mod error;
 mod free_list;
 mod mapping;

@@ -9,6 +9,7 @@ use std::{fs, io, ptr};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::PageKind;
+use crate::available::{Available, available};
 
 /// The most NUMA nodes of any Linux kernel (CONFIG_NODES_SHIFT is at most 10).
 const MAX_NUMA_NODES: u32 = 1024;
@@ -182,33 +183,18 @@ fn transparent_allowed() -> io::Result<()> {
 
 /// Overcommit lets mmap promise memory that populating would then get by killing processes.
 fn memory_available(bytes: usize) -> io::Result<()> {
-    let Some(available) = fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(available_bytes)
+    let Some(Available { bytes: available, group }) = available().filter(|found| bytes as u64 > found.bytes)
     else {
         return Ok(());
     };
-    if bytes as u64 > available {
-        let reason = format!("only {} MiB are available", available >> 20);
-        return Err(io::Error::new(io::ErrorKind::OutOfMemory, reason));
-    }
-    Ok(())
-}
-
-fn available_bytes(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+    let whose = group.map_or_else(String::new, |group| format!(" in control group {}", group.display()));
+    let reason = format!("only {} MiB are available{whose}", available >> 20);
+    Err(io::Error::new(io::ErrorKind::OutOfMemory, reason))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn available_memory_is_read_in_kib() {
-        let meminfo = "MemTotal:       24684016 kB\nMemAvailable:   23003424 kB\nBuffers: 1 kB\n";
-        assert_eq!(available_bytes(meminfo), Some(23_003_424 * 1024));
-        assert_eq!(available_bytes("MemTotal: 1 kB\n"), None);
-        assert_eq!(available_bytes("MemAvailable: many kB\n"), None);
-    }
 
     #[test]
     fn touching_keeps_fresh_pages_zero_and_resident() {

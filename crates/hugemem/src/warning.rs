@@ -77,7 +77,12 @@ fn remedy(f: &mut fmt::Formatter<'_>, kind: PageKind, pages: usize, source: &io:
         PageKind::Transparent => {
             write!(f, "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, and have the memory free")
         }
-        PageKind::Plain => write!(f, "have that much memory free, or ask for fewer frames"),
+        PageKind::Plain => {
+            write!(
+                f,
+                "have that much memory free, within the control group (memory.max) too, or ask for fewer frames"
+            )
+        }
     }
 }
 
