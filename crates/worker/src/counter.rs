@@ -83,7 +83,7 @@ impl TallyRow {
     }
 }
 
-/// Number of buckets of a [`Log2Histogram`].
+/// Number of buckets of a [`Histogram`].
 pub const BUCKETS: usize = 40;
 
 /// A histogram by powers of two: bucket 0 counts zeros, bucket n values of n bits; the last takes
@@ -109,7 +109,7 @@ impl Log2Histogram {
     }
 }
 
-/// A [`Log2Histogram`] as read.
+/// A histogram by powers of two as read: bucket 0 counts zeros, bucket n values of n bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
     /// How many values fell in each bucket.
