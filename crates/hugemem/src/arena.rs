@@ -132,7 +132,7 @@ fn populated(
     page_kind: PageKind,
     bytes: usize,
 ) -> io::Result<(Mapping, Vec<Warning>)> {
-    let mapping = Mapping::new(page_kind, bytes)?;
+    let mut mapping = Mapping::new(page_kind, bytes)?;
     let mut unmet = Vec::new();
     if let Err(source) = mapping.dont_fork() {
         unmet.push(Warning::Fork { label: options.label.clone(), source });

@@ -27,8 +27,7 @@ pub(crate) struct Mapping {
 
 // SAFETY: the mapping belongs to the process, not to a thread, and `base` is its only name here.
 unsafe impl Send for Mapping {}
-// SAFETY: no method reads or writes the bytes through `&self`, except `populate`, which is called before any block of
-// it exists.
+// SAFETY: no method reads or writes the bytes through `&self`.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -89,23 +88,19 @@ impl Mapping {
         if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Gives every page its memory now, so that no packet meets a page fault.
+    /// Gives every page its memory now, so that packets do not wait for first faults. Nothing is locked here: that pages
+    /// stay is up to the device, which pins what is registered with it.
     ///
-    /// MADV_POPULATE_WRITE says what it cannot populate, where touching would be killed by SIGBUS. Kernels before 5.14
-    /// do not know it (EINVAL); there pages are touched, which is safe unless a hugetlb mapping is bound to a node:
-    /// mmap reserved its pages, but on any node.
-    pub(crate) fn populate(&self, kind: PageKind, bound: bool) -> io::Result<()> {
-        let is_hugetlb = matches!(kind, PageKind::Huge1G | PageKind::Huge2M);
-        match self.advise(Advice::LinuxPopulateWrite) {
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) && !(is_hugetlb && bound) => {
-                self.touch();
-                Ok(())
-            }
-            result => result,
-        }
+    /// MADV_POPULATE_WRITE says what it cannot populate, where touching would be killed by SIGBUS.
+    pub(crate) fn populate(&mut self, kind: PageKind, bound: bool) -> io::Result<()> {
+        self.advise(Advice::LinuxPopulateWrite).or_else(|error| {
+            may_touch(error, kind, bound)?;
+            self.touch();
+            Ok(())
+        })
     }
 
-    fn touch(&self) {
+    fn touch(&mut self) {
         for offset in (0..self.bytes).step_by(SMALLEST_PAGE_BYTES) {
             // SAFETY: `offset` lies inside the mapping.
             let page = unsafe { self.base.add(offset) };
@@ -170,6 +165,20 @@ impl Drop for Mapping {
     }
 }
 
+/// Whether to touch the pages after MADV_POPULATE_WRITE was refused: kernels before 5.14 do not know it (EINVAL).
+/// Touching is safe unless a hugetlb mapping is bound to a node: mmap reserved its pages, but on any node.
+pub(crate) fn may_touch(refused: io::Error, kind: PageKind, bound: bool) -> io::Result<()> {
+    let is_hugetlb = matches!(kind, PageKind::Huge1G | PageKind::Huge2M);
+    match refused.raw_os_error() {
+        Some(libc::EINVAL) if is_hugetlb && bound => {
+            let reason = "hugepages of one NUMA node are safe to populate only from Linux 5.14 on";
+            Err(io::Error::new(io::ErrorKind::Unsupported, reason))
+        }
+        Some(libc::EINVAL) => Ok(()),
+        _ => Err(refused),
+    }
+}
+
 /// With `never` the kernel accepts MADV_HUGEPAGE and ignores it (Documentation/admin-guide/mm/transhuge.rst).
 fn transparent_allowed() -> io::Result<()> {
     match fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled") {
@@ -193,15 +202,62 @@ fn memory_available(bytes: usize) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
+    pub(crate) fn page_bytes() -> usize {
+        // SAFETY: sysconf reads no memory of ours.
+        usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap()
+    }
+
+    /// How many of a mapping's base pages have memory (mincore(2)).
+    pub(crate) fn resident_pages(mapping: &Mapping) -> usize {
+        let mut pages = vec![0_u8; mapping.bytes / page_bytes()];
+        // SAFETY: the range is our own mapping, and `pages` has a byte for each of its pages.
+        let rc = unsafe { libc::mincore(mapping.base.as_ptr().cast(), mapping.bytes, pages.as_mut_ptr()) };
+        assert_eq!(rc, 0, "{}", io::Error::last_os_error());
+        pages.iter().filter(|page| **page & 1 == 1).count()
+    }
+
     #[test]
-    fn touching_keeps_fresh_pages_zero_and_resident() {
-        let mapping = Mapping::new(PageKind::Plain, 1 << 20).unwrap();
-        mapping.touch();
-        // SAFETY: mapped above, and nothing writes to it any more.
-        let bytes = unsafe { std::slice::from_raw_parts(mapping.base().as_ptr(), mapping.bytes()) };
-        assert!(bytes.iter().all(|byte| *byte == 0));
+    fn populating_and_touching_give_every_page_its_memory() {
+        let ways: [fn(&mut Mapping); 2] =
+            [|mapping| mapping.populate(PageKind::Plain, false).unwrap(), Mapping::touch];
+        for give in ways {
+            let mut mapping = Mapping::new(PageKind::Plain, 1 << 20).unwrap();
+            assert_eq!(resident_pages(&mapping), 0);
+            give(&mut mapping);
+            assert_eq!(resident_pages(&mapping), (1 << 20) / page_bytes());
+            // SAFETY: mapped above, and nothing writes to it any more.
+            let bytes = unsafe { std::slice::from_raw_parts(mapping.base.as_ptr(), mapping.bytes) };
+            assert!(bytes.iter().all(|byte| *byte == 0));
+        }
+    }
+
+    #[test]
+    fn dropped_mappings_are_unmapped() {
+        let virtual_bytes = || -> usize {
+            let statm = fs::read_to_string("/proc/self/statm").unwrap();
+            statm.split(' ').next().unwrap().parse::<usize>().unwrap() * page_bytes()
+        };
+        let before = virtual_bytes();
+        for _ in 0..64 {
+            // Far more than what other tests map meanwhile; never populated.
+            drop(Mapping::new(PageKind::Plain, 64 << 20).unwrap());
+        }
+        assert!(virtual_bytes() < before + (1 << 30), "4 GiB were mapped and should be gone");
+    }
+
+    #[test]
+    fn kernels_without_populate_touch_unless_that_could_kill() {
+        let refused = |errno, kind, bound| may_touch(io::Error::from_raw_os_error(errno), kind, bound);
+        assert!(refused(libc::EINVAL, PageKind::Plain, true).is_ok());
+        assert!(refused(libc::EINVAL, PageKind::Huge2M, false).is_ok());
+        let error = refused(libc::EINVAL, PageKind::Huge2M, true).unwrap_err();
+        assert!(error.kind() == io::ErrorKind::Unsupported && error.to_string().contains("5.14"), "{error}");
+        assert_eq!(
+            refused(libc::EFAULT, PageKind::Plain, false).unwrap_err().raw_os_error(),
+            Some(libc::EFAULT)
+        );
     }
 }

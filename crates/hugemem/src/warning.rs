@@ -64,6 +64,9 @@ fn remedy(f: &mut fmt::Formatter<'_>, kind: PageKind, pages: usize, source: &io:
         PageKind::Huge1G | PageKind::Huge2M if source.raw_os_error() == Some(libc::EINVAL) => {
             write!(f, "this machine has no such pages; leave {kind} out")
         }
+        PageKind::Huge1G | PageKind::Huge2M if source.kind() == io::ErrorKind::Unsupported => {
+            write!(f, "run a newer kernel, or name no NUMA node")
+        }
         PageKind::Huge1G => write!(
             f,
             "boot with hugepagesz=1G hugepages={pages}, or raise \
@@ -108,6 +111,16 @@ mod tests {
     fn refused(kind: PageKind, bytes: usize, errno: i32) -> String {
         let source = io::Error::from_raw_os_error(errno);
         Warning::Refused { label: "worker3".to_owned(), kind, bytes, source }.to_string()
+    }
+
+    #[test]
+    fn bound_hugepages_that_cannot_be_populated_are_not_called_absent() {
+        let refused = io::Error::from_raw_os_error(libc::EINVAL);
+        let source = crate::mapping::may_touch(refused, PageKind::Huge2M, true).unwrap_err();
+        let (kind, bytes) = (PageKind::Huge2M, 2 << 20);
+        let text = Warning::Refused { label: "worker3".to_owned(), kind, bytes, source }.to_string();
+        assert!(text.contains("5.14") && text.contains("name no NUMA node"), "{text}");
+        assert!(!text.contains("no such pages") && !text.contains("raise"), "{text}");
     }
 
     #[test]
