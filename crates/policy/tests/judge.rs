@@ -129,8 +129,9 @@ fn judge(program: &Program, rules: &[RandomRule], default: &Act, key: &FlowKey) 
         FlowAction::Steer { queue, class } => {
             let queue = &program.queues[queue.index()];
             let group = &program.groups[queue.group.index()];
-            let hash = Toeplitz::new(&group.key).hash_key(key, queue.fields);
-            let worker = queue.table[hash as usize % queue.table.len()];
+            // However the group is cut into queues, it must spread as one with all its fields would.
+            let hash = Toeplitz::new(&group.key).hash_key(key, group.fields);
+            let worker = group.table[hash as usize % group.table.len()];
             prop_assert_eq!((explained.hash, explained.worker), (Some(hash), Some(worker)));
             if let (Decide::Exact(_), Verdict::Deliver(wanted)) =
                 (&program.classes[class.index()].decide, wanted.verdict)

@@ -2,7 +2,7 @@
 //! nothing else: its priority is the length of the longest chain of overlapping flows above it. A flow
 //! whose every packet an earlier flow takes is not needed at all.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::cube::{Cube, Image, WORDS};
 
@@ -19,8 +19,6 @@ pub(super) struct Candidate {
 pub(super) struct Ranking {
     /// The candidates that are kept, by precedence: index and priority.
     pub(super) kept: Vec<(usize, u32)>,
-    /// Rules that lost a flow because an earlier one takes its packets: loser, winner.
-    pub(super) covered: Vec<(usize, usize)>,
     /// The rules of the longest chain, first to last.
     pub(super) longest: Vec<usize>,
 }
@@ -29,7 +27,7 @@ pub(super) struct Ranking {
 struct Shape {
     mask: Image,
     entries: Vec<Entry>,
-    by_value: HashMap<Image, usize>,
+    values: HashSet<Image>,
     deepest: u32,
     /// Bits on which all entries agree: most shapes are told apart from a cube by these alone.
     common: Cube,
@@ -46,14 +44,10 @@ pub(super) fn rank(candidates: &[Candidate]) -> Ranking {
     let mut shapes: Vec<Shape> = Vec::new();
     let mut shape_of: HashMap<Image, usize> = HashMap::new();
     let mut above: Vec<Option<usize>> = vec![None; candidates.len()];
-    let mut ranking = Ranking { kept: Vec::new(), covered: Vec::new(), longest: Vec::new() };
+    let mut ranking = Ranking { kept: Vec::new(), longest: Vec::new() };
     let mut deepest: Option<(u32, usize)> = None;
     for (index, candidate) in candidates.iter().enumerate() {
-        if let Some(winner) = cover(&shapes, &candidate.cube) {
-            let pair = (candidate.rule, candidates[winner].rule);
-            if ranking.covered.last() != Some(&pair) {
-                ranking.covered.push(pair);
-            }
+        if is_covered(&shapes, &candidate.cube) {
             continue;
         }
         let mut rank = 0;
@@ -96,17 +90,17 @@ fn order_matters(one: &Candidate, other: &Candidate) -> bool {
     one.rule != other.rule || one.action != other.action
 }
 
-/// The kept candidate that takes every packet of the cube, if one alone does.
-fn cover(shapes: &[Shape], cube: &Cube) -> Option<usize> {
-    shapes.iter().filter(|shape| (0..WORDS).all(|i| shape.mask[i] & !cube.mask[i] == 0)).find_map(|shape| {
+/// Whether one kept candidate alone takes every packet of the cube.
+fn is_covered(shapes: &[Shape], cube: &Cube) -> bool {
+    shapes.iter().filter(|shape| (0..WORDS).all(|i| shape.mask[i] & !cube.mask[i] == 0)).any(|shape| {
         let value: Image = std::array::from_fn(|i| cube.value[i] & shape.mask[i]);
-        shape.by_value.get(&value).map(|entry| shape.entries[*entry].candidate)
+        shape.values.contains(&value)
     })
 }
 
 impl Shape {
     fn new(cube: &Cube) -> Self {
-        Self { mask: cube.mask, entries: Vec::new(), by_value: HashMap::new(), deepest: 0, common: *cube }
+        Self { mask: cube.mask, entries: Vec::new(), values: HashSet::new(), deepest: 0, common: *cube }
     }
 
     fn add(&mut self, entry: Entry) {
@@ -115,7 +109,7 @@ impl Shape {
             self.common.value[i] &= self.common.mask[i];
         }
         self.deepest = self.deepest.max(entry.rank);
-        self.by_value.insert(entry.cube.value, self.entries.len());
+        self.values.insert(entry.cube.value);
         self.entries.push(entry);
     }
 }
