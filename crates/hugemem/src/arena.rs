@@ -69,7 +69,8 @@ impl Arena {
                     return Ok(Arc::new(Self { mapping, page_kind, label, warnings, free }));
                 }
                 Err(source) => {
-                    warnings.push(Warning::Refused { label: label.clone(), kind: page_kind, bytes, source });
+                    let (label, numa_node) = (label.clone(), options.numa_node);
+                    warnings.push(Warning::Refused { label, kind: page_kind, bytes, numa_node, source });
                 }
             }
         }

@@ -17,6 +17,8 @@ pub enum Warning {
         kind: PageKind,
         /// The arena's size in that kind of page.
         bytes: usize,
+        /// The node that was asked for.
+        numa_node: Option<u32>,
         /// What the kernel said.
         source: io::Error,
     },
@@ -41,9 +43,9 @@ pub enum Warning {
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Refused { label, kind, bytes, source } => {
+            Self::Refused { label, kind, bytes, numa_node, source } => {
                 write!(f, "arena {label}: no {kind} pages for {} ({source}): ", Size(*bytes))?;
-                remedy(f, *kind, bytes.div_ceil(kind.page_bytes()), source)
+                remedy(f, *kind, bytes.div_ceil(kind.page_bytes()), *numa_node, source)
             }
             Self::NumaBind { label, numa_node, source } => write!(
                 f,
@@ -58,7 +60,13 @@ impl fmt::Display for Warning {
     }
 }
 
-fn remedy(f: &mut fmt::Formatter<'_>, kind: PageKind, pages: usize, source: &io::Error) -> fmt::Result {
+fn remedy(
+    f: &mut fmt::Formatter<'_>,
+    kind: PageKind,
+    pages: usize,
+    numa_node: Option<u32>,
+    source: &io::Error,
+) -> fmt::Result {
     match kind {
         // mmap(2): EINVAL is a page size that this kernel does not have.
         PageKind::Huge1G | PageKind::Huge2M if source.raw_os_error() == Some(libc::EINVAL) => {
@@ -67,25 +75,34 @@ fn remedy(f: &mut fmt::Formatter<'_>, kind: PageKind, pages: usize, source: &io:
         PageKind::Huge1G | PageKind::Huge2M if source.kind() == io::ErrorKind::Unsupported => {
             write!(f, "run a newer kernel, or name no NUMA node")
         }
-        PageKind::Huge1G => write!(
-            f,
-            "boot with hugepagesz=1G hugepages={pages}, or raise \
-             /sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages by {pages}"
-        ),
-        PageKind::Huge2M => write!(
-            f,
-            "raise vm.nr_hugepages by {pages}: \
-             sysctl -w vm.nr_hugepages=$(( $(sysctl -n vm.nr_hugepages) + {pages} ))"
-        ),
+        PageKind::Huge1G | PageKind::Huge2M => {
+            let pool = pool(kind, numa_node);
+            write!(f, "raise {pool} by {pages}: echo $(( $(cat {pool}) + {pages} )) > {pool}")?;
+            if kind == PageKind::Huge1G {
+                write!(
+                    f,
+                    ", or while memory is still in one piece boot with hugepagesz=1G hugepages={pages}"
+                )?;
+            }
+            Ok(())
+        }
         PageKind::Transparent => {
             write!(f, "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, and have the memory free")
         }
-        PageKind::Plain => {
-            write!(
-                f,
-                "have that much memory free, within the control group (memory.max) too, or ask for fewer frames"
-            )
-        }
+        PageKind::Plain => write!(
+            f,
+            "have that much memory free, within the control group (memory.max) too, or ask for fewer frames"
+        ),
+    }
+}
+
+/// The file that says how many pages of this size are reserved (Documentation/admin-guide/mm/hugetlbpage.rst). The
+/// sysctl vm.nr_hugepages is only that of the default size, and any node's pages do not help a bound arena.
+fn pool(kind: PageKind, numa_node: Option<u32>) -> String {
+    let size = format!("hugepages-{}kB", kind.page_bytes() >> 10);
+    match numa_node {
+        Some(node) => format!("/sys/devices/system/node/node{node}/hugepages/{size}/nr_hugepages"),
+        None => format!("/sys/kernel/mm/hugepages/{size}/nr_hugepages"),
     }
 }
 
@@ -108,33 +125,45 @@ impl fmt::Display for Size {
 mod tests {
     use super::*;
 
-    fn refused(kind: PageKind, bytes: usize, errno: i32) -> String {
-        let source = io::Error::from_raw_os_error(errno);
-        Warning::Refused { label: "worker3".to_owned(), kind, bytes, source }.to_string()
+    fn refused(kind: PageKind, bytes: usize, numa_node: Option<u32>, source: io::Error) -> String {
+        Warning::Refused { label: "worker3".to_owned(), kind, bytes, numa_node, source }.to_string()
+    }
+
+    fn errno(errno: i32) -> io::Error {
+        io::Error::from_raw_os_error(errno)
     }
 
     #[test]
     fn bound_hugepages_that_cannot_be_populated_are_not_called_absent() {
-        let refused = io::Error::from_raw_os_error(libc::EINVAL);
-        let source = crate::mapping::may_touch(refused, PageKind::Huge2M, true).unwrap_err();
-        let (kind, bytes) = (PageKind::Huge2M, 2 << 20);
-        let text = Warning::Refused { label: "worker3".to_owned(), kind, bytes, source }.to_string();
+        let source = crate::mapping::may_touch(errno(libc::EINVAL), PageKind::Huge2M, true).unwrap_err();
+        let text = refused(PageKind::Huge2M, 2 << 20, Some(1), source);
         assert!(text.contains("5.14") && text.contains("name no NUMA node"), "{text}");
         assert!(!text.contains("no such pages") && !text.contains("raise"), "{text}");
     }
 
     #[test]
-    fn refusals_name_the_arena_the_size_and_the_remedy() {
-        let text = refused(PageKind::Huge2M, 64 << 20, libc::ENOMEM);
+    fn hugepage_remedies_name_the_pool_of_their_size_and_node() {
+        let text = refused(PageKind::Huge2M, 64 << 20, None, errno(libc::ENOMEM));
         assert!(text.contains("worker3") && text.contains("64 MiB"), "{text}");
-        assert!(text.contains("vm.nr_hugepages by 32"), "{text}");
-        let text = refused(PageKind::Huge1G, 2 << 30, libc::ENOMEM);
-        assert!(text.contains("hugepagesz=1G hugepages=2") && text.contains("2 GiB"), "{text}");
-        let text = refused(PageKind::Huge1G, 1 << 30, libc::EINVAL);
-        assert!(text.contains("leave huge_1g out") && !text.contains("boot"), "{text}");
+        let pool = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
         assert!(
-            refused(PageKind::Transparent, 2 << 20, libc::EINVAL).contains("transparent_hugepage/enabled")
+            text.contains(&format!("raise {pool} by 32: echo $(( $(cat {pool}) + 32 )) > {pool}")),
+            "{text}"
         );
-        assert!(refused(PageKind::Plain, 65_536, libc::ENOMEM).contains("64 KiB"));
+        let text = refused(PageKind::Huge2M, 64 << 20, Some(3), errno(libc::EFAULT));
+        let pool = "/sys/devices/system/node/node3/hugepages/hugepages-2048kB/nr_hugepages";
+        assert!(text.contains(&format!("raise {pool} by 32: ")), "{text}");
+        let text = refused(PageKind::Huge1G, 2 << 30, None, errno(libc::ENOMEM));
+        assert!(text.contains("hugepages-1048576kB/nr_hugepages by 2: ") && text.contains("2 GiB"), "{text}");
+        assert!(text.contains("hugepagesz=1G hugepages=2"), "{text}");
+    }
+
+    #[test]
+    fn other_remedies_fit_their_kind() {
+        let text = refused(PageKind::Huge1G, 1 << 30, None, errno(libc::EINVAL));
+        assert!(text.contains("leave huge_1g out") && !text.contains("boot"), "{text}");
+        let text = refused(PageKind::Transparent, 2 << 20, None, errno(libc::EINVAL));
+        assert!(text.contains("transparent_hugepage/enabled"), "{text}");
+        assert!(refused(PageKind::Plain, 65_536, None, errno(libc::ENOMEM)).contains("64 KiB"));
     }
 }
