@@ -9,7 +9,10 @@ use packet::{FlowKey, HashFields, RssKey, Toeplitz};
 use policy::{DeviceProfile, NoFiles, Source};
 
 fn frames() -> [(&'static str, Vec<u8>); 2] {
-    let v4 = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [192, 0, 2, 53].into()).udp(40_000, 53).frame_bytes(64);
+    let v4 = FrameBuilder::new()
+        .ipv4([10, 0, 0, 1].into(), [192, 0, 2, 53].into())
+        .udp(40_000, 53)
+        .frame_bytes(64);
     let v6 = FrameBuilder::new()
         .vlan(0x8100, 42)
         .ipv6("2001:db8::1".parse().expect("v6"), "2001:db8::53".parse().expect("v6"))
@@ -45,7 +48,8 @@ fn resolve(criterion: &mut Criterion) {
     let class = program.classes.iter().find(|class| !class.is_exact()).expect("a hybrid class");
     let [_, (_, frame)] = frames();
     let key = FlowKey::of(&frame);
-    criterion.bench_function("resolve a hybrid class", |bencher| bencher.iter(|| class.resolve(black_box(&key))));
+    criterion
+        .bench_function("resolve a hybrid class", |bencher| bencher.iter(|| class.resolve(black_box(&key))));
 }
 
 criterion_group!(blocks, parse, toeplitz, resolve);

@@ -59,7 +59,10 @@ fn gigahertz() -> Option<f64> {
 fn print_parts(rules: usize) {
     let ghz = gigahertz().unwrap_or(f64::NAN);
     println!("cost per packet on one core, {rules} rules, {ROUNDS} rounds (cycles at {ghz:.2} GHz)");
-    println!("{:>8} {:>30} {:>34}", "frame", "engine: parse match hash copy", "worker: poll class count repost");
+    println!(
+        "{:>8} {:>30} {:>34}",
+        "frame", "engine: parse match hash copy", "worker: poll class count repost"
+    );
     let mut rigs = SIZES.map(|size| Rig::new(size, rules, 1, Drive::Manual, None));
     let mut figures = SIZES.map(|_| (Vec::new(), Vec::new()));
     for _ in 0..ROUNDS {
@@ -85,7 +88,10 @@ fn print_parts(rules: usize) {
 
 fn print_whole(rules: usize) {
     println!("\nacross two cores, {rules} rules, {ROUNDS} rounds (million frames per second)");
-    println!("{:>8} {:>14} {:>14} {:>14} {:>8}", "frame", "engine takes", "worker gets", "plain queue", "ratio");
+    println!(
+        "{:>8} {:>14} {:>14} {:>14} {:>8}",
+        "frame", "engine takes", "worker gets", "plain queue", "ratio"
+    );
     for size in SIZES {
         let (mut taken, mut got, mut plain) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
@@ -105,5 +111,7 @@ fn main() {
     print_parts(1000);
     print_whole(1);
     println!("\nengine takes: frames the engine handled, those included that met no posted buffer;");
-    println!("plain queue: the same frames copied through crossbeam's ArrayQueue, nothing else done to them.");
+    println!(
+        "plain queue: the same frames copied through crossbeam's ArrayQueue, nothing else done to them."
+    );
 }

@@ -47,7 +47,8 @@ impl Rig {
         controller
             .install(program, &mut |band, program| {
                 for control in &controls {
-                    let table = program.as_ref().map(|program| Arc::new(ClassTable::new(Arc::clone(program))));
+                    let table =
+                        program.as_ref().map(|program| Arc::new(ClassTable::new(Arc::clone(program))));
                     control.publish(band, table);
                 }
                 Ok(())
