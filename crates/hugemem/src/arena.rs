@@ -43,7 +43,6 @@ impl ArenaOptions {
 pub struct Arena {
     mapping: Mapping,
     page_kind: PageKind,
-    label: String,
     warnings: Vec<Warning>,
     // Invariant: a range is in the list or in exactly one `Block`, never in both.
     free: Mutex<FreeList>,
@@ -66,7 +65,7 @@ impl Arena {
                 Ok((mapping, unmet)) => {
                     warnings.extend(unmet);
                     let free = Mutex::new(FreeList::new(mapping.bytes()));
-                    return Ok(Arc::new(Self { mapping, page_kind, label, warnings, free }));
+                    return Ok(Arc::new(Self { mapping, page_kind, warnings, free }));
                 }
                 Err(source) => {
                     let (label, numa_node) = (label.clone(), options.numa_node);
@@ -74,13 +73,10 @@ impl Arena {
                 }
             }
         }
-        match warnings.last() {
-            Some(Warning::Refused { source, .. }) => {
-                let source = same_error(source);
-                Err(Error::Map { label, bytes: options.bytes, refused: warnings, source })
-            }
-            _ => Err(Error::NoPageKind { label }),
+        if warnings.is_empty() {
+            return Err(Error::NoPageKind { label });
         }
+        Err(Error::Map { label, bytes: options.bytes, refused: warnings })
     }
 
     /// The kind of pages that it is made of.
@@ -96,11 +92,6 @@ impl Arena {
     /// What is not carved now, though not necessarily in one piece.
     pub fn free_bytes(&self) -> usize {
         self.free_list().free_bytes()
-    }
-
-    /// Who it is for.
-    pub fn label(&self) -> &str {
-        &self.label
     }
 
     /// What was asked for and could not be had, with remedies.
@@ -149,13 +140,6 @@ fn populated(
     Ok((mapping, unmet))
 }
 
-/// `io::Error` is not `Clone`; the errno, or else kind and text, are all that ours carry.
-fn same_error(error: &io::Error) -> io::Error {
-    error
-        .raw_os_error()
-        .map_or_else(|| io::Error::new(error.kind(), error.to_string()), io::Error::from_raw_os_error)
-}
-
 /// A piece of an arena, goes back to it when dropped. A forgotten block keeps its arena mapped for good.
 #[derive(Debug)]
 pub struct Block {
@@ -172,13 +156,6 @@ unsafe impl Send for Block {}
 
 // SAFETY: the bytes lie in the arena's mapping, which `arena` keeps in place; moving a block moves only its pointer.
 unsafe impl StableDeref for Block {}
-
-impl Block {
-    /// The arena that it came from.
-    pub fn arena(&self) -> &Arc<Arena> {
-        &self.arena
-    }
-}
 
 impl Deref for Block {
     type Target = [u8];

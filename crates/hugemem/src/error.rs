@@ -1,7 +1,5 @@
 //! The crate's one error type.
 
-use std::io;
-
 use crate::Warning;
 use crate::warning::Size;
 
@@ -35,11 +33,8 @@ pub enum Error {
         label: String,
         /// The size that was asked for.
         bytes: usize,
-        /// Each refusal with its remedy, in the order tried.
+        /// Each refusal with its remedy and what the kernel said, in the order tried.
         refused: Vec<Warning>,
-        /// The last refusal.
-        #[source]
-        source: io::Error,
     },
 }
 

@@ -115,9 +115,11 @@ mod tests {
                 if give_back && !taken.is_empty() {
                     list.give_back(taken.swap_remove(which.index(taken.len())));
                 } else if let Some(range) = list.take(bytes, 1 << align_log2, 0) {
-                    prop_assert!(range.len() >= bytes && range.start.is_multiple_of(1 << align_log2));
+                    prop_assert_eq!(range.len(), bytes.next_multiple_of(BLOCK_GRANULE_BYTES));
+                    prop_assert!(range.start.is_multiple_of(1 << align_log2));
                     taken.push(range);
                 }
+                prop_assert!(list.free.len() <= taken.len() + 1, "more pieces than blocks can make");
                 let mut all: Vec<Range<usize>> = list.free.iter().chain(&taken).cloned().collect();
                 all.sort_by_key(|range| range.start);
                 let mut end = 0;
