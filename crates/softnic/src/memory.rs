@@ -138,7 +138,7 @@ mod tests {
     fn bounds_are_exact() {
         let mut table = MemoryTable::new();
         let key = table.insert(region(3, true)).unwrap().0;
-        let at = |address, bytes| table.resolve(key, 3, address, bytes, true).map(|found| found.addr());
+        let at = |address, bytes| table.resolve(key, 3, address, bytes, true).map(<*mut u8>::addr);
         assert_eq!(at(0x1000, 100), Some(0x8000));
         assert_eq!(at(0x1063, 1), Some(0x8063));
         assert_eq!(at(0x1064, 0), Some(0x8064));

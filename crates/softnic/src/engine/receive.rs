@@ -11,7 +11,7 @@ use packet::checksum::{Check, verify_ip, verify_l4};
 
 use super::EnginePort;
 use crate::clock;
-use crate::flow::Matches;
+use crate::flow::{FlowKind, Matches};
 use crate::limits::ETHERNET_BYTES;
 use crate::nic::Nic;
 use crate::state::{QpKind, QueueState, State};
@@ -33,6 +33,8 @@ struct Delivery {
     queue: u32,
     tag: u32,
     cvlan: u16,
+    /// A sniffer's copy: if it fails, that is not what became of the frame.
+    aside: bool,
     /// Where its receive request will stand, unless deliveries before it fail.
     position: u32,
 }
@@ -88,9 +90,9 @@ pub(super) fn burst(
         let so_far = &mut ends[delivery.frame];
         match (*so_far, end) {
             (Disposition::Delivered, Disposition::Delivered) => stats.replicated += 1,
-            (_, Disposition::Delivered) | (Disposition::Unmatched | Disposition::FlowDropped, _) => {
-                *so_far = end
-            }
+            (_, Disposition::Delivered) => *so_far = end,
+            // What a flow dropped is dropped, whatever became of copies.
+            (Disposition::Unmatched, _) if !delivery.aside => *so_far = end,
             _ => {}
         }
     }
@@ -154,13 +156,9 @@ fn judge(
             state.unpublished_queues.push(queue);
         }
         prefetch_read(receiver.consumer.peek(position).as_ptr());
-        plan.deliveries.push(Delivery {
-            frame: index,
-            queue,
-            tag: actions.tag.unwrap_or(0),
-            cvlan,
-            position,
-        });
+        let aside = hit.kind == FlowKind::Sniffer;
+        let tag = actions.tag.unwrap_or(0);
+        plan.deliveries.push(Delivery { frame: index, queue, tag, cvlan, aside, position });
     }
     end
 }

@@ -89,10 +89,10 @@ fn drain_qp(
         }
         handled += 1;
     }
-    if let Some(QpState { kind: QpKind::Raw { send, .. }, .. }) = state.qps.get(slot) {
-        if handled > 0 {
-            send.consumer.publish();
-        }
+    if let Some(QpState { kind: QpKind::Raw { send, .. }, .. }) = state.qps.get(slot)
+        && handled > 0
+    {
+        send.consumer.publish();
     }
     handled
 }

@@ -37,7 +37,7 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
         let counter = counter(&request, qp)?;
         let mut state = soft.nic().control();
         let flow = FlowState { owner: soft.slot, qp: qp.slot, counter };
-        let slot = insert(&mut state, flow, request)?;
+        let slot = insert(&mut state, flow, &request)?;
         drop(state);
         let flow = ibv_flow { comp_mask: 0, context: qp.context(), handle: slot };
         Ok(SoftFlow { flow, slot }.into_native())
@@ -53,7 +53,7 @@ fn counter(request: &FlowRequest, qp: &SoftQp) -> Verb<Option<u32>> {
 }
 
 /// Puts a flow into the table and into use of its queue pair and counters.
-fn insert(state: &mut State, flow: FlowState, request: FlowRequest) -> Verb<u32> {
+fn insert(state: &mut State, flow: FlowState, request: &FlowRequest) -> Verb<u32> {
     let FlowState { qp, counter, .. } = flow;
     state.qps.get(qp).ok_or(EINVAL)?;
     if let Some(counter) = counter {

@@ -287,3 +287,6 @@ fn transport(
         .dst_port(u16::from_be(value.dst_port), u16::from_be(mask.dst_port));
     Ok(Layer::Transport)
 }
+
+#[cfg(test)]
+mod tests;

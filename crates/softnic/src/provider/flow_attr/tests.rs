@@ -1,0 +1,254 @@
+//! Blocks as a C program would lay them out, right ones and wrong ones.
+
+use ibverbs_sys::{
+    ibv_flow_eth_filter, ibv_flow_ipv4_ext_filter, ibv_flow_ipv6_filter, ibv_flow_tcp_udp_filter,
+};
+use packet::FlowKey;
+
+use super::*;
+use crate::flow::MatchKey;
+use crate::provider::answer::Errno;
+
+/// A block under construction: the head, then bytes.
+struct Block {
+    head: ibv_flow_attr,
+    specs: Vec<u8>,
+}
+
+impl Block {
+    fn new() -> Self {
+        let head = ibv_flow_attr { port: 1, ..ibv_flow_attr::default() };
+        Self { head, specs: Vec::new() }
+    }
+
+    fn head(mut self, change: impl FnOnce(&mut ibv_flow_attr)) -> Self {
+        change(&mut self.head);
+        self
+    }
+
+    fn spec<T: Copy>(mut self, spec: T) -> Self {
+        let from = (&raw const spec).cast::<u8>();
+        // SAFETY: the whole spec, which is zeroed where it has padding (the bindings' `Default` zeroes).
+        self.specs.extend_from_slice(unsafe { std::slice::from_raw_parts(from, size_of::<T>()) });
+        self.head.num_of_specs += 1;
+        self
+    }
+
+    fn read(self) -> Verb<FlowRequest> {
+        self.read_resized(0)
+    }
+
+    /// Reads the block with its size off by `by`.
+    fn read_resized(mut self, by: i32) -> Verb<FlowRequest> {
+        let size = i32::try_from(size_of::<ibv_flow_attr>() + self.specs.len()).unwrap() + by;
+        self.head.size = u16::try_from(size).unwrap();
+        let head = (&raw const self.head).cast::<u8>();
+        // SAFETY: the whole head.
+        let mut bytes = unsafe { std::slice::from_raw_parts(head, size_of::<ibv_flow_attr>()) }.to_vec();
+        bytes.extend(&self.specs);
+        bytes.resize(bytes.len().max(self.head.size.into()), 0);
+        // Odd on purpose: a block need not be aligned.
+        bytes.insert(0, 0);
+        // SAFETY: the block has `size` bytes.
+        unsafe { read(bytes[1..].as_ptr().cast()) }
+    }
+}
+
+fn ethernet_spec() -> ibv_flow_spec_eth {
+    ibv_flow_spec_eth {
+        type_: IBV_FLOW_SPEC_ETH,
+        size: size_of::<ibv_flow_spec_eth>() as u16,
+        ..ibv_flow_spec_eth::default()
+    }
+}
+
+fn ipv4_spec(protocol: u8) -> ibv_flow_spec_ipv4_ext {
+    ibv_flow_spec_ipv4_ext {
+        type_: IBV_FLOW_SPEC_IPV4_EXT,
+        size: size_of::<ibv_flow_spec_ipv4_ext>() as u16,
+        val: ibv_flow_ipv4_ext_filter { proto: protocol, ..Default::default() },
+        mask: ibv_flow_ipv4_ext_filter { proto: 0xff, ..Default::default() },
+    }
+}
+
+fn ipv6_spec() -> ibv_flow_spec_ipv6 {
+    ibv_flow_spec_ipv6 {
+        type_: IBV_FLOW_SPEC_IPV6,
+        size: size_of::<ibv_flow_spec_ipv6>() as u16,
+        ..ibv_flow_spec_ipv6::default()
+    }
+}
+
+fn port_spec(type_: ibv_flow_spec_type, port: u16) -> ibv_flow_spec_tcp_udp {
+    ibv_flow_spec_tcp_udp {
+        type_,
+        size: size_of::<ibv_flow_spec_tcp_udp>() as u16,
+        val: ibv_flow_tcp_udp_filter { dst_port: port.to_be(), src_port: 0 },
+        mask: ibv_flow_tcp_udp_filter { dst_port: 0xffff, src_port: 0 },
+    }
+}
+
+fn tag_spec(tag_id: u32) -> ibv_flow_spec_action_tag {
+    let size = size_of::<ibv_flow_spec_action_tag>() as u16;
+    ibv_flow_spec_action_tag { type_: IBV_FLOW_SPEC_ACTION_TAG, size, tag_id }
+}
+
+fn drop_spec() -> ibv_flow_spec_action_drop {
+    let size = size_of::<ibv_flow_spec_action_drop>() as u16;
+    ibv_flow_spec_action_drop { type_: IBV_FLOW_SPEC_ACTION_DROP, size }
+}
+
+fn refused(block: Block) -> Errno {
+    block.read().unwrap_err()
+}
+
+#[test]
+fn a_chain_says_what_it_says() {
+    let mut ethernet = ethernet_spec();
+    ethernet.val = ibv_flow_eth_filter { vlan_tag: 7u16.to_be(), ..Default::default() };
+    ethernet.mask = ibv_flow_eth_filter { vlan_tag: 0x0fffu16.to_be(), ..Default::default() };
+    let request = Block::new()
+        .head(|head| head.priority = 9)
+        .spec(tag_spec(77))
+        .spec(ethernet)
+        .spec(ipv4_spec(17))
+        .spec(port_spec(IBV_FLOW_SPEC_UDP, 53))
+        .read()
+        .unwrap();
+    assert_eq!((request.kind, request.port, request.priority), (FlowKind::Normal, 1, 9));
+    assert_eq!((request.tag, request.drop, request.dont_trap), (Some(77), false, false));
+    let frame = |vlan: u16, port: u16| {
+        let frame = packet::build::FrameBuilder::new()
+            .vlan(packet::EtherType(0x8100), vlan)
+            .ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into())
+            .udp(1, port);
+        MatchKey::of(&FlowKey::of(&frame.build()))
+    };
+    assert!(request.matcher.matches(&frame(0x5007, 53)));
+    assert!(!request.matcher.matches(&frame(0x0008, 53)));
+    assert!(!request.matcher.matches(&frame(0x0007, 54)));
+}
+
+#[test]
+fn sizes_must_add_up() {
+    let block = || Block::new().spec(ethernet_spec());
+    assert!(block().read().is_ok());
+    for by in [-41, -40, -39, -2, -1, 1, 40] {
+        assert_eq!(block().read_resized(by).unwrap_err(), EINVAL, "off by {by}");
+    }
+    // Each spec's own size.
+    for size in [0, 1, 6, 7, 8, 38, 39, 41, u16::MAX] {
+        let spec = ibv_flow_spec_eth { size, ..ethernet_spec() };
+        assert_eq!(refused(Block::new().spec(spec)), EINVAL, "a size of {size}");
+    }
+    assert_eq!(refused(block().head(|head| head.num_of_specs = 2)), EINVAL, "one spec is missing");
+    assert_eq!(refused(block().head(|head| head.num_of_specs = 0)), EINVAL, "one spec is too many");
+    // SAFETY: NULL is what it must bear.
+    assert_eq!(unsafe { read(std::ptr::null()) }.unwrap_err(), EINVAL);
+}
+
+#[test]
+fn there_are_at_most_ten_specs() {
+    let block = |count| (0..count).fold(Block::new(), |block, _| block.spec(tag_spec(1)));
+    assert_eq!(refused(block(11)), EINVAL);
+    assert_eq!(refused(block(2)), EINVAL, "and one action of a kind");
+    assert_eq!(refused(Block::new().spec(drop_spec()).spec(drop_spec())), EINVAL);
+}
+
+#[test]
+fn layers_come_once_and_in_order() {
+    let udp = || port_spec(IBV_FLOW_SPEC_UDP, 53);
+    assert!(Block::new().spec(udp()).read().is_ok());
+    assert!(Block::new().spec(ethernet_spec()).spec(udp()).read().is_ok());
+    assert_eq!(refused(Block::new().spec(udp()).spec(ipv4_spec(17))), EINVAL);
+    assert_eq!(refused(Block::new().spec(ipv4_spec(17)).spec(ethernet_spec())), EINVAL);
+    assert_eq!(refused(Block::new().spec(ethernet_spec()).spec(ethernet_spec())), EINVAL);
+    assert_eq!(refused(Block::new().spec(ipv4_spec(17)).spec(ipv6_spec())), EINVAL);
+    assert_eq!(refused(Block::new().spec(udp()).spec(port_spec(IBV_FLOW_SPEC_TCP, 1))), EINVAL);
+}
+
+#[test]
+fn a_transport_must_agree_with_the_protocol() {
+    let block = |protocol, kind| Block::new().spec(ipv4_spec(protocol)).spec(port_spec(kind, 53));
+    assert!(block(6, IBV_FLOW_SPEC_TCP).read().is_ok());
+    assert_eq!(refused(block(6, IBV_FLOW_SPEC_UDP)), EINVAL);
+    assert_eq!(refused(block(17, IBV_FLOW_SPEC_TCP)), EINVAL);
+}
+
+#[test]
+fn flow_labels_have_twenty_bits() {
+    let block = |value: u32, mask: u32| {
+        let mut spec = ipv6_spec();
+        spec.val = ibv_flow_ipv6_filter { flow_label: value.to_be(), ..Default::default() };
+        spec.mask = ibv_flow_ipv6_filter { flow_label: mask.to_be(), ..Default::default() };
+        Block::new().spec(spec)
+    };
+    assert!(block(0xf_ffff, 0xf_ffff).read().is_ok());
+    assert_eq!(refused(block(1 << 20, 0xf_ffff)), EINVAL);
+    assert_eq!(refused(block(0, 1 << 20)), EINVAL);
+}
+
+#[test]
+fn kinds_and_flags_are_known_or_refused() {
+    let with = |kind, flags| {
+        Block::new().head(|head| {
+            head.type_ = kind;
+            head.flags = flags;
+        })
+    };
+    assert!(with(IBV_FLOW_ATTR_NORMAL, IBV_FLOW_ATTR_FLAGS_DONT_TRAP).read().unwrap().dont_trap);
+    for kind in [IBV_FLOW_ATTR_ALL_DEFAULT, IBV_FLOW_ATTR_MC_DEFAULT, IBV_FLOW_ATTR_SNIFFER] {
+        assert!(with(kind, 0).read().is_ok());
+        assert_eq!(refused(with(kind, IBV_FLOW_ATTR_FLAGS_DONT_TRAP)), EINVAL);
+        assert_eq!(refused(with(kind, 0).spec(ethernet_spec())), EINVAL, "hardware would ignore the match");
+        assert!(with(kind, 0).spec(tag_spec(1)).read().is_ok());
+    }
+    assert_eq!(refused(with(4, 0)), EINVAL);
+    assert_eq!(refused(with(IBV_FLOW_ATTR_NORMAL, 1)), EINVAL);
+    assert_eq!(refused(with(IBV_FLOW_ATTR_NORMAL, 8)), EINVAL);
+    assert_eq!(refused(with(IBV_FLOW_ATTR_NORMAL, IBV_FLOW_ATTR_FLAGS_EGRESS)), EOPNOTSUPP);
+    assert_eq!(refused(with(IBV_FLOW_ATTR_SNIFFER, 0).spec(drop_spec())), EINVAL);
+    assert_eq!(refused(Block::new().head(|head| head.comp_mask = 1)), EINVAL);
+}
+
+#[test]
+fn specs_that_this_device_cannot_match_say_so() {
+    for type_ in [IBV_FLOW_SPEC_ESP, IBV_FLOW_SPEC_VXLAN_TUNNEL, IBV_FLOW_SPEC_GRE, IBV_FLOW_SPEC_MPLS] {
+        assert_eq!(refused(Block::new().spec(ibv_flow_spec_eth { type_, ..ethernet_spec() })), EOPNOTSUPP);
+    }
+    let inner = ibv_flow_spec_eth { type_: IBV_FLOW_SPEC_ETH | IBV_FLOW_SPEC_INNER, ..ethernet_spec() };
+    assert_eq!(refused(Block::new().spec(inner)), EOPNOTSUPP);
+    let handle = ibv_flow_spec_action_drop { type_: IBV_FLOW_SPEC_ACTION_HANDLE, ..drop_spec() };
+    assert_eq!(refused(Block::new().spec(handle)), EOPNOTSUPP);
+    for type_ in [0, 0x33, 0x42, 0x1004, !IBV_FLOW_SPEC_INNER] {
+        let unknown = ibv_flow_spec_eth { type_, ..ethernet_spec() };
+        assert_eq!(refused(Block::new().spec(unknown)), EINVAL, "type {type_:#x}");
+    }
+}
+
+proptest::proptest! {
+    /// Whatever bytes come, reading them answers; with the size right there is nothing else to go by.
+    #[test]
+    fn arbitrary_blocks_are_answered(
+        kind in 0u32..6,
+        count in 0u8..12,
+        types in proptest::collection::vec((0usize..10, 0u16..100), 0..12),
+        bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..400),
+    ) {
+        const TYPES: [u32; 10] = [0x20, 0x30, 0x31, 0x32, 0x40, 0x41, 0x1000, 0x1001, 0x1003, 0x60];
+        let mut block = Block::new().head(|head| {
+            head.type_ = kind;
+            head.num_of_specs = count;
+        });
+        block.specs = bytes;
+        let mut at = 0;
+        for (which, size) in types {
+            if let Some(place) = block.specs.get_mut(at..at + 6) {
+                place[..4].copy_from_slice(&TYPES[which].to_ne_bytes());
+                place[4..].copy_from_slice(&size.to_ne_bytes());
+            }
+            at += usize::from(size);
+        }
+        let _ = block.read();
+    }
+}
