@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::{EtherType, IpProtocol, MacAddr, checksum};
+use crate::{EtherType, FlowKey, IpProtocol, Layers, MacAddr, Parsed, checksum};
 
 /// The most bytes an IP packet can say it has; longer payloads are cut to it.
 pub const MAX_PACKET_BYTES: usize = 65_535;
@@ -229,16 +229,17 @@ impl FrameBuilder {
                 frame.extend(payload);
             }
             Network::V4 { src, dst } => {
-                let segment = self.segment(src.into(), dst.into(), &payload);
+                let segment = self.segment(&payload);
                 self.write_ipv4(&mut frame, src, dst, segment.len());
                 frame.extend(segment);
             }
             Network::V6 { src, dst } => {
-                let segment = self.segment(src.into(), dst.into(), &payload);
+                let segment = self.segment(&payload);
                 self.write_ipv6(&mut frame, src, dst, segment.len());
                 frame.extend(segment);
             }
         }
+        checksum::fill(&mut frame, &self.laid_out());
         frame
     }
 
@@ -286,49 +287,72 @@ impl FrameBuilder {
         })
     }
 
-    /// The transport header with its checksum, and the payload.
-    fn segment(&self, src: IpAddr, dst: IpAddr, payload: &[u8]) -> Vec<u8> {
+    /// The transport header and the payload. The checksum of an echo request is right; others are still zero.
+    fn segment(&self, payload: &[u8]) -> Vec<u8> {
         if !self.starts_transport() {
             return payload.to_vec();
         }
         let mut segment = Vec::with_capacity(20 + payload.len());
-        let checksum_at = match self.transport {
-            Transport::None => None,
+        match self.transport {
+            Transport::None => {}
             Transport::Tcp { src_port, dst_port, flags } => {
                 segment.extend(src_port.to_be_bytes());
                 segment.extend(dst_port.to_be_bytes());
                 segment.extend([0, 0, 0, 1, 0, 0, 0, 0, 5 << 4, flags, 0xff, 0xff, 0, 0, 0, 0]);
-                Some(16)
             }
             Transport::Udp { src_port, dst_port } => {
                 segment.extend(src_port.to_be_bytes());
                 segment.extend(dst_port.to_be_bytes());
                 segment.extend(((8 + payload.len()) as u16).to_be_bytes());
                 segment.extend([0, 0]);
-                Some(6)
             }
             Transport::Echo { identifier, sequence } => {
-                segment.extend([if src.is_ipv4() { 8 } else { 128 }, 0, 0, 0]);
+                let is_v6 = matches!(self.network, Network::V6 { .. });
+                segment.extend([if is_v6 { 128 } else { 8 }, 0, 0, 0]);
                 segment.extend(identifier.to_be_bytes());
                 segment.extend(sequence.to_be_bytes());
-                Some(2)
             }
-        };
+        }
         segment.extend(payload);
-        if let Some(at) = checksum_at {
-            let checksum = match (self.transport, src) {
-                (Transport::Echo { .. }, IpAddr::V4(_)) => checksum::internet(&segment),
-                (Transport::Tcp { .. }, _) => checksum::l4(src, dst, IpProtocol::TCP, &segment),
-                (Transport::Udp { .. }, _) => checksum::l4(src, dst, IpProtocol::UDP, &segment),
-                _ => checksum::l4(src, dst, IpProtocol::ICMPV6, &segment),
+        if let Transport::Echo { .. } = self.transport {
+            let checksum = match self.network {
+                Network::V6 { src, dst } => {
+                    checksum::l4(src.into(), dst.into(), IpProtocol::ICMPV6, &segment)
+                }
+                _ => checksum::ipv4_header(&segment),
             };
-            segment[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
+            segment[2..4].copy_from_slice(&checksum.to_be_bytes());
         }
         segment
     }
 
+    /// Where [`FrameBuilder::build`] puts what has a checksum. A parse would not find all of it: not behind a third tag
+    /// or an overridden type or protocol, nor in fragments.
+    fn laid_out(&self) -> Parsed {
+        let l3_offset = 14 + 4 * self.tags.len();
+        let mut key = FlowKey::default();
+        match self.network {
+            Network::None | Network::Arp { .. } => {}
+            Network::V4 { src, dst } => {
+                key.layers = Layers::IPV4;
+                key.src_ip[..4].copy_from_slice(&src.octets());
+                key.dst_ip[..4].copy_from_slice(&dst.octets());
+            }
+            Network::V6 { src, dst } => {
+                key.layers = Layers::IPV6;
+                (key.src_ip, key.dst_ip) = (src.octets(), dst.octets());
+            }
+        }
+        key.layers |= match self.transport {
+            Transport::Tcp { .. } if self.starts_transport() => Layers::TCP,
+            Transport::Udp { .. } if self.starts_transport() => Layers::UDP,
+            _ => Layers::empty(),
+        };
+        let l4_offset = l3_offset + self.network_bytes();
+        Parsed { key, l3_offset: l3_offset as u16, l4_offset: l4_offset as u16, anomaly: None }
+    }
+
     fn write_ipv4(&self, frame: &mut Vec<u8>, src: Ipv4Addr, dst: Ipv4Addr, segment_bytes: usize) {
-        let start = frame.len();
         let header_bytes = 20 + self.ip_options.len();
         let mut flags_and_offset = u16::from(self.ip_flags) << 13;
         if let Some(Fragment { offset, more }) = self.fragment {
@@ -342,8 +366,6 @@ impl FrameBuilder {
         frame.extend(src.octets());
         frame.extend(dst.octets());
         frame.extend(&self.ip_options);
-        let checksum = checksum::ipv4_header(&frame[start..]);
-        frame[start + 10..start + 12].copy_from_slice(&checksum.to_be_bytes());
     }
 
     fn write_ipv6(&self, frame: &mut Vec<u8>, src: Ipv6Addr, dst: Ipv6Addr, segment_bytes: usize) {

@@ -1,11 +1,22 @@
 //! Internet checksums (RFC 1071): computed for frames that are built, verified for frames that arrive.
 //!
-//! softnic's engine reports the verdicts in completions; [`crate::build`] fills the fields in. A wrong checksum is
-//! never corrected here, and never a reason to drop.
+//! softnic's engine reports the verdicts in completions, and [`fill`]s what a sender leaves to the NIC, as
+//! [`crate::build`] does for its frames. A wrong checksum of a received frame is never corrected, and never a reason to
+//! drop.
 
 use std::net::IpAddr;
+use std::ops::Range;
 
-use crate::{IpProtocol, Layers, Parsed};
+use crate::{FlowKey, IpProtocol, Layers, Parsed};
+
+/// Where the checksum of an IPv4 header stands in it (RFC 791, 3.1).
+const IPV4_CHECKSUM: Range<usize> = 10..12;
+/// Where the checksum of a TCP header stands in it (RFC 9293, 3.1).
+const TCP_CHECKSUM: Range<usize> = 16..18;
+/// Where the checksum of a UDP header stands in it (RFC 768).
+const UDP_CHECKSUM: Range<usize> = 6..8;
+/// The shortest UDP length, that of an empty datagram: its header.
+const UDP_BYTES: usize = 8;
 
 /// What a verification found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,34 +31,45 @@ pub enum Check {
 
 /// Verifies the checksum of the IPv4 header.
 pub fn verify_ip(frame: &[u8], parsed: &Parsed) -> Check {
-    if !parsed.key.layers.contains(Layers::IPV4) {
-        return Check::Absent;
-    }
-    let header = frame.get(usize::from(parsed.l3_offset)..).and_then(|packet| {
-        let words = usize::from(packet.first()? & 0x0f);
-        packet.get(..words * 4)
-    });
+    let header = header(frame, parsed).and_then(|range| frame.get(range));
     header.map_or(Check::Absent, |header| verdict(sum(header)))
 }
 
 /// Verifies the TCP or UDP checksum. A UDP checksum of 0 was not sent (RFC 768; for tunnels over IPv6, RFC 6935).
 pub fn verify_l4(frame: &[u8], parsed: &Parsed) -> Check {
-    let layers = parsed.key.layers;
-    if !layers.intersects(Layers::TCP | Layers::UDP) || layers.contains(Layers::FRAGMENT) {
+    let Some((protocol, field, segment)) = segment(frame, parsed) else { return Check::Absent };
+    let Some(segment) = frame.get(segment) else { return Check::Absent };
+    if protocol == IpProtocol::UDP && segment.get(field) == Some(&[0, 0]) {
         return Check::Absent;
     }
-    let Some(segment) = segment(frame, parsed) else {
-        return Check::Absent;
-    };
-    if layers.contains(Layers::UDP) && segment.get(6..8) == Some(&[0, 0]) {
-        return Check::Absent;
-    }
-    let address_bytes = if layers.contains(Layers::IPV4) { 4 } else { 16 };
-    let addresses = sum(&parsed.key.src_ip[..address_bytes]) + sum(&parsed.key.dst_ip[..address_bytes]);
-    verdict(addresses + length_and_protocol(segment.len(), parsed.key.protocol) + sum(segment))
+    verdict(pseudo_header(&parsed.key, segment.len(), protocol) + sum(segment))
 }
 
-/// The checksum of an IPv4 header whose checksum field is zero.
+/// Writes the checksums of the IPv4 header and of TCP or UDP, whatever stands there; also where UDP had sent none.
+///
+/// `parsed` says where the headers of `frame` are. What is left as it is: checksums of packets that are cut, whose
+/// bytes are not all here, and of TCP or UDP in fragments, which speak of the whole datagram.
+pub fn fill(frame: &mut [u8], parsed: &Parsed) {
+    if let Some(header) = header(frame, parsed).and_then(|range| frame.get_mut(range)) {
+        write(header, IPV4_CHECKSUM, |header| !fold(sum(header)));
+    }
+    let Some((protocol, field, segment)) = segment(frame, parsed) else { return };
+    let Some(segment) = frame.get_mut(segment) else { return };
+    write(segment, field, |segment| {
+        sent(protocol, pseudo_header(&parsed.key, segment.len(), protocol) + sum(segment))
+    });
+}
+
+/// Sets a checksum field to what is computed while the field is zero.
+fn write(bytes: &mut [u8], field: Range<usize>, compute: impl FnOnce(&[u8]) -> u16) {
+    if bytes.len() >= field.end {
+        bytes[field.clone()].fill(0);
+        let checksum = compute(bytes);
+        bytes[field].copy_from_slice(&checksum.to_be_bytes());
+    }
+}
+
+/// The checksum of an IPv4 header, or of an ICMP message for IPv4, whose checksum field is zero.
 pub fn ipv4_header(header: &[u8]) -> u16 {
     !fold(sum(header))
 }
@@ -56,34 +78,51 @@ pub fn ipv4_header(header: &[u8]) -> u16 {
 /// (RFC 9293 3.1, RFC 768, RFC 8200 8.1). A UDP result of 0 becomes 0xffff, since 0 says "not sent".
 pub fn l4(src: IpAddr, dst: IpAddr, protocol: IpProtocol, segment: &[u8]) -> u16 {
     let addresses = address(src) + address(dst);
-    match !fold(addresses + length_and_protocol(segment.len(), protocol.0) + sum(segment)) {
-        0 if protocol == IpProtocol::UDP => 0xffff,
-        checksum => checksum,
+    sent(protocol, addresses + length_and_protocol(segment.len(), protocol) + sum(segment))
+}
+
+/// Where the IPv4 header is, options included; `None` when there is none. It may reach beyond the frame.
+fn header(frame: &[u8], parsed: &Parsed) -> Option<Range<usize>> {
+    if !parsed.key.layers.contains(Layers::IPV4) {
+        return None;
     }
+    let start = usize::from(parsed.l3_offset);
+    let words = usize::from(frame.get(start)? & 0x0f);
+    Some(start..start + words * 4)
 }
 
-/// The plain checksum of some bytes, as ICMP for IPv4 uses it.
-pub fn internet(bytes: &[u8]) -> u16 {
-    !fold(sum(bytes))
-}
-
-/// The bytes that the checksum covers; `None` when the frame does not hold all of them.
-fn segment<'f>(frame: &'f [u8], parsed: &Parsed) -> Option<&'f [u8]> {
-    let packet = frame.get(usize::from(parsed.l3_offset)..)?;
-    let header_bytes = usize::from(parsed.l4_offset.checked_sub(parsed.l3_offset)?);
-    let (at, base) = if parsed.key.layers.contains(Layers::IPV4) { (2, 0) } else { (4, 40) };
-    let &[high, low] = packet.get(at..)?.first_chunk::<2>()?;
-    // A length of 0 is segmentation offload: the packet is all that follows.
-    let end = match usize::from(u16::from_be_bytes([high, low])) {
-        0 => packet.len(),
-        length => base + length,
+/// Which checksum there is behind the IP header, where its field stands in the bytes that it covers, and where those
+/// are. `None` when there is none, the frame does not hold all of the bytes, or the lengths make no sense.
+fn segment(frame: &[u8], parsed: &Parsed) -> Option<(IpProtocol, Range<usize>, Range<usize>)> {
+    let layers = parsed.key.layers;
+    let (protocol, field) = if layers.contains(Layers::FRAGMENT) {
+        return None;
+    } else if layers.contains(Layers::TCP) {
+        (IpProtocol::TCP, TCP_CHECKSUM)
+    } else if layers.contains(Layers::UDP) {
+        (IpProtocol::UDP, UDP_CHECKSUM)
+    } else {
+        return None;
     };
-    let segment = packet.get(header_bytes..end)?;
-    if !parsed.key.layers.contains(Layers::UDP) {
-        return Some(segment);
+    let (l3, start) = (usize::from(parsed.l3_offset), usize::from(parsed.l4_offset));
+    let (length_at, base) = if layers.contains(Layers::IPV4) { (l3 + 2, 0) } else { (l3 + 4, 40) };
+    // A length of 0 is segmentation offload: the packet is all that follows.
+    let end = match length(frame, length_at)? {
+        0 => frame.len(),
+        length => l3 + base + length,
+    };
+    let whole = frame.get(start..end)?;
+    if protocol != IpProtocol::UDP {
+        return Some((protocol, field, start..end));
     }
-    let &[high, low] = segment.get(4..)?.first_chunk::<2>()?;
-    segment.get(..usize::from(u16::from_be_bytes([high, low])))
+    let datagram = length(whole, 4).filter(|length| (UDP_BYTES..=whole.len()).contains(length))?;
+    Some((protocol, field, start..start + datagram))
+}
+
+/// The 16-bit length field at this place.
+fn length(bytes: &[u8], at: usize) -> Option<usize> {
+    let &[high, low] = bytes.get(at..)?.first_chunk::<2>()?;
+    Some(usize::from(u16::from_be_bytes([high, low])))
 }
 
 fn address(address: IpAddr) -> u64 {
@@ -93,9 +132,22 @@ fn address(address: IpAddr) -> u64 {
     }
 }
 
+fn pseudo_header(key: &FlowKey, length: usize, protocol: IpProtocol) -> u64 {
+    // An IPv4 address is followed by zeros, which add nothing.
+    sum(&key.src_ip) + sum(&key.dst_ip) + length_and_protocol(length, protocol)
+}
+
 /// The rest of the pseudo-header, which adds up alike for both families.
-fn length_and_protocol(length: usize, protocol: u8) -> u64 {
-    sum(&(length as u64).to_be_bytes()) + sum(&[0, protocol])
+fn length_and_protocol(length: usize, protocol: IpProtocol) -> u64 {
+    sum(&(length as u64).to_be_bytes()) + sum(&[0, protocol.0])
+}
+
+/// What is sent for a sum.
+fn sent(protocol: IpProtocol, sum: u64) -> u16 {
+    match !fold(sum) {
+        0 if protocol == IpProtocol::UDP => 0xffff,
+        checksum => checksum,
+    }
 }
 
 fn verdict(sum: u64) -> Check {

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::checksum::Check;
-use crate::{Layers, parse};
+use crate::parse;
 
 fn v4(last: u8) -> Ipv4Addr {
     Ipv4Addr::new(192, 0, 2, last)
@@ -62,10 +62,33 @@ fn later_fragments_have_no_transport_header() {
 fn echo_requests_carry_their_familys_checksum() {
     let frame = FrameBuilder::new().ipv4(v4(1), v4(2)).icmp_echo(7, 1).payload(b"abc").build();
     assert_eq!(parse(&frame).key.protocol, IpProtocol::ICMP.0);
-    assert_eq!(checksum::internet(&frame[34..]), 0);
+    assert_eq!(checksum::ipv4_header(&frame[34..]), 0);
     let frame = FrameBuilder::new().ipv6(v6(1), v6(2)).icmp_echo(7, 1).payload(b"abc").build();
     assert_eq!(parse(&frame).key.protocol, IpProtocol::ICMPV6.0);
     assert_eq!(checksum::l4(v6(1).into(), v6(2).into(), IpProtocol::ICMPV6, &frame[54..]), 0);
+}
+
+#[test]
+fn checksums_are_right_where_no_parse_finds_them() {
+    let tag = |builder: FrameBuilder| builder.vlan(EtherType::VLAN, 1);
+    let udp = FrameBuilder::new().ipv4(v4(1), v4(2)).udp(1, 2).payload(b"abc");
+    let thrice = tag(tag(tag(udp.clone()))).build();
+    assert_eq!(checksum::ipv4_header(&thrice[26..46]), 0);
+    assert_eq!(thrice[26..], udp.build()[14..]);
+    let first = FrameBuilder::new().ipv6(v6(1), v6(2)).fragment(0, true).tcp(1, 2, 2).build();
+    assert_eq!(checksum::l4(v6(1).into(), v6(2).into(), IpProtocol::TCP, &first[62..]), 0);
+}
+
+#[test]
+fn what_has_no_room_in_its_field_is_cut() {
+    let wide = FrameBuilder::new().ipv6(v6(1), v6(2)).tos(0x5a).flow_label(u32::MAX).udp(1, 2);
+    assert_eq!(wide.build()[14..18], [0x65, 0xaf, 0xff, 0xff]);
+    let flags = FrameBuilder::new().ipv4(v4(1), v4(2)).ip_flags(0xfe).udp(1, 2);
+    assert_eq!(flags.build()[20..22], [0xc0, 0x00]);
+    let offset = FrameBuilder::new().ipv4(v4(1), v4(2)).fragment(0xffff, false).udp(1, 2);
+    assert_eq!(offset.build()[20..22], [0x1f, 0xff]);
+    let options = FrameBuilder::new().ipv4(v4(1), v4(2)).ip_options(&[1; 99]).udp(1, 2);
+    assert_eq!((options.build()[14], options.build().len()), (0x4f, 14 + 60 + 8));
 }
 
 #[test]
