@@ -155,6 +155,8 @@ mod tests {
         assert_eq!(long[..16], key.src_ip);
         assert_eq!(long[16..32], key.dst_ip);
         assert_eq!(long[32..], [0x11, 0x22, 0x33, 0x44]);
+        assert_eq!(input(&key, HashFields::SRC_IPV6), key.src_ip);
+        assert_eq!(input(&key, HashFields::DST_IPV6), key.dst_ip);
     }
 
     #[test]
@@ -165,6 +167,8 @@ mod tests {
         let udp = FlowKey { layers: Layers::IPV4 | Layers::UDP, ..key };
         assert_eq!(input(&udp, HashFields::UDP | HashFields::IPV6), [0x11, 0x22, 0x33, 0x44]);
         assert_eq!(input(&udp, HashFields::TCP), []);
+        assert_eq!(input(&udp, HashFields::SRC_PORT_UDP), [0x11, 0x22]);
+        assert_eq!(input(&udp, HashFields::DST_PORT_UDP), [0x33, 0x44]);
     }
 
     #[test]

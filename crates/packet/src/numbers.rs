@@ -47,14 +47,6 @@ impl EtherType {
     /// The QinQ tag used before 802.1ad gave it a number.
     pub const QINQ: Self = Self(0x9100);
 
-    /// The largest value of the field that is an 802.3 length (IEEE 802.3-2018, 3.2.6).
-    pub const MAX_LENGTH: u16 = 1500;
-
-    /// Whether the field holds an 802.3 length and not a type.
-    pub const fn is_length(self) -> bool {
-        self.0 <= Self::MAX_LENGTH
-    }
-
     /// Whether [`crate::parse`] peels a tag that starts with this value.
     pub const fn is_vlan_tag(self) -> bool {
         matches!(self, Self::VLAN | Self::SVLAN | Self::QINQ)
@@ -247,8 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_and_tags_are_told_from_types() {
-        assert!(EtherType(1500).is_length() && !EtherType(1501).is_length());
+    fn tags_are_told_from_types() {
         assert!(
             EtherType::VLAN.is_vlan_tag() && EtherType::SVLAN.is_vlan_tag() && EtherType::QINQ.is_vlan_tag()
         );

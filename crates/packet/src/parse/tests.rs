@@ -93,6 +93,11 @@ fn ipv4_total_length() {
     // Shorter than the header: there is no room for ports.
     let parsed = damaged(&v4().udp(1, 2), &[(V4 + 2, 0), (V4 + 3, 19)]);
     assert_odd(&parsed, Anomaly::Ipv4TotalLength, Layers::IPV4);
+    // Shorter than this header, though not than the fixed one.
+    for total in 20..24 {
+        let parsed = damaged(&v4().ip_options(&[1; 4]).udp(1, 2), &[(V4 + 2, 0), (V4 + 3, total)]);
+        assert_odd(&parsed, Anomaly::Ipv4TotalLength, Layers::IPV4 | Layers::IP_OPTIONS);
+    }
     // Longer than the frame: what is there is read.
     let parsed = damaged(&v4().udp(1, 2), &[(V4 + 2, 4), (V4 + 3, 0)]);
     assert_odd(&parsed, Anomaly::Ipv4TotalLength, Layers::IPV4 | Layers::UDP);
@@ -202,6 +207,9 @@ fn ipv6_ports_stand_only_behind_the_first_header() {
     assert_eq!((fragment.key.protocol, fragment.key.src_port, fragment.anomaly), (44, 0, None));
     let atomic = parse(&v6().fragment(0, false).udp(5, 6).build());
     assert_eq!(atomic.key.layers, Layers::IPV6);
+    // Between offset and flag stand two reserved bits (RFC 8200, 4.5).
+    let reserved = damaged(&v6().fragment(0, false).udp(5, 6), &[(V6_L4 + 3, 0x06)]);
+    assert_eq!(reserved.key.layers, Layers::IPV6);
     let hop_by_hop =
         parse(&v6().protocol(IpProtocol::HOP_BY_HOP).payload(&[17, 0, 1, 4, 0, 0, 0, 0]).build());
     assert_eq!((hop_by_hop.key.layers, hop_by_hop.key.protocol), (Layers::IPV6, 0));

@@ -86,6 +86,8 @@ fn keys_read_back_with_and_without_colons() {
 fn keys_of_another_shape_are_refused() {
     let good = RssKey::MICROSOFT.to_string();
     let late_colon = format!("{}:{}", &good[..4], &good[4..]);
+    let octets: Vec<String> = RssKey::MICROSOFT.0.iter().map(|octet| format!("{octet:02x}")).collect();
+    let one_dash = octets.join(":").replacen("56:", "56-", 1);
     let one_colon = format!("{}:{}", &good[..2], &good[2..]);
     for text in [
         "",
@@ -97,6 +99,7 @@ fn keys_of_another_shape_are_refused() {
         &good.replace("56", "é"),
         &late_colon,
         &one_colon,
+        &one_dash,
     ] {
         assert!(matches!(text.parse::<RssKey>(), Err(Error::RssKey { .. })), "{text} was taken");
     }
