@@ -21,7 +21,8 @@ bitflags::bitflags! {
         const IPV6 = 1 << 3;
         /// An IPv4 header longer than 20 bytes.
         const IP_OPTIONS = 1 << 4;
-        /// Any fragment: IPv4, or IPv6 whose first extension header is the fragment header.
+        /// Any fragment: IPv4, or IPv6 whose first extension header is the fragment header, except "atomic" fragments
+        /// (RFC 6946), which are whole packets.
         const FRAGMENT = 1 << 5;
         /// A fragment that is not the first.
         const LATER_FRAGMENT = 1 << 6;

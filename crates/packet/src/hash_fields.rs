@@ -1,7 +1,7 @@
 //! Which fields a receive-side hash covers, and the bytes that it is computed over.
 //!
-//! softnic's engine hashes every frame that meets an RSS queue pair; policy's `explain` predicts it with the same code
-//! path only through [`FlowKey`]. Nothing here looks at a frame.
+//! softnic's engine asks for every frame that meets an RSS queue pair, and policy's `explain` for the packet whose queue
+//! it predicts. All is taken from a [`FlowKey`]: nothing here looks at a frame.
 
 use crate::{FlowKey, Layers};
 

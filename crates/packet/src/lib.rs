@@ -1,8 +1,9 @@
 //! What a frame says, without touching the network: flow keys, receive-side hashing, and a small write side.
 //!
-//! Every other room uses this crate: softnic's engine and the worker call [`parse`] once per packet, policy matches on
-//! [`FlowKey`]s, control and softnic share [`RssKey`] and [`HashFields`], and tests and the generator build frames
-//! with [`build::FrameBuilder`]. It does no I/O, reads no clock, and neither panics nor allocates on the packet path.
+//! softnic's engine calls [`parse`] once per frame and the worker where a class needs a look at the packet, policy
+//! matches on [`FlowKey`]s and shares [`RssKey`] and [`HashFields`] with softnic, `steerd explain` reads and prints the
+//! names, and tests and the generator build frames with [`build::FrameBuilder`]. It does no I/O, reads no clock, and
+//! neither panics nor allocates on the packet path.
 #![forbid(unsafe_code)]
 
 mod anomaly;

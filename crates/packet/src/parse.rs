@@ -1,6 +1,7 @@
-//! From Ethernet to the ports in one pass: the only reader of headers on the packet path.
+//! From Ethernet to the ports in one pass. Whatever else reads a frame's headers, as [`crate::checksum`] does, starts
+//! from the offsets found here.
 //!
-//! softnic's engine and the worker call [`parse`] once per packet. It never panics, allocates or follows a tunnel, and
+//! softnic's engine calls [`parse`] once per frame, the worker once for each packet of a class that needs it. It never panics, allocates or follows a tunnel, and
 //! it never refuses: what is malformed is read as far as it is well-formed and noted as an [`Anomaly`].
 //!
 //! Strictness follows tshark where tshark and libpcap differ: a header that gives the wrong version or an impossible

@@ -1,7 +1,8 @@
 //! The Toeplitz hash of receive-side scaling, and its key.
 //!
-//! softnic prepares one [`Toeplitz`] per RSS queue pair and hashes with it on the packet path; policy's `explain` uses
-//! the same to predict queues. It knows nothing of indirection tables: those belong to who owns the queues.
+//! softnic prepares one [`Toeplitz`] per RSS queue pair and hashes with it on the packet path. Policy's `explain` shares
+//! only the key: it predicts queues by a hash of its own, bit by bit, so that a mistake here cannot hide in both. It
+//! knows nothing of indirection tables: those belong to who owns the queues.
 
 use std::fmt;
 use std::str::FromStr;
@@ -108,7 +109,7 @@ impl Toeplitz {
         Self { tables }
     }
 
-    /// The hash of `input`. Bytes beyond the 36th have no key bits and do not count; nothing hashes to 0.
+    /// The hash of `input`, 0 if that is empty. Bytes beyond the 36th do not count: the key has no 32 bits left there.
     #[inline]
     pub fn hash(&self, input: &[u8]) -> u32 {
         self.tables.iter().zip(input).fold(0, |hash, (table, byte)| hash ^ table[usize::from(*byte)])
