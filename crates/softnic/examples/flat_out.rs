@@ -1,7 +1,7 @@
 //! How many packets a second the engine delivers, flat out from the in-memory generator to one consumer that polls,
 //! counts and posts again: engine on core 0, consumer on core 1, and both on one core by turns.
 //!
-//! `cargo run --release -p softnic --example flat_out [SECONDS] [FRAMES]`
+//! `cargo run --release -p softnic --example flat_out [SECONDS] [FRAMES] [one|two|both]`
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +18,8 @@ use verbs::{
 
 type Failure = Box<dyn std::error::Error>;
 
-const BUFFER_BYTES: u32 = 2048;
+/// An odd number of cache lines: with a power of two the first lines of all buffers would share a few cache sets.
+const BUFFER_BYTES: u32 = 33 * 64;
 
 /// A consumer with everything it owns, dropped in this order.
 struct Consumer {
@@ -162,14 +163,19 @@ fn main() -> Result<(), Failure> {
     let seconds = arguments.next().map_or(Ok(2.0), |text| text.parse::<f64>())?;
     let frames = arguments.next().map_or(Ok(1024), |text| text.parse::<u32>())?;
     let time = Duration::from_secs_f64(seconds);
+    let cores = arguments.next().unwrap_or_else(|| "both".to_owned());
     for frame_bytes in [64, 1518] {
-        // Its own thread: the pin ends with it.
-        std::thread::scope(|scope| {
-            let worker =
-                scope.spawn(|| two_cores(frame_bytes, frames, time).map_err(|error| error.to_string()));
-            worker.join().map_err(|_| "the consumer panicked".to_owned())?
-        })?;
-        one_core(frame_bytes, frames, time)?;
+        if cores != "one" {
+            // Its own thread: the pin ends with it.
+            std::thread::scope(|scope| {
+                let worker =
+                    scope.spawn(|| two_cores(frame_bytes, frames, time).map_err(|error| error.to_string()));
+                worker.join().map_err(|_| "the consumer panicked".to_owned())?
+            })?;
+        }
+        if cores != "two" {
+            one_core(frame_bytes, frames, time)?;
+        }
     }
     Ok(())
 }

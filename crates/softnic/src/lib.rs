@@ -17,6 +17,7 @@ mod library;
 mod limits;
 mod memory;
 mod nic;
+mod prefetch;
 mod provider;
 mod queue_memory;
 mod ring;

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::prefetch::{prefetch_read, prefetch_write};
 use crate::queue_memory::QueueMemory;
 
 /// The most slots a ring can have.
@@ -118,6 +119,14 @@ impl Producer {
         self.ring.slot(self.next)
     }
 
+    /// Takes over the line of the slot `ahead` of the next one, if the consumer has long left it.
+    #[inline]
+    pub(crate) fn prefetch(&self, ahead: u32) {
+        if self.room() > ahead {
+            prefetch_write(self.ring.slot(self.next.wrapping_add(ahead)).as_ptr());
+        }
+    }
+
     /// Counts the slot as filled; the consumer sees it after [`Producer::publish`].
     #[inline]
     pub(crate) fn advance(&mut self) {
@@ -147,15 +156,29 @@ impl Consumer {
     /// Whether there is a slot to read.
     #[inline]
     pub(crate) fn has_next(&mut self) -> bool {
-        if self.next != self.produced_seen {
-            return true;
-        }
-        let produced = self.ring.produced().load(Ordering::Acquire);
-        // Never believe in more than a ring full: the application could have written to the index.
-        if produced.wrapping_sub(self.next) <= self.ring.capacity {
-            self.produced_seen = produced;
-        }
+        self.refresh(1);
         self.next != self.produced_seen
+    }
+
+    /// Looks at the producer's index, unless `wanted` slots are known to be there.
+    #[inline]
+    pub(crate) fn refresh(&mut self, wanted: u32) {
+        if self.produced_seen.wrapping_sub(self.next) < wanted {
+            let produced = self.ring.produced().load(Ordering::Acquire);
+            // Never believe in more than a ring full: the application could have written to the index.
+            if produced.wrapping_sub(self.next) <= self.ring.capacity {
+                self.produced_seen = produced;
+            }
+        }
+    }
+
+    /// Fetches the slot `ahead` of the next one, if it is known to be there.
+    #[inline]
+    pub(crate) fn prefetch(&self, ahead: u32) {
+        let index = self.next.wrapping_add(ahead);
+        if self.knows(index) {
+            prefetch_read(self.ring.slot(index).as_ptr());
+        }
     }
 
     /// The index of the next slot, for [`Consumer::peek`].

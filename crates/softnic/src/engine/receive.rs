@@ -13,7 +13,9 @@ use super::EnginePort;
 use crate::clock;
 use crate::flow::{FlowKind, Matches};
 use crate::limits::ETHERNET_BYTES;
+use crate::memory::MemoryTable;
 use crate::nic::Nic;
+use crate::prefetch::{prefetch_read, prefetch_write};
 use crate::state::{QpKind, QueueState, State};
 use crate::stats::{Disposition, PortStats};
 use crate::wire::{BURST_FRAMES, Burst, Checksum, RxFrame};
@@ -22,6 +24,8 @@ use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status};
 /// How many frames ahead their headers are fetched, and how many deliveries ahead their buffers.
 const FRAME_LOOKAHEAD: usize = 4;
 const BUFFER_LOOKAHEAD: usize = 6;
+/// How many completions ahead their lines are taken over from the application's core: two to a line.
+const COMPLETION_LOOKAHEAD: u32 = 8;
 
 /// The C-VLAN tag, the only one that a completion can report.
 const C_VLAN_TPID: u16 = 0x8100;
@@ -149,13 +153,15 @@ fn judge(
             None => continue,
         };
         let Some(receiver) = state.queues.get_mut(queue) else { continue };
-        let position = receiver.consumer.position().wrapping_add(receiver.planned);
-        receiver.planned += 1;
         if !receiver.unpublished {
             receiver.unpublished = true;
             state.unpublished_queues.push(queue);
+            // The only look at the application's index in this burst: a dry queue must not be asked for every frame.
+            receiver.consumer.refresh(BURST_FRAMES as u32);
         }
-        prefetch_read(receiver.consumer.peek(position).as_ptr());
+        let position = receiver.consumer.position().wrapping_add(receiver.planned);
+        receiver.consumer.prefetch(receiver.planned);
+        receiver.planned += 1;
         let aside = hit.kind == FlowKind::Sniffer;
         let tag = actions.tag.unwrap_or(0);
         plan.deliveries.push(Delivery { frame: index, queue, tag, cvlan, aside, position });
@@ -163,28 +169,27 @@ fn judge(
     end
 }
 
-/// Fetches the buffer that a delivery will probably be copied to.
+/// Takes over the buffer that a delivery will probably be copied to. The address is not checked yet: a prefetch of a
+/// wrong one does nothing.
 #[inline]
 fn prefetch_buffer(state: &State, delivery: &Delivery) {
     let Some(queue) = state.queues.get(delivery.queue) else { return };
     if queue.consumer.knows(delivery.position) {
         // SAFETY: the request was published, so its slot is this side's; it holds at least one element.
         let element = unsafe { first_element(queue.consumer.peek(delivery.position)).read() };
-        if let Some(address) = state.memory.resolve(element.key, queue.domain, element.address, 1, true) {
-            prefetch_write(address);
-        }
+        prefetch_write(std::ptr::without_provenance_mut(element.address as usize));
     }
 }
 
 /// Carries out one delivery.
 #[inline]
 fn deliver(state: &mut State, delivery: &Delivery, frame: &RxFrame<'_>, now_ns: u64) -> Disposition {
-    let State { queues, cqs, memory, .. } = state;
+    let State { queues, cqs, memory, unpublished_cqs, .. } = state;
     let Some(queue) = queues.get_mut(delivery.queue) else { return Disposition::QueueNotReady };
     if !queue.ready {
         return Disposition::QueueNotReady;
     }
-    if !queue.consumer.has_next() {
+    if !queue.consumer.knows(queue.consumer.position()) {
         return Disposition::OutOfBuffer;
     }
     let Some(cq) = cqs.get_mut(queue.cq) else { return Disposition::CqOverrun };
@@ -194,6 +199,7 @@ fn deliver(state: &mut State, delivery: &Delivery, frame: &RxFrame<'_>, now_ns: 
         state.overrun(slot);
         return Disposition::CqOverrun;
     }
+    cq.producer.prefetch(COMPLETION_LOOKAHEAD);
     let slot = queue.consumer.slot();
     // SAFETY: the request was published, so its slot is this side's, and slots begin with the id.
     let wr_id = unsafe { slot.cast::<u64>().read() };
@@ -207,8 +213,13 @@ fn deliver(state: &mut State, delivery: &Delivery, frame: &RxFrame<'_>, now_ns: 
     if cq.wants_checksums.load(Ordering::Relaxed) {
         cqe.set_checksum_ok(checksums_hold(frame));
     }
-    let cq = queue.cq;
-    state.complete(cq, &cqe);
+    // SAFETY: room was found above, so the slot is the producer's; completion slots are aligned `Cqe`s.
+    unsafe { cq.producer.slot().cast::<Cqe>().write(cqe) };
+    cq.producer.advance();
+    if !cq.unpublished {
+        cq.unpublished = true;
+        unpublished_cqs.push(queue.cq);
+    }
     if end == Disposition::MemoryFault {
         state.fail_queue(delivery.queue);
     }
@@ -224,13 +235,36 @@ fn first_element(slot: NonNull<u8>) -> NonNull<Element> {
 /// Copies a frame into the buffers of a receive request, after all of them were checked.
 #[inline]
 fn scatter(
-    memory: &crate::memory::MemoryTable,
+    memory: &MemoryTable,
     queue: &QueueState,
     slot: NonNull<u8>,
     frame: &[u8],
 ) -> (Status, Disposition) {
-    const FAULT: (Status, Disposition) = (Status::LocalProtection, Disposition::MemoryFault);
     let elements = first_element(slot);
+    // SAFETY: the request was published, so its slot is this side's; it holds at least one element.
+    let first = unsafe { elements.read() };
+    if (first.bytes as usize) < frame.len() {
+        return scatter_list(memory, queue, elements, frame);
+    }
+    // By far the most frequent case: one buffer takes it all.
+    let Some(address) = memory.resolve(first.key, queue.domain, first.address, first.bytes, true) else {
+        return (Status::LocalProtection, Disposition::MemoryFault);
+    };
+    // SAFETY: `resolve` found the buffer inside a writable region of the queue's domain, which stays registered while
+    // the state is locked; it holds the frame, and a frame is the wire's own memory and overlaps no region.
+    unsafe { address.copy_from_nonoverlapping(frame.as_ptr(), frame.len()) };
+    (Status::Success, Disposition::Delivered)
+}
+
+/// The general case of [`scatter`].
+#[cold]
+fn scatter_list(
+    memory: &MemoryTable,
+    queue: &QueueState,
+    elements: NonNull<Element>,
+    frame: &[u8],
+) -> (Status, Disposition) {
+    const FAULT: (Status, Disposition) = (Status::LocalProtection, Disposition::MemoryFault);
     let mut targets = ArrayVec::<(*mut u8, usize), { crate::limits::MAX_SGE as usize }>::new();
     let mut room = 0;
     for index in 0..queue.max_sge as usize {
@@ -261,8 +295,7 @@ fn scatter(
     for (address, bytes) in targets {
         let (part, later) = rest.split_at(bytes.min(rest.len()));
         rest = later;
-        // SAFETY: `resolve` found the element inside a writable region of the queue's domain, which stays registered
-        // while the state is locked; a frame is the wire's own memory and overlaps no region.
+        // SAFETY: as in `scatter`; `part` is no longer than the element.
         unsafe { address.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
     }
     (Status::Success, Disposition::Delivered)
@@ -278,27 +311,4 @@ fn checksums_hold(frame: &RxFrame<'_>) -> bool {
         Checksum::Unknown => verify_l4(frame.bytes, &parsed) == Check::Good,
     };
     l4 && verify_ip(frame.bytes, &parsed) == Check::Good
-}
-
-#[inline]
-fn prefetch_read(address: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch never faults, whatever the address.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
-}
-
-/// Fetches a line to be written: taking it over from the other core is the most expensive step of a delivery.
-#[inline]
-fn prefetch_write(address: *mut u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch never faults, whatever the address.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(address.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
 }

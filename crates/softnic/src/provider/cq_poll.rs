@@ -19,6 +19,9 @@ use crate::abi::WorkCompletion;
 use crate::ring::Consumer;
 use crate::work::{Cqe, EMPTY_CQE};
 
+/// How many completions ahead their lines are fetched from the engine's core: two to a line.
+const LOOKAHEAD: u32 = 8;
+
 /// The application's end of a completion ring.
 pub(crate) struct Poller {
     consumer: Consumer,
@@ -43,6 +46,7 @@ impl Poller {
         if !self.consumer.has_next() {
             return libc::ENOENT;
         }
+        self.consumer.prefetch(LOOKAHEAD);
         let current = self.consumer.slot().cast::<Cqe>().as_ptr();
         self.consumer.advance();
         self.current = current;
@@ -197,6 +201,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, completio
     cq.poller.with(|poller| {
         let mut polled = 0;
         while polled < count && poller.consumer.has_next() {
+            poller.consumer.prefetch(LOOKAHEAD);
             // SAFETY: published, and given back only below.
             let cqe = unsafe { poller.consumer.slot().cast::<Cqe>().as_ref() };
             let completion = WorkCompletion {

@@ -9,6 +9,9 @@ use super::spin::Spin;
 use crate::ring::Producer;
 use crate::work::{Element, RECEIVE_HEADER_BYTES};
 
+/// How many requests ahead their lines are taken over from the engine's core.
+const LOOKAHEAD: u32 = 8;
+
 /// The application's end of a receive ring.
 pub(crate) struct ReceivePoster {
     pub(crate) producer: Producer,
@@ -61,6 +64,7 @@ impl ReceivePoster {
         if !self.producer.has_room(1) {
             return Err(ENOMEM);
         }
+        self.producer.prefetch(LOOKAHEAD);
         let slot = self.producer.slot();
         // SAFETY: there is room, so the slot is this side's; it begins with the id.
         unsafe { slot.cast::<u64>().write(request.wr_id) };
