@@ -76,15 +76,6 @@ pub(crate) struct WorkCompletion {
     pub(crate) dlid_path_bits: u8,
 }
 
-/// The record that `ibv_get_async_event` reads from `async_fd` (`struct ib_uverbs_async_event_desc`).
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct AsyncEventRecord {
-    pub(crate) element: u64,
-    pub(crate) event_type: u32,
-    pub(crate) reserved: u32,
-}
-
 /// The ops of releases 36 to 58, in the order of `struct verbs_context_ops`: by name.
 const OPS: [&str; 76] = [
     "advise_mr",

@@ -5,15 +5,16 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs::OpenOptions;
-use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::Arc;
 
 use ibverbs_sys::{IBV_NODE_CA, IBV_TRANSPORT_IB, ibv_context, ibv_device};
 
 use crate::abi::{
-    AsyncEventRecord, CORE_SUPPORT_OPTIONAL_MR_ACCESS, VERBS_CONTEXT_BYTES, VerbsDevice, VerbsDeviceOps,
-    context_offset, op_names,
+    CORE_SUPPORT_OPTIONAL_MR_ACCESS, VERBS_CONTEXT_BYTES, VerbsDevice, VerbsDeviceOps, context_offset,
+    op_names,
 };
+use crate::events::EventChannel;
 use crate::library::Library;
 use crate::nic::Nic;
 use crate::provider;
@@ -177,13 +178,11 @@ unsafe extern "C" fn alloc_context(device: *mut ibv_device, cmd_fd: c_int, _: *m
     })
 }
 
-/// Makes the event pipe of a new context and its place in the state. The read end goes to the library.
+/// Makes the event channel of a new context and its place in the state. One end goes to the library.
 fn add_context(nic: &Nic) -> Verb<(OwnedFd, u32)> {
-    let (read, write) = std::io::pipe()?;
-    // The engine must never wait for a reader.
-    rustix::io::ioctl_fionbio(&write, true)?;
-    let slot = nic.control().contexts.insert(ContextState { events: write.into() }).ok_or(ENOMEM)?;
-    Ok((read.into(), slot))
+    let (events, application) = EventChannel::new()?;
+    let slot = nic.control().contexts.insert(ContextState { events }).ok_or(ENOMEM)?;
+    Ok((application, slot))
 }
 
 fn find_context(verbs_context: *mut u8) -> Option<*mut ibv_context> {
@@ -221,15 +220,4 @@ pub(crate) unsafe extern "C" fn free_context(context: *mut ibv_context) {
         // SAFETY: the library calloc'ed it, and leaves freeing to the provider.
         unsafe { libc::free(base.cast()) };
     });
-}
-
-/// Writes an event record; a full pipe loses it, since no one reads.
-pub(crate) fn write_event(pipe: &OwnedFd, event_type: u32, element: u64) {
-    let record = AsyncEventRecord { element, event_type, reserved: 0 };
-    let bytes = (&raw const record).cast::<c_void>();
-    // SAFETY: the record is plain data without padding, and the descriptor is open.
-    let written = unsafe { libc::write(pipe.as_fd().as_raw_fd(), bytes, size_of::<AsyncEventRecord>()) };
-    if usize::try_from(written) != Ok(size_of::<AsyncEventRecord>()) {
-        tracing::warn!(event_type, "an asynchronous event is lost: its context does not read events");
-    }
 }

@@ -12,6 +12,7 @@ mod clock;
 mod device;
 mod engine;
 mod error;
+mod events;
 pub mod flow;
 mod library;
 mod limits;

@@ -4,10 +4,10 @@
 //! burst. What the application holds (`ibv_cq`, `ibv_wq`, ...) are boxes of the provider that name their slot here.
 //! User counts say what still uses an object; the provider answers EBUSY while there are any.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use crate::events::EventChannel;
 use crate::flow::{FlowId, FlowTable};
 use crate::limits;
 use crate::memory::MemoryTable;
@@ -41,7 +41,7 @@ pub(crate) struct State {
 
 /// An open context: where its asynchronous events go.
 pub(crate) struct ContextState {
-    pub(crate) events: OwnedFd,
+    pub(crate) events: EventChannel,
 }
 
 /// A protection domain, or a parent domain.
@@ -67,8 +67,9 @@ pub(crate) struct CqState {
     pub(crate) unpublished: bool,
     /// Set by the consumer when it first asks for flags: only then are checksums verified.
     pub(crate) wants_checksums: Arc<AtomicBool>,
-    /// The application's `ibv_cq`, for events.
+    /// The application's `ibv_cq`, for events, and how many were sent.
     pub(crate) native: u64,
+    pub(crate) events: u32,
 }
 
 /// Who owns a receive queue.
@@ -96,8 +97,9 @@ pub(crate) struct QueueState {
     pub(crate) planned: u32,
     /// Shared with the posting side: an `ibv_wq_state` or `ibv_qp_state`.
     pub(crate) native_state: Arc<AtomicU32>,
-    /// The application's `ibv_wq` or `ibv_qp`, for events.
+    /// The application's `ibv_wq` or `ibv_qp`, for events, and how many were sent.
     pub(crate) native: u64,
+    pub(crate) events: u32,
 }
 
 /// An indirection table.
@@ -204,11 +206,16 @@ impl State {
         self.next_flow_order
     }
 
-    /// Tells a context of an event. A context that never reads loses events once its pipe is full, as no one waits.
-    pub(crate) fn notify(&self, owner: u32, event_type: u32, element: u64) {
-        if let Some(context) = self.contexts.get(owner) {
-            crate::device::write_event(&context.events, event_type, element);
-        }
+    /// Tells a context of an event; answers 1 if it went.
+    pub(crate) fn notify(&self, owner: u32, event_type: u32, element: u64) -> u32 {
+        let sent = self.contexts.get(owner).is_some_and(|context| context.events.send(event_type, element));
+        u32::from(sent)
+    }
+
+    /// Takes back an object's unread events; of `sent`, answers how many the application has read.
+    pub(crate) fn retract_events(&self, owner: u32, element: u64, sent: u32) -> u32 {
+        let unread = self.contexts.get(owner).map_or(0, |context| context.events.retract(element));
+        sent.saturating_sub(unread)
     }
 
     /// Writes a completion. Answers whether there was room; an overrun of a queue that does not ignore it is fatal
@@ -239,7 +246,10 @@ impl State {
         }
         cq.failed = true;
         let (owner, native) = (cq.owner, cq.native);
-        self.notify(owner, ibverbs_sys::IBV_EVENT_CQ_ERR, native);
+        let sent = self.notify(owner, ibverbs_sys::IBV_EVENT_CQ_ERR, native);
+        if let Some(cq) = self.cqs.get_mut(cq_slot) {
+            cq.events += sent;
+        }
     }
 
     /// Puts a receive queue into the error state. What is posted is flushed at the end of the pass.
@@ -248,16 +258,20 @@ impl State {
         let Some(queue) = self.queues.get_mut(slot) else { return };
         queue.ready = false;
         let (owner, native, kind) = (queue.owner, queue.native, queue.kind);
-        match kind {
+        let event = match kind {
             QueueOwner::WorkQueue => {
                 queue.native_state.store(ibverbs_sys::IBV_WQS_ERR, Ordering::Relaxed);
-                self.notify(owner, ibverbs_sys::IBV_EVENT_WQ_FATAL, native);
+                ibverbs_sys::IBV_EVENT_WQ_FATAL
             }
             QueueOwner::QueuePair(qp) => {
-                self.senders.retain(|sender| *sender != qp);
                 queue.native_state.store(ibverbs_sys::ibv_qp_state::IBV_QPS_ERR, Ordering::Relaxed);
-                self.notify(owner, ibverbs_sys::IBV_EVENT_QP_FATAL, native);
+                self.senders.retain(|sender| *sender != qp);
+                ibverbs_sys::IBV_EVENT_QP_FATAL
             }
+        };
+        let sent = self.notify(owner, event, native);
+        if let Some(queue) = self.queues.get_mut(slot) {
+            queue.events += sent;
         }
         if !self.failed_queues.contains(&slot) {
             self.failed_queues.push(slot);

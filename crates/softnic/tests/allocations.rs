@@ -88,7 +88,7 @@ fn the_engine_does_not_allocate_once_it_is_warm() {
     ];
     let mut turn = |counted: bool| {
         let mut calls = 0;
-        let mut pump = || {
+        let pump = || {
             nic.pump(64);
         };
         if counted {

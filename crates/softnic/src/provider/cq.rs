@@ -19,6 +19,7 @@ use super::cq_poll::{self, Poller};
 use super::pd::{SoftPd, make_ring, release_domain, use_domain};
 use super::spin::Spin;
 use crate::device::SoftContext;
+use crate::events::acknowledgements;
 use crate::limits::MAX_CQE;
 use crate::state::{CqState, State};
 use crate::work::Cqe;
@@ -169,6 +170,7 @@ fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_
         unpublished: false,
         wants_checksums,
         native: (&raw const *cq).addr() as u64,
+        events: 0,
     };
     register(&mut soft.nic().control(), engine_side, cq)
 }
@@ -194,10 +196,13 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         if state.cqs.get(slot).ok_or(EINVAL)?.users != 0 {
             return Err(EBUSY);
         }
-        let removed = state.cqs.remove(slot);
-        // As in `destroy_wq`: the application's allocator is not called under the device's mutex.
+        let removed = state.cqs.remove(slot).ok_or(EINVAL)?;
+        let read = state.retract_events(removed.owner, removed.native, removed.events);
+        // As in `destroy_wq`: the application's allocator is not called under the device's mutex, nor is it waited for.
         drop(state);
         drop(removed);
+        // SAFETY: `cq` is the live handle, whose mutex and condition the library initialised.
+        unsafe { acknowledgements!(cq, ibv_cq, async_events_completed).wait(read) };
         // SAFETY: the library drops the handle; `object` is not used any more.
         drop(unsafe { SoftCq::take(cq.cast()) });
         if let Some(domain) = domain {

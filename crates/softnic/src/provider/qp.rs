@@ -1,5 +1,6 @@
 //! Queue pairs: what the application holds, receives posted to plain ones, queries, destruction.
 
+use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,6 +17,7 @@ use super::qp_send::SendPoster;
 use super::receive::{ReceivePoster, post, refuse};
 use super::spin::Spin;
 use crate::device::SoftContext;
+use crate::events::acknowledgements;
 use crate::state::QpKind;
 
 /// Room behind `ibv_qp_ex` for releases with more of its functions; all zero, so that `verbs_qp.comp_mask` never
@@ -25,8 +27,10 @@ const SLACK_WORDS: usize = 16;
 /// A queue pair.
 #[repr(C)]
 pub(crate) struct SoftQp {
-    pub(crate) qp: ibv_qp_ex,
+    /// In a cell: the library writes the state to it.
+    pub(crate) qp: UnsafeCell<ibv_qp_ex>,
     pub(crate) slack: [u64; SLACK_WORDS],
+    pub(crate) context: *mut ibv_context,
     pub(crate) slot: u32,
     pub(crate) domain: u32,
     /// An `ibv_qp_state`, shared with the engine.
@@ -43,7 +47,7 @@ pub(crate) struct Plain {
     pub(crate) sends: Spin<SendPoster>,
 }
 
-// SAFETY: `repr(C)` with `ibv_qp_ex` first, which begins with `ibv_qp`; handed out by `into_native` only.
+// SAFETY: `repr(C)` with a transparent cell of `ibv_qp_ex` first, which begins with `ibv_qp`; handed out by `into_native` only.
 unsafe impl Object for SoftQp {
     type Native = ibv_qp;
 }
@@ -52,7 +56,7 @@ impl SoftQp {
     pub(crate) const NO_SLACK: [u64; SLACK_WORDS] = [0; SLACK_WORDS];
 
     pub(crate) fn context(&self) -> *mut ibv_context {
-        self.qp.qp_base.context
+        self.context
     }
 }
 
@@ -95,6 +99,8 @@ pub(crate) unsafe extern "C" fn query_qp(
         let port = state.qps.get(object.slot).ok_or(EINVAL)?.port;
         drop(state);
         let current = object.state.load(Ordering::Relaxed);
+        // SAFETY: the live handle; what is used of it here never changes.
+        let native = unsafe { qp.read() };
         *attr = ibv_qp_attr {
             qp_state: current,
             cur_qp_state: current,
@@ -103,9 +109,9 @@ pub(crate) unsafe extern "C" fn query_qp(
             ..ibv_qp_attr::default()
         };
         *init = ibv_qp_init_attr {
-            qp_context: object.qp.qp_base.qp_context,
-            send_cq: object.qp.qp_base.send_cq,
-            recv_cq: object.qp.qp_base.recv_cq,
+            qp_context: native.qp_context,
+            send_cq: native.send_cq,
+            recv_cq: native.recv_cq,
             srq: std::ptr::null_mut(),
             cap: object.cap,
             qp_type: ibv_qp_type::IBV_QPT_RAW_PACKET,
@@ -147,9 +153,14 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
             }
             None => {}
         }
-        // As in `destroy_wq`: the application's allocator is not called under the device's mutex.
+        let read = receives
+            .as_ref()
+            .map_or(0, |queue| state.retract_events(queue.owner, queue.native, queue.events));
+        // As in `destroy_wq`: the application's allocator is not called under the device's mutex, nor is it waited for.
         drop(state);
         drop((removed, receives));
+        // SAFETY: `qp` is the live handle; its mutex and condition are initialised (all zero).
+        unsafe { acknowledgements!(qp, ibv_qp, events_completed).wait(read) };
         // SAFETY: the library drops the handle; `object` is not used any more.
         drop(unsafe { SoftQp::take(qp) });
         release_domain(&mut soft.nic().control(), domain);

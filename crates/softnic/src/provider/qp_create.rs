@@ -1,5 +1,6 @@
 //! Making queue pairs: RAW_PACKET only, plain ones with rings of their own, and RSS ones over an indirection table.
 
+use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
@@ -196,6 +197,7 @@ fn register_plain(state: &mut State, queues: PlainQueues, object: &mut Box<SoftQ
         planned: 0,
         native_state: Arc::clone(&object.state),
         native,
+        events: 0,
     };
     let queue = state.insert_queue(queue).ok_or(ENOMEM)?;
     let send = SendState {
@@ -238,8 +240,9 @@ fn finish(state: &mut State, slot: u32, object: &mut SoftQp) -> Verb<u32> {
     }
     use_domain(state, object.domain)?;
     object.slot = slot;
-    object.qp.qp_base.handle = slot;
-    object.qp.qp_base.qp_num = number;
+    let native = &mut object.qp.get_mut().qp_base;
+    native.handle = slot;
+    native.qp_num = number;
     Ok(number)
 }
 
@@ -263,7 +266,8 @@ fn base(
 
 fn new_object(qp_base: ibv_qp, domain: u32, cap: ibv_qp_cap, signal_all: bool) -> Box<SoftQp> {
     Box::new(SoftQp {
-        qp: ibv_qp_ex { qp_base, ..ibv_qp_ex::default() },
+        context: qp_base.context,
+        qp: UnsafeCell::new(ibv_qp_ex { qp_base, ..ibv_qp_ex::default() }),
         slack: SoftQp::NO_SLACK,
         slot: 0,
         domain,

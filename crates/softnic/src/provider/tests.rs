@@ -1,6 +1,7 @@
 //! The provider as a C program meets it: raw handles through the real libibverbs, and arguments that no safe wrapper
 //! would pass.
 
+mod events;
 mod receiving;
 mod refusals;
 mod sending;
@@ -11,9 +12,9 @@ use std::sync::{Arc, Mutex};
 
 use ibverbs_sys::{
     IBV_FLOW_ATTR_ALL_DEFAULT, ibv_access_flags, ibv_alloc_pd, ibv_async_event, ibv_context, ibv_cq,
-    ibv_create_cq, ibv_create_qp, ibv_flow_attr, ibv_free_device_list, ibv_get_async_event, ibv_modify_qp,
-    ibv_mr, ibv_open_device, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr,
-    ibv_qp_state, ibv_qp_type, ibv_recv_wr, ibv_reg_mr, ibv_sge,
+    ibv_create_cq, ibv_create_qp, ibv_flow, ibv_flow_attr, ibv_free_device_list, ibv_get_async_event,
+    ibv_modify_qp, ibv_mr, ibv_open_device, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap,
+    ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_recv_wr, ibv_reg_mr, ibv_sge,
 };
 use packet::MacAddr;
 use verbs::Provider as _;
@@ -76,6 +77,7 @@ struct Raw {
     pd: *mut ibv_pd,
     cq: *mut ibv_cq,
     qp: *mut ibv_qp,
+    flow: *mut ibv_flow,
     inbox: Shared<VecDeque<Vec<u8>>>,
     sent: Shared<Vec<Vec<u8>>>,
 }
@@ -117,7 +119,7 @@ impl Raw {
         let cq = unsafe { ibv_create_cq(context, entries, std::ptr::null_mut(), std::ptr::null_mut(), 0) };
         assert!(!pd.is_null() && !cq.is_null());
         let qp = create_qp(pd, cq);
-        let raw = Self { nic, context, pd, cq, qp, inbox, sent };
+        let mut raw = Self { nic, context, pd, cq, qp, flow: std::ptr::null_mut(), inbox, sent };
         for (state, mask) in [
             (ibv_qp_state::IBV_QPS_INIT, ibv_qp_attr_mask::IBV_QP_STATE.0 | ibv_qp_attr_mask::IBV_QP_PORT.0),
             (ibv_qp_state::IBV_QPS_RTR, ibv_qp_attr_mask::IBV_QP_STATE.0),
@@ -132,7 +134,8 @@ impl Raw {
             ..ibv_flow_attr::default()
         };
         // SAFETY: a live queue pair and a block of its own size.
-        assert!(!unsafe { super::flow::create_flow(raw.qp, &raw mut attr) }.is_null());
+        raw.flow = unsafe { super::flow::create_flow(raw.qp, &raw mut attr) };
+        assert!(!raw.flow.is_null());
         raw
     }
 
@@ -193,19 +196,23 @@ impl Raw {
         stats
     }
 
-    /// The next asynchronous event's type; there must be one.
-    fn event(&self) -> u32 {
+    /// The next asynchronous event, not acknowledged; `None` if there is none now.
+    fn unacknowledged(&self) -> Option<ibv_async_event> {
         // SAFETY: a live context.
         let fd = unsafe { (*self.context).async_fd };
         // SAFETY: the context keeps its descriptor open.
         let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
         rustix::io::ioctl_fionbio(fd, true).unwrap();
-        let mut event = ibv_async_event {
-            element: ibverbs_sys::ibv_async_event__bindgen_ty_1 { port_num: 0 },
-            event_type: 0,
-        };
+        let element = ibverbs_sys::ibv_async_event__bindgen_ty_1 { port_num: 0 };
+        let mut event = ibv_async_event { element, event_type: 0 };
         // SAFETY: a live context and a whole struct.
-        assert_eq!(unsafe { ibv_get_async_event(self.context, &raw mut event) }, 0, "an event waits");
+        let status = unsafe { ibv_get_async_event(self.context, &raw mut event) };
+        (status == 0).then_some(event)
+    }
+
+    /// The next asynchronous event's type; there must be one.
+    fn event(&self) -> u32 {
+        let mut event = self.unacknowledged().expect("an event waits");
         // SAFETY: the event of just now; its object still lives.
         unsafe { ibverbs_sys::ibv_ack_async_event(&raw mut event) };
         event.event_type

@@ -1,5 +1,6 @@
 //! Work queues: where RSS delivers, and where the application posts its buffers.
 
+use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,6 +18,7 @@ use super::pd::{SoftPd, make_ring, release_domain, use_domain};
 use super::receive::{ReceivePoster, post, refuse};
 use super::spin::Spin;
 use crate::device::SoftContext;
+use crate::events::acknowledgements;
 use crate::limits::{MAX_SGE, MAX_WR};
 use crate::state::{QueueOwner, QueueState, State};
 use crate::work::receive_slot_bytes;
@@ -27,7 +29,9 @@ const FIRST_NUMBER: u32 = 0x0080_0001;
 /// A work queue.
 #[repr(C)]
 pub(crate) struct SoftWq {
-    wq: ibv_wq,
+    /// In a cell: the library and `modify_wq` write to it through the handle.
+    wq: UnsafeCell<ibv_wq>,
+    context: *mut ibv_context,
     pub(crate) slot: u32,
     poster: Spin<ReceivePoster>,
     /// An `ibv_wq_state`, shared with the engine.
@@ -36,14 +40,14 @@ pub(crate) struct SoftWq {
     cq: u32,
 }
 
-// SAFETY: `repr(C)` with `ibv_wq` first; handed out by `into_native` only.
+// SAFETY: `repr(C)` with a transparent cell of `ibv_wq` first; handed out by `into_native` only.
 unsafe impl Object for SoftWq {
     type Native = ibv_wq;
 }
 
 impl SoftWq {
     pub(crate) fn context(&self) -> *mut ibv_context {
-        self.wq.context
+        self.context
     }
 }
 
@@ -81,10 +85,11 @@ pub(crate) unsafe extern "C" fn create_wq(
             planned: 0,
             native_state: Arc::clone(&native_state),
             native: 0,
+            events: 0,
         };
         let poster = Spin::new(ReceivePoster { producer, max_sge: attr.max_sge }, pd.single_threaded());
         let mut wq = Box::new(SoftWq {
-            wq: ibv_wq {
+            wq: UnsafeCell::new(ibv_wq {
                 context,
                 wq_context: attr.wq_context,
                 pd: attr.pd,
@@ -93,7 +98,8 @@ pub(crate) unsafe extern "C" fn create_wq(
                 state: IBV_WQS_RESET,
                 post_recv: Some(post_recv),
                 ..ibv_wq::default()
-            },
+            }),
+            context,
             slot: 0,
             poster,
             state: native_state,
@@ -136,8 +142,9 @@ fn register(state: &mut State, mut queue: QueueState, wq: &mut Box<SoftWq>) -> V
     }
     use_domain(state, wq.domain)?;
     wq.slot = slot;
-    wq.wq.handle = slot;
-    wq.wq.wq_num = number;
+    let native = wq.wq.get_mut();
+    native.handle = slot;
+    native.wq_num = number;
     Ok(())
 }
 
@@ -221,7 +228,8 @@ pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
         if state.queues.get(slot).ok_or(EINVAL)?.users != 0 {
             return Err(EBUSY);
         }
-        let removed = state.queues.remove(slot);
+        let removed = state.queues.remove(slot).ok_or(EINVAL)?;
+        let read = state.retract_events(removed.owner, removed.native, removed.events);
         state.failed_queues.retain(|failed| *failed != slot);
         if let Some(cq) = state.cqs.get_mut(cq) {
             cq.users -= 1;
@@ -230,6 +238,8 @@ pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
         // must outlive the domain's last user.
         drop(state);
         drop(removed);
+        // SAFETY: `wq` is the live handle, whose mutex and condition the library initialised.
+        unsafe { acknowledgements!(wq, ibv_wq, events_completed).wait(read) };
         // SAFETY: the library drops the handle; `object` is not used any more.
         drop(unsafe { SoftWq::take(wq) });
         release_domain(&mut soft.nic().control(), domain);

@@ -1,0 +1,143 @@
+//! Asynchronous events: from the engine to `ibv_get_async_event`, and back when their object goes.
+//!
+//! As the kernel does it: an object that is destroyed takes its unread events with it, and waits for those that were
+//! read but not acknowledged, because an event points to its object. Used by `state` and the destroying ops.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+
+/// Bytes of `struct ib_uverbs_async_event_desc` {u64 element, u32 event_type, u32 reserved}.
+const RECORD_BYTES: usize = 16;
+/// How many unread events of other objects can be kept when one object's are taken back.
+const MAX_KEPT: usize = 4_096;
+
+/// A context's events: a socket pair, because unlike a pipe it can be read without waiting whatever the application
+/// made of its end.
+pub(crate) struct EventChannel {
+    write: OwnedFd,
+    read: OwnedFd,
+}
+
+impl EventChannel {
+    /// A channel, and the descriptor that the library reads from (`async_fd`).
+    pub(crate) fn new() -> io::Result<(Self, OwnedFd)> {
+        let (write, read) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let application = read.try_clone()?;
+        Ok((Self { write, read }, application))
+    }
+
+    /// Sends an event. Answers whether it went; a channel that no one reads from loses events, since no one waits.
+    pub(crate) fn send(&self, event_type: u32, element: u64) -> bool {
+        let mut record = [0; RECORD_BYTES];
+        record[..8].copy_from_slice(&element.to_ne_bytes());
+        record[8..12].copy_from_slice(&event_type.to_ne_bytes());
+        self.send_record(&record)
+    }
+
+    fn send_record(&self, record: &[u8; RECORD_BYTES]) -> bool {
+        let sent = send(&self.write, record, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        if sent != Ok(RECORD_BYTES) {
+            tracing::warn!("an asynchronous event is lost: its context does not read events");
+            return false;
+        }
+        true
+    }
+
+    /// Takes back the unread events of an object; answers how many. Nothing may be sent meanwhile.
+    pub(crate) fn retract(&self, element: u64) -> u32 {
+        let (mut kept, mut retracted) = (Vec::new(), 0);
+        let mut record = [0; RECORD_BYTES];
+        while kept.len() < MAX_KEPT
+            && matches!(recv(&self.read, &mut record, RecvFlags::DONTWAIT), Ok((RECORD_BYTES, _)))
+        {
+            if record[..8] == element.to_ne_bytes() {
+                retracted += 1;
+            } else {
+                kept.push(record);
+            }
+        }
+        for record in kept {
+            self.send_record(&record);
+        }
+        retracted
+    }
+}
+
+/// Where an object counts acknowledgements: what `ibv_ack_async_event` locks, counts up and signals.
+pub(crate) struct Acknowledgements {
+    pub(crate) mutex: *mut libc::pthread_mutex_t,
+    pub(crate) condition: *mut libc::pthread_cond_t,
+    pub(crate) count: *const u32,
+}
+
+/// The [`Acknowledgements`] of a native object: its pointer, its type and the name of the counter.
+macro_rules! acknowledgements {
+    ($object:expr, $type:ty, $count:ident) => {
+        $crate::events::Acknowledgements {
+            mutex: $object.wrapping_byte_add(std::mem::offset_of!($type, mutex)).cast(),
+            condition: $object.wrapping_byte_add(std::mem::offset_of!($type, cond)).cast(),
+            count: $object.wrapping_byte_add(std::mem::offset_of!($type, $count)).cast_const().cast(),
+        }
+    };
+}
+pub(crate) use acknowledgements;
+
+impl Acknowledgements {
+    /// Waits until all of the `read` events are acknowledged.
+    ///
+    /// # Safety
+    /// The object is a live one of this provider, and its mutex and condition are initialised.
+    pub(crate) unsafe fn wait(&self, read: u32) {
+        if read == 0 {
+            return;
+        }
+        // SAFETY: by the contract of this function.
+        unsafe { libc::pthread_mutex_lock(self.mutex) };
+        // SAFETY: under the mutex, which `ibv_ack_async_event` takes to count up.
+        while unsafe { self.count.read_volatile() } < read {
+            // SAFETY: the mutex is held by this thread.
+            unsafe { libc::pthread_cond_wait(self.condition, self.mutex) };
+        }
+        // SAFETY: as above.
+        unsafe { libc::pthread_mutex_unlock(self.mutex) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn next(reader: &OwnedFd) -> Option<u64> {
+        let mut record = [0; RECORD_BYTES];
+        let (bytes, _) = recv(reader, &mut record, RecvFlags::DONTWAIT).ok()?;
+        assert_eq!(bytes, RECORD_BYTES);
+        Some(u64::from_ne_bytes(record[..8].try_into().unwrap()))
+    }
+
+    #[test]
+    fn an_objects_events_go_with_it_and_the_others_keep_their_order() {
+        let (channel, reader) = EventChannel::new().unwrap();
+        for element in [1, 2, 1, 3, 1] {
+            assert!(channel.send(0, element));
+        }
+        assert_eq!(next(&reader), Some(1));
+        assert_eq!(channel.retract(1), 2);
+        assert_eq!([next(&reader), next(&reader), next(&reader)], [Some(2), Some(3), None]);
+    }
+
+    #[test]
+    fn events_that_no_one_reads_are_lost_without_waiting() {
+        let (channel, reader) = EventChannel::new().unwrap();
+        let sent = (0..1_000_000).take_while(|element| channel.send(0, *element)).count();
+        assert!((100..1_000_000).contains(&sent));
+        drop(reader);
+        drop(channel.read);
+        assert!(!EventChannel::new().is_ok_and(|(other, reader)| {
+            drop((reader, other.read));
+            send(&other.write, &[0; RECORD_BYTES], SendFlags::NOSIGNAL).is_ok()
+        }));
+    }
+}
