@@ -19,6 +19,12 @@ use crate::limits::MAX_SPECS;
 
 /// A flow label has 20 bits.
 const FLOW_LABELS: u32 = 1 << 20;
+/// The flags of an IPv4 filter (`enum ib_ipv4_flags` in include/rdma/ib_verbs.h of the kernel; the manual is silent).
+const SPEC_DONT_FRAGMENT: u8 = 1 << 1;
+const SPEC_MORE_FRAGMENTS: u8 = 1 << 2;
+/// The same flags in the header, down from the reserved bit (RFC 791, 3.1).
+const HEADER_DONT_FRAGMENT: u8 = 1 << 1;
+const HEADER_MORE_FRAGMENTS: u8 = 1 << 0;
 /// `type` and `size`, as every spec begins.
 const SPEC_HEADER_BYTES: usize = size_of::<ibv_flow_spec_action_drop>();
 
@@ -242,6 +248,7 @@ fn ethernet(matcher: &mut Matcher, spec: &[u8]) -> Verb<()> {
 
 fn ipv4(matcher: &mut Matcher, spec: &[u8]) -> Verb<Option<u8>> {
     let ibv_flow_spec_ipv4_ext { val: value, mask, .. } = pod(spec)?;
+    known_bits(mask.flags.into(), (SPEC_DONT_FRAGMENT | SPEC_MORE_FRAGMENTS).into(), EOPNOTSUPP)?;
     matcher
         .require(Layers::IPV4)
         .src_ipv4(value.src_ip.to_ne_bytes(), mask.src_ip.to_ne_bytes())
@@ -249,8 +256,14 @@ fn ipv4(matcher: &mut Matcher, spec: &[u8]) -> Verb<Option<u8>> {
         .protocol(value.proto, mask.proto)
         .tos(value.tos, mask.tos)
         .ttl(value.ttl, mask.ttl)
-        .ip_flags(value.flags, mask.flags);
+        .ip_flags(header_flags(value.flags), header_flags(mask.flags));
     Ok((mask.proto == u8::MAX).then_some(value.proto))
+}
+
+/// The flags of an IPv4 filter as the three bits of the header have them, where "more fragments" is the lowest.
+fn header_flags(spec: u8) -> u8 {
+    let bit = |spec_bit, header_bit| if spec & spec_bit != 0 { header_bit } else { 0 };
+    bit(SPEC_DONT_FRAGMENT, HEADER_DONT_FRAGMENT) | bit(SPEC_MORE_FRAGMENTS, HEADER_MORE_FRAGMENTS)
 }
 
 fn ipv6(matcher: &mut Matcher, spec: &[u8]) -> Verb<Option<u8>> {

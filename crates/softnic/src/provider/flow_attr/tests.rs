@@ -175,6 +175,35 @@ fn a_transport_must_agree_with_the_protocol() {
     assert_eq!(refused(block(17, IBV_FLOW_SPEC_TCP)), EINVAL);
 }
 
+/// The numbers are those of `enum ib_ipv4_flags`, in which "more fragments" is 4 and not 1.
+#[test]
+fn ipv4_flags_are_those_of_the_kernel() {
+    let block = |value: u8, mask: u8| {
+        let mut spec = ipv4_spec(17);
+        (spec.val.flags, spec.mask.flags) = (value, mask);
+        Block::new().spec(spec)
+    };
+    let frame = |flags: u8| {
+        let frame = packet::build::FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        MatchKey::of(&FlowKey::of(&frame.udp(1, 2).ip_flags(flags).build()))
+    };
+    for (value, mask, matching) in [
+        (4, 4, vec![1, 3]),
+        (0, 4, vec![0, 2]),
+        (2, 2, vec![2, 3]),
+        (4, 6, vec![1]),
+        (6, 6, vec![3]),
+        (6, 0, vec![0, 1, 2, 3]),
+    ] {
+        let matcher = block(value, mask).read().unwrap().matcher;
+        let found: Vec<u8> = (0..4).filter(|flags| matcher.matches(&frame(*flags))).collect();
+        assert_eq!(found, matching, "value {value}, mask {mask}");
+    }
+    for mask in [1, 7, 8, 0xff] {
+        assert_eq!(refused(block(0, mask)), EOPNOTSUPP, "mask {mask:#x}");
+    }
+}
+
 #[test]
 fn flow_labels_have_twenty_bits() {
     let block = |value: u32, mask: u32| {
