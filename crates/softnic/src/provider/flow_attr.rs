@@ -129,7 +129,8 @@ fn read_specs(request: &mut FlowRequest, mut specs: &[u8], count: u8) -> Verb<()
     let leftover = !specs.is_empty();
     // Defaults and sniffers take whole classes of frames; specs on them would be silently ignored by hardware.
     let useless = layer != Layer::None && request.kind != FlowKind::Normal;
-    let pointless = request.drop && request.kind == FlowKind::Sniffer;
+    // What is to go on to later flows cannot be dropped: neither a copy nor a verdict would be left of such a flow.
+    let pointless = request.drop && (request.kind == FlowKind::Sniffer || request.dont_trap);
     if leftover || useless || pointless || request.matcher.is_contradictory() {
         return Err(EINVAL);
     }

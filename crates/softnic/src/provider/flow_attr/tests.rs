@@ -226,6 +226,9 @@ fn kinds_and_flags_are_known_or_refused() {
         })
     };
     assert!(with(IBV_FLOW_ATTR_NORMAL, IBV_FLOW_ATTR_FLAGS_DONT_TRAP).read().unwrap().dont_trap);
+    assert!(with(IBV_FLOW_ATTR_NORMAL, 0).spec(drop_spec()).read().unwrap().drop);
+    let both = with(IBV_FLOW_ATTR_NORMAL, IBV_FLOW_ATTR_FLAGS_DONT_TRAP).spec(drop_spec());
+    assert_eq!(refused(both), EINVAL, "a flow that drops what it lets go on");
     for kind in [IBV_FLOW_ATTR_ALL_DEFAULT, IBV_FLOW_ATTR_MC_DEFAULT, IBV_FLOW_ATTR_SNIFFER] {
         assert!(with(kind, 0).read().is_ok());
         assert_eq!(refused(with(kind, IBV_FLOW_ATTR_FLAGS_DONT_TRAP)), EINVAL);
