@@ -98,7 +98,7 @@ pub enum Checksum {
     Unknown,
     /// Verified by the interface or the kernel.
     Valid,
-    /// Left unfinished by a local sender that counted on offload: the field holds the pseudo header's sum only.
+    /// Left unfinished by a local sender that counted on offload, and not of a kind that the wire could complete.
     Partial,
 }
 

@@ -2,7 +2,8 @@
 //!
 //! The kernel sees every frame too: what rules claim is *also* delivered here, and the kernel answers as it always does.
 //! Received frames stay in the ring that is shared with the kernel until the next burst; sent frames are copied once.
-//! VLAN tags that the kernel or the interface stripped are put back. The wire never blocks.
+//! VLAN tags that the kernel or the interface stripped are put back, and checksums that a local sender left to offload
+//! are completed, so that frames are as a wire would carry them. The wire never blocks.
 
 mod ring;
 mod sender;
@@ -44,8 +45,9 @@ pub struct AfPacketWire {
     malformed: u64,
     /// Frames that found the ring full, as far as the kernel was asked; asking resets its count.
     drops: Cell<u64>,
-    /// Whether merged frames were met, which is said once.
+    /// Whether merged frames, and frames beyond the MTU, were met; each is said once.
     met_merged: bool,
+    met_long: bool,
 }
 
 impl AfPacketWire {
@@ -71,6 +73,7 @@ impl AfPacketWire {
             malformed: 0,
             drops: Cell::new(0),
             met_merged: false,
+            met_long: false,
         })
     }
 
@@ -97,19 +100,28 @@ impl AfPacketWire {
         }
     }
 
-    /// Merged segments (GRO, LRO) are longer than anything that the medium carries; the operator has to turn them off.
-    fn note_merged(&mut self, arrivals: &[Arrival]) {
+    /// Frames that no medium carries like this count as oversize; the operator has to end it.
+    fn note_oversize(&mut self, arrivals: &[Arrival]) {
         let longest = self.interface.mtu_bytes as usize + HEADER_BYTES + 2 * TAG_BYTES;
-        if self.met_merged || arrivals.iter().all(|arrival| arrival.wire_len as usize <= longest) {
-            return;
-        }
-        self.met_merged = true;
         let name = &self.interface.name;
-        tracing::warn!(
-            interface = %name,
-            "frames longer than the MTU arrive, merged by the kernel or the interface; they count as oversize: \
-             `ethtool -K {name} gro off lro off`"
-        );
+        if !self.met_merged && arrivals.iter().any(|arrival| arrival.merged) {
+            self.met_merged = true;
+            tracing::warn!(
+                interface = %name,
+                "frames arrive merged into larger ones and count as oversize: `ethtool -K {name} gro off lro off`, and \
+                 where the sender is a veth or tap on this machine, `ethtool -K SENDER tso off gso off`"
+            );
+        }
+        let is_long = |arrival: &Arrival| !arrival.merged && arrival.wire_len as usize > longest;
+        if !self.met_long && arrivals.iter().any(is_long) {
+            self.met_long = true;
+            tracing::warn!(
+                interface = %name,
+                mtu_bytes = self.interface.mtu_bytes,
+                "frames longer than the MTU arrive and count as oversize: raise the MTU of {name} to that of its \
+                 neighbours and start again"
+            );
+        }
     }
 
     fn longest(&self, frame: &[u8]) -> usize {
@@ -127,10 +139,12 @@ impl Wire for AfPacketWire {
         }
         self.empty_bursts = 0;
         self.state = WireState::Live;
-        self.note_merged(&arrivals);
+        self.note_oversize(&arrivals);
         for arrival in &arrivals {
+            let bytes = self.ring.frame(arrival);
             burst.push(RxFrame {
-                bytes: self.ring.frame(arrival),
+                // However short, a merged frame is none: cut to its header it cannot be delivered as one.
+                bytes: if arrival.merged { &bytes[..bytes.len().min(HEADER_BYTES)] } else { bytes },
                 wire_len: arrival.wire_len,
                 timestamp_ns: arrival.timestamp_ns,
                 checksum: arrival.checksum,

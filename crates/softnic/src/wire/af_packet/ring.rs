@@ -25,8 +25,8 @@ const BLOCK_BYTES: u32 = 1 << 16;
 /// The smallest slot: a standard Ethernet frame with headers.
 const MIN_SLOT_BYTES: u32 = 1 << 11;
 /// What stands before a frame in its slot: header and address (52), the longest link header that shifts it (48 at
-/// most, being aligned), and the room for a tag.
-const SLOT_HEADER_BYTES: u32 = 52 + 48 + TAG_ROOM_BYTES as u32;
+/// most, being aligned), the room for a tag, and what offload left to do.
+const SLOT_HEADER_BYTES: u32 = 52 + 48 + (TAG_ROOM_BYTES + OFFLOAD_BYTES) as u32;
 /// An Ethernet header with two tags, beyond the MTU.
 const LINK_HEADER_BYTES: u32 = 14 + 2 * TAG_BYTES as u32;
 /// A VLAN tag.
@@ -39,6 +39,10 @@ const ADDRESSES_BYTES: usize = 12;
 const HEADERS_END: usize = 52;
 /// `sll_pkttype` within the slot: `sockaddr_ll` stands at 32.
 const PACKET_TYPE_AT: usize = 32 + 10;
+/// `virtio_net_hdr`, which stands right before the frame (PACKET_VNET_HDR).
+pub(super) const OFFLOAD_BYTES: usize = 10;
+/// Where the checksum of SCTP stands in its header. It is a CRC32c (RFC 9260, 6.8), which sums cannot complete.
+const SCTP_CHECKSUM_AT: usize = 8;
 /// What a tag is if the kernel does not say.
 const C_VLAN_TPID: u16 = 0x8100;
 const NS_PER_S: u64 = 1_000_000_000;
@@ -53,7 +57,7 @@ pub(super) fn layout(config: &AfPacketConfig, mtu_bytes: u32) -> Result<libc::tp
             config.ring_frames
         )));
     }
-    // Longer frames (the loopback's 64 KiB, merged segments) are kept up to the slot's end and marked by their length.
+    // Longer frames (the loopback's 64 KiB) are kept up to the slot's end and marked by their length.
     let frame_bytes = (mtu_bytes.saturating_add(LINK_HEADER_BYTES)).min(MAX_FRAME_BYTES as u32);
     let slot_bytes = (frame_bytes + SLOT_HEADER_BYTES).next_power_of_two().max(MIN_SLOT_BYTES);
     let block_bytes = slot_bytes.max(BLOCK_BYTES);
@@ -86,6 +90,8 @@ pub(super) struct Arrival {
     pub(super) wire_len: u32,
     pub(super) timestamp_ns: u64,
     pub(super) checksum: Checksum,
+    /// Whether it stands for several frames of the medium: merged on arrival, or not yet cut by a sender.
+    pub(super) merged: bool,
 }
 
 /// What [`Ring::take`] found.
@@ -159,20 +165,26 @@ impl Ring {
         }
     }
 
-    /// Reads the header of a taken slot and puts a stripped tag back.
+    /// Reads the header of a taken slot, does what offload left to do, and puts a stripped tag back.
     fn examine(&mut self, taken: usize) -> Taken {
         let header = Header::read(self.slot(taken));
         if header.packet_type == libc::PACKET_OUTGOING {
             return Taken::Outgoing;
         }
         let (mut start, mut len) = (header.start, header.len);
-        if start < HEADERS_END || start + len > self.slot_bytes {
+        if start < HEADERS_END + OFFLOAD_BYTES || start + len > self.slot_bytes {
             return Taken::Malformed;
         }
+        // Read first: the tag goes where it stands.
+        let offload = Offload::read(&self.slot(taken)[start - OFFLOAD_BYTES..start]);
         let mut wire_len = header.wire_len;
+        let mut checksum = header.checksum;
+        let whole = wire_len as usize <= len;
+        if whole && !offload.merged && offload.complete_checksum(&mut self.slot_mut(taken)[start..][..len]) {
+            checksum = Checksum::Unknown;
+        }
         if let Some((tpid, tci)) = header.tag
             && len >= ADDRESSES_BYTES
-            && start >= HEADERS_END + TAG_BYTES
         {
             let slot = self.slot_mut(taken);
             slot.copy_within(start..start + ADDRESSES_BYTES, start - TAG_BYTES);
@@ -183,8 +195,8 @@ impl Ring {
             tag[..2].copy_from_slice(&tpid.to_be_bytes());
             tag[2..].copy_from_slice(&tci.to_be_bytes());
         }
-        let Header { timestamp_ns, checksum, .. } = header;
-        Taken::Frame(Arrival { taken, start, len, wire_len, timestamp_ns, checksum })
+        let Header { timestamp_ns, .. } = header;
+        Taken::Frame(Arrival { taken, start, len, wire_len, timestamp_ns, checksum, merged: offload.merged })
     }
 
     /// The status word at the start of a slot, by which kernel and process hand it to each other.
@@ -265,5 +277,43 @@ impl Header {
             checksum,
             packet_type: slot[PACKET_TYPE_AT],
         }
+    }
+}
+
+/// What offload left to do on a frame: `virtio_net_hdr`, in the machine's byte order (`vio_le` in af_packet.c).
+struct Offload {
+    merged: bool,
+    /// Where the checksummed bytes start in the frame without its stripped tag, and where in them the field is.
+    unfinished: Option<(usize, usize)>,
+}
+
+impl Offload {
+    /// Reads it from its [`OFFLOAD_BYTES`].
+    fn read(header: &[u8]) -> Self {
+        const NEEDS_CHECKSUM: u8 = 1;
+        let half = |at: usize| usize::from(u16::from_ne_bytes([header[at], header[at + 1]]));
+        Self {
+            unfinished: (header[0] & NEEDS_CHECKSUM != 0).then(|| (half(6), half(8))),
+            merged: header[1] != 0,
+        }
+    }
+
+    /// Completes an unfinished checksum as `skb_checksum_help` does (net/core/dev.c): the field holds the sum of the
+    /// pseudo header, and what it covers reaches to the frame's end. By place and not by protocol, because it may be
+    /// the inner one of a tunnel. Answers whether the frame is now as a wire would carry it.
+    fn complete_checksum(&self, frame: &mut [u8]) -> bool {
+        let Some((start, at)) = self.unfinished.filter(|(_, at)| *at != SCTP_CHECKSUM_AT) else {
+            return false;
+        };
+        let Some(covered) = frame.get_mut(start..).filter(|covered| at + 2 <= covered.len()) else {
+            return false;
+        };
+        let checksum = match packet::checksum::ipv4_header(covered) {
+            // For UDP a field of 0 says that there is none (RFC 768); the two are equal in ones' complement.
+            0 => 0xffff,
+            checksum => checksum,
+        };
+        covered[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
+        true
     }
 }

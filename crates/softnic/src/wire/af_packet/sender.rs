@@ -1,11 +1,13 @@
 //! Frames on their way to a packet socket: copied into a queue, handed over by one `sendmmsg` per flush.
 //!
+//! The socket wants to be told before each frame what offload has to do (PACKET_VNET_HDR): nothing, so that is zero.
 //! The queue's memory is allocated once. What the socket cannot take for the moment stays queued; what it refuses is
 //! dropped and counted.
 
 use std::mem::zeroed;
 use std::os::fd::{AsFd, AsRawFd};
 
+use super::ring::OFFLOAD_BYTES;
 use crate::wire::{BURST_FRAMES, TransmitError};
 
 /// Frames that can wait for a flush.
@@ -25,9 +27,10 @@ pub(super) enum Flushed {
 /// The send queue.
 #[derive(Debug)]
 pub(super) struct Sender {
-    /// `QUEUE_FRAMES` places of `place_bytes`.
+    /// `QUEUE_FRAMES` places of `place_bytes`. Each begins with a zeroed `virtio_net_hdr`, then comes the frame.
     store: Box<[u8]>,
     place_bytes: usize,
+    /// Bytes of each place in use.
     lens: [usize; QUEUE_FRAMES],
     /// The place of the oldest frame.
     first: usize,
@@ -38,8 +41,9 @@ pub(super) struct Sender {
 impl Sender {
     /// A queue for frames of up to `frame_bytes`.
     pub(super) fn new(frame_bytes: usize) -> Self {
-        let store = vec![0; QUEUE_FRAMES * frame_bytes].into_boxed_slice();
-        Self { store, place_bytes: frame_bytes, lens: [0; QUEUE_FRAMES], first: 0, queued: 0, losses: 0 }
+        let place_bytes = OFFLOAD_BYTES + frame_bytes;
+        let store = vec![0; QUEUE_FRAMES * place_bytes].into_boxed_slice();
+        Self { store, place_bytes, lens: [0; QUEUE_FRAMES], first: 0, queued: 0, losses: 0 }
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -55,10 +59,10 @@ impl Sender {
         if self.is_full() {
             return Err(TransmitError::QueueFull);
         }
-        TransmitError::check_length(frame, self.place_bytes)?;
+        TransmitError::check_length(frame, self.place_bytes - OFFLOAD_BYTES)?;
         let place = (self.first + self.queued) % QUEUE_FRAMES;
-        self.store[place * self.place_bytes..][..frame.len()].copy_from_slice(frame);
-        self.lens[place] = frame.len();
+        self.store[place * self.place_bytes + OFFLOAD_BYTES..][..frame.len()].copy_from_slice(frame);
+        self.lens[place] = OFFLOAD_BYTES + frame.len();
         self.queued += 1;
         Ok(())
     }

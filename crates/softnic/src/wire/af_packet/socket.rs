@@ -103,8 +103,10 @@ impl PacketSocket {
         // Room before each frame to put a stripped VLAN tag back, as libpcap does.
         let reserve: libc::c_uint = super::ring::TAG_ROOM_BYTES as libc::c_uint;
         socket.set(libc::PACKET_RESERVE, &reserve, "PACKET_RESERVE")?;
-        socket.set(libc::PACKET_RX_RING, ring, "PACKET_RX_RING (lower ring_frames?)")?;
+        // Before each frame, what offload left to do: unfinished checksums, merged segments. Sent frames carry it too.
         let on: libc::c_int = 1;
+        socket.set(libc::PACKET_VNET_HDR, &on, "PACKET_VNET_HDR")?;
+        socket.set(libc::PACKET_RX_RING, ring, "PACKET_RX_RING (lower ring_frames?)")?;
         // Both only save work: without the first (before Linux 4.20) sent frames are recognised by their packet type,
         // without the second they pass the queueing discipline.
         for option in [libc::PACKET_IGNORE_OUTGOING, libc::PACKET_QDISC_BYPASS] {

@@ -174,21 +174,72 @@ fn frames_beyond_a_slot_keep_their_length() {
     });
 }
 
+/// Sends a frame with what a local sender leaves to offload: flags, kind of merging, header bytes, segment bytes, and
+/// where the checksum starts and stands (`virtio_net_hdr`).
+fn send_offloaded(wire: &AfPacketWire, (flags, merging): (u8, u8), sizes: [u16; 4], frame: &[u8]) {
+    let mut message = vec![flags, merging];
+    sizes.iter().for_each(|size| message.extend(size.to_ne_bytes()));
+    message.extend(frame);
+    rustix::net::send(&wire.socket, &message, rustix::net::SendFlags::empty()).unwrap();
+}
+
 #[test]
-fn checksums_left_to_offload_are_noted() {
+fn checksums_left_to_offload_are_completed() {
     in_namespace("checksums_left_to_offload", || {
-        let mut right = open("right").unwrap();
+        let (left, mut right) = (open("left").unwrap(), open("right").unwrap());
         ip("addr add 10.9.9.1/24 dev left").unwrap();
         ip("neigh add 10.9.9.2 lladdr 02:00:00:00:00:99 dev left").unwrap();
         let socket = UdpSocket::bind("10.9.9.1:0").unwrap();
-        socket.send_to(&[7; 100], "10.9.9.2:4000").unwrap();
-        let mut received = receive(&mut right, 1);
-        while FlowKey::of(&received[0].0).dst_port != 4000 {
-            received = receive(&mut right, 1);
+        for payload in [100, 101] {
+            socket.send_to(&[7; 200][..payload], "10.9.9.2:4000").unwrap();
+            let (bytes, wire_len, _, state) = loop {
+                let frame = receive(&mut right, 1).remove(0);
+                if FlowKey::of(&frame.0).dst_port == 4000 {
+                    break frame;
+                }
+            };
+            let parsed = packet::parse(&bytes);
+            assert_eq!(checksum::verify_l4(&bytes, &parsed), checksum::Check::Good);
+            assert_eq!(checksum::verify_ip(&bytes, &parsed), checksum::Check::Good);
+            assert_eq!((state, wire_len as usize), (Checksum::Unknown, bytes.len()));
         }
-        let (bytes, _, _, state) = &received[0];
-        let check = checksum::verify_l4(bytes, &packet::parse(bytes));
-        assert_eq!((*state, check), (Checksum::Partial, checksum::Check::Bad));
+        // The kernel strips the tag, and counts from the start of the frame without it.
+        let whole = frame(1, 100).vlan(packet::EtherType::VLAN, 7).build();
+        let at = 18 + 20 + 6;
+        let pseudo_header: u32 = 0x0a00 + 1 + 0x0a00 + 2 + 17 + (100 - 38);
+        let mut unfinished = whole.clone();
+        unfinished[at..at + 2].copy_from_slice(&(pseudo_header as u16).to_be_bytes());
+        send_offloaded(&left, (1, 0), [0, 0, 38, 6], &unfinished);
+        assert_eq!(receive(&mut right, 1)[0].0, whole);
+    });
+}
+
+#[test]
+fn checksums_that_sums_cannot_complete_are_left_as_they_are() {
+    in_namespace("checksums_that_sums", || {
+        let (left, mut right) = (open("left").unwrap(), open("right").unwrap());
+        let addresses = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        let sctp = addresses.protocol(packet::IpProtocol::SCTP).frame_bytes(100).build();
+        send_offloaded(&left, (1, 0), [0, 0, 34, 8], &sctp);
+        let (bytes, _, _, state) = receive(&mut right, 1).remove(0);
+        assert_eq!((bytes, state), (sctp, Checksum::Partial));
+    });
+}
+
+/// Two segments together are shorter than the MTU here: only what offload says tells them from one frame.
+#[test]
+fn merged_frames_are_not_taken_for_frames() {
+    in_namespace("merged_frames", || {
+        const TCP_V4: u8 = 1;
+        let (mut left, mut right) = (open("left").unwrap(), open("right").unwrap());
+        let addresses = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        let merged = addresses.tcp(1, 2, 0x10).frame_bytes(54 + 1000).build();
+        send_offloaded(&left, (1, TCP_V4), [54, 500, 34, 16], &merged);
+        let (bytes, wire_len, ..) = receive(&mut right, 1).remove(0);
+        assert_eq!((&bytes[..], wire_len), (&merged[..HEADER_BYTES], 1054));
+        assert!(right.met_merged && !right.met_long);
+        send(&mut left, std::slice::from_ref(&merged));
+        assert_eq!(receive(&mut right, 1)[0].0, merged, "the same bytes as one frame");
     });
 }
 
