@@ -324,19 +324,20 @@ impl State {
         }
     }
 
-    /// Shows the applications what this burst completed and consumed.
+    /// Shows the applications what this burst consumed, and then what it completed: whoever sees a completion may count
+    /// on the place of its request.
     pub(crate) fn publish(&mut self) {
-        for slot in self.unpublished_cqs.drain(..) {
-            if let Some(cq) = self.cqs.get_mut(slot) {
-                cq.unpublished = false;
-                cq.producer.publish();
-            }
-        }
         for slot in self.unpublished_queues.drain(..) {
             if let Some(queue) = self.queues.get_mut(slot) {
                 queue.unpublished = false;
                 queue.planned = 0;
                 queue.consumer.publish();
+            }
+        }
+        for slot in self.unpublished_cqs.drain(..) {
+            if let Some(cq) = self.cqs.get_mut(slot) {
+                cq.unpublished = false;
+                cq.producer.publish();
             }
         }
     }
