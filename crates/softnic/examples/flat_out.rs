@@ -71,7 +71,7 @@ impl Consumer {
             while let Some(completion) = batch.next() {
                 polled += 1;
                 std::hint::black_box((completion.byte_len(), completion.flow_tag()));
-                self.spare.extend(self.pool.reclaim(&completion));
+                self.spare.extend(self.pool.reclaim(completion));
                 if polled == most {
                     break;
                 }

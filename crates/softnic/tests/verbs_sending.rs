@@ -56,7 +56,7 @@ fn sent_frames_reach_the_wire_and_come_back_to_the_pool() {
         while let Some(completion) = batch.next() {
             assert_eq!((completion.status(), completion.opcode()), (Status::Success, Opcode::Send));
             assert_eq!(completion.qp_num(), Some(number));
-            let frame = sender.pool.reclaim(&completion).expect("sent");
+            let frame = sender.pool.reclaim(completion).expect("sent");
             sender.pool.release(frame);
         }
     }
@@ -109,7 +109,7 @@ fn a_raw_queue_pair_receives_what_a_flow_gives_it() {
     let completion = batch.next().expect("a packet");
     assert_eq!(completion.opcode(), Opcode::Receive);
     let len = completion.byte_len().expect("asked for") as usize;
-    let frame = sender.pool.reclaim(&completion).expect("posted");
+    let frame = sender.pool.reclaim(completion).expect("posted");
     assert_eq!(&sender.pool.bytes(&frame)[..len], udp(9, 53));
     sender.pool.release(frame);
 }

@@ -127,6 +127,13 @@ pub struct Completion<'b> {
     _not_send: PhantomData<*const ()>,
 }
 
+impl fmt::Debug for Completion<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (wr_id, status) = (self.wr_id(), self.status());
+        f.debug_struct("Completion").field("wr_id", &wr_id).field("status", &status).finish()
+    }
+}
+
 /// Defines a reader: `None` unless the field was asked for.
 macro_rules! reader {
     ($(#[$doc:meta])* $name:ident: $field:ident as $call:ident -> $out:ty) => {

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::{Completion, Error, MemoryRegion, Result};
+use crate::{Completion, Error, MemoryRegion};
 
 /// Most frames of one pool: at the usual 2 KiB, 32 GiB.
 pub const MAX_FRAMES: usize = 1 << 24;
@@ -115,7 +115,7 @@ pub(crate) struct Slot {
 
 impl FramePool {
     /// Cuts `region` into as many frames of `frame_bytes` as fit; what is left over is not used.
-    pub fn new(region: MemoryRegion, frame_bytes: u32) -> Result<Self> {
+    pub fn new(region: MemoryRegion, frame_bytes: u32) -> crate::Result<Self> {
         static NEXT_ID: AtomicU32 = AtomicU32::new(0);
         let count = frame_count(region.bytes(), frame_bytes)?;
         let id = NEXT_ID.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| id.checked_add(1));
@@ -155,11 +155,27 @@ impl FramePool {
         unsafe { std::slice::from_raw_parts_mut(start, self.frame_bytes as usize) }
     }
 
-    /// The frame that a completion gives back, whatever its status. `None`: the device named a frame that it does
-    /// not have, or one of another pool.
+    /// The frame that a completion gives back, whatever its status. The completion comes back instead if it names one
+    /// of another pool, or one that the device does not have.
+    ///
+    /// A completion gives one frame, once. It still names that frame when the frame has been posted anew, so it is used
+    /// up here; whatever else is to be read is read before:
+    ///
+    /// ```
+    /// fn take(pool: &mut verbs::FramePool, completion: verbs::Completion<'_>) -> Option<verbs::Frame> {
+    ///     let _length = completion.byte_len();
+    ///     pool.reclaim(completion).ok()
+    /// }
+    /// ```
+    /// ```compile_fail,E0382
+    /// fn twice(pool: &mut verbs::FramePool, completion: verbs::Completion<'_>) {
+    ///     let _first = pool.reclaim(completion);
+    ///     let _second = pool.reclaim(completion);
+    /// }
+    /// ```
     #[inline]
-    pub fn reclaim(&mut self, completion: &Completion<'_>) -> Option<Frame> {
-        self.ledger.reclaim(completion.wr_id())
+    pub fn reclaim<'c>(&mut self, completion: Completion<'c>) -> Result<Frame, Completion<'c>> {
+        self.ledger.reclaim(completion.wr_id()).ok_or(completion)
     }
 
     /// How many frames there are.
@@ -205,7 +221,7 @@ impl FramePool {
     }
 }
 
-fn frame_count(bytes: usize, frame_bytes: u32) -> Result<u32> {
+fn frame_count(bytes: usize, frame_bytes: u32) -> crate::Result<u32> {
     let count = bytes.checked_div(frame_bytes as usize).unwrap_or(0);
     match u32::try_from(count) {
         Ok(fits) if (1..=MAX_FRAMES).contains(&count) => Ok(fits),

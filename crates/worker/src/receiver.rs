@@ -38,14 +38,18 @@ impl Receiver {
             batch.completions += 1;
             // Only wr_id and status are valid in an error completion (ibv_create_cq_ex(3)).
             let success = completion.is_success();
-            let frame = self.pool.reclaim(&completion);
             if success && completion.opcode() == Opcode::Send {
                 stats.sends_completed.add(1);
-                batch.frames.extend(frame);
+                batch.frames.extend(self.pool.reclaim(completion));
                 continue;
             }
             packets += 1;
-            let Some(frame) = frame else {
+            let (length, tag, timestamp) = if success {
+                (completion.byte_len(), completion.flow_tag(), completion.timestamp())
+            } else {
+                (None, None, None)
+            };
+            let Ok(frame) = self.pool.reclaim(completion) else {
                 stats.dropped(DropReason::BadFrame);
                 continue;
             };
@@ -54,8 +58,7 @@ impl Receiver {
                 stats.dropped(DropReason::ErrorCompletion);
                 continue;
             }
-            let Some(length) = completion.byte_len().filter(|&length| length <= self.pool.frame_bytes())
-            else {
+            let Some(length) = length.filter(|&length| length <= self.pool.frame_bytes()) else {
                 stats.dropped(DropReason::BadLength);
                 continue;
             };
@@ -63,8 +66,8 @@ impl Receiver {
             batch.packets.push(Packet {
                 frame: batch.frames.len() - 1,
                 bytes: length,
-                tag: completion.flow_tag(),
-                timestamp: completion.timestamp(),
+                tag,
+                timestamp,
                 outcome: None,
             });
         }

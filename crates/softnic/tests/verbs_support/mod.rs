@@ -186,9 +186,9 @@ impl Receiver {
         while let Some(mut batch) = self.cq.poll() {
             while let Some(completion) = batch.next() {
                 assert_eq!((completion.status(), completion.opcode()), (Status::Success, Opcode::Receive));
-                let frame = self.pool.reclaim(&completion).expect("a posted frame");
                 let len = completion.byte_len().expect("asked for") as usize;
                 let tag = completion.flow_tag().expect("asked for").0;
+                let frame = self.pool.reclaim(completion).expect("a posted frame");
                 packets.push(Received { bytes: self.pool.bytes(&frame)[..len].to_vec(), tag });
                 self.pool.release(frame);
             }
