@@ -19,7 +19,7 @@ use packet::MacAddr;
 
 use self::ring::{Arrival, Ring, Taken};
 use self::sender::{Flushed, Sender};
-use self::socket::{Interface, PacketSocket, failed};
+use self::socket::{Interface, Link, PacketSocket, failed};
 use super::{
     AfPacketConfig, BURST_FRAMES, Burst, MAX_FRAME_BYTES, RxFrame, TransmitError, Wire, WireError, WireState,
 };
@@ -29,7 +29,7 @@ const HEADER_BYTES: usize = 14;
 /// A VLAN tag, which the kernel lets a frame have beyond the MTU if it is a C-VLAN tag (`packet_snd`).
 const TAG_BYTES: usize = 4;
 const C_VLAN_TPID: [u8; 2] = [0x81, 0x00];
-/// Whether the interface is up is asked after this many bursts without a frame.
+/// How the interface is, is asked after this many bursts without a frame.
 const EMPTY_BURSTS_PER_CHECK: u32 = 1024;
 
 /// A port that is a live interface.
@@ -40,6 +40,8 @@ pub struct AfPacketWire {
     interface: Interface,
     sender: Sender,
     state: WireState,
+    /// Whether the interface went away, which is for good.
+    gone: bool,
     empty_bursts: u32,
     /// Frames whose slot could not be used.
     malformed: u64,
@@ -63,18 +65,21 @@ impl AfPacketWire {
             Ring::map(&socket, &layout).map_err(|error| failed(&interface.name, "mmap", error.into()))?;
         socket.bind()?;
         let frame_bytes = (interface.mtu_bytes as usize + HEADER_BYTES + TAG_BYTES).min(MAX_FRAME_BYTES);
-        Ok(Self {
+        let mut wire = Self {
             ring,
             socket,
             sender: Sender::new(frame_bytes),
             interface,
             state: WireState::Live,
+            gone: false,
             empty_bursts: 0,
             malformed: 0,
             drops: Cell::new(0),
             met_merged: false,
             met_long: false,
-        })
+        };
+        wire.check_link();
+        Ok(wire)
     }
 
     /// Takes up to `room` received frames out of the ring.
@@ -92,11 +97,25 @@ impl AfPacketWire {
         arrivals
     }
 
-    fn check_interface(&mut self) {
+    fn count_empty_burst(&mut self) {
         self.empty_bursts += 1;
         if self.empty_bursts >= EMPTY_BURSTS_PER_CHECK {
             self.empty_bursts = 0;
-            self.state = if self.socket.is_up() { WireState::Live } else { WireState::Down };
+            self.check_link();
+        }
+    }
+
+    fn check_link(&mut self) {
+        let link = self.socket.link();
+        self.state = if link == Link::Up { WireState::Live } else { WireState::Down };
+        if link == Link::Gone && !self.gone {
+            self.gone = true;
+            tracing::error!(
+                interface = %self.interface.name,
+                index = self.interface.index,
+                "the interface was removed or moved away; nothing is received any more, even if one of this name \
+                 comes back: start again then"
+            );
         }
     }
 
@@ -135,7 +154,7 @@ impl Wire for AfPacketWire {
         self.ring.release();
         let arrivals = self.take(burst.capacity_left());
         if arrivals.is_empty() {
-            return self.check_interface();
+            return self.count_empty_burst();
         }
         self.empty_bursts = 0;
         self.state = WireState::Live;
@@ -165,6 +184,7 @@ impl Wire for AfPacketWire {
 
     fn flush(&mut self) {
         if self.sender.flush(&self.socket) == Flushed::Down {
+            self.check_link();
             self.state = WireState::Down;
         }
     }
@@ -178,7 +198,11 @@ impl Wire for AfPacketWire {
     }
 
     fn describe(&self) -> String {
-        format!("{} (af_packet; the kernel sees every frame too)", self.interface.name)
+        let name = &self.interface.name;
+        if self.gone {
+            return format!("{name} (af_packet; the interface is gone, start again when it is back)");
+        }
+        format!("{name} (af_packet; the kernel sees every frame too)")
     }
 
     fn mac(&self) -> MacAddr {

@@ -57,7 +57,8 @@ impl Interface {
         let answer = ask(libc::SIOCGIFMTU, "SIOCGIFMTU")?;
         // SAFETY: SIOCGIFMTU succeeded, so the kernel filled this member of the union.
         let mtu = unsafe { answer.ifr_ifru.ifru_mtu };
-        if !is_up(socket.as_fd(), name).map_err(|error| failed(name, "SIOCGIFFLAGS", error))? {
+        let flags = flags(socket.as_fd(), name).map_err(|error| failed(name, "SIOCGIFFLAGS", error))?;
+        if flags & libc::IFF_UP == 0 {
             return Err(WireError::InterfaceDown { interface: interface() });
         }
         Ok(Self {
@@ -67,6 +68,17 @@ impl Interface {
             mtu_bytes: u32::try_from(mtu).unwrap_or(0),
         })
     }
+}
+
+/// How an interface is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Link {
+    /// Frames can pass.
+    Up,
+    /// Set down, or without a carrier.
+    Down,
+    /// Removed, or moved to another network namespace: this socket will never receive again.
+    Gone,
 }
 
 /// A packet socket for whole frames of one interface.
@@ -149,11 +161,29 @@ impl PacketSocket {
         if rc == 0 { u64::from(stats.tp_drops) } else { 0 }
     }
 
-    /// Whether the interface is there and up. Clears the error that its going down left on the socket, which would keep
-    /// waking whoever polls the descriptor.
-    pub(super) fn is_up(&self) -> bool {
+    /// How the interface is now, whatever it is called by now. Clears the error that its going down left on the socket,
+    /// which would keep waking whoever polls the descriptor.
+    pub(super) fn link(&self) -> Link {
         let _ = sockopt::socket_error(&self.fd);
-        is_up(self.fd.as_fd(), &self.interface).unwrap_or(false)
+        if self.bound_index() != Some(self.index) {
+            return Link::Gone;
+        }
+        let name = netdevice::index_to_name(&self.fd, self.index.cast_unsigned());
+        let flags = name.ok().and_then(|name| flags(self.fd.as_fd(), &name).ok());
+        // IFF_RUNNING: there is a carrier, and nothing else keeps frames from passing (RFC 2863, operational status).
+        let wanted = libc::IFF_UP | libc::IFF_RUNNING;
+        if flags.is_some_and(|flags| flags & wanted == wanted) { Link::Up } else { Link::Down }
+    }
+
+    /// The interface that the socket receives from. The kernel unbinds the socket when the interface goes away, for good:
+    /// one that comes back under its name is another one (`packet_notifier`).
+    fn bound_index(&self) -> Option<i32> {
+        // SAFETY: all bits zero is a valid `sockaddr_ll`.
+        let mut address: libc::sockaddr_ll = unsafe { zeroed() };
+        let mut len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        // SAFETY: `address` has room for `len` bytes, and any bytes are a valid `sockaddr_ll`.
+        let rc = unsafe { libc::getsockname(self.fd.as_raw_fd(), (&raw mut address).cast(), &raw mut len) };
+        (rc == 0).then_some(address.sll_ifindex)
     }
 
     fn set<T: Copy>(&self, option: libc::c_int, value: &T, operation: &'static str) -> Result<(), WireError> {
@@ -182,11 +212,11 @@ pub(super) fn failed(interface: &str, operation: &'static str, source: io::Error
     WireError::Interface { interface: interface.to_owned(), operation, source }
 }
 
-fn is_up(socket: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
+/// Its `IFF_*` flags.
+fn flags(socket: BorrowedFd<'_>, name: &str) -> io::Result<libc::c_int> {
     let answer = request(socket, name, libc::SIOCGIFFLAGS)?;
     // SAFETY: SIOCGIFFLAGS succeeded, so the kernel filled this member of the union.
-    let flags = unsafe { answer.ifr_ifru.ifru_flags };
-    Ok(i32::from(flags) & libc::IFF_UP != 0)
+    Ok(unsafe { answer.ifr_ifru.ifru_flags }.into())
 }
 
 /// One of the `SIOCGIF*` questions about an interface.

@@ -32,6 +32,7 @@ fn in_namespace(name: &str, test: fn()) {
             ip(&format!("link set {end} addrgenmode none"))?;
             ip(&format!("link set {end} up"))?;
         }
+        until_running()?;
         test();
         Ok(())
     });
@@ -43,6 +44,17 @@ fn in_namespace(name: &str, test: fn()) {
         }
         Err(panic) => std::panic::resume_unwind(panic),
     }
+}
+
+/// The kernel takes note of a carrier a moment after it is there.
+fn until_running() -> Result<(), String> {
+    let start = Instant::now();
+    while ["left", "right"].iter().any(|end| open(end).is_ok_and(|wire| wire.state() != WireState::Live)) {
+        if start.elapsed() > PATIENCE {
+            return Err("the veth pair gets no carrier".to_owned());
+        }
+    }
+    Ok(())
 }
 
 fn ip(arguments: &str) -> Result<(), String> {
@@ -243,25 +255,28 @@ fn merged_frames_are_not_taken_for_frames() {
     });
 }
 
+/// Empty bursts until the wire is in this state.
+fn until(state: WireState, wire: &mut AfPacketWire) {
+    let start = Instant::now();
+    while wire.state() != state {
+        assert_eq!(burst(wire).len(), 0);
+        assert!(start.elapsed() < PATIENCE, "still {:?}", wire.state());
+    }
+}
+
 #[test]
 fn going_down_and_up_is_noticed() {
     in_namespace("going_down_and_up", || {
         let (mut left, mut right) = (open("left").unwrap(), open("right").unwrap());
-        let mut until = |state: WireState| {
-            let start = Instant::now();
-            while right.state() != state {
-                assert_eq!(burst(&mut right).len(), 0);
-                assert!(start.elapsed() < PATIENCE, "still {:?}", right.state());
-            }
-        };
-        until(WireState::Live);
+        until(WireState::Live, &mut right);
         ip("link set right down").unwrap();
-        until(WireState::Down);
+        until(WireState::Down, &mut right);
         let error = open("right").unwrap_err();
         assert!(matches!(&error, WireError::InterfaceDown { .. }), "{error}");
         assert!(error.to_string().contains("ip link set right up"));
         ip("link set right up").unwrap();
-        until(WireState::Live);
+        until(WireState::Live, &mut right);
+        until(WireState::Live, &mut left);
         let start = Instant::now();
         let bytes = frame(1, 60).build();
         while burst(&mut right).is_empty() {
@@ -277,6 +292,59 @@ fn going_down_and_up_is_noticed() {
         }
         assert_eq!(left.state(), WireState::Down);
         assert_eq!(left.transmit(&bytes), Err(TransmitError::Down));
+    });
+}
+
+#[test]
+fn an_interface_without_a_carrier_is_down() {
+    in_namespace("without_a_carrier", || {
+        let (mut left, mut right) = (open("left").unwrap(), open("right").unwrap());
+        ip("link set left down").unwrap();
+        until(WireState::Down, &mut right);
+        assert_eq!(right.transmit(&frame(1, 60).build()), Err(TransmitError::Down));
+        assert_eq!(open("right").unwrap().state(), WireState::Down, "from the first moment on");
+        ip("link set left up").unwrap();
+        until(WireState::Live, &mut right);
+        until(WireState::Live, &mut left);
+    });
+}
+
+#[test]
+fn a_renamed_interface_goes_on() {
+    in_namespace("a_renamed_interface", || {
+        let (mut left, mut right) = (open("left").unwrap(), open("right").unwrap());
+        ip("link set right down").unwrap();
+        until(WireState::Down, &mut right);
+        ip("link set right name other").unwrap();
+        ip("link set other up").unwrap();
+        until(WireState::Live, &mut right);
+        until(WireState::Live, &mut left);
+        let bytes = frame(1, 60).build();
+        send(&mut left, std::slice::from_ref(&bytes));
+        assert_eq!(receive(&mut right, 1)[0].0, bytes);
+    });
+}
+
+#[test]
+fn a_removed_interface_stays_gone_even_if_one_of_its_name_comes_back() {
+    in_namespace("a_removed_interface", || {
+        let mut right = open("right").unwrap();
+        ip("link del right").unwrap();
+        ip("link add left type veth peer name right").unwrap();
+        ip("link set left up").unwrap();
+        ip("link set right up").unwrap();
+        until_running().unwrap();
+        until(WireState::Down, &mut right);
+        for _ in 0..3 * EMPTY_BURSTS_PER_CHECK {
+            assert_eq!(burst(&mut right).len(), 0);
+            assert_eq!(right.state(), WireState::Down);
+        }
+        assert!(
+            right.describe().starts_with("right (af_packet; the interface is gone"),
+            "{}",
+            right.describe()
+        );
+        assert_eq!(right.transmit(&frame(1, 60).build()), Err(TransmitError::Down));
     });
 }
 
