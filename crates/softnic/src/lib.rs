@@ -26,6 +26,8 @@ mod rss;
 mod slab;
 mod state;
 mod stats;
+#[cfg(test)]
+mod testing;
 pub mod wire;
 mod work;
 
