@@ -48,7 +48,8 @@ pub trait Wire: Send {
     /// The reason why this frame will not be sent.
     fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError>;
 
-    /// Hands every queued frame to the medium.
+    /// Hands every queued frame to the medium. What it cannot take for the moment stays queued until the next call, which
+    /// has to come even if nothing more is transmitted; without a queue a call costs next to nothing.
     fn flush(&mut self);
 
     /// Whether more frames can be expected.

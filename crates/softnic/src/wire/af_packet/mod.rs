@@ -222,3 +222,16 @@ impl Wire for AfPacketWire {
         self.sender.losses()
     }
 }
+
+impl Drop for AfPacketWire {
+    /// What waits is sent or at least counted.
+    fn drop(&mut self) {
+        self.flush();
+        let frames = self.sender.abandon();
+        let losses = self.sender.losses();
+        if frames > 0 {
+            let interface = &self.interface.name;
+            tracing::warn!(%interface, frames, losses, "sent frames were still queued when the interface was closed");
+        }
+    }
+}

@@ -67,7 +67,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Hands the queue to the socket.
+    /// Hands the queue to the socket. Without a queue it does nothing.
     pub(super) fn flush(&mut self, socket: &impl AsFd) -> Flushed {
         while self.queued > 0 {
             match self.send(socket) {
@@ -75,8 +75,7 @@ impl Sender {
                 Err(libc::EAGAIN) => return Flushed::Waiting,
                 Err(libc::EINTR) => {}
                 Err(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
-                    self.losses += self.queued as u64;
-                    self.drop_oldest(self.queued);
+                    self.abandon();
                     return Flushed::Down;
                 }
                 // Too long for the device, no buffer in the driver: this frame is lost, the others have their turn.
@@ -87,6 +86,14 @@ impl Sender {
             }
         }
         Flushed::All
+    }
+
+    /// Gives up what is queued, and counts it; answers how many frames that were.
+    pub(super) fn abandon(&mut self) -> usize {
+        let frames = self.queued;
+        self.losses += frames as u64;
+        self.drop_oldest(frames);
+        frames
     }
 
     fn drop_oldest(&mut self, frames: usize) {

@@ -119,11 +119,10 @@ impl PacketSocket {
         let on: libc::c_int = 1;
         socket.set(libc::PACKET_VNET_HDR, &on, "PACKET_VNET_HDR")?;
         socket.set(libc::PACKET_RX_RING, ring, "PACKET_RX_RING (lower ring_frames?)")?;
-        // Both only save work: without the first (before Linux 4.20) sent frames are recognised by their packet type,
-        // without the second they pass the queueing discipline.
-        for option in [libc::PACKET_IGNORE_OUTGOING, libc::PACKET_QDISC_BYPASS] {
-            let _ = socket.set_raw(libc::SOL_PACKET, option, &on);
-        }
+        // Only saves work: without it (before Linux 4.20) sent frames are recognised by their packet type. Sent frames
+        // pass the queueing discipline (no PACKET_QDISC_BYPASS): past it they would be lost whenever the interface's
+        // ring is busy, and no packet tap would see them.
+        let _ = socket.set_raw(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &on);
         if promiscuous {
             let request = libc::packet_mreq {
                 mr_ifindex: interface.index,

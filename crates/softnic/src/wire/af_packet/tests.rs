@@ -14,6 +14,7 @@ use rustix::thread::{
 };
 
 use super::*;
+use crate::testing::not_run;
 use crate::wire::Checksum;
 
 /// How long a frame may take through a veth pair on a busy machine.
@@ -39,8 +40,7 @@ fn in_namespace(name: &str, test: fn()) {
     match thread.join() {
         Ok(Ok(())) => {}
         Ok(Err(reason)) => {
-            eprintln!("NOT RUN: af_packet {name}: {reason}");
-            assert!(std::env::var_os("CI").is_none(), "CI has to run this as root with `ip`");
+            not_run(&format!("af_packet {name}: {reason}"), "CI has to run this as root with `ip`");
         }
         Err(panic) => std::panic::resume_unwind(panic),
     }
@@ -132,6 +132,27 @@ fn frames_and_their_tags_pass_both_ways_and_own_frames_are_not_seen() {
 }
 
 #[test]
+fn taps_see_what_is_sent() {
+    use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, eth, recv, socket_with};
+    in_namespace("taps_see", || {
+        let mut left = open("left").unwrap();
+        let tap = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::NONBLOCK, Some(eth::ALL))
+            .unwrap();
+        let sent = frame(1, 60).build();
+        send(&mut left, std::slice::from_ref(&sent));
+        // A tap on everything sees the frame on its way out of `left` and on its way into `right`.
+        let start = Instant::now();
+        let mut seen = 0;
+        while seen < 2 {
+            let mut bytes = [0; 2048];
+            let (len, _) = recv(&tap, &mut bytes[..], RecvFlags::empty()).unwrap_or_default();
+            seen += u32::from(bytes[..len] == sent);
+            assert!(start.elapsed() < PATIENCE, "seen {seen} times");
+        }
+    });
+}
+
+#[test]
 fn the_ring_goes_round_many_times_without_loss_or_mixing() {
     in_namespace("the_ring_goes_round", || {
         let (mut left, mut right) = (open("left").unwrap(), open("right").unwrap());
@@ -161,6 +182,47 @@ fn frames_that_find_the_ring_full_are_counted_as_losses() {
         }
         assert_eq!(received + right.losses(), 1000);
         assert!(right.losses() > 0, "a ring of 128 took 1000 frames");
+    });
+}
+
+#[test]
+fn what_the_medium_cannot_take_yet_is_sent_by_a_later_flush() {
+    use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
+    // A packet socket that is full cannot be had at will; a pair of another family that has no room answers alike.
+    let (near, far) =
+        socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::NONBLOCK, None).unwrap();
+    let mut sender = Sender::new(1514);
+    let mut pushed = 0u16;
+    let mut flushed = Flushed::All;
+    while flushed == Flushed::All {
+        sender.push(&frame(pushed, 1514).build()).unwrap();
+        pushed += 1;
+        flushed = sender.flush(&near);
+    }
+    assert_eq!((flushed, sender.losses()), (Flushed::Waiting, 0));
+    let mut bytes = [0; 2048];
+    let mut next = || recv(&far, &mut bytes[..], RecvFlags::empty()).map(|(len, _)| bytes[..len].to_vec());
+    for number in 0..pushed {
+        // The first message makes room for the one that waits.
+        let message = next().unwrap();
+        assert_eq!(sender.flush(&near), Flushed::All);
+        assert_eq!(message[..ring::OFFLOAD_BYTES], [0; ring::OFFLOAD_BYTES]);
+        assert_eq!(message[ring::OFFLOAD_BYTES..], frame(number, 1514).build());
+    }
+    assert!(next().is_err());
+    sender.push(&[0; 60]).unwrap();
+    assert_eq!((sender.abandon(), sender.abandon(), sender.losses()), (1, 0, 1));
+}
+
+#[test]
+fn closing_sends_what_waits() {
+    in_namespace("closing_sends", || {
+        let (mut left, mut right) = (open("left").unwrap(), open("right").unwrap());
+        let bytes = frame(1, 60).build();
+        left.transmit(&bytes).unwrap();
+        assert_eq!(burst(&mut right).len(), 0);
+        drop(left);
+        assert_eq!(receive(&mut right, 1)[0].0, bytes);
     });
 }
 
@@ -365,7 +427,9 @@ fn what_cannot_be_opened_is_named_with_a_remedy() {
             assert!(error.contains("`left`") && error.contains("128..=65536"), "{error}");
         }
         ip("tuntap add dev tun0 mode tun").map_or_else(
-            |reason| eprintln!("NOT RUN: an interface that is not Ethernet: {reason}"),
+            |reason| {
+                not_run(&format!("an interface that is not Ethernet: {reason}"), "CI needs /dev/net/tun")
+            },
             |()| assert!(matches!(open("tun0").unwrap_err(), WireError::NotEthernet { .. })),
         );
         let own = capabilities(None).unwrap();
