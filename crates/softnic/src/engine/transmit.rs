@@ -2,8 +2,6 @@
 
 use std::ptr::NonNull;
 
-use packet::{Layers, checksum};
-
 use super::{EnginePort, flush_failed};
 use crate::limits::ETHERNET_BYTES;
 use crate::memory::MemoryTable;
@@ -123,7 +121,9 @@ fn send_one(
         Err(status) => return Outcome::Failed(cqe(status)),
     };
     if header.flags & SEND_CHECKSUM != 0 {
-        fill_checksums(frame);
+        // IBV_SEND_IP_CSUM: the IPv4 header's checksum and that of TCP or UDP.
+        let parsed = packet::parse(frame);
+        packet::checksum::fill(frame, &parsed);
     }
     match port.wire.transmit(frame) {
         Ok(()) => {
@@ -176,49 +176,4 @@ fn collect(
         total = end;
     }
     Ok(total)
-}
-
-/// IBV_SEND_IP_CSUM: fills in the checksums of the IPv4 header and of TCP or UDP. Fragments have no layer 4 here.
-fn fill_checksums(frame: &mut [u8]) {
-    const IPV4_CHECKSUM: usize = 10;
-    const TCP_CHECKSUM: usize = 16;
-    const UDP_CHECKSUM: usize = 6;
-    let parsed = packet::parse(frame);
-    let layers = parsed.key.layers;
-    let (l3, l4) = (usize::from(parsed.l3_offset), usize::from(parsed.l4_offset));
-    if layers.contains(Layers::IPV4) {
-        let header_bytes = usize::from(frame[l3] & 0x0f) * 4;
-        if let Some(header) = frame.get_mut(l3..l3 + header_bytes) {
-            header[IPV4_CHECKSUM..IPV4_CHECKSUM + 2].fill(0);
-            let sum = checksum::ipv4_header(header);
-            header[IPV4_CHECKSUM..IPV4_CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
-        }
-    }
-    let at = match layers & (Layers::TCP | Layers::UDP) {
-        Layers::TCP => TCP_CHECKSUM,
-        Layers::UDP => UDP_CHECKSUM,
-        _ => return,
-    };
-    let (Some(src), Some(dst)) = (parsed.key.src_addr(), parsed.key.dst_addr()) else { return };
-    if layers.contains(Layers::FRAGMENT) {
-        return;
-    }
-    let end = packet_end(frame, l3, layers).min(frame.len());
-    let Some(segment) = frame.get_mut(l4..end).filter(|segment| segment.len() >= at + 2) else { return };
-    segment[at..at + 2].fill(0);
-    let protocol = packet::IpProtocol(parsed.key.protocol);
-    let sum = checksum::l4(src, dst, protocol, segment);
-    segment[at..at + 2].copy_from_slice(&sum.to_be_bytes());
-}
-
-/// Where the IP packet ends: padding after it is not part of the checksum.
-fn packet_end(frame: &[u8], l3: usize, layers: Layers) -> usize {
-    let (at, base) = if layers.contains(Layers::IPV4) { (2, 0) } else { (4, 40) };
-    match frame.get(l3 + at..l3 + at + 2) {
-        Some(&[high, low]) => match usize::from(u16::from_be_bytes([high, low])) {
-            0 => frame.len(),
-            length => l3 + base + length,
-        },
-        _ => frame.len(),
-    }
 }
