@@ -7,10 +7,12 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
+use hugemem::{Arena, ArenaOptions, PageKind};
 use verbs::{
-    Allocation, AllocationRequest, CompletionQueue, Counters, DeviceList, Domain, DomainAllocator, Error,
-    Flow, FlowSpec, FlowTarget, Guid, HashConfig, HashFields, IndirectionTable, LinkLayer, ParentDomain,
-    PortNumber, PortState, ProtectionDomain, Provider, RawQueuePair, RssQueuePair, ThreadDomain, WorkQueue,
+    Access, Allocation, AllocationRequest, CompletionQueue, Counters, DeviceList, Domain, DomainAllocator,
+    Error, Flow, FlowSpec, FlowTarget, FramePool, Guid, HashConfig, HashFields, IndirectionTable, LinkLayer,
+    MemoryRegion, ParentDomain, PortNumber, PortState, ProtectionDomain, Provider, RawQueuePair,
+    RssQueuePair, SendFlags, ThreadDomain, WorkQueue,
 };
 use verbs_support::*;
 
@@ -348,13 +350,76 @@ fn a_flow_alone_keeps_everything_under_it_alive() {
         (Flow::create(&target, &ipv4_flow()).unwrap(), receiver.pool.frame_count())
     };
     assert_eq!(receives_posted, 4);
-    // The frames' registration is gone, the queue is not: the device finds buffers that it may not write to.
+    // The pool is gone, the queue is not, and with it the memory that the device still writes to.
     rig.deliver([udp(1, 2)]);
     let stats = rig.stats();
-    assert_eq!((stats.memory_fault, stats.delivered, stats.unmatched), (1, 0, 0), "{stats:?}");
+    assert_eq!((stats.memory_fault, stats.delivered, stats.unmatched), (0, 1, 0), "{stats:?}");
     drop(flow);
     rig.deliver([udp(1, 2)]);
     assert_eq!(rig.stats().unmatched, 1);
+}
+
+/// A pool of four frames, and whether its memory is still there.
+fn watched_pool(domain: &Domain) -> (FramePool, Weak<Arena>) {
+    let bytes = 4 * FRAME_BYTES as usize;
+    let options = ArenaOptions { pages: vec![PageKind::Plain], ..ArenaOptions::new("test", bytes) };
+    let arena = Arena::map(&options).unwrap();
+    let region =
+        MemoryRegion::register(domain, arena.carve(bytes, 64).unwrap(), Access::LOCAL_WRITE).unwrap();
+    (FramePool::new(region, FRAME_BYTES).unwrap(), Arc::downgrade(&arena))
+}
+
+#[test]
+fn a_pools_memory_stays_until_the_queues_it_was_posted_to_are_gone() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    let cq = CompletionQueue::builder(&rig.context, 64).build().unwrap();
+    let (queue, mut receives) = WorkQueue::builder(&domain, &cq.handle()).max_receives(8).build().unwrap();
+    queue.ready().unwrap();
+    let mut pair = RawQueuePair::builder(&domain, &cq.handle(), &cq.handle())
+        .max_sends(4)
+        .max_receives(4)
+        .build()
+        .unwrap()
+        .to_rts(PORT)
+        .unwrap();
+    let (mut first, first_memory) = watched_pool(&domain);
+    let (mut second, second_memory) = watched_pool(&domain);
+    let (unused, unused_memory) = watched_pool(&domain);
+    let mut frames = vec![first.take().unwrap()];
+    assert_eq!(receives.post(&mut first, &mut frames), 1);
+    let frame = second.take().unwrap();
+    pair.send(&mut second, frame, 60, SendFlags::empty()).expect("room");
+    frames.extend(second.take());
+    assert_eq!(pair.post_receives(&mut second, &mut frames), 1);
+    drop((first, second, unused));
+    assert!(unused_memory.upgrade().is_none(), "nothing of it was posted");
+    drop((receives, pair.handle()));
+    assert!(first_memory.upgrade().is_some() && second_memory.upgrade().is_some());
+    drop(queue);
+    assert!(first_memory.upgrade().is_none() && second_memory.upgrade().is_some());
+    drop(pair);
+    assert!(second_memory.upgrade().is_none());
+}
+
+#[test]
+fn a_queue_takes_frames_of_its_own_domain_and_of_so_many_pools() {
+    let (rig, other) = (Rig::new(), Rig::new());
+    let cq = CompletionQueue::builder(&rig.context, 256).build().unwrap();
+    let (queue, mut receives) =
+        WorkQueue::builder(&rig.domain(), &cq.handle()).max_receives(128).build().unwrap();
+    queue.ready().unwrap();
+    let mut posted_from = |domain: &Domain| {
+        let mut pool = pool(domain, 1, FRAME_BYTES);
+        let mut frames = vec![pool.take().unwrap()];
+        let posted = receives.post(&mut pool, &mut frames);
+        assert_eq!(posted + frames.len(), 1);
+        posted
+    };
+    let elsewhere = ProtectionDomain::new(&rig.context).unwrap();
+    assert_eq!(posted_from(&other.domain()) + posted_from(&Domain::from(&elsewhere)), 0);
+    let posted: usize = (0..verbs::MAX_POOLS + 1).map(|_| posted_from(&rig.domain())).sum();
+    assert_eq!(posted, verbs::MAX_POOLS);
 }
 
 #[test]

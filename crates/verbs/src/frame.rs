@@ -4,6 +4,7 @@
 //! that names a posted frame turns it back into a held one, so no frame is ever in two hands. Used by the polling
 //! loop: nothing here allocates after [`FramePool::new`], and every step is a bounds check and a byte.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::{Completion, Error, MemoryRegion};
@@ -100,7 +101,8 @@ impl Ledger {
 
 /// A memory region cut into frames.
 pub struct FramePool {
-    region: MemoryRegion,
+    /// Shared with the queues that frames were posted to.
+    region: Arc<MemoryRegion>,
     ledger: Ledger,
     frame_bytes: u32,
 }
@@ -120,7 +122,7 @@ impl FramePool {
         let count = frame_count(region.bytes(), frame_bytes)?;
         let id = NEXT_ID.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| id.checked_add(1));
         let id = id.map_err(|_| Error::FramePoolIds)?;
-        Ok(Self { region, ledger: Ledger::new(id, count), frame_bytes })
+        Ok(Self { region: Arc::new(region), ledger: Ledger::new(id, count), frame_bytes })
     }
 
     /// A free frame, now held. Its bytes are whatever they were.
@@ -193,6 +195,16 @@ impl FramePool {
     #[inline]
     pub fn frame_bytes(&self) -> u32 {
         self.frame_bytes
+    }
+
+    /// Unique in this process.
+    #[inline]
+    pub(crate) fn id(&self) -> u32 {
+        self.ledger.id
+    }
+
+    pub(crate) fn region(&self) -> &Arc<MemoryRegion> {
+        &self.region
     }
 
     #[inline]

@@ -22,6 +22,7 @@ mod flow;
 mod frame;
 mod inline;
 mod leak;
+mod lent;
 mod memory;
 mod pause;
 mod raw_queue_pair;
@@ -49,6 +50,7 @@ pub use flow::{
 pub use frame::{Frame, FramePool, MAX_FRAMES};
 /// The C structure that a [`Provider`] lists.
 pub use ibverbs_sys::ibv_device;
+pub use lent::MAX_POOLS;
 pub use memory::{Access, MemoryRegion};
 pub use raw_queue_pair::{
     IdleRawQueuePair, MAX_SENDS, RawQueuePair, RawQueuePairBuilder, RawQueuePairHandle, SendFlags,

@@ -1,7 +1,8 @@
 //! Memory that a device may read and write.
 //!
 //! A region owns its memory and nobody else can reach it: only a [`FramePool`](crate::FramePool) hands out parts,
-//! and only those the device does not hold. The memory goes once it is deregistered, never before.
+//! and only those the device does not hold. Queues that parts were posted to keep it as well: it is deregistered once
+//! they and the pool are gone, and the memory goes after that, never before.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -39,6 +40,8 @@ pub struct MemoryRegion {
 
 // SAFETY: the memory is `Send`, and deregistration may happen on any thread.
 unsafe impl Send for MemoryRegion {}
+// SAFETY: through a shared reference there are only numbers, and an address that only a pool with all its frames reads.
+unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
     /// `ibv_reg_mr` over all of `memory`, which the region keeps. Registering with a parent domain is registering with
@@ -78,6 +81,10 @@ impl MemoryRegion {
     /// Its length.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    pub(crate) fn domain(&self) -> &Domain {
+        &self.domain
     }
 
     /// Its first byte; valid for `bytes` bytes until `drop`.

@@ -17,6 +17,7 @@ use ibverbs_sys::{
 
 use crate::chain::ReceiveChain;
 use crate::error::{from_code, last};
+use crate::lent::{Lender, Lent};
 use crate::{
     CompletionQueueHandle, Context, Domain, Error, Frame, FramePool, MAX_RECEIVES, PortNumber, Result,
     inline, leak,
@@ -41,6 +42,8 @@ pub struct RawQueuePairHandle {
     domain: Domain,
     send_completions: Arc<CompletionQueueHandle>,
     receive_completions: Arc<CompletionQueueHandle>,
+    /// What the device may read and write.
+    lent: Lent,
 }
 
 // SAFETY: the rings are touched only through the one `RawQueuePair`; other verbs may be called from any thread.
@@ -84,7 +87,8 @@ impl Drop for RawQueuePairHandle {
     fn drop(&mut self) {
         let code = self.destroy();
         leak::keep("ibv_destroy_qp", self.context().name(), code, || {
-            (self.domain.clone(), Arc::clone(&self.send_completions), Arc::clone(&self.receive_completions))
+            let completions = (Arc::clone(&self.send_completions), Arc::clone(&self.receive_completions));
+            (self.domain.clone(), completions, self.lent.take())
         });
     }
 }
@@ -138,7 +142,8 @@ impl RawQueuePairBuilder {
         let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
         // SAFETY: just made; the number does not change.
         let number = unsafe { (*raw.as_ptr()).qp_num };
-        let handle = RawQueuePairHandle { raw, number, domain, send_completions, receive_completions };
+        let lent = Lent::new();
+        let handle = RawQueuePairHandle { raw, number, domain, send_completions, receive_completions, lent };
         Ok(IdleRawQueuePair { handle: Arc::new(handle) })
     }
 }
@@ -171,7 +176,13 @@ impl IdleRawQueuePair {
                 });
             }
         }
-        Ok(RawQueuePair { handle: self.handle, chain: ReceiveChain::new(), errno: 0, _not_sync: PhantomData })
+        Ok(RawQueuePair {
+            handle: self.handle,
+            chain: ReceiveChain::new(),
+            lender: Lender::new(),
+            errno: 0,
+            _not_sync: PhantomData,
+        })
     }
 }
 
@@ -179,6 +190,7 @@ impl IdleRawQueuePair {
 pub struct RawQueuePair {
     handle: Arc<RawQueuePairHandle>,
     chain: ReceiveChain,
+    lender: Lender,
     /// Of the last send that was refused.
     errno: c_int,
     _not_sync: PhantomData<Cell<()>>,
@@ -212,7 +224,8 @@ impl RawQueuePair {
 
     /// Sends the first `bytes` bytes of a frame of `pool`, Ethernet header first. The frame comes back when the send
     /// completes; or right away, if the queue is full or refuses ([`RawQueuePair::last_refusal`]), if it has not so
-    /// many bytes, or if it is of another pool.
+    /// many bytes, or if it is of another pool. Which pools there may be is as for
+    /// [`ReceiveQueue::post`](crate::ReceiveQueue::post).
     #[inline]
     pub fn send(
         &mut self,
@@ -228,6 +241,10 @@ impl RawQueuePair {
                 return Err(frame);
             }
         };
+        if let Err(errno) = self.lender.lend(pool, &self.handle.lent, &self.handle.domain) {
+            self.errno = errno;
+            return Err(frame);
+        }
         let mut entry = ibv_sge { addr: slot.address, length, lkey: pool.lkey() };
         let mut request = ibv_send_wr {
             wr_id: slot.wr_id,
@@ -249,7 +266,7 @@ impl RawQueuePair {
         Ok(())
     }
 
-    /// Why the last refused send was refused.
+    /// Why the last refused send, or receives of a pool that is not for this queue, were refused.
     pub fn last_refusal(&self) -> Option<io::Error> {
         (self.errno != 0).then(|| from_code(self.errno))
     }
@@ -257,6 +274,10 @@ impl RawQueuePair {
     /// Posts receives, as [`ReceiveQueue::post`](crate::ReceiveQueue::post) does.
     #[inline]
     pub fn post_receives(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize {
+        if let Err(errno) = self.lender.lend(pool, &self.handle.lent, &self.handle.domain) {
+            self.errno = errno;
+            return 0;
+        }
         let qp = self.handle.raw();
         self.chain.post(pool, frames, |head, bad| {
             // SAFETY: the queue pair is live and in RTS, this is its only poster, and the chain's frames were held:

@@ -12,6 +12,7 @@ use ibverbs_sys::{self as sys, ibv_wq, ibv_wq_attr, ibv_wq_init_attr};
 
 use crate::chain::ReceiveChain;
 use crate::error::{from_code, last};
+use crate::lent::{Lender, Lent};
 use crate::{CompletionQueueHandle, Domain, Error, Frame, FramePool, Result, inline, leak};
 
 /// Most receives of one queue: no known device offers more.
@@ -23,6 +24,8 @@ pub struct WorkQueue {
     number: u32,
     domain: Domain,
     completions: Arc<CompletionQueueHandle>,
+    /// What the device may write to.
+    lent: Lent,
     /// In RDY, for good. Set once, after which the owner may post.
     ready: AtomicBool,
     /// One move to RDY at a time.
@@ -103,7 +106,7 @@ impl Drop for WorkQueue {
             None => libc::EBUSY,
         };
         leak::keep("ibv_destroy_wq", context.name(), code, || {
-            (self.domain.clone(), Arc::clone(&self.completions))
+            (self.domain.clone(), Arc::clone(&self.completions), self.lent.take())
         });
     }
 }
@@ -160,12 +163,14 @@ impl WorkQueueBuilder {
             number,
             domain,
             completions,
+            lent: Lent::new(),
             ready: AtomicBool::new(false),
             changing: Mutex::new(()),
         });
         let receives = ReceiveQueue {
             queue: Arc::clone(&queue),
             chain: ReceiveChain::new(),
+            lender: Lender::new(),
             max_receives: attr.max_wr.max(max_receives),
             _not_sync: PhantomData,
         };
@@ -177,22 +182,28 @@ impl WorkQueueBuilder {
 pub struct ReceiveQueue {
     queue: Arc<WorkQueue>,
     chain: ReceiveChain,
+    lender: Lender,
     max_receives: u32,
     _not_sync: PhantomData<Cell<()>>,
 }
 
 impl ReceiveQueue {
     /// Posts frames of `pool` from the end of `frames`, as many as the queue takes. Returns how many; the others stay
-    /// in the vector: the queue is full, not in RDY, or the last frame is of another pool.
+    /// in the vector: the queue is full, not in RDY, or the last frame is of another pool. Nothing is taken from a pool
+    /// that is not registered in the queue's protection domain, or is one more than [`MAX_POOLS`](crate::MAX_POOLS).
+    /// The queue keeps the pool's memory registered until it is destroyed itself.
     #[inline]
     pub fn post(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize {
         if !self.queue.is_ready() {
             return 0;
         }
+        if self.lender.lend(pool, &self.queue.lent, &self.queue.domain).is_err() {
+            return 0;
+        }
         let wq = self.queue.raw();
         self.chain.post(pool, frames, |head, bad| {
             // SAFETY: the queue is live and in RDY, this is its only poster, and the chain's frames were held: they are
-            // registered, and marked as posted before anyone can touch them again.
+            // registered, which `lent` keeps them, and marked as posted before anyone can touch them again.
             unsafe { inline::post_wq_recv(wq, head, bad) }
         })
     }
