@@ -207,14 +207,37 @@ fn limits_are_the_devices_or_this_crates() {
 fn objects_of_two_devices_do_not_mix() {
     let (one, other) = (Rig::new(), Rig::new());
     let receiver = Receiver::new(&one.domain(), 8);
-    let error = IndirectionTable::new(&other.context, &[Arc::clone(&receiver.queue)]).err().unwrap();
-    assert_eq!(error.errno(), Some(libc::EINVAL));
     let hash = HashConfig { key: KEY, fields: HashFields::empty() };
-    let table = table(&[&receiver.queue]);
-    assert!(RssQueuePair::new(&other.domain(), &table, &hash).is_err());
     let counters = Counters::new(&other.context).unwrap();
     let target = single(&one.domain(), &receiver.queue);
-    assert!(Flow::create(&target, &ipv4_flow().spec(FlowSpec::Count(counters))).is_err());
+    let errors = [
+        IndirectionTable::new(&other.context, &[Arc::clone(&receiver.queue)]).err(),
+        RssQueuePair::new(&other.domain(), &table(&[&receiver.queue]), &hash).err(),
+        Flow::create(&target, &ipv4_flow().spec(FlowSpec::Count(counters))).err(),
+    ];
+    for error in errors {
+        let error = error.expect("refused");
+        assert!(matches!(error, Error::MixedContexts { .. }), "{error}");
+        assert_eq!(error.errno(), Some(libc::EINVAL));
+    }
+
+    // Two contexts of one device do not mix either.
+    let again = DeviceList::of(&one.nic).unwrap().find("softnic0").unwrap().open().unwrap();
+    let pd = ProtectionDomain::new(&again).unwrap();
+    let thread = ThreadDomain::new(&again).unwrap();
+    let parent = ParentDomain::new(&pd, Some(&thread), None).unwrap();
+    let (domain, cq) = (Domain::from(&pd), receiver.cq.handle());
+    let theirs = CompletionQueue::builder(&again, 16).build().unwrap().handle();
+    let errors = [
+        ParentDomain::new(&one.pd, Some(&thread), None).err(),
+        CompletionQueue::builder(&one.context, 16).domain(&Domain::from(&parent)).build().err(),
+        WorkQueue::builder(&domain, &cq).max_receives(8).build().err(),
+        RawQueuePair::builder(&domain, &cq, &theirs).max_sends(1).build().err(),
+        RawQueuePair::builder(&domain, &theirs, &cq).max_sends(1).build().err(),
+    ];
+    for (place, error) in errors.into_iter().enumerate() {
+        assert!(matches!(error, Some(Error::MixedContexts { .. })), "{place}: {error:?}");
+    }
 }
 
 #[test]

@@ -228,6 +228,9 @@ impl CompletionQueueBuilder {
     pub fn build(self) -> Result<CompletionQueue> {
         let Self { context, entries, fields, flags, domain } = self;
         let failed = |source| Error::CreateCompletionQueue { device: context.name().into(), entries, source };
+        if let Some(domain) = &domain {
+            context.same_as(domain.context())?;
+        }
         if !(1..=MAX_COMPLETIONS).contains(&entries) {
             return Err(failed(from_code(libc::EINVAL)));
         }

@@ -4,7 +4,7 @@
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use ibverbs_sys::{ibv_context, ibv_device_attr_ex, ibv_port_attr, ibv_values_ex};
 
@@ -45,6 +45,14 @@ impl Context {
     fn async_fd(&self) -> c_int {
         // SAFETY: `raw` is open until `drop`; the descriptor is set once, while opening.
         unsafe { (*self.raw()).async_fd }
+    }
+
+    /// Refuses an object made from `other`, before a provider would look up its number in the wrong table.
+    pub(crate) fn same_as(&self, other: &Self) -> Result<()> {
+        if ptr::eq(self, other) {
+            return Ok(());
+        }
+        Err(Error::MixedContexts { device: self.name.clone(), other: other.name.clone() })
     }
 
     /// The device's name, as [`Device::name`](crate::Device::name).

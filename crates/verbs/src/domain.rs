@@ -97,6 +97,9 @@ impl ParentDomain {
         allocator: Option<Box<dyn DomainAllocator>>,
     ) -> Result<Arc<Self>> {
         let context = &domain.context;
+        if let Some(thread) = thread {
+            context.same_as(&thread.context)?;
+        }
         let allocator = allocator.map(|allocator| Arc::new(AllocatorState::new(allocator)));
         let mut attr = ibv_parent_domain_init_attr {
             pd: domain.raw.as_ptr(),

@@ -65,6 +65,8 @@ pub enum Error {
     AttachCounters { device: String, counter: &'static str, source: io::Error },
     #[error("cannot read counters of {device}: {}", Hint(Verb::Counters, .source))]
     ReadCounters { device: String, source: io::Error },
+    #[error("objects of two contexts, of {device} and of {other}, cannot be used together")]
+    MixedContexts { device: String, other: String },
     #[error("an indirection table has a power of two of entries, not {size}; repeat queues to fill it")]
     TableSize { size: usize },
     #[error("a flow takes at most {MAX_SPECS} specs, not {count}")]

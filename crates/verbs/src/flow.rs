@@ -81,9 +81,7 @@ impl Flow {
             source,
         };
         let counters: Vec<_> = attr.counters().cloned().collect();
-        if counters.iter().any(|counters| !Arc::ptr_eq(counters.context(), context)) {
-            return Err(failed(from_code(libc::EINVAL)));
-        }
+        counters.iter().try_for_each(|counters| context.same_as(counters.context()))?;
         let mut block = attr.bytes()?;
         // SAFETY: context and queue pair are live, the block is well formed, and the counters in it are kept below.
         let raw = unsafe { inline::create_flow(context.raw(), target.raw(), block.as_mut_ptr()) };

@@ -121,6 +121,8 @@ impl RawQueuePairBuilder {
         let Self { domain, send_completions, receive_completions, max_sends, max_receives } = self;
         let context = domain.context();
         let failed = |source| Error::CreateRawQueuePair { device: context.name().into(), source };
+        context.same_as(send_completions.context())?;
+        context.same_as(receive_completions.context())?;
         if max_sends > MAX_SENDS || max_receives > MAX_RECEIVES || max_sends + max_receives == 0 {
             return Err(failed(from_code(libc::EINVAL)));
         }

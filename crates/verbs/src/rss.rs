@@ -11,7 +11,7 @@ use ibverbs_sys::{
     ibv_rx_hash_conf, ibv_wq,
 };
 
-use crate::error::{from_code, last};
+use crate::error::last;
 use crate::{Context, Domain, Error, HashFields, Result, WorkQueue, inline, leak};
 
 /// Most entries of an indirection table: beyond what any known device offers.
@@ -41,9 +41,7 @@ impl IndirectionTable {
             return Err(Error::TableSize { size });
         }
         let failed = |source| Error::CreateIndirectionTable { device: context.name().into(), size, source };
-        if queues.iter().any(|queue| !Arc::ptr_eq(queue.domain().context(), context)) {
-            return Err(failed(from_code(libc::EINVAL)));
-        }
+        queues.iter().try_for_each(|queue| context.same_as(queue.domain().context()))?;
         let mut entries: Vec<*mut ibv_wq> = queues.iter().map(|queue| queue.raw()).collect();
         let mut attr = ibv_rwq_ind_table_init_attr {
             log_ind_tbl_size: size.trailing_zeros(),
@@ -98,9 +96,7 @@ impl RssQueuePair {
         let context = domain.context();
         let failed =
             |source| Error::CreateRssQueuePair { device: context.name().into(), fields: hash.fields, source };
-        if !Arc::ptr_eq(context, &table.context) {
-            return Err(failed(from_code(libc::EINVAL)));
-        }
+        context.same_as(&table.context)?;
         let mut key = hash.key;
         let mut attr = ibv_qp_init_attr_ex {
             qp_type: sys::ibv_qp_type::IBV_QPT_RAW_PACKET,

@@ -138,6 +138,7 @@ impl WorkQueueBuilder {
         let Self { domain, completions, max_receives, cvlan_stripping } = self;
         let context = domain.context();
         let failed = |source| Error::CreateWorkQueue { device: context.name().into(), max_receives, source };
+        context.same_as(completions.context())?;
         if !(1..=MAX_RECEIVES).contains(&max_receives) {
             return Err(failed(from_code(libc::EINVAL)));
         }
