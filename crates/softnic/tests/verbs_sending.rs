@@ -1,4 +1,5 @@
 //! Raw queue pairs of the verbs API on a real soft NIC: sending frames, and receiving without RSS.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod verbs_support;
 
