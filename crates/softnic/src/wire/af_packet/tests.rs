@@ -428,7 +428,7 @@ fn what_cannot_be_opened_is_named_with_a_remedy() {
         }
         ip("tuntap add dev tun0 mode tun").map_or_else(
             |reason| {
-                not_run(&format!("an interface that is not Ethernet: {reason}"), "CI needs /dev/net/tun")
+                not_run(&format!("an interface that is not Ethernet: {reason}"), "CI needs /dev/net/tun");
             },
             |()| assert!(matches!(open("tun0").unwrap_err(), WireError::NotEthernet { .. })),
         );
