@@ -80,6 +80,12 @@ impl MatchKey {
         Self(words)
     }
 
+    /// The layers that are present, or that a mask asks for.
+    #[inline]
+    pub(super) fn layers(&self) -> u64 {
+        self.0[7] & u64::from(u32::MAX)
+    }
+
     /// Every bit that either image has.
     pub(super) fn union(&self, other: &Self) -> Self {
         let mut words = self.0;

@@ -9,8 +9,8 @@ use super::cache::Verdict;
 use super::key::MatchKey;
 use super::shape::{Precedence, Ranked, Shape};
 use super::{
-    FlowError, FlowHit, FlowId, FlowKind, FlowRule, MAX_DONT_TRAP, MAX_REPLICAS, MAX_SNIFFERS, Matcher,
-    Matches,
+    FlowError, FlowHit, FlowId, FlowKind, FlowRule, MAX_DONT_TRAP, MAX_REPLICAS, MAX_SHAPES, MAX_SNIFFERS,
+    Matcher, Matches,
 };
 
 /// Rules that differ only in age, queue pair and tag.
@@ -25,6 +25,7 @@ struct Group {
 impl Group {
     fn lay_out(&mut self) {
         self.copies.clear();
+        self.copies.reserve_exact(self.rules.len().min(1));
         for (_, hit) in &self.rules {
             if !self.copies.iter().any(|copy| copy.actions.target == hit.actions.target) {
                 self.copies.push(*hit);
@@ -82,19 +83,24 @@ impl PortTable {
     /// The group that decides over an image, and how many shapes had to be asked.
     pub(super) fn search(&self, image: &MatchKey) -> (Option<Ranked>, usize) {
         let mut winner: Option<Ranked> = None;
-        for (visited, shape) in self.shapes.iter().enumerate() {
+        let mut asked = 0;
+        for shape in &self.shapes {
             if let (Some(winner), Some(best)) = (winner, shape.best())
                 && winner.precedence < best
             {
-                return (Some(winner), visited);
+                break;
             }
+            if !shape.is_possible(image) {
+                continue;
+            }
+            asked += 1;
             if let Some(found) = shape.find(image)
                 && winner.is_none_or(|winner| found < winner)
             {
                 winner = Some(found);
             }
         }
-        (winner, self.shapes.len())
+        (winner, asked)
     }
 
     /// Lists the flows that a verdict stands for.
@@ -166,6 +172,9 @@ impl PortTable {
             self.settle(rule, ranked);
             return Ok(());
         }
+        if shape.is_none() && self.shapes.len() >= MAX_SHAPES {
+            return Err(FlowError::Full { what: "different masks of flows on this port", limit: MAX_SHAPES });
+        }
         let shape = shape.unwrap_or_else(|| {
             self.shapes.push(Shape::new(*mask));
             self.shapes.len() - 1
@@ -175,7 +184,10 @@ impl PortTable {
             // Flows are limited to MAX_FLOWS, far below NO_GROUP.
             (self.groups.len() - 1) as u32
         });
-        self.groups[group as usize].rules.push((rule.order, hit));
+        let rules = &mut self.groups[group as usize].rules;
+        // Most groups stay alone; room for more would be most of the table's memory.
+        rules.reserve_exact(1);
+        rules.push((rule.order, hit));
         self.groups[group as usize].lay_out();
         self.shapes[shape].add(value, Ranked { precedence, group });
         self.sort_shapes();

@@ -41,12 +41,59 @@ pub(super) struct Ranked {
     pub(super) group: u32,
 }
 
+/// The groups with the same values, which differ in kind or priority. Nearly always one, which allocates nothing.
+#[derive(Debug)]
+struct Bucket {
+    best: Ranked,
+    /// Best first.
+    others: Vec<Ranked>,
+}
+
+impl Bucket {
+    fn iter(&self) -> impl Iterator<Item = &Ranked> {
+        std::iter::once(&self.best).chain(&self.others)
+    }
+
+    fn add(&mut self, ranked: Ranked) {
+        let later = if ranked < self.best { std::mem::replace(&mut self.best, ranked) } else { ranked };
+        let place = self.others.partition_point(|other| *other < later);
+        self.others.insert(place, later);
+    }
+
+    /// Answers whether none is left.
+    fn remove(&mut self, ranked: Ranked) -> bool {
+        if self.best != ranked {
+            self.others.retain(|other| *other != ranked);
+            return false;
+        }
+        if self.others.is_empty() {
+            return true;
+        }
+        self.best = self.others.remove(0);
+        false
+    }
+}
+
+type Buckets = HashMap<MatchKey, Bucket, BuildHasherDefault<DigestHasher>>;
+
+/// Maps that a shape's groups are spread over.
+const PARTS: usize = 64;
+/// Which bits of a digest name the part: a map looks at the lowest and at the highest ones.
+const PART_SHIFT: u32 = 40;
+const _: () = assert!(PARTS.is_power_of_two(), "a part is chosen by masking");
+
+fn part_of(value: &MatchKey) -> usize {
+    (value.digest() >> PART_SHIFT) as usize & (PARTS - 1)
+}
+
 /// The groups that share one mask.
 #[derive(Debug)]
 pub(super) struct Shape {
+    /// The layers that the mask asks for, which cost less to look at than the rest.
+    layers: u64,
     mask: MatchKey,
-    /// The groups with the same values differ in kind or priority; best first, never empty.
-    buckets: HashMap<MatchKey, Vec<Ranked>, BuildHasherDefault<DigestHasher>>,
+    /// The groups by value. In parts, because a map that grows moves all that it holds, and the engine waits meanwhile.
+    parts: Box<[Buckets; PARTS]>,
     /// Every group of the shape, so that the best is known after any removal.
     ranks: BTreeSet<Ranked>,
     /// The first of `ranks`, kept beside the mask for the lookup.
@@ -55,7 +102,8 @@ pub(super) struct Shape {
 
 impl Shape {
     pub(super) fn new(mask: MatchKey) -> Self {
-        Self { mask, buckets: HashMap::default(), ranks: BTreeSet::new(), best: None }
+        let parts = Box::new(std::array::from_fn(|_| HashMap::default()));
+        Self { layers: mask.layers(), mask, parts, ranks: BTreeSet::new(), best: None }
     }
 
     pub(super) fn mask(&self) -> &MatchKey {
@@ -68,32 +116,38 @@ impl Shape {
         self.best
     }
 
+    /// Whether an image has all layers that the mask asks for: a rule can ask for a layer, never for its absence.
+    #[inline]
+    pub(super) fn is_possible(&self, image: &MatchKey) -> bool {
+        image.layers() & self.layers == self.layers
+    }
+
     /// The best group that an image belongs to.
     #[inline]
     pub(super) fn find(&self, image: &MatchKey) -> Option<Ranked> {
-        self.buckets.get(&image.masked(&self.mask))?.first().copied()
+        let value = image.masked(&self.mask);
+        self.parts[part_of(&value)].get(&value).map(|bucket| bucket.best)
     }
 
     /// The group with these values at this kind and priority.
     pub(super) fn group_at(&self, value: &MatchKey, level: u64) -> Option<Ranked> {
-        let bucket = self.buckets.get(value)?;
+        let bucket = self.parts[part_of(value)].get(value)?;
         bucket.iter().find(|ranked| ranked.precedence.level() == level).copied()
     }
 
     pub(super) fn add(&mut self, value: &MatchKey, ranked: Ranked) {
-        let bucket = self.buckets.entry(*value).or_default();
-        let place = bucket.partition_point(|other| *other < ranked);
-        bucket.insert(place, ranked);
+        self.parts[part_of(value)]
+            .entry(*value)
+            .and_modify(|bucket| bucket.add(ranked))
+            .or_insert_with(|| Bucket { best: ranked, others: Vec::new() });
         self.ranks.insert(ranked);
         self.update_best();
     }
 
     pub(super) fn remove(&mut self, value: &MatchKey, ranked: Ranked) {
-        if let Some(bucket) = self.buckets.get_mut(value) {
-            bucket.retain(|other| *other != ranked);
-            if bucket.is_empty() {
-                self.buckets.remove(value);
-            }
+        let buckets = &mut self.parts[part_of(value)];
+        if buckets.get_mut(value).is_some_and(|bucket| bucket.remove(ranked)) {
+            buckets.remove(value);
         }
         self.ranks.remove(&ranked);
         self.update_best();
@@ -101,5 +155,31 @@ impl Shape {
 
     fn update_best(&mut self) {
         self.best = self.ranks.first().map(|ranked| ranked.precedence);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What one insert may have to move is a part, so the parts have to be of about one size.
+    #[test]
+    fn groups_spread_over_the_parts() {
+        const GROUPS: u32 = 64 * 1024;
+        let mut shape = Shape::new(MatchKey::default());
+        for group in 0..GROUPS {
+            let mut value = MatchKey::default();
+            value.0[2] = u64::from(group) << 32;
+            let precedence = Precedence::new(FlowKind::Normal, 0, group.into());
+            shape.add(&value, Ranked { precedence, group });
+        }
+        let sizes = shape.parts.iter().map(HashMap::len);
+        assert_eq!(sizes.clone().sum::<usize>(), GROUPS as usize);
+        let even = GROUPS as usize / PARTS;
+        assert!(
+            sizes.clone().all(|size| (even / 2..even * 2).contains(&size)),
+            "{:?}",
+            sizes.collect::<Vec<_>>()
+        );
     }
 }

@@ -352,3 +352,57 @@ fn a_lookup_visits_no_shape_that_cannot_win() {
     assert_eq!(table.ports[1].search(&MatchKey::of(&udp_to(53))).1, 1);
     assert_eq!(table.ports[1].search(&MatchKey::of(&udp_to(54))).1, 33);
 }
+
+#[test]
+fn shapes_of_layers_that_a_frame_lacks_are_not_asked() {
+    let mut table = FlowTable::new();
+    for id in 0..32 {
+        let mut other = rule(id, 0, 53, 1);
+        other
+            .matcher
+            .require(if id % 2 == 0 { Layers::IPV4 } else { Layers::IPV6 })
+            .src_port(0, 1 << (id / 2));
+        table.insert(other).unwrap();
+    }
+    let asked = |layers| {
+        let key = FlowKey { layers, src_port: 0xffff, ..udp_to(53) };
+        table.ports[1].search(&MatchKey::of(&key)).1
+    };
+    assert_eq!(asked(Layers::IPV4 | Layers::UDP), 16);
+    assert_eq!(asked(Layers::IPV6 | Layers::UDP), 16);
+    assert_eq!(asked(Layers::IPV4 | Layers::TCP), 0);
+    assert_eq!(asked(Layers::empty()), 0);
+}
+
+#[test]
+fn different_masks_are_limited_for_each_port() {
+    let mut table = FlowTable::new();
+    let with_mask = |id: u32| {
+        let mut rule = rule(id, 0, 53, 1);
+        rule.matcher.src_port(0, id as u16);
+        rule
+    };
+    for id in 0..MAX_SHAPES as u32 {
+        table.insert(with_mask(id)).unwrap();
+    }
+    let one_more = with_mask(MAX_SHAPES as u32);
+    let full = FlowError::Full { what: "different masks of flows on this port", limit: MAX_SHAPES };
+    assert_eq!(table.insert(one_more.clone()), Err(full));
+    assert_eq!(table.len(), MAX_SHAPES);
+    let known_mask = FlowRule { priority: 1, id: FlowId(10_000), ..with_mask(5) };
+    table.insert(known_mask).unwrap();
+    table.insert(FlowRule { port: 2, id: FlowId(10_001), ..one_more.clone() }).unwrap();
+    assert!(table.remove(FlowId(7)));
+    table.insert(one_more).unwrap();
+}
+
+#[test]
+fn ids_are_below_the_most_flows() {
+    let mut table = FlowTable::new();
+    let full = FlowError::Full { what: "flows", limit: MAX_FLOWS };
+    assert_eq!(table.insert(rule(MAX_FLOWS as u32, 0, 53, 1)), Err(full));
+    assert!(table.is_empty());
+    table.insert(rule(MAX_FLOWS as u32 - 1, 0, 53, 1)).unwrap();
+    assert!(!table.remove(FlowId(u32::MAX)) && !table.remove(FlowId(0)));
+    assert!(table.remove(FlowId(MAX_FLOWS as u32 - 1)) && table.is_empty());
+}
