@@ -8,9 +8,9 @@ use std::sync::Arc;
 use packet::build::FrameBuilder;
 use packet::{FlowKey, RssKey, Toeplitz};
 use verbs::{
-    CompletionFields, CompletionQueue, CounterValues, Counters, EventKind, EventSource, Flow, FlowAttr,
-    FlowKind, FlowSpec, FlowTag, FlowTarget, Frame, FramePool, HashConfig, HashFields, Opcode, RssQueuePair,
-    WorkQueue,
+    CompletionFields, CompletionQueue, CounterValues, Counters, Domain, EventKind, EventSource, Flow,
+    FlowAttr, FlowKind, FlowSpec, FlowTag, FlowTarget, Frame, FramePool, HashConfig, HashFields, Opcode,
+    ParentDomain, RawQueuePair, RssQueuePair, SendFlags, ThreadDomain, WorkQueue,
 };
 use verbs_support::*;
 
@@ -54,6 +54,42 @@ fn fields_that_were_asked_for_are_there_and_the_others_are_not() {
         assert!(completion.checksum_ok().is_some(), "the device checks checksums");
         assert_eq!(completion.vendor_error(), 0);
         assert!(batch.next().is_none() && batch.next().is_none());
+    }
+}
+
+/// A provider may look into the completion queue when it is posted to: with its lock a post would wait for ever for
+/// the batch that is open on the same thread, without it both would be inside.
+#[test]
+fn nothing_is_posted_while_completions_are_being_read() {
+    let rig = Rig::new();
+    let (thread, domain) = (ThreadDomain::new(&rig.context).unwrap(), rig.domain());
+    let threaded = Domain::from(&ParentDomain::new(&rig.pd, Some(&thread), None).unwrap());
+    for (domain, independent) in [(&domain, true), (&threaded, false)] {
+        let [mut ours, mut others] = [0, 1].map(|_| Receiver::new(domain, 8));
+        let mut pair = RawQueuePair::builder(domain, &ours.cq.handle(), &ours.cq.handle())
+            .max_sends(4)
+            .max_receives(4)
+            .build()
+            .unwrap()
+            .to_rts(PORT)
+            .unwrap();
+        let _flow = Flow::create(&single(domain, &ours.queue), &udp_flow(53, 1)).unwrap();
+        let _other = Flow::create(&single(domain, &others.queue), &udp_flow(54, 1)).unwrap();
+        rig.deliver([udp(1, 53), udp(1, 54)]);
+        let mut batch = ours.cq.poll().expect("a packet");
+        let frame = ours.pool.reclaim(batch.next().expect("a packet")).expect("posted");
+        let mut frames = vec![frame];
+        assert_eq!(ours.receives.post(&mut ours.pool, &mut frames), 0);
+        assert_eq!(pair.post_receives(&mut ours.pool, &mut frames), 0);
+        assert_eq!(pair.last_refusal().unwrap().raw_os_error(), Some(libc::EBUSY));
+        let frame = frames.pop().expect("still held");
+        let frame = pair.send(&mut ours.pool, frame, 60, SendFlags::empty()).expect_err("a batch is open");
+        frames.push(frame);
+        // Under a thread domain everything is for one user at a time; otherwise queues are independent.
+        assert_eq!(others.drain().len(), usize::from(independent));
+        drop(batch);
+        assert_eq!(ours.receives.post(&mut ours.pool, &mut frames), 1);
+        assert_eq!(others.drain().len(), usize::from(!independent));
     }
 }
 

@@ -12,7 +12,7 @@ use ibverbs_sys::{self as sys, ibv_cq_ex, ibv_cq_init_attr_ex};
 
 use crate::completion::{Completion, CompletionFields};
 use crate::error::{from_code, last};
-use crate::pause::{Gate, Paused};
+use crate::pause::{Gate, Gates, Paused};
 use crate::{Context, Domain, Error, RawPacketCaps, Result, inline, leak};
 
 /// Most entries of a completion queue: what the largest known device offers (mlx5, 4 Mi).
@@ -24,8 +24,9 @@ pub struct CompletionQueueHandle {
     context: Arc<Context>,
     /// The domain whose allocator holds the queue's memory.
     domain: Option<Domain>,
-    /// Open while a batch is; see [`Gate`].
-    gate: Gate,
+    /// Entered by the poller while a batch is open, and by whoever posts to what completes here. The thread domain's, if
+    /// there is one.
+    gate: Arc<Gate>,
     /// The fields that may be read: the others' functions may be NULL.
     fields: CompletionFields,
     /// The device checks checksums, so that the flag in completions means something.
@@ -33,7 +34,8 @@ pub struct CompletionQueueHandle {
 }
 
 // SAFETY: the structure is polled only through the one `CompletionQueue`, which is not `Sync`; everyone else only
-// keeps it alive or passes it to verbs that may be called from any thread, behind the gate where they touch its ring.
+// keeps it alive or passes it to verbs that may be called from any thread. Where those touch the ring, and where the
+// library left its locks out, the gate admits one at a time.
 unsafe impl Send for CompletionQueueHandle {}
 // SAFETY: as above.
 unsafe impl Sync for CompletionQueueHandle {}
@@ -58,9 +60,15 @@ impl CompletionQueueHandle {
         self.checksums
     }
 
-    /// Keeps the poller out, for verbs that remove a queue's completions from the ring. `None`: a batch stayed open.
+    /// Keeps the poller and posters out, for verbs that remove a queue's completions from the ring. `None`: a batch
+    /// stayed open.
     pub(crate) fn pause(&self) -> Option<Paused<'_>> {
         self.gate.pause()
+    }
+
+    /// What a poster in `domain` passes whose requests complete here.
+    pub(crate) fn gates(&self, domain: &Domain) -> Gates {
+        Gates::new(&self.gate, domain.gate())
     }
 
     /// The device it belongs to.
@@ -117,18 +125,20 @@ impl CompletionQueue {
         self.poll_errors
     }
 
-    /// The completions that are there. `None`: none, or a queue that completes into this one is being destroyed on
-    /// another thread, just now.
+    /// The completions that are there. `None`: none, or somebody else is at it just now: posting to a queue that
+    /// completes into this one, destroying one, or using anything of the same [`ThreadDomain`](crate::ThreadDomain).
+    ///
+    /// As long as the batch is open, nothing can be posted to queues that complete here: their `post` takes no frames.
     #[inline]
     pub fn poll(&mut self) -> Option<Batch<'_>> {
         if !self.handle.gate.enter() {
             return None;
         }
-        // SAFETY: the queue is live; `&mut self` makes this the only poller, the gate keeps destroyers out, and a batch
-        // borrows `self`, so none is open.
+        // SAFETY: the queue is live; `&mut self` makes this the only poller, the gate keeps posters and destroyers out,
+        // and a batch borrows `self`, so none is open.
         let code = unsafe { inline::start_poll(self.handle.raw()) };
         if code == 0 {
-            return Some(Batch { queue: self, next: Next::First });
+            return Some(Batch { queue: self, next: Next::First, _not_send: PhantomData });
         }
         self.handle.gate.leave();
         if code != libc::ENOENT {
@@ -147,10 +157,12 @@ enum Next {
     End,
 }
 
-/// An open poll: completions in order. Ends the poll when dropped.
+/// An open poll: completions in order. Ends the poll when dropped, on the thread that opened it: the library may hold a
+/// spin lock meanwhile.
 pub struct Batch<'cq> {
     queue: &'cq mut CompletionQueue,
     next: Next,
+    _not_send: PhantomData<*const ()>,
 }
 
 impl Batch<'_> {
@@ -161,7 +173,7 @@ impl Batch<'_> {
         match self.next {
             Next::First => self.next = Next::More,
             Next::More => {
-                // SAFETY: the poll is open until `drop`, and this thread opened it or was handed its only owner.
+                // SAFETY: the poll is open until `drop`; this thread opened it, as a batch is not `Send`.
                 let code = unsafe { inline::next_poll(self.queue.handle.raw()) };
                 if code != 0 {
                     self.next = Next::End;
@@ -203,7 +215,8 @@ impl CompletionQueueBuilder {
         self
     }
 
-    /// The library may leave out its lock: this crate lets nobody else touch the ring meanwhile.
+    /// The library may leave out its lock. The queue can still be moved between threads and posted to from others: this
+    /// crate's own gate, which is there in any case, lets one at a time do something.
     pub fn single_threaded(self, on: bool) -> Self {
         self.flag(sys::IBV_CREATE_CQ_ATTR_SINGLE_THREADED, on)
     }
@@ -255,7 +268,31 @@ impl CompletionQueueBuilder {
         // SAFETY: the context is open, the domain live; there is no channel and no context word.
         let raw = unsafe { inline::create_cq_ex(context.raw(), ptr::from_mut(&mut attr)) };
         let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
-        let handle = CompletionQueueHandle { raw, context, domain, gate: Gate::default(), fields, checksums };
+        let gate = domain.as_ref().and_then(Domain::gate).cloned().unwrap_or_default();
+        let handle = CompletionQueueHandle { raw, context, domain, gate, fields, checksums };
         Ok(CompletionQueue { handle: Arc::new(handle), poll_errors: 0, _not_sync: PhantomData })
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does not compile if the type is `Send`: then either trait could be meant.
+    macro_rules! assert_not_send {
+        ($type:ty) => {
+            const _: fn() = || {
+                trait Ambiguous<Which> {
+                    fn which() {}
+                }
+                struct ForSend;
+                impl<T: ?Sized> Ambiguous<()> for T {}
+                impl<T: ?Sized + Send> Ambiguous<ForSend> for T {}
+                let _ = <$type as Ambiguous<_>>::which;
+            };
+        };
+    }
+
+    assert_not_send!(Batch<'static>);
+    assert_not_send!(Completion<'static>);
 }

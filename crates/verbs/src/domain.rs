@@ -10,6 +10,7 @@ use ibverbs_sys::{ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr}
 
 use crate::allocator::{self, AllocatorState, DomainAllocator};
 use crate::error::last;
+use crate::pause::Gate;
 use crate::{Context, Error, Result, inline, leak};
 
 /// A protection domain: queues reach only memory registered in their own.
@@ -42,12 +43,14 @@ impl Drop for ProtectionDomain {
     }
 }
 
-/// A thread domain: queues made under it (through a [`ParentDomain`]) share a device doorbell without a lock, so all
-/// of them are to be driven by one thread. Each queue is exclusive to its owner in any case; two owners on two
-/// threads would mix up the device's doorbells, not this process's memory.
+/// A thread domain: what is made under it (through a [`ParentDomain`]) has no locks in the library and may share a
+/// doorbell, so it is for one thread at a time (ibv_alloc_td(3)). This crate holds everybody to that: while one of its
+/// queues is polled (as long as the batch is open), posted to or sent on, all of them turn other users away, on any
+/// thread.
 pub struct ThreadDomain {
     raw: NonNull<ibv_td>,
     context: Arc<Context>,
+    gate: Arc<Gate>,
 }
 
 // SAFETY: only passed on when a parent domain is made; never written after it was made.
@@ -63,7 +66,7 @@ impl ThreadDomain {
         let raw = unsafe { inline::alloc_td(context.raw(), &mut attr) };
         let raw = NonNull::new(raw)
             .ok_or_else(|| Error::AllocThreadDomain { device: context.name().into(), source: last() })?;
-        Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
+        Ok(Arc::new(Self { raw, context: Arc::clone(context), gate: Arc::default() }))
     }
 }
 
@@ -161,6 +164,14 @@ impl Domain {
         match self {
             Self::Protection(domain) => &domain.context,
             Self::Parent(domain) => &domain.protection.context,
+        }
+    }
+
+    /// What stands in for the locks that a thread domain takes away.
+    pub(crate) fn gate(&self) -> Option<&Arc<Gate>> {
+        match self {
+            Self::Protection(_) => None,
+            Self::Parent(domain) => domain.thread.as_ref().map(|thread| &thread.gate),
         }
     }
 

@@ -1,32 +1,36 @@
-//! Keeps the poller of a completion queue and the destroyers of what completes into it apart.
+//! One user at a time for what a provider leaves unlocked, and nobody while it takes a queue apart.
 //!
-//! Destroying a work queue or queue pair, and moving a work queue to RDY, make a provider remove its completions from
-//! the ring (providers/mlx5/cq.c, `__mlx5_cq_clean`). The library's own lock is absent from a SINGLE_THREADED queue and
-//! would wait for ever for a batch that is open on the same thread, so this stands in front of both. It costs the
-//! poller one uncontended exchange per poll, nothing per completion.
+//! Three things meet at a completion queue. Its poller; whoever posts to a queue that completes into it, as a provider
+//! looks there whether the queue is full (providers/mlx5/qp.c, `mlx5_wq_overflow`); and whoever destroys such a queue or
+//! moves it to RDY, as a provider then takes its completions out of the ring (providers/mlx5/cq.c, `__mlx5_cq_clean`).
+//! The library's lock between them is absent from a SINGLE_THREADED queue and from everything under a thread domain,
+//! and where it is present it would wait for ever for a batch that is open on the same thread. So a gate stands in
+//! front: one per completion queue, or one per thread domain for all that is made under it. It costs one uncontended
+//! exchange per poll, post or send, nothing per completion. Users never wait for each other: they are turned away.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a destroyer waits for an open batch before it gives up: far longer than any batch lasts.
 const PAUSE_LIMIT: Duration = Duration::from_secs(1);
 
-/// Invariant: at no time is the gate both entered and paused. Each side raises its own flag before it looks at the
-/// other's, with sequential consistency, so they cannot both miss.
+/// Invariant: at most one user is inside, and none while the gate is paused. Users and destroyers each raise their own
+/// flag before they look at the other's, with sequential consistency, so they cannot both miss; a user that leaves
+/// releases what it did to the next one that enters.
 #[derive(Default)]
 pub(crate) struct Gate {
-    polling: AtomicBool,
+    entered: AtomicBool,
     wanted: AtomicBool,
     /// Destroyers take turns.
     turn: Mutex<()>,
 }
 
 impl Gate {
-    /// The poller's side. False: paused, or entered already; try again later.
+    /// The user's side. False: paused, or somebody is inside, perhaps this very thread; try again later.
     #[inline]
     pub(crate) fn enter(&self) -> bool {
-        if self.polling.swap(true, Ordering::SeqCst) {
+        if self.entered.swap(true, Ordering::SeqCst) {
             return false;
         }
         if self.wanted.load(Ordering::SeqCst) {
@@ -38,10 +42,10 @@ impl Gate {
 
     #[inline]
     pub(crate) fn leave(&self) {
-        self.polling.store(false, Ordering::Release);
+        self.entered.store(false, Ordering::Release);
     }
 
-    /// The destroyer's side. `None`: the poller did not leave in time.
+    /// The destroyer's side. `None`: somebody did not leave in time.
     #[cold]
     pub(crate) fn pause(&self) -> Option<Paused<'_>> {
         self.pause_for(PAUSE_LIMIT)
@@ -52,7 +56,7 @@ impl Gate {
         let paused = Paused { gate: self, _turn: turn };
         self.wanted.store(true, Ordering::SeqCst);
         let start = Instant::now();
-        while self.polling.load(Ordering::SeqCst) {
+        while self.entered.load(Ordering::SeqCst) {
             if start.elapsed() > limit {
                 return None;
             }
@@ -62,7 +66,7 @@ impl Gate {
     }
 }
 
-/// While this exists, no batch is open.
+/// While this exists, nobody is inside.
 pub(crate) struct Paused<'g> {
     gate: &'g Gate,
     _turn: MutexGuard<'g, ()>,
@@ -71,6 +75,45 @@ pub(crate) struct Paused<'g> {
 impl Drop for Paused<'_> {
     fn drop(&mut self) {
         self.gate.wanted.store(false, Ordering::SeqCst);
+    }
+}
+
+/// The gates that a poster passes: its completion queue's, and its thread domain's if that is another one.
+pub(crate) struct Gates {
+    completions: Arc<Gate>,
+    thread: Option<Arc<Gate>>,
+}
+
+impl Gates {
+    pub(crate) fn new(completions: &Arc<Gate>, thread: Option<&Arc<Gate>>) -> Self {
+        let thread = thread.filter(|thread| !Arc::ptr_eq(thread, completions));
+        Self { completions: Arc::clone(completions), thread: thread.cloned() }
+    }
+
+    /// Enters all of them or none; leaves when the answer is dropped.
+    #[inline]
+    pub(crate) fn enter(&self) -> Option<Entered<'_>> {
+        if !self.completions.enter() {
+            return None;
+        }
+        if self.thread.as_ref().is_some_and(|thread| !thread.enter()) {
+            self.completions.leave();
+            return None;
+        }
+        Some(Entered(self))
+    }
+}
+
+/// While this exists, its holder is the only user.
+pub(crate) struct Entered<'g>(&'g Gates);
+
+impl Drop for Entered<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(thread) = &self.0.thread {
+            thread.leave();
+        }
+        self.0.completions.leave();
     }
 }
 
@@ -86,28 +129,32 @@ mod tests {
         assert!(gate.enter());
         assert!(gate.pause_for(Duration::from_millis(5)).is_none());
         gate.leave();
-        let paused = gate.pause_for(Duration::ZERO).expect("nobody polls");
+        let paused = gate.pause_for(Duration::ZERO).expect("nobody is inside");
         assert!(!gate.enter());
         drop(paused);
         assert!(gate.enter());
     }
 
     #[test]
-    fn poller_and_destroyers_never_overlap() {
+    fn a_poster_enters_all_of_its_gates_or_none() {
+        let (ring, thread) = (Arc::new(Gate::default()), Arc::new(Gate::default()));
+        let shared = Gates::new(&ring, Some(&ring));
+        drop(shared.enter().expect("one gate is entered once"));
+        let both = Gates::new(&ring, Some(&thread));
+        assert!(thread.enter());
+        assert!(both.enter().is_none());
+        thread.leave();
+        let entered = both.enter().expect("the first gate was left again");
+        assert!(!ring.enter() && !thread.enter() && shared.enter().is_none());
+        drop(entered);
+        assert!(ring.enter() && thread.enter());
+    }
+
+    #[test]
+    fn users_and_destroyers_never_overlap() {
         let gate = Gate::default();
         let (inside, turns) = (AtomicU32::new(0), AtomicU32::new(0));
-        std::thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    for _ in 0..200 {
-                        let paused = gate.pause().expect("the poller leaves soon");
-                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
-                        inside.fetch_sub(1, Ordering::SeqCst);
-                        drop(paused);
-                        turns.fetch_add(1, Ordering::SeqCst);
-                    }
-                });
-            }
+        let use_it = || {
             while turns.load(Ordering::SeqCst) < 400 {
                 if gate.enter() {
                     assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
@@ -115,6 +162,21 @@ mod tests {
                     gate.leave();
                 }
             }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        let paused = gate.pause().expect("users leave soon");
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        drop(paused);
+                        turns.fetch_add(1, Ordering::SeqCst);
+                    }
+                });
+            }
+            scope.spawn(use_it);
+            use_it();
         });
     }
 }

@@ -18,6 +18,7 @@ use ibverbs_sys::{
 use crate::chain::ReceiveChain;
 use crate::error::{from_code, last};
 use crate::lent::{Lender, Lent};
+use crate::pause::Gates;
 use crate::{
     CompletionQueueHandle, Context, Domain, Error, Frame, FramePool, MAX_RECEIVES, PortNumber, Result,
     inline, leak,
@@ -178,8 +179,11 @@ impl IdleRawQueuePair {
                 });
             }
         }
+        let handle = self.handle;
         Ok(RawQueuePair {
-            handle: self.handle,
+            send_gates: handle.send_completions.gates(&handle.domain),
+            receive_gates: handle.receive_completions.gates(&handle.domain),
+            handle,
             chain: ReceiveChain::new(),
             lender: Lender::new(),
             errno: 0,
@@ -191,6 +195,8 @@ impl IdleRawQueuePair {
 /// A raw packet queue pair in RTS: one owner.
 pub struct RawQueuePair {
     handle: Arc<RawQueuePairHandle>,
+    send_gates: Gates,
+    receive_gates: Gates,
     chain: ReceiveChain,
     lender: Lender,
     /// Of the last send that was refused.
@@ -226,8 +232,8 @@ impl RawQueuePair {
 
     /// Sends the first `bytes` bytes of a frame of `pool`, Ethernet header first. The frame comes back when the send
     /// completes; or right away, if the queue is full or refuses ([`RawQueuePair::last_refusal`]), if it has not so
-    /// many bytes, or if it is of another pool. Which pools there may be is as for
-    /// [`ReceiveQueue::post`](crate::ReceiveQueue::post).
+    /// many bytes, or if it is of another pool. Which pools there may be, and that a batch of the completion queue must not
+    /// be open meanwhile, is as for [`ReceiveQueue::post`](crate::ReceiveQueue::post).
     #[inline]
     pub fn send(
         &mut self,
@@ -247,6 +253,10 @@ impl RawQueuePair {
             self.errno = errno;
             return Err(frame);
         }
+        let Some(_entered) = self.send_gates.enter() else {
+            self.errno = libc::EBUSY;
+            return Err(frame);
+        };
         let mut entry = ibv_sge { addr: slot.address, length, lkey: pool.lkey() };
         let mut request = ibv_send_wr {
             wr_id: slot.wr_id,
@@ -257,8 +267,9 @@ impl RawQueuePair {
             ..ibv_send_wr::default()
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is live and in RTS and this is its only poster; the frame was held and is registered,
-        // and marked as posted before anyone can touch it again. The request is read during the call only.
+        // SAFETY: the queue pair is live and in RTS and this is its only poster, alone behind the gates; the frame was
+        // held and is registered, which `lent` keeps it, and marked as posted before anyone can touch it again. The
+        // request is read during the call only.
         let code = unsafe { inline::post_send(self.handle.raw(), &raw mut request, &mut bad) };
         if code != 0 {
             self.errno = code;
@@ -280,10 +291,13 @@ impl RawQueuePair {
             self.errno = errno;
             return 0;
         }
+        let Some(_entered) = self.receive_gates.enter() else {
+            self.errno = libc::EBUSY;
+            return 0;
+        };
         let qp = self.handle.raw();
         self.chain.post(pool, frames, |head, bad| {
-            // SAFETY: the queue pair is live and in RTS, this is its only poster, and the chain's frames were held:
-            // they are registered, and marked as posted before anyone can touch them again.
+            // SAFETY: as for `send`, with the frames of a whole chain.
             unsafe { inline::post_recv(qp, head, bad) }
         })
     }

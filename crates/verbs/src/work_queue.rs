@@ -13,6 +13,7 @@ use ibverbs_sys::{self as sys, ibv_wq, ibv_wq_attr, ibv_wq_init_attr};
 use crate::chain::ReceiveChain;
 use crate::error::{from_code, last};
 use crate::lent::{Lender, Lent};
+use crate::pause::Gates;
 use crate::{CompletionQueueHandle, Domain, Error, Frame, FramePool, Result, inline, leak};
 
 /// Most receives of one queue: no known device offers more.
@@ -169,6 +170,7 @@ impl WorkQueueBuilder {
             changing: Mutex::new(()),
         });
         let receives = ReceiveQueue {
+            gates: queue.completions.gates(&queue.domain),
             queue: Arc::clone(&queue),
             chain: ReceiveChain::new(),
             lender: Lender::new(),
@@ -182,6 +184,7 @@ impl WorkQueueBuilder {
 /// The posting side of a work queue: one owner.
 pub struct ReceiveQueue {
     queue: Arc<WorkQueue>,
+    gates: Gates,
     chain: ReceiveChain,
     lender: Lender,
     max_receives: u32,
@@ -192,6 +195,8 @@ impl ReceiveQueue {
     /// Posts frames of `pool` from the end of `frames`, as many as the queue takes. Returns how many; the others stay
     /// in the vector: the queue is full, not in RDY, or the last frame is of another pool. Nothing is taken from a pool
     /// that is not registered in the queue's protection domain, or is one more than [`MAX_POOLS`](crate::MAX_POOLS).
+    /// Nor while somebody else uses the completion queue or the thread domain; above all, not while a
+    /// [`Batch`](crate::Batch) of that completion queue is open, on this thread or another.
     /// The queue keeps the pool's memory registered until it is destroyed itself.
     #[inline]
     pub fn post(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize {
@@ -201,10 +206,12 @@ impl ReceiveQueue {
         if self.lender.lend(pool, &self.queue.lent, &self.queue.domain).is_err() {
             return 0;
         }
+        let Some(_entered) = self.gates.enter() else { return 0 };
         let wq = self.queue.raw();
         self.chain.post(pool, frames, |head, bad| {
-            // SAFETY: the queue is live and in RDY, this is its only poster, and the chain's frames were held: they are
-            // registered, which `lent` keeps them, and marked as posted before anyone can touch them again.
+            // SAFETY: the queue is live and in RDY, this is its only poster, alone behind the gates, and the chain's frames
+            // were held: they are registered, which `lent` keeps them, and marked as posted before anyone can touch
+            // them again.
             unsafe { inline::post_wq_recv(wq, head, bad) }
         })
     }
