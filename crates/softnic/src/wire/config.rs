@@ -21,8 +21,8 @@ pub enum WireConfig {
     Pcap(PcapConfig),
     /// A live interface.
     AfPacket(AfPacketConfig),
-    /// Nothing.
-    Null,
+    /// Nothing. With braces, because serde takes unknown keys beside a unit variant without a word.
+    Null {},
 }
 
 /// Traffic made up from a description. The same description gives the same frames in the same order.

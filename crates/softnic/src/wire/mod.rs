@@ -212,7 +212,7 @@ impl WireConfig {
             Self::Generator(config) => Box::new(GeneratorWire::open(config)?),
             Self::Pcap(config) => Box::new(PcapWire::open(config)?),
             Self::AfPacket(config) => Box::new(AfPacketWire::open(config)?),
-            Self::Null => Box::new(NullWire),
+            Self::Null {} => Box::new(NullWire),
         })
     }
 }

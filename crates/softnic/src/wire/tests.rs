@@ -8,7 +8,7 @@ fn config(json: &str) -> Result<WireConfig, serde_json::Error> {
 
 #[test]
 fn every_kind_is_read_with_its_defaults() {
-    assert_eq!(config(r#"{ "kind": "null" }"#).unwrap(), WireConfig::Null);
+    assert_eq!(config(r#"{ "kind": "null" }"#).unwrap(), WireConfig::Null {});
     let expected = AfPacketConfig { interface: "eth0".to_owned(), promiscuous: false, ring_frames: 4096 };
     assert_eq!(
         config(r#"{ "kind": "af_packet", "interface": "eth0" }"#).unwrap(),
@@ -34,6 +34,7 @@ fn unknown_kinds_and_keys_are_refused_by_name() {
     for (json, name) in [
         (r#"{ "kind": "carrier-pigeon" }"#, "carrier-pigeon"),
         (r#"{ "kind": "pcap", "path": "x", "sped": 2 }"#, "sped"),
+        (r#"{ "kind": "null", "interface": "eth0" }"#, "interface"),
         (r#"{ "kind": "pcap", "path": "x", "mode": "forever" }"#, "forever"),
         (r#"{ "kind": "af_packet" }"#, "interface"),
         (r#"{ "kind": "generator" }"#, "flows"),
@@ -45,7 +46,7 @@ fn unknown_kinds_and_keys_are_refused_by_name() {
 
 #[test]
 fn the_null_wire_brings_nothing_and_takes_frames() {
-    let mut wire = WireConfig::Null.open().unwrap();
+    let mut wire = WireConfig::Null {}.open().unwrap();
     let mut burst = Burst::new();
     wire.receive(&mut burst);
     assert!(burst.is_empty());

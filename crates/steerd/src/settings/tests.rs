@@ -98,7 +98,7 @@ fn variables_take_toml_and_bare_words() {
     assert_eq!(cores("[0, 1]"), Cores::List(vec![0, 1]));
     let ports = [("STEERD_SOFTNIC__PORTS", "[{ wire = { kind = \"null\" } }]")];
     let settings = load_with(&Request::default(), &variables(&ports)).expect("ports").settings;
-    assert_eq!(settings.softnic.ports[0].wire, WireConfig::Null);
+    assert_eq!(settings.softnic.ports[0].wire, WireConfig::Null {});
     assert_eq!(settings.softnic.ports[0].mtu_bytes, 1500);
 }
 
