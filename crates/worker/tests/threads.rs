@@ -30,7 +30,7 @@ fn generator(rate: Rate, total: u64) -> Box<dyn Wire> {
         dst_ports: dst_port.to_string().parse().expect("a port"),
         vlan: None,
         frame_bytes: FrameSizes::Fixed(64),
-        count: 64,
+        count: Some(64),
         tcp_flags: None,
         dst_mac: None,
     };

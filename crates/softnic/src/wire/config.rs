@@ -71,11 +71,12 @@ pub struct TrafficConfig {
     #[serde(default)]
     pub vlan: Option<u16>,
     /// The frame's length without FCS: `64`, `"64-1518"`, `"imix"`, or `[[64, 7], [594, 4], [1518, 1]]` (length, weight).
+    /// 64 means as short as the headers allow where they need more; other lengths have to hold them.
     #[serde(default)]
     pub frame_bytes: FrameSizes,
-    /// How many distinct address and port combinations there are.
-    #[serde(default = "default_count")]
-    pub count: u32,
+    /// How many distinct address and port combinations there are; without it 64, or all if there are fewer.
+    #[serde(default)]
+    pub count: Option<u32>,
     /// Flags of TCP segments: `syn,ack`; without it `ack`.
     #[serde(default)]
     pub tcp_flags: Option<String>,
@@ -214,9 +215,6 @@ const fn default_source_ports() -> PortRange {
 }
 const fn default_destination_ports() -> PortRange {
     PortRange { first: 9, last: 9 }
-}
-const fn default_count() -> u32 {
-    64
 }
 const fn default_speed() -> f64 {
     1.0

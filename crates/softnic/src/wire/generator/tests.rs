@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use packet::{FlowKey, Layers};
 
 use super::*;
-use crate::wire::WireConfig;
+use crate::wire::{FrameSizes, PortRange, TrafficConfig, WireConfig};
 
 fn open(json: &str) -> Result<GeneratorWire, WireError> {
     let config: WireConfig = serde_json::from_str(json).unwrap();
@@ -28,7 +28,7 @@ const MIX: &str = r#"{ "kind": "generator", "seed": 5, "total": 8190, "flows": [
     { "name": "web", "share": 3, "protocol": "tcp", "src": "2001:db8::/64", "dst": "2001:db8:1::1", "dst_ports": 443,
       "tcp_flags": "syn,ack", "frame_bytes": "imix", "count": 50, "vlan": 42 },
     { "name": "arp", "share": 1, "protocol": "arp", "src": "10.3.0.0/24", "dst": "10.3.0.1", "count": 8 },
-    { "name": "ping", "share": 1, "protocol": "icmp", "src": "10.3.0.0/30", "count": 99, "frame_bytes": 98 }
+    { "name": "ping", "share": 1, "protocol": "icmp", "src": "10.3.0.0/30", "count": 4, "frame_bytes": 98 }
 ] }"#;
 
 #[test]
@@ -126,7 +126,16 @@ fn what_cannot_be_built_is_named() {
         (r#""vlan": 4095"#, "1..=4094"),
         (r#""tcp_flags": "syn""#, "protocol"),
         (r#""protocol": "tcp", "tcp_flags": "syn,nak""#, "`nak`"),
-        (r#""frame_bytes": 10"#, "14..="),
+        (r#""frame_bytes": 10"#, "42..="),
+        (r#""frame_bytes": 20"#, "the headers alone take 42"),
+        (r#""frame_bytes": 41"#, "42..="),
+        (
+            r#""frame_bytes": "63-1518", "protocol": "tcp", "src": "2001:db8::1", "dst": "2001:db8::1""#,
+            "74..=",
+        ),
+        (r#""frame_bytes": [[64, 1], [57, 1]], "protocol": "tcp", "vlan": 7"#, "58..="),
+        (r#""count": 5, "protocol": "icmp", "src": "10.0.0.0/30""#, "more than the 4 combinations"),
+        (r#""count": 65, "src_ports": "1-64", "src": "10.0.0.1""#, "widen `src`"),
         (r#""frame_bytes": [[64, 0]]"#, "without weight"),
         (r#""share": 0"#, "`share`"),
         (r#""count": 0"#, "`count`"),
@@ -140,6 +149,48 @@ fn what_cannot_be_built_is_named() {
     }
     let rare = r#"{ "kind": "generator", "flows": [{ "share": 1, "count": 5000 }, { "share": 999 }] }"#;
     assert!(open(rare).unwrap_err().to_string().contains("number 1"));
+}
+
+#[test]
+fn the_shortest_length_is_as_short_as_the_headers_allow() {
+    for (flow, shortest) in [
+        ("", 64),
+        (r#""frame_bytes": 42"#, 42),
+        (r#""frame_bytes": 64, "vlan": 7, "protocol": "tcp""#, 64),
+        (r#""protocol": "tcp", "src": "2001:db8::1", "dst": "2001:db8::1""#, 74),
+        (r#""frame_bytes": "64-100", "protocol": "tcp", "src": "2001:db8::1", "dst": "2001:db8::1""#, 74),
+    ] {
+        let json = format!(r#"{{ "kind": "generator", "total": 4096, "flows": [{{ {flow} }}] }}"#);
+        let frames = receive_all(&mut open(&json).unwrap());
+        assert_eq!(frames.iter().map(Vec::len).min(), Some(shortest), "{flow}");
+    }
+}
+
+/// Ranges that the settings file cannot say, but a program can.
+#[test]
+fn inverted_ranges_are_refused() {
+    let json = r#"{ "kind": "generator", "flows": [{ "name": "it" }] }"#;
+    let WireConfig::Generator(config) = serde_json::from_str(json).unwrap() else { panic!("a generator") };
+    let refused = |change: fn(&mut TrafficConfig)| {
+        let mut config = config.clone();
+        change(&mut config.flows[0]);
+        GeneratorWire::open(&config).unwrap_err().to_string()
+    };
+    for (error, place) in [
+        (refused(|flow| flow.frame_bytes = FrameSizes::Range(100, 99)), "`frame_bytes` = 100-99"),
+        (refused(|flow| flow.src_ports = PortRange { first: 9, last: 8 }), "`src_ports` = 9-8"),
+        (refused(|flow| flow.dst_ports = PortRange { first: 9, last: 8 }), "`dst_ports` = 9-8"),
+    ] {
+        assert!(error.contains("flow `it`") && error.contains(place) && error.contains("swap"), "{error}");
+    }
+}
+
+#[test]
+fn the_frames_of_all_flows_together_are_limited() {
+    let flow = r#"{ "count": 600000, "frame_bytes": 42 }"#;
+    let json = format!(r#"{{ "kind": "generator", "flows": [{flow}, {flow}] }}"#);
+    let error = open(&json).unwrap_err().to_string();
+    assert!(error.contains("flow `number 2`") && error.contains("more than 1048576"), "{error}");
 }
 
 #[test]

@@ -13,7 +13,11 @@ use crate::wire::{
     TrafficProtocol, WireError,
 };
 
-/// The most distinct frames of one generator.
+/// The address and port combinations of a flow that does not say how many.
+const DEFAULT_COUNT: u128 = 64;
+/// The length that stands for the shortest frame: Ethernet's own minimum, beyond which headers may reach.
+const SHORTEST_FRAME_BYTES: usize = 64;
+/// The most distinct frames of one generator, over all its flows.
 const MAX_FRAMES: usize = 1 << 20;
 /// The most bytes that its frames occupy.
 const MAX_STORE_BYTES: usize = 256 << 20;
@@ -59,8 +63,9 @@ impl Reel {
         let mut rng = Rng::new(config.seed);
         let mut store = Vec::new();
         let mut parts = Vec::with_capacity(config.flows.len());
+        let mut frames_left = MAX_FRAMES;
         for (position, traffic) in config.flows.iter().enumerate() {
-            let slots = record_traffic(traffic, &mut rng, &mut store)
+            let slots = record_traffic(traffic, &mut rng, &mut store, &mut frames_left)
                 .map_err(|problem| WireError::Traffic { flow: name_of(traffic, position), problem })?;
             parts.push((traffic.share as usize, slots));
         }
@@ -89,18 +94,33 @@ fn name_of(traffic: &TrafficConfig, position: usize) -> String {
 }
 
 /// Builds the frames of one ingredient: every combination in every length that falls to it.
-fn record_traffic(traffic: &TrafficConfig, rng: &mut Rng, store: &mut Vec<u8>) -> Result<Vec<Slot>, String> {
+fn record_traffic(
+    traffic: &TrafficConfig,
+    rng: &mut Rng,
+    store: &mut Vec<u8>,
+    frames_left: &mut usize,
+) -> Result<Vec<Slot>, String> {
     let template = Template::new(traffic)?;
     let combinations = template.combinations();
-    let count = usize::try_from(u128::from(traffic.count).min(combinations)).unwrap_or(usize::MAX);
-    if count > MAX_FRAMES {
-        return Err(format!("`count` = {count} is more than {MAX_FRAMES}"));
-    }
+    let count = match traffic.count.map(u128::from) {
+        None => DEFAULT_COUNT.min(combinations),
+        Some(count) if count > combinations => {
+            return Err(format!(
+                "`count` = {count} is more than the {combinations} combinations of its addresses and ports: lower it, or \
+                 widen `src`, `dst`, `src_ports` or `dst_ports`"
+            ));
+        }
+        Some(count) => count,
+    };
+    let count = usize::try_from(count).unwrap_or(usize::MAX);
     let frames = match traffic.frame_bytes {
         FrameSizes::Fixed(_) => count,
-        _ => count * SIZE_VARIANTS.div_ceil(count),
+        _ => count.saturating_mul(SIZE_VARIANTS.div_ceil(count)),
     };
-    let mut lengths = lengths(&traffic.frame_bytes, frames)?;
+    *frames_left = frames_left.checked_sub(frames).ok_or_else(|| {
+        format!("the distinct frames of all flows up to here are more than {MAX_FRAMES}: lower `count`")
+    })?;
+    let mut lengths = lengths(&traffic.frame_bytes, frames, template.shortest())?;
     rng.shuffle(&mut lengths);
 
     // A stride without a common factor visits every combination once before it repeats one.
@@ -153,16 +173,23 @@ fn schedule(parts: &[(usize, Vec<Slot>)], rng: &mut Rng) -> Result<Vec<Slot>, (u
     Ok(schedule)
 }
 
-/// `frames` lengths in the proportions asked for, sorted.
-fn lengths(sizes: &FrameSizes, frames: usize) -> Result<Vec<usize>, String> {
+/// `frames` lengths in the proportions asked for, sorted. `shortest` is what the headers take.
+fn lengths(sizes: &FrameSizes, frames: usize, shortest: usize) -> Result<Vec<usize>, String> {
     let checked = |bytes: u16| match usize::from(bytes) {
-        bytes @ 14..=MAX_FRAME_BYTES => Ok(bytes),
-        bytes => Err(format!("`frame_bytes` has {bytes}, which is not in 14..={MAX_FRAME_BYTES}")),
+        SHORTEST_FRAME_BYTES => Ok(SHORTEST_FRAME_BYTES.max(shortest)),
+        bytes if (shortest..=MAX_FRAME_BYTES).contains(&bytes) => Ok(bytes),
+        bytes => Err(format!(
+            "`frame_bytes` has {bytes}, which is not in {shortest}..={MAX_FRAME_BYTES}: the headers alone take \
+             {shortest} ({SHORTEST_FRAME_BYTES} means as short as possible)"
+        )),
     };
     match sizes {
         FrameSizes::Fixed(bytes) => Ok(vec![checked(*bytes)?; frames]),
         FrameSizes::Range(first, last) => {
             let (first, last) = (checked(*first)?, checked(*last)?);
+            if first > last {
+                return Err(format!("`frame_bytes` = {first}-{last} ends before it starts: swap the two"));
+            }
             Ok((0..frames).map(|n| first + n * (last - first) / (frames - 1).max(1)).collect())
         }
         FrameSizes::Mix(mix) => {
@@ -207,8 +234,15 @@ impl<'c> Template<'c> {
         if traffic.share == 0 {
             return Err("`share` is 0: leave the flow out instead".to_owned());
         }
-        if traffic.count == 0 {
+        if traffic.count == Some(0) {
             return Err("`count` is 0: it is the number of address and port combinations".to_owned());
+        }
+        for (key, PortRange { first, last }) in
+            [("src_ports", traffic.src_ports), ("dst_ports", traffic.dst_ports)]
+        {
+            if first > last {
+                return Err(format!("`{key}` = {first}-{last} ends before it starts: swap the two"));
+            }
         }
         if let Some(vlan) = traffic.vlan.filter(|vlan| !(1..=4094).contains(vlan)) {
             return Err(format!("`vlan` = {vlan} is not in 1..=4094"));
@@ -227,6 +261,11 @@ impl<'c> Template<'c> {
             ),
         };
         Ok(Self { traffic, tcp_flags, dst_mac })
+    }
+
+    /// The length of a frame that is nothing but headers.
+    fn shortest(&self) -> usize {
+        self.frame(0, 0).len()
     }
 
     fn has_ports(&self) -> bool {
