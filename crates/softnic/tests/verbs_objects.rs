@@ -111,6 +111,16 @@ fn queues_live_in_their_parent_domains_memory_and_give_it_back() {
 }
 
 #[test]
+fn memory_is_not_opened_to_the_network() {
+    let rig = Rig::new();
+    let remote_write = Access::from_bits_retain(2);
+    let error = MemoryRegion::register(&rig.domain(), vec![0u8; 4096], Access::LOCAL_WRITE | remote_write);
+    assert_eq!(error.err().and_then(|error| error.errno()), Some(libc::EINVAL));
+    let access = Access::LOCAL_WRITE | Access::RELAXED_ORDERING;
+    assert!(MemoryRegion::register(&rig.domain(), vec![0u8; 4096], access).is_ok());
+}
+
+#[test]
 fn packet_memory_does_not_come_from_the_queues_allocator() {
     let rig = Rig::new();
     let home = ArenaDomain::new(&rig.pd, None);

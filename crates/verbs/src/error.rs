@@ -87,9 +87,19 @@ impl Error {
     }
 }
 
-/// A value that a verb returned as its error: an errno, which some providers negate.
+/// A value that a verb has just returned as its error: an errno, which some providers negate, or -1 with the reason in
+/// `errno`, which is no EPERM.
 pub(crate) fn from_code(code: c_int) -> io::Error {
-    io::Error::from_raw_os_error(code.checked_abs().unwrap_or(libc::EIO))
+    match code {
+        -1 => last(),
+        code => io::Error::from_raw_os_error(code.checked_abs().unwrap_or(libc::EIO)),
+    }
+}
+
+/// The errno behind [`from_code`], for the packet path to keep.
+#[cold]
+pub(crate) fn errno_of(code: c_int) -> c_int {
+    from_code(code).raw_os_error().unwrap_or(libc::EIO)
 }
 
 /// The error of a verb that returned NULL. A provider that forgot `errno` must not read as success.
@@ -130,7 +140,8 @@ impl fmt::Display for Hint<'_> {
     }
 }
 
-/// What an errno of a verb usually means on the devices of facts/hardware.md, and what to do about it.
+/// What an errno of a verb usually means, by the kernel's checks (uverbs_cmd.c) and those of the mlx5 driver, and what
+/// to do about it.
 fn remedy(verb: Verb, errno: i32) -> Option<&'static str> {
     Some(match (verb, errno) {
         (Verb::List, libc::ENOSYS | libc::ENOENT) => {
@@ -214,5 +225,12 @@ mod tests {
     fn negated_and_impossible_codes_become_errnos() {
         assert_eq!(from_code(-libc::EBUSY).raw_os_error(), Some(libc::EBUSY));
         assert_eq!(from_code(c_int::MIN).raw_os_error(), Some(libc::EIO));
+        // SAFETY: the location of this thread's errno is always valid.
+        let errno = unsafe { libc::__errno_location() };
+        for (reason, read) in [(libc::ENOSPC, libc::ENOSPC), (0, libc::EIO)] {
+            // SAFETY: as above; the pointer is this thread's own.
+            unsafe { errno.write(reason) };
+            assert_eq!(from_code(-1).raw_os_error(), Some(read), "-1 says to look at errno");
+        }
     }
 }

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 use ibverbs_sys::{ibv_access_flags, ibv_mr};
 
-use crate::error::last;
+use crate::error::{from_code, last};
 use crate::{Domain, Error, Result, StableMemory, leak};
 
 bitflags::bitflags! {
@@ -45,13 +45,18 @@ unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
     /// `ibv_reg_mr` over all of `memory`, which the region keeps. Registering with a parent domain is registering with
-    /// its protection domain.
+    /// its protection domain. Access that has no name in [`Access`] is refused with EINVAL.
     pub fn register(domain: &Domain, memory: impl StableMemory + 'static, access: Access) -> Result<Self> {
         let mut memory: Box<dyn StableMemory> = Box::new(memory);
         let slice: &mut [u8] = &mut memory;
         let bytes = slice.len();
         let start = NonNull::from(slice).cast::<u8>();
         let address = start.as_ptr();
+        let failed = |source| Error::RegisterMemory { device: domain.context().name().into(), bytes, source };
+        // Bits that have no name here may open the memory to the network.
+        if !Access::all().contains(access) {
+            return Err(failed(from_code(libc::EINVAL)));
+        }
         // SAFETY: the domain is live and `memory` covers the range. This is what the header's macro calls when the
         // flags are not constant; the library drops optional flags the kernel lacks.
         let raw = unsafe {
@@ -63,11 +68,7 @@ impl MemoryRegion {
                 access.bits(),
             )
         };
-        let raw = NonNull::new(raw).ok_or_else(|| Error::RegisterMemory {
-            device: domain.context().name().into(),
-            bytes,
-            source: last(),
-        })?;
+        let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
         // SAFETY: `raw` was just made by the library, which fills in the key.
         let lkey = unsafe { (*raw.as_ptr()).lkey };
         Ok(Self { raw, domain: domain.clone(), memory: ManuallyDrop::new(memory), start, bytes, lkey })

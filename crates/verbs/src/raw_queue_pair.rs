@@ -16,7 +16,7 @@ use ibverbs_sys::{
 };
 
 use crate::chain::ReceiveChain;
-use crate::error::{from_code, last};
+use crate::error::{errno_of, from_code, last};
 use crate::lent::{Lender, Lent};
 use crate::pause::Gates;
 use crate::{
@@ -263,7 +263,8 @@ impl RawQueuePair {
             sg_list: &raw mut entry,
             num_sge: 1,
             opcode: sys::ibv_wr_opcode::IBV_WR_SEND,
-            send_flags: ibv_send_flags::IBV_SEND_SIGNALED.0 | flags.bits(),
+            // Others would make the library read the request or the frame in ways not meant here.
+            send_flags: ibv_send_flags::IBV_SEND_SIGNALED.0 | (flags & SendFlags::all()).bits(),
             ..ibv_send_wr::default()
         };
         let mut bad = ptr::null_mut();
@@ -272,7 +273,7 @@ impl RawQueuePair {
         // request is read during the call only.
         let code = unsafe { inline::post_send(self.handle.raw(), &raw mut request, &mut bad) };
         if code != 0 {
-            self.errno = code;
+            self.errno = errno_of(code);
             return Err(frame);
         }
         pool.posted(slot);
@@ -281,7 +282,7 @@ impl RawQueuePair {
 
     /// Why the last refused send, or receives of a pool that is not for this queue, were refused.
     pub fn last_refusal(&self) -> Option<io::Error> {
-        (self.errno != 0).then(|| from_code(self.errno))
+        (self.errno != 0).then(|| io::Error::from_raw_os_error(self.errno))
     }
 
     /// Posts receives, as [`ReceiveQueue::post`](crate::ReceiveQueue::post) does.
