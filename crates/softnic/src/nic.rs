@@ -112,10 +112,14 @@ impl Nic {
         self.ports.get(usize::from(number).checked_sub(1)?)
     }
 
-    /// Runs one pass; `None` while another thread is in one.
+    /// Runs one pass, after the one that another thread may be in.
     pub(crate) fn pass(&self, max_frames: usize) -> usize {
-        let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
-        engine.pass(self, max_frames)
+        self.engine().pass(self, max_frames)
+    }
+
+    /// The engine; its own thread holds it for one pass at a time.
+    pub(crate) fn engine(&self) -> MutexGuard<'_, Engine> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

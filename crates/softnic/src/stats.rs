@@ -27,8 +27,12 @@ pub struct PortStats {
     pub queue_not_ready: u64,
     /// Frames whose posted buffer failed the memory key, bounds or domain check.
     pub memory_fault: u64,
-    /// Further copies of delivered frames (sniffer, replication). Not a disposition.
+    /// Further copies that were delivered (sniffer, replication). Not a disposition.
     pub replicated: u64,
+    /// Further copies that were not. Not a disposition.
+    pub copies_lost: u64,
+    /// Frames that the wire lost before the engine had them; not in `rx_frames`.
+    pub wire_lost: u64,
     /// Frames handed to the wire.
     pub tx_frames: u64,
     /// Bytes of those frames.
@@ -38,7 +42,7 @@ pub struct PortStats {
 }
 
 /// How many numbers [`PortStats`] holds.
-const FIELDS: usize = 15;
+const FIELDS: usize = 17;
 
 impl PortStats {
     /// The sum of what can become of a received frame.
@@ -84,6 +88,8 @@ impl PortStats {
             self.queue_not_ready,
             self.memory_fault,
             self.replicated,
+            self.copies_lost,
+            self.wire_lost,
             self.tx_frames,
             self.tx_bytes,
             self.tx_errors,
@@ -104,6 +110,8 @@ impl PortStats {
             queue_not_ready,
             memory_fault,
             replicated,
+            copies_lost,
+            wire_lost,
             tx_frames,
             tx_bytes,
             tx_errors,
@@ -121,6 +129,8 @@ impl PortStats {
             queue_not_ready,
             memory_fault,
             replicated,
+            copies_lost,
+            wire_lost,
             tx_frames,
             tx_bytes,
             tx_errors,
@@ -207,6 +217,8 @@ mod tests {
         }
         assert_eq!(stats.dispositions(), 45);
         assert_eq!(stats.delivered, 9);
+        stats.copies_lost = 10;
+        stats.wire_lost = 11;
         assert_eq!(PortStats::from_array(stats.to_array()), stats);
     }
 

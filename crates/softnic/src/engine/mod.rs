@@ -25,6 +25,8 @@ const YIELD_PASSES: u32 = 256;
 const IDLE_SLEEP: Duration = Duration::from_micros(50);
 /// Frames of one turn of the thread.
 const THREAD_FRAMES: usize = 256;
+/// Passes between two looks at what the wires have lost: for some that is a system call.
+const LOSS_PASSES: u32 = 256;
 
 /// The wires, and what a pass works with.
 pub(crate) struct Engine {
@@ -32,6 +34,8 @@ pub(crate) struct Engine {
     plan: receive::Plan,
     /// Where sends are gathered.
     gather: Box<[u8; MAX_FRAME_BYTES]>,
+    /// Counts passes; the first port of each is another one.
+    passes: u32,
 }
 
 /// A port as the engine has it.
@@ -41,8 +45,17 @@ struct EnginePort {
     /// Bytes of the longest frame.
     max_frame_bytes: usize,
     state: WireState,
-    /// What the wire said of transmit losses so far.
+    /// What the wire said of its losses so far.
+    receive_losses: u64,
     transmit_losses: u64,
+}
+
+impl EnginePort {
+    fn note_receive_losses(&mut self, stats: &mut PortStats) {
+        let losses = self.wire.losses();
+        stats.wire_lost += losses.saturating_sub(self.receive_losses);
+        self.receive_losses = losses;
+    }
 }
 
 impl Engine {
@@ -52,31 +65,64 @@ impl Engine {
             max_frame_bytes: port.mtu_bytes as usize + ETHERNET_BYTES + VLAN_TAGS_BYTES,
             state: port.wire.state(),
             wire: port.wire,
+            receive_losses: 0,
             transmit_losses: 0,
         });
-        Self { ports: ports.collect(), plan: receive::Plan::new(), gather: Box::new([0; MAX_FRAME_BYTES]) }
+        Self {
+            ports: ports.collect(),
+            plan: receive::Plan::new(),
+            gather: Box::new([0; MAX_FRAME_BYTES]),
+            passes: 0,
+        }
     }
 
     /// One turn over all ports: at most `max_frames` received frames, and what was posted to be sent.
     pub(crate) fn pass(&mut self, nic: &Nic, max_frames: usize) -> usize {
-        let mut received = 0;
+        let first = self.passes as usize % self.ports.len().max(1);
+        self.passes = self.passes.wrapping_add(1);
+        self.ports.rotate_left(first);
+        let received = self.receive(nic, max_frames);
         let mut sent = 0;
         for port in &mut self.ports {
             let mut stats = PortStats::default();
-            while received < max_frames {
-                let frames = receive::burst(nic, port, &mut self.plan, max_frames - received, &mut stats);
-                if frames == 0 {
-                    break;
-                }
-                received += frames;
-                // Readers see the books after each burst.
-                publish(nic, port, &mut stats);
-            }
             sent += transmit::drain(nic, port, &mut self.gather, &mut stats);
+            if self.passes.is_multiple_of(LOSS_PASSES) {
+                port.note_receive_losses(&mut stats);
+            }
             publish(nic, port, &mut stats);
             watch(nic, port);
         }
+        self.ports.rotate_right(first);
         received + sent
+    }
+
+    /// A burst from each port in turn, until none has more: a busy port cannot keep the others waiting.
+    fn receive(&mut self, nic: &Nic, max_frames: usize) -> usize {
+        let mut received = 0;
+        loop {
+            let before = received;
+            for port in &mut self.ports {
+                if received == max_frames {
+                    return received;
+                }
+                let mut stats = PortStats::default();
+                received += receive::burst(nic, port, &mut self.plan, max_frames - received, &mut stats);
+                // Readers see the books after each burst.
+                publish(nic, port, &mut stats);
+            }
+            if received == before {
+                return received;
+            }
+        }
+    }
+
+    /// The last word on what the wires have lost.
+    fn close_books(&mut self, nic: &Nic) {
+        for port in &mut self.ports {
+            let mut stats = PortStats::default();
+            port.note_receive_losses(&mut stats);
+            publish(nic, port, &mut stats);
+        }
     }
 }
 
@@ -165,4 +211,5 @@ fn run(nic: &Nic) {
             YIELD_PASSES.. => std::thread::sleep(IDLE_SLEEP),
         }
     }
+    nic.engine().close_books(nic);
 }

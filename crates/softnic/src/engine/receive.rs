@@ -37,7 +37,7 @@ struct Delivery {
     queue: u32,
     tag: u32,
     cvlan: u16,
-    /// A sniffer's copy: if it fails, that is not what became of the frame.
+    /// A sniffer's copy: whatever becomes of it, it is not what becomes of the frame.
     aside: bool,
     /// Where its receive request will stand, unless deliveries before it fail.
     position: u32,
@@ -93,11 +93,12 @@ pub(super) fn burst(
         let end = deliver(state, &delivery, &frames[delivery.frame], now_ns);
         let so_far = &mut ends[delivery.frame];
         match (*so_far, end) {
+            (_, Disposition::Delivered) if delivery.aside => stats.replicated += 1,
             (Disposition::Delivered, Disposition::Delivered) => stats.replicated += 1,
             (_, Disposition::Delivered) => *so_far = end,
-            // What a flow dropped is dropped, whatever became of copies.
             (Disposition::Unmatched, _) if !delivery.aside => *so_far = end,
-            _ => {}
+            // The frame has its end already; the copy that failed is counted beside it.
+            _ => stats.copies_lost += 1,
         }
     }
     state.publish();

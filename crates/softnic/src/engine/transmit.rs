@@ -44,11 +44,11 @@ pub(super) fn drain(
             sent += drain_qp(&mut state, slot, port, gather, stats);
         }
     }
-    if sent == 0 {
-        return 0;
+    if sent > 0 {
+        state.publish();
     }
-    state.publish();
     drop(state);
+    // Also when nothing new was sent: what the medium refused for a moment waits in the wire.
     port.wire.flush();
     let losses = port.wire.transmit_losses();
     stats.tx_errors += losses.saturating_sub(port.transmit_losses);
