@@ -191,6 +191,11 @@ fn workers(families: &mut Families, workers: &[WorkerState]) {
     for worker in workers {
         family = family.reasons("worker", &worker.worker.to_string(), "reason", &worker.lost_packets);
     }
+    let help = "Receives that failed, by how; what a port lost by them is among its own losses.";
+    let mut family = families.counter("steerd_worker_failed_receives_total", help);
+    for worker in workers {
+        family = family.reasons("worker", &worker.worker.to_string(), "reason", &worker.failed_receives);
+    }
     let help = "Malformed packets that a worker looked into; a note, not a verdict.";
     let mut family = families.counter("steerd_worker_anomalous_packets_total", help);
     for worker in workers {
@@ -337,6 +342,7 @@ mod tests {
                 received_packets: 10,
                 batches: vec![(1, 4), (3, 2)],
                 lost_packets: [("unknown_tag", 1)].into(),
+                failed_receives: [("length", 3)].into(),
                 ..WorkerState::default()
             }],
             ..State::default()
@@ -357,6 +363,7 @@ mod tests {
             "steerd_rule_packets_total{action=\"drop\",rule=\"scan\"} 7",
             "steerd_policy_reloads_total{result=\"failure\"} 0",
             "steerd_worker_dropped_packets_total{reason=\"unknown_tag\",worker=\"0\"} 1",
+            "steerd_worker_failed_receives_total{reason=\"length\",worker=\"0\"} 3",
             "steerd_worker_batch_packets_bucket{worker=\"0\",le=\"1\"} 4",
             "steerd_worker_batch_packets_bucket{worker=\"0\",le=\"3\"} 6",
             "steerd_worker_batch_packets_bucket{worker=\"0\",le=\"+Inf\"} 6",

@@ -89,6 +89,8 @@ pub(crate) struct WorkerState {
     pub(crate) kernel_packets: u64,
     /// Received, but lost for another reason than a rule.
     pub(crate) lost_packets: Reasons,
+    /// Not in the books: what a port could not deliver is among its own losses.
+    pub(crate) failed_receives: Reasons,
     pub(crate) anomalies: Reasons,
     pub(crate) polls: u64,
     pub(crate) empty_polls: u64,

@@ -5,8 +5,9 @@
 //! the indirection tables, and speaks with it through [`WorkerControl`]. A worker shares nothing
 //! with its siblings, and never talks to the device's control path once it runs.
 //!
-//! Invariant: every receive completion is counted in exactly one place: a rule's tally by
-//! [`Disposition`], or a [`DropReason`] ([`WorkerSnapshot::imbalance`]).
+//! Invariant: every receive that succeeded, and so every packet that a port calls delivered, is counted
+//! in exactly one place: a rule's tally by [`Disposition`], or a [`DropReason`]
+//! ([`WorkerSnapshot::imbalance`]). One that failed is counted by its [`Failure`] alone.
 #![forbid(unsafe_code)]
 
 mod allocator;
@@ -34,7 +35,7 @@ pub use mailbox::Generation;
 pub use policy::Band;
 pub use sink::{Deliveries, Delivery, Sink};
 pub use snapshot::{RuleSnapshot, WorkerSnapshot};
-pub use stats::DropReason;
+pub use stats::{DropReason, Failure};
 pub use table::{ClassTable, Disposition};
 pub use thread::WorkerHandle;
 pub use turn::Worker;

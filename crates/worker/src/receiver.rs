@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use verbs::{CompletionQueue, FramePool, Opcode, ReceiveQueue, WorkQueue};
+use verbs::{Completion, CompletionQueue, FlowTag, Frame, FramePool, ReceiveQueue, Status, WorkQueue};
 
 use crate::batch::{Batch, Packet};
 use crate::stats::{DropReason, Stats};
@@ -14,14 +14,42 @@ pub(crate) struct Receiver {
     pub(crate) queue: ReceiveQueue,
     pub(crate) work_queue: Arc<WorkQueue>,
     pub(crate) completions: CompletionQueue,
+    /// The receive queue's alone: what a completion was for is told by whose frame it names, because
+    /// in one that reports an error the opcode means nothing (ibv_create_cq_ex(3)).
     pub(crate) pool: FramePool,
     /// Completions per turn.
     pub(crate) limit: usize,
 }
 
+/// What a completion says of a receive, read before its frame is taken back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Completed {
+    pub(crate) status: Status,
+    /// This and what follows only where the status is success.
+    pub(crate) bytes: Option<u32>,
+    pub(crate) tag: Option<FlowTag>,
+    pub(crate) timestamp: Option<u64>,
+}
+
+impl Completed {
+    #[inline]
+    fn read(completion: &Completion<'_>) -> Self {
+        let status = completion.status();
+        if status != Status::Success {
+            return Self { status, bytes: None, tag: None, timestamp: None };
+        }
+        Self {
+            status,
+            bytes: completion.byte_len(),
+            tag: completion.flow_tag(),
+            timestamp: completion.timestamp(),
+        }
+    }
+}
+
 impl Receiver {
-    /// Takes the completions that are waiting, at most one batch. Each receive is counted as
-    /// received here, and either becomes a packet of the batch or is counted with its reason.
+    /// Takes the completions that are waiting, at most one batch. A success is counted as received
+    /// here, and either becomes a packet of the batch or is counted with its reason.
     pub(crate) fn poll(&mut self, batch: &mut Batch, stats: &Stats) {
         batch.clear();
         // Also `None` while a queue that completes into this one is destroyed, but those are the worker's own.
@@ -36,40 +64,12 @@ impl Receiver {
                 break;
             };
             batch.completions += 1;
-            // Only wr_id and status are valid in an error completion (ibv_create_cq_ex(3)).
-            let success = completion.is_success();
-            if success && completion.opcode() == Opcode::Send {
-                stats.sends_completed.add(1);
-                batch.frames.extend(self.pool.reclaim(completion));
-                continue;
+            let completed = Completed::read(&completion);
+            let frame = self.pool.reclaim(completion).ok();
+            if let Some(received) = sort(completed, frame, self.pool.frame_bytes(), batch, stats) {
+                packets += 1;
+                bytes += u64::from(received);
             }
-            packets += 1;
-            let (length, tag, timestamp) = if success {
-                (completion.byte_len(), completion.flow_tag(), completion.timestamp())
-            } else {
-                (None, None, None)
-            };
-            let Ok(frame) = self.pool.reclaim(completion) else {
-                stats.dropped(DropReason::BadFrame);
-                continue;
-            };
-            batch.frames.push(frame);
-            if !success {
-                stats.dropped(DropReason::ErrorCompletion);
-                continue;
-            }
-            let Some(length) = length.filter(|&length| length <= self.pool.frame_bytes()) else {
-                stats.dropped(DropReason::BadLength);
-                continue;
-            };
-            bytes += u64::from(length);
-            batch.packets.push(Packet {
-                frame: batch.frames.len() - 1,
-                bytes: length,
-                tag,
-                timestamp,
-                outcome: None,
-            });
         }
         stats.received.add(packets, bytes);
     }
@@ -81,4 +81,33 @@ impl Receiver {
             stats.posted.add(posted as u64);
         }
     }
+}
+
+/// Puts one completion where it belongs. Answers the bytes to be counted as received: only what the
+/// device calls a success did its port call delivered.
+#[inline]
+pub(crate) fn sort(
+    completed: Completed,
+    frame: Option<Frame>,
+    frame_bytes: u32,
+    batch: &mut Batch,
+    stats: &Stats,
+) -> Option<u32> {
+    let Completed { status, bytes, tag, timestamp } = completed;
+    let owned = frame.is_some();
+    batch.frames.extend(frame);
+    if status != Status::Success {
+        stats.failed(status);
+        return None;
+    }
+    let counted = bytes.filter(|&bytes| bytes <= frame_bytes);
+    match counted {
+        _ if !owned => stats.dropped(DropReason::BadFrame),
+        None => stats.dropped(DropReason::BadLength),
+        Some(bytes) => {
+            let frame = batch.frames.len() - 1;
+            batch.packets.push(Packet { frame, bytes, tag, timestamp, outcome: None });
+        }
+    }
+    Some(counted.unwrap_or_default())
 }

@@ -5,7 +5,7 @@ use policy::WorkerId;
 
 use crate::counter::{Histogram, Traffic};
 use crate::stats::Stats;
-use crate::{Disposition, DropReason};
+use crate::{Disposition, DropReason, Failure};
 
 /// What one rule's packets came to on one worker, over all programs that had a rule of this name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,12 +23,14 @@ pub struct RuleSnapshot {
 pub struct WorkerSnapshot {
     /// Which worker.
     pub id: WorkerId,
-    /// Receive completions taken from the queue. Bytes only of those that succeeded.
+    /// Packets that the device has delivered here: receives that succeeded.
     pub received: Traffic,
     /// By rule and disposition, sorted by name.
     pub rules: Vec<RuleSnapshot>,
     /// Packets dropped without a rule, by reason.
     pub dropped: [(DropReason, u64); DropReason::ALL.len()],
+    /// Receives that failed, by how. They are no packets of the worker's; ports count them as lost.
+    pub failures: [(Failure, u64); Failure::ALL.len()],
     /// Anomalies seen where a packet was parsed anyway, that is in hybrid classes only: exact
     /// classes never look into the packet. A note on a packet, not a disposition of it.
     pub anomalies: [(Anomaly, u64); Anomaly::ALL.len()],
@@ -40,8 +42,6 @@ pub struct WorkerSnapshot {
     pub poll_errors: u64,
     /// Frames posted, the first filling included.
     pub posted: u64,
-    /// Send completions.
-    pub sends_completed: u64,
     /// Completions per turn.
     pub batches: Histogram,
     /// Time between the starts of two turns.
@@ -57,12 +57,12 @@ impl WorkerSnapshot {
             received: stats.received.read(),
             rules,
             dropped: stats.reasons(),
+            failures: stats.failures(),
             anomalies: stats.anomalies(),
             polls: stats.polls.read(),
             empty_polls: stats.empty_polls.read(),
             poll_errors: stats.poll_errors.read(),
             posted: stats.posted.read(),
-            sends_completed: stats.sends_completed.read(),
             batches: stats.batches.read(),
             poll_gaps_ns: stats.poll_gaps_ns.read(),
             poll_gap_max_ns: stats.poll_gap_max_ns.read(),

@@ -3,6 +3,7 @@
 
 use crossbeam::utils::CachePadded;
 use packet::Anomaly;
+use verbs::Status;
 
 use crate::counter::{Counter, Log2Histogram, Tally};
 
@@ -15,16 +16,13 @@ pub enum DropReason {
     UnknownClass,
     /// The device named a frame that it does not own.
     BadFrame,
-    /// The completion's status was not success.
-    ErrorCompletion,
     /// The completion's length is missing or exceeds the frame.
     BadLength,
 }
 
 impl DropReason {
     /// All reasons, in the order of their indices.
-    pub const ALL: &[Self] =
-        &[Self::UnknownTag, Self::UnknownClass, Self::BadFrame, Self::ErrorCompletion, Self::BadLength];
+    pub const ALL: &[Self] = &[Self::UnknownTag, Self::UnknownClass, Self::BadFrame, Self::BadLength];
 
     /// The reason as a metric label.
     #[must_use]
@@ -33,7 +31,6 @@ impl DropReason {
             Self::UnknownTag => "unknown_tag",
             Self::UnknownClass => "unknown_class",
             Self::BadFrame => "bad_frame",
-            Self::ErrorCompletion => "error_completion",
             Self::BadLength => "bad_length",
         }
     }
@@ -42,6 +39,61 @@ impl DropReason {
     #[must_use]
     pub const fn index(self) -> usize {
         self as usize
+    }
+}
+
+/// How a receive failed. No packet was received by it: the port counts what it lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Failure {
+    /// The packet was longer than its frame.
+    Length,
+    /// The device found the request malformed.
+    Operation,
+    /// The frame is not registered in the queue's domain, or may not be written to.
+    Protection,
+    /// The queue was in its error state with the frame still posted.
+    Flushed,
+    /// The queue is beyond repair.
+    Fatal,
+    /// Any other status.
+    Other,
+}
+
+impl Failure {
+    /// All of them, in the order of their indices.
+    pub const ALL: &[Self] =
+        &[Self::Length, Self::Operation, Self::Protection, Self::Flushed, Self::Fatal, Self::Other];
+
+    /// The failure as a metric label.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Length => "length",
+            Self::Operation => "operation",
+            Self::Protection => "protection",
+            Self::Flushed => "flushed",
+            Self::Fatal => "fatal",
+            Self::Other => "other",
+        }
+    }
+
+    /// Its place in [`Failure::ALL`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
+        match status {
+            Status::LocalLength => Self::Length,
+            Status::LocalQueuePairOperation => Self::Operation,
+            Status::LocalProtection | Status::LocalAccess => Self::Protection,
+            Status::Flushed => Self::Flushed,
+            Status::Fatal => Self::Fatal,
+            Status::Success | Status::General | Status::Unknown(_) => Self::Other,
+        }
     }
 }
 
@@ -60,12 +112,12 @@ impl std::ops::Deref for Stats {
 pub(crate) struct Block {
     pub(crate) received: Tally,
     reasons: [Counter; DropReason::ALL.len()],
+    failures: [Counter; Failure::ALL.len()],
     anomalies: [Counter; Anomaly::ALL.len()],
     pub(crate) polls: Counter,
     pub(crate) empty_polls: Counter,
     pub(crate) poll_errors: Counter,
     pub(crate) posted: Counter,
-    pub(crate) sends_completed: Counter,
     pub(crate) batches: Log2Histogram,
     pub(crate) poll_gaps_ns: Log2Histogram,
     pub(crate) poll_gap_max_ns: Counter,
@@ -76,12 +128,12 @@ impl Default for Block {
         Self {
             received: Tally::default(),
             reasons: std::array::from_fn(|_| Counter::default()),
+            failures: std::array::from_fn(|_| Counter::default()),
             anomalies: std::array::from_fn(|_| Counter::default()),
             polls: Counter::default(),
             empty_polls: Counter::default(),
             poll_errors: Counter::default(),
             posted: Counter::default(),
-            sends_completed: Counter::default(),
             batches: Log2Histogram::default(),
             poll_gaps_ns: Log2Histogram::default(),
             poll_gap_max_ns: Counter::default(),
@@ -94,6 +146,11 @@ impl Block {
         self.reasons[reason.index()].add(1);
     }
 
+    #[cold]
+    pub(crate) fn failed(&self, status: Status) {
+        self.failures[Failure::from(status).index()].add(1);
+    }
+
     pub(crate) fn anomaly(&self, anomaly: Anomaly) {
         if let Some(counter) = self.anomalies.get(anomaly.index()) {
             counter.add(1);
@@ -102,6 +159,10 @@ impl Block {
 
     pub(crate) fn reasons(&self) -> [(DropReason, u64); DropReason::ALL.len()] {
         std::array::from_fn(|index| (DropReason::ALL[index], self.reasons[index].read()))
+    }
+
+    pub(crate) fn failures(&self) -> [(Failure, u64); Failure::ALL.len()] {
+        std::array::from_fn(|index| (Failure::ALL[index], self.failures[index].read()))
     }
 
     pub(crate) fn anomalies(&self) -> [(Anomaly, u64); Anomaly::ALL.len()] {
@@ -119,6 +180,11 @@ mod tests {
         for (index, reason) in DropReason::ALL.iter().enumerate() {
             assert_eq!(reason.index(), index);
             assert!(names.insert(reason.name()));
+        }
+        let mut names = std::collections::HashSet::new();
+        for (index, failure) in Failure::ALL.iter().enumerate() {
+            assert_eq!(failure.index(), index);
+            assert!(names.insert(failure.name()));
         }
     }
 }

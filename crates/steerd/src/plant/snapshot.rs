@@ -133,6 +133,7 @@ fn worker(seat: &WorkerSeat, snapshot: &WorkerSnapshot) -> WorkerState {
         dropped_packets: snapshot.total(Disposition::Dropped).packets,
         kernel_packets: snapshot.total(Disposition::Kernel).packets,
         lost_packets: snapshot.dropped.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
+        failed_receives: snapshot.failures.iter().map(|(failure, count)| (failure.name(), *count)).collect(),
         anomalies: snapshot
             .anomalies
             .iter()

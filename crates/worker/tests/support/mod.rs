@@ -191,6 +191,16 @@ impl Rig {
     }
 
     fn build(ports: usize, workers: usize, witnessed: bool) -> Self {
+        Self::built_with(ports, workers, witnessed, small)
+    }
+
+    /// With workers of another kind.
+    pub fn built_with(
+        ports: usize,
+        workers: usize,
+        witnessed: bool,
+        config: fn(usize) -> WorkerConfig,
+    ) -> Self {
         let feeds: Vec<Feed> = (0..ports).map(|_| Feed::default()).collect();
         let wires = feeds.iter().map(|feed| {
             Box::new(ScriptWire { feed: Arc::clone(feed), current: Vec::new() }) as Box<dyn Wire>
@@ -200,7 +210,7 @@ impl Rig {
         let witness = Witness::default();
         let workers: Vec<Worker> = (0..workers)
             .map(|id| {
-                let worker = Worker::new(device.context(), small(id)).expect("a worker");
+                let worker = Worker::new(device.context(), config(id)).expect("a worker");
                 let recorder = Recorder { worker: WorkerId::of(id), witness: witness.clone() };
                 if witnessed { worker.with_sink(Box::new(recorder)) } else { worker }
             })
