@@ -183,9 +183,14 @@ fn sent_frames_can_be_read_back() {
     assert_eq!(wire.transmit(&[0; 13]), Err(TransmitError::TooShort));
     assert_eq!(wire.transmit(&[0; MAX_FRAME_BYTES + 1]), Err(TransmitError::TooLong));
     wire.flush();
+    assert_eq!(wire.transmit_losses(), 0);
     let mut back = PcapWire::open(&config(&output, PcapMode::Once)).unwrap();
     assert_eq!(receive(&mut back), [(A.to_vec(), 60), (B.to_vec(), 61)]);
     assert!(back.tape.due_ns(1) < 60_000_000_000);
+
+    // Every write to /dev/full fails for want of room; already opening it does.
+    let full = PcapConfig { output: Some("/dev/full".into()), ..config(&path, PcapMode::Once) };
+    assert!(matches!(PcapWire::open(&full).unwrap_err(), WireError::WriteCapture { .. }));
 
     let onto_itself = PcapConfig { output: Some(path.clone()), ..config(&path, PcapMode::Once) };
     assert!(PcapWire::open(&onto_itself).unwrap_err().to_string().contains("same file"));
