@@ -81,9 +81,11 @@ fn nothing_is_posted_while_completions_are_being_read() {
         let mut frames = vec![frame];
         assert_eq!(ours.receives.post(&mut ours.pool, &mut frames), 0);
         assert_eq!(pair.post_receives(&mut ours.pool, &mut frames), 0);
-        assert_eq!(pair.last_refusal().unwrap().raw_os_error(), Some(libc::EBUSY));
+        let busy = |refusal: Option<std::io::Error>| refusal.unwrap().raw_os_error() == Some(libc::EBUSY);
+        assert!(busy(ours.receives.last_refusal()) && busy(pair.last_receive_refusal()));
         let frame = frames.pop().expect("still held");
         let frame = pair.send(&mut ours.pool, frame, 60, SendFlags::empty()).expect_err("a batch is open");
+        assert!(busy(pair.last_refusal()));
         frames.push(frame);
         // Under a thread domain everything is for one user at a time; otherwise queues are independent.
         assert_eq!(others.drain().len(), usize::from(independent));
@@ -129,7 +131,9 @@ fn nothing_is_posted_before_the_queue_is_ready() {
     let (queue, mut receives) = WorkQueue::builder(&domain, &cq.handle()).max_receives(8).build().unwrap();
     let mut pool = rig.pool(4);
     let mut frames = taken(&mut pool);
+    assert!(receives.last_refusal().is_none());
     assert_eq!(receives.post(&mut pool, &mut frames), 0);
+    assert_eq!(receives.last_refusal().unwrap().raw_os_error(), Some(libc::EINVAL));
     assert_eq!(frames.len(), 4);
     queue.ready().unwrap();
     assert_eq!(receives.post(&mut pool, &mut frames), 4);
@@ -149,6 +153,7 @@ fn frames_that_do_not_fit_stay_with_their_owner() {
     let posted = receives.post(&mut pool, &mut frames);
     assert!((100..1000).contains(&posted), "a full queue takes no more: {posted}");
     assert_eq!(frames.len(), 1000 - posted);
+    assert_eq!(receives.last_refusal().unwrap().raw_os_error(), Some(libc::ENOMEM));
     assert_eq!(receives.post(&mut pool, &mut frames), 0);
     frames.into_iter().for_each(|frame| pool.release(frame));
     assert_eq!(pool.free_count(), 1000 - posted);
@@ -165,6 +170,29 @@ fn frames_of_another_pool_are_neither_posted_nor_read() {
     assert!(receiver.pool.bytes(&frames[0]).is_empty());
     assert!(receiver.pool.bytes_mut(&mut frames[0]).is_empty());
     assert_eq!(other.bytes(&frames[0]).len(), FRAME_BYTES as usize);
+}
+
+#[test]
+fn frames_of_another_pool_hold_up_nobody_elses() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    let cq = CompletionQueue::builder(&rig.context, 1024).build().unwrap();
+    let (queue, mut receives) = WorkQueue::builder(&domain, &cq.handle()).max_receives(256).build().unwrap();
+    queue.ready().unwrap();
+    let (mut pool, mut other) = (rig.pool(150), rig.pool(150));
+    // Alternating, with more than one call's worth of foreign frames at the end, where posting begins.
+    let mut frames = Vec::new();
+    for _ in 0..50 {
+        frames.extend([pool.take(), other.take(), pool.take()].into_iter().flatten());
+    }
+    frames.extend(taken(&mut other));
+    assert_eq!(receives.post(&mut pool, &mut frames), 100);
+    assert_eq!(frames.len(), 150);
+    assert_eq!(receives.last_refusal().unwrap().raw_os_error(), Some(libc::EINVAL));
+    let in_order: Vec<_> = frames.iter().map(|frame| other.bytes(frame).as_ptr().addr()).collect();
+    assert!(in_order.is_sorted());
+    frames.into_iter().for_each(|frame| other.release(frame));
+    assert_eq!(other.free_count(), 150);
 }
 
 #[test]

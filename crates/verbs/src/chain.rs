@@ -4,11 +4,13 @@
 //! call of the provider. Never allocates after its creation.
 
 use std::ffi::c_int;
+use std::io;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 
 use ibverbs_sys::{ibv_recv_wr, ibv_sge};
 
-use crate::frame::Slot;
+use crate::error::errno_of;
 use crate::{Frame, FramePool};
 
 /// How many receives one call of the provider takes.
@@ -19,14 +21,10 @@ pub(crate) const CHAIN: usize = 64;
 pub(crate) struct ReceiveChain {
     requests: NonNull<ibv_recv_wr>,
     entries: NonNull<ibv_sge>,
-    slots: Box<[Slot; CHAIN]>,
-}
-
-/// What became of a chain.
-struct Posted {
-    accepted: usize,
-    /// Stop here: the queue is full or refuses, or a frame was of another pool.
-    stop: bool,
+    /// Of the last refusal; 0 before the first.
+    errno: c_int,
+    /// A frame of another pool was met, and logged.
+    met_foreign: bool,
 }
 
 impl ReceiveChain {
@@ -36,12 +34,13 @@ impl ReceiveChain {
         Self {
             requests: NonNull::from(Box::leak(requests)).cast(),
             entries: NonNull::from(Box::leak(entries)).cast(),
-            slots: Box::new([Slot { index: 0, wr_id: 0, address: 0 }; CHAIN]),
+            errno: 0,
+            met_foreign: false,
         }
     }
 
     /// Posts `frames` from the end through `call`, which hands a chain to the provider. Accepted frames leave the
-    /// vector; the others stay, in order. Returns how many were accepted.
+    /// vector; the others stay, in order, those of other pools among them. Returns how many were accepted.
     #[inline]
     pub(crate) fn post(
         &mut self,
@@ -49,49 +48,66 @@ impl ReceiveChain {
         frames: &mut Vec<Frame>,
         mut call: impl FnMut(*mut ibv_recv_wr, &mut *mut ibv_recv_wr) -> c_int,
     ) -> usize {
-        let mut total = 0;
-        while !frames.is_empty() {
-            let start = frames.len().saturating_sub(CHAIN);
-            let Posted { accepted, stop } = self.post_some(pool, &frames[start..], &mut call);
-            frames.drain(start..start + accepted);
+        let (mut total, mut end) = (0, frames.len());
+        while end > 0 {
+            let start = end.saturating_sub(CHAIN);
+            let filled = self.fill(pool, &frames[start..end]);
+            let accepted = self.hand_over(filled, &mut call);
+            if filled == end - start {
+                frames.drain(start..start + accepted).for_each(|frame| {
+                    pool.posted(&frame);
+                });
+            } else {
+                self.take_out(pool, frames, start..end, accepted);
+            }
             total += accepted;
-            if stop {
+            if accepted < filled {
                 break;
             }
+            end = start;
         }
         total
     }
 
+    /// Refuses in this crate's own name: nothing was given to the provider.
+    #[cold]
+    pub(crate) fn refuse(&mut self, errno: c_int) {
+        self.errno = errno;
+    }
+
+    /// Why receives were refused last.
+    pub(crate) fn last_refusal(&self) -> Option<io::Error> {
+        (self.errno != 0).then(|| io::Error::from_raw_os_error(self.errno))
+    }
+
+    /// Calls the provider with the first `filled` requests; how many of them it has now.
     #[inline]
-    fn post_some(
+    fn hand_over(
         &mut self,
-        pool: &mut FramePool,
-        frames: &[Frame],
+        filled: usize,
         call: &mut impl FnMut(*mut ibv_recv_wr, &mut *mut ibv_recv_wr) -> c_int,
-    ) -> Posted {
-        let filled = self.fill(pool, frames);
+    ) -> usize {
         if filled == 0 {
-            return Posted { accepted: 0, stop: true };
+            return 0;
         }
         let head = self.requests.as_ptr();
         let mut bad = ptr::null_mut();
-        let code = call(head, &mut bad);
-        let accepted = if code == 0 { filled } else { self.accepted_before(bad, filled) };
-        for &slot in &self.slots[..accepted] {
-            pool.posted(slot);
+        match call(head, &mut bad) {
+            0 => filled,
+            code => {
+                self.errno = errno_of(code);
+                taken_before(head, filled, bad)
+            }
         }
-        Posted { accepted, stop: accepted < frames.len() }
     }
 
-    /// Writes one request per frame, linked and ended; stops before a frame of another pool.
+    /// Writes one request per frame of `pool`, linked and ended; passes over those of other pools.
     #[inline]
     fn fill(&mut self, pool: &FramePool, frames: &[Frame]) -> usize {
         let (length, lkey) = (pool.frame_bytes(), pool.lkey());
         let (requests, entries) = (self.requests.as_ptr(), self.entries.as_ptr());
         let mut filled = 0;
-        for (place, frame) in self.slots.iter_mut().zip(frames) {
-            let Some(slot) = pool.slot(frame) else { break };
-            *place = slot;
+        for slot in frames.iter().take(CHAIN).filter_map(|frame| pool.slot(frame)) {
             let entry = entries.wrapping_add(filled);
             // SAFETY: `filled` < CHAIN, the length of both arrays, which this chain owns; the provider is done with
             // what an earlier call wrote (work requests are consumed by the call, ibv_post_wq_recv(3)).
@@ -114,18 +130,44 @@ impl ReceiveChain {
         filled
     }
 
-    /// How many requests precede the one the provider refused. If it names none of them, nobody knows which
-    /// frames it has: all count as posted, which loses frames but never hands out one the device may write to.
+    /// Removes the accepted frames, the first of the pool's own in `range`, from among frames of other pools.
     #[cold]
-    fn accepted_before(&self, bad: *mut ibv_recv_wr, filled: usize) -> usize {
-        let distance = bad.addr().wrapping_sub(self.requests.as_ptr().addr());
-        let (index, rest) = (distance / size_of::<ibv_recv_wr>(), distance % size_of::<ibv_recv_wr>());
-        if index < filled && rest == 0 {
-            return index;
+    fn take_out(
+        &mut self,
+        pool: &mut FramePool,
+        frames: &mut Vec<Frame>,
+        range: Range<usize>,
+        accepted: usize,
+    ) {
+        if !self.met_foreign {
+            self.met_foreign = true;
+            tracing::error!("frames were to be posted that are not of the pool given with them; they stay");
         }
-        tracing::error!("a provider refused receives without saying which; their frames are lost");
-        filled
+        self.errno = libc::EINVAL;
+        let (mut at, mut left) = (range.start, accepted);
+        while left > 0 && at < frames.len() {
+            if pool.posted(&frames[at]) {
+                drop(frames.remove(at));
+                left -= 1;
+            } else {
+                at += 1;
+            }
+        }
     }
+}
+
+/// How many of the `count` requests from `first` on a provider has, after it has refused `bad`: the one rule for sends
+/// and receives. If it names none of them, nobody knows what it has, and all count as posted: frames may be lost, but
+/// none is handed out that the device may still read or write.
+#[cold]
+pub(crate) fn taken_before<R>(first: *const R, count: usize, bad: *const R) -> usize {
+    let distance = bad.addr().wrapping_sub(first.addr());
+    let (index, rest) = (distance / size_of::<R>(), distance % size_of::<R>());
+    if index < count && rest == 0 {
+        return index;
+    }
+    tracing::error!(count, "a provider refused requests without saying which; their frames count as posted");
+    count
 }
 
 impl Drop for ReceiveChain {
@@ -146,19 +188,19 @@ mod tests {
 
     #[test]
     fn the_refused_request_says_how_many_were_accepted() {
-        let chain = ReceiveChain::new();
-        let at = |index: usize| chain.requests.as_ptr().wrapping_add(index);
-        assert_eq!(chain.accepted_before(at(0), 8), 0);
-        assert_eq!(chain.accepted_before(at(7), 8), 7);
+        let requests = [ibv_recv_wr::default(); 8];
+        assert_eq!(taken_before(&requests[0], 8, &requests[0]), 0);
+        assert_eq!(taken_before(&requests[0], 8, &requests[7]), 7);
+        assert_eq!(taken_before(&requests[0], 1, &requests[0]), 0);
     }
 
     #[test]
     fn a_refusal_that_names_no_request_gives_no_frame_back() {
-        let chain = ReceiveChain::new();
-        let beyond = chain.requests.as_ptr().wrapping_add(8);
-        let inside = chain.requests.as_ptr().wrapping_byte_add(8);
-        for bad in [ptr::null_mut(), beyond, inside] {
-            assert_eq!(chain.accepted_before(bad, 8), 8);
+        let requests = [ibv_recv_wr::default(); 9];
+        let first = &raw const requests[0];
+        for bad in [ptr::null(), first.wrapping_add(8), first.wrapping_byte_add(8), first.wrapping_sub(1)] {
+            assert_eq!(taken_before(first, 8, bad), 8);
+            assert_eq!(taken_before(first, 1, bad), 1);
         }
     }
 }

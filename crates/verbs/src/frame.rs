@@ -110,7 +110,6 @@ pub struct FramePool {
 /// A frame as work requests name it.
 #[derive(Clone, Copy)]
 pub(crate) struct Slot {
-    pub(crate) index: u32,
     pub(crate) wr_id: u64,
     pub(crate) address: u64,
 }
@@ -223,13 +222,16 @@ impl FramePool {
     #[inline]
     pub(crate) fn slot(&self, frame: &Frame) -> Option<Slot> {
         let address = self.address(frame)?.addr() as u64;
-        Some(Slot { index: frame.index, wr_id: self.ledger.wr_id(frame.index), address })
+        Some(Slot { wr_id: self.ledger.wr_id(frame.index), address })
     }
 
-    /// Notes that the device has taken this slot; the caller no longer uses its [`Frame`].
+    /// Notes that the device has this frame; the caller gives up its [`Frame`]. False: it is another pool's.
     #[inline]
-    pub(crate) fn posted(&mut self, slot: Slot) {
-        self.ledger.posted(slot.index);
+    pub(crate) fn posted(&mut self, frame: &Frame) -> bool {
+        self.ledger.index(frame).is_some_and(|index| {
+            self.ledger.posted(index);
+            true
+        })
     }
 }
 

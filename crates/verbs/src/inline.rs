@@ -290,6 +290,13 @@ pub(crate) unsafe fn create_flow(
     }
 }
 
+/// What posting to an object without that operation amounts to: the first request is the bad one.
+#[cold]
+fn nothing_posted<R>(first: *mut R, bad: &mut *mut R) -> c_int {
+    *bad = first;
+    libc::EOPNOTSUPP
+}
+
 /// `ibv_post_wq_recv`.
 ///
 /// # Safety
@@ -305,7 +312,7 @@ pub(crate) unsafe fn post_wq_recv(
     match unsafe { (*wq).post_recv } {
         // SAFETY: forwarded contract.
         Some(call) => unsafe { call(wq, wr, bad) },
-        None => libc::EOPNOTSUPP,
+        None => nothing_posted(wr, bad),
     }
 }
 
@@ -321,7 +328,7 @@ pub(crate) unsafe fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: &mut 
     match unsafe { (*context).ops.post_recv } {
         // SAFETY: forwarded contract.
         Some(call) => unsafe { call(qp, wr, bad) },
-        None => libc::EOPNOTSUPP,
+        None => nothing_posted(wr, bad),
     }
 }
 
@@ -338,7 +345,7 @@ pub(crate) unsafe fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: &mut 
     match unsafe { (*context).ops.post_send } {
         // SAFETY: forwarded contract.
         Some(call) => unsafe { call(qp, wr, bad) },
-        None => libc::EOPNOTSUPP,
+        None => nothing_posted(wr, bad),
     }
 }
 

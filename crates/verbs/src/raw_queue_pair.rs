@@ -15,7 +15,7 @@ use ibverbs_sys::{
     ibv_send_wr, ibv_sge,
 };
 
-use crate::chain::ReceiveChain;
+use crate::chain::{ReceiveChain, taken_before};
 use crate::error::{errno_of, from_code, last};
 use crate::lent::{Lender, Lent};
 use crate::pause::Gates;
@@ -232,7 +232,8 @@ impl RawQueuePair {
 
     /// Sends the first `bytes` bytes of a frame of `pool`, Ethernet header first. The frame comes back when the send
     /// completes; or right away, if the queue is full or refuses ([`RawQueuePair::last_refusal`]), if it has not so
-    /// many bytes, or if it is of another pool. Which pools there may be, and that a batch of the completion queue must not
+    /// many bytes, or if it is of another pool. A refusal that names no request leaves the frame in doubt: it counts as sent,
+    /// and is lost to its pool unless a completion gives it back. Which pools there may be, and that a batch of the completion queue must not
     /// be open meanwhile, is as for [`ReceiveQueue::post`](crate::ReceiveQueue::post).
     #[inline]
     pub fn send(
@@ -274,26 +275,33 @@ impl RawQueuePair {
         let code = unsafe { inline::post_send(self.handle.raw(), &raw mut request, &mut bad) };
         if code != 0 {
             self.errno = errno_of(code);
-            return Err(frame);
+            if taken_before(&raw const request, 1, bad) == 0 {
+                return Err(frame);
+            }
         }
-        pool.posted(slot);
+        pool.posted(&frame);
         Ok(())
     }
 
-    /// Why the last refused send, or receives of a pool that is not for this queue, were refused.
+    /// Why the last refused send was refused.
     pub fn last_refusal(&self) -> Option<io::Error> {
         (self.errno != 0).then(|| io::Error::from_raw_os_error(self.errno))
+    }
+
+    /// Why receives were refused last, as [`ReceiveQueue::last_refusal`](crate::ReceiveQueue::last_refusal).
+    pub fn last_receive_refusal(&self) -> Option<io::Error> {
+        self.chain.last_refusal()
     }
 
     /// Posts receives, as [`ReceiveQueue::post`](crate::ReceiveQueue::post) does.
     #[inline]
     pub fn post_receives(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize {
         if let Err(errno) = self.lender.lend(pool, &self.handle.lent, &self.handle.domain) {
-            self.errno = errno;
+            self.chain.refuse(errno);
             return 0;
         }
         let Some(_entered) = self.receive_gates.enter() else {
-            self.errno = libc::EBUSY;
+            self.chain.refuse(libc::EBUSY);
             return 0;
         };
         let qp = self.handle.raw();

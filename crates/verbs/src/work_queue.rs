@@ -3,6 +3,7 @@
 //! [`WorkQueue`] is the part that indirection tables share; [`ReceiveQueue`] is the owner's, on the packet path.
 
 use std::cell::Cell;
+use std::io;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -193,7 +194,8 @@ pub struct ReceiveQueue {
 
 impl ReceiveQueue {
     /// Posts frames of `pool` from the end of `frames`, as many as the queue takes. Returns how many; the others stay
-    /// in the vector: the queue is full, not in RDY, or the last frame is of another pool. Nothing is taken from a pool
+    /// in the vector, in order: the queue is full or not in RDY ([`ReceiveQueue::last_refusal`]), or they are of another
+    /// pool. If a provider refuses without saying what, the frames in doubt count as posted. Nothing is taken from a pool
     /// that is not registered in the queue's protection domain, or is one more than [`MAX_POOLS`](crate::MAX_POOLS).
     /// Nor while somebody else uses the completion queue or the thread domain; above all, not while a
     /// [`Batch`](crate::Batch) of that completion queue is open, on this thread or another.
@@ -201,12 +203,17 @@ impl ReceiveQueue {
     #[inline]
     pub fn post(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize {
         if !self.queue.is_ready() {
+            self.chain.refuse(libc::EINVAL);
             return 0;
         }
-        if self.lender.lend(pool, &self.queue.lent, &self.queue.domain).is_err() {
+        if let Err(errno) = self.lender.lend(pool, &self.queue.lent, &self.queue.domain) {
+            self.chain.refuse(errno);
             return 0;
         }
-        let Some(_entered) = self.gates.enter() else { return 0 };
+        let Some(_entered) = self.gates.enter() else {
+            self.chain.refuse(libc::EBUSY);
+            return 0;
+        };
         let wq = self.queue.raw();
         self.chain.post(pool, frames, |head, bad| {
             // SAFETY: the queue is live and in RDY, this is its only poster, alone behind the gates, and the chain's frames
@@ -214,6 +221,13 @@ impl ReceiveQueue {
             // them again.
             unsafe { inline::post_wq_recv(wq, head, bad) }
         })
+    }
+
+    /// Why frames stayed in the vector last: ENOMEM usually says that the queue is full, EBUSY that somebody was at it,
+    /// EINVAL that it is not in RDY or that the frames or their pool are not for it, ENOSPC that there were too many
+    /// pools.
+    pub fn last_refusal(&self) -> Option<io::Error> {
+        self.chain.last_refusal()
     }
 
     /// The queue it posts to.

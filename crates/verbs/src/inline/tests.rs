@@ -50,6 +50,15 @@ fn a_missing_creator_sets_errno() {
     assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
 }
 
+#[test]
+fn what_was_never_posted_is_not_in_doubt() {
+    let (mut wq, mut request, mut bad) = (ibv_wq::default(), ibv_recv_wr::default(), ptr::null_mut());
+    wq.post_recv = None;
+    // SAFETY: a queue without the operation is not touched further.
+    let code = unsafe { post_wq_recv(&raw mut wq, &raw mut request, &mut bad) };
+    assert_eq!((code, bad), (libc::EOPNOTSUPP, &raw mut request));
+}
+
 /// Where rdma-core v44's verbs.h, compiled by a C compiler for x86-64, has them.
 #[test]
 fn operations_stand_where_the_header_has_them() {
