@@ -27,8 +27,10 @@ const RING_SLACK_BYTES: usize = 256 << 10;
 const FRAMES_ALIGN: usize = 4096;
 /// Frames are whole cache lines, or neighbours would share one.
 const FRAME_ALIGN: u32 = 64;
-/// The port that a TX queue pair is bound to.
-const SEND_PORT: PortNumber = PortNumber(1);
+/// An Ethernet header behind two VLAN tags.
+const HEADER_BYTES: u32 = 14 + 2 * 4;
+/// The MTU of Ethernet. Verbs round an MTU down to a power of two, so this is what 1024 stands for.
+const ETHERNET_MTU_BYTES: u32 = 1500;
 
 /// The parts of a worker, with what they are not as asked for.
 pub(crate) struct Parts {
@@ -45,6 +47,10 @@ pub(crate) fn assemble(context: &Arc<Context>, config: &WorkerConfig) -> Result<
     let arena = map_arena(config, entries)?;
     let mut warnings: Vec<Warning> =
         arena.warnings().iter().map(|warning| Warning::Memory(warning.to_string())).collect();
+
+    for &port in &config.ports {
+        warnings.extend(short_frames(context, config, port)?);
+    }
 
     let (allocator, shortfalls) = ArenaAllocator::new(&arena);
     let domain = parent_domain(context, id, allocator)?;
@@ -88,6 +94,15 @@ fn completion_entries(context: &Context, config: &WorkerConfig) -> Result<u32, E
         return Err(Error::CompletionLimit { worker: config.id, wanted, limit });
     }
     Ok(wanted)
+}
+
+/// What a port may receive that frames do not hold. A device without a say about its MTU gets no warning.
+fn short_frames(context: &Context, config: &WorkerConfig, port: u8) -> Result<Option<Warning>, Error> {
+    let attributes = context.port(PortNumber(port)).map_err(refused(config.id, Object::Port))?;
+    let Some(mtu_bytes) = attributes.active_mtu_bytes else { return Ok(None) };
+    let packet_bytes = mtu_bytes.max(ETHERNET_MTU_BYTES) + HEADER_BYTES;
+    let frame_bytes = frame_bytes(config);
+    Ok((frame_bytes < packet_bytes).then_some(Warning::ShortFrames { port, frame_bytes, packet_bytes }))
 }
 
 fn frame_bytes(config: &WorkerConfig) -> u32 {
@@ -147,10 +162,11 @@ fn send_queue(
     warnings: &mut Vec<Warning>,
 ) -> Result<Option<RawQueuePair>, Error> {
     let handle = completions.handle();
+    let port = PortNumber(config.ports.first().copied().unwrap_or_default());
     let made = RawQueuePair::builder(domain, &handle, &handle)
         .max_sends(config.sends)
         .build()
-        .and_then(|idle| idle.to_rts(SEND_PORT));
+        .and_then(|idle| idle.to_rts(port));
     match made {
         Ok(sender) => Ok(Some(sender)),
         Err(source) if source.errno() == Some(EPERM) => Err(refused(config.id, Object::SendQueue)(source)),

@@ -16,6 +16,8 @@ pub const FRAMES_MAX: u32 = 1 << 20;
 pub const FRAME_BYTES_MIN: u32 = 64;
 /// Largest frame: beyond every jumbo frame in use.
 pub const FRAME_BYTES_MAX: u32 = 1 << 16;
+/// Most ports of one device (their numbers are bytes, from 1).
+pub const PORTS_MAX: usize = 255;
 /// Sends that a worker's TX queue pair may have outstanding.
 pub const SENDS_MAX: u32 = 4096;
 
@@ -26,6 +28,9 @@ pub struct WorkerConfig {
     pub id: WorkerId,
     /// The core its thread is pinned to; `None` leaves it to the scheduler.
     pub core: Option<usize>,
+    /// The device's ports that it serves, from 1: sends leave by the first, and frames are to hold the
+    /// largest packet of any.
+    pub ports: Vec<u8>,
     /// Frames in its pool; all of them are posted while the worker is idle.
     pub frames: u32,
     /// Bytes per frame; a longer packet is refused by the device.
@@ -56,6 +61,7 @@ impl WorkerConfig {
         Self {
             id,
             core: None,
+            ports: vec![1],
             frames: 4096,
             frame_bytes: 2048,
             cq_entries: None,
@@ -80,6 +86,7 @@ impl WorkerConfig {
     /// # Errors
     /// [`Error::Setting`] names the setting, its value and its range.
     pub fn check(&self) -> Result<(), Error> {
+        in_range("ports", self.ports.len() as u64, 1, PORTS_MAX as u64)?;
         in_range("frames", u64::from(self.frames), 1, u64::from(FRAMES_MAX))?;
         in_range(
             "frame_bytes",
@@ -205,7 +212,8 @@ mod tests {
     #[test]
     fn settings_outside_their_range_are_named() {
         type Damage = fn(&mut WorkerConfig);
-        let broken: [(&str, Damage); 4] = [
+        let broken: [(&str, Damage); 5] = [
+            ("ports", |c| c.ports.clear()),
             ("frames", |c| c.frames = 0),
             ("frame_bytes", |c| c.frame_bytes = 63),
             ("batch", |c| c.batch = BATCH_MAX + 1),

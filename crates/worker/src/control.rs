@@ -132,6 +132,13 @@ impl WorkerControl {
         true
     }
 
+    /// Whether the worker's receive queue has failed, for good: it receives nothing any more, and what
+    /// its groups' tables give it is lost. The worker goes on taking what was received before.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.shared.stats.queue_failed()
+    }
+
     /// What was not as asked for, with the remedies.
     #[must_use]
     pub fn warnings(&self) -> Vec<Warning> {

@@ -97,6 +97,8 @@ pub enum Error {
 pub enum Object {
     /// The device's answer about its limits.
     Attributes,
+    /// The device's answer about a port.
+    Port,
     /// Its protection domain.
     ProtectionDomain,
     /// Its thread domain.
@@ -136,6 +138,15 @@ pub enum Warning {
         /// The core asked for.
         core: usize,
     },
+    /// A port can receive packets that no frame holds.
+    ShortFrames {
+        /// The port, from 1.
+        port: u8,
+        /// Bytes per frame.
+        frame_bytes: u32,
+        /// Bytes of the port's largest packet, or more if its MTU is above what verbs can say.
+        packet_bytes: u32,
+    },
     /// The device gave no queue pair to send with.
     NoSendQueue {
         /// Its refusal.
@@ -157,6 +168,12 @@ impl std::fmt::Display for Warning {
                 write!(
                     f,
                     "cannot pin the thread to core {core}: choose one of the cores this process may use (taskset -p, AllowedCPUs=)"
+                )
+            }
+            Self::ShortFrames { port, frame_bytes, packet_bytes } => {
+                write!(
+                    f,
+                    "port {port} receives packets of {packet_bytes} bytes, which do not fit in frames of {frame_bytes} and will be lost: raise frame_bytes or lower the MTU"
                 )
             }
             Self::NoSendQueue { reason } => {

@@ -74,9 +74,10 @@ impl Receiver {
         stats.received.add(packets, bytes);
     }
 
-    /// Posts the batch's frames; what the queue does not take waits for the next turn.
+    /// Posts the batch's frames; what the queue does not take waits for the next turn. A failed queue
+    /// gets none: it would flush them at once, and so on without end.
     pub(crate) fn refill(&mut self, batch: &mut Batch, stats: &Stats) {
-        if !batch.frames.is_empty() {
+        if !batch.frames.is_empty() && !stats.queue_failed() {
             let posted = self.queue.post(&mut self.pool, &mut batch.frames);
             stats.posted.add(posted as u64);
         }
@@ -111,3 +112,6 @@ pub(crate) fn sort(
     }
     Some(counted.unwrap_or_default())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,8 @@
 //! What a worker counts besides its rules: one block of single-writer counters on its own cache
 //! lines. The worker writes it, [`crate::WorkerControl::snapshot`] reads it. No clock, no lock here.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crossbeam::utils::CachePadded;
 use packet::Anomaly;
 use verbs::Status;
@@ -113,6 +115,7 @@ pub(crate) struct Block {
     pub(crate) received: Tally,
     reasons: [Counter; DropReason::ALL.len()],
     failures: [Counter; Failure::ALL.len()],
+    queue_failed: AtomicBool,
     anomalies: [Counter; Anomaly::ALL.len()],
     pub(crate) polls: Counter,
     pub(crate) empty_polls: Counter,
@@ -129,6 +132,7 @@ impl Default for Block {
             received: Tally::default(),
             reasons: std::array::from_fn(|_| Counter::default()),
             failures: std::array::from_fn(|_| Counter::default()),
+            queue_failed: AtomicBool::new(false),
             anomalies: std::array::from_fn(|_| Counter::default()),
             polls: Counter::default(),
             empty_polls: Counter::default(),
@@ -148,7 +152,18 @@ impl Block {
 
     #[cold]
     pub(crate) fn failed(&self, status: Status) {
-        self.failures[Failure::from(status).index()].add(1);
+        let failure = Failure::from(status);
+        self.failures[failure.index()].add(1);
+        if matches!(failure, Failure::Flushed | Failure::Fatal) {
+            self.queue_failed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// A frame came back flushed: the receive queue is in its error state, and no verb brings it back
+    /// to life with the tables that point to it.
+    #[inline]
+    pub(crate) fn queue_failed(&self) -> bool {
+        self.queue_failed.load(Ordering::Relaxed)
     }
 
     pub(crate) fn anomaly(&self, anomaly: Anomaly) {

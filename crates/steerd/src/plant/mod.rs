@@ -264,6 +264,7 @@ fn worker_config(settings: &Settings, id: WorkerId, core: Option<usize>) -> Work
     let wanted = &settings.workers;
     WorkerConfig {
         core,
+        ports: settings.device.ports.clone(),
         frames: wanted.frames,
         frame_bytes: wanted.frame_bytes,
         batch: wanted.batch,

@@ -159,6 +159,7 @@ pub struct Rig {
 pub fn small(id: usize) -> WorkerConfig {
     WorkerConfig {
         frames: 1024,
+        frame_bytes: 9216,
         batch: 32,
         pages: vec![PageKind::Plain],
         idle: Idle::Spin,

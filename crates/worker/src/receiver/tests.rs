@@ -1,0 +1,152 @@
+//! Every way in which a receive can end, told to a receiver whose frames are held by the test.
+
+use policy::WorkerId;
+use softnic::wire::NullWire;
+use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+use verbs::{Context, DeviceList};
+
+use super::*;
+use crate::assembly::{Parts, assemble};
+use crate::stats::Failure;
+use crate::{Warning, WorkerConfig};
+
+struct Bench {
+    receiver: Receiver,
+    batch: Batch,
+    stats: Stats,
+    _nic: SoftNic,
+}
+
+const FRAMES: u32 = 16;
+const FRAME_BYTES: u32 = 1536;
+
+fn nic(name: &str, mtu_bytes: u32) -> (SoftNic, Arc<Context>) {
+    let port = || PortConfig { wire: Box::new(NullWire), mtu_bytes };
+    let nic = SoftNic::create(SoftNicConfig {
+        name: name.to_owned(),
+        personality: Personality::Ideal,
+        ports: vec![port(), port()],
+        drive: Drive::Manual,
+    })
+    .expect("a soft NIC");
+    let list = DeviceList::of(&nic).expect("a list");
+    let context = list.find(name).expect("the soft NIC").open().expect("it opens");
+    (nic, context)
+}
+
+fn config() -> WorkerConfig {
+    WorkerConfig {
+        frames: FRAMES,
+        frame_bytes: FRAME_BYTES,
+        batch: 8,
+        pages: vec![hugemem::PageKind::Plain],
+        ..WorkerConfig::new(WorkerId(0))
+    }
+}
+
+fn parts(name: &str, mtu_bytes: u32, config: &WorkerConfig) -> (SoftNic, Parts) {
+    let (nic, context) = nic(name, mtu_bytes);
+    let parts = assemble(&context, config).expect("a worker's parts");
+    (nic, parts)
+}
+
+impl Bench {
+    fn new(name: &str) -> Self {
+        let (nic, Parts { receiver, .. }) = parts(name, 1500, &config());
+        let batch = Batch::new(FRAMES as usize, receiver.limit);
+        Self { receiver, batch, stats: Stats::default(), _nic: nic }
+    }
+
+    fn complete(&mut self, completed: Completed, with_frame: bool) -> Option<u32> {
+        let frame = with_frame.then(|| self.receiver.pool.take().expect("enough frames"));
+        sort(completed, frame, FRAME_BYTES, &mut self.batch, &self.stats)
+    }
+
+    fn refill(&mut self) {
+        self.receiver.refill(&mut self.batch, &self.stats);
+    }
+
+    fn dropped(&self, reason: DropReason) -> u64 {
+        self.stats.reasons()[reason.index()].1
+    }
+
+    fn failed(&self, failure: Failure) -> u64 {
+        self.stats.failures()[failure.index()].1
+    }
+}
+
+fn received(bytes: Option<u32>) -> Completed {
+    Completed { status: Status::Success, bytes, tag: Some(FlowTag(1)), timestamp: None }
+}
+
+fn failed(status: Status) -> Completed {
+    Completed { status, bytes: None, tag: None, timestamp: None }
+}
+
+#[test]
+fn every_success_is_received_and_becomes_a_packet_or_a_drop_with_its_reason() {
+    let mut bench = Bench::new("sorts0");
+    assert_eq!(bench.complete(received(Some(60)), true), Some(60));
+    assert_eq!(bench.complete(received(Some(FRAME_BYTES)), true), Some(FRAME_BYTES));
+    assert_eq!(bench.batch.packets.len(), 2);
+    assert_eq!(bench.complete(received(Some(FRAME_BYTES + 1)), true), Some(0));
+    assert_eq!(bench.complete(received(None), true), Some(0));
+    assert_eq!(bench.dropped(DropReason::BadLength), 2);
+    assert_eq!(bench.complete(received(Some(60)), false), Some(60));
+    assert_eq!(bench.dropped(DropReason::BadFrame), 1);
+    assert_eq!((bench.batch.packets.len(), bench.batch.frames.len()), (2, 4));
+    assert_eq!(bench.stats.failures().iter().map(|(_, count)| count).sum::<u64>(), 0);
+}
+
+#[test]
+fn no_failure_is_received_and_each_is_counted_by_its_status() {
+    let mut bench = Bench::new("sorts1");
+    for status in [
+        Status::LocalLength,
+        Status::LocalQueuePairOperation,
+        Status::LocalProtection,
+        Status::LocalAccess,
+        Status::General,
+        Status::Unknown(99),
+    ] {
+        assert_eq!(bench.complete(failed(status), true), None);
+    }
+    assert_eq!(bench.complete(failed(Status::LocalLength), false), None, "of nobody's frame");
+    let counts = Failure::ALL.iter().map(|&failure| bench.failed(failure)).collect::<Vec<_>>();
+    assert_eq!(counts, [2, 1, 2, 0, 0, 2]);
+    assert_eq!(bench.stats.reasons().iter().map(|(_, count)| count).sum::<u64>(), 0);
+    assert!(bench.batch.packets.is_empty() && !bench.stats.queue_failed());
+    bench.refill();
+    assert_eq!((bench.stats.posted.read(), bench.batch.frames.len()), (6, 0), "the frames are of use still");
+}
+
+#[test]
+fn a_flushed_or_broken_queue_is_failed_and_gets_no_frames_back() {
+    for (name, status) in [("sorts2", Status::Flushed), ("sorts3", Status::Fatal)] {
+        let mut bench = Bench::new(name);
+        for _ in 0..FRAMES {
+            assert_eq!(bench.complete(failed(status), true), None);
+            bench.refill();
+        }
+        assert!(bench.stats.queue_failed());
+        assert_eq!((bench.stats.posted.read(), bench.batch.frames.len()), (0, FRAMES as usize));
+    }
+}
+
+#[test]
+fn frames_too_short_for_a_port_are_warned_of() {
+    let short = |port, packet_bytes| Warning::ShortFrames { port, frame_bytes: FRAME_BYTES, packet_bytes };
+    let both = WorkerConfig { ports: vec![1, 2], ..config() };
+    assert_eq!(parts("short0", 1500, &both).1.warnings, []);
+    assert_eq!(parts("short1", 9000, &both).1.warnings, [short(1, 4118), short(2, 4118)]);
+    assert_eq!(parts("short2", 9000, &config()).1.warnings, [short(1, 4118)]);
+}
+
+#[test]
+fn a_worker_sends_by_its_first_port() {
+    let (_nic, context) = nic("first0", 1500);
+    let on = |ports| assemble(&context, &WorkerConfig { ports, ..config() }).map(|parts| parts.sender);
+    assert!(on(vec![2]).expect("port 2 is there").is_some());
+    let error = on(vec![3]).err().expect("there is no port 3").to_string();
+    assert!(error.contains("port 3"), "{error}");
+}
