@@ -9,6 +9,7 @@ use std::marker::PhantomData;
 use ibverbs_sys::{self as sys, ibv_cq_ex, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
 use crate::CompletionQueueHandle;
+use crate::inline::Read;
 
 bitflags::bitflags! {
     /// `ibv_create_cq_wc_flags`: what completions are asked for beyond status, opcode and flags.
@@ -136,31 +137,34 @@ impl fmt::Debug for Completion<'_> {
 
 /// Defines a reader: `None` unless the field was asked for.
 macro_rules! reader {
-    ($(#[$doc:meta])* $name:ident: $field:ident as $call:ident -> $out:ty) => {
+    ($(#[$doc:meta])* $name:ident -> $out:ty) => {
         $(#[$doc])*
         #[inline]
         pub fn $name(&self) -> Option<$out> {
-            if !self.queue.fields().contains(CompletionFields::$field) {
-                return None;
-            }
-            // SAFETY: the queue is live.
-            let read = unsafe { (*self.raw()).$call }?;
-            // SAFETY: a completion is current: `self` borrows the open batch, and the field was asked for.
-            Some(unsafe { read(self.raw()) })
+            self.queue.functions().$name.map(|read| self.read(read))
         }
     };
 }
 
 impl<'b> Completion<'b> {
-    /// The caller has just made a completion current, and keeps it so for `'b`.
+    /// # Safety
+    /// The caller has just made a completion of `queue` current, and keeps it so for `'b`.
     #[inline]
-    pub(crate) fn current(queue: &'b CompletionQueueHandle) -> Self {
+    pub(crate) unsafe fn current(queue: &'b CompletionQueueHandle) -> Self {
         Self { queue, _not_send: PhantomData }
     }
 
     #[inline]
     fn raw(&self) -> *mut ibv_cq_ex {
         self.queue.raw()
+    }
+
+    /// Calls one of the queue's own functions.
+    #[inline]
+    fn read<T>(&self, read: Read<T>) -> T {
+        // SAFETY: a completion is current, by the contract of `current`; functions are there only for fields that were
+        // asked for.
+        unsafe { read(self.raw()) }
     }
 
     /// The id of the work request; [`FramePool::reclaim`](crate::FramePool::reclaim) knows what it means.
@@ -186,27 +190,18 @@ impl<'b> Completion<'b> {
     /// What ended.
     #[inline]
     pub fn opcode(&self) -> Opcode {
-        // SAFETY: the queue is live.
-        let Some(read) = (unsafe { (*self.raw()).read_opcode }) else { return Opcode::Unknown(u32::MAX) };
-        // SAFETY: a completion is current: `self` borrows the open batch.
-        Opcode::from(unsafe { read(self.raw()) })
+        Opcode::from(self.read(self.queue.functions().opcode))
     }
 
     /// The vendor's own code for a failure.
     pub fn vendor_error(&self) -> u32 {
-        // SAFETY: the queue is live.
-        let Some(read) = (unsafe { (*self.raw()).read_vendor_err }) else { return 0 };
-        // SAFETY: as for `opcode`.
-        unsafe { read(self.raw()) }
+        self.read(self.queue.functions().vendor_err)
     }
 
     /// The flags.
     #[inline]
     pub fn wc_flags(&self) -> CompletionFlags {
-        // SAFETY: the queue is live.
-        let Some(read) = (unsafe { (*self.raw()).read_wc_flags }) else { return CompletionFlags::empty() };
-        // SAFETY: as for `opcode`.
-        CompletionFlags::from_bits_retain(unsafe { read(self.raw()) })
+        CompletionFlags::from_bits_retain(self.read(self.queue.functions().wc_flags))
     }
 
     /// Whether the device found the checksums right; `None` if it does not check them. False says that one is wrong
@@ -219,21 +214,19 @@ impl<'b> Completion<'b> {
     /// The tag of the flow that steered the packet here; 0 for a flow without one.
     #[inline]
     pub fn flow_tag(&self) -> Option<FlowTag> {
-        self.raw_flow_tag().map(FlowTag)
+        self.queue.functions().flow_tag.map(|read| FlowTag(self.read(read)))
     }
 
     reader!(/// Length of the packet.
-        byte_len: BYTE_LEN as read_byte_len -> u32);
-    reader!(/// [`Completion::flow_tag`] as a number.
-        raw_flow_tag: FLOW_TAG as read_flow_tag -> u32);
+        byte_len -> u32);
     reader!(/// The device's clock when the packet arrived, in its own ticks.
-        timestamp: COMPLETION_TIMESTAMP as read_completion_ts -> u64);
+        timestamp -> u64);
     reader!(/// When the packet arrived, in nanoseconds of the real-time clock.
-        wallclock_ns: COMPLETION_TIMESTAMP_WALLCLOCK as read_completion_wallclock_ns -> u64);
+        wallclock_ns -> u64);
     reader!(/// The tag control information of a VLAN tag that the device took off.
-        cvlan: CVLAN as read_cvlan -> u16);
+        cvlan -> u16);
     reader!(/// The number of the queue pair; work queues under RSS have none.
-        qp_num: QP_NUM as read_qp_num -> u32);
+        qp_num -> u32);
 }
 
 #[cfg(test)]

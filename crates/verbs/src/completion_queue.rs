@@ -12,6 +12,7 @@ use ibverbs_sys::{self as sys, ibv_cq_ex, ibv_cq_init_attr_ex};
 
 use crate::completion::{Completion, CompletionFields};
 use crate::error::{from_code, last};
+use crate::inline::PollFunctions;
 use crate::pause::{Gate, Gates, Paused};
 use crate::{Context, Domain, Error, RawPacketCaps, Result, inline, leak};
 
@@ -27,8 +28,8 @@ pub struct CompletionQueueHandle {
     /// Entered by the poller while a batch is open, and by whoever posts to what completes here. The thread domain's, if
     /// there is one.
     gate: Arc<Gate>,
-    /// The fields that may be read: the others' functions may be NULL.
-    fields: CompletionFields,
+    /// What the provider set when the queue was made.
+    functions: PollFunctions,
     /// The device checks checksums, so that the flag in completions means something.
     checksums: bool,
 }
@@ -51,8 +52,8 @@ impl CompletionQueueHandle {
     }
 
     #[inline]
-    pub(crate) fn fields(&self) -> CompletionFields {
-        self.fields
+    pub(crate) fn functions(&self) -> &PollFunctions {
+        &self.functions
     }
 
     #[inline]
@@ -136,7 +137,7 @@ impl CompletionQueue {
         }
         // SAFETY: the queue is live; `&mut self` makes this the only poller, the gate keeps posters and destroyers out,
         // and a batch borrows `self`, so none is open.
-        let code = unsafe { inline::start_poll(self.handle.raw()) };
+        let code = unsafe { self.handle.functions.start_poll(self.handle.raw()) };
         if code == 0 {
             return Some(Batch { queue: self, next: Next::First, _not_send: PhantomData });
         }
@@ -170,11 +171,12 @@ impl Batch<'_> {
     #[inline]
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Option<Completion<'_>> {
+        let handle = &*self.queue.handle;
         match self.next {
             Next::First => self.next = Next::More,
             Next::More => {
                 // SAFETY: the poll is open until `drop`; this thread opened it, as a batch is not `Send`.
-                let code = unsafe { inline::next_poll(self.queue.handle.raw()) };
+                let code = unsafe { handle.functions.next_poll(handle.raw()) };
                 if code != 0 {
                     self.next = Next::End;
                     if code != libc::ENOENT {
@@ -185,16 +187,19 @@ impl Batch<'_> {
             }
             Next::End => return None,
         }
-        Some(Completion::current(&self.queue.handle))
+        // SAFETY: `start_poll` or `next_poll` has just made one current; the next call and `drop` need the batch that the
+        // completion borrows.
+        Some(unsafe { Completion::current(&self.queue.handle) })
     }
 }
 
 impl Drop for Batch<'_> {
     #[inline]
     fn drop(&mut self) {
+        let handle = &*self.queue.handle;
         // SAFETY: opened by `start_poll` in `poll`, ended once, here.
-        unsafe { inline::end_poll(self.queue.handle.raw()) };
-        self.queue.handle.gate.leave();
+        unsafe { handle.functions.end_poll(handle.raw()) };
+        handle.gate.leave();
     }
 }
 
@@ -268,8 +273,15 @@ impl CompletionQueueBuilder {
         // SAFETY: the context is open, the domain live; there is no channel and no context word.
         let raw = unsafe { inline::create_cq_ex(context.raw(), ptr::from_mut(&mut attr)) };
         let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
+        // SAFETY: just made, and nobody else's yet.
+        let Some(functions) = PollFunctions::of(unsafe { raw.as_ref() }, fields) else {
+            // SAFETY: as above; nothing completes into it.
+            let code = unsafe { sys::ibv_destroy_cq(raw.as_ptr().cast()) };
+            leak::keep("ibv_destroy_cq", context.name(), code, || (Arc::clone(&context), domain.clone()));
+            return Err(failed(from_code(libc::EOPNOTSUPP)));
+        };
         let gate = domain.as_ref().and_then(Domain::gate).cloned().unwrap_or_default();
-        let handle = CompletionQueueHandle { raw, context, domain, gate, fields, checksums };
+        let handle = CompletionQueueHandle { raw, context, domain, gate, functions, checksums };
         Ok(CompletionQueue { handle: Arc::new(handle), poll_errors: 0, _not_sync: PhantomData })
     }
 }

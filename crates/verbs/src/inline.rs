@@ -4,11 +4,15 @@
 //! the header does and nothing else: no ownership, no checks of arguments, errors as the C function gives them.
 //! Layouts follow rdma-core v44..v55; `verbs_context` itself is only ever touched behind the `sz` check.
 
+mod poll;
+
 use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, size_of};
 use std::ptr::{self, NonNull};
 
 use ibverbs_sys::*;
+
+pub(crate) use self::poll::{PollFunctions, Read};
 
 /// The word that `ibv_context.abi_compat` holds when the context is embedded in a `verbs_context`
 /// (`__VERBS_ABI_IS_EXTENDED`, verbs.h).
@@ -346,48 +350,6 @@ pub(crate) unsafe fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: &mut 
         // SAFETY: forwarded contract.
         Some(call) => unsafe { call(qp, wr, bad) },
         None => nothing_posted(wr, bad),
-    }
-}
-
-/// `ibv_start_poll`. ENOENT: empty, and no poll was opened.
-///
-/// # Safety
-/// `cq` is live, no poll is open on it and no other thread uses it.
-#[inline]
-pub(crate) unsafe fn start_poll(cq: *mut ibv_cq_ex) -> c_int {
-    let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
-    // SAFETY: live by contract.
-    match unsafe { (*cq).start_poll } {
-        // SAFETY: forwarded contract.
-        Some(call) => unsafe { call(cq, &mut attr) },
-        None => libc::EOPNOTSUPP,
-    }
-}
-
-/// `ibv_next_poll`. ENOENT: no more completions; the poll is still open.
-///
-/// # Safety
-/// A poll is open on `cq`, by this thread.
-#[inline]
-pub(crate) unsafe fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: live by contract.
-    match unsafe { (*cq).next_poll } {
-        // SAFETY: forwarded contract.
-        Some(call) => unsafe { call(cq) },
-        None => libc::ENOENT,
-    }
-}
-
-/// `ibv_end_poll`.
-///
-/// # Safety
-/// A poll is open on `cq`, by this thread; it is closed afterwards.
-#[inline]
-pub(crate) unsafe fn end_poll(cq: *mut ibv_cq_ex) {
-    // SAFETY: live by contract.
-    if let Some(call) = unsafe { (*cq).end_poll } {
-        // SAFETY: forwarded contract.
-        unsafe { call(cq) }
     }
 }
 
