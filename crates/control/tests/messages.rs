@@ -23,7 +23,7 @@ fn a_refused_flow_names_rule_line_specs_priority_port_and_errno_with_a_remedy() 
     let error = install(&mut controller, &state, &program, false).expect_err("refused").to_string();
     assert_eq!(
         error,
-        "rule `dns` (line 2): the device refused the flow [ipv4 dst 192.0.2.7 | udp dst_port 53 | tag 1] at \
+        "rule `dns` (line 2): the device refused the flow [ipv4 dst 192.0.2.7 | udp dst_port 53 | tag 2] at \
          priority 1 of port 2: EINVAL (invalid argument): the device does not take this combination of matches, \
          masks or priority; `steerd check` with its profile says which rules it can hold"
     );

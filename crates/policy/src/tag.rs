@@ -1,6 +1,8 @@
-//! The layout of a flow tag: bits 0..22 are the class, bit 22 is the band, bit 23 is free. Written by
-//! `control` into flows, read by workers from completions. Two bands live at once, so that a packet
-//! on its way while the program changes is still judged by the program that tagged it.
+//! The layout of a flow tag: bits 0..22 are the class and 1, bit 22 is the band, bit 23 is free. Written
+//! by `control` into flows, read by workers from completions. Two bands live at once, so that a packet
+//! on its way while the program changes is still judged by the program that tagged it. No tag is 0,
+//! because that is what devices give for a flow without one (ibv_wc_read_flow_tag in
+//! ibv_create_cq_ex(3)): an untagged packet is nobody's class.
 
 use std::fmt;
 
@@ -10,7 +12,8 @@ use crate::ids::ClassId;
 const CLASS_BITS: u32 = 22;
 /// Most classes of a program. With the band the largest tag is below 2^23, so that the last 16 of the
 /// 2^24 that devices offer, reserved by DPDK, are never met.
-pub const CLASSES_MAX: u32 = 1 << CLASS_BITS;
+pub const CLASSES_MAX: u32 = CLASS_MASK;
+const CLASS_MASK: u32 = (1 << CLASS_BITS) - 1;
 
 /// Which of the two programs that can be on a device at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -66,7 +69,7 @@ impl ClassTag {
         if self.class.0 >= CLASSES_MAX {
             return None;
         }
-        Some(self.class.0 | (self.band as u32) << CLASS_BITS)
+        Some((self.class.0 + 1) | (self.band as u32) << CLASS_BITS)
     }
 
     /// What a number from the device means; `None` if no program can have written it.
@@ -78,7 +81,10 @@ impl ClassTag {
             1 => Band::B,
             _ => return None,
         };
-        Some(Self { band, class: ClassId(tag & (CLASSES_MAX - 1)) })
+        match tag & CLASS_MASK {
+            0 => None,
+            class => Some(Self { band, class: ClassId(class - 1) }),
+        }
     }
 }
 
@@ -102,5 +108,11 @@ mod tests {
             ClassTag { band: Band::B, class: ClassId(7) }.encode()
         );
         assert_eq!(ClassTag::decode(2 << CLASS_BITS), None);
+    }
+
+    #[test]
+    fn the_absence_of_a_tag_is_no_class_of_either_band() {
+        assert_eq!(ClassTag::decode(0), None);
+        assert_eq!(ClassTag::decode(1 << CLASS_BITS), None);
     }
 }

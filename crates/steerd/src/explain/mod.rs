@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use packet::{FlowKey, IpProtocol, Layers};
-use policy::{Explanation, Program, Verdict};
+use policy::{Band, ClassTag, Explanation, Program, Verdict};
 use serde::Serialize;
 
 use crate::cli::{ExplainArgs, Format};
@@ -52,6 +52,7 @@ struct Fate {
     #[serde(skip_serializing_if = "Option::is_none")]
     taken_by: Option<String>,
     decided_in: &'static str,
+    /// In the first band; every other program that is installed has the other one.
     tag: Option<u32>,
     group: Option<String>,
     queue: Option<u32>,
@@ -77,7 +78,7 @@ impl Fate {
             action: program.describe(outcome.verdict),
             taken_by: name_of(explanation.rule).filter(|_| explanation.rule != outcome.rule),
             decided_in: if exact { "device" } else { "worker" },
-            tag: explanation.class.map(|class| class.0),
+            tag: explanation.class.and_then(|class| ClassTag { band: Band::A, class }.encode()),
             group: explanation
                 .group
                 .and_then(|group| program.groups.get(group.index()))
