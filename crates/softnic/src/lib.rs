@@ -13,7 +13,7 @@ mod device;
 mod engine;
 mod error;
 mod events;
-pub mod flow;
+mod flow;
 mod library;
 mod limits;
 mod memory;

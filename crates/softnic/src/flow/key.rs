@@ -41,13 +41,13 @@ const LANES: [u64; WORDS] = [
 
 /// The image of a frame, of a rule's values, or of a rule's mask.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct MatchKey(pub(super) [u64; WORDS]);
+pub(crate) struct MatchKey(pub(super) [u64; WORDS]);
 
 impl MatchKey {
     /// The image of a frame.
     #[inline]
     #[must_use]
-    pub fn of(key: &FlowKey) -> Self {
+    pub(crate) fn of(key: &FlowKey) -> Self {
         let c_vlan = key.layers.contains(Layers::VLAN) && key.vlan_tpid == C_VLAN_TPID;
         let tci = if c_vlan { key.vlan_tci } else { 0 };
         let presence = presence_of(key.layers) | if c_vlan { C_VLAN } else { 0 };
@@ -72,7 +72,7 @@ impl MatchKey {
     /// What is left of the image under a mask.
     #[inline]
     #[must_use]
-    pub fn masked(&self, mask: &Self) -> Self {
+    pub(crate) fn masked(&self, mask: &Self) -> Self {
         let mut words = self.0;
         for (word, mask) in words.iter_mut().zip(mask.0) {
             *word &= mask;
@@ -153,7 +153,7 @@ impl Hasher for DigestHasher {
 
 /// The frames that a rule is about: those whose image, under the mask, equals the values. The default matches all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Matcher {
+pub(crate) struct Matcher {
     value: MatchKey,
     mask: MatchKey,
     contradictory: bool,
@@ -162,33 +162,33 @@ pub struct Matcher {
 impl Matcher {
     /// Matches every frame.
     #[must_use]
-    pub fn any() -> Self {
+    pub(crate) fn any() -> Self {
         Self::default()
     }
 
     /// Asks for these layers, out of IPv4, IPv6, TCP and UDP.
-    pub fn require(&mut self, layers: Layers) -> &mut Self {
+    pub(crate) fn require(&mut self, layers: Layers) -> &mut Self {
         let bits = presence_of(layers);
         self.narrow(7, bits, bits)
     }
 
     /// The destination MAC address.
-    pub fn dst_mac(&mut self, value: [u8; 6], mask: [u8; 6]) -> &mut Self {
+    pub(crate) fn dst_mac(&mut self, value: [u8; 6], mask: [u8; 6]) -> &mut Self {
         self.narrow(0, mac_word(value), mac_word(mask))
     }
 
     /// The source MAC address.
-    pub fn src_mac(&mut self, value: [u8; 6], mask: [u8; 6]) -> &mut Self {
+    pub(crate) fn src_mac(&mut self, value: [u8; 6], mask: [u8; 6]) -> &mut Self {
         self.narrow(1, mac_word(value), mac_word(mask))
     }
 
     /// The EtherType after VLAN tags.
-    pub fn ether_type(&mut self, value: u16, mask: u16) -> &mut Self {
+    pub(crate) fn ether_type(&mut self, value: u16, mask: u16) -> &mut Self {
         self.narrow(0, value.into(), mask.into())
     }
 
     /// The TCI of the outer tag; any mask but 0 asks for a C-VLAN tag to be there.
-    pub fn vlan_tag(&mut self, value: u16, mask: u16) -> &mut Self {
+    pub(crate) fn vlan_tag(&mut self, value: u16, mask: u16) -> &mut Self {
         if mask != 0 {
             self.narrow(7, C_VLAN, C_VLAN);
         }
@@ -196,83 +196,83 @@ impl Matcher {
     }
 
     /// The IPv4 source address; the layer is asked for separately.
-    pub fn src_ipv4(&mut self, value: [u8; 4], mask: [u8; 4]) -> &mut Self {
+    pub(crate) fn src_ipv4(&mut self, value: [u8; 4], mask: [u8; 4]) -> &mut Self {
         self.narrow(2, ipv4_word(value), ipv4_word(mask))
     }
 
     /// The IPv4 destination address.
-    pub fn dst_ipv4(&mut self, value: [u8; 4], mask: [u8; 4]) -> &mut Self {
+    pub(crate) fn dst_ipv4(&mut self, value: [u8; 4], mask: [u8; 4]) -> &mut Self {
         self.narrow(4, ipv4_word(value), ipv4_word(mask))
     }
 
     /// The IPv6 source address.
-    pub fn src_ipv6(&mut self, value: [u8; 16], mask: [u8; 16]) -> &mut Self {
+    pub(crate) fn src_ipv6(&mut self, value: [u8; 16], mask: [u8; 16]) -> &mut Self {
         let (value, mask) = (halves(value), halves(mask));
         self.narrow(2, value.0, mask.0).narrow(3, value.1, mask.1)
     }
 
     /// The IPv6 destination address.
-    pub fn dst_ipv6(&mut self, value: [u8; 16], mask: [u8; 16]) -> &mut Self {
+    pub(crate) fn dst_ipv6(&mut self, value: [u8; 16], mask: [u8; 16]) -> &mut Self {
         let (value, mask) = (halves(value), halves(mask));
         self.narrow(4, value.0, mask.0).narrow(5, value.1, mask.1)
     }
 
     /// The IPv4 protocol or the first IPv6 next header.
-    pub fn protocol(&mut self, value: u8, mask: u8) -> &mut Self {
+    pub(crate) fn protocol(&mut self, value: u8, mask: u8) -> &mut Self {
         self.narrow(7, u64::from(value) << 56, u64::from(mask) << 56)
     }
 
     /// The type of service or traffic class.
-    pub fn tos(&mut self, value: u8, mask: u8) -> &mut Self {
+    pub(crate) fn tos(&mut self, value: u8, mask: u8) -> &mut Self {
         self.narrow(7, u64::from(value) << 48, u64::from(mask) << 48)
     }
 
     /// The time to live or hop limit.
-    pub fn ttl(&mut self, value: u8, mask: u8) -> &mut Self {
+    pub(crate) fn ttl(&mut self, value: u8, mask: u8) -> &mut Self {
         self.narrow(7, u64::from(value) << 40, u64::from(mask) << 40)
     }
 
     /// The three IPv4 flags, as [`FlowKey::ip_flags`] has them.
-    pub fn ip_flags(&mut self, value: u8, mask: u8) -> &mut Self {
+    pub(crate) fn ip_flags(&mut self, value: u8, mask: u8) -> &mut Self {
         self.narrow(7, u64::from(value) << 32, u64::from(mask) << 32)
     }
 
     /// The IPv6 flow label.
-    pub fn flow_label(&mut self, value: u32, mask: u32) -> &mut Self {
+    pub(crate) fn flow_label(&mut self, value: u32, mask: u32) -> &mut Self {
         self.narrow(6, value.into(), mask.into())
     }
 
     /// The TCP or UDP source port; the layer is asked for separately.
-    pub fn src_port(&mut self, value: u16, mask: u16) -> &mut Self {
+    pub(crate) fn src_port(&mut self, value: u16, mask: u16) -> &mut Self {
         self.narrow(6, u64::from(value) << 48, u64::from(mask) << 48)
     }
 
     /// The TCP or UDP destination port.
-    pub fn dst_port(&mut self, value: u16, mask: u16) -> &mut Self {
+    pub(crate) fn dst_port(&mut self, value: u16, mask: u16) -> &mut Self {
         self.narrow(6, u64::from(value) << 32, u64::from(mask) << 32)
     }
 
     /// Whether two calls asked for different values of one bit, so that no frame can match.
     #[must_use]
-    pub fn is_contradictory(&self) -> bool {
+    pub(crate) fn is_contradictory(&self) -> bool {
         self.contradictory
     }
 
     /// Whether a frame is one of those.
     #[must_use]
-    pub fn matches(&self, key: &MatchKey) -> bool {
+    pub(crate) fn matches(&self, key: &MatchKey) -> bool {
         key.masked(&self.mask) == self.value && !self.contradictory
     }
 
     /// The values; no bit is set outside the mask.
     #[must_use]
-    pub fn value(&self) -> &MatchKey {
+    pub(crate) fn value(&self) -> &MatchKey {
         &self.value
     }
 
     /// The mask.
     #[must_use]
-    pub fn mask(&self) -> &MatchKey {
+    pub(crate) fn mask(&self) -> &MatchKey {
         &self.mask
     }
 

@@ -28,39 +28,39 @@ use arrayvec::ArrayVec;
 use packet::FlowKey;
 
 use cache::ExactCache;
-pub use key::{MatchKey, Matcher};
+pub(crate) use key::{MatchKey, Matcher};
 use port::PortTable;
 
 /// The most flows that a table holds. That many take 75 MiB; each is inserted within some 2 us, and the one insert for
 /// which the largest list has to grow within some 2 ms, during which the engine waits.
-pub const MAX_FLOWS: usize = 1 << 17;
+pub(crate) const MAX_FLOWS: usize = 1 << 17;
 /// The most different masks among the flows of one port that trap. A frame that the cache does not know and that all of
 /// them could match costs some 20 us.
-pub const MAX_SHAPES: usize = 512;
+pub(crate) const MAX_SHAPES: usize = 512;
 /// The most queue pairs that one match can be replicated to.
-pub const MAX_REPLICAS: usize = 32;
+pub(crate) const MAX_REPLICAS: usize = 32;
 /// The most DONT_TRAP flows of one port.
-pub const MAX_DONT_TRAP: usize = 16;
+pub(crate) const MAX_DONT_TRAP: usize = 16;
 /// The most sniffers of one port.
-pub const MAX_SNIFFERS: usize = 16;
+pub(crate) const MAX_SNIFFERS: usize = 16;
 /// The most flows that one frame can get: the limits above make more impossible.
-pub const MAX_MATCHES: usize = MAX_REPLICAS + MAX_DONT_TRAP + MAX_SNIFFERS;
+pub(crate) const MAX_MATCHES: usize = MAX_REPLICAS + MAX_DONT_TRAP + MAX_SNIFFERS;
 
 /// Names a flow for as long as it is in the table; below [`MAX_FLOWS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct FlowId(pub u32);
+pub(crate) struct FlowId(pub(crate) u32);
 
 /// Names the counters that a flow's packets are added to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CounterId(pub u32);
+pub(crate) struct CounterId(pub(crate) u32);
 
 /// Names the queue pair that a flow's packets go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct QpSlot(pub u32);
+pub(crate) struct QpSlot(pub(crate) u32);
 
 /// The kinds of `enum ibv_flow_attr_type`, in order of precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum FlowKind {
+pub(crate) enum FlowKind {
     /// `IBV_FLOW_ATTR_NORMAL`.
     Normal,
     /// `IBV_FLOW_ATTR_MC_DEFAULT`: multicast frames that no normal rule trapped.
@@ -73,103 +73,80 @@ pub enum FlowKind {
 
 /// What happens to the packets of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Actions {
+pub(crate) struct Actions {
     /// The tag that completions report.
-    pub tag: Option<u32>,
+    pub(crate) tag: Option<u32>,
     /// Whether they are dropped instead of delivered.
-    pub drop: bool,
+    pub(crate) drop: bool,
     /// What counts them.
-    pub counter: Option<CounterId>,
+    pub(crate) counter: Option<CounterId>,
     /// Where they go.
-    pub target: QpSlot,
+    pub(crate) target: QpSlot,
 }
 
 /// One flow, as the provider inserts it.
 #[derive(Clone, Debug)]
-pub struct FlowRule {
+pub(crate) struct FlowRule {
     /// Its name; unique in the table.
-    pub id: FlowId,
+    pub(crate) id: FlowId,
     /// Its kind.
-    pub kind: FlowKind,
+    pub(crate) kind: FlowKind,
     /// The port it applies to.
-    pub port: u8,
+    pub(crate) port: u8,
     /// Its priority; 0 comes first. Sniffers have none.
-    pub priority: u16,
+    pub(crate) priority: u16,
     /// Whether frames go on to later rules after this one took a copy.
-    pub dont_trap: bool,
+    pub(crate) dont_trap: bool,
     /// When it was created, relative to the other rules: unique, growing.
-    pub order: u64,
+    pub(crate) order: u64,
     /// The frames it is about. Multicast defaults need not ask for a multicast address, sniffers match everything.
-    pub matcher: Matcher,
+    pub(crate) matcher: Matcher,
     /// What happens to them.
-    pub actions: Actions,
+    pub(crate) actions: Actions,
 }
 
 /// One flow that a frame belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FlowHit {
+pub(crate) struct FlowHit {
     /// The flow.
-    pub flow: FlowId,
+    pub(crate) flow: FlowId,
     /// Its kind: [`FlowKind::Sniffer`] marks copies that do not bear on the verdict.
-    pub kind: FlowKind,
+    pub(crate) kind: FlowKind,
     /// What to do.
-    pub actions: Actions,
+    pub(crate) actions: Actions,
 }
 
-/// The flows of one frame: first those of the verdict in order of precedence, then the sniffers.
+/// The flows of one frame: first those of the verdict in order of precedence, then the sniffers. Without any of the
+/// verdict the frame is left to the kernel.
 #[derive(Clone, Debug, Default)]
-pub struct Matches {
+pub(crate) struct Matches {
     hits: ArrayVec<FlowHit, MAX_MATCHES>,
-    verdict_len: usize,
 }
 
 impl Matches {
     /// No flows.
-    #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
     fn clear(&mut self) {
         self.hits.clear();
-        self.verdict_len = 0;
     }
 
-    /// Appends to the verdict. The limits of the table keep the sum within [`MAX_MATCHES`].
-    fn decide(&mut self, hits: &[FlowHit]) {
-        for hit in hits {
-            self.hits.push(*hit);
-        }
-        self.verdict_len = self.hits.len();
-    }
-
-    /// Appends a copy for a sniffer; only after the verdict.
-    fn sniff(&mut self, hit: FlowHit) {
+    /// Appends; the limits of the table keep the sum within [`MAX_MATCHES`].
+    fn add(&mut self, hit: FlowHit) {
         self.hits.push(hit);
     }
 
     /// All flows of the frame.
-    #[must_use]
-    pub fn as_slice(&self) -> &[FlowHit] {
+    pub(crate) fn as_slice(&self) -> &[FlowHit] {
         &self.hits
-    }
-
-    /// The flows that decide over the frame; none when it is left to the kernel.
-    #[must_use]
-    pub fn verdict(&self) -> &[FlowHit] {
-        &self.hits[..self.verdict_len]
-    }
-
-    /// The flows that take a copy whatever the verdict.
-    #[must_use]
-    pub fn sniffers(&self) -> &[FlowHit] {
-        &self.hits[self.verdict_len..]
     }
 }
 
 /// Why a flow was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FlowError {
+pub(crate) enum FlowError {
     /// The id is in use.
     #[error("flow {0:?} is already in the table")]
     DuplicateId(FlowId),
@@ -194,10 +171,9 @@ pub enum FlowError {
 
 /// All flows of a device.
 #[derive(Debug, Default)]
-pub struct FlowTable {
+pub(crate) struct FlowTable {
     /// By id.
     rules: Vec<Option<Box<FlowRule>>>,
-    len: usize,
     /// By port number, as far as ports have flows.
     ports: Vec<PortTable>,
     cache: ExactCache,
@@ -206,7 +182,7 @@ pub struct FlowTable {
 impl FlowTable {
     /// An empty table.
     #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
@@ -214,7 +190,7 @@ impl FlowTable {
     ///
     /// # Errors
     /// Why it was not taken; the table is as before.
-    pub fn insert(&mut self, mut rule: FlowRule) -> Result<(), FlowError> {
+    pub(crate) fn insert(&mut self, mut rule: FlowRule) -> Result<(), FlowError> {
         match rule.kind {
             FlowKind::MulticastDefault => {
                 rule.matcher.dst_mac(GROUP_BIT, GROUP_BIT);
@@ -240,16 +216,14 @@ impl FlowTable {
             self.rules.resize(place + 1, None);
         }
         self.rules[place] = Some(Box::new(rule));
-        self.len += 1;
         self.cache.invalidate();
         Ok(())
     }
 
     /// Removes a flow; no later lookup finds it. Answers whether it was there.
-    pub fn remove(&mut self, id: FlowId) -> bool {
+    pub(crate) fn remove(&mut self, id: FlowId) -> bool {
         let rule = self.rules.get_mut(id.0 as usize).and_then(Option::take);
         let Some(rule) = rule else { return false };
-        self.len -= 1;
         self.port_mut(rule.port).remove(&rule);
         self.cache.invalidate();
         true
@@ -257,7 +231,7 @@ impl FlowTable {
 
     /// Puts the flows of a frame that arrived on `port` into `matches`, in place of what was there.
     #[inline]
-    pub fn lookup(&mut self, port: u8, key: &FlowKey, matches: &mut Matches) {
+    pub(crate) fn lookup(&mut self, port: u8, key: &FlowKey, matches: &mut Matches) {
         matches.clear();
         let Some(table) = self.ports.get(usize::from(port)) else { return };
         // Fields that no rule of the port names would only split what shares one verdict.
@@ -267,15 +241,9 @@ impl FlowTable {
     }
 
     /// The number of flows.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are no flows.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.rules.iter().flatten().count()
     }
 
     fn port_mut(&mut self, port: u8) -> &mut PortTable {

@@ -108,14 +108,14 @@ impl PortTable {
     pub(super) fn expand(&self, verdict: Verdict, matches: &mut Matches) {
         let mut positions = verdict.dont_trap;
         while positions != 0 {
-            matches.decide(&[self.dont_trap[positions.trailing_zeros() as usize].hit]);
+            matches.add(self.dont_trap[positions.trailing_zeros() as usize].hit);
             positions &= positions - 1;
         }
         if let Some(group) = self.groups.get(verdict.group as usize) {
-            matches.decide(&group.copies);
+            group.copies.iter().for_each(|copy| matches.add(*copy));
         }
         for sniffer in &self.sniffers {
-            matches.sniff(sniffer.hit);
+            matches.add(sniffer.hit);
         }
     }
 

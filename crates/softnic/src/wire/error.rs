@@ -162,9 +162,6 @@ pub enum TransmitError {
     /// The medium is down.
     #[error("the medium is down")]
     Down,
-    /// The medium refused it.
-    #[error("the medium refused the frame")]
-    Refused,
 }
 
 /// An Ethernet header.

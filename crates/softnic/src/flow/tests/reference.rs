@@ -180,8 +180,12 @@ proptest! {
                 Step::Remove(_) | Step::LookupFor(..) => {}
                 Step::Lookup(port, key) => {
                     table.lookup(port, &key, &mut matches);
-                    let ids = |hits: &[FlowHit]| hits.iter().map(|hit| hit.flow.0).collect::<Vec<_>>();
-                    let found = (ids(matches.verdict()), ids(matches.sniffers()));
+                    let (sniffers, verdict): (Vec<_>, Vec<_>) =
+                        matches.as_slice().iter().partition(|hit| hit.kind == FlowKind::Sniffer);
+                    let sniffers_are_last = matches.as_slice().ends_with(&sniffers);
+                    prop_assert!(sniffers_are_last);
+                    let ids = |hits: Vec<FlowHit>| hits.iter().map(|hit| hit.flow.0).collect::<Vec<_>>();
+                    let found = (ids(verdict), ids(sniffers));
                     prop_assert_eq!(found, linear(&rules, port, &key));
                 }
             }
