@@ -15,7 +15,8 @@
 //! - The first one that traps decides. Rules with the same match, kind and priority on other queue pairs each get a copy;
 //!   on the same queue pair the oldest stands in for all of them.
 //! - DONT_TRAP rules take a copy if they stand no later in kind and priority than the deciding rule.
-//! - Sniffers take a copy of everything, whatever the verdict.
+//! - Sniffers take a copy of every received frame, whatever the verdict. Sent frames, of which mlx5 gives sniffers a copy
+//!   too, do not pass this table: that is not there yet.
 
 mod cache;
 mod key;
@@ -67,7 +68,7 @@ pub(crate) enum FlowKind {
     MulticastDefault,
     /// `IBV_FLOW_ATTR_ALL_DEFAULT`: frames that nothing else trapped.
     AllDefault,
-    /// `IBV_FLOW_ATTR_SNIFFER`: a copy of every frame.
+    /// `IBV_FLOW_ATTR_SNIFFER`: a copy of every received frame, of sent ones not yet.
     Sniffer,
 }
 
