@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use policy::MAX_RULES;
 use verbs::CounterValues;
 
 use crate::Installer;
@@ -21,8 +22,9 @@ pub struct DropTotals {
     pub counted: bool,
 }
 
-/// Rules that are gone, whose sums are kept; beyond, they are summed under [`FORGOTTEN`].
-const RETIRED_MAX: usize = 16_384;
+/// Rules that are gone, whose sums are kept: as many as a whole policy can have. Beyond, they are
+/// summed under [`FORGOTTEN`].
+const RETIRED_MAX: usize = MAX_RULES;
 const FORGOTTEN: &str = "(retired rules)";
 
 pub(crate) struct CounterBook<C> {
@@ -87,6 +89,10 @@ impl<C> CounterBook<C> {
     pub(crate) fn close<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
         self.refresh(installer, rule);
         let Some(live) = self.live.remove(rule) else { return };
+        // What nothing was counted for needs no memory.
+        if live.last.packets == 0 {
+            return;
+        }
         let known = self.retired.len() < RETIRED_MAX || self.retired.contains_key(rule);
         let sum = self.retired.entry(if known { rule } else { FORGOTTEN }.to_owned()).or_default();
         sum.packets += live.last.packets;

@@ -24,3 +24,4 @@ pub use installer::{FlowRequest, Installer, VerbsInstaller};
 pub use plan::{Plan, Side, Step, plan};
 pub use policy::Band;
 pub use translate::SpecChain;
+pub use verbs::{AsyncEvent, EventKind, EventSource};

@@ -2,9 +2,10 @@
 
 mod support;
 
+use std::rc::Rc;
 use std::sync::Arc;
 
-use control::{DropTotals, Error, plan};
+use control::{Controller, DropTotals, Error, plan};
 use policy::WorkerId;
 use support::*;
 
@@ -62,6 +63,26 @@ fn drop_totals_live_through_reloads_that_keep_lose_and_bring_back_the_rule() {
         install(&mut controller, &state, program, false).expect("nothing fails");
         let totals = DropTotals { rule: "bad".to_owned(), packets, bytes: packets * 60, counted };
         assert_eq!(controller.drop_counters(), [totals], "step {step}");
+    }
+}
+
+#[test]
+fn no_drop_total_goes_backwards_however_many_rules_a_policy_has() {
+    const RULES: usize = 17_000;
+    let state = Shared::default();
+    let mut controller = Controller::over(Fake(Rc::clone(&state)), "fake0", 2 * RULES as u32, vec![1], 3)
+        .expect("nothing fails");
+    state.borrow_mut().forgetful = true;
+    let names: Vec<&'static str> =
+        (0..RULES).map(|index| &*Box::leak(format!("rule{index}").into_boxed_str())).collect();
+    let lines: Vec<Line> = names.iter().map(|&name| line(name, Match::UdpPort(1), None)).collect();
+    let (drops, nothing) = (program(&lines), program(&[]));
+    for round in 1..=2 {
+        install(&mut controller, &state, &drops, false).expect("nothing fails");
+        install(&mut controller, &state, &nothing, false).expect("nothing fails");
+        let totals = controller.drop_counters();
+        assert_eq!(totals.len(), RULES);
+        assert!(totals.iter().all(|total| total.packets == round), "round {round}");
     }
 }
 

@@ -30,7 +30,7 @@ pub use diagnostics::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Place, Severity}
 pub use explain::Explanation;
 pub use ids::{ClassId, GroupId, QueueId, RuleId, WorkerId};
 pub use parse::parse;
-pub use policy::Policy;
+pub use policy::{MAX_RULES, Policy};
 pub use predicate::Predicate;
 pub use profile::DeviceProfile;
 pub use program::{

@@ -1,20 +1,21 @@
 //! The handle by which everybody else speaks with a worker: publish programs, see them
 //! acknowledged, read its books. Cheap to clone; never touches the worker's queues.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use policy::{Band, WorkerId};
+use policy::{Band, MAX_RULES, WorkerId};
 
 use crate::mailbox::Mailbox;
 use crate::snapshot::{RuleSnapshot, WorkerSnapshot};
 use crate::stats::Stats;
 use crate::{ClassTable, Disposition, Generation, Traffic, Warning};
 
-/// Rules of past programs whose totals are kept by name; beyond, they are summed as [`FORGOTTEN`].
-pub const RETIRED_RULES_MAX: usize = 16_384;
-/// The name under which totals of further retired rules are summed.
+/// Totals of rules that no program has any more, kept by name and disposition: as many as a whole
+/// policy can have. Beyond, they are summed as [`FORGOTTEN`].
+pub const RETIRED_TOTALS_MAX: usize = MAX_RULES * Disposition::ALL.len();
+/// The name under which further totals are summed.
 pub const FORGOTTEN: &str = "(retired rules)";
 
 /// How long [`WorkerControl::wait`] rests between looks.
@@ -40,8 +41,10 @@ pub(crate) struct Shared {
 #[derive(Debug, Default)]
 struct Ledger {
     tables: Vec<Entry>,
-    retired: BTreeMap<(String, Disposition), Traffic>,
+    retired: Totals,
 }
+
+type Totals = BTreeMap<(String, Disposition), Traffic>;
 
 #[derive(Debug)]
 struct Entry {
@@ -54,24 +57,50 @@ struct Entry {
 impl Ledger {
     /// Folds the tables that the worker has let go of into the totals.
     fn settle(&mut self, acknowledged: Generation) {
+        let before = self.tables.len();
         let retired = &mut self.retired;
         self.tables.retain(|entry| {
             let settled = entry.retired_by.is_some_and(|generation| generation <= acknowledged);
             if settled {
-                fold(retired, &entry.table);
+                // What nothing was counted for needs no memory.
+                entry
+                    .table
+                    .rows()
+                    .filter(|(.., traffic)| traffic.packets > 0)
+                    .for_each(|row| add(retired, row));
             }
             !settled
         });
+        if self.tables.len() < before && self.retired.len() > RETIRED_TOTALS_MAX {
+            self.forget();
+        }
+    }
+
+    /// Sums up totals under one name until the others are few enough. A rule that a program still has is
+    /// not forgotten: its total would go backwards.
+    fn forget(&mut self) {
+        let rules = self.tables.iter().flat_map(|entry| &entry.table.program().rules);
+        let live: HashSet<&str> = rules.map(|rule| rule.name.as_str()).collect();
+        let mut excess = self.retired.len() - RETIRED_TOTALS_MAX;
+        let mut forgotten = [Traffic::default(); Disposition::ALL.len()];
+        self.retired.retain(|(name, disposition), traffic| {
+            let keep = excess == 0 || name == FORGOTTEN || live.contains(name.as_str());
+            if !keep {
+                excess -= 1;
+                forgotten[*disposition as usize] += *traffic;
+            }
+            keep
+        });
+        for (disposition, traffic) in Disposition::ALL.into_iter().zip(forgotten) {
+            if traffic.packets > 0 {
+                add(&mut self.retired, (FORGOTTEN, disposition, traffic));
+            }
+        }
     }
 }
 
-fn fold(totals: &mut BTreeMap<(String, Disposition), Traffic>, table: &ClassTable) {
-    for (name, disposition, traffic) in table.rows() {
-        let key = (name.to_owned(), disposition);
-        let known = totals.len() < RETIRED_RULES_MAX || totals.contains_key(&key);
-        let key = if known { key } else { (FORGOTTEN.to_owned(), disposition) };
-        *totals.entry(key).or_default() += traffic;
-    }
+fn add(totals: &mut Totals, (name, disposition, traffic): (&str, Disposition, Traffic)) {
+    *totals.entry((name.to_owned(), disposition)).or_default() += traffic;
 }
 
 impl WorkerControl {
@@ -159,9 +188,7 @@ impl WorkerControl {
             ledger.settle(self.shared.mailbox.acknowledged());
             let mut totals = ledger.retired.clone();
             for entry in &ledger.tables {
-                for (name, disposition, traffic) in entry.table.rows() {
-                    *totals.entry((name.to_owned(), disposition)).or_default() += traffic;
-                }
+                entry.table.rows().for_each(|row| add(&mut totals, row));
             }
             totals
         };

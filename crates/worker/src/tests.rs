@@ -3,11 +3,13 @@
 
 use std::sync::Arc;
 
-use policy::{Class, Decide, GroupId, Outcome, Placement, Program, Rule, RuleId, Verdict, WorkerId};
+use policy::{
+    Class, Decide, GroupId, MAX_RULES, Outcome, Placement, Program, Rule, RuleId, Verdict, WorkerId,
+};
 
 use crate::batch::Batch;
 use crate::classifier::Classifier;
-use crate::control::RETIRED_RULES_MAX;
+use crate::control::RETIRED_TOTALS_MAX;
 use crate::{Band, ClassTable, Disposition, FORGOTTEN, Traffic, WorkerControl};
 
 /// What completions may be outstanding in these tests.
@@ -63,8 +65,12 @@ impl Rig {
 
     /// One packet for class 0 of a band, as the loop would count it.
     fn packet(&self, band: Band, bytes: u64) {
+        self.packet_of(band, 0, bytes);
+    }
+
+    fn packet_of(&self, band: Band, rule: usize, bytes: u64) {
         let table = self.classifier.table(band).expect("published");
-        table.tally(&outcome(0)).expect("rule 0").add(1, bytes);
+        table.tally(&outcome(rule)).expect("a rule of the program").add(1, bytes);
     }
 
     fn delivered(&self, name: &str) -> Traffic {
@@ -170,24 +176,60 @@ fn the_worker_never_frees_a_table_and_control_does() {
     assert!(watched.upgrade().is_none(), "folded and freed by the reader");
 }
 
-#[test]
-fn names_of_past_rules_are_bounded_but_not_their_sum() {
-    let mut rig = Rig::new();
-    let mut packets = 0;
-    let names: Vec<String> = (0..RETIRED_RULES_MAX + 3).map(|index| format!("rule{index:05}")).collect();
-    for chunk in names.chunks(RETIRED_RULES_MAX / 4) {
-        let names: Vec<&str> = chunk.iter().map(String::as_str).collect();
-        rig.control.publish(Band::A, Some(table(&names)));
-        rig.turn(0, true);
-        rig.turn(0, true);
-        rig.packet(Band::A, 1);
-        packets += 1;
+fn names(prefix: &str, count: usize) -> Vec<String> {
+    (0..count).map(|index| format!("{prefix}{index:06}")).collect()
+}
+
+impl Rig {
+    /// Another program in band A, and what it meets: one packet for every rule.
+    fn run_all(&mut self, names: &[String]) {
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        self.control.publish(Band::A, Some(table(&names)));
+        self.turn(0, true);
+        self.turn(0, true);
+        (0..names.len()).for_each(|rule| self.packet_of(Band::A, rule, 1));
     }
-    rig.control.publish(Band::A, None);
+}
+
+#[test]
+fn no_total_goes_backwards_however_many_rules_a_policy_has() {
+    let mut rig = Rig::new();
+    let names = names("rule", 17_000);
+    for round in 1..=3 {
+        rig.run_all(&names);
+        let snapshot = rig.control.snapshot();
+        assert_eq!(snapshot.rules.len(), names.len());
+        assert!(snapshot.rules.iter().all(|rule| rule.traffic.packets == round), "round {round}");
+    }
+}
+
+#[test]
+fn past_rules_that_counted_nothing_are_not_kept() {
+    let mut rig = Rig::new();
+    rig.control.publish(Band::A, Some(table(&["idle", "also idle"])));
     rig.turn(0, true);
-    rig.turn(0, true);
-    let snapshot = rig.control.snapshot();
-    assert_eq!(snapshot.total(Disposition::Delivered).packets, packets);
-    assert_eq!(snapshot.rule(FORGOTTEN, Disposition::Delivered).packets, 1);
-    assert!(snapshot.rules.len() <= RETIRED_RULES_MAX + 1);
+    rig.run_all(&names("busy", 1));
+    rig.run_all(&[]);
+    let names: Vec<_> = rig.control.snapshot().rules.into_iter().map(|rule| rule.name).collect();
+    assert_eq!(names, ["busy000000"]);
+}
+
+#[test]
+fn names_of_past_rules_are_bounded_but_neither_their_sum_nor_those_in_force() {
+    let mut rig = Rig::new();
+    let live = names("live", 3);
+    let mut packets = 0;
+    for chunk in names("past", RETIRED_TOTALS_MAX + 5).chunks(MAX_RULES - 3) {
+        let program = [&live, chunk].concat();
+        rig.run_all(&program);
+        packets += program.len() as u64;
+    }
+    rig.run_all(&live);
+    let before = rig.control.snapshot();
+    let rounds = before.rule("live000000", Disposition::Delivered).packets;
+    assert!(live.iter().all(|name| before.rule(name, Disposition::Delivered).packets == rounds));
+    assert_eq!(rounds, RETIRED_TOTALS_MAX.div_ceil(MAX_RULES - 3) as u64 + 1);
+    assert_eq!(before.total(Disposition::Delivered).packets, packets + 3);
+    assert!(before.rule(FORGOTTEN, Disposition::Delivered).packets > 0);
+    assert!(before.rules.len() <= RETIRED_TOTALS_MAX + 1 + live.len());
 }

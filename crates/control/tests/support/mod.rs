@@ -51,6 +51,8 @@ pub struct State {
     pub flows: BTreeMap<u64, (Record, Vec<Spec>)>,
     pub published: [bool; 2],
     pub history: Vec<Moment>,
+    /// No history, for programs so large that it would be too long.
+    pub forgetful: bool,
     next: u64,
 }
 
@@ -74,6 +76,9 @@ pub type FakeCounter = Rc<RefCell<CounterValues>>;
 
 fn remember(state: &Shared) {
     let mut state = state.borrow_mut();
+    if state.forgetful {
+        return;
+    }
     let moment = Moment { flows: state.flows.values().cloned().collect(), published: state.published };
     state.history.push(moment);
 }
