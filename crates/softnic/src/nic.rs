@@ -182,6 +182,15 @@ impl SoftNic {
         self.nic.ports.iter().all(|port| port.finished.load(Ordering::Acquire))
     }
 
+    /// Whether the engine's thread has ended although nobody stopped it: then no frame moves any more.
+    #[must_use]
+    pub fn engine_died(&self) -> bool {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        // Looked at before `stopping` is: `stop` sets it before it joins.
+        let ended = thread.as_ref().is_some_and(JoinHandle::is_finished);
+        ended && !self.nic.stopping.load(Ordering::Relaxed)
+    }
+
     /// Stops the engine for good, after the burst it is in. Open contexts stay valid.
     pub fn stop(&self) {
         self.nic.stopping.store(true, Ordering::Relaxed);
