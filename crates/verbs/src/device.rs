@@ -4,6 +4,7 @@
 
 use std::ffi::{CStr, c_int};
 use std::fmt;
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -17,7 +18,8 @@ use crate::{Context, Error, Result};
 /// # Safety
 /// `device_list` returns NULL with `errno` set, or a NULL-terminated array of `count` devices that
 /// `ibv_free_device_list` may release and `ibv_open_device` may open, with operations that keep the contracts of
-/// `infiniband/verbs.h`.
+/// `infiniband/verbs.h`. Each device stays valid until its list is released and every context opened from it is closed,
+/// and each context until it is closed, even if the provider itself is dropped before.
 pub unsafe trait Provider: Send + Sync {
     /// A new list; its length goes to `count`.
     fn device_list(&self, count: &mut c_int) -> *mut *mut ibv_device;
@@ -59,7 +61,7 @@ impl DeviceList {
     pub fn iter(&self) -> impl Iterator<Item = Device<'_>> {
         // SAFETY: the library or the provider says that `count` entries follow; they stay until `drop`.
         let entries = unsafe { std::slice::from_raw_parts(self.raw.as_ptr(), self.count) };
-        entries.iter().copied().filter_map(NonNull::new).map(|raw| Device { raw, list: self })
+        entries.iter().copied().filter_map(NonNull::new).map(|raw| Device { raw, _list: PhantomData })
     }
 
     /// The device of that name.
@@ -78,8 +80,9 @@ impl Drop for DeviceList {
 /// A device that can be opened.
 #[derive(Clone, Copy)]
 pub struct Device<'list> {
+    /// Valid as long as the list.
     raw: NonNull<ibv_device>,
-    list: &'list DeviceList,
+    _list: PhantomData<&'list DeviceList>,
 }
 
 impl<'list> Device<'list> {
@@ -90,7 +93,6 @@ impl<'list> Device<'list> {
         if name.is_null() {
             return "";
         }
-        let _: &'list DeviceList = self.list;
         // SAFETY: the name is NUL-terminated text inside the device, which the list keeps.
         let name: &'list CStr = unsafe { CStr::from_ptr(name) };
         name.to_str().unwrap_or("")
@@ -109,7 +111,7 @@ impl<'list> Device<'list> {
         let raw = unsafe { ibverbs_sys::ibv_open_device(self.raw.as_ptr()) };
         let raw =
             NonNull::new(raw).ok_or_else(|| Error::OpenDevice { device: name.into(), source: last() })?;
-        Ok(Arc::new(Context::adopt(raw, name)))
+        Ok(Arc::new(Context::adopt(raw, name)?))
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Called by every handle of this crate; never by anything outside it. Each function does what its namesake in
 //! the header does and nothing else: no ownership, no checks of arguments, errors as the C function gives them.
-//! Layouts follow rdma-core v44..v55; `verbs_context` itself is only ever touched behind the `sz` check.
+//! `verbs_context` is laid out as in rdma-core v44, and later releases only add in front; it is only ever touched behind
+//! the `sz` check.
 
 mod poll;
 
@@ -81,7 +82,7 @@ struct VerbsContext {
     context: ibv_context,
 }
 
-// The table of facts/libibverbs-provider.md: v44..v56 have the context at 320, with `sz` right before it.
+// rdma-core v44 to v58 have the context there, by the C compiler; later releases have more fields in front.
 const _: () = assert!(offset_of!(VerbsContext, context) == 320);
 const _: () = assert!(offset_of!(VerbsContext, sz) + size_of::<usize>() == offset_of!(VerbsContext, context));
 
@@ -217,7 +218,7 @@ creating!(/// `ibv_create_rwq_ind_table`.
 creating!(/// `ibv_create_counters`.
     create_counters as create_counters(context, attr: *mut ibv_counters_init_attr) -> ibv_counters);
 creating!(/// `ibv_create_qp_ex` for a mask beyond `IBV_QP_INIT_ATTR_PD`; with that mask alone the header calls
-    /// `ibv_create_qp`, which [`create_qp`] does.
+    /// `ibv_create_qp` instead, as this crate does itself where it has no more to say.
     create_qp_ex as create_qp_ex(context, attr: *mut ibv_qp_init_attr_ex) -> ibv_qp);
 creating!(create_wq_only as create_wq(context, attr: *mut ibv_wq_init_attr) -> ibv_wq);
 

@@ -1,6 +1,6 @@
 //! What `Drop` does when the library refuses: say so and keep alive what the object may still reach.
 //!
-//! Called by the `Drop` of every handle; never panics and never retries.
+//! Called by the `Drop` of every handle whose destruction can be refused; never panics and never retries.
 
 use std::ffi::c_int;
 use std::mem;
