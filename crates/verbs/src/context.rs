@@ -3,12 +3,13 @@
 //! Made by [`Device::open`](crate::Device::open). Never used on the packet path.
 
 use std::ffi::c_int;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 
 use ibverbs_sys::{ibv_context, ibv_device_attr_ex, ibv_port_attr, ibv_values_ex};
 
-use crate::error::from_code;
+use crate::error::{from_code, last};
 use crate::{AsyncEvent, DeviceAttributes, Error, PortAttributes, PortNumber, Result, event, inline, leak};
 
 /// An open device. Every object made from it keeps it open.
@@ -23,19 +24,11 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Takes over a context that `ibv_open_device` returned.
-    pub(crate) fn adopt(raw: NonNull<ibv_context>, name: &str) -> Self {
+    /// Takes over a context that `ibv_open_device` returned; closes it if its events could not be read without waiting.
+    pub(crate) fn adopt(raw: NonNull<ibv_context>, name: &str) -> Result<Self> {
         let context = Self { raw, name: name.to_owned() };
-        // So that `async_event` never waits; ibv_get_async_event(3) asks for exactly this.
-        let fd = context.async_fd();
-        // SAFETY: the descriptor belongs to the open context.
-        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-        // SAFETY: as above.
-        let set = flags >= 0 && unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } == 0;
-        if !set {
-            tracing::warn!(device = name, "asynchronous events cannot be read without waiting");
-        }
-        context
+        never_wait(context.async_fd()).map_err(|source| Error::AsyncEvent { device: name.into(), source })?;
+        Ok(context)
     }
 
     pub(crate) fn raw(&self) -> *mut ibv_context {
@@ -107,10 +100,25 @@ impl Context {
     }
 }
 
+/// Makes reads of a descriptor answer at once; ibv_get_async_event(3) asks for exactly this. Also says whether there is
+/// a descriptor at all.
+fn never_wait(fd: c_int) -> io::Result<()> {
+    // SAFETY: asks about a number.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    if flags < 0 {
+        return Err(last());
+    }
+    // SAFETY: the caller's descriptor, as it is open.
+    match unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } {
+        0 => Ok(()),
+        _ => Err(last()),
+    }
+}
+
 impl AsFd for Context {
     /// Readable when [`Context::async_event`] has something.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor stays open until the context is closed, in `drop`.
+        // SAFETY: `adopt` found the descriptor open; it stays so until the context is closed, in `drop`.
         unsafe { BorrowedFd::borrow_raw(self.async_fd()) }
     }
 }
@@ -120,5 +128,21 @@ impl Drop for Context {
         // SAFETY: `raw` came from `ibv_open_device`; every object made from it held an `Arc` of this and is gone.
         let code = unsafe { ibverbs_sys::ibv_close_device(self.raw()) };
         leak::log("ibv_close_device", &self.name, code);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn a_descriptor_that_cannot_answer_at_once_is_an_error() {
+        let (reader, _writer) = io::pipe().expect("a pipe");
+        never_wait(reader.as_raw_fd()).expect("a pipe can");
+        let error = io::Read::read(&mut &reader, &mut [0]).expect_err("empty");
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(never_wait(-1).expect_err("no descriptor").raw_os_error(), Some(libc::EBADF));
     }
 }

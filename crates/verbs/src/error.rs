@@ -102,6 +102,14 @@ pub(crate) fn errno_of(code: c_int) -> c_int {
     from_code(code).raw_os_error().unwrap_or(libc::EIO)
 }
 
+/// Forgets an earlier error, for a call that may fail without setting `errno`.
+pub(crate) fn forget_last() {
+    // SAFETY: the location of this thread's errno is always valid.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above; the pointer is this thread's own.
+    unsafe { errno.write(0) };
+}
+
 /// The error of a verb that returned NULL. A provider that forgot `errno` must not read as success.
 pub(crate) fn last() -> io::Error {
     match io::Error::last_os_error() {

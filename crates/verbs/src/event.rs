@@ -11,6 +11,7 @@ use ibverbs_sys::{
     ibv_get_async_event,
 };
 
+use crate::error::{forget_last, last};
 use crate::{Context, Error, PortNumber, Result};
 
 /// What happened.
@@ -132,13 +133,20 @@ unsafe fn source_of(kind: EventKind, element: ibv_async_event__bindgen_ty_1) -> 
 
 pub(crate) fn next(context: &Context) -> Result<Option<AsyncEvent>> {
     let mut raw = MaybeUninit::<ibv_async_event>::zeroed();
-    // SAFETY: the context is open and `raw` is writable.
-    if unsafe { ibv_get_async_event(context.raw(), raw.as_mut_ptr()) } != 0 {
-        let source = io::Error::last_os_error();
-        return match source.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-            _ => Err(Error::AsyncEvent { device: context.name().into(), source }),
-        };
+    loop {
+        // The library reads the descriptor and compares lengths (libibverbs/device.c): at the end of the file, which a
+        // device that is gone can come to, it fails and leaves errno as it was.
+        forget_last();
+        // SAFETY: the context is open and `raw` is writable.
+        if unsafe { ibv_get_async_event(context.raw(), raw.as_mut_ptr()) } == 0 {
+            break;
+        }
+        let source = last();
+        match source.kind() {
+            io::ErrorKind::Interrupted => {}
+            io::ErrorKind::WouldBlock => return Ok(None),
+            _ => return Err(Error::AsyncEvent { device: context.name().into(), source }),
+        }
     }
     // SAFETY: zero is a valid event, and the library has filled it in.
     let mut raw = unsafe { raw.assume_init() };
