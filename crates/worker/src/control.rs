@@ -27,6 +27,17 @@ pub struct WorkerControl {
     shared: Arc<Shared>,
 }
 
+/// Whether a worker is alive and well; see [`WorkerControl::pulse`]. None of it ever goes backwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pulse {
+    /// Turns of the loop.
+    pub turns: u64,
+    /// Packets taken from the queue.
+    pub received_packets: u64,
+    /// Polls that the device refused.
+    pub poll_errors: u64,
+}
+
 /// What a worker and its handles share.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -177,6 +188,17 @@ impl WorkerControl {
     pub(crate) fn warn(&self, warning: Warning) {
         tracing::warn!(worker = self.shared.id.0, "{warning}");
         self.shared.warnings.lock().unwrap_or_else(PoisonError::into_inner).push(warning);
+    }
+
+    /// A look that locks nothing and copies nothing, for watchdogs.
+    #[must_use]
+    pub fn pulse(&self) -> Pulse {
+        let stats = &self.shared.stats;
+        Pulse {
+            turns: stats.polls.read(),
+            received_packets: stats.received.read().packets,
+            poll_errors: stats.poll_errors.read(),
+        }
     }
 
     /// The worker's books, read while it runs: the figures are as of slightly different instants, so

@@ -30,7 +30,7 @@ mod turn;
 pub use config::{
     BATCH_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAMES_MAX, Idle, PORTS_MAX, SENDS_MAX, WorkerConfig,
 };
-pub use control::{FORGOTTEN, RETIRED_TOTALS_MAX, WorkerControl};
+pub use control::{FORGOTTEN, Pulse, RETIRED_TOTALS_MAX, WorkerControl};
 pub use counter::{BUCKETS, Histogram, Traffic};
 pub use error::{Error, Object, Warning};
 pub use mailbox::Generation;
