@@ -14,7 +14,7 @@ use verbs::{
 use crate::allocator::ArenaAllocator;
 use crate::batch::Batch;
 use crate::error::{EPERM, Object};
-use crate::receiver::Receiver;
+use crate::receiver::{Receiver, refill_at};
 use crate::stats::Stats;
 use crate::{Error, Warning, WorkerConfig};
 
@@ -64,7 +64,8 @@ pub(crate) fn assemble(context: &Arc<Context>, config: &WorkerConfig) -> Result<
     work_queue.ready().map_err(refused(id, Object::ReadyWorkQueue))?;
 
     warnings.append(&mut shortfalls.lock().unwrap_or_else(PoisonError::into_inner));
-    let receiver = Receiver { queue, work_queue, completions, pool, limit: config.batch };
+    let refill_at = refill_at(pool.frame_count(), config.batch);
+    let receiver = Receiver { queue, work_queue, completions, pool, limit: config.batch, refill_at };
     Ok(Parts { receiver, sender, warnings })
 }
 

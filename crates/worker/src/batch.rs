@@ -28,6 +28,8 @@ pub(crate) struct Batch {
     pub(crate) completions: usize,
     /// The queue was seen empty this turn.
     pub(crate) drained: bool,
+    /// How many turns running have found nothing at all, this one included.
+    pub(crate) empty_turns: u32,
 }
 
 impl Batch {
@@ -37,6 +39,7 @@ impl Batch {
             packets: Vec::with_capacity(limit),
             completions: 0,
             drained: false,
+            empty_turns: 0,
         }
     }
 
@@ -44,6 +47,13 @@ impl Batch {
         self.packets.clear();
         self.completions = 0;
         self.drained = false;
+    }
+
+    /// The turn found no completion.
+    #[inline]
+    pub(crate) fn found_nothing(&mut self) {
+        self.drained = true;
+        self.empty_turns = self.empty_turns.saturating_add(1);
     }
 
     /// The bytes of a packet of this batch.

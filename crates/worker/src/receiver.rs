@@ -19,6 +19,16 @@ pub(crate) struct Receiver {
     pub(crate) pool: FramePool,
     /// Completions per turn.
     pub(crate) limit: usize,
+    /// Frames in hand that are worth a post.
+    pub(crate) refill_at: usize,
+}
+
+/// Empty turns after which no more frames are waited for.
+const QUIET_TURNS: u32 = 2;
+
+/// Half a batch; but never more than a quarter of the frames, which the device would lack.
+pub(crate) fn refill_at(frames: usize, limit: usize) -> usize {
+    (limit / 2).min(frames / 4).max(1)
 }
 
 /// What a completion says of a receive, read before its frame is taken back.
@@ -54,9 +64,10 @@ impl Receiver {
         batch.clear();
         // Also `None` while a queue that completes into this one is destroyed, but those are the worker's own.
         let Some(mut open) = self.completions.poll() else {
-            batch.drained = true;
+            batch.found_nothing();
             return;
         };
+        batch.empty_turns = 0;
         let (mut packets, mut bytes) = (0, 0);
         while batch.completions < self.limit {
             let Some(completion) = open.next() else {
@@ -76,8 +87,12 @@ impl Receiver {
 
     /// Posts the batch's frames; what the queue does not take waits for the next turn. A failed queue
     /// gets none: it would flush them at once, and so on without end.
+    ///
+    /// A few frames wait for more, or for the queue to have been empty twice: every post moves the
+    /// ring's index, whose cache line the device (softnic's engine on its core) reads all the time.
     pub(crate) fn refill(&mut self, batch: &mut Batch, stats: &Stats) {
-        if !batch.frames.is_empty() && !stats.queue_failed() {
+        let enough = batch.frames.len() >= self.refill_at || batch.empty_turns >= QUIET_TURNS;
+        if enough && !batch.frames.is_empty() && !stats.queue_failed() {
             let posted = self.queue.post(&mut self.pool, &mut batch.frames);
             stats.posted.add(posted as u64);
         }

@@ -134,6 +134,35 @@ fn a_flushed_or_broken_queue_is_failed_and_gets_no_frames_back() {
 }
 
 #[test]
+fn frames_are_posted_half_a_batch_at_once_or_when_nothing_comes_any_more() {
+    let mut bench = Bench::new("posts0");
+    let posted = |bench: &Bench| bench.stats.posted.read();
+    for held in 1..4 {
+        bench.complete(received(Some(60)), true);
+        bench.refill();
+        assert_eq!((posted(&bench), bench.batch.frames.len()), (0, held), "half a batch is 4");
+    }
+    bench.complete(received(Some(60)), true);
+    bench.refill();
+    assert_eq!((posted(&bench), bench.batch.frames.len()), (4, 0));
+
+    bench.complete(received(Some(60)), true);
+    bench.receiver.poll(&mut bench.batch, &bench.stats);
+    bench.refill();
+    assert_eq!((posted(&bench), bench.batch.frames.len()), (4, 1), "empty once");
+    bench.receiver.poll(&mut bench.batch, &bench.stats);
+    bench.refill();
+    assert_eq!((posted(&bench), bench.batch.frames.len()), (5, 0), "empty twice");
+}
+
+#[test]
+fn few_frames_are_never_held_back_for_a_large_batch() {
+    assert_eq!(refill_at(4096, 64), 32);
+    assert_eq!(refill_at(64, 512), 16);
+    assert_eq!((refill_at(3, 64), refill_at(1, 1)), (1, 1));
+}
+
+#[test]
 fn frames_too_short_for_a_port_are_warned_of() {
     let short = |port, packet_bytes| Warning::ShortFrames { port, frame_bytes: FRAME_BYTES, packet_bytes };
     let both = WorkerConfig { ports: vec![1, 2], ..config() };
