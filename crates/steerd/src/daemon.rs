@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{self, Receiver};
+use crossbeam::channel;
 
 use crate::cli::RunArgs;
 use crate::error::{Error, chain};
@@ -15,7 +15,7 @@ use crate::http::{self, Bound, Server};
 use crate::plant::{Builder, Plant, Threads};
 use crate::screen::Screen;
 use crate::settings::{self, Listen, Loaded, Request};
-use crate::signals::{self, Event};
+use crate::signals::{self, Event, Signals};
 use crate::table::{self, Rates};
 use crate::{check, logging, notify, output, policy_file, reload, summary};
 
@@ -28,15 +28,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
     let loaded = settings::load(&Request::from(args)).map_err(Error::Settings)?;
     let screen = Screen::new();
     logging::start(&loaded.settings.log, &screen);
-    let events = signals::listen().map_err(Error::Signals)?;
+    let signals = signals::listen().map_err(Error::Signals)?;
     let bound = bind(&loaded)?;
-    let (plant, threads) = start(&loaded)?;
+    let Some((plant, threads)) = start(&loaded, &signals)? else { return Ok(()) };
     let server = serve(bound, &plant)?;
     let status = format!("steering on {} with {}", plant.opened().device.name(), plant.policy_source());
     tracing::info!("{status}");
     notify::ready(&status);
 
-    let ended = Daemon { plant: &plant, threads: &threads, screen: &screen, events }.run(args.run_for);
+    let ended = Daemon { plant: &plant, threads: &threads, screen: &screen, signals: &signals }.run(args.run_for);
     stop(&plant, threads, server, &screen, ended)
 }
 
@@ -47,15 +47,22 @@ fn bind(loaded: &Loaded) -> Result<Option<Bound>, Error> {
     Ok(Some(bound))
 }
 
-/// Everything that packets need, from the device to the flows.
-fn start(loaded: &Loaded) -> Result<(Arc<Plant>, Threads), Error> {
+/// Everything that packets need, from the device to the flows; `None` if it was told to end meanwhile,
+/// which is looked for between the stages, as each may take long.
+fn start(loaded: &Loaded, signals: &Signals) -> Result<Option<(Arc<Plant>, Threads)>, Error> {
     let builder = Builder::new(&loaded.settings)?;
+    if stopped(signals) {
+        return Ok(None);
+    }
     let device = &builder.opened().device;
     let compiled = policy_file::compile(&loaded.policy, device.profile(), Some(builder.worker_count()))
         .map_err(|diagnostics| {
             check::print_diagnostics(&diagnostics);
             check::policy_error(&loaded.policy, &diagnostics)
         })?;
+    if stopped(signals) {
+        return Ok(None);
+    }
     compiled.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     tracing::info!(
         "{}: {} flows, {} queue pairs, {} workers",
@@ -67,7 +74,15 @@ fn start(loaded: &Loaded) -> Result<(Arc<Plant>, Threads), Error> {
     for (index, wire) in builder.opened().wires().iter().enumerate() {
         tracing::info!("port {}: {wire}", index + 1);
     }
-    builder.start(loaded.policy.clone(), compiled.program)
+    builder.start(loaded.policy.clone(), compiled.program).map(Some)
+}
+
+fn stopped(signals: &Signals) -> bool {
+    let asked = signals.stop();
+    if let Some(why) = asked {
+        tracing::info!("{why}: ending before anything was steered");
+    }
+    asked.is_some()
 }
 
 fn serve(bound: Option<Bound>, plant: &Arc<Plant>) -> Result<Option<Server>, Error> {
@@ -84,7 +99,7 @@ struct Daemon<'d> {
     plant: &'d Plant,
     threads: &'d Threads,
     screen: &'d Screen,
-    events: Receiver<Event>,
+    signals: &'d Signals,
 }
 
 impl Daemon<'_> {
@@ -96,15 +111,17 @@ impl Daemon<'_> {
         let deadline = run_for.map_or_else(channel::never, channel::after);
         let mut view = View { rates: Rates::default(), logged: Instant::now() };
         loop {
+            // Before the wait: a signal may have come, and its wake-up gone, before this began.
+            match self.signals.take() {
+                Some(Event::Reload) => reload::run(self.plant),
+                Some(Event::Stop { why }) => {
+                    tracing::info!("{why}: draining (a second Ctrl-C ends at once)");
+                    return Ok(());
+                }
+                None => {}
+            }
             channel::select! {
-                recv(self.events) -> event => match event {
-                    Ok(Event::Reload) => reload::run(self.plant),
-                    Ok(Event::Stop { signal }) => {
-                        tracing::info!("{signal}: draining (a second Ctrl-C ends at once)");
-                        return Ok(());
-                    }
-                    Err(_) => return Ok(()),
-                },
+                recv(self.signals.wake()) -> _ => {}
                 recv(deadline) -> _ => return Ok(()),
                 recv(ticks) -> _ => {
                     if let Some(worker) = self.threads.dead() {

@@ -1,49 +1,153 @@
 //! Signals as events: SIGHUP reloads, SIGTERM and Ctrl-C end, a second Ctrl-C ends at once.
 //!
-//! The daemon takes its events from the channel given here. A thread turns signals into events
-//! (signal-hook's iterator, no work in a handler); nothing else in the program listens to signals.
+//! A thread turns signals into flags that cannot be lost and a wake-up (signal-hook's iterator, no
+//! work in a handler); the daemon takes the events between the stages of its start and in the run
+//! loop. Nothing else in the program listens to signals.
 
-use std::io;
+use std::io::{self, IsTerminal};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam::channel::{self, Receiver};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 /// 128 + SIGINT, as a shell reports a program that an interrupt ended.
 pub(crate) const EXIT_INTERRUPTED: i32 = 130;
-/// More signals than this between two looks of the run loop say nothing new.
-const MAX_PENDING: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Reload,
-    Stop { signal: &'static str },
+    Stop { why: &'static str },
+}
+
+/// What has been asked for and not been taken yet. However many signals come, none is forgotten: a
+/// second one of a kind asks for nothing new.
+#[derive(Debug, Default)]
+struct Pending {
+    reload: AtomicBool,
+    terminate: AtomicBool,
+    interrupt: AtomicBool,
+    hang_up: AtomicBool,
+}
+
+impl Pending {
+    /// An end before a reload: there would be nobody to use the new policy.
+    fn take(&self) -> Option<Event> {
+        self.stop().or_else(|| self.reload.swap(false, Ordering::AcqRel).then_some(Event::Reload))
+    }
+
+    /// Stays true: who is to end is not asked twice.
+    fn stop(&self) -> Option<Event> {
+        let reasons = [
+            (&self.terminate, "SIGTERM"),
+            (&self.interrupt, "Ctrl-C"),
+            (&self.hang_up, "the terminal is gone"),
+        ];
+        let asked = reasons.iter().find(|(flag, _)| flag.load(Ordering::Acquire));
+        asked.map(|(_, why)| Event::Stop { why })
+    }
+}
+
+/// The daemon's side.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    pending: Arc<Pending>,
+    wake: Receiver<()>,
+    terminals: Terminals,
 }
 
 /// Starts to listen; must be called before anything is put on a device.
-pub(crate) fn listen() -> io::Result<Receiver<Event>> {
-    let mut signals = Signals::new([SIGHUP, SIGTERM, SIGINT])?;
-    let (sender, receiver) = channel::bounded(MAX_PENDING);
+pub(crate) fn listen() -> io::Result<Signals> {
+    let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGTERM, SIGINT])?;
+    let pending = Arc::new(Pending::default());
+    let terminals = Terminals::now();
+    // One wake-up is enough for any number of flags.
+    let (waker, wake) = channel::bounded(1);
+    let flags = Arc::clone(&pending);
     std::thread::Builder::new().name("signals".into()).spawn(move || {
-        let mut interrupted = false;
         for signal in signals.forever() {
-            let event = match signal {
-                SIGHUP => Event::Reload,
-                SIGINT if interrupted => {
-                    // The kernel destroys flows and queues with the process; the terminal is left as is.
-                    signal_hook::low_level::exit(EXIT_INTERRUPTED)
-                }
-                SIGINT => {
-                    interrupted = true;
-                    Event::Stop { signal: "Ctrl-C" }
-                }
-                _ => Event::Stop { signal: "SIGTERM" },
+            let flag = match signal {
+                SIGHUP if terminals.gone() => &flags.hang_up,
+                SIGHUP => &flags.reload,
+                SIGINT => &flags.interrupt,
+                _ => &flags.terminate,
             };
-            // A full channel already holds what this event would ask for.
-            if let Err(channel::TrySendError::Disconnected(_)) = sender.try_send(event) {
+            if flag.swap(true, Ordering::AcqRel) && signal == SIGINT {
+                // The kernel destroys flows and queues with the process; the terminal is left as is.
+                signal_hook::low_level::exit(EXIT_INTERRUPTED)
+            }
+            if let Err(channel::TrySendError::Disconnected(())) = waker.try_send(()) {
                 return;
             }
         }
     })?;
-    Ok(receiver)
+    Ok(Signals { pending, wake, terminals })
+}
+
+impl Signals {
+    /// Something may have been asked for since the last look.
+    pub(crate) fn wake(&self) -> &Receiver<()> {
+        &self.wake
+    }
+
+    pub(crate) fn take(&self) -> Option<Event> {
+        self.pending.take()
+    }
+
+    /// Why it is to end, if it is; a reload that was asked for stays pending.
+    pub(crate) fn stop(&self) -> Option<&'static str> {
+        match self.pending.stop() {
+            Some(Event::Stop { why }) => Some(why),
+            _ => None,
+        }
+    }
+
+    /// Whether there is no terminal any more to print on.
+    pub(crate) fn terminal_is_gone(&self) -> bool {
+        self.terminals.gone()
+    }
+}
+
+/// Which of the standard streams were a terminal at the start.
+#[derive(Clone, Copy, Debug)]
+struct Terminals {
+    stdin: bool,
+    stdout: bool,
+}
+
+impl Terminals {
+    fn now() -> Self {
+        Self { stdin: io::stdin().is_terminal(), stdout: io::stdout().is_terminal() }
+    }
+
+    /// A terminal that has hung up answers every request with EIO (tty_io.c, hung_up_tty_ioctl), so it
+    /// is none any more: its SIGHUP is the session's end and not somebody's wish for a reload.
+    fn gone(self) -> bool {
+        let now = Self::now();
+        (self.stdin && !now.stdin) || (self.stdout && !now.stdout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_comes_before_a_reload_and_stays() {
+        let pending = Pending::default();
+        assert_eq!(pending.take(), None);
+        pending.reload.store(true, Ordering::Release);
+        pending.terminate.store(true, Ordering::Release);
+        assert_eq!(pending.take(), Some(Event::Stop { why: "SIGTERM" }));
+        assert_eq!(pending.take(), Some(Event::Stop { why: "SIGTERM" }));
+    }
+
+    #[test]
+    fn many_reloads_are_one() {
+        let pending = Pending::default();
+        pending.reload.store(true, Ordering::Release);
+        pending.reload.store(true, Ordering::Release);
+        assert_eq!(pending.take(), Some(Event::Reload));
+        assert_eq!(pending.take(), None);
+    }
 }

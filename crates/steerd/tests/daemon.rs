@@ -150,6 +150,77 @@ fn both_signals_end_it_with_the_summary() {
     }
 }
 
+/// However many reloads are waiting, the end that is asked for after them comes.
+#[test]
+fn no_number_of_reloads_hides_an_end() {
+    let (folder, policy) = policy_folder();
+    let mut daemon = Daemon::start(&["--demo", "--policy", policy.to_str().expect("path")]);
+    block(&policy);
+    for _ in 0..40 {
+        daemon.signal(Signal::HUP);
+        // One by one: a signal that is pending in the kernel swallows the next of its kind.
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    daemon.signal(Signal::TERM);
+    std::thread::sleep(Duration::from_millis(50));
+    unblock(&policy, STEER_DNS);
+    let begun = Instant::now();
+    while daemon.is_running() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it never ends:\n{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let (status, summary, log) = daemon.end();
+    assert!(status.success(), "{log}");
+    assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+    drop(folder);
+}
+
+#[test]
+fn an_end_during_the_start_is_heard_before_anything_is_steered() {
+    let (folder, policy) = policy_folder();
+    block(&policy);
+    let mut command = steerd();
+    command.args(["run", "--demo", "--policy"]).arg(&policy).stdin(Stdio::null());
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    // It reads the policy once somebody is there to write it, so this is after the signals are listened to.
+    let writer = std::fs::OpenOptions::new().write(true).open(&policy).expect("opened by both");
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, Signal::TERM).expect("signal");
+    std::thread::sleep(Duration::from_millis(100));
+    std::io::Write::write_all(&mut &writer, STEER_DNS.as_bytes()).expect("written");
+    drop(writer);
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("SIGTERM: ending before"), "{}", stderr(&output));
+    assert!(output.stdout.is_empty(), "no summary of what never ran: {}", stdout(&output));
+    drop(folder);
+}
+
+/// A folder with a policy that steers DNS.
+fn policy_folder() -> (tempfile::TempDir, std::path::PathBuf) {
+    let folder = tempfile::tempdir().expect("folder");
+    let policy = folder.path().join("p.toml");
+    write(&policy, STEER_DNS);
+    (folder, policy)
+}
+
+/// Puts a named pipe in the policy's place: whoever reads it waits until `unblock`.
+fn block(policy: &Path) {
+    let pipe = policy.with_extension("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
+    assert!(made.success());
+    std::fs::rename(&pipe, policy).expect("renamed");
+}
+
+/// Gives the reader `text`, and the next one too.
+fn unblock(policy: &Path, text: &str) {
+    let mut pipe = std::fs::OpenOptions::new().write(true).open(policy).expect("somebody reads");
+    let whole = policy.with_extension("whole");
+    write(&whole, text);
+    std::fs::rename(&whole, policy).expect("renamed");
+    std::io::Write::write_all(&mut pipe, text.as_bytes()).expect("written");
+}
+
 /// A reader that does not read holds up the summary: the shutdown hangs until the second Ctrl-C.
 #[test]
 fn a_second_interrupt_ends_it_at_once() {

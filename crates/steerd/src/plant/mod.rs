@@ -178,7 +178,7 @@ impl Plant {
 
     /// How often each worker's loop has turned.
     pub(crate) fn turns(&self) -> Vec<u64> {
-        self.workers.iter().map(|seat| seat.control.snapshot().polls).collect()
+        self.workers.iter().map(|seat| seat.control.snapshot().polls()).collect()
     }
 
     pub(crate) fn state(&self) -> State {

@@ -140,8 +140,8 @@ fn worker(seat: &WorkerSeat, snapshot: &WorkerSnapshot) -> WorkerState {
             .filter(|(_, count)| *count > 0)
             .map(|(anomaly, count)| (anomaly.name(), *count))
             .collect(),
-        polls: snapshot.polls,
-        empty_polls: snapshot.empty_polls,
+        polls: snapshot.polls(),
+        empty_polls: snapshot.empty_polls(),
         batches: batches(&snapshot.batches),
     }
 }
