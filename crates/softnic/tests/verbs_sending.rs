@@ -99,6 +99,26 @@ fn a_send_that_cannot_be_gives_its_frame_back() {
 }
 
 #[test]
+fn checksums_are_filled_in_where_that_is_asked_for() {
+    let rig = Rig::new();
+    let mut sender = Sender::new(&rig, 4, 0);
+    let right = udp(1, 7);
+    let mut blank = right.clone();
+    blank[24..26].fill(0xee);
+    blank[40..42].fill(0xee);
+    for flags in [SendFlags::IP_CSUM, SendFlags::empty()] {
+        let frame = sender.frame(&blank);
+        sender.pair.send(&mut sender.pool, frame, blank.len(), flags).expect("room");
+    }
+    // Bits without a name are not passed on.
+    let frame = sender.frame(&blank);
+    let unnamed = SendFlags::from_bits_retain(1 << 30);
+    sender.pair.send(&mut sender.pool, frame, blank.len(), unnamed).expect("room");
+    rig.pump();
+    assert_eq!(rig.sent(), [right, blank.clone(), blank]);
+}
+
+#[test]
 fn a_raw_queue_pair_receives_what_a_flow_gives_it() {
     let rig = Rig::new();
     let mut sender = Sender::new(&rig, 1, 8);

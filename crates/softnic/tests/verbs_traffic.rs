@@ -4,6 +4,7 @@ mod verbs_support;
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use packet::build::FrameBuilder;
 use packet::{FlowKey, RssKey, Toeplitz};
@@ -38,20 +39,24 @@ fn fields_that_were_asked_for_are_there_and_the_others_are_not() {
         let cq = CompletionQueue::builder(&rig.context, 64).fields(fields).build().unwrap();
         let mut receiver = Receiver::with_cq(&domain, cq, 4);
         let _flow = Flow::create(&single(&domain, &receiver.queue), &udp_flow(53, 7)).unwrap();
-        let before = rig.context.raw_clock().unwrap();
-        rig.deliver([udp(1, 53)]);
+        let tagged = FrameBuilder::new().vlan(packet::EtherType::VLAN, 0x6123).ipv4(v4(1), v4(2)).udp(1, 53);
+        let tagged = tagged.build();
+        let (ticks, wallclock) = (rig.context.raw_clock().unwrap(), wallclock_ns());
+        rig.deliver([tagged.clone()]);
+        let (ticks, wallclock) = (ticks..=rig.context.raw_clock().unwrap(), wallclock..=wallclock_ns());
         let asked = fields == all_fields();
         let mut batch = receiver.cq.poll().expect("a packet");
         let completion = batch.next().expect("a packet");
         assert!(completion.is_success());
         assert_eq!(completion.opcode(), Opcode::Receive);
-        assert_eq!(completion.byte_len(), asked.then_some(udp(1, 53).len() as u32));
+        assert_eq!(completion.byte_len(), asked.then_some(tagged.len() as u32));
         assert_eq!(completion.flow_tag(), asked.then_some(FlowTag(7)));
-        assert_eq!(completion.cvlan().is_some(), asked);
-        assert_eq!(completion.qp_num().is_some(), asked);
+        assert_eq!(completion.cvlan(), asked.then_some(0x6123));
+        assert_eq!(completion.qp_num(), asked.then_some(receiver.queue.number()));
         assert_eq!(completion.wallclock_ns().is_some(), asked);
-        assert_eq!(completion.timestamp().is_some_and(|ticks| ticks >= before), asked);
-        assert!(completion.checksum_ok().is_some(), "the device checks checksums");
+        assert!(completion.wallclock_ns().is_none_or(|ns| wallclock.contains(&ns)), "{wallclock:?}");
+        assert_eq!(completion.timestamp().is_some(), asked);
+        assert!(completion.timestamp().is_none_or(|stamp| ticks.contains(&stamp)), "{ticks:?}");
         assert_eq!(completion.vendor_error(), 0);
         assert!(batch.next().is_none() && batch.next().is_none());
     }
@@ -92,6 +97,33 @@ fn nothing_is_posted_while_completions_are_being_read() {
         drop(batch);
         assert_eq!(ours.receives.post(&mut ours.pool, &mut frames), 1);
         assert_eq!(others.drain().len(), usize::from(!independent));
+    }
+}
+
+fn wallclock_ns() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+    u64::try_from(since.as_nanos()).expect("before 2554")
+}
+
+#[test]
+fn right_checksums_are_told_from_wrong_ones() {
+    let rig = Rig::new();
+    let mut receiver = Receiver::new(&rig.domain(), 16);
+    let _flow = Flow::create(&single(&rig.domain(), &receiver.queue), &ipv4_flow()).unwrap();
+    let right = udp(1, 53);
+    let (mut wrong_header, mut wrong_payload) = (right.clone(), right.clone());
+    wrong_header[24] ^= 1;
+    *wrong_payload.last_mut().unwrap() ^= 1;
+    // A device may begin to check when it is first asked.
+    for first in [true, false] {
+        rig.deliver([right.clone(), wrong_header.clone(), wrong_payload.clone()]);
+        let mut verdicts = Vec::new();
+        let mut batch = receiver.cq.poll().expect("packets");
+        while let Some(completion) = batch.next() {
+            verdicts.push(completion.checksum_ok());
+        }
+        assert!(first || verdicts == [Some(true), Some(false), Some(false)], "{verdicts:?}");
+        assert_eq!(verdicts.len(), 3);
     }
 }
 
@@ -379,6 +411,59 @@ fn a_refused_flow_names_its_place_and_changes_nothing() {
 }
 
 #[test]
+fn a_sniffer_has_a_copy_of_everything_whatever_its_fate() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    let [mut receiver, mut sniffer] = [0, 1].map(|_| Receiver::new(&domain, 16));
+    let target = single(&domain, &receiver.queue);
+    let _taken = Flow::create(&target, &udp_flow(53, 1)).unwrap();
+    let _dropped = Flow::create(&target, &udp_flow(54, 2).spec(FlowSpec::Drop)).unwrap();
+    let copies =
+        Flow::create(&single(&domain, &sniffer.queue), &FlowAttr::new(FlowKind::Sniffer, PORT)).unwrap();
+    let all = [udp(1, 53), udp(1, 54), udp(1, 55)];
+    rig.deliver(all.clone());
+    let bytes = |packets: Vec<Received>| packets.into_iter().map(|packet| packet.bytes).collect::<Vec<_>>();
+    assert_eq!(bytes(sniffer.drain()), all);
+    assert_eq!(bytes(receiver.drain()), all[..1]);
+    drop(copies);
+    rig.deliver(all.clone());
+    assert!(sniffer.drain().is_empty());
+    assert_eq!(bytes(receiver.drain()), all[..1]);
+}
+
+#[test]
+fn a_flow_that_does_not_trap_lets_packets_go_on() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    let [mut first, mut second] = [0, 1].map(|_| Receiver::new(&domain, 16));
+    let (to_first, to_second) = (single(&domain, &first.queue), single(&domain, &second.queue));
+    let passing = Flow::create(&to_first, &udp_flow(53, 1).dont_trap(true)).unwrap();
+    let _rest = Flow::create(&to_second, &ipv4_flow().priority(1).spec(FlowSpec::Tag(FlowTag(2)))).unwrap();
+    let tags = |receiver: &mut Receiver| receiver.drain().iter().map(|packet| packet.tag).collect::<Vec<_>>();
+    rig.deliver([udp(1, 53), udp(1, 54)]);
+    assert_eq!((tags(&mut first), tags(&mut second)), (vec![1], vec![2, 2]));
+    drop(passing);
+    let _trapping = Flow::create(&to_first, &udp_flow(53, 1)).unwrap();
+    rig.deliver([udp(1, 53), udp(1, 54)]);
+    assert_eq!((tags(&mut first), tags(&mut second)), (vec![1], vec![2]));
+}
+
+/// An event points to its object: it must not be read after that is gone.
+#[test]
+fn an_event_goes_with_its_queue() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    let cq = CompletionQueue::builder(&rig.context, 4).build().unwrap();
+    let receiver = Receiver::with_cq(&domain, cq, 64);
+    let flow = Flow::create(&single(&domain, &receiver.queue), &ipv4_flow()).unwrap();
+    rig.deliver((0..64).map(|i| udp(i, 53)));
+    assert!(rig.stats().cq_overrun > 0 && readable(&rig.context));
+    drop((flow, receiver));
+    assert_eq!(rig.context.async_event().unwrap(), None);
+    assert!(!readable(&rig.context));
+}
+
+#[test]
 fn an_overrun_completion_queue_raises_an_event_unless_overruns_are_ignored() {
     for ignored in [false, true] {
         let rig = Rig::new();
@@ -394,6 +479,7 @@ fn an_overrun_completion_queue_raises_an_event_unless_overruns_are_ignored() {
         assert!(entries < 64);
         rig.deliver((0..64).map(|i| udp(i, 53)));
         assert!(rig.stats().cq_overrun > 0);
+        assert_eq!(readable(&rig.context), !ignored);
         let event = rig.context.async_event().unwrap();
         let kind = event.map(|event| event.kind);
         assert_eq!(kind, (!ignored).then_some(EventKind::CompletionQueueError));

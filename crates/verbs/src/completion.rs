@@ -225,7 +225,7 @@ impl<'b> Completion<'b> {
         wallclock_ns -> u64);
     reader!(/// The tag control information of a VLAN tag that the device took off.
         cvlan -> u16);
-    reader!(/// The number of the queue pair; work queues under RSS have none.
+    reader!(/// The number of the queue pair, or of the work queue if the packet came through RSS.
         qp_num -> u32);
 }
 

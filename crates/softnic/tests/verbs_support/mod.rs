@@ -7,6 +7,7 @@ mod arena;
 
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Mutex};
 
 pub(crate) use arena::ArenaDomain;
@@ -209,6 +210,15 @@ pub(crate) fn table(receivers: &[&Arc<WorkQueue>]) -> Arc<IndirectionTable> {
 pub(crate) fn single(domain: &Domain, queue: &Arc<WorkQueue>) -> FlowTarget {
     let hash = HashConfig { key: KEY, fields: HashFields::empty() };
     FlowTarget::Rss(RssQueuePair::new(domain, &table(&[queue]), &hash).unwrap())
+}
+
+/// Whether the context's descriptor announces an event.
+pub(crate) fn readable(context: &Context) -> bool {
+    let mut poll = libc::pollfd { fd: context.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry, and no waiting.
+    let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
+    assert!(ready >= 0 && poll.revents & libc::POLLNVAL == 0, "a descriptor that can be asked");
+    ready == 1
 }
 
 pub(crate) fn udp(src_port: u16, dst_port: u16) -> Vec<u8> {
