@@ -195,7 +195,7 @@ impl WorkerControl {
     pub fn pulse(&self) -> Pulse {
         let stats = &self.shared.stats;
         Pulse {
-            turns: stats.polls.read(),
+            turns: stats.batches.read().count(),
             received_packets: stats.received.read().packets,
             poll_errors: stats.poll_errors.read(),
         }

@@ -34,20 +34,12 @@ pub struct WorkerSnapshot {
     /// Anomalies seen where a packet was parsed anyway, that is in hybrid classes only: exact
     /// classes never look into the packet. A note on a packet, not a disposition of it.
     pub anomalies: [(Anomaly, u64); Anomaly::ALL.len()],
-    /// Turns of the loop.
-    pub polls: u64,
-    /// Turns that found no completion.
-    pub empty_polls: u64,
     /// Polls that the device refused: the completion queue is broken if this grows.
     pub poll_errors: u64,
     /// Frames posted, the first filling included.
     pub posted: u64,
-    /// Completions per turn.
+    /// Completions per turn: one count for every turn of the loop.
     pub batches: Histogram,
-    /// Time between the starts of two turns.
-    pub poll_gaps_ns: Histogram,
-    /// The longest of those.
-    pub poll_gap_max_ns: u64,
 }
 
 impl WorkerSnapshot {
@@ -59,14 +51,22 @@ impl WorkerSnapshot {
             dropped: stats.reasons(),
             failures: stats.failures(),
             anomalies: stats.anomalies(),
-            polls: stats.polls.read(),
-            empty_polls: stats.empty_polls.read(),
             poll_errors: stats.poll_errors.read(),
             posted: stats.posted.read(),
             batches: stats.batches.read(),
-            poll_gaps_ns: stats.poll_gaps_ns.read(),
-            poll_gap_max_ns: stats.poll_gap_max_ns.read(),
         }
+    }
+
+    /// Turns of the loop.
+    #[must_use]
+    pub fn polls(&self) -> u64 {
+        self.batches.count()
+    }
+
+    /// Turns that found no completion.
+    #[must_use]
+    pub fn empty_polls(&self) -> u64 {
+        self.batches.buckets[0]
     }
 
     /// What came of the packets of the rule called `name`.

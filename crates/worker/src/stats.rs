@@ -117,13 +117,9 @@ pub(crate) struct Block {
     failures: [Counter; Failure::ALL.len()],
     queue_failed: AtomicBool,
     anomalies: [Counter; Anomaly::ALL.len()],
-    pub(crate) polls: Counter,
-    pub(crate) empty_polls: Counter,
     pub(crate) poll_errors: Counter,
     pub(crate) posted: Counter,
     pub(crate) batches: Log2Histogram,
-    pub(crate) poll_gaps_ns: Log2Histogram,
-    pub(crate) poll_gap_max_ns: Counter,
 }
 
 impl Default for Block {
@@ -134,13 +130,9 @@ impl Default for Block {
             failures: std::array::from_fn(|_| Counter::default()),
             queue_failed: AtomicBool::new(false),
             anomalies: std::array::from_fn(|_| Counter::default()),
-            polls: Counter::default(),
-            empty_polls: Counter::default(),
             poll_errors: Counter::default(),
             posted: Counter::default(),
             batches: Log2Histogram::default(),
-            poll_gaps_ns: Log2Histogram::default(),
-            poll_gap_max_ns: Counter::default(),
         }
     }
 }

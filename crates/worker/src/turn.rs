@@ -1,9 +1,8 @@
 //! A worker and its turn: the hot loop's body. Driven by its thread ([`Worker::spawn`]), or turn by
-//! turn by tests and benches. Nothing in a turn locks, allocates, calls the kernel or logs; it reads
-//! the clock once.
+//! turn by tests and benches. Nothing in a turn locks, allocates, calls the kernel, reads the clock or
+//! logs.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use policy::{Program, WorkerId};
 use verbs::{Context, RawQueuePair, WorkQueue};
@@ -23,7 +22,6 @@ pub struct Worker {
     classifier: Classifier,
     batch: Batch,
     sink: Option<Box<dyn Sink>>,
-    last_turn: Option<Instant>,
     /// Released before the completion queue that it reports to.
     sender: Option<RawQueuePair>,
     receiver: Receiver,
@@ -40,7 +38,7 @@ impl Worker {
         warnings.into_iter().for_each(|warning| control.warn(warning));
         let batch = first_fill(&mut receiver, &control.shared().stats, config.id)?;
         let classifier = Classifier::new(receiver.completions.entries());
-        Ok(Self { config, control, classifier, batch, sink: None, last_turn: None, sender, receiver })
+        Ok(Self { config, control, classifier, batch, sink: None, sender, receiver })
     }
 
     /// Gives the decided packets to `sink` from the next turn on.
@@ -124,17 +122,7 @@ impl Worker {
 
     fn record(&mut self) {
         let stats = &self.control.shared().stats;
-        let now = Instant::now();
-        if let Some(last) = self.last_turn.replace(now) {
-            let gap_ns = u64::try_from(now.duration_since(last).as_nanos()).unwrap_or(u64::MAX);
-            stats.poll_gaps_ns.record(gap_ns);
-            stats.poll_gap_max_ns.raise(gap_ns);
-        }
-        stats.polls.add(1);
         stats.poll_errors.raise(self.receiver.completions.poll_errors());
-        if self.batch.completions == 0 {
-            stats.empty_polls.add(1);
-        }
         stats.batches.record(self.batch.completions as u64);
     }
 }

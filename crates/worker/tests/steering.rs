@@ -257,6 +257,21 @@ fn every_port_is_steered_and_tags_carry_the_band() {
 }
 
 #[test]
+fn every_turn_is_in_the_histogram_of_batches() {
+    let mut rig = Rig::new(1, 1);
+    rig.install("version = 1\ndefault = \"steer every\"\n[groups.every]\nworkers = \"all\"\n");
+    let before = rig.snapshots().remove(0);
+    rig.send(1, vec![udp([192, 0, 2, 1], 1, 1); 40]);
+    while rig.nic.pump(64) > 0 {}
+    // Batches of 32: two turns with packets, then three without.
+    let taken: Vec<usize> = (0..5).map(|_| rig.workers.borrow_mut()[0].step()).collect();
+    assert_eq!(taken, [32, 8, 0, 0, 0]);
+    let after = rig.snapshots().remove(0);
+    assert_eq!(after.polls() - before.polls(), 5);
+    assert_eq!(after.empty_polls() - before.empty_polls(), 3);
+}
+
+#[test]
 fn after_clearing_everything_is_the_kernels() {
     let mut rig = Rig::new(1, 1);
     rig.install("version = 1\ndefault = \"steer every\"\n[groups.every]\nworkers = \"all\"\n");

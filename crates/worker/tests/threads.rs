@@ -127,7 +127,7 @@ fn reloading_under_full_load_keeps_the_books_balanced() {
     for snapshot in &snapshots {
         assert_eq!(snapshot.imbalance(), 0, "{snapshot:?}");
         assert_eq!(snapshot.dropped_by_reason(), 0, "{:?}", snapshot.dropped);
-        assert_eq!(snapshot.batches.count(), snapshot.polls);
+        assert!(snapshot.empty_polls() < snapshot.polls(), "some turns have found packets");
     }
     let ruled = |rule| snapshots.iter().map(|s| s.rule(rule, Disposition::Delivered).packets).sum::<u64>();
     assert_eq!(ruled("dns") + ruled("ntp"), stats.delivered);

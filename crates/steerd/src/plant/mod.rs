@@ -7,10 +7,10 @@ mod device;
 mod snapshot;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use control::{Band, Controller};
+use control::{Band, Controller, DropTotals};
 use policy::{Program, WorkerId};
 use softnic::SoftNic;
 use worker::{ClassTable, Idle, Worker, WorkerConfig, WorkerControl, WorkerHandle};
@@ -37,6 +37,10 @@ pub(crate) struct Plant {
     pub(crate) reloads_succeeded: AtomicU64,
     pub(crate) reloads_failed: AtomicU64,
     pub(crate) ready: Arc<AtomicBool>,
+    /// From the beginning of the end on no program is installed any more.
+    pub(crate) stopping: AtomicBool,
+    /// What drop rules had counted when the device could last be asked.
+    drops: Mutex<Vec<DropTotals>>,
     started: Instant,
     started_at_seconds: f64,
     frames: u64,
@@ -134,11 +138,13 @@ impl Builder {
             reloads_succeeded: AtomicU64::new(0),
             reloads_failed: AtomicU64::new(0),
             ready: Arc::default(),
+            stopping: AtomicBool::new(false),
+            drops: Mutex::default(),
             started: Instant::now(),
             started_at_seconds: unix_seconds(),
             frames: self.frames,
         };
-        plant.install(program).map_err(Error::Install)?;
+        plant.install(program)?;
         plant.opened.let_packets_in();
         plant.ready.store(true, Ordering::Release);
         Ok((Arc::new(plant), threads))
@@ -147,15 +153,26 @@ impl Builder {
 
 impl Plant {
     /// All or nothing: on an error the device and the workers are as before.
-    pub(crate) fn install(&self, program: Arc<Program>) -> Result<(), control::Error> {
+    pub(crate) fn install(&self, program: Arc<Program>) -> Result<(), Error> {
         let mut publish = |band: Band, program: Option<Arc<Program>>| self.publish(band, program.as_ref());
-        let generation = self.controller().install(Arc::clone(&program), &mut publish)?;
+        let mut controller = self.controller();
+        // Asked with the controller in hand: `stop` clears it after it has said so.
+        if self.stopping.load(Ordering::Acquire) {
+            return Err(Error::Stopping);
+        }
+        let generation =
+            controller.install(Arc::clone(&program), &mut publish).map_err(Error::Install)?;
+        drop(controller);
         let mut policy = self.policy();
         policy.program = program;
         policy.generation = generation.0;
         policy.loaded_at_seconds = unix_seconds();
         policy.last_error = None;
         Ok(())
+    }
+
+    pub(crate) fn reload_succeeded(&self) {
+        self.reloads_succeeded.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Remembered until a reload succeeds.
@@ -178,7 +195,7 @@ impl Plant {
 
     /// How often each worker's loop has turned.
     pub(crate) fn turns(&self) -> Vec<u64> {
-        self.workers.iter().map(|seat| seat.control.snapshot().polls()).collect()
+        self.workers.iter().map(|seat| seat.control.pulse().turns).collect()
     }
 
     pub(crate) fn state(&self) -> State {
@@ -199,6 +216,23 @@ impl Plant {
                 PUBLISH_PATIENCE.as_secs()
             ))),
         }
+    }
+
+    /// What drop rules have counted; `false`: as of an earlier moment, while a program is being installed.
+    fn drop_totals(&self, moment: snapshot::Moment) -> (Vec<DropTotals>, bool) {
+        let mut last = self.drops.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = match self.controller.try_lock() {
+            _ if moment == snapshot::Moment::Ended => Some(self.controller()),
+            Ok(controller) => Some(controller),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let now = free.map(|mut controller| controller.drop_counters());
+        let fresh = now.is_some();
+        if let Some(now) = now {
+            *last = now;
+        }
+        (last.clone(), fresh)
     }
 
     fn controller(&self) -> MutexGuard<'_, Controller> {
@@ -225,6 +259,7 @@ impl Threads {
         let ran_for = plant.started.elapsed();
         let mut errors = Vec::new();
         plant.ready.store(false, Ordering::Release);
+        plant.stopping.store(true, Ordering::Release);
         if let Err(error) = plant.controller().clear() {
             errors.push(Error::Install(error));
         }

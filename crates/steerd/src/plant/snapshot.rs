@@ -25,7 +25,9 @@ pub(super) enum Moment {
 pub(super) fn of(plant: &Plant, moment: Moment) -> State {
     let received_before = received(plant);
     let snapshots: Vec<WorkerSnapshot> = plant.workers.iter().map(|seat| seat.control.snapshot()).collect();
-    let drops = plant.controller().drop_counters();
+    // While a program is being installed the device's own part of the drops is not to be had: what was
+    // counted before stands in, and there is nothing that ports could be held against.
+    let (drops, drops_are_fresh) = plant.drop_totals(moment);
     let ports = ports(plant);
     let received_meanwhile = received(plant).saturating_sub(received_before);
     let program = plant.policy().program.clone();
@@ -58,7 +60,7 @@ pub(super) fn of(plant: &Plant, moment: Moment) -> State {
             ports: plant.opened.ports.clone(),
         },
         policy: policy(plant, &program),
-        books: books::add_up(&ports, &rules, &workers, slack),
+        books: books::add_up(&ports, &rules, &workers, drops_are_fresh, slack),
         rules,
         workers,
         ports,
