@@ -8,8 +8,8 @@ use std::marker::PhantomData;
 
 use ibverbs_sys::{self as sys, ibv_cq_ex, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
-use crate::CompletionQueueHandle;
 use crate::inline::Read;
+use crate::{CompletionQueueHandle, QueueNumber};
 
 bitflags::bitflags! {
     /// `ibv_create_cq_wc_flags`: what completions are asked for beyond status, opcode and flags.
@@ -217,6 +217,12 @@ impl<'b> Completion<'b> {
         self.queue.functions().flow_tag.map(|read| FlowTag(self.read(read)))
     }
 
+    /// The number of the queue pair, or of the work queue if the packet came through RSS.
+    #[inline]
+    pub fn qp_num(&self) -> Option<QueueNumber> {
+        self.queue.functions().qp_num.map(|read| QueueNumber(self.read(read)))
+    }
+
     reader!(/// Length of the packet.
         byte_len -> u32);
     reader!(/// The device's clock when the packet arrived, in its own ticks.
@@ -225,8 +231,6 @@ impl<'b> Completion<'b> {
         wallclock_ns -> u64);
     reader!(/// The tag control information of a VLAN tag that the device took off.
         cvlan -> u16);
-    reader!(/// The number of the queue pair, or of the work queue if the packet came through RSS.
-        qp_num -> u32);
 }
 
 #[cfg(test)]

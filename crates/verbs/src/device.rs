@@ -136,6 +136,16 @@ impl fmt::Display for PortNumber {
     }
 }
 
+/// A device's number for a queue pair or a work queue, which share one range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct QueueNumber(pub u32);
+
+impl fmt::Display for QueueNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

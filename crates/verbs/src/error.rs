@@ -8,7 +8,7 @@ use std::io;
 
 use crate::flow::MAX_SPECS;
 use crate::frame::MAX_FRAMES;
-use crate::{HashFields, PortNumber};
+use crate::{HashFields, PortNumber, QueueNumber};
 
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -43,7 +43,7 @@ pub enum Error {
     #[error("cannot create a work queue of {max_receives} receives on {device}: {}", Hint(Verb::Queue, .source))]
     CreateWorkQueue { device: String, max_receives: u32, source: io::Error },
     #[error("cannot move work queue {number} of {device} to RDY: {}", Hint(Verb::Object, .source))]
-    ReadyWorkQueue { device: String, number: u32, source: io::Error },
+    ReadyWorkQueue { device: String, number: QueueNumber, source: io::Error },
     #[error("cannot create an indirection table of {size} entries on {device}: {}", Hint(Verb::Table, .source))]
     CreateIndirectionTable { device: String, size: usize, source: io::Error },
     #[error("cannot create an RSS queue pair on {device} hashing {fields:?}: {}", Hint(Verb::Rss, .source))]
@@ -51,7 +51,7 @@ pub enum Error {
     #[error("cannot create a raw packet queue pair on {device}: {}", Hint(Verb::QueuePair, .source))]
     CreateRawQueuePair { device: String, source: io::Error },
     #[error("cannot move queue pair {number} of {device} to {state}: {}", Hint(Verb::QueuePair, .source))]
-    ModifyQueuePair { device: String, number: u32, state: &'static str, source: io::Error },
+    ModifyQueuePair { device: String, number: QueueNumber, state: &'static str, source: io::Error },
     #[error(
         "cannot create a flow on port {port} of {device} at priority {priority}: {}",
         Hint(Verb::Flow, .source)

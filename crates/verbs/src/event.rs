@@ -12,7 +12,7 @@ use ibverbs_sys::{
 };
 
 use crate::error::{forget_last, last};
-use crate::{Context, Error, PortNumber, Result};
+use crate::{Context, Error, PortNumber, QueueNumber, Result};
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,8 +65,8 @@ pub enum EventSource {
     Device,
     Port(PortNumber),
     CompletionQueue { handle: u32 },
-    QueuePair { number: u32 },
-    WorkQueue { number: u32 },
+    QueuePair { number: QueueNumber },
+    WorkQueue { number: QueueNumber },
 }
 
 /// An asynchronous event.
@@ -108,13 +108,13 @@ unsafe fn source_of(kind: EventKind, element: ibv_async_event__bindgen_ty_1) -> 
             // SAFETY: events of these kinds carry a queue pair.
             let qp = unsafe { element.qp };
             // SAFETY: not destroyed before the acknowledgement.
-            EventSource::QueuePair { number: unsafe { (*qp).qp_num } }
+            EventSource::QueuePair { number: QueueNumber(unsafe { (*qp).qp_num }) }
         }
         EventKind::WorkQueueFatal => {
             // SAFETY: events of this kind carry a work queue.
             let wq = unsafe { element.wq };
             // SAFETY: not destroyed before the acknowledgement.
-            EventSource::WorkQueue { number: unsafe { (*wq).wq_num } }
+            EventSource::WorkQueue { number: QueueNumber(unsafe { (*wq).wq_num }) }
         }
         EventKind::PortActive
         | EventKind::PortError
@@ -180,6 +180,7 @@ mod tests {
         let element = ibv_async_event__bindgen_ty_1 { qp: &raw mut qp };
         let raw = ibv_async_event { element, event_type: sys::IBV_EVENT_QP_FATAL };
         // SAFETY: `qp` lives on this stack.
-        assert_eq!(unsafe { AsyncEvent::read(&raw) }.source, EventSource::QueuePair { number: 17 });
+        let event = unsafe { AsyncEvent::read(&raw) };
+        assert_eq!(event.source, EventSource::QueuePair { number: QueueNumber(17) });
     }
 }

@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use ibverbs_sys::{ibv_flow, ibv_qp};
 
-pub use self::block::FlowBlock;
 pub use self::spec::{
     EthernetMatch, FlowAttr, FlowKind, FlowSpec, Ipv4ExtMatch, Ipv4Match, Ipv6Match, MAX_SPECS, PortMatch,
 };

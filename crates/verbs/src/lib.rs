@@ -39,13 +39,13 @@ pub use completion_queue::{
 };
 pub use context::Context;
 pub use counters::{CounterValues, Counters};
-pub use device::{Device, DeviceList, Guid, PortNumber, Provider};
+pub use device::{Device, DeviceList, Guid, PortNumber, Provider, QueueNumber};
 pub use domain::{Domain, ParentDomain, ProtectionDomain, ThreadDomain};
 pub use error::{Error, Result};
 pub use event::{AsyncEvent, EventKind, EventSource};
 pub use flow::{
-    EthernetMatch, Flow, FlowAttr, FlowBlock, FlowKind, FlowSpec, FlowTarget, Ipv4ExtMatch, Ipv4Match,
-    Ipv6Match, MAX_SPECS, PortMatch,
+    EthernetMatch, Flow, FlowAttr, FlowKind, FlowSpec, FlowTarget, Ipv4ExtMatch, Ipv4Match, Ipv6Match,
+    MAX_SPECS, PortMatch,
 };
 pub use frame::{Frame, FramePool, MAX_FRAMES};
 /// The C structure that a [`Provider`] lists.

@@ -75,7 +75,7 @@ impl MemoryRegion {
     }
 
     /// The key by which work requests name this region.
-    pub fn lkey(&self) -> u32 {
+    pub(crate) fn lkey(&self) -> u32 {
         self.lkey
     }
 

@@ -20,8 +20,8 @@ use crate::error::{errno_of, from_code, last};
 use crate::lent::{Lender, Lent};
 use crate::pause::Gates;
 use crate::{
-    CompletionQueueHandle, Context, Domain, Error, Frame, FramePool, MAX_RECEIVES, PortNumber, Result,
-    inline, leak,
+    CompletionQueueHandle, Context, Domain, Error, Frame, FramePool, MAX_RECEIVES, PortNumber, QueueNumber,
+    Result, inline, leak,
 };
 
 /// Most sends of one queue pair at once: no known device offers more.
@@ -39,7 +39,7 @@ bitflags::bitflags! {
 /// A raw packet queue pair, as flows to it see it.
 pub struct RawQueuePairHandle {
     raw: NonNull<ibv_qp>,
-    number: u32,
+    number: QueueNumber,
     domain: Domain,
     send_completions: Arc<CompletionQueueHandle>,
     receive_completions: Arc<CompletionQueueHandle>,
@@ -54,7 +54,7 @@ unsafe impl Sync for RawQueuePairHandle {}
 
 impl RawQueuePairHandle {
     /// The device's number for it.
-    pub fn number(&self) -> u32 {
+    pub fn number(&self) -> QueueNumber {
         self.number
     }
 
@@ -144,7 +144,7 @@ impl RawQueuePairBuilder {
         let raw = unsafe { sys::ibv_create_qp(domain.raw(), &mut attr) };
         let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
         // SAFETY: just made; the number does not change.
-        let number = unsafe { (*raw.as_ptr()).qp_num };
+        let number = QueueNumber(unsafe { (*raw.as_ptr()).qp_num });
         let lent = Lent::new();
         let handle = RawQueuePairHandle { raw, number, domain, send_completions, receive_completions, lent };
         Ok(IdleRawQueuePair { handle: Arc::new(handle) })
@@ -226,7 +226,7 @@ impl RawQueuePair {
     }
 
     /// The device's number for it.
-    pub fn number(&self) -> u32 {
+    pub fn number(&self) -> QueueNumber {
         self.handle.number
     }
 

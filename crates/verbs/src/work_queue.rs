@@ -15,7 +15,7 @@ use crate::chain::ReceiveChain;
 use crate::error::{from_code, last};
 use crate::lent::{Lender, Lent};
 use crate::pause::Gates;
-use crate::{CompletionQueueHandle, Domain, Error, Frame, FramePool, Result, inline, leak};
+use crate::{CompletionQueueHandle, Domain, Error, Frame, FramePool, QueueNumber, Result, inline, leak};
 
 /// Most receives of one queue: no known device offers more.
 pub const MAX_RECEIVES: u32 = 1 << 20;
@@ -23,7 +23,7 @@ pub const MAX_RECEIVES: u32 = 1 << 20;
 /// A receive work queue, as what delivers into it sees it.
 pub struct WorkQueue {
     raw: NonNull<ibv_wq>,
-    number: u32,
+    number: QueueNumber,
     domain: Domain,
     completions: Arc<CompletionQueueHandle>,
     /// What the device may write to.
@@ -84,7 +84,7 @@ impl WorkQueue {
     }
 
     /// The device's number for it.
-    pub fn number(&self) -> u32 {
+    pub fn number(&self) -> QueueNumber {
         self.number
     }
 
@@ -160,7 +160,7 @@ impl WorkQueueBuilder {
         let raw = unsafe { inline::create_wq(context.raw(), &mut attr) };
         let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
         // SAFETY: just made; the number does not change.
-        let number = unsafe { (*raw.as_ptr()).wq_num };
+        let number = QueueNumber(unsafe { (*raw.as_ptr()).wq_num });
         let queue = Arc::new(WorkQueue {
             raw,
             number,

@@ -35,11 +35,8 @@ const _: () = assert!(
 );
 const _: () = assert!(MAX_SPECS * size_of::<ibv_flow_spec_ipv6>() < u16::MAX as usize);
 
-/// The block of one flow.
-pub struct FlowBlock {
-    words: Vec<u64>,
-    len: usize,
-}
+/// The block of one flow, behind its lead.
+pub(super) struct FlowBlock(Vec<u64>);
 
 impl FlowBlock {
     fn new(bytes: &[u8]) -> Self {
@@ -48,25 +45,18 @@ impl FlowBlock {
         let room =
             unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), LEAD + bytes.len()) };
         room[LEAD..].copy_from_slice(bytes);
-        Self { words, len: bytes.len() }
-    }
-
-    /// Header and specs.
-    pub fn as_bytes(&self) -> &[u8] {
-        let start = self.words.as_ptr().cast::<u8>().wrapping_add(LEAD);
-        // SAFETY: `new` made the words LEAD + len bytes long at least.
-        unsafe { std::slice::from_raw_parts(start, self.len) }
+        Self(words)
     }
 
     /// The header, for C.
     pub(super) fn as_mut_ptr(&mut self) -> *mut ibv_flow_attr {
-        self.words.as_mut_ptr().cast::<u8>().wrapping_add(LEAD).cast()
+        self.0.as_mut_ptr().cast::<u8>().wrapping_add(LEAD).cast()
     }
 }
 
 impl FlowAttr {
     /// The block that `ibv_create_flow` takes. Actions follow the matches, whatever order they were added in.
-    pub fn bytes(&self) -> Result<FlowBlock> {
+    pub(super) fn bytes(&self) -> Result<FlowBlock> {
         let count = self.specs.len();
         let num_of_specs = u8::try_from(count).map_err(|_| Error::TooManySpecs { count })?;
         let mut specs: Vec<&FlowSpec> = self.specs.iter().collect();
@@ -224,11 +214,16 @@ mod tests {
     use super::*;
     use crate::{FlowKind, FlowTag, PortNumber};
 
+    /// Header and specs, as long as the header says.
     fn block(attr: &FlowAttr) -> Vec<u8> {
-        let block = attr.bytes().expect("few specs");
-        let start = block.as_bytes().as_ptr().addr();
-        assert_eq!((start + size_of::<ibv_flow_attr>()) % 8, 0, "specs are aligned");
-        block.as_bytes().to_vec()
+        let mut block = attr.bytes().expect("few specs");
+        let header = block.as_mut_ptr().addr();
+        assert_eq!((header + size_of::<ibv_flow_attr>()) % 8, 0, "specs are aligned");
+        let bytes: Vec<u8> = block.0.iter().flat_map(|word| word.to_ne_bytes()).skip(LEAD).collect();
+        let at = offset_of!(ibv_flow_attr, size);
+        let size = usize::from(u16::from_ne_bytes([bytes[at], bytes[at + 1]]));
+        assert!(bytes.len() - size < 8, "nothing but padding behind it");
+        bytes[..size].to_vec()
     }
 
     const fn ports(src_port: u16, dst_port: u16) -> PortMatch {
