@@ -2,7 +2,6 @@
 //! `steerd`, called when the policy changes and when counters are scraped. It keeps invariant 2 of the
 //! design: after any failure the device is as before, or says what is left over.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use policy::{Band, ClassTag, Flow, FlowAction, Program, WorkerId};
@@ -10,7 +9,7 @@ use verbs::{HashConfig, HashFields, WorkQueue};
 
 use crate::counters::{CounterBook, DropTotals};
 use crate::installer::{FlowRequest, Installer, VerbsInstaller};
-use crate::plan::{dropping_rules, plan, rule_name};
+use crate::plan::{plan, rule_name};
 use crate::transaction::{Change, Placed};
 use crate::{Device, Error, Refusal};
 
@@ -132,13 +131,12 @@ impl<I: Installer> Controller<I> {
     pub fn clear(&mut self) -> Result<(), Error> {
         self.remove_leftover()?;
         if let Some(mut old) = self.installed.take() {
-            self.refresh_counters();
             if let Err(error) = self.remove_all(&mut old) {
                 self.installed = Some(old);
                 return Err(error);
             }
         }
-        self.close_counters(&HashSet::new());
+        self.close_unused_counters();
         Ok(())
     }
 
@@ -250,6 +248,11 @@ impl<I: Installer> Controller<I> {
         let flow = &placed.program.flows[index];
         let request = self.request(flow, placed.band, port);
         let rule = rule_name(&placed.program, flow.rule);
+        let line = placed.program.rules[flow.rule.index()].line;
+        let drops = flow.action == FlowAction::Drop;
+        if drops {
+            self.open_counter(rule, line)?;
+        }
         let (queue, counter) = match flow.action {
             FlowAction::Steer { queue, .. } => {
                 (placed.queues.get(queue.index()).unwrap_or(&self.anchor), None)
@@ -262,14 +265,17 @@ impl<I: Installer> Controller<I> {
         if counted && unsupported {
             made = self.installer.create_flow(&request, queue, None);
             if made.is_ok() {
-                self.counters.uncount(rule);
+                self.counters.uncount(&mut self.installer, rule);
                 self.counts = false;
                 self.warn(cannot_count());
             }
         }
+        if drops && made.is_ok() {
+            self.counters.flow_came(rule);
+        }
         made.map_err(|source| Error::InstallFlow {
             rule: rule.to_owned(),
-            line: placed.program.rules[flow.rule.index()].line,
+            line,
             port,
             priority: request.priority,
             specs: request.chain().to_string(),
@@ -277,10 +283,29 @@ impl<I: Installer> Controller<I> {
         })
     }
 
-    /// Makes the counter of a rule that drops; `false` if it has one already.
-    pub(crate) fn open_counter(&mut self, rule: &str, line: u32) -> Result<bool, Error> {
+    /// Removes one flow of a program; a device that will not gives it back.
+    pub(crate) fn destroy_flow(
+        &mut self,
+        program: &Program,
+        index: usize,
+        flow: I::Flow,
+    ) -> Result<(), (I::Flow, Refusal)> {
+        let Flow { rule, action, .. } = &program.flows[index];
+        let drops = (*action == FlowAction::Drop).then(|| rule_name(program, *rule));
+        if let Some(rule) = drops {
+            self.counters.flow_goes(&mut self.installer, rule);
+        }
+        self.installer.destroy_flow(flow)?;
+        if let Some(rule) = drops {
+            self.counters.flow_went(&mut self.installer, rule);
+        }
+        Ok(())
+    }
+
+    /// Makes the counter of a rule that drops, unless it has one.
+    pub(crate) fn open_counter(&mut self, rule: &str, line: u32) -> Result<(), Error> {
         if self.counters.has(rule) {
-            return Ok(false);
+            return Ok(());
         }
         let counter = match self.counts.then(|| self.installer.create_counter()) {
             None => None,
@@ -293,22 +318,12 @@ impl<I: Installer> Controller<I> {
             Some(Err(source)) => return Err(Error::Counter { rule: rule.to_owned(), line, source }),
         };
         self.counters.open(rule, counter);
-        Ok(true)
+        Ok(())
     }
 
-    pub(crate) fn refresh_counter(&mut self, rule: &str) {
-        self.counters.refresh(&mut self.installer, rule);
-    }
-
-    /// Ends the counters of rules that no installed program has.
-    pub(crate) fn close_counters(&mut self, keep: &HashSet<String>) {
-        for rule in self.counters.names_without(|name| keep.contains(name)) {
-            self.counters.close(&mut self.installer, &rule);
-        }
-    }
-
-    fn refresh_counters(&mut self) {
-        self.counters.totals(&mut self.installer);
+    /// Ends the counters of rules whose flows never came.
+    pub(crate) fn close_unused_counters(&mut self) {
+        self.counters.close_unused(&mut self.installer);
     }
 
     fn remove_leftover(&mut self) -> Result<(), Error> {
@@ -317,15 +332,8 @@ impl<I: Installer> Controller<I> {
             self.leftover = Some(leftover);
             return Err(error);
         }
-        let keep = self.installed.as_ref().map(|placed| dropping_names(&placed.program));
-        self.close_counters(&keep.unwrap_or_default());
         Ok(())
     }
-}
-
-/// Names of the rules that drop in hardware.
-pub(crate) fn dropping_names(program: &Program) -> HashSet<String> {
-    dropping_rules(program).into_iter().map(|rule| rule_name(program, rule).to_owned()).collect()
 }
 
 fn cannot_count() -> String {

@@ -1,13 +1,13 @@
 //! Totals of the rules that drop in hardware, by rule name, over all programs that had such a rule.
-//! A rule that stays keeps its counter object; one that goes leaves its sum behind. Totals never go
-//! backwards. A read asks the device (on real NICs its firmware): callers cache their scrapes.
+//! A rule keeps its counter object while it has a flow on the device, and then leaves its sum behind.
+//! Totals never go backwards. A read asks the device (on real NICs its firmware): callers cache their scrapes.
 
 use std::collections::BTreeMap;
 
 use policy::MAX_RULES;
 use verbs::CounterValues;
 
-use crate::Installer;
+use crate::{Installer, Refusal};
 
 /// What a rule has dropped in hardware.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +37,8 @@ struct Live<C> {
     counter: Option<C>,
     /// The highest reading so far.
     last: CounterValues,
+    /// The rule's flows on the device, of whichever program.
+    flows: usize,
 }
 
 impl<C> Default for CounterBook<C> {
@@ -52,42 +54,74 @@ impl<C> CounterBook<C> {
     }
 
     pub(crate) fn open(&mut self, rule: &str, counter: Option<C>) {
-        self.live.insert(rule.to_owned(), Live { counter, last: CounterValues::default() });
+        self.live.insert(rule.to_owned(), Live { counter, last: CounterValues::default(), flows: 0 });
     }
 
     pub(crate) fn counter(&self, rule: &str) -> Option<&C> {
         self.live.get(rule)?.counter.as_ref()
     }
 
+    /// A flow of the rule is on the device.
+    pub(crate) fn flow_came(&mut self, rule: &str) {
+        if let Some(live) = self.live.get_mut(rule) {
+            live.flows += 1;
+        }
+    }
+
+    /// A flow of the rule is about to go. Before the last one the counter is read, because a device may
+    /// forget its readings with that flow (mlx5 unbinds it).
+    pub(crate) fn flow_goes<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
+        if self.live.get(rule).is_some_and(|live| live.flows == 1) {
+            self.refresh(installer, rule);
+        }
+    }
+
+    /// A flow of the rule is gone. With the last one the counter ends and its sum stays: a device that
+    /// forgets would count from zero again if the same counter were given to another flow.
+    pub(crate) fn flow_went<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
+        let Some(live) = self.live.get_mut(rule) else { return };
+        live.flows = live.flows.saturating_sub(1);
+        if live.flows == 0 {
+            self.close(installer, rule);
+        }
+    }
+
     /// The device does not count this rule after all.
-    pub(crate) fn uncount(&mut self, rule: &str) {
+    pub(crate) fn uncount<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
+        self.refresh(installer, rule);
         if let Some(live) = self.live.get_mut(rule) {
             live.counter = None;
         }
     }
 
-    /// Names for which `keep` says no.
-    pub(crate) fn names_without(&self, keep: impl Fn(&str) -> bool) -> Vec<String> {
-        self.live.keys().filter(|name| !keep(name)).cloned().collect()
+    /// Ends the counters that no flow has come to use.
+    pub(crate) fn close_unused<I: Installer<Counter = C>>(&mut self, installer: &mut I) {
+        let unused = self.live.iter().filter(|(_, live)| live.flows == 0);
+        let unused: Vec<String> = unused.map(|(rule, _)| rule.clone()).collect();
+        unused.iter().for_each(|rule| self.close(installer, rule));
     }
 
-    /// Reads one rule's counter, so that [`CounterBook::close`] knows at least that much: a device may
-    /// forget a counter's readings with its last flow (mlx5 unbinds it).
-    pub(crate) fn refresh<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
-        let Some(live) = self.live.get_mut(rule) else { return };
-        let Some(counter) = &live.counter else { return };
-        match installer.read_counter(counter) {
-            Ok(values) => {
-                live.last.packets = live.last.packets.max(values.packets);
-                live.last.bytes = live.last.bytes.max(values.bytes);
-            }
-            Err(refusal) => tracing::warn!(rule, "cannot read the drop counter: {refusal}"),
+    /// Reads one rule's counter, so that at least that much is known from now on.
+    fn refresh<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
+        if let Err(refusal) = self.read(installer, rule) {
+            tracing::warn!(rule, "cannot read the drop counter: {refusal}");
         }
     }
 
-    /// The rule is gone from the device: its sum stays.
-    pub(crate) fn close<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
-        self.refresh(installer, rule);
+    fn read<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) -> Result<(), Refusal> {
+        let Some(live) = self.live.get_mut(rule) else { return Ok(()) };
+        let Some(counter) = &live.counter else { return Ok(()) };
+        let values = installer.read_counter(counter)?;
+        live.last.packets = live.last.packets.max(values.packets);
+        live.last.bytes = live.last.bytes.max(values.bytes);
+        Ok(())
+    }
+
+    /// What was counted while the last flow went is read from a device that still knows it.
+    fn close<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
+        if let Err(refusal) = self.read(installer, rule) {
+            tracing::debug!(rule, "the drop counter is gone with its last flow: {refusal}");
+        }
         let Some(live) = self.live.remove(rule) else { return };
         // What nothing was counted for needs no memory.
         if live.last.packets == 0 {

@@ -1,13 +1,12 @@
 //! A change from one program to the next, step by step, and the way back when a step fails. The steps
 //! and their order come from [`crate::plan()`]; this file only carries them out.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
-use policy::{Band, FlowAction, Program, QueueId, RuleId};
+use policy::{Band, Program, QueueId, RuleId};
 use verbs::{HashConfig, HashFields};
 
-use crate::controller::{Controller, Publish, dropping_names};
+use crate::controller::{Controller, Publish};
 use crate::installer::Installer;
 use crate::plan::rule_name;
 use crate::{Error, Plan, Step};
@@ -49,14 +48,11 @@ pub(crate) struct Change<I: Installer> {
     published: bool,
     /// Old flows that are gone, in the order of their going.
     removed: Vec<(usize, u8)>,
-    /// Rules whose counters live on in the new program.
-    kept: HashSet<String>,
 }
 
 impl<I: Installer> Change<I> {
     pub(crate) fn new(program: Arc<Program>, band: Band, old: Option<Placed<I>>) -> Self {
-        let kept = dropping_names(&program);
-        Self { new: Placed::new(program, band), old, published: false, removed: Vec::new(), kept }
+        Self { new: Placed::new(program, band), old, published: false, removed: Vec::new() }
     }
 }
 
@@ -83,7 +79,6 @@ impl<I: Installer> Controller<I> {
                     old.queues.clear();
                     old.tables.clear();
                 }
-                self.close_counters(&change.kept);
                 Ok(())
             }
             Step::Retire => {
@@ -129,7 +124,7 @@ impl<I: Installer> Controller<I> {
     }
 
     fn create_counter(&mut self, rule: RuleId, program: &Program) -> Result<(), Error> {
-        self.open_counter(rule_name(program, rule), program.rules[rule.index()].line).map(|_| ())
+        self.open_counter(rule_name(program, rule), program.rules[rule.index()].line)
     }
 
     fn install_flow(&mut self, index: usize, new: &mut Placed<I>) -> Result<(), Error> {
@@ -142,11 +137,6 @@ impl<I: Installer> Controller<I> {
 
     fn remove_flow(&mut self, index: usize, change: &mut Change<I>) -> Result<(), Error> {
         let Some(old) = &mut change.old else { return Ok(()) };
-        let flow = &old.program.flows[index];
-        let rule = rule_name(&old.program, flow.rule);
-        if flow.action == FlowAction::Drop && !change.kept.contains(rule) {
-            self.refresh_counter(rule);
-        }
         while old.flows.last().is_some_and(|placed| placed.index == index) {
             let port = self.remove_last(old)?;
             change.removed.push((index, port));
@@ -157,7 +147,7 @@ impl<I: Installer> Controller<I> {
     /// Removes the lowest flow and tells its port; if the device will not, it stays where it was.
     fn remove_last(&mut self, placed: &mut Placed<I>) -> Result<u8, Error> {
         let Some(PlacedFlow { index, port, flow }) = placed.flows.pop() else { return Ok(0) };
-        self.installer_mut().destroy_flow(flow).map(|()| port).map_err(|(flow, source)| {
+        self.destroy_flow(&placed.program, index, flow).map(|()| port).map_err(|(flow, source)| {
             placed.flows.push(PlacedFlow { index, port, flow });
             let flow = &placed.program.flows[index];
             let request = self.request(flow, placed.band, port);
@@ -199,8 +189,7 @@ impl<I: Installer> Controller<I> {
             self.settle(old, Some(new));
             return Error::WayBack { first: Box::new(first), second: Box::new(second), left };
         }
-        let keep = old.as_ref().map(|old| dropping_names(&old.program)).unwrap_or_default();
-        self.close_counters(&keep);
+        self.close_unused_counters();
         if published && let Err(error) = publish(new.band, None) {
             self.warn(format!("the refused program stays with the workers until the next one: {error}"));
         }

@@ -126,6 +126,8 @@ proptest! {
                 prop_assert_eq!(now, meant(Some((&new, band)), &key));
             }
             prop_assert_eq!(state.borrow().published[band.other().index()], false);
+            let totals = controller.drop_counters();
+            prop_assert_eq!(totals.iter().map(|total| total.packets).sum::<u64>(), state.borrow().counted);
             old = Some((new, band));
         }
     }
@@ -158,11 +160,12 @@ proptest! {
             prop_assert_eq!(controller.installed().expect("still").1, band);
             check_history(&history, Some((&first, band)), (&second, band.other()), &ports, false)?;
         }
+        let now = controller.drop_counters();
         for old in &totals {
-            let now = controller.drop_counters();
             let now = now.iter().find(|now| now.rule == old.rule).expect("names stay");
             prop_assert!(now.packets >= old.packets && now.bytes >= old.bytes);
         }
+        prop_assert_eq!(now.iter().map(|total| total.packets).sum::<u64>(), state.borrow().counted);
         if outcome.is_err() {
             install(&mut controller, &state, &second, false).expect("the fault is over");
         }
@@ -191,6 +194,34 @@ fn a_failed_way_back_is_said_and_cleaned_up_by_the_next_install() {
     install(&mut controller, &state, &old, false).expect("the device is well again");
     assert_eq!(records(&state).len(), 3);
     assert!(records(&state).iter().all(|record| u32::from(record.priority) < PRIORITIES));
+}
+
+#[test]
+fn a_rules_counter_is_read_once_before_its_last_flow_goes_and_not_for_each() {
+    let (mut controller, state) = controller(&[1, 2]);
+    let many = program(&[
+        Line { name: "bad", matches: Match::UdpPort(1), steer: None },
+        Line { name: "web", matches: Match::UdpPort(2), steer: Some(0) },
+    ]);
+    let mut many = (*many).clone();
+    let drop = many.flows[0].clone();
+    many.flows.extend((2..50).map(|priority| policy::Flow { priority: priority % 16, ..drop.clone() }));
+    install(&mut controller, &state, &Arc::new(many), false).expect("nothing fails");
+    install(&mut controller, &state, &program(&[]), false).expect("nothing fails");
+    assert_eq!(controller.drop_counters()[0].packets, 2 * 49);
+    assert_eq!(state.borrow().reads, 2, "one before the last flow goes and one after");
+}
+
+#[test]
+fn a_counter_that_cannot_be_read_keeps_its_last_reading() {
+    let (mut controller, state) = controller(&[1]);
+    let drops = program(&[Line { name: "bad", matches: Match::UdpPort(1), steer: None }]);
+    install(&mut controller, &state, &drops, false).expect("nothing fails");
+    assert_eq!(controller.drop_counters()[0].packets, 1);
+    state.borrow_mut().no_reads = true;
+    assert_eq!(controller.drop_counters()[0].packets, 1);
+    controller.clear().expect("removing flows needs no readings");
+    assert_eq!(controller.drop_counters()[0].packets, 1);
 }
 
 #[test]

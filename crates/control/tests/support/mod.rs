@@ -48,6 +48,11 @@ pub struct State {
     pub fail: Option<Box<dyn Fn(usize) -> Option<i32>>>,
     pub no_counters: bool,
     pub no_count_action: bool,
+    pub no_reads: bool,
+    /// Counters read so far.
+    pub reads: usize,
+    /// Packets that flows with counters have met.
+    pub counted: u64,
     pub flows: BTreeMap<u64, (Record, Vec<Spec>)>,
     pub published: [bool; 2],
     pub history: Vec<Moment>,
@@ -62,17 +67,28 @@ pub struct Fake(pub Shared);
 
 pub struct FakeFlow {
     id: u64,
+    counter: Option<FakeCounter>,
     state: Shared,
 }
 
 impl Drop for FakeFlow {
     fn drop(&mut self) {
         self.state.borrow_mut().flows.remove(&self.id);
+        if let Some(counter) = &self.counter {
+            counter.borrow_mut().flows -= 1;
+        }
         remember(&self.state);
     }
 }
 
-pub type FakeCounter = Rc<RefCell<CounterValues>>;
+/// As real NICs have them: with its last flow a counter loses what it counted (mlx5 unbinds it).
+#[derive(Default)]
+pub struct CounterState {
+    values: CounterValues,
+    flows: usize,
+}
+
+pub type FakeCounter = Rc<RefCell<CounterState>>;
 
 fn remember(state: &Shared) {
     let mut state = state.borrow_mut();
@@ -121,7 +137,13 @@ impl Installer for Fake {
     }
 
     fn read_counter(&mut self, counter: &Self::Counter) -> Result<CounterValues, Refusal> {
-        Ok(*counter.borrow())
+        let mut state = self.0.borrow_mut();
+        state.reads += 1;
+        let counter = counter.borrow();
+        if counter.flows == 0 || state.no_reads {
+            return Err(refusal(EINVAL));
+        }
+        Ok(counter.values)
     }
 
     fn create_flow(
@@ -135,10 +157,15 @@ impl Installer for Fake {
             return Err(refusal(EOPNOTSUPP));
         }
         if let Some(counter) = counter {
+            let mut state = counter.borrow_mut();
+            if state.flows == 0 {
+                state.values = CounterValues::default();
+            }
+            state.flows += 1;
             // As if one packet had met the flow at once: what is counted must never be lost again.
-            let mut values = counter.borrow_mut();
-            values.packets += 1;
-            values.bytes += 60;
+            state.values.packets += 1;
+            state.values.bytes += 60;
+            self.0.borrow_mut().counted += 1;
         }
         let record = Record {
             port: request.port,
@@ -155,7 +182,7 @@ impl Installer for Fake {
         state.flows.insert(id, (record, request.specs.to_vec()));
         drop(state);
         remember(&self.0);
-        Ok(FakeFlow { id, state: Rc::clone(&self.0) })
+        Ok(FakeFlow { id, counter: counter.cloned(), state: Rc::clone(&self.0) })
     }
 
     fn destroy_flow(&mut self, flow: Self::Flow) -> Result<(), (Self::Flow, Refusal)> {
