@@ -174,3 +174,30 @@ fn many_unused_sets_are_no_error() {
     let (_, warnings) = policy::parse(&Source::new("sets.toml", text), &policy::NoFiles).unwrap();
     assert_eq!(warnings.len(), MAX_DIAGNOSTICS);
 }
+
+/// A rule of 4,096 flows per name; the addresses are apart, so that none is needless.
+fn large_rules(count: usize) -> String {
+    let mut text = "version = 1\n[groups.g]\nworkers = [0]\nhash = \"none\"\n".to_owned();
+    for index in 0..count {
+        let ports: Vec<String> = (0..2048).map(|port| (2 * port + 1).to_string()).collect();
+        text.push_str(&format!(
+            "[[rules]]\nname = \"r{index}\"\nmatch = {{ family = \"ipv4\", src = \"10.{}.{}.0/24\", dst_port = [{}] }}\naction = {{ steer = \"g\" }}\n",
+            index / 256,
+            index % 256,
+            ports.join(", "),
+        ));
+    }
+    text
+}
+
+#[test]
+fn too_many_flows_are_reported_once_and_at_once() {
+    let policy = policy::parse(&Source::new("large.toml", large_rules(80)), &policy::NoFiles).unwrap().0;
+    let started = std::time::Instant::now();
+    let problems = policy::compile(&policy, &DeviceProfile::ideal(), 1).unwrap_err();
+    assert_eq!(problems.list.len(), 1, "{problems}");
+    assert!(problems.list[0].message.contains("more than 262144 flows"));
+    // 64 rules fit; the one beyond is named.
+    assert_eq!(problems.list[0].line, 5 + 4 * 64 + 2);
+    assert!(started.elapsed() < std::time::Duration::from_secs(10), "{:?}", started.elapsed());
+}

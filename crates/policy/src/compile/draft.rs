@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::diagnostics::Diagnostics;
+use crate::diagnostics::{Diagnostic, Diagnostics, Place};
 use crate::ids::{ClassId, GroupId, QueueId, RuleId};
 use crate::policy::{Action, Policy};
 use crate::profile::DeviceProfile;
@@ -19,7 +19,7 @@ use super::priority::{Candidate, Ranking};
 use super::tables::{self, Variant};
 
 /// The most flows of one program, whatever the device says: beyond it installing takes minutes.
-const MAX_FLOWS: usize = 1 << 18;
+pub(super) const MAX_FLOWS: usize = 1 << 18;
 /// Specs beside which a flow carries two actions: the tag or drop, and a counter.
 const ACTION_SPECS: u32 = 2;
 
@@ -72,8 +72,7 @@ impl Draft {
             }
             if draft.candidates.len() > MAX_FLOWS {
                 let place = policy.rules.get(index).map_or(&policy.default_place, |rule| &rule.place);
-                let message = format!("the policy takes more than {MAX_FLOWS} flows");
-                problems.push(place.error(message, "up to here").hint("use shorter lists or wider prefixes"));
+                problems.push(too_many_flows(place));
                 break;
             }
         }
@@ -283,6 +282,12 @@ fn variant_part<'c>(
         let served = more_specific.clone().any(|other| other.packets.contains(cube));
         if served { None } else { cube.and(&variant.packets) }
     })
+}
+
+/// The policy has reached [`MAX_FLOWS`] at this place.
+pub(super) fn too_many_flows(place: &Place) -> Diagnostic {
+    let message = format!("the policy takes more than {MAX_FLOWS} flows");
+    place.error(message, "up to here").hint("use shorter lists or wider prefixes")
 }
 
 fn shortened_chain(chain: &[&str]) -> String {

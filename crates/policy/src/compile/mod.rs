@@ -35,6 +35,9 @@ pub fn compile(policy: &Policy, profile: &DeviceProfile, workers: usize) -> Resu
         return Err(problems);
     }
     let draft = Draft::new(policy, profile, &groups, &rules, &landing, &mut problems);
+    if problems.has_errors() {
+        return Err(problems);
+    }
     let ranking = priority::rank(&draft.candidates);
     draft.check_fits(policy, profile, &ranking, &mut problems);
     if problems.has_errors() {
