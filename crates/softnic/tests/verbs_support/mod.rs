@@ -221,6 +221,10 @@ pub(crate) fn readable(context: &Context) -> bool {
     ready == 1
 }
 
+pub(crate) fn v4(last: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 0, last)
+}
+
 pub(crate) fn udp(src_port: u16, dst_port: u16) -> Vec<u8> {
     FrameBuilder::new()
         .ipv4(Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(192, 0, 2, 1))
