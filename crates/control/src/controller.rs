@@ -23,6 +23,16 @@ impl std::fmt::Display for Generation {
     }
 }
 
+/// A program that has come into force.
+#[derive(Debug)]
+pub struct Installed {
+    /// Its number.
+    pub generation: Generation,
+    /// Why flows of the program before are still on the device, if some are: they decide their packets
+    /// as before until the next change removes them.
+    pub warning: Option<Error>,
+}
+
 /// Hands a program to every worker for a band, or takes it away, and returns when all have
 /// acknowledged. An error of the first kind undoes the change; of the second it is a warning.
 pub type Publish<'p> = dyn FnMut(Band, Option<Arc<Program>>) -> Result<(), Error> + 'p;
@@ -105,9 +115,9 @@ impl<I: Installer> Controller<I> {
     /// no packet meets half a policy.
     ///
     /// # Errors
-    /// What was refused, for which rule, and what to do. What was installed before still is; only
-    /// [`Error::WayBack`] leaves something over, which the next call removes first.
-    pub fn install(&mut self, program: Arc<Program>, publish: &mut Publish<'_>) -> Result<Generation, Error> {
+    /// What was refused, for which rule, and what to do. What was installed before still is, and is in
+    /// force; only [`Error::WayBack`] leaves something over, which the next call removes first.
+    pub fn install(&mut self, program: Arc<Program>, publish: &mut Publish<'_>) -> Result<Installed, Error> {
         self.check(&program)?;
         self.remove_leftover()?;
         let old = self.installed.take();
@@ -116,12 +126,22 @@ impl<I: Installer> Controller<I> {
         let mut change = Change::new(program, band, old);
         for step in steps.steps() {
             if let Err(error) = self.perform(step, &steps, &mut change, publish) {
-                return Err(self.take_back(change, publish, error));
+                return self.take_back(change, publish, error);
             }
         }
-        self.installed = Some(change.new);
+        Ok(self.in_force(change.new, None, None))
+    }
+
+    /// The new program has taken the old one's place, but for what is left over.
+    pub(crate) fn in_force(
+        &mut self,
+        new: Placed<I>,
+        leftover: Option<Placed<I>>,
+        warning: Option<Error>,
+    ) -> Installed {
+        self.settle(Some(new), leftover);
         self.generation.0 += 1;
-        Ok(self.generation)
+        Installed { generation: self.generation, warning }
     }
 
     /// Removes every flow, lowest precedence first; workers then receive nothing new.

@@ -240,16 +240,29 @@ pub enum Error {
         /// Why.
         source: Refusal,
     },
-    /// A failure, and then another while the way back was being taken.
+    /// A failure, and then another while the way back was being taken. The program before is in force.
     #[error(
-        "{first}; and the way back failed too ({second}): {left} flows of the other program are still installed and will be removed by the next reload"
+        "{first}; and the way back failed too ({second}): the program before is in force, but {left} flows of the refused one are still installed until the next reload removes them"
     )]
     WayBack {
         /// What failed first.
         first: Box<Error>,
         /// What failed on the way back.
         second: Box<Error>,
-        /// Flows that should not be there.
+        /// Flows of the refused program.
+        left: usize,
+    },
+    /// As [`Error::WayBack`], but the new program is in force: the old one could not be made whole again.
+    /// Never returned as an error, see [`crate::Installed::warning`].
+    #[error(
+        "{first}; and the way back failed too ({second}): the new program is in force, but {left} flows of the one before are still installed until the next reload removes them"
+    )]
+    WayOn {
+        /// What failed first.
+        first: Box<Error>,
+        /// What failed on the way back.
+        second: Box<Error>,
+        /// Flows of the program before.
         left: usize,
     },
     /// The workers did not take a program.

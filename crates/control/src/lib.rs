@@ -16,7 +16,7 @@ mod plan;
 mod transaction;
 mod translate;
 
-pub use controller::{Controller, Generation, Publish};
+pub use controller::{Controller, Generation, Installed, Publish};
 pub use counters::DropTotals;
 pub use device::{Device, DeviceSelector, DeviceSummary};
 pub use error::{Error, Refusal};

@@ -9,7 +9,7 @@ use verbs::{HashConfig, HashFields};
 use crate::controller::{Controller, Publish};
 use crate::installer::Installer;
 use crate::plan::rule_name;
-use crate::{Error, Plan, Step};
+use crate::{Error, Installed, Plan, Step};
 
 /// A program on the device, whole or on its way in or out.
 pub(crate) struct Placed<I: Installer> {
@@ -173,34 +173,37 @@ impl<I: Installer> Controller<I> {
     }
 
     /// The way back: old flows that went come again, highest precedence first; then the new flows go,
-    /// lowest first; then what they hung on. Returns the error to report.
-    pub(crate) fn take_back(&mut self, change: Change<I>, publish: &mut Publish<'_>, first: Error) -> Error {
+    /// lowest first; then what they hung on. If the old program cannot be had back, the new one, which is
+    /// in as a whole, stays instead.
+    pub(crate) fn take_back(
+        &mut self,
+        change: Change<I>,
+        publish: &mut Publish<'_>,
+        first: Error,
+    ) -> Result<Installed, Error> {
         let Change { mut new, mut old, published, removed, .. } = change;
         for (index, port) in removed.into_iter().rev() {
             let Some(old) = &mut old else { break };
             match self.create_flow(old, index, port) {
                 Ok(flow) => old.flows.push(PlacedFlow { index, port, flow }),
-                // The new program is in as a whole: rather that than half of the old one.
-                Err(second) => return self.go_on(new, old, first, second),
+                Err(second) => {
+                    let rest = std::mem::replace(old, Placed::new(Arc::clone(&old.program), old.band));
+                    let (first, second, left) = (Box::new(first), Box::new(second), rest.flows.len());
+                    let warning = Error::WayOn { first, second, left };
+                    return Ok(self.in_force(new, Some(rest), Some(warning)));
+                }
             }
         }
         if let Err(second) = self.remove_all(&mut new) {
             let left = new.flows.len();
             self.settle(old, Some(new));
-            return Error::WayBack { first: Box::new(first), second: Box::new(second), left };
+            return Err(Error::WayBack { first: Box::new(first), second: Box::new(second), left });
         }
         self.close_unused_counters();
         if published && let Err(error) = publish(new.band, None) {
             self.warn(format!("the refused program stays with the workers until the next one: {error}"));
         }
         self.settle(old, None);
-        first
-    }
-
-    fn go_on(&mut self, new: Placed<I>, old: &mut Placed<I>, first: Error, second: Error) -> Error {
-        let rest = std::mem::replace(old, Placed::new(Arc::clone(&old.program), old.band));
-        let left = rest.flows.len();
-        self.settle(Some(new), Some(rest));
-        Error::WayBack { first: Box::new(first), second: Box::new(second), left }
+        Err(first)
     }
 }

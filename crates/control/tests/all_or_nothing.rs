@@ -177,7 +177,7 @@ proptest! {
 }
 
 #[test]
-fn a_failed_way_back_is_said_and_cleaned_up_by_the_next_install() {
+fn without_a_way_back_the_new_program_is_in_force_and_the_next_install_cleans_up() {
     let (mut controller, state) = controller(&[1]);
     let line = |name, port| Line { name, matches: Match::UdpPort(port), steer: Some(0) };
     let old = program(&[line("web", 1), line("dns", 2), line("ntp", 3)]);
@@ -186,14 +186,39 @@ fn a_failed_way_back_is_said_and_cleaned_up_by_the_next_install() {
     // 3 tables, 3 queues, 1 flow in, 1 flow out; from then on the device refuses everything.
     let failing = state.borrow().calls + 8;
     state.borrow_mut().fail = Some(Box::new(move |call| (call >= failing).then_some(EINVAL)));
-    let error = install(&mut controller, &state, &new, false).expect_err("refused");
-    assert!(matches!(error, Error::WayBack { left: 2, .. }), "{error}");
+    let installed = install(&mut controller, &state, &new, false).expect("the new program is in");
+    let warning = installed.warning.expect("and something is left");
+    assert!(matches!(warning, Error::WayOn { left: 2, .. }), "{warning}");
+    assert!(warning.to_string().contains("the new program is in force, but 2 flows"), "{warning}");
+    assert_eq!(controller.installed().expect("the new one").0, &new);
+    assert_eq!((installed.generation.0, controller.generation().0), (2, 2));
     assert_eq!(records(&state).len(), 3, "the new flow and two that should have gone");
 
     state.borrow_mut().fail = None;
     install(&mut controller, &state, &old, false).expect("the device is well again");
     assert_eq!(records(&state).len(), 3);
     assert!(records(&state).iter().all(|record| u32::from(record.priority) < PRIORITIES));
+}
+
+#[test]
+fn with_flows_left_of_a_refused_program_the_old_one_is_in_force() {
+    let (mut controller, state) = controller(&[1]);
+    let line = |name, port| Line { name, matches: Match::UdpPort(port), steer: Some(0) };
+    let old = program(&[line("web", 1)]);
+    install(&mut controller, &state, &old, false).expect("nothing fails");
+    // 3 tables, 3 queues, 2 flows in; the third is refused, and then everything.
+    let failing = state.borrow().calls + 8;
+    state.borrow_mut().fail = Some(Box::new(move |call| (call >= failing).then_some(EINVAL)));
+    let new = program(&[line("web", 2), line("dns", 1), line("ntp", 3)]);
+    let error = install(&mut controller, &state, &new, false).expect_err("refused");
+    assert!(matches!(error, Error::WayBack { left: 2, .. }), "{error}");
+    assert!(error.to_string().contains("the program before is in force, but 2 flows"), "{error}");
+    assert_eq!(controller.installed().expect("the old one").0, &old);
+    assert_eq!((controller.generation().0, records(&state).len()), (1, 3));
+
+    state.borrow_mut().fail = None;
+    install(&mut controller, &state, &new, false).expect("the device is well again");
+    assert_eq!(records(&state).len(), 3);
 }
 
 #[test]

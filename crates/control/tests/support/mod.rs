@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use control::{Band, Controller, Error, FlowRequest, Installer, Refusal};
+use control::{Band, Controller, Error, FlowRequest, Installed, Installer, Refusal};
 use packet::{FlowKey, HashFields, Layers, RssKey};
 use policy::{
     Class, ClassId, Decide, EthernetMatch, Flow, FlowAction, Group, GroupId, HashVariant, Ipv4Match, Outcome,
@@ -209,7 +209,7 @@ pub fn install(
     state: &Shared,
     program: &Arc<Program>,
     fail: bool,
-) -> Result<control::Generation, Error> {
+) -> Result<Installed, Error> {
     controller.install(Arc::clone(program), &mut |band: Band, program| {
         state.borrow_mut().published[band.index()] = program.is_some();
         remember(state);

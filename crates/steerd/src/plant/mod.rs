@@ -160,14 +160,16 @@ impl Plant {
         if self.stopping.load(Ordering::Acquire) {
             return Err(Error::Stopping);
         }
-        let generation =
-            controller.install(Arc::clone(&program), &mut publish).map_err(Error::Install)?;
+        let installed = controller.install(Arc::clone(&program), &mut publish).map_err(Error::Install)?;
         drop(controller);
+        if let Some(warning) = &installed.warning {
+            tracing::warn!("{warning}");
+        }
         let mut policy = self.policy();
         policy.program = program;
-        policy.generation = generation.0;
+        policy.generation = installed.generation.0;
         policy.loaded_at_seconds = unix_seconds();
-        policy.last_error = None;
+        policy.last_error = installed.warning.map(|warning| warning.to_string());
         Ok(())
     }
 

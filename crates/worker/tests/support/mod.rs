@@ -240,7 +240,7 @@ impl Rig {
         program
     }
 
-    pub fn install_program(&mut self, program: &Arc<Program>) -> Result<control::Generation, Error> {
+    pub fn install_program(&mut self, program: &Arc<Program>) -> Result<control::Installed, Error> {
         let workers = Rc::clone(&self.workers);
         self.controller.install(Arc::clone(program), &mut |band: Band, program: Option<Arc<Program>>| {
             for worker in workers.borrow_mut().iter_mut() {
