@@ -2,12 +2,12 @@
 //! suspicious. Pure; prints nothing. Finds rules that single earlier rules take whole, not yet those that
 //! only several take together.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use crate::compile::{Taken, taken_by};
-use crate::diagnostics::Diagnostic;
+use crate::compile::{Covers, Taken};
+use crate::diagnostics::{Diagnostic, MAX_DIAGNOSTICS};
 use crate::ids::{GroupId, RuleId};
 use crate::policy::Policy;
 use crate::program::{Decide, FlowAction, Placement, Program, Verdict};
@@ -53,6 +53,7 @@ pub fn check(policy: &Policy, program: &Program) -> Check {
     let mut warnings = Vec::new();
     unreachable_rules(policy, program, &mut warnings);
     misplaced_packets(policy, program, &mut warnings);
+    taken_from_the_kernel(policy, program, &mut warnings);
     unused_groups(policy, program, &mut warnings);
     warnings.sort_by_key(|warning| (warning.line, warning.column));
     Check { rules, warnings }
@@ -70,18 +71,30 @@ fn unreachable_rules(policy: &Policy, program: &Program, warnings: &mut Vec<Diag
             }
         }
     }
-    for (index, rule) in policy.rules.iter().enumerate() {
-        if reached.contains(&RuleId::of(index)) {
-            continue;
+    let dead: Vec<usize> =
+        (0..policy.rules.len()).filter(|index| !reached.contains(&RuleId::of(*index))).collect();
+    if dead.is_empty() {
+        return;
+    }
+    let covers = Covers::of(policy);
+    for (told, index) in dead.iter().enumerate() {
+        let Some(rule) = policy.rules.get(*index) else { continue };
+        if told == MAX_DIAGNOSTICS {
+            let message = format!("{} more rules never match", dead.len() - told);
+            warnings.push(rule.name_place.warning(message, "from here on"));
+            break;
         }
         let message = format!("the rule `{}` never matches", rule.name);
         let warning = rule.name_place.warning(message, "this rule");
-        warnings.push(match taken_by(policy, index) {
+        warnings.push(match covers.taken_by(*index) {
             Taken::Impossible => warning.hint("no packet meets all of its keys together"),
+            Taken::By(earlier) if earlier.is_empty() => {
+                warning.hint("earlier rules together take all its packets")
+            }
             Taken::By(earlier) => {
                 let names = earlier.iter().filter_map(|earlier| policy.rules.get(*earlier));
-                let names: Vec<String> = names.map(|earlier| format!("`{}`", earlier.name)).collect();
-                warning.hint(format!("all its packets go to {} before it", names.join(", ")))
+                let names: Vec<String> = names.map(|earlier| earlier.name.clone()).collect();
+                warning.hint(format!("all its packets go to {} before it", listed(&names)))
             }
         });
     }
@@ -130,6 +143,46 @@ fn other_groups(decide: &Decide, here: GroupId) -> Vec<(RuleId, GroupId)> {
         _ => None,
     });
     elsewhere.collect()
+}
+
+/// Hybrid rules that bring packets to a worker which belong to the host: those never come back to it.
+fn taken_from_the_kernel(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
+    let mut traffic: BTreeMap<RuleId, Vec<String>> = BTreeMap::new();
+    for flow in &program.flows {
+        let FlowAction::Steer { class, .. } = flow.action else { continue };
+        if program.classes.get(class.index()).is_some_and(|class| may_end_in_kernel(&class.decide)) {
+            let specs: Vec<String> = flow.specs.iter().map(ToString::to_string).collect();
+            traffic.entry(flow.rule).or_default().push(specs.join(" | "));
+        }
+    }
+    for (id, flows) in traffic {
+        let Some(rule) = policy.rules.get(id.index()) else { continue };
+        let message =
+            format!("`{}` takes packets from the kernel that are not its own: {}", rule.name, listed(&flows));
+        let hint = "the device sends all of these to a worker, and what no rule claims there is lost to the \
+                    host: add exact keys such as `dst` and `dst_port`, or claim the rest by a later rule";
+        warnings.push(rule.place.warning(message, "decided by the worker").hint(hint));
+    }
+}
+
+fn may_end_in_kernel(decide: &Decide) -> bool {
+    match decide {
+        Decide::Exact(outcome) => outcome.verdict == Verdict::Kernel,
+        Decide::Software(steps, otherwise) => {
+            let outcomes = steps.iter().map(|step| step.outcome).chain([*otherwise]);
+            outcomes.map(|outcome| outcome.verdict).any(|verdict| verdict == Verdict::Kernel)
+        }
+    }
+}
+
+/// The first few of a list, quoted.
+fn listed(names: &[String]) -> String {
+    const SHOWN: usize = 4;
+    let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect();
+    match names.len() {
+        count if count > SHOWN => format!("{} and {} more", shown.join(", "), count - SHOWN),
+        _ => shown.join(", "),
+    }
 }
 
 fn unused_groups(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {

@@ -109,3 +109,53 @@ fn diagnostics_serialize_for_machines() {
     let problems = policy::parse(&Source::new("policy.toml", text), &files()).unwrap_err();
     insta::assert_snapshot!(serde_json::to_string_pretty(&problems).unwrap());
 }
+
+fn warnings(text: &str) -> Vec<String> {
+    let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).unwrap();
+    let program = policy::compile(&policy, &DeviceProfile::ideal(), 4).unwrap();
+    policy::check(&policy, &program).warnings.iter().map(ToString::to_string).collect()
+}
+
+const SCAN: &str = "[groups.g]\nworkers = [0]\n[[rules]]\nname = \"scan\"\nmatch = { tcp_flags = \"syn,fin\" }\naction = \"drop\"\n";
+
+#[test]
+fn host_traffic_that_a_hybrid_rule_takes_is_named() {
+    let found = warnings(&format!("version = 1\n{SCAN}"));
+    let told = |warning: &&String| warning.contains("takes packets from the kernel");
+    let warning = found.iter().find(told).expect("all of TCP leaves the host");
+    assert!(warning.contains("`scan`") && warning.contains("`ipv4 | tcp`, `ipv6 | tcp`"), "{warning}");
+    // Where nothing is left to the kernel nothing is taken from it.
+    let dropping = warnings(&format!("version = 1\ndefault = \"drop\"\n{SCAN}"));
+    assert_eq!(dropping.iter().filter(told).count(), 0, "{dropping:?}");
+}
+
+#[test]
+fn the_rule_that_takes_anothers_packets_is_named() {
+    let rule = |name: &str, matches: &str| {
+        format!("[[rules]]\nname = \"{name}\"\nmatch = {{ {matches} }}\naction = {{ steer = \"g\" }}\n")
+    };
+    let text = [
+        "version = 1\n[groups.g]\nworkers = [0]\n".to_owned(),
+        rule("pieces", "family = \"ipv4\", fragment = \"later\""),
+        rule("all", "family = \"ipv4\""),
+        rule("again", "family = \"ipv4\""),
+        rule("lost", "dst = \"192.0.2.0/24\""),
+    ];
+    let found = warnings(&text.concat());
+    let lost = found.iter().find(|warning| warning.contains("`lost` never matches")).unwrap();
+    assert!(lost.contains("go to `all` before it"), "{lost}");
+}
+
+#[test]
+fn rules_that_never_match_are_listed_as_far_as_anyone_reads() {
+    let mut text =
+        "version = 1\n[[rules]]\nname = \"all\"\nmatch = { any = true }\naction = \"drop\"\n".to_owned();
+    for index in 0..policy::MAX_DIAGNOSTICS + 7 {
+        text.push_str(&format!(
+            "[[rules]]\nname = \"r{index}\"\nmatch = {{ tos = {index} }}\naction = \"drop\"\n"
+        ));
+    }
+    let found = warnings(&text);
+    assert_eq!(found.len(), policy::MAX_DIAGNOSTICS + 1);
+    assert!(found.last().unwrap().contains("7 more rules never match"), "{found:?}");
+}

@@ -201,3 +201,14 @@ fn too_many_flows_are_reported_once_and_at_once() {
     assert_eq!(problems.list[0].line, 5 + 4 * 64 + 2);
     assert!(started.elapsed() < std::time::Duration::from_secs(10), "{:?}", started.elapsed());
 }
+
+#[test]
+fn what_is_beyond_the_flows_is_not_expanded() {
+    // The last rule would take too many combinations; nothing comes to it.
+    let mut text = large_rules(65);
+    text.push_str("[[rules]]\nname = \"last\"\nmatch = { src_port = \"1-65534\", dst_port = \"1-65534\", tos = \"1-254\", src = \"0.0.0.1-255.255.255.254\" }\naction = \"drop\"\n");
+    let policy = policy::parse(&Source::new("large.toml", text), &policy::NoFiles).unwrap().0;
+    let problems = policy::compile(&policy, &DeviceProfile::ideal(), 1).unwrap_err();
+    assert_eq!(problems.list.len(), 1, "{problems}");
+    assert!(problems.list[0].message.contains("more than 262144 flows"));
+}

@@ -10,15 +10,15 @@ mod expand;
 mod priority;
 mod tables;
 
-use crate::diagnostics::Diagnostics;
+use crate::diagnostics::{Diagnostic, Diagnostics};
 use crate::ids::{GroupId, RuleId};
-use crate::policy::{Action, Policy};
+use crate::policy::{Action, Policy, RuleDefinition};
 use crate::predicate::Predicate;
 use crate::profile::DeviceProfile;
 use crate::program::{Decide, Outcome, Program, Verdict};
 
 use classes::{Expanded, decide, verdict};
-use draft::Draft;
+use draft::{Draft, MAX_FLOWS, too_many_flows};
 use expand::{Expansion, Explosion, MAX_CUBES_PER_RULE, expand};
 
 /// Compiles a policy for a device and a number of workers.
@@ -47,22 +47,31 @@ pub fn compile(policy: &Policy, profile: &DeviceProfile, workers: usize) -> Resu
     Ok(draft.finish(policy, groups, &rules, &ranking))
 }
 
+/// Covers every rule, as far as the flows suffice: what is beyond them is not even held in memory.
 fn expand_rules(policy: &Policy, problems: &mut Diagnostics) -> Vec<Expanded> {
     let mut rules = Vec::with_capacity(policy.rules.len());
+    let mut cubes = 0;
     for rule in &policy.rules {
-        let expansion = expand(&rule.matches).unwrap_or_else(|Explosion { combinations, keys }| {
-            let keys: Vec<String> =
-                keys.iter().take(3).map(|(key, count)| format!("`{key}` ({count})")).collect();
-            let message = format!("the rule `{}` takes up to {combinations} combinations", rule.name);
-            let label = format!("a rule may take {MAX_CUBES_PER_RULE}");
-            let hint =
-                format!("most come from {}: use fewer, aligned to powers of two", keys.join(" times "));
-            problems.push(rule.place.error(message, label).hint(hint));
+        let expansion = expand(&rule.matches).unwrap_or_else(|explosion| {
+            problems.push(too_many_combinations(rule, &explosion));
             Expansion { cubes: Vec::new(), software: Vec::new() }
         });
+        cubes += expansion.cubes.len();
+        if cubes > MAX_FLOWS {
+            problems.push(too_many_flows(&rule.place));
+            break;
+        }
         rules.push(Expanded { expansion, predicate: Predicate::of(&rule.matches), action: rule.action });
     }
     rules
+}
+
+fn too_many_combinations(rule: &RuleDefinition, Explosion { combinations, keys }: &Explosion) -> Diagnostic {
+    let keys: Vec<String> = keys.iter().take(3).map(|(key, count)| format!("`{key}` ({count})")).collect();
+    let message = format!("the rule `{}` takes up to {combinations} combinations", rule.name);
+    let label = format!("a rule may take {MAX_CUBES_PER_RULE}");
+    let hint = format!("most come from {}: use fewer, aligned to powers of two", keys.join(" times "));
+    rule.place.error(message, label).hint(hint)
 }
 
 /// The group to which the device delivers a rule's packets, and the default's last; `None` where it does
@@ -109,25 +118,40 @@ fn next_group(decide: &Decide) -> Option<GroupId> {
 pub(crate) enum Taken {
     /// No packet meets it.
     Impossible,
-    /// These earlier rules take them all.
+    /// Earlier rules take them all, these among them.
     By(Vec<usize>),
 }
 
-/// Which earlier rules take the packets of a rule that gets none; slow, for diagnostics only.
-pub(crate) fn taken_by(policy: &Policy, rule: usize) -> Taken {
-    let cover = |index: usize| policy.rules.get(index).and_then(|rule| expand(&rule.matches).ok());
-    let mut left = cover(rule).map(|expansion| expansion.cubes).unwrap_or_default();
-    if left.is_empty() {
-        return Taken::Impossible;
+/// The covers of a policy's rules, to find who takes whose packets; slow, for diagnostics only.
+pub(crate) struct Covers(Vec<Expansion>);
+
+impl Covers {
+    /// Covers every rule of a policy that compiles.
+    pub(crate) fn of(policy: &Policy) -> Self {
+        let nothing = |_| Expansion { cubes: Vec::new(), software: Vec::new() };
+        Self(policy.rules.iter().map(|rule| expand(&rule.matches).unwrap_or_else(nothing)).collect())
     }
-    let mut takers = Vec::new();
-    for earlier in 0..rule {
-        let Some(expansion) = cover(earlier) else { continue };
-        let before = left.len();
-        left.retain(|cube| !expansion.cubes.iter().any(|taker| taker.contains(cube)));
-        if left.len() < before {
-            takers.push(earlier);
+
+    /// Which earlier rules take the packets of a rule that gets none. A hybrid rule takes for certain only
+    /// what its other keys leave open, so none of those is named.
+    pub(crate) fn taken_by(&self, rule: usize) -> Taken {
+        let mut left = self.0.get(rule).map(|expansion| expansion.cubes.clone()).unwrap_or_default();
+        if left.is_empty() {
+            return Taken::Impossible;
         }
+        let mut takers = Vec::new();
+        for (earlier, expansion) in
+            self.0.iter().enumerate().take(rule).filter(|(_, other)| other.software.is_empty())
+        {
+            let before = left.len();
+            left.retain(|cube| !expansion.cubes.iter().any(|taker| taker.contains(cube)));
+            if left.len() < before {
+                takers.push(earlier);
+            }
+            if left.is_empty() {
+                break;
+            }
+        }
+        Taken::By(takers)
     }
-    Taken::By(takers)
 }
