@@ -96,8 +96,11 @@ fn queues_live_in_their_parent_domains_memory_and_give_it_back() {
     let domain = home.domain();
     let empty = home.arena.free_bytes();
 
-    let cq =
-        CompletionQueue::builder(&rig.context, 64).single_threaded(true).domain(&domain).build().unwrap();
+    let cq = CompletionQueue::builder(&rig.context, 64)
+        .single_threaded(true)
+        .domain(&home.parent)
+        .build()
+        .unwrap();
     let (queue, receives) = WorkQueue::builder(&domain, &cq.handle()).max_receives(32).build().unwrap();
     let raw = RawQueuePair::builder(&domain, &cq.handle(), &cq.handle()).max_sends(16).build().unwrap();
     let asked = home.asked.lock().unwrap().clone();
@@ -143,12 +146,12 @@ fn a_refused_allocation_fails_the_verb_with_enomem_and_leaves_nothing() {
     let rig = Rig::new();
     let home = ArenaDomain::new(&rig.pd, None);
     let domain = home.domain();
-    let cq = CompletionQueue::builder(&rig.context, 64).domain(&domain).build().unwrap();
+    let cq = CompletionQueue::builder(&rig.context, 64).domain(&home.parent).build().unwrap();
     let before = home.parent.outstanding_allocations();
     home.refusing.store(true, Ordering::Relaxed);
 
     let errors: Vec<Error> = [
-        CompletionQueue::builder(&rig.context, 64).domain(&domain).build().err(),
+        CompletionQueue::builder(&rig.context, 64).domain(&home.parent).build().err(),
         WorkQueue::builder(&domain, &cq.handle()).max_receives(8).build().err(),
         RawQueuePair::builder(&domain, &cq.handle(), &cq.handle()).max_sends(8).build().err(),
     ]
@@ -194,8 +197,7 @@ fn unfit_memory_and_a_panicking_allocator_are_refusals() {
         [|| Allocation::Memory(Box::new(vec![0u8; 1])), || panic!("an allocator of the application")];
     for answer in answers {
         let parent = ParentDomain::new(&rig.pd, None, Some(Box::new(Always(answer)))).unwrap();
-        let domain = Domain::from(&parent);
-        let error = CompletionQueue::builder(&rig.context, 64).domain(&domain).build().err().unwrap();
+        let error = CompletionQueue::builder(&rig.context, 64).domain(&parent).build().err().unwrap();
         assert_eq!(error.errno(), Some(libc::ENOMEM));
         assert_eq!(parent.outstanding_allocations(), 0);
     }
@@ -250,7 +252,7 @@ fn objects_of_two_devices_do_not_mix() {
     let theirs = CompletionQueue::builder(&again, 16).build().unwrap().handle();
     let errors = [
         ParentDomain::new(&one.pd, Some(&thread), None).err(),
-        CompletionQueue::builder(&one.context, 16).domain(&Domain::from(&parent)).build().err(),
+        CompletionQueue::builder(&one.context, 16).domain(&parent).build().err(),
         WorkQueue::builder(&domain, &cq).max_receives(8).build().err(),
         RawQueuePair::builder(&domain, &cq, &theirs).max_sends(1).build().err(),
         RawQueuePair::builder(&domain, &theirs, &cq).max_sends(1).build().err(),

@@ -14,7 +14,7 @@ use crate::completion::{Completion, CompletionFields};
 use crate::error::{from_code, last};
 use crate::inline::PollFunctions;
 use crate::pause::{Gate, Gates, Paused};
-use crate::{Context, Domain, Error, RawPacketCaps, Result, inline, leak};
+use crate::{Context, Domain, Error, ParentDomain, RawPacketCaps, Result, inline, leak};
 
 /// Most entries of a completion queue: what the largest known device offers (mlx5, 4 Mi).
 pub const MAX_COMPLETIONS: u32 = 1 << 22;
@@ -231,9 +231,10 @@ impl CompletionQueueBuilder {
         self.flag(sys::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, on)
     }
 
-    /// The queue's memory comes from this domain, if it is a parent domain with an allocator.
-    pub fn domain(mut self, domain: &Domain) -> Self {
-        self.domain = Some(domain.clone());
+    /// The queue's memory comes from this domain's allocator, if it has one, and it belongs to its thread domain. A
+    /// protection domain alone would have no say in a completion queue.
+    pub fn domain(mut self, domain: &Arc<ParentDomain>) -> Self {
+        self.domain = Some(Domain::from(domain));
         self
     }
 
@@ -261,8 +262,6 @@ impl CompletionQueueBuilder {
         if flags != 0 {
             attr.comp_mask |= sys::IBV_CQ_INIT_ATTR_MASK_FLAGS;
         }
-        // A protection domain alone has no say in a completion queue, and providers refuse it there.
-        let domain = domain.filter(|domain| matches!(domain, Domain::Parent(_)));
         if let Some(domain) = &domain {
             attr.comp_mask |= sys::IBV_CQ_INIT_ATTR_MASK_PD;
             attr.parent_domain = domain.raw();

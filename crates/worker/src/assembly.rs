@@ -53,8 +53,9 @@ pub(crate) fn assemble(context: &Arc<Context>, config: &WorkerConfig) -> Result<
     }
 
     let (allocator, shortfalls) = ArenaAllocator::new(&arena);
-    let domain = parent_domain(context, id, allocator)?;
-    let completions = completion_queue(context, config, entries, &domain)?;
+    let parent = parent_domain(context, id, allocator)?;
+    let completions = completion_queue(context, config, entries, &parent)?;
+    let domain = Domain::from(parent);
     let (work_queue, queue) = WorkQueue::builder(&domain, &completions.handle())
         .max_receives(config.frames)
         .build()
@@ -121,25 +122,28 @@ fn map_arena(config: &WorkerConfig, cq_entries: u32) -> Result<Arc<Arena>, Error
     let options = ArenaOptions {
         bytes,
         pages: config.pages.clone(),
-        numa_node: config.numa_node,
+        numa_node: config.memory_node(),
         label: format!("worker {}", config.id.0),
     };
     Arena::map(&options).map_err(|source| Error::Arena { worker: config.id, bytes, source })
 }
 
-fn parent_domain(context: &Arc<Context>, id: WorkerId, allocator: ArenaAllocator) -> Result<Domain, Error> {
+fn parent_domain(
+    context: &Arc<Context>,
+    id: WorkerId,
+    allocator: ArenaAllocator,
+) -> Result<Arc<ParentDomain>, Error> {
     let protection = ProtectionDomain::new(context).map_err(refused(id, Object::ProtectionDomain))?;
     let thread = ThreadDomain::new(context).map_err(refused(id, Object::ThreadDomain))?;
-    let parent = ParentDomain::new(&protection, Some(&thread), Some(Box::new(allocator)))
-        .map_err(refused(id, Object::ParentDomain))?;
-    Ok(Domain::Parent(parent))
+    ParentDomain::new(&protection, Some(&thread), Some(Box::new(allocator)))
+        .map_err(refused(id, Object::ParentDomain))
 }
 
 fn completion_queue(
     context: &Arc<Context>,
     config: &WorkerConfig,
     entries: u32,
-    domain: &Domain,
+    domain: &Arc<ParentDomain>,
 ) -> Result<CompletionQueue, Error> {
     let mut fields = CompletionFields::BYTE_LEN | CompletionFields::FLOW_TAG;
     if config.timestamps {

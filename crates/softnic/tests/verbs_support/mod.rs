@@ -159,9 +159,12 @@ pub(crate) struct Receiver {
 impl Receiver {
     pub(crate) fn new(domain: &Domain, frames: u32) -> Self {
         let fields = CompletionFields::BYTE_LEN | CompletionFields::FLOW_TAG;
-        let cq =
-            CompletionQueue::builder(domain.context(), 256).fields(fields).domain(domain).build().unwrap();
-        Self::with_cq(domain, cq, frames)
+        let cq = CompletionQueue::builder(domain.context(), 256).fields(fields);
+        let cq = match domain {
+            Domain::Parent(parent) => cq.domain(parent),
+            Domain::Protection(_) => cq,
+        };
+        Self::with_cq(domain, cq.build().unwrap(), frames)
     }
 
     pub(crate) fn with_cq(domain: &Domain, cq: CompletionQueue, frames: u32) -> Self {
