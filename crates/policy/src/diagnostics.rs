@@ -193,14 +193,26 @@ pub struct Diagnostics {
 }
 
 impl Diagnostics {
-    /// Adds one, or counts it when there are too many.
+    /// Adds one, or counts it when there are too many. A warning makes room for an error.
     pub fn push(&mut self, diagnostic: Diagnostic) {
-        self.errors += usize::from(diagnostic.severity == Severity::Error);
-        if self.list.len() < MAX_DIAGNOSTICS {
-            self.list.push(diagnostic);
-        } else {
+        let severity = diagnostic.severity;
+        self.push_with(severity, || diagnostic);
+    }
+
+    /// The same for one that is made only if it is listed: finding its column and its hint takes longer
+    /// than finding that something is wrong.
+    pub(crate) fn push_with(&mut self, severity: Severity, make: impl FnOnce() -> Diagnostic) {
+        let is_error = severity == Severity::Error;
+        self.errors += usize::from(is_error);
+        if self.list.len() >= MAX_DIAGNOSTICS {
             self.omitted += 1;
+            // Each error takes the place of one warning, so this looks through the list that often at most.
+            let has_warnings = self.errors - usize::from(is_error) < self.list.len() && is_error;
+            let last = || self.list.iter().rposition(|other| other.severity == Severity::Warning);
+            let Some(warning) = has_warnings.then(last).flatten() else { return };
+            self.list.remove(warning);
         }
+        self.list.push(make());
     }
 
     /// Whether anything in it is an error.

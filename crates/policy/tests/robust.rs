@@ -212,3 +212,35 @@ fn what_is_beyond_the_flows_is_not_expanded() {
     assert_eq!(problems.list.len(), 1, "{problems}");
     assert!(problems.list[0].message.contains("more than 262144 flows"));
 }
+
+#[test]
+fn errors_are_listed_before_warnings() {
+    let mut text = "version = 1\n".to_owned();
+    for index in 0..MAX_DIAGNOSTICS + 20 {
+        text.push_str(&format!("[groups.g{index}]\nworkers = [0, 1]\nhash = \"none\"\n"));
+    }
+    text.push_str("[[rules]]\nname = \"x\"\nmatch = { dst_prot = 1 }\naction = \"drop\"\n");
+    let problems = policy::parse(&Source::new("many.toml", text), &policy::NoFiles).unwrap_err();
+    assert_eq!((problems.list.len(), problems.omitted), (MAX_DIAGNOSTICS, 21));
+    assert!(problems.to_string().contains("unknown key `dst_prot`"), "{problems}");
+}
+
+#[test]
+fn refused_values_cost_as_little_as_good_ones() {
+    let started = std::time::Instant::now();
+    let many = "\"x\", ".repeat(400_000);
+    let text = format!(
+        "version = 1\n[[rules]]\nname = \"x\"\nmatch = {{ dst_port = [{many}] }}\naction = \"drop\"\n"
+    );
+    let problems = policy::parse(&Source::new("many.toml", text), &policy::NoFiles).unwrap_err();
+    assert_eq!(problems.list.len() + problems.omitted, 400_000);
+    // A set that is named again and again is read only until the list is full.
+    let items = "\"1:2\", ".repeat(100_000);
+    let names = "\"s\", ".repeat(100_000);
+    let text = format!(
+        "version = 1\n[sets]\ns = [{items}]\n[[rules]]\nname = \"x\"\nmatch = {{ dst_port = [{names}] }}\naction = \"drop\"\n"
+    );
+    let problems = policy::parse(&Source::new("many.toml", text), &policy::NoFiles).unwrap_err();
+    assert!(problems.has_errors());
+    assert!(started.elapsed() < std::time::Duration::from_secs(10), "{:?}", started.elapsed());
+}

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::diagnostics::{Diagnostic, Diagnostics, Place};
+use crate::diagnostics::{Diagnostic, Diagnostics, Place, Severity};
 use crate::policy::MAX_NAME_BYTES;
 use crate::source::Source;
 
@@ -28,12 +28,13 @@ impl Reader {
         Place::new(&self.source, span)
     }
 
-    /// Notes an error; gives it back for a hint to be added by [`Self::error_with`].
+    /// Notes an error.
     pub(super) fn error(&mut self, span: Range<usize>, message: impl Into<String>, label: impl Into<String>) {
-        let error = self.place(span).error(message, label);
-        self.diagnostics.push(error);
+        let place = self.place(span);
+        self.diagnostics.push_with(Severity::Error, || place.error(message, label));
     }
 
+    /// Notes an error that says what to do about it.
     pub(super) fn error_with(
         &mut self,
         span: Range<usize>,
@@ -41,8 +42,8 @@ impl Reader {
         label: impl Into<String>,
         hint: impl Into<String>,
     ) {
-        let error = self.place(span).error(message, label).hint(hint);
-        self.diagnostics.push(error);
+        let place = self.place(span);
+        self.diagnostics.push_with(Severity::Error, || place.error(message, label).hint(hint));
     }
 
     pub(super) fn push(&mut self, diagnostic: Diagnostic) {

@@ -4,11 +4,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::diagnostics::Place;
+use crate::diagnostics::{Diagnostic, Place, Severity};
 use crate::policy::MAX_SET_VALUES;
 use crate::source::{SetLoader, Source};
 
-use super::reader::{Names, Reader, Value, entries, integer_of, nearest};
+use super::reader::{Reader, Value, entries, integer_of, nearest};
 use super::values::{Kind, Refused, is_keyword};
 
 /// All sets of a policy.
@@ -36,7 +36,6 @@ impl Sets {
     /// Reads `[sets]`.
     pub(super) fn read(reader: &mut Reader, value: &Value<'_>, loader: &dyn SetLoader) -> Self {
         let mut sets = Self::default();
-        let mut names = Names::default();
         let Some(table) = reader.table(value, "`sets`") else { return sets };
         for (key, value) in entries(table) {
             let name: &str = key.get_ref();
@@ -49,7 +48,6 @@ impl Sets {
                 reader.error_with(key.span(), message, "this word is a value already", "choose another name");
                 continue;
             }
-            debug_assert!(names.seen(name, place.line()).is_none(), "TOML tables have no equal keys");
             let items = match value.get_ref().as_table() {
                 Some(_) => file_items(reader, value, loader),
                 None => inline_items(reader, value),
@@ -88,7 +86,9 @@ impl Sets {
         kind: &Kind<T>,
     ) -> Option<Vec<T>> {
         let mut values = Vec::new();
-        match value.get_ref().as_array() {
+        // Refused ones count as well: they cost no less.
+        let mut tried = 0;
+        let items = match value.get_ref().as_array() {
             Some(array) if array.is_empty() => {
                 reader.error_with(
                     value.span(),
@@ -98,17 +98,21 @@ impl Sets {
                 );
                 return None;
             }
-            Some(array) => {
-                for item in array.iter() {
-                    self.item(reader, item, key, kind, &mut values)?;
-                }
+            Some(array) => &**array,
+            None => std::slice::from_ref(value),
+        };
+        for item in items {
+            tried += self.item(reader, item, key, kind, &mut values);
+            if tried > MAX_SET_VALUES {
+                let message = format!("`{key}` has more than {MAX_SET_VALUES} values");
+                reader.error(item.span(), message, "too many");
+                return None;
             }
-            None => self.item(reader, value, key, kind, &mut values)?,
         }
         Some(values)
     }
 
-    /// One literal or one set. Reports what is neither and goes on with the next; `None` only beyond a limit.
+    /// One literal or one set; gives the number of values tried. Reports what is neither.
     fn item<T>(
         &mut self,
         reader: &mut Reader,
@@ -116,34 +120,31 @@ impl Sets {
         key: &str,
         kind: &Kind<T>,
         values: &mut Vec<T>,
-    ) -> Option<()> {
+    ) -> usize {
         let Some(text) = scalar(value) else {
             reader.mistyped(value, &format!("`{key}`"), "a string, a number or a list of them");
-            return Some(());
+            return 1;
         };
         match (kind.parse)(text.trim()) {
             Ok(literal) => values.push(literal),
             Err(refused) => match self.index(text.trim()) {
-                Some(set) => self.expand(reader, set, kind, values),
-                None => self.refuse(reader, value, &text, kind, refused),
+                Some(set) => return self.expand(reader, set, kind, values),
+                None => reader
+                    .diagnostics
+                    .push_with(Severity::Error, || self.refused(&reader.source, value, &text, kind, refused)),
             },
         }
-        if values.len() > MAX_SET_VALUES {
-            let message = format!("`{key}` has more than {MAX_SET_VALUES} values");
-            reader.error(value.span(), message, "too many");
-            return None;
-        }
-        Some(())
+        1
     }
 
-    fn refuse<T>(
+    fn refused<T>(
         &self,
-        reader: &mut Reader,
+        source: &Arc<Source>,
         value: &Value<'_>,
         text: &str,
         kind: &Kind<T>,
         refused: Refused,
-    ) {
+    ) -> Diagnostic {
         let looks_like_a_name = text.starts_with(|first: char| first.is_ascii_alphabetic())
             && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'));
         let near = nearest(text, self.list.iter().map(|set| set.name.as_str())).filter(|_| looks_like_a_name);
@@ -156,23 +157,25 @@ impl Sets {
             (None, Some(near)) => format!("did you mean the set `{near}`?"),
             (None, None) => kind.hint.to_owned(),
         };
-        reader.error_with(value.span(), message, format!("not {}", kind.name), hint);
+        Place::new(source, value.span()).error(message, format!("not {}", kind.name)).hint(hint)
     }
 
-    fn expand<T>(&mut self, reader: &mut Reader, index: usize, kind: &Kind<T>, values: &mut Vec<T>) {
-        let Some(set) = self.list.get_mut(index) else { return };
+    /// The items of a set; gives their number.
+    fn expand<T>(&mut self, reader: &mut Reader, index: usize, kind: &Kind<T>, values: &mut Vec<T>) -> usize {
+        let Some(set) = self.list.get_mut(index) else { return 0 };
         set.used = true;
         let is_news = !set.reported.contains(&kind.name);
         for item in &set.items {
             match (kind.parse)(&item.text) {
                 Ok(value) => values.push(value),
                 Err(Refused(better)) if is_news => {
-                    let message =
-                        format!("`{}` in the set `{}` is not {}", shortened(&item.text), set.name, kind.name);
-                    let error = Place::new(&item.source, item.span.clone())
-                        .error(message, format!("not {}", kind.name))
-                        .hint(better.unwrap_or_else(|| kind.hint.to_owned()));
-                    reader.push(error);
+                    reader.diagnostics.push_with(Severity::Error, || {
+                        let text = shortened(&item.text);
+                        let message = format!("`{text}` in the set `{}` is not {}", set.name, kind.name);
+                        Place::new(&item.source, item.span.clone())
+                            .error(message, format!("not {}", kind.name))
+                            .hint(better.unwrap_or_else(|| kind.hint.to_owned()))
+                    });
                     if set.reported.last() != Some(&kind.name) {
                         set.reported.push(kind.name);
                     }
@@ -180,6 +183,7 @@ impl Sets {
                 Err(_) => {}
             }
         }
+        set.items.len().max(1)
     }
 }
 
