@@ -6,7 +6,7 @@ use std::time::Duration;
 use hugemem::PageKind;
 use policy::WorkerId;
 
-use crate::Error;
+use crate::{Error, numa};
 
 /// Most completions that one turn of the loop may take.
 pub const BATCH_MAX: usize = 512;
@@ -16,6 +16,8 @@ pub const FRAMES_MAX: u32 = 1 << 20;
 pub const FRAME_BYTES_MIN: u32 = 64;
 /// Largest frame: beyond every jumbo frame in use.
 pub const FRAME_BYTES_MAX: u32 = 1 << 16;
+/// The highest core that a thread can be pinned to (sched_setaffinity(2), CPU_SETSIZE).
+pub const CORE_MAX: usize = 1023;
 /// Most ports of one device (their numbers are bytes, from 1).
 pub const PORTS_MAX: usize = 255;
 /// Sends that a worker's TX queue pair may have outstanding.
@@ -44,7 +46,7 @@ pub struct WorkerConfig {
     pub sends: u32,
     /// Kinds of pages, tried in this order.
     pub pages: Vec<PageKind>,
-    /// NUMA node of its memory.
+    /// NUMA node of its memory; `None` takes that of `core`.
     pub numa_node: Option<u32>,
     /// What to do when there is nothing to do.
     pub idle: Idle,
@@ -81,11 +83,20 @@ impl WorkerConfig {
         self.frames.saturating_add(self.sends)
     }
 
+    /// The NUMA node that its memory shall be on; `None` leaves it to the kernel.
+    #[must_use]
+    pub fn memory_node(&self) -> Option<u32> {
+        self.numa_node.or_else(|| self.core.and_then(numa::node_of))
+    }
+
     /// Refuses what no device could run.
     ///
     /// # Errors
     /// [`Error::Setting`] names the setting, its value and its range.
     pub fn check(&self) -> Result<(), Error> {
+        if let Some(core) = self.core {
+            in_range("core", core as u64, 0, CORE_MAX as u64)?;
+        }
         in_range("ports", self.ports.len() as u64, 1, PORTS_MAX as u64)?;
         in_range("frames", u64::from(self.frames), 1, u64::from(FRAMES_MAX))?;
         in_range(
@@ -214,9 +225,20 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_on_the_node_of_the_core_unless_said_otherwise() {
+        let node = |core, numa_node| {
+            WorkerConfig { core, numa_node, ..WorkerConfig::new(WorkerId(0)) }.memory_node()
+        };
+        assert_eq!(node(Some(0), Some(7)), Some(7));
+        assert_eq!(node(Some(0), None), numa::node_of(0));
+        assert_eq!(node(None, None), None);
+    }
+
+    #[test]
     fn settings_outside_their_range_are_named() {
         type Damage = fn(&mut WorkerConfig);
-        let broken: [(&str, Damage); 5] = [
+        let broken: [(&str, Damage); 6] = [
+            ("core", |c| c.core = Some(CORE_MAX + 1)),
             ("ports", |c| c.ports.clear()),
             ("frames", |c| c.frames = 0),
             ("frame_bytes", |c| c.frame_bytes = 63),

@@ -19,6 +19,7 @@ mod control;
 mod counter;
 mod error;
 mod mailbox;
+mod numa;
 mod receiver;
 mod sink;
 mod snapshot;
@@ -28,7 +29,8 @@ mod thread;
 mod turn;
 
 pub use config::{
-    BATCH_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAMES_MAX, Idle, PORTS_MAX, SENDS_MAX, WorkerConfig,
+    BATCH_MAX, CORE_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAMES_MAX, Idle, PORTS_MAX, SENDS_MAX,
+    WorkerConfig,
 };
 pub use control::{FORGOTTEN, Pulse, RETIRED_TOTALS_MAX, WorkerControl};
 pub use counter::{BUCKETS, Histogram, Traffic};
