@@ -8,7 +8,7 @@ use control::{Controller, Device, DeviceSelector};
 use policy::{DeviceProfile, NoFiles, Program, Source, WorkerId};
 use softnic::wire::WireConfig;
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
-use worker::{ClassTable, Idle, Worker, WorkerConfig};
+use worker::{Idle, Worker, WorkerConfig};
 
 /// Flows that the generator cycles through.
 const FLOWS: u32 = 1024;
@@ -47,9 +47,7 @@ impl Rig {
         controller
             .install(program, &mut |band, program| {
                 for control in &controls {
-                    let table =
-                        program.as_ref().map(|program| Arc::new(ClassTable::new(Arc::clone(program))));
-                    control.publish(band, table);
+                    control.publish(band, Arc::clone(&program));
                 }
                 Ok(())
             })

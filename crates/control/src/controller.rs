@@ -33,9 +33,9 @@ pub struct Installed {
     pub warning: Option<Error>,
 }
 
-/// Hands a program to every worker for a band, or takes it away, and returns when all have
-/// acknowledged. An error of the first kind undoes the change; of the second it is a warning.
-pub type Publish<'p> = dyn FnMut(Band, Option<Arc<Program>>) -> Result<(), Error> + 'p;
+/// Hands a program to every worker for a band, and returns when all have acknowledged. An error undoes
+/// the change. What is published stays with the workers until the next program for the same band.
+pub type Publish<'p> = dyn FnMut(Band, Arc<Program>) -> Result<(), Error> + 'p;
 
 /// The key of the queue pair that flows which drop hang on; nothing is hashed with it.
 const ANCHOR_KEY: [u8; 40] = [0x6d; 40];
@@ -126,7 +126,7 @@ impl<I: Installer> Controller<I> {
         let mut change = Change::new(program, band, old);
         for step in steps.steps() {
             if let Err(error) = self.perform(step, &steps, &mut change, publish) {
-                return self.take_back(change, publish, error);
+                return self.take_back(change, error);
             }
         }
         Ok(self.in_force(change.new, None, None))

@@ -21,7 +21,7 @@ pub use counters::DropTotals;
 pub use device::{Device, DeviceSelector, DeviceSummary};
 pub use error::{Error, Refusal};
 pub use installer::{FlowRequest, Installer, VerbsInstaller};
-pub use plan::{Plan, Side, Step, plan};
+pub use plan::{Plan, Step, plan};
 pub use policy::Band;
 pub use translate::SpecChain;
 pub use verbs::{AsyncEvent, EventKind, EventSource};

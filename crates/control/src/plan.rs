@@ -10,7 +10,8 @@
 //!
 //! If the new band is below, the old program goes on deciding what it claims until its flow goes; what
 //! it leaves to the kernel meets the new program already, as a whole. Workers get the new classes before
-//! the first new flow and lose the old ones after the last old flow, so no tag is ever unknown.
+//! the first new flow, and keep the old ones until the next program takes their band: a device may still
+//! deliver a packet or two by a flow that is gone, so no tag is ever unknown.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,15 +19,6 @@ use std::fmt;
 use policy::{FlowAction, Program, QueueId, RuleId, WorkerId};
 
 use crate::translate::SpecChain;
-
-/// Which of the two programs a step is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    /// The one that is installed.
-    Old,
-    /// The one that comes in.
-    New,
-}
 
 /// One step. Indices are into the program's vectors, tables into [`Plan::tables`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,19 +52,6 @@ pub enum Step {
     },
     /// The old queue pairs and tables go.
     ReleaseQueues,
-    /// Workers forget the old classes.
-    Retire,
-}
-
-impl Step {
-    /// Whose parts the step touches.
-    #[must_use]
-    pub fn side(self) -> Side {
-        match self {
-            Self::RemoveFlow { .. } | Self::ReleaseQueues | Self::Retire => Side::Old,
-            _ => Side::New,
-        }
-    }
 }
 
 /// An ordered list of steps.
@@ -144,7 +123,6 @@ pub fn plan(installed: Option<&Program>, new: &Program) -> Plan {
             steps.push((Step::RemoveFlow { flow }, format!("remove {}", describe_flow(old, flow))));
         }
         steps.push((Step::ReleaseQueues, format!("release {} old queues", old.queues.len())));
-        steps.push((Step::Retire, format!("retire {} old classes at the workers", old.classes.len())));
     }
     Plan { steps, tables, table_of_queue }
 }

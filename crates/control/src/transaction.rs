@@ -45,14 +45,13 @@ impl<I: Installer> Drop for Placed<I> {
 pub(crate) struct Change<I: Installer> {
     pub(crate) new: Placed<I>,
     old: Option<Placed<I>>,
-    published: bool,
     /// Old flows that are gone, in the order of their going.
     removed: Vec<(usize, u8)>,
 }
 
 impl<I: Installer> Change<I> {
     pub(crate) fn new(program: Arc<Program>, band: Band, old: Option<Placed<I>>) -> Self {
-        Self { new: Placed::new(program, band), old, published: false, removed: Vec::new() }
+        Self { new: Placed::new(program, band), old, removed: Vec::new() }
     }
 }
 
@@ -65,10 +64,7 @@ impl<I: Installer> Controller<I> {
         publish: &mut Publish<'_>,
     ) -> Result<(), Error> {
         match step {
-            Step::Publish => {
-                change.published = true;
-                publish(change.new.band, Some(Arc::clone(&change.new.program)))
-            }
+            Step::Publish => publish(change.new.band, Arc::clone(&change.new.program)),
             Step::CreateTable { table } => self.create_table(plan, table, &mut change.new),
             Step::CreateQueue { queue } => self.create_queue(plan, queue, &mut change.new),
             Step::CreateCounter { rule } => self.create_counter(rule, &change.new.program),
@@ -78,14 +74,6 @@ impl<I: Installer> Controller<I> {
                 if let Some(old) = &mut change.old {
                     old.queues.clear();
                     old.tables.clear();
-                }
-                Ok(())
-            }
-            Step::Retire => {
-                if let Some(old) = &change.old
-                    && let Err(error) = publish(old.band, None)
-                {
-                    self.warn(format!("the old program stays with the workers until the next one: {error}"));
                 }
                 Ok(())
             }
@@ -175,13 +163,8 @@ impl<I: Installer> Controller<I> {
     /// The way back: old flows that went come again, highest precedence first; then the new flows go,
     /// lowest first; then what they hung on. If the old program cannot be had back, the new one, which is
     /// in as a whole, stays instead.
-    pub(crate) fn take_back(
-        &mut self,
-        change: Change<I>,
-        publish: &mut Publish<'_>,
-        first: Error,
-    ) -> Result<Installed, Error> {
-        let Change { mut new, mut old, published, removed, .. } = change;
+    pub(crate) fn take_back(&mut self, change: Change<I>, first: Error) -> Result<Installed, Error> {
+        let Change { mut new, mut old, removed } = change;
         for (index, port) in removed.into_iter().rev() {
             let Some(old) = &mut old else { break };
             match self.create_flow(old, index, port) {
@@ -200,9 +183,6 @@ impl<I: Installer> Controller<I> {
             return Err(Error::WayBack { first: Box::new(first), second: Box::new(second), left });
         }
         self.close_unused_counters();
-        if published && let Err(error) = publish(new.band, None) {
-            self.warn(format!("the refused program stays with the workers until the next one: {error}"));
-        }
         self.settle(old, None);
         Err(first)
     }

@@ -132,7 +132,6 @@ fn a_plan_reads_in_the_order_in_which_it_is_carried_out() {
   10. remove flow 1 of rule bad at priority 1: eth -> drop
   11. remove flow 0 of rule web at priority 0: udp dst_port 1 -> q0 class c0
   12. release 3 old queues
-  13. retire 2 old classes at the workers
 "
     );
     assert_eq!(plan(None, &old).steps().len(), 1 + 3 + 3 + 1 + 2);

@@ -8,16 +8,16 @@ use policy::{Band, Class, ClassTag, Decide};
 use verbs::FramePool;
 
 use crate::batch::{self, Batch};
-use crate::mailbox::{Command, Mailbox};
+use crate::mailbox::{Command, Mailbox, Publication};
 use crate::stats::{DropReason, Stats};
-use crate::{ClassTable, Generation};
+use crate::table::ClassTable;
 
 /// The programs that packets may still carry tags of.
 #[derive(Debug)]
 pub(crate) struct Classifier {
     bands: [Option<Arc<ClassTable>>; 2],
     /// Everything up to here was carried out.
-    seen: Generation,
+    seen: Publication,
     draining: Option<Draining>,
     /// Completions that can be waiting at once.
     outstanding_max: u64,
@@ -36,7 +36,7 @@ impl Classifier {
     pub(crate) fn new(outstanding_max: u32) -> Self {
         Self {
             bands: [None, None],
-            seen: Generation::default(),
+            seen: Publication::default(),
             draining: None,
             outstanding_max: u64::from(outstanding_max),
         }
@@ -71,9 +71,9 @@ impl Classifier {
 
     /// The old table is let go before the acknowledgement: control frees it, never this thread.
     fn carry_out(&mut self, command: Command, mailbox: &Mailbox) {
-        self.bands[command.band.index()] = command.table;
-        self.seen = command.generation;
-        mailbox.acknowledge(command.generation);
+        self.bands[command.band.index()] = Some(command.table);
+        self.seen = command.publication;
+        mailbox.acknowledge(command.publication);
     }
 
     /// Gives every packet of the batch its outcome and counts it, under its rule or with a reason.

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use policy::{Band, MAX_RULES, WorkerId};
+use policy::{Band, MAX_RULES, Program, WorkerId};
 
-use crate::mailbox::Mailbox;
+use crate::mailbox::{COMMANDS_MAX, Mailbox, Publication};
 use crate::snapshot::{RuleSnapshot, WorkerSnapshot};
 use crate::stats::Stats;
-use crate::{ClassTable, Disposition, Generation, Traffic, Warning};
+use crate::table::ClassTable;
+use crate::{Disposition, Traffic, Warning};
 
 /// Totals of rules that no program has any more, kept by name and disposition: as many as a whole
 /// policy can have. Beyond, they are summed as [`FORGOTTEN`].
@@ -61,17 +62,23 @@ type Totals = BTreeMap<(String, Disposition), Traffic>;
 struct Entry {
     band: Band,
     table: Arc<ClassTable>,
-    /// The publication that takes it away from the worker.
-    retired_by: Option<Generation>,
+    /// The publication that brings it to the worker.
+    publication: Publication,
+    /// The one that takes it away again.
+    retired_by: Option<Publication>,
 }
+
+/// Tables that can be in use at once: those in the bands, one whose place is being drained, and those
+/// that wait.
+const TABLES_MAX: usize = Band::ALL.len() + 1 + COMMANDS_MAX;
 
 impl Ledger {
     /// Folds the tables that the worker has let go of into the totals.
-    fn settle(&mut self, acknowledged: Generation) {
+    fn settle(&mut self, acknowledged: Publication) {
         let before = self.tables.len();
         let retired = &mut self.retired;
         self.tables.retain(|entry| {
-            let settled = entry.retired_by.is_some_and(|generation| generation <= acknowledged);
+            let settled = entry.retired_by.is_some_and(|publication| publication <= acknowledged);
             if settled {
                 // What nothing was counted for needs no memory.
                 entry
@@ -136,34 +143,36 @@ impl WorkerControl {
         self.shared.id
     }
 
-    /// Puts `table` in `band`, or empties the band. A table that stands there is first drained: the
-    /// worker takes every completion that was waiting when it saw the command, then lets go.
-    pub fn publish(&self, band: Band, table: Option<Arc<ClassTable>>) -> Generation {
+    /// Puts `program` in `band`, where it stays until the next one for that band. A program that stands
+    /// there is first drained: the worker takes every completion that was waiting when it saw the
+    /// command, and then lets go. One that it has not yet looked at is passed over.
+    pub fn publish(&self, band: Band, program: Arc<Program>) -> Publication {
+        let table = Arc::new(ClassTable::new(program));
         let mut ledger = self.ledger();
         ledger.settle(self.shared.mailbox.acknowledged());
-        let generation = self.shared.mailbox.push(band, table.clone());
-        for entry in &mut ledger.tables {
-            if entry.band == band && entry.retired_by.is_none() {
-                entry.retired_by = Some(generation);
+        let (publication, void) = self.shared.mailbox.push(band, Arc::clone(&table));
+        ledger.tables.retain(|entry| Some(entry.publication) != void);
+        for entry in ledger.tables.iter_mut().filter(|entry| entry.band == band) {
+            if entry.retired_by.is_none() || entry.retired_by == void {
+                entry.retired_by = Some(publication);
             }
         }
-        if let Some(table) = table {
-            ledger.tables.push(Entry { band, table, retired_by: None });
-        }
-        generation
+        ledger.tables.push(Entry { band, table, publication, retired_by: None });
+        debug_assert!(ledger.tables.len() <= TABLES_MAX);
+        publication
     }
 
-    /// Whether the worker has done what was published as `generation`.
+    /// Whether the worker judges packets by what was published as `publication`, or by a later one.
     #[must_use]
-    pub fn acknowledged(&self, generation: Generation) -> bool {
-        self.shared.mailbox.acknowledged() >= generation
+    pub fn acknowledged(&self, publication: Publication) -> bool {
+        self.shared.mailbox.acknowledged() >= publication
     }
 
     /// Waits at most `patience` for [`WorkerControl::acknowledged`].
     #[must_use]
-    pub fn wait(&self, generation: Generation, patience: Duration) -> bool {
+    pub fn wait(&self, publication: Publication, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
-        while !self.acknowledged(generation) {
+        while !self.acknowledged(publication) {
             if Instant::now() >= deadline {
                 return false;
             }

@@ -35,12 +35,12 @@ pub use config::{
 pub use control::{FORGOTTEN, Pulse, RETIRED_TOTALS_MAX, WorkerControl};
 pub use counter::{BUCKETS, Histogram, Traffic};
 pub use error::{Error, Object, Warning};
-pub use mailbox::Generation;
+pub use mailbox::Publication;
 pub use policy::Band;
 pub use sink::{Deliveries, Delivery, Sink};
 pub use snapshot::{RuleSnapshot, WorkerSnapshot};
 pub use stats::{DropReason, Failure};
-pub use table::{ClassTable, Disposition};
+pub use table::Disposition;
 pub use thread::WorkerHandle;
 pub use turn::Worker;
 

@@ -1,4 +1,4 @@
-//! The one way from control to a worker: a short queue of commands with a generation in front.
+//! The one way from control to a worker: a short queue of commands with their count in front.
 //! The worker looks at one atomic per batch and opens the queue only when that moved; it never
 //! waits for the lock, and pushes happen (and allocate) on control's side only.
 
@@ -9,46 +9,63 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crossbeam::utils::CachePadded;
 use policy::Band;
 
-use crate::ClassTable;
+use crate::table::ClassTable;
 
-/// Counts the publications to one worker: the n-th has generation n.
+/// Counts the programs published to one worker: the n-th is publication n.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Generation(pub u64);
+pub struct Publication(pub u64);
 
-impl std::fmt::Display for Generation {
+impl std::fmt::Display for Publication {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "generation {}", self.0)
+        write!(f, "publication {}", self.0)
     }
 }
 
-/// One publication: what stands in `band` from now on.
+/// What stands in `band` from now on.
 #[derive(Debug)]
 pub(crate) struct Command {
-    pub(crate) generation: Generation,
+    pub(crate) publication: Publication,
     pub(crate) band: Band,
-    pub(crate) table: Option<Arc<ClassTable>>,
+    pub(crate) table: Arc<ClassTable>,
 }
 
-#[derive(Debug, Default)]
+/// Commands that can wait: one for each band, because a later one takes an earlier one's place.
+pub(crate) const COMMANDS_MAX: usize = Band::ALL.len();
+
+#[derive(Debug)]
 pub(crate) struct Mailbox {
     published: CachePadded<AtomicU64>,
     acknowledged: CachePadded<AtomicU64>,
     commands: Mutex<VecDeque<Command>>,
 }
 
+impl Default for Mailbox {
+    fn default() -> Self {
+        Self {
+            published: CachePadded::default(),
+            acknowledged: CachePadded::default(),
+            commands: Mutex::new(VecDeque::with_capacity(COMMANDS_MAX + 1)),
+        }
+    }
+}
+
 impl Mailbox {
-    /// Queues a publication. The caller holds the ledger's lock, so generations arrive in order.
-    pub(crate) fn push(&self, band: Band, table: Option<Arc<ClassTable>>) -> Generation {
+    /// Queues a publication, and tells which one of the same band, not yet taken, it makes void. The
+    /// caller holds the ledger's lock, so publications arrive in order.
+    pub(crate) fn push(&self, band: Band, table: Arc<ClassTable>) -> (Publication, Option<Publication>) {
         let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
-        let generation = Generation(self.published.load(Ordering::Relaxed) + 1);
-        commands.push_back(Command { generation, band, table });
-        self.published.store(generation.0, Ordering::Release);
-        generation
+        let publication = Publication(self.published.load(Ordering::Relaxed) + 1);
+        let void = commands.iter().position(|command| command.band == band);
+        let void = void.and_then(|place| commands.remove(place)).map(|command| command.publication);
+        commands.push_back(Command { publication, band, table });
+        debug_assert!(commands.len() <= COMMANDS_MAX);
+        self.published.store(publication.0, Ordering::Release);
+        (publication, void)
     }
 
     /// Whether something was published after `seen`.
     #[inline]
-    pub(crate) fn newer_than(&self, seen: Generation) -> bool {
+    pub(crate) fn newer_than(&self, seen: Publication) -> bool {
         self.published.load(Ordering::Acquire) != seen.0
     }
 
@@ -61,13 +78,13 @@ impl Mailbox {
         }
     }
 
-    /// The worker is done with everything up to `generation`: what it counted for a table retired
+    /// The worker is done with everything up to `publication`: what it counted for a table retired
     /// there is visible to whoever then sees [`Mailbox::acknowledged`].
-    pub(crate) fn acknowledge(&self, generation: Generation) {
-        self.acknowledged.store(generation.0, Ordering::Release);
+    pub(crate) fn acknowledge(&self, publication: Publication) {
+        self.acknowledged.store(publication.0, Ordering::Release);
     }
 
-    pub(crate) fn acknowledged(&self) -> Generation {
-        Generation(self.acknowledged.load(Ordering::Acquire))
+    pub(crate) fn acknowledged(&self) -> Publication {
+        Publication(self.acknowledged.load(Ordering::Acquire))
     }
 }

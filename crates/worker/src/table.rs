@@ -1,6 +1,6 @@
 //! A program as one worker sees it: its classes, and this worker's own counters for its rules.
-//! Made by control for each worker and each program, read and counted into by the worker's loop,
-//! folded into totals once the worker has let go of it. Never shared between workers.
+//! Made by a worker's handle for each program, read and counted into by the worker's loop, folded into
+//! totals once the worker has let go of it. Never shared between workers.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ impl From<Verdict> for Disposition {
 
 /// The classes of a program with one worker's counters, for one band.
 #[derive(Debug)]
-pub struct ClassTable {
+pub(crate) struct ClassTable {
     program: Arc<Program>,
     /// One tally per rule and disposition: `rule * 3 + disposition`.
     tallies: TallyRow,
@@ -54,15 +54,13 @@ pub struct ClassTable {
 
 impl ClassTable {
     /// A table for `program` with all counters at zero.
-    #[must_use]
-    pub fn new(program: Arc<Program>) -> Self {
+    pub(crate) fn new(program: Arc<Program>) -> Self {
         let tallies = TallyRow::new(program.rules.len() * Disposition::ALL.len());
         Self { program, tallies }
     }
 
     /// The program it was made from.
-    #[must_use]
-    pub fn program(&self) -> &Arc<Program> {
+    pub(crate) fn program(&self) -> &Arc<Program> {
         &self.program
     }
 

@@ -10,7 +10,7 @@ use policy::{
 use crate::batch::Batch;
 use crate::classifier::Classifier;
 use crate::control::RETIRED_TOTALS_MAX;
-use crate::{Band, ClassTable, Disposition, FORGOTTEN, Traffic, WorkerControl};
+use crate::{Band, Disposition, FORGOTTEN, Traffic, WorkerControl};
 
 /// What completions may be outstanding in these tests.
 const OUTSTANDING: u32 = 8;
@@ -20,7 +20,7 @@ fn outcome(rule: usize) -> Outcome {
 }
 
 /// A program with one exact class per name.
-fn table(names: &[&str]) -> Arc<ClassTable> {
+pub(crate) fn program(names: &[&str]) -> Arc<Program> {
     let rule = |name: &&str| Rule {
         name: (*name).to_owned(),
         action: Verdict::Deliver(GroupId(0)),
@@ -30,7 +30,7 @@ fn table(names: &[&str]) -> Arc<ClassTable> {
         flows: 1,
     };
     let class = |index| Class { decide: Decide::Exact(outcome(index)) };
-    Arc::new(ClassTable::new(Arc::new(Program {
+    Arc::new(Program {
         rules: names.iter().map(rule).collect(),
         groups: Vec::new(),
         queues: Vec::new(),
@@ -38,7 +38,7 @@ fn table(names: &[&str]) -> Arc<ClassTable> {
         classes: (0..names.len()).map(class).collect(),
         default: Verdict::Kernel,
         priorities_used: 0,
-    })))
+    })
 }
 
 struct Rig {
@@ -81,7 +81,7 @@ impl Rig {
 #[test]
 fn an_empty_band_takes_its_program_at_once() {
     let mut rig = Rig::new();
-    let generation = rig.control.publish(Band::A, Some(table(&["web"])));
+    let generation = rig.control.publish(Band::A, program(&["web"]));
     assert!(!rig.control.acknowledged(generation));
     rig.turn(0, true);
     assert!(rig.control.acknowledged(generation));
@@ -92,41 +92,66 @@ fn an_empty_band_takes_its_program_at_once() {
 #[test]
 fn a_band_is_drained_before_its_program_goes() {
     let mut rig = Rig::new();
-    rig.control.publish(Band::A, Some(table(&["web"])));
+    rig.control.publish(Band::A, program(&["web"]));
     rig.turn(3, false);
-    let retired = rig.control.publish(Band::A, None);
+    let next = rig.control.publish(Band::A, program(&[]));
     rig.turn(3, false);
     rig.turn(3, false);
-    assert!(!rig.control.acknowledged(retired), "only 3 of {OUTSTANDING} taken since, and never seen empty");
+    assert!(!rig.control.acknowledged(next), "only 3 of {OUTSTANDING} taken since, and never seen empty");
     rig.packet(Band::A, 60);
     rig.turn(0, true);
-    assert!(!rig.control.acknowledged(retired), "6 taken");
+    assert!(!rig.control.acknowledged(next), "6 taken");
     rig.turn(0, true);
-    assert!(rig.control.acknowledged(retired), "seen empty");
-    assert!(rig.classifier.table(Band::A).is_none());
+    assert!(rig.control.acknowledged(next), "seen empty");
+    assert!(rig.classifier.table(Band::A).is_some_and(|table| table.program().rules.is_empty()));
     assert_eq!(rig.delivered("web"), Traffic { packets: 1, bytes: 60 });
 }
 
 #[test]
 fn a_busy_queue_counts_as_drained_after_as_many_completions_as_it_holds() {
     let mut rig = Rig::new();
-    rig.control.publish(Band::B, Some(table(&["web"])));
+    rig.control.publish(Band::B, program(&["web"]));
     rig.turn(0, true);
-    let retired = rig.control.publish(Band::B, None);
+    let next = rig.control.publish(Band::B, program(&[]));
     rig.turn(4, false);
     rig.turn(4, false);
-    assert!(!rig.control.acknowledged(retired));
+    assert!(!rig.control.acknowledged(next));
     rig.turn(4, false);
-    assert!(rig.control.acknowledged(retired));
+    assert!(rig.control.acknowledged(next));
+}
+
+#[test]
+fn a_worker_that_does_not_answer_is_sent_the_last_programs_only() {
+    let mut rig = Rig::new();
+    rig.control.publish(Band::A, program(&["first"]));
+    rig.turn(0, true);
+    rig.packet(Band::A, 60);
+    for _ in 0..1000 {
+        rig.control.publish(Band::A, program(&["passed over"]));
+        rig.control.publish(Band::B, program(&["passed over"]));
+    }
+    rig.control.publish(Band::A, program(&["a"]));
+    let last = rig.control.publish(Band::B, program(&["b"]));
+    let rules: Vec<_> = rig.control.snapshot().rules.into_iter().map(|rule| rule.name).collect();
+    assert_eq!(rules, ["a", "b", "first"]);
+    rig.turn(1, true);
+    rig.packet(Band::A, 60);
+    assert_eq!(rig.delivered("first").packets, 2, "it counts until its place is drained");
+    rig.turn(0, true);
+    rig.turn(0, true);
+    assert!(rig.control.acknowledged(last));
+    rig.packet(Band::A, 60);
+    rig.packet(Band::B, 60);
+    assert_eq!(["first", "a", "b"].map(|name| rig.delivered(name).packets), [2, 1, 1]);
 }
 
 #[test]
 fn a_program_over_a_live_one_waits_for_the_drain_and_later_commands_for_both() {
     let mut rig = Rig::new();
-    rig.control.publish(Band::A, Some(table(&["old"])));
+    rig.control.publish(Band::A, program(&["old"]));
     rig.turn(1, false);
-    let replaced = rig.control.publish(Band::A, Some(table(&["new"])));
-    let other = rig.control.publish(Band::B, Some(table(&["other"])));
+    let replaced = rig.control.publish(Band::A, program(&["new"]));
+    let other = rig.control.publish(Band::B, program(&["other"]));
     rig.turn(1, false);
     rig.packet(Band::A, 100);
     assert!(rig.classifier.table(Band::B).is_none());
@@ -145,14 +170,15 @@ fn totals_of_a_rule_add_up_over_all_programs_that_had_it() {
     let mut expected = 0;
     for round in 0..10 {
         let band = if round % 2 == 0 { Band::A } else { Band::B };
-        rig.control.publish(band, Some(table(&["web", "dns"])));
+        rig.control.publish(band, program(&["web", "dns"]));
+        rig.turn(0, true);
         rig.turn(0, true);
         for _ in 0..=round {
             rig.packet(band, 1);
             expected += 1;
             assert_eq!(rig.delivered("web").packets, expected);
         }
-        rig.control.publish(band, None);
+        rig.control.publish(band, program(&["dns"]));
         assert_eq!(rig.delivered("web").packets, expected, "while it drains");
         rig.turn(0, true);
         rig.turn(0, true);
@@ -164,11 +190,10 @@ fn totals_of_a_rule_add_up_over_all_programs_that_had_it() {
 #[test]
 fn the_worker_never_frees_a_table_and_control_does() {
     let mut rig = Rig::new();
-    let table = table(&["web"]);
-    let watched = Arc::downgrade(&table);
-    rig.control.publish(Band::A, Some(table));
+    rig.control.publish(Band::A, program(&["web"]));
     rig.turn(0, true);
-    rig.control.publish(Band::A, None);
+    let watched = Arc::downgrade(rig.classifier.table(Band::A).expect("published"));
+    rig.control.publish(Band::A, program(&[]));
     rig.turn(0, true);
     rig.turn(0, true);
     assert!(watched.upgrade().is_some(), "the handle still holds it for its totals");
@@ -184,7 +209,7 @@ impl Rig {
     /// Another program in band A, and what it meets: one packet for every rule.
     fn run_all(&mut self, names: &[String]) {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        self.control.publish(Band::A, Some(table(&names)));
+        self.control.publish(Band::A, program(&names));
         self.turn(0, true);
         self.turn(0, true);
         (0..names.len()).for_each(|rule| self.packet_of(Band::A, rule, 1));
@@ -206,7 +231,7 @@ fn no_total_goes_backwards_however_many_rules_a_policy_has() {
 #[test]
 fn past_rules_that_counted_nothing_are_not_kept() {
     let mut rig = Rig::new();
-    rig.control.publish(Band::A, Some(table(&["idle", "also idle"])));
+    rig.control.publish(Band::A, program(&["idle", "also idle"]));
     rig.turn(0, true);
     rig.run_all(&names("busy", 1));
     rig.run_all(&[]);

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use packet::build::FrameBuilder;
 use support::Rig;
-use worker::{Band, ClassTable, Disposition};
+use worker::{Band, Disposition};
 
 thread_local! {
     static COUNTING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
@@ -93,14 +93,8 @@ fn a_turn_never_allocates() {
     for round in 0..6 {
         rig.send(1, traffic());
         while rig.nic.pump(64) > 0 {}
-        match round {
-            2 => {
-                control.publish(Band::B, Some(Arc::new(ClassTable::new(Arc::clone(&program)))));
-            }
-            4 => {
-                control.publish(Band::B, None);
-            }
-            _ => {}
+        if round == 2 || round == 4 {
+            control.publish(Band::B, Arc::clone(&program));
         }
         let worker = &mut workers.borrow_mut()[0];
         let calls = allocations(|| while worker.step() > 0 {});

@@ -11,7 +11,7 @@ use policy::Program;
 use softnic::wire::{FrameSizes, GeneratorConfig, Rate, TrafficConfig, TrafficProtocol, Wire, WireConfig};
 use softnic::{Drive, SoftNic};
 use support::{compile, nic, small};
-use worker::{ClassTable, Disposition, Idle, Worker, WorkerControl, WorkerHandle};
+use worker::{Disposition, Idle, Worker, WorkerControl, WorkerHandle};
 
 /// Enough for dozens of reloads on the way.
 const FRAMES: u64 = 2_000_000;
@@ -54,15 +54,11 @@ fn policy(dns: &str, ntp: &str) -> Arc<Program> {
     )
 }
 
-fn publish(controls: &[WorkerControl], band: Band, program: Option<&Arc<Program>>) -> Result<(), Error> {
-    let generations: Vec<_> = controls
-        .iter()
-        .map(|control| {
-            control.publish(band, program.map(|program| Arc::new(ClassTable::new(Arc::clone(program)))))
-        })
-        .collect();
-    let late =
-        controls.iter().zip(generations).find(|(control, generation)| !control.wait(*generation, PATIENCE));
+fn publish(controls: &[WorkerControl], band: Band, program: &Arc<Program>) -> Result<(), Error> {
+    let publications: Vec<_> =
+        controls.iter().map(|control| control.publish(band, Arc::clone(program))).collect();
+    let mut published = controls.iter().zip(publications);
+    let late = published.find(|(control, publication)| !control.wait(*publication, PATIENCE));
     late.map_or(Ok(()), |(control, _)| Err(Error::Workers(format!("worker {} did not answer", control.id()))))
 }
 
@@ -99,7 +95,7 @@ fn reloading_under_full_load_keeps_the_books_balanced() {
     while reloads < 6 || !nic.wires_finished() {
         let program = &programs[reloads % programs.len()];
         controller
-            .install(Arc::clone(program), &mut |band, program| publish(&controls, band, program.as_ref()))
+            .install(Arc::clone(program), &mut |band, program| publish(&controls, band, &program))
             .expect("the soft NIC takes it");
         reloads += 1;
     }
@@ -143,7 +139,7 @@ fn a_stopped_worker_has_taken_everything_that_was_waiting() {
     let controls: Vec<WorkerControl> = handles.iter().map(WorkerHandle::control).collect();
     let program = policy("{ steer = \"every\" }", "{ steer = \"every\" }");
     controller
-        .install(Arc::clone(&program), &mut |band, program| publish(&controls, band, program.as_ref()))
+        .install(Arc::clone(&program), &mut |band, program| publish(&controls, band, &program))
         .expect("the soft NIC takes it");
     until("packets flow", || controls.iter().any(|control| control.snapshot().received.packets > 0));
     controller.clear().expect("the soft NIC removes flows");

@@ -37,7 +37,7 @@ pub struct Record {
 #[derive(Clone)]
 pub struct Moment {
     pub flows: Vec<(Record, Vec<Spec>)>,
-    pub published: [bool; 2],
+    pub published: [Option<Arc<Program>>; 2],
 }
 
 #[derive(Default)]
@@ -54,7 +54,7 @@ pub struct State {
     /// Packets that flows with counters have met.
     pub counted: u64,
     pub flows: BTreeMap<u64, (Record, Vec<Spec>)>,
-    pub published: [bool; 2],
+    pub published: [Option<Arc<Program>>; 2],
     pub history: Vec<Moment>,
     /// No history, for programs so large that it would be too long.
     pub forgetful: bool,
@@ -95,7 +95,8 @@ fn remember(state: &Shared) {
     if state.forgetful {
         return;
     }
-    let moment = Moment { flows: state.flows.values().cloned().collect(), published: state.published };
+    let moment =
+        Moment { flows: state.flows.values().cloned().collect(), published: state.published.clone() };
     state.history.push(moment);
 }
 
@@ -211,9 +212,9 @@ pub fn install(
     fail: bool,
 ) -> Result<Installed, Error> {
     controller.install(Arc::clone(program), &mut |band: Band, program| {
-        state.borrow_mut().published[band.index()] = program.is_some();
+        state.borrow_mut().published[band.index()] = Some(program);
         remember(state);
-        if fail && program.is_some() { Err(Error::Workers("asleep".to_owned())) } else { Ok(()) }
+        if fail { Err(Error::Workers("asleep".to_owned())) } else { Ok(()) }
     })
 }
 

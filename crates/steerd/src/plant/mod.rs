@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use control::{Band, Controller, DropTotals};
 use policy::{Program, WorkerId};
 use softnic::SoftNic;
-use worker::{ClassTable, Idle, Worker, WorkerConfig, WorkerControl, WorkerHandle};
+use worker::{Idle, Worker, WorkerConfig, WorkerControl, WorkerHandle};
 
 use crate::cores;
 use crate::error::Error;
@@ -154,7 +154,7 @@ impl Builder {
 impl Plant {
     /// All or nothing: on an error the device and the workers are as before.
     pub(crate) fn install(&self, program: Arc<Program>) -> Result<(), Error> {
-        let mut publish = |band: Band, program: Option<Arc<Program>>| self.publish(band, program.as_ref());
+        let mut publish = |band: Band, program: Arc<Program>| self.publish(band, &program);
         let mut controller = self.controller();
         // Asked with the controller in hand: `stop` clears it after it has said so.
         if self.stopping.load(Ordering::Acquire) {
@@ -204,12 +204,11 @@ impl Plant {
         snapshot::of(self, snapshot::Moment::Running)
     }
 
-    fn publish(&self, band: Band, program: Option<&Arc<Program>>) -> Result<(), control::Error> {
-        let table = |program: &Arc<Program>| Arc::new(ClassTable::new(Arc::clone(program)));
-        let published: Vec<_> =
-            self.workers.iter().map(|seat| (seat, seat.control.publish(band, program.map(table)))).collect();
+    fn publish(&self, band: Band, program: &Arc<Program>) -> Result<(), control::Error> {
+        let publish = |seat: &WorkerSeat| seat.control.publish(band, Arc::clone(program));
+        let published: Vec<_> = self.workers.iter().map(|seat| (seat, publish(seat))).collect();
         let late =
-            published.iter().find(|(seat, generation)| !seat.control.wait(*generation, PUBLISH_PATIENCE));
+            published.iter().find(|(seat, publication)| !seat.control.wait(*publication, PUBLISH_PATIENCE));
         match late {
             None => Ok(()),
             Some((seat, _)) => Err(control::Error::Workers(format!(

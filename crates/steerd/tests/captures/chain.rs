@@ -8,7 +8,7 @@ use control::{Controller, Device, DeviceSelector};
 use policy::{DeviceProfile, Program, Source, WorkerId};
 use softnic::wire::{PcapConfig, PcapMode, WireConfig};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
-use worker::{ClassTable, Deliveries, Sink, Worker, WorkerConfig, WorkerSnapshot};
+use worker::{Deliveries, Sink, Worker, WorkerConfig, WorkerSnapshot};
 
 /// What one worker was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,10 +77,7 @@ impl Chain {
         controller
             .install(Arc::clone(program), &mut |band, program| {
                 for control in &controls {
-                    control.publish(
-                        band,
-                        program.as_ref().map(|program| Arc::new(ClassTable::new(Arc::clone(program)))),
-                    );
+                    control.publish(band, Arc::clone(&program));
                 }
                 Ok(())
             })

@@ -14,7 +14,7 @@ use policy::{DeviceProfile, NoFiles, Program, Source, WorkerId};
 use softnic::wire::{Burst, MAX_FRAME_BYTES, RxFrame, SOFT_MAC, TransmitError, Wire, WireState};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
 use verbs::{CounterValues, HashConfig};
-use worker::{Band, ClassTable, Deliveries, Disposition, Idle, Sink, Worker, WorkerConfig, WorkerSnapshot};
+use worker::{Band, Deliveries, Disposition, Idle, Sink, Worker, WorkerConfig, WorkerSnapshot};
 
 /// Frames on their way to a port.
 pub type Feed = Arc<Mutex<VecDeque<Vec<u8>>>>;
@@ -242,16 +242,15 @@ impl Rig {
 
     pub fn install_program(&mut self, program: &Arc<Program>) -> Result<control::Installed, Error> {
         let workers = Rc::clone(&self.workers);
-        self.controller.install(Arc::clone(program), &mut |band: Band, program: Option<Arc<Program>>| {
+        self.controller.install(Arc::clone(program), &mut |band: Band, program: Arc<Program>| {
             for worker in workers.borrow_mut().iter_mut() {
-                let table = program.clone().map(|program| Arc::new(ClassTable::new(program)));
-                let generation = worker.control().publish(band, table);
+                let publication = worker.control().publish(band, Arc::clone(&program));
                 let turns = (0..10_000).take_while(|_| {
                     worker.step();
-                    !worker.control().acknowledged(generation)
+                    !worker.control().acknowledged(publication)
                 });
                 let waited = turns.count();
-                assert!(worker.control().acknowledged(generation), "{waited} turns");
+                assert!(worker.control().acknowledged(publication), "{waited} turns");
             }
             Ok(())
         })
