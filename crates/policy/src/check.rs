@@ -188,7 +188,9 @@ fn listed(names: &[String]) -> String {
 fn unused_groups(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
     for (index, group) in policy.groups.iter().enumerate() {
         let verdict = Verdict::Deliver(GroupId::of(index));
-        if !program.rules.iter().any(|rule| rule.action == verdict) {
+        // A hybrid drop uses the group whose workers do the dropping.
+        let receives = program.queues.iter().any(|queue| queue.group == GroupId::of(index));
+        if !receives && !program.rules.iter().any(|rule| rule.action == verdict) {
             let message = format!("the group `{}` is never used", group.name);
             warnings
                 .push(group.place.warning(message, "defined here").hint("remove it, or steer a rule to it"));

@@ -159,3 +159,34 @@ fn rules_that_never_match_are_listed_as_far_as_anyone_reads() {
     assert_eq!(found.len(), policy::MAX_DIAGNOSTICS + 1);
     assert!(found.last().unwrap().contains("7 more rules never match"), "{found:?}");
 }
+
+#[test]
+fn the_group_that_a_hybrid_drop_lands_on_is_used_and_named() {
+    let text = format!("version = 1\ndefault = \"drop\"\n{SCAN}");
+    assert_eq!(warnings(&text), [""; 0]);
+    let shown = program(&text);
+    assert!(shown.contains("tcp_flags: the device matches more, a worker of `g` decides"), "{shown}");
+}
+
+#[test]
+fn queues_that_no_flow_leads_to_cost_the_device_nothing() {
+    let rule = |name: &str, group: &str| {
+        format!(
+            "[[rules]]\nname = \"{name}\"\nmatch = {{ any = true }}\naction = {{ steer = \"{group}\" }}\n"
+        )
+    };
+    let groups = "version = 1\n[groups.g]\nworkers = [0]\n[groups.h]\nworkers = [1]\n";
+    let text = [groups.to_owned(), rule("a", "g"), rule("b", "h")].concat();
+    let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).unwrap();
+    let profile = DeviceProfile { max_queues: Some(14), ..DeviceProfile::ideal() };
+    assert_eq!(policy::compile(&policy, &profile, 2).unwrap().queues.len(), 7);
+}
+
+#[test]
+fn hash_variants_are_blamed_for_the_priorities_that_they_take() {
+    let text = "version = 1\n[groups.g]\nworkers = [0]\n[[rules]]\nname = \"a\"\nmatch = { any = true }\naction = { steer = \"g\" }\n";
+    let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).unwrap();
+    let profile = DeviceProfile { priorities: 4, ..DeviceProfile::ideal() };
+    let problems = policy::compile(&policy, &profile, 2).unwrap_err().to_string();
+    assert!(problems.contains("its hash variants"), "{problems}");
+}

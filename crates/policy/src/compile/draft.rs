@@ -38,6 +38,8 @@ pub(super) struct Draft {
     /// As many as the cubes need; ranking may leave some without a flow.
     queues: Vec<RssQueue>,
     default: Outcome,
+    /// Where the device delivers each rule's packets.
+    landing: Vec<Option<GroupId>>,
 }
 
 impl Draft {
@@ -50,8 +52,13 @@ impl Draft {
         problems: &mut Diagnostics,
     ) -> Self {
         let default = Outcome { rule: RuleId::of(rules.len()), verdict: verdict(policy.default) };
-        let mut draft =
-            Self { candidates: Vec::new(), actions: vec![DraftAction::Drop], queues: Vec::new(), default };
+        let mut draft = Self {
+            candidates: Vec::new(),
+            actions: vec![DraftAction::Drop],
+            queues: Vec::new(),
+            default,
+            landing: landing.to_vec(),
+        };
         let variants: Vec<Vec<Variant>> =
             groups.iter().map(|group| tables::variants(group, profile)).collect();
         let queue_of = draft.queues_needed(groups, rules, landing, &variants);
@@ -135,7 +142,14 @@ impl Draft {
             let last = ranking.longest.last().copied().unwrap_or(0);
             let chain: Vec<&str> = ranking.longest.iter().map(|rule| name(*rule)).collect();
             let message = format!("the policy needs {used} priorities, `{device}` has {priorities} for it");
-            let hint = format!("these rules overlap one another in turn: {}", shortened_chain(&chain));
+            let hint = match &*chain {
+                [_] => {
+                    "its hash variants (TCP, UDP, other IP, the rest) take a priority each: hash = \"l3\" \
+                        takes fewer, \"none\" one"
+                        .to_owned()
+                }
+                _ => format!("these rules overlap one another in turn: {}", shortened_chain(&chain)),
+            };
             problems.push(place(last).error(message, "the last of the longest chain").hint(hint));
         }
         let flows = ranking.kept.len();
@@ -146,14 +160,14 @@ impl Draft {
             let error = place(rule).error(message, "up to here they fit");
             problems.push(error.hint("a reload needs the old and the new flows at once; use shorter lists"));
         }
-        if let Some(most) = profile.queues_per_program().filter(|most| self.queues.len() > *most) {
-            let message =
-                format!("the policy takes {} queue pairs, `{device}` has {most} for it", self.queues.len());
+        let queues = self.used_queues(ranking).iter().filter(|used| **used).count();
+        if let Some(most) = profile.queues_per_program().filter(|most| queues > *most) {
+            let message = format!("the policy takes {queues} queue pairs, `{device}` has {most} for it");
             let error = policy.default_place.error(message, "too many groups or hash variants");
             problems.push(error.hint("hash = \"l3\" takes three queue pairs per group, \"none\" one"));
         }
-        let longest =
-            self.candidates.iter().map(|candidate| (emit::spec_count(&candidate.cube), candidate.rule)).max();
+        let kept = ranking.kept.iter().map(|(index, _)| &self.candidates[*index]);
+        let longest = kept.map(|candidate| (emit::spec_count(&candidate.cube), candidate.rule)).max();
         if let Some((specs, rule)) = longest.filter(|(specs, _)| specs + ACTION_SPECS > profile.max_specs) {
             let message = format!("a flow of the rule `{}` takes {specs} specs and two actions", name(rule));
             let label = format!("`{device}` takes {} together", profile.max_specs);
@@ -168,6 +182,7 @@ impl Draft {
         rules: &[Expanded],
         ranking: &Ranking,
     ) -> Program {
+        let landing = std::mem::take(&mut self.landing);
         let (queue_of, class_of, classes) = self.number(rules, ranking);
         let mut flow_counts = vec![0u32; rules.len() + 1];
         let mut kept = ranking.kept.clone();
@@ -191,7 +206,7 @@ impl Draft {
         let mut used = queue_of.iter().map(Option::is_some);
         queues.retain(|_| used.next() == Some(true));
         Program {
-            rules: self.rules(policy, rules, &flow_counts, &classes),
+            rules: self.rules(policy, rules, &flow_counts, &classes, &landing),
             groups,
             queues,
             priorities_used: flows.last().map_or(0, |flow| flow.priority.saturating_add(1)),
@@ -207,18 +222,14 @@ impl Draft {
         rules: &[Expanded],
         ranking: &Ranking,
     ) -> (Vec<Option<QueueId>>, Vec<Option<ClassId>>, Vec<Class>) {
-        let mut queue_is_used = vec![false; self.queues.len()];
         let mut rule_steers = vec![false; rules.len() + 1];
         for (index, _) in &ranking.kept {
             let Candidate { rule, action, .. } = &self.candidates[*index];
-            if let DraftAction::Steer(queue) = self.actions[*action as usize] {
-                queue_is_used[queue.index()] = true;
-                rule_steers[*rule] = true;
-            }
+            rule_steers[*rule] |= matches!(self.actions[*action as usize], DraftAction::Steer(_));
         }
         let mut queues = 0..;
-        let queue_of =
-            queue_is_used.iter().map(|used| used.then(|| queues.next().map(QueueId)).flatten()).collect();
+        let used = self.used_queues(ranking);
+        let queue_of = used.iter().map(|used| used.then(|| queues.next().map(QueueId)).flatten()).collect();
         let mut classes = Vec::new();
         let mut class_of = vec![None; rules.len() + 1];
         for index in (0..=rules.len()).filter(|index| rule_steers[*index]) {
@@ -228,7 +239,25 @@ impl Draft {
         (queue_of, class_of, classes)
     }
 
-    fn rules(&self, policy: &Policy, rules: &[Expanded], flows: &[u32], classes: &[Class]) -> Vec<Rule> {
+    /// Which of the queues some kept flow leads to.
+    fn used_queues(&self, ranking: &Ranking) -> Vec<bool> {
+        let mut used = vec![false; self.queues.len()];
+        for (index, _) in &ranking.kept {
+            if let DraftAction::Steer(queue) = self.actions[self.candidates[*index].action as usize] {
+                used[queue.index()] = true;
+            }
+        }
+        used
+    }
+
+    fn rules(
+        &self,
+        policy: &Policy,
+        rules: &[Expanded],
+        flows: &[u32],
+        classes: &[Class],
+        landing: &[Option<GroupId>],
+    ) -> Vec<Rule> {
         let mut asked = vec![false; rules.len() + 1];
         for class in classes {
             if let Decide::Software(steps, otherwise) = &class.decide {
@@ -241,7 +270,12 @@ impl Draft {
         }
         let placement = |index: usize, expanded: &Expanded| match expanded.expansion.software.join(", ") {
             keys if !keys.is_empty() => {
-                Placement::Hybrid { reason: format!("{keys}: the device matches more, the worker decides") }
+                let lands = landing[index].and_then(|group| policy.groups.get(group.index()));
+                let worker = match lands.filter(|_| expanded.action == Action::Drop) {
+                    Some(group) => format!("a worker of `{}`", group.name),
+                    None => "the worker".to_owned(),
+                };
+                Placement::Hybrid { reason: format!("{keys}: the device matches more, {worker} decides") }
             }
             _ if flows[index] == 0 && asked[index] => {
                 Placement::Hybrid { reason: "earlier hybrid rules take its packets to the worker".to_owned() }
