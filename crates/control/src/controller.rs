@@ -40,7 +40,8 @@ pub type Publish<'p> = dyn FnMut(Band, Arc<Program>) -> Result<(), Error> + 'p;
 /// The key of the queue pair that flows which drop hang on; nothing is hashed with it.
 const ANCHOR_KEY: [u8; 40] = [0x6d; 40];
 
-/// Puts programs on one device.
+/// Puts programs on one device. To be dropped before the workers: one of its tables, the anchor's, refers
+/// to a worker's queue even when no program is installed.
 pub struct Controller<I: Installer = VerbsInstaller> {
     /// Before everything that its flows refer to.
     installed: Option<Placed<I>>,

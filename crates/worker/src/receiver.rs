@@ -9,7 +9,9 @@ use verbs::{Completion, CompletionQueue, FlowTag, Frame, FramePool, ReceiveQueue
 use crate::batch::{Batch, Packet};
 use crate::stats::{DropReason, Stats};
 
-/// Fields in the order they are released: queues before the memory that they write to.
+/// Fields in the order they are released. The work queue itself is destroyed with the last indirection
+/// table over it, so whoever made tables lets go of flows, queue pairs and tables before the worker
+/// goes; if not, the queue stays, with nobody to take what it is given, and verbs keeps its memory.
 pub(crate) struct Receiver {
     pub(crate) queue: ReceiveQueue,
     pub(crate) work_queue: Arc<WorkQueue>,

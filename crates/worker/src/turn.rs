@@ -60,7 +60,7 @@ impl Worker {
         &self.config
     }
 
-    /// The queue that indirection tables refer to.
+    /// The queue that indirection tables refer to. They are to go before the worker does.
     #[must_use]
     pub fn work_queue(&self) -> Arc<WorkQueue> {
         Arc::clone(&self.receiver.work_queue)

@@ -31,6 +31,8 @@ const RELAXED: Idle = Idle::Adaptive { spin_polls: 16, yield_polls: 4, sleep_us:
 pub(crate) struct Plant {
     /// First, so that flows and queue pairs go before what they stand on.
     controller: Mutex<Controller>,
+    /// After the controller, whose tables refer to their queues, and before the device.
+    stopped: Mutex<Vec<Worker>>,
     workers: Vec<WorkerSeat>,
     opened: Opened,
     policy: Mutex<PolicyInForce>,
@@ -112,6 +114,8 @@ impl Builder {
         program: Arc<Program>,
     ) -> Result<(Arc<Plant>, Threads), Error> {
         let queues = self.workers.iter().map(Worker::work_queue).collect();
+        // Before the controller, so that it goes after it if something fails below.
+        let mut threads = Threads(Vec::with_capacity(self.workers.len()));
         let controller = Controller::new(&self.opened.device, self.opened.ports.clone(), queues)
             .map_err(Error::Install)?;
         let seats = self
@@ -120,12 +124,12 @@ impl Builder {
             .zip(&self.cores)
             .map(|(worker, core)| WorkerSeat { control: worker.control(), core: *core })
             .collect();
-        let mut threads = Threads(Vec::with_capacity(self.workers.len()));
         for worker in self.workers {
             threads.0.push(worker.spawn().map_err(Error::Worker)?);
         }
         let plant = Plant {
             controller: Mutex::new(controller),
+            stopped: Mutex::default(),
             workers: seats,
             opened: self.opened,
             policy: Mutex::new(PolicyInForce {
@@ -264,14 +268,13 @@ impl Threads {
         if let Err(error) = plant.controller().clear() {
             errors.push(Error::Install(error));
         }
-        // Kept until all is counted: with a worker go the queues that flows may still refer to.
         let (stopped, failed) = self.join();
+        plant.stopped.lock().unwrap_or_else(PoisonError::into_inner).extend(stopped);
         errors.extend(failed.into_iter().map(Error::Worker));
         if let Some(nic) = plant.soft_nic() {
             nic.stop();
         }
         let state = snapshot::of(plant, snapshot::Moment::Ended);
-        drop(stopped);
         (state, ran_for, errors)
     }
 
