@@ -13,11 +13,12 @@ use crate::cli::RunArgs;
 use crate::error::{Error, chain};
 use crate::http::{self, Bound, Server};
 use crate::plant::{Builder, Plant, Threads};
+use crate::reload::Reloader;
 use crate::screen::Screen;
 use crate::settings::{self, Listen, Loaded, Request};
 use crate::signals::{self, Event, Signals};
 use crate::table::{self, Rates};
-use crate::{check, logging, notify, output, policy_file, reload, summary};
+use crate::{check, logging, notify, output, policy_file, summary};
 
 /// How often the table is drawn, and the workers looked after.
 const TICK: Duration = Duration::from_secs(1);
@@ -36,7 +37,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
     tracing::info!("{status}");
     notify::ready(&status);
 
-    let ended = Daemon { plant: &plant, threads: &threads, screen: &screen, signals: &signals }.run(args.run_for);
+    let ended = Daemon { plant: Arc::clone(&plant), threads: &threads, screen: &screen, signals: &signals }.run(args.run_for);
     stop(&plant, threads, server, &screen, ended)
 }
 
@@ -96,7 +97,7 @@ fn serve(bound: Option<Bound>, plant: &Arc<Plant>) -> Result<Option<Server>, Err
 
 /// What the run loop looks after.
 struct Daemon<'d> {
-    plant: &'d Plant,
+    plant: Arc<Plant>,
     threads: &'d Threads,
     screen: &'d Screen,
     signals: &'d Signals,
@@ -109,11 +110,12 @@ impl Daemon<'_> {
         let tick = watchdog.interval().map_or(TICK, |interval| TICK.min(interval / 2));
         let ticks = channel::tick(tick);
         let deadline = run_for.map_or_else(channel::never, channel::after);
+        let mut reloader = Reloader::new(Arc::clone(&self.plant));
         let mut view = View { rates: Rates::default(), logged: Instant::now() };
         loop {
             // Before the wait: a signal may have come, and its wake-up gone, before this began.
             match self.signals.take() {
-                Some(Event::Reload) => reload::run(self.plant),
+                Some(Event::Reload) => reloader.begin(),
                 Some(Event::Stop { why }) => {
                     tracing::info!("{why}: draining (a second Ctrl-C ends at once)");
                     return Ok(());
@@ -122,6 +124,7 @@ impl Daemon<'_> {
             }
             channel::select! {
                 recv(self.signals.wake()) -> _ => {}
+                recv(reloader.over()) -> done => reloader.ended(done.is_ok()),
                 recv(deadline) -> _ => return Ok(()),
                 recv(ticks) -> _ => {
                     if let Some(worker) = self.threads.dead() {
@@ -129,7 +132,7 @@ impl Daemon<'_> {
                     }
                     watchdog.feed(self.plant.turns());
                     self.log_device_events();
-                    view.show(self.plant, self.screen);
+                    view.show(&self.plant, self.screen);
                 }
             }
         }

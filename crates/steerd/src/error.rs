@@ -41,6 +41,8 @@ pub(crate) enum Error {
     Http(#[from] crate::http::Error),
     #[error("worker {0} has ended by itself")]
     WorkerDied(u32),
+    #[error("steerd is ending")]
+    Stopping,
     #[error("signals cannot be received: {0}")]
     Signals(io::Error),
     #[error("cannot write the output: {0}")]
@@ -60,7 +62,7 @@ impl Error {
             | Self::Install(_) => 4,
             Self::Worker(_) | Self::Cores(_) => 5,
             Self::Http(_) => 6,
-            Self::WorkerDied(_) | Self::Signals(_) | Self::Output(_) => 7,
+            Self::WorkerDied(_) | Self::Stopping | Self::Signals(_) | Self::Output(_) => 7,
         }
     }
 }

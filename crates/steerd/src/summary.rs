@@ -110,7 +110,7 @@ mod tests {
             delivered_packets: 1000,
             ..WorkerState::default()
         }];
-        state.books = books::add_up(&state.ports, &state.rules, &state.workers, 0);
+        state.books = books::add_up(&state.ports, &state.rules, &state.workers, true, 0);
         state
     }
 
@@ -128,7 +128,7 @@ mod tests {
     fn a_missing_packet_is_named() {
         let mut state = scene();
         state.ports[0].received_packets += 1;
-        state.books = books::add_up(&state.ports, &state.rules, &state.workers, 0);
+        state.books = books::add_up(&state.ports, &state.rules, &state.workers, true, 0);
         let text = text(&state, Duration::from_secs(2));
         assert!(text.contains("books: NOT balanced: port 1: received"), "{text}");
         assert!(text.contains("off by 1 (1501 against 1500)"), "{text}");

@@ -226,11 +226,13 @@ impl Plant {
     /// What drop rules have counted; `false`: as of an earlier moment, while a program is being installed.
     fn drop_totals(&self, moment: snapshot::Moment) -> (Vec<DropTotals>, bool) {
         let mut last = self.drops.lock().unwrap_or_else(PoisonError::into_inner);
-        let free = match self.controller.try_lock() {
-            _ if moment == snapshot::Moment::Ended => Some(self.controller()),
-            Ok(controller) => Some(controller),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
+        let free = match moment {
+            snapshot::Moment::Ended => Some(self.controller()),
+            snapshot::Moment::Running => match self.controller.try_lock() {
+                Ok(controller) => Some(controller),
+                Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => None,
+            },
         };
         let now = free.map(|mut controller| controller.drop_counters());
         let fresh = now.is_some();
