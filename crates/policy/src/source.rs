@@ -2,7 +2,7 @@
 //! tests hand in text.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -104,12 +104,25 @@ impl SetLoader for BTreeMap<String, String> {
     }
 }
 
-/// Reads one file, refusing what is too large to be a policy.
+/// Reads one file, refusing what is no file or too large to be a policy; errors name the path.
 pub(crate) fn read(path: &Path) -> io::Result<Source> {
-    let bytes = std::fs::metadata(path)?.len();
-    if bytes > MAX_FILE_BYTES {
-        let problem = format!("{bytes} bytes are more than the {MAX_FILE_BYTES} that a policy file may have");
+    let name = path.display().to_string();
+    let text =
+        read_bounded(path).map_err(|error| io::Error::new(error.kind(), format!("{name}: {error}")))?;
+    Ok(Source::new(name, text))
+}
+
+/// Whatever the metadata say: a file may grow while it is read, and devices have no length.
+fn read_bounded(path: &Path) -> io::Result<String> {
+    // Before it is opened, since opening a FIFO waits for a writer.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is not a regular file"));
+    }
+    let mut text = String::new();
+    let bytes = std::fs::File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
+    if bytes as u64 > MAX_FILE_BYTES {
+        let problem = format!("more than the {MAX_FILE_BYTES} bytes that a policy file may have");
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
     }
-    Ok(Source::new(path.display().to_string(), std::fs::read_to_string(path)?))
+    Ok(text)
 }

@@ -190,3 +190,27 @@ fn hash_variants_are_blamed_for_the_priorities_that_they_take() {
     let problems = policy::compile(&policy, &profile, 2).unwrap_err().to_string();
     assert!(problems.contains("its hash variants"), "{problems}");
 }
+
+/// Slips whose obvious message would lead astray: each gives one error, and the right hint.
+#[test]
+fn hints_lead_to_what_was_meant() {
+    let rule = |matches: &str, action: &str| {
+        format!(
+            "version = 1\n[sets]\nhosts = [\"192.0.2.1\", \"192.0.2.2\"]\n[[rules]]\nname = \"x\"\nmatch = {{ {matches} }}\naction = {action}\n"
+        )
+    };
+    for (text, hint, line) in [
+        ("version = 1\ndefault = \"kernle\"\n".to_owned(), "did you mean `kernel`?", 2),
+        (rule("vlan = [\"none\", 5]", "\"drop\""), "write a rule of its own with vlan = \"none\"", 6),
+        (rule("dst_port = \"hosts\"", "\"drop\""), "the set begins with `192.0.2.1`", 6),
+        (rule("any = true", "{ drop = true }"), "write \"drop\", without braces", 7),
+        (rule("vlan_tpid = 0x1234", "\"drop\""), "write 0x8100, 0x88a8 or 0x9100", 6),
+    ] {
+        let problems = policy::parse(&Source::new("policy.toml", text), &files()).unwrap_err();
+        let errors: Vec<_> =
+            problems.list.iter().filter(|problem| problem.severity == policy::Severity::Error).collect();
+        assert_eq!(errors.len(), 1, "{problems}");
+        assert!(errors[0].to_string().contains(hint), "{problems}");
+        assert_eq!(errors[0].line, line, "{problems}");
+    }
+}

@@ -244,3 +244,21 @@ fn refused_values_cost_as_little_as_good_ones() {
     assert!(problems.has_errors());
     assert!(started.elapsed() < std::time::Duration::from_secs(10), "{:?}", started.elapsed());
 }
+
+#[test]
+fn set_files_that_are_no_files_are_refused() {
+    let folder = std::env::temp_dir().join(format!("policy-robust-{}", std::process::id()));
+    std::fs::create_dir_all(folder.join("sets")).unwrap();
+    for file in ["/dev/zero", "sets", "missing.txt"] {
+        let path = folder.join("policy.toml");
+        let text = format!(
+            "version = 1\n[sets]\nb = {{ file = \"{file}\" }}\n[[rules]]\nname = \"x\"\nmatch = {{ src = \"b\" }}\naction = \"drop\"\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        let problems = policy::load(&path).unwrap_err().to_string();
+        assert!(problems.contains(&folder.join(file).display().to_string()), "{problems}");
+        let is_refused = problems.contains("not a regular file");
+        assert_eq!(is_refused, file != "missing.txt", "{problems}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}

@@ -70,7 +70,10 @@ fn too_many_combinations(rule: &RuleDefinition, Explosion { combinations, keys }
     let keys: Vec<String> = keys.iter().take(3).map(|(key, count)| format!("`{key}` ({count})")).collect();
     let message = format!("the rule `{}` takes up to {combinations} combinations", rule.name);
     let label = format!("a rule may take {MAX_CUBES_PER_RULE}");
-    let hint = format!("most come from {}: use fewer, aligned to powers of two", keys.join(" times "));
+    let hint = format!(
+        "most come from {}, ranges counted as their prefixes: write fewer values, or end ranges at powers of two",
+        keys.join(" times "),
+    );
     rule.place.error(message, label).hint(hint)
 }
 

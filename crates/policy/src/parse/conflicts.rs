@@ -14,6 +14,7 @@ type Finding = (&'static str, String, &'static str);
 /// Reports every conflict of a match whose keys are each fine alone.
 pub(super) fn check(reader: &mut Reader, matches: &Match, spans: &Spans) {
     let mut findings = Vec::new();
+    tag_protocols(matches, &mut findings);
     vlans(matches, &mut findings);
     families(matches, &mut findings);
     protocols(matches, &mut findings);
@@ -21,6 +22,19 @@ pub(super) fn check(reader: &mut Reader, matches: &Match, spans: &Spans) {
     for (key, message, hint) in findings {
         let span = spans.get(key).cloned().unwrap_or(0..0);
         reader.error_with(span, message, "cannot be met together with the rest", hint);
+    }
+}
+
+/// Tag protocols that are read as such; any other is an ethertype.
+const TAG_PROTOCOLS: [u16; 3] = [0x8100, 0x88a8, 0x9100];
+
+fn tag_protocols(matches: &Match, findings: &mut Vec<Finding>) {
+    for (key, tpids) in [("vlan_tpid", &matches.vlan_tpid), ("inner_vlan_tpid", &matches.inner_vlan_tpid)] {
+        let Some(tpids) = tpids.as_ref().filter(|tpids| !tpids.is_empty()) else { continue };
+        if !TAG_PROTOCOLS.into_iter().any(|tpid| tpids.contains(tpid)) {
+            let message = format!("`{key}` is of no VLAN tag that is recognised");
+            findings.push((key, message, "write 0x8100, 0x88a8 or 0x9100; other types are `ethertype`"));
+        }
     }
 }
 

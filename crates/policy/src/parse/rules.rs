@@ -16,7 +16,7 @@ use crate::ranges::{RangeSet, Word};
 
 use super::conflicts;
 use super::groups;
-use super::reader::{Names, Reader, Table, Value, entries};
+use super::reader::{Names, Reader, Table, Value, entries, nearest};
 use super::sets::Sets;
 use super::values::{self, Kind, Refused};
 
@@ -139,6 +139,13 @@ pub(super) fn action(
     is_default: bool,
 ) -> Option<Action> {
     if let Some(table) = value.get_ref().as_table() {
+        if let (None, Some(word)) =
+            (table.get("steer"), ["drop", "kernel"].iter().find(|word| table.contains_key(**word)))
+        {
+            let hint = format!("write \"{word}\", without braces");
+            reader.error_with(value.span(), "an action in braces can only be `steer`", "not an action", hint);
+            return None;
+        }
         reader.refuse_unknown_keys(table, &["steer"], "an action");
         let steer = required(reader, value, table, "steer", "write { steer = \"GROUP\" }")?;
         let name = reader.string(steer, "`steer`")?;
@@ -155,7 +162,7 @@ pub(super) fn action(
         }
         (Some(text), _) => match text.split_once(' ') {
             Some(("steer", name)) => groups::find(reader, groups, name.trim(), value).map(Action::Steer),
-            _ if is_default => groups::find(reader, groups, text, value).map(Action::Steer),
+            _ if is_default => default_group(reader, groups, text, value),
             _ => {
                 let known = groups.iter().any(|group| group.name == text);
                 let hint = match known {
@@ -170,6 +177,24 @@ pub(super) fn action(
             reader.mistyped(value, "an action", "a string or { steer = \"GROUP\" }");
             None
         }
+    }
+}
+
+/// The group that `default` names; what is none may be a misspelt word.
+fn default_group(
+    reader: &mut Reader,
+    groups: &[GroupDefinition],
+    text: &str,
+    value: &Value<'_>,
+) -> Option<Action> {
+    let is_group = groups.iter().any(|group| group.name == text);
+    match nearest(text, ["kernel", "drop"].into_iter()).filter(|_| !is_group) {
+        Some(word) => {
+            let message = format!("`{text}` is neither a group nor `kernel` or `drop`");
+            reader.error_with(value.span(), message, "not known", format!("did you mean `{word}`?"));
+            None
+        }
+        None => groups::find(reader, groups, text, value).map(Action::Steer),
     }
 }
 
@@ -282,8 +307,21 @@ fn vlan(reader: &mut Reader, value: &Value<'_>, key: &str, sets: &mut Sets) -> O
     match value.get_ref().as_str() {
         Some("none") => Some(VlanMatch::None),
         Some("any") => Some(VlanMatch::Any),
+        // In a list these words are not ids, and the hint of ids would say to write them.
+        _ if listed_word(reader, value, key) => None,
         _ => ranges(reader, value, key, &values::VLAN_ID, sets).map(VlanMatch::Ids),
     }
+}
+
+/// Reports `none` or `any` in a list of VLAN ids.
+fn listed_word(reader: &mut Reader, value: &Value<'_>, key: &str) -> bool {
+    let Some(array) = value.get_ref().as_array() else { return false };
+    let is_word = |item: &&Value<'_>| matches!(item.get_ref().as_str(), Some("none" | "any"));
+    let Some(item) = array.iter().find(is_word) else { return false };
+    let word = item.get_ref().as_str().unwrap_or_default();
+    let hint = format!("write a rule of its own with {key} = \"{word}\"");
+    reader.error_with(item.span(), format!("`{word}` stands alone, not in a list"), "beside ids", hint);
+    true
 }
 
 fn word<T: Copy>(reader: &mut Reader, value: &Value<'_>, key: &str, words: &[(&str, T)]) -> Option<T> {

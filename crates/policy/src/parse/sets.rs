@@ -128,7 +128,7 @@ impl Sets {
         match (kind.parse)(text.trim()) {
             Ok(literal) => values.push(literal),
             Err(refused) => match self.index(text.trim()) {
-                Some(set) => return self.expand(reader, set, kind, values),
+                Some(set) => return self.expand(reader, value, set, kind, values),
                 None => reader
                     .diagnostics
                     .push_with(Severity::Error, || self.refused(&reader.source, value, &text, kind, refused)),
@@ -161,10 +161,27 @@ impl Sets {
     }
 
     /// The items of a set; gives their number.
-    fn expand<T>(&mut self, reader: &mut Reader, index: usize, kind: &Kind<T>, values: &mut Vec<T>) -> usize {
+    fn expand<T>(
+        &mut self,
+        reader: &mut Reader,
+        value: &Value<'_>,
+        index: usize,
+        kind: &Kind<T>,
+        values: &mut Vec<T>,
+    ) -> usize {
         let Some(set) = self.list.get_mut(index) else { return 0 };
         set.used = true;
         let is_news = !set.reported.contains(&kind.name);
+        // A set of something else was named by mistake: its items are right where they stand.
+        let refused = |item: &Item| (kind.parse)(&item.text).is_err();
+        if is_news && set.items.len() > 1 && set.items.iter().all(refused) {
+            set.reported.push(kind.name);
+            let message = format!("nothing in the set `{}` is {}", set.name, kind.name);
+            let first = set.items.first().map_or("", |item| &item.text);
+            let hint = format!("the set begins with `{}`; {}", shortened(first), kind.hint);
+            reader.error_with(value.span(), message, format!("wants {} or more", kind.name), hint);
+            return set.items.len();
+        }
         for item in &set.items {
             match (kind.parse)(&item.text) {
                 Ok(value) => values.push(value),
