@@ -1,6 +1,6 @@
-//! Builds what a worker owns, in the one order that works: arena, domains, completion queue, work
-//! queue, TX queue pair, frames; then the work queue is made ready and filled. Runs once, before the
-//! worker's thread exists.
+//! Builds what a worker owns, in the one order that works: arena, the frames' memory in it, domains,
+//! completion queue, work queue, TX queue pair, frames; then the work queue is made ready and filled.
+//! Runs once, before the worker's thread exists.
 
 use std::sync::{Arc, PoisonError};
 
@@ -42,17 +42,26 @@ pub(crate) struct Parts {
 /// Makes everything but the counters and the first filling.
 pub(crate) fn assemble(context: &Arc<Context>, config: &WorkerConfig) -> Result<Parts, Error> {
     config.check()?;
-    let id = config.id;
     let entries = completion_entries(context, config)?;
     let arena = map_arena(config, entries)?;
-    let mut warnings: Vec<Warning> =
-        arena.warnings().iter().map(|warning| Warning::Memory(warning.to_string())).collect();
-
+    let mut parts = assemble_in(&arena, context, config, entries)?;
+    parts.warnings.extend(arena.warnings().iter().map(|warning| Warning::Memory(warning.to_string())));
     for &port in &config.ports {
-        warnings.extend(short_frames(context, config, port)?);
+        parts.warnings.extend(short_frames(context, config, port)?);
     }
+    Ok(parts)
+}
 
-    let (allocator, shortfalls) = ArenaAllocator::new(&arena);
+fn assemble_in(
+    arena: &Arc<Arena>,
+    context: &Arc<Context>,
+    config: &WorkerConfig,
+    entries: u32,
+) -> Result<Parts, Error> {
+    let id = config.id;
+    // Before any ring: a ring that finds no room costs locality, frames that find none the worker.
+    let memory = frame_memory(config, arena)?;
+    let (allocator, shortfalls) = ArenaAllocator::new(arena);
     let parent = parent_domain(context, id, allocator)?;
     let completions = completion_queue(context, config, entries, &parent)?;
     let domain = Domain::from(parent);
@@ -60,8 +69,9 @@ pub(crate) fn assemble(context: &Arc<Context>, config: &WorkerConfig) -> Result<
         .max_receives(config.frames)
         .build()
         .map_err(refused(id, Object::WorkQueue))?;
+    let mut warnings = Vec::new();
     let sender = send_queue(config, &domain, &completions, &mut warnings)?;
-    let pool = frame_pool(config, &arena, &domain)?;
+    let pool = frame_pool(config, memory, &domain)?;
     work_queue.ready().map_err(refused(id, Object::ReadyWorkQueue))?;
 
     warnings.append(&mut shortfalls.lock().unwrap_or_else(PoisonError::into_inner));
@@ -172,9 +182,17 @@ fn send_queue(
         .max_sends(config.sends)
         .build()
         .and_then(|idle| idle.to_rts(port));
+    or_without(made, config.id, warnings)
+}
+
+fn or_without<T>(
+    made: verbs::Result<T>,
+    id: WorkerId,
+    warnings: &mut Vec<Warning>,
+) -> Result<Option<T>, Error> {
     match made {
         Ok(sender) => Ok(Some(sender)),
-        Err(source) if source.errno() == Some(EPERM) => Err(refused(config.id, Object::SendQueue)(source)),
+        Err(source) if source.errno() == Some(EPERM) => Err(refused(id, Object::SendQueue)(source)),
         Err(source) => {
             warnings.push(Warning::NoSendQueue { reason: source.to_string() });
             Ok(None)
@@ -182,11 +200,16 @@ fn send_queue(
     }
 }
 
-fn frame_pool(config: &WorkerConfig, arena: &Arc<Arena>, domain: &Domain) -> Result<FramePool, Error> {
+fn frame_memory(config: &WorkerConfig, arena: &Arc<Arena>) -> Result<Block, Error> {
     let bytes = frames_total_bytes(config);
-    let memory: Block =
-        arena.carve(bytes, FRAMES_ALIGN).ok_or(Error::FrameMemory { worker: config.id, bytes })?;
+    arena.carve(bytes, FRAMES_ALIGN).ok_or(Error::FrameMemory { worker: config.id, bytes })
+}
+
+fn frame_pool(config: &WorkerConfig, memory: Block, domain: &Domain) -> Result<FramePool, Error> {
     let region = MemoryRegion::register(domain, memory, Access::LOCAL_WRITE)
         .map_err(refused(config.id, Object::MemoryRegion))?;
     FramePool::new(region, frame_bytes(config)).map_err(refused(config.id, Object::FramePool))
 }
+
+#[cfg(test)]
+mod tests;

@@ -131,4 +131,4 @@ pub(crate) fn sort(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

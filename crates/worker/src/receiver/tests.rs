@@ -6,9 +6,9 @@ use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{Context, DeviceList};
 
 use super::*;
+use crate::WorkerConfig;
 use crate::assembly::{Parts, assemble};
 use crate::stats::Failure;
-use crate::{Warning, WorkerConfig};
 
 struct Bench {
     receiver: Receiver,
@@ -17,10 +17,11 @@ struct Bench {
     _nic: SoftNic,
 }
 
-const FRAMES: u32 = 16;
-const FRAME_BYTES: u32 = 1536;
+pub(crate) const FRAMES: u32 = 16;
+pub(crate) const FRAME_BYTES: u32 = 1536;
 
-fn nic(name: &str, mtu_bytes: u32) -> (SoftNic, Arc<Context>) {
+/// Two ports, and no packets.
+pub(crate) fn nic(name: &str, mtu_bytes: u32) -> (SoftNic, Arc<Context>) {
     let port = || PortConfig { wire: Box::new(NullWire), mtu_bytes };
     let nic = SoftNic::create(SoftNicConfig {
         name: name.to_owned(),
@@ -34,7 +35,7 @@ fn nic(name: &str, mtu_bytes: u32) -> (SoftNic, Arc<Context>) {
     (nic, context)
 }
 
-fn config() -> WorkerConfig {
+pub(crate) fn config() -> WorkerConfig {
     WorkerConfig {
         frames: FRAMES,
         frame_bytes: FRAME_BYTES,
@@ -44,7 +45,7 @@ fn config() -> WorkerConfig {
     }
 }
 
-fn parts(name: &str, mtu_bytes: u32, config: &WorkerConfig) -> (SoftNic, Parts) {
+pub(crate) fn parts(name: &str, mtu_bytes: u32, config: &WorkerConfig) -> (SoftNic, Parts) {
     let (nic, context) = nic(name, mtu_bytes);
     let parts = assemble(&context, config).expect("a worker's parts");
     (nic, parts)
@@ -160,22 +161,4 @@ fn few_frames_are_never_held_back_for_a_large_batch() {
     assert_eq!(refill_at(4096, 64), 32);
     assert_eq!(refill_at(64, 512), 16);
     assert_eq!((refill_at(3, 64), refill_at(1, 1)), (1, 1));
-}
-
-#[test]
-fn frames_too_short_for_a_port_are_warned_of() {
-    let short = |port, packet_bytes| Warning::ShortFrames { port, frame_bytes: FRAME_BYTES, packet_bytes };
-    let both = WorkerConfig { ports: vec![1, 2], ..config() };
-    assert_eq!(parts("short0", 1500, &both).1.warnings, []);
-    assert_eq!(parts("short1", 9000, &both).1.warnings, [short(1, 4118), short(2, 4118)]);
-    assert_eq!(parts("short2", 9000, &config()).1.warnings, [short(1, 4118)]);
-}
-
-#[test]
-fn a_worker_sends_by_its_first_port() {
-    let (_nic, context) = nic("first0", 1500);
-    let on = |ports| assemble(&context, &WorkerConfig { ports, ..config() }).map(|parts| parts.sender);
-    assert!(on(vec![2]).expect("port 2 is there").is_some());
-    let error = on(vec![3]).err().expect("there is no port 3").to_string();
-    assert!(error.contains("port 3"), "{error}");
 }

@@ -1,0 +1,55 @@
+//! What a worker does without, and what it cannot do without, when it is built.
+
+use hugemem::PageKind;
+
+use super::*;
+use crate::receiver::tests::{FRAME_BYTES, FRAMES, config, nic, parts};
+
+#[test]
+fn frames_too_short_for_a_port_are_warned_of() {
+    let short = |port, packet_bytes| Warning::ShortFrames { port, frame_bytes: FRAME_BYTES, packet_bytes };
+    let both = WorkerConfig { ports: vec![1, 2], ..config() };
+    assert_eq!(parts("short0", 1500, &both).1.warnings, []);
+    assert_eq!(parts("short1", 9000, &both).1.warnings, [short(1, 4118), short(2, 4118)]);
+    assert_eq!(parts("short2", 9000, &config()).1.warnings, [short(1, 4118)]);
+}
+
+#[test]
+fn a_worker_sends_by_its_first_port() {
+    let (_nic, context) = nic("first0", 1500);
+    let on = |ports| assemble(&context, &WorkerConfig { ports, ..config() }).map(|parts| parts.sender);
+    assert!(on(vec![2]).expect("port 2 is there").is_some());
+    let error = on(vec![3]).err().expect("there is no port 3").to_string();
+    assert!(error.contains("port 3"), "{error}");
+}
+
+#[test]
+fn an_arena_too_small_for_the_rings_still_holds_the_frames() {
+    let (_nic, context) = nic("small0", 1500);
+    let bytes = (FRAMES * FRAME_BYTES) as usize;
+    let options =
+        ArenaOptions { bytes, pages: vec![PageKind::Plain], numa_node: None, label: "small".to_owned() };
+    let arena = Arena::map(&options).expect("plain pages");
+    let _rest = arena.carve(arena.bytes() - bytes, 64);
+    let parts = assemble_in(&arena, &context, &config(), config().completions_max()).expect("all it needs");
+    assert_eq!(parts.receiver.pool.frame_count(), FRAMES as usize);
+    assert!(!parts.warnings.is_empty());
+    assert!(parts.warnings.iter().all(|warning| matches!(warning, Warning::OutsideArena { .. })));
+}
+
+#[test]
+fn a_device_that_cannot_send_costs_a_warning_and_one_that_may_not_the_worker() {
+    let refusal = |errno| verbs::Error::CreateRawQueuePair {
+        device: "nic0".to_owned(),
+        source: std::io::Error::from_raw_os_error(errno),
+    };
+    let (id, mut warnings) = (WorkerId(3), Vec::new());
+    assert_eq!(or_without(Ok(7), id, &mut warnings).expect("made"), Some(7));
+    let error = or_without::<()>(Err(refusal(EPERM)), id, &mut warnings).expect_err("not permitted");
+    assert!(matches!(error, Error::Verb { worker: WorkerId(3), object: Object::SendQueue, .. }), "{error}");
+    assert!(error.to_string().contains("CAP_NET_RAW"), "{error}");
+    assert_eq!(warnings, []);
+    const EOPNOTSUPP: i32 = 95;
+    assert_eq!(or_without::<()>(Err(refusal(EOPNOTSUPP)), id, &mut warnings).expect("goes without"), None);
+    assert!(matches!(&warnings[..], [Warning::NoSendQueue { reason }] if reason.contains("nic0")));
+}
