@@ -34,20 +34,25 @@ pub struct RuleCheck {
     pub placement: Placement,
     /// How many flows it takes.
     pub flows: u32,
+    /// How many questions a worker asks of one of its packets at most; 0 where the device decides.
+    pub steps: u32,
 }
 
 /// Looks over a compiled policy; `program` must have been compiled from `policy`.
 #[must_use]
 pub fn check(policy: &Policy, program: &Program) -> Check {
+    let steps = software_steps(program);
     let rules = program
         .rules
         .iter()
-        .map(|rule| RuleCheck {
+        .enumerate()
+        .map(|(index, rule)| RuleCheck {
             name: rule.name.clone(),
             line: rule.line,
             action: program.describe(rule.action),
             placement: rule.placement.clone(),
             flows: rule.flows,
+            steps: steps.get(&RuleId::of(index)).copied().unwrap_or(0),
         })
         .collect();
     let mut warnings = Vec::new();
@@ -57,6 +62,18 @@ pub fn check(policy: &Policy, program: &Program) -> Check {
     unused_groups(policy, program, &mut warnings);
     warnings.sort_by_key(|warning| (warning.line, warning.column));
     Check { rules, warnings }
+}
+
+/// The steps of the class that each rule's flows lead to.
+fn software_steps(program: &Program) -> BTreeMap<RuleId, u32> {
+    let steps = program.flows.iter().filter_map(|flow| {
+        let FlowAction::Steer { class, .. } = flow.action else { return None };
+        match &program.classes.get(class.index())?.decide {
+            Decide::Exact(_) => None,
+            Decide::Software(steps, _) => Some((flow.rule, u32::try_from(steps.len()).unwrap_or(u32::MAX))),
+        }
+    });
+    steps.collect()
 }
 
 /// Rules that neither a flow nor a software class ever comes to.

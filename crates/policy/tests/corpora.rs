@@ -89,12 +89,14 @@ fn frames(file: &[u8]) -> Vec<&[u8]> {
 
 /// The captures of a folder by file name.
 fn captures(folder: &Path) -> BTreeMap<String, Vec<u8>> {
-    let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let paths = std::fs::read_dir(folder)
+        .expect("the folder is there")
+        .map(|entry| entry.expect("it can be listed").path());
     paths
         .filter(|path| path.extension().is_some_and(|extension| extension == "pcap"))
         .map(|path| {
-            let name = path.file_name().unwrap().to_string_lossy().into_owned();
-            (name, std::fs::read(&path).unwrap())
+            let name = path.file_name().expect("it was listed by name").to_string_lossy().into_owned();
+            (name, std::fs::read(&path).expect("a capture can be read"))
         })
         .collect()
 }

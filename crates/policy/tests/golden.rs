@@ -111,8 +111,8 @@ fn diagnostics_serialize_for_machines() {
 }
 
 fn warnings(text: &str) -> Vec<String> {
-    let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).unwrap();
-    let program = policy::compile(&policy, &DeviceProfile::ideal(), 4).unwrap();
+    let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).expect("a good policy");
+    let program = policy::compile(&policy, &DeviceProfile::ideal(), 4).expect("a policy that fits");
     policy::check(&policy, &program).warnings.iter().map(ToString::to_string).collect()
 }
 
@@ -213,4 +213,38 @@ fn hints_lead_to_what_was_meant() {
         assert!(errors[0].to_string().contains(hint), "{problems}");
         assert_eq!(errors[0].line, line, "{problems}");
     }
+}
+
+#[test]
+fn weights_leave_no_worker_without_an_entry() {
+    let problems = |weights: &str| {
+        let text = format!("version = 1\ndefault = \"g\"\n[groups.g]\nweights = {weights}\n");
+        let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).unwrap();
+        policy::compile(&policy, &DeviceProfile::ideal(), 2).map_err(|problems| problems.to_string())
+    };
+    let refused = problems("{ 0 = 1000, 1 = 1 }").unwrap_err();
+    assert!(refused.contains("worker 1 of weight 1 gets no entry in a table of 128"), "{refused}");
+    assert!(refused.contains("write table_size = 512"), "{refused}");
+    let refused = problems("{ 0 = 65535, 1 = 1 }").unwrap_err();
+    assert!(refused.contains("no table that"), "{refused}");
+    assert!(problems("{ 0 = 100, 1 = 1 }").is_ok());
+}
+
+#[test]
+fn the_questions_of_a_class_are_counted_and_limited() {
+    let policy = |rules: usize| {
+        let mut text = "version = 1\n[groups.g]\nworkers = [0]\nhash = \"none\"\n".to_owned();
+        for index in 0..rules {
+            text.push_str(&format!("[[rules]]\nname = \"r{index}\"\nmatch = {{ tcp_flags = \"syn\" }}\naction = {{ steer = \"g\" }}\n"));
+        }
+        policy::parse(&Source::new("policy.toml", text), &files()).unwrap().0
+    };
+    let few = policy(3);
+    let program = policy::compile(&few, &DeviceProfile::ideal(), 1).unwrap();
+    let steps: Vec<u32> = policy::check(&few, &program).rules.iter().map(|rule| rule.steps).collect();
+    // The flows of the first rule take the packets of all.
+    assert_eq!(steps, [3, 0, 0, 0]);
+
+    let problems = policy::compile(&policy(1025), &DeviceProfile::ideal(), 1).unwrap_err().to_string();
+    assert!(problems.contains("`r0` may belong to more than 1024 rules"), "{problems}");
 }

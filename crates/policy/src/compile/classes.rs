@@ -12,6 +12,9 @@ use super::expand::Expansion;
 /// Pairs of cubes beyond this number are not compared: the rule is asked about in any case.
 const MAX_COMPARISONS: usize = 1 << 14;
 
+/// The most questions of one class: a worker asks them for every packet of it, one after another.
+pub(super) const MAX_STEPS: usize = 1024;
+
 /// A rule as the compiler sees it.
 pub(super) struct Expanded {
     pub(super) expansion: Expansion,
@@ -43,6 +46,7 @@ pub(super) fn verdict(action: Action) -> Verdict {
 }
 
 /// How the packets of the flows of rule `index` are decided; `default` is for those that no rule claims.
+/// Ends beyond [`MAX_STEPS`], for the caller to refuse.
 pub(super) fn decide(rules: &[Expanded], index: usize, default: Outcome) -> Decide {
     let Some(rule) = rules.get(index) else { return Decide::Exact(default) };
     if !rule.is_hybrid() {
@@ -58,6 +62,9 @@ pub(super) fn decide(rules: &[Expanded], index: usize, default: Outcome) -> Deci
         }
         if !cubes.is_empty() && (is_large || meets(cubes, packets)) {
             steps.push(other.step(later));
+        }
+        if steps.len() > MAX_STEPS {
+            break;
         }
     }
     Decide::Software(steps, default)

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 
 use crate::diagnostics::{Diagnostic, Diagnostics, Place};
 use crate::ids::{ClassId, GroupId, QueueId, RuleId};
-use crate::policy::{Action, Policy};
+use crate::policy::{Action, Policy, RuleDefinition};
 use crate::profile::DeviceProfile;
 use crate::program::{
     Class, DEFAULT_RULE, Decide, Flow, FlowAction, Group, HashVariant, Outcome, Placement, Program, RssQueue,
     Rule,
 };
 
-use super::classes::{Expanded, decide, verdict};
+use super::classes::{Expanded, MAX_STEPS, decide, verdict};
 use super::cube::Cube;
 use super::emit;
 use super::priority::{Candidate, Ranking};
@@ -29,6 +29,9 @@ enum DraftAction {
     Drop,
     Steer(QueueId),
 }
+
+/// The final numbers of queues (by draft) and classes (by rule), and the classes.
+type Numbers = (Vec<Option<QueueId>>, Vec<Option<ClassId>>, Vec<Class>);
 
 /// Flows that are not ranked yet.
 pub(super) struct Draft {
@@ -181,9 +184,9 @@ impl Draft {
         groups: Vec<Group>,
         rules: &[Expanded],
         ranking: &Ranking,
-    ) -> Program {
+    ) -> Result<Program, Diagnostics> {
         let landing = std::mem::take(&mut self.landing);
-        let (queue_of, class_of, classes) = self.number(rules, ranking);
+        let (queue_of, class_of, classes) = self.number(policy, rules, ranking)?;
         let mut flow_counts = vec![0u32; rules.len() + 1];
         let mut kept = ranking.kept.clone();
         // By priority; within one, the policy's order stays.
@@ -205,7 +208,7 @@ impl Draft {
         let mut queues = std::mem::take(&mut self.queues);
         let mut used = queue_of.iter().map(Option::is_some);
         queues.retain(|_| used.next() == Some(true));
-        Program {
+        Ok(Program {
             rules: self.rules(policy, rules, &flow_counts, &classes, &landing),
             groups,
             queues,
@@ -213,15 +216,11 @@ impl Draft {
             flows,
             classes,
             default: self.default.verdict,
-        }
+        })
     }
 
     /// Numbers the queues and classes that kept flows use: a queue costs the device, a class every worker.
-    fn number(
-        &self,
-        rules: &[Expanded],
-        ranking: &Ranking,
-    ) -> (Vec<Option<QueueId>>, Vec<Option<ClassId>>, Vec<Class>) {
+    fn number(&self, policy: &Policy, rules: &[Expanded], ranking: &Ranking) -> Result<Numbers, Diagnostics> {
         let mut rule_steers = vec![false; rules.len() + 1];
         for (index, _) in &ranking.kept {
             let Candidate { rule, action, .. } = &self.candidates[*index];
@@ -234,9 +233,15 @@ impl Draft {
         let mut class_of = vec![None; rules.len() + 1];
         for index in (0..=rules.len()).filter(|index| rule_steers[*index]) {
             class_of[index] = Some(ClassId::of(classes.len()));
-            classes.push(Class { decide: decide(rules, index, self.default) });
+            let decide = decide(rules, index, self.default);
+            match (&decide, policy.rules.get(index)) {
+                (Decide::Software(steps, _), Some(rule)) if steps.len() > MAX_STEPS => {
+                    return Err(vec![too_many_steps(rule)].into());
+                }
+                _ => classes.push(Class { decide }),
+            }
         }
-        (queue_of, class_of, classes)
+        Ok((queue_of, class_of, classes))
     }
 
     /// Which of the queues some kept flow leads to.
@@ -316,6 +321,13 @@ fn variant_part<'c>(
         let served = more_specific.clone().any(|other| other.packets.contains(cube));
         if served { None } else { cube.and(&variant.packets) }
     })
+}
+
+fn too_many_steps(rule: &RuleDefinition) -> Diagnostic {
+    let message = format!("packets of the rule `{}` may belong to more than {MAX_STEPS} rules", rule.name);
+    let hint = "a worker would try them one by one: add exact keys beside the hybrid ones, so that fewer \
+                rules share packets with this one";
+    rule.place.error(message, "decided by the worker").hint(hint)
 }
 
 /// The policy has reached [`MAX_FLOWS`] at this place.

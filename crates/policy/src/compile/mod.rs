@@ -44,7 +44,7 @@ pub fn compile(policy: &Policy, profile: &DeviceProfile, workers: usize) -> Resu
         problems.sort();
         return Err(problems);
     }
-    Ok(draft.finish(policy, groups, &rules, &ranking))
+    draft.finish(policy, groups, &rules, &ranking)
 }
 
 /// Covers every rule, as far as the flows suffice: what is beyond them is not even held in memory.

@@ -1,5 +1,7 @@
 //! Groups: weights to indirection tables, and the hash variants that a group's queue pairs need.
 
+use std::collections::BTreeSet;
+
 use packet::HashFields;
 
 use crate::diagnostics::Diagnostics;
@@ -49,9 +51,13 @@ fn group(
         problems.push(error.hint("the settings configure no workers"));
     }
     let size = table_size(definition, profile, shares.len(), problems);
+    let table = spread(&shares, size);
+    if size >= shares.len() {
+        starved_workers(definition, profile, &shares, &table, problems);
+    }
     Group {
         name: definition.name.clone(),
-        table: spread(&shares, size),
+        table,
         key: definition.key,
         fields: definition.fields,
         symmetric: definition.symmetric,
@@ -84,6 +90,34 @@ fn table_size(
         problems.push(definition.place.error(message, "some would receive nothing").hint(hint));
     }
     size.min(most) as usize
+}
+
+/// Reports the first worker whose weight is too small for an entry. Hashing nothing, a group has one
+/// receiver anyway, and a warning says so.
+fn starved_workers(
+    definition: &GroupDefinition,
+    profile: &DeviceProfile,
+    shares: &[(u32, u32)],
+    table: &[WorkerId],
+    problems: &mut Diagnostics,
+) {
+    let starved = |table: &[WorkerId]| {
+        let served: BTreeSet<u32> = table.iter().map(|worker| worker.0).collect();
+        shares.iter().find(|(worker, _)| !served.contains(worker)).copied()
+    };
+    let Some((worker, weight)) = starved(table).filter(|_| !definition.fields.is_empty()) else { return };
+    let sizes = (0..=profile.max_table.clamp(1, MAX_TABLE_SIZE).ilog2()).map(|bits| 1usize << bits);
+    let needed =
+        sizes.filter(|size| *size > table.len()).find(|size| starved(&spread(shares, *size)).is_none());
+    let size = table.len();
+    let message = format!("worker {worker} of weight {weight} gets no entry in a table of {size}");
+    let hint = match needed {
+        Some(needed) => format!("write table_size = {needed}, or weights less far apart"),
+        None => {
+            format!("no table that `{}` has is large enough: write weights less far apart", profile.name)
+        }
+    };
+    problems.push(definition.place.error(message, "would receive nothing").hint(hint));
 }
 
 /// Fills a table so that every stretch of it holds the workers in proportion (smooth weighted round-robin);
