@@ -11,7 +11,7 @@ use policy::Program;
 use softnic::wire::{FrameSizes, GeneratorConfig, Rate, TrafficConfig, TrafficProtocol, Wire, WireConfig};
 use softnic::{Drive, SoftNic};
 use support::{compile, nic, small};
-use worker::{Disposition, Idle, Worker, WorkerControl, WorkerHandle};
+use worker::{CORE_MAX, Disposition, Idle, Warning, Worker, WorkerControl, WorkerHandle};
 
 /// Enough for dozens of reloads on the way.
 const FRAMES: u64 = 2_000_000;
@@ -152,4 +152,19 @@ fn a_stopped_worker_has_taken_everything_that_was_waiting() {
     assert_eq!(stats.delivered, received, "nothing was steered any more");
     assert_eq!((stats.rx_frames, stats.dispositions()), (PACED.1, PACED.1));
     assert!(stats.unmatched > 0, "packets went on arriving");
+}
+
+#[test]
+fn a_worker_that_cannot_be_pinned_runs_all_the_same_and_says_so() {
+    let nic = nic("pin0", Drive::Manual, vec![Box::new(softnic::wire::NullWire)]);
+    let device = Device::open(&DeviceSelector::default(), Some(&nic)).expect("the only device");
+    let ours = core_affinity::get_core_ids().expect("this runs on some core")[0].id;
+    for (core, expected) in [(CORE_MAX, vec![Warning::NotPinned { core: CORE_MAX }]), (ours, vec![])] {
+        let config = worker::WorkerConfig { core: Some(core), ..small(0) };
+        let handle = Worker::new(device.context(), config).expect("a worker").spawn().expect("a thread");
+        let control = handle.control();
+        until("it turns", || control.pulse().turns > 0);
+        handle.join().expect("no panic");
+        assert_eq!(control.warnings(), expected, "core {core}");
+    }
 }

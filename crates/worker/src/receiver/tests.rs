@@ -1,14 +1,15 @@
 //! Every way in which a receive can end, told to a receiver whose frames are held by the test.
 
-use policy::WorkerId;
+use policy::{Band, ClassId, ClassTag, WorkerId};
 use softnic::wire::NullWire;
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{Context, DeviceList};
 
 use super::*;
-use crate::WorkerConfig;
 use crate::assembly::{Parts, assemble};
+use crate::classifier::Classifier;
 use crate::stats::Failure;
+use crate::{Disposition, WorkerConfig, WorkerControl};
 
 struct Bench {
     receiver: Receiver,
@@ -161,4 +162,28 @@ fn few_frames_are_never_held_back_for_a_large_batch() {
     assert_eq!(refill_at(4096, 64), 32);
     assert_eq!(refill_at(64, 512), 16);
     assert_eq!((refill_at(3, 64), refill_at(1, 1)), (1, 1));
+}
+
+#[test]
+fn what_no_published_class_claims_is_dropped_with_its_reason() {
+    let mut bench = Bench::new("sorts4");
+    let control = WorkerControl::new(WorkerId(0), Vec::new());
+    let mut classifier = Classifier::new(FRAMES);
+    control.publish(Band::A, crate::tests::program(&["web"]));
+    classifier.refresh(&control.shared().mailbox, &bench.batch);
+    let class = |band, class| ClassTag { band, class: ClassId(class) }.encode().expect("few classes");
+    // Of no flow with a tag, of nobody's making, of a band without a program.
+    let unknown = [None, Some(0), Some(1 << 23), Some(class(Band::B, 0))];
+    // Beyond the program's classes.
+    let beyond = [Some(class(Band::A, 1)), Some(class(Band::A, 1000))];
+    let known = Some(class(Band::A, 0));
+    for tag in unknown.into_iter().chain(beyond).chain([known]) {
+        bench.complete(Completed { tag: tag.map(FlowTag), ..received(Some(60)) }, true);
+    }
+    classifier.classify(&mut bench.batch, &bench.receiver.pool, &bench.stats);
+    assert_eq!(bench.dropped(DropReason::UnknownTag), 4);
+    assert_eq!(bench.dropped(DropReason::UnknownClass), 2);
+    let decided = bench.batch.packets.iter().filter(|packet| packet.outcome.is_some());
+    assert_eq!(decided.map(|packet| packet.tag.map(|tag| tag.0)).collect::<Vec<_>>(), [known]);
+    assert_eq!(control.snapshot().rule("web", Disposition::Delivered).packets, 1);
 }
