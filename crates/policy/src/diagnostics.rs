@@ -104,13 +104,6 @@ impl Diagnostic {
         self.hint = Some(hint.into());
         self
     }
-
-    /// Adds what to do about it, if anything is known.
-    #[must_use]
-    pub fn maybe_hint(mut self, hint: Option<String>) -> Self {
-        self.hint = hint.or(self.hint);
-        self
-    }
 }
 
 impl fmt::Display for Diagnostic {

@@ -237,12 +237,6 @@ impl Match {
             || self.ip_options.is_some()
     }
 
-    /// Whether it is a match on every packet.
-    #[must_use]
-    pub fn is_any(&self) -> bool {
-        *self == Self::default()
-    }
-
     /// The TPIDs that the outer tag must have; `None` if the rule does not care.
     ///
     /// An id or a priority means an 802.1Q tag unless the rule says otherwise.
@@ -260,7 +254,7 @@ impl Match {
     }
 }
 
-/// The TPID of an 802.1Q tag.
+/// The TPID of an 802.1Q tag, which is also what a device means by "VLAN".
 pub(crate) const C_TAG: u16 = packet::EtherType::VLAN.0;
 
 impl Addresses {

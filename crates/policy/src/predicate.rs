@@ -69,12 +69,6 @@ impl Predicate {
     pub fn matches(&self, key: &FlowKey) -> bool {
         self.tests.iter().all(|test| test.passes(key))
     }
-
-    /// Whether every packet meets it.
-    #[must_use]
-    pub fn is_any(&self) -> bool {
-        self.tests.is_empty()
-    }
 }
 
 /// The layers that an IP or transport match needs.

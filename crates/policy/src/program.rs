@@ -214,12 +214,6 @@ impl Program {
         RuleId::of(self.rules.len().saturating_sub(1))
     }
 
-    /// The rule of that name, `default` included.
-    #[must_use]
-    pub fn rule_named(&self, name: &str) -> Option<RuleId> {
-        self.rules.iter().position(|rule| rule.name == name).map(RuleId::of)
-    }
-
     /// A verdict in words: `deliver to dns`, `drop`, `kernel`.
     #[must_use]
     pub fn describe(&self, verdict: Verdict) -> String {

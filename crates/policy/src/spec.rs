@@ -6,8 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use packet::{FlowKey, Layers, MacAddr};
 
-/// The TPID that a device means by "VLAN": a C-tag.
-const C_TAG: u16 = 0x8100;
+use crate::policy::C_TAG;
 
 /// One `ibv_flow_spec_*`; a set bit of the mask must agree with the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
