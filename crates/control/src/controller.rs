@@ -9,9 +9,10 @@ use verbs::{HashConfig, HashFields, WorkQueue};
 
 use crate::counters::{CounterBook, DropTotals};
 use crate::installer::{FlowRequest, Installer, VerbsInstaller};
-use crate::plan::{plan, rule_name};
+use crate::multicast;
+use crate::plan::{distinct_tables, plan, rule_name};
 use crate::transaction::{Change, Placed};
-use crate::{Device, Error, Refusal};
+use crate::{Device, Error, Limits, Refusal};
 
 /// Counts the programs that a controller has installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -53,12 +54,14 @@ pub struct Controller<I: Installer = VerbsInstaller> {
     counters: CounterBook<I::Counter>,
     counts: bool,
     installer: I,
-    device: String,
+    limits: Limits,
     ports: Vec<u8>,
     workers: usize,
-    priorities_per_band: u32,
     generation: Generation,
+    /// What the device does without.
     warnings: Vec<String>,
+    /// What it makes of the program in force.
+    remark: Option<String>,
 }
 
 impl Controller<VerbsInstaller> {
@@ -70,27 +73,21 @@ impl Controller<VerbsInstaller> {
         ports.iter().try_for_each(|&port| device.check_port(port))?;
         let workers = queues.len();
         let installer = VerbsInstaller::new(device, queues)?;
-        let priorities = device.profile().priorities_per_program();
-        Self::over(installer, device.name(), priorities, ports, workers)
+        Self::over(installer, device.limits(), ports, workers)
     }
 }
 
 impl<I: Installer> Controller<I> {
-    /// Over anything that can install; `priorities_per_band` is what each of the two bands has.
+    /// Over anything that can install.
     ///
     /// # Errors
     /// No workers or ports, or the device refuses the controller's own queue pair.
-    pub fn over(
-        mut installer: I,
-        device: &str,
-        priorities_per_band: u32,
-        ports: Vec<u8>,
-        workers: usize,
-    ) -> Result<Self, Error> {
+    pub fn over(mut installer: I, limits: Limits, ports: Vec<u8>, workers: usize) -> Result<Self, Error> {
         if workers == 0 || ports.is_empty() {
             return Err(Error::NothingToSteer { workers, ports: ports.len() });
         }
-        let refused = |what| move |source| Error::Setup { device: device.to_owned(), what, source };
+        let device = &limits.device;
+        let refused = |what| move |source| Error::Setup { device: device.clone(), what, source };
         let table =
             installer.create_table(&[WorkerId(0)]).map_err(refused("an indirection table of one entry"))?;
         let hash = HashConfig { key: ANCHOR_KEY, fields: HashFields::empty() };
@@ -103,12 +100,12 @@ impl<I: Installer> Controller<I> {
             counters: CounterBook::default(),
             counts: true,
             installer,
-            device: device.to_owned(),
+            limits,
             ports,
             workers,
-            priorities_per_band,
             generation: Generation::default(),
             warnings: Vec::new(),
+            remark: None,
         })
     }
 
@@ -140,6 +137,11 @@ impl<I: Installer> Controller<I> {
         leftover: Option<Placed<I>>,
         warning: Option<Error>,
     ) -> Installed {
+        self.remark =
+            self.limits.multicast_ignores_priority.then(|| multicast::remark(&new.program)).flatten();
+        if let Some(remark) = &self.remark {
+            tracing::warn!(device = self.limits.device, "{remark}");
+        }
         self.settle(Some(new), leftover);
         self.generation.0 += 1;
         Installed { generation: self.generation, warning }
@@ -178,24 +180,21 @@ impl<I: Installer> Controller<I> {
         self.generation
     }
 
-    /// What the device does without, in words.
-    #[must_use]
-    pub fn warnings(&self) -> &[String] {
-        &self.warnings
-    }
-
-    /// What it installs with.
-    #[must_use]
-    pub fn installer(&self) -> &I {
-        &self.installer
+    /// What the device does without, and otherwise than the program in force means, in words.
+    pub fn warnings(&self) -> impl Iterator<Item = &str> {
+        self.warnings.iter().chain(&self.remark).map(String::as_str)
     }
 
     /// Nothing of a program that fails here has touched the device.
     fn check(&self, program: &Program) -> Result<(), Error> {
         let needed = program.flows.iter().map(|flow| u32::from(flow.priority) + 1).max().unwrap_or(0);
-        if needed > self.priorities_per_band {
-            let (device, offered) = (self.device.clone(), self.priorities_per_band);
+        if needed > self.limits.priorities {
+            let (device, offered) = (self.limits.device.clone(), self.limits.priorities);
             return Err(Error::Priorities { device, needed, offered });
+        }
+        let needed = distinct_tables(program).0.len();
+        if let Some(offered) = self.limits.tables.filter(|offered| needed > *offered) {
+            return Err(Error::Tables { device: self.limits.device.clone(), needed, offered });
         }
         for queue in &program.queues {
             let group = program.groups.get(queue.group.index());
@@ -241,7 +240,7 @@ impl<I: Installer> Controller<I> {
     }
 
     pub(crate) fn warn(&mut self, warning: String) {
-        tracing::warn!(device = self.device, "{warning}");
+        tracing::warn!(device = self.limits.device, "{warning}");
         if !self.warnings.contains(&warning) {
             self.warnings.push(warning);
         }
@@ -249,7 +248,7 @@ impl<I: Installer> Controller<I> {
 
     /// What the device is asked for a flow of `program` in `band`.
     pub(crate) fn request<'r>(&self, flow: &'r Flow, band: Band, port: u8) -> FlowRequest<'r> {
-        let base = self.priorities_per_band * u32::from(band == Band::B);
+        let base = self.limits.priorities * u32::from(band == Band::B);
         // Checked in `check`; the device refuses what saturates.
         let priority = u16::try_from(base + u32::from(flow.priority)).unwrap_or(u16::MAX);
         let (tag, drop) = match flow.action {

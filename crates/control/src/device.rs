@@ -39,7 +39,6 @@ pub struct Device {
     context: Arc<Context>,
     name: String,
     attributes: DeviceAttributes,
-    profile: DeviceProfile,
 }
 
 impl Device {
@@ -85,8 +84,7 @@ impl Device {
         if !attributes.rss_caps.raw_packet || !attributes.rss_caps.toeplitz {
             return Err(Error::NoRss { device: name });
         }
-        let profile = profile_of(&name, &attributes);
-        Ok(Self { context, name, attributes, profile })
+        Ok(Self { context, name, attributes })
     }
 
     /// The libibverbs context.
@@ -107,10 +105,16 @@ impl Device {
         &self.attributes
     }
 
-    /// Its limits as the compiler wants them.
+    /// Its limits as the compiler wants them, beside so many workers, each of which has a queue pair.
     #[must_use]
-    pub fn profile(&self) -> &DeviceProfile {
-        &self.profile
+    pub fn profile(&self, workers: usize) -> DeviceProfile {
+        profile_of(&self.name, &self.attributes, workers)
+    }
+
+    /// Its limits as a controller wants them.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        limits_of(&self.name, &self.attributes)
     }
 
     /// Whether packets can be steered on that port now.
@@ -167,6 +171,7 @@ struct Known {
     parts: RangeInclusive<u32>,
     priorities: u32,
     hash_field_exclusive: bool,
+    multicast_ignores_priority: bool,
 }
 
 const KNOWN: &[Known] = &[
@@ -176,6 +181,7 @@ const KNOWN: &[Known] = &[
         parts: 0x1011..=0x1fff,
         priorities: 16,
         hash_field_exclusive: true,
+        multicast_ignores_priority: true,
     },
     Known {
         name: "mlx4",
@@ -183,22 +189,55 @@ const KNOWN: &[Known] = &[
         parts: 0x1000..=0x1010,
         priorities: 0x1000,
         hash_field_exclusive: false,
+        multicast_ignores_priority: false,
     },
 ];
 
-fn profile_of(name: &str, attributes: &DeviceAttributes) -> DeviceProfile {
-    let ideal = DeviceProfile::ideal();
-    let known = KNOWN.iter().find(|known| {
+fn known(attributes: &DeviceAttributes) -> Option<&'static Known> {
+    KNOWN.iter().find(|known| {
         known.vendor_id == attributes.vendor_id && known.parts.contains(&attributes.vendor_part_id)
-    });
-    let caps = &attributes.rss_caps;
+    })
+}
+
+/// The controller's own queue pair and table, on which flows that drop hang.
+const ANCHORS: u32 = 1;
+
+fn profile_of(name: &str, attributes: &DeviceAttributes, workers: usize) -> DeviceProfile {
+    let ideal = DeviceProfile::ideal();
+    let known = known(attributes);
+    // Workers' queue pairs for sending, and the anchor, come out of the same number.
+    let others = u32::try_from(workers).unwrap_or(u32::MAX).saturating_add(ANCHORS);
     DeviceProfile {
         name: known.map_or_else(|| name.to_owned(), |known| format!("{name} ({})", known.name)),
         priorities: known.map_or(ideal.priorities, |known| known.priorities),
         hash_field_exclusive: known.map_or(ideal.hash_field_exclusive, |known| known.hash_field_exclusive),
-        max_table: caps.max_table_size.min(ideal.max_table).max(1),
-        max_queues: (caps.max_tables > 0).then_some(caps.max_tables),
+        max_table: attributes.rss_caps.max_table_size.min(ideal.max_table).max(1),
+        max_queues: (attributes.max_qp > 0).then(|| attributes.max_qp.saturating_sub(others)),
         ..ideal
+    }
+}
+
+/// What a controller checks before it touches a device. Half of everything is one program's: a reload
+/// needs both.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// What the device is called.
+    pub device: String,
+    /// Flow priorities of one program.
+    pub priorities: u32,
+    /// Indirection tables of one program, if the device says.
+    pub tables: Option<usize>,
+    /// Flows that match multicast only come after all others, whatever their priority.
+    pub multicast_ignores_priority: bool,
+}
+
+fn limits_of(name: &str, attributes: &DeviceAttributes) -> Limits {
+    let tables = attributes.rss_caps.max_tables;
+    Limits {
+        device: name.to_owned(),
+        priorities: profile_of(name, attributes, 0).priorities_per_program(),
+        tables: (tables > 0).then(|| (tables.saturating_sub(ANCHORS) / 2) as usize),
+        multicast_ignores_priority: known(attributes).is_some_and(|known| known.multicast_ignores_priority),
     }
 }
 
@@ -224,5 +263,36 @@ mod tests {
         assert!(matches!(choose(&any, names(&["a", "b"])), Err(Error::SeveralDevices { .. })));
         assert!(matches!(choose(&any, names(&[])), Err(Error::NoDevices)));
         assert!(matches!(choose(&DeviceSelector::named("a"), names(&[])), Err(Error::NoDevices)));
+    }
+
+    fn attributes() -> DeviceAttributes {
+        let rss_caps = verbs::RssCaps { max_tables: 9, max_table_size: 512, ..verbs::RssCaps::default() };
+        DeviceAttributes { max_qp: 100, rss_caps, ..DeviceAttributes::default() }
+    }
+
+    #[test]
+    fn queue_pairs_are_those_that_workers_and_the_controller_leave() {
+        assert_eq!(profile_of("nic0", &attributes(), 3).max_queues, Some(96));
+        assert_eq!(profile_of("nic0", &attributes(), 1000).max_queues, Some(0));
+        let silent = DeviceAttributes { max_qp: 0, ..attributes() };
+        assert_eq!(profile_of("nic0", &silent, 3).max_queues, None);
+    }
+
+    #[test]
+    fn a_program_has_half_the_tables_that_the_controller_leaves() {
+        assert_eq!(limits_of("nic0", &attributes()).tables, Some(4));
+        assert_eq!(limits_of("nic0", &DeviceAttributes::default()).tables, None);
+    }
+
+    #[test]
+    fn what_devices_do_not_tell_is_known_by_their_ids() {
+        let device = |vendor_part_id| DeviceAttributes { vendor_id: 0x02c9, vendor_part_id, ..attributes() };
+        let (connect_x5, connect_x3) = (device(0x1017), device(0x1003));
+        let limits = |attributes| limits_of("nic0", attributes);
+        assert_eq!((limits(&connect_x5).priorities, limits(&connect_x3).priorities), (8, 0x800));
+        assert!(limits(&connect_x5).multicast_ignores_priority);
+        assert!(!limits(&connect_x3).multicast_ignores_priority);
+        assert!(!profile_of("nic0", &connect_x3, 1).hash_field_exclusive);
+        assert_eq!(profile_of("nic0", &connect_x5, 1).name, "nic0 (mlx5)");
     }
 }

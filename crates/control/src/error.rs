@@ -36,6 +36,13 @@ impl From<verbs::Error> for Refusal {
     }
 }
 
+fn one_of(names: &[String]) -> String {
+    match names {
+        [] => "none any more: see `steerd devices`".to_owned(),
+        names => names.join(", "),
+    }
+}
+
 /// Errors of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -52,7 +59,7 @@ pub enum Error {
     )]
     NoDevices,
     /// There is none of that name.
-    #[error("no device called `{name}`; there is {}", available.join(", "))]
+    #[error("no device called `{name}`; there is {}", one_of(available))]
     NoSuchDevice {
         /// What was asked for.
         name: String,
@@ -85,7 +92,8 @@ pub enum Error {
     },
     /// It cannot spread raw packets.
     #[error(
-        "device {device} cannot spread raw packets over queues (no Toeplitz RSS for raw packet queue pairs)"
+        "device {device} cannot spread raw packets over queues (no Toeplitz RSS for raw packet queue pairs): \
+         choose another of `steerd devices`, or the soft NIC (`steerd run --demo`)"
     )]
     NoRss {
         /// Its name.
@@ -155,6 +163,19 @@ pub enum Error {
         needed: u32,
         /// What one band has.
         offered: u32,
+    },
+    /// The program needs more indirection tables than one program has.
+    #[error(
+        "the program needs {needed} indirection tables, {device} gives each program {offered} (half of what it has, so that a reload loses nothing): \
+         give groups the same workers, weights and table_size, or make fewer groups"
+    )]
+    Tables {
+        /// The device's name.
+        device: String,
+        /// Different tables of the program's queue pairs.
+        needed: usize,
+        /// What one program has.
+        offered: usize,
     },
     /// The program refers to a part that it does not have: a bug in whoever compiled it.
     #[error("the program is inconsistent: {what}")]
@@ -268,4 +289,20 @@ pub enum Error {
     /// The workers did not take a program.
     #[error("the workers did not take the program: {0}")]
     Workers(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_dead_end_names_a_way_out() {
+        let gone = Error::NoSuchDevice { name: "mlx5_0".to_owned(), available: Vec::new() };
+        assert_eq!(
+            gone.to_string(),
+            "no device called `mlx5_0`; there is none any more: see `steerd devices`"
+        );
+        let no_rss = Error::NoRss { device: "mlx5_0".to_owned() };
+        assert!(no_rss.to_string().contains("steerd devices"), "{no_rss}");
+    }
 }

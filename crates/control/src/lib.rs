@@ -12,13 +12,14 @@ mod device;
 mod errno;
 mod error;
 mod installer;
+mod multicast;
 mod plan;
 mod transaction;
 mod translate;
 
 pub use controller::{Controller, Generation, Installed, Publish};
 pub use counters::DropTotals;
-pub use device::{Device, DeviceSelector, DeviceSummary};
+pub use device::{Device, DeviceSelector, DeviceSummary, Limits};
 pub use error::{Error, Refusal};
 pub use installer::{FlowRequest, Installer, VerbsInstaller};
 pub use plan::{Plan, Step, plan};

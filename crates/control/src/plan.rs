@@ -147,7 +147,8 @@ pub(crate) fn rule_name(program: &Program, rule: RuleId) -> &str {
     program.rules.get(rule.index()).map_or("?", |rule| rule.name.as_str())
 }
 
-fn distinct_tables(program: &Program) -> (Vec<Vec<WorkerId>>, Vec<usize>) {
+/// The tables that a program's queue pairs need, each once, and which of them each queue pair has.
+pub(crate) fn distinct_tables(program: &Program) -> (Vec<Vec<WorkerId>>, Vec<usize>) {
     let mut tables = Vec::new();
     let mut known: HashMap<&[WorkerId], usize> = HashMap::new();
     let mut of_queue = Vec::with_capacity(program.queues.len());

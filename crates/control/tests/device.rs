@@ -59,8 +59,9 @@ fn a_soft_nic_is_listed_opened_and_described() {
     let device = Device::open(&DeviceSelector::default(), Some(&nic)).expect("the only device");
     assert_eq!(device.name(), "soft7");
     assert_eq!(device.attributes().physical_ports, 2);
-    let profile = device.profile();
+    let profile = device.profile(2);
     assert!(profile.priorities >= 16 && profile.max_table >= 128, "{profile:?}");
+    assert_eq!(profile.max_queues, Some(device.attributes().max_qp - 3), "two workers' and the controller's");
     assert!(device.check_port(1).is_ok() && device.check_port(2).is_ok());
 }
 

@@ -5,7 +5,7 @@ mod support;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use control::{Controller, DropTotals, Error, plan};
+use control::{Controller, DropTotals, Error, Limits, plan};
 use policy::WorkerId;
 use support::*;
 
@@ -70,8 +70,9 @@ fn drop_totals_live_through_reloads_that_keep_lose_and_bring_back_the_rule() {
 fn no_drop_total_goes_backwards_however_many_rules_a_policy_has() {
     const RULES: usize = 17_000;
     let state = Shared::default();
-    let mut controller = Controller::over(Fake(Rc::clone(&state)), "fake0", 2 * RULES as u32, vec![1], 3)
-        .expect("nothing fails");
+    let limits = Limits { priorities: RULES as u32, ..limits() };
+    let mut controller =
+        Controller::over(Fake(Rc::clone(&state)), limits, vec![1], 3).expect("nothing fails");
     state.borrow_mut().forgetful = true;
     let names: Vec<&'static str> =
         (0..RULES).map(|index| &*Box::leak(format!("rule{index}").into_boxed_str())).collect();
@@ -96,8 +97,8 @@ fn a_device_without_counters_drops_uncounted_and_says_so_once() {
             program(&[line("bad", Match::UdpPort(1), None), line("worse", Match::UdpPort(2), None)]);
         install(&mut controller, &state, &program, false).expect("dropping works without counting");
         install(&mut controller, &state, &program, false).expect("again");
-        assert_eq!(controller.warnings().len(), 1, "{:?}", controller.warnings());
-        assert!(controller.warnings()[0].contains("cannot count"), "{:?}", controller.warnings());
+        let warnings: Vec<&str> = controller.warnings().collect();
+        assert!(matches!(warnings[..], [warning] if warning.contains("cannot count")), "{warnings:?}");
         assert_eq!(records(&state).len(), 2);
         assert!(records(&state).iter().all(|record| record.drop && !record.counted));
         assert!(controller.drop_counters().iter().all(|totals| !totals.counted && totals.packets == 0));
@@ -105,13 +106,52 @@ fn a_device_without_counters_drops_uncounted_and_says_so_once() {
 }
 
 #[test]
+fn a_program_with_more_tables_than_the_device_gives_it_is_refused_at_once() {
+    let state = Shared::default();
+    let limits = Limits { tables: Some(2), ..limits() };
+    let mut controller =
+        Controller::over(Fake(Rc::clone(&state)), limits, vec![1], WORKERS).expect("nothing fails");
+    let calls = state.borrow().calls;
+    let error = install(&mut controller, &state, &program(&[]), false).expect_err("three").to_string();
+    assert!(error.contains("needs 3 indirection tables, fake0 gives each program 2"), "{error}");
+    assert_eq!(state.borrow().calls, calls);
+}
+
+#[test]
+fn rules_for_multicast_are_remarked_where_their_priority_is_ignored() {
+    let multicast = |name| line(name, Match::Multicast, Some(0));
+    let lines = [
+        multicast("a"),
+        line("web", Match::Ipv4To(1), Some(1)),
+        multicast("b"),
+        multicast("c"),
+        multicast("d"),
+    ];
+    for ignored in [false, true] {
+        let state = Shared::default();
+        let limits = Limits { multicast_ignores_priority: ignored, ..limits() };
+        let mut controller =
+            Controller::over(Fake(Rc::clone(&state)), limits, vec![1], WORKERS).expect("nothing fails");
+        install(&mut controller, &state, &program(&lines), false).expect("nothing fails");
+        let warnings: Vec<&str> = controller.warnings().collect();
+        assert_eq!(warnings.len(), usize::from(ignored), "{warnings:?}");
+        assert!(
+            warnings.iter().all(|warning| warning.ends_with(": `a`, `b`, `c` and 1 more")),
+            "{warnings:?}"
+        );
+        install(&mut controller, &state, &program(&lines[1..2]), false).expect("nothing fails");
+        assert_eq!(controller.warnings().count(), 0, "the rules are gone");
+    }
+}
+
+#[test]
 fn nothing_to_steer_with_is_an_error() {
     let fake = || Fake(Shared::default());
     assert!(matches!(
-        control::Controller::over(fake(), "fake0", 8, vec![1], 0),
+        Controller::over(fake(), limits(), vec![1], 0),
         Err(Error::NothingToSteer { workers: 0, ports: 1 })
     ));
-    assert!(control::Controller::over(fake(), "fake0", 8, vec![], 1).is_err());
+    assert!(Controller::over(fake(), limits(), vec![], 1).is_err());
 }
 
 #[test]

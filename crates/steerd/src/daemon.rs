@@ -37,7 +37,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
     tracing::info!("{status}");
     notify::ready(&status);
 
-    let ended = Daemon { plant: Arc::clone(&plant), threads: &threads, screen: &screen, signals: &signals }.run(args.run_for);
+    let ended = Daemon { plant: Arc::clone(&plant), threads: &threads, screen: &screen, signals: &signals }
+        .run(args.run_for);
     stop(&plant, threads, server, &screen, ended)
 }
 
@@ -55,12 +56,13 @@ fn start(loaded: &Loaded, signals: &Signals) -> Result<Option<(Arc<Plant>, Threa
     if stopped(signals) {
         return Ok(None);
     }
-    let device = &builder.opened().device;
-    let compiled = policy_file::compile(&loaded.policy, device.profile(), Some(builder.worker_count()))
-        .map_err(|diagnostics| {
+    let (device, workers) = (&builder.opened().device, builder.worker_count());
+    let compiled = policy_file::compile(&loaded.policy, &device.profile(workers), Some(workers)).map_err(
+        |diagnostics| {
             check::print_diagnostics(&diagnostics);
             check::policy_error(&loaded.policy, &diagnostics)
-        })?;
+        },
+    )?;
     if stopped(signals) {
         return Ok(None);
     }

@@ -172,12 +172,15 @@ fn ports(families: &mut Families, ports: &[PortState]) {
 
 fn workers(families: &mut Families, workers: &[WorkerState]) {
     type Column = (&'static str, &'static str, fn(&WorkerState) -> u64);
-    let columns: [Column; 4] = [
+    let columns: [Column; 5] = [
         ("steerd_worker_received_packets_total", "Packets taken by the worker.", |w| w.received_packets),
         ("steerd_worker_received_bytes_total", "Bytes taken by the worker.", |w| w.received_bytes),
         ("steerd_worker_polls_total", "Turns of the worker's loop.", |w| w.polls),
         ("steerd_worker_empty_polls_total", "Turns of the worker's loop that found nothing.", |w| {
             w.empty_polls
+        }),
+        ("steerd_worker_poll_errors_total", "Turns in which the device refused to be polled.", |w| {
+            w.poll_errors
         }),
     ];
     for (name, help, value) in columns {
@@ -343,6 +346,7 @@ mod tests {
                 batches: vec![(1, 4), (3, 2)],
                 lost_packets: [("unknown_tag", 1)].into(),
                 failed_receives: [("length", 3)].into(),
+                poll_errors: 5,
                 ..WorkerState::default()
             }],
             ..State::default()
@@ -363,6 +367,7 @@ mod tests {
             "steerd_rule_packets_total{action=\"drop\",rule=\"scan\"} 7",
             "steerd_policy_reloads_total{result=\"failure\"} 0",
             "steerd_worker_dropped_packets_total{reason=\"unknown_tag\",worker=\"0\"} 1",
+            "steerd_worker_poll_errors_total{worker=\"0\"} 5",
             "steerd_worker_failed_receives_total{reason=\"length\",worker=\"0\"} 3",
             "steerd_worker_batch_packets_bucket{worker=\"0\",le=\"1\"} 4",
             "steerd_worker_batch_packets_bucket{worker=\"0\",le=\"3\"} 6",

@@ -43,6 +43,8 @@ pub(crate) struct PolicyState {
     pub(crate) flows: usize,
     pub(crate) reloads_succeeded: u64,
     pub(crate) reloads_failed: u64,
+    /// What the device does without, or otherwise than the policy means.
+    pub(crate) warnings: Vec<String>,
     /// The first line of what was wrong with the last reload, until one succeeds.
     pub(crate) last_error: Option<String>,
 }
@@ -91,6 +93,10 @@ pub(crate) struct WorkerState {
     pub(crate) lost_packets: Reasons,
     /// Not in the books: what a port could not deliver is among its own losses.
     pub(crate) failed_receives: Reasons,
+    /// The receive queue is in its error state: nothing arrives any more.
+    pub(crate) failed: bool,
+    /// Polls that the device refused.
+    pub(crate) poll_errors: u64,
     pub(crate) anomalies: Reasons,
     pub(crate) polls: u64,
     pub(crate) empty_polls: u64,

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use control::{Band, Controller, Error, FlowRequest, Installed, Installer, Refusal};
-use packet::{FlowKey, HashFields, Layers, RssKey};
+use control::{Band, Controller, Error, FlowRequest, Installed, Installer, Limits, Refusal};
+use packet::{FlowKey, HashFields, Layers, MacAddr, RssKey};
 use policy::{
     Class, ClassId, Decide, EthernetMatch, Flow, FlowAction, Group, GroupId, HashVariant, Ipv4Match, Outcome,
     Placement, PortMatch, Program, QueueId, RssQueue, Rule, RuleId, Spec, Verdict, WorkerId,
@@ -197,10 +197,20 @@ impl Installer for Fake {
     }
 }
 
+/// Of the fake device.
+pub fn limits() -> Limits {
+    Limits {
+        device: "fake0".to_owned(),
+        priorities: PRIORITIES,
+        tables: None,
+        multicast_ignores_priority: false,
+    }
+}
+
 /// A controller over a fresh fake device, and the device.
 pub fn controller(ports: &[u8]) -> (Controller<Fake>, Shared) {
     let state = Shared::default();
-    let controller = Controller::over(Fake(Rc::clone(&state)), "fake0", PRIORITIES, ports.to_vec(), WORKERS);
+    let controller = Controller::over(Fake(Rc::clone(&state)), limits(), ports.to_vec(), WORKERS);
     (controller.expect("nothing fails yet"), state)
 }
 
@@ -237,6 +247,7 @@ pub struct Line {
 pub enum Match {
     Everything,
     Ipv4To(u8),
+    Multicast,
     UdpPort(u16),
     UdpPortTo(u8, u16),
 }
@@ -247,6 +258,11 @@ impl Match {
         match self {
             Self::Everything => vec![Spec::Ethernet { value: zero, mask: zero }],
             Self::Ipv4To(last) => vec![ipv4_to(last)],
+            Self::Multicast => {
+                let mac = EthernetMatch { dst_mac: MacAddr([1, 0, 0x5e, 0, 0, 1]), ..zero };
+                let mask = EthernetMatch { dst_mac: MacAddr([0xff; 6]), ..zero };
+                vec![Spec::Ethernet { value: mac, mask }]
+            }
             Self::UdpPort(port) => vec![udp_port(port)],
             Self::UdpPortTo(last, port) => vec![ipv4_to(last), udp_port(port)],
         }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::cores;
 use crate::error::Error;
 use crate::gate::Gated;
 use crate::settings::Settings;
@@ -97,8 +98,10 @@ pub(crate) fn profile(settings: &Settings) -> DeviceProfile {
     if means_soft(settings) {
         return DeviceProfile::ideal();
     }
+    let cores = cores::assign(&settings.workers.cores, settings.softnic.core, &cores::available());
+    let workers = cores.map_or(1, |cores| cores.len());
     Device::open(&selector(settings), None)
-        .map_or_else(|_| DeviceProfile::ideal(), |device| device.profile().clone())
+        .map_or_else(|_| DeviceProfile::ideal(), |device| device.profile(workers))
 }
 
 fn selector(settings: &Settings) -> DeviceSelector {

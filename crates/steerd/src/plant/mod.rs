@@ -58,6 +58,8 @@ struct PolicyInForce {
     program: Arc<Program>,
     generation: u64,
     loaded_at_seconds: f64,
+    /// What the device does without, or otherwise than the program means.
+    warnings: Vec<String>,
     last_error: Option<String>,
 }
 
@@ -137,6 +139,7 @@ impl Builder {
                 program: Arc::clone(&program),
                 generation: 0,
                 loaded_at_seconds: 0.0,
+                warnings: Vec::new(),
                 last_error: None,
             }),
             reloads_succeeded: AtomicU64::new(0),
@@ -165,6 +168,7 @@ impl Plant {
             return Err(Error::Stopping);
         }
         let installed = controller.install(Arc::clone(&program), &mut publish).map_err(Error::Install)?;
+        let warnings = controller.warnings().map(ToOwned::to_owned).collect();
         drop(controller);
         if let Some(warning) = &installed.warning {
             tracing::warn!("{warning}");
@@ -173,6 +177,7 @@ impl Plant {
         policy.program = program;
         policy.generation = installed.generation.0;
         policy.loaded_at_seconds = unix_seconds();
+        policy.warnings = warnings;
         policy.last_error = installed.warning.map(|warning| warning.to_string());
         Ok(())
     }

@@ -78,6 +78,7 @@ fn policy(plant: &Plant, program: &Program) -> PolicyState {
         flows: program.flows.len(),
         reloads_succeeded: plant.reloads_succeeded.load(Ordering::Relaxed),
         reloads_failed: plant.reloads_failed.load(Ordering::Relaxed),
+        warnings: policy.warnings.clone(),
         last_error: policy.last_error.clone(),
     }
 }
@@ -136,6 +137,8 @@ fn worker(seat: &WorkerSeat, snapshot: &WorkerSnapshot) -> WorkerState {
         kernel_packets: snapshot.total(Disposition::Kernel).packets,
         lost_packets: snapshot.dropped.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
         failed_receives: snapshot.failures.iter().map(|(failure, count)| (failure.name(), *count)).collect(),
+        failed: seat.control.has_failed(),
+        poll_errors: snapshot.poll_errors,
         anomalies: snapshot
             .anomalies
             .iter()

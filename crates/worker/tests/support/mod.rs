@@ -224,10 +224,9 @@ impl Rig {
             nic: Rc::clone(&nic),
             frames_per_call: Rc::clone(&frames_per_call),
         };
-        let priorities = device.profile().priorities_per_program();
         let port_numbers = (1..=ports as u8).collect();
         let controller =
-            Controller::over(installer, "rig0", priorities, port_numbers, count).expect("a controller");
+            Controller::over(installer, device.limits(), port_numbers, count).expect("a controller");
         let workers = Rc::new(RefCell::new(workers));
         Self { controller, workers, device, nic, feeds, witness, frames_per_call }
     }
