@@ -8,6 +8,7 @@ mod chain;
 mod corpus;
 #[path = "captures/expressions.rs"]
 mod expressions;
+mod support;
 
 use std::fmt::Write as _;
 

@@ -11,6 +11,10 @@ server4=10.77.0.1 server6=fd77::1
 mount -t tmpfs tmpfs /run
 mkdir /run/netns
 ip netns add client
+# Router solicitations come when the kernel thinks fit, in the middle of what is counted.
+for side in "" "ip netns exec client"; do
+  $side sysctl -q -w net.ipv6.conf.all.router_solicitations=0 net.ipv6.conf.default.router_solicitations=0
+done
 ip link set lo up
 ip link add steer0 type veth peer name client0
 ip link set client0 netns client
@@ -25,7 +29,13 @@ ip -n client link set client0 up
 ip link set steer0 up
 
 sent() { ip -n client -s -o link show dev client0 | sed -E 's/.*TX:[^0-9]*//' | awk '{ print $2 }'; }
-segments() { ip netns exec client awk '/^Tcp:/ && $2 ~ /^[0-9]/ { print $12 + $15 }' /proc/net/snmp; }
+# Segments sent: OutSegs leaves out those that only repeat, which RetransSegs counts (RFC 4022).
+segments() {
+  ip netns exec client awk '
+    /^Tcp:/ && !named { for (i = 2; i <= NF; i++) column[$i] = i; named = 1; next }
+    /^Tcp:/ { if (!column["OutSegs"] || !column["RetransSegs"]) exit 1; print $column["OutSegs"] + $column["RetransSegs"] }
+  ' /proc/net/snmp
+}
 quiet() { # waits until the client has sent nothing for two seconds: its neighbour and multicast chatter is over
   local before after=$(sent)
   for _ in $(seq 15); do before=$after; sleep 2; after=$(sent); [ "$before" = "$after" ] && return; done

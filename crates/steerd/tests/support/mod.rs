@@ -38,6 +38,13 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// Says that a test cannot run here, past the test harness, which keeps what eprintln! prints to itself.
+/// Where everything must run (`CI`) that is a failure.
+pub fn not_run(what: &str, why: &str) {
+    assert!(std::env::var_os("CI").is_none(), "{what} must run here: {why}");
+    let _ = writeln!(std::io::stderr(), "NOT RUN: {what}: {why}");
+}
+
 /// The repository's config folder.
 pub fn config() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config").canonicalize().expect("config/")
