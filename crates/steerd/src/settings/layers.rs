@@ -60,16 +60,21 @@ impl Layer {
 
     /// `None` for a variable that is not ours. Without a double underscore it cannot be a setting:
     /// Kubernetes sets STEERD_SERVICE_HOST and its kin wherever a service is called steerd. Only a
-    /// name that becomes a setting by doubling an underscore is reported, as the slip it must be.
+    /// bare section, or a name that becomes a setting by doubling an underscore, is reported, as the
+    /// slip it must be.
     pub(super) fn variable(name: &str, value: &str) -> Option<Result<Self, Vec<Problem>>> {
         let rest = name.strip_prefix(PREFIX)?;
         if !rest.contains(SEPARATOR) {
-            return misspelt(rest).map(|meant| {
+            let hint = whole_section(rest).or_else(|| {
+                let meant = misspelt(rest)?;
+                Some(format!("between section and key stand two underscores: {PREFIX}{meant}"))
+            });
+            return hint.map(|hint| {
                 Err(vec![Problem {
                     origin: format!("environment variable {name}"),
                     key: String::new(),
                     message: "no such setting".into(),
-                    hint: Some(format!("between section and key stand two underscores: {PREFIX}{meant}")),
+                    hint: Some(hint),
                 }])
             });
         }
@@ -235,6 +240,15 @@ fn distance(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
+}
+
+/// If `rest` ("LOG") names a section without a key: what its keys' variables are called.
+fn whole_section(rest: &str) -> Option<String> {
+    let defaults = super::DEFAULTS.parse::<Table>().ok()?;
+    let section = defaults.get(&rest.to_ascii_lowercase())?.as_table()?;
+    let names: Vec<String> =
+        section.keys().map(|key| format!("{PREFIX}{rest}{SEPARATOR}{}", key.to_ascii_uppercase())).collect();
+    Some(format!("that is a section; its settings are {}", names.join(", ")))
 }
 
 /// The setting that `rest` ("HTTP_LISTEN") names if one underscore is doubled.

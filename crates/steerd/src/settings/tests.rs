@@ -149,6 +149,7 @@ fn a_mistake_in_a_variable_names_the_variable() {
         ("STEERD_HTPP__LISTEN", "x", "did you mean `http`?"),
         ("STEERD_WORKERS__BATCH", "x", "workers.batch"),
         ("STEERD_HTTP_LISTEN", "127.0.0.1:1", "STEERD_HTTP__LISTEN"),
+        ("STEERD_LOG", "debug", "STEERD_LOG__FILTER"),
         ("STEERD___X", "1", "STEERD_SECTION__KEY"),
         ("STEERD_LOG__FILTER", "[1, 2]", "log.filter"),
     ] {
