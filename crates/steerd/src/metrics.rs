@@ -125,6 +125,8 @@ fn rules(families: &mut Families, rules: &[RuleState]) {
 /// The actions a rule has counted under; one that has counted nothing yet keeps its own at zero.
 fn rule_actions(rule: &RuleState) -> impl Iterator<Item = (&'static str, u64, u64)> {
     let own = match rule.action.as_str() {
+        // A rule of an earlier policy: it has what it has counted, and nothing else.
+        _ if !rule.current => "",
         "drop" => "drop",
         "kernel" => "kernel",
         _ => "deliver",
@@ -333,11 +335,22 @@ mod tests {
         State {
             version: "1.2.3",
             rules: vec![
-                RuleState { name: "web \"x\"".into(), action: "deliver to a".into(), ..RuleState::default() },
+                RuleState {
+                    name: "web \"x\"".into(),
+                    action: "deliver to a".into(),
+                    current: true,
+                    ..RuleState::default()
+                },
                 RuleState {
                     name: "scan".into(),
                     action: "drop".into(),
+                    current: true,
                     dropped_packets: 7,
+                    ..RuleState::default()
+                },
+                RuleState {
+                    name: "renamed".into(),
+                    dropped_packets: 3,
                     ..RuleState::default()
                 },
             ],
@@ -382,6 +395,13 @@ mod tests {
             };
             assert!(text.lines().any(|found| sorted(found) == sorted(line)), "no {line} in:\n{text}");
         }
+    }
+
+    #[test]
+    fn a_rule_of_the_past_has_only_what_it_has_counted() {
+        let series = |text: &str| text.matches("rule=\"renamed\"").count();
+        let text = text();
+        assert_eq!(series(&text), 2, "packets and bytes that it dropped, nothing delivered: {text}");
     }
 
     #[test]
