@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel;
 
+use crate::books::Books;
 use crate::cli::RunArgs;
 use crate::error::{Error, chain};
 use crate::http::{self, Bound, Server};
@@ -37,9 +38,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
     tracing::info!("{status}");
     notify::ready(&status);
 
-    let ended = Daemon { plant: Arc::clone(&plant), threads: &threads, screen: &screen, signals: &signals }
-        .run(args.run_for);
-    stop(&plant, threads, server, &screen, ended)
+    let ended = Daemon { plant: Arc::clone(&plant), threads: &threads, screen: &screen, signals: &signals }.run(args.run_for);
+    stop(&plant, threads, server, &screen, &signals, ended)
 }
 
 fn bind(loaded: &Loaded) -> Result<Option<Bound>, Error> {
@@ -57,12 +57,11 @@ fn start(loaded: &Loaded, signals: &Signals) -> Result<Option<(Arc<Plant>, Threa
         return Ok(None);
     }
     let (device, workers) = (&builder.opened().device, builder.worker_count());
-    let compiled = policy_file::compile(&loaded.policy, &device.profile(workers), Some(workers)).map_err(
-        |diagnostics| {
+    let compiled = policy_file::compile(&loaded.policy, &device.profile(workers), Some(workers))
+        .map_err(|diagnostics| {
             check::print_diagnostics(&diagnostics);
             check::policy_error(&loaded.policy, &diagnostics)
-        },
-    )?;
+        })?;
     if stopped(signals) {
         return Ok(None);
     }
@@ -182,6 +181,7 @@ fn stop(
     threads: Threads,
     server: Option<Server>,
     screen: &Screen,
+    signals: &Signals,
     ended: Result<(), Error>,
 ) -> Result<(), Error> {
     notify::stopping();
@@ -190,12 +190,40 @@ fn stop(
         server.stop();
     }
     screen.clear();
-    output::print(&summary::text(&state, ran_for))?;
-    if !state.books.balanced {
-        tracing::error!("books: {}", state.books.verdict());
-    }
-    let mut failures = ended.err().into_iter().chain(errors);
+    // Nobody reads what is printed on a terminal that has hung up, and to write there is an error.
+    let printed = if signals.terminal_is_gone() {
+        Ok(())
+    } else {
+        output::print(&summary::text(&state, ran_for))
+    };
+    first_of(ended.err().into_iter().chain(errors).chain(unbalanced(&state.books)).chain(printed.err()))
+}
+
+/// Packets that nobody can account for are a failure of steerd's, whatever else went well.
+fn unbalanced(books: &Books) -> Option<Error> {
+    (!books.balanced).then(|| Error::Unbalanced(books.verdict()))
+}
+
+/// What the process ends with; the others are only logged.
+fn first_of(mut failures: impl Iterator<Item = Error>) -> Result<(), Error> {
     let first = failures.next();
     failures.for_each(|error| tracing::error!("{error}"));
     first.map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_without_an_account_are_a_failure() {
+        let books = Books { balanced: false, ..Books::default() };
+        let error = first_of(unbalanced(&books).into_iter()).expect_err("a failure");
+        assert_eq!(error.exit_code(), 7);
+        assert!(error.to_string().starts_with("books: NOT balanced"), "{error}");
+        let earlier = [Error::WorkerDied(1)].into_iter().chain(unbalanced(&books));
+        assert!(matches!(first_of(earlier), Err(Error::WorkerDied(1))), "the first is the cause");
+        let books = Books { balanced: true, ..Books::default() };
+        assert!(first_of(unbalanced(&books).into_iter()).is_ok());
+    }
 }

@@ -41,6 +41,14 @@ pub(crate) enum Error {
     Http(#[from] crate::http::Error),
     #[error("worker {0} has ended by itself")]
     WorkerDied(u32),
+    #[error("books: {0}")]
+    Unbalanced(String),
+    #[error("the device has failed: {0} (hint: its kernel log says more: journalctl -k)")]
+    DeviceFailed(String),
+    #[error("the soft NIC's engine has ended by itself")]
+    EngineDied,
+    #[error("worker {0} cannot poll its completion queue any more")]
+    PollFails(u32),
     #[error("steerd is ending")]
     Stopping,
     #[error("signals cannot be received: {0}")]
@@ -62,7 +70,14 @@ impl Error {
             | Self::Install(_) => 4,
             Self::Worker(_) | Self::Cores(_) => 5,
             Self::Http(_) => 6,
-            Self::WorkerDied(_) | Self::Stopping | Self::Signals(_) | Self::Output(_) => 7,
+            Self::WorkerDied(_)
+            | Self::Unbalanced(_)
+            | Self::DeviceFailed(_)
+            | Self::EngineDied
+            | Self::PollFails(_)
+            | Self::Stopping
+            | Self::Signals(_)
+            | Self::Output(_) => 7,
         }
     }
 }

@@ -9,6 +9,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, fmt};
 
+use crate::output;
 use crate::screen::Screen;
 use crate::settings::{Log, LogTarget};
 
@@ -26,6 +27,8 @@ pub(crate) fn start(log: &Log, screen: &Screen) {
             let layer = fmt::layer()
                 .with_target(false)
                 .with_ansi(io::stderr().is_terminal())
+                // Not to complain on stderr that stderr cannot be written to: that would panic.
+                .log_internal_errors(false)
                 .with_writer(AroundTable(screen.clone()));
             let started = registry.with(layer).try_init();
             if let Some(Err(error)) = failed {
@@ -35,7 +38,7 @@ pub(crate) fn start(log: &Log, screen: &Screen) {
         }
     };
     if let Err(error) = started {
-        eprintln!("steerd: logging cannot be started: {error}");
+        output::complain(&format!("steerd: logging cannot be started: {error}"));
     }
 }
 

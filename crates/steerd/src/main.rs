@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("steerd: {error}");
+            output::complain(&format!("steerd: {error}"));
             ExitCode::from(error.exit_code())
         }
     }

@@ -1,5 +1,6 @@
-//! What commands print on stdout: text as it is, JSON indented or a line each. A reader that went away
-//! (`| head`) ends the command without a complaint.
+//! What commands print on stdout: text as it is, JSON indented or a line each; and complaints on stderr.
+//!
+//! A reader that went away (`| head`) is no failure, and hides none: the command comes to its own end.
 
 use std::io::{self, Write};
 
@@ -7,9 +8,21 @@ use serde::Serialize;
 
 use crate::error::Error;
 
+/// Whether anybody still reads what is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reader {
+    There,
+    Gone,
+}
+
 pub(crate) fn print(text: &str) -> Result<(), Error> {
+    print_line_by_line(text).map(|_| ())
+}
+
+/// For those who have much more to say, and stop when nobody listens.
+pub(crate) fn print_line_by_line(text: &str) -> Result<Reader, Error> {
     let mut stdout = io::stdout().lock();
-    done(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
+    reader_of(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
 }
 
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Error> {
@@ -17,14 +30,20 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Error> {
     print(&format!("{text}\n"))
 }
 
-pub(crate) fn print_json_line(value: &impl Serialize) -> Result<(), Error> {
+pub(crate) fn print_json_line(value: &impl Serialize) -> Result<Reader, Error> {
     let text = serde_json::to_string(value).map_err(|error| Error::Output(error.into()))?;
-    print(&format!("{text}\n"))
+    print_line_by_line(&format!("{text}\n"))
 }
 
-fn done(written: io::Result<()>) -> Result<(), Error> {
+/// A line on stderr. Where that cannot be written to there is nobody to tell so, and no reason to panic.
+pub(crate) fn complain(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+fn reader_of(written: io::Result<()>) -> Result<Reader, Error> {
     match written {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
-        written => written.map_err(Error::Output),
+        Ok(()) => Ok(Reader::There),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Reader::Gone),
+        Err(error) => Err(Error::Output(error)),
     }
 }

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::cli::{ExplainArgs, Format};
 use crate::error::Error;
-use crate::output;
+use crate::output::{self, Reader};
 use crate::table::{Grid, bytes, number};
 
 /// Shorter frames have no Ethernet header; every port drops them.
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
     }
     let key = match (&args.packet, &args.hex) {
         (Some(fields), _) => fields::key_of_fields(fields),
-        (None, Some(hex)) => fields::frame_of_hex(hex).map(|frame| FlowKey::of(&frame)),
+        (None, Some(hex)) => fields::frame_of_hex(hex).and_then(|frame| whole(&frame)),
         (None, None) => Err("no packet is given".into()),
     };
     let key = key.map_err(Error::Packet)?;
@@ -38,6 +38,18 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
         Format::Text => output::print(&fate.text(program)),
         Format::Json => output::print_json(&fate),
     }
+}
+
+/// The key of a frame that a port would look at.
+fn whole(frame: &[u8]) -> Result<FlowKey, String> {
+    if frame.len() < ETHERNET_HEADER_BYTES {
+        let bytes = frame.len();
+        return Err(format!(
+            "{bytes} bytes hold no Ethernet header: a port drops that as a runt, no rule sees it (hint: a frame \
+             begins with its destination MAC and has {ETHERNET_HEADER_BYTES} bytes or more)"
+        ));
+    }
+    Ok(FlowKey::of(frame))
 }
 
 /// One packet's way, in names and numbers.
@@ -165,7 +177,7 @@ struct Summary {
 
 fn explain_capture(program: &Program, path: &Path, each: bool, format: Format) -> Result<(), Error> {
     let mut summary = Summary::default();
-    let mut failed = None;
+    let mut reader = Ok(if each { Reader::There } else { Reader::Gone });
     let mut packet_number = 0;
     let read = capture::for_each_frame(path, &mut |frame| {
         packet_number += 1;
@@ -188,22 +200,21 @@ fn explain_capture(program: &Program, path: &Path, each: bool, format: Format) -
         if let Some(anomaly) = parsed.anomaly {
             *summary.anomalies.entry(anomaly.name()).or_default() += 1;
         }
-        if each && failed.is_none() {
+        if matches!(reader, Ok(Reader::There)) {
             let fate = Fate::of(program, &parsed.key);
-            let printed = match format {
-                Format::Text => output::print(&format!("{}\n", fate.line(packet_number))),
+            reader = match format {
+                Format::Text => output::print_line_by_line(&format!("{}\n", fate.line(packet_number))),
                 Format::Json => output::print_json_line(&fate),
             };
-            failed = printed.err();
         }
     });
     summary.packets = read.map_err(|message| Error::Capture { path: path.to_owned(), message })?;
-    match (failed, each, format) {
-        (Some(error), _, _) => Err(error),
-        (None, true, Format::Json) => Ok(()),
-        (None, _, Format::Json) => output::print_json(&summary),
-        (None, true, Format::Text) => output::print(&format!("\n{}", summary_text(&summary))),
-        (None, false, Format::Text) => output::print(&summary_text(&summary)),
+    reader?;
+    match (each, format) {
+        (true, Format::Json) => Ok(()),
+        (false, Format::Json) => output::print_json(&summary),
+        (true, Format::Text) => output::print(&format!("\n{}", summary_text(&summary))),
+        (false, Format::Text) => output::print(&summary_text(&summary)),
     }
 }
 
