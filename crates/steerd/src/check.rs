@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 use policy::{Check, DeviceProfile, Diagnostic, Diagnostics, Placement};
 use serde::Serialize;
 
-use crate::cli::{CheckArgs, Format, PolicyArgs};
+use crate::cli::{CheckArgs, Format, PolicyArgs, Profile};
 use crate::error::Error;
 use crate::policy_file::{self, Compiled, error_count};
 use crate::settings::{self, PolicySource, Request};
@@ -56,13 +56,13 @@ pub(crate) fn policy_error(source: &PolicySource, diagnostics: &Diagnostics) -> 
 pub(crate) fn print_diagnostics(diagnostics: &Diagnostics) {
     if std::io::stderr().is_terminal() {
         for report in diagnostics.report() {
-            eprintln!("{report:?}");
+            output::complain(&format!("{report:?}"));
         }
         if diagnostics.omitted > 0 {
-            eprintln!("and {} more", diagnostics.omitted);
+            output::complain(&format!("and {} more", diagnostics.omitted));
         }
     } else {
-        eprintln!("{diagnostics}");
+        output::complain(&diagnostics.to_string());
     }
 }
 
@@ -76,9 +76,10 @@ struct Target {
 
 fn target(args: &PolicyArgs) -> Result<Target, Error> {
     let mut workers = args.workers.map(|workers| workers as usize);
+    let wanted = args.profile.map(|Profile::Ideal| DeviceProfile::ideal());
     let Some(file) = &args.config else {
         let source = PolicySource::File(args.policy.clone().unwrap_or_default());
-        return Ok(Target { source, profile: DeviceProfile::ideal(), workers });
+        return Ok(Target { source, profile: wanted.unwrap_or_else(DeviceProfile::ideal), workers });
     };
     let request = Request { file: Some(file.clone()), policy: args.policy.clone(), ..Request::default() };
     let loaded = settings::load(&request).map_err(Error::Settings)?;
@@ -87,7 +88,8 @@ fn target(args: &PolicyArgs) -> Result<Target, Error> {
         let cores = cores::assign(&settings.workers.cores, settings.softnic.core, &cores::available());
         workers = Some(cores.map_err(Error::Cores)?.len());
     }
-    Ok(Target { source: loaded.policy, profile: plant::profile(settings), workers })
+    let profile = wanted.map_or_else(|| plant::profile(settings), Ok)?;
+    Ok(Target { source: loaded.policy, profile, workers })
 }
 
 fn report_json(

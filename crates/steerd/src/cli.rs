@@ -76,6 +76,9 @@ pub(crate) struct PolicyArgs {
     /// How many workers to compile for [default: the settings', else what the policy names].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) workers: Option<u32>,
+    /// Compile for a device of this kind instead of the settings' own, which need not be there then.
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub(crate) profile: Option<Profile>,
     /// How to print the answer.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,
@@ -115,6 +118,13 @@ pub(crate) struct DevicesArgs {
     /// How to print the answer.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,
+}
+
+/// The devices whose limits are known without asking one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Profile {
+    /// Takes whatever the verbs API can say, as the soft NIC does.
+    Ideal,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

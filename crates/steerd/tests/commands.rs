@@ -102,6 +102,51 @@ fn a_packet_in_hexadecimal_is_the_same_packet() {
     assert!(from_hex["worker"].is_u64(), "{from_hex}");
 }
 
+#[test]
+fn a_frame_without_an_ethernet_header_is_nobodys() {
+    for hex in ["0000", "00112233445566778899aabbcc"] {
+        let output = run(&["explain", "demo.toml", "--hex", hex]);
+        assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+        assert!(stderr(&output).contains("runt"), "{}", stderr(&output));
+    }
+    let output = run(&["explain", "demo.toml", "--hex", "00112233445566778899aabbccdd"]);
+    assert!(output.status.success(), "14 bytes are a header: {}", stderr(&output));
+}
+
+#[test]
+fn a_reader_that_goes_away_hides_no_failure() {
+    let folder = tempfile::tempdir().expect("folder");
+    std::fs::write(folder.path().join("broken.toml"), "version = 1\nrulez = []\n").expect("written");
+    let closed = || {
+        let (reader, writer) = std::io::pipe().expect("pipe");
+        drop(reader);
+        writer
+    };
+    let mut command = steerd();
+    command.current_dir(folder.path()).args(["check", "broken.toml", "--format", "json"]).stdout(closed());
+    assert_eq!(command.status().expect("it runs").code(), Some(1), "the policy is still broken");
+    let mut command = steerd();
+    command.current_dir(config().join("policies")).args(["check", "demo.toml"]).stdout(closed());
+    assert_eq!(command.status().expect("it runs").code(), Some(0), "as with `| head`");
+}
+
+#[test]
+fn an_absent_device_is_not_approved() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("s.toml");
+    std::fs::write(&path, "[device]\nname = \"mlx5_99\"\n[workers]\ncores = 2\n").expect("written");
+    let path = path.to_str().expect("path");
+    for command in [&["check"][..], &["explain", "--packet", DNS]] {
+        let mut args = command.to_vec();
+        args.extend(["--config", path, "demo.toml"]);
+        let output = run(&args);
+        assert_eq!(output.status.code(), Some(4), "{}{}", stdout(&output), stderr(&output));
+        assert!(stderr(&output).contains("device"), "{}", stderr(&output));
+        args.extend(["--profile", "ideal"]);
+        assert!(run(&args).status.success(), "{args:?}: for a device that need not be there");
+    }
+}
+
 fn write_pcap(path: &Path, frames: &[Vec<u8>]) {
     let file = std::fs::File::create(path).expect("created");
     let mut writer = PcapWriter::new(file).expect("header");

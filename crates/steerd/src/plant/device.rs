@@ -60,6 +60,10 @@ pub(crate) fn open(settings: &Settings) -> Result<Opened, Error> {
         let device = Device::open(&selector, Some(&soft.nic)).map_err(Error::Device)?;
         return Ok(Opened { device, ports, soft: Some(soft) });
     }
+    Ok(Opened { device: open_real(settings)?, ports, soft: None })
+}
+
+fn open_real(settings: &Settings) -> Result<Device, Error> {
     if settings.device.name == settings.softnic.name {
         let hint = "add [[softnic.ports]] to the settings, or use --demo";
         return Err(Error::NoDevice(format!(
@@ -67,11 +71,10 @@ pub(crate) fn open(settings: &Settings) -> Result<Opened, Error> {
             settings.softnic.name
         )));
     }
-    let device = Device::open(&selector(settings), None).map_err(|error| match error {
+    Device::open(&selector(settings), None).map_err(|error| match error {
         error if no_rdma_in_kernel(&error) => Error::NoDevice(NO_RDMA.into()),
         error => Error::Device(error),
-    })?;
-    Ok(Opened { device, ports, soft: None })
+    })
 }
 
 fn make_soft(settings: &Settings) -> Result<Soft, Error> {
@@ -93,15 +96,14 @@ fn make_soft(settings: &Settings) -> Result<Soft, Error> {
     Ok(Soft { nic, wires, gate })
 }
 
-/// The limits to compile for: those of the settings' device where it can be asked, else the ideal ones.
-pub(crate) fn profile(settings: &Settings) -> DeviceProfile {
+/// The limits to compile for: those of the settings' device, which must be there to be asked.
+pub(crate) fn profile(settings: &Settings) -> Result<DeviceProfile, Error> {
     if means_soft(settings) {
-        return DeviceProfile::ideal();
+        return Ok(DeviceProfile::ideal());
     }
     let cores = cores::assign(&settings.workers.cores, settings.softnic.core, &cores::available());
-    let workers = cores.map_or(1, |cores| cores.len());
-    Device::open(&selector(settings), None)
-        .map_or_else(|_| DeviceProfile::ideal(), |device| device.profile(workers))
+    let workers = cores.map_err(Error::Cores)?.len();
+    open_real(settings).map(|device| device.profile(workers))
 }
 
 fn selector(settings: &Settings) -> DeviceSelector {
