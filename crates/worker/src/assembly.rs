@@ -42,7 +42,8 @@ pub(crate) struct Parts {
 /// Makes everything but the counters and the first filling.
 pub(crate) fn assemble(context: &Arc<Context>, config: &WorkerConfig) -> Result<Parts, Error> {
     config.check()?;
-    let entries = completion_entries(context, config)?;
+    let limit = context.attributes().map_err(refused(config.id, Object::Attributes))?.max_cqe;
+    let entries = completion_entries(config, limit)?;
     let arena = map_arena(config, entries)?;
     let mut parts = assemble_in(&arena, context, config, entries)?;
     parts.warnings.extend(arena.warnings().iter().map(|warning| Warning::Memory(warning.to_string())));
@@ -99,9 +100,8 @@ fn refused(worker: WorkerId, object: Object) -> impl FnOnce(verbs::Error) -> Err
     move |source| Error::Verb { worker, object, source: Box::new(source) }
 }
 
-fn completion_entries(context: &Context, config: &WorkerConfig) -> Result<u32, Error> {
-    let limit = context.attributes().map_err(refused(config.id, Object::Attributes))?.max_cqe;
-    let wanted = config.cq_entries.unwrap_or_else(|| config.completions_max());
+fn completion_entries(config: &WorkerConfig, limit: u32) -> Result<u32, Error> {
+    let wanted = config.completions_max();
     if wanted > limit {
         return Err(Error::CompletionLimit { worker: config.id, wanted, limit });
     }
@@ -159,13 +159,19 @@ fn completion_queue(
     if config.timestamps {
         fields |= CompletionFields::COMPLETION_TIMESTAMP;
     }
-    CompletionQueue::builder(context, entries)
-        .fields(fields)
-        .single_threaded(true)
-        .ignore_overrun(config.ignore_overrun)
-        .domain(domain)
-        .build()
-        .map_err(refused(config.id, Object::CompletionQueue))
+    let build = |ignore_overrun| {
+        CompletionQueue::builder(context, entries)
+            .fields(fields)
+            .single_threaded(true)
+            .ignore_overrun(ignore_overrun)
+            .domain(domain)
+            .build()
+    };
+    let made = match build(config.ignore_overrun) {
+        Err(_) if config.ignore_overrun => build(false),
+        made => made,
+    };
+    made.map_err(refused(config.id, Object::CompletionQueue))
 }
 
 /// Before the work queue is ready: a device may otherwise receive its own broadcasts (facts, VPP).

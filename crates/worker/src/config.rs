@@ -37,9 +37,6 @@ pub struct WorkerConfig {
     pub frames: u32,
     /// Bytes per frame; a longer packet is refused by the device.
     pub frame_bytes: u32,
-    /// Entries of the completion queue; `None` takes receives + sends, and less than that is refused,
-    /// because the queue could then overrun.
-    pub cq_entries: Option<u32>,
     /// Completions taken per turn, at most [`BATCH_MAX`].
     pub batch: usize,
     /// Sends that may be outstanding on the TX queue pair.
@@ -50,7 +47,7 @@ pub struct WorkerConfig {
     pub numa_node: Option<u32>,
     /// What to do when there is nothing to do.
     pub idle: Idle,
-    /// Ask the device not to check for overruns: sound because the queue cannot overrun.
+    /// Ask the device not to check for overruns, which cannot happen. One that knows no such flag checks.
     pub ignore_overrun: bool,
     /// Have completions carry the device's timestamp (for sinks).
     pub timestamps: bool,
@@ -66,18 +63,18 @@ impl WorkerConfig {
             ports: vec![1],
             frames: 4096,
             frame_bytes: 2048,
-            cq_entries: None,
             batch: 64,
             sends: 64,
             pages: vec![PageKind::Huge2M, PageKind::Transparent, PageKind::Plain],
             numa_node: None,
             idle: Idle::default(),
-            ignore_overrun: false,
+            ignore_overrun: true,
             timestamps: false,
         }
     }
 
-    /// Completions that can be outstanding at once: the least size of the completion queue.
+    /// Completions that can be outstanding at once: the size of the completion queue, which so never
+    /// overruns.
     #[must_use]
     pub fn completions_max(&self) -> u32 {
         self.frames.saturating_add(self.sends)
@@ -107,14 +104,6 @@ impl WorkerConfig {
         )?;
         in_range("batch", self.batch as u64, 1, BATCH_MAX as u64)?;
         in_range("sends", u64::from(self.sends), 1, u64::from(SENDS_MAX))?;
-        if let Some(entries) = self.cq_entries {
-            in_range(
-                "cq_entries",
-                u64::from(entries),
-                u64::from(self.completions_max()),
-                u64::from(u32::MAX),
-            )?;
-        }
         Ok(())
     }
 }
@@ -212,16 +201,6 @@ mod tests {
         );
         backoff.after(1);
         assert_eq!(backoff.next(), Pause::Spin);
-    }
-
-    #[test]
-    fn a_completion_queue_that_could_overrun_is_refused() {
-        let mut config = WorkerConfig::new(WorkerId(0));
-        config.cq_entries = Some(config.completions_max());
-        assert!(config.check().is_ok());
-        config.cq_entries = Some(config.completions_max() - 1);
-        let error = config.check().expect_err("too small");
-        assert!(error.to_string().contains("cq_entries"), "{error}");
     }
 
     #[test]

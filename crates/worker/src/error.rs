@@ -45,7 +45,7 @@ pub enum Error {
         source: hugemem::Error,
     },
     /// The arena has no room for the frames.
-    #[error("worker {}: the arena has no room for {bytes} bytes of frames", worker.0)]
+    #[error("worker {}: the arena has no room for {bytes} bytes of frames: lower `frames` or `frame_bytes`", worker.0)]
     FrameMemory {
         /// Which worker.
         worker: WorkerId,
@@ -64,7 +64,7 @@ pub enum Error {
         source: Box<verbs::Error>,
     },
     /// The receive queue took fewer frames than it was made for.
-    #[error("worker {}: the receive queue took {posted} of {frames} frames", worker.0)]
+    #[error("worker {}: the receive queue took {posted} of {frames} frames: lower `frames` to that", worker.0)]
     FirstFill {
         /// Which worker.
         worker: WorkerId,

@@ -38,6 +38,29 @@ fn an_arena_too_small_for_the_rings_still_holds_the_frames() {
 }
 
 #[test]
+fn more_completions_than_the_device_can_hold_are_refused_with_what_to_lower() {
+    let most = config().completions_max();
+    assert_eq!(completion_entries(&config(), most).expect("just enough"), most);
+    let error = completion_entries(&config(), most - 1).expect_err("one too many").to_string();
+    assert_eq!(
+        error,
+        "worker 0: 80 completion queue entries (frames + sends) are more than the device's 79; lower `frames`"
+    );
+}
+
+#[test]
+fn a_lack_of_room_for_frames_says_what_to_lower() {
+    let options =
+        ArenaOptions { bytes: 4096, pages: vec![PageKind::Plain], numa_node: None, label: "tiny".to_owned() };
+    let arena = Arena::map(&options).expect("plain pages");
+    let _all = arena.carve(arena.bytes(), 64).expect("nobody else has any");
+    let error = frame_memory(&config(), &arena).err().expect("24 KiB of frames").to_string();
+    assert!(error.ends_with("24576 bytes of frames: lower `frames` or `frame_bytes`"), "{error}");
+    let error = Error::FirstFill { worker: WorkerId(0), posted: 5, frames: 16 }.to_string();
+    assert!(error.ends_with("took 5 of 16 frames: lower `frames` to that"), "{error}");
+}
+
+#[test]
 fn a_device_that_cannot_send_costs_a_warning_and_one_that_may_not_the_worker() {
     let refusal = |errno| verbs::Error::CreateRawQueuePair {
         device: "nic0".to_owned(),
