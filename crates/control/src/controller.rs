@@ -153,11 +153,11 @@ impl<I: Installer> Controller<I> {
     /// The first flow that the device did not remove.
     pub fn clear(&mut self) -> Result<(), Error> {
         self.remove_leftover()?;
-        if let Some(mut old) = self.installed.take() {
-            if let Err(error) = self.remove_all(&mut old) {
-                self.installed = Some(old);
-                return Err(error);
-            }
+        if let Some(mut old) = self.installed.take()
+            && let Err(error) = self.remove_all(&mut old)
+        {
+            self.installed = Some(old);
+            return Err(error);
         }
         self.close_unused_counters();
         Ok(())

@@ -112,5 +112,7 @@ fn an_opened_device_outlives_its_list_and_a_stopped_nic() {
     assert_eq!(device.context().name(), "soft10");
     assert_eq!(Arc::strong_count(device.context()), 1);
     drop(nic);
-    assert!(device.check_port(1).is_ok() || matches!(device.check_port(1), Err(Error::PortDown { .. })));
+    let again = Device::of(Arc::clone(device.context())).expect("it answers as before");
+    assert_eq!(again.attributes(), device.attributes());
+    assert!(matches!(again.check_port(2), Err(Error::NoSuchPort { port: 2, ports: 1, .. })));
 }

@@ -54,7 +54,7 @@ fn a_lack_of_room_for_frames_says_what_to_lower() {
         ArenaOptions { bytes: 4096, pages: vec![PageKind::Plain], numa_node: None, label: "tiny".to_owned() };
     let arena = Arena::map(&options).expect("plain pages");
     let _all = arena.carve(arena.bytes(), 64).expect("nobody else has any");
-    let error = frame_memory(&config(), &arena).err().expect("24 KiB of frames").to_string();
+    let error = frame_memory(&config(), &arena).expect_err("24 KiB of frames").to_string();
     assert!(error.ends_with("24576 bytes of frames: lower `frames` or `frame_bytes`"), "{error}");
     let error = Error::FirstFill { worker: WorkerId(0), posted: 5, frames: 16 }.to_string();
     assert!(error.ends_with("took 5 of 16 frames: lower `frames` to that"), "{error}");
