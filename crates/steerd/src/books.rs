@@ -1,20 +1,37 @@
 //! The books: every packet that a port received is in exactly one counter, and this adds them up.
 //!
-//! `Plant::state` calls it with what it has read, and says how many packets may have moved
-//! meanwhile. It reads nothing itself; once traffic has ended it forgives no packet.
+//! `Plant::state` calls it with what it has read, and says how many packets may have been on their way
+//! where. It reads nothing itself; once traffic has ended it forgives no packet.
 
 use serde::Serialize;
 
-use crate::state::{PortState, RuleState, WorkerState};
+use crate::state::{PortCounters, PortState, RuleState, WorkerState};
 
-/// One equation. It holds when `difference` is zero, or explained by packets on their way.
+/// One equation. It holds when `difference` is zero, or packets that were on their way explain it: the
+/// left side may then be ahead by as many, and never the right.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Entry {
     pub(crate) name: String,
     pub(crate) left: u64,
     pub(crate) right: u64,
     pub(crate) difference: i64,
+    /// How many packets may have been on their way.
+    pub(crate) on_their_way: u64,
     pub(crate) balanced: bool,
+}
+
+/// How many packets may be on their way where; nothing once traffic has ended. Where the two sides of
+/// an equation are read at one moment nothing can be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Flight {
+    /// From ports to workers: in queues, or delivered while this was read.
+    pub(crate) handed_over: u64,
+    /// Dropped by ports while the drop rules were read.
+    pub(crate) dropped: u64,
+    /// Taken by a worker and not judged yet, or taken while it was read; in the order of the workers.
+    pub(crate) judged: Vec<u64>,
+    /// The drop rules could not be read now: nothing is held against them.
+    pub(crate) drops_unknown: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -22,6 +39,8 @@ pub(crate) struct Books {
     pub(crate) entries: Vec<Entry>,
     /// Received by ports.
     pub(crate) received: u64,
+    /// Lost on the wire before that; also part of `lost`.
+    pub(crate) wire_lost: u64,
     pub(crate) delivered: u64,
     pub(crate) rule_dropped: u64,
     pub(crate) kernel: u64,
@@ -34,68 +53,79 @@ pub(crate) struct Books {
     pub(crate) ports_counted: bool,
 }
 
-/// `slack`: how many packets may be on their way, or counted on one side only because they moved
-/// while the counters were read: 0 once traffic has ended, and then every equation is exact.
-///
-/// `drops_are_fresh`: whether the drop rules were read with the rest; otherwise nothing is held against them.
+/// What frames the wire lost before the port had them are called among its losses.
+pub(crate) const WIRE: &str = "wire";
+
 pub(crate) fn add_up(
     ports: &[PortState],
     rules: &[RuleState],
     workers: &[WorkerState],
-    drops_are_fresh: bool,
-    slack: u64,
+    flight: &Flight,
 ) -> Books {
+    let counted: Option<Vec<&PortCounters>> = ports.iter().map(|port| port.counters.as_ref()).collect();
+    let counted = counted.filter(|ports| !ports.is_empty());
+    let sum = |of: fn(&PortCounters) -> u64| counted.iter().flatten().map(|port| of(port)).sum::<u64>();
+    let dropped_by_rules: u64 = rules.iter().map(|rule| rule.dropped_packets).sum();
     let mut entries = Vec::new();
     let mut in_flight = 0;
-    for port in ports {
-        let disposed = port.delivered_packets
-            + port.rule_dropped_packets
-            + port.kernel_packets
-            + port.lost_packets.values().sum::<u64>();
-        let name = format!("port {}: received = delivered + dropped + lost + kernel", port.port);
-        entries.push(entry(name, port.received_packets, disposed, slack));
-    }
-    let received_by_workers: u64 = workers.iter().map(|worker| worker.received_packets).sum();
-    let dropped_by_workers: u64 = workers.iter().map(|worker| worker.dropped_packets).sum();
-    let dropped_by_rules: u64 = rules.iter().map(|rule| rule.dropped_packets).sum();
-    if !ports.is_empty() {
-        let handed_over = ports.iter().map(|port| port.delivered_packets + port.replicated_packets).sum();
-        let name = "ports delivered = workers received".to_owned();
-        let handed_over = entry(name, handed_over, received_by_workers, slack);
+    if counted.is_some() {
+        entries.extend(ports.iter().filter_map(port_entry));
+        let received_by_workers: u64 = workers.iter().map(|worker| worker.received_packets).sum();
+        let handed_over = entry(
+            "ports delivered = workers received".to_owned(),
+            sum(|port| port.delivered_packets + port.replicated_packets),
+            received_by_workers,
+            flight.handed_over,
+        );
         in_flight = handed_over.difference;
         entries.push(handed_over);
     }
-    if !ports.is_empty() && drops_are_fresh {
-        let dropped = ports.iter().map(|port| port.rule_dropped_packets).sum();
+    if counted.is_some() && !flight.drops_unknown {
+        let dropped_by_workers: u64 = workers.iter().map(|worker| worker.dropped_packets).sum();
         let name = "ports dropped by rule = drop rules counted".to_owned();
-        entries.push(entry(name, dropped, dropped_by_rules.saturating_sub(dropped_by_workers), slack));
+        let in_device = dropped_by_rules.saturating_sub(dropped_by_workers);
+        entries.push(entry(name, sum(|port| port.rule_dropped_packets), in_device, flight.dropped));
     }
-    for worker in workers {
+    for (index, worker) in workers.iter().enumerate() {
         let accounted = worker.delivered_packets
             + worker.dropped_packets
             + worker.kernel_packets
             + worker.lost_packets.values().sum::<u64>();
         let name = format!("worker {}: received = delivered + dropped + lost + kernel", worker.worker);
-        entries.push(entry(name, worker.received_packets, accounted, slack));
+        let judged = flight.judged.get(index).copied().unwrap_or(0);
+        entries.push(entry(name, worker.received_packets, accounted, judged));
     }
     let by_rules = rules.iter().map(|rule| rule.delivered_packets).sum();
     let delivered = workers.iter().map(|worker| worker.delivered_packets).sum();
-    let name = "workers delivered = rules delivered".to_owned();
-    entries.push(entry(name, delivered, by_rules, slack));
+    entries.push(entry("workers delivered = rules delivered".to_owned(), delivered, by_rules, 0));
     Books {
-        received: ports.iter().map(|port| port.received_packets).sum(),
+        received: sum(|port| port.received_packets),
+        wire_lost: ports.iter().filter_map(|port| port.lost_packets.get(WIRE)).sum(),
         delivered,
         rule_dropped: dropped_by_rules,
-        kernel: ports.iter().map(|port| port.kernel_packets).sum::<u64>()
+        kernel: sum(|port| port.kernel_packets)
             + workers.iter().map(|worker| worker.kernel_packets).sum::<u64>(),
         lost: ports.iter().flat_map(|port| port.lost_packets.values()).sum::<u64>()
             + workers.iter().flat_map(|worker| worker.lost_packets.values()).sum::<u64>(),
-        replicated: ports.iter().map(|port| port.replicated_packets).sum(),
+        replicated: sum(|port| port.replicated_packets),
         in_flight,
         balanced: entries.iter().all(|entry| entry.balanced),
-        ports_counted: !ports.is_empty(),
+        ports_counted: counted.is_some(),
         entries,
     }
+}
+
+/// A port's counters are read at one moment: nothing is on its way between them.
+fn port_entry(port: &PortState) -> Option<Entry> {
+    let counters = port.counters.as_ref()?;
+    let arrived = counters.received_packets + port.lost_packets.get(WIRE).copied().unwrap_or(0);
+    let disposed = counters.delivered_packets
+        + counters.rule_dropped_packets
+        + counters.kernel_packets
+        + port.lost_packets.values().sum::<u64>();
+    let name =
+        format!("port {}: received + lost on the wire = delivered + dropped + lost + kernel", port.port);
+    Some(entry(name, arrived, disposed, 0))
 }
 
 impl Books {
@@ -123,10 +153,11 @@ impl Books {
     }
 }
 
-fn entry(name: String, left: u64, right: u64, slack: u64) -> Entry {
+fn entry(name: String, left: u64, right: u64, on_their_way: u64) -> Entry {
     // Counts of packets are far from 2^63.
     let difference = i64::try_from(i128::from(left) - i128::from(right)).unwrap_or(i64::MAX);
-    Entry { name, left, right, difference, balanced: difference.unsigned_abs() <= slack }
+    let balanced = u64::try_from(difference).is_ok_and(|ahead| ahead <= on_their_way);
+    Entry { name, left, right, difference, on_their_way, balanced }
 }
 
 #[cfg(test)]
@@ -136,11 +167,14 @@ mod tests {
     fn scene() -> (PortState, RuleState, RuleState, WorkerState) {
         let port = PortState {
             port: 1,
-            received_packets: 100,
-            delivered_packets: 60,
-            rule_dropped_packets: 25,
-            kernel_packets: 10,
-            lost_packets: [("out_of_buffer", 5)].into(),
+            counters: Some(PortCounters {
+                received_packets: 100,
+                delivered_packets: 60,
+                rule_dropped_packets: 25,
+                kernel_packets: 10,
+                ..PortCounters::default()
+            }),
+            lost_packets: [("out_of_buffer", 5), (WIRE, 3)].into(),
             ..PortState::default()
         };
         let steer = RuleState { delivered_packets: 57, dropped_packets: 2, ..RuleState::default() };
@@ -158,21 +192,25 @@ mod tests {
     #[test]
     fn a_complete_account_balances() {
         let (port, steer, drop, worker) = scene();
-        let books = add_up(&[port], &[steer, drop], &[worker], true, 0);
+        let books = add_up(&[port], &[steer, drop], &[worker], &Flight::default());
         assert!(books.balanced, "{}", books.verdict());
         assert_eq!(books.verdict(), "balanced");
         assert_eq!(
             (books.received, books.delivered, books.rule_dropped, books.kernel, books.lost),
-            (100, 57, 27, 10, 6)
+            (100, 57, 27, 10, 9)
         );
-        assert_eq!(books.delivered + books.rule_dropped + books.kernel + books.lost, books.received);
+        assert_eq!(books.delivered + books.rule_dropped + books.kernel + books.lost, books.received + 3);
+        assert_eq!(books.wire_lost, 3);
     }
 
     #[test]
     fn one_packet_missing_anywhere_is_seen() {
+        fn counters(port: &mut PortState) -> &mut PortCounters {
+            port.counters.as_mut().expect("counted")
+        }
         let spoil: [fn(&mut PortState, &mut RuleState, &mut RuleState, &mut WorkerState); 6] = [
-            |port, _, _, _| port.received_packets += 1,
-            |port, _, _, _| port.kernel_packets += 1,
+            |port, _, _, _| counters(port).received_packets += 1,
+            |port, _, _, _| counters(port).kernel_packets += 1,
             |_, steer, _, _| steer.delivered_packets -= 1,
             |_, _, drop, _| drop.dropped_packets -= 1,
             |_, _, _, worker| worker.received_packets -= 1,
@@ -181,7 +219,7 @@ mod tests {
         for (i, spoil) in spoil.into_iter().enumerate() {
             let (mut port, mut steer, mut drop, mut worker) = scene();
             spoil(&mut port, &mut steer, &mut drop, &mut worker);
-            let books = add_up(&[port], &[steer, drop], &[worker], true, 0);
+            let books = add_up(&[port], &[steer, drop], &[worker], &Flight::default());
             assert!(!books.balanced, "spoiling {i} went unseen");
             assert!(books.verdict().starts_with("NOT balanced: "), "{}", books.verdict());
         }
@@ -194,16 +232,52 @@ mod tests {
         worker.delivered_packets -= 3;
         steer.delivered_packets -= 3;
         let (ports, rules, workers) = ([port], [steer, drop], [worker]);
-        let books = add_up(&ports, &rules, &workers, true, 3);
+        let flight = |handed_over| Flight { handed_over, ..Flight::default() };
+        let books = add_up(&ports, &rules, &workers, &flight(3));
         assert_eq!(books.verdict(), "balanced, 3 packets on their way");
-        assert!(!add_up(&ports, &rules, &workers, true, 2).balanced, "more than can be on their way");
+        assert!(!add_up(&ports, &rules, &workers, &flight(2)).balanced, "more than can be on their way");
+    }
+
+    /// What room there is for packets on their way is no room for errors of another kind.
+    #[test]
+    fn no_traffic_explains_an_error_elsewhere() {
+        type Spoil = fn(&mut PortState, &mut RuleState, &mut RuleState, &mut WorkerState);
+        let spoil: [Spoil; 5] = [
+            |port, _, _, _| port.lost_packets.clear(),
+            |_, steer, _, _| steer.delivered_packets -= 1,
+            |_, _, drop, _| drop.dropped_packets += 1,
+            |_, _, _, worker| worker.received_packets += 1,
+            |_, _, _, worker| worker.lost_packets.insert("bad_frame", 1).map_or((), |_| ()),
+        ];
+        for (i, spoil) in spoil.into_iter().enumerate() {
+            let (mut port, mut steer, mut drop, mut worker) = scene();
+            spoil(&mut port, &mut steer, &mut drop, &mut worker);
+            // Everything that may be ahead may be so by much; nothing may be behind.
+            let flight = Flight { handed_over: 4096, dropped: 4096, judged: vec![0], drops_unknown: false };
+            assert!(
+                !add_up(&[port], &[steer, drop], &[worker], &flight).balanced,
+                "spoiling {i} went unseen"
+            );
+        }
+    }
+
+    #[test]
+    fn drop_rules_that_could_not_be_read_are_not_held_against_anything() {
+        let (port, steer, mut drop, worker) = scene();
+        drop.dropped_packets -= 20;
+        let unknown = Flight { drops_unknown: true, ..Flight::default() };
+        assert!(
+            add_up(&[port.clone()], &[steer.clone(), drop.clone()], &[worker.clone()], &unknown).balanced
+        );
+        assert!(!add_up(&[port], &[steer, drop], &[worker], &Flight::default()).balanced);
     }
 
     #[test]
     fn without_port_counters_only_the_workers_are_checked() {
-        let (_, steer, drop, worker) = scene();
-        let books = add_up(&[], &[steer, drop], &[worker], true, 0);
-        assert!(books.balanced);
+        let (port, steer, drop, worker) = scene();
+        let port = PortState { counters: None, ..port };
+        let books = add_up(&[port], &[steer, drop], &[worker], &Flight::default());
+        assert!(books.balanced && !books.ports_counted);
         assert!(books.verdict().contains("does not count"), "{}", books.verdict());
     }
 }

@@ -91,7 +91,7 @@ fn serve(bound: Option<Bound>, plant: &Arc<Plant>) -> Result<Option<Server>, Err
     let Some(bound) = bound else { return Ok(None) };
     let snapshot = {
         let plant = Arc::clone(plant);
-        Arc::new(move || plant.state())
+        Arc::new(move || plant.recent_state())
     };
     Ok(Some(bound.serve(snapshot, Arc::clone(&plant.ready))?))
 }

@@ -125,10 +125,17 @@ async fn index() -> &'static str {
 }
 
 async fn metrics_page(Shared(pages): Shared<Pages>) -> Response {
-    match metrics::render(&pages.registry) {
+    aside(move || match metrics::render(&pages.registry) {
         Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
-    }
+    })
+    .await
+}
+
+/// A device may take its time to answer; the other pages do not wait for it.
+async fn aside(page: impl FnOnce() -> Response + Send + 'static) -> Response {
+    let made = tokio::task::spawn_blocking(page).await;
+    made.unwrap_or_else(|error| (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response())
 }
 
 async fn ready_page(Shared(pages): Shared<Pages>) -> (StatusCode, &'static str) {
@@ -140,5 +147,46 @@ async fn ready_page(Shared(pages): Shared<Pages>) -> (StatusCode, &'static str) 
 }
 
 async fn state_page(Shared(pages): Shared<Pages>) -> Response {
-    Json((pages.snapshot)()).into_response()
+    aside(move || Json(&*(pages.snapshot)()).into_response()).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::state::State;
+
+    fn ask(address: SocketAddr, page: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(address).expect("connection");
+        stream.set_read_timeout(Some(Duration::from_secs(10))).expect("timeout");
+        write!(stream, "GET {page} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("request");
+        stream
+    }
+
+    fn answer(mut stream: TcpStream) -> String {
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("an answer");
+        text
+    }
+
+    #[test]
+    fn a_device_that_takes_its_time_holds_up_nobody_else() {
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let held = std::sync::Mutex::new(held);
+        let slow = move || {
+            let _ = held.lock().expect("nobody panics with it").recv();
+            Arc::new(State::default())
+        };
+        let bound = bind("127.0.0.1:0".parse().expect("address")).expect("bound");
+        let address = bound.address;
+        let server = bound.serve(Arc::new(slow), Arc::default()).expect("served");
+        let scrape = ask(address, "/metrics");
+        assert!(answer(ask(address, "/healthz")).contains("200 OK"));
+        release.send(()).expect("still waiting");
+        assert!(answer(scrape).contains("200 OK"));
+        server.stop();
+    }
 }

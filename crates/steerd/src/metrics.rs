@@ -10,10 +10,10 @@ use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, Me
 use prometheus::{Registry, TextEncoder};
 
 use crate::process;
-use crate::state::{PortState, Reasons, RuleState, State, WorkerState};
+use crate::state::{PortCounters, PortState, Reasons, RuleState, State, WorkerState};
 
 /// Where the collector finds the state of the moment.
-pub(crate) type Snapshot = Arc<dyn Fn() -> State + Send + Sync>;
+pub(crate) type Snapshot = Arc<dyn Fn() -> Arc<State> + Send + Sync>;
 
 /// A registry whose only collector takes a snapshot at scrape.
 pub(crate) fn registry(snapshot: Snapshot) -> Result<Registry, prometheus::Error> {
@@ -74,15 +74,21 @@ fn daemon(families: &mut Families, state: &State) {
     families
         .gauge("steerd_device_info", "The device that is steered on; always 1.")
         .value(&[("device", device), ("kind", kind)], 1.0);
-    families
-        .gauge(
-            "steerd_books_balanced",
-            "1 while every received packet is in exactly one counter or on its way, else 0.",
-        )
-        .value(&[], if state.books.balanced { 1.0 } else { 0.0 });
-    families
-        .gauge("steerd_books_in_flight_packets", "Packets delivered by ports and not yet taken by workers.")
-        .value(&[], signed(state.books.in_flight));
+    // Where ports do not count there is nothing to balance: absent, and neither 1 nor 0.
+    if state.books.ports_counted {
+        families
+            .gauge(
+                "steerd_books_balanced",
+                "1 while every received packet is in exactly one counter or on its way, else 0.",
+            )
+            .value(&[], if state.books.balanced { 1.0 } else { 0.0 });
+        families
+            .gauge(
+                "steerd_books_in_flight_packets",
+                "Packets delivered by ports and not yet taken by workers.",
+            )
+            .value(&[], signed(state.books.in_flight));
+    }
 }
 
 fn policy(families: &mut Families, state: &State) {
@@ -122,7 +128,8 @@ fn rules(families: &mut Families, rules: &[RuleState]) {
     }
 }
 
-/// The actions a rule has counted under; one that has counted nothing yet keeps its own at zero.
+/// The actions a rule has counted under; one that has counted nothing yet keeps its own at zero, unless
+/// the device does not count it: then nobody knows.
 fn rule_actions(rule: &RuleState) -> impl Iterator<Item = (&'static str, u64, u64)> {
     let own = match rule.action.as_str() {
         // A rule of an earlier policy: it has what it has counted, and nothing else.
@@ -137,11 +144,11 @@ fn rule_actions(rule: &RuleState) -> impl Iterator<Item = (&'static str, u64, u6
         ("kernel", rule.kernel_packets, rule.kernel_bytes),
     ]
     .into_iter()
-    .filter(move |(action, packets, _)| *packets > 0 || *action == own)
+    .filter(move |(action, packets, _)| if *action == own { !rule.uncounted } else { *packets > 0 })
 }
 
 fn ports(families: &mut Families, ports: &[PortState]) {
-    type Column = (&'static str, &'static str, fn(&PortState) -> u64);
+    type Column = (&'static str, &'static str, fn(&PortCounters) -> u64);
     let columns: [Column; 9] = [
         ("steerd_port_received_packets_total", "Packets received from the wire.", |p| p.received_packets),
         ("steerd_port_received_bytes_total", "Bytes received from the wire.", |p| p.received_bytes),
@@ -162,10 +169,18 @@ fn ports(families: &mut Families, ports: &[PortState]) {
     for (name, help, value) in columns {
         let mut family = families.counter(name, help);
         for port in ports {
-            family = family.value(&[("port", &port.port.to_string())], count(value(port)));
+            let Some(counters) = &port.counters else { continue };
+            family = family.value(&[("port", &port.port.to_string())], count(value(counters)));
         }
     }
-    let help = "Packets lost in the device for another reason than a rule.";
+    let mut family =
+        families.gauge("steerd_port_up", "1 while packets can be steered on the port, 0 without a link.");
+    for port in ports {
+        let Some(up) = port.up else { continue };
+        family = family.value(&[("port", &port.port.to_string())], if up { 1.0 } else { 0.0 });
+    }
+    let help = "Packets lost for another reason than a rule: \"wire\" before the port received them, all others \
+                in the device.";
     let mut family = families.counter("steerd_port_dropped_packets_total", help);
     for port in ports {
         family = family.reasons("port", &port.port.to_string(), "reason", &port.lost_packets);
@@ -349,11 +364,20 @@ mod tests {
                     ..RuleState::default()
                 },
                 RuleState {
-                    name: "renamed".into(),
-                    dropped_packets: 3,
+                    name: "uncountable".into(),
+                    action: "drop".into(),
+                    current: true,
+                    uncounted: true,
                     ..RuleState::default()
                 },
+                RuleState { name: "renamed".into(), dropped_packets: 3, ..RuleState::default() },
             ],
+            ports: vec![PortState {
+                port: 1,
+                up: Some(false),
+                lost_packets: [("out_of_buffer", 9)].into(),
+                ..PortState::default()
+            }],
             workers: vec![WorkerState {
                 received_packets: 10,
                 batches: vec![(1, 4), (3, 2)],
@@ -367,7 +391,7 @@ mod tests {
     }
 
     fn text() -> String {
-        let registry = registry(Arc::new(scene)).expect("registry");
+        let registry = registry(Arc::new(|| Arc::new(scene()))).expect("registry");
         render(&registry).expect("text")
     }
 
@@ -386,7 +410,8 @@ mod tests {
             "steerd_worker_batch_packets_bucket{worker=\"0\",le=\"3\"} 6",
             "steerd_worker_batch_packets_bucket{worker=\"0\",le=\"+Inf\"} 6",
             "steerd_worker_batch_packets_count{worker=\"0\"} 6",
-            "# TYPE steerd_books_balanced gauge",
+            "steerd_port_up{port=\"1\"} 0",
+            "steerd_port_dropped_packets_total{port=\"1\",reason=\"out_of_buffer\"} 9",
         ] {
             let sorted = |line: &str| {
                 let mut parts: Vec<String> = line.split(['{', ',', '}']).map(ToOwned::to_owned).collect();
@@ -405,7 +430,27 @@ mod tests {
     }
 
     #[test]
-    fn a_family_without_series_is_not_mentioned() {
-        assert!(!text().contains("steerd_port_"), "this device has no port counters");
+    fn what_is_not_known_is_absent_and_not_zero() {
+        let text = text();
+        for absent in [
+            "steerd_port_received",
+            "steerd_port_kernel",
+            "steerd_books",
+            "rule=\"uncountable\"",
+            "# TYPE steerd_port_sent",
+        ] {
+            assert!(!text.contains(absent), "{absent} in {text}");
+        }
+    }
+
+    #[test]
+    fn what_ports_count_is_there() {
+        let mut state = scene();
+        state.books.ports_counted = true;
+        state.ports[0].counters = Some(PortCounters { received_packets: 12, ..PortCounters::default() });
+        let state = Arc::new(state);
+        let text = render(&registry(Arc::new(move || Arc::clone(&state))).expect("registry")).expect("text");
+        assert!(text.contains("steerd_port_received_packets_total{port=\"1\"} 12"), "{text}");
+        assert!(text.contains("\nsteerd_books_balanced 0"), "{text}");
     }
 }

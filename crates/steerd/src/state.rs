@@ -22,7 +22,6 @@ pub(crate) struct State {
     pub(crate) policy: PolicyState,
     pub(crate) rules: Vec<RuleState>,
     pub(crate) workers: Vec<WorkerState>,
-    /// Empty where the device keeps no such counters.
     pub(crate) ports: Vec<PortState>,
     pub(crate) books: Books,
 }
@@ -62,6 +61,9 @@ pub(crate) struct RuleState {
     pub(crate) delivered_bytes: u64,
     pub(crate) dropped_packets: u64,
     pub(crate) dropped_bytes: u64,
+    /// The device does something to this rule's packets that it does not count: what stands here is
+    /// not all there is.
+    pub(crate) uncounted: bool,
     /// Decided in software and left to the kernel.
     pub(crate) kernel_packets: u64,
     pub(crate) kernel_bytes: u64,
@@ -107,7 +109,20 @@ pub(crate) struct WorkerState {
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct PortState {
     pub(crate) port: u8,
+    /// What a soft NIC's port is connected to.
     pub(crate) wire: String,
+    /// Whether packets can be steered on it now; `None`: the device does not tell.
+    pub(crate) up: Option<bool>,
+    /// `None`: the device does not count what its ports receive. Unknown is not zero.
+    #[serde(flatten)]
+    pub(crate) counters: Option<PortCounters>,
+    /// Lost for another reason than a rule, as far as the device counts that. "wire": lost before the
+    /// port received it, all others are part of what it received.
+    pub(crate) lost_packets: Reasons,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct PortCounters {
     pub(crate) received_packets: u64,
     pub(crate) received_bytes: u64,
     pub(crate) delivered_packets: u64,
@@ -116,8 +131,6 @@ pub(crate) struct PortState {
     /// Dropped by a rule, in the device.
     pub(crate) rule_dropped_packets: u64,
     pub(crate) kernel_packets: u64,
-    /// Lost in the device for another reason than a rule.
-    pub(crate) lost_packets: Reasons,
     pub(crate) sent_packets: u64,
     pub(crate) sent_bytes: u64,
     pub(crate) send_errors: u64,

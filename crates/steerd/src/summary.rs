@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::state::State;
-use crate::table::{Grid, bytes, duration, losses, number, rate, rule_bytes};
+use crate::table::{Grid, bytes, duration, losses, number, rate, rule_bytes, rule_packets};
 
 /// `ran_for`: from the start of the workers to the removal of the flows, what rates are over.
 pub(crate) fn text(state: &State, ran_for: Duration) -> String {
@@ -30,7 +30,7 @@ pub(crate) fn text(state: &State, ran_for: Duration) -> String {
             name,
             rule.action.clone(),
             rule.placement.into(),
-            number(rule.packets()),
+            rule_packets(rule),
             rule_bytes(rule),
             per_second(rule.packets()),
         ]);
@@ -58,6 +58,9 @@ fn books(state: &State) -> String {
     let mut sum = Grid::new(&["books", "packets"]);
     if books.ports_counted {
         sum.row(vec!["received by ports".into(), number(books.received)]);
+        if books.wire_lost > 0 {
+            sum.row(vec!["+ lost on the wire before".into(), number(books.wire_lost)]);
+        }
         if books.replicated > 0 {
             sum.row(vec!["+ copied by ports".into(), number(books.replicated)]);
         }
@@ -74,17 +77,20 @@ fn books(state: &State) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::books;
-    use crate::state::{PortState, RuleState, WorkerState};
+    use crate::books::{self, Flight};
+    use crate::state::{PortCounters, PortState, RuleState, WorkerState};
 
     fn scene() -> State {
         let mut state = State { version: "0", ..State::default() };
         state.ports = vec![PortState {
             port: 1,
-            received_packets: 1500,
-            delivered_packets: 1000,
-            rule_dropped_packets: 300,
-            kernel_packets: 200,
+            counters: Some(PortCounters {
+                received_packets: 1500,
+                delivered_packets: 1000,
+                rule_dropped_packets: 300,
+                kernel_packets: 200,
+                ..PortCounters::default()
+            }),
             ..PortState::default()
         }];
         state.rules = vec![
@@ -110,7 +116,7 @@ mod tests {
             delivered_packets: 1000,
             ..WorkerState::default()
         }];
-        state.books = books::add_up(&state.ports, &state.rules, &state.workers, true, 0);
+        state.books = books::add_up(&state.ports, &state.rules, &state.workers, &Flight::default());
         state
     }
 
@@ -127,8 +133,8 @@ mod tests {
     #[test]
     fn a_missing_packet_is_named() {
         let mut state = scene();
-        state.ports[0].received_packets += 1;
-        state.books = books::add_up(&state.ports, &state.rules, &state.workers, true, 0);
+        state.ports[0].counters.as_mut().expect("counted").received_packets += 1;
+        state.books = books::add_up(&state.ports, &state.rules, &state.workers, &Flight::default());
         let text = text(&state, Duration::from_secs(2));
         assert!(text.contains("books: NOT balanced: port 1: received"), "{text}");
         assert!(text.contains("off by 1 (1501 against 1500)"), "{text}");

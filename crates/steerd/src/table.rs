@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::state::{Reasons, RuleState, State};
+use crate::state::{PortCounters, PortState, Reasons, RuleState, State};
 
 /// The counts of the last look, to make rates of.
 #[derive(Debug, Default)]
@@ -39,8 +39,12 @@ fn counts(state: &State) -> impl Iterator<Item = (String, u64)> {
     let rules = state.rules.iter().map(|rule| (format!("rule {}", rule.name), rule.packets()));
     let workers =
         state.workers.iter().map(|worker| (format!("worker {}", worker.worker), worker.received_packets));
-    let ports = state.ports.iter().map(|port| (format!("port {}", port.port), port.received_packets));
+    let ports = state.ports.iter().map(|port| (format!("port {}", port.port), received(port)));
     rules.chain(workers).chain(ports)
+}
+
+fn received(port: &PortState) -> u64 {
+    port.counters.as_ref().map_or(0, |counters| counters.received_packets)
 }
 
 /// The whole table as text.
@@ -60,7 +64,7 @@ pub(crate) fn live(state: &State, rates: &PerSecond) -> String {
             rule.name.clone(),
             rule.action.clone(),
             rule.placement.into(),
-            number(rule.packets()),
+            rule_packets(rule),
             rule_bytes(rule),
             rate(format!("rule {}", rule.name)),
         ]);
@@ -81,12 +85,16 @@ pub(crate) fn live(state: &State, rates: &PerSecond) -> String {
     out.push_str(&workers.text());
     let mut ports = Grid::new(&["port", "received", "to workers", "dropped", "kernel", "lost", "packets/s"]);
     for port in &state.ports {
+        let down = if port.up == Some(false) { " (down)" } else { "" };
+        let counted = |of: fn(&PortCounters) -> u64| {
+            port.counters.as_ref().map_or_else(|| "-".into(), |counters| number(of(counters)))
+        };
         ports.row(vec![
-            format!("{} {}", port.port, port.wire),
-            number(port.received_packets),
-            number(port.delivered_packets),
-            number(port.rule_dropped_packets),
-            number(port.kernel_packets),
+            format!("{}{down} {}", port.port, port.wire),
+            counted(|port| port.received_packets),
+            counted(|port| port.delivered_packets),
+            counted(|port| port.rule_dropped_packets),
+            counted(|port| port.kernel_packets),
             number(port.lost_packets.values().sum()),
             rate(format!("port {}", port.port)),
         ]);
@@ -203,6 +211,11 @@ pub(crate) fn rate(per_second: f64) -> String {
 pub(crate) fn bytes(value: u64) -> String {
     #[allow(clippy::cast_precision_loss)]
     scaled(value as f64, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB", " PiB"])
+}
+
+/// A dash where the device does not count them.
+pub(crate) fn rule_packets(rule: &RuleState) -> String {
+    if rule.uncounted { "-".into() } else { number(rule.packets()) }
 }
 
 /// A dash where packets were counted without their bytes: those that the device left to the kernel.

@@ -4,8 +4,10 @@
 //! another thread. It decides nothing about when; nothing of it is on the packet path.
 
 mod device;
+mod hw_counters;
 mod snapshot;
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -20,9 +22,13 @@ use crate::error::Error;
 use crate::settings::{IdleMode, PolicySource, Settings};
 use crate::state::State;
 pub(crate) use device::{Opened, list, open, profile};
+use hw_counters::OutOfBuffer;
 
 /// How long workers may take to take up a program: they look once per turn, and sleep for microseconds.
 const PUBLISH_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a state is good enough for scrapes: to make one, a real NIC's firmware is asked.
+const STATE_LIFE: Duration = Duration::from_secs(1);
 
 /// Sleeps after a few empty turns: a moderate rate then leaves most of a shared core to others.
 const RELAXED: Idle = Idle::Adaptive { spin_polls: 16, yield_polls: 4, sleep_us: 200 };
@@ -43,6 +49,9 @@ pub(crate) struct Plant {
     pub(crate) stopping: AtomicBool,
     /// What drop rules had counted when the device could last be asked.
     drops: Mutex<Vec<DropTotals>>,
+    out_of_buffer: OutOfBuffer,
+    /// The last state that was made, and when.
+    recent: Mutex<Option<(Instant, Arc<State>)>>,
     started: Instant,
     started_at_seconds: f64,
     frames: u64,
@@ -129,6 +138,8 @@ impl Builder {
         for worker in self.workers {
             threads.0.push(worker.spawn().map_err(Error::Worker)?);
         }
+        let (device, ports) = (self.opened.device.name(), &self.opened.ports);
+        let out_of_buffer = OutOfBuffer::of(Path::new(hw_counters::SYSFS), device, ports);
         let plant = Plant {
             controller: Mutex::new(controller),
             stopped: Mutex::default(),
@@ -147,6 +158,8 @@ impl Builder {
             ready: Arc::default(),
             stopping: AtomicBool::new(false),
             drops: Mutex::default(),
+            out_of_buffer,
+            recent: Mutex::default(),
             started: Instant::now(),
             started_at_seconds: unix_seconds(),
             frames: self.frames,
@@ -179,17 +192,21 @@ impl Plant {
         policy.loaded_at_seconds = unix_seconds();
         policy.warnings = warnings;
         policy.last_error = installed.warning.map(|warning| warning.to_string());
+        drop(policy);
+        self.forget();
         Ok(())
     }
 
     pub(crate) fn reload_succeeded(&self) {
         self.reloads_succeeded.fetch_add(1, Ordering::Relaxed);
+        self.forget();
     }
 
     /// Remembered until a reload succeeds.
     pub(crate) fn reload_failed(&self, error: &str) {
         self.reloads_failed.fetch_add(1, Ordering::Relaxed);
         self.policy().last_error = Some(error.lines().next().unwrap_or_default().to_owned());
+        self.forget();
     }
 
     pub(crate) fn opened(&self) -> &Opened {
@@ -209,8 +226,40 @@ impl Plant {
         self.workers.iter().map(|seat| seat.control.pulse().turns).collect()
     }
 
+    /// How often the device refused to be polled, by worker.
+    pub(crate) fn poll_errors(&self) -> Vec<u64> {
+        self.workers.iter().map(|seat| seat.control.pulse().poll_errors).collect()
+    }
+
+    /// Whether nothing moves frames any more, although it should.
+    pub(crate) fn engine_died(&self) -> bool {
+        self.soft_nic().is_some_and(SoftNic::engine_died)
+    }
+
+    /// For whoever asks from outside: at most so often is the device itself asked.
+    pub(crate) fn recent_state(&self) -> Arc<State> {
+        let mut recent = self.recent();
+        match &*recent {
+            Some((made, state)) if made.elapsed() < STATE_LIFE => Arc::clone(state),
+            _ => {
+                let state = Arc::new(snapshot::of(self, snapshot::Moment::Running));
+                *recent = Some((Instant::now(), Arc::clone(&state)));
+                state
+            }
+        }
+    }
+
     pub(crate) fn state(&self) -> State {
         snapshot::of(self, snapshot::Moment::Running)
+    }
+
+    /// What is in force has changed: no old state is shown after that.
+    fn forget(&self) {
+        *self.recent() = None;
+    }
+
+    fn recent(&self) -> MutexGuard<'_, Option<(Instant, Arc<State>)>> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn publish(&self, band: Band, program: &Arc<Program>) -> Result<(), control::Error> {

@@ -3,17 +3,24 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
+use control::DropTotals;
 use policy::{DEFAULT_RULE, Placement, Program};
 use softnic::PortStats;
 use worker::{Disposition, Histogram, WorkerSnapshot};
 
 use super::{Plant, WorkerSeat};
-use crate::books;
-use crate::state::{DeviceState, PolicyState, PortState, Reasons, RuleState, State, WorkerState};
+use crate::books::{self, Flight};
+use crate::state::{
+    DeviceState, PolicyState, PortCounters, PortState, Reasons, RuleState, State, WorkerState,
+};
 
 /// Batches are never larger; the histogram's buckets end here.
 const LARGEST_BATCH: u64 = 511;
+
+/// How long the engine may be interrupted between a delivery and its entry.
+const ENGINE_PATIENCE: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Moment {
@@ -23,31 +30,29 @@ pub(super) enum Moment {
 }
 
 pub(super) fn of(plant: &Plant, moment: Moment) -> State {
-    let received_before = received(plant);
+    let before = Before::look(plant);
+    // Against the packets' way, so that what is read first is never ahead of what is read later.
     let snapshots: Vec<WorkerSnapshot> = plant.workers.iter().map(|seat| seat.control.snapshot()).collect();
-    // While a program is being installed the device's own part of the drops is not to be had: what was
-    // counted before stands in, and there is nothing that ports could be held against.
     let (drops, drops_are_fresh) = plant.drop_totals(moment);
-    let ports = ports(plant);
-    let received_meanwhile = received(plant).saturating_sub(received_before);
+    let stats = caught_up(plant, &snapshots, &drops);
+    let ports = ports(plant, stats.as_deref());
     let program = plant.policy().program.clone();
 
     let mut rules = Rules::of(&program);
     snapshots.iter().for_each(|snapshot| rules.add_worker(snapshot));
-    for drop in drops {
-        let rule = rules.named(&drop.rule);
-        rule.dropped_packets += drop.packets;
-        rule.dropped_bytes += drop.bytes;
-    }
-    // What no flow took is what the default leaves to the kernel; the device does not count its bytes.
-    let unmatched: u64 = ports.iter().map(|port| port.kernel_packets).sum();
-    rules.named(DEFAULT_RULE).kernel_packets += unmatched;
+    drops.iter().for_each(|drop| rules.add_drops(drop));
+    rules.add_unmatched(stats.as_deref());
     let rules = rules.0;
     let workers: Vec<WorkerState> =
         plant.workers.iter().zip(&snapshots).map(|(seat, snapshot)| worker(seat, snapshot)).collect();
-    let slack = match moment {
-        Moment::Running => plant.frames + received_meanwhile,
-        Moment::Ended => 0,
+    let flight = match moment {
+        Moment::Ended => Flight::default(),
+        Moment::Running => Flight {
+            handed_over: plant.frames + rx_frames(stats.as_deref()).saturating_sub(before.received),
+            dropped: dropped(stats.as_deref()).saturating_sub(before.dropped),
+            judged: judged(&before, &snapshots),
+            drops_unknown: !drops_are_fresh,
+        },
     };
     State {
         version: env!("CARGO_PKG_VERSION"),
@@ -60,11 +65,68 @@ pub(super) fn of(plant: &Plant, moment: Moment) -> State {
             ports: plant.opened.ports.clone(),
         },
         policy: policy(plant, &program),
-        books: books::add_up(&ports, &rules, &workers, drops_are_fresh, slack),
+        books: books::add_up(&ports, &rules, &workers, &flight),
         rules,
         workers,
         ports,
     }
+}
+
+/// Counts from before the rest was read: what is beyond them came meanwhile.
+struct Before {
+    received: u64,
+    dropped: u64,
+    taken: Vec<u64>,
+}
+
+impl Before {
+    fn look(plant: &Plant) -> Self {
+        let stats = stats(plant);
+        Self {
+            received: rx_frames(stats.as_deref()),
+            dropped: dropped(stats.as_deref()),
+            taken: plant.workers.iter().map(|seat| seat.control.pulse().received_packets).collect(),
+        }
+    }
+}
+
+/// A worker judges a batch after it has counted it as received.
+fn judged(before: &Before, snapshots: &[WorkerSnapshot]) -> Vec<u64> {
+    let meanwhile = |(before, snapshot): (&u64, &WorkerSnapshot)| {
+        snapshot.received.packets.saturating_sub(*before) + worker::BATCH_MAX as u64
+    };
+    before.taken.iter().zip(snapshots).map(meanwhile).collect()
+}
+
+/// The ports' counters; `None` for a device that does not keep them.
+fn stats(plant: &Plant) -> Option<Vec<PortStats>> {
+    let nic = plant.soft_nic()?;
+    Some(plant.opened.ports.iter().map(|port| nic.port_stats(*port)).collect())
+}
+
+/// The engine delivers a burst, then counts it: if it was interrupted in between, workers and drop
+/// rules are ahead of the ports for that long.
+fn caught_up(plant: &Plant, snapshots: &[WorkerSnapshot], drops: &[DropTotals]) -> Option<Vec<PortStats>> {
+    let taken: u64 = snapshots.iter().map(|snapshot| snapshot.received.packets).sum();
+    let counted: u64 = drops.iter().map(|drop| drop.packets).sum();
+    let deadline = Instant::now() + ENGINE_PATIENCE;
+    loop {
+        let stats = stats(plant)?;
+        let handed_over: u64 = stats.iter().map(|port| port.delivered + port.replicated).sum();
+        let dropped = dropped(Some(&stats));
+        if (handed_over >= taken && dropped >= counted) || Instant::now() >= deadline {
+            return Some(stats);
+        }
+        std::thread::sleep(ENGINE_PATIENCE / 50);
+    }
+}
+
+fn rx_frames(stats: Option<&[PortStats]>) -> u64 {
+    stats.unwrap_or_default().iter().map(|port| port.rx_frames).sum()
+}
+
+fn dropped(stats: Option<&[PortStats]>) -> u64 {
+    stats.unwrap_or_default().iter().map(|port| port.flow_dropped).sum()
 }
 
 fn policy(plant: &Plant, program: &Program) -> PolicyState {
@@ -109,6 +171,25 @@ impl Rules {
             self.0.len() - 1
         });
         &mut self.0[index]
+    }
+
+    /// Drops in the device. A rule in force that it does not count has dropped nobody knows how many.
+    fn add_drops(&mut self, drops: &DropTotals) {
+        let rule = self.named(&drops.rule);
+        rule.dropped_packets += drops.packets;
+        rule.dropped_bytes += drops.bytes;
+        let in_device = rule.current && rule.action == "drop" && rule.placement == "hardware";
+        rule.uncounted |= in_device && !drops.counted;
+    }
+
+    /// What no flow took is what the default leaves to the kernel; the device does not count its bytes, and
+    /// a real one not even the packets.
+    fn add_unmatched(&mut self, stats: Option<&[PortStats]>) {
+        let default = self.named(DEFAULT_RULE);
+        match stats {
+            Some(stats) => default.kernel_packets += stats.iter().map(|port| port.unmatched).sum::<u64>(),
+            None => default.uncounted = default.action == "kernel",
+        }
     }
 
     fn add_worker(&mut self, snapshot: &WorkerSnapshot) {
@@ -160,42 +241,52 @@ fn batches(histogram: &Histogram) -> Vec<(u64, u64)> {
     sizes.into_iter().collect()
 }
 
-fn received(plant: &Plant) -> u64 {
-    let Some(nic) = plant.soft_nic() else { return 0 };
-    plant.opened.ports.iter().map(|port| nic.port_stats(*port).rx_frames).sum()
+fn ports(plant: &Plant, stats: Option<&[PortStats]>) -> Vec<PortState> {
+    let state = |(index, number): (usize, &u8)| {
+        let soft = plant.opened.soft.as_ref();
+        let wire = soft.and_then(|soft| soft.wires.get(usize::from(*number).saturating_sub(1)));
+        let stats = stats.and_then(|stats| stats.get(index));
+        let out_of_buffer = plant.out_of_buffer.since_start(index);
+        PortState {
+            port: *number,
+            wire: wire.cloned().unwrap_or_default(),
+            up: match plant.opened.device.check_port(*number) {
+                Ok(()) => Some(true),
+                Err(control::Error::PortDown { .. }) => Some(false),
+                Err(_) => None,
+            },
+            counters: stats.map(counters),
+            lost_packets: stats.map_or_else(
+                || out_of_buffer.map(|packets| ("out_of_buffer", packets)).into_iter().collect(),
+                losses,
+            ),
+        }
+    };
+    plant.opened.ports.iter().enumerate().map(state).collect()
 }
 
-fn ports(plant: &Plant) -> Vec<PortState> {
-    let Some(soft) = &plant.opened.soft else { return Vec::new() };
-    let wire = |port: u8| soft.wires.get(usize::from(port).saturating_sub(1)).cloned().unwrap_or_default();
-    plant
-        .opened
-        .ports
-        .iter()
-        .map(|number| port(*number, wire(*number), &soft.nic.port_stats(*number)))
-        .collect()
-}
-
-fn port(port: u8, wire: String, stats: &PortStats) -> PortState {
-    PortState {
-        port,
-        wire,
+fn counters(stats: &PortStats) -> PortCounters {
+    PortCounters {
         received_packets: stats.rx_frames,
         received_bytes: stats.rx_bytes,
         delivered_packets: stats.delivered,
         replicated_packets: stats.replicated,
         rule_dropped_packets: stats.flow_dropped,
         kernel_packets: stats.unmatched,
-        lost_packets: Reasons::from([
-            ("out_of_buffer", stats.out_of_buffer),
-            ("cq_overrun", stats.cq_overrun),
-            ("oversize", stats.oversize),
-            ("runt", stats.runt),
-            ("queue_not_ready", stats.queue_not_ready),
-            ("memory_fault", stats.memory_fault),
-        ]),
         sent_packets: stats.tx_frames,
         sent_bytes: stats.tx_bytes,
         send_errors: stats.tx_errors,
     }
+}
+
+fn losses(stats: &PortStats) -> Reasons {
+    Reasons::from([
+        (books::WIRE, stats.wire_lost),
+        ("out_of_buffer", stats.out_of_buffer),
+        ("cq_overrun", stats.cq_overrun),
+        ("oversize", stats.oversize),
+        ("runt", stats.runt),
+        ("queue_not_ready", stats.queue_not_ready),
+        ("memory_fault", stats.memory_fault),
+    ])
 }
