@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use control::EventKind;
 use crossbeam::channel;
 
 use crate::books::Books;
@@ -38,7 +39,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
     tracing::info!("{status}");
     notify::ready(&status);
 
-    let ended = Daemon { plant: Arc::clone(&plant), threads: &threads, screen: &screen, signals: &signals }.run(args.run_for);
+    let ended = Daemon { plant: Arc::clone(&plant), threads: &threads, screen: &screen, signals: &signals }
+        .run(args.run_for);
     stop(&plant, threads, server, &screen, &signals, ended)
 }
 
@@ -57,11 +59,12 @@ fn start(loaded: &Loaded, signals: &Signals) -> Result<Option<(Arc<Plant>, Threa
         return Ok(None);
     }
     let (device, workers) = (&builder.opened().device, builder.worker_count());
-    let compiled = policy_file::compile(&loaded.policy, &device.profile(workers), Some(workers))
-        .map_err(|diagnostics| {
+    let compiled = policy_file::compile(&loaded.policy, &device.profile(workers), Some(workers)).map_err(
+        |diagnostics| {
             check::print_diagnostics(&diagnostics);
             check::policy_error(&loaded.policy, &diagnostics)
-        })?;
+        },
+    )?;
     if stopped(signals) {
         return Ok(None);
     }
@@ -112,6 +115,7 @@ impl Daemon<'_> {
         let ticks = channel::tick(tick);
         let deadline = run_for.map_or_else(channel::never, channel::after);
         let mut reloader = Reloader::new(Arc::clone(&self.plant));
+        let mut polls = Polls::default();
         let mut view = View { rates: Rates::default(), logged: Instant::now() };
         loop {
             // Before the wait: a signal may have come, and its wake-up gone, before this began.
@@ -131,27 +135,77 @@ impl Daemon<'_> {
                     if let Some(worker) = self.threads.dead() {
                         return Err(Error::WorkerDied(worker));
                     }
+                    if self.plant.engine_died() {
+                        return Err(Error::EngineDied);
+                    }
+                    if let Some(worker) = polls.failing(self.plant.poll_errors()) {
+                        return Err(Error::PollFails(worker));
+                    }
+                    self.look_at_device_events()?;
                     watchdog.feed(self.plant.turns());
-                    self.log_device_events();
                     view.show(&self.plant, self.screen);
                 }
             }
         }
     }
 
-    /// A port that loses its link is worth a line; steering goes on when the link is back.
-    fn log_device_events(&self) {
+    /// A port that loses its link is worth a line; steering goes on when the link is back. What does not
+    /// come back is the end: systemd starts anew.
+    fn look_at_device_events(&self) -> Result<(), Error> {
         let context = self.plant.opened().device.context();
         loop {
             match context.async_event() {
+                Ok(Some(event)) if is_fatal(event.kind) => {
+                    return Err(Error::DeviceFailed(format!("{:?} of {:?}", event.kind, event.source)));
+                }
                 Ok(Some(event)) => tracing::warn!(?event, "the device reports"),
-                Ok(None) => return,
+                Ok(None) => return Ok(()),
                 Err(error) => {
                     tracing::debug!("no device events: {}", chain(&error));
-                    return;
+                    return Ok(());
                 }
             }
         }
+    }
+}
+
+/// Whether a queue or the whole device is beyond repair (ibv_get_async_event(3)).
+fn is_fatal(kind: EventKind) -> bool {
+    match kind {
+        EventKind::DeviceFatal
+        | EventKind::WorkQueueFatal
+        | EventKind::CompletionQueueError
+        | EventKind::QueuePairFatal => true,
+        EventKind::QueuePairRequestError
+        | EventKind::QueuePairAccessError
+        | EventKind::SendQueueDrained
+        | EventKind::PortActive
+        | EventKind::PortError
+        | EventKind::LidChange
+        | EventKind::PkeyChange
+        | EventKind::SubnetManagerChange
+        | EventKind::ClientReregister
+        | EventKind::GidChange
+        | EventKind::Unknown(_) => false,
+    }
+}
+
+/// Polls that the device refuses: one may be a slip, those that go on are a broken completion queue, and
+/// a worker that turns without ever receiving looks well.
+#[derive(Debug, Default)]
+struct Polls {
+    errors: Vec<u64>,
+    grown: Vec<bool>,
+}
+
+impl Polls {
+    /// The first worker whose errors have grown since the last look, and had before it.
+    fn failing(&mut self, errors: Vec<u64>) -> Option<u32> {
+        let before = |worker: usize| self.errors.get(worker).copied().unwrap_or(0);
+        let grown: Vec<bool> = errors.iter().enumerate().map(|(worker, now)| *now > before(worker)).collect();
+        let failing = grown.iter().zip(&self.grown).position(|(now, before)| *now && *before);
+        (self.errors, self.grown) = (errors, grown);
+        failing.and_then(|worker| u32::try_from(worker).ok())
     }
 }
 
@@ -191,11 +245,8 @@ fn stop(
     }
     screen.clear();
     // Nobody reads what is printed on a terminal that has hung up, and to write there is an error.
-    let printed = if signals.terminal_is_gone() {
-        Ok(())
-    } else {
-        output::print(&summary::text(&state, ran_for))
-    };
+    let printed =
+        if signals.terminal_is_gone() { Ok(()) } else { output::print(&summary::text(&state, ran_for)) };
     first_of(ended.err().into_iter().chain(errors).chain(unbalanced(&state.books)).chain(printed.err()))
 }
 
@@ -214,6 +265,27 @@ fn first_of(mut failures: impl Iterator<Item = Error>) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_does_not_come_back_is_the_end() {
+        for kind in [EventKind::DeviceFatal, EventKind::WorkQueueFatal, EventKind::CompletionQueueError] {
+            assert!(is_fatal(kind), "{kind:?}");
+        }
+        assert!(!is_fatal(EventKind::PortError), "a link comes back");
+        assert_eq!(Error::DeviceFailed(String::new()).exit_code(), 7);
+        assert_eq!(Error::EngineDied.exit_code(), 7);
+    }
+
+    #[test]
+    fn polls_that_go_on_failing_are_a_broken_queue() {
+        let mut polls = Polls::default();
+        assert_eq!(polls.failing(vec![0, 0]), None);
+        assert_eq!(polls.failing(vec![0, 1]), None, "once");
+        assert_eq!(polls.failing(vec![0, 1]), None, "and no more");
+        assert_eq!(polls.failing(vec![0, 2]), None);
+        assert_eq!(polls.failing(vec![0, 9]), Some(1));
+        assert_eq!(Error::PollFails(1).exit_code(), 7);
+    }
 
     #[test]
     fn packets_without_an_account_are_a_failure() {

@@ -98,6 +98,58 @@ mod tests {
         }
     }
 
+    /// Panics as soon as it is asked.
+    struct Faulty;
+
+    impl Wire for Faulty {
+        fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
+            panic!("a faulty wire, {} frames left", burst.capacity_left());
+        }
+        fn transmit(&mut self, _: &[u8]) -> Result<(), TransmitError> {
+            Ok(())
+        }
+        fn flush(&mut self) {}
+        fn state(&self) -> WireState {
+            WireState::Live
+        }
+        fn sleep_hint(&self) -> Option<RawFd> {
+            Some(0)
+        }
+        fn describe(&self) -> String {
+            "faulty".into()
+        }
+        fn mac(&self) -> MacAddr {
+            MacAddr([2, 0, 0, 0, 0, 1])
+        }
+        fn mtu_bytes(&self) -> u32 {
+            1500
+        }
+    }
+
+    /// The engine runs the wire's code, so what is wrong with a wire can end it.
+    #[test]
+    fn the_death_of_the_engine_is_seen() {
+        use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+        let open = Arc::new(AtomicBool::new(false));
+        let wire = Box::new(Gated::new(Box::new(Faulty), &open));
+        let nic = SoftNic::create(SoftNicConfig {
+            name: "faulty".into(),
+            personality: Personality::Ideal,
+            ports: vec![PortConfig { wire, mtu_bytes: 1500 }],
+            drive: Drive::Thread { core: None },
+        })
+        .expect("a soft NIC");
+        assert!(!nic.engine_died());
+        open.store(true, Ordering::Relaxed);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while !nic.engine_died() {
+            assert!(std::time::Instant::now() < deadline, "its death went unseen");
+            std::thread::yield_now();
+        }
+        nic.stop();
+        assert!(!nic.engine_died(), "once it was stopped there is nothing to say");
+    }
+
     #[test]
     fn nothing_comes_through_before_it_is_opened() {
         let open = Arc::new(AtomicBool::new(false));
