@@ -265,11 +265,10 @@ mod tests {
     fn drop_rules_that_could_not_be_read_are_not_held_against_anything() {
         let (port, steer, mut drop, worker) = scene();
         drop.dropped_packets -= 20;
+        let (ports, rules, workers) = ([port], [steer, drop], [worker]);
         let unknown = Flight { drops_unknown: true, ..Flight::default() };
-        assert!(
-            add_up(&[port.clone()], &[steer.clone(), drop.clone()], &[worker.clone()], &unknown).balanced
-        );
-        assert!(!add_up(&[port], &[steer, drop], &[worker], &Flight::default()).balanced);
+        assert!(add_up(&ports, &rules, &workers, &unknown).balanced);
+        assert!(!add_up(&ports, &rules, &workers, &Flight::default()).balanced);
     }
 
     #[test]

@@ -37,6 +37,10 @@ fn pages_say_what_runs() {
     assert!(daemon.metric("steerd_rule_packets_total", &["rule=\"scanners\"", "action=\"drop\""]) > 0.0);
     assert!(daemon.metric("steerd_port_kernel_packets_total", &["port=\"1\""]) > 0.0);
     assert!(daemon.metric("steerd_worker_received_packets_total", &["worker=\"1\""]) > 0.0);
+    assert!((daemon.metric("steerd_port_up", &["port=\"1\""]) - 1.0).abs() < 0.5);
+    // One state serves all who ask within a second: to make one, a real device has to be asked.
+    let shared = (0..5).any(|_| daemon.state()["uptime_seconds"] == daemon.state()["uptime_seconds"]);
+    assert!(shared, "two looks in a row, five times, and each was made anew");
     let (status, summary, log) = daemon.terminate();
     assert!(status.success(), "{log}");
     assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
@@ -235,7 +239,9 @@ fn long_policy() -> String {
         } else {
             format!("src = \"10.{}.{}.0/24\"", number / 256, number % 256)
         };
-        format!("[[rules]]\nname = \"r{number}\"\nmatch = {{ protocol = \"udp\", {place} }}\naction = {{ steer = \"everyone\" }}\n")
+        format!(
+            "[[rules]]\nname = \"r{number}\"\nmatch = {{ protocol = \"udp\", {place} }}\naction = {{ steer = \"everyone\" }}\n"
+        )
     };
     (0..8000).map(rule).fold(STEER_DNS.to_owned(), |policy, rule| policy + &rule)
 }
