@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use packet::build::FrameBuilder;
-use packet::{FlowKey, HashFields, RssKey, Toeplitz};
+use packet::{EtherType, FlowKey, HashFields, RssKey, Toeplitz};
 use policy::{DeviceProfile, NoFiles, Source};
 
 fn frames() -> [(&'static str, Vec<u8>); 2] {
@@ -14,7 +14,7 @@ fn frames() -> [(&'static str, Vec<u8>); 2] {
         .udp(40_000, 53)
         .frame_bytes(64);
     let v6 = FrameBuilder::new()
-        .vlan(0x8100, 42)
+        .vlan(EtherType::VLAN, 42)
         .ipv6("2001:db8::1".parse().expect("v6"), "2001:db8::53".parse().expect("v6"))
         .tcp(40_000, 443, 2)
         .frame_bytes(128);
