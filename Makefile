@@ -12,7 +12,7 @@ TOOLS := $(CURDIR)/target/tools
 export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench soak audit fuzz build-packages test-packages promtool cargo-deny
+.PHONY: help run test lint bench audit fuzz build-packages test-packages promtool cargo-deny
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
