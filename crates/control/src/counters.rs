@@ -18,7 +18,7 @@ pub struct DropTotals {
     pub packets: u64,
     /// Bytes.
     pub bytes: u64,
-    /// Whether the device counts this rule now; if not, the totals stand still.
+    /// Whether these are all: not while the rule drops on a device that cannot count it.
     pub counted: bool,
 }
 
@@ -137,9 +137,9 @@ impl<C> CounterBook<C> {
         let names: Vec<String> = self.live.keys().cloned().collect();
         names.iter().for_each(|name| self.refresh(installer, name));
         let mut sums: BTreeMap<&str, (CounterValues, bool)> =
-            self.retired.iter().map(|(name, sum)| (name.as_str(), (*sum, false))).collect();
+            self.retired.iter().map(|(name, sum)| (name.as_str(), (*sum, true))).collect();
         for (name, live) in &self.live {
-            let (sum, counted) = sums.entry(name).or_default();
+            let (sum, counted) = sums.entry(name).or_insert((CounterValues::default(), true));
             sum.packets += live.last.packets;
             sum.bytes += live.last.bytes;
             *counted = live.counter.is_some();
