@@ -74,67 +74,39 @@ impl PortStats {
         } += frames;
     }
 
-    fn to_array(self) -> [u64; FIELDS] {
+    /// Every number, in the order in which [`PortCounters`] keeps them.
+    fn fields_mut(&mut self) -> [&mut u64; FIELDS] {
         [
-            self.rx_frames,
-            self.rx_bytes,
-            self.delivered,
-            self.flow_dropped,
-            self.unmatched,
-            self.out_of_buffer,
-            self.cq_overrun,
-            self.oversize,
-            self.runt,
-            self.queue_not_ready,
-            self.memory_fault,
-            self.replicated,
-            self.copies_lost,
-            self.wire_lost,
-            self.tx_frames,
-            self.tx_bytes,
-            self.tx_errors,
+            &mut self.rx_frames,
+            &mut self.rx_bytes,
+            &mut self.delivered,
+            &mut self.flow_dropped,
+            &mut self.unmatched,
+            &mut self.out_of_buffer,
+            &mut self.cq_overrun,
+            &mut self.oversize,
+            &mut self.runt,
+            &mut self.queue_not_ready,
+            &mut self.memory_fault,
+            &mut self.replicated,
+            &mut self.copies_lost,
+            &mut self.wire_lost,
+            &mut self.tx_frames,
+            &mut self.tx_bytes,
+            &mut self.tx_errors,
         ]
     }
 
+    fn to_array(mut self) -> [u64; FIELDS] {
+        self.fields_mut().map(|field| *field)
+    }
+
     fn from_array(values: [u64; FIELDS]) -> Self {
-        let [
-            rx_frames,
-            rx_bytes,
-            delivered,
-            flow_dropped,
-            unmatched,
-            out_of_buffer,
-            cq_overrun,
-            oversize,
-            runt,
-            queue_not_ready,
-            memory_fault,
-            replicated,
-            copies_lost,
-            wire_lost,
-            tx_frames,
-            tx_bytes,
-            tx_errors,
-        ] = values;
-        Self {
-            rx_frames,
-            rx_bytes,
-            delivered,
-            flow_dropped,
-            unmatched,
-            out_of_buffer,
-            cq_overrun,
-            oversize,
-            runt,
-            queue_not_ready,
-            memory_fault,
-            replicated,
-            copies_lost,
-            wire_lost,
-            tx_frames,
-            tx_bytes,
-            tx_errors,
+        let mut stats = Self::default();
+        for (field, value) in stats.fields_mut().into_iter().zip(values) {
+            *field = value;
         }
+        stats
     }
 }
 
