@@ -3,54 +3,15 @@
 
 mod verbs_support;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use softnic::wire::{GeneratorConfig, GeneratorWire};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{Counters, DeviceList, Domain, Flow, FlowAttr, FlowKind, FlowSpec, ProtectionDomain};
 use verbs_support::{PORT, Receiver, single, udp_flow};
 
-thread_local! {
-    static COUNTING: Cell<bool> = const { Cell::new(false) };
-}
-static CALLS: AtomicU64 = AtomicU64::new(0);
-
-/// The system's allocator, counting the calls of a thread that asked for it.
-struct Counting;
-
-fn note() {
-    if COUNTING.try_with(Cell::get).unwrap_or(false) {
-        CALLS.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-// SAFETY: every call goes to `System` unchanged; noting it neither allocates nor unwinds.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        note();
-        // SAFETY: the caller keeps `alloc`'s contract, which is `System`'s.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        note();
-        // SAFETY: `memory` came from `System.alloc` with this layout, as the caller promises.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// Calls to the allocator during `work`.
+/// Calls to the allocator by this thread during `work`: what it took, and what it gave back.
 fn allocations(work: impl FnOnce()) -> u64 {
-    let before = CALLS.load(Ordering::Relaxed);
-    COUNTING.set(true);
-    work();
-    COUNTING.set(false);
-    CALLS.load(Ordering::Relaxed) - before
+    let counted = allocation_counter::measure(work);
+    counted.count_total + counted.count_total.wrapping_add_signed(-counted.count_current)
 }
 
 #[test]

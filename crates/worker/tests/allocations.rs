@@ -3,55 +3,18 @@
 
 mod support;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::Ipv4Addr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use packet::build::FrameBuilder;
 use support::Rig;
 use worker::{Band, Disposition};
 
-thread_local! {
-    static COUNTING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
-}
-static CALLS: AtomicU64 = AtomicU64::new(0);
-
-/// The system's allocator, counting calls of the thread that asked for it.
-struct Counting;
-
-fn note() {
-    if COUNTING.try_with(std::cell::Cell::get).unwrap_or(false) {
-        CALLS.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-// SAFETY: every call goes to `System` unchanged; noting it neither allocates nor unwinds.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        note();
-        // SAFETY: the caller keeps `alloc`'s contract, which is `System`'s.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        note();
-        // SAFETY: `memory` came from `System.alloc` with this layout, as the caller promises.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// Calls to the allocator during `work`.
+/// Calls to the allocator by this thread during `work`: what it took, and what it gave back.
 fn allocations(work: impl FnOnce()) -> u64 {
-    let before = CALLS.load(Ordering::Relaxed);
-    COUNTING.set(true);
-    work();
-    COUNTING.set(false);
-    CALLS.load(Ordering::Relaxed) - before
+    let counted = allocation_counter::measure(work);
+    counted.count_total + counted.count_total.wrapping_add_signed(-counted.count_current)
 }
 
 const POLICY: &str = r#"
