@@ -28,6 +28,10 @@ bitflags::bitflags! {
         const SRC_PORT_UDP = 1 << 6;
         /// UDP destination port.
         const DST_PORT_UDP = 1 << 7;
+        /// Security parameters index of ESP; only [`crate::DeepKey::hash_input`] knows it.
+        const IPSEC_SPI = 1 << 8;
+        /// The other fields are those of the packet inside a tunnel; only [`crate::DeepKey::hash_input`] knows that.
+        const INNER = 1 << 31;
     }
 }
 
@@ -42,6 +46,8 @@ impl HashFields {
     pub const UDP: Self = Self::SRC_PORT_UDP.union(Self::DST_PORT_UDP);
     /// Addresses of either family.
     pub const L3: Self = Self::IPV4.union(Self::IPV6);
+    /// What only a look into tunnels can answer.
+    pub const DEEP: Self = Self::IPSEC_SPI.union(Self::INNER);
     /// Addresses of either family and the ports of either transport.
     pub const L3L4: Self = Self::L3.union(Self::TCP).union(Self::UDP);
 }
@@ -96,15 +102,16 @@ impl FlowKey {
     }
 }
 
-struct Input<'o> {
-    out: &'o mut [u8; HASH_INPUT_BYTES],
-    length: usize,
+pub(crate) struct Input<'o> {
+    pub(crate) out: &'o mut [u8; HASH_INPUT_BYTES],
+    pub(crate) length: usize,
 }
 
 impl Input<'_> {
-    /// Appends in one fixed-size store. There is always room, since 2 * 16 + 2 * 2 is the size of the buffer.
+    /// Appends in one fixed-size store. There is always room, since 2 * 16 + 2 * 2 is the size of the buffer,
+    /// and a packet with an ESP header has no ports.
     #[inline]
-    fn append<const N: usize>(&mut self, field: &[u8; N]) {
+    pub(crate) fn append<const N: usize>(&mut self, field: &[u8; N]) {
         if let Some(room) = self.out.get_mut(self.length..).and_then(|rest| rest.first_chunk_mut::<N>()) {
             *room = *field;
             self.length += N;
@@ -187,5 +194,6 @@ mod tests {
         assert_eq!(HashFields::TCP.bits(), 0x30);
         assert_eq!(HashFields::UDP.bits(), 0xc0);
         assert_eq!(HashFields::IPV6.bits(), 0x0c);
+        assert_eq!(HashFields::DEEP.bits(), 0x8000_0100);
     }
 }

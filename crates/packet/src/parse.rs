@@ -1,7 +1,7 @@
 //! From Ethernet to the ports in one pass. Whatever else reads a frame's headers, as [`crate::checksum`] does, starts
 //! from the offsets found here.
 //!
-//! softnic's engine calls [`parse`] once per frame, the worker once for each packet of a class that needs it. It never panics, allocates or follows a tunnel, and
+//! softnic's engine calls [`parse`] once per frame, the worker once for each packet of a class that needs it. It never panics, allocates or follows a tunnel (that is [`crate::parse_tunnel`]), and
 //! it never refuses: what is malformed is read as far as it is well-formed and noted as an [`Anomaly`].
 //!
 //! Strictness follows tshark where tshark and libpcap differ: a header that gives the wrong version or an impossible
@@ -14,10 +14,10 @@ use crate::{Anomaly, EtherType, FlowKey, IpProtocol, Layers, MacAddr};
 const ETHERNET_BYTES: usize = 14;
 const VLAN_BYTES: usize = 4;
 const IPV4_BYTES: usize = 20;
-const IPV6_BYTES: usize = 40;
+pub(crate) const IPV6_BYTES: usize = 40;
 const IPV6_FRAGMENT_BYTES: usize = 8;
 const TCP_BYTES: usize = 20;
-const UDP_BYTES: usize = 8;
+pub(crate) const UDP_BYTES: usize = 8;
 
 /// Bits of the IPv4 flags-and-offset word (RFC 791, 3.1).
 const MORE_FRAGMENTS: u16 = 0x2000;
@@ -67,6 +67,17 @@ pub fn parse(frame: &[u8]) -> Parsed {
     parsed
 }
 
+/// Reads a packet without an Ethernet header that should be of this IP version; no layer if it is not.
+pub(crate) fn parse_packet(packet: &[u8], version: Layers) -> FlowKey {
+    let mut parsed = Parsed::default();
+    if version == Layers::IPV4 {
+        ipv4(&mut parsed, packet);
+    } else {
+        ipv6(&mut parsed, packet);
+    }
+    parsed.key
+}
+
 /// Peels at most two tags; further ones stay in `ether_type`, and so does a tag that the frame ends in.
 fn peel_tags<'f>(parsed: &mut Parsed, rest: &'f [u8]) -> &'f [u8] {
     let key = &mut parsed.key;
@@ -94,6 +105,8 @@ fn peel_tags<'f>(parsed: &mut Parsed, rest: &'f [u8]) -> &'f [u8] {
     after_inner
 }
 
+// Always: `parse` runs once per frame, and would else share one body with what looks into tunnels.
+#[inline(always)]
 fn ipv4(parsed: &mut Parsed, packet: &[u8]) {
     let Some(header) = packet.first_chunk::<IPV4_BYTES>() else {
         return parsed.note(Anomaly::Ipv4Truncated);
@@ -154,6 +167,8 @@ fn widened([a, b, c, d]: [u8; 4]) -> [u8; 16] {
     [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
 }
 
+// Always: as `ipv4`.
+#[inline(always)]
 fn ipv6(parsed: &mut Parsed, packet: &[u8]) {
     let Some((header, rest)) = packet.split_first_chunk::<IPV6_BYTES>() else {
         return parsed.note(Anomaly::Ipv6Truncated);

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{Error, FlowKey, HASH_INPUT_BYTES, HashFields};
+use crate::{DeepKey, Error, FlowKey, HASH_INPUT_BYTES, HashFields};
 
 /// Length of an RSS key: enough for the 32-bit window at the last bit of the longest input.
 pub const RSS_KEY_BYTES: usize = HASH_INPUT_BYTES + 4;
@@ -120,12 +120,24 @@ impl Toeplitz {
     pub fn hash_key(&self, key: &FlowKey, fields: HashFields) -> u32 {
         let mut input = [0; HASH_INPUT_BYTES];
         let length = key.hash_input(fields, &mut input);
+        self.hash_first(&input, length)
+    }
+
+    /// As [`Toeplitz::hash_key`], with the fields that need a look into tunnels.
+    pub fn hash_deep(&self, key: &DeepKey, fields: HashFields) -> u32 {
+        let mut input = [0; HASH_INPUT_BYTES];
+        let length = key.hash_input(fields, &mut input);
+        self.hash_first(&input, length)
+    }
+
+    #[inline]
+    fn hash_first(&self, input: &[u8; HASH_INPUT_BYTES], length: usize) -> u32 {
         // Constant lengths let the compiler unroll the usual cases.
         match length {
             8 => self.hash(&input[..8]),
             12 => self.hash(&input[..12]),
             32 => self.hash(&input[..32]),
-            36 => self.hash(&input),
+            36 => self.hash(input),
             _ => self.hash(input.get(..length).unwrap_or_default()),
         }
     }

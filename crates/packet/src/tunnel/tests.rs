@@ -1,0 +1,1 @@
+//! Tunnels, built and cut.
