@@ -171,23 +171,13 @@ impl Daemon<'_> {
 
 /// Whether a queue or the whole device is beyond repair (ibv_get_async_event(3)).
 fn is_fatal(kind: EventKind) -> bool {
-    match kind {
+    matches!(
+        kind,
         EventKind::DeviceFatal
-        | EventKind::WorkQueueFatal
-        | EventKind::CompletionQueueError
-        | EventKind::QueuePairFatal => true,
-        EventKind::QueuePairRequestError
-        | EventKind::QueuePairAccessError
-        | EventKind::SendQueueDrained
-        | EventKind::PortActive
-        | EventKind::PortError
-        | EventKind::LidChange
-        | EventKind::PkeyChange
-        | EventKind::SubnetManagerChange
-        | EventKind::ClientReregister
-        | EventKind::GidChange
-        | EventKind::Unknown(_) => false,
-    }
+            | EventKind::WorkQueueFatal
+            | EventKind::CompletionQueueError
+            | EventKind::QueuePairFatal
+    )
 }
 
 /// Polls that the device refuses: one may be a slip, those that go on are a broken completion queue, and
