@@ -59,6 +59,8 @@ pub enum Error {
     CreateFlow { device: String, port: PortNumber, priority: u16, source: io::Error },
     #[error("cannot remove a flow from {device}: {}", Hint(Verb::Object, .source))]
     DestroyFlow { device: String, source: io::Error },
+    #[error("cannot create a flow action on {device}: {}", Hint(Verb::Object, .source))]
+    CreateFlowAction { device: String, source: io::Error },
     #[error("cannot create counters on {device}: {}", Hint(Verb::Counters, .source))]
     CreateCounters { device: String, source: io::Error },
     #[error("cannot attach the {counter} counter on {device}: {}", Hint(Verb::Counters, .source))]

@@ -3,6 +3,7 @@
 //! Installed and removed by whoever runs a program, never by the packet path. [`spec`] is what can be said, [`block`]
 //! how C wants to hear it.
 
+mod action;
 mod block;
 mod spec;
 
@@ -12,8 +13,10 @@ use std::sync::Arc;
 
 use ibverbs_sys::{ibv_flow, ibv_qp};
 
+pub use self::action::{EspAction, EspFlags, FlowAction, MAX_AES_KEY_BYTES};
 pub use self::spec::{
-    EthernetMatch, FlowAttr, FlowKind, FlowSpec, Ipv4ExtMatch, Ipv4Match, Ipv6Match, MAX_SPECS, PortMatch,
+    EspMatch, EthernetMatch, FlowAttr, FlowKind, FlowSpec, GreMatch, Ipv4ExtMatch, Ipv4Match, Ipv6Match,
+    MAX_SPECS, MplsMatch, PlacedSpec, PortMatch, VxlanMatch,
 };
 use crate::error::{from_code, last};
 use crate::{Context, Counters, Error, RawQueuePairHandle, Result, RssQueuePair, inline, leak};
@@ -62,6 +65,7 @@ pub struct Flow {
     raw: Option<NonNull<ibv_flow>>,
     target: FlowTarget,
     counters: Vec<Arc<Counters>>,
+    actions: Vec<Arc<FlowAction>>,
 }
 
 // SAFETY: never written after it was made; its verb may be called from any thread.
@@ -70,7 +74,12 @@ unsafe impl Send for Flow {}
 unsafe impl Sync for Flow {}
 
 impl Flow {
-    /// `ibv_create_flow`. The flow keeps its target and its counters alive.
+    /// `ibv_create_flow`. The flow keeps its target, its counters and its actions alive.
+    ///
+    /// # Errors
+    /// By ibv_create_flow(3) and uverbs_cmd.c: EINVAL for specs, masks or flags that make no sense together, EOPNOTSUPP for
+    /// what the device cannot match or do, ENOMEM for a full table (and, on mlx5, for a priority above its highest), EEXIST
+    /// for a match that is there already, EPERM without CAP_NET_RAW, ENXIO for a port that is not there.
     pub fn create(target: &FlowTarget, attr: &FlowAttr) -> Result<Self> {
         let context = target.context();
         let failed = |source| Error::CreateFlow {
@@ -81,11 +90,14 @@ impl Flow {
         };
         let counters: Vec<_> = attr.counters().cloned().collect();
         counters.iter().try_for_each(|counters| context.same_as(counters.context()))?;
+        let actions: Vec<_> = attr.actions().cloned().collect();
+        actions.iter().try_for_each(|action| context.same_as(action.context()))?;
         let mut block = attr.bytes()?;
-        // SAFETY: context and queue pair are live, the block is well formed, and the counters in it are kept below.
+        // SAFETY: context and queue pair are live, the block is well formed, and the counters and actions in it are
+        // kept below.
         let raw = unsafe { inline::create_flow(context.raw(), target.raw(), block.as_mut_ptr()) };
         let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
-        Ok(Self { raw: Some(raw), target: target.clone(), counters })
+        Ok(Self { raw: Some(raw), target: target.clone(), counters, actions })
     }
 
     /// `ibv_destroy_flow`, for callers that want to know: after a refusal the flow is still installed and comes back.
@@ -120,6 +132,8 @@ impl Drop for Flow {
     fn drop(&mut self) {
         let code = self.remove();
         let device = self.target.context().name();
-        leak::keep("ibv_destroy_flow", device, code, || (self.target.clone(), self.counters.clone()));
+        leak::keep("ibv_destroy_flow", device, code, || {
+            (self.target.clone(), self.counters.clone(), self.actions.clone())
+        });
     }
 }

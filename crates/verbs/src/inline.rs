@@ -39,14 +39,15 @@ struct VerbsContext {
     alloc_dm: Unused,
     free_dm: Unused,
     modify_flow_action_esp: Unused,
-    destroy_flow_action: Unused,
-    create_flow_action_esp: Unused,
+    destroy_flow_action: Option<unsafe extern "C" fn(*mut ibv_flow_action) -> c_int>,
+    create_flow_action_esp:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_flow_action_esp_attr) -> *mut ibv_flow_action>,
     modify_qp_rate_limit: Unused,
     alloc_parent_domain:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd>,
     dealloc_td: Option<unsafe extern "C" fn(*mut ibv_td) -> c_int>,
     alloc_td: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td>,
-    modify_cq: Unused,
+    modify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int>,
     post_srq_ops: Unused,
     destroy_rwq_ind_table: Option<unsafe extern "C" fn(*mut ibv_rwq_ind_table) -> c_int>,
     create_rwq_ind_table: Option<
@@ -220,6 +221,9 @@ creating!(/// `ibv_create_counters`.
 creating!(/// `ibv_create_qp_ex` for a mask beyond `IBV_QP_INIT_ATTR_PD`; with that mask alone the header calls
     /// `ibv_create_qp` instead, as this crate does itself where it has no more to say.
     create_qp_ex as create_qp_ex(context, attr: *mut ibv_qp_init_attr_ex) -> ibv_qp);
+creating!(/// `ibv_create_flow_action_esp`.
+    create_flow_action_esp as create_flow_action_esp(context, attr: *mut ibv_flow_action_esp_attr)
+    -> ibv_flow_action);
 creating!(create_wq_only as create_wq(context, attr: *mut ibv_wq_init_attr) -> ibv_wq);
 
 acting!(/// `ibv_dealloc_td`.
@@ -232,6 +236,10 @@ acting!(/// `ibv_destroy_rwq_ind_table`.
     destroy_rwq_ind_table as destroy_rwq_ind_table(table: *mut ibv_rwq_ind_table));
 acting!(/// `ibv_destroy_flow`.
     destroy_flow as destroy_flow(flow: *mut ibv_flow));
+acting!(/// `ibv_destroy_flow_action`.
+    destroy_flow_action as destroy_flow_action(action: *mut ibv_flow_action));
+acting!(/// `ibv_modify_cq`.
+    modify_cq as modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr));
 acting!(/// `ibv_destroy_counters`.
     destroy_counters as destroy_counters(counters: *mut ibv_counters));
 acting!(/// `ibv_attach_counters_point_flow`.

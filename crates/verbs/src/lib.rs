@@ -44,8 +44,9 @@ pub use domain::{Domain, ParentDomain, ProtectionDomain, ThreadDomain};
 pub use error::{Error, Result};
 pub use event::{AsyncEvent, EventKind, EventSource};
 pub use flow::{
-    EthernetMatch, Flow, FlowAttr, FlowKind, FlowSpec, FlowTarget, Ipv4ExtMatch, Ipv4Match, Ipv6Match,
-    MAX_SPECS, PortMatch,
+    EspAction, EspFlags, EspMatch, EthernetMatch, Flow, FlowAction, FlowAttr, FlowKind, FlowSpec, FlowTarget,
+    GreMatch, Ipv4ExtMatch, Ipv4Match, Ipv6Match, MAX_AES_KEY_BYTES, MAX_SPECS, MplsMatch, PlacedSpec,
+    PortMatch, VxlanMatch,
 };
 pub use frame::{Frame, FramePool, MAX_FRAMES};
 /// The C structure that a [`Provider`] lists.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use ibverbs_sys::{self as sys, ibv_flow_attr_type};
 
+use super::action::FlowAction;
 use crate::{Counters, FlowTag, PortNumber};
 
 /// Most specs of one flow, actions included: the count is a byte. The kernel takes ten (uverbs_cmd.c).
@@ -91,9 +92,45 @@ pub struct PortMatch {
     pub dst_port: u16,
 }
 
+/// Fields of an ESP header (RFC 4303), as values or as a mask. IP protocol 50 is for the flow to ask for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct EspMatch {
+    /// Security parameter index.
+    pub spi: u32,
+    /// Sequence number. mlx5 cannot match it (drivers/infiniband/hw/mlx5/fs.c).
+    pub seq: u32,
+}
+
+/// The network identifier of a VXLAN header (RFC 7348), as a value or as a mask. UDP port 4789 is for the flow to ask
+/// for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct VxlanMatch {
+    /// 24 bits; the kernel refuses more with EINVAL (uverbs_cmd.c).
+    pub vni: u32,
+}
+
+/// Fields of a GRE header (RFC 2784, RFC 2890), as values or as a mask.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct GreMatch {
+    /// The first 16 bits: checksum, key and sequence flags, reserved bits, version.
+    pub c_ks_res0_ver: u16,
+    /// EtherType of the payload.
+    pub protocol: u16,
+    /// The key, where the header has one.
+    pub key: u32,
+}
+
+/// The top entry of an MPLS label stack (RFC 3032), as a value or as a mask.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct MplsMatch {
+    /// The whole entry: label 20 bits, traffic class 3, bottom of stack 1, time to live 8.
+    pub label: u32,
+}
+
 /// Something a packet must have, or something that is done with it. A bit counts where the mask has it.
 #[derive(Clone, Debug)]
-#[allow(missing_docs)]
+#[allow(missing_docs)] // of those that are named as in verbs.h; all of them are in ibv_create_flow(3)
+#[non_exhaustive]
 pub enum FlowSpec {
     Ethernet {
         value: EthernetMatch,
@@ -119,12 +156,50 @@ pub enum FlowSpec {
         value: PortMatch,
         mask: PortMatch,
     },
+    /// An ESP header.
+    Esp {
+        value: EspMatch,
+        mask: EspMatch,
+    },
+    /// A VXLAN header; specs of the encapsulated packet are inner ones.
+    VxlanTunnel {
+        value: VxlanMatch,
+        mask: VxlanMatch,
+    },
+    /// A GRE header; specs of the encapsulated packet are inner ones.
+    Gre {
+        value: GreMatch,
+        mask: GreMatch,
+    },
+    /// An MPLS label, at its place among the specs; after it come inner ones.
+    Mpls {
+        value: MplsMatch,
+        mask: MplsMatch,
+    },
     /// Completions carry this tag.
     Tag(FlowTag),
     /// Matching packets go nowhere.
     Drop,
     /// Matching packets are counted there.
     Count(Arc<Counters>),
+    /// Matching packets are treated like that.
+    Handle(Arc<FlowAction>),
+}
+
+impl FlowSpec {
+    /// Something that is done, not something a packet must have.
+    pub fn is_action(&self) -> bool {
+        matches!(self, Self::Tag(_) | Self::Drop | Self::Count(_) | Self::Handle(_))
+    }
+}
+
+/// A spec and the packet it is about.
+#[derive(Clone, Debug)]
+pub struct PlacedSpec {
+    /// What is asked for or done.
+    pub spec: FlowSpec,
+    /// About the encapsulated packet (`IBV_FLOW_SPEC_INNER`). Actions have no place; for them it is false.
+    pub inner: bool,
 }
 
 /// A flow to be.
@@ -135,13 +210,14 @@ pub struct FlowAttr {
     pub(super) port: PortNumber,
     pub(super) priority: u16,
     pub(super) dont_trap: bool,
-    pub(super) specs: Vec<FlowSpec>,
+    pub(super) egress: bool,
+    pub(super) specs: Vec<PlacedSpec>,
 }
 
 impl FlowAttr {
     /// A flow on `port` at the highest priority, 0, without specs.
     pub fn new(kind: FlowKind, port: PortNumber) -> Self {
-        Self { kind, port, priority: 0, dont_trap: false, specs: Vec::new() }
+        Self { kind, port, priority: 0, dont_trap: false, egress: false, specs: Vec::new() }
     }
 
     /// Smaller goes first.
@@ -150,15 +226,31 @@ impl FlowAttr {
         self
     }
 
-    /// Packets go on to further flows as well.
+    /// Packets go on to further flows as well (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`). Not for the kinds that take what is
+    /// left: EINVAL.
     pub fn dont_trap(mut self, on: bool) -> Self {
         self.dont_trap = on;
         self
     }
 
-    /// Adds a spec. Matches go from the outermost header inwards.
+    /// The flow is about packets that are sent (`IBV_FLOW_ATTR_FLAGS_EGRESS`): its target only says on which device. Not
+    /// for the kinds that take what is left: EINVAL.
+    pub fn egress(mut self, on: bool) -> Self {
+        self.egress = on;
+        self
+    }
+
+    /// Adds an action, or a spec of the outermost packet. Matches go from the outermost header inwards.
     pub fn spec(mut self, spec: FlowSpec) -> Self {
-        self.specs.push(spec);
+        self.specs.push(PlacedSpec { spec, inner: false });
+        self
+    }
+
+    /// Adds a spec of the encapsulated packet, after those of the outer one. An action is the same here as in
+    /// [`FlowAttr::spec`]. Tunnel headers have no inner form: the kernel answers EINVAL (uverbs_cmd.c).
+    pub fn inner(mut self, spec: FlowSpec) -> Self {
+        let inner = !spec.is_action();
+        self.specs.push(PlacedSpec { spec, inner });
         self
     }
 
@@ -173,13 +265,20 @@ impl FlowAttr {
     }
 
     /// Its specs, in the order they were added.
-    pub fn specs(&self) -> &[FlowSpec] {
+    pub fn specs(&self) -> &[PlacedSpec] {
         &self.specs
     }
 
     pub(super) fn counters(&self) -> impl Iterator<Item = &Arc<Counters>> {
-        self.specs.iter().filter_map(|spec| match spec {
+        self.specs.iter().filter_map(|placed| match &placed.spec {
             FlowSpec::Count(counters) => Some(counters),
+            _ => None,
+        })
+    }
+
+    pub(super) fn actions(&self) -> impl Iterator<Item = &Arc<FlowAction>> {
+        self.specs.iter().filter_map(|placed| match &placed.spec {
+            FlowSpec::Handle(action) => Some(action),
             _ => None,
         })
     }
