@@ -4,9 +4,13 @@
 //! allocates, so it never runs on the packet path; a sender builds once and replays. Frames that are meant to be wrong
 //! are built right and then damaged.
 
+mod encapsulate;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::{EtherType, FlowKey, IpProtocol, Layers, MacAddr, Parsed, checksum};
+
+pub use encapsulate::{label_stack, mpls_label};
 
 /// The most bytes an IP packet can say it has; longer payloads are cut to it.
 pub const MAX_PACKET_BYTES: usize = 65_535;
