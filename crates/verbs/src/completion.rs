@@ -17,25 +17,51 @@ bitflags::bitflags! {
     pub struct CompletionFields: u64 {
         /// [`Completion::byte_len`].
         const BYTE_LEN = sys::IBV_WC_EX_WITH_BYTE_LEN as u64;
+        /// [`Completion::imm_data`]; not on raw packet queues.
+        const IMM = sys::IBV_WC_EX_WITH_IMM as u64;
         /// [`Completion::qp_num`].
         const QP_NUM = sys::IBV_WC_EX_WITH_QP_NUM as u64;
+        /// [`Completion::src_qp`]; not on raw packet queues.
+        const SRC_QP = sys::IBV_WC_EX_WITH_SRC_QP as u64;
+        /// [`Completion::slid`]; not on raw packet queues.
+        const SLID = sys::IBV_WC_EX_WITH_SLID as u64;
+        /// [`Completion::sl`]; not on raw packet queues.
+        const SL = sys::IBV_WC_EX_WITH_SL as u64;
+        /// [`Completion::dlid_path_bits`]; not on raw packet queues.
+        const DLID_PATH_BITS = sys::IBV_WC_EX_WITH_DLID_PATH_BITS as u64;
         /// [`Completion::timestamp`].
         const COMPLETION_TIMESTAMP = sys::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP as u64;
         /// [`Completion::cvlan`].
         const CVLAN = sys::IBV_WC_EX_WITH_CVLAN as u64;
         /// [`Completion::flow_tag`].
         const FLOW_TAG = sys::IBV_WC_EX_WITH_FLOW_TAG as u64;
+        /// [`Completion::tag_matching`]; not on raw packet queues.
+        const TM_INFO = sys::IBV_WC_EX_WITH_TM_INFO as u64;
         /// [`Completion::wallclock_ns`].
         const COMPLETION_TIMESTAMP_WALLCLOCK = sys::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK as u64;
     }
 
-    /// `ibv_wc_flags`.
+    /// `ibv_wc_flags`. On raw packet queues only the checksum bit means anything.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct CompletionFlags: u32 {
+        /// The buffer begins with a global route header.
+        const GRH = ibv_wc_flags::IBV_WC_GRH.0;
+        /// There is immediate data.
+        const WITH_IMM = ibv_wc_flags::IBV_WC_WITH_IMM.0;
         /// The IP header checksum and, where there is one, the L4 checksum were found right.
         const IP_CSUM_OK = ibv_wc_flags::IBV_WC_IP_CSUM_OK.0;
         const _ = !0;
     }
+}
+
+impl CompletionFields {
+    /// Everything that a raw packet queue can know.
+    pub const RAW_PACKET: Self = Self::BYTE_LEN
+        .union(Self::QP_NUM)
+        .union(Self::COMPLETION_TIMESTAMP)
+        .union(Self::CVLAN)
+        .union(Self::FLOW_TAG)
+        .union(Self::COMPLETION_TIMESTAMP_WALLCLOCK);
 }
 
 /// A flow tag: what a flow's TAG action puts into completions. Below 2^24 on every known device.
@@ -103,6 +129,8 @@ impl fmt::Display for Status {
 pub enum Opcode {
     /// A send.
     Send,
+    /// A send that the device cut into segments.
+    SegmentedSend,
     /// A receive.
     Receive,
     /// One this crate never posts.
@@ -114,10 +142,25 @@ impl From<ibv_wc_opcode::Type> for Opcode {
     fn from(raw: ibv_wc_opcode::Type) -> Self {
         match raw {
             ibv_wc_opcode::IBV_WC_SEND => Self::Send,
+            ibv_wc_opcode::IBV_WC_TSO => Self::SegmentedSend,
             ibv_wc_opcode::IBV_WC_RECV => Self::Receive,
             other => Self::Unknown(other),
         }
     }
+}
+
+/// The pool id in the work request ids of sends without a frame; no pool has it ([`crate::FramePool`]).
+const NO_POOL: u32 = u32::MAX;
+
+/// The work request id of a send without a frame.
+#[inline]
+pub(crate) fn wr_id_of(token: u32) -> u64 {
+    u64::from(NO_POOL) << 32 | u64::from(token)
+}
+
+#[inline]
+pub(crate) fn token_of(wr_id: u64) -> Option<u32> {
+    ((wr_id >> 32) as u32 == NO_POOL).then_some(wr_id as u32)
 }
 
 /// The current completion of a batch. Unless the status is [`Status::Success`], only the work request id, the status,
@@ -174,6 +217,13 @@ impl<'b> Completion<'b> {
         unsafe { (*self.raw()).wr_id }
     }
 
+    /// The token of a send whose bytes the queue copied (one sent inline); `None` for a
+    /// frame, which [`FramePool::reclaim`](crate::FramePool::reclaim) takes.
+    #[inline]
+    pub fn token(&self) -> Option<u32> {
+        token_of(self.wr_id())
+    }
+
     /// How it ended.
     #[inline]
     pub fn status(&self) -> Status {
@@ -223,6 +273,28 @@ impl<'b> Completion<'b> {
         self.queue.functions().qp_num.map(|read| QueueNumber(self.read(read)))
     }
 
+    /// Immediate data, in host byte order; of other transports.
+    pub fn imm_data(&self) -> Option<u32> {
+        self.queue.functions().imm_data.map(|read| u32::from_be(self.read(read)))
+    }
+
+    /// The matched tag and the application's data; of other transports.
+    pub fn tag_matching(&self) -> Option<(u64, u32)> {
+        let read = self.queue.functions().tm_info?;
+        let mut info = sys::ibv_wc_tm_info::default();
+        // SAFETY: a completion is current and the field was asked for, as in `read`; the structure is writable.
+        unsafe { read(self.raw(), &raw mut info) };
+        Some((info.tag, info.priv_))
+    }
+
+    reader!(/// Number of the sending queue pair; of other transports.
+        src_qp -> u32);
+    reader!(/// Local identifier of the sender; of other transports.
+        slid -> u32);
+    reader!(/// Service level; of other transports.
+        sl -> u8);
+    reader!(/// Path bits of the local identifier the packet was sent to; of other transports.
+        dlid_path_bits -> u8);
     reader!(/// Length of the packet.
         byte_len -> u32);
     reader!(/// The device's clock when the packet arrived, in its own ticks.
@@ -243,7 +315,8 @@ mod tests {
         assert_eq!(Status::from(14), Status::Unknown(14));
         assert_eq!(Status::Unknown(14).to_string(), "completion status 14");
         assert_eq!(Opcode::from(ibv_wc_opcode::IBV_WC_RECV), Opcode::Receive);
-        assert_eq!(Opcode::from(ibv_wc_opcode::IBV_WC_TSO), Opcode::Unknown(7));
+        assert_eq!(Opcode::from(ibv_wc_opcode::IBV_WC_TSO), Opcode::SegmentedSend);
+        assert_eq!(Opcode::from(ibv_wc_opcode::IBV_WC_FLUSH), Opcode::Unknown(8));
     }
 
     #[test]

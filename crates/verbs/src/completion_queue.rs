@@ -4,6 +4,8 @@
 //! and keep alive. No Result and no allocation per poll; nothing here waits for a completion.
 
 use std::cell::Cell;
+use std::ffi::c_int;
+use std::io;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -14,10 +16,14 @@ use crate::completion::{Completion, CompletionFields};
 use crate::error::{from_code, last};
 use crate::inline::PollFunctions;
 use crate::pause::{Gate, Gates, Paused};
-use crate::{Context, Domain, Error, ParentDomain, RawPacketCaps, Result, inline, leak};
+use crate::work_completion::{RawCompletion, WorkCompletion};
+use crate::{CompletionChannel, Context, Domain, Error, ParentDomain, RawPacketCaps, Result, inline, leak};
 
 /// Most entries of a completion queue: what the largest known device offers (mlx5, 4 Mi).
 pub const MAX_COMPLETIONS: u32 = 1 << 22;
+
+/// How many completions one call of `ibv_poll_cq` is asked for.
+const CLASSIC_CHUNK: usize = 32;
 
 /// What a completion queue is to everything but its poller: an object that must outlive what completes into it.
 pub struct CompletionQueueHandle {
@@ -30,6 +36,8 @@ pub struct CompletionQueueHandle {
     gate: Arc<Gate>,
     /// What the provider set when the queue was made.
     functions: PollFunctions,
+    /// Where it reports that it has something.
+    channel: Option<Arc<CompletionChannel>>,
     /// The device checks checksums, so that the flag in completions means something.
     checksums: bool,
 }
@@ -76,15 +84,21 @@ impl CompletionQueueHandle {
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
+
+    fn answer(&self, code: c_int, error: impl FnOnce(String, io::Error) -> Error) -> Result<()> {
+        if code == 0 { Ok(()) } else { Err(error(self.context.name().into(), from_code(code))) }
+    }
 }
 
 impl Drop for CompletionQueueHandle {
     fn drop(&mut self) {
+        let reading = self.channel.as_ref().map(|channel| channel.hold());
         // SAFETY: `raw` came from `create_cq_ex`; whatever completes into it held an `Arc` of this and is gone, and so
-        // is the poller.
+        // is the poller. Nobody has an event of it that is not acknowledged.
         let code = unsafe { sys::ibv_destroy_cq(self.raw_cq()) };
+        drop(reading);
         leak::keep("ibv_destroy_cq", self.context.name(), code, || {
-            (Arc::clone(&self.context), self.domain.clone())
+            (Arc::clone(&self.context), self.domain.clone(), self.channel.clone())
         });
     }
 }
@@ -107,6 +121,9 @@ impl CompletionQueue {
             fields: CompletionFields::empty(),
             flags: 0,
             domain: None,
+            channel: None,
+            token: 0,
+            completion_vector: 0,
         }
     }
 
@@ -146,6 +163,91 @@ impl CompletionQueue {
             self.poll_errors += 1;
         }
         None
+    }
+}
+
+impl CompletionQueue {
+    /// Completions by value (`ibv_poll_cq`), appended to `into`, at most `most` of them. Returns how many; 0 as well
+    /// where [`CompletionQueue::poll`] gives `None`. Allocates only if `into` has no room.
+    pub fn poll_classic(&mut self, into: &mut Vec<WorkCompletion>, most: usize) -> usize {
+        let handle = &*self.handle;
+        if !handle.gate.enter() {
+            return 0;
+        }
+        let mut total = 0;
+        while total < most {
+            let mut chunk: [RawCompletion; CLASSIC_CHUNK] = std::array::from_fn(|_| RawCompletion::default());
+            let wanted = CLASSIC_CHUNK.min(most - total);
+            // SAFETY: the queue is live, the gate and `&mut self` keep everybody else out and no batch is open; the array
+            // has room for what is asked, in the layout of the header.
+            let got = unsafe { inline::poll_cq(handle.raw_cq(), wanted as c_int, chunk.as_mut_ptr().cast()) };
+            let Ok(got) = usize::try_from(got) else {
+                self.poll_errors += 1;
+                break;
+            };
+            into.extend(chunk.into_iter().take(got.min(wanted)).map(WorkCompletion::new));
+            total += got.min(wanted);
+            if got < wanted {
+                break;
+            }
+        }
+        handle.gate.leave();
+        total
+    }
+
+    /// Asks for one event on the queue's channel: when the next completion comes, or, with `solicited_only`, the next
+    /// that failed or whose sender asked for it (`ibv_req_notify_cq`). What came before the request gives no event, so
+    /// poll once more before going to sleep.
+    ///
+    /// # Errors
+    /// EBUSY if somebody used the queue or its thread domain all the while; EINVAL from some providers without a channel.
+    pub fn request_notification(&mut self, solicited_only: bool) -> Result<()> {
+        let handle = &*self.handle;
+        let code = match handle.pause() {
+            // SAFETY: the queue is live, and nobody polls it or posts to what completes there while paused.
+            Some(_paused) => unsafe { inline::req_notify_cq(handle.raw_cq(), c_int::from(solicited_only)) },
+            None => libc::EBUSY,
+        };
+        handle.answer(code, |device, source| Error::RequestNotification { device, source })
+    }
+
+    /// Events only after `count` completions or `period_us` microseconds, whichever is first (`ibv_modify_cq`); 0 and 0
+    /// for each at once. The limits are in [`DeviceAttributes::cq_moderation`](crate::DeviceAttributes).
+    ///
+    /// # Errors
+    /// EOPNOTSUPP where the device cannot, EINVAL beyond its limits.
+    pub fn moderate(&self, count: u16, period_us: u16) -> Result<()> {
+        let handle = &*self.handle;
+        let mut attr = sys::ibv_modify_cq_attr {
+            attr_mask: sys::IBV_CQ_ATTR_MODERATE,
+            moderate: sys::ibv_moderate_cq { cq_count: count, cq_period: period_us },
+        };
+        // SAFETY: the queue is live and of this context.
+        let code = unsafe { inline::modify_cq(handle.context.raw(), handle.raw_cq(), &raw mut attr) };
+        handle.answer(code, |device, source| Error::ModerateCompletionQueue { device, source })
+    }
+
+    /// Room for at least `entries` completions (`ibv_resize_cq`); those in the queue stay.
+    ///
+    /// # Errors
+    /// EINVAL beyond the device's limit or below what the queue holds, ENOMEM, EOPNOTSUPP; EBUSY if somebody used the
+    /// queue or its thread domain all the while. After any of them the queue is as before.
+    pub fn resize(&mut self, entries: u32) -> Result<()> {
+        let handle = &*self.handle;
+        let code = match (c_int::try_from(entries), handle.pause()) {
+            (Ok(wanted), Some(_paused)) if (1..=MAX_COMPLETIONS).contains(&entries) => {
+                // SAFETY: the queue is live, and nobody polls it or posts to what completes there while paused.
+                unsafe { sys::ibv_resize_cq(handle.raw_cq(), wanted) }
+            }
+            (_, None) => libc::EBUSY,
+            _ => libc::EINVAL,
+        };
+        handle.answer(code, |device, source| Error::ResizeCompletionQueue { device, entries, source })
+    }
+
+    /// Where it reports that it has something.
+    pub fn channel(&self) -> Option<&Arc<CompletionChannel>> {
+        self.handle.channel.as_ref()
     }
 }
 
@@ -211,6 +313,9 @@ pub struct CompletionQueueBuilder {
     fields: CompletionFields,
     flags: sys::ibv_create_cq_attr_flags,
     domain: Option<Domain>,
+    channel: Option<Arc<CompletionChannel>>,
+    token: usize,
+    completion_vector: u32,
 }
 
 impl CompletionQueueBuilder {
@@ -238,23 +343,47 @@ impl CompletionQueueBuilder {
         self
     }
 
+    /// Where the queue reports that it has something, and the token by which its events name it (`cq_context`).
+    pub fn channel(mut self, channel: &Arc<CompletionChannel>, token: usize) -> Self {
+        self.channel = Some(Arc::clone(channel));
+        self.token = token;
+        self
+    }
+
+    /// Which of the device's interrupts its events come by, below
+    /// [`Context::completion_vectors`](crate::Context::completion_vectors); 0 unless set.
+    pub fn completion_vector(mut self, completion_vector: u32) -> Self {
+        self.completion_vector = completion_vector;
+        self
+    }
+
     fn flag(mut self, flag: sys::ibv_create_cq_attr_flags, on: bool) -> Self {
         self.flags = if on { self.flags | flag } else { self.flags & !flag };
         self
     }
 
     /// `ibv_create_cq_ex`.
+    ///
+    /// # Errors
+    /// EINVAL for more entries, a field, a flag or a completion vector that the device does not have (EOPNOTSUPP on some),
+    /// ENOMEM, and EOPNOTSUPP for a provider that leaves out a function that was asked for.
     pub fn build(self) -> Result<CompletionQueue> {
-        let Self { context, entries, fields, flags, domain } = self;
+        let Self { context, entries, fields, flags, domain, channel, token, completion_vector } = self;
         let failed = |source| Error::CreateCompletionQueue { device: context.name().into(), entries, source };
         if let Some(domain) = &domain {
             context.same_as(domain.context())?;
+        }
+        if let Some(channel) = &channel {
+            context.same_as(channel.context())?;
         }
         if !(1..=MAX_COMPLETIONS).contains(&entries) {
             return Err(failed(from_code(libc::EINVAL)));
         }
         let mut attr = ibv_cq_init_attr_ex {
             cqe: entries,
+            cq_context: ptr::without_provenance_mut(token),
+            channel: channel.as_ref().map_or(ptr::null_mut(), |channel| channel.raw()),
+            comp_vector: completion_vector,
             wc_flags: fields.bits(),
             flags,
             ..ibv_cq_init_attr_ex::default()
@@ -269,18 +398,20 @@ impl CompletionQueueBuilder {
         let checksums = context
             .attributes()
             .is_ok_and(|attributes| attributes.raw_packet_caps.contains(RawPacketCaps::IP_CSUM));
-        // SAFETY: the context is open, the domain live; there is no channel and no context word.
+        // SAFETY: the context is open, domain and channel live; the context word is only handed back.
         let raw = unsafe { inline::create_cq_ex(context.raw(), ptr::from_mut(&mut attr)) };
         let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
         // SAFETY: just made, and nobody else's yet.
         let Some(functions) = PollFunctions::of(unsafe { raw.as_ref() }, fields) else {
             // SAFETY: as above; nothing completes into it.
             let code = unsafe { sys::ibv_destroy_cq(raw.as_ptr().cast()) };
-            leak::keep("ibv_destroy_cq", context.name(), code, || (Arc::clone(&context), domain.clone()));
+            leak::keep("ibv_destroy_cq", context.name(), code, || {
+                (Arc::clone(&context), domain.clone(), channel.clone())
+            });
             return Err(failed(from_code(libc::EOPNOTSUPP)));
         };
         let gate = domain.as_ref().and_then(Domain::gate).cloned().unwrap_or_default();
-        let handle = CompletionQueueHandle { raw, context, domain, gate, functions, checksums };
+        let handle = CompletionQueueHandle { raw, context, domain, gate, functions, channel, checksums };
         Ok(CompletionQueue { handle: Arc::new(handle), poll_errors: 0, _not_sync: PhantomData })
     }
 }

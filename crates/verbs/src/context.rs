@@ -6,16 +6,22 @@ use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
+use std::time::SystemTime;
 
-use ibverbs_sys::{ibv_context, ibv_device_attr_ex, ibv_port_attr, ibv_values_ex};
+use ibverbs_sys::{ibv_comp_channel, ibv_context, ibv_device_attr_ex, ibv_port_attr, ibv_values_ex};
 
 use crate::error::{from_code, last};
-use crate::{AsyncEvent, DeviceAttributes, Error, PortAttributes, PortNumber, Result, event, inline, leak};
+use crate::{
+    AsyncEvent, Clock, CreateChannel, DeviceAttributes, Error, PortAttributes, PortNumber, Result, event,
+    inline, leak,
+};
 
 /// An open device. Every object made from it keeps it open.
 pub struct Context {
     raw: NonNull<ibv_context>,
     name: String,
+    /// How its provider makes completion channels, if not through the library.
+    channel_maker: Option<CreateChannel>,
 }
 
 // SAFETY: libibverbs contexts may be used from any thread; the verbs that this crate calls on one lock inside.
@@ -25,14 +31,31 @@ unsafe impl Sync for Context {}
 
 impl Context {
     /// Takes over a context that `ibv_open_device` returned; closes it if its events could not be read without waiting.
-    pub(crate) fn adopt(raw: NonNull<ibv_context>, name: &str) -> Result<Self> {
-        let context = Self { raw, name: name.to_owned() };
+    pub(crate) fn adopt(
+        raw: NonNull<ibv_context>,
+        name: &str,
+        channel_maker: Option<CreateChannel>,
+    ) -> Result<Self> {
+        let context = Self { raw, name: name.to_owned(), channel_maker };
         never_wait(context.async_fd()).map_err(|source| Error::AsyncEvent { device: name.into(), source })?;
         Ok(context)
     }
 
     pub(crate) fn raw(&self) -> *mut ibv_context {
         self.raw.as_ptr()
+    }
+
+    /// A new completion channel, or NULL with `errno` set.
+    ///
+    /// # Safety
+    /// The caller destroys it before this context is closed.
+    pub(crate) unsafe fn create_channel(&self) -> *mut ibv_comp_channel {
+        match self.channel_maker {
+            // SAFETY: `raw` is open until `drop` and of the provider that gave the function ([`crate::Provider`]).
+            Some(create) => unsafe { create(self.raw()) },
+            // SAFETY: `raw` is open until `drop`.
+            None => unsafe { ibverbs_sys::ibv_create_comp_channel(self.raw()) },
+        }
     }
 
     fn async_fd(&self) -> c_int {
@@ -51,6 +74,13 @@ impl Context {
     /// The device's name, as [`Device::name`](crate::Device::name).
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// How many interrupts a completion queue can choose from
+    /// ([`completion_vector`](crate::CompletionQueueBuilder::completion_vector)).
+    pub fn completion_vectors(&self) -> u32 {
+        // SAFETY: `raw` is open until `drop`; the number is set once, while opening.
+        u32::try_from(unsafe { (*self.raw()).num_comp_vectors }).unwrap_or(0)
     }
 
     /// Limits and capabilities (`ibv_query_device_ex`). Asks the device each time.
@@ -94,6 +124,22 @@ impl Context {
         Err(Error::QueryClock { device: self.name.clone(), source })
     }
 
+    /// A conversion of the device's clock, good for timestamps taken around now: the device is asked for its rate, and its
+    /// clock is read beside the system's.
+    ///
+    /// # Errors
+    /// As [`Context::raw_clock`] and [`Context::attributes`]; EOPNOTSUPP if the device does not say how fast its clock is.
+    pub fn clock(&self) -> Result<Clock> {
+        let attributes = self.attributes()?;
+        let (khz, mask) = (attributes.hca_core_clock_khz, attributes.completion_timestamp_mask);
+        let (before, raw, after) = (SystemTime::now(), self.raw_clock()?, SystemTime::now());
+        let between = before + after.duration_since(before).unwrap_or_default() / 2;
+        Clock::new(khz, mask, raw, between).ok_or_else(|| Error::QueryClock {
+            device: self.name.clone(),
+            source: from_code(libc::EOPNOTSUPP),
+        })
+    }
+
     /// The next asynchronous event, acknowledged; `None` when there is none now. Never waits.
     pub fn async_event(&self) -> Result<Option<AsyncEvent>> {
         event::next(self)
@@ -102,7 +148,7 @@ impl Context {
 
 /// Makes reads of a descriptor answer at once; ibv_get_async_event(3) asks for exactly this. Also says whether there is
 /// a descriptor at all.
-fn never_wait(fd: c_int) -> io::Result<()> {
+pub(crate) fn never_wait(fd: c_int) -> io::Result<()> {
     // SAFETY: asks about a number.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     if flags < 0 {

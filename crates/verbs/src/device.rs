@@ -8,10 +8,13 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ibverbs_sys::ibv_device;
+use ibverbs_sys::{ibv_comp_channel, ibv_context, ibv_device};
 
 use crate::error::last;
 use crate::{Context, Error, Result};
+
+/// Makes a completion channel of a context, or returns NULL with `errno` set ([`Provider::channel_maker`]).
+pub type CreateChannel = unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_comp_channel;
 
 /// A source of devices other than the library's own discovery, like `mlx5dv_get_vfio_device_list`.
 ///
@@ -19,16 +22,25 @@ use crate::{Context, Error, Result};
 /// `device_list` returns NULL with `errno` set, or a NULL-terminated array of `count` devices that
 /// `ibv_free_device_list` may release and `ibv_open_device` may open, with operations that keep the contracts of
 /// `infiniband/verbs.h`. Each device stays valid until its list is released and every context opened from it is closed,
-/// and each context until it is closed, even if the provider itself is dropped before.
+/// and each context until it is closed, even if the provider itself is dropped before. So does the function that makes
+/// channels, whose channels `ibv_get_cq_event` can read and `ibv_destroy_comp_channel` release: destroying a queue takes
+/// its unread events out of its channel.
 pub unsafe trait Provider: Send + Sync {
     /// A new list; its length goes to `count`.
     fn device_list(&self, count: &mut c_int) -> *mut *mut ibv_device;
+
+    /// How completion channels are made of contexts of these devices. `None`: as `ibv_create_comp_channel` does, which
+    /// asks the kernel behind the context's descriptor (libibverbs/verbs.c), not the provider.
+    fn channel_maker(&self) -> Option<CreateChannel> {
+        None
+    }
 }
 
 /// A list of devices; released on drop. Opened devices live on.
 pub struct DeviceList {
     raw: NonNull<*mut ibv_device>,
     count: usize,
+    channel_maker: Option<CreateChannel>,
 }
 
 // SAFETY: the list is never written after its creation; the library's reference counts of devices are atomic.
@@ -42,26 +54,30 @@ impl DeviceList {
         let mut count = 0;
         // SAFETY: `count` is writable.
         let raw = unsafe { ibverbs_sys::ibv_get_device_list(&mut count) };
-        Self::adopt(raw, count)
+        Self::adopt(raw, count, None)
     }
 
     /// The devices of `provider`.
     pub fn of(provider: &dyn Provider) -> Result<Self> {
         let mut count = 0;
         let raw = provider.device_list(&mut count);
-        Self::adopt(raw, count)
+        Self::adopt(raw, count, provider.channel_maker())
     }
 
-    fn adopt(raw: *mut *mut ibv_device, count: c_int) -> Result<Self> {
+    fn adopt(raw: *mut *mut ibv_device, count: c_int, channel_maker: Option<CreateChannel>) -> Result<Self> {
         let raw = NonNull::new(raw).ok_or_else(|| Error::ListDevices { source: last() })?;
-        Ok(Self { raw, count: usize::try_from(count).unwrap_or(0) })
+        Ok(Self { raw, count: usize::try_from(count).unwrap_or(0), channel_maker })
     }
 
     /// The devices, in the order the library or the provider gives them.
     pub fn iter(&self) -> impl Iterator<Item = Device<'_>> {
         // SAFETY: the library or the provider says that `count` entries follow; they stay until `drop`.
         let entries = unsafe { std::slice::from_raw_parts(self.raw.as_ptr(), self.count) };
-        entries.iter().copied().filter_map(NonNull::new).map(|raw| Device { raw, _list: PhantomData })
+        entries.iter().copied().filter_map(NonNull::new).map(|raw| Device {
+            raw,
+            channel_maker: self.channel_maker,
+            _list: PhantomData,
+        })
     }
 
     /// The device of that name.
@@ -82,6 +98,7 @@ impl Drop for DeviceList {
 pub struct Device<'list> {
     /// Valid as long as the list.
     raw: NonNull<ibv_device>,
+    channel_maker: Option<CreateChannel>,
     _list: PhantomData<&'list DeviceList>,
 }
 
@@ -111,7 +128,7 @@ impl<'list> Device<'list> {
         let raw = unsafe { ibverbs_sys::ibv_open_device(self.raw.as_ptr()) };
         let raw =
             NonNull::new(raw).ok_or_else(|| Error::OpenDevice { device: name.into(), source: last() })?;
-        Ok(Arc::new(Context::adopt(raw, name)?))
+        Ok(Arc::new(Context::adopt(raw, name, self.channel_maker)?))
     }
 }
 

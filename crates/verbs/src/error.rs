@@ -40,6 +40,16 @@ pub enum Error {
     RegisterMemory { device: String, bytes: usize, source: io::Error },
     #[error("cannot create a completion queue of {entries} entries on {device}: {}", Hint(Verb::Queue, .source))]
     CreateCompletionQueue { device: String, entries: u32, source: io::Error },
+    #[error("cannot create a completion channel on {device}: {}", Hint(Verb::Object, .source))]
+    CreateChannel { device: String, source: io::Error },
+    #[error("cannot read completion events of {device}: {}", Hint(Verb::Query, .source))]
+    ReadChannel { device: String, source: io::Error },
+    #[error("cannot request completion events of {device}: {}", Hint(Verb::Object, .source))]
+    RequestNotification { device: String, source: io::Error },
+    #[error("cannot moderate completion events of {device}: {}", Hint(Verb::Object, .source))]
+    ModerateCompletionQueue { device: String, source: io::Error },
+    #[error("cannot resize a completion queue of {device} to {entries} entries: {}", Hint(Verb::Queue, .source))]
+    ResizeCompletionQueue { device: String, entries: u32, source: io::Error },
     #[error("cannot create a work queue of {max_receives} receives on {device}: {}", Hint(Verb::Queue, .source))]
     CreateWorkQueue { device: String, max_receives: u32, source: io::Error },
     #[error("cannot move work queue {number} of {device} to RDY: {}", Hint(Verb::Object, .source))]

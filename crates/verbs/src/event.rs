@@ -14,25 +14,32 @@ use ibverbs_sys::{
 use crate::error::{forget_last, last};
 use crate::{Context, Error, PortNumber, QueueNumber, Result};
 
-/// What happened.
+/// What happened (`ibv_event_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 #[allow(missing_docs)] // the names are those of ibv_get_async_event(3)
 pub enum EventKind {
     CompletionQueueError,
     QueuePairFatal,
     QueuePairRequestError,
     QueuePairAccessError,
+    CommunicationEstablished,
     SendQueueDrained,
+    PathMigrated,
+    PathMigrationError,
     DeviceFatal,
     PortActive,
     PortError,
     LidChange,
     PkeyChange,
     SubnetManagerChange,
+    SharedReceiveQueueError,
+    SharedReceiveQueueLimit,
+    LastWorkRequest,
     ClientReregister,
     GidChange,
     WorkQueueFatal,
-    /// An event this crate has no name for, or of an object it never makes.
+    /// An event this crate has no name for.
     Unknown(u32),
 }
 
@@ -43,13 +50,19 @@ impl From<ibv_event_type> for EventKind {
             sys::IBV_EVENT_QP_FATAL => Self::QueuePairFatal,
             sys::IBV_EVENT_QP_REQ_ERR => Self::QueuePairRequestError,
             sys::IBV_EVENT_QP_ACCESS_ERR => Self::QueuePairAccessError,
+            sys::IBV_EVENT_COMM_EST => Self::CommunicationEstablished,
             sys::IBV_EVENT_SQ_DRAINED => Self::SendQueueDrained,
+            sys::IBV_EVENT_PATH_MIG => Self::PathMigrated,
+            sys::IBV_EVENT_PATH_MIG_ERR => Self::PathMigrationError,
             sys::IBV_EVENT_DEVICE_FATAL => Self::DeviceFatal,
             sys::IBV_EVENT_PORT_ACTIVE => Self::PortActive,
             sys::IBV_EVENT_PORT_ERR => Self::PortError,
             sys::IBV_EVENT_LID_CHANGE => Self::LidChange,
             sys::IBV_EVENT_PKEY_CHANGE => Self::PkeyChange,
             sys::IBV_EVENT_SM_CHANGE => Self::SubnetManagerChange,
+            sys::IBV_EVENT_SRQ_ERR => Self::SharedReceiveQueueError,
+            sys::IBV_EVENT_SRQ_LIMIT_REACHED => Self::SharedReceiveQueueLimit,
+            sys::IBV_EVENT_QP_LAST_WQE_REACHED => Self::LastWorkRequest,
             sys::IBV_EVENT_CLIENT_REREGISTER => Self::ClientReregister,
             sys::IBV_EVENT_GID_CHANGE => Self::GidChange,
             sys::IBV_EVENT_WQ_FATAL => Self::WorkQueueFatal,
@@ -60,6 +73,7 @@ impl From<ibv_event_type> for EventKind {
 
 /// Whom it happened to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 #[allow(missing_docs)] // one variant per kind of object; the fields are the device's numbers
 pub enum EventSource {
     Device,
@@ -67,6 +81,7 @@ pub enum EventSource {
     CompletionQueue { handle: u32 },
     QueuePair { number: QueueNumber },
     WorkQueue { number: QueueNumber },
+    SharedReceiveQueue { handle: u32 },
 }
 
 /// An asynchronous event.
@@ -104,11 +119,21 @@ unsafe fn source_of(kind: EventKind, element: ibv_async_event__bindgen_ty_1) -> 
         EventKind::QueuePairFatal
         | EventKind::QueuePairRequestError
         | EventKind::QueuePairAccessError
-        | EventKind::SendQueueDrained => {
+        | EventKind::CommunicationEstablished
+        | EventKind::SendQueueDrained
+        | EventKind::PathMigrated
+        | EventKind::PathMigrationError
+        | EventKind::LastWorkRequest => {
             // SAFETY: events of these kinds carry a queue pair.
             let qp = unsafe { element.qp };
             // SAFETY: not destroyed before the acknowledgement.
             EventSource::QueuePair { number: QueueNumber(unsafe { (*qp).qp_num }) }
+        }
+        EventKind::SharedReceiveQueueError | EventKind::SharedReceiveQueueLimit => {
+            // SAFETY: events of these kinds carry a shared receive queue.
+            let srq = unsafe { element.srq };
+            // SAFETY: not destroyed before the acknowledgement.
+            EventSource::SharedReceiveQueue { handle: unsafe { (*srq).handle } }
         }
         EventKind::WorkQueueFatal => {
             // SAFETY: events of this kind carry a work queue.

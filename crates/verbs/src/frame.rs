@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::{Completion, Error, MemoryRegion};
+use crate::{Completion, Error, MemoryRegion, WorkCompletion};
 
 /// Most frames of one pool: at the usual 2 KiB, 32 GiB.
 pub const MAX_FRAMES: usize = 1 << 24;
@@ -117,6 +117,7 @@ pub(crate) struct Slot {
 impl FramePool {
     /// Cuts `region` into as many frames of `frame_bytes` as fit; what is left over is not used.
     pub fn new(region: MemoryRegion, frame_bytes: u32) -> crate::Result<Self> {
+        // Its last value is given to no pool: it stands for no pool in the ids of sends without a frame.
         static NEXT_ID: AtomicU32 = AtomicU32::new(0);
         let count = frame_count(region.bytes(), frame_bytes)?;
         let id = NEXT_ID.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| id.checked_add(1));
@@ -176,6 +177,11 @@ impl FramePool {
     /// ```
     #[inline]
     pub fn reclaim<'c>(&mut self, completion: Completion<'c>) -> Result<Frame, Completion<'c>> {
+        self.ledger.reclaim(completion.wr_id()).ok_or(completion)
+    }
+
+    /// As [`FramePool::reclaim`], for a completion by value.
+    pub fn reclaim_classic(&mut self, completion: WorkCompletion) -> Result<Frame, WorkCompletion> {
         self.ledger.reclaim(completion.wr_id()).ok_or(completion)
     }
 

@@ -362,5 +362,36 @@ pub(crate) unsafe fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: &mut 
     }
 }
 
+/// `ibv_poll_cq`.
+///
+/// # Safety
+/// `cq` is live, no other thread uses it, `wc` has room for `count` completions.
+#[inline]
+pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: live by contract.
+    let context = unsafe { (*cq).context };
+    // SAFETY: the library sets the queue's context, which outlives it.
+    match unsafe { (*context).ops.poll_cq } {
+        // SAFETY: forwarded contract.
+        Some(call) => unsafe { call(cq, count, wc) },
+        None => -libc::EOPNOTSUPP,
+    }
+}
+
+/// `ibv_req_notify_cq`.
+///
+/// # Safety
+/// `cq` is live and no other thread uses it.
+pub(crate) unsafe fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: live by contract.
+    let context = unsafe { (*cq).context };
+    // SAFETY: the library sets the queue's context, which outlives it.
+    match unsafe { (*context).ops.req_notify_cq } {
+        // SAFETY: forwarded contract.
+        Some(call) => unsafe { call(cq, solicited_only) },
+        None => libc::EOPNOTSUPP,
+    }
+}
+
 #[cfg(test)]
 mod tests;

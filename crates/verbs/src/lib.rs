@@ -5,11 +5,13 @@
 //! or posts and is used from one thread at a time. The packet path ([`CompletionQueue::poll`], [`FramePool`],
 //! [`ReceiveQueue::post`], [`RawQueuePair::send`]) neither allocates nor returns errors to handle per packet.
 //!
-//! Not here: connected transports, completion channels, what packets mean.
+//! Not here: connected transports, what packets mean.
 
 mod allocator;
 mod attributes;
 mod chain;
+mod channel;
+mod clock;
 mod completion;
 mod completion_queue;
 mod context;
@@ -27,19 +29,22 @@ mod memory;
 mod pause;
 mod raw_queue_pair;
 mod rss;
+mod work_completion;
 mod work_queue;
 
 pub use allocator::{Allocation, AllocationRequest, DomainAllocator, StableMemory};
 pub use attributes::{
     DeviceAttributes, HashFields, LinkLayer, PortAttributes, PortState, RawPacketCaps, RssCaps,
 };
+pub use channel::{CompletionChannel, CompletionEvent};
+pub use clock::Clock;
 pub use completion::{Completion, CompletionFields, CompletionFlags, FlowTag, Opcode, Status};
 pub use completion_queue::{
     Batch, CompletionQueue, CompletionQueueBuilder, CompletionQueueHandle, MAX_COMPLETIONS,
 };
 pub use context::Context;
 pub use counters::{CounterValues, Counters};
-pub use device::{Device, DeviceList, Guid, PortNumber, Provider, QueueNumber};
+pub use device::{CreateChannel, Device, DeviceList, Guid, PortNumber, Provider, QueueNumber};
 pub use domain::{Domain, ParentDomain, ProtectionDomain, ThreadDomain};
 pub use error::{Error, Result};
 pub use event::{AsyncEvent, EventKind, EventSource};
@@ -51,10 +56,13 @@ pub use flow::{
 pub use frame::{Frame, FramePool, MAX_FRAMES};
 /// The C structure that a [`Provider`] lists.
 pub use ibverbs_sys::ibv_device;
+/// The C structures that a [`CreateChannel`] function makes a channel of.
+pub use ibverbs_sys::{ibv_comp_channel, ibv_context};
 pub use lent::MAX_POOLS;
 pub use memory::{Access, MemoryRegion};
 pub use raw_queue_pair::{
     IdleRawQueuePair, MAX_SENDS, RawQueuePair, RawQueuePairBuilder, RawQueuePairHandle, SendFlags,
 };
 pub use rss::{HASH_KEY_BYTES, HashConfig, IndirectionTable, MAX_TABLE_ENTRIES, RssQueuePair};
+pub use work_completion::WorkCompletion;
 pub use work_queue::{MAX_RECEIVES, ReceiveQueue, WorkQueue, WorkQueueBuilder};

@@ -137,7 +137,7 @@ pub(crate) fn pool(domain: &Domain, frames: usize, frame_bytes: u32) -> FramePoo
 }
 
 pub(crate) fn all_fields() -> CompletionFields {
-    CompletionFields::all()
+    CompletionFields::RAW_PACKET
 }
 
 /// A packet as a receiver saw it.

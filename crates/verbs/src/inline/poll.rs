@@ -3,13 +3,16 @@
 //! Looked up once, when a queue is made: a provider sets them then and leaves them (ibv_create_cq_ex(3)). From then on
 //! a poll calls them directly, and a field that was not asked for, whose function may be NULL, has none here.
 
-use ibverbs_sys::{ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_opcode};
+use ibverbs_sys::{ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_opcode, ibv_wc_tm_info};
 use std::ffi::c_int;
 
 use crate::CompletionFields;
 
 /// Reads a field of the current completion.
 pub(crate) type Read<T> = unsafe extern "C" fn(*mut ibv_cq_ex) -> T;
+
+/// Reads the tag matching information of the current completion.
+pub(crate) type ReadTagMatching = unsafe extern "C" fn(*mut ibv_cq_ex, *mut ibv_wc_tm_info);
 
 /// What can be called on one completion queue.
 #[derive(Clone, Copy)]
@@ -26,13 +29,19 @@ pub(crate) struct PollFunctions {
     pub(crate) wallclock_ns: Option<Read<u64>>,
     pub(crate) cvlan: Option<Read<u16>>,
     pub(crate) qp_num: Option<Read<u32>>,
+    pub(crate) imm_data: Option<Read<u32>>,
+    pub(crate) src_qp: Option<Read<u32>>,
+    pub(crate) slid: Option<Read<u32>>,
+    pub(crate) sl: Option<Read<u8>>,
+    pub(crate) dlid_path_bits: Option<Read<u8>>,
+    pub(crate) tm_info: Option<ReadTagMatching>,
 }
 
 impl PollFunctions {
     /// Those of a queue that was asked for `fields`. `None`: the provider left one out.
     pub(crate) fn of(cq: &ibv_cq_ex, fields: CompletionFields) -> Option<Self> {
         /// `None` for a function that should be there and is not.
-        fn asked<T>(asked: bool, read: Option<Read<T>>) -> Option<Option<Read<T>>> {
+        fn asked<F>(asked: bool, read: Option<F>) -> Option<Option<F>> {
             if asked { read.map(Some) } else { Some(None) }
         }
         let has = |field| fields.contains(field);
@@ -52,6 +61,12 @@ impl PollFunctions {
             )?,
             cvlan: asked(has(CompletionFields::CVLAN), cq.read_cvlan)?,
             qp_num: asked(has(CompletionFields::QP_NUM), cq.read_qp_num)?,
+            imm_data: asked(has(CompletionFields::IMM), cq.read_imm_data)?,
+            src_qp: asked(has(CompletionFields::SRC_QP), cq.read_src_qp)?,
+            slid: asked(has(CompletionFields::SLID), cq.read_slid)?,
+            sl: asked(has(CompletionFields::SL), cq.read_sl)?,
+            dlid_path_bits: asked(has(CompletionFields::DLID_PATH_BITS), cq.read_dlid_path_bits)?,
+            tm_info: asked(has(CompletionFields::TM_INFO), cq.read_tm_info)?,
         })
     }
 
