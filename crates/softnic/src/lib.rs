@@ -18,6 +18,7 @@ mod library;
 mod limits;
 mod memory;
 mod nic;
+mod personality;
 mod prefetch;
 mod provider;
 mod queue_memory;
@@ -32,6 +33,7 @@ pub mod wire;
 mod work;
 
 pub use error::Error;
-pub use nic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+pub use nic::{Drive, PortConfig, SoftNic, SoftNicConfig};
+pub use personality::{Personality, UnknownPersonality};
 pub use queue_memory::resource;
 pub use stats::PortStats;

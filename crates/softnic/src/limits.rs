@@ -25,6 +25,10 @@ pub(crate) const MAX_REGIONS: usize = 65_536;
 pub(crate) const MAX_CQS: usize = 16_384;
 /// Entries of a completion queue.
 pub(crate) const MAX_CQE: u32 = MAX_SLOTS;
+/// Completion vectors. There are no interrupts to spread, so they differ in nothing.
+pub(crate) const COMP_VECTORS: u32 = 8;
+/// Completion channels of all contexts.
+pub(crate) const MAX_CHANNELS: usize = 16_384;
 /// Work queues, and receive sides of plain queue pairs.
 pub(crate) const MAX_QUEUES: usize = 16_384;
 /// Work requests of a queue.

@@ -11,19 +11,11 @@ use packet::MacAddr;
 use crate::engine::Engine;
 use crate::library::Library;
 use crate::limits::{MAX_MTU_BYTES, MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
+use crate::personality::{Personality, Rules};
 use crate::state::State;
 use crate::stats::PortCounters;
 use crate::wire::{Wire, WireState};
 use crate::{Error, PortStats};
-
-/// What the device refuses, and how it orders flows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Personality {
-    /// Takes whatever the verbs API can say.
-    #[default]
-    Ideal,
-}
 
 /// Who runs the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +59,7 @@ pub struct SoftNic {
 /// What the owner, the open contexts and the engine share.
 pub(crate) struct Nic {
     pub(crate) name: String,
+    personality: Personality,
     pub(crate) ports: Box<[Port]>,
     state: Mutex<State>,
     /// Control calls that wait for `state`: the engine lets them go first.
@@ -88,6 +81,11 @@ pub(crate) struct Port {
 const COURTESY_TURNS: u32 = 64;
 
 impl Nic {
+    /// What this device refuses, and how it orders things.
+    pub(crate) fn rules(&self) -> &'static Rules {
+        self.personality.rules()
+    }
+
     /// The device's state, for a control call.
     pub(crate) fn control(&self) -> MutexGuard<'_, State> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
@@ -131,7 +129,7 @@ impl SoftNic {
     pub fn create(config: SoftNicConfig) -> Result<Self, Error> {
         check(&config)?;
         Library::load()?;
-        let SoftNicConfig { name, personality: Personality::Ideal, ports, drive } = config;
+        let SoftNicConfig { name, personality, ports, drive } = config;
         let shared = ports.iter().map(|port| Port {
             mac: port.wire.mac(),
             mtu_bytes: port.mtu_bytes,
@@ -145,6 +143,7 @@ impl SoftNic {
             waiting: AtomicU32::new(0),
             engine: Mutex::new(Engine::new(ports)),
             stopping: AtomicBool::new(false),
+            personality,
             name,
         });
         let thread = match drive {

@@ -16,10 +16,10 @@ pub mod resource {
     const SOFTNIC: u64 = 0x534e << 32;
     /// The slots of a completion queue.
     pub const COMPLETION_QUEUE: u64 = SOFTNIC | 1;
-    /// The slots of a work queue, or of a queue pair's receive side.
+    /// The slots of a work queue.
     pub const WORK_QUEUE: u64 = SOFTNIC | 2;
-    /// The slots of a queue pair's send side.
-    pub const SEND_QUEUE: u64 = SOFTNIC | 3;
+    /// The slots of either side of a queue pair.
+    pub const QUEUE_PAIR: u64 = SOFTNIC | 3;
     /// A doorbell record: the producer's and the consumer's index of one queue.
     pub const DOORBELL: u64 = SOFTNIC | 4;
 }

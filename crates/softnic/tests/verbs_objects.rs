@@ -108,7 +108,7 @@ fn queues_live_in_their_parent_domains_memory_and_give_it_back() {
     for kind in [
         softnic::resource::COMPLETION_QUEUE,
         softnic::resource::WORK_QUEUE,
-        softnic::resource::SEND_QUEUE,
+        softnic::resource::QUEUE_PAIR,
         softnic::resource::DOORBELL,
     ] {
         assert!(kinds.contains(&kind), "{kinds:x?} lacks {kind:x}");

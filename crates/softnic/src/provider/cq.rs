@@ -148,8 +148,9 @@ fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_
     if request.domain.is_some_and(|domain| domain.context() != context) {
         return Err(EINVAL);
     }
+    let resources = &soft.nic().rules().domain.resources;
     let (producer, consumer) =
-        make_ring(request.domain, request.entries, size_of::<Cqe>(), crate::resource::COMPLETION_QUEUE)?;
+        make_ring(resources, request.domain, request.entries, size_of::<Cqe>(), resources.completion_queue)?;
     let wants_checksums = Arc::new(AtomicBool::new(request.checksums));
     let entries = c_int::try_from(producer.limit()).map_err(|_| EINVAL)?;
     let mut native = ibv_cq_ex { context, cqe: entries, ..ibv_cq_ex::default() };

@@ -10,6 +10,7 @@ use ibverbs_sys::{
 use super::Object;
 use super::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, answer_handle, answer_status, known_bits};
 use crate::device::SoftContext;
+use crate::personality::Resources;
 use crate::queue_memory::{Allocator, QueueMemory};
 use crate::ring::{Consumer, DOORBELL_BYTES, Producer, RING_ALIGN, Ring};
 use crate::state::{DomainState, State, ThreadDomainState};
@@ -80,6 +81,7 @@ pub(crate) fn release_domain(state: &mut State, slot: u32) {
 /// Makes a ring in the memory that the domain's allocator gives, or in the device's own. Not to be called with the
 /// state locked: the allocator is the application's code.
 pub(crate) fn make_ring(
+    resources: &Resources,
     domain: Option<&SoftPd>,
     entries: u32,
     slot_bytes: usize,
@@ -92,7 +94,7 @@ pub(crate) fn make_ring(
         None => QueueMemory::own(bytes, RING_ALIGN),
     };
     let slots = allocate(bytes, resource_type).ok_or(ENOMEM)?;
-    let doorbell = allocate(DOORBELL_BYTES, crate::resource::DOORBELL).ok_or(ENOMEM)?;
+    let doorbell = allocate(DOORBELL_BYTES, resources.doorbell).ok_or(ENOMEM)?;
     Ok(Ring::ends(slots, doorbell, slot_bytes, capacity, entries))
 }
 
@@ -115,6 +117,9 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         let soft = unsafe { SoftContext::of(context) }?;
         // SAFETY: NULL or the application's struct.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        if !soft.nic().rules().domain.parent_domains {
+            return Err(EOPNOTSUPP);
+        }
         let known = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
         known_bits(attr.comp_mask, known, EINVAL)?;
         // SAFETY: NULL or a domain of this provider, by the verb's contract.
@@ -197,7 +202,11 @@ pub(crate) unsafe extern "C" fn alloc_td(
         let soft = unsafe { SoftContext::of(context) }?;
         // SAFETY: NULL or the application's struct.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
-        known_bits(attr.comp_mask, 0, EOPNOTSUPP)?;
+        let rules = &soft.nic().rules().domain;
+        if !rules.parent_domains {
+            return Err(EOPNOTSUPP);
+        }
+        known_bits(attr.comp_mask, 0, rules.thread_domain_refusal)?;
         let domain = ThreadDomainState { owner: soft.slot, users: 0 };
         let slot = soft.nic().control().thread_domains.insert(domain).ok_or(ENOMEM)?;
         Ok(SoftTd { td: ibv_td { context }, slot }.into_native())

@@ -133,9 +133,10 @@ fn create_plain(request: &PlainRequest) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
     cap.max_send_sge = cap.max_send_sge.max(1);
     cap.max_recv_sge = cap.max_recv_sge.max(1);
     let send_bytes = send_slot_bytes(cap.max_send_sge, cap.max_inline_data);
-    let sends = make_ring(Some(pd), cap.max_send_wr, send_bytes, crate::resource::SEND_QUEUE)?;
+    let resources = &soft.nic().rules().domain.resources;
+    let sends = make_ring(resources, Some(pd), cap.max_send_wr, send_bytes, resources.queue_pair)?;
     let receive_bytes = receive_slot_bytes(cap.max_recv_sge);
-    let receives = make_ring(Some(pd), cap.max_recv_wr, receive_bytes, crate::resource::WORK_QUEUE)?;
+    let receives = make_ring(resources, Some(pd), cap.max_recv_wr, receive_bytes, resources.queue_pair)?;
     cap.max_send_wr = sends.0.limit();
     cap.max_recv_wr = receives.0.limit();
     let base = base(request.context, request.pd, request.qp_context, [request.send_cq, request.recv_cq]);

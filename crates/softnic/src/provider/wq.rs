@@ -69,7 +69,9 @@ pub(crate) unsafe extern "C" fn create_wq(
             return Err(EINVAL);
         }
         let slot_bytes = receive_slot_bytes(attr.max_sge);
-        let (producer, consumer) = make_ring(Some(pd), attr.max_wr, slot_bytes, crate::resource::WORK_QUEUE)?;
+        let resources = &soft.nic().rules().domain.resources;
+        let (producer, consumer) =
+            make_ring(resources, Some(pd), attr.max_wr, slot_bytes, resources.work_queue)?;
         let native_state = Arc::new(AtomicU32::new(IBV_WQS_RESET));
         let queue = QueueState {
             owner: soft.slot,

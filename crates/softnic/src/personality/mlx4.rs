@@ -1,0 +1,59 @@
+//! What ConnectX-3 refuses. "rdma-core" is its providers/mlx4, "kernel" drivers/infiniband/hw/mlx4.
+
+use ibverbs_sys::{
+    IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_SL,
+    IBV_WC_EX_WITH_SLID,
+};
+
+use super::ideal::{CQ_ATTR_FLAGS, STANDARD_FIELDS};
+use super::{ClockRules, CompletionRules, DomainRules, Known, Resources, RssRules, Rules};
+use crate::limits;
+use crate::provider::answer::EOPNOTSUPP;
+
+/// `RDMA_DRIVER_MLX4` (rdma/ib_user_ioctl_verbs.h) in the upper half of a resource type; never seen, since there are
+/// no parent domains.
+const DRIVER: u64 = 2 << 32;
+
+pub(super) static RULES: Rules = Rules {
+    clock: ClockRules {
+        // `hca_core_clock` of ConnectX-3 (427 MHz).
+        kilohertz: 427_000,
+        // kernel main.c, `mlx4_ib_query_device`: `timestamp_mask`.
+        mask: 0xffff_ffff_ffff,
+    },
+    completion: CompletionRules {
+        // rdma-core verbs.c, `create_cq`: CREATE_CQ_SUPPORTED_COMP_MASK, ENOTSUP.
+        attributes: Known { bits: CQ_ATTR_FLAGS, refusal: EOPNOTSUPP },
+        // The same: CREATE_CQ_SUPPORTED_FLAGS, ENOTSUP.
+        flags: Known { bits: IBV_CREATE_CQ_ATTR_SINGLE_THREADED, refusal: EOPNOTSUPP },
+        // The same: CREATE_CQ_SUPPORTED_WC_FLAGS, ENOTSUP: neither flow tag, nor C-VLAN, nor wall clock.
+        fields: Known { bits: STANDARD_FIELDS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, refusal: EOPNOTSUPP },
+        // The same: the timestamp stands where these two would.
+        exclusive_fields: Some((
+            IBV_WC_EX_WITH_SLID | IBV_WC_EX_WITH_SL,
+            IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
+        )),
+        // The same: "cqe > 0x3fffff" is EINVAL.
+        max_entries: limits::MAX_CQE - 1,
+        // The same: `roundup_pow_of_two(cqe + 1)`, one less is reported.
+        rounds_up: true,
+        plain_domain: false,
+        vectors: limits::COMP_VECTORS,
+        // kernel include/linux/mlx4/cq.h: MLX4_MAX_CQ_COUNT and MLX4_MAX_CQ_PERIOD.
+        max_moderation_count: u16::MAX,
+        max_moderation_period_us: u16::MAX,
+    },
+    domain: DomainRules {
+        // rdma-core mlx4.c sets neither `alloc_parent_domain` nor `alloc_td`: the library answers EOPNOTSUPP.
+        parent_domains: false,
+        thread_domain_refusal: EOPNOTSUPP,
+        resources: Resources {
+            completion_queue: DRIVER | 1,
+            work_queue: DRIVER | 2,
+            queue_pair: DRIVER | 3,
+            doorbell: DRIVER | 4,
+        },
+    },
+    // kernel main.c, `mlx4_ib_query_device`: `max_rss_tbl_sz`, at most 128 rings (MAX_RX_RINGS of mlx4_en.h).
+    rss: RssRules { fields: 0xff, max_entries: 128 },
+};

@@ -1,0 +1,58 @@
+//! What ConnectX-4 and later refuse. "rdma-core" is its providers/mlx5, "kernel" drivers/infiniband/hw/mlx5.
+
+use ibverbs_sys::{IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED};
+
+use super::ideal::{ALL_FIELDS, CQ_ATTR_FLAGS, CQ_ATTR_PD};
+use super::{ClockRules, CompletionRules, DomainRules, Known, Resources, RssRules, Rules};
+use crate::limits;
+use crate::provider::answer::{EINVAL, EOPNOTSUPP};
+use crate::rss::MAX_INDIRECTION_ENTRIES;
+
+/// `RDMA_DRIVER_MLX5` (rdma/ib_user_ioctl_verbs.h) in the upper half of a resource type.
+const DRIVER: u64 = 1 << 32;
+
+pub(super) static RULES: Rules = Rules {
+    clock: ClockRules {
+        // `device_frequency_khz` of ConnectX-4 (156.25 MHz); later ones differ.
+        kilohertz: 156_250,
+        // kernel main.c, `mlx5_ib_query_device`: `timestamp_mask`.
+        mask: 0x7fff_ffff_ffff_ffff,
+    },
+    completion: CompletionRules {
+        // rdma-core verbs.c, `create_cq`: CREATE_CQ_SUPPORTED_COMP_MASK.
+        attributes: Known { bits: CQ_ATTR_FLAGS | CQ_ATTR_PD, refusal: EINVAL },
+        // The same: CREATE_CQ_SUPPORTED_FLAGS.
+        flags: Known {
+            bits: IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
+            refusal: EINVAL,
+        },
+        // The same: CREATE_CQ_SUPPORTED_WC_FLAGS, ENOTSUP (TM_INFO needs tag-matching queues, which are not raw).
+        fields: Known { bits: ALL_FIELDS, refusal: EOPNOTSUPP },
+        exclusive_fields: None,
+        // `log_max_cq_sz` of 22 less the entry that rounding takes.
+        max_entries: limits::MAX_CQE - 1,
+        // rdma-core verbs.c, `create_cq`: `align_queue_size(cqe + 1)`, one less is reported.
+        rounds_up: true,
+        // The same: `to_mparent_domain` is NULL for a plain domain, EINVAL.
+        plain_domain: false,
+        // One vector per event queue; a device makes one per core.
+        vectors: limits::COMP_VECTORS,
+        // kernel include/linux/mlx5/cq.h: MLX5_MAX_CQ_COUNT and MLX5_MAX_CQ_PERIOD, the widths in `cqc`.
+        max_moderation_count: u16::MAX,
+        max_moderation_period_us: (1 << 12) - 1,
+    },
+    domain: DomainRules {
+        parent_domains: true,
+        // rdma-core verbs.c, `mlx5_alloc_td`.
+        thread_domain_refusal: EINVAL,
+        // rdma-core mlx5dv.h: MLX5DV_RES_TYPE_CQ, _RWQ, _QP, _DBR.
+        resources: Resources {
+            completion_queue: DRIVER | 5,
+            work_queue: DRIVER | 2,
+            queue_pair: DRIVER | 1,
+            doorbell: DRIVER | 3,
+        },
+    },
+    // `log_max_rqt_size` is the firmware's; here it is this device's own.
+    rss: RssRules { fields: 0xff, max_entries: MAX_INDIRECTION_ENTRIES as u32 },
+};

@@ -1,0 +1,185 @@
+//! What the device refuses and how it orders things: one table of rules per personality.
+//!
+//! Every op asks `nic.rules()` and compares; nothing else in this crate knows one personality from another. A rule is
+//! plain data, and its row in `mlx5` or `mlx4` names where the fact comes from. What no row forbids is possible.
+
+mod ideal;
+mod mlx4;
+mod mlx5;
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::provider::answer::Errno;
+
+/// What the device refuses, and how it orders flows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Personality {
+    /// Takes whatever the verbs API can say.
+    #[default]
+    Ideal,
+    /// Refuses what NVIDIA ConnectX-4 and later refuse, with the same errno.
+    Mlx5,
+    /// Refuses what Mellanox ConnectX-3 refuses, with the same errno.
+    Mlx4,
+}
+
+impl Personality {
+    /// All of them, in the order in which they are listed to an operator.
+    pub const ALL: [Self; 3] = [Self::Ideal, Self::Mlx5, Self::Mlx4];
+
+    /// The word for it in settings.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ideal => "ideal",
+            Self::Mlx5 => "mlx5",
+            Self::Mlx4 => "mlx4",
+        }
+    }
+
+    /// Its table.
+    pub(crate) fn rules(self) -> &'static Rules {
+        match self {
+            Self::Ideal => &ideal::RULES,
+            Self::Mlx5 => &mlx5::RULES,
+            Self::Mlx4 => &mlx4::RULES,
+        }
+    }
+}
+
+impl fmt::Display for Personality {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A word that is no personality.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{found:?} is no personality: expected \"ideal\", \"mlx5\" or \"mlx4\"")]
+pub struct UnknownPersonality {
+    /// The word.
+    pub found: String,
+}
+
+impl FromStr for Personality {
+    type Err = UnknownPersonality;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let known = Self::ALL.into_iter().find(|personality| personality.name() == text);
+        known.ok_or_else(|| UnknownPersonality { found: text.to_owned() })
+    }
+}
+
+/// A personality's table, a struct of rows per family of verbs.
+pub(crate) struct Rules {
+    pub(crate) clock: ClockRules,
+    pub(crate) completion: CompletionRules,
+    pub(crate) domain: DomainRules,
+    pub(crate) rss: RssRules,
+}
+
+/// The clock behind raw completion timestamps.
+pub(crate) struct ClockRules {
+    /// `hca_core_clock`: ticks per millisecond.
+    pub(crate) kilohertz: u64,
+    /// `completion_timestamp_mask`: the bits that a raw timestamp has.
+    pub(crate) mask: u64,
+}
+
+/// Bits that an op takes, and what it answers to others.
+pub(crate) struct Known {
+    pub(crate) bits: u32,
+    pub(crate) refusal: Errno,
+}
+
+/// Completion queues.
+pub(crate) struct CompletionRules {
+    /// `ibv_cq_init_attr_ex.comp_mask`.
+    pub(crate) attributes: Known,
+    /// `ibv_cq_init_attr_ex.flags`.
+    pub(crate) flags: Known,
+    /// `ibv_cq_init_attr_ex.wc_flags`.
+    pub(crate) fields: Known,
+    /// Two sets of `wc_flags` that cannot be had together.
+    pub(crate) exclusive_fields: Option<(u32, u32)>,
+    /// The most entries a queue can have.
+    pub(crate) max_entries: u32,
+    /// Whether queues get one entry less than a power of two, as where one slot tells full from empty.
+    pub(crate) rounds_up: bool,
+    /// Whether `parent_domain` may also be a plain protection domain.
+    pub(crate) plain_domain: bool,
+    /// `ibv_context.num_comp_vectors`.
+    pub(crate) vectors: u32,
+    /// `cq_mod_caps`: the most completions per event, and microseconds until one.
+    pub(crate) max_moderation_count: u16,
+    pub(crate) max_moderation_period_us: u16,
+}
+
+/// Protection, thread and parent domains, and the memory of their queues.
+pub(crate) struct DomainRules {
+    /// Whether there are thread and parent domains.
+    pub(crate) parent_domains: bool,
+    /// What `ibv_alloc_td` answers to a `comp_mask`.
+    pub(crate) thread_domain_refusal: Errno,
+    /// What a parent domain's allocator is told that the memory is for.
+    pub(crate) resources: Resources,
+}
+
+/// The `resource_type` of each kind of queue memory.
+pub(crate) struct Resources {
+    pub(crate) completion_queue: u64,
+    pub(crate) work_queue: u64,
+    pub(crate) queue_pair: u64,
+    pub(crate) doorbell: u64,
+}
+
+/// Receive-side scaling.
+pub(crate) struct RssRules {
+    /// `rx_hash_fields_mask`: the fields that can be hashed.
+    pub(crate) fields: u64,
+    /// The most entries of an indirection table.
+    pub(crate) max_entries: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for personality in Personality::ALL {
+            assert_eq!(personality.to_string().parse(), Ok(personality));
+        }
+        let unknown = "mlx6".parse::<Personality>().unwrap_err();
+        assert_eq!(
+            unknown.to_string(),
+            "\"mlx6\" is no personality: expected \"ideal\", \"mlx5\" or \"mlx4\""
+        );
+    }
+
+    #[test]
+    fn no_personality_promises_more_than_the_device_can_do() {
+        for rules in Personality::ALL.map(Personality::rules) {
+            assert!((1..=crate::limits::MAX_CQE).contains(&rules.completion.max_entries));
+            assert!(!rules.completion.rounds_up || (rules.completion.max_entries + 1).is_power_of_two());
+            assert_eq!(rules.completion.fields.bits & !ideal::RULES.completion.fields.bits, 0);
+            assert_eq!(rules.rss.fields & !ideal::RULES.rss.fields, 0);
+            assert!((rules.rss.max_entries as usize) <= crate::rss::MAX_INDIRECTION_ENTRIES);
+            assert!(rules.completion.vectors > 0 && rules.clock.kilohertz > 0);
+        }
+    }
+
+    #[test]
+    fn kinds_of_queue_memory_can_be_told_apart() {
+        for rules in Personality::ALL.map(Personality::rules) {
+            let Resources { completion_queue, work_queue, queue_pair, doorbell } = rules.domain.resources;
+            let mut kinds = vec![completion_queue, work_queue, queue_pair, doorbell];
+            assert!(kinds.iter().all(|kind| kind >> 32 == doorbell >> 32));
+            kinds.sort_unstable();
+            kinds.dedup();
+            assert_eq!(kinds.len(), 4);
+        }
+    }
+}
