@@ -8,6 +8,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+mod byte_set;
 mod check;
 mod compile;
 mod diagnostics;
@@ -24,6 +25,7 @@ mod source;
 mod spec;
 mod tag;
 
+pub use byte_set::ByteSet;
 pub use check::{Check, RuleCheck, check};
 pub use compile::compile;
 pub use diagnostics::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Place, Severity};
@@ -32,7 +34,7 @@ pub use ids::{ClassId, GroupId, QueueId, RuleId, WorkerId};
 pub use parse::parse;
 pub use policy::{MAX_RULES, Policy};
 pub use predicate::Predicate;
-pub use profile::DeviceProfile;
+pub use profile::{DeviceProfile, Errno, Feature, Limit, LimitRow, PriorityTable, Refusal};
 pub use program::{
     Class, DEFAULT_RULE, Decide, Flow, FlowAction, Group, HashVariant, Outcome, Placement, Program, RssQueue,
     Rule, Step, Verdict,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use packet::{HashFields, MacAddr, RssKey};
 
+use crate::byte_set::ByteSet;
 use crate::diagnostics::Place;
 use crate::ids::GroupId;
 use crate::ranges::RangeSet;
@@ -31,7 +32,7 @@ pub struct Policy {
     pub source: Arc<Source>,
     /// In the order of the text.
     pub groups: Vec<GroupDefinition>,
-    /// In the order of the text, which is their precedence.
+    /// The first match wins: by `priority`, and within one in the order of the text.
     pub rules: Vec<RuleDefinition>,
     /// What happens to packets that no rule claims.
     pub default: Action,
@@ -97,8 +98,14 @@ pub struct RuleDefinition {
     pub matches: Match,
     /// What it does with them.
     pub action: Action,
+    /// Which way they go.
+    pub direction: Direction,
+    /// Lower ones go first; `Policy::rules` is sorted by it already.
+    pub priority: i32,
     /// Whether its counters are exported.
     pub count: bool,
+    /// Whether this is the policy's `default_multicast`: the last rule, on all multicast that no other claims.
+    pub multicast_default: bool,
     /// Where its match stands.
     pub place: Place,
     /// Where its name stands.
@@ -112,17 +119,35 @@ pub enum Action {
     Steer(GroupId),
     /// Drop.
     Drop,
-    /// Leave to the host (the default only).
+    /// Leave to the host.
     Kernel,
+    /// Give a copy to a group (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`); the packet goes on to the later rules.
+    Copy(GroupId),
+    /// Let a group hear all that passes the port, both ways (`IBV_FLOW_ATTR_SNIFFER`); it goes on as if unheard.
+    Sniff(GroupId),
+    /// Let it leave the host, counted: only of egress rules, as an exception to a later drop.
+    Pass,
+}
+
+/// Which way a rule's packets go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Direction {
+    /// What the port receives.
+    #[default]
+    Ingress,
+    /// What the host sends (`IBV_FLOW_ATTR_FLAGS_EGRESS`).
+    Egress,
 }
 
 /// A conjunction: every field that is given must match; `None` is any packet.
+///
+/// Negation is already worked out: a set holds the values that do match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Match {
-    /// Destination MAC, any of these.
-    pub dst_mac: Option<Vec<MaskedMac>>,
-    /// Source MAC, any of these.
-    pub src_mac: Option<Vec<MaskedMac>>,
+    /// Destination MAC.
+    pub dst_mac: Option<Macs>,
+    /// Source MAC.
+    pub src_mac: Option<Macs>,
     /// The type behind the VLAN tags; up to 1500 the length of an 802.3 frame.
     pub ethertype: Option<RangeSet<u16>>,
     /// The outer VLAN tag.
@@ -144,17 +169,62 @@ pub struct Match {
     /// IPv4 protocol or first IPv6 next header.
     pub protocol: Option<RangeSet<u8>>,
     /// The whole IPv4 type of service or IPv6 traffic class.
-    pub tos: Option<RangeSet<u8>>,
+    pub tos: Option<ByteSet>,
+    /// IPv4 time to live or IPv6 hop limit.
+    pub ttl: Option<RangeSet<u8>>,
+    /// IPv6 flow label, 20 bits.
+    pub flow_label: Option<RangeSet<u32>>,
+    /// The three IPv4 flag bits, 0 to 7: reserved 4, don't fragment 2, more fragments 1.
+    pub ip_flags: Option<ByteSet>,
     /// TCP or UDP source port.
     pub src_port: Option<RangeSet<u16>>,
     /// TCP or UDP destination port.
     pub dst_port: Option<RangeSet<u16>>,
     /// Fragmentation of an IP packet.
-    pub fragment: Option<Fragment>,
-    /// TCP flags.
-    pub tcp_flags: Option<TcpFlags>,
+    pub fragment: Option<Fragments>,
+    /// The TCP flags byte.
+    pub tcp_flags: Option<ByteSet>,
     /// Whether an IPv4 header has options.
     pub ip_options: Option<bool>,
+    /// Security parameters index of an ESP header right behind the IP header.
+    pub esp_spi: Option<RangeSet<u32>>,
+    /// Its sequence number.
+    pub esp_seq: Option<RangeSet<u32>>,
+    /// Network identifier of VXLAN (UDP port 4789), 24 bits.
+    pub vxlan_vni: Option<RangeSet<u32>>,
+    /// EtherType of what a GRE header (version 0) carries.
+    pub gre_protocol: Option<RangeSet<u16>>,
+    /// Its key; there must be one.
+    pub gre_key: Option<RangeSet<u32>>,
+    /// The upper byte of its first word: checksum 0x80, key 0x20, sequence number 0x10.
+    pub gre_flags: Option<ByteSet>,
+    /// The MPLS label stack from the top; there must be at least as many entries. Never more than
+    /// [`MAX_MPLS_LABELS`](packet::MAX_MPLS_LABELS), and one at most within `inner`; empty: any stack.
+    pub mpls: Option<Vec<MplsEntry>>,
+    /// The packet inside the first tunnel, where there must be one; itself without `inner`.
+    pub inner: Option<Box<Match>>,
+}
+
+/// One entry of an MPLS label stack; `None` is any value.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MplsEntry {
+    /// 20 bits.
+    pub label: Option<RangeSet<u32>>,
+    /// Traffic class, 3 bits.
+    pub tc: Option<RangeSet<u8>>,
+    /// Whether it is the last of the stack.
+    pub bottom: Option<bool>,
+    /// Time to live.
+    pub ttl: Option<RangeSet<u8>>,
+}
+
+/// MAC addresses: those under some mask and under none of others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Macs {
+    /// At least one of these, sorted; a mask of zeros is every address.
+    pub any_of: Vec<MaskedMac>,
+    /// None of these, sorted.
+    pub none_of: Vec<MaskedMac>,
 }
 
 /// A MAC address with a mask.
@@ -195,26 +265,17 @@ pub struct Addresses {
     pub v6: RangeSet<u128>,
 }
 
-/// Fragmentation of an IP packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fragment {
-    /// Any fragment.
-    Any,
-    /// Not a fragment.
-    None,
-    /// The first one of several.
-    First,
-    /// Any but the first.
-    Later,
-}
-
-/// TCP flag bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TcpFlags {
-    /// The bits that are asked about.
-    pub mask: u8,
-    /// What they must be.
-    pub value: u8,
+bitflags::bitflags! {
+    /// Which of the three an IP packet may be.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub struct Fragments: u8 {
+        /// Not a fragment.
+        const WHOLE = 1;
+        /// The first one of several.
+        const FIRST = 2;
+        /// Any but the first.
+        const LATER = 4;
+    }
 }
 
 impl Match {
@@ -228,13 +289,47 @@ impl Match {
     #[must_use]
     pub fn needs_ip(&self) -> bool {
         self.needs_transport()
-            || self.family.is_some()
+            || self.implied_family().is_some()
             || self.src.is_some()
             || self.dst.is_some()
             || self.protocol.is_some()
             || self.tos.is_some()
+            || self.ttl.is_some()
             || self.fragment.is_some()
-            || self.ip_options.is_some()
+    }
+
+    /// Whether a field behind the outer packet is asked for, which takes a [`DeepKey`](packet::DeepKey).
+    #[must_use]
+    pub fn needs_tunnel(&self) -> bool {
+        self.esp_spi.is_some()
+            || self.esp_seq.is_some()
+            || self.vxlan_vni.is_some()
+            || self.gre_protocol.is_some()
+            || self.gre_key.is_some()
+            || self.gre_flags.is_some()
+            || self.mpls.is_some()
+            || self.inner.is_some()
+    }
+
+    /// Whether an Ethernet header is needed, which a packet inside a tunnel may lack.
+    #[must_use]
+    pub fn needs_ethernet(&self) -> bool {
+        self.dst_mac.is_some()
+            || self.src_mac.is_some()
+            || self.ethertype.is_some()
+            || self.vlan.is_some()
+            || self.vlan_priority.is_some()
+            || self.vlan_tpid.is_some()
+            || self.inner_vlan.is_some()
+            || self.inner_vlan_tpid.is_some()
+    }
+
+    /// The IP version that `family` says, or else a field that only one version has.
+    #[must_use]
+    pub fn implied_family(&self) -> Option<Family> {
+        self.family
+            .or_else(|| (self.ip_flags.is_some() || self.ip_options.is_some()).then_some(Family::V4))
+            .or_else(|| self.flow_label.is_some().then_some(Family::V6))
     }
 
     /// The TPIDs that the outer tag must have; `None` if the rule does not care.
@@ -256,6 +351,41 @@ impl Match {
 
 /// The TPID of an 802.1Q tag, which is also what a device means by "VLAN".
 pub(crate) const C_TAG: u16 = packet::EtherType::VLAN.0;
+
+impl Macs {
+    /// These addresses.
+    #[must_use]
+    pub fn of(mut any_of: Vec<MaskedMac>) -> Self {
+        any_of.sort_unstable();
+        any_of.dedup();
+        Self { any_of, none_of: Vec::new() }
+    }
+
+    /// Whether the address is one of them.
+    #[must_use]
+    #[inline]
+    pub fn contains(&self, address: MacAddr) -> bool {
+        self.any_of.iter().any(|mac| mac.matches(address))
+            && !self.none_of.iter().any(|mac| mac.matches(address))
+    }
+}
+
+impl MaskedMac {
+    /// Every address.
+    pub const ANY: Self = Self { value: MacAddr([0; 6]), mask: MacAddr([0; 6]) };
+
+    /// Whether the address agrees with the value under the mask.
+    #[must_use]
+    #[inline]
+    pub fn matches(&self, address: MacAddr) -> bool {
+        (0..6).all(|i| (address.0[i] ^ self.value.0[i]) & self.mask.0[i] == 0)
+    }
+}
+
+impl Fragments {
+    /// Any fragment.
+    pub const PIECES: Self = Self::FIRST.union(Self::LATER);
+}
 
 impl Addresses {
     /// Whether nothing is in it.

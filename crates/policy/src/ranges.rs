@@ -64,6 +64,44 @@ impl<T: Word> RangeSet<T> {
         Self { ranges: Box::new([(value, value)]) }
     }
 
+    /// Every number from 0 to `most` that is not in it.
+    #[must_use]
+    pub fn complement(&self, most: T) -> Self {
+        let most = most.wide();
+        let mut gaps = Vec::with_capacity(self.ranges.len() + 1);
+        let mut next = Some(0u128);
+        for (low, high) in &*self.ranges {
+            let Some(start) = next.filter(|start| *start <= most) else { break };
+            if start < low.wide() {
+                gaps.push((T::narrow(start), T::narrow((low.wide() - 1).min(most))));
+            }
+            next = high.wide().checked_add(1);
+        }
+        if let Some(start) = next.filter(|start| *start <= most) {
+            gaps.push((T::narrow(start), T::narrow(most)));
+        }
+        Self { ranges: gaps.into() }
+    }
+
+    /// The numbers in both.
+    #[must_use]
+    pub fn intersect(&self, other: &Self) -> Self {
+        let (mut left, mut right) = (self.ranges.iter().peekable(), other.ranges.iter().peekable());
+        let mut common = Vec::new();
+        while let (Some((a, b)), Some((c, d))) = (left.peek(), right.peek()) {
+            let (low, high) = (*a.max(c), *b.min(d));
+            if low <= high {
+                common.push((low, high));
+            }
+            if b < d {
+                left.next()
+            } else {
+                right.next()
+            };
+        }
+        Self { ranges: common.into() }
+    }
+
     /// Whether the number is in it.
     #[must_use]
     #[inline]
@@ -172,6 +210,22 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn sets_compose(
+            one in prop::collection::vec((any::<u8>(), any::<u8>()), 0..6),
+            two in prop::collection::vec((any::<u8>(), any::<u8>()), 0..6),
+            most in any::<u8>(),
+        ) {
+            let (one, two) = (RangeSet::of(one), RangeSet::of(two));
+            let (both, rest) = (one.intersect(&two), one.complement(most));
+            for value in 0..=u8::MAX {
+                prop_assert_eq!(both.contains(value), one.contains(value) && two.contains(value));
+                prop_assert_eq!(rest.contains(value), value <= most && !one.contains(value));
+            }
+            prop_assert_eq!(&RangeSet::of(rest.ranges().to_vec()), &rest);
+            prop_assert_eq!(&RangeSet::of(both.ranges().to_vec()), &both);
+        }
+
         #[test]
         fn a_cover_is_exact_and_disjoint(ranges in prop::collection::vec((any::<u8>(), any::<u8>()), 0..6)) {
             let set = RangeSet::of(ranges.clone());

@@ -41,7 +41,9 @@ pub(super) fn verdict(action: Action) -> Verdict {
     match action {
         Action::Steer(group) => Verdict::Deliver(group),
         Action::Drop => Verdict::Drop,
-        Action::Kernel => Verdict::Kernel,
+        Action::Kernel | Action::Pass => Verdict::Kernel,
+        // Refused by `compile` before anything asks.
+        Action::Copy(group) | Action::Sniff(group) => Verdict::Deliver(group),
     }
 }
 

@@ -4,7 +4,8 @@
 
 use packet::IpProtocol;
 
-use crate::policy::{Addresses, C_TAG, Family, Fragment, MaskedMac, Match, VlanMatch};
+use crate::byte_set::ByteSet;
+use crate::policy::{Addresses, C_TAG, Family, Fragments, Macs, Match, VlanMatch};
 use crate::ranges::{RangeSet, Word};
 
 use super::cube::{
@@ -51,11 +52,16 @@ pub(super) fn expand(matches: &Match) -> Result<Expansion, Explosion> {
         ("fragment", matches.fragment.is_some()),
         ("tcp_flags", matches.tcp_flags.is_some()),
         ("ip_options", matches.ip_options.is_some()),
+        ("ttl", matches.ttl.is_some()),
+        ("flow_label", matches.flow_label.is_some()),
+        ("ip_flags", matches.ip_flags.is_some()),
+        ("src_mac", matches.src_mac.as_ref().is_some_and(|macs| !macs.none_of.is_empty())),
+        ("dst_mac", matches.dst_mac.as_ref().is_some_and(|macs| !macs.none_of.is_empty())),
     ];
     software.extend(finished_in_software.iter().filter(|(_, given)| *given).map(|(key, _)| *key));
     factors.extend(matches.ethertype.as_ref().map(|set| ("ethertype", prefixes(ETHER_TYPE, set))));
     factors.extend(matches.protocol.as_ref().map(|set| ("protocol", prefixes(PROTOCOL, set))));
-    factors.extend(matches.tos.as_ref().map(|set| ("tos", prefixes(TOS, set))));
+    factors.extend(matches.tos.as_ref().map(|set| ("tos", patterns(TOS, set))));
     factors.extend(matches.src_mac.as_ref().map(|list| ("src_mac", macs(SRC_MAC, list))));
     factors.extend(matches.dst_mac.as_ref().map(|list| ("dst_mac", macs(DST_MAC, list))));
     factors.extend(matches.src_port.as_ref().map(|set| ("src_port", prefixes(SRC_PORT, set))));
@@ -102,15 +108,17 @@ fn families(matches: &Match) -> Vec<Cube> {
     if !matches.needs_ip() {
         return vec![Cube::ANY];
     }
-    let v4 = (matches.family != Some(Family::V6)).then(|| Cube::ANY.layer(HAS_IPV4, true)).flatten();
-    let no_v6 = matches.family == Some(Family::V4) || matches.ip_options.is_some();
+    let no_v4 = matches.family == Some(Family::V6) || matches.flow_label.is_some();
+    let v4 = (!no_v4).then(|| Cube::ANY.layer(HAS_IPV4, true)).flatten();
+    let no_v6 =
+        matches.family == Some(Family::V4) || matches.ip_options.is_some() || matches.ip_flags.is_some();
     let v6 = (!no_v6).then(|| Cube::ANY.layer(HAS_IPV6, true)).flatten();
     // An IPv6 fragment shows itself: the fragment header comes first, or `packet::parse` does not see it.
     let v6 = match matches.fragment {
-        Some(Fragment::Any | Fragment::First | Fragment::Later) => {
+        Some(set) if !set.contains(Fragments::WHOLE) => {
             v6.and_then(|v6| v6.with(PROTOCOL, u64::from(IpProtocol::FRAGMENT.0), PROTOCOL.ones()))
         }
-        Some(Fragment::None) | None => v6,
+        _ => v6,
     };
     v4.into_iter().chain(v6).filter_map(Cube::closed).collect()
 }
@@ -156,9 +164,14 @@ fn prefixes<T: Word + Into<u64>>(field: Field, set: &RangeSet<T>) -> Vec<Cube> {
     one_field(field, cover.into_iter().map(|(value, mask)| (value.into(), mask.into())))
 }
 
-fn macs(field: Field, list: &[MaskedMac]) -> Vec<Cube> {
+fn patterns(field: Field, set: &ByteSet) -> Vec<Cube> {
+    let cover = set.patterns(u8::BITS);
+    one_field(field, cover.into_iter().map(|(value, mask)| (value.into(), mask.into())))
+}
+
+fn macs(field: Field, macs: &Macs) -> Vec<Cube> {
     let number = |mac: packet::MacAddr| mac.0.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
-    one_field(field, list.iter().map(|mac| (number(mac.value), number(mac.mask))))
+    one_field(field, macs.any_of.iter().map(|mac| (number(mac.value), number(mac.mask))))
 }
 
 fn one_field(field: Field, pairs: impl IntoIterator<Item = (u64, u64)>) -> Vec<Cube> {

@@ -12,7 +12,7 @@ mod tables;
 
 use crate::diagnostics::{Diagnostic, Diagnostics};
 use crate::ids::{GroupId, RuleId};
-use crate::policy::{Action, Policy, RuleDefinition};
+use crate::policy::{Action, Direction, Policy, RuleDefinition};
 use crate::predicate::Predicate;
 use crate::profile::DeviceProfile;
 use crate::program::{Decide, Outcome, Program, Verdict};
@@ -52,6 +52,7 @@ fn expand_rules(policy: &Policy, problems: &mut Diagnostics) -> Vec<Expanded> {
     let mut rules = Vec::with_capacity(policy.rules.len());
     let mut cubes = 0;
     for rule in &policy.rules {
+        refuse_unknown(rule, problems);
         let expansion = expand(&rule.matches).unwrap_or_else(|explosion| {
             problems.push(too_many_combinations(rule, &explosion));
             Expansion { cubes: Vec::new(), software: Vec::new() }
@@ -64,6 +65,18 @@ fn expand_rules(policy: &Policy, problems: &mut Diagnostics) -> Vec<Expanded> {
         rules.push(Expanded { expansion, predicate: Predicate::of(&rule.matches), action: rule.action });
     }
     rules
+}
+
+/// What the language says and this compiler does not know yet.
+fn refuse_unknown(rule: &RuleDefinition, problems: &mut Diagnostics) {
+    let what = match rule.action {
+        Action::Kernel => "a rule that leaves packets to the kernel",
+        Action::Copy(_) | Action::Sniff(_) | Action::Pass => "this action",
+        _ if rule.direction == Direction::Egress => "a rule on what the host sends",
+        _ if rule.matches.needs_tunnel() => "a match on a tunnel",
+        _ => return,
+    };
+    problems.push(rule.place.error(format!("{what} cannot be compiled yet"), "this rule"));
 }
 
 fn too_many_combinations(rule: &RuleDefinition, Explosion { combinations, keys }: &Explosion) -> Diagnostic {
@@ -103,7 +116,7 @@ fn landing_groups(policy: &Policy, rules: &[Expanded], problems: &mut Diagnostic
     }
     landing.push(match policy.default {
         Action::Steer(group) => Some(group),
-        Action::Drop | Action::Kernel => None,
+        _ => None,
     });
     landing
 }

@@ -3,7 +3,7 @@
 
 use packet::{EtherType, IpProtocol};
 
-use crate::policy::{Family, Fragment, Match, VlanMatch};
+use crate::policy::{Family, Fragments, Match, VlanMatch};
 
 use super::reader::Reader;
 use super::rules::Spans;
@@ -124,13 +124,13 @@ fn protocols(matches: &Match, findings: &mut Vec<Finding>) {
 
 fn fragments(matches: &Match, findings: &mut Vec<Finding>) {
     let Some(fragment) = matches.fragment else { return };
-    if fragment == Fragment::Later && matches.needs_transport() {
+    if fragment == Fragments::LATER && matches.needs_transport() {
         let message = "later fragments have neither ports nor TCP flags".to_owned();
         let hint = "match them by address and protocol, in a rule of their own";
         return findings.push(("fragment", message, hint));
     }
     let only_v6 = possible(matches) == (false, true);
-    if !only_v6 || fragment == Fragment::None {
+    if !only_v6 || fragment.contains(Fragments::WHOLE) {
         return;
     }
     // The first next header of an IPv6 fragment is the fragment header; what is behind it is not read.

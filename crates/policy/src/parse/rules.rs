@@ -7,8 +7,9 @@ use std::ops::Range;
 
 use toml::Spanned;
 
+use crate::byte_set::ByteSet;
 use crate::policy::{
-    Action, Addresses, Family, Fragment, GroupDefinition, MAX_RULES, Match, RuleDefinition, TcpFlags,
+    Action, Addresses, Direction, Family, Fragments, GroupDefinition, MAX_RULES, Macs, Match, RuleDefinition,
     VlanMatch,
 };
 use crate::program::DEFAULT_RULE;
@@ -92,7 +93,10 @@ fn rule(
         name: name?,
         matches: matches?,
         action: action?,
+        direction: Direction::Ingress,
+        priority: 0,
         count: count?,
+        multicast_default: false,
     })
 }
 
@@ -239,8 +243,8 @@ fn field(reader: &mut Reader, key: &'static str, value: &Value<'_>, sets: &mut S
                 reader.error_with(value.span(), "`any` can only be true", "matches no packet", hint);
             }
         }
-        "src_mac" => matches.src_mac = sets.values(reader, value, key, &values::MAC).map(sorted),
-        "dst_mac" => matches.dst_mac = sets.values(reader, value, key, &values::MAC).map(sorted),
+        "src_mac" => matches.src_mac = sets.values(reader, value, key, &values::MAC).map(Macs::of),
+        "dst_mac" => matches.dst_mac = sets.values(reader, value, key, &values::MAC).map(Macs::of),
         "ethertype" => matches.ethertype = ranges(reader, value, key, &values::ETHER_TYPE, sets),
         "vlan" => matches.vlan = vlan(reader, value, key, sets),
         "vlan_priority" => matches.vlan_priority = ranges(reader, value, key, &values::VLAN_PRIORITY, sets),
@@ -254,16 +258,16 @@ fn field(reader: &mut Reader, key: &'static str, value: &Value<'_>, sets: &mut S
         "src" => matches.src = sets.values(reader, value, key, &values::ADDRESS).map(addresses),
         "dst" => matches.dst = sets.values(reader, value, key, &values::ADDRESS).map(addresses),
         "protocol" => matches.protocol = ranges(reader, value, key, &values::PROTOCOL, sets),
-        "tos" => matches.tos = ranges(reader, value, key, &values::TOS, sets),
-        "dscp" => matches.tos = ranges(reader, value, key, &values::DSCP, sets),
+        "tos" => matches.tos = bytes(reader, value, key, &values::TOS, sets),
+        "dscp" => matches.tos = bytes(reader, value, key, &values::DSCP, sets),
         "src_port" => matches.src_port = ranges(reader, value, key, &values::PORT, sets),
         "dst_port" => matches.dst_port = ranges(reader, value, key, &values::PORT, sets),
         "fragment" => {
             let words = [
-                ("any", Fragment::Any),
-                ("none", Fragment::None),
-                ("first", Fragment::First),
-                ("later", Fragment::Later),
+                ("any", Fragments::PIECES),
+                ("none", Fragments::WHOLE),
+                ("first", Fragments::FIRST),
+                ("later", Fragments::LATER),
             ];
             matches.fragment = word(reader, value, key, &words);
         }
@@ -283,10 +287,15 @@ fn ranges<T: Word>(
     sets.values(reader, value, key, kind).map(RangeSet::of)
 }
 
-fn sorted<T: Ord>(mut values: Vec<T>) -> Vec<T> {
-    values.sort();
-    values.dedup();
-    values
+fn bytes(
+    reader: &mut Reader,
+    value: &Value<'_>,
+    key: &str,
+    kind: &Kind<(u8, u8)>,
+    sets: &mut Sets,
+) -> Option<ByteSet> {
+    let ranges = sets.values(reader, value, key, kind)?;
+    Some(ranges.into_iter().flat_map(|(low, high)| low..=high).collect())
 }
 
 fn addresses(values: Vec<(IpAddr, IpAddr)>) -> Addresses {
@@ -335,7 +344,7 @@ fn word<T: Copy>(reader: &mut Reader, value: &Value<'_>, key: &str, words: &[(&s
     found
 }
 
-fn tcp_flags(reader: &mut Reader, value: &Value<'_>) -> Option<TcpFlags> {
+fn tcp_flags(reader: &mut Reader, value: &Value<'_>) -> Option<ByteSet> {
     let text = reader.string(value, "`tcp_flags`")?;
     match values::tcp_flags(text) {
         Ok(flags) => Some(flags),

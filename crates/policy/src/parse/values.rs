@@ -5,7 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use packet::{EtherType, IpProtocol, MacAddr};
 
-use crate::policy::{MaskedMac, TcpFlags};
+use crate::byte_set::ByteSet;
+use crate::policy::MaskedMac;
 
 /// What a text is not, with a better hint than the kind's own where there is one.
 #[derive(Debug, PartialEq, Eq)]
@@ -220,8 +221,8 @@ fn ip(text: &str) -> Parsed<IpAddr> {
 const TCP_FLAGS: [&str; 8] = ["fin", "syn", "rst", "psh", "ack", "urg", "ece", "cwr"];
 
 /// `syn,!ack`: flags that must be set, and with `!` flags that must not.
-pub(super) fn tcp_flags(text: &str) -> Parsed<TcpFlags> {
-    let mut flags = TcpFlags { mask: 0, value: 0 };
+pub(super) fn tcp_flags(text: &str) -> Parsed<ByteSet> {
+    let (mut value, mut mask) = (0, 0);
     for word in text.split(',').map(str::trim) {
         let (name, set) = match word.strip_prefix('!') {
             Some(name) => (name.trim(), false),
@@ -230,13 +231,13 @@ pub(super) fn tcp_flags(text: &str) -> Parsed<TcpFlags> {
         let Some(bit) = TCP_FLAGS.iter().position(|flag| flag.eq_ignore_ascii_case(name)) else {
             return Err(Refused(None));
         };
-        if flags.mask & 1 << bit != 0 {
+        if mask & 1 << bit != 0 {
             return Err(Refused(Some(format!("{} is named twice", TCP_FLAGS[bit]))));
         }
-        flags.mask |= 1 << bit;
-        flags.value |= u8::from(set) << bit;
+        mask |= 1 << bit;
+        value |= u8::from(set) << bit;
     }
-    Ok(flags)
+    Ok(ByteSet::pattern(value, mask))
 }
 
 #[cfg(test)]
@@ -297,7 +298,7 @@ mod tests {
 
     #[test]
     fn flags_are_set_or_clear() {
-        assert_eq!(tcp_flags("syn, !ACK"), Ok(TcpFlags { mask: 0x12, value: 0x02 }));
+        assert_eq!(tcp_flags("syn, !ACK"), Ok(ByteSet::pattern(0x02, 0x12)));
         assert_eq!(tcp_flags("syn,!syn"), Err(Refused(Some("syn is named twice".to_owned()))));
         assert_eq!(tcp_flags(""), Err(Refused(None)));
     }
