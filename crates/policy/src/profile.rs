@@ -1,9 +1,14 @@
-//! What a device can do, as data. The compiler reads limits from here and never asks which vendor
-//! made the device; `control` fills one in from a device's own answers.
+//! What a device can do, as data. The compiler reads limits and refusals from here and never asks which
+//! vendor made the device; `control` fills one in from a device's own answers, and `known` has the rest.
+
+mod known;
+
+use std::borrow::Cow;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The limits of a device, as far as the compiler cares.
+/// The limits of a device, as far as the compiler cares. All numbers are the WHOLE device's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceProfile {
@@ -11,32 +16,279 @@ pub struct DeviceProfile {
     pub name: String,
     /// How many flow priorities there are, from 0. Half of them is one program's: a reload needs both.
     pub priorities: u32,
-    /// The most flows it holds, if it says.
+    /// The most flows it holds, if it says. Half of them is one program's.
     pub max_flows: Option<u32>,
+    /// The most different masks of its flows, if there is a limit over all priorities. Programs share those
+    /// that they have in common.
+    pub max_shapes: Option<u32>,
+    /// What the flows of one priority may be, if that is limited.
+    pub priority_table: Option<PriorityTable>,
     /// The most specs of one flow, the two actions (tag, counter) included.
     pub max_specs: u32,
     /// Whether a queue pair takes the hash fields of one variant only (v4 or v6; TCP or UDP).
     pub hash_field_exclusive: bool,
+    /// Whether source and destination are hashed together or not at all.
+    pub hash_field_pairs: bool,
     /// The longest indirection table, in entries.
     pub max_table: u32,
+    /// Whether a table must name workers that follow each other, each once.
+    pub table_consecutive: bool,
     /// The most queue pairs with an indirection table, if it says.
     pub max_queues: Option<u32>,
+    /// The most indirection tables, if it says.
+    pub max_tables: Option<u32>,
+    /// The most counters, if it says.
+    pub max_counters: Option<u32>,
+    /// The most flows that copy, if there is a limit. Half of them is one program's.
+    pub max_copies: Option<u32>,
+    /// How wide a flow tag is; 0: completions tell nothing of the flow.
+    pub tag_bits: u32,
+    /// Flows that match multicast only come after all others, whatever their priority.
+    pub multicast_ignores_priority: bool,
+    /// What it refuses to match or to do, and how it says so.
+    pub refusals: Vec<Refusal>,
+    /// What it answers beyond each limit.
+    pub limits: Vec<LimitRow>,
+}
+
+/// How the flows of one priority are stored: entries of equal masks in groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PriorityTable {
+    /// The most flows of one priority.
+    pub entries: u32,
+    /// How many different masks get a group; every later one is a single flow.
+    pub groups: u32,
+    /// The most flows of such a group.
+    pub group_entries: u32,
+}
+
+/// Something that a device will not match or do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Refusal {
+    /// What.
+    pub feature: Feature,
+    /// How it says so; [`Errno::Silent`]: it does not, and that is worse.
+    pub errno: Errno,
+    /// Where that is to be read.
+    pub source: Cow<'static, str>,
+}
+
+/// What a device says beyond a limit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LimitRow {
+    /// Which limit.
+    pub limit: Limit,
+    /// How it says so.
+    pub errno: Errno,
+    /// Where that is to be read.
+    pub source: Cow<'static, str>,
+}
+
+/// A limit with a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Limit {
+    /// [`DeviceProfile::priorities`].
+    Priorities,
+    /// [`DeviceProfile::max_flows`].
+    Flows,
+    /// [`DeviceProfile::max_shapes`].
+    Shapes,
+    /// [`DeviceProfile::priority_table`].
+    PriorityTable,
+    /// [`DeviceProfile::max_specs`].
+    Specs,
+    /// [`DeviceProfile::max_queues`].
+    Queues,
+    /// [`DeviceProfile::max_tables`] and [`DeviceProfile::max_table`].
+    Tables,
+    /// [`DeviceProfile::max_counters`].
+    Counters,
+    /// [`DeviceProfile::tag_bits`].
+    Tags,
+    /// [`DeviceProfile::max_copies`].
+    Copies,
+    /// One flow that sniffs: its packets carry no tag that could tell two apart.
+    Sniffers,
+}
+
+/// Something that verbs can say and a device may refuse. Fields first, then what flows do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Feature {
+    /// The source address of an Ethernet spec.
+    SrcMac,
+    /// The type of an Ethernet spec.
+    EtherType,
+    /// The control information of the outer tag.
+    Vlan,
+    /// An IPv6 spec.
+    Ipv6,
+    /// The protocol of an IP spec.
+    Protocol,
+    /// The type of service of an IP spec, the traffic class of IPv6.
+    Tos,
+    /// The time to live of IPv4.
+    Ttl,
+    /// The hop limit of IPv6.
+    HopLimit,
+    /// The flag bits of IPv4.
+    IpFlags,
+    /// The flow label of IPv6.
+    FlowLabel,
+    /// An ESP spec.
+    Esp,
+    /// A VXLAN spec.
+    Vxlan,
+    /// A GRE spec.
+    Gre,
+    /// The C, K and S bits of a GRE spec.
+    GreFlags,
+    /// A MPLS spec.
+    Mpls,
+    /// Specs about the packet inside a tunnel.
+    Inner,
+    /// A flow tag.
+    Tag,
+    /// A flow that drops.
+    Drop,
+    /// A counter on a flow.
+    Count,
+    /// A flow that copies and lets packets go on (DONT_TRAP).
+    Copy,
+    /// A flow that copies all of a port (SNIFFER).
+    Sniffer,
+    /// A flow on what is sent (EGRESS).
+    Egress,
+    /// Hashing the packet inside a tunnel.
+    HashInner,
+    /// Hashing the ESP index.
+    HashSpi,
+}
+
+/// How a device refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Errno {
+    /// Invalid argument.
+    Einval,
+    /// Out of memory, or of a resource.
+    Enomem,
+    /// No space.
+    Enospc,
+    /// The same match is there already.
+    Eexist,
+    /// Not supported.
+    Eopnotsupp,
+    /// Nothing is said: it is ignored.
+    Silent,
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Einval => "EINVAL",
+            Self::Enomem => "ENOMEM",
+            Self::Enospc => "ENOSPC",
+            Self::Eexist => "EEXIST",
+            Self::Eopnotsupp => "EOPNOTSUPP",
+            Self::Silent => "silently ignored",
+        })
+    }
+}
+
+impl Feature {
+    /// In an operator's words.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SrcMac => "source MAC addresses",
+            Self::EtherType => "ethertypes",
+            Self::Vlan => "VLAN tags",
+            Self::Ipv6 => "IPv6 headers",
+            Self::Protocol => "IP protocols",
+            Self::Tos => "types of service",
+            Self::Ttl => "IPv4 times to live",
+            Self::HopLimit => "IPv6 hop limits",
+            Self::IpFlags => "IPv4 flags",
+            Self::FlowLabel => "IPv6 flow labels",
+            Self::Esp => "ESP headers",
+            Self::Vxlan => "VXLAN headers",
+            Self::Gre => "GRE headers",
+            Self::GreFlags => "GRE flags",
+            Self::Mpls => "MPLS labels",
+            Self::Inner => "packets inside tunnels",
+            Self::Tag => "flow tags",
+            Self::Drop => "dropping",
+            Self::Count => "counting",
+            Self::Copy => "copying (DONT_TRAP)",
+            Self::Sniffer => "sniffing (SNIFFER)",
+            Self::Egress => "rules on sent packets (EGRESS)",
+            Self::HashInner => "hashing inner packets",
+            Self::HashSpi => "hashing the ESP index",
+        }
+    }
 }
 
 impl DeviceProfile {
-    /// What the verbs interface can say at all. Hash fields stay exclusive, so that the program is the
-    /// one that real devices get.
+    /// The profiles that [`by_name`](Self::by_name) knows.
+    pub const NAMES: [&'static str; 3] = ["ideal", "mlx5", "mlx4"];
+
+    /// What the verbs interface can say at all, within the limits of the software NIC. Hash fields stay
+    /// exclusive, so that the program is the one that real devices get.
     #[must_use]
     pub fn ideal() -> Self {
-        Self {
-            name: "ideal".to_owned(),
-            priorities: 65_536,
-            max_flows: None,
-            max_specs: 10,
-            hash_field_exclusive: true,
-            max_table: 4096,
-            max_queues: None,
+        known::ideal()
+    }
+
+    /// ConnectX-4 and later.
+    #[must_use]
+    pub fn mlx5() -> Self {
+        known::mlx5()
+    }
+
+    /// ConnectX-3.
+    #[must_use]
+    pub fn mlx4() -> Self {
+        known::mlx4()
+    }
+
+    /// One of [`NAMES`](Self::NAMES).
+    #[must_use]
+    pub fn by_name(name: &str) -> Option<Self> {
+        match name {
+            "ideal" => Some(Self::ideal()),
+            "mlx5" => Some(Self::mlx5()),
+            "mlx4" => Some(Self::mlx4()),
+            _ => None,
         }
+    }
+
+    /// Why the device will not do that; `None` if it will.
+    #[must_use]
+    pub fn refusal(&self, feature: Feature) -> Option<&Refusal> {
+        self.refusals.iter().find(|refusal| refusal.feature == feature)
+    }
+
+    /// Whether the device does that.
+    #[must_use]
+    pub fn allows(&self, feature: Feature) -> bool {
+        self.refusal(feature).is_none()
+    }
+
+    /// What the device answers beyond a limit; EINVAL where nothing is known.
+    #[must_use]
+    pub fn errno(&self, limit: Limit) -> Errno {
+        self.limits.iter().find(|row| row.limit == limit).map_or(Errno::Einval, |row| row.errno)
+    }
+
+    /// Flows that copy of one program, by the same reasoning as priorities.
+    #[must_use]
+    pub fn copies_per_program(&self) -> Option<usize> {
+        self.max_copies.map(|most| (most / 2) as usize)
     }
 
     /// Priorities that one program may use, the other half being the next program's while it comes in.
@@ -56,10 +308,53 @@ impl DeviceProfile {
     pub fn queues_per_program(&self) -> Option<usize> {
         self.max_queues.map(|most| (most / 2) as usize)
     }
+
+    /// Indirection tables that one program may use, by the same reasoning.
+    #[must_use]
+    pub fn tables_per_program(&self) -> Option<usize> {
+        self.max_tables.map(|most| (most / 2) as usize)
+    }
+
+    /// Whether workers learn from a completion which flow took a packet. Without it they judge every
+    /// packet by the whole policy.
+    #[must_use]
+    pub fn has_tags(&self) -> bool {
+        self.tag_bits > 0 && self.allows(Feature::Tag)
+    }
 }
 
 impl Default for DeviceProfile {
     fn default() -> Self {
         Self::ideal()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_named_profile_is_there_and_says_where_its_rows_come_from() {
+        for name in DeviceProfile::NAMES {
+            let profile = DeviceProfile::by_name(name).expect("it is listed");
+            assert_eq!(profile.name, name);
+            for refusal in &profile.refusals {
+                assert!(!refusal.source.is_empty());
+                let same = profile.refusals.iter().filter(|other| other.feature == refusal.feature);
+                assert_eq!(same.count(), 1, "{:?} twice", refusal.feature);
+            }
+            let known: Vec<Limit> = profile.limits.iter().map(|row| row.limit).collect();
+            assert_eq!(known.len(), 11, "{name}: a limit without its errno");
+        }
+        assert_eq!(DeviceProfile::by_name("mlx6"), None);
+    }
+
+    #[test]
+    fn a_profile_survives_its_json() {
+        for name in DeviceProfile::NAMES {
+            let profile = DeviceProfile::by_name(name).expect("it is listed");
+            let json = serde_json::to_string(&profile).expect("plain data");
+            assert_eq!(serde_json::from_str::<DeviceProfile>(&json).expect("the same data"), profile);
+        }
     }
 }

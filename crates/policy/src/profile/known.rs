@@ -1,0 +1,171 @@
+//! The profiles that are known beforehand, a row for each thing that a device limits or refuses, with the
+//! errno that it answers and where that is to be read. Called by `DeviceProfile` alone; decides nothing.
+
+use std::borrow::Cow;
+
+use super::{DeviceProfile, Errno, Feature, Limit, LimitRow, PriorityTable, Refusal};
+
+/// `drivers/infiniband/hw/mlx5/` of the kernel.
+const MLX5_FS: &str = "linux: hw/mlx5/fs.c";
+const MLX5_QP: &str = "linux: hw/mlx5/qp.c";
+const MLX5_CORE: &str = "linux: mlx5/core/fs_core.c";
+const MLX4_MAIN: &str = "linux: hw/mlx4/main.c";
+const MLX4_QP: &str = "linux: hw/mlx4/qp.c";
+const UVERBS: &str = "linux: core/uverbs_cmd.c";
+const SOFTNIC: &str = "softnic: flow table";
+const QUERY: &str = "ibv_query_device_ex(3)";
+
+fn rows(rows: &[(Limit, Errno, &'static str)]) -> Vec<LimitRow> {
+    rows.iter()
+        .map(|&(limit, errno, source)| LimitRow { limit, errno, source: Cow::Borrowed(source) })
+        .collect()
+}
+
+fn refusals(rows: &[(Feature, Errno, &'static str)]) -> Vec<Refusal> {
+    rows.iter()
+        .map(|&(feature, errno, source)| Refusal { feature, errno, source: Cow::Borrowed(source) })
+        .collect()
+}
+
+pub(super) fn ideal() -> DeviceProfile {
+    DeviceProfile {
+        name: "ideal".to_owned(),
+        priorities: 65_536,
+        // softnic: flow::MAX_FLOWS and flow::MAX_SHAPES.
+        max_flows: Some(1 << 17),
+        max_shapes: Some(512),
+        priority_table: None,
+        max_specs: 10,
+        hash_field_exclusive: true,
+        hash_field_pairs: false,
+        max_table: 4096,
+        table_consecutive: false,
+        max_queues: None,
+        max_tables: None,
+        max_counters: None,
+        // softnic: flow::MAX_DONT_TRAP.
+        max_copies: Some(16),
+        tag_bits: 24,
+        multicast_ignores_priority: false,
+        refusals: Vec::new(),
+        limits: rows(&[
+            (Limit::Priorities, Errno::Einval, "ibv_create_flow(3): a priority has 16 bits"),
+            (Limit::Flows, Errno::Enomem, SOFTNIC),
+            (Limit::Shapes, Errno::Enomem, SOFTNIC),
+            (Limit::PriorityTable, Errno::Enomem, SOFTNIC),
+            (Limit::Specs, Errno::Einval, UVERBS),
+            (Limit::Queues, Errno::Enomem, QUERY),
+            (Limit::Tables, Errno::Einval, QUERY),
+            (Limit::Counters, Errno::Enomem, QUERY),
+            (Limit::Tags, Errno::Einval, "ibv_create_flow(3): a tag has 24 bits"),
+            (Limit::Copies, Errno::Enomem, SOFTNIC),
+            (Limit::Sniffers, Errno::Enomem, SOFTNIC),
+        ]),
+    }
+}
+
+pub(super) fn mlx5() -> DeviceProfile {
+    DeviceProfile {
+        name: "mlx5".to_owned(),
+        // MLX5_IB_FLOW_LAST_PRIO; priorities above are answered with ENOMEM.
+        priorities: 16,
+        max_flows: None,
+        max_shapes: None,
+        // MLX5_FS_MAX_ENTRIES in MLX5_FS_MAX_TYPES groups: a table of 65,536 is cut into seven parts, six
+        // for the first masks; later groups have one entry.
+        priority_table: Some(PriorityTable { entries: 65_536, groups: 6, group_entries: 9_362 }),
+        max_specs: 10,
+        hash_field_exclusive: true,
+        hash_field_pairs: false,
+        // Inferred: log_max_rqt_size differs by device; what a device says itself goes before this.
+        max_table: 512,
+        table_consecutive: false,
+        max_queues: None,
+        max_tables: None,
+        max_counters: None,
+        max_copies: None,
+        tag_bits: 24,
+        multicast_ignores_priority: true,
+        refusals: refusals(&[
+            (Feature::Ttl, Errno::Eopnotsupp, MLX5_FS),
+            (Feature::IpFlags, Errno::Eopnotsupp, MLX5_FS),
+            (Feature::HopLimit, Errno::Eopnotsupp, MLX5_FS),
+            (Feature::GreFlags, Errno::Eopnotsupp, MLX5_FS),
+        ]),
+        limits: rows(&[
+            (Limit::Priorities, Errno::Enomem, MLX5_FS),
+            (Limit::Flows, Errno::Enomem, MLX5_CORE),
+            (Limit::Shapes, Errno::Enospc, MLX5_CORE),
+            (Limit::PriorityTable, Errno::Enospc, MLX5_CORE),
+            (Limit::Specs, Errno::Einval, UVERBS),
+            (Limit::Queues, Errno::Enomem, MLX5_QP),
+            (Limit::Tables, Errno::Einval, MLX5_QP),
+            (Limit::Counters, Errno::Enomem, MLX5_CORE),
+            (Limit::Tags, Errno::Einval, MLX5_FS),
+            (Limit::Copies, Errno::Enospc, MLX5_CORE),
+            (Limit::Sniffers, Errno::Enospc, MLX5_FS),
+        ]),
+    }
+}
+
+pub(super) fn mlx4() -> DeviceProfile {
+    DeviceProfile {
+        name: "mlx4".to_owned(),
+        priorities: 0x1000,
+        max_flows: None,
+        max_shapes: None,
+        priority_table: None,
+        max_specs: 10,
+        hash_field_exclusive: false,
+        hash_field_pairs: true,
+        // MLX4_IB's max_rss_tbl_sz.
+        max_table: 128,
+        table_consecutive: true,
+        max_queues: None,
+        max_tables: None,
+        max_counters: Some(0),
+        max_copies: Some(0),
+        tag_bits: 0,
+        multicast_ignores_priority: false,
+        refusals: refusals(&[
+            // `parse_flow_attr` copies the destination address and the tag of an Ethernet spec, nothing else.
+            (Feature::SrcMac, Errno::Silent, MLX4_MAIN),
+            (Feature::EtherType, Errno::Silent, MLX4_MAIN),
+            (Feature::Ipv6, Errno::Einval, MLX4_MAIN),
+            (Feature::Protocol, Errno::Einval, MLX4_MAIN),
+            (Feature::Tos, Errno::Einval, MLX4_MAIN),
+            (Feature::Ttl, Errno::Einval, MLX4_MAIN),
+            (Feature::HopLimit, Errno::Einval, MLX4_MAIN),
+            (Feature::IpFlags, Errno::Einval, MLX4_MAIN),
+            (Feature::FlowLabel, Errno::Einval, MLX4_MAIN),
+            (Feature::Esp, Errno::Einval, MLX4_MAIN),
+            (Feature::Vxlan, Errno::Einval, MLX4_MAIN),
+            (Feature::Gre, Errno::Einval, MLX4_MAIN),
+            (Feature::GreFlags, Errno::Einval, MLX4_MAIN),
+            (Feature::Mpls, Errno::Einval, MLX4_MAIN),
+            (Feature::Inner, Errno::Einval, MLX4_MAIN),
+            (Feature::Tag, Errno::Einval, MLX4_MAIN),
+            (Feature::Drop, Errno::Einval, MLX4_MAIN),
+            (Feature::Count, Errno::Einval, MLX4_MAIN),
+            // Priority 0 and one Ethernet spec it would take, but without a tag a copy is like any packet.
+            (Feature::Copy, Errno::Eopnotsupp, MLX4_MAIN),
+            (Feature::Sniffer, Errno::Einval, MLX4_MAIN),
+            (Feature::Egress, Errno::Einval, MLX4_MAIN),
+            (Feature::HashInner, Errno::Eopnotsupp, MLX4_QP),
+            (Feature::HashSpi, Errno::Eopnotsupp, MLX4_QP),
+        ]),
+        limits: rows(&[
+            (Limit::Priorities, Errno::Einval, MLX4_MAIN),
+            (Limit::Flows, Errno::Enomem, MLX4_MAIN),
+            (Limit::Shapes, Errno::Enomem, MLX4_MAIN),
+            (Limit::PriorityTable, Errno::Enomem, MLX4_MAIN),
+            (Limit::Specs, Errno::Einval, UVERBS),
+            (Limit::Queues, Errno::Enomem, MLX4_QP),
+            (Limit::Tables, Errno::Einval, MLX4_QP),
+            (Limit::Counters, Errno::Eopnotsupp, MLX4_MAIN),
+            (Limit::Tags, Errno::Einval, MLX4_MAIN),
+            (Limit::Copies, Errno::Einval, MLX4_MAIN),
+            (Limit::Sniffers, Errno::Einval, MLX4_MAIN),
+        ]),
+    }
+}
