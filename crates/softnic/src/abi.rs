@@ -3,7 +3,7 @@
 //! `driver.h` is not installed by libibverbs-dev, so the few structs are declared here. Sources: rdma-core
 //! `libibverbs/driver.h`, releases 37 to 64. Used by `library` and `device`; knows nothing of this crate's objects.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 
 use ibverbs_sys::{ibv_context, ibv_device, ibv_mr};
 
@@ -26,15 +26,30 @@ pub(crate) struct VerbsDeviceOps {
     pub(crate) match_max_abi_version: u32,
     pub(crate) match_table: *const c_void,
     pub(crate) static_providers: *const c_void,
-    pub(crate) match_device: *const c_void,
+    pub(crate) match_device: unsafe extern "C" fn(*const SysfsDevice) -> bool,
     pub(crate) alloc_context: unsafe extern "C" fn(*mut ibv_device, c_int, *mut c_void) -> *mut c_void,
     pub(crate) import_context: *const c_void,
-    pub(crate) alloc_device: *const c_void,
+    pub(crate) alloc_device: unsafe extern "C" fn(*const SysfsDevice) -> *mut VerbsDevice,
     pub(crate) uninit_device: unsafe extern "C" fn(*mut VerbsDevice),
 }
 
 // SAFETY: immutable once built; the pointers are NULL or name static data.
 unsafe impl Sync for VerbsDeviceOps {}
+
+/// The beginning of `struct verbs_sysfs_dev`, the same in all releases.
+#[repr(C)]
+pub(crate) struct SysfsDevice {
+    pub(crate) entry: [*mut c_void; 2],
+    pub(crate) provider_data: *mut c_void,
+    pub(crate) matched: *const c_void,
+    pub(crate) flags: u32,
+    pub(crate) sysfs_name: [c_char; SYSFS_NAME_BYTES],
+    pub(crate) sysfs_cdev: libc::dev_t,
+    pub(crate) ibdev_name: [c_char; SYSFS_NAME_BYTES],
+}
+
+/// `IBV_SYSFS_NAME_MAX`.
+const SYSFS_NAME_BYTES: usize = 64;
 
 /// `struct verbs_device`, the same in all releases.
 #[repr(C)]
@@ -156,6 +171,14 @@ const OPS: [&str; 76] = [
     "unimport_pd",
 ];
 
+/// The private versions, after which each release's `verbs_register_driver_NN` is called, newest first.
+pub(crate) const REGISTER_SYMBOLS: [&CStr; 4] = [
+    c"verbs_register_driver_64",
+    c"verbs_register_driver_59",
+    c"verbs_register_driver_57",
+    c"verbs_register_driver_34",
+];
+
 /// What later releases put in between.
 const ADDED_OPS: [(u32, &[&str]); 3] = [
     (59, &["alloc_dmah", "dealloc_dmah", "reg_mr_ex"]),
@@ -222,6 +245,12 @@ mod tests {
         assert_eq!(release_of("libibverbs.so.1.16.65.0"), None, "its op table is not known");
         assert_eq!(release_of("libibverbs.so.1"), None);
         assert_eq!(release_of("libmlx5.so.1.24.44.0"), None);
+    }
+
+    #[test]
+    fn the_name_of_a_sysfs_device_stands_where_the_library_puts_it() {
+        assert_eq!(std::mem::offset_of!(SysfsDevice, sysfs_name), 36);
+        assert_eq!(std::mem::offset_of!(SysfsDevice, ibdev_name), 112);
     }
 
     #[test]

@@ -1,19 +1,22 @@
-//! The device and its contexts as libibverbs sees them: door A, a `verbs_device` without sysfs.
+//! The device and its contexts as libibverbs sees them.
 //!
-//! `list` hands devices to the application; the library calls `alloc_context` from `ibv_open_device` and
-//! `free_context` from `ibv_close_device`. Everything else is in `provider`.
+//! `list` hands devices without sysfs to the application (door A, and door C through `door`); `register` lets the
+//! library itself make devices out of a sysfs tree (door B). The library calls `alloc_context` from
+//! `ibv_open_device` and `free_context` from `ibv_close_device`. Everything else is in `provider`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs::OpenOptions;
 use std::os::fd::{IntoRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ibverbs_sys::{IBV_NODE_CA, IBV_TRANSPORT_IB, ibv_context, ibv_device};
 
+use crate::Error;
 use crate::abi::{
-    CORE_SUPPORT_OPTIONAL_MR_ACCESS, VERBS_CONTEXT_BYTES, VerbsDevice, VerbsDeviceOps, context_offset,
-    op_names,
+    CORE_SUPPORT_OPTIONAL_MR_ACCESS, SysfsDevice, VERBS_CONTEXT_BYTES, VerbsDevice, VerbsDeviceOps,
+    context_offset, op_names,
 };
+use crate::door::{Door, GIDS, PKEYS, SYSFS_ABI};
 use crate::events::EventChannel;
 use crate::library::Library;
 use crate::nic::Nic;
@@ -28,22 +31,50 @@ const DRIVER_ID: u32 = 0;
 
 static DEVICE_OPS: VerbsDeviceOps = VerbsDeviceOps {
     name: PROVIDER_NAME.as_ptr(),
-    match_min_abi_version: 0,
-    match_max_abi_version: 0,
+    match_min_abi_version: SYSFS_ABI,
+    match_max_abi_version: SYSFS_ABI,
     match_table: std::ptr::null(),
     static_providers: std::ptr::null(),
-    match_device: std::ptr::null(),
+    match_device,
     alloc_context,
     import_context: std::ptr::null(),
-    alloc_device: std::ptr::null(),
+    alloc_device,
     uninit_device,
 };
+
+/// Whose devices the library makes by itself. Its callbacks for that carry no pointer of the provider's.
+static REGISTERED: OnceLock<&'static Door> = OnceLock::new();
+
+/// What a device stands for.
+#[derive(Clone)]
+pub(crate) enum Backing {
+    /// A NIC of this process's own.
+    Nic(Arc<Nic>),
+    /// A NIC that is made when the device is first opened.
+    Door(&'static Door),
+}
+
+impl Backing {
+    fn nic(&self) -> Verb<Arc<Nic>> {
+        match self {
+            Self::Nic(nic) => Ok(Arc::clone(nic)),
+            Self::Door(door) => door.nic().ok_or(ENODEV),
+        }
+    }
+}
 
 /// One device of a list. Every list has its own; they share the NIC.
 #[repr(C)]
 struct SoftDevice {
     verbs: VerbsDevice,
-    nic: Arc<Nic>,
+    backing: Backing,
+}
+
+/// How many entries of a port's tables the library can answer: from sysfs, or where `door` stands in its place.
+#[derive(Clone, Copy)]
+pub(crate) struct PortTables {
+    pub(crate) gids: c_int,
+    pub(crate) pkeys: u16,
 }
 
 /// A context: this head, then the library's `verbs_context` with slack behind it, in memory the library calloc'ed.
@@ -53,6 +84,7 @@ pub(crate) struct SoftContext {
     nic: *const Nic,
     /// The slot in the device's state.
     pub(crate) slot: u32,
+    pub(crate) tables: PortTables,
 }
 
 /// Where the library's part begins, aligned as calloc aligns.
@@ -89,7 +121,7 @@ impl SoftContext {
 }
 
 /// A list of the one device, for `ibv_free_device_list`.
-pub(crate) fn list(nic: &Arc<Nic>, count: &mut c_int) -> *mut *mut ibv_device {
+pub(crate) fn list(name: &str, backing: Backing, count: &mut c_int) -> *mut *mut ibv_device {
     *count = 0;
     answer_handle(|| {
         // SAFETY: plain calloc of two pointers.
@@ -97,13 +129,22 @@ pub(crate) fn list(nic: &Arc<Nic>, count: &mut c_int) -> *mut *mut ibv_device {
         if list.is_null() {
             return Err(ENOMEM);
         }
-        let device =
-            Box::into_raw(Box::new(SoftDevice { verbs: verbs_device(&nic.name), nic: Arc::clone(nic) }));
+        let device = Box::into_raw(Box::new(SoftDevice { verbs: verbs_device(name), backing }));
         // SAFETY: the list has two entries; the second stays NULL.
         unsafe { list.write(device.cast()) };
         *count = 1;
         Ok(list)
     })
+}
+
+impl SoftDevice {
+    fn tables(&self) -> PortTables {
+        match &self.backing {
+            _ if !self.verbs.sysfs.is_null() => PortTables { gids: GIDS, pkeys: PKEYS },
+            Backing::Door(_) => PortTables { gids: 0, pkeys: PKEYS },
+            Backing::Nic(_) => PortTables { gids: 0, pkeys: 0 },
+        }
+    }
 }
 
 fn verbs_device(name: &str) -> VerbsDevice {
@@ -132,6 +173,48 @@ fn verbs_device(name: &str) -> VerbsDevice {
     }
 }
 
+/// Lets the library make devices for `door` wherever its sysfs tree names one.
+pub(crate) fn register(door: &'static Door) -> Result<(), Error> {
+    let library = Library::load()?;
+    if REGISTERED.set(door).is_ok() {
+        let register = library.register_driver()?;
+        // SAFETY: the ops are static and laid out as in every release that `Library::load` lets through.
+        unsafe { register(&raw const DEVICE_OPS) };
+    }
+    Ok(())
+}
+
+/// Whether a device is one of this provider's; with `without_sysfs`, whether the library can answer nothing about
+/// it from sysfs.
+///
+/// # Safety
+/// `device` is NULL or a live device of the library.
+pub(crate) unsafe fn is_ours(device: *mut ibv_device, without_sysfs: bool) -> bool {
+    // SAFETY: every `ibv_device` of the library is the first member of a `verbs_device`.
+    let Some(device) = (unsafe { device.cast::<VerbsDevice>().as_ref() }) else { return false };
+    std::ptr::eq(device.ops, &raw const DEVICE_OPS) && (!without_sysfs || device.sysfs.is_null())
+}
+
+/// Answers the library whether a device of its sysfs tree is the registered one.
+unsafe extern "C" fn match_device(found: *const SysfsDevice) -> bool {
+    guard(false, || {
+        // SAFETY: the library passes what it read of one device.
+        let (Some(door), Some(found)) = (REGISTERED.get(), unsafe { found.as_ref() }) else { return false };
+        let name = found.ibdev_name.map(c_char::to_ne_bytes);
+        let name = name.as_flattened().split(|byte| *byte == 0).next();
+        name == Some(door.name().as_bytes())
+    })
+}
+
+/// Makes the device; the library fills in what stands in sysfs.
+unsafe extern "C" fn alloc_device(_: *const SysfsDevice) -> *mut VerbsDevice {
+    guard(std::ptr::null_mut(), || {
+        let Some(door) = REGISTERED.get() else { return std::ptr::null_mut() };
+        let soft = SoftDevice { verbs: verbs_device(door.name()), backing: Backing::Door(door) };
+        Box::into_raw(Box::new(soft)).cast()
+    })
+}
+
 unsafe extern "C" fn uninit_device(device: *mut VerbsDevice) {
     guard((), || {
         // SAFETY: the library calls this once, when the count that `list` set to 1 is back at 0; the device is the
@@ -144,7 +227,7 @@ unsafe extern "C" fn uninit_device(device: *mut VerbsDevice) {
 unsafe extern "C" fn alloc_context(device: *mut ibv_device, cmd_fd: c_int, _: *mut c_void) -> *mut c_void {
     answer_handle(|| {
         if cmd_fd >= 0 {
-            // Only devices with sysfs have one; this is not such a device, but the descriptor is ours to close.
+            // Devices with sysfs have one; every device of this provider brings its own.
             // SAFETY: the library hands over the ownership of `cmd_fd`.
             unsafe { libc::close(cmd_fd) };
         }
@@ -153,7 +236,8 @@ unsafe extern "C" fn alloc_context(device: *mut ibv_device, cmd_fd: c_int, _: *m
         let soft = unsafe { device.cast::<SoftDevice>().as_ref() }.ok_or(EINVAL)?;
         // `ioctl` on it fails with ENOTTY, which lets the library fall back, and `write` with ENOSPC.
         let commands = OpenOptions::new().read(true).write(true).open("/dev/full")?;
-        let (events, slot) = add_context(&soft.nic)?;
+        let nic = soft.backing.nic()?;
+        let (events, slot) = add_context(&nic)?;
         let alloc_bytes = VERBS_CONTEXT_OFFSET + VERBS_CONTEXT_BYTES;
         let offset = std::ptr::without_provenance_mut(VERBS_CONTEXT_OFFSET);
         let commands = commands.into_raw_fd();
@@ -161,10 +245,10 @@ unsafe extern "C" fn alloc_context(device: *mut ibv_device, cmd_fd: c_int, _: *m
         let base =
             unsafe { (library.init_and_alloc_context)(device, commands, alloc_bytes, offset, DRIVER_ID) };
         if base.is_null() {
-            soft.nic.control().contexts.remove(slot);
+            nic.control().contexts.remove(slot);
             return Err(ENOMEM);
         }
-        let head = SoftContext { nic: Arc::into_raw(Arc::clone(&soft.nic)), slot };
+        let head = SoftContext { nic: Arc::into_raw(nic), slot, tables: soft.tables() };
         // SAFETY: the allocation begins with the head and is aligned for anything.
         unsafe { base.cast::<SoftContext>().write(head) };
         let verbs_context = base.cast::<u8>().wrapping_add(VERBS_CONTEXT_OFFSET);

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::wire::WireError;
+
 /// Why [`crate::SoftNic::create`] failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -55,6 +57,23 @@ pub enum Error {
         oldest: u32,
         /// The newest supported release.
         newest: u32,
+    },
+    /// A variable of the environment makes no sense.
+    #[error("{name}={value}: {problem}")]
+    Setting {
+        /// The variable.
+        name: &'static str,
+        /// What it says.
+        value: String,
+        /// What would make sense.
+        problem: String,
+    },
+    /// The wire of a NIC that was set up by the environment cannot be opened.
+    #[error("the wire cannot be opened")]
+    Wire {
+        /// Why.
+        #[source]
+        source: WireError,
     },
     /// The engine's thread could not be started.
     #[error("the engine thread of {name} cannot be started")]

@@ -10,6 +10,7 @@
 mod abi;
 mod clock;
 mod device;
+pub mod door;
 mod engine;
 mod error;
 mod events;

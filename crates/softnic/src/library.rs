@@ -11,12 +11,13 @@ use std::sync::OnceLock;
 use ibverbs_sys::ibv_device;
 
 use crate::Error;
-use crate::abi::{NEWEST_RELEASE, OLDEST_RELEASE, release_of};
+use crate::abi::{NEWEST_RELEASE, OLDEST_RELEASE, REGISTER_SYMBOLS, VerbsDeviceOps, release_of};
 
 type InitAndAllocContext =
     unsafe extern "C" fn(*mut ibv_device, c_int, usize, *mut c_void, u32) -> *mut c_void;
 type SetOps = unsafe extern "C" fn(*mut c_void, *const *const c_void);
 type UninitContext = unsafe extern "C" fn(*mut c_void);
+type RegisterDriver = unsafe extern "C" fn(*const VerbsDeviceOps);
 
 /// The private side of the loaded library.
 pub(crate) struct Library {
@@ -24,7 +25,16 @@ pub(crate) struct Library {
     pub(crate) set_ops: SetOps,
     pub(crate) uninit_context: UninitContext,
     pub(crate) release: u32,
+    handle: Handle,
 }
+
+/// What dlopen answered; never closed.
+struct Handle(*mut c_void);
+
+// SAFETY: a handle may be used by every thread, and so may what it stands for.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
 
 static LIBRARY: OnceLock<Library> = OnceLock::new();
 
@@ -50,16 +60,43 @@ impl Library {
         let set_ops = unsafe { std::mem::transmute::<*mut c_void, SetOps>(set_ops) };
         // SAFETY: as above.
         let uninit_context = unsafe { std::mem::transmute::<*mut c_void, UninitContext>(uninit) };
-        let library = Self { init_and_alloc_context, set_ops, uninit_context, release };
+        let library =
+            Self { init_and_alloc_context, set_ops, uninit_context, release, handle: Handle(handle) };
         Ok(LIBRARY.get_or_init(|| library))
     }
+
+    /// Whether this process has loaded the library.
+    pub(crate) fn is_present() -> bool {
+        !already_open().is_null()
+    }
+
+    /// The function that takes a provider, under whichever name this release has it.
+    pub(crate) fn register_driver(&self) -> Result<RegisterDriver, Error> {
+        let missing = Error::LibrarySymbol { symbol: "verbs_register_driver_34, _57, _59 or _64" };
+        let found = REGISTER_SYMBOLS.into_iter().find_map(|name| symbol(self.handle.0, name).ok());
+        // SAFETY: the signature is that of driver.h in every release that has one of these names.
+        found.ok_or(missing).map(|at| unsafe { std::mem::transmute::<*mut c_void, RegisterDriver>(at) })
+    }
+
+    /// The library's own function of a name and version, whoever else defines one of that name.
+    pub(crate) fn function(&self, name: &'static CStr, version: &CStr) -> Result<*mut c_void, Error> {
+        // SAFETY: the handle came from dlopen and is never closed; both strings are NUL-terminated.
+        let address = unsafe { libc::dlvsym(self.handle.0, name.as_ptr(), version.as_ptr()) };
+        if address.is_null() { Err(missing(name)) } else { Ok(address) }
+    }
+}
+
+const NAME: &CStr = c"libibverbs.so.1";
+
+/// The handle of the library that this process already uses, or NULL.
+fn already_open() -> *mut c_void {
+    // SAFETY: a NUL-terminated name; RTLD_NOLOAD runs no constructors.
+    unsafe { libc::dlopen(NAME.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) }
 }
 
 /// The handle of the library that this process already uses, or a fresh one where nothing pulled it in yet.
 fn open() -> Result<*mut c_void, Error> {
-    const NAME: &CStr = c"libibverbs.so.1";
-    // SAFETY: a NUL-terminated name; RTLD_NOLOAD runs no constructors.
-    let loaded = unsafe { libc::dlopen(NAME.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+    let loaded = already_open();
     if !loaded.is_null() {
         return Ok(loaded);
     }
@@ -82,9 +119,13 @@ fn symbol(handle: *mut c_void, name: &'static CStr) -> Result<*mut c_void, Error
     // SAFETY: `handle` came from dlopen and is never closed; the name is NUL-terminated.
     let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
     if address.is_null() {
-        return Err(Error::LibrarySymbol { symbol: name.to_str().unwrap_or("?") });
+        return Err(missing(name));
     }
     Ok(address)
+}
+
+fn missing(name: &'static CStr) -> Error {
+    Error::LibrarySymbol { symbol: name.to_str().unwrap_or("?") }
 }
 
 /// The release, from the real name of the file that `address` was loaded from.

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use ibverbs_sys::ibv_device;
 use packet::MacAddr;
 
+use crate::device::Backing;
 use crate::engine::Engine;
 use crate::library::Library;
 use crate::limits::{MAX_MTU_BYTES, MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
@@ -190,6 +191,11 @@ impl SoftNic {
         ended && !self.nic.stopping.load(Ordering::Relaxed)
     }
 
+    /// What the device's contexts share.
+    pub(crate) fn shared(&self) -> &Arc<Nic> {
+        &self.nic
+    }
+
     /// Stops the engine for good, after the burst it is in. Open contexts stay valid.
     pub fn stop(&self) {
         self.nic.stopping.store(true, Ordering::Relaxed);
@@ -210,14 +216,19 @@ impl Drop for SoftNic {
 // `uninit_device`, which is what `ibv_free_device_list` expects (see `device`).
 unsafe impl verbs::Provider for SoftNic {
     fn device_list(&self, count: &mut c_int) -> *mut *mut ibv_device {
-        crate::device::list(&self.nic, count)
+        crate::device::list(&self.nic.name, Backing::Nic(Arc::clone(&self.nic)), count)
     }
+}
+
+/// Whether a device can have this name.
+pub(crate) fn is_device_name(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+    (1..=MAX_NAME_BYTES).contains(&name.len()) && name.bytes().all(plain)
 }
 
 fn check(config: &SoftNicConfig) -> Result<(), Error> {
     let name = &config.name;
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
-    if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(plain) {
+    if !is_device_name(name) {
         return Err(Error::DeviceName { name: name.clone(), max: MAX_NAME_BYTES });
     }
     if config.ports.is_empty() || config.ports.len() > MAX_PORTS {

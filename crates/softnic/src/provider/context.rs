@@ -128,6 +128,8 @@ pub(crate) unsafe extern "C" fn query_port(
             state: if down { ibv_port_state::IBV_PORT_DOWN } else { ibv_port_state::IBV_PORT_ACTIVE },
             max_mtu: IBV_MTU_4096,
             active_mtu: mtu(port.mtu_bytes),
+            gid_tbl_len: context.tables.gids,
+            pkey_tbl_len: context.tables.pkeys,
             max_msg_sz: port.mtu_bytes + limits::ETHERNET_BYTES as u32,
             active_width: WIDTH_4X,
             active_speed: SPEED_EDR,

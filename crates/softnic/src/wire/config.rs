@@ -21,6 +21,8 @@ pub enum WireConfig {
     Pcap(PcapConfig),
     /// A live interface.
     AfPacket(AfPacketConfig),
+    /// A link to a soft NIC in another process.
+    Link(super::LinkConfig),
     /// Nothing. With braces, because serde takes unknown keys beside a unit variant without a word.
     Null {},
 }

@@ -137,6 +137,25 @@ pub enum WireError {
         /// What is wrong and what is accepted.
         problem: String,
     },
+    /// Somebody has this end of the link already.
+    #[error("end `{end}` of link `{link}` is taken by another process; the other end may be free")]
+    LinkTaken {
+        /// The link's name.
+        link: String,
+        /// `a` or `b`.
+        end: char,
+    },
+    /// A system call for a link failed.
+    #[error("link `{link}`: {operation}: {source}")]
+    Link {
+        /// The link's name.
+        link: String,
+        /// The operation.
+        operation: &'static str,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
 }
 
 /// What to do about a capture that is damaged at a packet.

@@ -1,15 +1,18 @@
 //! The wire: where a port's frames come from and where its sent frames go.
 //!
 //! The engine owns one [`Wire`] per port and calls it from its own thread, a [`Burst`] at a time. The wires here are a
-//! traffic generator, recorded captures, a live interface through an AF_PACKET socket, and nothing at all. A wire never
+//! traffic generator, recorded captures, a live interface through an AF_PACKET socket, a link to a soft NIC of another
+//! process, and nothing at all. A wire never
 //! blocks, never looks into a frame to decide anything about it, and allocates only while it is being opened.
 
 mod af_packet;
 mod config;
 mod error;
 mod generator;
+mod link;
 mod null;
 mod pcap;
+mod short;
 #[cfg(test)]
 mod tests;
 
@@ -25,8 +28,10 @@ pub use config::{
 };
 pub use error::{TransmitError, WireError};
 pub use generator::GeneratorWire;
+pub use link::{LinkConfig, LinkEnd, LinkName, LinkWire};
 pub use null::NullWire;
 pub use pcap::PcapWire;
+pub use short::SHORT_FORMS;
 
 /// The most frames that one [`Burst`] holds.
 pub const BURST_FRAMES: usize = 64;
@@ -212,6 +217,7 @@ impl WireConfig {
             Self::Generator(config) => Box::new(GeneratorWire::open(config)?),
             Self::Pcap(config) => Box::new(PcapWire::open(config)?),
             Self::AfPacket(config) => Box::new(AfPacketWire::open(config)?),
+            Self::Link(config) => Box::new(LinkWire::open(config)?),
             Self::Null {} => Box::new(NullWire),
         })
     }

@@ -1,0 +1,68 @@
+//! Settings out of an environment, and the addresses that follow from them.
+
+use std::time::Duration;
+
+use super::*;
+use crate::Personality;
+use crate::wire::WireConfig;
+
+fn read(variables: &[(&str, &str)]) -> Result<Settings, Error> {
+    Settings::read(|name| {
+        variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+    })
+}
+
+#[test]
+fn an_empty_environment_gives_a_nic_without_a_peer() {
+    let settings = read(&[]).unwrap();
+    assert_eq!(settings.name, "softnic0");
+    assert_eq!(settings.wire, WireConfig::Null {});
+    assert_eq!(settings.personality, Personality::Ideal);
+    assert_eq!((settings.mtu_bytes, settings.core), (None, None));
+}
+
+#[test]
+fn every_variable_is_read() {
+    let settings = read(&[
+        (variable::NAME, "left"),
+        (variable::WIRE, "link:x:a"),
+        (variable::PERSONALITY, "mlx5"),
+        (variable::MTU, "9000"),
+        (variable::CORE, "1"),
+        (variable::WAIT, "0"),
+    ])
+    .unwrap();
+    assert_eq!(settings.name, "left");
+    assert!(matches!(settings.wire, WireConfig::Link(_)));
+    assert_eq!(settings.personality, Personality::Mlx5);
+    assert_eq!((settings.mtu_bytes, settings.core), (Some(9000), Some(1)));
+    assert_eq!(settings.wait, Duration::ZERO);
+}
+
+#[test]
+fn every_variable_is_checked_and_named() {
+    for (name, value) in [
+        (variable::WIRE, "carrier-pigeon"),
+        (variable::PERSONALITY, "mlx6"),
+        (variable::MTU, "67"),
+        (variable::MTU, "many"),
+        (variable::CORE, "-1"),
+        (variable::WAIT, "3601"),
+    ] {
+        let error = read(&[(name, value)]).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains(value), "{error}");
+    }
+    assert!(read(&[(variable::NAME, "a/b")]).unwrap_err().to_string().contains("a/b"));
+}
+
+#[test]
+fn the_guid_is_the_address_with_the_universal_bit_turned() {
+    assert_eq!(eui64(MacAddr([0x02, 0x73, 0x6f, 0x66, 0x74, 0x00])), 0x0073_6fff_fe66_7400);
+}
+
+#[test]
+fn no_nic_is_made_before_the_device_is_opened() {
+    let door = Door::new(read(&[(variable::WIRE, "af_packet:no-such-interface")]).unwrap());
+    assert!(door.nic.lock().unwrap().is_none());
+    assert!(door.nic().is_none(), "and none at all without its wire");
+}

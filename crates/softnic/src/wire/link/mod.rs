@@ -1,0 +1,172 @@
+//! A link to a soft NIC in another process (or this one), over memory that both share.
+//!
+//! The two ends of a link have its name and a letter, `a` or `b`. An end without its peer is down: what is sent is
+//! counted as an error. When the peer goes, what it sent before is still received, what it has not taken counts as lost,
+//! and the next process that takes that end is met with fresh memory. Both processes run as the same user, in one network
+//! namespace. The memory and the names vanish with the processes, however these end.
+
+mod config;
+mod lane;
+mod meeting;
+#[cfg(test)]
+mod tests;
+
+use arrayvec::ArrayVec;
+use packet::MacAddr;
+
+pub use config::{LinkConfig, LinkEnd, LinkName};
+
+use self::lane::Lie;
+use self::meeting::{Seat, Session};
+use super::{BURST_FRAMES, Burst, MAX_FRAME_BYTES, RxFrame, TransmitError, Wire, WireError, WireState};
+
+/// An end alone looks for its peer after this many bursts; for an idle engine some milliseconds.
+const BURSTS_PER_MEETING: u32 = 64;
+/// The peer is looked after, with a system call, after this many bursts, with frames or without.
+const BURSTS_PER_CHECK: u32 = 1024;
+
+/// One end of a link.
+#[derive(Debug)]
+pub struct LinkWire {
+    config: LinkConfig,
+    seat: Seat,
+    session: Option<Session>,
+    /// The peer is gone; what it sent before is still to be received.
+    ending: bool,
+    /// Bursts since the peer was last looked for, or after.
+    bursts: u32,
+    /// Where a burst's frames are copied to, one after the other.
+    frames: Box<[u8]>,
+    /// Sessions that ended because the peer wrote nonsense; at least a frame each was lost.
+    lies: u64,
+    /// Frames that were sent and that no peer has taken before it went.
+    untaken: u64,
+}
+
+impl LinkWire {
+    /// Takes the end; the peer is met later.
+    ///
+    /// # Errors
+    /// Another process has this end, or the system denies a socket.
+    pub fn open(config: &LinkConfig) -> Result<Self, WireError> {
+        let mut wire = Self {
+            seat: Seat::take(config)?,
+            config: config.clone(),
+            session: None,
+            ending: false,
+            bursts: 0,
+            frames: vec![0; BURST_FRAMES * MAX_FRAME_BYTES].into_boxed_slice(),
+            lies: 0,
+            untaken: 0,
+        };
+        wire.session = wire.seat.meet();
+        Ok(wire)
+    }
+
+    /// Looks for the peer, or after it, when it is time to.
+    fn look_around(&mut self) {
+        self.bursts += 1;
+        match &self.session {
+            None if self.bursts >= BURSTS_PER_MEETING => {
+                self.bursts = 0;
+                self.session = self.seat.meet();
+            }
+            Some(session) if self.bursts >= BURSTS_PER_CHECK => {
+                self.bursts = 0;
+                self.ending = self.ending || !session.is_alive();
+            }
+            _ => {}
+        }
+    }
+
+    fn end_session(&mut self) {
+        if let Some(session) = self.session.take() {
+            self.untaken += session.sender.untaken();
+        }
+        self.ending = false;
+    }
+
+    /// Copies up to `room` frames out of the ring; answers their places.
+    fn take(&mut self, room: usize) -> Result<ArrayVec<(usize, usize), BURST_FRAMES>, Lie> {
+        let mut places = ArrayVec::new();
+        let Some(session) = &mut self.session else { return Ok(places) };
+        let mut start = 0;
+        while places.len() < room.min(BURST_FRAMES) {
+            let Some(length) = session.receiver.take(&mut self.frames[start..])? else { break };
+            places.push((start, length));
+            start += length;
+        }
+        if !places.is_empty() {
+            session.receiver.publish();
+        }
+        Ok(places)
+    }
+}
+
+impl Wire for LinkWire {
+    fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
+        self.look_around();
+        let room = burst.capacity_left();
+        match self.take(room) {
+            Ok(places) => {
+                if places.is_empty() && self.ending && room > 0 {
+                    self.end_session();
+                }
+                let frames = &self.frames;
+                for (start, length) in places {
+                    burst.push(RxFrame::new(&frames[start..start + length]));
+                }
+            }
+            Err(Lie) => {
+                self.lies += 1;
+                self.end_session();
+            }
+        }
+    }
+
+    fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
+        TransmitError::check_length(frame, MAX_FRAME_BYTES)?;
+        let Some(session) = self.session.as_mut().filter(|_| !self.ending) else {
+            return Err(TransmitError::Down);
+        };
+        match session.sender.put(frame) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(TransmitError::QueueFull),
+            Err(Lie) => {
+                self.lies += 1;
+                self.end_session();
+                Err(TransmitError::Down)
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        if let Some(session) = &self.session {
+            session.sender.publish();
+        }
+    }
+
+    fn state(&self) -> WireState {
+        if self.session.is_some() && !self.ending { WireState::Live } else { WireState::Down }
+    }
+
+    fn describe(&self) -> String {
+        format!("{} (link, end {})", self.config.name, self.config.end.letter())
+    }
+
+    fn mac(&self) -> MacAddr {
+        self.config.station()
+    }
+
+    fn mtu_bytes(&self) -> u32 {
+        9_216
+    }
+
+    fn losses(&self) -> u64 {
+        self.lies
+    }
+
+    fn transmit_losses(&self) -> u64 {
+        self.untaken
+    }
+}

@@ -1,0 +1,234 @@
+//! Two ends in one process: meeting, frames of every length, overload, departure, and peers that lie.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use super::lane::{LaneReceiver, LaneSender, MEMORY_BYTES, RING_BYTES, SharedMemory};
+use super::*;
+
+fn config(end: LinkEnd) -> LinkConfig {
+    // Tests run in parallel, in threads and in processes: each has a link of its own.
+    let thread = std::thread::current().name().unwrap_or("test").replace("::", ".");
+    let tail = thread.len().saturating_sub(28);
+    LinkConfig { name: format!("{}.{}", std::process::id(), &thread[tail..]).parse().unwrap(), end }
+}
+
+fn open(end: LinkEnd) -> LinkWire {
+    LinkWire::open(&config(end)).unwrap()
+}
+
+fn drain(wire: &mut LinkWire) -> Vec<Vec<u8>> {
+    let mut burst = Burst::new();
+    wire.receive(&mut burst);
+    burst.iter().map(|frame| frame.bytes.to_vec()).collect()
+}
+
+fn pair() -> (LinkWire, LinkWire) {
+    let (mut a, mut b) = (open(LinkEnd::A), open(LinkEnd::B));
+    for _ in 0..4 * BURSTS_PER_MEETING {
+        drain(&mut a);
+        drain(&mut b);
+    }
+    assert_eq!([a.state(), b.state()], [WireState::Live; 2], "the ends have met");
+    (a, b)
+}
+
+fn frame(bytes: usize, seed: u8) -> Vec<u8> {
+    (0..bytes).map(|at| (at as u8).wrapping_add(seed)).collect()
+}
+
+#[test]
+fn frames_of_every_length_come_out_as_they_went_in_both_ways() {
+    let (mut a, mut b) = pair();
+    for bytes in [14, 15, 60, 64, 1514, 9000, MAX_FRAME_BYTES] {
+        for round in 0..3 {
+            let (there, back) = (frame(bytes, round), frame(bytes, round + 100));
+            assert_eq!(a.transmit(&there), Ok(()));
+            assert_eq!(b.transmit(&back), Ok(()));
+            a.flush();
+            b.flush();
+            assert_eq!(drain(&mut b), [there]);
+            assert_eq!(drain(&mut a), [back]);
+        }
+    }
+    assert_eq!(a.transmit(&[0; MAX_FRAME_BYTES + 1]), Err(TransmitError::TooLong));
+    assert_eq!(a.transmit(&[0; 13]), Err(TransmitError::TooShort));
+    assert_ne!(a.mac(), b.mac());
+}
+
+#[test]
+fn nothing_arrives_before_it_is_flushed() {
+    let (mut a, mut b) = pair();
+    a.transmit(&frame(60, 0)).unwrap();
+    assert!(drain(&mut b).is_empty());
+    a.flush();
+    assert_eq!(drain(&mut b).len(), 1);
+}
+
+#[test]
+fn an_end_alone_is_down_and_takes_nothing() {
+    let mut a = open(LinkEnd::A);
+    assert_eq!(a.state(), WireState::Down);
+    assert_eq!(a.transmit(&frame(60, 0)), Err(TransmitError::Down));
+}
+
+#[test]
+fn an_end_can_be_taken_once() {
+    let _a = open(LinkEnd::A);
+    let error = LinkWire::open(&config(LinkEnd::A)).unwrap_err();
+    assert!(matches!(error, WireError::LinkTaken { end: 'a', .. }), "{error}");
+}
+
+#[test]
+fn the_ring_wraps_and_what_it_cannot_take_is_refused() {
+    let (mut a, mut b) = pair();
+    let long = frame(MAX_FRAME_BYTES, 7);
+    let mut accepted = 0;
+    while a.transmit(&long).is_ok() {
+        accepted += 1;
+    }
+    assert!((400..=RING_BYTES as usize / MAX_FRAME_BYTES).contains(&accepted), "{accepted}");
+    assert_eq!(a.transmit(&long), Err(TransmitError::QueueFull));
+    a.flush();
+    let mut expected: VecDeque<Vec<u8>> = std::iter::repeat_n(long, accepted).collect();
+    for round in 0..3000u32 {
+        let next = frame(14 + (round as usize * 97) % 9000, round as u8);
+        if a.transmit(&next).is_ok() {
+            expected.push_back(next);
+        }
+        a.flush();
+        if round % 40 == 0 {
+            for bytes in drain(&mut b) {
+                assert_eq!(Some(bytes), expected.pop_front());
+            }
+        }
+    }
+    while let Some(next) = expected.pop_front() {
+        let received = drain(&mut b);
+        assert_eq!(received.first(), Some(&next));
+        for bytes in &received[1..] {
+            assert_eq!(Some(bytes), expected.pop_front().as_ref());
+        }
+    }
+    assert!(drain(&mut b).is_empty());
+}
+
+#[test]
+fn what_a_peer_sent_before_it_went_is_received_and_the_end_is_free_again() {
+    let (mut a, mut b) = pair();
+    a.transmit(&frame(60, 1)).unwrap();
+    b.transmit(&frame(60, 2)).unwrap();
+    a.flush();
+    b.flush();
+    drop(a);
+    let mut received = 0;
+    for _ in 0..2 * BURSTS_PER_CHECK {
+        received += drain(&mut b).len();
+    }
+    assert_eq!((received, b.state()), (1, WireState::Down));
+    assert_eq!(b.transmit_losses(), 1, "what the peer did not take");
+    let mut a = open(LinkEnd::A);
+    for _ in 0..4 * BURSTS_PER_MEETING {
+        drain(&mut a);
+        drain(&mut b);
+    }
+    assert_eq!(b.state(), WireState::Live);
+    a.transmit(&frame(60, 3)).unwrap();
+    a.flush();
+    assert_eq!(drain(&mut b), [frame(60, 3)]);
+}
+
+fn memory() -> Arc<SharedMemory> {
+    let file: OwnedFd = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, MEMORY_BYTES as u64).unwrap();
+    Arc::new(SharedMemory::map(&file).unwrap())
+}
+
+#[test]
+fn a_producers_lies_are_found() {
+    let mut to = vec![0; MAX_FRAME_BYTES];
+    for (produced, header) in [
+        (RING_BYTES + 16, 60),
+        (8, 60),
+        (u32::MAX - 15, 60),
+        (16, 60),
+        (16, MAX_FRAME_BYTES as u64 + 1),
+        (RING_BYTES, MAX_FRAME_BYTES as u64 + 1),
+        (RING_BYTES, u64::MAX),
+        (RING_BYTES, 1 << 32 | 60),
+        (RING_BYTES - 16, u64::from(u32::MAX)),
+    ] {
+        let memory = memory();
+        memory.lie_produced(0, produced);
+        memory.lie_header(0, 0, header);
+        let taken = LaneReceiver::new(memory, 0).take(&mut to);
+        assert_eq!(taken, Err(Lie), "produced {produced}, header {header:#x}");
+    }
+}
+
+#[test]
+fn a_record_across_the_end_of_the_ring_is_a_lie() {
+    let memory = memory();
+    let mut sender = LaneSender::new(Arc::clone(&memory), 0);
+    let mut receiver = LaneReceiver::new(Arc::clone(&memory), 0);
+    let mut to = vec![0; MAX_FRAME_BYTES];
+    // Records of 4096 bytes, up to the last one.
+    for _ in 0..RING_BYTES / 4096 - 1 {
+        assert_eq!(sender.put(&[1; 4088]), Ok(true));
+        sender.publish();
+        assert_eq!(receiver.take(&mut to), Ok(Some(4088)));
+        receiver.publish();
+    }
+    memory.lie_header(0, RING_BYTES - 4096, 5000);
+    memory.lie_produced(0, RING_BYTES + 4096);
+    assert_eq!(receiver.take(&mut to), Err(Lie));
+}
+
+#[test]
+fn a_consumers_lies_are_found() {
+    let memory = memory();
+    let mut sender = LaneSender::new(Arc::clone(&memory), 0);
+    while sender.put(&[0; 4088]) == Ok(true) {}
+    memory.lie_consumed(0, RING_BYTES + 4096);
+    assert_eq!(sender.put(&[0; 4088]), Err(Lie));
+    memory.lie_taken(0, 5);
+    assert_eq!(sender.untaken(), u64::from(RING_BYTES / 4096) - 5);
+    memory.lie_taken(0, u32::MAX);
+    assert!(sender.untaken() <= u64::from(RING_BYTES / 4096));
+}
+
+#[test]
+fn two_threads_pass_everything_in_order() {
+    const FRAMES: u32 = 20_000;
+    let memory = memory();
+    let mut sender = LaneSender::new(Arc::clone(&memory), 1);
+    let mut receiver = LaneReceiver::new(memory, 1);
+    let writer = std::thread::spawn(move || {
+        for number in 0..FRAMES {
+            let mut bytes = vec![number as u8; 14 + (number as usize * 31) % 4000];
+            bytes[..4].copy_from_slice(&number.to_ne_bytes());
+            while !sender.put(&bytes).unwrap() {
+                sender.publish();
+                std::thread::yield_now();
+            }
+            sender.publish();
+        }
+    });
+    let mut to = vec![0; MAX_FRAME_BYTES];
+    for number in 0..FRAMES {
+        let length = loop {
+            match receiver.take(&mut to).unwrap() {
+                Some(length) => break length,
+                None => std::thread::yield_now(),
+            }
+        };
+        receiver.publish();
+        assert_eq!(length, 14 + (number as usize * 31) % 4000);
+        assert_eq!(to[..4], number.to_ne_bytes());
+        assert!(to[4..length].iter().all(|byte| *byte == number as u8));
+    }
+    writer.join().unwrap();
+}
