@@ -217,7 +217,7 @@ impl<'b> Completion<'b> {
         unsafe { (*self.raw()).wr_id }
     }
 
-    /// The token of a send whose bytes the queue copied (one sent inline); `None` for a
+    /// The token of a send whose bytes the queue copied ([`SendRequest::inline`](crate::SendRequest::inline)); `None` for a
     /// frame, which [`FramePool::reclaim`](crate::FramePool::reclaim) takes.
     #[inline]
     pub fn token(&self) -> Option<u32> {

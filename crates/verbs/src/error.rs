@@ -60,6 +60,10 @@ pub enum Error {
     CreateRssQueuePair { device: String, fields: HashFields, source: io::Error },
     #[error("cannot create a raw packet queue pair on {device}: {}", Hint(Verb::QueuePair, .source))]
     CreateRawQueuePair { device: String, source: io::Error },
+    #[error("cannot query a queue pair of {device}: {}", Hint(Verb::Query, .source))]
+    QueryQueuePair { device: String, source: io::Error },
+    #[error("cannot create a shared receive queue on {device}: {}", Hint(Verb::Queue, .source))]
+    CreateSharedReceiveQueue { device: String, source: io::Error },
     #[error("cannot move queue pair {number} of {device} to {state}: {}", Hint(Verb::QueuePair, .source))]
     ModifyQueuePair { device: String, number: QueueNumber, state: &'static str, source: io::Error },
     #[error(

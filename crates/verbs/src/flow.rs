@@ -64,8 +64,15 @@ pub struct Flow {
     /// `None` once destroyed.
     raw: Option<NonNull<ibv_flow>>,
     target: FlowTarget,
-    counters: Vec<Arc<Counters>>,
-    actions: Vec<Arc<FlowAction>>,
+    used: Box<[Used]>,
+}
+
+/// What a flow's specs name.
+#[derive(Clone)]
+#[allow(dead_code)] // held, not looked at
+enum Used {
+    Counters(Arc<Counters>),
+    Action(Arc<FlowAction>),
 }
 
 // SAFETY: never written after it was made; its verb may be called from any thread.
@@ -88,16 +95,16 @@ impl Flow {
             priority: attr.priority_level(),
             source,
         };
-        let counters: Vec<_> = attr.counters().cloned().collect();
-        counters.iter().try_for_each(|counters| context.same_as(counters.context()))?;
-        let actions: Vec<_> = attr.actions().cloned().collect();
-        actions.iter().try_for_each(|action| context.same_as(action.context()))?;
+        attr.counters().try_for_each(|counters| context.same_as(counters.context()))?;
+        attr.actions().try_for_each(|action| context.same_as(action.context()))?;
+        let counters = attr.counters().cloned().map(Used::Counters);
+        let used = counters.chain(attr.actions().cloned().map(Used::Action)).collect();
         let mut block = attr.bytes()?;
         // SAFETY: context and queue pair are live, the block is well formed, and the counters and actions in it are
         // kept below.
         let raw = unsafe { inline::create_flow(context.raw(), target.raw(), block.as_mut_ptr()) };
         let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
-        Ok(Self { raw: Some(raw), target: target.clone(), counters, actions })
+        Ok(Self { raw: Some(raw), target: target.clone(), used })
     }
 
     /// `ibv_destroy_flow`, for callers that want to know: after a refusal the flow is still installed and comes back.
@@ -132,8 +139,6 @@ impl Drop for Flow {
     fn drop(&mut self) {
         let code = self.remove();
         let device = self.target.context().name();
-        leak::keep("ibv_destroy_flow", device, code, || {
-            (self.target.clone(), self.counters.clone(), self.actions.clone())
-        });
+        leak::keep("ibv_destroy_flow", device, code, || (self.target.clone(), self.used.clone()));
     }
 }

@@ -218,7 +218,7 @@ impl FramePool {
     }
 
     #[inline]
-    fn address(&self, frame: &Frame) -> Option<*mut u8> {
+    pub(crate) fn address(&self, frame: &Frame) -> Option<*mut u8> {
         let index = self.ledger.index(frame)?;
         // Within the region: `new` fits the count to it and frames carry indices below the count.
         Some(self.region.start().as_ptr().wrapping_add(index as usize * self.frame_bytes as usize))

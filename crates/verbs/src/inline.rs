@@ -6,6 +6,7 @@
 //! the `sz` check.
 
 mod poll;
+mod post;
 
 use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, size_of};
@@ -14,6 +15,7 @@ use std::ptr::{self, NonNull};
 use ibverbs_sys::*;
 
 pub(crate) use self::poll::{PollFunctions, Read};
+pub(crate) use self::post::SendFunctions;
 
 /// The word that `ibv_context.abi_compat` holds when the context is embedded in a `verbs_context`
 /// (`__VERBS_ABI_IS_EXTENDED`, verbs.h).
@@ -218,9 +220,7 @@ creating!(/// `ibv_create_rwq_ind_table`.
     -> ibv_rwq_ind_table);
 creating!(/// `ibv_create_counters`.
     create_counters as create_counters(context, attr: *mut ibv_counters_init_attr) -> ibv_counters);
-creating!(/// `ibv_create_qp_ex` for a mask beyond `IBV_QP_INIT_ATTR_PD`; with that mask alone the header calls
-    /// `ibv_create_qp` instead, as this crate does itself where it has no more to say.
-    create_qp_ex as create_qp_ex(context, attr: *mut ibv_qp_init_attr_ex) -> ibv_qp);
+creating!(create_qp_beyond as create_qp_ex(context, attr: *mut ibv_qp_init_attr_ex) -> ibv_qp);
 creating!(/// `ibv_create_flow_action_esp`.
     create_flow_action_esp as create_flow_action_esp(context, attr: *mut ibv_flow_action_esp_attr)
     -> ibv_flow_action);
@@ -285,6 +285,23 @@ pub(crate) unsafe fn create_wq(context: *mut ibv_context, attr: *mut ibv_wq_init
     // SAFETY: as for the mutex.
     unsafe { libc::pthread_cond_init(cond, ptr::null()) };
     wq
+}
+
+/// `ibv_create_qp_ex`, which is `ibv_create_qp` for whoever says no more than a protection domain.
+///
+/// # Safety
+/// As for the creating functions above.
+pub(crate) unsafe fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    // SAFETY: `attr` is readable by contract.
+    let mask = unsafe { (*attr).comp_mask };
+    if mask != IBV_QP_INIT_ATTR_PD {
+        // SAFETY: forwarded contract.
+        return unsafe { create_qp_beyond(context, attr) };
+    }
+    // SAFETY: as above.
+    let pd = unsafe { (*attr).pd };
+    // SAFETY: forwarded contract; both structures begin alike (verbs.h).
+    unsafe { ibv_create_qp(pd, attr.cast()) }
 }
 
 /// `ibv_create_flow`.

@@ -27,8 +27,10 @@ mod leak;
 mod lent;
 mod memory;
 mod pause;
+mod queue_pair;
 mod raw_queue_pair;
 mod rss;
+mod shared_receive_queue;
 mod work_completion;
 mod work_queue;
 
@@ -60,9 +62,14 @@ pub use ibverbs_sys::ibv_device;
 pub use ibverbs_sys::{ibv_comp_channel, ibv_context};
 pub use lent::MAX_POOLS;
 pub use memory::{Access, MemoryRegion};
+pub use queue_pair::{
+    QueuePairAttributes, QueuePairCaps, QueuePairFlags, QueuePairKind, QueuePairState, SendOperations,
+};
 pub use raw_queue_pair::{
-    IdleRawQueuePair, MAX_SENDS, RawQueuePair, RawQueuePairBuilder, RawQueuePairHandle, SendFlags,
+    IdleRawQueuePair, MAX_SEND_PARTS, MAX_SENDS, RawQueuePair, RawQueuePairBuilder, RawQueuePairHandle,
+    SendBatch, SendFlags, SendRequest,
 };
 pub use rss::{HASH_KEY_BYTES, HashConfig, IndirectionTable, MAX_TABLE_ENTRIES, RssQueuePair};
+pub use shared_receive_queue::SharedReceiveQueue;
 pub use work_completion::WorkCompletion;
 pub use work_queue::{MAX_RECEIVES, ReceiveQueue, WorkQueue, WorkQueueBuilder};

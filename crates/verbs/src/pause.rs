@@ -102,6 +102,15 @@ impl Gates {
         }
         Some(Entered(self))
     }
+
+    /// What dropping an [`Entered`] does, for one that was forgotten.
+    #[inline]
+    pub(crate) fn leave(&self) {
+        if let Some(thread) = &self.thread {
+            thread.leave();
+        }
+        self.completions.leave();
+    }
 }
 
 /// While this exists, its holder is the only user.
@@ -110,10 +119,7 @@ pub(crate) struct Entered<'g>(&'g Gates);
 impl Drop for Entered<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(thread) = &self.0.thread {
-            thread.leave();
-        }
-        self.0.completions.leave();
+        self.0.leave();
     }
 }
 

@@ -1,40 +1,39 @@
 //! Raw packet queue pairs with rings of their own: how frames are sent, and a flow target without RSS.
 //!
-//! [`RawQueuePair`] is the owner's, on the packet path; [`RawQueuePairHandle`] is what flows keep alive. Every send is
-//! signalled, so that every frame comes back through [`FramePool::reclaim`].
+//! [`RawQueuePair`] is the owner's, on the packet path; [`RawQueuePairHandle`] is what flows keep alive. Every send of a
+//! frame is signalled, so that every frame comes back through [`FramePool::reclaim`].
+
+mod batch;
+mod builder;
+mod request;
 
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::io;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use ibverbs_sys::{
-    self as sys, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_send_flags,
-    ibv_send_wr, ibv_sge,
-};
+use ibverbs_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 
+pub use self::batch::{SendBatch, SendRequest};
+pub use self::builder::RawQueuePairBuilder;
+pub use self::request::{MAX_SEND_PARTS, SendFlags};
+use self::request::{Parts, Segments};
 use crate::chain::{ReceiveChain, taken_before};
-use crate::error::{errno_of, from_code, last};
+use crate::completion::wr_id_of;
+use crate::error::{errno_of, from_code};
+use crate::inline::SendFunctions;
 use crate::lent::{Lender, Lent};
 use crate::pause::Gates;
 use crate::{
-    CompletionQueueHandle, Context, Domain, Error, Frame, FramePool, MAX_RECEIVES, PortNumber, QueueNumber,
-    Result, inline, leak,
+    CompletionQueueHandle, Context, Domain, Error, Frame, FramePool, PortNumber, QueueNumber,
+    QueuePairAttributes, QueuePairCaps, Result, SharedReceiveQueue, inline, leak, queue_pair,
 };
 
 /// Most sends of one queue pair at once: no known device offers more.
 pub const MAX_SENDS: u32 = 1 << 20;
-
-bitflags::bitflags! {
-    /// `ibv_send_flags`, besides the signal that every send has.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub struct SendFlags: u32 {
-        /// The device computes the IPv4 header and L4 checksums.
-        const IP_CSUM = ibv_send_flags::IBV_SEND_IP_CSUM.0;
-    }
-}
 
 /// A raw packet queue pair, as flows to it see it.
 pub struct RawQueuePairHandle {
@@ -43,6 +42,9 @@ pub struct RawQueuePairHandle {
     domain: Domain,
     send_completions: Arc<CompletionQueueHandle>,
     receive_completions: Arc<CompletionQueueHandle>,
+    shared_receives: Option<Arc<SharedReceiveQueue>>,
+    /// As the device gave them.
+    caps: QueuePairCaps,
     /// What the device may read and write.
     lent: Lent,
 }
@@ -58,6 +60,17 @@ impl RawQueuePairHandle {
         self.number
     }
 
+    /// How much the device gave it.
+    pub fn caps(&self) -> QueuePairCaps {
+        self.caps
+    }
+
+    /// What it says about itself now. Asks the device each time.
+    pub fn query(&self) -> Result<QueuePairAttributes> {
+        // SAFETY: the queue pair is live and of this context.
+        unsafe { queue_pair::query(self.context(), self.raw()) }
+    }
+
     pub(crate) fn raw(&self) -> *mut ibv_qp {
         self.raw.as_ptr()
     }
@@ -66,8 +79,8 @@ impl RawQueuePairHandle {
         self.domain.context()
     }
 
-    /// Destroys the queue pair with nobody polling where it completes.
-    fn destroy(&self) -> c_int {
+    /// Does something with nobody polling where the queue pair completes, or posting to what completes there.
+    fn alone(&self, act: impl FnOnce() -> c_int) -> c_int {
         // In order of address, so that two of these never wait for each other.
         let (a, b) = (&self.send_completions, &self.receive_completions);
         let (first, second) = if Arc::as_ptr(a) <= Arc::as_ptr(b) { (a, b) } else { (b, a) };
@@ -78,114 +91,74 @@ impl RawQueuePairHandle {
             let Some(paused) = second.pause() else { return libc::EBUSY };
             Some(paused)
         };
-        // SAFETY: called from `drop` only: `raw` came from `ibv_create_qp`, and flows to it and its owner held an
-        // `Arc` of this and are gone.
-        unsafe { sys::ibv_destroy_qp(self.raw()) }
+        act()
+    }
+
+    /// Moves it to a state, by the fields that `mask` names besides.
+    fn modify(&self, name: &'static str, mut attr: ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<()> {
+        let mask = (mask | ibv_qp_attr_mask::IBV_QP_STATE).0.cast_signed();
+        // SAFETY: the queue pair is live; the attributes are only read.
+        let mut act = || unsafe { sys::ibv_modify_qp(self.raw(), &raw mut attr, mask) };
+        // On the way down a provider takes the queue pair's completions out of the ring (providers/mlx5/verbs.c,
+        // `mlx5_modify_qp`).
+        let code = if matches!(name, "RESET" | "ERR") { self.alone(act) } else { act() };
+        if code == 0 {
+            return Ok(());
+        }
+        let (device, number) = (self.context().name().into(), self.number);
+        Err(Error::ModifyQueuePair { device, number, state: name, source: from_code(code) })
     }
 }
 
 impl Drop for RawQueuePairHandle {
     fn drop(&mut self) {
-        let code = self.destroy();
+        // SAFETY: `raw` came from the creating verb, and flows to it and its owner held an `Arc` of this and are gone.
+        let code = self.alone(|| unsafe { sys::ibv_destroy_qp(self.raw()) });
         leak::keep("ibv_destroy_qp", self.context().name(), code, || {
             let completions = (Arc::clone(&self.send_completions), Arc::clone(&self.receive_completions));
-            (self.domain.clone(), completions, self.lent.take())
+            (self.domain.clone(), completions, self.shared_receives.clone(), self.lent.take())
         });
-    }
-}
-
-/// What a raw queue pair is to be like.
-#[must_use]
-pub struct RawQueuePairBuilder {
-    domain: Domain,
-    send_completions: Arc<CompletionQueueHandle>,
-    receive_completions: Arc<CompletionQueueHandle>,
-    max_sends: u32,
-    max_receives: u32,
-}
-
-impl RawQueuePairBuilder {
-    /// How many sends can be under way; the device may allow more.
-    pub fn max_sends(mut self, max_sends: u32) -> Self {
-        self.max_sends = max_sends;
-        self
-    }
-
-    /// How many receives can be posted; 0 for a queue pair that only sends.
-    pub fn max_receives(mut self, max_receives: u32) -> Self {
-        self.max_receives = max_receives;
-        self
-    }
-
-    /// `ibv_create_qp`, in RESET.
-    pub fn build(self) -> Result<IdleRawQueuePair> {
-        let Self { domain, send_completions, receive_completions, max_sends, max_receives } = self;
-        let context = domain.context();
-        let failed = |source| Error::CreateRawQueuePair { device: context.name().into(), source };
-        context.same_as(send_completions.context())?;
-        context.same_as(receive_completions.context())?;
-        if max_sends > MAX_SENDS || max_receives > MAX_RECEIVES || max_sends + max_receives == 0 {
-            return Err(failed(from_code(libc::EINVAL)));
-        }
-        let mut attr = ibv_qp_init_attr {
-            send_cq: send_completions.raw_cq(),
-            recv_cq: receive_completions.raw_cq(),
-            qp_type: sys::ibv_qp_type::IBV_QPT_RAW_PACKET,
-            cap: ibv_qp_cap {
-                max_send_wr: max_sends,
-                max_recv_wr: max_receives,
-                max_send_sge: u32::from(max_sends > 0),
-                max_recv_sge: u32::from(max_receives > 0),
-                max_inline_data: 0,
-            },
-            ..ibv_qp_init_attr::default()
-        };
-        // SAFETY: domain and completion queues are live and, being `Arc`s below, outlive the queue pair.
-        let raw = unsafe { sys::ibv_create_qp(domain.raw(), &mut attr) };
-        let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
-        // SAFETY: just made; the number does not change.
-        let number = QueueNumber(unsafe { (*raw.as_ptr()).qp_num });
-        let lent = Lent::new();
-        let handle = RawQueuePairHandle { raw, number, domain, send_completions, receive_completions, lent };
-        Ok(IdleRawQueuePair { handle: Arc::new(handle) })
     }
 }
 
 /// A raw queue pair in RESET: nothing can be posted yet.
 pub struct IdleRawQueuePair {
     handle: Arc<RawQueuePairHandle>,
+    lender: Lender,
+    functions: Option<SendFunctions>,
 }
 
 impl IdleRawQueuePair {
+    /// What flows to it are made on.
+    pub fn handle(&self) -> Arc<RawQueuePairHandle> {
+        Arc::clone(&self.handle)
+    }
+
     /// Binds the queue pair to `port` and moves it to RTS, through INIT and RTR.
+    ///
+    /// # Errors
+    /// EINVAL for a port that is not there, or for a kind that needs more than a port; EPERM without CAP_NET_RAW.
+    /// After any of them the queue pair is gone.
     pub fn to_rts(self, port: PortNumber) -> Result<RawQueuePair> {
         use sys::ibv_qp_state::{IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS};
-        let state = ibv_qp_attr_mask::IBV_QP_STATE;
-        let steps = [
-            ("INIT", IBV_QPS_INIT, state | ibv_qp_attr_mask::IBV_QP_PORT),
-            ("RTR", IBV_QPS_RTR, state),
-            ("RTS", IBV_QPS_RTS, state),
-        ];
-        for (name, qp_state, mask) in steps {
-            let mut attr = ibv_qp_attr { qp_state, port_num: port.0, ..ibv_qp_attr::default() };
-            // SAFETY: the queue pair is live; the mask names the two fields set above.
-            let code = unsafe { sys::ibv_modify_qp(self.handle.raw(), &mut attr, mask.0.cast_signed()) };
-            if code != 0 {
-                return Err(Error::ModifyQueuePair {
-                    device: self.handle.context().name().into(),
-                    number: self.handle.number,
-                    state: name,
-                    source: from_code(code),
-                });
-            }
-        }
         let handle = self.handle;
+        for (name, qp_state, mask) in [
+            ("INIT", IBV_QPS_INIT, ibv_qp_attr_mask::IBV_QP_PORT),
+            ("RTR", IBV_QPS_RTR, ibv_qp_attr_mask(0)),
+            ("RTS", IBV_QPS_RTS, ibv_qp_attr_mask(0)),
+        ] {
+            let attr = ibv_qp_attr { qp_state, port_num: port.0, ..ibv_qp_attr::default() };
+            handle.modify(name, attr, mask)?;
+        }
+        let room = if self.functions.is_some() { handle.caps.max_sends.min(MAX_SENDS) } else { 0 };
         Ok(RawQueuePair {
             send_gates: handle.send_completions.gates(&handle.domain),
             receive_gates: handle.receive_completions.gates(&handle.domain),
             handle,
             chain: ReceiveChain::new(),
-            lender: Lender::new(),
+            lender: self.lender,
+            functions: self.functions,
+            batched: Vec::with_capacity(room as usize),
             errno: 0,
             _not_sync: PhantomData,
         })
@@ -199,6 +172,10 @@ pub struct RawQueuePair {
     receive_gates: Gates,
     chain: ReceiveChain,
     lender: Lender,
+    /// The sending interface, if it was asked for.
+    functions: Option<SendFunctions>,
+    /// The frames of the open batch, in the order of their requests; empty without one. As long as the send queue.
+    batched: Vec<Frame>,
     /// Of the last send that was refused.
     errno: c_int,
     _not_sync: PhantomData<Cell<()>>,
@@ -211,13 +188,7 @@ impl RawQueuePair {
         send_completions: &Arc<CompletionQueueHandle>,
         receive_completions: &Arc<CompletionQueueHandle>,
     ) -> RawQueuePairBuilder {
-        RawQueuePairBuilder {
-            domain: domain.clone(),
-            send_completions: Arc::clone(send_completions),
-            receive_completions: Arc::clone(receive_completions),
-            max_sends: 1,
-            max_receives: 0,
-        }
+        RawQueuePairBuilder::new(domain, send_completions, receive_completions)
     }
 
     /// What flows to it are made on.
@@ -228,6 +199,11 @@ impl RawQueuePair {
     /// The device's number for it.
     pub fn number(&self) -> QueueNumber {
         self.handle.number
+    }
+
+    /// How much the device gave it.
+    pub fn caps(&self) -> QueuePairCaps {
+        self.handle.caps
     }
 
     /// Sends the first `bytes` bytes of a frame of `pool`, Ethernet header first. The frame comes back when the send
@@ -243,44 +219,170 @@ impl RawQueuePair {
         bytes: usize,
         flags: SendFlags,
     ) -> std::result::Result<(), Frame> {
-        let (slot, length) = match (pool.slot(&frame), u32::try_from(bytes)) {
-            (Some(slot), Ok(length)) if length <= pool.frame_bytes() => (slot, length),
-            _ => {
-                self.errno = libc::EINVAL;
-                return Err(frame);
-            }
+        match Parts::whole(pool, &frame, bytes) {
+            Ok(parts) => self.send_parts(pool, frame, parts, flags, None),
+            Err(errno) => self.refuse(errno, frame),
+        }
+    }
+
+    /// Sends pieces of a frame one after the other as one packet, at most [`MAX_SEND_PARTS`] and as many as
+    /// [`QueuePairCaps::max_send_parts`] says. Otherwise as [`RawQueuePair::send`].
+    pub fn send_gathered(
+        &mut self,
+        pool: &mut FramePool,
+        frame: Frame,
+        parts: &[Range<usize>],
+        flags: SendFlags,
+    ) -> std::result::Result<(), Frame> {
+        match Parts::<MAX_SEND_PARTS>::of(pool, &frame, parts) {
+            Ok(parts) => self.send_parts(pool, frame, parts, flags, None),
+            Err(errno) => self.refuse(errno, frame),
+        }
+    }
+
+    /// Sends the TCP stream behind the first `header_bytes` bytes of a frame in segments of `mss` bytes, each behind these
+    /// headers, which the device completes (`IBV_WR_TSO`). `bytes` is where the stream ends. The queue pair needs
+    /// [`RawQueuePairBuilder::max_tso_header`]. Otherwise as [`RawQueuePair::send`].
+    pub fn send_tso(
+        &mut self,
+        pool: &mut FramePool,
+        frame: Frame,
+        (header_bytes, bytes): (u16, usize),
+        mss: u16,
+        flags: SendFlags,
+    ) -> std::result::Result<(), Frame> {
+        match Segments::of(pool, &frame, header_bytes, bytes, mss) {
+            Ok((segments, parts)) => self.send_parts(pool, frame, parts, flags, Some(segments)),
+            Err(errno) => self.refuse(errno, frame),
+        }
+    }
+
+    /// Sends a copy of `data`, which the queue takes along (`IBV_SEND_INLINE`), at most
+    /// [`QueuePairCaps::max_inline_bytes`]. Its completion has `token` ([`Completion::token`](crate::Completion::token)), and
+    /// there is none with [`SendFlags::UNSIGNALLED`]. False: refused.
+    #[inline]
+    pub fn send_inline(&mut self, token: u32, data: &[u8], flags: SendFlags) -> bool {
+        let Ok(length) = u32::try_from(data.len()) else {
+            self.errno = libc::EINVAL;
+            return false;
+        };
+        let mut entry = ibv_sge { addr: data.as_ptr().expose_provenance() as u64, length, lkey: 0 };
+        let mut request = ibv_send_wr {
+            wr_id: wr_id_of(token),
+            sg_list: &raw mut entry,
+            num_sge: 1,
+            opcode: ibv_wr_opcode::IBV_WR_SEND,
+            send_flags: flags.for_copy() | sys::ibv_send_flags::IBV_SEND_INLINE.0,
+            ..ibv_send_wr::default()
+        };
+        // SAFETY: the data is read during the call only, as the inline flag says (ibv_post_send(3)).
+        unsafe { self.post(&mut request) }
+    }
+
+    /// Opens a batch of sends of frames of `pool`. `None`: the queue pair was made without
+    /// [`RawQueuePairBuilder::send_operations`], the pool is not for it, or somebody is at its completion queue or thread
+    /// domain ([`RawQueuePair::last_refusal`]).
+    #[inline]
+    pub fn start_send<'q>(&'q mut self, pool: &'q mut FramePool) -> Option<SendBatch<'q>> {
+        let Some(functions) = self.functions else {
+            self.errno = libc::EOPNOTSUPP;
+            return None;
         };
         if let Err(errno) = self.lender.lend(pool, &self.handle.lent, &self.handle.domain) {
             self.errno = errno;
-            return Err(frame);
+            return None;
         }
-        let Some(_entered) = self.send_gates.enter() else {
+        let Some(entered) = self.send_gates.enter() else {
             self.errno = libc::EBUSY;
-            return Err(frame);
+            return None;
         };
-        let mut entry = ibv_sge { addr: slot.address, length, lkey: pool.lkey() };
+        // The batch leaves when it ends.
+        std::mem::forget(entered);
+        Some(SendBatch::open(self, pool, functions))
+    }
+
+    /// Moves the queue pair to ERR: everything that is posted completes as flushed, and so does what is posted later.
+    ///
+    /// # Errors
+    /// EBUSY if somebody used its completion queues all the while; what the device says.
+    pub fn to_error(&mut self) -> Result<()> {
+        let attr = ibv_qp_attr { qp_state: sys::ibv_qp_state::IBV_QPS_ERR, ..ibv_qp_attr::default() };
+        self.handle.modify("ERR", attr, ibv_qp_attr_mask(0))
+    }
+
+    /// Moves the queue pair to RESET. What is posted is forgotten without a completion, and its frames are lost to their
+    /// pools; to have them back, go to ERR first and collect what is flushed.
+    ///
+    /// # Errors
+    /// As for [`RawQueuePair::to_error`]; the queue pair comes back as it was.
+    pub fn reset(self) -> std::result::Result<IdleRawQueuePair, Box<(Self, Error)>> {
+        let attr = ibv_qp_attr { qp_state: sys::ibv_qp_state::IBV_QPS_RESET, ..ibv_qp_attr::default() };
+        match self.handle.modify("RESET", attr, ibv_qp_attr_mask(0)) {
+            Ok(()) => {
+                Ok(IdleRawQueuePair { handle: self.handle, lender: self.lender, functions: self.functions })
+            }
+            Err(error) => Err(Box::new((self, error))),
+        }
+    }
+
+    #[cold]
+    fn refuse(&mut self, errno: c_int, frame: Frame) -> std::result::Result<(), Frame> {
+        self.errno = errno;
+        Err(frame)
+    }
+
+    #[inline]
+    fn send_parts<const N: usize>(
+        &mut self,
+        pool: &mut FramePool,
+        frame: Frame,
+        mut parts: Parts<N>,
+        flags: SendFlags,
+        segments: Option<Segments>,
+    ) -> std::result::Result<(), Frame> {
+        if let Err(errno) = self.lender.lend(pool, &self.handle.lent, &self.handle.domain) {
+            return self.refuse(errno, frame);
+        }
         let mut request = ibv_send_wr {
-            wr_id: slot.wr_id,
-            sg_list: &raw mut entry,
-            num_sge: 1,
-            opcode: sys::ibv_wr_opcode::IBV_WR_SEND,
-            // Others would make the library read the request or the frame in ways not meant here.
-            send_flags: ibv_send_flags::IBV_SEND_SIGNALED.0 | (flags & SendFlags::all()).bits(),
+            wr_id: parts.wr_id(),
+            send_flags: flags.for_frame(),
+            opcode: ibv_wr_opcode::IBV_WR_SEND,
             ..ibv_send_wr::default()
         };
-        let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is live and in RTS and this is its only poster, alone behind the gates; the frame was
-        // held and is registered, which `lent` keeps it, and marked as posted before anyone can touch it again. The
-        // request is read during the call only.
-        let code = unsafe { inline::post_send(self.handle.raw(), &raw mut request, &mut bad) };
-        if code != 0 {
-            self.errno = errno_of(code);
-            if taken_before(&raw const request, 1, bad) == 0 {
-                return Err(frame);
-            }
+        (request.sg_list, request.num_sge) = parts.list();
+        if let Some(segments) = segments {
+            request.opcode = ibv_wr_opcode::IBV_WR_TSO;
+            request.__bindgen_anon_2 = segments.into();
         }
-        pool.posted(&frame);
-        Ok(())
+        // SAFETY: the frame was held and is registered, which `lent` keeps it, and it is marked as posted before anyone can
+        // touch it again.
+        if unsafe { self.post(&mut request) } {
+            pool.posted(&frame);
+            return Ok(());
+        }
+        Err(frame)
+    }
+
+    /// Posts one request. False: the provider does not have it.
+    ///
+    /// # Safety
+    /// The memory it names is registered, and stays so and unchanged until the send completes; or the request says that it
+    /// is copied.
+    #[inline]
+    unsafe fn post(&mut self, request: &mut ibv_send_wr) -> bool {
+        let Some(_entered) = self.send_gates.enter() else {
+            self.errno = libc::EBUSY;
+            return false;
+        };
+        let (request, mut bad) = (&raw mut *request, ptr::null_mut());
+        // SAFETY: the queue pair is live and in RTS or ERR and this is its only poster, alone behind the gates; the memory
+        // is as the contract says. The request is read during the call only.
+        let code = unsafe { inline::post_send(self.handle.raw(), request, &mut bad) };
+        if code == 0 {
+            return true;
+        }
+        self.errno = errno_of(code);
+        taken_before(request.cast_const(), 1, bad) != 0
     }
 
     /// Why the last refused send was refused.

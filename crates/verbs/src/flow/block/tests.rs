@@ -129,8 +129,8 @@ fn tunnel_specs_are_in_network_order_and_inner_ones_say_so() {
             mask: GreMatch { c_ks_res0_ver: 0xb000, protocol: 0xffff, key: u32::MAX },
         })
         .spec(FlowSpec::Mpls {
-            value: MplsMatch { label: 0x12345_1_40 },
-            mask: MplsMatch { label: 0xfffff_0_00 },
+            value: MplsMatch { label: 0x1234_5140 },
+            mask: MplsMatch { label: 0xffff_f000 },
         })
         .inner(FlowSpec::Udp { value: ports(1, 2), mask: ports(3, 4) })
         .inner(FlowSpec::Tag(FlowTag(9)));
