@@ -29,6 +29,19 @@ pub struct AllocationRequest {
     pub resource_type: u64,
 }
 
+impl AllocationRequest {
+    /// Whose numbering the resource type is, the upper half: `enum rdma_driver_id` of ib_user_ioctl_verbs.h (mlx5 is 1).
+    pub fn driver_id(&self) -> u32 {
+        (self.resource_type >> 32) as u32
+    }
+
+    /// What the memory is for in that numbering, the lower half (mlx5dv.h: 1 queue pair, 2 receive work queue, 3 doorbell
+    /// record, 4 shared receive queue, 5 completion queue).
+    pub fn vendor_code(&self) -> u32 {
+        self.resource_type as u32
+    }
+}
+
 /// The answer to an [`AllocationRequest`].
 pub enum Allocation {
     /// This memory, until the provider is done with it.
@@ -39,7 +52,11 @@ pub enum Allocation {
     Refused,
 }
 
-/// Gives a parent domain's queues their memory.
+/// Gives a parent domain's queues their memory: the `alloc`, `free` and `pd_context` of ibv_alloc_parent_domain(3) in
+/// one. What `free` would be told to release is dropped instead, once the provider is done with it.
+///
+/// Memory should be zeroed and, because devices write to it, not be shared with a child after `fork`; the provider
+/// writes to all of it it needs.
 pub trait DomainAllocator: Send + Sync {
     /// Called once per buffer that the provider needs. Memory that is too small or misaligned counts as refused.
     fn allocate(&self, request: &AllocationRequest) -> Allocation;

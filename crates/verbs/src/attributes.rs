@@ -23,6 +23,24 @@ bitflags::bitflags! {
         const DELAY_DROP = sys::IBV_RAW_PACKET_CAP_DELAY_DROP;
     }
 
+    /// `ibv_device_cap_flags` with its continuation of 64 bits: what raw packets have to do with. The others are kept.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct DeviceCaps: u64 {
+        /// Completion queues can be resized, and queues can grow beyond what was asked for.
+        const RESIZE_MAX_WR = sys::IBV_DEVICE_RESIZE_MAX_WR as u64;
+        /// The state of a port is reported when it becomes active.
+        const PORT_ACTIVE_EVENT = sys::IBV_DEVICE_PORT_ACTIVE_EVENT as u64;
+        /// [`SendFlags::IP_CSUM`](crate::SendFlags::IP_CSUM) on raw packet queue pairs.
+        const RAW_IP_CSUM = sys::IBV_DEVICE_RAW_IP_CSUM as u64;
+        /// Flows.
+        const MANAGED_FLOW_STEERING = sys::IBV_DEVICE_MANAGED_FLOW_STEERING as u64;
+        /// [`QueuePairFlags::SCATTER_FCS`](crate::QueuePairFlags::SCATTER_FCS); verbs.h, `_IBV_DEVICE_RAW_SCATTER_FCS`.
+        const RAW_SCATTER_FCS = 1 << 34;
+        /// Padding of writes to whole cache lines; verbs.h, `_IBV_DEVICE_PCI_WRITE_END_PADDING`.
+        const PCI_WRITE_END_PADDING = 1 << 36;
+        const _ = !0;
+    }
+
     /// `ibv_rx_hash_fields`: what a receive hash covers.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct HashFields: u64 {
@@ -67,13 +85,36 @@ pub struct RssCaps {
 impl From<&ibv_rss_caps> for RssCaps {
     fn from(raw: &ibv_rss_caps) -> Self {
         Self {
-            raw_packet: raw.supported_qpts & (1 << sys::ibv_qp_type::IBV_QPT_RAW_PACKET) != 0,
+            raw_packet: has_raw_packet(raw.supported_qpts),
             max_tables: raw.max_rwq_indirection_tables,
             max_table_size: raw.max_rwq_indirection_table_size,
             fields: HashFields::from_bits_retain(raw.rx_hash_fields_mask),
             toeplitz: u32::from(raw.rx_hash_function) & sys::IBV_RX_HASH_FUNC_TOEPLITZ != 0,
         }
     }
+}
+
+/// Segmentation of TCP streams (`ibv_tso_caps`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TsoCaps {
+    /// Bytes of the longest stream of one send; 0: none.
+    pub max_bytes: u32,
+    /// Raw packet queue pairs can do it.
+    pub raw_packet: bool,
+}
+
+/// Limits of [`CompletionQueue::moderate`](crate::CompletionQueue::moderate) (`ibv_cq_moderation_caps`); 0: none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ModerationCaps {
+    /// Completions.
+    pub max_count: u16,
+    /// Microseconds.
+    pub max_period_us: u16,
+}
+
+/// A bit of a mask of queue pair types (`supported_qpts`).
+fn has_raw_packet(types: u32) -> bool {
+    types & (1 << sys::ibv_qp_type::IBV_QPT_RAW_PACKET) != 0
 }
 
 /// Limits and capabilities of a device (`ibv_device_attr_ex`, its field names where they are of use here).
@@ -86,6 +127,9 @@ pub struct DeviceAttributes {
     pub vendor_part_id: u32,
     pub hw_ver: u32,
     pub max_mr_bytes: u64,
+    /// Page sizes that can be registered, a bit each.
+    pub page_size_cap: u64,
+    pub caps: DeviceCaps,
     pub max_qp: u32,
     pub max_qp_wr: u32,
     pub max_sge: u32,
@@ -93,6 +137,9 @@ pub struct DeviceAttributes {
     pub max_cqe: u32,
     pub max_mr: u32,
     pub max_pd: u32,
+    pub max_srq: u32,
+    pub max_srq_wr: u32,
+    pub max_srq_sge: u32,
     pub physical_ports: u32,
     /// The bits of a completion timestamp that count; 0: none are taken.
     pub completion_timestamp_mask: u64,
@@ -102,6 +149,8 @@ pub struct DeviceAttributes {
     pub max_wq_type_rq: u32,
     pub raw_packet_caps: RawPacketCaps,
     pub rss_caps: RssCaps,
+    pub tso_caps: TsoCaps,
+    pub cq_moderation: ModerationCaps,
 }
 
 /// A limit, which C gives as an `int`; a negative one says nothing.
@@ -123,6 +172,9 @@ impl From<&ibv_device_attr_ex> for DeviceAttributes {
             vendor_part_id: base.vendor_part_id,
             hw_ver: base.hw_ver,
             max_mr_bytes: base.max_mr_size,
+            page_size_cap: base.page_size_cap,
+            // The wide word repeats the narrow one, where a kernel fills it in (ibv_query_device_ex(3)).
+            caps: DeviceCaps::from_bits_retain(u64::from(base.device_cap_flags) | raw.device_cap_flags_ex),
             max_qp: limit(base.max_qp),
             max_qp_wr: limit(base.max_qp_wr),
             max_sge: limit(base.max_sge),
@@ -130,12 +182,23 @@ impl From<&ibv_device_attr_ex> for DeviceAttributes {
             max_cqe: limit(base.max_cqe),
             max_mr: limit(base.max_mr),
             max_pd: limit(base.max_pd),
+            max_srq: limit(base.max_srq),
+            max_srq_wr: limit(base.max_srq_wr),
+            max_srq_sge: limit(base.max_srq_sge),
             physical_ports: raw.phys_port_cnt_ex.max(u32::from(base.phys_port_cnt)),
             completion_timestamp_mask: raw.completion_timestamp_mask,
             hca_core_clock_khz: raw.hca_core_clock,
             max_wq_type_rq: raw.max_wq_type_rq,
             raw_packet_caps: RawPacketCaps::from_bits_retain(raw.raw_packet_caps),
             rss_caps: RssCaps::from(&raw.rss_caps),
+            tso_caps: TsoCaps {
+                max_bytes: raw.tso_caps.max_tso,
+                raw_packet: has_raw_packet(raw.tso_caps.supported_qpts),
+            },
+            cq_moderation: ModerationCaps {
+                max_count: raw.cq_mod_caps.max_cq_count,
+                max_period_us: raw.cq_mod_caps.max_cq_period,
+            },
         }
     }
 }
@@ -258,7 +321,15 @@ mod tests {
         raw.rss_caps.supported_qpts = 1 << 8;
         raw.rss_caps.rx_hash_function = 1;
         raw.rss_caps.rx_hash_fields_mask = 0x8000_0003;
+        raw.orig_attr.device_cap_flags = sys::IBV_DEVICE_RAW_IP_CSUM;
+        raw.device_cap_flags_ex = 1 << 34;
+        raw.tso_caps.max_tso = 65536;
+        raw.tso_caps.supported_qpts = 1 << 4;
+        raw.cq_mod_caps.max_cq_period = 4095;
         let attributes = DeviceAttributes::from(&raw);
+        assert_eq!(attributes.caps, DeviceCaps::RAW_IP_CSUM | DeviceCaps::RAW_SCATTER_FCS);
+        assert_eq!(attributes.tso_caps, TsoCaps { max_bytes: 65536, raw_packet: false });
+        assert_eq!(attributes.cq_moderation, ModerationCaps { max_count: 0, max_period_us: 4095 });
         assert_eq!(attributes.fw_ver, "1.2.3");
         assert_eq!(attributes.node_guid, Guid(0x1122));
         assert_eq!(attributes.max_cq, 0);

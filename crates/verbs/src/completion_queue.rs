@@ -212,7 +212,7 @@ impl CompletionQueue {
     }
 
     /// Events only after `count` completions or `period_us` microseconds, whichever is first (`ibv_modify_cq`); 0 and 0
-    /// for each at once. The limits are in [`DeviceAttributes::cq_moderation`](crate::DeviceAttributes).
+    /// for each at once. The limits are in [`DeviceAttributes::cq_moderation`](crate::DeviceAttributes::cq_moderation).
     ///
     /// # Errors
     /// EOPNOTSUPP where the device cannot, EINVAL beyond its limits.

@@ -2,7 +2,6 @@
 //!
 //! Made before the flows that count into them; read at scrape time, as a read may cost a firmware query.
 
-use std::ffi::c_int;
 use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -14,14 +13,53 @@ use ibverbs_sys::{
 use crate::error::{from_code, last};
 use crate::{Context, Error, Result, inline, leak};
 
-/// The counter points, each at the index it has in a reading. Devices take points only before a flow is bound.
-const POINTS: [(&str, ibv_counter_description); 2] =
-    [("packets", sys::IBV_COUNTER_PACKETS), ("bytes", sys::IBV_COUNTER_BYTES)];
+bitflags::bitflags! {
+    /// `ibv_read_counters_flags`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct ReadFlags: u32 {
+        /// A reading that the driver has kept will do, if it keeps any.
+        const PREFER_CACHED = sys::IBV_READ_COUNTERS_ATTR_PREFER_CACHED;
+        const _ = !0;
+    }
+}
 
-/// A counters object with a packet and a byte point.
+/// What is counted (`ibv_counter_description`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CounterPoint {
+    /// Packets that matched.
+    Packets,
+    /// Their bytes.
+    Bytes,
+    /// Something this crate has no name for, by its number.
+    Unknown(u32),
+}
+
+impl CounterPoint {
+    fn raw(self) -> ibv_counter_description {
+        match self {
+            Self::Packets => sys::IBV_COUNTER_PACKETS,
+            Self::Bytes => sys::IBV_COUNTER_BYTES,
+            Self::Unknown(raw) => raw,
+        }
+    }
+}
+
+impl fmt::Display for CounterPoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Packets => f.write_str("packets"),
+            Self::Bytes => f.write_str("bytes"),
+            Self::Unknown(raw) => write!(f, "number {raw}"),
+        }
+    }
+}
+
+/// A counters object, which several flows can count into.
 pub struct Counters {
     raw: NonNull<ibv_counters>,
     context: Arc<Context>,
+    /// Those it was made with, each at the index it has in a reading.
+    points: Box<[CounterPoint]>,
 }
 
 // SAFETY: the verbs on counters may be called from any thread; the structure is never written after it was made.
@@ -39,44 +77,75 @@ pub struct CounterValues {
 }
 
 impl Counters {
-    /// `ibv_create_counters`, with both points attached.
+    /// Packets and bytes; what most want.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
+        Self::with_points(context, &[CounterPoint::Packets, CounterPoint::Bytes])
+    }
+
+    /// `ibv_create_counters`, with these points attached for every flow bound later, each at its index in a reading.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP where a device has no counters, EINVAL for a point it does not count, ENOMEM.
+    pub fn with_points(context: &Arc<Context>, points: &[CounterPoint]) -> Result<Arc<Self>> {
         let mut attr = ibv_counters_init_attr::default();
         // SAFETY: the context is open.
         let raw = unsafe { inline::create_counters(context.raw(), &mut attr) };
         let raw = NonNull::new(raw)
             .ok_or_else(|| Error::CreateCounters { device: context.name().into(), source: last() })?;
-        let counters = Self { raw, context: Arc::clone(context) };
-        for (index, (counter, counter_desc)) in (0..).zip(POINTS) {
-            match counters.attach(counter_desc, index) {
-                0 => {}
-                code => {
-                    let device = context.name().into();
-                    return Err(Error::AttachCounters { device, counter, source: from_code(code) });
-                }
-            }
-        }
+        let counters = Self { raw, context: Arc::clone(context), points: points.into() };
+        (0..).zip(points).try_for_each(|(index, &point)| counters.attach(point, index))?;
         Ok(Arc::new(counters))
     }
 
-    fn attach(&self, counter_desc: ibv_counter_description, index: u32) -> c_int {
-        let mut attr = ibv_counter_attach_attr { counter_desc, index, comp_mask: 0 };
+    /// `ibv_attach_counters_point_flow`, without a flow: the point goes to `index` of a reading. An index can stand for
+    /// several points, whose sum it then is (ibv_attach_counters_point_flow(3)).
+    ///
+    /// # Errors
+    /// EINVAL for a point the device does not count; EINVAL or EBUSY once a flow counts here.
+    pub fn attach(&self, counter: CounterPoint, index: u32) -> Result<()> {
+        let mut attr = ibv_counter_attach_attr { counter_desc: counter.raw(), index, comp_mask: 0 };
         // SAFETY: context and counters are live; without a flow, the point serves every flow bound later.
-        unsafe {
+        let code = unsafe {
             inline::attach_counters_point_flow(self.context.raw(), self.raw(), &mut attr, ptr::null_mut())
+        };
+        match code {
+            0 => Ok(()),
+            code => {
+                let device = self.context.name().into();
+                Err(Error::AttachCounters { device, counter, source: from_code(code) })
+            }
         }
     }
 
-    /// The totals since the object was made.
+    /// The totals since the object was made; 0 for a point it was not made with.
+    ///
+    /// # Errors
+    /// As for [`Counters::values`].
     pub fn read(&self) -> Result<CounterValues> {
-        let mut values = [0; POINTS.len()];
-        let (count, flags) = (POINTS.len() as u32, 0);
-        // SAFETY: context and counters are live; the array has `count` entries.
+        let mut values = vec![0; self.points.len()];
+        self.values(ReadFlags::empty(), &mut values)?;
+        let sum = |wanted| {
+            let pairs = self.points.iter().zip(&values);
+            pairs
+                .filter(|(point, _)| **point == wanted)
+                .fold(0, |sum: u64, (_, value)| sum.wrapping_add(*value))
+        };
+        Ok(CounterValues { packets: sum(CounterPoint::Packets), bytes: sum(CounterPoint::Bytes) })
+    }
+
+    /// `ibv_read_counters`: the totals by index, as many as `values` has room for.
+    ///
+    /// # Errors
+    /// EINVAL for fewer or, on some devices, more values than there are points, and before a flow counts here;
+    /// EOPNOTSUPP for a flag the device does not know; EIO when the device does not answer.
+    pub fn values(&self, flags: ReadFlags, values: &mut [u64]) -> Result<()> {
+        let count = u32::try_from(values.len()).unwrap_or(u32::MAX);
+        // SAFETY: context and counters are live; the array has at least `count` entries.
         let code = unsafe {
-            inline::read_counters(self.context.raw(), self.raw(), values.as_mut_ptr(), count, flags)
+            inline::read_counters(self.context.raw(), self.raw(), values.as_mut_ptr(), count, flags.bits())
         };
         match code {
-            0 => Ok(CounterValues { packets: values[0], bytes: values[1] }),
+            0 => Ok(()),
             code => Err(Error::ReadCounters { device: self.context.name().into(), source: from_code(code) }),
         }
     }

@@ -93,7 +93,13 @@ unsafe impl Send for ParentDomain {}
 unsafe impl Sync for ParentDomain {}
 
 impl ParentDomain {
-    /// `ibv_alloc_parent_domain`. The allocator serves the queues, never packet memory.
+    /// `ibv_alloc_parent_domain`. The allocator serves the queues, never packet memory; with one, both bits of the
+    /// `comp_mask` are set (`..._ALLOCATORS`, `..._PD_CONTEXT`), and `pd_context` is the allocator itself. Without one and
+    /// without a thread domain, a parent domain is another name of its protection domain.
+    ///
+    /// # Errors
+    /// EINVAL for domains of two contexts, EOPNOTSUPP where a provider has no parent domains, ENOMEM. Nothing is allocated
+    /// yet: a refusal of the allocator fails the verb that needs memory, with ENOMEM.
     pub fn new(
         domain: &Arc<ProtectionDomain>,
         thread: Option<&Arc<ThreadDomain>>,

@@ -8,7 +8,7 @@ use std::io;
 
 use crate::flow::MAX_SPECS;
 use crate::frame::MAX_FRAMES;
-use crate::{HashFields, PortNumber, QueueNumber};
+use crate::{CounterPoint, HashFields, PortNumber, QueueNumber};
 
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -38,6 +38,10 @@ pub enum Error {
     AllocParentDomain { device: String, source: io::Error },
     #[error("cannot register {bytes} bytes of memory with {device}: {}", Hint(Verb::Register, .source))]
     RegisterMemory { device: String, bytes: usize, source: io::Error },
+    #[error("cannot change the registration of {bytes} bytes of memory with {device}: {}", Hint(Verb::Register, .source))]
+    ReregisterMemory { device: String, bytes: usize, source: io::Error },
+    #[error("memory whose registration with {device} could not be changed is of no more use")]
+    UnusableRegion { device: String },
     #[error("cannot create a completion queue of {entries} entries on {device}: {}", Hint(Verb::Queue, .source))]
     CreateCompletionQueue { device: String, entries: u32, source: io::Error },
     #[error("cannot create a completion channel on {device}: {}", Hint(Verb::Object, .source))]
@@ -52,8 +56,8 @@ pub enum Error {
     ResizeCompletionQueue { device: String, entries: u32, source: io::Error },
     #[error("cannot create a work queue of {max_receives} receives on {device}: {}", Hint(Verb::Queue, .source))]
     CreateWorkQueue { device: String, max_receives: u32, source: io::Error },
-    #[error("cannot move work queue {number} of {device} to RDY: {}", Hint(Verb::Object, .source))]
-    ReadyWorkQueue { device: String, number: QueueNumber, source: io::Error },
+    #[error("cannot move work queue {number} of {device} to {to}: {}", Hint(Verb::Object, .source))]
+    ModifyWorkQueue { device: String, number: QueueNumber, to: &'static str, source: io::Error },
     #[error("cannot create an indirection table of {size} entries on {device}: {}", Hint(Verb::Table, .source))]
     CreateIndirectionTable { device: String, size: usize, source: io::Error },
     #[error("cannot create an RSS queue pair on {device} hashing {fields:?}: {}", Hint(Verb::Rss, .source))]
@@ -78,7 +82,7 @@ pub enum Error {
     #[error("cannot create counters on {device}: {}", Hint(Verb::Counters, .source))]
     CreateCounters { device: String, source: io::Error },
     #[error("cannot attach the {counter} counter on {device}: {}", Hint(Verb::Counters, .source))]
-    AttachCounters { device: String, counter: &'static str, source: io::Error },
+    AttachCounters { device: String, counter: CounterPoint, source: io::Error },
     #[error("cannot read counters of {device}: {}", Hint(Verb::Counters, .source))]
     ReadCounters { device: String, source: io::Error },
     #[error("objects of two contexts, of {device} and of {other}, cannot be used together")]

@@ -119,6 +119,7 @@ impl FramePool {
     pub fn new(region: MemoryRegion, frame_bytes: u32) -> crate::Result<Self> {
         // Its last value is given to no pool: it stands for no pool in the ids of sends without a frame.
         static NEXT_ID: AtomicU32 = AtomicU32::new(0);
+        region.usable()?;
         let count = frame_count(region.bytes(), frame_bytes)?;
         let id = NEXT_ID.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| id.checked_add(1));
         let id = id.map_err(|_| Error::FramePoolIds)?;

@@ -36,7 +36,8 @@ mod work_queue;
 
 pub use allocator::{Allocation, AllocationRequest, DomainAllocator, StableMemory};
 pub use attributes::{
-    DeviceAttributes, HashFields, LinkLayer, PortAttributes, PortState, RawPacketCaps, RssCaps,
+    DeviceAttributes, DeviceCaps, HashFields, LinkLayer, ModerationCaps, PortAttributes, PortState,
+    RawPacketCaps, RssCaps, TsoCaps,
 };
 pub use channel::{CompletionChannel, CompletionEvent};
 pub use clock::Clock;
@@ -45,7 +46,7 @@ pub use completion_queue::{
     Batch, CompletionQueue, CompletionQueueBuilder, CompletionQueueHandle, MAX_COMPLETIONS,
 };
 pub use context::Context;
-pub use counters::{CounterValues, Counters};
+pub use counters::{CounterPoint, CounterValues, Counters, ReadFlags};
 pub use device::{CreateChannel, Device, DeviceList, Guid, PortNumber, Provider, QueueNumber};
 pub use domain::{Domain, ParentDomain, ProtectionDomain, ThreadDomain};
 pub use error::{Error, Result};
@@ -61,7 +62,7 @@ pub use ibverbs_sys::ibv_device;
 /// The C structures that a [`CreateChannel`] function makes a channel of.
 pub use ibverbs_sys::{ibv_comp_channel, ibv_context};
 pub use lent::MAX_POOLS;
-pub use memory::{Access, MemoryRegion};
+pub use memory::{Access, MemoryRegion, Reregistration};
 pub use queue_pair::{
     QueuePairAttributes, QueuePairCaps, QueuePairFlags, QueuePairKind, QueuePairState, SendOperations,
 };
@@ -69,7 +70,12 @@ pub use raw_queue_pair::{
     IdleRawQueuePair, MAX_SEND_PARTS, MAX_SENDS, RawQueuePair, RawQueuePairBuilder, RawQueuePairHandle,
     SendBatch, SendFlags, SendRequest,
 };
-pub use rss::{HASH_KEY_BYTES, HashConfig, IndirectionTable, MAX_TABLE_ENTRIES, RssQueuePair};
+pub use rss::{
+    HASH_KEY_BYTES, HashConfig, HashFunction, IndirectionTable, MAX_TABLE_ENTRIES, RssQueuePair,
+    RssQueuePairBuilder,
+};
 pub use shared_receive_queue::SharedReceiveQueue;
 pub use work_completion::WorkCompletion;
-pub use work_queue::{MAX_RECEIVES, ReceiveQueue, WorkQueue, WorkQueueBuilder};
+pub use work_queue::{
+    MAX_RECEIVES, ReceiveQueue, WorkQueue, WorkQueueBuilder, WorkQueueFlags, WorkQueueState,
+};

@@ -11,13 +11,16 @@ use ibverbs_sys::{
     ibv_rx_hash_conf, ibv_wq,
 };
 
-use crate::error::last;
-use crate::{Context, Domain, Error, HashFields, Result, WorkQueue, inline, leak};
+use crate::error::{from_code, last};
+use crate::{
+    Context, Domain, Error, HashFields, QueuePairAttributes, QueuePairFlags, QueuePairKind, Result,
+    WorkQueue, inline, leak, queue_pair,
+};
 
 /// Most entries of an indirection table: beyond what any known device offers.
 pub const MAX_TABLE_ENTRIES: usize = 1 << 16;
 
-/// Bytes of a Toeplitz key: the only length devices take.
+/// Bytes of a Toeplitz key: the only length that known devices take.
 pub const HASH_KEY_BYTES: usize = 40;
 
 /// A table from hash values to work queues.
@@ -77,6 +80,115 @@ pub struct HashConfig {
     pub fields: HashFields,
 }
 
+/// How a receive hash is computed (`ibv_rx_hash_function_flags`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum HashFunction {
+    /// The one that verbs.h has.
+    #[default]
+    Toeplitz,
+    /// A function this crate has no name for, by its number.
+    Unknown(u8),
+}
+
+impl HashFunction {
+    fn raw(self) -> u8 {
+        match self {
+            Self::Toeplitz => sys::IBV_RX_HASH_FUNC_TOEPLITZ as u8,
+            Self::Unknown(raw) => raw,
+        }
+    }
+}
+
+/// What an RSS queue pair is to be like.
+#[must_use]
+pub struct RssQueuePairBuilder {
+    domain: Domain,
+    table: Arc<IndirectionTable>,
+    function: HashFunction,
+    key: Vec<u8>,
+    fields: HashFields,
+    kind: QueuePairKind,
+    flags: QueuePairFlags,
+    token: usize,
+}
+
+impl RssQueuePairBuilder {
+    /// What is hashed, and with what key.
+    pub fn hash(mut self, hash: &HashConfig) -> Self {
+        self.fields = hash.fields;
+        self.key(&hash.key)
+    }
+
+    /// A key of another length than [`HASH_KEY_BYTES`], which known devices refuse with EINVAL.
+    pub fn key(mut self, key: &[u8]) -> Self {
+        self.key = key.to_vec();
+        self
+    }
+
+    /// How the hash is computed; Toeplitz unless set.
+    pub fn function(mut self, function: HashFunction) -> Self {
+        self.function = function;
+        self
+    }
+
+    /// What the queue pair carries; raw packets unless set.
+    pub fn kind(mut self, kind: QueuePairKind) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    /// What it is to do besides. VLAN stripping and check sequences are its work queues' ([`crate::WorkQueueFlags`]).
+    pub fn flags(mut self, flags: QueuePairFlags) -> Self {
+        self.flags = flags;
+        self
+    }
+
+    /// A number that the queue pair keeps (`qp_context`) and [`query`](RssQueuePair::query) tells.
+    pub fn token(mut self, token: usize) -> Self {
+        self.token = token;
+        self
+    }
+
+    /// `ibv_create_qp_ex` with an indirection table. Such a queue pair has no states: it delivers as soon as a flow names
+    /// it and its work queues are in RDY.
+    ///
+    /// # Errors
+    /// EPERM without CAP_NET_RAW; EINVAL or EOPNOTSUPP for a function, a key or a set of fields that the device does not
+    /// hash (mlx5: one address family, and one of TCP, UDP and ESP; drivers/infiniband/hw/mlx5/qp.c); ENOMEM.
+    pub fn build(self) -> Result<Arc<RssQueuePair>> {
+        let Self { domain, table, function, mut key, fields, kind, flags, token } = self;
+        let context = Arc::clone(domain.context());
+        let failed = |source| Error::CreateRssQueuePair { device: context.name().into(), fields, source };
+        context.same_as(&table.context)?;
+        let key_length = u8::try_from(key.len()).map_err(|_| failed(from_code(libc::EINVAL)))?;
+        let mut attr = ibv_qp_init_attr_ex {
+            qp_context: ptr::without_provenance_mut(token),
+            qp_type: kind.raw(),
+            comp_mask: sys::IBV_QP_INIT_ATTR_PD
+                | sys::IBV_QP_INIT_ATTR_IND_TABLE
+                | sys::IBV_QP_INIT_ATTR_RX_HASH,
+            pd: domain.raw(),
+            rwq_ind_tbl: table.raw.as_ptr(),
+            rx_hash_conf: ibv_rx_hash_conf {
+                rx_hash_function: function.raw(),
+                rx_hash_key_len: key_length,
+                rx_hash_key: key.as_mut_ptr(),
+                rx_hash_fields_mask: fields.bits(),
+            },
+            create_flags: flags.bits(),
+            ..ibv_qp_init_attr_ex::default()
+        };
+        if !flags.is_empty() {
+            attr.comp_mask |= sys::IBV_QP_INIT_ATTR_CREATE_FLAGS;
+        }
+        // SAFETY: context, domain and table are live and, being `Arc`s below, outlive the queue pair; the key is as long as
+        // said and read during the call only.
+        let raw = unsafe { inline::create_qp_ex(context.raw(), &raw mut attr) };
+        let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
+        Ok(Arc::new(RssQueuePair { raw, domain, table }))
+    }
+}
+
 /// A raw packet queue pair that spreads what it is given over an indirection table.
 pub struct RssQueuePair {
     raw: NonNull<ibv_qp>,
@@ -90,34 +202,32 @@ unsafe impl Send for RssQueuePair {}
 unsafe impl Sync for RssQueuePair {}
 
 impl RssQueuePair {
-    /// `ibv_create_qp_ex` with an indirection table. Such a queue pair has no states: it delivers as soon as a flow
-    /// names it and its work queues are in RDY.
+    /// A queue pair in `domain` over `table`, that hashes nothing unless told to.
+    pub fn builder(domain: &Domain, table: &Arc<IndirectionTable>) -> RssQueuePairBuilder {
+        RssQueuePairBuilder {
+            domain: domain.clone(),
+            table: Arc::clone(table),
+            function: HashFunction::Toeplitz,
+            key: vec![0; HASH_KEY_BYTES],
+            fields: HashFields::empty(),
+            kind: QueuePairKind::RawPacket,
+            flags: QueuePairFlags::empty(),
+            token: 0,
+        }
+    }
+
+    /// A raw packet queue pair that hashes so; what most want ([`RssQueuePairBuilder::build`]).
     pub fn new(domain: &Domain, table: &Arc<IndirectionTable>, hash: &HashConfig) -> Result<Arc<Self>> {
-        let context = domain.context();
-        let failed =
-            |source| Error::CreateRssQueuePair { device: context.name().into(), fields: hash.fields, source };
-        context.same_as(&table.context)?;
-        let mut key = hash.key;
-        let mut attr = ibv_qp_init_attr_ex {
-            qp_type: sys::ibv_qp_type::IBV_QPT_RAW_PACKET,
-            comp_mask: sys::IBV_QP_INIT_ATTR_PD
-                | sys::IBV_QP_INIT_ATTR_IND_TABLE
-                | sys::IBV_QP_INIT_ATTR_RX_HASH,
-            pd: domain.raw(),
-            rwq_ind_tbl: table.raw.as_ptr(),
-            rx_hash_conf: ibv_rx_hash_conf {
-                rx_hash_function: sys::IBV_RX_HASH_FUNC_TOEPLITZ as u8,
-                rx_hash_key_len: HASH_KEY_BYTES as u8,
-                rx_hash_key: ptr::from_mut(&mut key).cast(),
-                rx_hash_fields_mask: hash.fields.bits(),
-            },
-            ..ibv_qp_init_attr_ex::default()
-        };
-        // SAFETY: context, domain and table are live and, being `Arc`s below, outlive the queue pair; the key is read
-        // during the call only.
-        let raw = unsafe { inline::create_qp_ex(context.raw(), &mut attr) };
-        let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
-        Ok(Arc::new(Self { raw, domain: domain.clone(), table: Arc::clone(table) }))
+        Self::builder(domain, table).hash(hash).build()
+    }
+
+    /// What it says about itself now. Asks the device each time.
+    ///
+    /// # Errors
+    /// ENOSYS or EOPNOTSUPP where a device does not tell of such queue pairs, as on mlx5 (drivers/infiniband/hw/mlx5/qp.c).
+    pub fn query(&self) -> Result<QueuePairAttributes> {
+        // SAFETY: the queue pair is live and of this context.
+        unsafe { queue_pair::query(self.context(), self.raw()) }
     }
 
     /// The table it spreads over.

@@ -5,8 +5,8 @@
 use std::cell::Cell;
 use std::io;
 use std::marker::PhantomData;
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ibverbs_sys::{self as sys, ibv_wq, ibv_wq_attr, ibv_wq_init_attr};
@@ -20,6 +20,46 @@ use crate::{CompletionQueueHandle, Domain, Error, Frame, FramePool, QueueNumber,
 /// Most receives of one queue: no known device offers more.
 pub const MAX_RECEIVES: u32 = 1 << 20;
 
+bitflags::bitflags! {
+    /// `ibv_wq_flags`. What a device lacks it refuses, with EINVAL or EOPNOTSUPP (ibv_create_wq(3)).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct WorkQueueFlags: u32 {
+        /// An outer 802.1Q tag is taken off and reported as the completion's `cvlan`.
+        const CVLAN_STRIPPING = sys::IBV_WQ_FLAGS_CVLAN_STRIPPING;
+        /// Received packets end with their frame check sequence.
+        const SCATTER_FCS = sys::IBV_WQ_FLAGS_SCATTER_FCS;
+        /// Without a buffer, packets wait for one for a while instead of being dropped.
+        const DELAY_DROP = sys::IBV_WQ_FLAGS_DELAY_DROP;
+        /// Writes to memory are padded to whole cache lines.
+        const PCI_WRITE_END_PADDING = sys::IBV_WQ_FLAGS_PCI_WRITE_END_PADDING;
+        const _ = !0;
+    }
+}
+
+/// Where a work queue stands (`ibv_wq_state`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WorkQueueState {
+    /// Nothing can be posted.
+    Reset,
+    /// RDY: frames can be posted, and packets arrive.
+    Ready,
+    /// Whatever was posted is flushed, and nothing can be posted.
+    Error,
+    /// A state this crate has no name for.
+    Unknown(u32),
+}
+
+impl From<sys::ibv_wq_state> for WorkQueueState {
+    fn from(raw: sys::ibv_wq_state) -> Self {
+        match raw {
+            sys::IBV_WQS_RESET => Self::Reset,
+            sys::IBV_WQS_RDY => Self::Ready,
+            sys::IBV_WQS_ERR => Self::Error,
+            other => Self::Unknown(other),
+        }
+    }
+}
+
 /// A receive work queue, as what delivers into it sees it.
 pub struct WorkQueue {
     raw: NonNull<ibv_wq>,
@@ -28,14 +68,14 @@ pub struct WorkQueue {
     completions: Arc<CompletionQueueHandle>,
     /// What the device may write to.
     lent: Lent,
-    /// In RDY, for good. Set once, after which the owner may post.
-    ready: AtomicBool,
-    /// One move to RDY at a time.
+    /// An `ibv_wq_state`, changed only while the completion queue is paused; in RDY the owner may post.
+    state: AtomicU32,
+    /// One change at a time.
     changing: Mutex<()>,
 }
 
-// SAFETY: the ring is touched by `ready` before and by the one `ReceiveQueue` after the flag is set; the verbs on the
-// queue itself may be called from any thread.
+// SAFETY: the ring is touched by a change of state, with everybody else kept out, and by the one `ReceiveQueue`; the verbs
+// on the queue itself may be called from any thread.
 unsafe impl Send for WorkQueue {}
 // SAFETY: as above.
 unsafe impl Sync for WorkQueue {}
@@ -47,40 +87,91 @@ impl WorkQueue {
             domain: domain.clone(),
             completions: Arc::clone(completions),
             max_receives: 1,
-            cvlan_stripping: false,
+            max_parts: 1,
+            flags: WorkQueueFlags::empty(),
+            token: 0,
         }
     }
 
-    /// Moves the queue to RDY, once; from then on, not before, frames can be posted. A provider empties the queue on
-    /// the way (providers/mlx5/verbs.c, `mlx5_modify_wq`), so frames posted earlier would be lost.
+    /// Moves the queue to RDY; from then on, not before, frames can be posted. A provider empties the queue on the way
+    /// (providers/mlx5/verbs.c, `mlx5_modify_wq`), so frames posted earlier would be lost. Does nothing in RDY.
+    ///
+    /// # Errors
+    /// EBUSY if somebody used the completion queue all the while; what the device says, as EINVAL on the way out of ERR,
+    /// which leads to RESET only.
     pub fn ready(&self) -> Result<()> {
-        let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.is_ready() {
-            return Ok(());
-        }
-        let mut attr = ibv_wq_attr {
-            attr_mask: sys::IBV_WQ_ATTR_STATE,
-            wq_state: sys::IBV_WQS_RDY,
+        self.change(sys::IBV_WQS_RDY, "RDY")
+    }
+
+    /// Moves the queue to ERR: what is posted completes as flushed, and nothing more can be posted.
+    ///
+    /// # Errors
+    /// As for [`WorkQueue::ready`].
+    pub fn to_error(&self) -> Result<()> {
+        self.change(sys::IBV_WQS_ERR, "ERR")
+    }
+
+    /// Moves the queue to RESET. What is posted is forgotten without a completion, and its frames are lost to their pools;
+    /// to have them back, go to ERR first and collect what is flushed.
+    ///
+    /// # Errors
+    /// As for [`WorkQueue::ready`].
+    pub fn reset(&self) -> Result<()> {
+        self.change(sys::IBV_WQS_RESET, "RESET")
+    }
+
+    /// Changes the flags that `mask` names (`IBV_WQ_ATTR_FLAGS`), as far as the device can do that in the queue's life: mlx5
+    /// only [`WorkQueueFlags::CVLAN_STRIPPING`].
+    ///
+    /// # Errors
+    /// EINVAL or EOPNOTSUPP for another flag.
+    pub fn change_flags(&self, flags: WorkQueueFlags, mask: WorkQueueFlags) -> Result<()> {
+        let attr = ibv_wq_attr {
+            attr_mask: sys::IBV_WQ_ATTR_FLAGS,
+            flags: flags.bits(),
+            flags_mask: mask.bits(),
             ..ibv_wq_attr::default()
         };
+        self.modify(attr, "other flags", || ())
+    }
+
+    fn change(&self, state: sys::ibv_wq_state, name: &'static str) -> Result<()> {
+        let attr =
+            ibv_wq_attr { attr_mask: sys::IBV_WQ_ATTR_STATE, wq_state: state, ..ibv_wq_attr::default() };
+        self.modify(attr, name, || self.state.store(state, Ordering::Release))
+    }
+
+    /// Calls the verb and, if it succeeds, `done`, with nobody polling or posting.
+    fn modify(&self, mut attr: ibv_wq_attr, to: &'static str, done: impl FnOnce()) -> Result<()> {
+        let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        // A second move to RDY would empty the queue once more.
+        if attr.wq_state == sys::IBV_WQS_RDY && self.is_ready() {
+            return Ok(());
+        }
         let context = self.domain.context();
-        let code = match self.completions.pause() {
-            // SAFETY: the queue is live; nobody posts before the flag is set, and nobody polls while paused.
-            Some(_paused) => unsafe { inline::modify_wq(context.raw(), self.raw(), &mut attr) },
+        let paused = self.completions.pause();
+        let code = match &paused {
+            // SAFETY: the queue is live, and nobody posts to it or polls while paused.
+            Some(_) => unsafe { inline::modify_wq(context.raw(), self.raw(), &raw mut attr) },
             None => libc::EBUSY,
         };
         if code != 0 {
             let (device, number) = (context.name().into(), self.number);
-            return Err(Error::ReadyWorkQueue { device, number, source: from_code(code) });
+            return Err(Error::ModifyWorkQueue { device, number, to, source: from_code(code) });
         }
-        self.ready.store(true, Ordering::Release);
+        done();
         Ok(())
     }
 
-    /// Whether [`WorkQueue::ready`] has succeeded.
+    /// Where it stands.
+    pub fn state(&self) -> WorkQueueState {
+        WorkQueueState::from(self.state.load(Ordering::Acquire))
+    }
+
+    /// Whether frames can be posted.
     #[inline]
     pub fn is_ready(&self) -> bool {
-        self.ready.load(Ordering::Acquire)
+        self.state.load(Ordering::Acquire) == sys::IBV_WQS_RDY
     }
 
     /// The device's number for it.
@@ -119,7 +210,9 @@ pub struct WorkQueueBuilder {
     domain: Domain,
     completions: Arc<CompletionQueueHandle>,
     max_receives: u32,
-    cvlan_stripping: bool,
+    max_parts: u32,
+    flags: WorkQueueFlags,
+    token: usize,
 }
 
 impl WorkQueueBuilder {
@@ -129,15 +222,36 @@ impl WorkQueueBuilder {
         self
     }
 
-    /// The device takes an outer 802.1Q tag off and reports it as the completion's `cvlan`.
+    /// How many pieces of memory a receive scatters to; 1 unless set. [`ReceiveQueue::post`] uses one.
+    pub fn max_parts(mut self, max_parts: u32) -> Self {
+        self.max_parts = max_parts;
+        self
+    }
+
+    /// What the queue is to do besides.
+    pub fn flags(mut self, flags: WorkQueueFlags) -> Self {
+        self.flags = flags;
+        self
+    }
+
+    /// [`WorkQueueFlags::CVLAN_STRIPPING`], on or off.
     pub fn cvlan_stripping(mut self, on: bool) -> Self {
-        self.cvlan_stripping = on;
+        self.flags.set(WorkQueueFlags::CVLAN_STRIPPING, on);
+        self
+    }
+
+    /// A number that the queue keeps (`wq_context`), for whoever sees it in C; nothing here needs it.
+    pub fn token(mut self, token: usize) -> Self {
+        self.token = token;
         self
     }
 
     /// `ibv_create_wq`, in RESET.
+    ///
+    /// # Errors
+    /// EINVAL for more than the device allows or a flag it does not have (EOPNOTSUPP on some), ENOMEM.
     pub fn build(self) -> Result<(Arc<WorkQueue>, ReceiveQueue)> {
-        let Self { domain, completions, max_receives, cvlan_stripping } = self;
+        let Self { domain, completions, max_receives, max_parts, flags, token } = self;
         let context = domain.context();
         let failed = |source| Error::CreateWorkQueue { device: context.name().into(), max_receives, source };
         context.same_as(completions.context())?;
@@ -145,16 +259,17 @@ impl WorkQueueBuilder {
             return Err(failed(from_code(libc::EINVAL)));
         }
         let mut attr = ibv_wq_init_attr {
+            wq_context: ptr::without_provenance_mut(token),
             wq_type: sys::IBV_WQT_RQ,
             max_wr: max_receives,
-            max_sge: 1,
+            max_sge: max_parts,
             pd: domain.raw(),
             cq: completions.raw_cq(),
             ..ibv_wq_init_attr::default()
         };
-        if cvlan_stripping {
+        if !flags.is_empty() {
             attr.comp_mask = sys::IBV_WQ_INIT_ATTR_FLAGS;
-            attr.create_flags = sys::IBV_WQ_FLAGS_CVLAN_STRIPPING;
+            attr.create_flags = flags.bits();
         }
         // SAFETY: context, domain and completion queue are live and, being `Arc`s below, outlive the queue.
         let raw = unsafe { inline::create_wq(context.raw(), &mut attr) };
@@ -167,7 +282,7 @@ impl WorkQueueBuilder {
             domain,
             completions,
             lent: Lent::new(),
-            ready: AtomicBool::new(false),
+            state: AtomicU32::new(sys::IBV_WQS_RESET),
             changing: Mutex::new(()),
         });
         let receives = ReceiveQueue {
@@ -202,10 +317,6 @@ impl ReceiveQueue {
     /// The queue keeps the pool's memory registered until it is destroyed itself.
     #[inline]
     pub fn post(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize {
-        if !self.queue.is_ready() {
-            self.chain.refuse(libc::EINVAL);
-            return 0;
-        }
         if let Err(errno) = self.lender.lend(pool, &self.queue.lent, &self.queue.domain) {
             self.chain.refuse(errno);
             return 0;
@@ -214,6 +325,11 @@ impl ReceiveQueue {
             self.chain.refuse(libc::EBUSY);
             return 0;
         };
+        // Behind the gates: until they are left, it stays that way.
+        if !self.queue.is_ready() {
+            self.chain.refuse(libc::EINVAL);
+            return 0;
+        }
         let wq = self.queue.raw();
         self.chain.post(pool, frames, |head, bad| {
             // SAFETY: the queue is live and in RDY, this is its only poster, alone behind the gates, and the chain's frames
