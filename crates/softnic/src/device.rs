@@ -248,6 +248,7 @@ unsafe extern "C" fn alloc_context(device: *mut ibv_device, cmd_fd: c_int, _: *m
             nic.control().contexts.remove(slot);
             return Err(ENOMEM);
         }
+        let vectors = nic.rules().completion.vectors;
         let head = SoftContext { nic: Arc::into_raw(nic), slot, tables: soft.tables() };
         // SAFETY: the allocation begins with the head and is aligned for anything.
         unsafe { base.cast::<SoftContext>().write(head) };
@@ -257,7 +258,7 @@ unsafe extern "C" fn alloc_context(device: *mut ibv_device, cmd_fd: c_int, _: *m
             tracing::error!(release = library.release, "libibverbs' verbs_context has an unknown layout");
             return Err(ENODEV);
         };
-        prepare(library, verbs_context, context, events);
+        prepare(library, verbs_context, context, events, vectors);
         Ok(verbs_context.cast())
     })
 }
@@ -280,14 +281,20 @@ fn find_context(verbs_context: *mut u8) -> Option<*mut ibv_context> {
 }
 
 /// Fills in what a provider fills in: its ops, in the release's order, and the event descriptor.
-fn prepare(library: &Library, verbs_context: *mut u8, context: *mut ibv_context, events: OwnedFd) {
+fn prepare(
+    library: &Library,
+    verbs_context: *mut u8,
+    context: *mut ibv_context,
+    events: OwnedFd,
+    vectors: u32,
+) {
     let ops: Vec<*const c_void> = op_names(library.release).into_iter().map(provider::op).collect();
     // SAFETY: the array has an entry for each member of this release's `verbs_context_ops`; the library copies it.
     unsafe { (library.set_ops)(verbs_context.cast(), ops.as_ptr()) };
     // SAFETY: `context` lies inside the allocation and was initialised by the library.
     let context = unsafe { &mut *context };
     context.async_fd = events.into_raw_fd();
-    context.num_comp_vectors = 1;
+    context.num_comp_vectors = c_int::try_from(vectors).unwrap_or(1);
 }
 
 pub(crate) unsafe extern "C" fn free_context(context: *mut ibv_context) {

@@ -9,6 +9,7 @@
 
 mod abi;
 mod clock;
+mod completion;
 mod device;
 pub mod door;
 mod engine;

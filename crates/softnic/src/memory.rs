@@ -77,6 +77,18 @@ impl MemoryTable {
         Some(key)
     }
 
+    /// The region of a key.
+    pub(crate) fn get(&self, key: MemoryKey) -> Option<Region> {
+        self.entries.get(key.slot()).filter(|entry| entry.key == key.0)?.region
+    }
+
+    /// Puts another region in the place of one that is there.
+    pub(crate) fn replace(&mut self, key: MemoryKey, region: Region) {
+        if let Some(entry) = self.entries.get_mut(key.slot()).filter(|entry| entry.key == key.0) {
+            entry.region = Some(region);
+        }
+    }
+
     /// Removes the region of a key.
     pub(crate) fn remove(&mut self, key: MemoryKey) -> Option<Region> {
         let entry = self.entries.get_mut(key.slot()).filter(|entry| entry.key == key.0)?;

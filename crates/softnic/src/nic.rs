@@ -218,6 +218,10 @@ unsafe impl verbs::Provider for SoftNic {
     fn device_list(&self, count: &mut c_int) -> *mut *mut ibv_device {
         crate::device::list(&self.nic.name, Backing::Nic(Arc::clone(&self.nic)), count)
     }
+
+    fn channel_maker(&self) -> Option<verbs::CreateChannel> {
+        Some(crate::provider::channel::create_comp_channel)
+    }
 }
 
 /// Whether a device can have this name.

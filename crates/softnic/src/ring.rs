@@ -133,10 +133,22 @@ impl Producer {
         self.next = self.next.wrapping_add(1);
     }
 
+    /// The index of the next slot, for [`Producer::peek`].
+    #[inline]
+    pub(crate) fn position(&self) -> u32 {
+        self.next
+    }
+
     /// Shows every filled slot to the consumer.
     #[inline]
     pub(crate) fn publish(&self) {
         self.ring.produced().store(self.next, Ordering::Release);
+    }
+
+    /// The slot at `index`: to be read if it was filled, and not yet a ring ago.
+    #[inline]
+    pub(crate) fn peek(&self, index: u32) -> NonNull<u8> {
+        self.ring.slot(index)
     }
 
     /// How many slots can be filled at once.
@@ -170,6 +182,12 @@ impl Consumer {
                 self.produced_seen = produced;
             }
         }
+    }
+
+    /// How many slots there are to read.
+    pub(crate) fn available(&mut self) -> u32 {
+        self.refresh(u32::MAX);
+        self.produced_seen.wrapping_sub(self.next)
     }
 
     /// Fetches the slot `ahead` of the next one, if it is known to be there.

@@ -5,13 +5,14 @@
 //! User counts say what still uses an object; the provider answers EBUSY while there are any.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::completion::{ChannelState, CqState};
 use crate::events::EventChannel;
 use crate::flow::{FlowId, FlowTable};
 use crate::limits;
 use crate::memory::MemoryTable;
-use crate::ring::{Consumer, Producer};
+use crate::ring::Consumer;
 use crate::rss::Rss;
 use crate::slab::Slab;
 use crate::work::{Cqe, MAX_TAGGED_NUMBER, Opcode, Status};
@@ -22,6 +23,7 @@ pub(crate) struct State {
     pub(crate) domains: Slab<DomainState>,
     pub(crate) thread_domains: Slab<ThreadDomainState>,
     pub(crate) memory: MemoryTable,
+    pub(crate) channels: Slab<ChannelState>,
     pub(crate) cqs: Slab<CqState>,
     pub(crate) queues: Slab<QueueState>,
     pub(crate) tables: Slab<TableState>,
@@ -36,6 +38,8 @@ pub(crate) struct State {
     /// Completion queues and receive queues with indices to publish at the end of the burst.
     pub(crate) unpublished_cqs: Vec<u32>,
     pub(crate) unpublished_queues: Vec<u32>,
+    /// Completion queues with an event to come.
+    pub(crate) waiting_cqs: Vec<u32>,
     next_flow_order: u64,
 }
 
@@ -54,22 +58,6 @@ pub(crate) struct DomainState {
 pub(crate) struct ThreadDomainState {
     pub(crate) owner: u32,
     pub(crate) users: u32,
-}
-
-/// The engine's side of a completion queue.
-pub(crate) struct CqState {
-    pub(crate) owner: u32,
-    pub(crate) users: u32,
-    pub(crate) producer: Producer,
-    pub(crate) ignore_overrun: bool,
-    /// An overrun happened: the queue takes nothing any more.
-    pub(crate) failed: bool,
-    pub(crate) unpublished: bool,
-    /// Set by the consumer when it first asks for flags: only then are checksums verified.
-    pub(crate) wants_checksums: Arc<AtomicBool>,
-    /// The application's `ibv_cq`, for events, and how many were sent.
-    pub(crate) native: u64,
-    pub(crate) events: u32,
 }
 
 /// Who owns a receive queue.
@@ -168,6 +156,7 @@ impl State {
             domains: Slab::new(limits::MAX_DOMAINS),
             thread_domains: Slab::new(limits::MAX_DOMAINS),
             memory: MemoryTable::new(),
+            channels: Slab::new(limits::MAX_CHANNELS),
             cqs: Slab::new(limits::MAX_CQS),
             queues: Slab::new(limits::MAX_QUEUES),
             tables: Slab::new(limits::MAX_TABLES),
@@ -179,16 +168,9 @@ impl State {
             failed_queues: Vec::new(),
             unpublished_cqs: Vec::new(),
             unpublished_queues: Vec::new(),
+            waiting_cqs: Vec::new(),
             next_flow_order: 0,
         }
-    }
-
-    /// Adds a completion queue, with room to note it as unpublished without allocating.
-    pub(crate) fn insert_cq(&mut self, cq: CqState) -> Option<u32> {
-        let slot = self.cqs.insert(cq)?;
-        let wanted = self.cqs.slot_count();
-        self.unpublished_cqs.reserve(wanted.saturating_sub(self.unpublished_cqs.len()));
-        Some(slot)
     }
 
     /// Adds a receive queue, with room to note it as unpublished or failed without allocating.
@@ -216,40 +198,6 @@ impl State {
     pub(crate) fn retract_events(&self, owner: u32, element: u64, sent: u32) -> u32 {
         let unread = self.contexts.get(owner).map_or(0, |context| context.events.retract(element));
         sent.saturating_sub(unread)
-    }
-
-    /// Writes a completion. Answers whether there was room; an overrun of a queue that does not ignore it is fatal
-    /// for the queue, and reported.
-    #[inline]
-    pub(crate) fn complete(&mut self, cq_slot: u32, cqe: &Cqe) -> bool {
-        let Some(cq) = self.cqs.get_mut(cq_slot) else { return false };
-        if cq.failed || !cq.producer.has_room(1) {
-            self.overrun(cq_slot);
-            return false;
-        }
-        // SAFETY: there is room, so the slot is the producer's; completion slots are `Cqe`s, aligned with the ring.
-        unsafe { cq.producer.slot().cast::<Cqe>().write(*cqe) };
-        cq.producer.advance();
-        if !cq.unpublished {
-            cq.unpublished = true;
-            self.unpublished_cqs.push(cq_slot);
-        }
-        true
-    }
-
-    /// Notes that a completion queue had no room.
-    #[cold]
-    pub(crate) fn overrun(&mut self, cq_slot: u32) {
-        let Some(cq) = self.cqs.get_mut(cq_slot) else { return };
-        if cq.failed || cq.ignore_overrun {
-            return;
-        }
-        cq.failed = true;
-        let (owner, native) = (cq.owner, cq.native);
-        let sent = self.notify(owner, ibverbs_sys::IBV_EVENT_CQ_ERR, native);
-        if let Some(cq) = self.cqs.get_mut(cq_slot) {
-            cq.events += sent;
-        }
     }
 
     /// Puts a receive queue into the error state. What is posted is flushed at the end of the pass.
@@ -324,24 +272,6 @@ impl State {
         }
     }
 
-    /// Shows the applications what this burst consumed, and then what it completed: whoever sees a completion may count
-    /// on the place of its request.
-    pub(crate) fn publish(&mut self) {
-        for slot in self.unpublished_queues.drain(..) {
-            if let Some(queue) = self.queues.get_mut(slot) {
-                queue.unpublished = false;
-                queue.planned = 0;
-                queue.consumer.publish();
-            }
-        }
-        for slot in self.unpublished_cqs.drain(..) {
-            if let Some(cq) = self.cqs.get_mut(slot) {
-                cq.unpublished = false;
-                cq.producer.publish();
-            }
-        }
-    }
-
     /// A number for the next queue pair or work queue in `slot`: never 0, within 24 bits.
     pub(crate) fn number(slot: u32, base: u32) -> u32 {
         (base + slot) & MAX_TAGGED_NUMBER
@@ -364,7 +294,10 @@ impl State {
             self.queues.remove(slot);
         }
         for slot in owned(&self.cqs, |object| object.owner == owner) {
-            self.cqs.remove(slot);
+            self.remove_cq(slot);
+        }
+        for slot in owned(&self.channels, |object| object.owner == owner) {
+            self.channels.remove(slot);
         }
         for slot in owned(&self.counters, |object| object.owner == owner) {
             self.counters.remove(slot);

@@ -36,6 +36,9 @@ pub(super) fn drain(
     if !state.failed_queues.is_empty() {
         flush_failed(&mut state);
     }
+    if !state.waiting_cqs.is_empty() {
+        state.raise_waiting();
+    }
     let mut sent = 0;
     let mut index = 0;
     while let Some(&slot) = state.senders.get(index) {

@@ -10,10 +10,11 @@ mod mlx5;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::provider::answer::Errno;
+use crate::provider::answer::{Errno, Verb, known_bits};
 
 /// What the device refuses, and how it orders flows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Personality {
     /// Takes whatever the verbs API can say.
@@ -94,6 +95,12 @@ pub(crate) struct Known {
     pub(crate) refusal: Errno,
 }
 
+impl Known {
+    pub(crate) fn check(&self, bits: u32) -> Verb<()> {
+        known_bits(bits, self.bits, self.refusal)
+    }
+}
+
 /// Completion queues.
 pub(crate) struct CompletionRules {
     /// `ibv_cq_init_attr_ex.comp_mask`.
@@ -151,6 +158,7 @@ mod tests {
     fn names_are_read_back() {
         for personality in Personality::ALL {
             assert_eq!(personality.to_string().parse(), Ok(personality));
+            assert_eq!(serde_json::to_value(personality).unwrap(), personality.name());
         }
         let unknown = "mlx6".parse::<Personality>().unwrap_err();
         assert_eq!(

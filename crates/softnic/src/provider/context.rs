@@ -6,9 +6,9 @@ use std::mem::offset_of;
 use ibverbs_sys::{
     IBV_DEVICE_MANAGED_FLOW_STEERING, IBV_DEVICE_RAW_IP_CSUM, IBV_LINK_LAYER_ETHERNET, IBV_MTU_256,
     IBV_MTU_512, IBV_MTU_1024, IBV_MTU_2048, IBV_MTU_4096, IBV_RAW_PACKET_CAP_IP_CSUM,
-    IBV_RX_HASH_FUNC_TOEPLITZ, IBV_VALUES_MASK_RAW_CLOCK, ibv_context, ibv_device_attr, ibv_device_attr_ex,
-    ibv_mtu, ibv_port_attr, ibv_port_state, ibv_qp_type, ibv_query_device_ex_input, ibv_rss_caps,
-    ibv_values_ex, timespec,
+    IBV_RX_HASH_FUNC_TOEPLITZ, IBV_VALUES_MASK_RAW_CLOCK, ibv_context, ibv_cq_moderation_caps,
+    ibv_device_attr, ibv_device_attr_ex, ibv_mtu, ibv_port_attr, ibv_port_state, ibv_qp_type,
+    ibv_query_device_ex_input, ibv_rss_caps, ibv_values_ex, timespec,
 };
 use std::sync::atomic::Ordering;
 
@@ -16,7 +16,7 @@ use super::answer::{EINVAL, Verb, answer_status, known_bits};
 use crate::clock;
 use crate::device::SoftContext;
 use crate::limits;
-use crate::rss::MAX_INDIRECTION_ENTRIES;
+use crate::personality::ClockRules;
 
 /// The hash fields of `enum ibv_rx_hash_fields` without SPI and INNER.
 pub(crate) const HASH_FIELDS: u64 = 0xff;
@@ -55,6 +55,7 @@ fn int<T: TryInto<c_int>>(value: T) -> c_int {
 
 fn attributes(context: &SoftContext) -> ibv_device_attr_ex {
     let ports = context.nic().ports.len();
+    let rules = context.nic().rules();
     let mut base = ibv_device_attr {
         max_mr_size: u64::MAX,
         page_size_cap: !0xfff,
@@ -63,7 +64,7 @@ fn attributes(context: &SoftContext) -> ibv_device_attr_ex {
         device_cap_flags: IBV_DEVICE_RAW_IP_CSUM | IBV_DEVICE_MANAGED_FLOW_STEERING,
         max_sge: int(limits::MAX_SGE),
         max_cq: int(limits::MAX_CQS),
-        max_cqe: int(limits::MAX_CQE),
+        max_cqe: int(rules.completion.max_entries),
         max_mr: int(limits::MAX_REGIONS),
         max_pd: int(limits::MAX_DOMAINS),
         phys_port_cnt: u8::try_from(ports).unwrap_or(u8::MAX),
@@ -74,18 +75,21 @@ fn attributes(context: &SoftContext) -> ibv_device_attr_ex {
     }
     ibv_device_attr_ex {
         orig_attr: base,
-        // The device's clock is UTC in nanoseconds, as mlx5's in real-time mode: raw and wall clock are the same.
-        completion_timestamp_mask: u64::MAX,
-        hca_core_clock: clock::KILOHERTZ,
+        completion_timestamp_mask: rules.clock.mask,
+        hca_core_clock: rules.clock.kilohertz,
         rss_caps: ibv_rss_caps {
             supported_qpts: 1 << ibv_qp_type::IBV_QPT_RAW_PACKET,
             max_rwq_indirection_tables: limits::MAX_TABLES as u32,
-            max_rwq_indirection_table_size: MAX_INDIRECTION_ENTRIES as u32,
-            rx_hash_fields_mask: HASH_FIELDS,
+            max_rwq_indirection_table_size: rules.rss.max_entries,
+            rx_hash_fields_mask: rules.rss.fields,
             rx_hash_function: IBV_RX_HASH_FUNC_TOEPLITZ as u8,
         },
         max_wq_type_rq: limits::MAX_QUEUES as u32,
         raw_packet_caps: IBV_RAW_PACKET_CAP_IP_CSUM,
+        cq_mod_caps: ibv_cq_moderation_caps {
+            max_cq_count: rules.completion.max_moderation_count,
+            max_cq_period: rules.completion.max_moderation_period_us,
+        },
         phys_port_cnt_ex: ports as u32,
         ..ibv_device_attr_ex::default()
     }
@@ -149,19 +153,20 @@ pub(crate) unsafe extern "C" fn query_rt_values(
 ) -> c_int {
     answer_status(|| {
         // SAFETY: the library passes a live context of this provider.
-        unsafe { SoftContext::of(context) }?;
+        let soft = unsafe { SoftContext::of(context) }?;
         // SAFETY: NULL or the application's struct.
         let values = unsafe { values.as_mut() }.ok_or(EINVAL)?;
-        raw_clock(values)
+        raw_clock(&soft.nic().rules().clock, values)
     })
 }
 
-fn raw_clock(values: &mut ibv_values_ex) -> Verb<()> {
+/// `comp_mask` comes in as what is asked for and goes out as what was answered (ibv_query_rt_values_ex(3)).
+fn raw_clock(rules: &ClockRules, values: &mut ibv_values_ex) -> Verb<()> {
     known_bits(values.comp_mask, IBV_VALUES_MASK_RAW_CLOCK, EINVAL)?;
     if values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
-        // A raw clock: the tick count goes into both members as mlx5 does, seconds 0 and nanoseconds the ticks.
-        values.raw_clock =
-            timespec { tv_sec: 0, tv_nsec: i64::try_from(clock::now_ns()).unwrap_or(i64::MAX) };
+        // As mlx5 and mlx4: seconds 0, and the ticks in the place of nanoseconds.
+        let ticks = rules.ticks(clock::now_ns());
+        values.raw_clock = timespec { tv_sec: 0, tv_nsec: ticks.cast_signed() };
     }
     Ok(())
 }

@@ -1,45 +1,32 @@
-//! Completion queues: made and destroyed here, polled in `cq_poll`.
+//! Completion queues: made and destroyed here, polled in `cq_poll`, armed in `cq_notify`, resized in `cq_resize`.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use ibverbs_sys::{
-    IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_WC_EX_WITH_BYTE_LEN,
-    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN,
-    IBV_WC_EX_WITH_DLID_PATH_BITS, IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM,
-    IBV_WC_EX_WITH_SL, IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP, ibv_comp_channel, ibv_context, ibv_cq,
-    ibv_cq_ex, ibv_cq_init_attr_ex,
+    IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED, ibv_comp_channel, ibv_context,
+    ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex,
 };
 
 use super::Object;
-use super::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, answer_handle, answer_status, known_bits};
+use super::answer::{EBUSY, EINVAL, ENOMEM, Verb, answer_handle, answer_status};
+use super::channel;
 use super::cq_poll::{self, Poller};
 use super::pd::{SoftPd, make_ring, release_domain, use_domain};
 use super::spin::Spin;
+use crate::completion::{CqState, Notice};
 use crate::device::SoftContext;
 use crate::events::acknowledgements;
-use crate::limits::MAX_CQE;
-use crate::state::{CqState, State};
+use crate::personality::CompletionRules;
+use crate::state::State;
 use crate::work::Cqe;
 
 /// `IBV_CQ_INIT_ATTR_MASK_FLAGS` and `IBV_CQ_INIT_ATTR_MASK_PD`.
 const ATTR_FLAGS: u32 = 1;
 const ATTR_PD: u32 = 2;
-
-/// The completion fields that a raw packet device can tell. The InfiniBand ones read as 0.
-const FIELDS: u32 = IBV_WC_EX_WITH_BYTE_LEN
-    | IBV_WC_EX_WITH_IMM
-    | IBV_WC_EX_WITH_QP_NUM
-    | IBV_WC_EX_WITH_SRC_QP
-    | IBV_WC_EX_WITH_SLID
-    | IBV_WC_EX_WITH_SL
-    | IBV_WC_EX_WITH_DLID_PATH_BITS
-    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
-    | IBV_WC_EX_WITH_CVLAN
-    | IBV_WC_EX_WITH_FLOW_TAG
-    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
 /// A completion queue.
 #[repr(C)]
@@ -49,8 +36,8 @@ pub(crate) struct SoftCq {
     context: *mut ibv_context,
     pub(crate) slot: u32,
     pub(crate) poller: Spin<Poller>,
-    /// The parent domain whose allocator gave the memory.
-    domain: Option<u32>,
+    /// The parent domain whose allocator gives the memory. It is in use as long as the queue is.
+    domain: Option<NonNull<SoftPd>>,
 }
 
 // SAFETY: `repr(C)` with a transparent cell of `ibv_cq_ex` first, of which `ibv_cq` is a prefix; handed out by
@@ -62,6 +49,11 @@ unsafe impl Object for SoftCq {
 impl SoftCq {
     pub(crate) fn context(&self) -> *mut ibv_context {
         self.context
+    }
+
+    pub(crate) fn domain(&self) -> Option<&SoftPd> {
+        // SAFETY: domains in use are not deallocated, and nothing in them changes.
+        self.domain.map(|domain| unsafe { domain.as_ref() })
     }
 
     /// The library's struct.
@@ -78,6 +70,8 @@ struct Request<'a> {
     ignore_overrun: bool,
     single_threaded: bool,
     domain: Option<&'a SoftPd>,
+    channel: *mut ibv_comp_channel,
+    vector: u32,
     /// Plain queues report flags in every completion, so checksums are verified from the start.
     checksums: bool,
 }
@@ -89,14 +83,14 @@ pub(crate) unsafe extern "C" fn create_cq(
     vector: c_int,
 ) -> *mut ibv_cq {
     answer_handle(|| {
-        let entries = u32::try_from(entries).map_err(|_| EINVAL)?;
-        check_channel(channel, u32::try_from(vector).map_err(|_| EINVAL)?)?;
         let request = Request {
-            entries,
+            entries: u32::try_from(entries).map_err(|_| EINVAL)?,
             fields: 0,
             ignore_overrun: false,
             single_threaded: false,
             domain: None,
+            channel,
+            vector: u32::try_from(vector).map_err(|_| EINVAL)?,
             checksums: true,
         };
         Ok(create(context, &request)?.cast())
@@ -110,57 +104,74 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     answer_handle(|| {
         // SAFETY: NULL or the application's struct.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
-        known_bits(attr.comp_mask, ATTR_FLAGS | ATTR_PD, EINVAL)?;
-        check_channel(attr.channel, attr.comp_vector)?;
-        let fields = u32::try_from(attr.wc_flags).map_err(|_| EOPNOTSUPP)?;
-        known_bits(fields, FIELDS, EOPNOTSUPP)?;
+        // SAFETY: the library passes a live context of this provider.
+        let rules = &unsafe { SoftContext::of(context) }?.nic().rules().completion;
+        rules.attributes.check(attr.comp_mask)?;
         let flags = if attr.comp_mask & ATTR_FLAGS == 0 { 0 } else { attr.flags };
-        known_bits(flags, IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, EINVAL)?;
+        rules.flags.check(flags)?;
+        let fields = u32::try_from(attr.wc_flags).map_err(|_| rules.fields.refusal)?;
+        rules.fields.check(fields)?;
+        if rules.exclusive_fields.is_some_and(|(some, others)| fields & some != 0 && fields & others != 0) {
+            return Err(rules.fields.refusal);
+        }
         let domain = if attr.comp_mask & ATTR_PD == 0 {
             None
         } else {
             // SAFETY: NULL or a domain of this provider, by the verb's contract.
-            Some(unsafe { SoftPd::of(attr.parent_domain) }?)
+            let domain = unsafe { SoftPd::of(attr.parent_domain) }?;
+            if domain.context() != context || !(domain.is_parent() || rules.plain_domain) {
+                return Err(EINVAL);
+            }
+            Some(domain)
         };
         let request = Request {
             entries: attr.cqe,
             fields,
             ignore_overrun: flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0,
-            single_threaded: flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0,
+            // A thread domain promises one thread as the flag does (ibv_alloc_td(3)).
+            single_threaded: flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0
+                || domain.is_some_and(SoftPd::single_threaded),
             domain,
+            channel: attr.channel,
+            vector: attr.comp_vector,
             checksums: false,
         };
         create(context, &request)
     })
 }
 
-/// There are no completion channels (`ibv_create_comp_channel` fails in the library) and one vector.
-fn check_channel(channel: *mut ibv_comp_channel, vector: u32) -> Verb<()> {
-    if channel.is_null() && vector == 0 { Ok(()) } else { Err(EINVAL) }
+/// The entries that a queue gets when `asked` are asked for.
+pub(super) fn entries(rules: &CompletionRules, asked: u32) -> Verb<u32> {
+    if !(1..=rules.max_entries).contains(&asked) {
+        return Err(EINVAL);
+    }
+    Ok(if rules.rounds_up { (asked + 1).next_power_of_two() - 1 } else { asked })
 }
 
 fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_ex> {
     // SAFETY: the library passes a live context of this provider.
     let soft = unsafe { SoftContext::of(context) }?;
-    if !(1..=MAX_CQE).contains(&request.entries) {
+    let rules = soft.nic().rules();
+    let wanted = entries(&rules.completion, request.entries)?;
+    if request.vector >= rules.completion.vectors {
         return Err(EINVAL);
     }
-    if request.domain.is_some_and(|domain| domain.context() != context) {
-        return Err(EINVAL);
-    }
-    let resources = &soft.nic().rules().domain.resources;
+    // Looked up before memory is asked for, and again, with the queue, when it is registered.
+    channel::find(&soft.nic().control(), soft.slot, request.channel)?;
+    let resources = &rules.domain.resources;
     let (producer, consumer) =
-        make_ring(resources, request.domain, request.entries, size_of::<Cqe>(), resources.completion_queue)?;
+        make_ring(resources, request.domain, wanted, size_of::<Cqe>(), resources.completion_queue)?;
     let wants_checksums = Arc::new(AtomicBool::new(request.checksums));
-    let entries = c_int::try_from(producer.limit()).map_err(|_| EINVAL)?;
-    let mut native = ibv_cq_ex { context, cqe: entries, ..ibv_cq_ex::default() };
+    let cqe = c_int::try_from(producer.limit()).map_err(|_| EINVAL)?;
+    let mut native = ibv_cq_ex { context, cqe, ..ibv_cq_ex::default() };
     cq_poll::fill(&mut native, request.fields);
+    let poller = Poller::new(consumer, Arc::clone(&wants_checksums), &rules.clock);
     let cq = Box::new(SoftCq {
         cq: UnsafeCell::new(native),
         context,
         slot: 0,
-        poller: Spin::new(Poller::new(consumer, Arc::clone(&wants_checksums)), request.single_threaded),
-        domain: request.domain.map(|domain| domain.slot),
+        poller: Spin::new(poller, request.single_threaded),
+        domain: request.domain.map(NonNull::from),
     });
     let engine_side = CqState {
         owner: soft.slot,
@@ -172,14 +183,25 @@ fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_
         wants_checksums,
         native: (&raw const *cq).addr() as u64,
         events: 0,
+        notice: Notice::default(),
     };
-    register(&mut soft.nic().control(), engine_side, cq)
+    register(&mut soft.nic().control(), engine_side, cq, request.channel)
 }
 
-fn register(state: &mut State, engine_side: CqState, mut cq: Box<SoftCq>) -> Verb<*mut ibv_cq_ex> {
+fn register(
+    state: &mut State,
+    mut engine_side: CqState,
+    mut cq: Box<SoftCq>,
+    channel: *mut ibv_comp_channel,
+) -> Verb<*mut ibv_cq_ex> {
+    let channel = channel::find(state, engine_side.owner, channel)?;
+    engine_side.notice = Notice::on(channel);
     let slot = state.insert_cq(engine_side).ok_or(ENOMEM)?;
-    if let Some(domain) = cq.domain {
-        use_domain(state, domain)?;
+    if let Some(channel) = channel.and_then(|slot| state.channels.get_mut(slot)) {
+        channel.users += 1;
+    }
+    if let Some(domain) = cq.domain() {
+        use_domain(state, domain.slot)?;
     }
     cq.slot = slot;
     cq.cq.get_mut().handle = slot;
@@ -192,18 +214,22 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         let object = unsafe { SoftCq::of(cq.cast()) }?;
         // SAFETY: the queue keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context) }?;
-        let (slot, domain) = (object.slot, object.domain);
+        let (slot, domain) = (object.slot, object.domain().map(|domain| domain.slot));
         let mut state = soft.nic().control();
         if state.cqs.get(slot).ok_or(EINVAL)?.users != 0 {
             return Err(EBUSY);
         }
-        let removed = state.cqs.remove(slot).ok_or(EINVAL)?;
+        let removed = state.remove_cq(slot).ok_or(EINVAL)?;
         let read = state.retract_events(removed.owner, removed.native, removed.events);
+        // SAFETY: the live handle, whose channel, if any, must outlive it (ibv_destroy_comp_channel(3)).
+        let read_completions = unsafe { completion_events_read(&state, &removed, (*cq).channel) };
         // As in `destroy_wq`: the application's allocator is not called under the device's mutex, nor is it waited for.
         drop(state);
         drop(removed);
         // SAFETY: `cq` is the live handle, whose mutex and condition the library initialised.
         unsafe { acknowledgements!(cq, ibv_cq, async_events_completed).wait(read) };
+        // SAFETY: as above.
+        unsafe { acknowledgements!(cq, ibv_cq, comp_events_completed).wait(read_completions) };
         // SAFETY: the library drops the handle; `object` is not used any more.
         drop(unsafe { SoftCq::take(cq.cast()) });
         if let Some(domain) = domain {
@@ -211,4 +237,18 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         }
         Ok(())
     })
+}
+
+/// How many completion events of a queue the application has read; the others are taken back.
+///
+/// # Safety
+/// `channel` is NULL or the live channel of the queue.
+unsafe fn completion_events_read(state: &State, cq: &CqState, channel: *const ibv_comp_channel) -> u32 {
+    let entry = cq.notice.channel.and_then(|slot| state.channels.get(slot));
+    let Some(entry) = entry.filter(|entry| cq.notice.events != 0 && entry.native == channel.addr() as u64)
+    else {
+        return 0;
+    };
+    // SAFETY: by the contract of this function.
+    cq.notice.events.saturating_sub(unsafe { channel::retract(entry, channel, cq.native) })
 }

@@ -16,6 +16,7 @@ use ibverbs_sys::{
 use super::Object;
 use super::cq::SoftCq;
 use crate::abi::WorkCompletion;
+use crate::personality::ClockRules;
 use crate::ring::Consumer;
 use crate::work::{Cqe, EMPTY_CQE};
 
@@ -28,6 +29,8 @@ pub(crate) struct Poller {
     /// The completion that `next_poll` stands at: in the ring during a batch, `Cqe::EMPTY` outside.
     current: *const Cqe,
     wants_checksums: Arc<AtomicBool>,
+    /// Of raw timestamps.
+    clock: &'static ClockRules,
     /// A `poll_cq` or `start_poll` is under way.
     polling: bool,
 }
@@ -36,8 +39,25 @@ pub(crate) struct Poller {
 unsafe impl Send for Poller {}
 
 impl Poller {
-    pub(crate) fn new(consumer: Consumer, wants_checksums: Arc<AtomicBool>) -> Self {
-        Self { consumer, current: &raw const EMPTY_CQE, wants_checksums, polling: false }
+    pub(crate) fn new(
+        consumer: Consumer,
+        wants_checksums: Arc<AtomicBool>,
+        clock: &'static ClockRules,
+    ) -> Self {
+        Self { consumer, current: &raw const EMPTY_CQE, wants_checksums, clock, polling: false }
+    }
+
+    /// The ring's end, unless a batch is under way, which reads completions in place.
+    pub(crate) fn between_polls(&mut self) -> Option<&mut Consumer> {
+        (!self.polling).then_some(&mut self.consumer)
+    }
+
+    /// Has the checksums of the frames to come verified.
+    #[inline]
+    fn want_checksums(&self) {
+        if !self.wants_checksums.load(Ordering::Relaxed) {
+            self.wants_checksums.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Moves to the next completion, if there is one.
@@ -76,11 +96,11 @@ pub(crate) fn fill(cq: &mut ibv_cq_ex, fields: u32) {
     cq.read_slid = asked(IBV_WC_EX_WITH_SLID).then_some(read_zero as _);
     cq.read_sl = asked(IBV_WC_EX_WITH_SL).then_some(read_zero_byte as _);
     cq.read_dlid_path_bits = asked(IBV_WC_EX_WITH_DLID_PATH_BITS).then_some(read_zero_byte as _);
-    cq.read_completion_ts = asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP).then_some(read_timestamp as _);
+    cq.read_completion_ts = asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP).then_some(read_ticks as _);
     cq.read_cvlan = asked(IBV_WC_EX_WITH_CVLAN).then_some(read_cvlan as _);
     cq.read_flow_tag = asked(IBV_WC_EX_WITH_FLOW_TAG).then_some(read_flow_tag as _);
     cq.read_completion_wallclock_ns =
-        asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK).then_some(read_timestamp as _);
+        asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK).then_some(read_wallclock as _);
 }
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
@@ -156,8 +176,18 @@ readers! {
     read_qp_num -> u32 = |cqe| cqe.queue_number;
     read_cvlan -> u16 = |cqe| cqe.cvlan;
     read_flow_tag -> u32 = |cqe| cqe.flow_tag;
-    /// Raw and wall clock: the device's clock is UTC in nanoseconds.
-    read_timestamp -> u64 = |cqe| cqe.timestamp_ns;
+    read_wallclock -> u64 = |cqe| cqe.timestamp_ns;
+}
+
+/// The raw clock, as `ibv_query_rt_values_ex` reads it.
+unsafe extern "C" fn read_ticks(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: readers are called between `start_poll` and `end_poll` on the queue that is polled.
+    let cqe = unsafe { current(cq) };
+    // SAFETY: as above.
+    let Ok(cq) = (unsafe { SoftCq::of(cq) }) else { return 0 };
+    // SAFETY: the caller polls, so it holds the lock.
+    let poller = unsafe { &*cq.poller.held() };
+    poller.clock.ticks(cqe.timestamp_ns)
 }
 
 /// The fields that only InfiniBand has.
@@ -183,9 +213,7 @@ unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
     if let Ok(cq) = unsafe { SoftCq::of(cq) } {
         // SAFETY: the caller polls, so it holds the lock.
         let poller = unsafe { &*cq.poller.held() };
-        if !poller.wants_checksums.load(Ordering::Relaxed) {
-            poller.wants_checksums.store(true, Ordering::Relaxed);
-        }
+        poller.want_checksums();
     }
     flags(cqe)
 }
@@ -199,6 +227,12 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, completio
     }
     let completions = completions.cast::<WorkCompletion>();
     cq.poller.with(|poller| {
+        // In the middle of a batch its completions are not to be given back.
+        if poller.polling {
+            return -1;
+        }
+        // Flags are part of every `ibv_wc`.
+        poller.want_checksums();
         let mut polled = 0;
         while polled < count && poller.consumer.has_next() {
             poller.consumer.prefetch(LOOKAHEAD);

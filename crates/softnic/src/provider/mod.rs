@@ -5,10 +5,13 @@
 //! Objects that the application holds are boxes that begin with the library's struct and name their slot in `state`.
 
 pub(crate) mod answer;
+pub(crate) mod channel;
 mod context;
 mod counters;
 mod cq;
+mod cq_notify;
 mod cq_poll;
+mod cq_resize;
 mod flow;
 mod flow_attr;
 mod mr;
@@ -98,6 +101,7 @@ static OPS: &[(&str, Op)] = ops![
     "destroy_rwq_ind_table" => table::destroy_rwq_ind_table,
     "destroy_wq" => wq::destroy_wq,
     "free_context" => crate::device::free_context,
+    "modify_cq" => cq_notify::modify_cq,
     "modify_qp" => qp_modify::modify_qp,
     "modify_wq" => wq::modify_wq,
     "poll_cq" => cq_poll::poll_cq,
@@ -109,9 +113,11 @@ static OPS: &[(&str, Op)] = ops![
     "query_rt_values" => context::query_rt_values,
     "read_counters" => counters::read_counters,
     "reg_mr" => mr::reg_mr,
+    "req_notify_cq" => cq_notify::req_notify_cq,
+    "rereg_mr" => mr::rereg_mr,
+    "resize_cq" => cq_resize::resize_cq,
 ];
-// `resize_cq`, `req_notify_cq` and `async_event` are left to the library: the first two refuse with EOPNOTSUPP, the
-// third does nothing.
+// `async_event` and `cq_event` are left to the library: they do nothing.
 
 #[cfg(test)]
 mod tests;

@@ -1,11 +1,15 @@
 //! Memory regions: what work requests may name.
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use ibverbs_sys::{ibv_access_flags, ibv_mr, ibv_pd};
+use ibverbs_sys::{
+    IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION,
+    IBV_REREG_MR_FLAGS_SUPPORTED, ibv_access_flags, ibv_mr, ibv_pd,
+};
 
 use super::Object;
-use super::answer::{EFAULT, EINVAL, ENOMEM, EOPNOTSUPP, answer_handle, answer_status, known_bits};
+use super::answer::{EFAULT, EINVAL, ENOMEM, EOPNOTSUPP, Verb, answer_handle, answer_status, known_bits};
 use super::pd::{SoftPd, release_domain, use_domain};
 use crate::abi::VerbsMr;
 use crate::device::SoftContext;
@@ -18,13 +22,39 @@ const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;
 #[repr(C)]
 struct SoftMr {
     mr: VerbsMr,
-    /// The domain it was registered with.
-    domain: u32,
+    /// The domain it is registered with, for its users; changed under the device's mutex.
+    domain: AtomicU32,
 }
 
 // SAFETY: `repr(C)` with `verbs_mr` first, which begins with `ibv_mr`; handed out by `into_native` only.
 unsafe impl Object for SoftMr {
     type Native = VerbsMr;
+}
+
+/// Whether a region with these flags can be written to by the device.
+fn writable(access: c_int) -> Verb<bool> {
+    let flags = access.cast_unsigned();
+    let local = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+    let remote_write =
+        ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0 | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
+    let remote_read = ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+    known_bits(flags, local | remote_write | remote_read | OPTIONAL_ACCESS, EOPNOTSUPP)?;
+    // The kernel (ib_check_mr_access): remote write needs local write.
+    if flags & remote_write != 0 && flags & local == 0 {
+        return Err(EINVAL);
+    }
+    Ok(flags & local != 0)
+}
+
+/// Neither a range nor its image in the device's address space may be empty or wrap. Answers its length.
+fn range(address: *mut c_void, bytes: usize, virtual_address: u64) -> Verb<u64> {
+    if address.is_null() || bytes == 0 {
+        return Err(EINVAL);
+    }
+    let length = u64::try_from(bytes).map_err(|_| EINVAL)?;
+    address.addr().checked_add(bytes).ok_or(EFAULT)?;
+    virtual_address.checked_add(length).ok_or(EINVAL)?;
+    Ok(length)
 }
 
 pub(crate) unsafe extern "C" fn reg_mr(
@@ -37,31 +67,14 @@ pub(crate) unsafe extern "C" fn reg_mr(
     answer_handle(|| {
         // SAFETY: NULL or a domain of this provider, by the verb's contract.
         let object = unsafe { SoftPd::of(pd) }?;
-        let flags = access.cast_unsigned();
-        let local = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
-        let remote = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
-            | ibv_access_flags::IBV_ACCESS_REMOTE_READ.0
-            | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
-        known_bits(flags, local | remote | OPTIONAL_ACCESS, EOPNOTSUPP)?;
-        let remote_write =
-            ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0 | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
-        // The kernel (ib_check_mr_access): remote write needs local write.
-        if flags & remote_write != 0 && flags & local == 0 {
-            return Err(EINVAL);
-        }
-        if address.is_null() || bytes == 0 {
-            return Err(EINVAL);
-        }
-        let length = u64::try_from(bytes).map_err(|_| EINVAL)?;
-        // Neither the range nor its image in the device's address space may wrap.
-        address.addr().checked_add(bytes).ok_or(EFAULT)?;
-        virtual_address.checked_add(length).ok_or(EINVAL)?;
+        let writable = writable(access)?;
+        let length = range(address, bytes, virtual_address)?;
         // SAFETY: the domain keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
         let region = Region {
             domain: object.base,
             owner: soft.slot,
-            writable: flags & local != 0,
+            writable,
             virtual_address,
             address: address.cast(),
             bytes: length,
@@ -79,7 +92,58 @@ pub(crate) unsafe extern "C" fn reg_mr(
             rkey: key.0,
         };
         let mr = VerbsMr { ibv_mr, mr_type: 0, access };
-        Ok(SoftMr { mr, domain: object.slot }.into_native().cast())
+        Ok(SoftMr { mr, domain: AtomicU32::new(object.slot) }.into_native().cast())
+    })
+}
+
+/// Changes a region in place, all of what is asked or nothing, so that the old one stays valid when it fails. Its key
+/// stays as well: requests that are posted mean the new region. The library checks the flags, and writes address,
+/// length and domain to the handle.
+pub(crate) unsafe extern "C" fn rereg_mr(
+    mr: *mut VerbsMr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    bytes: usize,
+    access: c_int,
+) -> c_int {
+    answer_status(|| {
+        // SAFETY: NULL or a region of this provider, by the verb's contract.
+        let object = unsafe { SoftMr::of(mr) }?;
+        // SAFETY: the region keeps the context it was made with.
+        let soft = unsafe { SoftContext::of(object.mr.ibv_mr.context) }?;
+        let flags = flags.cast_unsigned();
+        // The kernel (ib_uverbs_rereg_mr): no flags, and unknown ones.
+        known_bits(flags, IBV_REREG_MR_FLAGS_SUPPORTED, EINVAL)?;
+        if flags == 0 {
+            return Err(EINVAL);
+        }
+        let key = MemoryKey(object.mr.ibv_mr.lkey);
+        let mut state = soft.nic().control();
+        let mut region = state.memory.get(key).ok_or(EINVAL)?;
+        if flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0 {
+            let virtual_address = u64::try_from(address.addr()).map_err(|_| EINVAL)?;
+            region.bytes = range(address, bytes, virtual_address)?;
+            (region.address, region.virtual_address) = (address.cast(), virtual_address);
+        }
+        if flags & IBV_REREG_MR_CHANGE_ACCESS != 0 {
+            region.writable = writable(access)?;
+        }
+        let old = object.domain.load(Ordering::Relaxed);
+        let mut new = old;
+        if flags & IBV_REREG_MR_CHANGE_PD != 0 {
+            // SAFETY: NULL or a domain of this provider, by the verb's contract.
+            let domain = unsafe { SoftPd::of(pd) }?;
+            if domain.context() != object.mr.ibv_mr.context {
+                return Err(EINVAL);
+            }
+            (region.domain, new) = (domain.base, domain.slot);
+        }
+        use_domain(&mut state, new)?;
+        release_domain(&mut state, old);
+        object.domain.store(new, Ordering::Relaxed);
+        state.memory.replace(key, region);
+        Ok(())
     })
 }
 
@@ -91,7 +155,7 @@ pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut VerbsMr) -> c_int {
         let soft = unsafe { SoftContext::of(object.mr.ibv_mr.context) }?;
         let mut state = soft.nic().control();
         state.memory.remove(MemoryKey(object.mr.ibv_mr.lkey)).ok_or(EINVAL)?;
-        release_domain(&mut state, object.domain);
+        release_domain(&mut state, object.domain.load(Ordering::Relaxed));
         // SAFETY: the library drops the handle; `object` is not used any more.
         drop(unsafe { SoftMr::take(mr) });
         Ok(())

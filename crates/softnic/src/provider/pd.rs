@@ -55,7 +55,7 @@ impl SoftPd {
     }
 
     /// Whether it is a parent domain: those hold no memory regions of their own.
-    fn is_parent(&self) -> bool {
+    pub(crate) fn is_parent(&self) -> bool {
         self.parent.is_some()
     }
 

@@ -209,9 +209,11 @@ fn an_overrun_kills_the_completion_queue_and_says_so_once() {
     }
     raw.deliver((0..8).map(udp));
     let stats = raw.stats();
-    assert_eq!((stats.delivered, stats.cq_overrun), (4, 4));
+    assert_eq!((stats.delivered, stats.cq_overrun, stats.queue_not_ready), (4, 1, 3));
     assert_eq!(raw.event(), IBV_EVENT_CQ_ERR);
+    assert_eq!(raw.event(), IBV_EVENT_QP_FATAL, "what completes to it goes with it");
+    assert!(raw.unacknowledged().is_none());
     assert_eq!(raw.poll().len(), 4, "what was completed before stays readable");
     raw.deliver([udp(9)]);
-    assert_eq!(raw.stats().cq_overrun, 5, "the queue stays dead");
+    assert_eq!(raw.stats().queue_not_ready, 4, "the queue stays dead");
 }

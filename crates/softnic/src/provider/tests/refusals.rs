@@ -13,6 +13,7 @@ use super::super::{
     context, counters, cq, cq_poll, flow, mr, pd, qp, qp_create, qp_modify, qp_send, table, wq,
 };
 use super::{LOCAL_WRITE, Raw, udp};
+use crate::limits::COMP_VECTORS;
 
 fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap()
@@ -91,7 +92,8 @@ fn completion_queues_have_limits() {
     assert_eq!(create(|attr| attr.cqe = 0), libc::EINVAL);
     assert_eq!(create(|attr| attr.cqe = u32::MAX), libc::EINVAL);
     assert_eq!(create(|attr| attr.comp_mask = 1 << 7), libc::EINVAL);
-    assert_eq!(create(|attr| attr.comp_vector = 1), libc::EINVAL);
+    assert_eq!(create(|attr| attr.comp_vector = COMP_VECTORS - 1), 0);
+    assert_eq!(create(|attr| attr.comp_vector = COMP_VECTORS), libc::EINVAL);
     assert_eq!(create(|attr| attr.wc_flags = 1 << 10), libc::EOPNOTSUPP, "tag matching");
     assert_eq!(create(|attr| attr.wc_flags = 1 << 40), libc::EOPNOTSUPP);
     assert_eq!(create(|attr| (attr.comp_mask, attr.flags) = (1, 1 << 5)), libc::EINVAL);

@@ -1,0 +1,302 @@
+//! The engine's side of completion queues: completions in, overruns, and the events that wake whoever waits.
+//!
+//! Part of [`State`]; called by the engine and by the ops that flush. Events are looked at when a burst is published,
+//! under the device's mutex, which is also held while a queue is armed. So a completion is either published before the
+//! queue is armed, and then the poll that follows arming sees it, or after, and then it raises the event: the pattern
+//! of `ibv_get_cq_event(3)` (event, arm, poll until empty) loses nothing. As in the kernel, completions that were
+//! queued when the queue was armed raise none by themselves.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::clock;
+use crate::events::CompletionEvents;
+use crate::ring::Producer;
+use crate::slab::Slab;
+use crate::state::{QpKind, QueueState, State};
+use crate::work::{Cqe, Status};
+
+/// The engine's side of a completion queue.
+pub(crate) struct CqState {
+    pub(crate) owner: u32,
+    pub(crate) users: u32,
+    pub(crate) producer: Producer,
+    pub(crate) ignore_overrun: bool,
+    /// An overrun happened: the queue takes nothing any more.
+    pub(crate) failed: bool,
+    pub(crate) unpublished: bool,
+    /// Set by the consumer when it first asks for flags: only then are checksums verified.
+    pub(crate) wants_checksums: Arc<AtomicBool>,
+    /// The application's `ibv_cq`, for events, and how many asynchronous ones were sent.
+    pub(crate) native: u64,
+    pub(crate) events: u32,
+    pub(crate) notice: Notice,
+}
+
+/// A completion channel.
+pub(crate) struct ChannelState {
+    pub(crate) owner: u32,
+    /// Completion queues that report to it.
+    pub(crate) users: u32,
+    /// The application's `ibv_comp_channel`.
+    pub(crate) native: u64,
+    pub(crate) events: CompletionEvents,
+}
+
+/// What the application waits for (`ibv_req_notify_cq`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Armed {
+    #[default]
+    No,
+    /// The next completion that failed. No frame of a raw packet queue carries a solicited event bit.
+    Solicited,
+    /// The next completion.
+    Any,
+}
+
+/// When the application is told of completions.
+#[derive(Default)]
+pub(crate) struct Notice {
+    pub(crate) channel: Option<u32>,
+    pub(crate) armed: Armed,
+    /// Where the producer stood when completions were last counted.
+    counted: u32,
+    /// Completions since the queue was armed, and the time of the first.
+    waiting: u32,
+    since_ns: u64,
+    /// Completions per event, and how long fewer may wait (`ibv_modify_cq`). Both 0: an event at once.
+    count: u16,
+    period_us: u16,
+    /// It stands in the list of queues with an event to come.
+    listed: bool,
+    /// Completion events sent.
+    pub(crate) events: u32,
+}
+
+impl Notice {
+    pub(crate) fn on(channel: Option<u32>) -> Self {
+        Self { channel, ..Self::default() }
+    }
+
+    pub(crate) fn moderate(&mut self, count: u16, period_us: u16) {
+        (self.count, self.period_us) = (count, period_us);
+    }
+
+    /// Whether the completions that wait are enough, or have waited long enough.
+    fn is_due(&self, now_ns: u64) -> bool {
+        let by_count = u32::from(self.count).max(u32::from(self.period_us == 0));
+        let waited_ns = now_ns.saturating_sub(self.since_ns);
+        let in_time = self.period_us != 0 && waited_ns >= u64::from(self.period_us) * 1_000;
+        (by_count != 0 && self.waiting >= by_count) || in_time
+    }
+}
+
+impl CqState {
+    /// Arms the queue for one event. A wish for any completion outweighs one for a failed one.
+    pub(crate) fn arm(&mut self, wish: Armed) {
+        if self.notice.armed == Armed::No {
+            self.notice.counted = self.producer.position();
+            self.notice.waiting = 0;
+        }
+        if self.notice.armed != Armed::Any {
+            self.notice.armed = wish;
+        }
+    }
+
+    /// Goes on with another ring, into which the completions of this one were moved.
+    pub(crate) fn replace(&mut self, producer: &mut Producer) {
+        std::mem::swap(&mut self.producer, producer);
+        self.notice.counted = self.producer.position();
+    }
+
+    /// The completions since the last count that the application waits for.
+    fn fresh(&mut self) -> u32 {
+        let end = self.producer.position();
+        let mut index = std::mem::replace(&mut self.notice.counted, end);
+        if self.notice.armed == Armed::Any {
+            return end.wrapping_sub(index);
+        }
+        let mut failed = 0;
+        while index != end {
+            // SAFETY: just filled by this side, which alone writes to it; the slots are aligned `Cqe`s.
+            let cqe = unsafe { self.producer.peek(index).cast::<Cqe>().as_ref() };
+            failed += u32::from(cqe.status() != u32::from(Status::Success as u8));
+            index = index.wrapping_add(1);
+        }
+        failed
+    }
+
+    /// Counts the published completions of an armed queue, and sends the event if it is time.
+    #[cold]
+    fn announce(&mut self, slot: u32, channels: &Slab<ChannelState>, waiting: &mut Vec<u32>) {
+        let fresh = self.fresh();
+        if fresh == 0 {
+            return;
+        }
+        let now_ns = clock::now_ns();
+        if self.notice.waiting == 0 {
+            self.notice.since_ns = now_ns;
+        }
+        self.notice.waiting = self.notice.waiting.saturating_add(fresh);
+        if !(self.notice.is_due(now_ns) && self.raise(channels)) && !self.notice.listed {
+            self.notice.listed = true;
+            waiting.push(slot);
+        }
+    }
+
+    /// Sends the event. Answers whether it went, or can never go.
+    fn raise(&mut self, channels: &Slab<ChannelState>) -> bool {
+        let channel = self.notice.channel.and_then(|slot| channels.get(slot));
+        let sent = channel.is_none_or(|channel| channel.events.send(self.native));
+        if sent {
+            self.notice.events += u32::from(channel.is_some());
+            self.notice.armed = Armed::No;
+            self.notice.waiting = 0;
+        }
+        sent
+    }
+}
+
+impl State {
+    /// Adds a completion queue, with room to note it without allocating.
+    pub(crate) fn insert_cq(&mut self, cq: CqState) -> Option<u32> {
+        let slot = self.cqs.insert(cq)?;
+        let wanted = self.cqs.slot_count();
+        for list in [&mut self.unpublished_cqs, &mut self.waiting_cqs] {
+            list.reserve(wanted.saturating_sub(list.len()));
+        }
+        Some(slot)
+    }
+
+    /// Takes a completion queue out.
+    pub(crate) fn remove_cq(&mut self, slot: u32) -> Option<CqState> {
+        let cq = self.cqs.remove(slot)?;
+        self.waiting_cqs.retain(|waiting| *waiting != slot);
+        if let Some(channel) = cq.notice.channel.and_then(|channel| self.channels.get_mut(channel)) {
+            channel.users -= 1;
+        }
+        Some(cq)
+    }
+
+    /// Writes a completion. Answers whether there was room; an overrun of a queue that does not ignore it is fatal
+    /// for the queue, and reported.
+    #[inline]
+    pub(crate) fn complete(&mut self, cq_slot: u32, cqe: &Cqe) -> bool {
+        let Some(cq) = self.cqs.get_mut(cq_slot) else { return false };
+        if cq.failed || !cq.producer.has_room(1) {
+            self.overrun(cq_slot);
+            return false;
+        }
+        // SAFETY: there is room, so the slot is the producer's; completion slots are `Cqe`s, aligned with the ring.
+        unsafe { cq.producer.slot().cast::<Cqe>().write(*cqe) };
+        cq.producer.advance();
+        if !cq.unpublished {
+            cq.unpublished = true;
+            self.unpublished_cqs.push(cq_slot);
+        }
+        true
+    }
+
+    /// Notes that a completion queue had no room. One that ignores it loses the completion: where hardware writes over
+    /// the oldest one, the newest is lost here. For any other it is the end, and for the queues that complete to it
+    /// (`ibv_poll_cq(3)`: "the CQ cannot be used"; InfiniBand specification, Local Work Queue Catastrophic Error).
+    #[cold]
+    pub(crate) fn overrun(&mut self, cq_slot: u32) {
+        let Some(cq) = self.cqs.get_mut(cq_slot) else { return };
+        if cq.failed || cq.ignore_overrun {
+            return;
+        }
+        cq.failed = true;
+        let (owner, native) = (cq.owner, cq.native);
+        let sent = self.notify(owner, ibverbs_sys::IBV_EVENT_CQ_ERR, native);
+        if let Some(cq) = self.cqs.get_mut(cq_slot) {
+            cq.events += sent;
+        }
+        for slot in (0..self.queues.slot_count()).filter_map(|slot| u32::try_from(slot).ok()) {
+            if self.queues.get(slot).is_some_and(|queue| queue.cq == cq_slot) {
+                self.fail_running_queue(slot);
+            }
+        }
+        for slot in (0..self.qps.slot_count()).filter_map(|slot| u32::try_from(slot).ok()) {
+            let receives = self.qps.get(slot).and_then(|qp| match &qp.kind {
+                QpKind::Raw { queue, send } if send.cq == cq_slot => Some(*queue),
+                _ => None,
+            });
+            if let Some(queue) = receives {
+                self.fail_running_queue(queue);
+            }
+        }
+    }
+
+    /// Fails a queue unless it has failed already, or was never started: RESET is 0 for work queues and queue pairs.
+    fn fail_running_queue(&mut self, slot: u32) {
+        let runs = |queue: &QueueState| queue.native_state.load(Ordering::Relaxed) != 0;
+        if self.queues.get(slot).is_some_and(runs) && !self.failed_queues.contains(&slot) {
+            self.fail_queue(slot);
+        }
+    }
+
+    /// Shows the applications what this burst consumed, and then what it completed: whoever sees a completion may count
+    /// on the place of its request.
+    pub(crate) fn publish(&mut self) {
+        let Self { unpublished_queues, queues, unpublished_cqs, cqs, channels, waiting_cqs, .. } = self;
+        for slot in unpublished_queues.drain(..) {
+            if let Some(queue) = queues.get_mut(slot) {
+                queue.unpublished = false;
+                queue.planned = 0;
+                queue.consumer.publish();
+            }
+        }
+        for slot in unpublished_cqs.drain(..) {
+            if let Some(cq) = cqs.get_mut(slot) {
+                cq.unpublished = false;
+                cq.producer.publish();
+                if cq.notice.armed != Armed::No {
+                    cq.announce(slot, channels, waiting_cqs);
+                }
+            }
+        }
+    }
+
+    /// Sends the events whose time has come, and those that a full channel had no room for.
+    #[cold]
+    pub(crate) fn raise_waiting(&mut self) {
+        let Self { cqs, channels, waiting_cqs, .. } = self;
+        let now_ns = clock::now_ns();
+        waiting_cqs.retain(|slot| {
+            let Some(cq) = cqs.get_mut(*slot) else { return false };
+            let waits = cq.notice.armed != Armed::No && cq.notice.waiting != 0;
+            cq.notice.listed = waits && !(cq.notice.is_due(now_ns) && cq.raise(channels));
+            cq.notice.listed
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn notice(count: u16, period_us: u16, waiting: u32) -> Notice {
+        Notice { count, period_us, waiting, since_ns: 1_000_000, ..Notice::default() }
+    }
+
+    #[test]
+    fn without_moderation_one_completion_is_enough() {
+        assert!(notice(0, 0, 1).is_due(1_000_000));
+        assert!(!notice(0, 0, 0).is_due(1_000_000));
+    }
+
+    #[test]
+    fn an_event_comes_by_count_or_by_time_whichever_is_first() {
+        assert!(!notice(4, 50, 3).is_due(1_049_999));
+        assert!(notice(4, 50, 4).is_due(1_000_000));
+        assert!(notice(4, 50, 1).is_due(1_050_000));
+        assert!(!notice(4, 0, 3).is_due(u64::MAX), "no period: only the count");
+        assert!(!notice(0, 50, 100).is_due(1_049_999), "no count: only the period");
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_raises_nothing_early() {
+        assert!(!notice(4, 50, 1).is_due(0));
+    }
+}
