@@ -11,7 +11,7 @@ use crate::settings::Settings;
 use control::{Device, DeviceSelector, DeviceSummary};
 use policy::DeviceProfile;
 use rustix::io::Errno;
-use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+use softnic::{Drive, PortConfig, SoftNic, SoftNicConfig};
 
 /// The name that takes whatever device there is.
 const AUTO: &str = "auto";
@@ -88,7 +88,7 @@ fn make_soft(settings: &Settings) -> Result<Soft, Error> {
     }
     let config = SoftNicConfig {
         name: settings.softnic.name.clone(),
-        personality: Personality::Ideal,
+        personality: settings.softnic.personality,
         ports,
         drive: Drive::Thread { core: settings.softnic.core },
     };
@@ -99,7 +99,8 @@ fn make_soft(settings: &Settings) -> Result<Soft, Error> {
 /// The limits to compile for: those of the settings' device, which must be there to be asked.
 pub(crate) fn profile(settings: &Settings) -> Result<DeviceProfile, Error> {
     if means_soft(settings) {
-        return Ok(DeviceProfile::ideal());
+        let personality = settings.softnic.personality.name();
+        return Ok(DeviceProfile::by_name(personality).unwrap_or_default());
     }
     let cores = cores::assign(&settings.workers.cores, settings.softnic.core, &cores::available());
     let workers = cores.map_err(Error::Cores)?.len();

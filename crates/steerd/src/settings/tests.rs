@@ -46,7 +46,7 @@ fn every_key_has_a_default_in_the_file() {
         ("device", vec!["name", "ports"]),
         ("policy", vec!["file"]),
         ("workers", vec!["cores", "frames", "frame_bytes", "batch", "pages", "idle", "timestamps"]),
-        ("softnic", vec!["name", "ports"]),
+        ("softnic", vec!["name", "personality", "ports"]),
         ("http", vec!["listen"]),
         ("log", vec!["target", "filter"]),
     ] {

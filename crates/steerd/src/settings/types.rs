@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use hugemem::PageKind;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
+use softnic::Personality;
 use softnic::wire::WireConfig;
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -73,6 +74,7 @@ pub(crate) enum Cores {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct SoftNic {
     pub(crate) name: String,
+    pub(crate) personality: Personality,
     pub(crate) core: Option<usize>,
     pub(crate) ports: Vec<SoftNicPort>,
 }
