@@ -112,7 +112,7 @@ impl Door {
         nic.as_ref().map(|nic| Arc::clone(nic.shared()))
     }
 
-    /// Gives a link's other end time to come: most programs look at the port once, when they start, and give up.
+    /// Gives a link's two ends time to meet: most programs look at the port once, when they start, and give up.
     fn wait_for_peer(&self, nic: &Nic) {
         let up = || nic.ports.iter().all(|port| !port.down.load(Ordering::Relaxed));
         let until = Instant::now() + self.settings.wait;

@@ -21,7 +21,7 @@ pub mod variable {
     pub const MTU: &str = "SOFTNIC_MTU";
     /// The core of the engine; any without it.
     pub const CORE: &str = "SOFTNIC_CORE";
-    /// Seconds to wait, at the first opening, until the wire is up; 10 without it.
+    /// Seconds to wait, at the first opening, until the wire is up; 2 without it.
     pub const WAIT: &str = "SOFTNIC_WAIT";
     /// `plugin` or `preload`: which door the launcher has set up; see `softnic-door`.
     pub const DOOR: &str = "SOFTNIC_DOOR";
@@ -34,7 +34,7 @@ pub mod variable {
 pub const WAIT_LIMIT_S: u64 = 3_600;
 
 const DEFAULT_NAME: &str = "softnic0";
-const DEFAULT_WAIT_S: u64 = 10;
+const DEFAULT_WAIT_S: u64 = 2;
 
 /// Checked settings. Nothing is opened yet.
 #[derive(Clone, Debug)]

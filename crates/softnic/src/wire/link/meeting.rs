@@ -32,7 +32,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 pub(super) struct Seat {
     socket: OwnedFd,
     end: LinkEnd,
-    /// Where end `a` listens.
+    /// The other end's place.
     peer: SocketAddrUnix,
     /// At end `b`: a connection whose hello has not come yet.
     pending: Option<OwnedFd>,
@@ -64,10 +64,19 @@ impl Seat {
             }
             bound => bound.map_err(failed("bind"))?,
         }
-        if config.end == LinkEnd::A {
-            listen(&socket, 1).map_err(failed("listen"))?;
-        }
-        Ok(Self { socket, end: config.end, peer: address(LinkEnd::A)?, pending: None })
+        // End `b` listens so that `a` can knock, and lets nobody in.
+        listen(&socket, 1).map_err(failed("listen"))?;
+        let other = match config.end {
+            LinkEnd::A => LinkEnd::B,
+            LinkEnd::B => LinkEnd::A,
+        };
+        Ok(Self { socket, end: config.end, peer: address(other)?, pending: None })
+    }
+
+    /// Whether the other end's place is taken, met or not.
+    pub(super) fn peer_is_there(&self) -> bool {
+        let knocked = new_socket().and_then(|socket| connect(&socket, &self.peer));
+        self.pending.is_some() || matches!(knocked, Ok(()) | Err(Errno::AGAIN))
     }
 
     /// Looks once whether the other end is there.

@@ -1,9 +1,10 @@
 //! A link to a soft NIC in another process (or this one), over memory that both share.
 //!
-//! The two ends of a link have its name and a letter, `a` or `b`. An end without its peer is down: what is sent is
-//! counted as an error. When the peer goes, what it sent before is still received, what it has not taken counts as lost,
-//! and the next process that takes that end is met with fresh memory. Both processes run as the same user, in one network
-//! namespace. The memory and the names vanish with the processes, however these end.
+//! The two ends of a link have its name and a letter, `a` or `b`. Like a port at a switch, an end whose peer never came is
+//! up, and what it sends is counted as an error: programs look at the port once, when they start, and one has to be first.
+//! When the peer goes the link is down until another process takes that end; what the peer sent before is still received,
+//! and what it has not taken counts as lost. Both processes run as the same user, in one network namespace. The memory
+//! and the names vanish with the processes, however these end.
 
 mod config;
 mod lane;
@@ -33,6 +34,8 @@ pub struct LinkWire {
     session: Option<Session>,
     /// The peer is gone; what it sent before is still to be received.
     ending: bool,
+    /// Without a session: a peer was here and went, or is there and not met yet.
+    missing: bool,
     /// Bursts since the peer was last looked for, or after.
     bursts: u32,
     /// Where a burst's frames are copied to, one after the other.
@@ -54,12 +57,14 @@ impl LinkWire {
             config: config.clone(),
             session: None,
             ending: false,
+            missing: false,
             bursts: 0,
             frames: vec![0; BURST_FRAMES * MAX_FRAME_BYTES].into_boxed_slice(),
             lies: 0,
             untaken: 0,
         };
         wire.session = wire.seat.meet();
+        wire.missing = wire.session.is_none() && wire.seat.peer_is_there();
         Ok(wire)
     }
 
@@ -82,6 +87,7 @@ impl LinkWire {
     fn end_session(&mut self) {
         if let Some(session) = self.session.take() {
             self.untaken += session.sender.untaken();
+            self.missing = true;
         }
         self.ending = false;
     }
@@ -147,7 +153,8 @@ impl Wire for LinkWire {
     }
 
     fn state(&self) -> WireState {
-        if self.session.is_some() && !self.ending { WireState::Live } else { WireState::Down }
+        let up = if self.session.is_some() { !self.ending } else { !self.missing };
+        if up { WireState::Live } else { WireState::Down }
     }
 
     fn describe(&self) -> String {

@@ -69,10 +69,25 @@ fn nothing_arrives_before_it_is_flushed() {
 }
 
 #[test]
-fn an_end_alone_is_down_and_takes_nothing() {
+fn an_end_alone_is_up_and_takes_nothing() {
     let mut a = open(LinkEnd::A);
-    assert_eq!(a.state(), WireState::Down);
+    assert_eq!(a.state(), WireState::Live);
     assert_eq!(a.transmit(&frame(60, 0)), Err(TransmitError::Down));
+}
+
+#[test]
+fn whichever_end_comes_second_is_down_until_they_have_met() {
+    for (first, second) in [(LinkEnd::A, LinkEnd::B), (LinkEnd::B, LinkEnd::A)] {
+        let mut first = open(first);
+        let mut second = open(second);
+        assert_eq!([first.state(), second.state()], [WireState::Live, WireState::Down]);
+        for _ in 0..4 * BURSTS_PER_MEETING {
+            drain(&mut first);
+            drain(&mut second);
+        }
+        assert_eq!([first.state(), second.state()], [WireState::Live; 2]);
+        assert_eq!(second.transmit(&frame(60, 0)), Ok(()));
+    }
 }
 
 #[test]

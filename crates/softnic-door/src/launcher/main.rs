@@ -1,0 +1,197 @@
+//! `softnic`: runs a command that finds a soft NIC through its own, unmodified libibverbs.
+//!
+//! `softnic exec --wire link:x:a -- ibv_devinfo`. It sets up a door, then becomes the command: the exit code is the
+//! command's, and nothing is left behind, because the door's files live in a mount namespace of the command's own.
+
+#![forbid(unsafe_code)]
+
+mod library;
+mod plugin;
+mod report;
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use softnic::door::{Settings, variable};
+
+/// What a shell answers for a command that it cannot find, or not run.
+const NOT_FOUND: u8 = 127;
+const NOT_RUNNABLE: u8 = 126;
+
+/// What can go wrong before the command runs.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(transparent)]
+    Settings(#[from] softnic::Error),
+    #[error("the door's library {names} is not beside {}: build it (cargo build -p softnic-door), or name it in SOFTNIC_LIBRARY", exe.display())]
+    NoLibrary { names: String, exe: std::path::PathBuf },
+    #[error("{} cannot be preloaded: the dynamic linker takes no path with a space or a colon; use --door plugin", path.display())]
+    UnfitPath { path: std::path::PathBuf },
+    #[error("the plugin door cannot be set up: {reason}; --door preload needs no privilege")]
+    Plugin { reason: String },
+    #[error("{step}: {source}")]
+    Step { step: String, source: std::io::Error },
+    #[error("{command}: {source}")]
+    Command { command: String, source: std::io::Error },
+}
+
+#[derive(Parser)]
+#[command(
+    name = "softnic",
+    version,
+    about = "Run programs with a soft NIC under their unmodified libibverbs"
+)]
+struct Cli {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Run a command that sees a soft NIC
+    Exec(Exec),
+    /// Say which doors work here, for this user, and what the options take
+    List,
+    /// Set the plugin door up and end: whether it works (used by `exec` and `list`)
+    #[command(hide = true)]
+    Probe,
+}
+
+#[derive(Args)]
+struct Exec {
+    /// How the command comes to the device
+    #[arg(long, value_enum, default_value_t = DoorChoice::Auto)]
+    door: DoorChoice,
+    #[command(flatten)]
+    device: DeviceOptions,
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+/// Each stands for a variable of the same name, `SOFTNIC_WIRE` for `--wire`; the option wins.
+#[derive(Args)]
+struct DeviceOptions {
+    /// What stands at the other end of the port: `null`, `generator[:RATE]`, `pcap:FILE`, `af_packet:INTERFACE`, `link:NAME:a|b`, or a table as in steerd's settings
+    #[arg(long)]
+    wire: Option<String>,
+    /// The device's name [default: softnic0]
+    #[arg(long)]
+    name: Option<String>,
+    /// What the device refuses: `ideal`, `mlx5`, `mlx4` [default: ideal]
+    #[arg(long)]
+    personality: Option<String>,
+    /// Bytes of the port's MTU [default: what the wire can carry]
+    #[arg(long)]
+    mtu: Option<String>,
+    /// The core of the device's engine [default: any]
+    #[arg(long)]
+    core: Option<String>,
+    /// Seconds that opening the device waits until the wire is up [default: 2]
+    #[arg(long)]
+    wait: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum DoorChoice {
+    /// plugin where it works, otherwise preload
+    Auto,
+    /// A provider that the library itself finds, in a private mount namespace
+    Plugin,
+    /// Functions that come before the library's: no namespace, no privilege
+    Preload,
+}
+
+impl DeviceOptions {
+    /// The variables that the options stand for.
+    fn variables(&self) -> Vec<(&'static str, &str)> {
+        let all = [
+            (variable::WIRE, &self.wire),
+            (variable::NAME, &self.name),
+            (variable::PERSONALITY, &self.personality),
+            (variable::MTU, &self.mtu),
+            (variable::CORE, &self.core),
+            (variable::WAIT, &self.wait),
+        ];
+        all.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?))).collect()
+    }
+
+    fn settings(&self) -> Result<Settings, Error> {
+        let variables = self.variables();
+        let given = |name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        };
+        let inherited = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
+        Ok(Settings::read(|name| given(name).or_else(|| inherited(name)))?)
+    }
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().action {
+        Action::Exec(exec) => run(&exec),
+        Action::List => report::print(),
+        Action::Probe => library::find()
+            .and_then(|library| Ok(plugin::enter(&DeviceOptions::none().settings()?, &library)?)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            softnic::door::complain(&error);
+            ExitCode::from(match &error {
+                Error::Command { source, .. } if source.kind() == std::io::ErrorKind::NotFound => NOT_FOUND,
+                _ => NOT_RUNNABLE,
+            })
+        }
+    }
+}
+
+impl DeviceOptions {
+    fn none() -> Self {
+        Self { wire: None, name: None, personality: None, mtu: None, core: None, wait: None }
+    }
+}
+
+/// Becomes the command. Returns only if that fails.
+fn run(exec: &Exec) -> Result<(), Error> {
+    let settings = exec.device.settings()?;
+    let library = library::find()?;
+    let plugin = match exec.door {
+        DoorChoice::Auto => plugin::probe().is_ok(),
+        DoorChoice::Plugin => {
+            plugin::probe().map_err(|reason| Error::Plugin { reason })?;
+            true
+        }
+        DoorChoice::Preload => false,
+    };
+    let Some((program, arguments)) = exec.command.split_first() else { return Ok(()) };
+    let mut command = Command::new(program);
+    command.args(arguments).envs(exec.device.variables());
+    if plugin {
+        plugin::enter(&settings, &library)?;
+        command.env(variable::DOOR, "plugin").env("SYSFS_PATH", plugin::SYSFS);
+        // The older name for the same list would win.
+        command.env("IBV_DRIVERS", plugin::DRIVER).env_remove("RDMAV_DRIVERS");
+        preload(&mut command, Path::new(plugin::LIBRARY))?;
+    } else {
+        command.env(variable::DOOR, "preload");
+        preload(&mut command, &library)?;
+    }
+    let source = command.exec();
+    Err(Error::Command { command: program.to_string_lossy().into_owned(), source })
+}
+
+fn preload(command: &mut Command, library: &Path) -> Result<(), Error> {
+    let mut list = library.as_os_str().to_owned();
+    if list.to_string_lossy().contains([' ', ':']) {
+        return Err(Error::UnfitPath { path: library.to_owned() });
+    }
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        list.push(":");
+        list.push(others);
+    }
+    command.env("LD_PRELOAD", list);
+    Ok(())
+}

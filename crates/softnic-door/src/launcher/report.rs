@@ -1,0 +1,30 @@
+//! `softnic list`: which doors work here, and what the options take.
+
+use std::io::Write as _;
+
+use softnic::Personality;
+use softnic::wire::SHORT_FORMS;
+
+use crate::{Error, library, plugin};
+
+pub(crate) fn print() -> Result<(), Error> {
+    let mut out = std::io::stdout().lock();
+    let mut line = |text: String| {
+        writeln!(out, "{text}").map_err(|source| Error::Step { step: "writing".to_owned(), source })
+    };
+    let library = library::find()?;
+    line(format!("library      {}", library.display()))?;
+    line("doors".to_owned())?;
+    let plugin = plugin::probe();
+    line(format!(
+        "  plugin     {}",
+        plugin.map_or_else(|reason| format!("no: {reason}"), |()| "works".to_owned())
+    ))?;
+    line("  preload    works".to_owned())?;
+    line("wires (--wire, SOFTNIC_WIRE)".to_owned())?;
+    for (form, meaning) in SHORT_FORMS {
+        line(format!("  {form:<22} {meaning}"))?;
+    }
+    let personalities = Personality::ALL.map(Personality::name).join(", ");
+    line(format!("personalities (--personality, SOFTNIC_PERSONALITY)\n  {personalities}"))
+}

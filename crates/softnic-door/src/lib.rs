@@ -1,0 +1,70 @@
+//! The soft NIC's doors into foreign processes, as one shared library.
+//!
+//! *Door B*: under the names `libsoftnic-rdmav34.so`, `-rdmav57.so`, `-rdmav59.so` and `-rdmav64.so` the stock libibverbs
+//! loads it as a provider plugin; it registers itself through whichever `verbs_register_driver_NN` that library has.
+//! *Door C*: preloaded (`LD_PRELOAD`), its functions of the library's names come before the library's own.
+//!
+//! The launcher `softnic exec` sets up either. Under door B it preloads too: the stock `ibv_create_comp_channel` and
+//! `ibv_import_device` ask the kernel and no provider. Everything that is not about a soft NIC is passed on to the stock
+//! library. What the NIC is made from stands in the environment, see [`softnic::door::variable`].
+
+mod interpose;
+
+use std::sync::OnceLock;
+
+use softnic::door::{Door, Settings, complain, variable};
+
+static DOOR: OnceLock<Option<&'static Door>> = OnceLock::new();
+
+/// Which door the environment asks for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// B: the library finds the device in a sysfs tree. Also where nobody asks: this is how plugins are loaded.
+    Plugin,
+    /// C: this library's own `ibv_get_device_list` answers.
+    Preload,
+}
+
+fn kind() -> Kind {
+    match std::env::var_os(variable::DOOR) {
+        Some(door) if door == "preload" => Kind::Preload,
+        _ => Kind::Plugin,
+    }
+}
+
+/// The process's door, from the settings of its environment; `None`, said once on stderr, if these make no sense.
+fn door() -> Option<&'static Door> {
+    *DOOR.get_or_init(|| match Settings::from_environment() {
+        // The library keeps pointers to it for as long as the process runs.
+        Ok(settings) => Some(Box::leak(Box::new(Door::new(settings)))),
+        Err(error) => {
+            complain(&error);
+            None
+        }
+    })
+}
+
+/// Registers the provider if the library is there to take it. Repeated calls change nothing.
+fn register() {
+    if let Some(door) = door()
+        && let Err(error) = door.register()
+    {
+        complain(&error);
+    }
+}
+
+/// Run by the dynamic linker. Where the library comes later (door B, preloaded into an interpreter), the interposed
+/// `ibv_get_device_list` makes up for it.
+extern "C" fn constructor() {
+    let ready = std::panic::catch_unwind(|| kind() == Kind::Plugin && Door::library_is_present());
+    if ready.unwrap_or(false) {
+        // A panic here would end the host's process for nothing.
+        let _ = std::panic::catch_unwind(register);
+    }
+}
+
+// SAFETY: the section holds pointers to functions of this type, which the dynamic linker calls once with the library
+// mapped and its dependencies initialised (ELF gABI, "Initialization and Termination Functions").
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = constructor;
