@@ -198,6 +198,17 @@ pub(crate) fn op_names(release: u32) -> Vec<&'static str> {
     names
 }
 
+/// How many functions `struct ibv_qp_ex` has in a release; `verbs_qp.comp_mask` stands behind them.
+pub(crate) fn qp_ex_functions(release: u32) -> usize {
+    match release {
+        ..=43 => 20,
+        // With `wr_atomic_write`.
+        44 => 21,
+        // With `wr_flush`.
+        45.. => 22,
+    }
+}
+
 /// The release in a library's file name, `libibverbs.so.1.<abi>.<release>.<patch>`.
 pub(crate) fn release_of(file_name: &str) -> Option<u32> {
     let version = file_name.strip_prefix("libibverbs.so.1.")?;

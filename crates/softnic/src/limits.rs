@@ -37,6 +37,12 @@ pub(crate) const MAX_WR: u32 = 1 << 16;
 pub(crate) const MAX_SGE: u32 = 4;
 /// Bytes of a send that can travel in the work request.
 pub(crate) const MAX_INLINE_BYTES: u32 = 256;
+/// Bytes of a TCP stream that one request can have segmented, as with ConnectX-4.
+pub(crate) const MAX_TSO_BYTES: u32 = 1 << 18;
+/// Bytes of headers before each of its segments.
+pub(crate) const MAX_TSO_HEADER_BYTES: u16 = 512;
+/// The fastest rate a queue pair can be held to, in kilobits per second.
+pub(crate) const MAX_RATE_KBPS: u32 = 100_000_000;
 /// Indirection tables.
 pub(crate) const MAX_TABLES: usize = 65_536;
 /// Queue pairs.

@@ -133,10 +133,15 @@ impl Producer {
         self.next = self.next.wrapping_add(1);
     }
 
-    /// The index of the next slot, for [`Producer::peek`].
+    /// The index of the next slot, for [`Producer::rewind`] and [`Producer::peek`].
     #[inline]
     pub(crate) fn position(&self) -> u32 {
         self.next
+    }
+
+    /// Takes back every slot filled since `position`, none of which was published.
+    pub(crate) fn rewind(&mut self, position: u32) {
+        self.next = position;
     }
 
     /// Shows every filled slot to the consumer.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::completion::{ChannelState, CqState};
+use crate::engine::pace::Pace;
 use crate::events::EventChannel;
 use crate::flow::{FlowId, FlowTable};
 use crate::limits;
@@ -15,7 +16,7 @@ use crate::memory::MemoryTable;
 use crate::ring::Consumer;
 use crate::rss::Rss;
 use crate::slab::Slab;
-use crate::work::{Cqe, MAX_TAGGED_NUMBER, Opcode, Status};
+use crate::work::{Cqe, MAX_TAGGED_NUMBER, Opcode, SendShape, Status};
 
 /// Everything that belongs to no port.
 pub(crate) struct State {
@@ -67,6 +68,15 @@ pub(crate) enum QueueOwner {
     QueuePair(u32),
 }
 
+/// How a receive queue wants its frames to differ from what came over the wire.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FrameEdits {
+    /// Without the outer C-VLAN tag, which is in the completion.
+    pub(crate) strip_cvlan: bool,
+    /// With the frame check sequence behind it.
+    pub(crate) append_fcs: bool,
+}
+
 /// The engine's side of a receive queue: a WQ's, or a plain queue pair's.
 pub(crate) struct QueueState {
     pub(crate) owner: u32,
@@ -80,6 +90,7 @@ pub(crate) struct QueueState {
     /// The number completions carry.
     pub(crate) number: u32,
     pub(crate) ready: bool,
+    pub(crate) edits: FrameEdits,
     pub(crate) unpublished: bool,
     /// Deliveries of the current burst that were not made yet.
     pub(crate) planned: u32,
@@ -108,8 +119,8 @@ pub(crate) struct SendState {
     pub(crate) consumer: Consumer,
     pub(crate) cq: u32,
     pub(crate) signal_all: bool,
-    pub(crate) max_sge: u32,
-    pub(crate) max_inline: u32,
+    pub(crate) shape: SendShape,
+    pub(crate) pace: Pace,
 }
 
 /// A queue pair.
@@ -120,7 +131,25 @@ pub(crate) struct QpState {
     pub(crate) domain: u32,
     pub(crate) number: u32,
     pub(crate) port: u8,
+    /// The attributes that mean nothing here and are only told again.
+    pub(crate) said: SaidAttributes,
     pub(crate) kind: QpKind,
+}
+
+/// What `ibv_modify_qp` was told and `ibv_query_qp` tells.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SaidAttributes {
+    pub(crate) pkey_index: u16,
+    pub(crate) qkey: u32,
+    pub(crate) sq_psn: u32,
+    /// Kilobits per second.
+    pub(crate) rate_limit: u32,
+}
+
+impl QpState {
+    pub(crate) fn new(owner: u32, domain: u32, kind: QpKind) -> Self {
+        Self { owner, users: 0, domain, number: 0, port: 0, said: SaidAttributes::default(), kind }
+    }
 }
 
 /// What a counter point counts.

@@ -14,12 +14,14 @@ pub(crate) const MAX_TAGGED_NUMBER: u32 = 0x00ff_ffff;
 pub(crate) enum Status {
     Success = 0,
     LocalLength = 1,
+    LocalOperation = 2,
     LocalProtection = 4,
     WorkRequestFlush = 5,
 }
 
 const _: () = {
     assert!(Status::LocalLength as u32 == ibv_wc_status::IBV_WC_LOC_LEN_ERR);
+    assert!(Status::LocalOperation as u32 == ibv_wc_status::IBV_WC_LOC_QP_OP_ERR);
     assert!(Status::LocalProtection as u32 == ibv_wc_status::IBV_WC_LOC_PROT_ERR);
     assert!(Status::WorkRequestFlush as u32 == ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
 };
@@ -28,11 +30,13 @@ const _: () = {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opcode {
     Send,
+    Segments,
     Receive,
 }
 
 const FLAG_RECEIVE: u8 = 1;
 const FLAG_CHECKSUM_OK: u8 = 2;
+const FLAG_SEGMENTS: u8 = 4;
 
 /// One completion.
 #[repr(C, align(32))]
@@ -66,7 +70,11 @@ impl Cqe {
     /// A successful completion; the caller fills in the rest.
     #[inline]
     pub(crate) fn new(wr_id: u64, opcode: Opcode, status: Status, queue_number: u32) -> Self {
-        let flags = if opcode == Opcode::Receive { FLAG_RECEIVE } else { 0 };
+        let flags = match opcode {
+            Opcode::Send => 0,
+            Opcode::Segments => FLAG_SEGMENTS,
+            Opcode::Receive => FLAG_RECEIVE,
+        };
         Self { wr_id, queue_number, status: status as u8, flags, ..Self::EMPTY }
     }
 
@@ -96,7 +104,11 @@ impl Cqe {
     /// As `enum ibv_wc_opcode`.
     #[inline]
     pub(crate) fn opcode(&self) -> u32 {
-        if self.flags & FLAG_RECEIVE != 0 { ibv_wc_opcode::IBV_WC_RECV } else { ibv_wc_opcode::IBV_WC_SEND }
+        match self.flags & (FLAG_RECEIVE | FLAG_SEGMENTS) {
+            0 => ibv_wc_opcode::IBV_WC_SEND,
+            FLAG_SEGMENTS => ibv_wc_opcode::IBV_WC_TSO,
+            _ => ibv_wc_opcode::IBV_WC_RECV,
+        }
     }
 }
 
@@ -139,23 +151,43 @@ pub(crate) fn receive_slot_bytes(max_sge: u32) -> usize {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendHeader {
     pub(crate) wr_id: u64,
-    pub(crate) flags: u32,
-    /// Bytes that follow in the request itself, if [`SEND_INLINE`] is set.
+    pub(crate) flags: u16,
+    /// Payload bytes of a segment, if [`SEND_SEGMENTS`] is set.
+    pub(crate) segment_bytes: u16,
+    /// Bytes that stand in the request itself: the frame with [`SEND_INLINE`], its headers with [`SEND_SEGMENTS`].
     pub(crate) inline_bytes: u32,
 }
 
 /// A completion is wanted.
-pub(crate) const SEND_SIGNALED: u32 = 1;
+pub(crate) const SEND_SIGNALED: u16 = 1;
 /// The frame's bytes stand in the request.
-pub(crate) const SEND_INLINE: u32 = 2;
+pub(crate) const SEND_INLINE: u16 = 2;
 /// The IPv4 header's and the layer 4 checksum are to be filled in.
-pub(crate) const SEND_CHECKSUM: u32 = 4;
+pub(crate) const SEND_CHECKSUM: u16 = 4;
+/// The elements are a TCP stream to be cut; the headers stand in the request, behind the room for the elements.
+pub(crate) const SEND_SEGMENTS: u16 = 8;
 
 /// Bytes before the elements of a send request.
 pub(crate) const SEND_HEADER_BYTES: usize = size_of::<SendHeader>();
 
-/// Bytes of a send request with up to `max_sge` elements or `max_inline` bytes.
-pub(crate) fn send_slot_bytes(max_sge: u32, max_inline: u32) -> usize {
-    let body = (max_sge as usize * size_of::<Element>()).max(max_inline as usize);
-    SEND_HEADER_BYTES + body.next_multiple_of(16)
+/// What the requests of a send ring have room for. Both sides of the ring hold the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SendShape {
+    pub(crate) max_sge: u32,
+    pub(crate) max_inline: u32,
+    pub(crate) max_tso_header: u32,
+}
+
+impl SendShape {
+    /// Bytes of a request.
+    pub(crate) fn slot_bytes(&self) -> usize {
+        let body = (self.elements_bytes() + self.max_tso_header as usize).max(self.max_inline as usize);
+        SEND_HEADER_BYTES + body.next_multiple_of(16)
+    }
+
+    /// Where the headers of segments stand, counted from the body.
+    #[inline]
+    pub(crate) fn elements_bytes(&self) -> usize {
+        self.max_sge as usize * size_of::<Element>()
+    }
 }

@@ -3,7 +3,10 @@
 //! Run by the device's own thread, or by whoever pumps. It takes the device's mutex once per burst, lets waiting
 //! control calls go first, and neither allocates, locks nor logs per frame. It never waits for an application.
 
+mod fcs;
+pub(crate) mod pace;
 mod receive;
+mod segment;
 mod transmit;
 
 use std::sync::Arc;

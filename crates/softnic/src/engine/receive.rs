@@ -10,15 +10,16 @@ use arrayvec::ArrayVec;
 use packet::checksum::{Check, verify_ip, verify_l4};
 
 use super::EnginePort;
+use super::fcs::{FCS_BYTES, fcs};
 use crate::clock;
 use crate::flow::{FlowKind, Matches};
 use crate::limits::ETHERNET_BYTES;
 use crate::memory::MemoryTable;
 use crate::nic::Nic;
 use crate::prefetch::{prefetch_read, prefetch_write};
-use crate::state::{QpKind, QueueState, State};
+use crate::state::{FrameEdits, QpKind, QueueState, State};
 use crate::stats::{Disposition, PortStats};
-use crate::wire::{BURST_FRAMES, Burst, Checksum, RxFrame};
+use crate::wire::{BURST_FRAMES, Burst, Checksum, MAX_FRAME_BYTES, RxFrame};
 use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status};
 
 /// How many frames ahead their headers are fetched, and how many deliveries ahead their buffers.
@@ -47,14 +48,22 @@ struct Delivery {
 pub(super) struct Plan {
     matches: Matches,
     deliveries: Vec<Delivery>,
+    edited: Box<EditedFrame>,
 }
+
+/// A frame that a queue wants otherwise than it came.
+type EditedFrame = ArrayVec<u8, { MAX_FRAME_BYTES + FCS_BYTES }>;
 
 /// Room for this many copies per frame on average; further ones would allocate once.
 const COPIES_PER_FRAME: usize = crate::flow::MAX_MATCHES;
 
 impl Plan {
     pub(super) fn new() -> Self {
-        Self { matches: Matches::new(), deliveries: Vec::with_capacity(BURST_FRAMES * COPIES_PER_FRAME) }
+        Self {
+            matches: Matches::new(),
+            deliveries: Vec::with_capacity(BURST_FRAMES * COPIES_PER_FRAME),
+            edited: Box::default(),
+        }
     }
 }
 
@@ -90,7 +99,7 @@ pub(super) fn burst(
             prefetch_buffer(state, ahead);
         }
         let delivery = plan.deliveries[index];
-        let end = deliver(state, &delivery, &frames[delivery.frame], now_ns);
+        let end = deliver(state, &delivery, &frames[delivery.frame], now_ns, &mut plan.edited);
         let so_far = &mut ends[delivery.frame];
         match (*so_far, end) {
             (_, Disposition::Delivered) if delivery.aside => stats.replicated += 1,
@@ -184,7 +193,13 @@ fn prefetch_buffer(state: &State, delivery: &Delivery) {
 
 /// Carries out one delivery.
 #[inline]
-fn deliver(state: &mut State, delivery: &Delivery, frame: &RxFrame<'_>, now_ns: u64) -> Disposition {
+fn deliver(
+    state: &mut State,
+    delivery: &Delivery,
+    frame: &RxFrame<'_>,
+    now_ns: u64,
+    edited: &mut EditedFrame,
+) -> Disposition {
     let State { queues, cqs, memory, unpublished_cqs, .. } = state;
     let Some(queue) = queues.get_mut(delivery.queue) else { return Disposition::QueueNotReady };
     if !queue.ready {
@@ -204,11 +219,16 @@ fn deliver(state: &mut State, delivery: &Delivery, frame: &RxFrame<'_>, now_ns: 
     let slot = queue.consumer.slot();
     // SAFETY: the request was published, so its slot is this side's, and slots begin with the id.
     let wr_id = unsafe { slot.cast::<u64>().read() };
-    let (status, end) = scatter(memory, queue, slot, frame.bytes);
+    let bytes = if queue.edits == FrameEdits::default() {
+        frame.bytes
+    } else {
+        edit(frame.bytes, queue.edits, edited)
+    };
+    let (status, end) = scatter(memory, queue, slot, bytes);
     queue.consumer.advance();
     let mut cqe = Cqe::new(wr_id, Opcode::Receive, status, queue.number);
     cqe.timestamp_ns = if frame.timestamp_ns == 0 { now_ns } else { frame.timestamp_ns };
-    cqe.byte_len = frame.bytes.len() as u32;
+    cqe.byte_len = bytes.len() as u32;
     cqe.flow_tag = delivery.tag;
     cqe.cvlan = delivery.cvlan;
     if cq.wants_checksums.load(Ordering::Relaxed) {
@@ -225,6 +245,29 @@ fn deliver(state: &mut State, delivery: &Delivery, frame: &RxFrame<'_>, now_ns: 
         state.fail_queue(delivery.queue);
     }
     end
+}
+
+/// Makes of a frame what a queue wants. The check sequence is that of the frame on the medium, tag included.
+#[cold]
+fn edit<'e>(frame: &[u8], edits: FrameEdits, edited: &'e mut EditedFrame) -> &'e [u8] {
+    /// Bytes of a tag, and where it stands: behind the two addresses.
+    const TAG_BYTES: usize = 4;
+    const TAG_AT: usize = 12;
+    edited.clear();
+    let tagged = frame.get(TAG_AT..TAG_AT + 2) == Some(&C_VLAN_TPID.to_be_bytes());
+    let (head, rest) = match frame.split_at_checked(TAG_AT) {
+        Some((head, rest)) if edits.strip_cvlan && tagged => {
+            (head, rest.get(TAG_BYTES..).unwrap_or_default())
+        }
+        _ => (frame, &[][..]),
+    };
+    let fcs = edits.append_fcs.then(|| fcs(frame));
+    for part in [head, rest, fcs.as_ref().map_or(&[][..], |fcs| fcs)] {
+        // There is room for every frame that a port takes, and its check sequence.
+        let taken = edited.try_extend_from_slice(part);
+        debug_assert!(taken.is_ok());
+    }
+    edited
 }
 
 /// The first element of a receive request.

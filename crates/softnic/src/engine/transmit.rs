@@ -2,27 +2,50 @@
 
 use std::ptr::NonNull;
 
+use arrayvec::ArrayVec;
+
+use super::segment::{Segment, Template};
 use super::{EnginePort, flush_failed};
-use crate::limits::ETHERNET_BYTES;
+use crate::clock;
+use crate::limits::{ETHERNET_BYTES, MAX_SGE, MAX_TSO_BYTES};
 use crate::memory::MemoryTable;
 use crate::nic::Nic;
 use crate::state::{QpKind, QpState, SendState, State};
 use crate::stats::PortStats;
 use crate::wire::MAX_FRAME_BYTES;
 use crate::work::{
-    Cqe, Element, Opcode, SEND_CHECKSUM, SEND_HEADER_BYTES, SEND_INLINE, SEND_SIGNALED, SendHeader, Status,
+    Cqe, Element, Opcode, SEND_CHECKSUM, SEND_HEADER_BYTES, SEND_INLINE, SEND_SEGMENTS, SEND_SIGNALED,
+    SendHeader, Status,
 };
 
-/// Sends of one queue pair in one pass, so that one cannot keep the others waiting.
-const SENDS_PER_PASS: usize = 64;
+/// Frames of one queue pair in one pass, so that one cannot keep the others waiting.
+const FRAMES_PER_PASS: usize = 64;
 
 /// What came of one request.
 enum Outcome {
-    /// The ring is empty.
-    Empty,
-    Done(Cqe, bool),
+    /// The ring is empty, or nothing is due yet.
+    Nothing,
+    /// Done, with so many frames, and whether somebody wants to know.
+    Done(Cqe, Sent, bool),
     /// The queue pair goes into the error state.
     Failed(Cqe),
+}
+
+/// What went to the wire.
+#[derive(Clone, Copy, Default)]
+struct Sent {
+    frames: usize,
+    bytes: u64,
+}
+
+/// The buffers of a request, found and allowed: where and how long.
+type Parts = ArrayVec<(*const u8, usize), { MAX_SGE as usize }>;
+
+/// Where frames are sent from, and to.
+struct Way<'a> {
+    port: &'a mut EnginePort,
+    gather: &'a mut [u8; MAX_FRAME_BYTES],
+    stats: &'a mut PortStats,
 }
 
 /// Sends what was posted for a port; answers the frames handed to the wire.
@@ -41,10 +64,11 @@ pub(super) fn drain(
     }
     let mut sent = 0;
     let mut index = 0;
+    let mut way = Way { port, gather, stats };
     while let Some(&slot) = state.senders.get(index) {
         index += 1;
-        if state.qps.get(slot).is_some_and(|qp| qp.port == port.number) {
-            sent += drain_qp(&mut state, slot, port, gather, stats);
+        if state.qps.get(slot).is_some_and(|qp| qp.port == way.port.number) {
+            sent += drain_qp(&mut state, slot, &mut way);
         }
     }
     if sent > 0 {
@@ -59,36 +83,33 @@ pub(super) fn drain(
     sent
 }
 
-fn drain_qp(
-    state: &mut State,
-    slot: u32,
-    port: &mut EnginePort,
-    gather: &mut [u8; MAX_FRAME_BYTES],
-    stats: &mut PortStats,
-) -> usize {
+fn drain_qp(state: &mut State, slot: u32, way: &mut Way<'_>) -> usize {
     let mut handled = 0;
-    while handled < SENDS_PER_PASS {
+    while handled < FRAMES_PER_PASS {
         let State { qps, memory, .. } = state;
         let Some(qp) = qps.get_mut(slot) else { break };
-        let outcome = send_one(qp, memory, port, gather, stats);
-        let QpKind::Raw { send, queue } = &qp.kind else { break };
+        let outcome = send_one(qp, memory, way);
+        let QpKind::Raw { send, queue } = &mut qp.kind else { break };
         let (cq, queue) = (send.cq, *queue);
         match outcome {
-            Outcome::Empty => break,
-            Outcome::Done(cqe, signaled) => {
+            Outcome::Nothing => break,
+            Outcome::Done(cqe, sent, signaled) => {
+                if send.pace.is_limited() {
+                    send.pace.sent(sent.bytes, clock::now_ns());
+                }
+                handled += sent.frames;
                 if signaled {
                     state.complete(cq, &cqe);
                 }
             }
             Outcome::Failed(cqe) => {
-                stats.tx_errors += 1;
+                way.stats.tx_errors += 1;
                 state.complete(cq, &cqe);
                 state.fail_queue(queue);
                 handled += 1;
                 break;
             }
         }
-        handled += 1;
     }
     if let Some(QpState { kind: QpKind::Raw { send, .. }, .. }) = state.qps.get(slot)
         && handled > 0
@@ -98,69 +119,140 @@ fn drain_qp(
     handled
 }
 
-fn send_one(
-    qp: &mut QpState,
-    memory: &MemoryTable,
-    port: &mut EnginePort,
-    gather: &mut [u8; MAX_FRAME_BYTES],
-    stats: &mut PortStats,
-) -> Outcome {
+fn send_one(qp: &mut QpState, memory: &MemoryTable, way: &mut Way<'_>) -> Outcome {
     let (domain, number) = (qp.domain, qp.number);
-    let QpKind::Raw { send, .. } = &mut qp.kind else { return Outcome::Empty };
+    let QpKind::Raw { send, .. } = &mut qp.kind else { return Outcome::Nothing };
+    if send.pace.is_limited() && !send.pace.is_due(clock::now_ns()) {
+        return Outcome::Nothing;
+    }
     if !send.consumer.has_next() {
-        return Outcome::Empty;
+        return Outcome::Nothing;
     }
     let slot = send.consumer.slot();
     // SAFETY: the request was published, so its slot is this side's, and slots begin with the header.
     let header = unsafe { slot.cast::<SendHeader>().read() };
-    let frame = collect(send, slot, &header, memory, domain, gather);
-    send.consumer.advance();
-    let cqe = |status| Cqe::new(header.wr_id, Opcode::Send, status, number);
-    let frame = match frame {
-        Ok(bytes) if !(ETHERNET_BYTES..=port.max_frame_bytes).contains(&bytes) => {
-            return Outcome::Failed(cqe(Status::LocalLength));
-        }
-        Ok(bytes) => &mut gather[..bytes],
-        Err(status) => return Outcome::Failed(cqe(status)),
+    let segmented = header.flags & SEND_SEGMENTS != 0;
+    let sent = if segmented {
+        send_segments(send, slot, &header, (memory, domain), way)
+    } else {
+        send_frame(send, slot, &header, (memory, domain), way)
     };
+    send.consumer.advance();
+    let opcode = if segmented { Opcode::Segments } else { Opcode::Send };
+    match sent {
+        Ok(sent) => {
+            let mut done = Cqe::new(header.wr_id, opcode, Status::Success, number);
+            done.byte_len = u32::try_from(sent.bytes).unwrap_or(u32::MAX);
+            Outcome::Done(done, sent, send.signal_all || header.flags & SEND_SIGNALED != 0)
+        }
+        Err(status) => Outcome::Failed(Cqe::failed(header.wr_id, opcode, status, number)),
+    }
+}
+
+/// Sends a request that is one frame.
+fn send_frame(
+    send: &SendState,
+    slot: NonNull<u8>,
+    header: &SendHeader,
+    memory: (&MemoryTable, u32),
+    way: &mut Way<'_>,
+) -> Result<Sent, Status> {
+    let bytes = if header.flags & SEND_INLINE == 0 {
+        let (parts, bytes) = resolve(send, slot, memory)?;
+        let to = way.gather.get_mut(..bytes).ok_or(Status::LocalLength)?;
+        Cursor::new(&parts).copy(to);
+        bytes
+    } else {
+        let inline = inline(slot, 0, header.inline_bytes.min(send.shape.max_inline));
+        way.gather.get_mut(..inline.len()).ok_or(Status::LocalLength)?.copy_from_slice(inline);
+        inline.len()
+    };
+    if !(ETHERNET_BYTES..=way.port.max_frame_bytes).contains(&bytes) {
+        return Err(Status::LocalLength);
+    }
+    let frame = &mut way.gather[..bytes];
     if header.flags & SEND_CHECKSUM != 0 {
         // IBV_SEND_IP_CSUM: the IPv4 header's checksum and that of TCP or UDP.
         let parsed = packet::parse(frame);
         packet::checksum::fill(frame, &parsed);
     }
-    match port.wire.transmit(frame) {
-        Ok(()) => {
-            stats.tx_frames += 1;
-            stats.tx_bytes += frame.len() as u64;
-        }
-        // As on a real wire: the device did its part, and the loss shows in the counters.
-        Err(_) => stats.tx_errors += 1,
-    }
-    let mut done = cqe(Status::Success);
-    done.byte_len = frame.len() as u32;
-    Outcome::Done(done, send.signal_all || header.flags & SEND_SIGNALED != 0)
+    way.transmit(bytes);
+    Ok(Sent { frames: 1, bytes: bytes as u64 })
 }
 
-/// Gathers a request's frame; answers its length.
-fn collect(
+/// Sends a request that is a TCP stream. Nothing is sent unless all of it can be.
+fn send_segments(
     send: &SendState,
     slot: NonNull<u8>,
     header: &SendHeader,
-    memory: &MemoryTable,
-    domain: u32,
-    gather: &mut [u8; MAX_FRAME_BYTES],
-) -> Result<usize, Status> {
+    memory: (&MemoryTable, u32),
+    way: &mut Way<'_>,
+) -> Result<Sent, Status> {
+    let bytes = header.inline_bytes.min(send.shape.max_tso_header);
+    let headers = inline(slot, send.shape.elements_bytes(), bytes);
+    let segment_bytes = usize::from(header.segment_bytes);
+    let frame_bytes = headers.len() + segment_bytes;
+    let (parts, stream_bytes) = resolve(send, slot, memory)?;
+    if segment_bytes == 0 || frame_bytes > way.port.max_frame_bytes || stream_bytes > MAX_TSO_BYTES as usize {
+        return Err(Status::LocalLength);
+    }
+    // What a device does with a stream of something else is not documented; one that looks at the headers can only
+    // refuse the operation.
+    let template = Template::parse(headers).ok_or(Status::LocalOperation)?;
+    let mut cursor = Cursor::new(&parts);
+    let mut sent = Sent::default();
+    let mut offset = 0;
+    // A stream of nothing is one segment without payload.
+    while sent.frames == 0 || offset < stream_bytes {
+        let payload = segment_bytes.min(stream_bytes - offset);
+        let frame = &mut way.gather[..headers.len() + payload];
+        frame[..headers.len()].copy_from_slice(headers);
+        cursor.copy(&mut frame[headers.len()..]);
+        let last = offset + payload == stream_bytes;
+        template.complete(frame, Segment { index: sent.frames as u32, offset: offset as u32, last });
+        let frame_bytes = frame.len();
+        way.transmit(frame_bytes);
+        sent.frames += 1;
+        sent.bytes += frame_bytes as u64;
+        offset += payload;
+    }
+    Ok(sent)
+}
+
+impl Way<'_> {
+    /// Hands the first bytes of what was gathered to the wire.
+    fn transmit(&mut self, bytes: usize) {
+        match self.port.wire.transmit(&self.gather[..bytes]) {
+            Ok(()) => {
+                self.stats.tx_frames += 1;
+                self.stats.tx_bytes += bytes as u64;
+            }
+            // As on a real wire: the device did its part, and the loss shows in the counters.
+            Err(_) => self.stats.tx_errors += 1,
+        }
+    }
+}
+
+/// The bytes of a request that stand in its slot, `offset` behind the header; `bytes` is within the send ring's shape.
+fn inline<'a>(slot: NonNull<u8>, offset: usize, bytes: u32) -> &'a [u8] {
+    // SAFETY: the body behind the header holds what the shape says, and so `offset + bytes`.
+    let start = unsafe { slot.add(SEND_HEADER_BYTES + offset) };
+    // SAFETY: as above; published with the request, so the slot is this side's until the request is given back, which
+    // is after its use.
+    unsafe { NonNull::slice_from_raw_parts(start, bytes as usize).as_ref() }
+}
+
+/// Finds a request's buffers, and adds up their bytes.
+fn resolve(
+    send: &SendState,
+    slot: NonNull<u8>,
+    (memory, domain): (&MemoryTable, u32),
+) -> Result<(Parts, usize), Status> {
     // SAFETY: send slots have a body behind the header.
     let body = unsafe { slot.add(SEND_HEADER_BYTES) };
-    if header.flags & SEND_INLINE != 0 {
-        let bytes = header.inline_bytes.min(send.max_inline) as usize;
-        // SAFETY: the body holds `max_inline` bytes, published with the request.
-        let inline = unsafe { NonNull::slice_from_raw_parts(body, bytes).as_ref() };
-        gather.get_mut(..bytes).ok_or(Status::LocalLength)?.copy_from_slice(inline);
-        return Ok(bytes);
-    }
+    let mut parts = Parts::new();
     let mut total = 0usize;
-    for index in 0..send.max_sge as usize {
+    for index in 0..send.shape.max_sge as usize {
         // SAFETY: the body holds `max_sge` elements.
         let element = unsafe { body.cast::<Element>().add(index) };
         // SAFETY: the request was published, so its slot is this side's.
@@ -171,12 +263,39 @@ fn collect(
         let from = memory
             .resolve(element.key, domain, element.address, element.bytes, false)
             .ok_or(Status::LocalProtection)?;
-        let end = total + element.bytes as usize;
-        let to = gather.get_mut(total..end).ok_or(Status::LocalLength)?;
-        // SAFETY: `resolve` found the element inside a region of the domain, which stays registered while the state
-        // is locked; the buffer that sends are gathered in is the engine's own and overlaps no region.
-        unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from, to.len()) };
-        total = end;
+        parts.try_push((from.cast_const(), element.bytes as usize)).map_err(|_| Status::LocalOperation)?;
+        total += element.bytes as usize;
     }
-    Ok(total)
+    Ok((parts, total))
+}
+
+/// A place in a request's buffers.
+struct Cursor<'a> {
+    parts: &'a [(*const u8, usize)],
+    /// Bytes of the first part that were copied already.
+    done: usize,
+}
+
+impl<'a> Cursor<'a> {
+    fn new(parts: &'a [(*const u8, usize)]) -> Self {
+        Self { parts, done: 0 }
+    }
+
+    /// Copies the next bytes, of which there are enough.
+    fn copy(&mut self, mut to: &mut [u8]) {
+        while let Some((&(from, bytes), rest)) = self.parts.split_first() {
+            let count = (bytes - self.done).min(to.len());
+            let (part, later) = to.split_at_mut(count);
+            let from = from.wrapping_add(self.done);
+            // SAFETY: `resolve` found the buffer inside a region of the domain, which stays registered while the state
+            // is locked, and `done + count` is within it; what is copied to is the engine's own and overlaps no region.
+            unsafe { part.as_mut_ptr().copy_from_nonoverlapping(from, count) };
+            to = later;
+            self.done += count;
+            if self.done < bytes {
+                return;
+            }
+            (self.parts, self.done) = (rest, 0);
+        }
+    }
 }

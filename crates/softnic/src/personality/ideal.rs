@@ -1,13 +1,21 @@
 //! The personality that takes whatever the verbs API can say, up to the limits of this device.
 
 use ibverbs_sys::{
-    IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_WC_EX_WITH_BYTE_LEN,
-    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN,
-    IBV_WC_EX_WITH_DLID_PATH_BITS, IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM,
-    IBV_WC_EX_WITH_SL, IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP,
+    IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_QP_CREATE_BLOCK_SELF_MCAST_LB,
+    IBV_QP_CREATE_CVLAN_STRIPPING, IBV_QP_CREATE_PCI_WRITE_END_PADDING, IBV_QP_CREATE_SCATTER_FCS,
+    IBV_QP_EX_WITH_SEND, IBV_QP_EX_WITH_TSO, IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_IND_TABLE,
+    IBV_QP_INIT_ATTR_MAX_TSO_HEADER, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_RX_HASH,
+    IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN, IBV_WC_EX_WITH_DLID_PATH_BITS,
+    IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM, IBV_WC_EX_WITH_SL,
+    IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP, IBV_WQ_FLAGS_CVLAN_STRIPPING,
+    IBV_WQ_FLAGS_PCI_WRITE_END_PADDING, IBV_WQ_FLAGS_SCATTER_FCS,
 };
 
-use super::{ClockRules, CompletionRules, DomainRules, Known, Resources, RssRules, Rules};
+use super::{
+    ClockRules, CompletionRules, DomainRules, HashCombinations, Known, QueuePairRules, Resources, RssRules,
+    Rules, WorkQueueRules,
+};
 use crate::limits;
 use crate::provider::answer::{EINVAL, EOPNOTSUPP};
 use crate::queue_memory::resource;
@@ -33,6 +41,28 @@ pub(super) const ALL_FIELDS: u32 = STANDARD_FIELDS
     | IBV_WC_EX_WITH_CVLAN
     | IBV_WC_EX_WITH_FLOW_TAG
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
+
+/// Every attribute of `enum ibv_qp_init_attr_mask` but the XRC domain.
+pub(super) const ALL_QP_ATTRIBUTES: u32 = IBV_QP_INIT_ATTR_PD
+    | IBV_QP_INIT_ATTR_CREATE_FLAGS
+    | IBV_QP_INIT_ATTR_MAX_TSO_HEADER
+    | IBV_QP_INIT_ATTR_IND_TABLE
+    | IBV_QP_INIT_ATTR_RX_HASH
+    | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+
+/// What a raw packet queue pair can be made with. Nothing that is sent comes back, so there is no multicast loopback to be
+/// blocked; and a CPU writes whole cache lines anyway.
+pub(super) const ALL_RAW_FLAGS: u32 = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
+    | IBV_QP_CREATE_SCATTER_FCS
+    | IBV_QP_CREATE_CVLAN_STRIPPING
+    | IBV_QP_CREATE_PCI_WRITE_END_PADDING;
+
+/// The same for work queues.
+pub(super) const ALL_WQ_FLAGS: u32 =
+    IBV_WQ_FLAGS_CVLAN_STRIPPING | IBV_WQ_FLAGS_SCATTER_FCS | IBV_WQ_FLAGS_PCI_WRITE_END_PADDING;
+
+/// What can be asked for of `ibv_qp_ex`.
+pub(super) const RAW_SEND_OPERATIONS: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO) as u64;
 
 pub(super) static RULES: Rules = Rules {
     // UTC in nanoseconds, as mlx5's clock in real-time mode: raw and wall clock are the same.
@@ -62,5 +92,38 @@ pub(super) static RULES: Rules = Rules {
             doorbell: resource::DOORBELL,
         },
     },
-    rss: RssRules { fields: 0xff, max_entries: MAX_INDIRECTION_ENTRIES as u32 },
+    queue_pair: QueuePairRules {
+        // A device for raw packets: there are no address handles that a datagram could be sent with.
+        datagrams: false,
+        attributes: Known { bits: ALL_QP_ATTRIBUTES, refusal: EOPNOTSUPP },
+        // Only datagram queue pairs have another number to send from (ibv_create_qp_ex(3)).
+        create_flags: Known { bits: ALL_RAW_FLAGS, refusal: EOPNOTSUPP },
+        datagram_flags: Known { bits: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, refusal: EOPNOTSUPP },
+        // What the table of ibv_wr_post(3) lists for raw packets.
+        send_operations: RAW_SEND_OPERATIONS,
+        max_tso_bytes: limits::MAX_TSO_BYTES,
+        drains: true,
+        max_rate_kbps: limits::MAX_RATE_KBPS,
+    },
+    work_queue: WorkQueueRules {
+        // Nothing here can delay a drop: a frame without a buffer would hold up the wire for all queues.
+        create_flags: Known { bits: ALL_WQ_FLAGS, refusal: EOPNOTSUPP },
+        modify_flags: Known { bits: IBV_WQ_FLAGS_CVLAN_STRIPPING, refusal: EOPNOTSUPP },
+        fails_from_reset: true,
+    },
+    rss: RssRules {
+        fields: 0xff,
+        refused_fields: 0,
+        combinations: HashCombinations::Any,
+        function_refusal: EINVAL,
+        key_length_refusal: EINVAL,
+        max_entries: MAX_INDIRECTION_ENTRIES as u32,
+        consecutive: false,
+        // What a queue pair without queues cannot have.
+        create_flags_refusal: EINVAL,
+        send_operations_refusal: EINVAL,
+        send_queue_refusal: None,
+        numbered: true,
+        states: false,
+    },
 };

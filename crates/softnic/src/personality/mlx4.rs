@@ -1,12 +1,17 @@
 //! What ConnectX-3 refuses. "rdma-core" is its providers/mlx4, "kernel" drivers/infiniband/hw/mlx4.
 
 use ibverbs_sys::{
-    IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_SL,
-    IBV_WC_EX_WITH_SLID,
+    IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_QP_INIT_ATTR_CREATE_FLAGS,
+    IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_MAX_TSO_HEADER, IBV_QP_INIT_ATTR_PD,
+    IBV_QP_INIT_ATTR_RX_HASH, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_SL, IBV_WC_EX_WITH_SLID,
+    IBV_WQ_FLAGS_SCATTER_FCS,
 };
 
 use super::ideal::{CQ_ATTR_FLAGS, STANDARD_FIELDS};
-use super::{ClockRules, CompletionRules, DomainRules, Known, Resources, RssRules, Rules};
+use super::{
+    ClockRules, CompletionRules, DomainRules, HashCombinations, Known, QueuePairRules, Resources, RssRules,
+    Rules, WorkQueueRules,
+};
 use crate::limits;
 use crate::provider::answer::EOPNOTSUPP;
 
@@ -54,6 +59,53 @@ pub(super) static RULES: Rules = Rules {
             doorbell: DRIVER | 4,
         },
     },
-    // kernel main.c, `mlx4_ib_query_device`: `max_rss_tbl_sz`, at most 128 rings (MAX_RX_RINGS of mlx4_en.h).
-    rss: RssRules { fields: 0xff, max_entries: 128 },
+    queue_pair: QueuePairRules {
+        datagrams: true,
+        // rdma-core verbs.c: MLX4_CREATE_QP_SUP_COMP_MASK, ENOTSUP; RSS before it. No sending by `ibv_qp_ex`.
+        attributes: Known {
+            bits: IBV_QP_INIT_ATTR_PD
+                | IBV_QP_INIT_ATTR_CREATE_FLAGS
+                | IBV_QP_INIT_ATTR_MAX_TSO_HEADER
+                | IBV_QP_INIT_ATTR_IND_TABLE
+                | IBV_QP_INIT_ATTR_RX_HASH,
+            refusal: EOPNOTSUPP,
+        },
+        // kernel qp.c, `_mlx4_ib_create_qp`: `sup_u_create_flags`.
+        create_flags: Known { bits: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, refusal: EOPNOTSUPP },
+        datagram_flags: Known { bits: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, refusal: EOPNOTSUPP },
+        send_operations: 0,
+        // kernel main.c, `mlx4_ib_query_device`: `max_gso_sz`.
+        max_tso_bytes: limits::MAX_TSO_BYTES,
+        // kernel net/ethernet/mellanox/mlx4/qp.c: MLX4_CMD_RTS2SQD_QP.
+        drains: true,
+        // rdma-core mlx4.c sets no `modify_qp_rate_limit`; kernel qp.c, `__mlx4_ib_modify_qp`: no packet pacing.
+        max_rate_kbps: 0,
+    },
+    work_queue: WorkQueueRules {
+        // kernel qp.c, `mlx4_ib_create_wq`.
+        create_flags: Known { bits: IBV_WQ_FLAGS_SCATTER_FCS, refusal: EOPNOTSUPP },
+        // kernel qp.c, `mlx4_ib_modify_wq`: none.
+        modify_flags: Known { bits: 0, refusal: EOPNOTSUPP },
+        // The same.
+        fails_from_reset: false,
+    },
+    // kernel qp.c, `set_qp_rss` and `_mlx4_ib_create_qp_rss`, unless something else is said.
+    rss: RssRules {
+        fields: 0xff,
+        refused_fields: 0,
+        combinations: HashCombinations::WholePairs,
+        function_refusal: EOPNOTSUPP,
+        // rdma-core verbs.c, `mlx4_cmd_create_qp_ex_rss`.
+        key_length_refusal: EOPNOTSUPP,
+        // kernel main.c, `mlx4_ib_query_device`: `max_rss_tbl_sz`, at most 128 rings (MAX_RX_RINGS of mlx4_en.h).
+        max_entries: 128,
+        // kernel qp.c, `mlx4_ib_create_rwq_ind_table`; the hardware knows only the first number.
+        consecutive: true,
+        create_flags_refusal: EOPNOTSUPP,
+        send_operations_refusal: EOPNOTSUPP,
+        send_queue_refusal: Some(EOPNOTSUPP),
+        numbered: true,
+        // kernel qp.c, `_mlx4_ib_modify_qp`: MLX4_IB_MODIFY_QP_RSS_SUP_ATTR_MSK.
+        states: true,
+    },
 };

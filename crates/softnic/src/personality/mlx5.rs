@@ -1,9 +1,18 @@
 //! What ConnectX-4 and later refuse. "rdma-core" is its providers/mlx5, "kernel" drivers/infiniband/hw/mlx5.
 
-use ibverbs_sys::{IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED};
+use ibverbs_sys::{
+    IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_QP_CREATE_BLOCK_SELF_MCAST_LB,
+    IBV_RX_HASH_INNER, IBV_WQ_FLAGS_CVLAN_STRIPPING,
+};
 
-use super::ideal::{ALL_FIELDS, CQ_ATTR_FLAGS, CQ_ATTR_PD};
-use super::{ClockRules, CompletionRules, DomainRules, Known, Resources, RssRules, Rules};
+use super::ideal::{
+    ALL_FIELDS, ALL_QP_ATTRIBUTES, ALL_RAW_FLAGS, ALL_WQ_FLAGS, CQ_ATTR_FLAGS, CQ_ATTR_PD,
+    RAW_SEND_OPERATIONS,
+};
+use super::{
+    ClockRules, CompletionRules, DomainRules, HashCombinations, Known, QueuePairRules, Resources, RssRules,
+    Rules, WorkQueueRules,
+};
 use crate::limits;
 use crate::provider::answer::{EINVAL, EOPNOTSUPP};
 use crate::rss::MAX_INDIRECTION_ENTRIES;
@@ -53,6 +62,47 @@ pub(super) static RULES: Rules = Rules {
             doorbell: DRIVER | 3,
         },
     },
-    // `log_max_rqt_size` is the firmware's; here it is this device's own.
-    rss: RssRules { fields: 0xff, max_entries: MAX_INDIRECTION_ENTRIES as u32 },
+    queue_pair: QueuePairRules {
+        datagrams: true,
+        // rdma-core verbs.c, `create_qp`: MLX5_CREATE_QP_SUP_COMP_MASK (it leaves errno as it was).
+        attributes: Known { bits: ALL_QP_ATTRIBUTES, refusal: EOPNOTSUPP },
+        // kernel qp.c, `process_create_flags`: each flag by capability, all of which ConnectX-4 and later have.
+        create_flags: Known { bits: ALL_RAW_FLAGS, refusal: EOPNOTSUPP },
+        // The same: SOURCE_QPN needs IPoIB, and the others raw packets.
+        datagram_flags: Known { bits: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, refusal: EOPNOTSUPP },
+        // rdma-core qp.c: MLX5_SUPPORTED_SEND_OPS_FLAGS_RAW_PACKET.
+        send_operations: RAW_SEND_OPERATIONS,
+        // `max_lso_cap` of ConnectX-4 and later: 256 KiB.
+        max_tso_bytes: limits::MAX_TSO_BYTES,
+        // kernel qp.c, `__mlx5_ib_modify_qp`: its table of transitions has none to SQD.
+        drains: false,
+        // `packet_pacing_max_rate` is the firmware's; here it is this device's own.
+        max_rate_kbps: limits::MAX_RATE_KBPS,
+    },
+    work_queue: WorkQueueRules {
+        // kernel qp.c, `create_rq`: by capability; here as where nothing can delay a drop.
+        create_flags: Known { bits: ALL_WQ_FLAGS, refusal: EOPNOTSUPP },
+        // kernel qp.c, `mlx5_ib_modify_wq`: "Modifying scatter end padding is not supported".
+        modify_flags: Known { bits: IBV_WQ_FLAGS_CVLAN_STRIPPING, refusal: EOPNOTSUPP },
+        fails_from_reset: true,
+    },
+    // kernel qp.c, `create_rss_raw_qp_tir`, unless something else is said.
+    rss: RssRules {
+        fields: 0xff,
+        // MLX5_RX_HASH_INNER needs MLX5_QP_FLAG_TUNNEL_OFFLOADS, which only mlx5dv can set.
+        refused_fields: IBV_RX_HASH_INNER as u64,
+        combinations: HashCombinations::OneOfEach,
+        function_refusal: EOPNOTSUPP,
+        key_length_refusal: EINVAL,
+        // `log_max_rqt_size` is the firmware's; here it is this device's own.
+        max_entries: MAX_INDIRECTION_ENTRIES as u32,
+        consecutive: false,
+        create_flags_refusal: EINVAL,
+        // rdma-core verbs.c, `create_qp`.
+        send_operations_refusal: EINVAL,
+        send_queue_refusal: None,
+        numbered: false,
+        // kernel qp.c, `mlx5_ib_modify_qp`.
+        states: false,
+    },
 };

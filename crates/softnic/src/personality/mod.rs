@@ -78,6 +78,8 @@ pub(crate) struct Rules {
     pub(crate) clock: ClockRules,
     pub(crate) completion: CompletionRules,
     pub(crate) domain: DomainRules,
+    pub(crate) queue_pair: QueuePairRules,
+    pub(crate) work_queue: WorkQueueRules,
     pub(crate) rss: RssRules,
 }
 
@@ -142,12 +144,70 @@ pub(crate) struct Resources {
     pub(crate) doorbell: u64,
 }
 
+/// Queue pairs with rings of their own.
+pub(crate) struct QueuePairRules {
+    /// Whether there are datagram queue pairs beside those for raw packets. They can be made, modified and queried, and
+    /// carry nothing: this device speaks Ethernet only.
+    pub(crate) datagrams: bool,
+    /// `ibv_qp_init_attr_ex.comp_mask`.
+    pub(crate) attributes: Known,
+    /// `create_flags` of a raw packet queue pair.
+    pub(crate) create_flags: Known,
+    /// `create_flags` of a datagram queue pair.
+    pub(crate) datagram_flags: Known,
+    /// `send_ops_flags` of a raw packet queue pair.
+    pub(crate) send_operations: u64,
+    /// `tso_caps.max_tso`: bytes of a stream that one request can have segmented.
+    pub(crate) max_tso_bytes: u32,
+    /// Whether a send queue can be drained (the state SQD).
+    pub(crate) drains: bool,
+    /// `packet_pacing_caps.qp_rate_limit_max`, in kilobits per second; 0 where there are no rates.
+    pub(crate) max_rate_kbps: u32,
+}
+
+/// Work queues.
+pub(crate) struct WorkQueueRules {
+    /// `ibv_wq_init_attr.create_flags`.
+    pub(crate) create_flags: Known,
+    /// `ibv_wq_attr.flags_mask`.
+    pub(crate) modify_flags: Known,
+    /// Whether a queue can go from RESET to ERR.
+    pub(crate) fails_from_reset: bool,
+}
+
+/// Which hash fields can stand together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HashCombinations {
+    /// Any.
+    Any,
+    /// One family's addresses and one transport's ports, or the SPI; otherwise EINVAL.
+    OneOfEach,
+    /// Source only with destination, ports only with addresses; otherwise EOPNOTSUPP.
+    WholePairs,
+}
+
 /// Receive-side scaling.
 pub(crate) struct RssRules {
     /// `rx_hash_fields_mask`: the fields that can be hashed.
     pub(crate) fields: u64,
-    /// The most entries of an indirection table.
+    /// Those of them that cannot be had by the plain verb.
+    pub(crate) refused_fields: u64,
+    pub(crate) combinations: HashCombinations,
+    /// What another hash function is answered with, and another length of the key.
+    pub(crate) function_refusal: Errno,
+    pub(crate) key_length_refusal: Errno,
+    /// The most entries of an indirection table, and what more are answered with.
     pub(crate) max_entries: u32,
+    /// Whether the work queues of a table must have consecutive numbers.
+    pub(crate) consecutive: bool,
+    /// What an RSS queue pair answers to `create_flags`, to `send_ops_flags` and to a send queue.
+    pub(crate) create_flags_refusal: Errno,
+    pub(crate) send_operations_refusal: Errno,
+    pub(crate) send_queue_refusal: Option<Errno>,
+    /// Whether RSS queue pairs have a number; otherwise it is 0.
+    pub(crate) numbered: bool,
+    /// Whether RSS queue pairs have states of their own.
+    pub(crate) states: bool,
 }
 
 #[cfg(test)]

@@ -19,7 +19,9 @@ mod pd;
 mod qp;
 mod qp_create;
 mod qp_modify;
+mod qp_rss;
 mod qp_send;
+mod qp_wr;
 mod receive;
 mod spin;
 mod table;
@@ -103,6 +105,7 @@ static OPS: &[(&str, Op)] = ops![
     "free_context" => crate::device::free_context,
     "modify_cq" => cq_notify::modify_cq,
     "modify_qp" => qp_modify::modify_qp,
+    "modify_qp_rate_limit" => qp_modify::modify_qp_rate_limit,
     "modify_wq" => wq::modify_wq,
     "poll_cq" => cq_poll::poll_cq,
     "post_recv" => qp::post_recv,

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ibverbs_sys::{
-    ibv_context, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
-    ibv_recv_wr,
+    ibv_context, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_state, ibv_recv_wr,
 };
 
 use super::Object;
@@ -20,8 +19,8 @@ use crate::device::SoftContext;
 use crate::events::acknowledgements;
 use crate::state::QpKind;
 
-/// Room behind `ibv_qp_ex` for releases with more of its functions; all zero, so that `verbs_qp.comp_mask` never
-/// says VERBS_QP_EX.
+/// Room behind `ibv_qp_ex` for the rest of `verbs_qp`, and for releases with more functions. All zero unless `qp_wr` says
+/// that the queue pair is extended.
 const SLACK_WORDS: usize = 16;
 
 /// A queue pair.
@@ -37,6 +36,8 @@ pub(crate) struct SoftQp {
     pub(crate) state: Arc<AtomicU32>,
     pub(crate) cap: ibv_qp_cap,
     pub(crate) signal_all: bool,
+    /// Of type UD: it can be made, modified and queried, but nothing can be posted to it.
+    pub(crate) datagram: bool,
     /// What only plain queue pairs have.
     pub(crate) plain: Option<Plain>,
 }
@@ -67,6 +68,10 @@ pub(crate) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: NULL or a queue pair of this provider, by the verb's contract.
     let Ok(qp) = (unsafe { SoftQp::of(qp) }) else { return EINVAL.0 };
+    if qp.datagram {
+        refuse(request, bad);
+        return EOPNOTSUPP.0;
+    }
     // RSS queue pairs receive through their work queues; a queue pair in RESET forgets what is posted.
     let Some(plain) =
         qp.plain.as_ref().filter(|_| qp.state.load(Ordering::Relaxed) != ibv_qp_state::IBV_QPS_RESET)
@@ -96,7 +101,8 @@ pub(crate) unsafe extern "C" fn query_qp(
         // SAFETY: the queue pair keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
         let state = soft.nic().control();
-        let port = state.qps.get(object.slot).ok_or(EINVAL)?.port;
+        let known = state.qps.get(object.slot).ok_or(EINVAL)?;
+        let (port, said) = (known.port, known.said);
         drop(state);
         let current = object.state.load(Ordering::Relaxed);
         // SAFETY: the live handle; what is used of it here never changes.
@@ -106,6 +112,10 @@ pub(crate) unsafe extern "C" fn query_qp(
             cur_qp_state: current,
             cap: object.cap,
             port_num: port,
+            pkey_index: said.pkey_index,
+            qkey: said.qkey,
+            sq_psn: said.sq_psn,
+            rate_limit: said.rate_limit,
             ..ibv_qp_attr::default()
         };
         *init = ibv_qp_init_attr {
@@ -114,7 +124,7 @@ pub(crate) unsafe extern "C" fn query_qp(
             recv_cq: native.recv_cq,
             srq: std::ptr::null_mut(),
             cap: object.cap,
-            qp_type: ibv_qp_type::IBV_QPT_RAW_PACKET,
+            qp_type: native.qp_type,
             sq_sig_all: c_int::from(object.signal_all),
         };
         Ok(())

@@ -1,45 +1,69 @@
-//! Making queue pairs: RAW_PACKET only, plain ones with rings of their own, and RSS ones over an indirection table.
+//! Making queue pairs with rings of their own: for raw packets, and datagrams that are only a form. RSS ones are made in
+//! `qp_rss`.
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use ibverbs_sys::{
-    IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_RX_HASH,
-    IBV_RX_HASH_FUNC_TOEPLITZ, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr,
-    ibv_qp_init_attr_ex, ibv_qp_state, ibv_qp_type, ibv_rx_hash_conf,
+    IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_QP_CREATE_CVLAN_STRIPPING, IBV_QP_CREATE_PCI_WRITE_END_PADDING,
+    IBV_QP_CREATE_SCATTER_FCS, IBV_QP_CREATE_SOURCE_QPN, IBV_QP_INIT_ATTR_CREATE_FLAGS,
+    IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_MAX_TSO_HEADER, IBV_QP_INIT_ATTR_PD,
+    IBV_QP_INIT_ATTR_RX_HASH, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, ibv_context, ibv_cq, ibv_pd, ibv_qp,
+    ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_state, ibv_qp_type,
 };
-use packet::{HashFields, RssKey};
 
 use super::Object;
 use super::answer::{EINVAL, ENOMEM, EOPNOTSUPP, Verb, answer_handle, known_bits};
-use super::context::HASH_FIELDS;
 use super::cq::SoftCq;
 use super::pd::{SoftPd, make_ring, use_domain};
 use super::qp::{Plain, SoftQp};
-use super::qp_send::SendPoster;
+use super::qp_rss::create_rss;
+use super::qp_send::{Batch, SendPoster};
+use super::qp_wr;
 use super::receive::ReceivePoster;
 use super::spin::Spin;
-use super::table::SoftTable;
 use crate::device::SoftContext;
-use crate::limits::{MAX_INLINE_BYTES, MAX_SGE, MAX_WR, RSS_KEY_BYTES};
-use crate::ring::{Consumer, Producer};
-use crate::rss::Rss;
-use crate::state::{QpKind, QpState, QueueOwner, QueueState, SendState, State};
-use crate::work::{receive_slot_bytes, send_slot_bytes};
+use crate::engine::pace::Pace;
+use crate::library::Library;
+use crate::limits::{MAX_INLINE_BYTES, MAX_SGE, MAX_TSO_HEADER_BYTES, MAX_WR};
+use crate::personality::QueuePairRules;
+use crate::ring::Consumer;
+use crate::state::{FrameEdits, QpKind, QpState, QueueOwner, QueueState, SendState, State};
+use crate::work::{SendShape, receive_slot_bytes};
+
+/// All of `enum ibv_qp_create_flags`.
+const CREATE_FLAGS: u32 = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
+    | IBV_QP_CREATE_SCATTER_FCS
+    | IBV_QP_CREATE_CVLAN_STRIPPING
+    | IBV_QP_CREATE_SOURCE_QPN
+    | IBV_QP_CREATE_PCI_WRITE_END_PADDING;
 
 /// Queue pairs are numbered from here, away from QP 0 and 1 and from the numbers of work queues.
 const FIRST_NUMBER: u32 = 0x11;
 
-/// What is asked of a plain queue pair.
-struct PlainRequest {
+/// What is asked of a queue pair with rings of its own.
+struct Request {
     context: *mut ibv_context,
     qp_context: *mut std::ffi::c_void,
     pd: *mut ibv_pd,
     send_cq: *mut ibv_cq,
     recv_cq: *mut ibv_cq,
     cap: ibv_qp_cap,
+    qp_type: ibv_qp_type::Type,
+    has_srq: bool,
     signal_all: bool,
+    extras: Extras,
+}
+
+/// What only `ibv_create_qp_ex` can ask for.
+#[derive(Default)]
+struct Extras {
+    create_flags: u32,
+    /// Bytes of headers of a stream to be segmented, if there are to be any.
+    tso_header: Option<u16>,
+    /// Operations of `ibv_qp_ex`, if it is wanted.
+    send_operations: Option<u64>,
 }
 
 pub(crate) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
@@ -48,15 +72,17 @@ pub(crate) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_ini
         let attr = unsafe { attr.as_mut() }.ok_or(EINVAL)?;
         // SAFETY: NULL or a domain of this provider, by the verb's contract.
         let context = unsafe { SoftPd::of(pd) }?.context();
-        check_type(attr.qp_type, attr.srq.is_null())?;
-        let request = PlainRequest {
+        let request = Request {
             context,
             qp_context: attr.qp_context,
             pd,
             send_cq: attr.send_cq,
             recv_cq: attr.recv_cq,
             cap: attr.cap,
+            qp_type: attr.qp_type,
+            has_srq: !attr.srq.is_null(),
             signal_all: attr.sq_sig_all != 0,
+            extras: Extras::default(),
         };
         let (qp, cap) = create_plain(&request)?;
         attr.cap = cap;
@@ -71,40 +97,49 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     answer_handle(|| {
         // SAFETY: NULL or the application's struct.
         let attr = unsafe { attr.as_mut() }.ok_or(EINVAL)?;
-        let known = IBV_QP_INIT_ATTR_PD
-            | IBV_QP_INIT_ATTR_CREATE_FLAGS
-            | IBV_QP_INIT_ATTR_IND_TABLE
-            | IBV_QP_INIT_ATTR_RX_HASH;
-        known_bits(attr.comp_mask, known, EOPNOTSUPP)?;
+        // SAFETY: the library passes a live context of this provider.
+        let soft = unsafe { SoftContext::of(context) }?;
+        let known = &soft.nic().rules().queue_pair.attributes;
+        known_bits(attr.comp_mask, known.bits, known.refusal)?;
         let given = |bit: u32| attr.comp_mask & bit != 0;
-        if given(IBV_QP_INIT_ATTR_CREATE_FLAGS) {
-            known_bits(attr.create_flags, 0, EOPNOTSUPP)?;
-        }
-        check_type(attr.qp_type, attr.srq.is_null())?;
-        if !given(IBV_QP_INIT_ATTR_PD) || given(IBV_QP_INIT_ATTR_IND_TABLE) != given(IBV_QP_INIT_ATTR_RX_HASH)
-        {
-            return Err(EINVAL);
-        }
-        if given(IBV_QP_INIT_ATTR_IND_TABLE) {
-            return create_rss(context, attr);
-        }
-        let request = PlainRequest {
+        let request = Request {
             context,
             qp_context: attr.qp_context,
             pd: attr.pd,
             send_cq: attr.send_cq,
             recv_cq: attr.recv_cq,
             cap: attr.cap,
+            qp_type: attr.qp_type,
+            has_srq: !attr.srq.is_null(),
             signal_all: attr.sq_sig_all != 0,
+            extras: Extras {
+                create_flags: if given(IBV_QP_INIT_ATTR_CREATE_FLAGS) { attr.create_flags } else { 0 },
+                tso_header: given(IBV_QP_INIT_ATTR_MAX_TSO_HEADER).then_some(attr.max_tso_header),
+                send_operations: given(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(attr.send_ops_flags),
+            },
         };
+        let rss = given(IBV_QP_INIT_ATTR_IND_TABLE);
+        if !given(IBV_QP_INIT_ATTR_PD) || rss != given(IBV_QP_INIT_ATTR_RX_HASH) {
+            return Err(EINVAL);
+        }
+        if rss {
+            check_type(&request, false)?;
+            return create_rss(context, attr);
+        }
         let (qp, cap) = create_plain(&request)?;
         attr.cap = cap;
         Ok(qp)
     })
 }
 
-fn check_type(qp_type: ibv_qp_type::Type, no_srq: bool) -> Verb<()> {
-    if qp_type == ibv_qp_type::IBV_QPT_RAW_PACKET && no_srq { Ok(()) } else { Err(EOPNOTSUPP) }
+/// There are no shared receive queues, and raw packets cannot have one (ibv_create_qp(3)).
+fn check_type(request: &Request, datagrams: bool) -> Verb<()> {
+    match request.qp_type {
+        _ if request.has_srq => Err(EOPNOTSUPP),
+        ibv_qp_type::IBV_QPT_RAW_PACKET => Ok(()),
+        ibv_qp_type::IBV_QPT_UD if datagrams => Ok(()),
+        _ => Err(EOPNOTSUPP),
+    }
 }
 
 fn check_cap(cap: &ibv_qp_cap) -> Verb<()> {
@@ -116,9 +151,32 @@ fn check_cap(cap: &ibv_qp_cap) -> Verb<()> {
     if fits { Ok(()) } else { Err(EINVAL) }
 }
 
-fn create_plain(request: &PlainRequest) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
+fn check_extras(extras: &Extras, datagram: bool, rules: &QueuePairRules) -> Verb<()> {
+    // kernel uverbs_cmd.c, `create_qp`: flags that no device has are EINVAL.
+    known_bits(extras.create_flags, CREATE_FLAGS, EINVAL)?;
+    if extras.create_flags & IBV_QP_CREATE_SOURCE_QPN != 0 && !datagram {
+        // "supported only on UD QP" (ibv_create_qp_ex(3)); rdma-core's mlx5 as well.
+        return Err(EINVAL);
+    }
+    let known = if datagram { &rules.datagram_flags } else { &rules.create_flags };
+    known_bits(extras.create_flags, known.bits, known.refusal)?;
+    match extras.tso_header {
+        Some(_) if rules.max_tso_bytes == 0 => return Err(EOPNOTSUPP),
+        Some(bytes) if datagram || bytes > MAX_TSO_HEADER_BYTES => return Err(EINVAL),
+        _ => {}
+    }
+    let operations = if datagram { 0 } else { rules.send_operations };
+    match extras.send_operations {
+        Some(wanted) if wanted & !operations != 0 || operations == 0 => Err(EOPNOTSUPP),
+        _ => Ok(()),
+    }
+}
+
+fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
     // SAFETY: the library passes a live context of this provider.
     let soft = unsafe { SoftContext::of(request.context) }?;
+    let rules = soft.nic().rules();
+    check_type(request, rules.queue_pair.datagrams)?;
     // SAFETY: NULL or a domain of this provider, by the verb's contract.
     let pd = unsafe { SoftPd::of(request.pd) }?;
     // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
@@ -129,28 +187,54 @@ fn create_plain(request: &PlainRequest) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
         return Err(EINVAL);
     }
     check_cap(&request.cap)?;
+    let datagram = request.qp_type == ibv_qp_type::IBV_QPT_UD;
+    check_extras(&request.extras, datagram, &rules.queue_pair)?;
     let mut cap = request.cap;
     cap.max_send_sge = cap.max_send_sge.max(1);
     cap.max_recv_sge = cap.max_recv_sge.max(1);
-    let send_bytes = send_slot_bytes(cap.max_send_sge, cap.max_inline_data);
-    let resources = &soft.nic().rules().domain.resources;
-    let sends = make_ring(resources, Some(pd), cap.max_send_wr, send_bytes, resources.queue_pair)?;
+    let shape = SendShape {
+        max_sge: cap.max_send_sge,
+        max_inline: cap.max_inline_data,
+        max_tso_header: request.extras.tso_header.map_or(0, u32::from),
+    };
+    let resources = &rules.domain.resources;
+    let sends = make_ring(resources, Some(pd), cap.max_send_wr, shape.slot_bytes(), resources.queue_pair)?;
     let receive_bytes = receive_slot_bytes(cap.max_recv_sge);
     let receives = make_ring(resources, Some(pd), cap.max_recv_wr, receive_bytes, resources.queue_pair)?;
     cap.max_send_wr = sends.0.limit();
     cap.max_recv_wr = receives.0.limit();
-    let base = base(request.context, request.pd, request.qp_context, [request.send_cq, request.recv_cq]);
-    let single_threaded = pd.single_threaded();
+    let cqs = [request.send_cq, request.recv_cq];
+    let base = base(request.context, request.pd, request.qp_context, cqs, request.qp_type);
     let mut object = new_object(base, pd.slot, cap, request.signal_all);
-    let (engine_sends, engine_receives) = split(&mut object, sends, receives, &cap, single_threaded);
+    object.datagram = datagram;
+    if request.extras.send_operations.is_some() {
+        let release = Library::loaded().ok_or(EOPNOTSUPP)?.release;
+        qp_wr::extend(&mut object, release);
+    }
     let queues = PlainQueues {
         owner: soft.slot,
         base_domain: pd.base,
-        sends: engine_sends,
-        receives: engine_receives,
+        sends: sends.1,
+        receives: receives.1,
         send_cq: send_cq.slot,
         recv_cq: recv_cq.slot,
+        shape,
+        edits: FrameEdits {
+            strip_cvlan: request.extras.create_flags & IBV_QP_CREATE_CVLAN_STRIPPING != 0,
+            append_fcs: request.extras.create_flags & IBV_QP_CREATE_SCATTER_FCS != 0,
+        },
     };
+    let send = SendPoster {
+        producer: sends.0,
+        shape,
+        max_tso_bytes: rules.queue_pair.max_tso_bytes,
+        batch: Batch::default(),
+    };
+    let receive = ReceivePoster { producer: receives.0, max_sge: cap.max_recv_sge };
+    object.plain = Some(Plain {
+        receives: Spin::new(receive, pd.single_threaded()),
+        sends: Spin::new(send, pd.single_threaded()),
+    });
     register_plain(&mut soft.nic().control(), queues, &mut object)?;
     Ok((Box::into_raw(object).cast(), cap))
 }
@@ -163,23 +247,8 @@ struct PlainQueues {
     receives: Consumer,
     send_cq: u32,
     recv_cq: u32,
-}
-
-/// Gives the object its posting sides; answers the engine's.
-fn split(
-    object: &mut SoftQp,
-    sends: (Producer, Consumer),
-    receives: (Producer, Consumer),
-    cap: &ibv_qp_cap,
-    single_threaded: bool,
-) -> (Consumer, Consumer) {
-    let receive = ReceivePoster { producer: receives.0, max_sge: cap.max_recv_sge };
-    let send = SendPoster { producer: sends.0, max_sge: cap.max_send_sge, max_inline: cap.max_inline_data };
-    object.plain = Some(Plain {
-        receives: Spin::new(receive, single_threaded),
-        sends: Spin::new(send, single_threaded),
-    });
-    (sends.1, receives.1)
+    shape: SendShape,
+    edits: FrameEdits,
 }
 
 fn register_plain(state: &mut State, queues: PlainQueues, object: &mut Box<SoftQp>) -> Verb<()> {
@@ -194,6 +263,7 @@ fn register_plain(state: &mut State, queues: PlainQueues, object: &mut Box<SoftQ
         domain: queues.base_domain,
         number: 0,
         ready: false,
+        edits: queues.edits,
         unpublished: false,
         planned: 0,
         native_state: Arc::clone(&object.state),
@@ -205,10 +275,10 @@ fn register_plain(state: &mut State, queues: PlainQueues, object: &mut Box<SoftQ
         consumer: queues.sends,
         cq: queues.send_cq,
         signal_all: object.signal_all,
-        max_sge: object.cap.max_send_sge,
-        max_inline: object.cap.max_inline_data,
+        shape: queues.shape,
+        pace: Pace::default(),
     };
-    let qp = new_state(queues.owner, queues.base_domain, QpKind::Raw { queue, send });
+    let qp = QpState::new(queues.owner, queues.base_domain, QpKind::Raw { queue, send });
     let Some(slot) = state.qps.insert(qp) else {
         state.queues.remove(queue);
         return Err(ENOMEM);
@@ -229,12 +299,8 @@ fn register_plain(state: &mut State, queues: PlainQueues, object: &mut Box<SoftQ
     Ok(())
 }
 
-fn new_state(owner: u32, domain: u32, kind: QpKind) -> QpState {
-    QpState { owner, users: 0, domain, number: 0, port: 0, kind }
-}
-
 /// Numbers a registered queue pair and counts its domain.
-fn finish(state: &mut State, slot: u32, object: &mut SoftQp) -> Verb<u32> {
+pub(crate) fn finish(state: &mut State, slot: u32, object: &mut SoftQp) -> Verb<u32> {
     let number = State::number(slot, FIRST_NUMBER);
     if let Some(qp) = state.qps.get_mut(slot) {
         qp.number = number;
@@ -247,11 +313,12 @@ fn finish(state: &mut State, slot: u32, object: &mut SoftQp) -> Verb<u32> {
     Ok(number)
 }
 
-fn base(
+pub(crate) fn base(
     context: *mut ibv_context,
     pd: *mut ibv_pd,
     qp_context: *mut std::ffi::c_void,
     [send_cq, recv_cq]: [*mut ibv_cq; 2],
+    qp_type: ibv_qp_type::Type,
 ) -> ibv_qp {
     ibv_qp {
         context,
@@ -260,12 +327,12 @@ fn base(
         send_cq,
         recv_cq,
         state: ibv_qp_state::IBV_QPS_RESET,
-        qp_type: ibv_qp_type::IBV_QPT_RAW_PACKET,
+        qp_type,
         ..ibv_qp::default()
     }
 }
 
-fn new_object(qp_base: ibv_qp, domain: u32, cap: ibv_qp_cap, signal_all: bool) -> Box<SoftQp> {
+pub(crate) fn new_object(qp_base: ibv_qp, domain: u32, cap: ibv_qp_cap, signal_all: bool) -> Box<SoftQp> {
     Box::new(SoftQp {
         context: qp_base.context,
         qp: UnsafeCell::new(ibv_qp_ex { qp_base, ..ibv_qp_ex::default() }),
@@ -275,51 +342,7 @@ fn new_object(qp_base: ibv_qp, domain: u32, cap: ibv_qp_cap, signal_all: bool) -
         state: Arc::new(AtomicU32::new(ibv_qp_state::IBV_QPS_RESET)),
         cap,
         signal_all,
+        datagram: false,
         plain: None,
     })
-}
-
-fn create_rss(context: *mut ibv_context, attr: &ibv_qp_init_attr_ex) -> Verb<*mut ibv_qp> {
-    // SAFETY: the library passes a live context of this provider.
-    let soft = unsafe { SoftContext::of(context) }?;
-    // SAFETY: NULL or a domain of this provider, by the verb's contract.
-    let pd = unsafe { SoftPd::of(attr.pd) }?;
-    // SAFETY: NULL or a table of this provider, by the verb's contract.
-    let table = unsafe { SoftTable::of(attr.rwq_ind_tbl) }?;
-    if pd.context() != context || table.context() != context {
-        return Err(EINVAL);
-    }
-    let (key, fields) = hash(&attr.rx_hash_conf)?;
-    let base = base(context, attr.pd, attr.qp_context, [attr.send_cq, attr.recv_cq]);
-    let mut object = new_object(base, pd.slot, ibv_qp_cap::default(), false);
-    let mut state = soft.nic().control();
-    let entries = state.tables.get(table.slot).ok_or(EINVAL)?;
-    let rss = Rss::new(&key, fields, &entries.queues).map_err(|_| EINVAL)?;
-    let kind = QpKind::Rss { table: table.slot, rss: Box::new(rss) };
-    let qp = new_state(soft.slot, pd.base, kind);
-    let slot = state.qps.insert(qp).ok_or(ENOMEM)?;
-    finish(&mut state, slot, &mut object)?;
-    if let Some(table) = state.tables.get_mut(table.slot) {
-        table.users += 1;
-    }
-    drop(state);
-    Ok(Box::into_raw(object).cast())
-}
-
-fn hash(conf: &ibv_rx_hash_conf) -> Verb<(RssKey, HashFields)> {
-    if u32::from(conf.rx_hash_function) != IBV_RX_HASH_FUNC_TOEPLITZ
-        || conf.rx_hash_key_len != RSS_KEY_BYTES
-        || conf.rx_hash_key.is_null()
-    {
-        return Err(EINVAL);
-    }
-    // No INNER (no tunnels here), no SPI.
-    if conf.rx_hash_fields_mask & !HASH_FIELDS != 0 {
-        return Err(EOPNOTSUPP);
-    }
-    let mut key = [0; RSS_KEY_BYTES as usize];
-    // SAFETY: the application's key has `rx_hash_key_len` bytes, and that is the array's length.
-    unsafe { key.as_mut_ptr().copy_from_nonoverlapping(conf.rx_hash_key, key.len()) };
-    let fields = u32::try_from(conf.rx_hash_fields_mask).map_err(|_| EOPNOTSUPP)?;
-    Ok((RssKey(key), HashFields::from_bits_truncate(fields)))
 }

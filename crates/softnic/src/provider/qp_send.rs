@@ -1,17 +1,21 @@
-//! Posting sends to a plain queue pair.
+//! Posting sends to a plain queue pair: `ibv_post_send`, and the application's end of a send ring, which `qp_wr` fills too.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
-use ibverbs_sys::{ibv_qp, ibv_qp_state, ibv_send_flags, ibv_send_wr, ibv_wr_opcode};
+use ibverbs_sys::{ibv_qp, ibv_qp_state, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 
 use super::Object;
-use super::answer::{EINVAL, ENOMEM, Verb, known_bits};
-use super::qp::SoftQp;
+use super::answer::{EINVAL, ENOMEM, EOPNOTSUPP, Errno, Verb, known_bits};
+use super::qp::{Plain, SoftQp};
 use super::receive::{refuse, write_elements};
+use crate::limits::ETHERNET_BYTES;
 use crate::ring::Producer;
-use crate::work::{Element, SEND_CHECKSUM, SEND_HEADER_BYTES, SEND_INLINE, SEND_SIGNALED, SendHeader};
+use crate::work::{
+    Element, SEND_CHECKSUM, SEND_HEADER_BYTES, SEND_INLINE, SEND_SEGMENTS, SEND_SIGNALED, SendHeader,
+    SendShape,
+};
 
 /// The flags that mean something to a raw packet device, and the two that mean nothing but do no harm.
 const KNOWN_FLAGS: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0
@@ -23,8 +27,23 @@ const KNOWN_FLAGS: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0
 /// The application's end of a send ring.
 pub(crate) struct SendPoster {
     pub(crate) producer: Producer,
-    pub(crate) max_sge: u32,
-    pub(crate) max_inline: u32,
+    pub(crate) shape: SendShape,
+    /// Bytes of a stream that one request can have segmented.
+    pub(crate) max_tso_bytes: u32,
+    pub(crate) batch: Batch,
+}
+
+/// What was built since `wr_start`.
+#[derive(Default)]
+pub(crate) struct Batch {
+    /// Between `wr_start` and `wr_complete` or `wr_abort`.
+    pub(crate) open: bool,
+    /// Where the first request stands.
+    pub(crate) start: u32,
+    /// A request was begun and waits for its data: its header.
+    pub(crate) begun: Option<SendHeader>,
+    /// The first thing that went wrong.
+    pub(crate) error: Option<Errno>,
 }
 
 pub(crate) unsafe extern "C" fn post_send(
@@ -34,25 +53,28 @@ pub(crate) unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: NULL or a queue pair of this provider, by the verb's contract.
     let Ok(qp) = (unsafe { SoftQp::of(qp) }) else { return EINVAL.0 };
-    // In ERR what is posted is flushed; below RTS nothing can be sent.
-    let state = qp.state.load(Ordering::Relaxed);
-    let sending =
-        matches!(state, ibv_qp_state::IBV_QPS_RTS | ibv_qp_state::IBV_QPS_SQD | ibv_qp_state::IBV_QPS_ERR);
-    let Some(plain) = qp.plain.as_ref().filter(|_| sending) else {
-        refuse(request, bad);
-        return EINVAL.0;
+    let plain = match sender(qp) {
+        Ok(plain) => plain,
+        Err(errno) => {
+            refuse(request, bad);
+            return errno.0;
+        }
     };
     let outcome = plain.sends.with(|poster| {
-        let mut outcome = Ok(());
+        // Not between `wr_start` and `wr_complete` (ibv_wr_post(3)); only a queue without a lock comes here then.
+        let mut outcome = if poster.batch.open { Err(EINVAL) } else { Ok(()) };
         // SAFETY: NULL or a request of the application's chain.
-        while let Some(wr) = unsafe { request.as_ref() } {
+        while let Some(wr) = unsafe { request.as_ref() }
+            && outcome.is_ok()
+        {
             outcome = poster.push(wr);
-            if outcome.is_err() {
-                break;
+            if outcome.is_ok() {
+                request = wr.next;
             }
-            request = wr.next;
         }
-        poster.producer.publish();
+        if !poster.batch.open {
+            poster.producer.publish();
+        }
         outcome
     });
     match outcome {
@@ -64,64 +86,171 @@ pub(crate) unsafe extern "C" fn post_send(
     }
 }
 
+/// The rings of a queue pair that sends can be posted to now.
+pub(crate) fn sender(qp: &SoftQp) -> Verb<&Plain> {
+    if qp.datagram {
+        // Datagrams need a network that this device does not have.
+        return Err(EOPNOTSUPP);
+    }
+    // In ERR what is posted is flushed; below RTS nothing can be sent.
+    let state = qp.state.load(Ordering::Relaxed);
+    let sending =
+        matches!(state, ibv_qp_state::IBV_QPS_RTS | ibv_qp_state::IBV_QPS_SQD | ibv_qp_state::IBV_QPS_ERR);
+    qp.plain.as_ref().filter(|_| sending).ok_or(EINVAL)
+}
+
+/// What a ring is told of the flags of a request; the data's place comes later.
+pub(crate) fn ring_flags(flags: u32) -> Verb<u16> {
+    known_bits(flags, KNOWN_FLAGS, EINVAL)?;
+    let wants = |flag: ibv_send_flags, bit: u16| if flags & flag.0 == 0 { 0 } else { bit };
+    Ok(wants(ibv_send_flags::IBV_SEND_SIGNALED, SEND_SIGNALED)
+        | wants(ibv_send_flags::IBV_SEND_IP_CSUM, SEND_CHECKSUM))
+}
+
 impl SendPoster {
     fn push(&mut self, wr: &ibv_send_wr) -> Verb<()> {
-        if wr.opcode != ibv_wr_opcode::IBV_WR_SEND {
-            return Err(EINVAL);
-        }
-        known_bits(wr.send_flags, KNOWN_FLAGS, EINVAL)?;
+        let inline = wr.send_flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0;
+        let flags = ring_flags(wr.send_flags)?;
         let count = u32::try_from(wr.num_sge).map_err(|_| EINVAL)?;
         if count > 0 && wr.sg_list.is_null() {
             return Err(EINVAL);
         }
-        let wants = |flag: ibv_send_flags, bit: u32| if wr.send_flags & flag.0 == 0 { 0 } else { bit };
-        let flags = wants(ibv_send_flags::IBV_SEND_SIGNALED, SEND_SIGNALED)
-            | wants(ibv_send_flags::IBV_SEND_IP_CSUM, SEND_CHECKSUM)
-            | wants(ibv_send_flags::IBV_SEND_INLINE, SEND_INLINE);
+        match wr.opcode {
+            ibv_wr_opcode::IBV_WR_SEND => self.begin(wr.wr_id, flags)?,
+            ibv_wr_opcode::IBV_WR_TSO => {
+                // SAFETY: the opcode says which member of the union the application has set.
+                let tso = unsafe { wr.__bindgen_anon_2.tso };
+                self.begin_segments(wr.wr_id, flags, tso.hdr, (tso.hdr_sz, tso.mss))?;
+            }
+            _ => return Err(EINVAL),
+        }
+        let outcome = if inline {
+            // SAFETY: the application's list has `num_sge` entries.
+            let pieces = (0..count as usize).map(|index| unsafe { wr.sg_list.add(index) });
+            // SAFETY: as above.
+            let pieces = pieces.map(|sge| unsafe { sge.read() });
+            let address = |sge: ibv_sge| usize::try_from(sge.addr).map_err(|_| EINVAL);
+            self.set_inline(pieces.map(|sge| Ok((address(sge)?, sge.length as usize))))
+        } else {
+            self.set_list(wr.sg_list, count)
+        };
+        if outcome.is_err() {
+            self.batch.begun = None;
+        }
+        outcome
+    }
+
+    /// Begins a request for one frame.
+    #[inline]
+    pub(crate) fn begin(&mut self, wr_id: u64, flags: u16) -> Verb<()> {
+        if self.batch.begun.is_some() {
+            // The request before this one never got its data.
+            return Err(EINVAL);
+        }
         if !self.producer.has_room(1) {
             return Err(ENOMEM);
         }
-        let slot = self.producer.slot();
-        // SAFETY: a slot has a header and room behind it.
-        let body = unsafe { slot.add(SEND_HEADER_BYTES) };
-        let inline_bytes = if flags & SEND_INLINE == 0 {
-            if count > self.max_sge {
-                return Err(EINVAL);
-            }
-            let elements = NonNull::slice_from_raw_parts(body.cast::<Element>(), self.max_sge as usize);
-            // SAFETY: a slot's body holds `max_sge` elements; only this side writes them now.
-            write_elements(unsafe { &mut *elements.as_ptr() }, wr.sg_list, count);
-            0
-        } else {
-            self.copy_inline(wr, count, body)?
-        };
-        let header = SendHeader { wr_id: wr.wr_id, flags, inline_bytes };
-        // SAFETY: there is room, so the slot is this side's; it begins with the header.
-        unsafe { slot.cast::<SendHeader>().write(header) };
-        self.producer.advance();
+        self.batch.begun = Some(SendHeader { wr_id, flags, segment_bytes: 0, inline_bytes: 0 });
         Ok(())
     }
 
-    /// Copies the frame itself into the request. Its elements need no key: the caller's own memory is read now.
-    fn copy_inline(&self, wr: &ibv_send_wr, count: u32, body: NonNull<u8>) -> Verb<u32> {
-        let mut total = 0u32;
-        for index in 0..count as usize {
-            // SAFETY: the application's list has `num_sge` entries.
-            let sge = unsafe { wr.sg_list.add(index) };
-            // SAFETY: as above.
-            let sge = unsafe { sge.read() };
-            let end = total.checked_add(sge.length).filter(|end| *end <= self.max_inline).ok_or(EINVAL)?;
-            let from =
-                std::ptr::with_exposed_provenance::<u8>(usize::try_from(sge.addr).map_err(|_| EINVAL)?);
-            if from.is_null() && sge.length > 0 {
+    /// Begins a request for a stream to be segmented: its headers are copied now.
+    pub(crate) fn begin_segments(
+        &mut self,
+        wr_id: u64,
+        flags: u16,
+        headers: *const c_void,
+        (header_bytes, segment_bytes): (u16, u16),
+    ) -> Verb<()> {
+        let bytes = u32::from(header_bytes);
+        let sizes = bytes >= ETHERNET_BYTES as u32 && bytes <= self.shape.max_tso_header && segment_bytes > 0;
+        if !sizes || headers.is_null() {
+            return Err(EINVAL);
+        }
+        self.begin(wr_id, flags | SEND_SEGMENTS)?;
+        // SAFETY: a slot's body has room for the headers behind that for the elements.
+        let place = unsafe { self.producer.slot().add(SEND_HEADER_BYTES + self.shape.elements_bytes()) };
+        // SAFETY: the application names readable memory of its own; the room is `max_tso_header` bytes.
+        unsafe { place.as_ptr().copy_from_nonoverlapping(headers.cast(), usize::from(header_bytes)) };
+        if let Some(header) = &mut self.batch.begun {
+            (header.segment_bytes, header.inline_bytes) = (segment_bytes, bytes);
+        }
+        Ok(())
+    }
+
+    /// Gives the request that was begun its buffers.
+    #[inline]
+    pub(crate) fn set_list(&mut self, list: *const ibv_sge, count: u32) -> Verb<()> {
+        let header = self.batch.begun.ok_or(EINVAL)?;
+        if count > self.shape.max_sge || (count > 0 && list.is_null()) {
+            return Err(EINVAL);
+        }
+        if header.flags & SEND_SEGMENTS != 0 && stream_bytes(list, count) > u64::from(self.max_tso_bytes) {
+            return Err(EINVAL);
+        }
+        let elements =
+            NonNull::slice_from_raw_parts(self.body().cast::<Element>(), self.shape.max_sge as usize);
+        // SAFETY: a slot's body holds `max_sge` elements; only this side writes them now.
+        write_elements(unsafe { &mut *elements.as_ptr() }, list, count);
+        self.finish(header);
+        Ok(())
+    }
+
+    /// Copies the frame itself into the request that was begun: addresses and lengths. They need no key: the caller's own
+    /// memory is read now.
+    pub(crate) fn set_inline(&mut self, pieces: impl Iterator<Item = Verb<(usize, usize)>>) -> Verb<()> {
+        let mut header = self.batch.begun.ok_or(EINVAL)?;
+        // "Valid only for SEND and RDMA_WRITE" (ibv_wr_post(3)).
+        if header.flags & SEND_SEGMENTS != 0 {
+            return Err(EINVAL);
+        }
+        let (body, room) = (self.body(), self.shape.max_inline as usize);
+        let mut total = 0usize;
+        for piece in pieces {
+            let (address, bytes) = piece?;
+            let end = total.checked_add(bytes).filter(|end| *end <= room).ok_or(EINVAL)?;
+            if bytes == 0 {
+                continue;
+            }
+            let from = std::ptr::with_exposed_provenance::<u8>(address);
+            if from.is_null() {
                 return Err(EINVAL);
             }
             // SAFETY: `total` is within `max_inline`, which the body holds.
-            let to = unsafe { body.add(total as usize) };
+            let to = unsafe { body.add(total) };
             // SAFETY: the application names readable memory of its own; `end` is within the body.
-            unsafe { to.as_ptr().copy_from_nonoverlapping(from, sge.length as usize) };
+            unsafe { to.as_ptr().copy_from_nonoverlapping(from, bytes) };
             total = end;
         }
-        Ok(total)
+        (header.flags, header.inline_bytes) = (header.flags | SEND_INLINE, total as u32);
+        self.finish(header);
+        Ok(())
     }
+
+    /// The request's room behind its header.
+    #[inline]
+    fn body(&self) -> NonNull<u8> {
+        // SAFETY: a slot has a header and room behind it.
+        unsafe { self.producer.slot().add(SEND_HEADER_BYTES) }
+    }
+
+    /// Counts the request as filled.
+    #[inline]
+    fn finish(&mut self, header: SendHeader) {
+        // SAFETY: there is room since the request was begun, so the slot is this side's; it begins with the header.
+        unsafe { self.producer.slot().cast::<SendHeader>().write(header) };
+        self.producer.advance();
+        self.batch.begun = None;
+    }
+}
+
+fn stream_bytes(list: *const ibv_sge, count: u32) -> u64 {
+    (0..count as usize)
+        .map(|index| {
+            // SAFETY: the application's list has `count` entries.
+            let sge = unsafe { list.add(index) };
+            // SAFETY: as above.
+            u64::from(unsafe { sge.read() }.length)
+        })
+        .sum()
 }

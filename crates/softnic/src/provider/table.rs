@@ -8,7 +8,6 @@ use super::Object;
 use super::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, answer_handle, answer_status, known_bits};
 use super::wq::SoftWq;
 use crate::device::SoftContext;
-use crate::rss::MAX_INDIRECTION_ENTRIES;
 use crate::state::TableState;
 
 /// An indirection table.
@@ -39,9 +38,13 @@ pub(crate) unsafe extern "C" fn create_rwq_ind_table(
         // SAFETY: NULL or the application's struct.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         known_bits(attr.comp_mask, 0, EOPNOTSUPP)?;
-        let queues = entries(attr, context)?;
+        let rules = &soft.nic().rules().rss;
+        let queues = entries(attr, context, rules.max_entries as usize)?;
         let mut state = soft.nic().control();
-        if queues.iter().any(|queue| state.queues.get(*queue).is_none()) {
+        let numbers: Option<Vec<u32>> =
+            queues.iter().map(|queue| state.queues.get(*queue).map(|queue| queue.number)).collect();
+        let numbers = numbers.ok_or(EINVAL)?;
+        if rules.consecutive && numbers.windows(2).any(|pair| pair[1] != pair[0] + 1) {
             return Err(EINVAL);
         }
         let table = TableState { owner: soft.slot, users: 0, queues: queues.clone() };
@@ -58,9 +61,13 @@ pub(crate) unsafe extern "C" fn create_rwq_ind_table(
 }
 
 /// The queues' slots, in order.
-fn entries(attr: &ibv_rwq_ind_table_init_attr, context: *mut ibv_context) -> Verb<Box<[u32]>> {
+fn entries(
+    attr: &ibv_rwq_ind_table_init_attr,
+    context: *mut ibv_context,
+    max_entries: usize,
+) -> Verb<Box<[u32]>> {
     let length = 1usize.checked_shl(attr.log_ind_tbl_size).ok_or(EINVAL)?;
-    if length > MAX_INDIRECTION_ENTRIES || attr.ind_tbl.is_null() {
+    if length > max_entries || attr.ind_tbl.is_null() {
         return Err(EINVAL);
     }
     (0..length)

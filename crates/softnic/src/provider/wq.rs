@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ibverbs_sys::{
-    IBV_WQ_ATTR_CURR_STATE, IBV_WQ_ATTR_FLAGS, IBV_WQ_ATTR_STATE, IBV_WQ_INIT_ATTR_FLAGS, IBV_WQS_ERR,
-    IBV_WQS_RDY, IBV_WQS_RESET, IBV_WQT_RQ, ibv_context, ibv_recv_wr, ibv_wq, ibv_wq_attr, ibv_wq_init_attr,
-    ibv_wq_state,
+    IBV_WQ_ATTR_CURR_STATE, IBV_WQ_ATTR_FLAGS, IBV_WQ_ATTR_STATE, IBV_WQ_FLAGS_CVLAN_STRIPPING,
+    IBV_WQ_FLAGS_SCATTER_FCS, IBV_WQ_INIT_ATTR_FLAGS, IBV_WQS_ERR, IBV_WQS_RDY, IBV_WQS_RESET, IBV_WQT_RQ,
+    ibv_context, ibv_recv_wr, ibv_wq, ibv_wq_attr, ibv_wq_init_attr, ibv_wq_state,
 };
 
 use super::Object;
@@ -20,7 +20,8 @@ use super::spin::Spin;
 use crate::device::SoftContext;
 use crate::events::acknowledgements;
 use crate::limits::{MAX_SGE, MAX_WR};
-use crate::state::{QueueOwner, QueueState, State};
+use crate::personality::WorkQueueRules;
+use crate::state::{FrameEdits, QueueOwner, QueueState, State};
 use crate::work::receive_slot_bytes;
 
 /// Work queues are numbered from here, away from the numbers of queue pairs.
@@ -59,8 +60,8 @@ pub(crate) unsafe extern "C" fn create_wq(
         // SAFETY: the library passes a live context of this provider.
         let soft = unsafe { SoftContext::of(context) }?;
         // SAFETY: NULL or the application's struct.
-        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
-        check(attr)?;
+        let attr = unsafe { attr.as_mut() }.ok_or(EINVAL)?;
+        let flags = check(attr, &soft.nic().rules().work_queue)?;
         // SAFETY: NULL or a domain of this provider, by the verb's contract.
         let pd = unsafe { SoftPd::of(attr.pd) }?;
         // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
@@ -83,12 +84,17 @@ pub(crate) unsafe extern "C" fn create_wq(
             domain: pd.base,
             number: 0,
             ready: false,
+            edits: FrameEdits {
+                strip_cvlan: flags & IBV_WQ_FLAGS_CVLAN_STRIPPING != 0,
+                append_fcs: flags & IBV_WQ_FLAGS_SCATTER_FCS != 0,
+            },
             unpublished: false,
             planned: 0,
             native_state: Arc::clone(&native_state),
             native: 0,
             events: 0,
         };
+        attr.max_wr = producer.limit();
         let poster = Spin::new(ReceivePoster { producer, max_sge: attr.max_sge }, pd.single_threaded());
         let mut wq = Box::new(SoftWq {
             wq: UnsafeCell::new(ibv_wq {
@@ -115,17 +121,16 @@ pub(crate) unsafe extern "C" fn create_wq(
     })
 }
 
-fn check(attr: &ibv_wq_init_attr) -> Verb<()> {
+/// Refuses what cannot be; answers the flags to make the queue with.
+fn check(attr: &ibv_wq_init_attr, rules: &WorkQueueRules) -> Verb<u32> {
     known_bits(attr.comp_mask, IBV_WQ_INIT_ATTR_FLAGS, EOPNOTSUPP)?;
-    if attr.comp_mask & IBV_WQ_INIT_ATTR_FLAGS != 0 {
-        // No stripping, no FCS, no delayed drop: none of them is in `raw_packet_caps`.
-        known_bits(attr.create_flags, 0, EOPNOTSUPP)?;
-    }
+    let flags = if attr.comp_mask & IBV_WQ_INIT_ATTR_FLAGS == 0 { 0 } else { attr.create_flags };
+    known_bits(flags, rules.create_flags.bits, rules.create_flags.refusal)?;
     let sizes = (1..=MAX_WR).contains(&attr.max_wr) && (1..=MAX_SGE).contains(&attr.max_sge);
     if attr.wq_type != IBV_WQT_RQ || !sizes {
         return Err(EINVAL);
     }
-    Ok(())
+    Ok(flags)
 }
 
 /// Gives the queue its slot and counts what it uses.
@@ -173,31 +178,50 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         let known = IBV_WQ_ATTR_STATE | IBV_WQ_ATTR_CURR_STATE | IBV_WQ_ATTR_FLAGS;
         known_bits(attr.attr_mask, known, EINVAL)?;
-        if attr.attr_mask & IBV_WQ_ATTR_FLAGS != 0 {
-            known_bits(attr.flags_mask, 0, EOPNOTSUPP)?;
+        if attr.attr_mask == 0 {
+            // kernel uverbs_cmd.c, `ib_uverbs_ex_modify_wq`.
+            return Err(EINVAL);
         }
         // SAFETY: the queue keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
+        let rules = &soft.nic().rules().work_queue;
+        let flags_mask = if attr.attr_mask & IBV_WQ_ATTR_FLAGS == 0 { 0 } else { attr.flags_mask };
+        known_bits(flags_mask, rules.modify_flags.bits, rules.modify_flags.refusal)?;
+        if attr.attr_mask & IBV_WQ_ATTR_FLAGS != 0 && rules.modify_flags.bits == 0 {
+            return Err(rules.modify_flags.refusal);
+        }
         let mut state = soft.nic().control();
         let current = object.state.load(Ordering::Relaxed);
         if attr.attr_mask & IBV_WQ_ATTR_CURR_STATE != 0 && attr.curr_wq_state != current {
             return Err(EINVAL);
         }
-        if attr.attr_mask & IBV_WQ_ATTR_STATE == 0 {
-            return Ok(());
+        if attr.attr_mask & IBV_WQ_ATTR_STATE != 0 {
+            transit(&mut state, object, (current, attr.wq_state), rules)?;
         }
-        transit(&mut state, object, current, attr.wq_state)?;
+        if flags_mask & IBV_WQ_FLAGS_CVLAN_STRIPPING != 0
+            && let Some(queue) = state.queues.get_mut(object.slot)
+        {
+            queue.edits.strip_cvlan = attr.flags & IBV_WQ_FLAGS_CVLAN_STRIPPING != 0;
+        }
         drop(state);
-        let place = wq.wrapping_byte_add(std::mem::offset_of!(ibv_wq, state)).cast::<ibv_wq_state>();
-        // SAFETY: the application's handle; as with any provider, it must not read the state while it changes it.
-        unsafe { place.write(attr.wq_state) };
+        if attr.attr_mask & IBV_WQ_ATTR_STATE != 0 {
+            let place = wq.wrapping_byte_add(std::mem::offset_of!(ibv_wq, state)).cast::<ibv_wq_state>();
+            // SAFETY: the application's handle; as with any provider, it must not read the state while it changes it.
+            unsafe { place.write(attr.wq_state) };
+        }
         Ok(())
     })
 }
 
-fn transit(state: &mut State, wq: &SoftWq, from: ibv_wq_state, to: ibv_wq_state) -> Verb<()> {
+fn transit(
+    state: &mut State,
+    wq: &SoftWq,
+    (from, to): (ibv_wq_state, ibv_wq_state),
+    rules: &WorkQueueRules,
+) -> Verb<()> {
     let allowed = match (from, to) {
-        (_, IBV_WQS_RESET | IBV_WQS_ERR) => true,
+        (_, IBV_WQS_RESET) => true,
+        (_, IBV_WQS_ERR) => from != IBV_WQS_RESET || rules.fails_from_reset,
         (_, IBV_WQS_RDY) => from != IBV_WQS_ERR,
         _ => false,
     };
