@@ -61,6 +61,17 @@ impl Place {
         Self { source: Arc::clone(source), span }
     }
 
+    /// The name of its file.
+    #[must_use]
+    pub fn file(&self) -> &str {
+        &self.source.name
+    }
+
+    /// Whether it is in this very text.
+    pub(crate) fn is_in(&self, source: &Arc<Source>) -> bool {
+        Arc::ptr_eq(&self.source, source)
+    }
+
     /// Line of its start, from 1.
     #[must_use]
     pub fn line(&self) -> u32 {

@@ -21,6 +21,7 @@ mod print;
 mod profile;
 mod program;
 mod ranges;
+pub mod schema;
 mod source;
 mod spec;
 mod tag;
@@ -31,7 +32,10 @@ pub use compile::compile;
 pub use diagnostics::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Place, Severity};
 pub use explain::Explanation;
 pub use ids::{ClassId, GroupId, QueueId, RuleId, WorkerId};
-pub use parse::parse;
+pub use parse::{
+    LoadOptions, MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_SUBSTITUTED_BYTES, MAX_TOTAL_BYTES, parse,
+    parse_with,
+};
 pub use policy::{MAX_RULES, Policy};
 pub use predicate::Predicate;
 pub use profile::{DeviceProfile, Errno, Feature, Limit, LimitRow, PriorityTable, Refusal};
@@ -49,10 +53,21 @@ pub use tag::{Band, CLASSES_MAX, ClassTag};
 /// # Errors
 /// All problems at once; a file that cannot be read is one too.
 pub fn load(path: impl AsRef<Path>) -> Result<(Policy, Vec<Diagnostic>), Diagnostics> {
+    load_with(path, &LoadOptions::default())
+}
+
+/// The same with options.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_with(
+    path: impl AsRef<Path>,
+    options: &LoadOptions,
+) -> Result<(Policy, Vec<Diagnostic>), Diagnostics> {
     let path = path.as_ref();
     let folder = path.parent().unwrap_or(Path::new("")).to_owned();
     match source::read(path) {
-        Ok(source) => parse(&source, &Folder(folder)),
+        Ok(source) => parse_with(&source, &Folder(folder), options),
         Err(error) => {
             let nowhere = Arc::new(Source::new(path.display().to_string(), ""));
             let problem = Place::new(&nowhere, 0..0).error(format!("cannot read the policy: {error}"), "");

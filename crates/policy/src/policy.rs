@@ -18,12 +18,17 @@ pub const MAX_RULES: usize = 65_536;
 pub const MAX_GROUPS: usize = 1024;
 /// The most values of one set, or of one list.
 pub const MAX_SET_VALUES: usize = 1 << 20;
+/// The most values that all rules of a policy have together, sets counted wherever they are named.
+pub const MAX_TOTAL_VALUES: usize = 1 << 24;
 /// The longest name of a rule, group or set, in bytes.
 pub const MAX_NAME_BYTES: usize = 64;
 /// The longest indirection table that the language admits, in entries.
 pub const MAX_TABLE_SIZE: u32 = 1 << 16;
 /// The length of a group's indirection table unless it says otherwise, in entries.
 pub const DEFAULT_TABLE_SIZE: u32 = 128;
+
+/// The name of the rule that `default_multicast` becomes.
+pub const DEFAULT_MULTICAST: &str = "default_multicast";
 
 /// A policy whose every name is known and every value in range.
 #[derive(Clone, Debug)]
@@ -221,9 +226,9 @@ pub struct MplsEntry {
 /// MAC addresses: those under some mask and under none of others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Macs {
-    /// At least one of these, sorted; a mask of zeros is every address.
+    /// At least one of these, sorted, whole addresses last; a mask of zeros is every address.
     pub any_of: Vec<MaskedMac>,
-    /// None of these, sorted.
+    /// None of these, in the same order.
     pub none_of: Vec<MaskedMac>,
 }
 
@@ -356,7 +361,7 @@ impl Macs {
     /// These addresses.
     #[must_use]
     pub fn of(mut any_of: Vec<MaskedMac>) -> Self {
-        any_of.sort_unstable();
+        any_of.sort_unstable_by_key(|mac| (mac.mask == MacAddr::BROADCAST, *mac));
         any_of.dedup();
         Self { any_of, none_of: Vec::new() }
     }
@@ -365,12 +370,28 @@ impl Macs {
     #[must_use]
     #[inline]
     pub fn contains(&self, address: MacAddr) -> bool {
-        self.any_of.iter().any(|mac| mac.matches(address))
-            && !self.none_of.iter().any(|mac| mac.matches(address))
+        Self::finds(&self.any_of, address) && !Self::finds(&self.none_of, address)
+    }
+
+    /// Looks for an address in a list that `of` has sorted.
+    fn finds(list: &[MaskedMac], address: MacAddr) -> bool {
+        let (masked, whole) = list.split_at(list.partition_point(|mac| mac.mask != MacAddr::BROADCAST));
+        whole.binary_search_by_key(&address, |mac| mac.value).is_ok()
+            || masked.iter().any(|mac| mac.matches(address))
     }
 }
 
 impl MaskedMac {
+    /// Every group address.
+    pub const MULTICAST: Self =
+        Self { value: MacAddr([1, 0, 0, 0, 0, 0]), mask: MacAddr([1, 0, 0, 0, 0, 0]) };
+
+    /// Whether every address of `other` is one of these.
+    #[must_use]
+    pub fn contains(&self, other: &Self) -> bool {
+        (0..6).all(|i| self.mask.0[i] & !other.mask.0[i] == 0) && self.matches(other.value)
+    }
+
     /// Every address.
     pub const ANY: Self = Self { value: MacAddr([0; 6]), mask: MacAddr([0; 6]) };
 
@@ -388,6 +409,21 @@ impl Fragments {
 }
 
 impl Addresses {
+    /// Every address of both versions.
+    #[must_use]
+    pub fn all() -> Self {
+        Self { v4: RangeSet::of(vec![(0, u32::MAX)]), v6: RangeSet::of(vec![(0, u128::MAX)]) }
+    }
+
+    /// The addresses that are not in `other`.
+    #[must_use]
+    pub fn without(&self, other: &Self) -> Self {
+        Self {
+            v4: self.v4.intersect(&other.v4.complement(u32::MAX)),
+            v6: self.v6.intersect(&other.v6.complement(u128::MAX)),
+        }
+    }
+
     /// Whether nothing is in it.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -5,8 +5,8 @@ use packet::{EtherType, IpProtocol};
 
 use crate::policy::{Family, Fragments, Match, VlanMatch};
 
+use super::matches::Spans;
 use super::reader::Reader;
-use super::rules::Spans;
 
 /// One finding: the key to point at, what is wrong, what to do.
 type Finding = (&'static str, String, &'static str);
@@ -16,8 +16,9 @@ pub(super) fn check(reader: &mut Reader, matches: &Match, spans: &Spans) {
     let mut findings = Vec::new();
     tag_protocols(matches, &mut findings);
     vlans(matches, &mut findings);
-    families(matches, &mut findings);
+    families(matches, spans, &mut findings);
     protocols(matches, &mut findings);
+    tunnels(matches, spans, &mut findings);
     fragments(matches, &mut findings);
     for (key, message, hint) in findings {
         let span = spans.get(key).cloned().unwrap_or(0..0);
@@ -59,8 +60,9 @@ fn vlans(matches: &Match, findings: &mut Vec<Finding>) {
 
 /// Which IP versions are still possible: IPv4, IPv6.
 fn possible(matches: &Match) -> (bool, bool) {
-    let mut v4 = matches.family != Some(Family::V6);
-    let mut v6 = matches.family != Some(Family::V4) && matches.ip_options.is_none();
+    let implied = matches.implied_family();
+    let mut v4 = implied != Some(Family::V6) && matches.family != Some(Family::V6);
+    let mut v6 = implied != Some(Family::V4) && matches.family != Some(Family::V4);
     for addresses in [&matches.src, &matches.dst].into_iter().flatten() {
         // An empty set is a warning, not a conflict.
         if !addresses.is_empty() {
@@ -71,23 +73,69 @@ fn possible(matches: &Match) -> (bool, bool) {
     (v4, v6)
 }
 
-fn families(matches: &Match, findings: &mut Vec<Finding>) {
-    if matches.ip_options.is_some() && matches.family == Some(Family::V6) {
-        let message = "`ip_options` is of IPv4, `family` is ipv6".to_owned();
-        return findings.push(("ip_options", message, "IPv6 has extension headers: see `protocol`"));
+/// Keys that only one IP version has.
+const OF_IPV4: [&str; 2] = ["ip_options", "ip_flags"];
+const OF_IPV6: [&str; 3] = ["flow_label", "hop_limit", "traffic_class"];
+
+/// Writes down the IP version that a key means without saying it.
+pub(super) fn imply_family(matches: &mut Match, spans: &Spans) {
+    if matches.family.is_none() && OF_IPV6.iter().any(|key| spans.contains_key(key)) {
+        matches.family = Some(Family::V6);
+    }
+}
+
+/// A key of one version beside a key of the other.
+fn versions(matches: &Match, spans: &Spans, findings: &mut Vec<Finding>) {
+    let first = |keys: &[&'static str]| keys.iter().find(|key| spans.contains_key(*key)).copied();
+    let (v4_key, v6_key) = (first(&OF_IPV4), first(&OF_IPV6));
+    match (v4_key, v6_key, matches.family) {
+        (Some("ip_options"), _, Some(Family::V6)) => {
+            let message = "`ip_options` is of IPv4, `family` is ipv6".to_owned();
+            findings.push(("ip_options", message, "IPv6 has extension headers: see `protocol`"));
+        }
+        (Some(key), _, Some(Family::V6)) => {
+            findings.push((key, format!("`{key}` is of IPv4, `family` is ipv6"), "remove one of them"));
+        }
+        (_, Some(key), Some(Family::V4)) => {
+            findings.push((key, format!("`{key}` is of IPv6, `family` is ipv4"), "remove one of them"));
+        }
+        (Some(v4_key), Some(v6_key), _) => {
+            let message = format!("`{v4_key}` is of IPv4, `{v6_key}` of IPv6");
+            findings.push((v6_key, message, "write a rule for each version"));
+        }
+        (_, Some(v6_key), None) => {
+            for (key, addresses) in [("src", &matches.src), ("dst", &matches.dst)] {
+                if addresses.as_ref().is_some_and(|set| set.v6.is_empty() && !set.v4.is_empty()) {
+                    let message = format!("`{v6_key}` is of IPv6, and `{key}` has IPv4 only");
+                    findings.push((key, message, "remove one of them"));
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn families(matches: &Match, spans: &Spans, findings: &mut Vec<Finding>) {
+    versions(matches, spans, findings);
+    if !findings.is_empty() {
+        return;
     }
     let (v4, v6) = possible(matches);
     if !v4 && !v6 {
         for (key, addresses) in [("src", &matches.src), ("dst", &matches.dst)] {
             let Some(addresses) = addresses else { continue };
-            let other = match (matches.family, matches.ip_options) {
+            let v4_key = OF_IPV4.iter().find(|key| spans.contains_key(*key));
+            let other = match (matches.family, v4_key) {
                 (Some(Family::V4), _) if addresses.v4.is_empty() => {
                     "`family` is ipv4, and `KEY` has IPv6 only"
                 }
                 (Some(Family::V6), _) if addresses.v6.is_empty() => {
                     "`family` is ipv6, and `KEY` has IPv4 only"
                 }
-                (_, Some(_)) if addresses.v4.is_empty() => "`ip_options` is of IPv4, and `KEY` has IPv6 only",
+                (_, Some(v4_key)) if addresses.v4.is_empty() => {
+                    let message = format!("`{v4_key}` is of IPv4, and `{key}` has IPv6 only");
+                    return findings.push((key, message, "remove one of them"));
+                }
                 _ => continue,
             };
             return findings.push((key, other.replace("KEY", key), "remove one of them"));
@@ -119,6 +167,81 @@ fn protocols(matches: &Match, findings: &mut Vec<Finding>) {
         };
         let message = format!("`{key}` needs TCP or UDP, and `protocol` excludes both");
         findings.push((key, message, "write protocol = \"tcp\" or \"udp\", or leave it out for both"));
+    }
+}
+
+/// What a tunnel's key needs of the outer packet.
+struct Carrier {
+    keys: &'static [&'static str],
+    name: &'static str,
+    protocol: IpProtocol,
+    udp_port: Option<u16>,
+}
+
+const CARRIERS: [Carrier; 3] = [
+    Carrier { keys: &["esp_spi", "esp_seq"], name: "ESP", protocol: IpProtocol::ESP, udp_port: None },
+    Carrier {
+        keys: &["vxlan_vni"],
+        name: "VXLAN",
+        protocol: IpProtocol::UDP,
+        udp_port: Some(packet::VXLAN_UDP_PORT),
+    },
+    Carrier {
+        keys: &["gre_protocol", "gre_key", "gre_flags"],
+        name: "GRE",
+        protocol: IpProtocol::GRE,
+        udp_port: None,
+    },
+];
+
+fn tunnels(matches: &Match, spans: &Spans, findings: &mut Vec<Finding>) {
+    let mut named: Option<(&str, &str)> = None;
+    for carrier in &CARRIERS {
+        let Some(key) = carrier.keys.iter().find(|key| spans.contains_key(*key)).copied() else { continue };
+        let name = carrier.name;
+        if let Some((other_key, other)) = named {
+            let message = format!("`{other_key}` is of {other}, `{key}` of {name}: a packet is not both");
+            return findings.push((key, message, "write a rule for each"));
+        }
+        named = Some((key, name));
+        if matches.protocol.as_ref().is_some_and(|set| !set.is_empty() && !set.contains(carrier.protocol.0)) {
+            let message = format!("`{key}` is of {name}, and `protocol` excludes it");
+            return findings.push(("protocol", message, "remove it: the other key implies it"));
+        }
+        let ports = matches.dst_port.as_ref().filter(|ports| !ports.is_empty());
+        match carrier.udp_port {
+            Some(port) if ports.is_some_and(|ports| !ports.contains(port)) => {
+                let message = format!("`{key}` is of {name}, and `dst_port` excludes its UDP port {port}");
+                return findings.push(("dst_port", message, "remove it: the other key implies it"));
+            }
+            None if matches.needs_transport() => {
+                let message = format!("`{key}` is of {name}, which has neither ports nor TCP flags");
+                return findings.push((key, message, "those of the packet inside go into `inner`"));
+            }
+            _ => {}
+        }
+        if matches.ethertype.as_ref().is_some_and(|types| {
+            !types.is_empty() && !types.contains(EtherType::IPV4.0) && !types.contains(EtherType::IPV6.0)
+        }) {
+            let message = format!("`{key}` is of {name}, and `ethertype` excludes IP");
+            return findings.push(("ethertype", message, "remove it: the other key implies it"));
+        }
+        if name == "ESP" && matches.inner.is_some() {
+            let message = "what ESP carries is encrypted".to_owned();
+            return findings.push(("inner", message, "match the SPI alone"));
+        }
+        if name != "GRE" && matches.mpls.is_some() {
+            let message = format!("`mpls` is not of {name}");
+            return findings.push((
+                "mpls",
+                message,
+                "labels behind an inner Ethernet header go into `inner`",
+            ));
+        }
+    }
+    if matches.needs_tunnel() && matches.fragment == Some(Fragments::LATER) {
+        let message = "later fragments have no tunnel header".to_owned();
+        findings.push(("fragment", message, "match them by address and protocol, in a rule of their own"));
     }
 }
 

@@ -1,58 +1,87 @@
 //! `[groups.NAME]`: who shares a rule's traffic and how it is spread. Workers are checked against the
 //! settings only when compiling: a policy does not know how many there will be.
 
+use std::collections::BTreeMap;
+
 use packet::{HashFields, RssKey};
 use toml::Spanned;
 
 use crate::ids::GroupId;
 use crate::policy::{GroupDefinition, MAX_GROUPS, MAX_TABLE_SIZE, WorkerShare, Workers};
+use crate::schema::keys;
 
-use super::reader::{Key, Reader, Table, Value, entries, nearest};
+use super::reader::{Key, Names, Reader, Table, Value, entries, nearest};
+use super::sets::shortened;
 
-const KEYS: [&str; 6] = ["workers", "weights", "hash", "symmetric", "key", "table_size"];
 /// The largest share of a worker.
 const MAX_WEIGHT: u32 = 65_535;
 /// The highest number of a worker: beyond every machine, below what a table can hold.
 const MAX_WORKER: u32 = 4095;
 
-/// Reads `[groups]`.
-pub(super) fn read(reader: &mut Reader, value: &Value<'_>) -> Vec<GroupDefinition> {
-    let mut groups = Vec::new();
-    let Some(table) = reader.table(value, "`groups`") else { return groups };
-    for (key, value) in entries(table) {
-        let name: &str = key.get_ref();
-        if matches!(name, "kernel" | "drop" | "all") {
-            let message = format!("a group cannot be called `{name}`");
-            reader.error_with(key.span(), message, "this word has a meaning already", "choose another name");
-        } else if reader.name_is_good(name, key.span(), "the group") {
-            // A broken group still counts as known, so that rules that name it are not reported too.
-            groups.push(group(reader, key, value));
-        }
-    }
-    if groups.len() > MAX_GROUPS {
-        reader.error(value.span(), format!("there are more than {MAX_GROUPS} groups"), "too many");
-    }
-    groups
+/// The groups of all files.
+#[derive(Default)]
+pub(super) struct Groups {
+    pub(super) list: Vec<GroupDefinition>,
+    index: BTreeMap<String, GroupId>,
+    names: Names,
 }
 
-/// The group of that name; reports an unknown one.
-pub(super) fn find(
-    reader: &mut Reader,
-    groups: &[GroupDefinition],
-    name: &str,
-    value: &Value<'_>,
-) -> Option<GroupId> {
-    let found = groups.iter().position(|group| group.name == name).map(GroupId::of);
-    if found.is_none() {
-        let names = || groups.iter().map(|group| group.name.as_str());
-        let hint = match nearest(name, names()) {
-            Some(near) => format!("did you mean `{near}`?"),
-            None if groups.is_empty() => format!("the policy has no groups: add [groups.{name}]"),
-            None => format!("the groups are {}", names().collect::<Vec<_>>().join(", ")),
-        };
-        reader.error_with(value.span(), format!("unknown group `{name}`"), "no such group", hint);
+impl Groups {
+    /// Reads the `[groups]` of one file.
+    pub(super) fn read(&mut self, reader: &mut Reader, value: &Value<'_>) {
+        let Some(table) = reader.table(value, "`groups`") else { return };
+        for (key, value) in entries(table) {
+            let name: &str = key.get_ref();
+            if matches!(name, "kernel" | "drop" | "pass" | "all") {
+                let message = format!("a group cannot be called `{name}`");
+                let hint = "choose another name";
+                reader.error_with(key.span(), message, "this word has a meaning already", hint);
+            } else if reader.name_is_good(name, key.span(), "the group")
+                && self.names.is_new(reader, name, key.span(), "group")
+            {
+                if self.list.len() == MAX_GROUPS {
+                    reader.error(key.span(), format!("there are more than {MAX_GROUPS} groups"), "too many");
+                    return;
+                }
+                self.index.insert(name.to_owned(), GroupId::of(self.list.len()));
+                // A broken group still counts as known, so that rules that name it are not reported too.
+                self.list.push(group(reader, key, value));
+            }
+        }
     }
-    found
+
+    /// Whether a group has that name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.index.contains_key(name)
+    }
+
+    /// The group of that name; reports an unknown one.
+    pub(super) fn find(&self, reader: &mut Reader, name: &str, value: &Value<'_>) -> Option<GroupId> {
+        let found = self.index.get(name).copied();
+        if found.is_none() {
+            let names = || self.list.iter().map(|group| group.name.as_str());
+            let hint = match nearest(name, names()) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None if self.list.is_empty() => {
+                    format!("the policy has no groups: add [groups.{}]", shortened(name))
+                }
+                None => format!("the groups are {}", first_names(names())),
+            };
+            let message = format!("unknown group `{}`", shortened(name));
+            reader.error_with(value.span(), message, "no such group", hint);
+        }
+        found
+    }
+}
+
+/// As many names as a person reads.
+fn first_names<'n>(names: impl Iterator<Item = &'n str> + Clone) -> String {
+    const SHOWN: usize = 16;
+    let shown: Vec<&str> = names.clone().take(SHOWN).collect();
+    match names.count() {
+        count if count > SHOWN => format!("{} and {} more", shown.join(", "), count - SHOWN),
+        _ => shown.join(", "),
+    }
 }
 
 fn group(reader: &mut Reader, key: &Key<'_>, value: &Value<'_>) -> GroupDefinition {
@@ -66,7 +95,7 @@ fn group(reader: &mut Reader, key: &Key<'_>, value: &Value<'_>) -> GroupDefiniti
         place: reader.place(key.span()),
     };
     let Some(table) = reader.table(value, "a group") else { return group };
-    reader.refuse_unknown_keys(table, &KEYS, "a group");
+    reader.refuse_unknown_keys(table, keys::GROUP, "a group");
     if let Some(workers) = members(reader, key, table) {
         group.workers = workers;
     }

@@ -1,45 +1,88 @@
-//! TOML text to a checked [`Policy`]: every problem of the text and of its set files at once, each with
-//! its place. Called by whoever has a policy's text; it reads files only through the loader it is given.
+//! TOML text to a checked [`Policy`]: every problem of the text, of what it includes and of its set files at
+//! once, each with its place. Called by whoever has a policy's text; it reads files only through the loader
+//! it is given.
 
+mod actions;
 mod conflicts;
+mod files;
 mod groups;
+mod matches;
+mod mpls;
 mod reader;
 mod rules;
 mod sets;
 mod values;
+mod variables;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use toml::Spanned;
-use toml::de::DeTable;
-
-use crate::diagnostics::{Diagnostic, Diagnostics};
+use crate::diagnostics::{Diagnostic, Diagnostics, Place};
 use crate::policy::{Action, Policy};
+use crate::schema::keys;
 use crate::source::{MAX_FILE_BYTES, SetLoader, Source};
 
+pub use files::{MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_TOTAL_BYTES};
+pub use variables::MAX_SUBSTITUTED_BYTES;
+
+use files::{File, Files, Shelf, Walk};
+use groups::Groups;
 use reader::{Reader, Table};
+use rules::Rules;
 use sets::Sets;
+use variables::Variables;
 
 /// The version of the language.
 const VERSION: u32 = 1;
-const KEYS: [&str; 5] = ["version", "default", "sets", "groups", "rules"];
+
+/// What a policy is read with, beside its text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// Values of variables by name, before those of `[variables]`. A text that is a number, `true`, `false` or
+    /// a list in TOML is one; any other is a string.
+    pub variables: BTreeMap<String, String>,
+}
 
 /// Reads a policy; what is returned beside it are warnings.
 ///
 /// # Errors
-/// All problems of the text and of its set files at once. After errors of TOML itself the rest is not
-/// looked at: what the parser guessed would only raise more of them.
+/// All problems of the text, of its included and of its set files at once. After errors of TOML itself the
+/// rest is not looked at: what the parser guessed would only raise more of them.
 pub fn parse(source: &Source, loader: &dyn SetLoader) -> Result<(Policy, Vec<Diagnostic>), Diagnostics> {
+    parse_with(source, loader, &LoadOptions::default())
+}
+
+/// The same with options.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_with(
+    source: &Source,
+    loader: &dyn SetLoader,
+    options: &LoadOptions,
+) -> Result<(Policy, Vec<Diagnostic>), Diagnostics> {
     let source = Arc::new(source.clone());
-    let mut reader = Reader { source: Arc::clone(&source), diagnostics: Diagnostics::default() };
+    let mut reader = Reader::new(&source);
     if source.text.len() as u64 > MAX_FILE_BYTES {
         reader.error(0..0, format!("a policy has at most {MAX_FILE_BYTES} bytes"), "too long");
         return Err(reader.diagnostics);
     }
-    let policy = match document(&mut reader, &source.text) {
-        Some(document) => policy(&mut reader, document.get_ref(), loader),
-        None => None,
-    };
+    let shelf = Shelf::new();
+    let mut variables = Variables::given(&options.variables);
+    let mut files = Files::new(loader);
+    let mut found = Walk::new(&shelf, &mut reader, &mut files, &mut variables).all(Arc::clone(&source));
+    let mut policy = None;
+    if !reader.diagnostics.has_errors() {
+        for file in &mut found {
+            reader.source = Arc::clone(&file.source);
+            variables.substitute_all(&mut reader, &mut file.document, &["variables", "includes"]);
+        }
+        policy = assemble(&mut reader, &source, &found, &mut files);
+        reader.source = Arc::clone(&source);
+        if !reader.diagnostics.has_errors() {
+            variables.warn(&mut reader);
+        }
+    }
     reader.diagnostics.sort();
     match policy {
         Some(policy) if !reader.diagnostics.has_errors() => Ok((policy, reader.diagnostics.list)),
@@ -47,28 +90,42 @@ pub fn parse(source: &Source, loader: &dyn SetLoader) -> Result<(Policy, Vec<Dia
     }
 }
 
-fn document<'t>(reader: &mut Reader, text: &'t str) -> Option<Spanned<DeTable<'t>>> {
-    let (document, errors) = DeTable::parse_recoverable(text);
-    for error in &errors {
-        let span = error.span().unwrap_or(0..0);
-        reader.error(span, format!("not TOML: {}", error.message()), "here");
+/// One policy of all files; names are shared, so sets and groups of all files come before any rule.
+fn assemble(
+    reader: &mut Reader,
+    main: &Arc<Source>,
+    found: &[File<'_>],
+    files: &mut Files<'_>,
+) -> Option<Policy> {
+    let mut sets = Sets::new();
+    let mut groups = Groups::default();
+    for file in found {
+        reader.source = Arc::clone(&file.source);
+        files.folder.clone_from(&file.folder);
+        let table = &file.document;
+        reader.refuse_unknown_keys(table, keys::POLICY, "a policy");
+        version(reader, table);
+        if let Some(value) = table.get("sets") {
+            sets.read(reader, value, files);
+        }
+        if let Some(value) = table.get("groups") {
+            groups.read(reader, value);
+        }
     }
-    errors.is_empty().then_some(document)
-}
-
-fn policy(reader: &mut Reader, table: &Table<'_>, loader: &dyn SetLoader) -> Option<Policy> {
-    reader.refuse_unknown_keys(table, &KEYS, "a policy");
-    version(reader, table);
-    let mut sets = match table.get("sets") {
-        Some(value) => Sets::read(reader, value, loader),
-        None => Sets::default(),
-    };
-    let groups = table.get("groups").map(|value| groups::read(reader, value)).unwrap_or_default();
-    let rules = match table.get("rules") {
-        Some(value) => rules::read(reader, value, &groups, &mut sets),
-        None => Vec::new(),
-    };
-    if rules.is_empty() && !reader.diagnostics.has_errors() {
+    let mut rules = Rules::default();
+    let mut seen = 0;
+    let mut defaults = [("default", None), ("default_multicast", None)];
+    for file in found {
+        reader.source = Arc::clone(&file.source);
+        if let Some(value) = file.document.get("rules") {
+            rules.read(reader, value, &groups, &mut sets, &mut seen);
+        }
+        for (key, given) in &mut defaults {
+            default(reader, &file.document, &groups, key, given);
+        }
+    }
+    reader.source = Arc::clone(main);
+    if seen == 0 && !reader.diagnostics.has_errors() {
         let hint = "everything goes to `default`";
         let warning = reader.place(0..0).warning("the policy has no rules", "this policy").hint(hint);
         reader.push(warning);
@@ -76,18 +133,38 @@ fn policy(reader: &mut Reader, table: &Table<'_>, loader: &dyn SetLoader) -> Opt
     if !reader.diagnostics.has_errors() {
         sets.warn(reader);
     }
-    let default = table.get("default");
+    let [(_, default), (_, multicast)] = defaults;
+    let default_given = default.is_some();
+    let start = || Place::new(main, 0..0);
+    let (default, default_place) =
+        default.map_or_else(|| (Action::Kernel, start()), |default| (default.action, default.place));
     Some(Policy {
-        source: Arc::clone(&reader.source),
-        default_place: reader.place(default.map_or(0..0, Spanned::span)),
-        default_given: default.is_some(),
-        default: match default {
-            Some(value) => rules::action(reader, value, &groups, true)?,
-            None => Action::Kernel,
-        },
-        groups,
-        rules,
+        source: Arc::clone(main),
+        default,
+        default_place,
+        default_given,
+        groups: groups.list,
+        rules: rules.finish(multicast.map(|multicast| (multicast.action, multicast.place))),
     })
+}
+
+/// A default and where it stands.
+struct Default {
+    action: Action,
+    place: Place,
+}
+
+/// Reads `default` or `default_multicast` of one file; only one file may have it.
+fn default(reader: &mut Reader, table: &Table<'_>, groups: &Groups, key: &str, given: &mut Option<Default>) {
+    let Some(value) = table.get(key) else { return };
+    if let Some(first) = given {
+        let message = format!("`{key}` is given twice");
+        let hint = format!("the first is on line {} of {}", first.place.line(), first.place.file());
+        reader.error_with(value.span(), message, "again", hint);
+        return;
+    }
+    let place = reader.place(value.span());
+    *given = actions::of_default(reader, value, groups, key).map(|action| Default { action, place });
 }
 
 fn version(reader: &mut Reader, table: &Table<'_>) {

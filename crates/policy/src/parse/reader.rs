@@ -11,6 +11,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::diagnostics::{Diagnostic, Diagnostics, Place, Severity};
 use crate::policy::MAX_NAME_BYTES;
+use crate::schema::keys;
 use crate::source::Source;
 
 pub(super) type Value<'t> = Spanned<DeValue<'t>>;
@@ -19,11 +20,16 @@ pub(super) type Key<'t> = Spanned<Cow<'t, str>>;
 
 /// The text being read and what was found wrong so far.
 pub(super) struct Reader {
+    /// The file that spans are of just now.
     pub(super) source: Arc<Source>,
     pub(super) diagnostics: Diagnostics,
 }
 
 impl Reader {
+    pub(super) fn new(source: &Arc<Source>) -> Self {
+        Self { source: Arc::clone(source), diagnostics: Diagnostics::default() }
+    }
+
     pub(super) fn place(&self, span: Range<usize>) -> Place {
         Place::new(&self.source, span)
     }
@@ -51,13 +57,17 @@ impl Reader {
     }
 
     /// Reports every key that is not among `known`; `of` is what the table is.
-    pub(super) fn refuse_unknown_keys(&mut self, table: &Table<'_>, known: &[&str], of: &str) {
+    pub(super) fn refuse_unknown_keys(&mut self, table: &Table<'_>, known: &[keys::Key], of: &str) {
+        if table.keys().all(|key| known.iter().any(|known| known.name == key.get_ref().as_ref())) {
+            return;
+        }
         for (key, _) in entries(table) {
             let name: &str = key.get_ref();
-            if !known.contains(&name) {
-                let hint = match nearest(name, known.iter().copied()) {
+            if !known.iter().any(|known| known.name == name) {
+                let names = || known.iter().map(|known| known.name);
+                let hint = match nearest(name, names()) {
                     Some(near) => format!("did you mean `{near}`?"),
-                    None => format!("{of} has {}", known.join(", ")),
+                    None => format!("{of} has {}", names().collect::<Vec<_>>().join(", ")),
                 };
                 self.error_with(
                     key.span(),
@@ -152,18 +162,23 @@ pub(super) fn integer_of(value: &Value<'_>) -> Option<i64> {
     i64::from_str_radix(integer.as_str(), integer.radix()).ok()
 }
 
-/// Finds names that were given twice.
+/// Finds names that were given twice, in whatever files.
 #[derive(Default)]
-pub(super) struct Names(BTreeMap<String, u32>);
+pub(super) struct Names(BTreeMap<String, Place>);
 
 impl Names {
-    /// The line of the first use of the name, if this is not it.
-    pub(super) fn seen(&mut self, name: &str, line: u32) -> Option<u32> {
-        if let Some(first) = self.0.get(name) {
-            return Some(*first);
-        }
-        self.0.insert(name.to_owned(), line);
-        None
+    /// Notes a name; reports it and answers `false` if it was there before.
+    pub(super) fn is_new(&mut self, reader: &mut Reader, name: &str, span: Range<usize>, of: &str) -> bool {
+        let Some(first) = self.0.get(name) else {
+            self.0.insert(name.to_owned(), reader.place(span));
+            return true;
+        };
+        let hint = match first.is_in(&reader.source) {
+            true => format!("the first is on line {}", first.line()),
+            false => format!("the first is on line {} of {}", first.line(), first.file()),
+        };
+        reader.error_with(span, format!("a second {of} is called `{name}`"), "not unique", hint);
+        false
     }
 }
 

@@ -1,42 +1,87 @@
 //! `[sets]`: named lists, inline or from files, and the lists of matches that may name them. A set has no
 //! type of its own; its items are read as what the key that names the set wants.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::diagnostics::{Diagnostic, Place, Severity};
-use crate::policy::MAX_SET_VALUES;
-use crate::source::{SetLoader, Source};
+use crate::policy::{MAX_SET_VALUES, MAX_TOTAL_VALUES};
+use crate::schema::keys;
+use crate::source::Source;
 
-use super::reader::{Reader, Value, entries, integer_of, nearest};
+use super::files::Files;
+use super::reader::{Names, Reader, Table, Value, entries, integer_of, nearest};
 use super::values::{Kind, Refused, is_keyword};
 
 /// All sets of a policy.
-#[derive(Default)]
 pub(super) struct Sets {
     list: Vec<Set>,
+    /// By name.
+    index: BTreeMap<String, usize>,
+    names: Names,
+    /// Values read so far by all rules together; `None` after there were too many.
+    read: Option<usize>,
 }
 
 struct Set {
     name: String,
     place: Place,
-    items: Vec<Item>,
+    items: Items,
     used: bool,
     /// Kinds of values that this set's items were already found not to be: reported once, not per use.
     reported: Vec<&'static str>,
 }
 
-struct Item {
-    text: String,
-    source: Arc<Source>,
-    span: Range<usize>,
+/// The items of a set as text; a large one is not copied out of its file.
+enum Items {
+    Inline(Arc<Source>, Vec<(String, Range<usize>)>),
+    File(Arc<Source>, Vec<Range<usize>>),
+}
+
+impl Items {
+    fn len(&self) -> usize {
+        match self {
+            Self::Inline(_, items) => items.len(),
+            Self::File(_, spans) => spans.len(),
+        }
+    }
+
+    fn text(&self, index: usize) -> &str {
+        match self {
+            Self::Inline(_, items) => items.get(index).map_or("", |(text, _)| text),
+            Self::File(source, spans) => {
+                spans.get(index).and_then(|span| source.text.get(span.clone())).unwrap_or("")
+            }
+        }
+    }
+
+    fn place(&self, index: usize) -> Place {
+        match self {
+            Self::Inline(source, items) => {
+                Place::new(source, items.get(index).map_or(0..0, |(_, span)| span.clone()))
+            }
+            Self::File(source, spans) => Place::new(source, spans.get(index).cloned().unwrap_or(0..0)),
+        }
+    }
+}
+
+/// The values of a key, before its field makes one set of them.
+pub(super) struct Parts<T> {
+    /// `None`: every value, because only exclusions are written.
+    pub(super) included: Option<Vec<T>>,
+    pub(super) excluded: Vec<T>,
 }
 
 impl Sets {
-    /// Reads `[sets]`.
-    pub(super) fn read(reader: &mut Reader, value: &Value<'_>, loader: &dyn SetLoader) -> Self {
-        let mut sets = Self::default();
-        let Some(table) = reader.table(value, "`sets`") else { return sets };
+    pub(super) fn new() -> Self {
+        Self { list: Vec::new(), index: BTreeMap::new(), names: Names::default(), read: Some(0) }
+    }
+
+    /// Reads the `[sets]` of one file.
+    pub(super) fn read(&mut self, reader: &mut Reader, value: &Value<'_>, files: &mut Files<'_>) {
+        let Some(table) = reader.table(value, "`sets`") else { return };
         for (key, value) in entries(table) {
             let name: &str = key.get_ref();
             let place = reader.place(key.span());
@@ -48,17 +93,16 @@ impl Sets {
                 reader.error_with(key.span(), message, "this word is a value already", "choose another name");
                 continue;
             }
+            if !self.names.is_new(reader, name, key.span(), "set") {
+                continue;
+            }
             let items = match value.get_ref().as_table() {
-                Some(_) => file_items(reader, value, loader),
+                Some(table) => file_items(reader, value, table, files),
                 None => inline_items(reader, value),
             };
-            sets.list.push(Set { name: name.to_owned(), place, items, used: false, reported: Vec::new() });
+            self.index.insert(name.to_owned(), self.list.len());
+            self.list.push(Set { name: name.to_owned(), place, items, used: false, reported: Vec::new() });
         }
-        sets
-    }
-
-    fn index(&self, name: &str) -> Option<usize> {
-        self.list.iter().position(|set| set.name == name)
     }
 
     /// Warns of sets that nothing names, and of empty ones that something does.
@@ -68,14 +112,14 @@ impl Sets {
             if !set.used {
                 let warning = set.place.warning(format!("the set `{name}` is never used"), "defined here");
                 reader.push(warning.hint("remove it, or name it in a match"));
-            } else if set.items.is_empty() {
+            } else if set.items.len() == 0 {
                 let message = format!("the set `{name}` is empty, so no packet matches it");
                 reader.push(set.place.warning(message, "defined here"));
             }
         }
     }
 
-    /// The values of a match key: one, a list, the name of a set, or a list with names of sets in it.
+    /// The values of a match key: one, a list, names of sets, each also as `{ not = ... }`.
     ///
     /// `None` if nothing at all could be read; then something was reported.
     pub(super) fn values<T>(
@@ -84,59 +128,148 @@ impl Sets {
         value: &Value<'_>,
         key: &str,
         kind: &Kind<T>,
-    ) -> Option<Vec<T>> {
-        let mut values = Vec::new();
-        // Refused ones count as well: they cost no less.
-        let mut tried = 0;
-        let items = match value.get_ref().as_array() {
-            Some(array) if array.is_empty() => {
-                reader.error_with(
-                    value.span(),
-                    format!("`{key}` is an empty list"),
-                    "matches no packet",
-                    "leave the key out to match every packet",
-                );
-                return None;
-            }
-            Some(array) => &**array,
-            None => std::slice::from_ref(value),
-        };
-        for item in items {
-            tried += self.item(reader, item, key, kind, &mut values);
-            if tried > MAX_SET_VALUES {
-                let message = format!("`{key}` has more than {MAX_SET_VALUES} values");
-                reader.error(item.span(), message, "too many");
-                return None;
+    ) -> Option<Parts<T>> {
+        // Reported already; what follows would only say the same.
+        self.read?;
+        let mut list = List { key, kind, tried: 0 };
+        let (mut included, mut excluded) = (Vec::new(), Vec::new());
+        let mut has_included = false;
+        for item in list.items(reader, value)? {
+            if let Some(table) = item.get_ref().as_table() {
+                let not = negated(reader, item, table)?;
+                for item in list.items(reader, not)? {
+                    list.item(self, reader, item, &mut excluded)?;
+                }
+            } else {
+                has_included = true;
+                list.item(self, reader, item, &mut included)?;
             }
         }
-        Some(values)
+        Some(Parts { included: has_included.then_some(included), excluded })
+    }
+}
+
+/// What is in `{ not = ... }`.
+fn negated<'v, 't>(reader: &mut Reader, item: &Value<'_>, table: &'v Table<'t>) -> Option<&'v Value<'t>> {
+    reader.refuse_unknown_keys(table, keys::NOT, "a table in the place of a value");
+    let not = table.get("not");
+    if not.is_none() && table.is_empty() {
+        reader.error_with(item.span(), "the table is empty", "which value?", "write { not = VALUE }");
+    }
+    not
+}
+
+/// The reading of one key's values.
+struct List<'k, T> {
+    key: &'k str,
+    kind: &'k Kind<T>,
+    /// Refused ones count as well: they cost no less.
+    tried: usize,
+}
+
+impl<T> List<'_, T> {
+    /// A list's items, or the one value.
+    fn items<'v, 't>(&self, reader: &mut Reader, value: &'v Value<'t>) -> Option<&'v [Value<'t>]> {
+        match value.get_ref().as_array() {
+            Some(array) if array.is_empty() => {
+                let message = format!("`{}` is an empty list", self.key);
+                let hint = "leave the key out to match every packet";
+                reader.error_with(value.span(), message, "matches no packet", hint);
+                None
+            }
+            Some(array) => Some(&**array),
+            None => Some(std::slice::from_ref(value)),
+        }
     }
 
-    /// One literal or one set; gives the number of values tried. Reports what is neither.
-    fn item<T>(
+    /// One literal or one set; `None` beyond a limit.
+    fn item(
         &mut self,
+        sets: &mut Sets,
         reader: &mut Reader,
         value: &Value<'_>,
-        key: &str,
-        kind: &Kind<T>,
+        values: &mut Vec<T>,
+    ) -> Option<()> {
+        let tried = self.literal_or_set(sets, reader, value, values);
+        self.tried += tried;
+        sets.read = sets.read.map(|read| read + tried).filter(|read| *read <= MAX_TOTAL_VALUES);
+        let (message, label) = if self.tried > MAX_SET_VALUES {
+            (format!("`{}` has more than {MAX_SET_VALUES} values", self.key), "too many")
+        } else if sets.read.is_none() {
+            (format!("the rules have more than {MAX_TOTAL_VALUES} values together"), "up to here")
+        } else {
+            return Some(());
+        };
+        reader.error(value.span(), message, label);
+        None
+    }
+
+    fn literal_or_set(
+        &self,
+        sets: &mut Sets,
+        reader: &mut Reader,
+        value: &Value<'_>,
         values: &mut Vec<T>,
     ) -> usize {
         let Some(text) = scalar(value) else {
+            let key = self.key;
             reader.mistyped(value, &format!("`{key}`"), "a string, a number or a list of them");
             return 1;
         };
-        match (kind.parse)(text.trim()) {
+        let text = text.trim();
+        match (self.kind.parse)(text) {
             Ok(literal) => values.push(literal),
-            Err(refused) => match self.index(text.trim()) {
-                Some(set) => return self.expand(reader, value, set, kind, values),
-                None => reader
-                    .diagnostics
-                    .push_with(Severity::Error, || self.refused(&reader.source, value, &text, kind, refused)),
+            Err(refused) => match sets.index.get(text) {
+                Some(set) => return self.expand(&mut sets.list[*set], reader, value, values),
+                None => {
+                    let source = Arc::clone(&reader.source);
+                    reader.diagnostics.push_with(Severity::Error, || {
+                        sets.refused(&source, value, text, self.kind, refused)
+                    });
+                }
             },
         }
         1
     }
 
+    /// The items of a set; gives their number.
+    fn expand(&self, set: &mut Set, reader: &mut Reader, value: &Value<'_>, values: &mut Vec<T>) -> usize {
+        set.used = true;
+        let kind = self.kind;
+        let count = set.items.len();
+        let is_news = !set.reported.contains(&kind.name);
+        // A set of something else was named by mistake: its items are right where they stand.
+        let refused = |index| (kind.parse)(set.items.text(index)).is_err();
+        if is_news && count > 1 && (0..count).all(refused) {
+            set.reported.push(kind.name);
+            let message = format!("nothing in the set `{}` is {}", set.name, kind.name);
+            let hint = format!("the set begins with `{}`; {}", shortened(set.items.text(0)), kind.hint);
+            reader.error_with(value.span(), message, format!("wants {} or more", kind.name), hint);
+            return count;
+        }
+        values.reserve(count);
+        for index in 0..count {
+            match (kind.parse)(set.items.text(index)) {
+                Ok(value) => values.push(value),
+                Err(Refused(better)) if is_news => {
+                    reader.diagnostics.push_with(Severity::Error, || {
+                        let text = shortened(set.items.text(index));
+                        let message = format!("`{text}` in the set `{}` is not {}", set.name, kind.name);
+                        let error = set.items.place(index).error(message, format!("not {}", kind.name));
+                        error.hint(better.unwrap_or_else(|| kind.hint.to_owned()))
+                    });
+                    if set.reported.last() != Some(&kind.name) {
+                        set.reported.push(kind.name);
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+        count.max(1)
+    }
+}
+
+impl Sets {
     fn refused<T>(
         &self,
         source: &Arc<Source>,
@@ -159,61 +292,18 @@ impl Sets {
         };
         Place::new(source, value.span()).error(message, format!("not {}", kind.name)).hint(hint)
     }
-
-    /// The items of a set; gives their number.
-    fn expand<T>(
-        &mut self,
-        reader: &mut Reader,
-        value: &Value<'_>,
-        index: usize,
-        kind: &Kind<T>,
-        values: &mut Vec<T>,
-    ) -> usize {
-        let Some(set) = self.list.get_mut(index) else { return 0 };
-        set.used = true;
-        let is_news = !set.reported.contains(&kind.name);
-        // A set of something else was named by mistake: its items are right where they stand.
-        let refused = |item: &Item| (kind.parse)(&item.text).is_err();
-        if is_news && set.items.len() > 1 && set.items.iter().all(refused) {
-            set.reported.push(kind.name);
-            let message = format!("nothing in the set `{}` is {}", set.name, kind.name);
-            let first = set.items.first().map_or("", |item| &item.text);
-            let hint = format!("the set begins with `{}`; {}", shortened(first), kind.hint);
-            reader.error_with(value.span(), message, format!("wants {} or more", kind.name), hint);
-            return set.items.len();
-        }
-        for item in &set.items {
-            match (kind.parse)(&item.text) {
-                Ok(value) => values.push(value),
-                Err(Refused(better)) if is_news => {
-                    reader.diagnostics.push_with(Severity::Error, || {
-                        let text = shortened(&item.text);
-                        let message = format!("`{text}` in the set `{}` is not {}", set.name, kind.name);
-                        Place::new(&item.source, item.span.clone())
-                            .error(message, format!("not {}", kind.name))
-                            .hint(better.unwrap_or_else(|| kind.hint.to_owned()))
-                    });
-                    if set.reported.last() != Some(&kind.name) {
-                        set.reported.push(kind.name);
-                    }
-                }
-                Err(_) => {}
-            }
-        }
-        set.items.len().max(1)
-    }
 }
 
 /// Strings as they are, numbers in decimal: both are then read by their kind.
-fn scalar(value: &Value<'_>) -> Option<String> {
+fn scalar<'v>(value: &'v Value<'_>) -> Option<Cow<'v, str>> {
     match value.get_ref().as_str() {
-        Some(text) => Some(text.to_owned()),
-        None => integer_of(value).map(|number| number.to_string()),
+        Some(text) => Some(Cow::Borrowed(text)),
+        None => integer_of(value).map(|number| Cow::Owned(number.to_string())),
     }
 }
 
 /// What a message shows of an item, however long or odd it is.
-fn shortened(text: &str) -> String {
+pub(super) fn shortened(text: &str) -> String {
     const SHOWN: usize = 48;
     let printable = |c: char| if c.is_control() { '\u{fffd}' } else { c };
     match text.char_indices().nth(SHOWN) {
@@ -222,63 +312,55 @@ fn shortened(text: &str) -> String {
     }
 }
 
-fn inline_items(reader: &mut Reader, value: &Value<'_>) -> Vec<Item> {
-    let Some(array) = reader.array(value, "a set") else { return Vec::new() };
+fn inline_items(reader: &mut Reader, value: &Value<'_>) -> Items {
     let mut items = Vec::new();
+    let array = reader.array(value, "a set").unwrap_or(&[]);
     if array.len() > MAX_SET_VALUES {
         reader.error(value.span(), format!("a set has at most {MAX_SET_VALUES} values"), "too many");
-        return items;
+        return Items::Inline(Arc::clone(&reader.source), items);
     }
     for value in array {
         match scalar(value) {
-            Some(text) => {
-                let text = text.trim().to_owned();
-                items.push(Item { text, source: Arc::clone(&reader.source), span: value.span() });
-            }
+            Some(text) => items.push((text.trim().to_owned(), value.span())),
             None => reader.mistyped(value, "an item of a set", "a string or a number"),
         }
     }
-    items
+    Items::Inline(Arc::clone(&reader.source), items)
 }
 
 /// `{ file = "x.txt" }`: one value per line, `#` begins a comment.
-fn file_items(reader: &mut Reader, value: &Value<'_>, loader: &dyn SetLoader) -> Vec<Item> {
-    let Some(table) = reader.table(value, "a set") else { return Vec::new() };
-    reader.refuse_unknown_keys(table, &["file"], "a set from a file");
+fn file_items(reader: &mut Reader, value: &Value<'_>, table: &Table<'_>, files: &mut Files<'_>) -> Items {
+    let nothing = Items::Inline(Arc::clone(&reader.source), Vec::new());
+    reader.refuse_unknown_keys(table, keys::SET_FILE, "a set from a file");
     let Some(file) = table.get("file") else {
-        reader.error_with(
-            value.span(),
-            "the set names no file",
-            "no `file` here",
-            "write { file = \"name.txt\" }",
-        );
-        return Vec::new();
+        let hint = "write { file = \"name.txt\" }";
+        reader.error_with(value.span(), "the set names no file", "no `file` here", hint);
+        return nothing;
     };
-    let Some(name) = reader.string(file, "`file`") else { return Vec::new() };
-    let source = match loader.load(name) {
+    let Some(name) = reader.string(file, "`file`") else { return nothing };
+    let source = match files.load(name) {
         Ok(source) => Arc::new(source),
         Err(error) => {
             let hint = "the name is relative to the policy file";
             reader.error_with(file.span(), format!("cannot read the set: {error}"), "named here", hint);
-            return Vec::new();
+            return nothing;
         }
     };
-    let mut items = Vec::new();
+    let mut spans = Vec::new();
     let mut line_start = 0;
     for line in source.text.split_inclusive('\n') {
         let content = line.split('#').next().unwrap_or_default();
         let text = content.trim();
         if !text.is_empty() {
             let start = line_start + (content.len() - content.trim_start().len());
-            let span = start..start + text.len();
-            items.push(Item { text: text.to_owned(), source: Arc::clone(&source), span });
+            spans.push(start..start + text.len());
         }
         line_start += line.len();
     }
-    if items.len() > MAX_SET_VALUES {
-        let message = format!("{name} has {} values, a set at most {MAX_SET_VALUES}", items.len());
+    if spans.len() > MAX_SET_VALUES {
+        let message = format!("{name} has {} values, a set at most {MAX_SET_VALUES}", spans.len());
         reader.error(file.span(), message, "too many");
-        items.clear();
+        return nothing;
     }
-    items
+    Items::File(source, spans)
 }

@@ -1,0 +1,142 @@
+//! Actions of rules and of the defaults.
+
+use std::ops::Range;
+
+use crate::ids::GroupId;
+use crate::policy::{Action, Direction};
+use crate::schema::keys;
+
+use super::groups::Groups;
+use super::reader::{Reader, Value, nearest};
+
+/// What a rule can do, for hints.
+const USUAL: &str = "write \"drop\", \"kernel\", { steer = \"GROUP\" } or { copy = \"GROUP\" }";
+
+/// The actions that name a group, and how.
+const WITH_GROUP: [(&str, fn(GroupId) -> Action); 3] =
+    [("steer", Action::Steer), ("copy", Action::Copy), ("sniff", Action::Sniff)];
+
+/// The actions that are a word.
+const WORDS: [(&str, Action); 3] =
+    [("drop", Action::Drop), ("kernel", Action::Kernel), ("pass", Action::Pass)];
+
+/// The action of a rule.
+pub(super) fn of_rule(reader: &mut Reader, value: &Value<'_>, groups: &Groups) -> Option<Action> {
+    if value.get_ref().is_table() {
+        return in_braces(reader, value, groups);
+    }
+    let Some(text) = value.get_ref().as_str() else {
+        reader.mistyped(value, "an action", "a string or { steer = \"GROUP\" }");
+        return None;
+    };
+    if let Some((_, action)) = WORDS.iter().find(|(word, _)| *word == text) {
+        return Some(*action);
+    }
+    if let Some((word, name)) = text.split_once(' ')
+        && let Some((_, action)) = WITH_GROUP.iter().find(|(known, _)| *known == word)
+    {
+        return groups.find(reader, name.trim(), value).map(action);
+    }
+    let hint = match nearest(text, WORDS.iter().map(|(word, _)| *word)) {
+        _ if groups.has(text) => format!("write {{ steer = \"{text}\" }}"),
+        Some(word) => format!("did you mean `{word}`?"),
+        None => USUAL.to_owned(),
+    };
+    reader.error_with(value.span(), "unknown action", "not an action", hint);
+    None
+}
+
+/// What `default` or `default_multicast` says: also the bare name of a group, but no copies.
+pub(super) fn of_default(
+    reader: &mut Reader,
+    value: &Value<'_>,
+    groups: &Groups,
+    key: &str,
+) -> Option<Action> {
+    if let Some(text) = value.get_ref().as_str()
+        && !text.contains(' ')
+    {
+        return match text {
+            "drop" => Some(Action::Drop),
+            "kernel" => Some(Action::Kernel),
+            name => default_group(reader, groups, name, value).map(Action::Steer),
+        };
+    }
+    match of_rule(reader, value, groups)? {
+        action @ (Action::Steer(_) | Action::Drop | Action::Kernel) => Some(action),
+        Action::Copy(_) | Action::Sniff(_) | Action::Pass => {
+            let hint = "write \"kernel\", \"drop\" or the name of a group";
+            let message = format!("`{key}` decides what becomes of a packet");
+            reader.error_with(value.span(), message, "decides nothing", hint);
+            None
+        }
+    }
+}
+
+/// `{ steer = "GROUP" }` and the like.
+fn in_braces(reader: &mut Reader, value: &Value<'_>, groups: &Groups) -> Option<Action> {
+    let table = value.get_ref().as_table()?;
+    let given: Vec<_> = WITH_GROUP.iter().filter(|(key, _)| table.contains_key(*key)).collect();
+    if let (true, Some((word, _))) =
+        (given.is_empty(), WORDS.iter().find(|(word, _)| table.contains_key(*word)))
+    {
+        let message = "an action in braces names a group";
+        let hint = format!("write \"{word}\", without braces");
+        reader.error_with(value.span(), message, "not an action", hint);
+        return None;
+    }
+    reader.refuse_unknown_keys(table, keys::ACTION, "an action");
+    match *given {
+        [(key, action)] => {
+            let group = table.get(*key)?;
+            let name = reader.string(group, &format!("`{key}`"))?;
+            groups.find(reader, name, group).map(action)
+        }
+        [] => {
+            if table.is_empty() {
+                reader.error_with(value.span(), "the action is empty", "does what?", USUAL);
+            }
+            None
+        }
+        _ => {
+            let hint = "write a rule for each: a copy goes on to the next rule";
+            reader.error_with(value.span(), "a rule has one action", "several", hint);
+            None
+        }
+    }
+}
+
+/// The group that a default names; what is none may be a misspelt word.
+fn default_group(reader: &mut Reader, groups: &Groups, text: &str, value: &Value<'_>) -> Option<GroupId> {
+    match nearest(text, ["kernel", "drop"].into_iter()).filter(|_| !groups.has(text)) {
+        Some(word) => {
+            let message = format!("`{text}` is neither a group nor `kernel` or `drop`");
+            reader.error_with(value.span(), message, "not known", format!("did you mean `{word}`?"));
+            None
+        }
+        None => groups.find(reader, text, value),
+    }
+}
+
+/// Whether rules of that direction can do this; reports it if not.
+pub(super) fn fit_direction(
+    reader: &mut Reader,
+    action: Action,
+    direction: Direction,
+    span: Range<usize>,
+) -> Option<()> {
+    let (message, hint) = match (direction, action) {
+        (Direction::Egress, Action::Drop | Action::Pass) => return Some(()),
+        (Direction::Egress, _) => (
+            "what the host sends can only be dropped or passed",
+            "write \"drop\" or \"pass\"; both are counted",
+        ),
+        (Direction::Ingress, Action::Pass) => (
+            "`pass` is for what the host sends",
+            "write \"kernel\" to leave packets to the host, or add direction = \"egress\"",
+        ),
+        (Direction::Ingress, _) => return Some(()),
+    };
+    reader.error_with(span, message, "not in this direction", hint);
+    None
+}

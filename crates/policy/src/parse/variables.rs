@@ -1,0 +1,245 @@
+//! `[variables]` and `${name}`: what differs from host to host. Values are put in place in the tree of each
+//! file before anything else reads it, so that the rest of `parse` knows nothing of them; a value's place is
+//! then the place of its use.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use toml::Spanned;
+use toml::de::DeValue;
+
+use crate::diagnostics::Place;
+
+use super::reader::{Reader, Table, Value, entries, nearest};
+use super::sets::shortened;
+
+/// The most bytes that all uses of variables may put in place: a large list used everywhere would fill memory.
+pub const MAX_SUBSTITUTED_BYTES: usize = 1 << 24;
+/// What a value costs beside its text.
+const VALUE_BYTES: usize = 32;
+
+/// The variables of a policy by name.
+pub(super) struct Variables<'t> {
+    known: BTreeMap<String, Variable<'t>>,
+    /// Bytes that may still be put in place.
+    left: usize,
+}
+
+struct Variable<'t> {
+    value: DeValue<'t>,
+    /// Where its default stands; `None` if only the caller gives it.
+    place: Option<Place>,
+    is_given: bool,
+    used: bool,
+}
+
+impl<'t> Variables<'t> {
+    /// Those that the caller gives; a text that is a number, a boolean or a list in TOML is one.
+    pub(super) fn given(texts: &'t BTreeMap<String, String>) -> Self {
+        let known = texts.iter().map(|(name, text)| {
+            let parsed = DeValue::parse(text).map(Spanned::into_inner);
+            let value = match parsed {
+                Ok(value) if value.is_integer() || value.is_bool() || value.is_array() => value,
+                _ => DeValue::String(text.as_str().into()),
+            };
+            (name.clone(), Variable { value, place: None, is_given: true, used: false })
+        });
+        Self { known: known.collect(), left: MAX_SUBSTITUTED_BYTES }
+    }
+
+    /// Reads the `[variables]` of one file; what is known already stays as it is.
+    pub(super) fn define(&mut self, reader: &mut Reader, value: &Value<'t>) {
+        let Some(table) = reader.table(value, "`variables`") else { return };
+        for (key, value) in entries(table) {
+            let name: &str = key.get_ref();
+            if !reader.name_is_good(name, key.span(), "the variable") || !is_plain(reader, value) {
+                continue;
+            }
+            let place = Some(reader.place(key.span()));
+            match self.known.get_mut(name) {
+                Some(known) => known.place = known.place.take().or(place),
+                None => {
+                    let value = value.get_ref().clone();
+                    self.known
+                        .insert(name.to_owned(), Variable { value, place, is_given: false, used: false });
+                }
+            }
+        }
+    }
+
+    /// Puts values in the place of every `${name}` below.
+    pub(super) fn substitute(&mut self, reader: &mut Reader, value: &mut Value<'t>) {
+        let span = value.span();
+        let replaced = match value.get_mut() {
+            DeValue::String(text) if text.contains("${") => {
+                let text = text.clone();
+                self.replacement(reader, &text, &span)
+            }
+            DeValue::Array(array) => {
+                array.iter_mut().for_each(|item| self.substitute(reader, item));
+                None
+            }
+            DeValue::Table(table) => {
+                self.substitute_all(reader, table, &[]);
+                None
+            }
+            _ => None,
+        };
+        if let Some(replaced) = replaced {
+            *value.get_mut() = replaced;
+        }
+    }
+
+    /// The same for every entry of a table but these.
+    pub(super) fn substitute_all(&mut self, reader: &mut Reader, table: &mut Table<'t>, but: &[&str]) {
+        for (key, value) in table.iter_mut() {
+            if !but.contains(&key.get_ref().as_ref()) {
+                self.substitute(reader, value);
+            }
+        }
+    }
+
+    /// What a string with variables in it becomes; `None` if something is wrong with it, and was reported.
+    fn replacement(&mut self, reader: &mut Reader, text: &str, span: &Range<usize>) -> Option<DeValue<'t>> {
+        if let Some(name) = only_variable(text) {
+            let value = self.find(reader, name, span)?.clone();
+            return self.pay(reader, cost(&value), span).then(|| moved(value, span));
+        }
+        let mut whole = String::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once("${") {
+            let Some((name, behind)) = after.split_once('}') else {
+                let message = format!("`{}` begins a variable and does not end it", shortened(text));
+                reader.error_with(span.clone(), message, "no `}`", "write ${name}");
+                return None;
+            };
+            whole.push_str(before);
+            let value = self.find(reader, name, span)?;
+            let part = match value {
+                DeValue::String(text) => text.to_string(),
+                DeValue::Integer(_) | DeValue::Boolean(_) => plain_text(value),
+                _ => {
+                    let message = format!("the list `{name}` cannot be part of a text");
+                    let hint = format!("write \"${{{name}}}\" alone");
+                    reader.error_with(span.clone(), message, "a list in the middle", hint);
+                    return None;
+                }
+            };
+            if !self.pay(reader, part.len(), span) {
+                return None;
+            }
+            whole.push_str(&part);
+            rest = behind;
+        }
+        whole.push_str(rest);
+        Some(DeValue::String(whole.into()))
+    }
+
+    fn find(&mut self, reader: &mut Reader, name: &str, span: &Range<usize>) -> Option<&DeValue<'t>> {
+        if self.known.contains_key(name) {
+            let variable = self.known.get_mut(name)?;
+            variable.used = true;
+            return Some(&variable.value);
+        }
+        let names = || self.known.keys().map(String::as_str);
+        let hint = match nearest(name, names()) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => "give it a value in [variables], or from outside".to_owned(),
+        };
+        let message = format!("unknown variable `{}`", shortened(name));
+        reader.error_with(span.clone(), message, "no such variable", hint);
+        None
+    }
+
+    /// Whether there is room for so much more; reports the first time that there is not.
+    fn pay(&mut self, reader: &mut Reader, bytes: usize, span: &Range<usize>) -> bool {
+        match self.left.checked_sub(bytes) {
+            Some(left) => {
+                self.left = left;
+                true
+            }
+            None => {
+                if self.left > 0 {
+                    let message =
+                        format!("the variables put in place take more than {MAX_SUBSTITUTED_BYTES} bytes");
+                    reader.error_with(
+                        span.clone(),
+                        message,
+                        "up to here",
+                        "name a set instead of a variable",
+                    );
+                }
+                self.left = 0;
+                false
+            }
+        }
+    }
+
+    /// Warns of variables that nothing names.
+    pub(super) fn warn(&self, reader: &mut Reader) {
+        for (name, variable) in self.known.iter().filter(|(_, variable)| !variable.used) {
+            let place = variable.place.clone();
+            let (place, label) = match place {
+                Some(place) => (place, "defined here"),
+                None => (reader.place(0..0), "in this policy"),
+            };
+            let what = if variable.is_given { "is given a value and" } else { "is" };
+            let verb = if variable.is_given { "is never used" } else { "never used" };
+            let warning = place.warning(format!("the variable `{name}` {what} {verb}"), label);
+            reader.push(warning.hint(format!("write ${{{name}}} where it is wanted, or remove it")));
+        }
+    }
+}
+
+/// The name, if the text is one variable and nothing else.
+fn only_variable(text: &str) -> Option<&str> {
+    let name = text.trim().strip_prefix("${")?.strip_suffix('}')?;
+    (!name.contains(['$', '{', '}'])).then_some(name)
+}
+
+/// Whether a value may be a variable's: no table, and no variable within it.
+fn is_plain(reader: &mut Reader, value: &Value<'_>) -> bool {
+    match value.get_ref() {
+        DeValue::String(text) if text.contains("${") => {
+            let hint = "write the value itself";
+            reader.error_with(value.span(), "a variable cannot name another", "in a variable", hint);
+            false
+        }
+        DeValue::String(_) | DeValue::Integer(_) | DeValue::Boolean(_) => true,
+        DeValue::Array(array) => array.iter().all(|item| is_plain(reader, item)),
+        _ => {
+            reader.mistyped(value, "a variable", "a string, a number, true, false or a list");
+            false
+        }
+    }
+}
+
+fn cost(value: &DeValue<'_>) -> usize {
+    let content = match value {
+        DeValue::String(text) => text.len(),
+        DeValue::Array(array) => array.iter().map(|item| cost(item.get_ref())).sum(),
+        _ => 0,
+    };
+    content + VALUE_BYTES
+}
+
+/// The value as if it stood at `span`.
+fn moved<'t>(value: DeValue<'t>, span: &Range<usize>) -> DeValue<'t> {
+    match value {
+        DeValue::Array(array) => {
+            let items =
+                array.into_iter().map(|item| Spanned::new(span.clone(), moved(item.into_inner(), span)));
+            DeValue::Array(items.collect())
+        }
+        other => other,
+    }
+}
+
+fn plain_text(value: &DeValue<'_>) -> String {
+    match value {
+        DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix())
+            .map_or_else(|_| number.as_str().to_owned(), |number| number.to_string()),
+        DeValue::Boolean(truth) => truth.to_string(),
+        _ => String::new(),
+    }
+}

@@ -1,0 +1,2 @@
+//! The JSON Schema of the language.
+pub(crate) mod keys;
