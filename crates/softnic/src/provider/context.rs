@@ -5,10 +5,12 @@ use std::mem::offset_of;
 
 use ibverbs_sys::{
     IBV_DEVICE_MANAGED_FLOW_STEERING, IBV_DEVICE_RAW_IP_CSUM, IBV_LINK_LAYER_ETHERNET, IBV_MTU_256,
-    IBV_MTU_512, IBV_MTU_1024, IBV_MTU_2048, IBV_MTU_4096, IBV_RAW_PACKET_CAP_IP_CSUM,
-    IBV_RX_HASH_FUNC_TOEPLITZ, IBV_VALUES_MASK_RAW_CLOCK, ibv_context, ibv_cq_moderation_caps,
-    ibv_device_attr, ibv_device_attr_ex, ibv_mtu, ibv_port_attr, ibv_port_state, ibv_qp_type,
-    ibv_query_device_ex_input, ibv_rss_caps, ibv_values_ex, timespec,
+    IBV_MTU_512, IBV_MTU_1024, IBV_MTU_2048, IBV_MTU_4096, IBV_RAW_PACKET_CAP_CVLAN_STRIPPING,
+    IBV_RAW_PACKET_CAP_IP_CSUM, IBV_RAW_PACKET_CAP_SCATTER_FCS, IBV_RX_HASH_FUNC_TOEPLITZ,
+    IBV_VALUES_MASK_RAW_CLOCK, IBV_WQ_FLAGS_CVLAN_STRIPPING, IBV_WQ_FLAGS_PCI_WRITE_END_PADDING,
+    IBV_WQ_FLAGS_SCATTER_FCS, ibv_context, ibv_cq_moderation_caps, ibv_device_attr, ibv_device_attr_ex,
+    ibv_mtu, ibv_packet_pacing_caps, ibv_port_attr, ibv_port_state, ibv_qp_type, ibv_query_device_ex_input,
+    ibv_rss_caps, ibv_tso_caps, ibv_values_ex, timespec,
 };
 use std::sync::atomic::Ordering;
 
@@ -17,10 +19,13 @@ use crate::clock;
 use crate::device::SoftContext;
 use crate::door::{PKEYS, eui64};
 use crate::limits;
-use crate::personality::ClockRules;
+use crate::personality::{ClockRules, WorkQueueRules};
 
-/// The hash fields of `enum ibv_rx_hash_fields` without SPI and INNER.
-pub(crate) const HASH_FIELDS: u64 = 0xff;
+/// The type's bit in a mask of supported types.
+const RAW_PACKET: u32 = 1 << ibv_qp_type::IBV_QPT_RAW_PACKET;
+/// `_IBV_DEVICE_RAW_SCATTER_FCS` and `_IBV_DEVICE_PCI_WRITE_END_PADDING` of verbs.h.
+const DEVICE_RAW_SCATTER_FCS: u64 = 1 << 34;
+const DEVICE_PCI_WRITE_END_PADDING: u64 = 1 << 36;
 /// The locally administered OUI of the wires without an interface ([`crate::wire::SOFT_MAC`]).
 const VENDOR_ID: u32 = 0x02_736f;
 /// What `fw_ver` says.
@@ -86,14 +91,24 @@ fn attributes(context: &SoftContext) -> ibv_device_attr_ex {
         completion_timestamp_mask: rules.clock.mask,
         hca_core_clock: rules.clock.kilohertz,
         rss_caps: ibv_rss_caps {
-            supported_qpts: 1 << ibv_qp_type::IBV_QPT_RAW_PACKET,
+            supported_qpts: RAW_PACKET,
             max_rwq_indirection_tables: limits::MAX_TABLES as u32,
             max_rwq_indirection_table_size: rules.rss.max_entries,
             rx_hash_fields_mask: rules.rss.fields,
             rx_hash_function: IBV_RX_HASH_FUNC_TOEPLITZ as u8,
         },
         max_wq_type_rq: limits::MAX_QUEUES as u32,
-        raw_packet_caps: IBV_RAW_PACKET_CAP_IP_CSUM,
+        tso_caps: ibv_tso_caps {
+            max_tso: rules.queue_pair.max_tso_bytes,
+            supported_qpts: if rules.queue_pair.max_tso_bytes == 0 { 0 } else { RAW_PACKET },
+        },
+        packet_pacing_caps: ibv_packet_pacing_caps {
+            qp_rate_limit_min: u32::from(rules.queue_pair.max_rate_kbps > 0),
+            qp_rate_limit_max: rules.queue_pair.max_rate_kbps,
+            supported_qpts: if rules.queue_pair.max_rate_kbps == 0 { 0 } else { RAW_PACKET },
+        },
+        raw_packet_caps: raw_packet_caps(&rules.work_queue),
+        device_cap_flags_ex: device_flags(&rules.work_queue) | u64::from(base.device_cap_flags),
         cq_mod_caps: ibv_cq_moderation_caps {
             max_cq_count: rules.completion.max_moderation_count,
             max_cq_period: rules.completion.max_moderation_period_us,
@@ -101,6 +116,20 @@ fn attributes(context: &SoftContext) -> ibv_device_attr_ex {
         phys_port_cnt_ex: ports as u32,
         ..ibv_device_attr_ex::default()
     }
+}
+
+/// What work queues, and raw packet queue pairs with them, can do to a frame.
+fn raw_packet_caps(rules: &WorkQueueRules) -> u32 {
+    let can = |flag: u32, cap: u32| if rules.create_flags.bits & flag == 0 { 0 } else { cap };
+    IBV_RAW_PACKET_CAP_IP_CSUM
+        | can(IBV_WQ_FLAGS_CVLAN_STRIPPING, IBV_RAW_PACKET_CAP_CVLAN_STRIPPING)
+        | can(IBV_WQ_FLAGS_SCATTER_FCS, IBV_RAW_PACKET_CAP_SCATTER_FCS)
+}
+
+fn device_flags(rules: &WorkQueueRules) -> u64 {
+    let can = |flag: u32, cap: u64| if rules.create_flags.bits & flag == 0 { 0 } else { cap };
+    can(IBV_WQ_FLAGS_SCATTER_FCS, DEVICE_RAW_SCATTER_FCS)
+        | can(IBV_WQ_FLAGS_PCI_WRITE_END_PADDING, DEVICE_PCI_WRITE_END_PADDING)
 }
 
 /// The largest MTU of the enum that the port can carry.
