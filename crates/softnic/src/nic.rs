@@ -140,7 +140,7 @@ impl SoftNic {
         });
         let nic = Arc::new(Nic {
             ports: shared.collect(),
-            state: Mutex::new(State::new()),
+            state: Mutex::new(State::new(personality.rules().flow.table)),
             waiting: AtomicU32::new(0),
             engine: Mutex::new(Engine::new(ports)),
             stopping: AtomicBool::new(false),

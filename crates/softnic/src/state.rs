@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::completion::{ChannelState, CqState};
 use crate::engine::pace::Pace;
 use crate::events::EventChannel;
-use crate::flow::{FlowId, FlowTable};
+use crate::flow::{FlowId, FlowTable, TableRules};
 use crate::limits;
 use crate::memory::MemoryTable;
 use crate::ring::Consumer;
@@ -179,7 +179,7 @@ pub(crate) struct FlowState {
 }
 
 impl State {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(flows: TableRules) -> Self {
         Self {
             contexts: Slab::new(limits::MAX_CONTEXTS),
             domains: Slab::new(limits::MAX_DOMAINS),
@@ -192,7 +192,7 @@ impl State {
             qps: Slab::new(limits::MAX_QPS),
             counters: Slab::new(limits::MAX_COUNTERS),
             flow_objects: Slab::new(crate::flow::MAX_FLOWS),
-            flows: FlowTable::new(),
+            flows: FlowTable::new(flows),
             senders: Vec::new(),
             failed_queues: Vec::new(),
             unpublished_cqs: Vec::new(),

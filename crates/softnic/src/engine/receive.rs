@@ -144,7 +144,8 @@ fn judge(
         return Disposition::Oversize;
     }
     let parsed = packet::parse(frame.bytes);
-    state.flows.lookup(port, &parsed.key, &mut plan.matches);
+    let tunnel = || packet::parse_tunnel(frame.bytes, &parsed);
+    state.flows.lookup(port, &parsed.key, tunnel, &mut plan.matches);
     let cvlan = if parsed.key.vlan_tpid == C_VLAN_TPID { parsed.key.vlan_tci } else { 0 };
     let mut end = Disposition::Unmatched;
     for hit in plan.matches.as_slice() {

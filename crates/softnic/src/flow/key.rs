@@ -1,5 +1,7 @@
 //! The match image: everything that a flow spec can name, as eight words.
 //!
+//! Tunnels have an image of their own around this one ([`super::deep`]).
+//!
 //! A frame's [`FlowKey`] is turned into a [`MatchKey`] once; after that, matching a rule is eight ANDs and compares, and
 //! hashing under a mask touches only words. [`Matcher`] is how the provider writes the specs of a flow into that shape.
 //!
@@ -28,7 +30,7 @@ const NAMED_LAYERS: Layers = Layers::IPV4.union(Layers::IPV6).union(Layers::TCP)
 const C_VLAN: u64 = 1 << 16;
 
 /// Odd constants that keep words apart in [`MatchKey::digest`]: the fractional bits of square roots, as in SHA-512.
-const LANES: [u64; WORDS] = [
+pub(super) const LANES: [u64; WORDS] = [
     0x6a09_e667_f3bc_c909,
     0xbb67_ae85_84ca_a73b,
     0x3c6e_f372_fe94_f82b,
@@ -39,7 +41,19 @@ const LANES: [u64; WORDS] = [
     0x5be0_cd19_137e_2179,
 ];
 
-/// The image of a frame, of a rule's values, or of a rule's mask.
+/// What a tuple space, its shapes and its cache ask of an image of a frame, of a rule's values, or of a rule's mask.
+pub(super) trait Image: Copy + Default + Eq + Hash + std::fmt::Debug {
+    /// What is left of the image under a mask.
+    fn masked(&self, mask: &Self) -> Self;
+    /// The layers that are present, or that a mask asks for.
+    fn layers(&self) -> u64;
+    /// Every bit that either image has.
+    fn union(&self, other: &Self) -> Self;
+    /// A hash of all of it.
+    fn digest(&self) -> u64;
+}
+
+/// The image of a frame, of a rule's values, or of a rule's mask, tunnels aside.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MatchKey(pub(super) [u64; WORDS]);
 
@@ -68,11 +82,11 @@ impl MatchKey {
                 | presence,
         ])
     }
+}
 
-    /// What is left of the image under a mask.
+impl Image for MatchKey {
     #[inline]
-    #[must_use]
-    pub(crate) fn masked(&self, mask: &Self) -> Self {
+    fn masked(&self, mask: &Self) -> Self {
         let mut words = self.0;
         for (word, mask) in words.iter_mut().zip(mask.0) {
             *word &= mask;
@@ -80,14 +94,12 @@ impl MatchKey {
         Self(words)
     }
 
-    /// The layers that are present, or that a mask asks for.
     #[inline]
-    pub(super) fn layers(&self) -> u64 {
+    fn layers(&self) -> u64 {
         self.0[7] & u64::from(u32::MAX)
     }
 
-    /// Every bit that either image has.
-    pub(super) fn union(&self, other: &Self) -> Self {
+    fn union(&self, other: &Self) -> Self {
         let mut words = self.0;
         for (word, other) in words.iter_mut().zip(other.0) {
             *word |= other;
@@ -95,20 +107,26 @@ impl MatchKey {
         Self(words)
     }
 
-    /// A hash of all words: four independent folded multiplications, so that their latencies overlap.
+    /// Four independent folded multiplications, so that their latencies overlap.
     ///
     /// It is not keyed. Frames choose what is looked up but never what is stored in the tuple space, so crafted
     /// collisions cannot lengthen a chain; in the exact-match cache they only displace one another.
     #[inline]
-    pub(super) fn digest(&self) -> u64 {
+    fn digest(&self) -> u64 {
         let mut digest = 0u64;
         for lane in 0..WORDS / 2 {
             let (a, b) = (2 * lane, 2 * lane + 1);
-            let product = u128::from(self.0[a] ^ LANES[a]) * u128::from(self.0[b] ^ LANES[b]);
-            digest = digest.rotate_left(23) ^ (product as u64) ^ ((product >> 64) as u64);
+            digest = folded(digest, self.0[a] ^ LANES[a], self.0[b] ^ LANES[b]);
         }
         digest
     }
+}
+
+/// Mixes two words into a digest.
+#[inline]
+pub(super) fn folded(digest: u64, a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    digest.rotate_left(23) ^ (product as u64) ^ ((product >> 64) as u64)
 }
 
 impl PartialEq for MatchKey {
@@ -250,6 +268,11 @@ impl Matcher {
     /// The TCP or UDP destination port.
     pub(crate) fn dst_port(&mut self, value: u16, mask: u16) -> &mut Self {
         self.narrow(6, u64::from(value) << 32, u64::from(mask) << 32)
+    }
+
+    /// Whether it asks for nothing.
+    pub(crate) fn is_any(&self) -> bool {
+        *self == Self::default()
     }
 
     /// Whether two calls asked for different values of one bit, so that no frame can match.

@@ -15,20 +15,33 @@
 //! - The first one that traps decides. Rules with the same match, kind and priority on other queue pairs each get a copy;
 //!   on the same queue pair the oldest stands in for all of them.
 //! - DONT_TRAP rules take a copy if they stand no later in kind and priority than the deciding rule.
-//! - Sniffers take a copy of every received frame, whatever the verdict. Sent frames, of which mlx5 gives sniffers a copy
-//!   too, do not pass this table: that is not there yet.
+//! - Sniffers take a copy of every frame, received or sent, whatever the verdict.
+//!
+//! Sent frames have tables of their own: those of EGRESS flows, whose queue pairs get nothing.
+//!
+//! # Tunnels
+//! Rules about tunnels and what is inside have wider images, in a tuple space of their own. Only while a port has such a
+//! rule are its frames parsed for tunnels, and only frames that have one are looked up with the wider image, in a cache of
+//! their own. So these rules cost nothing where there are none.
 
 mod cache;
+mod capacity;
+mod deep;
 mod key;
 mod port;
 mod shape;
+mod space;
 #[cfg(test)]
 mod tests;
 
 use arrayvec::ArrayVec;
-use packet::FlowKey;
+use packet::{FlowKey, TunnelKey};
 
 use cache::ExactCache;
+pub(crate) use capacity::GroupLimits;
+use deep::DeepImage;
+pub(crate) use deep::{Presence, TunnelMatcher};
+use key::Image;
 pub(crate) use key::{MatchKey, Matcher};
 use port::PortTable;
 
@@ -68,7 +81,7 @@ pub(crate) enum FlowKind {
     MulticastDefault,
     /// `IBV_FLOW_ATTR_ALL_DEFAULT`: frames that nothing else trapped.
     AllDefault,
-    /// `IBV_FLOW_ATTR_SNIFFER`: a copy of every received frame, of sent ones not yet.
+    /// `IBV_FLOW_ATTR_SNIFFER`: a copy of every frame.
     Sniffer,
 }
 
@@ -94,6 +107,8 @@ pub(crate) struct FlowRule {
     pub(crate) kind: FlowKind,
     /// The port it applies to.
     pub(crate) port: u8,
+    /// Whether it applies to sent frames.
+    pub(crate) egress: bool,
     /// Its priority; 0 comes first. Sniffers have none.
     pub(crate) priority: u16,
     /// Whether frames go on to later rules after this one took a copy.
@@ -102,8 +117,19 @@ pub(crate) struct FlowRule {
     pub(crate) order: u64,
     /// The frames it is about. Multicast defaults need not ask for a multicast address, sniffers match everything.
     pub(crate) matcher: Matcher,
+    /// What it asks of their tunnels besides, if anything.
+    pub(crate) tunnel: Option<Box<TunnelMatcher>>,
     /// What happens to them.
     pub(crate) actions: Actions,
+}
+
+/// How a device differs from a table that has room and takes what makes sense.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TableRules {
+    /// Whether flows with the same match and priority must agree in their tags.
+    pub(crate) one_tag_per_match: bool,
+    /// How many matches there can be at one priority.
+    pub(crate) groups: Option<GroupLimits>,
 }
 
 /// One flow that a frame belongs to.
@@ -157,9 +183,12 @@ pub(crate) enum FlowError {
     /// DONT_TRAP has no meaning for this kind.
     #[error("DONT_TRAP cannot be combined with this kind of flow")]
     DontTrapKind,
-    /// The same match exists at the same priority with another fate (drop against delivery).
-    #[error("flow {0:?} has the same match and priority, and one of the two drops")]
+    /// The same match exists at the same priority with another fate (drop against delivery) or, where that matters, tag.
+    #[error("flow {0:?} has the same match and priority, and one of the two drops or has another tag")]
     Conflict(FlowId),
+    /// The device that this one stands for has no entry left for this mask at this priority.
+    #[error("the device has no room for another match with this mask at this priority")]
+    NoSpace,
     /// A limit of the table.
     #[error("the table already holds {limit} {what}")]
     Full {
@@ -174,17 +203,22 @@ pub(crate) enum FlowError {
 #[derive(Debug, Default)]
 pub(crate) struct FlowTable {
     /// By id.
-    rules: Vec<Option<Box<FlowRule>>>,
+    flows: Vec<Option<Box<FlowRule>>>,
     /// By port number, as far as ports have flows.
     ports: Vec<PortTable>,
-    cache: ExactCache,
+    /// The same for sent frames.
+    egress: Vec<PortTable>,
+    cache: ExactCache<MatchKey>,
+    /// For frames with tunnels; made with the first flow about them.
+    deep_cache: Option<ExactCache<DeepImage>>,
+    rules: TableRules,
 }
 
 impl FlowTable {
     /// An empty table.
     #[must_use]
-    pub(crate) fn new() -> Self {
-        Self::default()
+    pub(crate) fn new(rules: TableRules) -> Self {
+        Self { rules, ..Self::default() }
     }
 
     /// Adds a flow; the next lookup sees it.
@@ -196,64 +230,163 @@ impl FlowTable {
             FlowKind::MulticastDefault => {
                 rule.matcher.dst_mac(GROUP_BIT, GROUP_BIT);
             }
-            FlowKind::Sniffer => (rule.matcher, rule.priority) = (Matcher::any(), 0),
+            FlowKind::Sniffer => {
+                (rule.matcher, rule.tunnel, rule.priority) = (Matcher::any(), None, 0);
+            }
             FlowKind::Normal | FlowKind::AllDefault => {}
         }
         if rule.dont_trap && matches!(rule.kind, FlowKind::MulticastDefault | FlowKind::AllDefault) {
             return Err(FlowError::DontTrapKind);
         }
-        if rule.matcher.is_contradictory() {
+        let has_tunnel = rule.tunnel.as_ref().is_some_and(|tunnel| !tunnel.is_any());
+        rule.tunnel.take_if(|_| !has_tunnel);
+        let contradictory = rule.tunnel.as_ref().is_some_and(|tunnel| tunnel.is_contradictory());
+        if contradictory || rule.matcher.is_contradictory() {
             return Err(FlowError::Contradiction);
         }
         let place = rule.id.0 as usize;
         if place >= MAX_FLOWS {
             return Err(FlowError::Full { what: "flows", limit: MAX_FLOWS });
         }
-        if self.rules.get(place).is_some_and(Option::is_some) {
+        if self.flows.get(place).is_some_and(Option::is_some) {
             return Err(FlowError::DuplicateId(rule.id));
         }
-        self.port_mut(rule.port).insert(&rule)?;
-        if self.rules.len() <= place {
-            self.rules.resize(place + 1, None);
+        let rules = self.rules;
+        self.port_mut(rule.port, rule.egress).insert(&rule, &rules)?;
+        if rule.tunnel.is_some() {
+            self.deep_cache.get_or_insert_default();
         }
-        self.rules[place] = Some(Box::new(rule));
-        self.cache.invalidate();
+        if self.flows.len() <= place {
+            self.flows.resize(place + 1, None);
+        }
+        self.flows[place] = Some(Box::new(rule));
+        self.invalidate();
         Ok(())
     }
 
     /// Removes a flow; no later lookup finds it. Answers whether it was there.
     pub(crate) fn remove(&mut self, id: FlowId) -> bool {
-        let rule = self.rules.get_mut(id.0 as usize).and_then(Option::take);
+        let rule = self.flows.get_mut(id.0 as usize).and_then(Option::take);
         let Some(rule) = rule else { return false };
-        self.port_mut(rule.port).remove(&rule);
-        self.cache.invalidate();
+        self.port_mut(rule.port, rule.egress).remove(&rule);
+        self.invalidate();
         true
     }
 
-    /// Puts the flows of a frame that arrived on `port` into `matches`, in place of what was there.
+    /// Puts the flows of a frame that arrived on `port` into `matches`, in place of what was there. `tunnel` parses the
+    /// frame's tunnel, and is asked only if some flow of the port is about tunnels.
     #[inline]
-    pub(crate) fn lookup(&mut self, port: u8, key: &FlowKey, matches: &mut Matches) {
+    pub(crate) fn lookup(
+        &mut self,
+        port: u8,
+        key: &FlowKey,
+        tunnel: impl FnOnce() -> TunnelKey,
+        matches: &mut Matches,
+    ) {
         matches.clear();
         let Some(table) = self.ports.get(usize::from(port)) else { return };
-        // Fields that no rule of the port names would only split what shares one verdict.
-        let image = MatchKey::of(key).masked(table.relevant());
-        let verdict = self.cache.find_or_insert(port, &image, || table.classify(&image));
-        table.expand(verdict, matches);
+        find(table, (&mut self.cache, &mut self.deep_cache), port, (key, tunnel), matches);
+    }
+
+    /// The same for a frame that is to be sent; without sniffers, which see it whatever becomes of it.
+    #[inline]
+    pub(crate) fn lookup_sent(
+        &mut self,
+        port: u8,
+        key: &FlowKey,
+        tunnel: impl FnOnce() -> TunnelKey,
+        matches: &mut Matches,
+    ) {
+        matches.clear();
+        let Some(table) = self.egress.get(usize::from(port)) else { return };
+        find(table, (&mut self.cache, &mut self.deep_cache), port | EGRESS, (key, tunnel), matches);
+    }
+
+    /// Whether any flow is about the frames sent through a port.
+    #[inline]
+    pub(crate) fn has_egress(&self, port: u8) -> bool {
+        self.egress.get(usize::from(port)).is_some_and(|table| !table.is_empty())
+    }
+
+    /// Whether anything takes copies of every frame of a port.
+    #[inline]
+    pub(crate) fn has_sniffers(&self, port: u8) -> bool {
+        self.ports.get(usize::from(port)).is_some_and(PortTable::has_sniffers)
+    }
+
+    /// Puts what takes copies of every frame of a port into `matches`, in place of what was there.
+    pub(crate) fn sniffers(&self, port: u8, matches: &mut Matches) {
+        matches.clear();
+        if let Some(table) = self.ports.get(usize::from(port)) {
+            table.sniff(matches);
+        }
     }
 
     /// The number of flows.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.rules.iter().flatten().count()
+        self.flows.iter().flatten().count()
     }
 
-    fn port_mut(&mut self, port: u8) -> &mut PortTable {
-        let index = usize::from(port);
-        if self.ports.len() <= index {
-            self.ports.resize_with(index + 1, PortTable::default);
+    fn invalidate(&mut self) {
+        self.cache.invalidate();
+        if let Some(cache) = &mut self.deep_cache {
+            cache.invalidate();
         }
-        &mut self.ports[index]
     }
+
+    fn port_mut(&mut self, port: u8, egress: bool) -> &mut PortTable {
+        let ports = if egress { &mut self.egress } else { &mut self.ports };
+        let index = usize::from(port);
+        if ports.len() <= index {
+            ports.resize_with(index + 1, PortTable::default);
+        }
+        &mut ports[index]
+    }
+}
+
+/// Tells the two tables of a port apart in the caches; port numbers stay below.
+const EGRESS: u8 = 1 << 7;
+const _: () = assert!(crate::limits::MAX_PORTS < EGRESS as usize, "a port number leaves the bit free");
+
+type Caches<'t> = (&'t mut ExactCache<MatchKey>, &'t mut Option<ExactCache<DeepImage>>);
+
+#[inline]
+fn find(
+    table: &PortTable,
+    caches: Caches<'_>,
+    port: u8,
+    (key, tunnel): (&FlowKey, impl FnOnce() -> TunnelKey),
+    matches: &mut Matches,
+) {
+    if let Some(relevant) = table.deep_relevant() {
+        let tunnel = tunnel();
+        if !tunnel.layers.is_empty() {
+            return find_deep(table, caches, port, (key, &tunnel, relevant), matches);
+        }
+    }
+    // Fields that no rule of the port names would only split what shares one verdict.
+    let image = MatchKey::of(key).masked(table.relevant());
+    let verdict = caches.0.find_or_insert(port, &image, || table.classify(&image, None));
+    table.expand(verdict, matches);
+}
+
+/// A frame with a tunnel on a port with rules about tunnels: neither this nor the cache that it asks is ever shared with
+/// frames looked up by the outer packet alone.
+#[inline(never)]
+fn find_deep(
+    table: &PortTable,
+    caches: Caches<'_>,
+    port: u8,
+    (key, tunnel, relevant): (&FlowKey, &TunnelKey, &DeepImage),
+    matches: &mut Matches,
+) {
+    let deep = DeepImage::of(MatchKey::of(key), key, tunnel).masked(relevant);
+    let verdict = match caches.1 {
+        Some(cache) => cache.find_or_insert(port, &deep, || table.classify(&deep.outer, Some(&deep))),
+        None => table.classify(&deep.outer, Some(&deep)),
+    };
+    table.expand(verdict, matches);
 }
 
 /// The bit that makes a MAC address a group address (IEEE 802-2014, 8.2.2).

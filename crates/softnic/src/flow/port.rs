@@ -1,16 +1,19 @@
-//! The rules of one port: a tuple space for the rules that trap, short lists for the few that only take copies.
+//! The rules of one port and direction: tuple spaces for the rules that trap, short lists for the few that only take copies.
 //!
-//! [`super::FlowTable`] owns one per port. Rules with equal match, kind and priority form a group whose copies are laid
-//! out when the group changes, so that a lookup ends with one slice. Nothing here allocates during a lookup.
+//! [`super::FlowTable`] owns them. Rules with equal match, kind and priority form a group whose copies are laid out when
+//! the group changes, so that a lookup ends with one slice. Nothing here allocates during a lookup.
 
 use arrayvec::ArrayVec;
 
 use super::cache::Verdict;
-use super::key::MatchKey;
-use super::shape::{Precedence, Ranked, Shape};
+use super::capacity::{Capacity, Place};
+use super::deep::{DeepImage, TunnelMatcher};
+use super::key::{Image, MatchKey};
+use super::shape::{Precedence, Ranked};
+use super::space::Space;
 use super::{
     FlowError, FlowHit, FlowId, FlowKind, FlowRule, MAX_DONT_TRAP, MAX_REPLICAS, MAX_SHAPES, MAX_SNIFFERS,
-    Matcher, Matches,
+    Matcher, Matches, TableRules,
 };
 
 /// Rules that differ only in age, queue pair and tag.
@@ -20,6 +23,8 @@ struct Group {
     rules: Vec<(u64, FlowHit)>,
     /// What a matching frame gets: the oldest rule of each queue pair.
     copies: Vec<FlowHit>,
+    /// Where the match stands on a device of limited capacity.
+    place: Option<Place>,
 }
 
 impl Group {
@@ -39,16 +44,30 @@ impl Group {
 struct CopyRule {
     precedence: Precedence,
     matcher: Matcher,
+    tunnel: Option<Box<TunnelMatcher>>,
     hit: FlowHit,
+}
+
+impl CopyRule {
+    fn matches(&self, image: &MatchKey, deep: Option<&DeepImage>) -> bool {
+        match (&self.tunnel, deep) {
+            (None, _) => self.matcher.matches(image),
+            (Some(tunnel), Some(deep)) => {
+                deep.masked(&tunnel.mask(&self.matcher)) == tunnel.value(&self.matcher)
+            }
+            (Some(_), None) => false,
+        }
+    }
 }
 
 const _: () = assert!(MAX_DONT_TRAP <= u16::BITS as usize, "a verdict names DONT_TRAP rules by bit");
 
-/// The rules of one port.
+/// The rules of one port and direction.
 #[derive(Debug, Default)]
 pub(super) struct PortTable {
-    /// Best precedence first; none is empty.
-    shapes: Vec<Shape>,
+    /// Trapping rules about the outer packet alone, and those about tunnels.
+    plain: Space<MatchKey>,
+    deep: Space<DeepImage>,
     groups: Vec<Group>,
     /// Indices into `groups` that are not in use.
     vacant: Vec<u32>,
@@ -56,24 +75,46 @@ pub(super) struct PortTable {
     dont_trap: ArrayVec<CopyRule, MAX_DONT_TRAP>,
     /// Oldest first.
     sniffers: ArrayVec<CopyRule, MAX_SNIFFERS>,
-    /// Every bit that some rule looks at.
+    /// Every bit that some rule about the outer packet alone looks at.
     relevant: MatchKey,
+    /// Every bit that any rule looks at; nothing while no rule is about tunnels.
+    deep_relevant: Option<DeepImage>,
+    capacity: Capacity,
 }
 
 impl PortTable {
+    #[inline]
     pub(super) fn relevant(&self) -> &MatchKey {
         &self.relevant
     }
 
-    /// What the rules say about an image, which may be masked to [`relevant`](Self::relevant).
-    pub(super) fn classify(&self, image: &MatchKey) -> Verdict {
-        let (winner, _) = self.search(image);
+    /// What to keep of the image of a frame with a tunnel; `None` if no rule is about tunnels.
+    #[inline]
+    pub(super) fn deep_relevant(&self) -> Option<&DeepImage> {
+        self.deep_relevant.as_ref()
+    }
+
+    /// Whether there is nothing to look up.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.plain.len() == 0 && self.deep.len() == 0 && self.dont_trap.is_empty() && self.sniffers.is_empty()
+    }
+
+    /// Whether anything takes copies of sent frames.
+    pub(super) fn has_sniffers(&self) -> bool {
+        !self.sniffers.is_empty()
+    }
+
+    /// What the rules say about an image, which may be masked to [`relevant`](Self::relevant); `deep` is there if the frame
+    /// has a tunnel and some rule asks for one.
+    pub(super) fn classify(&self, image: &MatchKey, deep: Option<&DeepImage>) -> Verdict {
+        let (winner, _) = self.search(image, deep);
         let mut dont_trap = 0;
         for (position, rule) in self.dont_trap.iter().enumerate() {
             if winner.is_some_and(|winner| winner.precedence.level() < rule.precedence.level()) {
                 break;
             }
-            if rule.matcher.matches(image) {
+            if rule.matches(image, deep) {
                 dont_trap |= 1 << position;
             }
         }
@@ -81,26 +122,11 @@ impl PortTable {
     }
 
     /// The group that decides over an image, and how many shapes had to be asked.
-    pub(super) fn search(&self, image: &MatchKey) -> (Option<Ranked>, usize) {
-        let mut winner: Option<Ranked> = None;
-        let mut asked = 0;
-        for shape in &self.shapes {
-            if let (Some(winner), Some(best)) = (winner, shape.best())
-                && winner.precedence < best
-            {
-                break;
-            }
-            if !shape.is_possible(image) {
-                continue;
-            }
-            asked += 1;
-            if let Some(found) = shape.find(image)
-                && winner.is_none_or(|winner| found < winner)
-            {
-                winner = Some(found);
-            }
-        }
-        (winner, asked)
+    pub(super) fn search(&self, image: &MatchKey, deep: Option<&DeepImage>) -> (Option<Ranked>, usize) {
+        let (winner, asked) = self.plain.search(image, None);
+        let Some(deep) = deep else { return (winner, asked) };
+        let (winner, more) = self.deep.search(deep, winner);
+        (winner, asked + more)
     }
 
     /// Lists the flows that a verdict stands for.
@@ -114,24 +140,30 @@ impl PortTable {
         if let Some(group) = self.groups.get(verdict.group as usize) {
             group.copies.iter().for_each(|copy| matches.add(*copy));
         }
+        self.sniff(matches);
+    }
+
+    /// Lists the sniffers.
+    #[inline]
+    pub(super) fn sniff(&self, matches: &mut Matches) {
         for sniffer in &self.sniffers {
             matches.add(sniffer.hit);
         }
     }
 
-    pub(super) fn insert(&mut self, rule: &FlowRule) -> Result<(), FlowError> {
+    pub(super) fn insert(&mut self, rule: &FlowRule, rules: &TableRules) -> Result<(), FlowError> {
         let precedence = Precedence::new(rule.kind, rule.priority, rule.order);
         let hit = FlowHit { flow: rule.id, kind: rule.kind, actions: rule.actions };
-        let copy_rule = CopyRule { precedence, matcher: rule.matcher, hit };
+        let copy_rule = CopyRule { precedence, matcher: rule.matcher, tunnel: rule.tunnel.clone(), hit };
         if rule.kind == FlowKind::Sniffer {
             return add_copy_rule(&mut self.sniffers, copy_rule, "sniffers on this port");
         }
         if rule.dont_trap {
             add_copy_rule(&mut self.dont_trap, copy_rule, "DONT_TRAP flows on this port")?;
         } else {
-            self.insert_trapping(rule, precedence, hit)?;
+            self.insert_trapping(rule, precedence, hit, rules)?;
         }
-        self.relevant = self.relevant.union(rule.matcher.mask());
+        self.recount_relevant();
         Ok(())
     }
 
@@ -141,10 +173,10 @@ impl PortTable {
         }
         if rule.dont_trap {
             remove_copy_rule(&mut self.dont_trap, rule.id);
-            self.recount_relevant();
         } else {
             self.remove_trapping(rule);
         }
+        self.recount_relevant();
     }
 
     fn insert_trapping(
@@ -152,53 +184,67 @@ impl PortTable {
         rule: &FlowRule,
         precedence: Precedence,
         hit: FlowHit,
+        rules: &TableRules,
     ) -> Result<(), FlowError> {
-        let (value, mask) = (rule.matcher.value(), rule.matcher.mask());
-        let shape = self.shapes.iter().position(|shape| shape.mask() == mask);
-        let existing = shape.and_then(|at| self.shapes[at].group_at(value, precedence.level()));
-        if let Some(ranked) = existing {
-            let rules = &mut self.groups[ranked.group as usize].rules;
-            if let Some((_, other)) = rules.iter().find(|(_, other)| other.actions.drop != hit.actions.drop) {
-                return Err(FlowError::Conflict(other.flow));
-            }
-            if rules.len() >= MAX_REPLICAS {
-                return Err(FlowError::Full {
-                    what: "flows with this match and priority",
-                    limit: MAX_REPLICAS,
-                });
-            }
-            let place = rules.partition_point(|(order, _)| *order < rule.order);
-            rules.insert(place, (rule.order, hit));
-            self.settle(rule, ranked);
-            return Ok(());
+        if let Some(ranked) = self.group_of(rule, precedence.level()) {
+            return self.join(rule, hit, ranked, rules);
         }
-        if shape.is_none() && self.shapes.len() >= MAX_SHAPES {
+        if !self.has_mask_of(rule) && self.plain.len() + self.deep.len() >= MAX_SHAPES {
             return Err(FlowError::Full { what: "different masks of flows on this port", limit: MAX_SHAPES });
         }
-        let shape = shape.unwrap_or_else(|| {
-            self.shapes.push(Shape::new(*mask));
-            self.shapes.len() - 1
-        });
-        let group = self.vacant.pop().unwrap_or_else(|| {
+        let mut place = None;
+        if let Some(limits) = rules.groups.filter(|_| rule.kind == FlowKind::Normal) {
+            place = self.capacity.take(limits, precedence.level(), &whole_mask(rule));
+            if place.is_none() {
+                return Err(FlowError::NoSpace);
+            }
+        }
+        let number = self.vacant.pop().unwrap_or_else(|| {
             self.groups.push(Group::default());
             // Flows are limited to MAX_FLOWS, far below NO_GROUP.
             (self.groups.len() - 1) as u32
         });
-        let rules = &mut self.groups[group as usize].rules;
+        let group = &mut self.groups[number as usize];
+        group.place = place;
         // Most groups stay alone; room for more would be most of the table's memory.
-        rules.reserve_exact(1);
-        rules.push((rule.order, hit));
-        self.groups[group as usize].lay_out();
-        self.shapes[shape].add(value, Ranked { precedence, group });
-        self.sort_shapes();
+        group.rules.reserve_exact(1);
+        group.rules.push((rule.order, hit));
+        group.lay_out();
+        self.add_group(rule, Ranked { precedence, group: number });
+        Ok(())
+    }
+
+    /// Adds a rule to those with the same match, kind and priority.
+    fn join(
+        &mut self,
+        rule: &FlowRule,
+        mut hit: FlowHit,
+        ranked: Ranked,
+        table: &TableRules,
+    ) -> Result<(), FlowError> {
+        let rules = &mut self.groups[ranked.group as usize].rules;
+        if let Some((_, other)) = rules.iter().find(|(_, other)| other.actions.drop != hit.actions.drop) {
+            return Err(FlowError::Conflict(other.flow));
+        }
+        if let Some((_, other)) = rules.first().filter(|_| table.one_tag_per_match) {
+            let tag = other.actions.tag.unwrap_or(0);
+            if hit.actions.tag.is_some_and(|own| own != tag) {
+                return Err(FlowError::Conflict(other.flow));
+            }
+            hit.actions.tag = Some(tag);
+        }
+        if rules.len() >= MAX_REPLICAS {
+            return Err(FlowError::Full { what: "flows with this match and priority", limit: MAX_REPLICAS });
+        }
+        let place = rules.partition_point(|(order, _)| *order < rule.order);
+        rules.insert(place, (rule.order, hit));
+        self.settle(rule, ranked);
         Ok(())
     }
 
     fn remove_trapping(&mut self, rule: &FlowRule) {
         let level = Precedence::new(rule.kind, rule.priority, rule.order).level();
-        let (value, mask) = (rule.matcher.value(), rule.matcher.mask());
-        let shape = self.shapes.iter().find(|shape| shape.mask() == mask);
-        let Some(ranked) = shape.and_then(|shape| shape.group_at(value, level)) else { return };
+        let Some(ranked) = self.group_of(rule, level) else { return };
         self.groups[ranked.group as usize].rules.retain(|(_, hit)| hit.flow != rule.id);
         self.settle(rule, ranked);
     }
@@ -211,32 +257,67 @@ impl PortTable {
         if oldest == Some(before.precedence) {
             return;
         }
-        let mask = rule.matcher.mask();
-        let Some(at) = self.shapes.iter().position(|shape| shape.mask() == mask) else { return };
-        let shape = &mut self.shapes[at];
-        shape.remove(rule.matcher.value(), before);
+        self.remove_group(rule, before);
         match oldest {
-            Some(precedence) => shape.add(rule.matcher.value(), Ranked { precedence, group: before.group }),
-            None => self.vacant.push(before.group),
+            Some(precedence) => self.add_group(rule, Ranked { precedence, group: before.group }),
+            None => {
+                if let Some(place) = self.groups[before.group as usize].place.take() {
+                    self.capacity.give_back(before.precedence.level(), place);
+                }
+                self.vacant.push(before.group);
+            }
         }
-        if shape.best().is_none() {
-            self.shapes.remove(at);
-            self.recount_relevant();
-        }
-        self.sort_shapes();
     }
 
-    /// Restores the order of the shapes; they are sorted but for one, which the standard sort finds in one pass.
-    fn sort_shapes(&mut self) {
-        if !self.shapes.is_sorted_by_key(Shape::best) {
-            self.shapes.sort_by_key(Shape::best);
+    fn group_of(&self, rule: &FlowRule, level: u64) -> Option<Ranked> {
+        let outer = &rule.matcher;
+        match &rule.tunnel {
+            None => self.plain.group_at(outer.value(), outer.mask(), level),
+            Some(tunnel) => self.deep.group_at(&tunnel.value(outer), &tunnel.mask(outer), level),
+        }
+    }
+
+    fn has_mask_of(&self, rule: &FlowRule) -> bool {
+        match &rule.tunnel {
+            None => self.plain.has_mask(rule.matcher.mask()),
+            Some(tunnel) => self.deep.has_mask(&tunnel.mask(&rule.matcher)),
+        }
+    }
+
+    fn add_group(&mut self, rule: &FlowRule, ranked: Ranked) {
+        let outer = &rule.matcher;
+        match &rule.tunnel {
+            None => self.plain.add(outer.value(), outer.mask(), ranked),
+            Some(tunnel) => self.deep.add(&tunnel.value(outer), &tunnel.mask(outer), ranked),
+        }
+    }
+
+    fn remove_group(&mut self, rule: &FlowRule, ranked: Ranked) {
+        let outer = &rule.matcher;
+        match &rule.tunnel {
+            None => self.plain.remove(outer.value(), outer.mask(), ranked),
+            Some(tunnel) => self.deep.remove(&tunnel.value(outer), &tunnel.mask(outer), ranked),
         }
     }
 
     fn recount_relevant(&mut self) {
-        let shapes = self.shapes.iter().map(Shape::mask);
-        let copies = self.dont_trap.iter().map(|rule| rule.matcher.mask());
-        self.relevant = shapes.chain(copies).fold(MatchKey::default(), |all, mask| all.union(mask));
+        let copies = self.dont_trap.iter().filter(|rule| rule.tunnel.is_none());
+        let plain = copies.fold(*self.plain.relevant(), |all, rule| all.union(rule.matcher.mask()));
+        let mut deep = (self.deep.len() > 0).then(|| *self.deep.relevant());
+        for rule in &self.dont_trap {
+            if let Some(tunnel) = &rule.tunnel {
+                deep = Some(deep.unwrap_or_default().union(&tunnel.mask(&rule.matcher)));
+            }
+        }
+        self.relevant = plain;
+        self.deep_relevant = deep.map(|deep| deep.union(&DeepImage::outside(plain)));
+    }
+}
+
+fn whole_mask(rule: &FlowRule) -> DeepImage {
+    match &rule.tunnel {
+        None => DeepImage::outside(*rule.matcher.mask()),
+        Some(tunnel) => tunnel.mask(&rule.matcher),
     }
 }
 

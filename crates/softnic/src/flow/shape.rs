@@ -1,13 +1,13 @@
 //! One shape of the tuple space: all groups of rules that share a mask, in one hash map.
 //!
-//! [`super::port::PortTable`] owns the shapes of a port and asks each, best precedence first, for the group that an image
+//! [`super::port::PortTable`] owns the shapes of a port, those of rules about tunnels apart, and asks each, best precedence first, for the group that an image
 //! belongs to. A shape never looks at a rule, only at masked images and precedences.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::BuildHasherDefault;
 
 use super::FlowKind;
-use super::key::{DigestHasher, MatchKey};
+use super::key::{DigestHasher, Image};
 
 /// The place of a rule among all rules of its port: kind, then priority, then age. Smaller comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,7 +74,7 @@ impl Bucket {
     }
 }
 
-type Buckets = HashMap<MatchKey, Bucket, BuildHasherDefault<DigestHasher>>;
+type Buckets<I> = HashMap<I, Bucket, BuildHasherDefault<DigestHasher>>;
 
 /// Maps that a shape's groups are spread over.
 const PARTS: usize = 64;
@@ -82,31 +82,31 @@ const PARTS: usize = 64;
 const PART_SHIFT: u32 = 40;
 const _: () = assert!(PARTS.is_power_of_two(), "a part is chosen by masking");
 
-fn part_of(value: &MatchKey) -> usize {
+fn part_of(value: &impl Image) -> usize {
     (value.digest() >> PART_SHIFT) as usize & (PARTS - 1)
 }
 
 /// The groups that share one mask.
 #[derive(Debug)]
-pub(super) struct Shape {
+pub(super) struct Shape<I> {
     /// The layers that the mask asks for, which cost less to look at than the rest.
     layers: u64,
-    mask: MatchKey,
+    mask: I,
     /// The groups by value. In parts, because a map that grows moves all that it holds, and the engine waits meanwhile.
-    parts: Box<[Buckets; PARTS]>,
+    parts: Box<[Buckets<I>; PARTS]>,
     /// Every group of the shape, so that the best is known after any removal.
     ranks: BTreeSet<Ranked>,
     /// The first of `ranks`, kept beside the mask for the lookup.
     best: Option<Precedence>,
 }
 
-impl Shape {
-    pub(super) fn new(mask: MatchKey) -> Self {
+impl<I: Image> Shape<I> {
+    pub(super) fn new(mask: I) -> Self {
         let parts = Box::new(std::array::from_fn(|_| HashMap::default()));
         Self { layers: mask.layers(), mask, parts, ranks: BTreeSet::new(), best: None }
     }
 
-    pub(super) fn mask(&self) -> &MatchKey {
+    pub(super) fn mask(&self) -> &I {
         &self.mask
     }
 
@@ -118,24 +118,24 @@ impl Shape {
 
     /// Whether an image has all layers that the mask asks for: a rule can ask for a layer, never for its absence.
     #[inline]
-    pub(super) fn is_possible(&self, image: &MatchKey) -> bool {
+    pub(super) fn is_possible(&self, image: &I) -> bool {
         image.layers() & self.layers == self.layers
     }
 
     /// The best group that an image belongs to.
     #[inline]
-    pub(super) fn find(&self, image: &MatchKey) -> Option<Ranked> {
+    pub(super) fn find(&self, image: &I) -> Option<Ranked> {
         let value = image.masked(&self.mask);
         self.parts[part_of(&value)].get(&value).map(|bucket| bucket.best)
     }
 
     /// The group with these values at this kind and priority.
-    pub(super) fn group_at(&self, value: &MatchKey, level: u64) -> Option<Ranked> {
+    pub(super) fn group_at(&self, value: &I, level: u64) -> Option<Ranked> {
         let bucket = self.parts[part_of(value)].get(value)?;
         bucket.iter().find(|ranked| ranked.precedence.level() == level).copied()
     }
 
-    pub(super) fn add(&mut self, value: &MatchKey, ranked: Ranked) {
+    pub(super) fn add(&mut self, value: &I, ranked: Ranked) {
         self.parts[part_of(value)]
             .entry(*value)
             .and_modify(|bucket| bucket.add(ranked))
@@ -144,7 +144,7 @@ impl Shape {
         self.update_best();
     }
 
-    pub(super) fn remove(&mut self, value: &MatchKey, ranked: Ranked) {
+    pub(super) fn remove(&mut self, value: &I, ranked: Ranked) {
         let buckets = &mut self.parts[part_of(value)];
         if buckets.get_mut(value).is_some_and(|bucket| bucket.remove(ranked)) {
             buckets.remove(value);
@@ -161,6 +161,7 @@ impl Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flow::MatchKey;
 
     /// What one insert may have to move is a part, so the parts have to be of about one size.
     #[test]

@@ -2,6 +2,7 @@
 
 mod condition;
 mod reference;
+mod tunnels;
 
 use packet::{Layers, MacAddr};
 
@@ -16,9 +17,11 @@ fn rule(id: u32, priority: u16, dst_port: u16, target: u32) -> FlowRule {
         kind: FlowKind::Normal,
         port: 1,
         priority,
+        egress: false,
         dont_trap: false,
         order: id.into(),
         matcher,
+        tunnel: None,
         actions,
     }
 }
@@ -29,13 +32,13 @@ fn udp_to(dst_port: u16) -> FlowKey {
 
 fn flows(table: &mut FlowTable, key: &FlowKey) -> Vec<u32> {
     let mut matches = Matches::new();
-    table.lookup(1, key, &mut matches);
+    table.lookup(1, key, TunnelKey::default, &mut matches);
     matches.as_slice().iter().map(|hit| hit.flow.0).collect()
 }
 
 #[test]
 fn equal_match_and_priority_replicate_to_each_queue_pair_once() {
-    let mut table = FlowTable::new();
+    let mut table = FlowTable::default();
     for (id, target) in [(1, 10), (2, 11), (3, 10)] {
         table.insert(rule(id, 0, 53, target)).unwrap();
     }
@@ -47,7 +50,7 @@ fn equal_match_and_priority_replicate_to_each_queue_pair_once() {
 
 #[test]
 fn dropping_and_delivering_the_same_match_at_one_priority_conflict() {
-    let mut table = FlowTable::new();
+    let mut table = FlowTable::default();
     table.insert(rule(1, 0, 53, 1)).unwrap();
     let mut drop = rule(2, 0, 53, 1);
     drop.actions.drop = true;
@@ -59,7 +62,7 @@ fn dropping_and_delivering_the_same_match_at_one_priority_conflict() {
 
 #[test]
 fn a_refused_flow_changes_nothing() {
-    let mut table = FlowTable::new();
+    let mut table = FlowTable::default();
     table.insert(rule(1, 3, 53, 1)).unwrap();
     assert_eq!(table.insert(rule(1, 0, 53, 2)), Err(FlowError::DuplicateId(FlowId(1))));
     let mut contradiction = rule(2, 0, 53, 1);
@@ -74,7 +77,7 @@ fn a_refused_flow_changes_nothing() {
 
 #[test]
 fn the_limits_keep_every_lookup_within_its_matches() {
-    let mut table = FlowTable::new();
+    let mut table = FlowTable::default();
     let mut next = 0;
     let mut fill = |change: fn(&mut FlowRule), limit: usize| {
         for attempt in 0..=limit {
@@ -94,7 +97,7 @@ fn the_limits_keep_every_lookup_within_its_matches() {
 
 #[test]
 fn multicast_default_comes_between_normal_and_all_default() {
-    let mut table = FlowTable::new();
+    let mut table = FlowTable::default();
     for (id, kind) in [(1, FlowKind::AllDefault), (2, FlowKind::MulticastDefault)] {
         let mut default = rule(id, 0, 0, id);
         (default.kind, default.matcher) = (kind, Matcher::any());
@@ -109,20 +112,20 @@ fn multicast_default_comes_between_normal_and_all_default() {
 
 #[test]
 fn a_lookup_visits_no_shape_that_cannot_win() {
-    let mut table = FlowTable::new();
+    let mut table = FlowTable::default();
     table.insert(rule(1, 0, 53, 1)).unwrap();
     for id in 2..34 {
         let mut other = rule(id, 1, 53, 1);
         other.matcher.src_port(0, 1 << (id % 16)).tos(0, 1 << (id / 16));
         table.insert(other).unwrap();
     }
-    assert_eq!(table.ports[1].search(&MatchKey::of(&udp_to(53))).1, 1);
-    assert_eq!(table.ports[1].search(&MatchKey::of(&udp_to(54))).1, 33);
+    assert_eq!(table.ports[1].search(&MatchKey::of(&udp_to(53)), None).1, 1);
+    assert_eq!(table.ports[1].search(&MatchKey::of(&udp_to(54)), None).1, 33);
 }
 
 #[test]
 fn shapes_of_layers_that_a_frame_lacks_are_not_asked() {
-    let mut table = FlowTable::new();
+    let mut table = FlowTable::default();
     for id in 0..32 {
         let mut other = rule(id, 0, 53, 1);
         other
@@ -133,7 +136,7 @@ fn shapes_of_layers_that_a_frame_lacks_are_not_asked() {
     }
     let asked = |layers| {
         let key = FlowKey { layers, src_port: 0xffff, ..udp_to(53) };
-        table.ports[1].search(&MatchKey::of(&key)).1
+        table.ports[1].search(&MatchKey::of(&key), None).1
     };
     assert_eq!(asked(Layers::IPV4 | Layers::UDP), 16);
     assert_eq!(asked(Layers::IPV6 | Layers::UDP), 16);
@@ -143,7 +146,7 @@ fn shapes_of_layers_that_a_frame_lacks_are_not_asked() {
 
 #[test]
 fn different_masks_are_limited_for_each_port() {
-    let mut table = FlowTable::new();
+    let mut table = FlowTable::default();
     let with_mask = |id: u32| {
         let mut rule = rule(id, 0, 53, 1);
         rule.matcher.src_port(0, id as u16);
@@ -165,7 +168,7 @@ fn different_masks_are_limited_for_each_port() {
 
 #[test]
 fn ids_are_below_the_most_flows() {
-    let mut table = FlowTable::new();
+    let mut table = FlowTable::default();
     let full = FlowError::Full { what: "flows", limit: MAX_FLOWS };
     assert_eq!(table.insert(rule(MAX_FLOWS as u32, 0, 53, 1)), Err(full));
     assert!(table.len() == 0);

@@ -1,21 +1,25 @@
 //! The personality that takes whatever the verbs API can say, up to the limits of this device.
 
 use ibverbs_sys::{
-    IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_QP_CREATE_BLOCK_SELF_MCAST_LB,
-    IBV_QP_CREATE_CVLAN_STRIPPING, IBV_QP_CREATE_PCI_WRITE_END_PADDING, IBV_QP_CREATE_SCATTER_FCS,
-    IBV_QP_EX_WITH_SEND, IBV_QP_EX_WITH_TSO, IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_IND_TABLE,
-    IBV_QP_INIT_ATTR_MAX_TSO_HEADER, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_RX_HASH,
-    IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
-    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN, IBV_WC_EX_WITH_DLID_PATH_BITS,
-    IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM, IBV_WC_EX_WITH_SL,
-    IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP, IBV_WQ_FLAGS_CVLAN_STRIPPING,
-    IBV_WQ_FLAGS_PCI_WRITE_END_PADDING, IBV_WQ_FLAGS_SCATTER_FCS,
+    IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_FLOW_ATTR_FLAGS_DONT_TRAP,
+    IBV_FLOW_ATTR_FLAGS_EGRESS, IBV_FLOW_SPEC_ACTION_COUNT, IBV_FLOW_SPEC_ACTION_DROP,
+    IBV_FLOW_SPEC_ACTION_TAG, IBV_FLOW_SPEC_ESP, IBV_FLOW_SPEC_ETH, IBV_FLOW_SPEC_GRE, IBV_FLOW_SPEC_IPV4,
+    IBV_FLOW_SPEC_IPV4_EXT, IBV_FLOW_SPEC_IPV6, IBV_FLOW_SPEC_MPLS, IBV_FLOW_SPEC_TCP, IBV_FLOW_SPEC_UDP,
+    IBV_FLOW_SPEC_VXLAN_TUNNEL, IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_QP_CREATE_CVLAN_STRIPPING,
+    IBV_QP_CREATE_PCI_WRITE_END_PADDING, IBV_QP_CREATE_SCATTER_FCS, IBV_QP_EX_WITH_SEND, IBV_QP_EX_WITH_TSO,
+    IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_MAX_TSO_HEADER,
+    IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_RX_HASH, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_WC_EX_WITH_BYTE_LEN,
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN,
+    IBV_WC_EX_WITH_DLID_PATH_BITS, IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM,
+    IBV_WC_EX_WITH_SL, IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP, IBV_WQ_FLAGS_CVLAN_STRIPPING,
+    IBV_WQ_FLAGS_PCI_WRITE_END_PADDING, IBV_WQ_FLAGS_SCATTER_FCS, ibv_flow_spec_type,
 };
 
 use super::{
-    ClockRules, CompletionRules, DomainRules, HashCombinations, Known, QueuePairRules, Resources, RssRules,
-    Rules, WorkQueueRules,
+    ActionRules, ClockRules, CompletionRules, DomainRules, FieldRules, FilterRules, FlowRules,
+    HashCombinations, Known, QueuePairRules, Resources, RssRules, Rules, WorkQueueRules,
 };
+use crate::flow::TableRules;
 use crate::limits;
 use crate::provider::answer::{EINVAL, EOPNOTSUPP};
 use crate::queue_memory::resource;
@@ -63,6 +67,24 @@ pub(super) const ALL_WQ_FLAGS: u32 =
 
 /// What can be asked for of `ibv_qp_ex`.
 pub(super) const RAW_SEND_OPERATIONS: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO) as u64;
+
+/// Every filter of verbs.h.
+pub(super) const ALL_FILTERS: &[ibv_flow_spec_type] = &[
+    IBV_FLOW_SPEC_ETH,
+    IBV_FLOW_SPEC_IPV4,
+    IBV_FLOW_SPEC_IPV4_EXT,
+    IBV_FLOW_SPEC_IPV6,
+    IBV_FLOW_SPEC_ESP,
+    IBV_FLOW_SPEC_TCP,
+    IBV_FLOW_SPEC_UDP,
+    IBV_FLOW_SPEC_VXLAN_TUNNEL,
+    IBV_FLOW_SPEC_GRE,
+    IBV_FLOW_SPEC_MPLS,
+];
+
+/// Every action but HANDLE: no kernel has any for raw packets since ESP offload was taken out of mlx5.
+pub(super) const ALL_ACTIONS: &[ibv_flow_spec_type] =
+    &[IBV_FLOW_SPEC_ACTION_TAG, IBV_FLOW_SPEC_ACTION_DROP, IBV_FLOW_SPEC_ACTION_COUNT];
 
 pub(super) static RULES: Rules = Rules {
     // UTC in nanoseconds, as mlx5's clock in real-time mode: raw and wall clock are the same.
@@ -125,5 +147,35 @@ pub(super) static RULES: Rules = Rules {
         send_queue_refusal: None,
         numbered: true,
         states: false,
+    },
+    flow: FlowRules {
+        // The device is the process's own: nobody else's packets are to be had by it.
+        needs_net_raw: false,
+        kind_refusal: EINVAL,
+        max_priority: u16::MAX,
+        priority_refusal: EINVAL,
+        flags: Known { bits: IBV_FLOW_ATTR_FLAGS_DONT_TRAP | IBV_FLOW_ATTR_FLAGS_EGRESS, refusal: EINVAL },
+        // ibv_create_flow(3), note 4: only NORMAL.
+        dont_trap_sniffer_refusal: Some(EINVAL),
+        dont_trap_is_promiscuous: false,
+        multicast_comes_last: false,
+        forgets_specs_of_defaults: false,
+        forgets_priority_of_defaults: false,
+        // ibv_create_flow(3): "receive all port traffic".
+        sniffs_sent: true,
+        filters: FilterRules {
+            types: ALL_FILTERS,
+            type_refusal: EINVAL,
+            inner: true,
+            fields: FieldRules::ALL,
+            field_refusal: EOPNOTSUPP,
+            ethernet_is_destination: false,
+            whole_ether_type_beside_ip: false,
+            whole_protocol_beside_transport: false,
+            empty_tunnel_masks_match_all: false,
+            max_labels: packet::MAX_MPLS_LABELS,
+        },
+        actions: ActionRules { types: ALL_ACTIONS, refusal: EOPNOTSUPP, max_tag: u32::MAX },
+        table: TableRules { one_tag_per_match: false, groups: None },
     },
 };

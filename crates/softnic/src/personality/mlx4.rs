@@ -1,19 +1,21 @@
 //! What ConnectX-3 refuses. "rdma-core" is its providers/mlx4, "kernel" drivers/infiniband/hw/mlx4.
 
 use ibverbs_sys::{
-    IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_QP_INIT_ATTR_CREATE_FLAGS,
-    IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_MAX_TSO_HEADER, IBV_QP_INIT_ATTR_PD,
-    IBV_QP_INIT_ATTR_RX_HASH, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_SL, IBV_WC_EX_WITH_SLID,
-    IBV_WQ_FLAGS_SCATTER_FCS,
+    IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_FLOW_ATTR_FLAGS_DONT_TRAP, IBV_FLOW_SPEC_ETH, IBV_FLOW_SPEC_IPV4,
+    IBV_FLOW_SPEC_IPV4_EXT, IBV_FLOW_SPEC_TCP, IBV_FLOW_SPEC_UDP, IBV_QP_CREATE_BLOCK_SELF_MCAST_LB,
+    IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_MAX_TSO_HEADER,
+    IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_RX_HASH, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_SL,
+    IBV_WC_EX_WITH_SLID, IBV_WQ_FLAGS_SCATTER_FCS,
 };
 
 use super::ideal::{CQ_ATTR_FLAGS, STANDARD_FIELDS};
 use super::{
-    ClockRules, CompletionRules, DomainRules, HashCombinations, Known, QueuePairRules, Resources, RssRules,
-    Rules, WorkQueueRules,
+    ActionRules, ClockRules, CompletionRules, DomainRules, FieldRules, FilterRules, FlowRules,
+    HashCombinations, Known, QueuePairRules, Resources, RssRules, Rules, WorkQueueRules,
 };
+use crate::flow::TableRules;
 use crate::limits;
-use crate::provider::answer::EOPNOTSUPP;
+use crate::provider::answer::{EINVAL, EOPNOTSUPP};
 
 /// `RDMA_DRIVER_MLX4` (rdma/ib_user_ioctl_verbs.h) in the upper half of a resource type; never seen, since there are
 /// no parent domains.
@@ -107,5 +109,52 @@ pub(super) static RULES: Rules = Rules {
         numbered: true,
         // kernel qp.c, `_mlx4_ib_modify_qp`: MLX4_IB_MODIFY_QP_RSS_SUP_ATTR_MSK.
         states: true,
+    },
+    flow: FlowRules {
+        // kernel core/uverbs_cmd.c, `ib_uverbs_ex_create_flow`: `capable(CAP_NET_RAW)`.
+        needs_net_raw: true,
+        kind_refusal: EINVAL,
+        // kernel main.c, `__mlx4_ib_create_flow`: MLX4_IB_FLOW_MAX_PRIO, and EINVAL beyond.
+        max_priority: 0xfff,
+        priority_refusal: EINVAL,
+        // kernel main.c, `mlx4_ib_create_flow`: anything but DONT_TRAP is EOPNOTSUPP, and so is DONT_TRAP with SNIFFER.
+        flags: Known { bits: IBV_FLOW_ATTR_FLAGS_DONT_TRAP, refusal: EOPNOTSUPP },
+        dont_trap_sniffer_refusal: Some(EOPNOTSUPP),
+        // kernel main.c, `mlx4_ib_add_dont_trap_rule`.
+        dont_trap_is_promiscuous: true,
+        multicast_comes_last: false,
+        forgets_specs_of_defaults: false,
+        forgets_priority_of_defaults: false,
+        // kernel main.c, `mlx4_ib_create_flow`: MLX4_FS_MIRROR_RX_PORT and MLX4_FS_MIRROR_SX_PORT.
+        sniffs_sent: true,
+        filters: FilterRules {
+            // kernel main.c, `parse_flow_attr`; whatever it answers, `__mlx4_ib_create_flow` makes EINVAL of it.
+            types: &[
+                IBV_FLOW_SPEC_ETH,
+                IBV_FLOW_SPEC_IPV4,
+                IBV_FLOW_SPEC_IPV4_EXT,
+                IBV_FLOW_SPEC_TCP,
+                IBV_FLOW_SPEC_UDP,
+            ],
+            type_refusal: EINVAL,
+            inner: false,
+            // The same: FIELDS_NOT_SUPPORTED beyond LAST_IPV4_FIELD (the destination address).
+            fields: FieldRules {
+                ipv4_ttl: false,
+                ipv4_flags: false,
+                ipv4_protocol_and_tos: false,
+                ..FieldRules::ALL
+            },
+            field_refusal: EINVAL,
+            // The same: only the destination address and the VLAN tag are copied.
+            ethernet_is_destination: true,
+            whole_ether_type_beside_ip: false,
+            whole_protocol_beside_transport: false,
+            empty_tunnel_masks_match_all: false,
+            max_labels: 0,
+        },
+        // The same: an action is no filter that it knows.
+        actions: ActionRules { types: &[], refusal: EINVAL, max_tag: 0 },
+        table: TableRules { one_tag_per_match: false, groups: None },
     },
 };

@@ -1,20 +1,22 @@
 //! What ConnectX-4 and later refuse. "rdma-core" is its providers/mlx5, "kernel" drivers/infiniband/hw/mlx5.
 
 use ibverbs_sys::{
-    IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_QP_CREATE_BLOCK_SELF_MCAST_LB,
-    IBV_RX_HASH_INNER, IBV_WQ_FLAGS_CVLAN_STRIPPING,
+    IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_FLOW_ATTR_FLAGS_DONT_TRAP,
+    IBV_FLOW_ATTR_FLAGS_EGRESS, IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_RX_HASH_INNER,
+    IBV_WQ_FLAGS_CVLAN_STRIPPING,
 };
 
 use super::ideal::{
-    ALL_FIELDS, ALL_QP_ATTRIBUTES, ALL_RAW_FLAGS, ALL_WQ_FLAGS, CQ_ATTR_FLAGS, CQ_ATTR_PD,
-    RAW_SEND_OPERATIONS,
+    ALL_ACTIONS, ALL_FIELDS, ALL_FILTERS, ALL_QP_ATTRIBUTES, ALL_RAW_FLAGS, ALL_WQ_FLAGS, CQ_ATTR_FLAGS,
+    CQ_ATTR_PD, RAW_SEND_OPERATIONS,
 };
 use super::{
-    ClockRules, CompletionRules, DomainRules, HashCombinations, Known, QueuePairRules, Resources, RssRules,
-    Rules, WorkQueueRules,
+    ActionRules, ClockRules, CompletionRules, DomainRules, FieldRules, FilterRules, FlowRules,
+    HashCombinations, Known, QueuePairRules, Resources, RssRules, Rules, WorkQueueRules,
 };
+use crate::flow::{GroupLimits, TableRules};
 use crate::limits;
-use crate::provider::answer::{EINVAL, EOPNOTSUPP};
+use crate::provider::answer::{EINVAL, ENOMEM, EOPNOTSUPP};
 use crate::rss::MAX_INDIRECTION_ENTRIES;
 
 /// `RDMA_DRIVER_MLX5` (rdma/ib_user_ioctl_verbs.h) in the upper half of a resource type.
@@ -104,5 +106,69 @@ pub(super) static RULES: Rules = Rules {
         numbered: false,
         // kernel qp.c, `mlx5_ib_modify_qp`.
         states: false,
+    },
+    flow: FlowRules {
+        // kernel core/uverbs_cmd.c, `ib_uverbs_ex_create_flow`: `capable(CAP_NET_RAW)`.
+        needs_net_raw: true,
+        // kernel fs.c, `get_flow_table`: no namespace.
+        kind_refusal: EOPNOTSUPP,
+        // kernel fs.c, `mlx5_ib_create_flow`: MLX5_IB_FLOW_LAST_PRIO, and ENOMEM beyond.
+        max_priority: 15,
+        priority_refusal: ENOMEM,
+        // The same: anything but these two is EINVAL.
+        flags: Known { bits: IBV_FLOW_ATTR_FLAGS_DONT_TRAP | IBV_FLOW_ATTR_FLAGS_EGRESS, refusal: EINVAL },
+        // The same: not looked at with SNIFFER.
+        dont_trap_sniffer_refusal: None,
+        dont_trap_is_promiscuous: false,
+        // kernel fs.c, `flow_is_multicast_only` and `get_flow_table`: MLX5_IB_FLOW_MCAST_PRIO.
+        multicast_comes_last: true,
+        // kernel fs.c, `create_leftovers_rule` and `create_sniffer_rule`: specs of their own, not the caller's.
+        forgets_specs_of_defaults: true,
+        // kernel fs.c, `get_flow_table`: MLX5_IB_FLOW_LEFTOVERS_PRIO. (There ALL_DEFAULT's rule for multicast and that of
+        // MC_DEFAULT are the same match, so both queue pairs get such a packet; here MC_DEFAULT comes first.)
+        forgets_priority_of_defaults: true,
+        // kernel fs.c, `create_sniffer_rule`: a rule in SNIFFER_RX and one in SNIFFER_TX.
+        sniffs_sent: true,
+        filters: FilterRules {
+            // kernel fs.c, `parse_flow_attr`: `default` is EINVAL.
+            types: ALL_FILTERS,
+            type_refusal: EINVAL,
+            inner: true,
+            // The same: FIELDS_NOT_SUPPORTED beyond LAST_IPV4_FIELD (tos) and LAST_IPV6_FIELD (traffic class),
+            // `esp.mask.seq`, `gre.mask.c_ks_res0_ver`.
+            fields: FieldRules {
+                ipv4_ttl: false,
+                ipv4_flags: false,
+                ipv4_protocol_and_tos: true,
+                ipv6_hop_limit: false,
+                esp_sequence: false,
+                gre_flags: false,
+            },
+            field_refusal: EOPNOTSUPP,
+            ethernet_is_destination: false,
+            // kernel fs.c, `is_valid_ethertype`.
+            whole_ether_type_beside_ip: true,
+            // kernel fs.c, `set_proto`: an earlier protocol must be the same, mask and all.
+            whole_protocol_beside_transport: true,
+            // kernel fs.c, `parse_flow_attr`: ESP, VXLAN and MPLS set nothing but their fields. (That such a field with a
+            // mask matches only packets that have it is inferred.)
+            empty_tunnel_masks_match_all: true,
+            // The same: `outer_first_mpls` and its like; a second filter would overwrite the first.
+            max_labels: 1,
+        },
+        actions: ActionRules {
+            // kernel fs.c, `parse_flow_flow_action`: without ESP offload EOPNOTSUPP.
+            types: ALL_ACTIONS,
+            refusal: EOPNOTSUPP,
+            // kernel fs.c, `parse_flow_attr`: `tag_id >= BIT(24)` is EINVAL.
+            max_tag: (1 << 24) - 1,
+        },
+        table: TableRules {
+            // kernel net/ethernet/mellanox/mlx5/core/fs_core.c, `check_conflicting_ftes`.
+            one_tag_per_match: true,
+            // kernel fs.c, MLX5_FS_MAX_ENTRIES and MLX5_FS_MAX_TYPES; fs_core.c, `mlx5_create_auto_grouped_flow_table`:
+            // a run is entries / (types + 1). ENOSPC when full, `alloc_auto_flow_group`. Firmware may allow less.
+            groups: Some(GroupLimits { entries: 1 << 16, runs: 6, run_entries: (1 << 16) / 7 }),
+        },
     },
 };

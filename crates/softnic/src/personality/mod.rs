@@ -3,6 +3,7 @@
 //! Every op asks `nic.rules()` and compares; nothing else in this crate knows one personality from another. A rule is
 //! plain data, and its row in `mlx5` or `mlx4` names where the fact comes from. What no row forbids is possible.
 
+mod flow;
 mod ideal;
 mod mlx4;
 mod mlx5;
@@ -11,6 +12,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::provider::answer::{Errno, Verb, known_bits};
+
+pub(crate) use flow::{ActionRules, FieldRules, FilterRules, FlowRules};
 
 /// What the device refuses, and how it orders flows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Deserialize, serde::Serialize)]
@@ -81,6 +84,7 @@ pub(crate) struct Rules {
     pub(crate) queue_pair: QueuePairRules,
     pub(crate) work_queue: WorkQueueRules,
     pub(crate) rss: RssRules,
+    pub(crate) flow: FlowRules,
 }
 
 /// The clock behind raw completion timestamps.

@@ -15,7 +15,9 @@ pub(crate) const EINVAL: Errno = Errno(libc::EINVAL);
 pub(crate) const EIO: Errno = Errno(libc::EIO);
 pub(crate) const ENODEV: Errno = Errno(libc::ENODEV);
 pub(crate) const ENOMEM: Errno = Errno(libc::ENOMEM);
+pub(crate) const ENOSPC: Errno = Errno(libc::ENOSPC);
 pub(crate) const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
+pub(crate) const EPERM: Errno = Errno(libc::EPERM);
 
 /// What a verb comes to.
 pub(crate) type Verb<T> = Result<T, Errno>;

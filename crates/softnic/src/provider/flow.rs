@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use ibverbs_sys::{ibv_flow, ibv_flow_attr, ibv_qp};
 
 use super::Object;
-use super::answer::{EEXIST, EINVAL, ENOMEM, Errno, Verb, answer_handle, answer_status};
+use super::answer::{EEXIST, EINVAL, ENOMEM, ENOSPC, EPERM, Errno, Verb, answer_handle, answer_status};
 use super::counters::SoftCounters;
 use super::flow_attr::{self, FlowRequest};
 use super::qp::SoftQp;
@@ -29,10 +29,14 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
     answer_handle(|| {
         // SAFETY: NULL or a queue pair of this provider, by the verb's contract.
         let qp = unsafe { SoftQp::of(qp) }?;
-        // SAFETY: NULL or a block of the size it names, by the verb's contract.
-        let request = unsafe { flow_attr::read(attr) }?;
         // SAFETY: the queue pair keeps the context it was made with.
         let soft = unsafe { SoftContext::of(qp.context()) }?;
+        let rules = &soft.nic().rules().flow;
+        if rules.needs_net_raw && !has_net_raw() {
+            return Err(EPERM);
+        }
+        // SAFETY: NULL or a block of the size it names, by the verb's contract.
+        let request = unsafe { flow_attr::read(attr, rules) }?;
         soft.nic().port(request.port).ok_or(EINVAL)?;
         let counter = counter(&request, qp)?;
         let mut state = soft.nic().control();
@@ -42,6 +46,12 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
         let flow = ibv_flow { comp_mask: 0, context: qp.context(), handle: slot };
         Ok(SoftFlow { flow, slot }.into_native())
     })
+}
+
+/// Whether the calling thread may see other programs' packets, as the kernel's `capable` has it.
+fn has_net_raw() -> bool {
+    use rustix::thread::{CapabilitySet, capabilities};
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_RAW))
 }
 
 /// The slot of the counters that a COUNT action names.
@@ -69,10 +79,12 @@ fn insert(state: &mut State, flow: FlowState, request: &FlowRequest) -> Verb<u32
         id: FlowId(slot),
         kind: request.kind,
         port: request.port,
+        egress: request.egress,
         priority: request.priority,
         dont_trap: request.dont_trap,
         order,
         matcher: request.matcher,
+        tunnel: request.tunnel.clone(),
         actions: Actions {
             tag: request.tag,
             drop: request.drop,
@@ -100,6 +112,7 @@ fn errno(error: &FlowError) -> Errno {
         FlowError::DuplicateId(_) | FlowError::Conflict(_) => EEXIST,
         FlowError::Contradiction | FlowError::DontTrapKind => EINVAL,
         FlowError::Full { .. } => ENOMEM,
+        FlowError::NoSpace => ENOSPC,
     }
 }
 

@@ -130,8 +130,18 @@ fn step() -> impl Strategy<Value = Step> {
             let mut matcher = Matcher::any();
             conditions.iter().for_each(|condition| condition.write(&mut matcher));
             let actions = Actions { tag: None, drop, counter: None, target: QpSlot(target) };
-            let rule =
-                FlowRule { id: FlowId(0), kind, port, priority, dont_trap, order: 0, matcher, actions };
+            let rule = FlowRule {
+                id: FlowId(0),
+                kind,
+                port,
+                egress: false,
+                priority,
+                dont_trap,
+                order: 0,
+                matcher,
+                tunnel: None,
+                actions,
+            };
             TestRule { rule, conditions }
         },
     );
@@ -148,7 +158,7 @@ proptest! {
 
     #[test]
     fn the_table_agrees_with_the_linear_reference(steps in prop::collection::vec(step(), 1..120)) {
-        let mut table = FlowTable::new();
+        let mut table = FlowTable::default();
         let mut rules: Vec<TestRule> = Vec::new();
         let mut matches = Matches::new();
         for (number, step) in steps.into_iter().enumerate() {
@@ -179,7 +189,7 @@ proptest! {
                 }
                 Step::Remove(_) | Step::LookupFor(..) => {}
                 Step::Lookup(port, key) => {
-                    table.lookup(port, &key, &mut matches);
+                    table.lookup(port, &key, TunnelKey::default, &mut matches);
                     let (sniffers, verdict): (Vec<_>, Vec<_>) =
                         matches.as_slice().iter().partition(|hit| hit.kind == FlowKind::Sniffer);
                     let sniffers_are_last = matches.as_slice().ends_with(&sniffers);

@@ -1,24 +1,40 @@
 //! Blocks as a C program would lay them out, right ones and wrong ones.
 
+mod personalities;
+mod tunnels;
+
 use ibverbs_sys::{
-    ibv_flow_eth_filter, ibv_flow_ipv4_ext_filter, ibv_flow_ipv6_filter, ibv_flow_tcp_udp_filter,
+    IBV_FLOW_SPEC_ACTION_COUNT, IBV_FLOW_SPEC_ACTION_DROP, IBV_FLOW_SPEC_ACTION_HANDLE,
+    IBV_FLOW_SPEC_ACTION_TAG, IBV_FLOW_SPEC_ESP, IBV_FLOW_SPEC_ETH, IBV_FLOW_SPEC_GRE, IBV_FLOW_SPEC_INNER,
+    IBV_FLOW_SPEC_IPV4_EXT, IBV_FLOW_SPEC_IPV6, IBV_FLOW_SPEC_MPLS, IBV_FLOW_SPEC_TCP, IBV_FLOW_SPEC_UDP,
+    IBV_FLOW_SPEC_VXLAN_TUNNEL, ibv_flow_eth_filter, ibv_flow_ipv4_ext_filter, ibv_flow_ipv6_filter,
+    ibv_flow_spec_action_drop, ibv_flow_spec_action_handle, ibv_flow_spec_action_tag,
+    ibv_flow_spec_counter_action, ibv_flow_spec_eth, ibv_flow_spec_ipv4_ext, ibv_flow_spec_ipv6,
+    ibv_flow_spec_tcp_udp, ibv_flow_spec_type, ibv_flow_tcp_udp_filter,
 };
 use packet::FlowKey;
 
 use super::*;
+use crate::Personality;
 use crate::flow::MatchKey;
-use crate::provider::answer::Errno;
+use crate::provider::answer::{EOPNOTSUPP, Errno};
 
 /// A block under construction: the head, then bytes.
 struct Block {
     head: ibv_flow_attr,
     specs: Vec<u8>,
+    personality: Personality,
 }
 
 impl Block {
     fn new() -> Self {
         let head = ibv_flow_attr { port: 1, ..ibv_flow_attr::default() };
-        Self { head, specs: Vec::new() }
+        Self { head, specs: Vec::new(), personality: Personality::Ideal }
+    }
+
+    fn on(mut self, personality: Personality) -> Self {
+        self.personality = personality;
+        self
     }
 
     fn head(mut self, change: impl FnOnce(&mut ibv_flow_attr)) -> Self {
@@ -50,7 +66,7 @@ impl Block {
         // Odd on purpose: a block need not be aligned.
         bytes.insert(0, 0);
         // SAFETY: the block has `size` bytes.
-        unsafe { read(bytes[1..].as_ptr().cast()) }
+        unsafe { read(bytes[1..].as_ptr().cast(), &self.personality.rules().flow) }
     }
 }
 
@@ -144,7 +160,7 @@ fn sizes_must_add_up() {
     assert_eq!(refused(block().head(|head| head.num_of_specs = 2)), EINVAL, "one spec is missing");
     assert_eq!(refused(block().head(|head| head.num_of_specs = 0)), EINVAL, "one spec is too many");
     // SAFETY: NULL is what it must bear.
-    assert_eq!(unsafe { read(std::ptr::null()) }.unwrap_err(), EINVAL);
+    assert_eq!(unsafe { read(std::ptr::null(), &Personality::Ideal.rules().flow) }.unwrap_err(), EINVAL);
 }
 
 #[test]
@@ -155,13 +171,14 @@ fn there_are_at_most_ten_specs() {
     assert_eq!(refused(Block::new().spec(drop_spec()).spec(drop_spec())), EINVAL);
 }
 
+/// `ibv_create_flow(3)`: filters may come "un-ordered", each "well defined".
 #[test]
-fn layers_come_once_and_in_order() {
+fn layers_come_once_in_any_order() {
     let udp = || port_spec(IBV_FLOW_SPEC_UDP, 53);
+    let ordered = Block::new().spec(ethernet_spec()).spec(ipv4_spec(17)).spec(udp()).read().unwrap();
+    let unordered = Block::new().spec(udp()).spec(ipv4_spec(17)).spec(ethernet_spec()).read().unwrap();
+    assert_eq!(ordered.matcher, unordered.matcher);
     assert!(Block::new().spec(udp()).read().is_ok());
-    assert!(Block::new().spec(ethernet_spec()).spec(udp()).read().is_ok());
-    assert_eq!(refused(Block::new().spec(udp()).spec(ipv4_spec(17))), EINVAL);
-    assert_eq!(refused(Block::new().spec(ipv4_spec(17)).spec(ethernet_spec())), EINVAL);
     assert_eq!(refused(Block::new().spec(ethernet_spec()).spec(ethernet_spec())), EINVAL);
     assert_eq!(refused(Block::new().spec(ipv4_spec(17)).spec(ipv6_spec())), EINVAL);
     assert_eq!(refused(Block::new().spec(udp()).spec(port_spec(IBV_FLOW_SPEC_TCP, 1))), EINVAL);
@@ -231,6 +248,7 @@ fn kinds_and_flags_are_known_or_refused() {
     assert_eq!(refused(both), EINVAL, "a flow that drops what it lets go on");
     for kind in [IBV_FLOW_ATTR_ALL_DEFAULT, IBV_FLOW_ATTR_MC_DEFAULT, IBV_FLOW_ATTR_SNIFFER] {
         assert!(with(kind, 0).read().is_ok());
+        assert_eq!(refused(with(kind, IBV_FLOW_ATTR_FLAGS_EGRESS)), EINVAL);
         assert_eq!(refused(with(kind, IBV_FLOW_ATTR_FLAGS_DONT_TRAP)), EINVAL);
         assert_eq!(refused(with(kind, 0).spec(ethernet_spec())), EINVAL, "hardware would ignore the match");
         assert!(with(kind, 0).spec(tag_spec(1)).read().is_ok());
@@ -238,24 +256,94 @@ fn kinds_and_flags_are_known_or_refused() {
     assert_eq!(refused(with(4, 0)), EINVAL);
     assert_eq!(refused(with(IBV_FLOW_ATTR_NORMAL, 1)), EINVAL);
     assert_eq!(refused(with(IBV_FLOW_ATTR_NORMAL, 8)), EINVAL);
-    assert_eq!(refused(with(IBV_FLOW_ATTR_NORMAL, IBV_FLOW_ATTR_FLAGS_EGRESS)), EOPNOTSUPP);
+    assert!(with(IBV_FLOW_ATTR_NORMAL, IBV_FLOW_ATTR_FLAGS_EGRESS).read().unwrap().egress);
     assert_eq!(refused(with(IBV_FLOW_ATTR_SNIFFER, 0).spec(drop_spec())), EINVAL);
     assert_eq!(refused(Block::new().head(|head| head.comp_mask = 1)), EINVAL);
 }
 
 #[test]
-fn specs_that_this_device_cannot_match_say_so() {
-    for type_ in [IBV_FLOW_SPEC_ESP, IBV_FLOW_SPEC_VXLAN_TUNNEL, IBV_FLOW_SPEC_GRE, IBV_FLOW_SPEC_MPLS] {
-        assert_eq!(refused(Block::new().spec(ibv_flow_spec_eth { type_, ..ethernet_spec() })), EOPNOTSUPP);
-    }
-    let inner = ibv_flow_spec_eth { type_: IBV_FLOW_SPEC_ETH | IBV_FLOW_SPEC_INNER, ..ethernet_spec() };
-    assert_eq!(refused(Block::new().spec(inner)), EOPNOTSUPP);
-    let handle = ibv_flow_spec_action_drop { type_: IBV_FLOW_SPEC_ACTION_HANDLE, ..drop_spec() };
-    assert_eq!(refused(Block::new().spec(handle)), EOPNOTSUPP);
-    for type_ in [0, 0x33, 0x42, 0x1004, !IBV_FLOW_SPEC_INNER] {
+fn specs_that_nobody_knows_are_refused() {
+    for type_ in [0, 0x21, 0x33, 0x42, 0x52, 0x61, 0x1004, !IBV_FLOW_SPEC_INNER, IBV_FLOW_SPEC_INNER] {
         let unknown = ibv_flow_spec_eth { type_, ..ethernet_spec() };
         assert_eq!(refused(Block::new().spec(unknown)), EINVAL, "type {type_:#x}");
     }
+    let handle = ibv_flow_spec_action_handle {
+        type_: IBV_FLOW_SPEC_ACTION_HANDLE,
+        size: size_of::<ibv_flow_spec_action_handle>() as u16,
+        action: std::ptr::null(),
+    };
+    assert_eq!(refused(Block::new().spec(handle)), EOPNOTSUPP, "ESP offload is gone");
+}
+
+/// Every spec with every size but its own; the last three can be longer, with zeros that nobody knows.
+#[test]
+fn specs_of_a_wrong_size_are_refused() {
+    for (type_, bytes) in [
+        (IBV_FLOW_SPEC_ETH, 40),
+        (ibverbs_sys::IBV_FLOW_SPEC_IPV4, 24),
+        (IBV_FLOW_SPEC_TCP, 16),
+        (IBV_FLOW_SPEC_UDP, 16),
+        (IBV_FLOW_SPEC_ESP, 24),
+        (IBV_FLOW_SPEC_GRE, 24),
+        (IBV_FLOW_SPEC_MPLS, 16),
+        (IBV_FLOW_SPEC_ACTION_TAG, 12),
+        (IBV_FLOW_SPEC_ACTION_DROP, 8),
+        (IBV_FLOW_SPEC_ACTION_COUNT, 16),
+        (IBV_FLOW_SPEC_IPV4_EXT, 32),
+        (IBV_FLOW_SPEC_IPV6, 88),
+        (IBV_FLOW_SPEC_VXLAN_TUNNEL, 16),
+    ] {
+        let of = |size: usize| {
+            let mut block = Block::new();
+            block.specs = vec![0; size.max(8)];
+            block.specs[..4].copy_from_slice(&type_.to_ne_bytes());
+            block.specs[4..6].copy_from_slice(&(size as u16).to_ne_bytes());
+            block.specs.truncate(size);
+            block.head.num_of_specs = 1;
+            block.read()
+        };
+        let grows = [IBV_FLOW_SPEC_IPV4_EXT, IBV_FLOW_SPEC_IPV6, IBV_FLOW_SPEC_VXLAN_TUNNEL].contains(&type_);
+        assert!(of(bytes).is_ok(), "type {type_:#x}");
+        for size in 0..bytes + 24 {
+            // The filter of IPv6 ends in a byte of padding, which need not be there.
+            let fits =
+                size == bytes || grows && size > bytes || type_ == IBV_FLOW_SPEC_IPV6 && size >= bytes - 2;
+            assert_eq!(of(size).is_ok(), fits, "type {type_:#x}, {size} bytes");
+        }
+    }
+}
+
+#[test]
+fn what_a_longer_spec_asks_for_beyond_what_is_known_must_be_nothing() {
+    let long = |at: usize| {
+        let mut block = Block::new();
+        block.specs = vec![0; 8 + 2 * 20];
+        block.specs[..4].copy_from_slice(&IBV_FLOW_SPEC_IPV4_EXT.to_ne_bytes());
+        block.specs[4..6].copy_from_slice(&48u16.to_ne_bytes());
+        // A destination and its mask, each in its half.
+        block.specs[12..16].copy_from_slice(&[10, 0, 0, 2]);
+        block.specs[32..36].copy_from_slice(&[255; 4]);
+        block.specs[at] = 0xff;
+        block.head.num_of_specs = 1;
+        block.read()
+    };
+    let frame = |last: u8| {
+        let frame = packet::build::FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, last].into());
+        MatchKey::of(&FlowKey::of(&frame.udp(1, 2).build()))
+    };
+    let request = long(27).unwrap();
+    assert!(request.matcher.matches(&frame(2)) && !request.matcher.matches(&frame(3)));
+    assert_eq!(long(47).unwrap_err(), EOPNOTSUPP, "a mask");
+}
+
+#[test]
+fn counters_and_tags_are_handed_on() {
+    let size = size_of::<ibv_flow_spec_counter_action>() as u16;
+    let counters = std::ptr::without_provenance_mut(8);
+    let spec = || ibv_flow_spec_counter_action { type_: IBV_FLOW_SPEC_ACTION_COUNT, size, counters };
+    let request = Block::new().spec(spec()).spec(tag_spec(u32::MAX)).read().unwrap();
+    assert_eq!((request.counters, request.tag), (Some(counters), Some(u32::MAX)));
+    assert_eq!(refused(Block::new().spec(spec()).spec(spec())), EINVAL, "one COUNT per flow");
 }
 
 proptest::proptest! {
@@ -264,10 +352,13 @@ proptest::proptest! {
     fn arbitrary_blocks_are_answered(
         kind in 0u32..6,
         count in 0u8..12,
-        types in proptest::collection::vec((0usize..10, 0u16..100), 0..12),
+        types in proptest::collection::vec((0usize..20, 0u16..100), 0..12),
         bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..400),
     ) {
-        const TYPES: [u32; 10] = [0x20, 0x30, 0x31, 0x32, 0x40, 0x41, 0x1000, 0x1001, 0x1003, 0x60];
+        const TYPES: [u32; 20] = [
+            0x20, 0x30, 0x31, 0x32, 0x34, 0x40, 0x41, 0x50, 0x51, 0x60, 0x120, 0x130, 0x131, 0x132, 0x140, 0x141,
+            0x160, 0x1000, 0x1001, 0x1003,
+        ];
         let mut block = Block::new().head(|head| {
             head.type_ = kind;
             head.num_of_specs = count;
@@ -281,6 +372,9 @@ proptest::proptest! {
             }
             at += usize::from(size);
         }
-        let _ = block.read();
+        for personality in Personality::ALL {
+            let block = Block { head: block.head, specs: block.specs.clone(), personality };
+            let _ = block.read();
+        }
     }
 }
