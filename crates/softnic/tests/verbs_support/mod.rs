@@ -80,11 +80,15 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn new() -> Self {
+        Self::with_personality(Personality::Ideal)
+    }
+
+    pub(crate) fn with_personality(personality: Personality) -> Self {
         let (inbox, sent) = (Frames::default(), Frames::default());
         let wire = TestWire { inbox: Arc::clone(&inbox), current: Vec::new(), sent: Arc::clone(&sent) };
         let nic = SoftNic::create(SoftNicConfig {
             name: "softnic0".into(),
-            personality: Personality::Ideal,
+            personality,
             ports: vec![PortConfig { wire: Box::new(wire), mtu_bytes: 1500 }],
             drive: Drive::Manual,
         })

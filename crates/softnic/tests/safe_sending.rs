@@ -1,0 +1,231 @@
+//! The sending interface of raw queue pairs, `ibv_qp_ex` and the work requests beside it, on a real soft NIC.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod verbs_support;
+
+use packet::build::FrameBuilder;
+use verbs::{
+    CompletionFields, CompletionQueue, Frame, FramePool, Opcode, RawQueuePair, RawQueuePairBuilder,
+    SendFlags, SendOperations, Status, WorkCompletion,
+};
+use verbs_support::*;
+
+/// Bytes of Ethernet, IPv4 and TCP headers without options.
+const HEADERS: u16 = 14 + 20 + 20;
+
+/// A raw queue pair in RTS and what it completes into.
+struct Sender {
+    pair: RawQueuePair,
+    cq: CompletionQueue,
+    pool: FramePool,
+}
+
+impl Sender {
+    fn new(rig: &Rig, set: impl FnOnce(RawQueuePairBuilder) -> RawQueuePairBuilder) -> Self {
+        let fields = CompletionFields::BYTE_LEN | CompletionFields::QP_NUM;
+        let cq = CompletionQueue::builder(&rig.context, 256).fields(fields).build().unwrap();
+        let builder = RawQueuePair::builder(&rig.domain(), &cq.handle(), &cq.handle()).max_sends(16);
+        let pair = set(builder).build().unwrap().to_rts(PORT).unwrap();
+        Self { pair, cq, pool: rig.pool(64) }
+    }
+
+    /// One whose batches send and segment, and take data along.
+    fn whole(rig: &Rig) -> Self {
+        Self::new(rig, |builder| {
+            let operations = SendOperations::SEND | SendOperations::TSO;
+            builder.send_operations(operations).max_inline_bytes(128).max_send_parts(4).max_tso_header(128)
+        })
+    }
+
+    fn frame(&mut self, bytes: &[u8]) -> Frame {
+        let mut frame = self.pool.take().expect("free");
+        self.pool.bytes_mut(&mut frame)[..bytes.len()].copy_from_slice(bytes);
+        frame
+    }
+
+    /// Everything that completed, by value; frames are back in the pool.
+    fn completions(&mut self) -> Vec<(Status, Opcode, Option<u32>)> {
+        let mut list: Vec<WorkCompletion> = Vec::new();
+        self.cq.poll_classic(&mut list, 100);
+        list.into_iter()
+            .map(|completion| {
+                let seen = (completion.status(), completion.opcode(), completion.token());
+                match self.pool.reclaim_classic(completion) {
+                    Ok(frame) => self.pool.release(frame),
+                    Err(_) => assert!(seen.2.is_some(), "what is no frame has a token"),
+                }
+                seen
+            })
+            .collect()
+    }
+}
+
+fn tcp_stream(bytes: usize) -> Vec<u8> {
+    FrameBuilder::new().ipv4(v4(1), v4(2)).tcp(1, 2, 0x10).payload(&vec![0x5a; bytes]).build()
+}
+
+#[test]
+fn a_batch_leaves_as_a_whole_when_it_is_complete() {
+    let rig = Rig::new();
+    let mut sender = Sender::whole(&rig);
+    let (one, two, three) = (udp(1, 7), udp(2, 7), udp(3, 7));
+    let (first, second) = (sender.frame(&one), sender.frame(&two));
+    let mut batch = sender.pair.start_send(&mut sender.pool).expect("the interface is there");
+    assert!(batch.is_empty());
+    batch.send(SendFlags::empty()).frame(first, one.len()).expect("room");
+    let middle = two.len() / 2;
+    batch.send(SendFlags::empty()).gather(second, &[0..middle, middle..two.len()]).expect("room");
+    let (head, tail) = three.split_at(20);
+    assert!(batch.send(SendFlags::empty()).inline_list(77, &[head, tail]));
+    assert_eq!(batch.len(), 3);
+    rig.pump();
+    assert_eq!(rig.sent().len(), 0, "nothing leaves before the batch is complete");
+    assert_eq!(batch.complete().unwrap(), 3);
+    rig.pump();
+    assert_eq!(rig.sent(), [one, two, three]);
+    let sent = (Status::Success, Opcode::Send);
+    assert_eq!(
+        sender.completions(),
+        [(sent.0, sent.1, None), (sent.0, sent.1, None), (sent.0, sent.1, Some(77))]
+    );
+    assert_eq!(sender.pool.free_count(), 64);
+}
+
+#[test]
+fn an_aborted_or_dropped_batch_sends_nothing_and_gives_its_frames_back() {
+    let rig = Rig::new();
+    let mut sender = Sender::whole(&rig);
+    for abort in [true, false] {
+        let frame = sender.frame(&udp(1, 7));
+        let mut batch = sender.pair.start_send(&mut sender.pool).unwrap();
+        batch.send(SendFlags::empty()).frame(frame, 82).unwrap();
+        if abort {
+            batch.abort()
+        } else {
+            drop(batch)
+        }
+        assert_eq!(sender.pool.free_count(), 64);
+    }
+    rig.pump();
+    assert!(rig.sent().is_empty() && sender.completions().is_empty());
+    assert!(
+        sender.pair.send_inline(5, &udp(1, 7), SendFlags::empty()),
+        "refused: longer than it takes along?"
+    );
+}
+
+#[test]
+fn a_batch_with_a_request_too_many_is_refused_as_a_whole() {
+    let rig = Rig::new();
+    let mut sender = Sender::whole(&rig);
+    let room = sender.pair.caps().max_sends;
+    assert!(room >= 16);
+    let mut batch = sender.pair.start_send(&mut sender.pool).unwrap();
+    for token in 0..=room {
+        batch.send(SendFlags::empty()).inline(token, &[0x33; 60]);
+    }
+    assert_eq!(batch.complete().expect_err("one too many").raw_os_error(), Some(libc::ENOMEM));
+    rig.pump();
+    assert!(rig.sent().is_empty());
+    assert_eq!(sender.pair.last_refusal().unwrap().raw_os_error(), Some(libc::ENOMEM));
+}
+
+#[test]
+fn nothing_else_happens_while_a_batch_is_open() {
+    let rig = Rig::new();
+    let mut sender = Sender::whole(&rig);
+    let batch = sender.pair.start_send(&mut sender.pool).unwrap();
+    assert!(sender.cq.poll().is_none());
+    batch.abort();
+    let none = Sender::new(&rig, |builder| builder);
+    let Sender { mut pair, mut pool, .. } = none;
+    assert!(pair.start_send(&mut pool).is_none(), "made without operations");
+    assert_eq!(pair.last_refusal().unwrap().raw_os_error(), Some(libc::EOPNOTSUPP));
+}
+
+#[test]
+fn a_stream_is_cut_into_segments_by_a_batch_and_by_a_work_request() {
+    let rig = Rig::new();
+    let mut sender = Sender::whole(&rig);
+    let stream = tcp_stream(1000);
+    for batched in [true, false] {
+        let frame = sender.frame(&stream);
+        if batched {
+            let mut batch = sender.pair.start_send(&mut sender.pool).unwrap();
+            batch.tso(SendFlags::IP_CSUM, HEADERS, 400).frame(frame, stream.len()).expect("room");
+            batch.complete().unwrap();
+        } else {
+            let bytes = (HEADERS, stream.len());
+            sender.pair.send_tso(&mut sender.pool, frame, bytes, 400, SendFlags::IP_CSUM).expect("room");
+        }
+        rig.pump();
+        let sent = rig.sent();
+        let lengths: Vec<_> = sent.iter().map(|frame| frame.len() - usize::from(HEADERS)).collect();
+        assert_eq!(lengths, [400, 400, 200]);
+        let sequence = |frame: &[u8]| u32::from_be_bytes(frame[38..42].try_into().unwrap());
+        let first = sequence(&stream);
+        assert_eq!(sent.iter().map(|frame| sequence(frame) - first).collect::<Vec<_>>(), [0, 400, 800]);
+        assert!(sent.iter().all(|frame| frame[usize::from(HEADERS)..].iter().all(|byte| *byte == 0x5a)));
+        let completions = sender.completions();
+        assert_eq!(completions.len(), 1);
+        assert_eq!(completions[0].0, Status::Success);
+    }
+    assert_eq!(sender.pool.free_count(), 64);
+}
+
+#[test]
+fn data_taken_along_need_not_complete() {
+    let rig = Rig::new();
+    let mut sender = Sender::whole(&rig);
+    let bytes = udp(1, 7);
+    assert!(sender.pair.send_inline(1, &bytes, SendFlags::UNSIGNALLED));
+    assert!(sender.pair.send_inline(2, &bytes, SendFlags::empty()));
+    rig.pump();
+    assert_eq!(rig.sent(), [bytes.clone(), bytes.clone()]);
+    assert_eq!(sender.completions(), [(Status::Success, Opcode::Send, Some(2))]);
+
+    let mut all = Sender::new(&rig, |builder| builder.signal_all(true).max_inline_bytes(128));
+    assert!(all.pair.send_inline(3, &bytes, SendFlags::UNSIGNALLED));
+    rig.pump();
+    assert_eq!(all.completions(), [(Status::Success, Opcode::Send, Some(3))], "the queue pair signals all");
+}
+
+#[test]
+fn ranges_outside_of_the_frame_are_refused() {
+    let rig = Rig::new();
+    let mut sender = Sender::whole(&rig);
+    let size = FRAME_BYTES as usize;
+    #[allow(clippy::reversed_empty_ranges)]
+    let wrong = [vec![0..size + 1], vec![10..5], vec![], vec![0..1; verbs::MAX_SEND_PARTS + 1]];
+    for parts in wrong {
+        let frame = sender.frame(&[0; 60]);
+        let flags = SendFlags::empty();
+        let frame = sender.pair.send_gathered(&mut sender.pool, frame, &parts, flags).expect_err("wrong");
+        let mut batch = sender.pair.start_send(&mut sender.pool).unwrap();
+        let frame = batch.send(flags).gather(frame, &parts).expect_err("wrong");
+        batch.release(frame);
+        assert_eq!(batch.complete().unwrap(), 0, "what was refused is not part of the batch");
+        assert_eq!(sender.pair.last_refusal().unwrap().raw_os_error(), Some(libc::EINVAL));
+    }
+    assert_eq!(sender.pool.free_count(), 64);
+}
+
+#[test]
+fn a_queue_pair_in_error_flushes_and_starts_anew_from_reset() {
+    let rig = Rig::new();
+    let mut sender = Sender::whole(&rig);
+    let frame = sender.frame(&udp(1, 7));
+    sender.pair.to_error().unwrap();
+    assert_eq!(sender.pair.handle().query().unwrap().state, verbs::QueuePairState::Error);
+    sender.pair.send(&mut sender.pool, frame, 82, SendFlags::empty()).expect("room");
+    rig.pump();
+    assert_eq!(sender.completions().iter().map(|seen| seen.0).collect::<Vec<_>>(), [Status::Flushed]);
+    assert!(rig.sent().is_empty());
+    let Ok(idle) = sender.pair.reset() else { panic!("a queue pair can always be reset") };
+    assert_eq!(idle.handle().query().unwrap().state, verbs::QueuePairState::Reset);
+    sender.pair = idle.to_rts(PORT).unwrap();
+    let frame = sender.frame(&udp(2, 7));
+    sender.pair.send(&mut sender.pool, frame, 82, SendFlags::empty()).expect("room");
+    rig.pump();
+    assert_eq!(rig.sent(), [udp(2, 7)]);
+}
