@@ -190,6 +190,11 @@ mod tests {
     fn kinds_keep_unknown_numbers() {
         assert_eq!(EventKind::from(sys::IBV_EVENT_WQ_FATAL), EventKind::WorkQueueFatal);
         assert_eq!(EventKind::from(77), EventKind::Unknown(77));
+        let named = (0..=sys::IBV_EVENT_WQ_FATAL).map(EventKind::from);
+        assert!(
+            named.into_iter().all(|kind| !matches!(kind, EventKind::Unknown(_))),
+            "verbs.h's are all named"
+        );
     }
 
     #[test]
@@ -207,5 +212,12 @@ mod tests {
         // SAFETY: `qp` lives on this stack.
         let event = unsafe { AsyncEvent::read(&raw) };
         assert_eq!(event.source, EventSource::QueuePair { number: QueueNumber(17) });
+
+        let mut srq = sys::ibv_srq { handle: 3, ..sys::ibv_srq::default() };
+        let element = ibv_async_event__bindgen_ty_1 { srq: &raw mut srq };
+        let raw = ibv_async_event { element, event_type: sys::IBV_EVENT_SRQ_LIMIT_REACHED };
+        // SAFETY: as above.
+        let event = unsafe { AsyncEvent::read(&raw) };
+        assert_eq!(event.source, EventSource::SharedReceiveQueue { handle: 3 });
     }
 }

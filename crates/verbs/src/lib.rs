@@ -31,6 +31,8 @@ mod queue_pair;
 mod raw_queue_pair;
 mod rss;
 mod shared_receive_queue;
+#[cfg(test)]
+mod testing;
 mod work_completion;
 mod work_queue;
 

@@ -5,6 +5,7 @@
 
 mod batch;
 mod builder;
+mod handle;
 mod request;
 
 use std::cell::Cell;
@@ -12,114 +13,29 @@ use std::ffi::c_int;
 use std::io;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::sync::Arc;
 
-use ibverbs_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_send_wr, ibv_sge, ibv_wr_opcode};
+use ibverbs_sys::{self as sys, ibv_qp_attr, ibv_qp_attr_mask, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 
 pub use self::batch::{SendBatch, SendRequest};
 pub use self::builder::RawQueuePairBuilder;
+pub use self::handle::RawQueuePairHandle;
 pub use self::request::{MAX_SEND_PARTS, SendFlags};
 use self::request::{Parts, Segments};
 use crate::chain::{ReceiveChain, taken_before};
 use crate::completion::wr_id_of;
-use crate::error::{errno_of, from_code};
+use crate::error::errno_of;
 use crate::inline::SendFunctions;
-use crate::lent::{Lender, Lent};
+use crate::lent::Lender;
 use crate::pause::Gates;
 use crate::{
-    CompletionQueueHandle, Context, Domain, Error, Frame, FramePool, PortNumber, QueueNumber,
-    QueuePairAttributes, QueuePairCaps, Result, SharedReceiveQueue, inline, leak, queue_pair,
+    CompletionQueueHandle, Domain, Error, Frame, FramePool, PortNumber, QueueNumber, QueuePairCaps, Result,
+    inline,
 };
 
 /// Most sends of one queue pair at once: no known device offers more.
 pub const MAX_SENDS: u32 = 1 << 20;
-
-/// A raw packet queue pair, as flows to it see it.
-pub struct RawQueuePairHandle {
-    raw: NonNull<ibv_qp>,
-    number: QueueNumber,
-    domain: Domain,
-    send_completions: Arc<CompletionQueueHandle>,
-    receive_completions: Arc<CompletionQueueHandle>,
-    shared_receives: Option<Arc<SharedReceiveQueue>>,
-    /// As the device gave them.
-    caps: QueuePairCaps,
-    /// What the device may read and write.
-    lent: Lent,
-}
-
-// SAFETY: the rings are touched only through the one `RawQueuePair`; other verbs may be called from any thread.
-unsafe impl Send for RawQueuePairHandle {}
-// SAFETY: as above.
-unsafe impl Sync for RawQueuePairHandle {}
-
-impl RawQueuePairHandle {
-    /// The device's number for it.
-    pub fn number(&self) -> QueueNumber {
-        self.number
-    }
-
-    /// How much the device gave it.
-    pub fn caps(&self) -> QueuePairCaps {
-        self.caps
-    }
-
-    /// What it says about itself now. Asks the device each time.
-    pub fn query(&self) -> Result<QueuePairAttributes> {
-        // SAFETY: the queue pair is live and of this context.
-        unsafe { queue_pair::query(self.context(), self.raw()) }
-    }
-
-    pub(crate) fn raw(&self) -> *mut ibv_qp {
-        self.raw.as_ptr()
-    }
-
-    pub(crate) fn context(&self) -> &Arc<Context> {
-        self.domain.context()
-    }
-
-    /// Does something with nobody polling where the queue pair completes, or posting to what completes there.
-    fn alone(&self, act: impl FnOnce() -> c_int) -> c_int {
-        // In order of address, so that two of these never wait for each other.
-        let (a, b) = (&self.send_completions, &self.receive_completions);
-        let (first, second) = if Arc::as_ptr(a) <= Arc::as_ptr(b) { (a, b) } else { (b, a) };
-        let Some(_first) = first.pause() else { return libc::EBUSY };
-        let _second = if Arc::ptr_eq(first, second) {
-            None
-        } else {
-            let Some(paused) = second.pause() else { return libc::EBUSY };
-            Some(paused)
-        };
-        act()
-    }
-
-    /// Moves it to a state, by the fields that `mask` names besides.
-    fn modify(&self, name: &'static str, mut attr: ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<()> {
-        let mask = (mask | ibv_qp_attr_mask::IBV_QP_STATE).0.cast_signed();
-        // SAFETY: the queue pair is live; the attributes are only read.
-        let mut act = || unsafe { sys::ibv_modify_qp(self.raw(), &raw mut attr, mask) };
-        // On the way down a provider takes the queue pair's completions out of the ring (providers/mlx5/verbs.c,
-        // `mlx5_modify_qp`).
-        let code = if matches!(name, "RESET" | "ERR") { self.alone(act) } else { act() };
-        if code == 0 {
-            return Ok(());
-        }
-        let (device, number) = (self.context().name().into(), self.number);
-        Err(Error::ModifyQueuePair { device, number, state: name, source: from_code(code) })
-    }
-}
-
-impl Drop for RawQueuePairHandle {
-    fn drop(&mut self) {
-        // SAFETY: `raw` came from the creating verb, and flows to it and its owner held an `Arc` of this and are gone.
-        let code = self.alone(|| unsafe { sys::ibv_destroy_qp(self.raw()) });
-        leak::keep("ibv_destroy_qp", self.context().name(), code, || {
-            let completions = (Arc::clone(&self.send_completions), Arc::clone(&self.receive_completions));
-            (self.domain.clone(), completions, self.shared_receives.clone(), self.lent.take())
-        });
-    }
-}
 
 /// A raw queue pair in RESET: nothing can be posted yet.
 pub struct IdleRawQueuePair {

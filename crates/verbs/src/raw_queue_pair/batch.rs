@@ -230,3 +230,11 @@ impl SendRequest<'_, '_> {
 fn buffer_of(data: &[u8]) -> ibv_data_buf {
     ibv_data_buf { addr: data.as_ptr().cast_mut().cast(), length: data.len() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::assert_not_send;
+
+    assert_not_send!(SendBatch<'static>);
+}
