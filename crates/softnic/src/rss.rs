@@ -4,7 +4,7 @@
 //! indirection table, which can only be created and destroyed, so a selection follows no pointer but its own. It never
 //! looks at frame bytes and knows nothing of the state of the queues.
 
-use packet::{FlowKey, HashFields, RssKey, Toeplitz};
+use packet::{DeepKey, FlowKey, HashFields, RssKey, Toeplitz, TunnelKey};
 
 /// The most entries of an indirection table.
 pub(crate) const MAX_INDIRECTION_ENTRIES: usize = 1 << 11;
@@ -25,6 +25,8 @@ pub(crate) enum RssError {
 pub(crate) struct Rss<Q> {
     toeplitz: Toeplitz,
     fields: HashFields,
+    /// Whether some of them need a look into tunnels.
+    deep: bool,
     /// Its length is a power of two.
     table: Box<[Q]>,
 }
@@ -39,16 +41,23 @@ impl<Q: Copy> Rss<Q> {
         if !entries.is_power_of_two() || entries > MAX_INDIRECTION_ENTRIES {
             return Err(RssError::TableLength(entries));
         }
-        if fields.is_empty() && entries > 1 {
+        // INNER says of which packet the others are.
+        if (fields - HashFields::INNER).is_empty() && entries > 1 {
             return Err(RssError::NoFields(entries));
         }
-        Ok(Self { toeplitz: Toeplitz::new(key), fields, table: table.into() })
+        let deep = fields.intersects(HashFields::DEEP);
+        Ok(Self { toeplitz: Toeplitz::new(key), fields, deep, table: table.into() })
     }
 
-    /// The hash of a frame, 0 if it has none of the fields, and the queue that the hash points to.
+    /// The hash of a frame, 0 if it has none of the fields, and the queue that the hash points to. `tunnel` parses the
+    /// frame's tunnel, and is asked only if some field needs that.
     #[inline]
-    pub(crate) fn select(&self, key: &FlowKey) -> (u32, Q) {
-        let hash = self.toeplitz.hash_key(key, self.fields);
+    pub(crate) fn select(&self, key: &FlowKey, tunnel: impl FnOnce() -> TunnelKey) -> (u32, Q) {
+        let hash = if self.deep {
+            self.toeplitz.hash_deep(&DeepKey { outer: *key, tunnel: tunnel() }, self.fields)
+        } else {
+            self.toeplitz.hash_key(key, self.fields)
+        };
         (hash, self.table[hash as usize & (self.table.len() - 1)])
     }
 
@@ -91,8 +100,28 @@ mod tests {
     fn frames_without_the_fields_have_hash_0_and_the_first_entry() {
         let rss = Rss::new(&RssKey::MICROSOFT, HashFields::IPV6, &[7, 8, 9, 10]).unwrap();
         let v4 = frame([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 1, 2);
-        assert_eq!(rss.select(&v4), (0, 7));
-        assert_eq!(rss.select(&FlowKey::default()), (0, 7));
+        assert_eq!(rss.select(&v4, TunnelKey::default), (0, 7));
+        assert_eq!(rss.select(&FlowKey::default(), TunnelKey::default), (0, 7));
+    }
+
+    #[test]
+    fn fields_inside_tunnels_and_indices_need_a_look_and_get_it() {
+        let hash = Toeplitz::new(&RssKey::MICROSOFT);
+        let outer = FrameBuilder::new().ipv4([198, 51, 100, 1].into(), [198, 51, 100, 2].into());
+        let inside =
+            FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).tcp(5, 80, 2).build();
+        for (frame, fields) in [
+            (outer.clone().vxlan(7, &inside).build(), HashFields::L3L4 | HashFields::INNER),
+            (outer.esp(0x0102_0304, 0, &[]).build(), HashFields::L3 | HashFields::IPSEC_SPI),
+        ] {
+            let rss = Rss::new(&RssKey::MICROSOFT, fields, &[0, 1, 2, 3]).unwrap();
+            let deep = DeepKey::of(&frame);
+            let (found, _) = rss.select(&deep.outer, || deep.tunnel);
+            assert_eq!(found, hash.hash_deep(&deep, fields));
+            assert_ne!(found, hash.hash_key(&deep.outer, fields));
+        }
+        let only = Rss::new(&RssKey::MICROSOFT, HashFields::INNER, &[0, 1]).map(|rss| rss.table().len());
+        assert_eq!(only, Err(RssError::NoFields(2)));
     }
 
     #[test]
@@ -102,8 +131,8 @@ mod tests {
         let mut counts = HashMap::new();
         for port in 1024..5120 {
             let key = frame([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), port, 80);
-            assert_eq!(rss.select(&key), rss.select(&key));
-            *counts.entry(rss.select(&key).1).or_insert(0u32) += 1;
+            assert_eq!(rss.select(&key, TunnelKey::default), rss.select(&key, TunnelKey::default));
+            *counts.entry(rss.select(&key, TunnelKey::default).1).or_insert(0u32) += 1;
         }
         assert_eq!(counts.len(), 16);
         assert!(counts.values().all(|count| (192..=320).contains(count)), "{counts:?}");
@@ -133,7 +162,7 @@ mod tests {
                     let answer = vector[format!("{prefix}_{suffix}")].as_str().unwrap();
                     let hash = u32::from_str_radix(answer.trim_start_matches("0x"), 16).unwrap();
                     let rss = Rss::new(&rss_key, fields, &table).unwrap();
-                    assert_eq!(rss.select(&key), (hash, hash % 128), "{vector}");
+                    assert_eq!(rss.select(&key, TunnelKey::default), (hash, hash % 128), "{vector}");
                 }
             }
         }

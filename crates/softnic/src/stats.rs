@@ -39,10 +39,12 @@ pub struct PortStats {
     pub tx_bytes: u64,
     /// Sends that were refused, by the device or by the wire.
     pub tx_errors: u64,
+    /// Frames that an EGRESS flow with a DROP action kept from the wire.
+    pub tx_flow_dropped: u64,
 }
 
 /// How many numbers [`PortStats`] holds.
-const FIELDS: usize = 17;
+const FIELDS: usize = 18;
 
 impl PortStats {
     /// The sum of what can become of a received frame.
@@ -94,6 +96,7 @@ impl PortStats {
             &mut self.tx_frames,
             &mut self.tx_bytes,
             &mut self.tx_errors,
+            &mut self.tx_flow_dropped,
         ]
     }
 

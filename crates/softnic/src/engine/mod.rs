@@ -7,6 +7,7 @@ mod fcs;
 pub(crate) mod pace;
 mod receive;
 mod segment;
+mod tap;
 mod transmit;
 
 use std::sync::Arc;
@@ -35,6 +36,7 @@ const LOSS_PASSES: u32 = 256;
 pub(crate) struct Engine {
     ports: Vec<EnginePort>,
     plan: receive::Plan,
+    tap: tap::Tap,
     /// Where sends are gathered.
     gather: Box<[u8; MAX_FRAME_BYTES]>,
     /// Counts passes; the first port of each is another one.
@@ -74,6 +76,7 @@ impl Engine {
         Self {
             ports: ports.collect(),
             plan: receive::Plan::new(),
+            tap: tap::Tap::new(),
             gather: Box::new([0; MAX_FRAME_BYTES]),
             passes: 0,
         }
@@ -88,7 +91,8 @@ impl Engine {
         let mut sent = 0;
         for port in &mut self.ports {
             let mut stats = PortStats::default();
-            sent += transmit::drain(nic, port, &mut self.gather, &mut stats);
+            let taps = (&mut self.tap, &mut self.plan);
+            sent += transmit::drain(nic, port, &mut self.gather, taps, &mut stats);
             if self.passes.is_multiple_of(LOSS_PASSES) {
                 port.note_receive_losses(&mut stats);
             }

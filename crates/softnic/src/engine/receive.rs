@@ -8,11 +8,12 @@ use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 use packet::checksum::{Check, verify_ip, verify_l4};
+use packet::{FlowKey, TunnelKey};
 
 use super::EnginePort;
 use super::fcs::{FCS_BYTES, fcs};
 use crate::clock;
-use crate::flow::{FlowKind, Matches};
+use crate::flow::{FlowHit, FlowKind, Matches};
 use crate::limits::ETHERNET_BYTES;
 use crate::memory::MemoryTable;
 use crate::nic::Nic;
@@ -146,7 +147,6 @@ fn judge(
     let parsed = packet::parse(frame.bytes);
     let tunnel = || packet::parse_tunnel(frame.bytes, &parsed);
     state.flows.lookup(port, &parsed.key, tunnel, &mut plan.matches);
-    let cvlan = if parsed.key.vlan_tpid == C_VLAN_TPID { parsed.key.vlan_tci } else { 0 };
     let mut end = Disposition::Unmatched;
     for hit in plan.matches.as_slice() {
         let actions = hit.actions;
@@ -158,26 +158,68 @@ fn judge(
             end = Disposition::FlowDropped;
             continue;
         }
-        let queue = match state.qps.get(actions.target.0).map(|qp| &qp.kind) {
-            Some(QpKind::Rss { rss, .. }) => rss.select(&parsed.key).1,
-            Some(QpKind::Raw { queue, .. }) => *queue,
-            None => continue,
-        };
-        let Some(receiver) = state.queues.get_mut(queue) else { continue };
-        if !receiver.unpublished {
-            receiver.unpublished = true;
-            state.unpublished_queues.push(queue);
-            // The only look at the application's index in this burst: a dry queue must not be asked for every frame.
-            receiver.consumer.refresh(BURST_FRAMES as u32);
+        if let Some(delivery) = copy(state, hit, index, &parsed.key, tunnel) {
+            plan.deliveries.push(delivery);
         }
-        let position = receiver.consumer.position().wrapping_add(receiver.planned);
-        receiver.consumer.prefetch(receiver.planned);
-        receiver.planned += 1;
-        let aside = hit.kind == FlowKind::Sniffer;
-        let tag = actions.tag.unwrap_or(0);
-        plan.deliveries.push(Delivery { frame: index, queue, tag, cvlan, aside, position });
     }
     end
+}
+
+/// Plans a copy for the queue pair that a flow names, unless that is gone.
+#[inline]
+fn copy(
+    state: &mut State,
+    hit: &FlowHit,
+    frame: usize,
+    key: &FlowKey,
+    tunnel: impl FnOnce() -> TunnelKey,
+) -> Option<Delivery> {
+    let queue = match state.qps.get(hit.actions.target.0).map(|qp| &qp.kind)? {
+        QpKind::Rss { rss, .. } => rss.select(key, tunnel).1,
+        QpKind::Raw { queue, .. } => *queue,
+    };
+    let receiver = state.queues.get_mut(queue)?;
+    if !receiver.unpublished {
+        receiver.unpublished = true;
+        state.unpublished_queues.push(queue);
+        // The only look at the application's index in this burst: a dry queue must not be asked for every frame.
+        receiver.consumer.refresh(BURST_FRAMES as u32);
+    }
+    let position = receiver.consumer.position().wrapping_add(receiver.planned);
+    receiver.consumer.prefetch(receiver.planned);
+    receiver.planned += 1;
+    let cvlan = if key.vlan_tpid == C_VLAN_TPID { key.vlan_tci } else { 0 };
+    let (tag, aside) = (hit.actions.tag.unwrap_or(0), hit.kind == FlowKind::Sniffer);
+    Some(Delivery { frame, queue, tag, cvlan, aside, position })
+}
+
+/// Gives the sniffers of a port their copies of frames that were sent through it; at most a burst of them.
+pub(super) fn copy_sent<'f>(
+    state: &mut State,
+    port: u8,
+    plan: &mut Plan,
+    frames: impl Iterator<Item = &'f [u8]>,
+    stats: &mut PortStats,
+) {
+    let now_ns = clock::now_ns();
+    let Plan { matches, edited, .. } = plan;
+    state.flows.sniffers(port, matches);
+    for bytes in frames.take(BURST_FRAMES) {
+        let parsed = packet::parse(bytes);
+        for hit in matches.as_slice() {
+            if let Some(set) = hit.actions.counter.and_then(|counter| state.counters.get_mut(counter.0)) {
+                set.packets += 1;
+                set.bytes += bytes.len() as u64;
+            }
+            let tunnel = || packet::parse_tunnel(bytes, &parsed);
+            let Some(delivery) = copy(state, hit, 0, &parsed.key, tunnel) else { continue };
+            match deliver(state, &delivery, &RxFrame::new(bytes), now_ns, edited) {
+                Disposition::Delivered => stats.replicated += 1,
+                _ => stats.copies_lost += 1,
+            }
+        }
+    }
+    state.publish();
 }
 
 /// Takes over the buffer that a delivery will probably be copied to. The address is not checked yet: a prefetch of a

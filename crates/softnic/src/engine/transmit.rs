@@ -4,7 +4,9 @@ use std::ptr::NonNull;
 
 use arrayvec::ArrayVec;
 
+use super::receive::Plan;
 use super::segment::{Segment, Template};
+use super::tap::{Books, Tap};
 use super::{EnginePort, flush_failed};
 use crate::clock;
 use crate::limits::{ETHERNET_BYTES, MAX_SGE, MAX_TSO_BYTES};
@@ -45,6 +47,7 @@ type Parts = ArrayVec<(*const u8, usize), { MAX_SGE as usize }>;
 struct Way<'a> {
     port: &'a mut EnginePort,
     gather: &'a mut [u8; MAX_FRAME_BYTES],
+    tap: &'a mut Tap,
     stats: &'a mut PortStats,
 }
 
@@ -53,9 +56,11 @@ pub(super) fn drain(
     nic: &Nic,
     port: &mut EnginePort,
     gather: &mut [u8; MAX_FRAME_BYTES],
+    (tap, plan): (&mut Tap, &mut Plan),
     stats: &mut PortStats,
 ) -> usize {
     let mut state = nic.burst();
+    tap.turn_to(&state.flows, port.number, nic.rules().flow.sniffs_sent);
     if !state.failed_queues.is_empty() {
         flush_failed(&mut state);
     }
@@ -64,11 +69,11 @@ pub(super) fn drain(
     }
     let mut sent = 0;
     let mut index = 0;
-    let mut way = Way { port, gather, stats };
+    let mut way = Way { port, gather, tap, stats };
     while let Some(&slot) = state.senders.get(index) {
         index += 1;
         if state.qps.get(slot).is_some_and(|qp| qp.port == way.port.number) {
-            sent += drain_qp(&mut state, slot, &mut way);
+            sent += drain_qp(&mut state, slot, &mut way, plan);
         }
     }
     if sent > 0 {
@@ -83,12 +88,12 @@ pub(super) fn drain(
     sent
 }
 
-fn drain_qp(state: &mut State, slot: u32, way: &mut Way<'_>) -> usize {
+fn drain_qp(state: &mut State, slot: u32, way: &mut Way<'_>, plan: &mut Plan) -> usize {
     let mut handled = 0;
     while handled < FRAMES_PER_PASS {
-        let State { qps, memory, .. } = state;
+        let State { qps, memory, flows, counters, .. } = state;
         let Some(qp) = qps.get_mut(slot) else { break };
-        let outcome = send_one(qp, memory, way);
+        let outcome = send_one(qp, memory, way, &mut Books { flows, counters });
         let QpKind::Raw { send, queue } = &mut qp.kind else { break };
         let (cq, queue) = (send.cq, *queue);
         match outcome {
@@ -101,6 +106,7 @@ fn drain_qp(state: &mut State, slot: u32, way: &mut Way<'_>) -> usize {
                 if signaled {
                     state.complete(cq, &cqe);
                 }
+                way.tap.hand_out(state, way.port.number, plan, way.stats);
             }
             Outcome::Failed(cqe) => {
                 way.stats.tx_errors += 1;
@@ -119,7 +125,7 @@ fn drain_qp(state: &mut State, slot: u32, way: &mut Way<'_>) -> usize {
     handled
 }
 
-fn send_one(qp: &mut QpState, memory: &MemoryTable, way: &mut Way<'_>) -> Outcome {
+fn send_one(qp: &mut QpState, memory: &MemoryTable, way: &mut Way<'_>, books: &mut Books<'_>) -> Outcome {
     let (domain, number) = (qp.domain, qp.number);
     let QpKind::Raw { send, .. } = &mut qp.kind else { return Outcome::Nothing };
     if send.pace.is_limited() && !send.pace.is_due(clock::now_ns()) {
@@ -133,9 +139,9 @@ fn send_one(qp: &mut QpState, memory: &MemoryTable, way: &mut Way<'_>) -> Outcom
     let header = unsafe { slot.cast::<SendHeader>().read() };
     let segmented = header.flags & SEND_SEGMENTS != 0;
     let sent = if segmented {
-        send_segments(send, slot, &header, (memory, domain), way)
+        send_segments(send, slot, &header, (memory, domain), (way, books))
     } else {
-        send_frame(send, slot, &header, (memory, domain), way)
+        send_frame(send, slot, &header, (memory, domain), (way, books))
     };
     send.consumer.advance();
     let opcode = if segmented { Opcode::Segments } else { Opcode::Send };
@@ -155,7 +161,7 @@ fn send_frame(
     slot: NonNull<u8>,
     header: &SendHeader,
     memory: (&MemoryTable, u32),
-    way: &mut Way<'_>,
+    (way, books): (&mut Way<'_>, &mut Books<'_>),
 ) -> Result<Sent, Status> {
     let bytes = if header.flags & SEND_INLINE == 0 {
         let (parts, bytes) = resolve(send, slot, memory)?;
@@ -176,7 +182,7 @@ fn send_frame(
         let parsed = packet::parse(frame);
         packet::checksum::fill(frame, &parsed);
     }
-    way.transmit(bytes);
+    way.transmit(bytes, books);
     Ok(Sent { frames: 1, bytes: bytes as u64 })
 }
 
@@ -186,7 +192,7 @@ fn send_segments(
     slot: NonNull<u8>,
     header: &SendHeader,
     memory: (&MemoryTable, u32),
-    way: &mut Way<'_>,
+    (way, books): (&mut Way<'_>, &mut Books<'_>),
 ) -> Result<Sent, Status> {
     let bytes = header.inline_bytes.min(send.shape.max_tso_header);
     let headers = inline(slot, send.shape.elements_bytes(), bytes);
@@ -211,7 +217,7 @@ fn send_segments(
         let last = offset + payload == stream_bytes;
         template.complete(frame, Segment { index: sent.frames as u32, offset: offset as u32, last });
         let frame_bytes = frame.len();
-        way.transmit(frame_bytes);
+        way.transmit(frame_bytes, books);
         sent.frames += 1;
         sent.bytes += frame_bytes as u64;
         offset += payload;
@@ -220,12 +226,18 @@ fn send_segments(
 }
 
 impl Way<'_> {
-    /// Hands the first bytes of what was gathered to the wire.
-    fn transmit(&mut self, bytes: usize) {
-        match self.port.wire.transmit(&self.gather[..bytes]) {
+    /// Hands the first bytes of what was gathered to the wire, unless a flow drops them.
+    fn transmit(&mut self, bytes: usize, books: &mut Books<'_>) {
+        let frame = &self.gather[..bytes];
+        if self.tap.drops(books, self.port.number, frame) {
+            self.stats.tx_flow_dropped += 1;
+            return;
+        }
+        match self.port.wire.transmit(frame) {
             Ok(()) => {
                 self.stats.tx_frames += 1;
                 self.stats.tx_bytes += bytes as u64;
+                self.tap.keep(frame, self.stats);
             }
             // As on a real wire: the device did its part, and the loss shows in the counters.
             Err(_) => self.stats.tx_errors += 1,

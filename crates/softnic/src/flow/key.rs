@@ -270,11 +270,6 @@ impl Matcher {
         self.narrow(6, u64::from(value) << 32, u64::from(mask) << 32)
     }
 
-    /// Whether it asks for nothing.
-    pub(crate) fn is_any(&self) -> bool {
-        *self == Self::default()
-    }
-
     /// Whether two calls asked for different values of one bit, so that no frame can match.
     #[must_use]
     pub(crate) fn is_contradictory(&self) -> bool {

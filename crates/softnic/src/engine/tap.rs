@@ -1,0 +1,105 @@
+//! What flows have to say about frames that are sent: EGRESS flows drop or count them, sniffers get copies.
+//!
+//! [`super::transmit`] asks before each frame goes to the wire, and only on ports that have such flows. Sniffers cannot be
+//! served while a request is being carried out, so copies wait here until it is done. Nothing is allocated after the
+//! engine was made.
+
+use crate::flow::{FlowTable, Matches};
+use crate::limits::MAX_TSO_BYTES;
+use crate::slab::Slab;
+use crate::state::{CounterState, State};
+use crate::stats::PortStats;
+use crate::wire::BURST_FRAMES;
+
+use super::receive::{Plan, copy_sent};
+
+/// Bytes of copies that can wait: a whole stream in segments of the usual size, headers included.
+const TAP_BYTES: usize = 2 * MAX_TSO_BYTES as usize;
+/// Copies that can wait.
+const TAP_FRAMES: usize = 1 << 10;
+
+/// What a port's flows say about sent frames.
+pub(super) struct Tap {
+    /// Whether some flow is about them.
+    filtered: bool,
+    /// Whether somebody wants copies.
+    sniffed: bool,
+    matches: Matches,
+    bytes: Vec<u8>,
+    /// Where each copy ends.
+    ends: Vec<usize>,
+}
+
+/// What an EGRESS flow touches.
+pub(super) struct Books<'s> {
+    pub(super) flows: &'s mut FlowTable,
+    pub(super) counters: &'s mut Slab<CounterState>,
+}
+
+impl Tap {
+    pub(super) fn new() -> Self {
+        Self {
+            filtered: false,
+            sniffed: false,
+            matches: Matches::new(),
+            bytes: Vec::with_capacity(TAP_BYTES),
+            ends: Vec::with_capacity(TAP_FRAMES),
+        }
+    }
+
+    /// Turns to a port. `sniffs_sent` is the device's rule.
+    pub(super) fn turn_to(&mut self, flows: &FlowTable, port: u8, sniffs_sent: bool) {
+        self.filtered = flows.has_egress(port);
+        self.sniffed = sniffs_sent && flows.has_sniffers(port);
+    }
+
+    /// Whether a frame may not be sent; counts it either way.
+    #[inline]
+    pub(super) fn drops(&mut self, books: &mut Books<'_>, port: u8, frame: &[u8]) -> bool {
+        self.filtered && self.judge(books, port, frame)
+    }
+
+    #[inline(never)]
+    fn judge(&mut self, books: &mut Books<'_>, port: u8, frame: &[u8]) -> bool {
+        let parsed = packet::parse(frame);
+        let tunnel = || packet::parse_tunnel(frame, &parsed);
+        books.flows.lookup_sent(port, &parsed.key, tunnel, &mut self.matches);
+        let mut dropped = false;
+        for hit in self.matches.as_slice() {
+            if let Some(set) = hit.actions.counter.and_then(|counter| books.counters.get_mut(counter.0)) {
+                set.packets += 1;
+                set.bytes += frame.len() as u64;
+            }
+            dropped |= hit.actions.drop;
+        }
+        dropped
+    }
+
+    /// Keeps a copy of a frame that was sent, if somebody wants one and there is room.
+    #[inline]
+    pub(super) fn keep(&mut self, frame: &[u8], stats: &mut PortStats) {
+        if !self.sniffed {
+            return;
+        }
+        if self.bytes.len() + frame.len() > TAP_BYTES || self.ends.len() == TAP_FRAMES {
+            stats.copies_lost += 1;
+            return;
+        }
+        self.bytes.extend_from_slice(frame);
+        self.ends.push(self.bytes.len());
+    }
+
+    /// Hands the copies out.
+    pub(super) fn hand_out(&mut self, state: &mut State, port: u8, plan: &mut Plan, stats: &mut PortStats) {
+        let Self { bytes, ends, .. } = self;
+        for first in (0..ends.len()).step_by(BURST_FRAMES) {
+            let frames = (first..ends.len()).map(|at| {
+                let start = at.checked_sub(1).map_or(0, |before| ends[before]);
+                &bytes[start..ends[at]]
+            });
+            copy_sent(state, port, plan, frames, stats);
+        }
+        bytes.clear();
+        ends.clear();
+    }
+}
