@@ -4,10 +4,20 @@
 //! application holds, the other in the engine. Each side caches the other's index and publishes its own once per
 //! batch, so the index lines change cores once per batch and not once per packet. Nothing here locks or allocates
 //! after the ring is made.
+//!
+//! What `model` checks with loom, in every order of the two sides' steps that the memory model allows: a slot is read
+//! only after it was filled, and filled again only after it was read and given back; nothing is lost, doubled or out of
+//! order; a batch is seen whole or not at all. Run with
+//! `RUSTFLAGS="--cfg loom" cargo test -p softnic --lib ring --release`.
+
+mod indices;
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
+
+pub(crate) use indices::DOORBELL_BYTES;
+use indices::Indices;
 
 use crate::prefetch::{prefetch_read, prefetch_write};
 use crate::queue_memory::QueueMemory;
@@ -15,17 +25,13 @@ use crate::queue_memory::QueueMemory;
 /// The most slots a ring can have.
 pub(crate) const MAX_SLOTS: u32 = 1 << 22;
 
-/// Bytes of the doorbell record: two indices, each alone in the pair of lines that x86 prefetches together.
-pub(crate) const DOORBELL_BYTES: usize = 256;
 /// The alignment of doorbell records and slots.
 pub(crate) const RING_ALIGN: usize = 128;
-
-const CONSUMER_OFFSET: usize = 128;
 
 /// The shared part of a ring. Indices count slots without end and wrap at 2^32.
 pub(crate) struct Ring {
     slots: QueueMemory,
-    doorbell: QueueMemory,
+    indices: Indices,
     slot_bytes: usize,
     /// Slots in memory, a power of two.
     capacity: u32,
@@ -58,27 +64,9 @@ impl Ring {
     ) -> (Producer, Consumer) {
         assert!(capacity.is_power_of_two() && slots.bytes() >= capacity as usize * slot_bytes);
         assert!(limit <= capacity);
-        assert!(doorbell.bytes() >= DOORBELL_BYTES);
-        let ring = Arc::new(Self { slots, doorbell, slot_bytes, capacity, limit });
-        ring.produced().store(0, Ordering::Relaxed);
-        ring.consumed().store(0, Ordering::Relaxed);
+        let ring = Arc::new(Self { slots, indices: Indices::new(doorbell), slot_bytes, capacity, limit });
         let producer = Producer { ring: Arc::clone(&ring), next: 0, consumed_seen: 0 };
         (producer, Consumer { ring, next: 0, produced_seen: 0 })
-    }
-
-    fn index(&self, offset: usize) -> &AtomicU32 {
-        // SAFETY: the doorbell has `DOORBELL_BYTES` (checked in `ends`) and both offsets lie inside it.
-        let address = unsafe { self.doorbell.address().add(offset) };
-        // SAFETY: in bounds, aligned (the record is aligned to `RING_ALIGN`), and only ever used as an atomic.
-        unsafe { AtomicU32::from_ptr(address.cast::<u32>().as_ptr()) }
-    }
-
-    fn produced(&self) -> &AtomicU32 {
-        self.index(0)
-    }
-
-    fn consumed(&self) -> &AtomicU32 {
-        self.index(CONSUMER_OFFSET)
     }
 
     #[inline]
@@ -103,7 +91,7 @@ impl Producer {
         if self.room() >= wanted {
             return true;
         }
-        self.consumed_seen = self.ring.consumed().load(Ordering::Acquire);
+        self.consumed_seen = self.ring.indices.consumed().load(Ordering::Acquire);
         self.room() >= wanted
     }
 
@@ -147,7 +135,7 @@ impl Producer {
     /// Shows every filled slot to the consumer.
     #[inline]
     pub(crate) fn publish(&self) {
-        self.ring.produced().store(self.next, Ordering::Release);
+        self.ring.indices.produced().store(self.next, Ordering::Release);
     }
 
     /// The slot at `index`: to be read if it was filled, and not yet a ring ago.
@@ -181,7 +169,7 @@ impl Consumer {
     #[inline]
     pub(crate) fn refresh(&mut self, wanted: u32) {
         if self.produced_seen.wrapping_sub(self.next) < wanted {
-            let produced = self.ring.produced().load(Ordering::Acquire);
+            let produced = self.ring.indices.produced().load(Ordering::Acquire);
             // Never believe in more than a ring full: the application could have written to the index.
             if produced.wrapping_sub(self.next) <= self.ring.capacity {
                 self.produced_seen = produced;
@@ -237,7 +225,7 @@ impl Consumer {
     /// Gives every read slot back to the producer.
     #[inline]
     pub(crate) fn publish(&self) {
-        self.ring.consumed().store(self.next, Ordering::Release);
+        self.ring.indices.consumed().store(self.next, Ordering::Release);
     }
 
     /// Gives back everything that was published, unread.
@@ -249,107 +237,7 @@ impl Consumer {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn ring(entries: u32) -> (Producer, Consumer) {
-        let (bytes, capacity) = Ring::shape(entries, 8).unwrap();
-        let slots = QueueMemory::own(bytes, RING_ALIGN).unwrap();
-        let doorbell = QueueMemory::own(DOORBELL_BYTES, RING_ALIGN).unwrap();
-        Ring::ends(slots, doorbell, 8, capacity, entries)
-    }
-
-    fn push(producer: &mut Producer, value: u64) -> bool {
-        if !producer.has_room(1) {
-            return false;
-        }
-        // SAFETY: there is room, so the slot is this side's; it is 8 aligned bytes.
-        unsafe { producer.slot().cast::<u64>().write(value) };
-        producer.advance();
-        true
-    }
-
-    fn pop(consumer: &mut Consumer) -> Option<u64> {
-        if !consumer.has_next() {
-            return None;
-        }
-        // SAFETY: the slot was published, so it is this side's; it is 8 aligned bytes.
-        let value = unsafe { consumer.slot().cast::<u64>().read() };
-        consumer.advance();
-        Some(value)
-    }
-
-    #[test]
-    fn nothing_is_seen_before_it_is_published() {
-        let (mut producer, mut consumer) = ring(4);
-        assert!(push(&mut producer, 7));
-        assert_eq!(pop(&mut consumer), None);
-        producer.publish();
-        assert_eq!(pop(&mut consumer), Some(7));
-    }
-
-    #[test]
-    fn a_full_ring_takes_no_more_until_slots_come_back() {
-        let (mut producer, mut consumer) = ring(4);
-        assert!((0..4).all(|value| push(&mut producer, value)));
-        producer.publish();
-        assert!(!push(&mut producer, 4));
-        assert_eq!(pop(&mut consumer), Some(0));
-        assert!(!push(&mut producer, 4), "the consumer has not given it back yet");
-        consumer.publish();
-        assert!(push(&mut producer, 4));
-    }
-
-    #[test]
-    fn the_limit_is_what_was_asked_for() {
-        let (mut producer, _consumer) = ring(5);
-        assert_eq!((0..8).filter(|value| push(&mut producer, *value)).count(), 5);
-        let (mut none, _consumer) = ring(0);
-        assert!(!push(&mut none, 0));
-    }
-
-    #[test]
-    fn a_lying_index_is_not_believed() {
-        let (producer, mut consumer) = ring(4);
-        producer.ring.produced().store(1000, Ordering::Release);
-        assert_eq!(pop(&mut consumer), None);
-    }
-
-    #[test]
-    fn shapes_are_powers_of_two_within_the_limit() {
-        assert_eq!(Ring::shape(0, 32), Some((64, 2)));
-        assert_eq!(Ring::shape(1000, 32), Some((32768, 1024)));
-        assert_eq!(Ring::shape(MAX_SLOTS + 1, 32), None);
-        assert_eq!(Ring::shape(u32::MAX, 32), None);
-    }
-
-    #[test]
-    fn two_threads_pass_everything_in_order() {
-        const COUNT: u64 = 200_000;
-        let (mut producer, mut consumer) = ring(64);
-        let sender = std::thread::spawn(move || {
-            for value in 0..COUNT {
-                while !push(&mut producer, value) {
-                    producer.publish();
-                    std::thread::yield_now();
-                }
-                if value % 7 == 0 {
-                    producer.publish();
-                }
-            }
-            producer.publish();
-        });
-        for expected in 0..COUNT {
-            let value = loop {
-                if let Some(value) = pop(&mut consumer) {
-                    break value;
-                }
-                consumer.publish();
-                std::thread::yield_now();
-            };
-            assert_eq!(value, expected);
-        }
-        sender.join().unwrap();
-    }
-}
+#[cfg(all(test, loom))]
+mod model;
+#[cfg(all(test, not(loom)))]
+mod tests;
