@@ -23,6 +23,7 @@ mod program;
 mod ranges;
 pub mod schema;
 mod source;
+pub mod space;
 mod spec;
 mod tag;
 

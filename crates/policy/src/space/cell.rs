@@ -1,0 +1,119 @@
+//! Cells: products of sets over the axes of a space, within some kinds of packets. An axis means something for
+//! the kinds that have its field, and nothing for the others. All is exact; none of it allocates but the sets.
+
+use super::axes::Axes;
+use super::kind::Structure;
+use super::set::Set;
+
+/// A product of sets; closed, so that it is empty exactly if its structure is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Cell {
+    pub(super) structure: Structure,
+    /// By axis; all of the axis where no kind of the cell has its field.
+    pub(super) sets: Box<[Set]>,
+}
+
+impl Cell {
+    pub(super) fn is_empty(&self) -> bool {
+        self.structure.is_empty()
+    }
+
+    /// Whether some packet is in both.
+    #[inline]
+    pub(super) fn overlaps(&self, other: &Self, axes: &Axes) -> bool {
+        let mut structure = self.structure.and(&other.structure);
+        if structure.is_empty() {
+            return false;
+        }
+        for (axis, (ours, theirs)) in axes.list.iter().zip(self.sets.iter().zip(&other.sets)) {
+            if !ours.overlaps(theirs) {
+                structure = structure.without(&axis.having);
+                if structure.is_empty() {
+                    return false;
+                }
+            }
+        }
+        // The sets meet; what is left is whether they do where the kinds have their values.
+        for (axis, (ours, theirs)) in axes.list.iter().zip(self.sets.iter().zip(&other.sets)) {
+            if !axis.is_free && structure.overlaps(&axis.present) {
+                axis.close(&mut structure, &ours.and(theirs));
+            }
+        }
+        !structure.is_empty()
+    }
+
+    /// The packets in both; empty if there are none.
+    pub(super) fn and(&self, other: &Self, axes: &Axes) -> Self {
+        let mut both = Self {
+            structure: self.structure.and(&other.structure),
+            sets: self.sets.iter().zip(&other.sets).map(|(ours, theirs)| ours.and(theirs)).collect(),
+        };
+        both.close(axes);
+        both
+    }
+
+    /// Whether every packet of `other`, which is not empty, is in `self`.
+    #[inline]
+    pub(super) fn contains(&self, other: &Self, axes: &Axes) -> bool {
+        self.structure.contains(&other.structure)
+            && axes.list.iter().zip(self.sets.iter().zip(&other.sets)).all(|(axis, (ours, theirs))| {
+                ours.contains(theirs)
+                    || !other.structure.overlaps(&axis.present)
+                    || axis.contains_within(&other.structure, ours, theirs)
+            })
+    }
+
+    /// The packets of `self` that are not in `other`, as disjoint cells.
+    pub(super) fn minus(&self, other: &Self, axes: &Axes) -> Vec<Self> {
+        let mut parts: Vec<Self> = Vec::new();
+        for structure in self.structure.minus(&other.structure) {
+            let mut part = Self { structure, sets: self.sets.clone() };
+            part.close(axes);
+            parts.push(part);
+        }
+        let mut rest = Self { structure: self.structure.and(&other.structure), sets: self.sets.clone() };
+        for (index, axis) in axes.list.iter().enumerate() {
+            let (ours, theirs) = (&rest.sets[index], &other.sets[index]);
+            if theirs.contains(ours) || !rest.structure.overlaps(&axis.present) {
+                continue;
+            }
+            let mut part = rest.clone();
+            part.structure = rest.structure.and(&axis.present);
+            part.sets[index] = ours.minus(theirs);
+            rest.sets[index] = ours.and(theirs);
+            if rest.sets[index].is_empty() {
+                rest.structure = rest.structure.without(&axis.having);
+            }
+            part.close(axes);
+            parts.push(part);
+            if rest.structure.is_empty() {
+                break;
+            }
+        }
+        parts.retain(|part| !part.is_empty());
+        parts
+    }
+
+    /// Drops the kinds that the sets leave no packet of, and the values that no kind has.
+    pub(super) fn close(&mut self, axes: &Axes) {
+        for (axis, set) in axes.list.iter().zip(&self.sets) {
+            axis.close(&mut self.structure, set);
+        }
+        for (axis, set) in axes.list.iter().zip(&mut self.sets) {
+            if !self.structure.overlaps(&axis.present) {
+                *set = axis.all.clone();
+            } else if !axis.is_free {
+                *set = axis.admitted(&self.structure, set);
+            }
+        }
+    }
+
+    /// Which part of `self` is in `other`, roughly: for choosing, not for deciding.
+    pub(super) fn share(&self, other: &Self) -> f64 {
+        let part = |(ours, theirs): (&Set, &Set)| match theirs.contains(ours) {
+            true => 1.0,
+            false => ours.and(theirs).len() as f64 / ours.len().max(1) as f64,
+        };
+        self.sets.iter().zip(&other.sets).map(part).product()
+    }
+}

@@ -1,0 +1,38 @@
+//! Exact sets of packets: which rules shadow which, what two policies do differently, each with a packet that
+//! shows it. Nothing here is sampled or guessed; what takes too long is said not to be decided.
+//!
+//! The way through: `field` and `kind` say what packets there are, `axes` cuts the values that matter into
+//! segments and turns each match into `cell`s, `search` finds packets that one cell has and others have not,
+//! and `analysis` and `diff` ask it. `witness` makes packets into frames and `region` sets of packets into
+//! matches. Pure; only `steerd check` and `steerd diff` call it, never the packet path.
+
+mod analysis;
+mod axes;
+mod cell;
+
+mod field;
+mod index;
+mod kind;
+mod lane;
+mod mac;
+
+mod search;
+mod set;
+mod terms;
+
+mod witness;
+
+pub use analysis::{Analysis, MAX_LISTED_PAIRS, Need, Pair, Pairs, Reach, Relation, RuleAnalysis, analyse};
+pub use search::MAX_COMPARISONS;
+pub use witness::Witness;
+
+/// How far a long question has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// What is being looked at: `rules` or `changes`.
+    pub stage: &'static str,
+    /// How many of them are done.
+    pub done: usize,
+    /// How many there are.
+    pub total: usize,
+}

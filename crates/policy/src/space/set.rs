@@ -1,0 +1,170 @@
+//! Sets of segments of one axis, as sorted inclusive intervals: nearly always one, sometimes 10^5. Every other
+//! part of the algebra is made of these; they know nothing of what a segment stands for.
+
+use std::sync::Arc;
+
+pub(super) type Interval = (u32, u32);
+
+/// A set of segments; the same set is always the same value.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Set {
+    One(Interval),
+    /// None, or two and more: neither overlapping nor touching.
+    Many(Arc<[Interval]>),
+}
+
+impl Set {
+    /// The union of sorted, disjoint intervals, touching ones merged.
+    pub(super) fn of(intervals: impl IntoIterator<Item = Interval>) -> Self {
+        let mut merged: Vec<Interval> = Vec::new();
+        for (low, high) in intervals {
+            match merged.last_mut() {
+                Some(last) if low <= last.1.saturating_add(1) => last.1 = last.1.max(high),
+                _ => merged.push((low, high)),
+            }
+        }
+        match merged[..] {
+            [one] => Self::One(one),
+            _ => Self::Many(merged.into()),
+        }
+    }
+
+    #[inline]
+    pub(super) fn intervals(&self) -> &[Interval] {
+        match self {
+            Self::One(one) => std::slice::from_ref(one),
+            Self::Many(many) => many,
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        matches!(self, Self::Many(many) if many.is_empty())
+    }
+
+    /// From the first to the last segment in it; crossed where there is none.
+    pub(super) fn hull(&self) -> Interval {
+        match self.intervals() {
+            [] => (1, 0),
+            all => (all[0].0, all[all.len() - 1].1),
+        }
+    }
+
+    /// How many segments are in it.
+    pub(super) fn len(&self) -> u64 {
+        self.intervals().iter().map(|(low, high)| u64::from(high - low) + 1).sum()
+    }
+
+    pub(super) fn has(&self, segment: u32) -> bool {
+        self.overlaps(&Self::One((segment, segment)))
+    }
+
+    #[inline]
+    pub(super) fn overlaps(&self, other: &Self) -> bool {
+        if let (Self::One(a), Self::One(b)) = (self, other) {
+            return a.0 <= b.1 && b.0 <= a.1;
+        }
+        let (few, many) = self.fewer_first(other);
+        few.iter()
+            .any(|(low, high)| many[first_reaching(many, *low)..].first().is_some_and(|next| next.0 <= *high))
+    }
+
+    /// Whether all of `other` is in `self`.
+    #[inline]
+    pub(super) fn contains(&self, other: &Self) -> bool {
+        if let (Self::One(a), Self::One(b)) = (self, other) {
+            return a.0 <= b.0 && b.1 <= a.1;
+        }
+        let ours = self.intervals();
+        let holds = |(low, high): &Interval| {
+            ours[first_reaching(ours, *low)..].first().is_some_and(|next| next.0 <= *low && *high <= next.1)
+        };
+        other.intervals().iter().all(holds)
+    }
+
+    #[inline]
+    pub(super) fn and(&self, other: &Self) -> Self {
+        if let (Self::One(a), Self::One(b)) = (self, other) {
+            let both = (a.0.max(b.0), a.1.min(b.1));
+            return if both.0 <= both.1 { Self::One(both) } else { Self::of([]) };
+        }
+        let (few, many) = self.fewer_first(other);
+        let common = few.iter().flat_map(|(low, high)| {
+            let reaching = many[first_reaching(many, *low)..].iter();
+            reaching.take_while(|next| next.0 <= *high).map(|next| (next.0.max(*low), next.1.min(*high)))
+        });
+        Self::of(common)
+    }
+
+    pub(super) fn or(&self, other: &Self) -> Self {
+        let mut all: Vec<Interval> = self.intervals().iter().chain(other.intervals()).copied().collect();
+        all.sort_unstable();
+        Self::of(all)
+    }
+
+    pub(super) fn minus(&self, other: &Self) -> Self {
+        let theirs = other.intervals();
+        let mut left = Vec::new();
+        for (low, high) in self.intervals() {
+            let mut next = *low;
+            let mut rest = true;
+            for taken in theirs[first_reaching(theirs, *low)..].iter().take_while(|taken| taken.0 <= *high) {
+                if next < taken.0 {
+                    left.push((next, taken.0 - 1));
+                }
+                rest = taken.1 < *high;
+                next = taken.1.saturating_add(1);
+            }
+            if rest {
+                left.push((next, *high));
+            }
+        }
+        Self::of(left)
+    }
+
+    fn fewer_first<'s>(&'s self, other: &'s Self) -> (&'s [Interval], &'s [Interval]) {
+        let (ours, theirs) = (self.intervals(), other.intervals());
+        if ours.len() <= theirs.len() { (ours, theirs) } else { (theirs, ours) }
+    }
+}
+
+/// The index of the first interval that ends at `low` or later.
+#[inline]
+fn first_reaching(intervals: &[Interval], low: u32) -> usize {
+    match intervals {
+        [one] => usize::from(one.1 < low),
+        _ => intervals.partition_point(|interval| interval.1 < low),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn members(set: &Set) -> Vec<u32> {
+        (0..70).filter(|segment| set.has(*segment)).collect()
+    }
+
+    fn set() -> impl Strategy<Value = Set> {
+        prop::collection::btree_set(0u32..64, 0..40)
+            .prop_map(|all| Set::of(all.into_iter().map(|one| (one, one))))
+    }
+
+    proptest! {
+        #[test]
+        fn sets_are_sets(a in set(), b in set()) {
+            let (ours, theirs) = (members(&a), members(&b));
+            let both: Vec<u32> = ours.iter().copied().filter(|one| theirs.contains(one)).collect();
+            let rest: Vec<u32> = ours.iter().copied().filter(|one| !theirs.contains(one)).collect();
+            prop_assert_eq!(members(&a.and(&b)), both.clone());
+            prop_assert_eq!(members(&a.minus(&b)), rest.clone());
+            prop_assert_eq!(a.overlaps(&b), !both.is_empty());
+            prop_assert_eq!(a.contains(&b), both.len() == theirs.len());
+            prop_assert_eq!(a.len(), ours.len() as u64);
+            prop_assert_eq!(a.and(&b).is_empty(), both.is_empty());
+            // The same set is the same value.
+            prop_assert_eq!(&a.minus(&b).or(&a.and(&b)), &a);
+        }
+    }
+}

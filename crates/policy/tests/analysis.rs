@@ -1,0 +1,122 @@
+//! What `space::analyse` claims about rules, held to the linear reader: every claim by the packet that it
+//! comes with, every "never" by packets aimed at the rules' edges.
+
+mod analysis_support;
+
+use packet::DeepKey;
+use policy::policy::Direction;
+use policy::space::{Need, Reach, Relation, analyse};
+use policy::{Policy, Predicate};
+use proptest::prelude::*;
+
+use analysis_support::packets::frame;
+use analysis_support::{fate, policy, reached, rules, treatment};
+
+const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
+
+fn matches(policy: &Policy, rule: usize, key: &DeepKey) -> bool {
+    Predicate::of(&policy.rules[rule].matches).matches_deep(key)
+}
+
+/// Holds every claim of an analysis to its witness.
+fn witnesses_show_it(policy: &Policy) -> Result<(), TestCaseError> {
+    let analysis = analyse(policy, &mut |_| {});
+    prop_assert_eq!(analysis.not_decided, 0);
+    for (index, (rule, found)) in policy.rules.iter().zip(&analysis.rules).enumerate() {
+        let comes_to = |key: &DeepKey| reached(policy, rule.direction, key);
+        if let Reach::Reached(witness) = &found.reach {
+            let comes = comes_to(&witness.key()).contains(&index);
+            let hears = matches!(rule.action, policy::policy::Action::Sniff(_))
+                && matches(policy, index, &witness.key());
+            prop_assert!(comes || hears, "{} does not come to r{index}", witness);
+        }
+        if let Need::Needed(witness) = &found.need {
+            let with = treatment(policy, rule.direction, &witness.key(), None);
+            let without = treatment(policy, rule.direction, &witness.key(), Some(index));
+            prop_assert_ne!(with, without, "{} is treated alike without r{}", witness, index);
+        }
+        for (pairs, same) in [(&found.conflicts, false), (&found.overlaps, true)] {
+            prop_assert!(pairs.listed.len() <= pairs.count);
+            for pair in &pairs.listed {
+                let key = pair.witness.key();
+                prop_assert!(matches(policy, index, &key), "{} is not of r{index}", pair.witness);
+                prop_assert!(comes_to(&key).contains(&pair.earlier.index()), "{}", pair.witness);
+                prop_assert_eq!(policy.rules[pair.earlier.index()].action == rule.action, same);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Holds every "never" to packets.
+fn packets_agree(policy: &Policy, frames: &[Vec<u8>]) -> Result<(), TestCaseError> {
+    let analysis = analyse(policy, &mut |_| {});
+    let witnesses = analysis.rules.iter().filter_map(|rule| match &rule.reach {
+        Reach::Reached(witness) => Some(witness.frame.clone()),
+        _ => None,
+    });
+    let keys: Vec<DeepKey> =
+        frames.iter().cloned().chain(witnesses).map(|frame| DeepKey::of(&frame)).collect();
+    for (key, direction) in keys.iter().flat_map(|key| DIRECTIONS.map(|direction| (key, direction))) {
+        let comes_to = reached(policy, direction, key);
+        let whole = treatment(policy, direction, key, None);
+        for (index, (rule, found)) in policy.rules.iter().zip(&analysis.rules).enumerate() {
+            if rule.direction == direction {
+                prop_assert!(!(found.is_dead() && comes_to.contains(&index)), "r{index}: {:?}", found.reach);
+            }
+            if found.need == Need::Redundant {
+                let without = treatment(policy, direction, key, Some(index));
+                prop_assert_eq!(&without, &whole, "r{} makes a difference", index);
+            }
+            if let Reach::Shadowed(takers) = &found.reach
+                && rule.direction == direction
+                && matches(policy, index, key)
+            {
+                let taken = takers.iter().any(|taker| matches(policy, taker.index(), key));
+                prop_assert!(taken, "r{index} is not taken by {takers:?}");
+            }
+            for pair in &found.conflicts.listed {
+                let (theirs, ours) =
+                    (matches(policy, pair.earlier.index(), key), matches(policy, index, key));
+                match pair.relation {
+                    Relation::Exception => prop_assert!(!theirs || ours),
+                    Relation::Shadow => prop_assert!(!ours || theirs),
+                    Relation::Same => prop_assert_eq!(ours, theirs),
+                    Relation::Correlation => {}
+                }
+            }
+        }
+        // Every earlier rule that shares this packet is counted.
+        let Some(last) = comes_to.last() else { continue };
+        for (index, found) in analysis.rules.iter().enumerate().skip(last + 1) {
+            if policy.rules[index].direction == direction
+                && matches(policy, index, key)
+                && !matches!(policy.rules[index].action, policy::policy::Action::Sniff(_))
+            {
+                prop_assert!(
+                    found.conflicts.count + found.overlaps.count > 0
+                        || policy.rules[*last].action != policy.rules[index].action
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_claim_has_a_packet_that_shows_it(rules in rules(8), default in fate()) {
+        witnesses_show_it(&policy(rules, default))?;
+    }
+
+    #[test]
+    fn no_packet_shows_the_contrary(
+        rules in rules(8),
+        default in fate(),
+        frames in prop::collection::vec(frame(), 48),
+    ) {
+        packets_agree(&policy(rules, default), &frames)?;
+    }
+}
