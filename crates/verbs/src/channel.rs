@@ -157,6 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no poll(2)")]
     fn waiting_ends_with_the_time_or_with_data() {
         let (reader, mut writer) = io::pipe().expect("a pipe");
         let start = Instant::now();

@@ -184,6 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri cannot set flags of a descriptor")]
     fn a_descriptor_that_cannot_answer_at_once_is_an_error() {
         let (reader, _writer) = io::pipe().expect("a pipe");
         never_wait(reader.as_raw_fd()).expect("a pipe can");

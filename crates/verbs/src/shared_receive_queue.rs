@@ -1,5 +1,5 @@
-//! Shared receive queues, as far as raw packets have to do with them: a field of `ibv_create_qp_ex` that devices refuse
-//! for such queue pairs.
+//! Shared receive queues, as far as raw packets have to do with them: a field of `ibv_create_qp_ex` that a device may
+//! refuse for such queue pairs.
 //!
 //! A shared receive queue can be made, named when a queue pair is made, and destroyed. Nothing can be posted to it:
 //! queues that share receives are work queues here ([`IndirectionTable`](crate::IndirectionTable)).

@@ -108,8 +108,8 @@ impl RawQueuePairBuilder {
         self
     }
 
-    /// Receives come from there instead of a ring of its own. Raw packet queue pairs have none: mlx5 answers EINVAL
-    /// (drivers/infiniband/hw/mlx5/qp.c).
+    /// Receives come from there instead of a ring of its own. A device that has this only for other transports refuses, with
+    /// EINVAL or EOPNOTSUPP.
     pub fn shared_receive_queue(mut self, queue: &Arc<SharedReceiveQueue>) -> Self {
         self.shared_receives = Some(Arc::clone(queue));
         self
