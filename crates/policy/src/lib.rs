@@ -14,6 +14,7 @@ mod compile;
 mod diagnostics;
 mod explain;
 mod ids;
+pub mod import;
 mod parse;
 pub mod policy;
 mod predicate;
@@ -21,7 +22,7 @@ mod print;
 mod profile;
 mod program;
 mod ranges;
-pub mod schema;
+mod schema;
 mod source;
 pub mod space;
 mod spec;
@@ -45,6 +46,7 @@ pub use program::{
     Rule, Step, Verdict,
 };
 pub use ranges::{RangeSet, Word};
+pub use schema::schema;
 pub use source::{Folder, MAX_FILE_BYTES, NoFiles, SetLoader, Source};
 pub use spec::{EthernetMatch, Ipv4Match, Ipv6Match, PortMatch, Spec};
 pub use tag::{Band, CLASSES_MAX, ClassTag};

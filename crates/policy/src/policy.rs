@@ -22,6 +22,10 @@ pub const MAX_SET_VALUES: usize = 1 << 20;
 pub const MAX_TOTAL_VALUES: usize = 1 << 24;
 /// The longest name of a rule, group or set, in bytes.
 pub const MAX_NAME_BYTES: usize = 64;
+/// The highest number of a worker: beyond every machine, below what a table can hold.
+pub const MAX_WORKER: u32 = 4095;
+/// The largest share of a worker.
+pub const MAX_WEIGHT: u32 = 65_535;
 /// The longest indirection table that the language admits, in entries.
 pub const MAX_TABLE_SIZE: u32 = 1 << 16;
 /// The length of a group's indirection table unless it says otherwise, in entries.

@@ -7,16 +7,13 @@ use packet::{HashFields, RssKey};
 use toml::Spanned;
 
 use crate::ids::GroupId;
-use crate::policy::{GroupDefinition, MAX_GROUPS, MAX_TABLE_SIZE, WorkerShare, Workers};
+use crate::policy::{
+    GroupDefinition, MAX_GROUPS, MAX_TABLE_SIZE, MAX_WEIGHT, MAX_WORKER, WorkerShare, Workers,
+};
 use crate::schema::keys;
 
 use super::reader::{Key, Names, Reader, Table, Value, entries, nearest};
 use super::sets::shortened;
-
-/// The largest share of a worker.
-const MAX_WEIGHT: u32 = 65_535;
-/// The highest number of a worker: beyond every machine, below what a table can hold.
-const MAX_WORKER: u32 = 4095;
 
 /// The groups of all files.
 #[derive(Default)]

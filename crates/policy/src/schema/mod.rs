@@ -1,2 +1,136 @@
-//! The JSON Schema of the language.
+//! The language as a JSON Schema, for editors and for other programs that write policies. Made of the same
+//! table of keys that the parser knows. It says which keys and types there are; what a string means (an
+//! address, the name of a set) only the parser knows.
+
 pub(crate) mod keys;
+
+use serde_json::{Map, Value, json};
+
+use keys::{Key, Values};
+
+/// The schema of a policy file, JSON Schema draft 2020-12.
+///
+/// TOML and JSON have the same tables, lists, strings, numbers and booleans, so an editor that knows schemas
+/// for TOML uses it as it is.
+#[must_use]
+pub fn schema() -> Value {
+    let mut schema = object(keys::POLICY);
+    schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
+    schema["title"] = json!("A steerd policy, version 1");
+    schema["$defs"] = definitions();
+    schema
+}
+
+/// The shapes that keys refer to by name.
+fn definitions() -> Value {
+    let number = |most: u64| json!({ "type": "integer", "minimum": 0, "maximum": most });
+    let scalar = json!({ "type": ["string", "integer"] });
+    let stack_entry = json!({ "anyOf": [
+        { "type": "integer", "minimum": 0, "maximum": 0xf_ffff },
+        { "type": "string" },
+        { "type": "array", "minItems": 1, "items": { "anyOf": [scalar, reference("not")] } },
+        reference("not"),
+        reference("mpls_entry"),
+    ] });
+    json!({
+        "action": { "anyOf": [
+            { "enum": ["drop", "kernel", "pass"] },
+            { "type": "string", "pattern": "^(steer|copy|sniff) .+$" },
+            one_of(keys::ACTION),
+        ] },
+        "default": { "anyOf": [{ "type": "string" }, one_of(&keys::ACTION[..1])] },
+        "file_name": { "type": "string" },
+        "group": object(keys::GROUP),
+        "hash": { "anyOf": [
+            { "type": "string" },
+            { "type": "array", "minItems": 1, "items": { "type": "string" } },
+        ] },
+        "inner_match": object_of(keys::inner_match(), 1),
+        "match": object_of(keys::MATCH.iter(), 1),
+        "mpls": { "anyOf": [stack_entry, { "type": "array", "minItems": 1, "items": stack_entry }] },
+        "mpls_entry": object_of(keys::MPLS.iter(), 1),
+        "not": object(keys::NOT),
+        "rule": object(keys::RULE),
+        "set": { "anyOf": [{ "type": "array", "items": scalar }, object(keys::SET_FILE)] },
+        "values": { "anyOf": [scalar, { "type": "array", "minItems": 1, "items": scalar }] },
+        "variable": { "type": ["string", "integer", "boolean", "array"] },
+        "weight": { "type": "integer", "minimum": 1, "maximum": 65_535 },
+        "workers": { "anyOf": [
+            { "const": "all" },
+            { "type": "string", "pattern": VARIABLE },
+            { "type": "array", "minItems": 1, "items": { "anyOf": [
+                number(4095),
+                { "type": "string", "pattern": VARIABLE },
+            ] } },
+        ] },
+    })
+}
+
+/// What may stand wherever another type is wanted.
+const VARIABLE: &str = "^\\$\\{[^}]+\\}$";
+
+fn object(keys: &[Key]) -> Value {
+    object_of(keys.iter(), 0)
+}
+
+/// A table of these keys and no others, with at least so many of them.
+fn object_of<'k>(keys: impl Iterator<Item = &'k Key>, least: u64) -> Value {
+    let mut properties = Map::new();
+    let mut required = Vec::new();
+    for key in keys {
+        let mut value = shape(key.values);
+        value["description"] = json!(key.doc);
+        properties.insert(key.name.to_owned(), value);
+        if key.required {
+            required.push(key.name);
+        }
+    }
+    let mut object = json!({ "type": "object", "properties": properties, "additionalProperties": false });
+    if !required.is_empty() {
+        object["required"] = json!(required);
+    }
+    if least > 0 {
+        object["minProperties"] = json!(least);
+    }
+    object
+}
+
+/// A table of exactly one of these keys.
+fn one_of(keys: &[Key]) -> Value {
+    let mut object = object_of(keys.iter(), 1);
+    object["maxProperties"] = json!(1);
+    object
+}
+
+fn reference(name: &str) -> Value {
+    json!({ "$ref": format!("#/$defs/{name}") })
+}
+
+fn shape(values: Values) -> Value {
+    let or_variable = |value: Value| json!({ "anyOf": [value, { "type": "string", "pattern": VARIABLE }] });
+    match values {
+        Values::True => json!({ "const": true }),
+        Values::Boolean => or_variable(json!({ "type": "boolean" })),
+        Values::Integer(least, most) => {
+            or_variable(json!({ "type": "integer", "minimum": least, "maximum": most }))
+        }
+        Values::Text => json!({ "type": "string" }),
+        Values::Word(words) => or_variable(json!({ "enum": words })),
+        Values::Numbers(most) => list(&[
+            json!({ "type": "integer", "minimum": 0, "maximum": most }),
+            json!({ "type": "string" }),
+            reference("not"),
+        ]),
+        Values::Strings => list(&[json!({ "type": "string" }), reference("not")]),
+        Values::Shape(name) => json!({ "allOf": [reference(name)] }),
+        Values::TableOf(name) => json!({ "type": "object", "additionalProperties": reference(name) }),
+        Values::ListOf(name) => json!({ "type": "array", "items": reference(name) }),
+    }
+}
+
+/// One of these, or a list of them.
+fn list(items: &[Value]) -> Value {
+    let mut shapes = items.to_vec();
+    shapes.push(json!({ "type": "array", "minItems": 1, "items": { "anyOf": items } }));
+    json!({ "anyOf": shapes })
+}

@@ -1,0 +1,234 @@
+//! ClassBench filter sets: `@src/len dst/len lo : hi lo : hi proto/mask flags/mask`, a filter a line, the
+//! first that matches decides. Sets of both IP versions, and sets without the last column, which others
+//! write (DPDK's test-acl). They say nothing of what happens to a packet, so every rule steers to one group.
+
+use std::net::IpAddr;
+
+use crate::policy::MAX_RULES;
+
+use super::{Imported, Keys, Note, line_number, masked, quoted, rule};
+
+/// How a filter set is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClassBench {
+    /// Whether the flags column of TCP filters becomes `tcp_flags`, which a worker finishes in software.
+    pub tcp_flags: bool,
+}
+
+impl Default for ClassBench {
+    fn default() -> Self {
+        Self { tcp_flags: true }
+    }
+}
+
+const HEAD: &str =
+    "# Made of a ClassBench filter set, whose filters have no actions: every rule steers to one group.
+version = 1
+default = \"kernel\"
+
+[groups.workers]
+workers = \"all\"
+";
+const ACTION: &str = "{ steer = \"workers\" }";
+
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
+
+/// A filter set as a policy; the `n`-th filter, from 0, is the rule `rn`.
+#[must_use]
+pub fn classbench(text: &str) -> Imported {
+    classbench_with(text, ClassBench::default())
+}
+
+/// The same with options.
+#[must_use]
+pub fn classbench_with(text: &str, options: ClassBench) -> Imported {
+    let mut imported = Imported { policy_toml: HEAD.to_owned(), notes: Vec::new() };
+    let mut count = 0usize;
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let mut note = |message: String| {
+            imported.notes.push(Note { line: line_number(index), message });
+        };
+        match Filter::read(line) {
+            Ok(filter) => {
+                let keys = filter.keys(options, &mut note);
+                imported.policy_toml.push_str(&rule(&format!("r{count}"), &keys, ACTION));
+            }
+            Err(problem) => note(format!("left out: {problem}")),
+        }
+        if count + 1 == MAX_RULES {
+            let message = format!("from here on left out: a policy has at most {MAX_RULES} rules");
+            imported.notes.push(Note { line: line_number(index + 1), message });
+            break;
+        }
+        // What is left out counts, so that a rule's number is that of its filter.
+        count += 1;
+    }
+    imported
+}
+
+/// One line, as numbers.
+struct Filter {
+    src: (IpAddr, u32),
+    dst: (IpAddr, u32),
+    src_port: (u16, u16),
+    dst_port: (u16, u16),
+    /// Value and mask.
+    protocol: (u8, u8),
+    flags: (u16, u16),
+}
+
+impl Filter {
+    fn read(line: &str) -> Result<Self, String> {
+        let line = line.strip_prefix('@').unwrap_or(line);
+        let mut columns = line.splitn(3, char::is_whitespace).filter(|column| !column.is_empty());
+        let src = columns.next().unwrap_or_default();
+        let rest = line[src.len()..].trim_start();
+        let (dst, rest) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+        if dst.is_empty() {
+            return Err("it has too few columns".to_owned());
+        }
+        let (src, dst) = (prefix(src)?, prefix(dst)?);
+        if src.0.is_ipv4() != dst.0.is_ipv4() {
+            return Err("its addresses are of two IP versions".to_owned());
+        }
+        let numbers: Vec<&str> =
+            rest.split(|c: char| c.is_whitespace() || c == ':').filter(|word| !word.is_empty()).collect();
+        let [src_low, src_high, dst_low, dst_high, protocol, rest @ ..] = &*numbers else {
+            return Err("it has too few columns".to_owned());
+        };
+        let flags = rest.first().map_or(Ok((0, 0)), |flags| masked_number(flags, 0xffff))?;
+        let protocol = masked_number(protocol, 0xff)?;
+        Ok(Self {
+            src,
+            dst,
+            src_port: ports(src_low, src_high)?,
+            dst_port: ports(dst_low, dst_high)?,
+            protocol: (protocol.0 as u8, protocol.1 as u8),
+            flags,
+        })
+    }
+
+    fn keys(&self, options: ClassBench, note: &mut dyn FnMut(String)) -> Keys {
+        let mut keys = Keys::default();
+        keys.text("family", if self.src.0.is_ipv4() { "ipv4" } else { "ipv6" });
+        for (key, (address, length)) in [("src", self.src), ("dst", self.dst)] {
+            let bits = if address.is_ipv4() { 32 } else { 128 };
+            // Bits beyond the prefix mean nothing; generators leave them in.
+            if let Some([prefix]) = masked::addresses(address, ones(address, length, bits)).as_deref() {
+                keys.text(key, prefix);
+            }
+        }
+        let (protocol, mask) = self.protocol;
+        match masked::ranges(protocol.into(), mask.into(), u8::BITS) {
+            Some(ranges) => keys.ranges("protocol", &ranges),
+            None => note(format!("the protocol mask {mask:#04x} is left out: the rule matches more")),
+        }
+        let only = (mask == u8::MAX).then_some(protocol);
+        self.port_keys(only, &mut keys, note);
+        self.flag_keys(only, options, &mut keys, note);
+        keys
+    }
+
+    fn port_keys(&self, only: Option<u8>, keys: &mut Keys, note: &mut dyn FnMut(String)) {
+        for (key, (low, high)) in [("src_port", self.src_port), ("dst_port", self.dst_port)] {
+            if (low, high) == (0, u16::MAX) {
+                continue;
+            }
+            match only {
+                Some(TCP | UDP) => {}
+                Some(other) => {
+                    note(format!(
+                        "`{key}` is left out: protocol {other} has no ports, the rule matches more"
+                    ));
+                    continue;
+                }
+                None => note(format!("`{key}` is of TCP and UDP: the rule matches no other protocol")),
+            }
+            keys.ranges(key, &[(low.into(), high.into())]);
+        }
+    }
+
+    /// The upper byte is that of TCP's flags, or ICMP's type.
+    fn flag_keys(
+        &self,
+        only: Option<u8>,
+        options: ClassBench,
+        keys: &mut Keys,
+        note: &mut dyn FnMut(String),
+    ) {
+        let (value, mask) = self.flags;
+        if mask == 0 {
+            return;
+        }
+        let what = match only {
+            Some(TCP) if mask & 0xff == 0 && options.tcp_flags => {
+                return keys.text("tcp_flags", tcp_flags((value >> 8) as u8, (mask >> 8) as u8));
+            }
+            Some(TCP) => "the TCP flags are",
+            Some(ICMP | ICMPV6) => "the ICMP type is",
+            _ => "the flags column is",
+        };
+        note(format!("{what} left out ({value:#06x}/{mask:#06x}): the rule matches more"));
+    }
+}
+
+fn tcp_flags(value: u8, mask: u8) -> String {
+    const NAMES: [&str; 8] = ["fin", "syn", "rst", "psh", "ack", "urg", "ece", "cwr"];
+    let word = |(bit, name): (usize, &&str)| match (mask >> bit & 1, value >> bit & 1) {
+        (0, _) => None,
+        (_, 0) => Some(format!("!{name}")),
+        _ => Some((*name).to_owned()),
+    };
+    NAMES.iter().enumerate().filter_map(word).collect::<Vec<_>>().join(",")
+}
+
+fn prefix(text: &str) -> Result<(IpAddr, u32), String> {
+    let wrong = || format!("`{}` is no prefix", quoted(text));
+    let (address, length) = text.split_once('/').ok_or_else(wrong)?;
+    let address: IpAddr = address.parse().map_err(|_| wrong())?;
+    let length: u32 = length.parse().map_err(|_| wrong())?;
+    let most = if address.is_ipv4() { 32 } else { 128 };
+    if length > most { Err(wrong()) } else { Ok((address, length)) }
+}
+
+/// The mask of a prefix, as an address.
+fn ones(address: IpAddr, length: u32, bits: u32) -> IpAddr {
+    let host = bits - length;
+    match address {
+        IpAddr::V4(_) => IpAddr::from(u32::MAX.checked_shl(host).unwrap_or(0).to_be_bytes()),
+        IpAddr::V6(_) => IpAddr::from(u128::MAX.checked_shl(host).unwrap_or(0).to_be_bytes()),
+    }
+}
+
+fn ports(low: &str, high: &str) -> Result<(u16, u16), String> {
+    let port = |text: &str| {
+        let port = number(text).and_then(|number| u16::try_from(number).ok());
+        port.ok_or_else(|| format!("`{}` is no port", quoted(text)))
+    };
+    match (port(low)?, port(high)?) {
+        (low, high) if low > high => Err(format!("the ports {low} : {high} run backwards")),
+        ports => Ok(ports),
+    }
+}
+
+/// `0x06/0xFF`, or in decimal.
+fn masked_number(text: &str, most: u32) -> Result<(u16, u16), String> {
+    let wrong = || format!("`{}` is no value with a mask up to {most:#x}", quoted(text));
+    let (value, mask) = text.split_once('/').ok_or_else(wrong)?;
+    let part = |text: &str| number(text).filter(|number| *number <= most).and_then(|n| u16::try_from(n).ok());
+    Ok((part(value).ok_or_else(wrong)?, part(mask).ok_or_else(wrong)?))
+}
+
+fn number(text: &str) -> Option<u32> {
+    match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}

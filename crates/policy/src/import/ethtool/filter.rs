@@ -1,0 +1,305 @@
+//! One filter of `ethtool -n`: its lines are `Name: value mask: mask`, where a set bit of the mask is a bit
+//! that does *not* matter.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use packet::MacAddr;
+
+use super::super::masked;
+use super::MAX_WORKER;
+use super::{Keys, Note, quoted};
+
+/// Where a filter sends packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    Drop,
+    Queue(u32),
+    /// An indirection table; 0 is the device's own.
+    Context(u32),
+}
+
+/// A filter as listed.
+pub(super) struct Filter {
+    /// Where it begins.
+    pub(super) line: u32,
+    /// Its place among the device's filters.
+    pub(super) location: u64,
+    /// What stands behind each name.
+    fields: BTreeMap<String, String>,
+    /// What could not be read at all.
+    problem: Option<String>,
+}
+
+/// Why a filter is left out.
+type Reason = String;
+
+impl Filter {
+    pub(super) fn new(line: u32, location: &str) -> Self {
+        let parsed = location.parse();
+        let problem = parsed.is_err().then(|| format!("`{}` is no location", quoted(location)));
+        Self { line, location: parsed.unwrap_or(u64::MAX), fields: BTreeMap::new(), problem }
+    }
+
+    pub(super) fn shown(&self) -> String {
+        match self.location {
+            u64::MAX => "without a location".to_owned(),
+            location => location.to_string(),
+        }
+    }
+
+    pub(super) fn take(&mut self, text: &str) {
+        match text.split_once(':') {
+            Some((name, value)) => {
+                self.fields.entry(name.trim().to_owned()).or_insert_with(|| value.trim().to_owned());
+            }
+            None => self.problem = Some(format!("not understood: {}", quoted(text))),
+        }
+    }
+
+    /// The filter's match and target, or why there is none.
+    pub(super) fn translate(&self, notes: &mut Vec<Note>) -> Result<(Keys, Target), Reason> {
+        if let Some(problem) = &self.problem {
+            return Err(problem.clone());
+        }
+        let mut reading =
+            Reading { filter: self, left: self.fields.clone(), keys: Keys::default(), has_tag: false };
+        let target = reading.target(notes)?;
+        reading.kind()?;
+        reading.link()?;
+        match reading.left.keys().next() {
+            Some(name) => Err(format!("`{}` is not known here", quoted(name))),
+            None => Ok((reading.keys, target)),
+        }
+    }
+}
+
+/// A filter being translated: what is understood is taken out of `left`.
+struct Reading<'f> {
+    filter: &'f Filter,
+    left: BTreeMap<String, String>,
+    keys: Keys,
+    /// Whether the tag's protocol is among the keys already.
+    has_tag: bool,
+}
+
+impl Reading<'_> {
+    fn target(&mut self, notes: &mut Vec<Note>) -> Result<Target, Reason> {
+        let context = self.left.remove("RSS Context ID");
+        let action = self.left.remove("Action").ok_or("it has no action")?;
+        if action == "Drop" {
+            return Ok(Target::Drop);
+        }
+        let odd = || format!("the action `{}` is not one of a policy", quoted(&action));
+        let target = action.strip_prefix("Direct to ").ok_or_else(odd)?;
+        let (context, base) = match target.strip_prefix("RSS context id ") {
+            // Since ethtool 6.13; older ones list the context apart and the base as the queue.
+            Some(rest) => {
+                let (context, offset) = rest.split_once(' ').unwrap_or((rest, ""));
+                let base: String = offset.chars().filter(char::is_ascii_digit).collect();
+                (Some(context.to_owned()), base)
+            }
+            None => (context, target.strip_prefix("queue ").ok_or_else(odd)?.to_owned()),
+        };
+        let number = |text: &str| text.trim().parse::<u32>().map_err(|_| odd());
+        let Some(context) = context else {
+            let queue = number(&base)?;
+            return match queue > MAX_WORKER {
+                true => Err(format!("a worker's number is at most {MAX_WORKER}")),
+                false => Ok(Target::Queue(queue)),
+            };
+        };
+        if !matches!(&*base, "" | "0") {
+            let message = format!("filter {}: the queues' offset {base} is left out", self.filter.shown());
+            notes.push(Note { line: self.filter.line, message });
+        }
+        Ok(Target::Context(number(&context)?))
+    }
+
+    /// The keys of the filter's type.
+    fn kind(&mut self) -> Result<(), Reason> {
+        if self.left.remove("Flow Type").is_some_and(|kind| kind == "Raw Ethernet") {
+            let types = self.number("Ethertype", 16)?;
+            match *types {
+                // In a policy a tag is no ethertype, but what stands before it.
+                [(tag @ (0x8100 | 0x88a8 | 0x9100), high)] if tag == high => {
+                    self.keys.push("vlan_tpid", format!("{tag:#06x}"));
+                    self.has_tag = true;
+                }
+                _ => self.keys.ranges("ethertype", &types),
+            }
+            return Ok(());
+        }
+        let kind = self.left.remove("Rule Type").ok_or("its type is not known")?;
+        let odd = || format!("the type `{}` is not known", quoted(&kind));
+        let (protocol, version) = match kind.strip_prefix("Raw ") {
+            Some(version) => ("", version),
+            None => kind.split_once(" over ").ok_or_else(odd)?,
+        };
+        let (family, service, key) = match version {
+            "IPv4" => ("ipv4", "TOS", "tos"),
+            "IPv6" => ("ipv6", "Traffic Class", "traffic_class"),
+            _ => return Err(odd()),
+        };
+        self.keys.text("family", family);
+        for (name, key) in [("Src IP addr", "src"), ("Dest IP addr", "dst")] {
+            self.address(name, key)?;
+        }
+        let service = self.number(service, 8)?;
+        self.keys.ranges(key, &service);
+        match protocol {
+            "TCP" | "UDP" | "SCTP" => self.ports(&protocol.to_lowercase()),
+            "IPSEC AH" => self.index("ah"),
+            "IPSEC ESP" => self.index("esp"),
+            "" => self.raw(),
+            _ => Err(odd()),
+        }
+    }
+
+    fn ports(&mut self, protocol: &str) -> Result<(), Reason> {
+        self.keys.text("protocol", protocol);
+        for (name, key) in [("Src port", "src_port"), ("Dest port", "dst_port")] {
+            let ports = self.number(name, 16)?;
+            if protocol == "sctp" && !ports.is_empty() {
+                return Err("ports are of TCP and UDP in a policy, not of SCTP".to_owned());
+            }
+            self.keys.ranges(key, &ports);
+        }
+        Ok(())
+    }
+
+    fn index(&mut self, protocol: &str) -> Result<(), Reason> {
+        self.keys.text("protocol", protocol);
+        let index = self.number("SPI", 32)?;
+        if protocol == "ah" && !index.is_empty() {
+            return Err("a policy does not know the SPI of AH".to_owned());
+        }
+        self.keys.ranges("esp_spi", &index);
+        Ok(())
+    }
+
+    /// Any protocol, with its first four bytes, which are the ports of those that have some.
+    fn raw(&mut self) -> Result<(), Reason> {
+        let protocols = self.number("Protocol", 8)?;
+        self.keys.ranges("protocol", &protocols);
+        let Some((value, matters)) = self.masked("L4 bytes", 32)? else { return Ok(()) };
+        if matters == 0 {
+            return Ok(());
+        }
+        if !matches!(*protocols, [(6, 6) | (17, 17)]) {
+            return Err(
+                "the first bytes behind the IP header are ports in a policy, of TCP and UDP".to_owned()
+            );
+        }
+        for (key, shift) in [("src_port", 16), ("dst_port", 0)] {
+            let ports = masked::ranges(value >> shift & 0xffff, matters >> shift & 0xffff, 16);
+            self.keys.ranges(key, &ports.ok_or("the mask of the ports takes too many ranges")?);
+        }
+        Ok(())
+    }
+
+    /// MACs, the VLAN tag, and what drivers make of "user-defined".
+    fn link(&mut self) -> Result<(), Reason> {
+        for (name, key) in [("Src MAC addr", "src_mac"), ("Dest MAC addr", "dst_mac")] {
+            self.mac(name, key)?;
+        }
+        let types = self.number("VLAN EtherType", 16)?;
+        match *types {
+            [] => {}
+            _ if self.has_tag => return Err("it names two tag protocols for one tag".to_owned()),
+            [(0x8100 | 0x88a8 | 0x9100, high)] if types[0].0 == high => {
+                self.keys.push("vlan_tpid", format!("{high:#06x}"));
+            }
+            _ => return Err("its VLAN ethertype is that of no tag".to_owned()),
+        }
+        if let Some((value, matters)) = self.masked("VLAN", 16)? {
+            let part = |shift: u32, bits: u32| {
+                let ones = (1u128 << bits) - 1;
+                masked::ranges(value >> shift & ones, matters >> shift & ones, bits)
+                    .ok_or("the mask of its VLAN takes too many ranges")
+            };
+            if matters & 0x1000 != 0 {
+                return Err("a policy does not know the drop-eligible bit of a VLAN tag".to_owned());
+            }
+            self.keys.ranges("vlan", &part(0, 12)?);
+            self.keys.ranges("vlan_priority", &part(13, 3)?);
+        }
+        match self.masked("User-defined", 64)? {
+            Some((_, matters)) if matters != 0 => {
+                Err("what it says of user-defined data is the driver's own".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A value of so many bits, and which of them matter.
+    fn masked(&mut self, name: &str, bits: u32) -> Result<Option<(u128, u128)>, Reason> {
+        let Some(text) = self.left.remove(name) else { return Ok(None) };
+        let wrong = || format!("`{name}` is not understood: {}", quoted(&text));
+        let (value, mask) = halves(&text).ok_or_else(wrong)?;
+        let (value, mask) = (number(value).ok_or_else(wrong)?, number(mask).ok_or_else(wrong)?);
+        Ok(Some((value, !mask & ((1 << bits) - 1))))
+    }
+
+    /// The same as ranges of so many bits.
+    fn number(&mut self, name: &str, bits: u32) -> Result<Vec<(u128, u128)>, Reason> {
+        let Some((value, matters)) = self.masked(name, bits)? else { return Ok(Vec::new()) };
+        masked::ranges(value, matters, bits)
+            .ok_or_else(|| format!("the mask of `{name}` takes too many ranges"))
+    }
+
+    fn address(&mut self, name: &str, key: &str) -> Result<(), Reason> {
+        let Some(text) = self.left.remove(name) else { return Ok(()) };
+        let wrong = || format!("`{name}` is not understood: {}", quoted(&text));
+        let (value, mask) = halves(&text).ok_or_else(wrong)?;
+        let value: IpAddr = value.parse().map_err(|_| wrong())?;
+        let matters = match mask.parse().map_err(|_| wrong())? {
+            IpAddr::V4(mask) => IpAddr::V4(!mask),
+            IpAddr::V6(mask) => IpAddr::V6(!mask),
+        };
+        if value.is_ipv4() != matters.is_ipv4() {
+            return Err(wrong());
+        }
+        let list = masked::addresses(value, matters)
+            .ok_or_else(|| format!("the mask of `{name}` takes too many prefixes"))?;
+        match &*list {
+            [] => {}
+            [one] => self.keys.text(key, one),
+            _ => self.keys.push(key, format!("[\"{}\"]", list.join("\", \""))),
+        }
+        Ok(())
+    }
+
+    fn mac(&mut self, name: &str, key: &str) -> Result<(), Reason> {
+        let Some(text) = self.left.remove(name) else { return Ok(()) };
+        let wrong = || format!("`{name}` is not understood: {}", quoted(&text));
+        let (value, mask) = halves(&text).ok_or_else(wrong)?;
+        let address = |text: &str| text.to_lowercase().parse::<MacAddr>().map_err(|_| wrong());
+        let (value, mask) = (address(value)?, address(mask)?);
+        let matters = MacAddr(mask.0.map(|byte| !byte));
+        let value = MacAddr(std::array::from_fn(|i| value.0[i] & matters.0[i]));
+        match matters {
+            MacAddr([0, 0, 0, 0, 0, 0]) => {}
+            MacAddr::BROADCAST => self.keys.text(key, value),
+            _ => self.keys.text(key, format!("{value}/{matters}")),
+        }
+        Ok(())
+    }
+}
+
+/// `VALUE mask: MASK`.
+fn halves(text: &str) -> Option<(&str, &str)> {
+    let (value, mask) = text.split_once("mask:")?;
+    Some((value.trim(), mask.trim()))
+}
+
+/// As printf writes it: hexadecimal after `0x`, or decimal; `%d` of an SPI may be negative.
+fn number(text: &str) -> Option<u128> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok().map(u128::from),
+        None => match text.parse::<i64>().ok()? {
+            negative @ ..0 => i32::try_from(negative).ok().map(|number| u128::from(number as u32)),
+            number => u128::try_from(number).ok(),
+        },
+    }
+}

@@ -1,0 +1,233 @@
+//! Listings and filter sets of other tools: what comes out is a policy that says the same, or a note says
+//! what it does not. The filter sets are those of `STEERD_CORPORA`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use packet::{DeepKey, FlowKey, Layers};
+use policy::import::{self, ClassBench, Imported};
+use policy::policy::{Action, Policy, Workers};
+use policy::{NoFiles, Predicate, Source};
+use proptest::prelude::*;
+
+fn parsed(imported: &Imported) -> Policy {
+    let source = Source::new("imported.toml", imported.policy_toml.clone());
+    match policy::parse(&source, &NoFiles) {
+        Ok((policy, _)) => policy,
+        Err(problems) => panic!("{problems}\n{}", imported.policy_toml),
+    }
+}
+
+fn shown(imported: &Imported) -> String {
+    parsed(imported);
+    let notes = imported.notes.iter().fold(String::new(), |mut text, note| {
+        writeln!(text, "{note}").expect("strings take text");
+        text
+    });
+    format!("{}---\n{notes}", imported.policy_toml)
+}
+
+#[test]
+fn filters_that_ethtool_lists() {
+    insta::assert_snapshot!(shown(&import::ethtool(include_str!("listings/ntuple.txt"))));
+}
+
+#[test]
+fn tables_that_ethtool_lists() {
+    insta::assert_snapshot!(shown(&import::ethtool(include_str!("listings/rxfh.txt"))));
+}
+
+#[test]
+fn filters_of_every_kind_and_some_that_are_none() {
+    let text = "# a comment\n\
+        @10.0.0.0/8\t192.0.2.53/32\t0 : 65535\t53 : 53\t0x11/0xFF\t0x0000/0x0000\t\n\
+        @0.0.0.0/0 0.0.0.0/0 0 : 65535 0 : 65535 0x00/0x00 0x0000/0x0000\n\
+        @10.1.2.3/16 0.0.0.0/0 1024 : 65535 80 : 80 0x06/0xFF 0x0200/0x1200\n\
+        @0.0.0.0/0 0.0.0.0/0 0 : 65535 0 : 65535 0x01/0xFF 0x0800/0xff00\n\
+        @0.0.0.0/0 0.0.0.0/0 7 : 7 0 : 65535 0x2f/0xFF 0x0000/0x0000\n\
+        @0.0.0.0/0 0.0.0.0/0 7 : 9 0 : 65535 0/0\n\
+        @2001:db8::1/33 ::/0 0 : 65535 0 : 65535 0x10/0xF0\n\
+        @10.0.0.0/8 ::/0 0 : 65535 0 : 65535 0x06/0xFF\n\
+        @10.0.0.0/33 0.0.0.0/0 0 : 65535 0 : 65535 0x06/0xFF\n\
+        @10.0.0.0/8 0.0.0.0/0 9 : 8 0 : 65535 0x06/0xFF\n\
+        @10.0.0.0/8\n";
+    insta::assert_snapshot!(shown(&import::classbench(text)));
+}
+
+#[test]
+fn nothing_is_a_policy_too() {
+    for text in [
+        "",
+        "\n\n",
+        "Filter:",
+        "Filter: 1",
+        "@",
+        "RX flow hash indirection table for eth0 with 2 RX ring(s):",
+    ] {
+        parsed(&import::classbench(text));
+        parsed(&import::ethtool(text));
+    }
+}
+
+#[test]
+fn a_filters_location_is_its_precedence() {
+    let filter = |location: u32, port: u32| {
+        format!(
+            "Filter: {location}\n\tRule Type: UDP over IPv4\n\tDest port: {port} mask: 0x0\n\tAction: Drop\n\n"
+        )
+    };
+    let imported = import::ethtool(&[filter(9, 53), filter(2, 80), filter(2, 81)].concat());
+    let names: Vec<String> = parsed(&imported).rules.into_iter().map(|rule| rule.name).collect();
+    assert_eq!(names, ["filter-2", "filter-2.2", "filter-9"]);
+}
+
+/// What a filter means, bit by bit: the mask's ones do not matter.
+#[test]
+fn a_mask_means_what_the_device_makes_of_it() {
+    let text = "Filter: 0\n\tRule Type: TCP over IPv4\n\tSrc IP addr: 10.0.0.4 mask: 0.0.2.3\n\
+        \tDest port: 4096 mask: 0xf0f\n\tVLAN: 0x2005 mask: 0x1ff0\n\tAction: Direct to queue 3\n";
+    let imported = import::ethtool(text);
+    let policy = parsed(&imported);
+    assert_eq!(imported.notes, []);
+    let predicate = Predicate::of(&policy.rules[0].matches);
+    for bits in 0..1u32 << 16 {
+        let (port, address) = (bits as u16, 0x0a00_0000 | bits & 0x3ff);
+        let key = FlowKey {
+            layers: Layers::IPV4 | Layers::TCP | Layers::VLAN,
+            ether_type: 0x0800,
+            vlan_tpid: 0x8100,
+            vlan_tci: 0x2005,
+            protocol: 6,
+            src_ip: {
+                let [a, b, c, d] = address.to_be_bytes();
+                [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+            },
+            dst_port: port,
+            ..FlowKey::default()
+        };
+        let wanted = (address ^ 0x0a00_0004) & !0x203 == 0 && (port ^ 4096) & !0xf0f == 0;
+        assert_eq!(predicate.matches(&key), wanted, "{address:#x} {port}");
+        assert!(!predicate.matches(&FlowKey { vlan_tci: 0x4005, ..key }));
+    }
+}
+
+#[test]
+fn shares_of_a_table_are_weights() {
+    let imported = import::ethtool(include_str!("listings/rxfh.txt"));
+    let policy = parsed(&imported);
+    let Workers::Listed(shares) = &policy.groups[1].workers else { panic!("{:?}", policy.groups) };
+    let shares: Vec<_> = shares.iter().map(|share| (share.worker, share.weight)).collect();
+    assert_eq!(shares, [(0, 6), (1, 1), (2, 1)]);
+}
+
+proptest! {
+    #[test]
+    fn any_text_imports_to_a_policy(text in "\\PC{0,200}", words in prop::collection::vec(prop::sample::select(vec![
+        "Filter: 1\n", "Filter: x\n", "Rule Type: TCP over IPv4\n", "Rule Type: Raw IPv6\n", "Flow Type: Raw Ethernet\n",
+        "Src IP addr: 10.0.0.0 mask: 0.255.0.255\n", "Dest IP addr: ::1 mask: ::\n", "Src port: 7 mask: 0xfff1\n",
+        "VLAN: 0x1 mask: 0x0\n", "VLAN EtherType: 0x8100 mask: 0x0\n", "Ethertype: 0x8100 mask: 0x0\n",
+        "Action: Direct to queue 4096\n", "Action: Direct to queue 4095\n", "Action: Drop\n", "RSS Context ID: 7\n",
+        "RX flow hash indirection table for x with 2 RX ring(s), context 7:\n", "0: 1 2 3\n", "0: 1 1 99999\n", "RSS hash key:\n",
+        "aa:bb\n", "RSS hash function:\n", "xor: on\n", "SPI: -1 mask: 0x0\n", "Rule Type: IPSEC ESP over IPv6\n",
+        "Protocol: 17 mask: 0x0\n", "L4 bytes: 0x350035 mask: 0xffff\n", "TOS: 0x1 mask: 0xfe\n",
+    ]), 0..24)) {
+        parsed(&import::ethtool(&text));
+        parsed(&import::classbench(&text));
+        parsed(&import::ethtool(&words.concat()));
+    }
+
+    #[test]
+    fn any_filter_set_imports_to_a_policy(lines in prop::collection::vec(
+        "@?[0-9]{1,3}(\\.[0-9]{1,3}){3}/[0-9]{1,2} [0-9a-f:]{0,9}/[0-9]{1,3} [0-9]{1,5} : [0-9]{1,5} [0-9]{1,5} : [0-9]{1,5} 0x[0-9a-f]{1,2}/0x[0-9a-f]{2} 0x[0-9a-f]{4}/0x[0-9a-f]{4}",
+        0..8,
+    )) {
+        parsed(&import::classbench(&lines.join("\n")));
+    }
+}
+
+/// The folder of filter sets, or `None` after saying that there is none.
+fn sets() -> Option<PathBuf> {
+    let Some(corpora) = std::env::var_os("STEERD_CORPORA") else {
+        assert!(std::env::var_os("CI").is_none(), "STEERD_CORPORA must name the corpora where CI is set");
+        writeln!(std::io::stderr(), "NOT RUN: set STEERD_CORPORA to the folder of the corpora").unwrap();
+        return None;
+    };
+    Some(Path::new(&corpora).join("rules"))
+}
+
+#[test]
+fn every_filter_set_is_a_policy() {
+    let Some(folder) = sets() else { return };
+    let mut sets = Vec::new();
+    for folder in [folder.clone(), folder.join("dpdk-test-acl")] {
+        for entry in std::fs::read_dir(folder).expect("the corpora are there") {
+            let path = entry.expect("an entry").path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            let is_set =
+                !name.contains("trace") && !name.contains("expected") && !name.starts_with("LICENSE");
+            if path.is_file() && is_set {
+                sets.push((name, std::fs::read_to_string(&path).expect("a set")));
+            }
+        }
+    }
+    assert!(sets.len() >= 8, "{sets:?}");
+    for (name, text) in sets {
+        let filters = text.lines().filter(|line| line.starts_with('@')).count();
+        for options in [ClassBench::default(), ClassBench { tcp_flags: false }] {
+            let imported = import::classbench_with(&text, options);
+            let policy = parsed(&imported);
+            assert_eq!(policy.rules.len(), filters, "{name}: {:?}", imported.notes);
+            assert!(imported.notes.iter().all(|note| !note.message.contains("left out: ")), "{name}");
+            assert!(policy.rules.iter().all(|rule| matches!(rule.action, Action::Steer(_))));
+        }
+    }
+}
+
+/// Line, first match, ... of `acl_1k_expected.tsv`, which ignores TCP flags.
+#[test]
+fn the_first_rule_of_every_packet_of_the_trace_is_the_expected_one() {
+    let Some(folder) = sets() else { return };
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("the corpora are there");
+    let imported = import::classbench_with(&read("acl_1k"), ClassBench { tcp_flags: false });
+    let policy = parsed(&imported);
+    let predicates: Vec<Predicate> = policy.rules.iter().map(|rule| Predicate::of(&rule.matches)).collect();
+    let trace = read("acl_1k_trace");
+    let packets: Vec<FlowKey> = trace.lines().map(trace_key).collect();
+    let mut compared = BTreeMap::new();
+    for line in read("acl_1k_expected.tsv").lines() {
+        let mut columns = line.split('\t').map(|column| column.parse::<usize>().expect("a number"));
+        let (packet, first) = (columns.next().unwrap(), columns.next().unwrap());
+        let key = DeepKey { outer: packets[packet], ..DeepKey::default() };
+        let found = predicates.iter().position(|predicate| predicate.matches_deep(&key)).unwrap();
+        assert_eq!(policy.rules[found].name, format!("r{first}"), "line {packet}");
+        *compared.entry(found).or_insert(0) += 1;
+    }
+    assert!(compared.len() > 100, "the trace meets {} rules only", compared.len());
+}
+
+/// Source, destination, ports, protocol; ports count for TCP and UDP alone.
+fn trace_key(line: &str) -> FlowKey {
+    let columns: Vec<u64> = line.split_whitespace().map(|column| column.parse().expect("a number")).collect();
+    let address = |number: u64| {
+        let mut octets = [0; 16];
+        octets[..4].copy_from_slice(&(number as u32).to_be_bytes());
+        octets
+    };
+    let transport = match columns[4] {
+        6 => Layers::TCP,
+        17 => Layers::UDP,
+        _ => Layers::empty(),
+    };
+    FlowKey {
+        layers: Layers::IPV4 | transport,
+        ether_type: 0x0800,
+        src_ip: address(columns[0]),
+        dst_ip: address(columns[1]),
+        src_port: columns[2] as u16,
+        dst_port: columns[3] as u16,
+        protocol: columns[4] as u8,
+        ..FlowKey::default()
+    }
+}

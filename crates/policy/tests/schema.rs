@@ -1,0 +1,171 @@
+//! The JSON Schema and the parser are of one mind: every key of the one is a key of the other, and what the
+//! parser takes the schema takes.
+
+#[path = "support/json_schema.rs"]
+mod json_schema;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use json_schema::violations;
+use policy::{Diagnostics, Source};
+use serde_json::{Value, json};
+
+fn properties(of: &Value) -> BTreeSet<String> {
+    of["properties"].as_object().expect("a table has properties").keys().cloned().collect()
+}
+
+fn definition(name: &str) -> BTreeSet<String> {
+    properties(&policy::schema()["$defs"][name])
+}
+
+fn parse(text: &str) -> Result<(), Diagnostics> {
+    let files = BTreeMap::from([("x.txt".to_owned(), "1\n".to_owned())]);
+    policy::parse(&Source::new("schema.toml", text), &files).map(|_| ())
+}
+
+/// A date is a value of no key, so a key that is read at all says so.
+const WRONG: &str = "1979-05-27";
+
+/// The message that a key brings about where it has a wrong value.
+fn told(text: &str) -> String {
+    parse(text).expect_err(text).to_string()
+}
+
+#[test]
+fn every_key_of_the_schema_is_read() {
+    let rule = |matches: &str| {
+        format!("version = 1\n[[rules]]\nname = \"x\"\nmatch = {{ {matches} }}\naction = \"drop\"\n")
+    };
+    for key in definition("match") {
+        let message = told(&rule(&format!("{key} = {WRONG}")));
+        assert!(
+            !message.contains("unknown key") && message.contains(&format!("`{key}`")),
+            "{key}: {message}"
+        );
+    }
+    for key in definition("inner_match") {
+        let message = told(&rule(&format!("inner = {{ {key} = {WRONG} }}")));
+        assert!(message.contains(&format!("`{key}`")) && !message.contains("outer"), "{key}: {message}");
+    }
+    for key in definition("mpls_entry") {
+        let message = told(&rule(&format!("mpls = {{ {key} = {WRONG} }}")));
+        assert!(message.contains(&format!("`{key}`")) && !message.contains("unknown"), "{key}: {message}");
+    }
+    for key in definition("rule") {
+        let message = told(&format!("version = 1\n[[rules]]\n{key} = {WRONG}\n"));
+        assert!(!message.contains("unknown key"), "{key}: {message}");
+        assert!(message.contains(&format!("3:{}: ", key.len() + 4)), "{key} is not looked at: {message}");
+    }
+    for key in definition("group") {
+        let message = told(
+            &format!("version = 1\n[groups.g]\nworkers = [0]\n{key} = {WRONG}\n")
+                .replace(if key == "workers" { "workers = [0]\n" } else { "\0" }, ""),
+        );
+        assert!(
+            !message.contains("unknown key") && message.contains(&format!("`{key}`")),
+            "{key}: {message}"
+        );
+    }
+    for key in properties(&policy::schema()) {
+        let version = if key == "version" { "" } else { "version = 1\n" };
+        let message = told(&format!("{version}{key} = {WRONG}\n"));
+        assert!(!message.contains("unknown key") && message.contains("error"), "{key}: {message}");
+    }
+}
+
+#[test]
+fn what_is_within_a_tunnel_is_what_the_parser_takes_there() {
+    let inner = definition("inner_match");
+    for key in definition("match").difference(&inner) {
+        let text = format!(
+            "version = 1\n[[rules]]\nname = \"x\"\nmatch = {{ inner = {{ {key} = 1 }} }}\naction = \"drop\"\n"
+        );
+        let message = told(&text);
+        assert!(message.contains(&format!("`{key}` is of the outer packet")), "{key}: {message}");
+    }
+}
+
+#[test]
+fn every_key_of_the_parser_is_in_the_schema() {
+    // The parser lists what it knows where it is given something else.
+    let listed = |text: &str, of: &str| -> BTreeSet<String> {
+        let message = told(text);
+        let marker = format!("({of} has ");
+        let start = message.find(&marker).unwrap_or_else(|| panic!("{message}")) + marker.len();
+        let end = start + message[start..].find(')').expect("the list ends");
+        message[start..end].split(", ").map(str::to_owned).collect()
+    };
+    let unknown = "zzzzzzzzzzzzzzzzzzzzzzzz = 1";
+    assert_eq!(listed(&format!("{unknown}\n"), "a policy"), properties(&policy::schema()));
+    assert_eq!(listed(&format!("[[rules]]\n{unknown}\n"), "a rule"), definition("rule"));
+    assert_eq!(listed(&format!("[groups.g]\n{unknown}\n"), "a group"), definition("group"));
+    let matches = format!("[[rules]]\nmatch = {{ {unknown} }}\n");
+    assert_eq!(listed(&matches, "a match"), definition("match"));
+    let label = format!("[[rules]]\nmatch = {{ mpls = {{ {unknown} }} }}\n");
+    assert_eq!(listed(&label, "a label"), definition("mpls_entry"));
+}
+
+fn json_of(text: &str) -> Value {
+    let table: toml::Table = toml::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    serde_json::to_value(table).expect("TOML without dates is JSON")
+}
+
+#[test]
+fn what_the_parser_takes_the_schema_takes() {
+    let schema = policy::schema();
+    let page = include_str!("../../../docs/policy.md");
+    let blocks = page.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default());
+    let files = [
+        include_str!("policies/service.toml"),
+        include_str!("policies/hybrid.toml"),
+        include_str!("policies/link.toml"),
+    ];
+    for text in blocks.chain(files) {
+        assert_eq!(violations(&schema, &json_of(text)), [""; 0], "{text}");
+    }
+}
+
+#[test]
+fn what_the_schema_refuses_is_refused() {
+    let schema = policy::schema();
+    for text in [
+        "version = 2",
+        "rules = []",
+        "version = 1\ndeafult = \"drop\"",
+        "version = 1\n[groups.g]\nworkers = []",
+        "version = 1\n[groups.g]\ntable_size = 0",
+        "version = 1\n[[rules]]\nname = \"x\"\nmatch = {}\naction = \"drop\"",
+        "version = 1\n[[rules]]\nname = \"x\"\nmatch = { dst_port = 65536 }\naction = \"drop\"",
+        "version = 1\n[[rules]]\nname = \"x\"\nmatch = { dst_port = [] }\naction = \"drop\"",
+        "version = 1\n[[rules]]\nname = \"x\"\nmatch = { any = true }\naction = { steer = \"g\", copy = \"g\" }",
+        "version = 1\n[[rules]]\nname = \"x\"\nmatch = { any = true }\naction = \"drop\"\npriority = 99999",
+        "version = 1\n[[rules]]\nname = \"x\"\nmatch = { inner = { esp_spi = 1 } }\naction = \"drop\"",
+    ] {
+        assert!(!violations(&schema, &json_of(text)).is_empty(), "the schema takes {text}");
+        assert!(parse(text).is_err(), "the parser takes {text}");
+    }
+}
+
+/// The judge of the tests above is right about the words that the schema uses.
+#[test]
+fn the_validator_knows_the_schemas_words() {
+    let schema = json!({
+        "type": "object", "required": ["a"], "additionalProperties": false, "minProperties": 1,
+        "properties": { "a": { "anyOf": [{ "enum": [1, "x"] }, { "$ref": "#/$defs/list" }] }, "b": { "const": true } },
+        "$defs": { "list": { "type": "array", "minItems": 1, "items": { "type": "integer", "minimum": 2, "maximum": 3 } } },
+    });
+    for (value, is_right) in [
+        (json!({ "a": 1 }), true),
+        (json!({ "a": "x", "b": true }), true),
+        (json!({ "a": [2, 3] }), true),
+        (json!({ "a": [] }), false),
+        (json!({ "a": [4] }), false),
+        (json!({ "a": 2 }), false),
+        (json!({ "b": true }), false),
+        (json!({ "a": 1, "b": false }), false),
+        (json!({ "a": 1, "c": 1 }), false),
+        (json!([]), false),
+    ] {
+        assert_eq!(violations(&schema, &value).is_empty(), is_right, "{value}");
+    }
+}
