@@ -27,10 +27,10 @@ impl<T> Spin<T> {
     #[inline]
     pub(crate) fn lock(&self) -> *mut T {
         if let Some(locked) = &self.locked {
-            let mut spins = 0;
+            let mut spins = 0u32;
             while locked.swap(true, Ordering::Acquire) {
-                spins += 1;
-                if spins % SPINS == 0 {
+                spins = spins.wrapping_add(1);
+                if spins.is_multiple_of(SPINS) {
                     std::thread::yield_now();
                 }
                 std::hint::spin_loop();

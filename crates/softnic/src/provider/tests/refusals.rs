@@ -15,7 +15,7 @@ use super::super::{
 use super::{LOCAL_WRITE, Raw, udp};
 use crate::limits::COMP_VECTORS;
 
-fn errno() -> i32 {
+pub(super) fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap()
 }
 

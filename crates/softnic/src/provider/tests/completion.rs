@@ -1,0 +1,520 @@
+//! Completion queues beyond plain polling: channels and arming, moderation, resizing, overruns, clocks, vectors.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use ibverbs_sys::{
+    IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN,
+    IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_SLID, ibv_ack_cq_events, ibv_comp_channel, ibv_cq, ibv_cq_ex,
+    ibv_cq_init_attr_ex, ibv_create_cq, ibv_destroy_comp_channel, ibv_destroy_cq, ibv_get_cq_event,
+    ibv_moderate_cq, ibv_modify_cq_attr, ibv_poll_cq_attr, ibv_values_ex,
+};
+
+use super::super::{channel, context, cq, cq_notify, cq_poll, cq_resize, qp};
+use super::refusals::errno;
+use super::{LOCAL_WRITE, Memory, Raw, udp};
+use crate::Personality;
+use crate::abi::WorkCompletion;
+use crate::limits::MAX_CQE;
+
+/// What the queue of [`Waiter`] is given as its context.
+const WORD: *mut c_void = std::ptr::without_provenance_mut(0x77);
+
+/// A device whose queue reports to a channel, and memory to receive in.
+struct Waiter {
+    raw: Raw,
+    channel: *mut ibv_comp_channel,
+    memory: Memory,
+    posted: u64,
+}
+
+impl Waiter {
+    fn new(entries: c_int) -> Self {
+        let mut channel = null_mut();
+        let raw = Raw::build(Personality::Ideal, |context| {
+            channel = new_channel(context);
+            // SAFETY: a live context and channel.
+            unsafe { ibv_create_cq(context, entries, WORD, channel, 0) }
+        });
+        let memory = raw.register(4096, LOCAL_WRITE);
+        Self { raw, channel, memory, posted: 0 }
+    }
+
+    fn arm(&self, solicited_only: bool) {
+        // SAFETY: a live queue.
+        assert_eq!(unsafe { cq_notify::req_notify_cq(self.raw.cq, c_int::from(solicited_only)) }, 0);
+    }
+
+    /// Receives so many frames, each into a buffer of so many bytes.
+    fn receive(&mut self, frames: usize, buffer_bytes: u32) {
+        for _ in 0..frames {
+            let mut elements = [self.memory.element(0, buffer_bytes)];
+            assert_eq!(self.raw.post_receive(self.posted, &mut elements).0, 0);
+            self.posted += 1;
+        }
+        self.raw.deliver((0..frames).map(udp));
+    }
+
+    /// The next event, not acknowledged; `None` if there is none now.
+    fn read(&self) -> Option<(*mut ibv_cq, *mut c_void)> {
+        let (mut cq, mut word) = (null_mut(), null_mut());
+        // SAFETY: a live channel.
+        let got = unsafe { ibv_get_cq_event(self.channel, &raw mut cq, &raw mut word) };
+        (got == 0).then_some((cq, word))
+    }
+
+    /// How many events there are now, all acknowledged.
+    fn events(&self) -> u32 {
+        let mut events = 0;
+        while let Some(event) = self.read() {
+            assert_eq!(event, (self.raw.cq, WORD));
+            // SAFETY: an event of just now, of a queue that lives.
+            unsafe { ibv_ack_cq_events(event.0, 1) };
+            events += 1;
+        }
+        events
+    }
+
+    fn moderate(&self, cq_count: u16, cq_period: u16) -> c_int {
+        modify(self.raw.cq, 1, ibv_moderate_cq { cq_count, cq_period })
+    }
+
+    fn ids(&self) -> Vec<u64> {
+        self.raw.poll().iter().map(|completion| completion.wr_id).collect()
+    }
+
+    /// Destroys what uses the queue, so that it can be destroyed itself.
+    fn leave_queue_alone(&self) {
+        // SAFETY: live handles, not used again.
+        assert_eq!(unsafe { super::super::flow::destroy_flow(self.raw.flow) }, 0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { qp::destroy_qp(self.raw.qp) }, 0);
+    }
+}
+
+fn new_channel(context: *mut ibverbs_sys::ibv_context) -> *mut ibv_comp_channel {
+    // SAFETY: a live context.
+    let channel = unsafe { channel::create_comp_channel(context) };
+    assert!(!channel.is_null());
+    // SAFETY: a live channel, whose descriptor stays open.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw((*channel).fd) };
+    rustix::io::ioctl_fionbio(fd, true).unwrap();
+    channel
+}
+
+fn modify(cq: *mut ibv_cq, attr_mask: u32, moderate: ibv_moderate_cq) -> c_int {
+    let mut attr = ibv_modify_cq_attr { attr_mask, moderate };
+    // SAFETY: a live queue and a whole struct.
+    unsafe { cq_notify::modify_cq(cq, &raw mut attr) }
+}
+
+fn create_ex(raw: &Raw, change: impl FnOnce(&mut ibv_cq_init_attr_ex)) -> Result<*mut ibv_cq_ex, i32> {
+    let mut attr = ibv_cq_init_attr_ex { cqe: 64, ..ibv_cq_init_attr_ex::default() };
+    change(&mut attr);
+    // SAFETY: a live context and a whole struct.
+    let cq = unsafe { cq::create_cq_ex(raw.context, &raw mut attr) };
+    if cq.is_null() { Err(errno()) } else { Ok(cq) }
+}
+
+fn resize(cq: *mut ibv_cq, entries: c_int) -> c_int {
+    // SAFETY: a live queue.
+    unsafe { cq_resize::resize_cq(cq, entries) }
+}
+
+fn size(cq: *mut ibv_cq) -> c_int {
+    // SAFETY: a live queue.
+    unsafe { (*cq).cqe }
+}
+
+#[test]
+fn an_armed_queue_raises_one_event_and_is_armed_no_more() {
+    let mut waiter = Waiter::new(64);
+    waiter.receive(1, 2048);
+    assert_eq!(waiter.events(), 0, "not armed");
+    waiter.raw.poll();
+    waiter.arm(false);
+    waiter.receive(3, 2048);
+    assert_eq!(waiter.events(), 1);
+    waiter.receive(1, 2048);
+    assert_eq!(waiter.events(), 0, "one shot");
+}
+
+#[test]
+fn poll_arm_poll_loses_nothing() {
+    let mut waiter = Waiter::new(64);
+    waiter.receive(2, 2048);
+    waiter.arm(false);
+    assert_eq!(waiter.events(), 0, "what is queued already raises none");
+    assert_eq!(waiter.ids(), [0, 1], "so whoever arms polls again");
+    waiter.receive(1, 2048);
+    assert_eq!(waiter.events(), 1, "and what comes after that does");
+    assert_eq!(waiter.ids(), [2]);
+}
+
+#[test]
+fn only_failed_completions_are_solicited() {
+    let mut waiter = Waiter::new(64);
+    waiter.arm(true);
+    waiter.receive(3, 2048);
+    assert_eq!(waiter.events(), 0);
+    waiter.receive(1, 8);
+    assert_eq!(waiter.events(), 1, "too short a buffer");
+
+    let mut waiter = Waiter::new(64);
+    waiter.arm(false);
+    waiter.arm(true);
+    waiter.receive(1, 2048);
+    assert_eq!(waiter.events(), 1, "the wish for any outweighs the one for a solicited one");
+}
+
+#[test]
+fn flushed_requests_wake_too() {
+    let waiter = Waiter::new(64);
+    waiter.raw.post_receive(0, &mut [waiter.memory.element(0, 64)]);
+    waiter.arm(true);
+    let state = ibverbs_sys::ibv_qp_attr_mask::IBV_QP_STATE.0;
+    assert_eq!(waiter.raw.modify(ibverbs_sys::ibv_qp_state::IBV_QPS_ERR, state), 0);
+    assert_eq!(waiter.events(), 1);
+    assert_eq!(waiter.ids(), [0]);
+}
+
+#[test]
+fn an_unread_event_goes_with_its_queue() {
+    let mut waiter = Waiter::new(64);
+    waiter.arm(false);
+    waiter.receive(1, 2048);
+    waiter.leave_queue_alone();
+    // SAFETY: a live handle, not used again.
+    assert_eq!(unsafe { ibv_destroy_cq(waiter.raw.cq) }, 0);
+    assert!(waiter.read().is_none());
+    // SAFETY: as above.
+    assert_eq!(unsafe { ibv_destroy_comp_channel(waiter.channel) }, 0);
+}
+
+#[test]
+fn destroying_waits_for_the_acknowledgement_of_what_was_read() {
+    let mut waiter = Waiter::new(64);
+    waiter.arm(false);
+    waiter.receive(1, 2048);
+    let (cq, _) = waiter.read().expect("an event");
+    waiter.leave_queue_alone();
+    let (done, destroyed) = mpsc::channel();
+    let address = cq.expose_provenance();
+    let thread = std::thread::spawn(move || {
+        let cq: *mut ibv_cq = std::ptr::with_exposed_provenance_mut(address);
+        // SAFETY: a live handle, used by the event only until it is acknowledged.
+        done.send(unsafe { ibv_destroy_cq(cq) }).unwrap();
+    });
+    assert!(destroyed.recv_timeout(Duration::from_millis(50)).is_err(), "destroyed under an event");
+    // SAFETY: the event of above; its queue still lives.
+    unsafe { ibv_ack_cq_events(cq, 1) };
+    assert_eq!(destroyed.recv_timeout(Duration::from_secs(10)), Ok(0));
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_channel_outlives_its_queues_and_is_unknown_afterwards() {
+    let waiter = Waiter::new(64);
+    // SAFETY: a live channel.
+    assert_eq!(unsafe { ibv_destroy_comp_channel(waiter.channel) }, libc::EBUSY);
+    let other = new_channel(waiter.raw.context);
+    // SAFETY: a live channel without queues.
+    assert_eq!(unsafe { ibv_destroy_comp_channel(other) }, 0);
+    assert_eq!(create_ex(&waiter.raw, |attr| attr.channel = other).err(), Some(libc::EINVAL));
+    let foreign = Waiter::new(64);
+    assert_eq!(create_ex(&waiter.raw, |attr| attr.channel = foreign.channel).err(), Some(libc::EINVAL));
+    assert!(create_ex(&waiter.raw, |attr| attr.channel = waiter.channel).is_ok());
+    for _ in 0..100 {
+        let channel = new_channel(waiter.raw.context);
+        // SAFETY: a live channel without queues.
+        assert_eq!(unsafe { ibv_destroy_comp_channel(channel) }, 0);
+    }
+    let known = waiter.raw.nic.shared().control().channels.slot_count();
+    assert!(known <= 3, "{known} places for channels that are gone");
+}
+
+#[test]
+fn a_full_channel_gets_its_event_once_there_is_room() {
+    let mut waiter = Waiter::new(64);
+    let fill = 10_000;
+    {
+        let state = waiter.raw.nic.shared().control();
+        let (_, channel) = state.channels.iter().next().expect("the channel");
+        assert!((0..fill).take_while(|_| channel.events.send(waiter.raw.cq.addr() as u64)).count() < fill);
+    }
+    waiter.arm(false);
+    waiter.receive(1, 2048);
+    let mut read = 0;
+    while waiter.read().is_some() {
+        read += 1;
+    }
+    assert!(read > 0);
+    waiter.raw.nic.pump(1);
+    assert!(waiter.read().is_some(), "the event was kept");
+    assert!(waiter.read().is_none());
+    // They were sent behind the queue's back: it knows of one, and these are not acknowledged to it.
+}
+
+#[test]
+fn moderation_counts_completions() {
+    let mut waiter = Waiter::new(64);
+    assert_eq!(waiter.moderate(3, 0), 0);
+    waiter.arm(false);
+    waiter.receive(2, 2048);
+    waiter.raw.nic.pump(1);
+    assert_eq!(waiter.events(), 0);
+    waiter.receive(1, 2048);
+    assert_eq!(waiter.events(), 1);
+    waiter.arm(false);
+    waiter.receive(2, 2048);
+    assert_eq!(waiter.events(), 0, "it counts anew for each event");
+    assert_eq!(waiter.moderate(0, 0), 0);
+    assert_eq!(waiter.events(), 1, "what waits is enough without moderation");
+}
+
+#[test]
+fn moderation_lets_no_completion_wait_longer_than_its_period() {
+    let mut waiter = Waiter::new(64);
+    assert_eq!(waiter.moderate(1000, 20_000), 0);
+    waiter.arm(false);
+    let start = std::time::Instant::now();
+    waiter.receive(1, 2048);
+    let early = waiter.events();
+    if start.elapsed() < Duration::from_millis(20) {
+        assert_eq!(early, 0);
+    }
+    std::thread::sleep(Duration::from_millis(21));
+    waiter.raw.nic.pump(1);
+    assert_eq!(early + waiter.events(), 1);
+}
+
+#[test]
+fn moderation_has_the_limits_of_the_device() {
+    let waiter = Waiter::new(64);
+    let nothing = ibv_moderate_cq { cq_count: 0, cq_period: 0 };
+    assert_eq!(modify(waiter.raw.cq, 0, nothing), libc::EINVAL);
+    assert_eq!(modify(waiter.raw.cq, 3, nothing), libc::EOPNOTSUPP);
+    assert_eq!(waiter.moderate(u16::MAX, u16::MAX), 0);
+    let mlx5 = Raw::with_personality(Personality::Mlx5);
+    assert_eq!(modify(mlx5.cq, 1, ibv_moderate_cq { cq_count: u16::MAX, cq_period: 4095 }), 0);
+    assert_eq!(modify(mlx5.cq, 1, ibv_moderate_cq { cq_count: 0, cq_period: 4096 }), libc::EINVAL);
+}
+
+#[test]
+fn a_queue_grows_and_shrinks_with_what_is_in_it() {
+    let mut waiter = Waiter::new(8);
+    waiter.receive(3, 2048);
+    assert_eq!(waiter.raw.poll().len(), 3, "so that the indices are not at the start");
+    waiter.receive(6, 2048);
+    assert_eq!(resize(waiter.raw.cq, 32), 0);
+    assert_eq!(size(waiter.raw.cq), 32);
+    waiter.receive(10, 2048);
+    assert_eq!(resize(waiter.raw.cq, 15), libc::EINVAL, "16 are queued");
+    assert_eq!(size(waiter.raw.cq), 32);
+    assert_eq!(resize(waiter.raw.cq, 16), 0);
+    assert_eq!(size(waiter.raw.cq), 16);
+    assert_eq!(waiter.ids(), (3..19).collect::<Vec<_>>());
+    waiter.receive(16, 2048);
+    assert_eq!(waiter.raw.stats().cq_overrun, 0);
+    assert_eq!(waiter.ids(), (19..35).collect::<Vec<_>>());
+    assert_eq!(resize(waiter.raw.cq, 1), 0);
+    for entries in [0, -1, MAX_CQE as c_int + 1, c_int::MAX] {
+        assert_eq!(resize(waiter.raw.cq, entries), libc::EINVAL, "{entries}");
+    }
+}
+
+#[test]
+fn a_resized_queue_is_still_armed() {
+    let mut waiter = Waiter::new(8);
+    waiter.receive(2, 2048);
+    waiter.arm(false);
+    assert_eq!(resize(waiter.raw.cq, 64), 0);
+    assert_eq!(waiter.events(), 0, "what was moved is not new");
+    waiter.receive(1, 2048);
+    assert_eq!(waiter.events(), 1);
+    assert_eq!(waiter.ids(), [0, 1, 2]);
+}
+
+#[test]
+fn a_queue_that_overran_cannot_be_resized() {
+    let mut waiter = Waiter::new(4);
+    waiter.receive(5, 2048);
+    assert_eq!(waiter.raw.stats().cq_overrun, 1);
+    assert_eq!(resize(waiter.raw.cq, 64), libc::EINVAL);
+    assert_eq!(waiter.ids().len(), 4);
+}
+
+#[test]
+fn a_queue_that_ignores_overruns_loses_completions_and_lives() {
+    let raw = Raw::build(Personality::Ideal, |context| {
+        let mut attr = ibv_cq_init_attr_ex {
+            cqe: 4,
+            comp_mask: 1,
+            flags: IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
+            ..ibv_cq_init_attr_ex::default()
+        };
+        // SAFETY: a live context and a whole struct.
+        unsafe { ibverbs_create_cq_ex(context, &mut attr) }
+    });
+    let memory = raw.register(2048, LOCAL_WRITE);
+    for id in 0..8 {
+        raw.post_receive(id, &mut [memory.element(0, 2048)]);
+    }
+    raw.deliver((0..6).map(udp));
+    let stats = raw.stats();
+    assert_eq!((stats.delivered, stats.cq_overrun), (4, 2));
+    assert!(raw.unacknowledged().is_none());
+    assert_eq!(raw.poll().len(), 4);
+    raw.deliver((0..2).map(udp));
+    assert_eq!(raw.poll().len(), 2);
+}
+
+/// The verb as the library makes it, so that the queue is initialised.
+///
+/// # Safety
+/// A live context.
+unsafe fn ibverbs_create_cq_ex(
+    context: *mut ibverbs_sys::ibv_context,
+    attr: &mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq {
+    // SAFETY: by the contract of this function.
+    let cq = unsafe { cq::create_cq_ex(context, attr) };
+    assert!(!cq.is_null(), "{}", errno());
+    cq.cast()
+}
+
+/// Reads the only completion of a queue by iterating: (status, wall clock, ticks).
+fn read_clocks(cq: *mut ibv_cq_ex) -> (u32, u64, u64) {
+    let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
+    // SAFETY: a live queue.
+    let (start, end, wall, ticks) = unsafe {
+        let cq = &*cq;
+        (cq.start_poll, cq.end_poll, cq.read_completion_wallclock_ns, cq.read_completion_ts)
+    };
+    // SAFETY: a live queue and a whole struct.
+    assert_eq!(unsafe { start.unwrap()(cq, &raw mut attr) }, 0);
+    // SAFETY: within a poll, and so on below.
+    let wall_ns = wall.map_or(0, |read| unsafe { read(cq) });
+    // SAFETY: as above.
+    let ticks = unsafe { ticks.unwrap()(cq) };
+    // SAFETY: as above.
+    unsafe { end.unwrap()(cq) };
+    // SAFETY: a live queue.
+    (unsafe { (*cq).status }, wall_ns, ticks)
+}
+
+#[test]
+fn the_plain_verb_polls_an_extended_queue_but_not_in_the_middle_of_a_batch() {
+    let raw = Raw::build(Personality::Ideal, |context| {
+        // Without a lock, or the second poll would wait for the first.
+        let flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
+        let mut attr = ibv_cq_init_attr_ex { cqe: 4, comp_mask: 1, flags, ..ibv_cq_init_attr_ex::default() };
+        // SAFETY: a live context.
+        unsafe { ibverbs_create_cq_ex(context, &mut attr) }
+    });
+    let memory = raw.register(2048, LOCAL_WRITE);
+    for id in 0..3 {
+        raw.post_receive(id, &mut [memory.element(0, 2048)]);
+    }
+    raw.deliver((0..2).map(udp));
+    let cq = raw.cq.cast::<ibv_cq_ex>();
+    let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
+    // SAFETY: a live queue.
+    let (start, end) = unsafe { ((*cq).start_poll.unwrap(), (*cq).end_poll.unwrap()) };
+    // SAFETY: a live queue and a whole struct.
+    assert_eq!(unsafe { start(cq, &raw mut attr) }, 0);
+    let mut completion = [WorkCompletion::default()];
+    // SAFETY: a live queue and an array of one.
+    assert_eq!(unsafe { cq_poll::poll_cq(raw.cq, 1, completion.as_mut_ptr().cast()) }, -1);
+    assert_eq!(resize(raw.cq, 64), libc::EBUSY);
+    // SAFETY: within a poll.
+    unsafe { end(cq) };
+    assert_eq!(raw.poll()[0].wr_id, 1, "the first was read by the batch");
+    raw.deliver([udp(5)]);
+    assert_eq!(raw.poll()[0].wc_flags, ibverbs_sys::ibv_wc_flags::IBV_WC_IP_CSUM_OK.0);
+}
+
+fn raw_clock(raw: &Raw) -> u64 {
+    let mut values = ibv_values_ex { comp_mask: 1, ..ibv_values_ex::default() };
+    // SAFETY: a live context and a whole struct.
+    assert_eq!(unsafe { context::query_rt_values(raw.context, &raw mut values) }, 0);
+    assert_eq!((values.comp_mask, values.raw_clock.tv_sec), (1, 0));
+    values.raw_clock.tv_nsec as u64
+}
+
+#[test]
+fn timestamps_tick_as_the_device_says_and_the_wall_clock_is_in_nanoseconds() {
+    for personality in Personality::ALL {
+        let rules = personality.rules();
+        let both = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
+        let raw = Raw::build(personality, |context| {
+            let wc_flags = u64::from(both & rules.completion.fields.bits);
+            let mut attr = ibv_cq_init_attr_ex { cqe: 4, wc_flags, ..ibv_cq_init_attr_ex::default() };
+            // SAFETY: a live context.
+            unsafe { ibverbs_create_cq_ex(context, &mut attr) }
+        });
+        let memory = raw.register(2048, LOCAL_WRITE);
+        raw.post_receive(1, &mut [memory.element(0, 2048)]);
+        let (before, before_ns) = (raw_clock(&raw), crate::clock::now_ns());
+        raw.deliver([udp(1)]);
+        let (after, after_ns) = (raw_clock(&raw), crate::clock::now_ns());
+        let (status, wall_ns, ticks) = read_clocks(raw.cq.cast());
+        assert_eq!(status, 0);
+        assert!((before..=after).contains(&ticks), "{before} {ticks} {after} ({personality})");
+        if rules.completion.fields.bits & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK != 0 {
+            assert!((before_ns..=after_ns).contains(&wall_ns));
+            assert_eq!(ticks, rules.clock.ticks(wall_ns));
+        }
+    }
+}
+
+#[test]
+fn each_personality_refuses_what_its_hardware_refuses() {
+    let exclusive = u64::from(IBV_WC_EX_WITH_SLID | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP);
+    let ignore = IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+    for (personality, expected) in [
+        (Personality::Ideal, [0, 0, 0, 0, 0, libc::EINVAL]),
+        (Personality::Mlx5, [0, 0, 0, 0, libc::EINVAL, libc::EINVAL]),
+        (
+            Personality::Mlx4,
+            [
+                libc::EOPNOTSUPP,
+                libc::EOPNOTSUPP,
+                libc::EOPNOTSUPP,
+                libc::EOPNOTSUPP,
+                libc::EOPNOTSUPP,
+                libc::EOPNOTSUPP,
+            ],
+        ),
+    ] {
+        let raw = Raw::with_personality(personality);
+        let pd = raw.pd;
+        let outcomes = [
+            create_ex(&raw, |attr| attr.wc_flags = u64::from(IBV_WC_EX_WITH_FLOW_TAG)),
+            create_ex(&raw, |attr| attr.wc_flags = u64::from(IBV_WC_EX_WITH_CVLAN)),
+            create_ex(&raw, |attr| attr.wc_flags = exclusive),
+            create_ex(&raw, |attr| (attr.comp_mask, attr.flags) = (1, ignore)),
+            create_ex(&raw, |attr| (attr.comp_mask, attr.parent_domain) = (2, pd)),
+            create_ex(&raw, |attr| attr.comp_mask = 4),
+        ];
+        let errnos = outcomes.map(|outcome| outcome.err().unwrap_or(0));
+        assert_eq!(errnos, expected, "{personality}");
+    }
+}
+
+#[test]
+fn hardware_gives_a_queue_one_entry_less_than_a_power_of_two() {
+    for (personality, entries) in
+        [(Personality::Ideal, 64), (Personality::Mlx5, 127), (Personality::Mlx4, 127)]
+    {
+        let raw = Raw::with_personality(personality);
+        assert_eq!(size(raw.cq), entries, "{personality}");
+        assert_eq!(resize(raw.cq, 128), 0);
+        assert_eq!(size(raw.cq), if personality == Personality::Ideal { 128 } else { 255 });
+        let most = personality.rules().completion.max_entries;
+        assert_eq!(create_ex(&raw, |attr| attr.cqe = most + 1).err(), Some(libc::EINVAL));
+    }
+}
