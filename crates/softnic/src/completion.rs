@@ -138,7 +138,8 @@ impl CqState {
             self.notice.since_ns = now_ns;
         }
         self.notice.waiting = self.notice.waiting.saturating_add(fresh);
-        if !(self.notice.is_due(now_ns) && self.raise(channels)) && !self.notice.listed {
+        let raised = self.notice.is_due(now_ns) && self.raise(channels);
+        if !raised && !self.notice.listed {
             self.notice.listed = true;
             waiting.push(slot);
         }

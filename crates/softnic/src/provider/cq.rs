@@ -221,8 +221,10 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         }
         let removed = state.remove_cq(slot).ok_or(EINVAL)?;
         let read = state.retract_events(removed.owner, removed.native, removed.events);
-        // SAFETY: the live handle, whose channel, if any, must outlive it (ibv_destroy_comp_channel(3)).
-        let read_completions = unsafe { completion_events_read(&state, &removed, (*cq).channel) };
+        // SAFETY: the live handle; the library set the channel when it was made.
+        let channel = unsafe { (*cq).channel };
+        // SAFETY: a channel, if there is one, outlives its queues (ibv_destroy_comp_channel(3)).
+        let read_completions = unsafe { completion_events_read(&state, &removed, channel) };
         // As in `destroy_wq`: the application's allocator is not called under the device's mutex, nor is it waited for.
         drop(state);
         drop(removed);

@@ -99,8 +99,10 @@ fn new_channel(context: *mut ibverbs_sys::ibv_context) -> *mut ibv_comp_channel 
     // SAFETY: a live context.
     let channel = unsafe { channel::create_comp_channel(context) };
     assert!(!channel.is_null());
-    // SAFETY: a live channel, whose descriptor stays open.
-    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw((*channel).fd) };
+    // SAFETY: a live channel.
+    let fd = unsafe { (*channel).fd };
+    // SAFETY: the channel keeps its descriptor open.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
     rustix::io::ioctl_fionbio(fd, true).unwrap();
     channel
 }
@@ -422,8 +424,9 @@ fn the_plain_verb_polls_an_extended_queue_but_not_in_the_middle_of_a_batch() {
     raw.deliver((0..2).map(udp));
     let cq = raw.cq.cast::<ibv_cq_ex>();
     let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
-    // SAFETY: a live queue.
-    let (start, end) = unsafe { ((*cq).start_poll.unwrap(), (*cq).end_poll.unwrap()) };
+    // SAFETY: a live queue, whose functions do not change.
+    let ibv_cq_ex { start_poll, end_poll, .. } = unsafe { *cq };
+    let (start, end) = (start_poll.unwrap(), end_poll.unwrap());
     // SAFETY: a live queue and a whole struct.
     assert_eq!(unsafe { start(cq, &raw mut attr) }, 0);
     let mut completion = [WorkCompletion::default()];
