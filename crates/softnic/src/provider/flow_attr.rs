@@ -13,6 +13,7 @@ use arrayvec::ArrayVec;
 use ibverbs_sys::{
     IBV_FLOW_ATTR_ALL_DEFAULT, IBV_FLOW_ATTR_FLAGS_DONT_TRAP, IBV_FLOW_ATTR_FLAGS_EGRESS,
     IBV_FLOW_ATTR_MC_DEFAULT, IBV_FLOW_ATTR_NORMAL, IBV_FLOW_ATTR_SNIFFER, ibv_counters, ibv_flow_attr,
+    ibv_flow_spec_action_drop,
 };
 
 use self::spec::{Action, Filter, Spec};
@@ -46,7 +47,8 @@ type Specs = ArrayVec<Spec, { MAX_SPECS as usize }>;
 /// Reads a block.
 ///
 /// # Safety
-/// `attr` is NULL or the start of a block of `attr.size` bytes, or of an `ibv_flow_attr` if that is more.
+/// `attr` is NULL or the start of a block of `attr.size` bytes; if that is not more than an `ibv_flow_attr`, of one and
+/// as many specs behind it as it says, each as long as it says.
 pub(crate) unsafe fn read(attr: *const ibv_flow_attr, rules: &FlowRules) -> Verb<FlowRequest> {
     if attr.is_null() {
         return Err(EINVAL);
@@ -54,15 +56,41 @@ pub(crate) unsafe fn read(attr: *const ibv_flow_attr, rules: &FlowRules) -> Verb
     // SAFETY: an `ibv_flow_attr`, by the contract; not necessarily aligned.
     let head = unsafe { attr.read_unaligned() };
     known_bits(head.comp_mask, 0, EINVAL)?;
-    let header_bytes = size_of::<ibv_flow_attr>();
-    let spec_bytes = usize::from(head.size).checked_sub(header_bytes).ok_or(EINVAL)?;
-    // SAFETY: the block has `size` bytes, by the contract, which is at least the header.
-    let specs = unsafe { attr.cast::<u8>().add(header_bytes) };
-    // SAFETY: as above.
-    let specs = unsafe { std::slice::from_raw_parts(specs, spec_bytes) };
     check_head(&head)?;
+    let header_bytes = size_of::<ibv_flow_attr>();
+    let specs = attr.cast::<u8>().wrapping_add(header_bytes);
+    let spec_bytes = match usize::from(head.size).checked_sub(header_bytes) {
+        None | Some(0) => {
+            // SAFETY: such a block is as long as its specs say, by the contract.
+            unsafe { extent(specs, head.num_of_specs) }?
+        }
+        Some(bytes) => bytes,
+    };
+    // SAFETY: the block has that many bytes behind its header, by the contract.
+    let specs = unsafe { std::slice::from_raw_parts(specs, spec_bytes) };
     let specs = walk(specs, head.num_of_specs)?;
     interpret(&head, &specs, rules)
+}
+
+/// How long the specs of a block are whose `size` counts none of them: the stock library walks `num_of_specs` and never
+/// looks at `size` (`ibv_cmd_create_flow`, libibverbs/cmd.c), so pyverbs gives the header's and perftest none.
+///
+/// # Safety
+/// `specs` is the start of `count` specs, each as long as it says.
+unsafe fn extent(specs: *const u8, count: u8) -> Verb<usize> {
+    /// The longest spec of verbs.h takes 80 bytes.
+    const LONGEST: u16 = 256;
+    let mut bytes = 0;
+    for _ in 0..count {
+        let length = specs.wrapping_add(bytes + std::mem::offset_of!(ibv_flow_spec_action_drop, size));
+        // SAFETY: inside the header of a spec, by the contract; not necessarily aligned.
+        let length = unsafe { length.cast::<u16>().read_unaligned() };
+        if !(size_of::<ibv_flow_spec_action_drop>() as u16..=LONGEST).contains(&length) {
+            return Err(EINVAL);
+        }
+        bytes += usize::from(length);
+    }
+    Ok(bytes)
 }
 
 /// What the kernel asks of every device's flows.
