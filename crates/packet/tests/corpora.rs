@@ -12,7 +12,7 @@ use std::io::Write;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use packet::{Anomaly, FlowKey, HashFields, Layers, RssKey, Toeplitz, parse};
+use packet::{Anomaly, DeepKey, FlowKey, HashFields, Layers, RssKey, Toeplitz, TunnelLayers, parse};
 
 fn corpora(test: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("STEERD_CORPORA").map(PathBuf::from);
@@ -161,7 +161,17 @@ fn flows_and_their_hashes_are_those_computed_elsewhere() {
     }
 }
 
-/// The rules of RULES.tsv in terms of a key. `None`: a rule about bytes that no key holds.
+/// The rules of RULES.tsv that are about tunnels.
+fn tunnel_rule(name: &str) -> Option<fn(&DeepKey) -> bool> {
+    let predicate: fn(&DeepKey) -> bool = match name {
+        "vxlan_vni_any" => |k| k.outer.ether_type == 0x0800 && k.tunnel.layers.contains(TunnelLayers::VXLAN),
+        "gre_ipv4" => |k| k.outer.vlan_tpid == 0 && k.tunnel.gre_protocol == 0x0800,
+        _ => return None,
+    };
+    Some(predicate)
+}
+
+/// The rules of RULES.tsv in terms of a key. `None`: a rule about tunnels.
 fn rule(name: &str) -> Option<fn(&FlowKey) -> bool> {
     fn untagged(key: &FlowKey, ether_type: u16) -> bool {
         !key.layers.contains(Layers::VLAN) && key.ether_type == ether_type
@@ -253,10 +263,13 @@ fn rules_count_what_tshark_counts() {
     let rules = fs::read_to_string(folder.join("pcaps/RULES.tsv")).unwrap();
     let mut counted = 0;
     for (name, contents) in &captures(&folder) {
-        let keys: Vec<FlowKey> = frames(contents).into_iter().map(FlowKey::of).collect();
+        let keys: Vec<DeepKey> = frames(contents).into_iter().map(DeepKey::of).collect();
         for row in &rows(&rules) {
-            let Some(predicate) = rule(row["rule"]) else { continue };
-            let packets = keys.iter().filter(|key| predicate(key)).count();
+            let packets = match (rule(row["rule"]), tunnel_rule(row["rule"])) {
+                (Some(predicate), _) => keys.iter().filter(|key| predicate(&key.outer)).count(),
+                (None, Some(predicate)) => keys.iter().filter(|key| predicate(key)).count(),
+                (None, None) => panic!("{} is about nothing", row["rule"]),
+            };
             let wanted = expected.get(&(name.as_str(), row["rule"])).copied().unwrap_or(0);
             assert_eq!(packets, wanted, "{name}: {}", row["rule"]);
             counted += packets;
@@ -280,6 +293,53 @@ fn malformed_captures_are_noted() {
     }
 }
 
+/// What tcpdump 4.99 prints of these captures.
+#[test]
+fn captured_tunnels_are_what_tcpdump_prints() {
+    let Some(folder) = corpora("captured_tunnels_are_what_tcpdump_prints") else { return };
+    let captures = captures(&folder);
+    let tunnels = |name: &str| -> Vec<DeepKey> {
+        frames(&captures[name])
+            .into_iter()
+            .map(DeepKey::of)
+            .filter(|key| !key.tunnel.layers.is_empty())
+            .collect()
+    };
+    let esp = tunnels("tcpdump__02-sunrise-sunset-esp.pcap");
+    assert_eq!(esp.len(), 8);
+    assert!(esp.iter().all(|key| key.tunnel.layers == TunnelLayers::ESP));
+    assert_eq!((esp[2].tunnel.esp_spi, esp[2].tunnel.esp_seq), (0x1234_5678, 3));
+
+    let vxlan = tunnels("tcpdump__vxlan.pcap");
+    assert_eq!(vxlan.len(), 10);
+    assert!(vxlan.iter().all(|key| key.tunnel.vxlan_vni == 100));
+    assert_eq!(vxlan[0].tunnel.inner.dst_mac.to_string(), "00:30:88:01:00:02");
+    assert_eq!((vxlan[0].tunnel.inner.protocol, vxlan[1].tunnel.inner.ether_type), (1, 0x0806));
+
+    let gre = tunnels("tcpdump__various_gre.pcap");
+    assert_eq!(gre.len(), 30);
+    assert!(gre.iter().all(|key| key.tunnel.layers.contains(TunnelLayers::GRE)));
+    assert!(gre.iter().any(|key| key.tunnel.gre_key == 0x28));
+
+    let mpls = tunnels("zeek__mixed-vlan-mpls.pcap");
+    assert_eq!(mpls.len(), 11);
+    assert!(
+        mpls.iter().all(|key| key.tunnel.mpls_depth == 1 && key.tunnel.inner.layers.contains(Layers::TCP))
+    );
+    let telnet = &mpls[0].tunnel;
+    assert_eq!((telnet.mpls[0] >> 12, telnet.mpls[0] >> 9 & 7, telnet.mpls[0] & 0xff), (29, 6, 255));
+    assert_eq!((telnet.inner.src_port, telnet.inner.dst_port), (11001, 23));
+
+    let [four_in_six] = tunnels("zeek__tunnels_4in6.pcap")[..] else { panic!("one packet") };
+    let inner = four_in_six.tunnel.inner;
+    assert_eq!(inner.src_addr(), Some([70, 55, 213, 211].into()));
+    assert_eq!((inner.src_port, inner.dst_port, inner.tcp_flags), (31337, 80, 2));
+    let [six_in_four] = tunnels("zeek__tunnels_6in4.pcap")[..] else { panic!("one packet") };
+    let inner = six_in_four.tunnel.inner;
+    assert_eq!(inner.dst_addr(), "cafe::babe".parse().ok());
+    assert_eq!((inner.src_port, inner.dst_port), (30000, 13000));
+}
+
 #[test]
 fn every_cut_of_every_captured_frame_parses() {
     let Some(folder) = corpora("every_cut_of_every_captured_frame_parses") else { return };
@@ -290,6 +350,9 @@ fn every_cut_of_every_captured_frame_parses() {
                 let cut = parse(&frame[..length]);
                 assert!(whole.key.layers.contains(cut.key.layers), "{name}: {length} bytes of {whole:?}");
                 assert!(usize::from(cut.l3_offset.max(cut.l4_offset)) <= length, "{name}: {cut:?}");
+                let tunnel = packet::parse_tunnel(&frame[..length], &cut).layers;
+                let whole = packet::parse_tunnel(frame, &whole).layers;
+                assert!(whole.contains(tunnel), "{name}: {length} bytes of {whole:?}");
             }
         }
     }
