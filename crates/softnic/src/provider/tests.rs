@@ -4,19 +4,24 @@
 mod completion;
 mod domains;
 mod events;
+mod extended;
+mod features;
 mod receiving;
 mod refusals;
+mod segments;
 mod sending;
+mod work_queues;
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex};
 
 use ibverbs_sys::{
-    IBV_FLOW_ATTR_ALL_DEFAULT, ibv_access_flags, ibv_alloc_pd, ibv_async_event, ibv_context, ibv_cq,
-    ibv_create_cq, ibv_create_qp, ibv_flow, ibv_flow_attr, ibv_free_device_list, ibv_get_async_event,
-    ibv_modify_qp, ibv_mr, ibv_open_device, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap,
-    ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_recv_wr, ibv_reg_mr, ibv_sge,
+    IBV_FLOW_ATTR_ALL_DEFAULT, IBV_QP_INIT_ATTR_PD, ibv_access_flags, ibv_alloc_pd, ibv_async_event,
+    ibv_context, ibv_cq, ibv_create_cq, ibv_create_qp, ibv_flow, ibv_flow_attr, ibv_free_device_list,
+    ibv_get_async_event, ibv_modify_qp, ibv_mr, ibv_open_device, ibv_pd, ibv_qp, ibv_qp_attr,
+    ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_state, ibv_qp_type,
+    ibv_recv_wr, ibv_reg_mr, ibv_sge,
 };
 use packet::MacAddr;
 use verbs::Provider as _;
@@ -130,22 +135,8 @@ impl Raw {
         assert!(!pd.is_null() && !cq.is_null());
         let qp = create_qp(pd, cq);
         let mut raw = Self { nic, context, pd, cq, qp, flow: std::ptr::null_mut(), inbox, sent };
-        for (state, mask) in [
-            (ibv_qp_state::IBV_QPS_INIT, ibv_qp_attr_mask::IBV_QP_STATE.0 | ibv_qp_attr_mask::IBV_QP_PORT.0),
-            (ibv_qp_state::IBV_QPS_RTR, ibv_qp_attr_mask::IBV_QP_STATE.0),
-            (ibv_qp_state::IBV_QPS_RTS, ibv_qp_attr_mask::IBV_QP_STATE.0),
-        ] {
-            assert_eq!(raw.modify(state, mask), 0, "to state {state}");
-        }
-        let mut attr = ibv_flow_attr {
-            type_: IBV_FLOW_ATTR_ALL_DEFAULT,
-            size: size_of::<ibv_flow_attr>() as u16,
-            port: 1,
-            ..ibv_flow_attr::default()
-        };
-        // SAFETY: a live queue pair and a block of its own size.
-        raw.flow = unsafe { super::flow::create_flow(raw.qp, &raw mut attr) };
-        assert!(!raw.flow.is_null());
+        bring_up(raw.qp);
+        raw.flow = default_flow(raw.qp);
         raw
     }
 
@@ -159,9 +150,7 @@ impl Raw {
     }
 
     fn modify(&self, state: ibv_qp_state::Type, mask: u32) -> c_int {
-        let mut attr = ibv_qp_attr { qp_state: state, port_num: 1, ..ibv_qp_attr::default() };
-        // SAFETY: a live queue pair and a whole struct.
-        unsafe { ibv_modify_qp(self.qp, &raw mut attr, mask as c_int) }
+        modify(self.qp, state, mask)
     }
 
     /// Registers memory that outlives the test.
@@ -234,6 +223,60 @@ fn plain_cq(entries: c_int) -> impl FnOnce(*mut ibv_context) -> *mut ibv_cq {
         // SAFETY: a live context, no channel.
         unsafe { ibv_create_cq(context, entries, std::ptr::null_mut(), std::ptr::null_mut(), 0) }
     }
+}
+
+fn modify(qp: *mut ibv_qp, state: ibv_qp_state::Type, mask: u32) -> c_int {
+    let mut attr = ibv_qp_attr { qp_state: state, port_num: 1, ..ibv_qp_attr::default() };
+    // SAFETY: a live queue pair and a whole struct.
+    unsafe { ibv_modify_qp(qp, &raw mut attr, mask as c_int) }
+}
+
+/// From RESET to RTS.
+fn bring_up(qp: *mut ibv_qp) {
+    for (state, mask) in [
+        (ibv_qp_state::IBV_QPS_INIT, ibv_qp_attr_mask::IBV_QP_STATE.0 | ibv_qp_attr_mask::IBV_QP_PORT.0),
+        (ibv_qp_state::IBV_QPS_RTR, ibv_qp_attr_mask::IBV_QP_STATE.0),
+        (ibv_qp_state::IBV_QPS_RTS, ibv_qp_attr_mask::IBV_QP_STATE.0),
+    ] {
+        assert_eq!(modify(qp, state, mask), 0, "to state {state}");
+    }
+}
+
+/// Gives a queue pair every frame that no other flow wants.
+fn default_flow(qp: *mut ibv_qp) -> *mut ibv_flow {
+    let mut attr = ibv_flow_attr {
+        type_: IBV_FLOW_ATTR_ALL_DEFAULT,
+        size: size_of::<ibv_flow_attr>() as u16,
+        port: 1,
+        ..ibv_flow_attr::default()
+    };
+    // SAFETY: a live queue pair and a block of its own size.
+    let flow = unsafe { super::flow::create_flow(qp, &raw mut attr) };
+    assert!(!flow.is_null());
+    flow
+}
+
+/// Makes a raw packet queue pair with extended attributes; the errno if it is refused.
+fn create_qp_ex(raw: &Raw, change: impl FnOnce(&mut ibv_qp_init_attr_ex)) -> Result<*mut ibv_qp, c_int> {
+    let mut attr = ibv_qp_init_attr_ex {
+        send_cq: raw.cq,
+        recv_cq: raw.cq,
+        cap: ibv_qp_cap {
+            max_send_wr: 16,
+            max_recv_wr: 16,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_inline_data: 128,
+        },
+        qp_type: ibv_qp_type::IBV_QPT_RAW_PACKET,
+        comp_mask: IBV_QP_INIT_ATTR_PD,
+        pd: raw.pd,
+        ..ibv_qp_init_attr_ex::default()
+    };
+    change(&mut attr);
+    // SAFETY: a live context and a whole struct.
+    let qp = unsafe { super::qp_create::create_qp_ex(raw.context, &raw mut attr) };
+    if qp.is_null() { Err(std::io::Error::last_os_error().raw_os_error().unwrap()) } else { Ok(qp) }
 }
 
 fn create_qp(pd: *mut ibv_pd, cq: *mut ibv_cq) -> *mut ibv_qp {

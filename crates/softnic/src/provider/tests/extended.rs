@@ -313,8 +313,8 @@ fn only_the_operations_of_raw_packets_can_be_asked_for() {
     assert_eq!(extended(&raw, IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE).err(), Some(libc::EOPNOTSUPP));
     // SAFETY: a live queue pair.
     assert!(unsafe { ibv_qp_to_qp_ex(raw.qp) }.is_null(), "nobody asked for it");
-    let old = Raw::with(Personality::Mlx4, 64);
+    let old = Raw::with_personality(Personality::Mlx4);
     assert_eq!(extended(&old, IBV_QP_EX_WITH_SEND).err(), Some(libc::EOPNOTSUPP));
-    let new = Raw::with(Personality::Mlx5, 64);
+    let new = Raw::with_personality(Personality::Mlx5);
     assert!(extended(&new, IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO).is_ok());
 }
