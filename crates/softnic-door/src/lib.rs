@@ -8,7 +8,7 @@
 //! `ibv_import_device` ask the kernel and no provider. Everything that is not about a soft NIC is passed on to the stock
 //! library. What the NIC is made from stands in the environment, see [`softnic::door::variable`].
 
-mod interpose;
+pub mod interpose;
 
 use std::sync::OnceLock;
 

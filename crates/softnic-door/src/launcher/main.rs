@@ -75,7 +75,7 @@ struct Exec {
 /// Each stands for a variable of the same name, `SOFTNIC_WIRE` for `--wire`; the option wins.
 #[derive(Args)]
 struct DeviceOptions {
-    /// What stands at the other end of the port: `null`, `generator[:RATE]`, `pcap:FILE`, `af_packet:INTERFACE`, `link:NAME:a|b`, or a table as in steerd's settings
+    /// What stands at the other end of the port: `null`, `loopback`, `generator[:RATE]`, `pcap:FILE`, `af_packet:INTERFACE`, `link:NAME:a|b`, or a table as in steerd's settings
     #[arg(long)]
     wire: Option<String>,
     /// The device's name [default: softnic0]

@@ -23,6 +23,8 @@ pub enum WireConfig {
     AfPacket(AfPacketConfig),
     /// A link to a soft NIC in another process.
     Link(super::LinkConfig),
+    /// The port itself: what it sends it receives.
+    Loopback {},
     /// Nothing. With braces, because serde takes unknown keys beside a unit variant without a word.
     Null {},
 }

@@ -2,7 +2,7 @@
 //!
 //! The engine owns one [`Wire`] per port and calls it from its own thread, a [`Burst`] at a time. The wires here are a
 //! traffic generator, recorded captures, a live interface through an AF_PACKET socket, a link to a soft NIC of another
-//! process, and nothing at all. A wire never
+//! process, a loopback plug, and nothing at all. A wire never
 //! blocks, never looks into a frame to decide anything about it, and allocates only while it is being opened.
 
 mod af_packet;
@@ -28,7 +28,7 @@ pub use config::{
 };
 pub use error::{TransmitError, WireError};
 pub use generator::GeneratorWire;
-pub use link::{LinkConfig, LinkEnd, LinkName, LinkWire};
+pub use link::{LinkConfig, LinkEnd, LinkName, LinkWire, LoopbackWire};
 pub use null::NullWire;
 pub use pcap::PcapWire;
 pub use short::SHORT_FORMS;
@@ -218,6 +218,7 @@ impl WireConfig {
             Self::Pcap(config) => Box::new(PcapWire::open(config)?),
             Self::AfPacket(config) => Box::new(AfPacketWire::open(config)?),
             Self::Link(config) => Box::new(LinkWire::open(config)?),
+            Self::Loopback {} => Box::new(LoopbackWire::open()?),
             Self::Null {} => Box::new(NullWire),
         })
     }

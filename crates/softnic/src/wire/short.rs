@@ -14,8 +14,9 @@ use super::{AfPacketConfig, LinkConfig, PcapConfig, PcapMode, SOFT_MAC, WireConf
 const PLAIN_GENERATOR: &str = "{ kind = \"generator\", rate = 100000, flows = [{}] }";
 
 /// How wires are written in one word.
-pub const SHORT_FORMS: [(&str, &str); 5] = [
+pub const SHORT_FORMS: [(&str, &str); 6] = [
     ("null", "nothing arrives, what is sent vanishes"),
+    ("loopback", "what is sent is received, as with a loopback plug"),
     ("generator[:RATE]", "made-up UDP packets, RATE per second or `flat-out`"),
     ("pcap:FILE", "a capture, or a folder of them, once"),
     ("af_packet:INTERFACE", "a live interface; the kernel still sees every packet"),
@@ -32,6 +33,7 @@ impl FromStr for WireConfig {
         let (kind, rest) = text.split_once(':').map_or((text, None), |(kind, rest)| (kind, Some(rest)));
         match (kind, rest) {
             ("null", None) => Ok(Self::Null {}),
+            ("loopback", None) => Ok(Self::Loopback {}),
             ("generator", rate) => {
                 let mut wire = from_table(PLAIN_GENERATOR)?;
                 if let (Self::Generator(generator), Some(rate)) = (&mut wire, rate) {
@@ -89,6 +91,7 @@ mod tests {
     #[test]
     fn every_short_form_is_the_wire_it_says() {
         assert_eq!(wire("null"), WireConfig::Null {});
+        assert_eq!(wire("loopback"), WireConfig::Loopback {});
         let WireConfig::Pcap(pcap) = wire("pcap:/var/a:b.pcap") else { panic!("a capture") };
         assert_eq!(pcap.path, PathBuf::from("/var/a:b.pcap"));
         let WireConfig::AfPacket(live) = wire("af_packet:eth0") else { panic!("an interface") };

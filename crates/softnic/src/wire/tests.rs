@@ -9,6 +9,9 @@ fn config(json: &str) -> Result<WireConfig, serde_json::Error> {
 #[test]
 fn every_kind_is_read_with_its_defaults() {
     assert_eq!(config(r#"{ "kind": "null" }"#).unwrap(), WireConfig::Null {});
+    assert_eq!(config(r#"{ "kind": "loopback" }"#).unwrap(), WireConfig::Loopback {});
+    let expected = LinkConfig { name: "x".parse().unwrap(), end: LinkEnd::B };
+    assert_eq!(config(r#"{ "kind": "link", "name": "x", "end": "b" }"#).unwrap(), WireConfig::Link(expected));
     let expected = AfPacketConfig { interface: "eth0".to_owned(), promiscuous: false, ring_frames: 4096 };
     assert_eq!(
         config(r#"{ "kind": "af_packet", "interface": "eth0" }"#).unwrap(),
@@ -37,6 +40,8 @@ fn unknown_kinds_and_keys_are_refused_by_name() {
         (r#"{ "kind": "null", "interface": "eth0" }"#, "interface"),
         (r#"{ "kind": "pcap", "path": "x", "mode": "forever" }"#, "forever"),
         (r#"{ "kind": "af_packet" }"#, "interface"),
+        (r#"{ "kind": "link", "name": "x", "end": "c" }"#, "`a` or `b`"),
+        (r#"{ "kind": "link", "name": "x/y", "end": "a" }"#, "x/y"),
         (r#"{ "kind": "generator" }"#, "flows"),
     ] {
         let error = config(json).unwrap_err().to_string();

@@ -8,6 +8,7 @@
 
 mod config;
 mod lane;
+mod loopback;
 mod meeting;
 #[cfg(test)]
 mod tests;
@@ -16,6 +17,7 @@ use arrayvec::ArrayVec;
 use packet::MacAddr;
 
 pub use config::{LinkConfig, LinkEnd, LinkName};
+pub use loopback::LoopbackWire;
 
 use self::lane::Lie;
 use self::meeting::{Seat, Session};

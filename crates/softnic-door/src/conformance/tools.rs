@@ -1,0 +1,65 @@
+//! The small tools of ibverbs-utils, by both doors: the device is listed, described, and watched.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::process::{Running, run};
+use crate::{Case, Outcome};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Lines that say that a tool has understood the device.
+const DESCRIPTION: [&str; 6] = [
+    "hca_id:\tsoftnic0",
+    "fw_ver:\t\t\t\tsoftnic",
+    "state:\t\t\tPORT_ACTIVE",
+    "link_layer:\t\tEthernet",
+    "rx_hash_function:\t\t\t\t0x1",
+    "SUPPORT_RAW_PACKET",
+];
+
+pub(crate) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for door in ["plugin", "preload"] {
+        cases.push(Case::new(format!("ibv_devices ({door})"), move |launcher| list(launcher, door)));
+        cases.push(Case::new(format!("ibv_devinfo -v ({door})"), move |launcher| describe(launcher, door)));
+        cases.push(Case::new(format!("ibv_asyncwatch ({door})"), move |launcher| watch(launcher, door)));
+    }
+    cases
+}
+
+fn behind(launcher: &Path, door: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(launcher);
+    command.args(["exec", "--door", door, "--wire", "null", "--"]).args(arguments);
+    command
+}
+
+fn list(launcher: &Path, door: &str) -> Outcome {
+    let text = run(&mut behind(launcher, door, &["ibv_devices"]), "ibv_devices", LIMIT)?;
+    let line =
+        text.lines().find(|line| line.contains("softnic0")).ok_or(format!("no softnic0 in\n{text}"))?;
+    let guid = line.split_whitespace().nth(1).unwrap_or_default();
+    if guid.len() == 16 && guid.bytes().any(|byte| byte != b'0') {
+        return Ok(format!("softnic0, GUID {guid}"));
+    }
+    Err(format!("no GUID in {line:?}"))
+}
+
+fn describe(launcher: &Path, door: &str) -> Outcome {
+    let text = run(&mut behind(launcher, door, &["ibv_devinfo", "-v"]), "ibv_devinfo", LIMIT)?;
+    for wanted in DESCRIPTION {
+        if !text.contains(wanted) {
+            return Err(format!("{wanted:?} is missing in\n{text}"));
+        }
+    }
+    Ok(format!("{} lines", text.lines().count()))
+}
+
+/// It prints its device, and then waits for events until it is ended.
+fn watch(launcher: &Path, door: &str) -> Outcome {
+    let mut command = behind(launcher, door, &["stdbuf", "-oL", "ibv_asyncwatch", "-d", "softnic0"]);
+    let mut watch = Running::start(&mut command, "ibv_asyncwatch")?;
+    watch.wait_for("async event FD", LIMIT)?;
+    Ok(watch.text().lines().next().unwrap_or_default().to_owned())
+}

@@ -1,0 +1,127 @@
+//! The wire that is bent back to its own port: what is sent is received, as with a loopback plug.
+//!
+//! For programs that test a device against itself. It is a lane of a link with both ends in one hand.
+
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use packet::MacAddr;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use super::lane::{LaneReceiver, LaneSender, MEMORY_BYTES, SharedMemory};
+use crate::wire::{
+    BURST_FRAMES, Burst, MAX_FRAME_BYTES, RxFrame, SOFT_MAC, TransmitError, Wire, WireError, WireState,
+};
+
+/// A port with a loopback plug.
+#[derive(Debug)]
+pub struct LoopbackWire {
+    sender: LaneSender,
+    receiver: LaneReceiver,
+    /// Where a burst's frames are copied to, one after the other.
+    frames: Box<[u8]>,
+}
+
+impl LoopbackWire {
+    /// A wire with nothing on it.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn open() -> Result<Self, WireError> {
+        let memory = || {
+            let file = memfd_create("softnic-loopback", MemfdFlags::CLOEXEC)?;
+            ftruncate(&file, MEMORY_BYTES as u64)?;
+            SharedMemory::map(&file)
+        };
+        let memory = Arc::new(memory().map_err(|errno| WireError::Link {
+            link: "loopback".to_owned(),
+            operation: "memory",
+            source: errno.into(),
+        })?);
+        Ok(Self {
+            sender: LaneSender::new(Arc::clone(&memory), 0),
+            receiver: LaneReceiver::new(memory, 0),
+            frames: vec![0; BURST_FRAMES * MAX_FRAME_BYTES].into_boxed_slice(),
+        })
+    }
+}
+
+impl Wire for LoopbackWire {
+    fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
+        let mut places = ArrayVec::<(usize, usize), BURST_FRAMES>::new();
+        let mut start = 0;
+        while places.len() < burst.capacity_left() {
+            // Nobody else writes to the memory, so nobody lies.
+            let Ok(Some(length)) = self.receiver.take(&mut self.frames[start..]) else { break };
+            places.push((start, length));
+            start += length;
+        }
+        self.receiver.publish();
+        let frames = &self.frames;
+        for (start, length) in places {
+            burst.push(RxFrame::new(&frames[start..start + length]));
+        }
+    }
+
+    fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
+        TransmitError::check_length(frame, MAX_FRAME_BYTES)?;
+        match self.sender.put(frame) {
+            Ok(true) => Ok(()),
+            _ => Err(TransmitError::QueueFull),
+        }
+    }
+
+    fn flush(&mut self) {
+        self.sender.publish();
+    }
+
+    fn state(&self) -> WireState {
+        WireState::Live
+    }
+
+    fn describe(&self) -> String {
+        "loopback".to_owned()
+    }
+
+    fn mac(&self) -> MacAddr {
+        SOFT_MAC
+    }
+
+    fn mtu_bytes(&self) -> u32 {
+        9_216
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_is_received_in_order_once_flushed() {
+        let mut wire = LoopbackWire::open().unwrap();
+        let frames: Vec<Vec<u8>> = (0..100u8).map(|number| vec![number; 60 + usize::from(number)]).collect();
+        for frame in &frames {
+            assert_eq!(wire.transmit(frame), Ok(()));
+        }
+        let mut take = |flush: bool| -> Vec<Vec<u8>> {
+            if flush {
+                wire.flush();
+            }
+            let mut burst = Burst::new();
+            wire.receive(&mut burst);
+            burst.iter().map(|frame| frame.bytes.to_vec()).collect()
+        };
+        assert!(take(false).is_empty());
+        let received = [take(true), take(false)].concat();
+        assert_eq!(received, frames);
+    }
+
+    #[test]
+    fn a_full_wire_takes_no_more() {
+        let mut wire = LoopbackWire::open().unwrap();
+        let long = vec![0; MAX_FRAME_BYTES];
+        let taken = (0..1000).take_while(|_| wire.transmit(&long).is_ok()).count();
+        assert!((400..1000).contains(&taken), "{taken}");
+        assert_eq!(wire.transmit(&long), Err(TransmitError::QueueFull));
+    }
+}
