@@ -101,6 +101,22 @@ fn errnos_are_those_of_the_devices() {
 }
 
 #[test]
+fn counters_are_made_and_read_where_the_device_lets_them() {
+    let rig = Rig::with_personality(MLX5);
+    let receiver = Receiver::new(&rig.domain(), 4);
+    let target = single(&rig.domain(), &receiver.queue);
+    let counters = Counters::new(&rig.context).unwrap();
+    assert_eq!(counters.read().unwrap_err().errno(), Some(libc::EINVAL), "no flow is bound");
+    let flow = Flow::create(&target, &ipv4_flow().spec(FlowSpec::Count(Arc::clone(&counters)))).unwrap();
+    rig.deliver([udp(1, 2)]);
+    assert_eq!(counters.read().unwrap().packets, 1);
+    drop(flow);
+    assert!(counters.read().is_err());
+    let error = Counters::new(&Rig::with_personality(Personality::Mlx4).context).err().expect("none there");
+    assert_eq!(error.errno(), Some(libc::EOPNOTSUPP));
+}
+
+#[test]
 fn a_thread_without_the_capability_cannot_steer_what_a_real_device_receives() {
     let all = capabilities(None).unwrap();
     if !all.effective.contains(CapabilitySet::NET_RAW) {

@@ -45,7 +45,7 @@ use key::Image;
 pub(crate) use key::{MatchKey, Matcher};
 use port::PortTable;
 
-/// The most flows that a table holds. That many take 75 MiB; each is inserted within some 2 us, and the one insert for
+/// The most flows that a table holds. That many take some 80 MiB; each is inserted within some 2 us, and the one insert for
 /// which the largest list has to grow within some 2 ms, during which the engine waits.
 pub(crate) const MAX_FLOWS: usize = 1 << 17;
 /// The most different masks among the flows of one port that trap. A frame that the cache does not know and that all of

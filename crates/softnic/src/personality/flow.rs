@@ -87,4 +87,6 @@ pub(crate) struct ActionRules {
     pub(crate) refusal: Errno,
     /// The last tag there is, EINVAL.
     pub(crate) max_tag: u32,
+    /// Whether counters can be read while no flow is bound to them, else EINVAL.
+    pub(crate) reads_idle_counters: bool,
 }

@@ -176,7 +176,12 @@ pub(super) static RULES: Rules = Rules {
             empty_tunnel_masks_match_all: false,
             max_labels: packet::MAX_MPLS_LABELS,
         },
-        actions: ActionRules { types: ALL_ACTIONS, refusal: EOPNOTSUPP, max_tag: u32::MAX },
+        actions: ActionRules {
+            types: ALL_ACTIONS,
+            refusal: EOPNOTSUPP,
+            max_tag: u32::MAX,
+            reads_idle_counters: true,
+        },
         table: TableRules { one_tag_per_match: false, groups: None },
     },
 };

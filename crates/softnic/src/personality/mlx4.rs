@@ -154,7 +154,7 @@ pub(super) static RULES: Rules = Rules {
             max_labels: 0,
         },
         // The same: an action is no filter that it knows.
-        actions: ActionRules { types: &[], refusal: EINVAL, max_tag: 0 },
+        actions: ActionRules { types: &[], refusal: EINVAL, max_tag: 0, reads_idle_counters: false },
         table: TableRules { one_tag_per_match: false, groups: None },
     },
 };

@@ -162,6 +162,8 @@ pub(super) static RULES: Rules = Rules {
             refusal: EOPNOTSUPP,
             // kernel fs.c, `parse_flow_attr`: `tag_id >= BIT(24)` is EINVAL.
             max_tag: (1 << 24) - 1,
+            // kernel core/uverbs_std_types_counters.c, UVERBS_METHOD_COUNTERS_READ: `usecnt`.
+            reads_idle_counters: false,
         },
         table: TableRules {
             // kernel net/ethernet/mellanox/mlx5/core/fs_core.c, `check_conflicting_ftes`.

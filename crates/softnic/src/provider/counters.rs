@@ -3,8 +3,8 @@
 use std::ffi::c_int;
 
 use ibverbs_sys::{
-    IBV_COUNTER_BYTES, IBV_COUNTER_PACKETS, ibv_context, ibv_counter_attach_attr, ibv_counters,
-    ibv_counters_init_attr, ibv_flow,
+    IBV_COUNTER_BYTES, IBV_COUNTER_PACKETS, IBV_FLOW_SPEC_ACTION_COUNT, ibv_context, ibv_counter_attach_attr,
+    ibv_counters, ibv_counters_init_attr, ibv_flow,
 };
 
 use super::Object;
@@ -41,6 +41,9 @@ pub(crate) unsafe extern "C" fn create_counters(
     answer_handle(|| {
         // SAFETY: the library passes a live context of this provider.
         let soft = unsafe { SoftContext::of(context) }?;
+        if !soft.nic().rules().flow.actions.types.contains(&IBV_FLOW_SPEC_ACTION_COUNT) {
+            return Err(EOPNOTSUPP);
+        }
         // SAFETY: NULL or the application's struct.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         known_bits(attr.comp_mask, 0, EOPNOTSUPP)?;
@@ -106,6 +109,9 @@ pub(crate) unsafe extern "C" fn read_counters(
         let soft = unsafe { SoftContext::of(object.context()) }?;
         let state = soft.nic().control();
         let set = state.counters.get(object.slot).ok_or(EINVAL)?;
+        if set.users == 0 && !soft.nic().rules().flow.actions.reads_idle_counters {
+            return Err(EINVAL);
+        }
         // As the kernel: every index that was attached must have its place in the array.
         let fits = set.points.iter().all(|&(index, _)| index < count);
         if set.points.is_empty() || !fits || values.is_null() {
