@@ -90,7 +90,8 @@ pub(super) static RULES: Rules = Rules {
     },
     // kernel qp.c, `create_rss_raw_qp_tir`, unless something else is said.
     rss: RssRules {
-        fields: 0xff,
+        // kernel main.c, `mlx5_ib_query_device`; the SPI only with the IPsec devices that are no longer made.
+        fields: 0xff | IBV_RX_HASH_INNER as u64,
         // MLX5_RX_HASH_INNER needs MLX5_QP_FLAG_TUNNEL_OFFLOADS, which only mlx5dv can set.
         refused_fields: IBV_RX_HASH_INNER as u64,
         combinations: HashCombinations::OneOfEach,

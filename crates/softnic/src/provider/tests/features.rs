@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use ibverbs_sys::{
     IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_QP_CREATE_CVLAN_STRIPPING, IBV_QP_CREATE_PCI_WRITE_END_PADDING,
     IBV_QP_CREATE_SCATTER_FCS, IBV_QP_CREATE_SOURCE_QPN, IBV_QP_INIT_ATTR_CREATE_FLAGS,
-    IBV_QP_INIT_ATTR_MAX_TSO_HEADER, ibv_modify_qp, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr,
-    ibv_qp_rate_limit_attr, ibv_qp_state, ibv_qp_type, ibv_query_qp, ibv_recv_wr, ibv_send_wr, ibv_sge,
-    ibv_wr_opcode,
+    IBV_QP_INIT_ATTR_MAX_TSO_HEADER, ibv_attach_mcast, ibv_detach_mcast, ibv_ece, ibv_gid, ibv_modify_qp,
+    ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_rate_limit_attr, ibv_qp_state,
+    ibv_qp_type, ibv_query_ece, ibv_query_qp, ibv_query_qp_data_in_order, ibv_recv_wr, ibv_send_wr,
+    ibv_set_ece, ibv_sge, ibv_wr_opcode,
 };
 use packet::EtherType;
 use packet::build::FrameBuilder;
@@ -234,4 +235,22 @@ fn transitions_need_exactly_their_attributes() {
         assert_eq!(refused(ibv_qp_state::IBV_QPS_INIT, STATE | port), 0);
         assert_eq!(refused(ibv_qp_state::IBV_QPS_ERR, STATE), 0);
     }
+}
+
+#[test]
+fn what_only_other_networks_have_is_refused_by_the_library() {
+    let raw = Raw::new();
+    let mut ece = ibv_ece { vendor_id: 1, options: 1, comp_mask: 0 };
+    // SAFETY: a live queue pair and a whole struct.
+    assert_eq!(unsafe { ibv_query_ece(raw.qp, &raw mut ece) }, libc::EOPNOTSUPP);
+    // SAFETY: as above.
+    assert_eq!(unsafe { ibv_set_ece(raw.qp, &raw mut ece) }, libc::EOPNOTSUPP);
+    let group = ibv_gid::default();
+    // SAFETY: as above.
+    assert_eq!(unsafe { ibv_attach_mcast(raw.qp, &raw const group, 0) }, libc::EOPNOTSUPP);
+    // SAFETY: as above.
+    assert_eq!(unsafe { ibv_detach_mcast(raw.qp, &raw const group, 0) }, libc::EOPNOTSUPP);
+    // SAFETY: a live queue pair.
+    let in_order = unsafe { ibv_query_qp_data_in_order(raw.qp, ibv_wr_opcode::IBV_WR_SEND, 0) };
+    assert_eq!(in_order, 0, "nobody promises it");
 }

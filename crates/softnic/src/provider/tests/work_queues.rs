@@ -153,13 +153,15 @@ fn rss_is_refused_as_by_the_device() {
     type Change = fn(&mut ibv_rx_hash_conf);
     let n = libc::EOPNOTSUPP;
     // Ideal, mlx5, mlx4.
-    let cases: [(&str, Change, [c_int; 3]); 10] = [
+    let cases: [(&str, Change, [c_int; 3]); 12] = [
         ("IPv4", |_| (), [0, 0, 0]),
         ("both families", |conf| conf.rx_hash_fields_mask = 0xf, [0, libc::EINVAL, 0]),
         ("both transports", |conf| conf.rx_hash_fields_mask = 0xf3, [0, libc::EINVAL, 0]),
         ("source only", |conf| conf.rx_hash_fields_mask = 1, [0, 0, n]),
         ("ports only", |conf| conf.rx_hash_fields_mask = 0x30, [0, 0, n]),
         ("no fields", |conf| conf.rx_hash_fields_mask = 0, [libc::EINVAL; 3]),
+        ("the inner packet", |conf| conf.rx_hash_fields_mask = 1 << 31 | 3, [0, n, n]),
+        ("the SPI", |conf| conf.rx_hash_fields_mask = 1 << 8 | 3, [0, n, n]),
         ("unknown fields", |conf| conf.rx_hash_fields_mask = 1 << 20, [n; 3]),
         ("another function", |conf| conf.rx_hash_function = 2, [libc::EINVAL, n, n]),
         ("a short key", |conf| conf.rx_hash_key_len = 39, [libc::EINVAL, libc::EINVAL, n]),
