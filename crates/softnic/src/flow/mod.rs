@@ -208,10 +208,25 @@ pub(crate) struct FlowTable {
     ports: Vec<PortTable>,
     /// The same for sent frames.
     egress: Vec<PortTable>,
-    cache: ExactCache<MatchKey>,
-    /// For frames with tunnels; made with the first flow about them.
-    deep_cache: Option<ExactCache<DeepImage>>,
+    caches: Caches,
     rules: TableRules,
+}
+
+/// What the last lookups of all ports found.
+#[derive(Debug, Default)]
+struct Caches {
+    plain: ExactCache<MatchKey>,
+    /// For frames with tunnels; made with the first flow about them.
+    deep: Option<ExactCache<DeepImage>>,
+}
+
+impl Caches {
+    fn invalidate(&mut self) {
+        self.plain.invalidate();
+        if let Some(cache) = &mut self.deep {
+            cache.invalidate();
+        }
+    }
 }
 
 impl FlowTable {
@@ -254,13 +269,13 @@ impl FlowTable {
         let rules = self.rules;
         self.port_mut(rule.port, rule.egress).insert(&rule, &rules)?;
         if rule.tunnel.is_some() {
-            self.deep_cache.get_or_insert_default();
+            self.caches.deep.get_or_insert_default();
         }
         if self.flows.len() <= place {
             self.flows.resize(place + 1, None);
         }
         self.flows[place] = Some(Box::new(rule));
-        self.invalidate();
+        self.caches.invalidate();
         Ok(())
     }
 
@@ -269,7 +284,7 @@ impl FlowTable {
         let rule = self.flows.get_mut(id.0 as usize).and_then(Option::take);
         let Some(rule) = rule else { return false };
         self.port_mut(rule.port, rule.egress).remove(&rule);
-        self.invalidate();
+        self.caches.invalidate();
         true
     }
 
@@ -285,7 +300,7 @@ impl FlowTable {
     ) {
         matches.clear();
         let Some(table) = self.ports.get(usize::from(port)) else { return };
-        find(table, (&mut self.cache, &mut self.deep_cache), port, (key, tunnel), matches);
+        find(table, &mut self.caches, port, (key, tunnel), matches);
     }
 
     /// The same for a frame that is to be sent; without sniffers, which see it whatever becomes of it.
@@ -299,7 +314,7 @@ impl FlowTable {
     ) {
         matches.clear();
         let Some(table) = self.egress.get(usize::from(port)) else { return };
-        find(table, (&mut self.cache, &mut self.deep_cache), port | EGRESS, (key, tunnel), matches);
+        find(table, &mut self.caches, port | EGRESS, (key, tunnel), matches);
     }
 
     /// Whether any flow is about the frames sent through a port.
@@ -328,13 +343,6 @@ impl FlowTable {
         self.flows.iter().flatten().count()
     }
 
-    fn invalidate(&mut self) {
-        self.cache.invalidate();
-        if let Some(cache) = &mut self.deep_cache {
-            cache.invalidate();
-        }
-    }
-
     fn port_mut(&mut self, port: u8, egress: bool) -> &mut PortTable {
         let ports = if egress { &mut self.egress } else { &mut self.ports };
         let index = usize::from(port);
@@ -349,12 +357,10 @@ impl FlowTable {
 const EGRESS: u8 = 1 << 7;
 const _: () = assert!(crate::limits::MAX_PORTS < EGRESS as usize, "a port number leaves the bit free");
 
-type Caches<'t> = (&'t mut ExactCache<MatchKey>, &'t mut Option<ExactCache<DeepImage>>);
-
 #[inline]
 fn find(
     table: &PortTable,
-    caches: Caches<'_>,
+    caches: &mut Caches,
     port: u8,
     (key, tunnel): (&FlowKey, impl FnOnce() -> TunnelKey),
     matches: &mut Matches,
@@ -367,7 +373,7 @@ fn find(
     }
     // Fields that no rule of the port names would only split what shares one verdict.
     let image = MatchKey::of(key).masked(table.relevant());
-    let verdict = caches.0.find_or_insert(port, &image, || table.classify(&image, None));
+    let verdict = caches.plain.find_or_insert(port, &image, || table.classify(&image, None));
     table.expand(verdict, matches);
 }
 
@@ -376,13 +382,13 @@ fn find(
 #[inline(never)]
 fn find_deep(
     table: &PortTable,
-    caches: Caches<'_>,
+    caches: &mut Caches,
     port: u8,
     (key, tunnel, relevant): (&FlowKey, &TunnelKey, &DeepImage),
     matches: &mut Matches,
 ) {
     let deep = DeepImage::of(MatchKey::of(key), key, tunnel).masked(relevant);
-    let verdict = match caches.1 {
+    let verdict = match &mut caches.deep {
         Some(cache) => cache.find_or_insert(port, &deep, || table.classify(&deep.outer, Some(&deep))),
         None => table.classify(&deep.outer, Some(&deep)),
     };

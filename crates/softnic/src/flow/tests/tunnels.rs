@@ -22,20 +22,20 @@ enum Asked {
 impl Asked {
     fn write(self, matcher: &mut Matcher, tunnel: &mut TunnelMatcher) {
         match self {
-            Self::Outer(condition) => return condition.write(matcher),
+            Self::Outer(condition) => condition.write(matcher),
             Self::Inner(condition) => {
                 tunnel.require(Presence::INNER);
-                return condition.write(&mut tunnel.inner);
+                condition.write(&mut tunnel.inner);
             }
-            Self::Vni(value, mask) => tunnel.require(Presence::VXLAN).vxlan_vni(value, mask),
-            Self::Spi(value, mask) => tunnel.require(Presence::ESP).esp((value, mask), (0, 0)),
-            Self::GreKey(value, mask) => tunnel.require(Presence::GRE).gre_key(value, mask),
-            Self::GreProtocol(value) => tunnel.require(Presence::GRE).gre_protocol(value, 0xffff),
+            Self::Vni(value, mask) => _ = tunnel.require(Presence::VXLAN).vxlan_vni(value, mask),
+            Self::Spi(value, mask) => _ = tunnel.require(Presence::ESP).esp((value, mask), (0, 0)),
+            Self::GreKey(value, mask) => _ = tunnel.require(Presence::GRE).gre_key(value, mask),
+            Self::GreProtocol(value) => _ = tunnel.require(Presence::GRE).gre_protocol(value, 0xffff),
             Self::Label(place, value, mask) => {
-                tunnel.require(Presence::MPLS_OVER_ETHERNET).label(place, value, mask)
+                tunnel.require(Presence::MPLS_OVER_ETHERNET).label(place, value, mask);
             }
-            Self::InnerLabel(value) => tunnel.require(Presence::INNER_MPLS).inner_label(value, !0),
-        };
+            Self::InnerLabel(value) => _ = tunnel.require(Presence::INNER_MPLS).inner_label(value, !0),
+        }
     }
 
     fn holds(self, key: &FlowKey, tunnel: &TunnelKey) -> bool {
