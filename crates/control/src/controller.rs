@@ -4,13 +4,13 @@
 
 use std::sync::Arc;
 
-use policy::{Band, ClassTag, Flow, FlowAction, Program, WorkerId};
+use policy::{Band, ClassTag, Flow, FlowAction, FlowKind, Program, WorkerId};
 use verbs::{HashConfig, HashFields, WorkQueue};
 
 use crate::counters::{CounterBook, DropTotals};
 use crate::installer::{FlowRequest, Installer, VerbsInstaller};
 use crate::multicast;
-use crate::plan::{distinct_tables, plan, rule_name};
+use crate::plan::{distinct_tables, is_counted, plan, rule_name};
 use crate::transaction::{Change, Placed};
 use crate::{Device, Error, Limits, Refusal};
 
@@ -215,7 +215,7 @@ impl<I: Installer> Controller<I> {
             if let FlowAction::Steer { queue, class } = flow.action {
                 let tag = ClassTag { band: Band::A, class };
                 if program.queues.get(queue.index()).is_none()
-                    || program.classes.get(class.index()).is_none()
+                    || program.class(class).is_none()
                     || tag.encode().is_none()
                 {
                     return Err(inconsistent(format!("a flow to missing queue {queue} or class {class}")));
@@ -246,16 +246,30 @@ impl<I: Installer> Controller<I> {
         }
     }
 
+    /// The first priority of a band.
+    fn base(&self, band: Band) -> u32 {
+        self.limits.priorities * u32::from(band == Band::B)
+    }
+
     /// What the device is asked for a flow of `program` in `band`.
-    pub(crate) fn request<'r>(&self, flow: &'r Flow, band: Band, port: u8) -> FlowRequest<'r> {
-        let base = self.limits.priorities * u32::from(band == Band::B);
+    pub(crate) fn request<'r>(
+        &self,
+        program: &'r Program,
+        flow: &'r Flow,
+        band: Band,
+        port: u8,
+    ) -> FlowRequest<'r> {
+        // A sniffer has no priority.
+        let base = if flow.kind == FlowKind::Sniffer { 0 } else { self.base(band) };
         // Checked in `check`; the device refuses what saturates.
         let priority = u16::try_from(base + u32::from(flow.priority)).unwrap_or(u16::MAX);
-        let (tag, drop) = match flow.action {
-            FlowAction::Steer { class, .. } => (ClassTag { band, class }.encode(), false),
-            FlowAction::Drop => (None, true),
+        // A sniffer's tag is never read, and a device without tags refuses them.
+        let is_tagged = |class| program.untagged != Some(class) && flow.kind != FlowKind::Sniffer;
+        let tag = match flow.action {
+            FlowAction::Steer { class, .. } if is_tagged(class) => ClassTag { band, class }.encode(),
+            FlowAction::Steer { .. } | FlowAction::Drop | FlowAction::Pass => None,
         };
-        FlowRequest { port, priority, specs: &flow.specs, tag, drop }
+        FlowRequest { port, priority, flow, tag }
     }
 
     /// Installs one flow of a placed program on one port.
@@ -266,10 +280,10 @@ impl<I: Installer> Controller<I> {
         port: u8,
     ) -> Result<I::Flow, Error> {
         let flow = &placed.program.flows[index];
-        let request = self.request(flow, placed.band, port);
+        let request = self.request(&placed.program, flow, placed.band, port);
         let rule = rule_name(&placed.program, flow.rule);
         let line = placed.program.rules[flow.rule.index()].line;
-        let drops = flow.action == FlowAction::Drop;
+        let drops = is_counted(flow);
         if drops {
             self.open_counter(rule, line)?;
         }
@@ -277,7 +291,7 @@ impl<I: Installer> Controller<I> {
             FlowAction::Steer { queue, .. } => {
                 (placed.queues.get(queue.index()).unwrap_or(&self.anchor), None)
             }
-            FlowAction::Drop => (&self.anchor, self.counters.counter(rule)),
+            FlowAction::Drop | FlowAction::Pass => (&self.anchor, self.counters.counter(rule)),
         };
         let counted = counter.is_some();
         let mut made = self.installer.create_flow(&request, queue, counter);
@@ -310,8 +324,8 @@ impl<I: Installer> Controller<I> {
         index: usize,
         flow: I::Flow,
     ) -> Result<(), (I::Flow, Refusal)> {
-        let Flow { rule, action, .. } = &program.flows[index];
-        let drops = (*action == FlowAction::Drop).then(|| rule_name(program, *rule));
+        let placed = &program.flows[index];
+        let drops = is_counted(placed).then(|| rule_name(program, placed.rule));
         if let Some(rule) = drops {
             self.counters.flow_goes(&mut self.installer, rule);
         }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use policy::{Spec, WorkerId};
+use policy::{Flow as PolicyFlow, FlowAction, FlowKind as PolicyKind, WorkerId};
 use verbs::{
     CounterValues, Counters, Domain, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, FlowTarget, HashConfig,
     IndirectionTable, PortNumber, ProtectionDomain, RssQueuePair, WorkQueue,
@@ -20,19 +20,19 @@ pub struct FlowRequest<'r> {
     pub port: u8,
     /// The device's priority, the band's base included.
     pub priority: u16,
-    /// The matches.
-    pub specs: &'r [Spec],
-    /// The tag, for flows that steer.
+    /// The flow of the program.
+    pub flow: &'r PolicyFlow,
+    /// The tag, for flows that steer to workers who are to know the flow.
     pub tag: Option<u32>,
-    /// Whether it drops.
-    pub drop: bool,
 }
 
 impl<'r> FlowRequest<'r> {
     /// For words.
     #[must_use]
     pub fn chain(&self) -> SpecChain<'r> {
-        SpecChain { specs: self.specs, tag: self.tag, drop: self.drop }
+        let PolicyFlow { kind, specs, inner_from, .. } = self.flow;
+        let (kind, inner_from) = (*kind, *inner_from);
+        SpecChain { kind, specs, inner_from, tag: self.tag, drop: self.flow.action == FlowAction::Drop }
     }
 }
 
@@ -143,11 +143,25 @@ impl Installer for VerbsInstaller {
         queue: &Self::Queue,
         counter: Option<&Self::Counter>,
     ) -> Result<Self::Flow, Refusal> {
-        let attr = FlowAttr::new(FlowKind::Normal, PortNumber(request.port)).priority(request.priority);
-        let attr = request.specs.iter().fold(attr, |attr, spec| attr.spec(flow_spec(spec)));
-        let attr =
-            request.tag.map_or_else(|| attr.clone(), |tag| attr.clone().spec(FlowSpec::Tag(FlowTag(tag))));
-        let attr = if request.drop { attr.spec(FlowSpec::Drop) } else { attr };
+        let PolicyFlow { kind, specs, inner_from, action, .. } = request.flow;
+        let type_of_flow = match kind {
+            PolicyKind::Sniffer => FlowKind::Sniffer,
+            PolicyKind::Normal | PolicyKind::Copy | PolicyKind::Egress => FlowKind::Normal,
+        };
+        let mut attr = FlowAttr::new(type_of_flow, PortNumber(request.port))
+            .priority(request.priority)
+            .dont_trap(*kind == PolicyKind::Copy)
+            .egress(*kind == PolicyKind::Egress);
+        for (index, spec) in specs.iter().enumerate() {
+            let spec = flow_spec(spec);
+            attr = if index < *inner_from { attr.spec(spec) } else { attr.inner(spec) };
+        }
+        if let Some(tag) = request.tag {
+            attr = attr.spec(FlowSpec::Tag(FlowTag(tag)));
+        }
+        if *action == FlowAction::Drop {
+            attr = attr.spec(FlowSpec::Drop);
+        }
         let attr = match counter {
             Some(counter) => attr.spec(FlowSpec::Count(Arc::clone(counter))),
             None => attr,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use policy::{Flow, Program, Spec};
+use policy::{Flow, FlowKind, Program, Spec};
 
 use crate::plan::rule_name;
 
@@ -33,6 +33,9 @@ pub(crate) fn remark(program: &Program) -> Option<String> {
 /// As the kernel asks (drivers/infiniband/hw/mlx5/fs.c, flow_is_multicast_only): the first spec alone,
 /// of an Ethernet address value and mask, of an IPv4 address the value.
 fn only_multicast(flow: &Flow) -> bool {
+    if flow.kind != FlowKind::Normal {
+        return false;
+    }
     match flow.specs.first() {
         Some(Spec::Ethernet { value, mask }) => value.dst_mac.is_multicast() && mask.dst_mac.is_multicast(),
         Some(Spec::Ipv4 { value, .. }) => value.dst.is_multicast(),

@@ -16,7 +16,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use policy::{FlowAction, Program, QueueId, RuleId, WorkerId};
+use policy::{Flow, FlowAction, FlowKind, Program, QueueId, RuleId, WorkerId};
 
 use crate::translate::SpecChain;
 
@@ -35,7 +35,7 @@ pub enum Step {
         /// Which one.
         queue: QueueId,
     },
-    /// A counter for a rule that drops in hardware is made, or the installed one of that name kept.
+    /// A counter for a rule that no worker sees is made, or the installed one of that name kept.
     CreateCounter {
         /// The rule.
         rule: RuleId,
@@ -94,7 +94,10 @@ impl fmt::Display for Plan {
 #[must_use]
 pub fn plan(installed: Option<&Program>, new: &Program) -> Plan {
     let (tables, table_of_queue) = distinct_tables(new);
-    let mut steps = vec![(Step::Publish, format!("publish {} classes to the workers", new.classes.len()))];
+    let mut steps = vec![(
+        Step::Publish,
+        format!("publish {} classes to the workers", new.classes.iter().flatten().count()),
+    )];
     for (table, workers) in tables.iter().enumerate() {
         steps.push((
             Step::CreateTable { table },
@@ -109,35 +112,52 @@ pub fn plan(installed: Option<&Program>, new: &Program) -> Plan {
         );
         steps.push((Step::CreateQueue { queue: QueueId::of(index) }, text));
     }
-    for rule in dropping_rules(new) {
+    for rule in counted_rules(new) {
         steps.push((
             Step::CreateCounter { rule },
             format!("create or keep the counter of rule {}", rule_name(new, rule)),
         ));
     }
-    for flow in by_precedence(new) {
-        steps.push((Step::InstallFlow { flow }, format!("install {}", describe_flow(new, flow))));
-    }
+    let install = |flow| (Step::InstallFlow { flow }, format!("install {}", describe_flow(new, flow)));
+    let (sniffers, others): (Vec<usize>, Vec<usize>) =
+        by_precedence(new).into_iter().partition(|flow| new.flows[*flow].kind == FlowKind::Sniffer);
+    steps.extend(others.into_iter().map(install));
+    let mut sniffers = Some(sniffers);
     if let Some(old) = installed {
         for flow in by_precedence(old).into_iter().rev() {
+            // A port has one sniffer (facts, mlx5): the old one goes, then the new one comes.
+            if old.flows[flow].kind != FlowKind::Sniffer {
+                steps.extend(sniffers.take().into_iter().flatten().map(install));
+            }
             steps.push((Step::RemoveFlow { flow }, format!("remove {}", describe_flow(old, flow))));
         }
+    }
+    steps.extend(sniffers.take().into_iter().flatten().map(install));
+    if let Some(old) = installed {
         steps.push((Step::ReleaseQueues, format!("release {} old queues", old.queues.len())));
     }
     Plan { steps, tables, table_of_queue }
 }
 
-/// Flows from the highest precedence to the lowest.
+/// Flows from the highest precedence to the lowest; those without precedence, the sniffers, last.
 pub(crate) fn by_precedence(program: &Program) -> Vec<usize> {
     let mut order: Vec<usize> = (0..program.flows.len()).collect();
-    order.sort_by_key(|&index| program.flows[index].priority);
+    order.sort_by_key(|&index| {
+        let flow = &program.flows[index];
+        (flow.kind == FlowKind::Sniffer, flow.priority)
+    });
     order
 }
 
-/// The rules with flows that drop, each once, in the program's order.
-pub(crate) fn dropping_rules(program: &Program) -> Vec<RuleId> {
+/// Whether the device counts what a flow decides, because no worker sees it.
+pub(crate) fn is_counted(flow: &Flow) -> bool {
+    matches!(flow.action, FlowAction::Drop | FlowAction::Pass)
+}
+
+/// The rules whose flows the device counts, each once, in the program's order.
+pub(crate) fn counted_rules(program: &Program) -> Vec<RuleId> {
     let mut rules: Vec<RuleId> =
-        program.flows.iter().filter(|flow| flow.action == FlowAction::Drop).map(|flow| flow.rule).collect();
+        program.flows.iter().filter(|flow| is_counted(flow)).map(|flow| flow.rule).collect();
     rules.sort_unstable();
     rules.dedup();
     rules
@@ -172,10 +192,12 @@ fn describe_table(workers: &[WorkerId]) -> String {
 
 fn describe_flow(program: &Program, index: usize) -> String {
     let Some(flow) = program.flows.get(index) else { return format!("flow {index}") };
-    let chain = SpecChain { specs: &flow.specs, tag: None, drop: false };
+    let (kind, inner_from) = (flow.kind, flow.inner_from);
+    let chain = SpecChain { kind, specs: &flow.specs, inner_from, tag: None, drop: false };
     let action = match flow.action {
         FlowAction::Steer { queue, class } => format!("{queue} class {class}"),
         FlowAction::Drop => "drop".to_owned(),
+        FlowAction::Pass => "pass".to_owned(),
     };
     format!(
         "flow {index} of rule {} at priority {}: {chain} -> {action}",

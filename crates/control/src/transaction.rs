@@ -138,7 +138,7 @@ impl<I: Installer> Controller<I> {
         self.destroy_flow(&placed.program, index, flow).map(|()| port).map_err(|(flow, source)| {
             placed.flows.push(PlacedFlow { index, port, flow });
             let flow = &placed.program.flows[index];
-            let request = self.request(flow, placed.band, port);
+            let request = self.request(&placed.program, flow, placed.band, port);
             Error::RemoveFlow {
                 rule: rule_name(&placed.program, flow.rule).to_owned(),
                 line: placed.program.rules[flow.rule.index()].line,

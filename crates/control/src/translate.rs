@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use policy::Spec;
+use policy::{FlowKind, Spec};
 use verbs::FlowSpec;
 
 /// The verbs' spec for a policy's. IPv4 takes the plain spec unless a field needs the extended one,
@@ -18,7 +18,33 @@ pub(crate) fn flow_spec(spec: &Spec) -> FlowSpec {
         Spec::Ipv6 { value, mask } => FlowSpec::Ipv6 { value: ipv6(value), mask: ipv6(mask) },
         Spec::Tcp { value, mask } => FlowSpec::Tcp { value: ports(value), mask: ports(mask) },
         Spec::Udp { value, mask } => FlowSpec::Udp { value: ports(value), mask: ports(mask) },
+        Spec::Esp { value, mask } => {
+            let esp = |m: policy::EspMatch| verbs::EspMatch { spi: m.spi, seq: m.seq };
+            FlowSpec::Esp { value: esp(value), mask: esp(mask) }
+        }
+        Spec::Vxlan { value, mask } => {
+            let vxlan = |m: policy::VxlanMatch| verbs::VxlanMatch { vni: m.vni };
+            FlowSpec::VxlanTunnel { value: vxlan(value), mask: vxlan(mask) }
+        }
+        Spec::Gre { value, mask } => {
+            let gre = |m: policy::GreMatch| verbs::GreMatch {
+                c_ks_res0_ver: m.c_ks_res0_ver,
+                protocol: m.protocol,
+                key: m.key,
+            };
+            FlowSpec::Gre { value: gre(value), mask: gre(mask) }
+        }
+        Spec::Mpls { value, mask } => {
+            let mpls = |m: policy::MplsMatch| verbs::MplsMatch { label: m.label };
+            FlowSpec::Mpls { value: mpls(value), mask: mpls(mask) }
+        }
     }
+}
+
+/// The flag bits as `enum ib_ipv4_flags` numbers them (rdma/ib_verbs.h: DF 2, MF 4), which is not the order
+/// of the header (reserved 4, DF 2, MF 1). The reserved bit has no name there; devices refuse it.
+fn ip_flags(header: u8) -> u8 {
+    header & 2 | (header & 1) << 2 | (header & 4) >> 2
 }
 
 fn ethernet(m: policy::EthernetMatch) -> verbs::EthernetMatch {
@@ -37,7 +63,7 @@ fn ipv4_ext(m: policy::Ipv4Match) -> verbs::Ipv4ExtMatch {
         proto: m.proto,
         tos: m.tos,
         ttl: m.ttl,
-        flags: m.flags,
+        flags: ip_flags(m.flags),
     }
 }
 
@@ -59,8 +85,12 @@ fn ports(m: policy::PortMatch) -> verbs::PortMatch {
 /// A spec chain with its actions in one line: `ipv4 dst 192.0.2.0/255.255.255.0 | udp dst_port 53 | tag 7`.
 #[derive(Clone, Copy, Debug)]
 pub struct SpecChain<'s> {
+    /// What the flow takes.
+    pub kind: FlowKind,
     /// The matches.
     pub specs: &'s [Spec],
+    /// Where those about the packet inside a tunnel begin.
+    pub inner_from: usize,
     /// The flow tag, if it sets one.
     pub tag: Option<u32>,
     /// Whether it drops.
@@ -69,8 +99,16 @@ pub struct SpecChain<'s> {
 
 impl Display for SpecChain<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            FlowKind::Normal => "",
+            FlowKind::Copy => "copy",
+            FlowKind::Sniffer => "sniffer",
+            FlowKind::Egress => "egress",
+        };
+        f.write_str(kind)?;
         for (index, spec) in self.specs.iter().enumerate() {
-            f.write_str(if index == 0 { "" } else { " | " })?;
+            f.write_str(if index == 0 && kind.is_empty() { "" } else { " | " })?;
+            f.write_str(if index >= self.inner_from { "inner " } else { "" })?;
             write_spec(f, spec)?;
         }
         if let Some(tag) = self.tag {
@@ -109,6 +147,33 @@ fn write_spec(f: &mut Formatter<'_>, spec: &Spec) -> fmt::Result {
         }
         Spec::Tcp { value: v, mask: m } => write_ports(f, "tcp", v, m),
         Spec::Udp { value: v, mask: m } => write_ports(f, "udp", v, m),
+        Spec::Esp { value: v, mask: m } => {
+            f.write_str("esp")?;
+            word(f, "spi", v.spi, m.spi)?;
+            word(f, "seq", v.seq, m.seq)
+        }
+        Spec::Vxlan { value: v, mask: m } => {
+            f.write_str("vxlan")?;
+            field(f, "vni", v.vni, m.vni, m.vni == 0, m.vni == 0xff_ffff)
+        }
+        Spec::Gre { value: v, mask: m } => {
+            f.write_str("gre")?;
+            hex(f, "flags", v.c_ks_res0_ver, m.c_ks_res0_ver)?;
+            hex(f, "protocol", v.protocol, m.protocol)?;
+            word(f, "key", v.key, m.key)
+        }
+        Spec::Mpls { value: v, mask: m } => {
+            f.write_str("mpls")?;
+            word(f, "entry", v.label, m.label)
+        }
+    }
+}
+
+fn word(f: &mut Formatter<'_>, name: &str, value: u32, mask: u32) -> fmt::Result {
+    match mask {
+        0 => Ok(()),
+        u32::MAX => write!(f, " {name} {value:#010x}"),
+        _ => write!(f, " {name} {value:#010x}/{mask:#010x}"),
     }
 }
 
@@ -184,11 +249,21 @@ mod tests {
                 mask: PortMatch { src_port: 0, dst_port: u16::MAX },
             },
         ];
-        let chain = SpecChain { specs: &specs, tag: Some(7), drop: false };
+        let chain =
+            SpecChain { kind: FlowKind::Normal, specs: &specs, inner_from: 3, tag: Some(7), drop: false };
         assert_eq!(
             chain.to_string(),
             "eth vlan_tci 0x0005/0x0fff | ipv4 dst 192.0.2.0/255.255.255.0 | udp dst_port 53 | tag 7"
         );
+    }
+
+    #[test]
+    fn flags_are_numbered_as_verbs_does() {
+        let mut mask = Ipv4Match::ZERO;
+        mask.flags = 3;
+        let spec = flow_spec(&Spec::Ipv4 { value: Ipv4Match { flags: 1, ..Ipv4Match::ZERO }, mask });
+        let FlowSpec::Ipv4Ext { value, mask } = spec else { panic!("{spec:?}") };
+        assert_eq!((value.flags, mask.flags), (4, 6));
     }
 
     #[test]

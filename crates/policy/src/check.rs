@@ -68,7 +68,7 @@ pub fn check(policy: &Policy, program: &Program) -> Check {
 fn software_steps(program: &Program) -> BTreeMap<RuleId, u32> {
     let steps = program.flows.iter().filter_map(|flow| {
         let FlowAction::Steer { class, .. } = flow.action else { return None };
-        match &program.classes.get(class.index())?.decide {
+        match &program.class(class)?.decide {
             Decide::Exact(_) => None,
             Decide::Software(steps, _) => Some((flow.rule, u32::try_from(steps.len()).unwrap_or(u32::MAX))),
         }
@@ -79,7 +79,7 @@ fn software_steps(program: &Program) -> BTreeMap<RuleId, u32> {
 /// Rules that neither a flow nor a software class ever comes to.
 fn unreachable_rules(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
     let mut reached: BTreeSet<RuleId> = program.flows.iter().map(|flow| flow.rule).collect();
-    for class in &program.classes {
+    for class in program.classes.iter().flatten() {
         match &class.decide {
             Decide::Exact(_) => {}
             Decide::Software(steps, otherwise) => {
@@ -126,9 +126,7 @@ fn misplaced_packets(policy: &Policy, program: &Program, warnings: &mut Vec<Diag
         if !seen.insert(flow.rule) {
             continue;
         }
-        let (Some(queue), Some(class)) =
-            (program.queues.get(queue.index()), program.classes.get(class.index()))
-        else {
+        let (Some(queue), Some(class)) = (program.queues.get(queue.index()), program.class(class)) else {
             continue;
         };
         let strangers = other_groups(&class.decide, queue.group);
@@ -167,9 +165,8 @@ fn taken_from_the_kernel(policy: &Policy, program: &Program, warnings: &mut Vec<
     let mut traffic: BTreeMap<RuleId, Vec<String>> = BTreeMap::new();
     for flow in &program.flows {
         let FlowAction::Steer { class, .. } = flow.action else { continue };
-        if program.classes.get(class.index()).is_some_and(|class| may_end_in_kernel(&class.decide)) {
-            let specs: Vec<String> = flow.specs.iter().map(ToString::to_string).collect();
-            traffic.entry(flow.rule).or_default().push(specs.join(" | "));
+        if program.class(class).is_some_and(|class| may_end_in_kernel(&class.decide)) {
+            traffic.entry(flow.rule).or_default().push(flow.words());
         }
     }
     for (id, flows) in traffic {

@@ -2,17 +2,17 @@
 //! hash bit by bit. It shares no code with the compiler's cubes, the device's flow table or the packet
 //! crate's hash tables, so that agreement with them means something. Never on the packet path.
 
-use packet::{FlowKey, HASH_INPUT_BYTES, RssKey};
+use packet::{DeepKey, FlowKey, HASH_INPUT_BYTES, RssKey, TunnelKey};
 
 use crate::ids::{ClassId, GroupId, QueueId, RuleId, WorkerId};
-use crate::program::{FlowAction, Outcome, Program, Verdict};
+use crate::program::{Flow, FlowAction, FlowKind, Outcome, Program, Verdict};
 
 /// The fate of one packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// The flow that takes it, an index into `Program::flows`; `None`: the device leaves it to the kernel.
     pub flow: Option<usize>,
-    /// The rule that this flow belongs to, or `default`.
+    /// The rule that this flow belongs to; without a flow, the rule that left it, or `default`.
     pub rule: RuleId,
     /// The flow tag that it is delivered with.
     pub class: Option<ClassId>,
@@ -28,56 +28,114 @@ pub struct Explanation {
     pub worker: Option<WorkerId>,
     /// The rule that decides and its verdict.
     pub outcome: Outcome,
+    /// What else is delivered of it: copies in the order of their flows, then what a sniffer hears.
+    pub copies: Vec<Copied>,
+}
+
+/// One copy of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copied {
+    /// The flow that makes it.
+    pub flow: usize,
+    /// The rule that it belongs to.
+    pub rule: RuleId,
+    /// The flow tag that it is delivered with; a sniffer's has none, and is of this class all the same.
+    pub class: Option<ClassId>,
+    /// The RSS queue pair.
+    pub queue: QueueId,
+    /// The worker that receives it.
+    pub worker: Option<WorkerId>,
+    /// What the worker makes of it: it drops what the device has copied in excess.
+    pub outcome: Outcome,
+}
+
+/// Where a queue pair delivers a packet.
+struct Landing {
+    group: GroupId,
+    hash: u32,
+    table_index: usize,
+    worker: Option<WorkerId>,
 }
 
 impl Program {
-    /// The fate of a packet, without running anything.
+    /// The fate of a packet without a tunnel, or where no rule asks for one.
     #[must_use]
     pub fn explain(&self, key: &FlowKey) -> Explanation {
+        self.explain_deep(&DeepKey { outer: *key, tunnel: TunnelKey::default() })
+    }
+
+    /// The fate of a received packet, without running anything.
+    #[must_use]
+    pub fn explain_deep(&self, key: &DeepKey) -> Explanation {
+        let left = self.exceptions.iter().find(|step| step.predicate.matches_deep(key));
         let default = Outcome { rule: self.default_rule(), verdict: self.default };
+        let left = left.map_or(default, |step| step.outcome);
+        let taken = self.flows.iter().position(|flow| flow.kind == FlowKind::Normal && flow.matches(key));
         let mut explanation = Explanation {
-            flow: None,
-            rule: default.rule,
+            flow: taken,
+            rule: left.rule,
             class: None,
             group: None,
             queue: None,
             table_index: None,
             hash: None,
             worker: None,
-            outcome: default,
+            outcome: left,
+            copies: self.copies(key, taken),
         };
-        let taken = self.flows.iter().position(|flow| flow.specs.iter().all(|spec| spec.matches(key)));
-        let Some((index, flow)) = taken.and_then(|index| Some((index, self.flows.get(index)?))) else {
-            return explanation;
-        };
-        explanation.flow = Some(index);
+        let Some(flow) = taken.and_then(|index| self.flows.get(index)) else { return explanation };
         explanation.rule = flow.rule;
         match flow.action {
+            FlowAction::Pass => {}
             FlowAction::Drop => explanation.outcome = Outcome { rule: flow.rule, verdict: Verdict::Drop },
             FlowAction::Steer { queue, class } => {
                 explanation.class = Some(class);
-                if let Some(class) = self.classes.get(class.index()) {
-                    explanation.outcome = class.resolve(key);
+                if let Some(class) = self.class(class) {
+                    explanation.outcome = class.resolve_deep(key);
                 }
-                self.spread(queue, key, &mut explanation);
+                explanation.queue = Some(queue);
+                if let Some(landing) = self.spread(queue, key) {
+                    explanation.group = Some(landing.group);
+                    explanation.hash = Some(landing.hash);
+                    explanation.table_index = Some(landing.table_index);
+                    explanation.worker = landing.worker;
+                }
             }
         }
         explanation
     }
 
-    fn spread(&self, queue_id: QueueId, key: &FlowKey, explanation: &mut Explanation) {
-        let Some(queue) = self.queues.get(queue_id.index()) else { return };
-        let Some(group) = self.groups.get(queue.group.index()) else { return };
+    /// The copies that are made before the packet is taken: at the same priority they come first.
+    fn copies(&self, key: &DeepKey, taken: Option<usize>) -> Vec<Copied> {
+        let last = taken.and_then(|index| self.flows.get(index)).map_or(u16::MAX, |flow| flow.priority);
+        let reaches = |flow: &Flow| match flow.kind {
+            FlowKind::Copy => flow.priority <= last && flow.matches(key),
+            FlowKind::Sniffer => true,
+            FlowKind::Normal | FlowKind::Egress => false,
+        };
+        let copying = self.flows.iter().enumerate().filter(|(_, flow)| reaches(flow));
+        let copies = copying.filter_map(|(index, flow)| {
+            let FlowAction::Steer { queue, class } = flow.action else { return None };
+            let class = match flow.kind {
+                FlowKind::Sniffer => self.untagged,
+                _ => Some(class),
+            };
+            let outcome = class.and_then(|class| self.class(class))?.resolve_deep(key);
+            let worker = self.spread(queue, key).and_then(|landing| landing.worker);
+            Some(Copied { flow: index, rule: flow.rule, class, queue, worker, outcome })
+        });
+        copies.collect()
+    }
+
+    fn spread(&self, queue_id: QueueId, key: &DeepKey) -> Option<Landing> {
+        let queue = self.queues.get(queue_id.index())?;
+        let group = self.groups.get(queue.group.index())?;
         let mut input = [0; HASH_INPUT_BYTES];
         let length = key.hash_input(queue.fields, &mut input);
         let hash = toeplitz(&group.key, &input[..length]);
         // The length of a table is a power of two: the hash's low bits are the index.
-        let index = hash as usize & queue.table.len().saturating_sub(1);
-        explanation.group = Some(queue.group);
-        explanation.queue = Some(queue_id);
-        explanation.hash = Some(hash);
-        explanation.table_index = Some(index);
-        explanation.worker = queue.table.get(index).copied();
+        let table_index = hash as usize & queue.table.len().saturating_sub(1);
+        Some(Landing { group: queue.group, hash, table_index, worker: queue.table.get(table_index).copied() })
     }
 }
 

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 mod byte_set;
+mod capacity;
 mod check;
 mod compile;
 mod diagnostics;
@@ -29,10 +30,11 @@ mod spec;
 mod tag;
 
 pub use byte_set::ByteSet;
+pub use capacity::{Capacity, CapacityRow, PriorityUse};
 pub use check::{Check, RuleCheck, check};
-pub use compile::compile;
+pub use compile::{Obstacle, compile, compile_with};
 pub use diagnostics::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Place, Severity};
-pub use explain::Explanation;
+pub use explain::{Copied, Explanation};
 pub use ids::{ClassId, GroupId, QueueId, RuleId, WorkerId};
 pub use parse::{
     LoadOptions, MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_SUBSTITUTED_BYTES, MAX_TOTAL_BYTES, parse,
@@ -42,13 +44,15 @@ pub use policy::{MAX_RULES, Policy};
 pub use predicate::Predicate;
 pub use profile::{DeviceProfile, Errno, Feature, Limit, LimitRow, PriorityTable, Refusal};
 pub use program::{
-    Class, DEFAULT_RULE, Decide, Flow, FlowAction, Group, HashVariant, Outcome, Placement, Program, RssQueue,
-    Rule, Step, Verdict,
+    Class, DEFAULT_RULE, Decide, Flow, FlowAction, FlowKind, Group, HashVariant, Outcome, Placement, Program,
+    RssQueue, Rule, Step, Unfinished, Verdict, Why,
 };
 pub use ranges::{RangeSet, Word};
 pub use schema::schema;
 pub use source::{Folder, MAX_FILE_BYTES, NoFiles, SetLoader, Source};
-pub use spec::{EthernetMatch, Ipv4Match, Ipv6Match, PortMatch, Spec};
+pub use spec::{
+    EspMatch, EthernetMatch, GreMatch, Ipv4Match, Ipv6Match, MplsMatch, PortMatch, Spec, VxlanMatch,
+};
 pub use tag::{Band, CLASSES_MAX, ClassTag};
 
 /// Reads a policy file; the set files that it names are relative to it.

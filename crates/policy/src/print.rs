@@ -7,9 +7,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use packet::{EtherType, HashFields, IpProtocol, MacAddr};
 
-use crate::ids::{GroupId, RuleId, WorkerId};
+use crate::ids::{ClassId, GroupId, RuleId, WorkerId};
 use crate::program::{
-    Class, Decide, Flow, FlowAction, Group, HashVariant, Outcome, Placement, Program, RssQueue,
+    Class, Decide, Flow, FlowAction, FlowKind, Group, HashVariant, Outcome, Placement, Program, RssQueue,
 };
 use crate::spec::{EthernetMatch, Ipv4Match, Ipv6Match, PortMatch, Spec};
 
@@ -25,7 +25,7 @@ impl fmt::Display for Program {
             self.groups.len(),
             self.queues.len(),
             self.flows.len(),
-            self.classes.len(),
+            self.classes.iter().flatten().count(),
             self.priorities_used,
             self.describe(self.default),
         )?;
@@ -60,8 +60,16 @@ impl fmt::Display for Program {
         }
         writeln!(f, "classes")?;
         for (index, class) in self.classes.iter().enumerate() {
-            write!(f, "  c{index} ")?;
+            let Some(class) = class else { continue };
+            let untagged = if self.untagged == Some(ClassId::of(index)) { "(without a tag) " } else { "" };
+            write!(f, "  c{index} {untagged}")?;
             self.write_class(class, f)?;
+        }
+        if !self.exceptions.is_empty() {
+            writeln!(f, "left to the host")?;
+        }
+        for step in &self.exceptions {
+            writeln!(f, "  {}: {}", self.rule_name(step.rule), step.predicate)?;
         }
         Ok(())
     }
@@ -80,12 +88,13 @@ impl Program {
     }
 
     fn flow_line(&self, flow: &Flow) -> String {
-        let specs: Vec<String> = flow.specs.iter().map(ToString::to_string).collect();
+        let specs = flow.words();
         let action = match flow.action {
             FlowAction::Drop => "drop".to_owned(),
+            FlowAction::Pass => "pass".to_owned(),
             FlowAction::Steer { queue, class } => format!("{queue} {class}"),
         };
-        format!("p{} {}: {} -> {action}", flow.priority, self.rule_name(flow.rule), specs.join(" | "))
+        format!("p{} {}: {specs} -> {action}", flow.priority, self.rule_name(flow.rule))
     }
 
     fn outcome(&self, outcome: Outcome) -> String {
@@ -103,6 +112,24 @@ impl Program {
                 writeln!(f, "    otherwise {}", self.outcome(*otherwise))
             }
         }
+    }
+}
+
+impl Flow {
+    /// Its kind and its specs, `ipv4 | udp dport=4789 | vxlan vni=7 | inner ipv4 dst=192.0.2.0/24`.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let kind = match self.kind {
+            FlowKind::Normal => None,
+            FlowKind::Copy => Some("copy".to_owned()),
+            FlowKind::Sniffer => Some("sniffer".to_owned()),
+            FlowKind::Egress => Some("egress".to_owned()),
+        };
+        let specs = self.specs.iter().enumerate().map(|(index, spec)| {
+            let inner = if index >= self.inner_from { "inner " } else { "" };
+            format!("{inner}{spec}")
+        });
+        kind.into_iter().chain(specs).collect::<Vec<_>>().join(" | ")
     }
 }
 
@@ -165,6 +192,19 @@ impl fmt::Display for Spec {
             Self::Ipv6 { value, mask } => ("ipv6", ipv6_fields(value, mask)),
             Self::Tcp { value, mask } => ("tcp", port_fields(value, mask)),
             Self::Udp { value, mask } => ("udp", port_fields(value, mask)),
+            Self::Esp { value, mask } => {
+                ("esp", list([wide("spi", value.spi, mask.spi), wide("seq", value.seq, mask.seq)]))
+            }
+            Self::Vxlan { value, mask } => ("vxlan", list([tagged("vni", value.vni, mask.vni, 24)])),
+            Self::Gre { value, mask } => (
+                "gre",
+                list([
+                    number("flags", value.c_ks_res0_ver, mask.c_ks_res0_ver),
+                    number("proto", value.protocol, mask.protocol),
+                    wide("key", value.key, mask.key),
+                ]),
+            ),
+            Self::Mpls { value, mask } => ("mpls", list([wide("top", value.label, mask.label)])),
         };
         f.write_str(layer)?;
         fields.iter().try_for_each(|field| write!(f, " {field}"))
@@ -238,6 +278,23 @@ fn protocol(value: u8, mask: u8) -> Option<String> {
     match mask {
         u8::MAX => Some(format!("proto={}", IpProtocol(value))),
         mask => number("proto", value.into(), mask.into()),
+    }
+}
+
+fn list<const N: usize>(fields: [Option<String>; N]) -> Vec<String> {
+    fields.into_iter().flatten().collect()
+}
+
+fn wide(name: &str, value: u32, mask: u32) -> Option<String> {
+    tagged(name, value, mask, u32::BITS)
+}
+
+/// A field of so many bits; the mask is shown only where it is not all of them.
+fn tagged(name: &str, value: u32, mask: u32, bits: u32) -> Option<String> {
+    match mask {
+        0 => None,
+        mask if mask.count_ones() == bits => Some(format!("{name}={value:#x}")),
+        mask => Some(format!("{name}={value:#x}/{mask:#x}")),
     }
 }
 

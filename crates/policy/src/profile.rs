@@ -141,6 +141,8 @@ pub enum Feature {
     FlowLabel,
     /// An ESP spec.
     Esp,
+    /// The sequence number of an ESP spec.
+    EspSeq,
     /// A VXLAN spec.
     Vxlan,
     /// A GRE spec.
@@ -216,6 +218,7 @@ impl Feature {
             Self::IpFlags => "IPv4 flags",
             Self::FlowLabel => "IPv6 flow labels",
             Self::Esp => "ESP headers",
+            Self::EspSeq => "ESP sequence numbers",
             Self::Vxlan => "VXLAN headers",
             Self::Gre => "GRE headers",
             Self::GreFlags => "GRE flags",

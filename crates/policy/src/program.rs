@@ -2,11 +2,12 @@
 //! Made by `compile`; put on a device by `control`; the classes are run by `worker`. A program never
 //! refers back to the policy's text, and equal policies give equal programs.
 
-use packet::{FlowKey, HashFields, RssKey};
+use packet::{DeepKey, FlowKey, HashFields, RssKey};
 use serde::Serialize;
 
 use crate::ids::{ClassId, GroupId, QueueId, RuleId, WorkerId};
 use crate::predicate::Predicate;
+use crate::profile::{Errno, Feature};
 use crate::spec::Spec;
 
 /// The name of the pseudo rule that stands for the policy's `default`.
@@ -23,8 +24,15 @@ pub struct Program {
     pub queues: Vec<RssQueue>,
     /// Highest precedence first.
     pub flows: Vec<Flow>,
-    /// What workers do by flow tag.
-    pub classes: Vec<Class>,
+    /// What workers do by flow tag. Holes are tags that the program before has used: a rule that stays
+    /// keeps its class, and a tag changes its meaning no sooner than one program later.
+    pub classes: Vec<Option<Class>>,
+    /// What packets are that come without a tag: all of them on a device that has none, otherwise those
+    /// that a sniffer has heard.
+    pub untagged: Option<ClassId>,
+    /// The rules that leave packets to the host, as far as no flow is needed for it: whose packet is left
+    /// there is theirs, by the first that matches.
+    pub exceptions: Vec<Step>,
     /// What happens to packets that no rule claims.
     pub default: Verdict,
     /// How many hardware priorities the flows occupy, counted from 0.
@@ -46,6 +54,43 @@ pub struct Rule {
     pub count: bool,
     /// How many flows carry it; 0 for one that earlier flows cover whole.
     pub flows: u32,
+    /// The keys that a worker finishes.
+    pub unfinished: Vec<Unfinished>,
+}
+
+/// A key of a match that the device does not decide alone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Unfinished {
+    /// As the policy calls it.
+    pub key: String,
+    /// Why not.
+    pub why: Why,
+}
+
+/// Why a device does not decide a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Why {
+    /// No spec of verbs speaks of it.
+    NoWords,
+    /// The device refuses such a spec.
+    Refused {
+        /// What it refuses.
+        feature: Feature,
+        /// How it says so.
+        errno: Errno,
+    },
+    /// It takes too many masks together with the rule's other ranges.
+    TooMany {
+        /// How many it takes by itself.
+        masks: usize,
+        /// How many combinations a rule may have.
+        most: usize,
+    },
+    /// The device takes flows on multicast alone after all others.
+    Multicast,
+    /// No flow leaves to the host what a later one takes.
+    KernelException,
 }
 
 /// Where a rule is decided.
@@ -118,8 +163,12 @@ pub struct Flow {
     pub rule: RuleId,
     /// 0 is the highest precedence.
     pub priority: u16,
-    /// Never empty; outer layers first.
+    /// What kind it is.
+    pub kind: FlowKind,
+    /// Outer layers first; empty for a sniffer alone.
     pub specs: Vec<Spec>,
+    /// Where in `specs` those about the packet inside a tunnel begin; their number if there are none.
+    pub inner_from: usize,
     /// What the device does.
     pub action: FlowAction,
 }
@@ -137,6 +186,38 @@ pub enum FlowAction {
     },
     /// Drop in hardware; counted by a counter shared by all flows of the rule.
     Drop,
+    /// Let out what the host sends, counted in the same way.
+    Pass,
+}
+
+/// What a flow takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FlowKind {
+    /// What the port receives; it goes no further.
+    #[default]
+    Normal,
+    /// A copy of what the port receives (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`); before others of its priority.
+    Copy,
+    /// A copy of all that passes the port, both ways (`IBV_FLOW_ATTR_SNIFFER`). Without specs, priority and
+    /// tag: devices read none of them.
+    Sniffer,
+    /// What the host sends (`IBV_FLOW_ATTR_FLAGS_EGRESS`).
+    Egress,
+}
+
+impl Flow {
+    /// Whether a received packet meets every spec.
+    #[must_use]
+    pub fn matches(&self, key: &DeepKey) -> bool {
+        self.specs.iter().enumerate().all(|(index, spec)| spec.matches_deep(key, index >= self.inner_from))
+    }
+
+    /// The masks by which devices store it.
+    #[must_use]
+    pub fn shape(&self) -> (FlowKind, usize, Vec<Spec>) {
+        (self.kind, self.inner_from, self.specs.iter().map(Spec::shape).collect())
+    }
 }
 
 /// What becomes of a packet.
@@ -163,6 +244,8 @@ pub struct Outcome {
 /// What a worker does with packets of one flow tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Class {
+    /// The rule whose flows lead here.
+    pub rule: RuleId,
     /// How the outcome is found.
     pub decide: Decide,
 }
@@ -188,26 +271,85 @@ pub struct Step {
 }
 
 impl Class {
-    /// The outcome for one packet. Does not allocate; for an exact class it does not look at `key`.
+    /// The outcome for a packet of which no more than the outer headers is known. Does not allocate; for an
+    /// exact class it does not look at `key`.
     #[must_use]
     #[inline]
     pub fn resolve(&self, key: &FlowKey) -> Outcome {
+        self.first(|predicate| predicate.matches(key))
+    }
+
+    /// The outcome for one packet. Does not allocate; for an exact class it does not look at `key`.
+    #[must_use]
+    #[inline]
+    pub fn resolve_deep(&self, key: &DeepKey) -> Outcome {
+        self.first(|predicate| predicate.matches_deep(key))
+    }
+
+    #[inline]
+    fn first(&self, matches: impl Fn(&Predicate) -> bool) -> Outcome {
         match &self.decide {
             Decide::Exact(outcome) => *outcome,
             Decide::Software(steps, otherwise) => {
-                steps.iter().find(|step| step.predicate.matches(key)).map_or(*otherwise, |step| step.outcome)
+                steps.iter().find(|step| matches(&step.predicate)).map_or(*otherwise, |step| step.outcome)
             }
         }
     }
 
-    /// Whether `resolve` needs the packet's headers at all.
+    /// Whether the outcome needs the packet's headers at all.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         matches!(self.decide, Decide::Exact(_))
     }
+
+    /// Whether it takes [`resolve_deep`](Self::resolve_deep). Looks at every step: to be asked beforehand.
+    #[must_use]
+    pub fn needs_tunnel(&self) -> bool {
+        match &self.decide {
+            Decide::Exact(_) => false,
+            Decide::Software(steps, _) => steps.iter().any(|step| step.predicate.needs_tunnel()),
+        }
+    }
+}
+
+impl Why {
+    /// In words that go behind a key.
+    #[must_use]
+    pub fn words(&self) -> String {
+        match self {
+            Self::NoWords => "the device has no words for it".to_owned(),
+            Self::Refused { feature, errno: Errno::Silent } => {
+                format!("the device ignores {} without a word", feature.name())
+            }
+            Self::Refused { feature, errno } => format!("the device refuses {} ({errno})", feature.name()),
+            Self::TooMany { masks, most } => {
+                format!("{masks} masks, times those of the other ranges more than {most}")
+            }
+            Self::Multicast => "the device takes flows on multicast alone after all others".to_owned(),
+            Self::KernelException => {
+                "no flow leaves to the host what a later rule takes, a worker hands it over".to_owned()
+            }
+        }
+    }
+
+    /// What the device would have answered, if it had been asked.
+    #[must_use]
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::Refused { errno, .. } => Some(*errno),
+            Self::NoWords | Self::TooMany { .. } | Self::Multicast | Self::KernelException => None,
+        }
+    }
 }
 
 impl Program {
+    /// The class of a tag; `None` for a hole, and beyond the program.
+    #[must_use]
+    #[inline]
+    pub fn class(&self, id: ClassId) -> Option<&Class> {
+        self.classes.get(id.index()).and_then(Option::as_ref)
+    }
+
     /// The pseudo rule `default`.
     #[must_use]
     pub fn default_rule(&self) -> RuleId {

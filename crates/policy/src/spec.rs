@@ -1,10 +1,10 @@
 //! What a device can be asked to match: the specs of verbs.h as plain values and masks, host byte
-//! order. `control` translates them one to one; `Spec::matches` is their meaning on a parsed packet,
+//! order. `control` translates them one to one; `Spec::matches_deep` is their meaning on a parsed packet,
 //! used by `explain` and never on the packet path.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use packet::{FlowKey, Layers, MacAddr};
+use packet::{DeepKey, FlowKey, Layers, MacAddr, TunnelKey, TunnelLayers};
 
 use crate::policy::C_TAG;
 
@@ -26,6 +26,18 @@ pub enum Spec {
     /// `ibv_flow_spec_tcp_udp` with type UDP.
     #[allow(missing_docs)]
     Udp { value: PortMatch, mask: PortMatch },
+    /// `ibv_flow_spec_esp`.
+    #[allow(missing_docs)]
+    Esp { value: EspMatch, mask: EspMatch },
+    /// `ibv_flow_spec_tunnel` with type VXLAN_TUNNEL.
+    #[allow(missing_docs)]
+    Vxlan { value: VxlanMatch, mask: VxlanMatch },
+    /// `ibv_flow_spec_gre`.
+    #[allow(missing_docs)]
+    Gre { value: GreMatch, mask: GreMatch },
+    /// `ibv_flow_spec_mpls`.
+    #[allow(missing_docs)]
+    Mpls { value: MplsMatch, mask: MplsMatch },
 }
 
 /// Fields of an Ethernet spec.
@@ -84,6 +96,40 @@ pub struct PortMatch {
     pub dst_port: u16,
 }
 
+/// Fields of an ESP spec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct EspMatch {
+    /// Security parameters index.
+    pub spi: u32,
+    /// Sequence number.
+    pub seq: u32,
+}
+
+/// Fields of a VXLAN spec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct VxlanMatch {
+    /// Network identifier, 24 bits.
+    pub vni: u32,
+}
+
+/// Fields of a GRE spec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct GreMatch {
+    /// The first word: C, K and S bits, reserved bits, version.
+    pub c_ks_res0_ver: u16,
+    /// EtherType of what it carries.
+    pub protocol: u16,
+    /// The key.
+    pub key: u32,
+}
+
+/// Fields of an MPLS spec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct MplsMatch {
+    /// The whole entry on top of the stack: label 20 bits, traffic class 3, bottom 1, TTL 8.
+    pub label: u32,
+}
+
 impl Ipv4Match {
     /// All zero: as a mask, any IPv4 packet.
     pub const ZERO: Self =
@@ -115,7 +161,8 @@ impl Default for Ipv6Match {
 }
 
 impl Spec {
-    /// Whether the packet has the layer and agrees with every masked bit.
+    /// Whether the packet has the layer and agrees with every masked bit. Specs on tunnels match nothing:
+    /// they need [`matches_deep`](Self::matches_deep).
     #[must_use]
     pub fn matches(&self, key: &FlowKey) -> bool {
         match self {
@@ -124,6 +171,60 @@ impl Spec {
             Self::Ipv6 { value, mask } => key.layers.contains(Layers::IPV6) && ipv6_matches(value, mask, key),
             Self::Tcp { value, mask } => key.layers.contains(Layers::TCP) && ports_match(value, mask, key),
             Self::Udp { value, mask } => key.layers.contains(Layers::UDP) && ports_match(value, mask, key),
+            Self::Esp { .. } | Self::Vxlan { .. } | Self::Gre { .. } | Self::Mpls { .. } => false,
+        }
+    }
+
+    /// The same for all specs; `inside`: whether it is about the packet in the tunnel.
+    #[must_use]
+    pub fn matches_deep(&self, key: &DeepKey, inside: bool) -> bool {
+        let tunnel = &key.tunnel;
+        match self {
+            Self::Esp { .. } | Self::Vxlan { .. } | Self::Gre { .. } | Self::Mpls { .. } => {
+                self.matches_tunnel(tunnel)
+            }
+            _ if inside => tunnel.layers.contains(TunnelLayers::INNER) && self.matches(&tunnel.inner),
+            _ => self.matches(&key.outer),
+        }
+    }
+
+    fn matches_tunnel(&self, tunnel: &TunnelKey) -> bool {
+        let has = |layer| tunnel.layers.contains(layer);
+        match self {
+            Self::Esp { value, mask } => {
+                has(TunnelLayers::ESP)
+                    && (value.spi ^ tunnel.esp_spi) & mask.spi == 0
+                    && (value.seq ^ tunnel.esp_seq) & mask.seq == 0
+            }
+            Self::Vxlan { value, mask } => {
+                has(TunnelLayers::VXLAN) && (value.vni ^ tunnel.vxlan_vni) & mask.vni == 0
+            }
+            Self::Gre { value, mask } => {
+                has(TunnelLayers::GRE)
+                    && (value.c_ks_res0_ver ^ tunnel.gre_flags) & mask.c_ks_res0_ver == 0
+                    && (value.protocol ^ tunnel.gre_protocol) & mask.protocol == 0
+                    && (value.key ^ tunnel.gre_key) & mask.key == 0
+            }
+            Self::Mpls { value, mask } => {
+                has(TunnelLayers::MPLS) && (value.label ^ tunnel.mpls[0]) & mask.label == 0
+            }
+            _ => false,
+        }
+    }
+
+    /// The mask alone, which devices store flows by.
+    #[must_use]
+    pub fn shape(&self) -> Self {
+        match *self {
+            Self::Ethernet { mask, .. } => Self::Ethernet { value: EthernetMatch::default(), mask },
+            Self::Ipv4 { mask, .. } => Self::Ipv4 { value: Ipv4Match::ZERO, mask },
+            Self::Ipv6 { mask, .. } => Self::Ipv6 { value: Ipv6Match::ZERO, mask },
+            Self::Tcp { mask, .. } => Self::Tcp { value: PortMatch::default(), mask },
+            Self::Udp { mask, .. } => Self::Udp { value: PortMatch::default(), mask },
+            Self::Esp { mask, .. } => Self::Esp { value: EspMatch::default(), mask },
+            Self::Vxlan { mask, .. } => Self::Vxlan { value: VxlanMatch::default(), mask },
+            Self::Gre { mask, .. } => Self::Gre { value: GreMatch::default(), mask },
+            Self::Mpls { mask, .. } => Self::Mpls { value: MplsMatch::default(), mask },
         }
     }
 }

@@ -125,7 +125,7 @@ fn judge(program: &Program, rules: &[RandomRule], default: &Act, key: &FlowKey) 
     };
     device_agrees(program, key, flow)?;
     match program.flows[flow].action {
-        FlowAction::Drop => prop_assert_eq!(explained.worker, None),
+        FlowAction::Drop | FlowAction::Pass => prop_assert_eq!(explained.worker, None),
         FlowAction::Steer { queue, class } => {
             let queue = &program.queues[queue.index()];
             let group = &program.groups[queue.group.index()];
@@ -134,7 +134,7 @@ fn judge(program: &Program, rules: &[RandomRule], default: &Act, key: &FlowKey) 
             let worker = group.table[hash as usize % group.table.len()];
             prop_assert_eq!((explained.hash, explained.worker), (Some(hash), Some(worker)));
             if let (Decide::Exact(_), Verdict::Deliver(wanted)) =
-                (&program.classes[class.index()].decide, wanted.verdict)
+                (&program.class(class).expect("a class").decide, wanted.verdict)
             {
                 prop_assert_eq!(queue.group, wanted);
             }

@@ -4,7 +4,8 @@
 
 use std::sync::Arc;
 
-use policy::{Band, Class, ClassTag, Decide};
+use packet::DeepKey;
+use policy::{Band, Class, ClassId, ClassTag, Decide};
 use verbs::FramePool;
 
 use crate::batch::{self, Batch};
@@ -16,6 +17,8 @@ use crate::table::ClassTable;
 #[derive(Debug)]
 pub(crate) struct Classifier {
     bands: [Option<Arc<ClassTable>>; 2],
+    /// The band that was published last.
+    latest: Band,
     /// Everything up to here was carried out.
     seen: Publication,
     draining: Option<Draining>,
@@ -36,6 +39,7 @@ impl Classifier {
     pub(crate) fn new(outstanding_max: u32) -> Self {
         Self {
             bands: [None, None],
+            latest: Band::A,
             seen: Publication::default(),
             draining: None,
             outstanding_max: u64::from(outstanding_max),
@@ -72,6 +76,7 @@ impl Classifier {
     /// The old table is let go before the acknowledgement: control frees it, never this thread.
     fn carry_out(&mut self, command: Command, mailbox: &Mailbox) {
         self.bands[command.band.index()] = Some(command.table);
+        self.latest = command.band;
         self.seen = command.publication;
         mailbox.acknowledge(command.publication);
     }
@@ -80,15 +85,22 @@ impl Classifier {
     pub(crate) fn classify(&self, batch: &mut Batch, pool: &FramePool, stats: &Stats) {
         let Batch { frames, packets, .. } = batch;
         for packet in packets {
-            let Some((table, class)) = self.class_of(packet.tag.map(|tag| tag.0), stats) else { continue };
+            let tag = packet.tag.map(|tag| tag.0);
+            let Some((table, (class, is_deep))) = self.class_of(tag, stats) else { continue };
             let outcome = match &class.decide {
                 Decide::Exact(outcome) => *outcome,
                 Decide::Software(..) => {
-                    let parsed = packet::parse(batch::bytes(frames, pool, packet));
+                    let frame = batch::bytes(frames, pool, packet);
+                    let parsed = packet::parse(frame);
                     if let Some(anomaly) = parsed.anomaly {
                         stats.anomaly(anomaly);
                     }
-                    class.resolve(&parsed.key)
+                    if is_deep {
+                        let tunnel = packet::parse_tunnel(frame, &parsed);
+                        class.resolve_deep(&DeepKey { outer: parsed.key, tunnel })
+                    } else {
+                        class.resolve(&parsed.key)
+                    }
                 }
             };
             let Some(tally) = table.tally(&outcome) else {
@@ -101,18 +113,32 @@ impl Classifier {
     }
 
     #[inline]
-    fn class_of(&self, tag: Option<u32>, stats: &Stats) -> Option<(&ClassTable, &Class)> {
-        let tag = tag.and_then(ClassTag::decode);
-        let Some((tag, table)) = tag.and_then(|tag| Some((tag, self.bands[tag.band.index()].as_deref()?)))
-        else {
+    fn class_of(&self, tag: Option<u32>, stats: &Stats) -> Option<(&ClassTable, (&Class, bool))> {
+        let known = match tag.and_then(ClassTag::decode) {
+            Some(tag) => self.bands[tag.band.index()].as_deref().map(|table| (table, tag.class)),
+            None if tag.unwrap_or(0) == 0 => self.untagged(),
+            None => None,
+        };
+        let Some((table, class)) = known else {
             stats.dropped(DropReason::UnknownTag);
             return None;
         };
-        let class = table.class(tag.class);
+        let class = table.class(class);
         if class.is_none() {
             stats.dropped(DropReason::UnknownClass);
         }
         class.map(|class| (table, class))
+    }
+
+    /// What packets without a tag are, by the latest program that knows. Their flow does not say which
+    /// program it belongs to, and while one follows another the new one judges them.
+    #[inline]
+    fn untagged(&self) -> Option<(&ClassTable, ClassId)> {
+        let bands = [self.latest, self.latest.other()];
+        bands.into_iter().find_map(|band| {
+            let table = self.bands[band.index()].as_deref()?;
+            Some((table, table.untagged()?))
+        })
     }
 
     /// The program of a band, for whoever owns the worker.

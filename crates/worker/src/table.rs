@@ -48,6 +48,8 @@ impl From<Verdict> for Disposition {
 #[derive(Debug)]
 pub(crate) struct ClassTable {
     program: Arc<Program>,
+    /// Which classes ask about tunnels; the others are spared the look into them.
+    deep: Box<[bool]>,
     /// One tally per rule and disposition: `rule * 3 + disposition`.
     tallies: TallyRow,
 }
@@ -56,7 +58,9 @@ impl ClassTable {
     /// A table for `program` with all counters at zero.
     pub(crate) fn new(program: Arc<Program>) -> Self {
         let tallies = TallyRow::new(program.rules.len() * Disposition::ALL.len());
-        Self { program, tallies }
+        let is_deep = |class: &Option<Class>| class.as_ref().is_some_and(Class::needs_tunnel);
+        let deep = program.classes.iter().map(is_deep).collect();
+        Self { program, deep, tallies }
     }
 
     /// The program it was made from.
@@ -64,10 +68,16 @@ impl ClassTable {
         &self.program
     }
 
-    /// The class with that id; `None` beyond the program.
+    /// The class with that id, and whether it asks about tunnels; `None` if the program has no such class.
     #[inline]
-    pub(crate) fn class(&self, id: ClassId) -> Option<&Class> {
-        self.program.classes.get(id.0 as usize)
+    pub(crate) fn class(&self, id: ClassId) -> Option<(&Class, bool)> {
+        Some((self.program.class(id)?, *self.deep.get(id.index())?))
+    }
+
+    /// The class of packets without a tag, if the program has any.
+    #[inline]
+    pub(crate) fn untagged(&self) -> Option<ClassId> {
+        self.program.untagged
     }
 
     /// Where packets with this outcome are counted; `None` for a rule beyond the program.
@@ -80,7 +90,7 @@ impl ClassTable {
     /// Every rule with each disposition its classes can come to, or that was counted.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&str, Disposition, Traffic)> {
         let mut possible = vec![[false; 3]; self.program.rules.len()];
-        for class in &self.program.classes {
+        for class in self.program.classes.iter().flatten() {
             each_outcome(&class.decide, &mut |outcome| {
                 if let Some(rule) = possible.get_mut(outcome.rule.0 as usize) {
                     rule[Disposition::from(outcome.verdict) as usize] = true;

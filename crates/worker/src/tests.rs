@@ -28,14 +28,17 @@ pub(crate) fn program(names: &[&str]) -> Arc<Program> {
         placement: Placement::Hardware,
         count: true,
         flows: 1,
+        unfinished: Vec::new(),
     };
-    let class = |index| Class { decide: Decide::Exact(outcome(index)) };
+    let class = |index| Some(Class { rule: RuleId::of(index), decide: Decide::Exact(outcome(index)) });
     Arc::new(Program {
         rules: names.iter().map(rule).collect(),
         groups: Vec::new(),
         queues: Vec::new(),
         flows: Vec::new(),
         classes: (0..names.len()).map(class).collect(),
+        untagged: None,
+        exceptions: Vec::new(),
         default: Verdict::Kernel,
         priorities_used: 0,
     })

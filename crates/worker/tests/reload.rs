@@ -139,7 +139,8 @@ fn a_refused_program_changes_nothing_for_the_traffic() {
         };
         40
     ];
-    broken.flows.push(policy::Flow { rule, priority: 5000, specs, action: policy::FlowAction::Drop });
+    let (kind, inner_from, action) = (policy::FlowKind::Normal, specs.len(), policy::FlowAction::Drop);
+    broken.flows.push(policy::Flow { rule, priority: 5000, kind, specs, inner_from, action });
     let error = rig.install_program(&Arc::new(broken)).expect_err("40 specs are too many").to_string();
     assert!(error.starts_with("rule `dns` (line "), "{error}");
     rig.send(1, traffic());

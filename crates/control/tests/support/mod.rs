@@ -10,8 +10,9 @@ use std::sync::Arc;
 use control::{Band, Controller, Error, FlowRequest, Installed, Installer, Limits, Refusal};
 use packet::{FlowKey, HashFields, Layers, MacAddr, RssKey};
 use policy::{
-    Class, ClassId, Decide, EthernetMatch, Flow, FlowAction, Group, GroupId, HashVariant, Ipv4Match, Outcome,
-    Placement, PortMatch, Program, QueueId, RssQueue, Rule, RuleId, Spec, Verdict, WorkerId,
+    Class, ClassId, Decide, EthernetMatch, Flow, FlowAction, FlowKind, Group, GroupId, HashVariant,
+    Ipv4Match, Outcome, Placement, PortMatch, Program, QueueId, RssQueue, Rule, RuleId, Spec, Verdict,
+    WorkerId,
 };
 use verbs::{CounterValues, HashConfig};
 
@@ -171,16 +172,16 @@ impl Installer for Fake {
         let record = Record {
             port: request.port,
             priority: request.priority,
-            specs: format!("{:?}", request.specs),
+            specs: format!("{:?}", request.flow.specs),
             tag: request.tag,
-            drop: request.drop,
+            drop: request.flow.action == FlowAction::Drop,
             table: queue.clone(),
             counted: counter.is_some(),
         };
         let mut state = self.0.borrow_mut();
         let id = state.next;
         state.next += 1;
-        state.flows.insert(id, (record, request.specs.to_vec()));
+        state.flows.insert(id, (record, request.flow.specs.clone()));
         drop(state);
         remember(&self.0);
         Ok(FakeFlow { id, counter: counter.cloned(), state: Rc::clone(&self.0) })
@@ -304,6 +305,7 @@ pub fn program(lines: &[Line]) -> Arc<Program> {
         placement: Placement::Hardware,
         count: true,
         flows: 1,
+        unfinished: Vec::new(),
     };
     let verdict =
         |line: &Line| line.steer.map_or(Verdict::Drop, |group| Verdict::Deliver(GroupId::of(group)));
@@ -327,20 +329,26 @@ pub fn program(lines: &[Line]) -> Arc<Program> {
     let flows = lines.iter().enumerate().map(|(index, line)| Flow {
         rule: RuleId::of(index),
         priority: index as u16,
+        kind: FlowKind::Normal,
+        inner_from: line.matches.specs().len(),
         specs: line.matches.specs(),
         action: line.steer.map_or(FlowAction::Drop, |group| FlowAction::Steer {
             queue: QueueId::of(group),
             class: ClassId::of(index),
         }),
     });
-    let classes = lines.iter().enumerate().map(|(index, line)| Class {
-        decide: Decide::Exact(Outcome { rule: RuleId::of(index), verdict: verdict(line) }),
-    });
+    let class = |(index, line)| {
+        let rule = RuleId::of(index);
+        Some(Class { rule, decide: Decide::Exact(Outcome { rule, verdict: verdict(line) }) })
+    };
+    let classes = lines.iter().enumerate().map(class);
     Arc::new(Program {
         groups: groups.collect(),
         queues: queues.collect(),
         flows: flows.collect(),
         classes: classes.collect(),
+        untagged: None,
+        exceptions: Vec::new(),
         rules,
         default: Verdict::Kernel,
         priorities_used: lines.len() as u16,

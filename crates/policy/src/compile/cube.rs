@@ -3,9 +3,13 @@
 //! implies about another (an IPv4 header about the ethertype, a TCP header about the protocol) is filled
 //! in when a cube is made. Used by the compiler alone.
 
-use packet::{EtherType, IpProtocol};
+use packet::{EtherType, IpProtocol, VXLAN_UDP_PORT};
 
-pub(super) const WORDS: usize = 7;
+/// Words of one packet's headers; those of the packet inside a tunnel follow in the same order.
+const LEVEL_WORDS: usize = 8;
+/// Words about the tunnel itself, behind both.
+const TUNNEL: usize = 2 * LEVEL_WORDS;
+pub(super) const WORDS: usize = TUNNEL + 4;
 pub(super) type Image = [u64; WORDS];
 
 /// Where a field lies in the image.
@@ -25,6 +29,11 @@ pub(super) const HAS_IPV4: Field = field(0, 63, 1);
 pub(super) const HAS_IPV6: Field = field(0, 62, 1);
 pub(super) const HAS_TCP: Field = field(0, 61, 1);
 pub(super) const HAS_UDP: Field = field(0, 60, 1);
+/// Whether the host sends the packet. Every cube says so: the two ways never meet.
+pub(super) const SENT: Field = field(0, 59, 1);
+pub(super) const IP_FLAGS: Field = field(0, 56, 3);
+/// IPv4 time to live or IPv6 hop limit.
+pub(super) const TTL: Field = field(0, 48, 8);
 /// IPv4 protocol or first IPv6 next header.
 pub(super) const PROTOCOL: Field = field(0, 40, 8);
 pub(super) const TOS: Field = field(0, 32, 8);
@@ -43,6 +52,68 @@ pub(super) const ETHER_TYPE: Field = field(5, 0, 16);
 pub(super) const SRC_MAC: Field = field(6, 16, 48);
 /// The control information of the outermost tag; any mask here means that this is an 802.1Q tag.
 pub(super) const VLAN_TCI: Field = field(6, 0, 16);
+pub(super) const FLOW_LABEL: Field = field(7, 0, 20);
+
+/// Layers of the tunnel.
+pub(super) const HAS_ESP: Field = field(TUNNEL, 63, 1);
+pub(super) const HAS_VXLAN: Field = field(TUNNEL, 62, 1);
+pub(super) const HAS_GRE: Field = field(TUNNEL, 61, 1);
+pub(super) const HAS_MPLS: Field = field(TUNNEL, 60, 1);
+/// There is a packet inside.
+pub(super) const HAS_INNER: Field = field(TUNNEL, 59, 1);
+pub(super) const VXLAN_VNI: Field = field(TUNNEL, 0, 24);
+pub(super) const GRE_KEY: Field = field(TUNNEL + 1, 32, 32);
+/// The upper byte of the first word of a GRE header.
+pub(super) const GRE_FLAGS: Field = field(TUNNEL + 1, 16, 8);
+pub(super) const GRE_PROTOCOL: Field = field(TUNNEL + 1, 0, 16);
+/// The entry on top of the stack.
+pub(super) const MPLS_TOP: Field = field(TUNNEL + 2, 0, 32);
+pub(super) const ESP_SPI: Field = field(TUNNEL + 3, 32, 32);
+pub(super) const ESP_SEQ: Field = field(TUNNEL + 3, 0, 32);
+
+/// Every layer bit that a device is told by a spec of its own.
+pub(super) const LAYERS: [Field; 13] = [
+    HAS_IPV4,
+    HAS_IPV6,
+    HAS_TCP,
+    HAS_UDP,
+    HAS_ESP,
+    HAS_VXLAN,
+    HAS_GRE,
+    HAS_MPLS,
+    HAS_INNER,
+    HAS_IPV4.inside(),
+    HAS_IPV6.inside(),
+    HAS_TCP.inside(),
+    HAS_UDP.inside(),
+];
+
+/// Every field of one packet's headers, layers included.
+pub(super) const LEVEL_FIELDS: [Field; 17] = [
+    HAS_IPV4,
+    HAS_IPV6,
+    HAS_TCP,
+    HAS_UDP,
+    IP_FLAGS,
+    TTL,
+    PROTOCOL,
+    TOS,
+    SRC_PORT,
+    DST_PORT,
+    DST_HIGH,
+    SRC_HIGH,
+    DST_LOW,
+    SRC_LOW,
+    FLOW_LABEL,
+    DST_MAC_TYPE,
+    SRC_MAC_TAG,
+];
+const DST_MAC_TYPE: Field = field(5, 0, 64);
+const SRC_MAC_TAG: Field = field(6, 0, 64);
+
+/// Every field of the tunnel, layers included.
+pub(super) const TUNNEL_FIELDS: [Field; 4] =
+    [field(TUNNEL, 0, 64), field(TUNNEL + 1, 0, 64), field(TUNNEL + 2, 0, 64), field(TUNNEL + 3, 0, 64)];
 
 /// A conjunction of masked fields that at least one packet meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +183,7 @@ impl Cube {
     }
 
     /// Whether the layer is known to be absent.
-    fn lacks(&self, layer: Field) -> bool {
+    pub(super) fn lacks(&self, layer: Field) -> bool {
         self.mask_of(layer) == 1 && self.value_of(layer) == 0
     }
 
@@ -121,43 +192,108 @@ impl Cube {
         (self.value_of(field) ^ value) & self.mask_of(field) == 0
     }
 
+    /// The cube without what it says about a field; nothing is implied yet.
+    pub(super) fn without(mut self, field: Field) -> Self {
+        let bits = field.ones() << field.shift;
+        self.value[field.word] &= !bits;
+        self.mask[field.word] &= !bits;
+        self
+    }
+
+    /// The cube as a device is told it: that a layer is absent has no words.
+    pub(super) fn told(self) -> Self {
+        let absent = LAYERS.into_iter().filter(|layer| self.lacks(*layer));
+        absent.fold(self, |cube, layer| cube.without(layer))
+    }
+
     /// Fills in what the fields imply about each other, as `packet::parse` guarantees it.
     pub(super) fn closed(self) -> Option<Self> {
         let mut cube = self;
         loop {
             let before = cube;
-            for (layer, other, ether_type) in
-                [(HAS_IPV4, HAS_IPV6, EtherType::IPV4), (HAS_IPV6, HAS_IPV4, EtherType::IPV6)]
-            {
-                let ether_type = u64::from(ether_type.0);
-                if cube.has(layer) {
-                    cube = cube.layer(other, false)?.with(ETHER_TYPE, ether_type, ETHER_TYPE.ones())?;
-                } else if !cube.admits(ETHER_TYPE, ether_type) {
-                    cube = cube.layer(layer, false)?;
-                }
-            }
-            let no_ip = cube.lacks(HAS_IPV4) && cube.lacks(HAS_IPV6);
-            for (layer, other, protocol) in
-                [(HAS_TCP, HAS_UDP, IpProtocol::TCP), (HAS_UDP, HAS_TCP, IpProtocol::UDP)]
-            {
-                let protocol = u64::from(protocol.0);
-                if cube.has(layer) {
-                    cube = cube.layer(other, false)?.with(PROTOCOL, protocol, PROTOCOL.ones())?;
-                } else if no_ip || !cube.admits(PROTOCOL, protocol) {
-                    cube = cube.layer(layer, false)?;
-                }
-                if cube.has(layer) && no_ip {
-                    return None;
-                }
+            cube = cube.close_tunnel()?.close_level(&|field| field)?;
+            if cube.mask[LEVEL_WORDS] != 0 {
+                cube = cube.close_level(&Field::inside)?;
             }
             if cube == before {
                 return Some(cube);
             }
         }
     }
+
+    /// What an outer or an inner packet's headers say of each other.
+    fn close_level(self, at: &dyn Fn(Field) -> Field) -> Option<Self> {
+        let mut cube = self;
+        let [v4, v6, tcp, udp] = [HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP].map(at);
+        // A packet inside may have no Ethernet header, and then no type.
+        let is_outer = v4.word == HAS_IPV4.word;
+        for (layer, other, ether_type) in [(v4, v6, EtherType::IPV4), (v6, v4, EtherType::IPV6)] {
+            let ether_type = u64::from(ether_type.0);
+            if cube.has(layer) {
+                cube = cube.layer(other, false)?;
+                if is_outer {
+                    cube = cube.with(ETHER_TYPE, ether_type, ETHER_TYPE.ones())?;
+                }
+            } else if is_outer && !cube.admits(ETHER_TYPE, ether_type) {
+                cube = cube.layer(layer, false)?;
+            }
+        }
+        let no_ip = cube.lacks(v4) && cube.lacks(v6);
+        for (layer, other, protocol) in [(tcp, udp, IpProtocol::TCP), (udp, tcp, IpProtocol::UDP)] {
+            let protocol = u64::from(protocol.0);
+            if cube.has(layer) {
+                cube = cube.layer(other, false)?.with(at(PROTOCOL), protocol, PROTOCOL.ones())?;
+            } else if no_ip || !cube.admits(at(PROTOCOL), protocol) {
+                cube = cube.layer(layer, false)?;
+            }
+            if cube.has(layer) && no_ip {
+                return None;
+            }
+        }
+        Some(cube)
+    }
+
+    /// What a tunnel says of the packet that carries it.
+    fn close_tunnel(self) -> Option<Self> {
+        let mut cube = self;
+        if cube.mask[TUNNEL] >> HAS_INNER.shift == 0 {
+            return Some(cube);
+        }
+        let no_ip = cube.lacks(HAS_IPV4) && cube.lacks(HAS_IPV6);
+        if cube.has(HAS_VXLAN) {
+            cube = cube.layer(HAS_UDP, true)?.with(DST_PORT, u64::from(VXLAN_UDP_PORT), DST_PORT.ones())?;
+        }
+        for (layer, protocol) in [(HAS_ESP, IpProtocol::ESP), (HAS_GRE, IpProtocol::GRE)] {
+            if cube.has(layer) {
+                cube = cube.with(PROTOCOL, u64::from(protocol.0), PROTOCOL.ones())?;
+                if no_ip {
+                    return None;
+                }
+            }
+        }
+        if cube.has(HAS_ESP) && cube.has(HAS_INNER) {
+            return None;
+        }
+        Some(cube)
+    }
 }
 
 impl Field {
+    /// Whether it belongs to the outer packet.
+    pub(super) const fn is_outer(self) -> bool {
+        self.word < LEVEL_WORDS
+    }
+
+    /// Whether it belongs to the IP or transport header.
+    pub(super) const fn is_network(self) -> bool {
+        self.word != DST_MAC.word && self.word != SRC_MAC.word
+    }
+
+    /// The same field of the packet inside.
+    pub(super) const fn inside(self) -> Self {
+        Self { word: self.word + LEVEL_WORDS, ..self }
+    }
+
     /// All bits of the field, from bit 0.
     pub(super) const fn ones(self) -> u64 {
         u64::MAX >> (u64::BITS - self.bits)

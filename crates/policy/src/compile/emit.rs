@@ -6,54 +6,116 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use packet::MacAddr;
 
-use crate::spec::{EthernetMatch, Ipv4Match, Ipv6Match, PortMatch, Spec};
-
-use super::cube::{
-    Cube, DST_HIGH, DST_IPV4, DST_LOW, DST_MAC, DST_PORT, ETHER_TYPE, Field, HAS_IPV4, HAS_IPV6, HAS_TCP,
-    HAS_UDP, PROTOCOL, SRC_HIGH, SRC_IPV4, SRC_LOW, SRC_MAC, SRC_PORT, TOS, VLAN_TCI,
+use crate::spec::{
+    EspMatch, EthernetMatch, GreMatch, Ipv4Match, Ipv6Match, MplsMatch, PortMatch, Spec, VxlanMatch,
 };
 
-/// One half of a cube, values or masks: both are cut into fields alike.
+use super::cube::{
+    Cube, DST_HIGH, DST_IPV4, DST_LOW, DST_MAC, DST_PORT, ESP_SEQ, ESP_SPI, ETHER_TYPE, FLOW_LABEL, Field,
+    GRE_FLAGS, GRE_KEY, GRE_PROTOCOL, HAS_ESP, HAS_GRE, HAS_INNER, HAS_IPV4, HAS_IPV6, HAS_MPLS, HAS_TCP,
+    HAS_UDP, HAS_VXLAN, IP_FLAGS, MPLS_TOP, PROTOCOL, SRC_HIGH, SRC_IPV4, SRC_LOW, SRC_MAC, SRC_PORT, TOS,
+    TTL, VLAN_TCI, VXLAN_VNI,
+};
+
+/// The specs of a flow.
+pub(super) struct Chain {
+    /// Outer layers first; never none.
+    pub(super) specs: Vec<Spec>,
+    /// From here on they are about the packet inside.
+    pub(super) inner_from: usize,
+}
+
+/// One half of a cube, values or masks, of the outer or the inner packet: all are cut into fields alike.
 struct Half<'c>(&'c dyn Fn(Field) -> u64);
 
-/// The specs of a cube, outer layers first; never none.
-pub(super) fn specs(cube: &Cube) -> Vec<Spec> {
-    let value = Half(&|field| cube.value_of(field));
-    let mask = Half(&|field| cube.mask_of(field));
-    let v4 = cube.has(HAS_IPV4);
-    let v6 = cube.has(HAS_IPV6);
-    let transport = has_transport(cube);
-    let mut specs = Vec::with_capacity(spec_count(cube) as usize);
-    if needs_ethernet(cube) {
-        specs.push(Spec::Ethernet { value: value.ethernet(!v4 && !v6), mask: mask.ethernet(!v4 && !v6) });
+/// The specs of a cube. `ethernet_first`: devices that look for multicast at the first spec only are to
+/// find a spec there that is not about it.
+pub(super) fn chain(cube: &Cube, ethernet_first: bool) -> Chain {
+    let mut specs = Vec::with_capacity(spec_count(cube, ethernet_first) as usize);
+    level(cube, &|field| field, needs_ethernet(cube, ethernet_first), &mut specs);
+    tunnel(cube, &mut specs);
+    let inner_from = specs.len();
+    if cube.has(HAS_INNER) {
+        level(cube, &Field::inside, inner_ethernet(cube), &mut specs);
+    }
+    Chain { specs, inner_from }
+}
+
+/// The specs of the outer packet, or of the one inside.
+fn level(cube: &Cube, at: &dyn Fn(Field) -> Field, ethernet: bool, specs: &mut Vec<Spec>) {
+    let value = Half(&|field| cube.value_of(at(field)));
+    let mask = Half(&|field| cube.mask_of(at(field)));
+    let has = |layer| cube.has(at(layer));
+    let (v4, v6) = (has(HAS_IPV4), has(HAS_IPV6));
+    // These layers say the protocol by themselves.
+    let is_outer = at(HAS_IPV4).is_outer();
+    let implied = has(HAS_TCP) || has(HAS_UDP) || (is_outer && cube.has(HAS_GRE));
+    if ethernet {
+        let with_type = is_outer && !v4 && !v6;
+        specs.push(Spec::Ethernet { value: value.ethernet(with_type), mask: mask.ethernet(with_type) });
     }
     if v4 {
-        specs.push(Spec::Ipv4 { value: value.ipv4(!transport), mask: mask.ipv4(!transport) });
+        specs.push(Spec::Ipv4 { value: value.ipv4(!implied), mask: mask.ipv4(!implied) });
     } else if v6 {
-        specs.push(Spec::Ipv6 { value: value.ipv6(!transport), mask: mask.ipv6(!transport) });
+        specs.push(Spec::Ipv6 { value: value.ipv6(!implied), mask: mask.ipv6(!implied) });
     }
-    if cube.has(HAS_TCP) {
+    if has(HAS_TCP) {
         specs.push(Spec::Tcp { value: value.ports(), mask: mask.ports() });
-    } else if cube.has(HAS_UDP) {
+    } else if has(HAS_UDP) {
         specs.push(Spec::Udp { value: value.ports(), mask: mask.ports() });
     }
-    specs
 }
 
-/// How many specs [`specs`] gives.
-pub(super) fn spec_count(cube: &Cube) -> u32 {
+fn tunnel(cube: &Cube, specs: &mut Vec<Spec>) {
+    let value = |field| cube.value_of(field) as u32;
+    let mask = |field| cube.mask_of(field) as u32;
+    if cube.has(HAS_ESP) {
+        let part = |of: &dyn Fn(Field) -> u32| EspMatch { spi: of(ESP_SPI), seq: of(ESP_SEQ) };
+        specs.push(Spec::Esp { value: part(&value), mask: part(&mask) });
+    }
+    if cube.has(HAS_VXLAN) {
+        let part = |of: &dyn Fn(Field) -> u32| VxlanMatch { vni: of(VXLAN_VNI) };
+        specs.push(Spec::Vxlan { value: part(&value), mask: part(&mask) });
+    }
+    if cube.has(HAS_GRE) {
+        let part = |of: &dyn Fn(Field) -> u32| GreMatch {
+            c_ks_res0_ver: (of(GRE_FLAGS) as u16) << 8,
+            protocol: of(GRE_PROTOCOL) as u16,
+            key: of(GRE_KEY),
+        };
+        specs.push(Spec::Gre { value: part(&value), mask: part(&mask) });
+    }
+    if cube.has(HAS_MPLS) {
+        let part = |of: &dyn Fn(Field) -> u32| MplsMatch { label: of(MPLS_TOP) };
+        specs.push(Spec::Mpls { value: part(&value), mask: part(&mask) });
+    }
+}
+
+/// How many specs [`chain`] gives.
+pub(super) fn spec_count(cube: &Cube, ethernet_first: bool) -> u32 {
+    let level = |at: &dyn Fn(Field) -> Field| {
+        let either = |one, other| u32::from(cube.has(at(one)) || cube.has(at(other)));
+        either(HAS_IPV4, HAS_IPV6) + either(HAS_TCP, HAS_UDP)
+    };
+    let tunnel = [HAS_ESP, HAS_VXLAN, HAS_GRE, HAS_MPLS].into_iter().filter(|layer| cube.has(*layer)).count();
+    let inner = match cube.has(HAS_INNER) {
+        true => level(&Field::inside) + u32::from(inner_ethernet(cube)),
+        false => 0,
+    };
+    u32::from(needs_ethernet(cube, ethernet_first)) + level(&|field| field) + tunnel as u32 + inner
+}
+
+/// Whether the Ethernet spec says something that no other spec does, or keeps multicast from the front.
+fn needs_ethernet(cube: &Cube, ethernet_first: bool) -> bool {
     let ip = cube.has(HAS_IPV4) || cube.has(HAS_IPV6);
-    u32::from(needs_ethernet(cube)) + u32::from(ip) + u32::from(has_transport(cube))
+    let tells = [DST_MAC, SRC_MAC, VLAN_TCI].into_iter().any(|field| cube.mask_of(field) != 0);
+    let multicast = ethernet_first && cube.has(HAS_IPV4) && cube.value_of(DST_IPV4) >> 28 == 0xe;
+    let alone = !ip && (cube.mask_of(ETHER_TYPE) != 0 || !cube.has(HAS_INNER) || cube.has(HAS_MPLS));
+    tells || multicast || alone
 }
 
-fn has_transport(cube: &Cube) -> bool {
-    cube.has(HAS_TCP) || cube.has(HAS_UDP)
-}
-
-/// Whether the Ethernet spec says something that the IP spec does not, or is the only one.
-fn needs_ethernet(cube: &Cube) -> bool {
-    let ip = cube.has(HAS_IPV4) || cube.has(HAS_IPV6);
-    !ip || [DST_MAC, SRC_MAC, VLAN_TCI].into_iter().any(|field| cube.mask_of(field) != 0)
+fn inner_ethernet(cube: &Cube) -> bool {
+    [DST_MAC, SRC_MAC].into_iter().any(|field| cube.mask_of(field.inside()) != 0)
 }
 
 // Every field is narrowed to its own width.
@@ -73,7 +135,8 @@ impl Half<'_> {
             dst: Ipv4Addr::from((self.0)(DST_IPV4) as u32),
             proto: if with_protocol { (self.0)(PROTOCOL) as u8 } else { 0 },
             tos: (self.0)(TOS) as u8,
-            ..Ipv4Match::ZERO
+            ttl: (self.0)(TTL) as u8,
+            flags: (self.0)(IP_FLAGS) as u8,
         }
     }
 
@@ -84,7 +147,8 @@ impl Half<'_> {
             dst: Ipv6Addr::from(address(DST_HIGH, DST_LOW)),
             next_hdr: if with_protocol { (self.0)(PROTOCOL) as u8 } else { 0 },
             traffic_class: (self.0)(TOS) as u8,
-            ..Ipv6Match::ZERO
+            flow_label: (self.0)(FLOW_LABEL) as u32,
+            hop_limit: (self.0)(TTL) as u8,
         }
     }
 

@@ -1,20 +1,28 @@
 //! One match to the cubes that cover it: lists and ranges become prefix masks, their combinations one
-//! cube each. Where the device has no words for a key the cubes cover more than the match and the key is
-//! named, for the worker to finish.
+//! cube each. Where the device has no words for a key, or the masks would be too many, the cubes cover more
+//! than the match and the key is named, for the worker to finish.
 
 use packet::IpProtocol;
 
 use crate::byte_set::ByteSet;
-use crate::policy::{Addresses, C_TAG, Family, Fragments, Macs, Match, VlanMatch};
+use crate::policy::{Addresses, C_TAG, Direction, Family, Fragments, Macs, Match, VlanMatch};
+use crate::profile::DeviceProfile;
+use crate::program::{Unfinished, Why};
 use crate::ranges::{RangeSet, Word};
 
 use super::cube::{
-    Cube, DST_HIGH, DST_IPV4, DST_LOW, DST_MAC, DST_PORT, ETHER_TYPE, Field, HAS_IPV4, HAS_IPV6, HAS_TCP,
-    HAS_UDP, PROTOCOL, SRC_HIGH, SRC_IPV4, SRC_LOW, SRC_MAC, SRC_PORT, TOS, VLAN_TCI,
+    Cube, DST_HIGH, DST_IPV4, DST_LOW, DST_MAC, DST_PORT, ETHER_TYPE, FLOW_LABEL, Field, HAS_IPV4, HAS_IPV6,
+    HAS_TCP, HAS_UDP, IP_FLAGS, PROTOCOL, SENT, SRC_HIGH, SRC_IPV4, SRC_LOW, SRC_MAC, SRC_PORT, TOS, TTL,
+    VLAN_TCI,
 };
+use super::fit::fit;
+use super::tunnel;
 
 /// The most cubes of one rule. A rule beyond it would take longer to install than anyone wants to wait.
 pub(super) const MAX_CUBES_PER_RULE: usize = 1 << 16;
+/// The most combinations of the ranges and negations of one rule, its lists of addresses not counted.
+/// Beyond it the widest of them are left to the worker.
+pub(super) const MAX_RANGE_CUBES: usize = 1 << 12;
 /// The most combinations tried for one rule, also those that no packet can meet.
 const MAX_COMBINATIONS: usize = 1 << 24;
 
@@ -26,7 +34,11 @@ pub(super) struct Expansion {
     /// None: no packet can match.
     pub(super) cubes: Vec<Cube>,
     /// The keys that the cubes do not say exactly.
-    pub(super) software: Vec<&'static str>,
+    pub(super) software: Vec<Unfinished>,
+}
+
+impl Expansion {
+    pub(super) const NOTHING: Self = Self { cubes: Vec::new(), software: Vec::new() };
 }
 
 /// A rule with too many combinations.
@@ -34,52 +46,87 @@ pub(super) struct Explosion {
     /// How many there would be, at most.
     pub(super) combinations: usize,
     /// The keys with their numbers of alternatives, most first.
-    pub(super) keys: Vec<(&'static str, usize)>,
+    pub(super) keys: Vec<(String, usize)>,
 }
 
-/// Covers a match.
-pub(super) fn expand(matches: &Match) -> Result<Expansion, Explosion> {
-    let mut software = Vec::new();
-    let mut factors = vec![("family", families(matches))];
-    if matches.needs_transport() {
-        factors.push(("protocol", transports(matches)));
+/// One key of a match as the cubes that it may be.
+pub(super) struct Factor {
+    key: String,
+    cubes: Vec<Cube>,
+    /// Whether a worker can take it over without the rule taking all traffic: not so for addresses.
+    is_range: bool,
+}
+
+/// The factors of a match on their way to cubes.
+#[derive(Default)]
+pub(super) struct Factors {
+    list: Vec<Factor>,
+    pub(super) software: Vec<Unfinished>,
+}
+
+impl Factors {
+    pub(super) fn range(&mut self, key: impl Into<String>, cubes: Vec<Cube>) {
+        self.list.push(Factor { key: key.into(), cubes, is_range: true });
     }
-    factors.extend(vlan(matches, &mut software).map(|alternatives| ("vlan", alternatives)));
-    if matches.inner_vlan.is_some() || matches.inner_vlan_tpid.is_some() {
-        software.push("inner_vlan");
+
+    pub(super) fn list(&mut self, key: impl Into<String>, cubes: Vec<Cube>) {
+        self.list.push(Factor { key: key.into(), cubes, is_range: false });
     }
-    let finished_in_software = [
-        ("fragment", matches.fragment.is_some()),
-        ("tcp_flags", matches.tcp_flags.is_some()),
-        ("ip_options", matches.ip_options.is_some()),
-        ("ttl", matches.ttl.is_some()),
-        ("flow_label", matches.flow_label.is_some()),
-        ("ip_flags", matches.ip_flags.is_some()),
-        ("src_mac", matches.src_mac.as_ref().is_some_and(|macs| !macs.none_of.is_empty())),
-        ("dst_mac", matches.dst_mac.as_ref().is_some_and(|macs| !macs.none_of.is_empty())),
-    ];
-    software.extend(finished_in_software.iter().filter(|(_, given)| *given).map(|(key, _)| *key));
-    factors.extend(matches.ethertype.as_ref().map(|set| ("ethertype", prefixes(ETHER_TYPE, set))));
-    factors.extend(matches.protocol.as_ref().map(|set| ("protocol", prefixes(PROTOCOL, set))));
-    factors.extend(matches.tos.as_ref().map(|set| ("tos", patterns(TOS, set))));
-    factors.extend(matches.src_mac.as_ref().map(|list| ("src_mac", macs(SRC_MAC, list))));
-    factors.extend(matches.dst_mac.as_ref().map(|list| ("dst_mac", macs(DST_MAC, list))));
-    factors.extend(matches.src_port.as_ref().map(|set| ("src_port", prefixes(SRC_PORT, set))));
-    factors.extend(matches.dst_port.as_ref().map(|set| ("dst_port", prefixes(DST_PORT, set))));
-    factors.extend(matches.src.as_ref().map(|set| ("src", addresses([SRC_IPV4, SRC_HIGH, SRC_LOW], set))));
-    factors.extend(matches.dst.as_ref().map(|set| ("dst", addresses([DST_IPV4, DST_HIGH, DST_LOW], set))));
-    match product(&factors) {
-        Some(cubes) => Ok(Expansion { cubes, software }),
-        None => Err(explosion(&factors)),
+
+    /// The worker finishes this key: the device has no words for it.
+    pub(super) fn finish(&mut self, key: impl Into<String>) {
+        self.software.push(Unfinished { key: key.into(), why: Why::NoWords });
     }
+
+    /// Leaves the range with the most masks to the worker; false if there is none.
+    fn give_up_widest(&mut self) -> bool {
+        let wide = self.list.iter().enumerate().filter(|(_, f)| f.is_range && f.cubes.len() > 1);
+        let Some((widest, _)) = wide.max_by_key(|(index, factor)| (factor.cubes.len(), *index)) else {
+            return false;
+        };
+        let factor = self.list.remove(widest);
+        let why = Why::TooMany { masks: factor.cubes.len(), most: MAX_RANGE_CUBES };
+        self.software.push(Unfinished { key: factor.key, why });
+        true
+    }
+
+    fn range_combinations(&self) -> usize {
+        let ranges = self.list.iter().filter(|factor| factor.is_range);
+        ranges.fold(1usize, |all, factor| all.saturating_mul(factor.cubes.len().max(1)))
+    }
+}
+
+/// Covers a match as far as the device can say it.
+pub(super) fn expand(
+    matches: &Match,
+    direction: Direction,
+    profile: &DeviceProfile,
+) -> Result<Expansion, Explosion> {
+    let mut factors = Factors::default();
+    let sent = u64::from(direction == Direction::Egress);
+    factors.list("direction", Cube::ANY.with(SENT, sent, 1).into_iter().collect());
+    let outer = Level { inside: false, has_ethernet: true };
+    packet_factors(matches, outer, matches.needs_ip() || tunnel::needs_ip(matches), &mut factors);
+    tunnel::factors(matches, &mut factors);
+    while factors.range_combinations() > MAX_RANGE_CUBES && factors.give_up_widest() {}
+    let cubes = loop {
+        match product(&factors.list) {
+            Some(cubes) => break cubes,
+            None if factors.give_up_widest() => {}
+            None => return Err(explosion(&factors.list)),
+        }
+    };
+    let mut expansion = Expansion { cubes, software: factors.software };
+    fit(&mut expansion, profile);
+    Ok(expansion)
 }
 
 /// Every combination that some packet meets; `None` beyond the limits.
-fn product(factors: &[(&'static str, Vec<Cube>)]) -> Option<Vec<Cube>> {
+fn product(factors: &[Factor]) -> Option<Vec<Cube>> {
     let mut cubes = vec![Cube::ANY];
     let mut tried = 0usize;
-    for (_, alternatives) in factors {
-        let mut next = Vec::new();
+    for Factor { cubes: alternatives, .. } in factors {
+        let mut next = Vec::with_capacity(alternatives.len().saturating_mul(cubes.len()).min(1 << 10));
         for cube in &cubes {
             tried = tried.saturating_add(alternatives.len());
             if tried > MAX_COMBINATIONS {
@@ -95,49 +142,145 @@ fn product(factors: &[(&'static str, Vec<Cube>)]) -> Option<Vec<Cube>> {
     Some(cubes)
 }
 
-fn explosion(factors: &[(&'static str, Vec<Cube>)]) -> Explosion {
-    let mut keys: Vec<_> =
-        factors.iter().map(|(key, list)| (*key, list.len())).filter(|(_, count)| *count > 1).collect();
+fn explosion(factors: &[Factor]) -> Explosion {
+    let mut keys: Vec<_> = factors
+        .iter()
+        .map(|factor| (factor.key.clone(), factor.cubes.len()))
+        .filter(|(_, count)| *count > 1)
+        .collect();
     keys.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-    let combinations = factors.iter().fold(1usize, |all, (_, list)| all.saturating_mul(list.len()));
+    let combinations = factors.iter().fold(1usize, |all, factor| all.saturating_mul(factor.cubes.len()));
     Explosion { combinations, keys }
 }
 
-/// IPv4, IPv6, either, or no matter which.
-fn families(matches: &Match) -> Vec<Cube> {
-    if !matches.needs_ip() {
-        return vec![Cube::ANY];
+/// Which packet a match is about.
+#[derive(Clone, Copy)]
+pub(super) struct Level {
+    /// The one inside the tunnel.
+    pub(super) inside: bool,
+    /// Whether it surely has an Ethernet header.
+    pub(super) has_ethernet: bool,
+}
+
+impl Level {
+    fn at(self, field: Field) -> Field {
+        if self.inside { field.inside() } else { field }
     }
-    let no_v4 = matches.family == Some(Family::V6) || matches.flow_label.is_some();
-    let v4 = (!no_v4).then(|| Cube::ANY.layer(HAS_IPV4, true)).flatten();
-    let no_v6 =
-        matches.family == Some(Family::V4) || matches.ip_options.is_some() || matches.ip_flags.is_some();
-    let v6 = (!no_v6).then(|| Cube::ANY.layer(HAS_IPV6, true)).flatten();
+
+    fn key(self, key: &str) -> String {
+        if self.inside { format!("inner.{key}") } else { key.to_owned() }
+    }
+}
+
+/// What a match asks of one packet's own headers.
+pub(super) fn packet_factors(matches: &Match, level: Level, needs_ip: bool, factors: &mut Factors) {
+    if needs_ip {
+        factors.list(level.key("family"), families(matches, level));
+    }
+    if matches.needs_transport() {
+        factors.list(level.key("protocol"), transports(matches, level));
+    }
+    link_factors(matches, level, factors);
+    let pieces = matches.fragment.is_some_and(|set| set != Fragments::all());
+    for (key, given) in [
+        ("fragment", pieces),
+        ("tcp_flags", matches.tcp_flags.is_some()),
+        ("ip_options", matches.ip_options.is_some()),
+    ] {
+        if given {
+            factors.finish(level.key(key));
+        }
+    }
+    let mut field = |key: &str, field: Field, cover: Option<Vec<(u64, u64)>>| {
+        if let Some(cover) = cover {
+            factors.range(level.key(key), one_field(level.at(field), cover));
+        }
+    };
+    field("protocol", PROTOCOL, matches.protocol.as_ref().map(|set| prefixes(set, 8)));
+    field("tos", TOS, matches.tos.as_ref().map(|set| patterns(set, 8)));
+    field("ttl", TTL, matches.ttl.as_ref().map(|set| prefixes(set, 8)));
+    field("ip_flags", IP_FLAGS, matches.ip_flags.as_ref().map(|set| patterns(set, 3)));
+    field("flow_label", FLOW_LABEL, matches.flow_label.as_ref().map(|set| prefixes(set, 20)));
+    field("src_port", SRC_PORT, matches.src_port.as_ref().map(|set| prefixes(set, 16)));
+    field("dst_port", DST_PORT, matches.dst_port.as_ref().map(|set| prefixes(set, 16)));
+    if let Some(set) = &matches.src {
+        factors.list(level.key("src"), addresses([SRC_IPV4, SRC_HIGH, SRC_LOW], set, level));
+    }
+    if let Some(set) = &matches.dst {
+        factors.list(level.key("dst"), addresses([DST_IPV4, DST_HIGH, DST_LOW], set, level));
+    }
+}
+
+/// What a match asks of the Ethernet header and its tags.
+fn link_factors(matches: &Match, level: Level, factors: &mut Factors) {
+    for (key, field, macs) in [("src_mac", SRC_MAC, &matches.src_mac), ("dst_mac", DST_MAC, &matches.dst_mac)]
+    {
+        let Some(macs) = macs else { continue };
+        if !level.has_ethernet {
+            factors.finish(level.key(key));
+            continue;
+        }
+        if !macs.none_of.is_empty() {
+            factors.finish(level.key(key));
+        }
+        factors.list(level.key(key), mac_cubes(level.at(field), macs));
+    }
+    if level.inside {
+        // A packet inside need not have an Ethernet header, and the device does not say whether it has.
+        let tags = matches.vlan.is_some() || matches.vlan_priority.is_some() || matches.vlan_tpid.is_some();
+        let second = matches.inner_vlan.is_some() || matches.inner_vlan_tpid.is_some();
+        for (key, given) in
+            [("vlan", tags), ("inner_vlan", second), ("ethertype", matches.ethertype.is_some())]
+        {
+            if given {
+                factors.finish(level.key(key));
+            }
+        }
+        return;
+    }
+    if let Some(alternatives) = vlan(matches, factors) {
+        factors.range("vlan", alternatives);
+    }
+    if matches.inner_vlan.is_some() || matches.inner_vlan_tpid.is_some() {
+        factors.finish("inner_vlan");
+    }
+    if let Some(set) = &matches.ethertype {
+        factors.range("ethertype", one_field(ETHER_TYPE, prefixes(set, 16)));
+    }
+}
+
+/// IPv4, IPv6, or either.
+fn families(matches: &Match, level: Level) -> Vec<Cube> {
+    let family = matches.implied_family();
+    let no_v4 = family == Some(Family::V6) || matches.flow_label.is_some();
+    let no_v6 = family == Some(Family::V4) || matches.ip_options.is_some() || matches.ip_flags.is_some();
+    let v4 = (!no_v4).then(|| Cube::ANY.layer(level.at(HAS_IPV4), true)).flatten();
+    let v6 = (!no_v6).then(|| Cube::ANY.layer(level.at(HAS_IPV6), true)).flatten();
     // An IPv6 fragment shows itself: the fragment header comes first, or `packet::parse` does not see it.
     let v6 = match matches.fragment {
         Some(set) if !set.contains(Fragments::WHOLE) => {
-            v6.and_then(|v6| v6.with(PROTOCOL, u64::from(IpProtocol::FRAGMENT.0), PROTOCOL.ones()))
+            v6.and_then(|v6| v6.with(level.at(PROTOCOL), u64::from(IpProtocol::FRAGMENT.0), PROTOCOL.ones()))
         }
         _ => v6,
     };
     v4.into_iter().chain(v6).filter_map(Cube::closed).collect()
 }
 
-fn transports(matches: &Match) -> Vec<Cube> {
+fn transports(matches: &Match, level: Level) -> Vec<Cube> {
     let layers: &[Field] = if matches.tcp_flags.is_some() { &[HAS_TCP] } else { &[HAS_TCP, HAS_UDP] };
-    layers.iter().filter_map(|layer| Cube::ANY.layer(*layer, true)?.closed()).collect()
+    layers.iter().filter_map(|layer| Cube::ANY.layer(level.at(*layer), true)?.closed()).collect()
 }
 
 /// What the device can say of the outer tag; `None` for nothing.
-fn vlan(matches: &Match, software: &mut Vec<&'static str>) -> Option<Vec<Cube>> {
+fn vlan(matches: &Match, factors: &mut Factors) -> Option<Vec<Cube>> {
     let Some(tpids) = matches.outer_tpid() else {
         if matches.vlan.is_some() {
-            software.push("vlan");
+            factors.finish("vlan");
         }
         return None;
     };
     if tpids.only() != Some(C_TAG) {
-        software.push("vlan_tpid");
+        factors.finish("vlan_tpid");
         return None;
     }
     let ids = match &matches.vlan {
@@ -159,31 +302,35 @@ fn vlan(matches: &Match, software: &mut Vec<&'static str>) -> Option<Vec<Cube>> 
     Some(one_field(VLAN_TCI, alternatives))
 }
 
-fn prefixes<T: Word + Into<u64>>(field: Field, set: &RangeSet<T>) -> Vec<Cube> {
-    let cover = set.prefixes(T::BITS);
-    one_field(field, cover.into_iter().map(|(value, mask)| (value.into(), mask.into())))
+/// The fewest aligned masks that cover a set of numbers of so many bits.
+pub(super) fn prefixes<T: Word + Into<u64>>(set: &RangeSet<T>, bits: u32) -> Vec<(u64, u64)> {
+    set.prefixes(bits).into_iter().map(|(value, mask)| (value.into(), mask.into())).collect()
 }
 
-fn patterns(field: Field, set: &ByteSet) -> Vec<Cube> {
-    let cover = set.patterns(u8::BITS);
-    one_field(field, cover.into_iter().map(|(value, mask)| (value.into(), mask.into())))
+/// The same for sets that are not ranges.
+pub(super) fn patterns(set: &ByteSet, bits: u32) -> Vec<(u64, u64)> {
+    set.patterns(bits).into_iter().map(|(value, mask)| (value.into(), mask.into())).collect()
 }
 
-fn macs(field: Field, macs: &Macs) -> Vec<Cube> {
+fn mac_cubes(field: Field, macs: &Macs) -> Vec<Cube> {
     let number = |mac: packet::MacAddr| mac.0.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
     one_field(field, macs.any_of.iter().map(|mac| (number(mac.value), number(mac.mask))))
 }
 
-fn one_field(field: Field, pairs: impl IntoIterator<Item = (u64, u64)>) -> Vec<Cube> {
+/// A cube for each (value, mask) of a field.
+pub(super) fn one_field(field: Field, pairs: impl IntoIterator<Item = (u64, u64)>) -> Vec<Cube> {
     pairs.into_iter().filter_map(|(value, mask)| Cube::ANY.with(field, value, mask)?.closed()).collect()
 }
 
-fn addresses([v4, high, low]: [Field; 3], set: &Addresses) -> Vec<Cube> {
+fn addresses(fields: [Field; 3], set: &Addresses, level: Level) -> Vec<Cube> {
+    let [v4, high, low] = fields.map(|field| level.at(field));
     let v4_cubes = set.v4.prefixes(u32::BITS).into_iter().filter_map(|(value, mask)| {
-        Cube::ANY.layer(HAS_IPV4, true)?.with(v4, u64::from(value), u64::from(mask))?.closed()
+        let cube = Cube::ANY.layer(level.at(HAS_IPV4), true)?;
+        cube.with(v4, u64::from(value), u64::from(mask))?.closed()
     });
     let v6_cubes = set.v6.prefixes(u128::BITS).into_iter().filter_map(|(value, mask)| {
-        let cube = Cube::ANY.layer(HAS_IPV6, true)?.with(high, (value >> 64) as u64, (mask >> 64) as u64)?;
+        let cube = Cube::ANY.layer(level.at(HAS_IPV6), true)?;
+        let cube = cube.with(high, (value >> 64) as u64, (mask >> 64) as u64)?;
         cube.with(low, value as u64, mask as u64)?.closed()
     });
     v4_cubes.chain(v6_cubes).collect()

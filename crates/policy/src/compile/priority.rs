@@ -1,23 +1,28 @@
 //! Order to priorities. A flow must rank below every earlier flow that takes packets from it, and below
 //! nothing else: its priority is the length of the longest chain of such flows above it. A flow whose every
 //! packet an earlier flow takes is not needed at all, and two flows that share only packets which a third
-//! takes before both need no order.
+//! takes before both need no order. A flow that copies takes nothing; those that take what it copies may
+//! share its priority, because copies are made first.
 
 use std::collections::HashMap;
 
-use super::cube::{Cube, Image, WORDS};
+use super::cube::{Cube, Image};
+use super::shape::Shape;
 
 /// The most lookups for flows that make an order needless. Without them a program ranks deeper than it must,
 /// and is right all the same.
-const MAX_LOOKUPS: usize = 1 << 20;
+const MAX_LOOKUPS: usize = 1 << 22;
 
 /// A flow before it has a priority. The order of candidates is their precedence.
+#[derive(Clone, Copy)]
 pub(super) struct Candidate {
     pub(super) cube: Cube,
     /// Index of its rule.
     pub(super) rule: usize,
     /// Flows of one rule with equal actions may rank equal even if they overlap.
     pub(super) action: u32,
+    /// Whether packets go no further; otherwise they are copied.
+    pub(super) traps: bool,
 }
 
 /// What becomes of the candidates.
@@ -28,42 +33,24 @@ pub(super) struct Ranking {
     pub(super) longest: Vec<usize>,
 }
 
-/// The kept candidates of one mask.
-struct Shape {
-    mask: Image,
-    entries: Vec<Entry>,
-    /// The candidate of each value: there is one, another would be covered.
-    values: HashMap<Image, usize>,
-    deepest: u32,
-    /// Bits on which all entries agree: most shapes are told apart from a cube by these alone.
-    common: Cube,
-}
-
-struct Entry {
-    cube: Cube,
-    candidate: usize,
-    rank: u32,
-}
-
 /// Ranks the candidates.
 pub(super) fn rank(candidates: &[Candidate]) -> Ranking {
     let mut kept = Kept { candidates, shapes: Vec::new(), lookups_left: MAX_LOOKUPS };
-    let mut shape_of: HashMap<Image, usize> = HashMap::new();
+    let mut shape_of: HashMap<(Image, bool), usize> = HashMap::new();
     let mut above: Vec<Option<usize>> = vec![None; candidates.len()];
     let mut ranking = Ranking { kept: Vec::new(), longest: Vec::new() };
     let mut deepest: Option<(u32, usize)> = None;
     for (index, candidate) in candidates.iter().enumerate() {
-        if is_covered(&kept.shapes, &candidate.cube, index) {
+        if is_covered(candidates, &kept.shapes, &candidate.cube, index) {
             continue;
         }
         let rank;
         (rank, above[index]) = kept.rank_of(candidate);
-        let mask = candidate.cube.mask;
-        let shape = *shape_of.entry(mask).or_insert_with(|| {
-            kept.shapes.push(Shape::new(&candidate.cube));
+        let shape = *shape_of.entry((candidate.cube.mask, candidate.traps)).or_insert_with(|| {
+            kept.shapes.push(Shape::new(&candidate.cube, candidate.traps));
             kept.shapes.len() - 1
         });
-        kept.shapes[shape].add(Entry { cube: candidate.cube, candidate: index, rank });
+        kept.shapes[shape].add(&candidate.cube, index, rank);
         ranking.kept.push((index, rank));
         if deepest.is_none_or(|(most, _)| rank > most) {
             deepest = Some((rank, index));
@@ -91,22 +78,25 @@ impl Kept<'_> {
     fn rank_of(&mut self, candidate: &Candidate) -> (u32, Option<usize>) {
         let (mut rank, mut above) = (0, None);
         let Self { candidates, shapes, lookups_left } = self;
-        for shape in shapes.iter() {
-            // What asks for no more than the candidate, and does not cover it, is disjoint from it.
-            if asks_no_more(&shape.mask, &candidate.cube.mask) || !shape.common.overlaps(&candidate.cube) {
+        let mut met = Vec::new();
+        for index in 0..shapes.len() {
+            let shape = &mut shapes[index];
+            // A copy and what takes the packet after it may share a priority.
+            let step = u32::from(shape.traps || !candidate.traps);
+            // What takes and asks for no more than the candidate, and does not cover it, is disjoint from it.
+            let is_apart = shape.traps && shape.asks_no_more_than(&candidate.cube.mask);
+            if shape.deepest() + step <= rank || is_apart || !shape.may_meet(&candidate.cube) {
                 continue;
             }
-            for entry in &shape.entries {
-                if shape.deepest < rank {
-                    break;
-                }
-                if entry.rank >= rank
-                    && entry.cube.overlaps(&candidate.cube)
-                    && order_matters(&candidates[entry.candidate], candidate)
-                    && !is_settled(shapes, entry, candidate, lookups_left)
+            met.clear();
+            shape.entries_that_meet(&candidate.cube, (rank + 1).saturating_sub(step), &mut met);
+            for (other, other_rank) in met.iter().copied() {
+                if other_rank + step > rank
+                    && order_matters(&candidates[other], candidate)
+                    && !is_settled(candidates, shapes, other, candidate, lookups_left)
                 {
-                    rank = entry.rank + 1;
-                    above = Some(entry.candidate);
+                    rank = other_rank + step;
+                    above = Some(other);
                 }
             }
         }
@@ -120,42 +110,29 @@ fn order_matters(one: &Candidate, other: &Candidate) -> bool {
 
 /// Whether one candidate before both takes all packets that they share. For every packet the first
 /// candidate that it meets stays above all others that it meets: nothing earlier can settle those pairs.
-fn is_settled(shapes: &[Shape], entry: &Entry, candidate: &Candidate, lookups_left: &mut usize) -> bool {
+fn is_settled(
+    candidates: &[Candidate],
+    shapes: &[Shape],
+    earlier: usize,
+    candidate: &Candidate,
+    lookups_left: &mut usize,
+) -> bool {
     match lookups_left.checked_sub(shapes.len()) {
         Some(left) => *lookups_left = left,
         None => return false,
     }
     // Cubes whose shared part is empty after all need no order either.
-    let Some(shared) = entry.cube.and(&candidate.cube) else { return true };
-    is_covered(shapes, &shared, entry.candidate)
+    let Some(shared) = candidates[earlier].cube.and(&candidate.cube) else { return true };
+    is_covered(candidates, shapes, &shared, earlier)
 }
 
 /// Whether one kept candidate before `limit` alone takes every packet of the cube.
-fn is_covered(shapes: &[Shape], cube: &Cube, limit: usize) -> bool {
-    shapes.iter().filter(|shape| asks_no_more(&shape.mask, &cube.mask)).any(|shape| {
-        let value: Image = std::array::from_fn(|i| cube.value[i] & shape.mask[i]);
-        shape.values.get(&value).is_some_and(|candidate| *candidate < limit)
+fn is_covered(candidates: &[Candidate], shapes: &[Shape], cube: &Cube, limit: usize) -> bool {
+    let takers = shapes.iter().filter(|shape| shape.traps && shape.asks_no_more_than(&cube.mask));
+    takers.filter_map(|shape| shape.find(cube)).any(|taker| {
+        // The shapes are found by hashes alone.
+        taker < limit && candidates[taker].cube.contains(cube)
     })
-}
-
-fn asks_no_more(one: &Image, other: &Image) -> bool {
-    (0..WORDS).all(|i| one[i] & !other[i] == 0)
-}
-
-impl Shape {
-    fn new(cube: &Cube) -> Self {
-        Self { mask: cube.mask, entries: Vec::new(), values: HashMap::new(), deepest: 0, common: *cube }
-    }
-
-    fn add(&mut self, entry: Entry) {
-        for i in 0..WORDS {
-            self.common.mask[i] &= !(self.common.value[i] ^ entry.cube.value[i]);
-            self.common.value[i] &= self.common.mask[i];
-        }
-        self.deepest = self.deepest.max(entry.rank);
-        self.values.insert(entry.cube.value, entry.candidate);
-        self.entries.push(entry);
-    }
 }
 
 #[cfg(test)]
@@ -172,8 +149,11 @@ mod tests {
     }
 
     fn ranks(cubes: &[Cube]) -> Vec<(usize, u32)> {
-        let candidates: Vec<Candidate> =
-            cubes.iter().enumerate().map(|(rule, cube)| Candidate { cube: *cube, rule, action: 0 }).collect();
+        let candidates: Vec<Candidate> = cubes
+            .iter()
+            .enumerate()
+            .map(|(rule, cube)| Candidate { cube: *cube, rule, action: 0, traps: true })
+            .collect();
         rank(&candidates).kept
     }
 
@@ -243,10 +223,23 @@ mod tests {
     #[test]
     fn one_rule_overlapping_itself_needs_no_order() {
         let candidates = [
-            Candidate { cube: udp(&[(DST_PORT, 1, 0xffff)]), rule: 0, action: 3 },
-            Candidate { cube: udp(&[(SRC_PORT, 1, 0xffff)]), rule: 0, action: 3 },
-            Candidate { cube: udp(&[(SRC_PORT, 1, 0x000f)]), rule: 0, action: 4 },
+            Candidate { cube: udp(&[(DST_PORT, 1, 0xffff)]), rule: 0, action: 3, traps: true },
+            Candidate { cube: udp(&[(SRC_PORT, 1, 0xffff)]), rule: 0, action: 3, traps: true },
+            Candidate { cube: udp(&[(SRC_PORT, 1, 0x000f)]), rule: 0, action: 4, traps: true },
         ];
         assert_eq!(rank(&candidates).kept, [(0, 0), (1, 0), (2, 1)]);
+    }
+
+    #[test]
+    fn copies_come_before_what_takes_the_packet_and_after_what_took_it() {
+        let flow = |cube, rule, traps| Candidate { cube, rule, action: 0, traps };
+        let port = udp(&[(DST_PORT, 1, 0xffff)]);
+        let all = udp(&[]);
+        let kept = |flows: &[Candidate]| rank(flows).kept;
+        assert_eq!(kept(&[flow(all, 0, false), flow(port, 1, true)]), [(0, 0), (1, 0)]);
+        assert_eq!(kept(&[flow(port, 0, true), flow(all, 1, false)]), [(0, 0), (1, 1)]);
+        // Two copies, then the one that takes; a copy covers nothing, but can be covered.
+        let three = [flow(all, 0, false), flow(port, 1, false), flow(port, 2, true), flow(port, 3, false)];
+        assert_eq!(kept(&three), [(0, 0), (1, 1), (2, 1)]);
     }
 }

@@ -4,20 +4,20 @@ use std::collections::BTreeSet;
 
 use packet::HashFields;
 
-use crate::diagnostics::Diagnostics;
 use crate::ids::WorkerId;
 use crate::policy::{DEFAULT_TABLE_SIZE, GroupDefinition, MAX_TABLE_SIZE, Policy, Workers};
-use crate::profile::DeviceProfile;
+use crate::profile::{DeviceProfile, Limit};
 use crate::program::{Group, HashVariant};
 
 use super::cube::{Cube, Field, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP};
+use super::findings::{Findings, Obstacle};
 
 /// The groups of a program, in the policy's order.
 pub(super) fn groups(
     policy: &Policy,
     profile: &DeviceProfile,
     workers: usize,
-    problems: &mut Diagnostics,
+    problems: &mut Findings,
 ) -> Vec<Group> {
     policy.groups.iter().map(|definition| group(definition, profile, workers, problems)).collect()
 }
@@ -26,7 +26,7 @@ fn group(
     definition: &GroupDefinition,
     profile: &DeviceProfile,
     workers: usize,
-    problems: &mut Diagnostics,
+    problems: &mut Findings,
 ) -> Group {
     let shares: Vec<(u32, u32)> = match &definition.workers {
         Workers::All => {
@@ -40,7 +40,7 @@ fn group(
                     1 => "the settings configure one worker: 0".to_owned(),
                     _ => format!("the settings configure {workers} workers: 0 to {}", workers - 1),
                 };
-                problems.push(share.place.error(message, "no such worker").hint(hint));
+                problems.diagnostics.push(share.place.error(message, "no such worker").hint(hint));
             }
             listed.iter().map(|share| (share.worker, share.weight)).collect()
         }
@@ -48,13 +48,19 @@ fn group(
     if shares.is_empty() {
         let error =
             definition.place.error(format!("the group `{}` has no workers", definition.name), "empty");
-        problems.push(error.hint("the settings configure no workers"));
+        problems.diagnostics.push(error.hint("the settings configure no workers"));
     }
-    let size = table_size(definition, profile, shares.len(), problems);
-    let table = spread(&shares, size);
-    if size >= shares.len() {
-        starved_workers(definition, profile, &shares, &table, problems);
-    }
+    pairs(definition, profile, problems);
+    let table = if profile.table_consecutive {
+        consecutive(definition, profile, &shares, problems)
+    } else {
+        let size = table_size(definition, profile, shares.len(), problems);
+        let table = spread(&shares, size);
+        if size >= shares.len() {
+            starved_workers(definition, profile, &shares, &table, problems);
+        }
+        table
+    };
     Group {
         name: definition.name.clone(),
         table,
@@ -64,11 +70,68 @@ fn group(
     }
 }
 
+/// Refuses a group that hashes half of what the device hashes as a whole only.
+fn pairs(definition: &GroupDefinition, profile: &DeviceProfile, problems: &mut Findings) {
+    let pairs = [
+        HashFields::SRC_IPV4 | HashFields::DST_IPV4,
+        HashFields::SRC_IPV6 | HashFields::DST_IPV6,
+        HashFields::SRC_PORT_TCP | HashFields::DST_PORT_TCP,
+        HashFields::SRC_PORT_UDP | HashFields::DST_PORT_UDP,
+    ];
+    let halved =
+        |pair: &HashFields| definition.fields.intersects(*pair) && !definition.fields.contains(*pair);
+    if profile.hash_field_pairs && pairs.iter().any(halved) {
+        let obstacle = Obstacle {
+            rule: None,
+            reason: format!("the group `{}` hashes source or destination alone", definition.name),
+            limit: format!("`{}` hashes both or none", profile.name),
+            errno: Some(profile.errno(Limit::Queues)),
+            remedy: "write hash = \"l3l4\", \"l3\" or \"none\"".to_owned(),
+        };
+        problems.refuse(&definition.place, "", obstacle);
+    }
+}
+
+/// A table that names workers in a row, each once, as many as a power of two.
+fn consecutive(
+    definition: &GroupDefinition,
+    profile: &DeviceProfile,
+    shares: &[(u32, u32)],
+    problems: &mut Findings,
+) -> Vec<WorkerId> {
+    let mut workers: Vec<u32> = shares.iter().map(|(worker, _)| *worker).collect();
+    workers.sort_unstable();
+    let in_a_row = workers.windows(2).all(|pair| pair[1] == pair[0] + 1);
+    let equal = shares.windows(2).all(|pair| pair[0].1 == pair[1].1);
+    let count = workers.len();
+    let fits = count.is_power_of_two() && count <= profile.max_table as usize;
+    let size_fits = definition.table_size.is_none_or(|size| size as usize == count);
+    if count > 0 && !(in_a_row && equal && fits && size_fits) {
+        let reason = match (in_a_row, equal) {
+            (false, _) => format!("the workers of the group `{}` do not follow each other", definition.name),
+            (_, false) => format!("the workers of the group `{}` have different weights", definition.name),
+            _ if !fits => format!("the group `{}` has {count} workers", definition.name),
+            _ => format!("the group `{}` wants a table of another size than its workers", definition.name),
+        };
+        let obstacle = Obstacle {
+            rule: None,
+            reason,
+            limit: format!("a table of `{}` names workers in a row, each once", profile.name),
+            errno: Some(profile.errno(Limit::Tables)),
+            remedy:
+                "name 1, 2, 4, 8, ... workers that follow each other, of equal weight, without table_size"
+                    .to_owned(),
+        };
+        problems.refuse(&definition.place, "", obstacle);
+    }
+    workers.into_iter().map(WorkerId).collect()
+}
+
 fn table_size(
     definition: &GroupDefinition,
     profile: &DeviceProfile,
     workers: usize,
-    problems: &mut Diagnostics,
+    problems: &mut Findings,
 ) -> usize {
     // The largest power of two that the device has.
     let most = 1u32 << profile.max_table.max(1).ilog2();
@@ -81,13 +144,13 @@ fn table_size(
     if size > most {
         let message = format!("the table of the group `{}` needs {size} entries", definition.name);
         let hint = format!("the device `{}` has tables of at most {most} entries", profile.name);
-        problems.push(definition.place.error(message, "too large for the device").hint(hint));
+        problems.diagnostics.push(definition.place.error(message, "too large for the device").hint(hint));
     }
     if size < needed {
         let message =
             format!("the table of the group `{}` has {size} entries for {workers} workers", definition.name);
         let hint = format!("write table_size = {needed}");
-        problems.push(definition.place.error(message, "some would receive nothing").hint(hint));
+        problems.diagnostics.push(definition.place.error(message, "some would receive nothing").hint(hint));
     }
     size.min(most) as usize
 }
@@ -99,7 +162,7 @@ fn starved_workers(
     profile: &DeviceProfile,
     shares: &[(u32, u32)],
     table: &[WorkerId],
-    problems: &mut Diagnostics,
+    problems: &mut Findings,
 ) {
     let starved = |table: &[WorkerId]| {
         let served: BTreeSet<u32> = table.iter().map(|worker| worker.0).collect();
@@ -117,7 +180,7 @@ fn starved_workers(
             format!("no table that `{}` has is large enough: write weights less far apart", profile.name)
         }
     };
-    problems.push(definition.place.error(message, "would receive nothing").hint(hint));
+    problems.diagnostics.push(definition.place.error(message, "would receive nothing").hint(hint));
 }
 
 /// Fills a table so that every stretch of it holds the workers in proportion (smooth weighted round-robin);

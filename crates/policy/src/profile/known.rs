@@ -90,6 +90,7 @@ pub(super) fn mlx5() -> DeviceProfile {
             (Feature::Ttl, Errno::Eopnotsupp, MLX5_FS),
             (Feature::IpFlags, Errno::Eopnotsupp, MLX5_FS),
             (Feature::HopLimit, Errno::Eopnotsupp, MLX5_FS),
+            (Feature::EspSeq, Errno::Eopnotsupp, MLX5_FS),
             (Feature::GreFlags, Errno::Eopnotsupp, MLX5_FS),
         ]),
         limits: rows(&[
@@ -139,6 +140,7 @@ pub(super) fn mlx4() -> DeviceProfile {
             (Feature::IpFlags, Errno::Einval, MLX4_MAIN),
             (Feature::FlowLabel, Errno::Einval, MLX4_MAIN),
             (Feature::Esp, Errno::Einval, MLX4_MAIN),
+            (Feature::EspSeq, Errno::Einval, MLX4_MAIN),
             (Feature::Vxlan, Errno::Einval, MLX4_MAIN),
             (Feature::Gre, Errno::Einval, MLX4_MAIN),
             (Feature::GreFlags, Errno::Einval, MLX4_MAIN),

@@ -82,7 +82,7 @@ impl Fate {
         let name_of = |rule: policy::RuleId| program.rules.get(rule.index()).map(|rule| rule.name.clone());
         let exact = explanation
             .class
-            .is_none_or(|class| program.classes.get(class.index()).is_none_or(policy::Class::is_exact));
+            .is_none_or(|class| program.class(class).is_none_or(policy::Class::is_exact));
         Self {
             packet: describe(key),
             rule: name_of(outcome.rule).unwrap_or_default(),

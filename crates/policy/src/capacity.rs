@@ -1,0 +1,213 @@
+//! What a program takes of a device, before anything is installed: flows, masks, priorities, counters, queue
+//! pairs and tables against their limits. Called by `compile`, which refuses by it, and by `check`, which
+//! shows it. Counts; changes nothing.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use serde::Serialize;
+
+use crate::compile::Obstacle;
+use crate::ids::WorkerId;
+use crate::profile::{DeviceProfile, Errno, Limit};
+use crate::program::{Flow, FlowAction, FlowKind, Program};
+use crate::spec::Spec;
+
+/// A program against a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Capacity {
+    /// What the device is called.
+    pub device: String,
+    /// One row for each thing that can run out.
+    pub rows: Vec<CapacityRow>,
+    /// Each priority that has flows.
+    pub priorities: Vec<PriorityUse>,
+}
+
+/// One thing that can run out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CapacityRow {
+    /// Which limit.
+    pub limit: Limit,
+    /// What is counted, in words.
+    pub what: &'static str,
+    /// What the program takes.
+    pub used: u64,
+    /// What the program before takes beside it while both are there.
+    pub previous: u64,
+    /// What there is for both; `None`: the device does not say.
+    pub most: Option<u64>,
+    /// What the device answers beyond it.
+    pub errno: Errno,
+}
+
+/// The flows of one priority.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PriorityUse {
+    /// Counted from 0 within the program.
+    pub priority: u16,
+    /// How many flows.
+    pub flows: u64,
+    /// How many different masks they have.
+    pub shapes: u64,
+    /// The most flows of one mask.
+    pub largest_shape: u64,
+    /// The most masks with more than one flow, and flows in each, if the device limits them.
+    pub most: Option<(u32, u32)>,
+}
+
+type Shape = (FlowKind, usize, Vec<Spec>);
+
+impl Capacity {
+    /// What `program` takes, beside `previous` if that is on the device.
+    #[must_use]
+    pub fn of(program: &Program, profile: &DeviceProfile, previous: Option<&Program>) -> Self {
+        let before = |count: &dyn Fn(&Program) -> usize| previous.map_or(0, count) as u64;
+        let row = |limit, what, count: &dyn Fn(&Program) -> usize, most: Option<u64>| CapacityRow {
+            limit,
+            what,
+            used: count(program) as u64,
+            previous: before(count),
+            most,
+            errno: profile.errno(limit),
+        };
+        // Priorities are halved already: each program has its own half.
+        let own = |limit, what, used: u64, most| CapacityRow {
+            limit,
+            what,
+            used,
+            previous: 0,
+            most,
+            errno: profile.errno(limit),
+        };
+        let wide = |most: Option<u32>| most.map(u64::from);
+        let priorities = u64::from(profile.priorities_per_program());
+        let specs = program.flows.iter().map(|flow| flow.specs.len() + actions(flow)).max().unwrap_or(0);
+        let shapes = shapes(program);
+        let new_shapes = previous.map_or(0, |previous| {
+            let known = self::shapes(previous);
+            known.difference(&shapes).count()
+        });
+        let longest = program.queues.iter().map(|queue| queue.table.len()).max().unwrap_or(0);
+        let tags = if profile.has_tags() { crate::CLASSES_MAX } else { 1 };
+        let rows = vec![
+            own(Limit::Priorities, "priorities", u64::from(program.priorities_used), Some(priorities)),
+            row(Limit::Flows, "flows", &|program| program.flows.len(), wide(profile.max_flows)),
+            CapacityRow {
+                previous: new_shapes as u64,
+                ..own(Limit::Shapes, "mask shapes", shapes.len() as u64, wide(profile.max_shapes))
+            },
+            own(Limit::Specs, "specs of one flow", specs as u64, Some(u64::from(profile.max_specs))),
+            row(Limit::Queues, "queue pairs", &|program| program.queues.len(), wide(profile.max_queues)),
+            row(Limit::Tables, "indirection tables", &tables, wide(profile.max_tables)),
+            own(Limit::Tables, "entries of one table", longest as u64, Some(u64::from(profile.max_table))),
+            row(Limit::Counters, "counters", &counters, wide(profile.max_counters)),
+            row(Limit::Copies, "flows that copy", &copies, wide(profile.max_copies)),
+            own(Limit::Sniffers, "flows that sniff", sniffers(program) as u64, Some(1)),
+            own(Limit::Tags, "classes", program.classes.len() as u64, Some(u64::from(tags))),
+        ];
+        Self { device: profile.name.clone(), rows, priorities: by_priority(program, profile) }
+    }
+
+    /// The row of a limit.
+    #[must_use]
+    pub fn row(&self, limit: Limit) -> Option<&CapacityRow> {
+        self.rows.iter().find(|row| row.limit == limit)
+    }
+
+    /// What the device has too little of.
+    pub(crate) fn obstacles(&self) -> Vec<Obstacle> {
+        let exceeded = self.rows.iter().filter(|row| row.exceeds());
+        exceeded.map(|row| self.obstacle(row)).collect()
+    }
+
+    fn obstacle(&self, row: &CapacityRow) -> Obstacle {
+        let most = row.most.unwrap_or(0);
+        let before = match row.previous {
+            0 => String::new(),
+            previous => format!(" beside {previous} of the program before"),
+        };
+        let remedy = match row.limit {
+            Limit::Queues => "hash = \"l3\" takes three queue pairs per group, \"none\" one",
+            Limit::Shapes => "use fewer different prefix lengths, port ranges and keys",
+            Limit::Tables => "give groups the same workers and table sizes, so that they share tables",
+            Limit::Copies => "copy by fewer values: each takes a flow",
+            Limit::Counters => "write fewer rules that drop",
+            _ => "write fewer rules",
+        };
+        Obstacle {
+            rule: None,
+            reason: format!(
+                "the policy takes {} {}{before}, `{}` has {most}",
+                row.used, row.what, self.device
+            ),
+            limit: format!("{most} {}", row.what),
+            errno: Some(row.errno),
+            remedy: remedy.to_owned(),
+        }
+    }
+}
+
+impl CapacityRow {
+    /// Whether it does not fit. Counters that are missing cost counts, no packets: that is no reason to refuse.
+    #[must_use]
+    pub fn exceeds(&self) -> bool {
+        self.limit != Limit::Counters && self.most.is_some_and(|most| self.used + self.previous > most)
+    }
+
+    /// Whether this program and another one like it would not fit together, as a reload needs.
+    #[must_use]
+    pub fn blocks_a_reload(&self) -> bool {
+        let doubled = matches!(self.limit, Limit::Flows | Limit::Queues | Limit::Copies)
+            || (self.limit == Limit::Tables && self.what != "entries of one table");
+        doubled && self.most.is_some_and(|most| self.used * 2 > most)
+    }
+}
+
+/// The tag or the destination that is none, and a counter.
+fn actions(flow: &Flow) -> usize {
+    match (flow.kind, flow.action) {
+        (FlowKind::Sniffer, _) => 0,
+        (_, FlowAction::Steer { .. }) => 1,
+        (_, FlowAction::Drop) => 2,
+        (_, FlowAction::Pass) => 1,
+    }
+}
+
+/// Masks of flows that take packets; those of copies are not kept by mask.
+fn shapes(program: &Program) -> HashSet<Shape> {
+    let taking = program.flows.iter().filter(|flow| matches!(flow.kind, FlowKind::Normal | FlowKind::Egress));
+    taking.map(Flow::shape).collect()
+}
+
+fn tables(program: &Program) -> usize {
+    program.queues.iter().map(|queue| &queue.table).collect::<HashSet<&Vec<WorkerId>>>().len()
+}
+
+fn counters(program: &Program) -> usize {
+    let counted = program.flows.iter().filter(|flow| !matches!(flow.action, FlowAction::Steer { .. }));
+    counted.map(|flow| flow.rule).collect::<HashSet<_>>().len()
+}
+
+fn copies(program: &Program) -> usize {
+    program.flows.iter().filter(|flow| flow.kind == FlowKind::Copy).count()
+}
+
+fn sniffers(program: &Program) -> usize {
+    program.flows.iter().filter(|flow| flow.kind == FlowKind::Sniffer).count()
+}
+
+fn by_priority(program: &Program, profile: &DeviceProfile) -> Vec<PriorityUse> {
+    let mut found: BTreeMap<u16, HashMap<Shape, u64>> = BTreeMap::new();
+    for flow in program.flows.iter().filter(|flow| flow.kind != FlowKind::Sniffer) {
+        *found.entry(flow.priority).or_default().entry(flow.shape()).or_default() += 1;
+    }
+    let most = profile.priority_table.map(|table| (table.groups, table.group_entries));
+    let uses = found.into_iter().map(|(priority, shapes)| PriorityUse {
+        priority,
+        flows: shapes.values().sum(),
+        shapes: shapes.len() as u64,
+        largest_shape: shapes.values().copied().max().unwrap_or(0),
+        most,
+    });
+    uses.collect()
+}

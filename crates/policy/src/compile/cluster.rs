@@ -1,0 +1,213 @@
+//! Fewer masks: where a device has room for few different ones, the flows of a rare mask are cut into the
+//! flows of a mask that asks for more and is there anyway. That costs flows and saves masks, and no packet
+//! meets anything else. Called by `draft` between ranks and priorities.
+
+use std::collections::HashMap;
+
+use super::cube::{Cube, DST_HIGH, DST_LOW, DST_PORT, Image, SRC_HIGH, SRC_LOW, SRC_PORT, TOS, TTL, WORDS};
+use super::priority::Candidate;
+
+/// The most bits by which two masks may differ: a flow becomes two to that power.
+const MAX_BITS: u32 = 12;
+/// The most pairs of masks that are weighed in one round.
+const MAX_PAIRS: usize = 1 << 20;
+
+/// Flows of one mask.
+struct Group {
+    /// Places in `kept`.
+    flows: Vec<usize>,
+    /// The mask as a device is told it.
+    told: Image,
+}
+
+/// Replaces kept candidates until there are at most `most` masks, for at most `budget` flows more. Returns
+/// how many masks are left.
+pub(super) fn cluster(
+    candidates: &mut Vec<Candidate>,
+    kept: &mut Vec<(usize, u32)>,
+    most: usize,
+    budget: usize,
+) -> usize {
+    let mut left = budget;
+    loop {
+        let groups = groups(candidates, kept);
+        if groups.len() <= most {
+            return groups.len();
+        }
+        let merges = merges(&groups, groups.len() - most, &mut left);
+        if merges.is_empty() {
+            return groups.len();
+        }
+        cut(candidates, kept, &groups, &merges);
+    }
+}
+
+fn groups(candidates: &[Candidate], kept: &[(usize, u32)]) -> Vec<Group> {
+    let mut place: HashMap<Image, usize> = HashMap::new();
+    let mut groups: Vec<Group> = Vec::new();
+    for (at, (index, _)) in kept.iter().enumerate().filter(|(_, (index, _))| candidates[*index].traps) {
+        let cube = &candidates[*index].cube;
+        let told = cube.told().mask;
+        let group = *place.entry(told).or_insert_with(|| {
+            groups.push(Group { flows: Vec::new(), told });
+            groups.len() - 1
+        });
+        groups[group].flows.push(at);
+    }
+    groups
+}
+
+/// Which groups to cut into which others, cheapest first; none of those cut takes in another.
+fn merges(groups: &[Group], wanted: usize, left: &mut usize) -> Vec<(usize, usize)> {
+    let splittable = splittable();
+    let mut pairs: Vec<(usize, usize, usize)> = Vec::new();
+    let mut order: Vec<usize> = (0..groups.len()).collect();
+    order.sort_by_key(|group| (groups[*group].flows.len(), *group));
+    'weighing: for from in order {
+        for into in (0..groups.len()).filter(|into| *into != from) {
+            if let Some(bits) = extra_bits(&groups[from].told, &groups[into].told, &splittable) {
+                let cost = groups[from].flows.len() * ((1usize << bits) - 1);
+                if cost <= *left {
+                    pairs.push((cost, from, into));
+                }
+                if pairs.len() >= MAX_PAIRS {
+                    break 'weighing;
+                }
+            }
+        }
+    }
+    pairs.sort_unstable();
+    let mut is_cut = vec![false; groups.len()];
+    let mut takes_in = vec![false; groups.len()];
+    let mut merges = Vec::new();
+    for (cost, from, into) in pairs {
+        if is_cut[from] || takes_in[from] || is_cut[into] || cost > *left {
+            continue;
+        }
+        if merges.len() == wanted {
+            break;
+        }
+        *left -= cost;
+        is_cut[from] = true;
+        takes_in[into] = true;
+        merges.push((from, into));
+    }
+    merges
+}
+
+/// Bits that a flow may be cut by: those of numbers that say nothing about other fields.
+fn splittable() -> Image {
+    let fields = [SRC_PORT, DST_PORT, TOS, TTL, DST_HIGH, SRC_HIGH, DST_LOW, SRC_LOW];
+    fields
+        .into_iter()
+        .filter_map(|field| Cube::ANY.with(field, 0, u64::MAX))
+        .fold([0; WORDS], |all, cube| std::array::from_fn(|i| all[i] | cube.mask[i]))
+}
+
+/// How many bits the second mask has beyond the first, if it has all of the first's and only such.
+fn extra_bits(from: &Image, into: &Image, splittable: &Image) -> Option<u32> {
+    let mut bits = 0;
+    for i in 0..WORDS {
+        let extra = into[i] & !from[i];
+        if from[i] & !into[i] != 0 || extra & !splittable[i] != 0 {
+            return None;
+        }
+        bits += extra.count_ones();
+    }
+    (bits <= MAX_BITS).then_some(bits)
+}
+
+fn cut(
+    candidates: &mut Vec<Candidate>,
+    kept: &mut Vec<(usize, u32)>,
+    groups: &[Group],
+    merges: &[(usize, usize)],
+) {
+    let mut into_of: HashMap<usize, usize> = HashMap::new();
+    for (from, into) in merges {
+        into_of.extend(groups[*from].flows.iter().map(|at| (*at, *into)));
+    }
+    let mut cut = Vec::with_capacity(kept.len());
+    for (at, (index, rank)) in kept.iter().enumerate() {
+        let Some(into) = into_of.get(&at) else {
+            cut.push((*index, *rank));
+            continue;
+        };
+        let Candidate { cube, rule, action, traps } = candidates[*index];
+        for cube in parts(&cube, &groups[*into].told) {
+            cut.push((candidates.len(), *rank));
+            candidates.push(Candidate { cube, rule, action, traps });
+        }
+    }
+    *kept = cut;
+}
+
+/// The cube cut by all bits that the mask has beyond its own.
+fn parts(cube: &Cube, mask: &Image) -> Vec<Cube> {
+    let mut parts = vec![*cube];
+    for word in 0..WORDS {
+        let extra = mask[word] & !cube.mask[word];
+        for bit in (0..u64::BITS).map(|bit| 1u64 << bit).filter(|bit| extra & bit != 0) {
+            for at in 0..parts.len() {
+                parts[at].mask[word] |= bit;
+                let mut other = parts[at];
+                other.value[word] |= bit;
+                parts.push(other);
+            }
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compile::cube::{HAS_IPV4, HAS_UDP};
+
+    fn udp(src: (u64, u64), dst: (u64, u64)) -> Cube {
+        let cube = Cube::ANY.layer(HAS_IPV4, true).and_then(|cube| cube.layer(HAS_UDP, true)).unwrap();
+        cube.with(SRC_PORT, src.0, src.1).unwrap().with(DST_PORT, dst.0, dst.1).unwrap().closed().unwrap()
+    }
+
+    #[test]
+    fn flows_are_cut_into_the_masks_that_are_there_and_meet_the_same_packets() {
+        let cubes = [
+            udp((0, 0), (0x1000, 0xfffe)),
+            udp((0, 0), (0x2000, 0xffff)),
+            udp((0, 0), (0x3000, 0xfffc)),
+            udp((7, 0xffff), (0x4000, 0xff00)),
+        ];
+        let mut candidates: Vec<Candidate> = cubes
+            .iter()
+            .enumerate()
+            .map(|(rule, cube)| Candidate { cube: *cube, rule, action: 0, traps: true })
+            .collect();
+        let mut kept: Vec<(usize, u32)> = (0..4).map(|index| (index, 0)).collect();
+        assert_eq!(cluster(&mut candidates, &mut kept, 2, 100), 2);
+        // Two for the first, one for the second, four for the third; the last has no other mask to go to.
+        assert_eq!(kept.len(), 2 + 1 + 4 + 1);
+        for port in 0x0ff0..0x5000u64 {
+            for source in [7, 8] {
+                let packet = udp((source, 0xffff), (port, 0xffff));
+                let before = cubes.iter().position(|cube| cube.contains(&packet));
+                let met: Vec<usize> = kept
+                    .iter()
+                    .filter(|(i, _)| candidates[*i].cube.contains(&packet))
+                    .map(|(i, _)| candidates[*i].rule)
+                    .collect();
+                assert_eq!(met, before.into_iter().collect::<Vec<_>>());
+            }
+        }
+    }
+
+    #[test]
+    fn no_more_flows_are_spent_than_there_are() {
+        let cubes = [udp((0, 0), (0x1000, 0xff00)), udp((0, 0), (0x2000, 0xffff))];
+        let mut candidates: Vec<Candidate> =
+            cubes.iter().map(|cube| Candidate { cube: *cube, rule: 0, action: 0, traps: true }).collect();
+        let mut kept = vec![(0, 0), (1, 0)];
+        assert_eq!(cluster(&mut candidates, &mut kept, 1, 254), 2);
+        assert_eq!(cluster(&mut candidates, &mut kept, 1, 255), 1);
+        assert_eq!(kept.len(), 257);
+    }
+}

@@ -1,0 +1,178 @@
+//! Cubes to what one device can be told: fields that it refuses are taken out of them, and the keys that
+//! the worker must finish instead are named with the device's errno. Called by `expand`; decides by the
+//! rows of the profile alone.
+
+use std::collections::HashSet;
+
+use crate::profile::{DeviceProfile, Errno, Feature};
+use crate::program::{Unfinished, Why};
+
+use super::cube::{
+    Cube, DST_MAC, ESP_SEQ, ESP_SPI, ETHER_TYPE, FLOW_LABEL, Field, GRE_FLAGS, GRE_KEY, GRE_PROTOCOL,
+    HAS_ESP, HAS_GRE, HAS_INNER, HAS_IPV4, HAS_IPV6, HAS_MPLS, HAS_TCP, HAS_UDP, HAS_VXLAN, IP_FLAGS,
+    LEVEL_FIELDS, MPLS_TOP, PROTOCOL, SRC_MAC, TOS, TTL, TUNNEL_FIELDS, VLAN_TCI, VXLAN_VNI,
+};
+use super::expand::Expansion;
+
+/// The bit of the first octet that makes an address a group's.
+const GROUP_BIT: u64 = 1 << 40;
+/// The K bit of a GRE header, which a match on the key brings along.
+const GRE_HAS_KEY: u64 = 0x20;
+
+/// Takes out of an expansion what the device refuses.
+pub(super) fn fit(expansion: &mut Expansion, profile: &DeviceProfile) {
+    let mut notes = Vec::new();
+    let mut changed = false;
+    for cube in &mut expansion.cubes {
+        let fitted = fitted(*cube, profile, &mut notes);
+        changed |= fitted != *cube;
+        *cube = fitted;
+    }
+    if changed {
+        let mut seen = HashSet::new();
+        expansion.cubes.retain(|cube| seen.insert((cube.value, cube.mask)));
+    }
+    for note in notes {
+        if !expansion.software.iter().any(|known| known.key == note.key) {
+            expansion.software.push(note);
+        }
+    }
+}
+
+/// A cube on its way to what a device takes.
+struct Fitting<'f> {
+    cube: Cube,
+    profile: &'f DeviceProfile,
+    notes: &'f mut Vec<Unfinished>,
+}
+
+fn fitted(cube: Cube, profile: &DeviceProfile, notes: &mut Vec<Unfinished>) -> Cube {
+    let nothing_to_do = profile.refusals.is_empty() && !profile.multicast_ignores_priority;
+    if nothing_to_do && !cube.has(HAS_INNER) {
+        return cube;
+    }
+    let mut fitting = Fitting { cube: cube.told(), profile, notes };
+    fitting.tunnel();
+    fitting.network();
+    fitting.link();
+    // Fewer masks contradict each other no more than more did.
+    fitting.cube.closed().unwrap_or(cube)
+}
+
+impl Fitting<'_> {
+    /// Takes fields out if the device refuses the feature and the cube asks for it.
+    fn refuse(&mut self, feature: Feature, key: &str, fields: &[Field]) {
+        let Some(refusal) = self.profile.refusal(feature) else { return };
+        if fields.iter().any(|field| self.cube.mask_of(*field) != 0) {
+            let errno = refusal.errno;
+            self.clear(fields);
+            self.note(key, Why::Refused { feature, errno });
+        }
+    }
+
+    fn clear(&mut self, fields: &[Field]) {
+        self.cube = fields.iter().fold(self.cube, |cube, field| cube.without(*field));
+    }
+
+    fn note(&mut self, key: &str, why: Why) {
+        if !self.notes.iter().any(|note| note.key == key) {
+            self.notes.push(Unfinished { key: key.to_owned(), why });
+        }
+    }
+
+    fn tunnel(&mut self) {
+        self.refuse(Feature::EspSeq, "esp_seq", &[ESP_SEQ]);
+        self.refuse(Feature::Esp, "esp_spi", &[HAS_ESP, ESP_SPI, ESP_SEQ]);
+        self.refuse(Feature::Vxlan, "vxlan_vni", &[HAS_VXLAN, VXLAN_VNI]);
+        self.refuse(Feature::Mpls, "mpls", &[HAS_MPLS, MPLS_TOP]);
+        self.gre();
+        let inside: Vec<Field> = LEVEL_FIELDS.iter().map(|field| field.inside()).collect();
+        let all: Vec<Field> = inside.iter().copied().chain([HAS_INNER]).collect();
+        self.refuse(Feature::Inner, "inner", &all);
+        let says_something = inside.iter().any(|field| self.cube.mask_of(*field) != 0);
+        if self.cube.has(HAS_INNER) && !says_something {
+            self.clear(&[HAS_INNER]);
+            self.note("inner", Why::NoWords);
+        }
+        if self.cube.has(HAS_INNER) {
+            self.refuse(Feature::Ttl, "inner.ttl", &[TTL.inside()]);
+            self.refuse(Feature::IpFlags, "inner.ip_flags", &[IP_FLAGS.inside()]);
+        }
+    }
+
+    /// A key of 0 is also what a device reads where there is none, unless it is asked for the K bit.
+    fn gre(&mut self) {
+        if let Some(refusal) = self.profile.refusal(Feature::GreFlags) {
+            let why = Why::Refused { feature: Feature::GreFlags, errno: refusal.errno };
+            let flags = self.cube.mask_of(GRE_FLAGS);
+            let key = self.cube.mask_of(GRE_KEY);
+            self.clear(&[GRE_FLAGS]);
+            let brought_along = flags == GRE_HAS_KEY && key != 0;
+            if flags != 0 && !brought_along {
+                self.note("gre_flags", why);
+            }
+            if key != 0 && self.cube.value_of(GRE_KEY) == 0 {
+                self.note("gre_key", why);
+            }
+        }
+        self.refuse(Feature::Gre, "gre_protocol", &[HAS_GRE, GRE_PROTOCOL, GRE_KEY, GRE_FLAGS]);
+    }
+
+    fn network(&mut self) {
+        if self.cube.has(HAS_IPV6)
+            && let Some(refusal) = self.profile.refusal(Feature::Ipv6)
+        {
+            let errno = refusal.errno;
+            let own = LEVEL_FIELDS.iter().filter(|field| field.is_network());
+            let inside = LEVEL_FIELDS.iter().map(|field| field.inside());
+            let fields: Vec<Field> = own.copied().chain(inside).chain(TUNNEL_FIELDS).collect();
+            self.clear(&fields);
+            self.note("family", Why::Refused { feature: Feature::Ipv6, errno });
+            return;
+        }
+        self.refuse(Feature::Tos, "tos", &[TOS]);
+        let life = if self.cube.has(HAS_IPV6) { Feature::HopLimit } else { Feature::Ttl };
+        self.refuse(life, "ttl", &[TTL]);
+        self.refuse(Feature::IpFlags, "ip_flags", &[IP_FLAGS]);
+        self.refuse(Feature::FlowLabel, "flow_label", &[FLOW_LABEL]);
+        let implied = [HAS_TCP, HAS_UDP, HAS_GRE].into_iter().any(|layer| self.cube.has(layer));
+        if !implied {
+            self.refuse(Feature::Protocol, "protocol", &[PROTOCOL]);
+        }
+    }
+
+    fn link(&mut self) {
+        self.refuse(Feature::SrcMac, "src_mac", &[SRC_MAC]);
+        self.refuse(Feature::Vlan, "vlan", &[VLAN_TCI]);
+        let is_ip = self.cube.has(HAS_IPV4) || self.cube.has(HAS_IPV6);
+        // An IP spec says the type by itself.
+        if !is_ip {
+            self.refuse(Feature::EtherType, "ethertype", &[ETHER_TYPE]);
+        }
+        let (value, mask) = (self.cube.value_of(DST_MAC), self.cube.mask_of(DST_MAC));
+        let only_multicast = value & mask & GROUP_BIT != 0;
+        if self.profile.multicast_ignores_priority && only_multicast && mask != GROUP_BIT {
+            let octets = mask & !GROUP_BIT;
+            self.cube = self.cube.without(DST_MAC).with(DST_MAC, value, octets).unwrap_or(self.cube);
+            self.note("dst_mac", Why::Multicast);
+        }
+    }
+}
+
+/// Whether the device, by `multicast_ignores_priority`, takes the cube's flow after all others.
+pub(super) fn is_multicast_only(cube: &Cube) -> bool {
+    cube.value_of(DST_MAC) & cube.mask_of(DST_MAC) & GROUP_BIT != 0
+}
+
+/// The cube without what makes it multicast only, for where its place matters.
+pub(super) fn any_cast(cube: &Cube) -> Cube {
+    let mask = cube.mask_of(DST_MAC) & !GROUP_BIT;
+    let open = cube.told().without(DST_MAC);
+    open.with(DST_MAC, cube.value_of(DST_MAC), mask).and_then(Cube::closed).unwrap_or(open)
+}
+
+/// What the worker finishes where the device tells it nothing of the flow.
+pub(super) fn no_tags(profile: &DeviceProfile) -> Unfinished {
+    let errno = profile.refusal(Feature::Tag).map_or(Errno::Eopnotsupp, |refusal| refusal.errno);
+    Unfinished { key: "flow tags".to_owned(), why: Why::Refused { feature: Feature::Tag, errno } }
+}

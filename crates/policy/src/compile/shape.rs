@@ -1,0 +1,191 @@
+//! The kept candidates of one mask, for questions that must not cost a look at each of them: is there one of
+//! this value, and which of them meet a cube. Called by `priority` alone. Values are found by a hash of the
+//! words that the mask touches; what is found is to be verified by the caller where a wrong hit would matter.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use super::cube::{Cube, Image, WORDS};
+
+/// From so many entries on an index may pay.
+const SCANNED: usize = 32;
+/// An index is made once so many times its cost went into scans.
+const SCANS_PER_INDEX: usize = 4;
+/// The most entries of all indices of one shape, in multiples of its entries.
+const MAX_INDICES: usize = 64;
+
+/// The words that tell most come first.
+const WORD_ORDER: [usize; WORDS] = [1, 2, 0, 5, 6, 3, 4, 7, 16, 17, 18, 19, 9, 10, 8, 13, 14, 11, 12, 15];
+
+/// The kept candidates of one mask.
+pub(super) struct Shape {
+    pub(super) traps: bool,
+    /// The words that the mask touches, and the mask there.
+    words: Vec<(usize, u64)>,
+    /// The values of the entries in these words, one after another.
+    values: Vec<u64>,
+    entries: Vec<Entry>,
+    deepest: u32,
+    /// Bits on which all entries agree: most shapes are told apart from a cube by these alone.
+    common: Cube,
+    /// The candidate of each value: there is one, another would be covered.
+    exact: Map<u32>,
+    /// By the part of the mask that a cube shares with it.
+    joints: HashMap<Vec<u64>, Joint>,
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    candidate: u32,
+    rank: u32,
+}
+
+/// The entries by their value under a part of the mask.
+#[derive(Default)]
+struct Joint {
+    /// Entries looked at for want of an index.
+    scanned: usize,
+    index: Option<Map<Vec<u32>>>,
+    indexed: usize,
+}
+
+type Map<V> = HashMap<u64, V, BuildHasherDefault<Hashed>>;
+
+/// Takes what is a hash already.
+#[derive(Default)]
+struct Hashed(u64);
+
+impl Hasher for Hashed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = mix(self.0, u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+}
+
+fn mix(hash: u64, word: u64) -> u64 {
+    // The multiplier of FxHash; the final rotation brings the good upper bits down.
+    ((hash.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95)).rotate_left(26)
+}
+
+fn hash_of(words: impl Iterator<Item = u64>) -> u64 {
+    words.fold(0, mix)
+}
+
+impl Shape {
+    pub(super) fn new(cube: &Cube, traps: bool) -> Self {
+        let touched = WORD_ORDER.into_iter().map(|word| (word, cube.mask[word]));
+        Self {
+            traps,
+            words: touched.filter(|(_, mask)| *mask != 0).collect(),
+            values: Vec::new(),
+            entries: Vec::new(),
+            deepest: 0,
+            common: *cube,
+            exact: Map::default(),
+            joints: HashMap::new(),
+        }
+    }
+
+    pub(super) fn add(&mut self, cube: &Cube, candidate: usize, rank: u32) {
+        for i in 0..WORDS {
+            self.common.mask[i] &= !(self.common.value[i] ^ cube.value[i]);
+            self.common.value[i] &= self.common.mask[i];
+        }
+        self.deepest = self.deepest.max(rank);
+        self.values.extend(self.words.iter().map(|(word, _)| cube.value[*word]));
+        let candidate = u32::try_from(candidate).unwrap_or(u32::MAX);
+        self.exact.insert(self.hash(cube), candidate);
+        self.entries.push(Entry { candidate, rank });
+    }
+
+    /// The greatest rank of an entry.
+    pub(super) fn deepest(&self) -> u32 {
+        self.deepest
+    }
+
+    /// Whether every bit of the mask is one of the other's.
+    pub(super) fn asks_no_more_than(&self, mask: &Image) -> bool {
+        self.words.iter().all(|(word, bits)| bits & !mask[*word] == 0)
+    }
+
+    /// Whether the cube agrees with what all entries have in common.
+    pub(super) fn may_meet(&self, cube: &Cube) -> bool {
+        self.common.overlaps(cube)
+    }
+
+    /// The candidate that has the cube's value under the mask, most likely.
+    pub(super) fn find(&self, cube: &Cube) -> Option<usize> {
+        self.exact.get(&self.hash(cube)).map(|candidate| *candidate as usize)
+    }
+
+    fn hash(&self, cube: &Cube) -> u64 {
+        hash_of(self.words.iter().map(|(word, mask)| cube.value[*word] & mask))
+    }
+
+    /// Adds the candidates and ranks of the entries that meet the cube and rank at least so deep.
+    pub(super) fn entries_that_meet(&mut self, cube: &Cube, rank: u32, met: &mut Vec<(usize, u32)>) {
+        if self.entries.len() < SCANNED {
+            return self.scan(cube, rank, met);
+        }
+        let masks: Vec<u64> = self.words.iter().map(|(word, mask)| mask & cube.mask[*word]).collect();
+        let room = self.joints.len() < MAX_INDICES;
+        let Some(joint) = self.joints.get_mut(&masks) else {
+            if room {
+                self.joints.insert(masks, Joint { scanned: self.entries.len(), ..Joint::default() });
+            }
+            return self.scan(cube, rank, met);
+        };
+        if joint.index.is_none() {
+            joint.scanned += self.entries.len();
+            if joint.scanned < SCANS_PER_INDEX * self.entries.len() {
+                return self.scan(cube, rank, met);
+            }
+        }
+        let stride = self.words.len();
+        let index = joint.index.get_or_insert_default();
+        for entry in joint.indexed..self.entries.len() {
+            let values = &self.values[entry * stride..(entry + 1) * stride];
+            let hash = hash_of(values.iter().zip(&masks).map(|(value, mask)| value & mask));
+            // Flows are far fewer than 2^32.
+            index.entry(hash).or_default().push(entry as u32);
+        }
+        joint.indexed = self.entries.len();
+        let hash = hash_of(self.words.iter().zip(&masks).map(|((word, _), mask)| cube.value[*word] & mask));
+        let found = index.get(&hash).map_or(&[][..], Vec::as_slice);
+        for entry in found.iter().map(|entry| *entry as usize) {
+            let Entry { candidate, rank: own } = self.entries[entry];
+            let values = &self.values[entry * stride..(entry + 1) * stride];
+            if own >= rank && meets(&self.words, values, cube) {
+                met.push((candidate as usize, own));
+            }
+        }
+    }
+
+    fn scan(&self, cube: &Cube, rank: u32, met: &mut Vec<(usize, u32)>) {
+        let stride = self.words.len().max(1);
+        if self.words.is_empty() {
+            met.extend(self.entries.iter().map(|entry| (entry.candidate as usize, entry.rank)));
+            return;
+        }
+        for (entry, values) in self.entries.iter().zip(self.values.chunks_exact(stride)) {
+            if entry.rank >= rank && meets(&self.words, values, cube) {
+                met.push((entry.candidate as usize, entry.rank));
+            }
+        }
+    }
+}
+
+/// Whether an entry's values agree with the cube where both ask.
+fn meets(words: &[(usize, u64)], values: &[u64], cube: &Cube) -> bool {
+    let mut pairs = words.iter().zip(values);
+    pairs.all(|((word, mask), value)| (value ^ cube.value[*word]) & mask & cube.mask[*word] == 0)
+}
