@@ -9,7 +9,7 @@ use super::segment::{Segment, Template};
 use super::tap::{Books, Tap};
 use super::{EnginePort, flush_failed};
 use crate::clock;
-use crate::limits::{ETHERNET_BYTES, MAX_SGE, MAX_TSO_BYTES};
+use crate::limits::{ETHERNET_BYTES, MAX_SGE, MAX_TSO_BYTES, MAX_TSO_SEGMENTS};
 use crate::memory::MemoryTable;
 use crate::nic::Nic;
 use crate::state::{QpKind, QpState, SendState, State};
@@ -199,7 +199,9 @@ fn send_segments(
     let segment_bytes = usize::from(header.segment_bytes);
     let frame_bytes = headers.len() + segment_bytes;
     let (parts, stream_bytes) = resolve(send, slot, memory)?;
-    if segment_bytes == 0 || frame_bytes > way.port.max_frame_bytes || stream_bytes > MAX_TSO_BYTES as usize {
+    let segments = stream_bytes.div_ceil(segment_bytes.max(1));
+    let bounded = stream_bytes <= MAX_TSO_BYTES as usize && segments <= MAX_TSO_SEGMENTS as usize;
+    if segment_bytes == 0 || frame_bytes > way.port.max_frame_bytes || !bounded {
         return Err(Status::LocalLength);
     }
     // What a device does with a stream of something else is not documented; one that looks at the headers can only

@@ -55,8 +55,8 @@ pub(super) const ALL_QP_ATTRIBUTES: u32 = IBV_QP_INIT_ATTR_PD
     | IBV_QP_INIT_ATTR_RX_HASH
     | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
 
-/// What a raw packet queue pair can be made with. Nothing that is sent comes back, so there is no multicast loopback to be
-/// blocked; and a CPU writes whole cache lines anyway.
+/// What a raw packet queue pair can be made with. The device itself brings back nothing that is sent, so there is no
+/// multicast loopback to be blocked; and a CPU writes whole cache lines anyway.
 pub(super) const ALL_RAW_FLAGS: u32 = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
     | IBV_QP_CREATE_SCATTER_FCS
     | IBV_QP_CREATE_CVLAN_STRIPPING

@@ -10,7 +10,7 @@ use super::Object;
 use super::answer::{EINVAL, ENOMEM, EOPNOTSUPP, Errno, Verb, known_bits};
 use super::qp::{Plain, SoftQp};
 use super::receive::{refuse, write_elements};
-use crate::limits::ETHERNET_BYTES;
+use crate::limits::{ETHERNET_BYTES, MAX_TSO_SEGMENTS};
 use crate::ring::Producer;
 use crate::work::{
     Element, SEND_CHECKSUM, SEND_HEADER_BYTES, SEND_INLINE, SEND_SEGMENTS, SEND_SIGNALED, SendHeader,
@@ -185,8 +185,12 @@ impl SendPoster {
         if count > self.shape.max_sge || (count > 0 && list.is_null()) {
             return Err(EINVAL);
         }
-        if header.flags & SEND_SEGMENTS != 0 && stream_bytes(list, count) > u64::from(self.max_tso_bytes) {
-            return Err(EINVAL);
+        if header.flags & SEND_SEGMENTS != 0 {
+            let bytes = stream_bytes(list, count);
+            let segments = bytes.div_ceil(u64::from(header.segment_bytes));
+            if bytes > u64::from(self.max_tso_bytes) || segments > u64::from(MAX_TSO_SEGMENTS) {
+                return Err(EINVAL);
+            }
         }
         let elements =
             NonNull::slice_from_raw_parts(self.body().cast::<Element>(), self.shape.max_sge as usize);

@@ -189,6 +189,11 @@ fn requests_that_make_no_sense_are_not_taken() {
     );
     let long = [memory.element(0, 1 << 17), memory.element(0, 1 << 17), memory.element(0, 1)];
     assert_eq!(post(&raw, &qp, &mut whole, 1000, &mut long.clone(), 0), libc::EINVAL, "max_tso");
+    assert_eq!(
+        post(&raw, &qp, &mut whole, 1, &mut [memory.element(0, 4097)], 0),
+        libc::EINVAL,
+        "4097 segments"
+    );
     let plain = sender(&raw, 0);
     assert_eq!(post(&raw, &plain, &mut whole, 1000, &mut list(), 0), libc::EINVAL, "no max_tso_header");
     assert!(sent(&raw).is_empty());
