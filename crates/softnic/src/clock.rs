@@ -9,7 +9,16 @@ const NANOSECONDS_PER_KILOHERTZ: u64 = 1_000_000;
 
 /// Now, in nanoseconds since 1970.
 pub(crate) fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Realtime);
+    read_ns(ClockId::Realtime)
+}
+
+/// Now on a clock that nobody sets, for periods.
+pub(crate) fn steady_ns() -> u64 {
+    read_ns(ClockId::Monotonic)
+}
+
+fn read_ns(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     seconds.wrapping_mul(1_000_000_000).wrapping_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }

@@ -9,8 +9,8 @@ use ibverbs_sys::{
     IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
     IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN,
     IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_SLID, ibv_ack_cq_events, ibv_comp_channel, ibv_cq, ibv_cq_ex,
-    ibv_cq_init_attr_ex, ibv_create_cq, ibv_destroy_comp_channel, ibv_destroy_cq, ibv_get_cq_event,
-    ibv_moderate_cq, ibv_modify_cq_attr, ibv_poll_cq_attr, ibv_values_ex,
+    ibv_cq_init_attr_ex, ibv_create_cq, ibv_destroy_comp_channel, ibv_destroy_cq, ibv_device_attr_ex,
+    ibv_get_cq_event, ibv_moderate_cq, ibv_modify_cq_attr, ibv_poll_cq_attr, ibv_values_ex,
 };
 
 use super::super::{channel, context, cq, cq_notify, cq_poll, cq_resize, qp};
@@ -505,6 +505,63 @@ fn each_personality_refuses_what_its_hardware_refuses() {
         ];
         let errnos = outcomes.map(|outcome| outcome.err().unwrap_or(0));
         assert_eq!(errnos, expected, "{personality}");
+    }
+}
+
+#[test]
+fn a_queue_has_the_readers_that_were_asked_for_and_no_others() {
+    let raw = Raw::new();
+    let readers = |wc_flags: u64| {
+        let cq = create_ex(&raw, |attr| attr.wc_flags = wc_flags).unwrap();
+        // SAFETY: a live queue, whose functions do not change.
+        let cq = unsafe { *cq };
+        assert!(cq.start_poll.is_some() && cq.next_poll.is_some() && cq.end_poll.is_some());
+        assert!(cq.read_opcode.is_some() && cq.read_vendor_err.is_some() && cq.read_wc_flags.is_some());
+        assert!(cq.read_tm_info.is_none(), "tag matching is not for raw packets");
+        [
+            cq.read_byte_len.is_some(),
+            cq.read_imm_data.is_some(),
+            cq.read_qp_num.is_some(),
+            cq.read_src_qp.is_some(),
+            cq.read_slid.is_some(),
+            cq.read_sl.is_some(),
+            cq.read_dlid_path_bits.is_some(),
+            cq.read_completion_ts.is_some(),
+            cq.read_cvlan.is_some(),
+            cq.read_flow_tag.is_some(),
+            false,
+            cq.read_completion_wallclock_ns.is_some(),
+        ]
+    };
+    assert_eq!(readers(0), [false; 12]);
+    for bit in (0..12).filter(|bit| *bit != 10) {
+        let mut expected = [false; 12];
+        expected[bit] = true;
+        assert_eq!(readers(1 << bit), expected, "enum ibv_create_cq_wc_flags, bit {bit}");
+    }
+}
+
+#[test]
+fn the_device_says_what_its_personality_has() {
+    for (personality, clock_khz, timestamp_bits, period_us, max_cqe) in [
+        (Personality::Ideal, 1_000_000, 64, u16::MAX, 1 << 22),
+        (Personality::Mlx5, 156_250, 63, 4095, (1 << 22) - 1),
+        (Personality::Mlx4, 427_000, 48, u16::MAX, (1 << 22) - 1),
+    ] {
+        let raw = Raw::with_personality(personality);
+        let mut attr = ibv_device_attr_ex::default();
+        let bytes = size_of::<ibv_device_attr_ex>();
+        // SAFETY: a live context and a whole struct.
+        assert_eq!(
+            unsafe { context::query_device_ex(raw.context, std::ptr::null(), &raw mut attr, bytes) },
+            0
+        );
+        assert_eq!(attr.hca_core_clock, clock_khz, "{personality}");
+        assert_eq!(attr.completion_timestamp_mask.count_ones(), timestamp_bits);
+        assert_eq!(attr.cq_mod_caps.max_cq_period, period_us);
+        assert_eq!(attr.orig_attr.max_cqe, max_cqe);
+        // SAFETY: a live context.
+        assert_eq!(unsafe { (*raw.context).num_comp_vectors }, 8);
     }
 }
 
