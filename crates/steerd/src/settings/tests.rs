@@ -126,6 +126,7 @@ fn a_mistake_in_the_file_is_named_with_its_place_and_key() {
         ("[workers]\npages = [\"huge_3m\"]\n", ":2:", ["workers.pages", "huge_2m"]),
         ("[http]\nlisten = \"nowhere\"\n", ":2:10: ", ["http.listen", "127.0.0.1:9464"]),
         ("[log]\ntarget = \"sterr\"\n", ":2:10: ", ["log.target", "did you mean `stderr`?"]),
+        ("[softnic]\npersonality = \"ideel\"\n", ":2:15: ", ["softnic.personality", "did you mean `ideal`?"]),
         ("[device]\nname = \n", ":2:", ["device.name", ""]),
         (
             "[[softnic.ports]]\nwire = { kind = \"generater\" }\n",
