@@ -1,4 +1,4 @@
-//! The part of a personality's table that is about flows: what [`crate::provider::flow_attr`] asks while it reads a block.
+//! The part of a personality's table that is about flows: what `provider::flow_attr` asks while it reads a block.
 
 use ibverbs_sys::ibv_flow_spec_type;
 

@@ -78,7 +78,7 @@ pub(crate) unsafe fn read(attr: *const ibv_flow_attr, rules: &FlowRules) -> Verb
 /// # Safety
 /// `specs` is the start of `count` specs, each as long as it says.
 unsafe fn extent(specs: *const u8, count: u8) -> Verb<usize> {
-    /// The longest spec of verbs.h takes 80 bytes.
+    /// The longest spec of verbs.h takes 88 bytes.
     const LONGEST: u16 = 256;
     let mut bytes = 0;
     for _ in 0..count {
