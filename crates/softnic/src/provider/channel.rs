@@ -27,9 +27,9 @@ pub(crate) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -
         if channel.is_null() {
             return Err(ENOMEM);
         }
-        let mut state = soft.nic().control();
-        sweep(&mut state);
         let native = channel.addr() as u64;
+        let mut state = soft.nic().control();
+        sweep(&mut state, native);
         let entry = ChannelState { owner: soft.slot, users: 0, native, events };
         if state.channels.insert(entry).is_none() {
             // SAFETY: allocated above and handed to no one.
@@ -43,9 +43,12 @@ pub(crate) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -
     })
 }
 
-/// Forgets the channels that the library has destroyed.
-fn sweep(state: &mut State) {
-    let is_gone = |channel: &ChannelState| channel.users == 0 && channel.events.is_abandoned();
+/// Forgets the channels that the library has destroyed: it closed their descriptor, or its place in memory is that of a
+/// new one (a child process may still hold the descriptor).
+fn sweep(state: &mut State, new: u64) {
+    let is_gone = |channel: &ChannelState| {
+        channel.users == 0 && (channel.native == new || channel.events.is_abandoned())
+    };
     let gone: Vec<u32> =
         state.channels.iter().filter(|(_, channel)| is_gone(channel)).map(|(slot, _)| slot).collect();
     for slot in gone {
