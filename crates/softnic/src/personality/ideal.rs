@@ -116,8 +116,8 @@ pub(super) static RULES: Rules = Rules {
         },
     },
     queue_pair: QueuePairRules {
-        // A device for raw packets: there are no address handles that a datagram could be sent with.
-        datagrams: false,
+        // There are no address handles that a datagram could be sent with; who wants to is told before he tries.
+        datagram_states: false,
         attributes: Known { bits: ALL_QP_ATTRIBUTES, refusal: EOPNOTSUPP },
         // Only datagram queue pairs have another number to send from (ibv_create_qp_ex(3)).
         create_flags: Known { bits: ALL_RAW_FLAGS, refusal: EOPNOTSUPP },

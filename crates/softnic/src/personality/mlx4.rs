@@ -62,7 +62,8 @@ pub(super) static RULES: Rules = Rules {
         },
     },
     queue_pair: QueuePairRules {
-        datagrams: true,
+        // kernel core/verbs.c, `qp_state_table`.
+        datagram_states: true,
         // rdma-core verbs.c: MLX4_CREATE_QP_SUP_COMP_MASK, ENOTSUP; RSS before it. No sending by `ibv_qp_ex`.
         attributes: Known {
             bits: IBV_QP_INIT_ATTR_PD

@@ -65,7 +65,8 @@ pub(super) static RULES: Rules = Rules {
         },
     },
     queue_pair: QueuePairRules {
-        datagrams: true,
+        // kernel core/verbs.c, `qp_state_table`.
+        datagram_states: true,
         // rdma-core verbs.c, `create_qp`: MLX5_CREATE_QP_SUP_COMP_MASK (it leaves errno as it was).
         attributes: Known { bits: ALL_QP_ATTRIBUTES, refusal: EOPNOTSUPP },
         // kernel qp.c, `process_create_flags`: each flag by capability, all of which ConnectX-4 and later have.

@@ -150,9 +150,9 @@ pub(crate) struct Resources {
 
 /// Queue pairs with rings of their own.
 pub(crate) struct QueuePairRules {
-    /// Whether there are datagram queue pairs beside those for raw packets. They can be made, modified and queried, and
-    /// carry nothing: this device speaks Ethernet only.
-    pub(crate) datagrams: bool,
+    /// Whether datagram queue pairs have states beyond RESET. They can be made and queried, and carry nothing: this device
+    /// speaks Ethernet only.
+    pub(crate) datagram_states: bool,
     /// `ibv_qp_init_attr_ex.comp_mask`.
     pub(crate) attributes: Known,
     /// `create_flags` of a raw packet queue pair.

@@ -176,7 +176,7 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
     // SAFETY: the library passes a live context of this provider.
     let soft = unsafe { SoftContext::of(request.context) }?;
     let rules = soft.nic().rules();
-    check_type(request, rules.queue_pair.datagrams)?;
+    check_type(request, true)?;
     // SAFETY: NULL or a domain of this provider, by the verb's contract.
     let pd = unsafe { SoftPd::of(request.pd) }?;
     // SAFETY: NULL or a completion queue of this provider, by the verb's contract.

@@ -110,6 +110,9 @@ fn check(
         // The work queues of an RSS queue pair are what has states.
         return Err(EOPNOTSUPP);
     }
+    if object.datagram && !rules.queue_pair.datagram_states {
+        return Err(EOPNOTSUPP);
+    }
     let transition = if object.datagram { datagram_transition } else { raw_transition };
     let (required, optional) = transition(from, to).ok_or(EINVAL)?;
     known_bits(mask, STATE | required | optional, EINVAL)?;
