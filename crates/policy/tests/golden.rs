@@ -80,6 +80,16 @@ fn matches_that_contradict_themselves() {
 }
 
 #[test]
+fn slips_in_the_newer_headers() {
+    insta::assert_snapshot!(problems(include_str!("policies/header-slips.toml")));
+}
+
+#[test]
+fn tunnels_that_contradict_themselves() {
+    insta::assert_snapshot!(problems(include_str!("policies/tunnel-contradictions.toml")));
+}
+
+#[test]
 fn broken_toml_is_reported_where_it_breaks() {
     insta::assert_snapshot!(problems("version = 1\n[[rules]\nname = \"x\nmatch = { any = tru }\n"));
 }

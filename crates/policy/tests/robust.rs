@@ -117,6 +117,13 @@ fn apply(text: &str, edit: &Edit) -> String {
     chars.into_iter().collect()
 }
 
+/// Every key of a match, as the schema lists them.
+fn match_keys() -> Vec<String> {
+    let schema = policy::schema();
+    let keys = schema["$defs"]["match"]["properties"].as_object().expect("a match has keys");
+    keys.keys().cloned().collect()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
@@ -137,13 +144,30 @@ proptest! {
 
     #[test]
     fn any_value_of_any_key_is_survived(
-        key in prop::sample::select(vec![
-            "src_mac", "dst_mac", "ethertype", "vlan", "vlan_priority", "vlan_tpid", "inner_vlan", "family", "src",
-            "dst", "protocol", "tos", "dscp", "src_port", "dst_port", "fragment", "tcp_flags", "ip_options", "any",
-        ]),
+        key in prop::sample::select(match_keys()),
         value in "[0-9a-f:./x!,-]{0,20}",
+        negated in any::<bool>(),
+        inside in any::<bool>(),
     ) {
-        run(&format!("version = 1\n[[rules]]\nname = \"x\"\nmatch = {{ {key} = \"{value}\" }}\naction = \"drop\"\n"), "");
+        let value = if negated { format!("{{ not = \"{value}\" }}") } else { format!("\"{value}\"") };
+        let keys = format!("{key} = {value}");
+        let keys = if inside { format!("inner = {{ {keys} }}") } else { keys };
+        run(&format!("version = 1\n[[rules]]\nname = \"x\"\nmatch = {{ {keys} }}\naction = \"drop\"\n"), "");
+    }
+
+    #[test]
+    fn any_two_keys_together_are_survived(
+        keys in prop::collection::vec(prop::sample::select(match_keys()), 2..5),
+        value in prop::sample::select(vec!["0", "1", "47", "\"any\"", "\"none\"", "\"df\"", "\"syn\"", "\"10.0.0.0/8\"", "true",
+            "\"ipv6\"", "{ not = 1 }", "\"2001:db8::/32\"", "{ dst_port = 1 }", "\"key\"", "[1, 2]"]),
+        more in prop::sample::select(vec!["6", "17", "\"ipv4\"", "\"later\"", "{ not = \"::/0\" }", "4789", "0x0800"]),
+    ) {
+        let keys: Vec<String> = keys
+            .iter()
+            .enumerate()
+            .map(|(index, key)| format!("{key} = {}", if index % 2 == 0 { value } else { more }))
+            .collect();
+        run(&format!("version = 1\n[[rules]]\nname = \"x\"\nmatch = {{ {} }}\naction = \"drop\"\n", keys.join(", ")), "");
     }
 }
 
@@ -261,4 +285,60 @@ fn set_files_that_are_no_files_are_refused() {
         assert_eq!(is_refused, file != "missing.txt", "{problems}");
     }
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// The longest that one text may take, however it is made: a release build takes a fraction of a second.
+const TEXT_TIME: std::time::Duration = std::time::Duration::from_secs(10);
+
+#[test]
+fn no_text_takes_long() {
+    let rule = |matches: &str| format!("version = 1\n[[rules]]\nname = \"x\"\nmatch = {{ {matches} }}\naction = \"drop\"\n");
+    let many = |item: &str, count: usize| item.repeat(count);
+    let deep = |open: &str, close: &str| format!("{}1{}", many(open, 50_000), many(close, 50_000));
+    let sets: String = (0..20_000).map(|index| format!("s{index} = [{index}]\n")).collect();
+    let names: String = (0..20_000).map(|index| format!("\"s{index}\", ")).collect();
+    let groups: String = (0..2_000).map(|index| format!("[groups.g{index}]\nworkers = [0]\n")).collect();
+    let steers: String = (0..20_000)
+        .map(|index| format!("[[rules]]\nname = \"r{index}\"\nmatch = {{ any = true }}\naction = \"steer h{index}\"\n"))
+        .collect();
+    let variables: String = (0..20_000).map(|index| format!("v{index} = {index}\n")).collect();
+    for (what, text) in [
+        ("nested lists", rule(&format!("dst_port = {}", deep("[", "]")))),
+        ("nested negations", rule(&format!("dst_port = {}", deep("{ not = ", " }")))),
+        ("nested packets", rule(&deep("inner = { ttl = 1, ", " }"))),
+        ("dotted keys", format!("version = 1\n{}x = 1\n", many("a.", 100_000))),
+        ("many sets", format!("version = 1\n[sets]\n{sets}{}", &rule(&format!("dst_port = [{names}]"))[12..])),
+        ("unknown groups", format!("version = 1\n{groups}{steers}")),
+        ("exclusions", rule(&format!("dst_port = [{}]", many("{ not = 1 }, ", 100_000)))),
+        ("addresses", rule(&format!("src = [{}]", many("\"10.0.0.1\", { not = \"10.0.0.1\" }, ", 100_000)))),
+        ("masks", rule(&format!("src_mac = [{}]", many("\"00:00:00:00:00:01\", { not = \"02:00:00:00:00:00/02:00:00:00:00:00\" }, ", 30_000)))),
+        ("flags", rule(&format!("tcp_flags = [{}]", many("\"syn,!ack\", ", 100_000)))),
+        ("unknown variables", format!("version = 1\n[variables]\n{variables}{}", &rule(&format!("dst_port = [{}]", many("\"${w1}\", ", 100_000)))[12..])),
+        ("one long text", rule(&format!("dst_port = \"{}\"", many("${a}", 500_000)))),
+        ("open variables", rule(&format!("dst_port = \"{}\"", many("${", 500_000)))),
+        ("unclosed", many("[", 100_000)),
+        ("newlines", many("\n", 2_000_000)),
+        ("equal signs", many("=\n", 200_000)),
+    ] {
+        let started = std::time::Instant::now();
+        let result = policy::parse(&Source::new("long.toml", text), &policy::NoFiles);
+        let time = started.elapsed();
+        assert!(time < TEXT_TIME, "{what}: {time:?}");
+        assert!(result.is_err() || what == "exclusions" || what == "addresses" || what == "flags" || what == "many sets" || what == "masks", "{what}");
+    }
+}
+
+#[test]
+fn the_values_of_all_rules_have_a_limit() {
+    let values: String = (0..100_000u32).map(|index| format!("{}\n", index % 65_536)).collect();
+    let files = BTreeMap::from([("x.txt".to_owned(), values)]);
+    let mut text = "version = 1\n[sets]\nx = { file = \"x.txt\" }\n".to_owned();
+    for index in 0..400 {
+        text.push_str(&format!("[[rules]]\nname = \"r{index}\"\nmatch = {{ dst_port = \"x\" }}\naction = \"drop\"\n"));
+    }
+    let started = std::time::Instant::now();
+    let problems = policy::parse(&Source::new("large.toml", text), &files).unwrap_err();
+    assert_eq!(problems.list.len(), 1, "{problems}");
+    assert!(problems.list[0].message.contains("more than 16777216 values together"), "{problems}");
+    assert!(started.elapsed() < TEXT_TIME, "{:?}", started.elapsed());
 }

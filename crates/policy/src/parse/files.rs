@@ -52,7 +52,9 @@ impl<'l> Files<'l> {
 
     /// The text of a file, named as in a file of `self.folder`.
     pub(super) fn load(&mut self, name: &str) -> io::Result<Source> {
-        let path = self.folder.join(name);
+        // Loaders that are no file system know a name by one spelling.
+        let path: PathBuf =
+            self.folder.join(name).components().filter(|part| *part != Component::CurDir).collect();
         let source = self.loader.load(&path.to_string_lossy())?;
         match self.bytes_left.checked_sub(source.text.len() as u64) {
             Some(left) => {
@@ -80,6 +82,8 @@ pub(super) struct Walk<'t, 'r, 'l> {
     /// How each file is told from others.
     seen: BTreeSet<PathBuf>,
     taken: usize,
+    /// Whether every file was read: names of one that was not would all be unknown.
+    is_whole: bool,
 }
 
 impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
@@ -90,13 +94,14 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
         variables: &'r mut Variables<'t>,
     ) -> Self {
         let (found, path, seen) = (Vec::new(), Vec::new(), BTreeSet::new());
-        Self { shelf, reader, files, variables, found, path, seen, taken: 0 }
+        Self { shelf, reader, files, variables, found, path, seen, taken: 0, is_whole: true }
     }
 
-    /// All files, in the order in which their rules are read; what is wrong was reported.
-    pub(super) fn all(mut self, main: Arc<Source>) -> Vec<File<'t>> {
+    /// All files, in the order in which their rules are read; `None` if one of them could not be read, which
+    /// was reported.
+    pub(super) fn all(mut self, main: Arc<Source>) -> Option<Vec<File<'t>>> {
         self.visit(main, PathBuf::new());
-        self.found
+        self.is_whole.then_some(self.found)
     }
 
     fn visit(&mut self, source: Arc<Source>, folder: PathBuf) {
@@ -105,7 +110,10 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
         let source = slot.get_or_init(|| source);
         self.reader.source = Arc::clone(source);
         self.seen.insert(identity(source));
-        let Some(document) = self.document(&source.text) else { return };
+        let Some(document) = self.document(&source.text) else {
+            self.is_whole = false;
+            return;
+        };
         let mut document = document.into_inner();
         if let Some(value) = document.get("variables") {
             self.variables.define(self.reader, value);
@@ -137,6 +145,8 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
         for value in list {
             self.reader.source = Arc::clone(source);
             let Some(name) = self.reader.string(value, "an included file") else { continue };
+            // Until it is read.
+            let was_whole = std::mem::replace(&mut self.is_whole, false);
             if self.path.len() > MAX_INCLUDE_DEPTH {
                 let message = format!("files include one another more than {MAX_INCLUDE_DEPTH} deep");
                 self.reader.error_with(value.span(), message, "too deep", "include it further up");
@@ -149,7 +159,10 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
             }
             self.files.folder = folder.to_owned();
             match self.files.load(name) {
-                Ok(included) => self.included(included, value, folder.join(name)),
+                Ok(included) => {
+                    self.is_whole = was_whole;
+                    self.included(included, value, folder.join(name));
+                }
                 Err(error) => {
                     let message = format!("cannot read the included file: {error}");
                     let hint = "the name is relative to the file that says it";

@@ -56,16 +56,17 @@ impl Groups {
     pub(super) fn find(&self, reader: &mut Reader, name: &str, value: &Value<'_>) -> Option<GroupId> {
         let found = self.index.get(name).copied();
         if found.is_none() {
-            let names = || self.list.iter().map(|group| group.name.as_str());
-            let hint = match nearest(name, names()) {
-                Some(near) => format!("did you mean `{near}`?"),
-                None if self.list.is_empty() => {
-                    format!("the policy has no groups: add [groups.{}]", shortened(name))
-                }
-                None => format!("the groups are {}", first_names(names())),
-            };
-            let message = format!("unknown group `{}`", shortened(name));
-            reader.error_with(value.span(), message, "no such group", hint);
+            reader.error_late(value.span(), || {
+                let names = || self.list.iter().map(|group| group.name.as_str());
+                let hint = match nearest(name, names()) {
+                    Some(near) => format!("did you mean `{near}`?"),
+                    None if self.list.is_empty() => {
+                        format!("the policy has no groups: add [groups.{}]", shortened(name))
+                    }
+                    None => format!("the groups are {}", first_names(names())),
+                };
+                (format!("unknown group `{}`", shortened(name)), "no such group".to_owned(), hint)
+            });
         }
         found
     }

@@ -70,9 +70,9 @@ pub fn parse_with(
     let shelf = Shelf::new();
     let mut variables = Variables::given(&options.variables);
     let mut files = Files::new(loader);
-    let mut found = Walk::new(&shelf, &mut reader, &mut files, &mut variables).all(Arc::clone(&source));
+    let found = Walk::new(&shelf, &mut reader, &mut files, &mut variables).all(Arc::clone(&source));
     let mut policy = None;
-    if !reader.diagnostics.has_errors() {
+    if let Some(mut found) = found {
         for file in &mut found {
             reader.source = Arc::clone(&file.source);
             variables.substitute_all(&mut reader, &mut file.document, &["variables", "includes"]);

@@ -39,17 +39,16 @@ pub(super) fn read(
         reader.error_with(value.span(), message, format!("{} labels", items.len()), hint);
         return None;
     }
-    let mut stack = Vec::new();
-    for (depth, item) in items.iter().enumerate() {
-        let entry = entry(reader, item, sets)?;
-        if entry.bottom == Some(true) && depth + 1 < items.len() {
-            let hint = "leave out the labels below it";
-            reader.error_with(item.span(), "nothing is below the bottom of the stack", "not the last", hint);
-            return None;
-        }
-        stack.push(entry);
+    // Each is read, also behind a wrong one, so that all problems are told at once.
+    let stack: Vec<Option<MplsEntry>> = items.iter().map(|item| entry(reader, item, sets)).collect();
+    let above = items.iter().zip(&stack).take(items.len() - 1);
+    for (item, _) in above.filter(|(_, entry)| entry.as_ref().is_some_and(|entry| entry.bottom == Some(true)))
+    {
+        let hint = "leave out the labels below it";
+        reader.error_with(item.span(), "nothing is below the bottom of the stack", "not the last", hint);
+        return None;
     }
-    Some(stack)
+    stack.into_iter().collect()
 }
 
 fn entry(reader: &mut Reader, value: &Value<'_>, sets: &mut Sets) -> Option<MplsEntry> {

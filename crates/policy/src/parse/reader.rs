@@ -14,6 +14,8 @@ use crate::policy::MAX_NAME_BYTES;
 use crate::schema::keys;
 use crate::source::Source;
 
+use super::sets::shortened;
+
 pub(super) type Value<'t> = Spanned<DeValue<'t>>;
 pub(super) type Table<'t> = DeTable<'t>;
 pub(super) type Key<'t> = Spanned<Cow<'t, str>>;
@@ -52,6 +54,15 @@ impl Reader {
         self.diagnostics.push_with(Severity::Error, || place.error(message, label).hint(hint));
     }
 
+    /// The same where finding the words takes long: they are sought only if the error is listed.
+    pub(super) fn error_late(&mut self, span: Range<usize>, words: impl FnOnce() -> (String, String, String)) {
+        let place = self.place(span);
+        self.diagnostics.push_with(Severity::Error, || {
+            let (message, label, hint) = words();
+            place.error(message, label).hint(hint)
+        });
+    }
+
     pub(super) fn push(&mut self, diagnostic: Diagnostic) {
         self.diagnostics.push(diagnostic);
     }
@@ -64,17 +75,14 @@ impl Reader {
         for (key, _) in entries(table) {
             let name: &str = key.get_ref();
             if !known.iter().any(|known| known.name == name) {
-                let names = || known.iter().map(|known| known.name);
-                let hint = match nearest(name, names()) {
-                    Some(near) => format!("did you mean `{near}`?"),
-                    None => format!("{of} has {}", names().collect::<Vec<_>>().join(", ")),
-                };
-                self.error_with(
-                    key.span(),
-                    format!("unknown key `{name}`"),
-                    "not a key of the language",
-                    hint,
-                );
+                self.error_late(key.span(), || {
+                    let names = || known.iter().map(|known| known.name);
+                    let hint = match nearest(name, names()) {
+                        Some(near) => format!("did you mean `{near}`?"),
+                        None => format!("{of} has {}", names().collect::<Vec<_>>().join(", ")),
+                    };
+                    (format!("unknown key `{}`", shortened(name)), "not a key of the language".to_owned(), hint)
+                });
             }
         }
     }

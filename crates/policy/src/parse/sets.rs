@@ -219,6 +219,8 @@ impl<T> List<'_, T> {
         let text = text.trim();
         match (self.kind.parse)(text) {
             Ok(literal) => values.push(literal),
+            // A variable that could not be put in place, which was reported.
+            Err(_) if text.contains("${") => {}
             Err(refused) => match sets.index.get(text) {
                 Some(set) => return self.expand(&mut sets.list[*set], reader, value, values),
                 None => {

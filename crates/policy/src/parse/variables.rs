@@ -26,7 +26,8 @@ pub(super) struct Variables<'t> {
 }
 
 struct Variable<'t> {
-    value: DeValue<'t>,
+    /// `None` if its definition is broken, which was reported.
+    value: Option<DeValue<'t>>,
     /// Where its default stands; `None` if only the caller gives it.
     place: Option<Place>,
     is_given: bool,
@@ -42,7 +43,7 @@ impl<'t> Variables<'t> {
                 Ok(value) if value.is_integer() || value.is_bool() || value.is_array() => value,
                 _ => DeValue::String(text.as_str().into()),
             };
-            (name.clone(), Variable { value, place: None, is_given: true, used: false })
+            (name.clone(), Variable { value: Some(value), place: None, is_given: true, used: false })
         });
         Self { known: known.collect(), left: MAX_SUBSTITUTED_BYTES }
     }
@@ -52,14 +53,14 @@ impl<'t> Variables<'t> {
         let Some(table) = reader.table(value, "`variables`") else { return };
         for (key, value) in entries(table) {
             let name: &str = key.get_ref();
-            if !reader.name_is_good(name, key.span(), "the variable") || !is_plain(reader, value) {
+            if !reader.name_is_good(name, key.span(), "the variable") {
                 continue;
             }
+            let value = is_plain(reader, value).then(|| value.get_ref().clone());
             let place = Some(reader.place(key.span()));
             match self.known.get_mut(name) {
                 Some(known) => known.place = known.place.take().or(place),
                 None => {
-                    let value = value.get_ref().clone();
                     self.known
                         .insert(name.to_owned(), Variable { value, place, is_given: false, used: false });
                 }
@@ -139,15 +140,15 @@ impl<'t> Variables<'t> {
         if self.known.contains_key(name) {
             let variable = self.known.get_mut(name)?;
             variable.used = true;
-            return Some(&variable.value);
+            return variable.value.as_ref();
         }
-        let names = || self.known.keys().map(String::as_str);
-        let hint = match nearest(name, names()) {
-            Some(near) => format!("did you mean `{near}`?"),
-            None => "give it a value in [variables], or from outside".to_owned(),
-        };
-        let message = format!("unknown variable `{}`", shortened(name));
-        reader.error_with(span.clone(), message, "no such variable", hint);
+        reader.error_late(span.clone(), || {
+            let hint = match nearest(name, self.known.keys().map(String::as_str)) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => "give it a value in [variables], or from outside".to_owned(),
+            };
+            (format!("unknown variable `{}`", shortened(name)), "no such variable".to_owned(), hint)
+        });
         None
     }
 

@@ -1,0 +1,415 @@
+//! What the words of the language mean for packets: real frames through the real parser against one match at
+//! a time. And what stands around matches: negation, priorities, included files and variables.
+
+use std::collections::BTreeMap;
+
+use packet::build::FrameBuilder;
+use packet::{DeepKey, FlowKey};
+use policy::policy::{Action, Direction, Policy};
+use policy::{Diagnostic, Diagnostics, LoadOptions, NoFiles, Predicate, Source};
+
+type Files = BTreeMap<String, String>;
+
+fn with(text: &str, files: &Files, options: &LoadOptions) -> Result<(Policy, Vec<Diagnostic>), Diagnostics> {
+    policy::parse_with(&Source::new("main.toml", text), files, options)
+}
+
+fn files(list: &[(&str, &str)]) -> Files {
+    list.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
+}
+
+fn good(text: &str, files: &Files) -> Policy {
+    with(text, files, &LoadOptions::default()).unwrap_or_else(|problems| panic!("{problems}\n{text}")).0
+}
+
+fn problems(text: &str, files: &Files) -> String {
+    with(text, files, &LoadOptions::default()).expect_err(text).to_string()
+}
+
+fn rule(name: &str, matches: &str) -> String {
+    format!("[[rules]]\nname = \"{name}\"\nmatch = {{ {matches} }}\naction = \"drop\"\n")
+}
+
+fn predicate(matches: &str) -> Predicate {
+    let text = format!("version = 1\n{}", rule("x", matches));
+    let (policy, _) =
+        policy::parse(&Source::new("x.toml", text), &NoFiles).unwrap_or_else(|bad| panic!("{bad}"));
+    Predicate::of(&policy.rules[0].matches)
+}
+
+/// Whether a frame meets a match.
+fn meets(frame: &[u8], matches: &str) -> bool {
+    predicate(matches).matches_deep(&DeepKey::of(frame))
+}
+
+fn ipv4() -> FrameBuilder {
+    FrameBuilder::new().ip("10.0.0.1".parse().unwrap(), "192.0.2.1".parse().unwrap())
+}
+
+fn ipv6() -> FrameBuilder {
+    FrameBuilder::new().ip("2001:db8::1".parse().unwrap(), "2001:db8::2".parse().unwrap())
+}
+
+#[track_caller]
+fn table(frame: &[u8], wanted: &[(&str, bool)]) {
+    for (matches, is_met) in wanted {
+        assert_eq!(meets(frame, matches), *is_met, "{matches}: {}", predicate(matches));
+    }
+}
+
+#[test]
+fn negation_needs_the_header() {
+    let udp = ipv4().udp(1000, 80).build();
+    table(
+        &udp,
+        &[
+            ("dst_port = { not = 80 }", false),
+            ("dst_port = { not = [22, \"443-444\"] }", true),
+            ("dst_port = [\"1-100\", { not = 80 }]", false),
+            ("dst_port = [\"1-100\", { not = 81 }]", true),
+            ("src = { not = \"10.0.0.0/8\" }", false),
+            ("src = { not = \"2001:db8::/32\" }", true),
+            ("src = [\"10.0.0.0/8\", { not = \"10.0.0.0/31\" }]", false),
+            ("protocol = { not = \"tcp\" }", true),
+            ("ethertype = { not = \"arp\" }", true),
+            ("vlan = { not = 5 }", false),
+            ("tcp_flags = { not = \"syn\" }", false),
+            ("dst_mac = { not = \"multicast\" }", true),
+            ("fragment = { not = \"any\" }", true),
+            ("inner = { dst_port = { not = 80 } }", false),
+        ],
+    );
+    let arp = FrameBuilder::new().ether_type(packet::EtherType::ARP).payload(&[0; 28]).build();
+    table(
+        &arp,
+        &[
+            ("src = { not = \"10.0.0.0/8\" }", false),
+            ("ttl = { not = 0 }", false),
+            ("ethertype = { not = \"ipv4\" }", true),
+        ],
+    );
+    table(
+        &ipv6().tcp(1, 80, 0x02).build(),
+        &[
+            ("src = { not = \"10.0.0.0/8\" }", true),
+            ("tcp_flags = { not = [\"syn,ack\", \"rst\"] }", true),
+            ("tcp_flags = { not = [\"syn,!ack\", \"rst\"] }", false),
+        ],
+    );
+}
+
+#[test]
+fn macs_are_excluded_by_mask() {
+    let frame = |last: u8| {
+        let mac = |last| packet::MacAddr([2, 0, 0, 0, 0, last]);
+        FrameBuilder::new().ethernet(mac(last), mac(9)).payload(&[0; 46]).build()
+    };
+    let matches = "dst_mac = [\"02:00:00:00:00:00/ff:ff:ff:ff:ff:f0\", { not = [\"02:00:00:00:00:05\", \"02:00:00:00:00:08/ff:ff:ff:ff:ff:f8\"] }]";
+    for last in 0..=32 {
+        assert_eq!(meets(&frame(last), matches), last < 8 && last != 5, "{last}");
+    }
+}
+
+#[test]
+fn network_fields_are_read_where_they_are() {
+    let v4 = ipv4().tos(0xb9).udp(1, 2).build();
+    let key = FlowKey::of(&v4);
+    table(
+        &v4,
+        &[
+            ("dscp = \"ef\", ecn = \"ect1\"", true),
+            ("dscp = \"ef\", ecn = \"ce\"", false),
+            ("ecn = { not = \"ect1\" }", false),
+            ("tos = 0xb9", true),
+            ("traffic_class = 0xb9", false),
+            (&format!("ttl = {}", key.ttl), true),
+            (&format!("ttl = {{ not = {} }}", key.ttl), false),
+            (&format!("hop_limit = {}", key.ttl), false),
+            ("ip_flags = \"!mf\"", key.ip_flags & 1 == 0),
+            ("ip_flags = [\"df\", \"!df\"]", true),
+            ("ip_flags = \"mf\"", key.ip_flags & 1 == 1),
+            ("flow_label = \"0-0xfffff\"", false),
+        ],
+    );
+    let v6 = ipv6().tos(0xb8).udp(1, 2).build();
+    let key = FlowKey::of(&v6);
+    table(
+        &v6,
+        &[
+            ("traffic_class = 0xb8", true),
+            (&format!("hop_limit = {}", key.ttl), true),
+            (&format!("flow_label = {}", key.flow_label), true),
+            (&format!("flow_label = {{ not = {} }}", key.flow_label), false),
+            ("ip_flags = \"!mf\"", false),
+        ],
+    );
+    let piece = ipv4().fragment(0, true).udp(1, 2).build();
+    table(
+        &piece,
+        &[
+            ("fragment = [\"none\", \"first\"]", true),
+            ("fragment = { not = \"first\" }", false),
+            ("fragment = { not = \"later\" }", true),
+            ("ip_flags = \"mf\"", true),
+        ],
+    );
+}
+
+/// A key as `parse_tunnel` gives it, without a frame: every field on its own.
+#[test]
+fn tunnel_fields_are_read_where_they_are() {
+    use packet::{Layers, TunnelKey, TunnelLayers};
+    let key = |tunnel: TunnelKey| {
+        let outer = FlowKey { layers: Layers::IPV4, ether_type: 0x0800, ..FlowKey::default() };
+        DeepKey { outer, tunnel }
+    };
+    let meets = |tunnel, matches: &str| predicate(matches).matches_deep(&key(tunnel));
+    let esp = TunnelKey { layers: TunnelLayers::ESP, esp_spi: 7, esp_seq: 9, ..TunnelKey::default() };
+    assert!(meets(esp, "esp_spi = 7, esp_seq = \"9-10\""));
+    assert!(!meets(esp, "esp_spi = { not = 7 }") && !meets(esp, "vxlan_vni = 0"));
+    let gre = TunnelKey {
+        layers: TunnelLayers::GRE | TunnelLayers::GRE_KEY,
+        gre_flags: 0x2000,
+        gre_protocol: 0x0800,
+        gre_key: 5,
+        ..TunnelKey::default()
+    };
+    assert!(meets(gre, "gre_key = 5, gre_protocol = \"ipv4\", gre_flags = \"key,!checksum\""));
+    assert!(!meets(gre, "gre_flags = \"checksum\"") && !meets(gre, "gre_key = { not = 5 }"));
+    let keyless = TunnelKey { layers: TunnelLayers::GRE, gre_protocol: 0x0800, ..TunnelKey::default() };
+    assert!(!meets(keyless, "gre_key = 0") && meets(keyless, "gre_flags = \"!key\""));
+    let entry = |label: u32, tc: u32, bottom: u32, ttl: u32| label << 12 | tc << 9 | bottom << 8 | ttl;
+    let mpls = TunnelKey {
+        layers: TunnelLayers::MPLS,
+        mpls: [entry(100, 3, 0, 64), entry(200, 0, 1, 63), 0, 0],
+        mpls_depth: 2,
+        ..TunnelKey::default()
+    };
+    for (matches, is_met) in [
+        ("mpls = 100", true),
+        ("mpls = \"any\"", true),
+        ("mpls = [100, 200]", true),
+        ("mpls = [200]", false),
+        ("mpls = [[99, 100], \"any\"]", true),
+        ("mpls = [\"any\", \"any\", \"any\"]", false),
+        ("mpls = { not = 100 }", false),
+        ("mpls = [{ tc = 3, ttl = 64, bottom = false }, { label = 200, bottom = true }]", true),
+        ("mpls = { label = 100, bottom = true }", false),
+    ] {
+        assert_eq!(meets(mpls, matches), is_met, "{matches}");
+    }
+    let inner = TunnelKey {
+        layers: TunnelLayers::VXLAN | TunnelLayers::INNER | TunnelLayers::INNER_ETHERNET,
+        vxlan_vni: 5000,
+        inner_mpls: entry(7, 0, 1, 1),
+        inner: FlowKey::of(&ipv4().tcp(1, 443, 0x02).build()),
+        ..TunnelKey::default()
+    };
+    for (matches, is_met) in [
+        ("vxlan_vni = 5000, inner = { dst = \"192.0.2.0/24\", dst_port = 443 }", true),
+        ("vxlan_vni = { not = 5000 }", false),
+        ("inner = { any = true }", true),
+        ("inner = { dst_port = 80 }", false),
+        ("inner = { mpls = 7 }", true),
+        ("inner = { mpls = 8 }", false),
+        ("dst_port = 443", false),
+    ] {
+        assert_eq!(meets(inner, matches), is_met, "{matches}");
+    }
+    // Without an inner Ethernet header there is no inner type to be anything.
+    let bare = TunnelKey { layers: TunnelLayers::IP_IN_IP | TunnelLayers::INNER, ..TunnelKey::default() };
+    assert!(
+        meets(bare, "inner = { any = true }") && !meets(bare, "inner = { ethertype = { not = \"arp\" } }")
+    );
+}
+
+#[test]
+fn what_needs_the_tunnel_says_so() {
+    assert!(predicate("inner = { any = true }").needs_tunnel());
+    assert!(predicate("mpls = \"any\"").needs_tunnel());
+    assert!(!predicate("protocol = \"gre\"").needs_tunnel());
+    // Where nobody looked into the tunnel nothing about it is met.
+    assert!(!predicate("vxlan_vni = 0").matches(&FlowKey::default()));
+    let shown = predicate("vxlan_vni = 5, inner = { dst_port = 80 }").to_string();
+    assert_eq!(
+        shown,
+        "any and vxlan+inner and vxlan_vni 5 and inner tcp|udp and inner dst_port 80"
+            .trim_start_matches("any and ")
+    );
+}
+
+#[test]
+fn priorities_sort_before_the_text() {
+    let text = [
+        "version = 1\n".to_owned(),
+        rule("a", "tos = 1"),
+        rule("b", "tos = 2") + "priority = -5\n",
+        rule("c", "tos = 3"),
+        rule("d", "tos = 4") + "priority = -5\n",
+    ]
+    .concat();
+    let names: Vec<String> = good(&text, &Files::new()).rules.into_iter().map(|rule| rule.name).collect();
+    assert_eq!(names, ["b", "d", "a", "c"]);
+}
+
+#[test]
+fn actions_and_directions() {
+    let text = "version = 1\ndefault_multicast = \"g\"\n[groups.g]\nworkers = [0]\n\
+        [[rules]]\nname = \"a\"\nmatch = { any = true }\naction = { copy = \"g\" }\n\
+        [[rules]]\nname = \"b\"\nmatch = { any = true }\naction = \"sniff g\"\n\
+        [[rules]]\nname = \"c\"\nmatch = { any = true }\naction = \"kernel\"\n\
+        [[rules]]\nname = \"d\"\nmatch = { any = true }\naction = \"pass\"\ndirection = \"egress\"\n";
+    let rules = good(text, &Files::new()).rules;
+    let group = policy::GroupId(0);
+    let actions: Vec<_> = rules.iter().map(|rule| (rule.action, rule.direction)).collect();
+    let ingress = Direction::Ingress;
+    assert_eq!(
+        actions,
+        [
+            (Action::Copy(group), ingress),
+            (Action::Sniff(group), ingress),
+            (Action::Kernel, ingress),
+            (Action::Pass, Direction::Egress),
+            (Action::Steer(group), ingress),
+        ]
+    );
+    assert!(rules[4].multicast_default && rules[4].name == "default_multicast");
+}
+
+#[test]
+fn included_files_share_names_and_come_first() {
+    let files = files(&[
+        (
+            "lib/base.toml",
+            &format!(
+                "version = 1\nincludes = [\"sets/hosts.toml\"]\n[groups.g]\nworkers = [0]\n{}",
+                rule("base", "src = \"hosts\"")
+            ),
+        ),
+        ("lib/sets/hosts.toml", "version = 1\n[sets]\nhosts = { file = \"hosts.txt\" }\n"),
+        ("lib/sets/hosts.txt", "10.0.0.1\n"),
+    ]);
+    // The second time is no second reading.
+    let text = format!(
+        "version = 1\nincludes = [\"lib/base.toml\", \"lib/sets/hosts.toml\"]\ndefault = \"g\"\n{}",
+        rule("main", "dst = \"hosts\"")
+    );
+    let policy = good(&text, &files);
+    let names: Vec<&str> = policy.rules.iter().map(|rule| rule.name.as_str()).collect();
+    assert_eq!(names, ["base", "main"]);
+    assert_eq!(policy.rules[0].place.file(), "lib/base.toml");
+    assert_eq!(policy.source.name, "main.toml");
+}
+
+#[test]
+fn problems_are_told_in_their_own_file() {
+    let files = files(&[
+        (
+            "a.toml",
+            "version = 1\n[groups.g]\nworkers = [0]\n[[rules]]\nname = \"x\"\nmatch = { dst_prot = 1 }\naction = \"drop\"\n",
+        ),
+        ("b.toml", "version = 1\ndefault = \"drop\"\n[groups.g]\nworkers = [1]\n"),
+    ]);
+    let text = format!(
+        "version = 1\ndefault = \"kernel\"\nincludes = [\"a.toml\", \"b.toml\"]\n{}",
+        rule("x", "tos = 1")
+    );
+    let told = problems(&text, &files);
+    for wanted in [
+        "a.toml:6:11: error: unknown key `dst_prot` (did you mean `dst_port`?)",
+        "b.toml:3:9: error: a second group is called `g` (the first is on line 2 of a.toml)",
+        "main.toml:5:8: error: a second rule is called `x` (the first is on line 5 of a.toml)",
+        "main.toml:2:11: error: `default` is given twice (the first is on line 2 of b.toml)",
+    ] {
+        assert!(told.contains(wanted), "{wanted}\n{told}");
+    }
+}
+
+#[test]
+fn circles_and_missing_files_are_found() {
+    let circle = files(&[
+        ("a.toml", "version = 1\nincludes = [\"./b.toml\"]\n"),
+        ("b.toml", "version = 1\nincludes = [\"a.toml\"]\n"),
+        ("self.toml", "version = 1\nincludes = [\"x/../self.toml\"]\n"),
+        ("x/../self.toml", "version = 1\n"),
+    ]);
+    let told = problems("version = 1\nincludes = [\"a.toml\"]\n", &circle);
+    assert!(told.contains("`a.toml` includes `b.toml` includes `a.toml`"), "{told}");
+    assert!(told.starts_with("b.toml:2:13: error: files include one another"), "{told}");
+    let told = problems("version = 1\nincludes = [\"self.toml\"]\n", &circle);
+    assert!(told.contains("`self.toml` includes `x/../self.toml`"), "{told}");
+    let told =
+        problems("version = 1\nincludes = [\"main.toml\"]\n", &files(&[("main.toml", "version = 1\n")]));
+    assert!(told.contains("`main.toml` includes `main.toml`"), "{told}");
+    let told = problems("version = 1\nincludes = [\"none.toml\", 5]\n", &Files::new());
+    assert!(told.contains("cannot read the included file: no such file"), "{told}");
+    assert!(told.contains("an included file must be a string"), "{told}");
+}
+
+#[test]
+fn includes_have_limits() {
+    let chain: Files = (0..20)
+        .map(|index| (format!("{index}.toml"), format!("version = 1\nincludes = [\"{}.toml\"]\n", index + 1)))
+        .collect();
+    let told = problems("version = 1\nincludes = [\"0.toml\"]\n", &chain);
+    assert!(told.contains("more than 8 deep"), "{told}");
+    let wide: Files = (0..300).map(|index| (format!("{index}.toml"), "version = 1\n".to_owned())).collect();
+    let names: Vec<String> = (0..300).map(|index| format!("\"{index}.toml\"")).collect();
+    let told = problems(&format!("version = 1\nincludes = [{}]\n", names.join(", ")), &wide);
+    assert!(told.contains("at most 256 files"), "{told}");
+}
+
+fn given(list: &[(&str, &str)]) -> LoadOptions {
+    LoadOptions { variables: files(list) }
+}
+
+#[test]
+fn variables_are_put_in_place() {
+    let text = format!(
+        "version = 1\n[variables]\nport = 80\nhosts = [\"10.0.0.1\", \"10.0.0.2\"]\nnet = \"192.0.2\"\n{}",
+        rule("x", "dst_port = \"${port}\", src = \"${hosts}\", dst = \"${net}.0/24\", ttl = \"0-${ttl}\"")
+    );
+    let read = |list: &[(&str, &str)]| with(&text, &Files::new(), &given(list));
+    let (policy, warnings) = read(&[("ttl", "64"), ("net", "198.51.100")]).unwrap();
+    let matches = &policy.rules[0].matches;
+    assert_eq!(matches.dst_port.as_ref().unwrap().to_string(), "80");
+    assert_eq!(matches.src.as_ref().unwrap().to_string(), "10.0.0.1/32,10.0.0.2/32");
+    assert_eq!(matches.dst.as_ref().unwrap().to_string(), "198.51.100.0/24");
+    assert_eq!(matches.ttl.as_ref().unwrap().to_string(), "0-64");
+    assert!(warnings.is_empty(), "{warnings:?}");
+    // A list from outside, and one too many.
+    let (policy, warnings) = read(&[("ttl", "64"), ("port", "[1, 2]"), ("prot", "7")]).unwrap();
+    assert_eq!(policy.rules[0].matches.dst_port.as_ref().unwrap().to_string(), "1-2");
+    assert!(warnings[0].message.contains("`prot` is given a value and is never used"), "{warnings:?}");
+    let told = read(&[]).unwrap_err().to_string();
+    assert!(told.contains("main.toml:8:11") || told.contains("unknown variable `ttl`"), "{told}");
+}
+
+#[test]
+fn the_outermost_default_of_a_variable_wins() {
+    let files = files(&[(
+        "site.toml",
+        &format!(
+            "version = 1\n[variables]\nport = 1\nother = 9\n{}",
+            rule("x", "dst_port = [\"${port}\", \"${other}\"]")
+        ),
+    )]);
+    let text = "version = 1\nincludes = [\"${file}.toml\"]\n[variables]\nport = 2\nfile = \"site\"\n";
+    let ports = |list: &[(&str, &str)]| {
+        let (policy, _) = with(text, &files, &given(list)).unwrap_or_else(|bad| panic!("{bad}"));
+        policy.rules[0].matches.dst_port.as_ref().unwrap().to_string()
+    };
+    assert_eq!(ports(&[]), "2,9");
+    assert_eq!(ports(&[("port", "3")]), "3,9");
+}
+
+#[test]
+fn variables_have_a_budget() {
+    let hosts: Vec<String> =
+        (0..20_000).map(|index| format!("\"10.0.{}.{}\"", index / 256 % 256, index % 256)).collect();
+    let mut text = format!("version = 1\n[variables]\nhosts = [{}]\n", hosts.join(", "));
+    (0..200).for_each(|index| text.push_str(&rule(&format!("r{index}"), "src = \"${hosts}\"")));
+    let told = problems(&text, &Files::new());
+    assert!(told.contains("take more than 16777216 bytes"), "{told}");
+    assert_eq!(told.matches("bytes").count(), 1, "{told}");
+}
