@@ -8,7 +8,7 @@
 //! What `model` checks with loom, in every order of the two sides' steps that the memory model allows: a slot is read
 //! only after it was filled, and filled again only after it was read and given back; nothing is lost, doubled or out of
 //! order; a batch is seen whole or not at all. Run with
-//! `RUSTFLAGS="--cfg loom" cargo test -p softnic --lib ring --release`.
+//! `RUSTFLAGS="--cfg loom" cargo test -p softnic --lib ring:: --release`.
 
 mod indices;
 

@@ -2,6 +2,7 @@
 //! would pass.
 
 mod completion;
+mod completion_kinds;
 mod domains;
 mod events;
 mod extended;

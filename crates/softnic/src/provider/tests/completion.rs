@@ -1,4 +1,4 @@
-//! Completion queues beyond plain polling: channels and arming, moderation, resizing, overruns, clocks, vectors.
+//! Completion queues beyond plain polling: channels and arming, moderation, resizing.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -6,18 +6,14 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use ibverbs_sys::{
-    IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
-    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN,
-    IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_SLID, ibv_ack_cq_events, ibv_comp_channel, ibv_cq, ibv_cq_ex,
-    ibv_cq_init_attr_ex, ibv_create_cq, ibv_destroy_comp_channel, ibv_destroy_cq, ibv_device_attr_ex,
-    ibv_get_cq_event, ibv_moderate_cq, ibv_modify_cq_attr, ibv_poll_cq_attr, ibv_values_ex,
+    ibv_ack_cq_events, ibv_comp_channel, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_create_cq,
+    ibv_destroy_comp_channel, ibv_destroy_cq, ibv_get_cq_event, ibv_moderate_cq, ibv_modify_cq_attr,
 };
 
-use super::super::{channel, context, cq, cq_notify, cq_poll, cq_resize, qp};
+use super::super::{channel, cq, cq_notify, cq_resize, qp};
 use super::refusals::errno;
 use super::{LOCAL_WRITE, Memory, Raw, udp};
 use crate::Personality;
-use crate::abi::WorkCompletion;
 use crate::limits::MAX_CQE;
 
 /// What the queue of [`Waiter`] is given as its context.
@@ -107,13 +103,16 @@ fn new_channel(context: *mut ibverbs_sys::ibv_context) -> *mut ibv_comp_channel 
     channel
 }
 
-fn modify(cq: *mut ibv_cq, attr_mask: u32, moderate: ibv_moderate_cq) -> c_int {
+pub(super) fn modify(cq: *mut ibv_cq, attr_mask: u32, moderate: ibv_moderate_cq) -> c_int {
     let mut attr = ibv_modify_cq_attr { attr_mask, moderate };
     // SAFETY: a live queue and a whole struct.
     unsafe { cq_notify::modify_cq(cq, &raw mut attr) }
 }
 
-fn create_ex(raw: &Raw, change: impl FnOnce(&mut ibv_cq_init_attr_ex)) -> Result<*mut ibv_cq_ex, i32> {
+pub(super) fn create_ex(
+    raw: &Raw,
+    change: impl FnOnce(&mut ibv_cq_init_attr_ex),
+) -> Result<*mut ibv_cq_ex, i32> {
     let mut attr = ibv_cq_init_attr_ex { cqe: 64, ..ibv_cq_init_attr_ex::default() };
     change(&mut attr);
     // SAFETY: a live context and a whole struct.
@@ -121,12 +120,12 @@ fn create_ex(raw: &Raw, change: impl FnOnce(&mut ibv_cq_init_attr_ex)) -> Result
     if cq.is_null() { Err(errno()) } else { Ok(cq) }
 }
 
-fn resize(cq: *mut ibv_cq, entries: c_int) -> c_int {
+pub(super) fn resize(cq: *mut ibv_cq, entries: c_int) -> c_int {
     // SAFETY: a live queue.
     unsafe { cq_resize::resize_cq(cq, entries) }
 }
 
-fn size(cq: *mut ibv_cq) -> c_int {
+pub(super) fn size(cq: *mut ibv_cq) -> c_int {
     // SAFETY: a live queue.
     unsafe { (*cq).cqe }
 }
@@ -347,234 +346,4 @@ fn a_queue_that_overran_cannot_be_resized() {
     assert_eq!(waiter.raw.stats().cq_overrun, 1);
     assert_eq!(resize(waiter.raw.cq, 64), libc::EINVAL);
     assert_eq!(waiter.ids().len(), 4);
-}
-
-#[test]
-fn a_queue_that_ignores_overruns_loses_completions_and_lives() {
-    let raw = Raw::build(Personality::Ideal, |context| {
-        let mut attr = ibv_cq_init_attr_ex {
-            cqe: 4,
-            comp_mask: 1,
-            flags: IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
-            ..ibv_cq_init_attr_ex::default()
-        };
-        // SAFETY: a live context and a whole struct.
-        unsafe { ibverbs_create_cq_ex(context, &mut attr) }
-    });
-    let memory = raw.register(2048, LOCAL_WRITE);
-    for id in 0..8 {
-        raw.post_receive(id, &mut [memory.element(0, 2048)]);
-    }
-    raw.deliver((0..6).map(udp));
-    let stats = raw.stats();
-    assert_eq!((stats.delivered, stats.cq_overrun), (4, 2));
-    assert!(raw.unacknowledged().is_none());
-    assert_eq!(raw.poll().len(), 4);
-    raw.deliver((0..2).map(udp));
-    assert_eq!(raw.poll().len(), 2);
-}
-
-/// The verb as the library makes it, so that the queue is initialised.
-///
-/// # Safety
-/// A live context.
-unsafe fn ibverbs_create_cq_ex(
-    context: *mut ibverbs_sys::ibv_context,
-    attr: &mut ibv_cq_init_attr_ex,
-) -> *mut ibv_cq {
-    // SAFETY: by the contract of this function.
-    let cq = unsafe { cq::create_cq_ex(context, attr) };
-    assert!(!cq.is_null(), "{}", errno());
-    cq.cast()
-}
-
-/// Reads the only completion of a queue by iterating: (status, wall clock, ticks).
-fn read_clocks(cq: *mut ibv_cq_ex) -> (u32, u64, u64) {
-    let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
-    // SAFETY: a live queue.
-    let (start, end, wall, ticks) = unsafe {
-        let cq = &*cq;
-        (cq.start_poll, cq.end_poll, cq.read_completion_wallclock_ns, cq.read_completion_ts)
-    };
-    // SAFETY: a live queue and a whole struct.
-    assert_eq!(unsafe { start.unwrap()(cq, &raw mut attr) }, 0);
-    // SAFETY: within a poll, and so on below.
-    let wall_ns = wall.map_or(0, |read| unsafe { read(cq) });
-    // SAFETY: as above.
-    let ticks = unsafe { ticks.unwrap()(cq) };
-    // SAFETY: as above.
-    unsafe { end.unwrap()(cq) };
-    // SAFETY: a live queue.
-    (unsafe { (*cq).status }, wall_ns, ticks)
-}
-
-#[test]
-fn the_plain_verb_polls_an_extended_queue_but_not_in_the_middle_of_a_batch() {
-    let raw = Raw::build(Personality::Ideal, |context| {
-        // Without a lock, or the second poll would wait for the first.
-        let flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
-        let mut attr = ibv_cq_init_attr_ex { cqe: 4, comp_mask: 1, flags, ..ibv_cq_init_attr_ex::default() };
-        // SAFETY: a live context.
-        unsafe { ibverbs_create_cq_ex(context, &mut attr) }
-    });
-    let memory = raw.register(2048, LOCAL_WRITE);
-    for id in 0..3 {
-        raw.post_receive(id, &mut [memory.element(0, 2048)]);
-    }
-    raw.deliver((0..2).map(udp));
-    let cq = raw.cq.cast::<ibv_cq_ex>();
-    let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
-    // SAFETY: a live queue, whose functions do not change.
-    let ibv_cq_ex { start_poll, end_poll, .. } = unsafe { *cq };
-    let (start, end) = (start_poll.unwrap(), end_poll.unwrap());
-    // SAFETY: a live queue and a whole struct.
-    assert_eq!(unsafe { start(cq, &raw mut attr) }, 0);
-    let mut completion = [WorkCompletion::default()];
-    // SAFETY: a live queue and an array of one.
-    assert_eq!(unsafe { cq_poll::poll_cq(raw.cq, 1, completion.as_mut_ptr().cast()) }, -1);
-    assert_eq!(resize(raw.cq, 64), libc::EBUSY);
-    // SAFETY: within a poll.
-    unsafe { end(cq) };
-    assert_eq!(raw.poll()[0].wr_id, 1, "the first was read by the batch");
-    raw.deliver([udp(5)]);
-    assert_eq!(raw.poll()[0].wc_flags, ibverbs_sys::ibv_wc_flags::IBV_WC_IP_CSUM_OK.0);
-}
-
-fn raw_clock(raw: &Raw) -> u64 {
-    let mut values = ibv_values_ex { comp_mask: 1, ..ibv_values_ex::default() };
-    // SAFETY: a live context and a whole struct.
-    assert_eq!(unsafe { context::query_rt_values(raw.context, &raw mut values) }, 0);
-    assert_eq!((values.comp_mask, values.raw_clock.tv_sec), (1, 0));
-    values.raw_clock.tv_nsec as u64
-}
-
-#[test]
-fn timestamps_tick_as_the_device_says_and_the_wall_clock_is_in_nanoseconds() {
-    for personality in Personality::ALL {
-        let rules = personality.rules();
-        let both = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
-        let raw = Raw::build(personality, |context| {
-            let wc_flags = u64::from(both & rules.completion.fields.bits);
-            let mut attr = ibv_cq_init_attr_ex { cqe: 4, wc_flags, ..ibv_cq_init_attr_ex::default() };
-            // SAFETY: a live context.
-            unsafe { ibverbs_create_cq_ex(context, &mut attr) }
-        });
-        let memory = raw.register(2048, LOCAL_WRITE);
-        raw.post_receive(1, &mut [memory.element(0, 2048)]);
-        let (before, before_ns) = (raw_clock(&raw), crate::clock::now_ns());
-        raw.deliver([udp(1)]);
-        let (after, after_ns) = (raw_clock(&raw), crate::clock::now_ns());
-        let (status, wall_ns, ticks) = read_clocks(raw.cq.cast());
-        assert_eq!(status, 0);
-        assert!((before..=after).contains(&ticks), "{before} {ticks} {after} ({personality})");
-        if rules.completion.fields.bits & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK != 0 {
-            assert!((before_ns..=after_ns).contains(&wall_ns));
-            assert_eq!(ticks, rules.clock.ticks(wall_ns));
-        }
-    }
-}
-
-#[test]
-fn each_personality_refuses_what_its_hardware_refuses() {
-    let exclusive = u64::from(IBV_WC_EX_WITH_SLID | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP);
-    let ignore = IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
-    for (personality, expected) in [
-        (Personality::Ideal, [0, 0, 0, 0, 0, libc::EINVAL]),
-        (Personality::Mlx5, [0, 0, 0, 0, libc::EINVAL, libc::EINVAL]),
-        (
-            Personality::Mlx4,
-            [
-                libc::EOPNOTSUPP,
-                libc::EOPNOTSUPP,
-                libc::EOPNOTSUPP,
-                libc::EOPNOTSUPP,
-                libc::EOPNOTSUPP,
-                libc::EOPNOTSUPP,
-            ],
-        ),
-    ] {
-        let raw = Raw::with_personality(personality);
-        let pd = raw.pd;
-        let outcomes = [
-            create_ex(&raw, |attr| attr.wc_flags = u64::from(IBV_WC_EX_WITH_FLOW_TAG)),
-            create_ex(&raw, |attr| attr.wc_flags = u64::from(IBV_WC_EX_WITH_CVLAN)),
-            create_ex(&raw, |attr| attr.wc_flags = exclusive),
-            create_ex(&raw, |attr| (attr.comp_mask, attr.flags) = (1, ignore)),
-            create_ex(&raw, |attr| (attr.comp_mask, attr.parent_domain) = (2, pd)),
-            create_ex(&raw, |attr| attr.comp_mask = 4),
-        ];
-        let errnos = outcomes.map(|outcome| outcome.err().unwrap_or(0));
-        assert_eq!(errnos, expected, "{personality}");
-    }
-}
-
-#[test]
-fn a_queue_has_the_readers_that_were_asked_for_and_no_others() {
-    let raw = Raw::new();
-    let readers = |wc_flags: u64| {
-        let cq = create_ex(&raw, |attr| attr.wc_flags = wc_flags).unwrap();
-        // SAFETY: a live queue, whose functions do not change.
-        let cq = unsafe { *cq };
-        assert!(cq.start_poll.is_some() && cq.next_poll.is_some() && cq.end_poll.is_some());
-        assert!(cq.read_opcode.is_some() && cq.read_vendor_err.is_some() && cq.read_wc_flags.is_some());
-        assert!(cq.read_tm_info.is_none(), "tag matching is not for raw packets");
-        [
-            cq.read_byte_len.is_some(),
-            cq.read_imm_data.is_some(),
-            cq.read_qp_num.is_some(),
-            cq.read_src_qp.is_some(),
-            cq.read_slid.is_some(),
-            cq.read_sl.is_some(),
-            cq.read_dlid_path_bits.is_some(),
-            cq.read_completion_ts.is_some(),
-            cq.read_cvlan.is_some(),
-            cq.read_flow_tag.is_some(),
-            false,
-            cq.read_completion_wallclock_ns.is_some(),
-        ]
-    };
-    assert_eq!(readers(0), [false; 12]);
-    for bit in (0..12).filter(|bit| *bit != 10) {
-        let mut expected = [false; 12];
-        expected[bit] = true;
-        assert_eq!(readers(1 << bit), expected, "enum ibv_create_cq_wc_flags, bit {bit}");
-    }
-}
-
-#[test]
-fn the_device_says_what_its_personality_has() {
-    for (personality, clock_khz, timestamp_bits, period_us, max_cqe) in [
-        (Personality::Ideal, 1_000_000, 64, u16::MAX, 1 << 22),
-        (Personality::Mlx5, 156_250, 63, 4095, (1 << 22) - 1),
-        (Personality::Mlx4, 427_000, 48, u16::MAX, (1 << 22) - 1),
-    ] {
-        let raw = Raw::with_personality(personality);
-        let mut attr = ibv_device_attr_ex::default();
-        let bytes = size_of::<ibv_device_attr_ex>();
-        // SAFETY: a live context and a whole struct.
-        assert_eq!(
-            unsafe { context::query_device_ex(raw.context, std::ptr::null(), &raw mut attr, bytes) },
-            0
-        );
-        assert_eq!(attr.hca_core_clock, clock_khz, "{personality}");
-        assert_eq!(attr.completion_timestamp_mask.count_ones(), timestamp_bits);
-        assert_eq!(attr.cq_mod_caps.max_cq_period, period_us);
-        assert_eq!(attr.orig_attr.max_cqe, max_cqe);
-        // SAFETY: a live context.
-        assert_eq!(unsafe { (*raw.context).num_comp_vectors }, 8);
-    }
-}
-
-#[test]
-fn hardware_gives_a_queue_one_entry_less_than_a_power_of_two() {
-    for (personality, entries) in
-        [(Personality::Ideal, 64), (Personality::Mlx5, 127), (Personality::Mlx4, 127)]
-    {
-        let raw = Raw::with_personality(personality);
-        assert_eq!(size(raw.cq), entries, "{personality}");
-        assert_eq!(resize(raw.cq, 128), 0);
-        assert_eq!(size(raw.cq), if personality == Personality::Ideal { 128 } else { 255 });
-        let most = personality.rules().completion.max_entries;
-        assert_eq!(create_ex(&raw, |attr| attr.cqe = most + 1).err(), Some(libc::EINVAL));
-    }
 }
