@@ -5,6 +5,10 @@
 BUILD_PACKAGES := clang cmake gcc libc6-dev libclang-dev libibverbs-dev pkg-config
 # What the tests call besides: real traffic between namespaces, /metrics, units.
 TEST_PACKAGES  := curl iproute2 iputils-ping libibverbs1 netcat-openbsd procps systemd util-linux
+# Clients of libibverbs that nobody here wrote, for `make conformance`.
+CONFORMANCE_PACKAGES := coreutils gzip ibverbs-utils perftest python3-pyverbs rdma-core
+# What other releases of rdma-core are built with, for `make releases`.
+RELEASE_PACKAGES := cmake gcc git libc6-dev libnl-3-dev libnl-route-3-dev make pkg-config
 
 CARGO ?= cargo
 ARGS  ?=
@@ -12,10 +16,10 @@ TOOLS := $(CURDIR)/target/tools
 export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench audit fuzz build-packages test-packages promtool cargo-deny
+.PHONY: help run test conformance releases install-door lint bench audit fuzz build-packages test-packages promtool cargo-deny
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: build-packages ## build, then steer generated traffic on the soft NIC: no NIC, no privileges (ARGS='--for 10s')
 	$(CARGO) build --release --locked --package steerd
@@ -23,6 +27,27 @@ run: build-packages ## build, then steer generated traffic on the soft NIC: no N
 
 test: build-packages test-packages promtool ## every test; with STEERD_CORPORA=DIR those that need the captures and rule sets too
 	$(CARGO) test --workspace --locked
+
+conformance: build-packages ## rdma-core's own tests, ibverbs-utils and perftest on the soft NIC (ROWS='part of a name'); our own suite on STEERD_TEST_DEVICE
+	$(call install,$(CONFORMANCE_PACKAGES))
+	@if [ -z "$$STEERD_TEST_DEVICE" ]; then \
+	  $(CARGO) build --locked --package softnic-door && \
+	  ./target/debug/softnic-conformance --report target/conformance $(ROWS); fi
+	@if [ -d crates/conformance ]; then $(CARGO) test --locked --package conformance; \
+	elif [ -n "$$STEERD_TEST_DEVICE" ]; then echo "there is no suite of our own in this tree" >&2; exit 1; fi
+
+releases: build-packages ## the soft NIC under other releases of libibverbs (RDMA_CORE=checkout, RELEASES='v50.0 ..')
+	$(call install,$(RELEASE_PACKAGES))
+	$(CARGO) build --locked --package softnic-door
+	CARGO=$(CARGO) crates/softnic-door/releases.sh '$(RDMA_CORE)' $(RELEASES)
+
+PREFIX ?= /usr/local
+install-door: build-packages ## the launcher `softnic` and the plugin into PREFIX (and DESTDIR)
+	$(CARGO) build --release --locked --package softnic-door
+	install -D -m 755 target/release/softnic $(DESTDIR)$(PREFIX)/bin/softnic
+	install -D -m 644 target/release/libsoftnic_door.so $(DESTDIR)$(PREFIX)/lib/softnic/libsoftnic-rdmav34.so
+	for version in 57 59 64; do \
+	  ln -sf libsoftnic-rdmav34.so $(DESTDIR)$(PREFIX)/lib/softnic/libsoftnic-rdmav$$version.so; done
 
 lint: build-packages test-packages promtool cargo-deny ## formatting, clippy, dependencies, unit file, alert rules
 	$(CARGO) fmt --all --check

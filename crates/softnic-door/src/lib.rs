@@ -10,7 +10,7 @@
 
 pub mod interpose;
 
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 
 use softnic::door::{Door, Settings, complain, variable};
 
@@ -44,12 +44,13 @@ fn door() -> Option<&'static Door> {
     })
 }
 
-/// Registers the provider if the library is there to take it. Repeated calls change nothing.
+/// Registers the provider if the library is there to take it. Repeated calls change nothing, and complain once.
 fn register() {
+    static COMPLAINT: Once = Once::new();
     if let Some(door) = door()
         && let Err(error) = door.register()
     {
-        complain(&error);
+        COMPLAINT.call_once(|| complain(&error));
     }
 }
 

@@ -38,8 +38,11 @@ struct Setup {
     server: Vec<&'static str>,
 }
 
+/// A row: its name, the arguments of both ends, those of the server alone.
+type Line = (&'static str, &'static [&'static [&'static str]], &'static [&'static str]);
+
 pub(crate) fn cases() -> Vec<Case> {
-    let bandwidth: [(&str, &[&[&str]], &[&str]); 13] = [
+    let bandwidth: [Line; 13] = [
         ("MAC, counted", &[&["-s", "64"], COUNTED], &[]),
         ("MAC, duration", &[&["-s", "64"], DURATION], &[]),
         ("IPv4", &[&["-s", "128"], IPV4, DURATION], &[]),
@@ -54,7 +57,7 @@ pub(crate) fn cases() -> Vec<Case> {
         ("9000-byte frames", &[&["-s", "8900", "-m", "9000"], DURATION], &[]),
         ("both ways", &[&["-s", "128", "-b"], DURATION], &[]),
     ];
-    let latency: [(&str, &[&[&str]], &[&str]); 6] = [
+    let latency: [Line; 6] = [
         ("MAC", &[&["-s", "64"], PINGS], &[]),
         ("MAC, duration", &[&["-s", "64"], DURATION], &[]),
         ("UDP", &[&["-s", "128"], IPV4, PORTS, PINGS], &[]),

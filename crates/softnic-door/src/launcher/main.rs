@@ -133,8 +133,9 @@ fn main() -> ExitCode {
     let result = match Cli::parse().action {
         Action::Exec(exec) => run(&exec),
         Action::List => report::print(),
-        Action::Probe => library::find()
-            .and_then(|library| Ok(plugin::enter(&DeviceOptions::none().settings()?, &library)?)),
+        Action::Probe => {
+            library::find().and_then(|library| plugin::enter(&DeviceOptions::none().settings()?, &library))
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -86,7 +86,7 @@ impl Door {
     pub fn channel_maker(&self) -> Option<verbs::CreateChannel> {
         use verbs::Provider as _;
         let nic = self.nic.lock().unwrap_or_else(PoisonError::into_inner);
-        nic.as_ref().and_then(|nic| nic.channel_maker())
+        nic.as_ref().and_then(SoftNic::channel_maker)
     }
 
     /// What `ibv_get_device_guid` answers in host byte order: EUI-64 of the first port's address, as it is known before
