@@ -112,7 +112,7 @@ fn counters_are_made_and_read_where_the_device_lets_them() {
     assert_eq!(counters.read().unwrap().packets, 1);
     drop(flow);
     assert!(counters.read().is_err());
-    let error = Counters::new(&Rig::with_personality(Personality::Mlx4).context).err().expect("none there");
+    let error = Counters::new(&Rig::with_personality(Personality::Mlx4).context).expect_err("none there");
     assert_eq!(error.errno(), Some(libc::EOPNOTSUPP));
 }
 
