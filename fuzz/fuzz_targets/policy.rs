@@ -1,14 +1,39 @@
-//! Any text is a policy or a list of diagnostics; what compiles explains every packet.
+//! Any text is a policy or a list of diagnostics, within a bounded time; what compiles explains every packet.
+//! The second text is what the first may include or read a set from; as a listing it imports to a policy.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use packet::FlowKey;
-use policy::{DeviceProfile, NoFiles, Source};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-fuzz_target!(|data: (&str, &[u8])| {
-    let (text, frame) = data;
-    let Ok((policy, _)) = policy::parse(&Source::new("fuzz.toml", text), &NoFiles) else { return };
+use libfuzzer_sys::fuzz_target;
+use packet::DeepKey;
+use policy::{DeviceProfile, NoFiles, Predicate, Source, import};
+
+/// The longest that reading a text of the fuzzer's size may take, sanitizers and a busy machine included.
+const TEXT_TIME: Duration = Duration::from_secs(5);
+
+fuzz_target!(|data: (&str, &str, &[u8])| {
+    let (text, other, frame) = data;
+    for imported in [import::ethtool(other), import::classbench(other)] {
+        let source = Source::new("imported.toml", imported.policy_toml);
+        assert!(policy::parse(&source, &NoFiles).is_ok(), "{source:?}");
+    }
+    let files =
+        BTreeMap::from([("a.toml".to_owned(), other.to_owned()), ("a.txt".to_owned(), other.to_owned())]);
+    let started = Instant::now();
+    let parsed = policy::parse(&Source::new("fuzz.toml", text), &files);
+    assert!(started.elapsed() < TEXT_TIME, "{:?}", started.elapsed());
+    let Ok((policy, _)) = parsed else { return };
+    let key = DeepKey::of(frame);
+    for rule in &policy.rules {
+        let predicate = Predicate::of(&rule.matches);
+        // Who does not look into tunnels is told the same of everything else.
+        if !predicate.needs_tunnel() {
+            assert_eq!(predicate.matches(&key.outer), predicate.matches_deep(&key));
+        }
+        let _ = predicate.to_string();
+    }
     let Ok(program) = policy::compile(&policy, &DeviceProfile::ideal(), 4) else { return };
-    let explained = program.explain(&FlowKey::of(frame));
+    let explained = program.explain_deep(&key);
     assert!(explained.outcome.rule.index() < program.rules.len());
 });

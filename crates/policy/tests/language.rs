@@ -2,6 +2,7 @@
 //! a time. And what stands around matches: negation, priorities, included files and variables.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use packet::build::FrameBuilder;
 use packet::{DeepKey, FlowKey};
@@ -43,11 +44,12 @@ fn meets(frame: &[u8], matches: &str) -> bool {
 }
 
 fn ipv4() -> FrameBuilder {
-    FrameBuilder::new().ip("10.0.0.1".parse().unwrap(), "192.0.2.1".parse().unwrap())
+    FrameBuilder::new().ip(IpAddr::from([10, 0, 0, 1]), IpAddr::from([192, 0, 2, 1]))
 }
 
 fn ipv6() -> FrameBuilder {
-    FrameBuilder::new().ip("2001:db8::1".parse().unwrap(), "2001:db8::2".parse().unwrap())
+    FrameBuilder::new()
+        .ip(IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]), IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 2]))
 }
 
 #[track_caller]

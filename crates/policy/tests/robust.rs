@@ -292,14 +292,18 @@ const TEXT_TIME: std::time::Duration = std::time::Duration::from_secs(10);
 
 #[test]
 fn no_text_takes_long() {
-    let rule = |matches: &str| format!("version = 1\n[[rules]]\nname = \"x\"\nmatch = {{ {matches} }}\naction = \"drop\"\n");
+    let rule = |matches: &str| {
+        format!("version = 1\n[[rules]]\nname = \"x\"\nmatch = {{ {matches} }}\naction = \"drop\"\n")
+    };
     let many = |item: &str, count: usize| item.repeat(count);
     let deep = |open: &str, close: &str| format!("{}1{}", many(open, 50_000), many(close, 50_000));
     let sets: String = (0..20_000).map(|index| format!("s{index} = [{index}]\n")).collect();
     let names: String = (0..20_000).map(|index| format!("\"s{index}\", ")).collect();
     let groups: String = (0..2_000).map(|index| format!("[groups.g{index}]\nworkers = [0]\n")).collect();
     let steers: String = (0..20_000)
-        .map(|index| format!("[[rules]]\nname = \"r{index}\"\nmatch = {{ any = true }}\naction = \"steer h{index}\"\n"))
+        .map(|index| {
+            format!("[[rules]]\nname = \"r{index}\"\nmatch = {{ any = true }}\naction = \"steer h{index}\"\n")
+        })
         .collect();
     let variables: String = (0..20_000).map(|index| format!("v{index} = {index}\n")).collect();
     for (what, text) in [
@@ -307,13 +311,28 @@ fn no_text_takes_long() {
         ("nested negations", rule(&format!("dst_port = {}", deep("{ not = ", " }")))),
         ("nested packets", rule(&deep("inner = { ttl = 1, ", " }"))),
         ("dotted keys", format!("version = 1\n{}x = 1\n", many("a.", 100_000))),
-        ("many sets", format!("version = 1\n[sets]\n{sets}{}", &rule(&format!("dst_port = [{names}]"))[12..])),
+        (
+            "many sets",
+            format!("version = 1\n[sets]\n{sets}{}", &rule(&format!("dst_port = [{names}]"))[12..]),
+        ),
         ("unknown groups", format!("version = 1\n{groups}{steers}")),
         ("exclusions", rule(&format!("dst_port = [{}]", many("{ not = 1 }, ", 100_000)))),
         ("addresses", rule(&format!("src = [{}]", many("\"10.0.0.1\", { not = \"10.0.0.1\" }, ", 100_000)))),
-        ("masks", rule(&format!("src_mac = [{}]", many("\"00:00:00:00:00:01\", { not = \"02:00:00:00:00:00/02:00:00:00:00:00\" }, ", 30_000)))),
+        (
+            "masks",
+            rule(&format!(
+                "src_mac = [{}]",
+                many("\"00:00:00:00:00:01\", { not = \"02:00:00:00:00:00/02:00:00:00:00:00\" }, ", 30_000)
+            )),
+        ),
         ("flags", rule(&format!("tcp_flags = [{}]", many("\"syn,!ack\", ", 100_000)))),
-        ("unknown variables", format!("version = 1\n[variables]\n{variables}{}", &rule(&format!("dst_port = [{}]", many("\"${w1}\", ", 100_000)))[12..])),
+        (
+            "unknown variables",
+            format!(
+                "version = 1\n[variables]\n{variables}{}",
+                &rule(&format!("dst_port = [{}]", many("\"${w1}\", ", 100_000)))[12..]
+            ),
+        ),
         ("one long text", rule(&format!("dst_port = \"{}\"", many("${a}", 500_000)))),
         ("open variables", rule(&format!("dst_port = \"{}\"", many("${", 500_000)))),
         ("unclosed", many("[", 100_000)),
@@ -324,7 +343,15 @@ fn no_text_takes_long() {
         let result = policy::parse(&Source::new("long.toml", text), &policy::NoFiles);
         let time = started.elapsed();
         assert!(time < TEXT_TIME, "{what}: {time:?}");
-        assert!(result.is_err() || what == "exclusions" || what == "addresses" || what == "flags" || what == "many sets" || what == "masks", "{what}");
+        assert!(
+            result.is_err()
+                || what == "exclusions"
+                || what == "addresses"
+                || what == "flags"
+                || what == "many sets"
+                || what == "masks",
+            "{what}"
+        );
     }
 }
 
@@ -334,7 +361,9 @@ fn the_values_of_all_rules_have_a_limit() {
     let files = BTreeMap::from([("x.txt".to_owned(), values)]);
     let mut text = "version = 1\n[sets]\nx = { file = \"x.txt\" }\n".to_owned();
     for index in 0..400 {
-        text.push_str(&format!("[[rules]]\nname = \"r{index}\"\nmatch = {{ dst_port = \"x\" }}\naction = \"drop\"\n"));
+        text.push_str(&format!(
+            "[[rules]]\nname = \"r{index}\"\nmatch = {{ dst_port = \"x\" }}\naction = \"drop\"\n"
+        ));
     }
     let started = std::time::Instant::now();
     let problems = policy::parse(&Source::new("large.toml", text), &files).unwrap_err();

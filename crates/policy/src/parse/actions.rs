@@ -12,8 +12,11 @@ use super::reader::{Reader, Value, nearest};
 /// What a rule can do, for hints.
 const USUAL: &str = "write \"drop\", \"kernel\", { steer = \"GROUP\" } or { copy = \"GROUP\" }";
 
-/// The actions that name a group, and how.
-const WITH_GROUP: [(&str, fn(GroupId) -> Action); 3] =
+/// What an action does with the group that it names.
+type OfGroup = fn(GroupId) -> Action;
+
+/// The actions that name a group.
+const WITH_GROUP: [(&str, OfGroup); 3] =
     [("steer", Action::Steer), ("copy", Action::Copy), ("sniff", Action::Sniff)];
 
 /// The actions that are a word.

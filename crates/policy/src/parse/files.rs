@@ -161,7 +161,7 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
             match self.files.load(name) {
                 Ok(included) => {
                     self.is_whole = was_whole;
-                    self.included(included, value, folder.join(name));
+                    self.included(included, value, &folder.join(name));
                 }
                 Err(error) => {
                     let message = format!("cannot read the included file: {error}");
@@ -174,7 +174,7 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
     }
 
     /// Reads a file that was just loaded, unless it was read before.
-    fn included(&mut self, included: Source, value: &Value<'_>, path: PathBuf) {
+    fn included(&mut self, included: Source, value: &Value<'_>, path: &Path) {
         let name = identity(&included);
         if let Some(first) = self.path.iter().position(|source| identity(source) == name) {
             let chain = self.path[first..].iter().map(|source| format!("`{}`", source.name));

@@ -41,9 +41,10 @@ pub(super) fn read(
     }
     // Each is read, also behind a wrong one, so that all problems are told at once.
     let stack: Vec<Option<MplsEntry>> = items.iter().map(|item| entry(reader, item, sets)).collect();
-    let above = items.iter().zip(&stack).take(items.len() - 1);
-    for (item, _) in above.filter(|(_, entry)| entry.as_ref().is_some_and(|entry| entry.bottom == Some(true)))
-    {
+    let mut above = items.iter().zip(&stack).take(items.len() - 1);
+    let is_bottom =
+        |entry: &Option<MplsEntry>| entry.as_ref().is_some_and(|entry| entry.bottom == Some(true));
+    if let Some((item, _)) = above.find(|(_, entry)| is_bottom(entry)) {
         let hint = "leave out the labels below it";
         reader.error_with(item.span(), "nothing is below the bottom of the stack", "not the last", hint);
         return None;

@@ -55,7 +55,11 @@ impl Reader {
     }
 
     /// The same where finding the words takes long: they are sought only if the error is listed.
-    pub(super) fn error_late(&mut self, span: Range<usize>, words: impl FnOnce() -> (String, String, String)) {
+    pub(super) fn error_late(
+        &mut self,
+        span: Range<usize>,
+        words: impl FnOnce() -> (String, String, String),
+    ) {
         let place = self.place(span);
         self.diagnostics.push_with(Severity::Error, || {
             let (message, label, hint) = words();
@@ -81,7 +85,11 @@ impl Reader {
                         Some(near) => format!("did you mean `{near}`?"),
                         None => format!("{of} has {}", names().collect::<Vec<_>>().join(", ")),
                     };
-                    (format!("unknown key `{}`", shortened(name)), "not a key of the language".to_owned(), hint)
+                    (
+                        format!("unknown key `{}`", shortened(name)),
+                        "not a key of the language".to_owned(),
+                        hint,
+                    )
                 });
             }
         }

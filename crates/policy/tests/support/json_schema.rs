@@ -17,20 +17,24 @@ fn check(root: &Value, schema: &Value, value: &Value, path: &str, found: &mut Ve
             "type" => is_of_type(wanted, value),
             "const" => value == wanted,
             "enum" => list(wanted).contains(value),
-            "minimum" => value.as_i64().is_none_or(|number| number >= wanted.as_i64().unwrap()),
-            "maximum" => value.as_i64().is_none_or(|number| number <= wanted.as_i64().unwrap()),
-            "minItems" => value.as_array().is_none_or(|items| items.len() as u64 >= wanted.as_u64().unwrap()),
+            "minimum" => value.as_i64().is_none_or(|number| number >= wanted.as_i64().expect("a number")),
+            "maximum" => value.as_i64().is_none_or(|number| number <= wanted.as_i64().expect("a number")),
+            "minItems" => {
+                value.as_array().is_none_or(|items| items.len() as u64 >= wanted.as_u64().expect("a number"))
+            }
             "minProperties" => {
-                value.as_object().is_none_or(|keys| keys.len() as u64 >= wanted.as_u64().unwrap())
+                value.as_object().is_none_or(|keys| keys.len() as u64 >= wanted.as_u64().expect("a number"))
             }
             "maxProperties" => {
-                value.as_object().is_none_or(|keys| keys.len() as u64 <= wanted.as_u64().unwrap())
+                value.as_object().is_none_or(|keys| keys.len() as u64 <= wanted.as_u64().expect("a number"))
             }
-            "pattern" => value.as_str().is_none_or(|text| fits(wanted.as_str().unwrap(), text)),
-            "required" => value
-                .as_object()
-                .is_none_or(|keys| list(wanted).iter().all(|key| keys.contains_key(key.as_str().unwrap()))),
-            "$ref" => is_valid(root, target(root, wanted.as_str().unwrap()), value, path, found, true),
+            "pattern" => value.as_str().is_none_or(|text| fits(wanted.as_str().expect("a string"), text)),
+            "required" => value.as_object().is_none_or(|keys| {
+                list(wanted).iter().all(|key| keys.contains_key(key.as_str().expect("a string")))
+            }),
+            "$ref" => {
+                is_valid(root, target(root, wanted.as_str().expect("a string")), value, path, found, true)
+            }
             "allOf" => list(wanted).iter().all(|one| is_valid(root, one, value, path, found, true)),
             "anyOf" => list(wanted).iter().any(|one| is_valid(root, one, value, path, found, false)),
             "items" => {
@@ -94,7 +98,7 @@ fn is_of_type(wanted: &Value, value: &Value) -> bool {
     };
     match wanted {
         Value::String(name) => is(name),
-        names => list(names).iter().any(|name| is(name.as_str().unwrap())),
+        names => list(names).iter().any(|name| is(name.as_str().expect("a string"))),
     }
 }
 
