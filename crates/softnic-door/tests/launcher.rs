@@ -9,7 +9,7 @@ fn softnic(arguments: &[&str]) -> Output {
     for name in softnic::door::variable::ALL {
         command.env_remove(name);
     }
-    command.args(arguments).output().unwrap()
+    command.args(arguments).output().expect("the launcher starts")
 }
 
 fn text(bytes: &[u8]) -> String {
