@@ -116,7 +116,7 @@ pub fn analyse(policy: &Policy, progress: &mut dyn FnMut(Progress)) -> Analysis 
     let predicates: Vec<Predicate> = policy.rules.iter().map(|rule| Predicate::of(&rule.matches)).collect();
     let mut done = 0;
     for direction in [Direction::Ingress, Direction::Egress] {
-        let lane = Lane::of(&axes, policy, direction);
+        let lane = Lane::of(&axes, policy, direction, &|group| group);
         let view = View { axes: &axes, lane: &lane, predicates: &predicates };
         for (rule, parts) in by_rule(&lane.sniffers).into_iter().chain(by_rule(&lane.entries)) {
             let Some(slot) = rules.get_mut(rule as usize) else { continue };

@@ -9,7 +9,7 @@ use super::cell::Cell;
 use super::field::Field;
 use super::kind::{self, Structure, alternatives, domain, present};
 use super::mac::{self, Layout};
-use super::set::Set;
+use super::set::{Interval, Set};
 use super::terms::{Ranges, Term, terms};
 
 /// One axis.
@@ -50,7 +50,14 @@ impl Axes {
             for term in terms(matches) {
                 match term {
                     Term::Only(_) => {}
-                    Term::Ranges(field, ranges) => cut(&mut cuts, field, &ranges),
+                    Term::Ranges(field, ranges) => {
+                        cut(&mut cuts, field, &ranges);
+                        // TCP and UDP are told apart by their number before anything else.
+                        if let Field::SrcPort(level) | Field::DstPort(level) | Field::TcpFlags(level) = field
+                        {
+                            cuts.entry(Field::Protocol(level)).or_default();
+                        }
+                    }
                     Term::Macs(field, of) => {
                         let all = macs.entry(field).or_default();
                         all.extend(of.any_of.iter().chain(&of.none_of).filter(|mac| **mac != MaskedMac::ANY));
@@ -168,7 +175,7 @@ impl Axes {
 /// with the same mask become is then one product.
 fn merge(products: &mut Vec<Vec<Set>>, axes: usize) {
     for axis in (0..axes).rev() {
-        let mut joined: BTreeMap<Vec<Vec<(u32, u32)>>, Vec<(u32, u32)>> = BTreeMap::new();
+        let mut joined: BTreeMap<Vec<Vec<Interval>>, Vec<Interval>> = BTreeMap::new();
         for product in products.iter() {
             let others = product.iter().enumerate().filter(|(index, _)| *index != axis);
             let key = others.map(|(_, set)| set.intervals().to_vec()).collect();

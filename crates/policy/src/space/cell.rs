@@ -94,6 +94,13 @@ impl Cell {
         parts
     }
 
+    /// The packets of the plainest kind in it, with the fewest tags.
+    pub(super) fn plainest(&self, axes: &Axes) -> Self {
+        let mut plainest = Self { structure: self.structure.plainest(), sets: self.sets.clone() };
+        plainest.close(axes);
+        plainest
+    }
+
     /// Drops the kinds that the sets leave no packet of, and the values that no kind has.
     pub(super) fn close(&mut self, axes: &Axes) {
         for (axis, set) in axes.list.iter().zip(&self.sets) {

@@ -189,6 +189,17 @@ impl Structure {
         self.words[alternative / 64] >> (alternative % 64) & 1 == 1
     }
 
+    /// Only the plainest kind, with the fewest tags.
+    pub(super) fn plainest(&self) -> Self {
+        let mut one = Self::NONE;
+        let kind = (0..KINDS.len()).find(|index| self.has(*index));
+        let tags = (TAGS..TAGS + 3).find(|index| self.has(*index));
+        for index in kind.into_iter().chain(tags) {
+            one.words[index / 64] |= 1 << (index % 64);
+        }
+        one
+    }
+
     /// The plainest kind in it, and the fewest tags.
     pub(super) fn first(&self) -> Option<(Kind, u8)> {
         let kind = (0..KINDS.len()).find(|index| self.has(*index)).and_then(|index| KINDS.get(index))?;
@@ -416,7 +427,7 @@ fn packet_domain(kind: &Kind, level: Level, field: Field) -> Option<Ranges> {
                 packet.transport == Transport::None && (level == Level::Inner || kind.tunnel == Tunnel::None);
             let codes = if is_plain { 0..24u128 } else { 0..16 };
             let fits = |code: &u128| match code / 8 {
-                0 => code % 2 == 0,
+                0 => code.is_multiple_of(2),
                 1 => code % 2 == 1,
                 _ => true,
             };

@@ -11,7 +11,7 @@ use super::index::Index;
 use super::search::{Cover, Free, free_of};
 
 /// What a rule does with a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Role {
     /// The packet's fate is decided.
     Fate(Fate),
@@ -22,7 +22,7 @@ pub(super) enum Role {
 }
 
 /// Where a packet goes in the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Fate {
     Group(GroupId),
     Drop,
@@ -39,6 +39,15 @@ impl Role {
             Action::Pass => Self::Fate(Fate::Pass),
             Action::Copy(group) => Self::Copy(group),
             Action::Sniff(group) => Self::Sniff(group),
+        }
+    }
+
+    fn with_group(self, group: &dyn Fn(GroupId) -> GroupId) -> Self {
+        match self {
+            Self::Fate(Fate::Group(id)) => Self::Fate(Fate::Group(group(id))),
+            Self::Copy(id) => Self::Copy(group(id)),
+            Self::Sniff(id) => Self::Sniff(group(id)),
+            Self::Fate(_) => self,
         }
     }
 
@@ -70,12 +79,17 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// The rules of a direction.
-    pub(super) fn of(axes: &Axes, policy: &Policy, direction: Direction) -> Self {
+    /// The rules of a direction. Groups go by the numbers that `group` gives them.
+    pub(super) fn of(
+        axes: &Axes,
+        policy: &Policy,
+        direction: Direction,
+        group: &dyn Fn(GroupId) -> GroupId,
+    ) -> Self {
         let mut entries = Vec::new();
         let mut sniffers = Vec::new();
         for (number, rule) in (0u32..).zip(&policy.rules) {
-            let role = Role::of(rule.action);
+            let role = Role::of(rule.action).with_group(group);
             // What sniffs hears both directions; it is told of with the first.
             let is_here = match role {
                 Role::Sniff(_) => direction == Direction::Ingress,
@@ -88,7 +102,7 @@ impl Lane {
             list.extend(axes.cells(&rule.matches).into_iter().map(|cell| Entry { rule: number, role, cell }));
         }
         let default = match direction {
-            Direction::Ingress => Role::of(policy.default),
+            Direction::Ingress => Role::of(policy.default).with_group(group),
             Direction::Egress => Role::Fate(Fate::Pass),
         };
         let number = policy.rules.len() as u32;

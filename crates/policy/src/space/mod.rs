@@ -9,21 +9,26 @@
 mod analysis;
 mod axes;
 mod cell;
-
+mod common;
+mod diff;
 mod field;
+mod grow;
 mod index;
 mod kind;
 mod lane;
 mod mac;
-
+mod region;
 mod search;
 mod set;
 mod terms;
-
+mod text;
 mod witness;
 
 pub use analysis::{Analysis, MAX_LISTED_PAIRS, Need, Pair, Pairs, Reach, Relation, RuleAnalysis, analyse};
+pub use diff::{Change, Diff, Effect, MAX_CHANGES, MAX_REGIONS_PER_PAIR, PairSummary, diff};
+pub use region::Region;
 pub use search::MAX_COMPARISONS;
+pub use text::match_text;
 pub use witness::Witness;
 
 /// How far a long question has come.

@@ -28,6 +28,12 @@ impl Witness {
         DeepKey::of(&self.frame)
     }
 
+    /// The fields in the language's words.
+    #[must_use]
+    pub fn fields(&self) -> String {
+        Fields(&self.key()).to_string()
+    }
+
     /// The frame in hexadecimal.
     #[must_use]
     pub fn hex(&self) -> String {

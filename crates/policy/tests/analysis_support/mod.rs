@@ -187,7 +187,7 @@ fn addresses() -> impl Strategy<Value = Addresses> {
         v4([0, 0, 0, 0], [255, 255, 255, 255]),
     ];
     let net = 0x2001_0db8u128 << 96;
-    let v6 = vec![(net, net | (1 << 96) - 1), (net | 1, net | 1), (0, u128::MAX)];
+    let v6 = vec![(net, net | ((1 << 96) - 1)), (net | 1, net | 1), (0, u128::MAX)];
     prop_oneof![
         4 => ranges(v4.clone()).prop_map(|v4| Addresses { v4, v6: RangeSet::default() }),
         2 => ranges(v6.clone()).prop_map(|v6| Addresses { v4: RangeSet::default(), v6 }),
@@ -311,7 +311,7 @@ pub(crate) fn matches() -> impl Strategy<Value = Match> {
         rare(numbers()),
         rare(ranges(vec![(0x6558u16, 0x6558), (0x0800, 0x0800), (0x8847, 0x8847), (0, 0xffff)])),
         rare(numbers()),
-        rare(bytes(vec![ByteSet::pattern(0x20, 0x20), ByteSet::pattern(0, 0xff)])),
+        rare(bytes(vec![ByteSet::pattern(0x20, 0x20), ByteSet::pattern(0, 0xb0)])),
     );
     let labels = rare(prop::collection::vec(label(), 0..4));
     let inner = rare((packet_match(), rare(prop::collection::vec(label(), 0..2))));
