@@ -124,7 +124,7 @@ impl<I: Installer> Controller<I> {
         let mut change = Change::new(program, band, old);
         for step in steps.steps() {
             if let Err(error) = self.perform(step, &steps, &mut change, publish) {
-                return self.take_back(change, error);
+                return self.take_back(change, error, publish);
             }
         }
         Ok(self.in_force(change.new, None, None))

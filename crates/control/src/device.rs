@@ -39,6 +39,8 @@ pub struct Device {
     context: Arc<Context>,
     name: String,
     attributes: DeviceAttributes,
+    /// The profile of devices like it; `None`: it is taken for able.
+    kind: Option<DeviceProfile>,
 }
 
 impl Device {
@@ -84,7 +86,15 @@ impl Device {
         if !attributes.rss_caps.raw_packet || !attributes.rss_caps.toeplitz {
             return Err(Error::NoRss { device: name });
         }
-        Ok(Self { context, name, attributes })
+        let kind = known(&attributes);
+        Ok(Self { context, name, attributes, kind })
+    }
+
+    /// The same device taken for another kind (a name of [`DeviceProfile::NAMES`]): one in software does not
+    /// tell by its ids whose limits it has.
+    #[must_use]
+    pub fn taken_for(self, kind: &str) -> Self {
+        Self { kind: DeviceProfile::by_name(kind), ..self }
     }
 
     /// The libibverbs context.
@@ -108,13 +118,13 @@ impl Device {
     /// Its limits as the compiler wants them, beside so many workers, each of which has a queue pair.
     #[must_use]
     pub fn profile(&self, workers: usize) -> DeviceProfile {
-        profile_of(&self.name, &self.attributes, workers)
+        profile_of(&self.name, self.kind.clone(), &self.attributes, workers)
     }
 
     /// Its limits as a controller wants them.
     #[must_use]
     pub fn limits(&self) -> Limits {
-        limits_of(&self.name, &self.attributes)
+        limits_of(&self.name, self.kind.clone(), &self.attributes)
     }
 
     /// Whether packets can be steered on that port now.
@@ -164,56 +174,47 @@ fn choose(selector: &DeviceSelector, mut available: Vec<String>) -> Result<Strin
     }
 }
 
-/// What devices do not tell about themselves, by PCI vendor and part (kernel: mlx5/fs.c, mlx4/main.c).
+/// What devices do not tell about themselves, by PCI vendor and part: the profile to begin with.
 struct Known {
     name: &'static str,
     vendor_id: u32,
     parts: RangeInclusive<u32>,
-    priorities: u32,
-    hash_field_exclusive: bool,
-    multicast_ignores_priority: bool,
 }
 
 const KNOWN: &[Known] = &[
-    Known {
-        name: "mlx5",
-        vendor_id: 0x02c9,
-        parts: 0x1011..=0x1fff,
-        priorities: 16,
-        hash_field_exclusive: true,
-        multicast_ignores_priority: true,
-    },
-    Known {
-        name: "mlx4",
-        vendor_id: 0x02c9,
-        parts: 0x1000..=0x1010,
-        priorities: 0x1000,
-        hash_field_exclusive: false,
-        multicast_ignores_priority: false,
-    },
+    Known { name: "mlx5", vendor_id: 0x02c9, parts: 0x1011..=0x1fff },
+    Known { name: "mlx4", vendor_id: 0x02c9, parts: 0x1000..=0x1010 },
 ];
 
-fn known(attributes: &DeviceAttributes) -> Option<&'static Known> {
-    KNOWN.iter().find(|known| {
+/// The profile of devices like this one; what is not known is taken for able.
+fn known(attributes: &DeviceAttributes) -> Option<DeviceProfile> {
+    let known = KNOWN.iter().find(|known| {
         known.vendor_id == attributes.vendor_id && known.parts.contains(&attributes.vendor_part_id)
-    })
+    })?;
+    DeviceProfile::by_name(known.name)
 }
 
 /// The controller's own queue pair and table, on which flows that drop hang.
 const ANCHORS: u32 = 1;
 
-fn profile_of(name: &str, attributes: &DeviceAttributes, workers: usize) -> DeviceProfile {
-    let ideal = DeviceProfile::ideal();
-    let known = known(attributes);
+fn profile_of(
+    name: &str,
+    known: Option<DeviceProfile>,
+    attributes: &DeviceAttributes,
+    workers: usize,
+) -> DeviceProfile {
+    let kind = known.as_ref().map(|known| known.name.clone());
+    let known = known.unwrap_or_else(DeviceProfile::ideal);
     // Workers' queue pairs for sending, and the anchor, come out of the same number.
     let others = u32::try_from(workers).unwrap_or(u32::MAX).saturating_add(ANCHORS);
+    let ideal_table = DeviceProfile::ideal().max_table;
+    let rss = &attributes.rss_caps;
     DeviceProfile {
-        name: known.map_or_else(|| name.to_owned(), |known| format!("{name} ({})", known.name)),
-        priorities: known.map_or(ideal.priorities, |known| known.priorities),
-        hash_field_exclusive: known.map_or(ideal.hash_field_exclusive, |known| known.hash_field_exclusive),
-        max_table: attributes.rss_caps.max_table_size.min(ideal.max_table).max(1),
+        name: kind.map_or_else(|| name.to_owned(), |kind| format!("{name} ({kind})")),
+        max_table: rss.max_table_size.min(ideal_table).max(1),
+        max_tables: (rss.max_tables > 0).then(|| rss.max_tables.saturating_sub(ANCHORS)),
         max_queues: (attributes.max_qp > 0).then(|| attributes.max_qp.saturating_sub(others)),
-        ..ideal
+        ..known
     }
 }
 
@@ -231,13 +232,13 @@ pub struct Limits {
     pub multicast_ignores_priority: bool,
 }
 
-fn limits_of(name: &str, attributes: &DeviceAttributes) -> Limits {
+fn limits_of(name: &str, known: Option<DeviceProfile>, attributes: &DeviceAttributes) -> Limits {
     let tables = attributes.rss_caps.max_tables;
     Limits {
         device: name.to_owned(),
-        priorities: profile_of(name, attributes, 0).priorities_per_program(),
+        multicast_ignores_priority: known.as_ref().is_some_and(|known| known.multicast_ignores_priority),
+        priorities: profile_of(name, known, attributes, 0).priorities_per_program(),
         tables: (tables > 0).then(|| (tables.saturating_sub(ANCHORS) / 2) as usize),
-        multicast_ignores_priority: known(attributes).is_some_and(|known| known.multicast_ignores_priority),
     }
 }
 
@@ -272,27 +273,27 @@ mod tests {
 
     #[test]
     fn queue_pairs_are_those_that_workers_and_the_controller_leave() {
-        assert_eq!(profile_of("nic0", &attributes(), 3).max_queues, Some(96));
-        assert_eq!(profile_of("nic0", &attributes(), 1000).max_queues, Some(0));
+        assert_eq!(profile_of("nic0", None, &attributes(), 3).max_queues, Some(96));
+        assert_eq!(profile_of("nic0", None, &attributes(), 1000).max_queues, Some(0));
         let silent = DeviceAttributes { max_qp: 0, ..attributes() };
-        assert_eq!(profile_of("nic0", &silent, 3).max_queues, None);
+        assert_eq!(profile_of("nic0", None, &silent, 3).max_queues, None);
     }
 
     #[test]
     fn a_program_has_half_the_tables_that_the_controller_leaves() {
-        assert_eq!(limits_of("nic0", &attributes()).tables, Some(4));
-        assert_eq!(limits_of("nic0", &DeviceAttributes::default()).tables, None);
+        assert_eq!(limits_of("nic0", None, &attributes()).tables, Some(4));
+        assert_eq!(limits_of("nic0", None, &DeviceAttributes::default()).tables, None);
     }
 
     #[test]
     fn what_devices_do_not_tell_is_known_by_their_ids() {
         let device = |vendor_part_id| DeviceAttributes { vendor_id: 0x02c9, vendor_part_id, ..attributes() };
         let (connect_x5, connect_x3) = (device(0x1017), device(0x1003));
-        let limits = |attributes| limits_of("nic0", attributes);
+        let limits = |attributes: &DeviceAttributes| limits_of("nic0", known(attributes), attributes);
         assert_eq!((limits(&connect_x5).priorities, limits(&connect_x3).priorities), (8, 0x800));
         assert!(limits(&connect_x5).multicast_ignores_priority);
         assert!(!limits(&connect_x3).multicast_ignores_priority);
-        assert!(!profile_of("nic0", &connect_x3, 1).hash_field_exclusive);
-        assert_eq!(profile_of("nic0", &connect_x5, 1).name, "nic0 (mlx5)");
+        assert!(!profile_of("nic0", known(&connect_x3), &connect_x3, 1).hash_field_exclusive);
+        assert_eq!(profile_of("nic0", known(&connect_x5), &connect_x5, 1).name, "nic0 (mlx5)");
     }
 }

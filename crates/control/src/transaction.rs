@@ -162,8 +162,14 @@ impl<I: Installer> Controller<I> {
 
     /// The way back: old flows that went come again, highest precedence first; then the new flows go,
     /// lowest first; then what they hung on. If the old program cannot be had back, the new one, which is
-    /// in as a whole, stays instead.
-    pub(crate) fn take_back(&mut self, change: Change<I>, first: Error) -> Result<Installed, Error> {
+    /// in as a whole, stays instead. Packets without a tag are judged by what was published last, which is
+    /// the old program again then.
+    pub(crate) fn take_back(
+        &mut self,
+        change: Change<I>,
+        first: Error,
+        publish: &mut Publish<'_>,
+    ) -> Result<Installed, Error> {
         let Change { mut new, mut old, removed } = change;
         for (index, port) in removed.into_iter().rev() {
             let Some(old) = &mut old else { break };
@@ -183,6 +189,11 @@ impl<I: Installer> Controller<I> {
             return Err(Error::WayBack { first: Box::new(first), second: Box::new(second), left });
         }
         self.close_unused_counters();
+        if let Some(old) = old.as_ref().filter(|old| old.program.untagged.is_some())
+            && let Err(second) = publish(old.band, Arc::clone(&old.program))
+        {
+            self.warn(format!("workers may judge packets without a tag by the refused program: {second}"));
+        }
         self.settle(old, None);
         Err(first)
     }

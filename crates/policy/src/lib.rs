@@ -23,6 +23,7 @@ mod print;
 mod profile;
 mod program;
 mod ranges;
+mod report;
 mod schema;
 mod source;
 pub mod space;
@@ -48,6 +49,7 @@ pub use program::{
     RssQueue, Rule, Step, Unfinished, Verdict, Why,
 };
 pub use ranges::{RangeSet, Word};
+pub use report::{Decided, Report, RuleReport, report};
 pub use schema::schema;
 pub use source::{Folder, MAX_FILE_BYTES, NoFiles, SetLoader, Source};
 pub use spec::{

@@ -9,8 +9,6 @@ use super::priority::Candidate;
 
 /// The most bits by which two masks may differ: a flow becomes two to that power.
 const MAX_BITS: u32 = 12;
-/// The most pairs of masks that are weighed in one round.
-const MAX_PAIRS: usize = 1 << 20;
 
 /// Flows of one mask.
 struct Group {
@@ -60,20 +58,27 @@ fn groups(candidates: &[Candidate], kept: &[(usize, u32)]) -> Vec<Group> {
 /// Which groups to cut into which others, cheapest first; none of those cut takes in another.
 fn merges(groups: &[Group], wanted: usize, left: &mut usize) -> Vec<(usize, usize)> {
     let splittable = splittable();
+    // Most words are zero in all masks.
+    let touched: Vec<usize> =
+        (0..WORDS).filter(|word| groups.iter().any(|group| group.told[*word] != 0)).collect();
+    let compact = |mask: &Image| touched.iter().map(|word| mask[*word]).collect::<Vec<u64>>();
+    let masks: Vec<Vec<u64>> = groups.iter().map(|group| compact(&group.told)).collect();
+    let splittable = compact(&splittable);
+    // Masks that differ in anything else never merge.
+    let mut kindred: HashMap<Vec<u64>, Vec<usize>> = HashMap::new();
+    for (group, mask) in masks.iter().enumerate() {
+        let rest = mask.iter().zip(&splittable).map(|(mask, splittable)| mask & !splittable).collect();
+        kindred.entry(rest).or_default().push(group);
+    }
     let mut pairs: Vec<(usize, usize, usize)> = Vec::new();
-    let mut order: Vec<usize> = (0..groups.len()).collect();
-    order.sort_by_key(|group| (groups[*group].flows.len(), *group));
-    'weighing: for from in order {
-        for into in (0..groups.len()).filter(|into| *into != from) {
-            if let Some(bits) = extra_bits(&groups[from].told, &groups[into].told, &splittable) {
-                let cost = groups[from].flows.len() * ((1usize << bits) - 1);
-                if cost <= *left {
-                    pairs.push((cost, from, into));
-                }
-                if pairs.len() >= MAX_PAIRS {
-                    break 'weighing;
-                }
-            }
+    for members in kindred.values() {
+        for &from in members {
+            let flows = groups[from].flows.len();
+            let costs = members.iter().filter(|into| **into != from).filter_map(|&into| {
+                let bits = extra_bits(&masks[from], &masks[into], &splittable)?;
+                Some((flows * ((1usize << bits) - 1), from, into))
+            });
+            pairs.extend(costs.min().filter(|(cost, ..)| *cost <= *left));
         }
     }
     pairs.sort_unstable();
@@ -105,11 +110,11 @@ fn splittable() -> Image {
 }
 
 /// How many bits the second mask has beyond the first, if it has all of the first's and only such.
-fn extra_bits(from: &Image, into: &Image, splittable: &Image) -> Option<u32> {
+fn extra_bits(from: &[u64], into: &[u64], splittable: &[u64]) -> Option<u32> {
     let mut bits = 0;
-    for i in 0..WORDS {
-        let extra = into[i] & !from[i];
-        if from[i] & !into[i] != 0 || extra & !splittable[i] != 0 {
+    for ((from, into), splittable) in from.iter().zip(into).zip(splittable) {
+        let extra = into & !from;
+        if from & !into != 0 || extra & !splittable != 0 {
             return None;
         }
         bits += extra.count_ones();

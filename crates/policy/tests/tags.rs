@@ -1,0 +1,166 @@
+//! Flow tags over reloads, what copies, sniffers and tunnels become, and that a program has the same bytes
+//! every time.
+
+use packet::DeepKey;
+use packet::build::FrameBuilder;
+use policy::{
+    Decide, DeviceProfile, FlowAction, FlowKind, NoFiles, Placement, Policy, Program, Source, Spec, Verdict,
+    compile, compile_with,
+};
+
+const HEAD: &str = "version = 1\n[groups.g]\nworkers = [0, 1]\n[groups.h]\nworkers = [1]\nhash = \"none\"\n";
+
+fn rule(name: &str, matches: &str, action: &str) -> String {
+    format!("[[rules]]\nname = \"{name}\"\nmatch = {{ {matches} }}\naction = {action}\n")
+}
+
+fn parse(rules: &[String]) -> Policy {
+    let text = format!("{HEAD}{}", rules.concat());
+    let parsed = policy::parse(&Source::new("tags.toml", text), &NoFiles);
+    parsed.unwrap_or_else(|problems| panic!("{problems}")).0
+}
+
+fn program(rules: &[String], profile: &DeviceProfile) -> Program {
+    compile(&parse(rules), profile, 2).unwrap_or_else(|problems| panic!("{problems}"))
+}
+
+fn class_of(program: &Program, name: &str) -> Option<usize> {
+    program
+        .classes
+        .iter()
+        .position(|class| class.as_ref().is_some_and(|class| program.rules[class.rule.index()].name == name))
+}
+
+#[test]
+fn a_rule_keeps_its_class_and_a_free_one_waits_for_the_next_program() {
+    let steer = |name: &str, port: u16| rule(name, &format!("dst_port = {port}"), "{ steer = \"g\" }");
+    let ideal = DeviceProfile::ideal();
+    let first = program(&[steer("a", 1), steer("b", 2), steer("c", 3)], &ideal);
+    let classes = |program: &Program| ["a", "b", "c", "d", "e"].map(|name| class_of(program, name));
+    assert_eq!(classes(&first), [Some(0), Some(1), Some(2), None, None]);
+    let next = |rules: &[String], before: &Program| {
+        compile_with(&parse(rules), &ideal, 2, Some(before)).unwrap_or_else(|problems| panic!("{problems}"))
+    };
+    let second = next(&[steer("d", 4), steer("c", 3), steer("a", 1)], &first);
+    assert_eq!(classes(&second), [Some(0), None, Some(2), Some(3), None]);
+    assert_eq!(second.classes[1], None);
+    let third = next(&[steer("e", 5), steer("d", 4), steer("c", 3), steer("a", 1)], &second);
+    assert_eq!(classes(&third), [Some(0), None, Some(2), Some(3), Some(1)]);
+    // Every flow leads to the class of its rule.
+    for flow in &third.flows {
+        let FlowAction::Steer { class, .. } = flow.action else { panic!("{flow:?}") };
+        assert_eq!(third.class(class).expect("no hole").rule, flow.rule);
+    }
+}
+
+#[test]
+fn the_same_policy_gives_the_same_bytes() {
+    let rules: Vec<String> = (0..40)
+        .map(|n| {
+            rule(
+                &format!("r{n}"),
+                &format!("dst_port = \"{n}-{}\", src_port = \"1-{n}9\"", n * 7 + 1),
+                "\"drop\"",
+            )
+        })
+        .collect();
+    for profile in DeviceProfile::NAMES.map(|name| DeviceProfile::by_name(name).expect("it is listed")) {
+        let [one, two] = [(); 2].map(|()| compile(&parse(&rules), &profile, 2));
+        match (one, two) {
+            (Ok(one), Ok(two)) => assert_eq!(one.to_string(), two.to_string()),
+            (Err(one), Err(two)) => assert_eq!(one.to_string(), two.to_string()),
+            _ => panic!("{} is of two minds", profile.name),
+        }
+    }
+}
+
+#[test]
+fn copies_go_before_and_leave_the_packet_to_the_later_rules() {
+    let rules = [
+        rule("first", "dst_port = 7", "\"drop\""),
+        rule("tap", "family = \"ipv4\", protocol = \"udp\"", "{ copy = \"h\" }"),
+        rule("dns", "family = \"ipv4\", protocol = \"udp\", dst_port = 53", "{ steer = \"g\" }"),
+    ];
+    let program = program(&rules, &DeviceProfile::mlx5());
+    let copies: Vec<_> = program.flows.iter().filter(|flow| flow.kind == FlowKind::Copy).collect();
+    assert_eq!(copies.len(), 1);
+    let explain = |port: u16| {
+        let frame =
+            FrameBuilder::new().ipv4([192, 0, 2, 1].into(), [192, 0, 2, 2].into()).udp(1000, port).build();
+        program.explain_deep(&DeepKey::of(&frame))
+    };
+    for (port, copied, verdict) in
+        [(7, 0, Verdict::Drop), (53, 1, Verdict::Deliver(policy::GroupId(0))), (99, 1, Verdict::Kernel)]
+    {
+        let explained = explain(port);
+        assert_eq!((explained.copies.len(), explained.outcome.verdict), (copied, verdict), "port {port}");
+        assert!(explained.copies.iter().all(|copy| copy.worker == Some(policy::WorkerId(1))));
+    }
+}
+
+#[test]
+fn devices_without_tags_have_one_class_that_asks_everything() {
+    let rules = [
+        rule("web", "family = \"ipv4\", protocol = \"tcp\", dst_port = [80, 443]", "{ steer = \"g\" }"),
+        rule("six", "family = \"ipv6\"", "\"drop\""),
+    ];
+    let program = program(&rules, &DeviceProfile::mlx4());
+    assert_eq!(program.untagged, Some(policy::ClassId(0)));
+    assert_eq!(program.classes.len(), 1);
+    assert!(program.flows.iter().all(|flow| matches!(flow.action, FlowAction::Steer { .. })));
+    assert!(program.rules[..2].iter().all(|rule| matches!(rule.placement, Placement::Hybrid { .. })));
+    let specs = program.flows.iter().flat_map(|flow| &flow.specs);
+    assert!(specs.clone().all(|spec| !matches!(spec, Spec::Ipv6 { .. })), "{program}");
+    let Some(Decide::Software(steps, _)) = program.classes[0].as_ref().map(|class| &class.decide) else {
+        panic!("{program}")
+    };
+    assert_eq!(steps.len(), 2);
+}
+
+#[test]
+fn a_device_that_refuses_a_field_is_asked_for_less() {
+    let rules = [rule("near", "family = \"ipv4\", ttl = 255", "{ steer = \"g\" }")];
+    let ideal = program(&rules, &DeviceProfile::ideal());
+    assert_eq!(ideal.rules[0].placement, Placement::Hardware);
+    let mlx5 = program(&rules, &DeviceProfile::mlx5());
+    let Placement::Hybrid { reason } = &mlx5.rules[0].placement else { panic!("{mlx5}") };
+    assert!(reason.contains("ttl") && reason.contains("EOPNOTSUPP"), "{reason}");
+    for flow in &mlx5.flows {
+        let asks = |spec: &Spec| matches!(spec, Spec::Ipv4 { mask, .. } if mask.ttl != 0);
+        assert!(!flow.specs.iter().any(asks), "{}", flow.words());
+    }
+}
+
+#[test]
+fn tunnels_are_said_with_what_devices_do_not_add() {
+    let inner = "vxlan_vni = 7, inner = { dst = \"10.0.0.0/8\" }";
+    let rules = [rule("tenant", inner, "{ steer = \"h\" }"), rule("sa", "esp_spi = 9", "{ steer = \"h\" }")];
+    let program = program(&rules, &DeviceProfile::mlx5());
+    for flow in &program.flows {
+        let words = flow.words();
+        match flow.rule.index() {
+            0 => assert!(
+                words.contains("udp dport=4789 | vxlan vni=0x7 | inner ipv4 dst=10.0.0.0/8"),
+                "{words}"
+            ),
+            1 => assert!(words.contains("proto=esp | esp spi=0x9"), "{words}"),
+            _ => {}
+        }
+        assert!(flow.inner_from <= flow.specs.len());
+    }
+    assert!(program.rules[..2].iter().all(|rule| rule.placement == Placement::Hardware), "{program}");
+}
+
+#[test]
+fn what_the_host_is_to_keep_needs_a_worker_only_if_somebody_else_would_take_it() {
+    let keep = rule("ssh", "family = \"ipv4\", protocol = \"tcp\", dst_port = 22", "\"kernel\"");
+    let alone = program(&[keep.clone()], &DeviceProfile::ideal());
+    assert!(alone.flows.is_empty() && alone.rules[0].placement == Placement::Hardware);
+    let frame = FrameBuilder::new().ipv4([192, 0, 2, 1].into(), [192, 0, 2, 2].into()).tcp(1, 22, 0).build();
+    assert_eq!(alone.explain_deep(&DeepKey::of(&frame)).outcome.rule.index(), 0);
+    let all = rule("all", "any = true", "{ steer = \"g\" }");
+    let taken = program(&[keep, all], &DeviceProfile::ideal());
+    assert!(matches!(taken.rules[0].placement, Placement::Hybrid { .. }), "{taken}");
+    let outcome = taken.explain_deep(&DeepKey::of(&frame)).outcome;
+    assert_eq!((outcome.rule.index(), outcome.verdict), (0, Verdict::Kernel));
+}
