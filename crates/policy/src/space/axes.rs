@@ -6,8 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::policy::{Macs, MaskedMac, Match};
 
 use super::cell::Cell;
+use super::domain::domain;
 use super::field::Field;
-use super::kind::{self, Structure, alternatives, domain, present};
+use super::kind::{self, Structure, alternatives, present};
 use super::mac::{self, Layout};
 use super::set::{Interval, Set};
 use super::terms::{Ranges, Term, terms};

@@ -11,6 +11,7 @@ mod axes;
 mod cell;
 mod common;
 mod diff;
+mod domain;
 mod field;
 mod grow;
 mod index;

@@ -10,8 +10,9 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 use super::axes::Axes;
 use super::cell::Cell;
+use super::domain::domain_of;
 use super::field::{Field, Level};
-use super::kind::{Kind, Network, Packet, Transport, Tunnel, domain_of};
+use super::kind::{Kind, Network, Packet, Transport, Tunnel};
 use super::mac;
 
 /// A packet that shows what is claimed.
