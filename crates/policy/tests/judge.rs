@@ -158,7 +158,7 @@ fn judge(program: &Program, rules: &[RandomRule], default: &Act, key: &FlowKey) 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 384, ..ProptestConfig::default() })]
 
     #[test]
     fn the_program_decides_as_the_policy_reads(

@@ -10,12 +10,17 @@ use super::priority::Candidate;
 /// The most bits by which two masks may differ: a flow becomes two to that power.
 const MAX_BITS: u32 = 12;
 
+/// How often merged masks are weighed again.
+const MAX_ROUNDS: usize = 16;
+
 /// Flows of one mask.
 struct Group {
-    /// Places in `kept`.
-    flows: Vec<usize>,
     /// The mask as a device is told it.
     told: Image,
+    /// How many flows it has by now.
+    flows: usize,
+    /// The group into whose mask its flows are cut.
+    into: Option<usize>,
 }
 
 /// Replaces kept candidates until there are at most `most` masks, for at most `budget` flows more. Returns
@@ -26,37 +31,42 @@ pub(super) fn cluster(
     most: usize,
     budget: usize,
 ) -> usize {
+    let (mut groups, group_of) = groups(candidates, kept);
+    let mut masks = groups.len();
     let mut left = budget;
-    loop {
-        let groups = groups(candidates, kept);
-        if groups.len() <= most {
-            return groups.len();
+    for _ in 0..MAX_ROUNDS {
+        let merged = if masks > most { merge(&mut groups, masks - most, &mut left) } else { 0 };
+        if merged == 0 {
+            break;
         }
-        let merges = merges(&groups, groups.len() - most, &mut left);
-        if merges.is_empty() {
-            return groups.len();
-        }
-        cut(candidates, kept, &groups, &merges);
+        masks -= merged;
     }
+    if left < budget {
+        cut(candidates, kept, &groups, &group_of);
+    }
+    masks
 }
 
-fn groups(candidates: &[Candidate], kept: &[(usize, u32)]) -> Vec<Group> {
+/// The masks, and which of them each kept flow has; those that copy have none.
+fn groups(candidates: &[Candidate], kept: &[(usize, u32)]) -> (Vec<Group>, Vec<Option<usize>>) {
     let mut place: HashMap<Image, usize> = HashMap::new();
     let mut groups: Vec<Group> = Vec::new();
-    for (at, (index, _)) in kept.iter().enumerate().filter(|(_, (index, _))| candidates[*index].traps) {
-        let cube = &candidates[*index].cube;
-        let told = cube.told().mask;
-        let group = *place.entry(told).or_insert_with(|| {
-            groups.push(Group { flows: Vec::new(), told });
-            groups.len() - 1
+    let group_of =
+        kept.iter().map(|(index, _)| &candidates[*index]).map(|Candidate { cube, traps, .. }| {
+            let told = traps.then(|| cube.told().mask)?;
+            let group = *place.entry(told).or_insert_with(|| {
+                groups.push(Group { told, flows: 0, into: None });
+                groups.len() - 1
+            });
+            groups[group].flows += 1;
+            Some(group)
         });
-        groups[group].flows.push(at);
-    }
-    groups
+    let group_of = group_of.collect();
+    (groups, group_of)
 }
 
-/// Which groups to cut into which others, cheapest first; none of those cut takes in another.
-fn merges(groups: &[Group], wanted: usize, left: &mut usize) -> Vec<(usize, usize)> {
+/// Cuts groups into others, cheapest first; none of those cut takes in another in the same round.
+fn merge(groups: &mut [Group], wanted: usize, left: &mut usize) -> usize {
     let splittable = splittable();
     // Most words are zero in all masks.
     let touched: Vec<usize> =
@@ -66,38 +76,37 @@ fn merges(groups: &[Group], wanted: usize, left: &mut usize) -> Vec<(usize, usiz
     let splittable = compact(&splittable);
     // Masks that differ in anything else never merge.
     let mut kindred: HashMap<Vec<u64>, Vec<usize>> = HashMap::new();
-    for (group, mask) in masks.iter().enumerate() {
+    for (group, mask) in masks.iter().enumerate().filter(|(group, _)| groups[*group].into.is_none()) {
         let rest = mask.iter().zip(&splittable).map(|(mask, splittable)| mask & !splittable).collect();
         kindred.entry(rest).or_default().push(group);
     }
     let mut pairs: Vec<(usize, usize, usize)> = Vec::new();
     for members in kindred.values() {
         for &from in members {
-            let flows = groups[from].flows.len();
             let costs = members.iter().filter(|into| **into != from).filter_map(|&into| {
                 let bits = extra_bits(&masks[from], &masks[into], &splittable)?;
-                Some((flows * ((1usize << bits) - 1), from, into))
+                Some((groups[from].flows.saturating_mul((1usize << bits) - 1), from, into))
             });
             pairs.extend(costs.min().filter(|(cost, ..)| *cost <= *left));
         }
     }
     pairs.sort_unstable();
-    let mut is_cut = vec![false; groups.len()];
     let mut takes_in = vec![false; groups.len()];
-    let mut merges = Vec::new();
+    let mut merged = 0;
     for (cost, from, into) in pairs {
-        if is_cut[from] || takes_in[from] || is_cut[into] || cost > *left {
-            continue;
-        }
-        if merges.len() == wanted {
+        if merged == wanted {
             break;
         }
+        if takes_in[from] || groups[into].into.is_some() || cost > *left {
+            continue;
+        }
         *left -= cost;
-        is_cut[from] = true;
+        groups[into].flows += groups[from].flows + cost;
+        groups[from].into = Some(into);
         takes_in[into] = true;
-        merges.push((from, into));
+        merged += 1;
     }
-    merges
+    merged
 }
 
 /// Bits that a flow may be cut by: those of numbers that say nothing about other fields.
@@ -126,20 +135,22 @@ fn cut(
     candidates: &mut Vec<Candidate>,
     kept: &mut Vec<(usize, u32)>,
     groups: &[Group],
-    merges: &[(usize, usize)],
+    group_of: &[Option<usize>],
 ) {
-    let mut into_of: HashMap<usize, usize> = HashMap::new();
-    for (from, into) in merges {
-        into_of.extend(groups[*from].flows.iter().map(|at| (*at, *into)));
-    }
+    let last = |mut group: usize| {
+        while let Some(into) = groups[group].into {
+            group = into;
+        }
+        group
+    };
     let mut cut = Vec::with_capacity(kept.len());
-    for (at, (index, rank)) in kept.iter().enumerate() {
-        let Some(into) = into_of.get(&at) else {
+    for ((index, rank), group) in kept.iter().zip(group_of) {
+        let Some(group) = group.filter(|group| groups[*group].into.is_some()) else {
             cut.push((*index, *rank));
             continue;
         };
         let Candidate { cube, rule, action, traps } = candidates[*index];
-        for cube in parts(&cube, &groups[*into].told) {
+        for cube in parts(&cube, &groups[last(group)].told) {
             cut.push((candidates.len(), *rank));
             candidates.push(Candidate { cube, rule, action, traps });
         }
