@@ -15,6 +15,7 @@ use super::Object;
 use super::answer::{EBUSY, EINVAL, ENOMEM, Verb, answer_handle, answer_status};
 use super::channel;
 use super::cq_poll::{self, Poller};
+use super::held::Held;
 use super::pd::{SoftPd, make_ring, release_domain, use_domain};
 use super::spin::Spin;
 use crate::completion::{CqState, Notice};
@@ -166,7 +167,7 @@ fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_
     let mut native = ibv_cq_ex { context, cqe, ..ibv_cq_ex::default() };
     cq_poll::fill(&mut native, request.fields);
     let poller = Poller::new(consumer, Arc::clone(&wants_checksums), &rules.clock);
-    let cq = Box::new(SoftCq {
+    let cq = Held::boxed(SoftCq {
         cq: UnsafeCell::new(native),
         context,
         slot: 0,
@@ -191,7 +192,7 @@ fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_
 fn register(
     state: &mut State,
     mut engine_side: CqState,
-    mut cq: Box<SoftCq>,
+    mut cq: Box<Held<SoftCq>>,
     channel: *mut ibv_comp_channel,
 ) -> Verb<*mut ibv_cq_ex> {
     let channel = channel::find(state, engine_side.owner, channel)?;

@@ -1,7 +1,8 @@
 //! The provider's ops: what libibverbs calls, one file per family of objects.
 //!
 //! Every op checks its arguments as the kernel would and answers an errno; none trusts a length, a count or a state.
-//! What C cannot let anyone check - that a handle is a live object of this provider - is libibverbs' own contract.
+//! What C cannot let anyone check - that a handle is an object of this provider - is libibverbs' own contract; one that
+//! was destroyed is EINVAL (see `held`).
 //! Objects that the application holds are boxes that begin with the library's struct and name their slot in `state`.
 
 pub(crate) mod answer;
@@ -14,6 +15,7 @@ mod cq_poll;
 mod cq_resize;
 mod flow;
 mod flow_attr;
+mod held;
 mod mr;
 mod pd;
 mod qp;
@@ -28,38 +30,51 @@ mod table;
 mod wq;
 
 use std::ffi::c_void;
+use std::ptr::NonNull;
 
-use answer::{EINVAL, Verb};
+use answer::Verb;
+use held::Held;
 
 /// An object that begins with a struct of libibverbs, so that a pointer to one is a pointer to the other.
 ///
 /// # Safety
 /// `Self` is `repr(C)`, or transparent, with `Native` (possibly in a cell) as its first member, and is only ever
-/// handed out as a leaked `Box<Self>`.
+/// handed out as a leaked `Box<Held<Self>>`.
 pub(crate) unsafe trait Object: Sized {
     type Native;
 
-    /// The object behind a handle.
+    /// The object behind a handle; EINVAL if it was destroyed, see [`held`].
     ///
     /// # Safety
-    /// `native` is NULL or a live object of this provider of this kind.
+    /// `native` is NULL or an object of this provider of this kind that lives, or was destroyed and is kept.
+    #[inline]
     unsafe fn of<'a>(native: *mut Self::Native) -> Verb<&'a Self> {
         // SAFETY: by the contract of this function, and the layout by the contract of the trait.
-        unsafe { native.cast::<Self>().as_ref() }.ok_or(EINVAL)
+        unsafe { Held::find(native.cast::<Held<Self>>()) }
     }
 
     /// Hands the object to the application.
     fn into_native(self) -> *mut Self::Native {
-        Box::into_raw(Box::new(self)).cast()
+        Box::into_raw(Held::boxed(self)).cast()
     }
 
-    /// Takes the object back from the application.
+    /// Takes the object back from the application: it is destroyed when the answer is dropped.
     ///
     /// # Safety
-    /// `native` is a live object of this provider of this kind, and is not used after this.
-    unsafe fn take(native: *mut Self::Native) -> Box<Self> {
-        // SAFETY: by the contract of this function it came from `into_native` and no reference to it is left.
-        unsafe { Box::from_raw(native.cast::<Self>()) }
+    /// `native` is a live object of this provider of this kind, and no reference to it is used after this.
+    unsafe fn take(native: *mut Self::Native) -> Taken<Self> {
+        // SAFETY: handles that live are not NULL.
+        Taken(unsafe { NonNull::new_unchecked(native.cast()) })
+    }
+}
+
+/// An object that the application gave back.
+pub(crate) struct Taken<T>(NonNull<Held<T>>);
+
+impl<T> Drop for Taken<T> {
+    fn drop(&mut self) {
+        // SAFETY: live and no longer referred to, by the contract of [`Object::take`].
+        unsafe { Held::destroy(self.0) };
     }
 }
 

@@ -9,6 +9,7 @@ use ibverbs_sys::{
 
 use super::Object;
 use super::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, answer_handle, answer_status, known_bits};
+use super::held::Held;
 use crate::device::SoftContext;
 use crate::personality::Resources;
 use crate::queue_memory::{Allocator, QueueMemory};
@@ -132,7 +133,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         let mut state = soft.nic().control();
         let slot = state.domains.insert(domain).ok_or(ENOMEM)?;
         let pd = ibv_pd { context, handle: slot };
-        let mut object = Box::new(SoftPd { pd, slot, base: base.slot, parent: None });
+        let mut object = Held::boxed(SoftPd { pd, slot, base: base.slot, parent: None });
         let allocator = allocator(attr, &raw mut object.pd);
         let Ok(allocator) = allocator else {
             state.domains.remove(slot);

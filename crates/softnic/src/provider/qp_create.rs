@@ -16,6 +16,7 @@ use ibverbs_sys::{
 use super::Object;
 use super::answer::{EINVAL, ENOMEM, EOPNOTSUPP, Verb, answer_handle, known_bits};
 use super::cq::SoftCq;
+use super::held::Held;
 use super::pd::{SoftPd, make_ring, use_domain};
 use super::qp::{Plain, SoftQp};
 use super::qp_rss::create_rss;
@@ -251,7 +252,7 @@ struct PlainQueues {
     edits: FrameEdits,
 }
 
-fn register_plain(state: &mut State, queues: PlainQueues, object: &mut Box<SoftQp>) -> Verb<()> {
+fn register_plain(state: &mut State, queues: PlainQueues, object: &mut Box<Held<SoftQp>>) -> Verb<()> {
     let native = (&raw const **object).addr() as u64;
     let queue = QueueState {
         owner: queues.owner,
@@ -332,8 +333,13 @@ pub(crate) fn base(
     }
 }
 
-pub(crate) fn new_object(qp_base: ibv_qp, domain: u32, cap: ibv_qp_cap, signal_all: bool) -> Box<SoftQp> {
-    Box::new(SoftQp {
+pub(crate) fn new_object(
+    qp_base: ibv_qp,
+    domain: u32,
+    cap: ibv_qp_cap,
+    signal_all: bool,
+) -> Box<Held<SoftQp>> {
+    Held::boxed(SoftQp {
         context: qp_base.context,
         qp: UnsafeCell::new(ibv_qp_ex { qp_base, ..ibv_qp_ex::default() }),
         slack: SoftQp::NO_SLACK,

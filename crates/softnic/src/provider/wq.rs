@@ -14,6 +14,7 @@ use ibverbs_sys::{
 use super::Object;
 use super::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, answer_handle, answer_status, known_bits};
 use super::cq::SoftCq;
+use super::held::Held;
 use super::pd::{SoftPd, make_ring, release_domain, use_domain};
 use super::receive::{ReceivePoster, post, refuse};
 use super::spin::Spin;
@@ -96,7 +97,7 @@ pub(crate) unsafe extern "C" fn create_wq(
         };
         attr.max_wr = producer.limit();
         let poster = Spin::new(ReceivePoster { producer, max_sge: attr.max_sge }, pd.single_threaded());
-        let mut wq = Box::new(SoftWq {
+        let mut wq = Held::boxed(SoftWq {
             wq: UnsafeCell::new(ibv_wq {
                 context,
                 wq_context: attr.wq_context,
@@ -134,7 +135,7 @@ fn check(attr: &ibv_wq_init_attr, rules: &WorkQueueRules) -> Verb<u32> {
 }
 
 /// Gives the queue its slot and counts what it uses.
-fn register(state: &mut State, mut queue: QueueState, wq: &mut Box<SoftWq>) -> Verb<()> {
+fn register(state: &mut State, mut queue: QueueState, wq: &mut Box<Held<SoftWq>>) -> Verb<()> {
     if state.cqs.get(wq.cq).is_none() || state.domains.get(wq.domain).is_none() {
         return Err(EINVAL);
     }
