@@ -1,0 +1,133 @@
+//! What a case works on: an open device, and, where there is one, its other end.
+//!
+//! Whatever a case steers is for a locally administered address that nobody has, so that on a device in use nobody's
+//! packets go astray. Only cases that say so ([`crate::Needs::Port`]) take more.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use packet::MacAddr;
+use packet::build::FrameBuilder;
+use verbs::{
+    Access, Context, DeviceAttributes, Domain, EthernetMatch, FlowAttr, FlowKind, FlowSpec, FramePool,
+    MemoryRegion, PortNumber, ProtectionDomain,
+};
+
+use crate::{Failure, Needs};
+
+/// To whom everything goes: locally administered, and nobody's.
+pub(crate) const MAC: [u8; 6] = [0x02, 0x73, 0x74, 0x65, 0x65, 0x72];
+/// From whom it comes.
+pub(crate) const OTHER_MAC: [u8; 6] = [0x02, 0x73, 0x74, 0x65, 0x65, 0x00];
+/// Bytes of a frame in a pool.
+pub(crate) const FRAME_BYTES: u32 = 2048;
+
+/// The other end of a port.
+pub trait Peer {
+    /// Sends these frames to the device, and comes back when it has dealt with them.
+    fn deliver(&self, frames: Vec<Vec<u8>>);
+
+    /// What the device has sent since the last call; `None` where that cannot be seen.
+    fn sent(&self) -> Option<Vec<Vec<u8>>>;
+}
+
+/// What a case works on.
+pub struct Bench<'p> {
+    pub(crate) context: Arc<Context>,
+    pub(crate) pd: Arc<ProtectionDomain>,
+    pub(crate) port: PortNumber,
+    pub(crate) attributes: DeviceAttributes,
+    peer: Option<&'p dyn Peer>,
+}
+
+impl<'p> Bench<'p> {
+    /// On an open device, with or without somebody at the other end.
+    ///
+    /// # Errors
+    /// The device cannot be queried, or has no protection domain to give.
+    pub fn new(context: &Arc<Context>, port: PortNumber, peer: Option<&'p dyn Peer>) -> verbs::Result<Self> {
+        let (pd, attributes) = (ProtectionDomain::new(context)?, context.attributes()?);
+        Ok(Self { context: Arc::clone(context), pd, port, attributes, peer })
+    }
+
+    /// Why a case with these needs cannot be tried here.
+    pub(crate) fn lacks(&self, needs: Needs) -> Option<&'static str> {
+        match needs {
+            Needs::Objects | Needs::Port | Needs::Sends => None,
+            Needs::Frames if self.peer.is_none() => Some("needs a peer that sends"),
+            Needs::Peer if self.peer.and_then(Peer::sent).is_none() => Some("needs a peer that sees"),
+            Needs::Frames | Needs::Peer => None,
+        }
+    }
+
+    pub(crate) fn domain(&self) -> Domain {
+        Domain::from(&self.pd)
+    }
+
+    /// Sends these frames to the device.
+    pub(crate) fn deliver(&self, frames: impl IntoIterator<Item = Vec<u8>>) {
+        if let Some(peer) = self.peer {
+            peer.deliver(frames.into_iter().collect());
+        }
+    }
+
+    /// What the device has sent since the last call.
+    pub(crate) fn sent(&self) -> Vec<Vec<u8>> {
+        self.deliver([]);
+        self.peer.and_then(Peer::sent).unwrap_or_default()
+    }
+
+    /// Normal, for the bench's own address.
+    pub(crate) fn flow(&self) -> FlowAttr {
+        FlowAttr::new(FlowKind::Normal, self.port).spec(to_us())
+    }
+
+    pub(crate) fn pool(&self, domain: &Domain, frames: usize) -> Result<FramePool, Failure> {
+        let memory = vec![0u8; frames * FRAME_BYTES as usize];
+        let region = MemoryRegion::register(domain, memory, Access::LOCAL_WRITE).map_err(unprepared)?;
+        FramePool::new(region, FRAME_BYTES).map_err(unprepared)
+    }
+}
+
+/// The filter for the bench's own address.
+pub(crate) fn to_us() -> FlowSpec {
+    FlowSpec::Ethernet {
+        value: EthernetMatch { dst_mac: MAC, ..EthernetMatch::default() },
+        mask: EthernetMatch { dst_mac: [0xff; 6], ..EthernetMatch::default() },
+    }
+}
+
+/// A frame to the bench's own address.
+pub(crate) fn frame() -> FrameBuilder {
+    FrameBuilder::new().ethernet(MacAddr(MAC), MacAddr(OTHER_MAC))
+}
+
+/// An IPv4 frame to it.
+pub(crate) fn ipv4() -> FrameBuilder {
+    frame().ipv4(v4(1), v4(2))
+}
+
+/// An IPv6 frame to it.
+pub(crate) fn ipv6() -> FrameBuilder {
+    frame().ipv6(v6(1), v6(2))
+}
+
+/// A UDP frame to it.
+pub(crate) fn udp(src_port: u16, dst_port: u16) -> Vec<u8> {
+    ipv4().udp(src_port, dst_port).payload(&[0x5a; 40]).build()
+}
+
+/// An address for documentation (RFC 5737).
+pub(crate) fn v4(last: u8) -> Ipv4Addr {
+    Ipv4Addr::new(192, 0, 2, last)
+}
+
+/// An address for documentation (RFC 3849).
+pub(crate) fn v6(last: u16) -> Ipv6Addr {
+    Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last)
+}
+
+/// The ground of a case could not be prepared: not what the case is about.
+pub(crate) fn unprepared(error: verbs::Error) -> Failure {
+    Failure::Differs(format!("not prepared: {error}"))
+}

@@ -1,0 +1,71 @@
+//! One suite of cases for `ibv_alloc_parent_domain`, `ibv_create_qp_ex`, `ibv_create_cq_ex`, `ibv_create_flow` and their
+//! companions, through the safe crate `verbs`, on whatever device stands behind it.
+//!
+//! A case is a row of data: verb, field, value, what is expected of each personality and why, and a function that tries
+//! it. The binary runs all of them, on a soft NIC or on a device; `steerd devices --probe` runs those that disturb nobody
+//! ([`probe`]); docs/conformance.md is written from them. What is compared with is worked out in here a second time
+//! ([`independent`]), never asked of the crates under test. Nothing here is on a packet path.
+#![forbid(unsafe_code)]
+
+/// Ends a case unless the condition holds: the device took what it was given and did something else.
+macro_rules! ensure {
+    ($condition:expr, $($said:tt)+) => {
+        if !$condition {
+            return Err($crate::Failure::Differs(format!($($said)+)));
+        }
+    };
+}
+
+mod absent;
+mod actions;
+mod bench;
+mod case;
+mod completion_fields;
+mod counters;
+mod create_cq_ex;
+mod create_flow;
+mod create_qp_ex;
+mod doc;
+mod events;
+mod expected;
+mod filters;
+pub mod independent;
+mod order;
+mod parent_domain;
+mod receiver;
+mod report;
+mod rss;
+mod send_operations;
+mod sender;
+mod sending;
+pub mod soft;
+mod tunnels;
+mod work_queue;
+
+pub use absent::{ABSENT, Absent};
+pub use bench::{Bench, Peer};
+pub use case::{Case, Failure, Needs, Outcome, Verb};
+pub use doc::markdown;
+pub use expected::{Answer, Expected};
+pub use report::{Report, Row, Verdict, judge, probe, run};
+
+/// Every case, in the order in which they are listed.
+pub fn cases() -> Vec<Case> {
+    let families: [fn() -> Vec<Case>; 14] = [
+        parent_domain::cases,
+        create_qp_ex::cases,
+        send_operations::cases,
+        sending::cases,
+        rss::cases,
+        work_queue::cases,
+        create_cq_ex::cases,
+        completion_fields::cases,
+        events::cases,
+        create_flow::cases,
+        order::cases,
+        filters::cases,
+        tunnels::cases,
+        actions::cases,
+    ];
+    families.iter().flat_map(|family| family()).chain(counters::cases()).collect()
+}

@@ -1,0 +1,106 @@
+//! `conformance`: runs the suite on a soft NIC or on a device, prints the rows, and fails on any mismatch.
+#![forbid(unsafe_code)]
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::{fs, io};
+
+use clap::Parser;
+use conformance::soft::SoftDevice;
+use conformance::{Bench, Report, Verdict, markdown, run};
+use softnic::Personality;
+use verbs::{Context, DeviceList, PortNumber};
+
+/// Tries every field and enum value of the four verbs, and says what came of it.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// A device of libibverbs' list, instead of the soft NIC [env: STEERD_TEST_DEVICE].
+    #[arg(long, value_name = "NAME", env = "STEERD_TEST_DEVICE", hide_env = true)]
+    device: Option<String>,
+    /// Its port.
+    #[arg(long, default_value_t = 1)]
+    port: u8,
+    /// The personality of the soft NIC [default: each in turn]; with --device, whose answers are expected
+    /// [default: by the device's name, or nobody's].
+    #[arg(long, value_name = "ideal|mlx5|mlx4")]
+    personality: Option<Personality>,
+    /// Print JSON, a report per device.
+    #[arg(long)]
+    json: bool,
+    /// Print rows that are as expected, too.
+    #[arg(long)]
+    verbose: bool,
+    /// Write docs/conformance.md instead of running anything.
+    #[arg(long)]
+    write_docs: bool,
+}
+
+type Failed = Box<dyn std::error::Error>;
+
+fn main() -> ExitCode {
+    match act(&Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "conformance: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether all is as expected.
+fn act(arguments: &Arguments) -> Result<bool, Failed> {
+    if arguments.write_docs {
+        fs::write(document(), markdown())?;
+        return Ok(true);
+    }
+    let reports = match arguments.device.as_deref().filter(|name| !name.is_empty()) {
+        Some(name) => vec![on_device(name, arguments)?],
+        None => {
+            let one = arguments.personality.map(|personality| vec![personality]);
+            let personalities = one.unwrap_or_else(|| Personality::ALL.to_vec());
+            personalities.into_iter().map(on_soft_nic).collect::<Result<_, _>>()?
+        }
+    };
+    print(&reports, arguments)?;
+    Ok(reports.iter().all(|report| report.count(Verdict::Mismatch) == 0))
+}
+
+fn on_soft_nic(personality: Personality) -> Result<Report, Failed> {
+    let device = SoftDevice::new(personality)?;
+    let bench = Bench::new(device.context(), PortNumber(1), Some(&device))?;
+    let mut report = run(&bench, Some(personality), |_| true);
+    report.device = format!("softnic0 ({personality})");
+    Ok(report)
+}
+
+fn on_device(name: &str, arguments: &Arguments) -> Result<Report, Failed> {
+    let list = DeviceList::system()?;
+    let device = list.find(name).ok_or_else(|| format!("no device {name}"))?;
+    let context = device.open()?;
+    let bench = Bench::new(&context, PortNumber(arguments.port), None)?;
+    Ok(run(&bench, arguments.personality.or_else(|| kind_of(&context)), |_| true))
+}
+
+/// By the names that the kernel's drivers give.
+fn kind_of(context: &Context) -> Option<Personality> {
+    [Personality::Mlx5, Personality::Mlx4].into_iter().find(|kind| context.name().starts_with(kind.name()))
+}
+
+fn print(reports: &[Report], arguments: &Arguments) -> Result<(), Failed> {
+    let mut out = io::stdout().lock();
+    if arguments.json {
+        writeln!(out, "{}", serde_json::to_string_pretty(reports)?)?;
+        return Ok(());
+    }
+    for report in reports {
+        write!(out, "{}", report.text(arguments.verbose))?;
+    }
+    Ok(())
+}
+
+/// In the repository this binary was built from.
+fn document() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/conformance.md")
+}

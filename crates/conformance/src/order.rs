@@ -1,0 +1,273 @@
+//! Which of several flows has a packet: priorities, overlap, equal flows, DONT_TRAP.
+
+use verbs::{EthernetMatch, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, PortMatch};
+
+use crate::bench::{OTHER_MAC, to_us, udp};
+use crate::create_flow::{MULTICAST, multicast};
+use crate::filters::any_ipv4;
+use crate::receiver::Receiver;
+use crate::{Answer, Bench, Case, Expected, Failure, Needs, Outcome, Verb};
+
+const NONSENSE: Answer = Answer::Refused(libc::EINVAL);
+const PRIORITY: &str = "ibv_flow_attr.priority";
+const OFFERED: &str = "verbs::FlowAttr::priority";
+
+pub(crate) fn cases() -> Vec<Case> {
+    let case = |row, run| Case::new(Verb::CreateFlow, row, run).needs(Needs::Frames);
+    let dont_trap = "verbs::FlowAttr::dont_trap";
+    let flags = "ibv_flow_attr.flags";
+    let promiscuous = Expected::WORKS
+        .mlx4(Answer::Refused(libc::EOPNOTSUPP))
+        .because("kernel mlx4 main.c, `mlx4_ib_add_dont_trap_rule`: priority 0, one filter");
+    let twice = Expected::WORKS
+        .mlx5(Answer::Refused(libc::EEXIST))
+        .mlx4(NONSENSE)
+        .because("kernel mlx5 core/fs_core.c, `check_conflicting_ftes`; mlx4 main.c: no actions");
+    let never = twice.ideal(Answer::Refused(libc::EEXIST));
+    vec![
+        case(
+            [
+                PRIORITY,
+                "a general flow at 0, a special one at 1",
+                OFFERED,
+                "the smaller number has the packet",
+            ],
+            general_first,
+        ),
+        case(
+            [
+                PRIORITY,
+                "a special flow at 0, a general one at 1",
+                OFFERED,
+                "what the special one does not match, the general one has",
+            ],
+            special_first,
+        ),
+        case([PRIORITY, "the first flow goes", OFFERED, "the second has its packets"], falls_back),
+        case(
+            [
+                PRIORITY,
+                "as the other way round, in the other order of making",
+                OFFERED,
+                "the number counts, not the order",
+            ],
+            order_of_making,
+        ),
+        case(
+            [PRIORITY, "equal, and the same match, on two queue pairs", OFFERED, "each has a copy"],
+            replicated,
+        ),
+        case(
+            [
+                PRIORITY,
+                "equal, and the same match, with different tags",
+                OFFERED,
+                "each has a copy with its tag",
+            ],
+            two_tags,
+        )
+        .expect(twice),
+        case(
+            [
+                PRIORITY,
+                "equal, and the same match, DROP beside delivery",
+                OFFERED,
+                "refused: a packet cannot be both",
+            ],
+            drop_and_not,
+        )
+        .needs(Needs::Objects)
+        .expect(never),
+        case(
+            [
+                PRIORITY,
+                "equal, and the same match, once more on the same queue pair",
+                OFFERED,
+                "one goes, the packets come still",
+            ],
+            same_again,
+        ),
+        case(
+            [
+                PRIORITY,
+                "multicast at 0, everything from a sender at 5",
+                OFFERED,
+                "the multicast flow has the packet",
+            ],
+            multicast_first,
+        )
+        .expect(
+            Expected::WORKS.mlx5(Answer::Ignored).because(
+                "kernel mlx5 fs.c, `flow_is_multicast_only`, MLX5_IB_FLOW_MCAST_PRIO: after all others",
+            ),
+        ),
+        case(
+            [
+                flags,
+                "IBV_FLOW_ATTR_FLAGS_DONT_TRAP",
+                dont_trap,
+                "a copy, and the packet goes on to the next flow",
+            ],
+            copies,
+        )
+        .expect(promiscuous),
+        case(
+            [
+                flags,
+                "IBV_FLOW_ATTR_FLAGS_DONT_TRAP at two priorities",
+                dont_trap,
+                "a copy for each, and the packet goes on",
+            ],
+            copies_twice,
+        )
+        .expect(promiscuous),
+        case(
+            [
+                flags,
+                "IBV_FLOW_ATTR_FLAGS_DONT_TRAP behind a flow that takes",
+                dont_trap,
+                "no copy: what is taken comes no further",
+            ],
+            taken_before,
+        )
+        .expect(promiscuous),
+    ]
+}
+
+/// To the bench's address, IPv4, UDP from anywhere to a port.
+fn special(bench: &Bench<'_>) -> FlowAttr {
+    let port = |dst_port| PortMatch { src_port: 0, dst_port };
+    bench.flow().spec(any_ipv4()).spec(FlowSpec::Udp { value: port(7), mask: port(0xffff) })
+}
+
+fn general(bench: &Bench<'_>) -> FlowAttr {
+    bench.flow()
+}
+
+/// Makes a flow to each of two receivers, the first first, sends, and counts.
+fn counts(bench: &Bench<'_>, attrs: [FlowAttr; 2], frames: &[Vec<u8>]) -> Result<[usize; 2], Failure> {
+    let mut receivers = [Receiver::new(bench)?, Receiver::new(bench)?];
+    let _flows = [receivers[0].flow(&attrs[0])?, receivers[1].flow(&attrs[1])?];
+    bench.deliver(frames.iter().cloned());
+    Ok([receivers[0].frames()?.len(), receivers[1].frames()?.len()])
+}
+
+fn expect(seen: [usize; 2], expected: [usize; 2]) -> Outcome {
+    ensure!(seen == expected, "{seen:?} packets instead of {expected:?}");
+    Ok(())
+}
+
+fn both() -> Vec<Vec<u8>> {
+    vec![udp(1, 7), udp(1, 8)]
+}
+
+fn general_first(bench: &Bench<'_>) -> Outcome {
+    let attrs = [general(bench).priority(0), special(bench).priority(1)];
+    expect(counts(bench, attrs, &both())?, [2, 0])
+}
+
+fn special_first(bench: &Bench<'_>) -> Outcome {
+    let attrs = [special(bench).priority(0), general(bench).priority(1)];
+    expect(counts(bench, attrs, &both())?, [1, 1])
+}
+
+fn order_of_making(bench: &Bench<'_>) -> Outcome {
+    let attrs = [general(bench).priority(1), special(bench).priority(0)];
+    expect(counts(bench, attrs, &both())?, [1, 1])
+}
+
+fn falls_back(bench: &Bench<'_>) -> Outcome {
+    let mut receivers = [Receiver::new(bench)?, Receiver::new(bench)?];
+    let first = receivers[0].flow(&general(bench).priority(3))?;
+    let _second = receivers[1].flow(&general(bench).priority(4))?;
+    bench.deliver(both());
+    drop(first);
+    bench.deliver(both());
+    expect([receivers[0].frames()?.len(), receivers[1].frames()?.len()], [2, 2])
+}
+
+fn replicated(bench: &Bench<'_>) -> Outcome {
+    expect(counts(bench, [special(bench), special(bench)], &both())?, [1, 1])
+}
+
+fn tagged(bench: &Bench<'_>, tag: u32) -> FlowAttr {
+    special(bench).spec(FlowSpec::Tag(FlowTag(tag)))
+}
+
+fn two_tags(bench: &Bench<'_>) -> Outcome {
+    let mut receivers = [Receiver::new(bench)?, Receiver::new(bench)?];
+    let _flows = [receivers[0].flow(&tagged(bench, 1))?, receivers[1].flow(&tagged(bench, 2))?];
+    bench.deliver(both());
+    for (receiver, tag) in receivers.iter_mut().zip([1, 2]) {
+        let tags: Vec<_> = receiver.drain()?.iter().map(|packet| packet.tag).collect();
+        ensure!(tags == [Some(tag)], "{tags:?} instead of {tag}");
+    }
+    Ok(())
+}
+
+fn drop_and_not(bench: &Bench<'_>) -> Outcome {
+    let receiver = Receiver::new(bench)?;
+    let _flow = receiver.flow(&special(bench))?;
+    drop(receiver.flow(&special(bench).spec(FlowSpec::Drop))?);
+    Ok(())
+}
+
+fn same_again(bench: &Bench<'_>) -> Outcome {
+    let mut receiver = Receiver::new(bench)?;
+    let target = receiver.target()?;
+    let first = Flow::create(&target, &special(bench))?;
+    let _second = Flow::create(&target, &special(bench))?;
+    drop(first);
+    bench.deliver(both());
+    let count = receiver.frames()?.len();
+    ensure!(count == 1, "{count} packets");
+    Ok(())
+}
+
+fn multicast_first(bench: &Bench<'_>) -> Outcome {
+    let none = EthernetMatch::default();
+    let group = FlowSpec::Ethernet {
+        value: EthernetMatch { dst_mac: MULTICAST, ..none },
+        mask: EthernetMatch { dst_mac: [0xff; 6], ..none },
+    };
+    let sender = FlowSpec::Ethernet {
+        value: EthernetMatch { src_mac: OTHER_MAC, ..none },
+        mask: EthernetMatch { src_mac: [0xff; 6], ..none },
+    };
+    let normal = FlowAttr::new(FlowKind::Normal, bench.port);
+    let attrs = [normal.clone().spec(group), normal.spec(sender).priority(5)];
+    match counts(bench, attrs, &[multicast()])? {
+        [1, 0] => Ok(()),
+        [0, 1] => Err(Failure::Ignored),
+        other => Err(Failure::Differs(format!("{other:?} packets"))),
+    }
+}
+
+fn copies(bench: &Bench<'_>) -> Outcome {
+    let attrs = [special(bench).dont_trap(true), general(bench).priority(1)];
+    expect(counts(bench, attrs, &both())?, [1, 2])
+}
+
+fn copies_twice(bench: &Bench<'_>) -> Outcome {
+    let mut receivers = [Receiver::new(bench)?, Receiver::new(bench)?, Receiver::new(bench)?];
+    let _flows = [
+        receivers[0].flow(&special(bench).dont_trap(true))?,
+        receivers[1].flow(&general(bench).dont_trap(true).priority(1))?,
+        receivers[2].flow(&general(bench).priority(2))?,
+    ];
+    bench.deliver(both());
+    let mut seen = Vec::new();
+    for receiver in &mut receivers {
+        seen.push(receiver.frames()?.len());
+    }
+    ensure!(seen == [1, 2, 2], "{seen:?} packets instead of [1, 2, 2]");
+    Ok(())
+}
+
+fn taken_before(bench: &Bench<'_>) -> Outcome {
+    let attrs = [
+        general(bench),
+        FlowAttr::new(FlowKind::Normal, bench.port).spec(to_us()).dont_trap(true).priority(1),
+    ];
+    expect(counts(bench, attrs, &both())?, [2, 0])
+}

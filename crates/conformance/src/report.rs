@@ -1,0 +1,166 @@
+//! Runs cases and says what was seen: rows for people and for programs.
+//!
+//! Called by the binary, by the tests and, as [`probe`], by `steerd devices --probe`.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use softnic::Personality;
+use verbs::{Context, PortNumber};
+
+use crate::expected::errno_name;
+use crate::{Answer, Bench, Case, Failure, Needs, Outcome, cases};
+
+/// What became of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// As expected; where nothing is expected, the device answered one way or the other.
+    Ok,
+    /// Otherwise than expected, or not what the device had promised.
+    Mismatch,
+    /// Not tried.
+    NotRun,
+}
+
+/// A case that was run.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs)] // the fields of `Case`, in words
+pub struct Row {
+    pub verb: String,
+    pub field: &'static str,
+    pub value: &'static str,
+    pub offered: &'static str,
+    pub shows: &'static str,
+    /// What is expected; absent where the device is of no known kind.
+    pub expected: Option<String>,
+    pub seen: String,
+    pub verdict: Verdict,
+    /// Where it comes from that somebody refuses.
+    pub source: &'static str,
+}
+
+/// Everything that was seen of a device.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Report {
+    pub device: String,
+    pub port: u8,
+    pub rows: Vec<Row>,
+}
+
+impl Report {
+    /// How many rows came out so.
+    pub fn count(&self, verdict: Verdict) -> usize {
+        self.rows.iter().filter(|row| row.verdict == verdict).count()
+    }
+
+    /// The rows in columns, those that are as expected only if asked for, and the summary.
+    pub fn text(&self, verbose: bool) -> String {
+        let mut text = String::new();
+        for row in self.rows.iter().filter(|row| verbose || row.verdict != Verdict::Ok) {
+            let mark = match row.verdict {
+                Verdict::Ok => "ok      ",
+                Verdict::Mismatch => "MISMATCH",
+                Verdict::NotRun => "NOT RUN ",
+            };
+            let expected = row.expected.as_deref().unwrap_or("-");
+            text.push_str(&format!(
+                "{mark}  {:<24}  {:<42}  {:<46}  {expected:<20}  {}\n",
+                row.verb, row.field, row.value, row.seen
+            ));
+        }
+        text.push_str(&format!("{}\n", self.summary()));
+        text
+    }
+
+    /// One line.
+    pub fn summary(&self) -> String {
+        format!(
+            "{}: {} cases, {} as expected, {} mismatches, {} not run",
+            self.device,
+            self.rows.len(),
+            self.count(Verdict::Ok),
+            self.count(Verdict::Mismatch),
+            self.count(Verdict::NotRun),
+        )
+    }
+}
+
+/// Holds what was seen against what is expected, if anything is.
+pub fn judge(outcome: &Outcome, expected: Option<Answer>) -> (Verdict, String) {
+    let (answer, seen) = match outcome {
+        Ok(()) => (Answer::Works, Answer::Works.to_string()),
+        Err(Failure::Ignored) => (Answer::Ignored, Answer::Ignored.to_string()),
+        Err(Failure::Refused(errno)) => (Answer::Refused(*errno), Answer::Refused(*errno).to_string()),
+        Err(Failure::Differs(how)) => return (Verdict::Mismatch, format!("differs: {how}")),
+        Err(Failure::NotRun(why)) => return (Verdict::NotRun, format!("not run: {why}")),
+    };
+    match expected {
+        Some(expected) if expected == answer => (Verdict::Ok, seen),
+        None => (Verdict::Ok, seen),
+        // uverbs_cmd.c asks for the capability before anything else.
+        Some(_) if answer == Answer::Refused(libc::EPERM) => {
+            (Verdict::NotRun, format!("not run: {}, needs CAP_NET_RAW", errno_name(libc::EPERM)))
+        }
+        Some(_) => (Verdict::Mismatch, seen),
+    }
+}
+
+/// Runs the cases that `wanted` takes. Without a personality nothing is expected: what a device refuses is told, not
+/// judged.
+pub fn run(bench: &Bench<'_>, personality: Option<Personality>, wanted: impl Fn(&Case) -> bool) -> Report {
+    let rows = cases().iter().filter(|case| wanted(case)).map(|case| row(bench, personality, case)).collect();
+    Report { device: bench.context.name().into(), port: bench.port.0, rows }
+}
+
+fn row(bench: &Bench<'_>, personality: Option<Personality>, case: &Case) -> Row {
+    let expected = personality.map(|personality| case.expected.of(personality));
+    let outcome = match bench.lacks(case.needs) {
+        Some(why) => Err(Failure::NotRun(why)),
+        None => (case.run)(bench),
+    };
+    let (verdict, seen) = judge(&outcome, expected);
+    let expected = expected.map(|expected| expected.to_string());
+    Row {
+        verb: case.verb.to_string(),
+        field: case.field,
+        value: case.value,
+        offered: case.offered,
+        shows: case.shows,
+        expected,
+        seen,
+        verdict,
+        source: case.expected.source,
+    }
+}
+
+/// Tries what disturbs nobody: makes objects and lets them go at once; flows are for an address that nobody has.
+///
+/// # Errors
+/// The device cannot be queried.
+pub fn probe(context: &Arc<Context>, port: u8) -> verbs::Result<Report> {
+    let bench = Bench::new(context, PortNumber(port), None)?;
+    Ok(run(&bench, None, |case| case.needs == Needs::Objects))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_expected_is_ok() {
+        let works = Some(Answer::Works);
+        let refused = Some(Answer::Refused(libc::EINVAL));
+        let no = |errno| Err(Failure::Refused(errno));
+        assert_eq!(judge(&Ok(()), works).0, Verdict::Ok);
+        assert_eq!(judge(&Ok(()), refused).0, Verdict::Mismatch);
+        assert_eq!(judge(&no(libc::EINVAL), refused).0, Verdict::Ok);
+        assert_eq!(judge(&no(libc::ENOMEM), refused).0, Verdict::Mismatch);
+        assert_eq!(judge(&no(libc::EPERM), refused).0, Verdict::NotRun);
+        assert_eq!(judge(&Err(Failure::Ignored), works).0, Verdict::Mismatch);
+        assert_eq!(judge(&no(libc::ENOMEM), None).0, Verdict::Ok, "nothing is expected");
+        let differs = Err(Failure::Differs("so".into()));
+        assert_eq!(judge(&differs, None).0, Verdict::Mismatch, "it took what it does not do");
+    }
+}
