@@ -5,11 +5,13 @@
 mod verbs_support;
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use hugemem::{Arena, ArenaOptions, PageKind};
 use verbs::{
     Access, CompletionQueue, Counters, Domain, Flow, FlowSpec, FlowTarget, FramePool, HashConfig, HashFields,
-    MemoryRegion, ProtectionDomain, Provider, RawQueuePair, RssQueuePair, SendFlags, ThreadDomain, WorkQueue,
+    MemoryRegion, ParentDomain, ProtectionDomain, Provider, RawQueuePair, RssQueuePair, SendFlags,
+    ThreadDomain, WorkQueue,
 };
 use verbs_support::*;
 
@@ -41,6 +43,30 @@ fn the_library_refuses_to_destroy_a_parent_in_use() {
     assert_eq!(unsafe { ibverbs_sys::ibv_dealloc_pd(pd) }, 0);
     // SAFETY: an open context without objects.
     assert_eq!(unsafe { ibverbs_sys::ibv_close_device(context) }, 0);
+}
+
+/// Both completion queues of a pair are kept still while it is changed or destroyed; those of one thread domain share what
+/// that takes.
+#[test]
+fn a_queue_pair_between_two_completion_queues_of_one_thread_domain_can_be_destroyed() {
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let rig = Rig::new();
+        let thread = ThreadDomain::new(&rig.context).unwrap();
+        let parent = ParentDomain::new(&rig.pd, Some(&thread), None).unwrap();
+        let [sent, received] = [(); 2]
+            .map(|()| CompletionQueue::builder(&rig.context, 16).domain(&parent).build().unwrap().handle());
+        let domain = Domain::from(&parent);
+        let pair = RawQueuePair::builder(&domain, &sent, &received).max_receives(4).build().unwrap();
+        let mut pair = pair.to_rts(PORT).unwrap();
+        pair.to_error().unwrap();
+        drop(pair);
+        // Destroyed, not leaked: what it was made of can go.
+        let alive = Arc::downgrade(&sent);
+        drop(sent);
+        done.send(alive.strong_count()).unwrap();
+    });
+    assert_eq!(ended.recv_timeout(Duration::from_secs(20)), Ok(0));
 }
 
 /// Everything a worker and a program own, each droppable on its own.

@@ -18,7 +18,7 @@ pub use self::builder::CompletionQueueBuilder;
 use crate::completion::Completion;
 use crate::error::from_code;
 use crate::inline::PollFunctions;
-use crate::pause::{Gate, Gates, Paused};
+use crate::pause::{Gate, Gates, Paused, pause_both};
 use crate::work_completion::{RawCompletion, WorkCompletion};
 use crate::{CompletionChannel, Context, Domain, Error, Result, inline, leak};
 
@@ -76,6 +76,11 @@ impl CompletionQueueHandle {
     /// stayed open.
     pub(crate) fn pause(&self) -> Option<Paused<'_>> {
         self.gate.pause()
+    }
+
+    /// As [`CompletionQueueHandle::pause`], for two queues: those of one thread domain have one gate.
+    pub(crate) fn pause_with<'q>(&'q self, other: &'q Self) -> Option<(Paused<'q>, Option<Paused<'q>>)> {
+        pause_both(&self.gate, &other.gate)
     }
 
     /// What a poster in `domain` passes whose requests complete here.

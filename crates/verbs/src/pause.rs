@@ -8,6 +8,7 @@
 //! front: one per completion queue, or one per thread domain for all that is made under it. It costs one uncontended
 //! exchange per poll, post or send, nothing per completion. Users never wait for each other: they are turned away.
 
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -64,6 +65,17 @@ impl Gate {
         }
         Some(paused)
     }
+}
+
+/// Pauses two gates, which may be one and the same. `None`: somebody did not leave in time.
+#[cold]
+pub(crate) fn pause_both<'g>(a: &'g Gate, b: &'g Gate) -> Option<(Paused<'g>, Option<Paused<'g>>)> {
+    if ptr::eq(a, b) {
+        return Some((a.pause()?, None));
+    }
+    // In order of address, so that two of these never wait for each other.
+    let (first, second) = if ptr::from_ref(a) < ptr::from_ref(b) { (a, b) } else { (b, a) };
+    Some((first.pause()?, Some(second.pause()?)))
 }
 
 /// While this exists, nobody is inside.
@@ -139,6 +151,32 @@ mod tests {
         assert!(!gate.enter());
         drop(paused);
         assert!(gate.enter());
+    }
+
+    #[test]
+    fn two_gates_are_paused_together_and_one_only_once() {
+        let (a, b) = (Gate::default(), Gate::default());
+        let both = pause_both(&a, &b).expect("nobody is inside");
+        assert!(!a.enter() && !b.enter());
+        drop(both);
+        let one = pause_both(&a, &a).expect("it does not wait for itself");
+        assert!(!a.enter() && b.enter());
+        drop(one);
+        assert!(a.enter());
+    }
+
+    #[test]
+    fn those_who_pause_two_gates_in_either_order_never_wait_for_each_other() {
+        let (a, b) = (Gate::default(), Gate::default());
+        std::thread::scope(|scope| {
+            for (first, second) in [(&a, &b), (&b, &a)] {
+                scope.spawn(move || {
+                    for _ in 0..200 {
+                        drop(pause_both(first, second).expect("nobody is inside"));
+                    }
+                });
+            }
+        });
     }
 
     #[test]

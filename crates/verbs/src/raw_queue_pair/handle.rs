@@ -61,15 +61,8 @@ impl RawQueuePairHandle {
 
     /// Does something with nobody polling where the queue pair completes, or posting to what completes there.
     fn alone(&self, act: impl FnOnce() -> c_int) -> c_int {
-        // In order of address, so that two of these never wait for each other.
-        let (a, b) = (&self.send_completions, &self.receive_completions);
-        let (first, second) = if Arc::as_ptr(a) <= Arc::as_ptr(b) { (a, b) } else { (b, a) };
-        let Some(_first) = first.pause() else { return libc::EBUSY };
-        let _second = if Arc::ptr_eq(first, second) {
-            None
-        } else {
-            let Some(paused) = second.pause() else { return libc::EBUSY };
-            Some(paused)
+        let Some(_paused) = self.send_completions.pause_with(&self.receive_completions) else {
+            return libc::EBUSY;
         };
         act()
     }
