@@ -163,7 +163,8 @@ impl WorkQueue {
         Ok(())
     }
 
-    /// Where it stands.
+    /// Where it was moved to last. An error of the device's own is told by an event
+    /// ([`EventKind`](crate::EventKind)), not here; out of it leads [`WorkQueue::reset`].
     pub fn state(&self) -> WorkQueueState {
         WorkQueueState::from(self.state.load(Ordering::Acquire))
     }
