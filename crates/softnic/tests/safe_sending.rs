@@ -100,9 +100,9 @@ fn an_aborted_or_dropped_batch_sends_nothing_and_gives_its_frames_back() {
         let mut batch = sender.pair.start_send(&mut sender.pool).unwrap();
         batch.send(SendFlags::empty()).frame(frame, 82).unwrap();
         if abort {
-            batch.abort()
+            batch.abort();
         } else {
-            drop(batch)
+            drop(batch);
         }
         assert_eq!(sender.pool.free_count(), 64);
     }
@@ -195,7 +195,7 @@ fn ranges_outside_of_the_frame_are_refused() {
     let rig = Rig::new();
     let mut sender = Sender::whole(&rig);
     let size = FRAME_BYTES as usize;
-    #[allow(clippy::reversed_empty_ranges)]
+    #[allow(clippy::reversed_empty_ranges, clippy::single_range_in_vec_init)] // ranges are what is tested
     let wrong = [vec![0..size + 1], vec![10..5], vec![], vec![0..1; verbs::MAX_SEND_PARTS + 1]];
     for parts in wrong {
         let frame = sender.frame(&[0; 60]);
