@@ -48,7 +48,7 @@ pub(crate) struct ChannelState {
 pub(crate) enum Armed {
     #[default]
     No,
-    /// The next completion that failed. No frame of a raw packet queue carries a solicited event bit.
+    /// The next completion that failed, or of a datagram whose sender wants it. No raw packet carries such a bit.
     Solicited,
     /// The next completion.
     Any,
@@ -116,14 +116,15 @@ impl CqState {
         if self.notice.armed == Armed::Any {
             return end.wrapping_sub(index);
         }
-        let mut failed = 0;
+        let mut solicited = 0;
         while index != end {
             // SAFETY: just filled by this side, which alone writes to it; the slots are aligned `Cqe`s.
             let cqe = unsafe { self.producer.peek(index).cast::<Cqe>().as_ref() };
-            failed += u32::from(cqe.status() != u32::from(Status::Success as u8));
+            let failed = cqe.status() != u32::from(Status::Success as u8);
+            solicited += u32::from(failed || cqe.is_solicited());
             index = index.wrapping_add(1);
         }
-        failed
+        solicited
     }
 
     /// Counts the published completions of an armed queue, and sends the event if it is time.

@@ -9,6 +9,7 @@ use ibverbs_sys::ibv_device;
 use packet::MacAddr;
 
 use crate::device::Backing;
+use crate::door::{LINK_LOCAL, eui64};
 use crate::engine::Engine;
 use crate::library::Library;
 use crate::limits::{MAX_MTU_BYTES, MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
@@ -76,6 +77,19 @@ pub(crate) struct Port {
     pub(crate) counters: PortCounters,
     pub(crate) down: AtomicBool,
     pub(crate) finished: AtomicBool,
+}
+
+impl Port {
+    /// Its only GID, the link-local one (RFC 4291, 2.5.6), as the sysfs tree of door B has it.
+    pub(crate) fn gid(&self) -> [u8; 16] {
+        let words = u128::from(LINK_LOCAL) << 64 | u128::from(eui64(self.mac));
+        words.to_be_bytes()
+    }
+
+    /// The largest MTU of `enum ibv_mtu` that it can carry: what a datagram can hold.
+    pub(crate) fn path_mtu_bytes(&self) -> u32 {
+        [4096, 2048, 1024, 512].into_iter().find(|bytes| self.mtu_bytes >= *bytes).unwrap_or(256)
+    }
 }
 
 /// How often an engine steps back for waiting control calls before it takes its turn: no one may starve.

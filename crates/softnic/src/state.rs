@@ -110,8 +110,15 @@ pub(crate) struct TableState {
 
 /// Where a queue pair's frames go.
 pub(crate) enum QpKind {
-    Rss { table: u32, rss: Box<Rss<u32>> },
-    Raw { queue: u32, send: SendState },
+    Rss {
+        table: u32,
+        rss: Box<Rss<u32>>,
+    },
+    /// With rings of its own: for raw packets, or for datagrams.
+    Raw {
+        queue: u32,
+        send: SendState,
+    },
 }
 
 /// The engine's side of a send queue.
@@ -131,7 +138,7 @@ pub(crate) struct QpState {
     pub(crate) domain: u32,
     pub(crate) number: u32,
     pub(crate) port: u8,
-    /// The attributes that mean nothing here and are only told again.
+    /// Most of these mean nothing here and are only told again; the Q_Key is that of a datagram queue pair.
     pub(crate) said: SaidAttributes,
     pub(crate) kind: QpKind,
 }
@@ -149,6 +156,11 @@ pub(crate) struct SaidAttributes {
 impl QpState {
     pub(crate) fn new(owner: u32, domain: u32, kind: QpKind) -> Self {
         Self { owner, users: 0, domain, number: 0, port: 0, said: SaidAttributes::default(), kind }
+    }
+
+    /// Whether what it sends are datagrams.
+    pub(crate) fn is_datagram(&self) -> bool {
+        matches!(&self.kind, QpKind::Raw { send, .. } if send.shape.datagram)
     }
 }
 

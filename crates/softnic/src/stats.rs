@@ -41,10 +41,12 @@ pub struct PortStats {
     pub tx_errors: u64,
     /// Frames that an EGRESS flow with a DROP action kept from the wire.
     pub tx_flow_dropped: u64,
+    /// Datagrams that no queue pair of the device took. They are no frames, and in no other number.
+    pub datagrams_lost: u64,
 }
 
 /// How many numbers [`PortStats`] holds.
-const FIELDS: usize = 18;
+const FIELDS: usize = 19;
 
 impl PortStats {
     /// The sum of what can become of a received frame.
@@ -97,6 +99,7 @@ impl PortStats {
             &mut self.tx_bytes,
             &mut self.tx_errors,
             &mut self.tx_flow_dropped,
+            &mut self.datagrams_lost,
         ]
     }
 

@@ -3,10 +3,21 @@
 //! Written and read by the provider's posting and polling ops on one side and the engine on the other. Sizes matter:
 //! a completion is half a cache line.
 
-use ibverbs_sys::{ibv_sge, ibv_wc_opcode, ibv_wc_status};
+use ibverbs_sys::{ibv_sge, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
+
+use crate::limits::MAX_QPS;
 
 /// Queue numbers take 24 bits.
 pub(crate) const MAX_TAGGED_NUMBER: u32 = 0x00ff_ffff;
+
+/// Queue pairs are numbered from here, away from QP 0 and 1 and from the numbers of work queues.
+pub(crate) const FIRST_QP_NUMBER: u32 = 0x11;
+
+/// The number of the queue pair in a slot.
+#[inline]
+pub(crate) fn qp_number(slot: u32) -> u32 {
+    (FIRST_QP_NUMBER + slot) & MAX_TAGGED_NUMBER
+}
 
 /// The outcomes this device can report, with the values of `enum ibv_wc_status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +48,14 @@ pub(crate) enum Opcode {
 const FLAG_RECEIVE: u8 = 1;
 const FLAG_CHECKSUM_OK: u8 = 2;
 const FLAG_SEGMENTS: u8 = 4;
+/// A datagram from the queue pair in the slot that stands in the place of the C-VLAN.
+const FLAG_DATAGRAM: u8 = 8;
+/// With immediate data, which stands in the place of the flow tag.
+const FLAG_IMMEDIATE: u8 = 16;
+const FLAG_SOLICITED: u8 = 32;
+
+/// A sender's slot has the room of a C-VLAN tag.
+const _: () = assert!(MAX_QPS <= 1 << u16::BITS);
 
 /// One completion.
 #[repr(C, align(32))]
@@ -90,9 +109,45 @@ impl Cqe {
         }
     }
 
+    /// Makes it that of a datagram from the queue pair in slot `from`. It has neither C-VLAN nor flow tag; who reads them
+    /// all the same gets what stands in their place, as with mlx5.
+    pub(crate) fn set_datagram(&mut self, from: u32, immediate: Option<u32>, solicited: bool) {
+        self.flags |= FLAG_DATAGRAM;
+        self.cvlan = from as u16;
+        if let Some(immediate) = immediate {
+            self.flags |= FLAG_IMMEDIATE;
+            self.flow_tag = immediate;
+        }
+        if solicited {
+            self.flags |= FLAG_SOLICITED;
+        }
+    }
+
+    /// The number of the queue pair that sent it, 0 if it was none.
     #[inline]
-    pub(crate) fn checksum_ok(&self) -> bool {
-        self.flags & FLAG_CHECKSUM_OK != 0
+    pub(crate) fn source(&self) -> u32 {
+        if self.flags & FLAG_DATAGRAM == 0 { 0 } else { qp_number(u32::from(self.cvlan)) }
+    }
+
+    /// Immediate data, in network byte order, 0 if there is none.
+    #[inline]
+    pub(crate) fn immediate(&self) -> u32 {
+        if self.flags & FLAG_IMMEDIATE == 0 { 0 } else { self.flow_tag }
+    }
+
+    /// Whether the sender wants the receiver to be woken.
+    #[inline]
+    pub(crate) fn is_solicited(&self) -> bool {
+        self.flags & FLAG_SOLICITED != 0
+    }
+
+    /// As `enum ibv_wc_flags`.
+    #[inline]
+    pub(crate) fn wc_flags(&self) -> u32 {
+        let says = |flag: u8, wc: ibv_wc_flags| if self.flags & flag == 0 { 0 } else { wc.0 };
+        says(FLAG_CHECKSUM_OK, ibv_wc_flags::IBV_WC_IP_CSUM_OK)
+            | says(FLAG_DATAGRAM, ibv_wc_flags::IBV_WC_GRH)
+            | says(FLAG_IMMEDIATE, ibv_wc_flags::IBV_WC_WITH_IMM)
     }
 
     /// As `enum ibv_wc_status`.
@@ -167,6 +222,36 @@ pub(crate) const SEND_CHECKSUM: u16 = 4;
 /// The elements are a TCP stream to be cut; the headers stand in the request, behind the room for the elements.
 pub(crate) const SEND_SEGMENTS: u16 = 8;
 
+/// A datagram with immediate data.
+pub(crate) const SEND_IMMEDIATE: u16 = 16;
+/// A datagram whose receiver is to be woken.
+pub(crate) const SEND_SOLICITED: u16 = 32;
+
+/// Where a datagram goes; it stands behind the body of its request.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Envelope {
+    pub(crate) route: Route,
+    /// The queue pair's number and its Q_Key.
+    pub(crate) number: u32,
+    pub(crate) key: u32,
+    /// In network byte order, if [`SEND_IMMEDIATE`] is set.
+    pub(crate) immediate: u32,
+}
+
+/// What an address handle comes to. Datagrams go from one port of the device to another, or back to the same.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Route {
+    /// The protection domain that it may be used in.
+    pub(crate) domain: u32,
+    pub(crate) flow_label: u32,
+    pub(crate) traffic_class: u8,
+    pub(crate) hop_limit: u8,
+    pub(crate) from_port: u8,
+    pub(crate) to_port: u8,
+}
+
 /// Bytes before the elements of a send request.
 pub(crate) const SEND_HEADER_BYTES: usize = size_of::<SendHeader>();
 
@@ -176,11 +261,19 @@ pub(crate) struct SendShape {
     pub(crate) max_sge: u32,
     pub(crate) max_inline: u32,
     pub(crate) max_tso_header: u32,
+    /// They are datagrams: each has an [`Envelope`].
+    pub(crate) datagram: bool,
 }
 
 impl SendShape {
     /// Bytes of a request.
     pub(crate) fn slot_bytes(&self) -> usize {
+        let envelope = if self.datagram { size_of::<Envelope>().next_multiple_of(16) } else { 0 };
+        self.envelope_offset() + envelope
+    }
+
+    /// Where the envelope of a datagram stands, counted from the header.
+    pub(crate) fn envelope_offset(&self) -> usize {
         let body = (self.elements_bytes() + self.max_tso_header as usize).max(self.max_inline as usize);
         SEND_HEADER_BYTES + body.next_multiple_of(16)
     }

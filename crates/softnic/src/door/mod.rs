@@ -26,6 +26,8 @@ use crate::nic::{Nic, SoftNic};
 
 /// The GIDs of a port in the sysfs tree of door B; all but the first are zero.
 pub const GIDS: c_int = 2;
+/// The upper half of the first: the link-local prefix.
+pub const LINK_LOCAL: u64 = 0xfe80 << 48;
 /// The partition keys of a port: the default one.
 pub const PKEYS: u16 = 1;
 /// The default partition key, full membership.

@@ -3,6 +3,7 @@
 //! Run by the device's own thread, or by whoever pumps. It takes the device's mutex once per burst, lets waiting
 //! control calls go first, and neither allocates, locks nor logs per frame. It never waits for an application.
 
+mod datagram;
 mod fcs;
 pub(crate) mod pace;
 mod receive;

@@ -321,7 +321,7 @@ fn first_element(slot: NonNull<u8>) -> NonNull<Element> {
 
 /// Copies a frame into the buffers of a receive request, after all of them were checked.
 #[inline]
-fn scatter(
+pub(super) fn scatter(
     memory: &MemoryTable,
     queue: &QueueState,
     slot: NonNull<u8>,

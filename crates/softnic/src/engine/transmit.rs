@@ -4,6 +4,7 @@ use std::ptr::NonNull;
 
 use arrayvec::ArrayVec;
 
+use super::datagram;
 use super::receive::Plan;
 use super::segment::{Segment, Template};
 use super::tap::{Books, Tap};
@@ -21,7 +22,7 @@ use crate::work::{
 };
 
 /// Frames of one queue pair in one pass, so that one cannot keep the others waiting.
-const FRAMES_PER_PASS: usize = 64;
+pub(super) const FRAMES_PER_PASS: usize = 64;
 
 /// What came of one request.
 enum Outcome {
@@ -72,9 +73,12 @@ pub(super) fn drain(
     let mut way = Way { port, gather, tap, stats };
     while let Some(&slot) = state.senders.get(index) {
         index += 1;
-        if state.qps.get(slot).is_some_and(|qp| qp.port == way.port.number) {
-            sent += drain_qp(&mut state, slot, &mut way, plan);
-        }
+        let Some(qp) = state.qps.get(slot).filter(|qp| qp.port == way.port.number) else { continue };
+        sent += if qp.is_datagram() {
+            datagram::drain(nic, &mut state, slot, way.gather, way.stats)
+        } else {
+            drain_qp(&mut state, slot, &mut way, plan)
+        };
     }
     if sent > 0 {
         state.publish();
@@ -163,16 +167,7 @@ fn send_frame(
     memory: (&MemoryTable, u32),
     (way, books): (&mut Way<'_>, &mut Books<'_>),
 ) -> Result<Sent, Status> {
-    let bytes = if header.flags & SEND_INLINE == 0 {
-        let (parts, bytes) = resolve(send, slot, memory)?;
-        let to = way.gather.get_mut(..bytes).ok_or(Status::LocalLength)?;
-        Cursor::new(&parts).copy(to);
-        bytes
-    } else {
-        let inline = inline(slot, 0, header.inline_bytes.min(send.shape.max_inline));
-        way.gather.get_mut(..inline.len()).ok_or(Status::LocalLength)?.copy_from_slice(inline);
-        inline.len()
-    };
+    let bytes = gather(send, slot, header, memory, way.gather)?;
     if !(ETHERNET_BYTES..=way.port.max_frame_bytes).contains(&bytes) {
         return Err(Status::LocalLength);
     }
@@ -184,6 +179,27 @@ fn send_frame(
     }
     way.transmit(bytes, books);
     Ok(Sent { frames: 1, bytes: bytes as u64 })
+}
+
+/// Copies what a request is to send to the beginning of `to`; answers its length.
+#[inline]
+pub(super) fn gather(
+    send: &SendState,
+    slot: NonNull<u8>,
+    header: &SendHeader,
+    memory: (&MemoryTable, u32),
+    to: &mut [u8],
+) -> Result<usize, Status> {
+    if header.flags & SEND_INLINE == 0 {
+        let (parts, bytes) = resolve(send, slot, memory)?;
+        let to = to.get_mut(..bytes).ok_or(Status::LocalLength)?;
+        Cursor::new(&parts).copy(to);
+        Ok(bytes)
+    } else {
+        let inline = inline(slot, 0, header.inline_bytes.min(send.shape.max_inline));
+        to.get_mut(..inline.len()).ok_or(Status::LocalLength)?.copy_from_slice(inline);
+        Ok(inline.len())
+    }
 }
 
 /// Sends a request that is a TCP stream. Nothing is sent unless all of it can be.

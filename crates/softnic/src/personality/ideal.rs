@@ -6,10 +6,11 @@ use ibverbs_sys::{
     IBV_FLOW_SPEC_ACTION_TAG, IBV_FLOW_SPEC_ESP, IBV_FLOW_SPEC_ETH, IBV_FLOW_SPEC_GRE, IBV_FLOW_SPEC_IPV4,
     IBV_FLOW_SPEC_IPV4_EXT, IBV_FLOW_SPEC_IPV6, IBV_FLOW_SPEC_MPLS, IBV_FLOW_SPEC_TCP, IBV_FLOW_SPEC_UDP,
     IBV_FLOW_SPEC_VXLAN_TUNNEL, IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_QP_CREATE_CVLAN_STRIPPING,
-    IBV_QP_CREATE_PCI_WRITE_END_PADDING, IBV_QP_CREATE_SCATTER_FCS, IBV_QP_EX_WITH_SEND, IBV_QP_EX_WITH_TSO,
-    IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_MAX_TSO_HEADER,
-    IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_RX_HASH, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_RX_HASH_INNER,
-    IBV_RX_HASH_IPSEC_SPI, IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
+    IBV_QP_CREATE_PCI_WRITE_END_PADDING, IBV_QP_CREATE_SCATTER_FCS, IBV_QP_EX_WITH_SEND,
+    IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_QP_EX_WITH_TSO, IBV_QP_INIT_ATTR_CREATE_FLAGS,
+    IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_MAX_TSO_HEADER, IBV_QP_INIT_ATTR_PD,
+    IBV_QP_INIT_ATTR_RX_HASH, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_RX_HASH_INNER, IBV_RX_HASH_IPSEC_SPI,
+    IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
     IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN, IBV_WC_EX_WITH_DLID_PATH_BITS,
     IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM, IBV_WC_EX_WITH_SL,
     IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP, IBV_WQ_FLAGS_CVLAN_STRIPPING,
@@ -69,6 +70,9 @@ pub(super) const ALL_WQ_FLAGS: u32 =
 /// What can be asked for of `ibv_qp_ex`.
 pub(super) const RAW_SEND_OPERATIONS: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO) as u64;
 
+/// The same for datagrams. The table has TSO for them too, which is for IPoIB: that is not Ethernet's.
+pub(super) const DATAGRAM_SEND_OPERATIONS: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
+
 /// Every filter of verbs.h.
 pub(super) const ALL_FILTERS: &[ibv_flow_spec_type] = &[
     IBV_FLOW_SPEC_ETH,
@@ -116,14 +120,13 @@ pub(super) static RULES: Rules = Rules {
         },
     },
     queue_pair: QueuePairRules {
-        // There are no address handles that a datagram could be sent with; who wants to is told before he tries.
-        datagram_states: false,
         attributes: Known { bits: ALL_QP_ATTRIBUTES, refusal: EOPNOTSUPP },
         // Only datagram queue pairs have another number to send from (ibv_create_qp_ex(3)).
         create_flags: Known { bits: ALL_RAW_FLAGS, refusal: EOPNOTSUPP },
         datagram_flags: Known { bits: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, refusal: EOPNOTSUPP },
         // What the table of ibv_wr_post(3) lists for raw packets.
         send_operations: RAW_SEND_OPERATIONS,
+        datagram_send_operations: DATAGRAM_SEND_OPERATIONS,
         max_tso_bytes: limits::MAX_TSO_BYTES,
         drains: true,
         max_rate_kbps: limits::MAX_RATE_KBPS,

@@ -62,8 +62,6 @@ pub(super) static RULES: Rules = Rules {
         },
     },
     queue_pair: QueuePairRules {
-        // kernel core/verbs.c, `qp_state_table`.
-        datagram_states: true,
         // rdma-core verbs.c: MLX4_CREATE_QP_SUP_COMP_MASK, ENOTSUP; RSS before it. No sending by `ibv_qp_ex`.
         attributes: Known {
             bits: IBV_QP_INIT_ATTR_PD
@@ -77,6 +75,7 @@ pub(super) static RULES: Rules = Rules {
         create_flags: Known { bits: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, refusal: EOPNOTSUPP },
         datagram_flags: Known { bits: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, refusal: EOPNOTSUPP },
         send_operations: 0,
+        datagram_send_operations: 0,
         // kernel main.c, `mlx4_ib_query_device`: `max_gso_sz`.
         max_tso_bytes: limits::MAX_TSO_BYTES,
         // kernel net/ethernet/mellanox/mlx4/qp.c: MLX4_CMD_RTS2SQD_QP.

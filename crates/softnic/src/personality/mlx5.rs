@@ -8,7 +8,7 @@ use ibverbs_sys::{
 
 use super::ideal::{
     ALL_ACTIONS, ALL_FIELDS, ALL_FILTERS, ALL_QP_ATTRIBUTES, ALL_RAW_FLAGS, ALL_WQ_FLAGS, CQ_ATTR_FLAGS,
-    CQ_ATTR_PD, RAW_SEND_OPERATIONS,
+    CQ_ATTR_PD, DATAGRAM_SEND_OPERATIONS, RAW_SEND_OPERATIONS,
 };
 use super::{
     ActionRules, ClockRules, CompletionRules, DomainRules, FieldRules, FilterRules, FlowRules,
@@ -65,8 +65,6 @@ pub(super) static RULES: Rules = Rules {
         },
     },
     queue_pair: QueuePairRules {
-        // kernel core/verbs.c, `qp_state_table`.
-        datagram_states: true,
         // rdma-core verbs.c, `create_qp`: MLX5_CREATE_QP_SUP_COMP_MASK (it leaves errno as it was).
         attributes: Known { bits: ALL_QP_ATTRIBUTES, refusal: EOPNOTSUPP },
         // kernel qp.c, `process_create_flags`: each flag by capability, all of which ConnectX-4 and later have.
@@ -75,6 +73,8 @@ pub(super) static RULES: Rules = Rules {
         datagram_flags: Known { bits: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, refusal: EOPNOTSUPP },
         // rdma-core qp.c: MLX5_SUPPORTED_SEND_OPS_FLAGS_RAW_PACKET.
         send_operations: RAW_SEND_OPERATIONS,
+        // The same: MLX5_SUPPORTED_SEND_OPS_FLAGS_UD.
+        datagram_send_operations: DATAGRAM_SEND_OPERATIONS,
         // `max_lso_cap` of ConnectX-4 and later: 256 KiB.
         max_tso_bytes: limits::MAX_TSO_BYTES,
         // kernel qp.c, `__mlx5_ib_modify_qp`: its table of transitions has none to SQD.

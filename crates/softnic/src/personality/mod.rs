@@ -150,9 +150,6 @@ pub(crate) struct Resources {
 
 /// Queue pairs with rings of their own.
 pub(crate) struct QueuePairRules {
-    /// Whether datagram queue pairs have states beyond RESET. They can be made and queried, and carry nothing: this device
-    /// speaks Ethernet only.
-    pub(crate) datagram_states: bool,
     /// `ibv_qp_init_attr_ex.comp_mask`.
     pub(crate) attributes: Known,
     /// `create_flags` of a raw packet queue pair.
@@ -161,6 +158,8 @@ pub(crate) struct QueuePairRules {
     pub(crate) datagram_flags: Known,
     /// `send_ops_flags` of a raw packet queue pair.
     pub(crate) send_operations: u64,
+    /// `send_ops_flags` of a datagram queue pair.
+    pub(crate) datagram_send_operations: u64,
     /// `tso_caps.max_tso`: bytes of a stream that one request can have segmented.
     pub(crate) max_tso_bytes: u32,
     /// Whether a send queue can be drained (the state SQD).

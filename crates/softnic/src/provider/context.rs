@@ -23,6 +23,8 @@ use crate::personality::{ClockRules, WorkQueueRules};
 
 /// The type's bit in a mask of supported types.
 const RAW_PACKET: u32 = 1 << ibv_qp_type::IBV_QPT_RAW_PACKET;
+/// `IBV_QPF_GRH_REQUIRED` of verbs.h.
+const QPF_GRH_REQUIRED: u8 = 1;
 /// `_IBV_DEVICE_RAW_SCATTER_FCS` and `_IBV_DEVICE_PCI_WRITE_END_PADDING` of verbs.h.
 const DEVICE_RAW_SCATTER_FCS: u64 = 1 << 34;
 const DEVICE_PCI_WRITE_END_PADDING: u64 = 1 << 36;
@@ -70,6 +72,8 @@ fn attributes(context: &SoftContext) -> ibv_device_attr_ex {
         sys_image_guid: guid,
         vendor_id: VENDOR_ID,
         max_pkeys: PKEYS,
+        // They cost the application's memory only; mlx5 says the same.
+        max_ah: c_int::MAX,
         max_mr_size: u64::MAX,
         page_size_cap: !0xfff,
         max_qp: int(limits::MAX_QPS),
@@ -132,13 +136,13 @@ fn device_flags(rules: &WorkQueueRules) -> u64 {
         | can(IBV_WQ_FLAGS_PCI_WRITE_END_PADDING, DEVICE_PCI_WRITE_END_PADDING)
 }
 
-/// The largest MTU of the enum that the port can carry.
-fn mtu(bytes: u32) -> ibv_mtu {
-    match bytes {
-        4096.. => IBV_MTU_4096,
-        2048.. => IBV_MTU_2048,
-        1024.. => IBV_MTU_1024,
-        512.. => IBV_MTU_512,
+/// The name of a path MTU.
+fn mtu(path_mtu_bytes: u32) -> ibv_mtu {
+    match path_mtu_bytes {
+        4096 => IBV_MTU_4096,
+        2048 => IBV_MTU_2048,
+        1024 => IBV_MTU_1024,
+        512 => IBV_MTU_512,
         _ => IBV_MTU_256,
     }
 }
@@ -168,7 +172,7 @@ pub(crate) unsafe extern "C" fn query_port(
         let full = ibv_port_attr {
             state: if down { ibv_port_state::IBV_PORT_DOWN } else { ibv_port_state::IBV_PORT_ACTIVE },
             max_mtu: IBV_MTU_4096,
-            active_mtu: mtu(port.mtu_bytes),
+            active_mtu: mtu(port.path_mtu_bytes()),
             gid_tbl_len: context.tables.gids,
             pkey_tbl_len: context.tables.pkeys,
             max_msg_sz: port.mtu_bytes + limits::ETHERNET_BYTES as u32,
@@ -176,6 +180,8 @@ pub(crate) unsafe extern "C" fn query_port(
             active_speed: SPEED_EDR,
             phys_state: if down { PHYSICAL_DISABLED } else { PHYSICAL_UP },
             link_layer: IBV_LINK_LAYER_ETHERNET as u8,
+            // As every RoCE port: addresses are GIDs.
+            flags: QPF_GRH_REQUIRED,
             ..ibv_port_attr::default()
         };
         // SAFETY: the library gives at least the struct of its own release, which begins with these bytes.

@@ -10,7 +10,7 @@ use ibverbs_sys::{
     IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
     IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN, IBV_WC_EX_WITH_DLID_PATH_BITS,
     IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM, IBV_WC_EX_WITH_SL,
-    IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP, ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc, ibv_wc_flags,
+    IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP, ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc,
 };
 
 use super::Object;
@@ -90,9 +90,9 @@ pub(crate) fn fill(cq: &mut ibv_cq_ex, fields: u32) {
     cq.read_wc_flags = Some(read_wc_flags);
     let asked = |field: u32| fields & field != 0;
     cq.read_byte_len = asked(IBV_WC_EX_WITH_BYTE_LEN).then_some(read_byte_len as _);
-    cq.read_imm_data = asked(IBV_WC_EX_WITH_IMM).then_some(read_zero as _);
+    cq.read_imm_data = asked(IBV_WC_EX_WITH_IMM).then_some(read_immediate as _);
     cq.read_qp_num = asked(IBV_WC_EX_WITH_QP_NUM).then_some(read_qp_num as _);
-    cq.read_src_qp = asked(IBV_WC_EX_WITH_SRC_QP).then_some(read_zero as _);
+    cq.read_src_qp = asked(IBV_WC_EX_WITH_SRC_QP).then_some(read_source as _);
     cq.read_slid = asked(IBV_WC_EX_WITH_SLID).then_some(read_zero as _);
     cq.read_sl = asked(IBV_WC_EX_WITH_SL).then_some(read_zero_byte as _);
     cq.read_dlid_path_bits = asked(IBV_WC_EX_WITH_DLID_PATH_BITS).then_some(read_zero_byte as _);
@@ -176,6 +176,8 @@ readers! {
     read_qp_num -> u32 = |cqe| cqe.queue_number;
     read_cvlan -> u16 = |cqe| cqe.cvlan;
     read_flow_tag -> u32 = |cqe| cqe.flow_tag;
+    read_immediate -> u32 = |cqe| cqe.immediate();
+    read_source -> u32 = |cqe| cqe.source();
     read_wallclock -> u64 = |cqe| cqe.timestamp_ns;
 }
 
@@ -200,11 +202,7 @@ unsafe extern "C" fn read_zero_byte(_: *mut ibv_cq_ex) -> u8 {
     0
 }
 
-fn flags(cqe: &Cqe) -> c_uint {
-    if cqe.checksum_ok() { ibv_wc_flags::IBV_WC_IP_CSUM_OK.0 } else { 0 }
-}
-
-/// The only flag is IP_CSUM_OK. Verifying costs the engine time, so it begins when a queue is first asked; completions
+/// The flag of raw packets is IP_CSUM_OK. Verifying costs the engine time, so it begins when a queue is first asked; completions
 /// from before make no claim.
 unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
     // SAFETY: readers are called between `start_poll` and `end_poll` on the queue that is polled.
@@ -215,7 +213,7 @@ unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
         let poller = unsafe { &*cq.poller.held() };
         poller.want_checksums();
     }
-    flags(cqe)
+    cqe.wc_flags()
 }
 
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, completions: *mut ibv_wc) -> c_int {
@@ -243,8 +241,10 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, completio
                 status: cqe.status(),
                 opcode: cqe.opcode(),
                 byte_len: cqe.byte_len,
+                imm_data: cqe.immediate(),
                 qp_num: cqe.queue_number,
-                wc_flags: flags(cqe),
+                src_qp: cqe.source(),
+                wc_flags: cqe.wc_flags(),
                 ..WorkCompletion::default()
             };
             // SAFETY: the application's array has `count` places.

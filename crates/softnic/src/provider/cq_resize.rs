@@ -25,6 +25,8 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_
         let rules = soft.nic().rules();
         let wanted = cq::entries(&rules.completion, u32::try_from(entries).map_err(|_| EINVAL)?)?;
         let resources = &rules.domain.resources;
+        // What was posted before this call counts. A device has long sent it; the engine may not have had its turn.
+        soft.nic().pass(0);
         // The application's allocator is called without a lock, and so is its `free` when the old ring is dropped.
         let mut ring =
             make_ring(resources, object.domain(), wanted, size_of::<Cqe>(), resources.completion_queue)?;

@@ -5,6 +5,7 @@
 //! was destroyed is EINVAL (see `held`).
 //! Objects that the application holds are boxes that begin with the library's struct and name their slot in `state`.
 
+mod ah;
 pub(crate) mod answer;
 pub(crate) mod channel;
 mod context;
@@ -100,6 +101,7 @@ static OPS: &[(&str, Op)] = ops![
     "alloc_pd" => pd::alloc_pd,
     "alloc_td" => pd::alloc_td,
     "attach_counters_point_flow" => counters::attach_counters_point_flow,
+    "create_ah" => ah::create_ah,
     "create_counters" => counters::create_counters,
     "create_cq" => cq::create_cq,
     "create_cq_ex" => cq::create_cq_ex,
@@ -111,6 +113,7 @@ static OPS: &[(&str, Op)] = ops![
     "dealloc_pd" => pd::dealloc_pd,
     "dealloc_td" => pd::dealloc_td,
     "dereg_mr" => mr::dereg_mr,
+    "destroy_ah" => ah::destroy_ah,
     "destroy_counters" => counters::destroy_counters,
     "destroy_cq" => cq::destroy_cq,
     "destroy_flow" => flow::destroy_flow,
@@ -136,7 +139,7 @@ static OPS: &[(&str, Op)] = ops![
     "resize_cq" => cq_resize::resize_cq,
 ];
 // Left to the library: `async_event` and `cq_event` do nothing; `query_ece`, `set_ece`, `attach_mcast`, `detach_mcast` and
-// all of SRQs, XRC, address handles and memory windows refuse with EOPNOTSUPP, for no raw packet has a use for them;
+// all of SRQs, XRC and memory windows refuse with EOPNOTSUPP, for no raw packet has a use for them;
 // `query_qp_data_in_order` answers 0, for a completion is all that this device promises an order with.
 
 #[cfg(test)]

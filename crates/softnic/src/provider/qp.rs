@@ -36,7 +36,7 @@ pub(crate) struct SoftQp {
     pub(crate) state: Arc<AtomicU32>,
     pub(crate) cap: ibv_qp_cap,
     pub(crate) signal_all: bool,
-    /// Of type UD: it can be made, modified and queried, but nothing can be posted to it.
+    /// Of type UD: what it sends are datagrams to others of this device.
     pub(crate) datagram: bool,
     /// What only plain queue pairs have.
     pub(crate) plain: Option<Plain>,
@@ -68,10 +68,6 @@ pub(crate) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: NULL or a queue pair of this provider, by the verb's contract.
     let Ok(qp) = (unsafe { SoftQp::of(qp) }) else { return EINVAL.0 };
-    if qp.datagram {
-        refuse(request, bad);
-        return EOPNOTSUPP.0;
-    }
     // RSS queue pairs receive through their work queues; a queue pair in RESET forgets what is posted.
     let Some(plain) =
         qp.plain.as_ref().filter(|_| qp.state.load(Ordering::Relaxed) != ibv_qp_state::IBV_QPS_RESET)

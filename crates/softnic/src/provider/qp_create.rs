@@ -1,5 +1,4 @@
-//! Making queue pairs with rings of their own: for raw packets, and datagrams that are only a form. RSS ones are made in
-//! `qp_rss`.
+//! Making queue pairs with rings of their own: for raw packets, and for datagrams. RSS ones are made in `qp_rss`.
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;
@@ -31,7 +30,7 @@ use crate::limits::{MAX_INLINE_BYTES, MAX_SGE, MAX_TSO_HEADER_BYTES, MAX_WR};
 use crate::personality::QueuePairRules;
 use crate::ring::Consumer;
 use crate::state::{FrameEdits, QpKind, QpState, QueueOwner, QueueState, SendState, State};
-use crate::work::{SendShape, receive_slot_bytes};
+use crate::work::{SendShape, qp_number, receive_slot_bytes};
 
 /// All of `enum ibv_qp_create_flags`.
 const CREATE_FLAGS: u32 = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
@@ -39,9 +38,6 @@ const CREATE_FLAGS: u32 = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
     | IBV_QP_CREATE_CVLAN_STRIPPING
     | IBV_QP_CREATE_SOURCE_QPN
     | IBV_QP_CREATE_PCI_WRITE_END_PADDING;
-
-/// Queue pairs are numbered from here, away from QP 0 and 1 and from the numbers of work queues.
-const FIRST_NUMBER: u32 = 0x11;
 
 /// What is asked of a queue pair with rings of its own.
 struct Request {
@@ -166,7 +162,7 @@ fn check_extras(extras: &Extras, datagram: bool, rules: &QueuePairRules) -> Verb
         Some(bytes) if datagram || bytes > MAX_TSO_HEADER_BYTES => return Err(EINVAL),
         _ => {}
     }
-    let operations = if datagram { 0 } else { rules.send_operations };
+    let operations = if datagram { rules.datagram_send_operations } else { rules.send_operations };
     match extras.send_operations {
         Some(wanted) if wanted & !operations != 0 || operations == 0 => Err(EOPNOTSUPP),
         _ => Ok(()),
@@ -197,6 +193,7 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
         max_sge: cap.max_send_sge,
         max_inline: cap.max_inline_data,
         max_tso_header: request.extras.tso_header.map_or(0, u32::from),
+        datagram,
     };
     let resources = &rules.domain.resources;
     let sends = make_ring(resources, Some(pd), cap.max_send_wr, shape.slot_bytes(), resources.queue_pair)?;
@@ -302,7 +299,7 @@ fn register_plain(state: &mut State, queues: PlainQueues, object: &mut Box<Held<
 
 /// Numbers a registered queue pair and counts its domain.
 pub(crate) fn finish(state: &mut State, slot: u32, object: &mut SoftQp) -> Verb<u32> {
-    let number = State::number(slot, FIRST_NUMBER);
+    let number = qp_number(slot);
     if let Some(qp) = state.qps.get_mut(slot) {
         qp.number = number;
     }

@@ -12,6 +12,7 @@ use super::Object;
 use super::answer::{EINVAL, EOPNOTSUPP, Verb, answer_status, known_bits};
 use super::qp::SoftQp;
 use crate::device::SoftContext;
+use crate::door::PKEYS;
 use crate::engine::pace::Pace;
 use crate::personality::{QueuePairRules, Rules};
 use crate::state::{QpKind, State};
@@ -110,13 +111,14 @@ fn check(
         // The work queues of an RSS queue pair are what has states.
         return Err(EOPNOTSUPP);
     }
-    if object.datagram && !rules.queue_pair.datagram_states {
-        return Err(EOPNOTSUPP);
-    }
     let transition = if object.datagram { datagram_transition } else { raw_transition };
     let (required, optional) = transition(from, to).ok_or(EINVAL)?;
     known_bits(mask, STATE | required | optional, EINVAL)?;
     if mask & required != required {
+        return Err(EINVAL);
+    }
+    // As mlx5's: only an index in the port's table.
+    if mask & PKEY_INDEX != 0 && attr.pkey_index >= PKEYS {
         return Err(EINVAL);
     }
     if mask & CUR_STATE != 0 && attr.cur_qp_state != from {
@@ -181,13 +183,13 @@ fn enter(state: &mut State, object: &SoftQp, to: ibv_qp_state::Type) -> Verb<()>
         send.pace = Pace::default();
     }
     if let Some(receives) = state.queues.get_mut(queue) {
+        // No frame from a wire is a datagram; `engine::datagram` asks for the state.
         receives.ready = !object.datagram && matches!(to, IBV_QPS_RTR..=IBV_QPS_SQE);
         if to == IBV_QPS_RESET {
             receives.consumer.discard();
         }
     }
-    let sends = to == IBV_QPS_RTS && !object.datagram;
-    if !sends {
+    if to != IBV_QPS_RTS {
         state.senders.retain(|sender| *sender != slot);
     } else if !state.senders.contains(&slot) {
         state.senders.push(slot);

@@ -7,14 +7,14 @@ use std::sync::atomic::Ordering;
 use ibverbs_sys::{ibv_qp, ibv_qp_state, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 
 use super::Object;
-use super::answer::{EINVAL, ENOMEM, EOPNOTSUPP, Errno, Verb, known_bits};
+use super::answer::{EINVAL, ENOMEM, Errno, Verb, known_bits};
 use super::qp::{Plain, SoftQp};
 use super::receive::{refuse, write_elements};
 use crate::limits::{ETHERNET_BYTES, MAX_TSO_SEGMENTS};
 use crate::ring::Producer;
 use crate::work::{
-    Element, SEND_CHECKSUM, SEND_HEADER_BYTES, SEND_INLINE, SEND_SEGMENTS, SEND_SIGNALED, SendHeader,
-    SendShape,
+    Element, SEND_CHECKSUM, SEND_HEADER_BYTES, SEND_INLINE, SEND_SEGMENTS, SEND_SIGNALED, SEND_SOLICITED,
+    SendHeader, SendShape,
 };
 
 /// The flags that mean something to a raw packet device, and the two that mean nothing but do no harm.
@@ -40,10 +40,19 @@ pub(crate) struct Batch {
     pub(crate) open: bool,
     /// Where the first request stands.
     pub(crate) start: u32,
-    /// A request was begun and waits for its data: its header.
-    pub(crate) begun: Option<SendHeader>,
+    /// A request that waits for something.
+    pub(crate) begun: Option<Begun>,
     /// The first thing that went wrong.
     pub(crate) error: Option<Errno>,
+}
+
+/// A request that was begun, and what it waits for. Setters come in any order.
+#[derive(Clone, Copy)]
+pub(crate) struct Begun {
+    pub(crate) header: SendHeader,
+    pub(crate) lacks_data: bool,
+    /// It is a datagram's.
+    pub(crate) lacks_address: bool,
 }
 
 pub(crate) unsafe extern "C" fn post_send(
@@ -88,10 +97,6 @@ pub(crate) unsafe extern "C" fn post_send(
 
 /// The rings of a queue pair that sends can be posted to now.
 pub(crate) fn sender(qp: &SoftQp) -> Verb<&Plain> {
-    if qp.datagram {
-        // Datagrams need a network that this device does not have.
-        return Err(EOPNOTSUPP);
-    }
     // In ERR what is posted is flushed; below RTS nothing can be sent.
     let state = qp.state.load(Ordering::Relaxed);
     let sending =
@@ -99,24 +104,31 @@ pub(crate) fn sender(qp: &SoftQp) -> Verb<&Plain> {
     qp.plain.as_ref().filter(|_| sending).ok_or(EINVAL)
 }
 
-/// What a ring is told of the flags of a request; the data's place comes later.
-pub(crate) fn ring_flags(flags: u32) -> Verb<u16> {
-    known_bits(flags, KNOWN_FLAGS, EINVAL)?;
-    let wants = |flag: ibv_send_flags, bit: u16| if flags & flag.0 == 0 { 0 } else { bit };
-    Ok(wants(ibv_send_flags::IBV_SEND_SIGNALED, SEND_SIGNALED)
-        | wants(ibv_send_flags::IBV_SEND_IP_CSUM, SEND_CHECKSUM))
-}
-
 impl SendPoster {
+    /// What the ring is told of the flags of a request; the data's place comes later.
+    pub(crate) fn flags(&self, flags: u32) -> Verb<u16> {
+        // A datagram has no headers that checksums could be filled into.
+        let unknown = if self.shape.datagram { ibv_send_flags::IBV_SEND_IP_CSUM.0 } else { 0 };
+        known_bits(flags, KNOWN_FLAGS & !unknown, EINVAL)?;
+        let wants = |flag: ibv_send_flags, bit: u16| if flags & flag.0 == 0 { 0 } else { bit };
+        Ok(wants(ibv_send_flags::IBV_SEND_SIGNALED, SEND_SIGNALED)
+            | wants(ibv_send_flags::IBV_SEND_IP_CSUM, SEND_CHECKSUM)
+            | wants(ibv_send_flags::IBV_SEND_SOLICITED, SEND_SOLICITED))
+    }
+
     fn push(&mut self, wr: &ibv_send_wr) -> Verb<()> {
         let inline = wr.send_flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0;
-        let flags = ring_flags(wr.send_flags)?;
+        let flags = self.flags(wr.send_flags)?;
         let count = u32::try_from(wr.num_sge).map_err(|_| EINVAL)?;
         if count > 0 && wr.sg_list.is_null() {
             return Err(EINVAL);
         }
         match wr.opcode {
             ibv_wr_opcode::IBV_WR_SEND => self.begin(wr.wr_id, flags)?,
+            ibv_wr_opcode::IBV_WR_SEND_WITH_IMM if self.shape.datagram => {
+                // SAFETY: the opcode says which member of the union the application has set.
+                self.begin_immediate(wr.wr_id, flags, unsafe { wr.__bindgen_anon_1.imm_data })?;
+            }
             ibv_wr_opcode::IBV_WR_TSO => {
                 // SAFETY: the opcode says which member of the union the application has set.
                 let tso = unsafe { wr.__bindgen_anon_2.tso };
@@ -124,7 +136,16 @@ impl SendPoster {
             }
             _ => return Err(EINVAL),
         }
-        let outcome = if inline {
+        let addressed = if self.shape.datagram { self.set_address_of(wr) } else { Ok(()) };
+        let outcome = addressed.and_then(|()| self.set_data(wr, count, inline));
+        if outcome.is_err() {
+            self.batch.begun = None;
+        }
+        outcome
+    }
+
+    fn set_data(&mut self, wr: &ibv_send_wr, count: u32, inline: bool) -> Verb<()> {
+        if inline {
             // SAFETY: the application's list has `num_sge` entries.
             let pieces = (0..count as usize).map(|index| unsafe { wr.sg_list.add(index) });
             // SAFETY: as above.
@@ -133,11 +154,7 @@ impl SendPoster {
             self.set_inline(pieces.map(|sge| Ok((address(sge)?, sge.length as usize))))
         } else {
             self.set_list(wr.sg_list, count)
-        };
-        if outcome.is_err() {
-            self.batch.begun = None;
         }
-        outcome
     }
 
     /// Begins a request for one frame.
@@ -150,7 +167,8 @@ impl SendPoster {
         if !self.producer.has_room(1) {
             return Err(ENOMEM);
         }
-        self.batch.begun = Some(SendHeader { wr_id, flags, segment_bytes: 0, inline_bytes: 0 });
+        let header = SendHeader { wr_id, flags, segment_bytes: 0, inline_bytes: 0 };
+        self.batch.begun = Some(Begun { header, lacks_data: true, lacks_address: self.shape.datagram });
         Ok(())
     }
 
@@ -172,7 +190,7 @@ impl SendPoster {
         let place = unsafe { self.producer.slot().add(SEND_HEADER_BYTES + self.shape.elements_bytes()) };
         // SAFETY: the application names readable memory of its own; the room is `max_tso_header` bytes.
         unsafe { place.as_ptr().copy_from_nonoverlapping(headers.cast(), usize::from(header_bytes)) };
-        if let Some(header) = &mut self.batch.begun {
+        if let Some(Begun { header, .. }) = &mut self.batch.begun {
             (header.segment_bytes, header.inline_bytes) = (segment_bytes, bytes);
         }
         Ok(())
@@ -181,7 +199,7 @@ impl SendPoster {
     /// Gives the request that was begun its buffers.
     #[inline]
     pub(crate) fn set_list(&mut self, list: *const ibv_sge, count: u32) -> Verb<()> {
-        let header = self.batch.begun.ok_or(EINVAL)?;
+        let header = self.without_data()?;
         if count > self.shape.max_sge || (count > 0 && list.is_null()) {
             return Err(EINVAL);
         }
@@ -196,14 +214,14 @@ impl SendPoster {
             NonNull::slice_from_raw_parts(self.body().cast::<Element>(), self.shape.max_sge as usize);
         // SAFETY: a slot's body holds `max_sge` elements; only this side writes them now.
         write_elements(unsafe { &mut *elements.as_ptr() }, list, count);
-        self.finish(header);
+        self.fill(header);
         Ok(())
     }
 
     /// Copies the frame itself into the request that was begun: addresses and lengths. They need no key: the caller's own
     /// memory is read now.
     pub(crate) fn set_inline(&mut self, pieces: impl Iterator<Item = Verb<(usize, usize)>>) -> Verb<()> {
-        let mut header = self.batch.begun.ok_or(EINVAL)?;
+        let mut header = self.without_data()?;
         // "Valid only for SEND and RDMA_WRITE" (ibv_wr_post(3)).
         if header.flags & SEND_SEGMENTS != 0 {
             return Err(EINVAL);
@@ -212,7 +230,8 @@ impl SendPoster {
         let mut total = 0usize;
         for piece in pieces {
             let (address, bytes) = piece?;
-            let end = total.checked_add(bytes).filter(|end| *end <= room).ok_or(EINVAL)?;
+            // rdma-core, mlx5 and mlx4 qp.c: more than the queue pair takes along is ENOMEM.
+            let end = total.checked_add(bytes).filter(|end| *end <= room).ok_or(ENOMEM)?;
             if bytes == 0 {
                 continue;
             }
@@ -227,8 +246,14 @@ impl SendPoster {
             total = end;
         }
         (header.flags, header.inline_bytes) = (header.flags | SEND_INLINE, total as u32);
-        self.finish(header);
+        self.fill(header);
         Ok(())
+    }
+
+    /// The header of the request that waits for its data.
+    #[inline]
+    fn without_data(&self) -> Verb<SendHeader> {
+        self.batch.begun.filter(|begun| begun.lacks_data).map(|begun| begun.header).ok_or(EINVAL)
     }
 
     /// The request's room behind its header.
@@ -238,9 +263,20 @@ impl SendPoster {
         unsafe { self.producer.slot().add(SEND_HEADER_BYTES) }
     }
 
+    /// Notes that the request has its data, and with it all that it needs unless it is a datagram without an address.
+    #[inline]
+    fn fill(&mut self, header: SendHeader) {
+        match self.batch.begun {
+            Some(Begun { lacks_address: true, .. }) => {
+                self.batch.begun = Some(Begun { header, lacks_data: false, lacks_address: true });
+            }
+            _ => self.finish(header),
+        }
+    }
+
     /// Counts the request as filled.
     #[inline]
-    fn finish(&mut self, header: SendHeader) {
+    pub(super) fn finish(&mut self, header: SendHeader) {
         // SAFETY: there is room since the request was begun, so the slot is this side's; it begins with the header.
         unsafe { self.producer.slot().cast::<SendHeader>().write(header) };
         self.producer.advance();

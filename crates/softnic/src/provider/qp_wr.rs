@@ -11,7 +11,7 @@ use ibverbs_sys::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv
 use super::Object;
 use super::answer::{EINVAL, EOPNOTSUPP, Errno, Verb};
 use super::qp::SoftQp;
-use super::qp_send::{Batch, SendPoster, ring_flags, sender};
+use super::qp_send::{Batch, SendPoster, sender};
 use crate::abi::qp_ex_functions;
 
 /// `VERBS_QP_EX` of `enum verbs_qp_mask` (driver.h): `ibv_qp_to_qp_ex` may be answered.
@@ -30,7 +30,9 @@ pub(crate) fn extend(object: &mut SoftQp, release: u32) {
     qp.wr_set_sge_list = Some(wr_set_sge_list);
     qp.wr_set_inline_data = Some(wr_set_inline_data);
     qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
-    // What raw packets do not have: a device leaves these NULL, and a call is a crash; here it is an error.
+    qp.wr_send_imm = Some(wr_send_imm);
+    qp.wr_set_ud_addr = Some(wr_set_ud_addr);
+    // What there is not: a device leaves these NULL, and a call is a crash; here it is an error.
     qp.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
     qp.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
     qp.wr_bind_mw = Some(wr_bind_mw);
@@ -38,9 +40,7 @@ pub(crate) fn extend(object: &mut SoftQp, release: u32) {
     qp.wr_rdma_read = Some(wr_rdma);
     qp.wr_rdma_write = Some(wr_rdma);
     qp.wr_rdma_write_imm = Some(wr_rdma_imm);
-    qp.wr_send_imm = Some(wr_word);
     qp.wr_send_inv = Some(wr_word);
-    qp.wr_set_ud_addr = Some(wr_set_ud_addr);
     qp.wr_set_xrc_srqn = Some(wr_word);
     // The last two came with later releases; where there is none, the library's own field stands in its place.
     let last = [offset_of!(ibv_qp_ex, wr_atomic_write), offset_of!(ibv_qp_ex, wr_flush)];
@@ -137,7 +137,7 @@ fn end(qp: *mut ibv_qp_ex, body: impl FnOnce(&mut SendPoster) -> Verb<()>) -> c_
 }
 
 unsafe extern "C" fn wr_send(qp: *mut ibv_qp_ex) {
-    in_batch(qp, |poster, members| poster.begin(members.wr_id, ring_flags(members.wr_flags)?));
+    in_batch(qp, |poster, members| poster.begin(members.wr_id, poster.flags(members.wr_flags)?));
 }
 
 unsafe extern "C" fn wr_send_tso(
@@ -147,7 +147,7 @@ unsafe extern "C" fn wr_send_tso(
     segment_bytes: u16,
 ) {
     in_batch(qp, |poster, members| {
-        let flags = ring_flags(members.wr_flags)?;
+        let flags = poster.flags(members.wr_flags)?;
         poster.begin_segments(members.wr_id, flags, headers, (header_bytes, segment_bytes))
     });
 }
@@ -178,7 +178,17 @@ unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, l
     });
 }
 
-/// Operations that raw packets do not have.
+unsafe extern "C" fn wr_send_imm(qp: *mut ibv_qp_ex, immediate: u32) {
+    in_batch(qp, |poster, members| {
+        poster.begin_immediate(members.wr_id, poster.flags(members.wr_flags)?, immediate)
+    });
+}
+
+unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, number: u32, key: u32) {
+    in_batch(qp, |poster, _| poster.set_address(ah, number, key));
+}
+
+/// Operations that there are not.
 fn refuse_operation(qp: *mut ibv_qp_ex) {
     const REFUSAL: Errno = EOPNOTSUPP;
     in_batch(qp, |_, _| Err(REFUSAL));
@@ -199,7 +209,6 @@ refused! {
     wr_word(u32);
     wr_rdma(u32, u64);
     wr_rdma_imm(u32, u64, u32);
-    wr_set_ud_addr(*mut ibv_ah, u32, u32);
     wr_atomic_write(u32, u64, *const c_void);
     wr_flush(u32, u64, usize, u8, u8);
 }

@@ -3,6 +3,7 @@
 
 mod completion;
 mod completion_kinds;
+mod datagrams;
 mod destroyed;
 mod domains;
 mod events;

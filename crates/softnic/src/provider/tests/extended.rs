@@ -51,6 +51,7 @@ impl Extended {
         wr_set_inline_data_list(count: usize, list: *const ibv_data_buf);
         wr_rdma_write(key: u32, address: u64);
         wr_send_imm(immediate: u32);
+        wr_set_ud_addr(ah: *mut ibverbs_sys::ibv_ah, number: u32, key: u32);
         wr_atomic_write(key: u32, address: u64, value: *const c_void);
     }
 
@@ -225,7 +226,7 @@ fn mistakes() -> [(&'static str, Mistake, c_int); 15] {
                 qp.wr_send();
                 qp.wr_set_inline_data([0u8; 129].as_mut_ptr().cast(), 129);
             },
-            libc::EINVAL,
+            libc::ENOMEM,
         ),
         (
             "an unknown flag",

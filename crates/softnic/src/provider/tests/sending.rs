@@ -82,7 +82,7 @@ fn inline_bytes_are_taken_at_once_and_need_no_key() {
     copy.fill(0);
     assert_eq!(sent(&raw), [frame]);
     let long = [0u8; 65];
-    assert_eq!(post(&raw, 2, &mut [element(&long)], INLINE), libc::EINVAL, "max_inline_data is 64");
+    assert_eq!(post(&raw, 2, &mut [element(&long)], INLINE), libc::ENOMEM, "max_inline_data is 64");
 }
 
 #[test]
