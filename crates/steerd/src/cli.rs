@@ -115,6 +115,9 @@ pub(crate) struct DevicesArgs {
     /// The settings file whose soft NIC is listed too.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// Try every field and value of the verbs on this device, by objects that disturb nobody, and say what it answers.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) probe: Option<String>,
     /// How to print the answer.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,

@@ -1,12 +1,18 @@
-//! `steerd devices`: libibverbs' list, and the soft NIC that the settings describe. Opens nothing.
+//! `steerd devices`: libibverbs' list, and the soft NIC that the settings describe. Opens nothing, unless it is asked to
+//! probe a device: then it makes objects there that disturb nobody, and says what the device makes of each.
 
+use conformance::{Report, Verdict};
 use serde::Serialize;
 
 use crate::cli::{DevicesArgs, Format};
 use crate::error::Error;
-use crate::settings::{self, Request};
+use crate::settings::{self, Request, Settings};
 use crate::table::Grid;
 use crate::{output, plant};
+
+const FIRST_PORT: u8 = 1;
+/// What a row of a report says that did what was asked.
+const WORKS: &str = "works";
 
 #[derive(Debug, Serialize)]
 struct Row {
@@ -19,6 +25,9 @@ struct Row {
 pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
     let request = Request { file: args.config.clone(), ..Request::default() };
     let settings = settings::load(&request).map_err(Error::Settings)?.settings;
+    if let Some(name) = &args.probe {
+        return probe(settings, name, args.format);
+    }
     let mut rows: Vec<Row> = plant::list()?
         .into_iter()
         .map(|device| Row {
@@ -36,6 +45,38 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
         Format::Json => output::print_json(&rows),
         Format::Text => output::print(&text(&rows)),
     }
+}
+
+/// Tries on a device, its first port, what the verbs can say.
+fn probe(mut settings: Settings, name: &str, format: Format) -> Result<(), Error> {
+    name.clone_into(&mut settings.device.name);
+    let opened = plant::open(&settings)?;
+    let port = opened.ports.first().copied().unwrap_or(FIRST_PORT);
+    let report = conformance::probe(opened.device.context(), port);
+    let report = report.map_err(|error| Error::NoDevice(format!("{name} cannot be probed: {error}")))?;
+    match format {
+        Format::Json => output::print_json(&report),
+        Format::Text => output::print(&capabilities(&report)),
+    }
+}
+
+fn capabilities(report: &Report) -> String {
+    let mut grid = Grid::new(&["verb", "field", "value", "answer"]);
+    for row in &report.rows {
+        let value = match row.verdict {
+            Verdict::Ok | Verdict::NotRun => row.seen.clone(),
+            Verdict::Mismatch => format!("BROKEN: {}", row.seen),
+        };
+        grid.row(vec![row.verb.clone(), row.field.into(), row.value.into(), value]);
+    }
+    let works = report.rows.iter().filter(|row| row.seen == WORKS).count();
+    let broken = report.count(Verdict::Mismatch);
+    format!(
+        "{}\n{}: {works} of {} work, {broken} are promised and not kept, the others are refused\n",
+        grid.text(),
+        report.device,
+        report.rows.len()
+    )
 }
 
 fn text(rows: &[Row]) -> String {

@@ -10,9 +10,9 @@ use packet::{EtherType, MacAddr};
 use pcap_file::pcap::{PcapPacket, PcapWriter};
 use support::{config, stderr, stdout, steerd};
 
-/// In config/policies, so that file names in the output do not depend on where the repository is.
+/// In config/examples, so that file names in the output do not depend on where the repository is.
 fn run(args: &[&str]) -> Output {
-    steerd().current_dir(config().join("policies")).args(args).output().expect("the binary runs")
+    steerd().current_dir(config().join("examples")).args(args).output().expect("the binary runs")
 }
 
 fn ok(args: &[&str]) -> String {
@@ -35,11 +35,13 @@ fn check_says_for_every_rule_where_it_is_decided() {
 fn check_in_json_says_the_same() {
     let report = json(&["check", "demo.toml", "--format", "json"]);
     assert_eq!(report["ok"], true);
-    let rules = report["check"]["rules"].as_array().expect("rules");
+    let rules = report["rules"].as_array().expect("rules");
     let placement = |name: &str| {
         let rule = rules.iter().find(|rule| rule["name"] == name).expect(name);
-        rule["placement"]["kind"].as_str().expect("kind").to_owned()
+        rule["decided"].as_str().expect("decided").to_owned()
     };
+    assert_eq!(report["analysis"]["not_decided"], 0);
+    assert_eq!(report["capacity"]["rows"][0]["limit"], "priorities");
     assert_eq!(placement("web-syn"), "hybrid");
     assert_eq!(placement("dns"), "hardware");
 }
@@ -126,7 +128,7 @@ fn a_reader_that_goes_away_hides_no_failure() {
     command.current_dir(folder.path()).args(["check", "broken.toml", "--format", "json"]).stdout(closed());
     assert_eq!(command.status().expect("it runs").code(), Some(1), "the policy is still broken");
     let mut command = steerd();
-    command.current_dir(config().join("policies")).args(["check", "demo.toml"]).stdout(closed());
+    command.current_dir(config().join("examples")).args(["check", "demo.toml"]).stdout(closed());
     assert_eq!(command.status().expect("it runs").code(), Some(0), "as with `| head`");
 }
 
@@ -173,6 +175,219 @@ fn a_capture_is_summed_up_per_rule_and_worker() {
     assert!(each.contains("without an Ethernet header: 1"), "{each}");
 }
 
+const POLICY: &str = "version = 1\n[groups.one]\nworkers = [0]\n[groups.two]\nworkers = [1]\n\n[[rules]]\nname = \"web\"\n\
+     match = { dst = \"192.0.2.0/24\", protocol = \"tcp\", dst_port = 80 }\naction = { steer = \"one\" }\n";
+
+/// A folder with these policies.
+fn policies(texts: &[(&str, &str)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("folder");
+    for (name, text) in texts {
+        std::fs::write(folder.path().join(name), text).expect("written");
+    }
+    folder
+}
+
+fn run_in(folder: &tempfile::TempDir, args: &[&str]) -> Output {
+    steerd().current_dir(folder.path()).args(args).output().expect("the binary runs")
+}
+
+const SHADOWED: &str = "\n[[rules]]\nname = \"late\"\n\
+     match = { dst = \"192.0.2.7\", protocol = \"tcp\", dst_port = 80 }\naction = \"drop\"\n";
+
+#[test]
+fn check_fails_for_what_is_denied() {
+    let shadowed = format!("{POLICY}{SHADOWED}");
+    let hybrid = POLICY.replace("dst_port = 80", "dst_port = 80, tcp_flags = \"syn\"");
+    let folder = policies(&[("ok.toml", POLICY), ("late.toml", &shadowed), ("hybrid.toml", &hybrid)]);
+    for (args, code) in [
+        (&["ok.toml", "--deny", "warnings,hybrid,shadowed"][..], 0),
+        (&["late.toml"], 0),
+        (&["late.toml", "--deny", "hybrid"], 0),
+        (&["late.toml", "--deny", "shadowed"], 1),
+        (&["late.toml", "--deny", "warnings"], 1),
+        (&["hybrid.toml"], 0),
+        (&["hybrid.toml", "--deny", "hybrid"], 1),
+        (&["ok.toml", "--deny", "shadowed", "--no-analysis"], 2),
+        (&["ok.toml", "--deny", "everything"], 2),
+    ] {
+        let output = run_in(&folder, &[&["check"], args].concat());
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {}{}", stdout(&output), stderr(&output));
+    }
+    let output = run_in(&folder, &["check", "late.toml", "--deny", "shadowed", "--format", "json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(report["ok"], true, "the device can do it all the same");
+    assert_eq!(report["denied"].as_array().map(Vec::len), Some(1));
+    assert_eq!(report["analysis"]["rules"][1]["shadowed_by"][0], "web");
+    let output = run_in(&folder, &["check", "late.toml"]);
+    let warnings = stderr(&output).matches("never matches").count();
+    assert_eq!(warnings, 1, "said once: {}", stderr(&output));
+}
+
+#[test]
+fn check_without_the_analysis_says_nothing_of_it() {
+    let folder = policies(&[("ok.toml", POLICY)]);
+    let text = |args: &[&str]| stdout(&run_in(&folder, args));
+    assert!(text(&["check", "ok.toml"]).contains("rules among themselves"));
+    assert!(!text(&["check", "ok.toml", "--no-analysis"]).contains("rules among themselves"));
+}
+
+#[test]
+fn nothing_but_a_terminal_gets_colours() {
+    let folder = policies(&[("ok.toml", POLICY)]);
+    let output = run_in(&folder, &["check", "ok.toml"]);
+    assert!(!stdout(&output).contains('\x1b') && !stderr(&output).contains('\x1b'));
+}
+
+#[test]
+fn the_schema_needs_no_policy() {
+    let schema = json(&["check", "--print-schema"]);
+    assert!(schema["properties"]["rules"].is_object(), "{schema:#}");
+    assert_eq!(run(&["check", "--print-schema", "demo.toml"]).status.code(), Some(2), "it stands alone");
+}
+
+#[test]
+fn diff_tells_who_loses_which_packets() {
+    let wider = POLICY.replace("192.0.2.0/24", "192.0.2.0/23");
+    // The same otherwise: two halves, an order that makes no difference.
+    let halves = format!(
+        "{}{}",
+        POLICY.replace("192.0.2.0/24", "192.0.2.128/25"),
+        "[[rules]]\nname = \"lower\"\nmatch = { dst = \"192.0.2.0/25\", protocol = \"tcp\", dst_port = 80 }\n\
+         action = { steer = \"one\" }\n"
+    );
+    let folder =
+        policies(&[("a", POLICY), ("wider", &wider), ("halves", &halves), ("broken", "version = 2\n")]);
+    let equal = run_in(&folder, &["diff", "a", "halves"]);
+    assert_eq!(equal.status.code(), Some(0), "{}{}", stdout(&equal), stderr(&equal));
+    assert!(stdout(&equal).contains("treat every packet alike"));
+    let different = run_in(&folder, &["diff", "a", "wider"]);
+    assert_eq!(different.status.code(), Some(1));
+    insta::assert_snapshot!("diff_wider", stdout(&different));
+    assert!(stderr(&different).is_empty(), "that they differ is no failure: {}", stderr(&different));
+    let report = run_in(&folder, &["diff", "a", "wider", "--format", "json"]);
+    assert_eq!(report.status.code(), Some(1));
+    let report: serde_json::Value = serde_json::from_slice(&report.stdout).expect("JSON");
+    assert_eq!(report["equal"], false);
+    assert_eq!(report["pairs"][0]["after"]["name"], "web", "{report:#}");
+    assert!(report["regions"][0]["witness"]["frame"].is_string(), "{report:#}");
+    for args in [["diff", "a", "broken"], ["diff", "a", "nowhere"]] {
+        let output = run_in(&folder, &args);
+        assert_eq!(output.status.code(), Some(2), "as diff(1): {}", stderr(&output));
+        assert!(!stderr(&output).is_empty());
+    }
+}
+
+/// What `diff` shows is a packet that the two policies treat differently, by `explain`.
+#[test]
+fn the_witness_of_a_difference_is_explained_differently() {
+    let wider = POLICY.replace("192.0.2.0/24", "192.0.2.0/23");
+    let folder = policies(&[("a", POLICY), ("b", &wider)]);
+    let report = run_in(&folder, &["diff", "a", "b", "--format", "json"]);
+    let report: serde_json::Value = serde_json::from_slice(&report.stdout).expect("JSON");
+    let frame = report["regions"][0]["witness"]["frame"].as_str().expect("hexadecimal");
+    let explained = |policy| {
+        let output = run_in(&folder, &["explain", policy, "--hex", frame, "--format", "json"]);
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).expect("JSON")["rule"].clone()
+    };
+    assert_eq!((explained("a"), explained("b")), ("default".into(), "web".into()));
+}
+
+#[test]
+fn import_writes_a_policy_and_tells_what_is_lost() {
+    let filters = "@10.0.0.0/8\t192.0.2.1/32\t0 : 65535\t80 : 80\t0x06/0xFF\t0x0000/0x0000\n";
+    let folder = policies(&[("set", filters), ("odd", "Filter: 3\n\tRule Type: SCTP over IPv9\n")]);
+    let output = run_in(&folder, &["import", "classbench", "set", "-o", "set.toml"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).is_empty());
+    let output = run_in(&folder, &["check", "set.toml"]);
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    let output = run_in(&folder, &["import", "ethtool", "odd"]);
+    assert!(output.status.success(), "what does not carry over is told: {}", stderr(&output));
+    assert!(stderr(&output).contains("odd:"), "{}", stderr(&output));
+    let output = run_in(&folder, &["import", "classbench", "nowhere"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("nowhere"), "{}", stderr(&output));
+}
+
+#[test]
+fn import_reads_standard_input() {
+    let mut child = steerd()
+        .args(["import", "classbench", "-"])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let filters = b"@10.0.0.0/8\t0.0.0.0/0\t0 : 65535\t53 : 53\t0x11/0xFF\n";
+    std::io::Write::write_all(&mut child.stdin.take().expect("piped"), filters).expect("written");
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success() && stdout(&output).contains("10.0.0.0/8"), "{}", stdout(&output));
+}
+
+/// Every rule set is imported and checked; what does not fit is said for each profile.
+#[test]
+fn rule_sets_of_the_corpora_are_imported_and_checked() {
+    let Some(rules) = support::corpora("rules") else { return };
+    let folder = tempfile::tempdir().expect("folder");
+    for name in ["acl_1k", "acl1_1k", "acl5_1k", "fw1_1k", "ipc1_1k"] {
+        let policy = format!("{name}.toml");
+        let set = rules.join(name);
+        let output = run_in(&folder, &["import", "classbench", set.to_str().expect("path"), "-o", &policy]);
+        assert!(output.status.success(), "{name}: {}", stderr(&output));
+        for profile in ["ideal", "mlx5", "mlx4"] {
+            let args = ["check", &policy, "--profile", profile, "--no-analysis", "--format", "json"];
+            let output = run_in(&folder, &args);
+            let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+            let ok = report["ok"] == true;
+            assert!(ok || profile != "ideal", "{name}: {}", stderr(&output));
+            assert_eq!(output.status.code(), Some(i32::from(!ok)), "{name} {profile}: {}", stderr(&output));
+            let named = report["obstacles"].as_array().is_some_and(|list| !list.is_empty())
+                || report["rules"]
+                    .as_array()
+                    .expect("rules")
+                    .iter()
+                    .any(|rule| rule["decided"] == "impossible")
+                || report["diagnostics"].as_array().is_some_and(|list| !list.is_empty());
+            assert!(ok || named, "{name} {profile}: not said what does not fit");
+        }
+    }
+}
+
+#[test]
+fn explain_looks_into_tunnels_and_shows_copies() {
+    let packet = "dst=192.0.2.1,vxlan_vni=5000,inner.dst=10.50.1.1,inner.protocol=tcp,inner.dst_port=443";
+    let fate = json(&["explain", "vxlan-tenants.toml", "--packet", packet, "--format", "json"]);
+    assert_eq!(fate["rule"], "tenant-5000-web", "{fate:#}");
+    let web = "dst=192.0.2.80,protocol=tcp,dst_port=443";
+    let fate = json(&["explain", "ipfix-tap.toml", "--packet", web, "--format", "json"]);
+    assert_eq!(fate["rule"], "front");
+    assert_eq!(fate["copies"][0]["rule"], "tap");
+    assert_eq!(fate["copies"][0]["worker"], 2);
+    insta::assert_snapshot!("explain_copy", ok(&["explain", "ipfix-tap.toml", "--packet", web]));
+}
+
+#[test]
+fn a_summary_says_how_even_the_load_is() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("c.pcap");
+    let mac = |last| MacAddr([2, 0, 0, 0, 0, last]);
+    let frame = |client: u8| {
+        let (src, dst) = ([10, 0, 0, client].into(), [192, 0, 2, 80].into());
+        FrameBuilder::new().ethernet(mac(1), mac(2)).ipv4(src, dst).tcp(1024, 443, 0x10).build()
+    };
+    let frames: Vec<Vec<u8>> = (0..200).map(frame).collect();
+    write_pcap(&path, &frames);
+    let path = path.to_str().expect("path");
+    let summary = json(&["explain", "ipfix-tap.toml", "--pcap", path, "--format", "json"]);
+    assert_eq!(summary["rules"]["tap"]["copy"]["packets"], 200, "{summary:#}");
+    assert_eq!(summary["rules"]["front"]["deliver"]["packets"], 200);
+    assert_eq!(summary["workers"]["2"]["packets"], 200, "all copies");
+    let largest = summary["balance"]["front"]["largest_to_mean"].as_f64().expect("a ratio");
+    assert!((1.0..1.5).contains(&largest), "{summary:#}");
+    let text = ok(&["explain", "ipfix-tap.toml", "--pcap", path]);
+    assert!(text.contains("largest/mean") && text.contains("50 %"), "{text}");
+}
+
 #[test]
 fn explain_refuses_what_it_cannot_understand() {
     for (args, part) in [
@@ -200,6 +415,27 @@ fn devices_lists_the_soft_nic_of_the_settings() {
     let devices = json(&["devices", "--config", path, "--format", "json"]);
     let found = devices.as_array().expect("list").iter().find(|device| device["name"] == "mysoft");
     assert_eq!(found.expect("mysoft")["ports"], 1);
+}
+
+#[test]
+fn a_probe_says_what_a_device_answers() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("s.toml");
+    let text = "[softnic]\nname = \"mysoft\"\n[[softnic.ports]]\nwire = { kind = \"null\" }\n";
+    std::fs::write(&path, text).expect("written");
+    let args = ["devices", "--config", path.to_str().expect("path"), "--probe", "mysoft"];
+    let report = json(&[&args[..], &["--format", "json"]].concat());
+    let rows = report["rows"].as_array().expect("rows");
+    let seen = |value: &str| {
+        let row = rows.iter().find(|row| row["value"] == value).expect("a row");
+        row["seen"].as_str().expect("text").to_owned()
+    };
+    assert_eq!(seen("IBV_FLOW_ATTR_NORMAL"), "works");
+    assert_eq!(seen("IBV_QP_CREATE_SOURCE_QPN"), "refused: EINVAL");
+    assert!(rows.iter().all(|row| row["verdict"] == "ok"), "{report:#}");
+    let text = ok(&args);
+    assert!(text.contains("mysoft: ") && text.contains("0 are promised and not kept"), "{text}");
+    assert_eq!(run(&["devices", "--probe", "nosuch"]).status.code(), Some(4));
 }
 
 #[test]
