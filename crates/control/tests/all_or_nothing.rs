@@ -48,7 +48,7 @@ fn meant(program: Option<(&Program, Band)>, key: &FlowKey) -> Fate {
     let first = program.flows.iter().find(|flow| flow.specs.iter().all(|spec| spec.matches(key)));
     match first.map(|flow| flow.action) {
         None => Fate::Kernel,
-        Some(FlowAction::Drop) => Fate::Dropped,
+        Some(FlowAction::Drop | FlowAction::Pass) => Fate::Dropped,
         Some(FlowAction::Steer { queue, class }) => Fate::Steered {
             tag: ClassTag { band, class }.encode().expect("few classes"),
             table: program.queues[queue.index()].table.clone(),

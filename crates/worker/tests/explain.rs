@@ -128,7 +128,7 @@ fn explain_and_reality_agree_on_random_packets() {
         let action = explained.flow.map(|flow| program.flows[flow].action);
         let expected = match action {
             None => (1, 0, 0),
-            Some(FlowAction::Drop) => (0, 1, 0),
+            Some(FlowAction::Drop | FlowAction::Pass) => (0, 1, 0),
             Some(FlowAction::Steer { .. }) => (0, 0, 1),
         };
         let actual = (

@@ -178,9 +178,12 @@ impl<'p> Draft<'p> {
         let most_flows = profile.max_flows.map_or(MAX_FLOWS, |most| (most as usize / 2).min(MAX_FLOWS));
         let budget = |flows: usize| most_flows.saturating_sub(flows);
         if let Some(most) = profile.max_shapes {
-            // Another program, with masks of its own, is to find room beside this one.
             let flows = ranking.kept.len();
-            cluster(&mut self.candidates, &mut ranking.kept, most as usize / 2, budget(flows));
+            cluster(&mut self.candidates, &mut ranking.kept, most as usize, budget(flows));
+            // Another program, with masks of its own, is to find room beside this one: worth some flows.
+            let flows = ranking.kept.len();
+            let spare = budget(flows).min(flows / 4);
+            cluster(&mut self.candidates, &mut ranking.kept, most as usize / 2, spare);
         }
         let Some(table) = profile.priority_table else { return };
         let ranks = ranking.kept.iter().map(|(_, rank)| rank + 1).max().unwrap_or(0);
