@@ -16,7 +16,8 @@ TOOLS := $(CURDIR)/target/tools
 export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test conformance releases install-door lint bench audit fuzz build-packages test-packages promtool cargo-deny
+.PHONY: help run test conformance releases install-door lint bench audit fuzz asan miri loom \
+  build-packages test-packages promtool cargo-deny cargo-fuzz
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,9 +68,48 @@ bench: build-packages ## speed, side by side in one run (release build)
 audit: cargo-deny ## known vulnerabilities in the dependencies (needs the network)
 	cargo-deny --locked check advisories
 
-fuzz: ## the fuzz targets for FUZZ_SECONDS each (needs a nightly toolchain and cargo-fuzz)
-	cd fuzz && for target in $$($(CARGO) +nightly fuzz list); do \
-	  $(CARGO) +nightly fuzz run $$target -- -max_total_time=$${FUZZ_SECONDS:-60} || exit 1; done
+# What only a nightly compiler offers; a stable one does it too when it is told so.
+nightly = $(shell if $(CARGO) +nightly --version >/dev/null 2>&1; then echo $(CARGO) +nightly; \
+  else echo env RUSTC_BOOTSTRAP=1 $(CARGO); fi)
+HOST = $(shell $(CARGO) -vV | sed -n 's/^host: //p')
+FUZZ_TARGETS ?= packet policy import diff provider
+# What each begins with, beside what earlier runs left in fuzz/corpus.
+seeds_policy := crates/policy/tests/policies
+seeds_import := crates/policy/tests/listings
+seeds_provider := fuzz/seeds/provider
+
+fuzz: build-packages cargo-fuzz ## the fuzz targets for FUZZ_SECONDS each (FUZZ_TARGETS='provider'); crashes stay in fuzz/artifacts
+	@$(foreach target,$(FUZZ_TARGETS),mkdir -p fuzz/corpus/$(target) && \
+	  $(nightly) fuzz run --fuzz-dir fuzz $(target) fuzz/corpus/$(target) $(seeds_$(target)) -- \
+	    -max_total_time=$${FUZZ_SECONDS:-60} -max_len=4096 -len_control=0 -print_final_stats=1 &&) true
+
+# Leaks are not looked for: tests close contexts with objects in them, as programs that end do.
+asan: build-packages ## the tests of the crates with unsafe code, under the address sanitizer
+	CARGO_TARGET_DIR=target/asan RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 \
+	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p softnic
+
+miri: build-packages ## what Miri can run of packet, policy, hugemem, verbs and softnic
+	@$(miri_ready) || exit 0; \
+	set -x; export CARGO_TARGET_DIR=target/miri MIRIFLAGS=-Zmiri-disable-isolation; \
+	$(CARGO) +nightly miri test --locked -p packet --lib && \
+	$(CARGO) +nightly miri test --locked -p policy --lib && \
+	$(CARGO) +nightly miri test --locked -p hugemem --lib && \
+	$(CARGO) +nightly miri test --locked -p verbs --lib && \
+	$(CARGO) +nightly miri test --locked -p softnic --lib -- $(MIRI_SOFTNIC)
+
+# The parts of softnic that call no library.
+MIRI_SOFTNIC := ring:: memory:: slab:: work:: rss:: provider::held:: engine::pace:: engine::fcs::
+
+# Nightly with Miri; fetched if rustup can. Where it cannot be had that is said, loudly.
+define miri_ready
+{ $(CARGO) +nightly miri --version >/dev/null 2>&1 || \
+  { command -v rustup >/dev/null && \
+    rustup toolchain install nightly --profile minimal --component miri,rust-src >/dev/null 2>&1; } || \
+  { echo "NOT RUN: miri: there is no nightly toolchain with the components miri and rust-src, and rustup cannot fetch one" >&2; false; }; }
+endef
+
+loom: ## the rings of softnic, in every order that the memory model allows
+	CARGO_TARGET_DIR=target/loom RUSTFLAGS='--cfg loom' $(CARGO) test --locked -p softnic --lib --release ring::
 
 # Installs, with apt, those of $(1) that dpkg does not know; asks sudo only when
 # not root; says what to do where there is neither.
@@ -104,6 +144,9 @@ promtool:
 	if [ -n "$$newest" ] && dpkg-deb -x "$$newest" . && cp usr/bin/promtool $(TOOLS)/bin/; then exit 0; fi; \
 	echo "promtool cannot be had (are there package lists? as root: apt-get update): what needs it is not run" >&2; \
 	[ -z "$$CI" ]
+
+cargo-fuzz:
+	@command -v cargo-fuzz >/dev/null || $(CARGO) install cargo-fuzz --locked --quiet --root $(TOOLS)
 
 cargo-deny:
 	@command -v cargo-deny >/dev/null || $(CARGO) install cargo-deny --locked --quiet --root $(TOOLS)
