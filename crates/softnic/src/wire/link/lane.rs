@@ -7,14 +7,18 @@
 //! A record is 8 bytes (length, zero) and the frame, rounded up to 16. One that would cross the end of the ring starts
 //! at its beginning again, behind a record of length [`SKIP`]. Indices count bytes and wrap at 2^32.
 
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use rustix::fd::AsFd;
+use arrayvec::ArrayVec;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::wire::MAX_FRAME_BYTES;
+use crate::limits::ETHERNET_BYTES;
+use crate::wire::{BURST_FRAMES, MAX_FRAME_BYTES};
 
 /// Bytes of one direction's ring: some 400 of the longest frames, 50000 of the shortest.
 pub(super) const RING_BYTES: u32 = 4 << 20;
@@ -29,6 +33,8 @@ const TAKEN_OFFSET: usize = 132;
 
 const HEADER_BYTES: u32 = 8;
 const RECORD_ALIGN: u32 = 16;
+/// What the memory is sealed against (fcntl(2), F_ADD_SEALS): nobody can take it from under a mapping.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 /// The length of a record that only fills the ring up to its end.
 const SKIP: u32 = u32::MAX;
 
@@ -52,6 +58,14 @@ unsafe impl Send for SharedMemory {}
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
+    /// New memory, all zero, and the file it is of: what another process can map.
+    pub(super) fn create(name: &str) -> rustix::io::Result<(Self, OwnedFd)> {
+        let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, MEMORY_BYTES as u64)?;
+        fcntl_add_seals(&file, SEALS)?;
+        Ok((Self::map(&file)?, file))
+    }
+
     /// Maps a file of at least [`MEMORY_BYTES`] that is sealed against shrinking.
     pub(super) fn map(file: impl AsFd) -> rustix::io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -66,6 +80,14 @@ impl SharedMemory {
         // SAFETY: inside the first page of the mapping, aligned to 4, alive as long as `self`, and no side ever touches
         // it but by atomic operations; another process that does can only change its value.
         unsafe { AtomicU32::from_ptr(at.cast()) }
+    }
+
+    /// The word that a record begins with; `index` is a multiple of [`RECORD_ALIGN`].
+    fn header(&self, lane: usize, index: u32) -> &AtomicU64 {
+        let at = self.place(lane, index & !(RECORD_ALIGN - 1));
+        // SAFETY: inside a ring of the mapping, aligned to 16, alive as long as `self`. This process writes frames elsewhere
+        // than where it looks for headers at the same time, see the indices; another one can only change the value.
+        unsafe { AtomicU64::from_ptr(at.cast()) }
     }
 
     /// The place of a ring that `index` counts to.
@@ -145,9 +167,8 @@ impl LaneSender {
     }
 
     fn write_header(&mut self, length: u32) {
-        let at = self.memory.place(self.lane, self.next).cast::<u64>();
-        // SAFETY: records are aligned to 16 and lie in the ring, and this one is not yet published.
-        unsafe { at.write_volatile(u64::from(length)) };
+        // Published by the index, later.
+        self.memory.header(self.lane, self.next).store(u64::from(length), Ordering::Relaxed);
     }
 
     /// Shows every frame to the peer.
@@ -162,6 +183,9 @@ impl LaneSender {
         u64::from(self.put.wrapping_sub(taken).min(self.put).min(RING_BYTES / record_bytes(1)))
     }
 }
+
+/// Where the frames of a burst are.
+pub(super) type Places = ArrayVec<Range<usize>, BURST_FRAMES>;
 
 /// The end of a lane that frames are taken from.
 #[derive(Debug)]
@@ -178,42 +202,82 @@ impl LaneReceiver {
         Self { memory, lane, next: 0, produced: 0, taken: 0 }
     }
 
+    /// Copies up to `room` frames to `frames`, one after the other, which must have room for [`BURST_FRAMES`] of the
+    /// longest, and gives their places in the ring back. Answers where they are, and whether the peer lied behind them.
+    pub(super) fn take_burst(&mut self, frames: &mut [u8], room: usize) -> (Places, Result<(), Lie>) {
+        let (mut places, mut start, mut told) = (Places::new(), 0, Ok(()));
+        while places.len() < room.min(BURST_FRAMES) {
+            match self.take(&mut frames[start..]) {
+                Ok(Some(bytes)) => {
+                    places.push(start..start + bytes);
+                    start += bytes;
+                }
+                Ok(None) => break,
+                Err(lie) => {
+                    told = Err(lie);
+                    break;
+                }
+            }
+        }
+        if !places.is_empty() {
+            self.publish();
+        }
+        (places, told)
+    }
+
     /// Copies the next frame to the beginning of `to`, which must have room for [`MAX_FRAME_BYTES`]; answers its length,
     /// or `None` if there is none.
     pub(super) fn take(&mut self, to: &mut [u8]) -> Result<Option<usize>, Lie> {
-        loop {
-            if self.next == self.produced && !self.refresh()? {
-                return Ok(None);
-            }
-            let from = self.memory.place(self.lane, self.next);
-            // SAFETY: `next` is a multiple of 16 in the ring. The word may change at any time; this is the only look.
-            let header = unsafe { from.cast::<u64>().read_volatile() };
-            let to_end = RING_BYTES - (self.next & (RING_BYTES - 1));
-            let published = self.produced.wrapping_sub(self.next);
-            let length = u32::try_from(header).map_err(|_| Lie)?;
-            if length == SKIP {
-                if to_end > published {
-                    return Err(Lie);
-                }
-                self.next = self.next.wrapping_add(to_end);
-                continue;
-            }
-            if length as usize > MAX_FRAME_BYTES {
-                return Err(Lie);
-            }
-            let record = record_bytes(length);
-            if record > published.min(to_end) {
-                return Err(Lie);
-            }
-            let to = to.get_mut(..length as usize).ok_or(Lie)?;
-            let frame = from.wrapping_add(HEADER_BYTES as usize);
-            // SAFETY: the record was found to lie in the ring, and `to` is memory of this process's own. The peer may
-            // change the bytes meanwhile: whatever is copied is the frame, and nothing was decided by them before.
-            unsafe { to.as_mut_ptr().copy_from_nonoverlapping(frame, to.len()) };
-            self.next = self.next.wrapping_add(record);
-            self.taken = self.taken.wrapping_add(1);
-            return Ok(Some(length as usize));
+        if self.next == self.produced && !self.refresh()? {
+            return Ok(None);
         }
+        let mut length = self.length()?;
+        if length == SKIP {
+            // Once: a peer that goes on skipping would keep this side from ever coming back.
+            self.skip()?;
+            length = self.length()?;
+        }
+        let bytes = length as usize;
+        if !(ETHERNET_BYTES..=MAX_FRAME_BYTES).contains(&bytes) {
+            return Err(Lie);
+        }
+        let record = record_bytes(length);
+        if record > self.published().min(self.to_end()) {
+            return Err(Lie);
+        }
+        let to = to.get_mut(..bytes).ok_or(Lie)?;
+        let frame = self.memory.place(self.lane, self.next).wrapping_add(HEADER_BYTES as usize);
+        // SAFETY: the record was found to lie in the ring, and `to` is memory of this process's own. The peer may
+        // change the bytes meanwhile: whatever is copied is the frame, and nothing was decided by them before.
+        unsafe { to.as_mut_ptr().copy_from_nonoverlapping(frame, to.len()) };
+        self.next = self.next.wrapping_add(record);
+        self.taken = self.taken.wrapping_add(1);
+        Ok(Some(bytes))
+    }
+
+    /// The length of the next record. The word may change at any time; each call is a new look.
+    fn length(&self) -> Result<u32, Lie> {
+        let header = self.memory.header(self.lane, self.next).load(Ordering::Relaxed);
+        u32::try_from(header).map_err(|_| Lie)
+    }
+
+    /// Goes on to the beginning of the ring, where the record stands that was published with the skipped one.
+    fn skip(&mut self) -> Result<(), Lie> {
+        if self.to_end() >= self.published() {
+            return Err(Lie);
+        }
+        self.next = self.next.wrapping_add(self.to_end());
+        Ok(())
+    }
+
+    /// Bytes up to the end of the ring.
+    fn to_end(&self) -> u32 {
+        RING_BYTES - (self.next & (RING_BYTES - 1))
+    }
+
+    /// Bytes that are known to be published and not taken.
+    fn published(&self) -> u32 {
+        self.produced.wrapping_sub(self.next)
     }
 
     /// Looks at the peer's index; answers whether there is something to take.
@@ -254,8 +318,7 @@ pub(super) mod testing {
         }
 
         pub(in crate::wire::link) fn lie_header(&self, lane: usize, index: u32, value: u64) {
-            // SAFETY: as for a record's header; the index is aligned by the tests.
-            unsafe { self.place(lane, index).cast::<u64>().write_volatile(value) };
+            self.header(lane, index).store(value, Ordering::Relaxed);
         }
     }
 }

@@ -4,11 +4,9 @@
 
 use std::sync::Arc;
 
-use arrayvec::ArrayVec;
 use packet::MacAddr;
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-use super::lane::{LaneReceiver, LaneSender, MEMORY_BYTES, SharedMemory};
+use super::lane::{LaneReceiver, LaneSender, SharedMemory};
 use crate::wire::{
     BURST_FRAMES, Burst, MAX_FRAME_BYTES, RxFrame, SOFT_MAC, TransmitError, Wire, WireError, WireState,
 };
@@ -28,16 +26,12 @@ impl LoopbackWire {
     /// # Errors
     /// There is no memory for it.
     pub fn open() -> Result<Self, WireError> {
-        let memory = || {
-            let file = memfd_create("softnic-loopback", MemfdFlags::CLOEXEC)?;
-            ftruncate(&file, MEMORY_BYTES as u64)?;
-            SharedMemory::map(&file)
-        };
-        let memory = Arc::new(memory().map_err(|errno| WireError::Link {
+        let (memory, _) = SharedMemory::create("softnic-loopback").map_err(|errno| WireError::Link {
             link: "loopback".to_owned(),
             operation: "memory",
             source: errno.into(),
-        })?);
+        })?;
+        let memory = Arc::new(memory);
         Ok(Self {
             sender: LaneSender::new(Arc::clone(&memory), 0),
             receiver: LaneReceiver::new(memory, 0),
@@ -48,18 +42,10 @@ impl LoopbackWire {
 
 impl Wire for LoopbackWire {
     fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
-        let mut places = ArrayVec::<(usize, usize), BURST_FRAMES>::new();
-        let mut start = 0;
-        while places.len() < burst.capacity_left() {
-            // Nobody else writes to the memory, so nobody lies.
-            let Ok(Some(length)) = self.receiver.take(&mut self.frames[start..]) else { break };
-            places.push((start, length));
-            start += length;
-        }
-        self.receiver.publish();
-        let frames = &self.frames;
-        for (start, length) in places {
-            burst.push(RxFrame::new(&frames[start..start + length]));
+        // Nobody else writes to the memory, so nobody lies.
+        let (places, _) = self.receiver.take_burst(&mut self.frames, burst.capacity_left());
+        for place in places {
+            burst.push(RxFrame::new(&self.frames[place]));
         }
     }
 

@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
@@ -24,8 +24,6 @@ use crate::wire::WireError;
 
 /// What the listening end says with the memory: the layout, so that two builds that differ in it do not meet.
 const HELLO: [u8; 16] = *b"softnic link 1\0\0";
-
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// The place of an end, held until it is dropped.
 #[derive(Debug)]
@@ -75,8 +73,8 @@ impl Seat {
 
     /// Whether the other end's place is taken, met or not.
     pub(super) fn peer_is_there(&self) -> bool {
-        let knocked = new_socket().and_then(|socket| connect(&socket, &self.peer));
-        self.pending.is_some() || matches!(knocked, Ok(()) | Err(Errno::AGAIN))
+        let knock = || new_socket().and_then(|socket| connect(&socket, &self.peer));
+        self.pending.is_some() || matches!(knock(), Ok(()) | Err(Errno::AGAIN))
     }
 
     /// Looks once whether the other end is there.
@@ -91,10 +89,7 @@ impl Seat {
     fn receive_peer(&self) -> rustix::io::Result<Session> {
         let connection = accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         check_user(&connection)?;
-        let file = memfd_create("softnic-link", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&file, MEMORY_BYTES as u64)?;
-        fcntl_add_seals(&file, SEALS)?;
-        let memory = SharedMemory::map(&file)?;
+        let (memory, file) = SharedMemory::create("softnic-link")?;
         let handed = [std::os::fd::AsFd::as_fd(&file)];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);

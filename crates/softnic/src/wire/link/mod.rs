@@ -13,7 +13,6 @@ mod meeting;
 #[cfg(test)]
 mod tests;
 
-use arrayvec::ArrayVec;
 use packet::MacAddr;
 
 pub use config::{LinkConfig, LinkEnd, LinkName};
@@ -93,42 +92,22 @@ impl LinkWire {
         }
         self.ending = false;
     }
-
-    /// Copies up to `room` frames out of the ring; answers their places.
-    fn take(&mut self, room: usize) -> Result<ArrayVec<(usize, usize), BURST_FRAMES>, Lie> {
-        let mut places = ArrayVec::new();
-        let Some(session) = &mut self.session else { return Ok(places) };
-        let mut start = 0;
-        while places.len() < room.min(BURST_FRAMES) {
-            let Some(length) = session.receiver.take(&mut self.frames[start..])? else { break };
-            places.push((start, length));
-            start += length;
-        }
-        if !places.is_empty() {
-            session.receiver.publish();
-        }
-        Ok(places)
-    }
 }
 
 impl Wire for LinkWire {
     fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
         self.look_around();
+        let Some(session) = &mut self.session else { return };
         let room = burst.capacity_left();
-        match self.take(room) {
-            Ok(places) => {
-                if places.is_empty() && self.ending && room > 0 {
-                    self.end_session();
-                }
-                let frames = &self.frames;
-                for (start, length) in places {
-                    burst.push(RxFrame::new(&frames[start..start + length]));
-                }
-            }
-            Err(Lie) => {
-                self.lies += 1;
-                self.end_session();
-            }
+        let (places, told) = session.receiver.take_burst(&mut self.frames, room);
+        if told.is_err() {
+            self.lies += 1;
+            self.end_session();
+        } else if places.is_empty() && self.ending && room > 0 {
+            self.end_session();
+        }
+        for place in places {
+            burst.push(RxFrame::new(&self.frames[place]));
         }
     }
 

@@ -1,12 +1,9 @@
 //! Two ends in one process: meeting, frames of every length, overload, departure, and peers that lie.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-
-use super::lane::{LaneReceiver, LaneSender, MEMORY_BYTES, RING_BYTES, SharedMemory};
+use super::lane::{LaneReceiver, LaneSender, RING_BYTES, SharedMemory};
 use super::*;
 
 fn config(end: LinkEnd) -> LinkConfig {
@@ -157,9 +154,7 @@ fn what_a_peer_sent_before_it_went_is_received_and_the_end_is_free_again() {
 }
 
 fn memory() -> Arc<SharedMemory> {
-    let file: OwnedFd = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&file, MEMORY_BYTES as u64).unwrap();
-    Arc::new(SharedMemory::map(&file).unwrap())
+    Arc::new(SharedMemory::create("test").unwrap().0)
 }
 
 #[test]
@@ -175,6 +170,11 @@ fn a_producers_lies_are_found() {
         (RING_BYTES, u64::MAX),
         (RING_BYTES, 1 << 32 | 60),
         (RING_BYTES - 16, u64::from(u32::MAX)),
+        // Nothing but what is skipped: a peer could go on with that for ever.
+        (RING_BYTES, u64::from(u32::MAX)),
+        // No Ethernet header.
+        (RING_BYTES, 13),
+        (RING_BYTES, 0),
     ] {
         let memory = memory();
         memory.lie_produced(0, produced);
@@ -200,6 +200,22 @@ fn a_record_across_the_end_of_the_ring_is_a_lie() {
     memory.lie_header(0, RING_BYTES - 4096, 5000);
     memory.lie_produced(0, RING_BYTES + 4096);
     assert_eq!(receiver.take(&mut to), Err(Lie));
+}
+
+#[test]
+fn what_stands_before_a_lie_is_received() {
+    let memory = memory();
+    let mut sender = LaneSender::new(Arc::clone(&memory), 0);
+    let mut receiver = LaneReceiver::new(Arc::clone(&memory), 0);
+    assert_eq!([sender.put(&frame(60, 1)), sender.put(&frame(60, 2))], [Ok(true); 2]);
+    memory.lie_header(0, 160, 13);
+    memory.lie_produced(0, 240);
+    let mut frames = vec![0; BURST_FRAMES * MAX_FRAME_BYTES];
+    let (places, told) = receiver.take_burst(&mut frames, BURST_FRAMES);
+    assert_eq!(told, Err(Lie));
+    let seen: Vec<_> = places.into_iter().map(|place| frames[place].to_vec()).collect();
+    assert_eq!(seen, [frame(60, 1), frame(60, 2)]);
+    assert_eq!(sender.untaken(), 0, "the sender learns of those that were taken");
 }
 
 #[test]
