@@ -6,6 +6,7 @@
 //! NIC is made when the device is first opened and lives as long as the process; nothing of it outlives that.
 
 mod settings;
+mod signals;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +20,7 @@ use packet::MacAddr;
 
 pub use settings::{Settings, WAIT_LIMIT_S, variable};
 
+use self::signals::Blocked;
 use crate::Error;
 use crate::device::{self, Backing};
 use crate::library::Library;
@@ -102,7 +104,11 @@ impl Door {
     pub(crate) fn nic(&self) -> Option<Arc<Nic>> {
         let mut nic = self.nic.lock().unwrap_or_else(PoisonError::into_inner);
         if nic.is_none() {
-            match self.settings.create() {
+            // The program did not ask for threads, so none of ours is to take its signals.
+            let blocked = Blocked::all();
+            let made = self.settings.create();
+            drop(blocked);
+            match made {
                 Ok(made) => *nic = Some(made),
                 Err(error) => {
                     complain(&error);
@@ -130,7 +136,11 @@ pub fn complain(error: &dyn std::error::Error) {
     let mut text = format!("softnic: {error}");
     let mut cause = error.source();
     while let Some(error) = cause {
-        text = format!("{text}: {error}");
+        let said = error.to_string();
+        // Some messages end with their cause already.
+        if !text.ends_with(&said) {
+            text = format!("{text}: {said}");
+        }
         cause = error.source();
     }
     // There is no one else to tell.

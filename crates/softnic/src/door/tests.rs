@@ -60,6 +60,39 @@ fn the_guid_is_the_address_with_the_universal_bit_turned() {
     assert_eq!(eui64(MacAddr([0x02, 0x73, 0x6f, 0x66, 0x74, 0x00])), 0x0073_6fff_fe66_7400);
 }
 
+/// Of a thread of this process: its `SigBlk` in /proc/self/task/TID/status (proc(5)).
+fn blocked_signals(task: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{task}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+    u64::from_str_radix(line.trim(), 16).unwrap()
+}
+
+#[test]
+fn the_engine_takes_no_signal_of_the_program() {
+    let before = blocked_signals("thread-self");
+    let door = Door::new(read(&[(variable::NAME, "deaf")]).unwrap());
+    assert!(door.nic().is_some());
+    assert_eq!(blocked_signals("thread-self"), before, "the program's own mask");
+    let is_engine = |task: &str| {
+        std::fs::read_to_string(format!("/proc/self/task/{task}/comm")).is_ok_and(|name| name == "deaf\n")
+    };
+    let until = Instant::now() + Duration::from_secs(10);
+    let engine = loop {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let names = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());
+        // A thread names itself, a little after it has started.
+        match names.into_iter().find(|task| is_engine(task)) {
+            Some(engine) => break engine,
+            None => assert!(Instant::now() < until, "there is no engine"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let blocked = blocked_signals(&format!("self/task/{engine}"));
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGALRM, libc::SIGCHLD] {
+        assert_ne!(blocked & 1 << (signal - 1), 0, "signal {signal}");
+    }
+}
+
 #[test]
 fn no_nic_is_made_before_the_device_is_opened() {
     let door = Door::new(read(&[(variable::WIRE, "af_packet:no-such-interface")]).unwrap());
