@@ -175,9 +175,8 @@ fn verbs_device(name: &str) -> VerbsDevice {
 
 /// Lets the library make devices for `door` wherever its sysfs tree names one.
 pub(crate) fn register(door: &'static Door) -> Result<(), Error> {
-    let library = Library::load()?;
+    let register = Library::load()?.register_driver()?;
     if REGISTERED.set(door).is_ok() {
-        let register = library.register_driver()?;
         // SAFETY: the ops are static and laid out as in every release that `Library::load` lets through.
         unsafe { register(&raw const DEVICE_OPS) };
     }
@@ -217,8 +216,8 @@ unsafe extern "C" fn alloc_device(_: *const SysfsDevice) -> *mut VerbsDevice {
 
 unsafe extern "C" fn uninit_device(device: *mut VerbsDevice) {
     guard((), || {
-        // SAFETY: the library calls this once, when the count that `list` set to 1 is back at 0; the device is the
-        // first member of the box made there.
+        // SAFETY: the library calls this once, when the count that began at 1 is back at 0; the device is the first member
+        // of the box made in `list` or `alloc_device`.
         drop(unsafe { Box::from_raw(device.cast::<SoftDevice>()) });
     });
 }
