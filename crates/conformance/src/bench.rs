@@ -128,6 +128,7 @@ pub(crate) fn v6(last: u16) -> Ipv6Addr {
 }
 
 /// The ground of a case could not be prepared: not what the case is about.
+#[allow(clippy::needless_pass_by_value)] // as a function of `map_err`
 pub(crate) fn unprepared(error: verbs::Error) -> Failure {
     Failure::Differs(format!("not prepared: {error}"))
 }

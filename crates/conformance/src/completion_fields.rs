@@ -13,11 +13,14 @@ const FIELD: &str = "ibv_cq_init_attr_ex.wc_flags";
 /// How far two clocks that are read one after the other may lie apart on a busy machine.
 const SLACK: Duration = Duration::from_millis(100);
 
+/// A flag, where it is offered, and the case.
+type Wanted = (&'static str, &'static str, fn(&Bench<'_>) -> Outcome);
+
 pub(crate) fn cases() -> Vec<Case> {
     let read = |row, run| Case::new(Verb::PollCq, row, run).needs(Needs::Frames);
     let mlx4 =
         Expected::WORKS.mlx4(NOT_THERE).because("rdma-core mlx4 verbs.c: CREATE_CQ_SUPPORTED_WC_FLAGS");
-    const IB: [(&str, &str, fn(&Bench<'_>) -> Outcome); 5] = [
+    const IB: [Wanted; 5] = [
         ("IBV_WC_EX_WITH_IMM", "verbs::CompletionFields::IMM", field::<{ CompletionFields::IMM.bits() }>),
         (
             "IBV_WC_EX_WITH_SRC_QP",

@@ -189,6 +189,7 @@ fn forbidden() -> Vec<Case> {
 }
 
 /// A flow that is made and goes at once.
+#[allow(clippy::needless_pass_by_value)] // made for this call
 pub(crate) fn refuse(bench: &Bench<'_>, attr: FlowAttr) -> Outcome {
     drop(Receiver::new(bench)?.flow(&attr)?);
     Ok(())

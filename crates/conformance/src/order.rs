@@ -145,6 +145,7 @@ fn general(bench: &Bench<'_>) -> FlowAttr {
 }
 
 /// Makes a flow to each of two receivers, the first first, sends, and counts.
+#[allow(clippy::needless_pass_by_value)] // made for this call
 fn counts(bench: &Bench<'_>, attrs: [FlowAttr; 2], frames: &[Vec<u8>]) -> Result<[usize; 2], Failure> {
     let mut receivers = [Receiver::new(bench)?, Receiver::new(bench)?];
     let _flows = [receivers[0].flow(&attrs[0])?, receivers[1].flow(&attrs[1])?];

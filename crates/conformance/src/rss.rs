@@ -233,8 +233,11 @@ fn other_key(bench: &Bench<'_>) -> Outcome {
     spread(bench, &key, SRC4 | DST4 | SRC_TCP | DST_TCP)
 }
 
+/// Source address and port, destination address and port, hash.
+type Vector = ([u8; 4], u16, [u8; 4], u16, u32);
+
 /// "Verifying the RSS hash calculation", Windows driver documentation: the addresses and ports, and the hash of both.
-const VECTORS: [([u8; 4], u16, [u8; 4], u16, u32); 5] = [
+const VECTORS: [Vector; 5] = [
     ([66, 9, 149, 187], 2794, [161, 142, 100, 80], 1766, 0x51cc_c178),
     ([199, 92, 111, 2], 14230, [65, 69, 140, 83], 4739, 0xc626_b0ea),
     ([24, 19, 198, 95], 12898, [12, 22, 207, 184], 38024, 0x5c2b_394a),

@@ -183,6 +183,7 @@ fn inner(bench: &Bench<'_>, specs: impl IntoIterator<Item = FlowSpec>) -> FlowAt
 }
 
 /// What of these inner packets comes; the hit as a packet of its own does not.
+#[allow(clippy::needless_pass_by_value)] // made for this call
 fn inner_decides(bench: &Bench<'_>, attr: &FlowAttr, hit: FrameBuilder, miss: FrameBuilder) -> Outcome {
     let outside = hit.build();
     decides(bench, attr, &[vxlan_of(7, &hit.build())], &[vxlan_of(7, &miss.build()), outside])

@@ -87,6 +87,7 @@ fn completes(bench: &Bench<'_>) -> Outcome {
     Ok(())
 }
 
+#[allow(clippy::needless_pass_by_value)] // as a function of `map_err`
 fn as_preparation(failure: crate::Failure) -> crate::Failure {
     crate::Failure::Differs(format!("not prepared: {failure:?}"))
 }
