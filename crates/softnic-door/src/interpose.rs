@@ -5,6 +5,7 @@
 //! All have had one signature since `IBVERBS_1.1` of 2007. The stock ones are asked for by version.
 
 use std::ffi::{CStr, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ibverbs_sys::{ibv_comp_channel, ibv_context, ibv_device};
@@ -18,6 +19,9 @@ const V1_10: &CStr = c"IBVERBS_1.10";
 
 /// `/dev/full`, which stands for a device's command channel.
 const COMMAND_DEVICE: (u32, u32) = (1, 7);
+
+/// The only port of a door's device.
+const PORT: u8 = 1;
 
 type DeviceList = unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device;
 type FreeDeviceList = unsafe extern "C" fn(*mut *mut ibv_device);
@@ -119,7 +123,7 @@ pub unsafe extern "C" fn ibv_query_pkey(
     guard(-1, || {
         // SAFETY: by the contract of this function.
         if unsafe { is_soft_context(context, true) } {
-            if port == 0 || index < 0 || index >= c_int::from(door::PKEYS) || pkey.is_null() {
+            if port != PORT || index < 0 || index >= c_int::from(door::PKEYS) || pkey.is_null() {
                 set_errno(libc::EINVAL);
                 return -1;
             }
@@ -141,14 +145,12 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
         // SAFETY: by the contract of this function.
         let soft = unsafe { is_soft_context(context, false) };
         let make: Option<CreateChannel> = if soft {
+            set_errno(libc::EOPNOTSUPP);
             crate::door().and_then(door::Door::channel_maker)
         } else {
             stock!(c"ibv_create_comp_channel", V1_0, CreateChannel)
         };
-        let Some(make) = make else {
-            set_errno(libc::EOPNOTSUPP);
-            return std::ptr::null_mut();
-        };
+        let Some(make) = make else { return std::ptr::null_mut() };
         // SAFETY: the caller's argument, passed on to the maker of that kind of context.
         unsafe { make(context) }
     })
@@ -171,10 +173,15 @@ pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
 }
 
 fn is_command_channel(fd: c_int) -> bool {
-    // SAFETY: only borrowed for one system call, which answers EBADF where it is no open descriptor.
-    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd.max(0)) };
-    let device = rustix::fs::fstat(fd).map(|stat| stat.st_rdev);
-    device.is_ok_and(|device| (rustix::fs::major(device), rustix::fs::minor(device)) == COMMAND_DEVICE)
+    let mut stat = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: asks about a number, which need be no descriptor; there is room for the answer.
+    if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
+        return false;
+    }
+    // SAFETY: fstat succeeded and has written it.
+    let stat = unsafe { stat.assume_init() };
+    let numbers = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+    stat.st_mode & libc::S_IFMT == libc::S_IFCHR && numbers == COMMAND_DEVICE
 }
 
 /// Another context of the process's device. It shares the NIC and no objects; those cannot be imported.

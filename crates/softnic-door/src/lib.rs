@@ -25,11 +25,13 @@ enum Kind {
     Preload,
 }
 
+/// Read once: the program may change its environment at any time, and the devices it has stay what they are.
 fn kind() -> Kind {
-    match std::env::var_os(variable::DOOR) {
+    static KIND: OnceLock<Kind> = OnceLock::new();
+    *KIND.get_or_init(|| match std::env::var_os(variable::DOOR) {
         Some(door) if door == "preload" => Kind::Preload,
         _ => Kind::Plugin,
-    }
+    })
 }
 
 /// The process's door, from the settings of its environment; `None`, said once on stderr, if these make no sense.
@@ -44,14 +46,17 @@ fn door() -> Option<&'static Door> {
     })
 }
 
-/// Registers the provider if the library is there to take it. Repeated calls change nothing, and complain once.
+/// Registers the provider, the first time; what keeps it from that is said on stderr. Who comes meanwhile waits, because the
+/// library's list of providers has no lock for those who add to it.
 fn register() {
-    static COMPLAINT: Once = Once::new();
-    if let Some(door) = door()
-        && let Err(error) = door.register()
-    {
-        COMPLAINT.call_once(|| complain(&error));
-    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if let Some(door) = door()
+            && let Err(error) = door.register()
+        {
+            complain(&error);
+        }
+    });
 }
 
 /// Run by the dynamic linker. Where the library comes later (door B, preloaded into an interpreter), the interposed

@@ -1,15 +1,38 @@
 //! The launcher from outside: it becomes the command, says what is wrong, and leaves nothing behind.
 
+use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
+const LAUNCHER: &str = env!("CARGO_BIN_EXE_softnic");
+
 fn softnic(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_softnic"));
+    softnic_with(arguments, &[])
+}
+
+fn softnic_with(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(LAUNCHER);
     // Not what the caller of the tests may have set.
     for name in softnic::door::variable::ALL {
         command.env_remove(name);
     }
-    command.args(arguments).output().expect("the launcher starts")
+    command.args(arguments).envs(variables.iter().copied()).output().expect("the launcher starts")
+}
+
+/// Whether the plugin door can be set up here; where it cannot, that is said, and held against a CI run.
+fn plugin_works(test: &str) -> bool {
+    let tried = softnic(&["exec", "--door", "plugin", "--", "true"]);
+    if !tried.status.success() {
+        let _ = write!(std::io::stderr(), "NOT RUN: {test}: {}", text(&tried.stderr));
+        assert!(std::env::var_os("CI").is_none(), "the plugin door is wanted in CI");
+    }
+    tried.status.success()
+}
+
+/// Where something is mounted, as this process sees it (proc(5)).
+fn mounts() -> Vec<String> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").expect("a table of mounts");
+    table.lines().filter_map(|line| line.split(' ').nth(4)).map(str::to_owned).collect()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -56,14 +79,46 @@ fn what_makes_no_sense_is_named_before_anything_runs() {
 
 #[test]
 fn nothing_is_left_on_the_host() {
-    let before = Path::new("/dev/infiniband").exists();
-    let output = softnic(&["exec", "--", "ls", "/dev"]);
+    if !plugin_works("nothing is left on the host") {
+        return;
+    }
+    let (before, mounted) = (Path::new("/dev/infiniband").exists(), mounts());
+    let output = softnic(&["exec", "--door", "plugin", "--", "ls", "/dev", "/dev/infiniband"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(!Path::new("/dev/softnic").exists());
     assert_eq!(Path::new("/dev/infiniband").exists(), before);
-    for needed in ["null", "zero", "full", "urandom"] {
+    assert_eq!(mounts(), mounted);
+    for needed in ["null", "zero", "full", "urandom", "softnic", "uverbs0"] {
         assert!(text(&output.stdout).lines().any(|name| name == needed), "/dev/{needed}");
     }
+}
+
+#[test]
+fn a_launcher_under_another_has_a_device_of_its_own() {
+    if !plugin_works("a launcher under another") {
+        return;
+    }
+    let name = "/dev/softnic/sys/class/infiniband_verbs/uverbs0/ibdev";
+    let script = format!("'{LAUNCHER}' exec --door plugin --name inner -- cat {name} && cat {name}");
+    let output = softnic(&["exec", "--door", "plugin", "--name", "outer", "--", "sh", "-c", &script]);
+    assert_eq!(text(&output.stdout), "inner\nouter\n", "{}", text(&output.stderr));
+}
+
+#[test]
+fn an_option_stands_in_for_a_variable_that_makes_no_sense() {
+    let bad = [("SOFTNIC_WIRE", "carrier-pigeon")];
+    let list = softnic_with(&["list"], &bad);
+    let plain = softnic(&["list"]);
+    assert_eq!(text(&list.stdout), text(&plain.stdout), "whether a door works is no matter of settings");
+    let output = softnic_with(&["exec", "--wire", "null", "--", "echo", "it ran"], &bad);
+    assert_eq!(text(&output.stdout), "it ran\n", "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_cause_is_said_once() {
+    let missing = softnic(&["exec", "--door", "preload", "--", "no-such-command-anywhere"]);
+    let said = text(&missing.stderr);
+    assert_eq!(said.matches("No such file").count(), 1, "{said}");
 }
 
 #[test]

@@ -32,9 +32,9 @@ enum Error {
     UnfitPath { path: std::path::PathBuf },
     #[error("the plugin door cannot be set up: {reason}; --door preload needs no privilege")]
     Plugin { reason: String },
-    #[error("{step}: {source}")]
+    #[error("{step}")]
     Step { step: String, source: std::io::Error },
-    #[error("{command}: {source}")]
+    #[error("{command}")]
     Command { command: String, source: std::io::Error },
 }
 
@@ -133,8 +133,9 @@ fn main() -> ExitCode {
     let result = match Cli::parse().action {
         Action::Exec(exec) => run(&exec),
         Action::List => report::print(),
+        // Whatever the settings: those are not what is tried.
         Action::Probe => {
-            library::find().and_then(|library| plugin::enter(&DeviceOptions::none().settings()?, &library))
+            library::find().and_then(|library| plugin::enter(&Settings::read(|_| None)?, &library))
         }
     };
     match result {
@@ -146,12 +147,6 @@ fn main() -> ExitCode {
                 _ => NOT_RUNNABLE,
             })
         }
-    }
-}
-
-impl DeviceOptions {
-    fn none() -> Self {
-        Self { wire: None, name: None, personality: None, mtu: None, core: None, wait: None }
     }
 }
 

@@ -19,7 +19,7 @@ use rustix::mount::{
 };
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with};
 use rustix::thread::UnshareFlags;
-use softnic::door::{DEFAULT_PKEY, Door, GIDS, PKEYS, SYSFS_ABI, Settings};
+use softnic::door::{DEFAULT_PKEY, Door, GIDS, LINK_LOCAL, PKEYS, SYSFS_ABI, Settings};
 
 use crate::Error;
 
@@ -40,6 +40,8 @@ const NETLINK_RDMA: NonZero<u32> = NonZero::new(20).expect("not zero");
 const NEEDED: [&str; 4] = ["null", "zero", "full", "urandom"];
 /// Where the library looks for command channels; whatever is there belongs to devices that the tree does not show.
 const CHANNELS: &str = "infiniband";
+/// The tree and the plugin. What is there is another launcher's, which this one was started under.
+const OURS: &str = "softnic";
 
 /// Whether this door works for this user, tried by a process of its own; otherwise why not.
 pub(crate) fn probe() -> Result<(), String> {
@@ -117,7 +119,7 @@ fn replace_dev() -> Result<(), Error> {
     step("a private /dev", mount("tmpfs", dev, "tmpfs", MountFlags::NOSUID, c"mode=0755"))?;
     // Through the descriptor the old /dev is still reachable, although it is covered.
     let old_path = PathBuf::from(format!("/proc/self/fd/{}", old.as_raw_fd()));
-    for name in names.iter().filter(|name| *name != CHANNELS) {
+    for name in names.iter().filter(|name| *name != CHANNELS && *name != OURS) {
         let bound = carry_over(&old_path.join(name), &dev.join(name));
         if NEEDED.iter().any(|needed| name == needed) {
             bound.map_err(failed(&format!("binding /dev/{}", name.to_string_lossy())))?;
@@ -177,7 +179,7 @@ impl Tree {
         let port = format!("{device}/ports/1");
         for index in 0..GIDS {
             // The link-local GID of the port; the others are empty.
-            let gid = if index == 0 { [0xfe80 << 48, guid] } else { [0, 0] };
+            let gid = if index == 0 { [LINK_LOCAL, guid] } else { [0, 0] };
             self.put(&format!("{port}/gids/{index}"), &quads(&gid))?;
             self.put(&format!("{port}/gid_attrs/types/{index}"), "RoCE v2")?;
             // There is no interface behind the port, and the library wants the name of one that exists.
