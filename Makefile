@@ -7,6 +7,9 @@ BUILD_PACKAGES := clang cmake gcc libc6-dev libclang-dev libibverbs-dev pkg-conf
 TEST_PACKAGES  := curl iproute2 iputils-ping libibverbs1 netcat-openbsd procps systemd util-linux
 # Clients of libibverbs that nobody here wrote, for `make conformance`.
 CONFORMANCE_PACKAGES := coreutils gzip ibverbs-utils perftest python3-pyverbs rdma-core
+# What `make bench` loads the same rules with; Open vSwitch is fetched, not installed.
+BENCH_PACKAGES := coreutils nftables util-linux
+OVS_PACKAGES := openvswitch-switch openvswitch-common libbpf1 libcap-ng0 libnuma1 libunbound8 libxdp1
 # What other releases of rdma-core are built with, for `make releases`.
 RELEASE_PACKAGES := cmake gcc git libc6-dev libnl-3-dev libnl-route-3-dev make pkg-config
 
@@ -62,7 +65,9 @@ lint: build-packages test-packages promtool cargo-deny ## formatting, clippy, de
 	@sed 's|/usr/bin/steerd|/bin/true|' systemd/steerd.service > target/lint/steerd.service
 	systemd-analyze verify --man=no target/lint/steerd.service
 
-bench: build-packages ## speed, side by side in one run (release build)
+bench: build-packages openvswitch ## speed, side by side in one run (release build); with STEERD_CORPORA=DIR the real rule sets
+	$(call install,$(BENCH_PACKAGES))
+	@[ ! -d $(OVS_ROOT) ] || export STEERD_OVS_ROOT=$(OVS_ROOT); \
 	$(CARGO) bench --locked --package steerd-benches $(ARGS)
 
 audit: cargo-deny ## known vulnerabilities in the dependencies (needs the network)
@@ -145,6 +150,18 @@ promtool:
 
 cargo-fuzz:
 	@command -v cargo-fuzz >/dev/null || $(CARGO) install cargo-fuzz --locked --quiet --root $(TOOLS)
+
+# Installing Open vSwitch would start a switch: its programs are only unpacked, and
+# the bench runs them in a folder of its own. Without them it says "not measured".
+OVS_ROOT := $(TOOLS)/openvswitch
+openvswitch:
+	@{ [ -x /usr/bin/ovs-ofctl ] || [ -x $(OVS_ROOT)/usr/bin/ovs-ofctl ]; } && exit 0; \
+	echo "fetching Open vSwitch"; rm -rf $(OVS_ROOT) $(OVS_ROOT).deb; mkdir -p $(OVS_ROOT).deb; cd $(OVS_ROOT).deb; \
+	if ! apt-get download -qq $(OVS_PACKAGES) 2>/dev/null; then \
+	  if [ "$$(id -u)" = 0 ]; then apt-get update -qq; elif command -v sudo >/dev/null; then sudo apt-get update -qq; fi; \
+	  apt-get download -qq $(OVS_PACKAGES) 2>/dev/null || { echo "Open vSwitch cannot be had: it is not measured" >&2; exit 0; }; \
+	fi; \
+	for package in *.deb; do dpkg-deb -x "$$package" $(OVS_ROOT).new || exit 1; done; mv $(OVS_ROOT).new $(OVS_ROOT)
 
 cargo-deny:
 	@command -v cargo-deny >/dev/null || $(CARGO) install cargo-deny --locked --quiet --root $(TOOLS)

@@ -1,9 +1,14 @@
-//! What the benches share: a soft NIC fed from memory, a policy of some rules, and workers; and the plain
-//! hand-off that the dataplane is measured against. Called by the benches only.
+//! What the benches share: a soft NIC fed from memory, a policy of some rules, and workers; the plain
+//! hand-off that the dataplane is measured against; rule sets, the programs that load the same rules, and the
+//! plot of what it costs. Called by the benches only.
 #![forbid(unsafe_code)]
 
 mod handoff;
+pub mod plot;
+pub mod report;
 mod rig;
+pub mod rivals;
+pub mod rules;
 
 pub use handoff::handoff_frames_per_second;
 pub use rig::Rig;

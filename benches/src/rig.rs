@@ -31,6 +31,17 @@ impl Rig {
     /// If the dataplane cannot be set up: then there is nothing to measure.
     #[must_use]
     pub fn new(frame_bytes: u32, rules: usize, workers: u32, drive: Drive, core: Option<usize>) -> Self {
+        let mut rig = Self::bare(frame_bytes, workers, drive, core);
+        rig.install(program(rules, workers as usize));
+        rig
+    }
+
+    /// The same without a policy: every frame goes to the kernel, and so nowhere.
+    ///
+    /// # Panics
+    /// As [`Rig::new`].
+    #[must_use]
+    pub fn bare(frame_bytes: u32, workers: u32, drive: Drive, core: Option<usize>) -> Self {
         let nic = SoftNic::create(SoftNicConfig {
             name: "softnic0".to_owned(),
             personality: Personality::Ideal,
@@ -41,10 +52,17 @@ impl Rig {
         let device = Device::open(&DeviceSelector::named("softnic0"), Some(&nic)).expect("it opens");
         let workers: Vec<_> = (0..workers).map(|id| worker(&device, WorkerId(id), core)).collect();
         let queues: Vec<_> = workers.iter().map(Worker::work_queue).collect();
-        let program = program(rules, queues.len());
-        let mut controller = Controller::new(&device, vec![1], queues).expect("a controller");
-        let controls: Vec<_> = workers.iter().map(Worker::control).collect();
-        controller
+        let controller = Controller::new(&device, vec![1], queues).expect("a controller");
+        Self { controller, workers, nic }
+    }
+
+    /// Puts a program in the place of the one there is.
+    ///
+    /// # Panics
+    /// If the device does not take it.
+    pub fn install(&mut self, program: Arc<Program>) {
+        let controls: Vec<_> = self.workers.iter().map(Worker::control).collect();
+        self.controller
             .install(program, &mut |band, program| {
                 for control in &controls {
                     control.publish(band, Arc::clone(&program));
@@ -52,7 +70,6 @@ impl Rig {
                 Ok(())
             })
             .expect("it installs");
-        Self { controller, workers, nic }
     }
 
     /// The books of the one port.

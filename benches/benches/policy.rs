@@ -1,0 +1,325 @@
+//! `make bench`: what reading, compiling, analysing and comparing policies costs, on one core, beside the
+//! targets, against the number of rules, and beside other programs that load the same rules. Every figure is
+//! the median of interleaved rounds of one run: compare ratios, not runs.
+//!
+//! `STEERD_CORPORA` names the folder of the real ClassBench sets; without it made-up ones take their place.
+//! Writes `target/bench/policy.tsv` and, with `STEERD_BENCH_PLOT=1`, `docs/policy-cost.svg`.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use policy::space::{analyse, diff};
+use policy::{DeviceProfile, NoFiles, Policy, SetLoader, Source, compile};
+use softnic::Drive;
+use steerd_benches::report::{Case, Figure, interleaved, tab_separated, target_line};
+use steerd_benches::rivals::{self, Namespace, Switch};
+use steerd_benches::rules::{RuleSet, generated};
+use steerd_benches::{Rig, plot};
+
+const ROUNDS: usize = 5;
+const WORKERS: usize = 4;
+const COUNTS: [usize; 7] = [10, 32, 100, 316, 1000, 3162, 10_000];
+/// The sets of 1k rules that the targets speak of, and the one of 10k.
+const SETS: [&str; 4] = ["acl1_1k", "fw1_1k", "ipc1_1k", "acl5_1k"];
+const LARGE_SET: &str = "acl1_10k";
+const SET_ENTRIES: u32 = 100_000;
+const MEGABYTES_MAX: f64 = 500.0;
+/// Where everything is measured, and what the pinned children inherit.
+const CORE: usize = 1;
+/// Makes this program a child that compiles its standard input and says what memory that took.
+const PEAK: &str = "--peak-memory-of";
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    if let Some(at) = arguments.iter().position(|argument| argument == PEAK) {
+        return print_peak(arguments.get(at + 1).map_or("", String::as_str));
+    }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
+    std::fs::create_dir_all(&folder).expect("target can be written");
+    // The virtual switch may use all cores; it is started before this one is chosen.
+    let root = std::env::var_os("STEERD_OVS_ROOT").map_or(PathBuf::from("/"), PathBuf::from);
+    let switch = Switch::new(&root);
+    core_affinity::set_for_current(core_affinity::CoreId { id: CORE });
+    let namespace = Namespace::new();
+    let (sets, large) = sets();
+    print_targets(&sets, &large);
+    let figures = curve(&folder, &namespace, &switch);
+    print_curve(&figures);
+    let real = beside(&folder, &large, &namespace, &switch);
+    println!("\nloading {}, {} rules, side by side, {ROUNDS} rounds", large.name, large.rules.len());
+    for figure in &real {
+        println!("{}", target_line(figure));
+    }
+    let all: Vec<Figure> = figures.iter().chain(&real).cloned().collect();
+    std::fs::write(folder.join("policy.tsv"), tab_separated(&all)).expect("target can be written");
+    if std::env::var_os("STEERD_BENCH_PLOT").is_some() {
+        let image = plot::svg("What rules cost to load and to look at, one core", &figures);
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/policy-cost.svg");
+        std::fs::write(docs, image).expect("docs can be written");
+    }
+}
+
+/// Small sets and a large one: the real ones where they are.
+fn sets() -> (Vec<RuleSet>, RuleSet) {
+    let Some(corpora) = std::env::var_os("STEERD_CORPORA") else {
+        return (vec![generated(1000)], generated(10_000));
+    };
+    let read = |name: &str| {
+        let text = std::fs::read_to_string(Path::new(&corpora).join("rules").join(name)).expect("a rule set");
+        RuleSet::read(name, &text).expect("ClassBench filters")
+    };
+    (SETS.map(read).into(), read(LARGE_SET))
+}
+
+fn parsed(text: &str) -> Policy {
+    policy::parse(&Source::new("bench.toml", text), &NoFiles).expect("a policy").0
+}
+
+/// The time a closure takes; what it makes is freed after the clock has stopped.
+fn timed<T>(work: impl FnOnce() -> T) -> Duration {
+    let started = Instant::now();
+    let made = std::hint::black_box(work());
+    let elapsed = started.elapsed();
+    drop(made);
+    elapsed
+}
+
+/// Parses and compiles; a policy that a device refuses is an answer, and takes its time too.
+fn loads(text: &str, profile: &DeviceProfile) -> Duration {
+    timed(|| {
+        let policy = parsed(text);
+        let program = compile(&policy, profile, WORKERS);
+        (policy, program)
+    })
+}
+
+/// Parses and compiles, or says why the device refuses.
+fn compiles(text: &str, files: &dyn SetLoader, profile: &DeviceProfile) -> Result<Duration, String> {
+    let started = Instant::now();
+    let (policy, _) = policy::parse(&Source::new("bench.toml", text), files).expect("a policy");
+    let program = compile(&policy, profile, WORKERS);
+    let elapsed = started.elapsed();
+    program.map(|_| elapsed).map_err(|problems| first_line(&problems.to_string()).to_owned())
+}
+
+fn case<'a>(
+    what: &'static str,
+    set: &RuleSet,
+    target_s: Option<f64>,
+    mut run: impl FnMut() -> Duration + 'a,
+) -> Case<'a> {
+    let (set, rules) = (set.name.clone(), set.rules.len());
+    Case { what, set, rules, target_s, run: Box::new(move || Ok(run())) }
+}
+
+fn print_targets(sets: &[RuleSet], large: &RuleSet) {
+    println!("policies on one core, {ROUNDS} interleaved rounds: what the targets speak of");
+    let texts: Vec<String> = sets.iter().map(RuleSet::policy_text).collect();
+    let (ideal, mlx5) = (DeviceProfile::ideal(), DeviceProfile::mlx5());
+    let text = large.policy_text();
+    let filters = large.filters_text();
+    let [policy, changed, rewritten] = [large.clone(), large.with_few_changes(), large.written_differently()]
+        .map(|set| parsed(&set.policy_text()));
+    let blocked = BTreeMap::from([("blocked.txt".to_owned(), block_list())]);
+    let entries = RuleSet { name: format!("{SET_ENTRIES} entries"), rules: Vec::new() };
+    let mut cases = Vec::new();
+    for (set, text) in sets.iter().zip(&texts) {
+        cases.push(case("parse and compile for ideal", set, Some(0.030), || loads(text, &ideal)));
+        cases.push(case("parse and compile (or refuse) for mlx5", set, None, || loads(text, &mlx5)));
+    }
+    cases.push(case("import", large, None, || timed(|| policy::import::classbench(&filters))));
+    cases.push(case("parse", large, None, || timed(|| parsed(&text))));
+    cases.push(case("parse and compile for ideal", large, Some(0.500), || loads(&text, &ideal)));
+    cases.push(case("parse and compile (or refuse) for mlx5", large, None, || loads(&text, &mlx5)));
+    cases.push(case("full analysis", large, Some(10.0), || timed(|| analyse(&policy, &mut |_| ()))));
+    cases.push(case("diff with a dozen changes", large, Some(10.0), || {
+        timed(|| diff(&policy, &changed, &mut |_| ()))
+    }));
+    cases.push(case("diff with the same, written differently", large, Some(10.0), || {
+        timed(|| assert!(diff(&policy, &rewritten, &mut |_| ()).is_empty(), "they say the same"))
+    }));
+    cases.push(case("parse a set file", &entries, Some(0.500), || {
+        timed(|| policy::parse(&Source::new("bench.toml", BLOCK_LIST), &blocked).expect("a policy"))
+    }));
+    cases.push(Case {
+        what: "parse a set file and compile for ideal",
+        run: Box::new(|| compiles(BLOCK_LIST, &blocked, &ideal)),
+        ..case("", &entries, Some(0.500), || Duration::ZERO)
+    });
+    for figure in interleaved(cases, ROUNDS) {
+        println!("{}", target_line(&figure));
+    }
+    for profile in ["ideal", "mlx5"] {
+        match peak_megabytes(profile, &text) {
+            Ok(peak) => {
+                let met = if peak <= MEGABYTES_MAX { "met" } else { "MISSED" };
+                let what = format!("peak memory of parse and compile for {profile}");
+                println!("{what:<44} {:<16} {peak:>7.0} MB   <= {MEGABYTES_MAX} MB   {met}", large.name);
+            }
+            Err(why) => println!("peak memory for {profile}: not measured: {why}"),
+        }
+    }
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
+}
+
+const BLOCK_LIST: &str = "version = 1\n[sets]\nblocked = { file = \"blocked.txt\" }\n[[rules]]\nname = \"x\"\n\
+    match = { family = \"ipv4\", src = \"blocked\" }\naction = \"drop\"\n";
+
+/// Addresses of which no two merge.
+fn block_list() -> String {
+    (0..SET_ENTRIES).fold(String::new(), |mut text, index| {
+        let address = std::net::Ipv4Addr::from(0x0a00_0000 | index.wrapping_mul(0x9e37) << 1 & 0xff_ffff);
+        writeln!(text, "{address}").expect("a String");
+        text
+    })
+}
+
+/// What a process of its own needs at most to parse and compile a policy: programs, heap and stack.
+fn peak_megabytes(profile: &str, text: &str) -> Result<f64, String> {
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let mut child = Command::new(program)
+        .args([PEAK, profile])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| error.to_string())?;
+    child
+        .stdin
+        .take()
+        .map_or(Ok(()), |mut input| input.write_all(text.as_bytes()))
+        .map_err(|e| e.to_string())?;
+    let output = child.wait_with_output().map_err(|error| error.to_string())?;
+    let kilobytes: f64 = String::from_utf8_lossy(&output.stdout).trim().parse().map_err(|_| "no figure")?;
+    Ok(kilobytes * 1024.0 / 1e6)
+}
+
+fn print_peak(profile: &str) {
+    let profile = DeviceProfile::by_name(profile).expect("a profile");
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).expect("a policy");
+    _ = loads(&text, &profile);
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    println!("{}", peak.trim().trim_end_matches(" kB"));
+}
+
+/// What is asked of made-up sets of every size, beside the rivals.
+fn curve(
+    folder: &Path,
+    namespace: &Result<Namespace, String>,
+    switch: &Result<Switch, String>,
+) -> Vec<Figure> {
+    let sets: Vec<RuleSet> = COUNTS.map(generated).into();
+    let mut figures = Vec::new();
+    for set in &sets {
+        let text = set.policy_text();
+        let [policy, rewritten] =
+            [set.clone(), set.written_differently()].map(|set| parsed(&set.policy_text()));
+        let ideal = DeviceProfile::ideal();
+        let mut cases = vec![
+            case("parse", set, None, || timed(|| parsed(&text))),
+            case("parse, compile", set, None, || loads(&text, &ideal)),
+            case("full analysis", set, None, || timed(|| analyse(&policy, &mut |_| ()))),
+            case("diff, written differently", set, None, || timed(|| diff(&policy, &rewritten, &mut |_| ()))),
+        ];
+        cases.extend(loading(folder, set, &text, namespace, switch));
+        figures.extend(interleaved(cases, ROUNDS));
+    }
+    figures
+}
+
+/// One set, loaded by everyone.
+fn beside(
+    folder: &Path,
+    set: &RuleSet,
+    namespace: &Result<Namespace, String>,
+    switch: &Result<Switch, String>,
+) -> Vec<Figure> {
+    let text = set.policy_text();
+    interleaved(loading(folder, set, &text, namespace, switch), ROUNDS)
+}
+
+/// From a text to rules that packets meet: by this project into the soft NIC, by others as they do it.
+fn loading<'a>(
+    folder: &Path,
+    set: &'a RuleSet,
+    text: &'a str,
+    namespace: &'a Result<Namespace, String>,
+    switch: &'a Result<Switch, String>,
+) -> Vec<Case<'a>> {
+    let mut cases = vec![case("parse, compile, install", set, None, || installs(text))];
+    let mut rival = |what: &'static str, file: PathBuf, load: Load<'a>| {
+        let run = Box::new(move || load(&file));
+        cases.push(Case { what, set: set.name.clone(), rules: set.rules.len(), target_s: None, run });
+    };
+    let write = |name: &str, text: &str| {
+        let file = folder.join(name);
+        std::fs::write(&file, text).expect("target can be written");
+        file
+    };
+    let count = set.rules.len();
+    let nft: Load<'a> = Box::new(move |file| namespace.as_ref().map_err(Clone::clone)?.load(file));
+    rival("nft: a rule each", write(&format!("linear-{count}.nft"), &rivals::linear(&set.rules)), nft);
+    let (mapped, in_map) = rivals::mapped(&set.rules);
+    let nft: Load<'a> = Box::new(move |file| namespace.as_ref().map_err(Clone::clone)?.load(file));
+    println!("{}: {in_map} of {count} rules go into nft's verdict map, the rest behind it", set.name);
+    rival("nft: verdict map and rules", write(&format!("mapped-{count}.nft"), &mapped), nft);
+    if let Some((flows, in_all)) = rivals::flows(&set.rules) {
+        let ovs: Load<'a> = Box::new(move |file| switch.as_ref().map_err(Clone::clone)?.load(file));
+        println!("{}: {in_all} flows for ovs-ofctl, which has no port ranges", set.name);
+        rival("ovs-ofctl: add-flows", write(&format!("{count}.flows"), &flows), ovs);
+    }
+    cases
+}
+
+type Load<'a> = Box<dyn Fn(&Path) -> Result<Duration, String> + 'a>;
+
+/// A policy's text to flows of the soft NIC; the NIC and its workers are there before.
+fn installs(text: &str) -> Duration {
+    let mut rig = Rig::bare(64, WORKERS as u32, Drive::Manual, None);
+    timed(|| {
+        let program = compile(&parsed(text), &DeviceProfile::ideal(), WORKERS).expect("a program");
+        rig.install(Arc::new(program));
+    })
+}
+
+/// Rules down, cases across.
+fn print_curve(figures: &[Figure]) {
+    println!("\ncost against the number of made-up rules, {ROUNDS} interleaved rounds");
+    let mut order: Vec<&str> = Vec::new();
+    let mut rows: BTreeMap<usize, BTreeMap<&str, String>> = BTreeMap::new();
+    for figure in figures {
+        if !order.contains(&figure.what) {
+            order.push(figure.what);
+        }
+        let text = match &figure.seconds {
+            Ok(seconds) => steerd_benches::report::seconds_text(*seconds),
+            Err(_) => "not measured".to_owned(),
+        };
+        rows.entry(figure.rules).or_default().insert(figure.what, text);
+    }
+    for (index, what) in order.iter().enumerate() {
+        println!("  {}: {what}", index + 1);
+    }
+    let head: Vec<String> = (1..=order.len()).map(|index| format!("{index:>12}")).collect();
+    println!("{:>6} {}", "rules", head.join(" "));
+    for (rules, row) in &rows {
+        let cells: Vec<String> =
+            order.iter().map(|what| format!("{:>12}", row.get(what).map_or("", String::as_str))).collect();
+        println!("{rules:>6} {}", cells.join(" "));
+    }
+    for figure in figures {
+        if let Err(why) = &figure.seconds {
+            println!("not measured: {} of {}: {why}", figure.what, figure.set);
+        }
+    }
+}
