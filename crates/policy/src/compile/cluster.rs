@@ -161,8 +161,8 @@ fn cut(
 /// The cube cut by all bits that the mask has beyond its own.
 fn parts(cube: &Cube, mask: &Image) -> Vec<Cube> {
     let mut parts = vec![*cube];
-    for word in 0..WORDS {
-        let extra = mask[word] & !cube.mask[word];
+    for (word, mask) in mask.iter().enumerate() {
+        let extra = mask & !cube.mask[word];
         for bit in (0..u64::BITS).map(|bit| 1u64 << bit).filter(|bit| extra & bit != 0) {
             for at in 0..parts.len() {
                 parts[at].mask[word] |= bit;

@@ -203,7 +203,7 @@ impl Cube {
     /// The cube as a device is told it: that a layer is absent has no words.
     pub(super) fn told(self) -> Self {
         let absent = LAYERS.into_iter().filter(|layer| self.lacks(*layer));
-        absent.fold(self, |cube, layer| cube.without(layer))
+        absent.fold(self, Self::without)
     }
 
     /// Fills in what the fields imply about each other, as `packet::parse` guarantees it.

@@ -36,6 +36,9 @@ enum DraftAction {
     Steer(QueueId),
 }
 
+/// The class of each rule, the default's last, and the classes with their holes.
+type Numbered = (Vec<Option<ClassId>>, Vec<Option<Class>>);
+
 /// Everything that a draft is made from.
 pub(super) struct Plan<'p> {
     pub(super) policy: &'p Policy,
@@ -351,12 +354,7 @@ impl<'p> Draft<'p> {
     }
 
     /// The class of each rule, and the classes: one costs every worker, so only kept flows have any.
-    fn classes(
-        &self,
-        packed: &Packed,
-        has_tags: bool,
-        problems: &mut Findings,
-    ) -> Option<(Vec<Option<ClassId>>, Vec<Option<Class>>)> {
+    fn classes(&self, packed: &Packed, has_tags: bool, problems: &mut Findings) -> Option<Numbered> {
         let plan = &self.plan;
         let default = plan.rules.len();
         let mut steers = vec![false; default + 1];
