@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use support::{config, run, stderr, stdout};
 
 fn policies() -> Vec<PathBuf> {
-    let folder = std::fs::read_dir(config().join("policies")).expect("config/policies");
+    let folder = std::fs::read_dir(config().join("examples")).expect("config/examples");
     let mut files: Vec<PathBuf> = folder.map(|entry| entry.expect("entry").path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
     files.sort();

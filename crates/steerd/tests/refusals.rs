@@ -9,7 +9,7 @@ use support::{config, stderr, steerd};
 /// A soft NIC with nothing on its wire, a policy, and `more`.
 fn run_with(more: &str, environment: &[(&str, &str)]) -> Output {
     let folder = tempfile::tempdir().expect("folder");
-    let policy = config().join("policies/demo.toml");
+    let policy = config().join("examples/demo.toml");
     let settings = folder.path().join("s.toml");
     let text = format!("[policy]\nfile = {:?}\n{more}\n", policy.display().to_string());
     std::fs::write(&settings, text).expect("written");

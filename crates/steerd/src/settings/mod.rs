@@ -23,7 +23,7 @@ pub(crate) use types::{Cores, IdleMode, Listen, Log, LogTarget, Settings};
 /// config/steerd.toml is both the documented example and the defaults: they cannot drift apart.
 const DEFAULTS: &str = include_str!("../../../../config/steerd.toml");
 const DEMO: &str = include_str!("../../../../config/demo.toml");
-const DEMO_POLICY: &str = include_str!("../../../../config/policies/demo.toml");
+const DEMO_POLICY: &str = include_str!("../../../../config/examples/demo.toml");
 
 /// Where the policy comes from; read again at every reload.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -163,7 +163,7 @@ fn flags(request: &Request) -> Vec<Result<Layer, Vec<Problem>>> {
 fn policy_source(request: &Request, settings: &Settings, layers: &Layers) -> PolicySource {
     let overridden = matches!(layers.origin("policy.file"), Some(Origin::Variable(_) | Origin::Flag(_)));
     if request.demo && !overridden {
-        return PolicySource::BuiltIn { name: "config/policies/demo.toml", text: DEMO_POLICY };
+        return PolicySource::BuiltIn { name: "config/examples/demo.toml", text: DEMO_POLICY };
     }
     PolicySource::File(settings.policy.file.clone())
 }
