@@ -154,7 +154,7 @@ fn tunnels_are_said_with_what_devices_do_not_add() {
 #[test]
 fn what_the_host_is_to_keep_needs_a_worker_only_if_somebody_else_would_take_it() {
     let keep = rule("ssh", "family = \"ipv4\", protocol = \"tcp\", dst_port = 22", "\"kernel\"");
-    let alone = program(&[keep.clone()], &DeviceProfile::ideal());
+    let alone = program(std::slice::from_ref(&keep), &DeviceProfile::ideal());
     assert!(alone.flows.is_empty() && alone.rules[0].placement == Placement::Hardware);
     let frame = FrameBuilder::new().ipv4([192, 0, 2, 1].into(), [192, 0, 2, 2].into()).tcp(1, 22, 0).build();
     assert_eq!(alone.explain_deep(&DeepKey::of(&frame)).outcome.rule.index(), 0);
