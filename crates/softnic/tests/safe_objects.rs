@@ -119,8 +119,7 @@ fn counters_have_the_points_they_are_given() {
     assert_eq!(values, [bytes, 2]);
     assert_eq!((counters.read().unwrap().packets, counters.read().unwrap().bytes), (2, bytes));
     assert!(counters.attach(CounterPoint::Packets, 0).is_err(), "a flow counts here already");
-    let error =
-        Counters::with_points(&rig.context, &[CounterPoint::Unknown(9)]).err().expect("no such point");
+    let error = Counters::with_points(&rig.context, &[CounterPoint::Unknown(9)]).expect_err("no such point");
     assert!(matches!(error.errno(), Some(libc::EINVAL | libc::EOPNOTSUPP)), "{error}");
 }
 
@@ -139,7 +138,7 @@ fn esp_actions_are_refused_as_on_todays_kernels() {
         icv_bytes: 16,
         key: vec![0; 16],
     };
-    let error = FlowAction::esp(&rig.context, &action).err().expect("no ESP offload");
+    let error = FlowAction::esp(&rig.context, &action).expect_err("no ESP offload");
     assert_eq!(error.errno(), Some(libc::EOPNOTSUPP), "{error}");
     let error = FlowAction::esp(&rig.context, &EspAction { key: vec![0; 33], ..action }).err().unwrap();
     assert_eq!(error.errno(), Some(libc::EINVAL), "{error}");
