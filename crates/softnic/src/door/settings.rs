@@ -82,7 +82,7 @@ impl Settings {
         let wire = text(variable::WIRE, "null");
         let personality = text(variable::PERSONALITY, "ideal");
         let mtu_bytes = number(variable::MTU, MIN_MTU_BYTES.into(), MAX_MTU_BYTES.into())?;
-        let core = number(variable::CORE, 0, 4_095)?;
+        let core = number(variable::CORE, 0, last_core())?;
         Ok(Self {
             wire: wire.parse().map_err(|problem| refuse(variable::WIRE, &wire, problem))?,
             personality: personality.parse().map_err(|unknown: UnknownPersonality| {
@@ -106,6 +106,14 @@ impl Settings {
             drive: Drive::Thread { core: self.core },
         })
     }
+}
+
+/// The last core that this machine can have. A thread that cannot be put on its core runs on any, and a foreign process has no
+/// log that would say so.
+fn last_core() -> u64 {
+    // SAFETY: asks for a number.
+    let cores = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
+    u64::try_from(cores).unwrap_or(1).saturating_sub(1)
 }
 
 fn refuse(name: &'static str, value: &str, problem: String) -> Error {

@@ -28,14 +28,14 @@ fn every_variable_is_read() {
         (variable::WIRE, "link:x:a"),
         (variable::PERSONALITY, "mlx5"),
         (variable::MTU, "9000"),
-        (variable::CORE, "1"),
+        (variable::CORE, "0"),
         (variable::WAIT, "0"),
     ])
     .unwrap();
     assert_eq!(settings.name, "left");
     assert!(matches!(settings.wire, WireConfig::Link(_)));
     assert_eq!(settings.personality, Personality::Mlx5);
-    assert_eq!((settings.mtu_bytes, settings.core), (Some(9000), Some(1)));
+    assert_eq!((settings.mtu_bytes, settings.core), (Some(9000), Some(0)));
     assert_eq!(settings.wait, Duration::ZERO);
 }
 
@@ -47,6 +47,7 @@ fn every_variable_is_checked_and_named() {
         (variable::MTU, "67"),
         (variable::MTU, "many"),
         (variable::CORE, "-1"),
+        (variable::CORE, "1000000"),
         (variable::WAIT, "3601"),
     ] {
         let error = read(&[(name, value)]).unwrap_err().to_string();
