@@ -5,11 +5,12 @@
 //! queues that share receives are work queues here ([`IndirectionTable`](crate::IndirectionTable)).
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use ibverbs_sys::{self as sys, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 
-use crate::error::last;
-use crate::{Domain, Error, Result, leak};
+use crate::error::{from_code, last};
+use crate::{Domain, Error, MAX_RECEIVES, Result, leak};
 
 /// A receive queue for several queue pairs.
 pub struct SharedReceiveQueue {
@@ -28,16 +29,18 @@ impl SharedReceiveQueue {
     ///
     /// # Errors
     /// EOPNOTSUPP or ENOSYS where a device has none, EINVAL beyond its limits, ENOMEM.
-    pub fn new(domain: &Domain, max_receives: u32, max_parts: u32) -> Result<std::sync::Arc<Self>> {
+    pub fn new(domain: &Domain, max_receives: u32, max_parts: u32) -> Result<Arc<Self>> {
+        let failed =
+            |source| Error::CreateSharedReceiveQueue { device: domain.context().name().into(), source };
+        if !(1..=MAX_RECEIVES).contains(&max_receives) {
+            return Err(failed(from_code(libc::EINVAL)));
+        }
         let attr = ibv_srq_attr { max_wr: max_receives, max_sge: max_parts, srq_limit: 0 };
         let mut attr = ibv_srq_init_attr { srq_context: std::ptr::null_mut(), attr };
         // SAFETY: the domain is live and, being kept below, outlives the queue.
         let raw = unsafe { sys::ibv_create_srq(domain.raw(), &raw mut attr) };
-        let raw = NonNull::new(raw).ok_or_else(|| Error::CreateSharedReceiveQueue {
-            device: domain.context().name().into(),
-            source: last(),
-        })?;
-        Ok(std::sync::Arc::new(Self { raw, domain: domain.clone(), max_receives: attr.attr.max_wr }))
+        let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
+        Ok(Arc::new(Self { raw, domain: domain.clone(), max_receives: attr.attr.max_wr }))
     }
 
     /// How many receives the device gave it.
