@@ -28,6 +28,8 @@ pub(crate) struct Flight {
     pub(crate) handed_over: u64,
     /// Dropped by ports while the drop rules were read.
     pub(crate) dropped: u64,
+    /// Sent packets dropped by ports while the rules were read.
+    pub(crate) sent_dropped: u64,
     /// Taken by a worker and not judged yet, or taken while it was read; in the order of the workers.
     pub(crate) judged: Vec<u64>,
     /// The drop rules could not be read now: nothing is held against them.
@@ -85,6 +87,9 @@ pub(crate) fn add_up(
         let name = "ports dropped by rule = drop rules counted".to_owned();
         let in_device = dropped_by_rules.saturating_sub(dropped_by_workers);
         entries.push(entry(name, sum(|port| port.rule_dropped_packets), in_device, flight.dropped));
+        let by_rules: u64 = rules.iter().map(|rule| rule.sent_dropped_packets).sum();
+        let name = "ports dropped when sent = egress rules counted".to_owned();
+        entries.push(entry(name, sum(|port| port.sent_dropped_packets), by_rules, flight.sent_dropped));
     }
     for (index, worker) in workers.iter().enumerate() {
         let accounted = worker.delivered_packets
@@ -253,7 +258,13 @@ mod tests {
             let (mut port, mut steer, mut drop, mut worker) = scene();
             spoil(&mut port, &mut steer, &mut drop, &mut worker);
             // Everything that may be ahead may be so by much; nothing may be behind.
-            let flight = Flight { handed_over: 4096, dropped: 4096, judged: vec![0], drops_unknown: false };
+            let flight = Flight {
+                handed_over: 4096,
+                dropped: 4096,
+                sent_dropped: 4096,
+                judged: vec![0],
+                drops_unknown: false,
+            };
             assert!(
                 !add_up(&[port], &[steer, drop], &[worker], &flight).balanced,
                 "spoiling {i} went unseen"

@@ -1,7 +1,8 @@
 //! The command line: what an operator can type, and nothing else.
 //!
 //! `main` parses it and hands each command to the module that does the work. This file reads no
-//! file and decides nothing; exit codes are documented here because `--help` prints them.
+//! file and decides nothing; exit codes are documented here because `--help` prints them, and what the
+//! commands print is described in docs/commands.md.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,15 +11,30 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  success
-  1  the policy has errors (or the device cannot hold it)
-  2  the command line is wrong
+  0  success; diff: the policies do the same
+  1  the policy has errors, the device cannot hold it, or check finds what --deny names;
+     diff: the policies differ; explain and import: the input cannot be read
+  2  the command line is wrong; diff: a policy has errors, or no answer was found
   3  the settings are wrong (file, STEERD_ variable or flag)
   4  the device: not there, port down, no permission, too few queues
   5  a worker: core not present, not enough memory or memory lock
   6  the HTTP address cannot be used
   7  something failed while running
   130  ended at once by a second Ctrl-C";
+
+const CHECK_EXIT_CODES: &str = "\
+Exit codes, for pipelines:
+  0  the device can do it, and nothing that --deny names was found
+  1  the policy has errors, the device cannot do it, or --deny names what was found
+  2  the command line is wrong
+  3  the settings are wrong
+  4  the device of the settings is not there";
+
+const DIFF_EXIT_CODES: &str = "\
+Exit codes, as diff(1)'s:
+  0  both policies treat every packet alike, however they are written
+  1  they differ
+  2  a policy has errors, or it would take too long to tell";
 
 /// Steers packets past the kernel to pinned workers, as a TOML policy says.
 #[derive(Debug, Parser)]
@@ -36,6 +52,10 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Say where a packet (or every packet of a capture) would go, and why.
     Explain(ExplainArgs),
+    /// Say which traffic two policies treat differently, as regions of packets with an example of each.
+    Diff(DiffArgs),
+    /// Write the rules of another tool as a policy.
+    Import(ImportArgs),
     /// List libibverbs' devices and the soft NIC of the settings.
     Devices(DevicesArgs),
 }
@@ -48,6 +68,8 @@ pub(crate) struct RunArgs {
     /// The policy file; overrides policy.file of the settings.
     #[arg(long, value_name = "FILE")]
     pub(crate) policy: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) variables: VariableArgs,
     /// Run the built-in demonstration: a soft NIC fed by a packet generator.
     #[arg(long, conflicts_with = "config")]
     pub(crate) demo: bool,
@@ -65,11 +87,21 @@ pub(crate) struct RunArgs {
     pub(crate) log: Option<String>,
 }
 
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct VariableArgs {
+    /// The value of a variable of the policy, before that of policy.variables in the settings; may be
+    /// given several times.
+    #[arg(long = "set", value_name = "NAME=VALUE", value_parser = parse_variable)]
+    pub(crate) set: Vec<(String, String)>,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct PolicyArgs {
     /// The policy file [default: policy.file of the settings given by --config].
     #[arg(value_name = "POLICY", required_unless_present = "config")]
     pub(crate) policy: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) variables: VariableArgs,
     /// The settings file that says how many workers there are.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
@@ -85,9 +117,66 @@ pub(crate) struct PolicyArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = CHECK_EXIT_CODES)]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
+    /// Fail if there is any of these: "warnings", "hybrid" rules, or rules that are "shadowed" by others.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "FINDING")]
+    pub(crate) deny: Vec<Deny>,
+    /// Leave out how rules lie to each other: which are never reached, needless or in conflict.
+    #[arg(long)]
+    pub(crate) no_analysis: bool,
+    /// Print a JSON Schema of the language for editors, and nothing else.
+    #[arg(long, exclusive = true)]
+    pub(crate) print_schema: bool,
+}
+
+/// What `check` can be told to fail for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Deny {
+    Warnings,
+    Hybrid,
+    Shadowed,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = DIFF_EXIT_CODES)]
+pub(crate) struct DiffArgs {
+    /// The policy before.
+    #[arg(value_name = "OLD")]
+    pub(crate) old: PathBuf,
+    /// The policy after.
+    #[arg(value_name = "NEW")]
+    pub(crate) new: PathBuf,
+    #[command(flatten)]
+    pub(crate) variables: VariableArgs,
+    /// How to print the answer.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub(crate) format: Format,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "What does not carry over is told on stderr, by line; that is no failure.")]
+pub(crate) struct ImportArgs {
+    /// What the rules are written as.
+    #[arg(value_enum, value_name = "KIND")]
+    pub(crate) kind: Import,
+    /// The files, one after the other; "-" for standard input.
+    #[arg(value_name = "FILE", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+    /// Where the policy goes [default: standard output].
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+/// What `import` reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Import {
+    /// A ClassBench filter set.
+    Classbench,
+    /// What `ethtool -n` and `ethtool --show-rxfh` print.
+    Ethtool,
 }
 
 #[derive(Debug, Args)]
@@ -95,8 +184,9 @@ pub(crate) struct CheckArgs {
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
-    /// A packet by its fields: src, dst, protocol, src_port, dst_port, tcp_flags, tos, ttl, fragment,
-    /// vlan, vlan_priority, src_mac, dst_mac, ethertype.
+    /// A packet by its fields, e.g. src=10.0.0.1,protocol=udp,dst_port=53; of tunnels vxlan_vni, gre_key,
+    /// mpls, esp_spi, ..., and with "inner." before them those of the packet inside. A wrong name is
+    /// answered with all there are.
     #[arg(long, value_name = "FIELD=VALUE,...")]
     pub(crate) packet: Option<String>,
     /// A frame in hexadecimal, from the destination MAC on; blanks and colons are ignored.
@@ -128,12 +218,24 @@ pub(crate) struct DevicesArgs {
 pub(crate) enum Profile {
     /// Takes whatever the verbs API can say, as the soft NIC does.
     Ideal,
+    /// ConnectX-4 and later.
+    Mlx5,
+    /// ConnectX-3.
+    Mlx4,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     Text,
     Json,
+}
+
+/// `name=value`
+fn parse_variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.trim().is_empty() => Ok((name.trim().to_owned(), value.to_owned())),
+        _ => Err("a name and a value are wanted: uplink=42".to_owned()),
+    }
 }
 
 /// `500ms`, `10s`, `2m`, `1h`; a bare number means seconds.

@@ -20,7 +20,7 @@ use crate::screen::Screen;
 use crate::settings::{self, Listen, Loaded, Request};
 use crate::signals::{self, Event, Signals};
 use crate::table::{self, Rates};
-use crate::{check, logging, notify, output, policy_file, summary};
+use crate::{logging, notify, output, policy_file, summary, target};
 
 /// How often the table is drawn, and the workers looked after.
 const TICK: Duration = Duration::from_secs(1);
@@ -59,12 +59,11 @@ fn start(loaded: &Loaded, signals: &Signals) -> Result<Option<(Arc<Plant>, Threa
         return Ok(None);
     }
     let (device, workers) = (&builder.opened().device, builder.worker_count());
-    let compiled = policy_file::compile(&loaded.policy, &device.profile(workers), Some(workers)).map_err(
-        |diagnostics| {
-            check::print_diagnostics(&diagnostics);
-            check::policy_error(&loaded.policy, &diagnostics)
-        },
-    )?;
+    let compiled = policy_file::compile(&loaded.policy, &device.profile(workers), Some(workers), None)
+        .map_err(|diagnostics| {
+            output::print_diagnostics(&diagnostics);
+            target::policy_error(&loaded.policy, &diagnostics)
+        })?;
     if stopped(signals) {
         return Ok(None);
     }

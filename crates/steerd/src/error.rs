@@ -15,6 +15,16 @@ pub(crate) enum Error {
     /// Already printed in full, as it may be many lines with excerpts.
     #[error("{file}: {errors} in the policy")]
     Policy { file: String, errors: String },
+    /// What was denied and found.
+    #[error("{file}: {found}")]
+    Denied { file: String, found: String },
+    /// The policies cannot be compared; the exit code is diff(1)'s.
+    #[error("{0}")]
+    Compare(Box<Error>),
+    #[error("{0}")]
+    NotDecided(String),
+    #[error("import: {}: {message}", path.display())]
+    Import { path: PathBuf, message: String },
     #[error("explain: {0}")]
     Packet(String),
     #[error("{}: {message}", path.display())]
@@ -60,7 +70,12 @@ pub(crate) enum Error {
 impl Error {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Policy { .. } | Self::Packet(_) | Self::Capture { .. } => 1,
+            Self::Policy { .. }
+            | Self::Denied { .. }
+            | Self::Import { .. }
+            | Self::Packet(_)
+            | Self::Capture { .. } => 1,
+            Self::Compare(_) | Self::NotDecided(_) => 2,
             Self::Settings(_) => 3,
             Self::NoDevice(_)
             | Self::Wire { .. }

@@ -9,18 +9,24 @@ mod check;
 mod cli;
 mod cores;
 mod daemon;
+mod deeds;
+mod describe;
 mod devices;
+mod diff;
 mod error;
 mod explain;
 mod gate;
 mod http;
+mod import;
 mod logging;
 mod metrics;
 mod notify;
 mod output;
+mod paint;
 mod plant;
 mod policy_file;
 mod process;
+mod progress;
 mod reload;
 mod screen;
 mod settings;
@@ -28,6 +34,7 @@ mod signals;
 mod state;
 mod summary;
 mod table;
+mod target;
 
 use std::process::ExitCode;
 
@@ -36,16 +43,26 @@ use cli::{Cli, Command};
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Run(args) => daemon::run(&args),
+        Command::Run(args) => daemon::run(&args).map(|()| Answer::Yes),
         Command::Check(args) => check::run(&args),
-        Command::Explain(args) => explain::run(&args),
-        Command::Devices(args) => devices::run(&args),
+        Command::Explain(args) => explain::run(&args).map(|()| Answer::Yes),
+        Command::Diff(args) => diff::run(&args),
+        Command::Import(args) => import::run(&args).map(|()| Answer::Yes),
+        Command::Devices(args) => devices::run(&args).map(|()| Answer::Yes),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(answer) => ExitCode::from(answer as u8),
         Err(error) => {
             output::complain(&format!("steerd: {error}"));
             ExitCode::from(error.exit_code())
         }
     }
+}
+
+/// What a command that did its work has found, as its exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Answer {
+    Yes = 0,
+    No = 1,
 }

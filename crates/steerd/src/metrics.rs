@@ -9,6 +9,7 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{Registry, TextEncoder};
 
+use crate::deeds::Deed;
 use crate::process;
 use crate::state::{PortCounters, PortState, Reasons, RuleState, State, WorkerState};
 
@@ -131,17 +132,21 @@ fn rules(families: &mut Families, rules: &[RuleState]) {
 /// The actions a rule has counted under; one that has counted nothing yet keeps its own at zero, unless
 /// the device does not count it: then nobody knows.
 fn rule_actions(rule: &RuleState) -> impl Iterator<Item = (&'static str, u64, u64)> {
-    let own = match rule.action.as_str() {
+    let own = match rule.deed {
         // A rule of an earlier policy: it has what it has counted, and nothing else.
         _ if !rule.current => "",
-        "drop" => "drop",
-        "kernel" => "kernel",
-        _ => "deliver",
+        Deed::Drop => "drop",
+        Deed::Kernel => "kernel",
+        Deed::DropSent => "drop_sent",
+        Deed::PassSent => "pass_sent",
+        Deed::Deliver | Deed::Copy | Deed::Sniff => "deliver",
     };
     [
         ("deliver", rule.delivered_packets, rule.delivered_bytes),
         ("drop", rule.dropped_packets, rule.dropped_bytes),
         ("kernel", rule.kernel_packets, rule.kernel_bytes),
+        ("drop_sent", rule.sent_dropped_packets, rule.sent_dropped_bytes),
+        ("pass_sent", rule.sent_passed_packets, rule.sent_passed_bytes),
     ]
     .into_iter()
     .filter(move |(action, packets, _)| if *action == own { !rule.uncounted } else { *packets > 0 })
@@ -149,7 +154,7 @@ fn rule_actions(rule: &RuleState) -> impl Iterator<Item = (&'static str, u64, u6
 
 fn ports(families: &mut Families, ports: &[PortState]) {
     type Column = (&'static str, &'static str, fn(&PortCounters) -> u64);
-    let columns: [Column; 9] = [
+    let columns: [Column; 11] = [
         ("steerd_port_received_packets_total", "Packets received from the wire.", |p| p.received_packets),
         ("steerd_port_received_bytes_total", "Bytes received from the wire.", |p| p.received_bytes),
         ("steerd_port_delivered_packets_total", "Packets handed to workers.", |p| p.delivered_packets),
@@ -165,6 +170,12 @@ fn ports(families: &mut Families, ports: &[PortState]) {
         ("steerd_port_sent_packets_total", "Packets sent.", |p| p.sent_packets),
         ("steerd_port_sent_bytes_total", "Bytes sent.", |p| p.sent_bytes),
         ("steerd_port_send_errors_total", "Sends that failed.", |p| p.send_errors),
+        ("steerd_port_sent_dropped_packets_total", "Sent packets that rules kept from the wire.", |p| {
+            p.sent_dropped_packets
+        }),
+        ("steerd_port_lost_copies_total", "Copies that found no room; their packets went on.", |p| {
+            p.lost_copies
+        }),
     ];
     for (name, help, value) in columns {
         let mut family = families.counter(name, help);
@@ -359,6 +370,7 @@ mod tests {
                 RuleState {
                     name: "scan".into(),
                     action: "drop".into(),
+                    deed: Deed::Drop,
                     current: true,
                     dropped_packets: 7,
                     ..RuleState::default()
@@ -366,6 +378,7 @@ mod tests {
                 RuleState {
                     name: "uncountable".into(),
                     action: "drop".into(),
+                    deed: Deed::Drop,
                     current: true,
                     uncounted: true,
                     ..RuleState::default()

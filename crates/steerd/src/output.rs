@@ -1,9 +1,11 @@
-//! What commands print on stdout: text as it is, JSON indented or a line each; and complaints on stderr.
+//! What commands print on stdout: text as it is, JSON indented or a line each; and complaints on stderr, with
+//! excerpts of the policy for a person.
 //!
 //! A reader that went away (`| head`) is no failure, and hides none: the command comes to its own end.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
+use policy::Diagnostics;
 use serde::Serialize;
 
 use crate::error::Error;
@@ -38,6 +40,22 @@ pub(crate) fn print_json_line(value: &impl Serialize) -> Result<Reader, Error> {
 /// A line on stderr. Where that cannot be written to there is nobody to tell so, and no reason to panic.
 pub(crate) fn complain(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// With excerpts for a person, in plain lines for a program. Colours are miette's matter, which heeds NO_COLOR.
+pub(crate) fn print_diagnostics(diagnostics: &Diagnostics) {
+    if diagnostics.is_empty() {
+        return;
+    }
+    if !io::stderr().is_terminal() {
+        return complain(&diagnostics.to_string());
+    }
+    for report in diagnostics.report() {
+        complain(&format!("{report:?}"));
+    }
+    if diagnostics.omitted > 0 {
+        complain(&format!("and {} more", diagnostics.omitted));
+    }
 }
 
 fn reader_of(written: io::Result<()>) -> Result<Reader, Error> {

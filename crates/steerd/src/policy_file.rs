@@ -1,40 +1,49 @@
 //! A policy from where it is to a program: read, parsed and compiled, with all that is wrong with it.
 //!
-//! Used by `check`, `explain`, the daemon's start and every reload, so that all of them agree on what a
-//! policy means. It prints nothing and touches no device.
+//! Used by `check`, `explain`, `diff`, the daemon's start and every reload, so that all of them agree on what
+//! a policy means. It prints nothing and touches no device.
 
 use std::sync::Arc;
 
 use policy::policy::Workers;
-use policy::{DeviceProfile, Diagnostic, Diagnostics, NoFiles, Policy, Program, Source};
+use policy::{DeviceProfile, Diagnostic, Diagnostics, LoadOptions, NoFiles, Policy, Program, Source};
 
-use crate::settings::PolicySource;
+use crate::settings::{PolicySource, PolicyText};
 
 #[derive(Debug)]
 pub(crate) struct Compiled {
-    pub(crate) policy: Policy,
     pub(crate) program: Arc<Program>,
     pub(crate) warnings: Vec<Diagnostic>,
-    pub(crate) workers: usize,
 }
 
-/// `workers`: how many there are; `None`: as many as the policy names.
+/// Reads and parses it, set files and included files as well.
+pub(crate) fn load(source: &PolicySource) -> Result<(Policy, Vec<Diagnostic>), Diagnostics> {
+    let options = LoadOptions { variables: source.variables.clone() };
+    match &source.text {
+        PolicyText::File(path) => policy::load_with(path, &options),
+        PolicyText::BuiltIn { name, text } => {
+            policy::parse_with(&Source::new(*name, *text), &NoFiles, &options)
+        }
+    }
+}
+
+/// `workers`: how many there are; `None`: as many as the policy names. A rule that `previous` has too keeps
+/// its tag, and the device must have room for both.
 pub(crate) fn compile(
     source: &PolicySource,
     profile: &DeviceProfile,
     workers: Option<usize>,
+    previous: Option<&Program>,
 ) -> Result<Compiled, Diagnostics> {
-    let (policy, mut warnings) = match source {
-        PolicySource::File(path) => policy::load(path)?,
-        PolicySource::BuiltIn { name, text } => policy::parse(&Source::new(*name, *text), &NoFiles)?,
-    };
+    let (policy, mut warnings) = load(source)?;
     let workers = workers.unwrap_or_else(|| workers_named(&policy));
-    let program = policy::compile(&policy, profile, workers)?;
+    let program = policy::compile_with(&policy, profile, workers, previous)?;
     warnings.extend(policy::check(&policy, &program).warnings);
-    Ok(Compiled { policy, program: Arc::new(program), warnings, workers })
+    Ok(Compiled { program: Arc::new(program), warnings })
 }
 
-fn workers_named(policy: &Policy) -> usize {
+/// As many workers as the policy's highest number asks for.
+pub(crate) fn workers_named(policy: &Policy) -> usize {
     let highest = |workers: &Workers| match workers {
         Workers::All => 0,
         Workers::Listed(shares) => shares.iter().map(|share| share.worker as usize).max().unwrap_or(0),

@@ -91,17 +91,19 @@ fn replace(plant: &Plant) -> Result<(), String> {
     let source = plant.policy_source();
     let workers = plant.worker_count();
     let profile = plant.opened().device.profile(workers);
-    let compiled = policy_file::compile(&source, &profile, Some(workers)).map_err(|diagnostics| {
-        for diagnostic in &diagnostics.list {
-            match diagnostic.severity {
-                Severity::Error => tracing::error!("{diagnostic}"),
-                Severity::Warning => tracing::warn!("{diagnostic}"),
+    let before = plant.program();
+    let compiled =
+        policy_file::compile(&source, &profile, Some(workers), Some(&before)).map_err(|diagnostics| {
+            for diagnostic in &diagnostics.list {
+                match diagnostic.severity {
+                    Severity::Error => tracing::error!("{diagnostic}"),
+                    Severity::Warning => tracing::warn!("{diagnostic}"),
+                }
             }
-        }
-        let first = diagnostics.list.iter().find(|one| one.severity == Severity::Error);
-        let first = first.map_or_else(String::new, |diagnostic| format!(", the first: {diagnostic}"));
-        format!("{} in {source}{first}", policy_file::error_count(&diagnostics))
-    })?;
+            let first = diagnostics.list.iter().find(|one| one.severity == Severity::Error);
+            let first = first.map_or_else(String::new, |diagnostic| format!(", the first: {diagnostic}"));
+            format!("{} in {source}{first}", policy_file::error_count(&diagnostics))
+        })?;
     compiled.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     plant.install(compiled.program).map_err(|error| chain(&error))
 }

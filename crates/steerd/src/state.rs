@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::books::Books;
+use crate::deeds::Deed;
 
 /// Counters by a named reason; only reasons that occurred or can occur are listed.
 pub(crate) type Reasons = BTreeMap<&'static str, u64>;
@@ -30,6 +31,8 @@ pub(crate) struct State {
 pub(crate) struct DeviceState {
     pub(crate) name: String,
     pub(crate) soft: bool,
+    /// Whose limits it has, as far as they are known beforehand.
+    pub(crate) profile: String,
     pub(crate) ports: Vec<u8>,
 }
 
@@ -52,6 +55,8 @@ pub(crate) struct PolicyState {
 pub(crate) struct RuleState {
     pub(crate) name: String,
     pub(crate) action: String,
+    /// The same in one word.
+    pub(crate) deed: Deed,
     pub(crate) placement: &'static str,
     /// 0 for the default and for rules of an earlier policy.
     pub(crate) line: u32,
@@ -67,15 +72,28 @@ pub(crate) struct RuleState {
     /// Decided in software and left to the kernel.
     pub(crate) kernel_packets: u64,
     pub(crate) kernel_bytes: u64,
+    /// Of what the host sends: dropped, or let out by an exception.
+    pub(crate) sent_dropped_packets: u64,
+    pub(crate) sent_dropped_bytes: u64,
+    pub(crate) sent_passed_packets: u64,
+    pub(crate) sent_passed_bytes: u64,
 }
 
 impl RuleState {
     pub(crate) fn packets(&self) -> u64 {
-        self.delivered_packets + self.dropped_packets + self.kernel_packets
+        self.delivered_packets
+            + self.dropped_packets
+            + self.kernel_packets
+            + self.sent_dropped_packets
+            + self.sent_passed_packets
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.delivered_bytes + self.dropped_bytes + self.kernel_bytes
+        self.delivered_bytes
+            + self.dropped_bytes
+            + self.kernel_bytes
+            + self.sent_dropped_bytes
+            + self.sent_passed_bytes
     }
 }
 
@@ -134,4 +152,8 @@ pub(crate) struct PortCounters {
     pub(crate) sent_packets: u64,
     pub(crate) sent_bytes: u64,
     pub(crate) send_errors: u64,
+    /// Kept from the wire by an egress rule.
+    pub(crate) sent_dropped_packets: u64,
+    /// Copies that found no room, of packets that went their way all the same.
+    pub(crate) lost_copies: u64,
 }

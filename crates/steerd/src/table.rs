@@ -239,7 +239,7 @@ fn scaled(value: f64, step: f64, units: &[&str]) -> String {
     format!("{value:.decimals$}{}", units[unit])
 }
 
-fn percent(part: u64, whole: u64) -> String {
+pub(crate) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "-".into();
     }

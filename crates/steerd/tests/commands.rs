@@ -175,7 +175,7 @@ fn a_capture_is_summed_up_per_rule_and_worker() {
     assert!(each.contains("without an Ethernet header: 1"), "{each}");
 }
 
-const POLICY: &str = "version = 1\n[groups.one]\nworkers = [0]\n[groups.two]\nworkers = [1]\n\n[[rules]]\nname = \"web\"\n\
+const POLICY: &str = "version = 1\n[groups.one]\nworkers = [0]\n\n[[rules]]\nname = \"web\"\n\
      match = { dst = \"192.0.2.0/24\", protocol = \"tcp\", dst_port = 80 }\naction = { steer = \"one\" }\n";
 
 /// A folder with these policies.

@@ -128,6 +128,83 @@ fn a_reload_is_all_or_nothing() {
     assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
 }
 
+/// Copies, a sniffer, an exception for the kernel, an egress rule and a variable, on a device of each kind that
+/// has them; a reload changes the copies and leaves a hole among the classes.
+#[test]
+fn copies_are_in_the_books() {
+    const TAPPED: &str = r#"
+version = 1
+[variables]
+tapped = 443
+[groups.web]
+workers = "all"
+[groups.tap]
+workers = [1]
+hash = "none"
+[[rules]]
+name = "tap"
+match = { protocol = "tcp", dst_port = "${tapped}" }
+action = { copy = "tap" }
+[[rules]]
+name = "tap-dns"
+match = { protocol = "udp", dst_port = 53 }
+action = { copy = "tap" }
+[[rules]]
+name = "web"
+match = { protocol = "tcp", dst_port = 443 }
+action = { steer = "web" }
+[[rules]]
+name = "ssh"
+match = { protocol = "tcp", dst_port = 22 }
+action = "kernel"
+[[rules]]
+name = "no-mail"
+match = { protocol = "tcp", dst_port = 25 }
+action = "drop"
+direction = "egress"
+"#;
+    const HEARD: &str = "[[rules]]\nname = \"hear\"\nmatch = { any = true }\naction = { sniff = \"tap\" }\n";
+    for personality in ["ideal", "mlx5"] {
+        let folder = tempfile::tempdir().expect("folder");
+        let policy = folder.path().join("p.toml");
+        write(&policy, TAPPED);
+        let mut command = steerd();
+        command.env("STEERD_SOFTNIC__PERSONALITY", personality);
+        command.args(["run", "--demo", "--policy"]).arg(&policy).args(["--set", "tapped=443"]);
+        let mut daemon = Daemon::start_command(&mut command);
+        let packets = |daemon: &Daemon, rule: &str| {
+            daemon.metric("steerd_rule_packets_total", &[&format!("rule=\"{rule}\"")])
+        };
+        for rule in ["tap", "tap-dns", "web"] {
+            daemon.until(rule, |daemon| packets(daemon, rule) > 1000.0);
+        }
+        let state = daemon.state();
+        assert_eq!(state["books"]["balanced"], true, "{state:#}");
+        assert!(
+            state["device"]["profile"].as_str().is_some_and(|name| name.contains(personality)),
+            "{state:#}"
+        );
+        let deed = |name: &str| {
+            let rules = state["rules"].as_array().expect("rules");
+            rules.iter().find(|rule| rule["name"] == name).expect("the rule")["deed"].clone()
+        };
+        assert_eq!((deed("tap"), deed("no-mail")), ("copy".into(), "drop_sent".into()));
+
+        // One copy goes, a sniffer comes; the tags of the rules that stay do, too.
+        let kept = TAPPED.replace("\"tap-dns\"", "\"tap-other\"").replace("dst_port = 53", "dst_port = 54");
+        write(&policy, &format!("{kept}{HEARD}"));
+        daemon.signal(Signal::HUP);
+        daemon.wait_for("is in force", 1);
+        daemon.until("heard packets", |daemon| packets(daemon, "hear") > 1000.0);
+
+        let (status, summary, log) = daemon.terminate();
+        assert!(status.success(), "{log}");
+        assert!(summary.contains("\nbooks: balanced\n"), "{personality}: {summary}");
+        assert!(summary.contains("copied by ports") && summary.contains("tap-dns (earlier)"), "{summary}");
+        assert!(!summary.contains("unknown_tag") && !summary.contains("unknown_class"), "{summary}");
+    }
+}
+
 #[test]
 fn reloads_under_load_lose_no_packet_from_the_books() {
     let mut daemon = Daemon::start(&["--demo"]);

@@ -1,9 +1,12 @@
 //! A packet described by its fields ("src=10.0.0.1,protocol=udp,dst_port=53") or in hexadecimal, as the
-//! key that policies match. Only `explain` uses it; what is contradictory is an error, never guessed.
+//! key that policies match. Only `explain` uses it; what is contradictory is an error, never guessed. The
+//! fields of tunnels are in `tunnel`.
 
 use std::net::IpAddr;
 
-use packet::{EtherType, FlowKey, IpProtocol, Layers, MacAddr};
+use packet::{DeepKey, EtherType, FlowKey, IpProtocol, Layers, MacAddr};
+
+use super::tunnel;
 
 /// Who the packet is for when nobody says: a locally administered address.
 const DEFAULT_DST_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
@@ -26,6 +29,8 @@ const FIELDS: &[&str] = &[
     "tos",
     "dscp",
     "ttl",
+    "flow_label",
+    "ip_flags",
     "fragment",
     "ip_options",
     "vlan",
@@ -38,10 +43,11 @@ const FIELDS: &[&str] = &[
 ];
 const TCP_FLAGS: [(&str, u8); 8] =
     [("fin", 1), ("syn", 2), ("rst", 4), ("psh", 8), ("ack", 16), ("urg", 32), ("ece", 64), ("cwr", 128)];
+const IP_FLAGS: [(&str, u8); 3] = [("mf", MORE_FRAGMENTS), ("df", 2), ("reserved", 4)];
 
 /// The fields as they were given, each at most once.
-#[derive(Default)]
-struct Given<'t>(Vec<(&'t str, &'t str)>);
+#[derive(Clone, Default)]
+pub(super) struct Given<'t>(pub(super) Vec<(&'t str, &'t str)>);
 
 impl<'t> Given<'t> {
     fn read(text: &'t str) -> Result<Self, String> {
@@ -50,8 +56,14 @@ impl<'t> Given<'t> {
             let (name, value) =
                 part.split_once('=').ok_or_else(|| format!("\"{part}\" is not of the form field=value"))?;
             let (name, value) = (name.trim(), value.trim());
-            if !FIELDS.contains(&name) {
-                return Err(format!("there is no field \"{name}\" (hint: {})", FIELDS.join(", ")));
+            let inside = name.strip_prefix(tunnel::INNER).is_some_and(|name| FIELDS.contains(&name));
+            if !inside && !FIELDS.contains(&name) && !tunnel::FIELDS.contains(&name) {
+                return Err(format!(
+                    "there is no field \"{name}\" (hint: {}; of tunnels {}; of the packet inside those of a packet \
+                     with \"inner.\" before them)",
+                    FIELDS.join(", "),
+                    tunnel::FIELDS.join(", ")
+                ));
             }
             if given.text(name).is_some() {
                 return Err(format!("{name} is given twice"));
@@ -61,7 +73,7 @@ impl<'t> Given<'t> {
         Ok(given)
     }
 
-    fn text(&self, name: &str) -> Option<&'t str> {
+    pub(super) fn text(&self, name: &str) -> Option<&'t str> {
         self.0.iter().find(|(given, _)| *given == name).map(|(_, value)| *value)
     }
 
@@ -70,32 +82,68 @@ impl<'t> Given<'t> {
         self.text(name).map(parse).transpose()
     }
 
-    fn number(&self, name: &str, most: u16) -> Result<Option<u16>, String> {
-        let expected = format!("a number from 0 to {most}");
-        match self.value::<u16>(name, &expected)? {
-            Some(value) if value > most => Err(format!("{name}: {value} is not {expected}")),
-            value => Ok(value),
+    /// A number as the language writes it, hexadecimal ones too.
+    pub(super) fn number(&self, name: &str, most: u32) -> Result<Option<u32>, String> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        let number = match text.strip_prefix("0x") {
+            Some(digits) => u32::from_str_radix(digits, 16).ok(),
+            None => text.parse().ok(),
+        };
+        match number.filter(|number| *number <= most) {
+            Some(number) => Ok(Some(number)),
+            None => Err(format!("{name}: \"{text}\" is not a number from 0 to {most}")),
         }
     }
 
-    fn any(&self, names: &[&'static str]) -> Option<&'static str> {
+    fn short(&self, name: &str, most: u16) -> Result<Option<u16>, String> {
+        Ok(self.number(name, most.into())?.map(|number| u16::try_from(number).unwrap_or(u16::MAX)))
+    }
+
+    fn byte(&self, name: &str, most: u8) -> Result<Option<u8>, String> {
+        Ok(self.number(name, most.into())?.map(|number| u8::try_from(number).unwrap_or(u8::MAX)))
+    }
+
+    pub(super) fn ether_type(&self, name: &str) -> Result<Option<EtherType>, String> {
+        self.value(name, "an ethertype such as arp or 0x88cc")
+    }
+
+    /// Names of bits joined by +, or their sum.
+    pub(super) fn flags(&self, name: &str, known: &[(&str, u8)]) -> Result<Option<u8>, String> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        if text.starts_with(|c: char| c.is_ascii_digit()) {
+            return self.byte(name, known.iter().map(|(_, bit)| bit).sum());
+        }
+        let flag = |flags: u8, flag: &str| {
+            let bit = known.iter().find(|(known, _)| *known == flag).map(|(_, bit)| bit);
+            let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+            bit.map(|bit| flags | bit)
+                .ok_or_else(|| format!("{name}: \"{flag}\" is none of {} (joined by +)", names.join(", ")))
+        };
+        text.split('+').filter(|flag| !flag.is_empty()).try_fold(0, flag).map(Some)
+    }
+
+    pub(super) fn any(&self, names: &[&'static str]) -> Option<&'static str> {
         names.iter().copied().find(|name| self.text(name).is_some())
     }
 }
 
 /// The key of the packet that `text` describes.
-pub(super) fn key_of_fields(text: &str) -> Result<FlowKey, String> {
-    let given = Given::read(text)?;
+pub(super) fn key_of_fields(text: &str) -> Result<DeepKey, String> {
+    tunnel::deep_key(&Given::read(text)?)
+}
+
+/// The key of one packet, as far as its own headers go.
+pub(super) fn packet_key(given: &Given<'_>) -> Result<FlowKey, String> {
     let mut key = FlowKey {
         dst_mac: given.value("dst_mac", "a MAC address")?.unwrap_or(DEFAULT_DST_MAC),
         src_mac: given.value("src_mac", "a MAC address")?.unwrap_or(DEFAULT_SRC_MAC),
         ..FlowKey::default()
     };
-    tags(&given, &mut key)?;
-    match ip_version(&given)? {
-        Some(version) => network(&given, version, &mut key)?,
+    tags(given, &mut key)?;
+    match ip_version(given)? {
+        Some(version) => network(given, version, &mut key)?,
         None => {
-            let ether_type = given.value::<EtherType>("ethertype", "an ethertype such as arp or 0x88cc")?;
+            let ether_type = given.ether_type("ethertype")?;
             key.ether_type = ether_type.ok_or("an ethertype, an address or a protocol is needed")?.0;
         }
     }
@@ -103,18 +151,18 @@ pub(super) fn key_of_fields(text: &str) -> Result<FlowKey, String> {
 }
 
 fn tags(given: &Given<'_>, key: &mut FlowKey) -> Result<(), String> {
-    let Some(id) = given.number("vlan", 4095)? else {
+    let Some(id) = given.short("vlan", 4095)? else {
         return match given.any(&["vlan_priority", "vlan_tpid", "inner_vlan"]) {
             Some(name) => Err(format!("{name} needs vlan")),
             None => Ok(()),
         };
     };
-    let priority = given.number("vlan_priority", 7)?.unwrap_or(0);
+    let priority = given.short("vlan_priority", 7)?.unwrap_or(0);
     key.layers |= Layers::VLAN;
     key.vlan_tci = priority << 13 | id;
-    let tpid = given.value::<EtherType>("vlan_tpid", "a tag protocol such as 0x88a8")?;
+    let tpid = given.ether_type("vlan_tpid")?;
     key.vlan_tpid = tpid.unwrap_or(EtherType::VLAN).0;
-    if let Some(inner) = given.number("inner_vlan", 4095)? {
+    if let Some(inner) = given.short("inner_vlan", 4095)? {
         key.layers |= Layers::INNER_VLAN;
         key.inner_vlan_tci = inner;
         key.inner_vlan_tpid = EtherType::VLAN.0;
@@ -146,7 +194,7 @@ fn ip_version(given: &Given<'_>) -> Result<Option<IpVersion>, String> {
         Some("ipv6") => versions.push(IpVersion::V6),
         Some(other) => return Err(format!("family: \"{other}\" is neither ipv4 nor ipv6")),
     }
-    let ether_type = given.value::<EtherType>("ethertype", "an ethertype such as arp or 0x88cc")?;
+    let ether_type = given.ether_type("ethertype")?;
     match ether_type {
         None => {}
         Some(EtherType::IPV4) => versions.push(IpVersion::V4),
@@ -154,14 +202,26 @@ fn ip_version(given: &Given<'_>) -> Result<Option<IpVersion>, String> {
         Some(other) if !versions.is_empty() => return Err(format!("ethertype {other} has no IP addresses")),
         Some(_) => {}
     }
-    let ip_only =
-        ["protocol", "src_port", "dst_port", "tcp_flags", "tos", "dscp", "ttl", "fragment", "ip_options"];
+    let ip_only = [
+        "protocol",
+        "src_port",
+        "dst_port",
+        "tcp_flags",
+        "tos",
+        "dscp",
+        "ttl",
+        "flow_label",
+        "ip_flags",
+        "fragment",
+        "ip_options",
+    ];
     match (versions.first(), given.any(&ip_only), ether_type) {
         (Some(first), _, _) if versions.iter().any(|version| version != first) => {
             Err("the fields mix IPv4 and IPv6".into())
         }
         (Some(first), _, _) => Ok(Some(*first)),
         (None, Some(name), Some(ether_type)) => Err(format!("{name} needs IP, not ethertype {ether_type}")),
+        (None, Some("flow_label"), None) => Ok(Some(IpVersion::V6)),
         (None, Some(_), None) => Ok(Some(IpVersion::V4)),
         (None, None, _) => Ok(None),
     }
@@ -184,9 +244,10 @@ fn network(given: &Given<'_>, version: IpVersion, key: &mut FlowKey) -> Result<(
     if let Some(name) = ["tos", "dscp"].iter().find(|_| given.text("tos").and(given.text("dscp")).is_some()) {
         return Err(format!("{name}: tos and dscp are one field, give one of them"));
     }
-    let dscp = given.number("dscp", 63)?.map(|dscp| dscp << 2);
-    key.tos = given.number("tos", 255)?.or(dscp).map_or(0, low_byte);
-    key.ttl = given.number("ttl", 255)?.map_or(DEFAULT_TTL, low_byte);
+    let dscp = given.byte("dscp", 63)?.map(|dscp| dscp << 2);
+    key.tos = given.byte("tos", 255)?.or(dscp).unwrap_or(0);
+    key.ttl = given.byte("ttl", 255)?.unwrap_or(DEFAULT_TTL);
+    own_flags(given, version, key)?;
     let protocol = given.value::<IpProtocol>("protocol", "a protocol such as udp or a number")?;
     let protocol = match (protocol, given.any(&["src_port", "dst_port", "tcp_flags"])) {
         (None, Some(name)) => return Err(format!("{name} needs protocol=tcp or protocol=udp")),
@@ -206,6 +267,24 @@ fn network(given: &Given<'_>, version: IpVersion, key: &mut FlowKey) -> Result<(
     if fragment(given, version, key)? { transport(given, protocol, key) } else { no_ports(given) }
 }
 
+/// What one of the versions has alone.
+fn own_flags(given: &Given<'_>, version: IpVersion, key: &mut FlowKey) -> Result<(), String> {
+    match given.number("flow_label", 0xf_ffff)? {
+        Some(_) if version == IpVersion::V4 => return Err("flow_label is IPv6's".into()),
+        label => key.flow_label = label.unwrap_or(0),
+    }
+    match given.flags("ip_flags", &IP_FLAGS)? {
+        Some(_) if version == IpVersion::V6 => return Err("ip_flags is IPv4's".into()),
+        Some(flags)
+            if flags & MORE_FRAGMENTS != 0 && given.text("fragment").is_none_or(|is| is == "none") =>
+        {
+            return Err("ip_flags: more fragments follow a fragment only: add fragment=first".into());
+        }
+        flags => key.ip_flags = flags.unwrap_or(0),
+    }
+    Ok(())
+}
+
 /// Whether the packet still has its transport header.
 fn fragment(given: &Given<'_>, version: IpVersion, key: &mut FlowKey) -> Result<bool, String> {
     let later = match given.text("fragment") {
@@ -221,7 +300,7 @@ fn fragment(given: &Given<'_>, version: IpVersion, key: &mut FlowKey) -> Result<
         return Ok(false);
     }
     if !later {
-        key.ip_flags = MORE_FRAGMENTS;
+        key.ip_flags |= MORE_FRAGMENTS;
     }
     Ok(!later)
 }
@@ -232,11 +311,11 @@ fn transport(given: &Given<'_>, protocol: IpProtocol, key: &mut FlowKey) -> Resu
         IpProtocol::UDP => Layers::UDP,
         _ => return no_ports(given),
     };
-    key.src_port = given.number("src_port", u16::MAX)?.unwrap_or(0);
-    key.dst_port = given.number("dst_port", u16::MAX)?.unwrap_or(0);
+    key.src_port = given.short("src_port", u16::MAX)?.unwrap_or(0);
+    key.dst_port = given.short("dst_port", u16::MAX)?.unwrap_or(0);
     match given.text("tcp_flags") {
         Some(_) if protocol != IpProtocol::TCP => return Err("tcp_flags needs protocol=tcp".into()),
-        Some(text) => key.tcp_flags = tcp_flags(text)?,
+        Some(_) => key.tcp_flags = given.flags("tcp_flags", &TCP_FLAGS)?.unwrap_or(0),
         None if protocol == IpProtocol::TCP => key.tcp_flags = DEFAULT_TCP_FLAGS,
         None => {}
     }
@@ -248,21 +327,6 @@ fn no_ports(given: &Given<'_>) -> Result<(), String> {
         Some(name) => Err(format!("{name}: such a packet has no TCP or UDP header")),
         None => Ok(()),
     }
-}
-
-/// `syn+ack`, or nothing for a segment without flags.
-fn tcp_flags(text: &str) -> Result<u8, String> {
-    text.split('+').filter(|name| !name.is_empty()).try_fold(0, |flags, name| {
-        let bit = TCP_FLAGS.iter().find(|(known, _)| *known == name).map(|(_, bit)| bit);
-        let names = TCP_FLAGS.map(|(name, _)| name).join(", ");
-        bit.map(|bit| flags | bit)
-            .ok_or_else(|| format!("tcp_flags: \"{name}\" is none of {names} (joined by +)"))
-    })
-}
-
-/// Of a number that was checked to fit.
-fn low_byte(number: u16) -> u8 {
-    number.to_be_bytes()[1]
 }
 
 /// A frame written in hexadecimal; blanks, colons and dashes between digits are ignored.
@@ -300,22 +364,22 @@ mod tests {
             .udp(1024, 53)
             .build();
         let fields = "src=10.0.0.1, dst=192.0.2.53, protocol=udp, src_port=1024, dst_port=53, vlan=42, vlan_priority=5";
-        assert_eq!(key_of_fields(fields), Ok(FlowKey::of(&frame)));
+        assert_eq!(key_of_fields(fields), Ok(DeepKey::of(&frame)));
         let frame = packet::build::FrameBuilder::new()
             .ethernet(mac(1), mac(2))
             .ip(address("2001:db8::1"), address("2001:db8::2"))
             .tcp(1, 443, 0x12)
             .build();
         let fields = "src=2001:db8::1,dst=2001:db8::2,protocol=tcp,src_port=1,dst_port=443,tcp_flags=syn+ack";
-        assert_eq!(key_of_fields(fields), Ok(FlowKey::of(&frame)));
+        assert_eq!(key_of_fields(fields), Ok(DeepKey::of(&frame)));
     }
 
     #[test]
     fn later_fragments_have_no_ports() {
-        let key = key_of_fields("src=10.0.0.1,protocol=udp,fragment=later").expect("key");
+        let key = key_of_fields("src=10.0.0.1,protocol=udp,fragment=later").expect("key").outer;
         assert!(key.layers.contains(Layers::LATER_FRAGMENT) && !key.layers.contains(Layers::UDP));
         assert!(key_of_fields("protocol=udp,fragment=later,dst_port=53").is_err());
-        let key = key_of_fields("src=2001:db8::1,protocol=udp,fragment=first").expect("key");
+        let key = key_of_fields("src=2001:db8::1,protocol=udp,fragment=first").expect("key").outer;
         assert_eq!(key.protocol, IpProtocol::FRAGMENT.0);
     }
 
@@ -338,6 +402,16 @@ mod tests {
             ("ethertype=arp,protocol=udp", "IP"),
             ("src=10.0.0.1,tos=4,dscp=1", "tos"),
             ("src=2001:db8::1,ip_options=true", "IPv4"),
+            ("src=10.0.0.1,flow_label=7", "IPv6"),
+            ("src=10.0.0.1,ip_flags=mf", "fragment"),
+            ("vxlan_vni=1,protocol=tcp", "protocol"),
+            ("vxlan_vni=16777216", "vxlan_vni"),
+            ("vxlan_vni=1,gre_key=2", "gre_key"),
+            ("esp_spi=1,inner.dst=10.0.0.1", "inner"),
+            ("inner.colour=red", "inner.colour"),
+            ("mpls=1+2+3+4+5", "mpls"),
+            ("mpls=pop", "mpls"),
+            ("gre_key=1,fragment=later", "fragment"),
         ] {
             let error = key_of_fields(fields).expect_err(fields);
             assert!(error.contains(named), "{fields}: {error}");
@@ -354,7 +428,9 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_text_panics(text in "([a-z_]{2,9}=[a-z0-9.:+]{0,12},?){0,6}|\\PC{0,40}") {
+        fn no_text_panics(
+            text in "((inner.)?(src|dst|vxlan_vni|gre_key|gre_flags|mpls|esp_spi|protocol|fragment|tos|tcp_flags|[a-z_]{2,9})=[a-z0-9.:+]{0,12},?){0,6}|\\PC{0,40}",
+        ) {
             let _ = (key_of_fields(&text), frame_of_hex(&text));
         }
     }

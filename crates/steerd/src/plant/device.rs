@@ -58,6 +58,7 @@ pub(crate) fn open(settings: &Settings) -> Result<Opened, Error> {
         let soft = make_soft(settings)?;
         let selector = DeviceSelector::named(&settings.softnic.name);
         let device = Device::open(&selector, Some(&soft.nic)).map_err(Error::Device)?;
+        let device = device.taken_for(settings.softnic.personality.name());
         return Ok(Opened { device, ports, soft: Some(soft) });
     }
     Ok(Opened { device: open_real(settings)?, ports, soft: None })

@@ -3,6 +3,7 @@
 //! `daemon` builds it and ends it, `reload` installs programs through it, `http` reads its state from
 //! another thread. It decides nothing about when; nothing of it is on the packet path.
 
+mod counted;
 mod device;
 mod hw_counters;
 mod snapshot;
@@ -21,6 +22,7 @@ use crate::cores;
 use crate::error::Error;
 use crate::settings::{IdleMode, PolicySource, Settings};
 use crate::state::State;
+use counted::Counted;
 pub(crate) use device::{Opened, list, open, profile};
 use hw_counters::OutOfBuffer;
 
@@ -47,6 +49,8 @@ pub(crate) struct Plant {
     pub(crate) ready: Arc<AtomicBool>,
     /// From the beginning of the end on no program is installed any more.
     pub(crate) stopping: AtomicBool,
+    /// What rules count in the device, by name.
+    counted: Mutex<Counted>,
     /// What drop rules had counted when the device could last be asked.
     drops: Mutex<Vec<DropTotals>>,
     out_of_buffer: OutOfBuffer,
@@ -157,6 +161,7 @@ impl Builder {
             reloads_failed: AtomicU64::new(0),
             ready: Arc::default(),
             stopping: AtomicBool::new(false),
+            counted: Mutex::default(),
             drops: Mutex::default(),
             out_of_buffer,
             recent: Mutex::default(),
@@ -174,6 +179,7 @@ impl Builder {
 impl Plant {
     /// All or nothing: on an error the device and the workers are as before.
     pub(crate) fn install(&self, program: Arc<Program>) -> Result<(), Error> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner).learn(&program);
         let mut publish = |band: Band, program: Arc<Program>| self.publish(band, &program);
         let mut controller = self.controller();
         // Asked with the controller in hand: `stop` clears it after it has said so.
@@ -215,6 +221,11 @@ impl Plant {
 
     pub(crate) fn worker_count(&self) -> usize {
         self.workers.len()
+    }
+
+    /// The program in force, beside which the next one must have room.
+    pub(crate) fn program(&self) -> Arc<Program> {
+        Arc::clone(&self.policy().program)
     }
 
     pub(crate) fn policy_source(&self) -> PolicySource {

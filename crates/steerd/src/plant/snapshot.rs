@@ -1,17 +1,19 @@
 //! A `State` from the counters of everything that counts: workers, drop counters, ports.
 //! Called through `Plant::state` and at the end; it only reads.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use control::DropTotals;
-use policy::{DEFAULT_RULE, Placement, Program};
+use policy::{DEFAULT_RULE, FlowKind, Placement, Program, RuleId};
 use softnic::PortStats;
 use worker::{Disposition, Histogram, WorkerSnapshot};
 
 use super::{Plant, WorkerSeat};
 use crate::books::{self, Flight};
+use crate::deeds::Deed;
 use crate::state::{
     DeviceState, PolicyState, PortCounters, PortState, Reasons, RuleState, State, WorkerState,
 };
@@ -40,18 +42,20 @@ pub(super) fn of(plant: &Plant, moment: Moment) -> State {
 
     let mut rules = Rules::of(&program);
     snapshots.iter().for_each(|snapshot| rules.add_worker(snapshot));
-    drops.iter().for_each(|drop| rules.add_drops(drop));
+    let counted = plant.counted.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    drops.iter().for_each(|drop| rules.add_drops(drop, counted.deed(&drop.rule)));
     rules.add_unmatched(stats.as_deref());
     let rules = rules.0;
     let workers: Vec<WorkerState> =
         plant.workers.iter().zip(&snapshots).map(|(seat, snapshot)| worker(seat, snapshot)).collect();
     let flight = match moment {
-        Moment::Ended => Flight::default(),
+        Moment::Ended => Flight { drops_unknown: counted.mixed, ..Flight::default() },
         Moment::Running => Flight {
             handed_over: plant.frames + rx_frames(stats.as_deref()).saturating_sub(before.received),
             dropped: dropped(stats.as_deref()).saturating_sub(before.dropped),
+            sent_dropped: sent_dropped(stats.as_deref()).saturating_sub(before.sent_dropped),
             judged: judged(&before, &snapshots),
-            drops_unknown: !drops_are_fresh,
+            drops_unknown: !drops_are_fresh || counted.mixed,
         },
     };
     State {
@@ -62,6 +66,7 @@ pub(super) fn of(plant: &Plant, moment: Moment) -> State {
         device: DeviceState {
             name: plant.opened.device.name().to_owned(),
             soft: plant.opened.soft.is_some(),
+            profile: plant.opened.device.profile(plant.workers.len()).name,
             ports: plant.opened.ports.clone(),
         },
         policy: policy(plant, &program),
@@ -76,6 +81,7 @@ pub(super) fn of(plant: &Plant, moment: Moment) -> State {
 struct Before {
     received: u64,
     dropped: u64,
+    sent_dropped: u64,
     taken: Vec<u64>,
 }
 
@@ -85,6 +91,7 @@ impl Before {
         Self {
             received: rx_frames(stats.as_deref()),
             dropped: dropped(stats.as_deref()),
+            sent_dropped: sent_dropped(stats.as_deref()),
             taken: plant.workers.iter().map(|seat| seat.control.pulse().received_packets).collect(),
         }
     }
@@ -109,12 +116,14 @@ fn stats(plant: &Plant) -> Option<Vec<PortStats>> {
 fn caught_up(plant: &Plant, snapshots: &[WorkerSnapshot], drops: &[DropTotals]) -> Option<Vec<PortStats>> {
     let taken: u64 = snapshots.iter().map(|snapshot| snapshot.received.packets).sum();
     let counted: u64 = drops.iter().map(|drop| drop.packets).sum();
+    let sent = plant.program().flows.iter().any(|flow| flow.kind == FlowKind::Egress);
     let deadline = Instant::now() + ENGINE_PATIENCE;
     loop {
         let stats = stats(plant)?;
         let handed_over: u64 = stats.iter().map(|port| port.delivered + port.replicated).sum();
         let dropped = dropped(Some(&stats));
-        if (handed_over >= taken && dropped >= counted) || Instant::now() >= deadline {
+        // What rules count of sent packets is no drop of a port, or not of a received one.
+        if (handed_over >= taken && (dropped >= counted || sent)) || Instant::now() >= deadline {
             return Some(stats);
         }
         std::thread::sleep(ENGINE_PATIENCE / 50);
@@ -127,6 +136,10 @@ fn rx_frames(stats: Option<&[PortStats]>) -> u64 {
 
 fn dropped(stats: Option<&[PortStats]>) -> u64 {
     stats.unwrap_or_default().iter().map(|port| port.flow_dropped).sum()
+}
+
+fn sent_dropped(stats: Option<&[PortStats]>) -> u64 {
+    stats.unwrap_or_default().iter().map(|port| port.tx_flow_dropped).sum()
 }
 
 fn policy(plant: &Plant, program: &Program) -> PolicyState {
@@ -150,18 +163,22 @@ struct Rules(Vec<RuleState>);
 
 impl Rules {
     fn of(program: &Program) -> Self {
-        let rule = |rule: &policy::Rule| RuleState {
+        let exceptions: BTreeSet<RuleId> = program.exceptions.iter().map(|step| step.rule).collect();
+        let rule = |(index, (rule, deed)): (usize, (&policy::Rule, Deed))| RuleState {
             name: rule.name.clone(),
-            action: program.describe(rule.action),
+            action: deed.words(program, rule.action),
+            deed,
             placement: match rule.placement {
                 Placement::Hardware => "hardware",
                 Placement::Hybrid { .. } => "hybrid",
             },
             line: rule.line,
             current: true,
+            // No flow, no worker: what such a rule leaves to the kernel is not told from the default's.
+            uncounted: exceptions.contains(&RuleId::of(index)),
             ..RuleState::default()
         };
-        Self(program.rules.iter().map(rule).collect())
+        Self(program.rules.iter().zip(Deed::all(program)).enumerate().map(rule).collect())
     }
 
     fn named(&mut self, name: &str) -> &mut RuleState {
@@ -173,12 +190,18 @@ impl Rules {
         &mut self.0[index]
     }
 
-    /// Drops in the device. A rule in force that it does not count has dropped nobody knows how many.
-    fn add_drops(&mut self, drops: &DropTotals) {
+    /// What the device counts by rule. A rule in force that it does not count has dropped nobody knows how many.
+    fn add_drops(&mut self, drops: &DropTotals, deed: Deed) {
         let rule = self.named(&drops.rule);
-        rule.dropped_packets += drops.packets;
-        rule.dropped_bytes += drops.bytes;
-        let in_device = rule.current && rule.action == "drop" && rule.placement == "hardware";
+        let (packets, bytes) = match deed {
+            Deed::DropSent => (&mut rule.sent_dropped_packets, &mut rule.sent_dropped_bytes),
+            Deed::PassSent => (&mut rule.sent_passed_packets, &mut rule.sent_passed_bytes),
+            _ => (&mut rule.dropped_packets, &mut rule.dropped_bytes),
+        };
+        *packets += drops.packets;
+        *bytes += drops.bytes;
+        let counted_there = matches!(rule.deed, Deed::Drop | Deed::DropSent | Deed::PassSent);
+        let in_device = rule.current && counted_there && rule.placement == "hardware";
         rule.uncounted |= in_device && !drops.counted;
     }
 
@@ -188,7 +211,7 @@ impl Rules {
         let default = self.named(DEFAULT_RULE);
         match stats {
             Some(stats) => default.kernel_packets += stats.iter().map(|port| port.unmatched).sum::<u64>(),
-            None => default.uncounted = default.action == "kernel",
+            None => default.uncounted = default.deed == Deed::Kernel,
         }
     }
 
@@ -276,6 +299,8 @@ fn counters(stats: &PortStats) -> PortCounters {
         sent_packets: stats.tx_frames,
         sent_bytes: stats.tx_bytes,
         send_errors: stats.tx_errors,
+        sent_dropped_packets: stats.tx_flow_dropped,
+        lost_copies: stats.copies_lost,
     }
 }
 

@@ -12,6 +12,7 @@ mod types;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -25,18 +26,31 @@ const DEFAULTS: &str = include_str!("../../../../config/steerd.toml");
 const DEMO: &str = include_str!("../../../../config/demo.toml");
 const DEMO_POLICY: &str = include_str!("../../../../config/examples/demo.toml");
 
-/// Where the policy comes from; read again at every reload.
+/// The policy's text and the values that its variables are given here; read again at every reload.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum PolicySource {
+pub(crate) struct PolicySource {
+    pub(crate) text: PolicyText,
+    pub(crate) variables: BTreeMap<String, String>,
+}
+
+/// Where the text comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PolicyText {
     File(PathBuf),
     BuiltIn { name: &'static str, text: &'static str },
 }
 
+impl PolicySource {
+    pub(crate) fn file(path: PathBuf, variables: BTreeMap<String, String>) -> Self {
+        Self { text: PolicyText::File(path), variables }
+    }
+}
+
 impl fmt::Display for PolicySource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::File(path) => write!(f, "{}", path.display()),
-            Self::BuiltIn { name, .. } => write!(f, "{name} (built in)"),
+        match &self.text {
+            PolicyText::File(path) => write!(f, "{}", path.display()),
+            PolicyText::BuiltIn { name, .. } => write!(f, "{name} (built in)"),
         }
     }
 }
@@ -57,6 +71,8 @@ pub(crate) struct Request {
     pub(crate) device: Option<String>,
     pub(crate) listen: Option<String>,
     pub(crate) log: Option<String>,
+    /// Variables of the policy.
+    pub(crate) variables: Vec<(String, String)>,
 }
 
 impl From<&RunArgs> for Request {
@@ -68,6 +84,7 @@ impl From<&RunArgs> for Request {
             device: args.device.clone(),
             listen: args.listen.clone(),
             log: args.log.clone(),
+            variables: args.variables.set.clone(),
         }
     }
 }
@@ -162,8 +179,12 @@ fn flags(request: &Request) -> Vec<Result<Layer, Vec<Problem>>> {
 /// The demonstration's own policy unless a variable or a flag names another.
 fn policy_source(request: &Request, settings: &Settings, layers: &Layers) -> PolicySource {
     let overridden = matches!(layers.origin("policy.file"), Some(Origin::Variable(_) | Origin::Flag(_)));
-    if request.demo && !overridden {
-        return PolicySource::BuiltIn { name: "config/examples/demo.toml", text: DEMO_POLICY };
-    }
-    PolicySource::File(settings.policy.file.clone())
+    let mut variables = settings.policy.variables.clone();
+    variables.extend(request.variables.iter().cloned());
+    let text = if request.demo && !overridden {
+        PolicyText::BuiltIn { name: "config/examples/demo.toml", text: DEMO_POLICY }
+    } else {
+        PolicyText::File(settings.policy.file.clone())
+    };
+    PolicySource { text, variables }
 }

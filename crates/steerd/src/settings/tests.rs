@@ -18,6 +18,10 @@ fn variables(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
     pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
+fn source(path: impl Into<PathBuf>) -> PolicySource {
+    PolicySource::file(path.into(), BTreeMap::new())
+}
+
 fn load_text(text: &str, environment: &[(&str, &str)]) -> Result<Loaded, Problems> {
     let file = file(text);
     let request = Request { file: Some(file.path().to_owned()), ..Request::default() };
@@ -36,7 +40,7 @@ fn the_built_in_settings_stand_on_their_own() {
     assert_eq!(settings.workers.cores, Cores::Auto);
     assert_eq!(settings.workers.pages, [PageKind::Huge2M, PageKind::Transparent, PageKind::Plain]);
     assert_eq!(settings.http.listen, Listen::On("127.0.0.1:9464".parse().expect("address")));
-    assert_eq!(loaded.policy, PolicySource::File("policy.toml".into()));
+    assert_eq!(loaded.policy, source("policy.toml"));
 }
 
 #[test]
@@ -44,7 +48,7 @@ fn every_key_has_a_default_in_the_file() {
     let defaults: toml::Table = DEFAULTS.parse().expect("TOML");
     for (section, keys) in [
         ("device", vec!["name", "ports"]),
-        ("policy", vec!["file"]),
+        ("policy", vec!["file", "variables"]),
         ("workers", vec!["cores", "frames", "frame_bytes", "batch", "pages", "idle", "timestamps"]),
         ("softnic", vec!["name", "personality", "ports"]),
         ("http", vec!["listen"]),
@@ -61,14 +65,14 @@ fn the_demonstration_needs_nothing() {
     let loaded = load_with(&Request { demo: true, ..Request::default() }, &[]).expect("demo");
     assert_eq!(loaded.settings.workers.cores, Cores::Count(2));
     assert!(matches!(loaded.settings.softnic.ports[0].wire, WireConfig::Generator(_)));
-    assert!(matches!(loaded.policy, PolicySource::BuiltIn { .. }));
+    assert!(matches!(loaded.policy.text, PolicyText::BuiltIn { .. }));
     assert!(!loaded.settings.workers.pages.contains(&PageKind::Huge2M), "no reserved pages");
 }
 
 #[test]
 fn a_policy_flag_wins_over_the_demonstrations_own() {
     let request = Request { demo: true, policy: Some("other.toml".into()), ..Request::default() };
-    assert_eq!(load_with(&request, &[]).expect("demo").policy, PolicySource::File("other.toml".into()));
+    assert_eq!(load_with(&request, &[]).expect("demo").policy, source("other.toml"));
 }
 
 #[test]
@@ -84,6 +88,32 @@ fn later_layers_win() {
     request.listen = Some("off".into());
     let settings = load_with(&request, &variables(&environment)).expect("settings").settings;
     assert_eq!(settings.http.listen, Listen::Off);
+}
+
+#[test]
+fn a_policys_variables_come_from_every_layer() {
+    let file = file("[policy.variables]\nUplink = 42\nworkers = [0, 1]\nsite = \"192.0.2\"\nfast = true\n");
+    let environment =
+        [("STEERD_POLICY__VARIABLES__SITE", "198.51.100"), ("STEERD_POLICY__VARIABLES__N", "7")];
+    let request = Request {
+        file: Some(file.path().to_owned()),
+        variables: variables(&[("fast", "false"), ("more", "x=y")]),
+        ..Request::default()
+    };
+    let given = load_with(&request, &variables(&environment)).expect("settings").policy.variables;
+    let given: Vec<(&str, &str)> =
+        given.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    assert_eq!(
+        given,
+        [
+            ("Uplink", "42"),
+            ("fast", "false"),
+            ("more", "x=y"),
+            ("n", "7"),
+            ("site", "198.51.100"),
+            ("workers", "[0, 1]")
+        ]
+    );
 }
 
 #[test]
@@ -110,7 +140,7 @@ fn paths_in_a_file_are_relative_to_it() {
     std::fs::write(&path, text).expect("written");
     let request = Request { file: Some(path), ..Request::default() };
     let loaded = load_with(&request, &[]).expect("settings");
-    assert_eq!(loaded.policy, PolicySource::File(folder.path().join("p.toml")));
+    assert_eq!(loaded.policy, source(folder.path().join("p.toml")));
     let WireConfig::Pcap(pcap) = &loaded.settings.softnic.ports[0].wire else { panic!("a pcap wire") };
     assert_eq!(pcap.path, PathBuf::from("/abs.pcap"));
     assert_eq!(pcap.output, Some(folder.path().join("out.pcap")));

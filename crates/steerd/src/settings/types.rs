@@ -3,6 +3,7 @@
 //! `#[serde(default)]` lets one layer be checked alone; the real defaults are in
 //! config/steerd.toml, which is always the lowest layer. Limits on numbers are in `limits`.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -36,6 +37,9 @@ pub(crate) struct Device {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Policy {
     pub(crate) file: PathBuf,
+    /// Values of the policy's variables, as text that the policy reads.
+    #[serde(deserialize_with = "variables")]
+    pub(crate) variables: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -118,6 +122,16 @@ pub(crate) enum LogTarget {
 /// Ethernet's own: what the soft NIC's ports carry unless told otherwise.
 fn default_mtu_bytes() -> u32 {
     1500
+}
+
+/// Strings as they are, all else as TOML writes it.
+fn variables<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
+    let text = |value: toml::Value| match value {
+        toml::Value::String(text) => text,
+        other => other.to_string(),
+    };
+    let values = BTreeMap::<String, toml::Value>::deserialize(deserializer)?;
+    Ok(values.into_iter().map(|(name, value)| (name, text(value))).collect())
 }
 
 fn pages<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PageKind>, D::Error> {

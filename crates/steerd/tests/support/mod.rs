@@ -50,6 +50,15 @@ pub fn config() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config").canonicalize().expect("config/")
 }
 
+/// A folder of the corpora, where STEERD_CORPORA says they are.
+pub fn corpora(folder: &str) -> Option<PathBuf> {
+    let found = std::env::var_os("STEERD_CORPORA").map(|path| PathBuf::from(path).join(folder));
+    if found.is_none() {
+        not_run(&format!("corpora/{folder}"), "STEERD_CORPORA does not say where they are");
+    }
+    found
+}
+
 #[derive(Default)]
 struct Log {
     lines: Mutex<Vec<String>>,

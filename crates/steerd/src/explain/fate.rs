@@ -1,0 +1,170 @@
+//! One packet's way in names and numbers, as `explain` prints it. Asks the program; decides nothing.
+
+use std::fmt::Write as _;
+
+use packet::DeepKey;
+use policy::{Band, ClassId, ClassTag, Copied, Explanation, FlowKind, Program, RuleId};
+use serde::Serialize;
+
+use crate::describe::describe;
+
+/// Described in docs/commands.md.
+#[derive(Debug, Serialize)]
+pub(super) struct Fate {
+    packet: String,
+    /// The rule that decides, and what it says.
+    rule: String,
+    line: u32,
+    action: String,
+    /// The rule whose flow takes it from the device, if it is another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    taken_by: Option<String>,
+    decided_in: &'static str,
+    /// In the first band; every other program that is installed has the other one.
+    tag: Option<u32>,
+    group: Option<String>,
+    queue: Option<u32>,
+    hash: Option<String>,
+    table_index: Option<usize>,
+    table_size: Option<usize>,
+    worker: Option<u32>,
+    copies: Vec<Copy>,
+}
+
+/// One copy of it.
+#[derive(Debug, Serialize)]
+struct Copy {
+    rule: String,
+    line: u32,
+    /// "copy" or "sniffer".
+    kind: &'static str,
+    /// What the worker makes of it: what the device has copied in excess is dropped.
+    action: String,
+    group: Option<String>,
+    queue: u32,
+    worker: Option<u32>,
+}
+
+impl Fate {
+    pub(super) fn of(program: &Program, key: &DeepKey) -> Self {
+        let explanation = program.explain_deep(key);
+        let Explanation { outcome, .. } = explanation;
+        let exact =
+            explanation.class.is_none_or(|class| program.class(class).is_none_or(policy::Class::is_exact));
+        Self {
+            packet: describe(key),
+            rule: name(program, outcome.rule),
+            line: line(program, outcome.rule),
+            action: program.describe(outcome.verdict),
+            taken_by: Some(name(program, explanation.rule)).filter(|_| explanation.rule != outcome.rule),
+            decided_in: if exact { "device" } else { "worker" },
+            tag: explanation.class.and_then(|class| tag(program, class)),
+            group: explanation
+                .group
+                .and_then(|group| program.groups.get(group.index()))
+                .map(|group| group.name.clone()),
+            queue: explanation.queue.map(|queue| queue.0),
+            hash: explanation.hash.map(|hash| format!("{hash:#010x}")),
+            table_index: explanation.table_index,
+            table_size: explanation
+                .queue
+                .and_then(|queue| program.queues.get(queue.index()))
+                .map(|queue| queue.table.len()),
+            worker: explanation.worker.map(|worker| worker.0),
+            copies: explanation.copies.iter().map(|copied| Copy::of(program, copied)).collect(),
+        }
+    }
+
+    pub(super) fn text(&self, program: &Program) -> String {
+        let mut out = String::new();
+        let mut line = |name: &str, value: String| {
+            let _ = writeln!(out, "{name:<8} {value}");
+        };
+        line("packet", self.packet.clone());
+        for copy in &self.copies {
+            line(copy.kind, copy.text());
+        }
+        line("rule", format!("{}: {}", placed(&self.rule, self.line), self.action));
+        if let Some(other) = &self.taken_by {
+            line("taken by", format!("the flow of rule {other}, as the device cannot tell them apart"));
+        }
+        if self.worker.is_none() {
+            line("worker", "none".into());
+            return out;
+        }
+        line("decided", format!("by the {}", self.decided_in));
+        line("tag", self.tag.map_or_else(|| "none".into(), |tag| tag.to_string()));
+        line("group", self.group.clone().unwrap_or_default());
+        if let Some(queue) = self.queue.and_then(|queue| program.queues.get(queue as usize)) {
+            let variant = serde_json::to_value(queue.variant).ok();
+            let variant = variant.as_ref().and_then(serde_json::Value::as_str).unwrap_or("?");
+            line("queue", format!("{} ({variant})", self.queue.unwrap_or_default()));
+        }
+        if let (Some(index), Some(size), Some(hash)) = (self.table_index, self.table_size, &self.hash) {
+            line("table", format!("entry {index} of {size} (hash {hash})"));
+        }
+        line("worker", self.worker.map_or_else(|| "none".into(), |worker| worker.to_string()));
+        out
+    }
+
+    pub(super) fn line(&self, packet_number: u64) -> String {
+        let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
+        let copies: String = self
+            .copies
+            .iter()
+            .map(|copy| {
+                format!(" {}={}:{}", copy.kind, copy.rule, or_dash(copy.worker.map(|id| id.to_string())))
+            })
+            .collect();
+        format!(
+            "{packet_number}  rule={} action={} tag={} group={} queue={} index={} worker={}{copies}  {}",
+            self.rule,
+            self.action.replace(' ', "_"),
+            or_dash(self.tag.map(|tag| tag.to_string())),
+            or_dash(self.group.clone()),
+            or_dash(self.queue.map(|queue| queue.to_string())),
+            or_dash(self.table_index.map(|index| index.to_string())),
+            or_dash(self.worker.map(|worker| worker.to_string())),
+            self.packet,
+        )
+    }
+}
+
+impl Copy {
+    fn of(program: &Program, copied: &Copied) -> Self {
+        let sniffs = program.flows.get(copied.flow).is_some_and(|flow| flow.kind == FlowKind::Sniffer);
+        let queue = program.queues.get(copied.queue.index());
+        let group = queue.and_then(|queue| program.groups.get(queue.group.index()));
+        Self {
+            rule: name(program, copied.rule),
+            line: line(program, copied.rule),
+            kind: if sniffs { "sniffer" } else { "copy" },
+            action: program.describe(copied.outcome.verdict),
+            group: group.map(|group| group.name.clone()),
+            queue: copied.queue.0,
+            worker: copied.worker.map(|worker| worker.0),
+        }
+    }
+
+    fn text(&self) -> String {
+        let worker = self.worker.map_or_else(|| "none".into(), |worker| format!("worker {worker}"));
+        format!("{}: {}, {worker}", placed(&self.rule, self.line), self.action)
+    }
+}
+
+fn placed(rule: &str, line: u32) -> String {
+    if line > 0 { format!("{rule} (line {line})") } else { rule.to_owned() }
+}
+
+pub(super) fn name(program: &Program, rule: RuleId) -> String {
+    program.rules.get(rule.index()).map_or_else(|| "?".into(), |rule| rule.name.clone())
+}
+
+fn line(program: &Program, rule: RuleId) -> u32 {
+    program.rules.get(rule.index()).map_or(0, |rule| rule.line)
+}
+
+/// Where devices tell nothing of flows there is no tag.
+fn tag(program: &Program, class: ClassId) -> Option<u32> {
+    ClassTag { band: Band::A, class }.encode().filter(|_| program.untagged != Some(class))
+}

@@ -1,0 +1,165 @@
+//! What becomes of a whole capture: by rule, by worker, and how evenly the groups' workers are loaded.
+//! `explain` fills it packet by packet; it decides nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use policy::{Explanation, Program, Verdict, WorkerId};
+use serde::Serialize;
+
+use super::fate;
+use crate::table::{Grid, bytes, number, percent};
+
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+struct Sum {
+    packets: u64,
+    bytes: u64,
+}
+
+impl Sum {
+    fn add(&mut self, bytes: u64) {
+        self.packets += 1;
+        self.bytes += bytes;
+    }
+}
+
+/// How evenly a group's table spreads what came to it.
+#[derive(Clone, Debug, Default, Serialize)]
+struct Balance {
+    workers: BTreeMap<u32, u64>,
+    /// The largest worker's packets over the mean; 1 is perfectly even. `null`: no packet.
+    largest_to_mean: Option<f64>,
+}
+
+/// Described in docs/commands.md.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Summary {
+    pub(super) packets: u64,
+    /// Frames without an Ethernet header: every port drops them.
+    pub(super) runts: u64,
+    /// In the order of the names, what became of packets and their copies.
+    rules: BTreeMap<String, BTreeMap<&'static str, Sum>>,
+    /// What workers receive, copies included.
+    workers: BTreeMap<u32, Sum>,
+    balance: BTreeMap<String, Balance>,
+    pub(super) anomalies: BTreeMap<&'static str, u64>,
+    /// The policy's rules in its order.
+    #[serde(skip)]
+    order: Vec<String>,
+}
+
+impl Summary {
+    pub(super) fn of(program: &Program) -> Self {
+        let order = program.rules.iter().map(|rule| rule.name.clone()).collect();
+        let mut summary = Self { order, ..Self::default() };
+        for queue in &program.queues {
+            let Some(group) = program.groups.get(queue.group.index()) else { continue };
+            let members: BTreeSet<WorkerId> = queue.table.iter().copied().collect();
+            let balance = summary.balance.entry(group.name.clone()).or_default();
+            for worker in members {
+                balance.workers.entry(worker.0).or_default();
+                summary.workers.entry(worker.0).or_default();
+            }
+        }
+        summary
+    }
+
+    pub(super) fn add(&mut self, program: &Program, explanation: &Explanation, bytes: u64) {
+        let outcome = explanation.outcome;
+        let action = match outcome.verdict {
+            Verdict::Deliver(_) => "deliver",
+            Verdict::Drop => "drop",
+            Verdict::Kernel => "kernel",
+        };
+        self.count(fate::name(program, outcome.rule), action, bytes);
+        if let (Some(worker), Some(group)) = (explanation.worker, explanation.group) {
+            self.receive(program, worker, group, bytes);
+        }
+        for copied in &explanation.copies {
+            let action = if copied.outcome.verdict == Verdict::Drop { "copy dropped" } else { "copy" };
+            self.count(fate::name(program, copied.outcome.rule), action, bytes);
+            let queue = program.queues.get(copied.queue.index());
+            if let (Some(worker), Some(queue)) = (copied.worker, queue) {
+                self.receive(program, worker, queue.group, bytes);
+            }
+        }
+    }
+
+    fn count(&mut self, rule: String, action: &'static str, bytes: u64) {
+        self.rules.entry(rule).or_default().entry(action).or_default().add(bytes);
+    }
+
+    fn receive(&mut self, program: &Program, worker: WorkerId, group: policy::GroupId, bytes: u64) {
+        self.workers.entry(worker.0).or_default().add(bytes);
+        if let Some(group) = program.groups.get(group.index()) {
+            let balance = self.balance.entry(group.name.clone()).or_default();
+            *balance.workers.entry(worker.0).or_default() += 1;
+        }
+    }
+
+    /// To be called once all packets are in.
+    pub(super) fn finish(&mut self) {
+        self.balance.values_mut().for_each(|balance| balance.largest_to_mean = balance.evenness());
+    }
+
+    pub(super) fn text(&self) -> String {
+        let mut rules = Grid::new(&["rule", "action", "packets", "bytes"]);
+        let met = self.order.iter().filter_map(|name| self.rules.get_key_value(name));
+        for (rule, actions) in met {
+            for (action, sum) in actions {
+                rules.row(vec![rule.clone(), (*action).into(), number(sum.packets), bytes(sum.bytes)]);
+            }
+        }
+        let received: u64 = self.workers.values().map(|sum| sum.packets).sum();
+        let mut workers = Grid::new(&["worker", "packets", "bytes", "share"]);
+        for (worker, sum) in &self.workers {
+            let share = percent(sum.packets, received);
+            workers.row(vec![worker.to_string(), number(sum.packets), bytes(sum.bytes), share]);
+        }
+        let mut groups = Grid::new(&["group", "workers", "packets", "largest/mean"]);
+        for (group, balance) in &self.balance {
+            let packets: u64 = balance.workers.values().sum();
+            let evenness = balance.largest_to_mean.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}"));
+            groups.row(vec![group.clone(), balance.workers.len().to_string(), number(packets), evenness]);
+        }
+        let mut out = format!("{} packets\n\n{}", number(self.packets), rules.text());
+        if !self.workers.is_empty() {
+            let _ = write!(out, "\n{}\n{}", workers.text(), groups.text());
+        }
+        if self.runts > 0 {
+            let _ = writeln!(out, "\nwithout an Ethernet header: {}", number(self.runts));
+        }
+        if !self.anomalies.is_empty() {
+            let list: Vec<String> =
+                self.anomalies.iter().map(|(name, packets)| format!("{name} {}", number(*packets))).collect();
+            let _ = writeln!(out, "\nmalformed: {}", list.join(", "));
+        }
+        out
+    }
+}
+
+impl Balance {
+    #[allow(clippy::cast_precision_loss)]
+    fn evenness(&self) -> Option<f64> {
+        let sum: u64 = self.workers.values().sum();
+        let largest = self.workers.values().copied().max().filter(|largest| *largest > 0)?;
+        Some(largest as f64 * self.workers.len() as f64 / sum as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn evenness_is_the_largest_over_the_mean() {
+        let of = |packets: &[u64]| Balance {
+            workers: (0..).zip(packets.iter().copied()).collect(),
+            largest_to_mean: None,
+        };
+        assert_eq!(of(&[5, 5]).evenness(), Some(1.0));
+        assert_eq!(of(&[30, 10, 20]).evenness(), Some(1.5));
+        assert_eq!(of(&[7, 0]).evenness(), Some(2.0));
+        assert_eq!(of(&[0, 0]).evenness(), None);
+    }
+}

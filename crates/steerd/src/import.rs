@@ -1,0 +1,99 @@
+//! `steerd import`: rules of other tools, written as a policy. What does not carry over is told on stderr by
+//! line; the policy has it as comments, too. Reads files and standard input, asks no device.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+
+use policy::import::{Imported, classbench, ethtool};
+
+use crate::cli::{Import, ImportArgs};
+use crate::error::Error;
+use crate::output;
+
+/// What may be read in all, as much as a policy may have.
+const MAX_INPUT_BYTES: u64 = policy::MAX_FILE_BYTES;
+
+pub(crate) fn run(args: &ImportArgs) -> Result<(), Error> {
+    let mut input = Input::default();
+    args.files.iter().try_for_each(|path| input.add(path))?;
+    let Imported { policy_toml, notes } = match args.kind {
+        Import::Classbench => classbench(&input.text),
+        Import::Ethtool => ethtool(&input.text),
+    };
+    match &args.output {
+        None => output::print(&policy_toml)?,
+        Some(path) => fs::write(path, &policy_toml).map_err(|error| Error::Import {
+            path: path.clone(),
+            message: format!("cannot write: {error}"),
+        })?,
+    }
+    for note in &notes {
+        let (file, line) = input.place(note.line);
+        output::complain(&format!("{file}:{line}: {}", note.message));
+    }
+    Ok(())
+}
+
+/// Several files as one text, and where each begins.
+#[derive(Default)]
+struct Input {
+    text: String,
+    /// Name and first line, from 1.
+    files: Vec<(String, u32)>,
+}
+
+impl Input {
+    fn add(&mut self, path: &Path) -> Result<(), Error> {
+        let refused = |message: String| Error::Import { path: path.to_owned(), message };
+        let is_stdin = path == Path::new("-");
+        let reader: Box<dyn Read> = if is_stdin {
+            Box::new(std::io::stdin())
+        } else {
+            Box::new(fs::File::open(path).map_err(|error| refused(format!("cannot read: {error}")))?)
+        };
+        let left = MAX_INPUT_BYTES.saturating_sub(self.text.len() as u64);
+        let mut bytes = Vec::new();
+        reader
+            .take(left + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|error| refused(format!("cannot read: {error}")))?;
+        if bytes.len() as u64 > left {
+            return Err(refused(format!("more than {MAX_INPUT_BYTES} bytes")));
+        }
+        if !self.text.is_empty() && !self.text.ends_with('\n') {
+            self.text.push('\n');
+        }
+        let line = u32::try_from(self.text.lines().count()).unwrap_or(u32::MAX).saturating_add(1);
+        let name = if is_stdin { "(standard input)".to_owned() } else { path.display().to_string() };
+        self.files.push((name, line));
+        // What is not UTF-8 is in comments, or is told as a line that is not understood.
+        self.text.push_str(&String::from_utf8_lossy(&bytes));
+        Ok(())
+    }
+
+    /// File and line in it.
+    fn place(&self, line: u32) -> (&str, u32) {
+        let file = self.files.iter().rev().find(|(_, first)| *first <= line);
+        file.map_or(("", line), |(name, first)| (name, line - first + 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_told_in_its_own_file() {
+        let folder = tempfile::tempdir().expect("folder");
+        let (a, b) = (folder.path().join("a"), folder.path().join("b"));
+        fs::write(&a, "one\ntwo").expect("written");
+        fs::write(&b, "three\n").expect("written");
+        let mut input = Input::default();
+        input.add(&a).expect("read");
+        input.add(&b).expect("read");
+        assert_eq!(input.text, "one\ntwo\nthree\n");
+        assert_eq!(input.place(2), (a.display().to_string().as_str(), 2));
+        assert_eq!(input.place(3), (b.display().to_string().as_str(), 1));
+    }
+}

@@ -1,0 +1,65 @@
+//! What a command is about: which policy, for which device, for how many workers. `check` and `explain` ask
+//! here; a real device of the settings is asked for its limits, nothing is put on it.
+
+use policy::{DeviceProfile, Diagnostics};
+
+use crate::cli::{PolicyArgs, Profile};
+use crate::error::Error;
+use crate::policy_file::{self, Compiled, error_count};
+use crate::settings::{self, PolicySource, Request};
+use crate::{cores, output, plant};
+
+/// What is compiled, and for which device.
+pub(crate) struct Target {
+    pub(crate) source: PolicySource,
+    pub(crate) profile: DeviceProfile,
+    /// `None`: as many as the policy names.
+    pub(crate) workers: Option<usize>,
+}
+
+impl Target {
+    pub(crate) fn of(args: &PolicyArgs) -> Result<Self, Error> {
+        let mut workers = args.workers.map(|workers| workers as usize);
+        let wanted = args.profile.map(profile);
+        let Some(file) = &args.config else {
+            let variables = args.variables.set.iter().cloned().collect();
+            let source = PolicySource::file(args.policy.clone().unwrap_or_default(), variables);
+            return Ok(Self { source, profile: wanted.unwrap_or_default(), workers });
+        };
+        let request = Request {
+            file: Some(file.clone()),
+            policy: args.policy.clone(),
+            variables: args.variables.set.clone(),
+            ..Request::default()
+        };
+        let loaded = settings::load(&request).map_err(Error::Settings)?;
+        let settings = &loaded.settings;
+        if workers.is_none() {
+            let cores = cores::assign(&settings.workers.cores, settings.softnic.core, &cores::available());
+            workers = Some(cores.map_err(Error::Cores)?.len());
+        }
+        let profile = wanted.map_or_else(|| plant::profile(settings), Ok)?;
+        Ok(Self { source: loaded.policy, profile, workers })
+    }
+}
+
+fn profile(name: Profile) -> DeviceProfile {
+    match name {
+        Profile::Ideal => DeviceProfile::ideal(),
+        Profile::Mlx5 => DeviceProfile::mlx5(),
+        Profile::Mlx4 => DeviceProfile::mlx4(),
+    }
+}
+
+/// The program, or the diagnostics on stderr.
+pub(crate) fn compile(args: &PolicyArgs) -> Result<Compiled, Error> {
+    let Target { source, profile, workers } = Target::of(args)?;
+    policy_file::compile(&source, &profile, workers, None).map_err(|diagnostics| {
+        output::print_diagnostics(&diagnostics);
+        policy_error(&source, &diagnostics)
+    })
+}
+
+pub(crate) fn policy_error(source: &PolicySource, diagnostics: &Diagnostics) -> Error {
+    Error::Policy { file: source.to_string(), errors: error_count(diagnostics) }
+}
