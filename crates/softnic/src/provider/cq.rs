@@ -197,6 +197,10 @@ fn register(
 ) -> Verb<*mut ibv_cq_ex> {
     let channel = channel::find(state, engine_side.owner, channel)?;
     engine_side.notice = Notice::on(channel);
+    if let Some(domain) = cq.domain() {
+        // The allocator, which was just called, is the application's code.
+        state.domains.get(domain.slot).ok_or(EINVAL)?;
+    }
     let slot = state.insert_cq(engine_side).ok_or(ENOMEM)?;
     if let Some(channel) = channel.and_then(|slot| state.channels.get_mut(slot)) {
         channel.users += 1;

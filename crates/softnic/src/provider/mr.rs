@@ -8,8 +8,13 @@ use ibverbs_sys::{
     IBV_REREG_MR_FLAGS_SUPPORTED, ibv_access_flags, ibv_mr, ibv_pd,
 };
 
+use rustix::io::Errno;
+use rustix::mm::{Advice, madvise};
+
 use super::Object;
-use super::answer::{EFAULT, EINVAL, ENOMEM, EOPNOTSUPP, Verb, answer_handle, answer_status, known_bits};
+use super::answer::{
+    EFAULT, EINVAL, EIO, ENOMEM, EOPNOTSUPP, Verb, answer_handle, answer_status, known_bits,
+};
 use super::pd::{SoftPd, release_domain, use_domain};
 use crate::abi::VerbsMr;
 use crate::device::SoftContext;
@@ -57,6 +62,28 @@ fn range(address: *mut c_void, bytes: usize, virtual_address: u64) -> Verb<u64> 
     Ok(length)
 }
 
+/// Has the pages of a range there, as pinning them would: memory that is not mapped, or not with the rights that the
+/// device needs, is EFAULT, and not a crash when a frame arrives.
+fn populate(address: *mut c_void, bytes: usize, writable: bool) -> Verb<()> {
+    // SAFETY: takes a number and answers one.
+    let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).map_err(|_| EIO)?;
+    let start = address.map_addr(|address| address & !(page_bytes - 1));
+    let length = address.addr() - start.addr() + bytes;
+    let advice = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+    let populate = |bytes| {
+        // SAFETY: these two kinds of advice fault pages in and change no byte of them.
+        unsafe { madvise(start, bytes, advice) }
+    };
+    match populate(length) {
+        Ok(()) => Ok(()),
+        // Kernels before 5.14 do not know it, not even for nothing: there the application is believed.
+        Err(Errno::INVAL) if populate(0).is_err() => Ok(()),
+        // madvise(2): not mapped; poisoned; without the rights, or special, which the kernel does not pin either.
+        Err(Errno::NOMEM | Errno::FAULT | Errno::INVAL) => Err(EFAULT),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
 pub(crate) unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,
     address: *mut c_void,
@@ -69,6 +96,7 @@ pub(crate) unsafe extern "C" fn reg_mr(
         let object = unsafe { SoftPd::of(pd) }?;
         let writable = writable(access)?;
         let length = range(address, bytes, virtual_address)?;
+        populate(address, bytes, writable)?;
         // SAFETY: the domain keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
         let region = Region {
@@ -119,8 +147,7 @@ pub(crate) unsafe extern "C" fn rereg_mr(
             return Err(EINVAL);
         }
         let key = MemoryKey(object.mr.ibv_mr.lkey);
-        let mut state = soft.nic().control();
-        let mut region = state.memory.get(key).ok_or(EINVAL)?;
+        let mut region = soft.nic().control().memory.get(key).ok_or(EINVAL)?;
         if flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0 {
             let virtual_address = u64::try_from(address.addr()).map_err(|_| EINVAL)?;
             region.bytes = range(address, bytes, virtual_address)?;
@@ -128,6 +155,10 @@ pub(crate) unsafe extern "C" fn rereg_mr(
         }
         if flags & IBV_REREG_MR_CHANGE_ACCESS != 0 {
             region.writable = writable(access)?;
+        }
+        if flags & (IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS) != 0 {
+            let bytes = usize::try_from(region.bytes).map_err(|_| EINVAL)?;
+            populate(region.address.cast(), bytes, region.writable)?;
         }
         let old = object.domain.load(Ordering::Relaxed);
         let mut new = old;
@@ -139,6 +170,7 @@ pub(crate) unsafe extern "C" fn rereg_mr(
             }
             (region.domain, new) = (domain.base, domain.slot);
         }
+        let mut state = soft.nic().control();
         use_domain(&mut state, new)?;
         release_domain(&mut state, old);
         object.domain.store(new, Ordering::Relaxed);

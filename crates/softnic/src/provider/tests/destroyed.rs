@@ -93,7 +93,8 @@ fn completion_queues() {
     // SAFETY: as above.
     assert_eq!(unsafe { cq_notify::modify_cq(gone, &raw mut moderation) }, EINVAL);
     // SAFETY: as above.
-    let (start, next) = unsafe { ((*extended).start_poll, (*extended).next_poll) };
+    let native = unsafe { &*extended };
+    let (start, next) = (native.start_poll, native.next_poll);
     let mut poll = ibv_poll_cq_attr { comp_mask: 0 };
     // SAFETY: as above.
     assert_eq!(unsafe { start.unwrap()(extended, &raw mut poll) }, EINVAL);
@@ -166,7 +167,8 @@ fn queue_pairs() {
     // SAFETY: as above.
     assert_eq!(unsafe { ops.post_send.unwrap()(gone, &raw mut send, &raw mut bad) }, EINVAL);
     // SAFETY: as above.
-    let (start, complete) = unsafe { ((*extended).wr_start, (*extended).wr_complete) };
+    let native = unsafe { &*extended };
+    let (start, complete) = (native.wr_start, native.wr_complete);
     // SAFETY: as above.
     unsafe { start.unwrap()(extended) };
     // SAFETY: as above.
@@ -182,8 +184,8 @@ fn a_batch_may_lose_its_queue_pair() {
     let raw = Raw::new();
     let (qp, extended) = extended(&raw);
     // SAFETY: a live queue pair; its functions do not change.
-    let (start, send, complete) =
-        unsafe { ((*extended).wr_start, (*extended).wr_send, (*extended).wr_complete) };
+    let native = unsafe { &*extended };
+    let (start, send, complete) = (native.wr_start, native.wr_send, native.wr_complete);
     // SAFETY: as above.
     unsafe { start.unwrap()(extended) };
     // SAFETY: as above.

@@ -236,7 +236,9 @@ fn regions_must_lie_somewhere() {
         let mr = unsafe { mr::reg_mr(raw.pd, address, bytes, virtual_address, access) };
         if mr.is_null() { errno() } else { 0 }
     };
-    assert_eq!(register(0x1000, 64, 0x1000, 1), 0);
+    let memory = Box::new([0u8; 64]);
+    assert_eq!(register((&raw const *memory).addr(), 64, 0x1000, 1), 0);
+    assert_eq!(register(0x1000, 64, 0x1000, 1), libc::EFAULT, "nothing is mapped there");
     assert_eq!(register(0x1000, 0, 0x1000, 1), libc::EINVAL);
     assert_eq!(register(usize::MAX - 3, 64, 0, 1), libc::EFAULT);
     assert_eq!(register(0x1000, 64, u64::MAX - 3, 1), libc::EINVAL);
@@ -254,4 +256,39 @@ fn a_context_closed_with_live_objects_leaves_the_device_working() {
     let stats = raw.stats();
     assert_eq!((stats.rx_frames, stats.unmatched), (1, 1), "its flows are gone");
     assert!(memory.read(0, 64).iter().all(|byte| *byte == 0));
+}
+
+/// The last bytes of a page that has some rights, before one that has none.
+fn page_before_nothing(rights: i32) -> *mut u8 {
+    const PAGE: usize = 1 << 16;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: new memory, where the kernel likes.
+    let both = unsafe { libc::mmap(null_mut(), 2 * PAGE, rights, flags, -1, 0) }.cast::<u8>();
+    assert_ne!(both.cast(), libc::MAP_FAILED);
+    // SAFETY: the second half of just now; nothing points into it.
+    assert_eq!(unsafe { libc::mprotect(both.wrapping_add(PAGE).cast(), PAGE, libc::PROT_NONE) }, 0);
+    both.wrapping_add(PAGE - 16)
+}
+
+#[test]
+fn memory_that_is_not_there_or_cannot_be_written_is_not_registered() {
+    let raw = Raw::new();
+    let access = LOCAL_WRITE as i32;
+    let register = |address: *mut u8, bytes, access| {
+        // SAFETY: a live domain; of the memory nothing is promised.
+        let region = unsafe { mr::reg_mr(raw.pd, address.cast(), bytes, 0, access) };
+        if region.is_null() { Err(errno()) } else { Ok(region) }
+    };
+    let plain = page_before_nothing(libc::PROT_READ | libc::PROT_WRITE);
+    let region = register(plain, 16, access).unwrap();
+    assert_eq!(register(plain, 17, access), Err(libc::EFAULT), "one byte too long");
+    // SAFETY: a live region; of the memory nothing is promised.
+    let moved = unsafe { mr::rereg_mr(region.cast(), 1, raw.pd, plain.cast(), 17, 0) };
+    assert_eq!(moved, libc::EFAULT);
+    let constant = page_before_nothing(libc::PROT_READ);
+    assert_eq!(register(constant, 16, access), Err(libc::EFAULT));
+    let region = register(constant, 16, 0).unwrap();
+    // SAFETY: a live region.
+    assert_eq!(unsafe { mr::rereg_mr(region.cast(), 4, raw.pd, null_mut(), 0, access) }, libc::EFAULT);
+    assert_eq!(register(page_before_nothing(libc::PROT_NONE), 16, 0), Err(libc::EFAULT));
 }
