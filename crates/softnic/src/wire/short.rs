@@ -69,6 +69,7 @@ impl WireConfig {
     pub fn station(&self) -> MacAddr {
         match self {
             Self::Link(link) => link.station(),
+            Self::AfPacket(live) => live.station().unwrap_or(SOFT_MAC),
             _ => SOFT_MAC,
         }
     }
@@ -108,6 +109,12 @@ mod tests {
             panic!("a capture")
         };
         assert_eq!(pcap.mode, PcapMode::Loop);
+    }
+
+    #[test]
+    fn a_live_interface_has_its_own_address_before_it_is_opened() {
+        assert_eq!(wire("af_packet:lo").station(), MacAddr([0; 6]));
+        assert_eq!(wire("af_packet:no-such-interface").station(), SOFT_MAC);
     }
 
     #[test]

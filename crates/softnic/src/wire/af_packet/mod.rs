@@ -32,6 +32,13 @@ const C_VLAN_TPID: [u8; 2] = [0x81, 0x00];
 /// How the interface is, is asked after this many bursts without a frame.
 const EMPTY_BURSTS_PER_CHECK: u32 = 1024;
 
+impl AfPacketConfig {
+    /// The address of the interface, if it is one that could be opened now; asks the kernel, and opens no packet socket.
+    pub(super) fn station(&self) -> Option<MacAddr> {
+        Interface::find(&self.interface).ok().map(|interface| interface.mac)
+    }
+}
+
 /// A port that is a live interface.
 #[derive(Debug)]
 pub struct AfPacketWire {
