@@ -5,8 +5,8 @@
 //! *Door C*: preloaded (`LD_PRELOAD`), its functions of the library's names come before the library's own.
 //!
 //! The launcher `softnic exec` sets up either. Under door B it preloads too: the stock `ibv_create_comp_channel` and
-//! `ibv_import_device` ask the kernel and no provider. Everything that is not about a soft NIC is passed on to the stock
-//! library. What the NIC is made from stands in the environment, see [`softnic::door::variable`].
+//! `ibv_import_device` ask the kernel and no provider. Calls that are not about a soft NIC are passed on to the stock
+//! library, but under door C the list of devices has the soft NIC alone. What the NIC is made from stands in the environment, see [`softnic::door::variable`].
 
 pub mod interpose;
 

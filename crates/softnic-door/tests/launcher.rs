@@ -115,6 +115,19 @@ fn an_option_stands_in_for_a_variable_that_makes_no_sense() {
 }
 
 #[test]
+fn a_library_that_cannot_be_preloaded_is_not_said_to_work() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let library = folder.path().join("with space.so");
+    std::fs::write(&library, "").expect("a file");
+    let library = library.to_str().expect("plain");
+    let list = softnic_with(&["list"], &[("SOFTNIC_LIBRARY", library)]);
+    assert!(text(&list.stdout).contains("preload    no: "), "{}", text(&list.stdout));
+    let run = ["exec", "--door", "preload", "--", "echo", "it ran"];
+    let output = softnic_with(&run, &[("SOFTNIC_LIBRARY", library)]);
+    assert!(output.stdout.is_empty() && text(&output.stderr).contains("with space.so"));
+}
+
+#[test]
 fn a_cause_is_said_once() {
     let missing = softnic(&["exec", "--door", "preload", "--", "no-such-command-anywhere"]);
     let said = text(&missing.stderr);

@@ -179,11 +179,17 @@ fn run(exec: &Exec) -> Result<(), Error> {
     Err(Error::Command { command: program.to_string_lossy().into_owned(), source })
 }
 
-fn preload(command: &mut Command, library: &Path) -> Result<(), Error> {
-    let mut list = library.as_os_str().to_owned();
-    if list.to_string_lossy().contains([' ', ':']) {
+/// Whether the dynamic linker takes a library of this path (ld.so(8), LD_PRELOAD).
+fn check_path(library: &Path) -> Result<(), Error> {
+    if library.to_string_lossy().contains([' ', ':']) {
         return Err(Error::UnfitPath { path: library.to_owned() });
     }
+    Ok(())
+}
+
+fn preload(command: &mut Command, library: &Path) -> Result<(), Error> {
+    check_path(library)?;
+    let mut list = library.as_os_str().to_owned();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         list.push(":");
         list.push(others);

@@ -15,12 +15,11 @@ pub(crate) fn print() -> Result<(), Error> {
     let library = library::find()?;
     line(format!("library      {}", library.display()))?;
     line("doors".to_owned())?;
-    let plugin = plugin::probe();
-    line(format!(
-        "  plugin     {}",
-        plugin.map_or_else(|reason| format!("no: {reason}"), |()| "works".to_owned())
-    ))?;
-    line("  preload    works".to_owned())?;
+    let preload = crate::check_path(&library).map_err(|error| error.to_string());
+    for (door, works) in [("plugin", plugin::probe()), ("preload", preload)] {
+        let works = works.map_or_else(|reason| format!("no: {reason}"), |()| "works".to_owned());
+        line(format!("  {door:<10} {works}"))?;
+    }
     line("wires (--wire, SOFTNIC_WIRE)".to_owned())?;
     for (form, meaning) in SHORT_FORMS {
         line(format!("  {form:<22} {meaning}"))?;
