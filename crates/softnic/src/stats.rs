@@ -78,6 +78,25 @@ impl PortStats {
         } += frames;
     }
 
+    /// Settles a copy of a frame whose end was `so_far`. The frame is delivered if any copy is, whichever comes first;
+    /// each copy is in exactly one of the frame's end, `replicated` and `copies_lost`. A sniffer's is never its end.
+    #[inline]
+    pub(crate) fn settle(&mut self, so_far: &mut Disposition, copy: Disposition, sniffed: bool) {
+        use Disposition::{Delivered, FlowDropped, Unmatched};
+        match (*so_far, copy) {
+            (_, Delivered) if sniffed => self.replicated += 1,
+            (Delivered, Delivered) => self.replicated += 1,
+            // What failed before was the frame's end so far, and now is a copy that was lost.
+            (_, Delivered) => {
+                self.copies_lost += u64::from(!matches!(*so_far, Unmatched | FlowDropped));
+                *so_far = Delivered;
+            }
+            (Unmatched, _) if !sniffed => *so_far = copy,
+            // The frame has its end already; the copy that failed is counted beside it.
+            _ => self.copies_lost += 1,
+        }
+    }
+
     /// Every number, in the order in which [`PortCounters`] keeps them.
     fn fields_mut(&mut self) -> [&mut u64; FIELDS] {
         [
@@ -198,6 +217,29 @@ mod tests {
         stats.copies_lost = 10;
         stats.wire_lost = 11;
         assert_eq!(PortStats::from_array(stats.to_array()), stats);
+    }
+
+    #[test]
+    fn every_copy_is_counted_once_whichever_fails() {
+        use Disposition::{Delivered, FlowDropped, OutOfBuffer, QueueNotReady, Unmatched};
+        // The end before any copy, the copies, and: the end, replicated, lost.
+        for (start, copies, expected) in [
+            (Unmatched, vec![(Delivered, false), (OutOfBuffer, false)], (Delivered, 0, 1)),
+            (Unmatched, vec![(OutOfBuffer, false), (Delivered, false)], (Delivered, 0, 1)),
+            (Unmatched, vec![(OutOfBuffer, false), (QueueNotReady, false)], (OutOfBuffer, 0, 1)),
+            (Unmatched, vec![(Delivered, false), (Delivered, false), (Delivered, true)], (Delivered, 2, 0)),
+            (Unmatched, vec![(Delivered, true)], (Unmatched, 1, 0)),
+            (Unmatched, vec![(OutOfBuffer, true)], (Unmatched, 0, 1)),
+            (OutOfBuffer, vec![(Delivered, true)], (OutOfBuffer, 1, 0)),
+            (FlowDropped, vec![(Delivered, false)], (Delivered, 0, 0)),
+            (FlowDropped, vec![(OutOfBuffer, false)], (FlowDropped, 0, 1)),
+        ] {
+            let (mut stats, mut end) = (PortStats::default(), start);
+            for (copy, sniffed) in &copies {
+                stats.settle(&mut end, *copy, *sniffed);
+            }
+            assert_eq!((end, stats.replicated, stats.copies_lost), expected, "{start:?}, {copies:?}");
+        }
     }
 
     #[test]

@@ -101,15 +101,7 @@ pub(super) fn burst(
         }
         let delivery = plan.deliveries[index];
         let end = deliver(state, &delivery, &frames[delivery.frame], now_ns, &mut plan.edited);
-        let so_far = &mut ends[delivery.frame];
-        match (*so_far, end) {
-            (_, Disposition::Delivered) if delivery.aside => stats.replicated += 1,
-            (Disposition::Delivered, Disposition::Delivered) => stats.replicated += 1,
-            (_, Disposition::Delivered) => *so_far = end,
-            (Disposition::Unmatched, _) if !delivery.aside => *so_far = end,
-            // The frame has its end already; the copy that failed is counted beside it.
-            _ => stats.copies_lost += 1,
-        }
+        stats.settle(&mut ends[delivery.frame], end, delivery.aside);
     }
     state.publish();
     stats.rx_frames += frames.len() as u64;
