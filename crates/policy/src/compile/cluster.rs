@@ -2,10 +2,9 @@
 //! flows of a mask that asks for more and is there anyway. That costs flows and saves masks, and no packet
 //! meets anything else. Called by `draft` between ranks and priorities.
 
-use std::collections::HashMap;
-
 use super::cube::{Cube, DST_HIGH, DST_LOW, DST_PORT, Image, SRC_HIGH, SRC_LOW, SRC_PORT, TOS, TTL, WORDS};
 use super::priority::Candidate;
+use super::shape::ByMask;
 
 /// The most bits by which two masks may differ: a flow becomes two to that power.
 const MAX_BITS: u32 = 12;
@@ -34,8 +33,9 @@ pub(super) fn cluster(
     let (mut groups, group_of) = groups(candidates, kept);
     let mut masks = groups.len();
     let mut left = budget;
+    let wider = if masks > most { wider(&groups) } else { Vec::new() };
     for _ in 0..MAX_ROUNDS {
-        let merged = if masks > most { merge(&mut groups, masks - most, &mut left) } else { 0 };
+        let merged = if masks > most { merge(&mut groups, &wider, masks - most, &mut left) } else { 0 };
         if merged == 0 {
             break;
         }
@@ -49,7 +49,7 @@ pub(super) fn cluster(
 
 /// The masks, and which of them each kept flow has; those that copy have none.
 fn groups(candidates: &[Candidate], kept: &[(usize, u32)]) -> (Vec<Group>, Vec<Option<usize>>) {
-    let mut place: HashMap<Image, usize> = HashMap::new();
+    let mut place: ByMask<Image, usize> = ByMask::default();
     let mut groups: Vec<Group> = Vec::new();
     let group_of =
         kept.iter().map(|(index, _)| &candidates[*index]).map(|Candidate { cube, traps, .. }| {
@@ -65,30 +65,46 @@ fn groups(candidates: &[Candidate], kept: &[(usize, u32)]) -> (Vec<Group>, Vec<O
     (groups, group_of)
 }
 
-/// Cuts groups into others, cheapest first; none of those cut takes in another in the same round.
-fn merge(groups: &mut [Group], wanted: usize, left: &mut usize) -> usize {
+/// A mask that flows of another can be cut into, and by how many bits.
+type Wider = (u32, usize);
+
+/// For each group the groups into which it can be cut, least costly first.
+fn wider(groups: &[Group]) -> Vec<Vec<Wider>> {
     let splittable = splittable();
     // Most words are zero in all masks.
     let touched: Vec<usize> =
         (0..WORDS).filter(|word| groups.iter().any(|group| group.told[*word] != 0)).collect();
     let compact = |mask: &Image| touched.iter().map(|word| mask[*word]).collect::<Vec<u64>>();
-    let masks: Vec<Vec<u64>> = groups.iter().map(|group| compact(&group.told)).collect();
     let splittable = compact(&splittable);
     // Masks that differ in anything else never merge.
-    let mut kindred: HashMap<Vec<u64>, Vec<usize>> = HashMap::new();
-    for (group, mask) in masks.iter().enumerate().filter(|(group, _)| groups[*group].into.is_none()) {
-        let rest = mask.iter().zip(&splittable).map(|(mask, splittable)| mask & !splittable).collect();
+    let mut kindred: ByMask<Vec<u64>, Vec<usize>> = ByMask::default();
+    for (group, Group { told, .. }) in groups.iter().enumerate() {
+        let rest =
+            compact(told).iter().zip(&splittable).map(|(mask, splittable)| mask & !splittable).collect();
         kindred.entry(rest).or_default().push(group);
     }
-    let mut pairs: Vec<(usize, usize, usize)> = Vec::new();
+    let mut wider = vec![Vec::new(); groups.len()];
     for members in kindred.values() {
-        for &from in members {
-            let costs = members.iter().filter(|into| **into != from).filter_map(|&into| {
-                let bits = extra_bits(&masks[from], &masks[into], &splittable)?;
-                Some((groups[from].flows.saturating_mul((1usize << bits) - 1), from, into))
-            });
-            pairs.extend(costs.min().filter(|(cost, ..)| *cost <= *left));
+        let masks: Vec<u64> = members.iter().flat_map(|group| compact(&groups[*group].told)).collect();
+        let masks = || masks.chunks_exact(touched.len().max(1));
+        for (from, mask) in members.iter().zip(masks()) {
+            let into = members.iter().zip(masks()).filter(|(into, _)| *into != from);
+            let into = into.filter_map(|(into, other)| Some((extra_bits(mask, other)?, *into)));
+            wider[*from] = into.collect();
+            wider[*from].sort_unstable();
         }
+    }
+    wider
+}
+
+/// Cuts groups into others, cheapest first; none of those cut takes in another in the same round.
+fn merge(groups: &mut [Group], wider: &[Vec<Wider>], wanted: usize, left: &mut usize) -> usize {
+    let mut pairs: Vec<(usize, usize, usize)> = Vec::new();
+    for (from, group) in groups.iter().enumerate().filter(|(_, group)| group.into.is_none()) {
+        // The fewest bits are the least cost.
+        let into = wider[from].iter().find(|(_, into)| groups[*into].into.is_none());
+        let cost = into.map(|(bits, into)| (group.flows.saturating_mul((1usize << bits) - 1), from, *into));
+        pairs.extend(cost.filter(|(cost, ..)| *cost <= *left));
     }
     pairs.sort_unstable();
     let mut takes_in = vec![false; groups.len()];
@@ -118,15 +134,14 @@ fn splittable() -> Image {
         .fold([0; WORDS], |all, cube| std::array::from_fn(|i| all[i] | cube.mask[i]))
 }
 
-/// How many bits the second mask has beyond the first, if it has all of the first's and only such.
-fn extra_bits(from: &[u64], into: &[u64], splittable: &[u64]) -> Option<u32> {
+/// How many bits the second mask has beyond the first, if it has all of the first's and not too many more.
+fn extra_bits(from: &[u64], into: &[u64]) -> Option<u32> {
     let mut bits = 0;
-    for ((from, into), splittable) in from.iter().zip(into).zip(splittable) {
-        let extra = into & !from;
-        if from & !into != 0 || extra & !splittable != 0 {
+    for (from, into) in from.iter().zip(into) {
+        if from & !into != 0 {
             return None;
         }
-        bits += extra.count_ones();
+        bits += (into & !from).count_ones();
     }
     (bits <= MAX_BITS).then_some(bits)
 }

@@ -32,6 +32,8 @@ pub(super) const HAS_UDP: Field = field(0, 60, 1);
 /// Whether the host sends the packet. Every cube says so: the two ways never meet.
 pub(super) const SENT: Field = field(0, 59, 1);
 pub(super) const IP_FLAGS: Field = field(0, 56, 3);
+/// The highest of them.
+pub(super) const RESERVED_FLAG: Field = field(0, 58, 1);
 /// IPv4 time to live or IPv6 hop limit.
 pub(super) const TTL: Field = field(0, 48, 8);
 /// IPv4 protocol or first IPv6 next header.
@@ -115,6 +117,16 @@ const SRC_MAC_TAG: Field = field(6, 0, 64);
 pub(super) const TUNNEL_FIELDS: [Field; 4] =
     [field(TUNNEL, 0, 64), field(TUNNEL + 1, 0, 64), field(TUNNEL + 2, 0, 64), field(TUNNEL + 3, 0, 64)];
 
+/// The bits by which a cube may imply others: layers, types and protocols.
+const IMPLYING: [(usize, u64); 4] = [
+    (HAS_IPV4.word, IMPLYING_NETWORK),
+    (ETHER_TYPE.word, ETHER_TYPE.bits()),
+    (HAS_IPV4.inside().word, IMPLYING_NETWORK),
+    (TUNNEL, HAS_ESP.bits() | HAS_VXLAN.bits() | HAS_GRE.bits() | HAS_MPLS.bits() | HAS_INNER.bits()),
+];
+const IMPLYING_NETWORK: u64 =
+    HAS_IPV4.bits() | HAS_IPV6.bits() | HAS_TCP.bits() | HAS_UDP.bits() | PROTOCOL.bits();
+
 /// A conjunction of masked fields that at least one packet meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cube {
@@ -153,7 +165,15 @@ impl Cube {
             value: std::array::from_fn(|i| self.value[i] | other.value[i]),
             mask: std::array::from_fn(|i| self.mask[i] | other.mask[i]),
         };
-        both.closed()
+        // What implies nothing new needs no closing: most pairs differ in addresses and ports only.
+        if both.implies_as(self) || both.implies_as(other) { Some(both) } else { both.closed() }
+    }
+
+    /// Whether all fields that imply something about others are as in a part of this cube.
+    fn implies_as(&self, part: &Self) -> bool {
+        IMPLYING.iter().all(|(word, bits)| {
+            (self.value[*word] ^ part.value[*word] | self.mask[*word] ^ part.mask[*word]) & bits == 0
+        })
     }
 
     /// Whether some packet is in both; exact for closed cubes.
@@ -201,9 +221,12 @@ impl Cube {
     }
 
     /// The cube as a device is told it: that a layer is absent has no words.
-    pub(super) fn told(self) -> Self {
-        let absent = LAYERS.into_iter().filter(|layer| self.lacks(*layer));
-        absent.fold(self, Self::without)
+    pub(super) fn told(mut self) -> Self {
+        for layer in LAYERS {
+            // Where the layer is absent the value is zero already.
+            self.mask[layer.word] &= self.value[layer.word] | !layer.bits();
+        }
+        self
     }
 
     /// Fills in what the fields imply about each other, as `packet::parse` guarantees it.
@@ -292,6 +315,11 @@ impl Field {
     /// The same field of the packet inside.
     pub(super) const fn inside(self) -> Self {
         Self { word: self.word + LEVEL_WORDS, ..self }
+    }
+
+    /// All bits of the field, where they lie in their word.
+    const fn bits(self) -> u64 {
+        self.ones() << self.shift
     }
 
     /// All bits of the field, from bit 0.

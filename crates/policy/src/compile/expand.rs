@@ -19,7 +19,7 @@ use super::fit::fit;
 use super::tunnel;
 
 /// The most cubes of one rule. A rule beyond it would take longer to install than anyone wants to wait.
-pub(super) const MAX_CUBES_PER_RULE: usize = 1 << 16;
+pub(super) const MAX_CUBES_PER_RULE: usize = 1 << 17;
 /// The most combinations of the ranges and negations of one rule, its lists of addresses not counted.
 /// Beyond it the widest of them are left to the worker.
 pub(super) const MAX_RANGE_CUBES: usize = 1 << 12;
@@ -123,9 +123,13 @@ pub(super) fn expand(
 
 /// Every combination that some packet meets; `None` beyond the limits.
 fn product(factors: &[Factor]) -> Option<Vec<Cube>> {
-    let mut cubes = vec![Cube::ANY];
+    let (single, several): (Vec<&Factor>, Vec<&Factor>) =
+        factors.iter().partition(|factor| factor.cubes.len() == 1);
+    let mut single = single.into_iter().flat_map(|factor| &factor.cubes);
+    let start = single.try_fold(Cube::ANY, |all, cube| all.and(cube));
+    let mut cubes: Vec<Cube> = start.into_iter().collect();
     let mut tried = 0usize;
-    for Factor { cubes: alternatives, .. } in factors {
+    for Factor { cubes: alternatives, .. } in several {
         let mut next = Vec::with_capacity(alternatives.len().saturating_mul(cubes.len()).min(1 << 10));
         for cube in &cubes {
             tried = tried.saturating_add(alternatives.len());

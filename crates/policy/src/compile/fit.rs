@@ -10,7 +10,7 @@ use crate::program::{Unfinished, Why};
 use super::cube::{
     Cube, DST_MAC, ESP_SEQ, ESP_SPI, ETHER_TYPE, FLOW_LABEL, Field, GRE_FLAGS, GRE_KEY, GRE_PROTOCOL,
     HAS_ESP, HAS_GRE, HAS_INNER, HAS_IPV4, HAS_IPV6, HAS_MPLS, HAS_TCP, HAS_UDP, HAS_VXLAN, IP_FLAGS,
-    LEVEL_FIELDS, MPLS_TOP, PROTOCOL, SRC_MAC, TOS, TTL, TUNNEL_FIELDS, VLAN_TCI, VXLAN_VNI,
+    LEVEL_FIELDS, MPLS_TOP, PROTOCOL, RESERVED_FLAG, SRC_MAC, TOS, TTL, TUNNEL_FIELDS, VLAN_TCI, VXLAN_VNI,
 };
 use super::expand::Expansion;
 
@@ -48,7 +48,7 @@ struct Fitting<'f> {
 
 fn fitted(cube: Cube, profile: &DeviceProfile, notes: &mut Vec<Unfinished>) -> Cube {
     let nothing_to_do = profile.refusals.is_empty() && !profile.multicast_ignores_priority;
-    if nothing_to_do && !cube.has(HAS_INNER) {
+    if nothing_to_do && !cube.has(HAS_INNER) && cube.mask_of(RESERVED_FLAG) == 0 {
         return cube;
     }
     let mut fitting = Fitting { cube: cube.told(), profile, notes };
@@ -97,6 +97,15 @@ impl Fitting<'_> {
         if self.cube.has(HAS_INNER) {
             self.refuse(Feature::Ttl, "inner.ttl", &[TTL.inside()]);
             self.refuse(Feature::IpFlags, "inner.ip_flags", &[IP_FLAGS.inside()]);
+            self.reserved_flag("inner.ip_flags", RESERVED_FLAG.inside());
+        }
+    }
+
+    /// `enum ib_ipv4_flags` (rdma/ib_verbs.h of the kernel) names the other two and not this one.
+    fn reserved_flag(&mut self, key: &str, flag: Field) {
+        if self.cube.mask_of(flag) != 0 {
+            self.clear(&[flag]);
+            self.note(key, Why::NoWords);
         }
     }
 
@@ -134,6 +143,7 @@ impl Fitting<'_> {
         let life = if self.cube.has(HAS_IPV6) { Feature::HopLimit } else { Feature::Ttl };
         self.refuse(life, "ttl", &[TTL]);
         self.refuse(Feature::IpFlags, "ip_flags", &[IP_FLAGS]);
+        self.reserved_flag("ip_flags", RESERVED_FLAG);
         self.refuse(Feature::FlowLabel, "flow_label", &[FLOW_LABEL]);
         let implied = [HAS_TCP, HAS_UDP, HAS_GRE].into_iter().any(|layer| self.cube.has(layer));
         if !implied {

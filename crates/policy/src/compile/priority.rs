@@ -4,10 +4,8 @@
 //! takes before both need no order. A flow that copies takes nothing; those that take what it copies may
 //! share its priority, because copies are made first.
 
-use std::collections::HashMap;
-
 use super::cube::{Cube, Image};
-use super::shape::Shape;
+use super::shape::{ByMask, Shape};
 
 /// The most lookups for flows that make an order needless. Without them a program ranks deeper than it must,
 /// and is right all the same.
@@ -35,13 +33,15 @@ pub(super) struct Ranking {
 
 /// Ranks the candidates.
 pub(super) fn rank(candidates: &[Candidate]) -> Ranking {
-    let mut kept = Kept { candidates, shapes: Vec::new(), lookups_left: MAX_LOOKUPS };
-    let mut shape_of: HashMap<(Image, bool), usize> = HashMap::new();
+    let mut kept =
+        Kept { candidates, shapes: Vec::new(), takers: Takers::default(), lookups_left: MAX_LOOKUPS };
+    let mut shape_of: ByMask<(Image, bool), usize> = ByMask::default();
     let mut above: Vec<Option<usize>> = vec![None; candidates.len()];
     let mut ranking = Ranking { kept: Vec::new(), longest: Vec::new() };
     let mut deepest: Option<(u32, usize)> = None;
     for (index, candidate) in candidates.iter().enumerate() {
-        if is_covered(candidates, &kept.shapes, &candidate.cube, index) {
+        let takers = kept.takers.of(&candidate.cube.mask, &kept.shapes);
+        if is_covered(candidates, &kept.shapes, takers, &candidate.cube, index) {
             continue;
         }
         let rank;
@@ -70,21 +70,51 @@ pub(super) fn rank(candidates: &[Candidate]) -> Ranking {
 struct Kept<'c> {
     candidates: &'c [Candidate],
     shapes: Vec<Shape>,
+    takers: Takers,
     lookups_left: usize,
+}
+
+/// For each mask the shapes that take packets and ask for no more: masks repeat, so each pair is compared
+/// once.
+#[derive(Default)]
+struct Takers(ByMask<Image, Known>);
+
+/// What is known of one mask.
+#[derive(Default)]
+struct Known {
+    /// Indices of shapes, ascending.
+    shapes: Vec<u32>,
+    /// How many shapes have been compared.
+    compared: usize,
+}
+
+impl Takers {
+    fn of(&mut self, mask: &Image, shapes: &[Shape]) -> &[u32] {
+        let known = self.0.entry(*mask).or_default();
+        for (index, shape) in shapes.iter().enumerate().skip(known.compared) {
+            if shape.traps && shape.asks_no_more_than(mask) {
+                // Shapes are no more than flows, which are far fewer than 2^32.
+                known.shapes.push(index as u32);
+            }
+        }
+        known.compared = shapes.len();
+        &known.shapes
+    }
 }
 
 impl Kept<'_> {
     /// The rank of a candidate that none of these covers, and the one right above it.
     fn rank_of(&mut self, candidate: &Candidate) -> (u32, Option<usize>) {
         let (mut rank, mut above) = (0, None);
-        let Self { candidates, shapes, lookups_left } = self;
         let mut met = Vec::new();
-        for index in 0..shapes.len() {
-            let shape = &mut shapes[index];
+        // What takes and asks for no more than the candidate, and does not cover it, is disjoint from it.
+        let apart = self.takers.of(&candidate.cube.mask, &self.shapes).to_vec();
+        let mut apart = apart.into_iter().peekable();
+        for index in 0..self.shapes.len() {
+            let is_apart = apart.next_if(|apart| *apart as usize == index).is_some();
+            let shape = &mut self.shapes[index];
             // A copy and what takes the packet after it may share a priority.
             let step = u32::from(shape.traps || !candidate.traps);
-            // What takes and asks for no more than the candidate, and does not cover it, is disjoint from it.
-            let is_apart = shape.traps && shape.asks_no_more_than(&candidate.cube.mask);
             if shape.deepest() + step <= rank || is_apart || !shape.may_meet(&candidate.cube) {
                 continue;
             }
@@ -92,8 +122,8 @@ impl Kept<'_> {
             shape.entries_that_meet(&candidate.cube, (rank + 1).saturating_sub(step), &mut met);
             for (other, other_rank) in met.iter().copied() {
                 if other_rank + step > rank
-                    && order_matters(&candidates[other], candidate)
-                    && !is_settled(candidates, shapes, other, candidate, lookups_left)
+                    && order_matters(&self.candidates[other], candidate)
+                    && !self.is_settled(other, candidate)
                 {
                     rank = other_rank + step;
                     above = Some(other);
@@ -102,34 +132,29 @@ impl Kept<'_> {
         }
         (rank, above)
     }
+
+    /// Whether one candidate before both takes all packets that they share. For every packet the first
+    /// candidate that it meets stays above all others that it meets: nothing earlier can settle those pairs.
+    fn is_settled(&mut self, earlier: usize, candidate: &Candidate) -> bool {
+        if self.lookups_left == 0 {
+            return false;
+        }
+        // Cubes whose shared part is empty after all need no order either.
+        let Some(shared) = self.candidates[earlier].cube.and(&candidate.cube) else { return true };
+        let takers = self.takers.of(&shared.mask, &self.shapes);
+        self.lookups_left = self.lookups_left.saturating_sub(takers.len());
+        is_covered(self.candidates, &self.shapes, takers, &shared, earlier)
+    }
 }
 
 fn order_matters(one: &Candidate, other: &Candidate) -> bool {
     one.rule != other.rule || one.action != other.action
 }
 
-/// Whether one candidate before both takes all packets that they share. For every packet the first
-/// candidate that it meets stays above all others that it meets: nothing earlier can settle those pairs.
-fn is_settled(
-    candidates: &[Candidate],
-    shapes: &[Shape],
-    earlier: usize,
-    candidate: &Candidate,
-    lookups_left: &mut usize,
-) -> bool {
-    match lookups_left.checked_sub(shapes.len()) {
-        Some(left) => *lookups_left = left,
-        None => return false,
-    }
-    // Cubes whose shared part is empty after all need no order either.
-    let Some(shared) = candidates[earlier].cube.and(&candidate.cube) else { return true };
-    is_covered(candidates, shapes, &shared, earlier)
-}
-
-/// Whether one kept candidate before `limit` alone takes every packet of the cube.
-fn is_covered(candidates: &[Candidate], shapes: &[Shape], cube: &Cube, limit: usize) -> bool {
-    let takers = shapes.iter().filter(|shape| shape.traps && shape.asks_no_more_than(&cube.mask));
-    takers.filter_map(|shape| shape.find(cube)).any(|taker| {
+/// Whether one kept candidate before `limit` alone takes every packet of the cube, whose mask has these
+/// takers.
+fn is_covered(candidates: &[Candidate], shapes: &[Shape], takers: &[u32], cube: &Cube, limit: usize) -> bool {
+    takers.iter().filter_map(|taker| shapes[*taker as usize].find(cube)).any(|taker| {
         // The shapes are found by hashes alone.
         taker < limit && candidates[taker].cube.contains(cube)
     })

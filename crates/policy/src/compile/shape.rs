@@ -31,7 +31,7 @@ pub(super) struct Shape {
     /// The candidate of each value: there is one, another would be covered.
     exact: Map<u32>,
     /// By the part of the mask that a cube shares with it.
-    joints: HashMap<Vec<u64>, Joint>,
+    joints: HashMap<Vec<u64>, Joint, BuildHasherDefault<Hashed>>,
 }
 
 #[derive(Clone, Copy)]
@@ -51,9 +51,12 @@ struct Joint {
 
 type Map<V> = HashMap<u64, V, BuildHasherDefault<Hashed>>;
 
-/// Takes what is a hash already.
+/// A map by masks: nobody outside chooses them to collide, but for the time of his own compiler.
+pub(super) type ByMask<K, V> = HashMap<K, V, BuildHasherDefault<Hashed>>;
+
+/// Mixes words; takes a single one for a hash already.
 #[derive(Default)]
-struct Hashed(u64);
+pub(super) struct Hashed(u64);
 
 impl Hasher for Hashed {
     fn finish(&self) -> u64 {
@@ -61,9 +64,9 @@ impl Hasher for Hashed {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = mix(self.0, u64::from(*byte));
-        }
+        let (words, rest) = bytes.as_chunks::<8>();
+        self.0 = hash_of(words.iter().map(|word| u64::from_ne_bytes(*word))).wrapping_add(self.0);
+        self.0 = rest.iter().fold(self.0, |hash, byte| mix(hash, u64::from(*byte)));
     }
 
     fn write_u64(&mut self, hash: u64) {
@@ -91,7 +94,7 @@ impl Shape {
             deepest: 0,
             common: *cube,
             exact: Map::default(),
-            joints: HashMap::new(),
+            joints: HashMap::default(),
         }
     }
 
@@ -176,8 +179,15 @@ impl Shape {
             met.extend(self.entries.iter().map(|entry| (entry.candidate as usize, entry.rank)));
             return;
         }
+        let mut asked = [(0u64, 0u64); WORDS];
+        for (asked, (word, mask)) in asked.iter_mut().zip(&self.words) {
+            let mask = mask & cube.mask[*word];
+            *asked = (cube.value[*word] & mask, mask);
+        }
+        let asked = &asked[..stride];
         for (entry, values) in self.entries.iter().zip(self.values.chunks_exact(stride)) {
-            if entry.rank >= rank && meets(&self.words, values, cube) {
+            let agrees = |((value, mask), own): (&(u64, u64), &u64)| own & mask == *value;
+            if entry.rank >= rank && asked.iter().zip(values).all(agrees) {
                 met.push((entry.candidate as usize, entry.rank));
             }
         }
