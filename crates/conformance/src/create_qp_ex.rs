@@ -1,22 +1,21 @@
 //! `ibv_create_qp_ex` for a queue pair with rings of its own: every member of `ibv_qp_init_attr_ex`, and `ibv_qp_cap`.
+//! Its `create_flags` are in `create_flags`.
 
 use verbs::{
     CompletionQueue, IdleRawQueuePair, QueueNumber, QueuePairFlags, QueuePairKind, QueuePairState,
     RawQueuePair, RawQueuePairBuilder, SharedReceiveQueue,
 };
 
-use crate::bench::{frame, udp, unprepared};
-use crate::independent::frame_check_sequence;
+use crate::bench::{udp, unprepared};
+use crate::create_flags;
 use crate::receiver::Receiver;
 use crate::sender::Sender;
-use crate::{Answer, Bench, Case, Expected, Failure, Needs, Outcome, Verb};
-
-const NOT_THERE: Answer = Answer::Refused(libc::EOPNOTSUPP);
+use crate::{Bench, Case, Expected, Failure, Needs, Outcome, Verb};
 
 pub(crate) fn cases() -> Vec<Case> {
     let case = |row, run| Case::new(Verb::CreateQpEx, row, run);
     let mut all = fields();
-    all.extend(flags());
+    all.extend(create_flags::cases());
     all.extend([
         case(
             [
@@ -220,84 +219,8 @@ fn fields() -> Vec<Case> {
     ]
 }
 
-fn flags() -> Vec<Case> {
-    let case = |row, run| Case::new(Verb::CreateQpEx, row, run);
-    let field = "ibv_qp_init_attr_ex.create_flags";
-    let mlx4 = Expected::WORKS
-        .mlx4(NOT_THERE)
-        .because("kernel mlx4 qp.c, `_mlx4_ib_create_qp`: only BLOCK_SELF_MCAST_LB");
-    vec![
-        case(
-            [
-                field,
-                "IBV_QP_INIT_ATTR_CREATE_FLAGS",
-                "verbs::RawQueuePairBuilder::flags",
-                "flags are looked at",
-            ],
-            block_loopback,
-        ),
-        case(
-            [
-                field,
-                "IBV_QP_CREATE_BLOCK_SELF_MCAST_LB",
-                "verbs::QueuePairFlags::BLOCK_SELF_MCAST_LB",
-                "it is made",
-            ],
-            block_loopback,
-        ),
-        case(
-            [
-                field,
-                "IBV_QP_CREATE_SCATTER_FCS",
-                "verbs::QueuePairFlags::SCATTER_FCS",
-                "packets end with their frame check sequence",
-            ],
-            scatter_fcs,
-        )
-        .needs(Needs::Frames)
-        .expect(mlx4),
-        case(
-            [
-                field,
-                "IBV_QP_CREATE_CVLAN_STRIPPING",
-                "verbs::QueuePairFlags::CVLAN_STRIPPING",
-                "packets come without their tag",
-            ],
-            strip,
-        )
-        .needs(Needs::Frames)
-        .expect(mlx4),
-        case(
-            [
-                field,
-                "IBV_QP_CREATE_SOURCE_QPN",
-                "verbs::QueuePairFlags::SOURCE_QPN",
-                "only datagram queue pairs of IPoIB have it",
-            ],
-            source_flag,
-        )
-        .expect(Expected::refused(
-            libc::EINVAL,
-            "ibv_create_qp_ex(3): \"supported only on UD QP\"; rdma-core mlx5 verbs.c, `create_qp`",
-        )),
-        case(
-            [
-                field,
-                "IBV_QP_CREATE_PCI_WRITE_END_PADDING",
-                "verbs::QueuePairFlags::PCI_WRITE_END_PADDING",
-                "it is made",
-            ],
-            padding,
-        )
-        .expect(mlx4),
-        case([field, "a bit without a name", "verbs::QueuePairFlags", "refused"], unknown_flag).expect(
-            Expected::refused(libc::EINVAL, "kernel uverbs_cmd.c, `create_qp`: flags that no device has"),
-        ),
-    ]
-}
-
 /// A queue pair in RESET, with this asked for besides.
-fn make(
+pub(crate) fn make(
     bench: &Bench<'_>,
     set: impl FnOnce(RawQueuePairBuilder) -> RawQueuePairBuilder,
 ) -> Result<IdleRawQueuePair, Failure> {
@@ -370,26 +293,6 @@ fn source_number(bench: &Bench<'_>) -> Outcome {
     Ok(())
 }
 
-fn source_flag(bench: &Bench<'_>) -> Outcome {
-    make(bench, |pair| pair.flags(QueuePairFlags::SOURCE_QPN))?;
-    Ok(())
-}
-
-fn block_loopback(bench: &Bench<'_>) -> Outcome {
-    make(bench, |pair| pair.flags(QueuePairFlags::BLOCK_SELF_MCAST_LB))?;
-    Ok(())
-}
-
-fn padding(bench: &Bench<'_>) -> Outcome {
-    make(bench, |pair| pair.flags(QueuePairFlags::PCI_WRITE_END_PADDING))?;
-    Ok(())
-}
-
-fn unknown_flag(bench: &Bench<'_>) -> Outcome {
-    make(bench, |pair| pair.flags(QueuePairFlags::from_bits_retain(1 << 30)))?;
-    Ok(())
-}
-
 /// Sends without asking for a completion: only `sq_sig_all` gives one.
 fn signal_all(bench: &Bench<'_>) -> Outcome {
     let mut sender = Sender::new(bench, |pair| pair.signal_all(true).max_inline_bytes(128))?;
@@ -414,7 +317,11 @@ fn send_cq(bench: &Bench<'_>) -> Outcome {
 }
 
 /// What a queue pair with a receive side receives of these frames.
-fn received(bench: &Bench<'_>, flags: QueuePairFlags, frames: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Failure> {
+pub(crate) fn received(
+    bench: &Bench<'_>,
+    flags: QueuePairFlags,
+    frames: Vec<Vec<u8>>,
+) -> Result<Vec<Vec<u8>>, Failure> {
     let mut receiver = Receiver::new(bench)?;
     let unused = CompletionQueue::builder(&bench.context, 16).build().map_err(unprepared)?;
     let builder = RawQueuePair::builder(&bench.domain(), &unused.handle(), &receiver.cq.handle());
@@ -434,21 +341,5 @@ fn recv_cq(bench: &Bench<'_>) -> Outcome {
     let sent = vec![udp(1, 2), udp(3, 4)];
     let came = received(bench, QueuePairFlags::empty(), sent.clone())?;
     ensure!(came == sent, "{} frames came, or others", came.len());
-    Ok(())
-}
-
-fn scatter_fcs(bench: &Bench<'_>) -> Outcome {
-    let sent = udp(1, 2);
-    let came = received(bench, QueuePairFlags::SCATTER_FCS, vec![sent.clone()])?;
-    let expected = [&sent[..], &frame_check_sequence(&sent)].concat();
-    ensure!(came == [expected], "{came:x?}");
-    Ok(())
-}
-
-fn strip(bench: &Bench<'_>) -> Outcome {
-    let tagged = frame().vlan(packet::EtherType(0x8100), 0x2064).payload(&[7; 60]).build();
-    let came = received(bench, QueuePairFlags::CVLAN_STRIPPING, vec![tagged.clone()])?;
-    let expected = [&tagged[..12], &tagged[16..]].concat();
-    ensure!(came == [expected], "{came:x?}");
     Ok(())
 }

@@ -16,13 +16,25 @@ macro_rules! ensure {
     };
 }
 
+/// Opens a batch on a sender.
+macro_rules! open {
+    ($sender:ident) => {
+        match $sender.pair.start_send(&mut $sender.pool) {
+            Some(batch) => batch,
+            None => return Err(Failure::Differs("no batch could be opened".into())),
+        }
+    };
+}
+
 mod absent;
 mod actions;
 mod bench;
 mod case;
 mod completion_fields;
+mod completion_reads;
 mod counters;
 mod create_cq_ex;
+mod create_flags;
 mod create_flow;
 mod create_qp_ex;
 mod doc;
@@ -30,11 +42,14 @@ mod events;
 mod expected;
 mod filters;
 pub mod independent;
+mod ip_filters;
 mod order;
 mod parent_domain;
+mod posting;
 mod receiver;
 mod report;
 mod rss;
+mod segments;
 mod send_operations;
 mod sender;
 mod sending;
@@ -51,15 +66,18 @@ pub use report::{Report, Row, Verdict, judge, probe, run};
 
 /// Every case, in the order in which they are listed.
 pub fn cases() -> Vec<Case> {
-    let families: [fn() -> Vec<Case>; 14] = [
+    let families: [fn() -> Vec<Case>; 17] = [
         parent_domain::cases,
         create_qp_ex::cases,
         send_operations::cases,
         sending::cases,
+        segments::cases,
+        posting::cases,
         rss::cases,
         work_queue::cases,
         create_cq_ex::cases,
         completion_fields::cases,
+        completion_reads::cases,
         events::cases,
         create_flow::cases,
         order::cases,
