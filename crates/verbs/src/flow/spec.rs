@@ -66,7 +66,8 @@ pub struct Ipv4ExtMatch {
     pub proto: u8,
     pub tos: u8,
     pub ttl: u8,
-    /// The three flag bits.
+    /// Don't fragment 2, more fragments 4: the numbers of `enum ib_ipv4_flags` (rdma/ib_verbs.h of the kernel; the
+    /// manual is silent), which are not those of the header, and which have none for its reserved bit.
     pub flags: u8,
 }
 
