@@ -27,6 +27,7 @@ pub(crate) fn cases() -> Vec<Case> {
         case(["ibv_counter_attach_attr.counter_desc", "7", "verbs::CounterPoint::Unknown", "no such point"], unknown_point)
             .expect(Expected::all(NOT_THERE).because("kernel mlx5 counters.c, `mlx5_ib_flow_counters_set_data`; rdma-core mlx5 verbs.c, `mlx5_attach_counters_point_flow`: ENOTSUP")),
         counts(["ibv_counter_attach_attr.index", "bytes at 0, packets at 1", points, "each at its place"], indexed),
+        counts(["ibv_counter_attach_attr.index", "packets twice at 2", "verbs::Counters::attach", "their sum; 0 where no point is"], summed),
         case(["ibv_attach_counters_point_flow", "after a flow was bound", "verbs::Counters::attach", "refused"], attached_late)
             .expect(refused(libc::EBUSY, "rdma-core mlx5 verbs.c, `mlx5_attach_counters_point_flow`: EBUSY once bound")),
         counts(["ibv_read_counters", "IBV_READ_COUNTERS_ATTR_PREFER_CACHED", "verbs::ReadFlags::PREFER_CACHED", "a reading"], cached),
@@ -115,6 +116,20 @@ fn read(bench: &Bench<'_>, flags: ReadFlags) -> Outcome {
 
 fn indexed(bench: &Bench<'_>) -> Outcome {
     read(bench, ReadFlags::empty())
+}
+
+fn summed(bench: &Bench<'_>) -> Outcome {
+    let counters = Counters::with_points(&bench.context, &[])?;
+    for _ in 0..2 {
+        counters.attach(CounterPoint::Packets, 2)?;
+    }
+    let receiver = Receiver::new(bench)?;
+    let _flow = receiver.flow(&bench.flow().spec(FlowSpec::Count(Arc::clone(&counters))))?;
+    bench.deliver([udp(1, 2), udp(3, 4), udp(5, 6)]);
+    let mut values = [9; 4];
+    counters.values(ReadFlags::empty(), &mut values)?;
+    ensure!(values == [0, 0, 6, 0], "{values:?}");
+    Ok(())
 }
 
 fn cached(bench: &Bench<'_>) -> Outcome {

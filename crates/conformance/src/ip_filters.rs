@@ -47,6 +47,11 @@ pub(crate) fn cases() -> Vec<Case> {
             ext_flags,
         )
         .expect(not_mlx5),
+        case(
+            ["ibv_flow_ipv4_ext_filter.flags", "more fragments", "verbs::Ipv4ExtMatch::flags", says],
+            ext_fragments,
+        )
+        .expect(not_mlx5),
         case([SPEC, "IBV_FLOW_SPEC_IPV6", "verbs::FlowSpec::Ipv6", "IPv6 comes, nothing else"], is_ipv6)
             .expect(six),
         case(["ibv_flow_ipv6_filter.src_ip", "an address", "verbs::Ipv6Match::src", says], ipv6_src)
@@ -165,6 +170,13 @@ fn ext_ttl(bench: &Bench<'_>) -> Outcome {
 fn ext_flags(bench: &Bench<'_>) -> Outcome {
     let (value, mask) = (Ipv4ExtMatch { flags: 2, ..EXT }, Ipv4ExtMatch { flags: 2, ..EXT });
     decides(bench, &ext(bench, value, mask), &[packet(ipv4().ip_flags(2))], &[packet(ipv4().ip_flags(0))])
+}
+
+/// 4 in `enum ib_ipv4_flags`, and 1 in the header.
+fn ext_fragments(bench: &Bench<'_>) -> Outcome {
+    let (value, mask) = (Ipv4ExtMatch { flags: 4, ..EXT }, Ipv4ExtMatch { flags: 4, ..EXT });
+    let misses = [packet(ipv4().ip_flags(2)), packet(ipv4().ip_flags(0))];
+    decides(bench, &ext(bench, value, mask), &[packet(ipv4().ip_flags(1))], &misses)
 }
 
 const V6: Ipv6Match =

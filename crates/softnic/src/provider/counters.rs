@@ -117,6 +117,10 @@ pub(crate) unsafe extern "C" fn read_counters(
         if set.points.is_empty() || !fits || values.is_null() {
             return Err(EINVAL);
         }
+        // The kernel (uverbs_std_types_counters.c) answers the whole array, with zeros where no point is.
+        // SAFETY: the application gave `count` values; bytes, so their alignment does not matter.
+        unsafe { values.cast::<u8>().write_bytes(0, count as usize * size_of::<u64>()) };
+        // Points with the same index add up (ibv_attach_counters_point_flow(3)).
         for &(index, point) in &set.points {
             let value = match point {
                 CounterPoint::Packets => set.packets,
@@ -125,7 +129,9 @@ pub(crate) unsafe extern "C" fn read_counters(
             // SAFETY: the application gave `count` values, and `index` is below that.
             let place = unsafe { values.add(index as usize) };
             // SAFETY: as above; the application's array may not be aligned.
-            unsafe { place.write_unaligned(value) };
+            let so_far = unsafe { place.read_unaligned() };
+            // SAFETY: as above.
+            unsafe { place.write_unaligned(so_far.wrapping_add(value)) };
         }
         Ok(())
     })
