@@ -13,7 +13,7 @@ use verbs::{
 
 use crate::allocator::ArenaAllocator;
 use crate::batch::Batch;
-use crate::error::{EPERM, Object};
+use crate::error::{EOPNOTSUPP, EPERM, Object};
 use crate::receiver::{Receiver, refill_at};
 use crate::stats::Stats;
 use crate::{Error, Warning, WorkerConfig};
@@ -63,14 +63,13 @@ fn assemble_in(
     // Before any ring: a ring that finds no room costs locality, frames that find none the worker.
     let memory = frame_memory(config, arena)?;
     let (allocator, shortfalls) = ArenaAllocator::new(arena);
-    let parent = parent_domain(context, id, allocator)?;
-    let completions = completion_queue(context, config, entries, &parent)?;
-    let domain = Domain::from(parent);
+    let mut warnings = Vec::new();
+    let (domain, parent) = domains(context, id, allocator, &mut warnings)?;
+    let completions = completion_queue(context, config, entries, parent.as_ref())?;
     let (work_queue, queue) = WorkQueue::builder(&domain, &completions.handle())
         .max_receives(config.frames)
         .build()
         .map_err(refused(id, Object::WorkQueue))?;
-    let mut warnings = Vec::new();
     let sender = send_queue(config, &domain, &completions, &mut warnings)?;
     let pool = frame_pool(config, memory, &domain)?;
     work_queue.ready().map_err(refused(id, Object::ReadyWorkQueue))?;
@@ -138,37 +137,57 @@ fn map_arena(config: &WorkerConfig, cq_entries: u32) -> Result<Arc<Arena>, Error
     Arena::map(&options).map_err(|source| Error::Arena { worker: config.id, bytes, source })
 }
 
-fn parent_domain(
+/// What the queues belong to. A device without thread domains (mlx4 sets neither `alloc_td` nor
+/// `alloc_parent_domain`) locks its queues, and puts them into memory of its own.
+fn domains(
     context: &Arc<Context>,
     id: WorkerId,
     allocator: ArenaAllocator,
-) -> Result<Arc<ParentDomain>, Error> {
+    warnings: &mut Vec<Warning>,
+) -> Result<(Domain, Option<Arc<ParentDomain>>), Error> {
     let protection = ProtectionDomain::new(context).map_err(refused(id, Object::ProtectionDomain))?;
-    let thread = ThreadDomain::new(context).map_err(refused(id, Object::ThreadDomain))?;
-    ParentDomain::new(&protection, Some(&thread), Some(Box::new(allocator)))
-        .map_err(refused(id, Object::ParentDomain))
+    let thread = match ThreadDomain::new(context) {
+        Ok(thread) => thread,
+        Err(source) if source.errno() == Some(EOPNOTSUPP) => {
+            warnings.push(Warning::NoThreadDomain { reason: source.to_string() });
+            return Ok((Domain::from(protection), None));
+        }
+        Err(source) => return Err(refused(id, Object::ThreadDomain)(source)),
+    };
+    let parent = ParentDomain::new(&protection, Some(&thread), Some(Box::new(allocator)))
+        .map_err(refused(id, Object::ParentDomain))?;
+    Ok((Domain::from(&parent), Some(parent)))
 }
 
+/// The best that the device takes: one may refuse not to check for overruns, one has no flow tags (mlx4;
+/// its programs have one class for everything).
 fn completion_queue(
     context: &Arc<Context>,
     config: &WorkerConfig,
     entries: u32,
-    domain: &Arc<ParentDomain>,
+    domain: Option<&Arc<ParentDomain>>,
 ) -> Result<CompletionQueue, Error> {
-    let mut fields = CompletionFields::BYTE_LEN | CompletionFields::FLOW_TAG;
+    let mut fields = CompletionFields::BYTE_LEN;
     if config.timestamps {
         fields |= CompletionFields::COMPLETION_TIMESTAMP;
     }
-    let build = |ignore_overrun| {
-        CompletionQueue::builder(context, entries)
+    let build = |ignore_overrun, fields| {
+        let builder = CompletionQueue::builder(context, entries)
             .fields(fields)
             .single_threaded(true)
-            .ignore_overrun(ignore_overrun)
-            .domain(domain)
-            .build()
+            .ignore_overrun(ignore_overrun);
+        match domain {
+            Some(domain) => builder.domain(domain).build(),
+            None => builder.build(),
+        }
     };
-    let made = match build(config.ignore_overrun) {
-        Err(_) if config.ignore_overrun => build(false),
+    let tagged = fields | CompletionFields::FLOW_TAG;
+    let made = match build(config.ignore_overrun, tagged) {
+        Err(_) if config.ignore_overrun => build(false, tagged),
+        made => made,
+    };
+    let made = match made {
+        Err(source) if source.errno() == Some(EOPNOTSUPP) => build(false, fields),
         made => made,
     };
     made.map_err(refused(config.id, Object::CompletionQueue))

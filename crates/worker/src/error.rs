@@ -121,6 +121,8 @@ pub enum Object {
 
 /// errno.h, asm-generic: the same on every Linux this runs on.
 pub(crate) const EPERM: i32 = 1;
+/// The device has no such thing.
+pub(crate) const EOPNOTSUPP: i32 = 95;
 
 /// Something that a worker does without, or gets otherwise than asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,6 +148,11 @@ pub enum Warning {
         frame_bytes: u32,
         /// Bytes of the port's largest packet, or more if its MTU is above what verbs can say.
         packet_bytes: u32,
+    },
+    /// The device has no thread domains, so that it locks the queues, in memory of its driver.
+    NoThreadDomain {
+        /// Its refusal.
+        reason: String,
     },
     /// The device gave no queue pair to send with.
     NoSendQueue {
@@ -175,6 +182,9 @@ impl std::fmt::Display for Warning {
                     f,
                     "port {port} receives packets of {packet_bytes} bytes, which do not fit in frames of {frame_bytes} and will be lost: raise frame_bytes or lower the MTU"
                 )
+            }
+            Self::NoThreadDomain { reason } => {
+                write!(f, "the device has no thread domains, its driver locks this worker's queues: {reason}")
             }
             Self::NoSendQueue { reason } => {
                 write!(f, "the device gave no raw packet queue pair, this worker only receives: {reason}")

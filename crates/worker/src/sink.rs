@@ -18,7 +18,7 @@ pub trait Sink: Send {
 pub struct Delivery<'b> {
     /// Which rule, and what it says.
     pub outcome: Outcome,
-    /// The tag that its flow gave it.
+    /// The tag that its flow gave it; 0 where it has none, or the device knows no tags.
     pub tag: FlowTag,
     /// The packet; its buffer is posted again when the sink returns.
     pub bytes: &'b [u8],
@@ -40,7 +40,7 @@ impl<'b> Deliveries<'b> {
         batch.packets.iter().filter_map(move |packet| {
             Some(Delivery {
                 outcome: packet.outcome?,
-                tag: packet.tag?,
+                tag: packet.tag.unwrap_or(FlowTag(0)),
                 bytes: batch.bytes(pool, packet),
                 timestamp: packet.timestamp,
             })
