@@ -1,6 +1,7 @@
 //! Work queues: where RSS delivers, and where the application posts its buffers.
 
 use std::cell::UnsafeCell;
+use std::collections::HashSet;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -134,14 +135,23 @@ fn check(attr: &ibv_wq_init_attr, rules: &WorkQueueRules) -> Verb<u32> {
     Ok(flags)
 }
 
+/// The lowest that is free: work queues that are made one after the other follow each other, whatever queue
+/// pairs are made between them, as indirection tables of ConnectX-3 want it (kernel hw/mlx4/qp.c,
+/// `mlx4_ib_alloc_wqn`: numbers from a range of their own).
+fn free_number(state: &State) -> u32 {
+    let taken: HashSet<u32> = state.queues.iter().map(|(_, queue)| queue.number).collect();
+    let mut numbers = (0..=u32::MAX).map(|place| State::number(place, FIRST_NUMBER));
+    numbers.find(|number| !taken.contains(number)).unwrap_or(FIRST_NUMBER)
+}
+
 /// Gives the queue its slot and counts what it uses.
 fn register(state: &mut State, mut queue: QueueState, wq: &mut Box<Held<SoftWq>>) -> Verb<()> {
     if state.cqs.get(wq.cq).is_none() || state.domains.get(wq.domain).is_none() {
         return Err(EINVAL);
     }
     queue.native = (&raw const **wq).addr() as u64;
+    let number = free_number(state);
     let slot = state.insert_queue(queue).ok_or(ENOMEM)?;
-    let number = State::number(slot, FIRST_NUMBER);
     if let Some(queue) = state.queues.get_mut(slot) {
         queue.number = number;
     }
