@@ -203,6 +203,7 @@ impl Spec {
                 has(TunnelLayers::GRE)
                     && (value.c_ks_res0_ver ^ tunnel.gre_flags) & mask.c_ks_res0_ver == 0
                     && (value.protocol ^ tunnel.gre_protocol) & mask.protocol == 0
+                    && (mask.key == 0 || has(TunnelLayers::GRE_KEY))
                     && (value.key ^ tunnel.gre_key) & mask.key == 0
             }
             Self::Mpls { value, mask } => {
