@@ -1,0 +1,188 @@
+//! A soft NIC of some personality with workers behind it, on one thread: a frame goes in, and what really became
+//! of it comes out. Programs follow each other on it as they do on a device. Used by the trials; judges nothing.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use control::{Controller, Device, DeviceSelector};
+use packet::MacAddr;
+use policy::{Outcome, Program, WorkerId};
+use softnic::wire::{Burst, RxFrame, TransmitError, Wire, WireState};
+use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
+use worker::{Deliveries, Sink, Worker, WorkerConfig};
+
+/// What a packet can be told by when it came to a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) worker: WorkerId,
+    pub(crate) tag: u32,
+    pub(crate) outcome: Outcome,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Where a frame really went.
+#[derive(Clone, Debug)]
+#[allow(dead_code, reason = "each trial reads its part")]
+pub(crate) struct Arrival {
+    /// Once for each delivery, copies included.
+    pub(crate) seen: Vec<Seen>,
+    /// The rule whose flows dropped it in the device, by the device's counters.
+    pub(crate) dropped_by: Option<String>,
+    /// What the port's counters say of this frame alone.
+    pub(crate) unmatched: u64,
+}
+
+/// Declared in the order in which things must go: flows, workers, device.
+pub(crate) struct Rig {
+    controller: Controller,
+    workers: Vec<Worker>,
+    seen: Arc<Mutex<Vec<Seen>>>,
+    dropped: Vec<(String, u64)>,
+    nic: SoftNic,
+    line: Arc<Mutex<VecDeque<Vec<u8>>>>,
+}
+
+impl Rig {
+    /// A device of the personality, with nothing installed.
+    pub(crate) fn new(personality: Personality, workers: u32) -> Self {
+        let line = Arc::<Mutex<VecDeque<Vec<u8>>>>::default();
+        let wire = Box::new(Line { waiting: Arc::clone(&line), handed_over: Vec::new() });
+        let nic = SoftNic::create(SoftNicConfig {
+            name: "softnic0".to_owned(),
+            personality,
+            ports: vec![PortConfig { wire, mtu_bytes: 9000 }],
+            drive: Drive::Manual,
+        })
+        .expect("a soft NIC");
+        let device = Device::open(&DeviceSelector::named("softnic0"), Some(&nic)).expect("it opens");
+        let device = device.taken_for(personality.name());
+        let seen = Arc::default();
+        let workers: Vec<_> = (0..workers).map(|id| worker(&device, WorkerId(id), &seen)).collect();
+        let queues = workers.iter().map(Worker::work_queue).collect();
+        let controller = Controller::new(&device, vec![1], queues).expect("a controller");
+        Self { controller, workers, seen, dropped: Vec::new(), nic, line }
+    }
+
+    /// Puts a program on the device in place of the one before.
+    pub(crate) fn install(&mut self, program: &Arc<Program>) -> Result<(), control::Error> {
+        let workers = &mut self.workers;
+        let installed = self.controller.install(Arc::clone(program), &mut |band, program| {
+            for worker in workers.iter_mut() {
+                let control = worker.control();
+                let publication = control.publish(band, Arc::clone(&program));
+                while !control.acknowledged(publication) {
+                    worker.step();
+                }
+            }
+            Ok(())
+        })?;
+        assert!(installed.warning.is_none(), "{:?}", installed.warning);
+        self.dropped = self.drops();
+        Ok(())
+    }
+
+    /// Lets one frame in.
+    pub(crate) fn send(&mut self, frame: &[u8]) -> Arrival {
+        let before = self.nic.port_stats(1);
+        self.line.lock().expect("nobody panics with it").push_back(frame.to_vec());
+        assert_eq!(self.nic.pump(1), 1, "one frame was on the wire");
+        self.workers.iter_mut().for_each(|worker| while worker.step() > 0 {});
+        let seen = std::mem::take(&mut *self.seen.lock().expect("nobody panics with it"));
+        let after = self.nic.port_stats(1);
+        self.check_books(&after);
+        // Not by the port's counters: a frame of which a copy was delivered counts as delivered there.
+        let dropped_by = self.who_dropped();
+        assert!(dropped_by.is_some() || after.flow_dropped == before.flow_dropped, "a drop nobody counted");
+        Arrival { seen, dropped_by, unmatched: after.unmatched - before.unmatched }
+    }
+
+    fn drops(&mut self) -> Vec<(String, u64)> {
+        self.controller.drop_counters().into_iter().map(|total| (total.rule, total.packets)).collect()
+    }
+
+    /// The rule whose counter went up, by one.
+    fn who_dropped(&mut self) -> Option<String> {
+        let now = self.drops();
+        let before = std::mem::replace(&mut self.dropped, now.clone());
+        let was =
+            |rule: &str| before.iter().find(|(name, _)| name == rule).map_or(0, |(_, packets)| *packets);
+        let mut risen = now.into_iter().filter(|(rule, packets)| *packets != was(rule));
+        let (rule, packets) = risen.next()?;
+        assert_eq!((packets, risen.next()), (was(&rule) + 1, None), "one counter counts one packet");
+        Some(rule)
+    }
+
+    /// Every packet is in exactly one counter.
+    fn check_books(&self, port: &PortStats) {
+        assert_eq!(port.rx_frames, port.dispositions(), "{port:?}");
+        assert_eq!(port.copies_lost, 0, "{port:?}");
+        let books: Vec<_> = self.workers.iter().map(|worker| worker.control().snapshot()).collect();
+        let received: u64 = books.iter().map(|worker| worker.received.packets).sum();
+        assert_eq!(port.delivered + port.replicated, received, "what was delivered is what workers received");
+        assert!(books.iter().all(|worker| worker.imbalance() == 0 && worker.dropped_by_reason() == 0));
+    }
+}
+
+fn worker(device: &Device, id: WorkerId, seen: &Arc<Mutex<Vec<Seen>>>) -> Worker {
+    let mut config = WorkerConfig::new(id);
+    (config.frames, config.frame_bytes) = (64, 16_384);
+    config.pages = vec![hugemem::PageKind::Plain];
+    let notebook = Notebook { worker: id, pages: Arc::clone(seen) };
+    Worker::new(device.context(), config).expect("a worker").with_sink(Box::new(notebook))
+}
+
+struct Notebook {
+    worker: WorkerId,
+    pages: Arc<Mutex<Vec<Seen>>>,
+}
+
+impl Sink for Notebook {
+    fn run(&mut self, deliveries: Deliveries<'_>) {
+        let mut pages = self.pages.lock().expect("nobody panics with it");
+        pages.extend(deliveries.iter().map(|delivery| Seen {
+            worker: self.worker,
+            tag: delivery.tag.0,
+            outcome: delivery.outcome,
+            bytes: delivery.bytes.to_vec(),
+        }));
+    }
+}
+
+/// A wire that the test holds the other end of.
+struct Line {
+    waiting: Arc<Mutex<VecDeque<Vec<u8>>>>,
+    handed_over: Vec<Vec<u8>>,
+}
+
+impl Wire for Line {
+    fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
+        let mut waiting = self.waiting.lock().expect("nobody panics with it");
+        let count = waiting.len().min(burst.capacity_left());
+        self.handed_over = waiting.drain(..count).collect();
+        for frame in &self.handed_over {
+            burst.push(RxFrame::new(frame));
+        }
+    }
+
+    fn transmit(&mut self, _: &[u8]) -> Result<(), TransmitError> {
+        Ok(())
+    }
+
+    fn flush(&mut self) {}
+
+    fn state(&self) -> WireState {
+        WireState::Live
+    }
+
+    fn describe(&self) -> String {
+        "a test".to_owned()
+    }
+
+    fn mac(&self) -> MacAddr {
+        softnic::wire::SOFT_MAC
+    }
+
+    fn mtu_bytes(&self) -> u32 {
+        9000
+    }
+}
