@@ -1,6 +1,9 @@
 //! Flow tags over reloads, what copies, sniffers and tunnels become, and that a program has the same bytes
 //! every time.
 
+use std::fmt::Write as _;
+use std::io::Write as _;
+
 use packet::DeepKey;
 use packet::build::FrameBuilder;
 use policy::{
@@ -53,25 +56,69 @@ fn a_rule_keeps_its_class_and_a_free_one_waits_for_the_next_program() {
     }
 }
 
+/// Rules of every kind that some device takes, and so many ports and prefixes that masks are merged.
+fn all_features() -> Vec<String> {
+    let mut rules = vec![
+        rule("tap", "family = \"ipv4\", protocol = \"udp\", dst_port = 4739", "{ copy = \"h\" }"),
+        rule("all", "any = true", "{ sniff = \"h\" }"),
+        rule("tenant", "vxlan_vni = 7, inner = { dst_port = 80 }", "{ steer = \"g\" }"),
+        rule("gre", "gre_protocol = 0x0800, gre_key = 9", "{ steer = \"h\" }"),
+        rule("esp", "esp_spi = 4096", "{ steer = \"g\" }"),
+        rule("syn", "tcp_flags = \"syn,!ack\"", "{ steer = \"g\" }"),
+        rule("near", "family = \"ipv4\", ttl = { not = 64 }", "{ steer = \"g\" }"),
+        rule("host", "family = \"ipv4\", protocol = \"tcp\", dst_port = 22", "\"kernel\""),
+        rule("label", "flow_label = \"1-9\"", "{ steer = \"h\" }"),
+        rule("macs", "src_mac = \"02:00:00:00:00:00/ff:00:00:00:00:00\"", "{ steer = \"h\" }"),
+    ];
+    rules.extend((0..40).map(|n| {
+        let ports = format!("dst_port = \"{n}-{}\", src_port = \"1-{n}9\"", n * 7 + 1);
+        rule(&format!("ports{n}"), &ports, "\"drop\"")
+    }));
+    rules.extend((0..200u32).map(|n| {
+        let (from, to) = (1 + n % 31, 2 + n * 5 % 30);
+        let address = |net: u32, length: u32| std::net::Ipv4Addr::from(net >> (32 - length) << (32 - length));
+        let (src, dst) = (address(0x0a00_0000 | n << 16, from), address(0xac10_0000 | n << 8, to));
+        let prefixes = format!("src = \"{src}/{from}\", dst = \"{dst}/{to}\"");
+        rule(&format!("net{n}"), &prefixes, "{ steer = \"g\" }")
+    }));
+    rules
+}
+
+/// What every profile makes of them, or says.
+fn compiled() -> String {
+    let policies = [all_features(), all_features().split_off(10)];
+    let profiles = DeviceProfile::NAMES.map(|name| DeviceProfile::by_name(name).expect("it is listed"));
+    let mut text = String::new();
+    for (rules, profile) in policies.iter().flat_map(|rules| profiles.iter().map(move |one| (rules, one))) {
+        match compile(&parse(rules), profile, 2) {
+            Ok(program) => writeln!(text, "{program}\n{program:?}"),
+            Err(problems) => writeln!(text, "{problems}"),
+        }
+        .expect("strings take text");
+    }
+    text
+}
+
+/// In one process, and in another: hash maps have other seeds there.
 #[test]
 fn the_same_policy_gives_the_same_bytes() {
-    let rules: Vec<String> = (0..40)
-        .map(|n| {
-            rule(
-                &format!("r{n}"),
-                &format!("dst_port = \"{n}-{}\", src_port = \"1-{n}9\"", n * 7 + 1),
-                "\"drop\"",
-            )
-        })
-        .collect();
-    for profile in DeviceProfile::NAMES.map(|name| DeviceProfile::by_name(name).expect("it is listed")) {
-        let [one, two] = [(); 2].map(|()| compile(&parse(&rules), &profile, 2));
-        match (one, two) {
-            (Ok(one), Ok(two)) => assert_eq!(one.to_string(), two.to_string()),
-            (Err(one), Err(two)) => assert_eq!(one.to_string(), two.to_string()),
-            _ => panic!("{} is of two minds", profile.name),
-        }
+    const ONLY_PRINT: &str = "POLICY_TEST_PRINTS";
+    let text = compiled();
+    if std::env::var_os(ONLY_PRINT).is_some() {
+        std::io::stdout().write_all(text.as_bytes()).expect("the parent listens");
+        return;
     }
+    let ideal = DeviceProfile::ideal();
+    assert!(compile(&parse(&all_features()), &ideal, 2).is_ok(), "{text}");
+    assert_eq!(compiled(), text);
+    let child = std::process::Command::new(std::env::current_exe().expect("this test"))
+        .args(["--exact", "the_same_policy_gives_the_same_bytes", "--nocapture", "--test-threads=1"])
+        .env(ONLY_PRINT, "1")
+        .output()
+        .expect("it starts again");
+    assert!(child.status.success());
+    let printed = String::from_utf8(child.stdout).expect("text");
+    assert!(printed.contains(&text), "the other process prints something else");
 }
 
 #[test]
@@ -163,4 +210,34 @@ fn what_the_host_is_to_keep_needs_a_worker_only_if_somebody_else_would_take_it()
     assert!(matches!(taken.rules[0].placement, Placement::Hybrid { .. }), "{taken}");
     let outcome = taken.explain_deep(&DeepKey::of(&frame)).outcome;
     assert_eq!((outcome.rule.index(), outcome.verdict), (0, Verdict::Kernel));
+}
+
+/// Devices number DF and MF and know no third flag: a flow that asked for it would be refused when it is installed.
+#[test]
+fn the_reserved_ip_flag_is_the_workers_to_see() {
+    for (flags, in_hardware) in [("[\"df,!mf\"]", 3), ("[\"df,reserved\"]", 2), ("[\"!reserved\"]", 0)] {
+        let matches = format!("ip_flags = {flags}");
+        let program = program(&[rule("odd", &matches, "{ steer = \"g\" }")], &DeviceProfile::ideal());
+        for flow in &program.flows {
+            let masks =
+                flow.specs.iter().map(|spec| if let Spec::Ipv4 { mask, .. } = spec { mask.flags } else { 0 });
+            assert_eq!(masks.fold(0, |all, mask| all | mask), in_hardware, "{flags}: {flow:?}");
+        }
+        assert!(!program.flows.is_empty(), "{flags}");
+        let frame = |flags| {
+            let frame = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+            DeepKey::of(&frame.ip_flags(flags).udp(1, 2).build())
+        };
+        let taken: Vec<u8> = (0..8)
+            .filter(|flags| {
+                matches!(program.explain_deep(&frame(*flags)).outcome.verdict, Verdict::Deliver(_))
+            })
+            .collect();
+        let meant: &[u8] = match in_hardware {
+            3 => &[2, 6],
+            2 => &[6, 7],
+            _ => &[0, 1, 2, 3],
+        };
+        assert_eq!(taken, meant, "{flags}");
+    }
 }
