@@ -139,10 +139,15 @@ fn one(rig: &mut Rig, profile: &DeviceProfile, seed: u64, met: &mut Met) {
     }
 }
 
-/// Protocol ESP without a whole ESP header: an mlx5 takes it for ESP where neither index nor number is asked for
-/// (its flows then match the protocol alone), `explain` does not.
+/// A tunnel that is announced but cut: an mlx5 takes it for one where nothing of its header is asked for (its
+/// flows then match the carrier alone), while the policy and `explain` want the header to be there.
 fn personality_is_blind_to(profile: &DeviceProfile, key: &DeepKey) -> bool {
-    let is_cut = key.outer.protocol == 50 && !key.tunnel.layers.contains(packet::TunnelLayers::ESP);
+    use packet::TunnelLayers as T;
+    let (outer, has) = (&key.outer, |layers| key.tunnel.layers.contains(layers));
+    let is_cut = (outer.protocol == 50 && !has(T::ESP))
+        || (outer.protocol == 47 && !has(T::GRE))
+        || (outer.dst_port == 4789 && !has(T::VXLAN))
+        || ((outer.dst_port == 6635 || matches!(outer.ether_type, 0x8847 | 0x8848)) && !has(T::MPLS));
     profile.name == "mlx5" && is_cut
 }
 
