@@ -1,27 +1,31 @@
 //! The flows of a policy before they are numbered: candidates are collected, checked against the device,
 //! and turned into a program once they are ranked. Only what a kept flow uses gets a queue or a class.
 
+mod limits;
+
 use std::collections::BTreeMap;
 
-use crate::diagnostics::{Diagnostic, Place};
+use crate::diagnostics::Place;
 use crate::ids::{ClassId, GroupId, QueueId, RuleId};
 use crate::policy::Policy;
-use crate::profile::{DeviceProfile, Limit};
+use crate::profile::DeviceProfile;
 use crate::program::{
     Class, DEFAULT_RULE, Decide, Flow, FlowAction, FlowKind, Group, HashVariant, Outcome, Program, RssQueue,
     Step,
 };
 
 use super::classes::{Expanded, MAX_STEPS, decide, decide_all, verdict};
-use super::cluster::cluster;
 use super::cube::{Cube, SENT};
 use super::emit;
-use super::findings::{Findings, Obstacle};
+use super::findings::Findings;
 use super::number;
-use super::pack::{Packed, pack};
+use super::pack::Packed;
 use super::placing::{Placing, placements};
-use super::priority::{Candidate, Ranking};
+use super::priority::Candidate;
 use super::tables::{self, Variant};
+
+pub(super) use limits::too_many_flows;
+use limits::too_many_steps;
 
 /// The most flows of one program, whatever the device says: beyond it installing takes minutes.
 pub(super) const MAX_FLOWS: usize = 1 << 18;
@@ -174,123 +178,6 @@ impl<'p> Draft<'p> {
         self.candidates.extend(candidates.take(MAX_FLOWS + 1));
     }
 
-    /// Spends flows to save masks, where the device has too few of these: first over all priorities, then
-    /// within each.
-    pub(super) fn save_masks(&mut self, ranking: &mut Ranking) {
-        let profile = self.plan.profile;
-        let most_flows = profile.max_flows.map_or(MAX_FLOWS, |most| (most as usize / 2).min(MAX_FLOWS));
-        let budget = |flows: usize| most_flows.saturating_sub(flows);
-        if let Some(most) = profile.max_shapes {
-            let flows = ranking.kept.len();
-            cluster(&mut self.candidates, &mut ranking.kept, most as usize, budget(flows));
-            // Another program, with masks of its own, is to find room beside this one: worth some flows.
-            let flows = ranking.kept.len();
-            let spare = budget(flows).min(flows / 4);
-            cluster(&mut self.candidates, &mut ranking.kept, most as usize / 2, spare);
-        }
-        let Some(table) = profile.priority_table else { return };
-        let ranks = ranking.kept.iter().map(|(_, rank)| rank + 1).max().unwrap_or(0);
-        let offered = profile.priorities_per_program();
-        if pack(&self.candidates, &ranking.kept, Some(table)).priorities <= offered || ranks > offered {
-            return;
-        }
-        let mut by_rank: Vec<Vec<(usize, u32)>> = vec![Vec::new(); ranks as usize];
-        for (index, rank) in &ranking.kept {
-            by_rank[*rank as usize].push((*index, *rank));
-        }
-        for kept in &mut by_rank {
-            let flows = kept.len();
-            let room = (table.groups * table.group_entries) as usize;
-            cluster(&mut self.candidates, kept, table.groups as usize, room.saturating_sub(flows));
-        }
-        ranking.kept = by_rank.concat();
-        ranking.kept.sort_by_key(|(index, _)| (self.candidates[*index].rule, *index));
-    }
-
-    /// What of it the device has too little of; gives the flows their priorities.
-    pub(super) fn pack(&self, ranking: &Ranking, problems: &mut Findings) -> Packed {
-        let (plan, profile) = (&self.plan, self.plan.profile);
-        let device = &profile.name;
-        let packed = pack(&self.candidates, &ranking.kept, profile.priority_table);
-        let priorities = profile.priorities_per_program();
-        if packed.priorities > priorities {
-            self.too_many_priorities(ranking, &packed, problems);
-        }
-        let flows = ranking.kept.len();
-        let before = plan.previous.map_or(0, |previous| previous.flows.len());
-        let most = profile.max_flows.map_or(MAX_FLOWS, |most| (most as usize).saturating_sub(before));
-        if let Some((index, _)) = ranking.kept.get(most.min(MAX_FLOWS)) {
-            let rule = self.candidates[*index].rule;
-            let room =
-                if before > 0 { format!(", {before} of them the program before") } else { String::new() };
-            let most = profile.max_flows.map_or(MAX_FLOWS, |most| most as usize);
-            let obstacle = Obstacle {
-                rule: plan.number(rule),
-                reason: format!("the policy takes {flows} flows, `{device}` has {most}{room}"),
-                limit: format!("{most} flows"),
-                errno: Some(profile.errno(Limit::Flows)),
-                remedy: "a reload needs the old and the new flows at once; use shorter lists".to_owned(),
-            };
-            problems.refuse(plan.place(rule), "up to here they fit", obstacle);
-        }
-        let ethernet_first = profile.multicast_ignores_priority;
-        let kept = ranking.kept.iter().map(|(index, _)| &self.candidates[*index]);
-        let longest =
-            kept.map(|candidate| (emit::spec_count(&candidate.cube, ethernet_first), candidate.rule)).max();
-        if let Some((specs, rule)) = longest.filter(|(specs, _)| specs + ACTION_SPECS > profile.max_specs) {
-            let obstacle = Obstacle {
-                rule: plan.number(rule),
-                reason: format!(
-                    "a flow of the rule `{}` takes {specs} specs and two actions",
-                    plan.name(rule)
-                ),
-                limit: format!("`{device}` takes {} together", profile.max_specs),
-                errno: Some(profile.errno(Limit::Specs)),
-                remedy: "match fewer layers in one rule".to_owned(),
-            };
-            problems.refuse(plan.place(rule), "", obstacle);
-        }
-        packed
-    }
-
-    fn too_many_priorities(&self, ranking: &Ranking, packed: &Packed, problems: &mut Findings) {
-        let (plan, profile) = (&self.plan, self.plan.profile);
-        let (used, offered, device) = (packed.priorities, profile.priorities_per_program(), &profile.name);
-        let chain: Vec<&str> = ranking.longest.iter().map(|rule| plan.name(*rule)).collect();
-        let ranks = ranking.kept.iter().map(|(_, rank)| rank + 1).max().unwrap_or(0);
-        let (rule, label, remedy, limit) = match &packed.widest {
-            Some(widest) if ranks <= offered => {
-                let table = profile.priority_table;
-                let limit = table.map_or(String::new(), |table| {
-                    format!("{} masks of {} flows each in one priority", table.groups, table.group_entries)
-                });
-                let remedy = format!(
-                    "{} masks in one place take {} priorities: use fewer prefix lengths and port ranges",
-                    widest.masks, widest.priorities
-                );
-                (self.candidates[widest.candidate].rule, "one of its masks is the rarest", remedy, limit)
-            }
-            _ => {
-                let last = ranking.longest.last().copied().unwrap_or(0);
-                let remedy = match &*chain {
-                    [_] => "its hash variants (TCP, UDP, other IP, the rest) take a priority each: hash = \"l3\" \
-                            takes fewer, \"none\" one"
-                        .to_owned(),
-                    _ => format!("these rules overlap one another in turn: {}", shortened_chain(&chain)),
-                };
-                (last, "the last of the longest chain", remedy, format!("{offered} priorities"))
-            }
-        };
-        let obstacle = Obstacle {
-            rule: plan.number(rule),
-            reason: format!("the policy needs {used} priorities, `{device}` has {offered} for it"),
-            limit,
-            errno: Some(profile.errno(Limit::Priorities)),
-            remedy,
-        };
-        problems.refuse(plan.place(rule), label, obstacle);
-    }
-
     /// Numbers what is left, and writes it down.
     pub(super) fn finish(mut self, packed: &Packed, problems: &mut Findings) -> Option<Program> {
         let used = self.used_queues(packed);
@@ -435,40 +322,4 @@ fn variant_part<'c>(
         let served = more_specific.clone().any(|other| other.packets.contains(cube));
         if served { None } else { cube.and(&variant.packets) }
     })
-}
-
-fn too_many_steps(plan: &Plan<'_>, rule: usize, problems: &mut Findings) {
-    let (reason, remedy) = match plan.policy.rules.get(rule) {
-        Some(rule) => (
-            format!("packets of the rule `{}` may belong to more than {MAX_STEPS} rules", rule.name),
-            "a worker would try them one by one: add exact keys beside the hybrid ones, so that fewer rules \
-             share packets with this one",
-        ),
-        None => (
-            format!("every packet may belong to more than {MAX_STEPS} rules"),
-            "the device has no flow tags, so a worker would try them one by one: write fewer rules",
-        ),
-    };
-    let obstacle = Obstacle {
-        rule: plan.number(rule),
-        reason,
-        limit: format!("{MAX_STEPS} questions per packet"),
-        errno: None,
-        remedy: remedy.to_owned(),
-    };
-    problems.refuse(plan.place(rule), "decided by the worker", obstacle);
-}
-
-/// The policy has reached [`MAX_FLOWS`] at this place.
-pub(super) fn too_many_flows(place: &Place) -> Diagnostic {
-    let message = format!("the policy takes more than {MAX_FLOWS} flows");
-    place.error(message, "up to here").hint("use shorter lists or wider prefixes")
-}
-
-fn shortened_chain(chain: &[&str]) -> String {
-    const SHOWN: usize = 6;
-    match chain.len() {
-        length if length > SHOWN => format!("{}, ... {length} rules", chain[..SHOWN].join(", ")),
-        _ => chain.join(", "),
-    }
 }
