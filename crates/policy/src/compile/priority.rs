@@ -33,8 +33,13 @@ pub(super) struct Ranking {
 
 /// Ranks the candidates.
 pub(super) fn rank(candidates: &[Candidate]) -> Ranking {
-    let mut kept =
-        Kept { candidates, shapes: Vec::new(), takers: Takers::default(), lookups_left: MAX_LOOKUPS };
+    let mut kept = Kept {
+        candidates,
+        shapes: Vec::new(),
+        by_depth: Vec::new(),
+        takers: Takers::default(),
+        lookups_left: MAX_LOOKUPS,
+    };
     let mut shape_of: ByMask<(Image, bool), usize> = ByMask::default();
     let mut above: Vec<Option<usize>> = vec![None; candidates.len()];
     let mut ranking = Ranking { kept: Vec::new(), longest: Vec::new() };
@@ -47,10 +52,12 @@ pub(super) fn rank(candidates: &[Candidate]) -> Ranking {
         let rank;
         (rank, above[index]) = kept.rank_of(candidate);
         let shape = *shape_of.entry((candidate.cube.mask, candidate.traps)).or_insert_with(|| {
+            kept.by_depth.push(kept.shapes.len());
             kept.shapes.push(Shape::new(&candidate.cube, candidate.traps));
             kept.shapes.len() - 1
         });
         kept.shapes[shape].add(&candidate.cube, index, rank);
+        kept.sort_in(shape);
         ranking.kept.push((index, rank));
         if deepest.is_none_or(|(most, _)| rank > most) {
             deepest = Some((rank, index));
@@ -70,6 +77,8 @@ pub(super) fn rank(candidates: &[Candidate]) -> Ranking {
 struct Kept<'c> {
     candidates: &'c [Candidate],
     shapes: Vec<Shape>,
+    /// The shapes, those with the greatest ranks first: once such a rank is found, the rest cannot matter.
+    by_depth: Vec<usize>,
     takers: Takers,
     lookups_left: usize,
 }
@@ -109,13 +118,17 @@ impl Kept<'_> {
         let mut met = Vec::new();
         // What takes and asks for no more than the candidate, and does not cover it, is disjoint from it.
         let apart = self.takers.of(&candidate.cube.mask, &self.shapes).to_vec();
-        let mut apart = apart.into_iter().peekable();
-        for index in 0..self.shapes.len() {
-            let is_apart = apart.next_if(|apart| *apart as usize == index).is_some();
+        for place in 0..self.by_depth.len() {
+            let index = self.by_depth[place];
             let shape = &mut self.shapes[index];
+            if shape.deepest() < rank {
+                break;
+            }
             // A copy and what takes the packet after it may share a priority.
             let step = u32::from(shape.traps || !candidate.traps);
-            if shape.deepest() + step <= rank || is_apart || !shape.may_meet(&candidate.cube) {
+            let is_idle = shape.deepest() + step <= rank || !shape.may_meet(&candidate.cube);
+            // Shapes are no more than flows, which are far fewer than 2^32.
+            if is_idle || apart.binary_search(&(index as u32)).is_ok() {
                 continue;
             }
             met.clear();
@@ -131,6 +144,15 @@ impl Kept<'_> {
             }
         }
         (rank, above)
+    }
+
+    /// Brings a shape that has become deeper to its place.
+    fn sort_in(&mut self, shape: usize) {
+        let Some(mut place) = self.by_depth.iter().position(|other| *other == shape) else { return };
+        while place > 0 && self.shapes[self.by_depth[place - 1]].deepest() < self.shapes[shape].deepest() {
+            self.by_depth.swap(place - 1, place);
+            place -= 1;
+        }
     }
 
     /// Whether one candidate before both takes all packets that they share. For every packet the first

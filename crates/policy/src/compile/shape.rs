@@ -45,8 +45,10 @@ struct Entry {
 struct Joint {
     /// Entries looked at for want of an index.
     scanned: usize,
-    index: Option<Map<Vec<u32>>>,
-    indexed: usize,
+    /// The last entry of each value.
+    index: Option<Map<u32>>,
+    /// For each indexed entry the one before it of the same value.
+    before: Vec<Option<u32>>,
 }
 
 type Map<V> = HashMap<u64, V, BuildHasherDefault<Hashed>>;
@@ -155,21 +157,21 @@ impl Shape {
         }
         let stride = self.words.len();
         let index = joint.index.get_or_insert_default();
-        for entry in joint.indexed..self.entries.len() {
+        for entry in joint.before.len()..self.entries.len() {
             let values = &self.values[entry * stride..(entry + 1) * stride];
             let hash = hash_of(values.iter().zip(&masks).map(|(value, mask)| value & mask));
             // Flows are far fewer than 2^32.
-            index.entry(hash).or_default().push(entry as u32);
+            joint.before.push(index.insert(hash, entry as u32));
         }
-        joint.indexed = self.entries.len();
         let hash = hash_of(self.words.iter().zip(&masks).map(|((word, _), mask)| cube.value[*word] & mask));
-        let found = index.get(&hash).map_or(&[][..], Vec::as_slice);
-        for entry in found.iter().map(|entry| *entry as usize) {
+        let mut found = index.get(&hash).copied();
+        while let Some(entry) = found.map(|entry| entry as usize) {
             let Entry { candidate, rank: own } = self.entries[entry];
             let values = &self.values[entry * stride..(entry + 1) * stride];
             if own >= rank && meets(&self.words, values, cube) {
                 met.push((candidate as usize, own));
             }
+            found = joint.before[entry];
         }
     }
 
