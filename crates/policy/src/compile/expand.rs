@@ -23,6 +23,11 @@ pub(super) const MAX_CUBES_PER_RULE: usize = 1 << 17;
 /// The most combinations of the ranges and negations of one rule, its lists of addresses not counted.
 /// Beyond it the widest of them are left to the worker.
 pub(super) const MAX_RANGE_CUBES: usize = 1 << 12;
+/// The most cubes that ranges and negations may make of a rule together with its lists: with more, and more
+/// than a few for each list entry, they are left to the worker as well.
+const MAX_LISTED_RANGE_CUBES: usize = 1 << 14;
+/// So few for each list entry are always told the device.
+const FEW_RANGE_CUBES: usize = 1 << 4;
 /// The most combinations tried for one rule, also those that no packet can meet.
 const MAX_COMBINATIONS: usize = 1 << 24;
 
@@ -90,9 +95,14 @@ impl Factors {
         true
     }
 
-    fn range_combinations(&self) -> usize {
-        let ranges = self.list.iter().filter(|factor| factor.is_range);
-        ranges.fold(1usize, |all, factor| all.saturating_mul(factor.cubes.len().max(1)))
+    fn has_too_many_ranges(&self) -> bool {
+        let combinations = |of: &dyn Fn(&&Factor) -> bool| {
+            let factors = self.list.iter().filter(of);
+            factors.fold(1usize, |all, factor| all.saturating_mul(factor.cubes.len().max(1)))
+        };
+        let ranges = combinations(&|factor| factor.is_range);
+        let all = combinations(&|_| true);
+        ranges > MAX_RANGE_CUBES || (ranges > FEW_RANGE_CUBES && all > MAX_LISTED_RANGE_CUBES)
     }
 }
 
@@ -108,7 +118,7 @@ pub(super) fn expand(
     let outer = Level { inside: false, has_ethernet: true };
     packet_factors(matches, outer, matches.needs_ip() || tunnel::needs_ip(matches), &mut factors);
     tunnel::factors(matches, &mut factors);
-    while factors.range_combinations() > MAX_RANGE_CUBES && factors.give_up_widest() {}
+    while factors.has_too_many_ranges() && factors.give_up_widest() {}
     let cubes = loop {
         match product(&factors.list) {
             Some(cubes) => break cubes,
