@@ -69,6 +69,11 @@ fn one_of(clauses: Vec<Clause>) -> impl Strategy<Value = Vec<Clause>> {
 fn mac() -> impl Strategy<Value = Vec<Clause>> {
     one_of(vec![
         clause("dst_mac = \"multicast\"", |key| key.dst_mac.0[0] & 1 == 1),
+        clause("dst_mac = { not = \"multicast\" }", |key| key.dst_mac.0[0] & 1 == 0),
+        clause(
+            "src_mac = [\"02:00:00:00:00:00/ff:ff:ff:ff:ff:fc\", { not = \"02:00:00:00:00:02\" }]",
+            |key| matches!(key.src_mac.0, [2, 0, 0, 0, 0, 0 | 1 | 3]),
+        ),
         clause("dst_mac = \"broadcast\"", |key| key.dst_mac.0 == [0xff; 6]),
         clause("src_mac = [\"02:00:00:00:00:01\", \"02:00:00:00:00:02\"]", |key| {
             matches!(key.src_mac.0, [2, 0, 0, 0, 0, 1 | 2])
@@ -82,6 +87,9 @@ fn mac() -> impl Strategy<Value = Vec<Clause>> {
 fn ether_type() -> impl Strategy<Value = Vec<Clause>> {
     one_of(vec![
         clause("ethertype = \"arp\"", |key| key.ether_type == 0x0806),
+        clause("ethertype = { not = [\"arp\", \"0x0800-0x08ff\"] }", |key| {
+            !(0x0800..=0x08ff).contains(&key.ether_type)
+        }),
         clause("ethertype = \"ipv4\"", |key| key.ether_type == 0x0800),
         clause("ethertype = [\"ipv6\", 0x0806]", |key| matches!(key.ether_type, 0x86dd | 0x0806)),
         clause("ethertype = \"0-1500\"", |key| key.ether_type <= 1500),
@@ -99,6 +107,7 @@ fn tag() -> impl Strategy<Value = Vec<Clause>> {
         clause("vlan = \"any\"", |key| has(key, Layers::VLAN)),
         clause("vlan = 5", move |key| outer(key, 0x8100) && id(key) == 5),
         clause("vlan = [0, \"5-7\"]", move |key| outer(key, 0x8100) && matches!(id(key), 0 | 5..=7)),
+        clause("vlan = { not = \"5-6\" }", move |key| outer(key, 0x8100) && !matches!(id(key), 5 | 6)),
         clause("vlan = \"0-4095\"", move |key| outer(key, 0x8100)),
         clause("vlan_tpid = 0x8100", move |key| outer(key, 0x8100)),
         clause("vlan_tpid = \"svlan\"", move |key| outer(key, 0x88a8)),
@@ -147,6 +156,10 @@ fn address() -> impl Strategy<Value = Vec<Clause>> {
     one_of(vec![
         clause("src = \"10.0.0.3-10.0.0.6\"", move |key| range(false, key, true)),
         clause("dst = [\"10.0.0.3-10.0.0.6\", \"2001:db8::/32\"]", move |key| range(true, key, false)),
+        clause("src = { not = \"10.0.0.0/8\" }", move |key| ip(key) && !in_ten(key.src_addr())),
+        clause("dst = [\"10.0.0.0/8\", { not = \"10.0.0.3-10.0.0.6\" }]", move |key| {
+            in_ten(key.dst_addr()) && !range(false, key, false)
+        }),
         clause("src = \"10.0.0.0/8\"", move |key| in_ten(key.src_addr())),
         clause("src = \"10.0.0.0/8\", dst = \"10.0.0.3-10.0.0.6\"", move |key| {
             in_ten(key.src_addr()) && range(false, key, false)
@@ -169,6 +182,10 @@ fn protocol() -> impl Strategy<Value = Vec<Clause>> {
         clause("protocol = \"tcp\"", |key| ip(key) && key.protocol == 6),
         clause("protocol = \"udp\"", |key| ip(key) && key.protocol == 17),
         clause("protocol = [\"udp\", \"tcp\"]", |key| ip(key) && matches!(key.protocol, 6 | 17)),
+        clause("protocol = { not = \"tcp\" }", |key| ip(key) && key.protocol != 6),
+        clause("protocol = [\"0-17\", { not = [\"tcp\", 1] }]", |key| {
+            ip(key) && key.protocol <= 17 && !matches!(key.protocol, 6 | 1)
+        }),
         clause("protocol = \"icmp\"", |key| ip(key) && key.protocol == 1),
         clause("protocol = \"0-16\"", |key| ip(key) && key.protocol <= 16),
         clause("protocol = [\"fragment\", 6]", |key| ip(key) && matches!(key.protocol, 44 | 6)),
@@ -181,12 +198,27 @@ fn service() -> impl Strategy<Value = Vec<Clause>> {
         clause("tos = \"1-0xb8\"", |key| ip(key) && (1..=0xb8).contains(&key.tos)),
         clause("dscp = \"ef\"", |key| ip(key) && key.tos >> 2 == 46),
         clause("dscp = [\"cs0\", \"af11-ef\"]", |key| ip(key) && matches!(key.tos >> 2, 0 | 10..=46)),
+        clause("tos = { not = [0, \"0xb8-0xbb\"] }", |key| ip(key) && !matches!(key.tos, 0 | 0xb8..=0xbb)),
+        clause("ecn = \"ce\"", |key| ip(key) && key.tos & 3 == 3),
+        clause("dscp = \"ef\", ecn = { not = \"not_ect\" }", |key| {
+            ip(key) && key.tos >> 2 == 46 && key.tos & 3 != 0
+        }),
+        clause("traffic_class = \"0-0xbb\"", |key| has(key, Layers::IPV6) && key.tos <= 0xbb),
+        clause("ttl = \"1-64\"", |key| ip(key) && (1..=64).contains(&key.ttl)),
+        clause("ttl = { not = 64 }", |key| ip(key) && key.ttl != 64),
+        clause("hop_limit = \"32-255\"", |key| has(key, Layers::IPV6) && key.ttl >= 32),
+        clause("flow_label = 0", |key| has(key, Layers::IPV6) && key.flow_label == 0),
+        clause("ip_flags = \"!mf\"", |key| has(key, Layers::IPV4) && key.ip_flags & 1 == 0),
     ])
 }
 
 fn fragment() -> impl Strategy<Value = Vec<Clause>> {
     one_of(vec![
         clause("fragment = \"any\"", |key| has(key, Layers::FRAGMENT)),
+        clause("fragment = [\"none\", \"first\"]", |key| ip(key) && !has(key, Layers::LATER_FRAGMENT)),
+        clause("fragment = { not = \"first\" }", |key| {
+            ip(key) && (!has(key, Layers::FRAGMENT) || has(key, Layers::LATER_FRAGMENT))
+        }),
         clause("fragment = \"none\"", |key| ip(key) && !has(key, Layers::FRAGMENT)),
         clause("fragment = \"first\"", |key| has(key, Layers::FRAGMENT) && !has(key, Layers::LATER_FRAGMENT)),
         clause("fragment = \"later\"", |key| has(key, Layers::LATER_FRAGMENT)),
@@ -220,6 +252,9 @@ fn ports() -> impl Strategy<Value = Vec<Clause>> {
 fn flags() -> impl Strategy<Value = Vec<Clause>> {
     one_of(vec![
         clause("tcp_flags = \"syn,!ack\"", |key| has(key, Layers::TCP) && key.tcp_flags & 0x12 == 0x02),
+        clause("tcp_flags = { not = [\"syn\", \"fin\"] }", |key| {
+            has(key, Layers::TCP) && key.tcp_flags & 3 == 0
+        }),
         clause("tcp_flags = \"fin\"", |key| has(key, Layers::TCP) && key.tcp_flags & 1 == 1),
     ])
 }
