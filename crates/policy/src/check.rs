@@ -76,9 +76,11 @@ fn software_steps(program: &Program) -> BTreeMap<RuleId, u32> {
     steps.collect()
 }
 
-/// Rules that neither a flow nor a software class ever comes to.
+/// Rules that neither a flow nor a software class ever comes to. What leaves packets to the kernel, and needs
+/// no flow for that, may well be reached.
 fn unreachable_rules(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
     let mut reached: BTreeSet<RuleId> = program.flows.iter().map(|flow| flow.rule).collect();
+    reached.extend(program.exceptions.iter().map(|step| step.rule));
     for class in program.classes.iter().flatten() {
         match &class.decide {
             Decide::Exact(_) => {}

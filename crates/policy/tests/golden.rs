@@ -157,6 +157,14 @@ fn the_rule_that_takes_anothers_packets_is_named() {
 }
 
 #[test]
+fn an_exception_that_needs_no_flow_is_not_called_dead() {
+    let text = "version = 1\n[[rules]]\nname = \"ssh\"\nmatch = { dst = \"192.0.2.1\", dst_port = 22 }\n\
+                action = \"kernel\"\n[[rules]]\nname = \"rest\"\nmatch = { dst = \"198.51.100.0/24\" }\n\
+                action = \"drop\"\n";
+    assert_eq!(warnings(text), [""; 0]);
+}
+
+#[test]
 fn rules_that_never_match_are_listed_as_far_as_anyone_reads() {
     let mut text =
         "version = 1\n[[rules]]\nname = \"all\"\nmatch = { any = true }\naction = \"drop\"\n".to_owned();

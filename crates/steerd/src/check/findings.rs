@@ -10,7 +10,7 @@ use policy::{Diagnostic, Policy, Report, RuleId};
 const SHOWN_NAMES: usize = 4;
 
 /// All warnings in the order of the text. The compiler, too, sees rules that never match, but not all of them
-/// and not always by whom: where the analysis speaks of a rule it goes before.
+/// and not always by whom: of a rule that the analysis calls dead it alone speaks.
 pub(super) fn warnings(
     policy: &Policy,
     report: &Report,
@@ -19,9 +19,9 @@ pub(super) fn warnings(
 ) -> Vec<Diagnostic> {
     let mut warnings = of_text;
     let rules: Vec<&RuleAnalysis> = analysis.iter().flat_map(|analysis| &analysis.rules).collect();
-    let decided = policy.rules.iter().zip(&rules).filter(|(_, found)| !is_open(found));
-    let decided: HashSet<String> = decided.map(|(rule, _)| never_matches(&rule.name)).collect();
-    warnings.extend(report.warnings.iter().filter(|warning| !decided.contains(&warning.message)).cloned());
+    let dead = policy.rules.iter().zip(&rules).filter(|(_, found)| found.is_dead());
+    let dead: HashSet<String> = dead.map(|(rule, _)| never_matches(&rule.name)).collect();
+    warnings.extend(report.warnings.iter().filter(|warning| !dead.contains(&warning.message)).cloned());
     for (rule, found) in policy.rules.iter().zip(rules) {
         let warn = || rule.name_place.warning(never_matches(&rule.name), "this rule");
         match &found.reach {
