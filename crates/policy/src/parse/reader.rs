@@ -132,7 +132,7 @@ impl Reader {
     pub(super) fn integer(&mut self, value: &Value<'_>, what: &str, least: u32, most: u32) -> Option<u32> {
         let Some(number) = integer_of(value) else {
             if value.get_ref().is_integer() {
-                self.error(value.span(), format!("{what} is out of range"), "too large");
+                self.out_of_range(value, what, least, most);
             } else {
                 self.mistyped(value, what, "a number");
             }
@@ -140,10 +140,14 @@ impl Reader {
         };
         let fitting = u32::try_from(number).ok().filter(|number| (least..=most).contains(number));
         if fitting.is_none() {
-            let label = format!("must be from {least} to {most}");
-            self.error(value.span(), format!("{what} is out of range"), label);
+            self.out_of_range(value, what, least, most);
         }
         fitting
+    }
+
+    fn out_of_range(&mut self, value: &Value<'_>, what: &str, least: u32, most: u32) {
+        let hint = format!("write a number from {least} to {most}");
+        self.error_with(value.span(), format!("{what} is out of range"), "this number", hint);
     }
 
     pub(super) fn mistyped(&mut self, value: &Value<'_>, what: &str, wanted: &str) {

@@ -213,6 +213,11 @@ impl<T> List<'_, T> {
     ) -> usize {
         let Some(text) = scalar(value) else {
             let key = self.key;
+            if value.get_ref().as_table().is_some_and(|table| table.contains_key("not")) {
+                let hint = "write what is to match without either `not`";
+                reader.error_with(value.span(), "`not` cannot stand within `not`", "the inner one", hint);
+                return 1;
+            }
             reader.mistyped(value, &format!("`{key}`"), "a string, a number or a list of them");
             return 1;
         };
