@@ -61,7 +61,7 @@ pub(super) fn of(axes: &Axes, cell: &Cell) -> Vec<(Region, Cell)> {
         let surplus =
             axes.cells(&matches).iter().find_map(|around| around.minus(&cell, axes).into_iter().next());
         let only = surplus.map(|surplus| match witness::of(axes, &surplus) {
-            Some(other) => format!("only part of it: not {}", other.fields()),
+            Some(other) => format!("only part of it; not of it is, say, {}", other.fields()),
             None => "only part of it".to_owned(),
         });
         regions.push((Region { matches, only }, cell));
