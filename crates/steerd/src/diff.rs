@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::paint::{Paint, Tone};
 use crate::progress::Progress;
 use crate::settings::PolicySource;
-use crate::table::Grid;
+use crate::table::{Grid, counted};
 use crate::{Answer, describe, output, policy_file, target};
 
 /// Described in docs/commands.md.
@@ -125,7 +125,11 @@ fn text(old: &str, new: &str, found: &Diff, paint: Paint) -> String {
     }
     let _ = write!(out, "\n{}", grid.text());
     if found.not_decided > 0 {
-        let _ = writeln!(out, "\nof {} pairs of rules not all was found out in time", found.not_decided);
+        let _ = writeln!(
+            out,
+            "\nof {} not all was found out in time",
+            counted(found.not_decided as u64, "pair of rules", "pairs of rules")
+        );
     }
     out
 }

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::state::State;
-use crate::table::{Grid, bytes, duration, losses, number, rate, rule_bytes, rule_packets};
+use crate::table::{Grid, bytes, counted, duration, losses, number, rate, rule_bytes, rule_packets};
 
 /// `ran_for`: from the start of the workers to the removal of the flows, what rates are over.
 pub(crate) fn text(state: &State, ran_for: Duration) -> String {
@@ -14,13 +14,13 @@ pub(crate) fn text(state: &State, ran_for: Duration) -> String {
     #[allow(clippy::cast_precision_loss)]
     let per_second = |packets: u64| rate(packets as f64 / seconds);
     let mut out = format!(
-        "steerd {} ran for {} on {} with {} (generation {}, {} reloads, {} failed)\n\n",
+        "steerd {} ran for {} on {} with {} (generation {}, {}, {} failed)\n\n",
         state.version,
         duration(ran_for),
         state.device.name,
         state.policy.source,
         state.policy.generation,
-        state.policy.reloads_succeeded,
+        counted(state.policy.reloads_succeeded, "reload", "reloads"),
         state.policy.reloads_failed,
     );
     let mut rules = Grid::new(&["rule", "action", "in", "packets", "bytes", "packets/s"]);

@@ -203,6 +203,11 @@ pub(crate) fn number(value: u64) -> String {
     out
 }
 
+/// `1 flow`, `1 234 flows`
+pub(crate) fn counted(value: u64, one: &str, many: &str) -> String {
+    format!("{} {}", number(value), if value == 1 { one } else { many })
+}
+
 /// Packets per second with three significant figures: `950`, `12.3 k`, `1.48 M`.
 pub(crate) fn rate(per_second: f64) -> String {
     scaled(per_second, 1000.0, &["", " k", " M", " G"])
@@ -259,6 +264,12 @@ pub(crate) fn duration(time: Duration) -> String {
 mod tests {
     use super::*;
     use crate::state::WorkerState;
+
+    #[test]
+    fn one_is_not_told_as_several() {
+        let flows = |value| counted(value, "flow", "flows");
+        assert_eq!([flows(0), flows(1), flows(1234)], ["0 flows", "1 flow", "1 234 flows"]);
+    }
 
     #[test]
     fn figures_read_well() {

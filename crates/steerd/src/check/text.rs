@@ -9,7 +9,7 @@ use policy::{Capacity, CapacityRow, Decided, Obstacle, RuleId, RuleReport};
 use super::{Checked, findings};
 use crate::describe;
 use crate::paint::{Paint, Tone};
-use crate::table::{Grid, number};
+use crate::table::{Grid, counted, number};
 
 /// Of each kind of finding no more than this are listed for people; JSON has all.
 const SHOWN_FINDINGS: usize = 12;
@@ -18,8 +18,8 @@ const SHOWN_PRIORITIES: usize = 16;
 
 pub(super) fn of(checked: &Checked, paint: Paint) -> String {
     let report = &checked.report;
-    let workers = if checked.workers == 1 { "worker" } else { "workers" };
-    let title = format!("{} for {} with {} {workers}", checked.source, report.device, checked.workers);
+    let workers = counted(checked.workers as u64, "worker", "workers");
+    let title = format!("{} for {} with {workers}", checked.source, report.device);
     let mut out = format!("{}\n\n{}", paint.text(Tone::Head, &title), rules(&report.rules, paint));
     if !report.obstacles.is_empty() {
         out.push_str(&obstacles(&report.obstacles, paint));
@@ -98,6 +98,8 @@ fn obstacles(obstacles: &[Obstacle], paint: Paint) -> String {
 /// Findings of one kind.
 struct Kind {
     name: &'static str,
+    /// What one of them is called.
+    one: &'static str,
     tone: Tone,
     lines: Vec<String>,
     count: usize,
@@ -105,10 +107,13 @@ struct Kind {
 
 fn analysed(checked: &Checked, analysis: &Analysis, paint: Paint) -> String {
     let kinds = kinds(checked, analysis);
-    let counts: Vec<String> = kinds.iter().map(|kind| format!("{} {}", kind.count, kind.name)).collect();
+    let counts = kinds.iter().map(|kind| counted(kind.count as u64, kind.one, kind.name));
+    let counts: Vec<String> = counts.collect();
     let open = match analysis.not_decided {
         0 => String::new(),
-        rules => format!("; of {rules} rules not all was found out in time"),
+        rules => {
+            format!("; of {} not all was found out in time", counted(rules as u64, "rule", "rules"))
+        }
     };
     let mut out =
         format!("\n{} {}{open}\n", paint.text(Tone::Head, "rules among themselves:"), counts.join(", "));
@@ -126,12 +131,12 @@ fn analysed(checked: &Checked, analysis: &Analysis, paint: Paint) -> String {
 }
 
 fn kinds(checked: &Checked, analysis: &Analysis) -> [Kind; 5] {
-    let kind = |name, tone| Kind { name, tone, lines: Vec::new(), count: 0 };
+    let kind = |name, tone| Kind { name, one: name, tone, lines: Vec::new(), count: 0 };
     let mut kinds = [
         kind("shadowed", Tone::Bad),
         kind("redundant", Tone::Doubtful),
         kind("conflicting", Tone::Doubtful),
-        kind("exceptions", Tone::Aside),
+        Kind { one: "exception", ..kind("exceptions", Tone::Aside) },
         kind("overlapping", Tone::Aside),
     ];
     let [shadowed, redundant, conflicting, exceptions, overlapping] = &mut kinds;
@@ -248,17 +253,16 @@ fn verdict(checked: &Checked, paint: Paint) -> String {
     };
     let warnings = match checked.warnings.len() {
         0 => String::new(),
-        1 => ", 1 warning".to_owned(),
-        warnings => format!(", {warnings} warnings"),
+        warnings => format!(", {}", counted(warnings as u64, "warning", "warnings")),
     };
     let doubtful = !hybrid.is_empty() || !warnings.is_empty();
     let tone = if doubtful { Tone::Doubtful } else { Tone::Good };
     let words = format!(
-        "{source}: ok on {}: {} flows on {} priorities, {} queue pairs{hybrid}{warnings}",
+        "{source}: ok on {}: {} on {}, {}{hybrid}{warnings}",
         report.device,
-        number(program.flows.len() as u64),
-        program.priorities_used,
-        program.queues.len(),
+        counted(program.flows.len() as u64, "flow", "flows"),
+        counted(program.priorities_used.into(), "priority", "priorities"),
+        counted(program.queues.len() as u64, "queue pair", "queue pairs"),
     );
     paint.text(tone, &words)
 }

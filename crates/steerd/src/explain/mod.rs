@@ -15,6 +15,7 @@ use policy::Program;
 use crate::cli::{ExplainArgs, Format};
 use crate::error::Error;
 use crate::output::{self, Reader};
+use crate::table::counted;
 use crate::target;
 use fate::Fate;
 use summary::Summary;
@@ -45,9 +46,9 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
 /// The key of a frame that a port would look at.
 fn whole(frame: &[u8]) -> Result<DeepKey, String> {
     if frame.len() < ETHERNET_HEADER_BYTES {
-        let bytes = frame.len();
+        let bytes = counted(frame.len() as u64, "byte is", "bytes are");
         return Err(format!(
-            "{bytes} bytes hold no Ethernet header: a port drops that as a runt, no rule sees it (hint: a frame \
+            "{bytes} too few for an Ethernet header: a port drops that as a runt, no rule sees it (hint: a frame \
              begins with its destination MAC and has {ETHERNET_HEADER_BYTES} bytes or more)"
         ));
     }
