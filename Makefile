@@ -101,7 +101,7 @@ miri: build-packages ## what Miri can run of packet, policy, hugemem, verbs and 
 	$(CARGO) +nightly miri test --locked -p hugemem --lib -- free_list:: page_kind:: --skip number_of_blocks && \
 	$(CARGO) +nightly miri test --locked -p verbs --lib && \
 	$(CARGO) +nightly miri test --locked -p softnic --lib -- \
-	  ring:: memory:: slab:: work:: rss:: provider::held:: engine::pace:: engine::fcs::
+	  ring:: memory:: slab:: work:: provider::held:: engine::fcs::
 
 # Nightly with Miri; fetched if rustup can. Where it cannot be had that is said, loudly.
 define miri_ready
