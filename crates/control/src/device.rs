@@ -90,11 +90,11 @@ impl Device {
         Ok(Self { context, name, attributes, kind })
     }
 
-    /// The same device taken for another kind (a name of [`DeviceProfile::NAMES`]): one in software does not
-    /// tell by its ids whose limits it has.
+    /// The same device, one in software, taken for the kind that it plays (a name of [`DeviceProfile::NAMES`]): it
+    /// does not tell by its ids whose limits it has beside its own.
     #[must_use]
     pub fn taken_for(self, kind: &str) -> Self {
-        Self { kind: DeviceProfile::by_name(kind), ..self }
+        Self { kind: DeviceProfile::by_name(kind).map(DeviceProfile::in_software), ..self }
     }
 
     /// The libibverbs context.

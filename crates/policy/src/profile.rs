@@ -288,6 +288,20 @@ impl DeviceProfile {
         self.limits.iter().find(|row| row.limit == limit).map_or(Errno::Einval, |row| row.errno)
     }
 
+    /// The same limits on the soft NIC, which plays that device and holds no more flows, masks and copies than
+    /// it ever does.
+    #[must_use]
+    pub fn in_software(self) -> Self {
+        let own = known::ideal();
+        let less = |a: Option<u32>, b: Option<u32>| a.into_iter().chain(b).min();
+        Self {
+            max_flows: less(self.max_flows, own.max_flows),
+            max_shapes: less(self.max_shapes, own.max_shapes),
+            max_copies: less(self.max_copies, own.max_copies),
+            ..self
+        }
+    }
+
     /// Flows that copy of one program, by the same reasoning as priorities.
     #[must_use]
     pub fn copies_per_program(&self) -> Option<usize> {

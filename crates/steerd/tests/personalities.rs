@@ -78,7 +78,7 @@ fn an_mlx4_does_what_the_policy_means() {
 }
 
 fn trial(personality: Personality) -> Met {
-    let profile = DeviceProfile::by_name(personality.name()).expect("a profile of its name");
+    let profile = DeviceProfile::by_name(personality.name()).expect("a profile of its name").in_software();
     let mut rig = Rig::new(personality, WORKERS);
     let mut met = Met::default();
     let (started, seeds) = (Instant::now(), seeds());

@@ -44,7 +44,7 @@ pub(super) fn ideal() -> DeviceProfile {
         max_tables: None,
         max_counters: None,
         // softnic: flow::MAX_DONT_TRAP.
-        max_copies: Some(16),
+        max_copies: Some(32),
         tag_bits: 24,
         multicast_ignores_priority: false,
         refusals: Vec::new(),

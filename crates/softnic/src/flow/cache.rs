@@ -22,7 +22,7 @@ pub(super) struct Verdict {
     /// The group that decides; [`Verdict::NO_GROUP`] leaves the frame to the kernel.
     pub(super) group: u32,
     /// Which DONT_TRAP rules take a copy, by position.
-    pub(super) dont_trap: u16,
+    pub(super) dont_trap: u32,
 }
 
 impl Verdict {
@@ -32,10 +32,10 @@ impl Verdict {
 #[derive(Clone, Copy, Debug)]
 struct Entry<I> {
     image: I,
-    /// Valid only while this is the cache's epoch.
-    epoch: u64,
+    /// The cache's epoch, without which the entry is stale, and the port in the lowest byte: an entry stays
+    /// at 80 bytes.
+    stamp: u64,
     verdict: Verdict,
-    port: u8,
 }
 
 /// Remembers verdicts by port and image.
@@ -48,7 +48,7 @@ pub(super) struct ExactCache<I> {
 impl<I: Image> Default for ExactCache<I> {
     fn default() -> Self {
         let verdict = Verdict { group: Verdict::NO_GROUP, dont_trap: 0 };
-        let entry = Entry { image: I::default(), epoch: 0, verdict, port: 0 };
+        let entry = Entry { image: I::default(), stamp: 0, verdict };
         Self { sets: vec![[entry; WAYS]; SETS].into_boxed_slice(), epoch: 1 }
     }
 }
@@ -69,16 +69,17 @@ impl<I: Image> ExactCache<I> {
     ) -> Verdict {
         let digest = image.digest() ^ u64::from(port).wrapping_mul(PORT_FACTOR);
         let set = &mut self.sets[digest as usize & (SETS - 1)];
+        let stamp = self.epoch << 8 | u64::from(port);
         for entry in set.iter() {
-            if entry.epoch == self.epoch && entry.port == port && entry.image == *image {
+            if entry.stamp == stamp && entry.image == *image {
                 return entry.verdict;
             }
         }
         let verdict = classify();
         // A stale way first; else the digest picks the victim, so that two images do not always displace each other.
-        let stale = set.iter().position(|entry| entry.epoch != self.epoch);
+        let stale = set.iter().position(|entry| entry.stamp >> 8 != self.epoch);
         let way = stale.unwrap_or((digest >> 63) as usize);
-        set[way] = Entry { image: *image, epoch: self.epoch, verdict, port };
+        set[way] = Entry { image: *image, stamp, verdict };
         verdict
     }
 }

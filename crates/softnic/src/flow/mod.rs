@@ -54,7 +54,7 @@ pub(crate) const MAX_SHAPES: usize = 512;
 /// The most queue pairs that one match can be replicated to.
 pub(crate) const MAX_REPLICAS: usize = 32;
 /// The most DONT_TRAP flows of one port.
-pub(crate) const MAX_DONT_TRAP: usize = 16;
+pub(crate) const MAX_DONT_TRAP: usize = 32;
 /// The most sniffers of one port.
 pub(crate) const MAX_SNIFFERS: usize = 16;
 /// The most flows that one frame can get: the limits above make more impossible.

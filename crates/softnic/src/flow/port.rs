@@ -60,7 +60,7 @@ impl CopyRule {
     }
 }
 
-const _: () = assert!(MAX_DONT_TRAP <= u16::BITS as usize, "a verdict names DONT_TRAP rules by bit");
+const _: () = assert!(MAX_DONT_TRAP <= u32::BITS as usize, "a verdict names DONT_TRAP rules by bit");
 
 /// The rules of one port and direction.
 #[derive(Debug, Default)]

@@ -101,7 +101,7 @@ fn make_soft(settings: &Settings) -> Result<Soft, Error> {
 pub(crate) fn profile(settings: &Settings) -> Result<DeviceProfile, Error> {
     if means_soft(settings) {
         let personality = settings.softnic.personality.name();
-        return Ok(DeviceProfile::by_name(personality).unwrap_or_default());
+        return Ok(DeviceProfile::by_name(personality).unwrap_or_default().in_software());
     }
     let cores = cores::assign(&settings.workers.cores, settings.softnic.core, &cores::available());
     let workers = cores.map_err(Error::Cores)?.len();
