@@ -103,13 +103,22 @@ impl Drop for Kept {
     }
 }
 
-static KEPT: Mutex<VecDeque<Kept>> = Mutex::new(VecDeque::new());
+/// The memory of the objects that were destroyed last.
+struct Keeper(VecDeque<Kept>);
+
+impl Keeper {
+    /// Keeps one more; answers what there is no room for any more.
+    fn keep(&mut self, memory: Kept) -> Option<Kept> {
+        let oldest = if self.0.len() >= MAX_KEPT { self.0.pop_front() } else { None };
+        self.0.push_back(memory);
+        oldest
+    }
+}
+
+static KEEPER: Mutex<Keeper> = Mutex::new(Keeper(VecDeque::new()));
 
 fn keep(memory: Kept) {
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    let oldest = if kept.len() >= MAX_KEPT { kept.pop_front() } else { None };
-    kept.push_back(memory);
-    drop(kept);
+    let oldest = KEEPER.lock().unwrap_or_else(PoisonError::into_inner).keep(memory);
     drop(oldest);
 }
 
@@ -137,12 +146,20 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_the_bound_is_kept() {
-        for number in 0..2 * MAX_KEPT {
-            let handle = NonNull::from(Box::leak(Held::boxed(number)));
-            // SAFETY: just made.
-            unsafe { Held::destroy(handle) };
+    fn no_more_than_the_bound_is_kept_and_the_oldest_goes_first() {
+        // Not the process's own: other tests count on that.
+        let mut keeper = Keeper(VecDeque::new());
+        let kept = || {
+            let handle = NonNull::from(Box::leak(Held::boxed(7u8)));
+            Kept { memory: handle.cast(), layout: Layout::new::<Held<u8>>() }
+        };
+        let first = kept();
+        let address = first.memory;
+        assert!(keeper.keep(first).is_none());
+        for _ in 1..MAX_KEPT {
+            assert!(keeper.keep(kept()).is_none());
         }
-        assert_eq!(KEPT.lock().unwrap().len(), MAX_KEPT);
+        assert_eq!(keeper.keep(kept()).map(|oldest| oldest.memory), Some(address));
+        assert_eq!(keeper.0.len(), MAX_KEPT);
     }
 }
