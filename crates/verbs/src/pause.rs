@@ -171,7 +171,7 @@ mod tests {
         std::thread::scope(|scope| {
             for (first, second) in [(&a, &b), (&b, &a)] {
                 scope.spawn(move || {
-                    for _ in 0..200 {
+                    for _ in 0..TURNS {
                         drop(pause_both(first, second).expect("nobody is inside"));
                     }
                 });
@@ -196,10 +196,11 @@ mod tests {
 
     #[test]
     fn users_and_destroyers_never_overlap() {
+        const TURNS: u32 = if cfg!(miri) { 3 } else { 200 };
         let gate = Gate::default();
         let (inside, turns) = (AtomicU32::new(0), AtomicU32::new(0));
         let use_it = || {
-            while turns.load(Ordering::SeqCst) < 400 {
+            while turns.load(Ordering::SeqCst) < 2 * TURNS {
                 if gate.enter() {
                     assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                     inside.fetch_sub(1, Ordering::SeqCst);
@@ -210,7 +211,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
-                    for _ in 0..200 {
+                    for _ in 0..TURNS {
                         let paused = gate.pause().expect("users leave soon");
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                         inside.fetch_sub(1, Ordering::SeqCst);
