@@ -141,6 +141,9 @@ mod tests {
 
     use super::*;
 
+    /// Under Miri threads take turns, and spin through them.
+    const TURNS: u32 = if cfg!(miri) { 3 } else { 200 };
+
     #[test]
     fn a_paused_gate_is_not_entered_and_an_entered_one_not_paused() {
         let gate = Gate::default();
@@ -196,7 +199,6 @@ mod tests {
 
     #[test]
     fn users_and_destroyers_never_overlap() {
-        const TURNS: u32 = if cfg!(miri) { 3 } else { 200 };
         let gate = Gate::default();
         let (inside, turns) = (AtomicU32::new(0), AtomicU32::new(0));
         let use_it = || {
