@@ -8,6 +8,8 @@ mod chain;
 mod corpus;
 #[path = "captures/expressions.rs"]
 mod expressions;
+#[path = "support/notebook.rs"]
+mod notebook;
 mod support;
 
 use std::fmt::Write as _;

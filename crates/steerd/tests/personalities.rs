@@ -3,6 +3,8 @@
 
 #[path = "../../policy/tests/analysis_support/mod.rs"]
 mod analysis_support;
+#[path = "support/notebook.rs"]
+mod notebook;
 #[path = "trial/reference.rs"]
 mod reference;
 #[path = "trial/rig.rs"]

@@ -2,6 +2,8 @@
 //! its limit and number; and through the soft NIC every packet of a trace is taken by the rule that an independent
 //! oracle found.
 
+#[path = "support/notebook.rs"]
+mod notebook;
 #[path = "trial/rig.rs"]
 mod rig;
 mod support;

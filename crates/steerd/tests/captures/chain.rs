@@ -8,33 +8,9 @@ use control::{Controller, Device, DeviceSelector};
 use policy::{DeviceProfile, Program, Source, WorkerId};
 use softnic::wire::{PcapConfig, PcapMode, WireConfig};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
-use worker::{Deliveries, Sink, Worker, WorkerConfig, WorkerSnapshot};
+use worker::{Worker, WorkerSnapshot};
 
-/// What one worker was given.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
-    pub(crate) worker: WorkerId,
-    pub(crate) tag: u32,
-    pub(crate) outcome: policy::Outcome,
-    pub(crate) bytes: Vec<u8>,
-}
-
-struct Notebook {
-    worker: WorkerId,
-    pages: Arc<Mutex<Vec<Seen>>>,
-}
-
-impl Sink for Notebook {
-    fn run(&mut self, deliveries: Deliveries<'_>) {
-        let mut pages = self.pages.lock().expect("nobody panics with it");
-        pages.extend(deliveries.iter().map(|delivery| Seen {
-            worker: self.worker,
-            tag: delivery.tag.0,
-            outcome: delivery.outcome,
-            bytes: delivery.bytes.to_vec(),
-        }));
-    }
-}
+use crate::notebook::{Seen, worker};
 
 /// Declared in the order in which things must go: flows, workers, device.
 pub(crate) struct Chain {
@@ -70,7 +46,7 @@ impl Chain {
         .expect("a soft NIC");
         let device = Device::open(&DeviceSelector::named("softnic0"), Some(&nic)).expect("it opens");
         let seen = Arc::default();
-        let workers: Vec<_> = (0..workers).map(|id| worker(&device, WorkerId(id), &seen)).collect();
+        let workers: Vec<_> = (0..workers).map(|id| worker(&device, WorkerId(id), 256, &seen)).collect();
         let queues = workers.iter().map(Worker::work_queue).collect();
         let mut controller = Controller::new(&device, vec![1], queues).expect("a controller");
         let controls: Vec<_> = workers.iter().map(Worker::control).collect();
@@ -125,13 +101,4 @@ impl Chain {
         assert_eq!(port.delivered, received, "what the device delivered is what workers received");
         assert!(self.snapshots().iter().all(|worker| worker.imbalance() == 0));
     }
-}
-
-fn worker(device: &Device, id: WorkerId, seen: &Arc<Mutex<Vec<Seen>>>) -> Worker {
-    let mut config = WorkerConfig::new(id);
-    config.frames = 256;
-    config.frame_bytes = 16_384;
-    config.pages = vec![hugemem::PageKind::Plain];
-    let notebook = Notebook { worker: id, pages: Arc::clone(seen) };
-    Worker::new(device.context(), config).expect("a worker").with_sink(Box::new(notebook))
 }

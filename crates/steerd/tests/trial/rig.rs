@@ -6,19 +6,12 @@ use std::sync::{Arc, Mutex};
 
 use control::{Controller, Device, DeviceSelector};
 use packet::MacAddr;
-use policy::{Outcome, Program, WorkerId};
+use policy::{Program, WorkerId};
 use softnic::wire::{Burst, RxFrame, TransmitError, Wire, WireState};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
-use worker::{Deliveries, Sink, Worker, WorkerConfig};
+use worker::Worker;
 
-/// What a packet can be told by when it came to a worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
-    pub(crate) worker: WorkerId,
-    pub(crate) tag: u32,
-    pub(crate) outcome: Outcome,
-    pub(crate) bytes: Vec<u8>,
-}
+use crate::notebook::{Seen, worker};
 
 /// Where a frame really went.
 #[derive(Clone, Debug)]
@@ -57,7 +50,7 @@ impl Rig {
         let device = Device::open(&DeviceSelector::named("softnic0"), Some(&nic)).expect("it opens");
         let device = device.taken_for(personality.name());
         let seen = Arc::default();
-        let workers: Vec<_> = (0..workers).map(|id| worker(&device, WorkerId(id), &seen)).collect();
+        let workers: Vec<_> = (0..workers).map(|id| worker(&device, WorkerId(id), 64, &seen)).collect();
         let queues = workers.iter().map(Worker::work_queue).collect();
         let controller = Controller::new(&device, vec![1], queues).expect("a controller");
         Self { controller, workers, seen, dropped: Vec::new(), nic, line }
@@ -120,31 +113,6 @@ impl Rig {
         let received: u64 = books.iter().map(|worker| worker.received.packets).sum();
         assert_eq!(port.delivered + port.replicated, received, "what was delivered is what workers received");
         assert!(books.iter().all(|worker| worker.imbalance() == 0 && worker.dropped_by_reason() == 0));
-    }
-}
-
-fn worker(device: &Device, id: WorkerId, seen: &Arc<Mutex<Vec<Seen>>>) -> Worker {
-    let mut config = WorkerConfig::new(id);
-    (config.frames, config.frame_bytes) = (64, 16_384);
-    config.pages = vec![hugemem::PageKind::Plain];
-    let notebook = Notebook { worker: id, pages: Arc::clone(seen) };
-    Worker::new(device.context(), config).expect("a worker").with_sink(Box::new(notebook))
-}
-
-struct Notebook {
-    worker: WorkerId,
-    pages: Arc<Mutex<Vec<Seen>>>,
-}
-
-impl Sink for Notebook {
-    fn run(&mut self, deliveries: Deliveries<'_>) {
-        let mut pages = self.pages.lock().expect("nobody panics with it");
-        pages.extend(deliveries.iter().map(|delivery| Seen {
-            worker: self.worker,
-            tag: delivery.tag.0,
-            outcome: delivery.outcome,
-            bytes: delivery.bytes.to_vec(),
-        }));
     }
 }
 

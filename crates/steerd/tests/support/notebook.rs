@@ -1,0 +1,42 @@
+//! Workers that note what they are given. For tests that follow single packets; judges nothing.
+
+use std::sync::{Arc, Mutex};
+
+use control::Device;
+use policy::{Outcome, WorkerId};
+use worker::{Deliveries, Sink, Worker, WorkerConfig};
+
+/// What one worker was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) worker: WorkerId,
+    pub(crate) tag: u32,
+    pub(crate) outcome: Outcome,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// A worker of the device that notes in `seen`, with so many frames of 16 KiB.
+pub(crate) fn worker(device: &Device, id: WorkerId, frames: u32, seen: &Arc<Mutex<Vec<Seen>>>) -> Worker {
+    let mut config = WorkerConfig::new(id);
+    (config.frames, config.frame_bytes) = (frames, 16_384);
+    config.pages = vec![hugemem::PageKind::Plain];
+    let notebook = Notebook { worker: id, pages: Arc::clone(seen) };
+    Worker::new(device.context(), config).expect("a worker").with_sink(Box::new(notebook))
+}
+
+struct Notebook {
+    worker: WorkerId,
+    pages: Arc<Mutex<Vec<Seen>>>,
+}
+
+impl Sink for Notebook {
+    fn run(&mut self, deliveries: Deliveries<'_>) {
+        let mut pages = self.pages.lock().expect("nobody panics with it");
+        pages.extend(deliveries.iter().map(|delivery| Seen {
+            worker: self.worker,
+            tag: delivery.tag.0,
+            outcome: delivery.outcome,
+            bytes: delivery.bytes.to_vec(),
+        }));
+    }
+}
