@@ -85,13 +85,17 @@ fn wider(groups: &[Group]) -> Vec<Vec<Wider>> {
     }
     let mut wider = vec![Vec::new(); groups.len()];
     for members in kindred.values() {
-        let masks: Vec<u64> = members.iter().flat_map(|group| compact(&groups[*group].told)).collect();
-        let masks = || masks.chunks_exact(touched.len().max(1));
-        for (from, mask) in members.iter().zip(masks()) {
-            let into = members.iter().zip(masks()).filter(|(into, _)| *into != from);
-            let into = into.filter_map(|(into, other)| Some((extra_bits(mask, other)?, *into)));
-            wider[*from] = into.collect();
-            wider[*from].sort_unstable();
+        // By the bits they ask for: what a mask can be cut into comes after it, and not far.
+        let mut masks: Vec<(u32, usize, Vec<u64>)> = members
+            .iter()
+            .map(|group| (*group, compact(&groups[*group].told)))
+            .map(|(group, mask)| (mask.iter().map(|word| word.count_ones()).sum(), group, mask))
+            .collect();
+        masks.sort_unstable();
+        for (place, (bits, from, mask)) in masks.iter().enumerate() {
+            let near = masks[place + 1..].iter().take_while(|(more, ..)| more - bits <= MAX_BITS);
+            let into = near.filter(|(_, _, other)| asks_no_more(mask, other));
+            wider[*from] = into.map(|(more, into, _)| (more - bits, *into)).collect();
         }
     }
     wider
@@ -134,16 +138,9 @@ fn splittable() -> Image {
         .fold([0; WORDS], |all, cube| std::array::from_fn(|i| all[i] | cube.mask[i]))
 }
 
-/// How many bits the second mask has beyond the first, if it has all of the first's and not too many more.
-fn extra_bits(from: &[u64], into: &[u64]) -> Option<u32> {
-    let mut bits = 0;
-    for (from, into) in from.iter().zip(into) {
-        if from & !into != 0 {
-            return None;
-        }
-        bits += (into & !from).count_ones();
-    }
-    (bits <= MAX_BITS).then_some(bits)
+/// Whether every bit of the first mask is one of the second's.
+fn asks_no_more(mask: &[u64], other: &[u64]) -> bool {
+    mask.iter().zip(other).all(|(mask, other)| mask & !other == 0)
 }
 
 fn cut(
