@@ -1,9 +1,10 @@
 //! `[sets]`: named lists, inline or from files, and the lists of matches that may name them. A set has no
 //! type of its own; its items are read as what the key that names the set wants.
 
+mod items;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::diagnostics::{Diagnostic, Place, Severity};
@@ -14,6 +15,7 @@ use crate::source::Source;
 use super::files::Files;
 use super::reader::{Names, Reader, Table, Value, entries, integer_of, nearest};
 use super::values::{Kind, Refused, is_keyword};
+use items::{Items, from_file, inline};
 
 /// All sets of a policy.
 pub(super) struct Sets {
@@ -32,39 +34,6 @@ struct Set {
     used: bool,
     /// Kinds of values that this set's items were already found not to be: reported once, not per use.
     reported: Vec<&'static str>,
-}
-
-/// The items of a set as text; a large one is not copied out of its file.
-enum Items {
-    Inline(Arc<Source>, Vec<(String, Range<usize>)>),
-    File(Arc<Source>, Vec<Range<usize>>),
-}
-
-impl Items {
-    fn len(&self) -> usize {
-        match self {
-            Self::Inline(_, items) => items.len(),
-            Self::File(_, spans) => spans.len(),
-        }
-    }
-
-    fn text(&self, index: usize) -> &str {
-        match self {
-            Self::Inline(_, items) => items.get(index).map_or("", |(text, _)| text),
-            Self::File(source, spans) => {
-                spans.get(index).and_then(|span| source.text.get(span.clone())).unwrap_or("")
-            }
-        }
-    }
-
-    fn place(&self, index: usize) -> Place {
-        match self {
-            Self::Inline(source, items) => {
-                Place::new(source, items.get(index).map_or(0..0, |(_, span)| span.clone()))
-            }
-            Self::File(source, spans) => Place::new(source, spans.get(index).cloned().unwrap_or(0..0)),
-        }
-    }
 }
 
 /// The values of a key, before its field makes one set of them.
@@ -97,8 +66,8 @@ impl Sets {
                 continue;
             }
             let items = match value.get_ref().as_table() {
-                Some(table) => file_items(reader, value, table, files),
-                None => inline_items(reader, value),
+                Some(table) => from_file(reader, value, table, files),
+                None => inline(reader, value),
             };
             self.index.insert(name.to_owned(), self.list.len());
             self.list.push(Set { name: name.to_owned(), place, items, used: false, reported: Vec::new() });
@@ -317,57 +286,4 @@ pub(super) fn shortened(text: &str) -> String {
         Some((cut, _)) => text[..cut].chars().map(printable).chain("...".chars()).collect(),
         None => text.chars().map(printable).collect(),
     }
-}
-
-fn inline_items(reader: &mut Reader, value: &Value<'_>) -> Items {
-    let mut items = Vec::new();
-    let array = reader.array(value, "a set").unwrap_or(&[]);
-    if array.len() > MAX_SET_VALUES {
-        reader.error(value.span(), format!("a set has at most {MAX_SET_VALUES} values"), "too many");
-        return Items::Inline(Arc::clone(&reader.source), items);
-    }
-    for value in array {
-        match scalar(value) {
-            Some(text) => items.push((text.trim().to_owned(), value.span())),
-            None => reader.mistyped(value, "an item of a set", "a string or a number"),
-        }
-    }
-    Items::Inline(Arc::clone(&reader.source), items)
-}
-
-/// `{ file = "x.txt" }`: one value per line, `#` begins a comment.
-fn file_items(reader: &mut Reader, value: &Value<'_>, table: &Table<'_>, files: &mut Files<'_>) -> Items {
-    let nothing = Items::Inline(Arc::clone(&reader.source), Vec::new());
-    reader.refuse_unknown_keys(table, keys::SET_FILE, "a set from a file");
-    let Some(file) = table.get("file") else {
-        let hint = "write { file = \"name.txt\" }";
-        reader.error_with(value.span(), "the set names no file", "no `file` here", hint);
-        return nothing;
-    };
-    let Some(name) = reader.string(file, "`file`") else { return nothing };
-    let source = match files.load(name) {
-        Ok(source) => Arc::new(source),
-        Err(error) => {
-            let hint = "the name is relative to the policy file";
-            reader.error_with(file.span(), format!("cannot read the set: {error}"), "named here", hint);
-            return nothing;
-        }
-    };
-    let mut spans = Vec::new();
-    let mut line_start = 0;
-    for line in source.text.split_inclusive('\n') {
-        let content = line.split('#').next().unwrap_or_default();
-        let text = content.trim();
-        if !text.is_empty() {
-            let start = line_start + (content.len() - content.trim_start().len());
-            spans.push(start..start + text.len());
-        }
-        line_start += line.len();
-    }
-    if spans.len() > MAX_SET_VALUES {
-        let message = format!("{name} has {} values, a set at most {MAX_SET_VALUES}", spans.len());
-        reader.error(file.span(), message, "too many");
-        return nothing;
-    }
-    Items::File(source, spans)
 }
