@@ -22,8 +22,8 @@ pub(super) struct Shape {
     pub(super) traps: bool,
     /// The words that the mask touches, and the mask there.
     words: Vec<(usize, u64)>,
-    /// The values of the entries in these words, one after another.
-    values: Vec<u64>,
+    /// For each of these words the values of all entries there.
+    columns: Vec<Vec<u64>>,
     entries: Vec<Entry>,
     deepest: u32,
     /// Bits on which all entries agree: most shapes are told apart from a cube by these alone.
@@ -88,10 +88,11 @@ fn hash_of(words: impl Iterator<Item = u64>) -> u64 {
 impl Shape {
     pub(super) fn new(cube: &Cube, traps: bool) -> Self {
         let touched = WORD_ORDER.into_iter().map(|word| (word, cube.mask[word]));
+        let words: Vec<(usize, u64)> = touched.filter(|(_, mask)| *mask != 0).collect();
         Self {
             traps,
-            words: touched.filter(|(_, mask)| *mask != 0).collect(),
-            values: Vec::new(),
+            columns: vec![Vec::new(); words.len()],
+            words,
             entries: Vec::new(),
             deepest: 0,
             common: *cube,
@@ -106,7 +107,9 @@ impl Shape {
             self.common.value[i] &= self.common.mask[i];
         }
         self.deepest = self.deepest.max(rank);
-        self.values.extend(self.words.iter().map(|(word, _)| cube.value[*word]));
+        for (column, (word, _)) in self.columns.iter_mut().zip(&self.words) {
+            column.push(cube.value[*word]);
+        }
         let candidate = u32::try_from(candidate).unwrap_or(u32::MAX);
         self.exact.insert(self.hash(cube), candidate);
         self.entries.push(Entry { candidate, rank });
@@ -155,11 +158,9 @@ impl Shape {
                 return self.scan(cube, rank, met);
             }
         }
-        let stride = self.words.len();
         let index = joint.index.get_or_insert_default();
         for entry in joint.before.len()..self.entries.len() {
-            let values = &self.values[entry * stride..(entry + 1) * stride];
-            let hash = hash_of(values.iter().zip(&masks).map(|(value, mask)| value & mask));
+            let hash = hash_of(self.columns.iter().zip(&masks).map(|(column, mask)| column[entry] & mask));
             // Flows are far fewer than 2^32.
             joint.before.push(index.insert(hash, entry as u32));
         }
@@ -167,8 +168,7 @@ impl Shape {
         let mut found = index.get(&hash).copied();
         while let Some(entry) = found.map(|entry| entry as usize) {
             let Entry { candidate, rank: own } = self.entries[entry];
-            let values = &self.values[entry * stride..(entry + 1) * stride];
-            if own >= rank && meets(&self.words, values, cube) {
+            if own >= rank && meets(&self.words, &self.columns, entry, cube) {
                 met.push((candidate as usize, own));
             }
             found = joint.before[entry];
@@ -176,28 +176,25 @@ impl Shape {
     }
 
     fn scan(&self, cube: &Cube, rank: u32, met: &mut Vec<(usize, u32)>) {
-        let stride = self.words.len().max(1);
-        if self.words.is_empty() {
-            met.extend(self.entries.iter().map(|entry| (entry.candidate as usize, entry.rank)));
-            return;
-        }
-        let mut asked = [(0u64, 0u64); WORDS];
-        for (asked, (word, mask)) in asked.iter_mut().zip(&self.words) {
-            let mask = mask & cube.mask[*word];
-            *asked = (cube.value[*word] & mask, mask);
-        }
-        let asked = &asked[..stride];
-        for (entry, values) in self.entries.iter().zip(self.values.chunks_exact(stride)) {
-            let agrees = |((value, mask), own): (&(u64, u64), &u64)| own & mask == *value;
-            if entry.rank >= rank && asked.iter().zip(values).all(agrees) {
-                met.push((entry.candidate as usize, entry.rank));
+        let deep = self.entries.iter().enumerate().filter(|(_, entry)| entry.rank >= rank);
+        let asked = self.words.iter().map(|(word, mask)| (*word, mask & cube.mask[*word]));
+        // Most entries differ already in the word of which most bits are asked.
+        let telling = asked.zip(&self.columns).max_by_key(|((_, mask), _)| mask.count_ones());
+        let Some(((word, mask), column)) = telling.filter(|((_, mask), _)| *mask != 0) else {
+            return met.extend(deep.map(|(_, entry)| (entry.candidate as usize, entry.rank)));
+        };
+        let value = cube.value[word] & mask;
+        for (entry, _) in column.iter().enumerate().filter(|(_, own)| *own & mask == value) {
+            let Entry { candidate, rank: own } = self.entries[entry];
+            if own >= rank && meets(&self.words, &self.columns, entry, cube) {
+                met.push((candidate as usize, own));
             }
         }
     }
 }
 
 /// Whether an entry's values agree with the cube where both ask.
-fn meets(words: &[(usize, u64)], values: &[u64], cube: &Cube) -> bool {
-    let mut pairs = words.iter().zip(values);
-    pairs.all(|((word, mask), value)| (value ^ cube.value[*word]) & mask & cube.mask[*word] == 0)
+fn meets(words: &[(usize, u64)], columns: &[Vec<u64>], entry: usize, cube: &Cube) -> bool {
+    let mut pairs = words.iter().zip(columns);
+    pairs.all(|((word, mask), column)| (column[entry] ^ cube.value[*word]) & mask & cube.mask[*word] == 0)
 }
