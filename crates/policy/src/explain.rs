@@ -49,6 +49,19 @@ pub struct Copied {
     pub outcome: Outcome,
 }
 
+/// The fate of one packet that the host sends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SentExplanation {
+    /// The egress flow that decides and counts, an index into `Program::flows`; `None`: no rule is about it.
+    pub flow: Option<usize>,
+    /// The rule that this flow belongs to.
+    pub rule: Option<RuleId>,
+    /// Whether it leaves; what no egress rule is about does.
+    pub leaves: bool,
+    /// What a sniffer hears of it: nothing, if it does not leave.
+    pub copies: Vec<Copied>,
+}
+
 /// Where a queue pair delivers a packet.
 struct Landing {
     group: GroupId,
@@ -105,15 +118,31 @@ impl Program {
         explanation
     }
 
+    /// The fate of a packet that the host sends, without running anything. The rules of the other direction have
+    /// no say in it, nor has the policy's default.
+    #[must_use]
+    pub fn explain_sent(&self, key: &DeepKey) -> SentExplanation {
+        let decides = |flow: &Flow| flow.kind == FlowKind::Egress && flow.matches(key);
+        let flow = self.flows.iter().position(decides);
+        let decided = flow.and_then(|index| self.flows.get(index));
+        let leaves = decided.is_none_or(|flow| flow.action != FlowAction::Drop);
+        let copies = self.copies_by(key, |flow| leaves && flow.kind == FlowKind::Sniffer);
+        SentExplanation { flow, rule: decided.map(|flow| flow.rule), leaves, copies }
+    }
+
     /// The copies that are made before the packet is taken: at the same priority they come first.
     fn copies(&self, key: &DeepKey, taken: Option<usize>) -> Vec<Copied> {
         let last = taken.and_then(|index| self.flows.get(index)).map_or(u16::MAX, |flow| flow.priority);
-        let reaches = |flow: &Flow| match flow.kind {
+        self.copies_by(key, |flow| match flow.kind {
             FlowKind::Copy => flow.priority <= last && flow.matches(key),
             FlowKind::Sniffer => true,
             FlowKind::Normal | FlowKind::Egress => false,
-        };
-        let copying = self.flows.iter().enumerate().filter(|(_, flow)| reaches(flow));
+        })
+    }
+
+    /// What these flows copy of a packet.
+    fn copies_by(&self, key: &DeepKey, makes: impl Fn(&Flow) -> bool) -> Vec<Copied> {
+        let copying = self.flows.iter().enumerate().filter(|(_, flow)| makes(flow));
         let copies = copying.filter_map(|(index, flow)| {
             let FlowAction::Steer { queue, class } = flow.action else { return None };
             let class = match flow.kind {
@@ -149,6 +178,8 @@ fn toeplitz(key: &RssKey, input: &[u8]) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use packet::build::FrameBuilder;
+
     use super::*;
 
     /// The first vector of Microsoft's "Verifying the RSS hash calculation".
@@ -159,5 +190,31 @@ mod tests {
         let with_ports = [66, 9, 149, 187, 161, 142, 100, 80, 0x0a, 0xea, 0x06, 0xe6];
         assert_eq!(toeplitz(&RssKey::MICROSOFT, &with_ports), 0x51cc_c178);
         assert_eq!(toeplitz(&RssKey::MICROSOFT, &[]), 0);
+    }
+
+    #[test]
+    fn what_is_sent_is_another_matter_than_what_is_received() {
+        let text = "version = 1\ndefault = 'drop'\n[groups.g]\nworkers = [0]\n\
+            [[rules]]\nname = 'own'\nmatch = { dst = '192.0.2.1' }\naction = 'pass'\ndirection = 'egress'\n\
+            [[rules]]\nname = 'not-there'\nmatch = { dst = '192.0.2.0/24' }\naction = 'drop'\ndirection = 'egress'\n\
+            [[rules]]\nname = 'web'\nmatch = { dst_port = 80 }\naction = { steer = 'g' }\n\
+            [[rules]]\nname = 'ear'\nmatch = { any = true }\naction = { sniff = 'g' }\n";
+        let source = crate::Source::new("p.toml", text);
+        let (policy, _) = crate::parse(&source, &crate::NoFiles).expect("it parses");
+        let program = crate::compile(&policy, &crate::DeviceProfile::ideal(), 1).expect("it compiles");
+        let explained = |last: u8| {
+            let frame = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [192, 0, 2, last].into()).udp(1, 80);
+            let sent = program.explain_sent(&DeepKey::of(&frame.build()));
+            (sent.rule, sent.leaves, sent.copies.len())
+        };
+        assert_eq!(explained(1), (Some(RuleId(0)), true, 1));
+        assert_eq!(explained(2), (Some(RuleId(1)), false, 0), "nobody hears what does not leave");
+        let elsewhere = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [198, 51, 100, 1].into()).udp(1, 80);
+        let sent = program.explain_sent(&DeepKey::of(&elsewhere.build()));
+        assert_eq!(
+            (sent.flow, sent.rule, sent.leaves),
+            (None, None, true),
+            "the default is for the received"
+        );
     }
 }

@@ -35,7 +35,7 @@ pub use capacity::{Capacity, CapacityRow, PriorityUse};
 pub use check::{Check, RuleCheck, check};
 pub use compile::{Obstacle, compile, compile_with};
 pub use diagnostics::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Place, Severity};
-pub use explain::{Copied, Explanation};
+pub use explain::{Copied, Explanation, SentExplanation};
 pub use ids::{ClassId, GroupId, QueueId, RuleId, WorkerId};
 pub use parse::{
     LoadOptions, MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_SUBSTITUTED_BYTES, MAX_TOTAL_BYTES, parse,
