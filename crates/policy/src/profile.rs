@@ -153,6 +153,16 @@ pub enum Feature {
     Mpls,
     /// Specs about the packet inside a tunnel.
     Inner,
+    /// An ESP spec of no field: what is asked for is the header alone.
+    AnyEsp,
+    /// The same of VXLAN.
+    AnyVxlan,
+    /// The same of GRE.
+    AnyGre,
+    /// The same of MPLS.
+    AnyMpls,
+    /// The same of TCP and UDP.
+    AnyPorts,
     /// A flow tag.
     Tag,
     /// A flow that drops.
@@ -224,6 +234,11 @@ impl Feature {
             Self::GreFlags => "GRE flags",
             Self::Mpls => "MPLS labels",
             Self::Inner => "packets inside tunnels",
+            Self::AnyEsp => "an ESP header of any index",
+            Self::AnyVxlan => "a VXLAN header of any network",
+            Self::AnyGre => "a GRE header of any protocol and key",
+            Self::AnyMpls => "a label of any value",
+            Self::AnyPorts => "a TCP or UDP header of any ports",
             Self::Tag => "flow tags",
             Self::Drop => "dropping",
             Self::Count => "counting",

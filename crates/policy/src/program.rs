@@ -80,6 +80,11 @@ pub enum Why {
         /// How it says so.
         errno: Errno,
     },
+    /// No value of the header is asked for, and then the device does not look whether it is there.
+    Unseen {
+        /// What it does not look for.
+        feature: Feature,
+    },
     /// It takes too many masks together with the rule's other ranges.
     TooMany {
         /// How many it takes by itself.
@@ -322,6 +327,7 @@ impl Why {
                 format!("the device ignores {} without a word", feature.name())
             }
             Self::Refused { feature, errno } => format!("the device refuses {} ({errno})", feature.name()),
+            Self::Unseen { feature } => format!("the device does not look for {}", feature.name()),
             Self::TooMany { masks, most } => {
                 format!("{masks} masks, times those of the other ranges more than {most}")
             }
@@ -337,7 +343,11 @@ impl Why {
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Refused { errno, .. } => Some(*errno),
-            Self::NoWords | Self::TooMany { .. } | Self::Multicast | Self::KernelException => None,
+            Self::NoWords
+            | Self::Unseen { .. }
+            | Self::TooMany { .. }
+            | Self::Multicast
+            | Self::KernelException => None,
         }
     }
 }

@@ -160,6 +160,9 @@ fn possible(checked: &RuleCheck, rule: &Rule, asked: bool) -> RuleReport {
                 note.key
             )
         }
+        Why::Unseen { .. } => {
+            format!("name the values that `{}` may have: the device looks for the header then", note.key)
+        }
         Why::TooMany { .. } => "end ranges at powers of two, or write two rules".to_owned(),
         Why::Multicast => "match the IP address of the group instead of its MAC address".to_owned(),
         Why::KernelException => "narrow the later rules, so that none takes these packets".to_owned(),

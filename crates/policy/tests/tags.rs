@@ -4,11 +4,11 @@
 use std::fmt::Write as _;
 use std::io::Write as _;
 
-use packet::DeepKey;
 use packet::build::FrameBuilder;
+use packet::{DeepKey, EtherType, IpProtocol};
 use policy::{
-    Decide, DeviceProfile, FlowAction, FlowKind, NoFiles, Placement, Policy, Program, Source, Spec, Verdict,
-    compile, compile_with,
+    Decide, DeviceProfile, EspMatch, FlowAction, FlowKind, GreMatch, MplsMatch, NoFiles, Placement, Policy,
+    Program, Source, Spec, Verdict, VxlanMatch, compile, compile_with,
 };
 
 const HEAD: &str = "version = 1\n[groups.g]\nworkers = [0, 1]\n[groups.h]\nworkers = [1]\nhash = \"none\"\n";
@@ -239,5 +239,57 @@ fn the_reserved_ip_flag_is_the_workers_to_see() {
             _ => &[0, 1, 2, 3],
         };
         assert_eq!(taken, meant, "{flags}");
+    }
+}
+
+/// An mlx5 reads a spec of no field as none, and would take what only announces the header.
+#[test]
+fn a_header_of_any_value_is_the_workers_to_see_where_the_device_does_not_look_for_it() {
+    let v4 = || FrameBuilder::new().ipv4([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
+    let protocol = |protocol, payload: &[u8]| v4().protocol(IpProtocol(protocol)).payload(payload).build();
+    let udp = |port, payload: &[u8]| v4().udp(7, port).payload(payload).build();
+    let label = FrameBuilder::new().ether_type(EtherType::MPLS);
+    let vxlan = [8, 0, 0, 0, 0, 0, 7, 0];
+    for (matches, key, whole, cut) in [
+        ("esp_spi = '0-0xffffffff'", "esp_spi", protocol(50, &[1; 8]), protocol(50, &[1; 7])),
+        ("esp_seq = '0-0xffffffff'", "esp_seq", protocol(50, &[1; 8]), protocol(50, &[1; 7])),
+        ("vxlan_vni = '0-0xffffff'", "vxlan_vni", udp(4789, &vxlan), udp(4789, &vxlan[1..])),
+        ("gre_protocol = '0-0xffff'", "gre_protocol", protocol(47, &[0; 4]), protocol(47, &[0; 3])),
+        ("mpls = 'any'", "mpls", udp(6635, &[0; 4]), udp(6635, &[0; 3])),
+        ("mpls = 'any'", "mpls", label.clone().payload(&[0; 4]).build(), label.payload(&[0; 3]).build()),
+        (
+            "dst_port = '0-65535'",
+            "dst_port",
+            v4().udp(1, 2).build(),
+            v4().fragment(9, false).udp(1, 2).build(),
+        ),
+    ] {
+        let rules = [rule("any", matches, "{ steer = \"g\" }")];
+        let ideal = program(&rules, &DeviceProfile::ideal());
+        assert_eq!(ideal.rules[0].placement, Placement::Hardware, "{matches}");
+        let mlx5 = program(&rules, &DeviceProfile::mlx5());
+        let Placement::Hybrid { reason } = &mlx5.rules[0].placement else { panic!("{mlx5}") };
+        assert!(reason.starts_with(&format!("{key} (the device does not look for a")), "{reason}");
+        assert_eq!(mlx5.rules[0].unfinished.iter().find_map(|note| note.why.errno()), None);
+        for program in [&ideal, &mlx5] {
+            let taken = |frame: &[u8]| program.explain_deep(&DeepKey::of(frame)).outcome.rule.index();
+            assert_eq!((taken(&whole), taken(&cut)), (0, 1), "{matches}: {program}");
+        }
+        // What such a device takes is what its flows say: none asks for a header that it does not look for.
+        let is_bare = |spec: &Spec| {
+            let [esp, vxlan, gre, mpls] = [
+                Spec::Esp { value: EspMatch::default(), mask: EspMatch::default() },
+                Spec::Vxlan { value: VxlanMatch::default(), mask: VxlanMatch::default() },
+                Spec::Gre { value: GreMatch::default(), mask: GreMatch::default() },
+                Spec::Mpls { value: MplsMatch::default(), mask: MplsMatch::default() },
+            ];
+            [esp, vxlan, gre, mpls].contains(&spec.shape())
+        };
+        assert!(!mlx5.flows.iter().flat_map(|flow| &flow.specs).any(is_bare), "{mlx5}");
+    }
+    // Asked for a value, or for the packet inside, it looks.
+    for matches in ["esp_spi = '1-0xffff'", "vxlan_vni = '0-0xffffff', inner = { family = 'ipv4' }"] {
+        let mlx5 = program(&[rule("some", matches, "{ steer = \"g\" }")], &DeviceProfile::mlx5());
+        assert_eq!(mlx5.rules[0].placement, Placement::Hardware, "{mlx5}");
     }
 }

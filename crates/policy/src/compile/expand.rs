@@ -127,7 +127,7 @@ pub(super) fn expand(
         }
     };
     let mut expansion = Expansion { cubes, software: factors.software };
-    fit(&mut expansion, profile);
+    fit(&mut expansion, matches, profile);
     Ok(expansion)
 }
 

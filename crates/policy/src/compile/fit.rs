@@ -4,13 +4,15 @@
 
 use std::collections::HashSet;
 
+use crate::policy::Match;
 use crate::profile::{DeviceProfile, Errno, Feature};
 use crate::program::{Unfinished, Why};
 
 use super::cube::{
-    Cube, DST_MAC, ESP_SEQ, ESP_SPI, ETHER_TYPE, FLOW_LABEL, Field, GRE_FLAGS, GRE_KEY, GRE_PROTOCOL,
-    HAS_ESP, HAS_GRE, HAS_INNER, HAS_IPV4, HAS_IPV6, HAS_MPLS, HAS_TCP, HAS_UDP, HAS_VXLAN, IP_FLAGS,
-    LEVEL_FIELDS, MPLS_TOP, PROTOCOL, RESERVED_FLAG, SRC_MAC, TOS, TTL, TUNNEL_FIELDS, VLAN_TCI, VXLAN_VNI,
+    Cube, DST_MAC, DST_PORT, ESP_SEQ, ESP_SPI, ETHER_TYPE, FLOW_LABEL, Field, GRE_FLAGS, GRE_KEY,
+    GRE_PROTOCOL, HAS_ESP, HAS_GRE, HAS_INNER, HAS_IPV4, HAS_IPV6, HAS_MPLS, HAS_TCP, HAS_UDP, HAS_VXLAN,
+    IP_FLAGS, LEVEL_FIELDS, MPLS_TOP, PROTOCOL, RESERVED_FLAG, SRC_MAC, SRC_PORT, TOS, TTL, TUNNEL_FIELDS,
+    VLAN_TCI, VXLAN_VNI,
 };
 use super::expand::Expansion;
 
@@ -19,12 +21,12 @@ const GROUP_BIT: u64 = 1 << 40;
 /// The K bit of a GRE header, which a match on the key brings along.
 const GRE_HAS_KEY: u64 = 0x20;
 
-/// Takes out of an expansion what the device refuses.
-pub(super) fn fit(expansion: &mut Expansion, profile: &DeviceProfile) {
+/// Takes out of the expansion of a match what the device refuses.
+pub(super) fn fit(expansion: &mut Expansion, matches: &Match, profile: &DeviceProfile) {
     let mut notes = Vec::new();
     let mut changed = false;
     for cube in &mut expansion.cubes {
-        let fitted = fitted(*cube, profile, &mut notes);
+        let fitted = fitted(*cube, matches, profile, &mut notes);
         changed |= fitted != *cube;
         *cube = fitted;
     }
@@ -42,16 +44,18 @@ pub(super) fn fit(expansion: &mut Expansion, profile: &DeviceProfile) {
 /// A cube on its way to what a device takes.
 struct Fitting<'f> {
     cube: Cube,
+    /// What the cube came from: the operator is told the keys that he wrote.
+    matches: &'f Match,
     profile: &'f DeviceProfile,
     notes: &'f mut Vec<Unfinished>,
 }
 
-fn fitted(cube: Cube, profile: &DeviceProfile, notes: &mut Vec<Unfinished>) -> Cube {
+fn fitted(cube: Cube, matches: &Match, profile: &DeviceProfile, notes: &mut Vec<Unfinished>) -> Cube {
     let nothing_to_do = profile.refusals.is_empty() && !profile.multicast_ignores_priority;
     if nothing_to_do && !cube.has(HAS_INNER) && cube.mask_of(RESERVED_FLAG) == 0 {
         return cube;
     }
-    let mut fitting = Fitting { cube: cube.told(), profile, notes };
+    let mut fitting = Fitting { cube: cube.told(), matches, profile, notes };
     fitting.tunnel();
     fitting.network();
     fitting.link();
@@ -99,6 +103,46 @@ impl Fitting<'_> {
             self.refuse(Feature::IpFlags, "inner.ip_flags", &[IP_FLAGS.inside()]);
             self.reserved_flag("inner.ip_flags", RESERVED_FLAG.inside());
         }
+        self.headers();
+    }
+
+    /// A device that reads a spec of no field as none would take all that the carrier announces, cut or not:
+    /// that is what it is told then. A packet inside is behind a whole header only, so asking for it does.
+    fn headers(&mut self) {
+        let (esp, gre) = (esp_key(self.matches), gre_key(self.matches));
+        let headers: [(Feature, &str, Field, &[Field]); 4] = [
+            (Feature::AnyEsp, esp, HAS_ESP, &[ESP_SPI, ESP_SEQ]),
+            (Feature::AnyVxlan, "vxlan_vni", HAS_VXLAN, &[VXLAN_VNI]),
+            (Feature::AnyGre, gre, HAS_GRE, &[GRE_PROTOCOL, GRE_KEY, GRE_FLAGS]),
+            (Feature::AnyMpls, "mpls", HAS_MPLS, &[MPLS_TOP]),
+        ];
+        for (feature, key, header, fields) in headers {
+            let is_bare = self.cube.has(header) && fields.iter().all(|field| self.cube.mask_of(*field) == 0);
+            if is_bare && !self.cube.has(HAS_INNER) && !self.profile.allows(feature) {
+                self.clear(&[header]);
+                self.note(key, Why::Unseen { feature });
+            }
+        }
+    }
+
+    /// The same of TCP and UDP. The flow stays as it is, for the sake of its queue pair: what it takes beside,
+    /// later fragments among them, meets no other flows than these packets do.
+    fn ports(&mut self) {
+        let inner = self.matches.inner.as_deref();
+        let outer = (self.matches, "", [HAS_TCP, HAS_UDP, SRC_PORT, DST_PORT]);
+        let inner = inner.map(|inner| (inner, "inner.", outer.2.map(Field::inside)));
+        for (matches, prefix, [tcp, udp, src_port, dst_port]) in [Some(outer), inner].into_iter().flatten() {
+            let key = match (&matches.dst_port, &matches.src_port) {
+                (Some(_), _) => "dst_port",
+                (_, Some(_)) => "src_port",
+                _ => continue,
+            };
+            let is_bare = (self.cube.has(tcp) || self.cube.has(udp))
+                && self.cube.mask_of(src_port) | self.cube.mask_of(dst_port) == 0;
+            if is_bare && !self.profile.allows(Feature::AnyPorts) {
+                self.note(&format!("{prefix}{key}"), Why::Unseen { feature: Feature::AnyPorts });
+            }
+        }
     }
 
     /// `enum ib_ipv4_flags` (rdma/ib_verbs.h of the kernel) names the other two and not this one.
@@ -118,7 +162,8 @@ impl Fitting<'_> {
             self.clear(&[GRE_FLAGS]);
             let brought_along = flags == GRE_HAS_KEY && key != 0;
             if flags != 0 && !brought_along {
-                self.note("gre_flags", why);
+                let written = if self.matches.gre_flags.is_some() { "gre_flags" } else { "gre_key" };
+                self.note(written, why);
             }
             if key != 0 && self.cube.value_of(GRE_KEY) == 0 {
                 self.note("gre_key", why);
@@ -145,6 +190,7 @@ impl Fitting<'_> {
         self.refuse(Feature::IpFlags, "ip_flags", &[IP_FLAGS]);
         self.reserved_flag("ip_flags", RESERVED_FLAG);
         self.refuse(Feature::FlowLabel, "flow_label", &[FLOW_LABEL]);
+        self.ports();
         let implied = [HAS_TCP, HAS_UDP, HAS_GRE].into_iter().any(|layer| self.cube.has(layer));
         if !implied {
             self.refuse(Feature::Protocol, "protocol", &[PROTOCOL]);
@@ -166,6 +212,20 @@ impl Fitting<'_> {
             self.cube = self.cube.without(DST_MAC).with(DST_MAC, value, octets).unwrap_or(self.cube);
             self.note("dst_mac", Why::Multicast);
         }
+    }
+}
+
+/// The key that asks for an ESP header.
+fn esp_key(matches: &Match) -> &'static str {
+    if matches.esp_spi.is_some() { "esp_spi" } else { "esp_seq" }
+}
+
+/// The key that asks for a GRE header.
+fn gre_key(matches: &Match) -> &'static str {
+    match (&matches.gre_protocol, &matches.gre_key) {
+        (Some(_), _) => "gre_protocol",
+        (_, Some(_)) => "gre_key",
+        _ => "gre_flags",
     }
 }
 

@@ -92,6 +92,12 @@ pub(super) fn mlx5() -> DeviceProfile {
             (Feature::HopLimit, Errno::Eopnotsupp, MLX5_FS),
             (Feature::EspSeq, Errno::Eopnotsupp, MLX5_FS),
             (Feature::GreFlags, Errno::Eopnotsupp, MLX5_FS),
+            // `parse_flow_attr`: such a spec asks for the protocol of the carrier at most.
+            (Feature::AnyEsp, Errno::Silent, MLX5_FS),
+            (Feature::AnyVxlan, Errno::Silent, MLX5_FS),
+            (Feature::AnyGre, Errno::Silent, MLX5_FS),
+            (Feature::AnyMpls, Errno::Silent, MLX5_FS),
+            (Feature::AnyPorts, Errno::Silent, MLX5_FS),
         ]),
         limits: rows(&[
             (Limit::Priorities, Errno::Enomem, MLX5_FS),
