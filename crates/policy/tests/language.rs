@@ -304,6 +304,67 @@ fn included_files_share_names_and_come_first() {
 }
 
 #[test]
+fn sets_name_other_sets() {
+    let text = format!(
+        "version = 1\n[sets]\nevery = [\"servers\", \"hosts\", \"10.9.0.1\"]\nservers = [\"web\", \"10.0.0.3\"]\n\
+         web = [\"10.0.0.1\", \"10.0.0.2\"]\nhosts = {{ file = \"hosts.txt\" }}\n{}",
+        rule("x", "src = \"every\", dst = { not = \"servers\" }")
+    );
+    let policy = good(&text, &files(&[("hosts.txt", "10.8.0.1\n")]));
+    let matches = &policy.rules[0].matches;
+    let src = matches.src.as_ref().expect("src").to_string();
+    assert_eq!(src, "10.0.0.1/32,10.0.0.2/31,10.8.0.1/32,10.9.0.1/32");
+    let dst = matches.dst.as_ref().expect("dst");
+    assert!(!dst.contains(IpAddr::from([10, 0, 0, 2])) && dst.contains(IpAddr::from([10, 0, 0, 4])));
+}
+
+#[test]
+fn sets_in_a_circle_are_refused_by_name() {
+    let sets = |list: &str| format!("version = 1\n[sets]\n{list}\n{}", rule("x", "src = \"a\""));
+    let told = problems(
+        &sets("a = [\"10.0.0.1\", \"b\"]\nb = [\"c\"]\nc = [\"b\", \"a\"]\nd = [\"d\"]"),
+        &Files::new(),
+    );
+    for wanted in [
+        "main.toml:5:6: error: sets name one another: `b` names `c` names `b` (remove one of these names)",
+        "main.toml:5:11: error: sets name one another: `a` names `b` names `c` names `a` (remove",
+        "main.toml:6:6: error: sets name one another: `d` names `d` (remove",
+    ] {
+        assert!(told.contains(wanted), "{wanted}\n{told}");
+    }
+    assert_eq!(told.lines().count(), 3, "{told}");
+    let long: String = (0..2000).map(|index| format!("s{index} = [\"s{}\"]\n", (index + 1) % 2000)).collect();
+    let told = problems(&sets(&format!("a = [\"s0\"]\n{long}")), &Files::new());
+    assert!(told.contains("`s7` names ... names `s0`"), "{told}");
+}
+
+#[test]
+fn slips_within_sets_of_sets_are_told_where_they_stand() {
+    let text = format!(
+        "version = 1\n[sets]\na = [\"b\", \"bb\", \"f\"]\nb = [\"10.0.0.300\", \"10.0.0.1\"]\nports = [80, \"a\"]\n\
+         f = {{ file = \"f.txt\" }}\n{}",
+        rule("x", "src = \"a\", dst_port = \"ports\"")
+    );
+    let told = problems(&text, &files(&[("f.txt", "10.0.0.2\nb\n")]));
+    for wanted in [
+        "f.txt:2:1: error: `b` in the set `f` is not an address (a file holds values alone",
+        "main.toml:3:11: error: `bb` in the set `a` is neither an address nor a set (did you mean the set `b`?)",
+        "main.toml:4:6: error: `10.0.0.300` in the set `b` is not an address",
+        "main.toml:3:6: error: nothing in the set `b` is a port (the set begins with `10.0.0.300`",
+    ] {
+        assert!(told.contains(wanted), "{wanted}\n{told}");
+    }
+}
+
+#[test]
+fn sets_that_multiply_are_read_once() {
+    let mut text = "version = 1\n[sets]\ns0 = [1]\n".to_owned();
+    (1..2000).for_each(|index| text.push_str(&format!("s{index} = [\"s{0}\", \"s{0}\"]\n", index - 1)));
+    let policy = good(&(text + &rule("x", "dst_port = \"s1999\"")), &Files::new());
+    assert_eq!(policy.rules[0].matches.dst_port.as_ref().expect("ports").to_string(), "1");
+}
+
+#[test]
 fn problems_are_told_in_their_own_file() {
     let files = files(&[
         (

@@ -112,6 +112,7 @@ fn assemble(
             groups.read(reader, value);
         }
     }
+    sets.refuse_circles(reader);
     let mut rules = Rules::default();
     let mut seen = 0;
     let mut defaults = [("default", None), ("default_multicast", None)];

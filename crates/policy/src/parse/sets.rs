@@ -1,16 +1,15 @@
 //! `[sets]`: named lists, inline or from files, and the lists of matches that may name them. A set has no
-//! type of its own; its items are read as what the key that names the set wants.
+//! type of its own; its items are read as what the key that names the set wants, or are names of other sets.
 
+mod circles;
 mod items;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::diagnostics::{Diagnostic, Place, Severity};
+use crate::diagnostics::{Place, Severity};
 use crate::policy::{MAX_SET_VALUES, MAX_TOTAL_VALUES};
 use crate::schema::keys;
-use crate::source::Source;
 
 use super::files::Files;
 use super::reader::{Names, Reader, Table, Value, entries, integer_of, nearest};
@@ -196,77 +195,134 @@ impl<T> List<'_, T> {
             // A variable that could not be put in place, which was reported.
             Err(_) if text.contains("${") => {}
             Err(refused) => match sets.index.get(text) {
-                Some(set) => return self.expand(&mut sets.list[*set], reader, value, values),
+                Some(set) => {
+                    let named = reader.place(value.span());
+                    return self.expand(sets, reader, *set, named, values);
+                }
                 None => {
-                    let source = Arc::clone(&reader.source);
-                    reader.diagnostics.push_with(Severity::Error, || {
-                        sets.refused(&source, value, text, self.kind, refused)
-                    });
+                    let place = reader.place(value.span());
+                    sets.refuse(reader, &place, text, self.kind, None, refused);
                 }
             },
         }
         1
     }
 
-    /// The items of a set; gives their number.
-    fn expand(&self, set: &mut Set, reader: &mut Reader, value: &Value<'_>, values: &mut Vec<T>) -> usize {
-        set.used = true;
-        let kind = self.kind;
-        let count = set.items.len();
-        let is_news = !set.reported.contains(&kind.name);
-        // A set of something else was named by mistake: its items are right where they stand.
-        let refused = |index| (kind.parse)(set.items.text(index)).is_err();
-        if is_news && count > 1 && (0..count).all(refused) {
-            set.reported.push(kind.name);
-            let message = format!("nothing in the set `{}` is {}", set.name, kind.name);
-            let hint = format!("the set begins with `{}`; {}", shortened(set.items.text(0)), kind.hint);
-            reader.error_with(value.span(), message, format!("wants {} or more", kind.name), hint);
-            return count;
-        }
-        values.reserve(count);
-        for index in 0..count {
-            match (kind.parse)(set.items.text(index)) {
-                Ok(value) => values.push(value),
-                Err(Refused(better)) if is_news => {
-                    reader.diagnostics.push_with(Severity::Error, || {
-                        let text = shortened(set.items.text(index));
-                        let message = format!("`{text}` in the set `{}` is not {}", set.name, kind.name);
-                        let error = set.items.place(index).error(message, format!("not {}", kind.name));
-                        error.hint(better.unwrap_or_else(|| kind.hint.to_owned()))
-                    });
-                    if set.reported.last() != Some(&kind.name) {
-                        set.reported.push(kind.name);
-                    }
-                }
-                Err(_) => {}
+    /// The values of a set, and those of sets that it names, each set once; gives how many were tried.
+    fn expand(
+        &self,
+        sets: &mut Sets,
+        reader: &mut Reader,
+        set: usize,
+        named: Place,
+        values: &mut Vec<T>,
+    ) -> usize {
+        let mut tried = 0;
+        let mut seen = BTreeSet::from([set]);
+        let mut open = vec![(set, named)];
+        while let Some((set, named)) = open.pop() {
+            let (count, others) = sets.read_as(reader, set, &named, self.kind, values);
+            tried += count.max(1);
+            if self.tried + tried > MAX_SET_VALUES {
+                break;
             }
+            open.extend(others.into_iter().filter(|(other, _)| seen.insert(*other)));
         }
-        count.max(1)
+        tried
     }
 }
 
 impl Sets {
-    fn refused<T>(
+    /// Reads the items of one set as values of a kind; gives how many there are and the sets among them.
+    ///
+    /// `named` is where the set was named.
+    fn read_as<T>(
+        &mut self,
+        reader: &mut Reader,
+        set: usize,
+        named: &Place,
+        kind: &Kind<T>,
+        values: &mut Vec<T>,
+    ) -> (usize, Vec<(usize, Place)>) {
+        let Some(this) = self.list.get_mut(set) else { return (0, Vec::new()) };
+        this.used = true;
+        let count = this.items.len();
+        let is_news = !this.reported.contains(&kind.name);
+        let this = &self.list[set];
+        values.reserve(count);
+        let mut others = Vec::new();
+        let mut refused = Vec::new();
+        for index in 0..count {
+            match (kind.parse)(this.items.text(index)) {
+                Ok(value) => values.push(value),
+                Err(why) => match self.named_by(this, index) {
+                    Some(other) => others.push((other, this.items.place(index))),
+                    // A variable that could not be put in place, which was reported.
+                    None if this.items.text(index).contains("${") => {}
+                    None => refused.push((index, why)),
+                },
+            }
+        }
+        if refused.is_empty() || !is_news {
+            return (count, others);
+        }
+        if count > 1 && refused.len() == count {
+            // A set of something else was named by mistake: its items are right where they stand.
+            let message = format!("nothing in the set `{}` is {}", this.name, kind.name);
+            let hint = format!("the set begins with `{}`; {}", shortened(this.items.text(0)), kind.hint);
+            let error = named.error(message, format!("wants {} or more", kind.name));
+            reader.push(error.hint(hint));
+        } else {
+            for (index, why) in refused {
+                let place = this.items.place(index);
+                self.refuse(reader, &place, this.items.text(index), kind, Some(this), why);
+            }
+        }
+        self.list[set].reported.push(kind.name);
+        (count, others)
+    }
+
+    /// The set that an item names; those of files hold values alone.
+    fn named_by(&self, set: &Set, item: usize) -> Option<usize> {
+        match set.items {
+            Items::Inline(..) => self.index.get(set.items.text(item)).copied(),
+            Items::File(..) => None,
+        }
+    }
+
+    /// Reports what is neither a value nor a set, written in a match or in a set.
+    fn refuse<T>(
         &self,
-        source: &Arc<Source>,
-        value: &Value<'_>,
+        reader: &mut Reader,
+        place: &Place,
         text: &str,
         kind: &Kind<T>,
+        within: Option<&Set>,
         refused: Refused,
-    ) -> Diagnostic {
-        let looks_like_a_name = text.starts_with(|first: char| first.is_ascii_alphabetic())
-            && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'));
-        let near = nearest(text, self.list.iter().map(|set| set.name.as_str())).filter(|_| looks_like_a_name);
-        let message = match looks_like_a_name && refused.0.is_none() {
-            true => format!("`{}` is neither {} nor a set", shortened(text), kind.name),
-            false => format!("`{}` is not {}", shortened(text), kind.name),
-        };
-        let hint = match (refused.0, near) {
-            (Some(better), _) => better,
-            (None, Some(near)) => format!("did you mean the set `{near}`?"),
-            (None, None) => kind.hint.to_owned(),
-        };
-        Place::new(source, value.span()).error(message, format!("not {}", kind.name)).hint(hint)
+    ) {
+        let is_of_a_file = within.is_some_and(|set| matches!(set.items, Items::File(..)));
+        reader.diagnostics.push_with(Severity::Error, || {
+            let looks_like_a_name = text.starts_with(|first: char| first.is_ascii_alphabetic())
+                && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'));
+            let may_be_a_set = looks_like_a_name && refused.0.is_none() && !is_of_a_file;
+            let others = self.list.iter().filter(|set| within.is_none_or(|within| within.name != set.name));
+            let near = nearest(text, others.map(|set| set.name.as_str())).filter(|_| may_be_a_set);
+            let of_set = within.map(|set| format!(" in the set `{}`", set.name)).unwrap_or_default();
+            let text = shortened(text);
+            let message = match may_be_a_set {
+                true => format!("`{text}`{of_set} is neither {} nor a set", kind.name),
+                false => format!("`{text}`{of_set} is not {}", kind.name),
+            };
+            let hint = match (refused.0, near) {
+                (Some(better), _) => better,
+                (None, Some(near)) => format!("did you mean the set `{near}`?"),
+                (None, None) if is_of_a_file && self.index.contains_key(&*text) => {
+                    "a file holds values alone: name the file's set and this one in a third".to_owned()
+                }
+                (None, None) => kind.hint.to_owned(),
+            };
+            place.error(message, format!("not {}", kind.name)).hint(hint)
+        });
     }
 }
 
