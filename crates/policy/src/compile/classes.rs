@@ -98,6 +98,38 @@ impl Expanded {
     }
 }
 
+/// What the rules that claim packets have in common, by word: to find those that may share packets with
+/// another rule without a look at each.
+pub(super) struct Claims {
+    rules: Vec<usize>,
+    /// For each word the values and masks of all of them.
+    columns: [Vec<(u64, u64)>; WORDS],
+}
+
+impl Claims {
+    pub(super) fn of(rules: &[Expanded]) -> Self {
+        let claims: Vec<usize> = (0..rules.len()).filter(|index| rules[*index].claims()).collect();
+        let column = |word: usize| {
+            claims
+                .iter()
+                .map(|index| &rules[*index].common)
+                .map(|cube| (cube.value[word], cube.mask[word]))
+                .collect()
+        };
+        Self { columns: std::array::from_fn(column), rules: claims }
+    }
+
+    /// Those from a rule on that agree with the cube in the word of which it asks most.
+    fn that_may_meet<'c>(&'c self, cube: &Cube, from: usize) -> impl Iterator<Item = usize> + 'c {
+        let start = self.rules.partition_point(|rule| *rule < from);
+        let word = (0..WORDS).max_by_key(|word| cube.mask[*word].count_ones()).unwrap_or(0);
+        let (value, mask) = (cube.value[word], cube.mask[word]);
+        let agrees = move |(own, own_mask): &(u64, u64)| (own ^ value) & own_mask & mask == 0;
+        let rules = self.rules[start..].iter().zip(&self.columns[word][start..]);
+        rules.filter(move |(_, own)| agrees(own)).map(|(rule, _)| *rule)
+    }
+}
+
 /// The bits on which all cubes agree.
 fn common(cubes: &[Cube]) -> Cube {
     let Some((first, others)) = cubes.split_first() else { return Cube::ANY };
@@ -122,7 +154,7 @@ pub(super) fn verdict(action: Action) -> Verdict {
 
 /// How the packets of the flows of rule `index` are decided; `default` is for those that no rule claims.
 /// Ends beyond [`MAX_STEPS`], for the caller to refuse.
-pub(super) fn decide(rules: &[Expanded], index: usize, default: Outcome) -> Decide {
+pub(super) fn decide(rules: &[Expanded], claims: &Claims, index: usize, default: Outcome) -> Decide {
     let Some(rule) = rules.get(index) else { return Decide::Exact(default) };
     if !rule.is_hybrid() {
         return Decide::Exact(rule.outcome(index));
@@ -133,7 +165,8 @@ pub(super) fn decide(rules: &[Expanded], index: usize, default: Outcome) -> Deci
         let excess = Outcome { rule: RuleId::of(index), verdict: Verdict::Drop };
         return Decide::Software(steps, excess);
     }
-    for (later, other) in rules.iter().enumerate().skip(index + 1).filter(|(_, other)| other.claims()) {
+    for later in claims.that_may_meet(&rule.common, index + 1) {
+        let other = &rules[later];
         if !rule.meets(other) {
             continue;
         }

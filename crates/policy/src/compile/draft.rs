@@ -14,7 +14,7 @@ use crate::program::{
     Step,
 };
 
-use super::classes::{Expanded, MAX_STEPS, decide, decide_all, verdict};
+use super::classes::{Claims, Expanded, MAX_STEPS, decide, decide_all, verdict};
 use super::cube::{Cube, SENT};
 use super::emit;
 use super::findings::Findings;
@@ -258,8 +258,9 @@ impl<'p> Draft<'p> {
                 decided.push((default, decide_all(&plan.rules, plan.default())));
             }
         } else {
+            let claims = Claims::of(&plan.rules);
             for index in (0..=default).filter(|index| steers[*index]) {
-                decided.push((index, decide(&plan.rules, index, plan.default())));
+                decided.push((index, decide(&plan.rules, &claims, index, plan.default())));
             }
         }
         for (index, decide) in &decided {

@@ -6,7 +6,7 @@ use crate::policy::{Action, Direction, Policy};
 use crate::profile::{DeviceProfile, Feature, Limit};
 use crate::program::{Class, DEFAULT_RULE, Decide, Placement, Rule, Unfinished, Verdict, Why};
 
-use super::classes::{Expanded, decide, verdict};
+use super::classes::{Claims, Expanded, decide, verdict};
 use super::draft::Plan;
 use super::findings::{Findings, Obstacle};
 use super::fit::{any_cast, is_multicast_only, no_tags};
@@ -90,6 +90,7 @@ pub(super) fn place(
         crate::program::Outcome { rule: crate::RuleId::of(rules.len()), verdict: verdict(policy.default) };
     let mut placing = Vec::with_capacity(rules.len() + 1);
     let mut sniffs = 0;
+    let claims = Claims::of(rules);
     for (index, rule) in rules.iter().enumerate() {
         allowed(policy, profile, index, rules, &mut sniffs, problems);
         placing.push(match (rule.direction, rule.action) {
@@ -104,7 +105,7 @@ pub(super) fn place(
                 Placing::Nothing
             }
             (_, Action::Drop | Action::Kernel) => {
-                let next = next_group(&decide(rules, index, default));
+                let next = next_group(&decide(rules, &claims, index, default));
                 let group = next.or_else(|| (!policy.groups.is_empty()).then_some(GroupId(0)));
                 if group.is_none() {
                     needs_a_group(policy, index, rule, problems);
