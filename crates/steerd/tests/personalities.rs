@@ -132,25 +132,10 @@ fn one(rig: &mut Rig, profile: &DeviceProfile, seed: u64, met: &mut Met) {
     frames.extend((0..FRAMES).map(|_| value(&mut runner, &analysis_support::packets::frame())));
     for frame in frames.iter().filter(|frame| frame.len() >= FRAME_BYTES_LEAST) {
         let key = DeepKey::of(frame);
-        if personality_is_blind_to(profile, &key) {
-            continue;
-        }
         met.packets += 1;
         let case = Case { policy: &policy, program: &program, key, frame, text: &text };
         case.judge(&rig.send(frame), met);
     }
-}
-
-/// A tunnel that is announced but cut: an mlx5 takes it for one where nothing of its header is asked for (its
-/// flows then match the carrier alone), while the policy and `explain` want the header to be there.
-fn personality_is_blind_to(profile: &DeviceProfile, key: &DeepKey) -> bool {
-    use packet::TunnelLayers as T;
-    let (outer, has) = (&key.outer, |layers| key.tunnel.layers.contains(layers));
-    let is_cut = (outer.protocol == 50 && !has(T::ESP))
-        || (outer.protocol == 47 && !has(T::GRE))
-        || (outer.dst_port == 4789 && !has(T::VXLAN))
-        || ((outer.dst_port == 6635 || matches!(outer.ether_type, 0x8847 | 0x8848)) && !has(T::MPLS));
-    profile.name == "mlx5" && is_cut
 }
 
 fn value<S: Strategy>(runner: &mut TestRunner, strategy: &S) -> S::Value {
