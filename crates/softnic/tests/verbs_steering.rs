@@ -201,3 +201,23 @@ fn a_flow_that_does_not_trap_lets_packets_go_on() {
     rig.deliver([udp(1, 53), udp(1, 54)]);
     assert_eq!((tags(&mut first), tags(&mut second)), (vec![1], vec![2]));
 }
+
+/// The engine looks at what is posted to a queue as rarely as it can; more copies than frames must not outrun that.
+#[test]
+fn copies_for_one_queue_find_every_buffer_that_is_posted() {
+    const POSTED: u32 = 256;
+    let rig = Rig::new();
+    let domain = rig.domain();
+    let mut receiver = Receiver::new(&domain, POSTED);
+    let (copied, taken) = (single(&domain, &receiver.queue), single(&domain, &receiver.queue));
+    let _copies = Flow::create(&copied, &udp_flow(53, 1).dont_trap(true)).unwrap();
+    let _takes = Flow::create(&taken, &udp_flow(53, 2)).unwrap();
+    // Each frame takes two buffers. What is left of them after the first round is more than a burst has frames, and fewer
+    // than the next one has copies.
+    for frames in [80, 64] {
+        rig.deliver((0..frames).map(|port| udp(port, 53)));
+        assert_eq!(receiver.drain().len(), 2 * usize::from(frames));
+    }
+    let stats = rig.stats();
+    assert_eq!((stats.delivered, stats.replicated, stats.copies_lost), (144, 144, 0));
+}

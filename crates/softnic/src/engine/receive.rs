@@ -26,6 +26,8 @@ use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status};
 /// How many frames ahead their headers are fetched, and how many deliveries ahead their buffers.
 const FRAME_LOOKAHEAD: usize = 4;
 const BUFFER_LOOKAHEAD: usize = 6;
+/// Deliveries of one queue between two looks at how many buffers the application has posted to it.
+const DELIVERIES_PER_LOOK: u32 = BURST_FRAMES as u32;
 /// How many completions ahead their lines are taken over from the application's core: two to a line.
 const COMPLETION_LOOKAHEAD: u32 = 8;
 
@@ -174,8 +176,10 @@ fn copy(
     if !receiver.unpublished {
         receiver.unpublished = true;
         state.unpublished_queues.push(queue);
-        // The only look at the application's index in this burst: a dry queue must not be asked for every frame.
-        receiver.consumer.refresh(BURST_FRAMES as u32);
+    }
+    // The only looks at the application's index in this burst: a dry queue must not be asked for every delivery.
+    if receiver.planned.is_multiple_of(DELIVERIES_PER_LOOK) {
+        receiver.consumer.refresh(receiver.planned + DELIVERIES_PER_LOOK);
     }
     let position = receiver.consumer.position().wrapping_add(receiver.planned);
     receiver.consumer.prefetch(receiver.planned);
