@@ -46,6 +46,8 @@ pub(crate) struct FilterRules {
     /// Fields whose mask must be zero, and what is answered if it is not.
     pub(crate) fields: FieldRules,
     pub(crate) field_refusal: Errno,
+    /// Whether a value may have no bits outside its mask, EINVAL.
+    pub(crate) values_within_masks: bool,
     /// Whether the source address and the type of an Ethernet filter are forgotten.
     pub(crate) ethernet_is_destination: bool,
     /// Whether an EtherType beside an IP filter must be matched whole and be that of the filter, EINVAL.

@@ -173,6 +173,7 @@ pub(super) static RULES: Rules = Rules {
             inner: true,
             fields: FieldRules::ALL,
             field_refusal: EOPNOTSUPP,
+            values_within_masks: false,
             ethernet_is_destination: false,
             whole_ether_type_beside_ip: false,
             whole_protocol_beside_transport: false,

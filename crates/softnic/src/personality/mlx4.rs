@@ -146,6 +146,8 @@ pub(super) static RULES: Rules = Rules {
                 ..FieldRules::ALL
             },
             field_refusal: EINVAL,
+            // The same: values and masks are copied as they are. (What the firmware says to others is not known.)
+            values_within_masks: false,
             // The same: only the destination address and the VLAN tag are copied.
             ethernet_is_destination: true,
             whole_ether_type_beside_ip: false,

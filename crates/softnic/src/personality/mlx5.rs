@@ -147,6 +147,8 @@ pub(super) static RULES: Rules = Rules {
                 gre_flags: false,
             },
             field_refusal: EOPNOTSUPP,
+            // kernel net/ethernet/mellanox/mlx5/core/fs_core.c, `check_valid_spec`.
+            values_within_masks: true,
             ethernet_is_destination: false,
             // kernel fs.c, `is_valid_ethertype`.
             whole_ether_type_beside_ip: true,

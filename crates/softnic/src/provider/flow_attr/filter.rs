@@ -72,6 +72,9 @@ pub(super) fn matchers(filters: &[Filter], rules: &FilterRules) -> Verb<(Matcher
         reader.filter(filter, before)?;
     }
     reader.check()?;
+    if rules.values_within_masks && filters.iter().any(Filter::exceeds_its_mask) {
+        return Err(EINVAL);
+    }
     Ok((reader.matcher, reader.tunnel))
 }
 

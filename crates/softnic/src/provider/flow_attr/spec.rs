@@ -63,6 +63,49 @@ impl Filter {
             _ => false,
         }
     }
+
+    /// Whether a value has bits that its mask leaves out, of those values that mlx5 hands on: not of fields that it cannot
+    /// match, and a VLAN tag or protocol only with a mask (kernel fs.c, `parse_flow_attr` and `set_proto`).
+    pub(super) fn exceeds_its_mask(&self) -> bool {
+        match &self.header {
+            Header::Ethernet(Masked { value, mask }) => {
+                bytes_exceed(value.dst_mac, mask.dst_mac)
+                    || bytes_exceed(value.src_mac, mask.src_mac)
+                    || exceeds(value.ether_type, mask.ether_type)
+                    || mask.vlan_tag != 0 && exceeds(value.vlan_tag, mask.vlan_tag)
+            }
+            Header::Ipv4(Masked { value, mask }) => {
+                exceeds(value.src_ip, mask.src_ip)
+                    || exceeds(value.dst_ip, mask.dst_ip)
+                    || exceeds(value.tos, mask.tos)
+                    || mask.proto != 0 && exceeds(value.proto, mask.proto)
+            }
+            Header::Ipv6(Masked { value, mask }) => {
+                bytes_exceed(value.src_ip, mask.src_ip)
+                    || bytes_exceed(value.dst_ip, mask.dst_ip)
+                    || exceeds(value.flow_label, mask.flow_label)
+                    || exceeds(value.traffic_class, mask.traffic_class)
+                    || mask.next_hdr != 0 && exceeds(value.next_hdr, mask.next_hdr)
+            }
+            Header::Tcp(ports) | Header::Udp(ports) => {
+                exceeds(ports.val.src_port, ports.mask.src_port)
+                    || exceeds(ports.val.dst_port, ports.mask.dst_port)
+            }
+            Header::Esp(esp) => exceeds(esp.val.spi, esp.mask.spi),
+            Header::Gre(gre) => {
+                exceeds(gre.val.protocol, gre.mask.protocol) || exceeds(gre.val.key, gre.mask.key)
+            }
+            Header::Vxlan(number) | Header::Mpls(number) => exceeds(number.value, number.mask),
+        }
+    }
+}
+
+fn exceeds<F: Into<u32>>(value: F, mask: F) -> bool {
+    value.into() & !mask.into() != 0
+}
+
+fn bytes_exceed<const N: usize>(value: [u8; N], mask: [u8; N]) -> bool {
+    value.into_iter().zip(mask).any(|(value, mask)| exceeds(value, mask))
 }
 
 /// An action.

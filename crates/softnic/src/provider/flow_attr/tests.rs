@@ -1,5 +1,6 @@
 //! Blocks as a C program would lay them out, right ones and wrong ones.
 
+mod masks;
 mod personalities;
 mod tunnels;
 
