@@ -29,9 +29,9 @@ pub(super) static RULES: Rules = Rules {
         mask: 0xffff_ffff_ffff,
     },
     completion: CompletionRules {
-        // rdma-core verbs.c, `create_cq`: CREATE_CQ_SUPPORTED_COMP_MASK, ENOTSUP.
-        attributes: Known { bits: CQ_ATTR_FLAGS, refusal: EOPNOTSUPP },
-        // The same: CREATE_CQ_SUPPORTED_FLAGS, ENOTSUP.
+        // rdma-core verbs.c, `mlx4_create_cq_ex`: EINVAL, before `create_cq` would say ENOTSUP.
+        attributes: Known { bits: CQ_ATTR_FLAGS, refusal: EINVAL },
+        // rdma-core verbs.c, `create_cq`: CREATE_CQ_SUPPORTED_FLAGS, ENOTSUP.
         flags: Known { bits: IBV_CREATE_CQ_ATTR_SINGLE_THREADED, refusal: EOPNOTSUPP },
         // The same: CREATE_CQ_SUPPORTED_WC_FLAGS, ENOTSUP: neither flow tag, nor C-VLAN, nor wall clock.
         fields: Known { bits: STANDARD_FIELDS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, refusal: EOPNOTSUPP },
@@ -105,6 +105,7 @@ pub(super) static RULES: Rules = Rules {
         consecutive: true,
         create_flags_refusal: EOPNOTSUPP,
         send_operations_refusal: EOPNOTSUPP,
+        // kernel qp.c, `_mlx4_ib_create_qp_rss`: `send_cq` and `max_send_wr`.
         send_queue_refusal: Some(EOPNOTSUPP),
         numbered: true,
         // kernel qp.c, `_mlx4_ib_modify_qp`: MLX4_IB_MODIFY_QP_RSS_SUP_ATTR_MSK.

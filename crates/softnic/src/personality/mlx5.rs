@@ -104,7 +104,8 @@ pub(super) static RULES: Rules = Rules {
         create_flags_refusal: EINVAL,
         // rdma-core verbs.c, `create_qp`.
         send_operations_refusal: EINVAL,
-        send_queue_refusal: None,
+        // kernel qp.c, `check_qp_attr`: a queue pair over a table has no `send_cq`.
+        send_queue_refusal: Some(EINVAL),
         numbered: false,
         // kernel qp.c, `mlx5_ib_modify_qp`.
         states: false,

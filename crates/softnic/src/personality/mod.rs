@@ -203,7 +203,8 @@ pub(crate) struct RssRules {
     pub(crate) max_entries: u32,
     /// Whether the work queues of a table must have consecutive numbers.
     pub(crate) consecutive: bool,
-    /// What an RSS queue pair answers to `create_flags`, to `send_ops_flags` and to a send queue.
+    /// What an RSS queue pair answers to `create_flags`, to `send_ops_flags` and to a send queue. (The library forgets a
+    /// `send_cq` if there is no `max_send_wr`: libibverbs/cmd_qp.c, `ibv_icmd_create_qp`.)
     pub(crate) create_flags_refusal: Errno,
     pub(crate) send_operations_refusal: Errno,
     pub(crate) send_queue_refusal: Option<Errno>,

@@ -67,7 +67,7 @@ fn check(attr: &ibv_qp_init_attr_ex, rules: &RssRules) -> Verb<()> {
         return Err(rules.send_operations_refusal);
     }
     match rules.send_queue_refusal {
-        Some(errno) if !attr.send_cq.is_null() || attr.cap.max_send_wr > 0 => Err(errno),
+        Some(errno) if attr.cap.max_send_wr > 0 => Err(errno),
         _ => Ok(()),
     }
 }

@@ -185,7 +185,6 @@ impl Reader<'_> {
 
     fn ipv4(&mut self, filter: &Filter, fields: &Masked<ibv_flow_ipv4_ext_filter>) -> Verb<()> {
         let Masked { value, mask } = fields;
-        known_bits(mask.flags.into(), (SPEC_DONT_FRAGMENT | SPEC_MORE_FRAGMENTS).into(), EOPNOTSUPP)?;
         let can = self.rules.fields;
         let refused = (mask.ttl != 0 && !can.ipv4_ttl)
             || (mask.flags != 0 && !can.ipv4_flags)
@@ -193,6 +192,7 @@ impl Reader<'_> {
         if refused {
             return Err(self.rules.field_refusal);
         }
+        known_bits(mask.flags.into(), (SPEC_DONT_FRAGMENT | SPEC_MORE_FRAGMENTS).into(), EOPNOTSUPP)?;
         let (matcher, packet) = self.packet(filter.inner);
         set(&mut packet.network, EtherType::IPV4)?;
         packet.protocol = (mask.proto != 0).then_some((value.proto, mask.proto));

@@ -153,8 +153,8 @@ fn each_personality_refuses_what_its_hardware_refuses() {
                 libc::EOPNOTSUPP,
                 libc::EOPNOTSUPP,
                 libc::EOPNOTSUPP,
-                libc::EOPNOTSUPP,
-                libc::EOPNOTSUPP,
+                libc::EINVAL,
+                libc::EINVAL,
             ],
         ),
     ] {

@@ -8,8 +8,8 @@ use ibverbs_sys::{
     IBV_RX_HASH_FUNC_TOEPLITZ, IBV_WQ_ATTR_FLAGS, IBV_WQ_ATTR_STATE, IBV_WQ_FLAGS_CVLAN_STRIPPING,
     IBV_WQ_FLAGS_DELAY_DROP, IBV_WQ_FLAGS_PCI_WRITE_END_PADDING, IBV_WQ_FLAGS_SCATTER_FCS,
     IBV_WQ_INIT_ATTR_FLAGS, IBV_WQS_ERR, IBV_WQS_RDY, IBV_WQS_RESET, IBV_WQT_RQ, ibv_modify_qp, ibv_qp,
-    ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, ibv_recv_wr, ibv_rwq_ind_table_init_attr, ibv_rx_hash_conf,
-    ibv_wc_status, ibv_wq, ibv_wq_attr, ibv_wq_init_attr,
+    ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr_ex, ibv_qp_state, ibv_recv_wr, ibv_rwq_ind_table,
+    ibv_rwq_ind_table_init_attr, ibv_rx_hash_conf, ibv_wc_status, ibv_wq, ibv_wq_attr, ibv_wq_init_attr,
 };
 
 use super::super::{flow, table, wq};
@@ -51,6 +51,10 @@ fn create_rss(
     queues: &mut [*mut ibv_wq],
     change: impl FnOnce(&mut ibv_rx_hash_conf),
 ) -> Result<*mut ibv_qp, c_int> {
+    create_rss_over(raw, create_table(raw, queues)?, change, |_| ())
+}
+
+fn create_table(raw: &Raw, queues: &mut [*mut ibv_wq]) -> Result<*mut ibv_rwq_ind_table, c_int> {
     let mut attr = ibv_rwq_ind_table_init_attr {
         log_ind_tbl_size: queues.len().ilog2(),
         ind_tbl: queues.as_mut_ptr(),
@@ -58,9 +62,15 @@ fn create_rss(
     };
     // SAFETY: a live context and a whole struct, with a list of as many queues as it says.
     let table = unsafe { table::create_rwq_ind_table(raw.context, &raw mut attr) };
-    if table.is_null() {
-        return Err(errno());
-    }
+    if table.is_null() { Err(errno()) } else { Ok(table) }
+}
+
+fn create_rss_over(
+    raw: &Raw,
+    table: *mut ibv_rwq_ind_table,
+    change: impl FnOnce(&mut ibv_rx_hash_conf),
+    change_pair: impl FnOnce(&mut ibv_qp_init_attr_ex),
+) -> Result<*mut ibv_qp, c_int> {
     let mut key = [1u8; 40];
     let mut conf = ibv_rx_hash_conf {
         rx_hash_function: IBV_RX_HASH_FUNC_TOEPLITZ as u8,
@@ -71,10 +81,10 @@ fn create_rss(
     change(&mut conf);
     create_qp_ex(raw, |attr| {
         attr.comp_mask |= IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH;
-        attr.send_cq = null_mut();
         attr.cap = ibverbs_sys::ibv_qp_cap::default();
         attr.rwq_ind_tbl = table;
         attr.rx_hash_conf = conf;
+        change_pair(attr);
     })
 }
 
@@ -198,6 +208,16 @@ fn rss_queue_pairs_have_the_number_and_states_of_the_device() {
             (personality == Personality::Mlx4).then_some(libc::EINVAL),
             "{personality}"
         );
+        let table = create_table(&raw, &mut [first, second]).unwrap();
+        let sending = |sends| {
+            create_rss_over(&raw, table, |_| (), |attr| attr.cap.max_send_wr = sends).err().unwrap_or(0)
+        };
+        let refusal = match personality {
+            Personality::Mlx5 => libc::EINVAL,
+            Personality::Mlx4 => libc::EOPNOTSUPP,
+            _ => 0,
+        };
+        assert_eq!((sending(0), sending(1)), (0, refusal), "{personality}");
         let flagged = create_qp_ex(&raw, |attr| attr.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | 16 | 32);
         assert!(flagged.is_err(), "an RSS queue pair that sends");
     }

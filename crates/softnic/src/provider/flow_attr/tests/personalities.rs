@@ -139,6 +139,11 @@ fn mlx4_knows_little() {
     ] {
         assert_eq!(refused(block.on(MLX4)), EINVAL);
     }
+    for mask in [1, 2, 0xff] {
+        let mut flags = ipv4_spec(0);
+        (flags.mask.proto, flags.mask.flags) = (0, mask);
+        assert_eq!(refused(Block::new().spec(flags).on(MLX4)), EINVAL, "flags {mask:#x}, known or not");
+    }
     let typed = Block::new().spec(of_type(0x0806, 0xffff)).on(MLX4).read().unwrap();
     assert_eq!(typed.matcher, Matcher::any(), "types are forgotten");
 }
