@@ -27,6 +27,7 @@
 mod cache;
 mod capacity;
 mod deep;
+mod error;
 mod key;
 mod port;
 mod shape;
@@ -41,6 +42,7 @@ use cache::ExactCache;
 pub(crate) use capacity::GroupLimits;
 use deep::DeepImage;
 pub(crate) use deep::{Presence, TunnelMatcher};
+pub(crate) use error::FlowError;
 use key::Image;
 pub(crate) use key::{MatchKey, Matcher};
 use port::PortTable;
@@ -169,34 +171,6 @@ impl Matches {
     pub(crate) fn as_slice(&self) -> &[FlowHit] {
         &self.hits
     }
-}
-
-/// Why a flow was not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum FlowError {
-    /// The id is in use.
-    #[error("flow {0:?} is already in the table")]
-    DuplicateId(FlowId),
-    /// No frame can match: two specs ask for different values of one field.
-    #[error("two specs of the flow contradict each other")]
-    Contradiction,
-    /// DONT_TRAP has no meaning for this kind.
-    #[error("DONT_TRAP cannot be combined with this kind of flow")]
-    DontTrapKind,
-    /// The same match exists at the same priority with another fate (drop against delivery) or, where that matters, tag.
-    #[error("flow {0:?} has the same match and priority, and one of the two drops or has another tag")]
-    Conflict(FlowId),
-    /// The device that this one stands for has no entry left for this mask at this priority.
-    #[error("the device has no room for another match with this mask at this priority")]
-    NoSpace,
-    /// A limit of the table.
-    #[error("the table already holds {limit} {what}")]
-    Full {
-        /// What there are too many of.
-        what: &'static str,
-        /// The limit.
-        limit: usize,
-    },
 }
 
 /// All flows of a device.
