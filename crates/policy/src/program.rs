@@ -85,12 +85,16 @@ pub enum Why {
         /// What it does not look for.
         feature: Feature,
     },
-    /// It takes too many masks together with the rule's other ranges.
+    /// It takes too many masks together with what else the rule asks for.
     TooMany {
         /// How many it takes by itself.
         masks: usize,
-        /// How many combinations a rule may have.
+        /// How many combinations that makes with the rule's other ranges, or with those and its lists.
+        combinations: usize,
+        /// How many there may be.
         most: usize,
+        /// Whether lists are counted among them.
+        with_lists: bool,
     },
     /// The device takes flows on multicast alone after all others.
     Multicast,
@@ -328,8 +332,9 @@ impl Why {
             }
             Self::Refused { feature, errno } => format!("the device refuses {} ({errno})", feature.name()),
             Self::Unseen { feature } => format!("the device does not look for {}", feature.name()),
-            Self::TooMany { masks, most } => {
-                format!("{masks} masks, times those of the other ranges more than {most}")
+            Self::TooMany { masks, combinations, most, with_lists } => {
+                let others = if *with_lists { "ranges and lists" } else { "ranges" };
+                format!("{masks} masks: with the rule's other {others} {combinations} combinations, more than {most}")
             }
             Self::Multicast => "the device takes flows on multicast alone after all others".to_owned(),
             Self::KernelException => {

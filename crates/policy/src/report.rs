@@ -150,7 +150,8 @@ fn possible(checked: &RuleCheck, rule: &Rule, asked: bool) -> RuleReport {
     };
     let first = rule.unfinished.first();
     let limit = first.and_then(|note| match note.why {
-        Why::TooMany { most, .. } => Some(format!("{most} combinations of ranges")),
+        Why::TooMany { most, with_lists: false, .. } => Some(format!("{most} combinations of ranges")),
+        Why::TooMany { most, .. } => Some(format!("{most} combinations of ranges and lists")),
         _ => None,
     });
     let remedy = first.map(|note| match note.why {

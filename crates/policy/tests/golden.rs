@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use policy::{DeviceProfile, Source};
+use policy::{DeviceProfile, Placement, Source};
 
 fn files() -> BTreeMap<String, String> {
     BTreeMap::from([
@@ -265,4 +265,33 @@ fn the_questions_of_a_class_are_counted_and_limited() {
 
     let problems = policy::compile(&policy(1025), &DeviceProfile::ideal(), 1).unwrap_err().to_string();
     assert!(problems.contains("`r0` may belong to more than 1024 rules"), "{problems}");
+}
+
+/// The reason why the device does not decide the only rule of a policy; empty if it does.
+fn hybrid_reason(matches: &str) -> String {
+    let text = format!(
+        "version = 1\n[groups.g]\nworkers = [0]\nhash = \"none\"\n[[rules]]\nname = \"x\"\nmatch = {{ {matches} }}\naction = {{ steer = \"g\" }}\n"
+    );
+    let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).expect("a good policy");
+    let program = policy::compile(&policy, &DeviceProfile::ideal(), 1).expect("a policy that fits");
+    match &program.rules[0].placement {
+        Placement::Hybrid { reason } => reason.clone(),
+        Placement::Hardware => String::new(),
+    }
+}
+
+#[test]
+fn the_limit_that_leaves_a_range_to_a_worker_is_named_with_the_count() {
+    let ports = "protocol = \"tcp\", family = \"ipv4\", dst_port = \"1-65534\"";
+    // 30 masks, 30 masks and 4 of them are few enough.
+    assert_eq!(hybrid_reason(&format!("{ports}, src_port = \"1-65534\", vlan = \"1-15\"")), "");
+    let reason = hybrid_reason(&format!("{ports}, src_port = \"1-65534\", vlan = \"1-4094\""));
+    let wanted = "dst_port (30 masks: with the rule's other ranges 19800 combinations, more than 4096)";
+    assert!(reason.starts_with(wanted), "{reason}");
+    // 550 lone addresses and 30 masks are more than a list may take with ranges, and 4,096 is not why.
+    let hosts: Vec<String> = (0..550).map(|n| format!("\"10.0.{}.{}\"", n / 100, n % 100 * 2)).collect();
+    let reason = hybrid_reason(&format!("{ports}, src = [{}]", hosts.join(", ")));
+    let wanted =
+        "dst_port (30 masks: with the rule's other ranges and lists 16500 combinations, more than 16384)";
+    assert!(reason.starts_with(wanted), "{reason}");
 }

@@ -48,10 +48,20 @@ impl Expansion {
 
 /// A rule with too many combinations.
 pub(super) struct Explosion {
-    /// How many there would be, at most.
-    pub(super) combinations: usize,
+    pub(super) excess: Excess,
     /// The keys with their numbers of alternatives, most first.
     pub(super) keys: Vec<(String, usize)>,
+}
+
+/// More combinations than there may be.
+#[derive(Clone, Copy)]
+pub(super) struct Excess {
+    /// How many there are, those that no packet can meet included.
+    pub(super) combinations: usize,
+    /// The limit that they exceed.
+    pub(super) most: usize,
+    /// Whether lists are counted among them, or ranges alone.
+    with_lists: bool,
 }
 
 /// One key of a match as the cubes that it may be.
@@ -83,26 +93,30 @@ impl Factors {
         self.software.push(Unfinished { key: key.into(), why: Why::NoWords });
     }
 
-    /// Leaves the range with the most masks to the worker; false if there is none.
-    fn give_up_widest(&mut self) -> bool {
+    /// Leaves the range with the most masks to the worker, for that reason; false if there is none.
+    fn give_up_widest(&mut self, excess: Excess) -> bool {
         let wide = self.list.iter().enumerate().filter(|(_, f)| f.is_range && f.cubes.len() > 1);
         let Some((widest, _)) = wide.max_by_key(|(index, factor)| (factor.cubes.len(), *index)) else {
             return false;
         };
-        let factor = self.list.remove(widest);
-        let why = Why::TooMany { masks: factor.cubes.len(), most: MAX_RANGE_CUBES };
-        self.software.push(Unfinished { key: factor.key, why });
+        let Factor { key, cubes, .. } = self.list.remove(widest);
+        let Excess { combinations, most, with_lists } = excess;
+        let why = Why::TooMany { masks: cubes.len(), combinations, most, with_lists };
+        self.software.push(Unfinished { key, why });
         true
     }
 
-    fn has_too_many_ranges(&self) -> bool {
-        let combinations = |of: &dyn Fn(&&Factor) -> bool| {
-            let factors = self.list.iter().filter(of);
-            factors.fold(1usize, |all, factor| all.saturating_mul(factor.cubes.len().max(1)))
-        };
-        let ranges = combinations(&|factor| factor.is_range);
-        let all = combinations(&|_| true);
-        ranges > MAX_RANGE_CUBES || (ranges > FEW_RANGE_CUBES && all > MAX_LISTED_RANGE_CUBES)
+    /// By which limit ranges make too many combinations, if they do.
+    fn excess_of_ranges(&self) -> Option<Excess> {
+        let ranges = combinations(self.list.iter().filter(|factor| factor.is_range));
+        let all = combinations(self.list.iter());
+        if ranges > MAX_RANGE_CUBES {
+            Some(Excess { combinations: ranges, most: MAX_RANGE_CUBES, with_lists: false })
+        } else if ranges > FEW_RANGE_CUBES && all > MAX_LISTED_RANGE_CUBES {
+            Some(Excess { combinations: all, most: MAX_LISTED_RANGE_CUBES, with_lists: true })
+        } else {
+            None
+        }
     }
 }
 
@@ -118,12 +132,12 @@ pub(super) fn expand(
     let outer = Level { inside: false, has_ethernet: true };
     packet_factors(matches, outer, matches.needs_ip() || tunnel::needs_ip(matches), &mut factors);
     tunnel::factors(matches, &mut factors);
-    while factors.has_too_many_ranges() && factors.give_up_widest() {}
+    while factors.excess_of_ranges().is_some_and(|excess| factors.give_up_widest(excess)) {}
     let cubes = loop {
         match product(&factors.list) {
-            Some(cubes) => break cubes,
-            None if factors.give_up_widest() => {}
-            None => return Err(explosion(&factors.list)),
+            Ok(cubes) => break cubes,
+            Err(excess) if factors.give_up_widest(excess) => {}
+            Err(excess) => return Err(explosion(&factors.list, excess)),
         }
     };
     let mut expansion = Expansion { cubes, software: factors.software };
@@ -131,8 +145,13 @@ pub(super) fn expand(
     Ok(expansion)
 }
 
-/// Every combination that some packet meets; `None` beyond the limits.
-fn product(factors: &[Factor]) -> Option<Vec<Cube>> {
+/// Every combination that some packet meets, or why there are too many.
+fn product(factors: &[Factor]) -> Result<Vec<Cube>, Excess> {
+    let excess = |tried: usize, most| Excess {
+        combinations: combinations(factors.iter()).max(tried),
+        most,
+        with_lists: true,
+    };
     let (single, several): (Vec<&Factor>, Vec<&Factor>) =
         factors.iter().partition(|factor| factor.cubes.len() == 1);
     let mut single = single.into_iter().flat_map(|factor| &factor.cubes);
@@ -140,31 +159,34 @@ fn product(factors: &[Factor]) -> Option<Vec<Cube>> {
     let mut cubes: Vec<Cube> = start.into_iter().collect();
     let mut tried = 0usize;
     for Factor { cubes: alternatives, .. } in several {
+        tried = tried.saturating_add(cubes.len().saturating_mul(alternatives.len()));
+        if tried > MAX_COMBINATIONS {
+            return Err(excess(tried, MAX_COMBINATIONS));
+        }
         let mut next = Vec::with_capacity(alternatives.len().saturating_mul(cubes.len()).min(1 << 10));
         for cube in &cubes {
-            tried = tried.saturating_add(alternatives.len());
-            if tried > MAX_COMBINATIONS {
-                return None;
-            }
             next.extend(alternatives.iter().filter_map(|alternative| cube.and(alternative)));
             if next.len() > MAX_CUBES_PER_RULE {
-                return None;
+                return Err(excess(0, MAX_CUBES_PER_RULE));
             }
         }
         cubes = next;
     }
-    Some(cubes)
+    Ok(cubes)
 }
 
-fn explosion(factors: &[Factor]) -> Explosion {
+fn combinations<'f>(factors: impl Iterator<Item = &'f Factor>) -> usize {
+    factors.fold(1usize, |all, factor| all.saturating_mul(factor.cubes.len().max(1)))
+}
+
+fn explosion(factors: &[Factor], excess: Excess) -> Explosion {
     let mut keys: Vec<_> = factors
         .iter()
         .map(|factor| (factor.key.clone(), factor.cubes.len()))
         .filter(|(_, count)| *count > 1)
         .collect();
     keys.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-    let combinations = factors.iter().fold(1usize, |all, factor| all.saturating_mul(factor.cubes.len()));
-    Explosion { combinations, keys }
+    Explosion { excess, keys }
 }
 
 /// Which packet a match is about.
@@ -280,9 +302,14 @@ fn families(matches: &Match, level: Level) -> Vec<Cube> {
     v4.into_iter().chain(v6).filter_map(Cube::closed).collect()
 }
 
+/// TCP, UDP, or either.
 fn transports(matches: &Match, level: Level) -> Vec<Cube> {
-    let layers: &[Field] = if matches.tcp_flags.is_some() { &[HAS_TCP] } else { &[HAS_TCP, HAS_UDP] };
-    layers.iter().filter_map(|layer| Cube::ANY.layer(level.at(*layer), true)?.closed()).collect()
+    let layers = [(HAS_TCP, IpProtocol::TCP), (HAS_UDP, IpProtocol::UDP)];
+    let layers = layers.into_iter().filter(|(layer, protocol)| {
+        let is_meant = matches.protocol.as_ref().is_none_or(|set| set.contains(protocol.0));
+        is_meant && (*layer == HAS_TCP || matches.tcp_flags.is_none())
+    });
+    layers.filter_map(|(layer, _)| Cube::ANY.layer(level.at(layer), true)?.closed()).collect()
 }
 
 /// What the device can say of the outer tag; `None` for nothing.

@@ -29,7 +29,7 @@ use crate::program::{Program, Unfinished, Why};
 use classes::Expanded;
 use cube::{Cube, SENT};
 use draft::{Draft, MAX_FLOWS, Plan, too_many_flows};
-use expand::{Expansion, Explosion, MAX_CUBES_PER_RULE, expand};
+use expand::{Excess, Expansion, Explosion, expand};
 
 pub(crate) use findings::Findings;
 pub use findings::Obstacle;
@@ -136,7 +136,7 @@ fn expand_rules(policy: &Policy, profile: &DeviceProfile, problems: &mut Finding
 fn too_many_combinations(
     index: usize,
     rule: &RuleDefinition,
-    Explosion { combinations, keys }: &Explosion,
+    Explosion { excess: Excess { combinations, most, .. }, keys }: &Explosion,
     problems: &mut Findings,
 ) {
     let keys: Vec<String> = keys.iter().take(3).map(|(key, count)| format!("`{key}` ({count})")).collect();
@@ -147,7 +147,7 @@ fn too_many_combinations(
     let obstacle = Obstacle {
         rule: Some(index),
         reason: format!("the rule `{}` takes up to {combinations} combinations", rule.name),
-        limit: format!("a rule may take {MAX_CUBES_PER_RULE}"),
+        limit: format!("a rule may take {most}"),
         errno: None,
         remedy,
     };
