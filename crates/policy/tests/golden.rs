@@ -295,3 +295,23 @@ fn the_limit_that_leaves_a_range_to_a_worker_is_named_with_the_count() {
         "dst_port (30 masks: with the rule's other ranges and lists 16500 combinations, more than 16384)";
     assert!(reason.starts_with(wanted), "{reason}");
 }
+
+/// What the device cannot tell apart needs an order, too, though no packet belongs to both rules.
+#[test]
+fn flows_that_share_packets_are_shown_one_where_priorities_end() {
+    let rule = |name: &str, matches: &str| {
+        format!("[[rules]]\nname = \"{name}\"\nmatch = {{ {matches} }}\naction = {{ steer = \"g\" }}\n")
+    };
+    let text = [
+        "version = 1\n[groups.g]\nworkers = [0]\nhash = \"none\"\n".to_owned(),
+        rule("syn", "tcp_flags = \"syn\", dst = \"192.0.2.0/24\""),
+        rule("rest", "tcp_flags = \"!syn\", src_port = 7"),
+    ];
+    let (policy, _) = policy::parse(&Source::new("policy.toml", text.concat()), &files()).unwrap();
+    let profile = DeviceProfile { priorities: 2, ..DeviceProfile::ideal() };
+    let problems = policy::compile(&policy, &profile, 1).unwrap_err().to_string();
+    assert!(problems.contains("policy.toml:11:9: error: the policy needs 2 priorities"), "{problems}");
+    let shared = "`syn` goes before `rest`, as both take";
+    assert!(problems.contains(shared) && problems.contains("dst = 192.0.2.1, protocol = tcp"), "{problems}");
+    assert!(problems.contains("src_port = 7"), "{problems}");
+}

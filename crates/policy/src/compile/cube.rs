@@ -13,7 +13,7 @@ pub(super) const WORDS: usize = TUNNEL + 4;
 pub(super) type Image = [u64; WORDS];
 
 /// Where a field lies in the image.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Field {
     word: usize,
     shift: u32,

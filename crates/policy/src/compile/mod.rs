@@ -18,6 +18,7 @@ mod priority;
 mod shape;
 mod tables;
 mod tunnel;
+mod witness;
 
 use crate::capacity::Capacity;
 use crate::diagnostics::Diagnostics;

@@ -27,8 +27,8 @@ pub(super) struct Candidate {
 pub(super) struct Ranking {
     /// The candidates that are kept, by precedence: index and priority.
     pub(super) kept: Vec<(usize, u32)>,
-    /// The rules of the longest chain, first to last.
-    pub(super) longest: Vec<usize>,
+    /// The candidates of the longest chain, first to last, each with its rank.
+    pub(super) longest: Vec<(usize, u32)>,
 }
 
 /// Ranks the candidates.
@@ -41,7 +41,7 @@ pub(super) fn rank(candidates: &[Candidate]) -> Ranking {
         lookups_left: MAX_LOOKUPS,
     };
     let mut shape_of: ByMask<(Image, bool), usize> = ByMask::default();
-    let mut above: Vec<Option<usize>> = vec![None; candidates.len()];
+    let mut above: Vec<(u32, Option<usize>)> = vec![(0, None); candidates.len()];
     let mut ranking = Ranking { kept: Vec::new(), longest: Vec::new() };
     let mut deepest: Option<(u32, usize)> = None;
     for (index, candidate) in candidates.iter().enumerate() {
@@ -49,8 +49,8 @@ pub(super) fn rank(candidates: &[Candidate]) -> Ranking {
         if is_covered(candidates, &kept.shapes, takers, &candidate.cube, index) {
             continue;
         }
-        let rank;
-        (rank, above[index]) = kept.rank_of(candidate);
+        above[index] = kept.rank_of(candidate);
+        let (rank, _) = above[index];
         let shape = *shape_of.entry((candidate.cube.mask, candidate.traps)).or_insert_with(|| {
             kept.by_depth.push(kept.shapes.len());
             kept.shapes.push(Shape::new(&candidate.cube, candidate.traps));
@@ -65,11 +65,11 @@ pub(super) fn rank(candidates: &[Candidate]) -> Ranking {
     }
     let mut link = deepest.map(|(_, index)| index);
     while let Some(index) = link {
-        ranking.longest.push(candidates[index].rule);
-        link = above[index];
+        let (rank, next) = above[index];
+        ranking.longest.push((index, rank));
+        link = next;
     }
     ranking.longest.reverse();
-    ranking.longest.dedup();
     ranking
 }
 

@@ -8,8 +8,9 @@ use super::super::classes::MAX_STEPS;
 use super::super::cluster::cluster;
 use super::super::emit;
 use super::super::findings::{Findings, Obstacle};
-use super::super::pack::{Packed, pack};
+use super::super::pack::{Packed, Widest, pack};
 use super::super::priority::Ranking;
+use super::super::witness::shared;
 use super::{ACTION_SPECS, Draft, MAX_FLOWS, Plan};
 
 impl Draft<'_> {
@@ -93,42 +94,85 @@ impl Draft<'_> {
     }
 
     fn too_many_priorities(&self, ranking: &Ranking, packed: &Packed, problems: &mut Findings) {
-        let (plan, profile) = (&self.plan, self.plan.profile);
-        let (used, offered, device) = (packed.priorities, profile.priorities_per_program(), &profile.name);
-        let chain: Vec<&str> = ranking.longest.iter().map(|rule| plan.name(*rule)).collect();
-        let ranks = ranking.kept.iter().map(|(_, rank)| rank + 1).max().unwrap_or(0);
-        let (rule, label, remedy, limit) = match &packed.widest {
-            Some(widest) if ranks <= offered => {
-                let table = profile.priority_table;
-                let limit = table.map_or(String::new(), |table| {
-                    format!("{} masks of {} flows each in one priority", table.groups, table.group_entries)
-                });
-                let remedy = format!(
-                    "{} masks in one place take {} priorities: use fewer prefix lengths and port ranges",
-                    widest.masks, widest.priorities
-                );
-                (self.candidates[widest.candidate].rule, "one of its masks is the rarest", remedy, limit)
-            }
-            _ => {
-                let last = ranking.longest.last().copied().unwrap_or(0);
-                let remedy = match &*chain {
-                    [_] => "its hash variants (TCP, UDP, other IP, the rest) take a priority each: hash = \"l3\" \
-                            takes fewer, \"none\" one"
-                        .to_owned(),
-                    _ => format!("these rules overlap one another in turn: {}", shortened_chain(&chain)),
-                };
-                (last, "the last of the longest chain", remedy, format!("{offered} priorities"))
-            }
+        let (plan, offered) = (&self.plan, self.plan.profile.priorities_per_program());
+        let (device, used) = (&plan.profile.name, packed.priorities);
+        let ranks = ranking.longest.last().map_or(0, |(_, rank)| rank + 1);
+        let Shortage { rule, label, limit, remedy } = match &packed.widest {
+            Some(widest) if ranks <= offered => self.too_many_masks(widest),
+            _ => self.too_long_a_chain(ranking, offered),
         };
         let obstacle = Obstacle {
             rule: plan.number(rule),
             reason: format!("the policy needs {used} priorities, `{device}` has {offered} for it"),
             limit,
-            errno: Some(profile.errno(Limit::Priorities)),
+            errno: Some(plan.profile.errno(Limit::Priorities)),
             remedy,
         };
         problems.refuse(plan.place(rule), label, obstacle);
     }
+
+    /// Flows that need no order need priorities all the same where each takes few masks.
+    fn too_many_masks(&self, widest: &Widest) -> Shortage {
+        let table = self.plan.profile.priority_table;
+        let limit = table.map_or(String::new(), |table| {
+            format!("{} masks of {} flows each in one priority", table.groups, table.group_entries)
+        });
+        let remedy = format!(
+            "{} masks in one place take {} priorities: use fewer prefix lengths and port ranges",
+            widest.masks, widest.priorities
+        );
+        let rule = self.candidates[widest.candidate].rule;
+        Shortage { rule, label: "one of its masks is the rarest", limit, remedy }
+    }
+
+    /// Rules that share packets with one another in turn: named are the two between which the priorities end.
+    fn too_long_a_chain(&self, ranking: &Ranking, offered: u32) -> Shortage {
+        let rule_of = |place: &(usize, u32)| self.candidates[place.0].rule;
+        let limit = format!("{offered} priorities");
+        let last = ranking.longest.iter().position(|(_, rank)| *rank >= offered).unwrap_or(0);
+        let upto = &ranking.longest[..ranking.longest.len().min(last + 1)];
+        // Flows of one rule rank apart as well, by their hash variants.
+        let pairs = upto.windows(2).rev();
+        let Some([above, below]) = pairs.clone().find(|pair| rule_of(&pair[0]) != rule_of(&pair[1])) else {
+            let remedy = "its hash variants (TCP, UDP, other IP, the rest) take a priority each: hash = \"l3\" \
+                          takes fewer, \"none\" one";
+            let rule = ranking.longest.last().map_or(0, rule_of);
+            return Shortage {
+                rule,
+                label: "has too many flows that overlap",
+                limit,
+                remedy: remedy.to_owned(),
+            };
+        };
+        let mut chain: Vec<&str> =
+            ranking.longest.iter().map(|place| self.plan.name(rule_of(place))).collect();
+        chain.dedup();
+        let example = shared(&self.candidates[above.0].cube, &self.candidates[below.0].cube);
+        let example = example.map_or(String::new(), |packet| format!(", as both take {}", packet.fields()));
+        let in_turn = match &*chain {
+            [_, _] => String::new(),
+            chain => format!("; so do in turn {}", shortened_chain(chain)),
+        };
+        let variants = match chain.len() < ranking.longest.len() {
+            true => "; hash = \"l3\" or \"none\" takes fewer priorities for each of them",
+            false => "",
+        };
+        let remedy = format!(
+            "`{}` goes before `{}`{example}{in_turn}: narrow one of them until it shares no packet with the \
+             next{variants}",
+            self.plan.name(rule_of(above)),
+            self.plan.name(rule_of(below)),
+        );
+        Shortage { rule: rule_of(below), label: "no priority is left for this rule", limit, remedy }
+    }
+}
+
+/// What there are too few priorities for.
+struct Shortage {
+    rule: usize,
+    label: &'static str,
+    limit: String,
+    remedy: String,
 }
 
 pub(super) fn too_many_steps(plan: &Plan<'_>, rule: usize, problems: &mut Findings) {
