@@ -409,6 +409,53 @@ fn circles_and_missing_files_are_found() {
     assert!(told.contains("an included file must be a string"), "{told}");
 }
 
+/// What the missing file may define is no problem; all else is.
+#[test]
+fn a_file_that_cannot_be_read_hides_no_other_problem() {
+    let text = format!(
+        "version = 1\nincludes = [\"none.toml\", \"broken.toml\", \"good.toml\"]\n[sets]\nbad = {{ file = \"none.txt\" }}\n\
+         odd = [\"10.0.0.300\"]\n{}{}{}",
+        rule("x", "src = [\"theirs\", \"odd\"], dst = \"${their_host}\", dst_prot = 1"),
+        rule("y", "src = \"bad\", dst_port = \"1-\"").replace("\"drop\"", "\"steer theirs\""),
+        rule("z", "src = [\"10.0.0.1/8\", \"odf\"]").replace("\"drop\"", "\"dorp\""),
+    );
+    let files = files(&[("broken.toml", "version = 1\nx\n"), ("good.toml", "version = 1\nsest = 1\n")]);
+    let told = problems(&text, &files);
+    let places: Vec<&str> = told.lines().map(|line| line.split(": error").next().expect("a place")).collect();
+    assert_eq!(
+        places,
+        [
+            "broken.toml:2:2",
+            "good.toml:2:1",
+            "main.toml:2:13",
+            "main.toml:4:16",
+            "main.toml:5:8",
+            "main.toml:8:59",
+            "main.toml:12:35",
+            "main.toml:16:18",
+            "main.toml:16:32",
+            "main.toml:17:10",
+        ],
+        "{told}"
+    );
+}
+
+#[test]
+fn a_variable_that_is_not_known_is_told_once_where_it_stands() {
+    let told = problems(
+        &format!(
+            "version = 1\n[groups.g]\nworkers = \"${{a}}\"\n[sets]\ns = [\"${{b}}\"]\n{}",
+            rule("x", "src = \"s\", dst = \"${c}.${d}.${c}\", family = \"${e}\"")
+                .replace("\"drop\"", "\"steer ${f}\"")
+        ),
+        &Files::new(),
+    );
+    let names: Vec<&str> =
+        told.lines().filter_map(|line| line.split("unknown variable `").nth(1)?.split('`').next()).collect();
+    assert_eq!(names, ["a", "b", "c", "d", "e", "f"], "{told}");
+    assert_eq!(told.lines().count(), names.len(), "{told}");
+}
+
 #[test]
 fn includes_have_limits() {
     let chain: Files = (0..20)

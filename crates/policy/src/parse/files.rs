@@ -11,6 +11,7 @@ use toml::de::DeTable;
 
 use crate::source::{MAX_FILE_BYTES, SetLoader, Source};
 
+use super::not_toml::{self, Found};
 use super::reader::{Reader, Value};
 use super::variables::Variables;
 
@@ -82,8 +83,6 @@ pub(super) struct Walk<'t, 'r, 'l> {
     /// How each file is told from others.
     seen: BTreeSet<PathBuf>,
     taken: usize,
-    /// Whether every file was read: names of one that was not would all be unknown.
-    is_whole: bool,
 }
 
 impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
@@ -94,14 +93,14 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
         variables: &'r mut Variables<'t>,
     ) -> Self {
         let (found, path, seen) = (Vec::new(), Vec::new(), BTreeSet::new());
-        Self { shelf, reader, files, variables, found, path, seen, taken: 0, is_whole: true }
+        Self { shelf, reader, files, variables, found, path, seen, taken: 0 }
     }
 
-    /// All files, in the order in which their rules are read; `None` if one of them could not be read, which
-    /// was reported.
-    pub(super) fn all(mut self, main: Arc<Source>) -> Option<Vec<File<'t>>> {
+    /// All files that can be read, in the order in which their rules are; what cannot is reported, and the
+    /// reader knows of it.
+    pub(super) fn all(mut self, main: Arc<Source>) -> Vec<File<'t>> {
         self.visit(main, PathBuf::new());
-        self.is_whole.then_some(self.found)
+        self.found
     }
 
     fn visit(&mut self, source: Arc<Source>, folder: PathBuf) {
@@ -111,7 +110,7 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
         self.reader.source = Arc::clone(source);
         self.seen.insert(identity(source));
         let Some(document) = self.document(&source.text) else {
-            self.is_whole = false;
+            self.reader.is_whole = false;
             return;
         };
         let mut document = document.into_inner();
@@ -133,40 +132,43 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
 
     fn document(&mut self, text: &'t str) -> Option<Spanned<DeTable<'t>>> {
         let (document, errors) = DeTable::parse_recoverable(text);
-        for error in &errors {
-            let span = error.span().unwrap_or(0..0);
-            self.reader.error(span, format!("not TOML: {}", error.message()), "here");
-        }
+        let found =
+            errors.iter().map(|error| Found { message: error.message(), span: error.span().unwrap_or(0..0) });
+        not_toml::report(self.reader, text, &found.collect::<Vec<_>>());
         errors.is_empty().then_some(document)
     }
 
     fn include(&mut self, includes: &Value<'t>, source: &Arc<Source>, folder: &Path) {
-        let Some(list) = self.reader.array(includes, "`includes`") else { return };
+        let Some(list) = self.reader.array(includes, "`includes`") else {
+            self.reader.is_whole = false;
+            return;
+        };
         for value in list {
             self.reader.source = Arc::clone(source);
-            let Some(name) = self.reader.string(value, "an included file") else { continue };
-            // Until it is read.
-            let was_whole = std::mem::replace(&mut self.is_whole, false);
+            let Some(name) = self.reader.string(value, "an included file") else {
+                self.reader.is_whole = false;
+                continue;
+            };
             if self.path.len() > MAX_INCLUDE_DEPTH {
                 let message = format!("files include one another more than {MAX_INCLUDE_DEPTH} deep");
                 self.reader.error_with(value.span(), message, "too deep", "include it further up");
+                self.reader.is_whole = false;
                 return;
             }
             if self.taken >= MAX_INCLUDED_FILES {
                 let message = format!("a policy has at most {MAX_INCLUDED_FILES} files");
                 self.reader.error(value.span(), message, "too many");
+                self.reader.is_whole = false;
                 return;
             }
             self.files.folder = folder.to_owned();
             match self.files.load(name) {
-                Ok(included) => {
-                    self.is_whole = was_whole;
-                    self.included(included, value, &folder.join(name));
-                }
+                Ok(included) => self.included(included, value, &folder.join(name)),
                 Err(error) => {
                     let message = format!("cannot read the included file: {error}");
                     let hint = "the name is relative to the file that says it";
                     self.reader.error_with(value.span(), message, "named here", hint);
+                    self.reader.is_whole = false;
                 }
             }
         }

@@ -55,9 +55,9 @@ impl Groups {
     /// The group of that name; reports an unknown one.
     pub(super) fn find(&self, reader: &mut Reader, name: &str, value: &Value<'_>) -> Option<GroupId> {
         let found = self.index.get(name).copied();
-        if found.is_none() {
+        let names = || self.list.iter().map(|group| group.name.as_str());
+        if found.is_none() && reader.is_to_be_known(name, names()) {
             reader.error_late(value.span(), || {
-                let names = || self.list.iter().map(|group| group.name.as_str());
                 let hint = match nearest(name, names()) {
                     Some(near) => format!("did you mean `{near}`?"),
                     None if self.list.is_empty() => {

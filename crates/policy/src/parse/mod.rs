@@ -8,6 +8,7 @@ mod files;
 mod groups;
 mod matches;
 mod mpls;
+mod not_toml;
 mod reader;
 mod rules;
 mod sets;
@@ -46,8 +47,8 @@ pub struct LoadOptions {
 /// Reads a policy; what is returned beside it are warnings.
 ///
 /// # Errors
-/// All problems of the text, of its included and of its set files at once. After errors of TOML itself the
-/// rest is not looked at: what the parser guessed would only raise more of them.
+/// All problems of the text, of its included and of its set files at once. Of a file that is not TOML, or cannot be
+/// read, there is nothing more to say; names that it may define are then no problem elsewhere.
 pub fn parse(source: &Source, loader: &dyn SetLoader) -> Result<(Policy, Vec<Diagnostic>), Diagnostics> {
     parse_with(source, loader, &LoadOptions::default())
 }
@@ -70,33 +71,25 @@ pub fn parse_with(
     let shelf = Shelf::new();
     let mut variables = Variables::given(&options.variables);
     let mut files = Files::new(loader);
-    let found = Walk::new(&shelf, &mut reader, &mut files, &mut variables).all(Arc::clone(&source));
-    let mut policy = None;
-    if let Some(mut found) = found {
-        for file in &mut found {
-            reader.source = Arc::clone(&file.source);
-            variables.substitute_all(&mut reader, &mut file.document, &["variables", "includes"]);
-        }
-        policy = assemble(&mut reader, &source, &found, &mut files);
-        reader.source = Arc::clone(&source);
-        if !reader.diagnostics.has_errors() {
-            variables.warn(&mut reader);
-        }
+    let mut found = Walk::new(&shelf, &mut reader, &mut files, &mut variables).all(Arc::clone(&source));
+    for file in &mut found {
+        reader.source = Arc::clone(&file.source);
+        variables.substitute_all(&mut reader, &mut file.document, &["variables", "includes"]);
+    }
+    let policy = assemble(&mut reader, &source, &found, &mut files);
+    reader.source = Arc::clone(&source);
+    if !reader.diagnostics.has_errors() {
+        variables.warn(&mut reader);
     }
     reader.diagnostics.sort();
-    match policy {
-        Some(policy) if !reader.diagnostics.has_errors() => Ok((policy, reader.diagnostics.list)),
-        _ => Err(reader.diagnostics),
+    match reader.diagnostics.has_errors() {
+        false => Ok((policy, reader.diagnostics.list)),
+        true => Err(reader.diagnostics),
     }
 }
 
 /// One policy of all files; names are shared, so sets and groups of all files come before any rule.
-fn assemble(
-    reader: &mut Reader,
-    main: &Arc<Source>,
-    found: &[File<'_>],
-    files: &mut Files<'_>,
-) -> Option<Policy> {
+fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: &mut Files<'_>) -> Policy {
     let mut sets = Sets::new();
     let mut groups = Groups::default();
     for file in found {
@@ -139,14 +132,14 @@ fn assemble(
     let start = || Place::new(main, 0..0);
     let (default, default_place) =
         default.map_or_else(|| (Action::Kernel, start()), |default| (default.action, default.place));
-    Some(Policy {
+    Policy {
         source: Arc::clone(main),
         default,
         default_place,
         default_given,
         groups: groups.list,
         rules: rules.finish(multicast.map(|multicast| (multicast.action, multicast.place))),
-    })
+    }
 }
 
 /// A default and where it stands.

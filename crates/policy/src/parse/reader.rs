@@ -2,7 +2,7 @@
 //! through this; it never gives up at the first problem.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -20,16 +20,27 @@ pub(super) type Value<'t> = Spanned<DeValue<'t>>;
 pub(super) type Table<'t> = DeTable<'t>;
 pub(super) type Key<'t> = Spanned<Cow<'t, str>>;
 
+/// Where files are missing, so many names are told apart from those that the missing may define: a guess takes long.
+const MAX_GUESSES: usize = 1000;
+
 /// The text being read and what was found wrong so far.
 pub(super) struct Reader {
     /// The file that spans are of just now.
     pub(super) source: Arc<Source>,
     pub(super) diagnostics: Diagnostics,
+    /// Whether every file was read.
+    pub(super) is_whole: bool,
+    /// File and place of strings whose variables could not be put in place, which was reported: what they would
+    /// have been is not known, and nothing more is said of them.
+    unresolved: BTreeSet<(usize, usize)>,
+    /// So many more names that are not known may be compared with those that are.
+    guesses_left: usize,
 }
 
 impl Reader {
     pub(super) fn new(source: &Arc<Source>) -> Self {
-        Self { source: Arc::clone(source), diagnostics: Diagnostics::default() }
+        let (source, diagnostics) = (Arc::clone(source), Diagnostics::default());
+        Self { source, diagnostics, is_whole: true, unresolved: BTreeSet::new(), guesses_left: MAX_GUESSES }
     }
 
     pub(super) fn place(&self, span: Range<usize>) -> Place {
@@ -38,8 +49,7 @@ impl Reader {
 
     /// Notes an error.
     pub(super) fn error(&mut self, span: Range<usize>, message: impl Into<String>, label: impl Into<String>) {
-        let place = self.place(span);
-        self.diagnostics.push_with(Severity::Error, || place.error(message, label));
+        self.note(span, |place| place.error(message, label));
     }
 
     /// Notes an error that says what to do about it.
@@ -50,8 +60,7 @@ impl Reader {
         label: impl Into<String>,
         hint: impl Into<String>,
     ) {
-        let place = self.place(span);
-        self.diagnostics.push_with(Severity::Error, || place.error(message, label).hint(hint));
+        self.note(span, |place| place.error(message, label).hint(hint));
     }
 
     /// The same where finding the words takes long: they are sought only if the error is listed.
@@ -60,11 +69,32 @@ impl Reader {
         span: Range<usize>,
         words: impl FnOnce() -> (String, String, String),
     ) {
-        let place = self.place(span);
-        self.diagnostics.push_with(Severity::Error, || {
+        self.note(span, |place| {
             let (message, label, hint) = words();
             place.error(message, label).hint(hint)
         });
+    }
+
+    fn note(&mut self, span: Range<usize>, make: impl FnOnce(&Place) -> Diagnostic) {
+        if self.is_unresolved(&span) {
+            return;
+        }
+        let place = self.place(span);
+        self.diagnostics.push_with(Severity::Error, || make(&place));
+    }
+
+    /// The string at this place has variables that are not known.
+    pub(super) fn leave_unresolved(&mut self, span: &Range<usize>) {
+        self.unresolved.insert((self.file(), span.start));
+    }
+
+    pub(super) fn is_unresolved(&self, span: &Range<usize>) -> bool {
+        self.unresolved.contains(&(self.file(), span.start))
+    }
+
+    /// Tells the files of one policy apart.
+    fn file(&self) -> usize {
+        Arc::as_ptr(&self.source) as usize
     }
 
     pub(super) fn push(&mut self, diagnostic: Diagnostic) {
@@ -93,6 +123,17 @@ impl Reader {
                 });
             }
         }
+    }
+
+    /// Whether a name that is not known is a problem: it may be of a file that could not be read, unless it is
+    /// nearly one that is known.
+    pub(super) fn is_to_be_known<'k>(&mut self, name: &str, known: impl Iterator<Item = &'k str>) -> bool {
+        if self.is_whole {
+            return true;
+        }
+        let may_guess = self.guesses_left > 0;
+        self.guesses_left = self.guesses_left.saturating_sub(1);
+        may_guess && nearest(name, known).is_some()
     }
 
     /// The table that a value must be.

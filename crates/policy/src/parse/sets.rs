@@ -301,12 +301,16 @@ impl Sets {
         refused: Refused,
     ) {
         let is_of_a_file = within.is_some_and(|set| matches!(set.items, Items::File(..)));
-        reader.diagnostics.push_with(Severity::Error, || {
-            let looks_like_a_name = text.starts_with(|first: char| first.is_ascii_alphabetic())
-                && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'));
-            let may_be_a_set = looks_like_a_name && refused.0.is_none() && !is_of_a_file;
+        let may_be_a_set = looks_like_a_name(text) && refused.0.is_none() && !is_of_a_file;
+        let others = || {
             let others = self.list.iter().filter(|set| within.is_none_or(|within| within.name != set.name));
-            let near = nearest(text, others.map(|set| set.name.as_str())).filter(|_| may_be_a_set);
+            others.map(|set| set.name.as_str())
+        };
+        if may_be_a_set && !reader.is_to_be_known(text, others()) {
+            return;
+        }
+        reader.diagnostics.push_with(Severity::Error, || {
+            let near = nearest(text, others()).filter(|_| may_be_a_set);
             let of_set = within.map(|set| format!(" in the set `{}`", set.name)).unwrap_or_default();
             let text = shortened(text);
             let message = match may_be_a_set {
@@ -324,6 +328,11 @@ impl Sets {
             place.error(message, format!("not {}", kind.name)).hint(hint)
         });
     }
+}
+
+fn looks_like_a_name(text: &str) -> bool {
+    text.starts_with(|first: char| first.is_ascii_alphabetic())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
 }
 
 /// Strings as they are, numbers in decimal: both are then read by their kind.

@@ -2,7 +2,7 @@
 //! file before anything else reads it, so that the rest of `parse` knows nothing of them; a value's place is
 //! then the place of its use.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use toml::Spanned;
@@ -102,11 +102,23 @@ impl<'t> Variables<'t> {
 
     /// What a string with variables in it becomes; `None` if something is wrong with it, and was reported.
     fn replacement(&mut self, reader: &mut Reader, text: &str, span: &Range<usize>) -> Option<DeValue<'t>> {
-        if let Some(name) = only_variable(text) {
-            let value = self.find(reader, name, span)?.clone();
-            return self.pay(reader, cost(&value), span).then(|| moved(value, span));
+        let replaced = match only_variable(text) {
+            Some(name) => {
+                let value = self.find(reader, name, span).cloned();
+                value.filter(|value| self.pay(reader, cost(value), span)).map(|value| moved(value, span))
+            }
+            None => self.text(reader, text, span).map(|text| DeValue::String(text.into())),
+        };
+        if replaced.is_none() {
+            reader.leave_unresolved(span);
         }
-        let mut whole = String::new();
+        replaced
+    }
+
+    /// A text with variables within it, every one of which is looked for.
+    fn text(&mut self, reader: &mut Reader, text: &str, span: &Range<usize>) -> Option<String> {
+        let mut whole = Some(String::new());
+        let mut missing = BTreeSet::new();
         let mut rest = text;
         while let Some((before, after)) = rest.split_once("${") {
             let Some((name, behind)) = after.split_once('}') else {
@@ -114,26 +126,31 @@ impl<'t> Variables<'t> {
                 reader.error_with(span.clone(), message, "no `}`", "write ${name}");
                 return None;
             };
-            whole.push_str(before);
-            let value = self.find(reader, name, span)?;
-            let part = match value {
-                DeValue::String(text) => text.to_string(),
-                DeValue::Integer(_) | DeValue::Boolean(_) => plain_text(value),
-                _ => {
-                    let message = format!("the list `{name}` cannot be part of a text");
-                    let hint = format!("write \"${{{name}}}\" alone");
-                    reader.error_with(span.clone(), message, "a list in the middle", hint);
-                    return None;
-                }
-            };
-            if !self.pay(reader, part.len(), span) {
-                return None;
-            }
-            whole.push_str(&part);
             rest = behind;
+            if missing.contains(name) {
+                continue;
+            }
+            let part = self.part(reader, name, span).filter(|part| self.pay(reader, part.len(), span));
+            if part.is_none() {
+                missing.insert(name);
+            }
+            whole = whole.zip(part).map(|(whole, part)| whole + before + &part);
         }
-        whole.push_str(rest);
-        Some(DeValue::String(whole.into()))
+        whole.map(|whole| whole + rest)
+    }
+
+    /// The value of a variable as a part of a text.
+    fn part(&mut self, reader: &mut Reader, name: &str, span: &Range<usize>) -> Option<String> {
+        match self.find(reader, name, span)? {
+            DeValue::String(text) => Some(text.to_string()),
+            value @ (DeValue::Integer(_) | DeValue::Boolean(_)) => Some(plain_text(value)),
+            _ => {
+                let message = format!("the list `{name}` cannot be part of a text");
+                let hint = format!("write \"${{{name}}}\" alone");
+                reader.error_with(span.clone(), message, "a list in the middle", hint);
+                None
+            }
+        }
     }
 
     fn find(&mut self, reader: &mut Reader, name: &str, span: &Range<usize>) -> Option<&DeValue<'t>> {
@@ -142,14 +159,28 @@ impl<'t> Variables<'t> {
             variable.used = true;
             return variable.value.as_ref();
         }
-        reader.error_late(span.clone(), || {
-            let hint = match nearest(name, self.known.keys().map(String::as_str)) {
-                Some(near) => format!("did you mean `{near}`?"),
-                None => "give it a value in [variables], or from outside".to_owned(),
-            };
-            (format!("unknown variable `{}`", shortened(name)), "no such variable".to_owned(), hint)
-        });
+        if reader.is_to_be_known(name, self.known.keys().map(String::as_str)) {
+            reader.error_late(span.clone(), || self.unknown(name));
+        }
         None
+    }
+
+    /// Message, label and hint for a name that is none of a variable.
+    fn unknown(&self, name: &str) -> (String, String, String) {
+        let trimmed = name.trim();
+        let label = "no such variable".to_owned();
+        if trimmed.is_empty() {
+            return ("the variable has no name".to_owned(), label, "write ${name}".to_owned());
+        }
+        let hint = match nearest(name, self.known.keys().map(String::as_str)) {
+            _ if trimmed != name => format!("write ${{{}}}, without blanks", shortened(trimmed)),
+            Some(near) => format!("did you mean `{near}`?"),
+            None => {
+                let name = shortened(name);
+                format!("write {name} = ... in [variables], or give it from outside: --set {name}=...")
+            }
+        };
+        (format!("unknown variable `{}`", shortened(name)), label, hint)
     }
 
     /// Whether there is room for so much more; reports the first time that there is not.
