@@ -130,6 +130,9 @@ pub(crate) struct FlowRule {
 pub(crate) struct TableRules {
     /// Whether flows with the same match and priority must agree in their tags.
     pub(crate) one_tag_per_match: bool,
+    /// Whether a frame meets only one match of each priority also where it goes on: of several DONT_TRAP flows that match,
+    /// those with the match of the oldest take a copy.
+    pub(crate) one_copy_per_priority: bool,
     /// How many matches there can be at one priority.
     pub(crate) groups: Option<GroupLimits>,
 }
@@ -240,8 +243,7 @@ impl FlowTable {
         if self.flows.get(place).is_some_and(Option::is_some) {
             return Err(FlowError::DuplicateId(rule.id));
         }
-        let rules = self.rules;
-        self.port_mut(rule.port, rule.egress).insert(&rule, &rules)?;
+        self.port_mut(rule.port, rule.egress).insert(&rule)?;
         if rule.tunnel.is_some() {
             self.caches.deep.get_or_insert_default();
         }
@@ -321,7 +323,7 @@ impl FlowTable {
         let ports = if egress { &mut self.egress } else { &mut self.ports };
         let index = usize::from(port);
         if ports.len() <= index {
-            ports.resize_with(index + 1, PortTable::default);
+            ports.resize_with(index + 1, || PortTable::new(self.rules));
         }
         &mut ports[index]
     }

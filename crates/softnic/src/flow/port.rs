@@ -49,6 +49,13 @@ struct CopyRule {
 }
 
 impl CopyRule {
+    /// Whether a device with one entry for each match would have both in the same.
+    fn shares_entry(&self, other: &Self) -> bool {
+        self.precedence.level() == other.precedence.level()
+            && self.matcher == other.matcher
+            && self.tunnel == other.tunnel
+    }
+
     fn matches(&self, image: &MatchKey, deep: Option<&DeepImage>) -> bool {
         match (&self.tunnel, deep) {
             (None, _) => self.matcher.matches(image),
@@ -65,6 +72,7 @@ const _: () = assert!(MAX_DONT_TRAP <= u32::BITS as usize, "a verdict names DONT
 /// The rules of one port and direction.
 #[derive(Debug, Default)]
 pub(super) struct PortTable {
+    rules: TableRules,
     /// Trapping rules about the outer packet alone, and those about tunnels.
     plain: Space<MatchKey>,
     deep: Space<DeepImage>,
@@ -83,6 +91,10 @@ pub(super) struct PortTable {
 }
 
 impl PortTable {
+    pub(super) fn new(rules: TableRules) -> Self {
+        Self { rules, ..Self::default() }
+    }
+
     #[inline]
     pub(super) fn relevant(&self) -> &MatchKey {
         &self.relevant
@@ -114,11 +126,22 @@ impl PortTable {
             if winner.is_some_and(|winner| winner.precedence.level() < rule.precedence.level()) {
                 break;
             }
-            if rule.matches(image, deep) {
+            if rule.matches(image, deep) && !self.is_passed_over(rule, dont_trap) {
                 dont_trap |= 1 << position;
             }
         }
         Verdict { group: winner.map_or(Verdict::NO_GROUP, |winner| winner.group), dont_trap }
+    }
+
+    /// Whether a rule takes no copy for those that do already: on a device where a frame meets one entry of each priority,
+    /// and every queue pair once.
+    fn is_passed_over(&self, rule: &CopyRule, taken: u32) -> bool {
+        let level = rule.precedence.level();
+        self.rules.one_copy_per_priority
+            && self.dont_trap.iter().enumerate().any(|(position, other)| {
+                let same = rule.shares_entry(other) && rule.hit.actions.target != other.hit.actions.target;
+                taken & 1 << position != 0 && level == other.precedence.level() && !same
+            })
     }
 
     /// The group that decides over an image, and how many shapes had to be asked.
@@ -151,17 +174,20 @@ impl PortTable {
         }
     }
 
-    pub(super) fn insert(&mut self, rule: &FlowRule, rules: &TableRules) -> Result<(), FlowError> {
+    pub(super) fn insert(&mut self, rule: &FlowRule) -> Result<(), FlowError> {
         let precedence = Precedence::new(rule.kind, rule.priority, rule.order);
         let hit = FlowHit { flow: rule.id, kind: rule.kind, actions: rule.actions };
-        let copy_rule = CopyRule { precedence, matcher: rule.matcher, tunnel: rule.tunnel.clone(), hit };
+        let mut copy_rule = CopyRule { precedence, matcher: rule.matcher, tunnel: rule.tunnel.clone(), hit };
         if rule.kind == FlowKind::Sniffer {
             return add_copy_rule(&mut self.sniffers, copy_rule, "sniffers on this port");
         }
         if rule.dont_trap {
+            if let Some(other) = self.dont_trap.iter().find(|other| other.shares_entry(&copy_rule)) {
+                self.rules.agree(&mut copy_rule.hit, &other.hit)?;
+            }
             add_copy_rule(&mut self.dont_trap, copy_rule, "DONT_TRAP flows on this port")?;
         } else {
-            self.insert_trapping(rule, precedence, hit, rules)?;
+            self.insert_trapping(rule, precedence, hit)?;
         }
         self.recount_relevant();
         Ok(())
@@ -184,16 +210,15 @@ impl PortTable {
         rule: &FlowRule,
         precedence: Precedence,
         hit: FlowHit,
-        rules: &TableRules,
     ) -> Result<(), FlowError> {
         if let Some(ranked) = self.group_of(rule, precedence.level()) {
-            return self.join(rule, hit, ranked, rules);
+            return self.join(rule, hit, ranked);
         }
         if !self.has_mask_of(rule) && self.plain.len() + self.deep.len() >= MAX_SHAPES {
             return Err(FlowError::Full { what: "different masks of flows on this port", limit: MAX_SHAPES });
         }
         let mut place = None;
-        if let Some(limits) = rules.groups.filter(|_| rule.kind == FlowKind::Normal) {
+        if let Some(limits) = self.rules.groups.filter(|_| rule.kind == FlowKind::Normal) {
             place = self.capacity.take(limits, precedence.level(), &whole_mask(rule));
             if place.is_none() {
                 return Err(FlowError::NoSpace);
@@ -215,23 +240,13 @@ impl PortTable {
     }
 
     /// Adds a rule to those with the same match, kind and priority.
-    fn join(
-        &mut self,
-        rule: &FlowRule,
-        mut hit: FlowHit,
-        ranked: Ranked,
-        table: &TableRules,
-    ) -> Result<(), FlowError> {
+    fn join(&mut self, rule: &FlowRule, mut hit: FlowHit, ranked: Ranked) -> Result<(), FlowError> {
         let rules = &mut self.groups[ranked.group as usize].rules;
         if let Some((_, other)) = rules.iter().find(|(_, other)| other.actions.drop != hit.actions.drop) {
             return Err(FlowError::Conflict(other.flow));
         }
-        if let Some((_, other)) = rules.first().filter(|_| table.one_tag_per_match) {
-            let tag = other.actions.tag.unwrap_or(0);
-            if hit.actions.tag.is_some_and(|own| own != tag) {
-                return Err(FlowError::Conflict(other.flow));
-            }
-            hit.actions.tag = Some(tag);
+        if let Some((_, other)) = rules.first() {
+            self.rules.agree(&mut hit, other)?;
         }
         if rules.len() >= MAX_REPLICAS {
             return Err(FlowError::Full { what: "flows with this match and priority", limit: MAX_REPLICAS });
@@ -311,6 +326,20 @@ impl PortTable {
         }
         self.relevant = plain;
         self.deep_relevant = deep.map(|deep| deep.union(&DeepImage::outside(plain)));
+    }
+}
+
+impl TableRules {
+    /// Gives a flow the tag of one that has the same match and priority, if they must agree.
+    fn agree(&self, hit: &mut FlowHit, other: &FlowHit) -> Result<(), FlowError> {
+        if self.one_tag_per_match {
+            let tag = other.actions.tag.unwrap_or(0);
+            if hit.actions.tag.is_some_and(|own| own != tag) {
+                return Err(FlowError::Conflict(other.flow));
+            }
+            hit.actions.tag = Some(tag);
+        }
+        Ok(())
     }
 }
 

@@ -76,6 +76,44 @@ fn a_refused_flow_changes_nothing() {
 }
 
 #[test]
+fn flows_that_let_frames_go_on_all_take_a_copy_before_the_one_that_traps() {
+    let mut table = FlowTable::default();
+    for (id, priority, target) in [(1, 1, 10), (2, 0, 11), (3, 1, 10), (4, 2, 12)] {
+        table.insert(FlowRule { dont_trap: true, ..rule(id, priority, 53, target) }).unwrap();
+    }
+    assert_eq!(flows(&mut table, &udp_to(53)), [2, 1, 3, 4]);
+    table.insert(rule(5, 1, 53, 13)).unwrap();
+    assert_eq!(flows(&mut table, &udp_to(53)), [2, 1, 3, 5], "what would come after it gets nothing");
+}
+
+#[test]
+fn a_device_may_have_one_copy_per_priority() {
+    let rules = TableRules { one_tag_per_match: true, one_copy_per_priority: true, groups: None };
+    let mut table = FlowTable::new(rules);
+    let passing = |id, priority, target, tag: u32, is_wide: bool| {
+        let mut rule = FlowRule { dont_trap: true, ..rule(id, priority, 53, target) };
+        rule.actions.tag = Some(tag);
+        if is_wide {
+            rule.matcher = *Matcher::any().require(Layers::UDP);
+        }
+        rule
+    };
+    table.insert(passing(1, 0, 10, 7, true)).unwrap();
+    table.insert(passing(2, 0, 11, 8, false)).unwrap();
+    table.insert(passing(3, 1, 12, 9, false)).unwrap();
+    table.insert(rule(4, 1, 53, 13)).unwrap();
+    assert_eq!(flows(&mut table, &udp_to(53)), [1, 3, 4], "another match of the first priority gets nothing");
+    assert_eq!(table.insert(passing(5, 0, 14, 8, true)), Err(FlowError::Conflict(FlowId(1))), "another tag");
+    table.insert(passing(5, 0, 14, 7, true)).unwrap();
+    table.insert(passing(6, 0, 10, 7, true)).unwrap();
+    assert_eq!(flows(&mut table, &udp_to(53)), [1, 5, 3, 4], "each queue pair of the match gets one copy");
+    for id in [1, 5, 6] {
+        assert!(table.remove(FlowId(id)));
+    }
+    assert_eq!(flows(&mut table, &udp_to(53)), [2, 3, 4]);
+}
+
+#[test]
 fn the_limits_keep_every_lookup_within_its_matches() {
     let mut table = FlowTable::default();
     let mut next = 0;

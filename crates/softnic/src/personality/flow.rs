@@ -20,6 +20,8 @@ pub(crate) struct FlowRules {
     pub(crate) flags: Known,
     /// What is answered to DONT_TRAP with SNIFFER, if it is refused: it would change nothing.
     pub(crate) dont_trap_sniffer_refusal: Option<Errno>,
+    /// What is answered to DONT_TRAP with EGRESS, if it is refused.
+    pub(crate) dont_trap_egress_refusal: Option<Errno>,
     /// Whether DONT_TRAP is only for priority 0 and at most one Ethernet filter, of the multicast bit.
     pub(crate) dont_trap_is_promiscuous: bool,
     /// Whether NORMAL flows for multicast only come after all others of their kind, whatever their priority.

@@ -161,6 +161,7 @@ pub(super) static RULES: Rules = Rules {
         flags: Known { bits: IBV_FLOW_ATTR_FLAGS_DONT_TRAP | IBV_FLOW_ATTR_FLAGS_EGRESS, refusal: EINVAL },
         // ibv_create_flow(3), note 4: only NORMAL.
         dont_trap_sniffer_refusal: Some(EINVAL),
+        dont_trap_egress_refusal: None,
         dont_trap_is_promiscuous: false,
         multicast_comes_last: false,
         forgets_specs_of_defaults: false,
@@ -186,6 +187,6 @@ pub(super) static RULES: Rules = Rules {
             max_tag: u32::MAX,
             reads_idle_counters: true,
         },
-        table: TableRules { one_tag_per_match: false, groups: None },
+        table: TableRules { one_tag_per_match: false, one_copy_per_priority: false, groups: None },
     },
 };

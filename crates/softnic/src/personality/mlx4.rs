@@ -121,6 +121,8 @@ pub(super) static RULES: Rules = Rules {
         // kernel main.c, `mlx4_ib_create_flow`: anything but DONT_TRAP is EOPNOTSUPP, and so is DONT_TRAP with SNIFFER.
         flags: Known { bits: IBV_FLOW_ATTR_FLAGS_DONT_TRAP, refusal: EOPNOTSUPP },
         dont_trap_sniffer_refusal: Some(EOPNOTSUPP),
+        // EGRESS is refused by itself.
+        dont_trap_egress_refusal: None,
         // kernel main.c, `mlx4_ib_add_dont_trap_rule`.
         dont_trap_is_promiscuous: true,
         multicast_comes_last: false,
@@ -158,6 +160,6 @@ pub(super) static RULES: Rules = Rules {
         },
         // The same: an action is no filter that it knows.
         actions: ActionRules { types: &[], refusal: EINVAL, max_tag: 0, reads_idle_counters: false },
-        table: TableRules { one_tag_per_match: false, groups: None },
+        table: TableRules { one_tag_per_match: false, one_copy_per_priority: false, groups: None },
     },
 };

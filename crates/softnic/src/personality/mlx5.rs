@@ -1,4 +1,9 @@
-//! What ConnectX-4 and later refuse. "rdma-core" is its providers/mlx5, "kernel" drivers/infiniband/hw/mlx5.
+//! What ConnectX-4 and later refuse. "rdma-core" is its providers/mlx5, "kernel" drivers/infiniband/hw/mlx5, and fs_core.c
+//! is in drivers/net/ethernet/mellanox/mlx5/core.
+//!
+//! Some nonsense that the driver takes is refused here with EINVAL, on every personality: a second filter of a header, which
+//! would overwrite the first; a second tag; DROP with DONT_TRAP, which drops. And where matches of one priority overlap, a
+//! device asks first for the mask that came first, while here the oldest flow decides.
 
 use ibverbs_sys::{
     IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_FLOW_ATTR_FLAGS_DONT_TRAP,
@@ -122,6 +127,8 @@ pub(super) static RULES: Rules = Rules {
         flags: Known { bits: IBV_FLOW_ATTR_FLAGS_DONT_TRAP | IBV_FLOW_ATTR_FLAGS_EGRESS, refusal: EINVAL },
         // The same: not looked at with SNIFFER.
         dont_trap_sniffer_refusal: None,
+        // kernel net/ethernet/mellanox/mlx5/core/fs_core.c, `fwd_next_prio_supported`: only of received frames.
+        dont_trap_egress_refusal: Some(EOPNOTSUPP),
         dont_trap_is_promiscuous: false,
         // kernel fs.c, `flow_is_multicast_only` and `get_flow_table`: MLX5_IB_FLOW_MCAST_PRIO.
         multicast_comes_last: true,
@@ -148,7 +155,7 @@ pub(super) static RULES: Rules = Rules {
                 gre_flags: false,
             },
             field_refusal: EOPNOTSUPP,
-            // kernel net/ethernet/mellanox/mlx5/core/fs_core.c, `check_valid_spec`.
+            // kernel fs_core.c, `check_valid_spec`.
             values_within_masks: true,
             ethernet_is_destination: false,
             // kernel fs.c, `is_valid_ethertype`.
@@ -171,8 +178,11 @@ pub(super) static RULES: Rules = Rules {
             reads_idle_counters: false,
         },
         table: TableRules {
-            // kernel net/ethernet/mellanox/mlx5/core/fs_core.c, `check_conflicting_ftes`.
+            // kernel fs_core.c, `check_conflicting_ftes`.
             one_tag_per_match: true,
+            // kernel fs_core.c, `find_next_fwd_ft`: what is let go on goes to the table of a later priority. (That a table is
+            // left by the first entry that matches is inferred, and which of them is the first is the device's choice.)
+            one_copy_per_priority: true,
             // kernel fs.c, MLX5_FS_MAX_ENTRIES and MLX5_FS_MAX_TYPES; fs_core.c, `mlx5_create_auto_grouped_flow_table`:
             // a run is entries / (types + 1). ENOSPC when full, `alloc_auto_flow_group`. Firmware may allow less.
             groups: Some(GroupLimits { entries: 1 << 16, runs: 6, run_entries: (1 << 16) / 7 }),

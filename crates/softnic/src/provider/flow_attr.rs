@@ -168,6 +168,9 @@ fn read_head(head: &ibv_flow_attr, specs: &Specs, rules: &FlowRules) -> Verb<Flo
     if egress && kind != FlowKind::Normal {
         return Err(EINVAL);
     }
+    if egress && dont_trap {
+        rules.dont_trap_egress_refusal.map_or(Ok(()), Err)?;
+    }
     let comes_last = rules.multicast_comes_last
         && !dont_trap
         && matches!(specs.first(), Some(Spec::Filter(filter)) if filter.is_multicast_only());

@@ -282,7 +282,7 @@ fn sent_frames_have_tables_of_their_own() {
 
 #[test]
 fn a_device_with_one_tag_per_match_gives_it_to_all_and_refuses_another() {
-    let mut table = FlowTable::new(TableRules { one_tag_per_match: true, groups: None });
+    let mut table = FlowTable::new(TableRules { one_tag_per_match: true, ..TableRules::default() });
     let with_tag = |id: u32, tag| {
         let mut rule = super::rule(id, 0, 53, id);
         rule.actions.tag = tag;
@@ -301,7 +301,7 @@ fn a_device_with_one_tag_per_match_gives_it_to_all_and_refuses_another() {
 #[test]
 fn a_device_without_room_for_a_mask_says_so_and_takes_it_once_there_is() {
     let groups = Some(GroupLimits { entries: 4, runs: 1, run_entries: 3 });
-    let mut table = FlowTable::new(TableRules { one_tag_per_match: false, groups });
+    let mut table = FlowTable::new(TableRules { groups, ..TableRules::default() });
     for id in 1..=4 {
         table.insert(super::rule(id, 0, id as u16, 1)).unwrap();
     }

@@ -122,6 +122,9 @@ fn unknown_kinds_and_flags_have_the_errno_of_the_device() {
     assert_eq!([Personality::Ideal, MLX5, MLX4].map(flag), [EINVAL, EINVAL, EOPNOTSUPP]);
     let egress = Block::new().head(|head| head.flags = IBV_FLOW_ATTR_FLAGS_EGRESS).on(MLX4);
     assert_eq!(refused(egress), EOPNOTSUPP);
+    let both = IBV_FLOW_ATTR_FLAGS_EGRESS | IBV_FLOW_ATTR_FLAGS_DONT_TRAP;
+    let passing = |personality| Block::new().head(|head| head.flags = both).on(personality).read().err();
+    assert_eq!([Personality::Ideal, MLX5, MLX4].map(passing), [None, Some(EOPNOTSUPP), Some(EOPNOTSUPP)]);
 }
 
 #[test]
