@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use packet::{DeepKey, EtherType, FlowKey, IpProtocol, Layers, MacAddr};
 
+use super::given::{Given, IP_FIELDS, IPV6_FIELDS};
 use super::tunnel;
 
 /// Who the packet is for when nobody says: a locally administered address.
@@ -15,117 +16,13 @@ const DEFAULT_TTL: u8 = 64;
 /// A segment within a connection.
 const DEFAULT_TCP_FLAGS: u8 = 0x10;
 const MORE_FRAGMENTS: u8 = 1;
+const TAG_PROTOCOLS: [EtherType; 3] = [EtherType::VLAN, EtherType::SVLAN, EtherType::QINQ];
 /// The largest frame that `--hex` takes: an IP packet of full length behind two tags.
 const MAX_FRAME_BYTES: usize = 65_535 + 22;
 
-const FIELDS: &[&str] = &[
-    "src",
-    "dst",
-    "family",
-    "protocol",
-    "src_port",
-    "dst_port",
-    "tcp_flags",
-    "tos",
-    "dscp",
-    "ttl",
-    "flow_label",
-    "ip_flags",
-    "fragment",
-    "ip_options",
-    "vlan",
-    "vlan_priority",
-    "vlan_tpid",
-    "inner_vlan",
-    "src_mac",
-    "dst_mac",
-    "ethertype",
-];
 const TCP_FLAGS: [(&str, u8); 8] =
     [("fin", 1), ("syn", 2), ("rst", 4), ("psh", 8), ("ack", 16), ("urg", 32), ("ece", 64), ("cwr", 128)];
 const IP_FLAGS: [(&str, u8); 3] = [("mf", MORE_FRAGMENTS), ("df", 2), ("reserved", 4)];
-
-/// The fields as they were given, each at most once.
-#[derive(Clone, Default)]
-pub(super) struct Given<'t>(pub(super) Vec<(&'t str, &'t str)>);
-
-impl<'t> Given<'t> {
-    fn read(text: &'t str) -> Result<Self, String> {
-        let mut given = Self::default();
-        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-            let (name, value) =
-                part.split_once('=').ok_or_else(|| format!("\"{part}\" is not of the form field=value"))?;
-            let (name, value) = (name.trim(), value.trim());
-            let inside = name.strip_prefix(tunnel::INNER).is_some_and(|name| FIELDS.contains(&name));
-            if !inside && !FIELDS.contains(&name) && !tunnel::FIELDS.contains(&name) {
-                return Err(format!(
-                    "there is no field \"{name}\" (hint: {}; of tunnels {}; of the packet inside those of a packet \
-                     with \"inner.\" before them)",
-                    FIELDS.join(", "),
-                    tunnel::FIELDS.join(", ")
-                ));
-            }
-            if given.text(name).is_some() {
-                return Err(format!("{name} is given twice"));
-            }
-            given.0.push((name, value));
-        }
-        Ok(given)
-    }
-
-    pub(super) fn text(&self, name: &str) -> Option<&'t str> {
-        self.0.iter().find(|(given, _)| *given == name).map(|(_, value)| *value)
-    }
-
-    fn value<T: std::str::FromStr>(&self, name: &str, expected: &str) -> Result<Option<T>, String> {
-        let parse = |text: &str| text.parse().map_err(|_| format!("{name}: \"{text}\" is not {expected}"));
-        self.text(name).map(parse).transpose()
-    }
-
-    /// A number as the language writes it, hexadecimal ones too.
-    pub(super) fn number(&self, name: &str, most: u32) -> Result<Option<u32>, String> {
-        let Some(text) = self.text(name) else { return Ok(None) };
-        let number = match text.strip_prefix("0x") {
-            Some(digits) => u32::from_str_radix(digits, 16).ok(),
-            None => text.parse().ok(),
-        };
-        match number.filter(|number| *number <= most) {
-            Some(number) => Ok(Some(number)),
-            None => Err(format!("{name}: \"{text}\" is not a number from 0 to {most}")),
-        }
-    }
-
-    fn short(&self, name: &str, most: u16) -> Result<Option<u16>, String> {
-        Ok(self.number(name, most.into())?.map(|number| u16::try_from(number).unwrap_or(u16::MAX)))
-    }
-
-    fn byte(&self, name: &str, most: u8) -> Result<Option<u8>, String> {
-        Ok(self.number(name, most.into())?.map(|number| u8::try_from(number).unwrap_or(u8::MAX)))
-    }
-
-    pub(super) fn ether_type(&self, name: &str) -> Result<Option<EtherType>, String> {
-        self.value(name, "an ethertype such as arp or 0x88cc")
-    }
-
-    /// Names of bits joined by +, or their sum.
-    pub(super) fn flags(&self, name: &str, known: &[(&str, u8)]) -> Result<Option<u8>, String> {
-        let Some(text) = self.text(name) else { return Ok(None) };
-        if text.starts_with(|c: char| c.is_ascii_digit()) {
-            return self.byte(name, known.iter().map(|(_, bit)| bit).sum());
-        }
-        let flag = |flags: u8, flag: &str| {
-            let bit = known.iter().find(|(known, _)| *known == flag).map(|(_, bit)| bit);
-            let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
-            bit.map(|bit| flags | bit)
-                .ok_or_else(|| format!("{name}: \"{flag}\" is none of {} (joined by +)", names.join(", ")))
-        };
-        text.split('+').filter(|flag| !flag.is_empty()).try_fold(0, flag).map(Some)
-    }
-
-    pub(super) fn any(&self, names: &[&'static str]) -> Option<&'static str> {
-        names.iter().copied().find(|name| self.text(name).is_some())
-    }
-}
 
 /// The key of the packet that `text` describes.
 pub(super) fn key_of_fields(text: &str) -> Result<DeepKey, String> {
@@ -144,7 +41,13 @@ pub(super) fn packet_key(given: &Given<'_>) -> Result<FlowKey, String> {
         Some(version) => network(given, version, &mut key)?,
         None => {
             let ether_type = given.ether_type("ethertype")?;
-            key.ether_type = ether_type.ok_or("an ethertype, an address or a protocol is needed")?.0;
+            let ether_type = ether_type.ok_or("an ethertype, an address or a protocol is needed")?;
+            if TAG_PROTOCOLS.contains(&ether_type) {
+                return Err(format!(
+                    "ethertype: {ether_type} is a VLAN tag, write vlan and what is behind it"
+                ));
+            }
+            key.ether_type = ether_type.0;
         }
     }
     Ok(key)
@@ -152,7 +55,7 @@ pub(super) fn packet_key(given: &Given<'_>) -> Result<FlowKey, String> {
 
 fn tags(given: &Given<'_>, key: &mut FlowKey) -> Result<(), String> {
     let Some(id) = given.short("vlan", 4095)? else {
-        return match given.any(&["vlan_priority", "vlan_tpid", "inner_vlan"]) {
+        return match given.any(&["vlan_priority", "vlan_tpid", "inner_vlan", "inner_vlan_tpid"]) {
             Some(name) => Err(format!("{name} needs vlan")),
             None => Ok(()),
         };
@@ -160,14 +63,26 @@ fn tags(given: &Given<'_>, key: &mut FlowKey) -> Result<(), String> {
     let priority = given.short("vlan_priority", 7)?.unwrap_or(0);
     key.layers |= Layers::VLAN;
     key.vlan_tci = priority << 13 | id;
-    let tpid = given.ether_type("vlan_tpid")?;
-    key.vlan_tpid = tpid.unwrap_or(EtherType::VLAN).0;
+    key.vlan_tpid = tag_protocol(given, "vlan_tpid")?.unwrap_or(EtherType::VLAN).0;
+    let inner_tpid = tag_protocol(given, "inner_vlan_tpid")?;
     if let Some(inner) = given.short("inner_vlan", 4095)? {
         key.layers |= Layers::INNER_VLAN;
         key.inner_vlan_tci = inner;
-        key.inner_vlan_tpid = EtherType::VLAN.0;
+        key.inner_vlan_tpid = inner_tpid.unwrap_or(EtherType::VLAN).0;
+    } else if inner_tpid.is_some() {
+        return Err("inner_vlan_tpid needs inner_vlan".into());
     }
     Ok(())
+}
+
+/// Of the types that are read as tags.
+fn tag_protocol(given: &Given<'_>, name: &str) -> Result<Option<EtherType>, String> {
+    match given.ether_type(name)? {
+        Some(other) if !TAG_PROTOCOLS.contains(&other) => {
+            Err(format!("{name}: {other} is of no VLAN tag (hint: 0x8100, 0x88a8 or 0x9100)"))
+        }
+        known => Ok(known),
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,26 +117,13 @@ fn ip_version(given: &Given<'_>) -> Result<Option<IpVersion>, String> {
         Some(other) if !versions.is_empty() => return Err(format!("ethertype {other} has no IP addresses")),
         Some(_) => {}
     }
-    let ip_only = [
-        "protocol",
-        "src_port",
-        "dst_port",
-        "tcp_flags",
-        "tos",
-        "dscp",
-        "ttl",
-        "flow_label",
-        "ip_flags",
-        "fragment",
-        "ip_options",
-    ];
-    match (versions.first(), given.any(&ip_only), ether_type) {
+    match (versions.first(), given.any(IP_FIELDS), ether_type) {
         (Some(first), _, _) if versions.iter().any(|version| version != first) => {
             Err("the fields mix IPv4 and IPv6".into())
         }
         (Some(first), _, _) => Ok(Some(*first)),
         (None, Some(name), Some(ether_type)) => Err(format!("{name} needs IP, not ethertype {ether_type}")),
-        (None, Some("flow_label"), None) => Ok(Some(IpVersion::V6)),
+        (None, Some(_), None) if given.any(IPV6_FIELDS).is_some() => Ok(Some(IpVersion::V6)),
         (None, Some(_), None) => Ok(Some(IpVersion::V4)),
         (None, None, _) => Ok(None),
     }
@@ -241,12 +143,12 @@ fn network(given: &Given<'_>, version: IpVersion, key: &mut FlowKey) -> Result<(
             None => {}
         }
     }
-    if let Some(name) = ["tos", "dscp"].iter().find(|_| given.text("tos").and(given.text("dscp")).is_some()) {
-        return Err(format!("{name}: tos and dscp are one field, give one of them"));
+    if let Some(name) = given.any(IPV6_FIELDS).filter(|_| version == IpVersion::V4) {
+        return Err(format!("{name} is IPv6's"));
     }
-    let dscp = given.byte("dscp", 63)?.map(|dscp| dscp << 2);
-    key.tos = given.byte("tos", 255)?.or(dscp).unwrap_or(0);
-    key.ttl = given.byte("ttl", 255)?.unwrap_or(DEFAULT_TTL);
+    key.tos = service(given)?;
+    let limit = one_of(given, &["ttl", "hop_limit"])?;
+    key.ttl = limit.map(|name| given.byte(name, 255)).transpose()?.flatten().unwrap_or(DEFAULT_TTL);
     own_flags(given, version, key)?;
     let protocol = given.value::<IpProtocol>("protocol", "a protocol such as udp or a number")?;
     let protocol = match (protocol, given.any(&["src_port", "dst_port", "tcp_flags"])) {
@@ -267,12 +169,29 @@ fn network(given: &Given<'_>, version: IpVersion, key: &mut FlowKey) -> Result<(
     if fragment(given, version, key)? { transport(given, protocol, key) } else { no_ports(given) }
 }
 
+/// The name that is given of several for one field.
+fn one_of(given: &Given<'_>, names: &[&'static str]) -> Result<Option<&'static str>, String> {
+    let mut named = names.iter().copied().filter(|name| given.text(name).is_some());
+    match (named.next(), named.next()) {
+        (Some(first), Some(second)) => Err(format!("{second}: {first} is the same field, give one of them")),
+        (first, _) => Ok(first),
+    }
+}
+
+/// Type of service or traffic class, whole or in its two parts.
+fn service(given: &Given<'_>) -> Result<u8, String> {
+    let whole = one_of(given, &["tos", "traffic_class"])?;
+    let parts = given.any(&["dscp", "ecn"]);
+    match (whole, parts) {
+        (Some(whole), Some(part)) => Err(format!("{part}: {whole} is all of that field, give one of them")),
+        (Some(whole), None) => Ok(given.byte(whole, 255)?.unwrap_or(0)),
+        _ => Ok(given.byte("dscp", 63)?.unwrap_or(0) << 2 | given.byte("ecn", 3)?.unwrap_or(0)),
+    }
+}
+
 /// What one of the versions has alone.
 fn own_flags(given: &Given<'_>, version: IpVersion, key: &mut FlowKey) -> Result<(), String> {
-    match given.number("flow_label", 0xf_ffff)? {
-        Some(_) if version == IpVersion::V4 => return Err("flow_label is IPv6's".into()),
-        label => key.flow_label = label.unwrap_or(0),
-    }
+    key.flow_label = given.number("flow_label", 0xf_ffff)?.unwrap_or(0);
     match given.flags("ip_flags", &IP_FLAGS)? {
         Some(_) if version == IpVersion::V6 => return Err("ip_flags is IPv4's".into()),
         Some(flags)

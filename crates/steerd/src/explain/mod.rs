@@ -4,6 +4,7 @@
 mod capture;
 mod fate;
 mod fields;
+mod given;
 mod summary;
 mod tunnel;
 

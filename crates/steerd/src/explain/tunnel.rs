@@ -3,7 +3,8 @@
 
 use packet::{DeepKey, EtherType, FlowKey, Layers, MAX_MPLS_LABELS, MacAddr, TunnelKey, TunnelLayers};
 
-use super::fields::{Given, packet_key};
+use super::fields::packet_key;
+use super::given::Given;
 
 /// What the fields of the packet inside begin with.
 pub(super) const INNER: &str = "inner.";

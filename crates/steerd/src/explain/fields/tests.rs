@@ -25,6 +25,15 @@ fn fields_make_the_key_that_parsing_the_frame_makes() {
 }
 
 #[test]
+fn ipv6_has_names_of_its_own_and_tags_are_of_several_protocols() {
+    let key = |text: &str| key_of_fields(text).expect(text).outer;
+    assert_eq!(key("hop_limit=1,traffic_class=0xb8"), key("family=ipv6,ttl=1,tos=0xb8"));
+    assert_eq!(key("protocol=udp,dscp=46,ecn=3").tos, 46 << 2 | 3);
+    let tags = key("ethertype=arp,vlan=1,vlan_tpid=0x88a8,inner_vlan=2,inner_vlan_tpid=0x9100");
+    assert_eq!((tags.vlan_tpid, tags.inner_vlan_tpid, tags.inner_vlan_tci), (0x88a8, 0x9100, 2));
+}
+
+#[test]
 fn later_fragments_have_no_ports() {
     let key = key_of_fields("src=10.0.0.1,protocol=udp,fragment=later").expect("key").outer;
     assert!(key.layers.contains(Layers::LATER_FRAGMENT) && !key.layers.contains(Layers::UDP));
@@ -51,6 +60,12 @@ fn what_makes_no_sense_is_refused_with_the_field_named() {
         ("ethertype=arp,vlan_priority=1", "vlan"),
         ("ethertype=arp,protocol=udp", "IP"),
         ("src=10.0.0.1,tos=4,dscp=1", "tos"),
+        ("src=10.0.0.1,tos=4,ecn=1", "ecn"),
+        ("src=10.0.0.1,hop_limit=4", "hop_limit"),
+        ("hop_limit=4,ttl=4", "ttl"),
+        ("ethertype=arp,vlan=1,vlan_tpid=arp", "vlan_tpid"),
+        ("ethertype=arp,vlan=1,inner_vlan_tpid=0x88a8", "inner_vlan"),
+        ("ethertype=0x8100", "vlan"),
         ("src=2001:db8::1,ip_options=true", "IPv4"),
         ("src=10.0.0.1,flow_label=7", "IPv6"),
         ("src=10.0.0.1,ip_flags=mf", "fragment"),
