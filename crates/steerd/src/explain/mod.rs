@@ -80,13 +80,19 @@ fn explain_capture(program: &Program, path: &Path, each: bool, format: Format) -
             };
         }
     });
-    summary.packets = read.map_err(|message| Error::Capture { path: path.to_owned(), message })?;
-    summary.finish();
+    let mut broken = read.err().map(|message| Error::Capture { path: path.to_owned(), message });
     reader?;
-    match (each, format) {
-        (true, Format::Json) => Ok(()),
-        (false, Format::Json) => output::print_json(&summary),
-        (true, Format::Text) => output::print(&format!("\n{}", summary.text())),
-        (false, Format::Text) => output::print(&summary.text()),
+    // What was read of a capture that is cut is worth its answer all the same.
+    if let Some(broken) = broken.take_if(|_| packet_number == 0) {
+        return Err(broken);
     }
+    summary.packets = packet_number;
+    summary.finish();
+    match (each, format) {
+        (true, Format::Json) => {}
+        (false, Format::Json) => output::print_json(&summary)?,
+        (true, Format::Text) => output::print(&format!("\n{}", summary.text()))?,
+        (false, Format::Text) => output::print(&summary.text())?,
+    }
+    broken.map_or(Ok(()), Err)
 }
