@@ -198,6 +198,17 @@ pub(crate) struct ExplainArgs {
     /// With --pcap: a line for every packet.
     #[arg(long, requires = "pcap")]
     pub(crate) each: bool,
+    /// Which way it goes: received by the port, or sent by the host. Of what is sent only egress rules and
+    /// sniffers speak; all else leaves.
+    #[arg(long, value_enum, value_name = "DIRECTION", default_value_t = Way::Ingress)]
+    pub(crate) direction: Way,
+}
+
+/// The way of a packet, as rules call it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Way {
+    Ingress,
+    Egress,
 }
 
 #[derive(Debug, Args)]

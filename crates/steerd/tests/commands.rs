@@ -388,6 +388,83 @@ fn a_summary_says_how_even_the_load_is() {
     assert!(text.contains("largest/mean") && text.contains("50 %"), "{text}");
 }
 
+/// egress-guard: mail by the relay alone, and nothing from addresses that are not ours.
+#[test]
+fn explain_says_what_becomes_of_what_the_host_sends() {
+    let sent = |fields: &str| {
+        let fields = format!("{fields},dst=198.51.100.1,protocol=tcp,dst_port=25");
+        json(&[
+            "explain",
+            "egress-guard.toml",
+            "--direction",
+            "egress",
+            "--packet",
+            &fields,
+            "--format",
+            "json",
+        ])
+    };
+    for (fields, rule, leaves) in [
+        ("src=192.0.2.25", "mail-by-relay", true),
+        ("src=192.0.2.7", "no-mail", false),
+        ("src=10.0.0.1", "no-mail", false),
+    ] {
+        let fate = sent(fields);
+        assert_eq!((&fate["rule"], &fate["leaves"]), (&rule.into(), &leaves.into()), "{fields}: {fate:#}");
+    }
+    let arp = ["explain", "egress-guard.toml", "--direction", "egress", "--packet", "ethertype=arp"];
+    let text = ok(&arp);
+    assert!(text.contains("no egress rule"), "{text}");
+    let received = ok(&["explain", "egress-guard.toml", "--packet", "src=10.0.0.1,dst=192.0.2.7"]);
+    assert!(received.contains("default"), "egress rules say nothing of what is received: {received}");
+    let output = run(&[&arp[..], &["--profile", "mlx4"]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("EGRESS"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_capture_of_what_the_host_sends_is_summed_up() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("c.pcap");
+    let frame = |src: [u8; 4], port| {
+        FrameBuilder::new().ipv4(src.into(), [198, 51, 100, 1].into()).tcp(1024, port, 0x10).build()
+    };
+    let (ours, relay) = ([192, 0, 2, 7], [192, 0, 2, 10]);
+    write_pcap(&path, &[frame(ours, 25), frame(ours, 443), frame(relay, 443), frame([10, 0, 0, 1], 443)]);
+    let path = path.to_str().expect("path");
+    let args = ["explain", "egress-guard.toml", "--pcap", path, "--direction", "egress"];
+    let summary = json(&[&args[..], &["--format", "json"]].concat());
+    assert_eq!(summary["rules"]["no-mail"]["drop"]["packets"], 1, "{summary:#}");
+    assert_eq!(summary["rules"]["no-spoofing"]["drop"]["packets"], 1, "{summary:#}");
+    assert_eq!(summary["no_rule"]["packets"], 2, "{summary:#}");
+    assert_eq!(summary["workers"], serde_json::json!({}), "no worker gets what is sent");
+    let each = ok(&[&args[..], &["--each"]].concat());
+    assert!(each.contains("1  rule=no-mail action=drop") && each.contains("sent by the host"), "{each}");
+    // A sniffer hears what leaves.
+    let sniffing = "version = 1\n[groups.ear]\nworkers = [0, 1]\n[[rules]]\nname = \"hear\"\n\
+        match = { protocol = \"tcp\" }\naction = { sniff = \"ear\" }\n[[rules]]\nname = \"no-mail\"\n\
+        match = { dst_port = 25 }\naction = \"drop\"\ndirection = \"egress\"\n";
+    let folder = policies(&[("p", sniffing)]);
+    let output =
+        run_in(&folder, &["explain", "p", "--pcap", path, "--direction", "egress", "--format", "json"]);
+    let summary: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(summary["rules"]["hear"]["copy"]["packets"], 3, "{summary:#}");
+    assert_eq!(summary["workers"]["0"]["packets"], 3, "{summary:#}");
+}
+
+#[test]
+fn a_cut_capture_is_summed_up_as_far_as_it_goes() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("c.pcap");
+    write_pcap(&path, &[dns_frame().build(), dns_frame().build()]);
+    let whole = std::fs::read(&path).expect("written");
+    std::fs::write(&path, &whole[..whole.len() - 3]).expect("cut");
+    let output = run(&["explain", "demo.toml", "--pcap", path.to_str().expect("path")]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("after packet 1: the file ends"), "{}", stderr(&output));
+    assert!(stdout(&output).starts_with("1 packet\n"), "{}", stdout(&output));
+}
+
 #[test]
 fn explain_refuses_what_it_cannot_understand() {
     for (args, part) in [

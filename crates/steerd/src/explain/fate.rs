@@ -1,4 +1,4 @@
-//! One packet's way in names and numbers, as `explain` prints it. Asks the program; decides nothing.
+//! One received packet's way in names and numbers, as `explain` prints it. Asks the program; decides nothing.
 
 use std::fmt::Write as _;
 
@@ -11,6 +11,7 @@ use crate::describe::describe;
 /// Described in docs/commands.md.
 #[derive(Debug, Serialize)]
 pub(super) struct Fate {
+    direction: &'static str,
     packet: String,
     /// The rule that decides, and what it says.
     rule: String,
@@ -33,11 +34,11 @@ pub(super) struct Fate {
 
 /// One copy of it.
 #[derive(Debug, Serialize)]
-struct Copy {
+pub(super) struct Copy {
     rule: String,
     line: u32,
     /// "copy" or "sniffer".
-    kind: &'static str,
+    pub(super) kind: &'static str,
     /// What the worker makes of it: what the device has copied in excess is dropped.
     action: String,
     group: Option<String>,
@@ -52,6 +53,7 @@ impl Fate {
         let exact =
             explanation.class.is_none_or(|class| program.class(class).is_none_or(policy::Class::is_exact));
         Self {
+            direction: "ingress",
             packet: describe(key),
             rule: name(program, outcome.rule),
             line: line(program, outcome.rule),
@@ -109,13 +111,7 @@ impl Fate {
 
     pub(super) fn line(&self, packet_number: u64) -> String {
         let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
-        let copies: String = self
-            .copies
-            .iter()
-            .map(|copy| {
-                format!(" {}={}:{}", copy.kind, copy.rule, or_dash(copy.worker.map(|id| id.to_string())))
-            })
-            .collect();
+        let copies: String = self.copies.iter().map(Copy::short).collect();
         format!(
             "{packet_number}  rule={} action={} tag={} group={} queue={} index={} worker={}{copies}  {}",
             self.rule,
@@ -131,7 +127,7 @@ impl Fate {
 }
 
 impl Copy {
-    fn of(program: &Program, copied: &Copied) -> Self {
+    pub(super) fn of(program: &Program, copied: &Copied) -> Self {
         let sniffs = program.flows.get(copied.flow).is_some_and(|flow| flow.kind == FlowKind::Sniffer);
         let queue = program.queues.get(copied.queue.index());
         let group = queue.and_then(|queue| program.groups.get(queue.group.index()));
@@ -146,13 +142,20 @@ impl Copy {
         }
     }
 
-    fn text(&self) -> String {
+    /// In a line of its own.
+    pub(super) fn text(&self) -> String {
         let worker = self.worker.map_or_else(|| "none".into(), |worker| format!("worker {worker}"));
         format!("{}: {}, {worker}", placed(&self.rule, self.line), self.action)
     }
+
+    /// Within the line of a packet.
+    pub(super) fn short(&self) -> String {
+        let worker = self.worker.map_or_else(|| "-".into(), |worker| worker.to_string());
+        format!(" {}={}:{worker}", self.kind, self.rule)
+    }
 }
 
-fn placed(rule: &str, line: u32) -> String {
+pub(super) fn placed(rule: &str, line: u32) -> String {
     if line > 0 { format!("{rule} (line {line})") } else { rule.to_owned() }
 }
 
@@ -160,7 +163,7 @@ pub(super) fn name(program: &Program, rule: RuleId) -> String {
     program.rules.get(rule.index()).map_or_else(|| "?".into(), |rule| rule.name.clone())
 }
 
-fn line(program: &Program, rule: RuleId) -> u32 {
+pub(super) fn line(program: &Program, rule: RuleId) -> u32 {
     program.rules.get(rule.index()).map_or(0, |rule| rule.line)
 }
 

@@ -5,6 +5,7 @@ mod capture;
 mod fate;
 mod fields;
 mod given;
+mod sent;
 mod summary;
 mod tunnel;
 
@@ -12,13 +13,16 @@ use std::path::Path;
 
 use packet::{DeepKey, parse_tunnel};
 use policy::Program;
+use policy::policy::Direction;
+use serde::Serialize;
 
-use crate::cli::{ExplainArgs, Format};
+use crate::cli::{ExplainArgs, Format, Way};
 use crate::error::Error;
 use crate::output::{self, Reader};
 use crate::table::counted;
 use crate::target;
 use fate::Fate;
+use sent::SentFate;
 use summary::Summary;
 
 /// Shorter frames have no Ethernet header; every port drops them.
@@ -28,8 +32,12 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
     let compiled = target::compile(&args.policy)?;
     let program = &*compiled.program;
     let format = args.policy.format;
+    let direction = match args.direction {
+        Way::Ingress => Direction::Ingress,
+        Way::Egress => Direction::Egress,
+    };
     if let Some(path) = &args.pcap {
-        return explain_capture(program, path, args.each, format);
+        return explain_capture(program, path, direction, args.each, format);
     }
     let key = match (&args.packet, &args.hex) {
         (Some(fields), _) => fields::key_of_fields(fields),
@@ -37,10 +45,41 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
         (None, None) => Err("no packet is given".into()),
     };
     let key = key.map_err(Error::Packet)?;
-    let fate = Fate::of(program, &key);
+    let told = Told::of(program, &key, direction);
     match format {
-        Format::Text => output::print(&fate.text(program)),
-        Format::Json => output::print_json(&fate),
+        Format::Text => output::print(&told.text(program)),
+        Format::Json => output::print_json(&told),
+    }
+}
+
+/// What there is to say of one packet.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Told {
+    Received(Box<Fate>),
+    Sent(SentFate),
+}
+
+impl Told {
+    fn of(program: &Program, key: &DeepKey, direction: Direction) -> Self {
+        match direction {
+            Direction::Ingress => Self::Received(Box::new(Fate::of(program, key))),
+            Direction::Egress => Self::Sent(SentFate::of(program, key)),
+        }
+    }
+
+    fn text(&self, program: &Program) -> String {
+        match self {
+            Self::Received(fate) => fate.text(program),
+            Self::Sent(fate) => fate.text(),
+        }
+    }
+
+    fn line(&self, packet_number: u64) -> String {
+        match self {
+            Self::Received(fate) => fate.line(packet_number),
+            Self::Sent(fate) => fate.line(packet_number),
+        }
     }
 }
 
@@ -56,8 +95,14 @@ fn whole(frame: &[u8]) -> Result<DeepKey, String> {
     Ok(DeepKey::of(frame))
 }
 
-fn explain_capture(program: &Program, path: &Path, each: bool, format: Format) -> Result<(), Error> {
-    let mut summary = Summary::of(program);
+fn explain_capture(
+    program: &Program,
+    path: &Path,
+    direction: Direction,
+    each: bool,
+    format: Format,
+) -> Result<(), Error> {
+    let mut summary = Summary::of(program, direction);
     let mut reader = Ok(if each { Reader::There } else { Reader::Gone });
     let mut packet_number = 0;
     let read = capture::for_each_frame(path, &mut |frame| {
@@ -68,15 +113,15 @@ fn explain_capture(program: &Program, path: &Path, each: bool, format: Format) -
         }
         let parsed = packet::parse(frame);
         let key = DeepKey { outer: parsed.key, tunnel: parse_tunnel(frame, &parsed) };
-        summary.add(program, &program.explain_deep(&key), frame.len() as u64);
+        summary.add(program, &key, frame.len() as u64);
         if let Some(anomaly) = parsed.anomaly {
             *summary.anomalies.entry(anomaly.name()).or_default() += 1;
         }
         if matches!(reader, Ok(Reader::There)) {
-            let fate = Fate::of(program, &key);
+            let told = Told::of(program, &key, direction);
             reader = match format {
-                Format::Text => output::print_line_by_line(&format!("{}\n", fate.line(packet_number))),
-                Format::Json => output::print_json_line(&fate),
+                Format::Text => output::print_line_by_line(&format!("{}\n", told.line(packet_number))),
+                Format::Json => output::print_json_line(&told),
             };
         }
     });

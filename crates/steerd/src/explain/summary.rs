@@ -4,11 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use policy::{Explanation, Program, Verdict, WorkerId};
+use packet::DeepKey;
+use policy::policy::Direction;
+use policy::{Copied, FlowAction, FlowKind, Program, QueueId, RssQueue, Verdict, WorkerId};
 use serde::Serialize;
 
-use super::fate;
-use crate::table::{Grid, bytes, number, percent};
+use super::{fate, sent};
+use crate::table::{Grid, bytes, counted, number, percent};
 
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Sum {
@@ -32,13 +34,17 @@ struct Balance {
 }
 
 /// Described in docs/commands.md.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Serialize)]
 pub(super) struct Summary {
+    direction: &'static str,
     pub(super) packets: u64,
     /// Frames without an Ethernet header: every port drops them.
     pub(super) runts: u64,
     /// In the order of the names, what became of packets and their copies.
     rules: BTreeMap<String, BTreeMap<&'static str, Sum>>,
+    /// Sent packets that no rule is about: they leave.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    no_rule: Option<Sum>,
     /// What workers receive, copies included.
     workers: BTreeMap<u32, Sum>,
     balance: BTreeMap<String, Balance>,
@@ -49,33 +55,77 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    pub(super) fn of(program: &Program) -> Self {
-        let order = program.rules.iter().map(|rule| rule.name.clone()).collect();
-        let mut summary = Self { order, ..Self::default() };
-        for queue in &program.queues {
-            let Some(group) = program.groups.get(queue.group.index()) else { continue };
-            let members: BTreeSet<WorkerId> = queue.table.iter().copied().collect();
-            let balance = summary.balance.entry(group.name.clone()).or_default();
-            for worker in members {
-                balance.workers.entry(worker.0).or_default();
-                summary.workers.entry(worker.0).or_default();
+    pub(super) fn of(program: &Program, direction: Direction) -> Self {
+        let is_sent = direction == Direction::Egress;
+        let mut summary = Self {
+            direction: if is_sent { "egress" } else { "ingress" },
+            packets: 0,
+            runts: 0,
+            rules: BTreeMap::new(),
+            no_rule: is_sent.then(Sum::default),
+            workers: BTreeMap::new(),
+            balance: BTreeMap::new(),
+            anomalies: BTreeMap::new(),
+            order: program.rules.iter().map(|rule| rule.name.clone()).collect(),
+        };
+        // Of what is sent, workers get what sniffers hear.
+        let sniffers = program.flows.iter().filter(|flow| flow.kind == FlowKind::Sniffer);
+        let heard: Vec<FlowAction> = sniffers.map(|flow| flow.action).collect();
+        let is_heard =
+            |id| heard.iter().any(|action| matches!(action, FlowAction::Steer { queue, .. } if *queue == id));
+        for (index, queue) in program.queues.iter().enumerate() {
+            if !is_sent || is_heard(QueueId::of(index)) {
+                summary.expect(program, queue);
             }
         }
         summary
     }
 
-    pub(super) fn add(&mut self, program: &Program, explanation: &Explanation, bytes: u64) {
-        let outcome = explanation.outcome;
-        let action = match outcome.verdict {
+    /// The workers behind a queue are listed whether they receive anything or not.
+    fn expect(&mut self, program: &Program, queue: &RssQueue) {
+        let Some(group) = program.groups.get(queue.group.index()) else { return };
+        let members: BTreeSet<WorkerId> = queue.table.iter().copied().collect();
+        let balance = self.balance.entry(group.name.clone()).or_default();
+        for worker in members {
+            balance.workers.entry(worker.0).or_default();
+            self.workers.entry(worker.0).or_default();
+        }
+    }
+
+    pub(super) fn add(&mut self, program: &Program, key: &DeepKey, bytes: u64) {
+        if self.no_rule.is_some() {
+            self.add_sent(program, key, bytes);
+        } else {
+            self.add_received(program, key, bytes);
+        }
+    }
+
+    fn add_received(&mut self, program: &Program, key: &DeepKey, bytes: u64) {
+        let explained = program.explain_deep(key);
+        let action = match explained.outcome.verdict {
             Verdict::Deliver(_) => "deliver",
             Verdict::Drop => "drop",
             Verdict::Kernel => "kernel",
         };
-        self.count(fate::name(program, outcome.rule), action, bytes);
-        if let (Some(worker), Some(group)) = (explanation.worker, explanation.group) {
+        self.count(fate::name(program, explained.outcome.rule), action, bytes);
+        if let (Some(worker), Some(group)) = (explained.worker, explained.group) {
             self.receive(program, worker, group, bytes);
         }
-        for copied in &explanation.copies {
+        self.add_copies(program, &explained.copies, bytes);
+    }
+
+    fn add_sent(&mut self, program: &Program, key: &DeepKey, bytes: u64) {
+        let explained = program.explain_sent(key);
+        match (explained.rule, &mut self.no_rule) {
+            (Some(rule), _) => self.count(fate::name(program, rule), sent::action(&explained), bytes),
+            (None, Some(sum)) => sum.add(bytes),
+            (None, None) => {}
+        }
+        self.add_copies(program, &explained.copies, bytes);
+    }
+
+    fn add_copies(&mut self, program: &Program, copies: &[Copied], bytes: u64) {
+        for copied in copies {
             let action = if copied.outcome.verdict == Verdict::Drop { "copy dropped" } else { "copy" };
             self.count(fate::name(program, copied.outcome.rule), action, bytes);
             let queue = program.queues.get(copied.queue.index());
@@ -110,6 +160,9 @@ impl Summary {
                 rules.row(vec![rule.clone(), (*action).into(), number(sum.packets), bytes(sum.bytes)]);
             }
         }
+        if let Some(sum) = self.no_rule.filter(|sum| sum.packets > 0) {
+            rules.row(vec!["(no egress rule)".into(), "pass".into(), number(sum.packets), bytes(sum.bytes)]);
+        }
         let received: u64 = self.workers.values().map(|sum| sum.packets).sum();
         let mut workers = Grid::new(&["worker", "packets", "bytes", "share"]);
         for (worker, sum) in &self.workers {
@@ -122,7 +175,12 @@ impl Summary {
             let evenness = balance.largest_to_mean.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}"));
             groups.row(vec![group.clone(), balance.workers.len().to_string(), number(packets), evenness]);
         }
-        let mut out = format!("{} packets\n\n{}", number(self.packets), rules.text());
+        let sent = if self.no_rule.is_some() { ", sent by the host" } else { "" };
+        let mut out = format!("{}{sent}\n", counted(self.packets, "packet", "packets"));
+        if self.packets == 0 {
+            return out;
+        }
+        let _ = write!(out, "\n{}", rules.text());
         if !self.workers.is_empty() {
             let _ = write!(out, "\n{}\n{}", workers.text(), groups.text());
         }
