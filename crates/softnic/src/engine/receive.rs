@@ -292,11 +292,13 @@ fn edit<'e>(frame: &[u8], edits: FrameEdits, edited: &'e mut EditedFrame) -> &'e
     /// Bytes of a tag, and where it stands: behind the two addresses.
     const TAG_BYTES: usize = 4;
     const TAG_AT: usize = 12;
+    const ETHER_TYPE_BYTES: usize = 2;
     edited.clear();
     let tagged = frame.get(TAG_AT..TAG_AT + 2) == Some(&C_VLAN_TPID.to_be_bytes());
-    let (head, rest) = match frame.split_at_checked(TAG_AT) {
-        Some((head, rest)) if edits.strip_cvlan && tagged => {
-            (head, rest.get(TAG_BYTES..).unwrap_or_default())
+    let (head, rest) = match frame.get(TAG_AT + TAG_BYTES..) {
+        // A tag with nothing behind it is none, as `packet::parse` has it: the completion does not tell it.
+        Some(rest) if edits.strip_cvlan && tagged && rest.len() >= ETHER_TYPE_BYTES => {
+            (&frame[..TAG_AT], rest)
         }
         _ => (frame, &[][..]),
     };
