@@ -22,8 +22,8 @@ const TAP_FRAMES: usize = 1 << 10;
 pub(super) struct Tap {
     /// Whether some flow is about them.
     filtered: bool,
-    /// Whether somebody wants copies.
-    sniffed: bool,
+    /// How many flows want copies.
+    sniffers: u64,
     matches: Matches,
     bytes: Vec<u8>,
     /// Where each copy ends.
@@ -40,7 +40,7 @@ impl Tap {
     pub(super) fn new() -> Self {
         Self {
             filtered: false,
-            sniffed: false,
+            sniffers: 0,
             matches: Matches::new(),
             bytes: Vec::with_capacity(TAP_BYTES),
             ends: Vec::with_capacity(TAP_FRAMES),
@@ -50,7 +50,7 @@ impl Tap {
     /// Turns to a port. `sniffs_sent` is the device's rule.
     pub(super) fn turn_to(&mut self, flows: &FlowTable, port: u8, sniffs_sent: bool) {
         self.filtered = flows.has_egress(port);
-        self.sniffed = sniffs_sent && flows.has_sniffers(port);
+        self.sniffers = if sniffs_sent { flows.sniffer_count(port) as u64 } else { 0 };
     }
 
     /// Whether a frame may not be sent; counts it either way.
@@ -78,11 +78,11 @@ impl Tap {
     /// Keeps a copy of a frame that was sent, if somebody wants one and there is room.
     #[inline]
     pub(super) fn keep(&mut self, frame: &[u8], stats: &mut PortStats) {
-        if !self.sniffed {
+        if self.sniffers == 0 {
             return;
         }
         if self.bytes.len() + frame.len() > TAP_BYTES || self.ends.len() == TAP_FRAMES {
-            stats.copies_lost += 1;
+            stats.copies_lost += self.sniffers;
             return;
         }
         self.bytes.extend_from_slice(frame);
@@ -101,5 +101,40 @@ impl Tap {
         }
         bytes.clear();
         ends.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::{Actions, FlowId, FlowKind, FlowRule, Matcher, QpSlot};
+
+    fn sniffer(id: u32) -> FlowRule {
+        FlowRule {
+            id: FlowId(id),
+            kind: FlowKind::Sniffer,
+            port: 1,
+            egress: false,
+            priority: 0,
+            dont_trap: false,
+            order: id.into(),
+            matcher: Matcher::any(),
+            tunnel: None,
+            actions: Actions { tag: None, drop: false, counter: None, target: QpSlot(id) },
+        }
+    }
+
+    #[test]
+    fn a_frame_without_room_is_lost_to_each_sniffer() {
+        let (mut flows, mut tap, mut stats) = (FlowTable::default(), Tap::new(), PortStats::default());
+        for id in 0..3 {
+            flows.insert(sniffer(id)).unwrap();
+        }
+        tap.turn_to(&flows, 1, true);
+        (0..TAP_FRAMES + 2).for_each(|_| tap.keep(&[0; 60], &mut stats));
+        assert_eq!((tap.ends.len(), stats.copies_lost), (TAP_FRAMES, 2 * 3));
+        tap.turn_to(&flows, 1, false);
+        tap.keep(&[0; 60], &mut stats);
+        assert_eq!(stats.copies_lost, 2 * 3, "a device that sniffs only what is received loses nothing");
     }
 }

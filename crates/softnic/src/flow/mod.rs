@@ -299,10 +299,10 @@ impl FlowTable {
         self.egress.get(usize::from(port)).is_some_and(|table| !table.is_empty())
     }
 
-    /// Whether anything takes copies of every frame of a port.
+    /// How many flows take copies of every frame of a port.
     #[inline]
-    pub(crate) fn has_sniffers(&self, port: u8) -> bool {
-        self.ports.get(usize::from(port)).is_some_and(PortTable::has_sniffers)
+    pub(crate) fn sniffer_count(&self, port: u8) -> usize {
+        self.ports.get(usize::from(port)).map_or(0, PortTable::sniffer_count)
     }
 
     /// Puts what takes copies of every frame of a port into `matches`, in place of what was there.

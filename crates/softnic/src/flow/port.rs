@@ -112,9 +112,8 @@ impl PortTable {
         self.plain.len() == 0 && self.deep.len() == 0 && self.dont_trap.is_empty() && self.sniffers.is_empty()
     }
 
-    /// Whether anything takes copies of sent frames.
-    pub(super) fn has_sniffers(&self) -> bool {
-        !self.sniffers.is_empty()
+    pub(super) fn sniffer_count(&self) -> usize {
+        self.sniffers.len()
     }
 
     /// What the rules say about an image, which may be masked to [`relevant`](Self::relevant); `deep` is there if the frame
