@@ -1,5 +1,6 @@
 //! The single promises of the flow table's interface; the whole of it is held against a reference beside this file.
 
+mod asked;
 mod condition;
 mod reference;
 mod tunnels;

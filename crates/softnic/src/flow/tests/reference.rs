@@ -1,107 +1,151 @@
-//! The whole table against a linear reference: every answer to an insert, every lookup.
+//! The whole table against a linear reference: every answer to an insert, every lookup, of received and of sent frames,
+//! with tunnels and without, on devices with and without entries that flows share.
 
-use packet::FlowKey;
+use packet::{FlowKey, TunnelKey};
 use proptest::prelude::*;
 
-use super::condition::{Condition, condition, key};
+use super::asked::{Asked, asked, tunnel};
+use super::condition::{Condition, key};
 use crate::flow::*;
+
+type Frame = (FlowKey, TunnelKey);
+
+/// A tag, or 0, with the flow that it stands in.
+type Hit = (u32, u32);
 
 #[derive(Clone, Debug)]
 struct TestRule {
     rule: FlowRule,
-    conditions: Vec<Condition>,
+    asks: Vec<Asked>,
 }
 
-/// The reference: every rule of the port, one after the other. Answers verdict and sniffers.
-fn linear(rules: &[TestRule], port: u8, key: &FlowKey) -> (Vec<u32>, Vec<u32>) {
-    let matches = |test: &&TestRule| {
-        let rule = &test.rule;
-        rule.port == port
-            && (rule.kind != FlowKind::MulticastDefault || key.dst_mac.is_multicast())
-            && (rule.kind == FlowKind::Sniffer || test.conditions.iter().all(|c| c.holds(key)))
-    };
-    let mut found: Vec<&TestRule> = rules.iter().filter(matches).collect();
-    found.sort_by_key(|test| (test.rule.kind, test.rule.priority, !test.rule.dont_trap, test.rule.order));
-    let level = |test: &TestRule| (test.rule.kind, test.rule.priority);
-    let trap = found.iter().copied().find(|t| t.rule.kind != FlowKind::Sniffer && !t.rule.dont_trap);
-    let (mut verdict, mut sniffers, mut targets) = (vec![], vec![], vec![]);
-    for test in found {
-        let rule = &test.rule;
-        if rule.kind == FlowKind::Sniffer {
-            sniffers.push((rule.order, rule.id.0));
-        } else if rule.dont_trap {
-            if trap.is_none_or(|trap| level(test) <= level(trap)) {
-                verdict.push(rule.id.0);
+/// Frames and rules of different ones never meet.
+type Side = (u8, bool);
+
+impl TestRule {
+    fn side(&self) -> Side {
+        (self.rule.port, self.rule.egress)
+    }
+
+    fn sniffs(&self) -> bool {
+        self.rule.kind == FlowKind::Sniffer
+    }
+
+    fn passes(&self) -> bool {
+        self.rule.dont_trap && !self.sniffs()
+    }
+
+    fn level(&self) -> (FlowKind, u16) {
+        (self.rule.kind, self.rule.priority)
+    }
+
+    /// What the rule comes to ask: multicast defaults for a multicast address besides, sniffers for nothing.
+    fn all_asks(&self) -> Vec<Asked> {
+        const GROUP_BIT: [u8; 6] = [1, 0, 0, 0, 0, 0];
+        let mut asks = self.asks.clone();
+        match self.rule.kind {
+            FlowKind::MulticastDefault => asks.push(Asked::Outer(Condition::DstMac(GROUP_BIT, GROUP_BIT))),
+            FlowKind::Sniffer => asks.clear(),
+            FlowKind::Normal | FlowKind::AllDefault => {}
+        }
+        asks
+    }
+
+    fn holds(&self, (key, tunnel): &Frame) -> bool {
+        self.all_asks().iter().all(|asks| asks.holds(key, tunnel))
+    }
+
+    /// Equal matches are equal images; whether images are right is what the rest of the test establishes.
+    fn shares_entry(&self, other: &Self) -> bool {
+        let images = |test: &Self| {
+            let (mut matcher, mut tunnel) = (Matcher::any(), TunnelMatcher::default());
+            test.all_asks().iter().for_each(|asks| asks.write(&mut matcher, &mut tunnel));
+            (matcher, tunnel)
+        };
+        self.side() == other.side()
+            && !self.sniffs()
+            && self.passes() == other.passes()
+            && self.level() == other.level()
+            && images(self) == images(other)
+    }
+
+    fn hit(&self) -> Hit {
+        (self.rule.id.0, self.rule.actions.tag.unwrap_or(0))
+    }
+}
+
+/// The reference: every rule of the side, one after the other. Answers verdict and sniffers.
+fn linear(device: &TableRules, rules: &[TestRule], side: Side, frame: &Frame) -> (Vec<Hit>, Vec<Hit>) {
+    let mut found: Vec<&TestRule> =
+        rules.iter().filter(|test| test.side() == side && test.holds(frame)).collect();
+    found.sort_by_key(|test| (test.level(), !test.rule.dont_trap, test.rule.order));
+    let trap = found.iter().copied().find(|test| !test.sniffs() && !test.passes());
+    let (mut copies, mut taken): (Vec<&TestRule>, Vec<&TestRule>) = Default::default();
+    let target = |test: &TestRule| test.rule.actions.target;
+    for test in found.iter().copied().filter(|test| !test.sniffs()) {
+        if test.passes() {
+            let comes_late = trap.is_some_and(|trap| trap.level() < test.level());
+            let rivals = copies.iter().filter(|other| other.level() == test.level());
+            let excluded = rivals.into_iter().any(|other| {
+                device.one_copy_per_priority && (!other.shares_entry(test) || target(other) == target(test))
+            });
+            if !comes_late && !excluded {
+                copies.push(test);
             }
-        } else if trap.is_some_and(|trap| level(test) == level(trap) && same_match(test, trap))
-            && !targets.contains(&rule.actions.target)
+        } else if trap.is_some_and(|trap| trap.shares_entry(test))
+            && taken.iter().all(|other| target(other) != target(test))
         {
-            targets.push(rule.actions.target);
-            verdict.push(rule.id.0);
+            taken.push(test);
         }
     }
-    sniffers.sort_unstable();
-    (verdict, sniffers.into_iter().map(|(_, id)| id).collect())
+    let mut sniffers: Vec<&TestRule> = found.iter().copied().filter(|test| test.sniffs()).collect();
+    sniffers.sort_by_key(|test| test.rule.order);
+    let hits = |tests: &[&TestRule]| tests.iter().map(|test| test.hit()).collect::<Vec<_>>();
+    ([hits(&copies), hits(&taken)].concat(), hits(&sniffers))
 }
 
-/// Equal matches are equal images; whether images are right is what the rest of the test establishes.
-fn same_match(a: &TestRule, b: &TestRule) -> bool {
-    // A multicast default asks for a multicast address besides, a sniffer for nothing.
-    let image = |test: &TestRule| {
-        let mut matcher = test.rule.matcher;
-        match test.rule.kind {
-            FlowKind::MulticastDefault => *matcher.dst_mac([1, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]),
-            FlowKind::Sniffer => Matcher::any(),
-            FlowKind::Normal | FlowKind::AllDefault => matcher,
-        }
-    };
-    image(a) == image(b)
-}
-
-/// What inserting a rule has to answer.
-fn verdict_on(rules: &[TestRule], test: &TestRule) -> Result<(), FlowError> {
-    let rule = &test.rule;
+/// What inserting a rule has to answer: the tag that it gets.
+fn verdict_on(device: &TableRules, rules: &[TestRule], test: &TestRule) -> Result<Option<u32>, FlowError> {
+    let (rule, own) = (&test.rule, test.rule.actions.tag);
     if rule.dont_trap && matches!(rule.kind, FlowKind::MulticastDefault | FlowKind::AllDefault) {
         return Err(FlowError::DontTrapKind);
     }
-    let mut conditions = test.conditions.clone();
-    match rule.kind {
-        FlowKind::Sniffer => conditions.clear(),
-        FlowKind::MulticastDefault => {
-            conditions.push(Condition::DstMac([1, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]));
-        }
-        FlowKind::Normal | FlowKind::AllDefault => {}
-    }
-    let pairs = conditions.iter().flat_map(|a| conditions.iter().map(move |b| (a, b)));
-    if pairs.into_iter().any(|(a, b)| a.contradicts(*b)) {
+    let asks = test.all_asks();
+    if asks.iter().any(|a| asks.iter().any(|b| a.contradicts(*b))) {
         return Err(FlowError::Contradiction);
     }
-    let on_port = rules.iter().filter(|other| other.rule.port == rule.port);
+    let count = |is: fn(&TestRule) -> bool| {
+        rules.iter().filter(|other| other.side() == test.side() && is(other)).count()
+    };
     let full = |what, limit| Err(FlowError::Full { what, limit });
-    let sniffs = |test: &TestRule| test.rule.kind == FlowKind::Sniffer;
-    if sniffs(test) {
-        let many = on_port.filter(|other| sniffs(other)).count() >= MAX_SNIFFERS;
-        return if many { full("sniffers on this port", MAX_SNIFFERS) } else { Ok(()) };
+    if test.sniffs() {
+        let many = count(TestRule::sniffs) >= MAX_SNIFFERS;
+        return if many { full("sniffers on this port", MAX_SNIFFERS) } else { Ok(own) };
     }
-    let passes = |test: &TestRule| test.rule.dont_trap && !sniffs(test);
-    if passes(test) {
-        let many = on_port.filter(|other| passes(other)).count() >= MAX_DONT_TRAP;
-        return if many { full("DONT_TRAP flows on this port", MAX_DONT_TRAP) } else { Ok(()) };
+    let mut group: Vec<&TestRule> = rules.iter().filter(|other| other.shares_entry(test)).collect();
+    group.sort_by_key(|other| other.rule.order);
+    let mut tag = own;
+    if let Some(first) = group.first() {
+        let conflict = Err(FlowError::Conflict(first.rule.id));
+        if !test.passes() && first.rule.actions.drop != rule.actions.drop {
+            return conflict;
+        }
+        if device.one_tag_per_match {
+            let common = first.rule.actions.tag.unwrap_or(0);
+            tag = Some(common);
+            if own.is_some_and(|own| own != common) {
+                return conflict;
+            }
+        }
     }
-    let level = |test: &TestRule| (test.rule.kind, test.rule.priority);
-    let group: Vec<_> = on_port
-        .filter(|other| {
-            !passes(other) && !sniffs(other) && level(other) == level(test) && same_match(other, test)
-        })
-        .collect();
-    let conflicts = |other: &&&TestRule| other.rule.actions.drop != rule.actions.drop;
-    if let Some(other) = group.iter().filter(conflicts).min_by_key(|other| other.rule.order) {
-        return Err(FlowError::Conflict(other.rule.id));
+    if test.passes() {
+        let many = count(TestRule::passes) >= MAX_DONT_TRAP;
+        return if many { full("DONT_TRAP flows on this port", MAX_DONT_TRAP) } else { Ok(tag) };
     }
     if group.len() >= MAX_REPLICAS {
         return full("flows with this match and priority", MAX_REPLICAS);
     }
-    Ok(())
+    Ok(tag)
 }
 
 #[derive(Clone, Debug)]
@@ -110,96 +154,158 @@ enum Step {
         rule: TestRule,
         old: bool,
     },
+    /// The match, kind and priority of a rule that is there, with another fate.
+    InsertLike(prop::sample::Index, Actions),
     Remove(prop::sample::Index),
-    Lookup(u8, FlowKey),
-    /// Of a frame that meets the conditions of a rule.
-    LookupFor(prop::sample::Index, FlowKey),
+    Lookup(Side, Box<Frame>),
+    /// Of a frame that meets what a rule asks for.
+    LookupFor(prop::sample::Index, Box<Frame>),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn actions() -> impl Strategy<Value = Actions> {
+    let tag = prop_oneof![2 => Just(None), 1 => (0u32..3).prop_map(Some)];
+    (tag, prop::bool::weighted(0.2), 0u32..3).prop_map(|(tag, drop, target)| Actions {
+        tag,
+        drop,
+        counter: None,
+        target: QpSlot(target),
+    })
+}
+
+fn rule() -> impl Strategy<Value = TestRule> {
     let kind = prop_oneof![
-        8 => Just(FlowKind::Normal),
-        1 => Just(FlowKind::MulticastDefault),
-        1 => Just(FlowKind::AllDefault),
-        1 => Just(FlowKind::Sniffer),
+        8 => Just((FlowKind::Normal, false)),
+        2 => Just((FlowKind::Normal, true)),
+        1 => Just((FlowKind::MulticastDefault, false)),
+        1 => Just((FlowKind::AllDefault, false)),
+        1 => Just((FlowKind::Sniffer, false)),
     ];
-    let conditions = prop::collection::vec(condition(), 0..4);
-    let ways = (prop::bool::weighted(0.2), prop::bool::weighted(0.2));
-    let rule = (kind, 1u8..3, 0u16..4, ways, conditions, 0u32..3).prop_map(
-        |(kind, port, priority, (dont_trap, drop), conditions, target)| {
-            let mut matcher = Matcher::any();
-            conditions.iter().for_each(|condition| condition.write(&mut matcher));
-            let actions = Actions { tag: None, drop, counter: None, target: QpSlot(target) };
+    let asks = prop::collection::vec(asked(), 0..4);
+    (kind, 1u8..3, 0u16..3, prop::bool::weighted(0.3), asks, actions()).prop_map(
+        |((kind, egress), port, priority, dont_trap, asks, actions)| {
+            let (mut matcher, mut tunnel) = (Matcher::any(), TunnelMatcher::default());
+            asks.iter().for_each(|asks| asks.write(&mut matcher, &mut tunnel));
             let rule = FlowRule {
                 id: FlowId(0),
                 kind,
                 port,
-                egress: false,
+                egress,
                 priority,
                 dont_trap,
                 order: 0,
                 matcher,
-                tunnel: None,
+                tunnel: Some(Box::new(tunnel)),
                 actions,
             };
-            TestRule { rule, conditions }
+            TestRule { rule, asks }
         },
-    );
+    )
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let index = any::<prop::sample::Index>;
+    let side = (1u8..3, prop::bool::weighted(0.2));
+    let frame = || (key(), tunnel()).prop_map(Box::new);
     prop_oneof![
-        3 => (rule, any::<bool>()).prop_map(|(rule, old)| Step::Insert { rule, old }),
-        1 => any::<prop::sample::Index>().prop_map(Step::Remove),
-        3 => (1u8..3, key()).prop_map(|(port, key)| Step::Lookup(port, key)),
-        3 => (any::<prop::sample::Index>(), key()).prop_map(|(rule, key)| Step::LookupFor(rule, key)),
+        4 => (rule(), any::<bool>()).prop_map(|(rule, old)| Step::Insert { rule, old }),
+        2 => (index(), actions()).prop_map(|(like, actions)| Step::InsertLike(like, actions)),
+        2 => index().prop_map(Step::Remove),
+        2 => (side, frame()).prop_map(|(side, frame)| Step::Lookup(side, frame)),
+        6 => (index(), frame()).prop_map(|(rule, frame)| Step::LookupFor(rule, frame)),
     ]
+}
+
+/// The table, the reference, and the frames seen so far.
+struct Both {
+    device: TableRules,
+    table: FlowTable,
+    rules: Vec<TestRule>,
+    seen: Vec<(Side, Box<Frame>)>,
+}
+
+impl Both {
+    fn insert(&mut self, mut test: TestRule, number: usize, old: bool) -> Result<(), TestCaseError> {
+        test.rule.id = FlowId(number as u32);
+        // Age usually grows with insertion; a rule older than those present must be placed right as well.
+        test.rule.order = if old { 10_000 - number as u64 } else { 10_000 + number as u64 };
+        let expected = verdict_on(&self.device, &self.rules, &test);
+        prop_assert_eq!(self.table.insert(test.rule.clone()), expected.map(|_| ()));
+        if let Ok(tag) = expected {
+            test.rule.actions.tag = tag;
+            self.rules.push(test);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, step: Step, number: usize) -> Result<(), TestCaseError> {
+        let is_empty = self.rules.is_empty();
+        match step {
+            Step::InsertLike(..) | Step::Remove(_) if is_empty => {}
+            Step::Insert { rule, old } => self.insert(rule, number, old)?,
+            Step::InsertLike(like, actions) => {
+                let mut test = like.get(&self.rules).clone();
+                test.rule.actions = actions;
+                self.insert(test, number, false)?;
+            }
+            Step::Remove(index) => {
+                let gone = self.rules.swap_remove(index.index(self.rules.len()));
+                prop_assert!(self.table.remove(gone.rule.id));
+                prop_assert!(!self.table.remove(gone.rule.id));
+            }
+            Step::LookupFor(_, frame) if is_empty => self.seen.push(((1, false), frame)),
+            Step::LookupFor(index, frame) => {
+                let test = index.get(&self.rules);
+                let frame = test.all_asks().iter().fold(*frame, |frame, asks| asks.met_by(frame));
+                self.seen.push((test.side(), Box::new(frame)));
+            }
+            Step::Lookup(side, frame) => self.seen.push((side, frame)),
+        }
+        Ok(())
+    }
+
+    fn look_up(&mut self, (port, egress): Side, frame: &Frame) -> (Vec<Hit>, Vec<Hit>) {
+        let mut matches = Matches::new();
+        let (key, tunnel) = frame;
+        if egress {
+            self.table.lookup_sent(port, key, || *tunnel, &mut matches);
+        } else {
+            self.table.lookup(port, key, || *tunnel, &mut matches);
+        }
+        let hits = matches.as_slice();
+        let verdict = hits.iter().take_while(|hit| hit.kind != FlowKind::Sniffer).count();
+        let ids = |hits: &[FlowHit]| -> Vec<Hit> {
+            hits.iter().map(|hit| (hit.flow.0, hit.actions.tag.unwrap_or(0))).collect()
+        };
+        (ids(&hits[..verdict]), ids(&hits[verdict..]))
+    }
+
+    /// The last frames once more: what the caches held must not answer for what has changed.
+    fn compare(&mut self) -> Result<(), TestCaseError> {
+        const FRAMES: usize = 8;
+        for at in self.seen.len().saturating_sub(FRAMES)..self.seen.len() {
+            let (side, frame) = self.seen[at].clone();
+            let expected = linear(&self.device, &self.rules, side, &frame);
+            prop_assert_eq!(self.look_up(side, &frame), expected);
+        }
+        prop_assert_eq!(self.table.len(), self.rules.len());
+        Ok(())
+    }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn the_table_agrees_with_the_linear_reference(steps in prop::collection::vec(step(), 1..120)) {
-        let mut table = FlowTable::default();
-        let mut rules: Vec<TestRule> = Vec::new();
-        let mut matches = Matches::new();
+    fn the_table_agrees_with_the_linear_reference(
+        shares in any::<bool>(),
+        steps in prop::collection::vec(step(), 1..120),
+    ) {
+        let device = TableRules { one_tag_per_match: shares, one_copy_per_priority: shares, groups: None };
+        let mut both =
+            Both { device, table: FlowTable::new(device), rules: Vec::new(), seen: Vec::new() };
         for (number, step) in steps.into_iter().enumerate() {
-            let step = match step {
-                Step::LookupFor(_, key) if rules.is_empty() => Step::Lookup(1, key),
-                Step::LookupFor(index, key) => {
-                    let test = index.get(&rules);
-                    let key = test.conditions.iter().fold(key, |key, condition| condition.met_by(key));
-                    Step::Lookup(test.rule.port, key)
-                }
-                step => step,
-            };
-            match step {
-                Step::Insert { rule: mut test, old } => {
-                    test.rule.id = FlowId(number as u32);
-                    // Age usually grows with insertion; a rule older than those present must be placed right as well.
-                    test.rule.order = if old { 10_000 - number as u64 } else { 10_000 + number as u64 };
-                    let expected = verdict_on(&rules, &test);
-                    prop_assert_eq!(table.insert(test.rule.clone()), expected);
-                    if expected.is_ok() {
-                        rules.push(test);
-                    }
-                }
-                Step::Remove(index) if !rules.is_empty() => {
-                    let gone = rules.swap_remove(index.index(rules.len()));
-                    prop_assert!(table.remove(gone.rule.id));
-                    prop_assert!(!table.remove(gone.rule.id));
-                }
-                Step::Remove(_) | Step::LookupFor(..) => {}
-                Step::Lookup(port, key) => {
-                    table.lookup(port, &key, TunnelKey::default, &mut matches);
-                    let (sniffers, verdict): (Vec<_>, Vec<_>) =
-                        matches.as_slice().iter().partition(|hit| hit.kind == FlowKind::Sniffer);
-                    let sniffers_are_last = matches.as_slice().ends_with(&sniffers);
-                    prop_assert!(sniffers_are_last);
-                    let ids = |hits: Vec<FlowHit>| hits.iter().map(|hit| hit.flow.0).collect::<Vec<_>>();
-                    let found = (ids(verdict), ids(sniffers));
-                    prop_assert_eq!(found, linear(&rules, port, &key));
-                }
-            }
-            prop_assert_eq!(table.len(), rules.len());
+            both.take(step, number)?;
+            both.compare()?;
         }
     }
 }
