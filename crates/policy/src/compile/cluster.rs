@@ -134,7 +134,7 @@ fn splittable() -> Image {
     let fields = [SRC_PORT, DST_PORT, TOS, TTL, DST_HIGH, SRC_HIGH, DST_LOW, SRC_LOW];
     fields
         .into_iter()
-        .filter_map(|field| Cube::ANY.with(field, 0, u64::MAX))
+        .filter_map(|field| Cube::ANY.with(field, 0, field.ones()))
         .fold([0; WORDS], |all, cube| std::array::from_fn(|i| all[i] | cube.mask[i]))
 }
 
@@ -190,7 +190,7 @@ fn parts(cube: &Cube, mask: &Image) -> Vec<Cube> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compile::cube::{HAS_IPV4, HAS_UDP};
+    use crate::compile::cube::{ETHER_TYPE, HAS_IPV4, HAS_UDP};
 
     fn udp(src: (u64, u64), dst: (u64, u64)) -> Cube {
         let cube = Cube::ANY.layer(HAS_IPV4, true).and_then(|cube| cube.layer(HAS_UDP, true)).unwrap();
@@ -226,6 +226,15 @@ mod tests {
                 assert_eq!(met, before.into_iter().collect::<Vec<_>>());
             }
         }
+    }
+
+    #[test]
+    fn a_flow_is_not_cut_by_layers() {
+        let frame = Cube::ANY.with(ETHER_TYPE, 0x05dc, 0xffff).and_then(Cube::closed).unwrap();
+        let packet = Cube::ANY.layer(HAS_IPV4, true).and_then(Cube::closed).unwrap();
+        let mut candidates: Vec<Candidate> =
+            [frame, packet].map(|cube| Candidate { cube, rule: 0, action: 0, traps: true }).into();
+        assert_eq!(cluster(&mut candidates, &mut vec![(0, 0), (1, 0)], 1, usize::MAX), 2);
     }
 
     #[test]
