@@ -2,7 +2,7 @@
 //! is refused with the rule, the errno and the remedy. Called by `compile` between ranks and flows.
 
 use crate::diagnostics::{Diagnostic, Place};
-use crate::profile::Limit;
+use crate::profile::{Limit, PriorityTable};
 
 use super::super::classes::MAX_STEPS;
 use super::super::cluster::cluster;
@@ -34,16 +34,31 @@ impl Draft<'_> {
         if pack(&self.candidates, &ranking.kept, Some(table)).priorities <= offered || ranks > offered {
             return;
         }
+        self.save_masks_in_ranks(ranking, table, offered);
+    }
+
+    /// As few as the priorities demand: the more of them a rank may spread over, the more masks it keeps.
+    fn save_masks_in_ranks(&mut self, ranking: &mut Ranking, table: PriorityTable, offered: u32) {
+        let ranks = ranking.kept.iter().map(|(_, rank)| rank + 1).max().unwrap_or(0);
         let mut by_rank: Vec<Vec<(usize, u32)>> = vec![Vec::new(); ranks as usize];
         for (index, rank) in &ranking.kept {
             by_rank[*rank as usize].push((*index, *rank));
         }
-        for kept in &mut by_rank {
-            let flows = kept.len();
-            let room = (table.groups * table.group_entries) as usize;
-            cluster(&mut self.candidates, kept, table.groups as usize, room.saturating_sub(flows));
+        let before = self.candidates.len();
+        for priorities in (1..=offered).rev() {
+            self.candidates.truncate(before);
+            let masks = (table.groups * priorities) as usize;
+            let mut saved = by_rank.clone();
+            for kept in &mut saved {
+                let room = masks * table.group_entries as usize;
+                let budget = room.saturating_sub(kept.len());
+                cluster(&mut self.candidates, kept, masks, budget);
+            }
+            ranking.kept = saved.concat();
+            if pack(&self.candidates, &ranking.kept, Some(table)).priorities <= offered {
+                break;
+            }
         }
-        ranking.kept = by_rank.concat();
         ranking.kept.sort_by_key(|(index, _)| (self.candidates[*index].rule, *index));
     }
 
