@@ -118,11 +118,24 @@ fn read_bounded(path: &Path) -> io::Result<String> {
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is not a regular file"));
     }
-    let mut text = String::new();
-    let bytes = std::fs::File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
-    if bytes as u64 > MAX_FILE_BYTES {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
         let problem = format!("more than the {MAX_FILE_BYTES} bytes that a policy file may have");
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
     }
-    Ok(text)
+    String::from_utf8(bytes).map_err(|error| {
+        let (good, bytes) = (error.utf8_error().valid_up_to(), error.as_bytes());
+        io::Error::new(io::ErrorKind::InvalidData, not_utf8(bytes, good))
+    })
+}
+
+/// Where a text stops being one; `good` bytes of it are.
+fn not_utf8(bytes: &[u8], good: usize) -> String {
+    if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
+        return "this is UTF-16: save it as UTF-8".to_owned();
+    }
+    let line = bytes[..good].iter().filter(|byte| **byte == b'\n').count() + 1;
+    let byte = bytes.get(good).copied().unwrap_or_default();
+    format!("byte {byte:#04x} on line {line} is not UTF-8: save it as UTF-8")
 }

@@ -8,6 +8,8 @@ use crate::schema::keys;
 
 use super::groups::Groups;
 use super::reader::{Reader, Value, nearest};
+use super::sets::shortened;
+use super::synonyms;
 
 /// What a rule can do, for hints.
 const USUAL: &str = "write \"drop\", \"kernel\", { steer = \"GROUP\" } or { copy = \"GROUP\" }";
@@ -40,12 +42,16 @@ pub(super) fn of_rule(reader: &mut Reader, value: &Value<'_>, groups: &Groups) -
     {
         return groups.find(reader, name.trim(), value).map(action);
     }
-    let hint = match nearest(text, WORDS.iter().map(|(word, _)| *word)) {
-        _ if groups.has(text) => format!("write {{ steer = \"{text}\" }}"),
-        Some(word) => format!("did you mean `{word}`?"),
-        None => USUAL.to_owned(),
-    };
-    reader.error_with(value.span(), "unknown action", "not an action", hint);
+    reader.error_late(value.span(), || {
+        let lower = text.to_ascii_lowercase();
+        let hint = match (synonyms::of_action(text), nearest(&lower, WORDS.iter().map(|(word, _)| *word))) {
+            _ if groups.has(text) => format!("write {{ steer = \"{text}\" }}"),
+            (Some(hint), _) => hint.to_owned(),
+            (None, Some(word)) => format!("did you mean `{word}`?"),
+            (None, None) => USUAL.to_owned(),
+        };
+        (format!("unknown action `{}`", shortened(text)), "not an action".to_owned(), hint)
+    });
     None
 }
 

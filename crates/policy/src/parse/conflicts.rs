@@ -4,6 +4,7 @@
 use packet::{EtherType, IpProtocol};
 
 use crate::policy::{Family, Fragments, Match, VlanMatch};
+use crate::ranges::RangeSet;
 
 use super::matches::Spans;
 use super::reader::Reader;
@@ -25,6 +26,42 @@ pub(super) fn check(reader: &mut Reader, matches: &Match, spans: &Spans) {
         reader.error_with(span, message, "cannot be met together with the rest", hint);
     }
 }
+
+/// Warns of what a packet may have, but hardly any has.
+pub(super) fn warn(reader: &mut Reader, matches: &Match, spans: &Spans) {
+    let mut warn = |key: &str, message: &str, label: &str, hint: &str| {
+        let place = reader.place(spans.get(key).cloned().unwrap_or(0..0));
+        reader.push(place.warning(message, label).hint(hint));
+    };
+    let reserved = RangeSet::single(RESERVED_VLAN);
+    for (key, vlan) in [("vlan", &matches.vlan), ("inner_vlan", &matches.inner_vlan)] {
+        if *vlan == Some(VlanMatch::Ids(reserved.clone())) {
+            let message = "no frame should have VLAN 4095: the id is reserved";
+            warn(
+                key,
+                message,
+                "reserved by IEEE 802.1Q",
+                "ids are 1 to 4094; 0 is a priority without a VLAN",
+            );
+        }
+    }
+    if let Some(types) = &matches.ethertype
+        && let Some(tag) = TAG_PROTOCOLS.into_iter().find(|tag| *types == RangeSet::single(*tag))
+    {
+        let message = format!(
+            "ethertype {tag:#06x} is that of a VLAN tag, and `ethertype` is what stands behind the tags"
+        );
+        warn(
+            "ethertype",
+            &message,
+            "never there but behind two tags",
+            "write vlan = \"any\", or `vlan_tpid`",
+        );
+    }
+}
+
+/// An id that means something to devices alone (IEEE 802.1Q, table 9-2).
+const RESERVED_VLAN: u16 = 0x0fff;
 
 /// Tag protocols that are read as such; any other is an ethertype.
 const TAG_PROTOCOLS: [u16; 3] = [0x8100, 0x88a8, 0x9100];

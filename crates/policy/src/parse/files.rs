@@ -53,6 +53,9 @@ impl<'l> Files<'l> {
 
     /// The text of a file, named as in a file of `self.folder`.
     pub(super) fn load(&mut self, name: &str) -> io::Result<Source> {
+        if name.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "its name is empty"));
+        }
         // Loaders that are no file system know a name by one spelling.
         let path: PathBuf =
             self.folder.join(name).components().filter(|part| *part != Component::CurDir).collect();

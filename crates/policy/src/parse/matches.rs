@@ -9,9 +9,10 @@ use crate::policy::{Addresses, Family, Fragments, Macs, MaskedMac, Match, VlanMa
 use crate::ranges::{RangeSet, Word};
 use crate::schema::keys;
 
-use super::reader::{Reader, Value, entries};
-use super::sets::{Parts, Sets};
-use super::values::{self, Kind, Numbers};
+use super::reader::{Reader, Value, entries, integer_of};
+use super::sets::{Parts, Sets, shortened};
+use super::synonyms;
+use super::values::{self, Numbers, Plain};
 use super::{conflicts, mpls};
 
 /// Where each key of a match stands.
@@ -63,6 +64,7 @@ impl Fields<'_> {
         self.repetitions(&spans);
         if self.reader.diagnostics.error_count() == before {
             conflicts::check(self.reader, &matches, &spans);
+            conflicts::warn(self.reader, &matches, &spans);
         }
         conflicts::imply_family(&mut matches, &spans);
         (self.reader.diagnostics.error_count() == before).then_some(matches)
@@ -149,7 +151,13 @@ impl Fields<'_> {
     }
 
     /// Sets of bytes within `all`.
-    fn bytes(&mut self, value: &Value<'_>, key: &str, kind: &Kind<ByteSet>, all: ByteSet) -> Option<ByteSet> {
+    fn bytes(
+        &mut self,
+        value: &Value<'_>,
+        key: &str,
+        kind: &Plain<ByteSet>,
+        all: ByteSet,
+    ) -> Option<ByteSet> {
         let parts = self.sets.values(self.reader, value, key, kind)?;
         let union = |sets: &[ByteSet]| sets.iter().fold(ByteSet::EMPTY, |all, set| all.union(set));
         let included = parts.included.as_deref().map_or(all, union);
@@ -159,7 +167,7 @@ impl Fields<'_> {
     }
 
     /// `dscp` and `ecn` are of the same byte, each with bits of its own.
-    fn also_tos(&mut self, value: &Value<'_>, key: &str, kind: &Kind<ByteSet>, matches: &mut Match) {
+    fn also_tos(&mut self, value: &Value<'_>, key: &str, kind: &Plain<ByteSet>, matches: &mut Match) {
         if let Some(set) = self.bytes(value, key, kind, ByteSet::ALL) {
             matches.tos = Some(matches.tos.map_or(set, |other| other.intersect(&set)));
         }
@@ -248,7 +256,7 @@ pub(super) fn numbers<T: Word>(
     numbers: &Numbers<T>,
     sets: &mut Sets,
 ) -> Option<RangeSet<T>> {
-    let Parts { included, excluded } = sets.values(reader, value, key, &numbers.kind)?;
+    let Parts { included, excluded } = sets.values(reader, value, key, numbers)?;
     let included = included.unwrap_or_else(|| vec![(T::narrow(0), numbers.most)]);
     let included = RangeSet::of(included);
     if excluded.is_empty() {
@@ -290,15 +298,27 @@ pub(super) fn word<T: Copy>(
     key: &str,
     words: &[(&str, T)],
 ) -> Option<T> {
-    let known = || words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ");
-    let Some(text) = value.get_ref().as_str() else {
-        reader.mistyped(value, &format!("`{key}`"), &format!("one of {}", known()));
-        return None;
+    let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+    // A number is no word, and yet a person's way to say one.
+    let text = match value.get_ref().as_str() {
+        Some(text) => text.to_owned(),
+        None => integer_of(value).map(|number| number.to_string()).unwrap_or_default(),
     };
+    if text.is_empty() {
+        let wanted = format!("one of {}", known.join(", "));
+        let hint = format!("leave `{key}` out for all of them");
+        let label = format!("this is of type {}", value.get_ref().type_str());
+        reader.error_with(value.span(), format!("`{key}` must be {wanted}"), label, hint);
+        return None;
+    }
     let found = words.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning);
     if found.is_none() {
-        let hint = format!("write {}", known());
-        reader.error_with(value.span(), format!("`{key}` has a bad value"), "not known", hint);
+        let hint = match synonyms::of_word(&text, &known) {
+            Some(word) => format!("did you mean \"{word}\"?"),
+            None => format!("write {}", known.join(" or ")),
+        };
+        let message = format!("`{key}` is one of {}, not `{}`", known.join(", "), shortened(&text));
+        reader.error_with(value.span(), message, "not known", hint);
     }
     found
 }

@@ -12,6 +12,7 @@ mod not_toml;
 mod reader;
 mod rules;
 mod sets;
+mod synonyms;
 mod values;
 mod variables;
 
@@ -163,11 +164,15 @@ fn default(reader: &mut Reader, table: &Table<'_>, groups: &Groups, key: &str, g
 
 fn version(reader: &mut Reader, table: &Table<'_>) {
     const HINT: &str = "write version = 1";
-    match table.get("version") {
-        None => reader.error_with(0..0, "the policy has no `version`", "at the top of the file", HINT),
-        Some(value) => match reader::integer_of(value) {
-            Some(number) if number == i64::from(VERSION) => {}
-            _ => reader.error_with(value.span(), "unknown version of the language", "not known here", HINT),
-        },
+    let Some(value) = table.get("version") else {
+        return reader.error_with(0..0, "the policy has no `version`", "at the top of the file", HINT);
+    };
+    match reader::integer_of(value) {
+        Some(number) if number == i64::from(VERSION) => {}
+        Some(number) => {
+            let message = format!("version {number} of the language is not known here");
+            reader.error_with(value.span(), message, "not known", HINT);
+        }
+        None => reader.mistyped(value, "`version`", "a number"),
     }
 }

@@ -15,6 +15,7 @@ use crate::schema::keys;
 use crate::source::Source;
 
 use super::sets::shortened;
+use super::synonyms;
 
 pub(super) type Value<'t> = Spanned<DeValue<'t>>;
 pub(super) type Table<'t> = DeTable<'t>;
@@ -111,9 +112,10 @@ impl Reader {
             if !known.iter().any(|known| known.name == name) {
                 self.error_late(key.span(), || {
                     let names = || known.iter().map(|known| known.name);
-                    let hint = match nearest(name, names()) {
-                        Some(near) => format!("did you mean `{near}`?"),
-                        None => format!("{of} has {}", names().collect::<Vec<_>>().join(", ")),
+                    let hint = match (synonyms::of_key(of, name), nearest(name, names())) {
+                        (Some(hint), _) => hint.to_owned(),
+                        (None, Some(near)) => format!("did you mean `{near}`?"),
+                        (None, None) => format!("{of} has {}", names().collect::<Vec<_>>().join(", ")),
                     };
                     (
                         format!("unknown key `{}`", shortened(name)),
@@ -193,7 +195,11 @@ impl Reader {
 
     pub(super) fn mistyped(&mut self, value: &Value<'_>, what: &str, wanted: &str) {
         let found = value.get_ref().type_str();
-        self.error(value.span(), format!("{what} must be {wanted}"), format!("this is of type {found}"));
+        let (message, label) = (format!("{what} must be {wanted}"), format!("this is of type {found}"));
+        match of_another_type(value, wanted) {
+            Some(hint) => self.error_with(value.span(), message, label, hint),
+            None => self.error(value.span(), message, label),
+        }
     }
 
     /// Checks a name of a rule, group or set; the caller checks that it is the only one.
@@ -208,6 +214,29 @@ impl Reader {
             self.error_with(span, format!("{of} has a bad name"), "not a name", hint);
         }
         is_good
+    }
+}
+
+/// What to write instead of a value that is right but for its type.
+fn of_another_type(value: &Value<'_>, wanted: &str) -> Option<String> {
+    let text = value.get_ref().as_str().map(str::trim);
+    match (wanted, text) {
+        ("a number", Some(text)) if text.parse::<i64>().is_ok() => {
+            Some(format!("write {text}, without quotes"))
+        }
+        ("true or false", Some("true" | "yes" | "on" | "1")) => Some("write true, without quotes".to_owned()),
+        ("true or false", Some("false" | "no" | "off" | "0")) => {
+            Some("write false, without quotes".to_owned())
+        }
+        ("a list", Some(text)) => Some(format!("write [\"{}\"]", shortened(text))),
+        ("a list", None) if value.get_ref().is_integer() => Some("write it in brackets: [...]".to_owned()),
+        ("a list of tables", None) if value.get_ref().is_table() => {
+            Some("write [[rules]], with two brackets on each side".to_owned())
+        }
+        ("a string", None) if value.get_ref().is_array() => {
+            Some("write one value, without brackets".to_owned())
+        }
+        _ => None,
     }
 }
 
@@ -249,10 +278,12 @@ pub(super) fn nearest<'k>(word: &str, known: impl Iterator<Item = &'k str>) -> O
     const MAX_WORD_BYTES: usize = 2 * MAX_NAME_BYTES;
     /// With more names than this the first ones must do.
     const MAX_CANDIDATES: usize = 256;
-    if word.len() > MAX_WORD_BYTES {
+    let length = word.chars().count();
+    // Of a word of one letter nothing is left when that is wrong.
+    if word.len() > MAX_WORD_BYTES || length < 2 {
         return None;
     }
-    let allowed = (word.chars().count() / 3).clamp(1, 3);
+    let allowed = (length / 3).clamp(1, 3);
     known
         .take(MAX_CANDIDATES)
         .filter(|candidate| candidate.len() <= MAX_WORD_BYTES)

@@ -35,7 +35,9 @@ impl Rules {
         sets: &mut Sets,
         seen: &mut usize,
     ) {
-        let Some(array) = reader.array(value, "`rules`") else { return };
+        let Some(array) = value.get_ref().as_array() else {
+            return reader.mistyped(value, "`rules`", "a list of tables");
+        };
         *seen = seen.saturating_add(array.len());
         if *seen > MAX_RULES {
             let message = format!("there are {seen} rules, a policy has at most {MAX_RULES}");
@@ -145,9 +147,8 @@ fn priority(reader: &mut Reader, value: &Value<'_>) -> Option<i32> {
     };
     let fitting = i32::try_from(number).ok().filter(|number| (least..=most).contains(number));
     if fitting.is_none() {
-        let hint = "lower ones go first, 0 is usual; rules of one priority keep the order of the text";
-        let label = format!("must be from {least} to {most}");
-        reader.error_with(value.span(), "`priority` is out of range", label, hint);
+        let hint = format!("write a number from {least} to {most}: lower ones go first, 0 is usual");
+        reader.error_with(value.span(), "`priority` is out of range", "this number", hint);
     }
     fitting
 }

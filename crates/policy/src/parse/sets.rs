@@ -13,7 +13,7 @@ use crate::schema::keys;
 
 use super::files::Files;
 use super::reader::{Names, Reader, Table, Value, entries, integer_of, nearest};
-use super::values::{Kind, Refused, is_keyword};
+use super::values::{Kind, Refused, is_keyword, slips};
 use items::{Items, from_file, inline};
 
 /// All sets of a policy.
@@ -90,13 +90,13 @@ impl Sets {
     /// The values of a match key: one, a list, names of sets, each also as `{ not = ... }`.
     ///
     /// `None` if nothing at all could be read; then something was reported.
-    pub(super) fn values<T>(
+    pub(super) fn values<K: Kind>(
         &mut self,
         reader: &mut Reader,
         value: &Value<'_>,
         key: &str,
-        kind: &Kind<T>,
-    ) -> Option<Parts<T>> {
+        kind: &K,
+    ) -> Option<Parts<K::Value>> {
         // Reported already; what follows would only say the same.
         self.read?;
         let mut list = List { key, kind, tried: 0 };
@@ -128,14 +128,14 @@ fn negated<'v, 't>(reader: &mut Reader, item: &Value<'_>, table: &'v Table<'t>) 
 }
 
 /// The reading of one key's values.
-struct List<'k, T> {
+struct List<'k, K> {
     key: &'k str,
-    kind: &'k Kind<T>,
+    kind: &'k K,
     /// Refused ones count as well: they cost no less.
     tried: usize,
 }
 
-impl<T> List<'_, T> {
+impl<K: Kind> List<'_, K> {
     /// A list's items, or the one value.
     fn items<'v, 't>(&self, reader: &mut Reader, value: &'v Value<'t>) -> Option<&'v [Value<'t>]> {
         match value.get_ref().as_array() {
@@ -156,7 +156,7 @@ impl<T> List<'_, T> {
         sets: &mut Sets,
         reader: &mut Reader,
         value: &Value<'_>,
-        values: &mut Vec<T>,
+        values: &mut Vec<K::Value>,
     ) -> Option<()> {
         let tried = self.literal_or_set(sets, reader, value, values);
         self.tried += tried;
@@ -177,7 +177,7 @@ impl<T> List<'_, T> {
         sets: &mut Sets,
         reader: &mut Reader,
         value: &Value<'_>,
-        values: &mut Vec<T>,
+        values: &mut Vec<K::Value>,
     ) -> usize {
         let Some(text) = scalar(value) else {
             let key = self.key;
@@ -190,7 +190,7 @@ impl<T> List<'_, T> {
             return 1;
         };
         let text = text.trim();
-        match (self.kind.parse)(text) {
+        match self.kind.parse(text) {
             Ok(literal) => values.push(literal),
             // A variable that could not be put in place, which was reported.
             Err(_) if text.contains("${") => {}
@@ -215,7 +215,7 @@ impl<T> List<'_, T> {
         reader: &mut Reader,
         set: usize,
         named: Place,
-        values: &mut Vec<T>,
+        values: &mut Vec<K::Value>,
     ) -> usize {
         let mut tried = 0;
         let mut seen = BTreeSet::from([set]);
@@ -236,24 +236,24 @@ impl Sets {
     /// Reads the items of one set as values of a kind; gives how many there are and the sets among them.
     ///
     /// `named` is where the set was named.
-    fn read_as<T>(
+    fn read_as<K: Kind>(
         &mut self,
         reader: &mut Reader,
         set: usize,
         named: &Place,
-        kind: &Kind<T>,
-        values: &mut Vec<T>,
+        kind: &K,
+        values: &mut Vec<K::Value>,
     ) -> (usize, Vec<(usize, Place)>) {
         let Some(this) = self.list.get_mut(set) else { return (0, Vec::new()) };
         this.used = true;
         let count = this.items.len();
-        let is_news = !this.reported.contains(&kind.name);
+        let is_news = !this.reported.contains(&kind.name());
         let this = &self.list[set];
         values.reserve(count);
         let mut others = Vec::new();
         let mut refused = Vec::new();
         for index in 0..count {
-            match (kind.parse)(this.items.text(index)) {
+            match kind.parse(this.items.text(index)) {
                 Ok(value) => values.push(value),
                 Err(why) => match self.named_by(this, index) {
                     Some(other) => others.push((other, this.items.place(index))),
@@ -268,9 +268,9 @@ impl Sets {
         }
         if count > 1 && refused.len() == count {
             // A set of something else was named by mistake: its items are right where they stand.
-            let message = format!("nothing in the set `{}` is {}", this.name, kind.name);
-            let hint = format!("the set begins with `{}`; {}", shortened(this.items.text(0)), kind.hint);
-            let error = named.error(message, format!("wants {} or more", kind.name));
+            let message = format!("nothing in the set `{}` is {}", this.name, kind.name());
+            let hint = format!("the set begins with `{}`; {}", shortened(this.items.text(0)), kind.hint());
+            let error = named.error(message, format!("wants {} or more", kind.name()));
             reader.push(error.hint(hint));
         } else {
             for (index, why) in refused {
@@ -278,7 +278,7 @@ impl Sets {
                 self.refuse(reader, &place, this.items.text(index), kind, Some(this), why);
             }
         }
-        self.list[set].reported.push(kind.name);
+        self.list[set].reported.push(kind.name());
         (count, others)
     }
 
@@ -291,12 +291,12 @@ impl Sets {
     }
 
     /// Reports what is neither a value nor a set, written in a match or in a set.
-    fn refuse<T>(
+    fn refuse<K: Kind>(
         &self,
         reader: &mut Reader,
         place: &Place,
         text: &str,
-        kind: &Kind<T>,
+        kind: &K,
         within: Option<&Set>,
         refused: Refused,
     ) {
@@ -312,20 +312,23 @@ impl Sets {
         reader.diagnostics.push_with(Severity::Error, || {
             let near = nearest(text, others()).filter(|_| may_be_a_set);
             let of_set = within.map(|set| format!(" in the set `{}`", set.name)).unwrap_or_default();
-            let text = shortened(text);
+            let shown = shortened(text);
             let message = match may_be_a_set {
-                true => format!("`{text}`{of_set} is neither {} nor a set", kind.name),
-                false => format!("`{text}`{of_set} is not {}", kind.name),
+                true => format!("`{shown}`{of_set} is neither {} nor a set", kind.name()),
+                false => format!("`{shown}`{of_set} is not {}", kind.name()),
             };
             let hint = match (refused.0, near) {
                 (Some(better), _) => better,
                 (None, Some(near)) => format!("did you mean the set `{near}`?"),
-                (None, None) if is_of_a_file && self.index.contains_key(&*text) => {
+                (None, None) if is_of_a_file && self.index.contains_key(text) => {
                     "a file holds values alone: name the file's set and this one in a third".to_owned()
                 }
-                (None, None) => kind.hint.to_owned(),
+                (None, None) => slips::of_any_kind(text, is_of_a_file)
+                    .or_else(|| kind.slip(text))
+                    .or_else(|| slips::several(text))
+                    .unwrap_or_else(|| kind.hint().to_owned()),
             };
-            place.error(message, format!("not {}", kind.name)).hint(hint)
+            place.error(message, format!("not {}", kind.name())).hint(hint)
         });
     }
 }

@@ -13,6 +13,8 @@ use super::super::files::Files;
 use super::super::reader::{Reader, Table, Value};
 use super::scalar;
 
+const BYTE_ORDER_MARK: char = '\u{feff}';
+
 /// The items of a set as text; a large one is not copied out of its file.
 pub(super) enum Items {
     Inline(Arc<Source>, Vec<(String, Range<usize>)>),
@@ -87,8 +89,10 @@ pub(super) fn from_file(
         }
     };
     let mut spans = Vec::new();
-    let mut line_start = 0;
-    for line in source.text.split_inclusive('\n') {
+    // Editors of some systems begin a file with it.
+    let mut line_start =
+        if source.text.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len_utf8() } else { 0 };
+    for line in source.text[line_start..].split_inclusive('\n') {
         let content = line.split('#').next().unwrap_or_default();
         let text = content.trim();
         if !text.is_empty() {

@@ -31,11 +31,11 @@ fn bad_addresses_say_why() {
 
 #[test]
 fn numbers_stay_in_their_fields() {
-    assert_eq!((PORT.kind.parse)("1024 - 65535"), Ok((1024, 65535)));
-    assert_eq!((PORT.kind.parse)("0x35"), Ok((53, 53)));
-    assert_eq!((VLAN_ID.kind.parse)("4096"), Err(Refused(None)));
+    assert_eq!(PORT.parse("1024 - 65535"), Ok((1024, 65535)));
+    assert_eq!(PORT.parse("0x35"), Ok((53, 53)));
+    assert_eq!(VLAN_ID.parse("4096"), Err(Refused(None)));
     for text in ["", "-", "65536", "+5", "-5", "5-", "1-2-3", "99999999999999999999", "0x", "٥"] {
-        assert_eq!((PORT.kind.parse)(text), Err(Refused(None)), "{text}");
+        assert_eq!(PORT.parse(text), Err(Refused(None)), "{text}");
     }
 }
 
@@ -71,4 +71,114 @@ fn flags_of_other_headers_lie_where_the_wire_has_them() {
     assert_eq!(flags::ip("!reserved").unwrap().patterns(3), [(0, 4)]);
     assert_eq!(flags::gre("key,!checksum"), Ok(ByteSet::pattern(0x20, 0xa0)));
     assert_eq!(flags::gre("routing"), Err(Refused(None)));
+}
+
+#[test]
+fn forms_of_other_tools_are_answered_with_ours() {
+    let address = |text| slips::address(text).unwrap_or_default();
+    assert_eq!(address("10.1.2.3/255.255.255.0"), "write 10.1.2.0/24");
+    assert_eq!(address("10.0.0.1/255.0.0.255"), "a mask must be a prefix: write prefixes or ranges");
+    assert_eq!(address("10.1/16"), "write all four octets: 10.1.0.0/16");
+    assert_eq!(address("10.0.0.9-20"), "write 10.0.0.9-10.0.0.20");
+    assert_eq!(address("10.2.*"), "write 10.2.0.0/16");
+    assert_eq!(address("010.0.0.1"), "an octet has no zeros before it: write 10.0.0.1");
+    assert_eq!(address("10.0.0.256"), "an octet is at most 255");
+    assert_eq!(address("www.example.org"), "names of hosts are not looked up: write addresses");
+    assert_eq!(address("10.0.0.1:80"), "write 10.0.0.1; a port is a matter of `src_port` and `dst_port`");
+    assert_eq!(
+        address("[2001:db8::1]:80"),
+        "write 2001:db8::1; a port is a matter of `src_port` and `dst_port`"
+    );
+    assert!(address("fe80::1%eth0").starts_with("write fe80::1:"));
+    assert_eq!(address("..."), "");
+    let number = |text| slips::number(text, 65_535).unwrap_or_default();
+    assert_eq!(
+        ["80:90", "80..90", ">1023", ">=1024", "<1024", "1024-"].map(number),
+        [
+            "write 80-90",
+            "write 80-90",
+            "write 1024-65535",
+            "write 1024-65535",
+            "write 0-1023",
+            "write 1024-65535",
+        ]
+    );
+    assert_eq!(number(">65535"), "");
+    assert_eq!(number("0X1F"), "write 0x1f");
+    let flags = |text| slips::tcp_flags(text).unwrap_or_default();
+    assert_eq!(
+        ["syn+ack", "SYN|ACK", "syn/syn,ack", "not ack", "syn,akc"].map(flags),
+        ["write syn,ack", "write syn,ack", "write syn,!ack", "write !ack", "did you mean `ack`?",]
+    );
+    let mac = |text| slips::mac(text).unwrap_or_default();
+    assert_eq!(mac("0200.5e00.0001"), "write 02:00:5e:00:00:01");
+    assert_eq!(mac("02:00:5e:00:00:00/24"), "write the mask in full: 02:00:5e:00:00:00/ff:ff:ff:00:00:00");
+    assert_eq!(mac("02:00:5e:00:00:00/0"), "write the mask in full: 02:00:5e:00:00:00/00:00:00:00:00:00");
+    assert_eq!(slips::ether_type("0800").as_deref(), Some("write 0x0800"));
+    assert_eq!(slips::protocol("icmp6").as_deref(), Some("did you mean `icmpv6`?"));
+    assert_eq!(slips::protocol("tcp/udp").as_deref(), Some("write a list: [\"tcp\", \"udp\"]"));
+    assert_eq!(slips::port("HTTPS").as_deref(), Some("ports are numbers: https is 443"));
+}
+
+#[test]
+fn names_that_are_suggested_are_names() {
+    assert!(slips::ETHER_TYPES.iter().all(|name| name.parse::<EtherType>().is_ok()));
+}
+
+/// No text is too odd for a hint.
+#[test]
+fn hints_are_total() {
+    let parts = [
+        "",
+        "/",
+        "-",
+        ".",
+        "1",
+        "255",
+        "256",
+        ":",
+        "[",
+        "]",
+        "%",
+        "*",
+        "é",
+        "0",
+        "!",
+        "not ",
+        ",",
+        ">",
+        "99999999999999999999999999999999999999999",
+    ];
+    for a in parts {
+        for b in parts {
+            for c in parts {
+                let text = format!("{a}{b}{c}");
+                for slip in [
+                    slips::address,
+                    slips::mac,
+                    slips::tcp_flags,
+                    slips::protocol,
+                    slips::ether_type,
+                    slips::port,
+                ] {
+                    let _ = slip(&text);
+                }
+                let _ = (
+                    slips::number(&text, u128::MAX),
+                    slips::of_any_kind(&text, false),
+                    slips::of_any_kind(&text, true),
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn zeros_before_a_number_are_refused() {
+    assert_eq!(
+        ETHER_TYPE.parse("0800"),
+        Err(Refused(Some("write 0x0800 in hexadecimal, or 800".to_owned())))
+    );
+    assert_eq!(ETHER_TYPE.parse("0x0800"), Ok((0x0800, 0x0800)));
+    assert_eq!(PORT.parse("0-7"), Ok((0, 7)));
 }

@@ -1,0 +1,96 @@
+//! Policies as a tired operator writes them, and all that is said of each: the place, what is wrong, what to write.
+//! The folder `wrong` has one for each sort of slip, and insta the answers.
+
+use std::path::Path;
+
+use policy::{Folder, NoFiles, Source};
+
+/// What is said of a file of the folder.
+fn told(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/wrong");
+    let text = std::fs::read_to_string(folder.join(name)).expect("the file is there");
+    // Names without the folder: it is elsewhere on every machine.
+    let told = match policy::parse(&Source::new(name, text), &Folder(folder.clone())) {
+        Ok((_, warnings)) => panic!("{name} is taken: {warnings:?}"),
+        Err(problems) => problems.to_string(),
+    };
+    told.replace(&format!("{}/", folder.display()), "")
+}
+
+#[test]
+fn every_slip_is_told_with_its_remedy() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/wrong");
+    let entries = std::fs::read_dir(folder).expect("the folder is there");
+    let names = entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("a name"));
+    let mut names: Vec<String> = names.filter(|name| name.ends_with(".toml")).collect();
+    names.sort();
+    assert!(names.len() >= 25, "{names:?}");
+    for name in names {
+        insta::assert_snapshot!(name.trim_end_matches(".toml"), told(&name));
+    }
+}
+
+const SLIP: &str = "version = 1\n[[rules]]\nname = \"x\"\nmatch = { dst_prot = 80 }\naction = \"drop\"\n";
+
+/// Line ends, byte order marks and tabs of other systems shift no place.
+#[test]
+fn other_systems_texts_are_texts() {
+    let wanted = "error: unknown key `dst_prot` (did you mean `dst_port`?)";
+    for (text, column) in [
+        (SLIP.to_owned(), 11),
+        (SLIP.replace('\n', "\r\n"), 11),
+        (format!("\u{feff}{SLIP}"), 11),
+        (SLIP.replace("{ dst", "{\tdst"), 11),
+        (SLIP.replace("match", "\tmatch"), 12),
+        (SLIP.trim_end().to_owned(), 11),
+    ] {
+        let problems = policy::parse(&Source::new("p.toml", text.clone()), &NoFiles).expect_err(&text);
+        assert_eq!(problems.to_string(), format!("p.toml:4:{column}: {wanted}"), "{text:?}");
+    }
+}
+
+/// What is no text, no file or too much of one is refused in a line.
+#[test]
+fn files_that_are_no_policies_are_refused() {
+    let folder = std::env::temp_dir().join(format!("policy-wrong-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let path = folder.join("policy.toml");
+    let told = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).expect("written");
+        policy::load(&path).expect_err("it is no policy").to_string()
+    };
+    assert!(told(b"version = 1\n# Stra\xdfe\n").contains("byte 0xdf on line 2 is not UTF-8"));
+    assert!(told(b"\xff\xfev\0e\0r\0").contains("this is UTF-16"));
+    assert!(told(b"").contains("has no `version`"));
+    assert!(told(b"version = 1\n\0\0\n").contains("policy.toml:2:"));
+    let large = vec![b' '; usize::try_from(policy::MAX_FILE_BYTES).expect("small") + 1];
+    assert!(told(&large).contains("more than the 67108864 bytes"));
+    assert!(policy::load(&folder).expect_err("a folder").to_string().contains("not a regular file"));
+    std::fs::remove_dir_all(&folder).expect("removed");
+}
+
+#[test]
+fn a_set_file_may_begin_with_a_byte_order_mark() {
+    let files = std::collections::BTreeMap::from([(
+        "s.txt".to_owned(),
+        "\u{feff}10.0.0.1\r\n10.0.0.2\r\n".to_owned(),
+    )]);
+    let text = "version = 1\n[sets]\ns = { file = \"s.txt\" }\n[[rules]]\nname = \"x\"\nmatch = { src = \"s\" }\naction = \"drop\"\n";
+    let (policy, _) = policy::parse(&Source::new("p.toml", text), &files).expect("it is a policy");
+    let src = policy.rules[0].matches.src.as_ref().expect("src").to_string();
+    assert_eq!(src, "10.0.0.1/32,10.0.0.2/32");
+}
+
+#[test]
+fn what_hardly_any_packet_has_is_warned_of() {
+    let warnings = |matches: &str| {
+        let text = SLIP.replace("dst_prot = 80", matches);
+        let (_, warnings) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("it is a policy");
+        warnings.iter().map(|warning| warning.message.clone()).collect::<Vec<_>>().join("\n")
+    };
+    assert!(warnings("vlan = 4095").contains("reserved"));
+    assert!(warnings("ethertype = 0x8100").contains("VLAN tag"));
+    for usual in ["vlan = \"1-4095\"", "vlan = 0", "ethertype = [\"arp\", 0x8100]", "ethertype = \"ipv4\""] {
+        assert_eq!(warnings(usual), "", "{usual}");
+    }
+}
