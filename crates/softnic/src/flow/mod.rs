@@ -133,6 +133,9 @@ pub(crate) struct TableRules {
     /// Whether a frame meets only one match of each priority also where it goes on: of several DONT_TRAP flows that match,
     /// those with the match of the oldest take a copy.
     pub(crate) one_copy_per_priority: bool,
+    /// Whether an ALL_DEFAULT flow is two entries, of which the one for multicast is like that of an MC_DEFAULT flow: multicast
+    /// frames go to both.
+    pub(crate) all_default_is_two: bool,
     /// How many matches there can be at one priority.
     pub(crate) groups: Option<GroupLimits>,
 }
@@ -243,7 +246,13 @@ impl FlowTable {
         if self.flows.get(place).is_some_and(Option::is_some) {
             return Err(FlowError::DuplicateId(rule.id));
         }
-        self.port_mut(rule.port, rule.egress).insert(&rule)?;
+        let half = self.multicast_half(&rule);
+        let port = self.port_mut(rule.port, rule.egress);
+        port.insert(&rule)?;
+        if let Some(Err(error)) = half.map(|half| port.insert(&half)) {
+            port.remove(&rule);
+            return Err(error);
+        }
         if rule.tunnel.is_some() {
             self.caches.deep.get_or_insert_default();
         }
@@ -259,7 +268,12 @@ impl FlowTable {
     pub(crate) fn remove(&mut self, id: FlowId) -> bool {
         let rule = self.flows.get_mut(id.0 as usize).and_then(Option::take);
         let Some(rule) = rule else { return false };
-        self.port_mut(rule.port, rule.egress).remove(&rule);
+        let half = self.multicast_half(&rule);
+        let port = self.port_mut(rule.port, rule.egress);
+        port.remove(&rule);
+        if let Some(half) = half {
+            port.remove(&half);
+        }
         self.caches.invalidate();
         true
     }
@@ -311,6 +325,16 @@ impl FlowTable {
         if let Some(table) = self.ports.get(usize::from(port)) {
             table.sniff(matches);
         }
+    }
+
+    /// What an ALL_DEFAULT flow is for multicast, on a device where that is an entry of its own.
+    fn multicast_half(&self, rule: &FlowRule) -> Option<FlowRule> {
+        if rule.kind != FlowKind::AllDefault || !self.rules.all_default_is_two {
+            return None;
+        }
+        let mut half = FlowRule { kind: FlowKind::MulticastDefault, ..rule.clone() };
+        half.matcher.dst_mac(GROUP_BIT, GROUP_BIT);
+        (!half.matcher.is_contradictory()).then_some(half)
     }
 
     /// The number of flows.

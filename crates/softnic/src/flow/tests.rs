@@ -89,7 +89,7 @@ fn flows_that_let_frames_go_on_all_take_a_copy_before_the_one_that_traps() {
 
 #[test]
 fn a_device_may_have_one_copy_per_priority() {
-    let rules = TableRules { one_tag_per_match: true, one_copy_per_priority: true, groups: None };
+    let rules = TableRules { one_tag_per_match: true, one_copy_per_priority: true, ..TableRules::default() };
     let mut table = FlowTable::new(rules);
     let passing = |id, priority, target, tag: u32, is_wide: bool| {
         let mut rule = FlowRule { dont_trap: true, ..rule(id, priority, 53, target) };
@@ -147,6 +147,28 @@ fn multicast_default_comes_between_normal_and_all_default() {
     assert_eq!(flows(&mut table, &multicast(53)), [3]);
     assert_eq!(flows(&mut table, &multicast(54)), [2]);
     assert_eq!(flows(&mut table, &udp_to(54)), [1]);
+}
+
+#[test]
+fn a_device_may_give_multicast_to_both_defaults() {
+    let mut table = FlowTable::new(TableRules { all_default_is_two: true, ..TableRules::default() });
+    let default = |id, kind, target| FlowRule { kind, matcher: Matcher::any(), ..rule(id, 0, 0, target) };
+    let multicast = FlowKey { dst_mac: MacAddr([1, 0, 0x5e, 0, 0, 1]), ..udp_to(53) };
+    table.insert(default(1, FlowKind::MulticastDefault, 10)).unwrap();
+    table.insert(default(2, FlowKind::AllDefault, 11)).unwrap();
+    table.insert(default(3, FlowKind::AllDefault, 10)).unwrap();
+    assert_eq!(flows(&mut table, &multicast), [1, 2], "each queue pair once");
+    assert_eq!(flows(&mut table, &udp_to(53)), [2, 3]);
+    assert!(table.remove(FlowId(1)));
+    assert_eq!(flows(&mut table, &multicast), [2, 3]);
+    let mut drop = default(4, FlowKind::MulticastDefault, 10);
+    drop.actions.drop = true;
+    assert_eq!(table.insert(drop.clone()), Err(FlowError::Conflict(FlowId(2))));
+    assert!(table.remove(FlowId(2)) && table.remove(FlowId(3)));
+    table.insert(drop).unwrap();
+    let refused = table.insert(default(5, FlowKind::AllDefault, 10));
+    assert_eq!(refused, Err(FlowError::Conflict(FlowId(4))), "one half has no place");
+    assert_eq!(flows(&mut table, &udp_to(53)), [] as [u32; 0], "and so neither is there");
 }
 
 #[test]

@@ -187,6 +187,11 @@ pub(super) static RULES: Rules = Rules {
             max_tag: u32::MAX,
             reads_idle_counters: true,
         },
-        table: TableRules { one_tag_per_match: false, one_copy_per_priority: false, groups: None },
+        table: TableRules {
+            one_tag_per_match: false,
+            one_copy_per_priority: false,
+            all_default_is_two: false,
+            groups: None,
+        },
     },
 };

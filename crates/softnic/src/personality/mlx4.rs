@@ -160,6 +160,11 @@ pub(super) static RULES: Rules = Rules {
         },
         // The same: an action is no filter that it knows.
         actions: ActionRules { types: &[], refusal: EINVAL, max_tag: 0, reads_idle_counters: false },
-        table: TableRules { one_tag_per_match: false, one_copy_per_priority: false, groups: None },
+        table: TableRules {
+            one_tag_per_match: false,
+            one_copy_per_priority: false,
+            all_default_is_two: false,
+            groups: None,
+        },
     },
 };

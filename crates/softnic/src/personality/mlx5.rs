@@ -134,8 +134,7 @@ pub(super) static RULES: Rules = Rules {
         multicast_comes_last: true,
         // kernel fs.c, `create_leftovers_rule` and `create_sniffer_rule`: specs of their own, not the caller's.
         forgets_specs_of_defaults: true,
-        // kernel fs.c, `get_flow_table`: MLX5_IB_FLOW_LEFTOVERS_PRIO. (There ALL_DEFAULT's rule for multicast and that of
-        // MC_DEFAULT are the same match, so both queue pairs get such a packet; here MC_DEFAULT comes first.)
+        // kernel fs.c, `get_flow_table`: MLX5_IB_FLOW_LEFTOVERS_PRIO.
         forgets_priority_of_defaults: true,
         // kernel fs.c, `create_sniffer_rule`: a rule in SNIFFER_RX and one in SNIFFER_TX.
         sniffs_sent: true,
@@ -183,6 +182,8 @@ pub(super) static RULES: Rules = Rules {
             // kernel fs_core.c, `find_next_fwd_ft`: what is let go on goes to the table of a later priority. (That a table is
             // left by the first entry that matches is inferred, and which of them is the first is the device's choice.)
             one_copy_per_priority: true,
+            // kernel fs.c, `create_leftovers_rule`: LEFTOVERS_MC and LEFTOVERS_UC.
+            all_default_is_two: true,
             // kernel fs.c, MLX5_FS_MAX_ENTRIES and MLX5_FS_MAX_TYPES; fs_core.c, `mlx5_create_auto_grouped_flow_table`:
             // a run is entries / (types + 1). ENOSPC when full, `alloc_auto_flow_group`. Firmware may allow less.
             groups: Some(GroupLimits { entries: 1 << 16, runs: 6, run_entries: (1 << 16) / 7 }),

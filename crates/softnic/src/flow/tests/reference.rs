@@ -17,6 +17,8 @@ type Hit = (u32, u32);
 struct TestRule {
     rule: FlowRule,
     asks: Vec<Asked>,
+    /// The tag of the half for multicast, where an ALL_DEFAULT flow has one.
+    multicast_tag: Option<u32>,
 }
 
 /// Frames and rules of different ones never meet.
@@ -69,6 +71,19 @@ impl TestRule {
             && images(self) == images(other)
     }
 
+    /// What an ALL_DEFAULT flow is besides on a device where it is two entries.
+    fn multicast_half(&self, device: &TableRules) -> Option<Self> {
+        let mut half = self.clone();
+        (half.rule.kind, half.rule.actions.tag) = (FlowKind::MulticastDefault, self.multicast_tag);
+        let has_half = device.all_default_is_two && self.rule.kind == FlowKind::AllDefault;
+        (has_half && !half.contradicts_itself()).then_some(half)
+    }
+
+    fn contradicts_itself(&self) -> bool {
+        let asks = self.all_asks();
+        asks.iter().any(|a| asks.iter().any(|b| a.contradicts(*b)))
+    }
+
     fn hit(&self) -> Hit {
         (self.rule.id.0, self.rule.actions.tag.unwrap_or(0))
     }
@@ -110,8 +125,7 @@ fn verdict_on(device: &TableRules, rules: &[TestRule], test: &TestRule) -> Resul
     if rule.dont_trap && matches!(rule.kind, FlowKind::MulticastDefault | FlowKind::AllDefault) {
         return Err(FlowError::DontTrapKind);
     }
-    let asks = test.all_asks();
-    if asks.iter().any(|a| asks.iter().any(|b| a.contradicts(*b))) {
+    if test.contradicts_itself() {
         return Err(FlowError::Contradiction);
     }
     let count = |is: fn(&TestRule) -> bool| {
@@ -197,7 +211,7 @@ fn rule() -> impl Strategy<Value = TestRule> {
                 tunnel: Some(Box::new(tunnel)),
                 actions,
             };
-            TestRule { rule, asks }
+            TestRule { rule, asks, multicast_tag: actions.tag }
         },
     )
 }
@@ -228,10 +242,15 @@ impl Both {
         test.rule.id = FlowId(number as u32);
         // Age usually grows with insertion; a rule older than those present must be placed right as well.
         test.rule.order = if old { 10_000 - number as u64 } else { 10_000 + number as u64 };
-        let expected = verdict_on(&self.device, &self.rules, &test);
+        test.multicast_tag = test.rule.actions.tag;
+        let entries = self.entries();
+        let expected = verdict_on(&self.device, &entries, &test).and_then(|tag| {
+            let half = test.multicast_half(&self.device);
+            Ok((tag, half.map_or(Ok(None), |half| verdict_on(&self.device, &entries, &half))?))
+        });
         prop_assert_eq!(self.table.insert(test.rule.clone()), expected.map(|_| ()));
-        if let Ok(tag) = expected {
-            test.rule.actions.tag = tag;
+        if let Ok((tag, multicast_tag)) = expected {
+            (test.rule.actions.tag, test.multicast_tag) = (tag, multicast_tag);
             self.rules.push(test);
         }
         Ok(())
@@ -279,12 +298,19 @@ impl Both {
         (ids(&hits[..verdict]), ids(&hits[verdict..]))
     }
 
+    /// The rules as a device has them.
+    fn entries(&self) -> Vec<TestRule> {
+        let halves = self.rules.iter().filter_map(|test| test.multicast_half(&self.device));
+        self.rules.iter().cloned().chain(halves).collect()
+    }
+
     /// The last frames once more: what the caches held must not answer for what has changed.
     fn compare(&mut self) -> Result<(), TestCaseError> {
         const FRAMES: usize = 8;
+        let entries = self.entries();
         for at in self.seen.len().saturating_sub(FRAMES)..self.seen.len() {
             let (side, frame) = self.seen[at].clone();
-            let expected = linear(&self.device, &self.rules, side, &frame);
+            let expected = linear(&self.device, &entries, side, &frame);
             prop_assert_eq!(self.look_up(side, &frame), expected);
         }
         prop_assert_eq!(self.table.len(), self.rules.len());
@@ -300,7 +326,12 @@ proptest! {
         shares in any::<bool>(),
         steps in prop::collection::vec(step(), 1..120),
     ) {
-        let device = TableRules { one_tag_per_match: shares, one_copy_per_priority: shares, groups: None };
+        let device = TableRules {
+            one_tag_per_match: shares,
+            one_copy_per_priority: shares,
+            all_default_is_two: shares,
+            groups: None,
+        };
         let mut both =
             Both { device, table: FlowTable::new(device), rules: Vec::new(), seen: Vec::new() };
         for (number, step) in steps.into_iter().enumerate() {
