@@ -335,8 +335,8 @@ pub(super) fn scatter(
     let Some(address) = memory.resolve(first.key, queue.domain, first.address, first.bytes, true) else {
         return (Status::LocalProtection, Disposition::MemoryFault);
     };
-    // SAFETY: `resolve` found the buffer inside a writable region of the queue's domain, which stays registered while
-    // the state is locked; it holds the frame, and a frame is the wire's own memory and overlaps no region.
+    // SAFETY: `resolve` found the buffer inside a writable region of the queue's domain, which stays registered while the
+    // state is locked; it holds the frame, which stands in memory of the wire or the engine: nobody else can register that.
     unsafe { address.copy_from_nonoverlapping(frame.as_ptr(), frame.len()) };
     (Status::Success, Disposition::Delivered)
 }
