@@ -173,6 +173,15 @@ fn taken_from_the_kernel(policy: &Policy, program: &Program, warnings: &mut Vec<
     }
     for (id, flows) in traffic {
         let Some(rule) = policy.rules.get(id.index()) else { continue };
+        let notes = program.rules.get(id.index()).map(|rule| &*rule.unfinished).unwrap_or_default();
+        if notes.iter().any(|note| note.why.keeps_from_host()) {
+            let message =
+                format!("packets of `{}` come to a worker, not to the host: {}", rule.name, listed(&flows));
+            let hint = "flows of later rules take such packets and cannot leave these out: see there why, and what \
+                        to write";
+            warnings.push(rule.place.warning(message, "for the host").hint(hint));
+            continue;
+        }
         let message =
             format!("`{}` takes packets from the kernel that are not its own: {}", rule.name, listed(&flows));
         let hint = "the device sends all of these to a worker, and what no rule claims there is lost to the \

@@ -80,9 +80,9 @@ impl Program {
     /// The fate of a received packet, without running anything.
     #[must_use]
     pub fn explain_deep(&self, key: &DeepKey) -> Explanation {
-        let left = self.exceptions.iter().find(|step| step.predicate.matches_deep(key));
+        let left = self.exceptions.iter().find(|exception| exception.predicate.matches_deep(key));
         let default = Outcome { rule: self.default_rule(), verdict: self.default };
-        let left = left.map_or(default, |step| step.outcome);
+        let left = left.map_or(default, |exception| exception.outcome);
         let taken = self.flows.iter().position(|flow| flow.kind == FlowKind::Normal && flow.matches(key));
         let mut explanation = Explanation {
             flow: taken,

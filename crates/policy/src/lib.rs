@@ -45,8 +45,8 @@ pub use policy::{MAX_RULES, Policy};
 pub use predicate::Predicate;
 pub use profile::{DeviceProfile, Errno, Feature, Limit, LimitRow, PriorityTable, Refusal};
 pub use program::{
-    Class, DEFAULT_RULE, Decide, Flow, FlowAction, FlowKind, Group, HashVariant, Outcome, Placement, Program,
-    RssQueue, Rule, Step, Unfinished, Verdict, Why,
+    Class, DEFAULT_RULE, Decide, Exception, Flow, FlowAction, FlowKind, Group, HashVariant, Outcome,
+    Placement, Program, RssQueue, Rule, Step, Unfinished, Untold, Verdict, Why,
 };
 pub use ranges::{RangeSet, Word};
 pub use report::{Decided, Report, RuleReport, report};

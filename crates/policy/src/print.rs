@@ -68,8 +68,14 @@ impl fmt::Display for Program {
         if !self.exceptions.is_empty() {
             writeln!(f, "left to the host")?;
         }
-        for step in &self.exceptions {
-            writeln!(f, "  {}: {}", self.rule_name(step.rule), step.predicate)?;
+        for exception in &self.exceptions {
+            write!(f, "  {}: {}", self.rule_name(exception.rule), exception.predicate)?;
+            let others: Vec<String> =
+                exception.left_out_of.iter().map(|other| self.rule_name(*other)).collect();
+            match others.is_empty() {
+                true => writeln!(f)?,
+                false => writeln!(f, "; left out of {}: pieces +{}", others.join(", "), exception.pieces)?,
+            }
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ pub struct Program {
     pub untagged: Option<ClassId>,
     /// The rules that leave packets to the host, as far as no flow is needed for it: whose packet is left
     /// there is theirs, by the first that matches.
-    pub exceptions: Vec<Step>,
+    pub exceptions: Vec<Exception>,
     /// What happens to packets that no rule claims.
     pub default: Verdict,
     /// How many hardware priorities the flows occupy, counted from 0.
@@ -98,8 +98,67 @@ pub enum Why {
     },
     /// The device takes flows on multicast alone after all others.
     Multicast,
-    /// No flow leaves to the host what a later one takes.
-    KernelException,
+    /// No flow leaves to the host what a later one takes, and that cannot be told to leave it out.
+    KernelException {
+        /// The first rule whose flows would take it; beyond all rules, the default.
+        by: RuleId,
+        /// Why these do not leave it out.
+        untold: Untold,
+    },
+}
+
+/// Why packets that are the host's cannot be left out of a later rule's flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Untold {
+    /// The device does not match them exactly.
+    Inexact,
+    /// The later rule takes packets without such a header too: that one is not there has no words.
+    Header {
+        /// An IP header.
+        ip: bool,
+        /// A TCP or UDP header.
+        ports: bool,
+    },
+    /// The same of a tunnel's header, or of the packet inside.
+    Tunnel,
+    /// The same of a tag.
+    Tag,
+    /// No flow says what is left.
+    NoWords,
+    /// The device refuses what it would be told.
+    Refused {
+        /// What it refuses.
+        feature: Feature,
+        /// How it says so.
+        errno: Errno,
+    },
+    /// What is left is multicast alone, which the device takes after all others.
+    Multicast,
+    /// The pieces would be too many.
+    TooMany {
+        /// How many there would be.
+        pieces: usize,
+        /// How many there may be.
+        most: usize,
+    },
+    /// The program would not fit the device.
+    NoRoom,
+}
+
+/// A rule that leaves packets to the host: they meet no flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exception {
+    /// The rule.
+    pub rule: RuleId,
+    /// Its whole match.
+    pub predicate: Predicate,
+    /// What follows if it matches.
+    pub outcome: Outcome,
+    /// The later rules whose flows were cut for it; the default is one.
+    pub left_out_of: Vec<RuleId>,
+    /// Into how many pieces more; each is a flow for every hash variant that it meets.
+    pub pieces: u32,
 }
 
 /// Where a rule is decided.
@@ -334,13 +393,19 @@ impl Why {
             Self::Unseen { feature } => format!("the device does not look for {}", feature.name()),
             Self::TooMany { masks, combinations, most, with_lists } => {
                 let others = if *with_lists { "ranges and lists" } else { "ranges" };
-                format!("{masks} masks: with the rule's other {others} {combinations} combinations, more than {most}")
+                format!(
+                    "{masks} masks: with the rule's other {others} {combinations} combinations, more than {most}"
+                )
             }
             Self::Multicast => "the device takes flows on multicast alone after all others".to_owned(),
-            Self::KernelException => {
-                "no flow leaves to the host what a later rule takes, a worker hands it over".to_owned()
-            }
+            Self::KernelException { untold, .. } => format!("a later rule {}", untold.words()),
         }
+    }
+
+    /// Whether it concerns packets that the device matches exactly and the host does not get all the same.
+    #[must_use]
+    pub fn keeps_from_host(&self) -> bool {
+        matches!(self, Self::KernelException { untold, .. } if *untold != Untold::Inexact)
     }
 
     /// What the device would have answered, if it had been asked.
@@ -348,11 +413,39 @@ impl Why {
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Refused { errno, .. } => Some(*errno),
-            Self::NoWords
-            | Self::Unseen { .. }
-            | Self::TooMany { .. }
-            | Self::Multicast
-            | Self::KernelException => None,
+            Self::NoWords | Self::Unseen { .. } | Self::TooMany { .. } | Self::Multicast => None,
+            Self::KernelException { untold: Untold::Refused { errno, .. }, .. } => Some(*errno),
+            Self::KernelException { .. } => None,
+        }
+    }
+}
+
+impl Untold {
+    /// In words that go behind the later rule's name.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let without = |what| format!("takes packets without {what} too, and no flow can ask for those alone");
+        match self {
+            Self::Inexact => "takes packets that the device cannot tell from these".to_owned(),
+            Self::Header { ip: true, .. } => without("an IP header"),
+            Self::Header { ip: false, .. } => without("ports (fragments)"),
+            Self::Tunnel => without("such a tunnel"),
+            Self::Tag => without("a tag"),
+            Self::NoWords => "takes these, and no flow says all but them".to_owned(),
+            Self::Refused { feature, errno: Errno::Silent } => {
+                format!("would have to leave them out by {}, which the device ignores", feature.name())
+            }
+            Self::Refused { feature, errno } => {
+                format!(
+                    "would have to leave them out by {}, which the device refuses ({errno})",
+                    feature.name()
+                )
+            }
+            Self::Multicast => "would be left with multicast alone, which the device takes last".to_owned(),
+            Self::TooMany { pieces, most } => {
+                format!("would be cut into {pieces} pieces more, {most} are the most")
+            }
+            Self::NoRoom => "would be cut into more flows than fit the device".to_owned(),
         }
     }
 }

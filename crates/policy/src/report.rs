@@ -11,8 +11,11 @@ use crate::compile::{Obstacle, attempt};
 use crate::diagnostics::Diagnostic;
 use crate::ids::RuleId;
 use crate::policy::Policy;
-use crate::profile::{DeviceProfile, Errno};
-use crate::program::{Decide, Placement, Program, Rule, Why};
+use crate::profile::{DeviceProfile, Errno, Feature};
+use crate::program::{Decide, Placement, Program, Rule, Unfinished, Untold, Why};
+
+/// So many rules are named in a note.
+const SHOWN_NAMES: usize = 4;
 
 /// What `steerd check` shows of a policy and a device: built before anything is installed, whether it
 /// compiles or not.
@@ -46,6 +49,8 @@ pub struct RuleReport {
     pub action: String,
     /// Where it is decided.
     pub decided: Decided,
+    /// How, where that shows in the flows of other rules.
+    pub note: Option<String>,
     /// Why not by the device alone.
     pub reason: Option<String>,
     /// What there is at most.
@@ -90,7 +95,10 @@ pub fn report(
             let Check { rules, mut warnings } = check(policy, &program);
             let asked = asked_by_others(&program);
             let rules = rules.iter().zip(&program.rules).enumerate();
-            let rules = rules.map(|(index, (checked, rule))| possible(checked, rule, asked.contains(&index)));
+            let rules = rules.map(|(index, (checked, rule))| RuleReport {
+                note: left_out(&program, index),
+                ..possible(policy, checked, rule, asked.contains(&index))
+            });
             let capacity = Capacity::of(&program, profile, previous);
             warnings.extend(capacity.rows.iter().filter(|row| row.blocks_a_reload()).map(|row| {
                 let message = format!(
@@ -139,7 +147,7 @@ fn asked_by_others(program: &Program) -> BTreeSet<usize> {
     asked.collect()
 }
 
-fn possible(checked: &RuleCheck, rule: &Rule, asked: bool) -> RuleReport {
+fn possible(policy: &Policy, checked: &RuleCheck, rule: &Rule, asked: bool) -> RuleReport {
     let (decided, reason) = match &checked.placement {
         Placement::Hybrid { reason } => (Decided::Hybrid, Some(reason.clone())),
         Placement::Hardware if asked && rule.flows > 0 => {
@@ -148,13 +156,19 @@ fn possible(checked: &RuleCheck, rule: &Rule, asked: bool) -> RuleReport {
         }
         Placement::Hardware => (Decided::Hardware, None),
     };
-    let first = rule.unfinished.first();
+    // What the policy can change goes before what it cannot.
+    let is_fixed = |note: &&Unfinished| matches!(note.why, Why::Refused { feature: Feature::Tag, .. });
+    let first = rule.unfinished.iter().find(|note| !is_fixed(note)).or(rule.unfinished.first());
     let limit = first.and_then(|note| match note.why {
         Why::TooMany { most, with_lists: false, .. } => Some(format!("{most} combinations of ranges")),
         Why::TooMany { most, .. } => Some(format!("{most} combinations of ranges and lists")),
+        Why::KernelException { untold: Untold::TooMany { most, .. }, .. } => Some(format!("{most} pieces")),
         _ => None,
     });
     let remedy = first.map(|note| match note.why {
+        _ if is_fixed(&note) => {
+            "none in the policy: workers look at every packet that such a device brings them".to_owned()
+        }
         Why::NoWords | Why::Refused { .. } => {
             format!(
                 "leave `{}` out, or add keys that the device matches, so that fewer packets go to a worker",
@@ -166,19 +180,69 @@ fn possible(checked: &RuleCheck, rule: &Rule, asked: bool) -> RuleReport {
         }
         Why::TooMany { .. } => "end ranges at powers of two, or write two rules".to_owned(),
         Why::Multicast => "match the IP address of the group instead of its MAC address".to_owned(),
-        Why::KernelException => "narrow the later rules, so that none takes these packets".to_owned(),
+        Why::KernelException { by, untold } => left_out_after_all(policy, by, untold),
     });
     RuleReport {
         name: checked.name.clone(),
         line: checked.line,
         action: checked.action.clone(),
         decided,
+        note: None,
         reason,
         limit,
         errno: rule.unfinished.iter().find_map(|note| note.why.errno()),
         remedy,
         flows: checked.flows,
         steps: checked.steps,
+    }
+}
+
+/// Which flows were cut for a rule that leaves packets to the host.
+fn left_out(program: &Program, rule: usize) -> Option<String> {
+    let found = program.exceptions.binary_search_by_key(&rule, |exception| exception.rule.index()).ok()?;
+    let exception = program.exceptions.get(found)?;
+    let names = exception.left_out_of.iter().filter_map(|other| program.rules.get(other.index()));
+    let names: Vec<String> = names.map(|other| format!("`{}`", other.name)).collect();
+    let (first, more) = (names.iter().take(SHOWN_NAMES), names.len().saturating_sub(SHOWN_NAMES));
+    let shown =
+        first.cloned().chain((more > 0).then(|| format!("{more} more"))).collect::<Vec<_>>().join(", ");
+    let pieces = match exception.pieces {
+        0 => String::new(),
+        1 => ", cut into one piece more".to_owned(),
+        pieces => format!(", cut into {pieces} pieces more"),
+    };
+    (!names.is_empty()).then(|| format!("left out of the flows of {shown}{pieces}"))
+}
+
+/// What to do so that flows of a later rule can leave out what is the host's.
+fn left_out_after_all(policy: &Policy, by: RuleId, untold: Untold) -> String {
+    let name = policy.rules.get(by.index()).map(|rule| rule.name.as_str());
+    let later = name.map_or("the default".to_owned(), |name| format!("`{name}`"));
+    let (ports, others) = ("`dst_port = \"1-65535\"`", "`protocol = { not = [\"tcp\", \"udp\"] }`");
+    let not_ip = "`ethertype = { not = [\"ipv4\", \"ipv6\"] }`";
+    let in_place = match name {
+        Some(_) => format!("write, in place of {later},"),
+        None => "make the default \"kernel\" and write, in its place,".to_owned(),
+    };
+    match untold {
+        Untold::Header { ip: true, ports: true } => {
+            format!("{in_place} rules on {ports}, on {others} and on {not_ip}: no fragments, no broken headers")
+        }
+        Untold::Header { ip: true, .. } => {
+            format!("{in_place} rules on `protocol = \"0-255\"` and on {not_ip}: no broken headers")
+        }
+        Untold::Header { .. } => {
+            format!("{in_place} two rules with its keys, one on {ports}, one on {others}: no fragments")
+        }
+        Untold::Tag => format!("{in_place} a rule on `vlan = \"0-4095\"`: no untagged frames"),
+        Untold::Tunnel => format!("{in_place} a rule that asks for the same headers"),
+        Untold::TooMany { .. } | Untold::NoRoom => {
+            "write fewer exceptions, on wider values, and all on the same keys: those on different keys multiply"
+                .to_owned()
+        }
+        Untold::Inexact | Untold::NoWords | Untold::Refused { .. } | Untold::Multicast => {
+            format!("narrow {later}, so that it does not take these packets")
+        }
     }
 }
 
@@ -197,6 +261,7 @@ fn impossible(policy: &Policy, obstacles: Vec<Obstacle>) -> Vec<RuleReport> {
             line: rule.name_place.line(),
             action: String::new(),
             decided,
+            note: None,
             reason: told(|one| &one.reason),
             limit: told(|one| &one.limit),
             errno: obstacle.as_ref().and_then(|one| one.errno),

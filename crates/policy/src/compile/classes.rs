@@ -131,7 +131,7 @@ impl Claims {
 }
 
 /// The bits on which all cubes agree.
-fn common(cubes: &[Cube]) -> Cube {
+pub(super) fn common(cubes: &[Cube]) -> Cube {
     let Some((first, others)) = cubes.split_first() else { return Cube::ANY };
     let mut common = *first;
     for cube in others {

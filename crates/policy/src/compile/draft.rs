@@ -11,12 +11,12 @@ use crate::policy::Policy;
 use crate::profile::DeviceProfile;
 use crate::program::{
     Class, DEFAULT_RULE, Decide, Flow, FlowAction, FlowKind, Group, HashVariant, Outcome, Program, RssQueue,
-    Step,
 };
 
 use super::classes::{Claims, Expanded, MAX_STEPS, decide, decide_all, verdict};
 use super::cube::{Cube, SENT};
 use super::emit;
+use super::exceptions::{Exceptions, everything};
 use super::findings::Findings;
 use super::number;
 use super::pack::Packed;
@@ -51,6 +51,8 @@ pub(super) struct Plan<'p> {
     pub(super) rules: Vec<Expanded>,
     /// What the device does for each rule, and for the default at the end.
     pub(super) placing: Vec<Placing>,
+    /// What is left out of flows, because it is the host's.
+    pub(super) exceptions: Exceptions,
     /// The program whose tags are to be kept.
     pub(super) previous: Option<&'p Program>,
 }
@@ -76,7 +78,7 @@ impl Plan<'_> {
         self.policy.rules.get(rule).map_or(&self.policy.default_place, |rule| &rule.place)
     }
 
-    fn name(&self, rule: usize) -> &str {
+    pub(super) fn name(&self, rule: usize) -> &str {
         self.policy.rules.get(rule).map_or(DEFAULT_RULE, |rule| rule.name.as_str())
     }
 
@@ -97,15 +99,15 @@ impl<'p> Draft<'p> {
         let variants: Vec<Vec<Variant>> =
             draft.plan.groups.iter().map(|group| tables::variants(group, draft.plan.profile)).collect();
         let queue_of = draft.possible_queues(&variants);
-        let everything: Vec<Cube> = Cube::ANY.with(SENT, 0, 1).into_iter().collect();
         for index in 0..draft.plan.placing.len() {
-            let cubes = match draft.plan.rules.get_mut(index) {
-                Some(rule) => std::mem::take(&mut rule.expansion.cubes),
-                None => everything.clone(),
-            };
-            draft.place_rule(index, &cubes, &variants, &queue_of);
-            if let Some(rule) = draft.plan.rules.get_mut(index) {
-                rule.expansion.cubes = cubes;
+            if let Some(cut) = draft.plan.exceptions.take_cubes(index) {
+                draft.place_rule(index, &cut, &variants, &queue_of);
+            } else if let Some(rule) = draft.plan.rules.get_mut(index) {
+                let cubes = std::mem::take(&mut rule.expansion.cubes);
+                draft.place_rule(index, &cubes, &variants, &queue_of);
+                draft.plan.rules[index].expansion.cubes = cubes;
+            } else {
+                draft.place_rule(index, everything().as_slice(), &variants, &queue_of);
             }
             if draft.candidates.len() > MAX_FLOWS {
                 problems.diagnostics.push(too_many_flows(draft.plan.place(index)));
@@ -229,7 +231,7 @@ impl<'p> Draft<'p> {
         queues.retain(|_| used.next() == Some(true));
         Some(Program {
             rules: placements(&self.plan, &flow_counts, &classes),
-            exceptions: self.exceptions(),
+            exceptions: self.plan.exceptions.list(&self.plan.rules),
             default: self.plan.default().verdict,
             groups: self.plan.groups,
             queues,
@@ -298,17 +300,6 @@ impl<'p> Draft<'p> {
             used[queue.index()] = true;
         }
         used
-    }
-
-    /// Rules that leave packets to the host and need no flow for it.
-    fn exceptions(&self) -> Vec<Step> {
-        let rules = self.plan.rules.iter().enumerate();
-        let left = rules.filter(|(index, rule)| {
-            rule.claims()
-                && verdict(rule.action) == crate::program::Verdict::Kernel
-                && self.plan.placing[*index] == Placing::Nothing
-        });
-        left.map(|(index, rule)| rule.step(index)).collect()
     }
 }
 

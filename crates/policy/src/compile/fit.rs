@@ -1,6 +1,6 @@
 //! Cubes to what one device can be told: fields that it refuses are taken out of them, and the keys that
-//! the worker must finish instead are named with the device's errno. Called by `expand`; decides by the
-//! rows of the profile alone.
+//! the worker must finish instead are named with the device's errno. Called by `expand` and `exceptions`;
+//! decides by the rows of the profile alone.
 
 use std::collections::HashSet;
 
@@ -39,6 +39,15 @@ pub(super) fn fit(expansion: &mut Expansion, matches: &Match, profile: &DevicePr
             expansion.software.push(note);
         }
     }
+}
+
+/// Why the device cannot be told a cube as it is; `None` if it can.
+pub(super) fn refusal(cube: &Cube, profile: &DeviceProfile) -> Option<Why> {
+    let mut notes = Vec::new();
+    // Which keys are meant is nobody's question here.
+    let told = fitted(*cube, &Match::default(), profile, &mut notes);
+    let why = notes.first().map(|note| note.why);
+    why.or_else(|| (told != *cube).then_some(Why::NoWords))
 }
 
 /// A cube on its way to what a device takes.

@@ -1,13 +1,15 @@
 //! A [`Policy`] to a [`Program`] for one device. Each rule is covered by cubes (`expand`, `tunnel`), as far as
 //! the device takes them (`fit`); those are cut by hash variant (`tables`), ranked (`priority`), packed into
 //! the device's priorities (`pack`) and written as specs (`emit`); what the device cannot decide becomes a
-//! software class (`classes`). Deterministic: no step depends on a hash map's order.
+//! software class (`classes`), and what is the host's is left out of all flows (`exceptions`).
+//! Deterministic: no step depends on a hash map's order.
 
 mod classes;
 mod cluster;
 mod cube;
 mod draft;
 mod emit;
+mod exceptions;
 mod expand;
 mod findings;
 mod fit;
@@ -57,43 +59,56 @@ pub fn compile_with(
     attempt(policy, profile, workers, previous).map_err(|findings| findings.diagnostics)
 }
 
-/// The program, or why there is none.
+/// The program, or why there is none. One that does not fit because its flows leave out what is the host's
+/// is made once more without that.
 pub(crate) fn attempt(
     policy: &Policy,
     profile: &DeviceProfile,
     workers: usize,
     previous: Option<&Program>,
 ) -> Result<Program, Findings> {
-    let mut problems = Findings::default();
-    let made = steps(policy, profile, workers, previous, &mut problems);
-    match made {
-        Some(program) if !problems.has_errors() => Ok(program),
-        _ => {
-            problems.diagnostics.sort();
-            Err(problems)
-        }
-    }
+    let make = |may_cut: bool| {
+        let mut findings = Findings::default();
+        let plan = plan(policy, profile, workers, previous, may_cut, &mut findings);
+        let has_cut = plan.as_ref().map(|plan| plan.exceptions.has_cut);
+        let made = plan.and_then(|plan| steps(plan, &mut findings)).filter(|_| !findings.has_errors());
+        made.ok_or((findings, has_cut))
+    };
+    let made = make(true).or_else(|refused| match refused {
+        // What stands in the way of the other plan is no reason for want of room in this one.
+        (_, Some(true)) => make(false).map_err(|again| if again.1.is_some() { again } else { refused }),
+        _ => Err(refused),
+    });
+    made.map_err(|(mut findings, _)| {
+        findings.diagnostics.sort();
+        findings
+    })
 }
 
-/// One step after the other; each ends it if there are problems.
-fn steps(
-    policy: &Policy,
-    profile: &DeviceProfile,
+/// What is known of the rules before there are flows; `may_cut`: whether flows may be cut for what is the
+/// host's.
+fn plan<'p>(
+    policy: &'p Policy,
+    profile: &'p DeviceProfile,
     workers: usize,
-    previous: Option<&Program>,
+    previous: Option<&'p Program>,
+    may_cut: bool,
     problems: &mut Findings,
-) -> Option<Program> {
+) -> Option<Plan<'p>> {
     let groups = tables::groups(policy, profile, workers, problems);
     let mut rules = expand_rules(policy, profile, problems);
     if rules.len() < policy.rules.len() {
         return None;
     }
-    placing::prepare(policy, profile, &mut rules);
-    let placing = placing::place(policy, profile, &rules, problems);
-    if problems.has_errors() {
-        return None;
-    }
-    let mut draft = Draft::new(Plan { policy, profile, groups, rules, placing, previous }, problems);
+    let exceptions = placing::prepare(policy, profile, &mut rules, may_cut);
+    let placing = placing::place(policy, profile, &rules, &exceptions, problems);
+    (!problems.has_errors()).then_some(Plan { policy, profile, groups, rules, placing, exceptions, previous })
+}
+
+/// One step after the other; each ends it if there are problems.
+fn steps(plan: Plan<'_>, problems: &mut Findings) -> Option<Program> {
+    let Plan { policy, profile, previous, .. } = plan;
+    let mut draft = Draft::new(plan, problems);
     if problems.has_errors() {
         return None;
     }

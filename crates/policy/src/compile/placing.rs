@@ -1,6 +1,8 @@
 //! What the device does for each rule, and how that reads: to which group it delivers, whether it drops, and
 //! why a worker has to finish. Called by `compile` before flows are drafted and by `draft` at the end.
 
+use std::collections::BTreeSet;
+
 use crate::ids::GroupId;
 use crate::policy::{Action, Direction, Policy};
 use crate::profile::{DeviceProfile, Feature, Limit};
@@ -8,6 +10,7 @@ use crate::program::{Class, DEFAULT_RULE, Decide, Placement, Rule, Unfinished, V
 
 use super::classes::{Claims, Expanded, decide, verdict};
 use super::draft::Plan;
+use super::exceptions::{Exceptions, leave_out};
 use super::findings::{Findings, Obstacle};
 use super::fit::{any_cast, is_multicast_only, no_tags};
 
@@ -23,58 +26,73 @@ pub(super) enum Placing {
     Sniff(GroupId),
 }
 
-/// Notes what else a worker must see, and widens what the device would put in the wrong place.
-pub(super) fn prepare(policy: &Policy, profile: &DeviceProfile, rules: &mut [Expanded]) {
-    if profile.multicast_ignores_priority {
-        widen_multicast(policy, rules);
-    }
-    for index in 0..rules.len() {
-        if !rules[index].claims() {
-            continue;
+/// Leaves out of flows what is the host's, notes what else a worker must see, and widens what the device
+/// would put in the wrong place. `may_cut`: whether flows may be cut for what is the host's.
+pub(super) fn prepare(
+    policy: &Policy,
+    profile: &DeviceProfile,
+    rules: &mut [Expanded],
+    may_cut: bool,
+) -> Exceptions {
+    let exceptions = loop {
+        let exceptions = leave_out(policy, profile, rules, may_cut);
+        if !profile.multicast_ignores_priority || !widen_multicast(policy, rules, &exceptions) {
+            break exceptions;
         }
-        if !profile.has_tags() {
-            rules[index].notes.push(no_tags(profile));
-        }
-        match rules[index].action {
-            Action::Drop => {
-                if let Some(refusal) = profile.refusal(Feature::Drop).filter(|_| profile.has_tags()) {
-                    let why = Why::Refused { feature: Feature::Drop, errno: refusal.errno };
-                    rules[index].notes.push(Unfinished { key: "drop".to_owned(), why });
-                }
-            }
-            Action::Kernel if somebody_takes(policy, rules, index) => {
-                let why = Why::KernelException;
-                rules[index].notes.push(Unfinished { key: "kernel".to_owned(), why });
-            }
-            _ => {}
-        }
-    }
-}
-
-/// Whether something after a rule may take its packets.
-fn somebody_takes(policy: &Policy, rules: &[Expanded], index: usize) -> bool {
-    let takes = |other: &Expanded| match other.action {
-        Action::Kernel => other.is_hybrid(),
-        _ => other.claims() || other.copies(),
     };
-    policy.default != Action::Kernel
-        || rules.iter().skip(index + 1).any(|other| takes(other) && rules[index].meets(other))
+    for (index, rule) in rules.iter_mut().enumerate().filter(|(_, rule)| rule.claims()) {
+        let has_flow = rule.action != Action::Kernel || !exceptions.keeps_nothing(index);
+        if !profile.has_tags() && has_flow {
+            rule.notes.push(no_tags(profile));
+        }
+        if rule.action == Action::Drop
+            && let Some(refusal) = profile.refusal(Feature::Drop).filter(|_| profile.has_tags())
+        {
+            let why = Why::Refused { feature: Feature::Drop, errno: refusal.errno };
+            rule.notes.push(Unfinished { key: "drop".to_owned(), why });
+        }
+        rule.notes.extend(exceptions.note(index));
+    }
+    exceptions
 }
 
 /// A flow on multicast alone comes after all others, whatever its priority: where that would be wrong, it
-/// is made a flow on more.
-fn widen_multicast(policy: &Policy, rules: &mut [Expanded]) {
-    let is_late = |rule: &Expanded| rule.claims() && rule.expansion.cubes.iter().any(is_multicast_only);
-    while let Some(index) = (0..rules.len()).filter(|index| is_late(&rules[*index])).find(|index| {
-        let overtakes = rules.iter().enumerate().any(|(other, rule)| {
-            let matters = (other > *index && (rule.claims() || rule.copies())) || is_late(rule);
-            other != *index && matters && rule.meets(&rules[*index])
+/// is made a flow on more. Tells whether there were such.
+fn widen_multicast(policy: &Policy, rules: &mut [Expanded], exceptions: &Exceptions) -> bool {
+    let flows = |index: usize| match rules[index].claims() || rules[index].copies() {
+        true => exceptions.flow_cubes(rules, index),
+        false => &[],
+    };
+    let comes: Vec<bool> = (0..rules.len()).map(|index| !flows(index).is_empty()).collect();
+    let is_late = |index: &usize| rules[*index].claims() && flows(*index).iter().any(is_multicast_only);
+    let mut late: BTreeSet<usize> = (0..rules.len()).filter(is_late).collect();
+    let mut widened = Vec::new();
+    for index in late.clone() {
+        let overtakes = (0..rules.len()).any(|other| {
+            let matters = (other > index && comes[other]) || late.contains(&other);
+            other != index && matters && rules[other].meets(&rules[index])
         });
-        policy.default != Action::Kernel || overtakes
-    }) {
-        let note = Unfinished { key: "dst_mac".to_owned(), why: Why::Multicast };
-        rules[index].widen(note, any_cast);
+        if policy.default != Action::Kernel || overtakes {
+            late.remove(&index);
+            widened.push(index);
+            widen(&mut rules[index]);
+        }
     }
+    let any = !widened.is_empty();
+    // Wider than it was, one may be what an earlier one overtakes.
+    while let Some(index) = widened.pop() {
+        let meets = |other: &usize| rules[index].meets(&rules[*other]);
+        for other in late.range(..index).copied().filter(meets).collect::<Vec<_>>() {
+            late.remove(&other);
+            widened.push(other);
+            widen(&mut rules[other]);
+        }
+    }
+    any
+}
+
+fn widen(rule: &mut Expanded) {
+    rule.widen(Unfinished { key: "dst_mac".to_owned(), why: Why::Multicast }, any_cast);
 }
 
 /// What the flows of each rule do, the default's last.
@@ -84,6 +102,7 @@ pub(super) fn place(
     policy: &Policy,
     profile: &DeviceProfile,
     rules: &[Expanded],
+    exceptions: &Exceptions,
     problems: &mut Findings,
 ) -> Vec<Placing> {
     let default =
@@ -100,10 +119,8 @@ pub(super) fn place(
             (_, Action::Pass) | (Direction::Egress, Action::Kernel) => Placing::Pass,
             (Direction::Egress, Action::Drop) => Placing::Drop,
             (_, Action::Drop) if !rule.needs_worker() => Placing::Drop,
-            // Nothing after it takes its packets: they are left anyway.
-            (_, Action::Kernel) if rule.notes.iter().all(|note| note.why != Why::KernelException) => {
-                Placing::Nothing
-            }
+            // No flow takes its packets.
+            (_, Action::Kernel) if exceptions.keeps_nothing(index) => Placing::Nothing,
             (_, Action::Drop | Action::Kernel) => {
                 let next = next_group(&decide(rules, &claims, index, default));
                 let group = next.or_else(|| (!policy.groups.is_empty()).then_some(GroupId(0)));
@@ -238,11 +255,16 @@ pub(super) fn placements(plan: &Plan<'_>, flows: &[u32], classes: &[Option<Class
         let unfinished: Vec<Unfinished> =
             expanded.expansion.software.iter().chain(&expanded.notes).cloned().collect();
         let reason = reason(plan, index, &unfinished);
+        // Without tags, workers ask about all rules; what is left to the host comes to none.
+        let is_asked = asked[index]
+            && (plan.profile.has_tags()
+                || plan.placing[index] != Placing::Nothing
+                || is_brought(rules, index));
         let placement = match reason {
-            Some(reason) if plan.placing[index] != Placing::Nothing || asked[index] => {
+            Some(reason) if plan.placing[index] != Placing::Nothing || is_asked => {
                 Placement::Hybrid { reason }
             }
-            _ if flows[index] == 0 && asked[index] => {
+            _ if flows[index] == 0 && is_asked => {
                 Placement::Hybrid { reason: "earlier hybrid rules take its packets to the worker".to_owned() }
             }
             _ => Placement::Hardware,
@@ -274,6 +296,12 @@ pub(super) fn placements(plan: &Plan<'_>, flows: &[u32], classes: &[Option<Class
     listed
 }
 
+/// Whether an earlier hybrid rule may bring packets of a rule to a worker.
+fn is_brought(rules: &[Expanded], index: usize) -> bool {
+    let mut hybrid = rules[..index].iter().filter(|rule| rule.claims() && rule.is_hybrid());
+    hybrid.any(|rule| rule.meets(&rules[index]))
+}
+
 /// Why a worker finishes a rule, in a line.
 fn reason(plan: &Plan<'_>, index: usize, unfinished: &[Unfinished]) -> Option<String> {
     if unfinished.is_empty() {
@@ -281,6 +309,9 @@ fn reason(plan: &Plan<'_>, index: usize, unfinished: &[Unfinished]) -> Option<St
     }
     let told = |note: &Unfinished| match note.why {
         Why::NoWords => note.key.clone(),
+        Why::KernelException { by, untold } => {
+            format!("{} (`{}` {})", note.key, plan.name(by.index()), untold.words())
+        }
         why => format!("{} ({})", note.key, why.words()),
     };
     let keys: Vec<String> = unfinished.iter().map(told).collect();
@@ -292,6 +323,10 @@ fn reason(plan: &Plan<'_>, index: usize, unfinished: &[Unfinished]) -> Option<St
         }
         _ => "the worker".to_owned(),
     };
-    let device = if rule.is_hybrid() { "the device matches more, " } else { "" };
-    Some(format!("{}: {device}{worker} decides", keys.join(", ")))
+    let does = match rule.action {
+        _ if rule.is_hybrid() => format!("the device matches more, {worker} decides"),
+        Action::Kernel => format!("its packets come to {worker}"),
+        _ => format!("{worker} decides"),
+    };
+    Some(format!("{}: {does}", keys.join(", ")))
 }

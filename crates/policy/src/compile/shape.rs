@@ -1,6 +1,7 @@
 //! The kept candidates of one mask, for questions that must not cost a look at each of them: is there one of
-//! this value, and which of them meet a cube. Called by `priority` alone. Values are found by a hash of the
-//! words that the mask touches; what is found is to be verified by the caller where a wrong hit would matter.
+//! this value, and which of them meet a cube. Called by `priority` and `exceptions`. Values are found by a
+//! hash of the words that the mask touches; what is found is to be verified by the caller where a wrong hit
+//! would matter.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

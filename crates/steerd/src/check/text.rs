@@ -65,9 +65,10 @@ fn rules(rules: &[RuleReport], paint: Paint) -> String {
     out
 }
 
-/// Why a rule is not the device's alone, how the device would say so, and what to do.
+/// How a rule shows in others' flows; why it is not the device's alone, how the device would say so, and what
+/// to do.
 fn details(rule: &RuleReport) -> Vec<String> {
-    let mut lines = Vec::new();
+    let mut lines: Vec<String> = rule.note.iter().cloned().collect();
     if let Some(reason) = &rule.reason {
         let mut line = reason.clone();
         // Most reasons name it already.

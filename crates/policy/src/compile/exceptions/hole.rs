@@ -1,0 +1,104 @@
+//! One cube around another: what is left of a flow when the packets of an exception are taken out of it, as
+//! pieces that a flow can be told. Called by `exceptions`; counts and places nothing.
+
+use std::collections::HashSet;
+
+use crate::profile::DeviceProfile;
+use crate::program::{Untold, Why};
+
+use super::super::cube::{
+    Cube, DST_HIGH, DST_LOW, DST_MAC, DST_PORT, ESP_SEQ, ESP_SPI, ETHER_TYPE, FLOW_LABEL, Field, GRE_FLAGS,
+    GRE_KEY, GRE_PROTOCOL, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, IP_FLAGS, LAYERS, MPLS_TOP, PROTOCOL,
+    SRC_HIGH, SRC_LOW, SRC_MAC, SRC_PORT, TOS, TTL, VLAN_TCI, VXLAN_VNI,
+};
+use super::super::fit::{is_multicast_only, refusal};
+
+/// The fields of one packet that have values, those that tell most first. IPv4 addresses lie in the others.
+const PACKET_FIELDS: [Field; 13] = [
+    DST_HIGH, SRC_HIGH, DST_LOW, SRC_LOW, DST_MAC, SRC_MAC, PROTOCOL, TOS, TTL, IP_FLAGS, FLOW_LABEL,
+    SRC_PORT, DST_PORT,
+];
+/// Those of the outer packet or its tunnel alone.
+const OTHER_FIELDS: [Field; 9] =
+    [GRE_FLAGS, ETHER_TYPE, VLAN_TCI, ESP_SPI, ESP_SEQ, VXLAN_VNI, GRE_PROTOCOL, GRE_KEY, MPLS_TOP];
+
+/// So many exceptions are looked at to find by which fields to cut first.
+const MAX_COUNTED: usize = 1 << 12;
+
+/// All fields, those first in which exceptions differ least: the pieces around one then serve for many.
+pub(super) fn fields<'c>(holes: impl Iterator<Item = &'c Cube>) -> Vec<Field> {
+    let inside = PACKET_FIELDS.iter().map(|field| field.inside());
+    let all: Vec<Field> = OTHER_FIELDS.into_iter().chain(PACKET_FIELDS).chain(inside).collect();
+    let mut values: Vec<HashSet<(u64, u64)>> = vec![HashSet::new(); all.len()];
+    for hole in holes.take(MAX_COUNTED) {
+        for (field, values) in all.iter().zip(&mut values) {
+            values.insert((hole.value_of(*field), hole.mask_of(*field)));
+        }
+    }
+    let mut counted: Vec<(usize, Field)> = values.iter().map(HashSet::len).zip(all).collect();
+    // The flag of a GRE key stays before the key, which implies it.
+    counted[1..].sort_by_key(|(values, _)| *values);
+    counted.into_iter().map(|(_, field)| field).collect()
+}
+
+/// Whether the cube leaves open that its packets have all headers which the hole asks for: that a header is
+/// not there is nothing that a flow can be told.
+pub(super) fn missing_header(cube: &Cube, hole: &Cube) -> Result<(), Untold> {
+    let lacks = |layers: &[Field]| layers.iter().any(|layer| hole.has(*layer) && !cube.has(*layer));
+    let (ip, ports) = (lacks(&[HAS_IPV4, HAS_IPV6]), lacks(&[HAS_TCP, HAS_UDP]));
+    if ip || ports {
+        return Err(Untold::Header { ip, ports });
+    }
+    // Without the flag, only a mask on the key says that there is one.
+    let key = |cube: &Cube| cube.mask_of(GRE_KEY) != 0;
+    let key_is_implied = key(hole) && !key(cube) && hole.mask_of(GRE_FLAGS) == 0;
+    if lacks(&LAYERS) || key_is_implied {
+        return Err(Untold::Tunnel);
+    }
+    if hole.mask_of(VLAN_TCI) != 0 && cube.mask_of(VLAN_TCI) == 0 {
+        return Err(Untold::Tag);
+    }
+    Ok(())
+}
+
+/// How many bits the hole asks for beyond the cube.
+pub(super) fn bits_beyond(hole: &Cube, cube: &Cube) -> usize {
+    let told = hole.told().mask;
+    told.iter().zip(&cube.mask).map(|(hole, cube)| (hole & !cube).count_ones() as usize).sum()
+}
+
+/// The cube without the hole, which it meets: disjoint pieces, one for each bit that the hole asks beyond it.
+pub(super) fn around(cube: &Cube, hole: &Cube, fields: &[Field]) -> Vec<Cube> {
+    let mut inside = *cube;
+    let mut pieces = Vec::new();
+    for field in fields {
+        let asked = hole.mask_of(*field) & !cube.mask_of(*field);
+        for bit in (0..u64::BITS).rev().map(|bit| 1 << bit).filter(|bit| asked & bit != 0) {
+            let value = hole.value_of(*field) & bit;
+            pieces.extend(inside.with(*field, value ^ bit, bit).and_then(Cube::closed));
+            // The bit is not masked yet.
+            inside = inside.with(*field, value, bit).unwrap_or(inside);
+        }
+    }
+    pieces
+}
+
+/// Whether a flow can be told a piece of a cube, and keeps its place.
+pub(super) fn can_be_told(piece: &Cube, cube: &Cube, profile: &DeviceProfile) -> Result<(), Untold> {
+    if is_late(piece, profile) && !is_late(cube, profile) {
+        return Err(Untold::Multicast);
+    }
+    if piece.told().closed().as_ref() != Some(piece) {
+        return Err(Untold::NoWords);
+    }
+    match refusal(piece, profile) {
+        None => Ok(()),
+        Some(Why::Refused { feature, errno }) => Err(Untold::Refused { feature, errno }),
+        Some(_) => Err(Untold::NoWords),
+    }
+}
+
+/// Whether the device takes the flow after all others.
+fn is_late(cube: &Cube, profile: &DeviceProfile) -> bool {
+    profile.multicast_ignores_priority && is_multicast_only(cube)
+}
