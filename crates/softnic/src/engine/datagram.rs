@@ -48,7 +48,8 @@ pub(super) fn drain(
     stats: &mut PortStats,
 ) -> usize {
     let mut handled = 0;
-    while handled < FRAMES_PER_PASS {
+    // One that failed, by itself or with its completion queue, is no sender any more.
+    while handled < FRAMES_PER_PASS && state.senders.contains(&slot) {
         let Some(request) = next(nic, state, slot, &mut room[GRH_BYTES..]) else { break };
         handled += 1;
         let wr_id = request.header.wr_id;
@@ -69,7 +70,6 @@ pub(super) fn drain(
                 stats.tx_errors += 1;
                 state.complete(request.cq, &Cqe::failed(wr_id, Opcode::Send, status, request.number));
                 state.fail_queue(request.queue);
-                break;
             }
         }
     }

@@ -72,13 +72,15 @@ pub(super) fn drain(
     let mut index = 0;
     let mut way = Way { port, gather, tap, stats };
     while let Some(&slot) = state.senders.get(index) {
-        index += 1;
-        let Some(qp) = state.qps.get(slot).filter(|qp| qp.port == way.port.number) else { continue };
-        sent += if qp.is_datagram() {
-            datagram::drain(nic, &mut state, slot, way.gather, way.stats)
-        } else {
-            drain_qp(&mut state, slot, &mut way, plan)
-        };
+        match state.qps.get(slot).filter(|qp| qp.port == way.port.number) {
+            Some(qp) if qp.is_datagram() => {
+                sent += datagram::drain(nic, &mut state, slot, way.gather, way.stats);
+            }
+            Some(_) => sent += drain_qp(&mut state, (index, slot), &mut way, plan),
+            None => {}
+        }
+        // One that failed is no sender any more, and the next one stands in its place.
+        index += usize::from(state.senders.get(index) == Some(&slot));
     }
     if sent > 0 {
         state.publish();
@@ -92,9 +94,11 @@ pub(super) fn drain(
     sent
 }
 
-fn drain_qp(state: &mut State, slot: u32, way: &mut Way<'_>, plan: &mut Plan) -> usize {
+/// Sends what was posted to the queue pair that stands there among the senders; it stops if that fails, by itself or with
+/// its completion queue.
+fn drain_qp(state: &mut State, (index, slot): (usize, u32), way: &mut Way<'_>, plan: &mut Plan) -> usize {
     let mut handled = 0;
-    while handled < FRAMES_PER_PASS {
+    while handled < FRAMES_PER_PASS && state.senders.get(index) == Some(&slot) {
         let State { qps, memory, flows, counters, .. } = state;
         let Some(qp) = qps.get_mut(slot) else { break };
         let outcome = send_one(qp, memory, way, &mut Books { flows, counters });
@@ -117,7 +121,6 @@ fn drain_qp(state: &mut State, slot: u32, way: &mut Way<'_>, plan: &mut Plan) ->
                 state.complete(cq, &cqe);
                 state.fail_queue(queue);
                 handled += 1;
-                break;
             }
         }
     }

@@ -3,8 +3,8 @@
 use std::ffi::c_int;
 
 use ibverbs_sys::{
-    IBV_EVENT_QP_FATAL, ibv_qp_attr_mask, ibv_qp_state, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc_opcode,
-    ibv_wc_status, ibv_wr_opcode,
+    IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL, ibv_qp_attr_mask, ibv_qp_state, ibv_send_flags, ibv_send_wr,
+    ibv_sge, ibv_wc_opcode, ibv_wc_status, ibv_wr_opcode,
 };
 
 use super::{Raw, udp};
@@ -65,6 +65,23 @@ fn elements_are_gathered_in_order_and_only_signaled_sends_complete() {
     );
     let stats = raw.stats();
     assert_eq!((stats.tx_frames, stats.tx_bytes, stats.tx_errors), (2, 2 * frame.len() as u64, 0));
+}
+
+#[test]
+fn a_queue_pair_that_fails_with_its_completion_queue_sends_no_more() {
+    let raw = Raw::with_cq(4);
+    let memory = raw.register(2048, 0);
+    let frame = udp(100);
+    memory.write(0, &frame);
+    for wr_id in 0..8 {
+        assert_eq!(post(&raw, wr_id, &mut [memory.element(0, frame.len() as u32)], SIGNALED), 0);
+    }
+    assert_eq!(sent(&raw).len(), 5, "four completed, and the one whose completion found no room");
+    assert_eq!(raw.stats().tx_frames, 5);
+    assert_eq!((raw.event(), raw.event()), (IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL));
+    let completed: Vec<_> = raw.poll().iter().map(|wc| (wc.wr_id, wc.status)).collect();
+    assert_eq!(completed, [0, 1, 2, 3].map(|wr_id| (wr_id, ibv_wc_status::IBV_WC_SUCCESS)));
+    assert!(sent(&raw).is_empty());
 }
 
 #[test]
