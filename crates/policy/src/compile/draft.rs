@@ -59,7 +59,7 @@ pub(super) struct Plan<'p> {
 
 /// Flows that are not ranked yet.
 pub(super) struct Draft<'p> {
-    plan: Plan<'p>,
+    pub(super) plan: Plan<'p>,
     pub(super) candidates: Vec<Candidate>,
     /// What `Candidate::action` stands for.
     actions: Vec<DraftAction>,
@@ -74,7 +74,7 @@ impl Plan<'_> {
         Outcome { rule: RuleId::of(self.rules.len()), verdict: verdict(self.policy.default) }
     }
 
-    fn place(&self, rule: usize) -> &Place {
+    pub(super) fn place(&self, rule: usize) -> &Place {
         self.policy.rules.get(rule).map_or(&self.policy.default_place, |rule| &rule.place)
     }
 
@@ -82,7 +82,7 @@ impl Plan<'_> {
         self.policy.rules.get(rule).map_or(DEFAULT_RULE, |rule| rule.name.as_str())
     }
 
-    fn number(&self, rule: usize) -> Option<usize> {
+    pub(super) fn number(&self, rule: usize) -> Option<usize> {
         (rule < self.rules.len()).then_some(rule)
     }
 }

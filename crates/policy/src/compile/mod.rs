@@ -13,6 +13,7 @@ mod exceptions;
 mod expand;
 mod findings;
 mod fit;
+mod multicast;
 mod number;
 mod pack;
 mod placing;
@@ -101,6 +102,7 @@ fn plan<'p>(
         return None;
     }
     let exceptions = placing::prepare(policy, profile, &mut rules, may_cut);
+    multicast::sent_in_order(policy, profile, &rules, problems);
     let placing = placing::place(policy, profile, &rules, &exceptions, problems);
     (!problems.has_errors()).then_some(Plan { policy, profile, groups, rules, placing, exceptions, previous })
 }

@@ -1,9 +1,10 @@
 //! Ranks to the priorities of one device. Where a priority takes few masks only, the flows of one rank are
-//! spread over several priorities: flows of equal rank need no order. Called by `draft`.
+//! spread over several priorities: flows of equal rank need no order. What the device takes after all others
+//! stands in one priority of its own. Called by `draft`.
 
 use std::collections::BTreeMap;
 
-use crate::profile::PriorityTable;
+use crate::profile::{DeviceProfile, PriorityTable};
 
 use super::cube::{Image, SENT};
 use super::priority::Candidate;
@@ -16,6 +17,15 @@ pub(super) struct Packed {
     pub(super) priorities: u32,
     /// The rank that takes most priorities, with its number of masks, if one takes several.
     pub(super) widest: Option<Widest>,
+    /// The first of the flows after all others that has no room in their one priority.
+    pub(super) overflow: Option<usize>,
+}
+
+impl Packed {
+    /// Whether so many priorities suffice.
+    pub(super) fn fits(&self, priorities: u32) -> bool {
+        self.priorities <= priorities && self.overflow.is_none()
+    }
 }
 
 /// A rank that takes several priorities.
@@ -27,26 +37,65 @@ pub(super) struct Widest {
 }
 
 /// Gives every kept candidate its priority.
-pub(super) fn pack(candidates: &[Candidate], kept: &[(usize, u32)], table: Option<PriorityTable>) -> Packed {
+pub(super) fn pack(candidates: &[Candidate], kept: &[(usize, u32)], profile: &DeviceProfile) -> Packed {
     let mut ranked = kept.to_vec();
     // Within a rank, the policy's order stays.
     ranked.sort_by_key(|(index, rank)| (*rank, *index));
-    let Some(table) = table else {
+    let Some(table) = profile.priority_table else {
         let priorities = ranked.last().map_or(0, |(_, rank)| rank + 1);
-        return Packed { flows: ranked, priorities, widest: None };
+        return Packed { flows: ranked, priorities, widest: None, overflow: None };
     };
-    let mut packed = Packed { flows: Vec::with_capacity(ranked.len()), priorities: 0, widest: None };
+    let (late, ranked): (Vec<_>, Vec<_>) =
+        ranked.into_iter().partition(|(index, _)| candidates[*index].comes_last(profile));
+    let mut packed =
+        Packed { flows: Vec::with_capacity(kept.len()), priorities: 0, widest: None, overflow: None };
     for rank in ranked.chunk_by(|one, other| one.1 == other.1) {
-        let flows: Vec<usize> = rank.iter().map(|(index, _)| *index).collect();
-        pack_rank(candidates, &flows, table, &mut packed);
+        let found = pack_rank(candidates, rank, table, &mut packed);
+        let most = packed.widest.as_ref().map_or(1, |known| known.priorities);
+        packed.widest = found.filter(|found| found.priorities > most).or(packed.widest.take());
     }
+    pack_last(candidates, &late, table, &mut packed);
     packed
 }
 
+/// What the device takes after all others, in the order of its ranks: where two of these flows meet, the mask
+/// that came first is looked at first. The first masks get groups, what comes after them stands alone.
+fn pack_last(candidates: &[Candidate], late: &[(usize, u32)], table: PriorityTable, packed: &mut Packed) {
+    if late.is_empty() {
+        return;
+    }
+    for direction in [0, 1] {
+        let flows = late.iter().map(|(index, _)| *index);
+        let flows = flows.filter(|index| candidates[*index].cube.value_of(SENT) == direction);
+        let mut groups: Vec<(Image, u32)> = Vec::new();
+        let mut alone = 0;
+        for index in flows {
+            let mask = candidates[index].cube.told().mask;
+            packed.flows.push((index, packed.priorities));
+            let has_room = |group: &(Image, u32)| group.0 == mask && group.1 < table.group_entries;
+            match groups.iter().position(has_room) {
+                Some(group) => groups[group].1 += 1,
+                None if groups.len() < table.groups as usize => groups.push((mask, 1)),
+                None => alone += 1,
+            }
+            if alone > table.entries.saturating_sub(table.groups * table.group_entries) {
+                packed.overflow = packed.overflow.or(Some(index));
+            }
+        }
+    }
+    packed.priorities += 1;
+}
+
 /// Copies, received and sent packets have tables of their own. Copies come before what takes the packet.
-fn pack_rank(candidates: &[Candidate], flows: &[usize], table: PriorityTable, packed: &mut Packed) {
+/// Returns who takes several priorities, if anybody does.
+fn pack_rank(
+    candidates: &[Candidate],
+    rank: &[(usize, u32)],
+    table: PriorityTable,
+    packed: &mut Packed,
+) -> Option<Widest> {
     let sent = |index: &usize| candidates[*index].cube.value_of(SENT) == 1;
-    let (egress, ingress): (Vec<usize>, Vec<usize>) = flows.iter().copied().partition(sent);
+    let (egress, ingress): (Vec<usize>, Vec<usize>) = rank.iter().map(|(index, _)| *index).partition(sent);
     let (traps, copies): (Vec<usize>, Vec<usize>) =
         ingress.into_iter().partition(|index| candidates[*index].traps);
     let first = packed.priorities;
@@ -72,11 +121,7 @@ fn pack_rank(candidates: &[Candidate], flows: &[usize], table: PriorityTable, pa
     packed.priorities = next;
     let from = packed.flows.partition_point(|(_, priority)| *priority < first);
     packed.flows[from..].sort_by_key(|(_, priority)| *priority);
-    if let Some(found) = widest
-        && packed.widest.as_ref().is_none_or(|known| known.priorities < found.priorities)
-    {
-        packed.widest = Some(found);
-    }
+    widest
 }
 
 /// The flows by what a device is told of their masks, most numerous first.

@@ -4,7 +4,10 @@
 //! takes before both need no order. A flow that copies takes nothing; those that take what it copies may
 //! share its priority, because copies are made first.
 
+use crate::profile::DeviceProfile;
+
 use super::cube::{Cube, Image};
+use super::fit::is_multicast_only;
 use super::shape::{ByMask, Shape};
 
 /// The most lookups for flows that make an order needless. Without them a program ranks deeper than it must,
@@ -21,6 +24,13 @@ pub(super) struct Candidate {
     pub(super) action: u32,
     /// Whether packets go no further; otherwise they are copied.
     pub(super) traps: bool,
+}
+
+impl Candidate {
+    /// Whether the device takes its flow after all others, whatever its priority.
+    pub(super) fn comes_last(&self, profile: &DeviceProfile) -> bool {
+        profile.multicast_ignores_priority && self.traps && is_multicast_only(&self.cube)
+    }
 }
 
 /// What becomes of the candidates.

@@ -1,6 +1,8 @@
 //! A draft against what its device has: masks are saved where they are too many, and what is beyond a limit
 //! is refused with the rule, the errno and the remedy. Called by `compile` between ranks and flows.
 
+use std::collections::BTreeMap;
+
 use crate::diagnostics::{Diagnostic, Place};
 use crate::profile::{Limit, PriorityTable};
 
@@ -31,31 +33,34 @@ impl Draft<'_> {
         let Some(table) = profile.priority_table else { return };
         let ranks = ranking.kept.iter().map(|(_, rank)| rank + 1).max().unwrap_or(0);
         let offered = profile.priorities_per_program();
-        if pack(&self.candidates, &ranking.kept, Some(table)).priorities <= offered || ranks > offered {
+        if pack(&self.candidates, &ranking.kept, profile).fits(offered) || ranks > offered {
             return;
         }
-        self.save_masks_in_ranks(ranking, table, offered);
+        self.save_masks_in_ranks(ranking, table);
     }
 
     /// As few as the priorities demand: the more of them a rank may spread over, the more masks it keeps.
-    fn save_masks_in_ranks(&mut self, ranking: &mut Ranking, table: PriorityTable, offered: u32) {
-        let ranks = ranking.kept.iter().map(|(_, rank)| rank + 1).max().unwrap_or(0);
-        let mut by_rank: Vec<Vec<(usize, u32)>> = vec![Vec::new(); ranks as usize];
+    fn save_masks_in_ranks(&mut self, ranking: &mut Ranking, table: PriorityTable) {
+        let profile = self.plan.profile;
+        let offered = profile.priorities_per_program();
+        let mut by_rank: BTreeMap<Option<u32>, Vec<(usize, u32)>> = BTreeMap::new();
         for (index, rank) in &ranking.kept {
-            by_rank[*rank as usize].push((*index, *rank));
+            let own = (!self.candidates[*index].comes_last(profile)).then_some(*rank);
+            by_rank.entry(own).or_default().push((*index, *rank));
         }
         let before = self.candidates.len();
         for priorities in (1..=offered).rev() {
             self.candidates.truncate(before);
-            let masks = (table.groups * priorities) as usize;
             let mut saved = by_rank.clone();
-            for kept in &mut saved {
+            for (rank, kept) in &mut saved {
+                // What comes after all others has one priority.
+                let masks = (table.groups * rank.map_or(1, |_| priorities)) as usize;
                 let room = masks * table.group_entries as usize;
                 let budget = room.saturating_sub(kept.len());
                 cluster(&mut self.candidates, kept, masks, budget);
             }
-            ranking.kept = saved.concat();
-            if pack(&self.candidates, &ranking.kept, Some(table)).priorities <= offered {
+            ranking.kept = saved.into_values().flatten().collect();
+            if pack(&self.candidates, &ranking.kept, profile).fits(offered) {
                 break;
             }
         }
@@ -66,11 +71,12 @@ impl Draft<'_> {
     pub(in crate::compile) fn pack(&self, ranking: &Ranking, problems: &mut Findings) -> Packed {
         let (plan, profile) = (&self.plan, self.plan.profile);
         let device = &profile.name;
-        let packed = pack(&self.candidates, &ranking.kept, profile.priority_table);
+        let packed = pack(&self.candidates, &ranking.kept, profile);
         let priorities = profile.priorities_per_program();
         if packed.priorities > priorities {
             self.too_many_priorities(ranking, &packed, problems);
         }
+        self.multicast(&packed, problems);
         let flows = ranking.kept.len();
         let before = plan.previous.map_or(0, |previous| previous.flows.len());
         let most = profile.max_flows.map_or(MAX_FLOWS, |most| (most as usize).saturating_sub(before));
