@@ -15,7 +15,7 @@ pub(crate) enum Error {
     /// Already printed in full, as it may be many lines with excerpts.
     #[error("{file}: {errors} in the policy")]
     Policy { file: String, errors: String },
-    /// What was denied and found.
+    /// What was denied and found, or that the device cannot do it.
     #[error("{file}: {found}")]
     Denied { file: String, found: String },
     /// The policies cannot be compared; the exit code is diff(1)'s.

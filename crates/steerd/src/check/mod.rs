@@ -11,7 +11,7 @@ use policy::{Decided, Diagnostic, Diagnostics, Policy, Report};
 
 use crate::cli::{CheckArgs, Cli, Deny, Format};
 use crate::error::Error;
-use crate::paint::Paint;
+use crate::paint::Page;
 use crate::progress::Progress;
 use crate::settings::PolicySource;
 use crate::target::{self, Target};
@@ -68,12 +68,12 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Answer, Error> {
             let mut all = checked.report.problems.clone();
             all.extend(checked.warnings.iter().cloned());
             output::print_diagnostics(&Diagnostics::from(all));
-            output::print(&text::of(&checked, Paint::stdout()))?;
+            output::print(&text::of(&checked, Page::stdout()))?;
         }
     }
     if checked.report.program.is_none() {
-        let problems = Diagnostics::from(checked.report.problems);
-        return Err(target::policy_error(&checked.source, &problems));
+        let found = format!("impossible on {}", checked.report.device);
+        return Err(Error::Denied { file: checked.source.to_string(), found });
     }
     if denied.is_empty() {
         return Ok(Answer::Yes);
