@@ -10,7 +10,7 @@ use crate::check::{Check, RuleCheck, check};
 use crate::compile::{Obstacle, attempt};
 use crate::diagnostics::Diagnostic;
 use crate::ids::RuleId;
-use crate::policy::Policy;
+use crate::policy::{Family, Match, Policy};
 use crate::profile::{DeviceProfile, Errno, Feature};
 use crate::program::{Decide, Placement, Program, Rule, Unfinished, Untold, Why};
 
@@ -97,7 +97,7 @@ pub fn report(
             let rules = rules.iter().zip(&program.rules).enumerate();
             let rules = rules.map(|(index, (checked, rule))| RuleReport {
                 note: left_out(&program, index),
-                ..possible(policy, checked, rule, asked.contains(&index))
+                ..possible(policy, index, checked, rule, asked.contains(&index))
             });
             let capacity = Capacity::of(&program, profile, previous);
             warnings.extend(capacity.rows.iter().filter(|row| row.blocks_a_reload()).map(|row| {
@@ -147,7 +147,7 @@ fn asked_by_others(program: &Program) -> BTreeSet<usize> {
     asked.collect()
 }
 
-fn possible(policy: &Policy, checked: &RuleCheck, rule: &Rule, asked: bool) -> RuleReport {
+fn possible(policy: &Policy, index: usize, checked: &RuleCheck, rule: &Rule, asked: bool) -> RuleReport {
     let (decided, reason) = match &checked.placement {
         Placement::Hybrid { reason } => (Decided::Hybrid, Some(reason.clone())),
         Placement::Hardware if asked && rule.flows > 0 => {
@@ -156,32 +156,15 @@ fn possible(policy: &Policy, checked: &RuleCheck, rule: &Rule, asked: bool) -> R
         }
         Placement::Hardware => (Decided::Hardware, None),
     };
-    // What the policy can change goes before what it cannot.
-    let is_fixed = |note: &&Unfinished| matches!(note.why, Why::Refused { feature: Feature::Tag, .. });
-    let first = rule.unfinished.iter().find(|note| !is_fixed(note)).or(rule.unfinished.first());
+    let matches = policy.rules.get(index).map(|rule| &rule.matches);
+    let first = rule.unfinished.iter().min_by_key(|note| remoteness(note, matches));
     let limit = first.and_then(|note| match note.why {
         Why::TooMany { most, with_lists: false, .. } => Some(format!("{most} combinations of ranges")),
         Why::TooMany { most, .. } => Some(format!("{most} combinations of ranges and lists")),
         Why::KernelException { untold: Untold::TooMany { most, .. }, .. } => Some(format!("{most} pieces")),
         _ => None,
     });
-    let remedy = first.map(|note| match note.why {
-        _ if is_fixed(&note) => {
-            "none in the policy: workers look at every packet that such a device brings them".to_owned()
-        }
-        Why::NoWords | Why::Refused { .. } => {
-            format!(
-                "leave `{}` out, or add keys that the device matches, so that fewer packets go to a worker",
-                note.key
-            )
-        }
-        Why::Unseen { .. } => {
-            format!("name the values that `{}` may have: the device looks for the header then", note.key)
-        }
-        Why::TooMany { .. } => "end ranges at powers of two, or write two rules".to_owned(),
-        Why::Multicast => "match the IP address of the group instead of its MAC address".to_owned(),
-        Why::KernelException { by, untold } => left_out_after_all(policy, by, untold),
-    });
+    let remedy = first.map(|note| remedy(policy, note, matches));
     RuleReport {
         name: checked.name.clone(),
         line: checked.line,
@@ -194,6 +177,50 @@ fn possible(policy: &Policy, checked: &RuleCheck, rule: &Rule, asked: bool) -> R
         remedy,
         flows: checked.flows,
         steps: checked.steps,
+    }
+}
+
+/// How far a note is from what the operator wrote: what the policy can change goes first.
+fn remoteness(note: &Unfinished, matches: Option<&Match>) -> u32 {
+    let is_written = |of: fn(&Match) -> bool| matches.is_some_and(of);
+    match note.why {
+        Why::Refused { feature: Feature::Tag, .. } => 3,
+        // Other keys imply these.
+        Why::Refused { feature: Feature::EtherType, .. } if !is_written(|keys| keys.ethertype.is_some()) => 2,
+        Why::Refused { feature: Feature::Protocol, .. } if !is_written(|keys| keys.protocol.is_some()) => 2,
+        Why::Refused { feature: Feature::Ipv6, .. } => 1,
+        _ => 0,
+    }
+}
+
+/// What to do about the first thing that the device does not decide.
+fn remedy(policy: &Policy, note: &Unfinished, matches: Option<&Match>) -> String {
+    match note.why {
+        Why::Refused { feature: Feature::Tag, .. } => {
+            "none in the policy: workers look at every packet that such a device brings them".to_owned()
+        }
+        Why::Refused { feature: Feature::Ipv6, .. }
+            if matches.is_none_or(|keys| keys.implied_family() != Some(Family::V6)) =>
+        {
+            "write family = \"ipv4\", and IPv6 stays out of the rule; the device steers none".to_owned()
+        }
+        Why::Refused { feature: Feature::Ipv6, .. } => {
+            "none in the rule: the device steers no IPv6, and workers look for it in all that is left"
+                .to_owned()
+        }
+        Why::NoWords | Why::Refused { .. } => {
+            // One key stands for the whole header.
+            let key = if note.key.starts_with("gre_") { "gre_..." } else { &note.key };
+            format!(
+                "leave `{key}` out, or add keys that the device matches, so that fewer packets go to a worker"
+            )
+        }
+        Why::Unseen { .. } => {
+            format!("name the values that `{}` may have: the device looks for the header then", note.key)
+        }
+        Why::TooMany { .. } => "end ranges at powers of two, or write two rules".to_owned(),
+        Why::Multicast => "match the IP address of the group instead of its MAC address".to_owned(),
+        Why::KernelException { by, untold } => left_out_after_all(policy, by, untold),
     }
 }
 
