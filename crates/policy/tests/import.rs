@@ -39,6 +39,14 @@ fn tables_that_ethtool_lists() {
     insta::assert_snapshot!(shown(&import::ethtool(include_str!("listings/rxfh.txt"))));
 }
 
+/// As operators paste them: with commands, tables of contexts, functions and hash fields between.
+#[test]
+fn listings_of_three_drivers() {
+    insta::assert_snapshot!("mlx5", shown(&import::ethtool(include_str!("listings/mlx5.txt"))));
+    insta::assert_snapshot!("ixgbe", shown(&import::ethtool(include_str!("listings/ixgbe.txt"))));
+    insta::assert_snapshot!("i40e", shown(&import::ethtool(include_str!("listings/i40e.txt"))));
+}
+
 #[test]
 fn filters_of_every_kind_and_some_that_are_none() {
     let text = "# a comment\n\

@@ -8,6 +8,10 @@ mod masked;
 
 use std::fmt;
 
+use packet::EtherType;
+
+use crate::ranges::Word;
+
 pub use classbench::{ClassBench, classbench, classbench_with};
 pub use ethtool::ethtool;
 
@@ -63,6 +67,15 @@ impl Keys {
                 let list: Vec<String> = ranges.iter().map(range).collect();
                 self.push(key, format!("[{}]", list.join(", ")));
             }
+        }
+    }
+
+    /// Ethertypes by name, or as people know them.
+    fn ether_types(&mut self, ranges: &[(u128, u128)]) {
+        let shown = |number: u128| EtherType(u16::narrow(number)).to_string();
+        match ranges {
+            [(low, high)] if low == high => self.text("ethertype", shown(*low)),
+            _ => self.ranges("ethertype", ranges),
         }
     }
 

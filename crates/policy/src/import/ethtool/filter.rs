@@ -92,6 +92,12 @@ impl Reading<'_> {
         }
         let odd = || format!("the action `{}` is not one of a policy", quoted(&action));
         let target = action.strip_prefix("Direct to ").ok_or_else(odd)?;
+        if target.starts_with("VF ") {
+            return Err(format!(
+                "it goes to a virtual function ({}), whose packets are its own",
+                quoted(target)
+            ));
+        }
         let (context, base) = match target.strip_prefix("RSS context id ") {
             // Since ethtool 6.13; older ones list the context apart and the base as the queue.
             Some(rest) => {
@@ -103,6 +109,18 @@ impl Reading<'_> {
         };
         let number = |text: &str| text.trim().parse::<u32>().map_err(|_| odd());
         let Some(context) = context else {
+            let cookie = base.trim().parse::<u64>().map_err(|_| odd())?;
+            // Older ones print the whole cookie (ethtool_get_flow_spec_ring_vf): the function from 1 in bits 32 to 39.
+            if cookie >> 32 != 0 {
+                let (function, queue) = ((cookie >> 32) & 0xff, cookie & 0xffff_ffff);
+                return Err(match function {
+                    0 => odd(),
+                    _ => format!(
+                        "it goes to queue {queue} of virtual function {}, whose packets are its own",
+                        function - 1
+                    ),
+                });
+            }
             let queue = number(&base)?;
             return match queue > MAX_WORKER {
                 true => Err(format!("a worker's number is at most {MAX_WORKER}")),
@@ -126,7 +144,7 @@ impl Reading<'_> {
                     self.keys.push("vlan_tpid", format!("{tag:#06x}"));
                     self.has_tag = true;
                 }
-                _ => self.keys.ranges("ethertype", &types),
+                _ => self.keys.ether_types(&types),
             }
             return Ok(());
         }

@@ -1,6 +1,9 @@
 //! What `ethtool` lists: receive filters (`ethtool -n DEV`, its rxclass.c) and the spreading of what no filter
 //! takes (`ethtool -x DEV`), either or both in one text. Queue *n* becomes worker *n*. A filter that the
 //! language cannot say exactly is left out, never widened.
+//!
+//! A table does not say which RSS context it is of: a line with the command before it does, as a shell shows it or
+//! as somebody writes it, `# ethtool -x eth0 context 1`.
 
 mod filter;
 mod spread;
@@ -33,31 +36,63 @@ struct Listing {
     filters: Vec<Filter>,
     spreads: Vec<Spread>,
     notes: Vec<Note>,
-    /// Which of the two the next lines belong to.
-    in_filters: bool,
+    /// What the next lines belong to.
+    part: Part,
+    /// The context of the next table.
+    context: u32,
+}
+
+/// A part of a listing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Part {
+    #[default]
+    None,
+    Filter,
+    Spread,
+    /// What is hashed of a kind of packet (`ethtool -n DEV rx-flow-hash tcp4`).
+    HashFields,
 }
 
 impl Listing {
     fn line(&mut self, number: u32, line: &str) {
         let text = line.trim();
+        let mut note = |message: String| self.notes.push(Note { line: number, message });
         if text.is_empty() {
-            return;
-        }
-        if let Some(location) = text.strip_prefix("Filter:") {
-            self.in_filters = true;
+            // It ends a filter, and what is hashed; a table has one within.
+            if self.part != Part::Spread {
+                self.part = Part::None;
+            }
+        } else if let Some(location) = text.strip_prefix("Filter:") {
+            self.part = Part::Filter;
             self.filters.push(Filter::new(number, location.trim()));
         } else if text.starts_with("RX flow hash indirection table for") {
-            self.in_filters = false;
-            self.spreads.push(Spread::new(number, text));
+            self.part = Part::Spread;
+            self.spreads.push(Spread::new(number, text, std::mem::take(&mut self.context)));
+        } else if let Some((kind, _)) = text.split_once(" flows use these fields for computing Hash flow key")
+        {
+            self.part = Part::HashFields;
+            note(format!("what is hashed of {} is left out: it is `hash` of a group", quoted(kind)));
+        } else if is_command(text) {
+            self.part = Part::None;
+            self.context = context_of(text).unwrap_or(0);
         } else if is_heading(text) {
-        } else if let Some(filter) = self.filters.last_mut().filter(|_| self.in_filters) {
-            filter.take(text);
-        } else if let Some(spread) = self.spreads.last_mut() {
-            if let Err(message) = spread.line(text) {
-                self.notes.push(Note { line: number, message });
-            }
+            self.part = Part::None;
         } else {
-            self.notes.push(Note { line: number, message: format!("not understood: {}", quoted(text)) });
+            match self.part {
+                Part::Filter => {
+                    if let Some(filter) = self.filters.last_mut() {
+                        filter.take(text);
+                    }
+                }
+                Part::Spread => {
+                    if let Some(problem) = self.spreads.last_mut().and_then(|spread| spread.line(text).err())
+                    {
+                        note(problem);
+                    }
+                }
+                Part::HashFields => {}
+                Part::None => note(format!("not understood: {}", quoted(text))),
+            }
         }
     }
 
@@ -117,12 +152,21 @@ impl Listing {
         let mut groups = String::new();
         let mut listed = BTreeSet::new();
         for spread in &self.spreads {
-            if listed.len() < MAX_GROUPS / 2 && listed.insert(spread.context) {
-                groups.push_str(&spread.group(&mut self.notes));
-            } else {
-                let message =
-                    "a second table of the same context is left out, and so are too many".to_owned();
+            if listed.contains(&spread.context) {
+                let message = match spread.context {
+                    0 => {
+                        "a second table is left out: write `# context N` before it if it is of an RSS context"
+                            .to_owned()
+                    }
+                    context => format!("a second table of RSS context {context} is left out"),
+                };
                 self.notes.push(Note { line: spread.line, message });
+            } else if listed.len() >= MAX_GROUPS / 2 {
+                let message = "this table is left out: there are too many".to_owned();
+                self.notes.push(Note { line: spread.line, message });
+            } else {
+                listed.insert(spread.context);
+                groups.push_str(&spread.group(&mut self.notes));
             }
         }
         for context in contexts.difference(&listed) {
@@ -146,6 +190,17 @@ fn has_room(target: Target, queues: &BTreeSet<u32>, contexts: &BTreeSet<u32>) ->
         Target::Queue(queue) => queues.contains(&queue) || queues.len() < MAX_GROUPS / 4,
         Target::Context(context) => contexts.contains(&context) || contexts.len() < MAX_GROUPS / 4,
     }
+}
+
+/// A comment, or a command as a shell shows it.
+fn is_command(text: &str) -> bool {
+    text.starts_with(['#', '$']) || text.split_whitespace().any(|word| word == "ethtool")
+}
+
+/// The number behind the word `context`.
+fn context_of(text: &str) -> Option<u32> {
+    let mut words = text.split_whitespace().skip_while(|word| *word != "context");
+    words.nth(1)?.trim_end_matches(':').parse().ok()
 }
 
 /// Lines that say what the listing is about and nothing more.

@@ -42,14 +42,14 @@ pub(super) fn group_name(context: u32) -> String {
 }
 
 impl Spread {
-    /// From the line that begins a table.
-    pub(super) fn new(line: u32, heading: &str) -> Self {
-        let context = heading
+    /// From the line that begins a table; `context` is what was said before it, if it does not say it itself.
+    pub(super) fn new(line: u32, heading: &str, context: u32) -> Self {
+        let own = heading
             .rsplit_once("context ")
             .and_then(|(_, number)| number.trim_end_matches(':').trim().parse().ok());
         Self {
             line,
-            context: context.unwrap_or(0),
+            context: own.unwrap_or(context),
             entries: BTreeMap::new(),
             key: None,
             functions: Vec::new(),
@@ -63,7 +63,7 @@ impl Spread {
             "RSS hash key:" => self.part = Part::Key,
             "RSS hash function:" => self.part = Part::Function,
             "RSS input transformation:" => self.part = Part::Input,
-            "Operation not supported" if self.part == Part::Key => {}
+            "Operation not supported" => {}
             _ if self.part == Part::Table => return self.entries(text),
             _ if self.part == Part::Key => self.key = Some(text.to_owned()),
             _ => {
@@ -101,7 +101,7 @@ impl Spread {
         let even = self.entries.values().collect::<std::collections::BTreeSet<_>>().len() <= 1;
         let size: usize = self.entries.values().map(|count| *count as usize).sum();
         if self.entries.is_empty() {
-            note("the table is empty: the group is all workers".to_owned());
+            note(format!("the table is empty: `{name}` is all workers"));
             group.push_str("workers = \"all\"\n");
         } else if even {
             let queues: Vec<String> = self.entries.keys().map(ToString::to_string).collect();
@@ -114,7 +114,7 @@ impl Spread {
         if size.is_power_of_two() && size <= MAX_TABLE {
             let _ = writeln!(group, "table_size = {size}");
         } else if size > 0 {
-            note(format!("a table of {size} entries is none of a policy: it keeps the shares, not the size"));
+            note(format!("the table's size is left out: {size} is no power of two, as a policy's is"));
         }
         if size > 0 {
             note(format!("`{name}` keeps each queue's share, not the order of the table's entries"));
