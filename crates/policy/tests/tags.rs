@@ -71,7 +71,7 @@ fn all_features() -> Vec<String> {
         rule("macs", "src_mac = \"02:00:00:00:00:00/ff:00:00:00:00:00\"", "{ steer = \"h\" }"),
     ];
     rules.extend((0..40).map(|n| {
-        let ports = format!("dst_port = \"{n}-{}\", src_port = \"1-{n}9\"", n * 7 + 1);
+        let ports = format!("dst_port = \"{n}-{}\", src_port = \"1-{}\"", n * 7 + 1, n * 10 + 9);
         rule(&format!("ports{n}"), &ports, "\"drop\"")
     }));
     rules.extend((0..200u32).map(|n| {
