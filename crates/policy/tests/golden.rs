@@ -315,3 +315,14 @@ fn flows_that_share_packets_are_shown_one_where_priorities_end() {
     assert!(problems.contains(shared) && problems.contains("dst = 192.0.2.1, protocol = tcp"), "{problems}");
     assert!(problems.contains("src_port = 7"), "{problems}");
 }
+
+#[test]
+fn the_parts_of_a_label_are_counted_before_they_multiply() {
+    let odd = |count: usize| (0..count).map(|n| (2 * n + 1).to_string()).collect::<Vec<_>>().join(", ");
+    // 30 million combinations: held in memory they would take half a gigabyte.
+    let matches =
+        format!("mpls = [{{ label = [{}], tc = [1, 3, 5, 7], ttl = [{}] }}]", odd(60_000), odd(128));
+    let reason = hybrid_reason(&matches);
+    let wanted = "mpls (60000 masks: with the rule's other ranges 30720000 combinations, more than 4096)";
+    assert!(reason.starts_with(wanted), "{reason}");
+}

@@ -102,7 +102,9 @@ impl Factors {
         let Factor { key, cubes, .. } = self.list.remove(widest);
         let Excess { combinations, most, with_lists } = excess;
         let why = Why::TooMany { masks: cubes.len(), combinations, most, with_lists };
-        self.software.push(Unfinished { key, why });
+        if !self.software.iter().any(|known| known.key == key) {
+            self.software.push(Unfinished { key, why });
+        }
         true
     }
 

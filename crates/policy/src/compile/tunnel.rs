@@ -78,7 +78,7 @@ fn gre(matches: &Match, factors: &mut Factors) {
 fn mpls(stack: &[MplsEntry], factors: &mut Factors) {
     factors.list("mpls", mpls_places());
     if let Some(top) = stack.first() {
-        factors.range("mpls", mpls_entry(top));
+        mpls_entry(top, factors);
     }
     if stack.len() > 1 {
         factors.finish("mpls");
@@ -102,21 +102,20 @@ fn mpls_places() -> Vec<Cube> {
     places.filter_map(|cube| cube?.layer(HAS_MPLS, true)?.closed()).collect()
 }
 
-fn mpls_entry(entry: &MplsEntry) -> Vec<Cube> {
-    let any = || vec![(0, 0)];
-    let labels = entry.label.as_ref().map_or_else(any, |set| prefixes(set, 20));
-    let classes = entry.tc.as_ref().map_or_else(any, |set| prefixes(set, 3));
-    let bottoms = entry.bottom.map_or_else(any, |bottom| vec![(u64::from(bottom), 1)]);
-    let ttls = entry.ttl.as_ref().map_or_else(any, |set| prefixes(set, 8));
-    let mut pairs = vec![(0, 0)];
-    for (shift, alternatives) in [(12, labels), (9, classes), (8, bottoms), (0, ttls)] {
-        let step = |(value, mask): &(u64, u64)| {
-            let (value, mask) = (*value, *mask);
-            alternatives.iter().map(move |(v, m)| (value | v << shift, mask | m << shift)).collect::<Vec<_>>()
-        };
-        pairs = pairs.iter().flat_map(step).collect();
+/// The parts of an entry multiply: each is a factor, so that they are counted before there are too many.
+fn mpls_entry(entry: &MplsEntry, factors: &mut Factors) {
+    let bottom = entry.bottom.map(|bottom| vec![(u64::from(bottom), 1)]);
+    for (shift, part) in [
+        (12, entry.label.as_ref().map(|set| prefixes(set, 20))),
+        (9, entry.tc.as_ref().map(|set| prefixes(set, 3))),
+        (8, bottom),
+        (0, entry.ttl.as_ref().map(|set| prefixes(set, 8))),
+    ] {
+        if let Some(pairs) = part {
+            let shifted = pairs.into_iter().map(|(value, mask)| (value << shift, mask << shift));
+            factors.range("mpls", one_field(MPLS_TOP, shifted));
+        }
     }
-    one_field(MPLS_TOP, pairs)
 }
 
 fn layer(field: Field) -> Vec<Cube> {
