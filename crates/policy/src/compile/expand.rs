@@ -290,8 +290,14 @@ fn link_factors(matches: &Match, level: Level, factors: &mut Factors) {
 /// IPv4, IPv6, or either.
 fn families(matches: &Match, level: Level) -> Vec<Cube> {
     let family = matches.implied_family();
-    let no_v4 = family == Some(Family::V6) || matches.flow_label.is_some();
-    let no_v6 = family == Some(Family::V4) || matches.ip_options.is_some() || matches.ip_flags.is_some();
+    let addresses = || [&matches.src, &matches.dst].into_iter().flatten();
+    let no_v4 = family == Some(Family::V6)
+        || matches.flow_label.is_some()
+        || addresses().any(|set| set.v4.is_empty());
+    let no_v6 = family == Some(Family::V4)
+        || matches.ip_options.is_some()
+        || matches.ip_flags.is_some()
+        || addresses().any(|set| set.v6.is_empty());
     let v4 = (!no_v4).then(|| Cube::ANY.layer(level.at(HAS_IPV4), true)).flatten();
     let v6 = (!no_v6).then(|| Cube::ANY.layer(level.at(HAS_IPV6), true)).flatten();
     // An IPv6 fragment shows itself: the fragment header comes first, or `packet::parse` does not see it.
