@@ -326,3 +326,34 @@ fn the_parts_of_a_label_are_counted_before_they_multiply() {
     let wanted = "mpls (60000 masks: with the rule's other ranges 30720000 combinations, more than 4096)";
     assert!(reason.starts_with(wanted), "{reason}");
 }
+
+#[test]
+fn masks_beyond_comparison_are_refused_with_the_rule() {
+    let mut text = "version = 1\n".to_owned();
+    for index in 1..=16_385u64 {
+        let bytes = index.to_be_bytes();
+        let mask: Vec<String> = bytes[2..].iter().map(|byte| format!("{byte:02x}")).collect();
+        text.push_str(&format!(
+            "[[rules]]\nname = \"r{index}\"\nmatch = {{ src_mac = \"00:00:00:00:00:00/{}\" }}\naction = \"drop\"\n",
+            mask.join(":")
+        ));
+    }
+    let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).expect("a good policy");
+    let problems = policy::compile(&policy, &DeviceProfile::mlx5(), 1).expect_err("too many");
+    let wanted = "error: the policy takes more than 16384 different masks up to the rule `r16385`";
+    assert!(problems.to_string().contains(wanted), "{problems}");
+}
+
+#[test]
+fn flows_beyond_all_devices_are_refused_with_the_rule() {
+    let hosts: Vec<String> =
+        (0..100_000u32).map(|n| format!("\"10.{}.{}.{}\"", n >> 15, n >> 7 & 255, n % 128 * 2)).collect();
+    let text = format!(
+        "version = 1\n[groups.g]\nworkers = [0]\n[[rules]]\nname = \"many\"\nmatch = {{ src = [{}] }}\naction = {{ steer = \"g\" }}\n",
+        hosts.join(", ")
+    );
+    let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).expect("a good policy");
+    // Three flows for each: TCP, UDP and other IPv4.
+    let problems = policy::compile(&policy, &DeviceProfile::mlx5(), 1).expect_err("too many").to_string();
+    assert!(problems.contains("takes more than 262144 flows up to the rule `many`"), "{problems}");
+}

@@ -110,10 +110,11 @@ impl<'p> Draft<'p> {
                 draft.place_rule(index, everything().as_slice(), &variants, &queue_of);
             }
             if draft.candidates.len() > MAX_FLOWS {
-                problems.diagnostics.push(too_many_flows(draft.plan.place(index)));
-                break;
+                too_many_flows(draft.plan.policy, index, problems);
+                return draft;
             }
         }
+        draft.refuse_masks(problems);
         draft
     }
 
@@ -177,7 +178,8 @@ impl<'p> Draft<'p> {
 
     fn push(&mut self, cubes: impl Iterator<Item = Cube>, rule: usize, action: u32, traps: bool) {
         let candidates = cubes.map(|cube| Candidate { cube, rule, action, traps });
-        self.candidates.extend(candidates.take(MAX_FLOWS + 1));
+        let room = (MAX_FLOWS + 1).saturating_sub(self.candidates.len());
+        self.candidates.extend(candidates.take(room));
     }
 
     /// Numbers what is left, and writes it down.

@@ -144,7 +144,7 @@ fn expand_rules(policy: &Policy, profile: &DeviceProfile, problems: &mut Finding
         }
         cubes += expansion.cubes.len();
         if cubes > MAX_FLOWS {
-            problems.diagnostics.push(too_many_flows(&rule.place));
+            too_many_flows(policy, index, problems);
             break;
         }
         let predicate = Predicate::of(&rule.matches);

@@ -3,19 +3,45 @@
 
 use std::collections::BTreeMap;
 
-use crate::diagnostics::{Diagnostic, Place};
+use crate::policy::Policy;
 use crate::profile::{Limit, PriorityTable};
 
 use super::super::classes::MAX_STEPS;
 use super::super::cluster::cluster;
+use super::super::cube::Image;
 use super::super::emit;
 use super::super::findings::{Findings, Obstacle};
 use super::super::pack::{Packed, Widest, pack};
-use super::super::priority::Ranking;
+use super::super::priority::{Candidate, Ranking};
+use super::super::shape::ByMask;
 use super::super::witness::shared;
 use super::{ACTION_SPECS, Draft, MAX_FLOWS, Plan};
 
+/// The most different masks of one program, before any are saved: each is compared with all others.
+const MAX_MASKS: usize = 1 << 14;
+
 impl Draft<'_> {
+    /// Ends it where masks are too many to be compared.
+    pub(super) fn refuse_masks(&self, problems: &mut Findings) {
+        let mut masks: ByMask<Image, ()> = ByMask::default();
+        let beyond = self.candidates.iter().find(|candidate| {
+            masks.insert(candidate.cube.mask, ());
+            masks.len() > MAX_MASKS
+        });
+        let Some(Candidate { rule, .. }) = beyond else { return };
+        let obstacle = Obstacle {
+            rule: self.plan.number(*rule),
+            reason: format!(
+                "the policy takes more than {MAX_MASKS} different masks up to the rule `{}`",
+                self.plan.name(*rule)
+            ),
+            limit: format!("{MAX_MASKS} masks"),
+            errno: None,
+            remedy: "use fewer different prefix lengths, port ranges, masks of addresses and keys".to_owned(),
+        };
+        problems.refuse(self.plan.place(*rule), "up to here", obstacle);
+    }
+
     /// Spends flows to save masks, where the device has too few of these: first over all priorities, then
     /// within each.
     pub(in crate::compile) fn save_masks(&mut self, ranking: &mut Ranking) {
@@ -218,10 +244,22 @@ pub(super) fn too_many_steps(plan: &Plan<'_>, rule: usize, problems: &mut Findin
     problems.refuse(plan.place(rule), "decided by the worker", obstacle);
 }
 
-/// The policy has reached [`MAX_FLOWS`] at this place.
-pub(in crate::compile) fn too_many_flows(place: &Place) -> Diagnostic {
-    let message = format!("the policy takes more than {MAX_FLOWS} flows");
-    place.error(message, "up to here").hint("use shorter lists or wider prefixes")
+/// The policy has reached [`MAX_FLOWS`] at this rule.
+pub(in crate::compile) fn too_many_flows(policy: &Policy, rule: usize, problems: &mut Findings) {
+    let definition = policy.rules.get(rule);
+    let obstacle = Obstacle {
+        rule: definition.map(|_| rule),
+        reason: match definition {
+            Some(rule) => {
+                format!("the policy takes more than {MAX_FLOWS} flows up to the rule `{}`", rule.name)
+            }
+            None => format!("the policy takes more than {MAX_FLOWS} flows"),
+        },
+        limit: format!("{MAX_FLOWS} flows"),
+        errno: None,
+        remedy: "use shorter lists or wider prefixes".to_owned(),
+    };
+    problems.refuse(definition.map_or(&policy.default_place, |rule| &rule.place), "up to here", obstacle);
 }
 
 fn shortened_chain(chain: &[&str]) -> String {
