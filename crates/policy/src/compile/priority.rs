@@ -66,8 +66,11 @@ pub(super) fn rank(candidates: &[Candidate]) -> Ranking {
             kept.shapes.push(Shape::new(&candidate.cube, candidate.traps));
             kept.shapes.len() - 1
         });
+        let deepest_before = kept.shapes[shape].deepest();
         kept.shapes[shape].add(&candidate.cube, index, rank);
-        kept.sort_in(shape);
+        if rank > deepest_before {
+            kept.sort_in(shape);
+        }
         ranking.kept.push((index, rank));
         if deepest.is_none_or(|(most, _)| rank > most) {
             deepest = Some((rank, index));
