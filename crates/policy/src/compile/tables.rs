@@ -1,9 +1,11 @@
-//! Groups: weights to indirection tables, and the hash variants that a group's queue pairs need.
+//! Groups: weights to indirection tables, and the hash variants that a group's queue pairs need. Called by
+//! `compile` first, and by `draft` for the variants; knows no rule.
 
 use std::collections::BTreeSet;
 
 use packet::HashFields;
 
+use crate::diagnostics::Severity;
 use crate::ids::WorkerId;
 use crate::policy::{DEFAULT_TABLE_SIZE, GroupDefinition, MAX_TABLE_SIZE, Policy, Workers};
 use crate::profile::{DeviceProfile, Limit};
@@ -28,19 +30,22 @@ fn group(
     workers: usize,
     problems: &mut Findings,
 ) -> Group {
+    let errors_before = problems.diagnostics.error_count();
     let shares: Vec<(u32, u32)> = match &definition.workers {
         Workers::All => {
             (0..u32::try_from(workers).unwrap_or(u32::MAX).min(MAX_TABLE_SIZE)).map(|w| (w, 1)).collect()
         }
         Workers::Listed(listed) => {
+            let hint = match workers {
+                0 => "the settings configure no workers".to_owned(),
+                1 => "the settings configure one worker: 0".to_owned(),
+                _ => format!("the settings configure {workers} workers: 0 to {}", workers - 1),
+            };
             for share in listed.iter().filter(|share| share.worker as usize >= workers) {
-                let message = format!("the group `{}` names worker {}", definition.name, share.worker);
-                let hint = match workers {
-                    0 => "the settings configure no workers".to_owned(),
-                    1 => "the settings configure one worker: 0".to_owned(),
-                    _ => format!("the settings configure {workers} workers: 0 to {}", workers - 1),
-                };
-                problems.diagnostics.push(share.place.error(message, "no such worker").hint(hint));
+                problems.diagnostics.push_with(Severity::Error, || {
+                    let message = format!("the group `{}` names worker {}", definition.name, share.worker);
+                    share.place.error(message, "no such worker").hint(hint.clone())
+                });
             }
             listed.iter().map(|share| (share.worker, share.weight)).collect()
         }
@@ -55,8 +60,10 @@ fn group(
         consecutive(definition, profile, &shares, problems)
     } else {
         let size = table_size(definition, profile, shares.len(), problems);
-        let table = spread(&shares, size);
-        if size >= shares.len() {
+        // A table of workers that there are not, or no room for, is nobody's.
+        let is_sound = problems.diagnostics.error_count() == errors_before;
+        let table = if is_sound { spread(&shares, size) } else { Vec::new() };
+        if is_sound {
             starved_workers(definition, profile, &shares, &table, problems);
         }
         table
@@ -142,9 +149,18 @@ fn table_size(
         None => wanted.max(needed),
     };
     if size > most {
-        let message = format!("the table of the group `{}` needs {size} entries", definition.name);
-        let hint = format!("the device `{}` has tables of at most {most} entries", profile.name);
-        problems.diagnostics.push(definition.place.error(message, "too large for the device").hint(hint));
+        let remedy = match definition.table_size {
+            Some(_) => format!("write table_size = {most}, or leave it out"),
+            None => format!("name {most} workers at most"),
+        };
+        let obstacle = Obstacle {
+            rule: None,
+            reason: format!("the table of the group `{}` needs {size} entries", definition.name),
+            limit: format!("`{}` has tables of at most {most} entries", profile.name),
+            errno: Some(profile.errno(Limit::Tables)),
+            remedy,
+        };
+        problems.refuse(&definition.place, "", obstacle);
     }
     if size < needed {
         let message =
