@@ -77,8 +77,8 @@ fn take(left: &mut Vec<Cube>, takers: &[Cube], lookups_left: &mut usize) {
     }
     *lookups_left -= lookups;
     left.retain(|cube| {
-        let known = shapes.values().filter(|shape| shape.asks_no_more_than(&cube.mask));
-        !known.filter_map(|shape| shape.find(cube)).any(|taker| takers[taker].contains(cube))
+        let mut known = shapes.values().filter(|shape| shape.asks_no_more_than(&cube.mask));
+        !known.any(|shape| shape.find(cube).is_some())
     });
 }
 

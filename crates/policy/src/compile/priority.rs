@@ -56,7 +56,7 @@ pub(super) fn rank(candidates: &[Candidate]) -> Ranking {
     let mut deepest: Option<(u32, usize)> = None;
     for (index, candidate) in candidates.iter().enumerate() {
         let takers = kept.takers.of(&candidate.cube.mask, &kept.shapes);
-        if is_covered(candidates, &kept.shapes, takers, &candidate.cube, index) {
+        if is_covered(&kept.shapes, takers, &candidate.cube, index) {
             continue;
         }
         above[index] = kept.rank_of(candidate);
@@ -178,7 +178,7 @@ impl Kept<'_> {
         let Some(shared) = self.candidates[earlier].cube.and(&candidate.cube) else { return true };
         let takers = self.takers.of(&shared.mask, &self.shapes);
         self.lookups_left = self.lookups_left.saturating_sub(takers.len());
-        is_covered(self.candidates, &self.shapes, takers, &shared, earlier)
+        is_covered(&self.shapes, takers, &shared, earlier)
     }
 }
 
@@ -188,11 +188,8 @@ fn order_matters(one: &Candidate, other: &Candidate) -> bool {
 
 /// Whether one kept candidate before `limit` alone takes every packet of the cube, whose mask has these
 /// takers.
-fn is_covered(candidates: &[Candidate], shapes: &[Shape], takers: &[u32], cube: &Cube, limit: usize) -> bool {
-    takers.iter().filter_map(|taker| shapes[*taker as usize].find(cube)).any(|taker| {
-        // The shapes are found by hashes alone.
-        taker < limit && candidates[taker].cube.contains(cube)
-    })
+fn is_covered(shapes: &[Shape], takers: &[u32], cube: &Cube, limit: usize) -> bool {
+    takers.iter().filter_map(|taker| shapes[*taker as usize].find(cube)).any(|taker| taker < limit)
 }
 
 #[cfg(test)]

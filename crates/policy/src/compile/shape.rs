@@ -1,7 +1,6 @@
 //! The kept candidates of one mask, for questions that must not cost a look at each of them: is there one of
-//! this value, and which of them meet a cube. Called by `priority` and `exceptions`. Values are found by a
-//! hash of the words that the mask touches; what is found is to be verified by the caller where a wrong hit
-//! would matter.
+//! this value, and which of them meet a cube. Called by `priority`, `exceptions` and `covers`. Values are found
+//! by a hash of the words that the mask touches, and verified.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -27,10 +26,13 @@ pub(super) struct Shape {
     columns: Vec<Vec<u64>>,
     entries: Vec<Entry>,
     deepest: u32,
-    /// Bits on which all entries agree: most shapes are told apart from a cube by these alone.
-    common: Cube,
-    /// The candidate of each value: there is one, another would be covered.
+    /// For each of these words the bits on which all entries agree, and what they are: most shapes are told
+    /// apart from a cube by these alone.
+    common: Vec<(u64, u64)>,
+    /// The last entry by the hash of its value.
     exact: Map<u32>,
+    /// Entries whose place there another value has taken.
+    collided: Vec<u32>,
     /// By the part of the mask that a cube shares with it.
     joints: HashMap<Vec<u64>, Joint, BuildHasherDefault<Hashed>>,
 }
@@ -93,27 +95,30 @@ impl Shape {
         Self {
             traps,
             columns: vec![Vec::new(); words.len()],
+            common: words.iter().map(|(word, mask)| (*mask, cube.value[*word])).collect(),
             words,
             entries: Vec::new(),
             deepest: 0,
-            common: *cube,
             exact: Map::default(),
+            collided: Vec::new(),
             joints: HashMap::default(),
         }
     }
 
     pub(super) fn add(&mut self, cube: &Cube, candidate: usize, rank: u32) {
-        for i in 0..WORDS {
-            self.common.mask[i] &= !(self.common.value[i] ^ cube.value[i]);
-            self.common.value[i] &= self.common.mask[i];
+        for ((bits, value), (word, _)) in self.common.iter_mut().zip(&self.words) {
+            *bits &= !(*value ^ cube.value[*word]);
+            *value &= *bits;
         }
         self.deepest = self.deepest.max(rank);
         for (column, (word, _)) in self.columns.iter_mut().zip(&self.words) {
             column.push(cube.value[*word]);
         }
-        let candidate = u32::try_from(candidate).unwrap_or(u32::MAX);
-        self.exact.insert(self.hash(cube), candidate);
+        // Flows are far fewer than 2^32.
+        let (entry, candidate) = (self.entries.len() as u32, u32::try_from(candidate).unwrap_or(u32::MAX));
         self.entries.push(Entry { candidate, rank });
+        let before = self.exact.insert(self.hash(cube), entry);
+        self.collided.extend(before.filter(|other| !self.has_value(*other, cube)));
     }
 
     /// The greatest rank of an entry.
@@ -128,12 +133,21 @@ impl Shape {
 
     /// Whether the cube agrees with what all entries have in common.
     pub(super) fn may_meet(&self, cube: &Cube) -> bool {
-        self.common.overlaps(cube)
+        let mut common = self.words.iter().zip(&self.common);
+        common.all(|((word, _), (bits, value))| (cube.value[*word] ^ value) & cube.mask[*word] & bits == 0)
     }
 
-    /// The candidate that has the cube's value under the mask, most likely.
+    /// The candidate that has the cube's value under the mask. There is one at most: another would be covered.
     pub(super) fn find(&self, cube: &Cube) -> Option<usize> {
-        self.exact.get(&self.hash(cube)).map(|candidate| *candidate as usize)
+        let first = self.exact.get(&self.hash(cube))?;
+        let mut entries = [first].into_iter().chain(&self.collided);
+        let entry = entries.find(|entry| self.has_value(**entry, cube))?;
+        Some(self.entries[*entry as usize].candidate as usize)
+    }
+
+    fn has_value(&self, entry: u32, cube: &Cube) -> bool {
+        let mut words = self.words.iter().zip(&self.columns);
+        words.all(|((word, mask), column)| column[entry as usize] == cube.value[*word] & mask)
     }
 
     fn hash(&self, cube: &Cube) -> u64 {
@@ -198,4 +212,27 @@ impl Shape {
 fn meets(words: &[(usize, u64)], columns: &[Vec<u64>], entry: usize, cube: &Cube) -> bool {
     let mut pairs = words.iter().zip(columns);
     pairs.all(|((word, mask), column)| (column[entry] ^ cube.value[*word]) & mask & cube.mask[*word] == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compile::cube::{DST_HIGH, SRC_HIGH};
+
+    #[test]
+    fn values_of_one_hash_are_told_apart() {
+        let cube = |dst: u64, src: u64| {
+            let cube = Cube::ANY.with(DST_HIGH, dst, u64::MAX);
+            cube.and_then(|cube| cube.with(SRC_HIGH, src, u64::MAX)).expect("two fields")
+        };
+        // The second word makes up for what the first one changes.
+        let makes_up = |dst: u64| mix(0, dst).rotate_left(5);
+        let (one, other) = (cube(1, 7), cube(2, 7 ^ makes_up(1) ^ makes_up(2)));
+        let mut shape = Shape::new(&one, true);
+        assert_eq!(shape.hash(&one), shape.hash(&other));
+        shape.add(&one, 5, 0);
+        assert_eq!((shape.find(&one), shape.find(&other)), (Some(5), None));
+        shape.add(&other, 6, 0);
+        assert_eq!((shape.find(&one), shape.find(&other)), (Some(5), Some(6)));
+    }
 }
