@@ -137,7 +137,7 @@ impl<T: Word> RangeSet<T> {
         }
     }
 
-    /// The fewest (value, mask) pairs over the low `bits` bits that cover it exactly, in rising order.
+    /// The fewest prefixes, as (value, mask) over the low `bits` bits, that cover it exactly, in rising order.
     #[must_use]
     pub fn prefixes(&self, bits: u32) -> Vec<(T, T)> {
         let mut cover = Vec::new();
@@ -207,6 +207,27 @@ mod tests {
         let set = RangeSet::of(vec![(5u8, 9), (1, 4), (8, 20), (30, 30), (40, 35)]);
         assert_eq!(set.ranges(), [(1, 20), (30, 30)]);
         assert_eq!(set.to_string(), "1-20,30");
+    }
+
+    /// The fewest prefixes below one of `depth` bits: one if it is full, else those of its halves.
+    fn fewest(set: u16, prefix: u32, depth: u32) -> usize {
+        let width = 16 >> depth;
+        let full = if width == 16 { u16::MAX } else { (1 << width) - 1 };
+        match set >> (prefix * width) & full {
+            0 => 0,
+            part if part == full => 1,
+            _ => fewest(set, 2 * prefix, depth + 1) + fewest(set, 2 * prefix + 1, depth + 1),
+        }
+    }
+
+    #[test]
+    fn no_cover_by_prefixes_is_smaller() {
+        // Every set of numbers of four bits.
+        for set in 0..=u16::MAX {
+            let numbers = (0..16u8).filter(|number| set >> number & 1 == 1);
+            let ranges = RangeSet::of(numbers.map(|number| (number, number)).collect());
+            assert_eq!(ranges.prefixes(4).len(), fewest(set, 0, 0), "{ranges}");
+        }
     }
 
     proptest! {
