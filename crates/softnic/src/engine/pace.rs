@@ -1,7 +1,8 @@
 //! How fast a queue pair may send (`ibv_modify_qp_rate_limit`, IBV_QP_RATE_LIMIT).
 //!
 //! A leaky bucket in time: every byte moves the moment of the next send on. The engine asks before a request and tells
-//! it what was sent; a request that is not due stays in its ring.
+//! it what was sent; a request that is not due stays in its ring. Times are those of a clock that nobody sets: one that was
+//! set back would hold a queue pair up for as long.
 
 /// What an idle queue pair may have saved up if the application says nothing: somewhat more than an idle engine sleeps.
 const DEFAULT_BURST_NS: u64 = 100_000;

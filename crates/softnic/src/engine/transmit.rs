@@ -108,7 +108,7 @@ fn drain_qp(state: &mut State, (index, slot): (usize, u32), way: &mut Way<'_>, p
             Outcome::Nothing => break,
             Outcome::Done(cqe, sent, signaled) => {
                 if send.pace.is_limited() {
-                    send.pace.sent(sent.bytes, clock::now_ns());
+                    send.pace.sent(sent.bytes, clock::steady_ns());
                 }
                 handled += sent.frames;
                 if signaled {
@@ -135,7 +135,7 @@ fn drain_qp(state: &mut State, (index, slot): (usize, u32), way: &mut Way<'_>, p
 fn send_one(qp: &mut QpState, memory: &MemoryTable, way: &mut Way<'_>, books: &mut Books<'_>) -> Outcome {
     let (domain, number) = (qp.domain, qp.number);
     let QpKind::Raw { send, .. } = &mut qp.kind else { return Outcome::Nothing };
-    if send.pace.is_limited() && !send.pace.is_due(clock::now_ns()) {
+    if send.pace.is_limited() && !send.pace.is_due(clock::steady_ns()) {
         return Outcome::Nothing;
     }
     if !send.consumer.has_next() {
