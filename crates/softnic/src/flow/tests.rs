@@ -185,6 +185,28 @@ fn a_lookup_visits_no_shape_that_cannot_win() {
 }
 
 #[test]
+fn a_shape_that_loses_its_best_rule_is_asked_in_its_new_place() {
+    let mut table = FlowTable::default();
+    let masked = |id, priority, narrow: fn(&mut Matcher)| {
+        let mut rule = FlowRule { matcher: Matcher::any(), ..rule(id, priority, 0, 1) };
+        narrow(&mut rule.matcher);
+        rule
+    };
+    for rule in [
+        masked(1, 0, |matcher| _ = matcher.dst_port(99, 0xffff)),
+        masked(2, 2, |matcher| _ = matcher.dst_port(53, 0xffff)),
+        masked(3, 0, |matcher| _ = matcher.src_port(99, 0xffff)),
+        masked(4, 3, |matcher| _ = matcher.src_port(98, 0xffff)),
+        masked(5, 1, |matcher| _ = matcher.tos(0, 0xff)),
+    ] {
+        table.insert(rule).unwrap();
+    }
+    assert!(table.remove(FlowId(3)));
+    // Behind the shape of ports to, that of ports from would end the search before the rule of priority 1.
+    assert_eq!(flows(&mut table, &udp_to(53)), [5]);
+}
+
+#[test]
 fn shapes_of_layers_that_a_frame_lacks_are_not_asked() {
     let mut table = FlowTable::default();
     for id in 0..32 {
