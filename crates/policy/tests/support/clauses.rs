@@ -5,14 +5,34 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use packet::{FlowKey, Layers};
+use packet::{DeepKey, FlowKey, Layers, TunnelKey};
 use proptest::prelude::*;
+
+use super::tunnels;
 
 /// One key of a match.
 #[derive(Clone)]
 pub(crate) struct Clause {
     pub(crate) text: String,
-    pub(crate) holds: Arc<dyn Fn(&FlowKey) -> bool + Send + Sync>,
+    pub(crate) meaning: Meaning,
+    /// Whether it asks for an Ethernet header, which a packet inside a tunnel may lack.
+    pub(crate) is_link: bool,
+}
+
+/// What a clause says of a packet: of its own headers, or of its tunnel.
+#[derive(Clone)]
+pub(crate) enum Meaning {
+    Packet(Arc<dyn Fn(&FlowKey) -> bool + Send + Sync>),
+    Tunnel(Arc<dyn Fn(&TunnelKey) -> bool + Send + Sync>),
+}
+
+impl Clause {
+    pub(crate) fn holds(&self, key: &DeepKey) -> bool {
+        match &self.meaning {
+            Meaning::Packet(holds) => holds(&key.outer),
+            Meaning::Tunnel(holds) => holds(&key.tunnel),
+        }
+    }
 }
 
 impl fmt::Debug for Clause {
@@ -22,7 +42,7 @@ impl fmt::Debug for Clause {
 }
 
 fn clause(text: impl Into<String>, holds: impl Fn(&FlowKey) -> bool + Send + Sync + 'static) -> Clause {
-    Clause { text: text.into(), holds: Arc::new(holds) }
+    Clause { text: text.into(), meaning: Meaning::Packet(Arc::new(holds)), is_link: false }
 }
 
 fn has(key: &FlowKey, layers: Layers) -> bool {
@@ -39,17 +59,61 @@ fn transport(key: &FlowKey) -> bool {
 
 /// A random match: at most one clause per key.
 pub(crate) fn clauses() -> impl Strategy<Value = Vec<Clause>> {
+    let tunnel = prop::option::weighted(0.2, tunnels::clause());
+    (packet_clauses(), tunnel).prop_map(|(packet, tunnel)| packet.into_iter().chain(tunnel).collect())
+}
+
+/// Of a packet's own headers.
+pub(crate) fn packet_clauses() -> impl Strategy<Value = Vec<Clause>> {
     let link = (maybe(mac()), maybe(ether_type()), maybe(tag()), maybe(inner_tag()));
     let network = (maybe(family()), often(address()), often(protocol()), maybe(service()), maybe(fragment()));
     let transport = (often(ports()), maybe(flags()), maybe(options()));
     (link, network, transport).prop_map(
         |((mac, ty, tag, inner), (family, address, protocol, tos, fragment), rest)| {
             let (ports, flags, options) = rest;
-            [mac, ty, tag, inner, family, address, protocol, tos, fragment, ports, flags, options]
-                .into_iter()
-                .flatten()
-                .flatten()
-                .collect()
+            let mut link = [mac, ty, tag, inner];
+            link.iter_mut().flatten().flatten().for_each(|clause| clause.is_link = true);
+            let others = [family, address, protocol, tos, fragment, ports, flags, options];
+            link.into_iter().chain(others).flatten().flatten().collect()
+        },
+    )
+}
+
+/// Few values that every device knows: for rules whose packets no worker sees, or for each of whose masks a device
+/// has little room.
+pub(crate) fn plain_clauses() -> impl Strategy<Value = Vec<Clause>> {
+    let port = (50u16..60).prop_map(|port| {
+        vec![clause(format!("dst_port = {port}"), move |key| transport(key) && key.dst_port == port)]
+    });
+    let link = one_of(vec![
+        clause("src_mac = \"02:00:00:00:00:00/ff:ff:ff:ff:ff:fc\"", |key| {
+            matches!(key.src_mac.0, [2, 0, 0, 0, 0, 0..=3])
+        }),
+        clause("dst_mac = \"multicast\"", |key| key.dst_mac.0[0] & 1 == 1),
+        clause("vlan = 5", |key| {
+            has(key, Layers::VLAN) && key.vlan_tpid == 0x8100 && key.vlan_tci & 0x0fff == 5
+        }),
+    ]);
+    let network = one_of(vec![
+        clause("dst = [\"10.0.0.4\", \"2001:db8::/32\"]", |key| match key.dst_addr() {
+            Some(IpAddr::V4(v4)) => v4.octets() == [10, 0, 0, 4],
+            Some(IpAddr::V6(v6)) => v6.segments()[..2] == [0x2001, 0xdb8],
+            None => false,
+        }),
+        clause(
+            "src = \"10.0.0.0/29\"",
+            |key| matches!(key.src_addr(), Some(IpAddr::V4(v4)) if matches!(v4.octets(), [10, 0, 0, 0..=7])),
+        ),
+        clause("family = \"ipv6\"", |key| has(key, Layers::IPV6)),
+        clause("dscp = \"ef\"", |key| ip(key) && key.tos >> 2 == 46),
+    ]);
+    let transport = one_of(vec![
+        clause("protocol = \"udp\"", |key| ip(key) && key.protocol == 17),
+        clause("protocol = \"tcp\"", |key| ip(key) && key.protocol == 6),
+    ]);
+    (often(link), often(network), often(transport), often(port)).prop_map(
+        |(link, network, transport, port)| {
+            [link, network, transport, port].into_iter().flatten().flatten().collect()
         },
     )
 }
@@ -225,28 +289,30 @@ fn fragment() -> impl Strategy<Value = Vec<Clause>> {
     ])
 }
 
-/// Ports have random ranges, since their masks are where covers go wrong.
+/// Ports have random ranges, since their masks are where covers go wrong; of the widest one in a match, since two
+/// take more masks than a device has.
 fn ports() -> impl Strategy<Value = Vec<Clause>> {
-    let range =
-        || prop_oneof![(50u16..60, 50u16..60), (0u16..4, 65530u16..), (50u16..60).prop_map(|p| (p, p))];
-    let pair = |(a, b): (u16, u16)| (a.min(b), a.max(b));
-    let dst = range().prop_map(move |ends| {
-        let (low, high) = pair(ends);
-        clause(format!("dst_port = \"{low}-{high}\""), move |key| {
-            transport(key) && (low..=high).contains(&key.dst_port)
-        })
-    });
-    let src = (range(), range()).prop_map(move |(one, two)| {
-        let ((a, b), (c, d)) = (pair(one), pair(two));
-        clause(format!("src_port = [\"{a}-{b}\", \"{c}-{d}\"]"), move |key| {
-            transport(key) && ((a..=b).contains(&key.src_port) || (c..=d).contains(&key.src_port))
-        })
-    });
+    let near = || prop_oneof![(50u16..60, 50u16..60), (50u16..60).prop_map(|p| (p, p))];
+    let wide = || prop_oneof![3 => near(), 1 => (0u16..4, 65530u16..)];
     prop_oneof![
-        dst.clone().prop_map(|clause| vec![clause]),
-        src.clone().prop_map(|clause| vec![clause]),
-        (src, dst).prop_map(|(src, dst)| vec![src, dst]),
+        wide().prop_map(|ends| vec![dst_ports(ends)]),
+        (wide(), near()).prop_map(|(one, two)| vec![src_ports(one, two)]),
+        (near(), near(), near()).prop_map(|(one, two, dst)| vec![src_ports(one, two), dst_ports(dst)]),
     ]
+}
+
+fn dst_ports((a, b): (u16, u16)) -> Clause {
+    let (low, high) = (a.min(b), a.max(b));
+    clause(format!("dst_port = \"{low}-{high}\""), move |key| {
+        transport(key) && (low..=high).contains(&key.dst_port)
+    })
+}
+
+fn src_ports(one: (u16, u16), two: (u16, u16)) -> Clause {
+    let [(a, b), (c, d)] = [one, two].map(|(a, b)| (a.min(b), a.max(b)));
+    clause(format!("src_port = [\"{a}-{b}\", \"{c}-{d}\"]"), move |key| {
+        transport(key) && ((a..=b).contains(&key.src_port) || (c..=d).contains(&key.src_port))
+    })
 }
 
 fn flags() -> impl Strategy<Value = Vec<Clause>> {

@@ -2,3 +2,5 @@
 
 pub(crate) mod clauses;
 pub(crate) mod packets;
+pub(crate) mod rules;
+pub(crate) mod tunnels;

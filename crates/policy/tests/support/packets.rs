@@ -4,9 +4,11 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use packet::build::FrameBuilder;
-use packet::{EtherType, FlowKey, IpProtocol, MacAddr};
+use packet::{DeepKey, EtherType, IpProtocol, MacAddr};
 use proptest::prelude::*;
 use proptest::sample::select;
+
+use super::tunnels::wrapping;
 
 fn mac() -> impl Strategy<Value = MacAddr> {
     let own = (0u8..6).prop_map(|last| MacAddr([2, 0, 0, 0, 0, last]));
@@ -70,37 +72,52 @@ fn body() -> impl Strategy<Value = Body> {
     ]
 }
 
-/// The key of a random frame.
-pub(crate) fn packet_key() -> impl Strategy<Value = FlowKey> {
+/// The headers of one packet.
+fn headers() -> impl Strategy<Value = FrameBuilder> {
     let fragment = prop::option::weighted(0.25, (select(vec![0u16, 0, 1, 185]), any::<bool>()));
     let network =
         (addresses(), select(vec![0u8, 1, 0x28, 0xb8, 0xbb, 0xbc]), fragment, prop::bool::weighted(0.15));
-    let cut = prop::option::weighted(0.1, 0usize..80);
-    let damage = prop::option::weighted(0.1, (12usize..60, any::<u8>()));
-    (mac(), mac(), tags(), network, body(), cut, damage).prop_map(
-        |(dst, src, tags, network, body, cut, damage)| {
-            let mut frame = frame(dst, src, &tags, network, &body);
-            if let Some((at, byte)) = damage
-                && let Some(place) = frame.get_mut(at)
-            {
-                *place = byte;
-            }
-            frame.truncate(cut.unwrap_or(frame.len()));
-            FlowKey::of(&frame)
-        },
-    )
+    (mac(), mac(), tags(), network, body())
+        .prop_map(|(dst, src, tags, network, body)| builder(dst, src, &tags, network, &body))
+}
+
+/// The key of a random frame, with a tunnel or without.
+pub(crate) fn packet_key() -> impl Strategy<Value = DeepKey> {
+    let tunnel = prop::option::weighted(0.35, (wrapping(), headers()));
+    let cut = prop::option::weighted(0.1, 0usize..140);
+    let damage = prop::option::weighted(0.1, (12usize..90, any::<u8>()));
+    (headers(), tunnel, cut, damage).prop_map(|(outer, tunnel, cut, damage)| {
+        let frame = match tunnel {
+            Some((wrapping, inner)) => wrapping.wrap(outer, &inner),
+            None => outer,
+        };
+        let mut frame = frame.build();
+        if let Some((at, byte)) = damage
+            && let Some(place) = frame.get_mut(at)
+        {
+            *place = byte;
+        }
+        frame.truncate(cut.unwrap_or(frame.len()));
+        DeepKey::of(&frame)
+    })
 }
 
 type Network = ((IpAddr, IpAddr), u8, Option<(u16, bool)>, bool);
 
-fn frame(dst: MacAddr, src: MacAddr, tags: &[(EtherType, u16)], network: Network, body: &Body) -> Vec<u8> {
+fn builder(
+    dst: MacAddr,
+    src: MacAddr,
+    tags: &[(EtherType, u16)],
+    network: Network,
+    body: &Body,
+) -> FrameBuilder {
     let ((src_ip, dst_ip), tos, fragment, options) = network;
     let mut frame = FrameBuilder::new().ethernet(dst, src).payload(&[0; 24]);
     for (tpid, tci) in tags {
         frame = frame.vlan(*tpid, *tci);
     }
     if let Body::Raw(ether_type) = body {
-        return frame.ether_type(*ether_type).build();
+        return frame.ether_type(*ether_type);
     }
     frame = frame.ip(src_ip, dst_ip).tos(tos);
     if let Some((offset, more)) = fragment {
@@ -115,5 +132,4 @@ fn frame(dst: MacAddr, src: MacAddr, tags: &[(EtherType, u16)], network: Network
         Body::Udp(src, dst) => frame.udp(*src, *dst),
         Body::Protocol(protocol) => frame.protocol(IpProtocol(*protocol)),
     }
-    .build()
 }
