@@ -164,6 +164,8 @@ fn a_trace_meets_the_rules_that_the_oracle_found() {
         assert_eq!((seen.outcome, Some(seen.worker)), (explained.outcome, explained.worker), "line {number}");
         assert!(matches!(seen.outcome.verdict, Verdict::Deliver(_)) && seen.bytes == frame, "line {number}");
         met.insert(seen.outcome.rule);
+        let departure = rig.send_out(&frame);
+        assert_eq!((departure.counted_by, departure.out), (None, vec![frame]), "line {number}: what is sent");
     }
     assert_eq!(packets.len(), expected.lines().count(), "every line of the trace is expected");
     assert!(met.len() > 100, "only {} rules were met", met.len());

@@ -5,19 +5,20 @@ use packet::{DeepKey, FlowKey, Layers as L, TunnelKey, TunnelLayers as T};
 use policy::policy::{Action, Direction, Family, Fragments, Match, VlanMatch};
 use policy::{Policy, RangeSet};
 
-/// Who hears of a packet, and the rule that ends its way; `None`: the policy's default.
+/// Who hears of a packet, and the rule that ends its way; `None`: the policy's default, or for a sent packet
+/// no rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Meaning {
     pub(crate) copies: Vec<usize>,
     pub(crate) last: Option<usize>,
 }
 
-/// What a policy says of a received packet.
-pub(crate) fn meaning(policy: &Policy, key: &DeepKey) -> Meaning {
+/// What a policy says of a packet that is received, or sent.
+pub(crate) fn meaning(policy: &Policy, direction: Direction, key: &DeepKey) -> Meaning {
     let mut meaning = Meaning { copies: Vec::new(), last: None };
     for (index, rule) in policy.rules.iter().enumerate() {
         let sniffs = matches!(rule.action, Action::Sniff(_));
-        let comes_here = sniffs || (rule.direction == Direction::Ingress && meaning.last.is_none());
+        let comes_here = sniffs || (rule.direction == direction && meaning.last.is_none());
         if comes_here && meets(&rule.matches, &key.outer, &key.tunnel) {
             match rule.action {
                 Action::Copy(_) | Action::Sniff(_) => meaning.copies.push(index),
@@ -25,7 +26,16 @@ pub(crate) fn meaning(policy: &Policy, key: &DeepKey) -> Meaning {
             }
         }
     }
+    // What does not leave does not pass the port: there is nothing to hear.
+    if direction == Direction::Egress && !leaves(policy, &meaning) {
+        meaning.copies.clear();
+    }
     meaning
+}
+
+/// Whether a sent packet gets out; `default` is about received ones.
+pub(crate) fn leaves(policy: &Policy, meaning: &Meaning) -> bool {
+    meaning.last.is_none_or(|index| policy.rules[index].action != Action::Drop)
 }
 
 fn all<T>(field: &Option<T>, holds: impl Fn(&T) -> bool) -> bool {

@@ -1,5 +1,6 @@
-//! A soft NIC of some personality with workers behind it, on one thread: a frame goes in, and what really became
-//! of it comes out. Programs follow each other on it as they do on a device. Used by the trials; judges nothing.
+//! A soft NIC of some personality with workers behind it and a program that sends, on one thread: a frame goes in
+//! by the wire or out by a queue pair, and what really became of it comes back. Programs follow each other on it as
+//! they do on a device. Used by the trials; judges nothing.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -12,8 +13,12 @@ use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig}
 use worker::Worker;
 
 use crate::notebook::{Seen, worker};
+use sender::Sender;
 
-/// Where a frame really went.
+#[path = "sender.rs"]
+mod sender;
+
+/// Where a frame that came by the wire really went.
 #[derive(Clone, Debug)]
 #[allow(dead_code, reason = "each trial reads its part")]
 pub(crate) struct Arrival {
@@ -25,21 +30,37 @@ pub(crate) struct Arrival {
     pub(crate) unmatched: u64,
 }
 
-/// Declared in the order in which things must go: flows, workers, device.
+/// Where a frame that the host sent really went.
+#[derive(Clone, Debug)]
+#[allow(dead_code, reason = "each trial reads its part")]
+pub(crate) struct Departure {
+    /// What came out on the wire.
+    pub(crate) out: Vec<Vec<u8>>,
+    /// The rule whose flows counted it, by the device's counters.
+    pub(crate) counted_by: Option<String>,
+    /// Once for each sniffer that heard it.
+    pub(crate) seen: Vec<Seen>,
+}
+
+/// Declared in the order in which things must go: flows, workers, sender, device.
 pub(crate) struct Rig {
     controller: Controller,
     workers: Vec<Worker>,
+    sender: Sender,
     seen: Arc<Mutex<Vec<Seen>>>,
-    dropped: Vec<(String, u64)>,
+    counted: Vec<(String, u64)>,
     nic: SoftNic,
     line: Arc<Mutex<VecDeque<Vec<u8>>>>,
+    out: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
 impl Rig {
     /// A device of the personality, with nothing installed.
     pub(crate) fn new(personality: Personality, workers: u32) -> Self {
         let line = Arc::<Mutex<VecDeque<Vec<u8>>>>::default();
-        let wire = Box::new(Line { waiting: Arc::clone(&line), handed_over: Vec::new() });
+        let out = Arc::<Mutex<Vec<Vec<u8>>>>::default();
+        let (waiting, gone) = (Arc::clone(&line), Arc::clone(&out));
+        let wire = Box::new(Line { waiting, handed_over: Vec::new(), gone });
         let nic = SoftNic::create(SoftNicConfig {
             name: "softnic0".to_owned(),
             personality,
@@ -53,7 +74,8 @@ impl Rig {
         let workers: Vec<_> = (0..workers).map(|id| worker(&device, WorkerId(id), 64, &seen)).collect();
         let queues = workers.iter().map(Worker::work_queue).collect();
         let controller = Controller::new(&device, vec![1], queues).expect("a controller");
-        Self { controller, workers, seen, dropped: Vec::new(), nic, line }
+        let sender = Sender::new(&device);
+        Self { controller, workers, sender, seen, counted: Vec::new(), nic, line, out }
     }
 
     /// Puts a program on the device in place of the one before.
@@ -70,8 +92,14 @@ impl Rig {
             Ok(())
         })?;
         assert!(installed.warning.is_none(), "{:?}", installed.warning);
-        self.dropped = self.drops();
+        self.counted = self.counts();
         Ok(())
+    }
+
+    /// The program that is on the device.
+    #[allow(dead_code, reason = "each trial uses its part")]
+    pub(crate) fn installed(&self) -> Option<Arc<Program>> {
+        self.controller.installed().map(|(program, _)| Arc::clone(program))
     }
 
     /// Lets one frame in.
@@ -79,24 +107,51 @@ impl Rig {
         let before = self.nic.port_stats(1);
         self.line.lock().expect("nobody panics with it").push_back(frame.to_vec());
         assert_eq!(self.nic.pump(1), 1, "one frame was on the wire");
-        self.workers.iter_mut().for_each(|worker| while worker.step() > 0 {});
-        let seen = std::mem::take(&mut *self.seen.lock().expect("nobody panics with it"));
-        let after = self.nic.port_stats(1);
-        self.check_books(&after);
+        let (seen, after) = self.settle();
+        assert!(self.gone().is_empty(), "what comes in does not go out");
         // Not by the port's counters: a frame of which a copy was delivered counts as delivered there.
-        let dropped_by = self.who_dropped();
+        let dropped_by = self.who_counted();
         assert!(dropped_by.is_some() || after.flow_dropped == before.flow_dropped, "a drop nobody counted");
         Arrival { seen, dropped_by, unmatched: after.unmatched - before.unmatched }
     }
 
-    fn drops(&mut self) -> Vec<(String, u64)> {
+    /// Sends one frame as the host.
+    pub(crate) fn send_out(&mut self, frame: &[u8]) -> Departure {
+        let before = self.nic.port_stats(1);
+        self.sender.post(frame);
+        while self.nic.pump(1) > 0 {}
+        self.sender.complete();
+        let (seen, after) = self.settle();
+        let out = self.gone();
+        assert_eq!((after.rx_frames, after.tx_errors), (before.rx_frames, before.tx_errors), "{after:?}");
+        let (sent, kept) =
+            (after.tx_frames - before.tx_frames, after.tx_flow_dropped - before.tx_flow_dropped);
+        assert_eq!((sent, sent + kept), (out.len() as u64, 1), "it leaves or is kept: {after:?}");
+        Departure { out, counted_by: self.who_counted(), seen }
+    }
+
+    /// Lets the workers do what is there, and checks that the books balance.
+    fn settle(&mut self) -> (Vec<Seen>, PortStats) {
+        self.workers.iter_mut().for_each(|worker| while worker.step() > 0 {});
+        let seen = std::mem::take(&mut *self.seen.lock().expect("nobody panics with it"));
+        let stats = self.nic.port_stats(1);
+        self.check_books(&stats);
+        (seen, stats)
+    }
+
+    /// What has left by the wire.
+    fn gone(&self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut *self.out.lock().expect("nobody panics with it"))
+    }
+
+    fn counts(&mut self) -> Vec<(String, u64)> {
         self.controller.drop_counters().into_iter().map(|total| (total.rule, total.packets)).collect()
     }
 
     /// The rule whose counter went up, by one.
-    fn who_dropped(&mut self) -> Option<String> {
-        let now = self.drops();
-        let before = std::mem::replace(&mut self.dropped, now.clone());
+    fn who_counted(&mut self) -> Option<String> {
+        let now = self.counts();
+        let before = std::mem::replace(&mut self.counted, now.clone());
         let was =
             |rule: &str| before.iter().find(|(name, _)| name == rule).map_or(0, |(_, packets)| *packets);
         let mut risen = now.into_iter().filter(|(rule, packets)| *packets != was(rule));
@@ -120,6 +175,7 @@ impl Rig {
 struct Line {
     waiting: Arc<Mutex<VecDeque<Vec<u8>>>>,
     handed_over: Vec<Vec<u8>>,
+    gone: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
 impl Wire for Line {
@@ -132,7 +188,8 @@ impl Wire for Line {
         }
     }
 
-    fn transmit(&mut self, _: &[u8]) -> Result<(), TransmitError> {
+    fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
+        self.gone.lock().expect("nobody panics with it").push(frame.to_vec());
         Ok(())
     }
 
