@@ -89,8 +89,9 @@ impl<T: Word> Kind for Numbers<T> {
         if let Some(number) = (self.named)(text) {
             return Ok((number, number));
         }
-        let (low, high) = range(text, self.most.wide())?;
-        Ok((T::narrow(low), T::narrow(high)))
+        let most = u64::try_from(self.most.wide()).unwrap_or(u64::MAX);
+        let (low, high) = range(text, most)?;
+        Ok((T::narrow(low.into()), T::narrow(high.into())))
     }
 
     fn slip(&self, text: &str) -> Option<String> {
@@ -285,7 +286,7 @@ pub(super) fn is_keyword(name: &str) -> bool {
 
 /// A number, decimal or hexadecimal after `0x`. A decimal number with zeros before it is refused: `"0800"` is the
 /// IPv4 ethertype to those who write it.
-fn number(text: &str) -> Parsed<u128> {
+fn number(text: &str) -> Parsed<u64> {
     let (digits, radix) = match text.strip_prefix("0x") {
         Some(digits) => (digits, 16),
         None => (text, 10),
@@ -299,16 +300,16 @@ fn number(text: &str) -> Parsed<u128> {
         let plain = if plain.is_empty() { "0" } else { plain };
         return Err(Refused(Some(format!("write 0x{digits} in hexadecimal, or {plain}"))));
     }
-    u128::from_str_radix(digits, radix).map_err(|_| Refused(None))
+    u64::from_str_radix(digits, radix).map_err(|_| Refused(None))
 }
 
 /// One number or two with a dash, none above `most`.
-fn range(text: &str, most: u128) -> Parsed<(u128, u128)> {
+fn range(text: &str, most: u64) -> Parsed<(u64, u64)> {
     bounded(text, most, number)
 }
 
 /// The same with another way of reading the ends.
-fn bounded(text: &str, most: u128, read: fn(&str) -> Parsed<u128>) -> Parsed<(u128, u128)> {
+fn bounded(text: &str, most: u64, read: fn(&str) -> Parsed<u64>) -> Parsed<(u64, u64)> {
     let (low, high) = match text.split_once('-') {
         Some((low, high)) => (read(low.trim())?, read(high.trim())?),
         None => {
@@ -326,8 +327,8 @@ fn bounded(text: &str, most: u128, read: fn(&str) -> Parsed<u128>) -> Parsed<(u1
 }
 
 /// The bytes of a range that is known to fit.
-fn bytes(low: u128, high: u128) -> ByteSet {
-    ByteSet::range(u8::narrow(low), u8::narrow(high))
+fn bytes(low: u64, high: u64) -> ByteSet {
+    ByteSet::range(u8::narrow(low.into()), u8::narrow(high.into()))
 }
 
 fn ether_type(text: &str) -> Option<u16> {
@@ -351,8 +352,8 @@ fn dscp(text: &str) -> Parsed<ByteSet> {
     Ok(bytes(low << 2, high << 2 | 3))
 }
 
-fn dscp_point(text: &str) -> Parsed<u128> {
-    let digit = |byte: u8, most: u8| (b'0'..=b'0' + most).contains(&byte).then(|| u128::from(byte - b'0'));
+fn dscp_point(text: &str) -> Parsed<u64> {
+    let digit = |byte: u8, most: u8| (b'0'..=b'0' + most).contains(&byte).then(|| u64::from(byte - b'0'));
     let named = match *text.to_ascii_lowercase().as_bytes() {
         [b'e', b'f'] => Some(46),
         [b'c', b's', class] => digit(class, 7).map(|class| class * 8),
@@ -374,5 +375,5 @@ fn ecn(text: &str) -> Parsed<ByteSet> {
         "ce" => Ok(3),
         _ => number(text),
     })?;
-    Ok((0..=u8::MAX).filter(|tos| (low..=high).contains(&u128::from(tos & 3))).collect())
+    Ok((0..=u8::MAX).filter(|tos| (low..=high).contains(&u64::from(tos & 3))).collect())
 }

@@ -49,12 +49,13 @@ pub(super) fn address(text: &str) -> Parsed<(IpAddr, IpAddr)> {
         IpAddr::V4(_) if length > 32 => return too_long(32),
         IpAddr::V6(_) if length > 128 => return too_long(128),
         IpAddr::V4(v4) => {
-            let host = u64::from(u32::MAX).checked_shr(u32::narrow(length)).map_or(0, |host| host as u32);
+            let host =
+                u64::from(u32::MAX).checked_shr(u32::narrow(length.into())).map_or(0, |host| host as u32);
             let first = u32::from(v4) & !host;
             (IpAddr::from(Ipv4Addr::from(first)), IpAddr::from(Ipv4Addr::from(first | host)))
         }
         IpAddr::V6(v6) => {
-            let host = u128::MAX.checked_shr(u32::narrow(length)).unwrap_or(0);
+            let host = u128::MAX.checked_shr(u32::narrow(length.into())).unwrap_or(0);
             let first = u128::from(v6) & !host;
             (IpAddr::from(Ipv6Addr::from(first)), IpAddr::from(Ipv6Addr::from(first | host)))
         }
