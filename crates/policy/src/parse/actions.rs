@@ -115,12 +115,14 @@ fn in_braces(reader: &mut Reader, value: &Value<'_>, groups: &Groups) -> Option<
     }
 }
 
-/// The group that a default names; what is none may be a misspelt word.
+/// The group that a default names; what is none may be a misspelt word, or another tool's.
 fn default_group(reader: &mut Reader, groups: &Groups, text: &str, value: &Value<'_>) -> Option<GroupId> {
-    match nearest(text, ["kernel", "drop"].into_iter()).filter(|_| !groups.has(text)) {
-        Some(word) => {
+    let near = nearest(text, ["kernel", "drop"].into_iter()).map(|word| format!("did you mean `{word}`?"));
+    let word = synonyms::of_action(text).filter(|hint| hint.starts_with("write \""));
+    match near.or(word.map(str::to_owned)).filter(|_| !groups.has(text)) {
+        Some(hint) => {
             let message = format!("`{text}` is neither a group nor `kernel` or `drop`");
-            reader.error_with(value.span(), message, "not known", format!("did you mean `{word}`?"));
+            reader.error_with(value.span(), message, "not known", hint);
             None
         }
         None => groups.find(reader, text, value),

@@ -12,7 +12,7 @@ use crate::policy::{
 };
 use crate::schema::keys;
 
-use super::reader::{Key, Names, Reader, Table, Value, entries, nearest};
+use super::reader::{Key, Names, Reader, Table, Value, entries, integer_of, nearest};
 use super::sets::shortened;
 
 /// The groups of all files.
@@ -160,7 +160,9 @@ fn workers(reader: &mut Reader, value: &Value<'_>) -> Option<Workers> {
         return Some(Workers::All);
     }
     let Some(array) = value.get_ref().as_array() else {
-        reader.mistyped(value, "`workers`", "\"all\" or a list of numbers");
+        let label = format!("this is of type {}", value.get_ref().type_str());
+        let message = "`workers` must be \"all\" or a list of numbers";
+        reader.error_with(value.span(), message, label, listed_workers(value));
         return None;
     };
     if array.is_empty() {
@@ -174,6 +176,27 @@ fn workers(reader: &mut Reader, value: &Value<'_>) -> Option<Workers> {
         add(reader, &mut listed, WorkerShare { worker, weight: 1, place: reader.place(item.span()) });
     }
     (!listed.is_empty()).then_some(Workers::Listed(listed))
+}
+
+/// What to write instead of `4`, `"4"`, `"0-3"` or `"0,1"`.
+fn listed_workers(value: &Value<'_>) -> String {
+    /// A list that is longer is not written out.
+    const SHOWN: u32 = 16;
+    let number = integer_of(value).map(|number| number.to_string());
+    let text = value.get_ref().as_str().map_or(number.unwrap_or_default(), |text| text.trim().to_owned());
+    let numbers: Option<Vec<u32>> = match text.split_once('-') {
+        Some((low, high)) => match (low.trim().parse::<u32>(), high.trim().parse::<u32>()) {
+            (Ok(low), Ok(high)) if high.saturating_sub(low) < SHOWN => Some((low..=high).collect()),
+            _ => None,
+        },
+        None => {
+            text.split([',', ' ']).filter(|part| !part.is_empty()).map(|part| part.parse().ok()).collect()
+        }
+    };
+    match numbers {
+        Some(numbers) if !numbers.is_empty() => format!("write {numbers:?}"),
+        _ => "write \"all\", or a list such as [0, 1]".to_owned(),
+    }
 }
 
 /// `{ 0 = 2, 1 = 1 }`, in the order of the workers' numbers.
