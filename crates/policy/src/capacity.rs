@@ -114,10 +114,14 @@ impl Capacity {
         self.rows.iter().find(|row| row.limit == limit)
     }
 
-    /// What the device has too little of.
-    pub(crate) fn obstacles(&self) -> Vec<Obstacle> {
+    /// What the device has too little of for the program, each with a label for the rule that is blamed.
+    pub(crate) fn obstacles(&self, program: &Program) -> Vec<(Obstacle, &'static str)> {
         let exceeded = self.rows.iter().filter(|row| row.exceeds());
-        exceeded.map(|row| self.obstacle(row)).collect()
+        let blamed = exceeded.map(|row| match blamed(row, program) {
+            Some((rule, label)) => (Obstacle { rule: Some(rule), ..self.obstacle(row) }, label),
+            None => (self.obstacle(row), ""),
+        });
+        blamed.collect()
     }
 
     fn obstacle(&self, row: &CapacityRow) -> Obstacle {
@@ -163,6 +167,29 @@ impl CapacityRow {
     }
 }
 
+/// The rule that a shortage shows best, if it is not the groups' or everybody's.
+fn blamed(row: &CapacityRow, program: &Program) -> Option<(usize, &'static str)> {
+    let (flow, label) = match row.limit {
+        Limit::Shapes => (rarest(program), "one of its masks is the rarest"),
+        Limit::Copies => {
+            let mut copies = program.flows.iter().filter(|flow| flow.kind == FlowKind::Copy);
+            let room = row.most.unwrap_or(0).saturating_sub(row.previous);
+            (copies.nth(usize::try_from(room).unwrap_or(usize::MAX)), "up to here they fit")
+        }
+        _ => return None,
+    };
+    let rule = flow?.rule;
+    (rule != program.default_rule()).then_some((rule.index(), label))
+}
+
+/// The first flow of the mask that fewest have.
+fn rarest(program: &Program) -> Option<&Flow> {
+    let taking = || program.flows.iter().filter(|flow| takes(flow));
+    let mut counts: HashMap<Shape, usize> = HashMap::new();
+    taking().for_each(|flow| *counts.entry(flow.shape()).or_default() += 1);
+    taking().min_by_key(|flow| counts.get(&flow.shape()))
+}
+
 /// The tag or the destination that is none, and a counter.
 fn actions(flow: &Flow) -> usize {
     match (flow.kind, flow.action) {
@@ -175,8 +202,11 @@ fn actions(flow: &Flow) -> usize {
 
 /// Masks of flows that take packets; those of copies are not kept by mask.
 fn shapes(program: &Program) -> HashSet<Shape> {
-    let taking = program.flows.iter().filter(|flow| matches!(flow.kind, FlowKind::Normal | FlowKind::Egress));
-    taking.map(Flow::shape).collect()
+    program.flows.iter().filter(|flow| takes(flow)).map(Flow::shape).collect()
+}
+
+fn takes(flow: &Flow) -> bool {
+    matches!(flow.kind, FlowKind::Normal | FlowKind::Egress)
 }
 
 fn tables(program: &Program) -> usize {

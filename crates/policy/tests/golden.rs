@@ -357,3 +357,39 @@ fn flows_beyond_all_devices_are_refused_with_the_rule() {
     let problems = policy::compile(&policy, &DeviceProfile::mlx5(), 1).expect_err("too many").to_string();
     assert!(problems.contains("takes more than 262144 flows up to the rule `many`"), "{problems}");
 }
+
+#[test]
+fn what_runs_out_names_a_rule_that_needs_it() {
+    let rule = |name: &str, matches: &str, action: &str| {
+        format!("[[rules]]\nname = \"{name}\"\nmatch = {{ {matches} }}\naction = {action}\n")
+    };
+    let compiled = |rules: &[String], profile: DeviceProfile| {
+        let text = format!("version = 1\n[groups.g]\nworkers = [0]\nhash = \"none\"\n{}", rules.concat());
+        let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).expect("a good policy");
+        policy::compile(&policy, &profile, 1).expect_err("too much").to_string()
+    };
+    // Masks that cannot be cut into one another, of three flows and of one.
+    let masks = [
+        rule(
+            "many",
+            "dst_mac = [\"02:00:00:00:00:01\", \"02:00:00:00:00:02\", \"02:00:00:00:00:03\"]",
+            "\"drop\"",
+        ),
+        rule("rare", "flow_label = 7", "\"drop\""),
+    ];
+    let problems = compiled(&masks, DeviceProfile { max_shapes: Some(1), ..DeviceProfile::ideal() });
+    let wanted = "policy.toml:11:9: error: the policy takes 2 mask shapes, `ideal` has 1 (ENOMEM)";
+    assert!(problems.contains(wanted), "{problems}");
+    let copies: Vec<String> = (1..5)
+        .map(|port| {
+            rule(
+                &format!("r{port}"),
+                &format!("dst_port = {port}, protocol = \"udp\", family = \"ipv4\""),
+                "{ copy = \"g\" }",
+            )
+        })
+        .collect();
+    let problems = compiled(&copies, DeviceProfile { max_copies: Some(2), ..DeviceProfile::ideal() });
+    let wanted = "policy.toml:15:9: error: the policy takes 4 flows that copy, `ideal` has 2 (ENOMEM)";
+    assert!(problems.contains(wanted), "{problems}");
+}

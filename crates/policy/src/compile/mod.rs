@@ -123,8 +123,9 @@ fn steps(plan: Plan<'_>, problems: &mut Findings) -> Option<Program> {
         return None;
     }
     let program = draft.finish(&packed, problems)?;
-    for obstacle in Capacity::of(&program, profile, previous).obstacles() {
-        problems.refuse(&policy.default_place, "", obstacle);
+    for (obstacle, label) in Capacity::of(&program, profile, previous).obstacles(&program) {
+        let rule = obstacle.rule.and_then(|rule| policy.rules.get(rule));
+        problems.refuse(rule.map_or(&policy.default_place, |rule| &rule.place), label, obstacle);
     }
     Some(program)
 }
