@@ -190,39 +190,9 @@ impl<'p> Draft<'p> {
             used.iter().map(|used| used.then(|| next.next().map(QueueId)).flatten()).collect();
         let has_tags = self.plan.profile.has_tags();
         let (class_of, classes) = self.classes(packed, has_tags, problems)?;
+        let flows = self.flows(packed, &queue_of, &class_of);
         let mut flow_counts = vec![0u32; self.plan.rules.len() + 1];
-        let ethernet_first = self.plan.profile.multicast_ignores_priority;
-        let mut flows = Vec::with_capacity(packed.flows.len() + 1);
-        for (index, priority) in &packed.flows {
-            let Candidate { cube, rule, action, traps } = &self.candidates[*index];
-            flow_counts[*rule] += 1;
-            let action = match (self.actions[*action as usize], class_of[*rule]) {
-                (DraftAction::Steer(queue), Some(class)) => {
-                    FlowAction::Steer { queue: queue_of[queue.index()].unwrap_or(queue), class }
-                }
-                (DraftAction::Pass, _) => FlowAction::Pass,
-                _ => FlowAction::Drop,
-            };
-            let kind = match (cube.value_of(SENT), traps) {
-                (1, _) => FlowKind::Egress,
-                (_, true) => FlowKind::Normal,
-                (_, false) => FlowKind::Copy,
-            };
-            // `pack` has kept it below the device's priorities, which are fewer than 2^16.
-            let priority = u16::try_from(*priority).unwrap_or(u16::MAX);
-            let chain = emit::chain(cube, ethernet_first);
-            let (specs, inner_from) = (chain.specs, chain.inner_from);
-            flows.push(Flow { rule: RuleId::of(*rule), priority, kind, specs, inner_from, action });
-        }
-        let priorities_used = flows.last().map_or(0, |flow| flow.priority.saturating_add(1));
-        if let Some((rule, queue)) = self.sniffer
-            && let (Some(queue), Some(class)) = (queue_of[queue.index()], class_of[rule])
-        {
-            flow_counts[rule] += 1;
-            let (rule, action) = (RuleId::of(rule), FlowAction::Steer { queue, class });
-            let (kind, specs) = (FlowKind::Sniffer, Vec::new());
-            flows.push(Flow { rule, priority: 0, kind, specs, inner_from: 0, action });
-        }
+        flows.iter().for_each(|flow| flow_counts[flow.rule.index()] += 1);
         let untagged = match self.sniffer {
             Some((rule, _)) if has_tags => class_of[rule],
             _ if has_tags => None,
@@ -237,11 +207,48 @@ impl<'p> Draft<'p> {
             default: self.plan.default().verdict,
             groups: self.plan.groups,
             queues,
-            priorities_used,
+            priorities_used: packed.flows.last().map_or(0, |(_, last)| hardware_priority(*last) + 1),
             flows,
             classes,
             untagged,
         })
+    }
+
+    /// The packed flows in their order, and the one that hears all.
+    fn flows(
+        &self,
+        packed: &Packed,
+        queue_of: &[Option<QueueId>],
+        class_of: &[Option<ClassId>],
+    ) -> Vec<Flow> {
+        let ethernet_first = self.plan.profile.multicast_ignores_priority;
+        let mut flows = Vec::with_capacity(packed.flows.len() + 1);
+        flows.extend(packed.flows.iter().map(|(index, priority)| {
+            let Candidate { cube, rule, action, traps } = &self.candidates[*index];
+            let action = match (self.actions[*action as usize], class_of[*rule]) {
+                (DraftAction::Steer(queue), Some(class)) => {
+                    FlowAction::Steer { queue: queue_of[queue.index()].unwrap_or(queue), class }
+                }
+                (DraftAction::Pass, _) => FlowAction::Pass,
+                _ => FlowAction::Drop,
+            };
+            let kind = match (cube.value_of(SENT), traps) {
+                (1, _) => FlowKind::Egress,
+                (_, true) => FlowKind::Normal,
+                (_, false) => FlowKind::Copy,
+            };
+            let emit::Chain { specs, inner_from } = emit::chain(cube, ethernet_first);
+            let (rule, priority) = (RuleId::of(*rule), hardware_priority(*priority));
+            Flow { rule, priority, kind, specs, inner_from, action }
+        }));
+        if let Some((rule, queue)) = self.sniffer
+            && let (Some(queue), Some(class)) = (queue_of[queue.index()], class_of[rule])
+        {
+            let (rule, action) = (RuleId::of(rule), FlowAction::Steer { queue, class });
+            let (kind, specs) = (FlowKind::Sniffer, Vec::new());
+            flows.push(Flow { rule, priority: 0, kind, specs, inner_from: 0, action });
+        }
+        flows
     }
 
     /// The class of each rule, and the classes: one costs every worker, so only kept flows have any.
@@ -303,6 +310,11 @@ impl<'p> Draft<'p> {
         }
         used
     }
+}
+
+/// `pack` has kept it below the device's priorities, of which a program has no more than 2^15.
+fn hardware_priority(priority: u32) -> u16 {
+    u16::try_from(priority).unwrap_or(u16::MAX - 1)
 }
 
 /// The cubes' packets that a variant serves, without those that a more specific variant serves whole.
