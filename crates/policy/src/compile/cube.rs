@@ -1,7 +1,8 @@
 //! A set of packets as one masked image of everything a device can match: what rules become before they
-//! are flows. Intersection, containment and overlap are a few word operations, and exact: what one field
-//! implies about another (an IPv4 header about the ethertype, a TCP header about the protocol) is filled
-//! in when a cube is made. Used by the compiler alone.
+//! are flows. Intersection, containment and overlap are a few word operations: what one field implies about
+//! another (an IPv4 header about the ethertype, a TCP header about the protocol) is filled in when a cube is
+//! made; not so the tunnel that a packet inside needs, so such cubes may be said to overlap though no packet
+//! is in both: that costs an order, no more. Used by the compiler alone.
 
 use packet::{EtherType, IpProtocol, VXLAN_UDP_PORT};
 
@@ -13,7 +14,7 @@ pub(super) const WORDS: usize = TUNNEL + 4;
 pub(super) type Image = [u64; WORDS];
 
 /// Where a field lies in the image.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Field {
     word: usize,
     shift: u32,
@@ -176,7 +177,7 @@ impl Cube {
         })
     }
 
-    /// Whether some packet is in both; exact for closed cubes.
+    /// Whether some packet may be in both closed cubes.
     #[inline]
     pub(super) fn overlaps(&self, other: &Self) -> bool {
         (0..WORDS).all(|i| (self.value[i] ^ other.value[i]) & self.mask[i] & other.mask[i] == 0)
@@ -331,6 +332,7 @@ impl Field {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn cube(fields: &[(Field, u64)]) -> Option<Cube> {
         let mut cube = Cube::ANY;
@@ -370,5 +372,31 @@ mod tests {
         let tagged = Cube::ANY.with(VLAN_TCI, 5, 0x0fff).and_then(Cube::closed).unwrap();
         assert_eq!(tagged.and(&cube(&[(VLAN_TCI, 0x6005)]).unwrap()), cube(&[(VLAN_TCI, 0x6005)]));
         assert_eq!(tagged.and(&cube(&[(VLAN_TCI, 6)]).unwrap()), None);
+    }
+
+    proptest! {
+        #[test]
+        fn what_two_cubes_share_lies_in_both_and_implies_no_more(one in some_cube(), other in some_cube()) {
+            let both = one.and(&other);
+            prop_assert_eq!(both, other.and(&one));
+            let Some(both) = both else { return Ok(()) };
+            prop_assert!(one.contains(&both) && other.contains(&both));
+            prop_assert_eq!(both.closed(), Some(both));
+        }
+    }
+
+    fn some_cube() -> impl Strategy<Value = Cube> {
+        let fields = [ETHER_TYPE, PROTOCOL, PROTOCOL.inside(), DST_PORT, DST_PORT.inside(), TTL, VLAN_TCI];
+        let values = prop::sample::select(vec![0x0800, 0x86dd, 0x8847, 6, 17, 47, 50, 4789, 0]);
+        let layer = (prop::sample::select(LAYERS.to_vec()), Just(1), Just(1));
+        let field =
+            (prop::sample::select(fields.to_vec()), values, prop::sample::select(vec![!0, 0xff00, 17]));
+        prop::collection::vec(prop_oneof![layer, field], 1..5).prop_filter_map("no packet", |parts| {
+            let mut parts = parts.into_iter();
+            let add = |cube: Cube, (field, value, mask): (Field, _, _)| {
+                cube.with(field, value, mask & field.ones())
+            };
+            parts.try_fold(Cube::ANY, add)?.closed()
+        })
     }
 }
