@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use libfuzzer_sys::arbitrary::Unstructured;
 use libfuzzer_sys::fuzz_target;
-use policy::space::{analyse, diff};
+use policy::space::{Region, analyse, diff};
 use policy::{NoFiles, Policy, Predicate, Source};
 
 /// The longest that policies of so few rules may take, sanitizers and a busy machine included.
@@ -16,7 +16,7 @@ const SPACE_TIME: Duration = Duration::from_secs(20);
 const MAX_RULES: usize = 8;
 
 /// Conditions, with a place for a small number: those that overlap are what is hard.
-const CONDITIONS: [&str; 24] = [
+const CONDITIONS: [&str; 26] = [
     "protocol = \"tcp\"",
     "protocol = \"udp\"",
     "protocol = [\"tcp\", #]",
@@ -38,6 +38,8 @@ const CONDITIONS: [&str; 24] = [
     "fragment = \"later\"",
     "src_mac = \"02:00:00:00:00:0#/ff:ff:ff:ff:ff:0f\"",
     "dst_mac = [\"broadcast\", \"multicast\"]",
+    "dst_mac = { not = [\"0#:00:00:00:00:00/0f:00:00:00:00:f0\", \"00:00:00:00:00:0#/00:00:00:00:ff:0f\"] }",
+    "inner = { dst_port = # }",
     "ethertype = [\"arp\", \"0-15##\"]",
     "ttl = \"#-64\"",
     "vxlan_vni = #",
@@ -97,9 +99,14 @@ fuzz_target!(|data: &[u8]| {
         let key = change.witness.key();
         assert!(Predicate::of(&change.region.matches).matches_deep(&key), "{}", change.region);
         for (policy, effect) in [(&old, &change.before), (&new, &change.after)] {
-            if let Some(rule) = policy.rules.get(effect.rule.index()) {
+            if let Some(rule) = effect.rule.and_then(|rule| policy.rules.get(rule.index())) {
                 assert!(Predicate::of(&rule.matches).matches_deep(&key), "{}", effect.name);
             }
         }
+    }
+    for pair in &forth.pairs {
+        let key = pair.witness.key();
+        let is_of = |within: &Region| Predicate::of(&within.matches).matches_deep(&key);
+        assert!(pair.within.is_empty() || pair.within.iter().any(is_of), "{}", pair.witness);
     }
 });

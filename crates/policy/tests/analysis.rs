@@ -4,8 +4,8 @@
 mod analysis_support;
 
 use packet::DeepKey;
-use policy::policy::Direction;
-use policy::space::{Need, Reach, Relation, analyse};
+use policy::policy::{Action, Direction};
+use policy::space::{Analysis, Need, Reach, Relation, analyse};
 use policy::{Policy, Predicate};
 use proptest::prelude::*;
 
@@ -26,8 +26,7 @@ fn witnesses_show_it(policy: &Policy) -> Result<(), TestCaseError> {
         let comes_to = |key: &DeepKey| reached(policy, rule.direction, key);
         if let Reach::Reached(witness) = &found.reach {
             let comes = comes_to(&witness.key()).contains(&index);
-            let hears = matches!(rule.action, policy::policy::Action::Sniff(_))
-                && matches(policy, index, &witness.key());
+            let hears = matches!(rule.action, Action::Sniff(_)) && matches(policy, index, &witness.key());
             prop_assert!(comes || hears, "{} does not come to r{index}", witness);
         }
         if let Need::Needed(witness) = &found.need {
@@ -44,6 +43,31 @@ fn witnesses_show_it(policy: &Policy) -> Result<(), TestCaseError> {
                 prop_assert_eq!(policy.rules[pair.earlier.index()].action == rule.action, same);
             }
         }
+    }
+    Ok(())
+}
+
+/// Holds the numbers of earlier rules that share packets with a rule to one packet.
+fn shared_packets_are_counted(
+    policy: &Policy,
+    analysis: &Analysis,
+    direction: Direction,
+    key: &DeepKey,
+) -> Result<(), TestCaseError> {
+    let sniffs = |index: usize| matches!(policy.rules[index].action, Action::Sniff(_));
+    let meets = |index: &usize| {
+        policy.rules[*index].direction == direction && !sniffs(*index) && matches(policy, *index, key)
+    };
+    let met: Vec<usize> = (0..policy.rules.len()).filter(meets).collect();
+    for (place, index) in met.iter().enumerate() {
+        let action = |index: &usize| policy.rules[*index].action;
+        let same = met[..place].iter().filter(|earlier| action(earlier) == action(index)).count();
+        let other = met[..place].iter().filter(|earlier| {
+            action(earlier) != action(index) && !matches!(action(earlier), Action::Copy(_))
+        });
+        let found = &analysis.rules[*index];
+        prop_assert!(same <= found.overlaps.count, "r{index}: {same} of {:?}", found.overlaps);
+        prop_assert!(other.count() <= found.conflicts.count, "r{index}: {:?}", found.conflicts);
     }
     Ok(())
 }
@@ -86,19 +110,7 @@ fn packets_agree(policy: &Policy, frames: &[Vec<u8>]) -> Result<(), TestCaseErro
                 }
             }
         }
-        // Every earlier rule that shares this packet is counted.
-        let Some(last) = comes_to.last() else { continue };
-        for (index, found) in analysis.rules.iter().enumerate().skip(last + 1) {
-            if policy.rules[index].direction == direction
-                && matches(policy, index, key)
-                && !matches!(policy.rules[index].action, policy::policy::Action::Sniff(_))
-            {
-                prop_assert!(
-                    found.conflicts.count + found.overlaps.count > 0
-                        || policy.rules[*last].action != policy.rules[index].action
-                );
-            }
-        }
+        shared_packets_are_counted(policy, &analysis, direction, key)?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ mod analysis_support;
 
 use packet::DeepKey;
 use policy::policy::{Action, Direction, Match};
-use policy::space::{Diff, analyse, diff, match_text};
+use policy::space::{Change, Detail, Diff, PairSummary, analyse, diff, diff_in_detail, match_text};
 use policy::{GroupId, NoFiles, Policy, Predicate, Source};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -37,10 +37,20 @@ fn near(rules: Rules) -> impl Strategy<Value = Rules> {
     })
 }
 
+/// What leaves the host is dropped, or let pass as an exception.
+fn legal(mut rules: Rules) -> Rules {
+    for (_, action, direction) in &mut rules {
+        if matches!((&action, &direction), (Action::Steer(_) | Action::Kernel, Direction::Egress)) {
+            *action = Action::Pass;
+        }
+    }
+    rules
+}
+
 fn two() -> impl Strategy<Value = (Policy, Policy)> {
     let defaults = prop_oneof![4 => fate().prop_map(|one| (one, one)), 1 => (fate(), fate())];
     (rules(7).prop_flat_map(|rules| (near(rules.clone()), Just(rules))), defaults)
-        .prop_map(|((new, old), defaults)| (policy(old, defaults.0), policy(new, defaults.1)))
+        .prop_map(|((new, old), defaults)| (policy(legal(old), defaults.0), policy(legal(new), defaults.1)))
 }
 
 fn holds(matches: &Match, key: &DeepKey) -> bool {
@@ -66,6 +76,39 @@ fn same(one: &Policy, other: &Policy) -> Diff {
     diff(one, other, &mut |_| {})
 }
 
+/// Frames, and packets that come to the rules of either policy.
+fn keys(old: &Policy, new: &Policy, frames: Vec<Vec<u8>>) -> Vec<DeepKey> {
+    let mut keys: Vec<DeepKey> = frames.into_iter().map(|frame| DeepKey::of(&frame)).collect();
+    for policy in [old, new] {
+        let analysis = analyse(policy, &mut |_| {});
+        keys.extend(analysis.rules.iter().filter_map(|rule| match &rule.reach {
+            policy::space::Reach::Reached(witness) => Some(witness.key()),
+            _ => None,
+        }));
+    }
+    keys
+}
+
+/// Whether it differs what becomes of a packet, but for those that only hear it: those are told of once, with
+/// what comes in.
+fn differs_in_itself(old: &Policy, new: &Policy, direction: Direction, key: &DeepKey) -> bool {
+    let of = |policy: &Policy| {
+        let mut treatment = treatment(policy, direction, key, None);
+        if direction == Direction::Egress {
+            treatment.copies.retain(|copy| copy.starts_with("copy"));
+        }
+        treatment
+    };
+    of(old) != of(new)
+}
+
+/// Whether a rule of that name has the packet, on either side.
+fn is_of(policy: &Policy, name: &str, key: &DeepKey) -> bool {
+    policy.rules.iter().any(|rule| rule.name == name && holds(&rule.matches, key))
+}
+
+const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, ..ProptestConfig::default() })]
 
@@ -82,32 +125,84 @@ proptest! {
             prop_assert!(holds(&change.region.matches, &key), "{} is not of {}", change.witness, change.region);
             prop_assert!(differs(&old, &new, change.direction, &key), "{} in {}", change.witness, change.region);
         }
-        let witnesses = found.regions.iter().map(|change| change.witness.frame.clone());
-        let mut keys: Vec<DeepKey> = frames.into_iter().chain(witnesses).map(|frame| DeepKey::of(&frame)).collect();
-        for policy in [&old, &new] {
-            let analysis = analyse(policy, &mut |_| {});
-            keys.extend(analysis.rules.iter().filter_map(|rule| match &rule.reach {
-                policy::space::Reach::Reached(witness) => Some(witness.key()),
-                _ => None,
-            }));
-        }
-        for (key, direction) in keys.iter().flat_map(|key| [(key, Direction::Ingress), (key, Direction::Egress)]) {
-            let differs = differs(&old, &new, direction, key);
-            let of = |change: &&policy::space::Change| change.direction == direction && holds(&change.region.matches, key);
+        let mut keys = keys(&old, &new, frames);
+        keys.extend(found.regions.iter().map(|change| change.witness.key()));
+        for (key, direction) in keys.iter().flat_map(|key| DIRECTIONS.map(|direction| (key, direction))) {
+            let of = |change: &&Change| change.direction == direction && holds(&change.region.matches, key);
             let told = found.regions.iter().any(|change| of(&change) && change.region.only.is_none());
             let maybe = found.regions.iter().any(|change| of(&change));
-            prop_assert!(!told || differs, "{key:?} is told of and treated alike");
-            // What is sniffed is told of once, with what comes in.
-            let sniffed_only = direction == Direction::Egress && {
-                let fate = |policy: &Policy| {
-                    let mut treatment = treatment(policy, direction, key, None);
-                    treatment.copies.retain(|copy| copy.starts_with("copy"));
-                    treatment
-                };
-                fate(&old) == fate(&new)
-            };
-            prop_assert!(maybe || !differs || sniffed_only, "{key:?} is treated differently and not told of");
+            prop_assert!(!told || differs(&old, &new, direction, key), "{key:?} is told of and treated alike");
+            let differs = differs_in_itself(&old, &new, direction, key);
+            prop_assert!(maybe || !differs, "{key:?} is treated differently and not told of");
         }
+    }
+
+    /// What two rules share changes hands, but for what the rules that are named take first.
+    #[test]
+    fn pairs_are_what_they_share_but_for_what_others_take(
+        (old, new) in two(),
+        frames in prop::collection::vec(frame(), 48),
+    ) {
+        let found = same(&old, &new);
+        for pair in &found.pairs {
+            prop_assert!(differs(&old, &new, pair.direction, &pair.witness.key()), "{}", pair.witness);
+            prop_assert!(!pair.within.is_empty() && pair.regions + pair.rest > 0);
+            prop_assert_eq!(pair.but_for.count, pair.but_for.listed.len());
+        }
+        for (key, direction) in keys(&old, &new, frames).iter().flat_map(|key| DIRECTIONS.map(|direction| (key, direction))) {
+            let has = |pair: &&PairSummary| {
+                pair.direction == direction && pair.within.iter().any(|within| holds(&within.matches, key))
+            };
+            let differs_here = differs_in_itself(&old, &new, direction, key);
+            prop_assert!(!differs_here || found.pairs.iter().any(|pair| has(&pair)), "{key:?} is in no pair");
+            for pair in found.pairs.iter().filter(has) {
+                let is_taken = pair.but_for.listed.iter().any(|name| is_of(&old, name, key) || is_of(&new, name, key));
+                let is_whole = pair.within.iter().all(|within| within.only.is_none());
+                let differs = differs(&old, &new, direction, key);
+                prop_assert!(is_taken || !is_whole || differs, "{key:?} stays, though {pair:?}");
+            }
+        }
+    }
+
+    /// All regions are the same packets as the few, and no fewer regions.
+    #[test]
+    fn all_regions_hold_what_a_few_hold((old, new) in two(), frames in prop::collection::vec(frame(), 48)) {
+        let few = diff_in_detail(&old, &new, Detail { regions_per_pair: 2, regions: 4096 }, &mut |_| {});
+        let all = diff_in_detail(&old, &new, Detail::FULL, &mut |_| {});
+        prop_assert_eq!(few.pairs.len(), all.pairs.len());
+        for (few, all) in few.pairs.iter().zip(&all.pairs) {
+            prop_assert_eq!((&few.before, &few.after), (&all.before, &all.after));
+            prop_assert_eq!((all.more, all.rest), (0, 0));
+            prop_assert!(few.is_open || few.regions + few.more == all.regions, "{few:?}");
+        }
+        for (key, direction) in keys(&old, &new, frames).iter().flat_map(|key| DIRECTIONS.map(|direction| (key, direction))) {
+            let within = |diff: &Diff| {
+                diff.regions.iter().any(|change| change.direction == direction && holds(&change.region.matches, key))
+            };
+            prop_assert!(within(&few) || !within(&all), "{key:?}");
+        }
+    }
+
+    /// Neither the names nor the order of groups make a difference.
+    #[test]
+    fn groups_by_other_names_are_the_same(rules in rules(7), default in fate(), turn in 0u32..3) {
+        let old = policy(rules, default);
+        let mut new = old.clone();
+        let turned = |action: Action| match action {
+            Action::Steer(group) => Action::Steer(GroupId((group.0 + turn) % 3)),
+            Action::Copy(group) => Action::Copy(GroupId((group.0 + turn) % 3)),
+            Action::Sniff(group) => Action::Sniff(GroupId((group.0 + turn) % 3)),
+            other => other,
+        };
+        new.groups.rotate_right(turn as usize);
+        for rule in &mut new.rules {
+            rule.action = turned(rule.action);
+        }
+        new.default = turned(new.default);
+        prop_assert!(same(&old, &new).is_empty());
+        // Groups that are like each other are told apart by their names, of which one may be new.
+        new.groups[0].name = "renamed".to_owned();
+        prop_assert!(same(&old, &new).is_empty());
     }
 
     #[test]
@@ -219,4 +314,79 @@ fn a_group_with_other_workers_is_another_group() {
     .unwrap();
     assert_eq!(renumbered.rules[0].action, Action::Steer(GroupId(1)));
     assert!(same(&old, &renumbered).is_empty());
+}
+
+const GROUPS: &str = "version = 1\ndefault = 'kernel'\n";
+
+#[test]
+fn a_group_is_the_same_by_any_name_and_another_by_any_other_table() {
+    let with =
+        |groups: &str, to: &str| parse(&format!("{GROUPS}{groups}{}", WEB.replace("'a'", to))).unwrap();
+    let old = with("[groups.a]\nworkers = [0, 1]\n[groups.b]\nworkers = [0, 1]\nhash = 'l3'\n", "'a'");
+    for (groups, to, is_same) in [
+        ("[groups.c]\nworkers = [0, 1]\n", "'c'", true),
+        ("[groups.a]\nweights = { 0 = 3, 1 = 3 }\n", "'a'", true),
+        ("[groups.a]\nweights = { 0 = 3, 1 = 2 }\n", "'a'", false),
+        ("[groups.a]\nworkers = [1, 0]\n", "'a'", false),
+        ("[groups.a]\nworkers = [0, 1]\nhash = 'l3'\n", "'a'", false),
+        ("[groups.a]\nworkers = [0, 1]\ntable_size = 64\n", "'a'", false),
+        ("[groups.a]\nworkers = 'all'\n", "'a'", false),
+        // The name is still there, and of another group.
+        ("[groups.a]\nworkers = [0, 1]\n[groups.b]\nworkers = [0, 1]\nhash = 'l3'\n", "'b'", false),
+        ("[groups.b]\nworkers = [0, 1]\n", "'b'", false),
+    ] {
+        assert_eq!(same(&old, &with(groups, to)).is_empty(), is_same, "{groups}");
+    }
+}
+
+/// The groups of the new policy have other numbers than those of the old one.
+#[test]
+fn a_default_is_called_by_its_own_group() {
+    let group = |name: &str, worker: u32| format!("[groups.{name}]\nworkers = [{worker}]\n");
+    let old = parse(&format!("version = 1\ndefault = 'drop'\n{}", group("a", 0))).unwrap();
+    let text = format!("version = 1\ndefault = {{ steer = 'b' }}\n{}{}", group("c", 2), group("b", 1));
+    let found = same(&old, &parse(&text).unwrap());
+    let actions: Vec<(&str, &str)> =
+        found.pairs.iter().map(|pair| (&pair.before.action[..], &pair.after.action[..])).collect();
+    assert_eq!(actions, [("drop", "steer to b")]);
+}
+
+#[test]
+fn a_list_of_both_versions_is_one_region() {
+    let old = "[[rules]]\nname = 'bad'\nmatch = { src = ['198.51.100.0/24', '2001:db8:bad::/48'] }\naction = 'drop'\n";
+    let web = "[[rules]]\nname = 'web'\nmatch = { dst = ['192.0.2.80', '2001:db8::80'], protocol = 'tcp', dst_port = 80 }\naction = { steer = 'a' }\n";
+    assert_eq!(
+        changes(old, &format!("{old}{web}")),
+        [
+            "{ src = { not = [\"198.51.100.0/24\", \"2001:db8:bad::/48\"] }, dst = [\"192.0.2.80\", \"2001:db8::80\"], protocol = \"tcp\", dst_port = 80 }: kernel -> steer to a"
+        ]
+    );
+}
+
+/// Rules that each take one port of one network, before a rule for everything.
+fn crossing(count: usize, last: &str) -> Policy {
+    let mut text = String::new();
+    for index in 0..count {
+        text.push_str(&format!(
+            "[[rules]]\nname = 'r{index}'\nmatch = {{ src = '10.0.{index}.0/24', dst_port = {index} }}\naction = 'drop'\n"
+        ));
+    }
+    read(&format!("{text}[[rules]]\nname = 'last'\nmatch = {{ family = 'ipv4' }}\naction = {last}\n"))
+}
+
+#[test]
+fn what_is_not_told_region_by_region_is_counted() {
+    let (old, new) = (crossing(40, "'drop'"), crossing(40, "{ steer = 'a' }"));
+    let few = same(&old, &new);
+    let all = diff_in_detail(&old, &new, Detail::FULL, &mut |_| {});
+    let [short] = &few.pairs[..] else { panic!("one pair: {:?}", few.pairs) };
+    let [full] = &all.pairs[..] else { panic!("one pair: {:?}", all.pairs) };
+    assert_eq!((short.regions, short.is_open), (Detail::SHORT.regions_per_pair - 1, false));
+    assert!(full.regions > Detail::SHORT.regions_per_pair);
+    assert_eq!((short.regions + short.more, full.more), (full.regions, 0));
+    assert_eq!(short.within.iter().map(ToString::to_string).collect::<Vec<_>>(), ["{ family = \"ipv4\" }"]);
+    assert_eq!((short.but_for.count, short.but_for.listed.len()), (40, policy::space::MAX_NAMED_RULES));
+    assert_eq!(few.regions.len(), short.regions + short.rest);
+    assert!(few.regions.iter().any(|change| change.region.only.is_some()), "one stands for the others");
+    assert!(all.regions.iter().filter(|change| change.region.only.is_none()).count() > 16);
 }

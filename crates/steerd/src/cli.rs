@@ -151,6 +151,9 @@ pub(crate) struct DiffArgs {
     pub(crate) new: PathBuf,
     #[command(flatten)]
     pub(crate) variables: VariableArgs,
+    /// Describe all regions, up to 4,096 of each pair of rules and 65,536 in all, not 16 and 4,096.
+    #[arg(long)]
+    pub(crate) all: bool,
     /// How to print the answer.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,

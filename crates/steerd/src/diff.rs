@@ -2,10 +2,11 @@
 //! language with a packet of each. Texts are not compared, devices not asked. The exit code is diff(1)'s.
 
 use std::fmt::Write as _;
+use std::slice::Iter;
 
 use policy::Policy;
 use policy::policy::Direction;
-use policy::space::{self, Change, Diff, Effect, PairSummary};
+use policy::space::{self, Change, Detail, Diff, Effect, Names, OpenPair, PairSummary};
 use serde::Serialize;
 
 use crate::cli::{DiffArgs, Format};
@@ -13,8 +14,15 @@ use crate::error::Error;
 use crate::paint::{Paint, Tone};
 use crate::progress::Progress;
 use crate::settings::PolicySource;
-use crate::table::{Grid, counted};
+use crate::table::{Grid, counted, number};
 use crate::{Answer, describe, output, policy_file, target};
+
+/// A region that is longer than this is not shown to people in place of what it is within.
+const MAX_LINE_BYTES: usize = 320;
+/// So many names of rules are told of a longer list.
+const SHOWN_NAMES: usize = 8;
+/// So many values are shown of a list that is longer than twice that.
+const SHOWN_VALUES: usize = 6;
 
 /// Described in docs/commands.md.
 #[derive(Serialize)]
@@ -23,16 +31,41 @@ struct Report<'d> {
     new: String,
     /// `null`: not found out.
     equal: Option<bool>,
-    pairs: &'d [PairSummary],
-    regions: Vec<Region<'d>>,
+    pairs: Vec<Directed<&'d PairSummary>>,
+    regions: Vec<Directed<&'d Change>>,
     not_decided: usize,
+    open: Vec<Directed<&'d OpenPair>>,
+    stopped: Option<&'d str>,
 }
 
 #[derive(Serialize)]
-struct Region<'d> {
+struct Directed<T> {
     direction: &'static str,
     #[serde(flatten)]
-    change: &'d Change,
+    what: T,
+}
+
+impl<'d> Report<'d> {
+    fn of(old: String, new: String, found: &'d Diff) -> Self {
+        Self {
+            old,
+            new,
+            equal: match (found.pairs.is_empty(), found.is_whole()) {
+                (false, _) => Some(false),
+                (true, true) => Some(true),
+                (true, false) => None,
+            },
+            pairs: found.pairs.iter().map(|what| Directed { direction: way(what.direction), what }).collect(),
+            regions: found
+                .regions
+                .iter()
+                .map(|what| Directed { direction: way(what.direction), what })
+                .collect(),
+            not_decided: found.not_decided,
+            open: found.open.iter().map(|what| Directed { direction: way(what.direction), what }).collect(),
+            stopped: found.stopped.as_deref(),
+        }
+    }
 }
 
 pub(crate) fn run(args: &DiffArgs) -> Result<Answer, Error> {
@@ -50,35 +83,23 @@ fn compare(args: &DiffArgs) -> Result<Answer, Error> {
     // Both are read before either is complained of: all problems at once.
     let [old, new] = sources.each_ref().map(read);
     let (old, new) = (old?, new?);
+    let detail = if args.all { Detail::FULL } else { Detail::SHORT };
     let found = {
         let mut progress = Progress::new();
-        space::diff(&old, &new, &mut |at| progress.show(at))
+        space::diff_in_detail(&old, &new, detail, &mut |at| progress.show(at))
     };
     let [old, new] = sources.map(|source| source.to_string());
     match args.format {
-        Format::Json => output::print_json(&Report {
-            equal: match (found.pairs.is_empty(), found.not_decided) {
-                (false, _) => Some(false),
-                (true, 0) => Some(true),
-                (true, _) => None,
-            },
-            old,
-            new,
-            pairs: &found.pairs,
-            regions: found.regions.iter().map(|change| Region { direction: way(change), change }).collect(),
-            not_decided: found.not_decided,
-        })?,
-        Format::Text => output::print(&text(&old, &new, &found, Paint::stdout()))?,
-    }
-    match (found.pairs.is_empty(), found.not_decided) {
-        (false, _) => Ok(Answer::No),
-        (true, 0) => Ok(Answer::Yes),
-        (true, open) => {
-            let most = space::MAX_COMPARISONS;
-            Err(Error::NotDecided(format!(
-                "{open} pairs of rules would take more than {most} comparisons of regions each"
-            )))
+        Format::Json => output::print_json(&Report::of(old, new, &found))?,
+        Format::Text => {
+            let page = Page { found: &found, all: args.all, paint: Paint::stdout() };
+            output::print(&page.text(&old, &new))?;
         }
+    }
+    match (found.pairs.is_empty(), found.is_whole()) {
+        (false, _) => Ok(Answer::No),
+        (true, true) => Ok(Answer::Yes),
+        (true, false) => Err(Error::NotDecided(doubts(&found).join("; "))),
     }
 }
 
@@ -89,61 +110,168 @@ fn read(source: &PolicySource) -> Result<Policy, Error> {
     })
 }
 
-fn way(change: &Change) -> &'static str {
-    match change.direction {
+const fn way(direction: Direction) -> &'static str {
+    match direction {
         Direction::Ingress => "ingress",
         Direction::Egress => "egress",
     }
 }
 
-fn text(old: &str, new: &str, found: &Diff, paint: Paint) -> String {
-    if found.pairs.is_empty() {
-        return match found.not_decided {
-            0 => format!("{old} and {new} treat every packet alike\n"),
-            _ => String::new(),
-        };
-    }
-    let mut out = format!("{}\n{}\n", paint.text(Tone::Bad, &format!("--- {old}")), {
-        paint.text(Tone::Good, &format!("+++ {new}"))
+/// What was not found out, and why.
+fn doubts(found: &Diff) -> Vec<String> {
+    let pairs = found.open.iter().map(|open| {
+        format!("not decided: {} => {}: {}", effect(&open.before), effect(&open.after), open.why)
     });
-    let mut last: Option<(&Effect, &Effect)> = None;
-    for change in &found.regions {
-        let pair = (&change.before, &change.after);
-        if last != Some(pair) {
-            let head = format!("{} => {}", effect(&change.before), effect(&change.after));
-            let _ = writeln!(out, "\n{}", paint.text(Tone::Head, &head));
-            last = Some(pair);
+    let mut doubts: Vec<String> = pairs.collect();
+    let more = found.not_decided - found.open.len();
+    if more > 0 {
+        let pairs = counted(more as u64, "more pair of rules was", "more pairs of rules were");
+        doubts.push(format!("{pairs} not decided"));
+    }
+    doubts.extend(found.stopped.iter().map(|why| format!("not all rules were compared: {why}")));
+    doubts
+}
+
+/// What people read.
+struct Page<'d> {
+    found: &'d Diff,
+    all: bool,
+    paint: Paint,
+}
+
+impl Page<'_> {
+    fn text(&self, old: &str, new: &str) -> String {
+        if self.found.pairs.is_empty() {
+            return match self.found.is_whole() {
+                true => format!("{old} and {new} treat every packet alike\n"),
+                false => String::new(),
+            };
         }
-        let sent = if change.direction == Direction::Egress { "sent: " } else { "" };
-        let _ = writeln!(out, "  {sent}{}", change.region);
-        let example = format!("e.g. {}", describe::witness(&change.witness));
-        let _ = writeln!(out, "      {}", paint.text(Tone::Aside, &example));
+        let paint = self.paint;
+        let mut out = paint.text(Tone::Bad, &format!("--- {old}"));
+        let _ = writeln!(out, "\n{}", paint.text(Tone::Good, &format!("+++ {new}")));
+        let mut regions = self.found.regions.iter();
+        let mut is_short = false;
+        for pair in &self.found.pairs {
+            is_short |= self.pair(pair, &mut regions, &mut out);
+        }
+        out.push_str(&self.summary());
+        if is_short {
+            let words =
+                "--all shows the packets of each pair region by region, with nothing left to other rules";
+            let _ = writeln!(out, "\n{}", paint.text(Tone::Aside, words));
+        }
+        for doubt in doubts(self.found) {
+            let _ = writeln!(out, "\n{doubt}");
+        }
+        out
     }
-    let mut grid = Grid::new(&["before", "after", "regions"]);
-    for pair in &found.pairs {
-        grid.row(vec![effect(&pair.before), effect(&pair.after), regions(pair)]);
+
+    /// One pair of rules; answers whether its regions are not shown one by one.
+    fn pair(&self, pair: &PairSummary, regions: &mut Iter<'_, Change>, out: &mut String) -> bool {
+        let told: Vec<&Change> = regions.take(pair.regions + pair.rest).collect();
+        // Of the last pairs of very many there is only the table below.
+        if told.is_empty() && pair.within.is_empty() {
+            return false;
+        }
+        let head = format!("{} => {}", effect(&pair.before), effect(&pair.after));
+        let _ = writeln!(out, "\n{}", self.paint.text(Tone::Head, &head));
+        let sent = if pair.direction == Direction::Egress { "sent: " } else { "" };
+        let is_exact = match told[..] {
+            [one] => {
+                let is_whole = one.region.only.is_none() && pair.more == 0 && !pair.is_open;
+                is_whole && one.region.to_string().len() <= MAX_LINE_BYTES
+            }
+            _ => false,
+        };
+        if is_exact || self.all {
+            for change in told {
+                let _ = writeln!(out, "  {sent}{}", change.region);
+                self.example(&describe::witness(&change.witness), out);
+            }
+            return false;
+        }
+        for region in &pair.within {
+            let _ = writeln!(out, "  {sent}{}", shortened(&region.to_string()));
+        }
+        if pair.but_for.count > 0 {
+            let _ = writeln!(out, "      but for what goes to {} first", names(&pair.but_for));
+        }
+        self.example(&describe::witness(&pair.witness), out);
+        true
     }
-    let _ = write!(out, "\n{}", grid.text());
-    if found.not_decided > 0 {
-        let _ = writeln!(
-            out,
-            "\nof {} not all was found out in time",
-            counted(found.not_decided as u64, "pair of rules", "pairs of rules")
-        );
+
+    fn example(&self, packet: &str, out: &mut String) {
+        let _ = writeln!(out, "      {}", self.paint.text(Tone::Aside, &format!("e.g. {packet}")));
     }
-    out
+
+    fn summary(&self) -> String {
+        let mut grid = Grid::new(&["before", "after", "regions"]);
+        for pair in &self.found.pairs {
+            grid.row(vec![effect(&pair.before), effect(&pair.after), regions(pair)]);
+        }
+        format!("\n{}", grid.text())
+    }
 }
 
-/// No more are described than these limits; that there are more is said, not how many.
+/// How many regions a pair has, or at least has.
 fn regions(pair: &PairSummary) -> String {
-    let is_cut = pair.regions >= space::MAX_REGIONS_PER_PAIR || pair.regions == 0;
-    if is_cut { format!("{}+", pair.regions) } else { pair.regions.to_string() }
+    let count = number((pair.regions + pair.more) as u64);
+    if pair.is_open { format!("at least {count}") } else { count }
 }
 
-/// `web: deliver to web`
+/// The first few names, quoted.
+fn names(names: &Names) -> String {
+    let shown: Vec<String> = names.listed.iter().take(SHOWN_NAMES).map(|name| format!("`{name}`")).collect();
+    match names.count - shown.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// `web: steer to web`
 fn effect(effect: &Effect) -> String {
     match effect.name.as_str() {
         "" => effect.action.clone(),
         name => format!("{name}: {}", effect.action),
+    }
+}
+
+/// A match with the first few values of lists that are very long.
+fn shortened(text: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    // Lists within lists are short; of the long ones none has another in it.
+    while let Some(open) = rest.find('[') {
+        let (before, from) = rest.split_at(open + 1);
+        let end = from.find(['[', ']']).unwrap_or(from.len());
+        let (list, after) = from.split_at(end);
+        out.push_str(before);
+        let values: Vec<&str> = list.split(", ").collect();
+        if after.starts_with(']') && values.len() > 2 * SHOWN_VALUES {
+            let more = number((values.len() - SHOWN_VALUES) as u64);
+            let _ = write!(out, "{}, and {more} more", values[..SHOWN_VALUES].join(", "));
+        } else {
+            out.push_str(list);
+        }
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lists_are_shortened_and_short_ones_are_not() {
+        let short =
+            "{ src = [\"0.0.0.0/0\", { not = [\"10.0.0.0/8\", \"192.0.2.1\"] }], dst_port = [80, 443] }";
+        assert_eq!(shortened(short), short);
+        let ports: Vec<String> = (0..1200).map(|port| (2 * port).to_string()).collect();
+        let long = format!("{{ src = [\"a\", {{ not = [{}] }}], dst_port = 1 }}", ports.join(", "));
+        let expected = "{ src = [\"a\", { not = [0, 2, 4, 6, 8, 10, and 1 194 more] }], dst_port = 1 }";
+        assert_eq!(shortened(&long), expected);
     }
 }

@@ -11,9 +11,9 @@ use crate::policy::{Direction, Policy};
 use crate::predicate::Predicate;
 
 use super::Progress;
-use super::axes::Axes;
-use super::lane::{Entry, Fate, Lane, Role, axes_of, by_rule, id, is_within};
-use super::search::{Cover, Free, MAX_COMPARISONS, free_of};
+use super::cell::Cell;
+use super::lane::{Entry, Fate, Lane, Role, by_rule, id, is_within};
+use super::search::{Cover, Free, Space, Undecided};
 use super::witness::{self, Witness};
 
 /// Of a rule's conflicts and of its overlaps no more than this are named with a packet; all are counted.
@@ -76,6 +76,8 @@ pub struct Pairs {
     pub count: usize,
     /// The first of them that really take packets from the rule.
     pub listed: Vec<Pair>,
+    /// Whether it would take too long to tell all of it.
+    pub is_open: bool,
 }
 
 /// An earlier rule that takes packets of a rule.
@@ -104,7 +106,7 @@ pub enum Relation {
 
 /// Looks at every rule of a policy.
 pub fn analyse(policy: &Policy, progress: &mut dyn FnMut(Progress)) -> Analysis {
-    let axes = axes_of(&[policy]);
+    let space = Space::of(&[policy]);
     let nothing = RuleAnalysis {
         reach: Reach::Impossible,
         need: Need::Redundant,
@@ -116,33 +118,26 @@ pub fn analyse(policy: &Policy, progress: &mut dyn FnMut(Progress)) -> Analysis 
     let predicates: Vec<Predicate> = policy.rules.iter().map(|rule| Predicate::of(&rule.matches)).collect();
     let mut done = 0;
     for direction in [Direction::Ingress, Direction::Egress] {
-        let lane = Lane::of(&axes, policy, direction, &|group| group);
-        let view = View { axes: &axes, lane: &lane, predicates: &predicates };
+        let lane = Lane::of(&space.axes, policy, direction, &|group| group);
+        let view = View { space: &space, lane: &lane, predicates: &predicates };
         for (rule, parts) in by_rule(&lane.sniffers).into_iter().chain(by_rule(&lane.entries)) {
             let Some(slot) = rules.get_mut(rule as usize) else { continue };
             progress(Progress { stage: "rules", done, total });
             done += 1;
             *slot = match parts.first().map(|entry| entry.role) {
+                _ if space.is_spent() => RuleAnalysis::not_decided(Undecided::AllQuestions),
                 Some(Role::Sniff(_)) => view.sniffer(&parts),
                 _ => view.rule(&parts),
             };
         }
     }
     progress(Progress { stage: "rules", done: total, total });
-    let is_open = |rule: &&RuleAnalysis| {
-        matches!(rule.reach, Reach::NotDecided(_)) || matches!(rule.need, Need::NotDecided(_))
-    };
-    let not_decided = rules.iter().filter(is_open).count();
+    let not_decided = rules.iter().filter(|rule| rule.is_open()).count();
     Analysis { rules, not_decided }
 }
 
-/// Why a question has no answer.
-pub(super) fn not_decided() -> String {
-    format!("it takes more than {MAX_COMPARISONS} comparisons of header regions")
-}
-
 struct View<'v> {
-    axes: &'v Axes,
+    space: &'v Space,
     lane: &'v Lane,
     /// By rule.
     predicates: &'v [Predicate],
@@ -150,7 +145,8 @@ struct View<'v> {
 
 impl View<'_> {
     fn rule(&self, parts: &[&Entry]) -> RuleAnalysis {
-        let near: Vec<Vec<&Entry>> = parts.iter().map(|part| self.lane.near(self.axes, &part.cell)).collect();
+        let near: Vec<Vec<&Entry>> =
+            parts.iter().map(|part| self.lane.near(self.space, &part.cell)).collect();
         let reach = self.reach(parts, &near);
         let need = match &reach {
             Reach::Reached(witness) => self.need(parts, &near, witness),
@@ -165,23 +161,23 @@ impl View<'_> {
     /// Whether what earlier rules leave of a rule is empty.
     fn reach(&self, parts: &[&Entry], near: &[Vec<&Entry>]) -> Reach {
         let mut takers = BTreeSet::new();
-        let mut is_open = false;
+        let mut open = None;
         for (part, near) in parts.iter().zip(near) {
             let covers = fates(near, |rule| rule < part.rule);
-            match free_of(self.axes, &part.cell, &covers, &mut takers) {
+            match self.space.free_of(&part.cell, &covers, &mut takers) {
                 Free::None => {}
-                Free::NotDecided => is_open = true,
+                Free::NotDecided(why) => open = Some(why),
                 Free::Cell(cell) => {
-                    if let Some(witness) = witness::of(self.axes, &cell) {
+                    if let Some(witness) = witness::of(&self.space.axes, &cell) {
                         return Reach::Reached(witness);
                     }
                 }
             }
         }
-        match takers.is_empty() {
-            _ if is_open => Reach::NotDecided(not_decided()),
-            true => Reach::Impossible,
-            false => Reach::Shadowed(self.reduced(parts, near, takers)),
+        match (open, takers.is_empty()) {
+            (Some(why), _) => Reach::NotDecided(why.to_string()),
+            (None, true) => Reach::Impossible,
+            (None, false) => Reach::Shadowed(self.reduced(parts, near, takers)),
         }
     }
 
@@ -190,7 +186,7 @@ impl View<'_> {
         let suffices = |takers: &BTreeSet<u32>| {
             parts.iter().zip(near).all(|(part, near)| {
                 let covers = fates(near, |rule| rule < part.rule && takers.contains(&rule));
-                matches!(free_of(self.axes, &part.cell, &covers, &mut BTreeSet::new()), Free::None)
+                matches!(self.space.free_of(&part.cell, &covers, &mut BTreeSet::new()), Free::None)
             })
         };
         if takers.len() <= MAX_REDUCED_TAKERS {
@@ -214,27 +210,30 @@ impl View<'_> {
         {
             return Need::Needed(reached.clone());
         }
-        let mut is_open = false;
+        let mut open = None;
         for (part, near) in parts.iter().zip(near) {
             for later in near.iter().filter(|entry| entry.rule > part.rule && differs(role, entry.role)) {
+                if self.space.is_spent() {
+                    return Need::NotDecided(Undecided::AllQuestions.to_string());
+                }
                 // What comes to `part`, and without it would come to `later`.
-                let target = part.cell.and(&later.cell, self.axes);
+                let target = part.cell.and(&later.cell, &self.space.axes);
                 let mut covers = fates(near, |rule| rule < later.rule && rule != part.rule);
                 covers.extend(
                     near.iter().filter(|other| is_copied_anyway(part, later, other)).map(|o| o.cover()),
                 );
-                match free_of(self.axes, &target, &covers, &mut BTreeSet::new()) {
+                match self.space.free_of(&target, &covers, &mut BTreeSet::new()) {
                     Free::None => {}
-                    Free::NotDecided => is_open = true,
+                    Free::NotDecided(why) => open = Some(why),
                     Free::Cell(cell) => {
-                        if let Some(witness) = witness::of(self.axes, &cell) {
+                        if let Some(witness) = witness::of(&self.space.axes, &cell) {
                             return Need::Needed(witness);
                         }
                     }
                 }
             }
         }
-        if is_open { Need::NotDecided(not_decided()) } else { Need::Redundant }
+        open.map_or(Need::Redundant, |why| Need::NotDecided(why.to_string()))
     }
 
     /// What the rules behind a rule would do with a packet of it that comes to it; a look at one packet, which
@@ -255,24 +254,30 @@ impl View<'_> {
 
     /// The earlier rules that overlap, and for which `are_told` holds of the two roles.
     fn pairs(&self, parts: &[&Entry], near: &[Vec<&Entry>], are_told: impl Fn(Role, Role) -> bool) -> Pairs {
-        let mut seen = BTreeSet::new();
+        let (mut seen, mut listed) = (BTreeSet::new(), BTreeSet::new());
         let mut pairs = Pairs::default();
+        let mut tried = 0;
         for (part, near) in parts.iter().zip(near) {
-            for earlier in near.iter().filter(|entry| entry.rule < part.rule) {
-                if !are_told(part.role, earlier.role) {
+            let is_earlier = |entry: &&&Entry| entry.rule < part.rule && are_told(part.role, entry.role);
+            for earlier in near.iter().filter(is_earlier) {
+                seen.insert(earlier.rule);
+                let is_enough = listed.len() >= MAX_LISTED_PAIRS || tried >= MAX_TRIED_PAIRS;
+                if is_enough || listed.contains(&earlier.rule) {
                     continue;
                 }
-                let is_news = seen.insert(earlier.rule);
-                if !is_news || pairs.listed.len() >= MAX_LISTED_PAIRS || seen.len() > MAX_TRIED_PAIRS {
-                    continue;
-                }
-                let target = part.cell.and(&earlier.cell, self.axes);
+                tried += 1;
+                let target = part.cell.and(&earlier.cell, &self.space.axes);
                 let covers = fates(near, |rule| rule < earlier.rule);
-                if let Free::Cell(cell) = free_of(self.axes, &target, &covers, &mut BTreeSet::new())
-                    && let Some(witness) = witness::of(self.axes, &cell)
-                {
-                    let relation = self.relation(parts, earlier.rule);
-                    pairs.listed.push(Pair { earlier: id(earlier.rule), relation, witness });
+                match self.space.free_of(&target, &covers, &mut BTreeSet::new()) {
+                    Free::None => {}
+                    Free::NotDecided(_) => pairs.is_open = true,
+                    Free::Cell(cell) => match self.pair(parts, earlier.rule, &cell) {
+                        Some(pair) => {
+                            listed.insert(earlier.rule);
+                            pairs.listed.push(pair);
+                        }
+                        None => pairs.is_open = true,
+                    },
                 }
             }
         }
@@ -280,19 +285,26 @@ impl View<'_> {
         pairs
     }
 
-    fn relation(&self, parts: &[&Entry], earlier: u32) -> Relation {
+    /// What an earlier rule takes of a rule, of which the packets of a cell are some; `None`: not decided.
+    fn pair(&self, parts: &[&Entry], earlier: u32, cell: &Cell) -> Option<Pair> {
+        let witness = witness::of(&self.space.axes, cell)?;
+        Some(Pair { earlier: id(earlier), relation: self.relation(parts, earlier)?, witness })
+    }
+
+    fn relation(&self, parts: &[&Entry], earlier: u32) -> Option<Relation> {
         let from = self.lane.entries.partition_point(|entry| entry.rule < earlier);
         let theirs: Vec<&Entry> =
             self.lane.entries[from..].iter().take_while(|entry| entry.rule == earlier).collect();
         let within = |some: &[&Entry], others: &[&Entry]| {
-            some.iter().all(|entry| is_within(self.axes, &entry.cell, others) == Some(true))
+            let mut answers = some.iter().map(|entry| is_within(self.space, &entry.cell, others));
+            answers.try_fold(true, |all, answer| answer.map(|within| all && within))
         };
-        match (within(&theirs, parts), within(parts, &theirs)) {
+        Some(match (within(&theirs, parts)?, within(parts, &theirs)?) {
             (true, true) => Relation::Same,
             (true, false) => Relation::Exception,
             (false, true) => Relation::Shadow,
             (false, false) => Relation::Correlation,
-        }
+        })
     }
 
     /// A rule that sniffs: no rule takes packets from it, and another of the same group may hear the same.
@@ -301,17 +313,14 @@ impl View<'_> {
             let same = |entry: &&Entry| entry.rule != part.rule && entry.role == part.role;
             self.lane.sniffers.iter().filter(same).map(Entry::cover).collect::<Vec<_>>()
         };
-        let reach = match parts.first().and_then(|part| witness::of(self.axes, &part.cell)) {
-            Some(witness) => Reach::Reached(witness),
-            None => Reach::Impossible,
-        };
+        let reach = self.reach(parts, &vec![Vec::new(); parts.len()]);
         let mut need = Need::Redundant;
         for part in parts {
-            match free_of(self.axes, &part.cell, &others(part), &mut BTreeSet::new()) {
+            match self.space.free_of(&part.cell, &others(part), &mut BTreeSet::new()) {
                 Free::None => {}
-                Free::NotDecided => need = Need::NotDecided(not_decided()),
+                Free::NotDecided(why) => need = Need::NotDecided(why.to_string()),
                 Free::Cell(cell) => {
-                    if let Some(witness) = witness::of(self.axes, &cell) {
+                    if let Some(witness) = witness::of(&self.space.axes, &cell) {
                         need = Need::Needed(witness);
                         break;
                     }
@@ -347,6 +356,22 @@ fn is_copied_anyway(part: &Entry, later: &Entry, other: &Entry) -> bool {
 }
 
 impl RuleAnalysis {
+    fn not_decided(why: Undecided) -> Self {
+        let why = why.to_string();
+        let pairs = Pairs { is_open: true, ..Pairs::default() };
+        let (reach, need) = (Reach::NotDecided(why.clone()), Need::NotDecided(why));
+        Self { reach, need, conflicts: pairs.clone(), overlaps: pairs }
+    }
+
+    /// Whether some question about it was not decided.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        matches!(self.reach, Reach::NotDecided(_))
+            || matches!(self.need, Need::NotDecided(_))
+            || self.conflicts.is_open
+            || self.overlaps.is_open
+    }
+
     /// Whether no packet comes to it.
     #[must_use]
     pub fn is_dead(&self) -> bool {

@@ -13,6 +13,12 @@ use super::mac::{self, Layout};
 use super::set::{Interval, Set};
 use super::terms::{Ranges, Term, terms};
 
+/// Into no more cells than this one match is taken apart, which takes lists of MAC addresses with masks that
+/// cross. Beyond it a single rough cell stands for it, and questions about it may not be decided.
+pub const MAX_CELLS: usize = 512;
+/// The longest list of such addresses that is tried.
+const MAX_CROSSED_MACS: usize = 8192;
+
 /// One axis.
 #[derive(Clone, Debug)]
 pub(super) struct Axis {
@@ -96,13 +102,16 @@ impl Axes {
 
     /// Every packet.
     pub(super) fn everything(&self) -> Cell {
-        let mut cell =
-            Cell { structure: *kind::ANY, sets: self.list.iter().map(|axis| axis.all.clone()).collect() };
+        let mut cell = Cell {
+            structure: *kind::ANY,
+            sets: self.list.iter().map(|axis| axis.all.clone()).collect(),
+            is_rough: false,
+        };
         cell.close(self);
         cell
     }
 
-    /// The packets of a match, as disjoint cells: one, but for lists of MACs whose masks cross.
+    /// The packets of a match, as disjoint cells: one, but for lists of MACs whose masks cross; or one rough cell.
     pub(super) fn cells(&self, matches: &Match) -> Vec<Cell> {
         let mut cell = self.everything();
         let mut lists = Vec::new();
@@ -117,25 +126,28 @@ impl Axes {
             }
         }
         cell.close(self);
-        let mut cells = vec![cell];
+        let mut cells = vec![cell.clone()];
         for (field, macs) in lists {
-            cells = cells.iter().flat_map(|cell| self.with_macs(cell, field, macs)).collect();
+            match self.with_macs(&cells, field, macs) {
+                Some(parts) => cells = parts,
+                None => cells = vec![Cell { is_rough: true, ..cell.clone() }],
+            }
         }
         cells.retain(|cell| !cell.is_empty());
         cells
     }
 
-    /// The parts of a cell with these addresses.
-    fn with_macs(&self, cell: &Cell, field: Field, macs: &Macs) -> Vec<Cell> {
-        let Some(layout) = self.layout(field) else {
-            return if macs.any_of.is_empty() || !macs.none_of.is_empty() {
-                Vec::new()
-            } else {
-                vec![cell.clone()]
-            };
+    /// The parts of some cells with these addresses; `None` if they are too many.
+    fn with_macs(&self, cells: &[Cell], field: Field, macs: &Macs) -> Option<Vec<Cell>> {
+        let (Some(layout), Some(first)) = (self.layout(field), self.position(field, 0)) else {
+            // Nobody asks for any but all addresses.
+            let is_any = !macs.any_of.is_empty() && macs.none_of.is_empty();
+            return Some(if is_any { cells.to_vec() } else { Vec::new() });
         };
-        let Some(first) = self.position(field, 0) else { return Vec::new() };
         let axes = first..first + layout.parts.len();
+        if axes.len() > 1 && macs.any_of.len() + macs.none_of.len() > MAX_CROSSED_MACS {
+            return None;
+        }
         let of = |mac: &MaskedMac| -> Vec<Set> {
             let intervals = layout.intervals(mac);
             let set = |(axis, (low, high)): (usize, &(u64, u64))| {
@@ -143,8 +155,11 @@ impl Axes {
             };
             axes.clone().zip(&intervals).map(set).collect()
         };
-        let mut wanted: Vec<Vec<Set>> = macs.any_of.iter().map(of).collect();
-        merge(&mut wanted, axes.len());
+        let products = |macs: &[MaskedMac]| {
+            let mut products: Vec<Vec<Set>> = macs.iter().map(of).collect();
+            merge(&mut products, axes.len());
+            products
+        };
         let put = |cell: &Cell, sets: &[Set]| {
             let mut cell = cell.clone();
             for (axis, set) in axes.clone().zip(sets) {
@@ -153,22 +168,34 @@ impl Axes {
             cell.close(self);
             cell
         };
-        let mut cells: Vec<Cell> = Vec::new();
-        for sets in &wanted {
-            let mut parts = vec![put(cell, sets)];
+        let mut wanted: Vec<Cell> = Vec::new();
+        for sets in products(&macs.any_of) {
+            let mut parts: Vec<Cell> = cells.iter().map(|cell| put(cell, &sets)).collect();
             // A mask may include another's addresses: each packet is to be in one cell.
-            for earlier in &cells {
-                parts = parts.iter().flat_map(|part| part.minus(earlier, self)).collect();
+            for earlier in &wanted {
+                parts = self.without(&parts, earlier)?;
             }
-            cells.extend(parts.into_iter().filter(|part| !part.is_empty()));
+            wanted.extend(parts.into_iter().filter(|part| !part.is_empty()));
+            if wanted.len() > MAX_CELLS {
+                return None;
+            }
         }
-        let mut unwanted: Vec<Vec<Set>> = macs.none_of.iter().map(of).collect();
-        merge(&mut unwanted, axes.len());
-        for sets in &unwanted {
-            let hole = put(&self.everything(), sets);
-            cells = cells.iter().flat_map(|cell| cell.minus(&hole, self)).collect();
+        for sets in products(&macs.none_of) {
+            wanted = self.without(&wanted, &put(&self.everything(), &sets))?;
         }
-        cells
+        Some(wanted)
+    }
+
+    /// What is left of some cells without another; `None` if it is too many.
+    fn without(&self, cells: &[Cell], hole: &Cell) -> Option<Vec<Cell>> {
+        let mut left = Vec::new();
+        for cell in cells {
+            left.extend(cell.minus(hole, self));
+            if left.len() > MAX_CELLS {
+                return None;
+            }
+        }
+        Some(left)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Cells: products of sets over the axes of a space, within some kinds of packets. An axis means something for
-//! the kinds that have its field, and nothing for the others. All is exact; none of it allocates but the sets.
+//! the kinds that have its field, and nothing for the others. All is exact, but for cells that say they are not;
+//! none of it allocates but the sets.
 
-use super::axes::Axes;
+use super::axes::{Axes, Axis};
 use super::kind::Structure;
 use super::set::Set;
 
@@ -11,9 +12,31 @@ pub(super) struct Cell {
     pub(super) structure: Structure,
     /// By axis; all of the axis where no kind of the cell has its field.
     pub(super) sets: Box<[Set]>,
+    /// Whether some of its packets may not be meant: it stands for a match that falls into too many cells.
+    pub(super) is_rough: bool,
 }
 
+/// As many intervals of sets are gone through in the time that one comparison of cells takes.
+const INTERVALS_PER_COMPARISON: u64 = 32;
+
 impl Cell {
+    /// As many comparisons as one of this cell takes: more for long lists.
+    pub(super) fn weight(&self) -> u64 {
+        1 + self.intervals() / INTERVALS_PER_COMPARISON
+    }
+
+    /// How long its lists are: intervals beyond one on each axis.
+    pub(super) fn intervals(&self) -> u64 {
+        self.sets.iter().map(|set| set.intervals().len().saturating_sub(1) as u64).sum()
+    }
+
+    /// The packets of those kinds among its own.
+    pub(super) fn within(&self, structure: Structure, axes: &Axes) -> Self {
+        let mut part = Self { structure, ..self.clone() };
+        part.close(axes);
+        part
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.structure.is_empty()
     }
@@ -42,11 +65,25 @@ impl Cell {
         !structure.is_empty()
     }
 
+    /// The smallest cell around some that are not empty.
+    pub(super) fn around(cells: &[&Self], axes: &Axes) -> Self {
+        let structure = cells.iter().fold(Structure::NONE, |all, cell| all.or(&cell.structure));
+        let set = |(index, axis): (usize, &Axis)| {
+            let having = cells.iter().filter(|cell| cell.structure.overlaps(&axis.present));
+            having.fold(Set::of([]), |all, cell| all.or(&cell.sets[index]))
+        };
+        let sets = axes.list.iter().enumerate().map(set).collect();
+        let mut around = Self { structure, sets, is_rough: cells.iter().any(|cell| cell.is_rough) };
+        around.close(axes);
+        around
+    }
+
     /// The packets in both; empty if there are none.
     pub(super) fn and(&self, other: &Self, axes: &Axes) -> Self {
         let mut both = Self {
             structure: self.structure.and(&other.structure),
             sets: self.sets.iter().zip(&other.sets).map(|(ours, theirs)| ours.and(theirs)).collect(),
+            is_rough: self.is_rough || other.is_rough,
         };
         both.close(axes);
         both
@@ -55,7 +92,8 @@ impl Cell {
     /// Whether every packet of `other`, which is not empty, is in `self`.
     #[inline]
     pub(super) fn contains(&self, other: &Self, axes: &Axes) -> bool {
-        self.structure.contains(&other.structure)
+        !self.is_rough
+            && self.structure.contains(&other.structure)
             && axes.list.iter().zip(self.sets.iter().zip(&other.sets)).all(|(axis, (ours, theirs))| {
                 ours.contains(theirs)
                     || !other.structure.overlaps(&axis.present)
@@ -65,13 +103,9 @@ impl Cell {
 
     /// The packets of `self` that are not in `other`, as disjoint cells.
     pub(super) fn minus(&self, other: &Self, axes: &Axes) -> Vec<Self> {
-        let mut parts: Vec<Self> = Vec::new();
-        for structure in self.structure.minus(&other.structure) {
-            let mut part = Self { structure, sets: self.sets.clone() };
-            part.close(axes);
-            parts.push(part);
-        }
-        let mut rest = Self { structure: self.structure.and(&other.structure), sets: self.sets.clone() };
+        let other_structures = self.structure.minus(&other.structure);
+        let mut parts: Vec<Self> = other_structures.map(|structure| self.within(structure, axes)).collect();
+        let mut rest = Self { structure: self.structure.and(&other.structure), ..self.clone() };
         for (index, axis) in axes.list.iter().enumerate() {
             let (ours, theirs) = (&rest.sets[index], &other.sets[index]);
             if theirs.contains(ours) || !rest.structure.overlaps(&axis.present) {
@@ -96,9 +130,7 @@ impl Cell {
 
     /// The packets of the plainest kind in it, with the fewest tags.
     pub(super) fn plainest(&self, axes: &Axes) -> Self {
-        let mut plainest = Self { structure: self.structure.plainest(), sets: self.sets.clone() };
-        plainest.close(axes);
-        plainest
+        self.within(self.structure.plainest(), axes)
     }
 
     /// Drops the kinds that the sets leave no packet of, and the values that no kind has.

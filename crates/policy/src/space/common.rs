@@ -3,8 +3,11 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use crate::policy::Policy;
+
 use super::cell::Cell;
-use super::lane::{Entry, Role, by_rule};
+use super::lane::{Entry, Lane, Role, by_rule};
+use super::text::match_text;
 
 /// The rules on each side that the other has not, or not in its place.
 pub(super) struct Changed {
@@ -12,11 +15,12 @@ pub(super) struct Changed {
     pub(super) new: BTreeSet<u32>,
 }
 
-type Meaning<'e> = Vec<(Role, &'e Cell)>;
+/// What a rule's parts are, and its match where those are rough.
+type Meaning<'e> = (Vec<(Role, &'e Cell)>, Option<String>);
 
 /// Compares rules by what they mean, not by how they are written or called.
-pub(super) fn changed(old: &[Entry], new: &[Entry]) -> Changed {
-    let (old, new) = (by_meaning(old), by_meaning(new));
+pub(super) fn changed(old: (&Policy, &Lane), new: (&Policy, &Lane)) -> Changed {
+    let (old, new) = (by_meaning(old.0, &old.1.entries), by_meaning(new.0, &new.1.entries));
     let mut places: HashMap<&Meaning<'_>, Vec<usize>> = HashMap::new();
     for (place, (_, meaning)) in new.iter().enumerate().rev() {
         places.entry(meaning).or_default().push(place);
@@ -42,11 +46,13 @@ pub(super) fn changed(old: &[Entry], new: &[Entry]) -> Changed {
     }
 }
 
-fn by_meaning(entries: &[Entry]) -> Vec<(u32, Meaning<'_>)> {
-    let rules = by_rule(entries).into_iter();
-    rules
-        .map(|(rule, parts)| (rule, parts.into_iter().map(|part| (part.role, &part.cell)).collect()))
-        .collect()
+fn by_meaning<'e>(policy: &Policy, entries: &'e [Entry]) -> Vec<(u32, Meaning<'e>)> {
+    let meaning = |(rule, parts): (u32, Vec<&'e Entry>)| {
+        let is_rough = parts.iter().any(|part| part.cell.is_rough);
+        let text = policy.rules.get(rule as usize).filter(|_| is_rough).map(|rule| match_text(&rule.matches));
+        (rule, (parts.into_iter().map(|part| (part.role, &part.cell)).collect(), text))
+    };
+    by_rule(entries).into_iter().map(meaning).collect()
 }
 
 /// The most pairs, which rise on the first side, that rise on the second as well.

@@ -1,76 +1,111 @@
 //! Few and large cells for what is left of a cell: around each free packet the cell is taken as wide as its
-//! surroundings allow, so that a hole becomes one "not", and not the many slivers around it.
+//! surroundings allow, so that a hole becomes one "not", and not the many slivers around it. `diff` asks; whether
+//! anything is left at all it has found out before.
 
 use std::collections::BTreeSet;
 
 use super::axes::Axes;
 use super::cell::Cell;
-use super::kind::Structure;
+use super::field::Field;
 use super::region;
-use super::search::{Cover, Free, free_of};
+use super::search::{Cover, Free, Space};
+
+/// With more cells than this it is not looked for those that others make needless.
+const MAX_WEEDED: usize = 32;
+
+/// How many cells are wanted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    /// So many are told, the last of which may stand for all others.
+    pub(super) told: usize,
+    /// Up to so many are counted.
+    pub(super) counted: usize,
+}
 
 /// What is left of a cell.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Grown {
     /// Cells, which may overlap; if not all of one is meant, some of the packets that are.
     pub(super) cells: Vec<(Cell, Option<Cell>)>,
-    /// Whether it was not decided if there is more.
+    /// How many are not among them.
+    pub(super) more: usize,
+    /// Whether there may be even more.
     pub(super) is_open: bool,
 }
 
 impl Grown {
     pub(super) fn add(&mut self, other: Self) {
         self.cells.extend(other.cells);
+        self.more += other.more;
         self.is_open |= other.is_open;
     }
 }
 
-/// The packets of `target` that no cover has, as at most `most` cells.
-pub(super) fn regions_of(axes: &Axes, target: &Cell, covers: &[Cover<'_>], most: usize) -> Grown {
+/// The packets of `target` that no cover has, of which `first` are some.
+pub(super) fn regions_of(
+    space: &Space,
+    target: &Cell,
+    covers: &[Cover<'_>],
+    first: Cell,
+    wanted: Wanted,
+) -> Grown {
     let near: Vec<Cover<'_>> =
-        covers.iter().filter(|cover| cover.cell.overlaps(target, axes)).copied().collect();
+        covers.iter().filter(|cover| cover.cell.overlaps(target, &space.axes)).copied().collect();
     let mut grown = Grown::default();
-    loop {
-        let mut taken = near.clone();
-        taken.extend(grown.cells.iter().map(|(cell, _)| Cover { rule: u32::MAX, cell }));
-        match free_of(axes, target, &taken, &mut BTreeSet::new()) {
-            Free::None => return grown,
-            Free::NotDecided => {
-                grown.is_open = true;
-                return grown;
-            }
-            Free::Cell(free) => {
-                if most <= 1 {
-                    grown.cells.push((target.clone(), Some(free)));
-                    return grown;
-                }
-                if grown.cells.len() + 1 >= most {
-                    let rest = parts_with_more(axes, target, &taken, &mut grown.is_open);
-                    grown.cells.extend(rest);
-                    return grown;
-                }
-                grown.cells.push((around(axes, target, &near, &free), None));
-            }
+    let mut cells: Vec<Cell> = Vec::new();
+    let mut next = Free::Cell(first);
+    while let Free::Cell(free) = &next {
+        if cells.len() >= wanted.counted {
+            grown.is_open = true;
+            break;
+        }
+        cells.push(around(&space.axes, target, &near, free));
+        next = space.free_of(target, &with(&near, &cells), &mut BTreeSet::new());
+    }
+    grown.is_open |= matches!(next, Free::NotDecided(_));
+    weed(space, &mut cells);
+    cells.sort_by(|one, other| target.share(other).total_cmp(&target.share(one)));
+    if cells.len() > wanted.told || grown.is_open {
+        let shown = wanted.told.saturating_sub(1).min(cells.len());
+        let more = cells[shown..].iter().map(|cell| region::parts(&space.axes, cell).len());
+        grown.more = more.sum();
+        cells.truncate(shown);
+        let rest = parts_with_more(space, target, &with(&near, &cells));
+        grown.cells.extend(cells.into_iter().map(|cell| (cell, None)));
+        grown.cells.extend(rest.into_iter().map(|(part, some)| (part, Some(some))));
+    } else {
+        grown.cells.extend(cells.into_iter().map(|cell| (cell, None)));
+    }
+    grown
+}
+
+fn with<'c>(covers: &[Cover<'c>], cells: &'c [Cell]) -> Vec<Cover<'c>> {
+    covers.iter().copied().chain(cells.iter().map(|cell| Cover::of(u32::MAX, cell))).collect()
+}
+
+/// Leaves out cells that the others make needless.
+fn weed(space: &Space, cells: &mut Vec<Cell>) {
+    if cells.len() > MAX_WEEDED {
+        return;
+    }
+    for place in (0..cells.len()).rev() {
+        let cell = cells.remove(place);
+        let others = with(&[], cells);
+        let is_needless = matches!(space.free_of(&cell, &others, &mut BTreeSet::new()), Free::None);
+        if !is_needless {
+            cells.insert(place, cell);
         }
     }
 }
 
 /// The parts of a cell that are matches of their own and have free packets, with some of those.
-fn parts_with_more(
-    axes: &Axes,
-    target: &Cell,
-    taken: &[Cover<'_>],
-    is_open: &mut bool,
-) -> Vec<(Cell, Option<Cell>)> {
-    let mut parts = Vec::new();
-    for (_, part) in region::of(axes, target) {
-        match free_of(axes, &part, taken, &mut BTreeSet::new()) {
-            Free::Cell(free) => parts.push((part, Some(free))),
-            Free::NotDecided => *is_open = true,
-            Free::None => {}
-        }
-    }
-    parts
+fn parts_with_more(space: &Space, target: &Cell, taken: &[Cover<'_>]) -> Vec<(Cell, Cell)> {
+    let parts = region::parts(&space.axes, target).into_iter();
+    let free = parts.filter_map(|part| match space.free_of(&part, taken, &mut BTreeSet::new()) {
+        Free::Cell(free) => Some((part, free)),
+        Free::NotDecided(_) | Free::None => None,
+    });
+    free.collect()
 }
 
 /// A large part of `target` that has a free packet and nothing of the covers.
@@ -95,21 +130,40 @@ fn keep_out(axes: &Axes, wide: &mut Cell, free: &Cell, cover: &Cell) {
         }
         let mut part = wide.clone();
         part.sets[index] = wide.sets[index].minus(&cover.sets[index]);
-        let share = part.sets[index].len() as f64 / wide.sets[index].len().max(1) as f64;
         // What has no such field is not kept out by it.
-        let lacking = cover.structure.without(&axis.present);
+        let mut lacking = cover.structure.without(&axis.present);
+        if let Some(other) = other_version(axis.field).and_then(|field| axes.position(field, 0)) {
+            lacking = lacking.without(&axes.list[other].present);
+            if cover.structure.overlaps(&axes.list[other].present) {
+                part.sets[other] = wide.sets[other].minus(&cover.sets[other]);
+            }
+        }
         part.structure = wide.structure.and(&region::of_key(axis.field)).without(&lacking);
         part.close(axes);
+        let share = part.sets[index].len() as f64 / wide.sets[index].len().max(1) as f64;
+        let share = share * f64::from(part.structure.len()) / f64::from(wide.structure.len().max(1));
         if !part.is_empty() && best.as_ref().is_none_or(|(most, _)| share > *most) {
             best = Some((share, part));
         }
     }
-    let others = || wide.structure.minus(&cover.structure).filter(|part| part.contains(&free.structure));
-    let by_kind = |structure: Structure| {
-        let mut part = Cell { structure, sets: wide.sets.clone() };
-        part.close(axes);
-        part
-    };
-    let part = best.map(|(_, part)| part).or_else(|| others().next().map(by_kind));
+    let part = best.map(|(_, part)| part).or_else(|| other_kinds(axes, wide, free, cover));
     *wide = part.unwrap_or_else(|| free.clone());
+}
+
+/// What of `wide` is of other kinds than a cover, and some of it free: preferably of kinds that have a name.
+fn other_kinds(axes: &Axes, wide: &Cell, free: &Cell, cover: &Cell) -> Option<Cell> {
+    let named = region::named(&free.structure, &cover.structure).map(|(_, kinds)| kinds.and(&wide.structure));
+    let others = wide.structure.minus(&cover.structure).find(|part| part.contains(&free.structure));
+    named.or(others).map(|part| wide.within(part, axes))
+}
+
+/// The same address of the other IP version: both are one key.
+const fn other_version(field: Field) -> Option<Field> {
+    match field {
+        Field::Src4(level) => Some(Field::Src6(level)),
+        Field::Src6(level) => Some(Field::Src4(level)),
+        Field::Dst4(level) => Some(Field::Dst6(level)),
+        Field::Dst6(level) => Some(Field::Dst4(level)),
+        _ => None,
+    }
 }

@@ -140,6 +140,15 @@ impl Structure {
         Self { words: std::array::from_fn(|i| self.words[i] & !other.words[i]) }
     }
 
+    /// How many kinds with their tags are in it.
+    pub(super) fn len(&self) -> u32 {
+        let last = self.words[WORDS - 1];
+        let kinds = self.words[..WORDS - 1]
+            .iter()
+            .fold((last & !TAG_BITS).count_ones(), |all, word| all + word.count_ones());
+        kinds * (last & TAG_BITS).count_ones()
+    }
+
     /// Whether no packet is in it.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {

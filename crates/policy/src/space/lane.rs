@@ -8,7 +8,7 @@ use crate::policy::{Action, Direction, Policy};
 use super::axes::Axes;
 use super::cell::Cell;
 use super::index::Index;
-use super::search::{Cover, Free, free_of};
+use super::search::{Cover, Free, Space};
 
 /// What a rule does with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -62,11 +62,16 @@ pub(super) struct Entry {
     pub(super) rule: u32,
     pub(super) role: Role,
     pub(super) cell: Cell,
+    weight: u64,
 }
 
 impl Entry {
+    fn of(rule: u32, role: Role, cell: Cell) -> Self {
+        Self { rule, role, weight: cell.weight(), cell }
+    }
+
     pub(super) fn cover(&self) -> Cover<'_> {
-        Cover { rule: self.rule, cell: &self.cell }
+        Cover { rule: self.rule, cell: &self.cell, weight: self.weight }
     }
 }
 
@@ -99,39 +104,39 @@ impl Lane {
                 continue;
             }
             let list = if matches!(role, Role::Sniff(_)) { &mut sniffers } else { &mut entries };
-            list.extend(axes.cells(&rule.matches).into_iter().map(|cell| Entry { rule: number, role, cell }));
+            list.extend(axes.cells(&rule.matches).into_iter().map(|cell| Entry::of(number, role, cell)));
         }
-        let default = match direction {
-            Direction::Ingress => Role::of(policy.default).with_group(group),
-            Direction::Egress => Role::Fate(Fate::Pass),
-        };
+        let default = default_of(policy, direction).with_group(group);
         let number = policy.rules.len() as u32;
-        entries.push(Entry { rule: number, role: default, cell: axes.everything() });
+        entries.push(Entry::of(number, default, axes.everything()));
         let cells: Vec<&Cell> = entries.iter().map(|entry| &entry.cell).collect();
         Self { index: Index::of(axes, &cells), entries, sniffers }
     }
 
     /// The parts of rules that overlap a cell, in order.
-    pub(super) fn near(&self, axes: &Axes, cell: &Cell) -> Vec<&Entry> {
-        let near =
-            self.index.near(axes, cell).into_iter().filter_map(|number| self.entries.get(number as usize));
-        near.filter(|entry| entry.cell.overlaps(cell, axes)).collect()
+    pub(super) fn near(&self, space: &Space, cell: &Cell) -> Vec<&Entry> {
+        let near = self.index.near(&space.axes, cell);
+        space.spend(near.len() as u64);
+        let near = near.into_iter().filter_map(|number| self.entries.get(number as usize));
+        near.filter(|entry| entry.cell.overlaps(cell, &space.axes)).collect()
     }
 }
 
-/// The axes that some policies need together.
-pub(super) fn axes_of(policies: &[&Policy]) -> Axes {
-    let matches = policies.iter().flat_map(|policy| &policy.rules).map(|rule| &rule.matches);
-    Axes::of(matches)
+/// What happens to packets that no rule claims. Nothing leaves the host otherwise than it would without us.
+pub(super) const fn default_of(policy: &Policy, direction: Direction) -> Role {
+    match direction {
+        Direction::Ingress => Role::of(policy.default),
+        Direction::Egress => Role::Fate(Fate::Pass),
+    }
 }
 
 /// Whether all of `cell` is in these cells; `None` if that was not decided.
-pub(super) fn is_within(axes: &Axes, cell: &Cell, cells: &[&Entry]) -> Option<bool> {
+pub(super) fn is_within(space: &Space, cell: &Cell, cells: &[&Entry]) -> Option<bool> {
     let covers: Vec<Cover<'_>> = cells.iter().map(|entry| entry.cover()).collect();
-    match free_of(axes, cell, &covers, &mut BTreeSet::new()) {
+    match space.free_of(cell, &covers, &mut BTreeSet::new()) {
         Free::Cell(_) => Some(false),
         Free::None => Some(true),
-        Free::NotDecided => None,
+        Free::NotDecided(_) => None,
     }
 }
 

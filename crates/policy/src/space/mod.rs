@@ -4,7 +4,7 @@
 //! The way through: `field` and `kind` say what packets there are, `axes` cuts the values that matter into
 //! segments and turns each match into `cell`s, `search` finds packets that one cell has and others have not,
 //! and `analysis` and `diff` ask it. `witness` makes packets into frames and `region` sets of packets into
-//! matches. Pure; only `steerd check` and `steerd diff` call it, never the packet path.
+//! matches. Nothing takes without bound: every limit is a named constant, and what strikes one says so. Pure; only `steerd check` and `steerd diff` call it, never the packet path.
 
 mod analysis;
 mod axes;
@@ -13,22 +13,27 @@ mod common;
 mod diff;
 mod domain;
 mod field;
+mod groups;
 mod grow;
 mod index;
 mod kind;
 mod lane;
 mod mac;
+mod pairs;
 mod region;
 mod search;
 mod set;
+mod tell;
 mod terms;
 mod text;
 mod witness;
 
 pub use analysis::{Analysis, MAX_LISTED_PAIRS, Need, Pair, Pairs, Reach, Relation, RuleAnalysis, analyse};
-pub use diff::{Change, Diff, Effect, MAX_CHANGES, MAX_REGIONS_PER_PAIR, PairSummary, diff};
+pub use axes::MAX_CELLS;
+pub use diff::{Change, Detail, Diff, Effect, Names, OpenPair, PairSummary, diff, diff_in_detail};
+pub use diff::{MAX_COUNTED_REGIONS, MAX_NAMED_OPEN, MAX_NAMED_RULES, MAX_PAIRS, MAX_TOLD_VALUES};
 pub use region::Region;
-pub use search::MAX_COMPARISONS;
+pub use search::{MAX_COMPARISONS, MAX_COMPARISONS_IN_ALL};
 pub use text::match_text;
 pub use witness::Witness;
 

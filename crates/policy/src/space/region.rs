@@ -1,23 +1,27 @@
 //! Cells as matches of the language. Nearly every cell is exactly some match; what the language has no word for
-//! (a TCP header that is cut off, say) is told beside the smallest match around it.
+//! (a TCP header that is cut off, say) is told beside the smallest match around it. `grow`, `pairs` and `tell` ask;
+//! which packets are told of is none of its business.
 
 use std::fmt;
+use std::sync::LazyLock;
 
 use packet::{IpProtocol, MAX_MPLS_LABELS};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 use crate::byte_set::ByteSet;
-use crate::policy::{Addresses, Family, Fragments, Macs, MaskedMac, Match, MplsEntry, VlanMatch};
-use crate::ranges::{RangeSet, Word};
+use crate::policy::{Family, Fragments, Match, MplsEntry, VlanMatch};
+use crate::ranges::RangeSet;
 
 use super::axes::Axes;
 use super::cell::Cell;
 use super::field::{FRAGMENT_CODES, Field, Level};
-use super::kind::{Structure, present};
-use super::mac;
-use super::set::Set;
+use super::kind::{Network, Packet, Structure, Transport, Tunnel, present};
 use super::text::match_text;
 use super::witness;
+
+mod values;
+
+use values::{level_of, of_values};
 
 /// A set of packets in the language.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,23 +54,61 @@ impl Serialize for Region {
 
 /// A cell as regions, each with the part of the cell that it is.
 pub(super) fn of(axes: &Axes, cell: &Cell) -> Vec<(Region, Cell)> {
+    parts(axes, cell).into_iter().map(|part| (around(axes, &part), part)).collect()
+}
+
+/// The parts of a cell for which there is one match each.
+pub(super) fn parts(axes: &Axes, cell: &Cell) -> Vec<Cell> {
     let mut open = vec![cell.clone()];
-    let mut regions = Vec::new();
+    let mut whole = Vec::new();
     while let Some(cell) = open.pop().filter(|cell| !cell.is_empty()) {
-        if let Some(parts) = splits(axes, &cell) {
-            open.extend(parts.into_iter().filter(|part| !part.is_empty()));
-            continue;
+        match splits(axes, &cell) {
+            Some(parts) => open.extend(parts.into_iter().filter(|part| !part.is_empty())),
+            None => whole.push(cell),
         }
-        let matches = nearest(axes, &cell);
-        let surplus =
-            axes.cells(&matches).iter().find_map(|around| around.minus(&cell, axes).into_iter().next());
-        let only = surplus.map(|surplus| match witness::of(axes, &surplus) {
-            Some(other) => format!("only part of it; not of it is, say, {}", other.fields()),
-            None => "only part of it".to_owned(),
-        });
-        regions.push((Region { matches, only }, cell));
     }
-    regions
+    whole
+}
+
+/// The smallest match around a cell, and which of its packets are meant.
+fn around(axes: &Axes, cell: &Cell) -> Region {
+    let matches = nearest(axes, cell);
+    let surplus: Vec<Cell> =
+        axes.cells(&matches).iter().flat_map(|around| around.minus(cell, axes)).collect();
+    let only = surplus.first().map(|some| {
+        words_for(cell, &surplus).unwrap_or_else(|| match witness::of(axes, some) {
+            Some(other) if !some.is_rough => {
+                format!("only part of it; not of it is, say, {}", other.fields())
+            }
+            _ => "only part of it".to_owned(),
+        })
+    });
+    Region { matches, only }
+}
+
+/// Kinds that there are words for.
+static NAMED: LazyLock<[(&str, Structure); 4]> = LazyLock::new(|| {
+    let without_ports = |packet: Packet| packet.transport == Transport::None;
+    [
+        ("what has no TCP or UDP header", Structure::kinds(|kind| without_ports(kind.packet))),
+        ("what is not IP", Structure::kinds(|kind| kind.packet.network == Network::None)),
+        ("what has no tunnel", Structure::kinds(|kind| kind.tunnel == Tunnel::None && kind.stack.is_none())),
+        (
+            "what has no TCP or UDP header inside",
+            Structure::kinds(|kind| kind.inside.is_none_or(|inside| without_ports(inside.packet))),
+        ),
+    ]
+});
+
+/// Of the kinds that there are words for those that have all of some packets and none of others.
+pub(super) fn named(some: &Structure, others: &Structure) -> Option<(&'static str, Structure)> {
+    NAMED.iter().find(|(_, kinds)| kinds.contains(some) && !kinds.overlaps(others)).copied()
+}
+
+/// What tells a cell from all that is around it, if there are words for it.
+fn words_for(cell: &Cell, surplus: &[Cell]) -> Option<String> {
+    let others = surplus.iter().fold(Structure::NONE, |all, other| all.or(&other.structure));
+    named(&cell.structure, &others).map(|(words, _)| format!("only {words}"))
 }
 
 const LEVELS: [Level; 2] = [Level::Outer, Level::Inner];
@@ -82,14 +124,28 @@ pub(super) fn of_key(field: Field) -> Structure {
     }
 }
 
+/// A cell around some part of another, as near to the part as takes no longer lists, and one match only.
+pub(super) fn narrowed(axes: &Axes, whole: &Cell, part: &Cell) -> Cell {
+    let with = |structure: Structure| {
+        let mut narrow = Cell { structure, ..whole.clone() };
+        for (index, axis) in axes.list.iter().enumerate() {
+            let is_longer = part.sets[index].intervals().len() > whole.sets[index].intervals().len();
+            if !is_longer && of_key(axis.field).contains(&structure) {
+                narrow.sets[index] = part.sets[index].clone();
+            }
+        }
+        narrow.close(axes);
+        narrow
+    };
+    let mut narrow = [part.structure, whole.structure].map(with).into_iter();
+    let is_one = |cell: &Cell| splits(axes, cell).is_none() && nearest_is_exact(axes, cell);
+    narrow.find(is_one).unwrap_or_else(|| whole.clone())
+}
+
 /// The same cell in parts, if no one match can be it: some packets lack a field that others are told by, or
 /// fragments and flags go together in a way that takes several.
 fn splits(axes: &Axes, cell: &Cell) -> Option<Vec<Cell>> {
-    let with = |structure: Structure| {
-        let mut part = Cell { structure, sets: cell.sets.clone() };
-        part.close(axes);
-        part
-    };
+    let with = |structure: Structure| cell.within(structure, axes);
     for (index, axis) in axes.list.iter().enumerate() {
         let (set, of_key) = (&cell.sets[index], of_key(axis.field));
         if *set == axis.admitted(&cell.structure, &axis.all) || !cell.structure.overlaps(&axis.present) {
@@ -137,15 +193,26 @@ fn nearest(axes: &Axes, cell: &Cell) -> Match {
         if matches!(&around[..], [one] if one == cell) {
             break;
         }
-        let mut tried = matches.clone();
-        narrower(&mut tried);
-        let cells = axes.cells(&tried);
+        // Long lists of values are not gone through again for each.
+        let mut alone = bare(&matches);
+        narrower(&mut alone);
+        let narrow = axes.cells(&alone);
+        let both = around.iter().flat_map(|one| narrow.iter().map(|other| one.and(other, axes)));
+        let cells: Vec<Cell> = both.filter(|both| !both.is_empty()).collect();
         let still_around = matches!(&cells[..], [one] if one.contains(cell, axes));
         if still_around && cells != around {
-            (matches, around) = (tried, cells);
+            narrower(&mut matches);
+            around = cells;
         }
     }
     matches
+}
+
+/// A match that asks for nothing, with room for the labels and the inside of another.
+fn bare(matches: &Match) -> Match {
+    let stack = |of: &Match| of.mpls.as_ref().map(|stack| vec![MplsEntry::default(); stack.len()]);
+    let inner = matches.inner.as_ref().map(|inner| Match { mpls: stack(inner), ..Match::default() });
+    Match { mpls: stack(matches), inner: inner.map(Box::new), ..Match::default() }
 }
 
 type Narrowing = Box<dyn Fn(&mut Match)>;
@@ -245,152 +312,4 @@ fn ip_flags(axes: &Axes, cell: &Cell, level: Level) -> Option<ByteSet> {
     let index = axes.position(Field::FlagsAndFragment(level), 0)?;
     let codes = axes.list[index].values(&cell.sets[index]);
     Some(codes.into_iter().flat_map(|(low, high)| low..=high).map(|code| (code % 8) as u8).collect())
-}
-
-fn level_of(matches: &mut Match, level: Level) -> &mut Match {
-    match level {
-        Level::Outer => matches,
-        Level::Inner => matches.inner.get_or_insert_default(),
-    }
-}
-
-/// The match that asks for the cell's values, field by field.
-fn of_values(axes: &Axes, cell: &Cell) -> Match {
-    let mut matches = Match::default();
-    for (index, axis) in axes.list.iter().enumerate() {
-        let set = &cell.sets[index];
-        let is_told = *set != axis.admitted(&cell.structure, &axis.all);
-        if is_told && cell.structure.overlaps(&axis.present) {
-            put(axes, cell, index, &mut matches);
-        }
-    }
-    // An id or a priority means an 802.1Q tag, unless the match says otherwise.
-    for level in LEVELS {
-        if level == Level::Inner && matches.inner.is_none() {
-            continue;
-        }
-        let matches = level_of(&mut matches, level);
-        let any = || Some(RangeSet::of(vec![(0, u16::MAX)]));
-        if matches.vlan_tpid.is_none() && matches.outer_tpid().is_some() {
-            matches.vlan_tpid = any();
-        }
-        if matches.inner_vlan_tpid.is_none() && matches.inner_tpid().is_some() {
-            matches.inner_vlan_tpid = any();
-        }
-    }
-    matches
-}
-
-/// Puts the values of one axis into a match.
-fn put(axes: &Axes, cell: &Cell, index: usize, matches: &mut Match) {
-    let axis = &axes.list[index];
-    let values = axis.values(&cell.sets[index]);
-    match axis.field {
-        Field::Label(level, place) => label(matches, level, place).label = ranges(&values),
-        Field::LabelClass(level, place) => label(matches, level, place).tc = ranges(&values),
-        Field::LabelTtl(level, place) => label(matches, level, place).ttl = ranges(&values),
-        Field::EspSpi => matches.esp_spi = ranges(&values),
-        Field::EspSeq => matches.esp_seq = ranges(&values),
-        Field::Vni => matches.vxlan_vni = ranges(&values),
-        Field::GreProtocol => matches.gre_protocol = ranges(&values),
-        Field::GreKey => matches.gre_key = ranges(&values),
-        Field::GreFlags => {
-            // The routing bit is never set; a flag that nobody asks about is not to be told.
-            let set = bytes(&values);
-            matches.gre_flags = Some((0..=u8::MAX).filter(|byte| set.contains(byte & !0x40)).collect());
-        }
-        field => put_in_packet(axes, cell, field, &values, matches),
-    }
-}
-
-fn put_in_packet(axes: &Axes, cell: &Cell, field: Field, values: &[(u128, u128)], matches: &mut Match) {
-    match field {
-        Field::DstMac(level) => level_of(matches, level).dst_mac = macs(axes, cell, field),
-        Field::SrcMac(level) => level_of(matches, level).src_mac = macs(axes, cell, field),
-        Field::EtherType(level) => level_of(matches, level).ethertype = ranges(values),
-        Field::VlanId(level) => level_of(matches, level).vlan = ranges(values).map(VlanMatch::Ids),
-        Field::VlanPriority(level) => level_of(matches, level).vlan_priority = ranges(values),
-        Field::VlanTpid(level) => level_of(matches, level).vlan_tpid = ranges(values),
-        Field::SecondId(level) => level_of(matches, level).inner_vlan = ranges(values).map(VlanMatch::Ids),
-        Field::SecondTpid(level) => level_of(matches, level).inner_vlan_tpid = ranges(values),
-        Field::Src4(level) | Field::Src6(level) => {
-            let set = addresses(axes, cell, Field::Src4(level), Field::Src6(level));
-            level_of(matches, level).src = Some(set);
-        }
-        Field::Dst4(level) | Field::Dst6(level) => {
-            let set = addresses(axes, cell, Field::Dst4(level), Field::Dst6(level));
-            level_of(matches, level).dst = Some(set);
-        }
-        Field::Protocol(level) => level_of(matches, level).protocol = ranges(values),
-        Field::Tos(level) => level_of(matches, level).tos = Some(bytes(values)),
-        Field::Ttl(level) => level_of(matches, level).ttl = ranges(values),
-        Field::FlowLabel(level) => level_of(matches, level).flow_label = ranges(values),
-        Field::Options(level) => level_of(matches, level).ip_options = Some(values == [(1, 1)]),
-        Field::SrcPort(level) => level_of(matches, level).src_port = ranges(values),
-        Field::DstPort(level) => level_of(matches, level).dst_port = ranges(values),
-        Field::TcpFlags(level) => level_of(matches, level).tcp_flags = Some(bytes(values)),
-        // Fragments and flags are found by narrowing.
-        _ => {}
-    }
-}
-
-fn label(matches: &mut Match, level: Level, place: u8) -> &mut MplsEntry {
-    let stack = level_of(matches, level).mpls.get_or_insert_default();
-    let place = usize::from(place);
-    stack.resize(stack.len().max(place + 1), MplsEntry::default());
-    &mut stack[place]
-}
-
-fn ranges<T: Word>(values: &[(u128, u128)]) -> Option<RangeSet<T>> {
-    Some(RangeSet::of(values.iter().map(|(low, high)| (T::narrow(*low), T::narrow(*high))).collect()))
-}
-
-fn bytes(values: &[(u128, u128)]) -> ByteSet {
-    values.iter().flat_map(|(low, high)| *low..=*high).filter_map(|value| u8::try_from(value).ok()).collect()
-}
-
-/// The addresses of both versions, of those that the cell has packets of.
-fn addresses(axes: &Axes, cell: &Cell, v4: Field, v6: Field) -> Addresses {
-    let values = |field: Field| match axes.position(field, 0) {
-        _ if !cell.structure.overlaps(&present(field)) => Vec::new(),
-        Some(index) => axes.list[index].values(&cell.sets[index]),
-        None => vec![(0, field.most())],
-    };
-    Addresses { v4: ranges(&values(v4)).unwrap_or_default(), v6: ranges(&values(v6)).unwrap_or_default() }
-}
-
-/// The addresses of a field that may take several axes: on each those wanted, or those not, whichever are
-/// fewer prefixes; a product of those.
-fn macs(axes: &Axes, cell: &Cell, field: Field) -> Option<Macs> {
-    let layout = axes.layout(field)?;
-    let first = axes.position(field, 0)?;
-    let mut wanted = vec![MaskedMac::ANY];
-    let mut unwanted = Vec::new();
-    for part in 0..layout.parts.len() {
-        let axis = &axes.list[first + part];
-        let (set, bits) = (&cell.sets[first + part], layout.parts[part].len() as u32);
-        let prefixes = |set: &Set| -> Vec<MaskedMac> {
-            let ranges: RangeSet<u128> = RangeSet::of(axis.values(set));
-            let masked = |(value, mask): (u128, u128)| MaskedMac {
-                value: mac::address(layout.scatter(part, value as u64)),
-                mask: mac::address(layout.scatter(part, mask as u64)),
-            };
-            ranges.prefixes(bits).into_iter().map(masked).collect()
-        };
-        let (inside, outside) = (prefixes(set), prefixes(&axis.all.minus(set)));
-        if outside.len() < inside.len() {
-            unwanted.extend(outside);
-        } else {
-            wanted = wanted.iter().flat_map(|one| inside.iter().map(|other| both(one, other))).collect();
-        }
-    }
-    let mut macs = Macs::of(wanted);
-    macs.none_of = Macs::of(unwanted).any_of;
-    Some(macs)
-}
-
-/// Masked addresses that ask about different bits, as one.
-fn both(one: &MaskedMac, other: &MaskedMac) -> MaskedMac {
-    let or = |a, b| mac::address(mac::number(a) | mac::number(b));
-    MaskedMac { value: or(one.value, other.value), mask: or(one.mask, other.mask) }
 }

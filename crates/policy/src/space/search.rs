@@ -1,22 +1,45 @@
 //! The one question that everything here comes down to: is there a packet in a cell that none of these other
 //! cells has? Decided exactly, by cutting the cell along the others until a piece is free or all is taken.
-//! The question is hard in general (it contains satisfiability), so there is a limit to the work; beyond it the
-//! answer is that it was not decided, never a guess.
+//! The question is hard in general (it contains satisfiability), so there is a limit to the work of one and to
+//! that of all that `analyse` or `diff` asks; beyond it the answer is that it was not decided, never a guess.
 
+use std::cell::Cell as Counter;
 use std::collections::BTreeSet;
+use std::fmt;
 
-use super::axes::Axes;
+use crate::policy::Policy;
+
+use super::axes::{Axes, MAX_CELLS};
 use super::cell::Cell;
+use super::diff::MAX_PAIRS;
 use super::set::Set;
 
-/// How many comparisons of cells one question may take: a second or so.
+/// How many comparisons of cells one question may take: a few seconds.
 pub const MAX_COMPARISONS: u64 = 20_000_000;
+/// How many all the questions of one analysis, or of one diff, may take together: ten seconds or so.
+pub const MAX_COMPARISONS_IN_ALL: u64 = 50_000_000;
+/// Looking for a likely place sorts the covers' ends: so many times a comparison.
+const PROBE_WEIGHT: u64 = 8;
+
+/// What packets are compared in: the axes that some policies need, and how much may still be asked of them.
+pub(super) struct Space {
+    pub(super) axes: Axes,
+    left: Counter<u64>,
+}
 
 /// A cell that takes packets, and whose it is.
 #[derive(Clone, Copy)]
 pub(super) struct Cover<'c> {
     pub(super) rule: u32,
     pub(super) cell: &'c Cell,
+    /// As many comparisons as one with this cell takes.
+    pub(super) weight: u64,
+}
+
+impl<'c> Cover<'c> {
+    pub(super) fn of(rule: u32, cell: &'c Cell) -> Self {
+        Self { rule, cell, weight: cell.weight() }
+    }
 }
 
 /// The answer.
@@ -26,29 +49,99 @@ pub(super) enum Free {
     Cell(Cell),
     /// All is taken.
     None,
-    /// The limit was reached.
-    NotDecided,
+    /// A limit was reached.
+    NotDecided(Undecided),
 }
 
-/// Finds packets of `cell` that are in no cover; `takers` is told a set of covers that are enough.
-pub(super) fn free_of(axes: &Axes, cell: &Cell, covers: &[Cover<'_>], takers: &mut BTreeSet<u32>) -> Free {
-    if cell.is_empty() {
-        return Free::None;
-    }
-    let near: Vec<Cover<'_>> =
-        covers.iter().filter(|cover| cover.cell.overlaps(cell, axes)).copied().collect();
-    if let Some(whole) = near.iter().find(|cover| cover.cell.contains(cell, axes)) {
-        takers.insert(whole.rule);
-        return Free::None;
-    }
-    let mut search = Search { axes, covers: &near, left: MAX_COMPARISONS };
-    if near.len() > PROBED {
-        let (narrow, some) = search.least_covered(cell);
-        if let Free::Cell(found) = search.run(narrow, some, &mut BTreeSet::new()) {
-            return Free::Cell(found);
+/// Why a question has no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Undecided {
+    /// It takes more than [`MAX_COMPARISONS`].
+    OneQuestion,
+    /// It and those before it take more than [`MAX_COMPARISONS_IN_ALL`].
+    AllQuestions,
+    /// The MAC addresses of one match fall into more than [`MAX_CELLS`] parts.
+    CrossedMasks,
+    /// Packets change hands between more than [`MAX_PAIRS`] pairs of rules.
+    Pairs,
+}
+
+impl fmt::Display for Undecided {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OneQuestion => {
+                write!(f, "it takes more than {MAX_COMPARISONS} comparisons of header regions")
+            }
+            Self::AllQuestions => write!(
+                f,
+                "all questions together take more than {MAX_COMPARISONS_IN_ALL} comparisons of header regions"
+            ),
+            Self::Pairs => write!(f, "more than {MAX_PAIRS} pairs of rules differ"),
+            Self::CrossedMasks => {
+                write!(f, "the masks of MAC addresses cross in more than {MAX_CELLS} ways")
+            }
         }
     }
-    search.run(cell.clone(), (0..near.len() as u32).collect(), takers)
+}
+
+impl Space {
+    /// The space of some policies together.
+    pub(super) fn of(policies: &[&Policy]) -> Self {
+        let matches = policies.iter().flat_map(|policy| &policy.rules).map(|rule| &rule.matches);
+        Self { axes: Axes::of(matches), left: Counter::new(MAX_COMPARISONS_IN_ALL) }
+    }
+
+    /// Which part of all that may be asked is left.
+    pub(super) fn share_left(&self) -> f64 {
+        self.left.get() as f64 / MAX_COMPARISONS_IN_ALL as f64
+    }
+
+    pub(super) fn is_spent(&self) -> bool {
+        self.left.get() == 0
+    }
+
+    /// Counts comparisons that were made beside the questions.
+    pub(super) fn spend(&self, comparisons: u64) {
+        self.left.set(self.left.get().saturating_sub(comparisons));
+    }
+
+    /// Finds packets of `cell` that are in no cover; `takers` is told a set of covers that are enough.
+    pub(super) fn free_of(&self, cell: &Cell, covers: &[Cover<'_>], takers: &mut BTreeSet<u32>) -> Free {
+        if cell.is_empty() {
+            return Free::None;
+        }
+        self.spend(covers.len() as u64);
+        let overlapping = covers.iter().filter(|cover| cover.cell.overlaps(cell, &self.axes)).copied();
+        let (rough, exact): (Vec<_>, Vec<_>) = overlapping.partition(|cover| cover.cell.is_rough);
+        match self.cut(cell, &exact, takers) {
+            Free::Cell(_) if cell.is_rough => Free::NotDecided(Undecided::CrossedMasks),
+            Free::Cell(_) if !rough.is_empty() => {
+                // What is free even of all that those might have is free.
+                let all: Vec<Cover<'_>> = exact.into_iter().chain(rough).collect();
+                match self.cut(cell, &all, &mut BTreeSet::new()) {
+                    Free::None => Free::NotDecided(Undecided::CrossedMasks),
+                    found => found,
+                }
+            }
+            found => found,
+        }
+    }
+
+    /// The same with covers that all overlap the cell, and are taken for what they seem.
+    fn cut(&self, cell: &Cell, covers: &[Cover<'_>], takers: &mut BTreeSet<u32>) -> Free {
+        if let Some(whole) = covers.iter().find(|cover| cover.cell.contains(cell, &self.axes)) {
+            takers.insert(whole.rule);
+            return Free::None;
+        }
+        let most = self.left.get().min(MAX_COMPARISONS);
+        let mut search = Search { axes: &self.axes, covers, left: most };
+        let found = search.all(cell, takers);
+        self.spend(most - search.left);
+        match found {
+            Free::NotDecided(_) if self.is_spent() => Free::NotDecided(Undecided::AllQuestions),
+            found => found,
+        }
+    }
 }
 
 /// With fewer covers than this, cutting is as fast as looking for a likely place first.
@@ -61,12 +154,26 @@ struct Search<'s, 'c> {
 }
 
 impl Search<'_, '_> {
+    fn all(&mut self, cell: &Cell, takers: &mut BTreeSet<u32>) -> Free {
+        if self.covers.len() > PROBED {
+            let weight: u64 = self.covers.iter().map(|cover| cover.weight).sum();
+            self.left = self.left.saturating_sub(PROBE_WEIGHT * weight);
+            let (narrow, some) = self.least_covered(cell);
+            if let Free::Cell(found) = self.run(narrow, some, &mut BTreeSet::new()) {
+                return Free::Cell(found);
+            }
+        }
+        self.run(cell.clone(), (0..self.covers.len() as u32).collect(), takers)
+    }
+
     fn run(&mut self, cell: Cell, covers: Vec<u32>, takers: &mut BTreeSet<u32>) -> Free {
         let mut open = vec![(cell, covers)];
         while let Some((cell, mut covers)) = open.pop() {
-            self.left = self.left.saturating_sub(2 * covers.len() as u64 + 1);
+            let own = cell.weight();
+            let weight: u64 = covers.iter().map(|index| self.cover(*index).weight.max(own)).sum();
+            self.left = self.left.saturating_sub(2 * weight + 1);
             if self.left == 0 {
-                return Free::NotDecided;
+                return Free::NotDecided(Undecided::OneQuestion);
             }
             covers.retain(|index| self.cover(*index).cell.overlaps(&cell, self.axes));
             let mut best: Option<(f64, u32)> = None;
@@ -142,4 +249,26 @@ fn least_covered<'c>(set: &Set, covers: impl Iterator<Item = &'c Set>) -> Option
         }
     }
     best.map(|(_, place)| place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Match;
+    use crate::ranges::RangeSet;
+
+    #[test]
+    fn a_spent_space_decides_nothing_more() {
+        let port = |port| Match { dst_port: Some(RangeSet::single(port)), ..Match::default() };
+        let matches = [port(80), port(443)];
+        let space = Space { axes: Axes::of(matches.iter()), left: Counter::new(3) };
+        let all = space.axes.everything();
+        let cells: Vec<Cell> = matches.iter().flat_map(|matches| space.axes.cells(matches)).collect();
+        let covers: Vec<Cover<'_>> = (0..).zip(&cells).map(|(rule, cell)| Cover::of(rule, cell)).collect();
+        let found = space.free_of(&all, &covers, &mut BTreeSet::new());
+        assert!(matches!(found, Free::NotDecided(Undecided::AllQuestions)), "{found:?}");
+        assert!(space.is_spent());
+        // What one cover takes whole needs no search.
+        assert!(matches!(space.free_of(&cells[0], &covers, &mut BTreeSet::new()), Free::None));
+    }
 }
