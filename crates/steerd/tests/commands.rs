@@ -388,6 +388,14 @@ fn a_summary_says_how_even_the_load_is() {
     assert!(text.contains("largest/mean") && text.contains("50 %"), "{text}");
 }
 
+/// Where a device tells nothing of flows, another rule's flow may have brought the packet.
+#[test]
+fn explain_says_that_a_packet_stays_with_the_worker_that_has_it() {
+    let syn = "src=10.2.0.1,dst=192.0.2.80,protocol=tcp,src_port=1,dst_port=443,tcp_flags=syn";
+    let text = ok(&["explain", "demo.toml", "--packet", syn, "--profile", "mlx4"]);
+    assert!(text.contains("deliver to web") && text.contains("group    dns: the packet stays"), "{text}");
+}
+
 /// egress-guard: mail by the relay alone, and nothing from addresses that are not ours.
 #[test]
 fn explain_says_what_becomes_of_what_the_host_sends() {

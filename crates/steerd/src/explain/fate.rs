@@ -96,7 +96,12 @@ impl Fate {
         }
         line("decided", format!("by the {}", self.decided_in));
         line("tag", self.tag.map_or_else(|| "none".into(), |tag| tag.to_string()));
-        line("group", self.group.clone().unwrap_or_default());
+        let group = self.group.clone().unwrap_or_default();
+        let stays = self.action.strip_prefix("deliver to ").is_some_and(|meant| meant != group);
+        line(
+            "group",
+            if stays { format!("{group}: the packet stays with the worker that has it") } else { group },
+        );
         if let Some(queue) = self.queue.and_then(|queue| program.queues.get(queue as usize)) {
             let variant = serde_json::to_value(queue.variant).ok();
             let variant = variant.as_ref().and_then(serde_json::Value::as_str).unwrap_or("?");
