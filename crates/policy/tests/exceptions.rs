@@ -4,8 +4,9 @@
 mod support;
 
 use std::fmt::Write as _;
+use std::time::{Duration, Instant};
 
-use packet::FlowKey;
+use packet::{DeepKey, FlowKey};
 use policy::{Decided, DeviceProfile, NoFiles, Outcome, Policy, Program, Report, RuleId, Source, Verdict};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -256,7 +257,54 @@ fn a_policy_without_a_group_may_leave_packets_to_the_host() {
     assert_eq!(first(&parse(text), &DeviceProfile::mlx5()).0, Decided::Hardware);
 }
 
-const POLICIES: usize = 250;
+/// Addresses of both families differ in how much of them is asked for: none is cut across another.
+#[test]
+fn exceptions_by_one_key_add_up() {
+    let own = "dst = ['192.0.2.1', '192.0.2.254', '224.0.0.0/24', '224.0.1.129', '2001:db8::1', 'fe80::/10', 'ff02::/16']";
+    let rules = [("host", own, "kernel"), ("transit", "protocol = '0-255'", "steer main")];
+    for profile in everywhere() {
+        let report = report(&policy("kernel", &rules), &profile);
+        let program = report.program.expect("it fits");
+        let [exception] = &program.exceptions[..] else { panic!("{program}") };
+        // No more than there are bits.
+        assert!(exception.pieces <= 4 * 32 + 128 + 10 + 16, "{}", exception.pieces);
+
+        assert_eq!(report.rules[0].decided, Decided::Hardware, "{}", profile.name);
+    }
+}
+
+/// Thousands of exceptions among thousands of rules, left out and not, cost seconds even on a slow machine.
+#[test]
+fn many_exceptions_among_many_rules_are_compiled_in_time() {
+    let rules = |exception: &dyn Fn(usize) -> String, rule: &dyn Fn(usize) -> String| {
+        let mut text = GROUP.to_owned();
+        for index in 0..1000 {
+            let (exception, rule) = (exception(index), rule(index));
+            writeln!(text, "[[rules]]\nname = 'e{index}'\nmatch = {{ {exception} }}\naction = 'kernel'")
+                .expect("strings take text");
+            writeln!(text, "[[rules]]\nname = 'r{index}'\nmatch = {{ {rule} }}\naction = 'steer main'")
+                .expect("strings take text");
+        }
+        parse(&text)
+    };
+    let prefix = |index: usize| format!("dst = '10.{}.{}.0/24'", index / 250, index % 250);
+    let one = |index: usize| format!("dst = '10.{}.{}.1'", (index + 1) / 250, (index + 1) % 250);
+    let port = |index: usize| format!("protocol = 'tcp', dst_port = {index}");
+    let source = |index: usize| format!("family = 'ipv4', src = '10.{}.{}.1'", index / 250, index % 250);
+    // Every exception meets one rule, all of them but cannot be left out, and all of them but soon is too dear.
+    for (what, exception) in [("one", &one as &dyn Fn(usize) -> String), ("port", &port), ("source", &source)]
+    {
+        let policy = rules(exception, &prefix);
+        let started = Instant::now();
+        let program = policy::compile(&policy, &DeviceProfile::ideal(), WORKERS).expect("it fits");
+        let took = started.elapsed();
+        let left_out = program.exceptions.iter().filter(|exception| exception.pieces > 0).count();
+        println!("{what}: {took:?}, {} flows, {left_out} left out", program.flows.len());
+        assert!(took < Duration::from_secs(10), "{what}: {took:?}");
+    }
+}
+
+const POLICIES: usize = 120;
 
 type Line = (Vec<Clause>, &'static str);
 
@@ -328,10 +376,10 @@ fn can_be_said(lines: &[Line]) -> bool {
 }
 
 /// First match wins, read line by line.
-fn judge(program: &Program, lines: &[Line], key: &FlowKey, met: &mut Met) {
-    let first = lines.iter().position(|(clauses, _)| clauses.iter().all(|clause| (clause.holds)(key)));
+fn judge(program: &Program, lines: &[Line], key: &DeepKey, met: &mut Met) {
+    let first = lines.iter().position(|(clauses, _)| clauses.iter().all(|clause| clause.holds(key)));
     let rule = RuleId::of(first.unwrap_or(lines.len()));
-    let explained = program.explain(key);
+    let explained = program.explain_deep(key);
     let verdict = program.rules[rule.index()].action;
     assert_eq!(explained.outcome, Outcome { rule, verdict }, "{key:?}\n{program}");
     let has_no_flow = program.rules[rule.index()].flows == 0;
@@ -348,7 +396,7 @@ fn the_program_decides_as_the_policy_reads() {
     for profile in [DeviceProfile::ideal(), DeviceProfile::mlx5(), DeviceProfile::mlx4()] {
         let met = trial(&profile);
         println!("{}: {met:?}", profile.name);
-        assert!(met.programs > 150 && met.left_out > 30 && met.kept > 50, "{}: {met:?}", profile.name);
-        assert!(met.left_by_rules > 500 && met.taken > 500, "{}: {met:?}", profile.name);
+        assert!(met.programs > 100 && met.left_out > 5 && met.kept > 20, "{}: {met:?}", profile.name);
+        assert!(met.left_by_rules > 200 && met.taken > 500, "{}: {met:?}", profile.name);
     }
 }

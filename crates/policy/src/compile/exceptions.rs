@@ -193,9 +193,19 @@ impl Cutting<'_> {
     /// What must be a flow of its own.
     fn leave_cube(&mut self, hole: &Cube, is_exact: bool, left: &mut LeftOut) -> Vec<Cube> {
         let met = self.flows.that_meet(hole);
-        let (open, mut stay): (Vec<usize>, Vec<usize>) =
+        let (mut open, mut stay): (Vec<usize>, Vec<usize>) =
             met.into_iter().partition(|flow| self.is_open(*flow, hole, is_exact, left));
         let mut parts = self.parts(hole, &stay);
+        if parts == [*hole] {
+            return parts;
+        }
+        // Those of one rule as they were made.
+        open.sort_unstable_by_key(|flow| (self.flows.list[*flow].rule, *flow));
+        let more = open.iter().map(|flow| bits_beyond(hole, &self.flows.list[*flow].cube).saturating_sub(1));
+        if let (Some(first), Err(untold)) = (open.first(), self.room.holds(more.sum())) {
+            left.keep_for(self.flows.list[*first].rule, untold);
+            return vec![*hole];
+        }
         let mut cuts = Vec::new();
         for flow in open {
             // A flow that takes the whole hole anyway spares the others nothing.
@@ -274,20 +284,20 @@ impl Cutting<'_> {
 
     /// What flows that stay as they are take of a hole: a few parts, or the whole.
     fn parts(&self, hole: &Cube, stay: &[usize]) -> Vec<Cube> {
-        let whole = || vec![*hole];
         if stay.is_empty() {
             return Vec::new();
         }
-        if !self.may_cut {
+        let whole = || vec![*hole];
+        let rules = stay.iter().map(|flow| self.flows.list[*flow].rule);
+        if !self.may_cut || !are_few(rules.clone()) {
             return whole();
         }
         let mut takers: Vec<Cube> = stay.iter().map(|flow| self.flows.list[*flow].cube).collect();
         if takers.len() > MAX_PARTS {
             // Together what one rule's flows of equal headers take is more, and still less than the whole.
             let mut alike: BTreeMap<_, Vec<Cube>> = BTreeMap::new();
-            for (flow, cube) in stay.iter().zip(takers) {
-                let headers = LAYERS.map(|layer| cube.has(layer));
-                alike.entry((self.flows.list[*flow].rule, headers)).or_default().push(cube);
+            for (rule, cube) in rules.zip(takers) {
+                alike.entry((rule, LAYERS.map(|layer| cube.has(layer)))).or_default().push(cube);
             }
             takers = alike.values().map(|cubes| common(cubes)).collect();
         }
@@ -317,6 +327,15 @@ impl Cutting<'_> {
         }
         self.made
     }
+}
+
+/// Whether there are no more different ones than parts may be kept for.
+fn are_few(rules: impl Iterator<Item = usize>) -> bool {
+    let mut different = BTreeSet::new();
+    rules.into_iter().all(|rule| {
+        different.insert(rule);
+        different.len() <= MAX_PARTS
+    })
 }
 
 impl LeftOut {

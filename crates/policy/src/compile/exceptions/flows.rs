@@ -28,7 +28,7 @@ impl Flows {
         self.list.push(Flow { rule, cube, lives: true });
     }
 
-    /// By rule, and those of one as they were made.
+    /// In an order that depends on nothing but what was added.
     pub(super) fn that_meet(&mut self, cube: &Cube) -> Vec<usize> {
         let mut met = Vec::new();
         for shape in self.shapes.iter_mut().filter(|shape| shape.may_meet(cube)) {
@@ -36,7 +36,6 @@ impl Flows {
         }
         let mut met: Vec<usize> = met.into_iter().map(|(flow, _)| flow).collect();
         met.retain(|flow| self.list[*flow].lives);
-        met.sort_unstable_by_key(|flow| (self.list[*flow].rule, *flow));
         met
     }
 

@@ -25,19 +25,22 @@ const OTHER_FIELDS: [Field; 9] =
 /// So many exceptions are looked at to find by which fields to cut first.
 const MAX_COUNTED: usize = 1 << 12;
 
-/// All fields, those first in which exceptions differ least: the pieces around one then serve for many.
+/// All fields in the order in which cubes are cut by them: those first that most exceptions ask for, with the
+/// fewest values. The pieces around one exception then lie beside the others, not across them.
 pub(super) fn fields<'c>(holes: impl Iterator<Item = &'c Cube>) -> Vec<Field> {
     let inside = PACKET_FIELDS.iter().map(|field| field.inside());
     let all: Vec<Field> = OTHER_FIELDS.into_iter().chain(PACKET_FIELDS).chain(inside).collect();
-    let mut values: Vec<HashSet<(u64, u64)>> = vec![HashSet::new(); all.len()];
+    let mut found: Vec<(usize, HashSet<(u64, u64)>)> = vec![(0, HashSet::new()); all.len()];
     for hole in holes.take(MAX_COUNTED) {
-        for (field, values) in all.iter().zip(&mut values) {
-            values.insert((hole.value_of(*field), hole.mask_of(*field)));
+        for (field, (open, values)) in all.iter().zip(&mut found) {
+            let (value, mask) = (hole.value_of(*field), hole.mask_of(*field));
+            *open += usize::from(mask == 0);
+            values.insert((value, mask));
         }
     }
-    let mut counted: Vec<(usize, Field)> = values.iter().map(HashSet::len).zip(all).collect();
+    let mut counted: Vec<_> = found.iter().map(|(open, values)| (*open, values.len())).zip(all).collect();
     // The flag of a GRE key stays before the key, which implies it.
-    counted[1..].sort_by_key(|(values, _)| *values);
+    counted[1..].sort_by_key(|(counts, _)| *counts);
     counted.into_iter().map(|(_, field)| field).collect()
 }
 

@@ -37,6 +37,12 @@ impl Room {
         }
     }
 
+    /// Whether the program may have so many pieces more.
+    pub(super) fn holds(&self, more: usize) -> Result<(), Untold> {
+        let (pieces, most) = (self.pieces + more, MAX_PIECES);
+        if pieces > most { Err(Untold::TooMany { pieces, most }) } else { Ok(()) }
+    }
+
     pub(super) fn take(&mut self, rule: usize, more: usize) -> Result<(), Untold> {
         let copies_left = self.copies_left.filter(|_| self.copies[rule]);
         let limits = [
