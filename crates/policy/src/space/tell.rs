@@ -45,7 +45,7 @@ impl<'a> Telling<'a> {
     pub(super) fn tell(&mut self, sides: &[Side<'_>; 2], pairs: Pairs) {
         let direction = sides[0].direction;
         for (pair, found) in pairs.found {
-            self.pair(direction, sides, pair, found);
+            self.pair(direction, sides, pair, &found);
         }
         self.found.not_decided += pairs.open.len();
         for (pair, why) in pairs.open {
@@ -57,7 +57,7 @@ impl<'a> Telling<'a> {
         self.found.stopped = self.found.stopped.take().or(pairs.stopped.map(|why| why.to_string()));
     }
 
-    fn pair(&mut self, direction: Direction, sides: &[Side<'_>; 2], pair: Pair, found: Found) {
+    fn pair(&mut self, direction: Direction, sides: &[Side<'_>; 2], pair: Pair, found: &Found) {
         let [before, after] = effects(sides, pair);
         let from = self.found.regions.len();
         let (mut rest, mut more) = (0, found.grown.more);
@@ -83,13 +83,15 @@ impl<'a> Telling<'a> {
                 within.extend(region::of(self.axes, cell).into_iter().map(|(region, _)| region));
             }
         }
+        // The packet of the largest region has more of what is usual.
+        let witness = self.found.regions.get(from).map_or(&found.witness, |one| &one.witness).clone();
         self.found.pairs.push(PairSummary {
             direction,
             before,
             after,
             within,
-            but_for: names(sides, &found),
-            witness: found.witness,
+            but_for: names(sides, found),
+            witness,
             regions: self.found.regions.len() - from - rest,
             rest,
             more,
