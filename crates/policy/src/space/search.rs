@@ -17,7 +17,7 @@ use super::set::Set;
 /// How many comparisons of cells one question may take: a few seconds.
 pub const MAX_COMPARISONS: u64 = 20_000_000;
 /// How many all the questions of one analysis, or of one diff, may take together: ten seconds or so.
-pub const MAX_COMPARISONS_IN_ALL: u64 = 50_000_000;
+pub const MAX_COMPARISONS_IN_ALL: u64 = 400_000_000;
 /// Looking for a likely place sorts the covers' ends: so many times a comparison.
 const PROBE_WEIGHT: u64 = 8;
 
