@@ -153,21 +153,8 @@ impl Asks<'_> {
         is_old: bool,
         is_asked: impl Fn(&Entry) -> bool,
     ) {
-        if self.is_stopped() {
-            return;
-        }
-        let ours = Covers::of(&lane.near(self.space, &part.cell), part.rule);
-        let theirs = other.near(self.space, &part.cell);
-        for entry in theirs.iter().filter(|entry| entry.role.is_fate()) {
-            if entry.role != part.role && is_asked(entry) {
-                let covers = ours.with(fates(&theirs, entry.rule));
-                let pair = Pair::of(is_old, part.rule, entry.rule, What::Fate);
-                self.keep(pair, is_old, &part.cell.and(&entry.cell, &self.space.axes), &covers);
-            }
-            if self.is_stopped() || entry.cell.contains(&part.cell, &self.space.axes) {
-                break;
-            }
-        }
+        let what = |entry: &Entry| (entry.role != part.role && is_asked(entry)).then_some(What::Fate);
+        self.ends(part, lane, other, is_old, what);
     }
 
     /// Packets that a rule copies on one side, and that on the other go to their end without that copy.
@@ -179,16 +166,31 @@ impl Asks<'_> {
         is_old: bool,
         is_asked: impl Fn(&Entry) -> bool,
     ) {
+        let what = if is_old { What::CopyLost } else { What::CopyWon };
+        self.ends(part, lane, other, is_old, |entry| is_asked(entry).then_some(what));
+    }
+
+    /// Packets that come to a rule on one side, by the rules at which they end on the other; `what` says what
+    /// that changes, if anything.
+    fn ends(
+        &mut self,
+        part: &Entry,
+        lane: &Lane,
+        other: &Lane,
+        is_old: bool,
+        what: impl Fn(&Entry) -> Option<What>,
+    ) {
         if self.is_stopped() {
             return;
         }
         let ours = Covers::of(&lane.near(self.space, &part.cell), part.rule);
         let theirs = other.near(self.space, &part.cell);
-        let what = if is_old { What::CopyLost } else { What::CopyWon };
         for entry in theirs.iter().filter(|entry| entry.role.is_fate()) {
-            if is_asked(entry) {
-                let copies = theirs.iter().filter(|copy| copy.role == part.role && copy.rule < entry.rule);
-                let covers = ours.with(fates(&theirs, entry.rule).chain(copies.map(|copy| copy.cover())));
+            if let Some(what) = what(entry) {
+                // What is copied there alike is no change.
+                let copies = theirs.iter().filter(|copy| !copy.role.is_fate() && copy.role == part.role);
+                let copies = copies.filter(|copy| copy.rule < entry.rule).map(|copy| copy.cover());
+                let covers = ours.with(fates(&theirs, entry.rule).chain(copies));
                 let pair = Pair::of(is_old, part.rule, entry.rule, what);
                 self.keep(pair, is_old, &part.cell.and(&entry.cell, &self.space.axes), &covers);
             }
