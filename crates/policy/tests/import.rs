@@ -130,6 +130,23 @@ fn shares_of_a_table_are_weights() {
     assert_eq!(shares, [(0, 6), (1, 1), (2, 1)]);
 }
 
+#[test]
+fn spaces_beyond_ascii_part_columns_too() {
+    let import =
+        import::classbench("@\u{2000}10.0.0.0/8\u{2000}0.0.0.0/0 0 : 65535 53 : 53 0x11/0xff\n@\u{2000}!\n");
+    assert_eq!((parsed(&import).rules.len(), import.notes.len()), (1, 1));
+}
+
+#[test]
+fn a_filter_with_an_address_of_the_other_family_is_left_out() {
+    let listing = "Filter: 1\n\tRule Type: TCP over IPv4\n\tSrc IP addr: ::1 mask: ::\n\tAction: Drop\n";
+    let import = import::ethtool(listing);
+    let policy = parsed(&import);
+    assert!(policy.rules.is_empty(), "{policy:?}");
+    let told = import.notes.iter().any(|note| note.message.contains("no address of IPv4"));
+    assert!(told, "{:?}", import.notes);
+}
+
 proptest! {
     #[test]
     fn any_text_imports_to_a_policy(text in "\\PC{0,200}", words in prop::collection::vec(prop::sample::select(vec![

@@ -84,13 +84,17 @@ struct Filter {
     flags: (u16, u16),
 }
 
+/// The first column of a line, and the rest.
+fn column(line: &str) -> (&str, &str) {
+    let line = line.trim_start();
+    line.split_once(char::is_whitespace).unwrap_or((line, ""))
+}
+
 impl Filter {
     fn read(line: &str) -> Result<Self, String> {
         let line = line.strip_prefix('@').unwrap_or(line);
-        let mut columns = line.splitn(3, char::is_whitespace).filter(|column| !column.is_empty());
-        let src = columns.next().unwrap_or_default();
-        let rest = line[src.len()..].trim_start();
-        let (dst, rest) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+        let (src, rest) = column(line);
+        let (dst, rest) = column(rest);
         if dst.is_empty() {
             return Err("it has too few columns".to_owned());
         }

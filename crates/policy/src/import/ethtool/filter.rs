@@ -161,7 +161,7 @@ impl Reading<'_> {
         };
         self.keys.text("family", family);
         for (name, key) in [("Src IP addr", "src"), ("Dest IP addr", "dst")] {
-            self.address(name, key)?;
+            self.address(name, key, version)?;
         }
         let service = self.number(service, 8)?;
         self.keys.ranges(key, &service);
@@ -266,11 +266,15 @@ impl Reading<'_> {
             .ok_or_else(|| format!("the mask of `{name}` takes too many ranges"))
     }
 
-    fn address(&mut self, name: &str, key: &str) -> Result<(), Reason> {
+    /// An address of IP of this version.
+    fn address(&mut self, name: &str, key: &str, version: &str) -> Result<(), Reason> {
         let Some(text) = self.left.remove(name) else { return Ok(()) };
         let wrong = || format!("`{name}` is not understood: {}", quoted(&text));
         let (value, mask) = halves(&text).ok_or_else(wrong)?;
         let value: IpAddr = value.parse().map_err(|_| wrong())?;
+        if value.is_ipv4() != (version == "IPv4") {
+            return Err(format!("`{name}` is no address of {version}: {}", quoted(&text)));
+        }
         let matters = match mask.parse().map_err(|_| wrong())? {
             IpAddr::V4(mask) => IpAddr::V4(!mask),
             IpAddr::V6(mask) => IpAddr::V6(!mask),
