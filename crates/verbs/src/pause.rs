@@ -200,9 +200,9 @@ mod tests {
     #[test]
     fn users_and_destroyers_never_overlap() {
         let gate = Gate::default();
-        let (inside, turns) = (AtomicU32::new(0), AtomicU32::new(0));
+        let (inside, done) = (AtomicU32::new(0), AtomicBool::new(false));
         let use_it = || {
-            while turns.load(Ordering::SeqCst) < 2 * TURNS {
+            while !done.load(Ordering::SeqCst) {
                 if gate.enter() {
                     assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                     inside.fetch_sub(1, Ordering::SeqCst);
@@ -210,20 +210,22 @@ mod tests {
                 }
             }
         };
-        std::thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    for _ in 0..TURNS {
-                        let paused = gate.pause().expect("users leave soon");
-                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
-                        inside.fetch_sub(1, Ordering::SeqCst);
-                        drop(paused);
-                        turns.fetch_add(1, Ordering::SeqCst);
-                    }
-                });
+        let destroy_it = || {
+            for _ in 0..TURNS {
+                let paused = gate.pause().expect("users leave soon");
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                inside.fetch_sub(1, Ordering::SeqCst);
+                drop(paused);
             }
+        };
+        std::thread::scope(|scope| {
+            let destroyers = [scope.spawn(destroy_it), scope.spawn(destroy_it)];
             scope.spawn(use_it);
-            use_it();
+            scope.spawn(use_it);
+            // However they ended: users would go on for ever.
+            let ended = destroyers.map(std::thread::ScopedJoinHandle::join);
+            done.store(true, Ordering::SeqCst);
+            assert!(ended.iter().all(Result::is_ok), "a destroyer met a user, or waited too long");
         });
     }
 }
