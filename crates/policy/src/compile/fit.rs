@@ -243,6 +243,11 @@ pub(super) fn is_multicast_only(cube: &Cube) -> bool {
     cube.value_of(DST_MAC) & cube.mask_of(DST_MAC) & GROUP_BIT != 0
 }
 
+/// Whether this device takes the cube's flow after all others.
+pub(super) fn comes_last(cube: &Cube, profile: &DeviceProfile) -> bool {
+    profile.multicast_ignores_priority && is_multicast_only(cube)
+}
+
 /// The cube without what makes it multicast only, for where its place matters.
 pub(super) fn any_cast(cube: &Cube) -> Cube {
     let mask = cube.mask_of(DST_MAC) & !GROUP_BIT;

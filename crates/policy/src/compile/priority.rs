@@ -7,7 +7,7 @@
 use crate::profile::DeviceProfile;
 
 use super::cube::{Cube, Image};
-use super::fit::is_multicast_only;
+use super::fit::comes_last;
 use super::shape::{ByMask, Shape};
 
 /// The most lookups for flows that make an order needless. Without them a program ranks deeper than it must,
@@ -29,7 +29,7 @@ pub(super) struct Candidate {
 impl Candidate {
     /// Whether the device takes its flow after all others, whatever its priority.
     pub(super) fn comes_last(&self, profile: &DeviceProfile) -> bool {
-        profile.multicast_ignores_priority && self.traps && is_multicast_only(&self.cube)
+        self.traps && comes_last(&self.cube, profile)
     }
 }
 

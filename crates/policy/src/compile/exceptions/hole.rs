@@ -11,7 +11,7 @@ use super::super::cube::{
     GRE_KEY, GRE_PROTOCOL, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, IP_FLAGS, LAYERS, MPLS_TOP, PROTOCOL,
     SRC_HIGH, SRC_LOW, SRC_MAC, SRC_PORT, TOS, TTL, VLAN_TCI, VXLAN_VNI,
 };
-use super::super::fit::{is_multicast_only, refusal};
+use super::super::fit::{comes_last, refusal};
 
 /// The fields of one packet that have values, those that tell most first. IPv4 addresses lie in the others.
 const PACKET_FIELDS: [Field; 13] = [
@@ -88,7 +88,7 @@ pub(super) fn around(cube: &Cube, hole: &Cube, fields: &[Field]) -> Vec<Cube> {
 
 /// Whether a flow can be told a piece of a cube, and keeps its place.
 pub(super) fn can_be_told(piece: &Cube, cube: &Cube, profile: &DeviceProfile) -> Result<(), Untold> {
-    if is_late(piece, profile) && !is_late(cube, profile) {
+    if comes_last(piece, profile) && !comes_last(cube, profile) {
         return Err(Untold::Multicast);
     }
     if piece.told().closed().as_ref() != Some(piece) {
@@ -99,9 +99,4 @@ pub(super) fn can_be_told(piece: &Cube, cube: &Cube, profile: &DeviceProfile) ->
         Some(Why::Refused { feature, errno }) => Err(Untold::Refused { feature, errno }),
         Some(_) => Err(Untold::NoWords),
     }
-}
-
-/// Whether the device takes the flow after all others.
-fn is_late(cube: &Cube, profile: &DeviceProfile) -> bool {
-    profile.multicast_ignores_priority && is_multicast_only(cube)
 }
