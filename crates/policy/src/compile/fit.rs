@@ -15,11 +15,10 @@ use super::cube::{
     VLAN_TCI, VXLAN_VNI,
 };
 use super::expand::Expansion;
+use super::tunnel::GRE_HAS_KEY;
 
 /// The bit of the first octet that makes an address a group's.
 const GROUP_BIT: u64 = 1 << 40;
-/// The K bit of a GRE header, which a match on the key brings along.
-const GRE_HAS_KEY: u64 = 0x20;
 
 /// Takes out of the expansion of a match what the device refuses.
 pub(super) fn fit(expansion: &mut Expansion, matches: &Match, profile: &DeviceProfile) {

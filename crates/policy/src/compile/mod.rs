@@ -32,7 +32,6 @@ use crate::profile::DeviceProfile;
 use crate::program::{Program, Unfinished, Why};
 
 use classes::Expanded;
-use cube::{Cube, SENT};
 use draft::{Draft, MAX_FLOWS, Plan, too_many_flows};
 use expand::{Excess, Expansion, Explosion, expand};
 
@@ -139,7 +138,7 @@ fn expand_rules(policy: &Policy, profile: &DeviceProfile, problems: &mut Finding
             too_many_combinations(index, rule, &explosion, problems);
             Expansion::NOTHING
         });
-        let everything = Cube::ANY.with(SENT, 0, 1);
+        let everything = exceptions::everything();
         if matches!(rule.action, Action::Sniff(_)) && expansion.cubes.first().copied() != everything {
             expansion.software = vec![Unfinished { key: "match".to_owned(), why: Why::NoWords }];
         }

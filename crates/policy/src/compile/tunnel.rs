@@ -12,8 +12,8 @@ use super::cube::{
 };
 use super::expand::{Factors, Level, one_field, packet_factors, patterns, prefixes};
 
-/// The K bit: there is a key.
-const GRE_HAS_KEY: u64 = 0x20;
+/// The K bit: there is a key (RFC 2890).
+pub(super) const GRE_HAS_KEY: u64 = 0x20;
 
 /// Whether the tunnel itself stands behind an IP header.
 pub(super) fn needs_ip(matches: &Match) -> bool {

@@ -16,6 +16,7 @@ use super::cube::{
     TTL, VLAN_TCI, VXLAN_VNI,
 };
 use super::emit;
+use super::tunnel::GRE_HAS_KEY;
 
 /// What fields have that the flows do not ask for: documentation addresses (RFC 5737, RFC 3849), a type for
 /// experiments (IEEE 802 local).
@@ -40,7 +41,6 @@ const VNI_VALID: u8 = 0x08;
 const LAST_LABEL: u32 = 1 << 8 | 64;
 /// Optional fields of a GRE header by their flags: checksum, key, sequence number (RFC 2890).
 const GRE_OPTIONS: [u64; 3] = [0x80, 0x20, 0x10];
-const GRE_HAS_KEY: u64 = 0x20;
 
 /// A packet that meets both cubes.
 pub(super) fn shared(one: &Cube, other: &Cube) -> Option<Witness> {
