@@ -124,14 +124,16 @@ pub(super) fn of_key(field: Field) -> Structure {
     }
 }
 
-/// A cell around some part of another, as near to the part as takes no longer lists, and one match only.
+/// A cell around some part of another and within it, as near to the part as takes no longer lists, and one match
+/// only. Of a field that the part's packets lack its set says nothing, so the whole's holds there.
 pub(super) fn narrowed(axes: &Axes, whole: &Cell, part: &Cell) -> Cell {
     let with = |structure: Structure| {
         let mut narrow = Cell { structure, ..whole.clone() };
         for (index, axis) in axes.list.iter().enumerate() {
-            let is_longer = part.sets[index].intervals().len() > whole.sets[index].intervals().len();
+            let both = part.sets[index].and(&whole.sets[index]);
+            let is_longer = both.intervals().len() > whole.sets[index].intervals().len();
             if !is_longer && of_key(axis.field).contains(&structure) {
-                narrow.sets[index] = part.sets[index].clone();
+                narrow.sets[index] = both;
             }
         }
         narrow.close(axes);
