@@ -10,6 +10,7 @@ mod anomaly;
 pub mod build;
 pub mod checksum;
 mod error;
+mod flags;
 mod flow_key;
 mod hash_fields;
 mod mac;
@@ -20,6 +21,7 @@ mod tunnel;
 
 pub use anomaly::Anomaly;
 pub use error::Error;
+pub use flags::{Flag, GRE_FLAGS, IP_FLAGS, TCP_FLAGS, flag_pattern};
 pub use flow_key::{FlowKey, Layers};
 pub use hash_fields::{HASH_INPUT_BYTES, HashFields};
 pub use mac::MacAddr;

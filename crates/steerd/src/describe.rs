@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 
-use packet::{DeepKey, EtherType, FlowKey, IpProtocol, Layers, MacAddr, TunnelLayers};
+use packet::{DeepKey, EtherType, FlowKey, IpProtocol, Layers, MacAddr, TCP_FLAGS, TunnelLayers};
 use policy::space::Witness;
 
 /// What most packets have.
@@ -12,9 +12,6 @@ const USUAL_TTL: u8 = 64;
 const USUAL_TCP_FLAGS: u8 = 0x10;
 /// What made-up packets have.
 const USUAL_MACS: [MacAddr; 2] = [MacAddr([2, 0, 0, 0, 0, 1]), MacAddr([2, 0, 0, 0, 0, 2])];
-
-const TCP_FLAGS: [(&str, u8); 8] =
-    [("fin", 1), ("syn", 2), ("rst", 4), ("psh", 8), ("ack", 16), ("urg", 32), ("ece", 64), ("cwr", 128)];
 
 /// `10.0.0.1:1024 > 192.0.2.53:53 udp, vlan 42`
 pub(crate) fn describe(key: &DeepKey) -> String {

@@ -4,6 +4,8 @@
 
 use std::net::IpAddr;
 
+use packet::{TCP_FLAGS, flag_pattern};
+
 use crate::policy::MAX_RULES;
 
 use super::{Imported, Keys, Note, line_number, masked, quoted, rule};
@@ -173,7 +175,8 @@ impl Filter {
         }
         let what = match only {
             Some(TCP) if mask & 0xff == 0 && options.tcp_flags => {
-                return keys.text("tcp_flags", tcp_flags((value >> 8) as u8, (mask >> 8) as u8));
+                return keys
+                    .text("tcp_flags", flag_pattern(&TCP_FLAGS, (value >> 8) as u8, (mask >> 8) as u8));
             }
             Some(TCP) => "the TCP flags are",
             Some(ICMP | ICMPV6) => "the ICMP type is",
@@ -181,16 +184,6 @@ impl Filter {
         };
         note(format!("{what} left out ({value:#06x}/{mask:#06x}): the rule matches more"));
     }
-}
-
-fn tcp_flags(value: u8, mask: u8) -> String {
-    const NAMES: [&str; 8] = ["fin", "syn", "rst", "psh", "ack", "urg", "ece", "cwr"];
-    let word = |(bit, name): (usize, &&str)| match (mask >> bit & 1, value >> bit & 1) {
-        (0, _) => None,
-        (_, 0) => Some(format!("!{name}")),
-        _ => Some((*name).to_owned()),
-    };
-    NAMES.iter().enumerate().filter_map(word).collect::<Vec<_>>().join(",")
 }
 
 fn prefix(text: &str) -> Result<(IpAddr, u32), String> {

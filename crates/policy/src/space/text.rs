@@ -1,10 +1,9 @@
 //! Matches in the language: what a region is printed as, and what parses back to the same match. Whichever of a
 //! list and its `{ not = ... }` is shorter is written.
 
-use std::fmt::Write as _;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use packet::{EtherType, IpProtocol, MacAddr};
+use packet::{EtherType, Flag, GRE_FLAGS, IP_FLAGS, IpProtocol, MacAddr, TCP_FLAGS, flag_pattern};
 
 use crate::byte_set::ByteSet;
 use crate::policy::{Addresses, Family, Fragments, Macs, MaskedMac, Match, MplsEntry, VlanMatch};
@@ -202,32 +201,10 @@ fn fragments(set: Fragments) -> String {
     }
 }
 
-const TCP_FLAGS: [(&str, u8); 8] = [
-    ("fin", 0x01),
-    ("syn", 0x02),
-    ("rst", 0x04),
-    ("psh", 0x08),
-    ("ack", 0x10),
-    ("urg", 0x20),
-    ("ece", 0x40),
-    ("cwr", 0x80),
-];
-const IP_FLAGS: [(&str, u8); 3] = [("mf", 1), ("df", 2), ("reserved", 4)];
-const GRE_FLAGS: [(&str, u8); 3] = [("sequence", 0x10), ("key", 0x20), ("checksum", 0x80)];
-
 /// Combinations of flags; all of them are "one set" or "it not set".
-fn flags(set: &ByteSet, bits: u32, names: &[(&str, u8)]) -> String {
-    let pattern = |(value, mask): (u8, u8)| {
-        let mut text = String::new();
-        for (name, bit) in names.iter().filter(|(_, bit)| mask & bit != 0) {
-            let comma = if text.is_empty() { "" } else { "," };
-            let not = if value & bit == 0 { "!" } else { "" };
-            // Strings take text.
-            _ = write!(text, "{comma}{not}{name}");
-        }
-        text
-    };
-    let patterns: Vec<String> = set.patterns(bits).into_iter().map(pattern).collect();
+fn flags(set: &ByteSet, bits: u32, names: &[Flag]) -> String {
+    let patterns: Vec<String> =
+        set.patterns(bits).into_iter().map(|(value, mask)| flag_pattern(names, value, mask)).collect();
     let first = names.first().map_or("", |(name, _)| *name);
     match &patterns[..] {
         [one] if one.is_empty() => format!("[\"{first}\", \"!{first}\"]"),

@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use packet::{DeepKey, EtherType, FlowKey, IpProtocol, Layers, MacAddr};
+use packet::{DeepKey, EtherType, FlowKey, IP_FLAGS, IpProtocol, Layers, MacAddr, TCP_FLAGS};
 
 use super::given::{Given, IP_FIELDS, IPV6_FIELDS};
 use super::tunnel;
@@ -19,10 +19,6 @@ const MORE_FRAGMENTS: u8 = 1;
 const TAG_PROTOCOLS: [EtherType; 3] = [EtherType::VLAN, EtherType::SVLAN, EtherType::QINQ];
 /// The largest frame that `--hex` takes: an IP packet of full length behind two tags.
 const MAX_FRAME_BYTES: usize = 65_535 + 22;
-
-const TCP_FLAGS: [(&str, u8); 8] =
-    [("fin", 1), ("syn", 2), ("rst", 4), ("psh", 8), ("ack", 16), ("urg", 32), ("ece", 64), ("cwr", 128)];
-const IP_FLAGS: [(&str, u8); 3] = [("mf", MORE_FRAGMENTS), ("df", 2), ("reserved", 4)];
 
 /// The key of the packet that `text` describes.
 pub(super) fn key_of_fields(text: &str) -> Result<DeepKey, String> {

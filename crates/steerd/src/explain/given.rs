@@ -1,7 +1,7 @@
 //! Fields as they were given, "src=10.0.0.1,protocol=udp": their names, their texts, and these as values of some
 //! type. `fields` and `tunnel` ask it; what they mean together is no matter of this file.
 
-use packet::EtherType;
+use packet::{EtherType, Flag};
 
 use super::tunnel;
 
@@ -115,7 +115,7 @@ impl<'t> Given<'t> {
     }
 
     /// Names of bits joined by +, or their sum.
-    pub(super) fn flags(&self, name: &str, known: &[(&str, u8)]) -> Result<Option<u8>, String> {
+    pub(super) fn flags(&self, name: &str, known: &[Flag]) -> Result<Option<u8>, String> {
         let Some(text) = self.text(name) else { return Ok(None) };
         if text.starts_with(|c: char| c.is_ascii_digit()) {
             return self.byte(name, known.iter().map(|(_, bit)| bit).sum());

@@ -1,7 +1,9 @@
 //! The tunnel of a packet that is described by its fields: "vxlan_vni=42,inner.dst=10.0.0.1". What carries a
 //! tunnel is implied as in policies; a packet has one tunnel at most. Only `fields` calls it.
 
-use packet::{DeepKey, EtherType, FlowKey, Layers, MAX_MPLS_LABELS, MacAddr, TunnelKey, TunnelLayers};
+use packet::{
+    DeepKey, EtherType, FlowKey, GRE_FLAGS, Layers, MAX_MPLS_LABELS, MacAddr, TunnelKey, TunnelLayers,
+};
 
 use super::fields::packet_key;
 use super::given::Given;
@@ -11,7 +13,6 @@ pub(super) const INNER: &str = "inner.";
 pub(super) const FIELDS: &[&str] =
     &["esp_spi", "esp_seq", "vxlan_vni", "gre_protocol", "gre_key", "gre_flags", "mpls"];
 
-const GRE_FLAGS: [(&str, u8); 3] = [("sequence", 0x10), ("key", 0x20), ("checksum", 0x80)];
 const GRE_HAS_KEY: u8 = 0x20;
 /// What GRE carries when nobody says: for experiments (IEEE 802).
 const EXPERIMENTAL: EtherType = EtherType(0x88b5);

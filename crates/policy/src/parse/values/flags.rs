@@ -1,42 +1,28 @@
 //! Flag bits by name: those that must be set, and with `!` those that must not.
 
+use packet::{Flag, GRE_FLAGS, IP_FLAGS, TCP_FLAGS};
+
 use crate::byte_set::ByteSet;
 
 use super::{Parsed, Refused};
 
-/// The bits of the TCP header's flags byte, RFC 9293 order.
-const TCP: [(&str, u8); 8] = [
-    ("fin", 0x01),
-    ("syn", 0x02),
-    ("rst", 0x04),
-    ("psh", 0x08),
-    ("ack", 0x10),
-    ("urg", 0x20),
-    ("ece", 0x40),
-    ("cwr", 0x80),
-];
-/// The three bits of an IPv4 header as a number, RFC 791.
-const IP: [(&str, u8); 3] = [("mf", 1), ("df", 2), ("reserved", 4)];
-/// The upper byte of a GRE header's first word, RFC 2784 and 2890. A routing field (0x40) is of version 0 no longer.
-const GRE: [(&str, u8); 3] = [("sequence", 0x10), ("key", 0x20), ("checksum", 0x80)];
-
 pub(super) fn tcp(text: &str) -> Parsed<ByteSet> {
-    let (value, mask) = pattern(text, &TCP)?;
+    let (value, mask) = pattern(text, &TCP_FLAGS)?;
     Ok(ByteSet::pattern(value, mask))
 }
 
 pub(super) fn ip(text: &str) -> Parsed<ByteSet> {
-    let (value, mask) = pattern(text, &IP)?;
+    let (value, mask) = pattern(text, &IP_FLAGS)?;
     Ok(ByteSet::pattern(value, mask).intersect(&ByteSet::range(0, 7)))
 }
 
 pub(super) fn gre(text: &str) -> Parsed<ByteSet> {
-    let (value, mask) = pattern(text, &GRE)?;
+    let (value, mask) = pattern(text, &GRE_FLAGS)?;
     Ok(ByteSet::pattern(value, mask))
 }
 
 /// `syn,!ack` as a value and its mask.
-fn pattern(text: &str, known: &[(&'static str, u8)]) -> Parsed<(u8, u8)> {
+fn pattern(text: &str, known: &[Flag]) -> Parsed<(u8, u8)> {
     let (mut value, mut mask) = (0, 0);
     for word in text.split(',').map(str::trim) {
         let (name, set) = match word.strip_prefix('!') {

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use packet::{IpProtocol, MacAddr};
+use packet::{Flag, GRE_FLAGS, IP_FLAGS, IpProtocol, MacAddr, TCP_FLAGS};
 
 use super::super::reader::nearest;
 use super::super::sets::shortened;
@@ -203,18 +203,19 @@ pub(super) fn fragment(text: &str) -> Option<String> {
 }
 
 pub(super) fn tcp_flags(text: &str) -> Option<String> {
-    flags(text, &["fin", "syn", "rst", "psh", "ack", "urg", "ece", "cwr"])
+    flags(text, &TCP_FLAGS)
 }
 
 pub(super) fn ip_flags(text: &str) -> Option<String> {
-    flags(text, &["df", "mf", "reserved"])
+    flags(text, &IP_FLAGS)
 }
 
 pub(super) fn gre_flags(text: &str) -> Option<String> {
-    flags(text, &["checksum", "key", "sequence"])
+    flags(text, &GRE_FLAGS)
 }
 
-fn flags(text: &str, known: &[&str]) -> Option<String> {
+fn flags(text: &str, known: &[Flag]) -> Option<String> {
+    let known: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
     let text = text.to_ascii_lowercase();
     let is_known = |word: &str| known.contains(&word.trim_start_matches('!'));
     if let Some(name) = text.strip_prefix("not ").map(str::trim).filter(|name| is_known(name)) {
@@ -238,7 +239,7 @@ fn flags(text: &str, known: &[&str]) -> Option<String> {
     }
     let mut parts = text.split(',').map(str::trim);
     let wrong = parts.find(|part| !is_known(part))?;
-    one_of(wrong.trim_start_matches('!'), known)
+    one_of(wrong.trim_start_matches('!'), &known)
         .or_else(|| text.contains(',').then(|| format!("the flags are {}", known.join(", "))))
 }
 

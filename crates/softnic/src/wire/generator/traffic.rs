@@ -5,7 +5,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use packet::build::FrameBuilder;
-use packet::{EtherType, IpProtocol, MacAddr};
+use packet::{EtherType, IpProtocol, MacAddr, TCP_FLAGS};
 
 use super::rng::Rng;
 use crate::wire::{
@@ -31,8 +31,6 @@ const SIZE_VARIANTS: usize = 64;
 const FRAME_ALIGN: usize = 64;
 /// The most hosts of an address block that are drawn from.
 const MAX_HOSTS: u128 = 1 << 32;
-/// The TCP flags by bit, from FIN on.
-const TCP_FLAGS: [&str; 8] = ["fin", "syn", "rst", "psh", "ack", "urg", "ece", "cwr"];
 const TCP_ACK: u8 = 1 << 4;
 /// The station that all generated frames come from.
 const PEER_MAC: MacAddr = MacAddr([0x02, 0x73, 0x6f, 0x66, 0x74, 0x01]);
@@ -342,10 +340,11 @@ impl<'c> Template<'c> {
 fn parse_tcp_flags(text: &str) -> Result<u8, String> {
     let mut flags = 0;
     for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
-        let bit = TCP_FLAGS.iter().position(|flag| flag.eq_ignore_ascii_case(name));
-        flags |= 1
-            << bit
-                .ok_or_else(|| format!("`{name}` in `tcp_flags` is not one of {}", TCP_FLAGS.join(", ")))?;
+        let flag = TCP_FLAGS.iter().find(|(flag, _)| flag.eq_ignore_ascii_case(name));
+        flags |= flag.map(|(_, bit)| bit).ok_or_else(|| {
+            let known = TCP_FLAGS.map(|(flag, _)| flag).join(", ");
+            format!("`{name}` in `tcp_flags` is not one of {known}")
+        })?;
     }
     Ok(flags)
 }
