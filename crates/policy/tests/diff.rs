@@ -387,6 +387,17 @@ fn a_pair_is_within_its_rules() {
     assert_eq!(within, ["{ src = [\"10.0.0.0/8\", \"::/0\"] }"]);
 }
 
+/// Nobody asks which fragments of IPv6 are first ones, so none are told apart.
+#[test]
+fn all_fragments_are_told_where_no_rule_parts_them() {
+    let whole = "[[rules]]\nname = 'whole'\nmatch = { fragment = 'none' }\naction = 'drop'\n";
+    let all = "[[rules]]\nname = 'all'\nmatch = { family = 'ipv6' }\naction = 'drop'\n";
+    assert_eq!(
+        changes(whole, &format!("{whole}{all}")),
+        ["{ family = \"ipv6\", fragment = \"any\" }: kernel -> drop"]
+    );
+}
+
 /// Rules that each take one port of one network, before a rule for everything.
 fn crossing(count: usize, last: &str) -> Policy {
     let mut text = String::new();

@@ -253,14 +253,17 @@ fn narrowings(axes: &Axes, cell: &Cell) -> Vec<Narrowing> {
         add(|matches| matches.vlan = Some(matches.vlan.clone().unwrap_or(VlanMatch::Any)));
         add(|matches| matches.inner_vlan = Some(matches.inner_vlan.clone().unwrap_or(VlanMatch::None)));
         add(|matches| matches.inner_vlan = Some(matches.inner_vlan.clone().unwrap_or(VlanMatch::Any)));
-        let has_flags = axes.position(Field::FlagsAndFragment(level), 0).is_some();
-        if has_flags || !cell.structure.overlaps(&present(Field::Src4(level))) {
+        // So do fragments.
+        let tells = |field| axes.position(field, 0).is_some() || !cell.structure.overlaps(&present(field));
+        if tells(Field::FlagsAndFragment(level)) {
             add(|matches| matches.fragment = Some(Fragments::WHOLE));
-            add(|matches| matches.fragment = Some(Fragments::FIRST));
-            add(|matches| matches.fragment = Some(Fragments::LATER));
             add(|matches| matches.fragment = Some(Fragments::PIECES));
-            add(|matches| matches.fragment = Some(Fragments::WHOLE | Fragments::FIRST));
-            add(|matches| matches.fragment = Some(Fragments::WHOLE | Fragments::LATER));
+            if tells(Field::Fragment6(level)) {
+                add(|matches| matches.fragment = Some(Fragments::FIRST));
+                add(|matches| matches.fragment = Some(Fragments::LATER));
+                add(|matches| matches.fragment = Some(Fragments::WHOLE | Fragments::FIRST));
+                add(|matches| matches.fragment = Some(Fragments::WHOLE | Fragments::LATER));
+            }
         }
         if let Some(flags) = ip_flags(axes, cell, level) {
             all.push(Box::new(move |matches| level_of(matches, level).ip_flags = Some(flags)));
