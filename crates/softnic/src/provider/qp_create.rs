@@ -18,7 +18,7 @@ use super::cq::SoftCq;
 use super::held::Held;
 use super::pd::{SoftPd, make_ring, use_domain};
 use super::qp::{Plain, SoftQp};
-use super::qp_rss::create_rss;
+use super::qp_rss::{check_receives, create_rss};
 use super::qp_send::{Batch, SendPoster};
 use super::qp_wr;
 use super::receive::ReceivePoster;
@@ -120,6 +120,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             return Err(EINVAL);
         }
         if rss {
+            check_receives(attr)?;
             check_type(&request, false)?;
             return create_rss(context, attr);
         }

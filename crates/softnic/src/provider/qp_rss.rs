@@ -58,6 +58,13 @@ pub(crate) fn create_rss(context: *mut ibv_context, attr: &ibv_qp_init_attr_ex) 
     Ok(Box::into_raw(object).cast())
 }
 
+/// What belongs to a receive queue, beside a table of them: refused on every device (libibverbs/cmd_qp.c,
+/// `ibv_icmd_create_qp`, and kernel core/uverbs_cmd.c, `create_qp`).
+pub(super) fn check_receives(attr: &ibv_qp_init_attr_ex) -> Verb<()> {
+    let receives = attr.cap.max_recv_wr > 0 || attr.cap.max_recv_sge > 0;
+    if receives || !attr.recv_cq.is_null() || !attr.srq.is_null() { Err(EINVAL) } else { Ok(()) }
+}
+
 /// What belongs to queues that an RSS queue pair does not have.
 fn check(attr: &ibv_qp_init_attr_ex, rules: &RssRules) -> Verb<()> {
     if attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 {

@@ -81,6 +81,7 @@ fn create_rss_over(
     change(&mut conf);
     create_qp_ex(raw, |attr| {
         attr.comp_mask |= IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH;
+        (attr.send_cq, attr.recv_cq) = (null_mut(), null_mut());
         attr.cap = ibverbs_sys::ibv_qp_cap::default();
         attr.rwq_ind_tbl = table;
         attr.rx_hash_conf = conf;
@@ -220,6 +221,26 @@ fn rss_queue_pairs_have_the_number_and_states_of_the_device() {
         assert_eq!((sending(0), sending(1)), (0, refusal), "{personality}");
         let flagged = create_qp_ex(&raw, |attr| attr.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | 16 | 32);
         assert!(flagged.is_err(), "an RSS queue pair that sends");
+    }
+}
+
+#[test]
+fn rss_queue_pairs_receive_through_their_tables_alone() {
+    type Change = fn(&Raw, &mut ibv_qp_init_attr_ex);
+    let cases: [(&str, Change); 4] = [
+        ("a completion queue", |raw, attr| attr.recv_cq = raw.cq),
+        ("requests", |_, attr| attr.cap.max_recv_wr = 1),
+        ("pieces of a request", |_, attr| attr.cap.max_recv_sge = 1),
+        ("a shared queue", |_, attr| attr.srq = std::ptr::without_provenance_mut(8)),
+    ];
+    for personality in ALL {
+        let raw = Raw::with_personality(personality);
+        let table = create_table(&raw, &mut [create_wq(&raw, 0).unwrap()]).unwrap();
+        for (what, change) in cases {
+            let made = create_rss_over(&raw, table, |_| (), |attr| change(&raw, attr));
+            assert_eq!(made.err(), Some(libc::EINVAL), "{personality}: {what}");
+        }
+        assert!(create_rss_over(&raw, table, |_| (), |_| ()).is_ok(), "{personality}");
     }
 }
 
