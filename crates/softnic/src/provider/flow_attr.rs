@@ -122,6 +122,9 @@ fn interpret(head: &ibv_flow_attr, specs: &Specs, rules: &FlowRules) -> Verb<Flo
     if !is_normal && rules.forgets_specs_of_defaults {
         return Ok(request);
     }
+    if request.dont_trap && rules.dont_trap_is_promiscuous {
+        filter::check_promiscuous(specs, request.priority)?;
+    }
     let mut filters = ArrayVec::<Filter, { MAX_SPECS as usize }>::new();
     for spec in specs {
         match spec {
@@ -132,9 +135,6 @@ fn interpret(head: &ibv_flow_attr, specs: &Specs, rules: &FlowRules) -> Verb<Flo
     // Defaults and sniffers take whole classes of frames; specs on them would be silently ignored by hardware.
     if !is_normal && !filters.is_empty() {
         return Err(EINVAL);
-    }
-    if request.dont_trap && rules.dont_trap_is_promiscuous {
-        filter::check_promiscuous(&filters, request.priority)?;
     }
     let (matcher, tunnel) = filter::matchers(&filters, &rules.filters)?;
     // What is to go on to later flows cannot be dropped: neither a copy nor a verdict would be left of such a flow.

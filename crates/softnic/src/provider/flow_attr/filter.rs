@@ -10,7 +10,7 @@ use ibverbs_sys::{
 };
 use packet::{EtherType, IpProtocol, Layers, MacAddr};
 
-use super::spec::{Filter, Header, Masked};
+use super::spec::{Filter, Header, Masked, Spec};
 use crate::flow::{Matcher, Presence, TunnelMatcher};
 use crate::personality::FilterRules;
 use crate::provider::answer::{EINVAL, EOPNOTSUPP, Verb, known_bits};
@@ -339,14 +339,17 @@ impl Reader<'_> {
 }
 
 /// The one shape that a DONT_TRAP flow of a device with promiscuous modes for them may have.
-pub(super) fn check_promiscuous(filters: &[Filter], priority: u16) -> Verb<()> {
-    let filter = match filters {
+pub(super) fn check_promiscuous(specs: &[Spec], priority: u16) -> Verb<()> {
+    let spec = match specs {
         _ if priority != 0 => return Err(EOPNOTSUPP),
         [] => return Ok(()),
-        [filter] => filter,
+        [spec] => spec,
         _ => return Err(EOPNOTSUPP),
     };
-    let Header::Ethernet(Masked { mask, .. }) = &filter.header else { return Err(EINVAL) };
+    let Spec::Filter(Filter { inner: false, header: Header::Ethernet(Masked { mask, .. }), .. }) = spec
+    else {
+        return Err(EINVAL);
+    };
     let group_bit = MacAddr([1, 0, 0, 0, 0, 0]);
     if [MacAddr::default(), group_bit].contains(&MacAddr(mask.dst_mac)) { Ok(()) } else { Err(EINVAL) }
 }

@@ -163,6 +163,9 @@ fn mlx4_lets_frames_go_on_from_promiscuous_flows_only() {
     assert_eq!(refused(passing(0).spec(addresses([10, 0, 0, 1]))), EINVAL);
     let two = passing(0).spec(group_bit).spec(addresses([10, 0, 0, 1]));
     assert_eq!(refused(two), EOPNOTSUPP);
+    let tagged = passing(0).spec(group_bit).spec(tag_spec(1));
+    assert_eq!(refused(tagged), EOPNOTSUPP, "actions are counted, too");
+    assert_eq!(refused(passing(0).spec(tag_spec(1))), EINVAL);
     let sniffer = passing(0).head(|head| head.type_ = IBV_FLOW_ATTR_SNIFFER);
     assert_eq!(refused(sniffer), EOPNOTSUPP);
 }
