@@ -32,6 +32,7 @@ mod bench;
 mod case;
 mod completion_fields;
 mod completion_reads;
+mod consistency;
 mod counters;
 mod create_cq_ex;
 mod create_flags;
@@ -66,7 +67,7 @@ pub use report::{Report, Row, Verdict, judge, probe, run};
 
 /// Every case, in the order in which they are listed.
 pub fn cases() -> Vec<Case> {
-    let families: [fn() -> Vec<Case>; 17] = [
+    let families: [fn() -> Vec<Case>; 18] = [
         parent_domain::cases,
         create_qp_ex::cases,
         send_operations::cases,
@@ -81,6 +82,7 @@ pub fn cases() -> Vec<Case> {
         events::cases,
         create_flow::cases,
         order::cases,
+        consistency::cases,
         filters::cases,
         tunnels::cases,
         actions::cases,

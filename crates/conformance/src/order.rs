@@ -124,6 +124,31 @@ pub(crate) fn cases() -> Vec<Case> {
         case(
             [
                 flags,
+                "IBV_FLOW_ATTR_FLAGS_DONT_TRAP twice at one priority",
+                dont_trap,
+                "a copy for each that matches",
+            ],
+            copies_at_once,
+        )
+        .expect(promiscuous.mlx5(Answer::Ignored).because(
+            "kernel mlx5 core/fs_core.c, `find_next_fwd_ft`: a copy goes on in the next table, and that only one entry \
+             of a table matches is inferred; mlx4 main.c, `mlx4_ib_add_dont_trap_rule`",
+        )),
+        case(
+            [
+                "ibv_flow_attr.type",
+                "IBV_FLOW_ATTR_MC_DEFAULT beside IBV_FLOW_ATTR_ALL_DEFAULT",
+                "verbs::FlowKind::MulticastDefault",
+                "multicast comes to the one that is for it, and not to the other",
+            ],
+            both_defaults,
+        )
+        .expect(Expected::WORKS.mlx5(Answer::Ignored).because(
+            "kernel mlx5 fs.c, `create_leftovers_rule`: LEFTOVERS_MC of both is one entry; mlx4's order is inferred",
+        )),
+        case(
+            [
+                flags,
                 "IBV_FLOW_ATTR_FLAGS_DONT_TRAP behind a flow that takes",
                 dont_trap,
                 "no copy: what is taken comes no further",
@@ -263,6 +288,26 @@ fn copies_twice(bench: &Bench<'_>) -> Outcome {
     }
     ensure!(seen == [1, 2, 2], "{seen:?} packets instead of [1, 2, 2]");
     Ok(())
+}
+
+/// Of two flows that both match a packet, whichever the device asks first has the only copy.
+fn copies_at_once(bench: &Bench<'_>) -> Outcome {
+    let attrs = [special(bench).dont_trap(true), general(bench).dont_trap(true)];
+    match counts(bench, attrs, &both())? {
+        [1, 2] => Ok(()),
+        [1, 1] | [0, 2] => Err(Failure::Ignored),
+        other => Err(Failure::Differs(format!("{other:?} packets"))),
+    }
+}
+
+fn both_defaults(bench: &Bench<'_>) -> Outcome {
+    let attrs =
+        [FlowKind::AllDefault, FlowKind::MulticastDefault].map(|kind| FlowAttr::new(kind, bench.port));
+    match counts(bench, attrs, &[udp(1, 7), multicast()])? {
+        [1, 1] => Ok(()),
+        [2, 1] => Err(Failure::Ignored),
+        other => Err(Failure::Differs(format!("{other:?} packets"))),
+    }
 }
 
 fn taken_before(bench: &Bench<'_>) -> Outcome {
