@@ -1,5 +1,9 @@
 //! The profiles that are known beforehand, a row for each thing that a device limits or refuses, with the
 //! errno that it answers and where that is to be read. Called by `DeviceProfile` alone; decides nothing.
+//!
+//! The rows of mlx5 and mlx4 are read out of the kernel's source and measured on no device; what is concluded rather than
+//! read is called inferred. `conformance` has cases that tell a device which refuses or takes something else; it has none
+//! for how many flows a table holds.
 
 use std::borrow::Cow;
 
@@ -83,6 +87,9 @@ pub(super) fn mlx5() -> DeviceProfile {
         max_queues: None,
         max_tables: None,
         max_counters: None,
+        // No number, but only one copy at each priority (inferred from `find_next_fwd_ft` of fs_core.c), and none of what
+        // is sent: the compiler gives copies that overlap priorities of their own on every device, and copies nothing
+        // that is sent on any.
         max_copies: None,
         tag_bits: 24,
         multicast_ignores_priority: true,
@@ -92,7 +99,7 @@ pub(super) fn mlx5() -> DeviceProfile {
             (Feature::HopLimit, Errno::Eopnotsupp, MLX5_FS),
             (Feature::EspSeq, Errno::Eopnotsupp, MLX5_FS),
             (Feature::GreFlags, Errno::Eopnotsupp, MLX5_FS),
-            // `parse_flow_attr`: such a spec asks for the protocol of the carrier at most.
+            // `parse_flow_attr`: such a spec asks for the protocol at most, which later fragments have, too (inferred).
             (Feature::AnyEsp, Errno::Silent, MLX5_FS),
             (Feature::AnyVxlan, Errno::Silent, MLX5_FS),
             (Feature::AnyGre, Errno::Silent, MLX5_FS),

@@ -128,7 +128,8 @@ pub struct MplsMatch {
     pub label: u32,
 }
 
-/// Something a packet must have, or something that is done with it. A bit counts where the mask has it.
+/// Something a packet must have, or something that is done with it. A bit counts where the mask has it; where the mask has it
+/// not, the value must be 0 on mlx5 (EINVAL; drivers/net/ethernet/mellanox/mlx5/core/fs_core.c, `check_valid_spec`).
 #[derive(Clone, Debug)]
 #[allow(missing_docs)] // of those that are named as in verbs.h; all of them are in ibv_create_flow(3)
 #[non_exhaustive]
