@@ -15,6 +15,7 @@ mod reference;
 mod rig;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -94,9 +95,9 @@ fn trial(personality: Personality) -> Met {
     let profile = DeviceProfile::by_name(personality.name()).expect("a profile of its name").in_software();
     let mut rig = Rig::new(personality, WORKERS);
     let mut met = Met::default();
-    let (started, seeds) = (Instant::now(), seeds());
+    let (started, (seeds, patience)) = (Instant::now(), seeds());
     for seed in seeds {
-        if met.policies >= POLICIES_LEAST && started.elapsed() > PATIENCE {
+        if met.policies >= POLICIES_LEAST && started.elapsed() > patience {
             println!("{}: out of time after {} policies", profile.name, met.policies);
             break;
         }
@@ -111,10 +112,15 @@ fn trial(personality: Personality) -> Met {
     met
 }
 
-/// All, or the one that the environment names.
-fn seeds() -> Vec<u64> {
-    let named = std::env::var("STEERD_TRIAL_SEED").ok().map(|seed| vec![seed.parse().expect("a number")]);
-    named.unwrap_or_else(|| (0..POLICIES).collect())
+/// The usual ones, as far as patience goes; or all that the environment names, one (`7`) or many (`600..2600`).
+fn seeds() -> (Range<u64>, Duration) {
+    let Ok(named) = std::env::var("STEERD_TRIAL_SEED") else { return (0..POLICIES, PATIENCE) };
+    let number = |seed: &str| seed.parse::<u64>().expect("a number");
+    let seeds = match named.split_once("..") {
+        Some((first, end)) => number(first)..number(end),
+        None => number(&named)..number(&named) + 1,
+    };
+    (seeds, Duration::MAX)
 }
 
 /// One policy and its packets.
