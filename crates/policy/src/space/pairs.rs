@@ -92,12 +92,16 @@ impl Pairs {
                 }
                 if part.role.is_fate() {
                     // The pairs of two changed rules come up from the old one.
-                    asks.fates(part, lane, other, is_old, |entry| is_old || !theirs.contains(&entry.rule));
+                    let is_asked = |entry: &Entry| is_old || !theirs.contains(&entry.rule);
+                    let differs = |entry: &Entry| is_asked(entry) && entry.role != part.role;
+                    asks.ends(part, lane, other, is_old, |entry| differs(entry).then_some(What::Fate));
                 }
             }
+            // What ends there without a copy that is made here.
+            let copied = if is_old { What::CopyLost } else { What::CopyWon };
             for part in lane.entries.iter().filter(|entry| matches!(entry.role, Role::Copy(_))) {
                 let is_asked = |entry: &Entry| ours.contains(&part.rule) || theirs.contains(&entry.rule);
-                asks.copies(part, lane, other, is_old, is_asked);
+                asks.ends(part, lane, other, is_old, |entry| is_asked(entry).then_some(copied));
             }
             asks.hearings(&lane.sniffers, &other.sniffers, is_old);
         }
@@ -144,32 +148,6 @@ struct Asks<'a> {
 }
 
 impl Asks<'_> {
-    /// Packets that come to a rule on one side, and to a rule with another fate on the other.
-    fn fates(
-        &mut self,
-        part: &Entry,
-        lane: &Lane,
-        other: &Lane,
-        is_old: bool,
-        is_asked: impl Fn(&Entry) -> bool,
-    ) {
-        let what = |entry: &Entry| (entry.role != part.role && is_asked(entry)).then_some(What::Fate);
-        self.ends(part, lane, other, is_old, what);
-    }
-
-    /// Packets that a rule copies on one side, and that on the other go to their end without that copy.
-    fn copies(
-        &mut self,
-        part: &Entry,
-        lane: &Lane,
-        other: &Lane,
-        is_old: bool,
-        is_asked: impl Fn(&Entry) -> bool,
-    ) {
-        let what = if is_old { What::CopyLost } else { What::CopyWon };
-        self.ends(part, lane, other, is_old, |entry| is_asked(entry).then_some(what));
-    }
-
     /// Packets that come to a rule on one side, by the rules at which they end on the other; `what` says what
     /// that changes, if anything.
     fn ends(
