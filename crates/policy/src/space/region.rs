@@ -219,6 +219,15 @@ fn bare(matches: &Match) -> Match {
 
 type Narrowing = Box<dyn Fn(&mut Match)>;
 
+const FRAGMENTS: [Fragments; 6] = [
+    Fragments::WHOLE,
+    Fragments::FIRST,
+    Fragments::LATER,
+    Fragments::PIECES,
+    Fragments::WHOLE.union(Fragments::FIRST),
+    Fragments::WHOLE.union(Fragments::LATER),
+];
+
 /// What a match can ask beyond values: which headers there are.
 fn narrowings(axes: &Axes, cell: &Cell) -> Vec<Narrowing> {
     let mut all: Vec<Narrowing> = Vec::new();
@@ -253,16 +262,17 @@ fn narrowings(axes: &Axes, cell: &Cell) -> Vec<Narrowing> {
         add(|matches| matches.vlan = Some(matches.vlan.clone().unwrap_or(VlanMatch::Any)));
         add(|matches| matches.inner_vlan = Some(matches.inner_vlan.clone().unwrap_or(VlanMatch::None)));
         add(|matches| matches.inner_vlan = Some(matches.inner_vlan.clone().unwrap_or(VlanMatch::Any)));
-        // So do fragments.
-        let tells = |field| axes.position(field, 0).is_some() || !cell.structure.overlaps(&present(field));
-        if tells(Field::FlagsAndFragment(level)) {
-            add(|matches| matches.fragment = Some(Fragments::WHOLE));
-            add(|matches| matches.fragment = Some(Fragments::PIECES));
-            if tells(Field::Fragment6(level)) {
-                add(|matches| matches.fragment = Some(Fragments::FIRST));
-                add(|matches| matches.fragment = Some(Fragments::LATER));
-                add(|matches| matches.fragment = Some(Fragments::WHOLE | Fragments::FIRST));
-                add(|matches| matches.fragment = Some(Fragments::WHOLE | Fragments::LATER));
+        // So do fragments: the first ones of IPv6 only where some rule parts them from later ones.
+        let is_parted = |field| {
+            let axis = axes.position(field, 0).map(|index| &axes.list[index]);
+            axis.is_some_and(|axis| axis.starts.len() > 1) || !cell.structure.overlaps(&present(field))
+        };
+        if is_parted(Field::FlagsAndFragment(level)) {
+            let is_all = is_parted(Field::Fragment6(level));
+            let is_told =
+                |of: &Fragments| is_all || of.contains(Fragments::PIECES) == of.intersects(Fragments::PIECES);
+            for fragments in FRAGMENTS.into_iter().filter(is_told) {
+                all.push(Box::new(move |matches| level_of(matches, level).fragment = Some(fragments)));
             }
         }
         if let Some(flags) = ip_flags(axes, cell, level) {
