@@ -398,6 +398,21 @@ fn all_fragments_are_told_where_no_rule_parts_them() {
     );
 }
 
+/// An address of IPv4 inside is found behind UDP, GRE and labels, too.
+#[test]
+fn a_tunnel_without_a_key_of_its_own_is_told_by_its_protocol() {
+    let others = "[[rules]]\nname = 'others'\nmatch = { protocol = ['udp', 'gre'] }\naction = 'drop'\n";
+    let tunnelled = format!(
+        "{others}[[rules]]\nname = 'tunnelled'\nmatch = {{ family = 'ipv6', inner = {{ src = '10.0.0.0/8' }} }}\naction = {{ steer = 'a' }}\n"
+    );
+    assert_eq!(
+        changes(others, &tunnelled),
+        [
+            "{ family = \"ipv6\", protocol = \"ipv4\", inner = { src = \"10.0.0.0/8\" } }: kernel -> steer to a"
+        ]
+    );
+}
+
 /// Rules that each take one port of one network, before a rule for everything.
 fn crossing(count: usize, last: &str) -> Policy {
     let mut text = String::new();

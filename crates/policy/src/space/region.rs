@@ -280,6 +280,12 @@ fn narrowings(axes: &Axes, cell: &Cell) -> Vec<Narrowing> {
         }
     }
     all.extend(tunnels());
+    // Tunnels that have no key of their own.
+    if axes.position(Field::Protocol(Level::Outer), 0).is_some() {
+        for protocol in [IpProtocol::IPV4, IpProtocol::IPV6] {
+            all.push(Box::new(move |matches| matches.protocol = Some(RangeSet::single(protocol.0))));
+        }
+    }
     all
 }
 
