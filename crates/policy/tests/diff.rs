@@ -3,6 +3,8 @@
 
 mod analysis_support;
 
+use std::collections::BTreeSet;
+
 use packet::DeepKey;
 use policy::policy::{Action, Direction, Match};
 use policy::space::{Change, Detail, Diff, Effect, PairSummary, analyse, diff, diff_in_detail, match_text};
@@ -126,7 +128,10 @@ proptest! {
         let found = same(&old, &new);
         prop_assert_eq!(found.not_decided, 0);
         prop_assert_eq!(found.is_empty(), found.regions.is_empty());
+        let mut told = BTreeSet::new();
         for change in &found.regions {
+            let whole = (change.direction == Direction::Egress, &change.before, &change.after, change.region.to_string());
+            prop_assert!(change.region.only.is_some() || told.insert(whole), "{} is told twice", change.region);
             let key = change.witness.key();
             prop_assert!(holds(&change.region.matches, &key), "{} is not of {}", change.witness, change.region);
             prop_assert!(differs(&old, &new, change.direction, &key), "{} in {}", change.witness, change.region);
@@ -395,6 +400,27 @@ fn all_fragments_are_told_where_no_rule_parts_them() {
     assert_eq!(
         changes(whole, &format!("{whole}{all}")),
         ["{ family = \"ipv6\", fragment = \"any\" }: kernel -> drop"]
+    );
+}
+
+/// What is around either of the two first rules has the same packets of IPv6.
+#[test]
+fn no_region_is_told_twice() {
+    let rule = |name: &str, matches: &str, action: &str| {
+        format!("[[rules]]\nname = '{name}'\nmatch = {{ {matches} }}\naction = {action}\n")
+    };
+    let with = |action: &str| {
+        let few = rule("few", "dst = '::/0', tos = '0-9'", "{ steer = 'a' }");
+        let later = rule("later", "src_mac = '02:00:00:00:00:01', fragment = 'later'", "{ steer = 'a' }");
+        format!("{few}{later}{}", rule("esp", "protocol = 'esp'", action))
+    };
+    assert_eq!(
+        changes(&with("'drop'"), &with("'kernel'")),
+        [
+            "{ src_mac = { not = [\"02:00:00:00:00:01\"] }, family = \"ipv4\", protocol = \"esp\" }: drop -> kernel",
+            "{ family = \"ipv6\", protocol = \"esp\", tos = \"10-255\" }: drop -> kernel",
+            "{ family = \"ipv4\", protocol = \"esp\", fragment = [\"none\", \"first\"] }: drop -> kernel"
+        ]
     );
 }
 

@@ -78,6 +78,15 @@ impl Cell {
         around
     }
 
+    /// Both as one cell, if that is no more than both.
+    pub(super) fn joined(&self, other: &Self, axes: &Axes) -> Option<Self> {
+        let both = Self::around(&[self, other], axes);
+        let is_no_more = both.structure.minus(&self.structure).all(|rest| other.structure.contains(&rest))
+            && both.within(self.structure, axes) == *self
+            && both.within(other.structure, axes) == *other;
+        is_no_more.then_some(both)
+    }
+
     /// The packets in both; empty if there are none.
     pub(super) fn and(&self, other: &Self, axes: &Axes) -> Self {
         let mut both = Self {

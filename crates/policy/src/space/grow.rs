@@ -2,7 +2,7 @@
 //! surroundings allow, so that a hole becomes one "not", and not the many slivers around it. `diff` asks; whether
 //! anything is left at all it has found out before.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use super::axes::Axes;
 use super::cell::Cell;
@@ -25,7 +25,7 @@ pub(super) struct Wanted {
 /// What is left of a cell.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Grown {
-    /// Cells, which may overlap; if not all of one is meant, some of the packets that are.
+    /// Cells of one match each, which may overlap; if not all of one is meant, some of the packets that are.
     pub(super) cells: Vec<(Cell, Option<Cell>)>,
     /// How many are not among them.
     pub(super) more: usize,
@@ -63,12 +63,13 @@ pub(super) fn regions_of(
         next = space.free_of(target, &with(&near, &cells), &mut BTreeSet::new());
     }
     grown.is_open |= matches!(next, Free::NotDecided(_));
+    let mut cells = matches_of(&space.axes, &cells);
     weed(space, &mut cells);
+    join(&space.axes, &mut cells);
     cells.sort_by(|one, other| target.share(other).total_cmp(&target.share(one)));
     if cells.len() > wanted.told || grown.is_open {
         let shown = wanted.told.saturating_sub(1).min(cells.len());
-        let more = cells[shown..].iter().map(|cell| region::parts(&space.axes, cell).len());
-        grown.more = more.sum();
+        grown.more = cells.len() - shown;
         cells.truncate(shown);
         let rest = parts_with_more(space, target, &with(&near, &cells));
         grown.cells.extend(cells.into_iter().map(|cell| (cell, None)));
@@ -81,6 +82,32 @@ pub(super) fn regions_of(
 
 fn with<'c>(covers: &[Cover<'c>], cells: &'c [Cell]) -> Vec<Cover<'c>> {
     covers.iter().copied().chain(cells.iter().map(|cell| Cover::of(u32::MAX, cell))).collect()
+}
+
+/// The parts of some cells that are one match each, once each.
+fn matches_of(axes: &Axes, cells: &[Cell]) -> Vec<Cell> {
+    let mut seen = HashSet::new();
+    let parts = cells.iter().flat_map(|cell| region::parts(axes, cell));
+    parts.filter(|part| seen.insert(part.clone())).collect()
+}
+
+/// Joins those that are told no worse together.
+fn join(axes: &Axes, cells: &mut Vec<Cell>) {
+    if cells.len() > MAX_WEEDED {
+        return;
+    }
+    let mut place = 0;
+    while let Some(one) = cells.get(place) {
+        let mut others = (place + 1..cells.len()).rev();
+        let joined = others.find_map(|other| Some((other, region::joined(axes, one, &cells[other])?)));
+        match joined {
+            Some((other, both)) => {
+                cells[place] = both;
+                cells.remove(other);
+            }
+            None => place += 1,
+        }
+    }
 }
 
 /// Leaves out cells that the others make needless.

@@ -52,11 +52,6 @@ impl Serialize for Region {
     }
 }
 
-/// A cell as regions, each with the part of the cell that it is.
-pub(super) fn of(axes: &Axes, cell: &Cell) -> Vec<(Region, Cell)> {
-    parts(axes, cell).into_iter().map(|part| (around(axes, &part), part)).collect()
-}
-
 /// The parts of a cell for which there is one match each.
 pub(super) fn parts(axes: &Axes, cell: &Cell) -> Vec<Cell> {
     let mut open = vec![cell.clone()];
@@ -70,8 +65,8 @@ pub(super) fn parts(axes: &Axes, cell: &Cell) -> Vec<Cell> {
     whole
 }
 
-/// The smallest match around a cell, and which of its packets are meant.
-fn around(axes: &Axes, cell: &Cell) -> Region {
+/// The smallest match around a cell that is one of its parts, and which of its packets are meant.
+pub(super) fn of(axes: &Axes, cell: &Cell) -> Region {
     let matches = nearest(axes, cell);
     let surplus: Vec<Cell> =
         axes.cells(&matches).iter().flat_map(|around| around.minus(cell, axes)).collect();
@@ -84,6 +79,14 @@ fn around(axes: &Axes, cell: &Cell) -> Region {
         })
     });
     Region { matches, only }
+}
+
+/// Two cells as one, if it is one match, or if the language tells the two by the same words.
+pub(super) fn joined(axes: &Axes, one: &Cell, other: &Cell) -> Option<Cell> {
+    let both = one.joined(other, axes).filter(|both| splits(axes, both).is_none())?;
+    let told = of(axes, &both);
+    let is_no_worse = told.only.is_none() || [one, other].iter().all(|cell| of(axes, cell) == told);
+    is_no_worse.then_some(both)
 }
 
 /// Kinds that there are words for.

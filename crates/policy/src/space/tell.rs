@@ -13,7 +13,7 @@ use super::diff::{Change, Detail, Diff, Effect, MAX_NAMED_OPEN, MAX_NAMED_RULES,
 use super::diff::{Names, OpenPair, PairSummary};
 use super::lane::{Fate, Role, default_of, id};
 use super::pairs::{Found, Pair, Pairs, What};
-use super::region;
+use super::region::{self, Region};
 use super::witness;
 
 /// One of the two policies, in one direction.
@@ -63,26 +63,19 @@ impl<'a> Telling<'a> {
         let (mut rest, mut more) = (0, found.grown.more);
         for (cell, some) in &found.grown.cells {
             if self.regions_left() == 0 || !self.has_room_for(cell) {
-                more += if some.is_none() { region::parts(self.axes, cell).len() } else { 0 };
+                more += usize::from(some.is_none());
                 continue;
             }
-            for (mut region, part) in region::of(self.axes, cell) {
-                let shown = some.as_ref().map_or(part.clone(), |some| part.and(some, self.axes));
-                let Some(witness) = witness::of(self.axes, &shown) else { continue };
-                if some.is_some() {
-                    rest += 1;
-                    region.only = Some("only part of it: there are more regions".to_owned());
-                }
-                let (before, after) = (before.clone(), after.clone());
-                self.found.regions.push(Change { direction, region, before, after, witness });
+            let Some(witness) = witness::of(self.axes, some.as_ref().unwrap_or(cell)) else { continue };
+            let mut region = region::of(self.axes, cell);
+            if some.is_some() {
+                rest += 1;
+                region.only = Some("only part of it: there are more regions".to_owned());
             }
+            let (before, after) = (before.clone(), after.clone());
+            self.found.regions.push(Change { direction, region, before, after, witness });
         }
-        let mut within = Vec::new();
-        for cell in &found.within {
-            if within.len() < self.detail.regions_per_pair && self.has_room_for(cell) {
-                within.extend(region::of(self.axes, cell).into_iter().map(|(region, _)| region));
-            }
-        }
+        let within = self.within(found);
         // The packet of the largest region has more of what is usual.
         let witness = self.found.regions.get(from).map_or(&found.witness, |one| &one.witness).clone();
         self.found.pairs.push(PairSummary {
@@ -97,6 +90,22 @@ impl<'a> Telling<'a> {
             more,
             is_open: found.grown.is_open,
         });
+    }
+
+    /// What all that changes hands is in: a match for each part of the rules.
+    fn within(&mut self, found: &Found) -> Vec<Region> {
+        let mut within = Vec::new();
+        for cell in &found.within {
+            if within.len() >= self.detail.regions_per_pair || !self.has_room_for(cell) {
+                continue;
+            }
+            for region in region::parts(self.axes, cell).iter().map(|part| region::of(self.axes, part)) {
+                if !within.contains(&region) {
+                    within.push(region);
+                }
+            }
+        }
+        within
     }
 
     /// Whether a region's lists may be told, which is then counted.
