@@ -424,6 +424,26 @@ fn no_region_is_told_twice() {
     );
 }
 
+/// Masks of addresses that cross make a rule of many parts.
+#[test]
+fn a_pair_of_many_parts_is_within_one_match() {
+    let masks: Vec<String> = (0..5)
+        .map(|bit| 1 << bit)
+        .map(|bit| format!("'00:00:00:00:00:{bit:02x}/00:00:00:00:00:{bit:02x}'"))
+        .collect();
+    let masks = masks.join(", ");
+    let rule = format!(
+        "[[rules]]\nname = 'odd'\nmatch = {{ dst_mac = [{masks}], src_mac = [{masks}], tos = 4 }}\naction = 'drop'\n"
+    );
+    let (old, new) = (read(""), read(&rule));
+    let within = |detail| {
+        let found = diff_in_detail(&old, &new, detail, &mut |_| {});
+        found.pairs[0].within.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert!(within(Detail::FULL).len() > Detail::SHORT.regions_per_pair);
+    assert_eq!(within(Detail::SHORT), ["{ tos = 4 } # only part of it"]);
+}
+
 /// An address of IPv4 inside is found behind UDP, GRE and labels, too.
 #[test]
 fn a_tunnel_without_a_key_of_its_own_is_told_by_its_protocol() {

@@ -229,7 +229,10 @@ impl Asks<'_> {
             takers: BTreeSet::new(),
             grown: Grown { is_open: was_open, ..Grown::default() },
         });
-        found.within.extend(within);
+        match within {
+            Some(within) => found.within.push(within),
+            None => found.within.clear(),
+        }
         found.takers.extend(takers);
         found.grown.add(grown);
     }

@@ -92,17 +92,25 @@ impl<'a> Telling<'a> {
         });
     }
 
-    /// What all that changes hands is in: a match for each part of the rules.
+    /// What all that changes hands is in: a match for each part of the rules, or one around parts that are many.
     fn within(&mut self, found: &Found) -> Vec<Region> {
+        if !found.within.iter().all(|cell| self.has_room_for(cell)) {
+            return Vec::new();
+        }
+        let mut cells: Vec<&Cell> = found.within.iter().collect();
+        let is_many = cells.len() > self.detail.regions_per_pair;
+        let around = is_many.then(|| Cell::around(&cells, self.axes));
+        if let Some(around) = &around {
+            cells = vec![around];
+        }
         let mut within = Vec::new();
-        for cell in &found.within {
-            if within.len() >= self.detail.regions_per_pair || !self.has_room_for(cell) {
-                continue;
+        for part in cells.iter().flat_map(|cell| region::parts(self.axes, cell)) {
+            let mut region = region::of(self.axes, &part);
+            if is_many && region.only.is_none() {
+                region.only = Some("only part of it".to_owned());
             }
-            for region in region::parts(self.axes, cell).iter().map(|part| region::of(self.axes, part)) {
-                if !within.contains(&region) {
-                    within.push(region);
-                }
+            if !within.contains(&region) {
+                within.push(region);
             }
         }
         within
