@@ -1,0 +1,103 @@
+//! `steerd check`: what it says of a policy, and what it fails for.
+
+use crate::rig::{POLICY, json, ok, policies, run, run_in};
+use crate::support::{stderr, stdout, steerd};
+
+#[test]
+fn check_says_for_every_rule_where_it_is_decided() {
+    insta::assert_snapshot!("check_demo", ok(&["check", "demo.toml"]));
+    insta::assert_snapshot!("check_dns_farm", ok(&["check", "dns-farm.toml"]));
+}
+
+#[test]
+fn check_in_json_says_the_same() {
+    let report = json(&["check", "demo.toml", "--format", "json"]);
+    assert_eq!(report["ok"], true);
+    let rules = report["rules"].as_array().expect("rules");
+    let placement = |name: &str| {
+        let rule = rules.iter().find(|rule| rule["name"] == name).expect(name);
+        rule["decided"].as_str().expect("decided").to_owned()
+    };
+    assert_eq!(report["analysis"]["not_decided"], 0);
+    assert_eq!(report["capacity"]["rows"][0]["limit"], "priorities");
+    assert_eq!(placement("web-syn"), "hybrid");
+    assert_eq!(placement("dns"), "hardware");
+}
+
+#[test]
+fn a_broken_policy_is_answered_with_all_its_problems_and_exit_code_1() {
+    let folder = tempfile::tempdir().expect("folder");
+    let policy =
+        "version = 1\n[[rules]]\nname = \"a\"\nmatch = { dst_prot = 53 }\naction = { steer = \"nobody\" }\n";
+    std::fs::write(folder.path().join("broken.toml"), policy).expect("written");
+    let output = steerd().current_dir(folder.path()).args(["check", "broken.toml"]).output().expect("runs");
+    assert_eq!(output.status.code(), Some(1));
+    let errors = stderr(&output);
+    assert!(errors.contains("broken.toml:4:"), "{errors}");
+    assert!(errors.contains("dst_prot") && errors.contains("nobody"), "both at once: {errors}");
+    assert!(errors.contains("steerd: broken.toml: 2 errors in the policy"), "{errors}");
+    let output = steerd()
+        .current_dir(folder.path())
+        .args(["check", "broken.toml", "--format", "json"])
+        .output()
+        .expect("runs");
+    assert_eq!(output.status.code(), Some(1));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(report["ok"], false);
+    assert_eq!(report["diagnostics"].as_array().map(Vec::len), Some(2), "{report:#}");
+}
+
+#[test]
+fn a_policy_that_is_not_there_is_an_error() {
+    let output = run(&["check", "nowhere.toml"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("nowhere.toml"), "{}", stderr(&output));
+}
+
+const SHADOWED: &str = "\n[[rules]]\nname = \"late\"\n\
+     match = { dst = \"192.0.2.7\", protocol = \"tcp\", dst_port = 80 }\naction = \"drop\"\n";
+
+#[test]
+fn check_fails_for_what_is_denied() {
+    let shadowed = format!("{POLICY}{SHADOWED}");
+    let hybrid = POLICY.replace("dst_port = 80", "dst_port = 80, tcp_flags = \"syn\"");
+    let folder = policies(&[("ok.toml", POLICY), ("late.toml", &shadowed), ("hybrid.toml", &hybrid)]);
+    for (args, code) in [
+        (&["ok.toml", "--deny", "warnings,hybrid,shadowed"][..], 0),
+        (&["late.toml"], 0),
+        (&["late.toml", "--deny", "hybrid"], 0),
+        (&["late.toml", "--deny", "shadowed"], 1),
+        (&["late.toml", "--deny", "warnings"], 1),
+        (&["hybrid.toml"], 0),
+        (&["hybrid.toml", "--deny", "hybrid"], 1),
+        (&["ok.toml", "--deny", "shadowed", "--no-analysis"], 2),
+        (&["ok.toml", "--deny", "everything"], 2),
+    ] {
+        let output = run_in(&folder, &[&["check"], args].concat());
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {}{}", stdout(&output), stderr(&output));
+    }
+    let output = run_in(&folder, &["check", "late.toml", "--deny", "shadowed", "--format", "json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(report["ok"], true, "the device can do it all the same");
+    assert_eq!(report["denied"].as_array().map(Vec::len), Some(1));
+    assert_eq!(report["analysis"]["rules"][1]["shadowed_by"][0], "web");
+    let output = run_in(&folder, &["check", "late.toml"]);
+    let warnings = stderr(&output).matches("never matches").count();
+    assert_eq!(warnings, 1, "said once: {}", stderr(&output));
+}
+
+#[test]
+fn check_without_the_analysis_says_nothing_of_it() {
+    let folder = policies(&[("ok.toml", POLICY)]);
+    let text = |args: &[&str]| stdout(&run_in(&folder, args));
+    assert!(text(&["check", "ok.toml"]).contains("rules among themselves"));
+    assert!(!text(&["check", "ok.toml", "--no-analysis"]).contains("rules among themselves"));
+}
+
+#[test]
+fn the_schema_needs_no_policy() {
+    let schema = json(&["check", "--print-schema"]);
+    assert!(schema["properties"]["rules"].is_object(), "{schema:#}");
+    assert_eq!(run(&["check", "--print-schema", "demo.toml"]).status.code(), Some(2), "it stands alone");
+}

@@ -1,0 +1,107 @@
+//! `steerd explain` of one packet.
+
+use crate::rig::{DNS, dns_frame, json, ok, run};
+use crate::support::{stderr, stdout};
+
+#[test]
+fn explain_follows_a_packet_to_its_worker() {
+    insta::assert_snapshot!("explain_dns", ok(&["explain", "demo.toml", "--packet", DNS]));
+    let syn = "src=10.2.0.1,dst=192.0.2.80,protocol=tcp,src_port=1,dst_port=443,tcp_flags=syn";
+    insta::assert_snapshot!("explain_syn", ok(&["explain", "demo.toml", "--packet", syn]));
+    let scan = "src=198.51.100.9,dst=192.0.2.80,protocol=tcp,dst_port=443";
+    insta::assert_snapshot!("explain_scan", ok(&["explain", "demo.toml", "--packet", scan]));
+    insta::assert_snapshot!("explain_arp", ok(&["explain", "demo.toml", "--packet", "ethertype=arp"]));
+}
+
+#[test]
+fn a_packet_in_hexadecimal_is_the_same_packet() {
+    let hex: String = dns_frame().build().iter().map(|byte| format!("{byte:02x} ")).collect();
+    let from_hex = json(&["explain", "demo.toml", "--format", "json", "--hex", &hex]);
+    let from_fields = json(&["explain", "demo.toml", "--format", "json", "--packet", DNS]);
+    assert_eq!(from_hex, from_fields);
+    assert_eq!(from_hex["rule"], "dns");
+    assert!(from_hex["worker"].is_u64(), "{from_hex}");
+}
+
+#[test]
+fn a_frame_without_an_ethernet_header_is_nobodys() {
+    for hex in ["0000", "00112233445566778899aabbcc"] {
+        let output = run(&["explain", "demo.toml", "--hex", hex]);
+        assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+        assert!(stderr(&output).contains("runt"), "{}", stderr(&output));
+    }
+    let output = run(&["explain", "demo.toml", "--hex", "00112233445566778899aabbccdd"]);
+    assert!(output.status.success(), "14 bytes are a header: {}", stderr(&output));
+}
+
+#[test]
+fn explain_looks_into_tunnels_and_shows_copies() {
+    let packet = "dst=192.0.2.1,vxlan_vni=5000,inner.dst=10.50.1.1,inner.protocol=tcp,inner.dst_port=443";
+    let fate = json(&["explain", "vxlan-tenants.toml", "--packet", packet, "--format", "json"]);
+    assert_eq!(fate["rule"], "tenant-5000-web", "{fate:#}");
+    let web = "dst=192.0.2.80,protocol=tcp,dst_port=443";
+    let fate = json(&["explain", "ipfix-tap.toml", "--packet", web, "--format", "json"]);
+    assert_eq!(fate["rule"], "front");
+    assert_eq!(fate["copies"][0]["rule"], "tap");
+    assert_eq!(fate["copies"][0]["worker"], 2);
+    insta::assert_snapshot!("explain_copy", ok(&["explain", "ipfix-tap.toml", "--packet", web]));
+}
+
+/// Where a device tells nothing of flows, another rule's flow may have brought the packet.
+#[test]
+fn explain_says_that_a_packet_stays_with_the_worker_that_has_it() {
+    let syn = "src=10.2.0.1,dst=192.0.2.80,protocol=tcp,src_port=1,dst_port=443,tcp_flags=syn";
+    let text = ok(&["explain", "demo.toml", "--packet", syn, "--profile", "mlx4"]);
+    assert!(text.contains("deliver to web") && text.contains("group    dns: the packet stays"), "{text}");
+}
+
+/// egress-guard: mail by the relay alone, and nothing from addresses that are not ours.
+#[test]
+fn explain_says_what_becomes_of_what_the_host_sends() {
+    let sent = |fields: &str| {
+        let fields = format!("{fields},dst=198.51.100.1,protocol=tcp,dst_port=25");
+        json(&[
+            "explain",
+            "egress-guard.toml",
+            "--direction",
+            "egress",
+            "--packet",
+            &fields,
+            "--format",
+            "json",
+        ])
+    };
+    for (fields, rule, leaves) in [
+        ("src=192.0.2.25", "mail-by-relay", true),
+        ("src=192.0.2.7", "no-mail", false),
+        ("src=10.0.0.1", "no-mail", false),
+    ] {
+        let fate = sent(fields);
+        assert_eq!((&fate["rule"], &fate["leaves"]), (&rule.into(), &leaves.into()), "{fields}: {fate:#}");
+    }
+    let arp = ["explain", "egress-guard.toml", "--direction", "egress", "--packet", "ethertype=arp"];
+    let text = ok(&arp);
+    assert!(text.contains("no egress rule"), "{text}");
+    let received = ok(&["explain", "egress-guard.toml", "--packet", "src=10.0.0.1,dst=192.0.2.7"]);
+    assert!(received.contains("default"), "egress rules say nothing of what is received: {received}");
+    let output = run(&[&arp[..], &["--profile", "mlx4"]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("EGRESS"), "{}", stderr(&output));
+}
+
+#[test]
+fn explain_refuses_what_it_cannot_understand() {
+    for (args, part) in [
+        (["--packet", "dst_port=53"], "protocol"),
+        (["--packet", "colour=red"], "colour"),
+        (["--hex", "zz"], "hexadecimal"),
+        (["--pcap", "demo.toml"], "pcap"),
+        (["--pcap", "nowhere.pcap"], "nowhere.pcap"),
+    ] {
+        let output = run(&["explain", "demo.toml", args[0], args[1]]);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        let errors = stderr(&output);
+        assert!(errors.contains(part), "{args:?}: {errors}");
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+    }
+}
