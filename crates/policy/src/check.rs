@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use crate::compile::{Covers, Taken};
+use crate::compile::{Covers, Taken, attempt};
 use crate::diagnostics::{Diagnostic, MAX_DIAGNOSTICS};
 use crate::ids::{GroupId, RuleId};
 use crate::policy::Policy;
+use crate::profile::{DeviceProfile, Feature};
 use crate::program::{Decide, FlowAction, Placement, Program, Verdict};
 
 /// The findings.
@@ -41,6 +42,24 @@ pub struct RuleCheck {
 /// Looks over a compiled policy; `program` must have been compiled from `policy`.
 #[must_use]
 pub fn check(policy: &Policy, program: &Program) -> Check {
+    check_beside(policy, program, program)
+}
+
+/// The same for the device and the number of workers that it was compiled for. Where a device has no flow tags one
+/// class is about all packets: which of them a flow can bring is seen in what it would run if it had tags.
+#[must_use]
+pub fn check_for(policy: &Policy, profile: &DeviceProfile, workers: usize, program: &Program) -> Check {
+    if profile.has_tags() {
+        return check_beside(policy, program, program);
+    }
+    let others = profile.refusals.iter().filter(|refusal| refusal.feature != Feature::Tag);
+    let refusals = others.cloned().collect();
+    let tag_bits = DeviceProfile::ideal().tag_bits;
+    let tagged = attempt(policy, &DeviceProfile { tag_bits, refusals, ..profile.clone() }, workers, None);
+    check_beside(policy, program, tagged.as_ref().unwrap_or(program))
+}
+
+fn check_beside(policy: &Policy, program: &Program, tagged: &Program) -> Check {
     let steps = software_steps(program);
     let rules = program
         .rules
@@ -57,8 +76,7 @@ pub fn check(policy: &Policy, program: &Program) -> Check {
         .collect();
     let mut warnings = Vec::new();
     unreachable_rules(policy, program, &mut warnings);
-    misplaced_packets(policy, program, &mut warnings);
-    taken_from_the_kernel(policy, program, &mut warnings);
+    strangers(policy, tagged, &mut warnings);
     unused_groups(policy, program, &mut warnings);
     warnings.sort_by_key(|warning| (warning.line, warning.column));
     Check { rules, warnings }
@@ -119,75 +137,106 @@ fn unreachable_rules(policy: &Policy, program: &Program, warnings: &mut Vec<Diag
     }
 }
 
-/// Hybrid rules some of whose packets turn out to belong to another group, and stay where they are.
-fn misplaced_packets(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
-    let mut seen = BTreeSet::new();
+/// What one rule's flows bring to its workers that is not its own.
+#[derive(Default)]
+struct Strangers {
+    /// In words, the flows with packets that no rule claims, or that a rule leaves to the host.
+    from_kernel: Vec<String>,
+    /// The first rule of another group whose packets are among them.
+    elsewhere: Option<Elsewhere>,
+}
+
+/// A rule whose packets come to workers of another group.
+#[derive(Clone, Copy)]
+struct Elsewhere {
+    rule: RuleId,
+    /// Whose they should be.
+    there: GroupId,
+    /// Where they stay.
+    here: GroupId,
+}
+
+/// Hybrid rules that bring packets to a worker which belong to the host, and never come back to it, or which
+/// belong to another group, and stay where they are.
+fn strangers(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
+    let mut found: BTreeMap<RuleId, Strangers> = BTreeMap::new();
     for flow in &program.flows {
         let FlowAction::Steer { queue, class } = flow.action else { continue };
-        let Some(place) = policy.rules.get(flow.rule.index()).map(|rule| &rule.place) else { continue };
-        if !seen.insert(flow.rule) {
-            continue;
-        }
         let (Some(queue), Some(class)) = (program.queues.get(queue.index()), program.class(class)) else {
             continue;
         };
-        let strangers = other_groups(&class.decide, queue.group);
-        let rule_name = |rule: RuleId| program.rules.get(rule.index()).map_or("?", |rule| rule.name.as_str());
-        if let Some((rule, group)) = strangers.first() {
-            let name =
-                |group: GroupId| program.groups.get(group.index()).map_or("?", |group| group.name.as_str());
-            let message = format!(
-                "packets of `{}` that turn out to belong to `{}` stay with the workers of `{}`",
-                rule_name(flow.rule),
-                rule_name(*rule),
-                name(queue.group),
-            );
-            let hint = format!(
-                "the device cannot tell them apart, and `{}` goes to `{}`: give both rules the same group",
-                rule_name(*rule),
-                name(*group),
-            );
-            warnings.push(place.warning(message, "decided by the worker").hint(hint));
+        let strangers = found.entry(flow.rule).or_insert_with(|| Strangers {
+            elsewhere: elsewhere(&class.decide, queue.group),
+            ..Strangers::default()
+        });
+        if may_end_in_kernel(&class.decide) {
+            strangers.from_kernel.push(flow.words());
         }
     }
+    let told = found.iter().filter_map(|(rule, strangers)| told(policy, program, *rule, strangers));
+    warnings.extend(told);
 }
 
-fn other_groups(decide: &Decide, here: GroupId) -> Vec<(RuleId, GroupId)> {
-    let Decide::Software(steps, otherwise) = decide else { return Vec::new() };
-    let outcomes = steps.iter().map(|step| step.outcome).chain([*otherwise]);
-    let elsewhere = outcomes.filter_map(|outcome| match outcome.verdict {
-        Verdict::Deliver(group) if group != here => Some((outcome.rule, group)),
-        _ => None,
+/// The warning of one rule, if there is something to warn of.
+fn told(policy: &Policy, program: &Program, id: RuleId, strangers: &Strangers) -> Option<Diagnostic> {
+    let rule = policy.rules.get(id.index())?;
+    let flows = listed(&strangers.from_kernel);
+    let other = strangers.elsewhere.map(|Elsewhere { rule, there, here }| {
+        let group = |group: GroupId| program.groups.get(group.index()).map_or("?", |group| &*group.name);
+        let other = program.rules.get(rule.index()).map_or("?", |rule| &*rule.name);
+        (other, group(there), group(here))
     });
-    elsewhere.collect()
+    let notes = program.rules.get(id.index()).map(|rule| &*rule.unfinished).unwrap_or_default();
+    let is_kept = notes.iter().any(|note| note.why.keeps_from_host());
+    let (message, label, hint) = match (other, strangers.from_kernel.is_empty()) {
+        (_, false) if is_kept => (
+            format!("packets of `{}` come to a worker, not to the host: {flows}", rule.name),
+            "for the host",
+            "flows of later rules take such packets and cannot leave these out: `steerd check` says why, and what \
+             to write"
+                .to_owned(),
+        ),
+        (None, true) => return None,
+        (None, false) => (
+            format!("`{}` takes packets from the kernel that are not its own: {flows}", rule.name),
+            "decided by the worker",
+            LOST.to_owned(),
+        ),
+        (Some((other, there, here)), true) => (
+            format!(
+                "packets of `{}` that turn out to belong to `{other}` stay with the workers of `{here}`",
+                rule.name
+            ),
+            "decided by the worker",
+            format!(
+                "the device cannot tell them apart, and `{other}` goes to `{there}`: give both rules the same group"
+            ),
+        ),
+        (Some((other, there, here)), false) => (
+            format!(
+                "`{}` takes packets from the kernel that are not its own: {flows}; what of them belongs to \
+                 `{other}` stays with the workers of `{here}`",
+                rule.name
+            ),
+            "decided by the worker",
+            format!("{LOST}; `{other}` goes to `{there}`: give both rules the same group"),
+        ),
+    };
+    Some(rule.place.warning(message, label).hint(hint))
 }
 
-/// Hybrid rules that bring packets to a worker which belong to the host: those never come back to it.
-fn taken_from_the_kernel(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
-    let mut traffic: BTreeMap<RuleId, Vec<String>> = BTreeMap::new();
-    for flow in &program.flows {
-        let FlowAction::Steer { class, .. } = flow.action else { continue };
-        if program.class(class).is_some_and(|class| may_end_in_kernel(&class.decide)) {
-            traffic.entry(flow.rule).or_default().push(flow.words());
-        }
-    }
-    for (id, flows) in traffic {
-        let Some(rule) = policy.rules.get(id.index()) else { continue };
-        let notes = program.rules.get(id.index()).map(|rule| &*rule.unfinished).unwrap_or_default();
-        if notes.iter().any(|note| note.why.keeps_from_host()) {
-            let message =
-                format!("packets of `{}` come to a worker, not to the host: {}", rule.name, listed(&flows));
-            let hint = "flows of later rules take such packets and cannot leave these out: see there why, and what \
-                        to write";
-            warnings.push(rule.place.warning(message, "for the host").hint(hint));
-            continue;
-        }
-        let message =
-            format!("`{}` takes packets from the kernel that are not its own: {}", rule.name, listed(&flows));
-        let hint = "the device sends all of these to a worker, and what no rule claims there is lost to the \
-                    host: add exact keys such as `dst` and `dst_port`, or claim the rest by a later rule";
-        warnings.push(rule.place.warning(message, "decided by the worker").hint(hint));
-    }
+/// What happens to packets that a worker gets and nobody claims.
+const LOST: &str = "the device brings all of these to a worker, and what no rule claims there is lost to the host: \
+    claim the rest by a later rule, or add keys that the device matches, so that there is less of it";
+
+/// The first outcome that goes to another group than `here`.
+fn elsewhere(decide: &Decide, here: GroupId) -> Option<Elsewhere> {
+    let Decide::Software(steps, otherwise) = decide else { return None };
+    let mut outcomes = steps.iter().map(|step| step.outcome).chain([*otherwise]);
+    outcomes.find_map(|outcome| match outcome.verdict {
+        Verdict::Deliver(there) if there != here => Some(Elsewhere { rule: outcome.rule, there, here }),
+        _ => None,
+    })
 }
 
 fn may_end_in_kernel(decide: &Decide) -> bool {

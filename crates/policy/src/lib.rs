@@ -32,7 +32,7 @@ mod tag;
 
 pub use byte_set::ByteSet;
 pub use capacity::{Capacity, CapacityRow, PriorityUse};
-pub use check::{Check, RuleCheck, check};
+pub use check::{Check, RuleCheck, check, check_for};
 pub use compile::{Obstacle, compile, compile_with};
 pub use diagnostics::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Place, Severity};
 pub use explain::{Copied, Explanation, SentExplanation};

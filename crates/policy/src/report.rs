@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use crate::capacity::Capacity;
-use crate::check::{Check, RuleCheck, check};
+use crate::check::{Check, RuleCheck, check_for};
 use crate::compile::{Obstacle, attempt};
 use crate::diagnostics::Diagnostic;
 use crate::ids::RuleId;
 use crate::policy::{Family, Match, Policy};
 use crate::profile::{DeviceProfile, Errno, Feature};
-use crate::program::{Decide, Placement, Program, Rule, Unfinished, Untold, Why};
+use crate::program::{Decide, Placement, Program, Unfinished, Untold, Why};
 
 /// So many rules are named in a note.
 const SHOWN_NAMES: usize = 4;
@@ -92,12 +92,11 @@ pub fn report(
     let device = profile.name.clone();
     match attempt(policy, profile, workers, previous) {
         Ok(program) => {
-            let Check { rules, mut warnings } = check(policy, &program);
+            let Check { rules, mut warnings } = check_for(policy, profile, workers, &program);
             let asked = asked_by_others(&program);
-            let rules = rules.iter().zip(&program.rules).enumerate();
-            let rules = rules.map(|(index, (checked, rule))| RuleReport {
+            let rules = rules.iter().enumerate().map(|(index, checked)| RuleReport {
                 note: left_out(&program, index),
-                ..possible(policy, index, checked, rule, asked.contains(&index))
+                ..possible(policy, &program, index, checked, asked.contains(&index))
             });
             let capacity = Capacity::of(&program, profile, previous);
             warnings.extend(capacity.rows.iter().filter(|row| row.blocks_a_reload()).map(|row| {
@@ -147,24 +146,31 @@ fn asked_by_others(program: &Program) -> BTreeSet<usize> {
     asked.collect()
 }
 
-fn possible(policy: &Policy, index: usize, checked: &RuleCheck, rule: &Rule, asked: bool) -> RuleReport {
+fn possible(
+    policy: &Policy,
+    program: &Program,
+    index: usize,
+    checked: &RuleCheck,
+    asked: bool,
+) -> RuleReport {
+    let unfinished = unfinished(program, index);
     let (decided, reason) = match &checked.placement {
         Placement::Hybrid { reason } => (Decided::Hybrid, Some(reason.clone())),
-        Placement::Hardware if asked && rule.flows > 0 => {
+        Placement::Hardware if asked && checked.flows > 0 => {
             let reason = "packets that an earlier hybrid rule takes are decided by its worker".to_owned();
             (Decided::PartlyHybrid, Some(reason))
         }
         Placement::Hardware => (Decided::Hardware, None),
     };
     let matches = policy.rules.get(index).map(|rule| &rule.matches);
-    let first = rule.unfinished.iter().min_by_key(|note| remoteness(note, matches));
+    let first = unfinished.iter().min_by_key(|note| remoteness(note, matches));
     let limit = first.and_then(|note| match note.why {
         Why::TooMany { most, with_lists: false, .. } => Some(format!("{most} combinations of ranges")),
         Why::TooMany { most, .. } => Some(format!("{most} combinations of ranges and lists")),
         Why::KernelException { untold: Untold::TooMany { most, .. }, .. } => Some(format!("{most} pieces")),
         _ => None,
     });
-    let remedy = first.map(|note| remedy(policy, note, matches));
+    let remedy = first.map(|note| remedy(policy, program, note, matches));
     RuleReport {
         name: checked.name.clone(),
         line: checked.line,
@@ -173,11 +179,16 @@ fn possible(policy: &Policy, index: usize, checked: &RuleCheck, rule: &Rule, ask
         note: None,
         reason,
         limit,
-        errno: rule.unfinished.iter().find_map(|note| note.why.errno()),
+        errno: unfinished.iter().find_map(|note| note.why.errno()),
         remedy,
         flows: checked.flows,
         steps: checked.steps,
     }
+}
+
+/// What workers finish of a rule.
+fn unfinished(program: &Program, rule: usize) -> &[Unfinished] {
+    program.rules.get(rule).map(|rule| &*rule.unfinished).unwrap_or_default()
 }
 
 /// How far a note is from what the operator wrote: what the policy can change goes first.
@@ -194,7 +205,7 @@ fn remoteness(note: &Unfinished, matches: Option<&Match>) -> u32 {
 }
 
 /// What to do about the first thing that the device does not decide.
-fn remedy(policy: &Policy, note: &Unfinished, matches: Option<&Match>) -> String {
+fn remedy(policy: &Policy, program: &Program, note: &Unfinished, matches: Option<&Match>) -> String {
     match note.why {
         Why::Refused { feature: Feature::Tag, .. } => {
             "none in the policy: workers look at every packet that such a device brings them".to_owned()
@@ -220,7 +231,7 @@ fn remedy(policy: &Policy, note: &Unfinished, matches: Option<&Match>) -> String
         }
         Why::TooMany { .. } => "end ranges at powers of two, or write two rules".to_owned(),
         Why::Multicast => "match the IP address of the group instead of its MAC address".to_owned(),
-        Why::KernelException { by, untold } => left_out_after_all(policy, by, untold),
+        Why::KernelException { by, untold } => left_out_after_all(policy, program, by, untold),
     }
 }
 
@@ -242,7 +253,7 @@ fn left_out(program: &Program, rule: usize) -> Option<String> {
 }
 
 /// What to do so that flows of a later rule can leave out what is the host's.
-fn left_out_after_all(policy: &Policy, by: RuleId, untold: Untold) -> String {
+fn left_out_after_all(policy: &Policy, program: &Program, by: RuleId, untold: Untold) -> String {
     let name = policy.rules.get(by.index()).map(|rule| rule.name.as_str());
     let later = name.map_or("the default".to_owned(), |name| format!("`{name}`"));
     let (ports, others) = ("`dst_port = \"1-65535\"`", "`protocol = { not = [\"tcp\", \"udp\"] }`");
@@ -251,7 +262,12 @@ fn left_out_after_all(policy: &Policy, by: RuleId, untold: Untold) -> String {
         Some(_) => format!("write, in place of {later},"),
         None => "make the default \"kernel\" and write, in its place,".to_owned(),
     };
+    let lacks_ipv6 = |note: &Unfinished| matches!(note.why, Why::Refused { feature: Feature::Ipv6, .. });
     match untold {
+        // Not what the rule asks for, but what the device takes in place of IPv6.
+        Untold::Header { .. } if unfinished(program, by.index()).iter().any(lacks_ipv6) => {
+            format!("write family = \"ipv4\" in {later}: for its IPv6 the device takes every frame")
+        }
         Untold::Header { ip: true, ports: true } => {
             format!("{in_place} rules on {ports}, on {others} and on {not_ip}: no fragments, no broken headers")
         }

@@ -38,7 +38,7 @@ pub(crate) fn compile(
     let (policy, mut warnings) = load(source)?;
     let workers = workers.unwrap_or_else(|| workers_named(&policy));
     let program = policy::compile_with(&policy, profile, workers, previous)?;
-    warnings.extend(policy::check(&policy, &program).warnings);
+    warnings.extend(policy::check_for(&policy, profile, workers, &program).warnings);
     Ok(Compiled { program: Arc::new(program), warnings })
 }
 

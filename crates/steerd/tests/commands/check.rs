@@ -1,7 +1,7 @@
 //! `steerd check`: what it says of a policy, and what it fails for.
 
 use crate::rig::{POLICY, json, ok, policies, run, run_in};
-use crate::support::{stderr, stdout, steerd};
+use crate::support::{config, stderr, stdout, steerd};
 
 #[test]
 fn check_says_for_every_rule_where_it_is_decided() {
@@ -100,4 +100,48 @@ fn the_schema_needs_no_policy() {
     let schema = json(&["check", "--print-schema"]);
     assert!(schema["properties"]["rules"].is_object(), "{schema:#}");
     assert_eq!(run(&["check", "--print-schema", "demo.toml"]).status.code(), Some(2), "it stands alone");
+}
+
+/// On a device without flow tags one class is about all packets, but a flow brings only some of them.
+#[test]
+fn each_rule_that_brings_strangers_is_warned_of_once() {
+    let scada = std::fs::read_to_string(config().join("examples/scada.toml")).expect("it is there");
+    let warnings = |policy: &str| {
+        let folder = policies(&[("scada.toml", policy)]);
+        let output = run_in(&folder, &["check", "scada.toml", "--profile", "mlx4"]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        stderr(&output)
+    };
+    let found = warnings(&scada);
+    assert_eq!(found.lines().count(), 1, "{found}");
+    let parts = ["`goose` takes packets from the kernel", "belongs to `control`", "workers of `protection`"];
+    assert!(parts.iter().all(|part| found.contains(part)), "{found}");
+    // Each remedy mends its part.
+    let claimed =
+        format!("{scada}\n[[rules]]\nname = \"rest\"\nmatch = {{ vlan = 10 }}\naction = \"drop\"\n");
+    let found = warnings(&claimed);
+    assert!(!found.contains("kernel") && found.contains("belong to `control`"), "{found}");
+    let found = warnings(&scada.replace("steer = \"protection\"", "steer = \"inspect\""));
+    assert!(found.contains("kernel") && !found.contains("control"), "{found}");
+}
+
+/// What the device takes in place of IPv6 is no more than the policy asks for: the remedy is to ask for less.
+#[test]
+fn an_exception_that_only_ipv6_keeps_from_the_host_goes_there_without_it() {
+    let policy = "version = 1\n[groups.main]\nworkers = [0]\n\
+        [[rules]]\nname = \"management\"\n\
+        match = { src = \"10.0.0.0/8\", dst = \"192.0.2.1\", protocol = \"tcp\", dst_port = 22 }\naction = \"kernel\"\n\
+        [[rules]]\nname = \"others\"\nmatch = { protocol = \"tcp\", dst_port = 22 }\naction = { steer = \"main\" }\n";
+    let mended = policy.replace("match = { protocol", "match = { family = \"ipv4\", protocol");
+    let folder = policies(&[("p", policy), ("mended", &mended)]);
+    let management = |policy| {
+        let output = run_in(&folder, &["check", policy, "--profile", "mlx4", "--format", "json"]);
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        report["rules"][0].clone()
+    };
+    let rule = management("p");
+    let remedy = rule["remedy"].as_str().expect("a remedy");
+    assert!(remedy.contains("family = \"ipv4\" in `others`"), "{rule:#}");
+    let rule = management("mended");
+    assert!(rule["decided"] == "hardware" && rule["remedy"].is_null(), "{rule:#}");
 }
