@@ -29,6 +29,7 @@ mod source;
 pub mod space;
 mod spec;
 mod tag;
+mod together;
 
 pub use byte_set::ByteSet;
 pub use capacity::{Capacity, CapacityRow, PriorityUse};
@@ -56,6 +57,7 @@ pub use spec::{
     EspMatch, EthernetMatch, GreMatch, Ipv4Match, Ipv6Match, MplsMatch, PortMatch, Spec, VxlanMatch,
 };
 pub use tag::{Band, CLASSES_MAX, ClassTag};
+pub use together::together;
 
 /// Reads a policy file; the set files that it names are relative to it.
 ///

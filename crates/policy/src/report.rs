@@ -13,6 +13,7 @@ use crate::ids::RuleId;
 use crate::policy::{Family, Match, Policy};
 use crate::profile::{DeviceProfile, Errno, Feature};
 use crate::program::{Decide, Placement, Program, Unfinished, Untold, Why};
+use crate::together::together;
 
 /// So many rules are named in a note.
 const SHOWN_NAMES: usize = 4;
@@ -110,6 +111,9 @@ pub fn report(
                     format!("the old and the new program are there at once, or it ends in {}", row.errno);
                 policy.default_place.warning(message, "more than half").hint(hint)
             }));
+            warnings.extend(
+                together(&program, &program, profile).map(|obstacle| never_reloads(policy, obstacle)),
+            );
             Report {
                 rules: rules.collect(),
                 capacity: Some(capacity),
@@ -133,6 +137,15 @@ pub fn report(
             }
         }
     }
+}
+
+/// A program that not even the same one can take the place of.
+fn never_reloads(policy: &Policy, obstacle: Obstacle) -> Diagnostic {
+    let place = obstacle.rule.and_then(|rule| policy.rules.get(rule)).map(|rule| &rule.place);
+    let errno = obstacle.errno.map_or_else(String::new, |errno| format!(" ({errno})"));
+    let message =
+        format!("a reload that keeps this is refused: {}: {}{errno}", obstacle.reason, obstacle.limit);
+    place.unwrap_or(&policy.default_place).warning(message, "here").hint(obstacle.remedy)
 }
 
 /// The rules about which workers ask in classes that other rules' flows lead to.

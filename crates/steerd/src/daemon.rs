@@ -69,11 +69,11 @@ fn start(loaded: &Loaded, signals: &Signals) -> Result<Option<(Arc<Plant>, Threa
     }
     compiled.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     tracing::info!(
-        "{}: {} flows, {} queue pairs, {} workers",
+        "{}: {}, {}, {}",
         device.name(),
-        compiled.program.flows.len(),
-        compiled.program.queues.len(),
-        builder.worker_count(),
+        table::counted(compiled.program.flows.len() as u64, "flow", "flows"),
+        table::counted(compiled.program.queues.len() as u64, "queue pair", "queue pairs"),
+        table::counted(workers as u64, "worker", "workers"),
     );
     for (index, wire) in builder.opened().wires().iter().enumerate() {
         tracing::info!("port {}: {wire}", index + 1);

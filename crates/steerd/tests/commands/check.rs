@@ -145,3 +145,22 @@ fn an_exception_that_only_ipv6_keeps_from_the_host_goes_there_without_it() {
     let rule = management("mended");
     assert!(rule["decided"] == "hardware" && rule["remedy"].is_null(), "{rule:#}");
 }
+
+/// Flows on multicast alone share one table of an mlx5, whatever their program.
+#[test]
+fn check_warns_where_no_reload_would_be_taken() {
+    let alone = POLICY.replace("version = 1\n", "version = 1\ndefault_multicast = \"one\"\n");
+    let folder = policies(&[("ok", POLICY), ("alone", &alone)]);
+    for (policy, profile, warned) in
+        [("alone", "mlx5", true), ("alone", "ideal", false), ("ok", "mlx5", false)]
+    {
+        let output = run_in(&folder, &["check", policy, "--profile", profile]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let found = stderr(&output);
+        assert_eq!(
+            found.contains("a reload that keeps this is refused"),
+            warned,
+            "{policy} {profile}: {found}"
+        );
+    }
+}
