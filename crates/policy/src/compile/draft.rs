@@ -221,7 +221,7 @@ impl<'p> Draft<'p> {
         queue_of: &[Option<QueueId>],
         class_of: &[Option<ClassId>],
     ) -> Vec<Flow> {
-        let ethernet_first = self.plan.profile.multicast_ignores_priority;
+        let reading = emit::Reading::of(self.plan.profile);
         let mut flows = Vec::with_capacity(packed.flows.len() + 1);
         flows.extend(packed.flows.iter().map(|(index, priority)| {
             let Candidate { cube, rule, action, traps } = &self.candidates[*index];
@@ -237,7 +237,7 @@ impl<'p> Draft<'p> {
                 (_, true) => FlowKind::Normal,
                 (_, false) => FlowKind::Copy,
             };
-            let emit::Chain { specs, inner_from } = emit::chain(cube, ethernet_first);
+            let emit::Chain { specs, inner_from } = emit::chain(cube, reading);
             let (rule, priority) = (RuleId::of(*rule), hardware_priority(*priority));
             Flow { rule, priority, kind, specs, inner_from, action }
         }));

@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use packet::MacAddr;
 
+use crate::profile::{DeviceProfile, Feature};
 use crate::spec::{
     EspMatch, EthernetMatch, GreMatch, Ipv4Match, Ipv6Match, MplsMatch, PortMatch, Spec, VxlanMatch,
 };
@@ -25,31 +26,65 @@ pub(super) struct Chain {
     pub(super) inner_from: usize,
 }
 
+/// How a device reads specs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reading {
+    /// It looks for multicast at the first spec only, and is to find one there that is not about it.
+    ethernet_first: bool,
+    /// A TCP or UDP spec without ports asks it for the protocol only: that is what it is told then, so that the
+    /// program says what the device does.
+    ports_by_mask: bool,
+}
+
+impl Reading {
+    pub(super) fn of(profile: &DeviceProfile) -> Self {
+        Self {
+            ethernet_first: profile.multicast_ignores_priority,
+            ports_by_mask: !profile.allows(Feature::AnyPorts),
+        }
+    }
+
+    /// Whether there is a TCP or UDP spec of the outer packet, or of the one inside.
+    fn tells_transport(self, cube: &Cube, at: &dyn Fn(Field) -> Field) -> bool {
+        let has = |field| cube.has(at(field));
+        let is_open = [SRC_PORT, DST_PORT].into_iter().all(|port| cube.mask_of(at(port)) == 0);
+        let as_protocol = self.ports_by_mask && is_open && (has(HAS_IPV4) || has(HAS_IPV6));
+        (has(HAS_TCP) || has(HAS_UDP)) && !as_protocol
+    }
+}
+
 /// One half of a cube, values or masks, of the outer or the inner packet: all are cut into fields alike.
 struct Half<'c>(&'c dyn Fn(Field) -> u64);
 
-/// The specs of a cube. `ethernet_first`: devices that look for multicast at the first spec only are to
-/// find a spec there that is not about it.
-pub(super) fn chain(cube: &Cube, ethernet_first: bool) -> Chain {
-    let mut specs = Vec::with_capacity(spec_count(cube, ethernet_first) as usize);
-    level(cube, &|field| field, needs_ethernet(cube, ethernet_first), &mut specs);
+/// The specs of a cube.
+pub(super) fn chain(cube: &Cube, reading: Reading) -> Chain {
+    let mut specs = Vec::with_capacity(spec_count(cube, reading) as usize);
+    let (outer, inside) = (|field| field, Field::inside);
+    let ethernet = needs_ethernet(cube, reading.ethernet_first);
+    level(cube, &outer, (ethernet, reading.tells_transport(cube, &outer)), &mut specs);
     tunnel(cube, &mut specs);
     let inner_from = specs.len();
     if cube.has(HAS_INNER) {
-        level(cube, &Field::inside, inner_ethernet(cube), &mut specs);
+        let told = (inner_ethernet(cube), reading.tells_transport(cube, &inside));
+        level(cube, &inside, told, &mut specs);
     }
     Chain { specs, inner_from }
 }
 
-/// The specs of the outer packet, or of the one inside.
-fn level(cube: &Cube, at: &dyn Fn(Field) -> Field, ethernet: bool, specs: &mut Vec<Spec>) {
+/// The specs of the outer packet, or of the one inside; whether there is one of Ethernet, and of a transport header.
+fn level(
+    cube: &Cube,
+    at: &dyn Fn(Field) -> Field,
+    (ethernet, transport): (bool, bool),
+    specs: &mut Vec<Spec>,
+) {
     let value = Half(&|field| cube.value_of(at(field)));
     let mask = Half(&|field| cube.mask_of(at(field)));
     let has = |layer| cube.has(at(layer));
     let (v4, v6) = (has(HAS_IPV4), has(HAS_IPV6));
     // These layers say the protocol by themselves.
     let is_outer = at(HAS_IPV4).is_outer();
-    let implied = has(HAS_TCP) || has(HAS_UDP) || (is_outer && cube.has(HAS_GRE));
+    let implied = transport || (is_outer && cube.has(HAS_GRE));
     if ethernet {
         let with_type = is_outer && !v4 && !v6;
         specs.push(Spec::Ethernet { value: value.ethernet(with_type), mask: mask.ethernet(with_type) });
@@ -59,10 +94,10 @@ fn level(cube: &Cube, at: &dyn Fn(Field) -> Field, ethernet: bool, specs: &mut V
     } else if v6 {
         specs.push(Spec::Ipv6 { value: value.ipv6(!implied), mask: mask.ipv6(!implied) });
     }
-    if has(HAS_TCP) {
-        specs.push(Spec::Tcp { value: value.ports(), mask: mask.ports() });
-    } else if has(HAS_UDP) {
-        specs.push(Spec::Udp { value: value.ports(), mask: mask.ports() });
+    match transport {
+        true if has(HAS_TCP) => specs.push(Spec::Tcp { value: value.ports(), mask: mask.ports() }),
+        true => specs.push(Spec::Udp { value: value.ports(), mask: mask.ports() }),
+        false => {}
     }
 }
 
@@ -92,17 +127,17 @@ fn tunnel(cube: &Cube, specs: &mut Vec<Spec>) {
 }
 
 /// How many specs [`chain`] gives.
-pub(super) fn spec_count(cube: &Cube, ethernet_first: bool) -> u32 {
+pub(super) fn spec_count(cube: &Cube, reading: Reading) -> u32 {
     let level = |at: &dyn Fn(Field) -> Field| {
-        let either = |one, other| u32::from(cube.has(at(one)) || cube.has(at(other)));
-        either(HAS_IPV4, HAS_IPV6) + either(HAS_TCP, HAS_UDP)
+        let has_ip = cube.has(at(HAS_IPV4)) || cube.has(at(HAS_IPV6));
+        u32::from(has_ip) + u32::from(reading.tells_transport(cube, at))
     };
     let tunnel = [HAS_ESP, HAS_VXLAN, HAS_GRE, HAS_MPLS].into_iter().filter(|layer| cube.has(*layer)).count();
     let inner = match cube.has(HAS_INNER) {
         true => level(&Field::inside) + u32::from(inner_ethernet(cube)),
         false => 0,
     };
-    u32::from(needs_ethernet(cube, ethernet_first)) + level(&|field| field) + tunnel as u32 + inner
+    u32::from(needs_ethernet(cube, reading.ethernet_first)) + level(&|field| field) + tunnel as u32 + inner
 }
 
 /// Whether the Ethernet spec says something that no other spec does, or keeps multicast from the front.

@@ -47,7 +47,7 @@ pub(super) fn shared(one: &Cube, other: &Cube) -> Option<Witness> {
     let witness = Witness { frame: frame(&one.and(other)?) };
     let key = witness.key();
     let takes = |cube: &Cube| {
-        let chain = emit::chain(cube, false);
+        let chain = emit::chain(cube, emit::Reading::default());
         let mut specs = chain.specs.iter().enumerate();
         specs.all(|(place, spec)| spec.matches_deep(&key, place >= chain.inner_from))
     };

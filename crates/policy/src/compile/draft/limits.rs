@@ -120,10 +120,10 @@ impl Draft<'_> {
             };
             problems.refuse(plan.place(rule), "up to here they fit", obstacle);
         }
-        let ethernet_first = profile.multicast_ignores_priority;
+        let reading = emit::Reading::of(profile);
         let kept = ranking.kept.iter().map(|(index, _)| &self.candidates[*index]);
         let longest =
-            kept.map(|candidate| (emit::spec_count(&candidate.cube, ethernet_first), candidate.rule)).max();
+            kept.map(|candidate| (emit::spec_count(&candidate.cube, reading), candidate.rule)).max();
         if let Some((specs, rule)) = longest.filter(|(specs, _)| specs + ACTION_SPECS > profile.max_specs) {
             let obstacle = Obstacle {
                 rule: plan.number(rule),

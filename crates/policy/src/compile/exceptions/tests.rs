@@ -11,7 +11,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
 use super::*;
-use crate::compile::emit::chain;
+use crate::compile::emit::{Reading, chain};
 use crate::compile::expand::expand;
 use crate::{NoFiles, Source};
 
@@ -154,7 +154,7 @@ fn frame() -> impl Strategy<Value = Vec<u8>> {
 
 /// Whether a packet meets all specs of a cube's flow.
 fn takes(cube: &Cube, key: &DeepKey, profile: &DeviceProfile) -> bool {
-    let chain = chain(cube, profile.multicast_ignores_priority);
+    let chain = chain(cube, Reading::of(profile));
     chain.specs.iter().enumerate().all(|(at, spec)| spec.matches_deep(key, at >= chain.inner_from))
 }
 
