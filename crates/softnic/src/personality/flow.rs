@@ -56,8 +56,9 @@ pub(crate) struct FilterRules {
     pub(crate) whole_ether_type_beside_ip: bool,
     /// Whether a protocol beside a filter that implies one must be matched whole, EINVAL.
     pub(crate) whole_protocol_beside_transport: bool,
-    /// Whether an ESP, VXLAN or MPLS filter with a zero mask matches everything, also without such a header.
-    pub(crate) empty_tunnel_masks_match_all: bool,
+    /// Whether a filter whose masks are zero asks for no header: a TCP, UDP or GRE filter only for the protocol, which the
+    /// IP header names, and an ESP, VXLAN, MPLS or inner Ethernet filter for nothing.
+    pub(crate) empty_masks_ask_for_no_header: bool,
     /// How many labels of a stack can be matched, EOPNOTSUPP.
     pub(crate) max_labels: usize,
 }

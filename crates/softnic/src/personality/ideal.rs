@@ -178,7 +178,7 @@ pub(super) static RULES: Rules = Rules {
             ethernet_is_destination: false,
             whole_ether_type_beside_ip: false,
             whole_protocol_beside_transport: false,
-            empty_tunnel_masks_match_all: false,
+            empty_masks_ask_for_no_header: false,
             max_labels: packet::MAX_MPLS_LABELS,
         },
         actions: ActionRules {

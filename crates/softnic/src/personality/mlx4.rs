@@ -155,7 +155,7 @@ pub(super) static RULES: Rules = Rules {
             ethernet_is_destination: true,
             whole_ether_type_beside_ip: false,
             whole_protocol_beside_transport: false,
-            empty_tunnel_masks_match_all: false,
+            empty_masks_ask_for_no_header: false,
             max_labels: 0,
         },
         // The same: an action is no filter that it knows.

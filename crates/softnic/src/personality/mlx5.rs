@@ -161,9 +161,10 @@ pub(super) static RULES: Rules = Rules {
             whole_ether_type_beside_ip: true,
             // kernel fs.c, `set_proto`: an earlier protocol must be the same, mask and all.
             whole_protocol_beside_transport: true,
-            // kernel fs.c, `parse_flow_attr`: ESP, VXLAN and MPLS set nothing but their fields. (That such a field with a
-            // mask matches only packets that have it is inferred.)
-            empty_tunnel_masks_match_all: true,
+            // kernel fs.c, `parse_flow_attr`: ESP, VXLAN, MPLS and Ethernet set nothing but their fields; TCP, UDP and GRE
+            // `ip_protocol` besides. (That such a field with a mask matches only packets that have it, and that the protocol
+            // is seen in a fragment too, is inferred.)
+            empty_masks_ask_for_no_header: true,
             // The same: `outer_first_mpls` and its like; a second filter would overwrite the first.
             max_labels: 1,
         },

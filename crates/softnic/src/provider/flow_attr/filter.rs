@@ -133,7 +133,7 @@ impl Reader<'_> {
         if !self.rules.types.contains(&filter.kind) || (filter.inner && !self.rules.inner) {
             return Err(self.rules.type_refusal);
         }
-        if filter.inner {
+        if filter.inner && !self.asks_for_nothing(&filter.header) {
             self.tunnel.require(Presence::INNER);
         }
         match &filter.header {
@@ -165,7 +165,9 @@ impl Reader<'_> {
         let Masked { value, mask } = filter;
         let reduced = self.rules.ethernet_is_destination;
         let (matcher, packet) = if inner {
-            self.tunnel.require(Presence::INNER_ETHERNET);
+            if !self.asks_for_nothing(&Header::Ethernet(*filter)) {
+                self.tunnel.require(Presence::INNER_ETHERNET);
+            }
             (&mut self.tunnel.inner, &mut self.inner)
         } else {
             (&mut self.matcher, &mut self.outer)
@@ -233,11 +235,12 @@ impl Reader<'_> {
         spec: &ibv_flow_spec_tcp_udp,
     ) -> Verb<()> {
         let ibv_flow_spec_tcp_udp { val: value, mask, .. } = spec;
+        let asked = self.asks_for_header((mask.src_port | mask.dst_port).into());
         let (matcher, packet) = self.packet(inner);
         once(&mut packet.transport)?;
         packet.implied = Some(protocol);
         matcher
-            .require(layer)
+            .require(if asked { layer } else { Layers::empty() })
             .src_port(u16::from_be(value.src_port), u16::from_be(mask.src_port))
             .dst_port(u16::from_be(value.dst_port), u16::from_be(mask.dst_port));
         Ok(())
@@ -269,8 +272,8 @@ impl Reader<'_> {
         }
         once(&mut self.outer.transport)?;
         self.outer.implied = Some(IpProtocol::GRE);
+        self.require(Presence::GRE, u32::from(mask.c_ks_res0_ver | mask.protocol) | mask.key);
         self.tunnel
-            .require(Presence::GRE)
             .gre_flags(u16::from_be(value.c_ks_res0_ver), u16::from_be(mask.c_ks_res0_ver))
             .gre_protocol(u16::from_be(value.protocol), u16::from_be(mask.protocol))
             .gre_key(u32::from_be(value.key), u32::from_be(mask.key));
@@ -305,11 +308,28 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Asks for a header, unless the device is one that asks only for fields with a mask.
+    /// Asks for a header, if the device does.
     fn require(&mut self, presence: Presence, mask: u32) {
-        if mask != 0 || !self.rules.empty_tunnel_masks_match_all {
+        if self.asks_for_header(mask) {
             self.tunnel.require(presence);
         }
+    }
+
+    /// Whether the device asks for a header whose fields have these bits in their masks.
+    fn asks_for_header(&self, mask: u32) -> bool {
+        mask != 0 || !self.rules.empty_masks_ask_for_no_header
+    }
+
+    /// Whether a filter about the packet inside does not even ask for one: IP versions and protocols do.
+    fn asks_for_nothing(&self, header: &Header) -> bool {
+        let is_open = match header {
+            Header::Ethernet(Masked { mask, .. }) => {
+                [mask.dst_mac, mask.src_mac] == [[0; 6]; 2] && mask.ether_type | mask.vlan_tag == 0
+            }
+            Header::Mpls(label) => label.mask == 0,
+            _ => false,
+        };
+        is_open && self.rules.empty_masks_ask_for_no_header
     }
 
     /// Holds what was asked of each packet against itself.

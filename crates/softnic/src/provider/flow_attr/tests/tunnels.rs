@@ -5,7 +5,7 @@ use ibverbs_sys::{
     ibv_flow_spec_mpls, ibv_flow_spec_tunnel, ibv_flow_tunnel_filter,
 };
 use packet::build::{FrameBuilder, label_stack, mpls_label};
-use packet::{DeepKey, EtherType};
+use packet::{DeepKey, EtherType, IpProtocol};
 
 use super::*;
 use crate::flow::{Actions, FlowId, FlowRule, FlowTable, Matches, QpSlot};
@@ -141,6 +141,50 @@ fn esp_by_index_and_number() {
     assert!(takes(Block::new().spec(esp_spec(7, !0)), &frame(7, 0)));
     assert!(!takes(Block::new().spec(esp_spec(7, !0)), &frame(7, 1)));
     assert_eq!(refused(Block::new().spec(inner(esp_spec(7, 0)))), EOPNOTSUPP);
+}
+
+/// What a filter without a bit in its masks takes: a packet with the header, a later fragment that only names the
+/// protocol, and another packet.
+#[test]
+fn filters_that_leave_all_open_ask_for_a_header_but_on_mlx5() {
+    let later = |protocol| v4().protocol(protocol).fragment(64, false).payload(&[0; 16]);
+    let ports = |type_| ibv_flow_spec_tcp_udp { mask: Default::default(), ..port_spec(type_, 0) };
+    let open = ibv_flow_gre_filter::default();
+    let esp = ibv_flow_spec_esp { mask: Default::default(), ..esp_spec(0, 0) };
+    let label = ibv_flow_spec_mpls { val: Default::default(), mask: Default::default(), ..label_spec(0) };
+    let other = FrameBuilder::new().arp_request([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+    let asks = |spec: &dyn Fn(Block) -> Block, whole: &FrameBuilder, protocol| {
+        [Personality::Ideal, Personality::Mlx5].map(|personality| {
+            [whole, &later(protocol), &other].map(|frame| takes(spec(Block::new().on(personality)), frame))
+        })
+    };
+    let by_protocol = [[true, false, false], [true, true, false]];
+    let tcp = asks(&|block| block.spec(ports(IBV_FLOW_SPEC_TCP)), &v4().tcp(1, 2, 2), IpProtocol::TCP);
+    let udp = asks(&|block| block.spec(ports(IBV_FLOW_SPEC_UDP)), &v4().udp(1, 2), IpProtocol::UDP);
+    let in_gre = v4().gre(EtherType::IPV4, None, &inside(53).build_packet());
+    let gre = asks(&|block| block.spec(gre_spec(open, open)), &in_gre, IpProtocol::GRE);
+    assert_eq!([tcp, udp, gre], [by_protocol; 3]);
+    let by_nothing = [[true, false, false], [true, true, true]];
+    let esp = asks(&|block| block.spec(esp), &v4().esp(1, 2, &[0; 8]), IpProtocol::ESP);
+    let in_vxlan = v4().vxlan(7, &inside(53).build());
+    let vxlan = asks(&|block| block.spec(vxlan_spec(0, 0)), &in_vxlan, IpProtocol::UDP);
+    let behind_label = FrameBuilder::new().mpls(&[mpls_label(9, 0)], &inside(53).build_packet());
+    let mpls = asks(&|block| block.spec(label), &behind_label, IpProtocol::UDP);
+    let within = asks(&|block| block.spec(inner(ethernet_spec())), &in_vxlan, IpProtocol::UDP);
+    assert_eq!([esp, vxlan, mpls, within], [by_nothing; 4]);
+}
+
+#[test]
+fn ports_of_the_packet_inside_ask_for_its_protocol_on_every_device() {
+    let open = || ibv_flow_spec_tcp_udp { mask: Default::default(), ..port_spec(IBV_FLOW_SPEC_UDP, 0) };
+    let later = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+    let later = later.protocol(IpProtocol::UDP).fragment(64, false).payload(&[0; 16]);
+    for (personality, cut) in [(Personality::Ideal, false), (Personality::Mlx5, true)] {
+        let takes = |frame: &FrameBuilder| takes(Block::new().on(personality).spec(inner(open())), frame);
+        assert!(takes(&v4().vxlan(7, &inside(53).build())), "{personality}");
+        assert_eq!(takes(&v4().vxlan(7, &later.build())), cut, "{personality}");
+        assert!(!takes(&inside(53)), "{personality}: no packet is inside");
+    }
 }
 
 #[test]
