@@ -44,6 +44,7 @@ mod expected;
 mod filters;
 pub mod independent;
 mod ip_filters;
+mod open_masks;
 mod order;
 mod parent_domain;
 mod posting;
@@ -67,7 +68,7 @@ pub use report::{Report, Row, Verdict, judge, probe, run};
 
 /// Every case, in the order in which they are listed.
 pub fn cases() -> Vec<Case> {
-    let families: [fn() -> Vec<Case>; 18] = [
+    let families: [fn() -> Vec<Case>; 19] = [
         parent_domain::cases,
         create_qp_ex::cases,
         send_operations::cases,
@@ -85,6 +86,7 @@ pub fn cases() -> Vec<Case> {
         consistency::cases,
         filters::cases,
         tunnels::cases,
+        open_masks::cases,
         actions::cases,
     ];
     families.iter().flat_map(|family| family()).chain(counters::cases()).collect()

@@ -81,24 +81,24 @@ pub(crate) fn cases() -> Vec<Case> {
 }
 
 /// What is inside: UDP from 11 to `port`.
-fn inside(port: u16) -> Vec<u8> {
+pub(crate) fn inside(port: u16) -> Vec<u8> {
     FrameBuilder::new().ipv4(v4(11), v4(12)).udp(11, port).payload(&[3; 20]).build()
 }
 
-fn vxlan_of(vni: u32, inner: &[u8]) -> Vec<u8> {
+pub(crate) fn vxlan_of(vni: u32, inner: &[u8]) -> Vec<u8> {
     ipv4().vxlan(vni, inner).build()
 }
 
-fn esp_of(spi: u32, sequence: u32) -> Vec<u8> {
+pub(crate) fn esp_of(spi: u32, sequence: u32) -> Vec<u8> {
     ipv4().esp(spi, sequence, &[0; 40]).build()
 }
 
-fn gre_of(protocol: u16, key: Option<u32>) -> Vec<u8> {
+pub(crate) fn gre_of(protocol: u16, key: Option<u32>) -> Vec<u8> {
     let inner = if protocol == 0x0800 { inside(5).split_off(14) } else { inside(5) };
     ipv4().gre(EtherType(protocol), key, &inner).build()
 }
 
-fn mpls_of(label: u32, class: u8) -> Vec<u8> {
+pub(crate) fn mpls_of(label: u32, class: u8) -> Vec<u8> {
     let stack = label_stack(&[mpls_label(label, class)], &inside(5)[14..]);
     frame().ether_type(EtherType::MPLS).payload(&stack).build()
 }
@@ -123,7 +123,7 @@ fn to_vxlan(bench: &Bench<'_>) -> FlowAttr {
     bench.flow().spec(any_ipv4()).spec(FlowSpec::Udp { value: port(4789), mask: port(0xffff) })
 }
 
-fn network(vni: u32, mask: u32) -> FlowSpec {
+pub(crate) fn network(vni: u32, mask: u32) -> FlowSpec {
     FlowSpec::VxlanTunnel { value: VxlanMatch { vni }, mask: VxlanMatch { vni: mask } }
 }
 
