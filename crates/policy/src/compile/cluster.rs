@@ -33,9 +33,10 @@ pub(super) fn cluster(
     let (mut groups, group_of) = groups(candidates, kept);
     let mut masks = groups.len();
     let mut left = budget;
-    let wider = if masks > most { wider(&groups) } else { Vec::new() };
+    let mut kinships = (masks > most).then(|| Kinships::of(&groups));
     for _ in 0..MAX_ROUNDS {
-        let merged = if masks > most { merge(&mut groups, &wider, masks - most, &mut left) } else { 0 };
+        let Some(kinships) = kinships.as_mut().filter(|_| masks > most) else { break };
+        let merged = merge(&mut groups, kinships, masks - most, &mut left);
         if merged == 0 {
             break;
         }
@@ -65,49 +66,85 @@ fn groups(candidates: &[Candidate], kept: &[(usize, u32)]) -> (Vec<Group>, Vec<O
     (groups, group_of)
 }
 
-/// A mask that flows of another can be cut into, and by how many bits.
-type Wider = (u32, usize);
+/// The masks by which flows can be cut into others: where each stands among those from which it differs in
+/// splittable bits only.
+struct Kinships {
+    kin: Vec<Kin>,
+    /// By group its kin, and its place there.
+    of: Vec<(usize, usize)>,
+    /// By group how far it was looked for a mask to go into: what did not serve will not serve later.
+    looked: Vec<usize>,
+}
 
-/// For each group the groups into which it can be cut, least costly first.
-fn wider(groups: &[Group]) -> Vec<Vec<Wider>> {
-    let splittable = splittable();
-    // Most words are zero in all masks.
-    let touched: Vec<usize> =
-        (0..WORDS).filter(|word| groups.iter().any(|group| group.told[*word] != 0)).collect();
-    let compact = |mask: &Image| touched.iter().map(|word| mask[*word]).collect::<Vec<u64>>();
-    let splittable = compact(&splittable);
-    // Masks that differ in anything else never merge.
-    let mut kindred: ByMask<Vec<u64>, Vec<usize>> = ByMask::default();
-    for (group, Group { told, .. }) in groups.iter().enumerate() {
-        let rest =
-            compact(told).iter().zip(&splittable).map(|(mask, splittable)| mask & !splittable).collect();
-        kindred.entry(rest).or_default().push(group);
-    }
-    let mut wider = vec![Vec::new(); groups.len()];
-    for members in kindred.values() {
-        // By the bits they ask for: what a mask can be cut into comes after it, and not far.
-        let mut masks: Vec<(u32, usize, Vec<u64>)> = members
-            .iter()
-            .map(|group| (*group, compact(&groups[*group].told)))
-            .map(|(group, mask)| (mask.iter().map(|word| word.count_ones()).sum(), group, mask))
-            .collect();
-        masks.sort_unstable();
-        for (place, (bits, from, mask)) in masks.iter().enumerate() {
-            let near = masks[place + 1..].iter().take_while(|(more, ..)| more - bits <= MAX_BITS);
-            let into = near.filter(|(_, _, other)| asks_no_more(mask, other));
-            wider[*from] = into.map(|(more, into, _)| (more - bits, *into)).collect();
+/// Masks that differ in splittable bits only, by the number of bits that they ask for: what a mask can be cut
+/// into comes after it, and not far.
+struct Kin {
+    /// Of each mask the number of its bits, and the group.
+    members: Vec<(u32, usize)>,
+    /// Of each the splittable words, one mask after another.
+    words: Vec<u64>,
+    width: usize,
+}
+
+impl Kinships {
+    fn of(groups: &[Group]) -> Self {
+        let splittable = splittable();
+        // Most words are zero in all masks.
+        let touched: Vec<usize> =
+            (0..WORDS).filter(|word| groups.iter().any(|group| group.told[*word] != 0)).collect();
+        let (cut, fixed): (Vec<usize>, Vec<usize>) = touched.iter().partition(|word| splittable[**word] != 0);
+        let all = cut.iter().chain(&fixed).copied();
+        let rest = |told: &Image| all.clone().map(|word| told[word] & !splittable[word]).collect();
+        let mut by_rest: ByMask<Vec<u64>, Vec<(u32, usize)>> = ByMask::default();
+        for (group, Group { told, .. }) in groups.iter().enumerate() {
+            let bits = told.iter().map(|word| word.count_ones()).sum();
+            by_rest.entry(rest(told)).or_default().push((bits, group));
         }
+        let mut kinships = Self { kin: Vec::new(), of: vec![(0, 0); groups.len()], looked: Vec::new() };
+        for mut members in by_rest.into_values() {
+            members.sort_unstable();
+            let words = |(_, group): &(u32, usize)| {
+                cut.iter().map(|word| groups[*group].told[*word]).collect::<Vec<u64>>()
+            };
+            let words = members.iter().flat_map(words).collect();
+            for (place, (_, group)) in members.iter().enumerate() {
+                kinships.of[*group] = (kinships.kin.len(), place);
+            }
+            kinships.kin.push(Kin { members, words, width: cut.len() });
+        }
+        kinships.looked = kinships.of.iter().map(|(_, place)| place + 1).collect();
+        kinships
     }
-    wider
+
+    /// The mask that a group's flows are cut into by the fewest bits, and by how many; none that is cut itself.
+    fn nearest(&mut self, from: usize, groups: &[Group]) -> Option<(u32, usize)> {
+        let (kin, place) = self.of[from];
+        let kin = &self.kin[kin];
+        let bits = kin.members[place].0;
+        let near = kin.members.iter().enumerate().skip(self.looked[from]);
+        let mut near = near.take_while(|(_, (more, _))| more - bits <= MAX_BITS);
+        let found =
+            near.find(|(other, (_, into))| groups[*into].into.is_none() && kin.asks_no_more(place, *other));
+        self.looked[from] = found.map_or(kin.members.len(), |(place, _)| place);
+        found.map(|(_, (more, into))| (more - bits, *into))
+    }
+}
+
+impl Kin {
+    /// Whether every bit of the first mask is one of the second's.
+    fn asks_no_more(&self, one: usize, other: usize) -> bool {
+        let [one, other] = [one, other].map(|place| &self.words[place * self.width..][..self.width]);
+        one.iter().zip(other).all(|(mask, other)| mask & !other == 0)
+    }
 }
 
 /// Cuts groups into others, cheapest first; none of those cut takes in another in the same round.
-fn merge(groups: &mut [Group], wider: &[Vec<Wider>], wanted: usize, left: &mut usize) -> usize {
+fn merge(groups: &mut [Group], kinships: &mut Kinships, wanted: usize, left: &mut usize) -> usize {
     let mut pairs: Vec<(usize, usize, usize)> = Vec::new();
     for (from, group) in groups.iter().enumerate().filter(|(_, group)| group.into.is_none()) {
         // The fewest bits are the least cost.
-        let into = wider[from].iter().find(|(_, into)| groups[*into].into.is_none());
-        let cost = into.map(|(bits, into)| (group.flows.saturating_mul((1usize << bits) - 1), from, *into));
+        let into = kinships.nearest(from, groups);
+        let cost = into.map(|(bits, into)| (group.flows.saturating_mul((1usize << bits) - 1), from, into));
         pairs.extend(cost.filter(|(cost, ..)| *cost <= *left));
     }
     pairs.sort_unstable();
@@ -136,11 +173,6 @@ fn splittable() -> Image {
         .into_iter()
         .filter_map(|field| Cube::ANY.with(field, 0, field.ones()))
         .fold([0; WORDS], |all, cube| std::array::from_fn(|i| all[i] | cube.mask[i]))
-}
-
-/// Whether every bit of the first mask is one of the second's.
-fn asks_no_more(mask: &[u64], other: &[u64]) -> bool {
-    mask.iter().zip(other).all(|(mask, other)| mask & !other == 0)
 }
 
 fn cut(
@@ -174,8 +206,10 @@ fn cut(
 fn parts(cube: &Cube, mask: &Image) -> Vec<Cube> {
     let mut parts = vec![*cube];
     for (word, mask) in mask.iter().enumerate() {
-        let extra = mask & !cube.mask[word];
-        for bit in (0..u64::BITS).map(|bit| 1u64 << bit).filter(|bit| extra & bit != 0) {
+        let mut extra = mask & !cube.mask[word];
+        while extra != 0 {
+            let bit = 1u64 << extra.trailing_zeros();
+            extra &= !bit;
             for at in 0..parts.len() {
                 parts[at].mask[word] |= bit;
                 let mut other = parts[at];
