@@ -145,6 +145,12 @@ impl Cube {
 
     /// The part of `self` whose field agrees with the value under the mask; nothing is implied yet.
     pub(super) fn with(mut self, field: Field, value: u64, mask: u64) -> Option<Self> {
+        self.ask(field, value, mask)?;
+        Some(self)
+    }
+
+    /// Makes it that part; `None` if there is none.
+    fn ask(&mut self, field: Field, value: u64, mask: u64) -> Option<()> {
         let (value, mask) = ((value & mask) << field.shift, mask << field.shift);
         let word = field.word;
         if (self.value[word] ^ value) & self.mask[word] & mask != 0 {
@@ -152,7 +158,12 @@ impl Cube {
         }
         self.value[word] |= value;
         self.mask[word] |= mask;
-        Some(self)
+        Some(())
+    }
+
+    /// The same of a layer that is there, or not.
+    fn ask_layer(&mut self, layer: Field, present: bool) -> Option<()> {
+        self.ask(layer, u64::from(present), 1)
     }
 
     /// The part of `self` with (or without) a layer.
@@ -175,9 +186,7 @@ impl Cube {
 
     /// Whether all fields that imply something about others are as in a part of this cube.
     fn implies_as(&self, part: &Self) -> bool {
-        IMPLYING.iter().all(|(word, bits)| {
-            (self.value[*word] ^ part.value[*word] | self.mask[*word] ^ part.mask[*word]) & bits == 0
-        })
+        self.implying() == part.implying()
     }
 
     /// Whether some packet may be in both closed cubes.
@@ -236,72 +245,75 @@ impl Cube {
     /// Fills in what the fields imply about each other, as `packet::parse` guarantees it.
     pub(super) fn closed(self) -> Option<Self> {
         let mut cube = self;
-        loop {
-            let before = cube;
-            cube = cube.close_tunnel()?.close_level(&|field| field)?;
+        let mut known = Self::ANY.implying();
+        // Only what implies something can change what follows.
+        while cube.implying() != known {
+            known = cube.implying();
+            cube.close_tunnel()?;
+            cube.close_level(&|field| field)?;
             if cube.mask[LEVEL_WORDS] != 0 {
-                cube = cube.close_level(&Field::inside)?;
-            }
-            if cube == before {
-                return Some(cube);
+                cube.close_level(&Field::inside)?;
             }
         }
+        Some(cube)
+    }
+
+    /// All that may imply something about other fields, values and masks.
+    fn implying(&self) -> [(u64, u64); IMPLYING.len()] {
+        IMPLYING.map(|(word, bits)| (self.value[word] & bits, self.mask[word] & bits))
     }
 
     /// What an outer or an inner packet's headers say of each other.
-    fn close_level(self, at: &dyn Fn(Field) -> Field) -> Option<Self> {
-        let mut cube = self;
+    fn close_level(&mut self, at: &dyn Fn(Field) -> Field) -> Option<()> {
         let [v4, v6, tcp, udp] = [HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP].map(at);
         // A packet inside may have no Ethernet header, and then no type.
         let is_outer = v4.word == HAS_IPV4.word;
         for (layer, other, ether_type) in [(v4, v6, EtherType::IPV4), (v6, v4, EtherType::IPV6)] {
             let ether_type = u64::from(ether_type.0);
-            if cube.has(layer) {
-                cube = cube.layer(other, false)?;
+            if self.has(layer) {
+                self.ask_layer(other, false)?;
                 if is_outer {
-                    cube = cube.with(ETHER_TYPE, ether_type, ETHER_TYPE.ones())?;
+                    self.ask(ETHER_TYPE, ether_type, ETHER_TYPE.ones())?;
                 }
-            } else if is_outer && !cube.admits(ETHER_TYPE, ether_type) {
-                cube = cube.layer(layer, false)?;
+            } else if is_outer && !self.admits(ETHER_TYPE, ether_type) {
+                self.ask_layer(layer, false)?;
             }
         }
-        let no_ip = cube.lacks(v4) && cube.lacks(v6);
+        let no_ip = self.lacks(v4) && self.lacks(v6);
         for (layer, other, protocol) in [(tcp, udp, IpProtocol::TCP), (udp, tcp, IpProtocol::UDP)] {
             let protocol = u64::from(protocol.0);
-            if cube.has(layer) {
-                cube = cube.layer(other, false)?.with(at(PROTOCOL), protocol, PROTOCOL.ones())?;
-            } else if no_ip || !cube.admits(at(PROTOCOL), protocol) {
-                cube = cube.layer(layer, false)?;
+            if self.has(layer) {
+                self.ask_layer(other, false)?;
+                self.ask(at(PROTOCOL), protocol, PROTOCOL.ones())?;
+            } else if no_ip || !self.admits(at(PROTOCOL), protocol) {
+                self.ask_layer(layer, false)?;
             }
-            if cube.has(layer) && no_ip {
+            if self.has(layer) && no_ip {
                 return None;
             }
         }
-        Some(cube)
+        Some(())
     }
 
     /// What a tunnel says of the packet that carries it.
-    fn close_tunnel(self) -> Option<Self> {
-        let mut cube = self;
-        if cube.mask[TUNNEL] >> HAS_INNER.shift == 0 {
-            return Some(cube);
+    fn close_tunnel(&mut self) -> Option<()> {
+        if self.mask[TUNNEL] >> HAS_INNER.shift == 0 {
+            return Some(());
         }
-        let no_ip = cube.lacks(HAS_IPV4) && cube.lacks(HAS_IPV6);
-        if cube.has(HAS_VXLAN) {
-            cube = cube.layer(HAS_UDP, true)?.with(DST_PORT, u64::from(VXLAN_UDP_PORT), DST_PORT.ones())?;
+        let no_ip = self.lacks(HAS_IPV4) && self.lacks(HAS_IPV6);
+        if self.has(HAS_VXLAN) {
+            self.ask_layer(HAS_UDP, true)?;
+            self.ask(DST_PORT, u64::from(VXLAN_UDP_PORT), DST_PORT.ones())?;
         }
         for (layer, protocol) in [(HAS_ESP, IpProtocol::ESP), (HAS_GRE, IpProtocol::GRE)] {
-            if cube.has(layer) {
-                cube = cube.with(PROTOCOL, u64::from(protocol.0), PROTOCOL.ones())?;
+            if self.has(layer) {
+                self.ask(PROTOCOL, u64::from(protocol.0), PROTOCOL.ones())?;
                 if no_ip {
                     return None;
                 }
             }
         }
-        if cube.has(HAS_ESP) && cube.has(HAS_INNER) {
-            return None;
-        }
-        Some(cube)
+        (!(self.has(HAS_ESP) && self.has(HAS_INNER))).then_some(())
     }
 }
 
