@@ -8,7 +8,7 @@ use crate::profile::DeviceProfile;
 
 use super::cube::{Cube, Image};
 use super::fit::comes_last;
-use super::shape::{ByMask, Shape};
+use super::shape::{ByMask, FRONT, Front, Shape};
 
 /// The most lookups for flows that make an order needless. Without them a program ranks deeper than it must,
 /// and is right all the same.
@@ -46,6 +46,7 @@ pub(super) fn rank(candidates: &[Candidate]) -> Ranking {
     let mut kept = Kept {
         candidates,
         shapes: Vec::new(),
+        fronts: Vec::new(),
         by_depth: Vec::new(),
         takers: Takers::default(),
         lookups_left: MAX_LOOKUPS,
@@ -64,10 +65,12 @@ pub(super) fn rank(candidates: &[Candidate]) -> Ranking {
         let shape = *shape_of.entry((candidate.cube.mask, candidate.traps)).or_insert_with(|| {
             kept.by_depth.push(kept.shapes.len());
             kept.shapes.push(Shape::new(&candidate.cube, candidate.traps));
+            kept.fronts.push((Front::of(&candidate.cube), 0));
             kept.shapes.len() - 1
         });
         let deepest_before = kept.shapes[shape].deepest();
         kept.shapes[shape].add(&candidate.cube, index, rank);
+        kept.fronts[shape] = (*kept.shapes[shape].front(), kept.shapes[shape].deepest());
         if rank > deepest_before {
             kept.sort_in(shape);
         }
@@ -90,6 +93,8 @@ pub(super) fn rank(candidates: &[Candidate]) -> Ranking {
 struct Kept<'c> {
     candidates: &'c [Candidate],
     shapes: Vec<Shape>,
+    /// Of each shape what tells most, and the greatest rank.
+    fronts: Vec<(Front, u32)>,
     /// The shapes, those with the greatest ranks first: once such a rank is found, the rest cannot matter.
     by_depth: Vec<usize>,
     takers: Takers,
@@ -99,7 +104,11 @@ struct Kept<'c> {
 /// For each mask the shapes that take packets and ask for no more: masks repeat, so each pair is compared
 /// once.
 #[derive(Default)]
-struct Takers(ByMask<Image, Known>);
+struct Takers {
+    of: ByMask<Image, Known>,
+    /// Of each shape the words of its mask that tell most.
+    fronts: Vec<[u64; FRONT]>,
+}
 
 /// What is known of one mask.
 #[derive(Default)]
@@ -112,8 +121,14 @@ struct Known {
 
 impl Takers {
     fn of(&mut self, mask: &Image, shapes: &[Shape]) -> &[u32] {
-        let known = self.0.entry(*mask).or_default();
-        for (index, shape) in shapes.iter().enumerate().skip(known.compared) {
+        self.fronts.extend(shapes[self.fronts.len()..].iter().map(Shape::front_mask));
+        let known = self.of.entry(*mask).or_default();
+        let asked = Front::mask(mask);
+        let beyond =
+            |front: &[u64; FRONT]| (0..FRONT).fold(0, |all, place| all | front[place] & !asked[place]);
+        let fronts = self.fronts.iter().enumerate().skip(known.compared);
+        for (index, _) in fronts.filter(|(_, front)| beyond(front) == 0) {
+            let shape = &shapes[index];
             if shape.traps && shape.asks_no_more_than(mask) {
                 // Shapes are no more than flows, which are far fewer than 2^32.
                 known.shapes.push(index as u32);
@@ -131,12 +146,17 @@ impl Kept<'_> {
         let mut met = Vec::new();
         // What takes and asks for no more than the candidate, and does not cover it, is disjoint from it.
         let apart = self.takers.of(&candidate.cube.mask, &self.shapes).to_vec();
-        for place in 0..self.by_depth.len() {
-            let index = self.by_depth[place];
-            let shape = &mut self.shapes[index];
-            if shape.deepest() < rank {
+        let by_depth = std::mem::take(&mut self.by_depth);
+        let front = Front::of(&candidate.cube);
+        for index in by_depth.iter().copied() {
+            let (own_front, deepest) = &self.fronts[index];
+            if *deepest < rank {
                 break;
             }
+            if own_front.differs(&front) {
+                continue;
+            }
+            let shape = &mut self.shapes[index];
             // A copy and what takes the packet after it may share a priority.
             let step = u32::from(shape.traps || !candidate.traps);
             let is_idle = shape.deepest() + step <= rank || !shape.may_meet(&candidate.cube);
@@ -156,6 +176,7 @@ impl Kept<'_> {
                 }
             }
         }
+        self.by_depth = by_depth;
         (rank, above)
     }
 

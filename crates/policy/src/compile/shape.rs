@@ -17,9 +17,51 @@ const MAX_INDICES: usize = 64;
 /// The words that tell most come first.
 const WORD_ORDER: [usize; WORDS] = [1, 2, 0, 5, 6, 3, 4, 7, 16, 17, 18, 19, 9, 10, 8, 13, 14, 11, 12, 15];
 
+/// Of a cube, or of all cubes of a shape, the words that tell most: the bits that are asked, and what they
+/// are. Kept side by side, the fronts of many shapes are looked through at once.
+#[derive(Clone, Copy)]
+pub(super) struct Front {
+    bits: [u64; FRONT],
+    values: [u64; FRONT],
+}
+
+pub(super) const FRONT: usize = 4;
+
+impl Front {
+    pub(super) fn of(cube: &Cube) -> Self {
+        let word = |place: usize| WORD_ORDER[place];
+        Self {
+            bits: std::array::from_fn(|place| cube.mask[word(place)]),
+            values: std::array::from_fn(|place| cube.value[word(place)]),
+        }
+    }
+
+    /// The same words of a mask.
+    pub(super) fn mask(mask: &Image) -> [u64; FRONT] {
+        std::array::from_fn(|place| mask[WORD_ORDER[place]])
+    }
+
+    /// Whether both ask for a bit that is not alike.
+    #[inline]
+    pub(super) fn differs(&self, other: &Self) -> bool {
+        let differ =
+            |place: usize| (self.values[place] ^ other.values[place]) & self.bits[place] & other.bits[place];
+        (0..FRONT).fold(0, |all, place| all | differ(place)) != 0
+    }
+
+    /// Leaves what is alike in a cube, which asks for all that is asked here.
+    fn agree_on(&mut self, cube: &Cube) {
+        for (place, word) in WORD_ORDER.into_iter().take(FRONT).enumerate() {
+            self.bits[place] &= !(self.values[place] ^ cube.value[word]);
+            self.values[place] &= self.bits[place];
+        }
+    }
+}
+
 /// The kept candidates of one mask.
 pub(super) struct Shape {
     pub(super) traps: bool,
+    front: Front,
     /// The words that the mask touches, and the mask there.
     words: Vec<(usize, u64)>,
     /// For each of these words the values of all entries there.
@@ -57,11 +99,11 @@ struct Joint {
 type Map<V> = HashMap<u64, V, BuildHasherDefault<Hashed>>;
 
 /// A map by masks: nobody outside chooses them to collide, but for the time of his own compiler.
-pub(super) type ByMask<K, V> = HashMap<K, V, BuildHasherDefault<Hashed>>;
+pub(crate) type ByMask<K, V> = HashMap<K, V, BuildHasherDefault<Hashed>>;
 
 /// Mixes words; takes a single one for a hash already.
 #[derive(Default)]
-pub(super) struct Hashed(u64);
+pub(crate) struct Hashed(u64);
 
 impl Hasher for Hashed {
     fn finish(&self) -> u64 {
@@ -94,6 +136,7 @@ impl Shape {
         let words: Vec<(usize, u64)> = touched.filter(|(_, mask)| *mask != 0).collect();
         Self {
             traps,
+            front: Front::of(cube),
             columns: vec![Vec::new(); words.len()],
             common: words.iter().map(|(word, mask)| (*mask, cube.value[*word])).collect(),
             words,
@@ -110,6 +153,7 @@ impl Shape {
             *bits &= !(*value ^ cube.value[*word]);
             *value &= *bits;
         }
+        self.front.agree_on(cube);
         self.deepest = self.deepest.max(rank);
         for (column, (word, _)) in self.columns.iter_mut().zip(&self.words) {
             column.push(cube.value[*word]);
@@ -137,8 +181,26 @@ impl Shape {
         common.all(|((word, _), (bits, value))| (cube.value[*word] ^ value) & cube.mask[*word] & bits == 0)
     }
 
+    /// What tells most of it.
+    pub(super) fn front(&self) -> &Front {
+        &self.front
+    }
+
+    /// What tells most of its mask.
+    pub(super) fn front_mask(&self) -> [u64; FRONT] {
+        std::array::from_fn(|place| {
+            let asked = self.words.iter().find(|(word, _)| *word == WORD_ORDER[place]);
+            asked.map_or(0, |(_, mask)| *mask)
+        })
+    }
+
     /// The candidate that has the cube's value under the mask. There is one at most: another would be covered.
+    #[inline]
     pub(super) fn find(&self, cube: &Cube) -> Option<usize> {
+        if self.front.differs(&Front::of(cube)) { None } else { self.find_value(cube) }
+    }
+
+    fn find_value(&self, cube: &Cube) -> Option<usize> {
         let first = self.exact.get(&self.hash(cube))?;
         let mut entries = [first].into_iter().chain(&self.collided);
         let entry = entries.find(|entry| self.has_value(**entry, cube))?;
@@ -154,8 +216,9 @@ impl Shape {
         hash_of(self.words.iter().map(|(word, mask)| cube.value[*word] & mask))
     }
 
-    /// Adds the candidates and ranks of the entries that meet the cube and rank at least so deep.
-    pub(super) fn entries_that_meet(&mut self, cube: &Cube, rank: u32, met: &mut Vec<(usize, u32)>) {
+    /// Adds the candidates and ranks of the entries that meet the cube and rank at least so deep. Returns at how
+    /// many entries it has looked.
+    pub(super) fn entries_that_meet(&mut self, cube: &Cube, rank: u32, met: &mut Vec<(usize, u32)>) -> usize {
         if self.entries.len() < SCANNED {
             return self.scan(cube, rank, met);
         }
@@ -181,22 +244,26 @@ impl Shape {
         }
         let hash = hash_of(self.words.iter().zip(&masks).map(|((word, _), mask)| cube.value[*word] & mask));
         let mut found = index.get(&hash).copied();
+        let mut looked_at = 0;
         while let Some(entry) = found.map(|entry| entry as usize) {
+            looked_at += 1;
             let Entry { candidate, rank: own } = self.entries[entry];
             if own >= rank && meets(&self.words, &self.columns, entry, cube) {
                 met.push((candidate as usize, own));
             }
             found = joint.before[entry];
         }
+        looked_at
     }
 
-    fn scan(&self, cube: &Cube, rank: u32, met: &mut Vec<(usize, u32)>) {
+    fn scan(&self, cube: &Cube, rank: u32, met: &mut Vec<(usize, u32)>) -> usize {
         let deep = self.entries.iter().enumerate().filter(|(_, entry)| entry.rank >= rank);
         let asked = self.words.iter().map(|(word, mask)| (*word, mask & cube.mask[*word]));
         // Most entries differ already in the word of which most bits are asked.
         let telling = asked.zip(&self.columns).max_by_key(|((_, mask), _)| mask.count_ones());
         let Some(((word, mask), column)) = telling.filter(|((_, mask), _)| *mask != 0) else {
-            return met.extend(deep.map(|(_, entry)| (entry.candidate as usize, entry.rank)));
+            met.extend(deep.map(|(_, entry)| (entry.candidate as usize, entry.rank)));
+            return self.entries.len();
         };
         let value = cube.value[word] & mask;
         for (entry, _) in column.iter().enumerate().filter(|(_, own)| *own & mask == value) {
@@ -205,6 +272,7 @@ impl Shape {
                 met.push((candidate as usize, own));
             }
         }
+        self.entries.len()
     }
 }
 
