@@ -2,11 +2,11 @@
 //! pairs and tables against their limits. Called by `compile`, which refuses by it, and by `check`, which
 //! shows it. Counts; changes nothing.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::HashSet;
 
 use serde::Serialize;
 
-use crate::compile::Obstacle;
+use crate::compile::{ByMask, Obstacle};
 use crate::ids::WorkerId;
 use crate::profile::{DeviceProfile, Errno, Limit};
 use crate::program::{Flow, FlowAction, FlowKind, Program};
@@ -55,12 +55,58 @@ pub struct PriorityUse {
     pub most: Option<(u32, u32)>,
 }
 
-type Shape = (FlowKind, usize, Vec<Spec>);
+/// The masks of a program's flows, numbered, so that each is written out once.
+struct Masks {
+    /// By flow its mask's number; `None` for what has no mask.
+    of_flows: Vec<Option<usize>>,
+    /// By number how many flows have the mask.
+    flows: Vec<usize>,
+    /// How many masks flows have that take packets; those of copies are not kept by mask.
+    taking: usize,
+    /// How many more the program before has.
+    previous: usize,
+}
+
+impl Masks {
+    fn of(program: &Program, previous: Option<&Program>) -> Self {
+        let mut numbers: ByMask<(FlowKind, usize, Vec<Spec>), usize> = ByMask::default();
+        let mut masks = Self { of_flows: Vec::new(), flows: Vec::new(), taking: 0, previous: 0 };
+        for flow in &program.flows {
+            let next = masks.flows.len();
+            let number =
+                (flow.kind != FlowKind::Sniffer).then(|| *numbers.entry(flow.shape()).or_insert(next));
+            if number == Some(next) {
+                masks.flows.push(0);
+                masks.taking += usize::from(takes(flow));
+            }
+            if let Some(number) = number {
+                masks.flows[number] += 1;
+            }
+            masks.of_flows.push(number);
+        }
+        for flow in previous.iter().flat_map(|previous| &previous.flows).filter(|flow| takes(flow)) {
+            let next = masks.flows.len();
+            let number = *numbers.entry(flow.shape()).or_insert(next + masks.previous);
+            masks.previous += usize::from(number == next + masks.previous);
+        }
+        masks
+    }
+
+    /// The first flow of the mask that fewest have.
+    fn rarest<'p>(&self, program: &'p Program) -> Option<&'p Flow> {
+        let taking = program.flows.iter().zip(&self.of_flows).filter(|(flow, _)| takes(flow));
+        taking.min_by_key(|(_, number)| number.map(|number| self.flows[number])).map(|(flow, _)| flow)
+    }
+}
 
 impl Capacity {
     /// What `program` takes, beside `previous` if that is on the device.
     #[must_use]
     pub fn of(program: &Program, profile: &DeviceProfile, previous: Option<&Program>) -> Self {
+        Self::with(&Masks::of(program, previous), program, profile, previous)
+    }
+
+    fn with(masks: &Masks, program: &Program, profile: &DeviceProfile, previous: Option<&Program>) -> Self {
         let before = |count: &dyn Fn(&Program) -> usize| previous.map_or(0, count) as u64;
         let row = |limit, what, count: &dyn Fn(&Program) -> usize, most: Option<u64>| CapacityRow {
             limit,
@@ -82,19 +128,14 @@ impl Capacity {
         let wide = |most: Option<u32>| most.map(u64::from);
         let priorities = u64::from(profile.priorities_per_program());
         let specs = program.flows.iter().map(|flow| flow.specs.len() + actions(flow)).max().unwrap_or(0);
-        let shapes = shapes(program);
-        let new_shapes = previous.map_or(0, |previous| {
-            let known = self::shapes(previous);
-            known.difference(&shapes).count()
-        });
         let longest = program.queues.iter().map(|queue| queue.table.len()).max().unwrap_or(0);
         let tags = if profile.has_tags() { crate::CLASSES_MAX } else { 1 };
         let rows = vec![
             own(Limit::Priorities, "priorities", u64::from(program.priorities_used), Some(priorities)),
             row(Limit::Flows, "flows", &|program| program.flows.len(), wide(profile.max_flows)),
             CapacityRow {
-                previous: new_shapes as u64,
-                ..own(Limit::Shapes, "mask shapes", shapes.len() as u64, wide(profile.max_shapes))
+                previous: masks.previous as u64,
+                ..own(Limit::Shapes, "mask shapes", masks.taking as u64, wide(profile.max_shapes))
             },
             own(Limit::Specs, "specs of one flow", specs as u64, Some(u64::from(profile.max_specs))),
             row(Limit::Queues, "queue pairs", &|program| program.queues.len(), wide(profile.max_queues)),
@@ -105,7 +146,7 @@ impl Capacity {
             own(Limit::Sniffers, "flows that sniff", sniffers(program) as u64, Some(1)),
             own(Limit::Tags, "classes", program.classes.len() as u64, Some(u64::from(tags))),
         ];
-        Self { device: profile.name.clone(), rows, priorities: by_priority(program, profile) }
+        Self { device: profile.name.clone(), rows, priorities: by_priority(masks, program, profile) }
     }
 
     /// The row of a limit.
@@ -115,11 +156,17 @@ impl Capacity {
     }
 
     /// What the device has too little of for the program, each with a label for the rule that is blamed.
-    pub(crate) fn obstacles(&self, program: &Program) -> Vec<(Obstacle, &'static str)> {
-        let exceeded = self.rows.iter().filter(|row| row.exceeds());
-        let blamed = exceeded.map(|row| match blamed(row, program) {
-            Some((rule, label)) => (Obstacle { rule: Some(rule), ..self.obstacle(row) }, label),
-            None => (self.obstacle(row), ""),
+    pub(crate) fn obstacles(
+        program: &Program,
+        profile: &DeviceProfile,
+        previous: Option<&Program>,
+    ) -> Vec<(Obstacle, &'static str)> {
+        let masks = Masks::of(program, previous);
+        let capacity = Self::with(&masks, program, profile, previous);
+        let exceeded = capacity.rows.iter().filter(|row| row.exceeds());
+        let blamed = exceeded.map(|row| match blamed(row, &masks, program) {
+            Some((rule, label)) => (Obstacle { rule: Some(rule), ..capacity.obstacle(row) }, label),
+            None => (capacity.obstacle(row), ""),
         });
         blamed.collect()
     }
@@ -168,9 +215,9 @@ impl CapacityRow {
 }
 
 /// The rule that a shortage shows best, if it is not the groups' or everybody's.
-fn blamed(row: &CapacityRow, program: &Program) -> Option<(usize, &'static str)> {
+fn blamed(row: &CapacityRow, masks: &Masks, program: &Program) -> Option<(usize, &'static str)> {
     let (flow, label) = match row.limit {
-        Limit::Shapes => (rarest(program), "one of its masks is the rarest"),
+        Limit::Shapes => (masks.rarest(program), "one of its masks is the rarest"),
         Limit::Copies => {
             let mut copies = program.flows.iter().filter(|flow| flow.kind == FlowKind::Copy);
             let room = row.most.unwrap_or(0).saturating_sub(row.previous);
@@ -182,14 +229,6 @@ fn blamed(row: &CapacityRow, program: &Program) -> Option<(usize, &'static str)>
     (rule != program.default_rule()).then_some((rule.index(), label))
 }
 
-/// The first flow of the mask that fewest have.
-fn rarest(program: &Program) -> Option<&Flow> {
-    let taking = || program.flows.iter().filter(|flow| takes(flow));
-    let mut counts: HashMap<Shape, usize> = HashMap::new();
-    taking().for_each(|flow| *counts.entry(flow.shape()).or_default() += 1);
-    taking().min_by_key(|flow| counts.get(&flow.shape()))
-}
-
 /// The tag or the destination that is none, and a counter.
 fn actions(flow: &Flow) -> usize {
     match (flow.kind, flow.action) {
@@ -198,11 +237,6 @@ fn actions(flow: &Flow) -> usize {
         (_, FlowAction::Drop) => 2,
         (_, FlowAction::Pass) => 1,
     }
-}
-
-/// Masks of flows that take packets; those of copies are not kept by mask.
-fn shapes(program: &Program) -> HashSet<Shape> {
-    program.flows.iter().filter(|flow| takes(flow)).map(Flow::shape).collect()
 }
 
 fn takes(flow: &Flow) -> bool {
@@ -226,18 +260,21 @@ fn sniffers(program: &Program) -> usize {
     program.flows.iter().filter(|flow| flow.kind == FlowKind::Sniffer).count()
 }
 
-fn by_priority(program: &Program, profile: &DeviceProfile) -> Vec<PriorityUse> {
-    let mut found: BTreeMap<u16, HashMap<Shape, u64>> = BTreeMap::new();
-    for flow in program.flows.iter().filter(|flow| flow.kind != FlowKind::Sniffer) {
-        *found.entry(flow.priority).or_default().entry(flow.shape()).or_default() += 1;
-    }
+fn by_priority(masks: &Masks, program: &Program, profile: &DeviceProfile) -> Vec<PriorityUse> {
+    let flows = program.flows.iter().zip(&masks.of_flows);
+    let mut found: Vec<(u16, usize)> =
+        flows.filter_map(|(flow, number)| Some((flow.priority, (*number)?))).collect();
+    found.sort_unstable();
     let most = profile.priority_table.map(|table| (table.groups, table.group_entries));
-    let uses = found.into_iter().map(|(priority, shapes)| PriorityUse {
-        priority,
-        flows: shapes.values().sum(),
-        shapes: shapes.len() as u64,
-        largest_shape: shapes.values().copied().max().unwrap_or(0),
-        most,
+    let uses = found.chunk_by(|one, other| one.0 == other.0).map(|flows| {
+        let shapes = flows.chunk_by(|one, other| one.1 == other.1).map(<[_]>::len);
+        PriorityUse {
+            priority: flows[0].0,
+            flows: flows.len() as u64,
+            shapes: shapes.clone().count() as u64,
+            largest_shape: shapes.max().unwrap_or(0) as u64,
+            most,
+        }
     });
     uses.collect()
 }

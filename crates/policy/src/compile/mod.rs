@@ -38,6 +38,7 @@ use expand::{Excess, Expansion, Explosion, expand};
 pub(crate) use covers::{Covers, Taken};
 pub(crate) use findings::Findings;
 pub use findings::Obstacle;
+pub(crate) use shape::ByMask;
 
 /// Compiles a policy for a device and a number of workers.
 ///
@@ -122,7 +123,7 @@ fn steps(plan: Plan<'_>, problems: &mut Findings) -> Option<Program> {
         return None;
     }
     let program = draft.finish(&packed, problems)?;
-    for (obstacle, label) in Capacity::of(&program, profile, previous).obstacles(&program) {
+    for (obstacle, label) in Capacity::obstacles(&program, profile, previous) {
         let rule = obstacle.rule.and_then(|rule| policy.rules.get(rule));
         problems.refuse(rule.map_or(&policy.default_place, |rule| &rule.place), label, obstacle);
     }
