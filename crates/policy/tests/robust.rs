@@ -371,3 +371,39 @@ fn the_values_of_all_rules_have_a_limit() {
     assert!(problems.list[0].message.contains("more than 16777216 values together"), "{problems}");
     assert!(started.elapsed() < TEXT_TIME, "{:?}", started.elapsed());
 }
+
+/// Rules that a worker finishes, each of one match.
+fn hybrid_rules(matches: impl Iterator<Item = String>) -> policy::Policy {
+    let mut text = "version = 1\n[groups.g]\nworkers = [0]\nhash = \"none\"\n".to_owned();
+    for (index, matches) in matches.enumerate() {
+        text.push_str(&format!(
+            "[[rules]]\nname = \"r{index}\"\nmatch = {{ fragment = \"none\", {matches} }}\naction = {{ steer = \"g\" }}\n"
+        ));
+    }
+    policy::parse(&Source::new("hybrid.toml", text), &policy::NoFiles).expect("it parses").0
+}
+
+#[test]
+fn thousands_of_hybrid_rules_are_decided_at_once() {
+    // Two addresses that have nothing in common, so that only a look at both tells rules apart.
+    let address = |index: u32| std::net::Ipv4Addr::from(index.wrapping_mul(0x9e37_79b1));
+    let two = |index: u32| format!("src = [\"{}\", \"{}\"]", address(2 * index), address(2 * index + 1));
+    let policy = hybrid_rules((0..10_000).map(two));
+    let started = std::time::Instant::now();
+    let program = policy::compile(&policy, &DeviceProfile::ideal(), 1).unwrap();
+    assert!(started.elapsed() < TEXT_TIME, "{:?}", started.elapsed());
+    let asks_itself_alone = |class: &policy::Class| matches!(&class.decide, policy::Decide::Software(steps, _) if steps.len() == 1);
+    assert_eq!(program.classes.iter().flatten().filter(|class| asks_itself_alone(class)).count(), 10_000);
+}
+
+#[test]
+fn the_questions_of_all_classes_have_a_limit() {
+    // Every source meets every destination: none has too many, together they have.
+    let network = |key: &str, index: usize| format!("{key} = \"10.0.{}.{}\"", index / 256, index % 256);
+    let sources = (0..1030).map(|index| network("src", index));
+    let policy = hybrid_rules(sources.chain((0..1020).map(|index| network("dst", index))));
+    let problems = policy::compile(&policy, &DeviceProfile::ideal(), 1).unwrap_err();
+    assert_eq!(problems.list.len(), 1, "{problems}");
+    let told = problems.to_string();
+    assert!(told.contains("more than 1048576 questions up to the rule `r1027`"), "{told}");
+}

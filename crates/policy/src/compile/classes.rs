@@ -1,19 +1,14 @@
 //! What the device cannot decide, as questions for the worker: a class that starts with the hybrid rule
 //! and goes on through the rest of the policy, as far as its packets can meet it.
 
-use crate::ids::RuleId;
+use crate::ids::{GroupId, RuleId};
 use crate::policy::{Action, Direction};
 use crate::predicate::Predicate;
 use crate::program::{Decide, Outcome, Step, Unfinished, Verdict};
 
+use super::claims::{Behind, Claims, MAX_COMPARISONS, MAX_STEPS_IN_ALL};
 use super::cube::{Cube, WORDS};
 use super::expand::Expansion;
-
-/// Pairs of cubes beyond this number are not compared: the rule is asked about in any case.
-const MAX_COMPARISONS: usize = 1 << 14;
-
-/// The most questions of one class: a worker asks them for every packet of it, one after another.
-pub(super) const MAX_STEPS: usize = 1024;
 
 /// A rule as the compiler sees it.
 pub(super) struct Expanded {
@@ -70,23 +65,26 @@ impl Expanded {
         matches!(self.action, Action::Copy(_))
     }
 
-    /// Whether some packet may be in the cubes of both.
-    pub(super) fn meets(&self, other: &Self) -> bool {
-        if !self.common.overlaps(&other.common) {
-            return false;
-        }
-        let (own, others) = (&self.expansion.cubes, &other.expansion.cubes);
-        let is_large = own.len().saturating_mul(others.len()) > MAX_COMPARISONS;
-        !own.is_empty()
-            && !others.is_empty()
-            && (is_large || own.iter().any(|cube| others.iter().any(|other| cube.overlaps(other))))
+    /// What all its cubes have in common.
+    pub(super) fn common(&self) -> &Cube {
+        &self.common
     }
 
-    /// Whether each cube of `other` lies in one of these: enough for all its packets to be this rule's.
-    fn takes_all_of(&self, other: &Self) -> bool {
+    /// Whether the cubes of both, of which neither has none, agree in what all of either have in common.
+    pub(super) fn agrees_with(&self, other: &Self) -> bool {
+        self.common.overlaps(&other.common) && self.pairs_with(other) > 0
+    }
+
+    /// How many pairs of their cubes there are.
+    pub(super) fn pairs_with(&self, other: &Self) -> usize {
+        self.expansion.cubes.len().saturating_mul(other.expansion.cubes.len())
+    }
+
+    /// Whether some packet may be in the cubes of both.
+    pub(super) fn meets(&self, other: &Self) -> bool {
         let (own, others) = (&self.expansion.cubes, &other.expansion.cubes);
-        own.len().saturating_mul(others.len()) <= MAX_COMPARISONS
-            && others.iter().all(|cube| own.iter().any(|taker| taker.contains(cube)))
+        let some_meet = || own.iter().any(|cube| others.iter().any(|other| cube.overlaps(other)));
+        self.agrees_with(other) && (self.pairs_with(other) > MAX_COMPARISONS || some_meet())
     }
 
     fn outcome(&self, index: usize) -> Outcome {
@@ -95,38 +93,6 @@ impl Expanded {
 
     pub(super) fn step(&self, index: usize) -> Step {
         Step { rule: RuleId::of(index), predicate: self.predicate.clone(), outcome: self.outcome(index) }
-    }
-}
-
-/// What the rules that claim packets have in common, by word: to find those that may share packets with
-/// another rule without a look at each.
-pub(super) struct Claims {
-    rules: Vec<usize>,
-    /// For each word the values and masks of all of them.
-    columns: [Vec<(u64, u64)>; WORDS],
-}
-
-impl Claims {
-    pub(super) fn of(rules: &[Expanded]) -> Self {
-        let claims: Vec<usize> = (0..rules.len()).filter(|index| rules[*index].claims()).collect();
-        let column = |word: usize| {
-            claims
-                .iter()
-                .map(|index| &rules[*index].common)
-                .map(|cube| (cube.value[word], cube.mask[word]))
-                .collect()
-        };
-        Self { columns: std::array::from_fn(column), rules: claims }
-    }
-
-    /// Those from a rule on that agree with the cube in the word of which it asks most.
-    fn that_may_meet<'c>(&'c self, cube: &Cube, from: usize) -> impl Iterator<Item = usize> + 'c {
-        let start = self.rules.partition_point(|rule| *rule < from);
-        let word = (0..WORDS).max_by_key(|word| cube.mask[*word].count_ones()).unwrap_or(0);
-        let (value, mask) = (cube.value[word], cube.mask[word]);
-        let agrees = move |(own, own_mask): &(u64, u64)| (own ^ value) & own_mask & mask == 0;
-        let rules = self.rules[start..].iter().zip(&self.columns[word][start..]);
-        rules.filter(move |(_, own)| agrees(own)).map(|(rule, _)| *rule)
     }
 }
 
@@ -153,32 +119,41 @@ pub(super) fn verdict(action: Action) -> Verdict {
 }
 
 /// How the packets of the flows of rule `index` are decided; `default` is for those that no rule claims.
-/// Ends beyond [`MAX_STEPS`], for the caller to refuse.
-pub(super) fn decide(rules: &[Expanded], claims: &Claims, index: usize, default: Outcome) -> Decide {
+/// Ends beyond as many questions as there may be, for the caller to refuse.
+pub(super) fn decide(rules: &[Expanded], claims: &mut Claims, index: usize, default: Outcome) -> Decide {
     let Some(rule) = rules.get(index) else { return Decide::Exact(default) };
     if !rule.is_hybrid() {
         return Decide::Exact(rule.outcome(index));
     }
-    let mut steps = vec![rule.step(index)];
     if !rule.claims() {
         // A copy that nobody asked for.
         let excess = Outcome { rule: RuleId::of(index), verdict: Verdict::Drop };
-        return Decide::Software(steps, excess);
+        return Decide::Software(vec![rule.step(index)], excess);
     }
-    for later in claims.that_may_meet(&rule.common, index + 1) {
-        let other = &rules[later];
-        if !rule.meets(other) {
-            continue;
-        }
-        if !other.is_hybrid() && other.takes_all_of(rule) {
-            return Decide::Software(steps, other.outcome(later));
-        }
-        steps.push(other.step(later));
-        if steps.len() > MAX_STEPS {
-            break;
-        }
+    let Behind { rules: later, last } = claims.behind(rules, index);
+    let steps = [index].into_iter().chain(later).map(|rule| rules[rule].step(rule)).collect();
+    Decide::Software(steps, last.map_or(default, |last| rules[last].outcome(last)))
+}
+
+/// The group to which packets of a rule's flows most likely go if it does not match them itself.
+pub(super) fn next_group(
+    rules: &[Expanded],
+    claims: &mut Claims,
+    index: usize,
+    default: Action,
+) -> Option<GroupId> {
+    let rule = rules.get(index).filter(|rule| rule.is_hybrid() && rule.claims())?;
+    // Any group will do for a policy that is refused for its questions.
+    if claims.questions > MAX_STEPS_IN_ALL {
+        return None;
     }
-    Decide::Software(steps, default)
+    let Behind { rules: later, last } = claims.behind(rules, index);
+    let actions = later.iter().chain(&last).map(|rule| rules[*rule].action);
+    let default = Some(default).filter(|_| last.is_none());
+    [rule.action].into_iter().chain(actions).chain(default).find_map(|action| match verdict(action) {
+        Verdict::Deliver(group) => Some(group),
+        Verdict::Drop | Verdict::Kernel => None,
+    })
 }
 
 /// How packets are decided of which nothing is known: by the whole policy.

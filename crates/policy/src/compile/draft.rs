@@ -13,7 +13,8 @@ use crate::program::{
     Class, DEFAULT_RULE, Decide, Flow, FlowAction, FlowKind, Group, HashVariant, Outcome, Program, RssQueue,
 };
 
-use super::classes::{Claims, Expanded, MAX_STEPS, decide, decide_all, verdict};
+use super::claims::{Claims, MAX_STEPS, MAX_STEPS_IN_ALL};
+use super::classes::{Expanded, decide, decide_all, verdict};
 use super::cube::{Cube, SENT};
 use super::emit;
 use super::exceptions::{Exceptions, everything};
@@ -53,6 +54,8 @@ pub(super) struct Plan<'p> {
     pub(super) placing: Vec<Placing>,
     /// What is left out of flows, because it is the host's.
     pub(super) exceptions: Exceptions,
+    /// Who may share packets with a hybrid rule.
+    pub(super) claims: Claims,
     /// The program whose tags are to be kept.
     pub(super) previous: Option<&'p Program>,
 }
@@ -252,9 +255,8 @@ impl<'p> Draft<'p> {
     }
 
     /// The class of each rule, and the classes: one costs every worker, so only kept flows have any.
-    fn classes(&self, packed: &Packed, has_tags: bool, problems: &mut Findings) -> Option<Numbered> {
-        let plan = &self.plan;
-        let default = plan.rules.len();
+    fn classes(&mut self, packed: &Packed, has_tags: bool, problems: &mut Findings) -> Option<Numbered> {
+        let default = self.plan.rules.len();
         let mut steers = vec![false; default + 1];
         for (index, _) in &packed.flows {
             let Candidate { rule, action, .. } = &self.candidates[*index];
@@ -263,27 +265,15 @@ impl<'p> Draft<'p> {
         if let Some((rule, _)) = self.sniffer {
             steers[rule] = true;
         }
-        let mut decided: Vec<(usize, Decide)> = Vec::new();
         if !has_tags {
-            if steers.contains(&true) {
-                decided.push((default, decide_all(&plan.rules, plan.default())));
-            }
-        } else {
-            let claims = Claims::of(&plan.rules);
-            for index in (0..=default).filter(|index| steers[*index]) {
-                decided.push((index, decide(&plan.rules, &claims, index, plan.default())));
-            }
+            // The one class of all packets is the default's.
+            let any = steers.contains(&true);
+            steers.fill(false);
+            steers[default] = any;
         }
-        for (index, decide) in &decided {
-            if let Decide::Software(steps, _) = decide
-                && steps.len() > MAX_STEPS
-            {
-                too_many_steps(plan, *index, problems);
-                return None;
-            }
-        }
-        let names: Vec<&str> = decided.iter().map(|(index, _)| plan.name(*index)).collect();
-        let ids = number::stable(&names, plan.previous);
+        let decided = self.decided(&steers, has_tags, problems)?;
+        let names: Vec<&str> = decided.iter().map(|(index, _)| self.plan.name(*index)).collect();
+        let ids = number::stable(&names, self.plan.previous);
         let mut class_of = vec![None; default + 1];
         let length = ids.iter().map(|id| id.index() + 1).max().unwrap_or(0);
         let mut classes: Vec<Option<Class>> = vec![None; length];
@@ -295,6 +285,33 @@ impl<'p> Draft<'p> {
             class_of = vec![Some(only); default + 1];
         }
         Some((class_of, classes))
+    }
+
+    /// How packets of the flows of these rules are decided.
+    fn decided(
+        &mut self,
+        steers: &[bool],
+        has_tags: bool,
+        problems: &mut Findings,
+    ) -> Option<Vec<(usize, Decide)>> {
+        let default = self.plan.default();
+        let mut decided = Vec::new();
+        let mut asked = 0;
+        for index in (0..steers.len()).filter(|index| steers[*index]) {
+            let plan = &mut self.plan;
+            let decide = match has_tags {
+                true => decide(&plan.rules, &mut plan.claims, index, default),
+                false => decide_all(&plan.rules, default),
+            };
+            let steps = if let Decide::Software(steps, _) = &decide { steps.len() } else { 0 };
+            asked += steps;
+            if steps > MAX_STEPS || asked > MAX_STEPS_IN_ALL {
+                too_many_steps(plan, index, steps, problems);
+                return None;
+            }
+            decided.push((index, decide));
+        }
+        Some(decided)
     }
 
     /// Which of the queues some kept flow leads to.

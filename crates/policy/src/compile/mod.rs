@@ -4,6 +4,7 @@
 //! software class (`classes`), and what is the host's is left out of all flows (`exceptions`).
 //! Deterministic: no step depends on a hash map's order.
 
+mod claims;
 mod classes;
 mod cluster;
 mod covers;
@@ -31,6 +32,7 @@ use crate::predicate::Predicate;
 use crate::profile::DeviceProfile;
 use crate::program::{Program, Unfinished, Why};
 
+use claims::Claims;
 use classes::Expanded;
 use draft::{Draft, MAX_FLOWS, Plan, too_many_flows};
 use expand::{Excess, Expansion, Explosion, expand};
@@ -105,8 +107,10 @@ fn plan<'p>(
     }
     let exceptions = placing::prepare(policy, profile, &mut rules, may_cut);
     multicast::sent_in_order(policy, profile, &rules, problems);
-    let placing = placing::place(policy, profile, &rules, &exceptions, problems);
-    (!problems.has_errors()).then_some(Plan { policy, profile, groups, rules, placing, exceptions, previous })
+    let mut claims = Claims::of(&rules);
+    let placing = placing::place(policy, profile, &rules, &exceptions, &mut claims, problems);
+    let plan = Plan { policy, profile, groups, rules, placing, exceptions, claims, previous };
+    (!problems.has_errors()).then_some(plan)
 }
 
 /// One step after the other; each ends it if there are problems.

@@ -6,9 +6,10 @@ use std::collections::BTreeSet;
 use crate::ids::GroupId;
 use crate::policy::{Action, Direction, Policy};
 use crate::profile::{DeviceProfile, Feature, Limit};
-use crate::program::{Class, DEFAULT_RULE, Decide, Placement, Rule, Unfinished, Verdict, Why};
+use crate::program::{Class, DEFAULT_RULE, Decide, Placement, Rule, Unfinished, Why};
 
-use super::classes::{Claims, Expanded, decide, verdict};
+use super::claims::Claims;
+use super::classes::{Expanded, next_group, verdict};
 use super::draft::Plan;
 use super::exceptions::{Exceptions, leave_out};
 use super::findings::{Findings, Obstacle};
@@ -103,13 +104,11 @@ pub(super) fn place(
     profile: &DeviceProfile,
     rules: &[Expanded],
     exceptions: &Exceptions,
+    claims: &mut Claims,
     problems: &mut Findings,
 ) -> Vec<Placing> {
-    let default =
-        crate::program::Outcome { rule: crate::RuleId::of(rules.len()), verdict: verdict(policy.default) };
     let mut placing = Vec::with_capacity(rules.len() + 1);
     let mut sniffs = 0;
-    let claims = Claims::of(rules);
     for (index, rule) in rules.iter().enumerate() {
         allowed(policy, profile, index, rules, &mut sniffs, problems);
         placing.push(match (rule.direction, rule.action) {
@@ -122,7 +121,7 @@ pub(super) fn place(
             // No flow takes its packets.
             (_, Action::Kernel) if exceptions.keeps_nothing(index) => Placing::Nothing,
             (_, Action::Drop | Action::Kernel) => {
-                let next = next_group(&decide(rules, &claims, index, default));
+                let next = next_group(rules, claims, index, policy.default);
                 let group = next.or_else(|| (!policy.groups.is_empty()).then_some(GroupId(0)));
                 if group.is_none() {
                     needs_a_group(policy, index, rule, problems);
@@ -230,15 +229,6 @@ fn allowed(
 
 /// The most flows of one rule that copies: each is compared with all others.
 const MAX_COPIED_CUBES: usize = 1 << 12;
-
-/// The first group that a software class may deliver to.
-fn next_group(decide: &Decide) -> Option<GroupId> {
-    let Decide::Software(steps, otherwise) = decide else { return None };
-    steps.iter().map(|step| step.outcome).chain([*otherwise]).find_map(|outcome| match outcome.verdict {
-        Verdict::Deliver(group) => Some(group),
-        Verdict::Drop | Verdict::Kernel => None,
-    })
-}
 
 /// The rules of the finished program.
 pub(super) fn placements(plan: &Plan<'_>, flows: &[u32], classes: &[Option<Class>]) -> Vec<Rule> {

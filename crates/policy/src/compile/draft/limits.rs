@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::policy::Policy;
 use crate::profile::{Limit, PriorityTable};
 
-use super::super::classes::MAX_STEPS;
+use super::super::claims::{MAX_STEPS, MAX_STEPS_IN_ALL};
 use super::super::cluster::cluster;
 use super::super::cube::Image;
 use super::super::emit;
@@ -222,8 +222,17 @@ struct Shortage {
     remedy: String,
 }
 
-pub(super) fn too_many_steps(plan: &Plan<'_>, rule: usize, problems: &mut Findings) {
+/// A class with so many questions is too long, or all classes up to this rule's are.
+pub(super) fn too_many_steps(plan: &Plan<'_>, rule: usize, steps: usize, problems: &mut Findings) {
     let (reason, remedy) = match plan.policy.rules.get(rule) {
+        Some(rule) if steps <= MAX_STEPS => (
+            format!(
+                "workers would hold more than {MAX_STEPS_IN_ALL} questions up to the rule `{}`",
+                rule.name
+            ),
+            "each hybrid rule is followed by those that share packets with it: add exact keys beside the hybrid \
+             ones, so that fewer do",
+        ),
         Some(rule) => (
             format!("packets of the rule `{}` may belong to more than {MAX_STEPS} rules", rule.name),
             "a worker would try them one by one: add exact keys beside the hybrid ones, so that fewer rules \
@@ -237,7 +246,10 @@ pub(super) fn too_many_steps(plan: &Plan<'_>, rule: usize, problems: &mut Findin
     let obstacle = Obstacle {
         rule: plan.number(rule),
         reason,
-        limit: format!("{MAX_STEPS} questions per packet"),
+        limit: match steps <= MAX_STEPS {
+            true => format!("{MAX_STEPS_IN_ALL} questions in a program"),
+            false => format!("{MAX_STEPS} questions per packet"),
+        },
         errno: None,
         remedy: remedy.to_owned(),
     };
