@@ -110,6 +110,38 @@ fn long_lists_are_not_told_again_and_again() {
     assert_eq!(within, 80, "what two rules share is short");
 }
 
+/// All but so many addresses, others for each rule.
+fn all_but(key: &str, count: u32, index: u32) -> String {
+    let mut listed = String::new();
+    for place in 0..count {
+        let [_, a, b, c] = (40 * place + 2 * (place * (index + 3) % 19)).to_be_bytes();
+        write!(listed, "\"10.{a}.{b}.{c}\", ").expect("a String");
+    }
+    format!("{key} = {{ not = [{listed}] }}")
+}
+
+#[test]
+fn long_exclusions_are_answered_within_bounds() {
+    let started = Instant::now();
+    let actions = ["\"drop\"", "{ steer = \"a\" }", "{ steer = \"b\" }"];
+    let rules = |count: u32, matches: &dyn Fn(u32) -> String| -> String {
+        (0..count)
+            .map(|index| rule(&format!("r{index}"), &matches(index), actions[index as usize % 3]))
+            .collect()
+    };
+    // What a few take is decided.
+    let few = analyse(&read(&rules(6, &|index| all_but("src", 20_000, index))), &mut |_| {});
+    assert_eq!(few.not_decided, 0);
+    assert!(few.rules.iter().all(|rule| !matches!(rule.reach, Reach::NotDecided(_))));
+    // These would take minutes.
+    let two = |index| format!("{}, {}", all_but("src", 10_000, index), all_but("dst", 10_000, index + 7));
+    let many = analyse(&read(&rules(60, &two)), &mut |_| {});
+    assert!(many.not_decided > 0);
+    let is_told = |rule: &policy::space::RuleAnalysis| matches!(&rule.reach, Reach::NotDecided(why) if why.contains("comparisons of header regions"));
+    assert!(many.rules.iter().any(is_told));
+    assert!(started.elapsed() < ANSWER_TIME, "{:?}", started.elapsed());
+}
+
 #[test]
 fn a_rule_that_nothing_comes_to_is_not_needed() {
     let policy = read(

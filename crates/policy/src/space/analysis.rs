@@ -217,7 +217,7 @@ impl View<'_> {
                     return Need::NotDecided(Undecided::AllQuestions.to_string());
                 }
                 // What comes to `part`, and without it would come to `later`.
-                let target = part.cell.and(&later.cell, &self.space.axes);
+                let target = self.space.both(&part.cell, &later.cell);
                 let mut covers = fates(near, |rule| rule < later.rule && rule != part.rule);
                 covers.extend(
                     near.iter().filter(|other| is_copied_anyway(part, later, other)).map(|o| o.cover()),
@@ -266,7 +266,7 @@ impl View<'_> {
                     continue;
                 }
                 tried += 1;
-                let target = part.cell.and(&earlier.cell, &self.space.axes);
+                let target = self.space.both(&part.cell, &earlier.cell);
                 let covers = fates(near, |rule| rule < earlier.rule);
                 match self.space.free_of(&target, &covers, &mut BTreeSet::new()) {
                     Free::None => {}

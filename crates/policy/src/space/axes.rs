@@ -106,6 +106,7 @@ impl Axes {
             structure: *kind::ANY,
             sets: self.list.iter().map(|axis| axis.all.clone()).collect(),
             is_rough: false,
+            intervals: 0,
         };
         cell.close(self);
         cell

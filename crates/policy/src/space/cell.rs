@@ -14,20 +14,26 @@ pub(super) struct Cell {
     pub(super) sets: Box<[Set]>,
     /// Whether some of its packets may not be meant: it stands for a match that falls into too many cells.
     pub(super) is_rough: bool,
+    /// How long its lists are: intervals beyond one on each axis.
+    pub(super) intervals: u64,
 }
 
 /// As many intervals of sets are gone through in the time that one comparison of cells takes.
-const INTERVALS_PER_COMPARISON: u64 = 32;
+const INTERVALS_PER_COMPARISON: u64 = 4;
 
 impl Cell {
-    /// As many comparisons as one of this cell takes: more for long lists.
+    /// As many comparisons as it takes to go through this cell: more for long lists.
     pub(super) fn weight(&self) -> u64 {
-        1 + self.intervals() / INTERVALS_PER_COMPARISON
+        1 + self.intervals / INTERVALS_PER_COMPARISON
     }
 
-    /// How long its lists are: intervals beyond one on each axis.
-    pub(super) fn intervals(&self) -> u64 {
-        self.sets.iter().map(|set| set.intervals().len().saturating_sub(1) as u64).sum()
+    /// As many comparisons as one with another cell takes: more where both have much in one place.
+    pub(super) fn effort(&self, other: &Self) -> u64 {
+        if self.intervals + other.intervals < INTERVALS_PER_COMPARISON {
+            return 1;
+        }
+        let pairs = self.sets.iter().zip(&other.sets);
+        1 + pairs.map(|(ours, theirs)| ours.effort(theirs)).sum::<u64>() / INTERVALS_PER_COMPARISON
     }
 
     /// The packets of those kinds among its own.
@@ -73,7 +79,8 @@ impl Cell {
             having.fold(Set::of([]), |all, cell| all.or(&cell.sets[index]))
         };
         let sets = axes.list.iter().enumerate().map(set).collect();
-        let mut around = Self { structure, sets, is_rough: cells.iter().any(|cell| cell.is_rough) };
+        let is_rough = cells.iter().any(|cell| cell.is_rough);
+        let mut around = Self { structure, sets, is_rough, intervals: 0 };
         around.close(axes);
         around
     }
@@ -93,6 +100,7 @@ impl Cell {
             structure: self.structure.and(&other.structure),
             sets: self.sets.iter().zip(&other.sets).map(|(ours, theirs)| ours.and(theirs)).collect(),
             is_rough: self.is_rough || other.is_rough,
+            intervals: 0,
         };
         both.close(axes);
         both
@@ -142,7 +150,7 @@ impl Cell {
         self.within(self.structure.plainest(), axes)
     }
 
-    /// Drops the kinds that the sets leave no packet of, and the values that no kind has.
+    /// Drops the kinds that the sets leave no packet of, and the values that no kind has; counts what is left.
     pub(super) fn close(&mut self, axes: &Axes) {
         for (axis, set) in axes.list.iter().zip(&self.sets) {
             axis.close(&mut self.structure, set);
@@ -154,14 +162,21 @@ impl Cell {
                 *set = axis.admitted(&self.structure, set);
             }
         }
+        self.intervals = self.sets.iter().map(|set| set.intervals().len().saturating_sub(1) as u64).sum();
     }
 
-    /// Which part of `self` is in `other`, roughly: for choosing, not for deciding.
-    pub(super) fn share(&self, other: &Self) -> f64 {
-        let part = |(ours, theirs): (&Set, &Set)| match theirs.contains(ours) {
+    /// How many segments each of its sets has.
+    pub(super) fn sizes(&self) -> Vec<u64> {
+        self.sets.iter().map(Set::len).collect()
+    }
+
+    /// Which part of `self`, whose sets have so many segments, is in `other`, roughly: for choosing, not for
+    /// deciding.
+    pub(super) fn share(&self, sizes: &[u64], other: &Self) -> f64 {
+        let part = |((ours, theirs), size): ((&Set, &Set), &u64)| match theirs.contains(ours) {
             true => 1.0,
-            false => ours.and(theirs).len() as f64 / ours.len().max(1) as f64,
+            false => ours.shared_len(theirs) as f64 / (*size).max(1) as f64,
         };
-        self.sets.iter().zip(&other.sets).map(part).product()
+        self.sets.iter().zip(&other.sets).zip(sizes).map(part).product()
     }
 }

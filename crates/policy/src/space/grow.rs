@@ -66,7 +66,8 @@ pub(super) fn regions_of(
     let mut cells = matches_of(&space.axes, &cells);
     weed(space, &mut cells);
     join(&space.axes, &mut cells);
-    cells.sort_by(|one, other| target.share(other).total_cmp(&target.share(one)));
+    let sizes = target.sizes();
+    cells.sort_by(|one, other| target.share(&sizes, other).total_cmp(&target.share(&sizes, one)));
     if cells.len() > wanted.told || grown.is_open {
         let shown = wanted.told.saturating_sub(1).min(cells.len());
         grown.more = cells.len() - shown;
@@ -81,7 +82,7 @@ pub(super) fn regions_of(
 }
 
 fn with<'c>(covers: &[Cover<'c>], cells: &'c [Cell]) -> Vec<Cover<'c>> {
-    covers.iter().copied().chain(cells.iter().map(|cell| Cover::of(u32::MAX, cell))).collect()
+    covers.iter().copied().chain(cells.iter().map(|cell| Cover { rule: u32::MAX, cell })).collect()
 }
 
 /// The parts of some cells that are one match each, once each.

@@ -62,16 +62,11 @@ pub(super) struct Entry {
     pub(super) rule: u32,
     pub(super) role: Role,
     pub(super) cell: Cell,
-    weight: u64,
 }
 
 impl Entry {
-    fn of(rule: u32, role: Role, cell: Cell) -> Self {
-        Self { rule, role, weight: cell.weight(), cell }
-    }
-
     pub(super) fn cover(&self) -> Cover<'_> {
-        Cover { rule: self.rule, cell: &self.cell, weight: self.weight }
+        Cover { rule: self.rule, cell: &self.cell }
     }
 }
 
@@ -104,21 +99,20 @@ impl Lane {
                 continue;
             }
             let list = if matches!(role, Role::Sniff(_)) { &mut sniffers } else { &mut entries };
-            list.extend(axes.cells(&rule.matches).into_iter().map(|cell| Entry::of(number, role, cell)));
+            list.extend(axes.cells(&rule.matches).into_iter().map(|cell| Entry { rule: number, role, cell }));
         }
         let default = default_of(policy, direction).with_group(group);
         let number = policy.rules.len() as u32;
-        entries.push(Entry::of(number, default, axes.everything()));
+        entries.push(Entry { rule: number, role: default, cell: axes.everything() });
         let cells: Vec<&Cell> = entries.iter().map(|entry| &entry.cell).collect();
         Self { index: Index::of(axes, &cells), entries, sniffers }
     }
 
     /// The parts of rules that overlap a cell, in order.
     pub(super) fn near(&self, space: &Space, cell: &Cell) -> Vec<&Entry> {
-        let near = self.index.near(&space.axes, cell);
-        space.spend(near.len() as u64);
-        let near = near.into_iter().filter_map(|number| self.entries.get(number as usize));
-        near.filter(|entry| entry.cell.overlaps(cell, &space.axes)).collect()
+        let near = self.index.near(&space.axes, cell).into_iter();
+        let near = near.filter_map(|number| self.entries.get(number as usize));
+        near.filter(|entry| space.overlaps(cell, &entry.cell)).collect()
     }
 }
 

@@ -170,7 +170,7 @@ impl Asks<'_> {
                 let copies = copies.filter(|copy| copy.rule < entry.rule).map(|copy| copy.cover());
                 let covers = ours.with(fates(&theirs, entry.rule).chain(copies));
                 let pair = Pair::of(is_old, part.rule, entry.rule, what);
-                self.keep(pair, is_old, &part.cell.and(&entry.cell, &self.space.axes), &covers);
+                self.keep(pair, is_old, &self.space.both(&part.cell, &entry.cell), &covers);
             }
             if self.is_stopped() || entry.cell.contains(&part.cell, &self.space.axes) {
                 break;

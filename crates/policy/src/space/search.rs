@@ -32,14 +32,6 @@ pub(super) struct Space {
 pub(super) struct Cover<'c> {
     pub(super) rule: u32,
     pub(super) cell: &'c Cell,
-    /// As many comparisons as one with this cell takes.
-    pub(super) weight: u64,
-}
-
-impl<'c> Cover<'c> {
-    pub(super) fn of(rule: u32, cell: &'c Cell) -> Self {
-        Self { rule, cell, weight: cell.weight() }
-    }
 }
 
 /// The answer.
@@ -105,13 +97,24 @@ impl Space {
         self.left.set(self.left.get().saturating_sub(comparisons));
     }
 
+    /// Whether two cells overlap, which is counted.
+    pub(super) fn overlaps(&self, one: &Cell, other: &Cell) -> bool {
+        self.spend(one.effort(other));
+        one.overlaps(other, &self.axes)
+    }
+
+    /// What is in both cells, which is counted.
+    pub(super) fn both(&self, one: &Cell, other: &Cell) -> Cell {
+        self.spend(one.effort(other));
+        one.and(other, &self.axes)
+    }
+
     /// Finds packets of `cell` that are in no cover; `takers` is told a set of covers that are enough.
     pub(super) fn free_of(&self, cell: &Cell, covers: &[Cover<'_>], takers: &mut BTreeSet<u32>) -> Free {
         if cell.is_empty() {
             return Free::None;
         }
-        self.spend(covers.len() as u64);
-        let overlapping = covers.iter().filter(|cover| cover.cell.overlaps(cell, &self.axes)).copied();
+        let overlapping = covers.iter().filter(|cover| self.overlaps(cell, cover.cell)).copied();
         let (rough, exact): (Vec<_>, Vec<_>) = overlapping.partition(|cover| cover.cell.is_rough);
         match self.cut(cell, &exact, takers) {
             Free::Cell(_) if cell.is_rough => Free::NotDecided(Undecided::CrossedMasks),
@@ -156,8 +159,8 @@ struct Search<'s, 'c> {
 impl Search<'_, '_> {
     fn all(&mut self, cell: &Cell, takers: &mut BTreeSet<u32>) -> Free {
         if self.covers.len() > PROBED {
-            let weight: u64 = self.covers.iter().map(|cover| cover.weight).sum();
-            self.left = self.left.saturating_sub(PROBE_WEIGHT * weight);
+            let effort: u64 = self.covers.iter().map(|cover| cell.effort(cover.cell)).sum();
+            self.left = self.left.saturating_sub(PROBE_WEIGHT * effort);
             let (narrow, some) = self.least_covered(cell);
             if let Free::Cell(found) = self.run(narrow, some, &mut BTreeSet::new()) {
                 return Free::Cell(found);
@@ -169,13 +172,13 @@ impl Search<'_, '_> {
     fn run(&mut self, cell: Cell, covers: Vec<u32>, takers: &mut BTreeSet<u32>) -> Free {
         let mut open = vec![(cell, covers)];
         while let Some((cell, mut covers)) = open.pop() {
-            let own = cell.weight();
-            let weight: u64 = covers.iter().map(|index| self.cover(*index).weight.max(own)).sum();
-            self.left = self.left.saturating_sub(2 * weight + 1);
+            let effort: u64 = covers.iter().map(|index| cell.effort(self.cover(*index).cell)).sum();
+            self.left = self.left.saturating_sub(2 * effort + cell.weight());
             if self.left == 0 {
                 return Free::NotDecided(Undecided::OneQuestion);
             }
             covers.retain(|index| self.cover(*index).cell.overlaps(&cell, self.axes));
+            let sizes = cell.sizes();
             let mut best: Option<(f64, u32)> = None;
             let mut is_taken = false;
             for index in &covers {
@@ -185,7 +188,7 @@ impl Search<'_, '_> {
                     is_taken = true;
                     break;
                 }
-                let share = cell.share(cover.cell);
+                let share = cell.share(&sizes, cover.cell);
                 if best.is_none_or(|(most, _)| share > most) {
                     best = Some((share, *index));
                 }
@@ -231,18 +234,20 @@ impl Search<'_, '_> {
 
 /// The first of the segments of `set` that the fewest covers have.
 fn least_covered<'c>(set: &Set, covers: impl Iterator<Item = &'c Set>) -> Option<u32> {
-    let mut changes: Vec<(u32, i64)> = Vec::new();
-    for (low, high) in covers.flat_map(Set::intervals) {
+    let hull = set.hull();
+    let mut changes: Vec<(u32, i32)> = Vec::new();
+    for (low, high) in covers.flat_map(|cover| cover.reaching_into(hull)) {
         changes.push((*low, 1));
         changes.push((high.saturating_add(1), -1));
     }
     // Where a run of the set begins the count may be what it was before.
     changes.extend(set.intervals().iter().map(|(low, _)| (*low, 0)));
-    changes.sort_unstable();
+    // The sets are sorted, so this merges them.
+    changes.sort_by_key(|(place, _)| *place);
     let mut count = 0;
-    let mut best: Option<(i64, u32)> = None;
+    let mut best: Option<(i32, u32)> = None;
     for same in changes.chunk_by(|a, b| a.0 == b.0) {
-        count += same.iter().map(|(_, change)| change).sum::<i64>();
+        count += same.iter().map(|(_, change)| change).sum::<i32>();
         let place = same[0].0;
         if best.is_none_or(|(least, _)| count < least) && set.has(place) {
             best = Some((count, place));
@@ -264,11 +269,37 @@ mod tests {
         let space = Space { axes: Axes::of(matches.iter()), left: Counter::new(3) };
         let all = space.axes.everything();
         let cells: Vec<Cell> = matches.iter().flat_map(|matches| space.axes.cells(matches)).collect();
-        let covers: Vec<Cover<'_>> = (0..).zip(&cells).map(|(rule, cell)| Cover::of(rule, cell)).collect();
+        let covers: Vec<Cover<'_>> = (0..).zip(&cells).map(|(rule, cell)| Cover { rule, cell }).collect();
         let found = space.free_of(&all, &covers, &mut BTreeSet::new());
         assert!(matches!(found, Free::NotDecided(Undecided::AllQuestions)), "{found:?}");
         assert!(space.is_spent());
         // What one cover takes whole needs no search.
         assert!(matches!(space.free_of(&cells[0], &covers, &mut BTreeSet::new()), Free::None));
+    }
+
+    /// How many comparisons it takes to find out that three lists of ports and a port alone have nothing in
+    /// common, asked of the first or of the last of them.
+    fn comparisons(length: u16, of_last: bool) -> u64 {
+        let ports = |ports: RangeSet<u16>| Match { dst_port: Some(ports), ..Match::default() };
+        let every_fifth =
+            |from: u16| RangeSet::of((0..length).map(|index| 5 * index + from).map(|at| (at, at)).collect());
+        let matches = [every_fifth(0), every_fifth(1), every_fifth(2), RangeSet::single(8)].map(ports);
+        let space = Space { axes: Axes::of(matches.iter()), left: Counter::new(MAX_COMPARISONS_IN_ALL) };
+        let mut cells: Vec<Cell> = matches.iter().flat_map(|matches| space.axes.cells(matches)).collect();
+        let target = cells.remove(if of_last { 3 } else { 0 });
+        let covers: Vec<Cover<'_>> = (0..).zip(&cells).map(|(rule, cell)| Cover { rule, cell }).collect();
+        assert!(matches!(space.free_of(&target, &covers, &mut BTreeSet::new()), Free::Cell(_)));
+        MAX_COMPARISONS_IN_ALL - space.left.get()
+    }
+
+    #[test]
+    fn what_long_lists_take_is_counted_where_they_are_gone_through() {
+        // Lists that meet nowhere are read to their ends to find that out.
+        let (short, long) = (comparisons(1_000, false), comparisons(10_000, false));
+        assert!(short >= 2 * 2 * 1_000 / 8, "{short}");
+        assert!((9 * short..11 * short).contains(&long), "{short} for 1,000 values, {long} for 10,000");
+        // Of a list only the part that another one reaches.
+        let (short, long) = (comparisons(1_000, true), comparisons(10_000, true));
+        assert!(short == long && long < 10, "{short} for 1,000 values, {long} for 10,000");
     }
 }

@@ -52,7 +52,7 @@ impl Set {
 
     /// How many segments are in it.
     pub(super) fn len(&self) -> u64 {
-        self.intervals().iter().map(|(low, high)| u64::from(high - low) + 1).sum()
+        self.intervals().iter().copied().map(length).sum()
     }
 
     pub(super) fn has(&self, segment: u32) -> bool {
@@ -64,9 +64,9 @@ impl Set {
         if let (Self::One(a), Self::One(b)) = (self, other) {
             return a.0 <= b.1 && b.0 <= a.1;
         }
-        let (few, many) = self.fewer_first(other);
-        few.iter()
-            .any(|(low, high)| many[first_reaching(many, *low)..].first().is_some_and(|next| next.0 <= *high))
+        let (few, many) = self.near(other);
+        let mut many = Walk { rest: many };
+        few.iter().any(|(low, high)| many.reaching(*low).first().is_some_and(|next| next.0 <= *high))
     }
 
     /// Whether all of `other` is in `self`.
@@ -75,40 +75,71 @@ impl Set {
         if let (Self::One(a), Self::One(b)) = (self, other) {
             return a.0 <= b.0 && b.1 <= a.1;
         }
-        let ours = self.intervals();
+        let (ours, theirs) = (self.hull(), other.hull());
+        let is_around = ours.0 <= theirs.0 && theirs.1 <= ours.1;
+        if !is_around || matches!(self, Self::One(_)) {
+            return is_around || other.is_empty();
+        }
+        let mut ours = Walk { rest: self.intervals() };
         let holds = |(low, high): &Interval| {
-            ours[first_reaching(ours, *low)..].first().is_some_and(|next| next.0 <= *low && *high <= next.1)
+            ours.reaching(*low).first().is_some_and(|next| next.0 <= *low && *high <= next.1)
         };
         other.intervals().iter().all(holds)
     }
 
     #[inline]
     pub(super) fn and(&self, other: &Self) -> Self {
-        if let (Self::One(a), Self::One(b)) = (self, other) {
-            let both = (a.0.max(b.0), a.1.min(b.1));
-            return if both.0 <= both.1 { Self::One(both) } else { Self::of([]) };
+        match (self, other) {
+            (Self::One(a), Self::One(b)) => {
+                let both = (a.0.max(b.0), a.1.min(b.1));
+                if both.0 <= both.1 { Self::One(both) } else { Self::of([]) }
+            }
+            // What lies in one interval whole is not gone through.
+            (Self::One(_), part) if self.contains(part) => part.clone(),
+            (part, Self::One(_)) if other.contains(part) => part.clone(),
+            _ => Self::of(self.common(other)),
         }
-        let (few, many) = self.fewer_first(other);
-        let common = few.iter().flat_map(|(low, high)| {
-            let reaching = many[first_reaching(many, *low)..].iter();
+    }
+
+    /// How many segments are in both.
+    pub(super) fn shared_len(&self, other: &Self) -> u64 {
+        self.common(other).map(length).sum()
+    }
+
+    /// What is in both, cut where either is cut.
+    fn common<'s>(&'s self, other: &'s Self) -> impl Iterator<Item = Interval> + 's {
+        let (few, many) = self.near(other);
+        let mut many = Walk { rest: many };
+        few.iter().flat_map(move |(low, high)| {
+            let reaching = many.reaching(*low).iter();
             reaching.take_while(|next| next.0 <= *high).map(|next| (next.0.max(*low), next.1.min(*high)))
-        });
-        Self::of(common)
+        })
+    }
+
+    /// How many intervals, beyond one of each, are gone through to compare two sets.
+    #[inline]
+    pub(super) fn effort(&self, other: &Self) -> u64 {
+        if let (Self::One(_), Self::One(_)) = (self, other) {
+            return 0;
+        }
+        let (few, many) = self.near(other);
+        (few.len().saturating_sub(1) + many.len().saturating_sub(1)) as u64
     }
 
     pub(super) fn or(&self, other: &Self) -> Self {
         let mut all: Vec<Interval> = self.intervals().iter().chain(other.intervals()).copied().collect();
-        all.sort_unstable();
+        // Two sorted runs are merged.
+        all.sort();
         Self::of(all)
     }
 
     pub(super) fn minus(&self, other: &Self) -> Self {
-        let theirs = other.intervals();
+        let mut theirs = Walk { rest: other.intervals() };
         let mut left = Vec::new();
         for (low, high) in self.intervals() {
             let mut next = *low;
             let mut rest = true;
-            for taken in theirs[first_reaching(theirs, *low)..].iter().take_while(|taken| taken.0 <= *high) {
+            for taken in theirs.reaching(*low).iter().take_while(|taken| taken.0 <= *high) {
                 if next < taken.0 {
                     left.push((next, taken.0 - 1));
                 }
@@ -122,18 +153,46 @@ impl Set {
         Self::of(left)
     }
 
-    fn fewer_first<'s>(&'s self, other: &'s Self) -> (&'s [Interval], &'s [Interval]) {
-        let (ours, theirs) = (self.intervals(), other.intervals());
+    /// The intervals of each that reach to where the other is, the fewer first.
+    #[inline]
+    fn near<'s>(&'s self, other: &'s Self) -> (&'s [Interval], &'s [Interval]) {
+        let (ours, theirs) = (self.reaching_into(other.hull()), other.reaching_into(self.hull()));
         if ours.len() <= theirs.len() { (ours, theirs) } else { (theirs, ours) }
+    }
+
+    /// The intervals that some segment between these two is in.
+    pub(super) fn reaching_into(&self, (low, high): Interval) -> &[Interval] {
+        let all = self.intervals();
+        let to = all.partition_point(|interval| interval.0 <= high);
+        let from = all[..to].partition_point(|interval| interval.1 < low);
+        &all[from..to]
     }
 }
 
-/// The index of the first interval that ends at `low` or later.
-#[inline]
-fn first_reaching(intervals: &[Interval], low: u32) -> usize {
-    match intervals {
-        [one] => usize::from(one.1 < low),
-        _ => intervals.partition_point(|interval| interval.1 < low),
+/// How many segments are in an interval.
+fn length((low, high): Interval) -> u64 {
+    u64::from(high - low) + 1
+}
+
+/// Goes through sorted intervals, past those that are not asked for.
+struct Walk<'s> {
+    rest: &'s [Interval],
+}
+
+impl<'s> Walk<'s> {
+    /// All from the first on that ends at `low` or later; no `low` may be less than the one before. Costs the
+    /// logarithm of how many are passed, so that to walk through two lists costs no more than to read them.
+    #[inline]
+    fn reaching(&mut self, low: u32) -> &'s [Interval] {
+        let is_passed = |interval: &Interval| interval.1 < low;
+        let mut step = 1;
+        while self.rest.get(step - 1).is_some_and(is_passed) {
+            self.rest = &self.rest[step..];
+            step = (2 * step).min(self.rest.len().max(1));
+        }
+        let near = &self.rest[..self.rest.len().min(step)];
+        self.rest = &self.rest[near.partition_point(is_passed)..];
+        self.rest
     }
 }
 
@@ -163,6 +222,8 @@ mod tests {
             prop_assert_eq!(a.contains(&b), both.len() == theirs.len());
             prop_assert_eq!(a.len(), ours.len() as u64);
             prop_assert_eq!(a.and(&b).is_empty(), both.is_empty());
+            prop_assert_eq!(a.shared_len(&b), both.len() as u64);
+            prop_assert!(a.effort(&b) <= (a.intervals().len() + b.intervals().len()) as u64);
             // The same set is the same value.
             prop_assert_eq!(&a.minus(&b).or(&a.and(&b)), &a);
         }

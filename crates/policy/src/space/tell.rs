@@ -118,7 +118,7 @@ impl<'a> Telling<'a> {
 
     /// Whether a region's lists may be told, which is then counted.
     fn has_room_for(&mut self, cell: &Cell) -> bool {
-        let values = self.values + cell.intervals();
+        let values = self.values + cell.intervals;
         let has_room = values <= MAX_TOLD_VALUES;
         if has_room {
             self.values = values;
