@@ -300,10 +300,13 @@ fn without_limits(policy: &policy::Policy, profile: &DeviceProfile) -> Option<Pr
     policy::compile(policy, &roomy, WORKERS).ok()
 }
 
-/// How many priorities it takes if six masks that several flows have fit into one.
+/// How many priorities it takes if six masks that several flows have fit into one, and what comes after all others
+/// has one of its own.
 fn priorities(program: &Program) -> usize {
     let mut masks: BTreeMap<(u16, FlowKind), BTreeMap<String, usize>> = BTreeMap::new();
-    for flow in &program.flows {
+    let (late, others): (Vec<&Flow>, Vec<&Flow>) =
+        program.flows.iter().partition(|flow| is_for_multicast_only(flow));
+    for flow in others {
         let own = masks.entry((flow.priority, flow.kind)).or_default();
         *own.entry(format!("{:?}", flow.shape())).or_default() += 1;
     }
@@ -313,7 +316,7 @@ fn priorities(program: &Program) -> usize {
         let most = needed.entry(priority).or_default();
         *most = (*most).max(groups);
     }
-    needed.values().sum()
+    needed.values().sum::<usize>() + usize::from(!late.is_empty())
 }
 
 #[test]
