@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use policy::{Flow, FlowKind, Program, Spec};
+use policy::Program;
 
 use crate::plan::rule_name;
 
@@ -13,7 +13,7 @@ const NAMES_MAX: usize = 3;
 /// What such a device makes of `program`; `None` if it has no flow that matches multicast only.
 pub(crate) fn remark(program: &Program) -> Option<String> {
     let rules: BTreeSet<_> =
-        program.flows.iter().filter(|flow| only_multicast(flow)).map(|flow| flow.rule).collect();
+        program.flows.iter().filter(|flow| flow.is_multicast_only()).map(|flow| flow.rule).collect();
     if rules.is_empty() {
         return None;
     }
@@ -24,21 +24,8 @@ pub(crate) fn remark(program: &Program) -> Option<String> {
         more => format!(" and {more} more"),
     };
     Some(format!(
-        "rules that match multicast only come after all others on this device, whatever their place, and a \
-         reload that changes one may be refused (EEXIST): {}{more}",
+        "rules that match multicast only come after all others on this device, whatever their place, and no \
+         reload can keep one that steers (EEXIST): {}{more}",
         names.join(", ")
     ))
-}
-
-/// As the kernel asks (drivers/infiniband/hw/mlx5/fs.c, flow_is_multicast_only): the first spec alone,
-/// of an Ethernet address value and mask, of an IPv4 address the value.
-fn only_multicast(flow: &Flow) -> bool {
-    if flow.kind != FlowKind::Normal {
-        return false;
-    }
-    match flow.specs.first() {
-        Some(Spec::Ethernet { value, mask }) => value.dst_mac.is_multicast() && mask.dst_mac.is_multicast(),
-        Some(Spec::Ipv4 { value, .. }) => value.dst.is_multicast(),
-        _ => false,
-    }
 }

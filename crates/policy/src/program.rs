@@ -201,6 +201,22 @@ impl Flow {
     pub fn shape(&self) -> (FlowKind, usize, Vec<Spec>) {
         (self.kind, self.inner_from, self.specs.iter().map(Spec::shape).collect())
     }
+
+    /// Whether it takes packets and matches multicast only, as an mlx5 asks (kernel fs.c, `flow_is_multicast_only`):
+    /// by the first spec alone, of an Ethernet address value and mask, of an IPv4 address the value; not by one about
+    /// the packet inside.
+    #[must_use]
+    pub fn is_multicast_only(&self) -> bool {
+        let is_multicast = match self.specs.first() {
+            _ if self.inner_from == 0 => false,
+            Some(Spec::Ethernet { value, mask }) => {
+                value.dst_mac.is_multicast() && mask.dst_mac.is_multicast()
+            }
+            Some(Spec::Ipv4 { value, .. }) => value.dst.is_multicast(),
+            _ => false,
+        };
+        is_multicast && matches!(self.kind, FlowKind::Normal | FlowKind::Egress)
+    }
 }
 
 /// What becomes of a packet.

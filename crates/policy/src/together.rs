@@ -92,21 +92,9 @@ fn singles(table: PriorityTable) -> u32 {
     table.entries.saturating_sub(table.groups * table.group_entries)
 }
 
+/// Copies stand with the others of their priority.
 fn late(program: &Program) -> impl Iterator<Item = &Flow> {
-    program.flows.iter().filter(|flow| is_multicast_only(flow))
-}
-
-/// As the kernel asks (drivers/infiniband/hw/mlx5/fs.c, `flow_is_multicast_only`): the first spec alone, of an Ethernet
-/// address value and mask, of an IPv4 address the value. Copies stand with the others of their priority.
-fn is_multicast_only(flow: &Flow) -> bool {
-    if !matches!(flow.kind, FlowKind::Normal | FlowKind::Egress) {
-        return false;
-    }
-    match flow.specs.first() {
-        Some(Spec::Ethernet { value, mask }) => value.dst_mac.is_multicast() && mask.dst_mac.is_multicast(),
-        Some(Spec::Ipv4 { value, .. }) => value.dst.is_multicast(),
-        _ => false,
-    }
+    program.flows.iter().filter(|flow| flow.is_multicast_only())
 }
 
 fn name<'p>(program: &'p Program, flow: &Flow) -> &'p str {
@@ -143,7 +131,9 @@ mod tests {
         assert_eq!(together(&dropped, &dropped, &mlx5), None, "nothing tells them apart");
         let unicast = of("dst = '192.0.2.1'", STEER);
         let by_address = of("dst = '224.0.0.0/4'", STEER);
-        for (before, after) in [(&unicast, &all), (&all, &unicast), (&by_address, &by_address)] {
+        let inside = of("inner = { dst_mac = 'multicast' }", STEER);
+        let fine = [(&unicast, &all), (&all, &unicast), (&by_address, &by_address), (&inside, &inside)];
+        for (before, after) in fine {
             assert_eq!(together(before, after, &mlx5), None);
         }
     }
