@@ -40,3 +40,11 @@ fn flows_on_multicast_alone_share_one_priority() {
     assert!(refused.contains("no room for all flows on multicast alone"), "{refused}");
     assert!(refused.contains("ENOSPC"), "{refused}");
 }
+
+/// All packets of the protocol and those with ports are one match there: a second flow would take each once more.
+#[test]
+fn variants_that_are_one_match_are_one_flow() {
+    let udp = rule(0, "dst_mac = 'multicast', protocol = 'udp'", "action = { steer = 'g' }");
+    let flows = |device: &DeviceProfile| compile(&udp, device).expect("it fits").flows.len();
+    assert_eq!((flows(&DeviceProfile::mlx5()), flows(&DeviceProfile::ideal())), (2, 4));
+}

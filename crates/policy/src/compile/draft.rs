@@ -3,7 +3,7 @@
 
 mod limits;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use crate::diagnostics::Place;
 use crate::ids::{ClassId, GroupId, QueueId, RuleId};
@@ -217,7 +217,8 @@ impl<'p> Draft<'p> {
         })
     }
 
-    /// The packed flows in their order, and the one that hears all.
+    /// The packed flows in their order, and the one that hears all. Variants of a rule for which a device has but one
+    /// match are one flow, the first: a second would come to nothing, or take each packet once more.
     fn flows(
         &self,
         packed: &Packed,
@@ -226,7 +227,8 @@ impl<'p> Draft<'p> {
     ) -> Vec<Flow> {
         let reading = emit::Reading::of(self.plan.profile);
         let mut flows = Vec::with_capacity(packed.flows.len() + 1);
-        flows.extend(packed.flows.iter().map(|(index, priority)| {
+        let mut told = HashSet::new();
+        flows.extend(packed.flows.iter().filter_map(|(index, priority)| {
             let Candidate { cube, rule, action, traps } = &self.candidates[*index];
             let action = match (self.actions[*action as usize], class_of[*rule]) {
                 (DraftAction::Steer(queue), Some(class)) => {
@@ -241,8 +243,11 @@ impl<'p> Draft<'p> {
                 (_, false) => FlowKind::Copy,
             };
             let emit::Chain { specs, inner_from } = emit::chain(cube, reading);
+            if reading.is_ambiguous() && !told.insert((*rule, kind, specs.clone(), inner_from)) {
+                return None;
+            }
             let (rule, priority) = (RuleId::of(*rule), hardware_priority(*priority));
-            Flow { rule, priority, kind, specs, inner_from, action }
+            Some(Flow { rule, priority, kind, specs, inner_from, action })
         }));
         if let Some((rule, queue)) = self.sniffer
             && let (Some(queue), Some(class)) = (queue_of[queue.index()], class_of[rule])

@@ -44,6 +44,11 @@ impl Reading {
         }
     }
 
+    /// Whether two cubes may come to the same specs.
+    pub(super) fn is_ambiguous(self) -> bool {
+        self.ports_by_mask
+    }
+
     /// Whether there is a TCP or UDP spec of the outer packet, or of the one inside.
     fn tells_transport(self, cube: &Cube, at: &dyn Fn(Field) -> Field) -> bool {
         let has = |field| cube.has(at(field));
