@@ -2,7 +2,7 @@
 //! `capacity` counts: flows on multicast alone, where a device keeps those of all priorities in one table. Asked by
 //! `report`, and by `steerd` before a reload; compiles and changes nothing.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::compile::Obstacle;
 use crate::profile::{DeviceProfile, Errno, Limit, PriorityTable};
@@ -49,9 +49,13 @@ pub fn together(before: &Program, after: &Program, profile: &DeviceProfile) -> O
     })
 }
 
+/// What a table has once.
+fn key(flow: &Flow) -> (FlowKind, usize, &[Spec]) {
+    (flow.kind, flow.inner_from, &flow.specs)
+}
+
 /// A flow of `after` whose match `before` has, too, for something else. Tags never agree: each program has its own.
 fn same_match<'p>(before: &Program, after: &'p Program) -> Option<&'p Flow> {
-    let key = |flow: &Flow| (flow.kind, flow.inner_from, flow.specs.clone());
     let known: HashMap<_, FlowAction> = late(before).map(|flow| (key(flow), flow.action)).collect();
     let is_same = |old: FlowAction, new: FlowAction| old == new && !matches!(new, FlowAction::Steer { .. });
     late(after).find(|flow| known.get(&key(flow)).is_some_and(|old| !is_same(*old, flow.action)))
@@ -68,7 +72,7 @@ struct Table {
     alone: u32,
 }
 
-/// The first flow of `after` that the tables, one for each direction, have no room for.
+/// The first flow of `after` that the tables, one for each direction, have no room for; what both have is there once.
 fn overflow<'p>(before: &Program, after: &'p Program, limits: PriorityTable) -> Option<&'p Flow> {
     let mut tables: BTreeMap<FlowKind, Table> = BTreeMap::new();
     let mut has_room = |flow: &Flow| {
@@ -84,7 +88,8 @@ fn overflow<'p>(before: &Program, after: &'p Program, limits: PriorityTable) -> 
     late(before).for_each(|flow| {
         has_room(flow);
     });
-    late(after).find(|flow| !has_room(flow))
+    let known: HashSet<_> = late(before).map(key).collect();
+    late(after).find(|flow| !known.contains(&key(flow)) && !has_room(flow))
 }
 
 /// Flows that stand beside the groups.
@@ -150,6 +155,7 @@ mod tests {
         };
         // One mask: two groups of two flows, and four flows beside them.
         assert_eq!(together(&dropping(0..4), &dropping(4..8), &device), None);
+        assert_eq!(together(&dropping(0..8), &dropping(0..8), &device), None, "they are the same");
         let obstacle = together(&dropping(0..4), &dropping(4..9), &device).expect("the ninth");
         assert_eq!((obstacle.errno, obstacle.rule), (Some(Errno::Enospc), Some(4)), "{obstacle:?}");
     }
