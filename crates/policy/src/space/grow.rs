@@ -13,6 +13,9 @@ use super::search::{Cover, Free, Space};
 /// With more cells than this it is not looked for those that others make needless.
 const MAX_WEEDED: usize = 32;
 
+/// To join two cells takes as long as so many comparisons.
+const JOIN_WEIGHT: u64 = 8;
+
 /// How many cells are wanted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
@@ -65,7 +68,7 @@ pub(super) fn regions_of(
     grown.is_open |= matches!(next, Free::NotDecided(_));
     let mut cells = matches_of(&space.axes, &cells);
     weed(space, &mut cells);
-    join(&space.axes, &mut cells);
+    join(space, &mut cells);
     let sizes = target.sizes();
     cells.sort_by(|one, other| target.share(&sizes, other).total_cmp(&target.share(&sizes, one)));
     if cells.len() > wanted.told || grown.is_open {
@@ -93,14 +96,18 @@ fn matches_of(axes: &Axes, cells: &[Cell]) -> Vec<Cell> {
 }
 
 /// Joins those that are told no worse together.
-fn join(axes: &Axes, cells: &mut Vec<Cell>) {
+fn join(space: &Space, cells: &mut Vec<Cell>) {
     if cells.len() > MAX_WEEDED {
         return;
     }
     let mut place = 0;
     while let Some(one) = cells.get(place) {
         let mut others = (place + 1..cells.len()).rev();
-        let joined = others.find_map(|other| Some((other, region::joined(axes, one, &cells[other])?)));
+        let joined = others.find_map(|other| {
+            space.spend(JOIN_WEIGHT * (one.weight() + cells[other].weight()));
+            let both = (!space.is_spent()).then(|| region::joined(&space.axes, one, &cells[other]));
+            Some((other, both.flatten()?))
+        });
         match joined {
             Some((other, both)) => {
                 cells[place] = both;
