@@ -156,7 +156,7 @@ impl Claims {
             return true;
         }
         let (own, others) = (&one.expansion.cubes, &other.expansion.cubes);
-        let met = own.iter().position(|cube| others.iter().any(|other| cube.overlaps(other)));
+        let met = one.first_meeting(other);
         self.count(met.map_or(own.len(), |place| place + 1) * others.len());
         met.is_some()
     }

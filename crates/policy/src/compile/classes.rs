@@ -82,9 +82,14 @@ impl Expanded {
 
     /// Whether some packet may be in the cubes of both.
     pub(super) fn meets(&self, other: &Self) -> bool {
+        self.agrees_with(other)
+            && (self.pairs_with(other) > MAX_COMPARISONS || self.first_meeting(other).is_some())
+    }
+
+    /// The place of the first of its cubes that shares packets with one of the other's.
+    pub(super) fn first_meeting(&self, other: &Self) -> Option<usize> {
         let (own, others) = (&self.expansion.cubes, &other.expansion.cubes);
-        let some_meet = || own.iter().any(|cube| others.iter().any(|other| cube.overlaps(other)));
-        self.agrees_with(other) && (self.pairs_with(other) > MAX_COMPARISONS || some_meet())
+        own.iter().position(|cube| others.iter().any(|other| cube.overlaps(other)))
     }
 
     fn outcome(&self, index: usize) -> Outcome {
