@@ -19,7 +19,7 @@ TOOLS := $(CURDIR)/target/tools
 export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak conformance releases install-door lint bench audit fuzz asan miri loom \
+.PHONY: help run test check soak soak-daemon conformance releases install-door lint bench audit fuzz asan miri loom \
   build-packages test-packages promtool cargo-deny cargo-fuzz
 
 help: ## list the targets
@@ -32,12 +32,19 @@ run: build-packages ## build, then steer generated traffic on the soft NIC: no N
 test: build-packages test-packages promtool ## every test; with STEERD_CORPORA=DIR those that need the captures and rule sets too
 	$(CARGO) test --workspace --locked
 
+check: build-packages ## the fast lane: format, clippy and unit tests of the packages that differ from BASE and of their users
+	CARGO=$(CARGO) .ci/check
+
 # Property tests draw the same cases everywhere, so that a run fails for nothing but the change.
 PROPTEST_RNG_SEED ?= 1
 test asan miri: export PROPTEST_RNG_SEED := $(PROPTEST_RNG_SEED)
 
 soak: build-packages ## all property tests with ever new seeds and PROPTEST_CASES (20000) cases, for SOAK_SECONDS (3600) or until one fails
 	CARGO=$(CARGO) .ci/soak
+
+soak-daemon: build-packages ## the daemon under traffic, reloads, scrapes, idle clients and SIGSTOP, for SOAK_SECONDS (600)
+	$(CARGO) build --release --locked --package steerd
+	.ci/soak-daemon target/release/steerd
 
 conformance: build-packages ## rdma-core's own tests, ibverbs-utils and perftest on the soft NIC (ROWS='part of a name'); our own suite on STEERD_TEST_DEVICE
 	$(call install,$(CONFORMANCE_PACKAGES))
