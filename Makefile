@@ -107,11 +107,11 @@ asan: build-packages ## the tests of the crates with unsafe code, under the addr
 	CARGO_TARGET_DIR=target/asan RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 \
 	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p softnic
 
-miri: build-packages ## what Miri can run of packet, policy, hugemem, verbs and softnic
+miri: build-packages ## what Miri can run of packet, program, hugemem, verbs and softnic
 	@$(miri_ready) || exit 0; set -x; \
 	export CARGO_TARGET_DIR=target/miri MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2; \
 	$(CARGO) +nightly miri test --locked -p packet --lib -- --skip every_truncation --skip comes_out_zero && \
-	$(CARGO) +nightly miri test --locked -p policy --lib -- ranges:: byte_set:: tag:: --skip no_cover && \
+	$(CARGO) +nightly miri test --locked -p program --lib -- ranges:: byte_set:: tag:: --skip no_cover && \
 	$(CARGO) +nightly miri test --locked -p hugemem --lib -- free_list:: page_kind:: --skip number_of_blocks && \
 	$(CARGO) +nightly miri test --locked -p verbs --lib && \
 	$(CARGO) +nightly miri test --locked -p softnic --lib -- \

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use libfuzzer_sys::arbitrary::Unstructured;
 use libfuzzer_sys::fuzz_target;
 use policy::space::{Region, analyse, diff};
-use policy::{NoFiles, Policy, Predicate, Source};
+use policy::{NoFiles, Policy, Source};
+use program::Predicate;
 
 /// The longest that policies of so few rules may take, sanitizers and a busy machine included.
 const SPACE_TIME: Duration = Duration::from_secs(20);

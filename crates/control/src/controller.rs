@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use policy::{Band, ClassTag, Flow, FlowAction, FlowKind, Program, WorkerId};
+use program::{Band, ClassTag, Flow, FlowAction, FlowKind, Program, WorkerId};
 use verbs::{HashConfig, HashFields, WorkQueue};
 
 use crate::counters::{CounterBook, DropTotals};

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use policy::MAX_RULES;
+use program::MAX_RULES;
 use verbs::CounterValues;
 
 use crate::{Installer, Refusal};

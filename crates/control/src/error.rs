@@ -1,7 +1,7 @@
 //! What can go wrong between a program and a device. Every message is one line that an operator can
 //! act on: which rule, what the device said, in words, and what to do.
 
-use policy::WorkerId;
+use program::WorkerId;
 
 use crate::errno;
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use policy::{Flow as PolicyFlow, FlowAction, FlowKind as PolicyKind, WorkerId};
+use program::{Flow as PolicyFlow, FlowAction, FlowKind as PolicyKind, WorkerId};
 use verbs::{
     CounterValues, Counters, Domain, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, FlowTarget, HashConfig,
     IndirectionTable, PortNumber, ProtectionDomain, RssQueuePair, WorkQueue,

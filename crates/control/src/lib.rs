@@ -23,6 +23,6 @@ pub use device::{Device, DeviceSelector, DeviceSummary, Limits};
 pub use error::{Error, Refusal};
 pub use installer::{FlowRequest, Installer, VerbsInstaller};
 pub use plan::{Plan, Step, plan};
-pub use policy::Band;
+pub use program::Band;
 pub use translate::SpecChain;
 pub use verbs::{AsyncEvent, EventKind, EventSource};

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use policy::Program;
+use program::Program;
 
 use crate::plan::rule_name;
 

@@ -16,7 +16,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use policy::{Flow, FlowAction, FlowKind, Program, QueueId, RuleId, WorkerId};
+use program::{Flow, FlowAction, FlowKind, Program, QueueId, RuleId, WorkerId};
 
 use crate::translate::SpecChain;
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use policy::{Band, Program, QueueId, RuleId};
+use program::{Band, Program, QueueId, RuleId};
 use verbs::{HashConfig, HashFields};
 
 use crate::controller::{Controller, Publish};

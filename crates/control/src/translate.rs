@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use policy::{FlowKind, Spec};
+use program::{FlowKind, Spec};
 use verbs::FlowSpec;
 
 /// The verbs' spec for a policy's. IPv4 takes the plain spec unless a field needs the extended one,
@@ -11,7 +11,7 @@ pub(crate) fn flow_spec(spec: &Spec) -> FlowSpec {
     match *spec {
         Spec::Ethernet { value, mask } => FlowSpec::Ethernet { value: ethernet(value), mask: ethernet(mask) },
         Spec::Ipv4 { value, mask } if (mask.proto | mask.tos | mask.ttl | mask.flags) == 0 => {
-            let plain = |m: policy::Ipv4Match| verbs::Ipv4Match { src: m.src.into(), dst: m.dst.into() };
+            let plain = |m: program::Ipv4Match| verbs::Ipv4Match { src: m.src.into(), dst: m.dst.into() };
             FlowSpec::Ipv4 { value: plain(value), mask: plain(mask) }
         }
         Spec::Ipv4 { value, mask } => FlowSpec::Ipv4Ext { value: ipv4_ext(value), mask: ipv4_ext(mask) },
@@ -19,15 +19,15 @@ pub(crate) fn flow_spec(spec: &Spec) -> FlowSpec {
         Spec::Tcp { value, mask } => FlowSpec::Tcp { value: ports(value), mask: ports(mask) },
         Spec::Udp { value, mask } => FlowSpec::Udp { value: ports(value), mask: ports(mask) },
         Spec::Esp { value, mask } => {
-            let esp = |m: policy::EspMatch| verbs::EspMatch { spi: m.spi, seq: m.seq };
+            let esp = |m: program::EspMatch| verbs::EspMatch { spi: m.spi, seq: m.seq };
             FlowSpec::Esp { value: esp(value), mask: esp(mask) }
         }
         Spec::Vxlan { value, mask } => {
-            let vxlan = |m: policy::VxlanMatch| verbs::VxlanMatch { vni: m.vni };
+            let vxlan = |m: program::VxlanMatch| verbs::VxlanMatch { vni: m.vni };
             FlowSpec::VxlanTunnel { value: vxlan(value), mask: vxlan(mask) }
         }
         Spec::Gre { value, mask } => {
-            let gre = |m: policy::GreMatch| verbs::GreMatch {
+            let gre = |m: program::GreMatch| verbs::GreMatch {
                 c_ks_res0_ver: m.c_ks_res0_ver,
                 protocol: m.protocol,
                 key: m.key,
@@ -35,7 +35,7 @@ pub(crate) fn flow_spec(spec: &Spec) -> FlowSpec {
             FlowSpec::Gre { value: gre(value), mask: gre(mask) }
         }
         Spec::Mpls { value, mask } => {
-            let mpls = |m: policy::MplsMatch| verbs::MplsMatch { label: m.label };
+            let mpls = |m: program::MplsMatch| verbs::MplsMatch { label: m.label };
             FlowSpec::Mpls { value: mpls(value), mask: mpls(mask) }
         }
     }
@@ -47,7 +47,7 @@ fn ip_flags(header: u8) -> u8 {
     header & 2 | (header & 1) << 2 | (header & 4) >> 2
 }
 
-fn ethernet(m: policy::EthernetMatch) -> verbs::EthernetMatch {
+fn ethernet(m: program::EthernetMatch) -> verbs::EthernetMatch {
     verbs::EthernetMatch {
         dst_mac: m.dst_mac.0,
         src_mac: m.src_mac.0,
@@ -56,7 +56,7 @@ fn ethernet(m: policy::EthernetMatch) -> verbs::EthernetMatch {
     }
 }
 
-fn ipv4_ext(m: policy::Ipv4Match) -> verbs::Ipv4ExtMatch {
+fn ipv4_ext(m: program::Ipv4Match) -> verbs::Ipv4ExtMatch {
     verbs::Ipv4ExtMatch {
         src: m.src.into(),
         dst: m.dst.into(),
@@ -67,7 +67,7 @@ fn ipv4_ext(m: policy::Ipv4Match) -> verbs::Ipv4ExtMatch {
     }
 }
 
-fn ipv6(m: policy::Ipv6Match) -> verbs::Ipv6Match {
+fn ipv6(m: program::Ipv6Match) -> verbs::Ipv6Match {
     verbs::Ipv6Match {
         src: m.src.octets(),
         dst: m.dst.octets(),
@@ -78,7 +78,7 @@ fn ipv6(m: policy::Ipv6Match) -> verbs::Ipv6Match {
     }
 }
 
-fn ports(m: policy::PortMatch) -> verbs::PortMatch {
+fn ports(m: program::PortMatch) -> verbs::PortMatch {
     verbs::PortMatch { src_port: m.src_port, dst_port: m.dst_port }
 }
 
@@ -180,8 +180,8 @@ fn word(f: &mut Formatter<'_>, name: &str, value: u32, mask: u32) -> fmt::Result
 fn write_ports(
     f: &mut Formatter<'_>,
     name: &str,
-    v: &policy::PortMatch,
-    m: &policy::PortMatch,
+    v: &program::PortMatch,
+    m: &program::PortMatch,
 ) -> fmt::Result {
     f.write_str(name)?;
     port(f, "src_port", v.src_port, m.src_port)?;
@@ -232,7 +232,7 @@ fn field<T: Display>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use policy::{EthernetMatch, Ipv4Match, PortMatch};
+    use program::{EthernetMatch, Ipv4Match, PortMatch};
 
     #[test]
     fn a_chain_reads_as_one_line() {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use control::{Band, Error};
 use packet::FlowKey;
-use policy::{ClassTag, FlowAction, Program, WorkerId};
+use program::{ClassTag, FlowAction, Program, WorkerId};
 use proptest::prelude::*;
 use support::*;
 
@@ -262,7 +262,7 @@ fn a_rules_counter_is_read_once_before_its_last_flow_goes_and_not_for_each() {
     ]);
     let mut many = (*many).clone();
     let drop = many.flows[0].clone();
-    many.flows.extend((2..50).map(|priority| policy::Flow { priority: priority % 16, ..drop.clone() }));
+    many.flows.extend((2..50).map(|priority| program::Flow { priority: priority % 16, ..drop.clone() }));
     install(&mut controller, &state, &Arc::new(many), false).expect("nothing fails");
     install(&mut controller, &state, &program(&[]), false).expect("nothing fails");
     assert_eq!(controller.drop_counters()[0].packets, 2 * 49);

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use control::{Controller, DropTotals, Error, Limits, plan};
-use policy::WorkerId;
+use program::WorkerId;
 use support::*;
 
 fn line(name: &'static str, matches: Match, steer: Option<usize>) -> Line {

@@ -4,13 +4,11 @@
 
 use std::collections::HashSet;
 
+use program::{Errno, Flow, FlowAction, FlowKind, Program, Spec, WorkerId};
 use serde::Serialize;
 
 use crate::compile::{ByMask, Obstacle};
-use crate::ids::WorkerId;
-use crate::profile::{DeviceProfile, Errno, Limit};
-use crate::program::{Flow, FlowAction, FlowKind, Program};
-use crate::spec::Spec;
+use crate::profile::{DeviceProfile, Limit};
 
 /// A program against a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -129,7 +127,7 @@ impl Capacity {
         let priorities = u64::from(profile.priorities_per_program());
         let specs = program.flows.iter().map(|flow| flow.specs.len() + actions(flow)).max().unwrap_or(0);
         let longest = program.queues.iter().map(|queue| queue.table.len()).max().unwrap_or(0);
-        let tags = if profile.has_tags() { crate::CLASSES_MAX } else { 1 };
+        let tags = if profile.has_tags() { program::CLASSES_MAX } else { 1 };
         let rows = vec![
             own(Limit::Priorities, "priorities", u64::from(program.priorities_used), Some(priorities)),
             row(Limit::Flows, "flows", &|program| program.flows.len(), wide(profile.max_flows)),

@@ -4,14 +4,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use program::{Decide, Feature, FlowAction, GroupId, Placement, Program, RuleId, Verdict};
 use serde::Serialize;
 
 use crate::compile::{Covers, Taken, attempt};
 use crate::diagnostics::{Diagnostic, MAX_DIAGNOSTICS};
-use crate::ids::{GroupId, RuleId};
 use crate::policy::Policy;
-use crate::profile::{DeviceProfile, Feature};
-use crate::program::{Decide, FlowAction, Placement, Program, Verdict};
+use crate::profile::DeviceProfile;
 
 /// The findings.
 #[derive(Clone, Debug, Serialize)]

@@ -8,55 +8,33 @@
 use std::path::Path;
 use std::sync::Arc;
 
-mod byte_set;
 mod capacity;
 mod check;
 mod compile;
 mod diagnostics;
-mod explain;
-mod ids;
 pub mod import;
 mod parse;
 pub mod policy;
-mod predicate;
-mod print;
 mod profile;
-mod program;
-mod ranges;
 mod report;
 mod schema;
 mod source;
 pub mod space;
-mod spec;
-mod tag;
 mod together;
 
-pub use byte_set::ByteSet;
 pub use capacity::{Capacity, CapacityRow, PriorityUse};
 pub use check::{Check, RuleCheck, check, check_for};
 pub use compile::{Obstacle, compile, compile_with};
 pub use diagnostics::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Place, Severity};
-pub use explain::{Copied, Explanation, SentExplanation};
-pub use ids::{ClassId, GroupId, QueueId, RuleId, WorkerId};
 pub use parse::{
     LoadOptions, MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_SUBSTITUTED_BYTES, MAX_TOTAL_BYTES, parse,
     parse_with,
 };
-pub use policy::{MAX_RULES, Policy};
-pub use predicate::Predicate;
-pub use profile::{DeviceProfile, Errno, Feature, Limit, LimitRow, PriorityTable, Refusal};
-pub use program::{
-    Class, DEFAULT_RULE, Decide, Exception, Flow, FlowAction, FlowKind, Group, HashVariant, Outcome,
-    Placement, Program, RssQueue, Rule, Step, Unfinished, Untold, Verdict, Why,
-};
-pub use ranges::{RangeSet, Word};
+pub use policy::Policy;
+pub use profile::{DeviceProfile, Limit, LimitRow, PriorityTable, Refusal};
 pub use report::{Decided, Report, RuleReport, report};
 pub use schema::schema;
 pub use source::{Folder, MAX_FILE_BYTES, NoFiles, SetLoader, Source};
-pub use spec::{
-    EspMatch, EthernetMatch, GreMatch, Ipv4Match, Ipv6Match, MplsMatch, PortMatch, Spec, VxlanMatch,
-};
-pub use tag::{Band, CLASSES_MAX, ClassTag};
 pub use together::together;
 
 /// Reads a policy file; the set files that it names are relative to it.

@@ -4,18 +4,11 @@
 use std::sync::Arc;
 
 use packet::{HashFields, RssKey};
+use program::{GroupId, Match};
 
 use crate::diagnostics::Place;
-use crate::ids::GroupId;
 use crate::source::Source;
 
-mod matching;
-
-pub(crate) use matching::C_TAG;
-pub use matching::{Addresses, Family, Fragments, Macs, MaskedMac, Match, MplsEntry, VlanMatch};
-
-/// The most rules of one policy; with one class per rule it keeps flow tags far below their 22 bits.
-pub const MAX_RULES: usize = 65_536;
 /// The most groups of one policy.
 pub const MAX_GROUPS: usize = 1024;
 /// The most values of one set, or of one list.

@@ -3,16 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use program::{Decide, Errno, Family, Feature, Match, Placement, Program, RuleId, Unfinished, Untold, Why};
 use serde::Serialize;
 
 use crate::capacity::Capacity;
 use crate::check::{Check, RuleCheck, check_for};
 use crate::compile::{Obstacle, attempt};
 use crate::diagnostics::Diagnostic;
-use crate::ids::RuleId;
-use crate::policy::{Family, Match, Policy};
-use crate::profile::{DeviceProfile, Errno, Feature};
-use crate::program::{Decide, Placement, Program, Unfinished, Untold, Why};
+use crate::policy::Policy;
+use crate::profile::DeviceProfile;
 use crate::together::together;
 
 /// So many rules are named in a note.

@@ -4,9 +4,10 @@
 mod analysis_support;
 
 use packet::DeepKey;
+use policy::Policy;
 use policy::policy::{Action, Direction};
 use policy::space::{Analysis, Need, Reach, Relation, analyse};
-use policy::{Policy, Predicate};
+use program::Predicate;
 use proptest::prelude::*;
 
 use analysis_support::packets::frame;

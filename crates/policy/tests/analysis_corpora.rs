@@ -6,8 +6,8 @@ mod analysis_support;
 use std::io::Write as _;
 use std::time::Instant;
 
-use policy::Predicate;
 use policy::space::{Need, Reach, analyse};
+use program::Predicate;
 
 use analysis_support::classbench::{read, sets};
 

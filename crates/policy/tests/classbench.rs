@@ -7,7 +7,8 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use policy::{DeviceProfile, NoFiles, Program, Source};
+use policy::{DeviceProfile, NoFiles, Source};
+use program::Program;
 
 const SETS: [&str; 6] = ["acl_1k", "acl1_1k", "acl5_1k", "fw1_1k", "ipc1_1k", "acl1_10k"];
 
@@ -73,7 +74,7 @@ fn compiling_is_fast() {
         let text = policy_text(&folder.join(set));
         let (parsed, compiled, program) = compile(&text, &DeviceProfile::ideal());
         let program = program.unwrap_or_else(|problems| panic!("{set}: {problems}"));
-        let shapes: HashSet<_> = program.flows.iter().map(policy::Flow::shape).collect();
+        let shapes: HashSet<_> = program.flows.iter().map(program::Flow::shape).collect();
         let (flows, priorities) = (program.flows.len(), program.priorities_used);
         let what = format!("{flows} flows, {priorities} priorities, {} masks", shapes.len());
         let _ = writeln!(std::io::stderr(), "{set}: parse {parsed:?}, compile {compiled:?}: {what}");

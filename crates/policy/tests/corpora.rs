@@ -7,7 +7,8 @@ use std::io::Write as _;
 use std::path::Path;
 
 use packet::DeepKey;
-use policy::{DeviceProfile, RuleId, Source};
+use policy::{DeviceProfile, Source};
+use program::RuleId;
 
 /// Name in RULES.tsv, and the match that says it. An untagged rule there looks at the first ethertype.
 const RULES: [(&str, &str); 56] = [

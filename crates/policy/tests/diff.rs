@@ -6,9 +6,10 @@ mod analysis_support;
 use std::collections::BTreeSet;
 
 use packet::DeepKey;
-use policy::policy::{Action, Direction, Match};
+use policy::policy::{Action, Direction};
 use policy::space::{Change, Detail, Diff, Effect, PairSummary, analyse, diff, diff_in_detail, match_text};
-use policy::{GroupId, NoFiles, Policy, Predicate, Source};
+use policy::{NoFiles, Policy, Source};
+use program::{GroupId, Match, Predicate};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
@@ -248,12 +249,12 @@ proptest! {
     fn other_words_for_the_same_are_the_same(rules in rules(6).prop_filter("some", |rules| !rules.is_empty()), at in any::<Index>(), port in select(vec![1u16, 53, 1024])) {
         let mut rules = rules;
         let at = at.index(rules.len());
-        let whole = policy::RangeSet::of(vec![(0, u16::MAX)]);
+        let whole = program::RangeSet::of(vec![(0, u16::MAX)]);
         let ports = rules[at].0.dst_port.get_or_insert(whole).clone();
         let mut split = rules.clone();
         let mut lower = split[at].clone();
-        lower.0.dst_port = Some(ports.intersect(&policy::RangeSet::of(vec![(0, port)])));
-        split[at].0.dst_port = Some(ports.intersect(&policy::RangeSet::of(vec![(port, u16::MAX)])));
+        lower.0.dst_port = Some(ports.intersect(&program::RangeSet::of(vec![(0, port)])));
+        split[at].0.dst_port = Some(ports.intersect(&program::RangeSet::of(vec![(port, u16::MAX)])));
         split.insert(at, lower);
         let found = same(&policy(rules, Action::Kernel), &policy(split, Action::Kernel));
         prop_assert!(found.is_empty(), "{:?}", found.regions.iter().map(|c| c.region.to_string()).collect::<Vec<_>>());

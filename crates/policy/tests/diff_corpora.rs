@@ -7,9 +7,10 @@ mod analysis_support;
 use std::io::Write as _;
 use std::time::Instant;
 
+use policy::Policy;
 use policy::policy::{Action, Direction};
 use policy::space::{Diff, diff};
-use policy::{GroupId, Policy};
+use program::GroupId;
 
 use analysis_support::classbench::{read, sets};
 use analysis_support::treatment;

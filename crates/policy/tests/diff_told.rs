@@ -2,7 +2,8 @@
 
 use policy::policy::Action;
 use policy::space::{Detail, Diff, diff, diff_in_detail};
-use policy::{GroupId, NoFiles, Policy, Source};
+use policy::{NoFiles, Policy, Source};
+use program::GroupId;
 
 fn parse(text: &str) -> Result<Policy, String> {
     policy::parse(&Source::new("printed.toml", text), &NoFiles)

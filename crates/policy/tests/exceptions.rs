@@ -8,7 +8,8 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use packet::{DeepKey, FlowKey};
-use policy::{Decided, DeviceProfile, NoFiles, Outcome, Policy, Program, Report, RuleId, Source, Verdict};
+use policy::{Decided, DeviceProfile, NoFiles, Policy, Report, Source};
+use program::{Outcome, Program, RuleId, Verdict};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;

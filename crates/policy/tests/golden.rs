@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use policy::{DeviceProfile, Placement, Source};
+use policy::{DeviceProfile, Source};
+use program::Placement;
 
 fn files() -> BTreeMap<String, String> {
     BTreeMap::from([

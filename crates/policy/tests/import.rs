@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use packet::{DeepKey, FlowKey, Layers};
 use policy::import::{self, ClassBench, Imported};
 use policy::policy::{Action, Policy, Workers};
-use policy::{NoFiles, Predicate, Source};
+use policy::{NoFiles, Source};
+use program::Predicate;
 use proptest::prelude::*;
 
 fn parsed(imported: &Imported) -> Policy {

@@ -8,9 +8,10 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use packet::{DeepKey, Toeplitz};
-use policy::{
-    Copied, Decide, DeviceProfile, Flow, FlowAction, FlowKind, GroupId, Outcome, Placement, Program, RuleId,
-    Spec, Verdict, WorkerId,
+use policy::DeviceProfile;
+use program::{
+    Copied, Decide, Flow, FlowAction, FlowKind, GroupId, Outcome, Placement, Program, RuleId, Spec, Verdict,
+    WorkerId,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{TestRunner, contextualize_config};

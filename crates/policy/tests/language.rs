@@ -7,7 +7,8 @@ use std::net::IpAddr;
 use packet::build::FrameBuilder;
 use packet::{DeepKey, FlowKey};
 use policy::policy::{Action, Direction, Policy};
-use policy::{Diagnostic, Diagnostics, LoadOptions, NoFiles, Predicate, Source};
+use policy::{Diagnostic, Diagnostics, LoadOptions, NoFiles, Source};
+use program::Predicate;
 
 type Files = BTreeMap<String, String>;
 
@@ -262,7 +263,7 @@ fn actions_and_directions() {
         [[rules]]\nname = \"c\"\nmatch = { any = true }\naction = \"kernel\"\n\
         [[rules]]\nname = \"d\"\nmatch = { any = true }\naction = \"pass\"\ndirection = \"egress\"\n";
     let rules = good(text, &Files::new()).rules;
-    let group = policy::GroupId(0);
+    let group = program::GroupId(0);
     let actions: Vec<_> = rules.iter().map(|rule| (rule.action, rule.direction)).collect();
     let ingress = Direction::Ingress;
     assert_eq!(

@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use policy::{DeviceProfile, LoadOptions, Placement, Program, Source};
+use policy::{DeviceProfile, LoadOptions, Source};
+use program::{Placement, Program};
 use serde_json::Value;
 
 const PAGE: &str = include_str!("../../../docs/policy.md");
@@ -91,7 +92,8 @@ fn every_key_has_a_row_and_every_row_a_key() {
 
 #[test]
 fn the_limits_are_the_programs() {
-    use policy::policy::{MAX_GROUPS, MAX_RULES, MAX_SET_VALUES, MAX_TOTAL_VALUES};
+    use policy::policy::{MAX_GROUPS, MAX_SET_VALUES, MAX_TOTAL_VALUES};
+    use program::MAX_RULES;
     let limits = [
         ("rules", MAX_RULES as u64),
         ("groups", MAX_GROUPS as u64),

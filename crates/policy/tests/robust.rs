@@ -392,7 +392,7 @@ fn thousands_of_hybrid_rules_are_decided_at_once() {
     let started = std::time::Instant::now();
     let program = policy::compile(&policy, &DeviceProfile::ideal(), 1).unwrap();
     assert!(started.elapsed() < TEXT_TIME, "{:?}", started.elapsed());
-    let asks_itself_alone = |class: &policy::Class| matches!(&class.decide, policy::Decide::Software(steps, _) if steps.len() == 1);
+    let asks_itself_alone = |class: &program::Class| matches!(&class.decide, program::Decide::Software(steps, _) if steps.len() == 1);
     assert_eq!(program.classes.iter().flatten().filter(|class| asks_itself_alone(class)).count(), 10_000);
 }
 

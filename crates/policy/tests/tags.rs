@@ -6,9 +6,10 @@ use std::io::Write as _;
 
 use packet::build::FrameBuilder;
 use packet::{DeepKey, EtherType, IpProtocol};
-use policy::{
-    Decide, DeviceProfile, EspMatch, FlowAction, FlowKind, GreMatch, MplsMatch, NoFiles, Placement, Policy,
-    Program, Source, Spec, Verdict, VxlanMatch, compile, compile_with,
+use policy::{DeviceProfile, NoFiles, Policy, Source, compile, compile_with};
+use program::{
+    Decide, EspMatch, FlowAction, FlowKind, GreMatch, MplsMatch, Placement, Program, Spec, Verdict,
+    VxlanMatch,
 };
 
 const HEAD: &str = "version = 1\n[groups.g]\nworkers = [0, 1]\n[groups.h]\nworkers = [1]\nhash = \"none\"\n";
@@ -137,11 +138,11 @@ fn copies_go_before_and_leave_the_packet_to_the_later_rules() {
         program.explain_deep(&DeepKey::of(&frame))
     };
     for (port, copied, verdict) in
-        [(7, 0, Verdict::Drop), (53, 1, Verdict::Deliver(policy::GroupId(0))), (99, 1, Verdict::Kernel)]
+        [(7, 0, Verdict::Drop), (53, 1, Verdict::Deliver(program::GroupId(0))), (99, 1, Verdict::Kernel)]
     {
         let explained = explain(port);
         assert_eq!((explained.copies.len(), explained.outcome.verdict), (copied, verdict), "port {port}");
-        assert!(explained.copies.iter().all(|copy| copy.worker == Some(policy::WorkerId(1))));
+        assert!(explained.copies.iter().all(|copy| copy.worker == Some(program::WorkerId(1))));
     }
 }
 
@@ -152,7 +153,7 @@ fn devices_without_tags_have_one_class_that_asks_everything() {
         rule("six", "family = \"ipv6\"", "\"drop\""),
     ];
     let program = program(&rules, &DeviceProfile::mlx4());
-    assert_eq!(program.untagged, Some(policy::ClassId(0)));
+    assert_eq!(program.untagged, Some(program::ClassId(0)));
     assert_eq!(program.classes.len(), 1);
     assert!(program.flows.iter().all(|flow| matches!(flow.action, FlowAction::Steer { .. })));
     assert!(program.rules[..2].iter().all(|rule| matches!(rule.placement, Placement::Hybrid { .. })));

@@ -2,7 +2,7 @@
 //! say it: a copy is delivered, too. `plant` asks for the state, `check` for its report; decides nothing.
 
 use policy::policy::{Action, Direction, Policy};
-use policy::{FlowAction, FlowKind, Program, Rule, Verdict};
+use program::{FlowAction, FlowKind, Program, Rule, Verdict};
 use serde::Serialize;
 
 /// What a rule does with its packets.
@@ -65,7 +65,7 @@ impl Deed {
 
 /// The same of a rule as it is written, or of the default behind the last rule.
 pub(crate) fn written(policy: &Policy, index: usize) -> String {
-    let group = |id: policy::GroupId| policy.groups.get(id.index()).map_or("?", |group| group.name.as_str());
+    let group = |id: program::GroupId| policy.groups.get(id.index()).map_or("?", |group| group.name.as_str());
     let (action, direction) = policy
         .rules
         .get(index)

@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use policy::policy::Workers;
-use policy::{DeviceProfile, Diagnostic, Diagnostics, LoadOptions, NoFiles, Policy, Program, Source};
+use policy::{DeviceProfile, Diagnostic, Diagnostics, LoadOptions, NoFiles, Policy, Source};
+use program::Program;
 
 use crate::settings::{PolicySource, PolicyText};
 

@@ -17,7 +17,7 @@ use std::fmt::Write as _;
 use chain::{Chain, compile};
 use expressions::{TUNNELS, expression};
 use packet::{FlowKey, Layers};
-use policy::{ClassTag, Verdict, WorkerId};
+use program::{ClassTag, Verdict, WorkerId};
 use worker::Disposition;
 
 const WORKERS: u32 = 8;

@@ -17,7 +17,8 @@ use std::time::Instant;
 use packet::build::FrameBuilder;
 use packet::{DeepKey, IpProtocol};
 use policy::import::{self, ClassBench};
-use policy::{Decided, DeviceProfile, NoFiles, Policy, Report, Source, Verdict};
+use policy::{Decided, DeviceProfile, NoFiles, Policy, Report, Source};
+use program::Verdict;
 use rig::Rig;
 use softnic::Personality;
 

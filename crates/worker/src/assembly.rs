@@ -5,7 +5,7 @@
 use std::sync::{Arc, PoisonError};
 
 use hugemem::{Arena, ArenaOptions, Block};
-use policy::WorkerId;
+use program::WorkerId;
 use verbs::{
     Access, CompletionFields, CompletionQueue, Context, Domain, FramePool, MemoryRegion, ParentDomain,
     PortNumber, ProtectionDomain, RawQueuePair, ThreadDomain, WorkQueue,

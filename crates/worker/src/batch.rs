@@ -1,7 +1,7 @@
 //! One turn's packets: filled by the receiver, judged by the classifier, read by a sink, emptied by
 //! the refill. All its memory is taken when the worker is built.
 
-use policy::Outcome;
+use program::Outcome;
 use verbs::{FlowTag, Frame, FramePool};
 
 /// One received packet.

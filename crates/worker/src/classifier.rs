@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use packet::DeepKey;
-use policy::{Band, Class, ClassId, ClassTag, Decide};
+use program::{Band, Class, ClassId, ClassTag, Decide};
 use verbs::FramePool;
 
 use crate::batch::{self, Batch};

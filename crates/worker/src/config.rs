@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use hugemem::PageKind;
-use policy::WorkerId;
+use program::WorkerId;
 
 use crate::{Error, numa};
 

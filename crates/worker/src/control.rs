@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use policy::{Band, MAX_RULES, Program, WorkerId};
+use program::{Band, MAX_RULES, Program, WorkerId};
 
 use crate::mailbox::{COMMANDS_MAX, Mailbox, Publication};
 use crate::snapshot::{RuleSnapshot, WorkerSnapshot};

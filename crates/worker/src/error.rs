@@ -1,7 +1,7 @@
 //! What can go wrong while a worker is built or ended, one variant per operation. Nothing on the
 //! packet path returns these: there a bad packet is a counted drop.
 
-use policy::WorkerId;
+use program::WorkerId;
 
 /// Errors of this crate.
 #[derive(Debug, thiserror::Error)]

@@ -36,7 +36,7 @@ pub use control::{FORGOTTEN, Pulse, RETIRED_TOTALS_MAX, WorkerControl};
 pub use counter::{BUCKETS, Histogram, Traffic};
 pub use error::{Error, Object, Warning};
 pub use mailbox::Publication;
-pub use policy::Band;
+pub use program::Band;
 pub use sink::{Deliveries, Delivery, Sink};
 pub use snapshot::{RuleSnapshot, WorkerSnapshot};
 pub use stats::{DropReason, Failure};

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam::utils::CachePadded;
-use policy::Band;
+use program::Band;
 
 use crate::table::ClassTable;
 

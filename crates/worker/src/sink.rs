@@ -2,7 +2,7 @@
 //! worker's thread, a batch at a time, and keep its rules: no lock, allocation, system call or log
 //! line per packet.
 
-use policy::Outcome;
+use program::Outcome;
 use verbs::{FlowTag, FramePool};
 
 use crate::batch::Batch;

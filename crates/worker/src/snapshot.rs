@@ -1,7 +1,7 @@
 //! A worker's books as read at one moment: plain data for metrics, the live table and tests.
 
 use packet::Anomaly;
-use policy::WorkerId;
+use program::WorkerId;
 
 use crate::counter::{Histogram, Traffic};
 use crate::stats::Stats;

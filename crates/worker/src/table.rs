@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use policy::{Class, ClassId, Decide, Outcome, Program, Verdict};
+use program::{Class, ClassId, Decide, Outcome, Program, Verdict};
 
 use crate::counter::{Tally, TallyRow, Traffic};
 

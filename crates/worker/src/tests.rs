@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use policy::{
+use program::{
     Class, Decide, GroupId, MAX_RULES, Outcome, Placement, Program, Rule, RuleId, Verdict, WorkerId,
 };
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use core_affinity::CoreId;
-use policy::WorkerId;
+use program::WorkerId;
 
 use crate::turn::Worker;
 use crate::{Error, Warning, WorkerControl};

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use policy::{Program, WorkerId};
+use program::{Program, WorkerId};
 use verbs::{Context, RawQueuePair, WorkQueue};
 
 use crate::assembly::{Parts, assemble, first_fill};

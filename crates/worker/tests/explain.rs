@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use packet::build::FrameBuilder;
 use packet::{EtherType, FlowKey};
-use policy::{ClassTag, FlowAction};
+use program::{ClassTag, FlowAction};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use support::Rig;

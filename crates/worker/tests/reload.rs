@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use packet::FlowKey;
 use packet::build::FrameBuilder;
-use policy::{ClassTag, Program};
+use program::{ClassTag, Program};
 use support::{Rig, compile};
 use worker::{Band, Disposition};
 
@@ -133,14 +133,14 @@ fn a_refused_program_changes_nothing_for_the_traffic() {
     let rule = broken.flows[0].rule;
     // More specs than one flow may have on any device (facts: at most 10).
     let specs = vec![
-        policy::Spec::Udp {
-            value: policy::PortMatch::default(),
-            mask: policy::PortMatch { src_port: 0, dst_port: 0 },
+        program::Spec::Udp {
+            value: program::PortMatch::default(),
+            mask: program::PortMatch { src_port: 0, dst_port: 0 },
         };
         40
     ];
-    let (kind, inner_from, action) = (policy::FlowKind::Normal, specs.len(), policy::FlowAction::Drop);
-    broken.flows.push(policy::Flow { rule, priority: 5000, kind, specs, inner_from, action });
+    let (kind, inner_from, action) = (program::FlowKind::Normal, specs.len(), program::FlowAction::Drop);
+    broken.flows.push(program::Flow { rule, priority: 5000, kind, specs, inner_from, action });
     let error = rig.install_program(&Arc::new(broken)).expect_err("40 specs are too many").to_string();
     assert!(error.starts_with("rule `dns` (line "), "{error}");
     rig.send(1, traffic());

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use packet::build::FrameBuilder;
 use packet::{EtherType, FlowKey};
-use policy::{ClassTag, Verdict, WorkerId};
+use program::{ClassTag, Verdict, WorkerId};
 use support::Rig;
 use worker::{Band, Disposition, Failure, WorkerConfig};
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use control::{Band, Controller, Device, DeviceSelector, Error};
-use policy::Program;
+use program::Program;
 use softnic::wire::{FrameSizes, GeneratorConfig, Rate, TrafficConfig, TrafficProtocol, Wire, WireConfig};
 use softnic::{Drive, SoftNic};
 use support::{compile, nic, small};

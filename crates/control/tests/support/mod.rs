@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use control::{Band, Controller, Error, FlowRequest, Installed, Installer, Limits, Refusal};
 use packet::{FlowKey, HashFields, Layers, MacAddr, RssKey};
-use policy::{
+use program::{
     Class, ClassId, Decide, EthernetMatch, Flow, FlowAction, FlowKind, Group, GroupId, HashVariant,
     Ipv4Match, Outcome, Placement, PortMatch, Program, QueueId, RssQueue, Rule, RuleId, Spec, Verdict,
     WorkerId,

@@ -183,12 +183,12 @@ impl Claims {
 
 #[cfg(test)]
 mod tests {
+    use program::{Match, Predicate, Unfinished, Why};
+
     use super::*;
     use crate::compile::cube::{DST_IPV4, HAS_IPV4, SRC_IPV4};
     use crate::compile::expand::Expansion;
-    use crate::policy::{Action, Direction, Match};
-    use crate::predicate::Predicate;
-    use crate::program::{Unfinished, Why};
+    use crate::policy::{Action, Direction};
 
     /// A rule on some networks, hybrid or not.
     fn rule(is_hybrid: bool, networks: &[(bool, u64, u64)]) -> Expanded {

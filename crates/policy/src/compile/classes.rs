@@ -1,10 +1,9 @@
 //! What the device cannot decide, as questions for the worker: a class that starts with the hybrid rule
 //! and goes on through the rest of the policy, as far as its packets can meet it.
 
-use crate::ids::{GroupId, RuleId};
+use program::{Decide, GroupId, Outcome, Predicate, RuleId, Step, Unfinished, Verdict};
+
 use crate::policy::{Action, Direction};
-use crate::predicate::Predicate;
-use crate::program::{Decide, Outcome, Step, Unfinished, Verdict};
 
 use super::claims::{Behind, Claims, MAX_COMPARISONS, MAX_STEPS_IN_ALL};
 use super::cube::{Cube, WORDS};

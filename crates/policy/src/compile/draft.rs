@@ -5,13 +5,14 @@ mod limits;
 
 use std::collections::{BTreeMap, HashSet};
 
+use program::{
+    Class, ClassId, DEFAULT_RULE, Decide, Flow, FlowAction, FlowKind, Group, GroupId, HashVariant, Outcome,
+    Program, QueueId, RssQueue, RuleId,
+};
+
 use crate::diagnostics::Place;
-use crate::ids::{ClassId, GroupId, QueueId, RuleId};
 use crate::policy::Policy;
 use crate::profile::DeviceProfile;
-use crate::program::{
-    Class, DEFAULT_RULE, Decide, Flow, FlowAction, FlowKind, Group, HashVariant, Outcome, Program, RssQueue,
-};
 
 use super::claims::{Claims, MAX_STEPS, MAX_STEPS_IN_ALL};
 use super::classes::{Expanded, decide, decide_all, verdict};

@@ -3,12 +3,12 @@
 //! than the match and the key is named, for the worker to finish.
 
 use packet::IpProtocol;
+use program::{
+    Addresses, ByteSet, C_TAG, Family, Fragments, Macs, Match, RangeSet, Unfinished, VlanMatch, Why, Word,
+};
 
-use crate::byte_set::ByteSet;
-use crate::policy::{Addresses, C_TAG, Direction, Family, Fragments, Macs, Match, VlanMatch};
+use crate::policy::Direction;
 use crate::profile::DeviceProfile;
-use crate::program::{Unfinished, Why};
-use crate::ranges::{RangeSet, Word};
 
 use super::cube::{
     Cube, DST_HIGH, DST_IPV4, DST_LOW, DST_MAC, DST_PORT, ETHER_TYPE, FLOW_LABEL, Field, HAS_IPV4, HAS_IPV6,

@@ -1,10 +1,10 @@
 //! What the compiler finds wrong, twice: as diagnostics for people, and by rule with limit, errno and remedy
 //! for reports. Filled by every step of `compile`; decides nothing.
 
+use program::Errno;
 use serde::Serialize;
 
 use crate::diagnostics::{Diagnostics, Place};
-use crate::profile::Errno;
 
 /// Why a device cannot run a policy, or one rule of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -4,9 +4,9 @@
 
 use std::collections::HashSet;
 
-use crate::policy::Match;
-use crate::profile::{DeviceProfile, Errno, Feature};
-use crate::program::{Unfinished, Why};
+use program::{Errno, Feature, Match, Unfinished, Why};
+
+use crate::profile::DeviceProfile;
 
 use super::cube::{
     Cube, DST_MAC, DST_PORT, ESP_SEQ, ESP_SPI, ETHER_TYPE, FLOW_LABEL, Field, GRE_FLAGS, GRE_KEY,

@@ -25,12 +25,12 @@ mod tables;
 mod tunnel;
 mod witness;
 
+use program::{Predicate, Program, Unfinished, Why};
+
 use crate::capacity::Capacity;
 use crate::diagnostics::Diagnostics;
 use crate::policy::{Action, Policy, RuleDefinition};
-use crate::predicate::Predicate;
 use crate::profile::DeviceProfile;
-use crate::program::{Program, Unfinished, Why};
 
 use claims::Claims;
 use classes::Expanded;

@@ -3,9 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::ids::ClassId;
-use crate::program::Program;
-use crate::tag::CLASSES_MAX;
+use program::{CLASSES_MAX, ClassId, Program};
 
 /// A number for each of these rules, by name.
 pub(super) fn stable(rules: &[&str], previous: Option<&Program>) -> Vec<ClassId> {

@@ -3,8 +3,7 @@
 //! VXLAN, the protocol of ESP).
 
 use packet::{EtherType, MPLS_UDP_PORT};
-
-use crate::policy::{Match, MplsEntry};
+use program::{Match, MplsEntry};
 
 use super::cube::{
     Cube, DST_PORT, ESP_SEQ, ESP_SPI, ETHER_TYPE, Field, GRE_FLAGS, GRE_KEY, GRE_PROTOCOL, HAS_ESP, HAS_GRE,

@@ -5,8 +5,7 @@
 use std::net::IpAddr;
 
 use packet::{TCP_FLAGS, flag_pattern};
-
-use crate::policy::MAX_RULES;
+use program::MAX_RULES;
 
 use super::{Imported, Keys, Note, line_number, masked, quoted, rule};
 

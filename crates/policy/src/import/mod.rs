@@ -9,8 +9,7 @@ mod masked;
 use std::fmt;
 
 use packet::EtherType;
-
-use crate::ranges::Word;
+use program::Word;
 
 pub use classbench::{ClassBench, classbench, classbench_with};
 pub use ethtool::ethtool;

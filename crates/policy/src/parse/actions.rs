@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::ids::GroupId;
+use program::GroupId;
+
 use crate::policy::{Action, Direction};
 use crate::schema::keys;
 

@@ -2,9 +2,7 @@
 //! left and still matches nothing (an empty set, say) gets a warning from `check`.
 
 use packet::{EtherType, IpProtocol};
-
-use crate::policy::{Family, Fragments, Match, VlanMatch};
-use crate::ranges::RangeSet;
+use program::{Family, Fragments, Match, RangeSet, VlanMatch};
 
 use super::matches::Spans;
 use super::reader::Reader;

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use packet::{HashFields, RssKey};
+use program::GroupId;
 use toml::Spanned;
 
-use crate::ids::GroupId;
 use crate::policy::{
     GroupDefinition, MAX_GROUPS, MAX_TABLE_SIZE, MAX_WEIGHT, MAX_WORKER, WorkerShare, Workers,
 };

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::ops::Range;
 
-use crate::byte_set::ByteSet;
-use crate::policy::{Addresses, Family, Fragments, Macs, MaskedMac, Match, VlanMatch};
-use crate::ranges::{RangeSet, Word};
+use program::{Addresses, ByteSet, Family, Fragments, Macs, MaskedMac, Match, RangeSet, VlanMatch, Word};
+
 use crate::schema::keys;
 
 use super::reader::{Reader, Value, entries, integer_of};

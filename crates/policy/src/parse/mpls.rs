@@ -2,8 +2,8 @@
 //! within it.
 
 use packet::MAX_MPLS_LABELS;
+use program::MplsEntry;
 
-use crate::policy::MplsEntry;
 use crate::schema::keys;
 
 use super::matches::numbers;

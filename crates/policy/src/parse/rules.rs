@@ -1,12 +1,10 @@
 //! `[[rules]]`: names, actions and what else stands beside a match.
 
+use program::{DEFAULT_RULE, MAX_RULES, Macs, MaskedMac, Match};
 use toml::Spanned;
 
 use crate::diagnostics::Place;
-use crate::policy::{
-    Action, DEFAULT_MULTICAST, Direction, MAX_RULES, Macs, MaskedMac, Match, RuleDefinition,
-};
-use crate::program::DEFAULT_RULE;
+use crate::policy::{Action, DEFAULT_MULTICAST, Direction, RuleDefinition};
 use crate::schema::keys;
 
 use super::actions;

@@ -4,11 +4,10 @@
 
 use std::collections::BTreeSet;
 
+use program::{Predicate, RuleId};
 use serde::Serialize;
 
-use crate::ids::RuleId;
 use crate::policy::{Direction, Policy};
-use crate::predicate::Predicate;
 
 use super::Progress;
 use super::cell::Cell;

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::policy::{Macs, MaskedMac, Match};
+use program::{Macs, MaskedMac, Match};
 
 use super::cell::Cell;
 use super::domain::domain;

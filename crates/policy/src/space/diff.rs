@@ -5,9 +5,9 @@
 //! `steerd diff` asks. `pairs` finds which rules packets change hands between, `grow` how much, and `tell` puts
 //! it into words.
 
+use program::{GroupId, RuleId};
 use serde::Serialize;
 
-use crate::ids::{GroupId, RuleId};
 use crate::policy::{Direction, Policy};
 
 use super::Progress;

@@ -2,8 +2,7 @@
 //! by them and `witness` picks from them; what kinds there are is said in `kind`.
 
 use packet::{EtherType, IpProtocol, MPLS_UDP_PORT, VXLAN_UDP_PORT};
-
-use crate::byte_set::ByteSet;
+use program::ByteSet;
 
 use super::field::{Field, Level};
 use super::kind::{KINDS, Kind, Network, Packet, TAGS, TopLabel, Transport, Tunnel};

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use packet::{HashFields, RssKey};
+use program::GroupId;
 
-use crate::ids::GroupId;
 use crate::policy::{GroupDefinition, Policy, Workers};
 
 /// For each group of the new policy the one of the old policy that is the same, or else a number of its own.

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::ids::{GroupId, RuleId};
+use program::{GroupId, RuleId};
+
 use crate::policy::{Action, Direction, Policy};
 
 use super::axes::Axes;

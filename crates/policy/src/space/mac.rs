@@ -3,8 +3,7 @@
 //! that each mask takes whole or not at all, and each group is an axis of its own. Both ways are exact.
 
 use packet::MacAddr;
-
-use crate::policy::MaskedMac;
+use program::MaskedMac;
 
 const BITS: u32 = 48;
 

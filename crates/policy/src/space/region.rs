@@ -6,11 +6,8 @@ use std::fmt;
 use std::sync::LazyLock;
 
 use packet::{IpProtocol, MAX_MPLS_LABELS};
+use program::{ByteSet, Family, Fragments, Match, MplsEntry, RangeSet, VlanMatch};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
-
-use crate::byte_set::ByteSet;
-use crate::policy::{Family, Fragments, Match, MplsEntry, VlanMatch};
-use crate::ranges::RangeSet;
 
 use super::axes::Axes;
 use super::cell::Cell;

@@ -258,9 +258,9 @@ fn least_covered<'c>(set: &Set, covers: impl Iterator<Item = &'c Set>) -> Option
 
 #[cfg(test)]
 mod tests {
+    use program::{Match, RangeSet};
+
     use super::*;
-    use crate::policy::Match;
-    use crate::ranges::RangeSet;
 
     #[test]
     fn a_spent_space_decides_nothing_more() {

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::ids::GroupId;
+use program::{DEFAULT_RULE, GroupId};
+
 use crate::policy::{Direction, Policy};
-use crate::program::DEFAULT_RULE;
 
 use super::axes::Axes;
 use super::cell::Cell;

@@ -1,9 +1,7 @@
 //! A match taken apart into what it asks of single fields and of the kind of packet; the one place that knows
 //! what each key of a match means, besides `Predicate`, which the tests hold it to.
 
-use crate::byte_set::ByteSet;
-use crate::policy::{Addresses, Family, Fragments, Macs, Match, MplsEntry, VlanMatch};
-use crate::ranges::{RangeSet, Word};
+use program::{Addresses, ByteSet, Family, Fragments, Macs, Match, MplsEntry, RangeSet, VlanMatch, Word};
 
 use super::field::{FRAGMENT_CODES, Field, Level};
 use super::kind::{Structure, present};

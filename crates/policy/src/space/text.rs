@@ -4,10 +4,9 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use packet::{EtherType, Flag, GRE_FLAGS, IP_FLAGS, IpProtocol, MacAddr, TCP_FLAGS, flag_pattern};
-
-use crate::byte_set::ByteSet;
-use crate::policy::{Addresses, Family, Fragments, Macs, MaskedMac, Match, MplsEntry, VlanMatch};
-use crate::ranges::{RangeSet, Word};
+use program::{
+    Addresses, ByteSet, Family, Fragments, Macs, MaskedMac, Match, MplsEntry, RangeSet, VlanMatch, Word,
+};
 
 /// A match as the inline table that the language reads.
 #[must_use]

@@ -3,8 +3,9 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use policy::policy::{Action, Addresses, Direction, Family, Match};
-use policy::{ByteSet, GroupId, Policy, RangeSet};
+use policy::Policy;
+use policy::policy::{Action, Direction};
+use program::{Addresses, ByteSet, Family, GroupId, Match, RangeSet};
 
 /// The folder of rule sets, or `None` after saying that there is none.
 pub(crate) fn sets() -> Option<PathBuf> {

@@ -10,11 +10,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use packet::{DeepKey, HashFields, MacAddr, RssKey};
-use policy::policy::{
-    Action, Addresses, Direction, Family, Fragments, GroupDefinition, Macs, MaskedMac, Match, MplsEntry,
-    RuleDefinition, VlanMatch, Workers,
+use policy::policy::{Action, Direction, GroupDefinition, RuleDefinition, Workers};
+use policy::{Place, Policy, Source};
+use program::{
+    Addresses, ByteSet, Family, Fragments, GroupId, Macs, MaskedMac, Match, MplsEntry, Predicate, RangeSet,
+    VlanMatch,
 };
-use policy::{ByteSet, GroupId, Place, Policy, Predicate, RangeSet, Source};
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -139,7 +140,7 @@ pub(crate) fn rules(most: usize) -> impl Strategy<Value = Vec<(Match, Action, Di
     prop::collection::vec((matches(), action(), direction()), 0..most)
 }
 
-fn ranges<T: policy::Word + 'static>(pool: Vec<(T, T)>) -> impl Strategy<Value = RangeSet<T>> {
+fn ranges<T: program::Word + 'static>(pool: Vec<(T, T)>) -> impl Strategy<Value = RangeSet<T>> {
     let len = pool.len();
     prop::collection::vec(0..len, 1..3)
         .prop_map(move |picks| RangeSet::of(picks.into_iter().map(|pick| pool[pick]).collect()))

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use policy::{DeviceProfile, Diagnostics, Feature, GroupId, NoFiles, Policy, Source, Verdict};
+use policy::{DeviceProfile, Diagnostics, NoFiles, Policy, Source};
+use program::{Feature, GroupId, Verdict};
 use proptest::prelude::*;
 
 use super::clauses::{Clause, clauses, plain_clauses};

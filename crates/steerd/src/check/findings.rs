@@ -4,7 +4,8 @@
 use std::collections::HashSet;
 
 use policy::space::{Analysis, Reach, RuleAnalysis};
-use policy::{Diagnostic, Policy, Report, RuleId};
+use policy::{Diagnostic, Policy, Report};
+use program::RuleId;
 
 /// So many names are told of a longer list.
 const SHOWN_NAMES: usize = 4;

@@ -1,7 +1,8 @@
 //! `check --format json`: one object, described in docs/commands.md. Prints; decides nothing.
 
 use policy::space::{Need, Pairs, Reach, Relation, RuleAnalysis, Witness};
-use policy::{Capacity, Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Obstacle, RuleId, RuleReport};
+use policy::{Capacity, Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Obstacle, RuleReport};
+use program::RuleId;
 use serde::Serialize;
 
 use super::Checked;

@@ -108,7 +108,7 @@ impl Checked {
         rules.filter(|rule| rule.is_dead() || findings::is_open(rule)).count()
     }
 
-    fn rule_name(&self, rule: policy::RuleId) -> &str {
-        self.policy.rules.get(rule.index()).map_or(policy::DEFAULT_RULE, |rule| rule.name.as_str())
+    fn rule_name(&self, rule: program::RuleId) -> &str {
+        self.policy.rules.get(rule.index()).map_or(program::DEFAULT_RULE, |rule| rule.name.as_str())
     }
 }

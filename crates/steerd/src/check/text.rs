@@ -6,8 +6,9 @@ mod rules;
 
 use std::fmt::Write as _;
 
+use policy::Obstacle;
 use policy::space::{Analysis, Need, Pair, Reach, Relation};
-use policy::{Obstacle, RuleId};
+use program::RuleId;
 
 use super::{Checked, findings};
 use crate::describe;

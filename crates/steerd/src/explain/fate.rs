@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use packet::DeepKey;
-use policy::{Band, ClassId, ClassTag, Copied, Explanation, FlowKind, Program, RuleId};
+use program::{Band, ClassId, ClassTag, Copied, Explanation, FlowKind, Program, RuleId};
 use serde::Serialize;
 
 use crate::describe::describe;
@@ -51,7 +51,7 @@ impl Fate {
         let explanation = program.explain_deep(key);
         let Explanation { outcome, .. } = explanation;
         let exact =
-            explanation.class.is_none_or(|class| program.class(class).is_none_or(policy::Class::is_exact));
+            explanation.class.is_none_or(|class| program.class(class).is_none_or(program::Class::is_exact));
         Self {
             direction: "ingress",
             packet: describe(key),

@@ -12,8 +12,8 @@ mod tunnel;
 use std::path::Path;
 
 use packet::{DeepKey, parse_tunnel};
-use policy::Program;
 use policy::policy::Direction;
+use program::Program;
 use serde::Serialize;
 
 use crate::cli::{ExplainArgs, Format, Way};

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use packet::DeepKey;
-use policy::{Program, SentExplanation};
+use program::{Program, SentExplanation};
 use serde::Serialize;
 
 use super::fate::{Copy, line, name, placed};

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use packet::DeepKey;
 use policy::policy::Direction;
-use policy::{Copied, FlowAction, FlowKind, Program, QueueId, RssQueue, Verdict, WorkerId};
+use program::{Copied, FlowAction, FlowKind, Program, QueueId, RssQueue, Verdict, WorkerId};
 use serde::Serialize;
 
 use super::{fate, sent};
@@ -139,7 +139,7 @@ impl Summary {
         self.rules.entry(rule).or_default().entry(action).or_default().add(bytes);
     }
 
-    fn receive(&mut self, program: &Program, worker: WorkerId, group: policy::GroupId, bytes: u64) {
+    fn receive(&mut self, program: &Program, worker: WorkerId, group: program::GroupId, bytes: u64) {
         self.workers.entry(worker.0).or_default().add(bytes);
         if let Some(group) = program.groups.get(group.index()) {
             let balance = self.balance.entry(group.name.clone()).or_default();

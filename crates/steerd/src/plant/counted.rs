@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use policy::{FlowAction, FlowKind, MAX_RULES, Program};
+use program::{FlowAction, FlowKind, MAX_RULES, Program};
 
 use crate::deeds::Deed;
 

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use control::{Band, Controller, DropTotals};
-use policy::{Program, WorkerId};
+use program::{Program, WorkerId};
 use softnic::SoftNic;
 use worker::{Idle, Worker, WorkerConfig, WorkerControl, WorkerHandle};
 

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use control::DropTotals;
-use policy::{DEFAULT_RULE, FlowKind, Placement, Program, RuleId};
+use program::{DEFAULT_RULE, FlowKind, Placement, Program, RuleId};
 use softnic::PortStats;
 use worker::{Disposition, Histogram, WorkerSnapshot};
 
@@ -164,7 +164,7 @@ struct Rules(Vec<RuleState>);
 impl Rules {
     fn of(program: &Program) -> Self {
         let exceptions: BTreeSet<RuleId> = program.exceptions.iter().map(|step| step.rule).collect();
-        let rule = |(index, (rule, deed)): (usize, (&policy::Rule, Deed))| RuleState {
+        let rule = |(index, (rule, deed)): (usize, (&program::Rule, Deed))| RuleState {
             name: rule.name.clone(),
             action: deed.words(program, rule.action),
             deed,

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use control::{Controller, Device, DeviceSelector};
-use policy::{DeviceProfile, Program, Source, WorkerId};
+use policy::{DeviceProfile, Source};
+use program::{Program, WorkerId};
 use softnic::wire::{PcapConfig, PcapMode, WireConfig};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
 use worker::{Worker, WorkerSnapshot};

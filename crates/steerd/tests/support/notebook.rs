@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use control::Device;
-use policy::{Outcome, WorkerId};
+use program::{Outcome, WorkerId};
 use worker::{Deliveries, Sink, Worker, WorkerConfig};
 
 /// What one worker was given.

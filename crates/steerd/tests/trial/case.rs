@@ -2,10 +2,11 @@
 //! happened must be one thing. Used by the trial of the personalities.
 
 use packet::{DeepKey, Toeplitz};
+use policy::Policy;
 use policy::policy::{Action, Direction};
-use policy::{
-    ClassTag, Decide, Explanation, FlowAction, FlowKind, Outcome, Policy, Program, RuleId, SentExplanation,
-    Verdict, WorkerId,
+use program::{
+    ClassTag, Decide, Explanation, FlowAction, FlowKind, Outcome, Program, RuleId, SentExplanation, Verdict,
+    WorkerId,
 };
 
 use crate::notebook::Seen;
@@ -127,7 +128,7 @@ impl Case<'_> {
     }
 
     /// A sniffer's copies bear no tag.
-    fn told_copies<'s>(&'s self, copied: &'s [policy::Copied]) -> impl Iterator<Item = Delivered> + 's {
+    fn told_copies<'s>(&'s self, copied: &'s [program::Copied]) -> impl Iterator<Item = Delivered> + 's {
         copied.iter().filter_map(|copy| {
             let hears = self.program.flows[copy.flow].kind == FlowKind::Sniffer;
             Some((copy.worker?, copy.class.filter(|_| !hears), copy.outcome))
@@ -181,9 +182,9 @@ fn copies(outcomes: impl Iterator<Item = Outcome>) -> Vec<RuleId> {
     rules
 }
 
-type Delivered = (WorkerId, Option<policy::ClassId>, Outcome);
+type Delivered = (WorkerId, Option<program::ClassId>, Outcome);
 
 /// Something that can be sorted.
-fn order((worker, class, outcome): Delivered) -> (WorkerId, Option<policy::ClassId>, (RuleId, String)) {
+fn order((worker, class, outcome): Delivered) -> (WorkerId, Option<program::ClassId>, (RuleId, String)) {
     (worker, class, (outcome.rule, format!("{:?}", outcome.verdict)))
 }

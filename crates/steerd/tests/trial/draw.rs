@@ -3,9 +3,10 @@
 
 use std::fmt::Write as _;
 
-use policy::policy::{Action, Direction, Match, VlanMatch};
+use policy::policy::{Action, Direction};
 use policy::space::{self, match_text};
-use policy::{NoFiles, Policy, RangeSet, Source};
+use policy::{NoFiles, Policy, Source};
+use program::{Match, RangeSet, VlanMatch};
 
 pub(crate) const GROUPS: &str = "[groups.g0]\nworkers = 'all'\n[groups.g1]\nworkers = [1, 2]\nhash = 'l3'\n\
     symmetric = false\n[groups.g2]\nworkers = [3]\nhash = 'none'\n";

@@ -2,8 +2,9 @@
 //! compiler, with the workers' predicates or with `explain`; of the policy crate it uses only sets' `contains`.
 
 use packet::{DeepKey, FlowKey, Layers as L, TunnelKey, TunnelLayers as T};
-use policy::policy::{Action, Direction, Family, Fragments, Match, VlanMatch};
-use policy::{Policy, RangeSet};
+use policy::Policy;
+use policy::policy::{Action, Direction};
+use program::{Family, Fragments, Match, RangeSet, VlanMatch};
 
 /// Who hears of a packet, and the rule that ends its way; `None`: the policy's default, or for a sent packet
 /// no rule.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use control::{Controller, Device, DeviceSelector};
 use packet::MacAddr;
-use policy::{Program, WorkerId};
+use program::{Program, WorkerId};
 use softnic::wire::{Burst, RxFrame, TransmitError, Wire, WireState};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
 use worker::Worker;

@@ -1,6 +1,6 @@
 //! Every way in which a receive can end, told to a receiver whose frames are held by the test.
 
-use policy::{Band, ClassId, ClassTag, WorkerId};
+use program::{Band, ClassId, ClassTag, WorkerId};
 use softnic::wire::NullWire;
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{Context, DeviceList};

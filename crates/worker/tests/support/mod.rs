@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 use control::{Controller, Device, DeviceSelector, Error, FlowRequest, Installer, Refusal, VerbsInstaller};
 use hugemem::PageKind;
 use packet::MacAddr;
-use policy::{DeviceProfile, NoFiles, Program, Source, WorkerId};
+use policy::{DeviceProfile, NoFiles, Source};
+use program::{Program, WorkerId};
 use softnic::wire::{Burst, MAX_FRAME_BYTES, RxFrame, SOFT_MAC, TransmitError, Wire, WireState};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
 use verbs::{CounterValues, HashConfig};
@@ -64,7 +65,7 @@ impl Wire for ScriptWire {
 pub struct Seen {
     pub worker: WorkerId,
     pub tag: u32,
-    pub outcome: policy::Outcome,
+    pub outcome: program::Outcome,
     pub bytes: Vec<u8>,
 }
 

@@ -3,8 +3,9 @@
 
 use std::collections::HashSet;
 
+use program::{Untold, Why};
+
 use crate::profile::DeviceProfile;
-use crate::program::{Untold, Why};
 
 use super::super::cube::{
     Cube, DST_HIGH, DST_LOW, DST_MAC, DST_PORT, ESP_SEQ, ESP_SPI, ETHER_TYPE, FLOW_LABEL, Field, GRE_FLAGS,

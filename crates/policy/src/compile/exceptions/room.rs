@@ -1,7 +1,8 @@
 //! What exceptions may cost: how many pieces they may add to flows. Called by `exceptions`; cuts nothing.
 
+use program::Untold;
+
 use crate::profile::DeviceProfile;
-use crate::program::Untold;
 
 use super::super::classes::Expanded;
 

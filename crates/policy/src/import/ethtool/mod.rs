@@ -15,7 +15,9 @@ use super::{Imported, Keys, Note, line_number, quoted, rule};
 use filter::{Filter, Target};
 use spread::Spread;
 
-use crate::policy::{MAX_GROUPS, MAX_RULES, MAX_WORKER};
+use program::MAX_RULES;
+
+use crate::policy::{MAX_GROUPS, MAX_WORKER};
 
 /// The listing as a policy.
 ///

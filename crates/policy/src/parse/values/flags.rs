@@ -1,8 +1,7 @@
 //! Flag bits by name: those that must be set, and with `!` those that must not.
 
 use packet::{Flag, GRE_FLAGS, IP_FLAGS, TCP_FLAGS};
-
-use crate::byte_set::ByteSet;
+use program::ByteSet;
 
 use super::{Parsed, Refused};
 

@@ -10,10 +10,7 @@ mod tests;
 use std::net::IpAddr;
 
 use packet::{EtherType, IpProtocol};
-
-use crate::byte_set::ByteSet;
-use crate::policy::{Fragments, MaskedMac};
-use crate::ranges::Word;
+use program::{ByteSet, Fragments, MaskedMac, Word};
 
 /// What a text is not, with a better hint than the kind's own where there is one.
 #[derive(Debug, PartialEq, Eq)]

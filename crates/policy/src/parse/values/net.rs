@@ -3,9 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use packet::MacAddr;
-
-use crate::policy::MaskedMac;
-use crate::ranges::Word;
+use program::{MaskedMac, Word};
 
 use super::{Parsed, Refused, number};
 

@@ -1,8 +1,7 @@
 //! The values of a cell as keys of a match, field by field; what more narrows it down is `region`'s to find.
 
-use crate::byte_set::ByteSet;
-use crate::policy::{Addresses, Macs, MaskedMac, Match, MplsEntry, VlanMatch};
-use crate::ranges::{RangeSet, Word};
+use program::{Addresses, ByteSet, Macs, MaskedMac, Match, MplsEntry, RangeSet, VlanMatch, Word};
+
 use crate::space::axes::Axes;
 use crate::space::cell::Cell;
 use crate::space::field::{Field, Level};

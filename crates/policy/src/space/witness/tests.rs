@@ -5,11 +5,11 @@ use std::net::IpAddr;
 
 use packet::TunnelKey;
 use packet::build::{label_stack, mpls_label};
+use program::Match;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
 use super::*;
-use crate::policy::Match;
 use crate::space::domain::domain_of;
 use crate::space::kind::{Inside, KINDS, Stack, Structure, TopLabel};
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use packet::{DeepKey, FlowKey, Layers, TunnelKey, TunnelLayers};
 
 use crate::byte_set::ByteSet;
-use crate::policy::{Addresses, Family, Fragments, Macs, Match, MplsEntry, VlanMatch};
+use crate::matching::{Addresses, Family, Fragments, Macs, Match, MplsEntry, VlanMatch};
 use crate::ranges::RangeSet;
 
 mod show;

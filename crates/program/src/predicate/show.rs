@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use packet::{EtherType, IpProtocol, Layers, MacAddr, TunnelLayers};
 
 use crate::byte_set::ByteSet;
-use crate::policy::{Addresses, Fragments, Macs, MaskedMac, MplsEntry};
+use crate::matching::{Addresses, Fragments, Macs, MaskedMac, MplsEntry};
 use crate::ranges::RangeSet;
 
 use super::{Predicate, Test, TunnelTest};

@@ -219,7 +219,7 @@ impl Match {
 }
 
 /// The TPID of an 802.1Q tag, which is also what a device means by "VLAN".
-pub(crate) const C_TAG: u16 = packet::EtherType::VLAN.0;
+pub const C_TAG: u16 = packet::EtherType::VLAN.0;
 
 impl Macs {
     /// These addresses.

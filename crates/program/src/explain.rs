@@ -178,8 +178,6 @@ fn toeplitz(key: &RssKey, input: &[u8]) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use packet::build::FrameBuilder;
-
     use super::*;
 
     /// The first vector of Microsoft's "Verifying the RSS hash calculation".
@@ -190,31 +188,5 @@ mod tests {
         let with_ports = [66, 9, 149, 187, 161, 142, 100, 80, 0x0a, 0xea, 0x06, 0xe6];
         assert_eq!(toeplitz(&RssKey::MICROSOFT, &with_ports), 0x51cc_c178);
         assert_eq!(toeplitz(&RssKey::MICROSOFT, &[]), 0);
-    }
-
-    #[test]
-    fn what_is_sent_is_another_matter_than_what_is_received() {
-        let text = "version = 1\ndefault = 'drop'\n[groups.g]\nworkers = [0]\n\
-            [[rules]]\nname = 'own'\nmatch = { dst = '192.0.2.1' }\naction = 'pass'\ndirection = 'egress'\n\
-            [[rules]]\nname = 'not-there'\nmatch = { dst = '192.0.2.0/24' }\naction = 'drop'\ndirection = 'egress'\n\
-            [[rules]]\nname = 'web'\nmatch = { dst_port = 80 }\naction = { steer = 'g' }\n\
-            [[rules]]\nname = 'ear'\nmatch = { any = true }\naction = { sniff = 'g' }\n";
-        let source = crate::Source::new("p.toml", text);
-        let (policy, _) = crate::parse(&source, &crate::NoFiles).expect("it parses");
-        let program = crate::compile(&policy, &crate::DeviceProfile::ideal(), 1).expect("it compiles");
-        let explained = |last: u8| {
-            let frame = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [192, 0, 2, last].into()).udp(1, 80);
-            let sent = program.explain_sent(&DeepKey::of(&frame.build()));
-            (sent.rule, sent.leaves, sent.copies.len())
-        };
-        assert_eq!(explained(1), (Some(RuleId(0)), true, 1));
-        assert_eq!(explained(2), (Some(RuleId(1)), false, 0), "nobody hears what does not leave");
-        let elsewhere = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [198, 51, 100, 1].into()).udp(1, 80);
-        let sent = program.explain_sent(&DeepKey::of(&elsewhere.build()));
-        assert_eq!(
-            (sent.flow, sent.rule, sent.leaves),
-            (None, None, true),
-            "the default is for the received"
-        );
     }
 }

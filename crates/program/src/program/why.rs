@@ -3,8 +3,8 @@
 
 use serde::Serialize;
 
+use crate::feature::{Errno, Feature};
 use crate::ids::RuleId;
-use crate::profile::{Errno, Feature};
 
 /// A key of a match that the device does not decide alone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

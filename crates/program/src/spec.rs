@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use packet::{DeepKey, FlowKey, Layers, MacAddr, TunnelKey, TunnelLayers};
 
-use crate::policy::C_TAG;
+use crate::matching::C_TAG;
 
 /// One `ibv_flow_spec_*`; a set bit of the mask must agree with the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -16,6 +16,9 @@ pub use why::{Unfinished, Untold, Why};
 /// The name of the pseudo rule that stands for the policy's `default`.
 pub const DEFAULT_RULE: &str = "default";
 
+/// The most rules of one policy; with one class per rule it keeps flow tags far below their 22 bits.
+pub const MAX_RULES: usize = 65_536;
+
 /// A compiled policy. Every id is an index into the vector of the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
