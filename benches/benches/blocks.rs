@@ -4,9 +4,10 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
+use device_model::DeviceProfile;
 use packet::build::FrameBuilder;
 use packet::{EtherType, FlowKey, HashFields, RssKey, Toeplitz};
-use policy::{DeviceProfile, NoFiles, Source};
+use policy::{NoFiles, Source};
 
 fn frames() -> [(&'static str, Vec<u8>); 2] {
     let v4 = FrameBuilder::new()

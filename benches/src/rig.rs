@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use control::{Controller, Device, DeviceSelector};
-use policy::{DeviceProfile, NoFiles, Source};
+use device_model::DeviceProfile;
+use policy::{NoFiles, Source};
 use program::{Program, WorkerId};
 use softnic::wire::WireConfig;
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
 use packet::DeepKey;
-use policy::{DeviceProfile, NoFiles, Source, import};
+use policy::{NoFiles, Source, import};
+use device_model::DeviceProfile;
 use program::Predicate;
 
 /// The longest that reading a text of the fuzzer's size may take, sanitizers and a busy machine included.

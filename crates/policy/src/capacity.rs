@@ -4,11 +4,11 @@
 
 use std::collections::HashSet;
 
+use device_model::{DeviceProfile, Limit};
 use program::{Errno, Flow, FlowAction, FlowKind, Program, Spec, WorkerId};
 use serde::Serialize;
 
 use crate::compile::{ByMask, Obstacle};
-use crate::profile::{DeviceProfile, Limit};
 
 /// A program against a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

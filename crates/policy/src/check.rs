@@ -4,13 +4,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use device_model::DeviceProfile;
 use program::{Decide, Feature, FlowAction, GroupId, Placement, Program, RuleId, Verdict};
 use serde::Serialize;
 
 use crate::compile::{Covers, Taken, attempt};
 use crate::diagnostics::{Diagnostic, MAX_DIAGNOSTICS};
 use crate::policy::Policy;
-use crate::profile::DeviceProfile;
 
 /// The findings.
 #[derive(Clone, Debug, Serialize)]

@@ -15,7 +15,6 @@ mod diagnostics;
 pub mod import;
 mod parse;
 pub mod policy;
-mod profile;
 mod report;
 mod schema;
 mod source;
@@ -31,7 +30,6 @@ pub use parse::{
     parse_with,
 };
 pub use policy::Policy;
-pub use profile::{DeviceProfile, Limit, LimitRow, PriorityTable, Refusal};
 pub use report::{Decided, Report, RuleReport, report};
 pub use schema::schema;
 pub use source::{Folder, MAX_FILE_BYTES, NoFiles, SetLoader, Source};

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use device_model::DeviceProfile;
 use program::{Decide, Errno, Family, Feature, Match, Placement, Program, RuleId, Unfinished, Untold, Why};
 use serde::Serialize;
 
@@ -11,7 +12,6 @@ use crate::check::{Check, RuleCheck, check_for};
 use crate::compile::{Obstacle, attempt};
 use crate::diagnostics::Diagnostic;
 use crate::policy::Policy;
-use crate::profile::DeviceProfile;
 use crate::together::together;
 
 /// So many rules are named in a note.

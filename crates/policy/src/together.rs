@@ -4,10 +4,10 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use device_model::{DeviceProfile, Limit, PriorityTable};
 use program::{Errno, Flow, FlowAction, FlowKind, Program, Spec};
 
 use crate::compile::Obstacle;
-use crate::profile::{DeviceProfile, Limit, PriorityTable};
 
 /// Why `after` cannot come to a device beside `before`; `None`: nothing that is known of. A rule that it names is one
 /// of `after`.

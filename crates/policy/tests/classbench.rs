@@ -7,7 +7,8 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use policy::{DeviceProfile, NoFiles, Source};
+use device_model::DeviceProfile;
+use policy::{NoFiles, Source};
 use program::Program;
 
 const SETS: [&str; 6] = ["acl_1k", "acl1_1k", "acl5_1k", "fw1_1k", "ipc1_1k", "acl1_10k"];

@@ -6,8 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::path::Path;
 
+use device_model::DeviceProfile;
 use packet::DeepKey;
-use policy::{DeviceProfile, Source};
+use policy::Source;
 use program::RuleId;
 
 /// Name in RULES.tsv, and the match that says it. An untagged rule there looks at the first ethertype.

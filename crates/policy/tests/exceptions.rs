@@ -7,8 +7,9 @@ mod support;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
+use device_model::DeviceProfile;
 use packet::{DeepKey, FlowKey};
-use policy::{Decided, DeviceProfile, NoFiles, Policy, Report, Source};
+use policy::{Decided, NoFiles, Policy, Report, Source};
 use program::{Outcome, Program, RuleId, Verdict};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;

@@ -1,8 +1,9 @@
 //! `Program::explain_sent` on compiled programs.
 
+use device_model::DeviceProfile;
 use packet::DeepKey;
 use packet::build::FrameBuilder;
-use policy::{DeviceProfile, NoFiles, Source};
+use policy::{NoFiles, Source};
 use program::RuleId;
 
 #[test]

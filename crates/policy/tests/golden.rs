@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use policy::{DeviceProfile, Source};
+use device_model::DeviceProfile;
+use policy::Source;
 use program::Placement;
 
 fn files() -> BTreeMap<String, String> {

@@ -7,8 +7,8 @@ mod support;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
+use device_model::DeviceProfile;
 use packet::{DeepKey, Toeplitz};
-use policy::DeviceProfile;
 use program::{
     Copied, Decide, Flow, FlowAction, FlowKind, GroupId, Outcome, Placement, Program, RuleId, Spec, Verdict,
     WorkerId,

@@ -1,7 +1,8 @@
 //! A device that takes flows on multicast alone after all others, in one priority: what of a policy it can do
 //! in the policy's order, and what is refused.
 
-use policy::{DeviceProfile, Diagnostics, NoFiles, PriorityTable, Source};
+use device_model::{DeviceProfile, PriorityTable};
+use policy::{Diagnostics, NoFiles, Source};
 use program::Program;
 
 const GROUPS: &str = "version = 1\n[groups.g]\nworkers = 'all'\n";

@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use policy::{DeviceProfile, LoadOptions, Source};
+use device_model::DeviceProfile;
+use policy::{LoadOptions, Source};
 use program::{Placement, Program};
 use serde_json::Value;
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use policy::{DeviceProfile, MAX_DIAGNOSTICS, Source};
+use device_model::DeviceProfile;
+use policy::{MAX_DIAGNOSTICS, Source};
 use proptest::prelude::*;
 
 const GOOD: [&str; 4] = [

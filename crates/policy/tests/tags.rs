@@ -4,9 +4,10 @@
 use std::fmt::Write as _;
 use std::io::Write as _;
 
+use device_model::DeviceProfile;
 use packet::build::FrameBuilder;
 use packet::{DeepKey, EtherType, IpProtocol};
-use policy::{DeviceProfile, NoFiles, Policy, Source, compile, compile_with};
+use policy::{NoFiles, Policy, Source, compile, compile_with};
 use program::{
     Decide, EspMatch, FlowAction, FlowKind, GreMatch, MplsMatch, Placement, Program, Spec, Verdict,
     VxlanMatch,

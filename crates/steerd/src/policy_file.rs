@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
+use device_model::DeviceProfile;
 use policy::policy::Workers;
-use policy::{DeviceProfile, Diagnostic, Diagnostics, LoadOptions, NoFiles, Policy, Source};
+use policy::{Diagnostic, Diagnostics, LoadOptions, NoFiles, Policy, Source};
 use program::Program;
 
 use crate::settings::{PolicySource, PolicyText};

@@ -1,7 +1,8 @@
 //! What a command is about: which policy, for which device, for how many workers. `check` and `explain` ask
 //! here; a real device of the settings is asked for its limits, nothing is put on it.
 
-use policy::{DeviceProfile, Diagnostics};
+use device_model::DeviceProfile;
+use policy::Diagnostics;
 
 use crate::cli::{PolicyArgs, Profile};
 use crate::error::Error;

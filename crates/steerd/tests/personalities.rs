@@ -20,9 +20,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use case::Case;
+use device_model::DeviceProfile;
 use draw::{Flavour, Line, edges, in_words, parse, sayable, text};
 use packet::DeepKey;
-use policy::DeviceProfile;
 use policy::policy::{Action, Direction};
 use program::Verdict;
 use proptest::strategy::{Strategy, ValueTree};

@@ -14,10 +14,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use device_model::DeviceProfile;
 use packet::build::FrameBuilder;
 use packet::{DeepKey, IpProtocol};
 use policy::import::{self, ClassBench};
-use policy::{Decided, DeviceProfile, NoFiles, Policy, Report, Source};
+use policy::{Decided, NoFiles, Policy, Report, Source};
 use program::Verdict;
 use rig::Rig;
 use softnic::Personality;

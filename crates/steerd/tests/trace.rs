@@ -4,9 +4,10 @@ mod support;
 
 use std::sync::Arc;
 
+use device_model::DeviceProfile;
 use packet::{EtherType, FlowKey, Layers};
 use policy::import::{ClassBench, classbench_with};
-use policy::{DeviceProfile, NoFiles, Source};
+use policy::{NoFiles, Source};
 
 /// Source, destination, ports and protocol; ports count for TCP and UDP alone.
 fn key(line: &str) -> FlowKey {

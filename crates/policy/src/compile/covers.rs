@@ -1,8 +1,9 @@
 //! Who takes the packets of a rule that gets none, as far as single rules do. Called by `check`, which warns of
 //! such rules; nothing is compiled by it.
 
+use device_model::DeviceProfile;
+
 use crate::policy::{Action, Policy, RuleDefinition};
-use crate::profile::DeviceProfile;
 
 use super::cube::{Cube, Image};
 use super::expand::{Expansion, expand};

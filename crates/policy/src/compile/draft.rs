@@ -5,6 +5,7 @@ mod limits;
 
 use std::collections::{BTreeMap, HashSet};
 
+use device_model::DeviceProfile;
 use program::{
     Class, ClassId, DEFAULT_RULE, Decide, Flow, FlowAction, FlowKind, Group, GroupId, HashVariant, Outcome,
     Program, QueueId, RssQueue, RuleId,
@@ -12,7 +13,6 @@ use program::{
 
 use crate::diagnostics::Place;
 use crate::policy::Policy;
-use crate::profile::DeviceProfile;
 
 use super::claims::{Claims, MAX_STEPS, MAX_STEPS_IN_ALL};
 use super::classes::{Expanded, decide, decide_all, verdict};

@@ -4,12 +4,11 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use device_model::DeviceProfile;
 use packet::MacAddr;
 use program::{
     EspMatch, EthernetMatch, Feature, GreMatch, Ipv4Match, Ipv6Match, MplsMatch, PortMatch, Spec, VxlanMatch,
 };
-
-use crate::profile::DeviceProfile;
 
 use super::cube::{
     Cube, DST_HIGH, DST_IPV4, DST_LOW, DST_MAC, DST_PORT, ESP_SEQ, ESP_SPI, ETHER_TYPE, FLOW_LABEL, Field,

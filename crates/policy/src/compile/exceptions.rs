@@ -13,10 +13,10 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use device_model::DeviceProfile;
 use program::{Exception, RuleId, Unfinished, Untold, Why};
 
 use crate::policy::{Action, Direction, Policy};
-use crate::profile::DeviceProfile;
 
 use super::classes::{Expanded, common};
 use super::cube::{Cube, Field, LAYERS, SENT};

@@ -2,13 +2,13 @@
 //! cube each. Where the device has no words for a key, or the masks would be too many, the cubes cover more
 //! than the match and the key is named, for the worker to finish.
 
+use device_model::DeviceProfile;
 use packet::IpProtocol;
 use program::{
     Addresses, ByteSet, C_TAG, Family, Fragments, Macs, Match, RangeSet, Unfinished, VlanMatch, Why, Word,
 };
 
 use crate::policy::Direction;
-use crate::profile::DeviceProfile;
 
 use super::cube::{
     Cube, DST_HIGH, DST_IPV4, DST_LOW, DST_MAC, DST_PORT, ETHER_TYPE, FLOW_LABEL, Field, HAS_IPV4, HAS_IPV6,

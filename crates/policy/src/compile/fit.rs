@@ -4,9 +4,8 @@
 
 use std::collections::HashSet;
 
+use device_model::DeviceProfile;
 use program::{Errno, Feature, Match, Unfinished, Why};
-
-use crate::profile::DeviceProfile;
 
 use super::cube::{
     Cube, DST_MAC, DST_PORT, ESP_SEQ, ESP_SPI, ETHER_TYPE, FLOW_LABEL, Field, GRE_FLAGS, GRE_KEY,

@@ -25,12 +25,12 @@ mod tables;
 mod tunnel;
 mod witness;
 
+use device_model::DeviceProfile;
 use program::{Predicate, Program, Unfinished, Why};
 
 use crate::capacity::Capacity;
 use crate::diagnostics::Diagnostics;
 use crate::policy::{Action, Policy, RuleDefinition};
-use crate::profile::DeviceProfile;
 
 use claims::Claims;
 use classes::Expanded;

@@ -1,8 +1,9 @@
 //! Devices that take flows on multicast alone after all others, in one priority: what they cannot do in the
 //! policy's order is refused. Called by `compile`; what is received is mended before, by `placing`.
 
+use device_model::{DeviceProfile, Limit, PriorityTable};
+
 use crate::policy::{Direction, Policy};
-use crate::profile::{DeviceProfile, Limit, PriorityTable};
 
 use super::classes::Expanded;
 use super::draft::Draft;

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::profile::{DeviceProfile, PriorityTable};
+use device_model::{DeviceProfile, PriorityTable};
 
 use super::cube::{Image, SENT};
 use super::priority::Candidate;

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeSet;
 
+use device_model::{DeviceProfile, Limit};
 use program::{Class, DEFAULT_RULE, Decide, Feature, GroupId, Placement, Rule, Unfinished, Why};
 
 use crate::policy::{Action, Direction, Policy};
-use crate::profile::{DeviceProfile, Limit};
 
 use super::claims::Claims;
 use super::classes::{Expanded, next_group, verdict};

@@ -4,7 +4,7 @@
 //! takes before both need no order. A flow that copies takes nothing; those that take what it copies may
 //! share its priority, because copies are made first.
 
-use crate::profile::DeviceProfile;
+use device_model::DeviceProfile;
 
 use super::cube::{Cube, Image};
 use super::fit::comes_last;

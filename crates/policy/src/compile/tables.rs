@@ -3,12 +3,12 @@
 
 use std::collections::BTreeSet;
 
+use device_model::{DeviceProfile, Limit};
 use packet::HashFields;
 use program::{Group, HashVariant, WorkerId};
 
 use crate::diagnostics::Severity;
 use crate::policy::{DEFAULT_TABLE_SIZE, GroupDefinition, MAX_TABLE_SIZE, Policy, Workers};
-use crate::profile::{DeviceProfile, Limit};
 
 use super::cube::{Cube, Field, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP};
 use super::findings::{Findings, Obstacle};

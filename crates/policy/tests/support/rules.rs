@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use policy::{DeviceProfile, Diagnostics, NoFiles, Policy, Source};
+use device_model::DeviceProfile;
+use policy::{Diagnostics, NoFiles, Policy, Source};
 use program::{Feature, GroupId, Verdict};
 use proptest::prelude::*;
 

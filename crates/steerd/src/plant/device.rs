@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::gate::Gated;
 use crate::settings::Settings;
 use control::{Device, DeviceSelector, DeviceSummary};
-use policy::DeviceProfile;
+use device_model::DeviceProfile;
 use rustix::io::Errno;
 use softnic::{Drive, PortConfig, SoftNic, SoftNicConfig};
 

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use control::{Controller, Device, DeviceSelector};
-use policy::{DeviceProfile, Source};
+use device_model::DeviceProfile;
+use policy::Source;
 use program::{Program, WorkerId};
 use softnic::wire::{PcapConfig, PcapMode, WireConfig};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};

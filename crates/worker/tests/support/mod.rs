@@ -8,9 +8,10 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use control::{Controller, Device, DeviceSelector, Error, FlowRequest, Installer, Refusal, VerbsInstaller};
+use device_model::DeviceProfile;
 use hugemem::PageKind;
 use packet::MacAddr;
-use policy::{DeviceProfile, NoFiles, Source};
+use policy::{NoFiles, Source};
 use program::{Program, WorkerId};
 use softnic::wire::{Burst, MAX_FRAME_BYTES, RxFrame, SOFT_MAC, TransmitError, Wire, WireState};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};

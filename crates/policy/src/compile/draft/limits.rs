@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use device_model::{Limit, PriorityTable};
+
 use crate::policy::Policy;
-use crate::profile::{Limit, PriorityTable};
 
 use super::super::claims::{MAX_STEPS, MAX_STEPS_IN_ALL};
 use super::super::cluster::cluster;

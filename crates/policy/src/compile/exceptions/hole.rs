@@ -3,9 +3,8 @@
 
 use std::collections::HashSet;
 
+use device_model::DeviceProfile;
 use program::{Untold, Why};
-
-use crate::profile::DeviceProfile;
 
 use super::super::cube::{
     Cube, DST_HIGH, DST_LOW, DST_MAC, DST_PORT, ESP_SEQ, ESP_SPI, ETHER_TYPE, FLOW_LABEL, Field, GRE_FLAGS,

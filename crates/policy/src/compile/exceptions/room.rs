@@ -1,8 +1,7 @@
 //! What exceptions may cost: how many pieces they may add to flows. Called by `exceptions`; cuts nothing.
 
+use device_model::DeviceProfile;
 use program::Untold;
-
-use crate::profile::DeviceProfile;
 
 use super::super::classes::Expanded;
 
