@@ -20,6 +20,7 @@ mod schema;
 mod source;
 pub mod space;
 mod together;
+mod witness;
 
 pub use capacity::{Capacity, CapacityRow, PriorityUse};
 pub use check::{Check, RuleCheck, check, check_for};
@@ -34,6 +35,7 @@ pub use report::{Decided, Report, RuleReport, report};
 pub use schema::schema;
 pub use source::{Folder, MAX_FILE_BYTES, NoFiles, SetLoader, Source};
 pub use together::together;
+pub use witness::Witness;
 
 /// Reads a policy file; the set files that it names are relative to it.
 ///

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 
 use packet::{DeepKey, EtherType, FlowKey, IpProtocol, Layers, MacAddr, TCP_FLAGS, TunnelLayers};
-use policy::space::Witness;
+use policy::Witness;
 
 /// What most packets have.
 const USUAL_TTL: u8 = 64;

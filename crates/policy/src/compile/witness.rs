@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use packet::build::FrameBuilder;
 use packet::{EtherType, IpProtocol, MacAddr};
 
-use crate::space::Witness;
+use crate::Witness;
 
 use super::cube::{
     Cube, DST_HIGH, DST_IPV4, DST_LOW, DST_MAC, DST_PORT, ESP_SEQ, ESP_SPI, ETHER_TYPE, FLOW_LABEL, Field,

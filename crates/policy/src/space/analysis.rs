@@ -7,13 +7,14 @@ use std::collections::BTreeSet;
 use program::{Predicate, RuleId};
 use serde::Serialize;
 
+use crate::Witness;
 use crate::policy::{Direction, Policy};
 
 use super::Progress;
 use super::cell::Cell;
 use super::lane::{Entry, Fate, Lane, Role, by_rule, id, is_within};
 use super::search::{Cover, Free, Space, Undecided};
-use super::witness::{self, Witness};
+use super::witness;
 
 /// Of a rule's conflicts and of its overlaps no more than this are named with a packet; all are counted.
 pub const MAX_LISTED_PAIRS: usize = 8;

@@ -8,6 +8,7 @@
 use program::{GroupId, RuleId};
 use serde::Serialize;
 
+use crate::Witness;
 use crate::policy::{Direction, Policy};
 
 use super::Progress;
@@ -18,7 +19,6 @@ use super::pairs::Pairs;
 use super::region::Region;
 use super::search::Space;
 use super::tell::{Side, Telling};
-use super::witness::Witness;
 
 /// How much is told of what is different.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

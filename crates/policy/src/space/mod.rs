@@ -35,7 +35,6 @@ pub use diff::{MAX_COUNTED_REGIONS, MAX_NAMED_OPEN, MAX_NAMED_RULES, MAX_PAIRS, 
 pub use region::Region;
 pub use search::{MAX_COMPARISONS, MAX_COMPARISONS_IN_ALL};
 pub use text::match_text;
-pub use witness::Witness;
 
 /// How far a long question has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,6 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::Witness;
+
 use super::Progress;
 use super::cell::Cell;
 use super::common::Changed;
@@ -12,7 +14,7 @@ use super::grow::{Grown, Wanted, regions_of};
 use super::lane::{Entry, Lane, Role};
 use super::region;
 use super::search::{Cover, Free, Space, Undecided};
-use super::witness::{self, Witness};
+use super::witness;
 
 /// While less than this part of all comparisons is left no regions are looked for.
 const LEFT_FOR_REGIONS: f64 = 0.5;

@@ -1,7 +1,10 @@
 //! `check --format json`: one object, described in docs/commands.md. Prints; decides nothing.
 
-use policy::space::{Need, Pairs, Reach, Relation, RuleAnalysis, Witness};
 use policy::{Capacity, Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Obstacle, RuleReport};
+use policy::{
+    Witness,
+    space::{Need, Pairs, Reach, Relation, RuleAnalysis},
+};
 use program::RuleId;
 use serde::Serialize;
 

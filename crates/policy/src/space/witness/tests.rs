@@ -3,8 +3,8 @@
 use std::cell::Cell as Counter;
 use std::net::IpAddr;
 
-use packet::TunnelKey;
 use packet::build::{label_stack, mpls_label};
+use packet::{DeepKey, FlowKey, Layers, TunnelKey, TunnelLayers};
 use program::Match;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
