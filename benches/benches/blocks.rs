@@ -45,7 +45,7 @@ fn resolve(criterion: &mut Criterion) {
         [[rules]]\nname = 'syn'\nmatch = { protocol = 'tcp', dst_port = 443, tcp_flags = 'syn,!ack' }\naction = { steer = 'every' }\n\
         [[rules]]\nname = 'web'\nmatch = { protocol = 'tcp', dst_port = 443 }\naction = { steer = 'every' }\n";
     let (policy, _) = policy::parse(&Source::new("bench.toml", text), &NoFiles).expect("a policy");
-    let program = policy::compile(&policy, &DeviceProfile::ideal(), 2).expect("a program");
+    let program = compiler::compile(&policy, &DeviceProfile::ideal(), 2).expect("a program");
     let class = program.classes.iter().flatten().find(|class| !class.is_exact()).expect("a hybrid class");
     let [_, (_, frame)] = frames();
     let key = FlowKey::of(&frame);

@@ -106,5 +106,5 @@ fn program(rules: usize, workers: usize) -> Arc<Program> {
     }
     text.push_str("[[rules]]\nname = 'dns'\nmatch = { protocol = 'udp', dst_port = 53 }\naction = { steer = 'every' }\n");
     let (policy, _) = policy::parse(&Source::new("bench.toml", text), &NoFiles).expect("a policy");
-    Arc::new(policy::compile(&policy, &DeviceProfile::ideal(), workers).expect("a program"))
+    Arc::new(compiler::compile(&policy, &DeviceProfile::ideal(), workers).expect("a program"))
 }

@@ -35,7 +35,7 @@ fuzz_target!(|data: (&str, &str, &[u8])| {
         }
         let _ = predicate.to_string();
     }
-    let Ok(program) = policy::compile(&policy, &DeviceProfile::ideal(), 4) else { return };
+    let Ok(program) = compiler::compile(&policy, &DeviceProfile::ideal(), 4) else { return };
     let explained = program.explain_deep(&key);
     assert!(explained.outcome.rule.index() < program.rules.len());
 });

@@ -205,7 +205,7 @@ impl Diagnostics {
 
     /// The same for one that is made only if it is listed: finding its column and its hint takes longer
     /// than finding that something is wrong.
-    pub(crate) fn push_with(&mut self, severity: Severity, make: impl FnOnce() -> Diagnostic) {
+    pub fn push_with(&mut self, severity: Severity, make: impl FnOnce() -> Diagnostic) {
         let is_error = severity == Severity::Error;
         self.errors += usize::from(is_error);
         if self.list.len() >= MAX_DIAGNOSTICS {
@@ -226,7 +226,7 @@ impl Diagnostics {
     }
 
     /// How many errors there were, listed or not.
-    pub(crate) fn error_count(&self) -> usize {
+    pub fn error_count(&self) -> usize {
         self.errors
     }
 
@@ -237,7 +237,7 @@ impl Diagnostics {
     }
 
     /// Sorts by place; equal places keep their order.
-    pub(crate) fn sort(&mut self) {
+    pub fn sort(&mut self) {
         self.list.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
     }
 

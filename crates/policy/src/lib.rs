@@ -1,40 +1,40 @@
-//! The policy compiler: TOML text to a [`Policy`], a [`Policy`] to the [`Program`] that a device and its
-//! workers run. Pure: it opens no device, starts no thread and prints nothing; only [`load`] reads files.
+//! The policy language: TOML text to a [`Policy`] and back to messages for people. It knows no device and compiles
+//! nothing; only [`load`] reads files.
 //!
-//! The way through: `parse` (text, sets, spans) -> `policy` (checked values) -> `compile` (cubes of header
-//! bits, priorities, classes) -> `program` (plain data), with `explain` and `check` looking at the result.
+//! The way through: `parse` (text, sets, spans) -> `policy` (checked values). Every problem is a [`Diagnostic`] with
+//! place, label and hint. Beside it: [`schema()`] for editors, [`import`] for the rules of other tools.
+//!
+//! ```
+//! use policy::{NoFiles, Source};
+//!
+//! let text = "version = 1\n[groups.rx]\nworkers = 'all'\n\
+//!     [[rules]]\nname = 'dns'\nmatch = { dst_port = 53 }\naction = { steer = 'rz' }\n";
+//! let problems = policy::parse(&Source::new("dns.toml", text), &NoFiles).unwrap_err();
+//! let first = &problems.list[0];
+//! assert_eq!((first.line, first.message.as_str()), (7, "unknown group `rz`"));
+//! ```
 #![forbid(unsafe_code)]
 
 use std::path::Path;
 use std::sync::Arc;
 
-mod capacity;
-mod check;
-mod compile;
 mod diagnostics;
 pub mod import;
 mod parse;
 pub mod policy;
-mod report;
 mod schema;
 mod source;
 pub mod space;
-mod together;
 mod witness;
 
-pub use capacity::{Capacity, CapacityRow, PriorityUse};
-pub use check::{Check, RuleCheck, check, check_for};
-pub use compile::{Obstacle, compile, compile_with};
 pub use diagnostics::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Place, Severity};
 pub use parse::{
     LoadOptions, MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_SUBSTITUTED_BYTES, MAX_TOTAL_BYTES, parse,
     parse_with,
 };
 pub use policy::Policy;
-pub use report::{Decided, Report, RuleReport, report};
 pub use schema::schema;
 pub use source::{Folder, MAX_FILE_BYTES, NoFiles, SetLoader, Source};
-pub use together::together;
 pub use witness::Witness;
 
 /// Reads a policy file; the set files that it names are relative to it.

@@ -39,8 +39,8 @@ pub(crate) fn compile(
 ) -> Result<Compiled, Diagnostics> {
     let (policy, mut warnings) = load(source)?;
     let workers = workers.unwrap_or_else(|| workers_named(&policy));
-    let program = policy::compile_with(&policy, profile, workers, previous)?;
-    warnings.extend(policy::check_for(&policy, profile, workers, &program).warnings);
+    let program = compiler::compile_with(&policy, profile, workers, previous)?;
+    warnings.extend(compiler::check_for(&policy, profile, workers, &program).warnings);
     Ok(Compiled { program: Arc::new(program), warnings })
 }
 

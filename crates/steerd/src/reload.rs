@@ -105,9 +105,9 @@ fn replace(plant: &Plant) -> Result<(), String> {
             format!("{} in {source}{first}", policy_file::error_count(&diagnostics))
         })?;
     compiled.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-    if let Some(obstacle) = policy::together(&before, &compiled.program, &profile) {
+    if let Some(obstacle) = compiler::together(&before, &compiled.program, &profile) {
         let errno = obstacle.errno.map_or_else(String::new, |errno| format!(" ({errno})"));
-        let policy::Obstacle { reason, limit, remedy, .. } = obstacle;
+        let compiler::Obstacle { reason, limit, remedy, .. } = obstacle;
         return Err(format!("{source}: {reason}: {limit}{errno} (hint: {remedy})"));
     }
     plant.install(compiled.program).map_err(|error| chain(&error))

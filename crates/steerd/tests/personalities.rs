@@ -137,7 +137,7 @@ fn one(rig: &mut Rig, profile: &DeviceProfile, seed: u64, met: &mut Met) {
     let text = text(&lines, default);
     let policy = parse(&text).unwrap_or_else(|bad| panic!("{bad}\n{text}"));
     let installed = rig.installed();
-    let compiled = policy::compile_with(&policy, profile, WORKERS as usize, installed.as_deref());
+    let compiled = compiler::compile_with(&policy, profile, WORKERS as usize, installed.as_deref());
     let program = match compiled {
         Ok(program) => Arc::new(program),
         Err(bad) => {
@@ -202,7 +202,7 @@ fn value<S: Strategy>(runner: &mut TestRunner, strategy: &S) -> S::Value {
 fn alone(mut line: Line, profile: &DeviceProfile, met: &mut Met) -> Option<Line> {
     let refusal = |line: &Line| {
         let policy = parse(&text(std::slice::from_ref(line), Action::Kernel)).map_err(|_| None)?;
-        let compiled = policy::compile(&policy, profile, WORKERS as usize);
+        let compiled = compiler::compile(&policy, profile, WORKERS as usize);
         compiled.map(|_| ()).map_err(|bad| Some(bad.list[0].message.clone()))
     };
     met.lines += 1;

@@ -14,11 +14,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use compiler::{Decided, Report};
 use device_model::DeviceProfile;
 use packet::build::FrameBuilder;
 use packet::{DeepKey, IpProtocol};
 use policy::import::{self, ClassBench};
-use policy::{Decided, NoFiles, Policy, Report, Source};
+use policy::{NoFiles, Policy, Source};
 use program::Verdict;
 use rig::Rig;
 use softnic::Personality;
@@ -96,7 +97,7 @@ fn every_set_for(device: &str) -> Option<Vec<(&'static str, Report)>> {
         let policy = policy(&folder, set, ClassBench::default());
         assert_eq!(policy.rules.len(), filters, "{set}: a rule for each filter");
         let started = Instant::now();
-        let report = policy::report(&policy, &profile, WORKERS as usize, None);
+        let report = compiler::report(&policy, &profile, WORKERS as usize, None);
         println!("{device} {set}: {} ({:?})", summary(&report), started.elapsed());
         check_words(&format!("{set} for {device}"), &report);
         (set, report)
@@ -146,7 +147,7 @@ fn frame(line: &str) -> Vec<u8> {
 fn a_trace_meets_the_rules_that_the_oracle_found() {
     let Some(folder) = rules() else { return };
     let policy = policy(&folder, "acl_1k", ClassBench { tcp_flags: false });
-    let program = policy::compile(&policy, &DeviceProfile::ideal(), WORKERS as usize);
+    let program = compiler::compile(&policy, &DeviceProfile::ideal(), WORKERS as usize);
     let program = Arc::new(program.unwrap_or_else(|bad| panic!("{bad}")));
     let mut rig = Rig::new(Personality::Ideal, WORKERS);
     rig.install(&program).expect("it installs");

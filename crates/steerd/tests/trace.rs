@@ -46,7 +46,7 @@ fn explain_names_the_expected_rule_for_every_packet_of_the_trace() {
     let trace = read("acl_1k_trace");
     let packets: Vec<FlowKey> = trace.lines().map(key).collect();
     for profile in [DeviceProfile::ideal(), DeviceProfile::mlx5()] {
-        let Ok(program) = policy::compile(&policy, &profile, 1) else {
+        let Ok(program) = compiler::compile(&policy, &profile, 1) else {
             assert_ne!(profile.name, "ideal", "it must fit there");
             continue;
         };

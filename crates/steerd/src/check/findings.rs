@@ -3,8 +3,9 @@
 
 use std::collections::HashSet;
 
+use compiler::Report;
 use policy::space::{Analysis, Reach, RuleAnalysis};
-use policy::{Diagnostic, Policy, Report};
+use policy::{Diagnostic, Policy};
 use program::RuleId;
 
 /// So many names are told of a longer list.

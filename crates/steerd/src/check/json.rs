@@ -1,6 +1,7 @@
 //! `check --format json`: one object, described in docs/commands.md. Prints; decides nothing.
 
-use policy::{Capacity, Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Obstacle, RuleReport};
+use compiler::{Capacity, Obstacle, RuleReport};
+use policy::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
 use policy::{
     Witness,
     space::{Need, Pairs, Reach, Relation, RuleAnalysis},

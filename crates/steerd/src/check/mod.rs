@@ -6,8 +6,9 @@ mod findings;
 mod json;
 mod text;
 
+use compiler::{Decided, Report};
 use policy::space::Analysis;
-use policy::{Decided, Diagnostic, Diagnostics, Policy, Report};
+use policy::{Diagnostic, Diagnostics, Policy};
 
 use crate::cli::{CheckArgs, Cli, Deny, Format};
 use crate::error::Error;
@@ -51,7 +52,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Answer, Error> {
         }
     };
     let workers = workers.unwrap_or_else(|| policy_file::workers_named(&policy));
-    let mut report = policy::report(&policy, &profile, workers, None);
+    let mut report = compiler::report(&policy, &profile, workers, None);
     for (index, rule) in report.rules.iter_mut().enumerate() {
         rule.action = deeds::written(&policy, index);
     }

@@ -6,7 +6,7 @@ mod rules;
 
 use std::fmt::Write as _;
 
-use policy::Obstacle;
+use compiler::Obstacle;
 use policy::space::{Analysis, Need, Pair, Reach, Relation};
 use program::RuleId;
 

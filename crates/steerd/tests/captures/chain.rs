@@ -25,7 +25,7 @@ pub(crate) struct Chain {
 pub(crate) fn compile(text: &str, workers: usize) -> Arc<Program> {
     let source = Source::new("captures.toml", text);
     let (policy, _) = policy::parse(&source, &policy::NoFiles).unwrap_or_else(|bad| panic!("{bad}"));
-    let program = policy::compile(&policy, &DeviceProfile::ideal(), workers);
+    let program = compiler::compile(&policy, &DeviceProfile::ideal(), workers);
     Arc::new(program.unwrap_or_else(|bad| panic!("{bad}")))
 }
 

@@ -179,7 +179,7 @@ pub fn nic(name: &str, drive: Drive, wires: Vec<Box<dyn Wire>>) -> SoftNic {
 /// A policy compiled for the ideal device.
 pub fn compile(policy: &str, workers: usize) -> Arc<Program> {
     let (parsed, _) = policy::parse(&Source::new("test.toml", policy), &NoFiles).expect("a right policy");
-    Arc::new(policy::compile(&parsed, &DeviceProfile::ideal(), workers).expect("a program"))
+    Arc::new(compiler::compile(&parsed, &DeviceProfile::ideal(), workers).expect("a program"))
 }
 
 impl Rig {

@@ -1,6 +1,6 @@
 //! What a program takes of a device, as a table of what can run out and one of its priorities. Makes text alone.
 
-use policy::{Capacity, CapacityRow};
+use compiler::{Capacity, CapacityRow};
 
 use crate::paint::{Page, Tone};
 use crate::table::{Grid, number};

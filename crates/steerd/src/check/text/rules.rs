@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use policy::{Decided, Report, RuleReport};
+use compiler::{Decided, Report, RuleReport};
 
 use crate::paint::{Page, Tone};
 use crate::table::{Grid, counted};

@@ -1,0 +1,83 @@
+//! ClassBench rule sets, written as policies: what compiling them costs. Runs where `STEERD_CORPORA` names the
+//! corpora; the times mean something in release builds only, and with nothing else running.
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use device_model::DeviceProfile;
+use policy::{NoFiles, Source};
+use program::Program;
+
+const SETS: [&str; 6] = ["acl_1k", "acl1_1k", "acl5_1k", "fw1_1k", "ipc1_1k", "acl1_10k"];
+
+/// A line of a set, `@src dst lo : hi lo : hi proto/mask flags/mask`, as a rule; TCP flags are left out.
+fn rule(index: usize, line: &str) -> String {
+    let columns: Vec<&str> = line.trim_start_matches('@').split_whitespace().collect();
+    let mut keys = vec!["family = \"ipv4\"".to_owned()];
+    for (key, address) in [("src", columns[0]), ("dst", columns[1])] {
+        if !address.ends_with("/0") {
+            keys.push(format!("{key} = \"{address}\""));
+        }
+    }
+    for (key, low, high) in [("src_port", columns[2], columns[4]), ("dst_port", columns[5], columns[7])] {
+        if (low, high) != ("0", "65535") {
+            keys.push(format!("{key} = \"{low}-{high}\""));
+        }
+    }
+    if let Some(protocol) = columns[8].strip_suffix("/0xFF") {
+        let protocol = u8::from_str_radix(protocol.trim_start_matches("0x"), 16).expect("a protocol");
+        keys.push(format!("protocol = {protocol}"));
+    }
+    let action = if index % 3 == 2 { "\"drop\"" } else { "{ steer = \"g\" }" };
+    format!("[[rules]]\nname = \"r{index}\"\nmatch = {{ {} }}\naction = {action}\n", keys.join(", "))
+}
+
+fn policy_text(set: &Path) -> String {
+    let lines = std::fs::read_to_string(set).expect("the set can be read");
+    let mut text = "version = 1\n[groups.g]\nworkers = \"all\"\n".to_owned();
+    for (index, line) in lines.lines().enumerate() {
+        text.write_str(&rule(index, line)).expect("strings take text");
+    }
+    text
+}
+
+/// The folder of rule sets, or `None` after saying that there is none.
+fn sets() -> Option<PathBuf> {
+    let Some(corpora) = std::env::var_os("STEERD_CORPORA") else {
+        assert!(std::env::var_os("CI").is_none(), "STEERD_CORPORA must name the corpora where CI is set");
+        // Past the test harness, which swallows what `eprintln!` says of a test that passes.
+        let _ = writeln!(std::io::stderr(), "NOT RUN: set STEERD_CORPORA to the folder of the corpora");
+        return None;
+    };
+    Some(Path::new(&corpora).join("rules"))
+}
+
+fn compile(
+    text: &str,
+    profile: &DeviceProfile,
+) -> (Duration, Duration, Result<Program, policy::Diagnostics>) {
+    let started = Instant::now();
+    let (policy, _) = policy::parse(&Source::new("set.toml", text), &NoFiles).expect("it parses");
+    let parsed = started.elapsed();
+    let started = Instant::now();
+    let program = compiler::compile(&policy, profile, 4);
+    (parsed, started.elapsed(), program)
+}
+
+#[test]
+#[ignore = "timing: run with --release, alone"]
+fn compiling_is_fast() {
+    let Some(folder) = sets() else { return };
+    for set in SETS {
+        let text = policy_text(&folder.join(set));
+        let (parsed, compiled, program) = compile(&text, &DeviceProfile::ideal());
+        let program = program.unwrap_or_else(|problems| panic!("{set}: {problems}"));
+        let shapes: HashSet<_> = program.flows.iter().map(program::Flow::shape).collect();
+        let (flows, priorities) = (program.flows.len(), program.priorities_used);
+        let what = format!("{flows} flows, {priorities} priorities, {} masks", shapes.len());
+        let _ = writeln!(std::io::stderr(), "{set}: parse {parsed:?}, compile {compiled:?}: {what}");
+    }
+}
