@@ -14,9 +14,9 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use analysis::{analyse, diff};
 use compiler::compile;
 use device_model::DeviceProfile;
-use policy::space::{analyse, diff};
 use policy::{NoFiles, Policy, SetLoader, Source};
 use softnic::Drive;
 use steerd_benches::report::{Case, Figure, interleaved, tab_separated, target_line};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use libfuzzer_sys::arbitrary::Unstructured;
 use libfuzzer_sys::fuzz_target;
-use policy::space::{Region, analyse, diff};
+use analysis::{Region, analyse, diff};
 use policy::{NoFiles, Policy, Source};
 use program::Predicate;
 

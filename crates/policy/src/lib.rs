@@ -24,7 +24,6 @@ mod parse;
 pub mod policy;
 mod schema;
 mod source;
-pub mod space;
 mod witness;
 
 pub use diagnostics::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Place, Severity};

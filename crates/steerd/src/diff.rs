@@ -4,9 +4,9 @@
 use std::fmt::Write as _;
 use std::slice::Iter;
 
+use analysis::{Change, Detail, Diff, Effect, Names, OpenPair, PairSummary};
 use policy::Policy;
 use policy::policy::Direction;
-use policy::space::{self, Change, Detail, Diff, Effect, Names, OpenPair, PairSummary};
 use serde::Serialize;
 
 use crate::cli::{DiffArgs, Format};
@@ -86,7 +86,7 @@ fn compare(args: &DiffArgs) -> Result<Answer, Error> {
     let detail = if args.all { Detail::FULL } else { Detail::SHORT };
     let found = {
         let mut progress = Progress::new();
-        space::diff_in_detail(&old, &new, detail, &mut |at| progress.show(at))
+        analysis::diff_in_detail(&old, &new, detail, &mut |at| progress.show(at))
     };
     let [old, new] = sources.map(|source| source.to_string());
     match args.format {

@@ -4,8 +4,6 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use policy::space;
-
 /// Who waits less long need not be told anything.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How often the line is drawn again.
@@ -22,7 +20,7 @@ impl Progress {
         Self { is_terminal: io::stderr().is_terminal(), begun: Instant::now(), drawn: None }
     }
 
-    pub(crate) fn show(&mut self, at: space::Progress) {
+    pub(crate) fn show(&mut self, at: analysis::Progress) {
         let is_due =
             self.drawn.map_or_else(|| self.begun.elapsed() >= PATIENCE, |drawn| drawn.elapsed() >= INTERVAL);
         if !self.is_terminal || !is_due {
@@ -42,7 +40,7 @@ impl Drop for Progress {
     }
 }
 
-fn line(at: space::Progress, seconds: u64) -> String {
+fn line(at: analysis::Progress, seconds: u64) -> String {
     let percent = (at.done * 100).checked_div(at.total).unwrap_or(100);
     format!("{} {} of {} ({percent} %), {seconds} s", at.stage, at.done, at.total)
 }
@@ -53,7 +51,7 @@ mod tests {
 
     #[test]
     fn the_line_says_how_far_it_is() {
-        let at = |done, total| space::Progress { stage: "rules", done, total };
+        let at = |done, total| analysis::Progress { stage: "rules", done, total };
         assert_eq!(line(at(250, 1000), 3), "rules 250 of 1000 (25 %), 3 s");
         assert_eq!(line(at(0, 0), 1), "rules 0 of 0 (100 %), 1 s");
     }

@@ -1,7 +1,7 @@
 //! Random policies on every personality: what a compiled policy really does with packets at its rules' edges is
 //! what the policy means, read line by line, and what `explain` says of it.
 
-#[path = "../../policy/tests/analysis_support/mod.rs"]
+#[path = "../../analysis/tests/analysis_support/mod.rs"]
 mod analysis_support;
 #[path = "trial/case.rs"]
 mod case;

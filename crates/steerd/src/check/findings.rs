@@ -3,8 +3,8 @@
 
 use std::collections::HashSet;
 
+use analysis::{Analysis, Reach, RuleAnalysis};
 use compiler::Report;
-use policy::space::{Analysis, Reach, RuleAnalysis};
 use policy::{Diagnostic, Policy};
 use program::RuleId;
 

@@ -1,11 +1,9 @@
 //! `check --format json`: one object, described in docs/commands.md. Prints; decides nothing.
 
+use analysis::{Need, Pairs, Reach, Relation, RuleAnalysis};
 use compiler::{Capacity, Obstacle, RuleReport};
+use policy::Witness;
 use policy::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
-use policy::{
-    Witness,
-    space::{Need, Pairs, Reach, Relation, RuleAnalysis},
-};
 use program::RuleId;
 use serde::Serialize;
 

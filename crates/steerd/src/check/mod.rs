@@ -6,8 +6,8 @@ mod findings;
 mod json;
 mod text;
 
+use analysis::Analysis;
 use compiler::{Decided, Report};
-use policy::space::Analysis;
 use policy::{Diagnostic, Diagnostics, Policy};
 
 use crate::cli::{CheckArgs, Cli, Deny, Format};
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Answer, Error> {
     }
     let analysis = (!args.no_analysis).then(|| {
         let mut progress = Progress::new();
-        policy::space::analyse(&policy, &mut |at| progress.show(at))
+        analysis::analyse(&policy, &mut |at| progress.show(at))
     });
     let warnings = findings::warnings(&policy, &report, analysis.as_ref(), warnings);
     let checked = Checked { source, workers, policy, report, analysis, warnings };

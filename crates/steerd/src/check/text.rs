@@ -6,8 +6,8 @@ mod rules;
 
 use std::fmt::Write as _;
 
+use analysis::{Analysis, Need, Pair, Reach, Relation};
 use compiler::Obstacle;
-use policy::space::{Analysis, Need, Pair, Reach, Relation};
 use program::RuleId;
 
 use super::{Checked, findings};

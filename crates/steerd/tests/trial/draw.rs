@@ -3,8 +3,8 @@
 
 use std::fmt::Write as _;
 
+use analysis::match_text;
 use policy::policy::{Action, Direction};
-use policy::space::{self, match_text};
 use policy::{NoFiles, Policy, Source};
 use program::{Match, RangeSet, VlanMatch};
 
@@ -172,13 +172,13 @@ pub(crate) fn text(lines: &[Line], default: Action) -> String {
 
 /// Packets that the analysis thinks worth looking at: of each rule, and of each pair that shares some.
 pub(crate) fn edges(policy: &Policy) -> Vec<Vec<u8>> {
-    let analysis = space::analyse(policy, &mut |_| {});
+    let analysis = analysis::analyse(policy, &mut |_| {});
     let mut frames = Vec::new();
     for rule in analysis.rules {
-        if let space::Reach::Reached(witness) = rule.reach {
+        if let analysis::Reach::Reached(witness) = rule.reach {
             frames.push(witness.frame);
         }
-        if let space::Need::Needed(witness) = rule.need {
+        if let analysis::Need::Needed(witness) = rule.need {
             frames.push(witness.frame);
         }
         let pairs = rule.conflicts.listed.into_iter().chain(rule.overlaps.listed);

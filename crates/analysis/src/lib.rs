@@ -5,6 +5,23 @@
 //! segments and turns each match into `cell`s, `search` finds packets that one cell has and others have not,
 //! and `analysis` and `diff` ask it. `witness` makes packets into frames and `region` sets of packets into
 //! matches. Nothing takes without bound: every limit is a named constant, and what strikes one says so. Pure; only `steerd check` and `steerd diff` call it, never the packet path.
+//!
+//! ```
+//! use policy::{NoFiles, Source};
+//!
+//! let policy = |port| {
+//!     let text = format!("version = 1\ndefault = 'kernel'\n\
+//!         [[rules]]\nname = 'dns'\nmatch = {{ dst_port = {port} }}\naction = 'drop'\n");
+//!     policy::parse(&Source::new("dns.toml", text), &NoFiles).map(|(policy, _)| policy)
+//! };
+//! let diff = analysis::diff(&policy(53)?, &policy(54)?, &mut |_| {});
+//! // Port 53 was dropped and is not, port 54 is dropped and was not.
+//! assert_eq!(diff.pairs.len(), 2);
+//! let shown = diff.regions[0].witness.to_string();
+//! assert!(shown.contains("dst_port = 53"), "{shown}");
+//! # Ok::<(), policy::Diagnostics>(())
+//! ```
+#![forbid(unsafe_code)]
 
 mod analysis;
 mod axes;

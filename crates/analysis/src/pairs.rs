@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::Witness;
+use policy::Witness;
 
 use super::Progress;
 use super::cell::Cell;

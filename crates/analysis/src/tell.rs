@@ -3,9 +3,9 @@
 
 use std::collections::BTreeSet;
 
+use policy::Policy;
+use policy::policy::Direction;
 use program::{DEFAULT_RULE, GroupId};
-
-use crate::policy::{Direction, Policy};
 
 use super::axes::Axes;
 use super::cell::Cell;

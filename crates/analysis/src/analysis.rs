@@ -4,11 +4,10 @@
 
 use std::collections::BTreeSet;
 
+use policy::policy::Direction;
+use policy::{Policy, Witness};
 use program::{Predicate, RuleId};
 use serde::Serialize;
-
-use crate::Witness;
-use crate::policy::{Direction, Policy};
 
 use super::Progress;
 use super::cell::Cell;

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use policy::Policy;
+use policy::policy::{Action, Direction};
 use program::{GroupId, RuleId};
-
-use crate::policy::{Action, Direction, Policy};
 
 use super::axes::Axes;
 use super::cell::Cell;

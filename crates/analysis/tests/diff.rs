@@ -5,9 +5,9 @@ mod analysis_support;
 
 use std::collections::BTreeSet;
 
+use analysis::{Change, Detail, Diff, Effect, PairSummary, analyse, diff, diff_in_detail, match_text};
 use packet::DeepKey;
 use policy::policy::{Action, Direction};
-use policy::space::{Change, Detail, Diff, Effect, PairSummary, analyse, diff, diff_in_detail, match_text};
 use policy::{NoFiles, Policy, Source};
 use program::{GroupId, Match, Predicate};
 use proptest::prelude::*;
@@ -85,7 +85,7 @@ fn keys(old: &Policy, new: &Policy, frames: Vec<Vec<u8>>) -> Vec<DeepKey> {
     for policy in [old, new] {
         let analysis = analyse(policy, &mut |_| {});
         keys.extend(analysis.rules.iter().filter_map(|rule| match &rule.reach {
-            policy::space::Reach::Reached(witness) => Some(witness.key()),
+            analysis::Reach::Reached(witness) => Some(witness.key()),
             _ => None,
         }));
     }

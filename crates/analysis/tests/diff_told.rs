@@ -1,7 +1,7 @@
 //! Examples of what `space::diff` tells of two policies, word for word.
 
+use analysis::{Detail, Diff, diff, diff_in_detail};
 use policy::policy::Action;
-use policy::space::{Detail, Diff, diff, diff_in_detail};
 use policy::{NoFiles, Policy, Source};
 use program::GroupId;
 
@@ -24,7 +24,7 @@ fn read(text: &str) -> Policy {
 
 fn changes(old: &str, new: &str) -> Vec<String> {
     let found = same(&read(old), &read(new));
-    let line = |change: &policy::space::Change| {
+    let line = |change: &analysis::Change| {
         format!("{}: {} -> {}", change.region, change.before.action, change.after.action)
     };
     found.regions.iter().map(line).collect()
@@ -236,7 +236,7 @@ fn what_is_not_told_region_by_region_is_counted() {
     assert!(full.regions > Detail::SHORT.regions_per_pair);
     assert_eq!((short.regions + short.more, full.more), (full.regions, 0));
     assert_eq!(short.within.iter().map(ToString::to_string).collect::<Vec<_>>(), ["{ family = \"ipv4\" }"]);
-    assert_eq!((short.but_for.count, short.but_for.listed.len()), (40, policy::space::MAX_NAMED_RULES));
+    assert_eq!((short.but_for.count, short.but_for.listed.len()), (40, analysis::MAX_NAMED_RULES));
     assert_eq!(few.regions.len(), short.regions + short.rest);
     assert!(few.regions.iter().any(|change| change.region.only.is_some()), "one stands for the others");
     assert!(all.regions.iter().filter(|change| change.region.only.is_none()).count() > 16);

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::policy::Policy;
+use policy::Policy;
 
 use super::cell::Cell;
 use super::lane::{Entry, Lane, Role, by_rule};

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use packet::{HashFields, RssKey};
+use policy::Policy;
+use policy::policy::{GroupDefinition, Workers};
 use program::GroupId;
-
-use crate::policy::{GroupDefinition, Policy, Workers};
 
 /// For each group of the new policy the one of the old policy that is the same, or else a number of its own.
 ///

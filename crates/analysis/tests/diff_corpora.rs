@@ -7,9 +7,9 @@ mod analysis_support;
 use std::io::Write as _;
 use std::time::Instant;
 
+use analysis::{Diff, diff};
 use policy::Policy;
 use policy::policy::{Action, Direction};
-use policy::space::{Diff, diff};
 use program::GroupId;
 
 use analysis_support::classbench::{read, sets};

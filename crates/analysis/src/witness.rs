@@ -4,8 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use packet::build::FrameBuilder;
 use packet::{EtherType, IpProtocol};
-
-use crate::Witness;
+use policy::Witness;
 
 use super::axes::Axes;
 use super::cell::Cell;

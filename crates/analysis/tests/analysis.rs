@@ -3,10 +3,10 @@
 
 mod analysis_support;
 
+use analysis::{Analysis, Need, Reach, Relation, analyse};
 use packet::DeepKey;
 use policy::Policy;
 use policy::policy::{Action, Direction};
-use policy::space::{Analysis, Need, Reach, Relation, analyse};
 use program::Predicate;
 use proptest::prelude::*;
 

@@ -5,11 +5,10 @@
 //! `steerd diff` asks. `pairs` finds which rules packets change hands between, `grow` how much, and `tell` puts
 //! it into words.
 
+use policy::policy::Direction;
+use policy::{Policy, Witness};
 use program::{GroupId, RuleId};
 use serde::Serialize;
-
-use crate::Witness;
-use crate::policy::{Direction, Policy};
 
 use super::Progress;
 use super::common::changed;

@@ -7,7 +7,7 @@ use std::cell::Cell as Counter;
 use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::policy::Policy;
+use policy::Policy;
 
 use super::axes::{Axes, MAX_CELLS};
 use super::cell::Cell;

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
-use policy::space::{MAX_PAIRS, MAX_TOLD_VALUES, Need, Reach, analyse, diff};
+use analysis::{MAX_PAIRS, MAX_TOLD_VALUES, Need, Reach, analyse, diff};
 use policy::{NoFiles, Policy, Source};
 
 /// The longest that one question may take in a slow build on a busy machine.
@@ -137,7 +137,7 @@ fn long_exclusions_are_answered_within_bounds() {
     let two = |index| format!("{}, {}", all_but("src", 10_000, index), all_but("dst", 10_000, index + 7));
     let many = analyse(&read(&rules(60, &two)), &mut |_| {});
     assert!(many.not_decided > 0);
-    let is_told = |rule: &policy::space::RuleAnalysis| matches!(&rule.reach, Reach::NotDecided(why) if why.contains("comparisons of header regions"));
+    let is_told = |rule: &analysis::RuleAnalysis| matches!(&rule.reach, Reach::NotDecided(why) if why.contains("comparisons of header regions"));
     assert!(many.rules.iter().any(is_told));
     assert!(started.elapsed() < ANSWER_TIME, "{:?}", started.elapsed());
 }

@@ -6,7 +6,7 @@ mod analysis_support;
 use std::io::Write as _;
 use std::time::Instant;
 
-use policy::space::{Need, Reach, analyse};
+use analysis::{Need, Reach, analyse};
 use program::Predicate;
 
 use analysis_support::classbench::{read, sets};

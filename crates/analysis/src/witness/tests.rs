@@ -10,8 +10,8 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
 use super::*;
-use crate::space::domain::domain_of;
-use crate::space::kind::{Inside, KINDS, Stack, Structure, TopLabel};
+use crate::domain::domain_of;
+use crate::kind::{Inside, KINDS, Stack, Structure, TopLabel};
 
 /// The layers that `packet` has to find in a packet.
 fn layers(packet: Packet, tags: u8) -> Layers {

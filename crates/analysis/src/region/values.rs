@@ -2,12 +2,12 @@
 
 use program::{Addresses, ByteSet, Macs, MaskedMac, Match, MplsEntry, RangeSet, VlanMatch, Word};
 
-use crate::space::axes::Axes;
-use crate::space::cell::Cell;
-use crate::space::field::{Field, Level};
-use crate::space::kind::present;
-use crate::space::mac;
-use crate::space::set::Set;
+use crate::axes::Axes;
+use crate::cell::Cell;
+use crate::field::{Field, Level};
+use crate::kind::present;
+use crate::mac;
+use crate::set::Set;
 
 use super::LEVELS;
 
