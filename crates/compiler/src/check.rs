@@ -1,6 +1,6 @@
 //! What `steerd check` tells about a compiled policy: where each rule is decided and what in it is
 //! suspicious. `report` calls it; it prints nothing. Which rules several others take together it leaves to
-//! `space`.
+//! `analysis`.
 
 use std::collections::{BTreeMap, BTreeSet};
 

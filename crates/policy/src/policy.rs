@@ -1,5 +1,5 @@
 //! What the operator wrote, checked and resolved, but not yet cut to any device: the output of `parse`,
-//! the input of `compile`. Sets are already expanded into their values and group names into ids.
+//! the input of `compiler`. Sets are already expanded into their values and group names into ids.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 //! What a rule asks of a packet, field by field: sets of values, negation worked out. The output of `parse`, the
-//! input of `compile`, of the software matcher and of the analysis; it knows no device.
+//! input of `compiler`, of the software matcher and of the analysis; it knows no device.
 
 use std::net::IpAddr;
 

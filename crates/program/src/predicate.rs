@@ -1,5 +1,5 @@
 //! A whole match as a software matcher: what workers run for classes that the device cannot decide, and
-//! what explains such classes to people. Built once per rule by `compile`; matching never allocates.
+//! what explains such classes to people. Built once per rule by `compiler`; matching never allocates.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 //! What a device and its workers run: flow rules, groups, queues and classes, all plain data.
-//! Made by `compile`; put on a device by `control`; the classes are run by `worker`. A program never
+//! Made by `compiler`; put on a device by `control`; the classes are run by `worker`. A program never
 //! refers back to the policy's text, and equal policies give equal programs.
 
 mod why;

@@ -1,4 +1,4 @@
-//! Why a device does not decide a key alone, and in which words that is said. Filled in by `compile`, read by
+//! Why a device does not decide a key alone, and in which words that is said. Filled in by `compiler`, read by
 //! reports; decides nothing.
 
 use serde::Serialize;

@@ -1,5 +1,5 @@
 //! What the exact analysis finds, as warnings with places, and beside them those of the text and the program.
-//! `check` alone calls it; it judges nothing that `policy` has not found.
+//! `check` alone calls it; it judges nothing that `compiler` or `analysis` has not found.
 
 use std::collections::HashSet;
 
