@@ -9,11 +9,11 @@ pub struct PortStats {
     pub rx_frames: u64,
     /// Bytes of those frames.
     pub rx_bytes: u64,
-    /// Frames delivered to at least one receive queue.
+    /// Frames that a trapping flow delivered to at least one receive queue.
     pub delivered: u64,
     /// Frames a flow with a DROP action took.
     pub flow_dropped: u64,
-    /// Frames no flow wanted: left to the kernel.
+    /// Frames that no flow trapped: left to the kernel, whatever copies were made of them.
     pub unmatched: u64,
     /// Frames that met a receive queue without posted buffers.
     pub out_of_buffer: u64,
@@ -27,9 +27,10 @@ pub struct PortStats {
     pub queue_not_ready: u64,
     /// Frames whose posted buffer failed the memory key, bounds or domain check.
     pub memory_fault: u64,
-    /// Further copies that were delivered (sniffer, replication). Not a disposition.
+    /// Copies that were delivered beside what became of the frame: for DONT_TRAP flows, for sniffers, and for all
+    /// queues but the first that one match leads to. Not a disposition.
     pub replicated: u64,
-    /// Further copies that were not. Not a disposition.
+    /// Such copies that were not delivered. Not a disposition.
     pub copies_lost: u64,
     /// Frames that the wire lost before the engine had them; not in `rx_frames`.
     pub wire_lost: u64,
@@ -78,20 +79,21 @@ impl PortStats {
         } += frames;
     }
 
-    /// Settles a copy of a frame whose end was `so_far`. The frame is delivered if any copy is, whichever comes first;
-    /// each copy is in exactly one of the frame's end, `replicated` and `copies_lost`. A sniffer's is never its end.
+    /// Settles one delivery of a frame whose end was `so_far`. A copy is never the frame's end, and a frame that a DROP flow
+    /// took stays dropped. Otherwise the frame is delivered if any delivery succeeds, whichever comes first. Each delivery
+    /// is in exactly one of the frame's end, `replicated` and `copies_lost`.
     #[inline]
-    pub(crate) fn settle(&mut self, so_far: &mut Disposition, copy: Disposition, sniffed: bool) {
+    pub(crate) fn settle(&mut self, so_far: &mut Disposition, delivery: Disposition, is_copy: bool) {
         use Disposition::{Delivered, FlowDropped, Unmatched};
-        match (*so_far, copy) {
-            (_, Delivered) if sniffed => self.replicated += 1,
-            (Delivered, Delivered) => self.replicated += 1,
+        match (*so_far, delivery) {
+            (_, Delivered) if is_copy => self.replicated += 1,
+            (Delivered | FlowDropped, Delivered) => self.replicated += 1,
             // What failed before was the frame's end so far, and now is a copy that was lost.
             (_, Delivered) => {
-                self.copies_lost += u64::from(!matches!(*so_far, Unmatched | FlowDropped));
+                self.copies_lost += u64::from(*so_far != Unmatched);
                 *so_far = Delivered;
             }
-            (Unmatched, _) if !sniffed => *so_far = copy,
+            (Unmatched, _) if !is_copy => *so_far = delivery,
             // The frame has its end already; the copy that failed is counted beside it.
             _ => self.copies_lost += 1,
         }
@@ -222,7 +224,7 @@ mod tests {
     #[test]
     fn every_copy_is_counted_once_whichever_fails() {
         use Disposition::{Delivered, FlowDropped, OutOfBuffer, QueueNotReady, Unmatched};
-        // The end before any copy, the copies, and: the end, replicated, lost.
+        // The end before any delivery, the deliveries and whether they are copies, and: the end, replicated, lost.
         for (start, copies, expected) in [
             (Unmatched, vec![(Delivered, false), (OutOfBuffer, false)], (Delivered, 0, 1)),
             (Unmatched, vec![(OutOfBuffer, false), (Delivered, false)], (Delivered, 0, 1)),
@@ -231,12 +233,15 @@ mod tests {
             (Unmatched, vec![(Delivered, true)], (Unmatched, 1, 0)),
             (Unmatched, vec![(OutOfBuffer, true)], (Unmatched, 0, 1)),
             (OutOfBuffer, vec![(Delivered, true)], (OutOfBuffer, 1, 0)),
-            (FlowDropped, vec![(Delivered, false)], (Delivered, 0, 0)),
-            (FlowDropped, vec![(OutOfBuffer, false)], (FlowDropped, 0, 1)),
+            (Unmatched, vec![(OutOfBuffer, true), (Delivered, false)], (Delivered, 0, 1)),
+            (Unmatched, vec![(Delivered, true), (OutOfBuffer, false)], (OutOfBuffer, 1, 0)),
+            (FlowDropped, vec![(Delivered, true)], (FlowDropped, 1, 0)),
+            (FlowDropped, vec![(OutOfBuffer, true)], (FlowDropped, 0, 1)),
+            (FlowDropped, vec![(Delivered, false)], (FlowDropped, 1, 0)),
         ] {
             let (mut stats, mut end) = (PortStats::default(), start);
-            for (copy, sniffed) in &copies {
-                stats.settle(&mut end, *copy, *sniffed);
+            for (delivery, is_copy) in &copies {
+                stats.settle(&mut end, *delivery, *is_copy);
             }
             assert_eq!((end, stats.replicated, stats.copies_lost), expected, "{start:?}, {copies:?}");
         }

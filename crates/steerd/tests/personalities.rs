@@ -7,6 +7,8 @@ mod analysis_support;
 mod case;
 #[path = "trial/draw.rs"]
 mod draw;
+#[path = "trial/ends.rs"]
+mod ends;
 #[path = "support/notebook.rs"]
 mod notebook;
 #[path = "trial/reference.rs"]

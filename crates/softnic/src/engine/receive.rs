@@ -13,7 +13,7 @@ use packet::{FlowKey, TunnelKey};
 use super::EnginePort;
 use super::fcs::{FCS_BYTES, fcs};
 use crate::clock;
-use crate::flow::{FlowHit, FlowKind, Matches};
+use crate::flow::{FlowHit, Matches};
 use crate::limits::ETHERNET_BYTES;
 use crate::memory::MemoryTable;
 use crate::nic::Nic;
@@ -41,8 +41,8 @@ struct Delivery {
     queue: u32,
     tag: u32,
     cvlan: u16,
-    /// A sniffer's copy: whatever becomes of it, it is not what becomes of the frame.
-    aside: bool,
+    /// Made by a flow that lets the frame go on: whatever becomes of it, it is not what becomes of the frame.
+    is_copy: bool,
     /// Where its receive request will stand, unless deliveries before it fail.
     position: u32,
 }
@@ -103,7 +103,7 @@ pub(super) fn burst(
         }
         let delivery = plan.deliveries[index];
         let end = deliver(state, &delivery, &frames[delivery.frame], now_ns, &mut plan.edited);
-        stats.settle(&mut ends[delivery.frame], end, delivery.aside);
+        stats.settle(&mut ends[delivery.frame], end, delivery.is_copy);
     }
     state.publish();
     stats.rx_frames += frames.len() as u64;
@@ -185,8 +185,8 @@ fn copy(
     receiver.consumer.prefetch(receiver.planned);
     receiver.planned += 1;
     let cvlan = if key.vlan_tpid == C_VLAN_TPID { key.vlan_tci } else { 0 };
-    let (tag, aside) = (hit.actions.tag.unwrap_or(0), hit.kind == FlowKind::Sniffer);
-    Some(Delivery { frame, queue, tag, cvlan, aside, position })
+    let (tag, is_copy) = (hit.actions.tag.unwrap_or(0), hit.is_copy);
+    Some(Delivery { frame, queue, tag, cvlan, is_copy, position })
 }
 
 /// Gives the sniffers of a port their copies of frames that were sent through it; at most a burst of them.

@@ -145,8 +145,10 @@ pub(crate) struct TableRules {
 pub(crate) struct FlowHit {
     /// The flow.
     pub(crate) flow: FlowId,
-    /// Its kind: [`FlowKind::Sniffer`] marks copies that do not bear on the verdict.
+    /// Its kind.
     pub(crate) kind: FlowKind,
+    /// Whether it takes a copy and the frame goes on: a DONT_TRAP flow or a sniffer.
+    pub(crate) is_copy: bool,
     /// What to do.
     pub(crate) actions: Actions,
 }

@@ -175,7 +175,8 @@ impl PortTable {
 
     pub(super) fn insert(&mut self, rule: &FlowRule) -> Result<(), FlowError> {
         let precedence = Precedence::new(rule.kind, rule.priority, rule.order);
-        let hit = FlowHit { flow: rule.id, kind: rule.kind, actions: rule.actions };
+        let is_copy = rule.dont_trap || rule.kind == FlowKind::Sniffer;
+        let hit = FlowHit { flow: rule.id, kind: rule.kind, is_copy, actions: rule.actions };
         let mut copy_rule = CopyRule { precedence, matcher: rule.matcher, tunnel: rule.tunnel.clone(), hit };
         if rule.kind == FlowKind::Sniffer {
             return add_copy_rule(&mut self.sniffers, copy_rule, "sniffers on this port");
