@@ -129,8 +129,7 @@ pub(super) fn decide(rules: &[Expanded], claims: &mut Claims, index: usize, defa
         return Decide::Exact(rule.outcome(index));
     }
     if !rule.claims() {
-        // A copy that nobody asked for.
-        let excess = Outcome { rule: RuleId::of(index), verdict: Verdict::Drop };
+        let excess = Outcome { rule: RuleId::of(index), verdict: Verdict::Filtered };
         return Decide::Software(vec![rule.step(index)], excess);
     }
     let Behind { rules: later, last } = claims.behind(rules, index);
@@ -155,7 +154,7 @@ pub(super) fn next_group(
     let default = Some(default).filter(|_| last.is_none());
     [rule.action].into_iter().chain(actions).chain(default).find_map(|action| match verdict(action) {
         Verdict::Deliver(group) => Some(group),
-        Verdict::Drop | Verdict::Kernel => None,
+        Verdict::Drop | Verdict::Kernel | Verdict::Filtered => None,
     })
 }
 

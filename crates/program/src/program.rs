@@ -232,6 +232,9 @@ pub enum Verdict {
     Drop,
     /// To the host's network stack.
     Kernel,
+    /// Nowhere: a copy of a packet that its rule does not match, made because the device matches more coarsely
+    /// than the rule. The worker discards it; what becomes of the packet itself is decided elsewhere.
+    Filtered,
 }
 
 /// A verdict and the rule that gave it.
@@ -338,6 +341,7 @@ impl Program {
             }
             Verdict::Drop => "drop".to_owned(),
             Verdict::Kernel => "kernel".to_owned(),
+            Verdict::Filtered => "filtered out".to_owned(),
         }
     }
 }

@@ -29,7 +29,8 @@ impl Deed {
         let by_verdict = |rule: &Rule| match rule.action {
             Verdict::Deliver(_) => Self::Deliver,
             Verdict::Drop => Self::Drop,
-            Verdict::Kernel => Self::Kernel,
+            // Of a rule only its copies can be filtered out.
+            Verdict::Kernel | Verdict::Filtered => Self::Kernel,
         };
         let mut deeds: Vec<Self> = program.rules.iter().map(by_verdict).collect();
         for flow in &program.flows {
@@ -51,7 +52,7 @@ impl Deed {
     pub(crate) fn words(self, program: &Program, verdict: Verdict) -> String {
         let group = match verdict {
             Verdict::Deliver(group) => program.groups.get(group.index()).map_or("?", |group| &group.name),
-            Verdict::Drop | Verdict::Kernel => "?",
+            Verdict::Drop | Verdict::Kernel | Verdict::Filtered => "?",
         };
         match self {
             Self::Deliver | Self::Drop | Self::Kernel => program.describe(verdict),

@@ -3,6 +3,7 @@
 //! `http` calls `render` at every scrape; nothing is counted twice and no metric is ever touched on
 //! the packet path. Base units, `_total` on counters, HELP on everything: promtool's rules.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use prometheus::core::{Collector, Desc};
@@ -86,9 +87,10 @@ fn daemon(families: &mut Families, state: &State) {
         families
             .gauge(
                 "steerd_books_in_flight_packets",
-                "Packets delivered by ports and not yet taken by workers.",
+                "Packets received and not yet in the counter of what became of them: not yet taken by a worker, \
+                 not yet judged by it, or dropped since the drop rules were read.",
             )
-            .value(&[], signed(state.books.in_flight));
+            .value(&[], signed(state.books.in_flight.unwrap_or(0)));
     }
 }
 
@@ -112,7 +114,24 @@ fn policy(families: &mut Families, state: &State) {
         .value(&[("result", "failure")], count(policy.reloads_failed));
 }
 
+/// What the rules with `count = false` have counted stands under this name, so that sums over all rules stay
+/// complete. No rule can have it.
+const UNEXPORTED: &str = "(not exported)";
+
+/// The rules that have series, the sum of the others behind them.
+fn exported(rules: &[RuleState]) -> Vec<Cow<'_, RuleState>> {
+    let mut shown: Vec<_> = rules.iter().filter(|rule| !rule.unexported).map(Cow::Borrowed).collect();
+    // Not of the policy itself: it has only actions under which something was counted.
+    let mut sum = RuleState { name: UNEXPORTED.to_owned(), ..RuleState::default() };
+    rules.iter().filter(|rule| rule.unexported && !rule.uncounted).for_each(|rule| sum.add(rule));
+    if sum.packets() + sum.filtered_packets > 0 {
+        shown.push(Cow::Owned(sum));
+    }
+    shown
+}
+
 fn rules(families: &mut Families, rules: &[RuleState]) {
+    let rules = &exported(rules);
     let help = "Packets of each rule by what became of them.";
     let mut packets = families.counter("steerd_rule_packets_total", help);
     for rule in rules {
@@ -124,14 +143,27 @@ fn rules(families: &mut Families, rules: &[RuleState]) {
     let mut bytes = families.counter("steerd_rule_bytes_total", help);
     for rule in rules {
         for (action, _, bytes_of) in rule_actions(rule) {
+            let Some(bytes_of) = bytes_of else { continue };
             bytes = bytes.value(&[("rule", &rule.name), ("action", action)], count(bytes_of));
         }
     }
+    let help = "Copies that workers received for a rule and discarded, because it does not match their packets: \
+                the device copies more than the rule asks for.";
+    let mut filtered = families.counter("steerd_rule_filtered_copies_total", help);
+    for rule in rules.iter().filter(|rule| makes_excess(rule)) {
+        filtered = filtered.value(&[("rule", &rule.name)], count(rule.filtered_packets));
+    }
 }
 
-/// The actions a rule has counted under; one that has counted nothing yet keeps its own at zero, unless
-/// the device does not count it: then nobody knows.
-fn rule_actions(rule: &RuleState) -> impl Iterator<Item = (&'static str, u64, u64)> {
+/// Whether the device makes copies for the rule that a worker has to sort out, or made some.
+fn makes_excess(rule: &RuleState) -> bool {
+    let sorts_out = matches!(rule.deed, Deed::Copy | Deed::Sniff) && rule.placement == "hybrid";
+    rule.filtered_packets > 0 || rule.current && sorts_out
+}
+
+/// The actions a rule has counted under, packets and bytes; one that has counted nothing yet keeps its own at
+/// zero. What the device does not count is absent.
+fn rule_actions(rule: &RuleState) -> impl Iterator<Item = (&'static str, u64, Option<u64>)> {
     let own = match rule.deed {
         // A rule of an earlier policy: it has what it has counted, and nothing else.
         _ if !rule.current => "",
@@ -142,11 +174,11 @@ fn rule_actions(rule: &RuleState) -> impl Iterator<Item = (&'static str, u64, u6
         Deed::Deliver | Deed::Copy | Deed::Sniff => "deliver",
     };
     [
-        ("deliver", rule.delivered_packets, rule.delivered_bytes),
-        ("drop", rule.dropped_packets, rule.dropped_bytes),
+        ("deliver", rule.delivered_packets, Some(rule.delivered_bytes)),
+        ("drop", rule.dropped_packets, Some(rule.dropped_bytes)),
         ("kernel", rule.kernel_packets, rule.kernel_bytes),
-        ("drop_sent", rule.sent_dropped_packets, rule.sent_dropped_bytes),
-        ("pass_sent", rule.sent_passed_packets, rule.sent_passed_bytes),
+        ("drop_sent", rule.sent_dropped_packets, Some(rule.sent_dropped_bytes)),
+        ("pass_sent", rule.sent_passed_packets, Some(rule.sent_passed_bytes)),
     ]
     .into_iter()
     .filter(move |(action, packets, _)| if *action == own { !rule.uncounted } else { *packets > 0 })
@@ -158,13 +190,13 @@ fn ports(families: &mut Families, ports: &[PortState]) {
         ("steerd_port_received_packets_total", "Packets received from the wire.", |p| p.received_packets),
         ("steerd_port_received_bytes_total", "Bytes received from the wire.", |p| p.received_bytes),
         ("steerd_port_delivered_packets_total", "Packets handed to workers.", |p| p.delivered_packets),
-        ("steerd_port_replicated_packets_total", "Further copies of packets handed to workers.", |p| {
+        ("steerd_port_replicated_packets_total", "Copies handed to workers beside what became of the packets.", |p| {
             p.replicated_packets
         }),
         ("steerd_port_rule_dropped_packets_total", "Packets dropped by rules in the device.", |p| {
             p.rule_dropped_packets
         }),
-        ("steerd_port_kernel_packets_total", "Packets no rule claimed, left to the kernel.", |p| {
+        ("steerd_port_kernel_packets_total", "Packets no rule claimed, left to the kernel, copied or not.", |p| {
             p.kernel_packets
         }),
         ("steerd_port_sent_packets_total", "Packets sent.", |p| p.sent_packets),
@@ -173,7 +205,7 @@ fn ports(families: &mut Families, ports: &[PortState]) {
         ("steerd_port_sent_dropped_packets_total", "Sent packets that rules kept from the wire.", |p| {
             p.sent_dropped_packets
         }),
-        ("steerd_port_lost_copies_total", "Copies that found no room; their packets went on.", |p| {
+        ("steerd_port_lost_copies_total", "Copies that found no room; what became of their packets is counted all the same.", |p| {
             p.lost_copies
         }),
     ];

@@ -51,7 +51,7 @@ pub(crate) struct PolicyState {
     pub(crate) last_error: Option<String>,
 }
 
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct RuleState {
     pub(crate) name: String,
     pub(crate) action: String,
@@ -62,6 +62,8 @@ pub(crate) struct RuleState {
     pub(crate) line: u32,
     /// Whether the policy in force has it; counts of earlier rules stay in the books.
     pub(crate) current: bool,
+    /// `count = false`: it is counted here, but has no series of its own in the metrics.
+    pub(crate) unexported: bool,
     pub(crate) delivered_packets: u64,
     pub(crate) delivered_bytes: u64,
     pub(crate) dropped_packets: u64,
@@ -71,7 +73,11 @@ pub(crate) struct RuleState {
     pub(crate) uncounted: bool,
     /// Decided in software and left to the kernel.
     pub(crate) kernel_packets: u64,
-    pub(crate) kernel_bytes: u64,
+    /// `None`: the device does not count the bytes of what it leaves to the kernel.
+    pub(crate) kernel_bytes: Option<u64>,
+    /// Copies of packets that the rule does not match, discarded by workers: no packets of the rule's.
+    pub(crate) filtered_packets: u64,
+    pub(crate) filtered_bytes: u64,
     /// Of what the host sends: dropped, or let out by an exception.
     pub(crate) sent_dropped_packets: u64,
     pub(crate) sent_dropped_bytes: u64,
@@ -79,7 +85,50 @@ pub(crate) struct RuleState {
     pub(crate) sent_passed_bytes: u64,
 }
 
+impl Default for RuleState {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            action: String::new(),
+            deed: Deed::default(),
+            placement: "",
+            line: 0,
+            current: false,
+            unexported: false,
+            delivered_packets: 0,
+            delivered_bytes: 0,
+            dropped_packets: 0,
+            dropped_bytes: 0,
+            uncounted: false,
+            kernel_packets: 0,
+            kernel_bytes: Some(0),
+            filtered_packets: 0,
+            filtered_bytes: 0,
+            sent_dropped_packets: 0,
+            sent_dropped_bytes: 0,
+            sent_passed_packets: 0,
+            sent_passed_bytes: 0,
+        }
+    }
+}
+
 impl RuleState {
+    /// Adds the counts of another rule.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.delivered_packets += other.delivered_packets;
+        self.delivered_bytes += other.delivered_bytes;
+        self.dropped_packets += other.dropped_packets;
+        self.dropped_bytes += other.dropped_bytes;
+        self.kernel_packets += other.kernel_packets;
+        self.kernel_bytes = self.kernel_bytes.zip(other.kernel_bytes).map(|(sum, more)| sum + more);
+        self.filtered_packets += other.filtered_packets;
+        self.filtered_bytes += other.filtered_bytes;
+        self.sent_dropped_packets += other.sent_dropped_packets;
+        self.sent_dropped_bytes += other.sent_dropped_bytes;
+        self.sent_passed_packets += other.sent_passed_packets;
+        self.sent_passed_bytes += other.sent_passed_bytes;
+    }
+
     pub(crate) fn packets(&self) -> u64 {
         self.delivered_packets
             + self.dropped_packets
@@ -91,7 +140,7 @@ impl RuleState {
     pub(crate) fn bytes(&self) -> u64 {
         self.delivered_bytes
             + self.dropped_bytes
-            + self.kernel_bytes
+            + self.kernel_bytes.unwrap_or(0)
             + self.sent_dropped_bytes
             + self.sent_passed_bytes
     }
@@ -109,6 +158,8 @@ pub(crate) struct WorkerState {
     pub(crate) delivered_packets: u64,
     pub(crate) dropped_packets: u64,
     pub(crate) kernel_packets: u64,
+    /// Copies that no rule asked for, discarded.
+    pub(crate) filtered_packets: u64,
     /// Received, but lost for another reason than a rule.
     pub(crate) lost_packets: Reasons,
     /// Not in the books: what a port could not deliver is among its own losses.
@@ -144,7 +195,7 @@ pub(crate) struct PortCounters {
     pub(crate) received_packets: u64,
     pub(crate) received_bytes: u64,
     pub(crate) delivered_packets: u64,
-    /// Further copies of delivered packets.
+    /// Copies handed to workers beside what became of the packets themselves.
     pub(crate) replicated_packets: u64,
     /// Dropped by a rule, in the device.
     pub(crate) rule_dropped_packets: u64,
@@ -154,6 +205,6 @@ pub(crate) struct PortCounters {
     pub(crate) send_errors: u64,
     /// Kept from the wire by an egress rule.
     pub(crate) sent_dropped_packets: u64,
-    /// Copies that found no room, of packets that went their way all the same.
+    /// Copies that found no room; what became of the packets themselves is counted all the same.
     pub(crate) lost_copies: u64,
 }

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::state::State;
-use crate::table::{Grid, bytes, counted, duration, losses, number, rate, rule_bytes, rule_packets};
+use crate::table::{Grid, bytes, counted, duration, known, losses, number, rate, rule_bytes, rule_packets};
 
 /// `ran_for`: from the start of the workers to the removal of the flows, what rates are over.
 pub(crate) fn text(state: &State, ran_for: Duration) -> String {
@@ -32,7 +32,7 @@ pub(crate) fn text(state: &State, ran_for: Duration) -> String {
             rule.placement.into(),
             rule_packets(rule),
             rule_bytes(rule),
-            per_second(rule.packets()),
+            if rule.uncounted { "-".into() } else { per_second(rule.packets()) },
         ]);
     }
     out.push_str(&rules.text());
@@ -56,20 +56,23 @@ pub(crate) fn text(state: &State, ran_for: Duration) -> String {
 fn books(state: &State) -> String {
     let books = &state.books;
     let mut sum = Grid::new(&["books", "packets"]);
-    if books.ports_counted {
-        sum.row(vec!["received by ports".into(), number(books.received)]);
+    if let Some(received) = books.received {
+        sum.row(vec!["received by ports".into(), number(received)]);
         if books.wire_lost > 0 {
             sum.row(vec!["+ lost on the wire before".into(), number(books.wire_lost)]);
         }
-        if books.replicated > 0 {
-            sum.row(vec!["+ copied by ports".into(), number(books.replicated)]);
+        if let Some(copies) = books.replicated.filter(|copies| *copies > 0) {
+            sum.row(vec!["+ copied by ports".into(), number(copies)]);
         }
         sum.row(vec!["= delivered by rule".into(), number(books.delivered)]);
     } else {
         sum.row(vec!["delivered by rule".into(), number(books.delivered)]);
     }
     sum.row(vec!["+ dropped by rule".into(), number(books.rule_dropped)]);
-    sum.row(vec!["+ left to the kernel".into(), number(books.kernel)]);
+    if books.filtered > 0 {
+        sum.row(vec!["+ copies filtered out".into(), number(books.filtered)]);
+    }
+    sum.row(vec!["+ left to the kernel".into(), known(books.kernel)]);
     sum.row(vec!["+ lost".into(), number(books.lost)]);
     format!("\n{}\nbooks: {}\n", sum.text(), books.verdict())
 }

@@ -66,7 +66,7 @@ pub(crate) fn live(state: &State, rates: &PerSecond) -> String {
             rule.placement.into(),
             rule_packets(rule),
             rule_bytes(rule),
-            rate(format!("rule {}", rule.name)),
+            if rule.uncounted { "-".into() } else { rate(format!("rule {}", rule.name)) },
         ]);
     }
     out.push_str(&rules.text());
@@ -118,7 +118,7 @@ pub(crate) fn line(state: &State, rates: &PerSecond) -> String {
         number(state.books.delivered),
         rate(sum("worker ")),
         number(state.books.rule_dropped),
-        number(state.books.kernel),
+        known(state.books.kernel),
         losses(state),
     )
 }
@@ -218,14 +218,20 @@ pub(crate) fn bytes(value: u64) -> String {
     scaled(value as f64, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB", " PiB"])
 }
 
+/// A dash where it is not known.
+pub(crate) fn known(value: Option<u64>) -> String {
+    value.map_or_else(|| "-".into(), number)
+}
+
 /// A dash where the device does not count them.
 pub(crate) fn rule_packets(rule: &RuleState) -> String {
     if rule.uncounted { "-".into() } else { number(rule.packets()) }
 }
 
-/// A dash where packets were counted without their bytes: those that the device left to the kernel.
+/// A dash where they are not known: the device counts no bytes of what it leaves to the kernel.
 pub(crate) fn rule_bytes(rule: &RuleState) -> String {
-    if rule.bytes() == 0 && rule.packets() > 0 { "-".into() } else { bytes(rule.bytes()) }
+    let unknown = rule.uncounted || rule.kernel_packets > 0 && rule.kernel_bytes.is_none();
+    if unknown { "-".into() } else { bytes(rule.bytes()) }
 }
 
 fn scaled(value: f64, step: f64, units: &[&str]) -> String {

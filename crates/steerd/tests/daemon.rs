@@ -205,6 +205,81 @@ direction = "egress"
     }
 }
 
+/// Copied packets that are dropped, steered, left to the kernel by a rule and by the default, with room in the
+/// workers' queues and without.
+#[test]
+fn a_copied_packet_ends_once() {
+    const POLICY: &str = r#"
+version = 1
+[groups.web]
+workers = [0]
+[groups.tap]
+workers = [1]
+hash = "none"
+[[rules]]
+name = "tap-udp"
+match = { protocol = "udp" }
+action = { copy = "tap" }
+[[rules]]
+name = "tap-tcp"
+match = { protocol = "tcp" }
+action = { copy = "tap" }
+[[rules]]
+name = "tap-again"
+match = { protocol = "tcp", dst_port = 443 }
+action = { copy = "web" }
+[[rules]]
+name = "sniff-web"
+match = { protocol = "tcp", dst_port = 443 }
+action = { sniff = "tap" }
+[[rules]]
+name = "no-dns"
+match = { dst = "192.0.2.53" }
+action = "drop"
+[[rules]]
+name = "ssh"
+match = { protocol = "tcp", dst_port = 22 }
+action = "kernel"
+[[rules]]
+name = "web"
+match = { protocol = "tcp", dst_port = 443 }
+action = { steer = "web" }
+count = false
+"#;
+    for (personality, frames) in [("ideal", "8192"), ("mlx5", "8192"), ("ideal", "64"), ("mlx5", "64")] {
+        let folder = tempfile::tempdir().expect("folder");
+        let policy = folder.path().join("p.toml");
+        write(&policy, POLICY);
+        let mut command = steerd();
+        command.env("STEERD_SOFTNIC__PERSONALITY", personality).env("STEERD_WORKERS__FRAMES", frames);
+        command.args(["run", "--demo", "--policy"]).arg(&policy);
+        let daemon = Daemon::start_command(&mut command);
+        let metric = |name: &str, labels: &[&str]| daemon.metric(name, labels);
+        let packets = "steerd_rule_packets_total";
+        daemon.until("packets", |daemon| daemon.metric(packets, &["rule=\"no-dns\""]) > 1000.0);
+        daemon.until("packets for the kernel", |daemon| {
+            daemon.metric("steerd_port_kernel_packets_total", &[]) > 100.0
+        });
+        assert!(metric("steerd_port_replicated_packets_total", &[]) > 1000.0);
+        assert!(metric("steerd_rule_filtered_copies_total", &["rule=\"sniff-web\""]) > 100.0);
+        assert!(metric(packets, &["rule=\"(not exported)\"", "action=\"deliver\""]) > 0.0);
+        let metrics = daemon.metrics();
+        for absent in [
+            // `count = false`.
+            "rule=\"web\"",
+            // Copies that it did not ask for are no drops of the rule's.
+            "action=\"drop\",rule=\"sniff-web\"",
+            // The device does not count these bytes.
+            "steerd_rule_bytes_total{action=\"kernel\"",
+        ] {
+            assert!(!metrics.contains(absent), "{personality}: {absent} in\n{metrics}");
+        }
+        let (status, summary, log) = daemon.terminate();
+        assert!(status.success(), "{personality}, {frames} frames: {summary}\n{log}");
+        assert!(summary.contains("\nbooks: balanced\n"), "{personality}, {frames} frames: {summary}");
+    }
+}
+
 #[test]
 fn reloads_under_load_lose_no_packet_from_the_books() {
     let mut daemon = Daemon::start(&["--demo"]);

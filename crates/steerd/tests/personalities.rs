@@ -174,7 +174,7 @@ impl Met {
         let arrival = rig.send(case.frame);
         let explained = case.received(&arrival);
         self.delivered += u64::from(explained.worker.is_some());
-        let wanted = |copy: &&program::Copied| copy.outcome.verdict != Verdict::Drop;
+        let wanted = |copy: &&program::Copied| copy.outcome.verdict != Verdict::Filtered;
         self.copies += explained.copies.iter().filter(wanted).count() as u64;
         self.dropped_by_device += u64::from(arrival.dropped_by.is_some());
         self.left += arrival.unmatched;

@@ -17,11 +17,13 @@ pub enum Disposition {
     Dropped,
     /// Left to the kernel by a decision in software.
     Kernel,
+    /// A copy of a packet that its rule does not match, discarded.
+    Filtered,
 }
 
 impl Disposition {
     /// All of them, in the order of their indices.
-    pub const ALL: [Self; 3] = [Self::Delivered, Self::Dropped, Self::Kernel];
+    pub const ALL: [Self; 4] = [Self::Delivered, Self::Dropped, Self::Kernel, Self::Filtered];
 
     /// As a metric label.
     #[must_use]
@@ -30,6 +32,7 @@ impl Disposition {
             Self::Delivered => "delivered",
             Self::Dropped => "dropped",
             Self::Kernel => "kernel",
+            Self::Filtered => "filtered",
         }
     }
 }
@@ -40,6 +43,7 @@ impl From<Verdict> for Disposition {
             Verdict::Deliver(_) => Self::Delivered,
             Verdict::Drop => Self::Dropped,
             Verdict::Kernel => Self::Kernel,
+            Verdict::Filtered => Self::Filtered,
         }
     }
 }
@@ -50,7 +54,7 @@ pub(crate) struct ClassTable {
     program: Arc<Program>,
     /// Which classes ask about tunnels; the others are spared the look into them.
     deep: Box<[bool]>,
-    /// One tally per rule and disposition: `rule * 3 + disposition`.
+    /// One tally per rule and disposition: `rule * Disposition::ALL.len() + disposition`.
     tallies: TallyRow,
 }
 
@@ -89,7 +93,7 @@ impl ClassTable {
 
     /// Every rule with each disposition its classes can come to, or that was counted.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&str, Disposition, Traffic)> {
-        let mut possible = vec![[false; 3]; self.program.rules.len()];
+        let mut possible = vec![[false; Disposition::ALL.len()]; self.program.rules.len()];
         for class in self.program.classes.iter().flatten() {
             each_outcome(&class.decide, &mut |outcome| {
                 if let Some(rule) = possible.get_mut(outcome.rule.0 as usize) {

@@ -39,7 +39,7 @@ pub(super) struct Copy {
     line: u32,
     /// "copy" or "sniffer".
     pub(super) kind: &'static str,
-    /// What the worker makes of it: what the device has copied in excess is dropped.
+    /// What the worker does with it: a copy of a packet that the rule does not match is filtered out.
     action: String,
     group: Option<String>,
     queue: u32,

@@ -106,6 +106,7 @@ impl Summary {
             Verdict::Deliver(_) => "deliver",
             Verdict::Drop => "drop",
             Verdict::Kernel => "kernel",
+            Verdict::Filtered => "filtered out",
         };
         self.count(fate::name(program, explained.outcome.rule), action, bytes);
         if let (Some(worker), Some(group)) = (explained.worker, explained.group) {
@@ -126,7 +127,8 @@ impl Summary {
 
     fn add_copies(&mut self, program: &Program, copies: &[Copied], bytes: u64) {
         for copied in copies {
-            let action = if copied.outcome.verdict == Verdict::Drop { "copy dropped" } else { "copy" };
+            let filtered = copied.outcome.verdict == Verdict::Filtered;
+            let action = if filtered { "copy filtered out" } else { "copy" };
             self.count(fate::name(program, copied.outcome.rule), action, bytes);
             let queue = program.queues.get(copied.queue.index());
             if let (Some(worker), Some(queue)) = (copied.worker, queue) {

@@ -29,6 +29,41 @@ fn scene() -> State {
                 ..RuleState::default()
             },
             RuleState { name: "renamed".into(), dropped_packets: 3, ..RuleState::default() },
+            RuleState {
+                name: "quiet".into(),
+                current: true,
+                unexported: true,
+                delivered_packets: 20,
+                delivered_bytes: 2000,
+                ..RuleState::default()
+            },
+            RuleState {
+                name: "hushed".into(),
+                unexported: true,
+                delivered_packets: 1,
+                delivered_bytes: 60,
+                dropped_packets: 2,
+                dropped_bytes: 120,
+                ..RuleState::default()
+            },
+            RuleState {
+                name: "default".into(),
+                deed: Deed::Kernel,
+                current: true,
+                kernel_packets: 44_284,
+                kernel_bytes: None,
+                ..RuleState::default()
+            },
+            RuleState {
+                name: "ear".into(),
+                deed: Deed::Sniff,
+                placement: "hybrid",
+                current: true,
+                delivered_packets: 4,
+                filtered_packets: 6,
+                filtered_bytes: 600,
+                ..RuleState::default()
+            },
         ],
         ports: vec![PortState {
             port: 1,
@@ -71,13 +106,18 @@ fn a_state_becomes_text() {
         "steerd_port_up{port=\"1\"} 0",
         "steerd_port_dropped_packets_total{port=\"1\",reason=\"out_of_buffer\"} 9",
     ] {
-        let sorted = |line: &str| {
-            let mut parts: Vec<String> = line.split(['{', ',', '}']).map(ToOwned::to_owned).collect();
-            parts.sort();
-            parts
-        };
-        assert!(text.lines().any(|found| sorted(found) == sorted(line)), "no {line} in:\n{text}");
+        assert!(has(&text, line), "no {line} in:\n{text}");
     }
+}
+
+/// Whether the text has the line, its labels in any order.
+fn has(text: &str, line: &str) -> bool {
+    let sorted = |line: &str| {
+        let mut parts: Vec<String> = line.split(['{', ',', '}']).map(ToOwned::to_owned).collect();
+        parts.sort();
+        parts
+    };
+    text.lines().any(|found| sorted(found) == sorted(line))
 }
 
 #[test]
@@ -85,6 +125,36 @@ fn a_rule_of_the_past_has_only_what_it_has_counted() {
     let series = |text: &str| text.matches("rule=\"renamed\"").count();
     let text = text();
     assert_eq!(series(&text), 2, "packets and bytes that it dropped, nothing delivered: {text}");
+}
+
+/// They are summed, so that a sum over all rules is complete.
+#[test]
+fn rules_that_are_not_to_be_counted_have_no_series_of_their_own() {
+    let text = text();
+    assert!(!text.contains("\"quiet\"") && !text.contains("\"hushed\""), "{text}");
+    for line in [
+        "steerd_rule_packets_total{action=\"deliver\",rule=\"(not exported)\"} 21",
+        "steerd_rule_packets_total{action=\"drop\",rule=\"(not exported)\"} 2",
+        "steerd_rule_bytes_total{action=\"deliver\",rule=\"(not exported)\"} 2060",
+    ] {
+        assert!(has(&text, line), "no {line} in:\n{text}");
+    }
+    assert_eq!(text.matches("(not exported)").count(), 4, "{text}");
+}
+
+#[test]
+fn copies_that_a_rule_did_not_ask_for_are_not_its_packets() {
+    let text = text();
+    assert!(has(&text, "steerd_rule_filtered_copies_total{rule=\"ear\"} 6"), "{text}");
+    assert!(has(&text, "steerd_rule_packets_total{action=\"deliver\",rule=\"ear\"} 4"), "{text}");
+    assert_eq!(text.matches("rule=\"ear\"").count(), 3, "packets, bytes and filtered copies: {text}");
+}
+
+#[test]
+fn packets_counted_without_their_bytes_have_no_series_of_bytes() {
+    let text = text();
+    assert!(has(&text, "steerd_rule_packets_total{action=\"kernel\",rule=\"default\"} 44284"), "{text}");
+    assert_eq!(text.matches("rule=\"default\"").count(), 1, "{text}");
 }
 
 #[test]

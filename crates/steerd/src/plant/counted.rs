@@ -1,8 +1,8 @@
 //! What the device counts for each rule: drops of what is received, drops and passes of what is sent. The
-//! controller keeps one total per name over all programs, so this remembers what each name stood for. Asked
-//! for the state; decides nothing.
+//! controller keeps one total per name over all programs, so this remembers what each name stood for, and which
+//! rules are to have no series of their own. Asked for the state; decides nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use program::{FlowAction, FlowKind, MAX_RULES, Program};
 
@@ -14,6 +14,8 @@ const MAX_NAMES: usize = 2 * MAX_RULES;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counted {
     deeds: BTreeMap<String, Deed>,
+    /// Rules with `count = false`, also of earlier policies: their totals stay.
+    unexported: BTreeSet<String>,
     /// A name has stood for different things, or there were too many names: totals cannot be told apart any
     /// more, and are held against nothing.
     pub(super) mixed: bool,
@@ -22,6 +24,13 @@ pub(super) struct Counted {
 impl Counted {
     /// A program is about to be installed.
     pub(super) fn learn(&mut self, program: &Program) {
+        for rule in &program.rules {
+            if rule.count {
+                self.unexported.remove(&rule.name);
+            } else if self.unexported.len() < MAX_NAMES {
+                self.unexported.insert(rule.name.clone());
+            }
+        }
         let mut last = None;
         for flow in &program.flows {
             let is_counted = matches!(flow.action, FlowAction::Drop | FlowAction::Pass);
@@ -43,6 +52,10 @@ impl Counted {
                 }
             }
         }
+    }
+
+    pub(super) fn is_unexported(&self, rule: &str) -> bool {
+        self.unexported.contains(rule)
     }
 
     pub(super) fn deed(&self, rule: &str) -> Deed {

@@ -45,7 +45,8 @@ pub(super) fn of(plant: &Plant, moment: Moment) -> State {
     let counted = plant.counted.lock().unwrap_or_else(PoisonError::into_inner).clone();
     drops.iter().for_each(|drop| rules.add_drops(drop, counted.deed(&drop.rule)));
     rules.add_unmatched(stats.as_deref());
-    let rules = rules.0;
+    let mut rules = rules.0;
+    rules.iter_mut().for_each(|rule| rule.unexported = counted.is_unexported(&rule.name));
     let workers: Vec<WorkerState> =
         plant.workers.iter().zip(&snapshots).map(|(seat, snapshot)| worker(seat, snapshot)).collect();
     let flight = match moment {
@@ -209,8 +210,12 @@ impl Rules {
     /// a real one not even the packets.
     fn add_unmatched(&mut self, stats: Option<&[PortStats]>) {
         let default = self.named(DEFAULT_RULE);
-        match stats {
-            Some(stats) => default.kernel_packets += stats.iter().map(|port| port.unmatched).sum::<u64>(),
+        let left = stats.map(|stats| stats.iter().map(|port| port.unmatched).sum::<u64>());
+        if default.deed == Deed::Kernel || left.is_some_and(|packets| packets > 0) {
+            default.kernel_bytes = None;
+        }
+        match left {
+            Some(packets) => default.kernel_packets += packets,
             None => default.uncounted = default.deed == Deed::Kernel,
         }
     }
@@ -221,7 +226,8 @@ impl Rules {
             let (packets, bytes) = match counted.disposition {
                 Disposition::Delivered => (&mut rule.delivered_packets, &mut rule.delivered_bytes),
                 Disposition::Dropped => (&mut rule.dropped_packets, &mut rule.dropped_bytes),
-                Disposition::Kernel => (&mut rule.kernel_packets, &mut rule.kernel_bytes),
+                Disposition::Kernel => (&mut rule.kernel_packets, rule.kernel_bytes.get_or_insert_default()),
+                Disposition::Filtered => (&mut rule.filtered_packets, &mut rule.filtered_bytes),
             };
             *packets += counted.traffic.packets;
             *bytes += counted.traffic.bytes;
@@ -239,6 +245,7 @@ fn worker(seat: &WorkerSeat, snapshot: &WorkerSnapshot) -> WorkerState {
         delivered_packets: snapshot.total(Disposition::Delivered).packets,
         dropped_packets: snapshot.total(Disposition::Dropped).packets,
         kernel_packets: snapshot.total(Disposition::Kernel).packets,
+        filtered_packets: snapshot.total(Disposition::Filtered).packets,
         lost_packets: snapshot.dropped.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
         failed_receives: snapshot.failures.iter().map(|(failure, count)| (failure.name(), *count)).collect(),
         failed: seat.control.has_failed(),
