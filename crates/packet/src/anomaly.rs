@@ -16,7 +16,7 @@ pub enum Anomaly {
     Ipv4Version,
     /// A header length below five words: the layer counts as absent.
     Ipv4HeaderLength,
-    /// The total length is shorter than the header or longer than the frame.
+    /// The total length is shorter than the header (the layer counts as absent) or longer than the frame.
     Ipv4TotalLength,
     /// Fewer than 40 bytes of IPv6 header, or a fragment header that is cut.
     Ipv6Truncated,

@@ -5,8 +5,8 @@
 //! panics, allocates or follows a tunnel (that is [`crate::parse_tunnel`]), and it never refuses: what is malformed is
 //! read as far as it is well-formed and noted as an [`Anomaly`].
 //!
-//! Strictness follows tshark where tshark and libpcap differ: a header that gives the wrong version or an impossible
-//! header length is no IP header, and only the Ethernet fields of such a frame can match.
+//! Strictness follows tshark where tshark and libpcap differ: a header that gives the wrong version, an impossible
+//! header length or a total length below that is no IP header, and only the Ethernet fields of such a frame can match.
 //!
 //! Every header is taken as a fixed-size array (`first_chunk`), so that one length check covers all of its fields.
 
@@ -119,6 +119,13 @@ fn ipv4<const INSIDE: bool>(parsed: &mut Parsed, packet: &[u8]) {
     if header_bytes < IPV4_BYTES {
         return parsed.note(Anomaly::Ipv4HeaderLength);
     }
+    // Segmentation offload leaves 0 in frames that it is still to cut: then the packet is all that follows. Any other
+    // length below the header's is as impossible as a header of four words: tshark ("Bogus IP length") reads nothing
+    // behind it, and Linux drops the packet (net/ipv4/ip_input.c, `ip_rcv_core`).
+    let total_bytes = usize::from(u16::from_be_bytes([header[2], header[3]]));
+    if total_bytes != 0 && total_bytes < header_bytes {
+        return parsed.note(Anomaly::Ipv4TotalLength);
+    }
     let flags_and_offset = u16::from_be_bytes([header[6], header[7]]);
     let mut layers = parsed.key.layers | Layers::IPV4;
     if header_bytes > IPV4_BYTES {
@@ -142,10 +149,8 @@ fn ipv4<const INSIDE: bool>(parsed: &mut Parsed, packet: &[u8]) {
     if header_bytes > packet.len() {
         return parsed.note(Anomaly::Ipv4Truncated);
     }
-    // Segmentation offload leaves 0 in frames that it is still to cut: then the packet is all that follows.
-    let end = match usize::from(u16::from_be_bytes([header[2], header[3]])) {
+    let end = match total_bytes {
         0 => packet.len(),
-        total if total < header_bytes => return parsed.note(Anomaly::Ipv4TotalLength),
         total if total > packet.len() => {
             parsed.note(Anomaly::Ipv4TotalLength);
             packet.len()

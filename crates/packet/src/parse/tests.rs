@@ -90,13 +90,16 @@ fn ipv4_header_length() {
 
 #[test]
 fn ipv4_total_length() {
-    // Shorter than the header: there is no room for ports.
-    let parsed = damaged(&v4().udp(1, 2), &[(V4 + 2, 0), (V4 + 3, 19)]);
-    assert_odd(&parsed, Anomaly::Ipv4TotalLength, Layers::IPV4);
+    // Shorter than the header: it is none, and nothing of it can match.
+    for total in 1..20 {
+        let parsed = damaged(&v4().udp(1, 2), &[(V4 + 2, 0), (V4 + 3, total)]);
+        assert_odd(&parsed, Anomaly::Ipv4TotalLength, Layers::empty());
+        assert_eq!((parsed.key.protocol, parsed.key.dst_ip), (0, [0; 16]));
+    }
     // Shorter than this header, though not than the fixed one.
     for total in 20..24 {
         let parsed = damaged(&v4().ip_options(&[1; 4]).udp(1, 2), &[(V4 + 2, 0), (V4 + 3, total)]);
-        assert_odd(&parsed, Anomaly::Ipv4TotalLength, Layers::IPV4 | Layers::IP_OPTIONS);
+        assert_odd(&parsed, Anomaly::Ipv4TotalLength, Layers::empty());
     }
     // Longer than the frame: what is there is read.
     let parsed = damaged(&v4().udp(1, 2), &[(V4 + 2, 4), (V4 + 3, 0)]);
