@@ -1,13 +1,14 @@
 //! Reads a pcap or pcapng file frame by frame. Only `explain` uses it; a broken or cut file is an error that
-//! says after which packet it ends, and other link types than Ethernet are refused.
+//! says after which packet it ends, and other link types than Ethernet are refused. Frame check sequences are left out.
 
 use std::fs::File;
 use std::io::{BufReader, ErrorKind, Read, Seek};
 use std::path::Path;
 
+use pcap_file::PcapError;
 use pcap_file::pcap::PcapReader;
 use pcap_file::pcapng::{Block, PcapNgReader};
-use pcap_file::{DataLink, PcapError};
+use softnic::wire::CaptureLink;
 
 /// The first word of every pcapng file, the same in both byte orders.
 const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
@@ -27,12 +28,13 @@ pub(super) fn for_each_frame(path: &Path, each: &mut dyn FnMut(&[u8])) -> Result
 
 fn pcap(file: BufReader<File>, each: &mut dyn FnMut(&[u8])) -> Result<u64, String> {
     let mut reader = PcapReader::new(file).map_err(|error| format!("not a pcap file: {}", words(&error)))?;
-    ethernet(reader.header().datalink)?;
+    let link = CaptureLink::of_pcap(reader.header().datalink);
+    ethernet(link)?;
     let mut frames = 0;
     // Raw: timestamps out of range are none of our business.
     while let Some(packet) = reader.next_raw_packet() {
         let packet = packet.map_err(|error| broken(frames, &error))?;
-        each(&packet.data);
+        each(link.frame(&packet.data, packet.orig_len));
         frames += 1;
     }
     Ok(frames)
@@ -42,29 +44,41 @@ fn pcapng(file: BufReader<File>, each: &mut dyn FnMut(&[u8])) -> Result<u64, Str
     let mut reader =
         PcapNgReader::new(file).map_err(|error| format!("not a pcapng file: {}", words(&error)))?;
     let mut frames = 0;
+    let mut interfaces: Vec<CaptureLink> = Vec::new();
     while let Some(block) = reader.next_block() {
         let block = block.map_err(|error| broken(frames, &error))?;
-        match block {
-            Block::InterfaceDescription(interface) => ethernet(interface.linktype)?,
-            Block::EnhancedPacket(packet) => {
-                each(&packet.data);
-                frames += 1;
+        let link = |id: u32| {
+            let link = interfaces.get(id as usize).copied();
+            link.ok_or_else(|| format!("after packet {frames}: interface {id} is not described"))
+        };
+        match &block {
+            Block::EnhancedPacket(packet) => each(link(packet.interface_id)?.enhanced(packet)),
+            Block::SimplePacket(packet) => each(link(0)?.simple(packet)),
+            Block::Packet(packet) => each(link(packet.interface_id.into())?.obsolete(packet)),
+            other => {
+                match other {
+                    Block::InterfaceDescription(interface) => {
+                        let link = CaptureLink::of_interface(interface);
+                        ethernet(link)?;
+                        interfaces.push(link);
+                    }
+                    Block::SectionHeader(_) => interfaces.clear(),
+                    _ => {}
+                }
+                continue;
             }
-            Block::SimplePacket(packet) => {
-                each(&packet.data);
-                frames += 1;
-            }
-            _ => {}
         }
+        frames += 1;
     }
     Ok(frames)
 }
 
-fn ethernet(link: DataLink) -> Result<(), String> {
-    if link == DataLink::ETHERNET {
+fn ethernet(link: CaptureLink) -> Result<(), String> {
+    if link.is_ethernet() {
         return Ok(());
     }
-    Err(format!("link type {link:?} is not Ethernet"))
+    let link = link.link_type();
+    Err(format!("link type {} ({link:?}) is not Ethernet", u32::from(link)))
 }
 
 /// Where it ends; the frames before that were read.

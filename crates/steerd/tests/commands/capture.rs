@@ -22,6 +22,25 @@ fn a_capture_is_summed_up_per_rule_and_worker() {
     assert!(each.contains("without an Ethernet header: 1"), "{each}");
 }
 
+/// The link-type word holds the length of the check sequence in its upper bits (pcap-savefile(5)).
+#[test]
+fn a_check_sequence_is_no_part_of_a_frame() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("c.pcap");
+    let frame = dns_frame().build();
+    write_pcap(&path, &[[&frame[..], &[0xde, 0xad, 0xbe, 0xef]].concat()]);
+    let plain = std::fs::read(&path).expect("written");
+    for (word, fcs_bytes) in [(1u32, 0), (0x4000_0001, 0), (0x2400_0001, 4)] {
+        let mut file = plain.clone();
+        file[20..24].copy_from_slice(&if plain[0] == 0xa1 { word.to_be_bytes() } else { word.to_le_bytes() });
+        std::fs::write(&path, file).expect("written");
+        let path = path.to_str().expect("path");
+        let summary = json(&["explain", "demo.toml", "--pcap", path, "--format", "json"]);
+        let bytes = &summary["rules"]["dns"]["deliver"]["bytes"];
+        assert_eq!(*bytes, frame.len() + 4 - fcs_bytes, "{word:#010x}: {summary}");
+    }
+}
+
 #[test]
 fn a_summary_says_how_even_the_load_is() {
     let folder = tempfile::tempdir().expect("folder");

@@ -3,6 +3,7 @@
 //! For tests against corpora and for reproducing what happened elsewhere. Frames are stamped when they are replayed, not
 //! with the time of their capture. Replaying copies and allocates nothing; sent frames go to a capture file or vanish.
 
+mod link;
 mod tape;
 #[cfg(test)]
 mod tests;
@@ -12,6 +13,7 @@ use std::time::Instant;
 
 use packet::MacAddr;
 
+pub use self::link::CaptureLink;
 use self::tape::Tape;
 use self::writer::Writer;
 use super::{

@@ -12,8 +12,9 @@ use pcap_file::pcapng::blocks::interface_description::{
     InterfaceDescriptionBlock, InterfaceDescriptionOption,
 };
 use pcap_file::pcapng::{Block, PcapNgReader};
-use pcap_file::{DataLink, Endianness, PcapError, TsResolution};
+use pcap_file::{Endianness, PcapError, TsResolution};
 
+use super::CaptureLink;
 use crate::wire::WireError;
 
 /// The most bytes of packets that are kept.
@@ -115,14 +116,15 @@ impl Loader<'_> {
     fn load_pcap(&mut self, file: File) -> Result<(), WireError> {
         let mut reader = PcapReader::new(file).map_err(|error| self.not_a_capture(&error))?;
         let header = reader.header();
-        self.check_link(header.datalink)?;
+        let link = CaptureLink::of_pcap(header.datalink);
+        self.check_link(link)?;
         let fraction_ns = if header.ts_resolution == TsResolution::NanoSecond { 1 } else { 1000 };
         // Raw packets: real files carry snapshot lengths and fractions that the checked reader refuses.
         while let Some(packet) = reader.next_raw_packet() {
             self.packet += 1;
             let packet = packet.map_err(|error| self.damaged_by(error))?;
             let time_ns = u128::from(packet.ts_sec) * NS_PER_S + u128::from(packet.ts_frac) * fraction_ns;
-            self.append(&packet.data, Some(time_ns as u64))?;
+            self.append(link.frame(&packet.data, packet.orig_len), Some(time_ns as u64))?;
         }
         Ok(())
     }
@@ -139,19 +141,18 @@ impl Loader<'_> {
                     let interface = self.interface(&interfaces, packet.interface_id)?;
                     // pcap-file takes the ticks for nanoseconds, whatever the interface says.
                     let ticks = packet.timestamp.as_nanos() as u64;
-                    self.append(&packet.data, interface.time_ns(ticks))?;
+                    self.append(interface.link.enhanced(&packet), interface.time_ns(ticks))?;
                 }
                 Block::SimplePacket(packet) => {
                     let interface = self.interface(&interfaces, 0)?;
-                    let len = packet.data.len().min(packet.original_len as usize).min(interface.snaplen());
-                    self.append(&packet.data[..len], None)?;
+                    self.append(interface.link.simple(&packet), None)?;
                 }
                 Block::Packet(packet) => {
                     let interface = self.interface(&interfaces, packet.interface_id.into())?;
                     // Two words, the upper one first; pcap-file reads them as one.
                     let little = endianness == Endianness::Little;
                     let ticks = if little { packet.timestamp.rotate_left(32) } else { packet.timestamp };
-                    self.append(&packet.data, interface.time_ns(ticks))?;
+                    self.append(interface.link.obsolete(&packet), interface.time_ns(ticks))?;
                 }
                 other => {
                     self.packet -= 1;
@@ -203,10 +204,11 @@ impl Loader<'_> {
         Ok(())
     }
 
-    fn check_link(&self, link: DataLink) -> Result<(), WireError> {
-        if link == DataLink::ETHERNET {
+    fn check_link(&self, link: CaptureLink) -> Result<(), WireError> {
+        if link.is_ethernet() {
             return Ok(());
         }
+        let link = link.link_type();
         Err(WireError::LinkType {
             path: self.path.to_owned(),
             link_type: format!("{} ({link:?})", u32::from(link)),
@@ -253,8 +255,7 @@ fn in_words(error: &PcapError) -> String {
 /// What packets need to know of a pcapng interface.
 #[derive(Clone, Copy, Debug)]
 struct Interface {
-    link: DataLink,
-    snaplen: u32,
+    link: CaptureLink,
     /// `if_tsresol`: a negative power of ten, or of two with the upper bit set.
     resolution: u8,
 }
@@ -266,11 +267,7 @@ impl Interface {
             _ => None,
         });
         // Microseconds if not said (draft-ietf-opsawg-pcapng, 4.2).
-        Self { link: block.linktype, snaplen: block.snaplen, resolution: resolution.unwrap_or(6) }
-    }
-
-    fn snaplen(self) -> usize {
-        if self.snaplen == 0 { usize::MAX } else { self.snaplen as usize }
+        Self { link: CaptureLink::of_interface(block), resolution: resolution.unwrap_or(6) }
     }
 
     /// `None` for a resolution that no clock has.

@@ -58,6 +58,11 @@ fn block(order: Order, out: &mut Vec<u8>, kind: u32, body: &[u8]) {
 /// A section with an Ethernet interface that counts nanoseconds, each packet as an enhanced packet block, and the last
 /// one again as a simple packet block.
 fn pcapng(order: Order, link: u16, packets: Packets<'_>) -> Vec<u8> {
+    pcapng_with_fcs(order, link, 0, packets)
+}
+
+/// The same with an `if_fcslen` option.
+fn pcapng_with_fcs(order: Order, link: u16, fcs_bits: u8, packets: Packets<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     let mut section = Vec::new();
     order.u32(&mut section, 0x1a2b_3c4d);
@@ -71,7 +76,10 @@ fn pcapng(order: Order, link: u16, packets: Packets<'_>) -> Vec<u8> {
     order.u32(&mut interface, 262_144);
     order.u16(&mut interface, 9);
     order.u16(&mut interface, 1);
-    interface.extend([9, 0, 0, 0, 0, 0, 0, 0]);
+    interface.extend([9, 0, 0, 0]);
+    order.u16(&mut interface, 13);
+    order.u16(&mut interface, 1);
+    interface.extend([fcs_bits, 0, 0, 0, 0, 0, 0, 0]);
     block(order, &mut out, 1, &interface);
     for (seconds, fraction, bytes, original) in packets {
         let ns = u64::from(*seconds) * 1_000_000_000 + u64::from(*fraction);
@@ -130,6 +138,32 @@ fn both_byte_orders_and_resolutions_are_read_and_cut_packets_are_frames() {
         assert_eq!((wire.tape.due_ns(1), wire.tape.due_ns(2)), (250, 250));
         assert_eq!(receive(&mut wire)[..2], [(A.to_vec(), 60), (B.to_vec(), 61)]);
     }
+}
+
+/// The upper bits of the link-type word (pcap-savefile(5)) and the options of pcapng. A check sequence is no part of a
+/// frame; of a packet that was cut it is gone already.
+#[test]
+fn captures_may_say_how_long_their_check_sequences_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let packets: Packets<'_> = &[(7, 0, A, 60), (7, 1, B, 1500)];
+    for big in [false, true] {
+        let order = Order { big };
+        for (link, fcs_bytes) in [(0x4000_0001, 0), (0x2400_0001, 4), (0x1400_0001, 2), (0x2bff_0001, 0)] {
+            let file = pcap(order, MICROSECONDS, link, packets);
+            let mut wire = PcapWire::open(&config(&write(&folder, "x", &file), PcapMode::Once)).unwrap();
+            let frames = receive(&mut wire);
+            assert_eq!(frames[0].0, A[fcs_bytes..], "link type word {link:#010x}");
+            assert_eq!(frames[1].0, B, "link type word {link:#010x}");
+        }
+        let file = pcapng_with_fcs(order, 1, 32, &[(7, 0, B, 1500), (7, 1, A, 60)]);
+        let mut wire = PcapWire::open(&config(&write(&folder, "ng", &file), PcapMode::Once)).unwrap();
+        let frames: Vec<Vec<u8>> = receive(&mut wire).into_iter().map(|(bytes, _)| bytes).collect();
+        // The last one once more, as a simple packet block.
+        assert_eq!(frames, [B, &A[4..], &A[4..]]);
+    }
+    let file = pcap(Order { big: false }, MICROSECONDS, 0x2400_0071, packets);
+    let error = PcapWire::open(&config(&write(&folder, "x", &file), PcapMode::Once)).unwrap_err();
+    assert!(error.to_string().contains("link type 113 (LINUX_SLL)"), "{error}");
 }
 
 #[test]
@@ -214,7 +248,7 @@ fn what_cannot_be_replayed_is_named_with_its_place() {
         ("raw", pcap(order, MICROSECONDS, 101, &[]), "link type 101 (RAW)"),
         ("cooked", pcapng(order, 113, &[(1, 0, A, 60)]), "link type 113 (LINUX_SLL)"),
         ("cut", good[..good.len() - 1].to_vec(), "damaged at packet 2: the file ends in it; keep what"),
-        ("cut-ng", pcapng(order, 1, &[(1, 0, A, 60)])[..160].to_vec(), "damaged at packet 2"),
+        ("cut-ng", pcapng(order, 1, &[(1, 0, A, 60)])[..168].to_vec(), "damaged at packet 2"),
         ("header", good[..30].to_vec(), "damaged at packet 1: the file ends in it; nothing before it"),
         ("swollen", swollen, "damaged at packet 1: its length of 300000"),
         ("interface", unknown_interface, "damaged at packet 1: it belongs to interface 3"),
