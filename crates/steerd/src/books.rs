@@ -105,7 +105,8 @@ pub(crate) fn add_up(
             + worker.kernel_packets
             + worker.filtered_packets
             + worker.lost_packets.values().sum::<u64>();
-        let name = format!("worker {}: received = delivered + dropped + filtered + lost + kernel", worker.worker);
+        let name =
+            format!("worker {}: received = delivered + dropped + filtered + lost + kernel", worker.worker);
         let judged = flight.judged.get(index).copied().unwrap_or(0);
         let judged = entry(name, worker.received_packets, accounted, judged);
         in_flight += judged.difference;

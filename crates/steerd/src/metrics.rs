@@ -12,7 +12,7 @@ use prometheus::{Registry, TextEncoder};
 
 use crate::deeds::Deed;
 use crate::process;
-use crate::state::{PortCounters, PortState, Reasons, RuleState, State, WorkerState};
+use crate::state::{Buckets, PortCounters, PortState, Reasons, RuleState, State, WorkerState};
 
 /// Where the collector finds the state of the moment.
 pub(crate) type Snapshot = Arc<dyn Fn() -> Arc<State> + Send + Sync>;
@@ -190,24 +190,30 @@ fn ports(families: &mut Families, ports: &[PortState]) {
         ("steerd_port_received_packets_total", "Packets received from the wire.", |p| p.received_packets),
         ("steerd_port_received_bytes_total", "Bytes received from the wire.", |p| p.received_bytes),
         ("steerd_port_delivered_packets_total", "Packets handed to workers.", |p| p.delivered_packets),
-        ("steerd_port_replicated_packets_total", "Copies handed to workers beside what became of the packets.", |p| {
-            p.replicated_packets
-        }),
+        (
+            "steerd_port_replicated_packets_total",
+            "Copies handed to workers beside what became of the packets.",
+            |p| p.replicated_packets,
+        ),
         ("steerd_port_rule_dropped_packets_total", "Packets dropped by rules in the device.", |p| {
             p.rule_dropped_packets
         }),
-        ("steerd_port_kernel_packets_total", "Packets no rule claimed, left to the kernel, copied or not.", |p| {
-            p.kernel_packets
-        }),
+        (
+            "steerd_port_kernel_packets_total",
+            "Packets no rule claimed, left to the kernel, copied or not.",
+            |p| p.kernel_packets,
+        ),
         ("steerd_port_sent_packets_total", "Packets sent.", |p| p.sent_packets),
         ("steerd_port_sent_bytes_total", "Bytes sent.", |p| p.sent_bytes),
         ("steerd_port_send_errors_total", "Sends that failed.", |p| p.send_errors),
         ("steerd_port_sent_dropped_packets_total", "Sent packets that rules kept from the wire.", |p| {
             p.sent_dropped_packets
         }),
-        ("steerd_port_lost_copies_total", "Copies that found no room; what became of their packets is counted all the same.", |p| {
-            p.lost_copies
-        }),
+        (
+            "steerd_port_lost_copies_total",
+            "Copies that found no room; what became of their packets is counted all the same.",
+            |p| p.lost_copies,
+        ),
     ];
     for (name, help, value) in columns {
         let mut family = families.counter(name, help);
@@ -267,7 +273,12 @@ fn workers(families: &mut Families, workers: &[WorkerState]) {
     let mut family =
         families.histogram("steerd_worker_batch_packets", "Packets per turn of the worker's loop.");
     for worker in workers {
-        family = family.buckets(&[("worker", &worker.worker.to_string())], worker);
+        family = family.buckets(&[("worker", &worker.worker.to_string())], &worker.batches, 1.0);
+    }
+    let help = "How long turns of the worker's loop took that found packets; a sample, one turn in 16.";
+    let mut family = families.histogram("steerd_worker_turn_seconds", help);
+    for worker in workers {
+        family = family.buckets(&[("worker", &worker.worker.to_string())], &worker.turn_ns, 1e9);
     }
 }
 
@@ -354,20 +365,18 @@ impl Family<'_> {
         self
     }
 
-    fn buckets(self, labels: &[(&str, &str)], worker: &WorkerState) -> Self {
-        let mut histogram = Histogram::default();
-        let mut cumulative = 0;
-        let mut buckets = Vec::with_capacity(worker.batches.len());
-        for (largest, batches) in &worker.batches {
-            cumulative += batches;
+    /// `per_unit`: how many of the buckets' units make one of the metric's.
+    fn buckets(self, labels: &[(&str, &str)], buckets: &Buckets, per_unit: f64) -> Self {
+        let bucket = |(bound, at_most): &(u64, u64)| {
             let mut bucket = Bucket::default();
-            bucket.set_upper_bound(count(*largest));
-            bucket.set_cumulative_count(cumulative);
-            buckets.push(bucket);
-        }
-        histogram.set_bucket(buckets);
-        histogram.set_sample_count(cumulative);
-        histogram.set_sample_sum(count(worker.received_packets));
+            bucket.set_upper_bound(count(*bound) / per_unit);
+            bucket.set_cumulative_count(*at_most);
+            bucket
+        };
+        let mut histogram = Histogram::default();
+        histogram.set_bucket(buckets.at_most.iter().map(bucket).collect());
+        histogram.set_sample_count(buckets.count);
+        histogram.set_sample_sum(count(buckets.sum) / per_unit);
         let mut metric = Metric::from_label(pairs(labels));
         metric.set_histogram(histogram);
         self.family.mut_metric().push(metric);

@@ -171,8 +171,19 @@ pub(crate) struct WorkerState {
     pub(crate) anomalies: Reasons,
     pub(crate) polls: u64,
     pub(crate) empty_polls: u64,
-    /// Batches by size: (largest size of the bucket, batches), not cumulative.
-    pub(crate) batches: Vec<(u64, u64)>,
+    /// Completions per turn of the loop.
+    pub(crate) batches: Buckets,
+    /// How long turns took that found something, of a sample of them.
+    pub(crate) turn_ns: Buckets,
+}
+
+/// A distribution in cumulative buckets.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Buckets {
+    /// A bound, and how many values are no larger.
+    pub(crate) at_most: Vec<(u64, u64)>,
+    pub(crate) count: u64,
+    pub(crate) sum: u64,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]

@@ -204,7 +204,7 @@ impl WorkerControl {
     pub fn pulse(&self) -> Pulse {
         let stats = &self.shared.stats;
         Pulse {
-            turns: stats.batches.read().count(),
+            turns: stats.turns.read(),
             received_packets: stats.received.read().packets,
             poll_errors: stats.poll_errors.read(),
         }

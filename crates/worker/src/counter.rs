@@ -83,74 +83,9 @@ impl TallyRow {
     }
 }
 
-/// Number of buckets of a [`Histogram`].
-pub const BUCKETS: usize = 40;
-
-/// A histogram by powers of two: bucket 0 counts zeros, bucket n values of n bits; the last takes
-/// all that is larger.
-#[derive(Debug)]
-pub(crate) struct Log2Histogram([Counter; BUCKETS]);
-
-impl Default for Log2Histogram {
-    fn default() -> Self {
-        Self(std::array::from_fn(|_| Counter::default()))
-    }
-}
-
-impl Log2Histogram {
-    #[inline]
-    pub(crate) fn record(&self, value: u64) {
-        let bits = (u64::BITS - value.leading_zeros()) as usize;
-        self.0[bits.min(BUCKETS - 1)].add(1);
-    }
-
-    pub(crate) fn read(&self) -> Histogram {
-        Histogram { buckets: std::array::from_fn(|bucket| self.0[bucket].read()) }
-    }
-}
-
-/// A histogram by powers of two as read: bucket 0 counts zeros, bucket n values of n bits.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Histogram {
-    /// How many values fell in each bucket.
-    pub buckets: [u64; BUCKETS],
-}
-
-impl Histogram {
-    /// The largest value that bucket `bucket` counts (inclusive); the last bucket has no bound.
-    #[must_use]
-    pub fn upper_bound(bucket: usize) -> u64 {
-        if bucket >= BUCKETS - 1 { u64::MAX } else { (1 << bucket) - 1 }
-    }
-
-    /// Values recorded.
-    #[must_use]
-    pub fn count(&self) -> u64 {
-        self.buckets.iter().sum()
-    }
-}
-
-impl Default for Histogram {
-    fn default() -> Self {
-        Self { buckets: [0; BUCKETS] }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_value_falls_in_the_bucket_whose_bounds_hold_it() {
-        for value in [0, 1, 2, 3, 4, 63, 64, 65, 1 << 37, (1 << 38) - 1, 1 << 38, 1 << 39, u64::MAX] {
-            let histogram = Log2Histogram::default();
-            histogram.record(value);
-            let bucket =
-                histogram.read().buckets.iter().position(|&count| count == 1).expect("recorded once");
-            assert!(value <= Histogram::upper_bound(bucket), "{value} in {bucket}");
-            assert!(bucket == 0 || value > Histogram::upper_bound(bucket - 1), "{value} in {bucket}");
-        }
-    }
 
     #[test]
     fn a_row_has_exactly_its_length() {

@@ -17,6 +17,7 @@ mod classifier;
 mod config;
 mod control;
 mod counter;
+mod distribution;
 mod error;
 mod mailbox;
 mod numa;
@@ -33,7 +34,8 @@ pub use config::{
     WorkerConfig,
 };
 pub use control::{FORGOTTEN, Pulse, RETIRED_TOTALS_MAX, WorkerControl};
-pub use counter::{BUCKETS, Histogram, Traffic};
+pub use counter::Traffic;
+pub use distribution::Distribution;
 pub use error::{Error, Object, Warning};
 pub use mailbox::Publication;
 pub use program::Band;

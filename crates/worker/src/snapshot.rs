@@ -3,7 +3,8 @@
 use packet::Anomaly;
 use program::WorkerId;
 
-use crate::counter::{Histogram, Traffic};
+use crate::counter::Traffic;
+use crate::distribution::{Distribution, Distributions};
 use crate::stats::Stats;
 use crate::{Disposition, DropReason, Failure};
 
@@ -19,7 +20,7 @@ pub struct RuleSnapshot {
 }
 
 /// The books of one worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct WorkerSnapshot {
     /// Which worker.
     pub id: WorkerId,
@@ -38,12 +39,19 @@ pub struct WorkerSnapshot {
     pub poll_errors: u64,
     /// Frames posted, the first filling included.
     pub posted: u64,
-    /// Completions per turn: one count for every turn of the loop.
-    pub batches: Histogram,
+    /// Turns of the loop.
+    pub turns: u64,
+    /// Turns that found no completion.
+    pub empty_turns: u64,
+    /// Completions per turn, of every turn. Lags behind `turns` by some thousand while the worker runs.
+    pub batches: Distribution,
+    /// How long turns took that found something, in nanoseconds: a sample of them, lagging behind likewise.
+    pub turn_ns: Distribution,
 }
 
 impl WorkerSnapshot {
     pub(crate) fn read(id: WorkerId, stats: &Stats, rules: Vec<RuleSnapshot>) -> Self {
+        let Distributions { batches, turn_ns } = stats.distributions.read();
         Self {
             id,
             received: stats.received.read(),
@@ -53,20 +61,12 @@ impl WorkerSnapshot {
             anomalies: stats.anomalies(),
             poll_errors: stats.poll_errors.read(),
             posted: stats.posted.read(),
-            batches: stats.batches.read(),
+            // Never more empty turns than turns.
+            empty_turns: stats.empty_turns.read(),
+            turns: stats.turns.read(),
+            batches,
+            turn_ns,
         }
-    }
-
-    /// Turns of the loop.
-    #[must_use]
-    pub fn polls(&self) -> u64 {
-        self.batches.count()
-    }
-
-    /// Turns that found no completion.
-    #[must_use]
-    pub fn empty_polls(&self) -> u64 {
-        self.batches.buckets[0]
     }
 
     /// What came of the packets of the rule called `name`.

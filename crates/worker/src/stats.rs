@@ -7,7 +7,8 @@ use crossbeam::utils::CachePadded;
 use packet::Anomaly;
 use verbs::Status;
 
-use crate::counter::{Counter, Log2Histogram, Tally};
+use crate::counter::{Counter, Tally};
+use crate::distribution::Published;
 
 /// Why a received packet was dropped without a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -119,7 +120,10 @@ pub(crate) struct Block {
     anomalies: [Counter; Anomaly::ALL.len()],
     pub(crate) poll_errors: Counter,
     pub(crate) posted: Counter,
-    pub(crate) batches: Log2Histogram,
+    /// Turns of the loop, and those of them that found no completion.
+    pub(crate) turns: Counter,
+    pub(crate) empty_turns: Counter,
+    pub(crate) distributions: Published,
 }
 
 impl Default for Block {
@@ -132,7 +136,9 @@ impl Default for Block {
             anomalies: std::array::from_fn(|_| Counter::default()),
             poll_errors: Counter::default(),
             posted: Counter::default(),
-            batches: Log2Histogram::default(),
+            turns: Counter::default(),
+            empty_turns: Counter::default(),
+            distributions: Published::default(),
         }
     }
 }

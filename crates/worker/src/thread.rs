@@ -48,6 +48,7 @@ impl Worker {
             idle.after(completions);
         }
         self.drain();
+        self.finish();
         self
     }
 }

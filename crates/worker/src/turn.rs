@@ -1,8 +1,9 @@
 //! A worker and its turn: the hot loop's body. Driven by its thread ([`Worker::spawn`]), or turn by
-//! turn by tests and benches. Nothing in a turn locks, allocates, calls the kernel, reads the clock or
-//! logs.
+//! turn by tests and benches. Nothing in a turn waits for a lock, allocates, calls the kernel or logs; few
+//! turns read the clock.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use program::{Program, WorkerId};
 use verbs::{Context, RawQueuePair, WorkQueue};
@@ -11,6 +12,7 @@ use crate::assembly::{Parts, assemble, first_fill};
 use crate::batch::Batch;
 use crate::classifier::Classifier;
 use crate::config::Backoff;
+use crate::distribution::TurnRecorder;
 use crate::receiver::Receiver;
 use crate::sink::{Deliveries, Sink};
 use crate::{Band, Error, WorkerConfig, WorkerControl};
@@ -21,6 +23,7 @@ pub struct Worker {
     control: WorkerControl,
     classifier: Classifier,
     batch: Batch,
+    recorder: TurnRecorder,
     sink: Option<Box<dyn Sink>>,
     /// Released before the completion queue that it reports to.
     sender: Option<RawQueuePair>,
@@ -38,7 +41,8 @@ impl Worker {
         warnings.into_iter().for_each(|warning| control.warn(warning));
         let batch = first_fill(&mut receiver, &control.shared().stats, config.id)?;
         let classifier = Classifier::new(receiver.completions.entries());
-        Ok(Self { config, control, classifier, batch, sink: None, sender, receiver })
+        let recorder = TurnRecorder::default();
+        Ok(Self { config, control, classifier, batch, recorder, sink: None, sender, receiver })
     }
 
     /// Gives the decided packets to `sink` from the next turn on.
@@ -86,13 +90,14 @@ impl Worker {
 
     /// One turn of the loop; returns the completions it took.
     pub fn step(&mut self) -> usize {
+        let begun = self.recorder.begin();
         let shared = self.control.shared();
         self.classifier.refresh(&shared.mailbox, &self.batch);
         self.receiver.poll(&mut self.batch, &shared.stats);
         self.classifier.classify(&mut self.batch, &self.receiver.pool, &shared.stats);
         self.run_sink();
         self.receiver.refill(&mut self.batch, &self.control.shared().stats);
-        self.record();
+        self.record(begun);
         self.batch.completions
     }
 
@@ -120,9 +125,16 @@ impl Worker {
         }
     }
 
-    fn record(&mut self) {
+    fn record(&mut self, begun: Option<Instant>) {
         let stats = &self.control.shared().stats;
         stats.poll_errors.raise(self.receiver.completions.poll_errors());
-        stats.batches.record(self.batch.completions as u64);
+        stats.turns.add(1);
+        stats.empty_turns.add(u64::from(self.batch.completions == 0));
+        self.recorder.end(begun, self.batch.completions, &stats.distributions);
+    }
+
+    /// After the last turn: what was recorded is there to be read, whole.
+    pub(crate) fn finish(&mut self) {
+        self.recorder.finish(&self.control.shared().stats.distributions);
     }
 }

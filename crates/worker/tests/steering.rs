@@ -253,7 +253,7 @@ fn every_port_is_steered_and_tags_carry_the_band() {
 }
 
 #[test]
-fn every_turn_is_in_the_histogram_of_batches() {
+fn every_turn_is_counted_and_in_the_distribution_of_batches() {
     let mut rig = Rig::new(1, 1);
     rig.install("version = 1\ndefault = \"steer every\"\n[groups.every]\nworkers = \"all\"\n");
     let before = rig.snapshots().remove(0);
@@ -263,8 +263,21 @@ fn every_turn_is_in_the_histogram_of_batches() {
     let taken: Vec<usize> = (0..5).map(|_| rig.workers.borrow_mut()[0].step()).collect();
     assert_eq!(taken, [32, 8, 0, 0, 0]);
     let after = rig.snapshots().remove(0);
-    assert_eq!(after.polls() - before.polls(), 5);
-    assert_eq!(after.empty_polls() - before.empty_polls(), 3);
+    assert_eq!(after.turns - before.turns, 5);
+    assert_eq!(after.empty_turns - before.empty_turns, 3);
+    // Distributions are published after many turns.
+    while rig.snapshots().remove(0).batches.count() == 0 {
+        assert!(rig.snapshots().remove(0).turns < 10_000, "never published");
+        rig.workers.borrow_mut()[0].step();
+    }
+    let all = rig.snapshots().remove(0);
+    let batches = &all.batches;
+    assert_eq!((batches.count(), batches.sum()), (all.turns, 40));
+    assert_eq!(batches.at_most(0), all.turns - 2);
+    assert_eq!(
+        (batches.at_most(8), batches.at_most(31), batches.at_most(32)),
+        (all.turns - 1, all.turns - 1, all.turns)
+    );
 }
 
 #[test]

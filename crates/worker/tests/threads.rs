@@ -124,7 +124,13 @@ fn reloading_under_full_load_keeps_the_books_balanced() {
     for snapshot in &snapshots {
         assert_eq!(snapshot.imbalance(), 0, "{snapshot:?}");
         assert_eq!(snapshot.dropped_by_reason(), 0, "{:?}", snapshot.dropped);
-        assert!(snapshot.empty_polls() < snapshot.polls(), "some turns have found packets");
+        assert!(snapshot.empty_turns < snapshot.turns, "some turns have found packets");
+        let batches = &snapshot.batches;
+        assert_eq!(
+            (batches.count(), batches.at_most(0)),
+            (snapshot.turns, snapshot.empty_turns),
+            "all are published"
+        );
     }
     let ruled = |rule| snapshots.iter().map(|s| s.rule(rule, Disposition::Delivered).packets).sum::<u64>();
     assert_eq!(ruled("dns") + ruled("ntp"), stats.delivered);

@@ -1,7 +1,7 @@
 //! A `State` from the counters of everything that counts: workers, drop counters, ports.
 //! Called through `Plant::state` and at the end; it only reads.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,17 +9,26 @@ use std::time::{Duration, Instant};
 use control::DropTotals;
 use program::{DEFAULT_RULE, FlowKind, Placement, Program, RuleId};
 use softnic::PortStats;
-use worker::{Disposition, Histogram, WorkerSnapshot};
+use worker::{Disposition, Distribution, WorkerSnapshot};
 
 use super::{Plant, WorkerSeat};
 use crate::books::{self, Flight};
 use crate::deeds::Deed;
 use crate::state::{
-    DeviceState, PolicyState, PortCounters, PortState, Reasons, RuleState, State, WorkerState,
+    Buckets, DeviceState, PolicyState, PortCounters, PortState, Reasons, RuleState, State, WorkerState,
 };
 
-/// Batches are never larger; the histogram's buckets end here.
-const LARGEST_BATCH: u64 = 511;
+/// The largest sizes of the buckets of batches, and the longest times of those of turns in nanoseconds: 255 ns to 1 s.
+/// A worker's distributions are exact at powers of two less one.
+const BATCH_BOUNDS: [u64; 10] = [0, 1, 3, 7, 15, 31, 63, 127, 255, 511];
+const TURN_BOUNDS_NS: [u64; 12] = {
+    let (mut bounds, mut index) = ([0; 12], 0);
+    while index < bounds.len() {
+        bounds[index] = (1 << (8 + 2 * index)) - 1;
+        index += 1;
+    }
+    bounds
+};
 
 /// How long the engine may be interrupted between a delivery and its entry.
 const ENGINE_PATIENCE: Duration = Duration::from_millis(100);
@@ -256,19 +265,19 @@ fn worker(seat: &WorkerSeat, snapshot: &WorkerSnapshot) -> WorkerState {
             .filter(|(_, count)| *count > 0)
             .map(|(anomaly, count)| (anomaly.name(), *count))
             .collect(),
-        polls: snapshot.polls(),
-        empty_polls: snapshot.empty_polls(),
-        batches: batches(&snapshot.batches),
+        polls: snapshot.turns,
+        empty_polls: snapshot.empty_turns,
+        batches: buckets(&snapshot.batches, &BATCH_BOUNDS),
+        turn_ns: buckets(&snapshot.turn_ns, &TURN_BOUNDS_NS),
     }
 }
 
-fn batches(histogram: &Histogram) -> Vec<(u64, u64)> {
-    let buckets = histogram.buckets.iter().enumerate();
-    let mut sizes = BTreeMap::new();
-    for (bucket, count) in buckets {
-        *sizes.entry(Histogram::upper_bound(bucket).min(LARGEST_BATCH)).or_default() += count;
+fn buckets(distribution: &Distribution, bounds: &[u64]) -> Buckets {
+    Buckets {
+        at_most: bounds.iter().map(|bound| (*bound, distribution.at_most(*bound))).collect(),
+        count: distribution.count(),
+        sum: distribution.sum(),
     }
-    sizes.into_iter().collect()
 }
 
 fn ports(plant: &Plant, stats: Option<&[PortStats]>) -> Vec<PortState> {
