@@ -2,7 +2,7 @@
 //! one end for each frame, the copies are counted apart, and the counters of the device's drop rules agree.
 
 use packet::build::FrameBuilder;
-use policy::DeviceProfile;
+use device_model::DeviceProfile;
 use softnic::{Personality, PortStats};
 
 use crate::draw::parse;
@@ -79,7 +79,7 @@ impl Trial {
             DeviceProfile::by_name(personality.name()).expect("a profile of its name").in_software();
         let text = self.policy();
         let policy = parse(&text).unwrap_or_else(|bad| panic!("{bad}\n{text}"));
-        let Ok(program) = policy::compile(&policy, &profile, WORKERS as usize) else { return false };
+        let Ok(program) = compiler::compile(&policy, &profile, WORKERS as usize) else { return false };
         let mut rig = Rig::new(personality, WORKERS);
         rig.install(&program.into()).expect("what compiles installs");
         if let Some(full) = self.full {
