@@ -2,8 +2,8 @@
 //! companions, through the safe crate `verbs`, on whatever device stands behind it.
 //!
 //! A case is a row of data: verb, field, value, what is expected of each personality and why, and a function that tries
-//! it. The binary runs all of them, on a soft NIC or on a device; `steerd devices --probe` runs those that disturb nobody
-//! ([`probe`]); docs/conformance.md is written from them. What is compared with is worked out in here a second time
+//! it. The binary runs all of them, on a soft NIC or on a device; `steerd-probe`, which `steerd devices --probe` runs, those that disturb
+//! nobody ([`probe`]); docs/conformance.md is written from them. What is compared with is worked out in here a second time
 //! ([`independent`]), never asked of the crates under test. Nothing here is on a packet path.
 #![forbid(unsafe_code)]
 

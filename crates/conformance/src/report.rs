@@ -1,6 +1,6 @@
 //! Runs cases and says what was seen: rows for people and for programs.
 //!
-//! Called by the binary, by the tests and, as [`probe`], by `steerd devices --probe`.
+//! Called by the binaries and by the tests.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! A soft NIC on a wire in memory, as the device under test and its peer.
 //!
-//! Used by the binary and the tests, never by the probe.
+//! Used by the binaries and the tests.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

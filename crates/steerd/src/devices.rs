@@ -1,7 +1,11 @@
-//! `steerd devices`: libibverbs' list, and the soft NIC that the settings describe. Opens nothing, unless it is asked to
-//! probe a device: then it makes objects there that disturb nobody, and says what the device makes of each.
+//! `steerd devices`: libibverbs' list, and the soft NIC that the settings describe. Opens nothing; `--probe` is the work
+//! of `steerd-probe` (crate `conformance`), which is expected in the directory of this binary.
 
-use conformance::{Report, Verdict};
+use std::env;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
 use serde::Serialize;
 
 use crate::cli::{DevicesArgs, Format};
@@ -11,8 +15,7 @@ use crate::table::Grid;
 use crate::{output, plant};
 
 const FIRST_PORT: u8 = 1;
-/// What a row of a report says that did what was asked.
-const WORKS: &str = "works";
+const PROBE: &str = "steerd-probe";
 
 #[derive(Debug, Serialize)]
 struct Row {
@@ -26,7 +29,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
     let request = Request { file: args.config.clone(), ..Request::default() };
     let settings = settings::load(&request).map_err(Error::Settings)?.settings;
     if let Some(name) = &args.probe {
-        return probe(settings, name, args.format);
+        return probe(&settings, name, args.format);
     }
     let mut rows: Vec<Row> = plant::list()?
         .into_iter()
@@ -47,36 +50,22 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
     }
 }
 
-/// Tries on a device, its first port, what the verbs can say.
-fn probe(mut settings: Settings, name: &str, format: Format) -> Result<(), Error> {
-    name.clone_into(&mut settings.device.name);
-    let opened = plant::open(&settings)?;
-    let port = opened.ports.first().copied().unwrap_or(FIRST_PORT);
-    let report = conformance::probe(opened.device.context(), port);
-    let report = report.map_err(|error| Error::NoDevice(format!("{name} cannot be probed: {error}")))?;
-    match format {
-        Format::Json => output::print_json(&report),
-        Format::Text => output::print(&capabilities(&report)),
+/// Replaces this process by `steerd-probe`, which tries on a device, its first port, what the verbs can express.
+fn probe(settings: &Settings, name: &str, format: Format) -> Result<(), Error> {
+    let failed = |program: &Path, source| Error::Probe { program: program.to_owned(), source };
+    let own = env::current_exe().map_err(|source| failed(Path::new(PROBE), source))?;
+    let program = own.with_file_name(PROBE);
+    let mut command = Command::new(&program);
+    if format == Format::Json {
+        command.args(["--format", "json"]);
     }
-}
-
-fn capabilities(report: &Report) -> String {
-    let mut grid = Grid::new(&["verb", "field", "value", "answer"]);
-    for row in &report.rows {
-        let value = match row.verdict {
-            Verdict::Ok | Verdict::NotRun => row.seen.clone(),
-            Verdict::Mismatch => format!("BROKEN: {}", row.seen),
-        };
-        grid.row(vec![row.verb.clone(), row.field.into(), row.value.into(), value]);
+    if name == settings.softnic.name && !settings.softnic.ports.is_empty() {
+        command.args(["--soft", settings.softnic.personality.name()]);
+    } else {
+        let port = settings.device.ports.first().copied().unwrap_or(FIRST_PORT);
+        command.args(["--port", &port.to_string(), "--", name]);
     }
-    let works = report.rows.iter().filter(|row| row.seen == WORKS).count();
-    let broken = report.count(Verdict::Mismatch);
-    format!(
-        "{}\n{}: {works} of {} work, {broken} are promised and not kept, the others are refused\n",
-        grid.text(),
-        report.device,
-        report.rows.len()
-    )
+    Err(failed(&program, command.exec()))
 }
 
 fn text(rows: &[Row]) -> String {

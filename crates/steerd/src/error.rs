@@ -31,6 +31,13 @@ pub(crate) enum Error {
     Capture { path: PathBuf, message: String },
     #[error("no device: {0}")]
     NoDevice(String),
+    /// The probe is a program of its own.
+    #[error(
+        "cannot run {}: {source} (hint: `cargo build --release --package conformance --bin steerd-probe`, and install it \
+         beside steerd)",
+        program.display()
+    )]
+    Probe { program: PathBuf, source: io::Error },
     #[error("soft NIC: port {port}: {}", chain(source))]
     Wire { port: usize, source: softnic::wire::WireError },
     #[error("soft NIC: {}", chain(.0))]
@@ -78,6 +85,7 @@ impl Error {
             Self::Compare(_) | Self::NotDecided(_) => 2,
             Self::Settings(_) => 3,
             Self::NoDevice(_)
+            | Self::Probe { .. }
             | Self::Wire { .. }
             | Self::SoftNic(_)
             | Self::Device(_)

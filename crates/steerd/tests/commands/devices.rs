@@ -1,8 +1,10 @@
-//! `steerd devices`: what there is, and what it answers.
+//! `steerd devices`: what there is, and who probes it.
 
+use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::process::Command;
 
-use crate::rig::{json, ok, run};
+use crate::rig::json;
 
 /// Writes settings with a soft NIC called `mysoft`; their path.
 fn settings_in(folder: &Path) -> String {
@@ -21,21 +23,29 @@ fn devices_lists_the_soft_nic_of_the_settings() {
     assert_eq!(found.expect("mysoft")["ports"], 1);
 }
 
+/// The binary under another path, without and with a program beside it that prints its arguments. Links, because a file
+/// that was just written may still be open for writing in a child of another test, and cannot be run then (ETXTBSY).
 #[test]
-fn a_probe_says_what_a_device_answers() {
-    let folder = tempfile::tempdir().expect("folder");
+fn a_probe_is_handed_to_the_program_beside_steerd() {
+    // On the file system of the binary, for the sake of the hard link.
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("folder");
     let path = settings_in(folder.path());
-    let args = ["devices", "--config", &path, "--probe", "mysoft"];
-    let report = json(&[&args[..], &["--format", "json"]].concat());
-    let rows = report["rows"].as_array().expect("rows");
-    let seen = |value: &str| {
-        let row = rows.iter().find(|row| row["value"] == value).expect("a row");
-        row["seen"].as_str().expect("text").to_owned()
+    let steerd = folder.path().join("steerd");
+    std::fs::hard_link(env!("CARGO_BIN_EXE_steerd"), &steerd).expect("linked");
+    let probe = |args: &[&str]| {
+        let output =
+            Command::new(&steerd).args(["devices", "--config", &path, "--probe"]).args(args).output();
+        output.expect("the binary runs")
     };
-    assert_eq!(seen("IBV_FLOW_ATTR_NORMAL"), "works");
-    assert_eq!(seen("IBV_QP_CREATE_SOURCE_QPN"), "refused: EINVAL");
-    assert!(rows.iter().all(|row| row["verdict"] == "ok"), "{report:#}");
-    let text = ok(&args);
-    assert!(text.contains("mysoft: ") && text.contains("0 are promised and not kept"), "{text}");
-    assert_eq!(run(&["devices", "--probe", "nosuch"]).status.code(), Some(4));
+    let missing = probe(&["mysoft"]);
+    assert_eq!(missing.status.code(), Some(4), "{missing:?}");
+    let complaint = String::from_utf8_lossy(&missing.stderr).into_owned();
+    assert!(complaint.contains("steerd-probe") && complaint.contains("hint"), "{complaint}");
+
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/commands/print-arguments");
+    symlink(script, folder.path().join("steerd-probe")).expect("linked");
+    let soft = probe(&["mysoft", "--format", "json"]);
+    assert_eq!(String::from_utf8_lossy(&soft.stdout), "--format json --soft ideal\n");
+    assert_eq!(soft.status.code(), Some(9), "its exit code");
+    assert_eq!(String::from_utf8_lossy(&probe(&["mlx5_0"]).stdout), "--port 1 -- mlx5_0\n");
 }

@@ -1,0 +1,36 @@
+//! `steerd-probe` as a program.
+
+use std::process::{Command, Output};
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_steerd-probe")).args(arguments).output().expect("the binary runs")
+}
+
+fn ok(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+#[test]
+fn a_probe_prints_what_a_device_answers() {
+    let report: serde_json::Value =
+        serde_json::from_str(&ok(&["--soft", "ideal", "--format", "json"])).expect("JSON");
+    let rows = report["rows"].as_array().expect("rows");
+    let seen = |value: &str| {
+        let row = rows.iter().find(|row| row["value"] == value).expect("a row");
+        row["seen"].as_str().expect("text").to_owned()
+    };
+    assert_eq!(seen("IBV_FLOW_ATTR_NORMAL"), "works");
+    assert_eq!(seen("IBV_QP_CREATE_SOURCE_QPN"), "refused: EINVAL");
+    assert!(rows.iter().all(|row| row["verdict"] == "ok"), "{report:#}");
+    let text = ok(&["--soft", "ideal"]);
+    assert!(text.contains("soft NIC (ideal): ") && text.contains("0 are promised and not kept"), "{text}");
+}
+
+#[test]
+fn a_missing_device_is_an_error() {
+    let output = run(&["nosuch"]);
+    assert_eq!(output.status.code(), Some(4), "{output:?}");
+    assert!(output.stdout.is_empty());
+}
