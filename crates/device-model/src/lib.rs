@@ -1,6 +1,7 @@
 //! What a device can do, as data: limits, how it stores flows, what it refuses, each with the errno that it answers
 //! and the place where that can be read. The models that are known are `ideal`, `mlx5` and `mlx4`.
 //!
+//! The software NIC takes the numbers of [`ideal`], [`mlx5`] and [`mlx4`] from here too.
 //! The compiler reads a [`DeviceProfile`] and never asks which vendor made the device; `control` completes one with
 //! a device's own answers. No I/O.
 //!
@@ -16,6 +17,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod limits;
 mod profile;
 
+pub use limits::{ideal, mlx4, mlx5};
 pub use profile::{DeviceProfile, Limit, LimitRow, PriorityTable, Refusal};

@@ -7,7 +7,9 @@
 
 use std::borrow::Cow;
 
-use super::{DeviceProfile, Errno, Feature, Limit, LimitRow, PriorityTable, Refusal};
+use crate::limits::{ideal, mlx4, mlx5};
+
+use super::{DeviceProfile, Errno, Feature, Limit, LimitRow, Refusal};
 
 /// `drivers/infiniband/hw/mlx5/` of the kernel.
 const MLX5_FS: &str = "linux: hw/mlx5/fs.c";
@@ -34,10 +36,9 @@ fn refusals(rows: &[(Feature, Errno, &'static str)]) -> Vec<Refusal> {
 pub(super) fn ideal() -> DeviceProfile {
     DeviceProfile {
         name: "ideal".to_owned(),
-        priorities: 65_536,
-        // softnic: flow::MAX_FLOWS and flow::MAX_SHAPES.
-        max_flows: Some(1 << 17),
-        max_shapes: Some(512),
+        priorities: ideal::PRIORITIES,
+        max_flows: Some(ideal::MAX_FLOWS),
+        max_shapes: Some(ideal::MAX_MASKS),
         priority_table: None,
         max_specs: 10,
         hash_field_exclusive: true,
@@ -47,8 +48,7 @@ pub(super) fn ideal() -> DeviceProfile {
         max_queues: None,
         max_tables: None,
         max_counters: None,
-        // softnic: flow::MAX_DONT_TRAP.
-        max_copies: Some(32),
+        max_copies: Some(ideal::MAX_COPIES),
         tag_bits: 24,
         multicast_ignores_priority: false,
         refusals: Vec::new(),
@@ -71,13 +71,11 @@ pub(super) fn ideal() -> DeviceProfile {
 pub(super) fn mlx5() -> DeviceProfile {
     DeviceProfile {
         name: "mlx5".to_owned(),
-        // MLX5_IB_FLOW_LAST_PRIO; priorities above are answered with ENOMEM.
-        priorities: 16,
+        // Priorities above are answered with ENOMEM.
+        priorities: mlx5::PRIORITIES,
         max_flows: None,
         max_shapes: None,
-        // MLX5_FS_MAX_ENTRIES in MLX5_FS_MAX_TYPES groups: a table of 65,536 is cut into seven parts, six
-        // for the first masks; later groups have one entry.
-        priority_table: Some(PriorityTable { entries: 65_536, groups: 6, group_entries: 9_362 }),
+        priority_table: Some(mlx5::PRIORITY_TABLE),
         max_specs: 10,
         hash_field_exclusive: true,
         hash_field_pairs: false,
@@ -91,7 +89,7 @@ pub(super) fn mlx5() -> DeviceProfile {
         // is sent: the compiler gives copies that overlap priorities of their own on every device, and copies nothing
         // that is sent on any.
         max_copies: None,
-        tag_bits: 24,
+        tag_bits: mlx5::TAG_BITS,
         multicast_ignores_priority: true,
         refusals: refusals(&[
             (Feature::Ttl, Errno::Eopnotsupp, MLX5_FS),
@@ -125,15 +123,14 @@ pub(super) fn mlx5() -> DeviceProfile {
 pub(super) fn mlx4() -> DeviceProfile {
     DeviceProfile {
         name: "mlx4".to_owned(),
-        priorities: 0x1000,
+        priorities: mlx4::PRIORITIES,
         max_flows: None,
         max_shapes: None,
         priority_table: None,
         max_specs: 10,
         hash_field_exclusive: false,
         hash_field_pairs: true,
-        // MLX4_IB's max_rss_tbl_sz.
-        max_table: 128,
+        max_table: mlx4::MAX_TABLE,
         table_consecutive: true,
         max_queues: None,
         max_tables: None,

@@ -49,14 +49,14 @@ use port::PortTable;
 
 /// The most flows that a table holds. That many take some 80 MiB; each is inserted within some 2 us, and the one insert for
 /// which the largest list has to grow within some 2 ms, during which the engine waits.
-pub(crate) const MAX_FLOWS: usize = 1 << 17;
+pub(crate) const MAX_FLOWS: usize = device_model::ideal::MAX_FLOWS as usize;
 /// The most different masks among the flows of one port that trap. A frame that the cache does not know and that all of
 /// them could match costs some 20 us.
-pub(crate) const MAX_SHAPES: usize = 512;
+pub(crate) const MAX_SHAPES: usize = device_model::ideal::MAX_MASKS as usize;
 /// The most queue pairs that one match can be replicated to.
 pub(crate) const MAX_REPLICAS: usize = 32;
 /// The most DONT_TRAP flows of one port.
-pub(crate) const MAX_DONT_TRAP: usize = 32;
+pub(crate) const MAX_DONT_TRAP: usize = device_model::ideal::MAX_COPIES as usize;
 /// The most sniffers of one port.
 pub(crate) const MAX_SNIFFERS: usize = 16;
 /// The most flows that one frame can get: the limits above make more impossible.

@@ -156,7 +156,7 @@ pub(super) static RULES: Rules = Rules {
         // The device is the process's own: nobody else's packets are to be had by it.
         needs_net_raw: false,
         kind_refusal: EINVAL,
-        max_priority: u16::MAX,
+        max_priority: (device_model::ideal::PRIORITIES - 1) as u16,
         priority_refusal: EINVAL,
         flags: Known { bits: IBV_FLOW_ATTR_FLAGS_DONT_TRAP | IBV_FLOW_ATTR_FLAGS_EGRESS, refusal: EINVAL },
         // ibv_create_flow(3), note 4: only NORMAL.

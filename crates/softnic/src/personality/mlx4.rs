@@ -1,5 +1,6 @@
 //! What ConnectX-3 refuses. "rdma-core" is its providers/mlx4, "kernel" drivers/infiniband/hw/mlx4.
 
+use device_model::mlx4::{MAX_TABLE, PRIORITIES};
 use ibverbs_sys::{
     IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_FLOW_ATTR_FLAGS_DONT_TRAP, IBV_FLOW_SPEC_ETH, IBV_FLOW_SPEC_IPV4,
     IBV_FLOW_SPEC_IPV4_EXT, IBV_FLOW_SPEC_TCP, IBV_FLOW_SPEC_UDP, IBV_QP_CREATE_BLOCK_SELF_MCAST_LB,
@@ -99,8 +100,8 @@ pub(super) static RULES: Rules = Rules {
         function_refusal: EOPNOTSUPP,
         // rdma-core verbs.c, `mlx4_cmd_create_qp_ex_rss`.
         key_length_refusal: EOPNOTSUPP,
-        // kernel main.c, `mlx4_ib_query_device`: `max_rss_tbl_sz`, at most 128 rings (MAX_RX_RINGS of mlx4_en.h).
-        max_entries: 128,
+        // kernel main.c, `mlx4_ib_query_device`: `max_rss_tbl_sz`.
+        max_entries: MAX_TABLE,
         // kernel qp.c, `mlx4_ib_create_rwq_ind_table`; the hardware knows only the first number.
         consecutive: true,
         create_flags_refusal: EOPNOTSUPP,
@@ -115,8 +116,8 @@ pub(super) static RULES: Rules = Rules {
         // kernel core/uverbs_cmd.c, `ib_uverbs_ex_create_flow`: `capable(CAP_NET_RAW)`.
         needs_net_raw: true,
         kind_refusal: EINVAL,
-        // kernel main.c, `__mlx4_ib_create_flow`: MLX4_IB_FLOW_MAX_PRIO, and EINVAL beyond.
-        max_priority: 0xfff,
+        // kernel main.c, `__mlx4_ib_create_flow`: EINVAL beyond.
+        max_priority: (PRIORITIES - 1) as u16,
         priority_refusal: EINVAL,
         // kernel main.c, `mlx4_ib_create_flow`: anything but DONT_TRAP is EOPNOTSUPP, and so is DONT_TRAP with SNIFFER.
         flags: Known { bits: IBV_FLOW_ATTR_FLAGS_DONT_TRAP, refusal: EOPNOTSUPP },

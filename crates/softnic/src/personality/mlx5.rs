@@ -5,6 +5,7 @@
 //! would overwrite the first; a second tag; DROP with DONT_TRAP, which drops. And where matches of one priority overlap, a
 //! device asks first for the mask that came first, while here the oldest flow decides.
 
+use device_model::mlx5::{PRIORITIES, PRIORITY_TABLE, TAG_BITS};
 use ibverbs_sys::{
     IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_FLOW_ATTR_FLAGS_DONT_TRAP,
     IBV_FLOW_ATTR_FLAGS_EGRESS, IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_RX_HASH_INNER,
@@ -120,8 +121,8 @@ pub(super) static RULES: Rules = Rules {
         needs_net_raw: true,
         // kernel fs.c, `get_flow_table`: no namespace.
         kind_refusal: EOPNOTSUPP,
-        // kernel fs.c, `mlx5_ib_create_flow`: MLX5_IB_FLOW_LAST_PRIO, and ENOMEM beyond.
-        max_priority: 15,
+        // kernel fs.c, `mlx5_ib_create_flow`: ENOMEM beyond.
+        max_priority: (PRIORITIES - 1) as u16,
         priority_refusal: ENOMEM,
         // The same: anything but these two is EINVAL.
         flags: Known { bits: IBV_FLOW_ATTR_FLAGS_DONT_TRAP | IBV_FLOW_ATTR_FLAGS_EGRESS, refusal: EINVAL },
@@ -172,8 +173,7 @@ pub(super) static RULES: Rules = Rules {
             // kernel fs.c, `parse_flow_flow_action`: without ESP offload EOPNOTSUPP.
             types: ALL_ACTIONS,
             refusal: EOPNOTSUPP,
-            // kernel fs.c, `parse_flow_attr`: `tag_id >= BIT(24)` is EINVAL.
-            max_tag: (1 << 24) - 1,
+            max_tag: (1 << TAG_BITS) - 1,
             // kernel core/uverbs_std_types_counters.c, UVERBS_METHOD_COUNTERS_READ: `usecnt`.
             reads_idle_counters: false,
         },
@@ -185,9 +185,12 @@ pub(super) static RULES: Rules = Rules {
             one_copy_per_priority: true,
             // kernel fs.c, `create_leftovers_rule`: LEFTOVERS_MC and LEFTOVERS_UC.
             all_default_is_two: true,
-            // kernel fs.c, MLX5_FS_MAX_ENTRIES and MLX5_FS_MAX_TYPES; fs_core.c, `mlx5_create_auto_grouped_flow_table`:
-            // a run is entries / (types + 1). ENOSPC when full, `alloc_auto_flow_group`. Firmware may allow less.
-            groups: Some(GroupLimits { entries: 1 << 16, runs: 6, run_entries: (1 << 16) / 7 }),
+            // ENOSPC when full (kernel fs_core.c, `alloc_auto_flow_group`). Firmware may allow less.
+            groups: Some(GroupLimits {
+                entries: PRIORITY_TABLE.entries,
+                runs: PRIORITY_TABLE.groups as usize,
+                run_entries: PRIORITY_TABLE.group_entries,
+            }),
         },
     },
 };
