@@ -3,6 +3,7 @@
 //! Called through [`Context::async_event`] by whoever watches the device. Events are acknowledged before they are
 //! returned, so that destroying the object they name never waits.
 
+use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
 
@@ -91,6 +92,54 @@ pub struct AsyncEvent {
     pub kind: EventKind,
     /// Whom it happened to.
     pub source: EventSource,
+}
+
+impl fmt::Display for EventKind {
+    /// What happened, in the words of ibv_get_async_event(3).
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::CompletionQueueError => "completion queue overrun",
+            Self::QueuePairFatal => "queue pair in its error state",
+            Self::QueuePairRequestError => "invalid request to a queue pair",
+            Self::QueuePairAccessError => "access violation at a queue pair",
+            Self::CommunicationEstablished => "communication established",
+            Self::SendQueueDrained => "send queue drained",
+            Self::PathMigrated => "path migrated",
+            Self::PathMigrationError => "path migration failed",
+            Self::DeviceFatal => "device in its fatal state",
+            Self::PortActive => "link active",
+            Self::PortError => "link down",
+            Self::LidChange => "LID changed",
+            Self::PkeyChange => "P_Key table changed",
+            Self::SubnetManagerChange => "subnet manager changed",
+            Self::SharedReceiveQueueError => "error of a shared receive queue",
+            Self::SharedReceiveQueueLimit => "limit of a shared receive queue reached",
+            Self::LastWorkRequest => "last work request reached",
+            Self::ClientReregister => "reregistration wanted",
+            Self::GidChange => "GID table changed",
+            Self::WorkQueueFatal => "work queue in its error state",
+            Self::Unknown(number) => return write!(f, "event {number}"),
+        })
+    }
+}
+
+impl fmt::Display for EventSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Device => f.write_str("the device"),
+            Self::Port(number) => write!(f, "port {number}"),
+            Self::CompletionQueue { handle } => write!(f, "completion queue {handle}"),
+            Self::QueuePair { number } => write!(f, "queue pair {number}"),
+            Self::WorkQueue { number } => write!(f, "work queue {number}"),
+            Self::SharedReceiveQueue { handle } => write!(f, "shared receive queue {handle}"),
+        }
+    }
+}
+
+impl fmt::Display for AsyncEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.source, self.kind)
+    }
 }
 
 impl AsyncEvent {
