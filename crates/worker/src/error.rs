@@ -90,6 +90,12 @@ pub enum Error {
         /// What it said.
         message: String,
     },
+    /// The thread was asked to stop and did not end in time. What it owns stays with it.
+    #[error("worker {}: its thread does not end", worker.0)]
+    StillRunning {
+        /// Which worker.
+        worker: WorkerId,
+    },
 }
 
 /// What a worker has made for itself by a verb.

@@ -4,12 +4,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use core_affinity::CoreId;
 use program::WorkerId;
 
 use crate::turn::Worker;
 use crate::{Error, Warning, WorkerControl};
+
+/// How long [`WorkerHandle::join_by`] rests between looks.
+const JOIN_STEP: Duration = Duration::from_millis(1);
 
 /// A running worker. Dropping it asks the thread to stop without waiting for it.
 #[derive(Debug)]
@@ -91,6 +95,24 @@ impl WorkerHandle {
                 |thread| thread.join().map_err(|payload| panic_message(payload.as_ref())),
             )
             .map_err(|message| Error::Panicked { worker, message })
+    }
+}
+
+impl WorkerHandle {
+    /// Like [`WorkerHandle::join`], but waits at most until `deadline`. A thread that has not ended by then keeps
+    /// running with all that it owns: its queues and frames are released when it ends, or with the process.
+    ///
+    /// # Errors
+    /// The thread panicked, or is still running.
+    pub fn join_by(self, deadline: Instant) -> Result<Worker, Error> {
+        self.stop();
+        while !self.is_finished() {
+            if Instant::now() >= deadline {
+                return Err(Error::StillRunning { worker: self.id() });
+            }
+            std::thread::sleep(JOIN_STEP);
+        }
+        self.join()
     }
 }
 
