@@ -4,6 +4,9 @@
 //! Received frames stay in the ring that is shared with the kernel until the next burst; sent frames are copied once.
 //! VLAN tags that the kernel or the interface stripped are put back, and checksums that a local sender left to offload
 //! are completed, so that frames are as a wire would carry them. The wire never blocks.
+//!
+//! An interface that is removed takes its packet socket with it. The wire is then down until there is an interface of
+//! that name again, and attaches to it with a new socket and ring; what it has counted stays.
 
 mod ring;
 mod sender;
@@ -13,6 +16,7 @@ mod tests;
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use packet::MacAddr;
@@ -31,6 +35,8 @@ const TAG_BYTES: usize = 4;
 const C_VLAN_TPID: [u8; 2] = [0x81, 0x00];
 /// How the interface is, is asked after this many bursts without a frame.
 const EMPTY_BURSTS_PER_CHECK: u32 = 1024;
+/// How long after a look for an interface that was removed the next one comes, at the earliest.
+const ATTACH_INTERVAL: Duration = Duration::from_millis(250);
 
 impl AfPacketConfig {
     /// The address of the interface, if it is one that could be opened now; asks the kernel, and opens no packet socket.
@@ -42,13 +48,14 @@ impl AfPacketConfig {
 /// A port that is a live interface.
 #[derive(Debug)]
 pub struct AfPacketWire {
+    config: AfPacketConfig,
     ring: Ring,
     socket: PacketSocket,
     interface: Interface,
     sender: Sender,
     state: WireState,
-    /// Whether the interface went away, which is for good.
-    gone: bool,
+    /// The interface was removed, and is looked for.
+    gone: Option<Gone>,
     empty_bursts: u32,
     /// Frames whose slot could not be used.
     malformed: u64,
@@ -59,26 +66,45 @@ pub struct AfPacketWire {
     met_long: bool,
 }
 
+/// The search for an interface that was removed.
+#[derive(Debug)]
+struct Gone {
+    /// When it is looked for again.
+    next: Instant,
+    /// What was in the way last, if not that it is not there or not up; each obstacle is said once.
+    obstacle: String,
+}
+
+/// The length of the longest frame of an interface.
+fn frame_bytes(interface: &Interface) -> usize {
+    (interface.mtu_bytes as usize + HEADER_BYTES + TAG_BYTES).min(MAX_FRAME_BYTES)
+}
+
+/// Opens the packet socket of an interface, with its ring, and starts receiving.
+fn attach(config: &AfPacketConfig) -> Result<(Interface, PacketSocket, Ring), WireError> {
+    let interface = Interface::find(&config.interface)?;
+    let layout = ring::layout(config, interface.mtu_bytes)?;
+    let socket = PacketSocket::open(&interface, &layout, config.promiscuous)?;
+    let ring = Ring::map(&socket, &layout).map_err(|error| failed(&interface.name, "mmap", error.into()))?;
+    socket.bind()?;
+    Ok((interface, socket, ring))
+}
+
 impl AfPacketWire {
     /// Opens the packet socket with its ring and starts receiving.
     ///
     /// # Errors
     /// Which interface, and why: unknown, down, not Ethernet, not permitted, or a ring that is too large.
     pub fn open(config: &AfPacketConfig) -> Result<Self, WireError> {
-        let interface = Interface::find(&config.interface)?;
-        let layout = ring::layout(config, interface.mtu_bytes)?;
-        let socket = PacketSocket::open(&interface, &layout, config.promiscuous)?;
-        let ring =
-            Ring::map(&socket, &layout).map_err(|error| failed(&interface.name, "mmap", error.into()))?;
-        socket.bind()?;
-        let frame_bytes = (interface.mtu_bytes as usize + HEADER_BYTES + TAG_BYTES).min(MAX_FRAME_BYTES);
+        let (interface, socket, ring) = attach(config)?;
         let mut wire = Self {
+            config: config.clone(),
             ring,
             socket,
-            sender: Sender::new(frame_bytes),
+            sender: Sender::new(frame_bytes(&interface)),
             interface,
             state: WireState::Live,
-            gone: false,
+            gone: None,
             empty_bursts: 0,
             malformed: 0,
             drops: Cell::new(0),
@@ -115,15 +141,49 @@ impl AfPacketWire {
     fn check_link(&mut self) {
         let link = self.socket.link();
         self.state = if link == Link::Up { WireState::Live } else { WireState::Down };
-        if link == Link::Gone && !self.gone {
-            self.gone = true;
-            tracing::error!(
-                interface = %self.interface.name,
-                index = self.interface.index,
-                "the interface was removed or moved away; nothing is received any more, even if one of this name \
-                 comes back: start again then"
-            );
+        if link == Link::Gone {
+            self.look_for_interface();
         }
+    }
+
+    /// The kernel has unbound the socket for good: an interface of the same name is another one to it.
+    fn look_for_interface(&mut self) {
+        let now = Instant::now();
+        let interface = self.config.interface.as_str();
+        let gone = self.gone.get_or_insert_with(|| {
+            tracing::error!(
+                interface,
+                "the interface was removed or moved away: nothing is received until there is one of this name again"
+            );
+            self.sender.abandon();
+            Gone { next: now, obstacle: String::new() }
+        });
+        if now < gone.next {
+            return;
+        }
+        gone.next = now + ATTACH_INTERVAL;
+        match attach(&self.config) {
+            Ok(attached) => self.attached(attached),
+            Err(WireError::UnknownInterface { .. } | WireError::InterfaceDown { .. }) => {}
+            Err(error) => {
+                let obstacle = error.to_string();
+                if obstacle != gone.obstacle {
+                    tracing::error!(interface, "the interface is back and cannot be attached to: {obstacle}");
+                    gone.obstacle = obstacle;
+                }
+            }
+        }
+    }
+
+    /// Goes on with another interface of the same name. What was counted on the one before is kept.
+    fn attached(&mut self, (interface, socket, ring): (Interface, PacketSocket, Ring)) {
+        self.drops.set(self.drops.get() + self.socket.take_drops());
+        (self.interface, self.socket, self.ring) = (interface, socket, ring);
+        self.sender.resize(frame_bytes(&self.interface));
+        (self.met_merged, self.met_long, self.gone) = (false, false, None);
+        self.state = if self.socket.link() == Link::Up { WireState::Live } else { WireState::Down };
+        let Interface { name, mac, mtu_bytes, .. } = &self.interface;
+        tracing::warn!(interface = %name, %mac, mtu_bytes, "attached to the interface again");
     }
 
     /// Frames that no medium carries like this count as oversize; the operator has to end it.
@@ -191,7 +251,7 @@ impl Wire for AfPacketWire {
 
     fn flush(&mut self) {
         if self.sender.flush(&self.socket) == Flushed::Down {
-            self.check_link();
+            // `receive` finds out whether it is down or gone.
             self.state = WireState::Down;
         }
     }
@@ -206,8 +266,8 @@ impl Wire for AfPacketWire {
 
     fn describe(&self) -> String {
         let name = &self.interface.name;
-        if self.gone {
-            return format!("{name} (af_packet; the interface is gone, start again when it is back)");
+        if self.gone.is_some() {
+            return format!("{name} (af_packet; the interface is gone, to be attached to when it is back)");
         }
         format!("{name} (af_packet; the kernel sees every frame too)")
     }

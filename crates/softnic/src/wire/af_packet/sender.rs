@@ -46,6 +46,12 @@ impl Sender {
         Self { store, place_bytes, lens: [0; QUEUE_FRAMES], first: 0, queued: 0, losses: 0 }
     }
 
+    /// Makes it a queue for frames of up to `frame_bytes`. What is queued is lost; what was lost stays counted.
+    pub(super) fn resize(&mut self, frame_bytes: usize) {
+        self.abandon();
+        *self = Self { losses: self.losses, ..Self::new(frame_bytes) };
+    }
+
     pub(super) fn is_full(&self) -> bool {
         self.queued == QUEUE_FRAMES
     }

@@ -72,25 +72,72 @@ fn a_renamed_interface_goes_on() {
     });
 }
 
+/// Makes the veth pair anew, with another MTU.
+fn make_again() {
+    ip("link add left mtu 1400 type veth peer name right mtu 1400").unwrap();
+    for end in ["left", "right"] {
+        ip(&format!("link set {end} addrgenmode none")).unwrap();
+        ip(&format!("link set {end} up")).unwrap();
+    }
+    until_running().unwrap();
+}
+
 #[test]
-fn a_removed_interface_stays_gone_even_if_one_of_its_name_comes_back() {
+fn a_removed_interface_is_attached_to_again_when_one_of_its_name_is_up() {
     in_namespace("a_removed_interface", || {
-        let mut right = open("right").unwrap();
+        let (mut left, mut right) = (open("left").unwrap(), open("right").unwrap());
+        let before = frame(1, 60).build();
+        // The rings hold 128: 72 of the 200 are lost, and stay lost when the rings are new ones.
+        let burst_of_200: Vec<Vec<u8>> = std::iter::repeat_n(before.clone(), 200).collect();
+        send(&mut left, &burst_of_200);
+        assert_eq!(left.transmit(&before), Ok(()), "queued, and not flushed");
         ip("link del right").unwrap();
-        ip("link add left type veth peer name right").unwrap();
-        ip("link set left up").unwrap();
-        ip("link set right up").unwrap();
-        until_running().unwrap();
+
+        // What arrived before is still there.
+        let received = receive(&mut right, 128);
+        assert!(received.iter().all(|(bytes, ..)| *bytes == before));
         until(WireState::Down, &mut right);
-        for _ in 0..3 * EMPTY_BURSTS_PER_CHECK {
-            assert_eq!(burst(&mut right).len(), 0);
-            assert_eq!(right.state(), WireState::Down);
-        }
+        until(WireState::Down, &mut left);
         assert!(
             right.describe().starts_with("right (af_packet; the interface is gone"),
             "{}",
             right.describe()
         );
-        assert_eq!(right.transmit(&frame(1, 60).build()), Err(TransmitError::Down));
+        assert_eq!(right.transmit(&before), Err(TransmitError::Down));
+        assert_eq!((right.losses(), left.transmit_losses()), (72, 1));
+
+        make_again();
+        until(WireState::Live, &mut right);
+        until(WireState::Live, &mut left);
+        assert_eq!((left.mtu_bytes(), right.mtu_bytes()), (1400, 1400));
+        assert_eq!(right.mac(), Interface::find("right").unwrap().mac, "of the new interface");
+        let after = frame(2, 100).build();
+        send(&mut left, std::slice::from_ref(&after));
+        assert_eq!(receive(&mut right, 1)[0].0, after);
+        send(&mut right, std::slice::from_ref(&before));
+        assert_eq!(receive(&mut left, 1)[0].0, before);
+        assert_eq!((right.losses(), left.transmit_losses()), (72, 1));
+    });
+}
+
+#[test]
+fn an_interface_that_cannot_be_attached_to_is_tried_again_and_said_once() {
+    in_namespace("cannot_be_attached_to", || {
+        let mut right = open("right").unwrap();
+        ip("link del right").unwrap();
+        until(WireState::Down, &mut right);
+        // Not Ethernet, and so no interface for this wire.
+        if let Err(reason) = ip("tuntap add dev right mode tun") {
+            return not_run(&format!("an interface that is not Ethernet: {reason}"), "CI needs /dev/net/tun");
+        }
+        ip("link set right up").unwrap();
+        let start = Instant::now();
+        while right.gone.as_ref().is_none_or(|gone| gone.obstacle.is_empty()) {
+            assert_eq!(burst(&mut right).len(), 0);
+            assert!(start.elapsed() < PATIENCE);
+        }
+        ip("link del right").unwrap();
+        make_again();
+        until(WireState::Live, &mut right);
     });
 }
