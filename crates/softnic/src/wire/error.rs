@@ -138,12 +138,29 @@ pub enum WireError {
         problem: String,
     },
     /// Somebody has this end of the link already.
-    #[error("end `{end}` of link `{link}` is taken by another process; the other end may be free")]
+    #[error("link `{link}`: end `{end}` is taken by {holder}: end that process, or take the other end")]
     LinkTaken {
         /// The link's name.
         link: String,
         /// `a` or `b`.
         end: char,
+        /// The process that has it.
+        holder: String,
+    },
+    /// Another user's process has the name of an end, which anybody can take.
+    #[error(
+        "link `{link}`: the name of end `{end}` is held by {holder}, and only processes of user {user} and of root \
+         are trusted: end that process, or give the link another name at both ends"
+    )]
+    LinkForeign {
+        /// The link's name.
+        link: String,
+        /// `a` or `b`.
+        end: char,
+        /// The process that has it.
+        holder: super::LinkPeer,
+        /// The user of this process.
+        user: u32,
     },
     /// A system call for a link failed.
     #[error("link `{link}`: {operation}: {source}")]

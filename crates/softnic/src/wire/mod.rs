@@ -28,7 +28,7 @@ pub use config::{
 };
 pub use error::{TransmitError, WireError};
 pub use generator::GeneratorWire;
-pub use link::{LinkConfig, LinkEnd, LinkName, LinkWire, LoopbackWire};
+pub use link::{LinkConfig, LinkEnd, LinkName, LinkPeer, LinkWire, LoopbackWire};
 pub use null::NullWire;
 pub use pcap::{CaptureLink, PcapWire};
 pub use short::SHORT_FORMS;
@@ -46,6 +46,9 @@ pub const SOFT_MAC: MacAddr = MacAddr([0x02, 0x73, 0x6f, 0x66, 0x74, 0x00]);
 pub trait Wire: Send {
     /// Appends up to `burst.capacity_left()` frames; never blocks. The frames borrow from the wire until its next call.
     fn receive<'w>(&'w mut self, burst: &mut Burst<'w>);
+
+    /// Does what is due besides frames, while nobody receives: to be called as often as [`receive`](Wire::receive) would be.
+    fn tend(&mut self) {}
 
     /// Sends one frame, or queues it until [`flush`](Wire::flush).
     ///

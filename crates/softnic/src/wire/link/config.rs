@@ -31,10 +31,21 @@ pub enum LinkEnd {
 }
 
 impl LinkEnd {
-    pub(super) fn letter(self) -> char {
+    /// `a` or `b`.
+    #[must_use]
+    pub fn letter(self) -> char {
         match self {
             Self::A => 'a',
             Self::B => 'b',
+        }
+    }
+
+    /// The end that the peer takes.
+    #[must_use]
+    pub fn other(self) -> Self {
+        match self {
+            Self::A => Self::B,
+            Self::B => Self::A,
         }
     }
 }

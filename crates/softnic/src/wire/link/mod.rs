@@ -2,6 +2,7 @@
 //!
 //! The two ends of a link have its name and a letter, `a` or `b`. Like a port at a switch, an end whose peer never came is
 //! up, and what it sends is counted as an error: programs look at the port once, when they start, and one has to be first.
+//! The end that comes second is down until both have met, which takes milliseconds if the first one's engine turns.
 //! When the peer goes the link is down until another process takes that end; what the peer sent before is still received,
 //! and what it has not taken counts as lost. Both processes run as the same user, in one network namespace. The memory
 //! and the names vanish with the processes, however these end.
@@ -17,6 +18,7 @@ use packet::MacAddr;
 
 pub use config::{LinkConfig, LinkEnd, LinkName};
 pub use loopback::LoopbackWire;
+pub use meeting::LinkPeer;
 
 use self::lane::Lie;
 use self::meeting::{Seat, Session};
@@ -31,6 +33,7 @@ const BURSTS_PER_CHECK: u32 = 1024;
 #[derive(Debug)]
 pub struct LinkWire {
     config: LinkConfig,
+    /// Released before the session, whose end the peer takes for the sign that this seat is free.
     seat: Seat,
     session: Option<Session>,
     /// The peer is gone; what it sent before is still to be received.
@@ -64,7 +67,7 @@ impl LinkWire {
             lies: 0,
             untaken: 0,
         };
-        wire.session = wire.seat.meet();
+        wire.look_for_peer();
         wire.missing = wire.session.is_none() && wire.seat.peer_is_there();
         Ok(wire)
     }
@@ -75,7 +78,7 @@ impl LinkWire {
         match &self.session {
             None if self.bursts >= BURSTS_PER_MEETING => {
                 self.bursts = 0;
-                self.session = self.seat.meet();
+                self.look_for_peer();
             }
             Some(session) if self.bursts >= BURSTS_PER_CHECK => {
                 self.bursts = 0;
@@ -85,16 +88,35 @@ impl LinkWire {
         }
     }
 
+    fn look_for_peer(&mut self) {
+        self.session = self.seat.meet();
+        if let Some(peer) = self.session.as_ref().and_then(Session::peer) {
+            tracing::info!(
+                "link `{}`: the peer at end `{}` is {peer}",
+                self.config.name,
+                self.config.end.other().letter()
+            );
+        }
+    }
+
     fn end_session(&mut self) {
         if let Some(session) = self.session.take() {
             self.untaken += session.sender.untaken();
             self.missing = true;
+            tracing::warn!(
+                "link `{}`: the peer is gone; the link is down until there is another",
+                self.config.name
+            );
         }
         self.ending = false;
     }
 }
 
 impl Wire for LinkWire {
+    fn tend(&mut self) {
+        self.look_around();
+    }
+
     fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
         self.look_around();
         let Some(session) = &mut self.session else { return };

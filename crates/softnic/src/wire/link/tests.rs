@@ -92,6 +92,88 @@ fn an_end_can_be_taken_once() {
     let _a = open(LinkEnd::A);
     let error = LinkWire::open(&config(LinkEnd::A)).unwrap_err();
     assert!(matches!(error, WireError::LinkTaken { end: 'a', .. }), "{error}");
+    let (name, holder) = (config(LinkEnd::A).name.to_string(), format!("process {}", std::process::id()));
+    assert!(error.to_string().contains(&name) && error.to_string().contains(&holder), "{error}");
+}
+
+/// Who only asks whose seat it is does not become a peer.
+#[test]
+fn a_third_party_disturbs_neither_an_end_alone_nor_a_pair() {
+    let mut a = open(LinkEnd::A);
+    for _ in 0..20 {
+        assert!(LinkWire::open(&config(LinkEnd::A)).is_err());
+        for _ in 0..BURSTS_PER_CHECK {
+            drain(&mut a);
+        }
+        assert_eq!(a.state(), WireState::Live, "no peer has come and gone");
+    }
+    let mut b = open(LinkEnd::B);
+    for round in 0..20 {
+        for end in [LinkEnd::A, LinkEnd::B] {
+            assert!(matches!(LinkWire::open(&config(end)), Err(WireError::LinkTaken { .. })));
+        }
+        for _ in 0..BURSTS_PER_CHECK {
+            drain(&mut a);
+            drain(&mut b);
+        }
+        assert_eq!([a.state(), b.state()], [WireState::Live; 2], "round {round}");
+    }
+    a.transmit(&frame(60, 1)).unwrap();
+    a.flush();
+    assert_eq!(drain(&mut b), [frame(60, 1)]);
+}
+
+/// Holds the name of an end as another user, for as long as `test` takes.
+fn while_another_user_holds(end: LinkEnd, test: impl FnOnce()) {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+    let nobody = rustix::process::Uid::from_raw(65_534);
+    let name =
+        format!("softnic/link/{}/{}/{}", rustix::process::geteuid().as_raw(), config(end).name, end.letter());
+    let squat = move || {
+        // Of this thread alone; the kernel notes the user of whoever listens (unix(7), SO_PEERCRED).
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody)?;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::empty(), None)?;
+        bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+        listen(&socket, 8).map(|()| socket)
+    };
+    match std::thread::spawn(squat).join().unwrap() {
+        Ok(_socket) => test(),
+        Err(error) => crate::testing::not_run(
+            &format!("a link's name held by another user: {error}"),
+            "CI has to run this as root",
+        ),
+    }
+}
+
+#[test]
+fn a_name_held_by_another_user_is_an_error_that_names_link_and_user() {
+    for end in [LinkEnd::A, LinkEnd::B] {
+        let config = config(end);
+        while_another_user_holds(end, || {
+            for own in [LinkEnd::A, LinkEnd::B] {
+                let error = LinkWire::open(&LinkConfig { end: own, ..config.clone() }).unwrap_err();
+                assert!(matches!(error, WireError::LinkForeign { .. }), "{error}");
+                let text = error.to_string();
+                assert!(text.contains(&format!("link `{}`", config.name)), "{text}");
+                assert!(text.contains(&format!("end `{}`", end.letter())), "{text}");
+                assert!(text.contains("of user 65534"), "{text}");
+            }
+        });
+    }
+}
+
+/// One that takes the name after the other end is up gets nothing from it.
+#[test]
+fn another_user_that_comes_second_is_not_met() {
+    for own in [LinkEnd::A, LinkEnd::B] {
+        let mut wire = open(own);
+        while_another_user_holds(own.other(), || {
+            for _ in 0..4 * BURSTS_PER_MEETING {
+                drain(&mut wire);
+            }
+            assert_eq!(wire.transmit(&frame(60, 0)), Err(TransmitError::Down), "no session");
+        });
+    }
 }
 
 #[test]
