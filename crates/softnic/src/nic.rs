@@ -1,9 +1,10 @@
 //! The soft NIC as its owner sees it: created from a configuration, pumped or self-driven, asked for its books.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use ibverbs_sys::ibv_device;
 use packet::MacAddr;
@@ -67,12 +68,14 @@ pub(crate) struct Nic {
     /// Control calls that wait for `state`: the engine lets them go first.
     waiting: AtomicU32,
     engine: Mutex<Engine>,
+    /// Passes that the engine has made; written by the holder of `engine`.
+    passes: AtomicU64,
     pub(crate) stopping: AtomicBool,
 }
 
 /// What is known of a port without the engine.
 pub(crate) struct Port {
-    pub(crate) mac: MacAddr,
+    mac: AtomicU64,
     pub(crate) mtu_bytes: u32,
     pub(crate) counters: PortCounters,
     pub(crate) down: AtomicBool,
@@ -80,9 +83,20 @@ pub(crate) struct Port {
 }
 
 impl Port {
+    /// The station address. An interface that was made anew may have another one.
+    pub(crate) fn mac(&self) -> MacAddr {
+        let [_, _, octets @ ..] = self.mac.load(Ordering::Relaxed).to_be_bytes();
+        MacAddr(octets)
+    }
+
+    /// Notes the address of the wire as it is now; answers whether it is another one.
+    pub(crate) fn note_mac(&self, mac: MacAddr) -> bool {
+        self.mac.swap(packed(mac), Ordering::Relaxed) != packed(mac)
+    }
+
     /// Its only GID, the link-local one (RFC 4291, 2.5.6), as the sysfs tree of door B has it.
     pub(crate) fn gid(&self) -> [u8; 16] {
-        let words = u128::from(LINK_LOCAL) << 64 | u128::from(eui64(self.mac));
+        let words = u128::from(LINK_LOCAL) << 64 | u128::from(eui64(self.mac()));
         words.to_be_bytes()
     }
 
@@ -91,6 +105,15 @@ impl Port {
         [4096, 2048, 1024, 512].into_iter().find(|bytes| self.mtu_bytes >= *bytes).unwrap_or(256)
     }
 }
+
+/// An address as a number, for an atomic.
+fn packed(mac: MacAddr) -> u64 {
+    mac.0.iter().fold(0, |packed, octet| packed << 8 | u64::from(*octet))
+}
+
+/// How long [`SoftNic::stop`] waits for the engine's thread, and how long it rests between looks.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
+const STOP_STEP: Duration = Duration::from_millis(1);
 
 /// How often an engine steps back for waiting control calls before it takes its turn: no one may starve.
 const COURTESY_TURNS: u32 = 64;
@@ -127,7 +150,10 @@ impl Nic {
 
     /// Runs one pass, after the one that another thread may be in.
     pub(crate) fn pass(&self, max_frames: usize) -> usize {
-        self.engine().pass(self, max_frames)
+        let mut engine = self.engine();
+        let frames = engine.pass(self, max_frames);
+        self.passes.store(self.passes.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        frames
     }
 
     /// The engine; its own thread holds it for one pass at a time.
@@ -146,7 +172,7 @@ impl SoftNic {
         Library::load()?;
         let SoftNicConfig { name, personality, ports, drive } = config;
         let shared = ports.iter().map(|port| Port {
-            mac: port.wire.mac(),
+            mac: AtomicU64::new(packed(port.wire.mac())),
             mtu_bytes: port.mtu_bytes,
             counters: PortCounters::default(),
             down: AtomicBool::new(port.wire.state() == WireState::Down),
@@ -157,6 +183,7 @@ impl SoftNic {
             state: Mutex::new(State::new(personality.rules().flow.table)),
             waiting: AtomicU32::new(0),
             engine: Mutex::new(Engine::new(ports)),
+            passes: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             personality,
             name,
@@ -187,7 +214,7 @@ impl SoftNic {
     /// The station address of a port (from 1): whom frames to this device are addressed to.
     #[must_use]
     pub fn port_mac(&self, port: u8) -> Option<MacAddr> {
-        self.nic.port(port).map(|port| port.mac)
+        self.nic.port(port).map(Port::mac)
     }
 
     /// Whether every wire has come to its end and everything received was handled.
@@ -205,18 +232,44 @@ impl SoftNic {
         ended && !self.nic.stopping.load(Ordering::Relaxed)
     }
 
+    /// How many passes the engine's own thread has made. It never stops turning, so a count that stands still is a
+    /// stalled engine: no frame moves, and control calls may wait for it. Locks nothing. `None` with [`Drive::Manual`].
+    #[must_use]
+    pub fn engine_passes(&self) -> Option<u64> {
+        (self.drive != Drive::Manual).then(|| self.nic.passes.load(Ordering::Relaxed))
+    }
+
     /// What the device's contexts share.
     pub(crate) fn shared(&self) -> &Arc<Nic> {
         &self.nic
     }
 
-    /// Stops the engine for good, after the burst it is in. Open contexts stay valid.
+    /// Stops the engine for good, after the burst it is in, and waits for that at most some seconds. Open contexts stay
+    /// valid.
     pub fn stop(&self) {
+        if !self.stop_within(STOP_PATIENCE) {
+            tracing::error!(device = %self.nic.name, "the engine thread does not end; it is left running");
+        }
+    }
+
+    /// Like [`SoftNic::stop`], and waits at most for `patience`. `false`: the thread is still running. It keeps what it
+    /// uses alive, so that nothing is freed under it.
+    pub fn stop_within(&self, patience: Duration) -> bool {
         self.nic.stopping.store(true, Ordering::Relaxed);
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if thread.is_some_and(|thread| thread.join().is_err()) {
+        let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+            return true;
+        };
+        let deadline = Instant::now() + patience;
+        while !thread.is_finished() {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(STOP_STEP);
+        }
+        if thread.join().is_err() {
             tracing::error!(device = %self.nic.name, "the engine thread panicked");
         }
+        true
     }
 }
 

@@ -149,6 +149,39 @@ impl Sink for Doorkeeper {
     }
 }
 
+/// A worker that is stuck keeps nobody waiting, and what it owns stays with its thread.
+#[test]
+fn a_worker_that_does_not_end_is_not_waited_for_beyond_the_deadline() {
+    let nic = nic("stuck0", Drive::Manual, vec![generator(Rate::FlatOut, WAITING)]);
+    let device = Device::open(&DeviceSelector::default(), Some(&nic)).expect("the only device");
+    let (open, door) = std::sync::mpsc::channel();
+    let worker = Worker::new(device.context(), small(0)).expect("a worker");
+    let worker = worker.with_sink(Box::new(Doorkeeper(door)));
+    let mut controller = Controller::new(&device, vec![1], vec![worker.work_queue()]).expect("a controller");
+    let program = compile(
+        "version = 1\ndefault = \"steer every\"\n[groups.every]\nworkers = \"all\"\nhash = \"l3l4\"\n",
+        1,
+    );
+    let control = worker.control();
+    let install = controller.install(program, &mut |band, program| {
+        control.publish(band, program);
+        Ok(())
+    });
+    install.expect("the soft NIC takes it");
+    while !nic.wires_finished() {
+        nic.pump(64);
+    }
+    let handle = worker.spawn().expect("a thread");
+    until("the first turn is on", || control.pulse().received_packets > 0);
+    let turns = control.pulse().turns;
+    let error = handle.join_by(Instant::now() + Duration::from_millis(50)).err().expect("it is stuck");
+    assert!(matches!(error, worker::Error::StillRunning { .. }), "{error}");
+    assert_eq!(control.pulse().turns, turns, "a stuck worker counts no turn");
+    drop(open);
+    until("it goes on, and takes what was waiting", || control.snapshot().received.packets == WAITING);
+    controller.clear().expect("the soft NIC removes flows");
+}
+
 #[test]
 fn a_stopped_worker_has_taken_everything_that_was_waiting() {
     let nic = nic("stop0", Drive::Manual, vec![generator(Rate::FlatOut, WAITING)]);

@@ -155,8 +155,13 @@ fn watch(nic: &Nic, port: &mut EnginePort) {
     if was_down != down {
         shared.down.store(down, Ordering::Relaxed);
         let event = if down { ibverbs_sys::IBV_EVENT_PORT_ERR } else { ibverbs_sys::IBV_EVENT_PORT_ACTIVE };
+        let is_readdressed = !down && shared.note_mac(port.wire.mac());
         let state = nic.burst();
         for (slot, _) in state.contexts.iter() {
+            // The port's GID is made of its address.
+            if is_readdressed {
+                state.notify(slot, ibverbs_sys::IBV_EVENT_GID_CHANGE, u64::from(port.number));
+            }
             state.notify(slot, event, u64::from(port.number));
         }
     }

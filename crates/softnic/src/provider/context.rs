@@ -66,7 +66,7 @@ fn int<T: TryInto<c_int>>(value: T) -> c_int {
 fn attributes(context: &SoftContext) -> ibv_device_attr_ex {
     let ports = context.nic().ports.len();
     let rules = context.nic().rules();
-    let guid = context.nic().port(1).map_or(0, |port| eui64(port.mac)).to_be();
+    let guid = context.nic().port(1).map_or(0, |port| eui64(port.mac())).to_be();
     let mut base = ibv_device_attr {
         node_guid: guid,
         sys_image_guid: guid,

@@ -1,0 +1,79 @@
+//! An engine that does not come back from its wire: its passes stand still, and nobody waits for it without end.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use packet::MacAddr;
+use softnic::wire::{Burst, TransmitError, Wire, WireState};
+use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Blocks in its first burst until the other end of the channel is gone.
+struct Stuck(Receiver<()>);
+
+impl Wire for Stuck {
+    fn receive<'w>(&'w mut self, _: &mut Burst<'w>) {
+        let _ = self.0.recv();
+    }
+
+    fn transmit(&mut self, _frame: &[u8]) -> Result<(), TransmitError> {
+        Ok(())
+    }
+
+    fn flush(&mut self) {}
+
+    fn state(&self) -> WireState {
+        WireState::Live
+    }
+
+    fn describe(&self) -> String {
+        "stuck".to_owned()
+    }
+
+    fn mac(&self) -> MacAddr {
+        softnic::wire::SOFT_MAC
+    }
+
+    fn mtu_bytes(&self) -> u32 {
+        1500
+    }
+}
+
+fn nic(drive: Drive, wire: Box<dyn Wire>) -> SoftNic {
+    SoftNic::create(SoftNicConfig {
+        name: "softnic0".to_owned(),
+        personality: Personality::Ideal,
+        ports: vec![PortConfig { wire, mtu_bytes: 1500 }],
+        drive,
+    })
+    .unwrap()
+}
+
+#[test]
+fn passes_stand_still_while_the_engine_is_stuck_and_a_stop_is_bounded() {
+    let (release, held) = channel();
+    let nic = nic(Drive::Thread { core: None }, Box::new(Stuck(held)));
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(nic.engine_passes(), Some(0), "stuck in the first pass");
+    drop(release);
+    let begun = Instant::now();
+    while nic.engine_passes() == Some(0) {
+        assert!(begun.elapsed() < PATIENCE, "it does not go on");
+    }
+    assert!(nic.stop_within(PATIENCE));
+
+    let (release, held) = channel();
+    let stuck = self::nic(Drive::Thread { core: None }, Box::new(Stuck(held)));
+    assert!(!stuck.stop_within(Duration::from_millis(20)), "it is left running");
+    drop(stuck);
+    drop(release);
+}
+
+#[test]
+fn an_engine_without_a_thread_has_no_progress_to_watch() {
+    let nic = nic(Drive::Manual, Box::new(softnic::wire::NullWire));
+    nic.pump(1);
+    assert_eq!((nic.engine_passes(), nic.stop_within(Duration::ZERO)), (None, true));
+}
