@@ -145,15 +145,12 @@ impl Device {
         match attributes.link_layer {
             LinkLayer::Ethernet => {}
             other => {
-                return Err(Error::NotEthernet { device: device(), port, link_layer: format!("{other:?}") });
+                return Err(Error::NotEthernet { device: device(), port, link_layer: other.to_string() });
             }
         }
         match attributes.state {
             PortState::Active | PortState::ActiveDefer => Ok(()),
-            other => {
-                let state = format!("{other:?}").to_lowercase();
-                Err(Error::PortDown { device: device(), port, state })
-            }
+            other => Err(Error::PortDown { device: device(), port, state: other.to_string() }),
         }
     }
 }

@@ -123,7 +123,7 @@ pub enum Error {
     },
     /// The port is not Ethernet.
     #[error(
-        "port {port} of {device} is {link_layer}, not Ethernet: set its link type (mlxconfig LINK_TYPE_P{port}=2)"
+        "port {port} of {device} is {link_layer} and not Ethernet: set its link type (mlxconfig LINK_TYPE_P{port}=2)"
     )]
     NotEthernet {
         /// The device's name.

@@ -107,7 +107,7 @@ pub fn plan(installed: Option<&Program>, new: &Program) -> Plan {
     for (index, queue) in new.queues.iter().enumerate() {
         let group = new.groups.get(queue.group.index()).map_or("?", |group| group.name.as_str());
         let text = format!(
-            "create queue q{index} over t{}: group {group}, {:?}",
+            "create queue q{index} over t{}: group {group}, {}",
             table_of_queue[index], queue.variant
         );
         steps.push((Step::CreateQueue { queue: QueueId::of(index) }, text));

@@ -104,7 +104,7 @@ impl<I: Installer> Controller<I> {
         let made = self.installer_mut().create_queue(table, &HashConfig { key: group.key.0, fields });
         let made = made.map_err(|source| Error::Queue {
             group: group.name.clone(),
-            variant: format!("{:?}", spec.variant),
+            variant: spec.variant.to_string(),
             source,
         })?;
         new.queues.push(made);

@@ -4,6 +4,7 @@
 //! whoever plans a program for the device. Numbers the library gives as C enums keep an `Unknown` variant.
 
 use std::ffi::{CStr, c_int};
+use std::fmt;
 
 use ibverbs_sys::{self as sys, ibv_device_attr_ex, ibv_mtu, ibv_port_attr, ibv_port_state, ibv_rss_caps};
 
@@ -64,6 +65,14 @@ bitflags::bitflags! {
         const IPSEC_SPI = sys::IBV_RX_HASH_IPSEC_SPI as u64;
         /// The fields are those of the encapsulated packet.
         const INNER = sys::IBV_RX_HASH_INNER as u64;
+    }
+}
+
+impl fmt::Display for HashFields {
+    /// The names of the fields, as in the verbs API.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.iter_names().map(|(name, _)| name).collect();
+        if names.is_empty() { f.write_str("nothing") } else { f.write_str(&names.join(", ")) }
     }
 }
 
@@ -217,6 +226,20 @@ pub enum PortState {
     Unknown(u32),
 }
 
+impl fmt::Display for PortState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nop => f.write_str("without a state"),
+            Self::Down => f.write_str("down"),
+            Self::Init => f.write_str("initialising"),
+            Self::Armed => f.write_str("armed"),
+            Self::Active => f.write_str("active"),
+            Self::ActiveDefer => f.write_str("active, with its link lost for now"),
+            Self::Unknown(number) => write!(f, "in state {number}"),
+        }
+    }
+}
+
 impl From<ibv_port_state::Type> for PortState {
     fn from(raw: ibv_port_state::Type) -> Self {
         match raw {
@@ -240,6 +263,17 @@ pub enum LinkLayer {
     Ethernet,
     /// A link layer this crate has no name for.
     Unknown(u32),
+}
+
+impl fmt::Display for LinkLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unspecified => f.write_str("of no link layer"),
+            Self::InfiniBand => f.write_str("InfiniBand"),
+            Self::Ethernet => f.write_str("Ethernet"),
+            Self::Unknown(number) => write!(f, "of link layer {number}"),
+        }
+    }
 }
 
 impl From<u8> for LinkLayer {

@@ -60,7 +60,7 @@ pub enum Error {
     ModifyWorkQueue { device: String, number: QueueNumber, to: &'static str, source: io::Error },
     #[error("cannot create an indirection table of {size} entries on {device}: {}", Hint(Verb::Table, .source))]
     CreateIndirectionTable { device: String, size: usize, source: io::Error },
-    #[error("cannot create an RSS queue pair on {device} hashing {fields:?}: {}", Hint(Verb::Rss, .source))]
+    #[error("cannot create an RSS queue pair on {device} hashing {fields}: {}", Hint(Verb::Rss, .source))]
     CreateRssQueuePair { device: String, fields: HashFields, source: io::Error },
     #[error("cannot create a raw packet queue pair on {device}: {}", Hint(Verb::QueuePair, .source))]
     CreateRawQueuePair { device: String, source: io::Error },

@@ -77,8 +77,7 @@ fn ethernet(link: CaptureLink) -> Result<(), String> {
     if link.is_ethernet() {
         return Ok(());
     }
-    let link = link.link_type();
-    Err(format!("link type {} ({link:?}) is not Ethernet", u32::from(link)))
+    Err(format!("link type {} is not Ethernet (1)", u32::from(link.link_type())))
 }
 
 /// Where it ends; the frames before that were read.
