@@ -25,7 +25,13 @@ impl Wire for Gated {
     fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
         if self.open.load(Ordering::Relaxed) {
             self.wire.receive(burst);
+        } else {
+            self.wire.tend();
         }
+    }
+
+    fn tend(&mut self) {
+        self.wire.tend();
     }
 
     fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
@@ -69,13 +75,18 @@ impl Wire for Gated {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicU32;
 
-    /// One frame, over and over.
-    struct Endless;
+    /// One frame, over and over; counts how often it was tended.
+    #[derive(Default)]
+    struct Endless(Arc<AtomicU32>);
 
     impl Wire for Endless {
         fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
             burst.push(softnic::wire::RxFrame::new(&[0; 60]));
+        }
+        fn tend(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
         }
         fn transmit(&mut self, _: &[u8]) -> Result<(), TransmitError> {
             Ok(())
@@ -153,13 +164,20 @@ mod tests {
     #[test]
     fn nothing_comes_through_before_it_is_opened() {
         let open = Arc::new(AtomicBool::new(false));
-        let mut gated = Gated::new(Box::new(Endless), &open);
+        let wire = Endless::default();
+        let tended = Arc::clone(&wire.0);
+        let mut gated = Gated::new(Box::new(wire), &open);
         let received = |gated: &mut Gated| {
             let mut burst = Burst::new();
             gated.receive(&mut burst);
             burst.len()
         };
         assert_eq!((received(&mut gated), gated.sleep_hint()), (0, None));
+        assert_eq!(
+            tended.load(Ordering::Relaxed),
+            1,
+            "a shut gate keeps the wire from nothing but receiving"
+        );
         open.store(true, Ordering::Relaxed);
         assert_eq!((received(&mut gated), gated.sleep_hint()), (1, Some(0)));
     }
