@@ -8,13 +8,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use control::EventKind;
-use crossbeam::channel;
+use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
 
 use crate::books::Books;
+use crate::bounded::within;
 use crate::cli::RunArgs;
 use crate::error::{Error, chain};
+use crate::health::{Change, Monitor};
 use crate::http::{self, Bound, Server};
-use crate::plant::{Builder, Plant, Threads};
+use crate::logging::Log;
+use crate::plant::{Builder, Ended, Plant, Threads};
 use crate::reload::Reloader;
 use crate::screen::Screen;
 use crate::settings::{self, Listen, Loaded, Request};
@@ -26,22 +29,41 @@ use crate::{logging, notify, output, policy_file, summary, target};
 const TICK: Duration = Duration::from_secs(1);
 /// How often a line is logged where there is no table.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
+/// How long the end waits for the HTTP server, for the table and for the log: see also `plant`.
+const SERVER_PATIENCE: Duration = Duration::from_secs(2);
+const VIEW_PATIENCE: Duration = Duration::from_secs(1);
+const LOG_PATIENCE: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
+    let signals = signals::listen().map_err(Error::Signals)?;
     let loaded = settings::load(&Request::from(args)).map_err(Error::Settings)?;
     let screen = Screen::new();
-    logging::start(&loaded.settings.log, &screen);
-    let signals = signals::listen().map_err(Error::Signals)?;
-    let bound = bind(&loaded)?;
-    let Some((plant, threads)) = start(&loaded, &signals)? else { return Ok(()) };
+    let log = logging::start(&loaded.settings.log, &screen).map_err(Error::Log)?;
+    let result = steer(args, &loaded, &signals, &screen, &log);
+    log.flush(LOG_PATIENCE);
+    result
+}
+
+fn steer(
+    args: &RunArgs,
+    loaded: &Loaded,
+    signals: &Signals,
+    screen: &Screen,
+    log: &Log,
+) -> Result<(), Error> {
+    let bound = bind(loaded)?;
+    let Some((plant, threads)) = start(loaded, signals, log)? else { return Ok(()) };
     let server = serve(bound, &plant)?;
     let status = format!("steering on {} with {}", plant.opened().device.name(), plant.policy_source());
     tracing::info!("{status}");
     notify::ready(&status);
 
-    let ended = Daemon { plant: Arc::clone(&plant), threads: &threads, screen: &screen, signals: &signals }
+    let view = View::start(&plant, screen)?;
+    let stall = Duration::from_millis(loaded.settings.health.stall_ms);
+    let ended = Daemon { plant: Arc::clone(&plant), threads: &threads, view: &view, signals, stall }
         .run(args.run_for);
-    stop(&plant, threads, server, &screen, &signals, ended)
+    let shown = Shown { server, view, screen, log, signals };
+    stop(&plant, threads, shown, ended)
 }
 
 fn bind(loaded: &Loaded) -> Result<Option<Bound>, Error> {
@@ -53,11 +75,12 @@ fn bind(loaded: &Loaded) -> Result<Option<Bound>, Error> {
 
 /// Everything that packets need, from the device to the flows; `None` if it was told to end meanwhile,
 /// which is looked for between the stages, as each may take long.
-fn start(loaded: &Loaded, signals: &Signals) -> Result<Option<(Arc<Plant>, Threads)>, Error> {
-    let builder = Builder::new(&loaded.settings)?;
+fn start(loaded: &Loaded, signals: &Signals, log: &Log) -> Result<Option<(Arc<Plant>, Threads)>, Error> {
+    let builder = Builder::new(&loaded.settings, log, &|| signals.stop().is_some());
     if stopped(signals) {
         return Ok(None);
     }
+    let builder = builder?;
     let (device, workers) = (&builder.opened().device, builder.worker_count());
     let compiled = policy_file::compile(&loaded.policy, &device.profile(workers), Some(workers), None)
         .map_err(|diagnostics| {
@@ -95,15 +118,17 @@ fn serve(bound: Option<Bound>, plant: &Arc<Plant>) -> Result<Option<Server>, Err
         let plant = Arc::clone(plant);
         Arc::new(move || plant.recent_state())
     };
-    Ok(Some(bound.serve(snapshot, Arc::clone(&plant.ready))?))
+    Ok(Some(bound.serve(snapshot, Arc::clone(&plant.health))?))
 }
 
 /// What the run loop looks after.
 struct Daemon<'d> {
     plant: Arc<Plant>,
     threads: &'d Threads,
-    screen: &'d Screen,
+    view: &'d View,
     signals: &'d Signals,
+    /// A part that makes no progress for so long is stalled.
+    stall: Duration,
 }
 
 impl Daemon<'_> {
@@ -115,7 +140,7 @@ impl Daemon<'_> {
         let deadline = run_for.map_or_else(channel::never, channel::after);
         let mut reloader = Reloader::new(Arc::clone(&self.plant));
         let mut polls = Polls::default();
-        let mut view = View { rates: Rates::default(), logged: Instant::now() };
+        let mut monitor = Monitor::new(self.stall);
         loop {
             // Before the wait: a signal may have come, and its wake-up gone, before this began.
             match self.signals.take() {
@@ -141,11 +166,18 @@ impl Daemon<'_> {
                         return Err(Error::PollFails(worker));
                     }
                     self.look_at_device_events()?;
-                    watchdog.feed(self.plant.turns());
-                    view.show(&self.plant, self.screen);
+                    self.look_at_progress(&mut monitor);
+                    watchdog.feed(self.plant.progress());
+                    self.view.show();
                 }
             }
         }
+    }
+
+    fn look_at_progress(&self, monitor: &mut Monitor) {
+        let plant = &self.plant;
+        let changes = monitor.look(Instant::now(), &plant.progress(), plant.ports_down(), &plant.health);
+        changes.iter().for_each(Change::log);
     }
 
     /// A port that loses its link is worth a line; steering goes on when the link is back. What does not
@@ -155,9 +187,9 @@ impl Daemon<'_> {
         loop {
             match context.async_event() {
                 Ok(Some(event)) if is_fatal(event.kind) => {
-                    return Err(Error::DeviceFailed(format!("{:?} of {:?}", event.kind, event.source)));
+                    return Err(Error::DeviceFailed(event.to_string()));
                 }
-                Ok(Some(event)) => tracing::warn!(?event, "the device reports"),
+                Ok(Some(event)) => tracing::warn!("the device reports: {event}"),
                 Ok(None) => return Ok(()),
                 Err(error) => {
                     tracing::debug!("no device events: {}", chain(&error));
@@ -198,45 +230,90 @@ impl Polls {
     }
 }
 
-/// The live table, or a line in the log now and then.
+/// The live table, or a line in the log now and then, by a thread of its own: the state may be long in coming, and
+/// the terminal may not take what is drawn. The run loop waits for neither.
 struct View {
-    rates: Rates,
-    logged: Instant,
+    look: Sender<()>,
+    /// Disconnected once the thread has ended.
+    over: Receiver<()>,
 }
 
 impl View {
-    fn show(&mut self, plant: &Plant, screen: &Screen) {
-        if screen.is_terminal() {
-            let state = plant.state();
-            screen.draw(&table::live(&state, &self.rates.update(&state)));
-        } else if self.logged.elapsed() >= LINE_INTERVAL {
-            self.logged = Instant::now();
-            let state = plant.state();
-            let line = table::line(&state, &self.rates.update(&state));
-            tracing::info!("{line}");
-            notify::status(&line);
-        }
+    fn start(plant: &Arc<Plant>, screen: &Screen) -> Result<Self, Error> {
+        let (look, looks) = channel::bounded(1);
+        let (ended, over) = channel::bounded(0);
+        let (plant, screen) = (Arc::clone(plant), screen.clone());
+        let draw = move || {
+            let _ended: Sender<()> = ended;
+            let (mut rates, mut logged) = (Rates::default(), Instant::now());
+            for () in looks {
+                if screen.is_terminal() {
+                    let state = plant.state();
+                    screen.draw(&table::live(&state, &rates.update(&state)));
+                } else if logged.elapsed() >= LINE_INTERVAL {
+                    logged = Instant::now();
+                    let state = plant.state();
+                    let line = table::line(&state, &rates.update(&state));
+                    tracing::info!("{line}");
+                    notify::status(&line);
+                }
+            }
+        };
+        std::thread::Builder::new().name("view".into()).spawn(draw).map_err(Error::Thread)?;
+        Ok(Self { look, over })
+    }
+
+    /// It is time; one that is still busy with the last time is not waited for.
+    fn show(&self) {
+        let _ = self.look.try_send(());
+    }
+
+    /// `false`: it did not come to its end within `patience`.
+    fn stop(self, patience: Duration) -> bool {
+        drop(self.look);
+        self.over.recv_timeout(patience) == Err(RecvTimeoutError::Disconnected)
     }
 }
 
-fn stop(
-    plant: &Plant,
-    threads: Threads,
+/// What shows to others what runs.
+struct Shown<'d> {
     server: Option<Server>,
-    screen: &Screen,
-    signals: &Signals,
+    view: View,
+    screen: &'d Screen,
+    log: &'d Log,
+    signals: &'d Signals,
+}
+
+fn stop(
+    plant: &Arc<Plant>,
+    threads: Threads,
+    shown: Shown<'_>,
     ended: Result<(), Error>,
 ) -> Result<(), Error> {
+    let Shown { server, view, screen, log, signals } = shown;
     notify::stopping();
-    let (state, ran_for, errors) = threads.stop(plant);
-    if let Some(server) = server {
-        server.stop();
+    let Ended { state, ran_for, errors, mut hung } = threads.stop(plant);
+    if server.is_some_and(|server| !server.stop(SERVER_PATIENCE)) {
+        hung.push("the HTTP server".into());
     }
-    screen.clear();
+    if !view.stop(VIEW_PATIENCE) {
+        hung.push("the view".into());
+    }
+    if !hung.is_empty() {
+        // What still runs uses what the plant owns: that is left to the end of the process.
+        std::mem::forget(Arc::clone(plant));
+    }
+    log.flush(LOG_PATIENCE);
+    let drawn = screen.clone();
+    let _ = within("clear screen", VIEW_PATIENCE, move || drawn.clear());
     // Nobody reads what is printed on a terminal that has hung up, and to write there is an error.
-    let printed =
-        if signals.terminal_is_gone() { Ok(()) } else { output::print(&summary::text(&state, ran_for)) };
-    first_of(ended.err().into_iter().chain(errors).chain(unbalanced(&state.books)).chain(printed.err()))
+    let printed = match &state {
+        Some(state) if !signals.terminal_is_gone() => output::print(&summary::text(state, ran_for)),
+        _ => Ok(()),
+    };
+    let unbalanced = state.as_ref().filter(|_| hung.is_empty()).and_then(|state| unbalanced(&state.books));
+    let hung = (!hung.is_empty()).then(|| Error::StillRunning(hung.join(", ")));
+    first_of(ended.err().into_iter().chain(hung).chain(errors).chain(unbalanced).chain(printed.err()))
 }
 
 /// Packets that nobody can account for are a failure of steerd's, whatever else went well.

@@ -40,6 +40,11 @@ pub(crate) enum Error {
     Probe { program: PathBuf, source: io::Error },
     #[error("soft NIC: port {port}: {}", chain(source))]
     Wire { port: usize, source: softnic::wire::WireError },
+    #[error(
+        "port {port}: link `{link}`: end `{end}` is held by {holder}, which has not answered within {seconds} s \
+         (hint: it is stuck, or of another version: end it, or name another link)"
+    )]
+    SilentPeer { port: u8, link: String, end: char, holder: String, seconds: u64 },
     #[error("soft NIC: {}", chain(.0))]
     SoftNic(softnic::Error),
     #[error("{}", chain(.0))]
@@ -68,6 +73,13 @@ pub(crate) enum Error {
     PollFails(u32),
     #[error("steerd is ending")]
     Stopping,
+    /// What runs on, by name.
+    #[error("did not end in time: {0} (the process ends without waiting any longer)")]
+    StillRunning(String),
+    #[error("the log cannot be started: {0}")]
+    Log(io::Error),
+    #[error("no thread can be started: {0}")]
+    Thread(io::Error),
     #[error("signals cannot be received: {0}")]
     Signals(io::Error),
     #[error("cannot write the output: {0}")]
@@ -88,6 +100,7 @@ impl Error {
             | Self::Probe { .. }
             | Self::Wire { .. }
             | Self::SoftNic(_)
+            | Self::SilentPeer { .. }
             | Self::Device(_)
             | Self::TooFewQueues { .. }
             | Self::Install(_) => 4,
@@ -99,6 +112,9 @@ impl Error {
             | Self::EngineDied
             | Self::PollFails(_)
             | Self::Stopping
+            | Self::StillRunning(_)
+            | Self::Log(_)
+            | Self::Thread(_)
             | Self::Signals(_)
             | Self::Output(_) => 7,
         }

@@ -6,8 +6,8 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::State as Shared;
@@ -17,7 +17,11 @@ use axum::routing::get;
 use prometheus::Registry;
 use tokio::sync::oneshot;
 
+use crate::health::Health;
 use crate::metrics::{self, Snapshot};
+
+/// How often the end looks whether the server's thread has ended.
+const STOP_STEP: Duration = Duration::from_millis(1);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -66,14 +70,13 @@ pub(crate) struct Server {
 struct Pages {
     registry: Registry,
     snapshot: Snapshot,
-    ready: Arc<AtomicBool>,
+    health: Arc<Health>,
 }
 
 impl Bound {
-    /// `ready`: whether the policy is on the device and the workers run.
-    pub(crate) fn serve(self, snapshot: Snapshot, ready: Arc<AtomicBool>) -> Result<Server, Error> {
+    pub(crate) fn serve(self, snapshot: Snapshot, health: Arc<Health>) -> Result<Server, Error> {
         let registry = metrics::registry(Arc::clone(&snapshot))?;
-        let pages = Pages { registry, snapshot, ready };
+        let pages = Pages { registry, snapshot, health };
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(Error::Start)?;
         let (stop, stopped) = oneshot::channel::<()>();
@@ -101,12 +104,21 @@ impl Bound {
 }
 
 impl Server {
-    /// Open connections are closed, not waited for.
-    pub(crate) fn stop(self) {
+    /// Open connections are closed, not waited for. `false`: the thread did not end within `patience`, because a
+    /// page that it was making does not come to its end.
+    pub(crate) fn stop(self, patience: Duration) -> bool {
         let _ = self.stop.send(());
+        let deadline = Instant::now() + patience;
+        while !self.thread.is_finished() {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(STOP_STEP);
+        }
         if self.thread.join().is_err() {
             tracing::error!("the HTTP thread has panicked");
         }
+        true
     }
 }
 
@@ -114,7 +126,7 @@ fn router(pages: Pages) -> Router {
     Router::new()
         .route("/", get(index))
         .route("/metrics", get(metrics_page))
-        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/healthz", get(health_page))
         .route("/readyz", get(ready_page))
         .route("/api/v1/state", get(state_page))
         .with_state(pages)
@@ -138,11 +150,20 @@ async fn aside(page: impl FnOnce() -> Response + Send + 'static) -> Response {
     made.unwrap_or_else(|error| (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response())
 }
 
-async fn ready_page(Shared(pages): Shared<Pages>) -> (StatusCode, &'static str) {
-    if pages.ready.load(Ordering::Acquire) {
-        (StatusCode::OK, "ready\n")
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "not ready\n")
+/// Whether it makes sense to go on without a restart.
+async fn health_page(Shared(pages): Shared<Pages>) -> (StatusCode, String) {
+    verdict("ok", pages.health.alive())
+}
+
+/// Whether packets are steered.
+async fn ready_page(Shared(pages): Shared<Pages>) -> (StatusCode, String) {
+    verdict("ready", pages.health.ready())
+}
+
+fn verdict(good: &str, health: Result<(), String>) -> (StatusCode, String) {
+    match health {
+        Ok(()) => (StatusCode::OK, format!("{good}\n")),
+        Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
     }
 }
 
@@ -187,6 +208,6 @@ mod tests {
         assert!(answer(ask(address, "/healthz")).contains("200 OK"));
         release.send(()).expect("still waiting");
         assert!(answer(scrape).contains("200 OK"));
-        server.stop();
+        assert!(server.stop(Duration::from_secs(30)));
     }
 }

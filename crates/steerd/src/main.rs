@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod books;
+mod bounded;
 mod check;
 mod cli;
 mod cores;
@@ -16,6 +17,7 @@ mod diff;
 mod error;
 mod explain;
 mod gate;
+mod health;
 mod http;
 mod import;
 mod logging;
@@ -37,9 +39,13 @@ mod table;
 mod target;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 use cli::{Cli, Command};
+
+/// How long the last line may take to be written.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
@@ -53,7 +59,9 @@ fn main() -> ExitCode {
     match result {
         Ok(answer) => ExitCode::from(answer as u8),
         Err(error) => {
-            output::complain(&format!("steerd: {error}"));
+            let text = format!("steerd: {error}");
+            // Nor does the end wait for a reader of stderr that does not read.
+            let _ = bounded::within("last words", LAST_WORDS, move || output::complain(&text));
             ExitCode::from(error.exit_code())
         }
     }

@@ -69,13 +69,27 @@ fn daemon(families: &mut Families, state: &State) {
         .gauge("steerd_start_time_seconds", "When the daemon started, in Unix time.")
         .value(&[], state.started_at_seconds);
     families
-        .gauge("steerd_ready", "1 while the policy is on the device and the workers run.")
+        .gauge(
+            "steerd_ready",
+            "1 while the policy is on the device, every worker and the engine make progress and all ports are up.",
+        )
         .value(&[], if state.ready { 1.0 } else { 0.0 });
+    families
+        .counter(
+            "steerd_log_lines_dropped_total",
+            "Log lines lost because those before them were not taken in time.",
+        )
+        .value(&[], count(state.log_lines_dropped));
     let device = state.device.name.as_str();
     let kind = if state.device.soft { "softnic" } else { "rdma" };
     families
         .gauge("steerd_device_info", "The device that is steered on; always 1.")
         .value(&[("device", device), ("kind", kind)], 1.0);
+    if let Some(stalled) = state.device.engine_stalled {
+        families
+            .gauge("steerd_engine_stalled", "1 while the soft NIC's engine makes no progress.")
+            .value(&[], if stalled { 1.0 } else { 0.0 });
+    }
     // Where ports do not count there is nothing to balance: absent, and neither 1 nor 0.
     if state.books.ports_counted {
         families
@@ -254,6 +268,11 @@ fn workers(families: &mut Families, workers: &[WorkerState]) {
         for worker in workers {
             family = family.value(&[("worker", &worker.worker.to_string())], count(value(worker)));
         }
+    }
+    let mut family = families.gauge("steerd_worker_stalled", "1 while the worker's loop makes no progress.");
+    for worker in workers {
+        let stalled = if worker.stalled { 1.0 } else { 0.0 };
+        family = family.value(&[("worker", &worker.worker.to_string())], stalled);
     }
     let help = "Packets that a worker received and lost for another reason than a rule.";
     let mut family = families.counter("steerd_worker_dropped_packets_total", help);

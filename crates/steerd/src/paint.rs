@@ -14,6 +14,13 @@ pub(crate) enum Tone {
     Plain,
 }
 
+/// Whether what goes to `stream` may have colours.
+pub(crate) fn is_wanted(stream: &impl IsTerminal) -> bool {
+    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    stream.is_terminal() && !is_set("NO_COLOR") && !is_dumb
+}
+
 /// Whether to paint at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Paint(bool);
@@ -21,9 +28,7 @@ pub(crate) struct Paint(bool);
 impl Paint {
     /// For what goes to stdout.
     pub(crate) fn stdout() -> Self {
-        let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        Self(std::io::stdout().is_terminal() && !is_set("NO_COLOR") && !is_dumb)
+        Self(is_wanted(&std::io::stdout()))
     }
 
     pub(crate) fn text(self, tone: Tone, text: &str) -> String {

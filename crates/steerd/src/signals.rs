@@ -2,17 +2,28 @@
 //!
 //! A thread turns signals into flags that cannot be lost and a wake-up (signal-hook's iterator, no
 //! work in a handler); the daemon takes the events between the stages of its start and in the run
-//! loop. Nothing else in the program listens to signals.
+//! loop. Nothing else in the program listens to signals. Whatever hangs, the process ends some time
+//! after it was asked to ([`STOP_LIMIT`]).
 
 use std::io::{self, IsTerminal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crossbeam::channel::{self, Receiver};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use crate::bounded::within;
+use crate::output;
+
 /// 128 + SIGINT, as a shell reports a program that an interrupt ended.
 pub(crate) const EXIT_INTERRUPTED: i32 = 130;
+
+/// How long after the first signal to end the process ends in any case, before the service manager kills it
+/// (TimeoutStopSec= of systemd/steerd.service) and nobody learns why. The waits of the regular end are shorter.
+const STOP_LIMIT: Duration = Duration::from_secs(28);
+/// The exit code of what failed while running.
+const EXIT_FAILED: i32 = 7;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
@@ -56,7 +67,8 @@ pub(crate) struct Signals {
     terminals: Terminals,
 }
 
-/// Starts to listen; must be called before anything is put on a device.
+/// Starts to listen. The first thing that `run` does: a SIGHUP before that would kill the process, and one after it
+/// is remembered until there is something to reload.
 pub(crate) fn listen() -> io::Result<Signals> {
     let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGTERM, SIGINT])?;
     let pending = Arc::new(Pending::default());
@@ -65,6 +77,7 @@ pub(crate) fn listen() -> io::Result<Signals> {
     let (waker, wake) = channel::bounded(1);
     let flags = Arc::clone(&pending);
     std::thread::Builder::new().name("signals".into()).spawn(move || {
+        let mut limited = false;
         for signal in signals.forever() {
             let flag = match signal {
                 SIGHUP if terminals.gone() => &flags.hang_up,
@@ -76,12 +89,28 @@ pub(crate) fn listen() -> io::Result<Signals> {
                 // The kernel destroys flows and queues with the process; the terminal is left as is.
                 signal_hook::low_level::exit(EXIT_INTERRUPTED)
             }
+            if flags.stop().is_some() && !std::mem::replace(&mut limited, true) {
+                limit_end();
+            }
             if let Err(channel::TrySendError::Disconnected(())) = waker.try_send(()) {
                 return;
             }
         }
     })?;
     Ok(Signals { pending, wake, terminals })
+}
+
+/// Ends the process at the limit, if it has not ended by then.
+fn limit_end() {
+    let end = || {
+        std::thread::sleep(STOP_LIMIT);
+        let text =
+            format!("steerd: not ended {} s after it was asked to: ending at once", STOP_LIMIT.as_secs());
+        let _ = within("last words", Duration::from_secs(1), move || output::complain(&text));
+        signal_hook::low_level::exit(EXIT_FAILED)
+    };
+    // Without a thread the end is as unlimited as it was.
+    let _ = std::thread::Builder::new().name("stop limit".into()).spawn(end);
 }
 
 impl Signals {

@@ -21,6 +21,8 @@ pub(crate) struct State {
     pub(crate) ready: bool,
     pub(crate) device: DeviceState,
     pub(crate) policy: PolicyState,
+    /// Log lines that were not written because nobody took those before them.
+    pub(crate) log_lines_dropped: u64,
     pub(crate) rules: Vec<RuleState>,
     pub(crate) workers: Vec<WorkerState>,
     pub(crate) ports: Vec<PortState>,
@@ -31,6 +33,8 @@ pub(crate) struct State {
 pub(crate) struct DeviceState {
     pub(crate) name: String,
     pub(crate) soft: bool,
+    /// Whether the soft NIC's engine makes no progress; `None`: a real device has no engine of ours.
+    pub(crate) engine_stalled: Option<bool>,
     /// Whose limits it has, as far as they are known beforehand.
     pub(crate) profile: String,
     pub(crate) ports: Vec<u8>,
@@ -166,6 +170,8 @@ pub(crate) struct WorkerState {
     pub(crate) failed_receives: Reasons,
     /// The receive queue is in its error state: nothing arrives any more.
     pub(crate) failed: bool,
+    /// Its loop makes no progress.
+    pub(crate) stalled: bool,
     /// Polls that the device refused.
     pub(crate) poll_errors: u64,
     pub(crate) anomalies: Reasons,

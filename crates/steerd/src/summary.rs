@@ -6,7 +6,9 @@
 use std::time::Duration;
 
 use crate::state::State;
-use crate::table::{Grid, bytes, counted, duration, known, losses, number, rate, rule_bytes, rule_packets};
+use crate::table::{
+    Grid, bytes, counted, duration, known, losses, missing_log_lines, number, rate, rule_bytes, rule_packets,
+};
 
 /// `ran_for`: from the start of the workers to the removal of the flows, what rates are over.
 pub(crate) fn text(state: &State, ran_for: Duration) -> String {
@@ -49,6 +51,7 @@ pub(crate) fn text(state: &State, ran_for: Duration) -> String {
     out.push('\n');
     out.push_str(&workers.text());
     out.push_str(&format!("\nlost: {}\n", losses(state)));
+    out.push_str(&missing_log_lines(state));
     out.push_str(&books(state));
     out
 }

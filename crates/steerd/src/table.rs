@@ -47,6 +47,14 @@ fn received(port: &PortState) -> u64 {
     port.counters.as_ref().map_or(0, |counters| counters.received_packets)
 }
 
+/// A line about what the log lost, if it lost anything.
+pub(crate) fn missing_log_lines(state: &State) -> String {
+    match state.log_lines_dropped {
+        0 => String::new(),
+        lines => format!("log lines not written: {}\n", number(lines)),
+    }
+}
+
 /// The whole table as text.
 pub(crate) fn live(state: &State, rates: &PerSecond) -> String {
     let rate = |key: String| rate(rates.get(&key).copied().unwrap_or(0.0));
@@ -72,8 +80,9 @@ pub(crate) fn live(state: &State, rates: &PerSecond) -> String {
     out.push_str(&rules.text());
     let mut workers = Grid::new(&["worker", "core", "packets", "bytes", "packets/s", "idle"]);
     for worker in &state.workers {
+        let stalled = if worker.stalled { " (stalled)" } else { "" };
         workers.row(vec![
-            worker.worker.to_string(),
+            format!("{}{stalled}", worker.worker),
             worker.core.map_or_else(|| "any".into(), |core| core.to_string()),
             number(worker.received_packets),
             bytes(worker.received_bytes),
@@ -104,6 +113,7 @@ pub(crate) fn live(state: &State, rates: &PerSecond) -> String {
         out.push_str(&ports.text());
     }
     out.push_str(&format!("\nlost: {}\nbooks: {}\n", losses(state), state.books.verdict()));
+    out.push_str(&missing_log_lines(state));
     if let Some(error) = &state.policy.last_error {
         out.push_str(&format!("last reload failed: {error}\n"));
     }

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use support::{Daemon, run, stderr, stdout, steerd};
+use support::{Daemon, ServiceManager, run, stderr, stdout, steerd};
 
 #[test]
 fn the_demonstration_runs_and_its_books_balance() {
@@ -444,7 +444,7 @@ fn a_closed_stderr_is_no_reason_to_panic() {
 #[test]
 fn a_second_interrupt_ends_it_at_once() {
     let (reader, writer) = std::io::pipe().expect("pipe");
-    fill(&writer);
+    support::fill(&writer);
     let mut command = steerd();
     command.args(["run", "--demo"]).stdout(writer);
     let mut daemon = Daemon::start_with_stdout(&mut command);
@@ -457,14 +457,6 @@ fn a_second_interrupt_ends_it_at_once() {
     let (status, _, log) = daemon.end();
     assert_eq!(status.code(), Some(130), "{log}");
     drop(reader);
-}
-
-fn fill(writer: &std::io::PipeWriter) {
-    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-    let flags = fcntl_getfl(writer).expect("flags");
-    fcntl_setfl(writer, flags | OFlags::NONBLOCK).expect("non-blocking");
-    while rustix::io::write(writer, &[0; 512]).is_ok() {}
-    fcntl_setfl(writer, flags).expect("blocking again");
 }
 
 #[test]
@@ -504,40 +496,6 @@ fn a_capture_is_steered_to_the_last_packet() {
     let (status, summary, _) = daemon.terminate();
     assert!(status.success());
     assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
-}
-
-/// What systemd would hear.
-struct ServiceManager {
-    socket: std::os::unix::net::UnixDatagram,
-    path: std::path::PathBuf,
-}
-
-impl ServiceManager {
-    fn new(folder: &Path) -> Self {
-        let path = folder.join("notify");
-        let socket = std::os::unix::net::UnixDatagram::bind(&path).expect("socket");
-        socket.set_read_timeout(Some(Duration::from_secs(30))).expect("timeout");
-        Self { socket, path }
-    }
-
-    fn watch<'c>(&self, command: &'c mut Command, watchdog_us: &str) -> &'c mut Command {
-        command.env("NOTIFY_SOCKET", &self.path).env("WATCHDOG_USEC", watchdog_us)
-    }
-
-    /// All that is told up to a message with a line that begins with `text`.
-    fn until(&self, text: &str) -> Vec<String> {
-        let (mut told, mut buffer) = (Vec::new(), [0; 4096]);
-        loop {
-            let bytes =
-                self.socket.recv(&mut buffer).unwrap_or_else(|error| panic!("no {text}: {error}\n{told:?}"));
-            let message = String::from_utf8_lossy(&buffer[..bytes]).into_owned();
-            let found = message.lines().any(|line| line.starts_with(text));
-            told.push(message);
-            if found {
-                return told;
-            }
-        }
-    }
 }
 
 #[test]

@@ -86,3 +86,40 @@ fn what_ordinary_programs_send_is_what_the_books_say() {
     let summary = std::fs::read_to_string(dir.path().join("summary.txt")).expect("the summary was printed");
     assert!(summary.contains("\nbooks: balanced\n"), "to the packet, once all is over: {summary}");
 }
+
+#[test]
+fn an_interface_that_is_made_anew_is_received_from_again() {
+    if let Some(obstacle) = obstacle() {
+        return support::not_run("an interface that is made anew", &obstacle);
+    }
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/namespaces/reattach.sh");
+    let run = isolated()
+        .arg(script)
+        .arg(env!("CARGO_BIN_EXE_steerd"))
+        .arg(dir.path())
+        .output()
+        .expect("unshare runs");
+    let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap_or_default();
+    let log = read("steerd.log");
+    assert!(run.status.success(), "{}\n{log}", String::from_utf8_lossy(&run.stderr));
+
+    assert_eq!(read("healthz.txt"), "ok\n", "to start again would not help");
+    let down: Value = serde_json::from_str(&read("down.json")).expect("the state is JSON");
+    assert_eq!((&down["ready"], &down["ports"][0]["up"]), (&Value::Bool(false), &Value::Bool(false)));
+    for part in [
+        "the interface was removed",
+        "port 1 (steer0) is down",
+        "attached to the interface again",
+        "port 1 (steer0) is up again",
+        "the device reports: port 1: link active",
+    ] {
+        assert!(log.contains(part), "no {part:?} in\n{log}");
+    }
+    let state: Value = serde_json::from_str(&read("state.json")).expect("the state is JSON");
+    assert_eq!(sent(dir.path())["frames"], 50, "nothing but the queries is on the cable");
+    assert_eq!(number(&state, "/ports/0/received_packets"), 50);
+    assert_eq!(rule(&state, "dns"), [50, 0, 0]);
+    let summary = read("summary.txt");
+    assert!(summary.contains("\nbooks: balanced\n") && summary.contains("lost: none"), "{summary}");
+}

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::cores;
 use crate::error::Error;
@@ -11,12 +12,17 @@ use crate::settings::Settings;
 use control::{Device, DeviceSelector, DeviceSummary};
 use device_model::DeviceProfile;
 use rustix::io::Errno;
+use softnic::wire::{LinkConfig, WireConfig};
 use softnic::{Drive, PortConfig, SoftNic, SoftNicConfig};
 
 /// The name that takes whatever device there is.
 const AUTO: &str = "auto";
 const NO_RDMA: &str = "this kernel has no RDMA support loaded (hint: modprobe ib_uverbs and the NIC's driver, \
                        or try the soft NIC with `steerd run --demo`)";
+
+/// How long a port on a link waits at the start for a peer that is there to answer, and how often it looks.
+const PEER_PATIENCE: Duration = Duration::from_secs(10);
+const PEER_STEP: Duration = Duration::from_millis(5);
 
 /// An open device, and what stands behind it if it is a soft one.
 pub(crate) struct Opened {
@@ -39,10 +45,64 @@ impl Opened {
         self.soft.as_ref().map_or(&[], |soft| &soft.wires)
     }
 
+    /// The name of what a port of the soft NIC is connected to, without the details in brackets.
+    pub(super) fn wire_name(&self, port: u8) -> String {
+        let wire = self.wires().get(usize::from(port).saturating_sub(1));
+        wire.and_then(|wire| wire.split(" (").next()).unwrap_or_default().to_owned()
+    }
+
+    /// Waits until every port on a link has met its peer, if there is one: the end that comes second is down until then.
+    ///
+    /// # Errors
+    /// A peer that does not answer; or it was asked to end, as `is_stopping` says.
+    pub(super) fn wait_for_peers(
+        &self,
+        settings: &Settings,
+        is_stopping: &dyn Fn() -> bool,
+    ) -> Result<(), Error> {
+        if self.soft.is_none() {
+            return Ok(());
+        }
+        let deadline = Instant::now() + PEER_PATIENCE;
+        for port in &self.ports {
+            let wire = settings.softnic.ports.get(usize::from(*port).saturating_sub(1));
+            let Some(WireConfig::Link(link)) = wire.map(|port| &port.wire) else { continue };
+            let is_down = || matches!(self.device.check_port(*port), Err(control::Error::PortDown { .. }));
+            if is_down() {
+                let seconds = PEER_PATIENCE.as_secs();
+                tracing::info!(
+                    "port {port}: link `{}`: waiting up to {seconds} s for the peer to answer",
+                    link.name
+                );
+            }
+            while is_down() {
+                if is_stopping() {
+                    return Err(Error::Stopping);
+                }
+                if Instant::now() >= deadline {
+                    return Err(silent_peer(*port, link));
+                }
+                std::thread::sleep(PEER_STEP);
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn let_packets_in(&self) {
         if let Some(soft) = &self.soft {
             soft.gate.store(true, Ordering::Release);
         }
+    }
+}
+
+fn silent_peer(port: u8, link: &LinkConfig) -> Error {
+    let holder = link.peer().map_or_else(|| "no process now".to_owned(), |peer| peer.to_string());
+    Error::SilentPeer {
+        port,
+        link: link.name.to_string(),
+        end: link.end.other().letter(),
+        holder,
+        seconds: PEER_PATIENCE.as_secs(),
     }
 }
 

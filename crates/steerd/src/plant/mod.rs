@@ -18,8 +18,11 @@ use program::{Program, WorkerId};
 use softnic::SoftNic;
 use worker::{Idle, Worker, WorkerConfig, WorkerControl, WorkerHandle};
 
+use crate::bounded::within;
 use crate::cores;
 use crate::error::Error;
+use crate::health::{DownPort, Health, Part, Progress};
+use crate::logging::Log;
 use crate::settings::{IdleMode, PolicySource, Settings};
 use crate::state::State;
 use counted::Counted;
@@ -31,6 +34,13 @@ const PUBLISH_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long a state is good enough for scrapes: to make one, a real NIC's firmware is asked.
 const STATE_LIFE: Duration = Duration::from_secs(1);
+
+/// How long the end waits for each of its steps. Together with the other waits of `daemon` they stay below
+/// TimeoutStopSec= of systemd/steerd.service, so that what hangs is named before the service is killed.
+const CLEAR_PATIENCE: Duration = Duration::from_secs(10);
+const WORKER_PATIENCE: Duration = Duration::from_secs(5);
+const ENGINE_PATIENCE: Duration = Duration::from_secs(3);
+const STATE_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Sleeps after a few empty turns: a moderate rate then leaves most of a shared core to others.
 const RELAXED: Idle = Idle::Adaptive { spin_polls: 16, yield_polls: 4, sleep_us: 200 };
@@ -46,7 +56,7 @@ pub(crate) struct Plant {
     policy: Mutex<PolicyInForce>,
     pub(crate) reloads_succeeded: AtomicU64,
     pub(crate) reloads_failed: AtomicU64,
-    pub(crate) ready: Arc<AtomicBool>,
+    pub(crate) health: Arc<Health>,
     /// From the beginning of the end on no program is installed any more.
     pub(crate) stopping: AtomicBool,
     /// What rules count in the device, by name.
@@ -56,9 +66,12 @@ pub(crate) struct Plant {
     out_of_buffer: OutOfBuffer,
     /// The last state that was made, and when.
     recent: Mutex<Option<(Instant, Arc<State>)>>,
+    /// Held by whoever makes the next one.
+    making: Mutex<()>,
     started: Instant,
     started_at_seconds: f64,
     frames: u64,
+    log: Log,
 }
 
 struct WorkerSeat {
@@ -86,14 +99,19 @@ pub(crate) struct Builder {
     opened: Opened,
     cores: Vec<Option<usize>>,
     frames: u64,
+    log: Log,
 }
 
 impl Builder {
     /// Opens the device, checks its ports, builds the workers; nothing runs yet.
-    pub(crate) fn new(settings: &Settings) -> Result<Self, Error> {
+    ///
+    /// # Errors
+    /// Among others [`Error::Stopping`], if `is_stopping` says so while a peer is waited for.
+    pub(crate) fn new(settings: &Settings, log: &Log, is_stopping: &dyn Fn() -> bool) -> Result<Self, Error> {
         let cores = cores::assign(&settings.workers.cores, settings.softnic.core, &cores::available())
             .map_err(Error::Cores)?;
         let opened = open(settings)?;
+        opened.wait_for_peers(settings, is_stopping)?;
         for port in &settings.device.ports {
             opened.device.check_port(*port).map_err(Error::Device)?;
         }
@@ -111,7 +129,7 @@ impl Builder {
             })
             .collect::<Result<Vec<_>, _>>()?;
         let frames = u64::from(settings.workers.frames) * workers.len() as u64;
-        Ok(Self { opened, workers, cores, frames })
+        Ok(Self { opened, workers, cores, frames, log: log.clone() })
     }
 
     pub(crate) fn opened(&self) -> &Opened {
@@ -159,19 +177,21 @@ impl Builder {
             }),
             reloads_succeeded: AtomicU64::new(0),
             reloads_failed: AtomicU64::new(0),
-            ready: Arc::default(),
+            health: Arc::default(),
             stopping: AtomicBool::new(false),
             counted: Mutex::default(),
             drops: Mutex::default(),
             out_of_buffer,
             recent: Mutex::default(),
+            making: Mutex::default(),
             started: Instant::now(),
             started_at_seconds: unix_seconds(),
             frames: self.frames,
+            log: self.log,
         };
         plant.install(program)?;
         plant.opened.let_packets_in();
-        plant.ready.store(true, Ordering::Release);
+        plant.health.set_steering(true);
         Ok((Arc::new(plant), threads))
     }
 }
@@ -232,9 +252,21 @@ impl Plant {
         self.policy().source.clone()
     }
 
-    /// How often each worker's loop has turned.
-    pub(crate) fn turns(&self) -> Vec<u64> {
-        self.workers.iter().map(|seat| seat.control.pulse().turns).collect()
+    /// How often each worker's loop and the engine's have turned. Waits for nobody.
+    pub(crate) fn progress(&self) -> Vec<Progress> {
+        let workers =
+            self.workers.iter().map(|seat| (Part::Worker(seat.control.id().0), seat.control.pulse().turns));
+        let engine = self.soft_nic().and_then(SoftNic::engine_passes).map(|passes| (Part::Engine, passes));
+        workers.chain(engine).collect()
+    }
+
+    /// The ports on which nothing is received now, as far as the device says so.
+    pub(crate) fn ports_down(&self) -> Vec<DownPort> {
+        let is_down = |port: &&u8| {
+            matches!(self.opened.device.check_port(**port), Err(control::Error::PortDown { .. }))
+        };
+        let down = self.opened.ports.iter().filter(is_down);
+        down.map(|port| DownPort { port: *port, wire: self.opened.wire_name(*port) }).collect()
     }
 
     /// How often the device refused to be polled, by worker.
@@ -247,17 +279,25 @@ impl Plant {
         self.soft_nic().is_some_and(SoftNic::engine_died)
     }
 
-    /// For whoever asks from outside: at most so often is the device itself asked.
+    /// For whoever asks from outside: at most so often is the device itself asked. While somebody asks it, which
+    /// may take long, a state that is somewhat older serves the others.
     pub(crate) fn recent_state(&self) -> Arc<State> {
-        let mut recent = self.recent();
-        match &*recent {
-            Some((made, state)) if made.elapsed() < STATE_LIFE => Arc::clone(state),
-            _ => {
-                let state = Arc::new(snapshot::of(self, snapshot::Moment::Running));
-                *recent = Some((Instant::now(), Arc::clone(&state)));
-                state
-            }
+        let younger_than = |life: Duration| {
+            let recent = self.recent();
+            recent.as_ref().filter(|(made, _)| made.elapsed() < life).map(|(_, state)| Arc::clone(state))
+        };
+        if let Some(state) = younger_than(STATE_LIFE) {
+            return state;
         }
+        let making = self.making.try_lock();
+        if matches!(making, Err(TryLockError::WouldBlock))
+            && let Some(state) = younger_than(3 * STATE_LIFE)
+        {
+            return state;
+        }
+        let state = Arc::new(snapshot::of(self, snapshot::Moment::Running));
+        *self.recent() = Some((Instant::now(), Arc::clone(&state)));
+        state
     }
 
     pub(crate) fn state(&self) -> State {
@@ -290,9 +330,10 @@ impl Plant {
 
     /// What drop rules have counted; `false`: as of an earlier moment, while a program is being installed.
     fn drop_totals(&self, moment: snapshot::Moment) -> (Vec<DropTotals>, bool) {
-        let mut last = self.drops.lock().unwrap_or_else(PoisonError::into_inner);
         let free = match moment {
             snapshot::Moment::Ended => Some(self.controller()),
+            // The device answers only between two bursts of its engine: of one that is stalled, never.
+            snapshot::Moment::Running if self.health.stalled().contains(&Part::Engine) => None,
             snapshot::Moment::Running => match self.controller.try_lock() {
                 Ok(controller) => Some(controller),
                 Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -301,6 +342,8 @@ impl Plant {
         };
         let now = free.map(|mut controller| controller.drop_counters());
         let fresh = now.is_some();
+        // Locked only now, so that nobody waits here for the device.
+        let mut last = self.drops.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(now) = now {
             *last = now;
         }
@@ -326,30 +369,45 @@ impl Threads {
         self.0.iter().find(|handle| handle.is_finished()).map(|handle| handle.id().0)
     }
 
-    /// Flows first, so that nothing new arrives; then the workers take what has; then all is counted.
-    pub(crate) fn stop(mut self, plant: &Plant) -> (State, Duration, Vec<Error>) {
+    /// Flows first, so that nothing new arrives; then the workers take what has; then all is counted. No step is
+    /// waited for without end: what hangs is named and left to the end of the process.
+    pub(crate) fn stop(mut self, plant: &Arc<Plant>) -> Ended {
         let ran_for = plant.started.elapsed();
-        let mut errors = Vec::new();
-        plant.ready.store(false, Ordering::Release);
+        let (mut errors, mut hung) = (Vec::new(), Vec::new());
+        plant.health.set_steering(false);
         plant.stopping.store(true, Ordering::Release);
-        if let Err(error) = plant.controller().clear() {
-            errors.push(Error::Install(error));
+        let cleared = Arc::clone(plant);
+        match within("clear", CLEAR_PATIENCE, move || cleared.controller().clear()) {
+            Some(Ok(())) => {}
+            Some(Err(error)) => errors.push(Error::Install(error)),
+            None => hung.push("the removal of the flows".to_owned()),
         }
         let (stopped, failed) = self.join();
         plant.stopped.lock().unwrap_or_else(PoisonError::into_inner).extend(stopped);
-        errors.extend(failed.into_iter().map(Error::Worker));
-        if let Some(nic) = plant.soft_nic() {
-            nic.stop();
+        for error in failed {
+            match error {
+                worker::Error::StillRunning { worker } => hung.push(Part::Worker(worker.0).to_string()),
+                error => errors.push(Error::Worker(error)),
+            }
         }
-        let state = snapshot::of(plant, snapshot::Moment::Ended);
-        (state, ran_for, errors)
+        if plant.soft_nic().is_some_and(|nic| !nic.stop_within(ENGINE_PATIENCE)) {
+            hung.push(Part::Engine.to_string());
+        }
+        let moment = if hung.is_empty() { snapshot::Moment::Ended } else { snapshot::Moment::Running };
+        let last = Arc::clone(plant);
+        let state = within("state", STATE_PATIENCE, move || snapshot::of(&last, moment));
+        if state.is_none() {
+            hung.push("the last look at the counters".to_owned());
+        }
+        Ended { state, ran_for, errors, hung }
     }
 
     fn join(&mut self) -> (Vec<Worker>, Vec<worker::Error>) {
         self.0.iter().for_each(WorkerHandle::stop);
+        let deadline = Instant::now() + WORKER_PATIENCE;
         let (mut stopped, mut failed) = (Vec::new(), Vec::new());
         for handle in std::mem::take(&mut self.0) {
-            match handle.join() {
+            match handle.join_by(deadline) {
                 Ok(worker) => stopped.push(worker),
                 Err(error) => failed.push(error),
             }
@@ -364,6 +422,16 @@ impl Drop for Threads {
             tracing::error!("{error}");
         }
     }
+}
+
+/// What is left when the machinery has been stopped.
+pub(crate) struct Ended {
+    /// The last state, if the device still answered.
+    pub(crate) state: Option<State>,
+    pub(crate) ran_for: Duration,
+    pub(crate) errors: Vec<Error>,
+    /// What did not end in time. It still runs and uses the device: the plant must then not be dropped.
+    pub(crate) hung: Vec<String>,
 }
 
 fn worker_config(settings: &Settings, id: WorkerId, core: Option<usize>) -> WorkerConfig {

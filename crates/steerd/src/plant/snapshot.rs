@@ -14,6 +14,7 @@ use worker::{Disposition, Distribution, WorkerSnapshot};
 use super::{Plant, WorkerSeat};
 use crate::books::{self, Flight};
 use crate::deeds::Deed;
+use crate::health::Part;
 use crate::state::{
     Buckets, DeviceState, PolicyState, PortCounters, PortState, Reasons, RuleState, State, WorkerState,
 };
@@ -56,8 +57,16 @@ pub(super) fn of(plant: &Plant, moment: Moment) -> State {
     rules.add_unmatched(stats.as_deref());
     let mut rules = rules.0;
     rules.iter_mut().for_each(|rule| rule.unexported = counted.is_unexported(&rule.name));
-    let workers: Vec<WorkerState> =
-        plant.workers.iter().zip(&snapshots).map(|(seat, snapshot)| worker(seat, snapshot)).collect();
+    let stalled = plant.health.stalled();
+    let workers: Vec<WorkerState> = plant
+        .workers
+        .iter()
+        .zip(&snapshots)
+        .map(|(seat, snapshot)| WorkerState {
+            stalled: stalled.contains(&Part::Worker(snapshot.id.0)),
+            ..worker(seat, snapshot)
+        })
+        .collect();
     let flight = match moment {
         Moment::Ended => Flight { drops_unknown: counted.mixed, ..Flight::default() },
         Moment::Running => Flight {
@@ -72,14 +81,16 @@ pub(super) fn of(plant: &Plant, moment: Moment) -> State {
         version: env!("CARGO_PKG_VERSION"),
         started_at_seconds: plant.started_at_seconds,
         uptime_seconds: plant.started.elapsed().as_secs_f64(),
-        ready: plant.ready.load(Ordering::Acquire),
+        ready: plant.health.ready().is_ok(),
         device: DeviceState {
             name: plant.opened.device.name().to_owned(),
             soft: plant.opened.soft.is_some(),
+            engine_stalled: plant.opened.soft.is_some().then(|| stalled.contains(&Part::Engine)),
             profile: plant.opened.device.profile(plant.workers.len()).name,
             ports: plant.opened.ports.clone(),
         },
         policy: policy(plant, &program),
+        log_lines_dropped: plant.log.dropped_lines(),
         books: books::add_up(&ports, &rules, &workers, &flight),
         rules,
         workers,
@@ -258,6 +269,7 @@ fn worker(seat: &WorkerSeat, snapshot: &WorkerSnapshot) -> WorkerState {
         lost_packets: snapshot.dropped.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
         failed_receives: snapshot.failures.iter().map(|(failure, count)| (failure.name(), *count)).collect(),
         failed: seat.control.has_failed(),
+        stalled: false,
         poll_errors: snapshot.poll_errors,
         anomalies: snapshot
             .anomalies

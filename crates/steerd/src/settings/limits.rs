@@ -6,6 +6,7 @@
 use super::layers::Layers;
 use super::types::{Cores, Settings};
 use super::{Origin, Problem};
+use crate::logging;
 
 /// A table of indirection holds no more queues on any device known; so many workers need as many.
 const MAX_WORKERS: usize = 1024;
@@ -15,6 +16,8 @@ const FRAMES: std::ops::RangeInclusive<u32> = 64..=1 << 20;
 /// The smallest holds any Ethernet header chain, the largest the largest IP packet.
 const FRAME_BYTES: std::ops::RangeInclusive<u32> = 128..=65_536;
 const BATCH: std::ops::RangeInclusive<usize> = 1..=256;
+/// Less than a busy machine may keep a thread waiting is no stall; more than an hour is never noticed.
+const STALL_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
 const MTU_BYTES: std::ops::RangeInclusive<u32> = 68..=9_600;
 
 pub(super) fn check(settings: &Settings, layers: &Layers, problems: &mut Vec<Problem>) {
@@ -28,12 +31,11 @@ pub(super) fn check(settings: &Settings, layers: &Layers, problems: &mut Vec<Pro
     if settings.policy.file.as_os_str().is_empty() {
         report("policy.file", "must name a file".into(), None);
     }
-    if let Err(error) = settings.log.filter.parse::<tracing_subscriber::EnvFilter>() {
-        report(
-            "log.filter",
-            format!("not a filter: {error}"),
-            Some("e.g. \"info\" or \"steerd=debug,info\""),
-        );
+    if let Err(error) = logging::check_filter(&settings.log.filter) {
+        report("log.filter", error, Some("e.g. \"info\" or \"steerd=debug,info\""));
+    }
+    if !STALL_MS.contains(&settings.health.stall_ms) {
+        report("health.stall_ms", out_of_range(settings.health.stall_ms, STALL_MS), None);
     }
 }
 

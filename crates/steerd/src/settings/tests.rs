@@ -52,7 +52,8 @@ fn every_key_has_a_default_in_the_file() {
         ("workers", vec!["cores", "frames", "frame_bytes", "batch", "pages", "idle", "timestamps"]),
         ("softnic", vec!["name", "personality", "ports"]),
         ("http", vec!["listen"]),
-        ("log", vec!["target", "filter"]),
+        ("log", vec!["target", "filter", "format"]),
+        ("health", vec!["stall_ms"]),
     ] {
         for key in keys {
             assert!(defaults[section].get(key).is_some(), "{section}.{key} is missing in config/steerd.toml");
@@ -217,6 +218,9 @@ fn values_out_of_range_name_the_layer_that_set_them() {
         ("[device]\nports = [2]\n[[softnic.ports]]\nwire = { kind = \"null\" }\n", "device.ports"),
         ("[[softnic.ports]]\nmtu_bytes = 1\nwire = { kind = \"null\" }\n", "softnic.ports"),
         ("[log]\nfilter = \"a=b=c\"\n", "log.filter"),
+        ("[log]\nfilter = \"debgu\"\n", "log.filter"),
+        ("[log]\nformat = \"xml\"\n", "log.format"),
+        ("[health]\nstall_ms = 0\n", "health.stall_ms"),
     ] {
         let file = file(text);
         let request = Request { file: Some(file.path().to_owned()), ..Request::default() };

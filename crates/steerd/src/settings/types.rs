@@ -23,6 +23,7 @@ pub(crate) struct Settings {
     pub(crate) softnic: SoftNic,
     pub(crate) http: Http,
     pub(crate) log: Log,
+    pub(crate) health: Health,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -108,7 +109,24 @@ pub(crate) enum Listen {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Log {
     pub(crate) target: LogTarget,
+    pub(crate) format: LogFormat,
     pub(crate) filter: String,
+}
+
+/// How lines on stderr look; journald has fields of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LogFormat {
+    #[default]
+    Text,
+    Json,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Health {
+    /// A worker or engine that makes no progress for so long is stalled.
+    pub(crate) stall_ms: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]

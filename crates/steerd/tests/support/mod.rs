@@ -182,6 +182,23 @@ impl Daemon {
         }
     }
 
+    /// Waits until a page answers so.
+    pub fn until_page(&self, path: &str, answer: &(u16, String)) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let now = self.page(path);
+            if now == *answer {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{path} is {now:?}, not {answer:?}:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("child").is_none()
     }
@@ -219,4 +236,58 @@ impl Drop for Daemon {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// What systemd would hear.
+pub struct ServiceManager {
+    socket: std::os::unix::net::UnixDatagram,
+    path: PathBuf,
+}
+
+impl ServiceManager {
+    pub fn new(folder: &Path) -> Self {
+        let path = folder.join("notify");
+        let socket = std::os::unix::net::UnixDatagram::bind(&path).expect("socket");
+        socket.set_read_timeout(Some(Duration::from_secs(30))).expect("timeout");
+        Self { socket, path }
+    }
+
+    pub fn watch<'c>(&self, command: &'c mut Command, watchdog_us: &str) -> &'c mut Command {
+        command.env("NOTIFY_SOCKET", &self.path).env("WATCHDOG_USEC", watchdog_us)
+    }
+
+    /// All that is told up to a message with a line that begins with `text`.
+    pub fn until(&self, text: &str) -> Vec<String> {
+        let (mut told, mut buffer) = (Vec::new(), [0; 4096]);
+        loop {
+            let bytes =
+                self.socket.recv(&mut buffer).unwrap_or_else(|error| panic!("no {text}: {error}\n{told:?}"));
+            let message = String::from_utf8_lossy(&buffer[..bytes]).into_owned();
+            let found = message.lines().any(|line| line.starts_with(text));
+            told.push(message);
+            if found {
+                return told;
+            }
+        }
+    }
+
+    /// All that has been told and not been looked at yet.
+    pub fn drain(&self) -> Vec<String> {
+        let (mut told, mut buffer) = (Vec::new(), [0; 4096]);
+        self.socket.set_nonblocking(true).expect("non-blocking");
+        while let Ok(bytes) = self.socket.recv(&mut buffer) {
+            told.push(String::from_utf8_lossy(&buffer[..bytes]).into_owned());
+        }
+        self.socket.set_nonblocking(false).expect("blocking");
+        told
+    }
+}
+
+/// Writes to a pipe until it takes no more.
+pub fn fill(writer: &std::io::PipeWriter) {
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+    let flags = fcntl_getfl(writer).expect("flags");
+    fcntl_setfl(writer, flags | OFlags::NONBLOCK).expect("non-blocking");
+    while rustix::io::write(writer, &[0; 512]).is_ok() {}
+    fcntl_setfl(writer, flags).expect("blocking again");
 }

@@ -1,0 +1,143 @@
+//! Daemons whose soft NICs are connected by a link: either starts first, either starts again, a third is refused, and
+//! one that does not answer is not waited for without end.
+
+mod support;
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use support::{Daemon, stderr, steerd};
+
+const POLICY: &str = "version = 1\n[groups.everyone]\nworkers = \"all\"\n[[rules]]\nname = \"dns\"\n\
+                      match = { protocol = \"udp\", dst_port = 53 }\naction = { steer = \"everyone\" }\n";
+
+/// Settings for an end of a link that only this test has.
+struct Link {
+    folder: tempfile::TempDir,
+    name: String,
+}
+
+impl Link {
+    fn new(test: &str) -> Self {
+        let folder = tempfile::tempdir().expect("folder");
+        std::fs::write(folder.path().join("p.toml"), POLICY).expect("written");
+        Self { folder, name: format!("{test}.{}", std::process::id()) }
+    }
+
+    fn settings(&self, end: char) -> PathBuf {
+        let path = self.folder.path().join(format!("{end}.toml"));
+        let text = format!(
+            "[policy]\nfile = \"p.toml\"\n[workers]\ncores = 1\npages = [\"plain\"]\n[[softnic.ports]]\n\
+             wire = {{ kind = \"link\", name = \"{}\", end = \"{end}\" }}\n",
+            self.name
+        );
+        std::fs::write(&path, text).expect("written");
+        path
+    }
+
+    fn command(&self, end: char) -> Command {
+        let mut command = steerd();
+        command.args(["run", "--config"]).arg(self.settings(end));
+        command
+    }
+
+    fn start(&self, end: char) -> Daemon {
+        Daemon::start_command(&mut self.command(end))
+    }
+
+    /// Runs a daemon that is to be refused.
+    fn refused(&self, end: char) -> String {
+        let output = self.command(end).stdin(Stdio::null()).output().expect("it ends");
+        assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
+        stderr(&output)
+    }
+}
+
+fn is_ready(daemon: &Daemon) {
+    daemon.until_page("/readyz", &(200, "ready\n".into()));
+}
+
+#[test]
+fn two_daemons_meet_whichever_starts_first_and_whichever_starts_again() {
+    for (first, second) in [('a', 'b'), ('b', 'a')] {
+        let link = Link::new("meet");
+        let mut one = link.start(first);
+        is_ready(&one);
+        let mut two = link.start(second);
+        one.wait_for("the peer at end", 1);
+        is_ready(&one);
+        is_ready(&two);
+
+        // A third finds both ends taken.
+        for end in [first, second] {
+            let holder = if end == first { one.pid() } else { two.pid() };
+            let error = link.refused(end);
+            for part in
+                [&format!("link `{}`", link.name), &format!("end `{end}`"), &format!("process {holder}")]
+            {
+                assert!(error.contains(part), "no {part} in {error}");
+            }
+        }
+        is_ready(&one);
+
+        // The second goes, and comes back.
+        assert!(two.terminate().0.success());
+        one.until_page("/readyz", &(503, format!("not ready: port 1 ({}) is down\n", link.name)));
+        assert_eq!(one.page("/healthz").0, 200, "to start again would not help");
+        two = link.start(second);
+        is_ready(&one);
+        is_ready(&two);
+
+        // So does the first, this time without a farewell.
+        one.signal(Signal::KILL);
+        two.wait_for("the peer is gone", 1);
+        drop(one);
+        one = link.start(first);
+        is_ready(&one);
+        is_ready(&two);
+        for daemon in [one, two] {
+            let (status, summary, log) = daemon.terminate();
+            assert!(status.success(), "{log}");
+            assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+        }
+    }
+}
+
+/// A process that holds an end and does not answer: stopped like by Ctrl-Z.
+#[test]
+fn a_peer_that_does_not_answer_is_named_and_not_waited_for_long() {
+    let link = Link::new("silent");
+    let silent = link.start('a');
+    silent.signal(Signal::STOP);
+    let begun = Instant::now();
+    let error = link.refused('b');
+    let elapsed = begun.elapsed();
+    silent.signal(Signal::CONT);
+    assert!((Duration::from_secs(9)..Duration::from_secs(28)).contains(&elapsed), "{elapsed:?}");
+    let holder = format!("held by process {}", silent.pid());
+    for part in ["waiting up to 10 s", &format!("link `{}`", link.name), "end `a`", &holder] {
+        assert!(error.contains(part), "no {part} in {error}");
+    }
+    assert!(silent.terminate().0.success());
+}
+
+/// A wait for a peer is not deaf.
+#[test]
+fn an_end_while_a_peer_is_waited_for_is_heard() {
+    let link = Link::new("deaf");
+    let silent = link.start('a');
+    silent.signal(Signal::STOP);
+    let mut child = link.command('b').stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut log = std::io::BufReader::new(child.stderr.take().expect("piped"));
+    let mut text = String::new();
+    while !text.contains("waiting up to") {
+        assert!(std::io::BufRead::read_line(&mut log, &mut text).expect("log") > 0, "it ended: {text}");
+    }
+    let begun = Instant::now();
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).expect("signal");
+    let status = child.wait().expect("the end");
+    assert!(status.success() && begun.elapsed() < Duration::from_secs(8), "{status}, {:?}", begun.elapsed());
+    silent.signal(Signal::CONT);
+}

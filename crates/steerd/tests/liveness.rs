@@ -1,0 +1,185 @@
+//! A stalled worker or engine, with the real binary: one of its threads is stopped as a debugger stops it. The pages,
+//! the log, the metrics and the watchdog say so; a thread that goes on is seen to recover; and the end is bounded.
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use support::{Daemon, ServiceManager, steerd};
+
+/// PTRACE_SEIZE and PTRACE_INTERRUPT stop one thread of another process (ptrace(2)); it goes on when the tracer ends.
+/// By perl, which every Debian has, since this crate has no unsafe code.
+const STOP_THREAD: &str = r#"
+    my $ptrace = {x86_64 => 101, aarch64 => 117}->{(POSIX::uname())[4]} or die "an unknown machine\n";
+    foreach my $request (0x4206, 0x4207) {
+        syscall($ptrace, $request, $ARGV[0] + 0, 0, 0) == 0 or die "ptrace: $!\n";
+    }
+    waitpid($ARGV[0], 0x40000000);
+    $| = 1;
+    print "stopped\n";
+    <STDIN>;
+"#;
+
+/// A thread that is stopped for as long as this lives.
+struct Stopped(Child);
+
+impl Stopped {
+    /// Stops the thread of this name; `Err`: why that cannot be done here.
+    fn thread(daemon: &Daemon, name: &str) -> Result<Self, String> {
+        let tasks = format!("/proc/{}/task", daemon.pid());
+        let is_named = |entry: &std::fs::DirEntry| {
+            let comm = std::fs::read_to_string(entry.path().join("comm"));
+            comm.is_ok_and(|comm| comm.trim_end() == name)
+        };
+        let mut tasks = std::fs::read_dir(tasks).expect("tasks").map(|entry| entry.expect("a task"));
+        let thread = tasks.find(is_named).unwrap_or_else(|| panic!("no thread {name}")).file_name();
+        let mut tracer = Command::new("perl")
+            .args(["-MPOSIX", "-e", STOP_THREAD])
+            .arg(thread)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("perl: {error}"))?;
+        let mut answer = String::new();
+        let mut stdout = BufReader::new(tracer.stdout.take().expect("piped"));
+        stdout.read_line(&mut answer).expect("read");
+        if answer == "stopped\n" {
+            return Ok(Self(tracer));
+        }
+        let output = tracer.wait_with_output().expect("the end");
+        Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+/// The demonstration with a short limit.
+fn demonstration() -> Command {
+    let mut command = steerd();
+    command.args(["run", "--demo"]).env("STEERD_HEALTH__STALL_MS", "1500");
+    command
+}
+
+/// Stops a thread and sees the stall everywhere; then lets it go on, and sees the recovery.
+fn a_stall_is_seen(thread: &str, part: &str, metric: (&str, &[&str])) {
+    let mut daemon = Daemon::start_command(&mut demonstration());
+    daemon.until("ready", |daemon| daemon.page("/readyz") == (200, "ready\n".into()));
+    assert_eq!(daemon.page("/healthz"), (200, "ok\n".into()));
+    assert!(daemon.metric(metric.0, metric.1) < 0.5);
+
+    let stopped = match Stopped::thread(&daemon, thread) {
+        Ok(stopped) => stopped,
+        Err(obstacle) => return support::not_run("the stall of a thread", &obstacle),
+    };
+    daemon.until_page("/healthz", &(503, format!("{part} is stalled\n")));
+    assert_eq!(daemon.page("/readyz"), (503, format!("not ready: {part} is stalled\n")));
+    daemon.wait_for(&format!("{part} has made no progress"), 1);
+    daemon.until("the metric", |daemon| daemon.metric(metric.0, metric.1) > 0.5);
+    assert!(daemon.metric("steerd_ready", &[]) < 0.5);
+
+    drop(stopped);
+    daemon.wait_for(&format!("{part} makes progress again"), 1);
+    daemon.until_page("/healthz", &(200, "ok\n".into()));
+    daemon.until_page("/readyz", &(200, "ready\n".into()));
+    daemon.until("the metric", |daemon| daemon.metric(metric.0, metric.1) < 0.5);
+    let (status, summary, log) = daemon.terminate();
+    assert!(status.success(), "{log}");
+    assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+}
+
+#[test]
+fn a_stalled_worker_is_seen_and_so_is_its_recovery() {
+    a_stall_is_seen("worker-1", "worker 1", ("steerd_worker_stalled", &["worker=\"1\""]));
+}
+
+#[test]
+fn a_stalled_engine_is_seen_and_so_is_its_recovery() {
+    a_stall_is_seen("softnic0", "the soft NIC's engine", ("steerd_engine_stalled", &[]));
+}
+
+/// The end waits for nobody without limit, and says for whom it did not wait.
+#[test]
+fn what_is_stalled_does_not_keep_the_daemon_from_its_end() {
+    for (thread, part) in [("worker-0", "worker 0"), ("softnic0", "the soft NIC's engine")] {
+        let mut daemon = Daemon::start_command(&mut demonstration());
+        let stopped = match Stopped::thread(&daemon, thread) {
+            Ok(stopped) => stopped,
+            Err(obstacle) => return support::not_run("the end of a stalled daemon", &obstacle),
+        };
+        daemon.wait_for("it is stalled", 1);
+        let begun = Instant::now();
+        daemon.signal(Signal::TERM);
+        // Its memory goes with it, so the process cannot be gone before its last thread is.
+        daemon.wait_for("did not end in time", 1);
+        assert!(begun.elapsed() < Duration::from_secs(29), "{:?}", begun.elapsed());
+        drop(stopped);
+        let (status, _, log) = daemon.end();
+        assert_eq!(status.code(), Some(7), "{log}");
+        let verdict = log.lines().find(|line| line.contains("did not end in time")).expect("the verdict");
+        assert!(verdict.contains(part), "{verdict}");
+    }
+}
+
+#[test]
+fn a_stalled_engine_starves_the_watchdog() {
+    let folder = tempfile::tempdir().expect("folder");
+    let manager = ServiceManager::new(folder.path());
+    let mut daemon = Daemon::start_command(manager.watch(&mut demonstration(), "2000000"));
+    manager.until("WATCHDOG=1");
+    let stopped = match Stopped::thread(&daemon, "softnic0") {
+        Ok(stopped) => stopped,
+        Err(obstacle) => return support::not_run("the watchdog of a stalled daemon", &obstacle),
+    };
+    daemon.wait_for("the watchdog is not fed", 1);
+    // What was sent before it was stopped.
+    manager.drain();
+    std::thread::sleep(Duration::from_secs(3));
+    let told = manager.drain();
+    assert!(!told.iter().any(|told| told.contains("WATCHDOG=1")), "{told:?}");
+    drop(stopped);
+    manager.until("WATCHDOG=1");
+    assert!(daemon.terminate().0.success());
+}
+
+/// A SIGHUP that comes while the settings are being read is a wish for a reload like any other.
+#[test]
+fn a_hang_up_before_the_start_is_over_is_remembered() {
+    use rustix::fs::inotify;
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = folder.path().join("s.toml");
+    let config = support::config();
+    // Long enough to be read for a moment.
+    let padding = "# padding\n".repeat(40_000);
+    let demo = std::fs::read_to_string(config.join("demo.toml")).expect("the demonstration's settings");
+    std::fs::write(&settings, format!("{padding}{demo}")).expect("written");
+    for _ in 0..20 {
+        let events = inotify::init(inotify::CreateFlags::CLOEXEC).expect("inotify");
+        inotify::add_watch(&events, &settings, inotify::WatchFlags::OPEN).expect("watched");
+        let mut command = steerd();
+        command.args(["run", "--for", "2s", "--config"]).arg(&settings);
+        command.args(["--policy"]).arg(config.join("examples/demo.toml"));
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        // Blocks until the settings are opened.
+        let mut buffer = [std::mem::MaybeUninit::uninit(); 512];
+        inotify::Reader::new(&events, &mut buffer).next().expect("an event");
+        rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::HUP).expect("alive");
+        let output = child.wait_with_output().expect("the end");
+        let log = support::stderr(&output);
+        assert!(output.status.success(), "{}: {log}", output.status);
+        assert!(log.contains("is in force"), "{log}");
+    }
+}
