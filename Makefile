@@ -73,6 +73,7 @@ lint: build-packages test-packages promtool cargo-deny ## formatting, clippy, de
 	cargo-deny --locked check bans licenses sources
 	@if command -v promtool >/dev/null; then \
 	  promtool check rules deploy/prometheus/steerd.rules.yml && \
+	  promtool test rules deploy/prometheus/steerd.rules.test.yml && \
 	  promtool check config --syntax-only deploy/prometheus/prometheus.yml; \
 	else echo "NOT RUN: promtool check rules: promtool is missing" >&2; [ -z "$$CI" ]; fi
 	@mkdir -p target/lint

@@ -124,6 +124,9 @@ pub(crate) struct CheckArgs {
     /// Fail if there is any of these: "warnings", "hybrid" rules, or rules that are "shadowed" by others.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "FINDING")]
     pub(crate) deny: Vec<Deny>,
+    /// Print errors only: nothing on standard output, and no warnings. What --deny names still fails.
+    #[arg(short, long, conflicts_with = "format")]
+    pub(crate) quiet: bool,
     /// Leave out how rules lie to each other: which are never reached, needless or in conflict.
     #[arg(long)]
     pub(crate) no_analysis: bool,

@@ -90,7 +90,7 @@ fn start(loaded: &Loaded, signals: &Signals, log: &Log) -> Result<Option<(Arc<Pl
     if stopped(signals) {
         return Ok(None);
     }
-    compiled.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    policy_file::log(&compiled.warnings, 0);
     tracing::info!(
         "{}: {}, {}, {}",
         device.name(),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use device_model::DeviceProfile;
 use policy::policy::Workers;
-use policy::{Diagnostic, Diagnostics, LoadOptions, NoFiles, Policy, Source};
+use policy::{Diagnostic, Diagnostics, LoadOptions, NoFiles, Policy, Severity, Source};
 use program::Program;
 
 use crate::settings::{PolicySource, PolicyText};
@@ -44,6 +44,24 @@ pub(crate) fn compile(
     Ok(Compiled { program: Arc::new(program), warnings })
 }
 
+/// The most diagnostics of one policy that the daemon logs: enough to begin with, few enough that a large
+/// policy does not flood the log at each reload.
+const LOGGED_DIAGNOSTICS: usize = 5;
+
+/// Logs the first of what was found and how many more there are; `omitted` were found and not kept.
+pub(crate) fn log(found: &[Diagnostic], omitted: usize) {
+    for diagnostic in found.iter().take(LOGGED_DIAGNOSTICS) {
+        match diagnostic.severity {
+            Severity::Error => tracing::error!("{diagnostic}"),
+            Severity::Warning => tracing::warn!("{diagnostic}"),
+        }
+    }
+    let more = found.len().saturating_sub(LOGGED_DIAGNOSTICS) + omitted;
+    if more > 0 {
+        tracing::warn!("and {more} more diagnostics of the policy (hint: `steerd check` prints them)");
+    }
+}
+
 /// As many workers as the policy's highest number asks for.
 pub(crate) fn workers_named(policy: &Policy) -> usize {
     let highest = |workers: &Workers| match workers {
@@ -55,7 +73,7 @@ pub(crate) fn workers_named(policy: &Policy) -> usize {
 
 /// "1 error", "3 errors".
 pub(crate) fn error_count(diagnostics: &Diagnostics) -> String {
-    let listed = diagnostics.list.iter().filter(|one| one.severity == policy::Severity::Error).count();
+    let listed = diagnostics.list.iter().filter(|one| one.severity == Severity::Error).count();
     match listed + diagnostics.omitted {
         1 => "1 error".into(),
         errors => format!("{errors} errors"),

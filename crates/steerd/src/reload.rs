@@ -94,17 +94,15 @@ fn replace(plant: &Plant) -> Result<(), String> {
     let before = plant.program();
     let compiled =
         policy_file::compile(&source, &profile, Some(workers), Some(&before)).map_err(|diagnostics| {
-            for diagnostic in &diagnostics.list {
-                match diagnostic.severity {
-                    Severity::Error => tracing::error!("{diagnostic}"),
-                    Severity::Warning => tracing::warn!("{diagnostic}"),
-                }
-            }
-            let first = diagnostics.list.iter().find(|one| one.severity == Severity::Error);
+            // Errors first: they are why the policy is refused, and few lines are logged.
+            let (errors, warnings): (Vec<_>, Vec<_>) =
+                diagnostics.list.iter().cloned().partition(|one| one.severity == Severity::Error);
+            policy_file::log(&[errors.as_slice(), &warnings].concat(), diagnostics.omitted);
+            let first = errors.first();
             let first = first.map_or_else(String::new, |diagnostic| format!(", the first: {diagnostic}"));
             format!("{} in {source}{first}", policy_file::error_count(&diagnostics))
         })?;
-    compiled.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    policy_file::log(&compiled.warnings, 0);
     if let Some(obstacle) = compiler::together(&before, &compiled.program, &profile) {
         let errno = obstacle.errno.map_or_else(String::new, |errno| format!(" ({errno})"));
         let compiler::Obstacle { reason, limit, remedy, .. } = obstacle;

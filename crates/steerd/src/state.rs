@@ -44,6 +44,7 @@ pub(crate) struct DeviceState {
 pub(crate) struct PolicyState {
     pub(crate) source: String,
     pub(crate) generation: u64,
+    /// Unix time of the last successful reload, or of the start.
     pub(crate) loaded_at_seconds: f64,
     pub(crate) rules: usize,
     pub(crate) flows: usize,
@@ -53,6 +54,8 @@ pub(crate) struct PolicyState {
     pub(crate) warnings: Vec<String>,
     /// The first line of what was wrong with the last reload, until one succeeds.
     pub(crate) last_error: Option<String>,
+    /// Whether the last reload, or the start if there was none, put its policy in force.
+    pub(crate) last_reload_successful: bool,
 }
 
 #[derive(Clone, Debug, Serialize)]

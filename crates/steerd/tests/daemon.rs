@@ -88,6 +88,11 @@ fn a_reload_is_all_or_nothing() {
     let dns = |daemon: &Daemon| daemon.metric("steerd_rule_packets_total", &["rule=\"dns\""]);
     daemon.until("dns packets", |daemon| dns(daemon) > 100.0);
 
+    let gauge = |daemon: &Daemon| daemon.metric("steerd_last_reload_successful", &[]).to_string();
+    let loaded = |daemon: &Daemon| daemon.metric("steerd_last_reload_success_timestamp_seconds", &[]);
+    assert_eq!(gauge(&daemon), "1", "the start counts");
+    let started = loaded(&daemon);
+
     // A better policy takes its place; the rule that stays keeps its total.
     let before = dns(&daemon);
     let more = "[[rules]]\nname = \"scan\"\nmatch = { src = \"198.51.100.0/24\" }\naction = \"drop\"\n";
@@ -100,6 +105,9 @@ fn a_reload_is_all_or_nothing() {
     assert!(dns(&daemon) >= before, "totals never go backwards");
     assert_eq!(daemon.metric("steerd_policy_reloads_total", &["result=\"success\""]).to_string(), "1");
     assert_eq!(daemon.metric("steerd_policy_generation", &[]).to_string(), "2");
+    assert_eq!(gauge(&daemon), "1");
+    let reloaded = loaded(&daemon);
+    assert!(reloaded > started, "{reloaded} after {started}");
 
     // A broken one changes nothing but the log and a counter.
     write(&policy, &format!("{STEER_DNS}{}", more.replace("src", "scr")));
@@ -110,6 +118,8 @@ fn a_reload_is_all_or_nothing() {
     assert_eq!(daemon.metric("steerd_policy_reloads_total", &["result=\"failure\""]).to_string(), "1");
     assert_eq!(daemon.metric("steerd_policy_generation", &[]).to_string(), "2");
     assert!(daemon.state()["policy"]["last_error"].is_string());
+    assert_eq!(gauge(&daemon), "0");
+    assert!((loaded(&daemon) - reloaded).abs() < 1e-6, "the time of the last one that succeeded");
     let scan = daemon.metric("steerd_rule_packets_total", &["rule=\"scan\""]);
     daemon.until("the old rules still drop", |daemon| {
         daemon.metric("steerd_rule_packets_total", &["rule=\"scan\""]) > scan
@@ -120,12 +130,38 @@ fn a_reload_is_all_or_nothing() {
     daemon.signal(Signal::HUP);
     daemon.wait_for("is in force", 2);
     assert!(daemon.state()["policy"]["last_error"].is_null());
+    assert_eq!(gauge(&daemon), "1");
 
     let (status, summary, log) = daemon.terminate();
     assert!(status.success(), "{log}");
     assert!(summary.contains("scan (earlier)"), "{summary}");
     assert!(summary.contains("2 reloads, 1 failed"), "{summary}");
     assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+}
+
+/// The journal of a host must not grow with the size of its policy at each reload.
+#[test]
+fn a_reload_logs_a_handful_of_lines_however_much_there_is_to_say() {
+    const GROUPS: usize = 300;
+    let (folder, policy) = policy_folder();
+    let unused: String = (0..GROUPS).map(|n| format!("[groups.unused{n}]\nworkers = \"all\"\n")).collect();
+    let wrong: String = (0..GROUPS).map(|n| format!("[[rules]]\nname = \"r{n}\"\nmatch = {{}}\n")).collect();
+    // Once at the start, then at a reload that succeeds and at one that is refused.
+    write(&policy, &format!("{STEER_DNS}{unused}"));
+    let mut daemon = Daemon::start(&["--demo", "--policy", policy.to_str().expect("path")]);
+    let lines = |daemon: &Daemon| daemon.log().lines().count();
+    assert!(lines(&daemon) < 20, "{}", daemon.log());
+    let mut before = lines(&daemon);
+    daemon.signal(Signal::HUP);
+    daemon.wait_for("is in force", 1);
+    assert!(lines(&daemon) - before < 10, "{}", daemon.log());
+    assert!(daemon.log().contains("and 295 more"), "{}", daemon.log());
+    before = lines(&daemon);
+    write(&policy, &format!("{STEER_DNS}{wrong}"));
+    daemon.signal(Signal::HUP);
+    daemon.wait_for("stays in force", 1);
+    assert!(lines(&daemon) - before < 12, "{}", daemon.log());
+    drop(folder);
 }
 
 /// Copies, a sniffer, an exception for the kernel, an egress rule and a variable, on a device of each kind that

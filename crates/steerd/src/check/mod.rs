@@ -46,6 +46,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Answer, Error> {
         Err(diagnostics) => {
             match format {
                 Format::Json => json::unreadable(&source, &profile.name, &diagnostics)?,
+                Format::Text if args.quiet => output::print_diagnostics(&errors_of(&diagnostics)),
                 Format::Text => output::print_diagnostics(&diagnostics),
             }
             return Err(target::policy_error(&source, &diagnostics));
@@ -56,7 +57,9 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Answer, Error> {
     for (index, rule) in report.rules.iter_mut().enumerate() {
         rule.action = deeds::written(&policy, index);
     }
-    let analysis = (!args.no_analysis).then(|| {
+    // Quietly it is only done for what --deny names and it decides.
+    let is_wanted = !args.quiet || args.deny.iter().any(|what| *what != Deny::Hybrid);
+    let analysis = (is_wanted && !args.no_analysis).then(|| {
         let mut progress = Progress::new();
         analysis::analyse(&policy, &mut |at| progress.show(at))
     });
@@ -67,9 +70,13 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Answer, Error> {
         Format::Json => json::print(&checked, &denied)?,
         Format::Text => {
             let mut all = checked.report.problems.clone();
-            all.extend(checked.warnings.iter().cloned());
+            if !args.quiet {
+                all.extend(checked.warnings.iter().cloned());
+            }
             output::print_diagnostics(&Diagnostics::from(all));
-            output::print(&text::of(&checked, Page::stdout()))?;
+            if !args.quiet {
+                output::print(&text::of(&checked, Page::stdout()))?;
+            }
         }
     }
     if checked.report.program.is_none() {
@@ -80,6 +87,13 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Answer, Error> {
         return Ok(Answer::Yes);
     }
     Err(Error::Denied { file: checked.source.to_string(), found: denied.join(", ") })
+}
+
+/// Without the warnings. Those that were left out of the list are still counted.
+fn errors_of(diagnostics: &Diagnostics) -> Diagnostics {
+    let mut errors = diagnostics.clone();
+    errors.list.retain(|one| one.severity == policy::Severity::Error);
+    errors
 }
 
 impl Checked {

@@ -177,6 +177,24 @@ fn what_is_not_known_is_absent_and_not_zero() {
     }
 }
 
+/// An alert about a series that is never exported cannot fire.
+#[test]
+fn every_metric_of_the_alert_rules_is_exported() {
+    let rules = include_str!("../../../../deploy/prometheus/steerd.rules.yml");
+    let mut state = scene();
+    state.books.ports_counted = true;
+    state.ports[0].counters = Some(PortCounters::default());
+    let state = Arc::new(state);
+    let text = render(&registry(Arc::new(move || Arc::clone(&state))).expect("registry")).expect("text");
+    let words = |line: &'static str| line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let code = rules.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let named: Vec<&str> = code.flat_map(words).filter(|word| word.starts_with("steerd_")).collect();
+    assert!(named.contains(&"steerd_last_reload_successful"), "{named:?}");
+    for metric in named {
+        assert!(text.contains(&format!("# TYPE {metric} ")), "{metric} is not exported");
+    }
+}
+
 #[test]
 fn what_ports_count_is_there() {
     let mut state = scene();

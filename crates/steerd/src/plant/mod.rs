@@ -87,6 +87,8 @@ struct PolicyInForce {
     /// What the device does without, or otherwise than the program means.
     warnings: Vec<String>,
     last_error: Option<String>,
+    /// Until the next reload has an outcome; the start counts as one that succeeded.
+    last_reload_successful: bool,
 }
 
 /// The workers' threads; joined by `stop`, or when a failed start drops them.
@@ -174,6 +176,7 @@ impl Builder {
                 loaded_at_seconds: 0.0,
                 warnings: Vec::new(),
                 last_error: None,
+                last_reload_successful: true,
             }),
             reloads_succeeded: AtomicU64::new(0),
             reloads_failed: AtomicU64::new(0),
@@ -218,6 +221,7 @@ impl Plant {
         policy.loaded_at_seconds = unix_seconds();
         policy.warnings = warnings;
         policy.last_error = installed.warning.map(|warning| warning.to_string());
+        policy.last_reload_successful = true;
         drop(policy);
         self.forget();
         Ok(())
@@ -231,7 +235,10 @@ impl Plant {
     /// Remembered until a reload succeeds.
     pub(crate) fn reload_failed(&self, error: &str) {
         self.reloads_failed.fetch_add(1, Ordering::Relaxed);
-        self.policy().last_error = Some(error.lines().next().unwrap_or_default().to_owned());
+        let mut policy = self.policy();
+        policy.last_error = Some(error.lines().next().unwrap_or_default().to_owned());
+        policy.last_reload_successful = false;
+        drop(policy);
         self.forget();
     }
 

@@ -176,6 +176,7 @@ fn policy(plant: &Plant, program: &Program) -> PolicyState {
         reloads_failed: plant.reloads_failed.load(Ordering::Relaxed),
         warnings: policy.warnings.clone(),
         last_error: policy.last_error.clone(),
+        last_reload_successful: policy.last_reload_successful,
     }
 }
 

@@ -88,6 +88,26 @@ fn check_fails_for_what_is_denied() {
 }
 
 #[test]
+fn a_quiet_check_prints_errors_only() {
+    let shadowed = format!("{POLICY}{SHADOWED}");
+    let broken = POLICY.replace("dst_port", "dst_prot");
+    let folder = policies(&[("ok.toml", POLICY), ("late.toml", &shadowed), ("broken.toml", &broken)]);
+    for (args, code, stderr_lines) in [
+        (&["ok.toml"][..], 0, 0),
+        (&["late.toml"], 0, 0),
+        (&["late.toml", "--deny", "shadowed"], 1, 1),
+        (&["late.toml", "--deny", "warnings"], 1, 1),
+        // The error, and the line about the whole.
+        (&["broken.toml"], 1, 2),
+    ] {
+        let output = run_in(&folder, &[&["check", "--quiet"], args].concat());
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {}", stderr(&output));
+        assert_eq!(stdout(&output), "", "{args:?}");
+        assert_eq!(stderr(&output).lines().count(), stderr_lines, "{args:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
 fn check_without_the_analysis_says_nothing_of_it() {
     let folder = policies(&[("ok.toml", POLICY)]);
     let text = |args: &[&str]| stdout(&run_in(&folder, args));
