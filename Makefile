@@ -66,6 +66,8 @@ install-door: build-packages ## the launcher `softnic` and the plugin into PREFI
 	for version in 57 59 64; do \
 	  ln -sf libsoftnic-rdmav34.so $(DESTDIR)$(PREFIX)/lib/softnic/libsoftnic-rdmav$$version.so; done
 
+# The most exposure that the unit may have, in tenths (systemd-analyze(1), --threshold).
+UNIT_EXPOSURE := 18
 lint: build-packages test-packages promtool cargo-deny ## formatting, clippy, dependencies, unit file, alert rules
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
@@ -78,7 +80,10 @@ lint: build-packages test-packages promtool cargo-deny ## formatting, clippy, de
 	else echo "NOT RUN: promtool check rules: promtool is missing" >&2; [ -z "$$CI" ]; fi
 	@mkdir -p target/lint
 	@sed 's|/usr/bin/steerd|/bin/true|' systemd/steerd.service > target/lint/steerd.service
+	@install -D -m 644 systemd/steerd-before-253.conf target/lint/steerd.service.d/reload.conf
 	systemd-analyze verify --man=no target/lint/steerd.service
+	systemd-analyze security --offline=true --threshold=$(UNIT_EXPOSURE) target/lint/steerd.service >target/lint/exposure || \
+	  { grep -v '✓' target/lint/exposure; exit 1; }
 
 bench: build-packages openvswitch ## speed, side by side in one run (release build); with STEERD_CORPORA=DIR the real rule sets
 	$(call install,$(BENCH_PACKAGES))
