@@ -30,7 +30,7 @@ pub use error::{TransmitError, WireError};
 pub use generator::GeneratorWire;
 pub use link::{LinkConfig, LinkEnd, LinkName, LinkPeer, LinkWire, LoopbackWire};
 pub use null::NullWire;
-pub use pcap::{CaptureLink, PcapWire};
+pub use pcap::{CaptureLink, PcapWire, open_capture};
 pub use short::SHORT_FORMS;
 
 /// The most frames that one [`Burst`] holds.

@@ -4,15 +4,20 @@
 //! say "steerd.toml:12:5" or "STEERD_HTTP__LISTEN". No value is judged here beyond its type.
 
 use std::fmt;
+use std::fs::{File, Metadata};
+use std::io::{self, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
 use toml::{Table, Value};
 
 use super::{Problem, Settings};
 
 const PREFIX: &str = "STEERD_";
 const SEPARATOR: &str = "__";
+/// The largest settings file.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
@@ -45,7 +50,7 @@ impl Layer {
     }
 
     pub(super) fn file(path: &Path) -> Result<Self, Vec<Problem>> {
-        let text = std::fs::read_to_string(path).map_err(|error| {
+        let text = read(path).map_err(|error| {
             vec![Problem {
                 origin: path.display().to_string(),
                 key: String::new(),
@@ -146,6 +151,26 @@ impl Layers {
         };
         self.0.iter().rev().find(sets).map(|layer| &layer.origin)
     }
+}
+
+/// A regular file of at most [`MAX_FILE_BYTES`]: a device may never end, and a FIFO waits for its writer.
+fn read(path: &Path) -> io::Result<String> {
+    let only_regular = |found: &Metadata| {
+        let problem = "it is not a regular file";
+        if found.is_file() { Ok(()) } else { Err(io::Error::new(io::ErrorKind::InvalidInput, problem)) }
+    };
+    only_regular(&path.metadata()?)?;
+    // NONBLOCK: a FIFO may have taken its place meanwhile (open(2)).
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    only_regular(&file.metadata()?)?;
+    let mut text = String::new();
+    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        let problem = format!("it has more than {MAX_FILE_BYTES} bytes; settings have a few thousand");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
+    }
+    Ok(text)
 }
 
 /// A path in a file is relative to that file, wherever the daemon is started from.

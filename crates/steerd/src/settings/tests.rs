@@ -259,3 +259,24 @@ proptest! {
         }
     }
 }
+
+/// Reading a device may never end, and opening a FIFO waits for a writer.
+#[test]
+fn only_a_regular_file_of_a_sensible_size_holds_settings() {
+    let folder = tempfile::tempdir().expect("folder");
+    let fifo = folder.path().join("fifo");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::from_raw_mode(0o600)).expect("a FIFO");
+    let large = folder.path().join("large.toml");
+    std::fs::write(&large, "#\n".repeat(1 << 20)).expect("written");
+    for (path, expected) in [
+        (fifo, "not a regular file"),
+        ("/dev/zero".into(), "not a regular file"),
+        (folder.path().to_owned(), "not a regular file"),
+        (large, "more than 1048576 bytes"),
+    ] {
+        let request = Request { file: Some(path.clone()), ..Request::default() };
+        let problem = load_with(&request, &[]).expect_err("must be refused").to_string();
+        assert!(problem.contains(expected), "{problem}");
+        assert!(problem.contains(&path.display().to_string()), "{problem}");
+    }
+}

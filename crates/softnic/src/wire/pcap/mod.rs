@@ -3,6 +3,7 @@
 //! For tests against corpora and for reproducing what happened elsewhere. Frames are stamped when they are replayed, not
 //! with the time of their capture. Replaying copies and allocates nothing; sent frames go to a capture file or vanish.
 
+mod file;
 mod link;
 mod tape;
 #[cfg(test)]
@@ -13,6 +14,7 @@ use std::time::Instant;
 
 use packet::MacAddr;
 
+pub use self::file::open_capture;
 pub use self::link::CaptureLink;
 use self::tape::Tape;
 use self::writer::Writer;

@@ -15,6 +15,7 @@ use pcap_file::pcapng::{Block, PcapNgReader};
 use pcap_file::{Endianness, PcapError, TsResolution};
 
 use super::CaptureLink;
+use super::file::open_capture;
 use crate::wire::WireError;
 
 /// The most bytes of packets that are kept.
@@ -106,7 +107,7 @@ struct Loader<'l> {
 
 impl Loader<'_> {
     fn load(&mut self) -> Result<(), WireError> {
-        let mut file = File::open(self.path).map_err(|source| self.unreadable(source))?;
+        let mut file = open_capture(self.path).map_err(|source| self.unreadable(source))?;
         let mut magic = Vec::new();
         file.by_ref().take(4).read_to_end(&mut magic).map_err(|source| self.unreadable(source))?;
         file.rewind().map_err(|source| self.unreadable(source))?;

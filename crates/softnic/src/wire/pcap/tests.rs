@@ -328,3 +328,28 @@ proptest! {
         }
     }
 }
+
+/// Opening a FIFO waits for its other end, and a device never ends.
+#[test]
+fn only_regular_files_are_captures() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo.pcap");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+    let capture = folder.path().join("c.pcap");
+    fs::write(&capture, pcap(Order { big: false }, 0xa1b2_c3d4, 1, &[])).unwrap();
+    for strange in [fifo.as_path(), Path::new("/dev/zero"), Path::new("/dev/null")] {
+        let config = |path: &Path, output: Option<&Path>| PcapConfig {
+            path: path.to_owned(),
+            mode: PcapMode::Once,
+            speed: 1.0,
+            output: output.map(Path::to_owned),
+        };
+        for config in [config(strange, None), config(&capture, Some(strange))] {
+            let problem = PcapWire::open(&config).unwrap_err().to_string();
+            assert!(problem.contains("not a regular file"), "{problem}");
+            assert!(problem.contains(&strange.display().to_string()), "{problem}");
+        }
+    }
+    // What a FIFO's folder holds beside it is replayed.
+    assert!(open_capture(&capture).is_ok());
+}

@@ -8,6 +8,7 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::file::create_capture;
 use crate::wire::MAX_FRAME_BYTES;
 
 /// "pcap with nanoseconds" (pcap-savefile(5)), written in the byte order of the machine.
@@ -49,7 +50,7 @@ pub(super) struct Writer<M: Medium = File> {
 impl Writer {
     /// Makes the file, over one that may be there.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
-        Self::begin(File::create(path)?)
+        Self::begin(create_capture(path)?)
     }
 }
 
