@@ -210,6 +210,7 @@ fn profile_of(
         name: kind.map_or_else(|| name.to_owned(), |kind| format!("{name} ({kind})")),
         max_table: rss.max_table_size.min(ideal_table).max(1),
         max_tables: (rss.max_tables > 0).then(|| rss.max_tables.saturating_sub(ANCHORS)),
+        max_receives: (attributes.max_qp_wr > 0).then_some(attributes.max_qp_wr),
         max_queues: (attributes.max_qp > 0).then(|| attributes.max_qp.saturating_sub(others)),
         ..known
     }

@@ -37,6 +37,9 @@ pub struct DeviceProfile {
     pub max_queues: Option<u32>,
     /// The most indirection tables, if it says.
     pub max_tables: Option<u32>,
+    /// The most packets that one receive queue holds, if it says (`max_qp_wr`).
+    #[serde(default)]
+    pub max_receives: Option<u32>,
     /// The most counters, if it says.
     pub max_counters: Option<u32>,
     /// The most flows that copy, if there is a limit. Half of them is one program's.
@@ -168,7 +171,7 @@ impl DeviceProfile {
     }
 
     /// The same limits on the soft NIC, which plays that device and holds no more flows, masks and copies than
-    /// it ever does.
+    /// it ever does. Its receive queues are its own, whatever it plays.
     #[must_use]
     pub fn in_software(self) -> Self {
         let own = known::ideal();
@@ -177,6 +180,7 @@ impl DeviceProfile {
             max_flows: less(self.max_flows, own.max_flows),
             max_shapes: less(self.max_shapes, own.max_shapes),
             max_copies: less(self.max_copies, own.max_copies),
+            max_receives: own.max_receives,
             ..self
         }
     }

@@ -53,6 +53,11 @@ pub(crate) enum Error {
         "device {device} has {queues} receive queues, {workers} workers need one each (hint: set workers.cores)"
     )]
     TooFewQueues { device: String, queues: u32, workers: usize },
+    #[error(
+        "workers.frames: {frames} are more than a receive queue of {device} holds: {limit} (hint: set workers.frames \
+         to {limit} or less; each further worker has a queue of its own)"
+    )]
+    TooManyFrames { device: String, frames: u32, limit: u32 },
     #[error("the policy cannot be put on the device: {}", chain(.0))]
     Install(control::Error),
     #[error("{}", chain(.0))]
@@ -95,7 +100,7 @@ impl Error {
             | Self::Packet(_)
             | Self::Capture { .. } => 1,
             Self::Compare(_) | Self::NotDecided(_) => 2,
-            Self::Settings(_) => 3,
+            Self::Settings(_) | Self::TooManyFrames { .. } => 3,
             Self::NoDevice(_)
             | Self::Probe { .. }
             | Self::Wire { .. }

@@ -40,6 +40,7 @@ impl Target {
             workers = Some(cores.map_err(Error::Cores)?.len());
         }
         let profile = wanted.map_or_else(|| plant::profile(settings), Ok)?;
+        settings.workers.check_frames(&profile)?;
         Ok(Self { source: loaded.policy, profile, workers })
     }
 }

@@ -80,6 +80,27 @@ fn a_core_that_is_not_there() {
     refused(&run_with(SOFT, &[("STEERD_WORKERS__CORES", "[4095]")]), 5, &["workers.cores", "4095"]);
 }
 
+/// Found before memory is taken, and by `check` without the device.
+#[test]
+fn more_frames_than_a_receive_queue_holds() {
+    let begun = std::time::Instant::now();
+    let parts = ["workers.frames", "1048576", "softnic0", "65536 or less"];
+    refused(&run_with(SOFT, &[("STEERD_WORKERS__FRAMES", "1048576")]), 3, &parts);
+    assert!(begun.elapsed() < std::time::Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(run_with(SOFT, &[("STEERD_WORKERS__FRAMES", "65536")]).status.success());
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = folder.path().join("s.toml");
+    for (frames, profile, limit) in [(65_537, None, "65536"), (40_000, Some("mlx5"), "32768"), (16_352, Some("mlx4"), "16351")] {
+        let policy = config().join("examples/demo.toml").display().to_string();
+        let text = format!("[policy]\nfile = {policy:?}\n{}", SOFT.replace("frames = 64", &format!("frames = {frames}")));
+        std::fs::write(&settings, text).expect("written");
+        let mut command = steerd();
+        command.args(["check", "--config"]).arg(&settings);
+        profile.iter().for_each(|profile| _ = command.args(["--profile", profile]));
+        refused(&command.output().expect("runs"), 3, &["workers.frames", limit]);
+    }
+}
+
 #[test]
 fn an_address_in_use() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");

@@ -47,6 +47,8 @@ pub(super) fn ideal() -> DeviceProfile {
         table_consecutive: false,
         max_queues: None,
         max_tables: None,
+        // softnic: limits::MAX_WR.
+        max_receives: Some(65_536),
         max_counters: None,
         max_copies: Some(ideal::MAX_COPIES),
         tag_bits: 24,
@@ -84,6 +86,8 @@ pub(super) fn mlx5() -> DeviceProfile {
         table_consecutive: false,
         max_queues: None,
         max_tables: None,
+        // 1 << log_max_qp_sz, which differs by firmware; what a device says itself goes before this.
+        max_receives: Some(32_768),
         max_counters: None,
         // No number, but only one copy at each priority (inferred from `find_next_fwd_ft` of fs_core.c), and none of what
         // is sent: the compiler gives copies that overlap priorities of their own on every device, and copies nothing
@@ -134,6 +138,8 @@ pub(super) fn mlx4() -> DeviceProfile {
         table_consecutive: true,
         max_queues: None,
         max_tables: None,
+        // max_wqes - MLX4_IB_SQ_MAX_SPARE.
+        max_receives: Some(16_351),
         max_counters: Some(0),
         max_copies: Some(0),
         tag_bits: 0,

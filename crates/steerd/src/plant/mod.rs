@@ -122,6 +122,7 @@ impl Builder {
             let device = opened.device.name().to_owned();
             return Err(Error::TooFewQueues { device, queues, workers: cores.len() });
         }
+        settings.workers.check_frames(&opened.device.profile(cores.len()))?;
         let workers = cores
             .iter()
             .enumerate()

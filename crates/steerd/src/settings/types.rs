@@ -9,10 +9,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use hugemem::PageKind;
+use policy::DeviceProfile;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use softnic::Personality;
 use softnic::wire::WireConfig;
+
+use crate::error::Error;
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -54,6 +57,18 @@ pub(crate) struct Workers {
     pub(crate) pages: Vec<PageKind>,
     pub(crate) idle: IdleMode,
     pub(crate) timestamps: bool,
+}
+
+impl Workers {
+    /// Whether a receive queue of that device holds all frames of a worker: found out before memory is taken.
+    pub(crate) fn check_frames(&self, device: &DeviceProfile) -> Result<(), Error> {
+        match device.max_receives {
+            Some(limit) if self.frames > limit => {
+                Err(Error::TooManyFrames { device: device.name.clone(), frames: self.frames, limit })
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
