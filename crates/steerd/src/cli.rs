@@ -13,7 +13,8 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0  success; diff: the policies do the same
   1  the policy has errors, the device cannot hold it, or check finds what --deny names;
-     diff: the policies differ; explain and import: the input cannot be read
+     diff: the policies differ; explain and import: the input cannot be read;
+     healthcheck: the daemon is not healthy, or does not answer
   2  the command line is wrong; diff: a policy has errors, or no answer was found
   3  the settings are wrong (file, STEERD_ variable or flag)
   4  the device: not there, port down, no permission, too few queues
@@ -58,6 +59,14 @@ pub(crate) enum Command {
     Import(ImportArgs),
     /// List libibverbs' devices and the soft NIC of the settings.
     Devices(DevicesArgs),
+    /// Ask the running daemon for /healthz; exit code 0 if it is healthy, 1 if not.
+    Healthcheck(HealthcheckArgs),
+    /// Write man pages and shell completions into a folder.
+    #[command(hide = true)]
+    Generate {
+        #[arg(value_name = "FOLDER")]
+        folder: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -76,6 +85,12 @@ pub(crate) struct RunArgs {
     /// End by itself after this time, e.g. 500ms, 10s, 2m, 1h.
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
     pub(crate) run_for: Option<Duration>,
+    /// Go on when no port can receive anything more: a capture that is played once, or traffic with a total.
+    #[arg(long)]
+    pub(crate) keep_running: bool,
+    /// How to print the summary; with json there is no live table.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub(crate) format: Format,
     /// The device to steer on; overrides device.name.
     #[arg(long, value_name = "NAME")]
     pub(crate) device: Option<String>,
@@ -215,6 +230,16 @@ pub(crate) struct ExplainArgs {
 pub(crate) enum Way {
     Ingress,
     Egress,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HealthcheckArgs {
+    /// The settings file of the daemon, for http.listen [default: built-in settings only].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// The address to ask; overrides http.listen.
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -12,7 +12,7 @@ use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
 
 use crate::books::Books;
 use crate::bounded::within;
-use crate::cli::RunArgs;
+use crate::cli::{Format, RunArgs};
 use crate::error::{Error, chain};
 use crate::health::{Change, Monitor};
 use crate::http::{self, Bound, Server};
@@ -22,6 +22,7 @@ use crate::reload::Reloader;
 use crate::screen::Screen;
 use crate::settings::{self, Listen, Loaded, Request};
 use crate::signals::{self, Event, Signals};
+use crate::state::State;
 use crate::table::{self, Rates};
 use crate::{logging, notify, output, policy_file, summary, target};
 
@@ -37,7 +38,7 @@ const LOG_PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
     let signals = signals::listen().map_err(Error::Signals)?;
     let loaded = settings::load(&Request::from(args)).map_err(Error::Settings)?;
-    let screen = Screen::new();
+    let screen = Screen::new(args.format == Format::Text);
     let log = logging::start(&loaded.settings.log, &screen).map_err(Error::Log)?;
     let result = steer(args, &loaded, &signals, &screen, &log);
     log.flush(LOG_PATIENCE);
@@ -60,10 +61,10 @@ fn steer(
 
     let view = View::start(&plant, screen)?;
     let stall = Duration::from_millis(loaded.settings.health.stall_ms);
-    let ended = Daemon { plant: Arc::clone(&plant), threads: &threads, view: &view, signals, stall }
-        .run(args.run_for);
+    let ended =
+        Daemon { plant: Arc::clone(&plant), threads: &threads, view: &view, signals, stall }.run(args);
     let shown = Shown { server, view, screen, log, signals };
-    stop(&plant, threads, shown, ended)
+    stop(args.format, &plant, threads, shown, ended)
 }
 
 fn bind(loaded: &Loaded) -> Result<Option<Bound>, Error> {
@@ -132,12 +133,12 @@ struct Daemon<'d> {
 }
 
 impl Daemon<'_> {
-    /// Until a signal, the end of the given time, or the death of a worker.
-    fn run(&self, run_for: Option<Duration>) -> Result<(), Error> {
+    /// Until a signal, the end of the given time, the last frame of wires that end, or the death of a worker.
+    fn run(&self, args: &RunArgs) -> Result<(), Error> {
         let mut watchdog = notify::Watchdog::new();
         let tick = watchdog.interval().map_or(TICK, |interval| TICK.min(interval / 2));
         let ticks = channel::tick(tick);
-        let deadline = run_for.map_or_else(channel::never, channel::after);
+        let deadline = args.run_for.map_or_else(channel::never, channel::after);
         let mut reloader = Reloader::new(Arc::clone(&self.plant));
         let mut polls = Polls::default();
         let mut monitor = Monitor::new(self.stall);
@@ -169,6 +170,10 @@ impl Daemon<'_> {
                     self.look_at_progress(&mut monitor);
                     watchdog.feed(self.plant.progress());
                     self.view.show();
+                    if !args.keep_running && self.plant.wires_finished() {
+                        tracing::info!("no port can receive anything more: ending (--keep-running goes on)");
+                        return Ok(());
+                    }
                 }
             }
         }
@@ -249,7 +254,8 @@ impl View {
             for () in looks {
                 if screen.is_terminal() {
                     let state = plant.state();
-                    screen.draw(&table::live(&state, &rates.update(&state)));
+                    let rates = rates.update(&state);
+                    screen.draw(|rows| table::live(&state, &rates, rows));
                 } else if logged.elapsed() >= LINE_INTERVAL {
                     logged = Instant::now();
                     let state = plant.state();
@@ -263,19 +269,19 @@ impl View {
         Ok(Self { look, over })
     }
 
-    /// It is time; one that is still busy with the last time is not waited for.
+    /// Asks for a new picture; does nothing while the last one is still being drawn.
     fn show(&self) {
         let _ = self.look.try_send(());
     }
 
-    /// `false`: it did not come to its end within `patience`.
+    /// Returns `false` if the thread did not end within `patience`.
     fn stop(self, patience: Duration) -> bool {
         drop(self.look);
         self.over.recv_timeout(patience) == Err(RecvTimeoutError::Disconnected)
     }
 }
 
-/// What shows to others what runs.
+/// What reports on the running daemon.
 struct Shown<'d> {
     server: Option<Server>,
     view: View,
@@ -285,6 +291,7 @@ struct Shown<'d> {
 }
 
 fn stop(
+    format: Format,
     plant: &Arc<Plant>,
     threads: Threads,
     shown: Shown<'_>,
@@ -308,7 +315,7 @@ fn stop(
     let _ = within("clear screen", VIEW_PATIENCE, move || drawn.clear());
     // Nobody reads what is printed on a terminal that has hung up, and to write there is an error.
     let printed = match &state {
-        Some(state) if !signals.terminal_is_gone() => output::print(&summary::text(state, ran_for)),
+        Some(state) if !signals.terminal_is_gone() => summary::print(format, state, ran_for),
         _ => Ok(()),
     };
     let unbalanced = state.as_ref().filter(|_| hung.is_empty()).and_then(|state| unbalanced(&state.books));

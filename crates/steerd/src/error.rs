@@ -87,6 +87,8 @@ pub(crate) enum Error {
     Thread(io::Error),
     #[error("signals cannot be received: {0}")]
     Signals(io::Error),
+    #[error("not healthy: {0}")]
+    Unhealthy(String),
     #[error("cannot write the output: {0}")]
     Output(io::Error),
 }
@@ -97,6 +99,7 @@ impl Error {
             Self::Policy { .. }
             | Self::Denied { .. }
             | Self::Import { .. }
+            | Self::Unhealthy(_)
             | Self::Packet(_)
             | Self::Capture { .. } => 1,
             Self::Compare(_) | Self::NotDecided(_) => 2,

@@ -17,7 +17,9 @@ mod diff;
 mod error;
 mod explain;
 mod gate;
+mod generate;
 mod health;
+mod healthcheck;
 mod http;
 mod import;
 mod logging;
@@ -55,6 +57,8 @@ fn main() -> ExitCode {
         Command::Diff(args) => diff::run(&args),
         Command::Import(args) => import::run(&args).map(|()| Answer::Yes),
         Command::Devices(args) => devices::run(&args).map(|()| Answer::Yes),
+        Command::Healthcheck(args) => healthcheck::run(&args).map(|()| Answer::Yes),
+        Command::Generate { folder } => generate::run(&folder).map(|()| Answer::Yes),
     };
     match result {
         Ok(answer) => ExitCode::from(answer as u8),

@@ -120,7 +120,10 @@ fn policy(families: &mut Families, state: &State) {
         .gauge("steerd_policy_flows", "Flows that the policy in force has on each port.")
         .value(&[], count(policy.flows as u64));
     families
-        .gauge("steerd_last_reload_successful", "1 if the last reload of the policy succeeded, 0 if it was refused.")
+        .gauge(
+            "steerd_last_reload_successful",
+            "1 if the last reload of the policy succeeded, 0 if it was refused.",
+        )
         .value(&[], if policy.last_reload_successful { 1.0 } else { 0.0 });
     families
         .gauge(

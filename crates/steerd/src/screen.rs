@@ -1,85 +1,143 @@
-//! The terminal as a place for a table that is redrawn below the log lines.
+//! The terminal as a place for a table that is redrawn, on the terminal's alternate screen.
 //!
-//! The daemon draws, `logging` writes through it, so that neither spoils the other. On anything that
-//! is no terminal it draws nothing. Only the control sequences of ECMA-48 that every terminal knows.
+//! There a resize leaves no copies behind, as nothing is wrapped anew and nothing is scrolled away. Log lines for the
+//! same terminal are held: the last of them stand below the table, and all come out when the table goes. On anything
+//! that is no terminal it draws nothing. The control sequences are ECMA-48's, and xterm's private mode 1049.
 
+use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// What a terminal that does not tell its size is taken for.
 const DEFAULT_COLUMNS: usize = 80;
 const DEFAULT_ROWS: usize = 24;
+/// The most log lines below the table, on a terminal of [`DEFAULT_ROWS`] and more.
+const SHOWN_LOG_LINES: usize = 4;
+/// The most log lines that are held until the table goes; of more the first are left out.
+const HELD_LOG_LINES: usize = 1000;
+
+/// To the alternate screen, without a cursor.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+
+/// Whether the process has the terminal on its alternate screen; it has one terminal.
+static ENTERED: AtomicBool = AtomicBool::new(false);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Screen {
-    drawn: Arc<Mutex<Drawn>>,
-    terminal: bool,
+    held: Arc<Mutex<Held>>,
+    is_terminal: bool,
+    /// Whether log lines would stand in the table.
+    logs_here: bool,
 }
 
-/// The lines that stand on the terminal now, the cursor below them.
+/// Log lines since the table is there.
 #[derive(Debug, Default)]
-struct Drawn(Vec<String>);
+struct Held {
+    lines: VecDeque<Vec<u8>>,
+    left_out: u64,
+}
 
 impl Screen {
-    pub(crate) fn new() -> Self {
-        let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
-        Self { drawn: Arc::default(), terminal: io::stdout().is_terminal() && !dumb }
+    /// `wanted`: whether a table may be drawn at all.
+    pub(crate) fn new(wanted: bool) -> Self {
+        let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+        Self {
+            held: Arc::default(),
+            is_terminal: wanted && io::stdout().is_terminal() && !is_dumb,
+            logs_here: io::stderr().is_terminal(),
+        }
     }
 
     pub(crate) fn is_terminal(&self) -> bool {
-        self.terminal
+        self.is_terminal
     }
 
-    /// Replaces the table; lines that do not fit are cut, never wrapped.
-    pub(crate) fn draw(&self, text: &str) {
-        if !self.terminal {
+    /// Replaces the table by what `table` makes for so many rows; lines that do not fit are cut, never wrapped.
+    pub(crate) fn draw(&self, table: impl FnOnce(usize) -> String) {
+        if !self.is_terminal {
             return;
         }
         let (columns, rows) = size();
-        let lines: Vec<String> =
-            text.lines().take(rows.saturating_sub(1)).map(|line| cut(line, columns)).collect();
-        let mut drawn = self.drawn();
-        let output = format!("{}{}", drawn.erase(), joined(&lines));
-        drawn.0 = lines;
+        let logged = self.held().last(SHOWN_LOG_LINES.min(rows * SHOWN_LOG_LINES / DEFAULT_ROWS));
+        let mut text = table(rows - logged.len());
+        text.extend(logged.iter().flat_map(|line| [line.as_str(), "\n"]));
+        let enter = if ENTERED.swap(true, Ordering::AcqRel) { "" } else { ENTER };
         // A terminal that has gone away takes the table with it; the daemon goes on.
-        let _ = write_out(&output);
+        let _ = write_out(&format!("{enter}{}", drawing(&text, columns, rows)));
     }
 
-    /// Takes the table away for good, before the summary is printed.
+    /// Takes the table away for good, before the summary is printed; held log lines come out.
     pub(crate) fn clear(&self) {
-        let mut drawn = self.drawn();
-        let erase = drawn.erase();
-        drawn.0.clear();
-        let _ = write_out(&erase);
+        let mut held = self.held();
+        if !ENTERED.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let _ = write_out(LEAVE);
+        let mut stderr = io::stderr().lock();
+        if held.left_out > 0 {
+            let _ = writeln!(stderr, "({} earlier log lines are left out)", held.left_out);
+        }
+        for line in std::mem::take(&mut *held).lines {
+            let _ = stderr.write_all(&line);
+        }
     }
 
-    /// Writes a log line to stderr, above the table.
+    /// Writes a log line to stderr, or holds it while the table is there.
     pub(crate) fn log(&self, line: &[u8]) -> io::Result<()> {
-        let drawn = self.drawn();
-        if !drawn.0.is_empty() {
-            write_out(&drawn.erase())?;
+        // Held for the whole call: `clear` must not come in between.
+        let mut held = self.held();
+        if self.logs_here && ENTERED.load(Ordering::Acquire) {
+            held.push(line);
+            return Ok(());
         }
-        io::stderr().lock().write_all(line)?;
-        if !drawn.0.is_empty() {
-            write_out(&joined(&drawn.0))?;
-        }
-        Ok(())
+        io::stderr().lock().write_all(line)
     }
 
-    fn drawn(&self) -> MutexGuard<'_, Drawn> {
-        self.drawn.lock().unwrap_or_else(PoisonError::into_inner)
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drawn {
-    /// Cursor up to the first line (CUU), erase to the end of the screen (ED).
-    fn erase(&self) -> String {
-        if self.0.is_empty() { String::new() } else { format!("\x1b[{}A\x1b[J", self.0.len()) }
+/// Leaves the alternate screen if the process is on it, when it ends without further ado. Does not wait for a
+/// terminal that takes nothing.
+pub(crate) fn leave_at_once() {
+    if !ENTERED.swap(false, Ordering::AcqRel) {
+        return;
+    }
+    let stdout = io::stdout();
+    let mut ready = [PollFd::new(&stdout, PollFlags::OUT)];
+    if poll(&mut ready, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0) {
+        let _ = rustix::io::write(&stdout, LEAVE.as_bytes());
     }
 }
 
-fn joined(lines: &[String]) -> String {
-    lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect()
+impl Held {
+    fn push(&mut self, line: &[u8]) {
+        if self.lines.len() == HELD_LOG_LINES {
+            self.lines.pop_front();
+            self.left_out += 1;
+        }
+        self.lines.push_back(line.to_owned());
+    }
+
+    /// The last lines without colours, which a cut could leave on.
+    fn last(&self, most: usize) -> Vec<String> {
+        let first = self.lines.len().saturating_sub(most);
+        self.lines.iter().skip(first).map(|line| plain(&String::from_utf8_lossy(line))).collect()
+    }
+}
+
+/// Each row anew and the rest of the screen blank. The last rows count most: what does not fit goes from the top.
+fn drawing(text: &str, columns: usize, rows: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let shown = &lines[lines.len().saturating_sub(rows)..];
+    let shown: Vec<String> = shown.iter().map(|line| format!("{}\x1b[K", cut(line, columns))).collect();
+    // CUP to the first row, EL after each line, ED below; no newline in the last row, which would scroll.
+    format!("\x1b[H{}\x1b[J", shown.join("\r\n"))
 }
 
 fn write_out(text: &str) -> io::Result<()> {
@@ -90,6 +148,21 @@ fn write_out(text: &str) -> io::Result<()> {
 
 fn cut(line: &str, columns: usize) -> String {
     line.chars().take(columns).collect()
+}
+
+/// Without control sequences and other control characters.
+fn plain(line: &str) -> String {
+    let mut out = String::with_capacity(line.len());
+    let mut chars = line.chars();
+    while let Some(char) = chars.next() {
+        if char == '\x1b' {
+            // CSI: up to its final byte.
+            let _ = chars.by_ref().skip_while(|c| *c == '[').find(|c| ('\x40'..='\x7e').contains(c));
+        } else if !char.is_control() {
+            out.push(char);
+        }
+    }
+    out
 }
 
 fn size() -> (usize, usize) {
@@ -105,13 +178,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn erasing_goes_up_as_many_lines_as_stand_there() {
-        assert_eq!(Drawn::default().erase(), "");
-        assert_eq!(Drawn(vec!["a".into(), "b".into()]).erase(), "\x1b[2A\x1b[J");
+    fn what_does_not_fit_goes_from_the_top() {
+        assert_eq!(drawing("a\nb\nc\n", 80, 2), "\x1b[Hb\x1b[K\r\nc\x1b[K\x1b[J");
+        assert_eq!(drawing("a\n", 80, 24), "\x1b[Ha\x1b[K\x1b[J");
     }
 
     #[test]
     fn long_lines_are_cut_by_characters() {
         assert_eq!(cut("äöü€", 3), "äöü");
+    }
+
+    #[test]
+    fn held_log_lines_are_bounded_and_shown_without_colours() {
+        let mut held = Held::default();
+        (0..HELD_LOG_LINES + 2).for_each(|n| held.push(format!("\x1b[31mline\x1b[0m {n}\n").as_bytes()));
+        assert_eq!((held.lines.len(), held.left_out), (HELD_LOG_LINES, 2));
+        assert_eq!(held.last(2), ["line 1000", "line 1001"]);
     }
 }

@@ -15,6 +15,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::bounded::within;
 use crate::output;
+use crate::screen;
 
 /// 128 + SIGINT, as a shell reports a program that an interrupt ended.
 pub(crate) const EXIT_INTERRUPTED: i32 = 130;
@@ -86,7 +87,8 @@ pub(crate) fn listen() -> io::Result<Signals> {
                 _ => &flags.terminate,
             };
             if flag.swap(true, Ordering::AcqRel) && signal == SIGINT {
-                // The kernel destroys flows and queues with the process; the terminal is left as is.
+                // The kernel destroys flows and queues with the process.
+                screen::leave_at_once();
                 signal_hook::low_level::exit(EXIT_INTERRUPTED)
             }
             if flags.stop().is_some() && !std::mem::replace(&mut limited, true) {

@@ -5,13 +5,40 @@
 
 use std::time::Duration;
 
+use serde::Serialize;
+
+use crate::cli::Format;
+use crate::error::Error;
+use crate::output;
 use crate::state::State;
 use crate::table::{
     Grid, bytes, counted, duration, known, losses, missing_log_lines, number, rate, rule_bytes, rule_packets,
 };
 
+/// What `--format json` prints: the last state, as /api/v1/state has it while the daemon runs.
+#[derive(Serialize)]
+struct Summary<'s> {
+    format: u32,
+    ran_for_seconds: f64,
+    #[serde(flatten)]
+    state: &'s State,
+}
+
+/// The version of that JSON: raised when a key changes its meaning or goes.
+const FORMAT_VERSION: u32 = 1;
+
+pub(crate) fn print(format: Format, state: &State, ran_for: Duration) -> Result<(), Error> {
+    match format {
+        Format::Text => output::print(&text(state, ran_for)),
+        Format::Json => {
+            let ran_for_seconds = ran_for.as_secs_f64();
+            output::print_json(&Summary { format: FORMAT_VERSION, ran_for_seconds, state })
+        }
+    }
+}
+
 /// `ran_for`: from the start of the workers to the removal of the flows, what rates are over.
-pub(crate) fn text(state: &State, ran_for: Duration) -> String {
+fn text(state: &State, ran_for: Duration) -> String {
     let seconds = ran_for.as_secs_f64().max(f64::EPSILON);
     #[allow(clippy::cast_precision_loss)]
     let per_second = |packets: u64| rate(packets as f64 / seconds);

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::state::{PortCounters, PortState, Reasons, RuleState, State};
+use crate::state::{PortCounters, PortState, Reasons, RuleState, State, WorkerState};
 
 /// The counts of the last look, to make rates of.
 #[derive(Debug, Default)]
@@ -36,9 +36,8 @@ impl Rates {
 }
 
 fn counts(state: &State) -> impl Iterator<Item = (String, u64)> {
-    let rules = state.rules.iter().map(|rule| (format!("rule {}", rule.name), rule.packets()));
-    let workers =
-        state.workers.iter().map(|worker| (format!("worker {}", worker.worker), worker.received_packets));
+    let rules = state.rules.iter().map(|rule| (rule_key(rule), rule.packets()));
+    let workers = state.workers.iter().map(|worker| (worker_key(worker), worker.received_packets));
     let ports = state.ports.iter().map(|port| (format!("port {}", port.port), received(port)));
     rules.chain(workers).chain(ports)
 }
@@ -55,9 +54,28 @@ pub(crate) fn missing_log_lines(state: &State) -> String {
     }
 }
 
-/// The whole table as text.
-pub(crate) fn live(state: &State, rates: &PerSecond) -> String {
-    let rate = |key: String| rate(rates.get(&key).copied().unwrap_or(0.0));
+/// The fewest lines of rules, and of workers, that the live table has if there are so many.
+const LEAST_LINES: usize = 3;
+
+/// The whole table as text, in so many rows if that is possible at all. Rules are what gives way, then workers: of what
+/// does not fit the busiest are shown and the others summed up. Ports, losses and the accounting are always there.
+pub(crate) fn live(state: &State, rates: &PerSecond, rows: usize) -> String {
+    let ports = ports(state, rates);
+    let mut end = format!("\nlost: {}\nbooks: {}\n", losses(state), state.books.verdict());
+    end.push_str(&missing_log_lines(state));
+    if let Some(error) = &state.policy.last_error {
+        end.push_str(&format!("last reload failed: {error}\n"));
+    }
+    // Title and head of the rules with a blank line between, blank line and head of the workers.
+    let others = 3 + 2 + ports.lines().count() + end.lines().count();
+    let rules: Vec<&RuleState> = state.rules.iter().filter(|rule| rule.current).collect();
+    let left = rows.saturating_sub(others);
+    let for_workers = left.saturating_sub(rules.len().min(LEAST_LINES)).max(LEAST_LINES);
+    let (workers, worker_lines) = busiest(&state.workers, for_workers, |worker| {
+        (rate_of(rates, &worker_key(worker)), worker.received_packets)
+    });
+    let for_rules = left.saturating_sub(worker_lines).max(LEAST_LINES);
+    let (rules, _) = busiest(&rules, for_rules, |rule| (rate_of(rates, &rule_key(rule)), rule.packets()));
     let mut out = format!(
         "steerd {}  {}  {}  generation {}  up {}\n\n",
         state.version,
@@ -66,32 +84,108 @@ pub(crate) fn live(state: &State, rates: &PerSecond) -> String {
         state.policy.generation,
         duration(Duration::from_secs_f64(state.uptime_seconds.max(0.0))),
     );
-    let mut rules = Grid::new(&["rule", "action", "in", "packets", "bytes", "packets/s"]);
-    for rule in state.rules.iter().filter(|rule| rule.current) {
-        rules.row(vec![
+    out.push_str(&rules_table(&rules, rates));
+    out.push('\n');
+    out.push_str(&workers_table(&workers, rates));
+    out + &ports + &end
+}
+
+/// Those that are shown, in their order, and those that are summed up in one line.
+struct Chosen<'s, T> {
+    shown: Vec<&'s T>,
+    others: Vec<&'s T>,
+}
+
+/// As many as fit in so many lines, the busiest by rate and then by count, and how many lines that takes.
+fn busiest<'s, T>(all: &'s [T], lines: usize, load: impl Fn(&T) -> (f64, u64)) -> (Chosen<'s, T>, usize) {
+    if all.len() <= lines {
+        return (Chosen { shown: all.iter().collect(), others: Vec::new() }, all.len());
+    }
+    let mut order: Vec<usize> = (0..all.len()).collect();
+    order.sort_by(|a, b| {
+        let (a, b) = (load(&all[*a]), load(&all[*b]));
+        b.0.total_cmp(&a.0).then(b.1.cmp(&a.1))
+    });
+    let (shown, others) = order.split_at_mut(lines.saturating_sub(1));
+    shown.sort_unstable();
+    let of = |indices: &[usize]| indices.iter().map(|index| &all[*index]).collect();
+    (Chosen { shown: of(shown), others: of(others) }, lines)
+}
+
+fn rule_key(rule: &RuleState) -> String {
+    format!("rule {}", rule.name)
+}
+
+fn worker_key(worker: &WorkerState) -> String {
+    format!("worker {}", worker.worker)
+}
+
+fn rate_of(rates: &PerSecond, key: &str) -> f64 {
+    rates.get(key).copied().unwrap_or(0.0)
+}
+
+fn rules_table(rules: &Chosen<'_, &RuleState>, rates: &PerSecond) -> String {
+    let mut grid = Grid::new(&["rule", "action", "in", "packets", "bytes", "packets/s"]);
+    for rule in &rules.shown {
+        grid.row(vec![
             rule.name.clone(),
             rule.action.clone(),
             rule.placement.into(),
             rule_packets(rule),
             rule_bytes(rule),
-            if rule.uncounted { "-".into() } else { rate(format!("rule {}", rule.name)) },
+            if rule.uncounted { "-".into() } else { rate(rate_of(rates, &rule_key(rule))) },
         ]);
     }
-    out.push_str(&rules.text());
-    let mut workers = Grid::new(&["worker", "core", "packets", "bytes", "packets/s", "idle"]);
-    for worker in &state.workers {
+    if !rules.others.is_empty() {
+        let sum = |of: fn(&RuleState) -> u64| rules.others.iter().map(|rule| of(rule)).sum();
+        grid.row(vec![
+            format!("and {} more rules", number(rules.others.len() as u64)),
+            String::new(),
+            String::new(),
+            number(sum(RuleState::packets)),
+            if rules.others.iter().any(|rule| bytes_are_unknown(rule)) {
+                "-".into()
+            } else {
+                bytes(sum(RuleState::bytes))
+            },
+            rate(rules.others.iter().map(|rule| rate_of(rates, &rule_key(rule))).sum()),
+        ]);
+    }
+    grid.text()
+}
+
+fn workers_table(workers: &Chosen<'_, WorkerState>, rates: &PerSecond) -> String {
+    let mut grid = Grid::new(&["worker", "core", "packets", "bytes", "packets/s", "idle"]);
+    for worker in &workers.shown {
         let stalled = if worker.stalled { " (stalled)" } else { "" };
-        workers.row(vec![
+        grid.row(vec![
             format!("{}{stalled}", worker.worker),
             worker.core.map_or_else(|| "any".into(), |core| core.to_string()),
             number(worker.received_packets),
             bytes(worker.received_bytes),
-            rate(format!("worker {}", worker.worker)),
+            rate(rate_of(rates, &worker_key(worker))),
             percent(worker.empty_polls, worker.polls),
         ]);
     }
-    out.push('\n');
-    out.push_str(&workers.text());
+    if !workers.others.is_empty() {
+        let sum = |of: fn(&WorkerState) -> u64| workers.others.iter().map(|worker| of(worker)).sum();
+        grid.row(vec![
+            format!("and {} more", workers.others.len()),
+            String::new(),
+            number(sum(|worker| worker.received_packets)),
+            bytes(sum(|worker| worker.received_bytes)),
+            rate(workers.others.iter().map(|worker| rate_of(rates, &worker_key(worker))).sum()),
+            percent(sum(|worker| worker.empty_polls), sum(|worker| worker.polls)),
+        ]);
+    }
+    grid.text()
+}
+
+/// With a blank line before it; nothing where there is no port.
+fn ports(state: &State, rates: &PerSecond) -> String {
+    if state.ports.is_empty() {
+        return String::new();
+    }
     let mut ports = Grid::new(&["port", "received", "to workers", "dropped", "kernel", "lost", "packets/s"]);
     for port in &state.ports {
         let down = if port.up == Some(false) { " (down)" } else { "" };
@@ -105,19 +199,10 @@ pub(crate) fn live(state: &State, rates: &PerSecond) -> String {
             counted(|port| port.rule_dropped_packets),
             counted(|port| port.kernel_packets),
             number(port.lost_packets.values().sum()),
-            rate(format!("port {}", port.port)),
+            rate(rate_of(rates, &format!("port {}", port.port))),
         ]);
     }
-    if !state.ports.is_empty() {
-        out.push('\n');
-        out.push_str(&ports.text());
-    }
-    out.push_str(&format!("\nlost: {}\nbooks: {}\n", losses(state), state.books.verdict()));
-    out.push_str(&missing_log_lines(state));
-    if let Some(error) = &state.policy.last_error {
-        out.push_str(&format!("last reload failed: {error}\n"));
-    }
-    out
+    format!("\n{}", ports.text())
 }
 
 /// The same in one line, for logs.
@@ -240,8 +325,12 @@ pub(crate) fn rule_packets(rule: &RuleState) -> String {
 
 /// A dash where they are not known: the device counts no bytes of what it leaves to the kernel.
 pub(crate) fn rule_bytes(rule: &RuleState) -> String {
-    let unknown = rule.uncounted || rule.kernel_packets > 0 && rule.kernel_bytes.is_none();
-    if unknown { "-".into() } else { bytes(rule.bytes()) }
+    if bytes_are_unknown(rule) { "-".into() } else { bytes(rule.bytes()) }
+}
+
+/// Whether the device counts no bytes of some of the rule's packets: those that it leaves to the kernel.
+fn bytes_are_unknown(rule: &RuleState) -> bool {
+    rule.uncounted || rule.kernel_packets > 0 && rule.kernel_bytes.is_none()
 }
 
 fn scaled(value: f64, step: f64, units: &[&str]) -> String {
@@ -279,7 +368,6 @@ pub(crate) fn duration(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::WorkerState;
 
     #[test]
     fn one_is_not_told_as_several() {
@@ -332,10 +420,50 @@ mod tests {
             lost_packets: [("unknown_tag", 2), ("bad_frame", 0)].into(),
             ..WorkerState::default()
         }];
-        let text = live(&state, &PerSecond::new());
+        let text = live(&state, &PerSecond::new(), 24);
         assert!(text.contains("1 234"), "{text}");
         assert!(!text.contains("then"), "{text}");
         assert!(text.contains("lost: unknown_tag 2\n"), "{text}");
+    }
+
+    /// What a terminal has no room for is summed up; what is lost, and where, never gives way.
+    #[test]
+    fn rules_give_way_then_workers() {
+        let mut state = State { version: "0", ..State::default() };
+        let rule = |n: u64| RuleState {
+            name: format!("rule-{n}"),
+            current: true,
+            delivered_packets: 10_000 + n,
+            ..RuleState::default()
+        };
+        let worker = |worker| WorkerState { worker, received_packets: 5, ..WorkerState::default() };
+        state.rules = (0..40).map(rule).collect();
+        state.ports = vec![PortState { port: 1, wire: "wire".into(), ..PortState::default() }];
+        state.workers = (0..2).map(worker).collect();
+        let rates: PerSecond = [("rule rule-7".to_owned(), 50.0)].into();
+        let text = live(&state, &rates, 24);
+        assert_eq!(text.lines().count(), 24, "{text}");
+        for part in [
+            "and 30 more rules",
+            "rule-7 ",
+            "rule-39",
+            "0       any",
+            "1       any",
+            "1 wire",
+            "lost: ",
+            "books: ",
+        ] {
+            assert!(text.contains(part), "no {part:?} in\n{text}");
+        }
+        assert!(text.find("rule-7 ") < text.find("rule-39"), "in the order of the policy: {text}");
+        state.workers = (0..100).map(worker).collect();
+        let text = live(&state, &rates, 24);
+        assert_eq!(text.lines().count(), 24, "{text}");
+        for part in ["and 38 more rules", "and 91 more", "1 wire", "lost: ", "books: "] {
+            assert!(text.contains(part), "no {part:?} in\n{text}");
+        }
+        let text = live(&state, &rates, 1000);
+        assert!(!text.contains(" more"), "{text}");
     }
 
     #[test]

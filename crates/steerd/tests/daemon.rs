@@ -504,34 +504,74 @@ fn a_given_time_ends_it() {
     assert!(stdout(&output).contains("\nbooks: balanced\n"), "{}", stdout(&output));
 }
 
-#[test]
-fn a_capture_is_steered_to_the_last_packet() {
-    let folder = tempfile::tempdir().expect("folder");
+/// Settings in the folder whose port plays a capture of so many DNS packets once.
+fn capture_settings(folder: &Path, packets: usize) -> std::path::PathBuf {
     let frame = packet::build::FrameBuilder::new()
         .ip("10.0.0.1".parse().expect("address"), "10.0.0.2".parse().expect("address"))
         .udp(1, 53)
         .build();
-    let file = std::fs::File::create(folder.path().join("c.pcap")).expect("created");
+    let file = std::fs::File::create(folder.join("c.pcap")).expect("created");
     let mut writer = pcap_file::pcap::PcapWriter::new(file).expect("header");
     let length = u32::try_from(frame.len()).expect("length");
-    for _ in 0..5000 {
+    for _ in 0..packets {
         let packet = pcap_file::pcap::PcapPacket::new(Duration::ZERO, length, &frame);
         writer.write_packet(&packet).expect("packet");
     }
     drop(writer);
-    write(&folder.path().join("p.toml"), STEER_DNS);
-    let settings = folder.path().join("s.toml");
+    write(&folder.join("p.toml"), STEER_DNS);
+    let settings = folder.join("s.toml");
     let text = "[policy]\nfile = \"p.toml\"\n[workers]\ncores = 1\nframes = 8192\npages = [\"plain\"]\n\
                 [[softnic.ports]]\nwire = { kind = \"pcap\", path = \"c.pcap\" }\n";
     write(&settings, text);
-    let daemon = Daemon::start(&["--config", settings.to_str().expect("path")]);
+    settings
+}
+
+#[test]
+fn a_capture_is_steered_to_the_last_packet_and_ends_the_run() {
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = capture_settings(folder.path(), 5000);
+    let settings = settings.to_str().expect("path");
+    // The time is only there so that a run that does not end by itself fails.
+    let output = run(&["run", "--config", settings, "--for", "60s", "--format", "json"]);
+    let log = stderr(&output);
+    assert!(output.status.success(), "{log}");
+    assert!(log.contains("no port can receive anything more"), "{log}");
+    let summary: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON and nothing else");
+    assert_eq!(summary["format"], 1);
+    assert!(summary["ran_for_seconds"].as_f64().is_some_and(|seconds| seconds < 50.0), "{summary:#}");
+    assert_eq!(summary["books"]["balanced"], true, "{summary:#}");
+    assert_eq!(summary["books"]["received"], 5000);
+    assert_eq!(summary["rules"][0]["delivered_packets"], 5000);
+}
+
+#[test]
+fn a_capture_that_is_played_does_not_end_a_run_that_is_to_go_on() {
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = capture_settings(folder.path(), 10);
+    let mut daemon = Daemon::start(&["--config", settings.to_str().expect("path"), "--keep-running"]);
     daemon.until("all packets", |daemon| {
-        (daemon.metric("steerd_rule_packets_total", &["rule=\"dns\"", "action=\"deliver\""]) - 5000.0).abs()
+        (daemon.metric("steerd_rule_packets_total", &["rule=\"dns\"", "action=\"deliver\""]) - 10.0).abs()
             < 0.5
     });
+    std::thread::sleep(Duration::from_millis(2500));
+    assert!(daemon.is_running(), "{}", daemon.log());
     let (status, summary, _) = daemon.terminate();
     assert!(status.success());
     assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+}
+
+#[test]
+fn a_health_check_asks_the_daemon() {
+    let daemon = Daemon::start(&["--demo"]);
+    let address = daemon.address().to_string();
+    let check = |listen: &str| run(&["healthcheck", "--listen", listen]);
+    let output = check(&address);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(daemon.terminate().0.success());
+    let output = check(&address);
+    assert_eq!(output.status.code(), Some(1), "nobody answers any more");
+    assert!(stderr(&output).contains(&address), "{}", stderr(&output));
+    assert_eq!(check("off").status.code(), Some(1));
 }
 
 #[test]

@@ -90,9 +90,14 @@ fn more_frames_than_a_receive_queue_holds() {
     assert!(run_with(SOFT, &[("STEERD_WORKERS__FRAMES", "65536")]).status.success());
     let folder = tempfile::tempdir().expect("folder");
     let settings = folder.path().join("s.toml");
-    for (frames, profile, limit) in [(65_537, None, "65536"), (40_000, Some("mlx5"), "32768"), (16_352, Some("mlx4"), "16351")] {
+    for (frames, profile, limit) in
+        [(65_537, None, "65536"), (40_000, Some("mlx5"), "32768"), (16_352, Some("mlx4"), "16351")]
+    {
         let policy = config().join("examples/demo.toml").display().to_string();
-        let text = format!("[policy]\nfile = {policy:?}\n{}", SOFT.replace("frames = 64", &format!("frames = {frames}")));
+        let text = format!(
+            "[policy]\nfile = {policy:?}\n{}",
+            SOFT.replace("frames = 64", &format!("frames = {frames}"))
+        );
         std::fs::write(&settings, text).expect("written");
         let mut command = steerd();
         command.args(["check", "--config"]).arg(&settings);

@@ -15,7 +15,8 @@ const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 
 /// Calls `each` with every frame in turn; returns how many there were.
 pub(super) fn for_each_frame(path: &Path, each: &mut dyn FnMut(&[u8])) -> Result<u64, String> {
-    let mut file = softnic::wire::open_capture(path).map_err(|error| format!("cannot read the capture: {error}"))?;
+    let mut file =
+        softnic::wire::open_capture(path).map_err(|error| format!("cannot read the capture: {error}"))?;
     let mut magic = [0; 4];
     file.read_exact(&mut magic).map_err(|error| match error.kind() {
         ErrorKind::UnexpectedEof => "not a capture: shorter than a pcap header".to_owned(),

@@ -282,6 +282,11 @@ impl Plant {
         self.workers.iter().map(|seat| seat.control.pulse().poll_errors).collect()
     }
 
+    /// Whether every port of a soft NIC has received its last frame, and all are handed over.
+    pub(crate) fn wires_finished(&self) -> bool {
+        self.soft_nic().is_some_and(SoftNic::wires_finished)
+    }
+
     /// Whether nothing moves frames any more, although it should.
     pub(crate) fn engine_died(&self) -> bool {
         self.soft_nic().is_some_and(SoftNic::engine_died)

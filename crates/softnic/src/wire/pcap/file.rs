@@ -40,6 +40,7 @@ fn only_regular(kind: std::fs::FileType) -> io::Result<()> {
     if kind.is_file() {
         return Ok(());
     }
-    let problem = "it is not a regular file (hint: pipes and devices are not read or written; save the capture first)";
+    let problem =
+        "it is not a regular file (hint: pipes and devices are not read or written; save the capture first)";
     Err(io::Error::new(io::ErrorKind::InvalidInput, problem))
 }

@@ -1,0 +1,168 @@
+//! The live table on a terminal: a pseudo terminal (pty(7)) whose screen an emulator keeps.
+
+mod support;
+
+use std::fmt::Write as _;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::process::{Child, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use support::steerd;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Terminal {
+    master: OwnedFd,
+    emulator: Arc<Mutex<vt100::Parser>>,
+    child: Child,
+}
+
+impl Terminal {
+    /// `steerd run` with all its streams on a terminal of that size.
+    fn start(rows: u16, columns: u16, args: &[&str]) -> Self {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let master = openpt(flags).expect("a terminal");
+        grantpt(&master).and_then(|()| unlockpt(&master)).expect("unlocked");
+        let name = ptsname(&master, Vec::new()).expect("its name").into_string().expect("UTF-8");
+        let open = || std::fs::OpenOptions::new().read(true).write(true).open(&name).expect("its other end");
+        let emulator = Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 1000)));
+        let mut command = steerd();
+        command.arg("run").args(args).env("TERM", "xterm");
+        let child = {
+            let terminal = Self::size_of(rows, columns);
+            tcsetwinsize(&master, terminal).expect("its size");
+            command
+                .stdin(open())
+                .stdout(Stdio::from(open()))
+                .stderr(Stdio::from(open()))
+                .spawn()
+                .expect("steerd")
+        };
+        let mut output = std::fs::File::from(master.try_clone().expect("cloned"));
+        let screen = Arc::clone(&emulator);
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            // EIO once the last other end is closed.
+            while let Ok(bytes @ 1..) = output.read(&mut buffer) {
+                screen.lock().expect("screen").process(&buffer[..bytes]);
+            }
+        });
+        Self { master, emulator, child }
+    }
+
+    fn size_of(rows: u16, columns: u16) -> Winsize {
+        Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }
+    }
+
+    fn resize(&self, rows: u16, columns: u16) {
+        let mut emulator = self.emulator.lock().expect("screen");
+        tcsetwinsize(&self.master, Self::size_of(rows, columns)).expect("its size");
+        emulator.screen_mut().set_size(rows, columns);
+    }
+
+    fn text(&self) -> String {
+        self.emulator.lock().expect("screen").screen().contents()
+    }
+
+    /// Waits for what satisfies `done`.
+    fn until(&self, what: &str, done: impl Fn(&str) -> bool) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let text = self.text();
+            if done(&text) {
+                return text;
+            }
+            assert!(Instant::now() < deadline, "never {what}:\n{text}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).expect("signal");
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // Already ended is what tests leave behind.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The demonstration with 40 rules and more: far more than 24 rows hold.
+fn forty_rules(folder: &tempfile::TempDir) -> String {
+    let mut policy = "version = 1\n[groups.everyone]\nworkers = \"all\"\n".to_owned();
+    for n in 0..40 {
+        let _ = writeln!(
+            policy,
+            "[[rules]]\nname = \"rule-{n}\"\nmatch = {{ protocol = \"udp\", dst_port = {} }}",
+            20 + n
+        );
+        let _ = writeln!(policy, "action = {{ steer = \"everyone\" }}");
+    }
+    let path = folder.path().join("p.toml");
+    std::fs::write(&path, policy).expect("written");
+    path.display().to_string()
+}
+
+/// Of each line that must always be there exactly one.
+fn is_whole(text: &str) -> bool {
+    ["steerd 0", "rule ", "worker  ", "port ", "lost: ", "books: "]
+        .iter()
+        .all(|head| text.lines().filter(|line| line.starts_with(head)).count() == 1)
+}
+
+#[test]
+fn workers_ports_and_losses_are_always_there_and_resizing_leaves_no_copies() {
+    let folder = tempfile::tempdir().expect("folder");
+    let policy = forty_rules(&folder);
+    let terminal = Terminal::start(24, 80, &["--demo", "--policy", &policy]);
+    let text = terminal.until("a table", |text| text.contains("more rules"));
+    assert!(is_whole(&text), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("rule-33 ")), "the busiest, DNS, is among them: {text}");
+    // Narrower, lower, larger, and back: what is seen is one table that has the size of the terminal.
+    for (rows, columns) in [(24, 40), (18, 70), (60, 120), (24, 80)] {
+        terminal.resize(rows, columns);
+        let fits = |text: &str| {
+            let rules = |line: &&str| line.starts_with("rule-") || line.starts_with("default ");
+            let shown = text.lines().filter(rules).count();
+            let others = text.split_once("\nand ").and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
+            let lines = text.lines().count();
+            is_whole(text)
+                && shown + others.unwrap_or(0) == 41
+                && (lines == usize::from(rows) || others.is_none())
+        };
+        terminal.until(&format!("a table of {rows} rows"), fits);
+    }
+    terminal.signal(Signal::TERM);
+    let ended = |text: &str| !text.contains("generation 1  up") && text.ends_with("books: balanced");
+    terminal.until("a summary", ended);
+    assert!(!terminal.emulator.lock().expect("screen").screen().alternate_screen());
+}
+
+/// Lines for the log meanwhile stand below the table and come out after it.
+#[test]
+fn log_lines_are_not_lost_to_the_table() {
+    let folder = tempfile::tempdir().expect("folder");
+    let policy = forty_rules(&folder);
+    let terminal = Terminal::start(40, 100, &["--demo", "--policy", &policy]);
+    terminal.until("a table", |text| text.contains("more rules"));
+    terminal.signal(Signal::HUP);
+    let text = terminal.until("the line of the reload", |text| text.contains("is in force"));
+    assert!(is_whole(&text), "{text}");
+    terminal.signal(Signal::TERM);
+    let ended = |text: &str| !text.contains("generation 2  up") && text.ends_with("books: balanced");
+    let text = terminal.until("a summary", ended);
+    // The summary may have scrolled it out of sight.
+    let mut emulator = terminal.emulator.lock().expect("screen");
+    emulator.screen_mut().set_scrollback(1000);
+    let above = emulator.screen().contents();
+    assert!(above.contains("is in force") || text.contains("is in force"), "{above}");
+}
