@@ -19,7 +19,7 @@ TOOLS := $(CURDIR)/target/tools
 export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check soak soak-daemon conformance releases install-door lint bench audit fuzz asan miri loom \
+.PHONY: help run test check soak soak-daemon conformance releases install install-files uninstall lint bench audit fuzz asan miri loom \
   build-packages test-packages promtool cargo-deny cargo-fuzz
 
 help: ## list the targets
@@ -58,13 +58,52 @@ releases: build-packages ## the soft NIC under other releases of libibverbs (RDM
 	$(CARGO) build --locked --package softnic-door
 	CARGO=$(CARGO) crates/softnic-door/releases.sh '$(RDMA_CORE)' $(RELEASES)
 
-PREFIX ?= /usr/local
-install-door: build-packages ## the launcher `softnic` and the plugin into PREFIX (and DESTDIR)
-	$(CARGO) build --release --locked --package softnic-door
-	install -D -m 755 target/release/softnic $(DESTDIR)$(PREFIX)/bin/softnic
-	install -D -m 644 target/release/libsoftnic_door.so $(DESTDIR)$(PREFIX)/lib/softnic/libsoftnic-rdmav34.so
+# Where `make install` puts things; DESTDIR goes before all of it.
+PREFIX      ?= /usr/local
+SYSCONFDIR  ?= /etc
+UNITDIR     ?= $(PREFIX)/lib/systemd/system
+SYSUSERSDIR ?= $(PREFIX)/lib/sysusers.d
+# Of the host that it will run on: before 253 a reload needs ExecReload=.
+SYSTEMD_VERSION ?= $(shell systemctl --version 2>/dev/null | sed -n '1s/^systemd \([0-9]*\).*/\1/p')
+# What was built, and where.
+BUILT ?= target/release
+share := $(DESTDIR)$(PREFIX)/share
+
+install: build-packages ## steerd, `softnic` and its plugin, unit, account, settings, man pages, completions (PREFIX, DESTDIR, SYSCONFDIR)
+	$(CARGO) build --release --locked --package steerd --package softnic-door
+	$(MAKE) --no-print-directory install-files
+
+# Without building. Settings that are there already are kept.
+install-files:
+	install -D -m 755 $(BUILT)/steerd $(DESTDIR)$(PREFIX)/bin/steerd
+	install -D -m 755 $(BUILT)/softnic $(DESTDIR)$(PREFIX)/bin/softnic
+	install -D -m 644 $(BUILT)/libsoftnic_door.so $(DESTDIR)$(PREFIX)/lib/softnic/libsoftnic-rdmav34.so
 	for version in 57 59 64; do \
 	  ln -sf libsoftnic-rdmav34.so $(DESTDIR)$(PREFIX)/lib/softnic/libsoftnic-rdmav$$version.so; done
+	install -d $(DESTDIR)$(UNITDIR) $(share)/man/man1 $(share)/doc/steerd $(DESTDIR)$(SYSCONFDIR)/steerd
+	sed 's|/usr/bin/|$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|; s|/etc/|$(SYSCONFDIR)/|' systemd/steerd.service \
+	  > $(DESTDIR)$(UNITDIR)/steerd.service
+	chmod 644 $(DESTDIR)$(UNITDIR)/steerd.service
+	if [ "$(SYSTEMD_VERSION)" ] && [ "$(SYSTEMD_VERSION)" -lt 253 ]; then \
+	  install -D -m 644 systemd/steerd-before-253.conf $(DESTDIR)$(UNITDIR)/steerd.service.d/reload.conf; fi
+	install -D -m 644 systemd/steerd.sysusers $(DESTDIR)$(SYSUSERSDIR)/steerd.conf
+	for file in steerd.toml policy.toml; do \
+	  [ -e $(DESTDIR)$(SYSCONFDIR)/steerd/$$file ] || \
+	    install -m 644 config/$$file $(DESTDIR)$(SYSCONFDIR)/steerd/$$file || exit 1; done
+	install -m 644 README.md CHANGELOG.md docs/*.md $(share)/doc/steerd/
+	rm -rf target/generated && $(BUILT)/steerd generate target/generated
+	install -m 644 target/generated/*.1 $(share)/man/man1/
+	install -D -m 644 target/generated/steerd.bash $(share)/bash-completion/completions/steerd
+	install -D -m 644 target/generated/steerd.fish $(share)/fish/vendor_completions.d/steerd.fish
+	install -D -m 644 target/generated/_steerd $(share)/zsh/site-functions/_steerd
+
+uninstall: ## what `make install` installed, with the same PREFIX; settings stay
+	rm -f $(DESTDIR)$(PREFIX)/bin/steerd $(DESTDIR)$(PREFIX)/bin/softnic $(DESTDIR)$(SYSUSERSDIR)/steerd.conf
+	rm -f $(DESTDIR)$(UNITDIR)/steerd.service $(DESTDIR)$(UNITDIR)/steerd.service.d/reload.conf
+	-rmdir $(DESTDIR)$(UNITDIR)/steerd.service.d
+	rm -f $(share)/man/man1/steerd.1 $(share)/man/man1/steerd-*.1 $(share)/bash-completion/completions/steerd
+	rm -f $(share)/fish/vendor_completions.d/steerd.fish $(share)/zsh/site-functions/_steerd
+	rm -rf $(DESTDIR)$(PREFIX)/lib/softnic $(share)/doc/steerd
 
 # The most exposure that the unit may have, in tenths (systemd-analyze(1), --threshold).
 UNIT_EXPOSURE := 18

@@ -1,0 +1,87 @@
+//! `make install` into a folder: that every file is there, and that what was installed works.
+
+mod support;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use support::{not_run, stderr, stdout};
+
+/// Of what the other files of a release stand beside: see `make install`.
+const FILES: &[&str] = &[
+    "usr/bin/steerd",
+    "usr/bin/softnic",
+    "usr/lib/softnic/libsoftnic-rdmav34.so",
+    "usr/lib/softnic/libsoftnic-rdmav64.so",
+    "usr/lib/systemd/system/steerd.service",
+    "usr/lib/sysusers.d/steerd.conf",
+    "etc/steerd/steerd.toml",
+    "etc/steerd/policy.toml",
+    "usr/share/man/man1/steerd.1",
+    "usr/share/man/man1/steerd-run.1",
+    "usr/share/man/man1/steerd-check.1",
+    "usr/share/bash-completion/completions/steerd",
+    "usr/share/fish/vendor_completions.d/steerd.fish",
+    "usr/share/zsh/site-functions/_steerd",
+    "usr/share/doc/steerd/README.md",
+];
+
+fn make(root: &Path, built: &Path, target: &str, more: &[&str]) {
+    let output = Command::new("make")
+        .args(["--no-print-directory", "-C", concat!(env!("CARGO_MANIFEST_DIR"), "/../.."), target])
+        .args(["PREFIX=/usr", &format!("DESTDIR={}", root.display()), &format!("BUILT={}", built.display())])
+        .args(more)
+        .env_remove("MAKEFLAGS")
+        .output()
+        .expect("make");
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+}
+
+#[test]
+fn what_is_installed_is_complete_and_works() {
+    let built = Path::new(env!("CARGO_BIN_EXE_steerd")).parent().expect("its folder");
+    if !built.join("softnic").exists() || !built.join("libsoftnic_door.so").exists() {
+        return not_run(
+            "make install-files",
+            "softnic and its plugin are not built: cargo build -p softnic-door",
+        );
+    }
+    let root = tempfile::tempdir().expect("folder");
+    let root = root.path();
+    make(root, built, "install-files", &["SYSTEMD_VERSION=257"]);
+    for file in FILES {
+        assert!(root.join(file).metadata().is_ok_and(|file| file.len() > 0), "{file} is missing");
+    }
+    let read = |file: &str| std::fs::read_to_string(root.join(file)).expect(file);
+    let mode = |file: &str| root.join(file).metadata().expect(file).permissions().mode() & 0o777;
+    assert_eq!((mode("usr/bin/steerd"), mode("etc/steerd/steerd.toml")), (0o755, 0o644));
+    assert!(read("usr/share/man/man1/steerd.1").contains(".TH steerd 1"));
+    assert!(read("usr/share/man/man1/steerd-run.1").contains("demo"));
+    assert!(!root.join("usr/share/man/man1/steerd-generate.1").exists(), "it is hidden");
+    // Only earlier ones need it, and with later ones it would reload twice.
+    let drop_in = "usr/lib/systemd/system/steerd.service.d/reload.conf";
+    assert!(!root.join(drop_in).exists());
+
+    // The installed binary with the installed settings.
+    let check = Command::new(root.join("usr/bin/steerd"))
+        .args(["check", "--profile", "ideal", "--config"])
+        .arg(root.join("etc/steerd/steerd.toml"))
+        .output()
+        .expect("it runs");
+    assert!(check.status.success(), "{}", stderr(&check));
+    assert!(stdout(&check).contains("etc/steerd/policy.toml: ok"), "{}", stdout(&check));
+
+    // A second time: settings stay as they were changed.
+    std::fs::write(root.join("etc/steerd/policy.toml"), "# changed").expect("written");
+    make(root, built, "install-files", &["SYSTEMD_VERSION=252", "PREFIX=/opt/s"]);
+    assert_eq!(read("etc/steerd/policy.toml"), "# changed");
+    assert!(root.join(drop_in.replace("usr/", "opt/s/")).exists());
+    let unit = read("opt/s/lib/systemd/system/steerd.service");
+    assert!(unit.contains("\nExecStart=/opt/s/bin/steerd run --config /etc/steerd/steerd.toml\n"), "{unit}");
+
+    make(root, built, "uninstall", &["PREFIX=/opt/s"]);
+    make(root, built, "uninstall", &[]);
+    let left = FILES.iter().filter(|file| root.join(file).exists()).copied().collect::<Vec<_>>();
+    assert_eq!(left, ["etc/steerd/steerd.toml", "etc/steerd/policy.toml"]);
+}
