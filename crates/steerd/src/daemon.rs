@@ -22,7 +22,6 @@ use crate::reload::Reloader;
 use crate::screen::Screen;
 use crate::settings::{self, Listen, Loaded, Request};
 use crate::signals::{self, Event, Signals};
-use crate::state::State;
 use crate::table::{self, Rates};
 use crate::{logging, notify, output, policy_file, summary, target};
 

@@ -8,8 +8,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use device_model::DeviceProfile;
 use hugemem::PageKind;
-use policy::DeviceProfile;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use softnic::Personality;

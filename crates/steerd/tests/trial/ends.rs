@@ -1,8 +1,8 @@
 //! Every way a received frame can end, with every number of copies beside it, on every personality. The port counts
 //! one end for each frame, the copies are counted apart, and the counters of the device's drop rules agree.
 
-use packet::build::FrameBuilder;
 use device_model::DeviceProfile;
+use packet::build::FrameBuilder;
 use softnic::{Personality, PortStats};
 
 use crate::draw::parse;
