@@ -55,10 +55,12 @@ pub enum Allocation {
 /// Gives a parent domain's queues their memory: the `alloc`, `free` and `pd_context` of ibv_alloc_parent_domain(3) in
 /// one. What `free` would be told to release is dropped instead, once the provider is done with it.
 ///
-/// Memory should be zeroed and, because devices write to it, not be shared with a child after `fork`; the provider
-/// writes to all of it it needs.
+/// Because devices write to it, the memory should not be shared with a child after `fork`. It need not be zeroed: that is
+/// done before the provider sees it, since mlx5 relies on it (providers/mlx5/verbs.c, `mlx5_alloc_qp_buf`, zeroes its own
+/// buffers and leaves custom ones as they are).
 pub trait DomainAllocator: Send + Sync {
-    /// Called once per buffer that the provider needs. Memory that is too small or misaligned counts as refused.
+    /// Called once per buffer that the provider needs, never for 0 bytes. Memory that is too small or misaligned counts as
+    /// refused.
     fn allocate(&self, request: &AllocationRequest) -> Allocation;
 }
 
@@ -78,6 +80,11 @@ impl AllocatorState {
     }
 
     fn allocate(&self, request: &AllocationRequest) -> *mut c_void {
+        // mlx5 asks for both halves of a RAW_PACKET queue pair, one of which is empty if it only sends or only receives;
+        // it takes NULL for that half and passes it to `free` later (providers/mlx5/buf.c, `mlx5_alloc_buf_custom`).
+        if request.bytes == 0 {
+            return ptr::null_mut();
+        }
         let mut memory = match self.allocator.allocate(request) {
             Allocation::Memory(memory) => memory,
             Allocation::UseDefault => return ptr::without_provenance_mut(USE_DEFAULT),
@@ -90,12 +97,16 @@ impl AllocatorState {
             tracing::error!(?request, len, address = ?start, "an allocator gave unfit memory; refused");
             return ptr::null_mut();
         }
+        bytes.fill(0);
         let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
         given.insert(start.addr(), memory);
         start.cast()
     }
 
     fn free(&self, start: *mut c_void, resource_type: u64) {
+        if start.is_null() {
+            return;
+        }
         let memory = self.given.lock().unwrap_or_else(PoisonError::into_inner).remove(&start.addr());
         match memory {
             Some(memory) => drop(memory),
@@ -234,6 +245,31 @@ mod tests {
         assert!(ask(&state, 65, 8).is_null(), "too small");
         assert!(ask(&state, 64, 1 << 40).is_null(), "misaligned");
         assert_eq!((state.outstanding(), released.load(Ordering::Relaxed)), (0, 2));
+    }
+
+    #[test]
+    fn an_empty_request_is_answered_without_the_allocator_and_its_null_may_be_freed() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&asked);
+        let state = state(move |_| {
+            counter.fetch_add(1, Ordering::Relaxed);
+            Allocation::UseDefault
+        });
+        let events = crate::testing::events_logged(|| {
+            assert!(ask(&state, 0, 4096).is_null());
+            give_back(&state, ptr::null_mut());
+        });
+        assert_eq!((asked.load(Ordering::Relaxed), events), (0, 0));
+    }
+
+    #[test]
+    fn memory_is_zeroed_before_the_provider_has_it() {
+        let state = state(|_| Allocation::Memory(Box::new(vec![0xa5; 64])));
+        let start = ask(&state, 64, 1);
+        // SAFETY: 64 bytes that stay until they are given back.
+        let bytes = unsafe { std::slice::from_raw_parts(start.cast::<u8>(), 64) };
+        assert_eq!(bytes, [0; 64]);
+        give_back(&state, start);
     }
 
     #[test]

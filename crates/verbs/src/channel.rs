@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use ibverbs_sys::{self as sys, ibv_comp_channel};
 
 use crate::context::never_wait;
-use crate::error::{forget_last, last};
+use crate::error::{created, forget_last, last};
 use crate::{Context, Error, Result, leak};
 
 /// A channel for the events of one or more completion queues of a device.
@@ -46,8 +46,7 @@ impl CompletionChannel {
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         let failed = |source| Error::CreateChannel { device: context.name().into(), source };
         // SAFETY: the context is open, and of the provider whose function this is.
-        let raw = unsafe { context.create_channel() };
-        let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
+        let raw = created(|| unsafe { context.create_channel() }).map_err(failed)?;
         let channel = Self { raw, context: Arc::clone(context), reading: Mutex::new(()) };
         never_wait(channel.fd()).map_err(failed)?;
         Ok(Arc::new(channel))

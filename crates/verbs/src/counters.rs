@@ -10,7 +10,7 @@ use ibverbs_sys::{
     self as sys, ibv_counter_attach_attr, ibv_counter_description, ibv_counters, ibv_counters_init_attr,
 };
 
-use crate::error::{from_code, last};
+use crate::error::{created, from_code};
 use crate::{Context, Error, Result, inline, leak};
 
 bitflags::bitflags! {
@@ -89,9 +89,8 @@ impl Counters {
     pub fn with_points(context: &Arc<Context>, points: &[CounterPoint]) -> Result<Arc<Self>> {
         let mut attr = ibv_counters_init_attr::default();
         // SAFETY: the context is open.
-        let raw = unsafe { inline::create_counters(context.raw(), &mut attr) };
-        let raw = NonNull::new(raw)
-            .ok_or_else(|| Error::CreateCounters { device: context.name().into(), source: last() })?;
+        let raw = created(|| unsafe { inline::create_counters(context.raw(), &mut attr) })
+            .map_err(|source| Error::CreateCounters { device: context.name().into(), source })?;
         let counters = Self { raw, context: Arc::clone(context), points: points.into() };
         (0..).zip(points).try_for_each(|(index, &point)| counters.attach(point, index))?;
         Ok(Arc::new(counters))

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use ibverbs_sys::{ibv_comp_channel, ibv_context, ibv_device};
 
-use crate::error::last;
+use crate::error::created;
 use crate::{Context, Error, Result};
 
 /// Makes a completion channel of a context, or returns NULL with `errno` set ([`Provider::channel_maker`]).
@@ -51,21 +51,21 @@ unsafe impl Sync for DeviceList {}
 impl DeviceList {
     /// The devices that libibverbs discovers (`ibv_get_device_list`).
     pub fn system() -> Result<Self> {
-        let mut count = 0;
         // SAFETY: `count` is writable.
-        let raw = unsafe { ibverbs_sys::ibv_get_device_list(&mut count) };
-        Self::adopt(raw, count, None)
+        Self::adopt(None, |count| unsafe { ibverbs_sys::ibv_get_device_list(count) })
     }
 
     /// The devices of `provider`.
     pub fn of(provider: &dyn Provider) -> Result<Self> {
-        let mut count = 0;
-        let raw = provider.device_list(&mut count);
-        Self::adopt(raw, count, provider.channel_maker())
+        Self::adopt(provider.channel_maker(), |count| provider.device_list(count))
     }
 
-    fn adopt(raw: *mut *mut ibv_device, count: c_int, channel_maker: Option<CreateChannel>) -> Result<Self> {
-        let raw = NonNull::new(raw).ok_or_else(|| Error::ListDevices { source: last() })?;
+    fn adopt(
+        channel_maker: Option<CreateChannel>,
+        list: impl FnOnce(&mut c_int) -> *mut *mut ibv_device,
+    ) -> Result<Self> {
+        let mut count = 0;
+        let raw = created(|| list(&mut count)).map_err(|source| Error::ListDevices { source })?;
         Ok(Self { raw, count: usize::try_from(count).unwrap_or(0), channel_maker })
     }
 
@@ -125,9 +125,8 @@ impl<'list> Device<'list> {
     pub fn open(&self) -> Result<Arc<Context>> {
         let name = self.name();
         // SAFETY: as for the name.
-        let raw = unsafe { ibverbs_sys::ibv_open_device(self.raw.as_ptr()) };
-        let raw =
-            NonNull::new(raw).ok_or_else(|| Error::OpenDevice { device: name.into(), source: last() })?;
+        let raw = created(|| unsafe { ibverbs_sys::ibv_open_device(self.raw.as_ptr()) })
+            .map_err(|source| Error::OpenDevice { device: name.into(), source })?;
         Ok(Arc::new(Context::adopt(raw, name, self.channel_maker)?))
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ibverbs_sys::{ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
 
 use crate::allocator::{self, AllocatorState, DomainAllocator};
-use crate::error::last;
+use crate::error::created;
 use crate::pause::Gate;
 use crate::{Context, Error, Result, inline, leak};
 
@@ -28,9 +28,8 @@ impl ProtectionDomain {
     /// `ibv_alloc_pd`.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         // SAFETY: the context is open.
-        let raw = unsafe { ibverbs_sys::ibv_alloc_pd(context.raw()) };
-        let raw = NonNull::new(raw)
-            .ok_or_else(|| Error::AllocProtectionDomain { device: context.name().into(), source: last() })?;
+        let raw = created(|| unsafe { ibverbs_sys::ibv_alloc_pd(context.raw()) })
+            .map_err(|source| Error::AllocProtectionDomain { device: context.name().into(), source })?;
         Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
     }
 }
@@ -63,9 +62,8 @@ impl ThreadDomain {
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         let mut attr = ibv_td_init_attr::default();
         // SAFETY: the context is open.
-        let raw = unsafe { inline::alloc_td(context.raw(), &mut attr) };
-        let raw = NonNull::new(raw)
-            .ok_or_else(|| Error::AllocThreadDomain { device: context.name().into(), source: last() })?;
+        let raw = created(|| unsafe { inline::alloc_td(context.raw(), &mut attr) })
+            .map_err(|source| Error::AllocThreadDomain { device: context.name().into(), source })?;
         Ok(Arc::new(Self { raw, context: Arc::clone(context), gate: Arc::default() }))
     }
 }
@@ -123,9 +121,8 @@ impl ParentDomain {
             attr.pd_context = Arc::as_ptr(state).cast_mut().cast::<c_void>();
         }
         // SAFETY: the context is open, both domains are live, and `pd_context` lives as long as the parent domain.
-        let raw = unsafe { inline::alloc_parent_domain(context.raw(), &mut attr) };
-        let raw = NonNull::new(raw)
-            .ok_or_else(|| Error::AllocParentDomain { device: context.name().into(), source: last() })?;
+        let raw = created(|| unsafe { inline::alloc_parent_domain(context.raw(), &mut attr) })
+            .map_err(|source| Error::AllocParentDomain { device: context.name().into(), source })?;
         Ok(Arc::new(Self { raw, protection: Arc::clone(domain), thread: thread.map(Arc::clone), allocator }))
     }
 

@@ -5,6 +5,7 @@
 use std::ffi::c_int;
 use std::fmt;
 use std::io;
+use std::ptr::NonNull;
 
 use crate::flow::MAX_SPECS;
 use crate::frame::MAX_FRAMES;
@@ -98,7 +99,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The errno the verb gave; EINVAL for an argument refused before any verb was called.
+    /// The errno the verb gave, if it gave one; EINVAL for an argument refused before any verb was called.
     pub fn errno(&self) -> Option<i32> {
         match std::error::Error::source(self) {
             Some(source) => source.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error),
@@ -122,7 +123,21 @@ pub(crate) fn errno_of(code: c_int) -> c_int {
     from_code(code).raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// Forgets an earlier error, for a call that may fail without setting `errno`.
+/// The object that a verb makes. Every call that returns an object or NULL goes through here: some providers return NULL
+/// without setting `errno` (providers/mlx5/verbs.c: `create_qp` for an unknown `comp_mask`, `create_cq` when the domain's
+/// allocator refuses), and an errno left over from an earlier call would then read as this one's.
+pub(crate) fn created<T>(create: impl FnOnce() -> *mut T) -> io::Result<NonNull<T>> {
+    forget_last();
+    NonNull::new(create()).ok_or_else(|| match io::Error::last_os_error() {
+        error if error.raw_os_error() == Some(0) => io::Error::other(NO_ERRNO),
+        error => error,
+    })
+}
+
+/// What is known of a refusal without a number.
+const NO_ERRNO: &str = "the provider refused without giving an error number (errno 0)";
+
+/// Clears `errno`, before a call that may fail without setting it.
 pub(crate) fn forget_last() {
     // SAFETY: the location of this thread's errno is always valid.
     let errno = unsafe { libc::__errno_location() };
@@ -130,7 +145,7 @@ pub(crate) fn forget_last() {
     unsafe { errno.write(0) };
 }
 
-/// The error of a verb that returned NULL. A provider that forgot `errno` must not read as success.
+/// The error of a call that has just failed and sets `errno`. One that did not set it must not read as success.
 pub(crate) fn last() -> io::Error {
     match io::Error::last_os_error() {
         error if error.raw_os_error() == Some(0) => io::Error::from_raw_os_error(libc::EIO),
@@ -249,15 +264,41 @@ mod tests {
         assert_eq!(Error::TableSize { size: 3 }.errno(), Some(libc::EINVAL));
     }
 
+    fn set_errno(errno: c_int) {
+        // SAFETY: the location of this thread's errno is always valid.
+        let place = unsafe { libc::__errno_location() };
+        // SAFETY: as above; the pointer is this thread's own.
+        unsafe { place.write(errno) };
+    }
+
+    #[test]
+    fn an_errno_from_before_the_call_is_not_the_reason_of_a_null() {
+        set_errno(libc::EOPNOTSUPP);
+        let error = created(std::ptr::null_mut::<u8>).expect_err("NULL");
+        assert_eq!(error.raw_os_error(), None, "{error}");
+        let refused = Error::CreateCounters { device: "mlx5_0".into(), source: error };
+        assert_eq!(refused.errno(), None);
+        assert!(refused.to_string().contains("without giving an error number"), "{refused}");
+    }
+
+    #[test]
+    fn the_errno_of_the_call_is_the_reason_of_a_null() {
+        set_errno(libc::EOPNOTSUPP);
+        let refuse = || {
+            set_errno(libc::ENOMEM);
+            std::ptr::null_mut::<u8>()
+        };
+        assert_eq!(created(refuse).expect_err("NULL").raw_os_error(), Some(libc::ENOMEM));
+        let mut made = 7_u8;
+        assert_eq!(created(|| &raw mut made).expect("made").as_ptr(), &raw mut made);
+    }
+
     #[test]
     fn negated_and_impossible_codes_become_errnos() {
         assert_eq!(from_code(-libc::EBUSY).raw_os_error(), Some(libc::EBUSY));
         assert_eq!(from_code(c_int::MIN).raw_os_error(), Some(libc::EIO));
-        // SAFETY: the location of this thread's errno is always valid.
-        let errno = unsafe { libc::__errno_location() };
         for (reason, read) in [(libc::ENOSPC, libc::ENOSPC), (0, libc::EIO)] {
-            // SAFETY: as above; the pointer is this thread's own.
-            unsafe { errno.write(reason) };
+            set_errno(reason);
             assert_eq!(from_code(-1).raw_os_error(), Some(read), "-1 says to look at errno");
         }
     }

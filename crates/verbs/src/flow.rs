@@ -18,7 +18,7 @@ pub use self::spec::{
     EspMatch, EthernetMatch, FlowAttr, FlowKind, FlowSpec, GreMatch, Ipv4ExtMatch, Ipv4Match, Ipv6Match,
     MAX_SPECS, MplsMatch, PlacedSpec, PortMatch, VxlanMatch,
 };
-use crate::error::{from_code, last};
+use crate::error::{created, from_code};
 use crate::{Context, Counters, Error, RawQueuePairHandle, Result, RssQueuePair, inline, leak};
 
 /// Where a flow's packets go. One that drops them needs a target as well, to name the device.
@@ -102,8 +102,8 @@ impl Flow {
         let mut block = attr.bytes()?;
         // SAFETY: context and queue pair are live, the block is well formed, and the counters and actions in it are
         // kept below.
-        let raw = unsafe { inline::create_flow(context.raw(), target.raw(), block.as_mut_ptr()) };
-        let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
+        let create = || unsafe { inline::create_flow(context.raw(), target.raw(), block.as_mut_ptr()) };
+        let raw = created(create).map_err(failed)?;
         Ok(Self { raw: Some(raw), target: target.clone(), used })
     }
 

@@ -11,7 +11,7 @@ use std::ptr::{self, NonNull};
 
 use ibverbs_sys::{self as sys, ibv_access_flags, ibv_mr};
 
-use crate::error::{forget_last, from_code, last};
+use crate::error::{created, forget_last, from_code, last};
 use crate::{Domain, Error, Result, StableMemory, leak};
 
 bitflags::bitflags! {
@@ -98,7 +98,7 @@ impl MemoryRegion {
         }
         // SAFETY: the domain is live and `memory` covers the range. This is what the header's macro calls when the
         // flags are not constant; the library drops optional flags the kernel lacks.
-        let raw = unsafe {
+        let create = || unsafe {
             ibverbs_sys::ibv_reg_mr_iova2(
                 domain.protection(),
                 address.cast(),
@@ -107,7 +107,7 @@ impl MemoryRegion {
                 access.bits(),
             )
         };
-        let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
+        let raw = created(create).map_err(failed)?;
         // SAFETY: `raw` was just made by the library, which fills in the key.
         let lkey = unsafe { (*raw.as_ptr()).lkey };
         Ok(Self {

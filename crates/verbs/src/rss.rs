@@ -11,7 +11,7 @@ use ibverbs_sys::{
     ibv_rx_hash_conf, ibv_wq,
 };
 
-use crate::error::{from_code, last};
+use crate::error::{created, from_code};
 use crate::{
     Context, Domain, Error, HashFields, QueuePairAttributes, QueuePairFlags, QueuePairKind, Result,
     WorkQueue, inline, leak, queue_pair,
@@ -52,8 +52,8 @@ impl IndirectionTable {
             comp_mask: 0,
         };
         // SAFETY: the context is open, the queues are its own and live, the array is as long as said.
-        let raw = unsafe { inline::create_rwq_ind_table(context.raw(), &mut attr) };
-        let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
+        let create = || unsafe { inline::create_rwq_ind_table(context.raw(), &mut attr) };
+        let raw = created(create).map_err(failed)?;
         Ok(Arc::new(Self { raw, context: Arc::clone(context), queues: queues.into() }))
     }
 
@@ -183,8 +183,8 @@ impl RssQueuePairBuilder {
         }
         // SAFETY: context, domain and table are live and, being `Arc`s below, outlive the queue pair; the key is as long as
         // said and read during the call only.
-        let raw = unsafe { inline::create_qp_ex(context.raw(), &raw mut attr) };
-        let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
+        let create = || unsafe { inline::create_qp_ex(context.raw(), &raw mut attr) };
+        let raw = created(create).map_err(failed)?;
         Ok(Arc::new(RssQueuePair { raw, domain, table }))
     }
 }

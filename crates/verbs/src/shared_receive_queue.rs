@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use ibverbs_sys::{self as sys, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 
-use crate::error::{from_code, last};
+use crate::error::{created, from_code};
 use crate::{Domain, Error, MAX_RECEIVES, Result, leak};
 
 /// A receive queue for several queue pairs.
@@ -38,8 +38,8 @@ impl SharedReceiveQueue {
         let attr = ibv_srq_attr { max_wr: max_receives, max_sge: max_parts, srq_limit: 0 };
         let mut attr = ibv_srq_init_attr { srq_context: std::ptr::null_mut(), attr };
         // SAFETY: the domain is live and, being kept below, outlives the queue.
-        let raw = unsafe { sys::ibv_create_srq(domain.raw(), &raw mut attr) };
-        let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
+        let create = || unsafe { sys::ibv_create_srq(domain.raw(), &raw mut attr) };
+        let raw = created(create).map_err(failed)?;
         Ok(Arc::new(Self { raw, domain: domain.clone(), max_receives: attr.attr.max_wr }))
     }
 

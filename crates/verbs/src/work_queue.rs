@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ibverbs_sys::{self as sys, ibv_wq, ibv_wq_attr, ibv_wq_init_attr};
 
 use crate::chain::ReceiveChain;
-use crate::error::{from_code, last};
+use crate::error::{created, from_code};
 use crate::lent::{Lender, Lent};
 use crate::pause::Gates;
 use crate::{CompletionQueueHandle, Domain, Error, Frame, FramePool, QueueNumber, Result, inline, leak};
@@ -273,8 +273,7 @@ impl WorkQueueBuilder {
             attr.create_flags = flags.bits();
         }
         // SAFETY: context, domain and completion queue are live and, being `Arc`s below, outlive the queue.
-        let raw = unsafe { inline::create_wq(context.raw(), &mut attr) };
-        let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
+        let raw = created(|| unsafe { inline::create_wq(context.raw(), &mut attr) }).map_err(failed)?;
         // SAFETY: just made; the number does not change.
         let number = QueueNumber(unsafe { (*raw.as_ptr()).wq_num });
         let queue = Arc::new(WorkQueue {

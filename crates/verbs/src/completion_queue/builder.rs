@@ -3,14 +3,14 @@
 //! Used at start-up. Nothing here judges what a device can do; it says so when the queue is made.
 
 use std::marker::PhantomData;
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::sync::Arc;
 
 use ibverbs_sys::{self as sys, ibv_cq_init_attr_ex};
 
 use super::{CompletionQueue, CompletionQueueHandle, MAX_COMPLETIONS};
 use crate::completion::CompletionFields;
-use crate::error::{from_code, last};
+use crate::error::{created, from_code};
 use crate::inline::PollFunctions;
 use crate::{CompletionChannel, Context, Domain, Error, ParentDomain, RawPacketCaps, Result, inline, leak};
 
@@ -121,8 +121,8 @@ impl CompletionQueueBuilder {
             .attributes()
             .is_ok_and(|attributes| attributes.raw_packet_caps.contains(RawPacketCaps::IP_CSUM));
         // SAFETY: the context is open, domain and channel live; the context word is only handed back.
-        let raw = unsafe { inline::create_cq_ex(context.raw(), ptr::from_mut(&mut attr)) };
-        let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
+        let create = || unsafe { inline::create_cq_ex(context.raw(), ptr::from_mut(&mut attr)) };
+        let raw = created(create).map_err(failed)?;
         // SAFETY: just made, and nobody else's yet.
         let Some(functions) = PollFunctions::of(unsafe { raw.as_ref() }, fields) else {
             // SAFETY: as above; nothing completes into it.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use ibverbs_sys::{self as sys, ib_uverbs_flow_action_esp, ibv_flow_action, ibv_flow_action_esp_attr};
 
-use crate::error::last;
+use crate::error::created;
 use crate::{Context, Error, Result, inline, leak};
 
 /// Bytes of the longest AES key.
@@ -123,8 +123,8 @@ impl FlowAction {
             esn: action.esn.unwrap_or(0),
         };
         // SAFETY: the context is open; what the attributes point to is on this stack and read during the call only.
-        let raw = unsafe { inline::create_flow_action_esp(context.raw(), &raw mut attr) };
-        let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
+        let create = || unsafe { inline::create_flow_action_esp(context.raw(), &raw mut attr) };
+        let raw = created(create).map_err(failed)?;
         Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
     }
 

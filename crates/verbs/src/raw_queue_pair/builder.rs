@@ -2,13 +2,13 @@
 //!
 //! Used at start-up. Nothing here judges what a device can do; it says so when the queue pair is made.
 
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::sync::Arc;
 
 use ibverbs_sys::{self as sys, ibv_qp_init_attr_ex};
 
 use super::{IdleRawQueuePair, MAX_SENDS, RawQueuePairHandle};
-use crate::error::{from_code, last};
+use crate::error::{created, from_code};
 use crate::inline::SendFunctions;
 use crate::lent::{Lender, Lent};
 use crate::{
@@ -161,8 +161,8 @@ impl RawQueuePairBuilder {
         }
         let mut attr = self.attr();
         // SAFETY: domain, completion queues and shared receives are live and, being `Arc`s below, outlive the queue pair.
-        let raw = unsafe { inline::create_qp_ex(context.raw(), &raw mut attr) };
-        let raw = NonNull::new(raw).ok_or_else(|| failed(last()))?;
+        let create = || unsafe { inline::create_qp_ex(context.raw(), &raw mut attr) };
+        let raw = created(create).map_err(failed)?;
         // SAFETY: just made; the number does not change.
         let number = QueueNumber(unsafe { (*raw.as_ptr()).qp_num });
         let handle = RawQueuePairHandle {
