@@ -22,6 +22,11 @@ const SIZES: &str = "worked out from the specs that are given: `FlowAttr` cannot
 
 /// All of them.
 pub const ABSENT: &[Absent] = &[
+    absent(
+        Verb::AllocParentDomain,
+        "IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC",
+        "for confidential guests, since rdma-core 64: queue memory comes from the worker's own arena, which is never shared with the host",
+    ),
     absent(Verb::CreateQpEx, "ibv_qp_init_attr_ex.xrcd", XRC),
     absent(Verb::CreateQpEx, "IBV_QP_INIT_ATTR_XRCD", XRC),
     absent(Verb::WrPost, "ibv_qp_ex.wr_atomic_cmp_swp", MEMORY),

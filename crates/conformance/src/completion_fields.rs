@@ -70,10 +70,7 @@ pub(crate) fn cases() -> Vec<Case> {
             "verbs::CompletionFields::TM_INFO",
             field::<{ CompletionFields::TM_INFO.bits() }>,
         )
-        .expect(
-            Expected::all(NOT_THERE)
-                .because("rdma-core mlx5 verbs.c: tag matching needs XRC shared receive queues"),
-        ),
+        .expect(mlx4),
         wanted(
             "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK",
             "verbs::CompletionFields::COMPLETION_TIMESTAMP_WALLCLOCK",

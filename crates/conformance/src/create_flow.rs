@@ -15,6 +15,10 @@ const FLAGS: &str = "ibv_flow_attr.flags";
 /// To everybody in a group: locally administered.
 pub(crate) const MULTICAST: [u8; 6] = [0x03, 0x73, 0x74, 0x65, 0x65, 0x72];
 
+const SNIFFER: Expected = Expected::WORKS
+    .mlx5_varies("EOPNOTSUPP without allow_sniffer_and_nic_rx_shared_tir")
+    .because("kernel mlx5 fs.c, `get_flow_table`");
+
 pub(crate) fn cases() -> Vec<Case> {
     let case = |row, run| Case::new(Verb::CreateFlow, row, run);
     let mut all = vec![
@@ -58,7 +62,8 @@ pub(crate) fn cases() -> Vec<Case> {
             ],
             sniffer,
         )
-        .needs(Needs::Frames),
+        .needs(Needs::Frames)
+        .expect(SNIFFER),
         case(
             [
                 TYPE,
@@ -68,7 +73,8 @@ pub(crate) fn cases() -> Vec<Case> {
             ],
             sniffs_sent,
         )
-        .needs(Needs::Peer),
+        .needs(Needs::Peer)
+        .expect(SNIFFER),
         case(["ibv_flow_attr.port", "1", "verbs::FlowAttr::new", "it is made"], made),
         case(["ibv_flow_attr.port", "0", "verbs::FlowAttr::new", "refused"], port::<0>).expect(
             Expected::refused(libc::EINVAL, "kernel uverbs_cmd.c, `ib_uverbs_ex_create_flow`: no such port"),
@@ -109,7 +115,8 @@ pub(crate) fn cases() -> Vec<Case> {
         .expect(
             Expected::WORKS
                 .mlx4(NOT_THERE)
-                .because("kernel mlx4 main.c, `mlx4_ib_create_flow`: only DONT_TRAP"),
+                .mlx5_varies("EOPNOTSUPP without NIC transmit flow tables")
+                .because("kernel mlx5 fs.c, `get_flow_table`: no namespace; mlx4 main.c, `mlx4_ib_create_flow`: only DONT_TRAP"),
         ),
         case(
             [
@@ -185,7 +192,16 @@ fn forbidden() -> Vec<Case> {
             refuse(bench, FlowAttr::new(FlowKind::MulticastDefault, bench.port).egress(true))
         })
         .expect(egress),
+        case(["ibv_create_flow", "on a datagram queue pair", "verbs::Flow::create", "refused: frames of a wire are no datagrams"], on_datagrams)
+            .expect(Expected::refused(libc::EINVAL, "kernel uverbs_cmd.c, `ib_uverbs_ex_create_flow`, lets it pass; mlx5 fs.c, `mlx5_ib_create_flow`: to a receive side that is not there")
+                .mlx5_varies("the firmware decides")),
     ]
+}
+
+fn on_datagrams(bench: &Bench<'_>) -> Outcome {
+    let pair = crate::create_qp_ex::make(bench, |pair| pair.kind(verbs::QueuePairKind::Datagram))?;
+    drop(verbs::Flow::create(&pair.handle().into(), &bench.flow())?);
+    Ok(())
 }
 
 /// A flow that is made and goes at once.

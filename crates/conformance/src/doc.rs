@@ -18,7 +18,8 @@ device, and `steerd devices --probe NAME` those rows that disturb nobody (marked
 against `/usr/include/infiniband/verbs.h`.
 
 *works*: done, and seen to be done. *ignored*: accepted, without any effect. *refused*: with this errno, as the source in
-the last column has it.
+the last column has it. *on a device*: what a real mlx5 device does otherwise than the soft NIC that plays it, or does by a
+capability of its firmware that no verb reports.
 
 The columns of mlx5 and mlx4 are read out of the sources that the last column names, and are not measured: nobody has run the
 suite on such a device so far. What a source does not say but lets one conclude is called *inferred* there. A row that a
@@ -46,6 +47,10 @@ pub fn markdown() -> String {
 
 fn row(text: &mut String, case: &Case) {
     let [ideal, mlx5, mlx4] = Personality::ALL.map(|personality| case.expected.of(personality));
+    let mlx5 = match case.expected.mlx5_varies {
+        "" => mlx5.to_string(),
+        by => format!("{mlx5}; on a device: {by}"),
+    };
     let probed = if case.needs == crate::Needs::Objects { "• " } else { "" };
     let _ = writeln!(
         text,

@@ -33,6 +33,8 @@ pub struct Expected {
     mlx4: Answer,
     /// Where it comes from that one refuses: manual page, kernel file or provider file.
     pub source: &'static str,
+    /// What a real mlx5 device may do otherwise than the soft NIC that plays it, and by what; empty: nothing known.
+    pub mlx5_varies: &'static str,
 }
 
 impl Expected {
@@ -40,7 +42,7 @@ impl Expected {
     pub const WORKS: Self = Self::all(Answer::Works);
 
     pub(crate) const fn all(answer: Answer) -> Self {
-        Self { ideal: answer, mlx5: answer, mlx4: answer, source: "" }
+        Self { ideal: answer, mlx5: answer, mlx4: answer, source: "", mlx5_varies: "" }
     }
 
     /// Refused everywhere with one errno.
@@ -65,6 +67,11 @@ impl Expected {
 
     pub(crate) const fn because(mut self, source: &'static str) -> Self {
         self.source = source;
+        self
+    }
+
+    pub(crate) const fn mlx5_varies(mut self, by: &'static str) -> Self {
+        self.mlx5_varies = by;
         self
     }
 

@@ -19,6 +19,8 @@ pub(crate) fn cases() -> Vec<Case> {
     let promiscuous = Expected::WORKS
         .mlx4(Answer::Refused(libc::EOPNOTSUPP))
         .because("kernel mlx4 main.c, `mlx4_ib_add_dont_trap_rule`: priority 0, one filter");
+    let promiscuous = promiscuous
+        .mlx5_varies("EOPNOTSUPP without nic_rx_multi_path_tirs (fs_core.c, `fwd_next_prio_supported`)");
     let twice = Expected::WORKS
         .mlx5(Answer::Refused(libc::EEXIST))
         .mlx4(NONSENSE)

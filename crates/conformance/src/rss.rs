@@ -95,7 +95,7 @@ fn fields() -> Vec<Case> {
         set::<0xff>("all eight", SOME, ONE),
         set::<{ SRC_TCP | DST_TCP | SRC_UDP | DST_UDP }>("ports alone", SOME, NEITHER.because("as the rows above: one transport; ports with addresses")),
         set::<SPI>("IBV_RX_HASH_IPSEC_SPI", "verbs::HashFields::IPSEC_SPI",
-            Expected::WORKS.mlx5(NOT_THERE).mlx4(NOT_THERE).because("only devices with IPsec offload; kernel mlx4 qp.c, `set_qp_rss`: unknown bits")),
+            Expected::WORKS.mlx5(NOT_THERE).mlx4(NOT_THERE).mlx5_varies("the firmware decides, with an errno of its own").because("kernel mlx5 qp.c, `create_rss_raw_qp_tir`: passed on without a check; mlx4 qp.c, `set_qp_rss`: unknown bits")),
         set::<{ INNER | SRC4 | DST4 }>("IBV_RX_HASH_INNER", "verbs::HashFields::INNER",
             Expected::WORKS.mlx5(NOT_THERE).mlx4(NOT_THERE).because("kernel mlx5 qp.c: needs MLX5_QP_FLAG_TUNNEL_OFFLOADS, which only mlx5dv sets; mlx4 qp.c: unknown bits")),
         Case::new(Verb::RxHash, [F, "0 with a table of one", SOME, "everything to the one queue"], none).needs(Needs::Frames),

@@ -31,12 +31,14 @@ pub(crate) const COMP_VECTORS: u32 = 8;
 pub(crate) const MAX_CHANNELS: usize = 16_384;
 /// Work queues, and receive sides of plain queue pairs.
 pub(crate) const MAX_QUEUES: usize = 16_384;
-/// Work requests of a queue.
+/// Work requests of a queue, whatever the personality allows.
 pub(crate) const MAX_WR: u32 = 1 << 16;
 /// Scatter/gather elements of a work request.
 pub(crate) const MAX_SGE: u32 = 4;
-/// Bytes of a send that can travel in the work request.
-pub(crate) const MAX_INLINE_BYTES: u32 = 256;
+/// Bytes of a send that can travel in the work request, as with ConnectX-5: a send request has 1024 bytes
+/// (`max_wqe_sz_sq`), of which a raw packet's segments take 48 and the length 4 (rdma-core providers/mlx5/verbs.c,
+/// `mlx5_calc_send_wqe`).
+pub(crate) const MAX_INLINE_BYTES: u32 = 972;
 /// Bytes of a TCP stream that one request can have segmented, as with ConnectX-4.
 pub(crate) const MAX_TSO_BYTES: u32 = 1 << 18;
 /// Its segments: the device is held by one request no longer than by a few bursts of whole frames.

@@ -289,6 +289,10 @@ unsafe impl verbs::Provider for SoftNic {
     fn channel_maker(&self) -> Option<verbs::CreateChannel> {
         Some(crate::provider::channel::create_comp_channel)
     }
+
+    fn model(&self) -> Option<&'static str> {
+        Some(self.nic.personality.name())
+    }
 }
 
 /// Whether a device can have this name.

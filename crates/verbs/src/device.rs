@@ -34,6 +34,12 @@ pub unsafe trait Provider: Send + Sync {
     fn channel_maker(&self) -> Option<CreateChannel> {
         None
     }
+
+    /// The model of device that these devices play, by the name that tables of device models have for it ("mlx5");
+    /// `None`: none in particular.
+    fn model(&self) -> Option<&'static str> {
+        None
+    }
 }
 
 /// A list of devices; released on drop. Opened devices live on.

@@ -241,19 +241,31 @@ impl PortTable {
 
     /// Adds a rule to those with the same match, kind and priority.
     fn join(&mut self, rule: &FlowRule, mut hit: FlowHit, ranked: Ranked) -> Result<(), FlowError> {
-        let rules = &mut self.groups[ranked.group as usize].rules;
-        if let Some((_, other)) = rules.iter().find(|(_, other)| other.actions.drop != hit.actions.drop) {
-            return Err(FlowError::Conflict(other.flow));
-        }
+        let rules = &self.groups[ranked.group as usize].rules;
+        // All of a group agree with its first.
         if let Some((_, other)) = rules.first() {
+            if other.actions.drop != hit.actions.drop {
+                return Err(FlowError::Conflict(other.flow));
+            }
             self.rules.agree(&mut hit, other)?;
         }
-        if rules.len() >= MAX_REPLICAS {
-            return Err(FlowError::Full { what: "flows with this match and priority", limit: MAX_REPLICAS });
+        // Flows on one queue pair share its copy, as mlx5 counts the uses of a rule (fs_core.c, `add_rule_fte`).
+        let copies = &self.groups[ranked.group as usize].copies;
+        let new_target = !copies.iter().any(|copy| copy.actions.target == hit.actions.target);
+        if new_target && copies.len() >= MAX_REPLICAS {
+            return Err(FlowError::Full {
+                what: "queue pairs of this match and priority",
+                limit: MAX_REPLICAS,
+            });
         }
+        let rules = &mut self.groups[ranked.group as usize].rules;
         let place = rules.partition_point(|(order, _)| *order < rule.order);
+        let youngest = place == rules.len();
         rules.insert(place, (rule.order, hit));
-        self.settle(rule, ranked);
+        // Otherwise nothing changes for packets, and many flows on one queue pair cost no more than one.
+        if new_target || !youngest {
+            self.settle(rule, ranked);
+        }
         Ok(())
     }
 

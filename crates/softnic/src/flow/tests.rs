@@ -135,6 +135,22 @@ fn the_limits_keep_every_lookup_within_its_matches() {
 }
 
 #[test]
+fn equal_flows_on_one_queue_pair_are_not_limited_and_the_next_oldest_takes_over() {
+    let mut table = FlowTable::default();
+    let last = 4 * MAX_REPLICAS as u32;
+    for id in 1..=last {
+        table.insert(rule(id, 5, 53, 7)).unwrap_or_else(|error| panic!("flow {id}: {error}"));
+    }
+    assert_eq!(flows(&mut table, &udp_to(53)), [1]);
+    for id in 1..last {
+        assert!(table.remove(FlowId(id)));
+        assert_eq!(flows(&mut table, &udp_to(53)), [id + 1]);
+    }
+    assert!(table.remove(FlowId(last)));
+    assert_eq!(flows(&mut table, &udp_to(53)), [0; 0]);
+}
+
+#[test]
 fn multicast_default_comes_between_normal_and_all_default() {
     let mut table = FlowTable::default();
     for (id, kind) in [(1, FlowKind::AllDefault), (2, FlowKind::MulticastDefault)] {

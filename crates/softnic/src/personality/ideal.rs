@@ -13,7 +13,7 @@ use ibverbs_sys::{
     IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
     IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN, IBV_WC_EX_WITH_DLID_PATH_BITS,
     IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM, IBV_WC_EX_WITH_SL,
-    IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP, IBV_WQ_FLAGS_CVLAN_STRIPPING,
+    IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP, IBV_WC_EX_WITH_TM_INFO, IBV_WQ_FLAGS_CVLAN_STRIPPING,
     IBV_WQ_FLAGS_PCI_WRITE_END_PADDING, IBV_WQ_FLAGS_SCATTER_FCS, ibv_flow_spec_type,
 };
 
@@ -40,12 +40,12 @@ pub(super) const STANDARD_FIELDS: u32 = IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_SL
     | IBV_WC_EX_WITH_DLID_PATH_BITS;
 
-/// Every field that a raw packet device can tell; the InfiniBand ones read as 0. Tag matching needs XRC and is not
-/// among them.
+/// Every field; those of InfiniBand and of tag matching read as 0.
 pub(super) const ALL_FIELDS: u32 = STANDARD_FIELDS
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
     | IBV_WC_EX_WITH_CVLAN
     | IBV_WC_EX_WITH_FLOW_TAG
+    | IBV_WC_EX_WITH_TM_INFO
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
 /// Every attribute of `enum ibv_qp_init_attr_mask` but the XRC domain.
@@ -120,6 +120,7 @@ pub(super) static RULES: Rules = Rules {
         },
     },
     queue_pair: QueuePairRules {
+        max_requests: limits::MAX_WR,
         attributes: Known { bits: ALL_QP_ATTRIBUTES, refusal: EOPNOTSUPP },
         // Only datagram queue pairs have another number to send from (ibv_create_qp_ex(3)).
         create_flags: Known { bits: ALL_RAW_FLAGS, refusal: EOPNOTSUPP },
@@ -135,6 +136,7 @@ pub(super) static RULES: Rules = Rules {
         // Nothing here can delay a drop: a frame without a buffer would hold up the wire for all queues.
         create_flags: Known { bits: ALL_WQ_FLAGS, refusal: EOPNOTSUPP },
         modify_flags: Known { bits: IBV_WQ_FLAGS_CVLAN_STRIPPING, refusal: EOPNOTSUPP },
+        delay_drop_needs_raw_io: false,
         fails_from_reset: true,
     },
     rss: RssRules {

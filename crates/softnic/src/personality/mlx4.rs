@@ -63,6 +63,8 @@ pub(super) static RULES: Rules = Rules {
         },
     },
     queue_pair: QueuePairRules {
+        // kernel main.c, `mlx4_ib_query_device`: `max_wqes - MLX4_IB_SQ_MAX_SPARE`, which is 16,384 less 33.
+        max_requests: (1 << 14) - 33,
         // rdma-core verbs.c: MLX4_CREATE_QP_SUP_COMP_MASK, ENOTSUP; RSS before it. No sending by `ibv_qp_ex`.
         attributes: Known {
             bits: IBV_QP_INIT_ATTR_PD
@@ -89,6 +91,7 @@ pub(super) static RULES: Rules = Rules {
         create_flags: Known { bits: IBV_WQ_FLAGS_SCATTER_FCS, refusal: EOPNOTSUPP },
         // kernel qp.c, `mlx4_ib_modify_wq`: none.
         modify_flags: Known { bits: 0, refusal: EOPNOTSUPP },
+        delay_drop_needs_raw_io: false,
         // The same.
         fails_from_reset: false,
     },

@@ -9,7 +9,7 @@ use device_model::mlx5::{PRIORITIES, PRIORITY_TABLE, TAG_BITS};
 use ibverbs_sys::{
     IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_FLOW_ATTR_FLAGS_DONT_TRAP,
     IBV_FLOW_ATTR_FLAGS_EGRESS, IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_RX_HASH_INNER,
-    IBV_WQ_FLAGS_CVLAN_STRIPPING,
+    IBV_WQ_FLAGS_PCI_WRITE_END_PADDING,
 };
 
 use super::ideal::{
@@ -43,7 +43,7 @@ pub(super) static RULES: Rules = Rules {
             bits: IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
             refusal: EINVAL,
         },
-        // The same: CREATE_CQ_SUPPORTED_WC_FLAGS, ENOTSUP (TM_INFO needs tag-matching queues, which are not raw).
+        // The same: CREATE_CQ_SUPPORTED_WC_FLAGS, ENOTSUP.
         fields: Known { bits: ALL_FIELDS, refusal: EOPNOTSUPP },
         exclusive_fields: None,
         // `log_max_cq_sz` of 22 less the entry that rounding takes.
@@ -71,6 +71,9 @@ pub(super) static RULES: Rules = Rules {
         },
     },
     queue_pair: QueuePairRules {
+        // kernel main.c, `mlx5_ib_query_device`: `1 << log_max_qp_sz`; qp.c, `set_user_rq_size`: the same of `log_max_wq_sz`,
+        // EINVAL beyond. Both are the firmware's, and 15 on ConnectX-4 to -7.
+        max_requests: 1 << 15,
         // rdma-core verbs.c, `create_qp`: MLX5_CREATE_QP_SUP_COMP_MASK (it leaves errno as it was).
         attributes: Known { bits: ALL_QP_ATTRIBUTES, refusal: EOPNOTSUPP },
         // kernel qp.c, `process_create_flags`: each flag by capability, all of which ConnectX-4 and later have.
@@ -91,13 +94,17 @@ pub(super) static RULES: Rules = Rules {
     work_queue: WorkQueueRules {
         // kernel qp.c, `create_rq`: by capability; here as where nothing can delay a drop.
         create_flags: Known { bits: ALL_WQ_FLAGS, refusal: EOPNOTSUPP },
-        // kernel qp.c, `mlx5_ib_modify_wq`: "Modifying scatter end padding is not supported".
-        modify_flags: Known { bits: IBV_WQ_FLAGS_CVLAN_STRIPPING, refusal: EOPNOTSUPP },
+        // kernel qp.c, `mlx5_ib_modify_wq`: PCI_WRITE_END_PADDING is EOPNOTSUPP, CVLAN_STRIPPING is done, other flags are
+        // not looked at.
+        modify_flags: Known { bits: !IBV_WQ_FLAGS_PCI_WRITE_END_PADDING, refusal: EOPNOTSUPP },
+        // kernel qp.c, `mlx5_ib_create_wq`: before any capability of the device.
+        delay_drop_needs_raw_io: true,
         fails_from_reset: true,
     },
     // kernel qp.c, `create_rss_raw_qp_tir`, unless something else is said.
     rss: RssRules {
-        // kernel main.c, `mlx5_ib_query_device`; the SPI only with the IPsec devices that are no longer made.
+        // kernel main.c, `mlx5_ib_query_device`: the SPI only where the device has IPsec offload. The driver passes it to the
+        // firmware without asking (qp.c, `create_rss_raw_qp_tir`); what that answers is not known, so it is refused here.
         fields: 0xff | IBV_RX_HASH_INNER as u64,
         // MLX5_RX_HASH_INNER needs MLX5_QP_FLAG_TUNNEL_OFFLOADS, which only mlx5dv can set.
         refused_fields: IBV_RX_HASH_INNER as u64,

@@ -150,6 +150,8 @@ pub(crate) struct Resources {
 
 /// Queue pairs with rings of their own.
 pub(crate) struct QueuePairRules {
+    /// `max_qp_wr`: the most work requests of a queue, of work queues as well.
+    pub(crate) max_requests: u32,
     /// `ibv_qp_init_attr_ex.comp_mask`.
     pub(crate) attributes: Known,
     /// `create_flags` of a raw packet queue pair.
@@ -174,6 +176,8 @@ pub(crate) struct WorkQueueRules {
     pub(crate) create_flags: Known,
     /// `ibv_wq_attr.flags_mask`.
     pub(crate) modify_flags: Known,
+    /// Whether DELAY_DROP is EPERM for a caller without CAP_SYS_RAWIO, whatever the device can do.
+    pub(crate) delay_drop_needs_raw_io: bool,
     /// Whether a queue can go from RESET to ERR.
     pub(crate) fails_from_reset: bool,
 }

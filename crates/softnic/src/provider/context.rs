@@ -77,7 +77,7 @@ fn attributes(context: &SoftContext) -> ibv_device_attr_ex {
         max_mr_size: u64::MAX,
         page_size_cap: !0xfff,
         max_qp: int(limits::MAX_QPS),
-        max_qp_wr: int(limits::MAX_WR),
+        max_qp_wr: int(rules.queue_pair.max_requests),
         device_cap_flags: IBV_DEVICE_RAW_IP_CSUM | IBV_DEVICE_MANAGED_FLOW_STEERING,
         max_sge: int(limits::MAX_SGE),
         max_cq: int(limits::MAX_CQS),

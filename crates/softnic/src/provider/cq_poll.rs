@@ -10,7 +10,8 @@ use ibverbs_sys::{
     IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
     IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN, IBV_WC_EX_WITH_DLID_PATH_BITS,
     IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM, IBV_WC_EX_WITH_SL,
-    IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP, ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc,
+    IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP, IBV_WC_EX_WITH_TM_INFO, ibv_cq, ibv_cq_ex, ibv_poll_cq_attr,
+    ibv_wc, ibv_wc_tm_info,
 };
 
 use super::Object;
@@ -99,6 +100,7 @@ pub(crate) fn fill(cq: &mut ibv_cq_ex, fields: u32) {
     cq.read_completion_ts = asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP).then_some(read_ticks as _);
     cq.read_cvlan = asked(IBV_WC_EX_WITH_CVLAN).then_some(read_cvlan as _);
     cq.read_flow_tag = asked(IBV_WC_EX_WITH_FLOW_TAG).then_some(read_flow_tag as _);
+    cq.read_tm_info = asked(IBV_WC_EX_WITH_TM_INFO).then_some(read_tag_matching as _);
     cq.read_completion_wallclock_ns =
         asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK).then_some(read_wallclock as _);
 }
@@ -190,6 +192,14 @@ unsafe extern "C" fn read_ticks(cq: *mut ibv_cq_ex) -> u64 {
     // SAFETY: the caller polls, so it holds the lock.
     let poller = unsafe { &*cq.poller.held() };
     poller.clock.ticks(cqe.timestamp_ns)
+}
+
+/// What tag matching tells; raw packets have none.
+unsafe extern "C" fn read_tag_matching(_: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
+    // SAFETY: NULL or the application's struct, by the verb's contract.
+    if let Some(info) = unsafe { info.as_mut() } {
+        *info = ibv_wc_tm_info::default();
+    }
 }
 
 /// The fields that only InfiniBand has.

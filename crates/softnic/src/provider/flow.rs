@@ -6,6 +6,7 @@ use ibverbs_sys::{ibv_flow, ibv_flow_attr, ibv_qp};
 
 use super::Object;
 use super::answer::{EEXIST, EINVAL, ENOMEM, ENOSPC, EPERM, Errno, Verb, answer_handle, answer_status};
+use super::capability::{CapabilitySet, has_capability};
 use super::counters::SoftCounters;
 use super::flow_attr::{self, FlowRequest};
 use super::qp::SoftQp;
@@ -32,8 +33,14 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
         // SAFETY: the queue pair keeps the context it was made with.
         let soft = unsafe { SoftContext::of(qp.context()) }?;
         let rules = &soft.nic().rules().flow;
-        if rules.needs_net_raw && !has_net_raw() {
+        if rules.needs_net_raw && !has_capability(CapabilitySet::NET_RAW) {
             return Err(EPERM);
+        }
+        // kernel core/uverbs_cmd.c, `ib_uverbs_ex_create_flow`, lets datagram queue pairs pass, but mlx5 then names the
+        // receive side of a raw packet queue pair that is not there (fs.c, `mlx5_ib_create_flow`: `raw_packet_qp.rq.tirn`),
+        // and here datagrams do not come by flows: refused, not accepted without effect.
+        if qp.datagram {
+            return Err(EINVAL);
         }
         // SAFETY: NULL or a block of the size it names, by the verb's contract.
         let request = unsafe { flow_attr::read(attr, rules) }?;
@@ -46,12 +53,6 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
         let flow = ibv_flow { comp_mask: 0, context: qp.context(), handle: slot };
         Ok(SoftFlow { flow, slot }.into_native())
     })
-}
-
-/// Whether the calling thread may see other programs' packets, as the kernel's `capable` has it.
-fn has_net_raw() -> bool {
-    use rustix::thread::{CapabilitySet, capabilities};
-    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_RAW))
 }
 
 /// The slot of the counters that a COUNT action names.

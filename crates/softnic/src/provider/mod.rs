@@ -7,6 +7,7 @@
 
 mod ah;
 pub(crate) mod answer;
+mod capability;
 pub(crate) mod channel;
 mod context;
 mod counters;

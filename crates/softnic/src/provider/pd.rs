@@ -16,6 +16,10 @@ use crate::queue_memory::{Allocator, QueueMemory};
 use crate::ring::{Consumer, DOORBELL_BYTES, Producer, RING_ALIGN, Ring};
 use crate::state::{DomainState, State, ThreadDomainState};
 
+/// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC` (rdma-core 64): queue memory may be shared with the host of a
+/// confidential guest. Here all memory is the process's own, so there is nothing to do.
+const ALLOW_CC_UNPROTECTED_ALLOC: u32 = 1 << 2;
+
 /// A protection domain or a parent domain.
 #[repr(C)]
 pub(crate) struct SoftPd {
@@ -121,25 +125,30 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         if !soft.nic().rules().domain.parent_domains {
             return Err(EOPNOTSUPP);
         }
-        let known = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+        let known = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
+            | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT
+            | ALLOW_CC_UNPROTECTED_ALLOC;
         known_bits(attr.comp_mask, known, EINVAL)?;
         // SAFETY: NULL or a domain of this provider, by the verb's contract.
         let base = unsafe { SoftPd::of(attr.pd) }?;
-        if base.is_parent() || base.context() != context {
+        if base.context() != context {
             return Err(EINVAL);
         }
+        // Over a parent domain: the protection domain below it, as with mlx5 (rdma-core providers/mlx5/mlx5.h, `to_mpd`).
+        // The one between may go before the new one.
+        let base = base.base;
         let thread_domain = thread_domain(attr.td, context)?;
         let domain = DomainState { owner: soft.slot, users: 0 };
         let mut state = soft.nic().control();
         let slot = state.domains.insert(domain).ok_or(ENOMEM)?;
         let pd = ibv_pd { context, handle: slot };
-        let mut object = Held::boxed(SoftPd { pd, slot, base: base.slot, parent: None });
+        let mut object = Held::boxed(SoftPd { pd, slot, base, parent: None });
         let allocator = allocator(attr, &raw mut object.pd);
         let Ok(allocator) = allocator else {
             state.domains.remove(slot);
             return Err(EINVAL);
         };
-        use_domain(&mut state, base.slot)?;
+        use_domain(&mut state, base)?;
         if let Some(td) = thread_domain.and_then(|slot| state.thread_domains.get_mut(slot)) {
             td.users += 1;
         }

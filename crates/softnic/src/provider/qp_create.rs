@@ -26,7 +26,7 @@ use super::spin::Spin;
 use crate::device::SoftContext;
 use crate::engine::pace::Pace;
 use crate::library::Library;
-use crate::limits::{MAX_INLINE_BYTES, MAX_SGE, MAX_TSO_HEADER_BYTES, MAX_WR};
+use crate::limits::{MAX_INLINE_BYTES, MAX_SGE, MAX_TSO_HEADER_BYTES};
 use crate::personality::QueuePairRules;
 use crate::ring::Consumer;
 use crate::state::{FrameEdits, QpKind, QpState, QueueOwner, QueueState, SendState, State};
@@ -140,9 +140,9 @@ fn check_type(request: &Request, datagrams: bool) -> Verb<()> {
     }
 }
 
-fn check_cap(cap: &ibv_qp_cap) -> Verb<()> {
-    let fits = cap.max_send_wr <= MAX_WR
-        && cap.max_recv_wr <= MAX_WR
+fn check_cap(cap: &ibv_qp_cap, max_requests: u32) -> Verb<()> {
+    let fits = cap.max_send_wr <= max_requests
+        && cap.max_recv_wr <= max_requests
         && cap.max_send_sge <= MAX_SGE
         && cap.max_recv_sge <= MAX_SGE
         && cap.max_inline_data <= MAX_INLINE_BYTES;
@@ -184,7 +184,7 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
     if [pd.context(), send_cq.context(), recv_cq.context()] != [request.context; 3] {
         return Err(EINVAL);
     }
-    check_cap(&request.cap)?;
+    check_cap(&request.cap, rules.queue_pair.max_requests)?;
     let datagram = request.qp_type == ibv_qp_type::IBV_QPT_UD;
     check_extras(&request.extras, datagram, &rules.queue_pair)?;
     let mut cap = request.cap;

@@ -246,13 +246,18 @@ fn bring_up(qp: *mut ibv_qp) {
 }
 
 /// Gives a queue pair every frame that no other flow wants.
-fn default_flow(qp: *mut ibv_qp) -> *mut ibv_flow {
-    let mut attr = ibv_flow_attr {
+fn flow_attr() -> ibv_flow_attr {
+    ibv_flow_attr {
         type_: IBV_FLOW_ATTR_ALL_DEFAULT,
         size: size_of::<ibv_flow_attr>() as u16,
         port: 1,
         ..ibv_flow_attr::default()
-    };
+    }
+}
+
+/// A flow for everything.
+fn default_flow(qp: *mut ibv_qp) -> *mut ibv_flow {
+    let mut attr = flow_attr();
     // SAFETY: a live queue pair and a block of its own size.
     let flow = unsafe { super::flow::create_flow(qp, &raw mut attr) };
     assert!(!flow.is_null());

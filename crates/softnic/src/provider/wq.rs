@@ -8,12 +8,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use ibverbs_sys::{
     IBV_WQ_ATTR_CURR_STATE, IBV_WQ_ATTR_FLAGS, IBV_WQ_ATTR_STATE, IBV_WQ_FLAGS_CVLAN_STRIPPING,
-    IBV_WQ_FLAGS_SCATTER_FCS, IBV_WQ_INIT_ATTR_FLAGS, IBV_WQS_ERR, IBV_WQS_RDY, IBV_WQS_RESET, IBV_WQT_RQ,
-    ibv_context, ibv_recv_wr, ibv_wq, ibv_wq_attr, ibv_wq_init_attr, ibv_wq_state,
+    IBV_WQ_FLAGS_DELAY_DROP, IBV_WQ_FLAGS_SCATTER_FCS, IBV_WQ_INIT_ATTR_FLAGS, IBV_WQS_ERR, IBV_WQS_RDY,
+    IBV_WQS_RESET, IBV_WQT_RQ, ibv_context, ibv_recv_wr, ibv_wq, ibv_wq_attr, ibv_wq_init_attr, ibv_wq_state,
 };
 
 use super::Object;
-use super::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, answer_handle, answer_status, known_bits};
+use super::answer::{
+    EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM, Verb, answer_handle, answer_status, known_bits,
+};
+use super::capability::{CapabilitySet, has_capability};
 use super::cq::SoftCq;
 use super::held::Held;
 use super::pd::{SoftPd, make_ring, release_domain, use_domain};
@@ -21,8 +24,8 @@ use super::receive::{ReceivePoster, post, refuse};
 use super::spin::Spin;
 use crate::device::SoftContext;
 use crate::events::acknowledgements;
-use crate::limits::{MAX_SGE, MAX_WR};
-use crate::personality::WorkQueueRules;
+use crate::limits::MAX_SGE;
+use crate::personality::{Rules, WorkQueueRules};
 use crate::state::{FrameEdits, QueueOwner, QueueState, State};
 use crate::work::receive_slot_bytes;
 
@@ -63,7 +66,7 @@ pub(crate) unsafe extern "C" fn create_wq(
         let soft = unsafe { SoftContext::of(context) }?;
         // SAFETY: NULL or the application's struct.
         let attr = unsafe { attr.as_mut() }.ok_or(EINVAL)?;
-        let flags = check(attr, &soft.nic().rules().work_queue)?;
+        let flags = check(attr, soft.nic().rules())?;
         // SAFETY: NULL or a domain of this provider, by the verb's contract.
         let pd = unsafe { SoftPd::of(attr.pd) }?;
         // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
@@ -124,11 +127,19 @@ pub(crate) unsafe extern "C" fn create_wq(
 }
 
 /// Refuses what cannot be; answers the flags to make the queue with.
-fn check(attr: &ibv_wq_init_attr, rules: &WorkQueueRules) -> Verb<u32> {
+fn check(attr: &ibv_wq_init_attr, rules: &Rules) -> Verb<u32> {
     known_bits(attr.comp_mask, IBV_WQ_INIT_ATTR_FLAGS, EOPNOTSUPP)?;
     let flags = if attr.comp_mask & IBV_WQ_INIT_ATTR_FLAGS == 0 { 0 } else { attr.create_flags };
-    known_bits(flags, rules.create_flags.bits, rules.create_flags.refusal)?;
-    let sizes = (1..=MAX_WR).contains(&attr.max_wr) && (1..=MAX_SGE).contains(&attr.max_sge);
+    let WorkQueueRules { create_flags, delay_drop_needs_raw_io, .. } = &rules.work_queue;
+    if *delay_drop_needs_raw_io
+        && flags & IBV_WQ_FLAGS_DELAY_DROP != 0
+        && !has_capability(CapabilitySet::SYS_RAWIO)
+    {
+        return Err(EPERM);
+    }
+    known_bits(flags, create_flags.bits, create_flags.refusal)?;
+    let sizes =
+        (1..=rules.queue_pair.max_requests).contains(&attr.max_wr) && (1..=MAX_SGE).contains(&attr.max_sge);
     if attr.wq_type != IBV_WQT_RQ || !sizes {
         return Err(EINVAL);
     }

@@ -21,7 +21,7 @@ use std::os::fd::RawFd;
 use arrayvec::ArrayVec;
 use packet::MacAddr;
 
-pub use af_packet::AfPacketWire;
+pub use af_packet::{AfPacketWire, Promiscuous};
 pub use config::{
     AddressRange, AfPacketConfig, FrameSizes, GeneratorConfig, PcapConfig, PcapMode, PortRange, Rate,
     TrafficConfig, TrafficProtocol, WireConfig,

@@ -156,8 +156,11 @@ fn verdict_on(device: &TableRules, rules: &[TestRule], test: &TestRule) -> Resul
         let many = count(TestRule::passes) >= MAX_DONT_TRAP;
         return if many { full("DONT_TRAP flows on this port", MAX_DONT_TRAP) } else { Ok(tag) };
     }
-    if group.len() >= MAX_REPLICAS {
-        return full("flows with this match and priority", MAX_REPLICAS);
+    let mut targets: Vec<QpSlot> = group.iter().map(|other| other.rule.actions.target).collect();
+    targets.sort_by_key(|target| target.0);
+    targets.dedup();
+    if targets.len() >= MAX_REPLICAS && !targets.contains(&rule.actions.target) {
+        return full("queue pairs of this match and priority", MAX_REPLICAS);
     }
     Ok(tag)
 }

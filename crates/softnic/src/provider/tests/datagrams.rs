@@ -13,7 +13,7 @@ use ibverbs_sys::{
 
 use super::extended::Extended;
 use super::features::{ALL, errno};
-use super::{LOCAL_WRITE, Memory, Raw, create_qp_ex, default_flow, modify, udp};
+use super::{LOCAL_WRITE, Memory, Raw, create_qp_ex, flow_attr, modify};
 use crate::Personality;
 use crate::abi::WorkCompletion;
 
@@ -352,15 +352,15 @@ fn extended_queue_pairs_take_address_and_data_in_any_order() {
 }
 
 #[test]
-fn frames_of_a_wire_are_no_datagrams() {
-    let rig = Rig::new(Personality::Ideal);
-    // SAFETY: the flow of `Raw`, not used after this.
-    assert_eq!(unsafe { super::super::flow::destroy_flow(rig.raw.flow) }, 0);
-    default_flow(rig.to);
-    rig.receive(7, &[(0, 2000)]);
-    rig.raw.deliver([udp(100)]);
-    assert!(rig.raw.poll().is_empty());
-    assert_eq!(rig.raw.stats().queue_not_ready, 1);
+fn frames_of_a_wire_are_no_datagrams_and_a_flow_for_them_is_refused() {
+    for personality in ALL {
+        let rig = Rig::new(personality);
+        let mut attr = flow_attr();
+        // SAFETY: a live queue pair and a block of its own size.
+        let flow = unsafe { super::super::flow::create_flow(rig.to, &raw mut attr) };
+        assert!(flow.is_null(), "{personality}");
+        assert_eq!(errno(), libc::EINVAL, "{personality}");
+    }
 }
 
 #[test]

@@ -229,14 +229,40 @@ fn a_domain_is_in_use_by_all_that_stands_on_it() {
     assert_eq!(unsafe { pd::dealloc_td(td) }, libc::EBUSY);
     // SAFETY: as above.
     assert_eq!(unsafe { pd::dealloc_pd(raw.pd) }, libc::EBUSY);
-    let nested = ibv_parent_domain_init_attr { pd: home, ..no_allocator() };
-    // SAFETY: a live context and a whole struct.
-    assert!(unsafe { pd::alloc_parent_domain(raw.context, &mut { nested }) }.is_null());
-    assert_eq!(errno(), libc::EINVAL, "a parent domain's parent is a protection domain");
     // SAFETY: live handles, destroyed once.
     assert_eq!(unsafe { pd::dealloc_pd(home) }, 0);
     // SAFETY: as above.
     assert_eq!(unsafe { pd::dealloc_td(td) }, 0);
+}
+
+#[test]
+fn a_parent_domain_over_another_stands_on_its_protection_domain() {
+    let raw = Raw::new();
+    let heap = Heap::new(Answer::Memory);
+    let between = parent(&raw, null_mut(), &heap);
+    let attr = ibv_parent_domain_init_attr { pd: between, ..no_allocator() };
+    // SAFETY: a live context and a whole struct.
+    let nested = unsafe { pd::alloc_parent_domain(raw.context, &mut { attr }) };
+    assert!(!nested.is_null(), "errno {}", errno());
+    // SAFETY: live handles, destroyed once; refusals leave them alive.
+    assert_eq!(unsafe { pd::dealloc_pd(between) }, 0, "the new one does not stand on it");
+    // SAFETY: as above.
+    assert_eq!(unsafe { pd::dealloc_pd(raw.pd) }, libc::EBUSY);
+    // SAFETY: as above.
+    assert_eq!(unsafe { pd::dealloc_pd(nested) }, 0);
+}
+
+#[test]
+fn memory_of_a_confidential_guest_may_be_allowed_to_be_shared() {
+    let raw = Raw::with_personality(crate::Personality::Mlx5);
+    let parent = |comp_mask| {
+        let attr = ibv_parent_domain_init_attr { pd: raw.pd, comp_mask, ..no_allocator() };
+        // SAFETY: a live context and a whole struct.
+        unsafe { pd::alloc_parent_domain(raw.context, &mut { attr }) }
+    };
+    assert!(!parent(1 << 2).is_null(), "ALLOW_CC_UNPROTECTED_ALLOC, errno {}", errno());
+    assert!(parent(1 << 3).is_null());
+    assert_eq!(errno(), libc::EINVAL);
 }
 
 fn no_allocator() -> ibv_parent_domain_init_attr {

@@ -12,6 +12,7 @@ use ibverbs_sys::{
     ibv_rwq_ind_table_init_attr, ibv_rx_hash_conf, ibv_wc_status, ibv_wq, ibv_wq_attr, ibv_wq_init_attr,
 };
 
+use super::super::capability::{CapabilitySet, has_capability};
 use super::super::{flow, table, wq};
 use super::features::{ALL, STATE, check_sequence, errno, tagged};
 use super::{LOCAL_WRITE, Raw, create_qp_ex, default_flow};
@@ -137,7 +138,11 @@ fn work_queues_have_the_flags_and_states_of_the_device() {
             (IBV_WQ_FLAGS_PCI_WRITE_END_PADDING, old),
             (1 << 9, true),
         ] {
-            let refusal = refused.then_some(libc::EOPNOTSUPP);
+            let raw_io = has_capability(CapabilitySet::SYS_RAWIO);
+            let refusal = match (personality, flag) {
+                (Personality::Mlx5, IBV_WQ_FLAGS_DELAY_DROP) if !raw_io => Some(libc::EPERM),
+                _ => refused.then_some(libc::EOPNOTSUPP),
+            };
             assert_eq!(create_wq(&raw, flag).err(), refusal, "{personality} {flag:#x}");
         }
         let wq = create_wq(&raw, 0).unwrap();
@@ -149,6 +154,13 @@ fn work_queues_have_the_flags_and_states_of_the_device() {
             "{personality}"
         );
         assert_eq!(flags(IBV_WQ_FLAGS_PCI_WRITE_END_PADDING), libc::EOPNOTSUPP, "{personality}");
+        // mlx5 does not look at it (kernel qp.c, `mlx5_ib_modify_wq`).
+        let ignored = personality == Personality::Mlx5;
+        assert_eq!(
+            flags(IBV_WQ_FLAGS_SCATTER_FCS),
+            if ignored { 0 } else { libc::EOPNOTSUPP },
+            "{personality}"
+        );
         assert_eq!(modify_wq(wq, |_| ()), libc::EINVAL, "nothing is asked for");
         assert_eq!(to_state(wq, IBV_WQS_ERR), if old { libc::EINVAL } else { 0 }, "{personality}");
         assert_eq!(to_state(wq, IBV_WQS_RESET), 0);

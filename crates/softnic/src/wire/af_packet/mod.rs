@@ -45,6 +45,24 @@ impl AfPacketConfig {
     }
 }
 
+/// Keeps an interface promiscuous, whoever else wants it so or not, until this is dropped or the process ends.
+#[derive(Debug)]
+pub struct Promiscuous {
+    _socket: PacketSocket,
+}
+
+impl Promiscuous {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// Which interface, and why: unknown, down, not Ethernet, or CAP_NET_RAW is missing.
+    pub fn hold(interface: &str) -> Result<Self, WireError> {
+        let socket = PacketSocket::unbound(&Interface::find(interface)?)?;
+        socket.make_promiscuous()?;
+        Ok(Self { _socket: socket })
+    }
+}
+
 /// A port that is a live interface.
 #[derive(Debug)]
 pub struct AfPacketWire {

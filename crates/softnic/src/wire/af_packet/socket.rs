@@ -97,19 +97,7 @@ impl PacketSocket {
         ring: &libc::tpacket_req,
         promiscuous: bool,
     ) -> Result<Self, WireError> {
-        let name = &interface.name;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // Protocol 0 receives nothing until `bind` names one, so that no frame of another interface comes in between.
-        let fd = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None).map_err(
-            |error| match error {
-                rustix::io::Errno::PERM | rustix::io::Errno::ACCESS => {
-                    WireError::NotPermitted { interface: name.clone() }
-                }
-                error => failed(name, "socket(AF_PACKET)", error.into()),
-            },
-        )?;
-        let socket = Self { fd, interface: name.clone(), index: interface.index };
-
+        let socket = Self::unbound(interface)?;
         let version: libc::c_int = libc::tpacket_versions::TPACKET_V2 as libc::c_int;
         socket.set(libc::PACKET_VERSION, &version, "PACKET_VERSION")?;
         // Room before each frame to put a stripped VLAN tag back, as libpcap does.
@@ -124,15 +112,35 @@ impl PacketSocket {
         // ring is busy, and no packet tap would see them.
         let _ = socket.set_raw(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &on);
         if promiscuous {
-            let request = libc::packet_mreq {
-                mr_ifindex: interface.index,
-                mr_type: libc::PACKET_MR_PROMISC as libc::c_ushort,
-                mr_alen: 0,
-                mr_address: [0; 8],
-            };
-            socket.set(libc::PACKET_ADD_MEMBERSHIP, &request, "PACKET_MR_PROMISC")?;
+            socket.make_promiscuous()?;
         }
         Ok(socket)
+    }
+
+    /// Opens a socket that receives nothing: with protocol 0, no frame comes before `bind` names another.
+    pub(super) fn unbound(interface: &Interface) -> Result<Self, WireError> {
+        let name = &interface.name;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None).map_err(
+            |error| match error {
+                rustix::io::Errno::PERM | rustix::io::Errno::ACCESS => {
+                    WireError::NotPermitted { interface: name.clone() }
+                }
+                error => failed(name, "socket(AF_PACKET)", error.into()),
+            },
+        )?;
+        Ok(Self { fd, interface: name.clone(), index: interface.index })
+    }
+
+    /// Makes the interface promiscuous for as long as the socket is open (packet(7), PACKET_ADD_MEMBERSHIP).
+    pub(super) fn make_promiscuous(&self) -> Result<(), WireError> {
+        let request = libc::packet_mreq {
+            mr_ifindex: self.index,
+            mr_type: libc::PACKET_MR_PROMISC as libc::c_ushort,
+            mr_alen: 0,
+            mr_address: [0; 8],
+        };
+        self.set(libc::PACKET_ADD_MEMBERSHIP, &request, "PACKET_MR_PROMISC")
     }
 
     /// Starts receiving.
