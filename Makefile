@@ -7,6 +7,8 @@ BUILD_PACKAGES := clang cmake gcc libc6-dev libclang-dev libibverbs-dev pkg-conf
 TEST_PACKAGES  := curl iproute2 iputils-ping libibverbs1 netcat-openbsd procps systemd util-linux
 # Clients of libibverbs that nobody here wrote, for `make conformance`.
 CONFORMANCE_PACKAGES := coreutils gzip ibverbs-utils perftest python3-pyverbs rdma-core
+# What builds libpcap, if a checkout of it is given (LIBPCAP).
+LIBPCAP_PACKAGES := bison cmake flex gcc make
 # What `make bench` loads the same rules with; Open vSwitch is fetched, not installed.
 BENCH_PACKAGES := coreutils nftables util-linux
 OVS_PACKAGES := openvswitch-switch openvswitch-common libbpf1 libcap-ng0 libnuma1 libunbound8 libxdp1
@@ -46,9 +48,14 @@ soak-daemon: build-packages ## the daemon under traffic, reloads, scrapes, idle 
 	$(CARGO) build --release --locked --package steerd
 	.ci/soak-daemon target/release/steerd
 
-conformance: build-packages ## rdma-core's own tests, ibverbs-utils and perftest on the soft NIC (ROWS='part of a name'); our own suite on STEERD_TEST_DEVICE
-	$(call install,$(CONFORMANCE_PACKAGES))
-	@if [ -z "$$STEERD_TEST_DEVICE" ]; then \
+# libpcap with RDMA support, from a checkout that is given: Debian builds it without.
+LIBPCAP_BUILD := $(CURDIR)/target/libpcap
+conformance: build-packages ## rdma-core's own tests, ibverbs-utils and perftest on the soft NIC (ROWS='part of a name', LIBPCAP=checkout for rdmasniff); our own suite on STEERD_TEST_DEVICE
+	$(call install,$(CONFORMANCE_PACKAGES) $(if $(LIBPCAP),$(LIBPCAP_PACKAGES)))
+	@if [ -n "$(LIBPCAP)" ]; then \
+	  cmake -S "$(LIBPCAP)" -B $(LIBPCAP_BUILD) -DBUILD_WITH_LIBNL=OFF -DDISABLE_DBUS=ON -DDISABLE_BLUETOOTH=ON >/dev/null && \
+	  $(MAKE) -s -C $(LIBPCAP_BUILD) writecaptest findalldevstest >/dev/null; fi
+	@$(if $(LIBPCAP),export SOFTNIC_LIBPCAP=$(LIBPCAP_BUILD)/run;) if [ -z "$$STEERD_TEST_DEVICE" ]; then \
 	  $(CARGO) build --locked --package softnic-door && \
 	  ./target/debug/softnic-conformance --report target/conformance $(ROWS); fi
 	$(CARGO) run --quiet --locked --package conformance -- $(CONFORMANCE_ARGS)

@@ -5,7 +5,10 @@
 //! *Door C*: preloaded (`LD_PRELOAD`), its functions of the library's names come before the library's own.
 //!
 //! The launcher `softnic exec` sets up either. Under door B it preloads too: the stock `ibv_create_comp_channel` and
-//! `ibv_import_device` ask the kernel and no provider. Calls that are not about a soft NIC are passed on to the stock
+//! `ibv_import_device` ask the kernel and no provider. The plugin is then a copy of this file, or the library would find
+//! the preloaded one when it opens its plugin, and not run the constructor again: a program that opens libibverbs itself
+//! (dlopen(3)) would see no device, because its dlsym(3) finds the stock `ibv_get_device_list`. The copy registers through
+//! the preloaded library, so that a process has one device. Calls that are not about a soft NIC are passed on to the stock
 //! library, but under door C the list of devices has the soft NIC alone. What the NIC is made from stands in the environment, see [`softnic::door::variable`].
 
 pub mod interpose;
@@ -59,13 +62,30 @@ fn register() {
     });
 }
 
-/// Run by the dynamic linker. Where the library comes later (door B, preloaded into an interpreter), the interposed
-/// `ibv_get_device_list` makes up for it.
+/// Registers the provider of the library that is preloaded, for its copy that libibverbs has opened as a plugin.
+#[unsafe(no_mangle)]
+pub extern "C" fn softnic_register() {
+    // A panic here would end the host's process for nothing.
+    let _ = std::panic::catch_unwind(register);
+}
+
+/// [`softnic_register`] of the preloaded library, or this one's where none is preloaded.
+fn registrar() -> extern "C" fn() {
+    // SAFETY: looks a name up in what the program was started with.
+    let preloaded = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"softnic_register".as_ptr()) };
+    if preloaded.is_null() {
+        return softnic_register;
+    }
+    // SAFETY: only this library has a function of that name, whose type this is.
+    unsafe { std::mem::transmute::<*mut std::ffi::c_void, extern "C" fn()>(preloaded) }
+}
+
+/// Run by the dynamic linker. Where libibverbs comes later (door B, preloaded into an interpreter), the interposed
+/// `ibv_get_device_list` or the plugin's constructor makes up for it.
 extern "C" fn constructor() {
     let ready = std::panic::catch_unwind(|| kind() == Kind::Plugin && Door::library_is_present());
     if ready.unwrap_or(false) {
-        // A panic here would end the host's process for nothing.
-        let _ = std::panic::catch_unwind(register);
+        registrar()();
     }
 }
 

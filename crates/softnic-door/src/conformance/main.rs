@@ -9,6 +9,7 @@
 mod process;
 mod pyverbs;
 mod raw_ethernet;
+mod rdmasniff;
 mod tools;
 
 use std::io::{self, Write};
@@ -68,6 +69,7 @@ fn run(report: &Path, wanted: &[String]) -> Result<usize, String> {
     std::fs::create_dir_all(report).map_err(|error| format!("{}: {error}", report.display()))?;
     let mut cases = tools::cases();
     cases.extend(raw_ethernet::cases());
+    cases.extend(rdmasniff::cases());
     cases.push(pyverbs::case(report));
     let picked =
         |case: &Case| wanted.is_empty() || wanted.iter().any(|part| case.name.contains(part.as_str()));

@@ -1,4 +1,5 @@
-//! The small tools of ibverbs-utils, by both doors: the device is listed, described, and watched.
+//! The small tools of ibverbs-utils, by both doors: the device is listed, described, and watched. And a client that opens
+//! libibverbs itself, by the plugin door: the preload door is only for programs that are linked with it.
 
 use std::path::Path;
 use std::process::Command;
@@ -26,7 +27,39 @@ pub(crate) fn cases() -> Vec<Case> {
         cases.push(Case::new(format!("ibv_devinfo -v ({door})"), move |launcher| describe(launcher, door)));
         cases.push(Case::new(format!("ibv_asyncwatch ({door})"), move |launcher| watch(launcher, door)));
     }
+    cases.push(Case::new("dlopen and dlsym from ctypes (plugin)", open_at_run_time));
     cases
+}
+
+/// Lists the devices, opens the first and allocates a protection domain, all by dlsym(3) on the library's handle.
+const CTYPES_CLIENT: &str = r#"
+import ctypes
+from ctypes import POINTER, byref, c_char_p, c_int, c_void_p
+lib = ctypes.CDLL("libibverbs.so.1", use_errno=True)
+def function(name, result, *arguments):
+    f = getattr(lib, name)
+    f.restype, f.argtypes = result, arguments
+    return f
+devices = c_int()
+found = function("ibv_get_device_list", POINTER(c_void_p), POINTER(c_int))(byref(devices))
+name = function("ibv_get_device_name", c_char_p, c_void_p)
+names = [name(found[i]).decode() for i in range(devices.value)]
+print("devices:", *names)
+context = function("ibv_open_device", c_void_p, c_void_p)(found[0])
+domain = function("ibv_alloc_pd", c_void_p, c_void_p)(context)
+assert context and domain, ctypes.get_errno()
+assert function("ibv_dealloc_pd", c_int, c_void_p)(domain) == 0
+assert function("ibv_close_device", c_int, c_void_p)(context) == 0
+print("opened")
+"#;
+
+fn open_at_run_time(launcher: &Path) -> Outcome {
+    let mut command = behind(launcher, "plugin", &["/usr/bin/python3", "-c", CTYPES_CLIENT]);
+    let text = run(&mut command, "python3", LIMIT)?;
+    match text.lines().collect::<Vec<_>>()[..] {
+        ["devices: softnic0", "opened"] => Ok("softnic0 listed once and opened".to_owned()),
+        _ => Err(format!("no softnic0, or not once, in\n{text}")),
+    }
 }
 
 fn behind(launcher: &Path, door: &str, arguments: &[&str]) -> Command {

@@ -27,8 +27,8 @@ use crate::Error;
 pub(crate) const SYSFS: &str = "/dev/softnic/sys";
 /// What goes into `IBV_DRIVERS`; the library appends `-rdmavNN.so`.
 pub(crate) const DRIVER: &str = "/dev/softnic/lib/libsoftnic";
-/// One of the plugin's names.
-pub(crate) const LIBRARY: &str = "/dev/softnic/lib/libsoftnic-rdmav34.so";
+/// What is preloaded.
+pub(crate) const LIBRARY: &str = "/dev/softnic/lib/libsoftnic-preload.so";
 
 /// The private versions of libibverbs, after which plugins are named.
 const PRIVATE_VERSIONS: [u32; 4] = [34, 57, 59, 64];
@@ -152,8 +152,12 @@ fn folder(path: &Path) -> io::Result<()> {
 fn link_plugin(library: &Path) -> io::Result<()> {
     let folder_path = Path::new(DRIVER).parent().unwrap_or(Path::new("/dev"));
     folder(folder_path)?;
+    symlink(library, LIBRARY)?;
+    // Not the same file again: the dynamic linker would take the plugin for loaded and initialised.
+    let copy = format!("{DRIVER}.so");
+    fs::copy(library, &copy)?;
     for version in PRIVATE_VERSIONS {
-        symlink(library, format!("{DRIVER}-rdmav{version}.so"))?;
+        symlink(&copy, format!("{DRIVER}-rdmav{version}.so"))?;
     }
     Ok(())
 }
