@@ -4,7 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use device_model::DeviceProfile;
+use device_model::{Dependence, DeviceProfile};
+use policy::policy::{Action, Direction, RuleDefinition};
 use policy::{Diagnostic, MAX_DIAGNOSTICS, Policy};
 use program::{Decide, Feature, FlowAction, GroupId, Placement, Program, RuleId, Verdict};
 use serde::Serialize;
@@ -40,24 +41,55 @@ pub struct RuleCheck {
 /// Looks over a compiled policy; `program` must have been compiled from `policy`.
 #[must_use]
 pub fn check(policy: &Policy, program: &Program) -> Check {
-    check_beside(policy, program, program)
+    check_beside(policy, program, program, Vec::new())
 }
 
 /// The same for the device and the number of workers that it was compiled for. Where a device has no flow tags one
 /// class is about all packets: which of them a flow can bring is seen in what it would run if it had tags.
 #[must_use]
 pub fn check_for(policy: &Policy, profile: &DeviceProfile, workers: usize, program: &Program) -> Check {
+    let dependent = dependences(policy, profile);
     if profile.has_tags() {
-        return check_beside(policy, program, program);
+        return check_beside(policy, program, program, dependent);
     }
     let others = profile.refusals.iter().filter(|refusal| refusal.feature != Feature::Tag);
     let refusals = others.cloned().collect();
     let tag_bits = DeviceProfile::ideal().tag_bits;
     let tagged = attempt(policy, &DeviceProfile { tag_bits, refusals, ..profile.clone() }, workers, None);
-    check_beside(policy, program, tagged.as_ref().unwrap_or(program))
+    check_beside(policy, program, tagged.as_ref().unwrap_or(program), dependent)
 }
 
-fn check_beside(policy: &Policy, program: &Program, tagged: &Program) -> Check {
+/// Rules that ask for what only some devices of the kind do: whether this one does is known when it is tried.
+fn dependences(policy: &Policy, profile: &DeviceProfile) -> Vec<Diagnostic> {
+    let warning = |rule: &RuleDefinition| {
+        let feature = match rule.action {
+            Action::Copy(_) => Feature::Copy,
+            Action::Sniff(_) => Feature::Sniffer,
+            _ if rule.direction == Direction::Egress => Feature::Egress,
+            _ => return None,
+        };
+        let Dependence { capability, source, .. } = profile.dependence(feature)?;
+        let message = format!(
+            "whether {} does what the rule `{}` asks for, {}, depends on its firmware",
+            profile.name,
+            rule.name,
+            feature.name()
+        );
+        let hint = format!(
+            "the driver refuses it with EOPNOTSUPP unless the device has the capability `{capability}` ({source}); \
+             it is tried when the policy is installed, and a refusal leaves the device as it was"
+        );
+        Some(rule.name_place.warning(message, "this rule").hint(hint))
+    };
+    policy.rules.iter().filter_map(warning).collect()
+}
+
+fn check_beside(
+    policy: &Policy,
+    program: &Program,
+    tagged: &Program,
+    mut warnings: Vec<Diagnostic>,
+) -> Check {
     let steps = software_steps(program);
     let rules = program
         .rules
@@ -72,7 +104,6 @@ fn check_beside(policy: &Policy, program: &Program, tagged: &Program) -> Check {
             steps: steps.get(&RuleId::of(index)).copied().unwrap_or(0),
         })
         .collect();
-    let mut warnings = Vec::new();
     unreachable_rules(policy, program, &mut warnings);
     strangers(policy, tagged, &mut warnings);
     unused_groups(policy, program, &mut warnings);

@@ -21,4 +21,4 @@ mod limits;
 mod profile;
 
 pub use limits::{ideal, mlx4, mlx5};
-pub use profile::{DeviceProfile, Limit, LimitRow, PriorityTable, Refusal};
+pub use profile::{Dependence, DeviceProfile, Limit, LimitRow, PriorityTable, Refusal};

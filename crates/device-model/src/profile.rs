@@ -50,6 +50,9 @@ pub struct DeviceProfile {
     pub multicast_ignores_priority: bool,
     /// What it refuses to match or to do, and how it says so.
     pub refusals: Vec<Refusal>,
+    /// What only some devices of this kind do, by firmware or configuration: known when it is tried.
+    #[serde(default)]
+    pub dependences: Vec<Dependence>,
     /// What it answers beyond each limit.
     pub limits: Vec<LimitRow>,
 }
@@ -74,6 +77,18 @@ pub struct Refusal {
     pub feature: Feature,
     /// How it says so; [`Errno::Silent`]: it does not, and that is worse.
     pub errno: Errno,
+    /// Where that is to be read.
+    pub source: Cow<'static, str>,
+}
+
+/// Something that a driver offers if the device has a capability, which no verb reports.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dependence {
+    /// What.
+    pub feature: Feature,
+    /// The capability, by the driver's name for it.
+    pub capability: Cow<'static, str>,
     /// Where that is to be read.
     pub source: Cow<'static, str>,
 }
@@ -120,7 +135,7 @@ pub enum Limit {
 
 impl DeviceProfile {
     /// The profiles that [`by_name`](Self::by_name) knows.
-    pub const NAMES: [&'static str; 3] = ["ideal", "mlx5", "mlx4"];
+    pub const NAMES: [&'static str; 4] = ["ideal", "mlx5", "mlx4", "conservative"];
 
     /// What the verbs interface can say at all, within the limits of the software NIC. Hash fields stay
     /// exclusive, so that the program is the one that real devices get.
@@ -141,6 +156,12 @@ impl DeviceProfile {
         known::mlx4()
     }
 
+    /// For a device that is not known: of each limit the tightest, and of refusals all, that `mlx5` and `mlx4` have.
+    #[must_use]
+    pub fn conservative() -> Self {
+        known::conservative()
+    }
+
     /// One of [`NAMES`](Self::NAMES).
     #[must_use]
     pub fn by_name(name: &str) -> Option<Self> {
@@ -148,6 +169,7 @@ impl DeviceProfile {
             "ideal" => Some(Self::ideal()),
             "mlx5" => Some(Self::mlx5()),
             "mlx4" => Some(Self::mlx4()),
+            "conservative" => Some(Self::conservative()),
             _ => None,
         }
     }
@@ -156,6 +178,12 @@ impl DeviceProfile {
     #[must_use]
     pub fn refusal(&self, feature: Feature) -> Option<&Refusal> {
         self.refusals.iter().find(|refusal| refusal.feature == feature)
+    }
+
+    /// The capability that the device needs to do that, if only some of its kind have it.
+    #[must_use]
+    pub fn dependence(&self, feature: Feature) -> Option<&Dependence> {
+        self.dependences.iter().find(|dependence| dependence.feature == feature)
     }
 
     /// Whether the device does that.
@@ -247,6 +275,31 @@ mod tests {
             assert_eq!(known.len(), 11, "{name}: a limit without its errno");
         }
         assert_eq!(DeviceProfile::by_name("mlx6"), None);
+    }
+
+    #[test]
+    fn the_conservative_profile_allows_nothing_that_a_known_device_refuses() {
+        let conservative = DeviceProfile::conservative();
+        let most = |limit: Option<u32>| limit.unwrap_or(u32::MAX);
+        for known in [DeviceProfile::mlx5(), DeviceProfile::mlx4()] {
+            assert!(known.refusals.iter().all(|refusal| !conservative.allows(refusal.feature)));
+            assert!(conservative.priorities <= known.priorities && conservative.tag_bits <= known.tag_bits);
+            assert!(conservative.max_specs <= known.max_specs && conservative.max_table <= known.max_table);
+            assert!(most(conservative.max_counters) <= most(known.max_counters));
+            assert!(most(conservative.max_copies) <= most(known.max_copies));
+            assert!(conservative.priority_table.is_some() || known.priority_table.is_none());
+            let switches = |profile: &DeviceProfile| {
+                [
+                    profile.hash_field_exclusive,
+                    profile.hash_field_pairs,
+                    profile.table_consecutive,
+                    profile.multicast_ignores_priority,
+                ]
+            };
+            assert!(switches(&known).iter().zip(switches(&conservative)).all(|(known, own)| own || !known));
+        }
+        let silent = conservative.refusal(Feature::SrcMac).expect("mlx4 ignores it");
+        assert_eq!(silent.errno, Errno::Silent);
     }
 
     #[test]

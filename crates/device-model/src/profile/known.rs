@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 use crate::limits::{ideal, mlx4, mlx5};
 
-use super::{DeviceProfile, Errno, Feature, Limit, LimitRow, Refusal};
+use super::{Dependence, DeviceProfile, Errno, Feature, Limit, LimitRow, PriorityTable, Refusal};
 
 /// `drivers/infiniband/hw/mlx5/` of the kernel.
 const MLX5_FS: &str = "linux: hw/mlx5/fs.c";
@@ -30,6 +30,55 @@ fn rows(rows: &[(Limit, Errno, &'static str)]) -> Vec<LimitRow> {
 fn refusals(rows: &[(Feature, Errno, &'static str)]) -> Vec<Refusal> {
     rows.iter()
         .map(|&(feature, errno, source)| Refusal { feature, errno, source: Cow::Borrowed(source) })
+        .collect()
+}
+
+/// For a device that nobody has described: what every known device can do.
+pub(super) fn conservative() -> DeviceProfile {
+    strictest("conservative", mlx5(), mlx4())
+}
+
+/// What both devices can do. Beyond a limit it answers as the first.
+fn strictest(name: &str, a: DeviceProfile, b: DeviceProfile) -> DeviceProfile {
+    let least = |a: Option<u32>, b: Option<u32>| a.into_iter().chain(b).min();
+    let mut refusals = a.refusals;
+    for refusal in b.refusals {
+        match refusals.iter_mut().find(|own| own.feature == refusal.feature) {
+            Some(own) if refusal.errno == Errno::Silent => *own = refusal,
+            Some(_) => {}
+            None => refusals.push(refusal),
+        }
+    }
+    DeviceProfile {
+        name: name.to_owned(),
+        priorities: a.priorities.min(b.priorities),
+        max_flows: least(a.max_flows, b.max_flows),
+        max_shapes: least(a.max_shapes, b.max_shapes),
+        priority_table: a.priority_table.or(b.priority_table),
+        max_specs: a.max_specs.min(b.max_specs),
+        hash_field_exclusive: a.hash_field_exclusive || b.hash_field_exclusive,
+        hash_field_pairs: a.hash_field_pairs || b.hash_field_pairs,
+        max_table: a.max_table.min(b.max_table),
+        table_consecutive: a.table_consecutive || b.table_consecutive,
+        max_queues: least(a.max_queues, b.max_queues),
+        max_tables: least(a.max_tables, b.max_tables),
+        max_counters: least(a.max_counters, b.max_counters),
+        max_copies: least(a.max_copies, b.max_copies),
+        tag_bits: a.tag_bits.min(b.tag_bits),
+        multicast_ignores_priority: a.multicast_ignores_priority || b.multicast_ignores_priority,
+        dependences: [a.dependences, b.dependences].concat(),
+        refusals,
+        limits: a.limits,
+    }
+}
+
+fn dependences(rows: &[(Feature, &'static str, &'static str)]) -> Vec<Dependence> {
+    rows.iter()
+        .map(|&(feature, capability, source)| Dependence {
+            feature,
+            capability: Cow::Borrowed(capability),
+            source: Cow::Borrowed(source),
+        })
         .collect()
 }
 
@@ -54,6 +103,7 @@ pub(super) fn ideal() -> DeviceProfile {
         tag_bits: 24,
         multicast_ignores_priority: false,
         refusals: Vec::new(),
+        dependences: Vec::new(),
         limits: rows(&[
             (Limit::Priorities, Errno::Einval, "ibv_create_flow(3): a priority has 16 bits"),
             (Limit::Flows, Errno::Enomem, SOFTNIC),
@@ -107,6 +157,18 @@ pub(super) fn mlx5() -> DeviceProfile {
             (Feature::AnyGre, Errno::Silent, MLX5_FS),
             (Feature::AnyMpls, Errno::Silent, MLX5_FS),
             (Feature::AnyPorts, Errno::Silent, MLX5_FS),
+        ]),
+        // EOPNOTSUPP without them.
+        dependences: dependences(&[
+            // `fwd_next_prio_supported`: asked by `_mlx5_add_flow_rules` for MLX5_FLOW_CONTEXT_ACTION_FWD_NEXT_PRIO.
+            (Feature::Copy, "nic_rx_multi_path_tirs", "linux: mlx5/core/fs_core.c, fwd_next_prio_supported"),
+            (Feature::Sniffer, "allow_sniffer_and_nic_rx_shared_tir", "linux: hw/mlx5/fs.c, get_flow_table"),
+            // `mlx5_get_flow_namespace` answers NULL for MLX5_FLOW_NAMESPACE_EGRESS where no such root was made.
+            (
+                Feature::Egress,
+                "flow_table_properties_nic_transmit.ft_support",
+                "linux: mlx5/core/fs_core.c, mlx5_fs_core_init",
+            ),
         ]),
         limits: rows(&[
             (Limit::Priorities, Errno::Enomem, MLX5_FS),
@@ -167,11 +229,14 @@ pub(super) fn mlx4() -> DeviceProfile {
             (Feature::Count, Errno::Einval, MLX4_MAIN),
             // Priority 0 and one Ethernet spec it would take, but without a tag a copy is like any packet.
             (Feature::Copy, Errno::Eopnotsupp, MLX4_MAIN),
-            (Feature::Sniffer, Errno::Einval, MLX4_MAIN),
-            (Feature::Egress, Errno::Einval, MLX4_MAIN),
+            // `mlx4_ib_create_flow` takes a sniffer, but without a tag its copies are like any packet, too.
+            (Feature::Sniffer, Errno::Silent, MLX4_MAIN),
+            // `mlx4_ib_create_flow`: any flag but DONT_TRAP.
+            (Feature::Egress, Errno::Eopnotsupp, MLX4_MAIN),
             (Feature::HashInner, Errno::Eopnotsupp, MLX4_QP),
             (Feature::HashSpi, Errno::Eopnotsupp, MLX4_QP),
         ]),
+        dependences: Vec::new(),
         limits: rows(&[
             (Limit::Priorities, Errno::Einval, MLX4_MAIN),
             (Limit::Flows, Errno::Enomem, MLX4_MAIN),
