@@ -42,8 +42,9 @@ pub(crate) struct Parts {
 /// Makes everything but the counters and the first filling.
 pub(crate) fn assemble(context: &Arc<Context>, config: &WorkerConfig) -> Result<Parts, Error> {
     config.check()?;
-    let limit = context.attributes().map_err(refused(config.id, Object::Attributes))?.max_cqe;
-    let entries = completion_entries(config, limit)?;
+    let limits = context.attributes().map_err(refused(config.id, Object::Attributes))?;
+    receives_fit(config, limits.max_qp_wr)?;
+    let entries = completion_entries(config, limits.max_cqe)?;
     let arena = map_arena(config, entries)?;
     let mut parts = assemble_in(&arena, context, config, entries)?;
     parts.warnings.extend(arena.warnings().iter().map(|warning| Warning::Memory(warning.to_string())));
@@ -97,6 +98,14 @@ pub(crate) fn first_fill(receiver: &mut Receiver, stats: &Stats, id: WorkerId) -
 
 fn refused(worker: WorkerId, object: Object) -> impl FnOnce(verbs::Error) -> Error {
     move |source| Error::Verb { worker, object, source: Box::new(source) }
+}
+
+/// All frames can be posted at once. 0: the device reports no limit.
+fn receives_fit(config: &WorkerConfig, limit: u32) -> Result<(), Error> {
+    if limit > 0 && config.frames > limit {
+        return Err(Error::ReceiveLimit { worker: config.id, frames: config.frames, limit });
+    }
+    Ok(())
 }
 
 fn completion_entries(config: &WorkerConfig, limit: u32) -> Result<u32, Error> {

@@ -19,6 +19,20 @@ pub enum Error {
         /// The most allowed.
         most: u64,
     },
+    /// A receive queue of the device cannot hold all frames.
+    #[error(
+        "worker {}: {frames} frames are more than the {limit} receives that a queue of the device holds (max_qp_wr); \
+         lower `frames`",
+        worker.0
+    )]
+    ReceiveLimit {
+        /// Which worker.
+        worker: WorkerId,
+        /// Frames, each of which needs a receive.
+        frames: u32,
+        /// Receives that a queue holds.
+        limit: u32,
+    },
     /// The device cannot hold as many completions as the worker may have outstanding.
     #[error(
         "worker {}: {wanted} completion queue entries (frames + sends) are more than the device's {limit}; \

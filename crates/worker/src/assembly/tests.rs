@@ -49,6 +49,22 @@ fn more_completions_than_the_device_can_hold_are_refused_with_what_to_lower() {
 }
 
 #[test]
+fn more_frames_than_a_receive_queue_holds_are_refused_before_anything_is_made() {
+    let (_nic, context) = nic("limit0", 1500);
+    let limit = context.attributes().expect("a soft NIC answers").max_qp_wr;
+    let frames = limit + 1;
+    let error = assemble(&context, &WorkerConfig { frames, ..config() }).err().expect("one too many");
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "worker 0: {frames} frames are more than the {limit} receives that a queue of the device holds \
+             (max_qp_wr); lower `frames`"
+        )
+    );
+    assert!(receives_fit(&config(), 0).is_ok(), "no limit is reported");
+}
+
+#[test]
 fn a_lack_of_room_for_frames_says_what_to_lower() {
     let options =
         ArenaOptions { bytes: 4096, pages: vec![PageKind::Plain], numa_node: None, label: "tiny".to_owned() };
