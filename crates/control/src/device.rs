@@ -1,13 +1,13 @@
 //! Finding and opening a device, and its limits as the compiler wants them. Called by `steerd` at
 //! start-up; every error is one line with the names that exist or the remedy.
 
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use device_model::DeviceProfile;
 use verbs::{Context, DeviceAttributes, DeviceList, LinkLayer, PortNumber, PortState, Provider};
 
 use crate::Error;
+use crate::model::Model;
 
 /// Which device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub struct DeviceSummary {
     pub name: String,
     /// Its GUID; 0 where it has none.
     pub guid: u64,
+    /// Its model, unless the settings name another.
+    pub model: Model,
 }
 
 /// An opened device.
@@ -39,8 +41,7 @@ pub struct Device {
     context: Arc<Context>,
     name: String,
     attributes: DeviceAttributes,
-    /// The profile of devices like it; `None`: it is taken for able.
-    kind: Option<DeviceProfile>,
+    model: Model,
 }
 
 impl Device {
@@ -50,8 +51,11 @@ impl Device {
     /// The list cannot be had.
     pub fn list(provider: Option<&dyn Provider>) -> Result<Vec<DeviceSummary>, Error> {
         let list = device_list(provider)?;
-        let summaries =
-            list.iter().map(|device| DeviceSummary { name: device.name().to_owned(), guid: device.guid().0 });
+        let summaries = list.iter().map(|device| DeviceSummary {
+            name: device.name().to_owned(),
+            guid: device.guid().0,
+            model: Model::of(device.name(), provider),
+        });
         Ok(summaries.collect())
     }
 
@@ -69,14 +73,15 @@ impl Device {
             .ok_or_else(|| Error::NoSuchDevice { name: name.clone(), available: Vec::new() })?;
         let context =
             device.open().map_err(|source| Error::Open { device: name.clone(), source: source.into() })?;
-        Self::of(context)
+        let model = Model::of(&name, provider);
+        Self::of(context, model)
     }
 
     /// Over a context that is open already.
     ///
     /// # Errors
-    /// It does not tell its limits, or cannot steer.
-    pub fn of(context: Arc<Context>) -> Result<Self, Error> {
+    /// The device does not answer for its limits, or cannot steer.
+    pub fn of(context: Arc<Context>, model: Model) -> Result<Self, Error> {
         let name = context.name().to_owned();
         let attributes = context.attributes().map_err(|source| Error::Query {
             device: name.clone(),
@@ -86,15 +91,19 @@ impl Device {
         if !attributes.rss_caps.raw_packet || !attributes.rss_caps.toeplitz {
             return Err(Error::NoRss { device: name });
         }
-        let kind = known(&attributes);
-        Ok(Self { context, name, attributes, kind })
+        Ok(Self { context, name, attributes, model })
     }
 
-    /// The same device, one in software, taken for the kind that it plays (a name of [`DeviceProfile::NAMES`]): it
-    /// does not tell by its ids whose limits it has beside its own.
+    /// The same device, taken for that model.
     #[must_use]
-    pub fn taken_for(self, kind: &str) -> Self {
-        Self { kind: DeviceProfile::by_name(kind).map(DeviceProfile::in_software), ..self }
+    pub fn with_model(self, model: Model) -> Self {
+        Self { model, ..self }
+    }
+
+    /// Its model.
+    #[must_use]
+    pub fn model(&self) -> &Model {
+        &self.model
     }
 
     /// The libibverbs context.
@@ -118,13 +127,13 @@ impl Device {
     /// Its limits as the compiler wants them, beside so many workers, each of which has a queue pair.
     #[must_use]
     pub fn profile(&self, workers: usize) -> DeviceProfile {
-        profile_of(&self.name, self.kind.clone(), &self.attributes, workers)
+        profile_of(&self.name, &self.model.profile, &self.attributes, workers)
     }
 
     /// Its limits as a controller wants them.
     #[must_use]
     pub fn limits(&self) -> Limits {
-        limits_of(&self.name, self.kind.clone(), &self.attributes)
+        limits_of(&self.name, &self.model.profile, &self.attributes)
     }
 
     /// Whether packets can be steered on that port now.
@@ -171,48 +180,26 @@ fn choose(selector: &DeviceSelector, mut available: Vec<String>) -> Result<Strin
     }
 }
 
-/// What devices do not tell about themselves, by PCI vendor and part: the profile to begin with.
-struct Known {
-    name: &'static str,
-    vendor_id: u32,
-    parts: RangeInclusive<u32>,
-}
-
-const KNOWN: &[Known] = &[
-    Known { name: "mlx5", vendor_id: 0x02c9, parts: 0x1011..=0x1fff },
-    Known { name: "mlx4", vendor_id: 0x02c9, parts: 0x1000..=0x1010 },
-];
-
-/// The profile of devices like this one; what is not known is taken for able.
-fn known(attributes: &DeviceAttributes) -> Option<DeviceProfile> {
-    let known = KNOWN.iter().find(|known| {
-        known.vendor_id == attributes.vendor_id && known.parts.contains(&attributes.vendor_part_id)
-    })?;
-    DeviceProfile::by_name(known.name)
-}
-
 /// The controller's own queue pair and table, on which flows that drop hang.
 const ANCHORS: u32 = 1;
 
 fn profile_of(
     name: &str,
-    known: Option<DeviceProfile>,
+    model: &DeviceProfile,
     attributes: &DeviceAttributes,
     workers: usize,
 ) -> DeviceProfile {
-    let kind = known.as_ref().map(|known| known.name.clone());
-    let known = known.unwrap_or_else(DeviceProfile::ideal);
     // Workers' queue pairs for sending, and the anchor, come out of the same number.
     let others = u32::try_from(workers).unwrap_or(u32::MAX).saturating_add(ANCHORS);
     let ideal_table = DeviceProfile::ideal().max_table;
     let rss = &attributes.rss_caps;
     DeviceProfile {
-        name: kind.map_or_else(|| name.to_owned(), |kind| format!("{name} ({kind})")),
+        name: format!("{name} ({})", model.name),
         max_table: rss.max_table_size.min(ideal_table).max(1),
         max_tables: (rss.max_tables > 0).then(|| rss.max_tables.saturating_sub(ANCHORS)),
         max_receives: (attributes.max_qp_wr > 0).then_some(attributes.max_qp_wr),
         max_queues: (attributes.max_qp > 0).then(|| attributes.max_qp.saturating_sub(others)),
-        ..known
+        ..model.clone()
     }
 }
 
@@ -230,12 +217,12 @@ pub struct Limits {
     pub multicast_ignores_priority: bool,
 }
 
-fn limits_of(name: &str, known: Option<DeviceProfile>, attributes: &DeviceAttributes) -> Limits {
+fn limits_of(name: &str, model: &DeviceProfile, attributes: &DeviceAttributes) -> Limits {
     let tables = attributes.rss_caps.max_tables;
     Limits {
         device: name.to_owned(),
-        multicast_ignores_priority: known.as_ref().is_some_and(|known| known.multicast_ignores_priority),
-        priorities: profile_of(name, known, attributes, 0).priorities_per_program(),
+        multicast_ignores_priority: model.multicast_ignores_priority,
+        priorities: profile_of(name, model, attributes, 0).priorities_per_program(),
         tables: (tables > 0).then(|| (tables.saturating_sub(ANCHORS) / 2) as usize),
     }
 }
@@ -271,27 +258,27 @@ mod tests {
 
     #[test]
     fn queue_pairs_are_those_that_workers_and_the_controller_leave() {
-        assert_eq!(profile_of("nic0", None, &attributes(), 3).max_queues, Some(96));
-        assert_eq!(profile_of("nic0", None, &attributes(), 1000).max_queues, Some(0));
+        assert_eq!(profile_of("nic0", &DeviceProfile::ideal(), &attributes(), 3).max_queues, Some(96));
+        assert_eq!(profile_of("nic0", &DeviceProfile::ideal(), &attributes(), 1000).max_queues, Some(0));
         let silent = DeviceAttributes { max_qp: 0, ..attributes() };
-        assert_eq!(profile_of("nic0", None, &silent, 3).max_queues, None);
+        assert_eq!(profile_of("nic0", &DeviceProfile::ideal(), &silent, 3).max_queues, None);
     }
 
     #[test]
     fn a_program_has_half_the_tables_that_the_controller_leaves() {
-        assert_eq!(limits_of("nic0", None, &attributes()).tables, Some(4));
-        assert_eq!(limits_of("nic0", None, &DeviceAttributes::default()).tables, None);
+        assert_eq!(limits_of("nic0", &DeviceProfile::ideal(), &attributes()).tables, Some(4));
+        assert_eq!(limits_of("nic0", &DeviceProfile::ideal(), &DeviceAttributes::default()).tables, None);
     }
 
     #[test]
-    fn what_devices_do_not_tell_is_known_by_their_ids() {
-        let device = |vendor_part_id| DeviceAttributes { vendor_id: 0x02c9, vendor_part_id, ..attributes() };
-        let (connect_x5, connect_x3) = (device(0x1017), device(0x1003));
-        let limits = |attributes: &DeviceAttributes| limits_of("nic0", known(attributes), attributes);
-        assert_eq!((limits(&connect_x5).priorities, limits(&connect_x3).priorities), (8, 0x800));
-        assert!(limits(&connect_x5).multicast_ignores_priority);
-        assert!(!limits(&connect_x3).multicast_ignores_priority);
-        assert!(!profile_of("nic0", known(&connect_x3), &connect_x3, 1).hash_field_exclusive);
-        assert_eq!(profile_of("nic0", known(&connect_x5), &connect_x5, 1).name, "nic0 (mlx5)");
+    fn the_model_gives_what_a_device_does_not_report() {
+        let limits = |model| limits_of("nic0", &model, &attributes());
+        let (mlx5, mlx4) = (limits(DeviceProfile::mlx5()), limits(DeviceProfile::mlx4()));
+        assert_eq!((mlx5.priorities, mlx4.priorities), (8, 0x800));
+        assert!(mlx5.multicast_ignores_priority && !mlx4.multicast_ignores_priority);
+        let profile = profile_of("nic0", &DeviceProfile::mlx4(), &attributes(), 1);
+        assert!(!profile.hash_field_exclusive);
+        assert_eq!(profile.max_table, 512, "the device's own answer goes before the model's");
+        assert_eq!(profile_of("nic0", &DeviceProfile::mlx5(), &attributes(), 1).name, "nic0 (mlx5)");
     }
 }

@@ -72,7 +72,7 @@ const TABLE: &[Entry] = &[
         number: EOPNOTSUPP,
         name: "EOPNOTSUPP",
         words: "not supported",
-        remedy: "the device cannot match or do this; match something coarser and let the workers finish",
+        remedy: "the device cannot match or do this (copies, sniffers and rules on sent packets depend on its firmware); match something coarser and let the workers finish",
     },
     Entry {
         number: 110,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use control::{Controller, Device, DeviceSelector, Error};
+use control::{Controller, Device, DeviceSelector, Error, Known};
 use packet::MacAddr;
 use softnic::wire::{Burst, NullWire, TransmitError, Wire, WireState};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
@@ -59,7 +59,9 @@ fn a_soft_nic_is_listed_opened_and_described() {
     let device = Device::open(&DeviceSelector::default(), Some(&nic)).expect("the only device");
     assert_eq!(device.name(), "soft7");
     assert_eq!(device.attributes().physical_ports, 2);
+    assert_eq!(device.model().known, Known::Provider);
     let profile = device.profile(2);
+    assert_eq!(profile.name, "soft7 (ideal)");
     assert!(profile.priorities >= 16 && profile.max_table >= 128, "{profile:?}");
     assert_eq!(profile.max_queues, Some(device.attributes().max_qp - 3), "two workers' and the controller's");
     assert!(device.check_port(1).is_ok() && device.check_port(2).is_ok());
@@ -112,7 +114,8 @@ fn an_opened_device_outlives_its_list_and_a_stopped_nic() {
     assert_eq!(device.context().name(), "soft10");
     assert_eq!(Arc::strong_count(device.context()), 1);
     drop(nic);
-    let again = Device::of(Arc::clone(device.context())).expect("it answers as before");
+    let again =
+        Device::of(Arc::clone(device.context()), device.model().clone()).expect("it answers as before");
     assert_eq!(again.attributes(), device.attributes());
     assert!(matches!(again.check_port(2), Err(Error::NoSuchPort { port: 2, ports: 1, .. })));
 }

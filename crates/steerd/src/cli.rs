@@ -260,10 +260,12 @@ pub(crate) struct DevicesArgs {
 pub(crate) enum Profile {
     /// Takes whatever the verbs API can say, as the soft NIC does.
     Ideal,
-    /// ConnectX-4 and later.
+    /// ConnectX-4 and later, BlueField.
     Mlx5,
     /// ConnectX-3.
     Mlx4,
+    /// A device that is not known: what all known ones can do.
+    Conservative,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

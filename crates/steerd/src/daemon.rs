@@ -91,6 +91,8 @@ fn start(loaded: &Loaded, signals: &Signals, log: &Log) -> Result<Option<(Arc<Pl
         return Ok(None);
     }
     policy_file::log(&compiled.warnings, 0);
+    let about_device = builder.opened().warnings(&compiled.program);
+    about_device.iter().for_each(|warning| tracing::warn!("{warning}"));
     tracing::info!(
         "{}: {}, {}, {}",
         device.name(),

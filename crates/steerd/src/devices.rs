@@ -21,6 +21,8 @@ const PROBE: &str = "steerd-probe";
 struct Row {
     name: String,
     kind: &'static str,
+    /// Whose limits it has, and how that is known.
+    model: String,
     guid: Option<String>,
     ports: Option<usize>,
 }
@@ -34,6 +36,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
     let mut rows: Vec<Row> = plant::list()?
         .into_iter()
         .map(|device| Row {
+            model: format!("{} ({})", device.model.profile.name, device.model.known),
             name: device.name,
             kind: "rdma",
             guid: (device.guid != 0).then(|| format!("{:016x}", device.guid)),
@@ -42,7 +45,8 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
         .collect();
     if !settings.softnic.ports.is_empty() {
         let ports = Some(settings.softnic.ports.len());
-        rows.push(Row { name: settings.softnic.name, kind: "softnic", guid: None, ports });
+        let model = settings.softnic.personality.name().to_owned();
+        rows.push(Row { name: settings.softnic.name, kind: "softnic", model, guid: None, ports });
     }
     match args.format {
         Format::Json => output::print_json(&rows),
@@ -73,11 +77,12 @@ fn text(rows: &[Row]) -> String {
         return "no RDMA device on this machine, no soft NIC in the settings (`steerd run --demo` brings one)\n"
             .into();
     }
-    let mut grid = Grid::new(&["device", "kind", "guid", "ports"]);
+    let mut grid = Grid::new(&["device", "kind", "model", "guid", "ports"]);
     for row in rows {
         grid.row(vec![
             row.name.clone(),
             row.kind.into(),
+            row.model.clone(),
             row.guid.clone().unwrap_or_else(|| "-".into()),
             row.ports.map_or_else(|| "-".into(), |ports| ports.to_string()),
         ]);

@@ -45,6 +45,8 @@ pub(crate) enum Error {
          (hint: it is stuck, or of another version: end it, or name another link)"
     )]
     SilentPeer { port: u8, link: String, end: char, holder: String, seconds: u64 },
+    #[error("device.promiscuous: {interface}: {}", chain(source))]
+    Promiscuous { interface: String, source: softnic::wire::WireError },
     #[error("soft NIC: {}", chain(.0))]
     SoftNic(softnic::Error),
     #[error("{}", chain(.0))]
@@ -107,6 +109,7 @@ impl Error {
             Self::NoDevice(_)
             | Self::Probe { .. }
             | Self::Wire { .. }
+            | Self::Promiscuous { .. }
             | Self::SoftNic(_)
             | Self::SilentPeer { .. }
             | Self::Device(_)

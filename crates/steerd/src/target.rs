@@ -6,6 +6,7 @@ use policy::Diagnostics;
 
 use crate::cli::{PolicyArgs, Profile};
 use crate::error::Error;
+use crate::plant::Compiling;
 use crate::policy_file::{self, Compiled, error_count};
 use crate::settings::{self, PolicySource, Request};
 use crate::{cores, output, plant};
@@ -13,7 +14,7 @@ use crate::{cores, output, plant};
 /// What is compiled, and for which device.
 pub(crate) struct Target {
     pub(crate) source: PolicySource,
-    pub(crate) profile: DeviceProfile,
+    pub(crate) device: Compiling,
     /// `None`: as many as the policy names.
     pub(crate) workers: Option<usize>,
 }
@@ -25,7 +26,7 @@ impl Target {
         let Some(file) = &args.config else {
             let variables = args.variables.set.iter().cloned().collect();
             let source = PolicySource::file(args.policy.clone().unwrap_or_default(), variables);
-            return Ok(Self { source, profile: wanted.unwrap_or_default(), workers });
+            return Ok(Self { source, device: Compiling::of(wanted.unwrap_or_default()), workers });
         };
         let request = Request {
             file: Some(file.clone()),
@@ -39,9 +40,9 @@ impl Target {
             let cores = cores::assign(&settings.workers.cores, settings.softnic.core, &cores::available());
             workers = Some(cores.map_err(Error::Cores)?.len());
         }
-        let profile = wanted.map_or_else(|| plant::profile(settings), Ok)?;
-        settings.workers.check_frames(&profile)?;
-        Ok(Self { source: loaded.policy, profile, workers })
+        let device = wanted.map_or_else(|| plant::profile(settings), |profile| Ok(Compiling::of(profile)))?;
+        settings.workers.check_frames(&device.profile)?;
+        Ok(Self { source: loaded.policy, device, workers })
     }
 }
 
@@ -50,13 +51,14 @@ fn profile(name: Profile) -> DeviceProfile {
         Profile::Ideal => DeviceProfile::ideal(),
         Profile::Mlx5 => DeviceProfile::mlx5(),
         Profile::Mlx4 => DeviceProfile::mlx4(),
+        Profile::Conservative => DeviceProfile::conservative(),
     }
 }
 
 /// The program, or the diagnostics on stderr.
 pub(crate) fn compile(args: &PolicyArgs) -> Result<Compiled, Error> {
-    let Target { source, profile, workers } = Target::of(args)?;
-    policy_file::compile(&source, &profile, workers, None).map_err(|diagnostics| {
+    let Target { source, device, workers } = Target::of(args)?;
+    policy_file::compile(&source, &device.profile, workers, None).map_err(|diagnostics| {
         output::print_diagnostics(&diagnostics);
         policy_error(&source, &diagnostics)
     })

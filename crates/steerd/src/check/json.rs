@@ -27,6 +27,8 @@ struct Answer<'c> {
     /// `null`: left out.
     analysis: Option<Analysis<'c>>,
     diagnostics: Vec<&'c Diagnostic>,
+    /// About the device of the settings.
+    device_warnings: &'c [String],
     omitted_diagnostics: usize,
 }
 
@@ -91,6 +93,7 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), Error> {
         }),
         omitted_diagnostics: found - diagnostics.len(),
         diagnostics,
+        device_warnings: &checked.device_warnings,
     })
 }
 

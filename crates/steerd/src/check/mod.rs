@@ -28,6 +28,8 @@ struct Checked {
     analysis: Option<Analysis>,
     /// What the operator may not have meant: of the text, of the program and of the analysis.
     warnings: Vec<Diagnostic>,
+    /// What the operator should know of the device that the settings name.
+    device_warnings: Vec<String>,
 }
 
 pub(crate) fn run(args: &CheckArgs) -> Result<Answer, Error> {
@@ -39,7 +41,8 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Answer, Error> {
         let message = "--deny shadowed needs the analysis that --no-analysis leaves out";
         <Cli as clap::CommandFactory>::command().error(kind, message).exit();
     }
-    let Target { source, profile, workers } = Target::of(&args.policy)?;
+    let Target { source, device, workers } = Target::of(&args.policy)?;
+    let profile = &device.profile;
     let format = args.policy.format;
     let (policy, warnings) = match policy_file::load(&source) {
         Ok(loaded) => loaded,
@@ -53,7 +56,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Answer, Error> {
         }
     };
     let workers = workers.unwrap_or_else(|| policy_file::workers_named(&policy));
-    let mut report = compiler::report(&policy, &profile, workers, None);
+    let mut report = compiler::report(&policy, profile, workers, None);
     for (index, rule) in report.rules.iter_mut().enumerate() {
         rule.action = deeds::written(&policy, index);
     }
@@ -64,7 +67,8 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Answer, Error> {
         analysis::analyse(&policy, &mut |at| progress.show(at))
     });
     let warnings = findings::warnings(&policy, &report, analysis.as_ref(), warnings);
-    let checked = Checked { source, workers, policy, report, analysis, warnings };
+    let device_warnings = report.program.as_ref().map(|program| device.warnings(program)).unwrap_or_default();
+    let checked = Checked { source, workers, policy, report, analysis, warnings, device_warnings };
     let denied = checked.denied(&args.deny);
     match format {
         Format::Json => json::print(&checked, &denied)?,
@@ -75,6 +79,10 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Answer, Error> {
             }
             output::print_diagnostics(&Diagnostics::from(all));
             if !args.quiet {
+                checked
+                    .device_warnings
+                    .iter()
+                    .for_each(|warning| output::complain(&format!("warning: {warning}")));
                 output::print(&text::of(&checked, Page::stdout()))?;
             }
         }

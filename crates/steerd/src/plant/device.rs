@@ -1,6 +1,7 @@
 //! Finding the device that the settings name: the soft NIC, made here, or one of libibverbs' list.
 //! Called at start-up and by `steerd devices`; steers nothing.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -9,11 +10,14 @@ use crate::cores;
 use crate::error::Error;
 use crate::gate::Gated;
 use crate::settings::Settings;
-use control::{Device, DeviceSelector, DeviceSummary};
+use control::{Device, DeviceSelector, DeviceSummary, Model};
 use device_model::DeviceProfile;
+use program::Program;
 use rustix::io::Errno;
-use softnic::wire::{LinkConfig, WireConfig};
+use softnic::wire::{LinkConfig, Promiscuous, WireConfig};
 use softnic::{Drive, PortConfig, SoftNic, SoftNicConfig};
+
+use super::netdev::{self, Netdev};
 
 /// The name that takes whatever device there is.
 const AUTO: &str = "auto";
@@ -30,6 +34,8 @@ pub(crate) struct Opened {
     pub(crate) ports: Vec<u8>,
     /// After the device, so that it outlives it.
     pub(super) soft: Option<Soft>,
+    /// What keeps the ports' interfaces promiscuous.
+    promiscuous: Vec<Promiscuous>,
 }
 
 pub(super) struct Soft {
@@ -88,6 +94,15 @@ impl Opened {
         Ok(())
     }
 
+    /// What an operator should know before this program is put on the device; nothing about a soft NIC.
+    pub(crate) fn warnings(&self, program: &Program) -> Vec<String> {
+        if self.soft.is_some() {
+            return Vec::new();
+        }
+        let ports = if self.promiscuous.is_empty() { self.ports.as_slice() } else { &[] };
+        warnings(self.device.name(), self.device.model(), ports, program)
+    }
+
     pub(super) fn let_packets_in(&self) {
         if let Some(soft) = &self.soft {
             soft.gate.store(true, Ordering::Release);
@@ -118,10 +133,25 @@ pub(crate) fn open(settings: &Settings) -> Result<Opened, Error> {
         let soft = make_soft(settings)?;
         let selector = DeviceSelector::named(&settings.softnic.name);
         let device = Device::open(&selector, Some(&soft.nic)).map_err(Error::Device)?;
-        let device = device.taken_for(settings.softnic.personality.name());
-        return Ok(Opened { device, ports, soft: Some(soft) });
+        return Ok(Opened { device, ports, soft: Some(soft), promiscuous: Vec::new() });
     }
-    Ok(Opened { device: open_real(settings)?, ports, soft: None })
+    let device = open_real(settings)?;
+    let promiscuous =
+        if settings.device.promiscuous { promiscuous(device.name(), &ports)? } else { Vec::new() };
+    Ok(Opened { device, ports, soft: None, promiscuous })
+}
+
+/// Makes the interfaces of these ports promiscuous.
+fn promiscuous(device: &str, ports: &[u8]) -> Result<Vec<Promiscuous>, Error> {
+    let hold = |port: &u8| {
+        let netdev = Netdev::of_port(Path::new(netdev::SYSFS), device, *port).ok_or_else(|| {
+            let hint = "leave device.promiscuous false, and make the interface promiscuous by hand";
+            Error::NoDevice(format!("port {port} of {device} has no network interface (hint: {hint})"))
+        })?;
+        let failed = |source| Error::Promiscuous { interface: netdev.name.clone(), source };
+        Promiscuous::hold(&netdev.name).map_err(failed)
+    };
+    ports.iter().map(hold).collect()
 }
 
 fn open_real(settings: &Settings) -> Result<Device, Error> {
@@ -132,10 +162,21 @@ fn open_real(settings: &Settings) -> Result<Device, Error> {
             settings.softnic.name
         )));
     }
-    Device::open(&selector(settings), None).map_err(|error| match error {
+    let device = Device::open(&selector(settings), None).map_err(|error| match error {
         error if no_rdma_in_kernel(&error) => Error::NoDevice(NO_RDMA.into()),
         error => Error::Device(error),
+    })?;
+    // "auto" is no profile's name.
+    Ok(match DeviceProfile::by_name(&settings.device.model) {
+        Some(profile) => device.with_model(Model::named(profile)),
+        None => device,
     })
+}
+
+/// About a real device: an unknown model, and packets that do not reach the flows through these ports.
+fn warnings(device: &str, model: &Model, ports: &[u8], program: &Program) -> Vec<String> {
+    let netdevs = ports.iter().filter_map(|port| Netdev::of_port(Path::new(netdev::SYSFS), device, *port));
+    model.warning(device).into_iter().chain(netdevs.filter_map(|netdev| netdev.unreached(program))).collect()
 }
 
 fn make_soft(settings: &Settings) -> Result<Soft, Error> {
@@ -157,15 +198,38 @@ fn make_soft(settings: &Settings) -> Result<Soft, Error> {
     Ok(Soft { nic, wires, gate })
 }
 
+/// What a policy is compiled for without being installed.
+pub(crate) struct Compiling {
+    pub(crate) profile: DeviceProfile,
+    /// The real device, if it is one, and the ports whose interfaces `steerd run` would leave as they are.
+    real: Option<(Device, Vec<u8>)>,
+}
+
+impl Compiling {
+    /// For a device of that kind, which need not be there.
+    pub(crate) fn of(profile: DeviceProfile) -> Self {
+        Self { profile, real: None }
+    }
+
+    /// What an operator should know before this program is put on the device; nothing about a soft NIC.
+    pub(crate) fn warnings(&self, program: &Program) -> Vec<String> {
+        let Some((device, ports)) = &self.real else { return Vec::new() };
+        warnings(device.name(), device.model(), ports, program)
+    }
+}
+
 /// The limits to compile for: those of the settings' device, which must be there to be asked.
-pub(crate) fn profile(settings: &Settings) -> Result<DeviceProfile, Error> {
+pub(crate) fn profile(settings: &Settings) -> Result<Compiling, Error> {
     if means_soft(settings) {
         let personality = settings.softnic.personality.name();
-        return Ok(DeviceProfile::by_name(personality).unwrap_or_default().in_software());
+        let profile = DeviceProfile::by_name(personality).unwrap_or_default().in_software();
+        return Ok(Compiling::of(profile));
     }
     let cores = cores::assign(&settings.workers.cores, settings.softnic.core, &cores::available());
     let workers = cores.map_err(Error::Cores)?.len();
-    open_real(settings).map(|device| device.profile(workers))
+    let device = open_real(settings)?;
+    let ports = if settings.device.promiscuous { Vec::new() } else { settings.device.ports.clone() };
+    Ok(Compiling { profile: device.profile(workers), real: Some((device, ports)) })
 }
 
 fn selector(settings: &Settings) -> DeviceSelector {

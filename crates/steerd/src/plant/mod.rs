@@ -6,6 +6,7 @@
 mod counted;
 mod device;
 mod hw_counters;
+mod netdev;
 mod snapshot;
 
 use std::path::Path;
@@ -26,7 +27,7 @@ use crate::logging::Log;
 use crate::settings::{IdleMode, PolicySource, Settings};
 use crate::state::State;
 use counted::Counted;
-pub(crate) use device::{Opened, list, open, profile};
+pub(crate) use device::{Compiling, Opened, list, open, profile};
 use hw_counters::OutOfBuffer;
 
 /// How long workers may take to take up a program: they look once per turn, and sleep for microseconds.

@@ -44,6 +44,12 @@ fn check_device(settings: &Settings, report: &mut dyn FnMut(&str, String, Option
     if device.name.is_empty() {
         report("device.name", "must not be empty".into(), Some("\"auto\" takes the only device there is"));
     }
+    if device.model != "auto" && policy::DeviceProfile::by_name(&device.model).is_none() {
+        let known: Vec<String> =
+            policy::DeviceProfile::NAMES.iter().map(|name| format!("\"{name}\"")).collect();
+        let message = format!("{:?} is no model, expected \"auto\", {}", device.model, known.join(", "));
+        report("device.model", message, Some("\"auto\" knows the model by the device's driver"));
+    }
     if device.ports.is_empty() || device.ports.len() > MAX_PORTS {
         report("device.ports", format!("must list 1 to {MAX_PORTS} ports"), Some("ports count from 1"));
     }
@@ -102,6 +108,10 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
     }
     let chosen =
         !nic.ports.is_empty() && [nic.name.as_str(), "auto"].contains(&settings.device.name.as_str());
+    if chosen && settings.device.model != "auto" {
+        let hint = "the soft NIC's model is softnic.personality";
+        report("device.model", "is for a real device, and the soft NIC is chosen".into(), Some(hint));
+    }
     if chosen
         && let Some(port) = settings.device.ports.iter().find(|port| usize::from(**port) > nic.ports.len())
     {

@@ -72,7 +72,6 @@ impl Rig {
         })
         .expect("a soft NIC");
         let device = Device::open(&DeviceSelector::named("softnic0"), Some(&nic)).expect("it opens");
-        let device = device.taken_for(personality.name());
         let seen = Arc::default();
         let workers: Vec<_> = (0..workers).map(|id| worker(&device, WorkerId(id), FRAMES, &seen)).collect();
         let queues = workers.iter().map(Worker::work_queue).collect();

@@ -1,0 +1,136 @@
+//! Which model a device is: whose limits and refusals it has beside those that it reports itself.
+//!
+//! A real device is known by its kernel driver, which is the same for a ConnectX, a BlueField, a virtual function and
+//! what comes next, while lists of PCI numbers fall behind. A device of a provider in this process is known by what the
+//! provider says. The settings can name the model. Whatever is not known is [`DeviceProfile::conservative`]: taken for
+//! more than it is, it would refuse every reload and ignore what it was believed to match.
+
+use std::fmt;
+use std::path::Path;
+
+use policy::DeviceProfile;
+use verbs::Provider;
+
+/// Where the kernel shows RDMA devices (Documentation/ABI/stable/sysfs-class-infiniband).
+const SYSFS: &str = "/sys/class/infiniband";
+
+/// Drivers whose devices are known, and the name of their profile. The driver of a subfunction has a suffix
+/// ("mlx5_core.sf").
+const DRIVERS: &[(&str, &str)] = &[("mlx5_core", "mlx5"), ("mlx4_core", "mlx4")];
+
+/// A device's model, and how it is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    /// Its limits and refusals; the device's own answers go before them.
+    pub profile: DeviceProfile,
+    /// Why this one.
+    pub known: Known,
+}
+
+/// How a device's model is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Known {
+    /// The settings name it.
+    Named,
+    /// The provider of the device names it.
+    Provider,
+    /// By its kernel driver.
+    Driver(String),
+    /// It is not: the kernel driver is another one, or there is none.
+    Not(Option<String>),
+}
+
+impl fmt::Display for Known {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Named => f.write_str("named by the settings"),
+            Self::Provider => f.write_str("software"),
+            Self::Driver(driver) => write!(f, "driver {driver}"),
+            Self::Not(Some(driver)) => write!(f, "driver {driver}, which is not known"),
+            Self::Not(None) => f.write_str("its driver is not known"),
+        }
+    }
+}
+
+impl Model {
+    /// The one that the operator says it is.
+    #[must_use]
+    pub fn named(profile: DeviceProfile) -> Self {
+        Self { profile, known: Known::Named }
+    }
+
+    /// Of a device that libibverbs or a provider lists under that name.
+    pub(crate) fn of(device: &str, provider: Option<&dyn Provider>) -> Self {
+        let provided = provider.and_then(Provider::model).and_then(DeviceProfile::by_name);
+        match provided {
+            Some(profile) => Self { profile: profile.in_software(), known: Known::Provider },
+            None => Self::by_driver(Path::new(SYSFS), device),
+        }
+    }
+
+    fn by_driver(sysfs: &Path, device: &str) -> Self {
+        let link = std::fs::read_link(sysfs.join(device).join("device/driver")).ok();
+        let driver = link.and_then(|link| Some(link.file_name()?.to_string_lossy().into_owned()));
+        let family = driver.as_deref().map(|driver| driver.split('.').next().unwrap_or(driver));
+        let known = DRIVERS.iter().find(|(name, _)| Some(*name) == family);
+        match (known.and_then(|(_, model)| DeviceProfile::by_name(model)), driver) {
+            (Some(profile), Some(driver)) => Self { profile, known: Known::Driver(driver) },
+            (_, driver) => Self { profile: DeviceProfile::conservative(), known: Known::Not(driver) },
+        }
+    }
+
+    /// What an operator should know of a device of that name which is not known.
+    #[must_use]
+    pub fn warning(&self, device: &str) -> Option<String> {
+        let Known::Not(_) = self.known else { return None };
+        let models: Vec<String> = DeviceProfile::NAMES.iter().map(|name| format!("\"{name}\"")).collect();
+        Some(format!(
+            "the model of {device} is not known ({}): it is used as far as all known models go, most packets are \
+             decided by workers, and nothing is counted or copied by the device (hint: if it is like one of these, name \
+             it with device.model: {})",
+            self.known,
+            models.join(", ")
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A sysfs in which `device` has that driver.
+    fn model(driver: Option<&str>) -> Model {
+        let sysfs = tempfile::tempdir().expect("folder");
+        let folder = sysfs.path().join("rdma0/device");
+        std::fs::create_dir_all(&folder).expect("made");
+        if let Some(driver) = driver {
+            let target = format!("../../../../bus/pci/drivers/{driver}");
+            std::os::unix::fs::symlink(target, folder.join("driver")).expect("linked");
+        }
+        Model::by_driver(sysfs.path(), "rdma0")
+    }
+
+    #[test]
+    fn a_real_device_is_known_by_its_driver_whatever_its_numbers() {
+        for (driver, name) in [("mlx5_core", "mlx5"), ("mlx5_core.sf", "mlx5"), ("mlx4_core", "mlx4")] {
+            let model = model(Some(driver));
+            assert_eq!(model.profile.name, name);
+            assert_eq!(model.known, Known::Driver(driver.to_owned()));
+            assert_eq!(model.warning("rdma0"), None);
+        }
+    }
+
+    #[test]
+    fn an_unknown_device_is_never_taken_for_ideal() {
+        for driver in [None, Some("bnxt_en"), Some("mlx5_corex")] {
+            let model = model(driver);
+            assert_eq!(model.profile, DeviceProfile::conservative());
+            assert_eq!(model.known, Known::Not(driver.map(str::to_owned)));
+            let warning = model.warning("rdma0").expect("it is not known");
+            assert!(warning.starts_with("the model of rdma0 is not known"), "{warning}");
+            assert!(warning.contains("device.model: \"ideal\", \"mlx5\", \"mlx4\""), "{warning}");
+        }
+        assert_eq!(Model::by_driver(Path::new("/nowhere"), "rdma0").known, Known::Not(None));
+    }
+}
