@@ -8,7 +8,7 @@
 use std::fmt;
 use std::path::Path;
 
-use policy::DeviceProfile;
+use device_model::DeviceProfile;
 use verbs::Provider;
 
 /// Where the kernel shows RDMA devices (Documentation/ABI/stable/sysfs-class-infiniband).

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 use crate::limits::{ideal, mlx4, mlx5};
 
-use super::{Dependence, DeviceProfile, Errno, Feature, Limit, LimitRow, PriorityTable, Refusal};
+use super::{Dependence, DeviceProfile, Errno, Feature, Limit, LimitRow, Refusal};
 
 /// `drivers/infiniband/hw/mlx5/` of the kernel.
 const MLX5_FS: &str = "linux: hw/mlx5/fs.c";
@@ -64,6 +64,7 @@ fn strictest(name: &str, a: DeviceProfile, b: DeviceProfile) -> DeviceProfile {
         max_tables: least(a.max_tables, b.max_tables),
         max_counters: least(a.max_counters, b.max_counters),
         max_copies: least(a.max_copies, b.max_copies),
+        max_receives: least(a.max_receives, b.max_receives),
         tag_bits: a.tag_bits.min(b.tag_bits),
         multicast_ignores_priority: a.multicast_ignores_priority || b.multicast_ignores_priority,
         dependences: [a.dependences, b.dependences].concat(),

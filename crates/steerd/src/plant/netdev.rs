@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use packet::MacAddr;
-use policy::{Flow, FlowKind, Program, Spec};
+use program::{Flow, FlowKind, Program, Spec};
 
 /// Where the kernel shows its classes of devices (Documentation/ABI/testing/sysfs-class-net).
 pub(super) const SYSFS: &str = "/sys/class";
@@ -134,7 +134,7 @@ mod tests {
         let source = policy::Source::new("test", text.as_str());
         let options = policy::LoadOptions::default();
         let (policy, _) = policy::parse_with(&source, &policy::NoFiles, &options).expect("a policy");
-        policy::compile_with(&policy, &policy::DeviceProfile::mlx5(), 1, None).expect("a program")
+        compiler::compile_with(&policy, &device_model::DeviceProfile::mlx5(), 1, None).expect("a program")
     }
 
     #[test]

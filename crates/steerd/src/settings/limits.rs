@@ -44,9 +44,9 @@ fn check_device(settings: &Settings, report: &mut dyn FnMut(&str, String, Option
     if device.name.is_empty() {
         report("device.name", "must not be empty".into(), Some("\"auto\" takes the only device there is"));
     }
-    if device.model != "auto" && policy::DeviceProfile::by_name(&device.model).is_none() {
+    if device.model != "auto" && device_model::DeviceProfile::by_name(&device.model).is_none() {
         let known: Vec<String> =
-            policy::DeviceProfile::NAMES.iter().map(|name| format!("\"{name}\"")).collect();
+            device_model::DeviceProfile::NAMES.iter().map(|name| format!("\"{name}\"")).collect();
         let message = format!("{:?} is no model, expected \"auto\", {}", device.model, known.join(", "));
         report("device.model", message, Some("\"auto\" knows the model by the device's driver"));
     }
