@@ -303,7 +303,7 @@ fn workers(families: &mut Families, workers: &[WorkerState]) {
     for worker in workers {
         family = family.buckets(&[("worker", &worker.worker.to_string())], &worker.batches, 1.0);
     }
-    let help = "How long turns of the worker's loop took that found packets; a sample, one turn in 16.";
+    let help = "How long turns of the worker's loop took that found packets; a sample, one turn in 64.";
     let mut family = families.histogram("steerd_worker_turn_seconds", help);
     for worker in workers {
         family = family.buckets(&[("worker", &worker.worker.to_string())], &worker.turn_ns, 1e9);

@@ -2,8 +2,8 @@
 //! into histograms of its own and now and then adds them to those that others read, without waiting for them: nothing
 //! is allocated after the worker was built, and no turn waits for a reader.
 //!
-//! What it costs a turn: recording a value some 6 ns, publishing 528 ns every 1024 turns. The clock, 25 ns for a look, is
-//! read in one turn of 16 only.
+//! What it costs, measured on two busy cores: 11 to 15 ns a turn to record its batch, 0.5 to 0.8 us every 1024 turns to
+//! publish. A look at the clock took 66 to 76 ns there, so one turn in 64 only is timed.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Instant;
@@ -15,7 +15,7 @@ use crate::config::BATCH_MAX;
 /// Turns between two publications; a power of two, like the next.
 const PUBLISH_TURNS: u32 = 1 << 10;
 /// One turn of so many is timed.
-const TIMED_TURNS: u32 = 1 << 4;
+const TIMED_TURNS: u32 = 1 << 6;
 /// Longer turns, some 69 s, are recorded as this long.
 const LONGEST_TURN_NS: u64 = 1 << 36;
 

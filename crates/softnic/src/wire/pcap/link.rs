@@ -45,7 +45,7 @@ impl CaptureLink {
             InterfaceDescriptionOption::IfFcsLen(length) => Some(*length),
             _ => None,
         });
-        // In bits; but the draft's own example is 4, and there are writers that took it for bytes.
+        // In bits (draft-ietf-opsawg-pcapng, 4.2); but earlier drafts had 4 as the example, which are bytes.
         let fcs_bytes = match length.unwrap_or(0) {
             bytes @ 0..BITS_PER_BYTE => bytes,
             bits => bits / BITS_PER_BYTE,
