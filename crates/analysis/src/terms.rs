@@ -1,6 +1,7 @@
 //! A match taken apart into what it asks of single fields and of the kind of packet; the one place that knows
 //! what each key of a match means, besides `Predicate`, which the tests hold it to.
 
+use packet::IpProtocol;
 use program::{Addresses, ByteSet, Family, Fragments, Macs, Match, MplsEntry, RangeSet, VlanMatch, Word};
 
 use super::field::{FRAGMENT_CODES, Field, Level};
@@ -68,8 +69,12 @@ impl<'m> Terms<'m> {
         if let Some(fragments) = matches.fragment {
             self.fragments(level, fragments);
         }
-        self.numbers(Field::SrcPort(level), matches.src_port.as_ref());
-        self.numbers(Field::DstPort(level), matches.dst_port.as_ref());
+        if matches.or_no_ports {
+            self.ports_if_any(level, matches);
+        } else {
+            self.numbers(Field::SrcPort(level), matches.src_port.as_ref());
+            self.numbers(Field::DstPort(level), matches.dst_port.as_ref());
+        }
         self.bytes(Field::TcpFlags(level), matches.tcp_flags);
         if let Some(options) = matches.ip_options {
             self.has(Field::Options(level));
@@ -154,6 +159,18 @@ impl<'m> Terms<'m> {
             self.list.push(Term::Only(present(v4).or(&present(v6))));
             self.list.push(Term::Ranges(v4, within(v4, &addresses.v4)));
             self.list.push(Term::Ranges(v6, within(v6, &addresses.v6)));
+        }
+    }
+
+    /// A kind without ports meets the conditions on ports: they hold where there are ports.
+    fn ports_if_any(&mut self, level: Level, matches: &Match) {
+        self.has(Field::Tos(level));
+        let transports = [IpProtocol::TCP, IpProtocol::UDP].map(|one| (one.0.into(), one.0.into()));
+        self.list.push(Term::Ranges(Field::Protocol(level), transports.to_vec()));
+        for (field, ports) in
+            [(Field::SrcPort(level), &matches.src_port), (Field::DstPort(level), &matches.dst_port)]
+        {
+            self.list.extend(ports.as_ref().map(|ports| Term::Ranges(field, within(field, ports))));
         }
     }
 

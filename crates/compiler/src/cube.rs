@@ -242,6 +242,11 @@ impl Cube {
         self
     }
 
+    /// Whether it says of a layer that it is absent where no flow can say so.
+    pub(super) fn has_untold_absence(&self) -> bool {
+        self.told().closed().as_ref() != Some(self)
+    }
+
     /// Fills in what the fields imply about each other, as `packet::parse` guarantees it.
     pub(super) fn closed(self) -> Option<Self> {
         let mut cube = self;

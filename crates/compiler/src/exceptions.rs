@@ -20,10 +20,11 @@ use program::{Exception, RuleId, Unfinished, Untold, Why};
 
 use super::classes::{Expanded, common};
 use super::cube::{Cube, Field, LAYERS, SENT};
+use super::fit::tellable;
 
 use flows::{Flow, Flows};
 use hole::{around, bits_beyond, can_be_told, fields, missing_header};
-use room::Room;
+use room::{Cost, Room};
 
 /// The most flows by which a rule keeps only a part of one of its cubes; with more it keeps the cube whole.
 const MAX_PARTS: usize = 8;
@@ -34,12 +35,14 @@ pub(super) struct Exceptions {
     /// By rule, the default's at the end. Rules that leave packets to the host have what they keep here.
     cubes: BTreeMap<usize, Vec<Cube>>,
     left: BTreeMap<usize, LeftOut>,
+    /// The rules that keep flows which take more than their packets: a worker has to finish these.
+    coarse: BTreeSet<usize>,
     /// Whether some flow is not what covers its rule.
     pub(super) has_cut: bool,
 }
 
 /// What became of one rule that leaves packets to the host.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct LeftOut {
     /// The rules whose flows were cut.
     of: BTreeSet<usize>,
@@ -69,6 +72,11 @@ impl Exceptions {
     /// Whether a rule that leaves packets to the host needs no flow for it.
     pub(super) fn keeps_nothing(&self, rule: usize) -> bool {
         self.cubes.get(&rule).is_none_or(Vec::is_empty)
+    }
+
+    /// Whether the flows that a rule keeps take more than its packets.
+    pub(super) fn is_coarse(&self, rule: usize) -> bool {
+        self.coarse.contains(&rule)
     }
 
     /// Why a worker must see packets of a rule that would leave them to the host.
@@ -152,15 +160,14 @@ struct Cutting<'p> {
 /// A flow's cube around a hole.
 struct Cut {
     flow: usize,
-    /// How much room it has taken.
-    more: usize,
+    cost: Cost,
     pieces: Vec<Cube>,
 }
 
 /// One that was made.
 struct Done {
     flow: usize,
-    more: usize,
+    cost: Cost,
     /// Among the flows.
     pieces: Range<usize>,
 }
@@ -170,20 +177,29 @@ impl Cutting<'_> {
     fn leave(&mut self, index: usize, rule: &Expanded) {
         let holes = &rule.expansion.cubes;
         let mut left = LeftOut::default();
-        let before = self.done.len();
+        // Those without ports come first.
+        let no_ports = holes.iter().take_while(|hole| hole.has_untold_absence()).count();
         let mut kept: Vec<Vec<Cube>> = Vec::with_capacity(holes.len());
-        for hole in holes {
-            kept.push(self.leave_cube(hole, !rule.is_hybrid(), &mut left));
-            if let Some((_, Untold::TooMany { .. })) = left.kept_for {
-                // Too dear: as if none had been tried.
-                self.undo(before);
-                left = LeftOut { kept_for: left.kept_for, ..LeftOut::default() };
-                kept = holes.iter().map(|hole| self.whole_if_met(hole)).collect();
-                break;
+        for part in [0..no_ports, no_ports..holes.len()] {
+            let (before, start) = (self.done.len(), left.clone());
+            for hole in &holes[part.clone()] {
+                kept.push(self.leave_cube(hole, !rule.is_hybrid(), &mut left));
+                if let Some((_, Untold::TooMany { .. })) = left.kept_for {
+                    // Too dear: as if none of this part had been tried.
+                    self.undo(before);
+                    left = LeftOut { kept_for: left.kept_for, ..start };
+                    kept.truncate(part.start);
+                    kept.extend(holes[part.clone()].iter().map(|hole| self.whole_if_met(hole)));
+                    break;
+                }
             }
         }
         left.is_whole = kept.iter().zip(holes).all(|(kept, hole)| *kept == [*hole]);
-        let kept = kept.concat();
+        let mut kept = kept.concat();
+        for cube in kept.iter_mut().filter(|cube| cube.has_untold_absence()) {
+            *cube = tellable(cube, self.profile);
+            self.made.coarse.insert(index);
+        }
         self.made.has_cut |= !kept.is_empty() && kept != *holes;
         kept.iter().for_each(|cube| self.flows.add(index, *cube));
         self.made.cubes.insert(index, kept);
@@ -201,8 +217,10 @@ impl Cutting<'_> {
         }
         // Those of one rule as they were made.
         open.sort_unstable_by_key(|flow| (self.flows.list[*flow].rule, *flow));
-        let more = open.iter().map(|flow| bits_beyond(hole, &self.flows.list[*flow].cube).saturating_sub(1));
-        if let (Some(first), Err(untold)) = (open.first(), self.room.holds(more.sum())) {
+        let more = open.iter().map(|flow| self.cost(*flow, hole).more).sum();
+        if let Some(first) = open.first()
+            && let Err(untold) = self.room.holds(Cost { more, ..self.cost(*first, hole) })
+        {
             left.keep_for(self.flows.list[*first].rule, untold);
             return vec![*hole];
         }
@@ -224,7 +242,7 @@ impl Cutting<'_> {
         let is_whole = parts == [*hole];
         for cut in cuts {
             match is_whole {
-                true => self.room.give_back(self.flows.list[cut.flow].rule, cut.more),
+                true => self.room.give_back(cut.cost),
                 false => self.make(cut, left),
             }
         }
@@ -250,35 +268,42 @@ impl Cutting<'_> {
 
     /// The flow's cube without the hole.
     fn cut(&mut self, flow: usize, hole: &Cube) -> Result<Cut, Untold> {
-        let Flow { rule, cube, .. } = &self.flows.list[flow];
-        let more = bits_beyond(hole, cube).saturating_sub(1);
-        self.room.take(*rule, more)?;
+        let cube = &self.flows.list[flow].cube;
+        let cost = self.cost(flow, hole);
+        self.room.take(cost)?;
         let pieces = around(cube, hole, &self.fields);
         let told = pieces.iter().try_for_each(|piece| can_be_told(piece, cube, self.profile));
         if told.is_err() {
-            self.room.give_back(*rule, more);
+            self.room.give_back(cost);
         }
-        told.map(|()| Cut { flow, more, pieces })
+        told.map(|()| Cut { flow, cost, pieces })
     }
 
-    fn make(&mut self, Cut { flow, more, pieces }: Cut, left: &mut LeftOut) {
+    /// What it takes to cut a hole out of a flow.
+    fn cost(&self, flow: usize, hole: &Cube) -> Cost {
+        let Flow { rule, cube, .. } = &self.flows.list[flow];
+        let more = bits_beyond(hole, cube).saturating_sub(1);
+        Cost { rule: *rule, more, no_ports: hole.has_untold_absence() }
+    }
+
+    fn make(&mut self, Cut { flow, cost, pieces }: Cut, left: &mut LeftOut) {
         let rule = self.flows.list[flow].rule;
         left.of.insert(rule);
         left.pieces += pieces.len().saturating_sub(1);
         self.flows.list[flow].lives = false;
         let first = self.flows.list.len();
         pieces.into_iter().for_each(|piece| self.flows.add(rule, piece));
-        self.done.push(Done { flow, more, pieces: first..self.flows.list.len() });
+        self.done.push(Done { flow, cost, pieces: first..self.flows.list.len() });
         self.made.cubes.entry(rule).or_default();
         self.made.has_cut = true;
     }
 
     /// Takes back all but the first cuts.
     fn undo(&mut self, first: usize) {
-        for Done { flow, more, pieces } in self.done.split_off(first).into_iter().rev() {
+        for Done { flow, cost, pieces } in self.done.split_off(first).into_iter().rev() {
             self.flows.list[pieces].iter_mut().for_each(|piece| piece.lives = false);
             self.flows.list[flow].lives = true;
-            self.room.give_back(self.flows.list[flow].rule, more);
+            self.room.give_back(cost);
         }
     }
 

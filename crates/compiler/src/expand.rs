@@ -121,12 +121,32 @@ impl Factors {
     }
 }
 
-/// Covers a match as far as the device can say it.
+/// Covers a match as far as the device can say it. Packets without a readable TCP or UDP header have cubes of their
+/// own: no flow can be told those, but flows can leave them out.
 pub(super) fn expand(
     matches: &Match,
     direction: Direction,
     profile: &DeviceProfile,
 ) -> Result<Expansion, Explosion> {
+    let expansion = cover(matches, direction, profile)?;
+    let Some(no_ports) = matches.no_ports() else { return Ok(expansion) };
+    let Expansion { cubes: with_ports, mut software } = expansion;
+    // A worker finishes a rule that is not exact: its flows take these packets with all of their protocol.
+    let is_exact = software.is_empty();
+    let exactly = DeviceProfile::ideal();
+    let others = cover(&no_ports, direction, if is_exact { &exactly } else { profile })?;
+    for note in others.software {
+        if !software.contains(&note) {
+            software.push(note);
+        }
+    }
+    let without = |cube: Cube| cube.layer(HAS_TCP, false)?.layer(HAS_UDP, false)?.closed();
+    let no_ports = others.cubes.into_iter().filter_map(|cube| if is_exact { without(cube) } else { Some(cube) });
+    // These come first: what is left of a flow without them has the headers that the others ask for.
+    Ok(Expansion { cubes: no_ports.chain(with_ports).collect(), software })
+}
+
+fn cover(matches: &Match, direction: Direction, profile: &DeviceProfile) -> Result<Expansion, Explosion> {
     let mut factors = Factors::default();
     let sent = u64::from(direction == Direction::Egress);
     factors.list("direction", Cube::ANY.with(SENT, sent, 1).into_iter().collect());

@@ -48,6 +48,12 @@ pub(super) fn refusal(cube: &Cube, profile: &DeviceProfile) -> Option<Why> {
     why.or_else(|| (told != *cube).then_some(Why::NoWords))
 }
 
+/// The least that a flow of this device takes which takes all of a cube.
+pub(super) fn tellable(cube: &Cube, profile: &DeviceProfile) -> Cube {
+    let told = cube.told().closed().unwrap_or(*cube);
+    fitted(told, &Match::default(), profile, &mut Vec::new())
+}
+
 /// A cube on its way to what a device takes.
 struct Fitting<'f> {
     cube: Cube,

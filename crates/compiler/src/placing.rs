@@ -13,7 +13,7 @@ use super::classes::{Expanded, next_group, verdict};
 use super::draft::Plan;
 use super::exceptions::{Exceptions, leave_out};
 use super::findings::{Findings, Obstacle};
-use super::fit::{any_cast, is_multicast_only, no_tags};
+use super::fit::{any_cast, is_multicast_only, no_tags, tellable};
 
 /// What the flows of a rule do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,10 @@ pub(super) fn prepare(
             let why = Why::Refused { feature: Feature::Drop, errno: refusal.errno };
             rule.notes.push(Unfinished { key: "drop".to_owned(), why });
         }
-        rule.notes.extend(exceptions.note(index));
+        match exceptions.note(index) {
+            Some(note) if exceptions.is_coarse(index) => rule.widen(note, |cube| tellable(cube, profile)),
+            note => rule.notes.extend(note),
+        }
     }
     exceptions
 }

@@ -36,7 +36,7 @@ fn reference(rules: &[Rule], sent: bool, key: &DeepKey) -> Meaning {
     let mut meaning = Meaning { copies: Vec::new(), last: None, act: None };
     for (index, rule) in rules.iter().enumerate() {
         let id = RuleId(index as u32);
-        if !rule.clauses.iter().all(|clause| clause.holds(key)) {
+        if !rule.holds(key) {
             continue;
         }
         match rule.act {
@@ -274,7 +274,7 @@ fn one(
 fn is_too_much(message: &str, policy: &policy::Policy, profile: &DeviceProfile) -> bool {
     if message.contains("go to the worker by") {
         // A worker makes no copies: some rule before it, alone, must be a worker's.
-        return hybrid_alone(policy, profile);
+        return hybrid_alone(policy, profile) || keeps_packets_without_ports(policy, profile);
     }
     let Some(program) = without_limits(policy, profile) else { return false };
     let masks: BTreeSet<String> = program.flows.iter().map(|flow| format!("{:?}", flow.shape())).collect();
@@ -298,6 +298,25 @@ fn hybrid_alone(policy: &policy::Policy, profile: &DeviceProfile) -> bool {
         }
         let program = compiler::compile(&alone, profile, WORKERS);
         program.is_ok_and(|program| matches!(program.rules[0].placement, Placement::Hybrid { .. }))
+    })
+}
+
+/// Whether some rule that leaves packets without ports to the kernel has to be a worker's, because what is copied
+/// cannot leave these out either.
+fn keeps_packets_without_ports(policy: &policy::Policy, profile: &DeviceProfile) -> bool {
+    let steer = |rule: &policy::policy::RuleDefinition| match rule.action {
+        policy::policy::Action::Copy(group) => {
+            policy::policy::RuleDefinition { action: policy::policy::Action::Steer(group), ..rule.clone() }
+        }
+        _ => rule.clone(),
+    };
+    let steering = policy::Policy { rules: policy.rules.iter().map(steer).collect(), ..policy.clone() };
+    let program = policy::compile(&steering, profile, WORKERS);
+    program.is_ok_and(|program| {
+        let mut rules = policy.rules.iter().zip(&program.rules);
+        rules.any(|(rule, placed)| {
+            rule.matches.or_no_ports && matches!(placed.placement, Placement::Hybrid { .. })
+        })
     })
 }
 

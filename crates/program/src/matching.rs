@@ -49,6 +49,9 @@ pub struct Match {
     pub src_port: Option<RangeSet<u16>>,
     /// TCP or UDP destination port.
     pub dst_port: Option<RangeSet<u16>>,
+    /// Whether TCP and UDP packets without a readable header (later fragments, cut headers) match whatever the
+    /// ports are. Set by the parser for rules that leave packets to the kernel; see [`Match::may_ignore_ports`].
+    pub or_no_ports: bool,
     /// Fragmentation of an IP packet.
     pub fragment: Option<Fragments>,
     /// The TCP flags byte.
@@ -154,6 +157,31 @@ impl Match {
         self.src_port.is_some() || self.dst_port.is_some() || self.tcp_flags.is_some()
     }
 
+    /// Whether the ports are the only thing asked for that a packet without a readable TCP or UDP header lacks, and
+    /// nothing is asked for that says how such packets are to be treated.
+    #[must_use]
+    pub fn may_ignore_ports(&self) -> bool {
+        (self.src_port.is_some() || self.dst_port.is_some())
+            && self.tcp_flags.is_none()
+            && self.fragment.is_none()
+            && !self.needs_tunnel()
+    }
+
+    /// The part of an [`or_no_ports`](Self::or_no_ports) match that is about packets without a header: the same
+    /// without ports, of TCP and UDP; `None` if there is none.
+    pub(crate) fn no_ports(&self) -> Option<Self> {
+        let transports = RangeSet::of(vec![(TCP, TCP), (UDP, UDP)]);
+        let protocol = self.protocol.as_ref().map_or(transports.clone(), |own| own.intersect(&transports));
+        let is_one = self.or_no_ports && !protocol.is_empty();
+        is_one.then(|| Self {
+            src_port: None,
+            dst_port: None,
+            or_no_ports: false,
+            protocol: Some(protocol),
+            ..self.clone()
+        })
+    }
+
     /// Whether an IP header is needed.
     #[must_use]
     pub fn needs_ip(&self) -> bool {
@@ -217,6 +245,9 @@ impl Match {
         self.inner_vlan_tpid.clone().or_else(|| names_a_tag.then(|| RangeSet::single(C_TAG)))
     }
 }
+
+const TCP: u8 = packet::IpProtocol::TCP.0;
+const UDP: u8 = packet::IpProtocol::UDP.0;
 
 /// The TPID of an 802.1Q tag, which is also what a device means by "VLAN".
 pub const C_TAG: u16 = packet::EtherType::VLAN.0;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use packet::{DeepKey, FlowKey, Layers, TunnelKey, TunnelLayers};
+use packet::{DeepKey, FlowKey, IpProtocol, Layers, TunnelKey, TunnelLayers};
 
 use crate::byte_set::ByteSet;
 use crate::matching::{Addresses, Family, Fragments, Macs, Match, MplsEntry, VlanMatch};
@@ -46,6 +46,8 @@ enum Test {
     InnerVlanId(RangeSet<u16>),
     SrcPort(RangeSet<u16>),
     DstPort(RangeSet<u16>),
+    /// These ports, or a TCP or UDP packet without a readable header.
+    PortsIfAny(Box<[Option<RangeSet<u16>>; 2]>),
     SrcMac(Box<Macs>),
     DstMac(Box<Macs>),
     Src(Box<Addresses>),
@@ -124,8 +126,12 @@ fn tests(matches: &Match) -> Vec<Test> {
     push(matches.ip_flags.map(Test::IpFlags));
     push(matches.flow_label.clone().map(Test::FlowLabel));
     push(matches.ethertype.clone().map(Test::EtherType));
-    push(matches.src_port.clone().map(Test::SrcPort));
-    push(matches.dst_port.clone().map(Test::DstPort));
+    if matches.or_no_ports {
+        push(Some(Test::PortsIfAny(Box::new([matches.src_port.clone(), matches.dst_port.clone()]))));
+    } else {
+        push(matches.src_port.clone().map(Test::SrcPort));
+        push(matches.dst_port.clone().map(Test::DstPort));
+    }
     push(matches.src_mac.clone().map(|macs| Test::SrcMac(Box::new(macs))));
     push(matches.dst_mac.clone().map(|macs| Test::DstMac(Box::new(macs))));
     push(matches.src.clone().map(|addresses| Test::Src(Box::new(addresses))));
@@ -176,7 +182,7 @@ fn ip_tests(matches: &Match, tests: &mut Vec<Test>) {
     if !lacks.is_empty() {
         tests.push(Test::Lacks(lacks));
     }
-    if matches.needs_transport() && !has.contains(Layers::TCP) {
+    if matches.needs_transport() && !matches.or_no_ports && !has.contains(Layers::TCP) {
         tests.push(Test::HasAny(Layers::TCP | Layers::UDP));
     } else if matches.needs_ip() && !has.intersects(Layers::IPV4 | Layers::IPV6 | Layers::TCP) {
         tests.push(Test::HasAny(Layers::IPV4 | Layers::IPV6));
@@ -270,12 +276,22 @@ impl Test {
             Self::InnerVlanId(ids) => ids.contains(key.inner_vlan_tci & 0x0fff),
             Self::SrcPort(ports) => ports.contains(key.src_port),
             Self::DstPort(ports) => ports.contains(key.dst_port),
+            Self::PortsIfAny(ports) => ports_if_any(ports, key),
             Self::SrcMac(macs) => macs.contains(key.src_mac),
             Self::DstMac(macs) => macs.contains(key.dst_mac),
             Self::Src(addresses) => key.src_addr().is_some_and(|address| addresses.contains(address)),
             Self::Dst(addresses) => key.dst_addr().is_some_and(|address| addresses.contains(address)),
         }
     }
+}
+
+/// Whether the ports are these, or there should be ports and none can be read.
+fn ports_if_any([src, dst]: &[Option<RangeSet<u16>>; 2], key: &FlowKey) -> bool {
+    if !key.layers.intersects(Layers::TCP | Layers::UDP) {
+        return matches!(IpProtocol(key.protocol), IpProtocol::TCP | IpProtocol::UDP);
+    }
+    let holds = |ports: &Option<RangeSet<u16>>, port| ports.as_ref().is_none_or(|ports| ports.contains(port));
+    holds(src, key.src_port) && holds(dst, key.dst_port)
 }
 
 /// Which of the three a packet is.

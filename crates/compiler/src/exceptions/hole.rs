@@ -64,13 +64,26 @@ pub(super) fn missing_header(cube: &Cube, hole: &Cube) -> Result<(), Untold> {
     Ok(())
 }
 
-/// How many bits the hole asks for beyond the cube.
+/// At most into so many pieces [`around`] cuts the cube.
 pub(super) fn bits_beyond(hole: &Cube, cube: &Cube) -> usize {
     let told = hole.told().mask;
-    told.iter().zip(&cube.mask).map(|(hole, cube)| (hole & !cube).count_ones() as usize).sum()
+    let bits: usize =
+        told.iter().zip(&cube.mask).map(|(hole, cube)| (hole & !cube).count_ones() as usize).sum();
+    bits + PORT_HALVES * absent(hole, cube).count()
 }
 
-/// The cube without the hole, which it meets: disjoint pieces, one for each bit that the hole asks beyond it.
+/// The transport headers that the packets of the hole lack and those of the cube may have.
+fn absent(hole: &Cube, cube: &Cube) -> impl Iterator<Item = Field> {
+    [HAS_TCP, HAS_UDP].into_iter().filter(|layer| hole.lacks(*layer) && cube.mask_of(*layer) == 0)
+}
+
+/// A device may look for a TCP or UDP header only where a bit of a port is asked for: whatever has one is told as
+/// two pieces, by the first bit of a port.
+const PORT_HALVES: usize = 2;
+const FIRST_BIT: u64 = 1 << 15;
+
+/// The cube without the hole, which it meets: disjoint pieces, one for each bit that the hole asks beyond it, and
+/// those with the headers that the hole's packets lack.
 pub(super) fn around(cube: &Cube, hole: &Cube, fields: &[Field]) -> Vec<Cube> {
     let mut inside = *cube;
     let mut pieces = Vec::new();
@@ -82,6 +95,12 @@ pub(super) fn around(cube: &Cube, hole: &Cube, fields: &[Field]) -> Vec<Cube> {
             // The bit is not masked yet.
             inside = inside.with(*field, value, bit).unwrap_or(inside);
         }
+    }
+    // Of the two, exceptions ask rather for the one by which cubes are cut first.
+    let port = fields.iter().copied().find(|field| [SRC_PORT, DST_PORT].contains(field)).unwrap_or(DST_PORT);
+    for layer in absent(hole, cube) {
+        let halves = [0, FIRST_BIT].map(|value| inside.layer(layer, true)?.with(port, value, FIRST_BIT)?.closed());
+        pieces.extend(halves.into_iter().flatten());
     }
     pieces
 }

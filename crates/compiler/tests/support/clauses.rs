@@ -27,6 +27,10 @@ pub(crate) enum Meaning {
 }
 
 impl Clause {
+    pub(crate) fn is_about_ports(&self) -> bool {
+        self.text.starts_with("dst_port") || self.text.starts_with("src_port")
+    }
+
     pub(crate) fn holds(&self, key: &DeepKey) -> bool {
         match &self.meaning {
             Meaning::Packet(holds) => holds(&key.outer),

@@ -3,11 +3,12 @@
 use std::fmt::Write as _;
 
 use device_model::DeviceProfile;
+use packet::{DeepKey, Layers};
 use policy::{Diagnostics, NoFiles, Policy, Source};
 use program::{Feature, GroupId, Verdict};
 use proptest::prelude::*;
 
-use super::clauses::{Clause, clauses, plain_clauses};
+use super::clauses::{Clause, Meaning, clauses, plain_clauses};
 
 const GROUPS: [&str; 3] = ["spread", "addresses", "single"];
 const GROUP_TEXT: &str = r#"
@@ -65,6 +66,26 @@ impl Act {
 pub(crate) struct Rule {
     pub(crate) clauses: Vec<Clause>,
     pub(crate) act: Act,
+}
+
+impl Rule {
+    /// Whether it matches. One that leaves packets to the kernel by ports alone leaves it those TCP and UDP packets
+    /// that have none, too: later fragments, and headers that are cut off.
+    pub(crate) fn holds(&self, key: &DeepKey) -> bool {
+        let holds = |clause: &Clause| clause.holds(key);
+        let has_other_needs = |clause: &Clause| {
+            matches!(clause.meaning, Meaning::Tunnel(_))
+                || clause.text.starts_with("tcp_flags")
+                || clause.text.starts_with("fragment")
+        };
+        let (ports, others): (Vec<&Clause>, Vec<&Clause>) =
+            self.clauses.iter().partition(|clause| clause.is_about_ports());
+        let is_without = !key.outer.layers.intersects(Layers::TCP | Layers::UDP)
+            && key.outer.layers.intersects(Layers::IPV4 | Layers::IPV6)
+            && matches!(key.outer.protocol, 6 | 17);
+        let ignores = self.act == Act::Kernel && is_without && !self.clauses.iter().any(has_other_needs);
+        others.into_iter().all(holds) && (ignores || ports.into_iter().all(holds))
+    }
 }
 
 /// A policy.

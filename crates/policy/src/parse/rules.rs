@@ -72,6 +72,12 @@ impl Rules {
         if let (Some(action), Some(direction)) = (action, direction) {
             actions::fit_direction(reader, action, direction, span_of("action"))?;
         }
+        let matches = matches.map(|matches| Match {
+            or_no_ports: action == Some(Action::Kernel)
+                && direction == Some(Direction::Ingress)
+                && matches.may_ignore_ports(),
+            ..matches
+        });
         Some(RuleDefinition {
             place: reader.place(span_of("match")),
             name_place: reader.place(span_of("name")),

@@ -48,6 +48,15 @@ impl fmt::Display for Test {
             Self::InnerVlanId(ids) => write!(f, "inner_vlan {ids}"),
             Self::SrcPort(ports) => write!(f, "src_port {ports}"),
             Self::DstPort(ports) => write!(f, "dst_port {ports}"),
+            Self::PortsIfAny(ports) => {
+                let [src, dst] = &**ports;
+                for (name, ports) in [("src_port", src), ("dst_port", dst)] {
+                    if let Some(ports) = ports {
+                        write!(f, "{name} {ports} ")?;
+                    }
+                }
+                f.write_str("or no ports")
+            }
             Self::SrcMac(macs) => write!(f, "src_mac {macs}"),
             Self::DstMac(macs) => write!(f, "dst_mac {macs}"),
             Self::Src(addresses) => write!(f, "src {addresses}"),
