@@ -141,7 +141,8 @@ pub(super) fn expand(
         }
     }
     let without = |cube: Cube| cube.layer(HAS_TCP, false)?.layer(HAS_UDP, false)?.closed();
-    let no_ports = others.cubes.into_iter().filter_map(|cube| if is_exact { without(cube) } else { Some(cube) });
+    let no_ports =
+        others.cubes.into_iter().filter_map(|cube| if is_exact { without(cube) } else { Some(cube) });
     // These come first: what is left of a flow without them has the headers that the others ask for.
     Ok(Expansion { cubes: no_ports.chain(with_ports).collect(), software })
 }

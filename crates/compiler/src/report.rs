@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::capacity::Capacity;
 use crate::check::{Check, RuleCheck, check_for};
 use crate::together::together;
-use crate::{Obstacle, attempt};
+use crate::{LostException, Obstacle, attempt, lost_exceptions, refuse_lost_exceptions};
 
 /// So many rules are named in a note.
 const SHOWN_NAMES: usize = 4;
@@ -28,8 +28,10 @@ pub struct Report {
     pub capacity: Option<Capacity>,
     /// What stands in the way of the policy as a whole.
     pub obstacles: Vec<Obstacle>,
-    /// Why it does not compile, with places.
+    /// Why it does not compile, or why its program may not be installed, with places.
     pub problems: Vec<Diagnostic>,
+    /// Packets that the policy leaves to the kernel and that a worker receives; problems unless the policy allows them.
+    pub lost_exceptions: Vec<LostException>,
     /// What the operator may not have meant, in the order of the policy.
     pub warnings: Vec<Diagnostic>,
     /// The program itself.
@@ -112,11 +114,17 @@ pub fn report(
             warnings.extend(
                 together(&program, &program, profile).map(|obstacle| never_reloads(policy, obstacle)),
             );
+            let lost = lost_exceptions(policy, profile, &program);
+            let told = refuse_lost_exceptions(policy, &program, &lost).list;
+            let (problems, allowed): (Vec<_>, Vec<_>) =
+                told.into_iter().partition(|one| one.severity == Severity::Error);
+            warnings.extend(allowed);
             Report {
                 rules: rules.collect(),
                 capacity: Some(capacity),
                 obstacles: Vec::new(),
-                problems: Vec::new(),
+                problems,
+                lost_exceptions: lost,
                 warnings,
                 program: Some(program),
                 device,
@@ -129,6 +137,7 @@ pub fn report(
                 capacity: None,
                 obstacles: whole,
                 problems: findings.diagnostics.list,
+                lost_exceptions: Vec::new(),
                 warnings: Vec::new(),
                 program: None,
                 device,

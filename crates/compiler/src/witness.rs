@@ -54,7 +54,7 @@ pub(super) fn shared(one: &Cube, other: &Cube) -> Option<Witness> {
 }
 
 /// One packet of the cube, if its fields can be had together.
-fn frame(cube: &Cube) -> Vec<u8> {
+pub(super) fn frame(cube: &Cube) -> Vec<u8> {
     let outer = headers(cube, &|field| field);
     let word = |field| value(cube, field, field) as u32;
     let inner = headers(cube, &Field::inside);
@@ -82,7 +82,7 @@ fn frame(cube: &Cube) -> Vec<u8> {
 }
 
 /// The headers of the outer packet, or of the one inside.
-fn headers(cube: &Cube, at: &dyn Fn(Field) -> Field) -> FrameBuilder {
+pub(super) fn headers(cube: &Cube, at: &dyn Fn(Field) -> Field) -> FrameBuilder {
     let value = |field| value(cube, field, at(field));
     let has = |layer| cube.has(at(layer));
     let mac = |field| {
@@ -130,7 +130,7 @@ fn gre(cube: &Cube) -> Vec<u8> {
 }
 
 /// What the cube says of a field at its place, and the usual for the rest of it.
-fn value(cube: &Cube, field: Field, place: Field) -> u64 {
+pub(super) fn value(cube: &Cube, field: Field, place: Field) -> u64 {
     let usual = USUAL.iter().find(|(known, _)| *known == field).map_or(0, |(_, usual)| *usual);
     cube.value_of(place) | usual & !cube.mask_of(place) & place.ones()
 }

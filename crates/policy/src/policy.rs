@@ -44,6 +44,8 @@ pub struct Policy {
     pub default_place: Place,
     /// Whether `default` was written.
     pub default_given: bool,
+    /// Whether packets that it leaves to the kernel may be lost in workers.
+    pub allow_lost_exceptions: bool,
 }
 
 /// `[groups.NAME]`.

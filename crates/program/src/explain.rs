@@ -32,6 +32,20 @@ pub struct Explanation {
     pub copies: Vec<Copied>,
 }
 
+impl Explanation {
+    /// Whether the policy leaves the packet to the host, and a worker receives it all the same: it is lost.
+    #[must_use]
+    pub fn is_lost_exception(&self) -> bool {
+        self.outcome.verdict == Verdict::Kernel && self.queue.is_some()
+    }
+
+    /// Whether the host sees the packet.
+    #[must_use]
+    pub fn reaches_host(&self) -> bool {
+        self.outcome.verdict == Verdict::Kernel && self.queue.is_none()
+    }
+}
+
 /// One copy of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copied {

@@ -46,6 +46,8 @@ pub(crate) struct Books {
     pub(crate) delivered: u64,
     pub(crate) rule_dropped: u64,
     pub(crate) kernel: Option<u64>,
+    /// The kernel's by the policy, but received by workers; not part of `kernel` or `lost`.
+    pub(crate) lost_exceptions: u64,
     /// Copies that no rule asked for, discarded by workers.
     pub(crate) filtered: u64,
     pub(crate) lost: u64,
@@ -102,11 +104,13 @@ pub(crate) fn add_up(
     for (index, worker) in workers.iter().enumerate() {
         let accounted = worker.delivered_packets
             + worker.dropped_packets
-            + worker.kernel_packets
+            + worker.lost_exception_packets
             + worker.filtered_packets
             + worker.lost_packets.values().sum::<u64>();
-        let name =
-            format!("worker {}: received = delivered + dropped + filtered + lost + kernel", worker.worker);
+        let name = format!(
+            "worker {}: received = delivered + dropped + filtered + lost + lost exceptions",
+            worker.worker
+        );
         let judged = flight.judged.get(index).copied().unwrap_or(0);
         let judged = entry(name, worker.received_packets, accounted, judged);
         in_flight += judged.difference;
@@ -116,13 +120,13 @@ pub(crate) fn add_up(
     let delivered = workers.iter().map(|worker| worker.delivered_packets).sum();
     entries.push(entry("workers delivered = rules delivered".to_owned(), delivered, by_rules, 0));
     let by_ports = |of: fn(&PortCounters) -> u64| counted.is_some().then(|| sum(of));
-    let left_by_workers = workers.iter().map(|worker| worker.kernel_packets).sum::<u64>();
     Books {
         received: by_ports(|port| port.received_packets),
         wire_lost: ports.iter().filter_map(|port| port.lost_packets.get(WIRE)).sum(),
         delivered,
         rule_dropped: dropped_by_rules,
-        kernel: by_ports(|port| port.kernel_packets).map(|left| left + left_by_workers),
+        kernel: by_ports(|port| port.kernel_packets),
+        lost_exceptions: workers.iter().map(|worker| worker.lost_exception_packets).sum(),
         filtered: workers.iter().map(|worker| worker.filtered_packets).sum(),
         lost: ports.iter().flat_map(|port| port.lost_packets.values()).sum::<u64>()
             + workers.iter().flat_map(|worker| worker.lost_packets.values()).sum::<u64>(),

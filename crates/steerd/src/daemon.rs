@@ -83,6 +83,7 @@ fn start(loaded: &Loaded, signals: &Signals, log: &Log) -> Result<Option<(Arc<Pl
     let builder = builder?;
     let (device, workers) = (&builder.opened().device, builder.worker_count());
     let compiled = policy_file::compile(&loaded.policy, &device.profile(workers), Some(workers), None)
+        .and_then(policy_file::Compiled::into_installable)
         .map_err(|diagnostics| {
             output::print_diagnostics(&diagnostics);
             target::policy_error(&loaded.policy, &diagnostics)

@@ -200,6 +200,7 @@ fn rule_actions(rule: &RuleState) -> impl Iterator<Item = (&'static str, u64, Op
         ("deliver", rule.delivered_packets, Some(rule.delivered_bytes)),
         ("drop", rule.dropped_packets, Some(rule.dropped_bytes)),
         ("kernel", rule.kernel_packets, rule.kernel_bytes),
+        ("lost_exception", rule.lost_exception_packets, Some(rule.lost_exception_bytes)),
         ("drop_sent", rule.sent_dropped_packets, Some(rule.sent_dropped_bytes)),
         ("pass_sent", rule.sent_passed_packets, Some(rule.sent_passed_bytes)),
     ]
@@ -261,9 +262,14 @@ fn ports(families: &mut Families, ports: &[PortState]) {
 
 fn workers(families: &mut Families, workers: &[WorkerState]) {
     type Column = (&'static str, &'static str, fn(&WorkerState) -> u64);
-    let columns: [Column; 5] = [
+    let columns: [Column; 6] = [
         ("steerd_worker_received_packets_total", "Packets taken by the worker.", |w| w.received_packets),
         ("steerd_worker_received_bytes_total", "Bytes taken by the worker.", |w| w.received_bytes),
+        (
+            "steerd_worker_lost_exception_packets_total",
+            "Packets that the policy leaves to the kernel and that the worker received: the host never sees them.",
+            |w| w.lost_exception_packets,
+        ),
         ("steerd_worker_polls_total", "Turns of the worker's loop.", |w| w.polls),
         ("steerd_worker_empty_polls_total", "Turns of the worker's loop that found nothing.", |w| {
             w.empty_polls

@@ -16,6 +16,19 @@ use crate::settings::{PolicySource, PolicyText};
 pub(crate) struct Compiled {
     pub(crate) program: Arc<Program>,
     pub(crate) warnings: Vec<Diagnostic>,
+    /// Packets that it leaves to the kernel and that workers would receive: errors, unless the policy allows them.
+    lost: Diagnostics,
+}
+
+impl Compiled {
+    /// For a device: refused if it would lose packets that are the kernel's, and the policy does not allow that.
+    pub(crate) fn into_installable(mut self) -> Result<Self, Diagnostics> {
+        if self.lost.has_errors() {
+            return Err(self.lost);
+        }
+        self.warnings.append(&mut self.lost.list);
+        Ok(self)
+    }
 }
 
 /// Reads and parses it, set files and included files as well.
@@ -41,7 +54,9 @@ pub(crate) fn compile(
     let workers = workers.unwrap_or_else(|| workers_named(&policy));
     let program = compiler::compile_with(&policy, profile, workers, previous)?;
     warnings.extend(compiler::check_for(&policy, profile, workers, &program).warnings);
-    Ok(Compiled { program: Arc::new(program), warnings })
+    let lost = compiler::lost_exceptions(&policy, profile, &program);
+    let lost = compiler::refuse_lost_exceptions(&policy, &program, &lost);
+    Ok(Compiled { program: Arc::new(program), warnings, lost })
 }
 
 /// The most diagnostics of one policy that the daemon logs: enough to begin with, few enough that a large

@@ -92,8 +92,9 @@ fn replace(plant: &Plant) -> Result<(), String> {
     let workers = plant.worker_count();
     let profile = plant.opened().device.profile(workers);
     let before = plant.program();
-    let compiled =
-        policy_file::compile(&source, &profile, Some(workers), Some(&before)).map_err(|diagnostics| {
+    let compiled = policy_file::compile(&source, &profile, Some(workers), Some(&before))
+        .and_then(policy_file::Compiled::into_installable)
+        .map_err(|diagnostics| {
             // Errors first: they are why the policy is refused, and few lines are logged.
             let (errors, warnings): (Vec<_>, Vec<_>) =
                 diagnostics.list.iter().cloned().partition(|one| one.severity == Severity::Error);

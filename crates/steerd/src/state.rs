@@ -78,10 +78,13 @@ pub(crate) struct RuleState {
     /// The device does something to this rule's packets that it does not count: what stands here is
     /// not all there is.
     pub(crate) uncounted: bool,
-    /// Decided in software and left to the kernel.
+    /// Left to the kernel by the device.
     pub(crate) kernel_packets: u64,
     /// `None`: the device does not count the bytes of what it leaves to the kernel.
     pub(crate) kernel_bytes: Option<u64>,
+    /// The kernel's by the policy, but received by a worker, which cannot give them back.
+    pub(crate) lost_exception_packets: u64,
+    pub(crate) lost_exception_bytes: u64,
     /// Copies of packets that the rule does not match, discarded by workers: no packets of the rule's.
     pub(crate) filtered_packets: u64,
     pub(crate) filtered_bytes: u64,
@@ -140,6 +143,7 @@ impl RuleState {
         self.delivered_packets
             + self.dropped_packets
             + self.kernel_packets
+            + self.lost_exception_packets
             + self.sent_dropped_packets
             + self.sent_passed_packets
     }
@@ -148,6 +152,7 @@ impl RuleState {
         self.delivered_bytes
             + self.dropped_bytes
             + self.kernel_bytes.unwrap_or(0)
+            + self.lost_exception_bytes
             + self.sent_dropped_bytes
             + self.sent_passed_bytes
     }
@@ -164,7 +169,8 @@ pub(crate) struct WorkerState {
     /// Sums of what the rules said about them.
     pub(crate) delivered_packets: u64,
     pub(crate) dropped_packets: u64,
-    pub(crate) kernel_packets: u64,
+    /// The kernel's by the policy: the worker cannot give them back.
+    pub(crate) lost_exception_packets: u64,
     /// Copies that no rule asked for, discarded.
     pub(crate) filtered_packets: u64,
     /// Received, but lost for another reason than a rule.

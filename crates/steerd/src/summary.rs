@@ -103,6 +103,12 @@ fn books(state: &State) -> String {
         sum.row(vec!["+ copies filtered out".into(), number(books.filtered)]);
     }
     sum.row(vec!["+ left to the kernel".into(), known(books.kernel)]);
+    if books.lost_exceptions > 0 {
+        sum.row(vec![
+            "+ lost exceptions (the kernel's, received by workers)".into(),
+            number(books.lost_exceptions),
+        ]);
+    }
     sum.row(vec!["+ lost".into(), number(books.lost)]);
     format!("\n{}\nbooks: {}\n", sum.text(), books.verdict())
 }

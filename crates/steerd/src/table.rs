@@ -226,6 +226,9 @@ pub(crate) fn losses(state: &State) -> String {
     for (reason, packets) in ports.chain(workers) {
         *sums.entry(reason).or_default() += packets;
     }
+    sums.extend(
+        Some(state.books.lost_exceptions).filter(|lost| *lost > 0).map(|lost| ("lost_exception", lost)),
+    );
     let list: Vec<String> = sums
         .iter()
         .filter(|(_, packets)| **packets > 0)

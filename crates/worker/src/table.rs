@@ -15,15 +15,15 @@ pub enum Disposition {
     Delivered,
     /// Dropped by a rule, in software.
     Dropped,
-    /// Left to the kernel by a decision in software.
-    Kernel,
+    /// The policy leaves it to the kernel, but the worker has it and cannot give it back: it is lost.
+    LostException,
     /// A copy of a packet that its rule does not match, discarded.
     Filtered,
 }
 
 impl Disposition {
     /// All of them, in the order of their indices.
-    pub const ALL: [Self; 4] = [Self::Delivered, Self::Dropped, Self::Kernel, Self::Filtered];
+    pub const ALL: [Self; 4] = [Self::Delivered, Self::Dropped, Self::LostException, Self::Filtered];
 
     /// As a metric label.
     #[must_use]
@@ -31,7 +31,7 @@ impl Disposition {
         match self {
             Self::Delivered => "delivered",
             Self::Dropped => "dropped",
-            Self::Kernel => "kernel",
+            Self::LostException => "lost_exception",
             Self::Filtered => "filtered",
         }
     }
@@ -42,7 +42,7 @@ impl From<Verdict> for Disposition {
         match verdict {
             Verdict::Deliver(_) => Self::Delivered,
             Verdict::Drop => Self::Dropped,
-            Verdict::Kernel => Self::Kernel,
+            Verdict::Kernel => Self::LostException,
             Verdict::Filtered => Self::Filtered,
         }
     }

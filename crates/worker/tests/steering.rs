@@ -145,7 +145,7 @@ fn a_hybrid_rule_is_finished_in_software_first_match_wins() {
     assert_eq!(rig.ruled("syn", Disposition::Dropped), 3);
     assert_eq!(rig.ruled("web", Disposition::Delivered), 4 + 5);
     assert_eq!(rig.ruled("odd", Disposition::Delivered), 2);
-    assert_eq!(rig.ruled("default", Disposition::Kernel), 6, "left to the kernel by the worker");
+    assert_eq!(rig.ruled("default", Disposition::LostException), 6, "the kernel's, lost in the worker");
     assert_eq!(rig.port(1).unmatched, 1, "without a whole TCP header it is not TCP");
     for seen in rig.seen() {
         assert_eq!(program.explain(&FlowKey::of(&seen.bytes)).outcome, seen.outcome);

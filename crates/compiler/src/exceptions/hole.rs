@@ -99,7 +99,8 @@ pub(super) fn around(cube: &Cube, hole: &Cube, fields: &[Field]) -> Vec<Cube> {
     // Of the two, exceptions ask rather for the one by which cubes are cut first.
     let port = fields.iter().copied().find(|field| [SRC_PORT, DST_PORT].contains(field)).unwrap_or(DST_PORT);
     for layer in absent(hole, cube) {
-        let halves = [0, FIRST_BIT].map(|value| inside.layer(layer, true)?.with(port, value, FIRST_BIT)?.closed());
+        let halves =
+            [0, FIRST_BIT].map(|value| inside.layer(layer, true)?.with(port, value, FIRST_BIT)?.closed());
         pieces.extend(halves.into_iter().flatten());
     }
     pieces

@@ -110,6 +110,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
     let mut rules = Rules::default();
     let mut seen = 0;
     let mut defaults = [("default", None), ("default_multicast", None)];
+    let mut allow_lost_exceptions = None;
     for file in found {
         reader.source = Arc::clone(&file.source);
         if let Some(value) = file.document.get("rules") {
@@ -118,6 +119,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
         for (key, given) in &mut defaults {
             default(reader, &file.document, &groups, key, given);
         }
+        allowed(reader, &file.document, &mut allow_lost_exceptions);
     }
     reader.source = Arc::clone(main);
     if seen == 0 && !reader.diagnostics.has_errors() {
@@ -138,6 +140,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
         default,
         default_place,
         default_given,
+        allow_lost_exceptions: allow_lost_exceptions.is_some_and(|(allows, _)| allows),
         groups: groups.list,
         rules: rules.finish(multicast.map(|multicast| (multicast.action, multicast.place))),
     }
@@ -153,13 +156,28 @@ struct Default {
 fn default(reader: &mut Reader, table: &Table<'_>, groups: &Groups, key: &str, given: &mut Option<Default>) {
     let Some(value) = table.get(key) else { return };
     if let Some(first) = given {
-        let message = format!("`{key}` is given twice");
-        let hint = format!("the first is on line {} of {}", first.place.line(), first.place.file());
-        reader.error_with(value.span(), message, "again", hint);
+        given_twice(reader, value, key, &first.place);
         return;
     }
     let place = reader.place(value.span());
     *given = actions::of_default(reader, value, groups, key).map(|action| Default { action, place });
+}
+
+/// Reads `allow_lost_exceptions` of one file; only one file may have it.
+fn allowed(reader: &mut Reader, table: &Table<'_>, given: &mut Option<(bool, Place)>) {
+    const KEY: &str = "allow_lost_exceptions";
+    let Some(value) = table.get(KEY) else { return };
+    if let Some((_, first)) = given {
+        given_twice(reader, value, KEY, first);
+        return;
+    }
+    let place = reader.place(value.span());
+    *given = reader.boolean(value, "`allow_lost_exceptions`").map(|allows| (allows, place));
+}
+
+fn given_twice(reader: &mut Reader, value: &reader::Value<'_>, key: &str, first: &Place) {
+    let hint = format!("the first is on line {} of {}", first.line(), first.file());
+    reader.error_with(value.span(), format!("`{key}` is given twice"), "again", hint);
 }
 
 fn version(reader: &mut Reader, table: &Table<'_>) {

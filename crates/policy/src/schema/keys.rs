@@ -58,6 +58,11 @@ pub(crate) const POLICY: &[Key] = &[
     required("version", Integer(1, 1), "The version of the language."),
     key("default", Shape("default"), "What happens to packets that no rule claims; \"kernel\" if left out."),
     key("default_multicast", Shape("default"), "The same for multicast alone, as a last rule of that name."),
+    key(
+        "allow_lost_exceptions",
+        Boolean,
+        "Whether packets that are left to the kernel may come to workers, where they are lost; false if left out.",
+    ),
     key("includes", ListOf("file_name"), "Other policy files, read before this one; relative to it."),
     key(
         "variables",

@@ -24,12 +24,22 @@ struct Answer<'c> {
     rules: &'c [RuleReport],
     capacity: Option<&'c Capacity>,
     obstacles: &'c [Obstacle],
+    /// Packets that rules leave to the kernel and that workers receive.
+    lost_exceptions: Vec<Lost<'c>>,
     /// `null`: left out.
     analysis: Option<Analysis<'c>>,
     diagnostics: Vec<&'c Diagnostic>,
     /// About the device of the settings.
     device_warnings: &'c [String],
     omitted_diagnostics: usize,
+}
+
+#[derive(Serialize)]
+struct Lost<'c> {
+    rule: &'c str,
+    /// The rule whose flow takes the packet.
+    taken_by: &'c str,
+    witness: &'c Witness,
 }
 
 #[derive(Serialize)]
@@ -82,7 +92,16 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), Error> {
         policy: checked.source.to_string(),
         profile: &report.device,
         workers: Some(checked.workers),
-        ok: report.program.is_some(),
+        ok: report.program.is_some() && report.problems.is_empty(),
+        lost_exceptions: report
+            .lost_exceptions
+            .iter()
+            .map(|lost| Lost {
+                rule: checked.rule_name(lost.rule),
+                taken_by: checked.rule_name(lost.taken_by),
+                witness: &lost.witness,
+            })
+            .collect(),
         denied,
         rules: &report.rules,
         capacity: report.capacity.as_ref(),

@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::paint::Page;
 use crate::progress::Progress;
 use crate::settings::PolicySource;
+use crate::table::counted;
 use crate::target::{self, Target};
 use crate::{Answer, deeds, output, policy_file};
 
@@ -91,6 +92,10 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Answer, Error> {
         let found = format!("impossible on {}", checked.report.device);
         return Err(Error::Denied { file: checked.source.to_string(), found });
     }
+    if !checked.report.problems.is_empty() {
+        let found = lost_exceptions(&checked.report);
+        return Err(Error::Denied { file: checked.source.to_string(), found });
+    }
     if denied.is_empty() {
         return Ok(Answer::Yes);
     }
@@ -102,6 +107,12 @@ fn errors_of(diagnostics: &Diagnostics) -> Diagnostics {
     let mut errors = diagnostics.clone();
     errors.list.retain(|one| one.severity == policy::Severity::Error);
     errors
+}
+
+/// What is wrong with a policy that compiles.
+fn lost_exceptions(report: &Report) -> String {
+    let rules = counted(report.lost_exceptions.len() as u64, "rule", "rules");
+    format!("packets that {rules} leave to the kernel are lost on {}", report.device)
 }
 
 impl Checked {

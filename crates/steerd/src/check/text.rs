@@ -154,6 +154,9 @@ fn verdict(checked: &Checked, page: Page) -> String {
     let Some(program) = &report.program else {
         return page.text(Tone::Bad, &format!("{source}: impossible on {}", report.device));
     };
+    if !report.problems.is_empty() {
+        return page.text(Tone::Bad, &format!("{source}: {}", super::lost_exceptions(report)));
+    }
     let hybrid = match checked.hybrid() {
         0 => String::new(),
         rules => format!(", {rules} of {} rules hybrid", report.rules.len()),

@@ -29,6 +29,10 @@ pub(super) struct Fate {
     table_index: Option<usize>,
     table_size: Option<usize>,
     worker: Option<u32>,
+    /// Whether the host's network stack sees it, on a device that gives claimed packets to workers alone.
+    reaches_host: bool,
+    /// Whether the policy leaves it to the kernel and a worker receives it, which cannot give it back.
+    lost_exception: bool,
     copies: Vec<Copy>,
 }
 
@@ -73,6 +77,8 @@ impl Fate {
                 .and_then(|queue| program.queues.get(queue.index()))
                 .map(|queue| queue.table.len()),
             worker: explanation.worker.map(|worker| worker.0),
+            reaches_host: explanation.reaches_host(),
+            lost_exception: explanation.is_lost_exception(),
             copies: explanation.copies.iter().map(|copied| Copy::of(program, copied)).collect(),
         }
     }
@@ -89,6 +95,10 @@ impl Fate {
         line("rule", format!("{}: {}", placed(&self.rule, self.line), self.action));
         if let Some(other) = &self.taken_by {
             line("taken by", format!("the flow of rule {other}, as the device cannot tell them apart"));
+        }
+        if self.lost_exception {
+            let value = "does not see it: a worker receives it and cannot give it back (lost exception)";
+            line("host", value.into());
         }
         if self.worker.is_none() {
             line("worker", "none".into());
@@ -118,9 +128,10 @@ impl Fate {
         let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
         let copies: String = self.copies.iter().map(Copy::short).collect();
         format!(
-            "{packet_number}  rule={} action={} tag={} group={} queue={} index={} worker={}{copies}  {}",
+            "{packet_number}  rule={} action={}{} tag={} group={} queue={} index={} worker={}{copies}  {}",
             self.rule,
             self.action.replace(' ', "_"),
+            if self.lost_exception { " lost_exception" } else { "" },
             or_dash(self.tag.map(|tag| tag.to_string())),
             or_dash(self.group.clone()),
             or_dash(self.queue.map(|queue| queue.to_string())),

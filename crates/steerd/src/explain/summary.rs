@@ -105,6 +105,7 @@ impl Summary {
         let action = match explained.outcome.verdict {
             Verdict::Deliver(_) => "deliver",
             Verdict::Drop => "drop",
+            Verdict::Kernel if explained.is_lost_exception() => "lost exception",
             Verdict::Kernel => "kernel",
             Verdict::Filtered => "filtered out",
         };

@@ -247,7 +247,9 @@ impl Rules {
             let (packets, bytes) = match counted.disposition {
                 Disposition::Delivered => (&mut rule.delivered_packets, &mut rule.delivered_bytes),
                 Disposition::Dropped => (&mut rule.dropped_packets, &mut rule.dropped_bytes),
-                Disposition::Kernel => (&mut rule.kernel_packets, rule.kernel_bytes.get_or_insert_default()),
+                Disposition::LostException => {
+                    (&mut rule.lost_exception_packets, &mut rule.lost_exception_bytes)
+                }
                 Disposition::Filtered => (&mut rule.filtered_packets, &mut rule.filtered_bytes),
             };
             *packets += counted.traffic.packets;
@@ -265,7 +267,7 @@ fn worker(seat: &WorkerSeat, snapshot: &WorkerSnapshot) -> WorkerState {
         received_bytes: snapshot.received.bytes,
         delivered_packets: snapshot.total(Disposition::Delivered).packets,
         dropped_packets: snapshot.total(Disposition::Dropped).packets,
-        kernel_packets: snapshot.total(Disposition::Kernel).packets,
+        lost_exception_packets: snapshot.total(Disposition::LostException).packets,
         filtered_packets: snapshot.total(Disposition::Filtered).packets,
         lost_packets: snapshot.dropped.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
         failed_receives: snapshot.failures.iter().map(|(failure, count)| (failure.name(), *count)).collect(),

@@ -1,0 +1,131 @@
+//! Packets that a policy leaves to the kernel and that a worker receives: which policies lose some, on which devices,
+//! and what is told of it.
+
+use packet::DeepKey;
+use policy::{DeviceProfile, NoFiles, Policy, Severity, Source, Verdict, compile, lost_exceptions, report};
+
+const WORKERS: usize = 2;
+
+fn policy(text: &str) -> Policy {
+    let text = format!("version = 1\n{text}\n");
+    let parsed = policy::parse(&Source::new("lost.toml", &text), &NoFiles);
+    parsed.unwrap_or_else(|problems| panic!("{problems}\n{text}")).0
+}
+
+/// The group and rules of a name, a match and an action.
+fn rules(head: &str, rules: &[(&str, &str, &str)]) -> Policy {
+    let rules = rules.iter().map(|(name, matches, action)| {
+        format!("[[rules]]\nname = '{name}'\nmatch = {{ {matches} }}\naction = '{action}'\n")
+    });
+    policy(&format!("{head}\n[groups.main]\nworkers = 'all'\n{}", rules.collect::<String>()))
+}
+
+const CONTROL: (&str, &str, &str) =
+    ("control", "dst = '192.0.2.10', protocol = 'tcp', dst_port = [22, 179, 6443, 10250]", "kernel");
+const NODE: (&str, &str, &str) = ("rest-of-node", "dst = '192.0.2.10'", "steer main");
+const SYN: (&str, &str, &str) =
+    ("syn", "protocol = 'tcp', dst_port = 443, tcp_flags = 'syn,!ack'", "steer main");
+
+/// The rules of which a packet is lost, each with the one that takes it; every witness is looked at.
+fn lost(policy: &Policy, profile: &DeviceProfile) -> Vec<(String, String)> {
+    let program = compile(policy, profile, WORKERS).expect("it fits");
+    let named = |rule: policy::RuleId| program.rules[rule.index()].name.clone();
+    let found = lost_exceptions(policy, profile, &program);
+    for lost in &found {
+        let explained = program.explain_deep(&DeepKey::of(&lost.witness.frame));
+        assert_eq!((explained.outcome.rule, explained.outcome.verdict), (lost.rule, Verdict::Kernel));
+        assert!(explained.is_lost_exception() && !explained.reaches_host(), "{explained:?}");
+    }
+    found.iter().map(|lost| (named(lost.rule), named(lost.taken_by))).collect()
+}
+
+#[test]
+fn four_ports_are_cut_out_of_a_later_rule_in_hardware() {
+    for profile in [DeviceProfile::mlx5(), DeviceProfile::ideal()] {
+        for exception in ["protocol = 'tcp'", "protocol = 'icmp'", "protocol = ['tcp', 'udp'], dst_port = 53"]
+        {
+            let own = ("own", &*format!("dst = '192.0.2.10', {exception}"), "kernel");
+            let policy = rules("", &[CONTROL, own, NODE]);
+            assert_eq!(lost(&policy, &profile), [], "{exception} on {}", profile.name);
+            let report = report(&policy, &profile, WORKERS, None);
+            assert!(report.problems.is_empty() && report.rules[0].flows == 0, "{:?}", report.problems);
+            assert!(report.rules[2].flows < 200, "{} flows", report.rules[2].flows);
+        }
+    }
+}
+
+/// No flow says that there is no tag, so an exception for a tag cannot be cut out of all else.
+#[test]
+fn an_exception_that_stays_with_a_worker_is_an_error_with_its_packet() {
+    let tagged = ("tagged", "vlan = 5", "kernel");
+    for profile in [DeviceProfile::mlx5(), DeviceProfile::ideal()] {
+        let refused = report(&rules("default = 'main'", &[tagged]), &profile, WORKERS, None);
+        let [problem] = &refused.problems[..] else { panic!("{:?}", refused.problems) };
+        assert_eq!(problem.severity, Severity::Error);
+        assert!(problem.message.contains("`tagged`") && problem.message.contains("`default`"), "{problem}");
+        assert!(problem.message.contains("vlan = 5"), "{problem}");
+        let hint = problem.hint.as_deref().expect("a remedy");
+        assert!(hint.contains("without a tag") && hint.contains("allow_lost_exceptions = true"), "{hint}");
+
+        let allowing = rules("default = 'main'\nallow_lost_exceptions = true", &[tagged]);
+        let allowed = report(&allowing, &profile, WORKERS, None);
+        assert!(allowed.problems.is_empty() && allowed.lost_exceptions.len() == 1);
+        assert!(allowed.warnings.iter().any(|warning| warning.message == problem.message));
+    }
+}
+
+#[test]
+fn what_a_coarse_flow_takes_and_no_rule_claims_is_lost_to_the_default() {
+    for profile in [DeviceProfile::mlx5(), DeviceProfile::ideal()] {
+        let alone = rules("", &[SYN]);
+        assert_eq!(lost(&alone, &profile), [("default".to_owned(), "syn".to_owned())]);
+        let report = report(&alone, &profile, WORKERS, None);
+        assert!(
+            report.problems[0].hint.as_ref().is_some_and(|hint| hint.contains("tcp_flags")),
+            "{report:?}"
+        );
+        // The remedy: the rest of the port goes somewhere.
+        let whole = rules("", &[SYN, ("port", "protocol = 'tcp', dst_port = 443", "drop")]);
+        assert_eq!(lost(&whole, &profile), []);
+        // A default that takes all loses nothing.
+        assert_eq!(lost(&rules("default = 'drop'", &[SYN]), &profile), []);
+    }
+}
+
+#[test]
+fn each_kind_of_coarse_match_is_found() {
+    let mlx5 = DeviceProfile::mlx5();
+    for matches in [
+        "fragment = 'later'",
+        "ip_options = true",
+        "vlan = 'none'",
+        "inner_vlan = 'any'",
+        "dst = '192.0.2.1', ttl = '1-64'",
+        "protocol = 'udp', ip_flags = 'df'",
+        "dst_port = 53, tcp_flags = 'syn'",
+    ] {
+        let found = lost(&rules("", &[("coarse", matches, "steer main")]), &mlx5);
+        assert_eq!(found, [("default".to_owned(), "coarse".to_owned())], "{matches}");
+    }
+    for matches in ["dst_port = 53", "vlan = 5", "src = '10.0.0.0/8', protocol = { not = 'icmp' }"] {
+        assert_eq!(lost(&rules("", &[("exact", matches, "steer main")]), &mlx5), [], "{matches}");
+    }
+}
+
+/// Later fragments of what is left to the kernel by ports go to the kernel, too.
+#[test]
+fn packets_without_ports_are_left_to_the_kernel_with_the_exception() {
+    let frame = |offset| {
+        let frame = packet::build::FrameBuilder::new();
+        let frame =
+            frame.ipv4([198, 51, 100, 1].into(), [192, 0, 2, 10].into()).fragment(offset, offset == 0);
+        DeepKey::of(&frame.tcp(1, 80, 2).build())
+    };
+    let program = compile(&rules("", &[CONTROL, NODE]), &DeviceProfile::mlx5(), WORKERS).expect("it fits");
+    let named = |key: &DeepKey| {
+        let explained = program.explain_deep(key);
+        (program.rules[explained.outcome.rule.index()].name.clone(), explained.reaches_host())
+    };
+    assert_eq!(named(&frame(0)), ("rest-of-node".to_owned(), false));
+    assert_eq!(named(&frame(8)), ("control".to_owned(), true));
+}
