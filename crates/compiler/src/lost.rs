@@ -252,7 +252,7 @@ struct Values {
 }
 
 impl Values {
-    fn of(rule: &crate::policy::RuleDefinition) -> Self {
+    fn of(rule: &policy::policy::RuleDefinition) -> Self {
         let keys = &rule.matches;
         let mut list = vec![
             (SRC_PORT, edges(keys.src_port.as_ref(), 16)),

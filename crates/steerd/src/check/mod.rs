@@ -112,7 +112,7 @@ fn errors_of(diagnostics: &Diagnostics) -> Diagnostics {
 /// What is wrong with a policy that compiles.
 fn lost_exceptions(report: &Report) -> String {
     let rules = counted(report.lost_exceptions.len() as u64, "rule", "rules");
-    format!("packets that {rules} leave to the kernel are lost on {}", report.device)
+    format!("lost exceptions of {rules} on {}", report.device)
 }
 
 impl Checked {

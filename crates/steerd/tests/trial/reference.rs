@@ -64,6 +64,8 @@ fn meets(m: &Match, k: &FlowKey, t: &TunnelKey) -> bool {
     let has = |layers| k.layers.intersects(layers);
     let (ip, port, within) = (has(L::IPV4 | L::IPV6), has(L::TCP | L::UDP), |layer| t.layers.contains(layer));
     let piece = if has(L::LATER_FRAGMENT) { Fragments::LATER } else if has(L::FRAGMENT) { Fragments::FIRST } else { Fragments::WHOLE };
+    // What is left to the kernel by ports is so without ports, too: later fragments and headers that are cut off.
+    let portless = m.or_no_ports && ip && !port && matches!(k.protocol, 6 | 17);
     all(&m.dst_mac, |set| set.contains(k.dst_mac)) && all(&m.src_mac, |set| set.contains(k.src_mac))
         && all(&m.ethertype, |set| set.contains(k.ether_type))
         && tag(&m.vlan, &m.vlan_tpid, has(L::VLAN), k.vlan_tpid, k.vlan_tci)
@@ -77,7 +79,7 @@ fn meets(m: &Match, k: &FlowKey, t: &TunnelKey) -> bool {
         && all(&m.ip_flags, |set| has(L::IPV4) && set.contains(k.ip_flags))
         && all(&m.ip_options, |wanted| has(L::IPV4) && has(L::IP_OPTIONS) == *wanted)
         && all(&m.fragment, |set| ip && set.contains(piece))
-        && all(&m.src_port, |set| port && set.contains(k.src_port)) && all(&m.dst_port, |set| port && set.contains(k.dst_port))
+        && (portless || all(&m.src_port, |set| port && set.contains(k.src_port)) && all(&m.dst_port, |set| port && set.contains(k.dst_port)))
         && all(&m.tcp_flags, |set| has(L::TCP) && set.contains(k.tcp_flags))
         && all(&m.esp_spi, |set| within(T::ESP) && set.contains(t.esp_spi)) && all(&m.esp_seq, |set| within(T::ESP) && set.contains(t.esp_seq))
         && all(&m.vxlan_vni, |set| within(T::VXLAN) && set.contains(t.vxlan_vni))
