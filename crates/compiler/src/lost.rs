@@ -287,7 +287,7 @@ impl Values {
 }
 
 /// The ends of the first ranges, and the values beside them.
-fn edges<T: Copy + Into<u64> + crate::ranges::Word>(set: Option<&RangeSet<T>>, bits: u32) -> Vec<u64> {
+fn edges<T: Copy + Into<u64> + program::Word>(set: Option<&RangeSet<T>>, bits: u32) -> Vec<u64> {
     let most = (1u64 << bits) - 1;
     let mut values = BTreeSet::new();
     let Some(set) = set else { return Vec::new() };

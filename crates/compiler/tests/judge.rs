@@ -311,7 +311,7 @@ fn keeps_packets_without_ports(policy: &policy::Policy, profile: &DeviceProfile)
         _ => rule.clone(),
     };
     let steering = policy::Policy { rules: policy.rules.iter().map(steer).collect(), ..policy.clone() };
-    let program = policy::compile(&steering, profile, WORKERS);
+    let program = compiler::compile(&steering, profile, WORKERS);
     program.is_ok_and(|program| {
         let mut rules = policy.rules.iter().zip(&program.rules);
         rules.any(|(rule, placed)| {

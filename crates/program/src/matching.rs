@@ -169,7 +169,8 @@ impl Match {
 
     /// The part of an [`or_no_ports`](Self::or_no_ports) match that is about packets without a header: the same
     /// without ports, of TCP and UDP; `None` if there is none.
-    pub(crate) fn no_ports(&self) -> Option<Self> {
+    #[must_use]
+    pub fn no_ports(&self) -> Option<Self> {
         let transports = RangeSet::of(vec![(TCP, TCP), (UDP, UDP)]);
         let protocol = self.protocol.as_ref().map_or(transports.clone(), |own| own.intersect(&transports));
         let is_one = self.or_no_ports && !protocol.is_empty();

@@ -112,6 +112,8 @@ impl Default for RuleState {
             uncounted: false,
             kernel_packets: 0,
             kernel_bytes: Some(0),
+            lost_exception_packets: 0,
+            lost_exception_bytes: 0,
             filtered_packets: 0,
             filtered_bytes: 0,
             sent_dropped_packets: 0,
@@ -131,6 +133,8 @@ impl RuleState {
         self.dropped_bytes += other.dropped_bytes;
         self.kernel_packets += other.kernel_packets;
         self.kernel_bytes = self.kernel_bytes.zip(other.kernel_bytes).map(|(sum, more)| sum + more);
+        self.lost_exception_packets += other.lost_exception_packets;
+        self.lost_exception_bytes += other.lost_exception_bytes;
         self.filtered_packets += other.filtered_packets;
         self.filtered_bytes += other.filtered_bytes;
         self.sent_dropped_packets += other.sent_dropped_packets;
