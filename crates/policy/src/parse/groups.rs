@@ -178,12 +178,24 @@ fn workers(reader: &mut Reader, value: &Value<'_>) -> Option<Workers> {
     (!listed.is_empty()).then_some(Workers::Listed(listed))
 }
 
-/// What to write instead of `4`, `"4"`, `"0-3"` or `"0,1"`.
+/// What to write instead of `4`, `"4"`, `"0-3"` or `"0,1"`. A number alone may be meant as how many workers there
+/// are, or as which of them.
 fn listed_workers(value: &Value<'_>) -> String {
     /// A list that is longer is not written out.
     const SHOWN: u32 = 16;
-    let number = integer_of(value).map(|number| number.to_string());
-    let text = value.get_ref().as_str().map_or(number.unwrap_or_default(), |text| text.trim().to_owned());
+    let text = match (integer_of(value), value.get_ref().as_str()) {
+        (Some(number), _) => number.to_string(),
+        (None, text) => text.unwrap_or_default().trim().to_owned(),
+    };
+    if let Ok(number) = text.parse::<u32>() {
+        let which = format!("[{number}] for worker number {number} alone, \"all\" for every worker");
+        return match number {
+            0 => format!("write {which}"),
+            1 => format!("write [0] for one worker, {which}"),
+            2..=SHOWN => format!("write {:?} for {number} workers, {which}", (0..number).collect::<Vec<_>>()),
+            _ => format!("write [0, 1, ..., {}] for {number} workers, {which}", number - 1),
+        };
+    }
     let numbers: Option<Vec<u32>> = match text.split_once('-') {
         Some((low, high)) => match (low.trim().parse::<u32>(), high.trim().parse::<u32>()) {
             (Ok(low), Ok(high)) if high.saturating_sub(low) < SHOWN => Some((low..=high).collect()),
