@@ -91,6 +91,7 @@ impl Place {
     }
 
     fn diagnostic(&self, severity: Severity, message: String, label: String) -> Diagnostic {
+        let message = printable(message);
         let (line, column) = self.source.position(self.span.start);
         let text = &self.source.text;
         let source = NamedSource::new(self.source.name.clone(), Arc::clone(&self.source));
@@ -112,8 +113,16 @@ impl Diagnostic {
     /// Adds what to do about it.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = Some(hint.into());
+        self.hint = Some(printable(hint.into()));
         self
+    }
+}
+
+/// Without control characters: a terminal or a log would obey those that a message quotes.
+fn printable(text: String) -> String {
+    match text.contains(char::is_control) {
+        true => text.replace(char::is_control, "\u{fffd}"),
+        false => text,
     }
 }
 
@@ -143,9 +152,21 @@ impl std::error::Error for Diagnostic {}
 #[derive(Debug)]
 struct Excerpt(Diagnostic);
 
+impl Excerpt {
+    /// Whether its file may be shown.
+    fn has_text(&self) -> bool {
+        self.0.source.inner().may_be_quoted()
+    }
+}
+
 impl fmt::Display for Excerpt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.message)
+        let Diagnostic { file, line, column, message, .. } = &self.0;
+        // Where there is an excerpt, the place stands above it.
+        match self.has_text() {
+            true => f.write_str(message),
+            false => write!(f, "{file}:{line}:{column}: {message}"),
+        }
     }
 }
 
@@ -164,7 +185,7 @@ impl miette::Diagnostic for Excerpt {
     }
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
-        Some(&*self.0.source)
+        self.has_text().then_some(&*self.0.source as &dyn SourceCode)
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {

@@ -15,6 +15,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -33,7 +34,7 @@ pub use parse::{
 };
 pub use policy::Policy;
 pub use schema::schema;
-pub use source::{Folder, MAX_FILE_BYTES, NoFiles, SetLoader, Source};
+pub use source::{Folder, MAX_FILE_BYTES, NoFiles, SetLoader, Source, Unreadable, read_all, read_file};
 pub use witness::Witness;
 
 /// Reads a policy file; the set files that it names are relative to it.
@@ -54,12 +55,39 @@ pub fn load_with(
 ) -> Result<(Policy, Vec<Diagnostic>), Diagnostics> {
     let path = path.as_ref();
     let folder = path.parent().unwrap_or(Path::new("")).to_owned();
-    match source::read(path) {
-        Ok(source) => parse_with(&source, &Folder(folder), options),
-        Err(error) => {
-            let nowhere = Arc::new(Source::new(path.display().to_string(), ""));
-            let problem = Place::new(&nowhere, 0..0).error(format!("cannot read the policy: {error}"), "");
-            Err(vec![problem].into())
+    let name = path.display().to_string();
+    let source = source_of(name, source::read_file(path, MAX_FILE_BYTES))?;
+    parse_with(&source, &Folder(folder), options)
+}
+
+/// Reads a policy's text from a reader, such as standard input; `name` is what diagnostics call it. The files
+/// that it names are relative to the current directory. Give what is returned to [`parse_with`].
+///
+/// # Errors
+/// A text that cannot be read, as [`load`] reports it.
+pub fn read_source(name: impl Into<String>, reader: impl Read) -> Result<Source, Diagnostics> {
+    source_of(name.into(), source::read_all(reader, MAX_FILE_BYTES))
+}
+
+fn source_of(name: String, read: Result<Vec<u8>, Unreadable>) -> Result<Source, Diagnostics> {
+    let unreadable = match read.and_then(source::text_of) {
+        Ok(text) => return Ok(Source::new(name, text)),
+        Err(unreadable) => unreadable,
+    };
+    let problem = match unreadable {
+        Unreadable::NotUtf8 { text, at, is_utf16: false } => {
+            let end = text.len();
+            let place = Place::new(&Arc::new(Source::new(name, text)), at..end);
+            place.error("this byte is not UTF-8", "here").hint(source::SAVE_AS_UTF8)
         }
-    }
+        other => {
+            let nowhere = Place::new(&Arc::new(Source::new(name, "")), 0..0);
+            let problem = nowhere.error(format!("cannot read the policy: {other}"), "");
+            match other {
+                Unreadable::NotAFile(_) => problem.hint("name a regular file, or - for standard input"),
+                _ => problem,
+            }
+        }
+    };
+    Err(vec![problem].into())
 }

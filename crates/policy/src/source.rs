@@ -2,9 +2,14 @@
 //! tests hand in text.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::{self, File, FileType};
 use std::io::{self, Read};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+
+use rustix::fs::{Mode, OFlags};
 
 /// The largest policy or set file that is read, in bytes.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -20,12 +25,33 @@ pub struct Source {
     pub text: String,
     /// Where each line begins; found when first asked for, since a policy has a place for every rule.
     lines: OnceLock<Vec<usize>>,
+    /// Whether diagnostics may show its text; unset: not yet.
+    may_be_quoted: OnceLock<()>,
 }
 
 impl Source {
     /// A text with the name that diagnostics are to give it.
     pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
-        Self { name: name.into(), text: text.into(), lines: OnceLock::new() }
+        let may_be_quoted = OnceLock::from(());
+        Self { name: name.into(), text: text.into(), lines: OnceLock::new(), may_be_quoted }
+    }
+
+    /// The same text, of which diagnostics show nothing until [`quote`](Self::quote) is called.
+    ///
+    /// A policy may name any file as a set or an include, and the daemon that reads it may be root. Messages
+    /// go to logs that others read, so they give the place in such a file and not its content.
+    pub(crate) fn unquoted(self) -> Self {
+        Self { may_be_quoted: OnceLock::new(), ..self }
+    }
+
+    /// Allows diagnostics to show the text, those made before as well.
+    pub(crate) fn quote(&self) {
+        // Set already: nothing changes.
+        let _ = self.may_be_quoted.set(());
+    }
+
+    pub(crate) fn may_be_quoted(&self) -> bool {
+        self.may_be_quoted.get().is_some()
     }
 
     /// The line, from 1, of a byte offset.
@@ -104,38 +130,125 @@ impl SetLoader for BTreeMap<String, String> {
     }
 }
 
-/// Reads one file, refusing what is no file or too large to be a policy; errors name the path.
-pub(crate) fn read(path: &Path) -> io::Result<Source> {
+/// Why a text cannot be read.
+#[derive(Debug)]
+pub enum Unreadable {
+    /// The system refuses.
+    Io(io::Error),
+    /// It is a directory, a device or a pipe: what it is, with its article.
+    NotAFile(&'static str),
+    /// It has more bytes than this.
+    TooLarge(u64),
+    /// It is another encoding.
+    NotUtf8 {
+        /// The bytes up to the first that is not UTF-8, and U+FFFD in its place.
+        text: String,
+        /// Where that one is.
+        at: usize,
+        /// Whether it begins with the byte order mark of UTF-16.
+        is_utf16: bool,
+    },
+}
+
+/// What to do about a text in another encoding.
+pub(crate) const SAVE_AS_UTF8: &str =
+    "save it as UTF-8; `iconv -f latin1 -t utf-8 FILE` converts a Latin-1 file";
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(error) => error.fmt(f),
+            Self::NotAFile(what) => write!(f, "this is {what}, not a regular file"),
+            Self::TooLarge(most) => write!(f, "more than the {most} bytes that a policy file may have"),
+            Self::NotUtf8 { is_utf16: true, .. } => f.write_str("this is UTF-16: save it as UTF-8"),
+            Self::NotUtf8 { text, at, .. } => {
+                let (line, column) = Source::new("", text.as_str()).position(*at);
+                write!(f, "line {line}, column {column}: this byte is not UTF-8: {SAVE_AS_UTF8}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Unreadable {}
+
+impl From<io::Error> for Unreadable {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl Unreadable {
+    fn kind(&self) -> io::ErrorKind {
+        match self {
+            Self::Io(error) => error.kind(),
+            Self::NotAFile(_) => io::ErrorKind::InvalidInput,
+            Self::TooLarge(_) => io::ErrorKind::FileTooLarge,
+            Self::NotUtf8 { .. } => io::ErrorKind::InvalidData,
+        }
+    }
+}
+
+/// Reads one file for a loader; errors name the path.
+fn read(path: &Path) -> io::Result<Source> {
     let name = path.display().to_string();
-    let text =
-        read_bounded(path).map_err(|error| io::Error::new(error.kind(), format!("{name}: {error}")))?;
+    let text = read_file(path, MAX_FILE_BYTES).and_then(text_of);
+    let text = text.map_err(|error| io::Error::new(error.kind(), format!("{name}: {error}")))?;
     Ok(Source::new(name, text))
 }
 
-/// Whatever the metadata say: a file may grow while it is read, and devices have no length.
-fn read_bounded(path: &Path) -> io::Result<String> {
-    // Before it is opened, since opening a FIFO waits for a writer.
-    if !std::fs::metadata(path)?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is not a regular file"));
-    }
-    let mut bytes = Vec::new();
-    std::fs::File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MAX_FILE_BYTES {
-        let problem = format!("more than the {MAX_FILE_BYTES} bytes that a policy file may have");
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
-    }
-    String::from_utf8(bytes).map_err(|error| {
-        let (good, bytes) = (error.utf8_error().valid_up_to(), error.as_bytes());
-        io::Error::new(io::ErrorKind::InvalidData, not_utf8(bytes, good))
-    })
+/// The bytes of a regular file, `most` at most. Devices, pipes, sockets and directories are refused: reading
+/// them may never end.
+///
+/// # Errors
+/// [`Unreadable`], but for its encoding.
+pub fn read_file(path: &Path, most: u64) -> Result<Vec<u8>, Unreadable> {
+    let regular = |kind: FileType| match what_it_is(kind) {
+        None => Ok(()),
+        Some(what) => Err(Unreadable::NotAFile(what)),
+    };
+    // Before it is opened: opening a device may have an effect.
+    regular(fs::metadata(path)?.file_type())?;
+    // NONBLOCK: another file may have taken its place, and opening a FIFO waits for a writer (open(2)).
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(io::Error::from)?);
+    regular(file.metadata()?.file_type())?;
+    read_all(file, most)
 }
 
-/// Where a text stops being one; `good` bytes of it are.
-fn not_utf8(bytes: &[u8], good: usize) -> String {
-    if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
-        return "this is UTF-16: save it as UTF-8".to_owned();
+/// The bytes of a reader, `most` at most, whatever length it claims to have: a file may grow while it is read.
+///
+/// # Errors
+/// As [`read_file`].
+pub fn read_all(reader: impl Read, most: u64) -> Result<Vec<u8>, Unreadable> {
+    let mut bytes = Vec::new();
+    reader.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        return Err(Unreadable::TooLarge(most));
     }
-    let line = bytes[..good].iter().filter(|byte| **byte == b'\n').count() + 1;
-    let byte = bytes.get(good).copied().unwrap_or_default();
-    format!("byte {byte:#04x} on line {line} is not UTF-8: save it as UTF-8")
+    Ok(bytes)
+}
+
+/// What is no regular file, with its article.
+fn what_it_is(kind: FileType) -> Option<&'static str> {
+    let kinds = [
+        (kind.is_dir(), "a directory"),
+        (kind.is_fifo(), "a FIFO"),
+        (kind.is_socket(), "a socket"),
+        (kind.is_char_device() || kind.is_block_device(), "a device"),
+        (!kind.is_file(), "something else"),
+    ];
+    kinds.into_iter().find(|(is_it, _)| *is_it).map(|(_, what)| what)
+}
+
+/// The text that bytes are.
+pub(crate) fn text_of(bytes: Vec<u8>) -> Result<String, Unreadable> {
+    let is_utf16 = bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]);
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        let mut bytes = error.into_bytes();
+        bytes.truncate(at);
+        let mut text = String::from_utf8(bytes).unwrap_or_default();
+        text.push(char::REPLACEMENT_CHARACTER);
+        Unreadable::NotUtf8 { text, at, is_utf16 }
+    })
 }

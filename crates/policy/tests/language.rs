@@ -348,7 +348,7 @@ fn slips_within_sets_of_sets_are_told_where_they_stand() {
     );
     let told = problems(&text, &files(&[("f.txt", "10.0.0.2\nb\n")]));
     for wanted in [
-        "f.txt:2:1: error: `b` in the set `f` is not an address (a file holds values alone",
+        "f.txt:2:1: error: this line of the set `f` is not an address (a file holds values alone",
         "main.toml:3:11: error: `bb` in the set `a` is neither an address nor a set (did you mean the set `b`?)",
         "main.toml:4:6: error: `10.0.0.300` in the set `b` is not an address",
         "main.toml:3:6: error: nothing in the set `b` is a port (the set begins with `10.0.0.300`",

@@ -59,14 +59,68 @@ fn files_that_are_no_policies_are_refused() {
         std::fs::write(&path, bytes).expect("written");
         policy::load(&path).expect_err("it is no policy").to_string()
     };
-    assert!(told(b"version = 1\n# Stra\xdfe\n").contains("byte 0xdf on line 2 is not UTF-8"));
+    assert!(told(b"version = 1\n# Stra\xdfe\n").contains("policy.toml:2:7: error: this byte is not UTF-8"));
     assert!(told(b"\xff\xfev\0e\0r\0").contains("this is UTF-16"));
     assert!(told(b"").contains("has no `version`"));
     assert!(told(b"version = 1\n\0\0\n").contains("policy.toml:2:"));
     let large = vec![b' '; usize::try_from(policy::MAX_FILE_BYTES).expect("small") + 1];
     assert!(told(&large).contains("more than the 67108864 bytes"));
-    assert!(policy::load(&folder).expect_err("a folder").to_string().contains("not a regular file"));
+    assert!(policy::load(&folder).expect_err("a folder").to_string().contains("this is a directory"));
     std::fs::remove_dir_all(&folder).expect("removed");
+}
+
+/// What is wrong is told where it begins, not where the parser is lost.
+#[test]
+fn what_does_not_close_and_what_cannot_be_seen_is_told_where_it_stands() {
+    let rule = "[[rules]]\nname = \"x\"\nmatch = { src = \"10.0.0.1\" }\naction = \"drop\"\n";
+    let text = |from: &str, to: &str| format!("version = 1\n{}{rule}", rule.replace(from, to));
+    for (text, wanted) in [
+        (text(" }", ""), "4:9: error: not TOML: this `{` is never closed (write `}` where it ends)"),
+        (
+            text("\"10.0.0.1\" }", "[\"10.0.0.1\","),
+            "4:17: error: not TOML: this `[` is never closed (write `]`",
+        ),
+        (text(" }", " ]"), "4:28: error: not TOML: `]` closes the `{` of line 4, column 9 (write `}`)"),
+        (
+            text("\"10.0.0.1\"", "[\"10.0.0.1\""),
+            "4:29: error: not TOML: `}` closes the `[` of line 4, column 17",
+        ),
+        (text("\"x\"", "\"x"), "3:8: error: not TOML: this string is never closed (write \" at its end)"),
+        (text("\"x\"", "'''x"), "3:8: error: not TOML: this string is never closed (write ''' at its end)"),
+        (text("\"x\"", "\"\u{1}x\""), "3:9: error: control character U+0001 in the text (remove it"),
+        (text("name", "# \u{7}\nname"), "3:3: error: control character U+0007 in the text"),
+        (text("\n", "\r"), "2:10: error: a carriage return without a newline (save the file with line ends"),
+        (text("name", "na\0me"), "3:3: error: there is a NUL byte: this is no text file"),
+        (
+            text("match", "\u{a0}match"),
+            "4:1: error: U+00A0 is no blank in TOML (replace it by an ordinary blank",
+        ),
+        (text("match", "\u{200b}match"), "4:1: error: U+200B is no blank in TOML"),
+        (
+            text("\"10.0.0.1\"", "\u{201c}10.0.0.1\u{201d}"),
+            "4:17: error: not TOML: string values must be quoted (write it in straight quotes: \"10.0.0.1\")",
+        ),
+    ] {
+        let told =
+            policy::parse(&Source::new("p.toml", text.clone()), &NoFiles).expect_err(&text).to_string();
+        assert!(told.starts_with(&format!("p.toml:{wanted}")), "{text}\n{told}");
+        assert_eq!(told.lines().count(), 1, "no guesses behind it: {told}");
+    }
+    // A missing comma is none of these.
+    let comma = text("\"10.0.0.1\"", "\"10.0.0.1\" dst = \"10.0.0.1\"");
+    let told = policy::parse(&Source::new("p.toml", comma), &NoFiles).expect_err("no comma").to_string();
+    assert!(told.contains("missing comma"), "{told}");
+}
+
+/// What a terminal would obey is not printed.
+#[test]
+fn messages_have_no_control_characters() {
+    let text = "version = 1\n[groups.g]\nworkers = [0]\nhash = \"\\u001b[31m\"\n[[rules]]\nname = \"x\"\n\
+                match = { src = \"\\u0007\", \"a\\u001bb\" = 1 }\naction = \"\\u001b\"\n";
+    let told =
+        policy::parse(&Source::new("p.toml", text), &NoFiles).expect_err("it is no policy").to_string();
+    assert!(told.lines().count() > 2, "{told:?}");
+    assert!(!told.contains(|c: char| c.is_control() && c != '\n'), "{told:?}");
 }
 
 #[test]

@@ -9,10 +9,11 @@ use std::sync::{Arc, OnceLock};
 use toml::Spanned;
 use toml::de::DeTable;
 
+use crate::schema::keys;
 use crate::source::{MAX_FILE_BYTES, SetLoader, Source};
 
 use super::not_toml::{self, Found};
-use super::reader::{Reader, Value};
+use super::reader::{Reader, Value, entries, integer_of};
 use super::variables::Variables;
 
 /// The most files of one policy, sets not counted.
@@ -56,10 +57,16 @@ impl<'l> Files<'l> {
         if name.is_empty() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "its name is empty"));
         }
+        if name.contains(char::is_control) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "its name has a control character"));
+        }
         // Loaders that are no file system know a name by one spelling.
-        let path: PathBuf =
+        let mut path: PathBuf =
             self.folder.join(name).components().filter(|part| *part != Component::CurDir).collect();
-        let source = self.loader.load(&path.to_string_lossy())?;
+        if path.as_os_str().is_empty() {
+            path.push(".");
+        }
+        let source = self.loader.load(&path.to_string_lossy())?.unquoted();
         match self.bytes_left.checked_sub(source.text.len() as u64) {
             Some(left) => {
                 self.bytes_left = left;
@@ -117,6 +124,18 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
             return;
         };
         let mut document = document.into_inner();
+        if !source.may_be_quoted() {
+            if !self.is_policy(&document) {
+                self.reader.is_whole = false;
+                return;
+            }
+            source.quote();
+            if document.iter().all(|(key, value)| key.get_ref() == "version" || is_empty(value)) {
+                let warning =
+                    self.reader.place(0..0).warning("the included file defines nothing", "this file");
+                self.reader.push(warning.hint("remove the include, or restore the file if it was cut off"));
+            }
+        }
         if let Some(value) = document.get("variables") {
             self.variables.define(self.reader, value);
         }
@@ -141,11 +160,43 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
         errors.is_empty().then_some(document)
     }
 
+    /// Whether an included file is a policy of this version as far as its first level goes. One that is not may be
+    /// any file of the host: it is not read further, and what is reported quotes nothing of it.
+    fn is_policy(&mut self, document: &DeTable<'t>) -> bool {
+        const HINT: &str = "an included file is a policy of its own and begins with version = 1";
+        let unknown = entries(document)
+            .into_iter()
+            .find(|(key, _)| !keys::POLICY.iter().any(|known| known.name == key.get_ref().as_ref()));
+        let version = document.get("version");
+        match (version, unknown) {
+            (Some(version), None) if integer_of(version) == Some(i64::from(super::VERSION)) => return true,
+            (Some(version), _) if integer_of(version) != Some(i64::from(super::VERSION)) => {
+                let message = "this version of the language is not known here";
+                self.reader.error_with(version.span(), message, "not known", HINT);
+            }
+            (Some(_), Some((key, _))) => {
+                let names: Vec<&str> = keys::POLICY.iter().map(|key| key.name).collect();
+                let hint = format!("a policy has {}", names.join(", "));
+                self.reader.error_with(key.span(), "unknown key", "not a key of the language", hint);
+            }
+            _ => {
+                let message = "the included file has no `version`: it is no policy";
+                self.reader.error_with(0..0, message, "this file", HINT);
+            }
+        }
+        false
+    }
+
     fn include(&mut self, includes: &Value<'t>, source: &Arc<Source>, folder: &Path) {
         let Some(list) = self.reader.array(includes, "`includes`") else {
             self.reader.is_whole = false;
             return;
         };
+        if list.is_empty() {
+            let warning =
+                self.reader.place(includes.span()).warning("`includes` is an empty list", "no files");
+            self.reader.push(warning.hint("leave it out, or name the files"));
+        }
         for value in list {
             self.reader.source = Arc::clone(source);
             let Some(name) = self.reader.string(value, "an included file") else {
@@ -191,6 +242,13 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
             self.visit(Arc::new(included), folder);
         }
     }
+}
+
+/// Whether nothing is written in a table or a list.
+fn is_empty(value: &Value<'_>) -> bool {
+    let value = value.get_ref();
+    value.as_table().is_some_and(|table| table.is_empty())
+        || value.as_array().is_some_and(|list| list.is_empty())
 }
 
 /// A file's name without `.` and `..`, so that two ways to it are seen to be one.

@@ -107,6 +107,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
         }
     }
     sets.refuse_circles(reader);
+    sets.refuse_too_small(reader);
     let mut rules = Rules::default();
     let mut seen = 0;
     let mut defaults = [("default", None), ("default_multicast", None)];

@@ -6,6 +6,8 @@ mod items;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
 
 use crate::diagnostics::{Place, Severity};
 use crate::policy::{MAX_SET_VALUES, MAX_TOTAL_VALUES};
@@ -14,7 +16,7 @@ use crate::schema::keys;
 use super::files::Files;
 use super::reader::{Names, Reader, Table, Value, entries, integer_of, nearest};
 use super::values::{Kind, Refused, is_keyword, slips};
-use items::{Items, from_file, inline};
+use items::{Items, Limits, Written};
 
 /// All sets of a policy.
 pub(super) struct Sets {
@@ -30,6 +32,8 @@ struct Set {
     name: String,
     place: Place,
     items: Items,
+    /// `None`: the items could not be read.
+    limits: Option<Limits>,
     used: bool,
     /// Kinds of values that this set's items were already found not to be: reported once, not per use.
     reported: Vec<&'static str>,
@@ -64,13 +68,57 @@ impl Sets {
             if !self.names.is_new(reader, name, key.span(), "set") {
                 continue;
             }
-            let items = match value.get_ref().as_table() {
-                Some(table) => from_file(reader, value, table, files),
-                None => inline(reader, value),
+            let (items, limits) = match items::read(reader, value, files) {
+                Some(Written { items, limits }) => (items, Some(limits)),
+                None => (Items::Inline(Arc::clone(&reader.source), Vec::new()), None),
             };
             self.index.insert(name.to_owned(), self.list.len());
-            self.list.push(Set { name: name.to_owned(), place, items, used: false, reported: Vec::new() });
+            let name = name.to_owned();
+            self.list.push(Set { name, place, items, limits, used: false, reported: Vec::new() });
         }
+    }
+
+    /// Reports sets with fewer values than they must have. A list that somebody else writes may be empty or cut
+    /// off by mistake, and a policy without it would be taken as if nothing had happened.
+    pub(super) fn refuse_too_small(&self, reader: &mut Reader) {
+        for (index, set) in self.list.iter().enumerate() {
+            let Some(limits) = &set.limits else { continue };
+            let name = &set.name;
+            if set.items.len() == 0 && !limits.allow_empty {
+                let message = format!("the set `{name}` {}", limits.what);
+                let error = limits.place.error(message, "no values");
+                reader.push(error.hint(match set.items {
+                    Items::File(..) => "fill the file, or write allow_empty = true if it may be empty",
+                    Items::Inline(..) => "write { items = [], allow_empty = true } if it may be empty",
+                }));
+            } else if let Some((least, place)) = &limits.least {
+                let count = self.count(index);
+                if count < *least {
+                    let values = if count == 1 { "value" } else { "values" };
+                    let message =
+                        format!("the set `{name}` has {count} {values}, fewer than min_items = {least}");
+                    let error = place.error(message, "at least so many");
+                    reader.push(error.hint("write the missing values, or a lower min_items"));
+                }
+            }
+        }
+    }
+
+    /// How many values a set has, with those of the sets that it names; each set counts once.
+    fn count(&self, set: usize) -> usize {
+        let mut count = 0;
+        let mut seen = BTreeSet::from([set]);
+        let mut open = vec![set];
+        while let Some(set) = open.pop().and_then(|set| self.list.get(set)) {
+            for item in 0..set.items.len() {
+                match self.named_by(set, item) {
+                    None => count += 1,
+                    Some(other) if seen.insert(other) => open.push(other),
+                    Some(_) => {}
+                }
+            }
+        }
+        count
     }
 
     /// Warns of sets that nothing names, and of empty ones that something does.
@@ -81,8 +129,8 @@ impl Sets {
                 let warning = set.place.warning(format!("the set `{name}` is never used"), "defined here");
                 reader.push(warning.hint("remove it, or name it in a match"));
             } else if set.items.len() == 0 {
-                let message = format!("the set `{name}` is empty, so no packet matches it");
-                reader.push(set.place.warning(message, "defined here"));
+                let warning = set.place.warning(format!("the set `{name}` is empty"), "defined here");
+                reader.push(warning.hint("no packet matches it, and excluding it excludes nothing"));
             }
         }
     }
@@ -269,7 +317,12 @@ impl Sets {
         if count > 1 && refused.len() == count {
             // A set of something else was named by mistake: its items are right where they stand.
             let message = format!("nothing in the set `{}` is {}", this.name, kind.name());
-            let hint = format!("the set begins with `{}`; {}", shortened(this.items.text(0)), kind.hint());
+            let hint = match this.items {
+                Items::Inline(..) => {
+                    format!("the set begins with `{}`; {}", shortened(this.items.text(0)), kind.hint())
+                }
+                Items::File(..) => kind.hint().to_owned(),
+            };
             let error = named.error(message, format!("wants {} or more", kind.name()));
             reader.push(error.hint(hint));
         } else {
@@ -309,6 +362,18 @@ impl Sets {
         if may_be_a_set && !reader.is_to_be_known(text, others()) {
             return;
         }
+        if is_of_a_file && !looks_like_an_address(text) {
+            return reader.diagnostics.push_with(Severity::Error, || {
+                let hint = match self.index.contains_key(text) {
+                    true => {
+                        "a file holds values alone: name the file's set and this one in a third".to_owned()
+                    }
+                    false => slips::of_any_kind(text, true).unwrap_or_else(|| kind.hint().to_owned()),
+                };
+                let of_set = within.map(|set| format!(" of the set `{}`", set.name)).unwrap_or_default();
+                place.error(format!("this line{of_set} is not {}", kind.name()), "this line").hint(hint)
+            });
+        }
         reader.diagnostics.push_with(Severity::Error, || {
             let near = nearest(text, others()).filter(|_| may_be_a_set);
             let of_set = within.map(|set| format!(" in the set `{}`", set.name)).unwrap_or_default();
@@ -320,9 +385,6 @@ impl Sets {
             let hint = match (refused.0, near) {
                 (Some(better), _) => better,
                 (None, Some(near)) => format!("did you mean the set `{near}`?"),
-                (None, None) if is_of_a_file && self.index.contains_key(text) => {
-                    "a file holds values alone: name the file's set and this one in a third".to_owned()
-                }
                 (None, None) => slips::of_any_kind(text, is_of_a_file)
                     .or_else(|| kind.slip(text))
                     .or_else(|| slips::several(text))
@@ -331,6 +393,16 @@ impl Sets {
             place.error(message, format!("not {}", kind.name())).hint(hint)
         });
     }
+}
+
+/// Whether a line of a file is an address but for a slip. Other lines are not quoted: the file may be one that
+/// is no list at all, and that whoever reads the message must not see.
+fn looks_like_an_address(text: &str) -> bool {
+    let (address, length) = text.split_once('/').unwrap_or((text, ""));
+    let octets = || address.split('.');
+    let is_octet = |octet: &str| (1..=3).contains(&octet.len()) && octet.bytes().all(|b| b.is_ascii_digit());
+    let is_address = address.parse::<IpAddr>().is_ok() || (octets().count() == 4 && octets().all(is_octet));
+    is_address && length.len() <= 3 && length.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 fn looks_like_a_name(text: &str) -> bool {

@@ -74,8 +74,16 @@ pub(crate) const POLICY: &[Key] = &[
     key("rules", ListOf("rule"), "The first that matches decides."),
 ];
 
-pub(crate) const SET_FILE: &[Key] =
-    &[required("file", Text, "One value per line, # begins a comment; relative to the policy.")];
+/// A set has one of the first two.
+pub(crate) const SET: &[Key] = &[FILE, ITEMS, ALLOW_EMPTY, MIN_ITEMS];
+pub(crate) const SET_FILE: &[Key] = &[FILE, ALLOW_EMPTY, MIN_ITEMS];
+pub(crate) const SET_ITEMS: &[Key] = &[ITEMS, ALLOW_EMPTY, MIN_ITEMS];
+
+const FILE: Key = required("file", Text, "One value per line, # begins a comment; relative to the policy.");
+const ITEMS: Key = required("items", Shape("set_items"), "Values and names of other sets.");
+const ALLOW_EMPTY: Key =
+    key("allow_empty", Boolean, "Whether the set may have no values; an error if left out.");
+const MIN_ITEMS: Key = key("min_items", Integer(1, 1 << 20), "Fewer values than this are an error.");
 
 pub(crate) const GROUP: &[Key] = &[
     key("workers", Shape("workers"), "Who is in it: \"all\" or a list of numbers."),

@@ -11,7 +11,7 @@ use crate::source::Source;
 
 use super::super::files::Files;
 use super::super::reader::{Reader, Table, Value};
-use super::scalar;
+use super::{scalar, shortened};
 
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
@@ -48,50 +48,105 @@ impl Items {
     }
 }
 
+/// A set as it is written.
+pub(super) struct Written {
+    pub(super) items: Items,
+    pub(super) limits: Limits,
+}
+
+/// How many items a set must have.
+pub(super) struct Limits {
+    /// What has no items where it should have some, in words: the list, or the file.
+    pub(super) what: String,
+    /// Where that stands.
+    pub(super) place: Place,
+    pub(super) allow_empty: bool,
+    /// `min_items`, and where it stands.
+    pub(super) least: Option<(usize, Place)>,
+}
+
+/// `[...]`, `{ items = [...] }` or `{ file = "x.txt" }`, the last two with limits. `None`: it cannot be read,
+/// which was reported.
+pub(super) fn read(reader: &mut Reader, value: &Value<'_>, files: &mut Files<'_>) -> Option<Written> {
+    let Some(table) = value.get_ref().as_table() else {
+        let limits = Limits {
+            what: "is an empty list".to_owned(),
+            place: reader.place(value.span()),
+            allow_empty: false,
+            least: None,
+        };
+        return Some(Written { items: inline(reader, value)?, limits });
+    };
+    reader.refuse_unknown_keys(table, keys::SET, "a set");
+    let (content, is_file) = match (table.get("file"), table.get("items")) {
+        (Some(file), None) => (file, true),
+        (None, Some(items)) => (items, false),
+        (given, _) => {
+            let what = if given.is_some() { "both `file` and `items`" } else { "neither `file` nor `items`" };
+            let hint = "write { file = \"name.txt\" } or { items = [...] }";
+            reader.error_with(value.span(), format!("the set has {what}"), "one of them is wanted", hint);
+            return None;
+        }
+    };
+    let what = match content.get_ref().as_str() {
+        Some(name) if is_file => format!("has no values: the file `{}` holds none", shortened(name)),
+        _ => "is an empty list".to_owned(),
+    };
+    let place = reader.place(content.span());
+    let limits = limits(reader, table, what, place);
+    let items = if is_file { from_file(reader, content, files) } else { inline(reader, content) };
+    Some(Written { items: items?, limits })
+}
+
+/// `allow_empty` and `min_items`.
+fn limits(reader: &mut Reader, table: &Table<'_>, what: String, place: Place) -> Limits {
+    let allow_empty = table.get("allow_empty").and_then(|value| reader.boolean(value, "`allow_empty`"));
+    let most = u32::try_from(MAX_SET_VALUES).unwrap_or(u32::MAX);
+    let least = table.get("min_items").and_then(|value| {
+        let least = reader.integer(value, "`min_items`", 1, most)?;
+        Some((least as usize, reader.place(value.span())))
+    });
+    if let (Some(true), Some((_, least))) = (allow_empty, &least) {
+        let error = least.error("a set with `min_items` cannot be empty", "beside allow_empty = true");
+        reader.push(error.hint("leave one of the two out"));
+    }
+    Limits { what, place, allow_empty: allow_empty == Some(true), least }
+}
+
 /// `[...]`.
-pub(super) fn inline(reader: &mut Reader, value: &Value<'_>) -> Items {
-    let mut items = Vec::new();
-    let array = reader.array(value, "a set").unwrap_or(&[]);
+fn inline(reader: &mut Reader, value: &Value<'_>) -> Option<Items> {
+    let array = reader.array(value, "a set")?;
     if array.len() > MAX_SET_VALUES {
         reader.error(value.span(), format!("a set has at most {MAX_SET_VALUES} values"), "too many");
-        return Items::Inline(Arc::clone(&reader.source), items);
+        return None;
     }
+    let mut items = Vec::new();
     for value in array {
         match scalar(value) {
             Some(text) => items.push((text.trim().to_owned(), value.span())),
             None => reader.mistyped(value, "an item of a set", "a string or a number"),
         }
     }
-    Items::Inline(Arc::clone(&reader.source), items)
+    // What is left of items that were all refused is not empty by the operator's doing.
+    (array.is_empty() || !items.is_empty()).then(|| Items::Inline(Arc::clone(&reader.source), items))
 }
 
-/// `{ file = "x.txt" }`: one value per line, `#` begins a comment.
-pub(super) fn from_file(
-    reader: &mut Reader,
-    value: &Value<'_>,
-    table: &Table<'_>,
-    files: &mut Files<'_>,
-) -> Items {
-    let nothing = Items::Inline(Arc::clone(&reader.source), Vec::new());
-    reader.refuse_unknown_keys(table, keys::SET_FILE, "a set from a file");
-    let Some(file) = table.get("file") else {
-        let hint = "write { file = \"name.txt\" }";
-        reader.error_with(value.span(), "the set names no file", "no `file` here", hint);
-        return nothing;
-    };
-    let Some(name) = reader.string(file, "`file`") else { return nothing };
+/// One value per line, `#` begins a comment.
+fn from_file(reader: &mut Reader, file: &Value<'_>, files: &mut Files<'_>) -> Option<Items> {
+    let name = reader.string(file, "`file`")?;
     let source = match files.load(name) {
         Ok(source) => Arc::new(source),
         Err(error) => {
             let hint = "the name is relative to the policy file";
             reader.error_with(file.span(), format!("cannot read the set: {error}"), "named here", hint);
-            return nothing;
+            return None;
         }
     };
     let mut spans = Vec::new();
     // Editors of some systems begin a file with it.
     let mut line_start =
         if source.text.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len_utf8() } else { 0 };
+    let mut last_line = 0..0;
     for line in source.text[line_start..].split_inclusive('\n') {
         let content = line.split('#').next().unwrap_or_default();
         let text = content.trim();
@@ -99,12 +154,22 @@ pub(super) fn from_file(
             let start = line_start + (content.len() - content.trim_start().len());
             spans.push(start..start + text.len());
         }
+        last_line = line_start..line_start + line.len();
         line_start += line.len();
     }
     if spans.len() > MAX_SET_VALUES {
-        let message = format!("{name} has {} values, a set at most {MAX_SET_VALUES}", spans.len());
+        let message =
+            format!("`{}` has {} values, a set at most {MAX_SET_VALUES}", shortened(name), spans.len());
         reader.error(file.span(), message, "too many");
-        return nothing;
+        return None;
     }
-    Items::File(source, spans)
+    // A text file ends with a newline (POSIX, "Text File"). One that was cut may end within a value, and what
+    // is left of 192.0.2.17 is an address as well.
+    if !spans.is_empty() && !source.text.ends_with('\n') {
+        let place = Place::new(&source, last_line);
+        let warning =
+            place.warning("the last line has no newline: the file may have been cut off", "last line");
+        reader.push(warning.hint("write the file whole, with a newline at its end"));
+    }
+    Some(Items::File(source, spans))
 }

@@ -60,6 +60,12 @@ pub(in crate::parse) fn of_any_kind(text: &str, is_of_a_file: bool) -> Option<St
     if text.is_empty() {
         return Some("the text is empty: write a value, or leave the key out".to_owned());
     }
+    if text.contains('\0') && is_of_a_file {
+        return Some("there is a NUL byte in it: this is no text file".to_owned());
+    }
+    if text.contains(|c: char| c.is_control() && c != '\t') {
+        return Some("remove the control character".to_owned());
+    }
     if is_of_a_file {
         return of_a_file(text);
     }
