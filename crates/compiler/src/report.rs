@@ -46,7 +46,7 @@ pub struct RuleReport {
     pub name: String,
     /// Its line in the policy.
     pub line: u32,
-    /// What it does, in words; empty if there is no program.
+    /// What it does, in words; empty where that is not known.
     pub action: String,
     /// Where it is decided.
     pub decided: Decided,
@@ -78,7 +78,7 @@ pub enum Decided {
     Hybrid,
     /// Not on this device.
     Impossible,
-    /// Another rule is; this one may well be possible.
+    /// The policy as a whole is not possible; this rule may well be.
     Unknown,
 }
 
@@ -93,12 +93,9 @@ pub fn report(
     let device = profile.name.clone();
     match attempt(policy, profile, workers, previous) {
         Ok(program) => {
-            let Check { rules, mut warnings } = check_for(policy, profile, workers, &program);
-            let asked = asked_by_others(&program);
-            let rules = rules.iter().enumerate().map(|(index, checked)| RuleReport {
-                note: left_out(&program, index),
-                ..possible(policy, &program, index, checked, asked.contains(&index))
-            });
+            let checked = check_for(policy, profile, workers, &program);
+            let rules = rules_of(policy, &program, &checked);
+            let mut warnings = checked.warnings;
             let capacity = Capacity::of(&program, profile, previous);
             warnings.extend(capacity.rows.iter().filter(|row| row.blocks_a_reload()).map(|row| {
                 let message = format!(
@@ -120,7 +117,7 @@ pub fn report(
                 told.into_iter().partition(|one| one.severity == Severity::Error);
             warnings.extend(allowed);
             Report {
-                rules: rules.collect(),
+                rules,
                 capacity: Some(capacity),
                 obstacles: Vec::new(),
                 problems,
@@ -131,9 +128,13 @@ pub fn report(
             }
         }
         Err(findings) => {
-            let (own, whole) = findings.obstacles.into_iter().partition(|one| one.rule.is_some());
+            let (own, whole): (Vec<_>, _) =
+                findings.obstacles.into_iter().partition(|one| one.rule.is_some());
+            let mut found: BTreeMap<usize, Obstacle> = BTreeMap::new();
+            note(&mut found, own, Some);
+            let others = others(policy, profile, workers, &mut found);
             Report {
-                rules: impossible(policy, own),
+                rules: impossible(policy, found, others),
                 capacity: None,
                 obstacles: whole,
                 problems: findings.diagnostics.list,
@@ -144,6 +145,16 @@ pub fn report(
             }
         }
     }
+}
+
+/// Each rule of a program, the default last.
+fn rules_of(policy: &Policy, program: &Program, checked: &Check) -> Vec<RuleReport> {
+    let asked = asked_by_others(program);
+    let rules = checked.rules.iter().enumerate().map(|(index, checked)| RuleReport {
+        note: left_out(program, index),
+        ..possible(policy, program, index, checked, asked.contains(&index))
+    });
+    rules.collect()
 }
 
 /// A program that not even the same one can take the place of.
@@ -309,17 +320,70 @@ fn left_out_after_all(policy: &Policy, program: &Program, by: RuleId, untold: Un
     }
 }
 
-/// What is known of the rules of a policy that does not compile.
-fn impossible(policy: &Policy, obstacles: Vec<Obstacle>) -> Vec<RuleReport> {
-    let mut found: BTreeMap<usize, Obstacle> = BTreeMap::new();
+/// Notes the first obstacle of each rule; `place` gives a rule's place in the whole policy.
+fn note(
+    found: &mut BTreeMap<usize, Obstacle>,
+    obstacles: Vec<Obstacle>,
+    place: impl Fn(usize) -> Option<usize>,
+) {
     for obstacle in obstacles {
-        found.entry(obstacle.rule.unwrap_or(usize::MAX)).or_insert(obstacle);
+        if let Some(rule) = obstacle.rule.and_then(&place) {
+            found.entry(rule).or_insert(Obstacle { rule: Some(rule), ..obstacle });
+        }
     }
-    let rules = policy.rules.iter().enumerate().map(|(index, rule)| {
+}
+
+/// How often a policy is compiled again without the rules that were found impossible: without them others may be.
+const MAX_ATTEMPTS: usize = 4;
+
+/// The rules that are possible, by their place in the policy, as they are decided in the policy without the
+/// impossible ones; the default is behind the last rule. Nothing if that policy does not compile for another
+/// reason than a rule. Adds the rules that turn out to be impossible only then.
+fn others(
+    policy: &Policy,
+    profile: &DeviceProfile,
+    workers: usize,
+    found: &mut BTreeMap<usize, Obstacle>,
+) -> BTreeMap<usize, RuleReport> {
+    for _ in 0..MAX_ATTEMPTS {
+        let known = found.len();
+        if known == 0 {
+            break;
+        }
+        let kept: Vec<usize> = (0..policy.rules.len()).filter(|rule| !found.contains_key(rule)).collect();
+        let rules = kept.iter().filter_map(|rule| policy.rules.get(*rule)).cloned().collect();
+        let rest = Policy { rules, ..policy.clone() };
+        match attempt(&rest, profile, workers, None) {
+            Ok(program) => {
+                let places = kept.into_iter().chain([policy.rules.len()]);
+                let checked = check_for(&rest, profile, workers, &program);
+                return places.zip(rules_of(&rest, &program, &checked)).collect();
+            }
+            Err(findings) => note(found, findings.obstacles, |rule| kept.get(rule).copied()),
+        }
+        if found.len() == known {
+            break;
+        }
+    }
+    BTreeMap::new()
+}
+
+/// What is known of the rules of a policy that does not compile.
+fn impossible(
+    policy: &Policy,
+    mut found: BTreeMap<usize, Obstacle>,
+    mut others: BTreeMap<usize, RuleReport>,
+) -> Vec<RuleReport> {
+    let mut rules: Vec<RuleReport> = Vec::with_capacity(policy.rules.len() + 1);
+    for (index, rule) in policy.rules.iter().enumerate() {
+        if let Some(placed) = others.remove(&index) {
+            rules.push(placed);
+            continue;
+        }
         let obstacle = found.remove(&index);
         let decided = if obstacle.is_some() { Decided::Impossible } else { Decided::Unknown };
         let told = |of: fn(&Obstacle) -> &String| obstacle.as_ref().map(|one| of(one).clone());
-        RuleReport {
+        rules.push(RuleReport {
             name: rule.name.clone(),
             line: rule.name_place.line(),
             action: String::new(),
@@ -331,7 +395,8 @@ fn impossible(policy: &Policy, obstacles: Vec<Obstacle>) -> Vec<RuleReport> {
             remedy: told(|one| &one.remedy),
             flows: 0,
             steps: 0,
-        }
-    });
-    rules.collect()
+        });
+    }
+    rules.extend(others.remove(&policy.rules.len()));
+    rules
 }

@@ -247,8 +247,7 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
 /// Whether nothing is written in a table or a list.
 fn is_empty(value: &Value<'_>) -> bool {
     let value = value.get_ref();
-    value.as_table().is_some_and(|table| table.is_empty())
-        || value.as_array().is_some_and(|list| list.is_empty())
+    value.as_table().is_some_and(DeTable::is_empty) || value.as_array().is_some_and(|list| list.is_empty())
 }
 
 /// A file's name without `.` and `..`, so that two ways to it are seen to be one.

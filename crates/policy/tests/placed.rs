@@ -1,0 +1,68 @@
+//! What is told of the other rules where one is not possible.
+
+use policy::{Decided, DeviceProfile, NoFiles, Report, Source};
+
+fn report(rules: &str) -> Report {
+    let text = format!("version = 1\n[groups.g]\nworkers = [0, 1]\n{rules}");
+    let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
+    policy::report(&policy, &DeviceProfile::ideal(), 2, None)
+}
+
+fn rule(name: &str, matches: &str, rest: &str) -> String {
+    format!("[[rules]]\nname = \"{name}\"\nmatch = {{ {matches} }}\n{rest}\n")
+}
+
+fn decided(report: &Report) -> Vec<(&str, Decided)> {
+    report.rules.iter().map(|rule| (rule.name.as_str(), rule.decided)).collect()
+}
+
+const STEER: &str = "action = { steer = \"g\" }";
+const SNIFF: &str = "action = { sniff = \"g\" }";
+/// No worker sees what is sent, so none can decide by flags.
+const SENT: &str = "direction = \"egress\"\naction = \"drop\"";
+
+#[test]
+fn the_other_rules_keep_their_places() {
+    let web = rule("web", "protocol = \"tcp\", dst_port = 80, dst = \"192.0.2.1\"", STEER);
+    let syn = rule("syn", "tcp_flags = \"syn\", dst = \"192.0.2.2\"", STEER);
+    let sent = rule("sent", "tcp_flags = \"rst\"", SENT);
+    let broken = report(&format!("{web}{sent}{syn}"));
+    assert!(broken.program.is_none());
+    let expected = [
+        ("web", Decided::Hardware),
+        ("sent", Decided::Impossible),
+        ("syn", Decided::Hybrid),
+        ("default", Decided::Hardware),
+    ];
+    assert_eq!(decided(&broken), expected);
+    // As they would be without it, but for the lines.
+    let whole = report(&format!("{web}{syn}"));
+    let known = |report: &Report| -> Vec<_> {
+        let rules = report.rules.iter().filter(|rule| rule.decided != Decided::Impossible);
+        rules
+            .map(|rule| (rule.name.clone(), rule.action.clone(), rule.reason.clone(), rule.flows, rule.steps))
+            .collect()
+    };
+    assert_eq!(known(&broken), known(&whole));
+}
+
+#[test]
+fn several_impossible_rules_are_all_found() {
+    let sniff = |name: &str| rule(name, "any = true", SNIFF);
+    let web = rule("web", "protocol = \"tcp\", dst_port = 80", STEER);
+    let sent = rule("sent", "tcp_flags = \"rst\"", SENT);
+    let broken = report(&format!("{}{}{sent}{web}", sniff("first"), sniff("second")));
+    let told = decided(&broken);
+    assert_eq!(
+        told[1..4],
+        [("second", Decided::Impossible), ("sent", Decided::Impossible), ("web", Decided::Hardware)]
+    );
+}
+
+#[test]
+fn where_the_whole_is_impossible_no_place_is_known() {
+    let text = "version = 1\n[groups.g]\nworkers = [0, 7]\n[[rules]]\nname = \"web\"\nmatch = { dst_port = 80 }\naction = { steer = \"g\" }\n";
+    let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
+    let report = policy::report(&policy, &DeviceProfile::ideal(), 2, None);
+    assert_eq!(decided(&report), [("web", Decided::Unknown)]);
+}
