@@ -49,6 +49,7 @@ pub use analysis::{Analysis, MAX_LISTED_PAIRS, Need, Pair, Pairs, Reach, Relatio
 pub use axes::MAX_CELLS;
 pub use diff::{Change, Detail, Diff, Effect, Names, OpenPair, PairSummary, diff, diff_in_detail};
 pub use diff::{MAX_COUNTED_REGIONS, MAX_NAMED_OPEN, MAX_NAMED_RULES, MAX_PAIRS, MAX_TOLD_VALUES};
+pub use groups::{GroupChange, KeyChange, ShareChange, changed_groups};
 pub use region::Region;
 pub use search::{MAX_COMPARISONS, MAX_COMPARISONS_IN_ALL};
 pub use text::match_text;

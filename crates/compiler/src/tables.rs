@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use device_model::{DeviceProfile, Limit};
 use packet::HashFields;
 use policy::policy::{DEFAULT_TABLE_SIZE, GroupDefinition, MAX_TABLE_SIZE, Workers};
+use policy::spread::{entries_for, everyone, spread};
 use policy::{Policy, Severity};
 use program::{Group, HashVariant, WorkerId};
 
@@ -30,9 +31,7 @@ fn group(
 ) -> Group {
     let errors_before = problems.diagnostics.error_count();
     let shares: Vec<(u32, u32)> = match &definition.workers {
-        Workers::All => {
-            (0..u32::try_from(workers).unwrap_or(u32::MAX).min(MAX_TABLE_SIZE)).map(|w| (w, 1)).collect()
-        }
+        Workers::All => everyone(workers),
         Workers::Listed(listed) => {
             let hint = match workers {
                 0 => "the settings configure no workers".to_owned(),
@@ -141,7 +140,7 @@ fn table_size(
     // The largest power of two that the device has.
     let most = 1u32 << profile.max_table.max(1).ilog2();
     let wanted = definition.table_size.unwrap_or(DEFAULT_TABLE_SIZE.min(most));
-    let needed = u32::try_from(workers).unwrap_or(MAX_TABLE_SIZE).min(MAX_TABLE_SIZE).next_power_of_two();
+    let needed = entries_for(workers);
     let size = match definition.table_size {
         Some(size) => size,
         None => wanted.max(needed),
@@ -197,25 +196,6 @@ fn starved_workers(
     problems.diagnostics.push(definition.place.error(message, "would receive nothing").hint(hint));
 }
 
-/// Fills a table so that every stretch of it holds the workers in proportion (smooth weighted round-robin);
-/// equal weights give 0, 1, 2, ..., 0, 1, 2, ...
-fn spread(shares: &[(u32, u32)], size: usize) -> Vec<WorkerId> {
-    let total: i64 = shares.iter().map(|(_, weight)| i64::from(*weight)).sum();
-    let mut credit = vec![0i64; shares.len()];
-    let mut table = Vec::with_capacity(size);
-    for _ in 0..size {
-        for (credit, (_, weight)) in credit.iter_mut().zip(shares) {
-            *credit += i64::from(*weight);
-        }
-        // The first of those with most credit.
-        let next = (0..shares.len()).rev().max_by_key(|index| credit[*index]);
-        let Some(next) = next else { break };
-        credit[next] -= total;
-        table.push(WorkerId(shares[next].0));
-    }
-    table
-}
-
 /// A hash variant as the packets that it serves.
 pub(super) struct Variant {
     pub(super) variant: HashVariant,
@@ -265,23 +245,6 @@ fn packets(layers: &[Field]) -> Option<Cube> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn counts(table: &[WorkerId], worker: u32) -> usize {
-        table.iter().filter(|entry| entry.0 == worker).count()
-    }
-
-    #[test]
-    fn equal_weights_take_turns() {
-        let table = spread(&[(0, 1), (1, 1), (2, 1)], 8);
-        assert_eq!(table.iter().map(|worker| worker.0).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2, 0, 1]);
-    }
-
-    #[test]
-    fn weights_are_kept_in_every_stretch() {
-        let table = spread(&[(4, 3), (7, 1)], 128);
-        assert_eq!((counts(&table, 4), counts(&table, 7)), (96, 32));
-        assert!(table.chunks(4).all(|chunk| counts(chunk, 7) == 1));
-    }
 
     #[test]
     fn variants_follow_the_hashed_fields() {

@@ -25,11 +25,12 @@ mod parse;
 pub mod policy;
 mod schema;
 mod source;
+pub mod spread;
 mod witness;
 
 pub use diagnostics::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Place, Severity};
 pub use parse::{
-    LoadOptions, MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_SUBSTITUTED_BYTES, MAX_TOTAL_BYTES, parse,
+    HASH_FIELDS, LoadOptions, MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_SUBSTITUTED_BYTES, MAX_TOTAL_BYTES, parse,
     parse_with,
 };
 pub use policy::Policy;

@@ -291,7 +291,8 @@ fn hash(reader: &mut Reader, value: &Value<'_>) -> Option<HashFields> {
     }
 }
 
-const FIELDS: [(&str, HashFields); 12] = [
+/// What `hash` may list: names of several fields, then those of one.
+pub const FIELDS: [(&str, HashFields); 12] = [
     ("src", HashFields::SRC_IPV4.union(HashFields::SRC_IPV6)),
     ("dst", HashFields::DST_IPV4.union(HashFields::DST_IPV6)),
     ("src_port", HashFields::SRC_PORT_TCP.union(HashFields::SRC_PORT_UDP)),

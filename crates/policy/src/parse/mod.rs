@@ -25,6 +25,7 @@ use crate::schema::keys;
 use crate::source::{MAX_FILE_BYTES, SetLoader, Source};
 
 pub use files::{MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_TOTAL_BYTES};
+pub use groups::FIELDS as HASH_FIELDS;
 pub use variables::MAX_SUBSTITUTED_BYTES;
 
 use files::{File, Files, Shelf, Walk};

@@ -1,0 +1,70 @@
+//! The workers of a group as an indirection table: each worker has entries in proportion to its weight.
+
+use program::WorkerId;
+
+use crate::policy::{DEFAULT_TABLE_SIZE, GroupDefinition, MAX_TABLE_SIZE, Workers};
+
+/// The table of a group on a device that can have any; `workers`: how many "all" are.
+#[must_use]
+pub fn table_of(definition: &GroupDefinition, workers: usize) -> Vec<WorkerId> {
+    let shares: Vec<(u32, u32)> = match &definition.workers {
+        Workers::All => everyone(workers),
+        Workers::Listed(listed) => listed.iter().map(|share| (share.worker, share.weight)).collect(),
+    };
+    let size = definition.table_size.unwrap_or_else(|| DEFAULT_TABLE_SIZE.max(entries_for(shares.len())));
+    spread(&shares, size as usize)
+}
+
+/// The members of a group of all workers, with equal shares.
+#[must_use]
+pub fn everyone(workers: usize) -> Vec<(u32, u32)> {
+    (0..u32::try_from(workers).unwrap_or(u32::MAX).min(MAX_TABLE_SIZE)).map(|worker| (worker, 1)).collect()
+}
+
+/// How large a table must be for an entry for each worker.
+#[must_use]
+pub fn entries_for(workers: usize) -> u32 {
+    u32::try_from(workers).unwrap_or(MAX_TABLE_SIZE).min(MAX_TABLE_SIZE).next_power_of_two()
+}
+
+/// Fills a table so that every stretch of it holds the workers in proportion (smooth weighted round-robin);
+/// equal weights give 0, 1, 2, ..., 0, 1, 2, ...
+#[must_use]
+pub fn spread(shares: &[(u32, u32)], size: usize) -> Vec<WorkerId> {
+    let total: i64 = shares.iter().map(|(_, weight)| i64::from(*weight)).sum();
+    let mut credit = vec![0i64; shares.len()];
+    let mut table = Vec::with_capacity(size);
+    for _ in 0..size {
+        for (credit, (_, weight)) in credit.iter_mut().zip(shares) {
+            *credit += i64::from(*weight);
+        }
+        // The first of those with most credit.
+        let next = (0..shares.len()).rev().max_by_key(|index| credit[*index]);
+        let Some(next) = next else { break };
+        credit[next] -= total;
+        table.push(WorkerId(shares[next].0));
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(table: &[WorkerId], worker: u32) -> usize {
+        table.iter().filter(|entry| entry.0 == worker).count()
+    }
+
+    #[test]
+    fn equal_weights_take_turns() {
+        let table = spread(&[(0, 1), (1, 1), (2, 1)], 8);
+        assert_eq!(table.iter().map(|worker| worker.0).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2, 0, 1]);
+    }
+
+    #[test]
+    fn weights_are_kept_in_every_stretch() {
+        let table = spread(&[(4, 3), (7, 1)], 128);
+        assert_eq!((counts(&table, 4), counts(&table, 7)), (96, 32));
+        assert!(table.chunks(4).all(|chunk| counts(chunk, 7) == 1));
+    }
+}
