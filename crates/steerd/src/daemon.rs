@@ -104,7 +104,7 @@ fn start(loaded: &Loaded, signals: &Signals, log: &Log) -> Result<Option<(Arc<Pl
     for (index, wire) in builder.opened().wires().iter().enumerate() {
         tracing::info!("port {}: {wire}", index + 1);
     }
-    builder.start(loaded.policy.clone(), compiled.program).map(Some)
+    builder.start(loaded.policy.clone(), compiled).map(Some)
 }
 
 fn stopped(signals: &Signals) -> bool {

@@ -120,6 +120,9 @@ fn policy(families: &mut Families, state: &State) {
         .gauge("steerd_policy_flows", "Flows that the policy in force has on each port.")
         .value(&[], count(policy.flows as u64));
     families
+        .gauge("steerd_policy_warnings", "Warnings about the policy in force; /api/v1/state lists them.")
+        .value(&[], count(policy.warning_count as u64));
+    families
         .gauge(
             "steerd_last_reload_successful",
             "1 if the last reload of the policy succeeded, 0 if it was refused.",

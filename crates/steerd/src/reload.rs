@@ -109,5 +109,5 @@ fn replace(plant: &Plant) -> Result<(), String> {
         let compiler::Obstacle { reason, limit, remedy, .. } = obstacle;
         return Err(format!("{source}: {reason}: {limit}{errno} (hint: {remedy})"));
     }
-    plant.install(compiled.program).map_err(|error| chain(&error))
+    plant.install(compiled).map_err(|error| chain(&error))
 }

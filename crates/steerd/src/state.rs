@@ -50,7 +50,9 @@ pub(crate) struct PolicyState {
     pub(crate) flows: usize,
     pub(crate) reloads_succeeded: u64,
     pub(crate) reloads_failed: u64,
-    /// What the device does without, or otherwise than the policy means.
+    /// How many warnings there are about it.
+    pub(crate) warning_count: usize,
+    /// The first of them: what is doubtful in it, then what the device does without or otherwise.
     pub(crate) warnings: Vec<String>,
     /// The first line of what was wrong with the last reload, until one succeeds.
     pub(crate) last_error: Option<String>,

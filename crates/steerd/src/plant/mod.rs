@@ -24,6 +24,7 @@ use crate::cores;
 use crate::error::Error;
 use crate::health::{DownPort, Health, Part, Progress};
 use crate::logging::Log;
+use crate::policy_file::Compiled;
 use crate::settings::{IdleMode, PolicySource, Settings};
 use crate::state::State;
 use counted::Counted;
@@ -85,11 +86,31 @@ struct PolicyInForce {
     program: Arc<Program>,
     generation: u64,
     loaded_at_seconds: f64,
-    /// What the device does without, or otherwise than the program means.
-    warnings: Vec<String>,
+    warnings: Warnings,
     last_error: Option<String>,
     /// Until the next reload has an outcome; the start counts as one that succeeded.
     last_reload_successful: bool,
+}
+
+/// What is doubtful about the policy in force: of its text and program, then of what the device does without or
+/// otherwise. Only the first are kept in words.
+#[derive(Clone, Default)]
+struct Warnings {
+    count: usize,
+    listed: Vec<String>,
+}
+
+impl Warnings {
+    fn of(policy: &[policy::Diagnostic], device: impl Iterator<Item = String>) -> Self {
+        let mut warnings = Self::default();
+        for warning in policy.iter().map(ToString::to_string).chain(device) {
+            warnings.count += 1;
+            if warnings.listed.len() < policy::MAX_DIAGNOSTICS {
+                warnings.listed.push(warning);
+            }
+        }
+        warnings
+    }
 }
 
 /// The workers' threads; joined by `stop`, or when a failed start drops them.
@@ -148,7 +169,7 @@ impl Builder {
     pub(crate) fn start(
         self,
         source: PolicySource,
-        program: Arc<Program>,
+        compiled: Compiled,
     ) -> Result<(Arc<Plant>, Threads), Error> {
         let queues = self.workers.iter().map(Worker::work_queue).collect();
         // Before the controller, so that it goes after it if something fails below.
@@ -173,10 +194,10 @@ impl Builder {
             opened: self.opened,
             policy: Mutex::new(PolicyInForce {
                 source,
-                program: Arc::clone(&program),
+                program: Arc::clone(&compiled.program),
                 generation: 0,
                 loaded_at_seconds: 0.0,
-                warnings: Vec::new(),
+                warnings: Warnings::default(),
                 last_error: None,
                 last_reload_successful: true,
             }),
@@ -194,7 +215,7 @@ impl Builder {
             frames: self.frames,
             log: self.log,
         };
-        plant.install(program)?;
+        plant.install(compiled)?;
         plant.opened.let_packets_in();
         plant.health.set_steering(true);
         Ok((Arc::new(plant), threads))
@@ -203,7 +224,8 @@ impl Builder {
 
 impl Plant {
     /// All or nothing: on an error the device and the workers are as before.
-    pub(crate) fn install(&self, program: Arc<Program>) -> Result<(), Error> {
+    pub(crate) fn install(&self, compiled: Compiled) -> Result<(), Error> {
+        let Compiled { program, warnings } = compiled;
         self.counted.lock().unwrap_or_else(PoisonError::into_inner).learn(&program);
         let mut publish = |band: Band, program: Arc<Program>| self.publish(band, &program);
         let mut controller = self.controller();
@@ -212,7 +234,7 @@ impl Plant {
             return Err(Error::Stopping);
         }
         let installed = controller.install(Arc::clone(&program), &mut publish).map_err(Error::Install)?;
-        let warnings = controller.warnings().map(ToOwned::to_owned).collect();
+        let warnings = Warnings::of(&warnings, controller.warnings().map(ToOwned::to_owned));
         drop(controller);
         if let Some(warning) = &installed.warning {
             tracing::warn!("{warning}");

@@ -174,7 +174,8 @@ fn policy(plant: &Plant, program: &Program) -> PolicyState {
         flows: program.flows.len(),
         reloads_succeeded: plant.reloads_succeeded.load(Ordering::Relaxed),
         reloads_failed: plant.reloads_failed.load(Ordering::Relaxed),
-        warnings: policy.warnings.clone(),
+        warning_count: policy.warnings.count,
+        warnings: policy.warnings.listed.clone(),
         last_error: policy.last_error.clone(),
         last_reload_successful: policy.last_reload_successful,
     }
