@@ -17,6 +17,12 @@ use crate::{output, plant};
 const FIRST_PORT: u8 = 1;
 const PROBE: &str = "steerd-probe";
 
+/// Described in docs/commands.md.
+#[derive(Debug, Serialize)]
+struct Devices<'d> {
+    devices: &'d [Row],
+}
+
 #[derive(Debug, Serialize)]
 struct Row {
     name: String,
@@ -49,7 +55,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
         rows.push(Row { name: settings.softnic.name, kind: "softnic", model, guid: None, ports });
     }
     match args.format {
-        Format::Json => output::print_json(&rows),
+        Format::Json => output::print_json(&Devices { devices: &rows }),
         Format::Text => output::print(&text(&rows)),
     }
 }

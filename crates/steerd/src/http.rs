@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 
 use crate::health::Health;
 use crate::metrics::{self, Snapshot};
+use crate::output::Versioned;
 
 /// How often the end looks whether the server's thread has ended.
 const STOP_STEP: Duration = Duration::from_millis(1);
@@ -168,7 +169,7 @@ fn verdict(good: &str, health: Result<(), String>) -> (StatusCode, String) {
 }
 
 async fn state_page(Shared(pages): Shared<Pages>) -> Response {
-    aside(move || Json(&*(pages.snapshot)()).into_response()).await
+    aside(move || Json(Versioned::new(&*(pages.snapshot)())).into_response()).await
 }
 
 #[cfg(test)]

@@ -10,6 +10,24 @@ use serde::Serialize;
 
 use crate::error::Error;
 
+/// The version of all JSON that is printed or served (docs/commands.md). It grows when a key goes or changes its
+/// meaning; new keys leave it as it is.
+pub(crate) const FORMAT: u32 = 1;
+
+/// An object with the version of its format before its own keys.
+#[derive(Serialize)]
+pub(crate) struct Versioned<'v, T> {
+    format: u32,
+    #[serde(flatten)]
+    value: &'v T,
+}
+
+impl<'v, T> Versioned<'v, T> {
+    pub(crate) fn new(value: &'v T) -> Self {
+        Self { format: FORMAT, value }
+    }
+}
+
 /// Whether anybody still reads what is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reader {
@@ -27,13 +45,19 @@ pub(crate) fn print_line_by_line(text: &str) -> Result<Reader, Error> {
     reader_of(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
 }
 
+/// An object with its version.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Error> {
+    print_plain_json(&Versioned::new(value))
+}
+
+/// As it is: for a JSON of somebody else's format.
+pub(crate) fn print_plain_json(value: &impl Serialize) -> Result<(), Error> {
     let text = serde_json::to_string_pretty(value).map_err(|error| Error::Output(error.into()))?;
     print(&format!("{text}\n"))
 }
 
 pub(crate) fn print_json_line(value: &impl Serialize) -> Result<Reader, Error> {
-    let text = serde_json::to_string(value).map_err(|error| Error::Output(error.into()))?;
+    let text = serde_json::to_string(&Versioned::new(value)).map_err(|error| Error::Output(error.into()))?;
     print_line_by_line(&format!("{text}\n"))
 }
 

@@ -164,6 +164,42 @@ fn a_reload_logs_a_handful_of_lines_however_much_there_is_to_say() {
     drop(folder);
 }
 
+/// A block list that is emptied changes nothing, and what is doubtful about the policy in force can be seen.
+#[test]
+fn warnings_of_the_policy_in_force_are_in_the_state_and_a_metric() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (policy, list) = (folder.path().join("p.toml"), folder.path().join("blocked.txt"));
+    let text = |set: &str| {
+        format!(
+            "{STEER_DNS}[[rules]]\nname = \"blocked\"\nmatch = {{ src = \"blocked\" }}\naction = \"drop\"\n\
+             [sets]\nblocked = {{ file = \"blocked.txt\"{set} }}\n"
+        )
+    };
+    write(&policy, &text(""));
+    write(&list, "198.51.100.0/24\n");
+    let mut daemon = Daemon::start(&["--demo", "--policy", policy.to_str().expect("path")]);
+    let warnings = |daemon: &Daemon| daemon.metric("steerd_policy_warnings", &[]);
+    let before = warnings(&daemon);
+    write(&list, "# nothing today\n");
+    daemon.signal(Signal::HUP);
+    daemon.wait_for("stays in force", 1);
+    assert!(daemon.log().contains("the set `blocked` has no values"), "{}", daemon.log());
+    assert_eq!(daemon.metric("steerd_policy_generation", &[]).to_string(), "1");
+    write(&policy, &text(", allow_empty = true"));
+    daemon.signal(Signal::HUP);
+    daemon.wait_for("is in force", 1);
+    assert!(warnings(&daemon) > before, "{}", daemon.metrics());
+    let state = daemon.state();
+    assert_eq!(state["format"], 1);
+    let listed = state["policy"]["warnings"].as_array().expect("a list");
+    assert!(
+        listed.iter().any(|one| one.as_str().is_some_and(|one| one.contains("`blocked` is empty"))),
+        "{state:#}"
+    );
+    assert_eq!(state["policy"]["warning_count"], listed.len());
+    daemon.terminate();
+}
+
 /// Copies, a sniffer, an exception for the kernel, an egress rule and a variable, on a device of each kind that
 /// has them; a reload changes the copies and leaves a hole among the classes.
 #[test]

@@ -35,7 +35,7 @@ struct Checked {
 
 pub(crate) fn run(args: &CheckArgs) -> Result<Answer, Error> {
     if args.print_schema {
-        return output::print_json(&policy::schema()).map(|()| Answer::Yes);
+        return output::print_plain_json(&policy::schema()).map(|()| Answer::Yes);
     }
     if args.no_analysis && args.deny.contains(&Deny::Shadowed) {
         let kind = clap::error::ErrorKind::ArgumentConflict;

@@ -19,7 +19,7 @@ fn devices_lists_the_soft_nic_of_the_settings() {
     let folder = tempfile::tempdir().expect("folder");
     let path = settings_in(folder.path());
     let devices = json(&["devices", "--config", &path, "--format", "json"]);
-    let found = devices.as_array().expect("list").iter().find(|device| device["name"] == "mysoft");
+    let found = devices["devices"].as_array().expect("list").iter().find(|device| device["name"] == "mysoft");
     assert_eq!(found.expect("mysoft")["ports"], 1);
 }
 
