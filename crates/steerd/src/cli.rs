@@ -34,7 +34,7 @@ Exit codes, for pipelines:
 const DIFF_EXIT_CODES: &str = "\
 Exit codes, as diff(1)'s:
   0  both policies treat every packet alike, however they are written
-  1  they differ
+  1  they differ; with --profile or --workers also: a rule is decided elsewhere
   2  a policy has errors, or it would take too long to tell";
 
 /// Steers packets past the kernel to pinned workers, as a TOML policy says.
@@ -112,7 +112,7 @@ pub(crate) struct VariableArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct PolicyArgs {
-    /// The policy file [default: policy.file of the settings given by --config].
+    /// The policy file, "-" for standard input [default: policy.file of the settings given by --config].
     #[arg(value_name = "POLICY", required_unless_present = "config")]
     pub(crate) policy: Option<PathBuf>,
     #[command(flatten)]
@@ -161,7 +161,7 @@ pub(crate) enum Deny {
 #[derive(Debug, Args)]
 #[command(after_help = DIFF_EXIT_CODES)]
 pub(crate) struct DiffArgs {
-    /// The policy before.
+    /// The policy before; "-" for standard input, of one of the two.
     #[arg(value_name = "OLD")]
     pub(crate) old: PathBuf,
     /// The policy after.
@@ -169,6 +169,12 @@ pub(crate) struct DiffArgs {
     pub(crate) new: PathBuf,
     #[command(flatten)]
     pub(crate) variables: VariableArgs,
+    /// Also say which rules are decided elsewhere on a device of this kind [default with --workers: ideal].
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub(crate) profile: Option<Profile>,
+    /// How many workers "all" are; also say which rules are decided elsewhere [default: what the policies name].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) workers: Option<u32>,
     /// Describe all regions, up to 4,096 of each pair of rules and 65,536 in all, not 16 and 4,096.
     #[arg(long)]
     pub(crate) all: bool,
@@ -187,8 +193,11 @@ pub(crate) struct ImportArgs {
     #[arg(value_name = "FILE", required = true)]
     pub(crate) files: Vec<PathBuf>,
     /// Where the policy goes [default: standard output].
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", conflicts_with = "format")]
     pub(crate) output: Option<PathBuf>,
+    /// How to print the answer: the policy itself, or an object with the policy and what does not carry over.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub(crate) format: Format,
 }
 
 /// What `import` reads.

@@ -1,21 +1,25 @@
 //! `steerd diff OLD NEW`: which traffic changes hands between two policies, as regions of packets in the
-//! language with a packet of each. Texts are not compared, devices not asked. The exit code is diff(1)'s.
+//! language with a packet of each, and what changed inside groups. Texts are not compared, devices not asked;
+//! `placement` compiles for one if it is named. The exit code is diff(1)'s.
+
+mod placement;
 
 use std::fmt::Write as _;
 use std::slice::Iter;
 
-use analysis::{Change, Detail, Diff, Effect, Names, OpenPair, PairSummary};
+use analysis::{Change, Detail, Diff, Effect, GroupChange, Names, OpenPair, PairSummary};
 use policy::Policy;
 use policy::policy::Direction;
 use serde::Serialize;
 
-use crate::cli::{DiffArgs, Format};
+use crate::cli::{Cli, DiffArgs, Format};
 use crate::error::Error;
 use crate::paint::{Paint, Tone};
 use crate::progress::Progress;
 use crate::settings::PolicySource;
 use crate::table::{Grid, counted, number};
 use crate::{Answer, describe, output, policy_file, target};
+use placement::Placement;
 
 /// A region that is longer than this is not shown to people in place of what it is within.
 const MAX_LINE_BYTES: usize = 320;
@@ -31,6 +35,9 @@ struct Report<'d> {
     new: String,
     /// `null`: not found out.
     equal: Option<bool>,
+    groups: &'d [GroupChange],
+    /// `null`: neither a profile nor a number of workers is given.
+    placement: Option<&'d Placement>,
     pairs: Vec<Directed<&'d PairSummary>>,
     regions: Vec<Directed<&'d Change>>,
     not_decided: usize,
@@ -46,10 +53,17 @@ struct Directed<T> {
 }
 
 impl<'d> Report<'d> {
-    fn of(old: String, new: String, found: &'d Diff) -> Self {
+    fn of(
+        [old, new]: [String; 2],
+        found: &'d Diff,
+        groups: &'d [GroupChange],
+        placement: Option<&'d Placement>,
+    ) -> Self {
         Self {
             old,
             new,
+            groups,
+            placement,
             equal: match (found.pairs.is_empty(), found.is_whole()) {
                 (false, _) => Some(false),
                 (true, true) => Some(true),
@@ -76,10 +90,13 @@ pub(crate) fn run(args: &DiffArgs) -> Result<Answer, Error> {
 }
 
 fn compare(args: &DiffArgs) -> Result<Answer, Error> {
-    let source = |path: &std::path::PathBuf| {
-        PolicySource::file(path.clone(), args.variables.set.iter().cloned().collect())
-    };
-    let sources = [source(&args.old), source(&args.new)];
+    if [&args.old, &args.new].iter().all(|path| target::is_standard_input(path)) {
+        let message = "only one of the two policies can come from standard input";
+        let mut command = <Cli as clap::CommandFactory>::command();
+        command.error(clap::error::ErrorKind::ArgumentConflict, message).exit();
+    }
+    let variables = || args.variables.set.iter().cloned().collect();
+    let sources = [target::source(&args.old, variables())?, target::source(&args.new, variables())?];
     // Both are read before either is complained of: all problems at once.
     let [old, new] = sources.each_ref().map(read);
     let (old, new) = (old?, new?);
@@ -88,15 +105,24 @@ fn compare(args: &DiffArgs) -> Result<Answer, Error> {
         let mut progress = Progress::new();
         analysis::diff_in_detail(&old, &new, detail, &mut |at| progress.show(at))
     };
-    let [old, new] = sources.map(|source| source.to_string());
+    let named = || policy_file::workers_named(&old).max(policy_file::workers_named(&new));
+    let workers = args.workers.map_or_else(named, |workers| workers as usize);
+    let groups = analysis::changed_groups(&old, &new, workers);
+    let placement = (args.profile.is_some() || args.workers.is_some()).then(|| {
+        let profile = args.profile.map(target::profile).unwrap_or_default();
+        Placement::of(&old, &new, &profile, workers)
+    });
+    let names = sources.map(|source| source.to_string());
     match args.format {
-        Format::Json => output::print_json(&Report::of(old, new, &found))?,
+        Format::Json => output::print_json(&Report::of(names, &found, &groups, placement.as_ref()))?,
         Format::Text => {
-            let page = Page { found: &found, all: args.all, paint: Paint::stdout() };
-            output::print(&page.text(&old, &new))?;
+            let page = Page { found: &found, groups: &groups, all: args.all, paint: Paint::stdout() };
+            let placement = placement.as_ref().map(Placement::text).unwrap_or_default();
+            output::print(&format!("{}{placement}", page.text(&names)))?;
         }
     }
-    match (found.pairs.is_empty(), found.is_whole()) {
+    let is_moved = placement.is_some_and(|placement| !placement.is_same());
+    match (found.pairs.is_empty() && !is_moved, found.is_whole()) {
         (false, _) => Ok(Answer::No),
         (true, true) => Ok(Answer::Yes),
         (true, false) => Err(Error::NotDecided(doubts(&found).join("; "))),
@@ -135,12 +161,13 @@ fn doubts(found: &Diff) -> Vec<String> {
 /// What people read.
 struct Page<'d> {
     found: &'d Diff,
+    groups: &'d [GroupChange],
     all: bool,
     paint: Paint,
 }
 
 impl Page<'_> {
-    fn text(&self, old: &str, new: &str) -> String {
+    fn text(&self, [old, new]: &[String; 2]) -> String {
         if self.found.pairs.is_empty() {
             return match self.found.is_whole() {
                 true => format!("{old} and {new} treat every packet alike\n"),
@@ -154,6 +181,10 @@ impl Page<'_> {
         let mut is_short = false;
         for pair in &self.found.pairs {
             is_short |= self.pair(pair, &mut regions, &mut out);
+        }
+        for change in self.groups {
+            let head = format!("group `{}`", change.name);
+            let _ = writeln!(out, "\n{}\n{}", self.paint.text(Tone::Head, &head), group(change));
         }
         out.push_str(&self.summary());
         if is_short {
@@ -212,6 +243,24 @@ impl Page<'_> {
         }
         format!("\n{}", grid.text())
     }
+}
+
+/// What changed inside a group, and what each worker gets of it.
+fn group(change: &GroupChange) -> String {
+    let mut grid = Grid::new(&["", "before", "after"]);
+    for key in &change.changes {
+        grid.row(vec![key.key.to_owned(), key.before.clone(), key.after.clone()]);
+    }
+    let percent = |share: f64| format!("{:.1}%", 100.0 * share);
+    for share in &change.shares {
+        grid.row(vec![format!("worker {}", share.worker), percent(share.before), percent(share.after)]);
+    }
+    let moved = match change.moved {
+        None => "other hashes: any connection may come to another worker".to_owned(),
+        Some(moved) => format!("connections of {} of the hashes come to another worker", percent(moved)),
+    };
+    let lines: String = grid.text().lines().map(|line| format!("  {}\n", line.trim_end())).collect();
+    format!("{lines}  {moved}")
 }
 
 /// How many regions a pair has, or at least has.

@@ -2,17 +2,34 @@
 //! line; the policy has it as comments, too. Reads files and standard input, asks no device.
 
 use std::fs;
-use std::io::Read;
 use std::path::Path;
 
+use policy::Unreadable;
 use policy::import::{Imported, classbench, ethtool};
+use serde::Serialize;
 
-use crate::cli::{Import, ImportArgs};
+use crate::cli::{Format, Import, ImportArgs};
 use crate::error::Error;
 use crate::output;
+use crate::target::STANDARD_INPUT;
 
 /// What may be read in all, as much as a policy may have.
 const MAX_INPUT_BYTES: u64 = policy::MAX_FILE_BYTES;
+
+/// Described in docs/commands.md.
+#[derive(Serialize)]
+struct Answer<'a> {
+    policy: &'a str,
+    notes: Vec<Lost>,
+}
+
+/// What does not carry over.
+#[derive(Serialize)]
+struct Lost {
+    file: String,
+    line: u32,
+    message: String,
+}
 
 pub(crate) fn run(args: &ImportArgs) -> Result<(), Error> {
     let mut input = Input::default();
@@ -21,6 +38,14 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Error> {
         Import::Classbench => classbench(&input.text),
         Import::Ethtool => ethtool(&input.text),
     };
+    if args.format == Format::Json {
+        let place = |note: &policy::import::Note| {
+            let (file, line) = input.place(note.line);
+            Lost { file: file.to_owned(), line, message: note.message.clone() }
+        };
+        let answer = Answer { policy: &policy_toml, notes: notes.iter().map(place).collect() };
+        return output::print_json(&answer);
+    }
     match &args.output {
         None => output::print(&policy_toml)?,
         Some(path) => fs::write(path, &policy_toml).map_err(|error| Error::Import {
@@ -47,25 +72,21 @@ impl Input {
     fn add(&mut self, path: &Path) -> Result<(), Error> {
         let refused = |message: String| Error::Import { path: path.to_owned(), message };
         let is_stdin = path == Path::new("-");
-        let reader: Box<dyn Read> = if is_stdin {
-            Box::new(std::io::stdin())
-        } else {
-            Box::new(fs::File::open(path).map_err(|error| refused(format!("cannot read: {error}")))?)
-        };
         let left = MAX_INPUT_BYTES.saturating_sub(self.text.len() as u64);
-        let mut bytes = Vec::new();
-        reader
-            .take(left + 1)
-            .read_to_end(&mut bytes)
-            .map_err(|error| refused(format!("cannot read: {error}")))?;
-        if bytes.len() as u64 > left {
-            return Err(refused(format!("more than {MAX_INPUT_BYTES} bytes")));
-        }
+        let read = match is_stdin {
+            true => policy::read_all(std::io::stdin(), left),
+            false => policy::read_file(path, left),
+        };
+        let bytes = read.map_err(|error| match error {
+            Unreadable::TooLarge(_) => refused(format!("more than {MAX_INPUT_BYTES} bytes in all")),
+            Unreadable::NotAFile(_) => refused(format!("cannot read: {error} (hint: - is standard input)")),
+            error => refused(format!("cannot read: {error}")),
+        })?;
         if !self.text.is_empty() && !self.text.ends_with('\n') {
             self.text.push('\n');
         }
         let line = u32::try_from(self.text.lines().count()).unwrap_or(u32::MAX).saturating_add(1);
-        let name = if is_stdin { "(standard input)".to_owned() } else { path.display().to_string() };
+        let name = if is_stdin { STANDARD_INPUT.to_owned() } else { path.display().to_string() };
         self.files.push((name, line));
         // What is not UTF-8 is in comments, or is told as a line that is not understood.
         self.text.push_str(&String::from_utf8_lossy(&bytes));

@@ -3,11 +3,12 @@
 //! Used by `check`, `explain`, `diff`, the daemon's start and every reload, so that all of them agree on what
 //! a policy means. It prints nothing and touches no device.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use device_model::DeviceProfile;
 use policy::policy::Workers;
-use policy::{Diagnostic, Diagnostics, LoadOptions, NoFiles, Policy, Severity, Source};
+use policy::{Diagnostic, Diagnostics, Folder, LoadOptions, NoFiles, Policy, Severity, Source};
 use program::Program;
 
 use crate::settings::{PolicySource, PolicyText};
@@ -39,6 +40,7 @@ pub(crate) fn load(source: &PolicySource) -> Result<(Policy, Vec<Diagnostic>), D
         PolicyText::BuiltIn { name, text } => {
             policy::parse_with(&Source::new(*name, *text), &NoFiles, &options)
         }
+        PolicyText::Read(source) => policy::parse_with(source, &Folder(PathBuf::new()), &options),
     }
 }
 

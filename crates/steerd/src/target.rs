@@ -1,6 +1,9 @@
 //! What a command is about: which policy, for which device, for how many workers. `check` and `explain` ask
 //! here; a real device of the settings is asked for its limits, nothing is put on it.
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
 use device_model::DeviceProfile;
 use policy::Diagnostics;
 
@@ -8,7 +11,7 @@ use crate::cli::{PolicyArgs, Profile};
 use crate::error::Error;
 use crate::plant::Compiling;
 use crate::policy_file::{self, Compiled, error_count};
-use crate::settings::{self, PolicySource, Request};
+use crate::settings::{self, PolicySource, PolicyText, Request};
 use crate::{cores, output, plant};
 
 /// What is compiled, and for which device.
@@ -25,12 +28,12 @@ impl Target {
         let wanted = args.profile.map(profile);
         let Some(file) = &args.config else {
             let variables = args.variables.set.iter().cloned().collect();
-            let source = PolicySource::file(args.policy.clone().unwrap_or_default(), variables);
+            let source = source(&args.policy.clone().unwrap_or_default(), variables)?;
             return Ok(Self { source, device: Compiling::of(wanted.unwrap_or_default()), workers });
         };
         let request = Request {
             file: Some(file.clone()),
-            policy: args.policy.clone(),
+            policy: args.policy.clone().filter(|path| !is_standard_input(path)),
             variables: args.variables.set.clone(),
             ..Request::default()
         };
@@ -42,11 +45,37 @@ impl Target {
         }
         let device = wanted.map_or_else(|| plant::profile(settings), |profile| Ok(Compiling::of(profile)))?;
         settings.workers.check_frames(&device.profile)?;
-        Ok(Self { source: loaded.policy, device, workers })
+        let source = match args.policy.as_deref().filter(|path| is_standard_input(path)) {
+            Some(path) => source(path, loaded.policy.variables)?,
+            None => loaded.policy,
+        };
+        Ok(Self { source, device, workers })
     }
 }
 
-fn profile(name: Profile) -> DeviceProfile {
+/// What messages call it.
+pub(crate) const STANDARD_INPUT: &str = "(standard input)";
+
+pub(crate) fn is_standard_input(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// A policy file, or the policy that is standard input.
+pub(crate) fn source(path: &Path, variables: BTreeMap<String, String>) -> Result<PolicySource, Error> {
+    if !is_standard_input(path) {
+        return Ok(PolicySource::file(path.to_owned(), variables));
+    }
+    match policy::read_source(STANDARD_INPUT, std::io::stdin()) {
+        Ok(text) => Ok(PolicySource { text: PolicyText::Read(text), variables }),
+        Err(diagnostics) => {
+            output::print_diagnostics(&diagnostics);
+            let (file, errors) = (STANDARD_INPUT.to_owned(), error_count(&diagnostics));
+            Err(Error::Policy { file, errors })
+        }
+    }
+}
+
+pub(crate) fn profile(name: Profile) -> DeviceProfile {
     match name {
         Profile::Ideal => DeviceProfile::ideal(),
         Profile::Mlx5 => DeviceProfile::mlx5(),

@@ -54,6 +54,35 @@ fn an_absent_device_is_not_approved() {
     }
 }
 
+/// Programs that read an answer see what they read.
+#[test]
+fn every_json_has_the_version_of_its_format() {
+    let folder = policies(&[
+        ("a", POLICY),
+        ("broken", "version = 2\n"),
+        ("filters", "@10.0.0.0/8\t192.0.2.1/32\t0 : 65535\t80 : 80\t0x06/0xFF\t0x0000/0x0000\n"),
+    ]);
+    let frame = "ffffffffffff0200000000010806000100";
+    for args in [
+        &["check", "a"][..],
+        &["check", "broken"],
+        &["explain", "a", "--packet", DNS],
+        &["explain", "a", "--hex", frame, "--direction", "egress"],
+        &["diff", "a", "a"],
+        &["import", "classbench", "filters"],
+        &["devices"],
+    ] {
+        let output = run_in(&folder, &[args, &["--format", "json"]].concat());
+        let answer: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(answer["format"], 1, "{args:?}: {answer:#}");
+        assert!(answer.as_object().is_some_and(|object| object.len() > 1), "{args:?}: {answer:#}");
+    }
+    // The schema is not ours.
+    let schema = run_in(&folder, &["check", "--print-schema"]);
+    let schema: serde_json::Value = serde_json::from_slice(&schema.stdout).expect("JSON");
+    assert!(schema["format"].is_null());
+}
+
 #[test]
 fn nothing_but_a_terminal_gets_colours() {
     let folder = policies(&[("ok.toml", POLICY)]);

@@ -37,7 +37,12 @@ pub(crate) struct PolicySource {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PolicyText {
     File(PathBuf),
-    BuiltIn { name: &'static str, text: &'static str },
+    BuiltIn {
+        name: &'static str,
+        text: &'static str,
+    },
+    /// Standard input, which was read already; files that it names are relative to the current directory.
+    Read(policy::Source),
 }
 
 impl PolicySource {
@@ -51,6 +56,7 @@ impl fmt::Display for PolicySource {
         match &self.text {
             PolicyText::File(path) => write!(f, "{}", path.display()),
             PolicyText::BuiltIn { name, .. } => write!(f, "{name} (built in)"),
+            PolicyText::Read(source) => f.write_str(&source.name),
         }
     }
 }

@@ -34,6 +34,35 @@ fn import_reads_standard_input() {
     assert!(output.status.success() && stdout(&output).contains("10.0.0.0/8"), "{}", stdout(&output));
 }
 
+#[test]
+fn import_in_json_has_the_policy_and_what_is_lost() {
+    let folder = policies(&[("odd", "Filter: 3\n\tRule Type: SCTP over IPv9\n")]);
+    let output = run_in(&folder, &["import", "ethtool", "odd", "--format", "json"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert!(answer["policy"].as_str().is_some_and(|text| text.contains("version = 1")), "{answer:#}");
+    assert_eq!(answer["notes"][0]["file"], "odd", "{answer:#}");
+    assert!(answer["notes"][0]["line"].is_u64() && answer["notes"][0]["message"].is_string(), "{answer:#}");
+}
+
+/// Neither has an end.
+#[test]
+fn import_refuses_what_is_no_file() {
+    let folder = policies(&[]);
+    let fifo = folder.path().join("fifo");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
+        .expect("a FIFO");
+    for (name, what) in [("fifo", "a FIFO"), ("/dev/zero", "a device"), (".", "a directory")] {
+        let output = run_in(&folder, &["import", "ethtool", name]);
+        assert_eq!(output.status.code(), Some(1), "{name}");
+        assert!(
+            stderr(&output).contains(&format!("this is {what}, not a regular file")),
+            "{}",
+            stderr(&output)
+        );
+    }
+}
+
 /// Every rule set is imported and checked; what does not fit is said for each profile.
 #[test]
 fn rule_sets_of_the_corpora_are_imported_and_checked() {

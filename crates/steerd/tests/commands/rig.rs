@@ -57,3 +57,18 @@ pub(crate) fn policies(texts: &[(&str, &str)]) -> tempfile::TempDir {
 pub(crate) fn run_in(folder: &tempfile::TempDir, args: &[&str]) -> Output {
     steerd().current_dir(folder.path()).args(args).output().expect("the binary runs")
 }
+
+/// The same with this as standard input.
+pub(crate) fn piped(folder: &tempfile::TempDir, args: &[&str], input: &str) -> Output {
+    use std::io::Write;
+    use std::process::Stdio;
+    let mut command = steerd();
+    command.current_dir(folder.path()).args(args);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("it starts");
+    let mut stdin = child.stdin.take().expect("piped");
+    // One that does not want it may be gone.
+    let _ = stdin.write_all(input.as_bytes());
+    drop(stdin);
+    child.wait_with_output().expect("it ends")
+}
