@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use policy::{Decided, DeviceProfile, Policy, Report, RuleReport};
+use compiler::{Decided, Report, RuleReport};
+use device_model::DeviceProfile;
+use policy::Policy;
 use serde::Serialize;
 
 use crate::table::Grid;
@@ -43,7 +45,7 @@ struct Placed {
 
 impl Placement {
     pub(super) fn of(old: &Policy, new: &Policy, profile: &DeviceProfile, workers: usize) -> Self {
-        let [before, after] = [old, new].map(|policy| policy::report(policy, profile, workers, None));
+        let [before, after] = [old, new].map(|policy| compiler::report(policy, profile, workers, None));
         Self {
             profile: profile.name.clone(),
             workers,

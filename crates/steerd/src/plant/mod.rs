@@ -225,7 +225,7 @@ impl Builder {
 impl Plant {
     /// All or nothing: on an error the device and the workers are as before.
     pub(crate) fn install(&self, compiled: Compiled) -> Result<(), Error> {
-        let Compiled { program, warnings } = compiled;
+        let Compiled { program, warnings, .. } = compiled;
         self.counted.lock().unwrap_or_else(PoisonError::into_inner).learn(&program);
         let mut publish = |band: Band, program: Arc<Program>| self.publish(band, &program);
         let mut controller = self.controller();
