@@ -1,8 +1,11 @@
 //! Packets that a policy leaves to the kernel and that a worker receives: which policies lose some, on which devices,
 //! and what is told of it.
 
+use compiler::{compile, lost_exceptions, report};
+use device_model::DeviceProfile;
 use packet::DeepKey;
-use policy::{DeviceProfile, NoFiles, Policy, Severity, Source, Verdict, compile, lost_exceptions, report};
+use policy::{NoFiles, Policy, Severity, Source};
+use program::Verdict;
 
 const WORKERS: usize = 2;
 
@@ -29,7 +32,7 @@ const SYN: (&str, &str, &str) =
 /// The rules of which a packet is lost, each with the one that takes it; every witness is looked at.
 fn lost(policy: &Policy, profile: &DeviceProfile) -> Vec<(String, String)> {
     let program = compile(policy, profile, WORKERS).expect("it fits");
-    let named = |rule: policy::RuleId| program.rules[rule.index()].name.clone();
+    let named = |rule: program::RuleId| program.rules[rule.index()].name.clone();
     let found = lost_exceptions(policy, profile, &program);
     for lost in &found {
         let explained = program.explain_deep(&DeepKey::of(&lost.witness.frame));

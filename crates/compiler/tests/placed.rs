@@ -1,11 +1,13 @@
 //! What is told of the other rules where one is not possible.
 
-use policy::{Decided, DeviceProfile, NoFiles, Report, Source};
+use compiler::{Decided, Report};
+use device_model::DeviceProfile;
+use policy::{NoFiles, Source};
 
 fn report(rules: &str) -> Report {
     let text = format!("version = 1\n[groups.g]\nworkers = [0, 1]\n{rules}");
     let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
-    policy::report(&policy, &DeviceProfile::ideal(), 2, None)
+    compiler::report(&policy, &DeviceProfile::ideal(), 2, None)
 }
 
 fn rule(name: &str, matches: &str, rest: &str) -> String {
@@ -63,6 +65,6 @@ fn several_impossible_rules_are_all_found() {
 fn where_the_whole_is_impossible_no_place_is_known() {
     let text = "version = 1\n[groups.g]\nworkers = [0, 7]\n[[rules]]\nname = \"web\"\nmatch = { dst_port = 80 }\naction = { steer = \"g\" }\n";
     let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
-    let report = policy::report(&policy, &DeviceProfile::ideal(), 2, None);
+    let report = compiler::report(&policy, &DeviceProfile::ideal(), 2, None);
     assert_eq!(decided(&report), [("web", Decided::Unknown)]);
 }
