@@ -29,8 +29,8 @@ use crate::{logging, notify, output, policy_file, summary, target};
 const TICK: Duration = Duration::from_secs(1);
 /// How often a line is logged where there is no table.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
-/// How long the end waits for the HTTP server, for the table and for the log: see also `plant`.
-const SERVER_PATIENCE: Duration = Duration::from_secs(2);
+/// How long the end waits for a page that is being rendered, for the table and for the log: see also `plant`.
+const SERVER_PATIENCE: Duration = Duration::from_secs(5);
 const VIEW_PATIENCE: Duration = Duration::from_secs(1);
 const LOG_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -60,15 +60,22 @@ fn steer(
 
     let view = View::start(&plant, screen)?;
     let stall = Duration::from_millis(loaded.settings.health.stall_ms);
-    let ended =
-        Daemon { plant: Arc::clone(&plant), threads: &threads, view: &view, signals, stall }.run(args);
+    let ended = Daemon {
+        plant: Arc::clone(&plant),
+        threads: &threads,
+        server: server.as_ref(),
+        view: &view,
+        signals,
+        stall,
+    }
+    .run(args);
     let shown = Shown { server, view, screen, log, signals };
     stop(args.format, &plant, threads, shown, ended)
 }
 
 fn bind(loaded: &Loaded) -> Result<Option<Bound>, Error> {
     let Listen::On(address) = loaded.settings.http.listen else { return Ok(None) };
-    let bound = http::bind(address)?;
+    let bound = http::bind(address, &loaded.settings.http)?;
     tracing::info!("http://{}/metrics", bound.address);
     Ok(Some(bound))
 }
@@ -117,17 +124,15 @@ fn stopped(signals: &Signals) -> bool {
 
 fn serve(bound: Option<Bound>, plant: &Arc<Plant>) -> Result<Option<Server>, Error> {
     let Some(bound) = bound else { return Ok(None) };
-    let snapshot = {
-        let plant = Arc::clone(plant);
-        Arc::new(move || plant.recent_state())
-    };
-    Ok(Some(bound.serve(snapshot, Arc::clone(&plant.health))?))
+    let source = Arc::clone(plant) as Arc<dyn http::Source>;
+    Ok(Some(bound.serve(source, Arc::clone(&plant.health))?))
 }
 
 /// What the run loop looks after.
 struct Daemon<'d> {
     plant: Arc<Plant>,
     threads: &'d Threads,
+    server: Option<&'d Server>,
     view: &'d View,
     signals: &'d Signals,
     /// A part that makes no progress for so long is stalled.
@@ -135,7 +140,8 @@ struct Daemon<'d> {
 }
 
 impl Daemon<'_> {
-    /// Until a signal, the end of the given time, the last frame of wires that end, or the death of a worker.
+    /// Until a signal, the end of the given time, the last frame of wires that end, or the death of a worker or of
+    /// the HTTP server.
     fn run(&self, args: &RunArgs) -> Result<(), Error> {
         let mut watchdog = notify::Watchdog::new();
         let tick = watchdog.interval().map_or(TICK, |interval| TICK.min(interval / 2));
@@ -164,6 +170,9 @@ impl Daemon<'_> {
                     }
                     if self.plant.engine_died() {
                         return Err(Error::EngineDied);
+                    }
+                    if self.server.is_some_and(Server::has_ended) {
+                        return Err(Error::HttpEnded);
                     }
                     if let Some(worker) = polls.failing(self.plant.poll_errors()) {
                         return Err(Error::PollFails(worker));
@@ -349,6 +358,7 @@ mod tests {
         assert!(!is_fatal(EventKind::PortError), "a link comes back");
         assert_eq!(Error::DeviceFailed(String::new()).exit_code(), 7);
         assert_eq!(Error::EngineDied.exit_code(), 7);
+        assert_eq!(Error::HttpEnded.exit_code(), 7);
     }
 
     #[test]

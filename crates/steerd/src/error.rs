@@ -76,6 +76,8 @@ pub(crate) enum Error {
     DeviceFailed(String),
     #[error("the soft NIC's engine has ended by itself")]
     EngineDied,
+    #[error("the HTTP server has ended by itself: nothing could be monitored any more")]
+    HttpEnded,
     #[error("worker {0} cannot poll its completion queue any more")]
     PollFails(u32),
     #[error("steerd is ending")]
@@ -121,6 +123,7 @@ impl Error {
             | Self::Unbalanced(_)
             | Self::DeviceFailed(_)
             | Self::EngineDied
+            | Self::HttpEnded
             | Self::PollFails(_)
             | Self::Stopping
             | Self::StillRunning(_)

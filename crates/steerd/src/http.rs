@@ -1,37 +1,41 @@
-//! The HTTP side: /metrics, /healthz, /readyz, /api/v1/state. Read only: nothing here changes anything.
+//! The HTTP server: /metrics, /healthz, /readyz, /api/v1/state. Read only: nothing here changes anything.
 //!
-//! The address is bound before anything is put on a device; serving runs on a thread of its own with
-//! a single-threaded runtime, so a scrape never meets a worker. State comes from a `Snapshot`.
+//! The address is bound before anything is put on a device. Connections are served by one thread with a
+//! single-threaded runtime (`connections` has the limits), pages are rendered by another (`pages`); a request
+//! never starts a thread and never waits for the device on the thread that serves the others.
+
+mod access;
+mod answers;
+mod connections;
+mod pages;
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use axum::Router;
-use axum::extract::State as Shared;
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Json, Response};
-use axum::routing::get;
-use prometheus::Registry;
 use tokio::sync::oneshot;
 
 use crate::health::Health;
-use crate::metrics::{self, Snapshot};
-use crate::output::Versioned;
+use crate::settings::Http;
+use access::Access;
+use answers::Answers;
+use pages::Pages;
+pub(crate) use pages::Source;
 
-/// How often the end looks whether the server's thread has ended.
+/// How often `stop` looks whether the threads have ended.
 const STOP_STEP: Duration = Duration::from_millis(1);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("http.listen: {address} cannot be used: {source}{}", hint(source))]
     Bind { address: SocketAddr, source: io::Error },
+    #[error("http.token_file: {}: {reason} (hint: {})", path.display(), access::TOKEN_HINT)]
+    Token { path: PathBuf, reason: String },
     #[error("the HTTP server cannot be started: {0}")]
     Start(#[source] io::Error),
-    #[error("the metrics cannot be registered: {0}")]
-    Metrics(#[from] prometheus::Error),
 }
 
 fn hint(error: &io::Error) -> &'static str {
@@ -50,49 +54,64 @@ fn hint(error: &io::Error) -> &'static str {
 pub(crate) struct Bound {
     listener: TcpListener,
     pub(crate) address: SocketAddr,
+    access: Access,
 }
 
-pub(crate) fn bind(address: SocketAddr) -> Result<Bound, Error> {
+/// Binds `address` and reads the token, if `settings` names one.
+pub(crate) fn bind(address: SocketAddr, settings: &Http) -> Result<Bound, Error> {
+    let access = Access::new(settings)?;
     let bind_error = |source| Error::Bind { address, source };
     let listener = TcpListener::bind(address).map_err(bind_error)?;
     listener.set_nonblocking(true).map_err(bind_error)?;
     let address = listener.local_addr().map_err(bind_error)?;
-    Ok(Bound { listener, address })
+    if let Some(warning) = exposure(address.ip(), access.wants_token()) {
+        tracing::warn!("http.listen: {address} {warning}");
+    }
+    Ok(Bound { listener, address, access })
+}
+
+/// What an operator should know of an address that other hosts can reach.
+fn exposure(address: IpAddr, wants_token: bool) -> Option<&'static str> {
+    match (address.to_canonical().is_loopback(), wants_token) {
+        (true, _) => None,
+        (false, false) => Some(
+            "is not a loopback address and no token is required: every host that reaches it can read rule \
+             names, interfaces and counters (hint: set http.token_file)",
+        ),
+        (false, true) => Some(
+            "is not a loopback address, and the bearer token is sent over it in clear text (hint: use a trusted \
+             network, or listen on 127.0.0.1 behind a proxy that speaks TLS)",
+        ),
+    }
 }
 
 /// A running server; stopped by `stop`, or with the process.
 #[derive(Debug)]
 pub(crate) struct Server {
     stop: oneshot::Sender<()>,
-    thread: JoinHandle<()>,
-}
-
-#[derive(Clone)]
-struct Pages {
-    registry: Registry,
-    snapshot: Snapshot,
-    health: Arc<Health>,
+    threads: [JoinHandle<()>; 2],
 }
 
 impl Bound {
-    pub(crate) fn serve(self, snapshot: Snapshot, health: Arc<Health>) -> Result<Server, Error> {
-        let registry = metrics::registry(Arc::clone(&snapshot))?;
-        let pages = Pages { registry, snapshot, health };
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(Error::Start)?;
+    pub(crate) fn serve(self, source: Arc<dyn Source>, health: Arc<Health>) -> Result<Server, Error> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()
+            .map_err(Error::Start)?;
+        let (pages, renderer) = Pages::start(source).map_err(Error::Start)?;
+        let answers = Arc::new(Answers { access: self.access, pages, health });
         let (stop, stopped) = oneshot::channel::<()>();
+        let listener = self.listener;
         let serve = async move {
-            let listener = tokio::net::TcpListener::from_std(self.listener)?;
-            let until = async {
-                // A dropped sender means the same as a sent stop.
-                let _ = stopped.await;
-            };
+            let listener = tokio::net::TcpListener::from_std(listener)?;
             tokio::select! {
-                served = async { axum::serve(listener, router(pages)).await } => served,
-                () = until => Ok(()),
+                () = connections::serve(&listener, answers) => Ok(()),
+                // A dropped sender means the same as a sent stop.
+                _ = stopped => Ok::<(), io::Error>(()),
             }
         };
-        let thread = std::thread::Builder::new()
+        let server = std::thread::Builder::new()
             .name("http".into())
             .spawn(move || {
                 if let Err(error) = runtime.block_on(serve) {
@@ -100,115 +119,36 @@ impl Bound {
                 }
             })
             .map_err(Error::Start)?;
-        Ok(Server { stop, thread })
+        Ok(Server { stop, threads: [server, renderer] })
     }
 }
 
 impl Server {
-    /// Open connections are closed, not waited for. `false`: the thread did not end within `patience`, because a
-    /// page that it was making does not come to its end.
+    /// Whether one of its threads has ended although nobody asked it to: pages are not served any more.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.threads.iter().any(JoinHandle::is_finished)
+    }
+
+    /// Open connections are closed, not waited for. `false`: a thread did not end within `patience`, because the
+    /// page that it renders waits for the device; it is left to the end of the process.
     pub(crate) fn stop(self, patience: Duration) -> bool {
+        // A server that has ended by itself does not listen to it.
         let _ = self.stop.send(());
         let deadline = Instant::now() + patience;
-        while !self.thread.is_finished() {
-            if Instant::now() >= deadline {
-                return false;
+        for thread in self.threads {
+            while !thread.is_finished() {
+                if Instant::now() >= deadline {
+                    return false;
+                }
+                std::thread::sleep(STOP_STEP);
             }
-            std::thread::sleep(STOP_STEP);
-        }
-        if self.thread.join().is_err() {
-            tracing::error!("the HTTP thread has panicked");
+            if thread.join().is_err() {
+                tracing::error!("a thread of the HTTP server has panicked");
+            }
         }
         true
     }
 }
 
-fn router(pages: Pages) -> Router {
-    Router::new()
-        .route("/", get(index))
-        .route("/metrics", get(metrics_page))
-        .route("/healthz", get(health_page))
-        .route("/readyz", get(ready_page))
-        .route("/api/v1/state", get(state_page))
-        .with_state(pages)
-}
-
-async fn index() -> &'static str {
-    "steerd: /metrics /healthz /readyz /api/v1/state\n"
-}
-
-async fn metrics_page(Shared(pages): Shared<Pages>) -> Response {
-    aside(move || match metrics::render(&pages.registry) {
-        Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
-    })
-    .await
-}
-
-/// A device may take its time to answer; the other pages do not wait for it.
-async fn aside(page: impl FnOnce() -> Response + Send + 'static) -> Response {
-    let made = tokio::task::spawn_blocking(page).await;
-    made.unwrap_or_else(|error| (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response())
-}
-
-/// Whether it makes sense to go on without a restart.
-async fn health_page(Shared(pages): Shared<Pages>) -> (StatusCode, String) {
-    verdict("ok", pages.health.alive())
-}
-
-/// Whether packets are steered.
-async fn ready_page(Shared(pages): Shared<Pages>) -> (StatusCode, String) {
-    verdict("ready", pages.health.ready())
-}
-
-fn verdict(good: &str, health: Result<(), String>) -> (StatusCode, String) {
-    match health {
-        Ok(()) => (StatusCode::OK, format!("{good}\n")),
-        Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
-    }
-}
-
-async fn state_page(Shared(pages): Shared<Pages>) -> Response {
-    aside(move || Json(Versioned::new(&*(pages.snapshot)())).into_response()).await
-}
-
 #[cfg(test)]
-mod tests {
-    use std::io::{Read, Write};
-    use std::net::TcpStream;
-    use std::time::Duration;
-
-    use super::*;
-    use crate::state::State;
-
-    fn ask(address: SocketAddr, page: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(address).expect("connection");
-        stream.set_read_timeout(Some(Duration::from_secs(10))).expect("timeout");
-        write!(stream, "GET {page} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("request");
-        stream
-    }
-
-    fn answer(mut stream: TcpStream) -> String {
-        let mut text = String::new();
-        stream.read_to_string(&mut text).expect("an answer");
-        text
-    }
-
-    #[test]
-    fn a_device_that_takes_its_time_holds_up_nobody_else() {
-        let (release, held) = std::sync::mpsc::channel::<()>();
-        let held = std::sync::Mutex::new(held);
-        let slow = move || {
-            let _ = held.lock().expect("nobody panics with it").recv();
-            Arc::new(State::default())
-        };
-        let bound = bind("127.0.0.1:0".parse().expect("address")).expect("bound");
-        let address = bound.address;
-        let server = bound.serve(Arc::new(slow), Arc::default()).expect("served");
-        let scrape = ask(address, "/metrics");
-        assert!(answer(ask(address, "/healthz")).contains("200 OK"));
-        release.send(()).expect("still waiting");
-        assert!(answer(scrape).contains("200 OK"));
-        assert!(server.stop(Duration::from_secs(30)));
-    }
-}
+mod tests;

@@ -1,64 +1,27 @@
-//! The metrics in Prometheus' text format: one collector that turns a `State` into families.
+//! The metrics in Prometheus' text format: a `State` turned into families.
 //!
-//! `http` calls `render` at every scrape; nothing is counted twice and no metric is ever touched on
-//! the packet path. Base units, `_total` on counters, HELP on everything: promtool's rules.
+//! `http` calls `render` when a page is out of date; nothing is counted twice and no metric is ever touched
+//! on the packet path. Base units, `_total` on counters, HELP on everything: promtool's rules.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
-use prometheus::core::{Collector, Desc};
+use prometheus::TextEncoder;
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
-use prometheus::{Registry, TextEncoder};
 
 use crate::deeds::Deed;
 use crate::process;
 use crate::state::{Buckets, PortCounters, PortState, Reasons, RuleState, State, WorkerState};
 
-/// Where the collector finds the state of the moment.
-pub(crate) type Snapshot = Arc<dyn Fn() -> Arc<State> + Send + Sync>;
-
-/// A registry whose only collector takes a snapshot at scrape.
-pub(crate) fn registry(snapshot: Snapshot) -> Result<Registry, prometheus::Error> {
-    let registry = Registry::new();
-    registry.register(Box::new(StateCollector { snapshot, descriptions: descriptions()? }))?;
-    Ok(registry)
-}
-
-pub(crate) fn render(registry: &Registry) -> Result<String, prometheus::Error> {
-    TextEncoder::new().encode_to_string(&registry.gather())
-}
-
-struct StateCollector {
-    snapshot: Snapshot,
-    descriptions: Vec<Desc>,
-}
-
-/// A registry wants to know a collector by at least one description; families make themselves.
-fn descriptions() -> Result<Vec<Desc>, prometheus::Error> {
-    Ok(vec![Desc::new(
-        "steerd_build_info".into(),
-        "The version that runs; always 1.".into(),
-        vec!["version".into()],
-        Default::default(),
-    )?])
-}
-
-impl Collector for StateCollector {
-    fn desc(&self) -> Vec<&Desc> {
-        self.descriptions.iter().collect()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let state = (self.snapshot)();
-        let mut families = Families::default();
-        daemon(&mut families, &state);
-        policy(&mut families, &state);
-        rules(&mut families, &state.rules);
-        ports(&mut families, &state.ports);
-        workers(&mut families, &state.workers);
-        process_itself(&mut families);
-        families.done()
-    }
+/// All metrics of a state.
+pub(crate) fn render(state: &State) -> Result<String, prometheus::Error> {
+    let mut families = Families::default();
+    daemon(&mut families, state);
+    policy(&mut families, state);
+    rules(&mut families, &state.rules);
+    ports(&mut families, &state.ports);
+    workers(&mut families, &state.workers);
+    process_itself(&mut families);
+    TextEncoder::new().encode_to_string(&families.done())
 }
 
 fn daemon(families: &mut Families, state: &State) {

@@ -85,8 +85,7 @@ fn scene() -> State {
 }
 
 fn text() -> String {
-    let registry = registry(Arc::new(|| Arc::new(scene()))).expect("registry");
-    render(&registry).expect("text")
+    render(&scene()).expect("text")
 }
 
 #[test]
@@ -200,8 +199,7 @@ fn what_ports_count_is_there() {
     let mut state = scene();
     state.books.ports_counted = true;
     state.ports[0].counters = Some(PortCounters { received_packets: 12, ..PortCounters::default() });
-    let state = Arc::new(state);
-    let text = render(&registry(Arc::new(move || Arc::clone(&state))).expect("registry")).expect("text");
+    let text = render(&state).expect("text");
     assert!(text.contains("steerd_port_received_packets_total{port=\"1\"} 12"), "{text}");
     assert!(text.contains("\nsteerd_books_balanced 0"), "{text}");
 }

@@ -23,6 +23,7 @@ use crate::bounded::within;
 use crate::cores;
 use crate::error::Error;
 use crate::health::{DownPort, Health, Part, Progress};
+use crate::http::Source;
 use crate::logging::Log;
 use crate::policy_file::Compiled;
 use crate::settings::{IdleMode, PolicySource, Settings};
@@ -70,6 +71,8 @@ pub(crate) struct Plant {
     recent: Mutex<Option<(Instant, Arc<State>)>>,
     /// Held by whoever makes the next one.
     making: Mutex<()>,
+    /// Counts what makes older states wrong, see `forget`.
+    changes: AtomicU64,
     started: Instant,
     started_at_seconds: f64,
     frames: u64,
@@ -210,6 +213,7 @@ impl Builder {
             out_of_buffer,
             recent: Mutex::default(),
             making: Mutex::default(),
+            changes: AtomicU64::new(0),
             started: Instant::now(),
             started_at_seconds: unix_seconds(),
             frames: self.frames,
@@ -343,6 +347,7 @@ impl Plant {
     /// What is in force has changed: no old state is shown after that.
     fn forget(&self) {
         *self.recent() = None;
+        self.changes.fetch_add(1, Ordering::Release);
     }
 
     fn recent(&self) -> MutexGuard<'_, Option<(Instant, Arc<State>)>> {
@@ -396,6 +401,16 @@ impl Plant {
 
     fn soft_nic(&self) -> Option<&SoftNic> {
         self.opened.soft.as_ref().map(|soft| &soft.nic)
+    }
+}
+
+impl Source for Plant {
+    fn state(&self) -> Arc<State> {
+        self.recent_state()
+    }
+
+    fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
     }
 }
 

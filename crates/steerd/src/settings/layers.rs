@@ -183,6 +183,7 @@ fn rebase(table: &mut Table, folder: &Path) {
         }
     };
     rebase_one(table.get_mut("policy").and_then(|policy| policy.get_mut("file")));
+    rebase_one(table.get_mut("http").and_then(|http| http.get_mut("token_file")));
     let ports = table.get_mut("softnic").and_then(|nic| nic.get_mut("ports")).and_then(Value::as_array_mut);
     for port in ports.into_iter().flatten() {
         for key in ["path", "output"] {

@@ -12,6 +12,7 @@ use crate::logging;
 const MAX_WORKERS: usize = 1024;
 const MAX_CORE: usize = 4095;
 const MAX_PORTS: usize = 8;
+const MAX_HOSTS: usize = 64;
 const FRAMES: std::ops::RangeInclusive<u32> = 64..=1 << 20;
 /// The smallest holds any Ethernet header chain, the largest the largest IP packet.
 const FRAME_BYTES: std::ops::RangeInclusive<u32> = 128..=65_536;
@@ -28,6 +29,7 @@ pub(super) fn check(settings: &Settings, layers: &Layers, problems: &mut Vec<Pro
     check_device(settings, &mut report);
     check_workers(settings, &mut report);
     check_softnic(settings, &mut report);
+    check_http(settings, &mut report);
     if settings.policy.file.as_os_str().is_empty() {
         report("policy.file", "must name a file".into(), None);
     }
@@ -36,6 +38,19 @@ pub(super) fn check(settings: &Settings, layers: &Layers, problems: &mut Vec<Pro
     }
     if !STALL_MS.contains(&settings.health.stall_ms) {
         report("health.stall_ms", out_of_range(settings.health.stall_ms, STALL_MS), None);
+    }
+}
+
+fn check_http(settings: &Settings, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+    let is_name =
+        |host: &str| !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || ".-_".contains(c));
+    let hosts = &settings.http.hosts;
+    if hosts.len() > MAX_HOSTS {
+        report("http.hosts", format!("at most {MAX_HOSTS} names are possible"), None);
+    }
+    if let Some(host) = hosts.iter().find(|host| !is_name(host)) {
+        let hint = "without scheme, port and path, e.g. \"node7.example.com\"";
+        report("http.hosts", format!("\"{host}\" is not a host name"), Some(hint));
     }
 }
 

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use crate::cli::RunArgs;
 pub(crate) use layers::Origin;
 use layers::{Layer, Layers};
-pub(crate) use types::{Cores, IdleMode, Listen, Log, LogFormat, LogTarget, Settings};
+pub(crate) use types::{Cores, Http, IdleMode, Listen, Log, LogFormat, LogTarget, Settings};
 
 /// config/steerd.toml is both the documented example and the defaults: they cannot drift apart.
 const DEFAULTS: &str = include_str!("../../../../config/steerd.toml");

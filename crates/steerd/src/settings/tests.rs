@@ -51,7 +51,7 @@ fn every_key_has_a_default_in_the_file() {
         ("policy", vec!["file", "variables"]),
         ("workers", vec!["cores", "frames", "frame_bytes", "batch", "pages", "idle", "timestamps"]),
         ("softnic", vec!["name", "personality", "ports"]),
-        ("http", vec!["listen"]),
+        ("http", vec!["hosts", "listen", "token_file"]),
         ("log", vec!["target", "filter", "format"]),
         ("health", vec!["stall_ms"]),
     ] {

@@ -115,6 +115,10 @@ pub(crate) struct SoftNicPort {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Http {
     pub(crate) listen: Listen,
+    /// Names that requests may have in their Host header, besides addresses and localhost.
+    pub(crate) hosts: Vec<String>,
+    /// Holds the bearer token; empty: none is required.
+    pub(crate) token_file: PathBuf,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Long enough for a loaded machine; a test that waits so long has failed.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The binary, without the settings of whoever runs the tests.
 pub fn steerd() -> Command {
@@ -104,6 +104,14 @@ impl Daemon {
         daemon
     }
 
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address.expect("the log names the address")
+    }
+
     pub fn log(&self) -> String {
         self.log.lines.lock().expect("log").join("\n")
     }
@@ -139,7 +147,7 @@ impl Daemon {
 
     /// Status and body of a page.
     pub fn page(&self, path: &str) -> (u16, String) {
-        let address = self.address.expect("the log names the address");
+        let address = self.address();
         let mut stream = TcpStream::connect(address).expect("connection");
         stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
         write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")
@@ -210,7 +218,7 @@ impl Daemon {
 
     /// Waits until the HTTP server is gone, which is just before the summary.
     pub fn until_unreachable(&self) {
-        let address = self.address.expect("the log names the address");
+        let address = self.address();
         let deadline = Instant::now() + PATIENCE;
         while TcpStream::connect(address).is_ok() {
             assert!(Instant::now() < deadline, "still served:\n{}", self.log());
