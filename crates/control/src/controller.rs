@@ -2,15 +2,16 @@
 //! `steerd`, called when the policy changes and when counters are scraped. It keeps invariant 2 of the
 //! design: after any failure the device is as before, or says what is left over.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use program::{Band, ClassTag, Flow, FlowAction, FlowKind, Program, WorkerId};
 use verbs::{HashConfig, HashFields, WorkQueue};
 
-use crate::counters::{CounterBook, DropTotals};
+use crate::counters::{Counted, CounterBook, DropTotals, Reading};
 use crate::installer::{FlowRequest, Installer, VerbsInstaller};
 use crate::multicast;
-use crate::plan::{distinct_tables, is_counted, plan, rule_name};
+use crate::plan::{distinct_tables, plan, rule_name};
 use crate::transaction::{Change, Placed};
 use crate::{Device, Error, Limits, Refusal};
 
@@ -51,7 +52,8 @@ pub struct Controller<I: Installer = VerbsInstaller> {
     /// Every flow needs a queue pair, even one that drops (facts: uverbs).
     anchor: I::Queue,
     _anchor_table: I::Table,
-    counters: CounterBook<I::Counter>,
+    /// By [`Counted`].
+    counters: [CounterBook<I::Counter>; Counted::ALL.len()],
     counts: bool,
     installer: I,
     limits: Limits,
@@ -97,7 +99,7 @@ impl<I: Installer> Controller<I> {
             leftover: None,
             anchor,
             _anchor_table: table,
-            counters: CounterBook::default(),
+            counters: Default::default(),
             counts: true,
             installer,
             limits,
@@ -120,7 +122,8 @@ impl<I: Installer> Controller<I> {
         self.remove_leftover()?;
         let old = self.installed.take();
         let band = old.as_ref().map_or(Band::A, |old| old.band.other());
-        let steps = plan(old.as_ref().map(|old| &*old.program), &program);
+        let (before, after) = (old.as_ref().map(|old| Arc::clone(&old.program)), Arc::clone(&program));
+        let steps = plan(before.as_deref(), &after);
         let mut change = Change::new(program, band, old);
         for step in steps.steps() {
             if let Err(error) = self.perform(step, &steps, &mut change, publish) {
@@ -165,7 +168,38 @@ impl<I: Installer> Controller<I> {
 
     /// Totals of the rules that drop in hardware, by name, never going backwards.
     pub fn drop_counters(&mut self) -> Vec<DropTotals> {
-        self.counters.totals(&mut self.installer)
+        let mut reading = Reading::default();
+        while self.read_counters(&mut reading, usize::MAX) {}
+        self.drop_totals()
+    }
+
+    /// Reads at most `max` counters from the device, from where `reading` has got to; `false`: those were the
+    /// last. So a caller that shares the controller need not keep it from others while thousands are read.
+    pub fn read_counters(&mut self, reading: &mut Reading, max: usize) -> bool {
+        let Some(book) = self.counters.get_mut(reading.kind) else { return false };
+        if !book.read_some(&mut self.installer, reading, max) {
+            reading.kind += 1;
+        }
+        reading.kind < self.counters.len()
+    }
+
+    /// The totals as last read; asks no device.
+    #[must_use]
+    pub fn drop_totals(&self) -> Vec<DropTotals> {
+        let books = self.counters.iter().zip(Counted::ALL);
+        books.flat_map(|(book, kind)| book.totals(kind)).collect()
+    }
+
+    /// Sums up what rules have counted that are neither in `keep` nor on the device, under the name
+    /// [`policy::RETIRED_RULES`]. Totals by name stay in memory until this is called.
+    pub fn retire_rules(&mut self, keep: &HashSet<&str>) {
+        self.counters.iter_mut().for_each(|book| book.retire(keep));
+    }
+
+    /// Whether flows of an earlier program are still on the device, because it did not remove them.
+    #[must_use]
+    pub fn has_leftover(&self) -> bool {
+        self.leftover.is_some()
     }
 
     /// The program that is installed, and its band.
@@ -283,29 +317,31 @@ impl<I: Installer> Controller<I> {
         let request = self.request(&placed.program, flow, placed.band, port);
         let rule = rule_name(&placed.program, flow.rule);
         let line = placed.program.rules[flow.rule.index()].line;
-        let drops = is_counted(flow);
-        if drops {
-            self.open_counter(rule, line)?;
+        let kind = Counted::of(flow);
+        if let Some(kind) = kind {
+            self.open_counter(kind, rule, line)?;
         }
         let (queue, counter) = match flow.action {
             FlowAction::Steer { queue, .. } => {
                 (placed.queues.get(queue.index()).unwrap_or(&self.anchor), None)
             }
-            FlowAction::Drop | FlowAction::Pass => (&self.anchor, self.counters.counter(rule)),
+            FlowAction::Drop | FlowAction::Pass => {
+                (&self.anchor, kind.and_then(|kind| self.counters[kind as usize].counter(rule)))
+            }
         };
         let counted = counter.is_some();
         let mut made = self.installer.create_flow(&request, queue, counter);
         let unsupported = made.as_ref().is_err_and(Refusal::is_unsupported);
         if counted && unsupported {
             made = self.installer.create_flow(&request, queue, None);
-            if made.is_ok() {
-                self.counters.uncount(&mut self.installer, rule);
+            if let (Some(kind), Ok(_)) = (kind, &made) {
+                self.counters[kind as usize].uncount(&mut self.installer, rule);
                 self.counts = false;
                 self.warn(cannot_count());
             }
         }
-        if drops && made.is_ok() {
-            self.counters.flow_came(rule);
+        if let (Some(kind), Ok(_)) = (kind, &made) {
+            self.counters[kind as usize].flow_came(rule);
         }
         made.map_err(|source| Error::InstallFlow {
             rule: rule.to_owned(),
@@ -325,20 +361,20 @@ impl<I: Installer> Controller<I> {
         flow: I::Flow,
     ) -> Result<(), (I::Flow, Refusal)> {
         let placed = &program.flows[index];
-        let drops = is_counted(placed).then(|| rule_name(program, placed.rule));
-        if let Some(rule) = drops {
-            self.counters.flow_goes(&mut self.installer, rule);
+        let counted = Counted::of(placed).map(|kind| (kind as usize, rule_name(program, placed.rule)));
+        if let Some((kind, rule)) = counted {
+            self.counters[kind].flow_goes(&mut self.installer, rule);
         }
         self.installer.destroy_flow(flow)?;
-        if let Some(rule) = drops {
-            self.counters.flow_went(&mut self.installer, rule);
+        if let Some((kind, rule)) = counted {
+            self.counters[kind].flow_went(&mut self.installer, rule);
         }
         Ok(())
     }
 
     /// Makes the counter of a rule that drops, unless it has one.
-    pub(crate) fn open_counter(&mut self, rule: &str, line: u32) -> Result<(), Error> {
-        if self.counters.has(rule) {
+    pub(crate) fn open_counter(&mut self, kind: Counted, rule: &str, line: u32) -> Result<(), Error> {
+        if self.counters[kind as usize].has(rule) {
             return Ok(());
         }
         let counter = match self.counts.then(|| self.installer.create_counter()) {
@@ -351,13 +387,13 @@ impl<I: Installer> Controller<I> {
             }
             Some(Err(source)) => return Err(Error::Counter { rule: rule.to_owned(), line, source }),
         };
-        self.counters.open(rule, counter);
+        self.counters[kind as usize].open(rule, counter);
         Ok(())
     }
 
     /// Ends the counters of rules whose flows never came.
     pub(crate) fn close_unused_counters(&mut self) {
-        self.counters.close_unused(&mut self.installer);
+        self.counters.iter_mut().for_each(|book| book.close_unused(&mut self.installer));
     }
 
     fn remove_leftover(&mut self) -> Result<(), Error> {

@@ -1,19 +1,50 @@
 //! Totals of the rules that drop in hardware, by rule name, over all programs that had such a rule.
-//! A rule keeps its counter object while it has a flow on the device, and then leaves its sum behind.
-//! Totals never go backwards. A read asks the device (on real NICs its firmware): callers cache their scrapes.
+//! A rule keeps its counter object while it has a flow on the device, and then leaves its sum behind, until it is
+//! retired. Totals never go backwards, and the sum over all names neither. A read asks the device (on real NICs its firmware): callers cache their scrapes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Bound;
 
-use program::MAX_RULES;
+use program::{Flow, FlowAction, FlowKind, RETIRED_RULES};
 use verbs::CounterValues;
 
 use crate::{Installer, Refusal};
 
-/// What a rule has dropped in hardware.
+/// What a device counts for a rule, because no worker sees it. A name that stands for different things in
+/// different programs has a total of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Counted {
+    /// Received and dropped.
+    Dropped,
+    /// Sent by the host and dropped.
+    SentDropped,
+    /// Sent by the host and let out by an exception.
+    SentPassed,
+}
+
+impl Counted {
+    /// All of them, in the order of their indices.
+    pub const ALL: [Self; 3] = [Self::Dropped, Self::SentDropped, Self::SentPassed];
+
+    /// What the device counts of a flow's packets, if it does.
+    #[must_use]
+    pub fn of(flow: &Flow) -> Option<Self> {
+        match (flow.kind, flow.action) {
+            (_, FlowAction::Steer { .. }) => None,
+            (FlowKind::Egress, FlowAction::Pass) => Some(Self::SentPassed),
+            (FlowKind::Egress, FlowAction::Drop) => Some(Self::SentDropped),
+            (_, FlowAction::Drop | FlowAction::Pass) => Some(Self::Dropped),
+        }
+    }
+}
+
+/// What a device has counted for a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DropTotals {
     /// The rule's name.
     pub rule: String,
+    /// What was counted.
+    pub kind: Counted,
     /// Packets.
     pub packets: u64,
     /// Bytes.
@@ -22,11 +53,14 @@ pub struct DropTotals {
     pub counted: bool,
 }
 
-/// Rules that are gone, whose sums are kept: as many as a whole policy can have. Beyond, they are
-/// summed under [`FORGOTTEN`].
-const RETIRED_MAX: usize = MAX_RULES;
-const FORGOTTEN: &str = "(retired rules)";
+/// How far a reading of all counters has come; see [`crate::Controller::read_counters`].
+#[derive(Clone, Debug, Default)]
+pub struct Reading {
+    pub(crate) kind: usize,
+    last: Option<String>,
+}
 
+/// The counters of one kind.
 pub(crate) struct CounterBook<C> {
     live: BTreeMap<String, Live<C>>,
     retired: BTreeMap<String, CounterValues>,
@@ -127,15 +161,48 @@ impl<C> CounterBook<C> {
         if live.last.packets == 0 {
             return;
         }
-        let known = self.retired.len() < RETIRED_MAX || self.retired.contains_key(rule);
-        let sum = self.retired.entry(if known { rule } else { FORGOTTEN }.to_owned()).or_default();
+        let sum = self.retired.entry(rule.to_owned()).or_default();
         sum.packets += live.last.packets;
         sum.bytes += live.last.bytes;
     }
 
-    pub(crate) fn totals<I: Installer<Counter = C>>(&mut self, installer: &mut I) -> Vec<DropTotals> {
-        let names: Vec<String> = self.live.keys().cloned().collect();
+    /// Sums up what rules have counted that are neither in `keep` nor on the device, under one name.
+    pub(crate) fn retire(&mut self, keep: &HashSet<&str>) {
+        let mut sum = CounterValues::default();
+        let live = &self.live;
+        self.retired.retain(|name, values| {
+            let kept = name == RETIRED_RULES || keep.contains(name.as_str()) || live.contains_key(name);
+            if !kept {
+                sum.packets += values.packets;
+                sum.bytes += values.bytes;
+            }
+            kept
+        });
+        if sum.packets > 0 {
+            let all = self.retired.entry(RETIRED_RULES.to_owned()).or_default();
+            all.packets += sum.packets;
+            all.bytes += sum.bytes;
+        }
+    }
+
+    /// Reads at most `max` counters that come after the last one read; `false`: there are no more.
+    pub(crate) fn read_some<I: Installer<Counter = C>>(
+        &mut self,
+        installer: &mut I,
+        reading: &mut Reading,
+        max: usize,
+    ) -> bool {
+        let after = reading.last.take().map_or(Bound::Unbounded, Bound::Excluded);
+        let names: Vec<String> =
+            self.live.range((after, Bound::Unbounded)).take(max).map(|(name, _)| name.clone()).collect();
         names.iter().for_each(|name| self.refresh(installer, name));
+        let more = names.len() == max;
+        reading.last = names.into_iter().next_back().filter(|_| more);
+        more
+    }
+
+    /// As last read.
+    pub(crate) fn totals(&self, kind: Counted) -> impl Iterator<Item = DropTotals> {
         let mut sums: BTreeMap<&str, (CounterValues, bool)> =
             self.retired.iter().map(|(name, sum)| (name.as_str(), (*sum, true))).collect();
         for (name, live) in &self.live {
@@ -144,13 +211,12 @@ impl<C> CounterBook<C> {
             sum.bytes += live.last.bytes;
             *counted = live.counter.is_some();
         }
-        sums.into_iter()
-            .map(|(rule, (sum, counted))| DropTotals {
-                rule: rule.to_owned(),
-                packets: sum.packets,
-                bytes: sum.bytes,
-                counted,
-            })
-            .collect()
+        sums.into_iter().map(move |(rule, (sum, counted))| DropTotals {
+            rule: rule.to_owned(),
+            kind,
+            packets: sum.packets,
+            bytes: sum.bytes,
+            counted,
+        })
     }
 }

@@ -19,7 +19,7 @@ mod transaction;
 mod translate;
 
 pub use controller::{Controller, Generation, Installed, Publish};
-pub use counters::DropTotals;
+pub use counters::{Counted, DropTotals, Reading};
 pub use device::{Device, DeviceSelector, DeviceSummary, Limits};
 pub use error::{Error, Refusal};
 pub use installer::{FlowRequest, Installer, VerbsInstaller};

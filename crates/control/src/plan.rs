@@ -10,14 +10,15 @@
 //!
 //! If the new band is below, the old program goes on deciding what it claims until its flow goes; what
 //! it leaves to the kernel meets the new program already, as a whole. Workers get the new classes before
-//! the first new flow, and keep the old ones until the next program takes their band: a device may still
-//! deliver a packet or two by a flow that is gone, so no tag is ever unknown.
+//! the first new flow, and keep the old ones for a while, or until the next program takes their band: a device may
+//! still deliver a packet or two by a flow that is gone, so no tag is ever unknown.
 
 use std::collections::HashMap;
 use std::fmt;
 
-use program::{Flow, FlowAction, FlowKind, Program, QueueId, RuleId, WorkerId};
+use program::{FlowAction, FlowKind, Program, QueueId, RuleId, WorkerId};
 
+use crate::Counted;
 use crate::translate::SpecChain;
 
 /// One step. Indices are into the program's vectors, tables into [`Plan::tables`].
@@ -39,6 +40,8 @@ pub enum Step {
     CreateCounter {
         /// The rule.
         rule: RuleId,
+        /// What it counts.
+        kind: Counted,
     },
     /// A new flow goes in, on every port.
     InstallFlow {
@@ -56,16 +59,18 @@ pub enum Step {
 
 /// An ordered list of steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
-    steps: Vec<(Step, String)>,
+pub struct Plan<'p> {
+    installed: Option<&'p Program>,
+    new: &'p Program,
+    steps: Vec<Step>,
     tables: Vec<Vec<WorkerId>>,
     table_of_queue: Vec<usize>,
 }
 
-impl Plan {
+impl Plan<'_> {
     /// The steps in order.
     pub fn steps(&self) -> impl ExactSizeIterator<Item = Step> + '_ {
-        self.steps.iter().map(|(step, _)| *step)
+        self.steps.iter().copied()
     }
 
     /// The distinct indirection tables of the new program.
@@ -81,44 +86,56 @@ impl Plan {
     }
 }
 
-impl fmt::Display for Plan {
+impl fmt::Display for Plan<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (number, (_, text)) in self.steps.iter().enumerate() {
-            writeln!(f, "{:>4}. {text}", number + 1)?;
+        for (number, step) in self.steps.iter().enumerate() {
+            writeln!(f, "{:>4}. {}", number + 1, self.describe(*step))?;
         }
         Ok(())
     }
 }
 
+impl Plan<'_> {
+    fn describe(&self, step: Step) -> String {
+        let new = self.new;
+        match step {
+            Step::Publish => {
+                format!("publish {} classes to the workers", new.classes.iter().flatten().count())
+            }
+            Step::CreateTable { table } => {
+                format!("create table t{table}: {}", describe_table(&self.tables[table]))
+            }
+            Step::CreateQueue { queue } => {
+                let (id, table) = (queue, self.table_of_queue[queue.index()]);
+                let queue = &new.queues[queue.index()];
+                let group = new.groups.get(queue.group.index()).map_or("?", |group| group.name.as_str());
+                format!("create queue {id} over t{table}: group {group}, {}", queue.variant)
+            }
+            Step::CreateCounter { rule, .. } => {
+                format!("create or keep the counter of rule {}", rule_name(new, rule))
+            }
+            Step::InstallFlow { flow } => format!("install {}", describe_flow(new, flow)),
+            Step::RemoveFlow { flow } => {
+                let old =
+                    self.installed.map_or_else(|| format!("flow {flow}"), |old| describe_flow(old, flow));
+                format!("remove {old}")
+            }
+            Step::ReleaseQueues => {
+                format!("release {} old queues", self.installed.map_or(0, |old| old.queues.len()))
+            }
+        }
+    }
+}
+
 /// How to get from `installed` to `new`.
 #[must_use]
-pub fn plan(installed: Option<&Program>, new: &Program) -> Plan {
+pub fn plan<'p>(installed: Option<&'p Program>, new: &'p Program) -> Plan<'p> {
     let (tables, table_of_queue) = distinct_tables(new);
-    let mut steps = vec![(
-        Step::Publish,
-        format!("publish {} classes to the workers", new.classes.iter().flatten().count()),
-    )];
-    for (table, workers) in tables.iter().enumerate() {
-        steps.push((
-            Step::CreateTable { table },
-            format!("create table t{table}: {}", describe_table(workers)),
-        ));
-    }
-    for (index, queue) in new.queues.iter().enumerate() {
-        let group = new.groups.get(queue.group.index()).map_or("?", |group| group.name.as_str());
-        let text = format!(
-            "create queue q{index} over t{}: group {group}, {}",
-            table_of_queue[index], queue.variant
-        );
-        steps.push((Step::CreateQueue { queue: QueueId::of(index) }, text));
-    }
-    for rule in counted_rules(new) {
-        steps.push((
-            Step::CreateCounter { rule },
-            format!("create or keep the counter of rule {}", rule_name(new, rule)),
-        ));
-    }
-    let install = |flow| (Step::InstallFlow { flow }, format!("install {}", describe_flow(new, flow)));
+    let mut steps = vec![Step::Publish];
+    steps.extend((0..tables.len()).map(|table| Step::CreateTable { table }));
+    steps.extend((0..new.queues.len()).map(|queue| Step::CreateQueue { queue: QueueId::of(queue) }));
+    steps.extend(counted_rules(new).into_iter().map(|(rule, kind)| Step::CreateCounter { rule, kind }));
+    let install = |flow| Step::InstallFlow { flow };
     let (sniffers, others): (Vec<usize>, Vec<usize>) =
         by_precedence(new).into_iter().partition(|flow| new.flows[*flow].kind == FlowKind::Sniffer);
     steps.extend(others.into_iter().map(install));
@@ -129,14 +146,14 @@ pub fn plan(installed: Option<&Program>, new: &Program) -> Plan {
             if old.flows[flow].kind != FlowKind::Sniffer {
                 steps.extend(sniffers.take().into_iter().flatten().map(install));
             }
-            steps.push((Step::RemoveFlow { flow }, format!("remove {}", describe_flow(old, flow))));
+            steps.push(Step::RemoveFlow { flow });
         }
     }
     steps.extend(sniffers.take().into_iter().flatten().map(install));
-    if let Some(old) = installed {
-        steps.push((Step::ReleaseQueues, format!("release {} old queues", old.queues.len())));
+    if installed.is_some() {
+        steps.push(Step::ReleaseQueues);
     }
-    Plan { steps, tables, table_of_queue }
+    Plan { installed, new, steps, tables, table_of_queue }
 }
 
 /// Flows from the highest precedence to the lowest; those without precedence, the sniffers, last.
@@ -149,15 +166,10 @@ pub(crate) fn by_precedence(program: &Program) -> Vec<usize> {
     order
 }
 
-/// Whether the device counts what a flow decides, because no worker sees it.
-pub(crate) fn is_counted(flow: &Flow) -> bool {
-    matches!(flow.action, FlowAction::Drop | FlowAction::Pass)
-}
-
-/// The rules whose flows the device counts, each once, in the program's order.
-pub(crate) fn counted_rules(program: &Program) -> Vec<RuleId> {
-    let mut rules: Vec<RuleId> =
-        program.flows.iter().filter(|flow| is_counted(flow)).map(|flow| flow.rule).collect();
+/// The rules whose flows the device counts, each once for what it counts, in the program's order.
+pub(crate) fn counted_rules(program: &Program) -> Vec<(RuleId, Counted)> {
+    let counted = program.flows.iter().filter_map(|flow| Some((flow.rule, Counted::of(flow)?)));
+    let mut rules: Vec<(RuleId, Counted)> = counted.collect();
     rules.sort_unstable();
     rules.dedup();
     rules

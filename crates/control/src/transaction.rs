@@ -9,7 +9,7 @@ use verbs::{HashConfig, HashFields};
 use crate::controller::{Controller, Publish};
 use crate::installer::Installer;
 use crate::plan::rule_name;
-use crate::{Error, Installed, Plan, Step};
+use crate::{Counted, Error, Installed, Plan, Step};
 
 /// A program on the device, whole or on its way in or out.
 pub(crate) struct Placed<I: Installer> {
@@ -59,7 +59,7 @@ impl<I: Installer> Controller<I> {
     pub(crate) fn perform(
         &mut self,
         step: Step,
-        plan: &Plan,
+        plan: &Plan<'_>,
         change: &mut Change<I>,
         publish: &mut Publish<'_>,
     ) -> Result<(), Error> {
@@ -67,7 +67,7 @@ impl<I: Installer> Controller<I> {
             Step::Publish => publish(change.new.band, Arc::clone(&change.new.program)),
             Step::CreateTable { table } => self.create_table(plan, table, &mut change.new),
             Step::CreateQueue { queue } => self.create_queue(plan, queue, &mut change.new),
-            Step::CreateCounter { rule } => self.create_counter(rule, &change.new.program),
+            Step::CreateCounter { rule, kind } => self.create_counter(rule, kind, &change.new.program),
             Step::InstallFlow { flow } => self.install_flow(flow, &mut change.new),
             Step::RemoveFlow { flow } => self.remove_flow(flow, change),
             Step::ReleaseQueues => {
@@ -80,7 +80,7 @@ impl<I: Installer> Controller<I> {
         }
     }
 
-    fn create_table(&mut self, plan: &Plan, table: usize, new: &mut Placed<I>) -> Result<(), Error> {
+    fn create_table(&mut self, plan: &Plan<'_>, table: usize, new: &mut Placed<I>) -> Result<(), Error> {
         let workers = &plan.tables()[table];
         let made = self.installer_mut().create_table(workers).map_err(|source| {
             let queue = new.program.queues.iter().find(|queue| queue.table == *workers);
@@ -95,7 +95,7 @@ impl<I: Installer> Controller<I> {
         Ok(())
     }
 
-    fn create_queue(&mut self, plan: &Plan, queue: QueueId, new: &mut Placed<I>) -> Result<(), Error> {
+    fn create_queue(&mut self, plan: &Plan<'_>, queue: QueueId, new: &mut Placed<I>) -> Result<(), Error> {
         let spec = &new.program.queues[queue.index()];
         let group = &new.program.groups[spec.group.index()];
         let fields = HashFields::from_bits_truncate(u64::from(spec.fields.bits()));
@@ -111,8 +111,8 @@ impl<I: Installer> Controller<I> {
         Ok(())
     }
 
-    fn create_counter(&mut self, rule: RuleId, program: &Program) -> Result<(), Error> {
-        self.open_counter(rule_name(program, rule), program.rules[rule.index()].line)
+    fn create_counter(&mut self, rule: RuleId, kind: Counted, program: &Program) -> Result<(), Error> {
+        self.open_counter(kind, rule_name(program, rule), program.rules[rule.index()].line)
     }
 
     fn install_flow(&mut self, index: usize, new: &mut Placed<I>) -> Result<(), Error> {

@@ -5,7 +5,7 @@ mod support;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use control::{Controller, DropTotals, Error, Limits, plan};
+use control::{Controller, Counted, DropTotals, Error, Limits, Reading, plan};
 use program::WorkerId;
 use support::*;
 
@@ -59,7 +59,13 @@ fn drop_totals_live_through_reloads_that_keep_lose_and_bring_back_the_rule() {
     for (step, (program, packets)) in steps.into_iter().enumerate() {
         install(&mut controller, &state, program, false).expect("nothing fails");
         // Nothing of a rule that is gone is missing.
-        let totals = DropTotals { rule: "bad".to_owned(), packets, bytes: packets * 60, counted: true };
+        let totals = DropTotals {
+            rule: "bad".to_owned(),
+            kind: Counted::Dropped,
+            packets,
+            bytes: packets * 60,
+            counted: true,
+        };
         assert_eq!(controller.drop_counters(), [totals], "step {step}");
     }
 }
@@ -83,6 +89,40 @@ fn no_drop_total_goes_backwards_however_many_rules_a_policy_has() {
         assert_eq!(totals.len(), RULES);
         assert!(totals.iter().all(|total| total.packets == round), "round {round}");
     }
+}
+
+#[test]
+fn past_rules_are_summed_under_one_name_but_not_those_that_are_kept() {
+    let (mut controller, state) = controller(&[1]);
+    for name in ["first", "second", "kept", "live"] {
+        let lines = [line(name, Match::UdpPort(1), None), line("always", Match::UdpPort(2), None)];
+        install(&mut controller, &state, &program(&lines), false).expect("nothing fails");
+    }
+    let sum = |totals: &[DropTotals]| totals.iter().map(|total| total.packets).sum::<u64>();
+    let before = sum(&controller.drop_counters());
+    controller.retire_rules(&["kept"].into());
+    let totals = controller.drop_counters();
+    let names: Vec<&str> = totals.iter().map(|total| total.rule.as_str()).collect();
+    assert_eq!(names, [policy::RETIRED_RULES, "always", "kept", "live"]);
+    assert_eq!((totals[0].packets, sum(&totals)), (2, before), "nothing is lost");
+}
+
+#[test]
+fn counters_are_read_a_few_at_a_time() {
+    let (mut controller, state) = controller(&[1]);
+    let names = ["a", "b", "c", "d", "e"];
+    let lines = names.map(|name| line(name, Match::UdpPort(1), None));
+    install(&mut controller, &state, &program(&lines), false).expect("nothing fails");
+    let known = |controller: &Controller<Fake>| {
+        controller.drop_totals().iter().filter(|total| total.packets > 0).count()
+    };
+    let mut reading = Reading::default();
+    let mut seen = vec![known(&controller)];
+    while controller.read_counters(&mut reading, 2) {
+        seen.push(known(&controller));
+    }
+    assert_eq!(seen[..4], [0, 2, 4, 5], "two, two and the last");
+    assert_eq!(controller.drop_totals(), controller.drop_counters());
 }
 
 #[test]

@@ -15,6 +15,9 @@ pub use why::{Unfinished, Untold, Why};
 
 /// The name of the pseudo rule that stands for the policy's `default`.
 pub const DEFAULT_RULE: &str = "default";
+/// The name under which counters of rules that left the policy long ago are summed. No rule can have it: names
+/// have no brackets.
+pub const RETIRED_RULES: &str = "(retired rules)";
 
 /// The most rules of one policy; with one class per rule it keeps flow tags far below their 22 bits.
 pub const MAX_RULES: usize = 65_536;

@@ -75,8 +75,10 @@ impl Classifier {
 
     /// The old table is let go before the acknowledgement: control frees it, never this thread.
     fn carry_out(&mut self, command: Command, mailbox: &Mailbox) {
-        self.bands[command.band.index()] = Some(command.table);
-        self.latest = command.band;
+        if command.table.is_some() {
+            self.latest = command.band;
+        }
+        self.bands[command.band.index()] = command.table;
         self.seen = command.publication;
         mailbox.acknowledge(command.publication);
     }

@@ -5,19 +5,13 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use program::{Band, MAX_RULES, Program, WorkerId};
+use program::{Band, Program, RETIRED_RULES, WorkerId};
 
 use crate::mailbox::{COMMANDS_MAX, Mailbox, Publication};
 use crate::snapshot::{RuleSnapshot, WorkerSnapshot};
 use crate::stats::Stats;
 use crate::table::ClassTable;
 use crate::{Disposition, Traffic, Warning};
-
-/// Totals of rules that no program has any more, kept by name and disposition: as many as a whole
-/// policy can have. Beyond, they are summed as [`FORGOTTEN`].
-pub const RETIRED_TOTALS_MAX: usize = MAX_RULES * Disposition::ALL.len();
-/// The name under which further totals are summed.
-pub const FORGOTTEN: &str = "(retired rules)";
 
 /// How long [`WorkerControl::wait`] rests between looks.
 const WAIT_STEP: Duration = Duration::from_micros(50);
@@ -75,7 +69,6 @@ const TABLES_MAX: usize = Band::ALL.len() + 1 + COMMANDS_MAX;
 impl Ledger {
     /// Folds the tables that the worker has let go of into the totals.
     fn settle(&mut self, acknowledged: Publication) {
-        let before = self.tables.len();
         let retired = &mut self.retired;
         self.tables.retain(|entry| {
             let settled = entry.retired_by.is_some_and(|publication| publication <= acknowledged);
@@ -89,29 +82,24 @@ impl Ledger {
             }
             !settled
         });
-        if self.tables.len() < before && self.retired.len() > RETIRED_TOTALS_MAX {
-            self.forget();
-        }
     }
 
-    /// Sums up totals under one name until the others are few enough. A rule that a program still has is
-    /// not forgotten: its total would go backwards.
-    fn forget(&mut self) {
+    /// Sums up the totals of all names that are not in `keep` under one. A rule that a table still has is kept too:
+    /// its total would go backwards.
+    fn retire(&mut self, keep: &HashSet<&str>) {
         let rules = self.tables.iter().flat_map(|entry| &entry.table.program().rules);
         let live: HashSet<&str> = rules.map(|rule| rule.name.as_str()).collect();
-        let mut excess = self.retired.len() - RETIRED_TOTALS_MAX;
-        let mut forgotten = [Traffic::default(); Disposition::ALL.len()];
+        let mut sums = [Traffic::default(); Disposition::ALL.len()];
         self.retired.retain(|(name, disposition), traffic| {
-            let keep = excess == 0 || name == FORGOTTEN || live.contains(name.as_str());
-            if !keep {
-                excess -= 1;
-                forgotten[*disposition as usize] += *traffic;
+            let kept = name == RETIRED_RULES || keep.contains(name.as_str()) || live.contains(name.as_str());
+            if !kept {
+                sums[*disposition as usize] += *traffic;
             }
-            keep
+            kept
         });
-        for (disposition, traffic) in Disposition::ALL.into_iter().zip(forgotten) {
+        for (disposition, traffic) in Disposition::ALL.into_iter().zip(sums) {
             if traffic.packets > 0 {
-                add(&mut self.retired, (FORGOTTEN, disposition, traffic));
+                add(&mut self.retired, (RETIRED_RULES, disposition, traffic));
             }
         }
     }
@@ -147,19 +135,36 @@ impl WorkerControl {
     /// there is first drained: the worker takes every completion that was waiting when it saw the
     /// command, and then lets go. One that it has not yet looked at is passed over.
     pub fn publish(&self, band: Band, program: Arc<Program>) -> Publication {
-        let table = Arc::new(ClassTable::new(program));
+        self.push(band, Some(Arc::new(ClassTable::new(program))))
+    }
+
+    /// Empties `band`, in the same way: to be called once no packet can come any more with a tag of the program
+    /// that stands there. Its memory is free after the acknowledgement and the next call of this handle.
+    pub fn clear(&self, band: Band) -> Publication {
+        self.push(band, None)
+    }
+
+    fn push(&self, band: Band, table: Option<Arc<ClassTable>>) -> Publication {
         let mut ledger = self.ledger();
         ledger.settle(self.shared.mailbox.acknowledged());
-        let (publication, void) = self.shared.mailbox.push(band, Arc::clone(&table));
+        let (publication, void) = self.shared.mailbox.push(band, table.clone());
         ledger.tables.retain(|entry| Some(entry.publication) != void);
         for entry in ledger.tables.iter_mut().filter(|entry| entry.band == band) {
             if entry.retired_by.is_none() || entry.retired_by == void {
                 entry.retired_by = Some(publication);
             }
         }
-        ledger.tables.push(Entry { band, table, publication, retired_by: None });
+        ledger.tables.extend(table.map(|table| Entry { band, table, publication, retired_by: None }));
         debug_assert!(ledger.tables.len() <= TABLES_MAX);
         publication
+    }
+
+    /// Sums up what rules have counted that are neither in `keep` nor in a published program, under the name
+    /// [`RETIRED_RULES`] by disposition. Totals by name stay in memory until this is called.
+    pub fn retire_rules(&self, keep: &HashSet<&str>) {
+        let mut ledger = self.ledger();
+        ledger.settle(self.shared.mailbox.acknowledged());
+        ledger.retire(keep);
     }
 
     /// Whether the worker judges packets by what was published as `publication`, or by a later one.

@@ -33,7 +33,7 @@ pub use config::{
     BATCH_MAX, CORE_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAMES_MAX, Idle, PORTS_MAX, SENDS_MAX,
     WorkerConfig,
 };
-pub use control::{FORGOTTEN, Pulse, RETIRED_TOTALS_MAX, WorkerControl};
+pub use control::{Pulse, WorkerControl};
 pub use counter::Traffic;
 pub use distribution::Distribution;
 pub use error::{Error, Object, Warning};

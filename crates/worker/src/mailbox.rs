@@ -21,12 +21,12 @@ impl std::fmt::Display for Publication {
     }
 }
 
-/// What stands in `band` from now on.
+/// What stands in `band` from now on; `None`: nothing any more.
 #[derive(Debug)]
 pub(crate) struct Command {
     pub(crate) publication: Publication,
     pub(crate) band: Band,
-    pub(crate) table: Arc<ClassTable>,
+    pub(crate) table: Option<Arc<ClassTable>>,
 }
 
 /// Commands that can wait: one for each band, because a later one takes an earlier one's place.
@@ -52,7 +52,11 @@ impl Default for Mailbox {
 impl Mailbox {
     /// Queues a publication, and tells which one of the same band, not yet taken, it makes void. The
     /// caller holds the ledger's lock, so publications arrive in order.
-    pub(crate) fn push(&self, band: Band, table: Arc<ClassTable>) -> (Publication, Option<Publication>) {
+    pub(crate) fn push(
+        &self,
+        band: Band,
+        table: Option<Arc<ClassTable>>,
+    ) -> (Publication, Option<Publication>) {
         let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
         let publication = Publication(self.published.load(Ordering::Relaxed) + 1);
         let void = commands.iter().position(|command| command.band == band);

@@ -54,6 +54,8 @@ pub(crate) struct ClassTable {
     program: Arc<Program>,
     /// Which classes ask about tunnels; the others are spared the look into them.
     deep: Box<[bool]>,
+    /// The dispositions that a rule can come to by its classes, by rule: they are shown from the start.
+    possible: Box<[[bool; Disposition::ALL.len()]]>,
     /// One tally per rule and disposition: `rule * Disposition::ALL.len() + disposition`.
     tallies: TallyRow,
 }
@@ -64,7 +66,8 @@ impl ClassTable {
         let tallies = TallyRow::new(program.rules.len() * Disposition::ALL.len());
         let is_deep = |class: &Option<Class>| class.as_ref().is_some_and(Class::needs_tunnel);
         let deep = program.classes.iter().map(is_deep).collect();
-        Self { program, deep, tallies }
+        let possible = possible(&program);
+        Self { program, deep, possible, tallies }
     }
 
     /// The program it was made from.
@@ -93,23 +96,29 @@ impl ClassTable {
 
     /// Every rule with each disposition its classes can come to, or that was counted.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&str, Disposition, Traffic)> {
-        let mut possible = vec![[false; Disposition::ALL.len()]; self.program.rules.len()];
-        for class in self.program.classes.iter().flatten() {
-            each_outcome(&class.decide, &mut |outcome| {
-                if let Some(rule) = possible.get_mut(outcome.rule.0 as usize) {
-                    rule[Disposition::from(outcome.verdict) as usize] = true;
-                }
-            });
-        }
-        self.program.rules.iter().enumerate().zip(possible).flat_map(move |((index, rule), possible)| {
-            Disposition::ALL.into_iter().filter_map(move |disposition| {
-                let place = index * Disposition::ALL.len() + disposition as usize;
-                let traffic = self.tallies.at(place).map(Tally::read).unwrap_or_default();
-                let shown = possible[disposition as usize] || traffic.packets > 0;
-                shown.then_some((rule.name.as_str(), disposition, traffic))
-            })
-        })
+        self.program.rules.iter().enumerate().zip(&self.possible).flat_map(
+            move |((index, rule), possible)| {
+                Disposition::ALL.into_iter().filter_map(move |disposition| {
+                    let place = index * Disposition::ALL.len() + disposition as usize;
+                    let traffic = self.tallies.at(place).map(Tally::read).unwrap_or_default();
+                    let shown = possible[disposition as usize] || traffic.packets > 0;
+                    shown.then_some((rule.name.as_str(), disposition, traffic))
+                })
+            },
+        )
     }
+}
+
+fn possible(program: &Program) -> Box<[[bool; Disposition::ALL.len()]]> {
+    let mut possible = vec![[false; Disposition::ALL.len()]; program.rules.len()];
+    for class in program.classes.iter().flatten() {
+        each_outcome(&class.decide, &mut |outcome| {
+            if let Some(rule) = possible.get_mut(outcome.rule.0 as usize) {
+                rule[Disposition::from(outcome.verdict) as usize] = true;
+            }
+        });
+    }
+    possible.into_boxed_slice()
 }
 
 fn each_outcome(decide: &Decide, visit: &mut dyn FnMut(&Outcome)) {

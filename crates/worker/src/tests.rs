@@ -1,16 +1,16 @@
 //! A worker's handle and its classifier together, without a device: how programs give way to each
 //! other and how their totals live on.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use program::{
-    Class, Decide, GroupId, MAX_RULES, Outcome, Placement, Program, Rule, RuleId, Verdict, WorkerId,
+    Class, Decide, GroupId, Outcome, Placement, Program, RETIRED_RULES, Rule, RuleId, Verdict, WorkerId,
 };
 
 use crate::batch::Batch;
 use crate::classifier::Classifier;
-use crate::control::RETIRED_TOTALS_MAX;
-use crate::{Band, Disposition, FORGOTTEN, Traffic, WorkerControl};
+use crate::{Band, Disposition, Traffic, WorkerControl};
 
 /// What completions may be outstanding in these tests.
 const OUTSTANDING: u32 = 8;
@@ -243,21 +243,61 @@ fn past_rules_that_counted_nothing_are_not_kept() {
 }
 
 #[test]
-fn names_of_past_rules_are_bounded_but_neither_their_sum_nor_those_in_force() {
+fn past_rules_are_summed_under_one_name_but_not_those_that_are_kept() {
     let mut rig = Rig::new();
     let live = names("live", 3);
-    let mut packets = 0;
-    for chunk in names("past", RETIRED_TOTALS_MAX + 5).chunks(MAX_RULES - 3) {
-        let program = [&live, chunk].concat();
-        rig.run_all(&program);
-        packets += program.len() as u64;
+    for round in 0..10 {
+        rig.run_all(&[live.clone(), names(&format!("past{round}-"), 5)].concat());
     }
     rig.run_all(&live);
-    let before = rig.control.snapshot();
-    let rounds = before.rule("live000000", Disposition::Delivered).packets;
-    assert!(live.iter().all(|name| before.rule(name, Disposition::Delivered).packets == rounds));
-    assert_eq!(rounds, RETIRED_TOTALS_MAX.div_ceil(MAX_RULES - 3) as u64 + 1);
-    assert_eq!(before.total(Disposition::Delivered).packets, packets + 3);
-    assert!(before.rule(FORGOTTEN, Disposition::Delivered).packets > 0);
-    assert!(before.rules.len() <= RETIRED_TOTALS_MAX + 1 + live.len());
+    rig.run_all(&live);
+    let kept = names("past9-", 5);
+    let keep = live.iter().chain(&kept).map(String::as_str).collect();
+    rig.control.retire_rules(&keep);
+    let after = rig.control.snapshot();
+    assert_eq!(after.rules.len(), live.len() + kept.len() + 1);
+    assert!(live.iter().all(|name| after.rule(name, Disposition::Delivered).packets == 12));
+    assert!(kept.iter().all(|name| after.rule(name, Disposition::Delivered).packets == 1));
+    assert_eq!(after.rule(RETIRED_RULES, Disposition::Delivered).packets, 9 * 5);
+    assert_eq!(after.total(Disposition::Delivered).packets, 12 * 3 + 10 * 5, "nothing is lost");
+    rig.control.retire_rules(&keep);
+    assert_eq!(rig.control.snapshot(), after, "once is enough");
+}
+
+#[test]
+fn a_band_is_emptied_once_waiting_packets_are_judged() {
+    let mut rig = Rig::new();
+    rig.control.publish(Band::A, program(&["old"]));
+    rig.turn(0, true);
+    let program_b = program(&["new"]);
+    rig.control.publish(Band::B, Arc::clone(&program_b));
+    rig.turn(0, true);
+    let cleared = rig.control.clear(Band::A);
+    rig.turn(1, false);
+    rig.packet(Band::A, 60);
+    assert!(!rig.control.acknowledged(cleared), "packets may wait");
+    rig.turn(0, true);
+    rig.turn(0, true);
+    assert!(rig.control.acknowledged(cleared) && rig.classifier.table(Band::A).is_none());
+    assert_eq!(rig.delivered("old").packets, 1);
+    assert!(Arc::ptr_eq(rig.classifier.table(Band::B).expect("stays").program(), &program_b));
+    // The band can be used again.
+    rig.control.publish(Band::A, program(&["newer"]));
+    rig.turn(0, true);
+    rig.packet(Band::A, 60);
+    assert_eq!((rig.delivered("newer").packets, rig.delivered("old").packets), (1, 1));
+}
+
+#[test]
+fn an_emptied_band_holds_its_program_no_longer() {
+    let mut rig = Rig::new();
+    let old = program(&["old"]);
+    rig.control.publish(Band::A, Arc::clone(&old));
+    rig.turn(0, true);
+    rig.control.publish(Band::B, program(&["new"]));
+    rig.turn(0, true);
+    rig.control.clear(Band::A);
+    (0..3).for_each(|_| rig.turn(0, true));
+    rig.control.retire_rules(&HashSet::new());
+    assert_eq!(Arc::strong_count(&old), 1);
 }

@@ -178,7 +178,12 @@ impl Rig {
     }
 
     fn counts(&mut self) -> Vec<(String, u64)> {
-        self.controller.drop_counters().into_iter().map(|total| (total.rule, total.packets)).collect()
+        // A name that drops in one program and drops what is sent in the next has a total of each.
+        let mut sums = std::collections::BTreeMap::new();
+        for total in self.controller.drop_counters() {
+            *sums.entry(total.rule).or_default() += total.packets;
+        }
+        sums.into_iter().collect()
     }
 
     /// The rule whose counter went up, by one.
