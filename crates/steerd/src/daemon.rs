@@ -35,6 +35,8 @@ const VIEW_PATIENCE: Duration = Duration::from_secs(1);
 const LOG_PATIENCE: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
+    // Before there is another thread. Packets are not allocated, and little else is while they flow.
+    hugemem::use_one_heap();
     let signals = signals::listen().map_err(Error::Signals)?;
     let loaded = settings::load(&Request::from(args)).map_err(Error::Settings)?;
     let screen = Screen::new(args.format == Format::Text);
@@ -53,6 +55,8 @@ fn steer(
 ) -> Result<(), Error> {
     let bound = bind(loaded)?;
     let Some((plant, threads)) = start(loaded, signals, log)? else { return Ok(()) };
+    // Of the memory that it took to compile the policy.
+    hugemem::release_free_heap();
     let server = serve(bound, &plant)?;
     let status = format!("steering on {} with {}", plant.opened().device.name(), plant.policy_source());
     tracing::info!("{status}");

@@ -12,7 +12,7 @@ use crossbeam::channel::{self, Receiver};
 use policy::Severity;
 
 use crate::error::chain;
-use crate::plant::Plant;
+use crate::plant::{LATE_PACKETS, Plant};
 use crate::{notify, policy_file};
 
 /// At most one reload at a time, and at most one that waits for it.
@@ -40,6 +40,7 @@ impl Reloader {
         let thread = std::thread::Builder::new().name("reload".into()).spawn(move || {
             run(&plant);
             let _ = done.send(());
+            free_previous(plant);
         });
         match thread {
             Ok(_) => self.running = Some(running),
@@ -76,6 +77,17 @@ fn run(plant: &Plant) {
         // What it was meant for is ending.
         Err(_) if plant.stopping.load(Ordering::Acquire) => {}
         Err(error) => failed(plant, &error),
+    }
+}
+
+/// Later, and not if it has ended meanwhile.
+fn free_previous(plant: Arc<Plant>) {
+    let generation = plant.generation();
+    let later = Arc::downgrade(&plant);
+    drop(plant);
+    std::thread::sleep(LATE_PACKETS);
+    if let Some(plant) = later.upgrade() {
+        plant.free_previous(generation);
     }
 }
 

@@ -54,7 +54,8 @@ fn text(state: &State, ran_for: Duration) -> String {
     );
     let mut rules = Grid::new(&["rule", "action", "in", "packets", "bytes", "packets/s"]);
     for rule in &state.rules {
-        let name = if rule.current { rule.name.clone() } else { format!("{} (earlier)", rule.name) };
+        let by_name = rule.current || rule.name == policy::RETIRED_RULES;
+        let name = if by_name { rule.name.clone() } else { format!("{} (earlier)", rule.name) };
         rules.row(vec![
             name,
             rule.action.clone(),

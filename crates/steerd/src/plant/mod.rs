@@ -3,18 +3,18 @@
 //! `daemon` builds it and ends it, `reload` installs programs through it, `http` reads its state from
 //! another thread. It decides nothing about when; nothing of it is on the packet path.
 
-mod counted;
 mod device;
 mod hw_counters;
 mod netdev;
 mod snapshot;
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use control::{Band, Controller, DropTotals};
+use control::{Band, Controller, DropTotals, Reading};
 use program::{Program, WorkerId};
 use softnic::SoftNic;
 use worker::{Idle, Worker, WorkerConfig, WorkerControl, WorkerHandle};
@@ -28,7 +28,6 @@ use crate::logging::Log;
 use crate::policy_file::Compiled;
 use crate::settings::{IdleMode, PolicySource, Settings};
 use crate::state::State;
-use counted::Counted;
 pub(crate) use device::{Compiling, Opened, list, open, profile};
 use hw_counters::OutOfBuffer;
 
@@ -44,6 +43,12 @@ const CLEAR_PATIENCE: Duration = Duration::from_secs(10);
 const WORKER_PATIENCE: Duration = Duration::from_secs(5);
 const ENGINE_PATIENCE: Duration = Duration::from_secs(3);
 const STATE_PATIENCE: Duration = Duration::from_secs(3);
+/// How long after a reload the workers keep what they need to judge packets by flows that are gone: a device may
+/// still deliver those that it was working on.
+pub(crate) const LATE_PACKETS: Duration = Duration::from_secs(1);
+
+/// How many counters are read before whoever waits for the controller may have it.
+const COUNTERS_AT_ONCE: usize = 256;
 
 /// Sleeps after a few empty turns: a moderate rate then leaves most of a shared core to others.
 const RELAXED: Idle = Idle::Adaptive { spin_polls: 16, yield_polls: 4, sleep_us: 200 };
@@ -62,8 +67,6 @@ pub(crate) struct Plant {
     pub(crate) health: Arc<Health>,
     /// From the beginning of the end on no program is installed any more.
     pub(crate) stopping: AtomicBool,
-    /// What rules count in the device, by name.
-    counted: Mutex<Counted>,
     /// What drop rules had counted when the device could last be asked.
     drops: Mutex<Vec<DropTotals>>,
     out_of_buffer: OutOfBuffer,
@@ -87,6 +90,10 @@ struct WorkerSeat {
 struct PolicyInForce {
     source: PolicySource,
     program: Arc<Program>,
+    /// The names of the rules of the policy before: their counters are still shown by name.
+    before: Vec<String>,
+    /// The names of rules with `count = false`, of this policy and the one before.
+    unexported: HashSet<String>,
     generation: u64,
     loaded_at_seconds: f64,
     warnings: Warnings,
@@ -198,6 +205,8 @@ impl Builder {
             policy: Mutex::new(PolicyInForce {
                 source,
                 program: Arc::clone(&compiled.program),
+                before: Vec::new(),
+                unexported: HashSet::new(),
                 generation: 0,
                 loaded_at_seconds: 0.0,
                 warnings: Warnings::default(),
@@ -208,7 +217,6 @@ impl Builder {
             reloads_failed: AtomicU64::new(0),
             health: Arc::default(),
             stopping: AtomicBool::new(false),
-            counted: Mutex::default(),
             drops: Mutex::default(),
             out_of_buffer,
             recent: Mutex::default(),
@@ -230,7 +238,6 @@ impl Plant {
     /// All or nothing: on an error the device and the workers are as before.
     pub(crate) fn install(&self, compiled: Compiled) -> Result<(), Error> {
         let Compiled { program, warnings, .. } = compiled;
-        self.counted.lock().unwrap_or_else(PoisonError::into_inner).learn(&program);
         let mut publish = |band: Band, program: Arc<Program>| self.publish(band, &program);
         let mut controller = self.controller();
         // Asked with the controller in hand: `stop` clears it after it has said so.
@@ -244,6 +251,15 @@ impl Plant {
             tracing::warn!("{warning}");
         }
         let mut policy = self.policy();
+        if installed.generation.0 > 1 {
+            policy.before = policy.program.rules.iter().map(|rule| rule.name.clone()).collect();
+        }
+        let uncounted = policy.program.rules.iter().chain(&program.rules).filter(|rule| !rule.count);
+        let mut unexported: HashSet<String> = uncounted.map(|rule| rule.name.clone()).collect();
+        program.rules.iter().filter(|rule| rule.count).for_each(|rule| {
+            unexported.remove(&rule.name);
+        });
+        policy.unexported = unexported;
         policy.program = program;
         policy.generation = installed.generation.0;
         policy.loaded_at_seconds = unix_seconds();
@@ -251,8 +267,46 @@ impl Plant {
         policy.last_error = installed.warning.map(|warning| warning.to_string());
         policy.last_reload_successful = true;
         drop(policy);
+        self.retire_rules();
         self.forget();
         Ok(())
+    }
+
+    /// Sums up the counters of rules that neither the policy in force nor the one before has, under one name:
+    /// otherwise each reload with other names would leave series for ever.
+    fn retire_rules(&self) {
+        let (program, before) = {
+            let policy = self.policy();
+            (Arc::clone(&policy.program), policy.before.clone())
+        };
+        let now = program.rules.iter().map(|rule| &rule.name);
+        let keep: HashSet<&str> = now.chain(&before).map(String::as_str).collect();
+        self.workers.iter().for_each(|seat| seat.control.retire_rules(&keep));
+        self.controller().retire_rules(&keep);
+    }
+
+    /// Frees what was kept of the policy that a reload has replaced or refused; to be called `LATE_PACKETS` after
+    /// the reload. Does nothing if there was another one meanwhile, or if flows could not be removed.
+    pub(crate) fn free_previous(&self, generation: u64) {
+        // Held to the end: nothing is published meanwhile.
+        let controller = self.controller();
+        let Some(band) = controller.installed().map(|(_, band)| band.other()) else { return };
+        let other = controller.generation().0 != generation || controller.has_leftover();
+        if other || self.stopping.load(Ordering::Acquire) {
+            return;
+        }
+        let cleared: Vec<_> = self.workers.iter().map(|seat| (seat, seat.control.clear(band))).collect();
+        let late = cleared.iter().find(|(seat, cleared)| !seat.control.wait(*cleared, PUBLISH_PATIENCE));
+        drop(controller);
+        if let Some((seat, _)) = late {
+            tracing::warn!("worker {} still keeps what it had of the policy before", seat.control.id().0);
+        }
+        self.retire_rules();
+        hugemem::release_free_heap();
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.policy().generation
     }
 
     pub(crate) fn reload_succeeded(&self) {
@@ -371,17 +425,12 @@ impl Plant {
 
     /// What drop rules have counted; `false`: as of an earlier moment, while a program is being installed.
     fn drop_totals(&self, moment: snapshot::Moment) -> (Vec<DropTotals>, bool) {
-        let free = match moment {
-            snapshot::Moment::Ended => Some(self.controller()),
+        let now = match moment {
+            snapshot::Moment::Ended => Some(self.controller().drop_counters()),
             // The device answers only between two bursts of its engine: of one that is stalled, never.
             snapshot::Moment::Running if self.health.stalled().contains(&Part::Engine) => None,
-            snapshot::Moment::Running => match self.controller.try_lock() {
-                Ok(controller) => Some(controller),
-                Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) => None,
-            },
+            snapshot::Moment::Running => self.read_drops(),
         };
-        let now = free.map(|mut controller| controller.drop_counters());
         let fresh = now.is_some();
         // Locked only now, so that nobody waits here for the device.
         let mut last = self.drops.lock().unwrap_or_else(PoisonError::into_inner);
@@ -389,6 +438,23 @@ impl Plant {
             *last = now;
         }
         (last.clone(), fresh)
+    }
+
+    /// A few at a time, so that a reload does not wait until thousands are read; `None` if one is running.
+    fn read_drops(&self) -> Option<Vec<DropTotals>> {
+        let mut reading = Reading::default();
+        loop {
+            let mut controller = match self.controller.try_lock() {
+                Ok(controller) => controller,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return None,
+            };
+            if !controller.read_counters(&mut reading, COUNTERS_AT_ONCE) {
+                return Some(controller.drop_totals());
+            }
+            drop(controller);
+            std::thread::yield_now();
+        }
     }
 
     fn controller(&self) -> MutexGuard<'_, Controller> {

@@ -1,0 +1,221 @@
+//! What the daemon takes: many connections, many rules, many reloads. With the real binary.
+
+mod support;
+
+use std::fmt::Write as _;
+use std::io::{Read, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
+use support::{Daemon, PATIENCE, steerd};
+use tempfile::TempDir;
+
+/// A soft NIC without traffic, a policy that a test writes.
+struct Bench {
+    folder: TempDir,
+}
+
+impl Bench {
+    fn new(policy: &str) -> Self {
+        let bench = Self { folder: tempfile::tempdir().expect("folder") };
+        let settings = "[policy]\nfile = \"p.toml\"\n[workers]\ncores = 2\nframes = 64\npages = [\"plain\"]\n\
+                        idle = \"relaxed\"\n[[softnic.ports]]\nwire = { kind = \"null\" }\n\
+                        [http]\nlisten = \"127.0.0.1:0\"\n";
+        std::fs::write(bench.path("s.toml"), settings).expect("written");
+        bench.write(policy);
+        bench
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn write(&self, policy: &str) {
+        std::fs::write(self.path("p.toml"), policy).expect("written");
+    }
+
+    fn start(&self) -> Daemon {
+        Daemon::start_command(steerd().arg("run").arg("--config").arg(self.path("s.toml")))
+    }
+}
+
+/// So many rules on addresses of their own, half of them drops.
+fn policy(prefix: &str, rules: usize) -> String {
+    let mut text =
+        "version = 1\ndefault = \"kernel\"\n[groups.some]\nworkers = \"all\"\nhash = \"l3l4\"\n".to_owned();
+    for index in 0..rules {
+        let action = if index % 2 == 0 { "\"drop\"" } else { "{ steer = \"some\" }" };
+        let (a, b, c) = (index >> 16, index >> 8 & 0xff, index & 0xff);
+        let _ = write!(
+            text,
+            "[[rules]]\nname = \"{prefix}-{index}\"\naction = {action}\n\
+             match = {{ dst = \"10.{a}.{b}.{c}/32\", protocol = \"udp\", dst_port = {} }}\n",
+            1000 + index % 500
+        );
+    }
+    text
+}
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).expect("connection");
+    stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    stream
+}
+
+/// A number that stands in a file of the daemon's /proc folder behind `key`.
+fn of_proc(daemon: &Daemon, file: &str, key: &str) -> u64 {
+    let path = Path::new("/proc").join(daemon.id().to_string()).join(file);
+    let text = std::fs::read_to_string(path).expect("/proc");
+    let line = text.lines().find_map(|line| line.strip_prefix(key)).expect(key);
+    line.split_whitespace().next().and_then(|number| number.parse().ok()).expect("a number")
+}
+
+fn open_files(daemon: &Daemon) -> u64 {
+    std::fs::read_dir(format!("/proc/{}/fd", daemon.id())).expect("/proc").count() as u64
+}
+
+/// With room for a dozen more descriptors than it has: far fewer than the connections that it would accept.
+fn without_descriptors(daemon: &Daemon) {
+    let limit = Some(open_files(daemon) + 12);
+    let pid = Pid::from_raw(i32::try_from(daemon.id()).expect("pid"));
+    prlimit(pid, Resource::Nofile, Rlimit { current: limit, maximum: limit }).expect("lowered");
+}
+
+#[test]
+fn the_server_outlives_a_lack_of_descriptors() {
+    let daemon = Bench::new(&policy("r", 3)).start();
+    without_descriptors(&daemon);
+    let idle: Vec<TcpStream> = (0..100).map(|_| connect(daemon.address())).collect();
+    for _ in 0..5 {
+        assert_eq!(daemon.page("/healthz").0, 200, "{}", daemon.log());
+    }
+    drop(idle);
+    assert!(daemon.metrics().contains("steerd_ready 1"));
+    let (status, _, log) = daemon.terminate();
+    assert!(status.success() && !log.contains("panicked"), "{log}");
+}
+
+#[test]
+fn a_thousand_idle_connections_harm_nobody() {
+    let daemon = Bench::new(&policy("r", 3)).start();
+    // More than the usual soft limit of 1,024 descriptors leaves the daemon; this process may have so many itself.
+    let most = rustix::process::getrlimit(Resource::Nofile).maximum;
+    let own = Rlimit { current: most, maximum: most };
+    rustix::process::setrlimit(Resource::Nofile, own).expect("raised");
+    let pid = Pid::from_raw(i32::try_from(daemon.id()).expect("pid"));
+    prlimit(pid, Resource::Nofile, Rlimit { current: Some(1024), maximum: Some(1024) }).expect("lowered");
+    let idle: Vec<TcpStream> = (0..1_100).map(|_| connect(daemon.address())).collect();
+    let begun = Instant::now();
+    assert_eq!(daemon.page("/healthz").0, 200, "{}", daemon.log());
+    assert!(daemon.metrics().contains("steerd_ready 1"));
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert!(open_files(&daemon) < 200, "{} descriptors", open_files(&daemon));
+    drop(idle);
+}
+
+#[test]
+fn pipelining_clients_that_never_read_cost_neither_threads_nor_memory() {
+    let daemon = Bench::new(&policy("r", 2_000)).start();
+    // So that what is rendered once is part of what there was before.
+    assert!(daemon.metrics().contains("steerd_ready 1") && daemon.state()["ready"] == true);
+    let figures = || (of_proc(&daemon, "status", "Threads:"), of_proc(&daemon, "status", "VmRSS:"));
+    let (threads, rss_kib) = figures();
+    let requests = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(200);
+    let clients: Vec<TcpStream> = (0..200)
+        .map(|_| {
+            let mut client = connect(daemon.address());
+            client.set_nonblocking(true).expect("nonblocking");
+            // What does not fit any more is as good as sent: nobody reads it.
+            let _ = client.write(&requests);
+            client
+        })
+        .collect();
+    let mut highest = (0, 0);
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(100));
+        let now = figures();
+        highest = (highest.0.max(now.0), highest.1.max(now.1));
+    }
+    assert!(highest.0 <= threads + 2, "{} threads, {threads} before", highest.0);
+    assert!(highest.1 <= rss_kib + 64 * 1024, "{} KiB, {rss_kib} KiB before", highest.1);
+    drop(clients);
+    assert_eq!(daemon.page("/healthz").0, 200);
+}
+
+#[test]
+fn another_name_in_the_host_header_is_not_served() {
+    let daemon = Bench::new(&policy("r", 1)).start();
+    let mut stream = connect(daemon.address());
+    write!(stream, "GET /api/v1/state HTTP/1.1\r\nHost: rebind.example\r\nConnection: close\r\n\r\n")
+        .expect("request");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("answer");
+    assert!(answer.starts_with("HTTP/1.1 421 ") && !answer.contains("steering"), "{answer}");
+}
+
+fn reload(daemon: &mut Daemon, times: usize) {
+    daemon.signal(Signal::HUP);
+    daemon.wait_for("is in force after", times);
+}
+
+#[test]
+fn memory_after_reloads_is_what_it_was() {
+    let policy = policy("r", 6_000);
+    let bench = Bench::new(&policy);
+    let mut daemon = bench.start();
+    let settled = |daemon: &Daemon| {
+        // What belongs to the policy before is given back a moment after the reload.
+        std::thread::sleep(Duration::from_secs(3));
+        of_proc(daemon, "status", "VmRSS:")
+    };
+    let before = settled(&daemon);
+    for times in 1..=4 {
+        // One rule is another each time, so that it is another policy.
+        bench.write(&policy.replace("\"r-0\"", &format!("\"new-{times}\"")));
+        reload(&mut daemon, times);
+    }
+    let after = settled(&daemon);
+    eprintln!("{before} KiB at start, {after} KiB after four reloads");
+    assert!(after * 2 <= before * 3, "{before} KiB at start, {after} KiB after four reloads");
+}
+
+#[test]
+fn names_of_past_rules_are_not_exported_for_ever() {
+    let policy_of = |round: usize| {
+        // All that the demonstration's generator sends is counted by rules of this round's names.
+        let mut text = "version = 1\ndefault = \"kernel\"\n[groups.some]\nworkers = \"all\"\n".to_owned();
+        for index in 0..256_usize {
+            let action = if index % 2 == 0 { "\"drop\"" } else { "{ steer = \"some\" }" };
+            let _ = write!(
+                text,
+                "[[rules]]\nname = \"round{round}-{index}\"\naction = {action}\n\
+                 match = {{ protocol = \"udp\", src_port = \"{}-{}\" }}\n",
+                index * 256,
+                index * 256 + 255
+            );
+        }
+        text
+    };
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("p.toml");
+    std::fs::write(&path, policy_of(0)).expect("written");
+    let mut daemon =
+        Daemon::start(&["--demo", "--listen", "127.0.0.1:0", "--policy", path.to_str().expect("path")]);
+    let mut rounds = 0;
+    let deadline = Instant::now() + Duration::from_secs(90);
+    while rounds < 160 && (rounds < 12 || Instant::now() < deadline) {
+        rounds += 1;
+        std::fs::write(&path, policy_of(rounds)).expect("written");
+        reload(&mut daemon, rounds);
+    }
+    let metrics = daemon.metrics();
+    let series = metrics.lines().filter(|line| line.starts_with("steerd_rule_packets_total{")).count();
+    // Of this policy, of the one before, the default's and those of all rules before by action.
+    assert!(series <= 2 * 256 + 10, "{series} series after {rounds} reloads");
+    assert!(metrics.contains("steerd_rule_packets_total{rule=\"(retired rules)\""), "{rounds} reloads");
+    let (status, summary, log) = daemon.terminate();
+    assert!(status.success(), "{log}");
+    assert!(summary.contains("\nbooks: balanced\n"), "after {rounds} reloads:\n{log}");
+}
