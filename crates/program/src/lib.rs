@@ -42,7 +42,7 @@ pub use matching::{Addresses, C_TAG, Family, Fragments, Macs, MaskedMac, Match, 
 pub use predicate::Predicate;
 pub use program::{
     Class, DEFAULT_RULE, Decide, Exception, Flow, FlowAction, FlowKind, Group, HashVariant, MAX_RULES,
-    Outcome, Placement, Program, RssQueue, Rule, Step, Unfinished, Untold, Verdict, Why,
+    Outcome, Placement, Program, RETIRED_RULES, RssQueue, Rule, Step, Unfinished, Untold, Verdict, Why,
 };
 pub use ranges::{RangeSet, Word};
 pub use spec::{

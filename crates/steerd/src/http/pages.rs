@@ -53,7 +53,9 @@ impl Page {
     fn render(self, state: &State) -> Result<Bytes, String> {
         match self {
             Self::Metrics => metrics::render(state).map(Bytes::from).map_err(|error| error.to_string()),
-            Self::State => serde_json::to_vec(&Versioned::new(state)).map(Bytes::from).map_err(|error| error.to_string()),
+            Self::State => {
+                serde_json::to_vec(&Versioned::new(state)).map(Bytes::from).map_err(|error| error.to_string())
+            }
         }
     }
 }

@@ -140,11 +140,6 @@ impl Daemon {
         kill_process(pid, signal).expect("signal");
     }
 
-    /// Where its pages are.
-    pub fn address(&self) -> SocketAddr {
-        self.address.expect("the log names the address")
-    }
-
     /// Status and body of a page.
     pub fn page(&self, path: &str) -> (u16, String) {
         let address = self.address();
