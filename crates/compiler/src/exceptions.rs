@@ -23,7 +23,7 @@ use super::cube::{Cube, Field, LAYERS, SENT};
 use super::fit::tellable;
 
 use flows::{Flow, Flows};
-use hole::{around, bits_beyond, can_be_told, fields, missing_header};
+use hole::{around, bits_beyond, can_be_told, fields, has_any_ports, missing_header, port_halves, twins};
 use room::{Cost, Room};
 
 /// The most flows by which a rule keeps only a part of one of its cubes; with more it keeps the cube whole.
@@ -208,7 +208,7 @@ impl Cutting<'_> {
 
     /// What must be a flow of its own.
     fn leave_cube(&mut self, hole: &Cube, is_exact: bool, left: &mut LeftOut) -> Vec<Cube> {
-        let met = self.flows.that_meet(hole);
+        let met = self.takers(hole);
         let (mut open, mut stay): (Vec<usize>, Vec<usize>) =
             met.into_iter().partition(|flow| self.is_open(*flow, hole, is_exact, left));
         let mut parts = self.parts(hole, &stay);
@@ -250,7 +250,22 @@ impl Cutting<'_> {
     }
 
     fn whole_if_met(&mut self, hole: &Cube) -> Vec<Cube> {
-        if self.flows.some_meets(hole) { vec![*hole] } else { Vec::new() }
+        let is_met = match twins(hole, self.profile) {
+            None => self.flows.some_meets(hole),
+            Some(_) => !self.takers(hole).is_empty(),
+        };
+        if is_met { vec![*hole] } else { Vec::new() }
+    }
+
+    /// The flows that take packets of the hole. Where the device does not look for a header of any ports these are
+    /// more than those whose cubes meet it.
+    fn takers(&mut self, hole: &Cube) -> Vec<usize> {
+        let mut met = self.flows.that_meet(hole);
+        for twin in twins(hole, self.profile).into_iter().flatten() {
+            let others = self.flows.that_meet(&twin);
+            met.extend(others.into_iter().filter(|flow| has_any_ports(&self.flows.list[*flow].cube)));
+        }
+        met
     }
 
     /// Whether the hole may be cut out of the flow, as far as that can be seen without trying.
@@ -271,7 +286,10 @@ impl Cutting<'_> {
         let cube = &self.flows.list[flow].cube;
         let cost = self.cost(flow, hole);
         self.room.take(cost)?;
-        let pieces = around(cube, hole, &self.fields);
+        let pieces = match cube.overlaps(hole) {
+            true => around(cube, hole, &self.fields),
+            false => port_halves(cube, &self.fields),
+        };
         let told = pieces.iter().try_for_each(|piece| can_be_told(piece, cube, self.profile));
         if told.is_err() {
             self.room.give_back(cost);
@@ -282,7 +300,10 @@ impl Cutting<'_> {
     /// What it takes to cut a hole out of a flow.
     fn cost(&self, flow: usize, hole: &Cube) -> Cost {
         let Flow { rule, cube, .. } = &self.flows.list[flow];
-        let more = bits_beyond(hole, cube).saturating_sub(1);
+        let more = match cube.overlaps(hole) {
+            true => bits_beyond(hole, cube).saturating_sub(1),
+            false => 1,
+        };
         Cost { rule: *rule, more, no_ports: hole.has_untold_absence() }
     }
 
@@ -318,6 +339,9 @@ impl Cutting<'_> {
             return whole();
         }
         let mut takers: Vec<Cube> = stay.iter().map(|flow| self.flows.list[*flow].cube).collect();
+        if !takers.iter().all(|taker| taker.overlaps(hole)) {
+            return whole();
+        }
         if takers.len() > MAX_PARTS {
             // Together what one rule's flows of equal headers take is more, and still less than the whole.
             let mut alike: BTreeMap<_, Vec<Cube>> = BTreeMap::new();

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use device_model::DeviceProfile;
-use packet::{DeepKey, EtherType, IpProtocol, Layers, TunnelLayers};
+use packet::{DeepKey, EtherType, IpProtocol, Layers, MPLS_UDP_PORT, TunnelLayers, VXLAN_UDP_PORT};
 use policy::{Diagnostic, Diagnostics, Policy, Witness};
 use program::{Decide, FlowAction, FlowKind, Program, RangeSet, RuleId, Verdict, Why};
 use serde::Serialize;
@@ -62,7 +62,7 @@ pub fn lost_exceptions(policy: &Policy, profile: &DeviceProfile, program: &Progr
     search.found
 }
 
-/// The lost exceptions as errors, unless the policy allows them; then as warnings.
+/// The lost exceptions as errors, unless the policy allows them: `check` warns of the rules that take them either way.
 #[must_use]
 pub fn refuse_lost_exceptions(policy: &Policy, program: &Program, lost: &[LostException]) -> Diagnostics {
     let diagnostic = |lost: &LostException| -> Diagnostic {
@@ -98,11 +98,11 @@ pub fn refuse_lost_exceptions(policy: &Policy, program: &Program, lost: &[LostEx
         let hint = format!(
             "{reason}: {remedy} (`steerd check` says more), or write allow_lost_exceptions = true at the top of the policy"
         );
-        match policy.allow_lost_exceptions {
-            false => place.error(message, "the host would not see these").hint(hint),
-            true => place.warning(message, "the host does not see these").hint(hint),
-        }
+        place.error(message, "the host would not see these").hint(hint)
     };
+    if policy.allow_lost_exceptions {
+        return Diagnostics::default();
+    }
     Diagnostics::from(lost.iter().map(diagnostic).collect::<Vec<_>>())
 }
 
@@ -151,10 +151,10 @@ impl Search<'_> {
             let theirs = few(&later.expansion.cubes);
             let shared: Vec<Cube> =
                 own.iter().flat_map(|own| theirs.iter().filter_map(move |their| own.and(their))).collect();
-            self.cubes(policy, Some(index), few(&shared));
-            self.cubes(policy, Some(other), few(&shared));
+            self.cubes(policy, Some(index), &few(&shared));
+            self.cubes(policy, Some(other), &few(&shared));
         }
-        self.cubes(policy, Some(index), own);
+        self.cubes(policy, Some(index), &own);
     }
 
     /// Judges packets of these cubes, by the values of one rule's keys and by others.
@@ -233,16 +233,32 @@ fn is_whole(frame: &[u8]) -> bool {
     let lacks = match IpProtocol(outer.protocol) {
         _ if !is_ip || outer.layers.contains(Layers::LATER_FRAGMENT) => false,
         IpProtocol::TCP => !outer.layers.contains(Layers::TCP),
-        IpProtocol::UDP => !outer.layers.contains(Layers::UDP),
-        IpProtocol::GRE => !tunnel.contains(TunnelLayers::GRE),
+        IpProtocol::UDP => {
+            let announced = match outer.dst_port {
+                VXLAN_UDP_PORT => TunnelLayers::VXLAN,
+                MPLS_UDP_PORT => TunnelLayers::MPLS,
+                _ => TunnelLayers::empty(),
+            };
+            !outer.layers.contains(Layers::UDP) || !tunnel.contains(announced)
+        }
+        IpProtocol::GRE => {
+            let is_labelled =
+                matches!(EtherType(key.tunnel.gre_protocol), EtherType::MPLS | EtherType::MPLS_MULTICAST);
+            !tunnel.contains(TunnelLayers::GRE) || is_labelled && !tunnel.contains(TunnelLayers::MPLS)
+        }
         IpProtocol::ESP => !tunnel.contains(TunnelLayers::ESP),
         _ => false,
     };
     !is_cut && !lacks && packet::parse(frame).anomaly.is_none()
 }
 
-fn few(cubes: &[Cube]) -> &[Cube] {
-    &cubes[..cubes.len().min(MAX_CUBES)]
+/// The first of each mask, those with the fewest bits first: these take the most.
+fn few(cubes: &[Cube]) -> Vec<Cube> {
+    let mut masks = BTreeSet::new();
+    let mut few: Vec<Cube> = cubes.iter().filter(|cube| masks.insert(cube.mask)).copied().collect();
+    few.sort_by_key(|cube| cube.mask.iter().map(|word| word.count_ones()).sum::<u32>());
+    few.truncate(MAX_CUBES);
+    few
 }
 
 /// Values at the edges of a rule's keys, by field.

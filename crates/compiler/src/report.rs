@@ -112,10 +112,7 @@ pub fn report(
                 together(&program, &program, profile).map(|obstacle| never_reloads(policy, obstacle)),
             );
             let lost = lost_exceptions(policy, profile, &program);
-            let told = refuse_lost_exceptions(policy, &program, &lost).list;
-            let (problems, allowed): (Vec<_>, Vec<_>) =
-                told.into_iter().partition(|one| one.severity == Severity::Error);
-            warnings.extend(allowed);
+            let problems = refuse_lost_exceptions(policy, &program, &lost).list;
             Report {
                 rules,
                 capacity: Some(capacity),

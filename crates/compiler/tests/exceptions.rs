@@ -224,6 +224,26 @@ fn copies_are_cut_as_far_as_there_is_room_for_them() {
     assert!(many.rules[0].reason.as_ref().unwrap().contains("pieces"), "{:?}", many.rules[0]);
 }
 
+/// An mlx5 does not look for a header of any ports: such a flow takes packets without one as well.
+#[test]
+fn packets_without_ports_are_left_out_of_rules_on_any_ports() {
+    let web = ("web", "src_port = 80, dst_port = 80", "kernel");
+    let any = ("any", "dst = '::/0', dst_port = '0-65535'", "steer main");
+    let frame =
+        packet::build::FrameBuilder::new().ip("2001:db8::1".parse().unwrap(), "2001:db8::2".parse().unwrap());
+    let cut = |bytes: usize| FlowKey::of(&frame.clone().udp(80, 80).build()[..bytes]);
+    for profile in everywhere() {
+        let small = DeviceProfile { max_flows: Some(8), ..profile.clone() };
+        for profile in [&profile, &small] {
+            let program = policy::compile(&policy("kernel", &[web, any]), profile, WORKERS).unwrap();
+            for bytes in [56, 62] {
+                let explained = program.explain(&cut(bytes));
+                assert_eq!(explained.outcome.rule, RuleId(0), "{bytes} bytes on {}\n{program}", profile.name);
+            }
+        }
+    }
+}
+
 /// A rule for the host that keeps a flow takes packets as any other: an earlier one is left out of that.
 #[test]
 fn exceptions_to_exceptions_keep_their_names() {

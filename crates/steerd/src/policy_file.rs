@@ -23,12 +23,8 @@ pub(crate) struct Compiled {
 
 impl Compiled {
     /// For a device: refused if it would lose packets that are the kernel's, and the policy does not allow that.
-    pub(crate) fn into_installable(mut self) -> Result<Self, Diagnostics> {
-        if self.lost.has_errors() {
-            return Err(self.lost);
-        }
-        self.warnings.append(&mut self.lost.list);
-        Ok(self)
+    pub(crate) fn into_installable(self) -> Result<Self, Diagnostics> {
+        if self.lost.has_errors() { Err(self.lost) } else { Ok(self) }
     }
 }
 

@@ -36,7 +36,17 @@ fn every_example_is_known_on_every_device() {
             let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
             let ok = report["ok"].as_bool().expect("ok");
             assert_eq!(output.status.code(), Some(if ok { 0 } else { 1 }), "{example}: {}", stderr(&output));
-            let _ = writeln!(summary, "{example} on {profile}: {}", if ok { "ok" } else { "impossible" });
+            let lost = report["lost_exceptions"].as_array().expect("lost_exceptions");
+            let verdict = match lost.is_empty() {
+                _ if ok => "ok",
+                true => "impossible",
+                false => "loses packets that are the kernel's",
+            };
+            let _ = writeln!(summary, "{example} on {profile}: {verdict}");
+            for lost in lost {
+                let text = |key: &str| lost[key].as_str().expect("text").to_owned();
+                let _ = writeln!(summary, "  lost: {} to {}", text("rule"), text("taken_by"));
+            }
             for rule in report["rules"].as_array().expect("rules") {
                 let decided = rule["decided"].as_str().expect("decided");
                 let reason = rule["reason"].as_str().unwrap_or_default();

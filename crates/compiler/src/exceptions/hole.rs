@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use device_model::DeviceProfile;
-use program::{Untold, Why};
+use program::{Feature, Untold, Why};
 
 use super::super::cube::{
     Cube, DST_HIGH, DST_LOW, DST_MAC, DST_PORT, ESP_SEQ, ESP_SPI, ETHER_TYPE, FLOW_LABEL, Field, GRE_FLAGS,
@@ -96,14 +96,32 @@ pub(super) fn around(cube: &Cube, hole: &Cube, fields: &[Field]) -> Vec<Cube> {
             inside = inside.with(*field, value, bit).unwrap_or(inside);
         }
     }
+    let with = |layer| inside.layer(layer, true).and_then(Cube::closed);
+    pieces.extend(absent(hole, cube).filter_map(with).flat_map(|cube| port_halves(&cube, fields)));
+    pieces
+}
+
+/// A cube with a TCP or UDP header as two, each of which asks for a bit of a port.
+pub(super) fn port_halves(cube: &Cube, fields: &[Field]) -> Vec<Cube> {
     // Of the two, exceptions ask rather for the one by which cubes are cut first.
     let port = fields.iter().copied().find(|field| [SRC_PORT, DST_PORT].contains(field)).unwrap_or(DST_PORT);
-    for layer in absent(hole, cube) {
-        let halves =
-            [0, FIRST_BIT].map(|value| inside.layer(layer, true)?.with(port, value, FIRST_BIT)?.closed());
-        pieces.extend(halves.into_iter().flatten());
+    [0, FIRST_BIT].into_iter().filter_map(|value| cube.with(port, value, FIRST_BIT)).collect()
+}
+
+/// The packets that a device also takes for the hole's if it does not look for a header of any ports: those with the
+/// header that the hole's packets lack. `None`: it does look, or the hole's packets lack none.
+pub(super) fn twins(hole: &Cube, profile: &DeviceProfile) -> Option<Vec<Cube>> {
+    if profile.allows(Feature::AnyPorts) || !hole.has_untold_absence() {
+        return None;
     }
-    pieces
+    let told = hole.without(HAS_TCP).without(HAS_UDP);
+    let with = |layer| told.layer(layer, true).and_then(Cube::closed);
+    Some([HAS_TCP, HAS_UDP].into_iter().filter_map(with).collect())
+}
+
+/// Whether a cube asks for a TCP or UDP header of any ports.
+pub(super) fn has_any_ports(cube: &Cube) -> bool {
+    (cube.has(HAS_TCP) || cube.has(HAS_UDP)) && cube.mask_of(SRC_PORT) | cube.mask_of(DST_PORT) == 0
 }
 
 /// Whether a flow can be told a piece of a cube, and keeps its place.

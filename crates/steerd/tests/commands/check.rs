@@ -60,8 +60,14 @@ const SHADOWED: &str = "\n[[rules]]\nname = \"late\"\n\
 #[test]
 fn check_fails_for_what_is_denied() {
     let shadowed = format!("{POLICY}{SHADOWED}");
-    let hybrid = POLICY.replace("dst_port = 80", "dst_port = 80, tcp_flags = \"syn\"");
-    let folder = policies(&[("ok.toml", POLICY), ("late.toml", &shadowed), ("hybrid.toml", &hybrid)]);
+    let losing = POLICY.replace("dst_port = 80", "dst_port = 80, tcp_flags = \"syn\"");
+    let hybrid = losing.replace("version = 1", "version = 1\nallow_lost_exceptions = true");
+    let folder = policies(&[
+        ("ok.toml", POLICY),
+        ("late.toml", &shadowed),
+        ("hybrid.toml", &hybrid),
+        ("losing.toml", &losing),
+    ]);
     for (args, code) in [
         (&["ok.toml", "--deny", "warnings,hybrid,shadowed"][..], 0),
         (&["late.toml"], 0),
@@ -69,6 +75,7 @@ fn check_fails_for_what_is_denied() {
         (&["late.toml", "--deny", "shadowed"], 1),
         (&["late.toml", "--deny", "warnings"], 1),
         (&["hybrid.toml"], 0),
+        (&["losing.toml"], 1),
         (&["hybrid.toml", "--deny", "hybrid"], 1),
         (&["ok.toml", "--deny", "shadowed", "--no-analysis"], 2),
         (&["ok.toml", "--deny", "everything"], 2),
@@ -126,6 +133,7 @@ fn the_schema_needs_no_policy() {
 #[test]
 fn each_rule_that_brings_strangers_is_warned_of_once() {
     let scada = std::fs::read_to_string(config().join("examples/scada.toml")).expect("it is there");
+    let scada = scada.replacen("version = 1", "version = 1\nallow_lost_exceptions = true", 1);
     let warnings = |policy: &str| {
         let folder = policies(&[("scada.toml", policy)]);
         let output = run_in(&folder, &["check", "scada.toml", "--profile", "mlx4"]);

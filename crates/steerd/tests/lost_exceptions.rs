@@ -1,0 +1,148 @@
+//! Packets that a policy leaves to the kernel and that a worker receives, with the real binary: refused at start, at a
+//! reload and by `check`, and where they are allowed counted as nothing else.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::Signal;
+use support::{Daemon, run, stderr, stdout, steerd};
+
+/// No device can leave tagged frames out of a default that takes everything.
+const LOSING: &str = r#"
+version = 1
+default = "main"
+[groups.main]
+workers = "all"
+[[rules]]
+name = "tagged"
+match = { vlan = 42 }
+action = "kernel"
+"#;
+/// Cut out of `rest` in hardware, fragments of it too.
+const CUT: &str = r#"
+version = 1
+[groups.main]
+workers = "all"
+[[rules]]
+name = "queries"
+match = { dst = "192.0.2.53", protocol = "udp", dst_port = [53, 853] }
+action = "kernel"
+[[rules]]
+name = "rest"
+match = { dst = ["192.0.2.53", "192.0.2.80"] }
+action = { steer = "main" }
+"#;
+const PERSONALITIES: [&str; 2] = ["ideal", "mlx5"];
+
+fn allowing() -> String {
+    LOSING.replace("version = 1", "version = 1\nallow_lost_exceptions = true")
+}
+
+fn demo(personality: &str, policy: &Path) -> Command {
+    let mut command = steerd();
+    command.env("STEERD_SOFTNIC__PERSONALITY", personality).args(["run", "--demo", "--policy"]).arg(policy);
+    command
+}
+
+#[test]
+fn check_and_start_refuse_them_with_the_packet() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let policy = folder.path().join("p.toml");
+    for personality in PERSONALITIES {
+        fs::write(&policy, LOSING).expect("a policy");
+        let checked = run(&["check", "--profile", personality, &policy.to_string_lossy()]);
+        let started = demo(personality, &policy).args(["--for", "1s"]).output().expect("steerd");
+        for output in [checked, started] {
+            assert!(!output.status.success(), "{}", stdout(&output));
+            let told = stderr(&output);
+            for part in ["`tagged`", "`default`", "vlan = 42", "without a tag", "allow_lost_exceptions"] {
+                assert!(told.contains(part), "no {part} in {told}");
+            }
+        }
+        fs::write(&policy, allowing()).expect("a policy");
+        let checked = run(&["check", "--profile", personality, &policy.to_string_lossy()]);
+        assert!(checked.status.success() && stderr(&checked).contains("warning"), "{}", stderr(&checked));
+    }
+}
+
+#[test]
+fn explain_says_that_the_host_does_not_see_the_packet() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let policy = folder.path().join("p.toml");
+    fs::write(&policy, LOSING).expect("a policy");
+    let policy = policy.to_string_lossy();
+    let explain = |packet: &str, format: &str| {
+        let output =
+            run(&["explain", "--profile", "mlx5", "--packet", packet, "--format", format, policy.as_ref()]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output)
+    };
+    let tagged = "vlan=42,dst=192.0.2.1,protocol=udp,dst_port=1";
+    assert!(explain(tagged, "text").contains("host     does not see it"), "{}", explain(tagged, "text"));
+    let json = |packet: &str| {
+        let told: serde_json::Value = serde_json::from_str(&explain(packet, "json")).expect("JSON");
+        (told["reaches_host"].clone(), told["lost_exception"].clone())
+    };
+    assert_eq!(json(tagged), (false.into(), true.into()));
+    assert_eq!(json("dst=192.0.2.1,protocol=udp,dst_port=1"), (false.into(), false.into()));
+}
+
+#[test]
+fn allowed_ones_are_counted_apart_and_a_reload_refuses_others() {
+    for personality in PERSONALITIES {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let policy = folder.path().join("p.toml");
+        fs::write(&policy, allowing()).expect("a policy");
+        let mut daemon = Daemon::start_command(&mut demo(personality, &policy));
+        let labels = ["rule=\"tagged\"", "action=\"lost_exception\""];
+        daemon.until("lost exceptions", |daemon| {
+            daemon.metrics().contains("action=\"lost_exception\"")
+                && daemon.metric("steerd_rule_packets_total", &labels) > 100.0
+                && daemon.metric("steerd_worker_lost_exception_packets_total", &[]) > 100.0
+        });
+        let state = daemon.state();
+        let rules = state["rules"].as_array().expect("rules");
+        let rule = rules.iter().find(|rule| rule["name"] == "tagged").expect("the rule");
+        assert_eq!(
+            (&rule["kernel_packets"], &rule["delivered_packets"]),
+            (&0.into(), &0.into()),
+            "{state:#}"
+        );
+        assert!(rule["lost_exception_packets"].as_u64().is_some_and(|packets| packets > 0), "{state:#}");
+        assert!(state["books"]["lost_exceptions"].as_u64().is_some_and(|packets| packets > 0), "{state:#}");
+        fs::write(&policy, LOSING).expect("a policy");
+        daemon.signal(Signal::HUP);
+        daemon.wait_for("the policy before stays in force", 1);
+        assert!(daemon.log().contains("vlan = 42"), "{}", daemon.log());
+
+        let (status, summary, log) = daemon.terminate();
+        assert!(status.success(), "{log}");
+        assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+        assert!(summary.contains("lost: lost_exception "), "{summary}");
+        let row = |name: &str| {
+            let line =
+                summary.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{summary}"));
+            line[name.len()..].trim().to_owned()
+        };
+        assert_ne!(row("+ lost exceptions (the kernel's, received by workers)"), "0", "{summary}");
+    }
+}
+
+#[test]
+fn what_is_cut_out_in_hardware_reaches_the_kernel() {
+    for personality in PERSONALITIES {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let policy = folder.path().join("p.toml");
+        fs::write(&policy, CUT).expect("a policy");
+        let output = demo(personality, &policy).args(["--for", "2s"]).output().expect("steerd");
+        let summary = stdout(&output);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+        assert!(!summary.contains("lost_exception") && !summary.contains("lost exceptions"), "{summary}");
+        let left = summary.lines().find(|line| line.starts_with("+ left to the kernel")).expect("a row");
+        assert!(!left.ends_with("  0"), "{summary}");
+    }
+}
