@@ -202,9 +202,9 @@ fn a_plan_reads_in_the_order_in_which_it_is_carried_out() {
    2. create table t0: 2 entries over w0 w1
    3. create table t1: 2 entries over w1 w2
    4. create table t2: 2 entries over w0 w2
-   5. create queue q0 over t0: group g0, All
-   6. create queue q1 over t1: group g1, All
-   7. create queue q2 over t2: group g2, All
+   5. create queue q0 over t0: group g0, all
+   6. create queue q1 over t1: group g1, all
+   7. create queue q2 over t2: group g2, all
    8. create or keep the counter of rule bad
    9. install flow 0 of rule bad at priority 0: ipv4 dst 192.0.2.1 -> drop
   10. remove flow 1 of rule bad at priority 1: eth -> drop

@@ -1,7 +1,7 @@
 //! An engine that does not come back from its wire: its passes stand still, and nobody waits for it without end.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use packet::MacAddr;
@@ -10,12 +10,13 @@ use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Blocks in its first burst until the other end of the channel is gone.
-struct Stuck(Receiver<()>);
+/// Says when its first burst begins, and blocks there until the other end of the second channel is gone.
+struct Stuck(Sender<()>, Receiver<()>);
 
 impl Wire for Stuck {
     fn receive<'w>(&'w mut self, _: &mut Burst<'w>) {
-        let _ = self.0.recv();
+        let _ = self.0.send(());
+        let _ = self.1.recv();
     }
 
     fn transmit(&mut self, _frame: &[u8]) -> Result<(), TransmitError> {
@@ -51,11 +52,18 @@ fn nic(drive: Drive, wire: Box<dyn Wire>) -> SoftNic {
     .unwrap()
 }
 
+/// A soft NIC whose engine is stuck; it goes on when what is given with it is dropped.
+fn stuck_nic() -> (SoftNic, Sender<()>) {
+    let (begun, begins) = channel();
+    let (release, held) = channel();
+    let nic = nic(Drive::Thread { core: None }, Box::new(Stuck(begun, held)));
+    begins.recv_timeout(PATIENCE).unwrap();
+    (nic, release)
+}
+
 #[test]
 fn passes_stand_still_while_the_engine_is_stuck_and_a_stop_is_bounded() {
-    let (release, held) = channel();
-    let nic = nic(Drive::Thread { core: None }, Box::new(Stuck(held)));
-    std::thread::sleep(Duration::from_millis(20));
+    let (nic, release) = stuck_nic();
     assert_eq!(nic.engine_passes(), Some(0), "stuck in the first pass");
     drop(release);
     let begun = Instant::now();
@@ -64,10 +72,9 @@ fn passes_stand_still_while_the_engine_is_stuck_and_a_stop_is_bounded() {
     }
     assert!(nic.stop_within(PATIENCE));
 
-    let (release, held) = channel();
-    let stuck = self::nic(Drive::Thread { core: None }, Box::new(Stuck(held)));
-    assert!(!stuck.stop_within(Duration::from_millis(20)), "it is left running");
-    drop(stuck);
+    let (nic, release) = stuck_nic();
+    assert!(!nic.stop_within(Duration::from_millis(20)), "it is left running");
+    drop(nic);
     drop(release);
 }
 
