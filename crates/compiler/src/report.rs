@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use device_model::DeviceProfile;
-use policy::{Diagnostic, Policy, Severity};
+use policy::{Diagnostic, Policy};
 use program::{Decide, Errno, Family, Feature, Match, Placement, Program, RuleId, Unfinished, Untold, Why};
 use serde::Serialize;
 

@@ -235,7 +235,7 @@ fn packets_without_ports_are_left_out_of_rules_on_any_ports() {
     for profile in everywhere() {
         let small = DeviceProfile { max_flows: Some(8), ..profile.clone() };
         for profile in [&profile, &small] {
-            let program = policy::compile(&policy("kernel", &[web, any]), profile, WORKERS).unwrap();
+            let program = compiler::compile(&policy("kernel", &[web, any]), profile, WORKERS).unwrap();
             for bytes in [56, 62] {
                 let explained = program.explain(&cut(bytes));
                 assert_eq!(explained.outcome.rule, RuleId(0), "{bytes} bytes on {}\n{program}", profile.name);
