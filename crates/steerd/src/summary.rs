@@ -54,7 +54,7 @@ fn text(state: &State, ran_for: Duration) -> String {
     );
     let mut rules = Grid::new(&["rule", "action", "in", "packets", "bytes", "packets/s"]);
     for rule in &state.rules {
-        let by_name = rule.current || rule.name == policy::RETIRED_RULES;
+        let by_name = rule.current || rule.name == program::RETIRED_RULES;
         let name = if by_name { rule.name.clone() } else { format!("{} (earlier)", rule.name) };
         rules.row(vec![
             name,

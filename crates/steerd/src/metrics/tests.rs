@@ -183,8 +183,7 @@ fn every_metric_of_the_alert_rules_is_exported() {
     let mut state = scene();
     state.books.ports_counted = true;
     state.ports[0].counters = Some(PortCounters::default());
-    let state = Arc::new(state);
-    let text = render(&registry(Arc::new(move || Arc::clone(&state))).expect("registry")).expect("text");
+    let text = render(&state).expect("text");
     let words = |line: &'static str| line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let code = rules.lines().filter(|line| !line.trim_start().starts_with('#'));
     let named: Vec<&str> = code.flat_map(words).filter(|word| word.starts_with("steerd_")).collect();
