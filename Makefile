@@ -32,6 +32,8 @@ run: build-packages ## build, then steer generated traffic on the soft NIC: no N
 	./target/release/steerd run --demo $(ARGS)
 
 test: build-packages test-packages promtool ## every test; with STEERD_CORPORA=DIR those that need the captures and rule sets too
+	@# The test of `make install` installs what is built, and `cargo test` builds no plugin.
+	$(CARGO) build --locked --package softnic-door
 	$(CARGO) test --workspace --locked
 
 check: build-packages ## the fast lane: format, clippy and unit tests of the packages that differ from BASE and of their users

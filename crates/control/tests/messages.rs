@@ -103,7 +103,7 @@ fn past_rules_are_summed_under_one_name_but_not_those_that_are_kept() {
     controller.retire_rules(&["kept"].into());
     let totals = controller.drop_counters();
     let names: Vec<&str> = totals.iter().map(|total| total.rule.as_str()).collect();
-    assert_eq!(names, [policy::RETIRED_RULES, "always", "kept", "live"]);
+    assert_eq!(names, [program::RETIRED_RULES, "always", "kept", "live"]);
     assert_eq!((totals[0].packets, sum(&totals)), (2, before), "nothing is lost");
 }
 
