@@ -183,6 +183,7 @@ fn every_metric_of_the_alert_rules_is_exported() {
     let mut state = scene();
     state.books.ports_counted = true;
     state.ports[0].counters = Some(PortCounters::default());
+    state.device.engine_stalled = Some(false);
     let text = render(&state).expect("text");
     let words = |line: &'static str| line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let code = rules.lines().filter(|line| !line.trim_start().starts_with('#'));
