@@ -15,10 +15,10 @@
 //!     policy::parse(&Source::new("dns.toml", text), &NoFiles).map(|(policy, _)| policy)
 //! };
 //! let diff = analysis::diff(&policy(53)?, &policy(54)?, &mut |_| {});
-//! // Port 53 was dropped and is not, port 54 is dropped and was not.
+//! // Port 54 is dropped from now on, port 53 no longer; each change comes with a frame that shows it.
 //! assert_eq!(diff.pairs.len(), 2);
-//! let shown = diff.regions[0].witness.to_string();
-//! assert!(shown.contains("dst_port = 53"), "{shown}");
+//! let shown = diff.regions[0].witness.fields();
+//! assert!(shown.contains("dst_port = 54"), "{shown}");
 //! # Ok::<(), policy::Diagnostics>(())
 //! ```
 #![forbid(unsafe_code)]
