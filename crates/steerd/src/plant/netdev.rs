@@ -72,12 +72,11 @@ impl Netdev {
         if flow.kind == FlowKind::Egress {
             return Asks::Nobody;
         }
-        let outer = flow.specs.iter().take(flow.inner_from);
-        let mut ethernet = outer.filter_map(|spec| match spec {
+        let ethernet = flow.specs.iter().take(flow.inner_from).find_map(|spec| match spec {
             Spec::Ethernet { value, mask } => Some((value.dst_mac.0, mask.dst_mac.0)),
             _ => None,
         });
-        let Some((value, mask)) = ethernet.next_back() else { return Asks::Anybody };
+        let Some((value, mask)) = ethernet else { return Asks::Anybody };
         // Groups are joined, or not, by others.
         if mask[0] & 1 != 0 && value[0] & 1 != 0 {
             return Asks::Nobody;

@@ -350,3 +350,23 @@ fn what_cannot_be_opened_is_named_with_a_remedy() {
         assert!(error.to_string().contains("`left`") && error.to_string().contains("CAP_NET_RAW"));
     });
 }
+
+#[test]
+fn an_interface_is_promiscuous_for_as_long_as_that_is_held() {
+    in_namespace("promiscuous", || {
+        let promiscuity = || {
+            let output = Command::new("ip").args(["-d", "link", "show", "left"]).output().expect("ip runs");
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            let mut words = text.split_whitespace().skip_while(|word| *word != "promiscuity");
+            words.nth(1).map(str::to_owned)
+        };
+        assert_eq!(promiscuity().as_deref(), Some("0"));
+        let (one, other) = (Promiscuous::hold("left").unwrap(), Promiscuous::hold("left").unwrap());
+        assert_eq!(promiscuity().as_deref(), Some("2"));
+        drop(one);
+        assert_eq!(promiscuity().as_deref(), Some("1"), "somebody else still wants it");
+        drop(other);
+        assert_eq!(promiscuity().as_deref(), Some("0"));
+        assert!(matches!(Promiscuous::hold("nowhere"), Err(WireError::UnknownInterface { .. })));
+    });
+}
