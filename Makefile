@@ -32,8 +32,8 @@ run: build-packages ## build, then steer generated traffic on the soft NIC: no N
 	./target/release/steerd run --demo $(ARGS)
 
 test: build-packages test-packages promtool ## every test; with STEERD_CORPORA=DIR those that need the captures and rule sets too
-	@# The test of `make install` installs what is built, and `cargo test` builds no plugin.
-	$(CARGO) build --locked --package softnic-door
+	@# The test of `make install` installs what is built, and `cargo test` builds neither the plugin nor the probe.
+	$(CARGO) build --locked --package softnic-door --package conformance
 	$(CARGO) test --workspace --locked
 
 check: build-packages ## the fast lane: format, clippy and unit tests of the packages that differ from BASE and of their users
@@ -79,12 +79,13 @@ BUILT ?= target/release
 share := $(DESTDIR)$(PREFIX)/share
 
 install: build-packages ## steerd, `softnic` and its plugin, unit, account, settings, man pages, completions (PREFIX, DESTDIR, SYSCONFDIR)
-	$(CARGO) build --release --locked --package steerd --package softnic-door
+	$(CARGO) build --release --locked --package steerd --package softnic-door --package conformance
 	$(MAKE) --no-print-directory install-files
 
 # Without building. Settings that are there already are kept.
 install-files:
 	install -D -m 755 $(BUILT)/steerd $(DESTDIR)$(PREFIX)/bin/steerd
+	install -D -m 755 $(BUILT)/steerd-probe $(DESTDIR)$(PREFIX)/bin/steerd-probe
 	install -D -m 755 $(BUILT)/softnic $(DESTDIR)$(PREFIX)/bin/softnic
 	install -D -m 644 $(BUILT)/libsoftnic_door.so $(DESTDIR)$(PREFIX)/lib/softnic/libsoftnic-rdmav34.so
 	for version in 57 59 64; do \
@@ -107,7 +108,8 @@ install-files:
 	install -D -m 644 target/generated/_steerd $(share)/zsh/site-functions/_steerd
 
 uninstall: ## what `make install` installed, with the same PREFIX; settings stay
-	rm -f $(DESTDIR)$(PREFIX)/bin/steerd $(DESTDIR)$(PREFIX)/bin/softnic $(DESTDIR)$(SYSUSERSDIR)/steerd.conf
+	rm -f $(DESTDIR)$(PREFIX)/bin/steerd $(DESTDIR)$(PREFIX)/bin/steerd-probe $(DESTDIR)$(PREFIX)/bin/softnic
+	rm -f $(DESTDIR)$(SYSUSERSDIR)/steerd.conf
 	rm -f $(DESTDIR)$(UNITDIR)/steerd.service $(DESTDIR)$(UNITDIR)/steerd.service.d/reload.conf
 	-rmdir $(DESTDIR)$(UNITDIR)/steerd.service.d
 	rm -f $(share)/man/man1/steerd.1 $(share)/man/man1/steerd-*.1 $(share)/bash-completion/completions/steerd

@@ -30,7 +30,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// How often a line is logged where there is no table.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 /// How long the end waits for a page that is being rendered, for the table and for the log: see also `plant`.
-const SERVER_PATIENCE: Duration = Duration::from_secs(5);
+const SERVER_PATIENCE: Duration = Duration::from_secs(2);
 const VIEW_PATIENCE: Duration = Duration::from_secs(1);
 const LOG_PATIENCE: Duration = Duration::from_secs(1);
 

@@ -108,7 +108,11 @@ fn limit_end() {
         std::thread::sleep(STOP_LIMIT);
         let text =
             format!("steerd: not ended {} s after it was asked to: ending at once", STOP_LIMIT.as_secs());
-        let _ = within("last words", Duration::from_secs(1), move || output::complain(&text));
+        let say = move || {
+            screen::leave_at_once();
+            output::complain(&text);
+        };
+        let _ = within("last words", Duration::from_secs(1), say);
         signal_hook::low_level::exit(EXIT_FAILED)
     };
     // Without a thread the end is as unlimited as it was.

@@ -18,22 +18,15 @@ use crate::table::{
 /// What `--format json` prints: the last state, as /api/v1/state has it while the daemon runs.
 #[derive(Serialize)]
 struct Summary<'s> {
-    format: u32,
     ran_for_seconds: f64,
     #[serde(flatten)]
     state: &'s State,
 }
 
-/// The version of that JSON: raised when a key changes its meaning or goes.
-const FORMAT_VERSION: u32 = 1;
-
 pub(crate) fn print(format: Format, state: &State, ran_for: Duration) -> Result<(), Error> {
     match format {
         Format::Text => output::print(&text(state, ran_for)),
-        Format::Json => {
-            let ran_for_seconds = ran_for.as_secs_f64();
-            output::print_json(&Summary { format: FORMAT_VERSION, ran_for_seconds, state })
-        }
+        Format::Json => output::print_json(&Summary { ran_for_seconds: ran_for.as_secs_f64(), state }),
     }
 }
 

@@ -12,6 +12,7 @@ use support::{not_run, stderr, stdout};
 const FILES: &[&str] = &[
     "usr/bin/steerd",
     "usr/bin/softnic",
+    "usr/bin/steerd-probe",
     "usr/lib/softnic/libsoftnic-rdmav34.so",
     "usr/lib/softnic/libsoftnic-rdmav64.so",
     "usr/lib/systemd/system/steerd.service",
@@ -41,10 +42,10 @@ fn make(root: &Path, built: &Path, target: &str, more: &[&str]) {
 #[test]
 fn what_is_installed_is_complete_and_works() {
     let built = Path::new(env!("CARGO_BIN_EXE_steerd")).parent().expect("its folder");
-    if !built.join("softnic").exists() || !built.join("libsoftnic_door.so").exists() {
+    if ["softnic", "libsoftnic_door.so", "steerd-probe"].iter().any(|file| !built.join(file).exists()) {
         return not_run(
             "make install-files",
-            "softnic and its plugin are not built: cargo build -p softnic-door",
+            "softnic, its plugin and the probe are not built: cargo build -p softnic-door -p conformance",
         );
     }
     let root = tempfile::tempdir().expect("folder");

@@ -98,6 +98,8 @@ impl AllocatorState {
             return ptr::null_mut();
         }
         bytes.fill(0);
+        // Taken again: the pointer that the library gets must not be older than the last use of `bytes`.
+        let start = bytes.as_mut_ptr();
         let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
         given.insert(start.addr(), memory);
         start.cast()

@@ -39,7 +39,7 @@ const STATE_LIFE: Duration = Duration::from_secs(1);
 
 /// How long the end waits for each of its steps. Together with the other waits of `daemon` they stay below
 /// TimeoutStopSec= of systemd/steerd.service, so that what hangs is named before the service is killed.
-const CLEAR_PATIENCE: Duration = Duration::from_secs(10);
+const CLEAR_PATIENCE: Duration = Duration::from_secs(7);
 const WORKER_PATIENCE: Duration = Duration::from_secs(5);
 const ENGINE_PATIENCE: Duration = Duration::from_secs(3);
 const STATE_PATIENCE: Duration = Duration::from_secs(3);
@@ -389,8 +389,14 @@ impl Plant {
         {
             return state;
         }
+        let changes = self.changes.load(Ordering::Acquire);
         let state = Arc::new(snapshot::of(self, snapshot::Moment::Running));
-        *self.recent() = Some((Instant::now(), Arc::clone(&state)));
+        // A state from before a change is good for whoever asked before it, not for those who come later.
+        let mut recent = self.recent();
+        if self.changes.load(Ordering::Acquire) == changes {
+            *recent = Some((Instant::now(), Arc::clone(&state)));
+        }
+        drop(recent);
         state
     }
 
@@ -400,7 +406,8 @@ impl Plant {
 
     /// What is in force has changed: no old state is shown after that.
     fn forget(&self) {
-        *self.recent() = None;
+        let mut recent = self.recent();
+        *recent = None;
         self.changes.fetch_add(1, Ordering::Release);
     }
 

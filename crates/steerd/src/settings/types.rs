@@ -34,7 +34,7 @@ pub(crate) struct Settings {
 pub(crate) struct Device {
     /// A name of libibverbs' list, the soft NIC's name, or "auto": the only device there is.
     pub(crate) name: String,
-    /// A name of [`policy::DeviceProfile::NAMES`], or "auto": by the device's driver.
+    /// A name of [`DeviceProfile::NAMES`], or "auto": by the device's driver.
     pub(crate) model: String,
     /// Whether the interfaces of a real device's ports are kept promiscuous.
     pub(crate) promiscuous: bool,
