@@ -191,7 +191,7 @@ impl<I: Installer> Controller<I> {
     }
 
     /// Sums up what rules have counted that are neither in `keep` nor on the device, under the name
-    /// [`policy::RETIRED_RULES`]. Totals by name stay in memory until this is called.
+    /// [`program::RETIRED_RULES`]. Totals by name stay in memory until this is called.
     pub fn retire_rules(&mut self, keep: &HashSet<&str>) {
         self.counters.iter_mut().for_each(|book| book.retire(keep));
     }
