@@ -36,7 +36,7 @@ test: build-packages test-packages promtool ## every test; with STEERD_CORPORA=D
 	$(CARGO) build --locked --package softnic-door --package conformance
 	$(CARGO) test --workspace --locked
 
-check: build-packages ## the fast lane: format, clippy and unit tests of the packages that differ from BASE and of their users
+check: build-packages ## fast checks: format, clippy and unit tests of the packages that differ from BASE and of their users
 	CARGO=$(CARGO) .ci/check
 
 # Property tests draw the same cases everywhere, so that a run fails for nothing but the change.

@@ -1,5 +1,5 @@
-//! Which groups of two policies are the same: packets that come to either land on the same workers. `diff` asks,
-//! and is told what changed in a group that is not the same.
+//! Which groups of two policies are the same: packets that come to either land on the same workers. Used by `diff`,
+//! with what changed in a group that differs.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! What is told of the other rules where one is not possible.
+//! The report on the other rules where one rule is impossible.
 
 use compiler::{Decided, Report};
 use device_model::DeviceProfile;
