@@ -1,71 +1,67 @@
 # steerd: `make help` lists the targets.
 
-# What the build needs: libibverbs to link with; cmake, clang and pkg-config
-# because ibverbs-sys generates its bindings from rdma-core's headers.
-BUILD_PACKAGES := clang cmake gcc libc6-dev libclang-dev libibverbs-dev pkg-config
-# What the tests call besides: real traffic between namespaces, /metrics, units.
-TEST_PACKAGES  := curl iproute2 iputils-ping libibverbs1 netcat-openbsd procps systemd util-linux
-# Clients of libibverbs that nobody here wrote, for `make conformance`.
-CONFORMANCE_PACKAGES := coreutils gzip ibverbs-utils perftest python3-pyverbs rdma-core
-# What builds libpcap, if a checkout of it is given (LIBPCAP).
-LIBPCAP_PACKAGES := bison cmake flex gcc make
-# What `make bench` loads the same rules with; Open vSwitch is fetched, not installed.
-BENCH_PACKAGES := coreutils nftables util-linux
-OVS_PACKAGES := openvswitch-switch openvswitch-common libbpf1 libcap-ng0 libnuma1 libunbound8 libxdp1
-# What other releases of rdma-core are built with, for `make releases`.
-RELEASE_PACKAGES := cmake gcc git libc6-dev libnl-3-dev libnl-route-3-dev make pkg-config
-
 CARGO ?= cargo
 ARGS  ?=
 TOOLS := $(CURDIR)/target/tools
 export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 
 .DEFAULT_GOAL := help
+# apt and cargo lock what they work on.
+.NOTPARALLEL:
 .PHONY: help run test check soak soak-daemon conformance releases install install-files uninstall lint bench audit fuzz asan miri loom \
-  build-packages test-packages promtool cargo-deny cargo-fuzz
+  deps cargo cargo-deny cargo-fuzz
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: build-packages ## build, then steer generated traffic on the soft NIC: no NIC, no privileges (ARGS='--for 10s')
+# Groups of .ci/deps. Each target below depends on the groups it needs, as `deps-GROUP`.
+FOR ?= build test promtool
+deps: cargo ## install with apt what is missing (FOR='build test promtool'); the other targets do this themselves
+	@.ci/deps $(FOR)
+
+deps-%: cargo
+	@.ci/deps $*
+
+cargo:
+	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust 1.88 or newer with rustup" >&2; exit 1; }
+
+run: deps-build ## build, then steer generated traffic on the soft NIC: no NIC, no privileges (ARGS='--for 10s')
 	$(CARGO) build --release --locked --package steerd
 	./target/release/steerd run --demo $(ARGS)
 
-test: build-packages test-packages promtool ## every test; with STEERD_CORPORA=DIR those that need the captures and rule sets too
+test: deps-build deps-test deps-promtool ## every test; with STEERD_CORPORA=DIR those that need the captures and rule sets too
 	@# The test of `make install` installs what is built, and `cargo test` builds neither the plugin nor the probe.
-	$(CARGO) build --locked --package softnic-door --package conformance
+	$(CARGO) build --locked --package softnic-preload --package conformance
 	$(CARGO) test --workspace --locked
 
-check: build-packages ## fast checks: format, clippy and unit tests of the packages that differ from BASE and of their users
+check: deps-build ## fast checks: format, clippy and unit tests of the packages that differ from BASE and of their users
 	CARGO=$(CARGO) .ci/check
 
 # Property tests draw the same cases everywhere, so that a run fails for nothing but the change.
 PROPTEST_RNG_SEED ?= 1
 test asan miri: export PROPTEST_RNG_SEED := $(PROPTEST_RNG_SEED)
 
-soak: build-packages ## all property tests with ever new seeds and PROPTEST_CASES (20000) cases, for SOAK_SECONDS (3600) or until one fails
+soak: deps-build ## all property tests with ever new seeds and PROPTEST_CASES (20000) cases, for SOAK_SECONDS (3600) or until one fails
 	CARGO=$(CARGO) .ci/soak
 
-soak-daemon: build-packages ## the daemon under traffic, reloads, scrapes, idle clients and SIGSTOP, for SOAK_SECONDS (600)
+soak-daemon: deps-build ## the daemon under traffic, reloads, scrapes, idle clients and SIGSTOP, for SOAK_SECONDS (600)
 	$(CARGO) build --release --locked --package steerd
 	.ci/soak-daemon target/release/steerd
 
 # libpcap with RDMA support, from a checkout that is given: Debian builds it without.
 LIBPCAP_BUILD := $(CURDIR)/target/libpcap
-conformance: build-packages ## rdma-core's own tests, ibverbs-utils and perftest on the soft NIC (ROWS='part of a name', LIBPCAP=checkout for rdmasniff); our own suite on STEERD_TEST_DEVICE
-	$(call install,$(CONFORMANCE_PACKAGES) $(if $(LIBPCAP),$(LIBPCAP_PACKAGES)))
+conformance: deps-build deps-conformance $(if $(LIBPCAP),deps-libpcap) ## rdma-core's own tests, ibverbs-utils and perftest on the soft NIC (ROWS='part of a name', LIBPCAP=checkout for rdmasniff); our own suite on STEERD_TEST_DEVICE
 	@if [ -n "$(LIBPCAP)" ]; then \
 	  cmake -S "$(LIBPCAP)" -B $(LIBPCAP_BUILD) -DBUILD_WITH_LIBNL=OFF -DDISABLE_DBUS=ON -DDISABLE_BLUETOOTH=ON >/dev/null && \
 	  $(MAKE) -s -C $(LIBPCAP_BUILD) writecaptest findalldevstest >/dev/null; fi
 	@$(if $(LIBPCAP),export SOFTNIC_LIBPCAP=$(LIBPCAP_BUILD)/run;) if [ -z "$$STEERD_TEST_DEVICE" ]; then \
-	  $(CARGO) build --locked --package softnic-door && \
+	  $(CARGO) build --locked --package softnic-preload && \
 	  ./target/debug/softnic-conformance --report target/conformance $(ROWS); fi
 	$(CARGO) run --quiet --locked --package conformance -- $(CONFORMANCE_ARGS)
 
-releases: build-packages ## the soft NIC under other releases of libibverbs (RDMA_CORE=checkout, RELEASES='v50.0 ..')
-	$(call install,$(RELEASE_PACKAGES))
-	$(CARGO) build --locked --package softnic-door
-	CARGO=$(CARGO) crates/softnic-door/releases.sh '$(RDMA_CORE)' $(RELEASES)
+releases: deps-build deps-releases ## the soft NIC under other releases of libibverbs (RDMA_CORE=checkout, RELEASES='v50.0 ..')
+	$(CARGO) build --locked --package softnic-preload
+	CARGO=$(CARGO) crates/softnic-preload/releases.sh '$(RDMA_CORE)' $(RELEASES)
 
 # Where `make install` puts things; DESTDIR goes before all of it.
 PREFIX      ?= /usr/local
@@ -78,8 +74,8 @@ SYSTEMD_VERSION ?= $(shell systemctl --version 2>/dev/null | sed -n '1s/^systemd
 BUILT ?= target/release
 share := $(DESTDIR)$(PREFIX)/share
 
-install: build-packages ## steerd, `softnic` and its plugin, unit, account, settings, man pages, completions (PREFIX, DESTDIR, SYSCONFDIR)
-	$(CARGO) build --release --locked --package steerd --package softnic-door --package conformance
+install: deps-build ## steerd, `softnic` and its plugin, unit, account, settings, man pages, completions (PREFIX, DESTDIR, SYSCONFDIR)
+	$(CARGO) build --release --locked --package steerd --package softnic-preload --package conformance
 	$(MAKE) --no-print-directory install-files
 
 # Without building. Settings that are there already are kept.
@@ -87,7 +83,7 @@ install-files:
 	install -D -m 755 $(BUILT)/steerd $(DESTDIR)$(PREFIX)/bin/steerd
 	install -D -m 755 $(BUILT)/steerd-probe $(DESTDIR)$(PREFIX)/bin/steerd-probe
 	install -D -m 755 $(BUILT)/softnic $(DESTDIR)$(PREFIX)/bin/softnic
-	install -D -m 644 $(BUILT)/libsoftnic_door.so $(DESTDIR)$(PREFIX)/lib/softnic/libsoftnic-rdmav34.so
+	install -D -m 644 $(BUILT)/libsoftnic_preload.so $(DESTDIR)$(PREFIX)/lib/softnic/libsoftnic-rdmav34.so
 	for version in 57 59 64; do \
 	  ln -sf libsoftnic-rdmav34.so $(DESTDIR)$(PREFIX)/lib/softnic/libsoftnic-rdmav$$version.so; done
 	install -d $(DESTDIR)$(UNITDIR) $(share)/man/man1 $(share)/doc/steerd $(DESTDIR)$(SYSCONFDIR)/steerd
@@ -100,7 +96,8 @@ install-files:
 	for file in steerd.toml policy.toml; do \
 	  [ -e $(DESTDIR)$(SYSCONFDIR)/steerd/$$file ] || \
 	    install -m 644 config/$$file $(DESTDIR)$(SYSCONFDIR)/steerd/$$file || exit 1; done
-	install -m 644 README.md CHANGELOG.md docs/*.md $(share)/doc/steerd/
+	install -m 644 README.md CHANGELOG.md $(share)/doc/steerd/
+	cd docs && find . -type f -exec install -D -m 644 {} $(abspath $(share))/doc/steerd/docs/{} \;
 	rm -rf target/generated && $(BUILT)/steerd generate target/generated
 	install -m 644 target/generated/*.1 $(share)/man/man1/
 	install -D -m 644 target/generated/steerd.bash $(share)/bash-completion/completions/steerd
@@ -118,7 +115,9 @@ uninstall: ## what `make install` installed, with the same PREFIX; settings stay
 
 # The most exposure that the unit may have, in tenths (systemd-analyze(1), --threshold).
 UNIT_EXPOSURE := 18
-lint: build-packages test-packages promtool cargo-deny ## formatting, clippy, dependencies, unit file, alert rules
+lint: deps-build deps-test deps-promtool cargo-deny ## formatting, clippy, dependencies, unit file, alert rules
+	.ci/field-names --self-test && .ci/field-names
+	.ci/links
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked --quiet
@@ -135,9 +134,8 @@ lint: build-packages test-packages promtool cargo-deny ## formatting, clippy, de
 	systemd-analyze security --offline=true --threshold=$(UNIT_EXPOSURE) target/lint/steerd.service >target/lint/exposure || \
 	  { grep -v '✓' target/lint/exposure; exit 1; }
 
-bench: build-packages openvswitch ## speed, side by side in one run (release build); with STEERD_CORPORA=DIR the real rule sets
-	$(call install,$(BENCH_PACKAGES))
-	@[ ! -d $(OVS_ROOT) ] || export STEERD_OVS_ROOT=$(OVS_ROOT); \
+bench: deps-build deps-bench deps-openvswitch ## speed, side by side in one run (release build); with STEERD_CORPORA=DIR the real rule sets
+	@[ ! -d $(TOOLS)/openvswitch ] || export STEERD_OVS_ROOT=$(TOOLS)/openvswitch; \
 	$(CARGO) bench --locked --package steerd-benches $(ARGS)
 
 audit: cargo-deny ## known vulnerabilities in the dependencies (needs the network)
@@ -153,26 +151,26 @@ seeds_policy := crates/policy/tests/policies
 seeds_import := crates/policy/tests/listings
 seeds_provider := fuzz/seeds/provider
 
-fuzz: build-packages cargo-fuzz ## the fuzz targets for FUZZ_SECONDS each (FUZZ_TARGETS='provider'); crashes stay in fuzz/artifacts
+fuzz: deps-build cargo-fuzz ## the fuzz targets for FUZZ_SECONDS each (FUZZ_TARGETS='provider'); crashes stay in fuzz/artifacts
 	@$(foreach target,$(FUZZ_TARGETS),mkdir -p fuzz/corpus/$(target) && \
 	  $(nightly) fuzz run --fuzz-dir fuzz $(target) fuzz/corpus/$(target) $(seeds_$(target)) -- \
 	    -max_total_time=$${FUZZ_SECONDS:-60} -max_len=4096 -len_control=0 -print_final_stats=1 &&) true
 
 # Leaks are not looked for: tests close contexts with objects in them, as programs that end do. hugemem's heap tests are
 # about glibc's malloc, in whose place the sanitizer puts its own; `make test` runs them.
-asan: build-packages ## the tests of the crates with unsafe code, under the address sanitizer
+asan: deps-build ## the tests of the crates with unsafe code, under the address sanitizer
 	CARGO_TARGET_DIR=target/asan RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 \
 	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p softnic -- --skip heap::tests::
 
-miri: build-packages ## what Miri can run of packet, program, hugemem, verbs and softnic
+miri: deps-build ## what Miri can run of packet, program, hugemem, verbs and softnic
 	@$(miri_ready) || exit 0; set -x; \
 	export CARGO_TARGET_DIR=target/miri MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2; \
 	$(CARGO) +nightly miri test --locked -p packet --lib -- --skip every_truncation --skip comes_out_zero && \
 	$(CARGO) +nightly miri test --locked -p program --lib -- ranges:: byte_set:: tag:: --skip no_cover && \
-	$(CARGO) +nightly miri test --locked -p hugemem --lib -- free_list:: page_kind:: --skip number_of_blocks && \
+	$(CARGO) +nightly miri test --locked -p hugemem --lib -- free_list:: names_read_back --skip number_of_blocks && \
 	$(CARGO) +nightly miri test --locked -p verbs --lib && \
 	$(CARGO) +nightly miri test --locked -p softnic --lib -- \
-	  ring:: memory:: slab:: work:: provider::held:: engine::fcs::
+	  ring:: memory:: slab:: work:: provider::held:: check_sequence known_answers_hold
 
 # Nightly with Miri; fetched if rustup can. Where it cannot be had that is said, loudly.
 define miri_ready
@@ -182,57 +180,11 @@ define miri_ready
   { echo "NOT RUN: miri: there is no nightly toolchain with the components miri and rust-src, and rustup cannot fetch one" >&2; false; }; }
 endef
 
-loom: ## the rings of softnic, in every order that the memory model allows
+loom: deps-build ## the rings of softnic, in every order that the memory model allows
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS='--cfg loom' $(CARGO) test --locked -p softnic --lib --release ring::
-
-# Installs, with apt, those of $(1) that dpkg does not know; asks sudo only when
-# not root; says what to do where there is neither.
-define install
-	@missing=$$(for p in $(1); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q ' installed' || echo $$p; done); \
-	[ -z "$$missing" ] && exit 0; \
-	echo "installing:" $$missing; \
-	if [ "$$(id -u)" = 0 ]; then as_root=; elif command -v sudo >/dev/null; then as_root=sudo; \
-	else echo "please install as root: apt-get install" $$missing >&2; exit 1; fi; \
-	$$as_root apt-get update -qq && \
-	$$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null
-endef
-
-build-packages:
-	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust 1.88 or newer with rustup" >&2; exit 1; }
-	$(call install,$(BUILD_PACKAGES))
-
-test-packages:
-	$(call install,$(TEST_PACKAGES))
-
-# promtool comes in Debian's `prometheus` package, whose installation would also
-# start a server: only the one file is taken, into target/tools. `apt-get
-# download` asks for no privilege, but for package lists, which root must fetch.
-promtool:
-	@command -v promtool >/dev/null && exit 0; \
-	echo "fetching promtool"; rm -rf $(TOOLS)/deb; mkdir -p $(TOOLS)/bin $(TOOLS)/deb; cd $(TOOLS)/deb; \
-	if ! apt-get download -qq prometheus 2>/dev/null; then \
-	  if [ "$$(id -u)" = 0 ]; then apt-get update -qq; elif command -v sudo >/dev/null; then sudo apt-get update -qq; fi; \
-	  apt-get download -qq prometheus 2>/dev/null; \
-	fi; \
-	newest=$$(ls -v prometheus_*.deb 2>/dev/null | tail -n 1); \
-	if [ -n "$$newest" ] && dpkg-deb -x "$$newest" . && cp usr/bin/promtool $(TOOLS)/bin/; then exit 0; fi; \
-	echo "promtool cannot be had (are there package lists? as root: apt-get update): what needs it is not run" >&2; \
-	[ -z "$$CI" ]
 
 cargo-fuzz:
 	@command -v cargo-fuzz >/dev/null || $(CARGO) install cargo-fuzz --locked --quiet --root $(TOOLS)
-
-# Installing Open vSwitch would start a switch: its programs are only unpacked, and
-# the bench runs them in a folder of its own. Without them it says "not measured".
-OVS_ROOT := $(TOOLS)/openvswitch
-openvswitch:
-	@{ [ -x /usr/bin/ovs-ofctl ] || [ -x $(OVS_ROOT)/usr/bin/ovs-ofctl ]; } && exit 0; \
-	echo "fetching Open vSwitch"; rm -rf $(OVS_ROOT) $(OVS_ROOT).deb; mkdir -p $(OVS_ROOT).deb; cd $(OVS_ROOT).deb; \
-	if ! apt-get download -qq $(OVS_PACKAGES) 2>/dev/null; then \
-	  if [ "$$(id -u)" = 0 ]; then apt-get update -qq; elif command -v sudo >/dev/null; then sudo apt-get update -qq; fi; \
-	  apt-get download -qq $(OVS_PACKAGES) 2>/dev/null || { echo "Open vSwitch cannot be had: it is not measured" >&2; exit 0; }; \
-	fi; \
-	for package in *.deb; do dpkg-deb -x "$$package" $(OVS_ROOT).new || exit 1; done; mv $(OVS_ROOT).new $(OVS_ROOT)
 
 cargo-deny:
 	@command -v cargo-deny >/dev/null || $(CARGO) install cargo-deny --locked --quiet --root $(TOOLS)

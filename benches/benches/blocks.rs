@@ -1,4 +1,4 @@
-//! The building blocks that a packet passes, one by one: parsing, hashing, a class resolved in software.
+//! The steps of a packet's path, measured separately: parsing, hashing, resolving a class in software.
 #![forbid(unsafe_code)]
 
 use std::hint::black_box;

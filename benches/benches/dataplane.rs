@@ -1,6 +1,5 @@
-//! `make bench`: what a packet costs, part by part, and what the whole delivers across two cores beside a
-//! plain queue that only copies. Every figure is the median of interleaved rounds of one run: compare
-//! ratios, not runs.
+//! `make bench`: the cost of a packet by part, and the rate of the whole across two cores, compared with a plain queue that
+//! only copies. Every figure is the median of interleaved rounds of one run: compare ratios, not runs.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -10,11 +9,11 @@ use steerd_benches::{Rig, handoff_frames_per_second, median};
 
 const ROUNDS: usize = 5;
 const ROUND: Duration = Duration::from_millis(1500);
-/// Frames let in before the worker takes them: well within its posted buffers.
+/// Frames received before the worker polls: fewer than its posted buffers.
 const PULSE: usize = 2048;
 const SIZES: [u32; 2] = [64, 1518];
 
-/// Nanoseconds a frame, in the engine and in the worker, both on this thread in turns.
+/// Nanoseconds per frame in the engine and in the worker, which run alternately on this thread.
 fn parts(rig: &mut Rig, time: Duration) -> (f64, f64) {
     let (mut engine, mut worker, mut frames) = (Duration::ZERO, Duration::ZERO, 0_u64);
     let end = Instant::now() + time;
@@ -33,7 +32,7 @@ fn parts(rig: &mut Rig, time: Duration) -> (f64, f64) {
     (engine.as_nanos() as f64 / frames as f64, worker.as_nanos() as f64 / frames as f64)
 }
 
-/// Frames per second that the engine took and that the worker received, on a core each.
+/// Frames per second that the engine processed and that the worker received, on one core each.
 fn across_cores(frame_bytes: u32, rules: usize, time: Duration) -> (f64, f64) {
     let mut rig = Rig::new(frame_bytes, rules, 1, Drive::Thread { core: Some(0) }, Some(1));
     let worker = rig.workers.remove(0).spawn().expect("a thread");
@@ -49,7 +48,7 @@ fn across_cores(frame_bytes: u32, rules: usize, time: Duration) -> (f64, f64) {
     (rate(after.rx_frames - before.rx_frames), rate(after.delivered - before.delivered))
 }
 
-/// The clock that cycles are counted with, as the kernel tells it.
+/// The frequency of the cycle counter, from the kernel.
 fn gigahertz() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("cpu MHz"))?;
@@ -106,7 +105,7 @@ fn print_whole(rules: usize) {
 }
 
 fn main() {
-    // `cargo test --benches` and `cargo bench -- FILTER` both pass arguments; there is only one thing to run.
+    // `cargo test --benches` and `cargo bench -- FILTER` both pass arguments; they are ignored.
     print_parts(1);
     print_parts(1000);
     print_whole(1);

@@ -1,9 +1,9 @@
-//! `make bench`: what reading, compiling, analysing and comparing policies costs, on one core, beside the
-//! targets, against the number of rules, and beside other programs that load the same rules. Every figure is
-//! the median of interleaved rounds of one run: compare ratios, not runs.
+//! `make bench`: the cost of reading, compiling, analysing and comparing policies on one core, compared with the targets,
+//! by number of rules, and compared with other programs that load the same rules. Every figure is the median of
+//! interleaved rounds of one run: compare ratios, not runs.
 //!
-//! `STEERD_CORPORA` names the folder of the real ClassBench sets; without it made-up ones take their place.
-//! Writes `target/bench/policy.tsv` and, with `STEERD_BENCH_PLOT=1`, `docs/policy-cost.svg`.
+//! `STEERD_CORPORA` names the folder of the real ClassBench sets; without it generated sets are used.
+//! Writes `target/bench/policy.tsv` and, with `STEERD_BENCH_PLOT=1`, `docs/explanation/policy-cost.svg`.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -19,22 +19,22 @@ use compiler::compile;
 use device_model::DeviceProfile;
 use policy::{NoFiles, Policy, SetLoader, Source};
 use softnic::Drive;
+use steerd_benches::competitors::{self, Namespace, Switch};
 use steerd_benches::report::{Case, Figure, interleaved, tab_separated, target_line};
-use steerd_benches::rivals::{self, Namespace, Switch};
 use steerd_benches::rules::{RuleSet, generated};
 use steerd_benches::{Rig, plot};
 
 const ROUNDS: usize = 5;
 const WORKERS: usize = 4;
 const COUNTS: [usize; 7] = [10, 32, 100, 316, 1000, 3162, 10_000];
-/// The sets of 1k rules that the targets speak of, and the one of 10k.
+/// The sets of 1k rules with targets, and the one of 10k.
 const SETS: [&str; 4] = ["acl1_1k", "fw1_1k", "ipc1_1k", "acl5_1k"];
 const LARGE_SET: &str = "acl1_10k";
 const SET_ENTRIES: u32 = 100_000;
 const MEGABYTES_MAX: f64 = 500.0;
-/// Where everything is measured, and what the pinned children inherit.
+/// The core of all measurements; child processes inherit the affinity.
 const CORE: usize = 1;
-/// Makes this program a child that compiles its standard input and says what memory that took.
+/// With this argument the program compiles its standard input and prints the peak of its memory.
 const PEAK: &str = "--peak-memory-of";
 
 fn main() {
@@ -62,12 +62,12 @@ fn main() {
     std::fs::write(folder.join("policy.tsv"), tab_separated(&all)).expect("target can be written");
     if std::env::var_os("STEERD_BENCH_PLOT").is_some() {
         let image = plot::svg("What rules cost to load and to look at, one core", &figures);
-        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/policy-cost.svg");
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/explanation/policy-cost.svg");
         std::fs::write(docs, image).expect("docs can be written");
     }
 }
 
-/// Small sets and a large one: the real ones where they are.
+/// Small sets and a large one: real ones if available.
 fn sets() -> (Vec<RuleSet>, RuleSet) {
     let Some(corpora) = std::env::var_os("STEERD_CORPORA") else {
         return (vec![generated(1000)], generated(10_000));
@@ -83,7 +83,7 @@ fn parsed(text: &str) -> Policy {
     policy::parse(&Source::new("bench.toml", text), &NoFiles).expect("a policy").0
 }
 
-/// The time a closure takes; what it makes is freed after the clock has stopped.
+/// The time that a closure takes; its result is dropped after the measurement.
 fn timed<T>(work: impl FnOnce() -> T) -> Duration {
     let started = Instant::now();
     let made = std::hint::black_box(work());
@@ -92,7 +92,7 @@ fn timed<T>(work: impl FnOnce() -> T) -> Duration {
     elapsed
 }
 
-/// Parses and compiles; a policy that a device refuses is an answer, and takes its time too.
+/// Parses and compiles; the time of a refusal counts, too.
 fn loads(text: &str, profile: &DeviceProfile) -> Duration {
     timed(|| {
         let policy = parsed(text);
@@ -101,7 +101,7 @@ fn loads(text: &str, profile: &DeviceProfile) -> Duration {
     })
 }
 
-/// Parses and compiles, or says why the device refuses.
+/// Parses and compiles; `Err`: why the device refuses the policy.
 fn compiles(text: &str, files: &dyn SetLoader, profile: &DeviceProfile) -> Result<Duration, String> {
     let started = Instant::now();
     let (policy, _) = policy::parse(&Source::new("bench.toml", text), files).expect("a policy");
@@ -121,7 +121,7 @@ fn case<'a>(
 }
 
 fn print_targets(sets: &[RuleSet], large: &RuleSet) {
-    println!("policies on one core, {ROUNDS} interleaved rounds: what the targets speak of");
+    println!("policies on one core, {ROUNDS} interleaved rounds, with targets");
     let texts: Vec<String> = sets.iter().map(RuleSet::policy_text).collect();
     let (ideal, mlx5) = (DeviceProfile::ideal(), DeviceProfile::mlx5());
     let text = large.policy_text();
@@ -176,7 +176,7 @@ fn first_line(text: &str) -> &str {
 const BLOCK_LIST: &str = "version = 1\n[sets]\nblocked = { file = \"blocked.txt\" }\n[[rules]]\nname = \"x\"\n\
     match = { family = \"ipv4\", src = \"blocked\" }\naction = \"drop\"\n";
 
-/// Addresses of which no two merge.
+/// Addresses that do not merge into prefixes.
 fn block_list() -> String {
     (0..SET_ENTRIES).fold(String::new(), |mut text, index| {
         let address = std::net::Ipv4Addr::from(0x0a00_0000 | index.wrapping_mul(0x9e37) << 1 & 0xff_ffff);
@@ -185,7 +185,7 @@ fn block_list() -> String {
     })
 }
 
-/// What a process of its own needs at most to parse and compile a policy: programs, heap and stack.
+/// The peak memory of a process that parses and compiles a policy: code, heap and stack.
 fn peak_megabytes(profile: &str, text: &str) -> Result<f64, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut child = Command::new(program)
@@ -214,7 +214,7 @@ fn print_peak(profile: &str) {
     println!("{}", peak.trim().trim_end_matches(" kB"));
 }
 
-/// What is asked of made-up sets of every size, beside the rivals.
+/// The cases for generated sets of every size, with the competitors.
 fn curve(
     folder: &Path,
     namespace: &Result<Namespace, String>,
@@ -239,7 +239,7 @@ fn curve(
     figures
 }
 
-/// One set, loaded by everyone.
+/// The load times of one set by all programs.
 fn beside(
     folder: &Path,
     set: &RuleSet,
@@ -250,7 +250,7 @@ fn beside(
     interleaved(loading(folder, set, &text, namespace, switch), ROUNDS)
 }
 
-/// From a text to rules that packets meet: by this project into the soft NIC, by others as they do it.
+/// From the text to installed rules: by this project into the soft NIC, by the others into their own datapath.
 fn loading<'a>(
     folder: &Path,
     set: &'a RuleSet,
@@ -259,7 +259,7 @@ fn loading<'a>(
     switch: &'a Result<Switch, String>,
 ) -> Vec<Case<'a>> {
     let mut cases = vec![case("parse, compile, install", set, None, || installs(text))];
-    let mut rival = |what: &'static str, file: PathBuf, load: Load<'a>| {
+    let mut competitor = |what: &'static str, file: PathBuf, load: Load<'a>| {
         let run = Box::new(move || load(&file));
         cases.push(Case { what, set: set.name.clone(), rules: set.rules.len(), target_s: None, run });
     };
@@ -270,22 +270,26 @@ fn loading<'a>(
     };
     let count = set.rules.len();
     let nft: Load<'a> = Box::new(move |file| namespace.as_ref().map_err(Clone::clone)?.load(file));
-    rival("nft: a rule each", write(&format!("linear-{count}.nft"), &rivals::linear(&set.rules)), nft);
-    let (mapped, in_map) = rivals::mapped(&set.rules);
+    competitor(
+        "nft: a rule each",
+        write(&format!("linear-{count}.nft"), &competitors::linear(&set.rules)),
+        nft,
+    );
+    let (mapped, in_map) = competitors::mapped(&set.rules);
     let nft: Load<'a> = Box::new(move |file| namespace.as_ref().map_err(Clone::clone)?.load(file));
-    println!("{}: {in_map} of {count} rules go into nft's verdict map, the rest behind it", set.name);
-    rival("nft: verdict map and rules", write(&format!("mapped-{count}.nft"), &mapped), nft);
-    if let Some((flows, in_all)) = rivals::flows(&set.rules) {
+    println!("{}: {in_map} of {count} rules are in nft's verdict map, the others after it", set.name);
+    competitor("nft: verdict map and rules", write(&format!("mapped-{count}.nft"), &mapped), nft);
+    if let Some((flows, in_all)) = competitors::flows(&set.rules) {
         let ovs: Load<'a> = Box::new(move |file| switch.as_ref().map_err(Clone::clone)?.load(file));
         println!("{}: {in_all} flows for ovs-ofctl, which has no port ranges", set.name);
-        rival("ovs-ofctl: add-flows", write(&format!("{count}.flows"), &flows), ovs);
+        competitor("ovs-ofctl: add-flows", write(&format!("{count}.flows"), &flows), ovs);
     }
     cases
 }
 
 type Load<'a> = Box<dyn Fn(&Path) -> Result<Duration, String> + 'a>;
 
-/// A policy's text to flows of the soft NIC; the NIC and its workers are there before.
+/// The time from a policy's text to flows of the soft NIC; the NIC and its workers exist before.
 fn installs(text: &str) -> Duration {
     let mut rig = Rig::bare(64, WORKERS as u32, Drive::Manual, None);
     timed(|| {
@@ -294,9 +298,9 @@ fn installs(text: &str) -> Duration {
     })
 }
 
-/// Rules down, cases across.
+/// One row for each number of rules, one column for each case.
 fn print_curve(figures: &[Figure]) {
-    println!("\ncost against the number of made-up rules, {ROUNDS} interleaved rounds");
+    println!("\ncost against the number of generated rules, {ROUNDS} interleaved rounds");
     let mut order: Vec<&str> = Vec::new();
     let mut rows: BTreeMap<usize, BTreeMap<&str, String>> = BTreeMap::new();
     for figure in figures {

@@ -1,5 +1,5 @@
-//! The yardstick: frames copied into free buffers on one core and handed to another through crossbeam's
-//! bounded queues. No parsing, no flows, no hash, no completion: what the dataplane adds is its cost.
+//! The baseline: frames copied into free buffers on one core and handed to another core through crossbeam's bounded
+//! queues, without parsing, flows, hashes or completions. The difference is the cost of the dataplane.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,6 +61,6 @@ pub fn handoff_frames_per_second(frame_bytes: usize, cores: (usize, usize), time
 }
 
 fn pin(core: usize) {
-    // Without that core the figure is worse, not wrong.
+    // Without that core the figure is worse, but valid.
     core_affinity::set_for_current(core_affinity::CoreId { id: core });
 }

@@ -1,19 +1,18 @@
-//! What the benches share: a soft NIC fed from memory, a policy of some rules, and workers; the plain
-//! hand-off that the dataplane is measured against; rule sets, the programs that load the same rules, and the
-//! plot of what it costs. Called by the benches only.
+//! Code shared by the benches: a soft NIC fed from memory with a policy and workers; the plain hand-off between cores
+//! that the dataplane is compared with; rule sets, other programs that load the same rules, and the plot of the cost.
 #![forbid(unsafe_code)]
 
+pub mod competitors;
 mod handoff;
 pub mod plot;
 pub mod report;
 mod rig;
-pub mod rivals;
 pub mod rules;
 
 pub use handoff::handoff_frames_per_second;
 pub use rig::Rig;
 
-/// The middle one of an odd number of figures.
+/// The median of an odd number of figures.
 #[must_use]
 pub fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! Cost against rule count as an SVG, both axes logarithmic. Text in, text out.
+//! A plot of cost against the number of rules as an SVG, both axes logarithmic.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ const LEFT: f64 = 80.0;
 const RIGHT: f64 = 250.0;
 const TOP: f64 = 50.0;
 const BOTTOM: f64 = 60.0;
-/// Okabe and Ito's colours, which the colour-blind tell apart.
+/// The palette of Okabe and Ito, distinguishable with colour blindness.
 const COLOURS: [&str; 8] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999"];
 
@@ -19,7 +19,7 @@ const COLOURS: [&str; 8] =
 struct Axis {
     low: f64,
     high: f64,
-    /// Where the two are drawn.
+    /// The coordinates of both ends.
     from: f64,
     to: f64,
 }

@@ -1,21 +1,21 @@
-//! Figures taken in interleaved rounds: kept by case, as a table with targets, as tab-separated values.
+//! Figures measured in interleaved rounds: by case, as a table with targets, and as tab-separated values.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::median;
 
-/// One thing that is measured again and again.
+/// One measured operation.
 pub struct Case<'a> {
-    /// Its line in the plot, or what it is.
+    /// Its name, also that of its line in the plot.
     pub what: &'static str,
-    /// Of which rules.
+    /// The rule set.
     pub set: String,
-    /// How many.
+    /// The number of rules.
     pub rules: usize,
-    /// What it must not exceed, in seconds.
+    /// The limit in seconds.
     pub target_s: Option<f64>,
-    /// Takes a figure, or says why there is none.
+    /// Measures once; `Err`: why that is not possible.
     pub run: Box<dyn FnMut() -> Result<Duration, String> + 'a>,
 }
 
@@ -30,11 +30,11 @@ pub struct Figure {
     pub rules: usize,
     /// As in [`Case`].
     pub target_s: Option<f64>,
-    /// The median in seconds, or why there is none.
+    /// The median in seconds, or why it was not measured.
     pub seconds: Result<f64, String>,
 }
 
-/// Runs all cases in turn, `rounds` times; what fails once is not tried again.
+/// Runs all cases in turn, `rounds` times; a case that has failed is not repeated.
 #[must_use]
 pub fn interleaved(mut cases: Vec<Case<'_>>, rounds: usize) -> Vec<Figure> {
     let mut taken: Vec<Result<Vec<f64>, String>> = cases.iter().map(|_| Ok(Vec::new())).collect();
@@ -57,7 +57,7 @@ pub fn interleaved(mut cases: Vec<Case<'_>>, rounds: usize) -> Vec<Figure> {
     cases.into_iter().zip(taken).map(figure).collect()
 }
 
-/// Seconds as people read them.
+/// Seconds in a readable unit.
 #[must_use]
 pub fn seconds_text(seconds: f64) -> String {
     match seconds {
@@ -68,7 +68,7 @@ pub fn seconds_text(seconds: f64) -> String {
     }
 }
 
-/// One line of the table: what it took, what it may take, and whether it is met.
+/// One line of the table: the time, the target, and whether it is met.
 #[must_use]
 pub fn target_line(figure: &Figure) -> String {
     let Figure { what, set, target_s, seconds, .. } = figure;
@@ -86,14 +86,14 @@ pub fn target_line(figure: &Figure) -> String {
     format!("{what:<44} {set:<16} {took:>10}   {verdict}").trim_end().to_owned()
 }
 
-/// All figures for other programs, a head line first.
+/// All figures for other programs, with a header line.
 #[must_use]
 pub fn tab_separated(figures: &[Figure]) -> String {
     let mut text = "what\tset\trules\tseconds\ttarget_s\n".to_owned();
     for Figure { what, set, rules, target_s, seconds } in figures {
         let seconds = seconds.as_ref().map_or("not measured".to_owned(), |seconds| format!("{seconds:.6}"));
         let target = target_s.map_or(String::new(), |target| target.to_string());
-        writeln!(text, "{what}\t{set}\t{rules}\t{seconds}\t{target}").expect("a String");
+        writeln!(text, "{what}\t{set}\t{rules}\t{seconds}\t{target}").expect("writing to a String");
     }
     text
 }

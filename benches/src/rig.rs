@@ -1,5 +1,5 @@
-//! A complete dataplane in one process: generator, engine, flows, workers. Driven by hand to price one
-//! part at a time, or by its threads to measure the whole.
+//! A complete dataplane in one process: generator, engine, flows, workers. Driven manually to measure one part at a time,
+//! or by its threads to measure the whole.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -15,22 +15,22 @@ use worker::{Idle, Worker, WorkerConfig};
 /// Flows that the generator cycles through.
 const FLOWS: u32 = 1024;
 
-/// Declared in the order in which things must go.
+/// The fields are declared in the order in which they must be dropped.
 pub struct Rig {
     /// Keeps the flows installed.
     pub controller: Controller,
     /// Not yet running.
     pub workers: Vec<Worker>,
-    /// Under all of them.
+    /// Used by all of the above.
     pub nic: SoftNic,
 }
 
 impl Rig {
-    /// `workers` workers behind a policy of `rules` rules, of which the last one claims all the traffic:
+    /// `workers` workers behind a policy of `rules` rules, of which the last one matches all packets:
     /// UDP frames of `frame_bytes` from memory, as fast as they are taken.
     ///
     /// # Panics
-    /// If the dataplane cannot be set up: then there is nothing to measure.
+    /// If the dataplane cannot be set up.
     #[must_use]
     pub fn new(frame_bytes: u32, rules: usize, workers: u32, drive: Drive, core: Option<usize>) -> Self {
         let mut rig = Self::bare(frame_bytes, workers, drive, core);
@@ -38,7 +38,7 @@ impl Rig {
         rig
     }
 
-    /// The same without a policy: every frame goes to the kernel, and so nowhere.
+    /// The same without a policy: every frame is left to the kernel, which discards it.
     ///
     /// # Panics
     /// As [`Rig::new`].
@@ -58,10 +58,10 @@ impl Rig {
         Self { controller, workers, nic }
     }
 
-    /// Puts a program in the place of the one there is.
+    /// Replaces the program.
     ///
     /// # Panics
-    /// If the device does not take it.
+    /// If the device refuses it.
     pub fn install(&mut self, program: Arc<Program>) {
         let controls: Vec<_> = self.workers.iter().map(Worker::control).collect();
         self.controller
@@ -74,7 +74,7 @@ impl Rig {
             .expect("it installs");
     }
 
-    /// The books of the one port.
+    /// The counters of the port.
     #[must_use]
     pub fn port(&self) -> PortStats {
         self.nic.port_stats(1)
@@ -102,7 +102,7 @@ fn program(rules: usize, workers: usize) -> Arc<Program> {
     for index in 0..rules.saturating_sub(1) {
         let (high, low) = (index / 250, index % 250);
         writeln!(text, "[[rules]]\nname = 'host-{index}'\nmatch = {{ dst = '198.18.{high}.{low}', protocol = 'udp', dst_port = 53 }}\naction = 'drop'")
-            .expect("a String");
+            .expect("writing to a String");
     }
     text.push_str("[[rules]]\nname = 'dns'\nmatch = { protocol = 'udp', dst_port = 53 }\naction = { steer = 'every' }\n");
     let (policy, _) = policy::parse(&Source::new("bench.toml", text), &NoFiles).expect("a policy");

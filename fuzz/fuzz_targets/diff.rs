@@ -1,22 +1,21 @@
-//! Two random policies that parse: what is claimed of either, and of their difference, holds for the packets that are
-//! shown for it, and is found within a bounded time.
+//! Two random policies: the witness packets confirm the analysis of each and their difference, within a bounded time.
 #![no_main]
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
+use analysis::{Region, analyse, diff};
 use libfuzzer_sys::arbitrary::Unstructured;
 use libfuzzer_sys::fuzz_target;
-use analysis::{Region, analyse, diff};
 use policy::{NoFiles, Policy, Source};
 use program::Predicate;
 
-/// The longest that policies of so few rules may take, sanitizers and a busy machine included.
+/// The time limit for so few rules, with sanitizers and on a busy machine.
 const SPACE_TIME: Duration = Duration::from_secs(20);
-/// Rules of one policy.
+/// The most rules of one policy.
 const MAX_RULES: usize = 8;
 
-/// Conditions, with a place for a small number: those that overlap are what is hard.
+/// Conditions with a placeholder for a small number, so that many overlap.
 const CONDITIONS: [&str; 26] = [
     "protocol = \"tcp\"",
     "protocol = \"udp\"",
@@ -54,7 +53,7 @@ const ACTIONS: [&str; 6] = [
     "\"drop\"",
 ];
 
-/// One rule, or nothing when the bytes are at their end.
+/// One rule; `None` at the end of the bytes.
 fn rule(u: &mut Unstructured<'_>, number: usize, text: &mut String) -> Option<()> {
     let conditions = 1 + usize::from(u.arbitrary::<u8>().ok()? % 3);
     let mut matches: Vec<String> = Vec::new();
@@ -71,7 +70,7 @@ fn rule(u: &mut Unstructured<'_>, number: usize, text: &mut String) -> Option<()
     writeln!(text, "[[rules]]\nname = \"r{number}\"\nmatch = {{ {matches} }}\naction = {action}").ok()
 }
 
-/// A policy, if what the bytes say can stand together.
+/// A policy, if the rules parse together.
 fn policy(u: &mut Unstructured<'_>) -> Option<Policy> {
     let default = u.choose(&["kernel", "drop", "all"]).ok()?;
     let mut text = format!(
@@ -96,7 +95,7 @@ fuzz_target!(|data: &[u8]| {
     }
     assert!(started.elapsed() < SPACE_TIME, "{:?}", started.elapsed());
     for change in &forth.regions {
-        // The packet that shows it is in the region, and in both rules, where those are not the default.
+        // The witness is in the region and matches both rules, unless they are the default.
         let key = change.witness.key();
         assert!(Predicate::of(&change.region.matches).matches_deep(&key), "{}", change.region);
         for (policy, effect) in [(&old, &change.before), (&new, &change.after)] {

@@ -1,5 +1,4 @@
-//! Any text is a ClassBench or an ethtool listing, or is skipped with a note: what comes out is a policy that parses,
-//! within a bounded time.
+//! Importing any text as ClassBench or ethtool listing gives a policy that parses, within a bounded time.
 #![no_main]
 
 use std::time::{Duration, Instant};
@@ -7,7 +6,7 @@ use std::time::{Duration, Instant};
 use libfuzzer_sys::fuzz_target;
 use policy::{NoFiles, Source, import};
 
-/// The longest that a text of the fuzzer's size may take, sanitizers and a busy machine included.
+/// The time limit for a text of the fuzzer's size, with sanitizers and on a busy machine.
 const TEXT_TIME: Duration = Duration::from_secs(5);
 
 fuzz_target!(|text: &str| {

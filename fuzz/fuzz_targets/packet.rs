@@ -1,4 +1,4 @@
-//! Any bytes are a frame: parsing them and their tunnel is total, and what it claims to have found lies inside them.
+//! Parsing any bytes as a frame with a tunnel is total, and the headers that it reports lie inside the frame.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

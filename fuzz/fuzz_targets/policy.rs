@@ -1,17 +1,17 @@
-//! Any text is a policy or a list of diagnostics, within a bounded time; what compiles explains every packet.
-//! The second text is what the first may include or read a set from; as a listing it imports to a policy.
+//! Parsing any text gives a policy or diagnostics within a bounded time; a compiled policy explains every packet. The
+//! first text may include the second or read a set from it; the second is also imported as a listing.
 #![no_main]
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use device_model::DeviceProfile;
 use libfuzzer_sys::fuzz_target;
 use packet::DeepKey;
 use policy::{NoFiles, Source, import};
-use device_model::DeviceProfile;
 use program::Predicate;
 
-/// The longest that reading a text of the fuzzer's size may take, sanitizers and a busy machine included.
+/// The time limit for a text of the fuzzer's size, with sanitizers and on a busy machine.
 const TEXT_TIME: Duration = Duration::from_secs(5);
 
 fuzz_target!(|data: (&str, &str, &[u8])| {
@@ -29,7 +29,7 @@ fuzz_target!(|data: (&str, &str, &[u8])| {
     let key = DeepKey::of(frame);
     for rule in &policy.rules {
         let predicate = Predicate::of(&rule.matches);
-        // Who does not look into tunnels is told the same of everything else.
+        // Without tunnels the shallow key gives the same explanation.
         if !predicate.needs_tunnel() {
             assert_eq!(predicate.matches(&key.outer), predicate.matches_deep(&key));
         }

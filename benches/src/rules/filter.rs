@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 /// The lowest and the highest port.
 pub type Ports = (u16, u16);
 
-/// Every port.
+/// All ports.
 const ANY: Ports = (0, u16::MAX);
 
 /// A filter of ClassBench, IPv4.
@@ -27,7 +27,7 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// One line; `None` if it is no filter.
+    /// Parses one line; `None` if it is not a filter.
     #[must_use]
     pub fn read(line: &str) -> Option<Self> {
         let columns: Vec<&str> = line.trim_start_matches('@').split_whitespace().collect();
@@ -47,28 +47,28 @@ impl Filter {
         })
     }
 
-    /// Whether the packets that this tells apart have ports: TCP and UDP.
+    /// Whether all its packets have ports: TCP and UDP.
     #[must_use]
     pub fn has_ports(&self) -> bool {
         matches!(self.protocol, None | Some(6 | 17))
     }
 
-    /// The ports that it asks for; `None` where any will do.
+    /// The ports that it requires; `None`: any.
     #[must_use]
-    pub fn asked_ports(&self) -> [Option<Ports>; 2] {
+    pub fn required_ports(&self) -> [Option<Ports>; 2] {
         [self.src_port, self.dst_port].map(|ports| (self.has_ports() && ports != ANY).then_some(ports))
     }
 
-    /// The flags that it asks for, of TCP.
+    /// The TCP flags that it requires.
     #[must_use]
     pub fn tcp_flags(&self) -> Option<(u8, u8)> {
         let (value, mask) = ((self.flags.0 >> 8) as u8, (self.flags.1 >> 8) as u8);
         (self.protocol == Some(6) && self.flags.1 & 0xff == 0 && mask != 0).then_some((value & mask, mask))
     }
 
-    /// Whether there is a packet that both match; flags are not looked at, so it may say yes for nothing.
+    /// Whether a packet may match both; flags are ignored, so the result may be true without such a packet.
     #[must_use]
-    pub fn meets(&self, other: &Self) -> bool {
+    pub fn overlaps(&self, other: &Self) -> bool {
         let prefixes = |a: (u32, u32), b: (u32, u32)| {
             let mask = mask(a.1.min(b.1));
             a.0 & mask == b.0 & mask

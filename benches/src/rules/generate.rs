@@ -1,6 +1,5 @@
-//! Made-up filters with the traits of ClassBench's access lists: hosts and prefixes of few sites, mostly any
-//! source port, services, ranges, some flags, the more specific filters first. The same number gives the same
-//! set on every machine.
+//! Generated filters that resemble ClassBench's access lists: hosts and prefixes of few sites, mostly any source port,
+//! services, ranges, some flags, the more specific filters first. The same count gives the same set on every machine.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -8,12 +7,12 @@ use std::collections::HashSet;
 use super::RuleSet;
 use super::filter::{Filter, Ports, mask};
 
-/// Shares of a hundred, of what the access lists of ClassBench ask for.
+/// Percentages of the kinds of filters, as in ClassBench's access lists.
 const LENGTHS: [(u32, u32); 8] = [(45, 32), (15, 31), (8, 30), (7, 28), (12, 24), (8, 22), (3, 16), (2, 0)];
 const PROTOCOLS: [(u32, Option<u8>); 4] = [(78, Some(6)), (10, Some(17)), (4, Some(1)), (8, None)];
 const SERVICES: [u16; 12] = [22, 25, 53, 80, 123, 161, 443, 1433, 1521, 1526, 5555, 14_753];
 
-/// SplitMix64, by its published constants: good enough, and the same everywhere.
+/// SplitMix64, by its published constants: the same sequence on every machine.
 struct Dice(u64);
 
 impl Dice {

@@ -1,153 +1,157 @@
-//! What two policies do differently, as regions in the language with a packet for each. Texts are not
-//! compared: policies that decide every packet alike have no difference, however they are written. A change
-//! of a group's workers or spreading is a change of all its traffic; a change of its name is none.
+//! The packets that two policies treat differently, as regions in the policy language with an example packet each. Texts
+//! are not compared: policies that treat every packet alike have no difference, however they are written. A change of a
+//! group's workers or hashing is a change of all its traffic; a change of its name is none.
 //!
-//! `steerd diff` asks. `pairs` finds which rules packets change hands between, `grow` how much, and `tell` puts
-//! it into words.
+//! `pairs` finds between which rules packets move, `expand` makes regions of them, and `report` adds names and texts.
+
+mod expand;
+mod groups;
+mod pairs;
+mod report;
+
+pub use groups::{GroupChange, KeyChange, ShareChange, changed_groups};
 
 use policy::policy::Direction;
 use policy::{Policy, Witness};
 use program::{GroupId, RuleId};
 use serde::Serialize;
 
-use super::Progress;
-use super::common::changed;
-use super::groups::same_groups;
-use super::lane::Lane;
-use super::pairs::Pairs;
-use super::region::Region;
-use super::search::Space;
-use super::tell::{Side, Telling};
+use crate::Progress;
+use crate::diff::groups::same_groups;
+use crate::diff::pairs::{Pairs, changed};
+use crate::diff::report::{Report, Side};
+use crate::region::Region;
+use crate::rule_list::RuleList;
+use crate::search::Space;
 
-/// How much is told of what is different.
+/// How many differences are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Detail {
-    /// Regions of one pair of rules; the last then stands for all others.
+    /// The most regions of one pair of rules; if there are more, the last stands for all others.
     pub regions_per_pair: usize,
-    /// Regions in all.
+    /// The most regions in total.
     pub regions: usize,
 }
 
 impl Detail {
-    /// For a person.
+    /// For people.
     pub const SHORT: Self = Self { regions_per_pair: 16, regions: 4096 };
-    /// As much as there may be.
+    /// For programs.
     pub const FULL: Self = Self { regions_per_pair: 4096, regions: 65_536 };
 }
 
-/// More pairs of rules than this are not looked for: a policy against another of as many rules can have the
-/// product of their numbers.
+/// The most pairs of rules that are reported. Two policies can have as many as the product of their numbers of rules.
 pub const MAX_PAIRS: usize = 65_536;
-/// Up to so many regions of a pair are counted.
+/// The most regions of a pair that are counted.
 pub const MAX_COUNTED_REGIONS: usize = 64;
-/// No more values of lists than this are told in all regions: one region may have a whole block list.
+/// The most list values in all reported regions; one region may contain a whole block list.
 pub const MAX_TOLD_VALUES: u64 = 1 << 21;
-/// Of the rules that take packets before a pair no more than this are named; all are counted.
+/// The most rules with precedence over a pair that are named; all are counted.
 pub const MAX_NAMED_RULES: usize = 32;
-/// Of the pairs that were not decided no more than this are named; all are counted.
+/// The most undecided pairs that are named; all are counted.
 pub const MAX_NAMED_OPEN: usize = 64;
 
-/// What is different.
+/// The difference of two policies.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Diff {
-    /// By direction and pair of rules. Regions of one pair may overlap; together they are all that it treats
-    /// differently, unless it says that there are more.
+    /// By direction and pair of rules. Regions of one pair may overlap; together they are all packets that the pair
+    /// treats differently, unless its summary counts more.
     pub regions: Vec<Change>,
-    /// Every pair of rules between which packets change hands: by rule of the new policy, then of the old one.
+    /// Every pair of rules between which packets move, by rule of the new policy, then of the old one.
     pub pairs: Vec<PairSummary>,
-    /// How many pairs of rules were not decided; where there are none, no pairs means no difference.
+    /// The number of undecided pairs of rules. Only if it is 0, no pairs means no difference.
     pub not_decided: usize,
-    /// The first of them.
+    /// The first undecided pairs.
     pub open: Vec<OpenPair>,
-    /// Why the comparison was ended before all pairs were looked at.
+    /// Why the comparison ended before all pairs were compared.
     pub stopped: Option<String>,
 }
 
-/// A region that is treated differently.
+/// A region that the policies treat differently.
 #[derive(Clone, Debug, Serialize)]
 pub struct Change {
-    /// Of which way.
+    /// The direction of the packets.
     #[serde(skip)]
     pub direction: Direction,
-    /// Which packets.
+    /// The packets.
     pub region: Region,
     /// What the old policy does with them.
     pub before: Effect,
     /// What the new policy does with them.
     pub after: Effect,
-    /// One of them.
+    /// One of the packets.
     pub witness: Witness,
 }
 
 /// What a policy does with the packets of a region.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Effect {
-    /// The rule, or the default; `None`: no rule, since nothing is done.
+    /// The rule, or the default; `None`: no rule applies.
     pub rule: Option<RuleId>,
     /// Its name.
     pub name: String,
-    /// In words.
+    /// What the rule does, as text.
     pub action: String,
 }
 
-/// What changes hands from one rule to another.
+/// The packets that move from one rule to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PairSummary {
-    /// Of which way.
+    /// The direction of the packets.
     #[serde(skip)]
     pub direction: Direction,
     /// The old policy's rule.
     pub before: Effect,
     /// The new policy's rule.
     pub after: Effect,
-    /// Packets that both rules match; what changes hands is these but for what other rules take first. Empty
-    /// where no regions are told either.
+    /// The packets that both rules match; those that move are these without what other rules match first. Empty if no
+    /// regions are reported.
     pub within: Vec<Region>,
-    /// Those rules.
+    /// The rules that match some of them first.
     pub but_for: Names,
-    /// A packet that changes hands.
+    /// A packet that moves.
     pub witness: Witness,
-    /// Regions among the changes.
+    /// The number of its regions among the changes.
     pub regions: usize,
-    /// Changes that each stand for some of those that are not among them.
+    /// The number of changes that each stand for regions that are not listed.
     pub rest: usize,
-    /// How many are not among them.
+    /// The number of regions that are not listed.
     pub more: usize,
-    /// Whether there may be even more.
+    /// Whether there may be more regions.
     pub is_open: bool,
 }
 
 /// Names of rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Names {
-    /// How many there are.
+    /// The number of rules.
     pub count: usize,
-    /// The first of them.
+    /// The first names.
     pub listed: Vec<String>,
 }
 
-/// Two rules of which it was not decided whether packets change hands between them.
+/// Two rules for which it was not decided whether packets move between them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OpenPair {
-    /// Of which way.
+    /// The direction of the packets.
     #[serde(skip)]
     pub direction: Direction,
     /// The old policy's rule.
     pub before: Effect,
     /// The new policy's rule.
     pub after: Effect,
-    /// Why not.
+    /// The reason.
     pub why: String,
 }
 
 impl Diff {
-    /// Whether the policies are known to treat every packet alike.
+    /// Whether the policies certainly treat every packet alike.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pairs.is_empty() && self.is_whole()
     }
 
-    /// Whether all was decided.
+    /// Whether everything was decided.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.not_decided == 0 && self.stopped.is_none()
@@ -159,7 +163,7 @@ pub fn diff(old: &Policy, new: &Policy, progress: &mut dyn FnMut(Progress)) -> D
     diff_in_detail(old, new, Detail::SHORT, progress)
 }
 
-/// Compares two policies, and tells more or less of it.
+/// Compares two policies with limits on what is reported.
 pub fn diff_in_detail(
     old: &Policy,
     new: &Policy,
@@ -169,15 +173,15 @@ pub fn diff_in_detail(
     let space = Space::of(&[old, new]);
     let groups = same_groups(old, new);
     let new_group = |group: GroupId| groups.get(group.index()).copied().unwrap_or(group);
-    let mut telling = Telling::new(&space.axes, detail);
+    let mut report = Report::new(&space.dimensions, detail);
     for direction in [Direction::Ingress, Direction::Egress] {
-        let before = Lane::of(&space.axes, old, direction, &|group| group);
-        let after = Lane::of(&space.axes, new, direction, &new_group);
+        let before = RuleList::of(&space.dimensions, old, direction, &|group| group);
+        let after = RuleList::of(&space.dimensions, new, direction, &new_group);
         let changed = changed((old, &before), (new, &after));
-        let detail = Detail { regions: telling.regions_left(), ..detail };
+        let detail = Detail { regions: report.regions_left(), ..detail };
         let pairs = Pairs::of(&space, &before, &after, &changed, detail, progress);
         let sides = [old, new].map(|policy| Side { policy, direction });
-        telling.tell(&sides, pairs);
+        report.add(&sides, pairs);
     }
-    telling.found
+    report.found
 }

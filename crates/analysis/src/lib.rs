@@ -1,10 +1,10 @@
-//! Exact sets of packets: which rules shadow which, what two policies do differently, each with a packet that
-//! shows it. Nothing here is sampled or guessed; what takes too long is said not to be decided.
+//! Exact analysis of policies: which rules shadow which, and which packets two policies treat differently, each with
+//! an example packet. Nothing is sampled or guessed; a question that exceeds its limit is reported as not decided.
 //!
-//! The way through: `field` and `kind` say what packets there are, `axes` cuts the values that matter into
-//! segments and turns each match into `cell`s, `search` finds packets that one cell has and others have not,
-//! and `analysis` and `diff` ask it. `witness` makes packets into frames and `region` sets of packets into
-//! matches. Nothing takes without bound: every limit is a named constant, and what strikes one says so. Pure; only `steerd check` and `steerd diff` call it, never the packet path.
+//! A policy's matches are converted (`conditions`) to products of sets (`product`) over the constrained fields
+//! (`dimensions`) and header stacks (`stack_set`). `search` decides whether a product has packets outside of others;
+//! `shadowing` and `diff` are built on that. `region` and `match_text` write products in the policy language. Every
+//! limit is a named constant. For `steerd check` and `steerd diff`; never used on the packet path.
 //!
 //! ```
 //! use policy::{NoFiles, Source};
@@ -15,7 +15,7 @@
 //!     policy::parse(&Source::new("dns.toml", text), &NoFiles).map(|(policy, _)| policy)
 //! };
 //! let diff = analysis::diff(&policy(53)?, &policy(54)?, &mut |_| {});
-//! // Port 54 is dropped from now on, port 53 no longer; each change comes with a frame that shows it.
+//! // Port 54 is dropped now, port 53 no longer.
 //! assert_eq!(diff.pairs.len(), 2);
 //! let shown = diff.regions[0].witness.fields();
 //! assert!(shown.contains("dst_port = 54"), "{shown}");
@@ -23,44 +23,37 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod analysis;
-mod axes;
-mod cell;
-mod common;
+mod conditions;
 mod diff;
-mod domain;
-mod field;
-mod groups;
-mod grow;
-mod index;
-mod kind;
-mod lane;
-mod mac;
-mod pairs;
+mod dimensions;
+mod interval_set;
+mod mac_layout;
+mod match_text;
+mod product;
 mod region;
+mod rule_list;
 mod search;
-mod set;
-mod tell;
-mod terms;
-mod text;
-mod witness;
+mod shadowing;
+mod stack_set;
 
-pub use analysis::{Analysis, MAX_LISTED_PAIRS, Need, Pair, Pairs, Reach, Relation, RuleAnalysis, analyse};
-pub use axes::MAX_CELLS;
-pub use diff::{Change, Detail, Diff, Effect, Names, OpenPair, PairSummary, diff, diff_in_detail};
-pub use diff::{MAX_COUNTED_REGIONS, MAX_NAMED_OPEN, MAX_NAMED_RULES, MAX_PAIRS, MAX_TOLD_VALUES};
-pub use groups::{GroupChange, KeyChange, ShareChange, changed_groups};
+pub use diff::{
+    Change, Detail, Diff, Effect, GroupChange, KeyChange, MAX_COUNTED_REGIONS, MAX_NAMED_OPEN,
+    MAX_NAMED_RULES, MAX_PAIRS, MAX_TOLD_VALUES, Names, OpenPair, PairSummary, ShareChange, changed_groups,
+    diff, diff_in_detail,
+};
+pub use dimensions::MAX_PRODUCTS;
+pub use match_text::match_text;
 pub use region::Region;
 pub use search::{MAX_COMPARISONS, MAX_COMPARISONS_IN_ALL};
-pub use text::match_text;
+pub use shadowing::{Analysis, MAX_LISTED_PAIRS, Need, Pair, Pairs, Reach, Relation, RuleAnalysis, analyse};
 
-/// How far a long question has come.
+/// The progress of a long analysis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// What is being looked at: `rules` or `changes`.
+    /// What is being analysed: `rules` or `changes`.
     pub stage: &'static str,
-    /// How many of them are done.
+    /// The number done.
     pub done: usize,
-    /// How many there are.
+    /// The total number.
     pub total: usize,
 }

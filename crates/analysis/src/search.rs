@@ -1,45 +1,45 @@
-//! The one question that everything here comes down to: is there a packet in a cell that none of these other
-//! cells has? Decided exactly, by cutting the cell along the others until a piece is free or all is taken.
-//! The question is hard in general (it contains satisfiability), so there is a limit to the work of one and to
-//! that of all that `analyse` or `diff` asks; beyond it the answer is that it was not decided, never a guess.
+//! The question that every analysis reduces to: does a product contain a packet that is in none of some other products
+//! (its covers)? It is decided exactly, by subtracting one cover after the other until a part overlaps no cover or no
+//! part remains. The question is NP-hard (satisfiability reduces to it), so the work for one question and for all
+//! questions of an analysis or a diff is limited; beyond the limit the answer is "not decided", never a guess.
 
-use std::cell::Cell as Counter;
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt;
 
 use policy::Policy;
 
-use super::axes::{Axes, MAX_CELLS};
-use super::cell::Cell;
-use super::diff::MAX_PAIRS;
-use super::set::Set;
+use crate::diff::MAX_PAIRS;
+use crate::dimensions::{Dimensions, MAX_PRODUCTS};
+use crate::interval_set::IntervalSet;
+use crate::product::Product;
 
-/// How many comparisons of cells one question may take: a few seconds.
+/// The most comparisons of products for one question: a few seconds.
 pub const MAX_COMPARISONS: u64 = 20_000_000;
-/// How many all the questions of one analysis, or of one diff, may take together: ten seconds or so.
+/// The most comparisons for all questions of one analysis or one diff: about ten seconds.
 pub const MAX_COMPARISONS_IN_ALL: u64 = 400_000_000;
-/// Looking for a likely place sorts the covers' ends: so many times a comparison.
+/// The cost of looking for a sparsely covered place, which sorts the ends of the covers, in comparisons per cover.
 const PROBE_WEIGHT: u64 = 8;
 
-/// What packets are compared in: the axes that some policies need, and how much may still be asked of them.
+/// The packet space of some policies: their dimensions, and the comparisons that may still be spent.
 pub(super) struct Space {
-    pub(super) axes: Axes,
-    left: Counter<u64>,
+    pub(super) dimensions: Dimensions,
+    left: Cell<u64>,
 }
 
-/// A cell that takes packets, and whose it is.
+/// A product whose packets are excluded, and its rule.
 #[derive(Clone, Copy)]
 pub(super) struct Cover<'c> {
     pub(super) rule: u32,
-    pub(super) cell: &'c Cell,
+    pub(super) product: &'c Product,
 }
 
 /// The answer.
 #[derive(Debug)]
 pub(super) enum Free {
-    /// Nothing of this cell, which is not empty, is taken.
-    Cell(Cell),
-    /// All is taken.
+    /// This product, which is not empty, is in no cover.
+    Product(Product),
+    /// Every packet is in a cover.
     None,
     /// A limit was reached.
     NotDecided(Undecided),
@@ -52,7 +52,7 @@ pub(super) enum Undecided {
     OneQuestion,
     /// It and those before it take more than [`MAX_COMPARISONS_IN_ALL`].
     AllQuestions,
-    /// The MAC addresses of one match fall into more than [`MAX_CELLS`] parts.
+    /// The MAC addresses of one match fall into more than [`MAX_PRODUCTS`] parts.
     CrossedMasks,
     /// Packets change hands between more than [`MAX_PAIRS`] pairs of rules.
     Pairs,
@@ -70,7 +70,7 @@ impl fmt::Display for Undecided {
             ),
             Self::Pairs => write!(f, "more than {MAX_PAIRS} pairs of rules differ"),
             Self::CrossedMasks => {
-                write!(f, "the masks of MAC addresses cross in more than {MAX_CELLS} ways")
+                write!(f, "the masks of MAC addresses cross in more than {MAX_PRODUCTS} ways")
             }
         }
     }
@@ -80,10 +80,10 @@ impl Space {
     /// The space of some policies together.
     pub(super) fn of(policies: &[&Policy]) -> Self {
         let matches = policies.iter().flat_map(|policy| &policy.rules).map(|rule| &rule.matches);
-        Self { axes: Axes::of(matches), left: Counter::new(MAX_COMPARISONS_IN_ALL) }
+        Self { dimensions: Dimensions::of(matches), left: Cell::new(MAX_COMPARISONS_IN_ALL) }
     }
 
-    /// Which part of all that may be asked is left.
+    /// The part of all comparisons that is left.
     pub(super) fn share_left(&self) -> f64 {
         self.left.get() as f64 / MAX_COMPARISONS_IN_ALL as f64
     }
@@ -92,36 +92,42 @@ impl Space {
         self.left.get() == 0
     }
 
-    /// Counts comparisons that were made beside the questions.
+    /// Counts comparisons that were made outside of questions.
     pub(super) fn spend(&self, comparisons: u64) {
         self.left.set(self.left.get().saturating_sub(comparisons));
     }
 
-    /// Whether two cells overlap, which is counted.
-    pub(super) fn overlaps(&self, one: &Cell, other: &Cell) -> bool {
+    /// Whether two products overlap; counted.
+    pub(super) fn overlaps(&self, one: &Product, other: &Product) -> bool {
         self.spend(one.effort(other));
-        one.overlaps(other, &self.axes)
+        one.overlaps(other, &self.dimensions)
     }
 
-    /// What is in both cells, which is counted.
-    pub(super) fn both(&self, one: &Cell, other: &Cell) -> Cell {
+    /// The intersection of two products; counted.
+    pub(super) fn both(&self, one: &Product, other: &Product) -> Product {
         self.spend(one.effort(other));
-        one.and(other, &self.axes)
+        one.and(other, &self.dimensions)
     }
 
-    /// Finds packets of `cell` that are in no cover; `takers` is told a set of covers that are enough.
-    pub(super) fn free_of(&self, cell: &Cell, covers: &[Cover<'_>], takers: &mut BTreeSet<u32>) -> Free {
-        if cell.is_empty() {
+    /// Finds packets of `product` that are in no cover. If there are none, the rules of covers that suffice are added to
+    /// `takers`.
+    pub(super) fn free_of(
+        &self,
+        product: &Product,
+        covers: &[Cover<'_>],
+        takers: &mut BTreeSet<u32>,
+    ) -> Free {
+        if product.is_empty() {
             return Free::None;
         }
-        let overlapping = covers.iter().filter(|cover| self.overlaps(cell, cover.cell)).copied();
-        let (rough, exact): (Vec<_>, Vec<_>) = overlapping.partition(|cover| cover.cell.is_rough);
-        match self.cut(cell, &exact, takers) {
-            Free::Cell(_) if cell.is_rough => Free::NotDecided(Undecided::CrossedMasks),
-            Free::Cell(_) if !rough.is_empty() => {
-                // What is free even of all that those might have is free.
+        let overlapping = covers.iter().filter(|cover| self.overlaps(product, cover.product)).copied();
+        let (rough, exact): (Vec<_>, Vec<_>) = overlapping.partition(|cover| cover.product.is_rough);
+        match self.cut(product, &exact, takers) {
+            Free::Product(_) if product.is_rough => Free::NotDecided(Undecided::CrossedMasks),
+            Free::Product(_) if !rough.is_empty() => {
+                // A rough product contains at least its match, so what is outside of it is free for certain.
                 let all: Vec<Cover<'_>> = exact.into_iter().chain(rough).collect();
-                match self.cut(cell, &all, &mut BTreeSet::new()) {
+                match self.cut(product, &all, &mut BTreeSet::new()) {
                     Free::None => Free::NotDecided(Undecided::CrossedMasks),
                     found => found,
                 }
@@ -130,15 +136,15 @@ impl Space {
         }
     }
 
-    /// The same with covers that all overlap the cell, and are taken for what they seem.
-    fn cut(&self, cell: &Cell, covers: &[Cover<'_>], takers: &mut BTreeSet<u32>) -> Free {
-        if let Some(whole) = covers.iter().find(|cover| cover.cell.contains(cell, &self.axes)) {
+    /// The same with covers that all overlap the product, rough ones taken as exact.
+    fn cut(&self, product: &Product, covers: &[Cover<'_>], takers: &mut BTreeSet<u32>) -> Free {
+        if let Some(whole) = covers.iter().find(|cover| cover.product.contains(product, &self.dimensions)) {
             takers.insert(whole.rule);
             return Free::None;
         }
         let most = self.left.get().min(MAX_COMPARISONS);
-        let mut search = Search { axes: &self.axes, covers, left: most };
-        let found = search.all(cell, takers);
+        let mut search = Search { dimensions: &self.dimensions, covers, left: most };
+        let found = search.all(product, takers);
         self.spend(most - search.left);
         match found {
             Free::NotDecided(_) if self.is_spent() => Free::NotDecided(Undecided::AllQuestions),
@@ -147,48 +153,51 @@ impl Space {
     }
 }
 
-/// With fewer covers than this, cutting is as fast as looking for a likely place first.
+/// With at most this many covers, subtracting is as fast as looking for a sparsely covered place first.
 const PROBED: usize = 4;
 
 struct Search<'s, 'c> {
-    axes: &'s Axes,
+    dimensions: &'s Dimensions,
     covers: &'s [Cover<'c>],
     left: u64,
 }
 
 impl Search<'_, '_> {
-    fn all(&mut self, cell: &Cell, takers: &mut BTreeSet<u32>) -> Free {
+    fn all(&mut self, product: &Product, takers: &mut BTreeSet<u32>) -> Free {
         if self.covers.len() > PROBED {
-            let effort: u64 = self.covers.iter().map(|cover| cell.effort(cover.cell)).sum();
+            let effort: u64 = self.covers.iter().map(|cover| product.effort(cover.product)).sum();
             self.left = self.left.saturating_sub(PROBE_WEIGHT * effort);
-            let (narrow, some) = self.least_covered(cell);
-            if let Free::Cell(found) = self.run(narrow, some, &mut BTreeSet::new()) {
-                return Free::Cell(found);
+            let (narrow, some) = self.least_covered(product);
+            if let Free::Product(found) = self.run(narrow, some, &mut BTreeSet::new()) {
+                return Free::Product(found);
             }
         }
-        self.run(cell.clone(), (0..self.covers.len() as u32).collect(), takers)
+        self.run(product.clone(), (0..self.covers.len() as u32).collect(), takers)
     }
 
-    fn run(&mut self, cell: Cell, covers: Vec<u32>, takers: &mut BTreeSet<u32>) -> Free {
-        let mut open = vec![(cell, covers)];
-        while let Some((cell, mut covers)) = open.pop() {
-            let effort: u64 = covers.iter().map(|index| cell.effort(self.cover(*index).cell)).sum();
-            self.left = self.left.saturating_sub(2 * effort + cell.weight());
+    /// Subtracts covers, the one with the largest share first, from the parts that remain. Each part keeps the list of
+    /// covers not yet subtracted from it: the parts of `minus` are disjoint from the cover, so it need not be looked at
+    /// again, and the lists get shorter until a part overlaps none (free) or lies within one (dropped).
+    fn run(&mut self, product: Product, covers: Vec<u32>, takers: &mut BTreeSet<u32>) -> Free {
+        let mut open = vec![(product, covers)];
+        while let Some((product, mut covers)) = open.pop() {
+            let effort: u64 = covers.iter().map(|index| product.effort(self.cover(*index).product)).sum();
+            self.left = self.left.saturating_sub(2 * effort + product.weight());
             if self.left == 0 {
                 return Free::NotDecided(Undecided::OneQuestion);
             }
-            covers.retain(|index| self.cover(*index).cell.overlaps(&cell, self.axes));
-            let sizes = cell.sizes();
+            covers.retain(|index| self.cover(*index).product.overlaps(&product, self.dimensions));
+            let sizes = product.sizes();
             let mut best: Option<(f64, u32)> = None;
             let mut is_taken = false;
             for index in &covers {
                 let cover = self.cover(*index);
-                if cover.cell.contains(&cell, self.axes) {
+                if cover.product.contains(&product, self.dimensions) {
                     takers.insert(cover.rule);
                     is_taken = true;
                     break;
                 }
-                let share = cell.share(&sizes, cover.cell);
+                let share = product.share(&sizes, cover.product);
                 if best.is_none_or(|(most, _)| share > most) {
                     best = Some((share, *index));
                 }
@@ -196,11 +205,13 @@ impl Search<'_, '_> {
             if is_taken {
                 continue;
             }
-            let Some((_, largest)) = best else { return Free::Cell(cell) };
+            let Some((_, largest)) = best else { return Free::Product(product) };
             let cover = self.cover(largest);
             takers.insert(cover.rule);
             covers.retain(|index| *index != largest);
-            open.extend(cell.minus(cover.cell, self.axes).into_iter().map(|part| (part, covers.clone())));
+            open.extend(
+                product.minus(cover.product, self.dimensions).into_iter().map(|part| (part, covers.clone())),
+            );
         }
         Free::None
     }
@@ -209,40 +220,40 @@ impl Search<'_, '_> {
         self.covers[index as usize]
     }
 
-    /// A part of the cell that few covers reach: on one axis after the other the segment with the fewest.
-    fn least_covered(&self, cell: &Cell) -> (Cell, Vec<u32>) {
-        let mut cell = cell.clone();
+    /// A part of the product that overlaps few covers: on one dimension after the other the segment in the fewest.
+    fn least_covered(&self, product: &Product) -> (Product, Vec<u32>) {
+        let mut product = product.clone();
         let mut near: Vec<u32> = (0..self.covers.len() as u32).collect();
-        for axis in 0..self.axes.list.len() {
-            let covers = near.iter().map(|index| &self.cover(*index).cell.sets[axis]);
-            let Some(segment) = least_covered(&cell.sets[axis], covers) else { continue };
-            let mut narrow = cell.clone();
-            narrow.sets[axis] = Set::One((segment, segment));
-            narrow.structure = narrow.structure.and(&self.axes.list[axis].present);
-            narrow.close(self.axes);
+        for dimension in 0..self.dimensions.list.len() {
+            let covers = near.iter().map(|index| &self.cover(*index).product.sets[dimension]);
+            let Some(segment) = least_covered(&product.sets[dimension], covers) else { continue };
+            let mut narrow = product.clone();
+            narrow.sets[dimension] = IntervalSet::One((segment, segment));
+            narrow.stacks = narrow.stacks.and(&self.dimensions.list[dimension].present);
+            narrow.close(self.dimensions);
             if !narrow.is_empty() {
-                cell = narrow;
-                near.retain(|index| self.cover(*index).cell.overlaps(&cell, self.axes));
+                product = narrow;
+                near.retain(|index| self.cover(*index).product.overlaps(&product, self.dimensions));
             }
             if near.is_empty() {
                 break;
             }
         }
-        (cell, near)
+        (product, near)
     }
 }
 
-/// The first of the segments of `set` that the fewest covers have.
-fn least_covered<'c>(set: &Set, covers: impl Iterator<Item = &'c Set>) -> Option<u32> {
+/// The first segment of `set` that is in the fewest covers.
+fn least_covered<'c>(set: &IntervalSet, covers: impl Iterator<Item = &'c IntervalSet>) -> Option<u32> {
     let hull = set.hull();
     let mut changes: Vec<(u32, i32)> = Vec::new();
     for (low, high) in covers.flat_map(|cover| cover.reaching_into(hull)) {
         changes.push((*low, 1));
         changes.push((high.saturating_add(1), -1));
     }
-    // Where a run of the set begins the count may be what it was before.
+    // The starts of the set's intervals are candidates too.
     changes.extend(set.intervals().iter().map(|(low, _)| (*low, 0)));
-    // The sets are sorted, so this merges them.
+    // The sets are sorted, so the stable sort merges them.
     changes.sort_by_key(|(place, _)| *place);
     let mut count = 0;
     let mut best: Option<(i32, u32)> = None;
@@ -258,37 +269,43 @@ fn least_covered<'c>(set: &Set, covers: impl Iterator<Item = &'c Set>) -> Option
 
 #[cfg(test)]
 mod tests {
+    use packet::Field;
     use program::{Match, RangeSet};
 
     use super::*;
 
     #[test]
     fn a_spent_space_decides_nothing_more() {
-        let port = |port| Match { dst_port: Some(RangeSet::single(port)), ..Match::default() };
+        let port = |port| Match::default().with(Field::DstPort, RangeSet::single(port));
         let matches = [port(80), port(443)];
-        let space = Space { axes: Axes::of(matches.iter()), left: Counter::new(3) };
-        let all = space.axes.everything();
-        let cells: Vec<Cell> = matches.iter().flat_map(|matches| space.axes.cells(matches)).collect();
-        let covers: Vec<Cover<'_>> = (0..).zip(&cells).map(|(rule, cell)| Cover { rule, cell }).collect();
+        let space = Space { dimensions: Dimensions::of(matches.iter()), left: Cell::new(3) };
+        let all = space.dimensions.everything();
+        let products: Vec<Product> =
+            matches.iter().flat_map(|matches| space.dimensions.products(matches)).collect();
+        let covers: Vec<Cover<'_>> =
+            (0..).zip(&products).map(|(rule, product)| Cover { rule, product }).collect();
         let found = space.free_of(&all, &covers, &mut BTreeSet::new());
         assert!(matches!(found, Free::NotDecided(Undecided::AllQuestions)), "{found:?}");
         assert!(space.is_spent());
         // What one cover takes whole needs no search.
-        assert!(matches!(space.free_of(&cells[0], &covers, &mut BTreeSet::new()), Free::None));
+        assert!(matches!(space.free_of(&products[0], &covers, &mut BTreeSet::new()), Free::None));
     }
 
     /// How many comparisons it takes to find out that three lists of ports and a port alone have nothing in
     /// common, asked of the first or of the last of them.
-    fn comparisons(length: u16, of_last: bool) -> u64 {
-        let ports = |ports: RangeSet<u16>| Match { dst_port: Some(ports), ..Match::default() };
+    fn comparisons(length: u32, of_last: bool) -> u64 {
+        let ports = |ports| Match::default().with(Field::DstPort, ports);
         let every_fifth =
-            |from: u16| RangeSet::of((0..length).map(|index| 5 * index + from).map(|at| (at, at)).collect());
+            |from: u32| RangeSet::of((0..length).map(|index| 5 * index + from).map(|at| (at, at)).collect());
         let matches = [every_fifth(0), every_fifth(1), every_fifth(2), RangeSet::single(8)].map(ports);
-        let space = Space { axes: Axes::of(matches.iter()), left: Counter::new(MAX_COMPARISONS_IN_ALL) };
-        let mut cells: Vec<Cell> = matches.iter().flat_map(|matches| space.axes.cells(matches)).collect();
-        let target = cells.remove(if of_last { 3 } else { 0 });
-        let covers: Vec<Cover<'_>> = (0..).zip(&cells).map(|(rule, cell)| Cover { rule, cell }).collect();
-        assert!(matches!(space.free_of(&target, &covers, &mut BTreeSet::new()), Free::Cell(_)));
+        let space =
+            Space { dimensions: Dimensions::of(matches.iter()), left: Cell::new(MAX_COMPARISONS_IN_ALL) };
+        let mut products: Vec<Product> =
+            matches.iter().flat_map(|matches| space.dimensions.products(matches)).collect();
+        let target = products.remove(if of_last { 3 } else { 0 });
+        let covers: Vec<Cover<'_>> =
+            (0..).zip(&products).map(|(rule, product)| Cover { rule, product }).collect();
+        assert!(matches!(space.free_of(&target, &covers, &mut BTreeSet::new()), Free::Product(_)));
         MAX_COMPARISONS_IN_ALL - space.left.get()
     }
 

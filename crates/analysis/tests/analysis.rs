@@ -1,5 +1,5 @@
-//! What `space::analyse` claims about rules, held to the linear reader: every claim by the packet that it
-//! comes with, every "never" by packets aimed at the rules' edges.
+//! The results of `analyse` compared with the linear reference matcher: every positive result by its example packet,
+//! every negative result by packets at the edges of the rules.
 
 mod analysis_support;
 
@@ -19,7 +19,7 @@ fn matches(policy: &Policy, rule: usize, key: &DeepKey) -> bool {
     Predicate::of(&policy.rules[rule].matches).matches_deep(key)
 }
 
-/// Holds every claim of an analysis to its witness.
+/// Checks every result of an analysis with its witness.
 fn witnesses_show_it(policy: &Policy) -> Result<(), TestCaseError> {
     let analysis = analyse(policy, &mut |_| {});
     prop_assert_eq!(analysis.not_decided, 0);
@@ -27,8 +27,8 @@ fn witnesses_show_it(policy: &Policy) -> Result<(), TestCaseError> {
         let comes_to = |key: &DeepKey| reached(policy, rule.direction, key);
         if let Reach::Reached(witness) = &found.reach {
             let comes = comes_to(&witness.key()).contains(&index);
-            let hears = matches!(rule.action, Action::Sniff(_)) && matches(policy, index, &witness.key());
-            prop_assert!(comes || hears, "{} does not come to r{index}", witness);
+            let sniffs = matches!(rule.action, Action::Sniff(_)) && matches(policy, index, &witness.key());
+            prop_assert!(comes || sniffs, "{} does not reach r{index}", witness);
         }
         if let Need::Needed(witness) = &found.need {
             let with = treatment(policy, rule.direction, &witness.key(), None);

@@ -9,18 +9,18 @@ use std::time::Instant;
 use analysis::{Need, Reach, analyse};
 use program::Predicate;
 
-use analysis_support::classbench::{read, sets};
+use analysis_support::classbench::read;
 
 const SETS: [&str; 6] = ["acl_1k", "acl1_1k", "acl5_1k", "fw1_1k", "ipc1_1k", "acl1_10k"];
 
 #[test]
 fn classbench_sets_are_decided_whole() {
-    let Some(folder) = sets() else { return };
+    let Some(folder) = test_support::corpora("rules") else { return };
     for set in SETS {
         let policy = read(&folder.join(set));
         let started = Instant::now();
-        let mut heard = 0;
-        let analysis = analyse(&policy, &mut |_| heard += 1);
+        let mut calls = 0;
+        let analysis = analyse(&policy, &mut |_| calls += 1);
         let elapsed = started.elapsed();
         let dead = analysis.rules.iter().filter(|rule| rule.is_dead()).count();
         let together = analysis
@@ -39,7 +39,7 @@ fn classbench_sets_are_decided_whole() {
             analysis.not_decided,
         );
         assert_eq!(analysis.not_decided, 0, "{set}");
-        assert!(heard > policy.rules.len());
+        assert!(calls > policy.rules.len());
         // A packet that comes to a rule comes to none before it, rule by rule.
         let predicates: Vec<Predicate> =
             policy.rules.iter().map(|rule| Predicate::of(&rule.matches)).collect();

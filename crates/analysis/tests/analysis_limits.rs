@@ -1,5 +1,5 @@
-//! Policies that are legal and made to be hard: they are answered within bounds, and what is not found out is
-//! said to be so, with the reason.
+//! Valid policies that are hard to analyse: the answer comes within bounds, and undecided questions are reported with
+//! the reason.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -62,7 +62,7 @@ fn masks_that_cross_in_too_many_ways_are_not_decided() {
 }
 
 #[test]
-fn more_pairs_of_rules_than_can_be_told_are_not_looked_for() {
+fn the_search_stops_at_the_most_pairs_of_rules() {
     let grid = |key: &str, action: &str| {
         let mut text = String::new();
         for index in 0..300 {
@@ -83,7 +83,7 @@ fn more_pairs_of_rules_than_can_be_told_are_not_looked_for() {
 }
 
 #[test]
-fn long_lists_are_not_told_again_and_again() {
+fn repeated_long_lists_are_not_listed() {
     let policy = |action: &str| {
         let mut blocked = String::new();
         for index in 0..40_000u32 {
@@ -101,7 +101,7 @@ fn long_lists_are_not_told_again_and_again() {
     let found = diff(&old, &new, &mut |_| {});
     assert!(started.elapsed() < ANSWER_TIME, "{:?}", started.elapsed());
     assert_eq!((found.pairs.len(), found.is_whole()), (80, true));
-    // Every pair is told; not every region has room for the whole list.
+    // Every pair is reported; not every region can list all values.
     assert!(
         found.pairs.iter().all(|pair| pair.but_for.listed == ["blocked"] && pair.regions + pair.more == 1)
     );
@@ -137,8 +137,8 @@ fn long_exclusions_are_answered_within_bounds() {
     let two = |index| format!("{}, {}", all_but("src", 10_000, index), all_but("dst", 10_000, index + 7));
     let many = analyse(&read(&rules(60, &two)), &mut |_| {});
     assert!(many.not_decided > 0);
-    let is_told = |rule: &analysis::RuleAnalysis| matches!(&rule.reach, Reach::NotDecided(why) if why.contains("comparisons of header regions"));
-    assert!(many.rules.iter().any(is_told));
+    let is_reported = |rule: &analysis::RuleAnalysis| matches!(&rule.reach, Reach::NotDecided(why) if why.contains("comparisons of header regions"));
+    assert!(many.rules.iter().any(is_reported));
     assert!(started.elapsed() < ANSWER_TIME, "{:?}", started.elapsed());
 }
 

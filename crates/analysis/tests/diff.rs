@@ -1,15 +1,15 @@
-//! What `space::diff` claims, held to the linear reader: every region by its witness and by packets in it, every
-//! packet that is treated differently by the regions, and what is printed by reading it back.
+//! The results of `diff` compared with the linear reference matcher: regions by their witnesses and by packets in them,
+//! packets that are treated differently by the regions, and printed matches by parsing them.
 
 mod analysis_support;
 
 use std::collections::BTreeSet;
 
 use analysis::{Change, Detail, Diff, Effect, PairSummary, analyse, diff, diff_in_detail, match_text};
-use packet::DeepKey;
+use packet::{DeepKey, Field};
 use policy::policy::{Action, Direction};
 use policy::{NoFiles, Policy, Source};
-use program::{GroupId, Match, Predicate};
+use program::{GroupId, Match, Predicate, RangeSet};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
@@ -92,8 +92,8 @@ fn keys(old: &Policy, new: &Policy, frames: Vec<Vec<u8>>) -> Vec<DeepKey> {
     keys
 }
 
-/// Whether it differs what becomes of a packet, but for those that only hear it: those are told of once, with
-/// what comes in.
+/// Whether a packet is treated differently, sniff rules aside for packets that the host sends: these are reported once,
+/// with what the port receives.
 fn differs_in_itself(old: &Policy, new: &Policy, direction: Direction, key: &DeepKey) -> bool {
     let of = |policy: &Policy| {
         let mut treatment = treatment(policy, direction, key, None);
@@ -129,10 +129,10 @@ proptest! {
         let found = same(&old, &new);
         prop_assert_eq!(found.not_decided, 0);
         prop_assert_eq!(found.is_empty(), found.regions.is_empty());
-        let mut told = BTreeSet::new();
+        let mut listed = BTreeSet::new();
         for change in &found.regions {
             let whole = (change.direction == Direction::Egress, &change.before, &change.after, change.region.to_string());
-            prop_assert!(change.region.only.is_some() || told.insert(whole), "{} is told twice", change.region);
+            prop_assert!(change.region.only.is_some() || listed.insert(whole), "{} is listed twice", change.region);
             let key = change.witness.key();
             prop_assert!(holds(&change.region.matches, &key), "{} is not of {}", change.witness, change.region);
             prop_assert!(differs(&old, &new, change.direction, &key), "{} in {}", change.witness, change.region);
@@ -141,11 +141,11 @@ proptest! {
         keys.extend(found.regions.iter().map(|change| change.witness.key()));
         for (key, direction) in keys.iter().flat_map(|key| DIRECTIONS.map(|direction| (key, direction))) {
             let of = |change: &&Change| change.direction == direction && holds(&change.region.matches, key);
-            let told = found.regions.iter().any(|change| of(&change) && change.region.only.is_none());
+            let is_exact = found.regions.iter().any(|change| of(&change) && change.region.only.is_none());
             let maybe = found.regions.iter().any(|change| of(&change));
-            prop_assert!(!told || differs(&old, &new, direction, key), "{key:?} is told of and treated alike");
+            prop_assert!(!is_exact || differs(&old, &new, direction, key), "{key:?} is in a region and treated alike");
             let differs = differs_in_itself(&old, &new, direction, key);
-            prop_assert!(maybe || !differs, "{key:?} is treated differently and not told of");
+            prop_assert!(maybe || !differs, "{key:?} is treated differently and in no region");
         }
     }
 
@@ -214,7 +214,7 @@ proptest! {
         }
         new.default = turned(new.default);
         prop_assert!(same(&old, &new).is_empty());
-        // Groups that are like each other are told apart by their names, of which one may be new.
+        // Groups with the same content are distinguished by their names, of which one may be new.
         new.groups[0].name = "renamed".to_owned();
         prop_assert!(same(&old, &new).is_empty());
     }
@@ -246,15 +246,15 @@ proptest! {
 
     /// Splitting a rule in two by a port changes nothing, and neither does moving a rule past one it does not meet.
     #[test]
-    fn other_words_for_the_same_are_the_same(rules in rules(6).prop_filter("some", |rules| !rules.is_empty()), at in any::<Index>(), port in select(vec![1u16, 53, 1024])) {
+    fn other_words_for_the_same_are_the_same(rules in rules(6).prop_filter("some", |rules| !rules.is_empty()), at in any::<Index>(), port in select(vec![1u32, 53, 1024])) {
         let mut rules = rules;
         let at = at.index(rules.len());
-        let whole = program::RangeSet::of(vec![(0, u16::MAX)]);
-        let ports = rules[at].0.dst_port.get_or_insert(whole).clone();
+        rules[at].0.require(Field::DstPort);
+        let ports = rules[at].0.get(Field::DstPort).expect("it was set").clone();
         let mut split = rules.clone();
         let mut lower = split[at].clone();
-        lower.0.dst_port = Some(ports.intersect(&program::RangeSet::of(vec![(0, port)])));
-        split[at].0.dst_port = Some(ports.intersect(&program::RangeSet::of(vec![(port, u16::MAX)])));
+        lower.0.set(Field::DstPort, ports.intersect(&RangeSet::of(vec![(0, port)])));
+        split[at].0.set(Field::DstPort, ports.intersect(&RangeSet::of(vec![(port, 0xffff)])));
         split.insert(at, lower);
         let found = same(&policy(rules, Action::Kernel), &policy(split, Action::Kernel));
         prop_assert!(found.is_empty(), "{:?}", found.regions.iter().map(|c| c.region.to_string()).collect::<Vec<_>>());

@@ -12,20 +12,20 @@ use policy::Policy;
 use policy::policy::{Action, Direction};
 use program::GroupId;
 
-use analysis_support::classbench::{read, sets};
+use analysis_support::classbench::read;
 use analysis_support::treatment;
 
 fn timed(what: &str, old: &Policy, new: &Policy) -> Diff {
     let started = Instant::now();
-    let mut heard = 0;
-    let found = diff(old, new, &mut |_| heard += 1);
+    let mut calls = 0;
+    let found = diff(old, new, &mut |_| calls += 1);
     let (regions, pairs, open) = (found.regions.len(), found.pairs.len(), found.not_decided);
     let elapsed = started.elapsed();
     _ = writeln!(
         std::io::stderr(),
         "{what}: {elapsed:?}: {regions} regions of {pairs} pairs, {open} not decided"
     );
-    assert!(heard > 0);
+    assert!(calls > 0);
     for change in &found.regions {
         let key = change.witness.key();
         let (before, after) =
@@ -40,7 +40,7 @@ fn timed(what: &str, old: &Policy, new: &Policy) -> Diff {
 
 #[test]
 fn large_policies_are_compared() {
-    let Some(folder) = sets() else { return };
+    let Some(folder) = test_support::corpora("rules") else { return };
     let old = read(&folder.join("acl1_10k"));
     assert!(timed("acl1_10k with itself", &old, &old).is_empty());
 

@@ -1,14 +1,114 @@
-//! What a program takes of a device, before anything is installed: flows, masks, priorities, counters, queue
-//! pairs and tables against their limits. Called by `compile`, which refuses by it, and by `check`, which
-//! shows it. Counts; changes nothing.
+//! All limits of a device: what a program needs, whether that fits, and whether the installed program and the one that
+//! replaces it fit at once. `compile` refuses programs that do not fit, `check` shows the counts, and `steerd` compares
+//! two programs before a reload.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use device_model::{DeviceProfile, Limit};
-use program::{Errno, Flow, FlowAction, FlowKind, Program, Spec, WorkerId};
+use packet::cube::Cube;
+use policy::Witness;
+use program::{Errno, Flow, FlowAction, FlowKind, FlowSpec, Program, RuleId, WorkerId};
 use serde::Serialize;
 
-use crate::{ByMask, Obstacle};
+use super::Job;
+use super::assign_priorities::{Assigned, Table};
+use super::cover::MAX_FLOWS;
+use super::diagnostics::{Conflict, LimitProblem, Obstacle, PriorityCause, Problem, Problems};
+use super::emit;
+use super::lower::{Candidate, CandidateId, Lowered};
+use super::mask_index::ByMask;
+use super::order::{Ranked, Ranking};
+
+/// Specs beside which a flow carries two actions: the tag or drop, and a counter.
+const ACTION_SPECS: u32 = 2;
+
+/// Refuses flows that the device has no room for, before they are written out. `previous` is counted in: a reload has
+/// both programs on the device.
+pub(super) fn refuse_flows(
+    job: &Job<'_>,
+    lowered: &Lowered,
+    ranking: &Ranking,
+    assigned: &Assigned,
+    problems: &mut Problems,
+) {
+    let profile = job.profile;
+    let rule_of = |id: CandidateId| lowered.candidate(id).rule;
+    let offered = profile.priorities_per_program();
+    if assigned.priorities > offered {
+        let (rule, cause) = priority_cause(lowered, ranking, assigned, offered);
+        problems.limit(rule, LimitProblem::Priorities { needed: assigned.priorities, cause });
+    }
+    if let Some(id) = assigned.overflow {
+        problems.limit(rule_of(id), LimitProblem::MulticastTable);
+    }
+    let previous = job.previous.map_or(0, |previous| previous.flows.len());
+    let most = profile.max_flows.map_or(MAX_FLOWS, |most| (most as usize).saturating_sub(previous));
+    if let Some(first) = ranking.kept.get(most.min(MAX_FLOWS)) {
+        let flows = ranking.kept.len();
+        problems.limit(rule_of(first.id), LimitProblem::DeviceFlows { flows, previous });
+    }
+    let reading = emit::Reading::of(profile);
+    let kept = ranking.kept.iter().map(|ranked| lowered.candidate(ranked.id));
+    let longest = kept.map(|Candidate { cube, rule, .. }| (emit::spec_count(cube, reading), *rule)).max();
+    if let Some((specs, rule)) = longest.filter(|(specs, _)| specs + ACTION_SPECS > profile.max_specs) {
+        problems.limit(rule, LimitProblem::Specs(specs));
+    }
+}
+
+/// Why there are too few priorities, and the rule to blame.
+fn priority_cause(
+    lowered: &Lowered,
+    ranking: &Ranking,
+    assigned: &Assigned,
+    offered: u32,
+) -> (RuleId, PriorityCause) {
+    let longest = &ranking.longest;
+    let ranks = longest.last().map_or(0, |last| last.rank + 1);
+    if let Some(widest) = assigned.widest.as_ref().filter(|_| ranks <= offered) {
+        let cause = PriorityCause::Masks { masks: widest.masks, priorities: widest.priorities };
+        return (lowered.candidate(widest.rarest).rule, cause);
+    }
+    let candidate = |ranked: &Ranked| lowered.candidate(ranked.id);
+    let last = longest.iter().position(|ranked| ranked.rank >= offered).unwrap_or(0);
+    let upto = &longest[..longest.len().min(last + 1)];
+    // Flows of one rule rank apart as well, by their hash variants.
+    let mut pairs = upto.windows(2).rev().map(|pair| (candidate(&pair[0]), candidate(&pair[1])));
+    let Some((above, below)) = pairs.find(|(above, below)| above.rule != below.rule) else {
+        return (longest.last().map_or(RuleId(0), |last| candidate(last).rule), PriorityCause::Variants);
+    };
+    let mut rules: Vec<RuleId> = longest.iter().map(|ranked| candidate(ranked).rule).collect();
+    rules.dedup();
+    let cause = PriorityCause::Chain {
+        above: above.rule,
+        below: below.rule,
+        shared: shared_packet(&above.cube, &below.cube),
+        has_variants: rules.len() < longest.len(),
+        rules,
+    };
+    (below.rule, cause)
+}
+
+/// An example packet in both cubes. It is checked against the specs of both flows before it is shown.
+fn shared_packet(one: &Cube, other: &Cube) -> Option<Witness> {
+    let witness = Witness { frame: one.and(other)?.frame() };
+    let key = witness.key();
+    let takes = |cube: &Cube| {
+        let chain = emit::chain(cube, emit::Reading::default());
+        let mut specs = chain.specs.iter().enumerate();
+        specs.all(|(place, spec)| spec.matches_deep(&key, place >= chain.inner_from))
+    };
+    (takes(one) && takes(other)).then_some(witness)
+}
+
+/// Refuses a program that does not fit on the device beside the previous program.
+pub(super) fn refuse_program(job: &Job<'_>, program: &Program, problems: &mut Problems) {
+    let masks = Masks::of(program, job.previous);
+    let capacity = Capacity::with(&masks, program, job.profile, job.previous);
+    for row in capacity.rows.into_iter().filter(CapacityRow::exceeds) {
+        let rule = blamed(&row, &masks, program);
+        problems.push(Problem::Limit(rule, LimitProblem::Capacity(row)));
+    }
+}
 
 /// A program against a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -26,15 +126,15 @@ pub struct Capacity {
 pub struct CapacityRow {
     /// Which limit.
     pub limit: Limit,
-    /// What is counted, in words.
+    /// What is counted, in English.
     pub what: &'static str,
-    /// What the program takes.
+    /// What the program needs.
     pub used: u64,
-    /// What the program before takes beside it while both are there.
+    /// What the previous program needs while both are on the device.
     pub previous: u64,
-    /// What there is for both; `None`: the device does not say.
+    /// What the device has for both; `None`: there is no known limit.
     pub most: Option<u64>,
-    /// What the device answers beyond it.
+    /// The error of the device when the limit is exceeded.
     pub errno: Errno,
 }
 
@@ -59,15 +159,15 @@ struct Masks {
     of_flows: Vec<Option<usize>>,
     /// By number how many flows have the mask.
     flows: Vec<usize>,
-    /// How many masks flows have that take packets; those of copies are not kept by mask.
+    /// How many masks the flows have that are not copies, which the device does not keep by mask.
     taking: usize,
-    /// How many more the program before has.
+    /// How many more the previous program has.
     previous: usize,
 }
 
 impl Masks {
     fn of(program: &Program, previous: Option<&Program>) -> Self {
-        let mut numbers: ByMask<(FlowKind, usize, Vec<Spec>), usize> = ByMask::default();
+        let mut numbers: ByMask<(FlowKind, usize, Vec<FlowSpec>), usize> = ByMask::default();
         let mut masks = Self { of_flows: Vec::new(), flows: Vec::new(), taking: 0, previous: 0 };
         for flow in &program.flows {
             let next = masks.flows.len();
@@ -98,22 +198,13 @@ impl Masks {
 }
 
 impl Capacity {
-    /// What `program` takes, beside `previous` if that is on the device.
+    /// What `program` needs, and `previous` if that is on the device.
     #[must_use]
     pub fn of(program: &Program, profile: &DeviceProfile, previous: Option<&Program>) -> Self {
         Self::with(&Masks::of(program, previous), program, profile, previous)
     }
 
     fn with(masks: &Masks, program: &Program, profile: &DeviceProfile, previous: Option<&Program>) -> Self {
-        let before = |count: &dyn Fn(&Program) -> usize| previous.map_or(0, count) as u64;
-        let row = |limit, what, count: &dyn Fn(&Program) -> usize, most: Option<u64>| CapacityRow {
-            limit,
-            what,
-            used: count(program) as u64,
-            previous: before(count),
-            most,
-            errno: profile.errno(limit),
-        };
         // Priorities are halved already: each program has its own half.
         let own = |limit, what, used: u64, most| CapacityRow {
             limit,
@@ -122,6 +213,10 @@ impl Capacity {
             previous: 0,
             most,
             errno: profile.errno(limit),
+        };
+        let row = |limit, what, count: &dyn Fn(&Program) -> usize, most: Option<u64>| CapacityRow {
+            previous: previous.map_or(0, count) as u64,
+            ..own(limit, what, count(program) as u64, most)
         };
         let wide = |most: Option<u32>| most.map(u64::from);
         let priorities = u64::from(profile.priorities_per_program());
@@ -146,54 +241,6 @@ impl Capacity {
         ];
         Self { device: profile.name.clone(), rows, priorities: by_priority(masks, program, profile) }
     }
-
-    /// The row of a limit.
-    #[must_use]
-    pub fn row(&self, limit: Limit) -> Option<&CapacityRow> {
-        self.rows.iter().find(|row| row.limit == limit)
-    }
-
-    /// What the device has too little of for the program, each with a label for the rule that is blamed.
-    pub(crate) fn obstacles(
-        program: &Program,
-        profile: &DeviceProfile,
-        previous: Option<&Program>,
-    ) -> Vec<(Obstacle, &'static str)> {
-        let masks = Masks::of(program, previous);
-        let capacity = Self::with(&masks, program, profile, previous);
-        let exceeded = capacity.rows.iter().filter(|row| row.exceeds());
-        let blamed = exceeded.map(|row| match blamed(row, &masks, program) {
-            Some((rule, label)) => (Obstacle { rule: Some(rule), ..capacity.obstacle(row) }, label),
-            None => (capacity.obstacle(row), ""),
-        });
-        blamed.collect()
-    }
-
-    fn obstacle(&self, row: &CapacityRow) -> Obstacle {
-        let most = row.most.unwrap_or(0);
-        let before = match row.previous {
-            0 => String::new(),
-            previous => format!(" beside {previous} of the program before"),
-        };
-        let remedy = match row.limit {
-            Limit::Queues => "hash = \"l3\" takes three queue pairs per group, \"none\" one",
-            Limit::Shapes => "use fewer different prefix lengths, port ranges and keys",
-            Limit::Tables => "give groups the same workers and table sizes, so that they share tables",
-            Limit::Copies => "copy by fewer values: each takes a flow",
-            Limit::Counters => "write fewer rules that drop",
-            _ => "write fewer rules",
-        };
-        Obstacle {
-            rule: None,
-            reason: format!(
-                "the policy takes {} {}{before}, `{}` has {most}",
-                row.used, row.what, self.device
-            ),
-            limit: format!("{most} {}", row.what),
-            errno: Some(row.errno),
-            remedy: remedy.to_owned(),
-        }
-    }
 }
 
 impl CapacityRow {
@@ -212,28 +259,26 @@ impl CapacityRow {
     }
 }
 
-/// The rule that a shortage shows best, if it is not the groups' or everybody's.
-fn blamed(row: &CapacityRow, masks: &Masks, program: &Program) -> Option<(usize, &'static str)> {
-    let (flow, label) = match row.limit {
-        Limit::Shapes => (masks.rarest(program), "one of its masks is the rarest"),
+/// The rule that shows a shortage best, if it is not a matter of the groups or of the whole policy.
+fn blamed(row: &CapacityRow, masks: &Masks, program: &Program) -> Option<RuleId> {
+    let flow = match row.limit {
+        Limit::Shapes => masks.rarest(program),
         Limit::Copies => {
             let mut copies = program.flows.iter().filter(|flow| flow.kind == FlowKind::Copy);
             let room = row.most.unwrap_or(0).saturating_sub(row.previous);
-            (copies.nth(usize::try_from(room).unwrap_or(usize::MAX)), "up to here they fit")
+            copies.nth(usize::try_from(room).unwrap_or(usize::MAX))
         }
-        _ => return None,
+        _ => None,
     };
-    let rule = flow?.rule;
-    (rule != program.default_rule()).then_some((rule.index(), label))
+    flow.map(|flow| flow.rule).filter(|rule| *rule != program.default_rule())
 }
 
-/// The tag or the destination that is none, and a counter.
+/// How many action specs a flow has: tag, drop, counter.
 fn actions(flow: &Flow) -> usize {
     match (flow.kind, flow.action) {
         (FlowKind::Sniffer, _) => 0,
-        (_, FlowAction::Steer { .. }) => 1,
+        (_, FlowAction::Steer { .. } | FlowAction::Pass) => 1,
         (_, FlowAction::Drop) => 2,
-        (_, FlowAction::Pass) => 1,
     }
 }
 
@@ -275,4 +320,150 @@ fn by_priority(masks: &Masks, program: &Program, profile: &DeviceProfile) -> Vec
         }
     });
     uses.collect()
+}
+
+/// Why `after` cannot be on a device beside `before`, beyond what [`Capacity`] counts; `None`: nothing is known. Devices
+/// that apply flows that match only multicast after all others keep those of both programs in one table, whatever their
+/// priority. The named rule is one of `after`.
+#[must_use]
+pub fn reload_conflict(before: &Program, after: &Program, profile: &DeviceProfile) -> Option<Obstacle> {
+    if !profile.multicast_ignores_priority {
+        return None;
+    }
+    let conflict = match same_match(before, after) {
+        Some(flow) => Conflict::SameMatch(flow.rule),
+        None => Conflict::TableFull(overflow(before, after, profile)?.rule),
+    };
+    Some(conflict.obstacle(after, profile))
+}
+
+/// Flows that are equal in this cannot be in a table twice.
+fn match_key(flow: &Flow) -> (FlowKind, usize, &[FlowSpec]) {
+    (flow.kind, flow.inner_from, &flow.specs)
+}
+
+/// Finds a multicast-only flow of `after` that has the match of a flow of `before` and another tag or action: the device
+/// returns EEXIST for it. Tags never agree, because each program has its own.
+fn same_match<'p>(before: &Program, after: &'p Program) -> Option<&'p Flow> {
+    let known: HashMap<_, FlowAction> =
+        multicast_flows(before).map(|flow| (match_key(flow), flow.action)).collect();
+    let is_same = |old: FlowAction, new: FlowAction| old == new && !matches!(new, FlowAction::Steer { .. });
+    multicast_flows(after)
+        .find(|flow| known.get(&match_key(flow)).is_some_and(|old| !is_same(*old, flow.action)))
+}
+
+/// The first flow of `after` that the tables, one for each direction, have no room for. Flows of both are there once.
+fn overflow<'p>(before: &Program, after: &'p Program, profile: &DeviceProfile) -> Option<&'p Flow> {
+    let limits = profile.priority_table?;
+    let mut tables: BTreeMap<FlowKind, Table<_>> = BTreeMap::new();
+    let mut add =
+        |flow: &Flow| tables.entry(flow.kind).or_insert_with(|| Table::new(limits)).add(flow.shape());
+    multicast_flows(before).for_each(|flow| {
+        add(flow);
+    });
+    let known: HashSet<_> = multicast_flows(before).map(match_key).collect();
+    multicast_flows(after).find(|flow| !known.contains(&match_key(flow)) && !add(flow))
+}
+
+/// Flows that the device applies last; copies are kept with the others of their priority.
+fn multicast_flows(program: &Program) -> impl Iterator<Item = &Flow> {
+    program.flows.iter().filter(|flow| flow.is_multicast_only())
+}
+
+#[cfg(test)]
+mod tests {
+    use device_model::PriorityTable;
+    use packet::cube::*;
+    use policy::{NoFiles, Source};
+
+    use super::*;
+
+    fn program(rules: &str, profile: &DeviceProfile) -> Program {
+        let text = format!("version = 1\n[groups.one]\nworkers = [0]\nhash = 'none'\n{rules}");
+        let (policy, _) =
+            policy::parse(&Source::new("reload_conflict.toml", text), &NoFiles).expect("a policy");
+        crate::compile(&policy, profile, 1).expect("a program")
+    }
+
+    fn rule(name: &str, matches: &str, action: &str) -> String {
+        format!("[[rules]]\nname = '{name}'\nmatch = {{ {matches} }}\naction = {action}\n")
+    }
+
+    const STEER: &str = "{ steer = 'one' }";
+
+    #[test]
+    fn a_match_on_multicast_is_in_the_table_once() {
+        let mlx5 = DeviceProfile::mlx5();
+        let of = |matches: &str, action: &str| program(&rule("r", matches, action), &mlx5);
+        let all = of("dst_mac = 'multicast'", STEER);
+        let obstacle = reload_conflict(&all, &all, &mlx5).expect("tags differ");
+        assert_eq!((obstacle.errno, obstacle.rule), (Some(Errno::Eexist), Some(RuleId(0))));
+        assert_eq!(reload_conflict(&all, &all, &DeviceProfile::ideal()), None);
+        let dropped = of("dst_mac = 'multicast'", "'drop'");
+        assert!(
+            reload_conflict(&dropped, &all, &mlx5).is_some()
+                && reload_conflict(&all, &dropped, &mlx5).is_some()
+        );
+        assert_eq!(reload_conflict(&dropped, &dropped, &mlx5), None, "they are the same");
+        let unicast = of("dst = '192.0.2.1'", STEER);
+        let by_address = of("dst = '224.0.0.0/4'", STEER);
+        let inside = of("inner = { dst_mac = 'multicast' }", STEER);
+        let fine = [(&unicast, &all), (&all, &unicast), (&by_address, &by_address), (&inside, &inside)];
+        for (before, after) in fine {
+            assert_eq!(reload_conflict(before, after, &mlx5), None);
+        }
+    }
+
+    #[test]
+    fn both_programs_need_room_in_the_one_table() {
+        let table = PriorityTable { entries: 8, groups: 2, group_entries: 2 };
+        let device = DeviceProfile { priority_table: Some(table), ..DeviceProfile::mlx5() };
+        let dropping = |groups: std::ops::Range<u32>| {
+            let matches = |group| format!("dst_mac = 'multicast', dst = '192.0.2.{group}'");
+            let rules: String =
+                groups.map(|group| rule(&format!("r{group}"), &matches(group), "'drop'")).collect();
+            program(&rules, &device)
+        };
+        // One mask: two groups of two flows, and four flows beside them.
+        assert_eq!(reload_conflict(&dropping(0..4), &dropping(4..8), &device), None);
+        assert_eq!(reload_conflict(&dropping(0..8), &dropping(0..8), &device), None, "they are the same");
+        let obstacle = reload_conflict(&dropping(0..4), &dropping(4..9), &device).expect("the ninth");
+        assert_eq!((obstacle.errno, obstacle.rule), (Some(Errno::Enospc), Some(RuleId(4))), "{obstacle:?}");
+    }
+
+    fn cube(fields: &[(Slot, u64)]) -> Cube {
+        let fill = |cube: Cube, (field, value): &(Slot, u64)| cube.with(*field, *value, field.ones());
+        fields.iter().try_fold(Cube::ANY, fill).and_then(Cube::closed).expect("some packet")
+    }
+
+    #[test]
+    fn shared_packets_are_found_for_all_fields() {
+        let any = Cube::ANY;
+        let inner = HAS_IPV4.inside();
+        for cube in [
+            cube(&[(HAS_IPV4, 1), (HAS_TCP, 1), (DST_PORT, 22), (TOS, 4), (TTL, 1)]),
+            cube(&[(HAS_IPV6, 1), (SRC_HIGH, 5), (FLOW_LABEL, 9), (HAS_UDP, 1), (SRC_PORT, 53)]),
+            cube(&[(VLAN_TCI, 0x2007), (ETHER_TYPE, 0x0806), (DST_MAC, 0xffff_ffff_ffff)]),
+            cube(&[(HAS_IPV4, 1), (IP_FLAGS, 2), (PROTOCOL, 47)]),
+            cube(&[(HAS_IPV4, 1), (HAS_ESP, 1), (ESP_SPI, 7)]),
+            cube(&[(HAS_IPV4, 1), (HAS_VXLAN, 1), (VXLAN_VNI, 5), (HAS_INNER, 1), (inner, 1)]),
+            cube(&[
+                (HAS_IPV6, 1),
+                (HAS_GRE, 1),
+                (GRE_KEY, 0),
+                (GRE_PROTOCOL, 0x0800),
+                (HAS_INNER, 1),
+                (inner, 1),
+            ]),
+            cube(&[(ETHER_TYPE, 0x8847), (HAS_MPLS, 1), (MPLS_TOP, 0x0001_0040)]),
+            cube(&[(HAS_IPV4, 1), (HAS_UDP, 1), (DST_PORT, 6635), (HAS_MPLS, 1), (HAS_INNER, 1), (inner, 1)]),
+            cube(&[(HAS_INNER, 1), (HAS_IPV6.inside(), 1), (HAS_TCP.inside(), 1), (DST_PORT.inside(), 80)]),
+            cube(&[(HAS_INNER, 1), (SRC_MAC.inside(), 3)]),
+        ] {
+            let witness = shared_packet(&cube, &any).unwrap_or_else(|| panic!("{cube:?}"));
+            assert!(shared_packet(&any, &cube) == Some(witness));
+        }
+        let (arp, ipv4) = (cube(&[(ETHER_TYPE, 0x0806)]), cube(&[(HAS_IPV4, 1)]));
+        assert_eq!(shared_packet(&arp, &ipv4), None);
+    }
 }

@@ -1,6 +1,5 @@
-//! What `steerd check` tells about a compiled policy: where each rule is decided and what in it is
-//! suspicious. `report` calls it; it prints nothing. Which rules several others take together it leaves to
-//! `analysis`.
+//! Warnings about a compiled policy, and where each rule of it is decided, for `steerd check`. Prints nothing. Rules that
+//! several others hide together are found by `analysis`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,14 +9,18 @@ use policy::{Diagnostic, MAX_DIAGNOSTICS, Policy};
 use program::{Decide, Feature, FlowAction, GroupId, Placement, Program, RuleId, Verdict};
 use serde::Serialize;
 
-use crate::{Covers, Taken, attempt};
+use crate::Job;
+use crate::classes::outcomes;
+use crate::cube::Cube;
+use crate::expand::{Expansion, expand};
+use crate::mask_index::MaskIndex;
 
 /// The findings.
 #[derive(Clone, Debug, Serialize)]
 pub struct Check {
     /// One line per rule, `default` last.
     pub rules: Vec<RuleCheck>,
-    /// What the operator may not have meant, in the order of the policy.
+    /// Likely mistakes, in the order of the policy.
     pub warnings: Vec<Diagnostic>,
 }
 
@@ -28,26 +31,21 @@ pub struct RuleCheck {
     pub name: String,
     /// Its line in the policy.
     pub line: u32,
-    /// What it does, in words.
+    /// What it does, in English.
     pub action: String,
     /// Where it is decided.
     pub placement: Placement,
-    /// How many flows it takes.
+    /// How many flows it has.
     pub flows: u32,
-    /// How many questions a worker asks of one of its packets at most; 0 where the device decides.
+    /// The most rules that a worker tests one of its packets for; 0 where the device decides.
     pub steps: u32,
 }
 
-/// Looks over a compiled policy; `program` must have been compiled from `policy`.
+/// Checks a program, which must have been compiled from this policy for this device and number of workers. On a device
+/// without flow tags one class decides all packets; which packets each flow matches is therefore read from a program that
+/// is compiled for the same device with tags.
 #[must_use]
-pub fn check(policy: &Policy, program: &Program) -> Check {
-    check_beside(policy, program, program, Vec::new())
-}
-
-/// The same for the device and the number of workers that it was compiled for. Where a device has no flow tags one
-/// class is about all packets: which of them a flow can bring is seen in what it would run if it had tags.
-#[must_use]
-pub fn check_for(policy: &Policy, profile: &DeviceProfile, workers: usize, program: &Program) -> Check {
+pub fn check(policy: &Policy, profile: &DeviceProfile, workers: usize, program: &Program) -> Check {
     let dependent = dependences(policy, profile);
     if profile.has_tags() {
         return check_beside(policy, program, program, dependent);
@@ -55,11 +53,12 @@ pub fn check_for(policy: &Policy, profile: &DeviceProfile, workers: usize, progr
     let others = profile.refusals.iter().filter(|refusal| refusal.feature != Feature::Tag);
     let refusals = others.cloned().collect();
     let tag_bits = DeviceProfile::ideal().tag_bits;
-    let tagged = attempt(policy, &DeviceProfile { tag_bits, refusals, ..profile.clone() }, workers, None);
+    let tagged = DeviceProfile { tag_bits, refusals, ..profile.clone() };
+    let tagged = Job { policy, profile: &tagged, workers, previous: None }.compile();
     check_beside(policy, program, tagged.as_ref().unwrap_or(program), dependent)
 }
 
-/// Rules that ask for what only some devices of the kind do: whether this one does is known when it is tried.
+/// Warns of rules that need a capability which only some devices of the model have, which is known on installation.
 fn dependences(policy: &Policy, profile: &DeviceProfile) -> Vec<Diagnostic> {
     let warning = |rule: &RuleDefinition| {
         let feature = match rule.action {
@@ -70,10 +69,10 @@ fn dependences(policy: &Policy, profile: &DeviceProfile) -> Vec<Diagnostic> {
         };
         let Dependence { capability, source, .. } = profile.dependence(feature)?;
         let message = format!(
-            "whether {} does what the rule `{}` asks for, {}, depends on its firmware",
+            "whether {} supports {}, which the rule `{}` needs, depends on its firmware",
             profile.name,
+            feature.name(),
             rule.name,
-            feature.name()
         );
         let hint = format!(
             "the driver refuses it with EOPNOTSUPP unless the device has the capability `{capability}` ({source}); \
@@ -105,7 +104,7 @@ fn check_beside(
         })
         .collect();
     unreachable_rules(policy, program, &mut warnings);
-    strangers(policy, tagged, &mut warnings);
+    foreign_packets(policy, tagged, &mut warnings);
     unused_groups(policy, program, &mut warnings);
     warnings.sort_by_key(|warning| (warning.line, warning.column));
     Check { rules, warnings }
@@ -123,30 +122,23 @@ fn software_steps(program: &Program) -> BTreeMap<RuleId, u32> {
     steps.collect()
 }
 
-/// Rules that neither a flow nor a software class ever comes to. What leaves packets to the kernel, and needs
-/// no flow for that, may well be reached.
+/// Warns of rules that neither a flow nor a software class leads to. Rules that leave packets to the kernel without a flow
+/// are in the program's exceptions.
 fn unreachable_rules(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
     let mut reached: BTreeSet<RuleId> = program.flows.iter().map(|flow| flow.rule).collect();
     reached.extend(program.exceptions.iter().map(|step| step.rule));
-    for class in program.classes.iter().flatten() {
-        match &class.decide {
-            Decide::Exact(_) => {}
-            Decide::Software(steps, otherwise) => {
-                reached.extend(steps.iter().map(|step| step.rule));
-                reached.insert(otherwise.rule);
-            }
-        }
-    }
+    let classes = program.classes.iter().flatten();
+    reached.extend(classes.flat_map(|class| outcomes(&class.decide)).map(|outcome| outcome.rule));
     let dead: Vec<usize> =
         (0..policy.rules.len()).filter(|index| !reached.contains(&RuleId::of(*index))).collect();
     if dead.is_empty() {
         return;
     }
     let covers = Covers::of(policy);
-    for (told, index) in dead.iter().enumerate() {
+    for (shown, index) in dead.iter().enumerate() {
         let Some(rule) = policy.rules.get(*index) else { continue };
-        if told == MAX_DIAGNOSTICS {
-            let message = format!("{} more rules never match", dead.len() - told);
+        if shown == MAX_DIAGNOSTICS {
+            let message = format!("{} more rules never match", dead.len() - shown);
             warnings.push(rule.name_place.warning(message, "from here on"));
             break;
         }
@@ -166,68 +158,68 @@ fn unreachable_rules(policy: &Policy, program: &Program, warnings: &mut Vec<Diag
     }
 }
 
-/// What one rule's flows bring to its workers that is not its own.
+/// Packets of other rules that the flows of one rule match.
 #[derive(Default)]
-struct Strangers {
-    /// In words, the flows with packets that no rule claims, or that a rule leaves to the host.
+struct Foreign {
+    /// The flows, as text, with packets that should reach the kernel.
     from_kernel: Vec<String>,
     /// The first rule of another group whose packets are among them.
     elsewhere: Option<Elsewhere>,
 }
 
-/// A rule whose packets come to workers of another group.
+/// A rule whose packets are processed by workers of another group.
 #[derive(Clone, Copy)]
 struct Elsewhere {
     rule: RuleId,
-    /// Whose they should be.
+    /// The group that should process them.
     there: GroupId,
-    /// Where they stay.
+    /// The group that does.
     here: GroupId,
 }
 
-/// Hybrid rules that bring packets to a worker which belong to the host, and never come back to it, or which
-/// belong to another group, and stay where they are.
-fn strangers(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
-    let mut found: BTreeMap<RuleId, Strangers> = BTreeMap::new();
+/// Warns of hybrid rules whose flows match packets that should reach the kernel or another group: workers cannot forward
+/// them.
+fn foreign_packets(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
+    let mut found: BTreeMap<RuleId, Foreign> = BTreeMap::new();
     for flow in &program.flows {
         let FlowAction::Steer { queue, class } = flow.action else { continue };
         let (Some(queue), Some(class)) = (program.queues.get(queue.index()), program.class(class)) else {
             continue;
         };
-        let strangers = found.entry(flow.rule).or_insert_with(|| Strangers {
+        let foreign = found.entry(flow.rule).or_insert_with(|| Foreign {
             elsewhere: elsewhere(&class.decide, queue.group),
-            ..Strangers::default()
+            ..Foreign::default()
         });
-        if may_end_in_kernel(&class.decide) {
-            strangers.from_kernel.push(flow.words());
+        if outcomes(&class.decide).any(|outcome| outcome.verdict == Verdict::Kernel) {
+            foreign.from_kernel.push(flow.to_string());
         }
     }
-    let told = found.iter().filter_map(|(rule, strangers)| told(policy, program, *rule, strangers));
-    warnings.extend(told);
+    warnings
+        .extend(found.iter().filter_map(|(rule, foreign)| foreign_warning(policy, program, *rule, foreign)));
 }
 
-/// The warning of one rule, if there is something to warn of.
-fn told(policy: &Policy, program: &Program, id: RuleId, strangers: &Strangers) -> Option<Diagnostic> {
+/// The warning about one rule, if its flows match packets of others.
+fn foreign_warning(policy: &Policy, program: &Program, id: RuleId, foreign: &Foreign) -> Option<Diagnostic> {
     let rule = policy.rules.get(id.index())?;
-    let flows = listed(&strangers.from_kernel);
-    let other = strangers.elsewhere.map(|Elsewhere { rule, there, here }| {
+    let flows = listed(&foreign.from_kernel);
+    let other = foreign.elsewhere.map(|Elsewhere { rule, there, here }| {
         let group = |group: GroupId| program.groups.get(group.index()).map_or("?", |group| &*group.name);
         let other = program.rules.get(rule.index()).map_or("?", |rule| &*rule.name);
         (other, group(there), group(here))
     });
-    let notes = program.rules.get(id.index()).map(|rule| &*rule.unfinished).unwrap_or_default();
+    let notes = program.rules.get(id.index()).map(|rule| &*rule.undecided).unwrap_or_default();
     let is_kept = notes.iter().any(|note| note.why.keeps_from_host());
-    let (message, label, hint) = match (other, strangers.from_kernel.is_empty()) {
+    let (message, label, hint) = match (other, foreign.from_kernel.is_empty()) {
         (_, false) if is_kept => (
-            format!("packets of `{}` come to a worker, not to the host: {flows}", rule.name),
+            format!("packets of `{}` belong to the host, but a worker receives them: {flows}", rule.name),
             "for the host",
-            "flows of later rules take such packets and cannot leave these out: `steerd check` says why, and what \
+            "flows of later rules match such packets and cannot exclude these: `steerd check` shows why, and what \
              to write"
                 .to_owned(),
         ),
         (None, true) => return None,
         (None, false) => (
-            format!("`{}` takes packets from the kernel that are not its own: {flows}", rule.name),
+            format!("`{}` takes packets of other rules from the kernel: {flows}", rule.name),
             "decided by the worker",
             LOST.to_owned(),
         ),
@@ -238,13 +230,13 @@ fn told(policy: &Policy, program: &Program, id: RuleId, strangers: &Strangers) -
             ),
             "decided by the worker",
             format!(
-                "the device cannot tell them apart, and `{other}` goes to `{there}`: give both rules the same group"
+                "the device cannot distinguish them, and `{other}` goes to `{there}`: give both rules the same group"
             ),
         ),
         (Some((other, there, here)), false) => (
             format!(
-                "`{}` takes packets from the kernel that are not its own: {flows}; what of them belongs to \
-                 `{other}` stays with the workers of `{here}`",
+                "`{}` takes packets of other rules from the kernel: {flows}; those of \
+                 `{other}` stay with the workers of `{here}`",
                 rule.name
             ),
             "decided by the worker",
@@ -254,28 +246,16 @@ fn told(policy: &Policy, program: &Program, id: RuleId, strangers: &Strangers) -
     Some(rule.place.warning(message, label).hint(hint))
 }
 
-/// What happens to packets that a worker gets and nobody claims.
-const LOST: &str = "the device brings all of these to a worker, and what no rule claims there is lost to the host: \
-    claim the rest by a later rule, or add keys that the device matches, so that there is less of it";
+/// What happens to unmatched packets that a worker receives.
+const LOST: &str = "a worker receives all of these, and the host does not receive those that match no rule: \
+    match the rest by a later rule, or add keys that the device matches, so that there are fewer";
 
 /// The first outcome that goes to another group than `here`.
 fn elsewhere(decide: &Decide, here: GroupId) -> Option<Elsewhere> {
-    let Decide::Software(steps, otherwise) = decide else { return None };
-    let mut outcomes = steps.iter().map(|step| step.outcome).chain([*otherwise]);
-    outcomes.find_map(|outcome| match outcome.verdict {
+    outcomes(decide).find_map(|outcome| match outcome.verdict {
         Verdict::Deliver(there) if there != here => Some(Elsewhere { rule: outcome.rule, there, here }),
         _ => None,
     })
-}
-
-fn may_end_in_kernel(decide: &Decide) -> bool {
-    match decide {
-        Decide::Exact(outcome) => outcome.verdict == Verdict::Kernel,
-        Decide::Software(steps, otherwise) => {
-            let outcomes = steps.iter().map(|step| step.outcome).chain([*otherwise]);
-            outcomes.map(|outcome| outcome.verdict).any(|verdict| verdict == Verdict::Kernel)
-        }
-    }
 }
 
 /// The first few of a list, quoted.
@@ -297,6 +277,109 @@ fn unused_groups(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnost
             let message = format!("the group `{}` is never used", group.name);
             warnings
                 .push(group.place.warning(message, "defined here").hint("remove it, or steer a rule to it"));
+        }
+    }
+}
+
+/// Up to this number, the cubes of one rule are compared one by one; beyond it with an index.
+const FEW_CUBES: usize = 32;
+/// The most lookups for one rule. Earlier rules that would need more are not named.
+const MAX_LOOKUPS: usize = 1 << 24;
+
+/// Why a rule gets no packets.
+enum Taken {
+    /// No packet matches it.
+    Impossible,
+    /// Earlier rules match them all, these among them.
+    By(Vec<usize>),
+}
+
+/// The cubes of a policy's rules, to find which earlier rules match all packets of a rule; slow, for diagnostics only.
+struct Covers(Vec<(Expansion, bool)>);
+
+impl Covers {
+    /// Covers every rule of a policy that compiles.
+    fn of(policy: &Policy) -> Self {
+        let ideal = DeviceProfile::ideal();
+        let cover = |rule: &RuleDefinition| {
+            let expansion = expand(&rule.matches, rule.direction, &ideal).unwrap_or(Expansion::NOTHING);
+            let claims = !matches!(rule.action, Action::Copy(_) | Action::Sniff(_));
+            (expansion, claims)
+        };
+        Self(policy.rules.iter().map(cover).collect())
+    }
+
+    /// Which earlier rules match the packets of a rule that gets none. The cubes of a hybrid rule cover more than its
+    /// match, so hybrid rules are not named.
+    fn taken_by(&self, rule: usize) -> Taken {
+        let mut left = self.0.get(rule).map(|(expansion, _)| expansion.cubes.clone()).unwrap_or_default();
+        if left.is_empty() {
+            return Taken::Impossible;
+        }
+        let mut takers = Vec::new();
+        let mut lookups_left = MAX_LOOKUPS;
+        let deciding = self.0.iter().enumerate().take(rule);
+        let deciding = deciding.filter(|(_, (other, claims))| *claims && other.software.is_empty());
+        for (earlier, (expansion, _)) in deciding {
+            let before = left.len();
+            take(&mut left, &expansion.cubes, &mut lookups_left);
+            if left.len() < before {
+                takers.push(earlier);
+            }
+            if left.is_empty() {
+                break;
+            }
+        }
+        Taken::By(takers)
+    }
+}
+
+/// Removes the cubes that lie within one of the takers.
+fn take(left: &mut Vec<Cube>, takers: &[Cube], lookups_left: &mut usize) {
+    if takers.len() <= FEW_CUBES {
+        left.retain(|cube| !takers.iter().any(|taker| taker.contains(cube)));
+        return;
+    }
+    let mut index = MaskIndex::default();
+    for (entry, taker) in takers.iter().enumerate() {
+        index.add(taker, true, entry, 0);
+    }
+    let lookups = index.len().saturating_mul(left.len());
+    if lookups > *lookups_left {
+        return;
+    }
+    *lookups_left -= lookups;
+    left.retain(|cube| !index.is_contained(cube, usize::MAX, &mut 0));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cube::{SRC_HIGH, SRC_MAC};
+
+    #[test]
+    fn the_index_and_comparison_of_all_find_the_same() {
+        let hosts = |from: u64, count: u64| -> Vec<Cube> {
+            let cube = |host| Cube::ANY.with(SRC_HIGH, host, u64::MAX).expect("no other field");
+            (from..from + count).map(cube).collect()
+        };
+        let net = Cube::ANY.with(SRC_HIGH, 0x100, !0xff).expect("no other field");
+        for takers in [hosts(0x1f0, 20), [hosts(0x300, 100), vec![net], hosts(0x1f0, 100)].concat()] {
+            let left = [hosts(0x80, 0x400), vec![net, Cube::ANY], hosts(0x1f8, 1)].concat();
+            let narrowed = |cube: &Cube| cube.with(SRC_MAC, 7, 0xff);
+            let left: Vec<Cube> =
+                left.iter().chain(&left.iter().filter_map(narrowed).collect::<Vec<_>>()).copied().collect();
+            let wanted: Vec<Cube> = left
+                .iter()
+                .filter(|cube| !takers.iter().any(|taker| taker.contains(cube)))
+                .copied()
+                .collect();
+            let mut taken = left.clone();
+            take(&mut taken, &takers, &mut MAX_LOOKUPS.clone());
+            assert!(taken == wanted && wanted.len() < left.len());
+            let mut untouched = left.clone();
+            take(&mut untouched, &takers, &mut 0);
+            assert!(untouched == if takers.len() > FEW_CUBES { left } else { wanted });
         }
     }
 }

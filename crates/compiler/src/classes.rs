@@ -1,166 +1,313 @@
-//! What the device cannot decide, as questions for the worker: a class that starts with the hybrid rule
-//! and goes on through the rest of the policy, as far as its packets can meet it.
+//! Software classes: what a worker does with packets that the device cannot decide. A class starts with its hybrid rule
+//! and continues with the later rules that may share packets with it, up to one that matches all of them.
+//!
+//! [`Overlaps`] finds these rules. Comparing all pairs of rules would take quadratic time, so large policies use the
+//! mask index, and beyond a budget of comparisons a rule is included unless it surely shares no packet: a worker then
+//! tests more rules than it must, and decides the same.
 
-use policy::policy::{Action, Direction};
-use program::{Decide, GroupId, Outcome, Predicate, RuleId, Step, Unfinished, Verdict};
+use std::cell::Cell as Counter;
 
-use super::claims::{Behind, Claims, MAX_COMPARISONS, MAX_STEPS_IN_ALL};
-use super::cube::{Cube, WORDS};
-use super::expand::Expansion;
+use policy::policy::Action;
+use program::{Decide, GroupId, Outcome, RuleId, Step, Verdict};
 
-/// A rule as the compiler sees it.
-pub(super) struct Expanded {
-    /// What covers it, and what of it the cubes do not say.
-    pub(super) expansion: Expansion,
-    /// Why a worker must see its packets although the cubes say all.
-    pub(super) notes: Vec<Unfinished>,
-    pub(super) predicate: Predicate,
-    pub(super) action: Action,
-    pub(super) direction: Direction,
-    /// What all its cubes have in common.
-    common: Cube,
-}
+use super::cover::{CoveredRule, MAX_COMPARISONS, verdict};
+use super::cube::Cube;
+use super::mask_index::{Front, MaskIndex};
 
-impl Expanded {
-    pub(super) fn new(
-        expansion: Expansion,
-        predicate: Predicate,
-        action: Action,
-        direction: Direction,
-    ) -> Self {
-        let common = common(&expansion.cubes);
-        Self { expansion, notes: Vec::new(), predicate, action, direction, common }
-    }
+/// The most steps of one class: a worker tests them for every packet of it, one after another.
+pub(super) const MAX_STEPS: usize = 1024;
+/// The most steps of all classes together: every worker holds them.
+pub(super) const MAX_STEPS_IN_ALL: usize = 1 << 20;
 
-    /// Replaces the cubes by wider ones.
-    pub(super) fn widen(&mut self, note: Unfinished, widen: impl Fn(&Cube) -> Cube) {
-        self.expansion.cubes = self.expansion.cubes.iter().map(widen).collect();
-        self.expansion.cubes.dedup();
-        self.common = common(&self.expansion.cubes);
-        if !self.expansion.software.contains(&note) {
-            self.expansion.software.push(note);
-        }
-    }
+/// The most comparisons of cubes for all classes of a program. Beyond it only what all cubes of each rule have in common
+/// is compared.
+const MAX_COMPARISONS_IN_ALL: usize = 1 << 29;
+/// With more pairs of cubes, the index is faster than comparing all pairs.
+const COMPARED: usize = 1 << 22;
 
-    /// Whether the cubes cover more than the match.
-    pub(super) fn is_hybrid(&self) -> bool {
-        !self.expansion.software.is_empty()
-    }
-
-    /// Whether a worker must see the packets, whatever becomes of them.
-    pub(super) fn needs_worker(&self) -> bool {
-        self.is_hybrid() || !self.notes.is_empty()
-    }
-
-    /// Whether a received packet that it matches is its own.
-    pub(super) fn claims(&self) -> bool {
-        self.direction == Direction::Ingress
-            && matches!(self.action, Action::Steer(_) | Action::Drop | Action::Kernel)
-    }
-
-    /// Whether it makes copies of received packets.
-    pub(super) fn copies(&self) -> bool {
-        matches!(self.action, Action::Copy(_))
-    }
-
-    /// What all its cubes have in common.
-    pub(super) fn common(&self) -> &Cube {
-        &self.common
-    }
-
-    /// Whether the cubes of both, of which neither has none, agree in what all of either have in common.
-    pub(super) fn agrees_with(&self, other: &Self) -> bool {
-        self.common.overlaps(&other.common) && self.pairs_with(other) > 0
-    }
-
-    /// How many pairs of their cubes there are.
-    pub(super) fn pairs_with(&self, other: &Self) -> usize {
-        self.expansion.cubes.len().saturating_mul(other.expansion.cubes.len())
-    }
-
-    /// Whether some packet may be in the cubes of both.
-    pub(super) fn meets(&self, other: &Self) -> bool {
-        self.agrees_with(other)
-            && (self.pairs_with(other) > MAX_COMPARISONS || self.first_meeting(other).is_some())
-    }
-
-    /// The place of the first of its cubes that shares packets with one of the other's.
-    pub(super) fn first_meeting(&self, other: &Self) -> Option<usize> {
-        let (own, others) = (&self.expansion.cubes, &other.expansion.cubes);
-        own.iter().position(|cube| others.iter().any(|other| cube.overlaps(other)))
-    }
-
-    fn outcome(&self, index: usize) -> Outcome {
-        Outcome { rule: RuleId::of(index), verdict: verdict(self.action) }
-    }
-
-    pub(super) fn step(&self, index: usize) -> Step {
-        Step { rule: RuleId::of(index), predicate: self.predicate.clone(), outcome: self.outcome(index) }
-    }
-}
-
-/// The bits on which all cubes agree.
-pub(super) fn common(cubes: &[Cube]) -> Cube {
-    let Some((first, others)) = cubes.split_first() else { return Cube::ANY };
-    let mut common = *first;
-    for cube in others {
-        for i in 0..WORDS {
-            common.mask[i] &= cube.mask[i] & !(common.value[i] ^ cube.value[i]);
-            common.value[i] &= common.mask[i];
-        }
-    }
-    common
-}
-
-/// An action as a verdict.
-pub(super) fn verdict(action: Action) -> Verdict {
-    match action {
-        Action::Steer(group) | Action::Copy(group) | Action::Sniff(group) => Verdict::Deliver(group),
-        Action::Drop => Verdict::Drop,
-        Action::Kernel | Action::Pass => Verdict::Kernel,
-    }
-}
-
-/// How the packets of the flows of rule `index` are decided; `default` is for those that no rule claims.
-/// Ends beyond as many questions as there may be, for the caller to refuse.
-pub(super) fn decide(rules: &[Expanded], claims: &mut Claims, index: usize, default: Outcome) -> Decide {
-    let Some(rule) = rules.get(index) else { return Decide::Exact(default) };
+/// How the packets of the flows of a rule are decided; `default` is for unmatched packets. A class with more than
+/// [`MAX_STEPS`] steps is incomplete, for the caller to refuse.
+pub(super) fn decide(rules: &[CoveredRule], overlaps: &mut Overlaps, id: RuleId, default: Outcome) -> Decide {
+    let Some(rule) = rules.get(id.index()) else { return Decide::Exact(default) };
     if !rule.is_hybrid() {
-        return Decide::Exact(rule.outcome(index));
+        return Decide::Exact(rule.outcome(id));
     }
-    if !rule.claims() {
-        let excess = Outcome { rule: RuleId::of(index), verdict: Verdict::Filtered };
-        return Decide::Software(vec![rule.step(index)], excess);
+    if !rule.decides() {
+        let excess = Outcome { rule: id, verdict: Verdict::Filtered };
+        return Decide::Software(vec![rule.step(id)], excess);
     }
-    let Behind { rules: later, last } = claims.behind(rules, index);
-    let steps = [index].into_iter().chain(later).map(|rule| rules[rule].step(rule)).collect();
-    Decide::Software(steps, last.map_or(default, |last| rules[last].outcome(last)))
+    let Later { rules: later, otherwise } = overlaps.after(rules, id);
+    let steps = [id].into_iter().chain(later).map(|id| rules[id.index()].step(id)).collect();
+    Decide::Software(steps, otherwise.map_or(default, |id| rules[id.index()].outcome(id)))
+}
+
+/// How packets are decided on a device without flow tags, where a worker knows nothing of them: by the whole policy.
+pub(super) fn decide_all(rules: &[CoveredRule], default: Outcome) -> Decide {
+    let deciding = rules.iter().enumerate().filter(|(_, rule)| rule.decides());
+    let steps: Vec<Step> = deciding.map(|(index, rule)| rule.step(RuleId::of(index))).collect();
+    if steps.is_empty() { Decide::Exact(default) } else { Decide::Software(steps, default) }
+}
+
+/// Every outcome that the class may decide.
+pub(super) fn outcomes(decide: &Decide) -> impl Iterator<Item = Outcome> {
+    let (steps, last): (&[Step], _) = match decide {
+        Decide::Exact(outcome) => (&[], outcome),
+        Decide::Software(steps, otherwise) => (steps, otherwise),
+    };
+    steps.iter().map(|step| step.outcome).chain([*last])
 }
 
 /// The group to which packets of a rule's flows most likely go if it does not match them itself.
 pub(super) fn next_group(
-    rules: &[Expanded],
-    claims: &mut Claims,
-    index: usize,
+    rules: &[CoveredRule],
+    overlaps: &mut Overlaps,
+    id: RuleId,
     default: Action,
 ) -> Option<GroupId> {
-    let rule = rules.get(index).filter(|rule| rule.is_hybrid() && rule.claims())?;
-    // Any group will do for a policy that is refused for its questions.
-    if claims.questions > MAX_STEPS_IN_ALL {
+    let rule = rules.get(id.index()).filter(|rule| rule.is_hybrid() && rule.decides())?;
+    // The policy will be refused for its steps, whatever the group.
+    if overlaps.steps > MAX_STEPS_IN_ALL {
         return None;
     }
-    let Behind { rules: later, last } = claims.behind(rules, index);
-    let actions = later.iter().chain(&last).map(|rule| rules[*rule].action);
-    let default = Some(default).filter(|_| last.is_none());
+    let Later { rules: later, otherwise } = overlaps.after(rules, id);
+    let actions = later.iter().chain(&otherwise).map(|id| rules[id.index()].action);
+    let default = Some(default).filter(|_| otherwise.is_none());
     [rule.action].into_iter().chain(actions).chain(default).find_map(|action| match verdict(action) {
         Verdict::Deliver(group) => Some(group),
         Verdict::Drop | Verdict::Kernel | Verdict::Filtered => None,
     })
 }
 
-/// How packets are decided of which nothing is known: by the whole policy.
-pub(super) fn decide_all(rules: &[Expanded], default: Outcome) -> Decide {
-    let claiming = rules.iter().enumerate().filter(|(_, rule)| rule.claims());
-    let steps: Vec<Step> = claiming.map(|(index, rule)| rule.step(index)).collect();
-    if steps.is_empty() { Decide::Exact(default) } else { Decide::Software(steps, default) }
+/// Which rules of a policy may share packets.
+pub(super) struct Overlaps {
+    /// The rules that decide packets; none if no rule is hybrid.
+    rules: Vec<RuleId>,
+    /// Of the bits that all cubes of a rule have in common, the words that differ most between rules.
+    fronts: Vec<Front>,
+    /// All their cubes, each with its rule; empty where there are few.
+    index: MaskIndex,
+    /// How many cubes each has, most first.
+    sizes: Vec<(usize, RuleId)>,
+    comparisons_left: Counter<usize>,
+    /// How many steps were found so far.
+    steps: usize,
+}
+
+/// The rules that decide a packet which a hybrid rule does not match.
+#[derive(Default)]
+pub(super) struct Later {
+    /// Tested in this order.
+    rules: Vec<RuleId>,
+    /// The rule that decides it if none of these matches; `None`: the default.
+    otherwise: Option<RuleId>,
+}
+
+impl Overlaps {
+    pub(super) fn of(rules: &[CoveredRule]) -> Self {
+        let deciding = rules.iter().enumerate().filter(|(_, rule)| rule.decides());
+        let claims: Vec<RuleId> = deciding.map(|(index, _)| RuleId::of(index)).collect();
+        let cubes = |of: &dyn Fn(&CoveredRule) -> bool| -> usize {
+            let those = claims.iter().map(|id| &rules[id.index()]).filter(|rule| of(rule));
+            those.map(|rule| rule.expansion.cubes.len()).sum()
+        };
+        let pairs = cubes(&CoveredRule::is_hybrid).saturating_mul(cubes(&|_| true));
+        let mut all = Self {
+            rules: Vec::new(),
+            fronts: Vec::new(),
+            index: MaskIndex::default(),
+            sizes: Vec::new(),
+            comparisons_left: Counter::new(MAX_COMPARISONS_IN_ALL),
+            steps: 0,
+        };
+        if pairs > 0 {
+            all.fronts = claims.iter().map(|id| Front::of(rules[id.index()].common())).collect();
+            all.rules = claims;
+        }
+        if pairs > COMPARED {
+            all.build_index(rules);
+        }
+        all
+    }
+
+    fn build_index(&mut self, rules: &[CoveredRule]) {
+        for id in &self.rules {
+            for cube in &rules[id.index()].expansion.cubes {
+                self.index.add(cube, true, id.index(), 0);
+            }
+        }
+        self.sizes = self.rules.iter().map(|id| (rules[id.index()].expansion.cubes.len(), *id)).collect();
+        self.sizes.sort_unstable_by(|one, other| other.cmp(one));
+    }
+
+    /// The later rules that decide packets of a hybrid rule's flows. Stops at [`MAX_STEPS`], for the caller to refuse.
+    fn after(&mut self, rules: &[CoveredRule], id: RuleId) -> Later {
+        let rule = &rules[id.index()];
+        let met = self.overlapping(rules, id);
+        let likely = met.is_none().then(|| self.likely(rule.common(), id));
+        let mut later = Later::default();
+        for id in met.into_iter().flatten().chain(likely.into_iter().flatten()) {
+            let other = &rules[id.index()];
+            if !self.meet(rule, other) {
+                continue;
+            }
+            if !other.is_hybrid() && self.takes_all(other, rule) {
+                later.otherwise = Some(id);
+                break;
+            }
+            later.rules.push(id);
+            if later.rules.len() == MAX_STEPS {
+                break;
+            }
+        }
+        self.steps += later.rules.len();
+        later
+    }
+
+    /// The later rules whose common part may overlap the cube.
+    fn likely<'c>(&'c self, cube: &Cube, id: RuleId) -> impl Iterator<Item = RuleId> + 'c {
+        let start = self.rules.partition_point(|rule| *rule <= id);
+        let front = Front::of(cube);
+        let rules = self.rules.iter().zip(&self.fronts).skip(start);
+        rules.filter(move |(_, own)| !own.differs(&front)).map(|(rule, _)| *rule)
+    }
+
+    /// The later rules that overlap a rule by the index, and those too large to be compared; `None` where there is no
+    /// index, or no comparison left.
+    fn overlapping(&mut self, rules: &[CoveredRule], id: RuleId) -> Option<Vec<RuleId>> {
+        let cubes = &rules[id.index()].expansion.cubes;
+        let too_large = MAX_COMPARISONS / cubes.len().max(1);
+        let large = self.sizes.iter().take_while(|(size, _)| *size > too_large).map(|(_, rule)| *rule);
+        let mut met: Vec<RuleId> = large.filter(|rule| *rule > id).collect();
+        let mut found = Vec::new();
+        for cube in cubes {
+            if self.index.len() == 0 || self.comparisons_left.get() == 0 {
+                return None;
+            }
+            let compared = self.index.overlapping(cube, &mut found);
+            self.count(compared);
+            met.extend(found.drain(..).map(RuleId::of).filter(|rule| *rule > id));
+            if met.len() > 2 * self.rules.len() {
+                met.sort_unstable();
+                met.dedup();
+            }
+        }
+        met.sort_unstable();
+        met.dedup();
+        Some(met)
+    }
+
+    /// Whether some packet may be in the cubes of both rules.
+    fn meet(&self, one: &CoveredRule, other: &CoveredRule) -> bool {
+        if !one.may_overlap_with(other) {
+            return false;
+        }
+        if !self.may_compare(one, other) {
+            return true;
+        }
+        let (own, others) = (&one.expansion.cubes, &other.expansion.cubes);
+        let met = one.first_overlap(other);
+        self.count(met.map_or(own.len(), |place| place + 1) * others.len());
+        met.is_some()
+    }
+
+    /// Whether each cube of a rule lies in one of the taker's: enough for all its packets to be the taker's.
+    fn takes_all(&self, taker: &CoveredRule, rule: &CoveredRule) -> bool {
+        if !self.may_compare(taker, rule) {
+            return false;
+        }
+        let (own, others) = (&taker.expansion.cubes, &rule.expansion.cubes);
+        let left = others.iter().position(|cube| !own.iter().any(|taker| taker.contains(cube)));
+        self.count(left.map_or(others.len(), |place| place + 1) * own.len());
+        left.is_none()
+    }
+
+    fn may_compare(&self, one: &CoveredRule, other: &CoveredRule) -> bool {
+        one.pairs_with(other) <= MAX_COMPARISONS && self.comparisons_left.get() > 0
+    }
+
+    fn count(&self, comparisons: usize) {
+        self.comparisons_left.set(self.comparisons_left.get().saturating_sub(comparisons));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use policy::policy::Direction;
+    use program::{Match, Predicate, UndecidedKey, UndecidedReason};
+
+    use super::*;
+    use crate::cube::{DST_IPV4, HAS_IPV4, SRC_IPV4};
+    use crate::expand::Expansion;
+
+    /// A rule on some networks, hybrid or not.
+    fn rule(is_hybrid: bool, networks: &[(bool, u64, u64)]) -> CoveredRule {
+        let cube = |(is_source, value, mask): &(bool, u64, u64)| {
+            let field = if *is_source { SRC_IPV4 } else { DST_IPV4 };
+            Cube::ANY.layer(HAS_IPV4, true)?.with(field, *value, *mask)?.closed()
+        };
+        let software =
+            is_hybrid.then(|| UndecidedKey { key: "fragment".to_owned(), why: UndecidedReason::NoSpec });
+        let cubes = networks.iter().filter_map(cube).collect();
+        let expansion = Expansion { cubes, software: software.into_iter().collect() };
+        CoveredRule::new(expansion, Predicate::of(&Match::default()), Action::Drop, Direction::Ingress)
+    }
+
+    /// Networks of three lengths at few places, so that some meet.
+    fn rules() -> Vec<CoveredRule> {
+        let mut seed = 7u64;
+        let mut next = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % below
+        };
+        let mut network = || {
+            let mask = [0xffff_ffff, 0xffff_ff00, 0xffff_0000][next(3) as usize];
+            (next(4) > 0, next(16) << 16 | next(16) << 8 | next(16), mask)
+        };
+        (0..200).map(|index| rule(index % 3 > 0, &[network(), network(), network()])).collect()
+    }
+
+    #[test]
+    fn the_index_finds_what_comparing_all_finds() {
+        let rules = rules();
+        let (mut compared, mut indexed) = (Overlaps::of(&rules), Overlaps::of(&rules));
+        indexed.build_index(&rules);
+        let mut some = 0;
+        for index in (0..rules.len()).filter(|index| rules[*index].is_hybrid()) {
+            let (one, other) =
+                (compared.after(&rules, RuleId::of(index)), indexed.after(&rules, RuleId::of(index)));
+            assert_eq!((&one.rules, one.otherwise), (&other.rules, other.otherwise), "{index}");
+            some += usize::from(!one.rules.is_empty()) + usize::from(one.otherwise.is_some());
+        }
+        assert!(some > 100, "{some}");
+    }
+
+    #[test]
+    fn without_comparisons_no_rule_is_missed() {
+        let rules = rules();
+        let (mut full, mut spent) = (Overlaps::of(&rules), Overlaps::of(&rules));
+        spent.comparisons_left.set(0);
+        for index in (0..rules.len()).filter(|index| rules[*index].is_hybrid()) {
+            let (full, spent) =
+                (full.after(&rules, RuleId::of(index)), spent.after(&rules, RuleId::of(index)));
+            assert!(
+                full.rules.iter().chain(&full.otherwise).all(|rule| spent.rules.contains(rule)),
+                "{index}"
+            );
+        }
+    }
+
+    #[test]
+    fn many_disjoint_rules_are_not_compared_pair_by_pair() {
+        let apart = |index: u64| [(true, index << 8, 0xffff_ffff), (true, 1 << 31 | index << 8, 0xffff_ffff)];
+        let spent = |count: u64| {
+            let rules: Vec<CoveredRule> = (0..count).map(|index| rule(true, &apart(index))).collect();
+            let mut overlaps = Overlaps::of(&rules);
+            for index in 0..rules.len() {
+                assert!(overlaps.after(&rules, RuleId::of(index)).rules.is_empty());
+            }
+            MAX_COMPARISONS_IN_ALL - overlaps.comparisons_left.get()
+        };
+        let (few, many) = (spent(2_000), spent(20_000));
+        assert!(many < 20 * few, "{few} comparisons for 2,000 rules, {many} for 20,000");
+    }
 }

@@ -1,11 +1,23 @@
-//! A [`Policy`] to a [`Program`] for one device. Each rule is covered by cubes (`expand`, `tunnel`), as far as
-//! the device takes them (`fit`); those are cut by hash variant (`tables`), ranked (`priority`), packed into
-//! the device's priorities (`pack`) and written as specs (`emit`); what the device cannot decide becomes a
-//! software class (`classes`), and what is the host's is left out of all flows (`exceptions`).
-//! Deterministic: no step depends on a hash map's order.
+//! A [`Policy`] to a [`Program`] for one device, as a sequence of passes:
 //!
-//! It opens no device, reads no file and prints nothing. `check` and [`report()`] describe the result to an operator,
-//! [`Capacity`] counts what a program takes of a device, [`together()`] says whether two programs can be on it at once.
+//! | pass | from | to |
+//! |---|---|---|
+//! | `groups` | weights of workers | indirection tables |
+//! | `cover` | the matches of rules | cubes that cover them (`expand`), legal for the device (`legalize`) |
+//! | `subtract` | cubes, and rules that leave packets to the kernel | cubes without these packets |
+//! | `place` | rules | what their flows do: hardware, worker, or no flow |
+//! | `lower` | rules | candidates: a cube, its rule and its action, one for each hash variant |
+//! | `order` | candidates | candidates with ranks, by overlap |
+//! | `merge_masks` | ranked candidates | the same with fewer masks, where the device has room for few |
+//! | `assign_priorities` | ranks | priorities of the device |
+//! | `assemble` | prioritized candidates | the program: flow specs (`emit`), queues, classes (`classes`) |
+//!
+//! The limits of the device are checked in `capacity`. Errors are values of `diagnostics::Problem`; only that module
+//! contains their English text. No pass depends on the order of a hash map, so equal input gives an equal program.
+//!
+//! It opens no device, reads no file and prints nothing. [`check()`] and [`report()`] describe the result to an operator,
+//! [`Capacity`] counts what a program needs of a device, [`reload_conflict()`] finds why two programs cannot be installed at
+//! once.
 //!
 //! ```
 //! use device_model::DeviceProfile;
@@ -15,68 +27,57 @@
 //!     [[rules]]\nname = 'dns'\nmatch = { protocol = 'udp', dst_port = 53 }\naction = { steer = 'rx' }\n";
 //! let (policy, _) = policy::parse(&Source::new("dns.toml", text), &NoFiles)?;
 //! let program = compiler::compile(&policy, &DeviceProfile::mlx5(), 4)?;
-//! let flows: Vec<String> = program.flows.iter().map(|flow| flow.words()).collect();
+//! let flows: Vec<String> = program.flows.iter().map(ToString::to_string).collect();
 //! assert_eq!(flows, ["ipv4 | udp dport=53", "ipv6 | udp dport=53"]);
 //! # Ok::<(), policy::Diagnostics>(())
 //! ```
 #![forbid(unsafe_code)]
 
+mod assemble;
+mod assign_priorities;
 mod capacity;
 mod check;
-mod claims;
 mod classes;
-mod cluster;
-mod covers;
-mod cube;
-mod draft;
+mod cover;
+mod diagnostics;
 mod emit;
-mod exceptions;
 mod expand;
-mod findings;
-mod fit;
+mod groups;
+mod legalize;
 mod lost;
-mod multicast;
-mod number;
-mod pack;
-mod placing;
-mod priority;
+mod lower;
+mod mask_index;
+mod merge_masks;
+mod order;
+mod place;
 mod report;
-mod shape;
-mod tables;
-mod together;
-mod tunnel;
-mod witness;
+mod subtract;
 
 use device_model::DeviceProfile;
-use policy::policy::{Action, RuleDefinition};
+use packet::cube;
 use policy::{Diagnostics, Policy};
-use program::{Predicate, Program, Unfinished, Why};
+use program::Program;
 
-use claims::Claims;
-use classes::Expanded;
-use draft::{Draft, MAX_FLOWS, Plan, too_many_flows};
-use expand::{Excess, Expansion, Explosion, expand};
+use classes::Overlaps;
+use diagnostics::Problems;
+use place::Placed;
 
-pub use capacity::{Capacity, CapacityRow, PriorityUse};
-pub use check::{Check, RuleCheck, check, check_for};
-pub(crate) use covers::{Covers, Taken};
-pub(crate) use findings::Findings;
-pub use findings::Obstacle;
+pub use capacity::{Capacity, CapacityRow, PriorityUse, reload_conflict};
+pub use check::{Check, RuleCheck, check};
+pub use diagnostics::Obstacle;
 pub use lost::{LostException, lost_exceptions, refuse_lost_exceptions};
 pub use report::{Decided, Report, RuleReport, report};
-pub(crate) use shape::ByMask;
-pub use together::together;
 
 /// Compiles a policy for a device and a number of workers.
 ///
 /// # Errors
-/// All that does not fit: workers out of range, tables, flows or priorities beyond the device's limits.
+/// Everything that does not fit: workers that do not exist, tables, flows or priorities beyond the device's limits.
 pub fn compile(policy: &Policy, profile: &DeviceProfile, workers: usize) -> Result<Program, Diagnostics> {
     compile_with(policy, profile, workers, None)
 }
 
-/// The same for a device that runs a program already: a rule that stays keeps its class, which is its flow
-/// tag, and the device must have room for both programs at once.
+/// Like [`compile`], for a device with a program: a rule that is in both keeps its class, which is its flow tag, and the
+/// device must have room for both programs at once.
 ///
 /// # Errors
 /// As [`compile`].
@@ -86,120 +87,97 @@ pub fn compile_with(
     workers: usize,
     previous: Option<&Program>,
 ) -> Result<Program, Diagnostics> {
-    attempt(policy, profile, workers, previous).map_err(|findings| findings.diagnostics)
+    let compiled = Job { policy, profile, workers, previous }.compile();
+    compiled.map_err(|problems| problems.diagnostics(policy, profile))
 }
 
-/// The program, or why there is none. One that does not fit because its flows leave out what is the host's
-/// is made once more without that.
-pub(crate) fn attempt(
-    policy: &Policy,
-    profile: &DeviceProfile,
-    workers: usize,
-    previous: Option<&Program>,
-) -> Result<Program, Findings> {
-    let make = |may_cut: bool| {
-        let mut findings = Findings::default();
-        let plan = plan(policy, profile, workers, previous, may_cut, &mut findings);
-        let has_cut = plan.as_ref().map(|plan| plan.exceptions.has_cut);
-        let made = plan.and_then(|plan| steps(plan, &mut findings)).filter(|_| !findings.has_errors());
-        made.ok_or((findings, has_cut))
-    };
-    let made = make(true).or_else(|refused| match refused {
-        // What stands in the way of the other plan is no reason for want of room in this one.
-        (_, Some(true)) => make(false).map_err(|again| if again.1.is_some() { again } else { refused }),
-        _ => Err(refused),
-    });
-    made.map_err(|(mut findings, _)| {
-        findings.diagnostics.sort();
-        findings
-    })
-}
-
-/// What is known of the rules before there are flows; `may_cut`: whether flows may be cut for what is the
-/// host's.
-fn plan<'p>(
+/// The input of the passes.
+#[derive(Clone, Copy)]
+pub(crate) struct Job<'p> {
     policy: &'p Policy,
     profile: &'p DeviceProfile,
     workers: usize,
+    /// The program on the device, whose tags are kept.
     previous: Option<&'p Program>,
-    may_cut: bool,
-    problems: &mut Findings,
-) -> Option<Plan<'p>> {
-    let groups = tables::groups(policy, profile, workers, problems);
-    let mut rules = expand_rules(policy, profile, problems);
-    if rules.len() < policy.rules.len() {
-        return None;
-    }
-    let exceptions = placing::prepare(policy, profile, &mut rules, may_cut);
-    multicast::sent_in_order(policy, profile, &rules, problems);
-    let mut claims = Claims::of(&rules);
-    let placing = placing::place(policy, profile, &rules, &exceptions, &mut claims, problems);
-    let plan = Plan { policy, profile, groups, rules, placing, exceptions, claims, previous };
-    (!problems.has_errors()).then_some(plan)
 }
 
-/// One step after the other; each ends it if there are problems.
-fn steps(plan: Plan<'_>, problems: &mut Findings) -> Option<Program> {
-    let Plan { policy, profile, previous, .. } = plan;
-    let mut draft = Draft::new(plan, problems);
-    if problems.has_errors() {
-        return None;
-    }
-    let mut ranking = priority::rank(&draft.candidates);
-    draft.save_masks(&mut ranking);
-    let packed = draft.pack(&ranking, problems);
-    if problems.has_errors() {
-        return None;
-    }
-    let program = draft.finish(&packed, problems)?;
-    for (obstacle, label) in Capacity::obstacles(&program, profile, previous) {
-        let rule = obstacle.rule.and_then(|rule| policy.rules.get(rule));
-        problems.refuse(rule.map_or(&policy.default_place, |rule| &rule.place), label, obstacle);
-    }
-    Some(program)
+/// Why there is no program.
+struct Refused {
+    problems: Problems,
+    /// Whether flows were split for exceptions; `None`: a pass before that failed.
+    has_split: Option<bool>,
 }
 
-/// Covers every rule, as far as the flows suffice: what is beyond them is not even held in memory.
-fn expand_rules(policy: &Policy, profile: &DeviceProfile, problems: &mut Findings) -> Vec<Expanded> {
-    let mut rules = Vec::with_capacity(policy.rules.len());
-    let mut cubes = 0;
-    for (index, rule) in policy.rules.iter().enumerate() {
-        let mut expansion = expand(&rule.matches, rule.direction, profile).unwrap_or_else(|explosion| {
-            too_many_combinations(index, rule, &explosion, problems);
-            Expansion::NOTHING
-        });
-        let everything = exceptions::everything();
-        if matches!(rule.action, Action::Sniff(_)) && expansion.cubes.first().copied() != everything {
-            expansion.software = vec![Unfinished { key: "match".to_owned(), why: Why::NoWords }];
+impl Job<'_> {
+    /// Compiles. If flows were split for exceptions and the program does not fit, compiles again without splitting.
+    pub(crate) fn compile(&self) -> Result<Program, Problems> {
+        let refused = match self.run(true) {
+            Ok(program) => return Ok(program),
+            Err(refused) if refused.has_split != Some(true) => return Err(refused.problems),
+            Err(refused) => refused,
+        };
+        self.run(false).map_err(|again| match again.has_split {
+            Some(_) => again.problems,
+            // The second attempt failed before any flow was counted, for another reason than the first.
+            None => refused.problems,
+        })
+    }
+
+    /// All passes in turn. The line ends after a pass that finds problems.
+    fn run(&self, may_split: bool) -> Result<Program, Refused> {
+        let mut problems = Problems::default();
+        let groups = groups::groups(self, &mut problems);
+        let mut rules = cover::cover(self, &mut problems);
+        if rules.len() < self.policy.rules.len() {
+            return Err(Refused { problems, has_split: None });
         }
-        cubes += expansion.cubes.len();
-        if cubes > MAX_FLOWS {
-            too_many_flows(policy, index, problems);
-            break;
+        let exceptions = subtract::subtract(self, &mut rules, may_split);
+        let mut overlaps = Overlaps::of(&rules);
+        let placements = place::place(self, &rules, &exceptions, &mut overlaps, &mut problems);
+        if !problems.is_empty() {
+            return Err(Refused { problems, has_split: None });
         }
-        let predicate = Predicate::of(&rule.matches);
-        rules.push(Expanded::new(expansion, predicate, rule.action, rule.direction));
+        let has_split = Some(exceptions.has_split);
+        let placed = Placed { groups, rules, exceptions, overlaps, placements };
+        match self.write(placed, &mut problems).filter(|_| problems.is_empty()) {
+            Some(program) => Ok(program),
+            None => Err(Refused { problems, has_split }),
+        }
     }
-    rules
+
+    /// The passes from rules that are placed to the program.
+    fn write(&self, placed: Placed, problems: &mut Problems) -> Option<Program> {
+        let mut lowered = lower::lower(self, &placed, problems);
+        if !problems.is_empty() {
+            return None;
+        }
+        let mut ranking = order::order(&lowered.candidates);
+        merge_masks::merge_masks(self.profile, &mut lowered, &mut ranking);
+        let assigned = assign_priorities::assign_priorities(&lowered.candidates, &ranking.kept, self.profile);
+        capacity::refuse_flows(self, &lowered, &ranking, &assigned, problems);
+        if !problems.is_empty() {
+            return None;
+        }
+        let program = assemble::assemble(self, placed, lowered, &assigned, problems)?;
+        capacity::refuse_program(self, &program, problems);
+        Some(program)
+    }
 }
 
-fn too_many_combinations(
-    index: usize,
-    rule: &RuleDefinition,
-    Explosion { excess: Excess { combinations, most, .. }, keys }: &Explosion,
-    problems: &mut Findings,
-) {
-    let keys: Vec<String> = keys.iter().take(3).map(|(key, count)| format!("`{key}` ({count})")).collect();
-    let remedy = format!(
-        "most come from {}, ranges counted as their prefixes: write fewer values, or end ranges at powers of two",
-        keys.join(" times "),
-    );
-    let obstacle = Obstacle {
-        rule: Some(index),
-        reason: format!("the rule `{}` takes up to {combinations} combinations", rule.name),
-        limit: format!("a rule may take {most}"),
-        errno: None,
-        remedy,
-    };
-    problems.refuse(&rule.place, "", obstacle);
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn each_pass_of_the_table_is_called_once_in_its_order() {
+        let source = include_str!("lib.rs");
+        let rows = source.lines().filter_map(|line| line.strip_prefix("//! | `"));
+        let calls: Vec<usize> = rows
+            .filter_map(|row| row.split('`').next())
+            .map(|pass| {
+                let found: Vec<_> = source.match_indices(&format!("{pass}::{pass}(")).collect();
+                assert_eq!(found.len(), 1, "{pass}");
+                found[0].0
+            })
+            .collect();
+        assert!(calls.len() > 8 && calls.is_sorted(), "{calls:?}");
+    }
 }

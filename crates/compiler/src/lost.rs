@@ -1,28 +1,28 @@
-//! Packets that a policy leaves to the host and that a worker receives all the same: no worker can give them back,
-//! so they are lost. Looked for in what was compiled, by frames that are made at the edges of rules and then judged by
-//! `explain`: a packet that is named here really is lost. Called by `report` and whoever installs a program.
+//! Packets that a policy leaves to the host but that a worker receives. Workers cannot give them back, so they are lost.
+//! They are searched by building frames at the limits of rules and computing their outcome with `explain`. Every reported
+//! packet is therefore lost; packets that the search does not try may be lost as well.
 
 use std::collections::BTreeSet;
 
 use device_model::DeviceProfile;
-use packet::{DeepKey, EtherType, IpProtocol, Layers, MPLS_UDP_PORT, TunnelLayers, VXLAN_UDP_PORT};
+use packet::{
+    DeepKey, EtherType, Field, Header, IpProtocol, Layers, MPLS_UDP_PORT, TunnelLayers, VXLAN_UDP_PORT,
+};
 use policy::{Diagnostic, Diagnostics, Policy, Witness};
-use program::{Decide, FlowAction, FlowKind, Program, RangeSet, RuleId, Verdict, Why};
+use program::{FlowAction, FlowKind, Program, RangeSet, RuleId, UndecidedReason, Verdict};
 use serde::Serialize;
 
-use super::classes::Expanded;
-use super::cube::{
-    Cube, DST_PORT, ETHER_TYPE, FLOW_LABEL, Field, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, IP_FLAGS, PROTOCOL,
-    SRC_PORT, TOS, TTL, VLAN_TCI,
-};
-use super::findings::Findings;
-use super::witness;
+use super::Job;
+use super::classes::outcomes;
+use super::cover::{CoveredRule, cover, everything};
+use super::cube::{Cube, ETHER_TYPE, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, Slot, VLAN_TCI};
+use super::diagnostics::Problems;
 
-/// The most frames that are judged for one policy.
+/// The most frames that are tried for one policy.
 const MAX_FRAMES: usize = 1 << 15;
 /// The most comparisons of a frame with a flow.
 const MAX_COMPARISONS: usize = 1 << 27;
-/// The most cubes of one rule that are looked at, and the most later rules.
+/// The most cubes of one rule, and the most later rules, that are tried.
 const MAX_CUBES: usize = 8;
 const MAX_LATER: usize = 64;
 /// The most values of a key that are tried.
@@ -33,7 +33,7 @@ const MAX_VALUES: usize = 12;
 pub struct LostException {
     /// The rule that leaves it to the host, or the default.
     pub rule: RuleId,
-    /// The rule whose flow takes it.
+    /// The rule whose flow matches it.
     pub taken_by: RuleId,
     /// The packet.
     pub witness: Witness,
@@ -47,22 +47,22 @@ pub fn lost_exceptions(policy: &Policy, profile: &DeviceProfile, program: &Progr
     if open.is_empty() {
         return Vec::new();
     }
-    // Each frame is held against every flow.
+    // Each frame is compared with every flow.
     let frames_left = MAX_FRAMES.min(MAX_COMPARISONS / program.flows.len().max(1));
-    let mut problems = Findings::default();
-    let rules = super::expand_rules(policy, profile, &mut problems);
+    let job = Job { policy, profile, workers: 0, previous: None };
+    let rules = cover(&job, &mut Problems::default());
     let mut search = Search { program, open, found: Vec::new(), frames_left };
     for index in suspects {
         match rules.get(index.index()) {
             Some(rule) => search.rule(policy, &rules, index.index(), rule),
-            None => search.cubes(policy, None, super::exceptions::everything().as_slice()),
+            None => search.cubes(policy, None, everything().as_slice()),
         }
     }
     search.found.sort_by_key(|lost| lost.rule);
     search.found
 }
 
-/// The lost exceptions as errors, unless the policy allows them: `check` warns of the rules that take them either way.
+/// The lost exceptions as errors, unless the policy allows them: [`check()`](crate::check()) warns in both cases.
 #[must_use]
 pub fn refuse_lost_exceptions(policy: &Policy, program: &Program, lost: &[LostException]) -> Diagnostics {
     let diagnostic = |lost: &LostException| -> Diagnostic {
@@ -71,13 +71,13 @@ pub fn refuse_lost_exceptions(policy: &Policy, program: &Program, lost: &[LostEx
         let place = policy.rules.get(lost.taken_by.index()).or_else(|| policy.rules.get(lost.rule.index()));
         let place = place.map_or(&policy.default_place, |rule| &rule.place);
         let reasons =
-            program.rules.get(lost.taken_by.index()).map(|rule| &*rule.unfinished).unwrap_or_default();
+            program.rules.get(lost.taken_by.index()).map(|rule| &*rule.undecided).unwrap_or_default();
         let kept = reasons.iter().find_map(|note| match note.why {
-            Why::KernelException { by, untold } => Some((by, untold)),
+            UndecidedReason::KernelException { by, inseparable } => Some((by, inseparable)),
             _ => None,
         });
         let (reason, later) = match kept {
-            Some((by, untold)) => (format!("`{}` {}", name(by), untold.words()), name(by)),
+            Some((by, inseparable)) => (format!("`{}` {}", name(by), inseparable.words()), name(by)),
             None => {
                 let keys: Vec<String> =
                     reasons.iter().map(|note| format!("{} ({})", note.key, note.why.words())).collect();
@@ -90,13 +90,13 @@ pub fn refuse_lost_exceptions(policy: &Policy, program: &Program, lost: &[LostEx
             lost.witness.fields()
         );
         let remedy = match kept {
-            Some(_) => format!("narrow `{later}` until it does not take them"),
+            Some(_) => format!("narrow `{later}` until it does not match them"),
             None => format!(
                 "leave these keys of `{later}` out, or steer or drop the other packets by a later rule"
             ),
         };
         let hint = format!(
-            "{reason}: {remedy} (`steerd check` says more), or write allow_lost_exceptions = true at the top of the policy"
+            "{reason}: {remedy} (`steerd check` shows more), or write allow_lost_exceptions = true at the top of the policy"
         );
         place.error(message, "the host would not see these").hint(hint)
     };
@@ -114,15 +114,8 @@ fn may_be_lost(program: &Program) -> (BTreeSet<RuleId>, BTreeSet<RuleId>) {
     for flow in program.flows.iter().filter(|flow| flow.kind == FlowKind::Normal) {
         let FlowAction::Steer { class: id, .. } = flow.action else { continue };
         let Some(class) = program.class(id).filter(|_| seen.insert((flow.rule, id))) else { continue };
-        let (steps, last): (&[_], _) = match &class.decide {
-            Decide::Exact(outcome) => (&[], outcome),
-            Decide::Software(steps, last) => (steps, last),
-        };
-        let outcomes = steps.iter().map(|step| step.outcome).chain([*last]);
-        let to_host: Vec<RuleId> = outcomes
-            .filter(|outcome| outcome.verdict == Verdict::Kernel)
-            .map(|outcome| outcome.rule)
-            .collect();
+        let to_host = outcomes(&class.decide).filter(|outcome| outcome.verdict == Verdict::Kernel);
+        let to_host: Vec<RuleId> = to_host.map(|outcome| outcome.rule).collect();
         if !to_host.is_empty() {
             suspects.insert(flow.rule);
         }
@@ -141,13 +134,13 @@ struct Search<'p> {
 
 impl Search<'_> {
     /// Looks among the packets of one rule's cubes, and of what they share with later rules.
-    fn rule(&mut self, policy: &Policy, rules: &[Expanded], index: usize, rule: &Expanded) {
-        if !rule.claims() {
+    fn rule(&mut self, policy: &Policy, rules: &[CoveredRule], index: usize, rule: &CoveredRule) {
+        if !rule.decides() {
             return;
         }
         let own = few(&rule.expansion.cubes);
-        let later = rules.iter().enumerate().skip(index + 1).filter(|(_, later)| later.claims());
-        for (other, later) in later.filter(|(_, later)| later.agrees_with(rule)).take(MAX_LATER) {
+        let later = rules.iter().enumerate().skip(index + 1).filter(|(_, later)| later.decides());
+        for (other, later) in later.filter(|(_, later)| later.may_overlap_with(rule)).take(MAX_LATER) {
             let theirs = few(&later.expansion.cubes);
             let shared: Vec<Cube> =
                 own.iter().flat_map(|own| theirs.iter().filter_map(move |their| own.and(their))).collect();
@@ -157,7 +150,7 @@ impl Search<'_> {
         self.cubes(policy, Some(index), &own);
     }
 
-    /// Judges packets of these cubes, by the values of one rule's keys and by others.
+    /// Tries packets of these cubes, with values of one rule's keys and others.
     fn cubes(&mut self, policy: &Policy, rule: Option<usize>, cubes: &[Cube]) {
         let values = rule.and_then(|rule| policy.rules.get(rule)).map(Values::of).unwrap_or_default();
         for cube in cubes {
@@ -170,10 +163,10 @@ impl Search<'_> {
         }
     }
 
-    /// One packet of a cube, and the same with what no flow asks for.
+    /// One packet of a cube, and variants of it in fields that flows cannot match.
     fn variants(&mut self, cube: &Cube) {
-        let frame = witness::frame(cube);
-        let builder = witness::headers(cube, &|field| field);
+        let frame = cube.frame();
+        let builder = cube.headers();
         let mut frames = vec![frame.clone()];
         if cube.has(HAS_IPV4) || cube.has(HAS_IPV6) {
             frames.extend(
@@ -185,11 +178,8 @@ impl Search<'_> {
             frames.push(builder.clone().ip_options(&[1, 1, 1, 0]).build());
         }
         if cube.has(HAS_TCP) {
-            let ports = |field| witness::value(cube, field, field) as u16;
             let flags = [0x02, 0x12, 0x01, 0x04, 0x00];
-            frames.extend(
-                flags.map(|flags| builder.clone().tcp(ports(SRC_PORT), ports(DST_PORT), flags).build()),
-            );
+            frames.extend(flags.map(|flags| builder.clone().set(Field::TcpFlags, flags).build()));
         }
         if cube.mask_of(VLAN_TCI) == 0 {
             let tagged = |tpid| builder.clone().vlan(EtherType(tpid), 5);
@@ -199,11 +189,11 @@ impl Search<'_> {
             frames.push(builder.clone().vlan(EtherType(0x8100), 7).build());
         }
         for frame in frames {
-            self.judge(frame);
+            self.try_frame(frame);
         }
     }
 
-    fn judge(&mut self, frame: Vec<u8>) {
+    fn try_frame(&mut self, frame: Vec<u8>) {
         if self.frames_left == 0 {
             return;
         }
@@ -219,7 +209,7 @@ impl Search<'_> {
     }
 }
 
-/// Whether all headers are there that others announce: with anything else the host could do nothing either.
+/// Whether every header that another one announces is complete. The host could not use other frames either.
 fn is_whole(frame: &[u8]) -> bool {
     let key = DeepKey::of(frame);
     let (outer, tunnel) = (&key.outer, key.tunnel.layers);
@@ -252,7 +242,7 @@ fn is_whole(frame: &[u8]) -> bool {
     !is_cut && !lacks && packet::parse(frame).anomaly.is_none()
 }
 
-/// The first of each mask, those with the fewest bits first: these take the most.
+/// The first cube of each mask, those with the fewest bits first, because they match most packets.
 fn few(cubes: &[Cube]) -> Vec<Cube> {
     let mut masks = BTreeSet::new();
     let mut few: Vec<Cube> = cubes.iter().filter(|cube| masks.insert(cube.mask)).copied().collect();
@@ -264,27 +254,21 @@ fn few(cubes: &[Cube]) -> Vec<Cube> {
 /// Values at the edges of a rule's keys, by field.
 #[derive(Default)]
 struct Values {
-    list: Vec<(Field, Vec<u64>)>,
+    list: Vec<(Slot, Vec<u64>)>,
 }
 
 impl Values {
     fn of(rule: &policy::policy::RuleDefinition) -> Self {
-        let keys = &rule.matches;
-        let mut list = vec![
-            (SRC_PORT, edges(keys.src_port.as_ref(), 16)),
-            (DST_PORT, edges(keys.dst_port.as_ref(), 16)),
-            (PROTOCOL, edges(keys.protocol.as_ref(), 8)),
-            (TTL, edges(keys.ttl.as_ref(), 8)),
-            (TOS, edges(keys.tos.map(|set| set.ranges()).as_ref(), 8)),
-            (IP_FLAGS, edges(keys.ip_flags.map(|set| set.ranges()).as_ref(), 3)),
-            (FLOW_LABEL, edges(keys.flow_label.as_ref(), 20)),
-            (ETHER_TYPE, edges(keys.ethertype.as_ref(), 16)),
-        ];
-        list.retain(|(_, values)| !values.is_empty());
+        // VLAN tags and tunnel headers are left out: `variants` adds tags, and cubes of tunnels are few.
+        let is_tried = |header: Header| header.needs_ip() || header == Header::Ethernet;
+        let values = rule.matches.values().filter(|(field, _)| is_tried(field.row().header));
+        let list = values
+            .filter_map(|(field, set)| Some((*field.row().slots.first()?, edges(set, field.row().bits))))
+            .collect();
         Self { list }
     }
 
-    /// The cube, with one field or the next at each of its values, and within each kind of header it leaves open.
+    /// The cube, its parts with one field set to one value, and its parts with each header that it does not exclude.
     fn around(&self, cube: &Cube) -> Vec<Cube> {
         let mut cubes = vec![*cube];
         for (field, values) in &self.list {
@@ -303,12 +287,11 @@ impl Values {
 }
 
 /// The ends of the first ranges, and the values beside them.
-fn edges<T: Copy + Into<u64> + program::Word>(set: Option<&RangeSet<T>>, bits: u32) -> Vec<u64> {
+fn edges(set: &RangeSet<u32>, bits: u32) -> Vec<u64> {
     let most = (1u64 << bits) - 1;
     let mut values = BTreeSet::new();
-    let Some(set) = set else { return Vec::new() };
     for (low, high) in set.ranges().iter().take(MAX_VALUES / 4) {
-        let (low, high): (u64, u64) = ((*low).into(), (*high).into());
+        let (low, high) = (u64::from(*low), u64::from(*high));
         values.extend([low, high, low.saturating_sub(1), (high + 1).min(most)]);
     }
     values.extend([0, most]);

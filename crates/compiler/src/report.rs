@@ -1,38 +1,40 @@
-//! What `steerd check` tells of a policy and a device: for each rule where it is decided and why, and what the
-//! whole takes of the device. Compiles; installs and prints nothing.
+//! The report of `steerd check` about a policy and a device: where each rule is decided and why, and what the program
+//! needs of the device. It installs and prints nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use device_model::DeviceProfile;
+use packet::Field;
 use policy::{Diagnostic, Policy};
-use program::{Decide, Errno, Family, Feature, Match, Placement, Program, RuleId, Unfinished, Untold, Why};
+use program::{
+    Errno, Family, Feature, Inseparable, Match, Placement, Program, RuleId, UndecidedKey, UndecidedReason,
+};
 use serde::Serialize;
 
-use crate::capacity::Capacity;
-use crate::check::{Check, RuleCheck, check_for};
-use crate::together::together;
-use crate::{LostException, Obstacle, attempt, lost_exceptions, refuse_lost_exceptions};
+use crate::capacity::{Capacity, reload_conflict};
+use crate::check::{Check, RuleCheck, check};
+use crate::classes::outcomes;
+use crate::{Job, LostException, Obstacle, lost_exceptions, refuse_lost_exceptions};
 
-/// So many rules are named in a note.
+/// How many rules a note names.
 const SHOWN_NAMES: usize = 4;
 
-/// What `steerd check` shows of a policy and a device: built before anything is installed, whether it
-/// compiles or not.
+/// What `steerd check` shows, whether the policy compiles or not.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// What the device is called.
     pub device: String,
     /// One entry per rule, `default` last.
     pub rules: Vec<RuleReport>,
-    /// What the program takes of the device; `None` if there is no program.
+    /// What the program needs of the device; `None` if there is no program.
     pub capacity: Option<Capacity>,
-    /// What stands in the way of the policy as a whole.
+    /// Why the policy as a whole is impossible on the device.
     pub obstacles: Vec<Obstacle>,
     /// Why it does not compile, or why its program may not be installed, with places.
     pub problems: Vec<Diagnostic>,
     /// Packets that the policy leaves to the kernel and that a worker receives; problems unless the policy allows them.
     pub lost_exceptions: Vec<LostException>,
-    /// What the operator may not have meant, in the order of the policy.
+    /// Likely mistakes, in the order of the policy.
     pub warnings: Vec<Diagnostic>,
     /// The program itself.
     #[serde(skip)]
@@ -46,23 +48,23 @@ pub struct RuleReport {
     pub name: String,
     /// Its line in the policy.
     pub line: u32,
-    /// What it does, in words; empty where that is not known.
+    /// What it does, in English; empty if unknown.
     pub action: String,
     /// Where it is decided.
     pub decided: Decided,
-    /// How, where that shows in the flows of other rules.
+    /// For a rule that leaves packets to the kernel, the flows that were split for it.
     pub note: Option<String>,
-    /// Why not by the device alone.
+    /// Why the device does not decide it alone.
     pub reason: Option<String>,
-    /// What there is at most.
+    /// The limit that is exceeded.
     pub limit: Option<String>,
-    /// What the device would have answered.
+    /// The error of the device.
     pub errno: Option<Errno>,
     /// What to do.
     pub remedy: Option<String>,
-    /// How many flows it takes.
+    /// How many flows it has.
     pub flows: u32,
-    /// How many questions a worker asks of one of its packets at most.
+    /// The most rules that a worker tests one of its packets for.
     pub steps: u32,
 }
 
@@ -72,7 +74,7 @@ pub struct RuleReport {
 pub enum Decided {
     /// By the device alone.
     Hardware,
-    /// By the device, but for packets that an earlier hybrid rule brings to a worker.
+    /// By the device, except for packets that flows of an earlier hybrid rule match.
     PartlyHybrid,
     /// The device matches more, a worker decides.
     Hybrid,
@@ -82,7 +84,7 @@ pub enum Decided {
     Unknown,
 }
 
-/// Compiles a policy for a device, beside the program that is on it, and tells all about it.
+/// Compiles a policy for a device, beside the program that is on it, and describes the result.
 #[must_use]
 pub fn report(
     policy: &Policy,
@@ -91,25 +93,25 @@ pub fn report(
     previous: Option<&Program>,
 ) -> Report {
     let device = profile.name.clone();
-    match attempt(policy, profile, workers, previous) {
+    match (Job { policy, profile, workers, previous }).compile() {
         Ok(program) => {
-            let checked = check_for(policy, profile, workers, &program);
+            let checked = check(policy, profile, workers, &program);
             let rules = rules_of(policy, &program, &checked);
             let mut warnings = checked.warnings;
             let capacity = Capacity::of(&program, profile, previous);
             warnings.extend(capacity.rows.iter().filter(|row| row.blocks_a_reload()).map(|row| {
                 let message = format!(
-                    "a reload will not find room: {} {} of {} that `{device}` has",
+                    "a reload will not fit: {} {} of {} that `{device}` has",
                     row.used,
                     row.what,
                     row.most.unwrap_or(0)
                 );
                 let hint =
-                    format!("the old and the new program are there at once, or it ends in {}", row.errno);
+                    format!("the old and the new program are installed at once; beyond the limit the device answers {}", row.errno);
                 policy.default_place.warning(message, "more than half").hint(hint)
             }));
             warnings.extend(
-                together(&program, &program, profile).map(|obstacle| never_reloads(policy, obstacle)),
+                reload_conflict(&program, &program, profile).map(|obstacle| never_reloads(policy, obstacle)),
             );
             let lost = lost_exceptions(policy, profile, &program);
             let problems = refuse_lost_exceptions(policy, &program, &lost).list;
@@ -124,9 +126,9 @@ pub fn report(
                 device,
             }
         }
-        Err(findings) => {
+        Err(problems) => {
             let (own, whole): (Vec<_>, _) =
-                findings.obstacles.into_iter().partition(|one| one.rule.is_some());
+                problems.obstacles(policy, profile).into_iter().partition(|one| one.rule.is_some());
             let mut found: BTreeMap<usize, Obstacle> = BTreeMap::new();
             note(&mut found, own, Some);
             let others = others(policy, profile, workers, &mut found);
@@ -134,7 +136,7 @@ pub fn report(
                 rules: impossible(policy, found, others),
                 capacity: None,
                 obstacles: whole,
-                problems: findings.diagnostics.list,
+                problems: problems.diagnostics(policy, profile).list,
                 lost_exceptions: Vec::new(),
                 warnings: Vec::new(),
                 program: None,
@@ -146,32 +148,31 @@ pub fn report(
 
 /// Each rule of a program, the default last.
 fn rules_of(policy: &Policy, program: &Program, checked: &Check) -> Vec<RuleReport> {
-    let asked = asked_by_others(program);
+    let tested = tested_by_others(program);
     let rules = checked.rules.iter().enumerate().map(|(index, checked)| RuleReport {
         note: left_out(program, index),
-        ..possible(policy, program, index, checked, asked.contains(&index))
+        ..possible(policy, program, index, checked, tested.contains(&index))
     });
     rules.collect()
 }
 
-/// A program that not even the same one can take the place of.
+/// Warns of a program that cannot be reloaded even unchanged: the device has no capacity for it twice.
 fn never_reloads(policy: &Policy, obstacle: Obstacle) -> Diagnostic {
-    let place = obstacle.rule.and_then(|rule| policy.rules.get(rule)).map(|rule| &rule.place);
+    let place = obstacle.rule.and_then(|rule| policy.rules.get(rule.index())).map(|rule| &rule.place);
     let errno = obstacle.errno.map_or_else(String::new, |errno| format!(" ({errno})"));
     let message =
         format!("a reload that keeps this is refused: {}: {}{errno}", obstacle.reason, obstacle.limit);
     place.unwrap_or(&policy.default_place).warning(message, "here").hint(obstacle.remedy)
 }
 
-/// The rules about which workers ask in classes that other rules' flows lead to.
-fn asked_by_others(program: &Program) -> BTreeSet<usize> {
+/// The rules that workers test for in the classes of other rules.
+fn tested_by_others(program: &Program) -> BTreeSet<usize> {
     let classes = program.classes.iter().flatten();
-    let asked = classes.flat_map(|class| {
-        let Decide::Software(steps, otherwise) = &class.decide else { return Vec::new() };
-        let rules = steps.iter().map(|step| step.rule).chain([otherwise.rule]);
-        rules.filter(|rule| *rule != class.rule).map(RuleId::index).collect()
+    let tested = classes.flat_map(|class| {
+        let rules = outcomes(&class.decide).map(|outcome| outcome.rule);
+        rules.filter(|rule| *rule != class.rule).map(RuleId::index)
     });
-    asked.collect()
+    tested.collect()
 }
 
 fn possible(
@@ -179,23 +180,28 @@ fn possible(
     program: &Program,
     index: usize,
     checked: &RuleCheck,
-    asked: bool,
+    is_tested: bool,
 ) -> RuleReport {
-    let unfinished = unfinished(program, index);
+    let undecided = undecided(program, index);
     let (decided, reason) = match &checked.placement {
         Placement::Hybrid { reason } => (Decided::Hybrid, Some(reason.clone())),
-        Placement::Hardware if asked && checked.flows > 0 => {
-            let reason = "packets that an earlier hybrid rule takes are decided by its worker".to_owned();
+        Placement::Hardware if is_tested && checked.flows > 0 => {
+            let reason =
+                "packets that flows of an earlier hybrid rule match are decided by a worker".to_owned();
             (Decided::PartlyHybrid, Some(reason))
         }
         Placement::Hardware => (Decided::Hardware, None),
     };
     let matches = policy.rules.get(index).map(|rule| &rule.matches);
-    let first = unfinished.iter().min_by_key(|note| remoteness(note, matches));
+    let first = undecided.iter().min_by_key(|note| remoteness(note, matches));
     let limit = first.and_then(|note| match note.why {
-        Why::TooMany { most, with_lists: false, .. } => Some(format!("{most} combinations of ranges")),
-        Why::TooMany { most, .. } => Some(format!("{most} combinations of ranges and lists")),
-        Why::KernelException { untold: Untold::TooMany { most, .. }, .. } => Some(format!("{most} pieces")),
+        UndecidedReason::TooMany { most, with_lists: false, .. } => {
+            Some(format!("{most} combinations of ranges"))
+        }
+        UndecidedReason::TooMany { most, .. } => Some(format!("{most} combinations of ranges and lists")),
+        UndecidedReason::KernelException { inseparable: Inseparable::TooMany { most, .. }, .. } => {
+            Some(format!("{most} pieces"))
+        }
         _ => None,
     });
     let remedy = first.map(|note| remedy(policy, program, note, matches));
@@ -207,63 +213,68 @@ fn possible(
         note: None,
         reason,
         limit,
-        errno: unfinished.iter().find_map(|note| note.why.errno()),
+        errno: undecided.iter().find_map(|note| note.why.errno()),
         remedy,
         flows: checked.flows,
         steps: checked.steps,
     }
 }
 
-/// What workers finish of a rule.
-fn unfinished(program: &Program, rule: usize) -> &[Unfinished] {
-    program.rules.get(rule).map(|rule| &*rule.unfinished).unwrap_or_default()
+/// The keys of a rule that workers test.
+fn undecided(program: &Program, rule: usize) -> &[UndecidedKey] {
+    program.rules.get(rule).map(|rule| &*rule.undecided).unwrap_or_default()
 }
 
-/// How far a note is from what the operator wrote: what the policy can change goes first.
-fn remoteness(note: &Unfinished, matches: Option<&Match>) -> u32 {
-    let is_written = |of: fn(&Match) -> bool| matches.is_some_and(of);
+/// Orders notes: those that a change of the policy can remove come first.
+fn remoteness(note: &UndecidedKey, matches: Option<&Match>) -> u32 {
+    let is_written = |field| matches.is_some_and(|keys| keys.has(field));
     match note.why {
-        Why::Refused { feature: Feature::Tag, .. } => 3,
+        UndecidedReason::Refused { feature: Feature::Tag, .. } => 3,
         // Other keys imply these.
-        Why::Refused { feature: Feature::EtherType, .. } if !is_written(|keys| keys.ethertype.is_some()) => 2,
-        Why::Refused { feature: Feature::Protocol, .. } if !is_written(|keys| keys.protocol.is_some()) => 2,
-        Why::Refused { feature: Feature::Ipv6, .. } => 1,
+        UndecidedReason::Refused { feature: Feature::EtherType, .. } if !is_written(Field::EtherType) => 2,
+        UndecidedReason::Refused { feature: Feature::Protocol, .. } if !is_written(Field::Protocol) => 2,
+        UndecidedReason::Refused { feature: Feature::Ipv6, .. } => 1,
         _ => 0,
     }
 }
 
 /// What to do about the first thing that the device does not decide.
-fn remedy(policy: &Policy, program: &Program, note: &Unfinished, matches: Option<&Match>) -> String {
+fn remedy(policy: &Policy, program: &Program, note: &UndecidedKey, matches: Option<&Match>) -> String {
     match note.why {
-        Why::Refused { feature: Feature::Tag, .. } => {
-            "none in the policy: workers look at every packet that such a device brings them".to_owned()
+        UndecidedReason::Refused { feature: Feature::Tag, .. } => {
+            "none in the policy: workers test every packet that they receive from such a device".to_owned()
         }
-        Why::Refused { feature: Feature::Ipv6, .. }
+        UndecidedReason::Refused { feature: Feature::Ipv6, .. }
             if matches.is_none_or(|keys| keys.implied_family() != Some(Family::V6)) =>
         {
-            "write family = \"ipv4\", and IPv6 stays out of the rule; the device steers none".to_owned()
-        }
-        Why::Refused { feature: Feature::Ipv6, .. } => {
-            "none in the rule: the device steers no IPv6, and workers look for it in all that is left"
+            "write family = \"ipv4\", so that the rule excludes IPv6, which the device does not steer"
                 .to_owned()
         }
-        Why::NoWords | Why::Refused { .. } => {
-            // One key stands for the whole header.
+        UndecidedReason::Refused { feature: Feature::Ipv6, .. } => {
+            "none in the rule: the device steers no IPv6, and workers look for it in all other packets"
+                .to_owned()
+        }
+        UndecidedReason::NoSpec | UndecidedReason::Refused { .. } => {
+            // The header is matched as a whole.
             let key = if note.key.starts_with("gre_") { "gre_..." } else { &note.key };
             format!(
                 "leave `{key}` out, or add keys that the device matches, so that fewer packets go to a worker"
             )
         }
-        Why::Unseen { .. } => {
-            format!("name the values that `{}` may have: the device looks for the header then", note.key)
+        UndecidedReason::PresenceIgnored { .. } => {
+            format!("name the values that `{}` may have: the device then checks for the header", note.key)
         }
-        Why::TooMany { .. } => "end ranges at powers of two, or write two rules".to_owned(),
-        Why::Multicast => "match the IP address of the group instead of its MAC address".to_owned(),
-        Why::KernelException { by, untold } => left_out_after_all(policy, program, by, untold),
+        UndecidedReason::TooMany { .. } => "end ranges at powers of two, or write two rules".to_owned(),
+        UndecidedReason::Multicast => {
+            "match the IP address of the group instead of its MAC address".to_owned()
+        }
+        UndecidedReason::KernelException { by, inseparable } => {
+            left_out_after_all(policy, program, by, inseparable)
+        }
     }
 }
 
-/// Which flows were cut for a rule that leaves packets to the host.
+/// Which flows were split for a rule that leaves packets to the kernel.
 fn left_out(program: &Program, rule: usize) -> Option<String> {
     let found = program.exceptions.binary_search_by_key(&rule, |exception| exception.rule.index()).ok()?;
     let exception = program.exceptions.get(found)?;
@@ -274,14 +285,14 @@ fn left_out(program: &Program, rule: usize) -> Option<String> {
         first.cloned().chain((more > 0).then(|| format!("{more} more"))).collect::<Vec<_>>().join(", ");
     let pieces = match exception.pieces {
         0 => String::new(),
-        1 => ", cut into one piece more".to_owned(),
-        pieces => format!(", cut into {pieces} pieces more"),
+        1 => ", split into one more piece".to_owned(),
+        pieces => format!(", split into {pieces} more pieces"),
     };
-    (!names.is_empty()).then(|| format!("left out of the flows of {shown}{pieces}"))
+    (!names.is_empty()).then(|| format!("excluded from the flows of {shown}{pieces}"))
 }
 
-/// What to do so that flows of a later rule can leave out what is the host's.
-fn left_out_after_all(policy: &Policy, program: &Program, by: RuleId, untold: Untold) -> String {
+/// What to write so that the exception can be subtracted from the flows of a later rule.
+fn left_out_after_all(policy: &Policy, program: &Program, by: RuleId, inseparable: Inseparable) -> String {
     let name = policy.rules.get(by.index()).map(|rule| rule.name.as_str());
     let later = name.map_or("the default".to_owned(), |name| format!("`{name}`"));
     let (ports, others) = ("`dst_port = \"1-65535\"`", "`protocol = { not = [\"tcp\", \"udp\"] }`");
@@ -290,29 +301,30 @@ fn left_out_after_all(policy: &Policy, program: &Program, by: RuleId, untold: Un
         Some(_) => format!("write, in place of {later},"),
         None => "make the default \"kernel\" and write, in its place,".to_owned(),
     };
-    let lacks_ipv6 = |note: &Unfinished| matches!(note.why, Why::Refused { feature: Feature::Ipv6, .. });
-    match untold {
-        // Not what the rule asks for, but what the device takes in place of IPv6.
-        Untold::Header { .. } if unfinished(program, by.index()).iter().any(lacks_ipv6) => {
-            format!("write family = \"ipv4\" in {later}: for its IPv6 the device takes every frame")
+    let lacks_ipv6 =
+        |note: &UndecidedKey| matches!(note.why, UndecidedReason::Refused { feature: Feature::Ipv6, .. });
+    match inseparable {
+        // The device matches every frame in place of the rule's IPv6.
+        Inseparable::Header { .. } if undecided(program, by.index()).iter().any(lacks_ipv6) => {
+            format!("write family = \"ipv4\" in {later}: for its IPv6 packets the flows match every frame")
         }
-        Untold::Header { ip: true, ports: true } => {
+        Inseparable::Header { ip: true, ports: true } => {
             format!("{in_place} rules on {ports}, on {others} and on {not_ip}: no fragments, no broken headers")
         }
-        Untold::Header { ip: true, .. } => {
+        Inseparable::Header { ip: true, .. } => {
             format!("{in_place} rules on `protocol = \"0-255\"` and on {not_ip}: no broken headers")
         }
-        Untold::Header { .. } => {
+        Inseparable::Header { .. } => {
             format!("{in_place} two rules with its keys, one on {ports}, one on {others}: no fragments")
         }
-        Untold::Tag => format!("{in_place} a rule on `vlan = \"0-4095\"`: no untagged frames"),
-        Untold::Tunnel => format!("{in_place} a rule that asks for the same headers"),
-        Untold::TooMany { .. } | Untold::NoRoom => {
+        Inseparable::Tag => format!("{in_place} a rule on `vlan = \"0-4095\"`: no untagged frames"),
+        Inseparable::Tunnel => format!("{in_place} a rule that matches the same headers"),
+        Inseparable::TooMany { .. } | Inseparable::NoCapacity => {
             "write fewer exceptions, on wider values, and all on the same keys: those on different keys multiply"
                 .to_owned()
         }
-        Untold::Inexact | Untold::NoWords | Untold::Refused { .. } | Untold::Multicast => {
-            format!("narrow {later}, so that it does not take these packets")
+        Inseparable::Inexact | Inseparable::NoSpec | Inseparable::Refused { .. } | Inseparable::Multicast => {
+            format!("narrow {later}, so that it does not match these packets")
         }
     }
 }
@@ -324,8 +336,8 @@ fn note(
     place: impl Fn(usize) -> Option<usize>,
 ) {
     for obstacle in obstacles {
-        if let Some(rule) = obstacle.rule.and_then(&place) {
-            found.entry(rule).or_insert(Obstacle { rule: Some(rule), ..obstacle });
+        if let Some(rule) = obstacle.rule.and_then(|rule| place(rule.index())) {
+            found.entry(rule).or_insert(Obstacle { rule: Some(RuleId::of(rule)), ..obstacle });
         }
     }
 }
@@ -334,7 +346,7 @@ fn note(
 const MAX_ATTEMPTS: usize = 4;
 
 /// The rules that are possible, by their place in the policy, as they are decided in the policy without the
-/// impossible ones; the default is behind the last rule. Nothing if that policy does not compile for another
+/// impossible ones; the default comes last. Nothing if that policy does not compile for another
 /// reason than a rule. Adds the rules that turn out to be impossible only then.
 fn others(
     policy: &Policy,
@@ -350,13 +362,13 @@ fn others(
         let kept: Vec<usize> = (0..policy.rules.len()).filter(|rule| !found.contains_key(rule)).collect();
         let rules = kept.iter().filter_map(|rule| policy.rules.get(*rule)).cloned().collect();
         let rest = Policy { rules, ..policy.clone() };
-        match attempt(&rest, profile, workers, None) {
+        match (Job { policy: &rest, profile, workers, previous: None }).compile() {
             Ok(program) => {
                 let places = kept.into_iter().chain([policy.rules.len()]);
-                let checked = check_for(&rest, profile, workers, &program);
+                let checked = check(&rest, profile, workers, &program);
                 return places.zip(rules_of(&rest, &program, &checked)).collect();
             }
-            Err(findings) => note(found, findings.obstacles, |rule| kept.get(rule).copied()),
+            Err(problems) => note(found, problems.obstacles(&rest, profile), |rule| kept.get(rule).copied()),
         }
         if found.len() == known {
             break;
@@ -379,17 +391,17 @@ fn impossible(
         }
         let obstacle = found.remove(&index);
         let decided = if obstacle.is_some() { Decided::Impossible } else { Decided::Unknown };
-        let told = |of: fn(&Obstacle) -> &String| obstacle.as_ref().map(|one| of(one).clone());
+        let text = |of: fn(&Obstacle) -> &String| obstacle.as_ref().map(|one| of(one).clone());
         rules.push(RuleReport {
             name: rule.name.clone(),
             line: rule.name_place.line(),
             action: String::new(),
             decided,
             note: None,
-            reason: told(|one| &one.reason),
-            limit: told(|one| &one.limit),
+            reason: text(|one| &one.reason),
+            limit: text(|one| &one.limit),
             errno: obstacle.as_ref().and_then(|one| one.errno),
-            remedy: told(|one| &one.remedy),
+            remedy: text(|one| &one.remedy),
             flows: 0,
             steps: 0,
         });

@@ -1,10 +1,10 @@
-//! ClassBench rule sets, written as policies: what compiling them costs. Runs where `STEERD_CORPORA` names the
-//! corpora; the times mean something in release builds only, and with nothing else running.
+//! The time to compile ClassBench rule sets. Runs if `STEERD_CORPORA` names the directory of the corpora; times are only
+//! meaningful in release builds on an idle machine.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use device_model::DeviceProfile;
@@ -44,17 +44,6 @@ fn policy_text(set: &Path) -> String {
     text
 }
 
-/// The folder of rule sets, or `None` after saying that there is none.
-fn sets() -> Option<PathBuf> {
-    let Some(corpora) = std::env::var_os("STEERD_CORPORA") else {
-        assert!(std::env::var_os("CI").is_none(), "STEERD_CORPORA must name the corpora where CI is set");
-        // Past the test harness, which swallows what `eprintln!` says of a test that passes.
-        let _ = writeln!(std::io::stderr(), "NOT RUN: set STEERD_CORPORA to the folder of the corpora");
-        return None;
-    };
-    Some(Path::new(&corpora).join("rules"))
-}
-
 fn compile(
     text: &str,
     profile: &DeviceProfile,
@@ -70,7 +59,7 @@ fn compile(
 #[test]
 #[ignore = "timing: run with --release, alone"]
 fn compiling_is_fast() {
-    let Some(folder) = sets() else { return };
+    let Some(folder) = test_support::corpora("rules") else { return };
     for set in SETS {
         let text = policy_text(&folder.join(set));
         let (parsed, compiled, program) = compile(&text, &DeviceProfile::ideal());

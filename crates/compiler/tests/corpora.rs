@@ -1,15 +1,14 @@
 //! The language against real captures: every rule of the corpora's RULES.tsv, written as a
-//! policy of that one rule, and the packets that it claims counted against what tshark counted. Runs where
-//! `STEERD_CORPORA` names the corpora.
+//! policy of that one rule; the number of packets that it matches is compared with the number from tshark. Runs if
+//! `STEERD_CORPORA` names the directory of the corpora.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write as _;
-use std::path::Path;
 
 use device_model::DeviceProfile;
 use packet::DeepKey;
 use policy::Source;
 use program::RuleId;
+use test_support::{captures, corpora, frames};
 
 /// Name in RULES.tsv, and the match that says it. An untagged rule there looks at the first ethertype.
 const RULES: [(&str, &str); 56] = [
@@ -71,46 +70,9 @@ const RULES: [(&str, &str); 56] = [
     ("qinq8100", "vlan_tpid = 0x8100, inner_vlan_tpid = 0x8100"),
 ];
 
-/// The frames of a classic capture file of either byte order.
-fn frames(file: &[u8]) -> Vec<&[u8]> {
-    let little = matches!(file.first(), Some(0xd4 | 0x4d));
-    let length_at = |at: usize| {
-        let bytes: [u8; 4] = file[at..at + 4].try_into().expect("four bytes");
-        (if little { u32::from_le_bytes(bytes) } else { u32::from_be_bytes(bytes) }) as usize
-    };
-    let mut frames = Vec::new();
-    let mut at = 24;
-    while at + 16 <= file.len() {
-        let captured = length_at(at + 8);
-        frames.push(&file[at + 16..(at + 16 + captured).min(file.len())]);
-        at += 16 + captured;
-    }
-    frames
-}
-
-/// The captures of a folder by file name.
-fn captures(folder: &Path) -> BTreeMap<String, Vec<u8>> {
-    let paths = std::fs::read_dir(folder)
-        .expect("the folder is there")
-        .map(|entry| entry.expect("it can be listed").path());
-    paths
-        .filter(|path| path.extension().is_some_and(|extension| extension == "pcap"))
-        .map(|path| {
-            let name = path.file_name().expect("it was listed by name").to_string_lossy().into_owned();
-            (name, std::fs::read(&path).expect("a capture can be read"))
-        })
-        .collect()
-}
-
 #[test]
 fn captures_are_counted_as_tshark_counts_them() {
-    let Some(corpora) = std::env::var_os("STEERD_CORPORA") else {
-        assert!(std::env::var_os("CI").is_none(), "STEERD_CORPORA must name the corpora where CI is set");
-        // Past the test harness, which swallows what `eprintln!` says of a test that passes.
-        writeln!(std::io::stderr(), "not run: set STEERD_CORPORA to the folder of the corpora").unwrap();
-        return;
-    };
-    let folder = Path::new(&corpora).join("pcaps");
+    let Some(folder) = corpora("pcaps") else { return };
     let table = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
     let listed = table("RULES.tsv");
     let listed: Vec<&str> = listed.lines().skip(1).filter_map(|line| line.split('\t').next()).collect();

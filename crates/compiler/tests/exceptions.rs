@@ -1,5 +1,5 @@
-//! Rules that leave packets to the host before rules that take them: which of them the device decides alone,
-//! how flows leave them out, and what is told where they cannot.
+//! Rules that leave packets to the host before rules that match them otherwise: which of them the device decides alone,
+//! how they are subtracted from flows, and what is reported if that is impossible.
 
 #[allow(dead_code, reason = "the judge has rules of its own")]
 mod support;
@@ -88,7 +88,7 @@ fn a_frame_type_is_left_out_of_the_default() {
 }
 
 #[test]
-fn what_no_flow_can_leave_out_comes_to_a_worker_as_far_as_a_flow_would_take_it() {
+fn exceptions_that_flows_cannot_exclude_are_received_by_a_worker() {
     let ssh = ("ssh", "protocol = 'tcp', dst_port = 22", "kernel");
     let prefix = ("prefix", "dst = '192.0.2.0/24'", "steer main");
     let web = ("web", "dst = '198.51.100.1', protocol = 'tcp', dst_port = '16-23'", "steer main");
@@ -111,7 +111,7 @@ fn remedies_lead_to_hardware() {
 
         let (decided, reason, remedy) = first(&policy("main", &[SSH]), &profile);
         assert_eq!(decided, Decided::Hybrid);
-        assert!(reason.contains("`default` takes packets without an IP header too"), "{reason}");
+        assert!(reason.contains("`default` also matches packets without an IP header"), "{reason}");
         assert!(remedy.contains(&not_ip.replace('\'', "\"")), "{remedy}");
         let better =
             [SSH, ("p", ports, "steer main"), ("o", others, "steer main"), ("n", not_ip, "steer main")];
@@ -142,7 +142,7 @@ fn a_worker_decides_what_the_device_does_not_match_exactly() {
     let web = ("web", "dst_port = '80-95', protocol = 'tcp'", "steer main");
     let (decided, reason, remedy) = first(&policy("kernel", &[syn, web]), &DeviceProfile::ideal());
     assert_eq!(decided, Decided::Hybrid);
-    assert!(reason.starts_with("tcp_flags, kernel (`web` takes"), "{reason}");
+    assert!(reason.starts_with("tcp_flags, kernel (`web` also matches"), "{reason}");
     assert!(remedy.contains("leave `tcp_flags` out"), "{remedy}");
     // Nobody takes these packets, so nobody needs to see them.
     let other = ("web", "dst = '192.0.2.9', dst_port = '80-95', protocol = 'tcp'", "steer main");
@@ -150,9 +150,9 @@ fn a_worker_decides_what_the_device_does_not_match_exactly() {
     assert_eq!((report.rules[0].decided, report.rules[0].flows), (Decided::Hardware, 0));
 }
 
-/// On an mlx5, flows on multicast alone come after all others: such pieces would be in the wrong place.
+/// On an mlx5, flows that match only multicast come after all others: such pieces would be in the wrong place.
 #[test]
-fn multicast_stays_with_the_host_where_unicast_can_be_told() {
+fn multicast_stays_with_the_host_if_unicast_can_be_matched() {
     let mlx5 = DeviceProfile::mlx5();
     let multicast = policy("main", &[("multicast", "dst_mac = 'multicast'", "kernel")]);
     assert_eq!(first(&multicast, &mlx5).0, Decided::Hardware);
@@ -160,11 +160,11 @@ fn multicast_stays_with_the_host_where_unicast_can_be_told() {
     assert_eq!(first(&own, &DeviceProfile::ideal()).0, Decided::Hardware);
     let (decided, reason, _) = first(&own, &mlx5);
     assert_eq!(decided, Decided::Hybrid);
-    assert!(reason.contains("multicast alone"), "{reason}");
+    assert!(reason.contains("multicast only"), "{reason}");
 }
 
 #[test]
-fn a_device_without_tags_leaves_out_what_it_can_tell() {
+fn a_device_without_tags_excludes_what_it_can_match() {
     let mlx4 = DeviceProfile::mlx4();
     let own = ("own", "family = 'ipv4', dst = '192.0.2.1'", "kernel");
     let prefix = ("prefix", "dst = '192.0.2.0/24'", "steer main");
@@ -172,7 +172,7 @@ fn a_device_without_tags_leaves_out_what_it_can_tell() {
     assert_eq!((report.rules[0].decided, report.rules[0].flows), (Decided::Hardware, 0));
     assert_eq!(
         report.rules[0].note.as_deref(),
-        Some("left out of the flows of `prefix`, cut into 7 pieces more")
+        Some("excluded from the flows of `prefix`, split into 7 more pieces")
     );
     // It matches no protocols.
     let icmp = ("icmp", "family = 'ipv4', protocol = 'icmp'", "kernel");
@@ -180,7 +180,7 @@ fn a_device_without_tags_leaves_out_what_it_can_tell() {
 }
 
 #[test]
-fn exceptions_that_cut_a_rule_to_pieces_stay_hybrid_with_the_count() {
+fn exceptions_with_too_many_pieces_stay_hybrid_and_show_the_count() {
     let addresses: Vec<String> =
         (0..400u32).map(|index| format!("'10.{}.{}.1'", index % 200, index / 2)).collect();
     let many = format!("dst = [{}]", addresses.join(", "));
@@ -189,7 +189,7 @@ fn exceptions_that_cut_a_rule_to_pieces_stay_hybrid_with_the_count() {
     let rule = &report.rules[0];
     assert_eq!((rule.decided, rule.note.as_ref()), (Decided::Hybrid, None));
     let (reason, remedy) = (rule.reason.as_deref().unwrap(), rule.remedy.as_deref().unwrap());
-    assert!(reason.contains("pieces more, 4096 are the most"), "{reason}");
+    assert!(reason.contains("more pieces, and the limit is 4096"), "{reason}");
     assert_eq!(rule.limit.as_deref(), Some("4096 pieces"));
     assert!(remedy.contains("fewer exceptions"), "{remedy}");
     // As if nothing had been tried.
@@ -197,7 +197,7 @@ fn exceptions_that_cut_a_rule_to_pieces_stay_hybrid_with_the_count() {
 }
 
 #[test]
-fn flows_that_do_not_fit_are_not_cut() {
+fn flows_that_do_not_fit_are_not_split() {
     let own = ("own", "dst = '192.0.2.1'", "kernel");
     let prefix = ("prefix", "dst = '192.0.0.0/16'", "steer main");
     let cut = policy("kernel", &[own, prefix]);
@@ -209,7 +209,7 @@ fn flows_that_do_not_fit_are_not_cut() {
 }
 
 #[test]
-fn copies_are_cut_as_far_as_there_is_room_for_them() {
+fn copies_are_split_up_to_the_limit_of_copies() {
     let copied = |own: &str| {
         let text = format!(
             "{GROUP}[[rules]]\nname = 'own'\nmatch = {{ dst = '{own}' }}\naction = 'kernel'\n\
@@ -226,7 +226,7 @@ fn copies_are_cut_as_far_as_there_is_room_for_them() {
 
 /// An mlx5 does not look for a header of any ports: such a flow takes packets without one as well.
 #[test]
-fn packets_without_ports_are_left_out_of_rules_on_any_ports() {
+fn packets_without_ports_are_excluded_from_rules_on_any_ports() {
     let web = ("web", "src_port = 80, dst_port = 80", "kernel");
     let any = ("any", "dst = '::/0', dst_port = '0-65535'", "steer main");
     let frame =
@@ -244,7 +244,20 @@ fn packets_without_ports_are_left_out_of_rules_on_any_ports() {
     }
 }
 
-/// A rule for the host that keeps a flow takes packets as any other: an earlier one is left out of that.
+/// The flows of an exception that cannot be subtracted match no more than the rules after it.
+#[test]
+fn an_inexact_exception_keeps_to_the_flows_of_later_rules() {
+    let policy = policy(
+        "kernel",
+        &[("a", "dst_port = 53", "kernel"), ("b", "dst_mac = '02:00:00:00:00:01'", "steer main")],
+    );
+    for profile in [DeviceProfile::mlx4(), DeviceProfile::conservative()] {
+        let program = compiler::compile(&policy, &profile, WORKERS).expect("it fits");
+        let is_narrow = |flow: &program::Flow| flow.to_string().contains("dst=02:00:00:00:00:01");
+        assert!(!program.flows.is_empty() && program.flows.iter().all(is_narrow), "{program}");
+    }
+}
+
 #[test]
 fn exceptions_to_exceptions_keep_their_names() {
     let first =
@@ -416,11 +429,34 @@ fn judge(program: &Program, lines: &[Line], key: &DeepKey, met: &mut Met) {
 }
 
 #[test]
-fn the_program_decides_as_the_policy_reads() {
+fn the_program_decides_as_the_policy() {
     for profile in [DeviceProfile::ideal(), DeviceProfile::mlx5(), DeviceProfile::mlx4()] {
         let met = trial(&profile);
         println!("{}: {met:?}", profile.name);
         assert!(met.programs > 100 && met.left_out > 5 && met.kept > 20, "{}: {met:?}", profile.name);
         assert!(met.left_by_rules > 200 && met.taken > 500, "{}: {met:?}", profile.name);
+    }
+}
+
+/// What a device model refuses of an outer header it refuses of the packet inside a tunnel as well.
+#[test]
+fn refusals_apply_to_the_packet_inside() {
+    let fields = [
+        ("tos", "tos = 4"),
+        ("flow_label", "flow_label = 7"),
+        ("hop_limit", "hop_limit = 1"),
+        ("src_mac", "src_mac = '02:00:00:00:00:01'"),
+        ("protocol", "protocol = 89"),
+        ("ipv6", "family = 'ipv6', src_port = 7"),
+    ];
+    for (feature, inner) in fields {
+        let model = format!(
+            "name = 'x'\npriorities = 64\nmax_specs = 12\nmax_table = 64\ntag_bits = 24\n\
+             refusals = [{{ feature = '{feature}', errno = 'EINVAL', source = 'x' }}]\n"
+        );
+        let model = DeviceProfile::parse("x.toml".as_ref(), &model).expect("a model");
+        let policy = policy("drop", &[("a", &format!("vxlan_vni = 5, inner = {{ {inner} }}"), "steer main")]);
+        assert_eq!(first(&policy, &model).0, Decided::Hybrid, "{feature}");
+        assert_eq!(first(&policy, &DeviceProfile::ideal()).0, Decided::Hardware, "{feature}");
     }
 }

@@ -7,7 +7,7 @@ use policy::{NoFiles, Source};
 use program::RuleId;
 
 #[test]
-fn what_is_sent_is_another_matter_than_what_is_received() {
+fn sent_and_received_packets_are_explained_separately() {
     let text = "version = 1\ndefault = 'drop'\n[groups.g]\nworkers = [0]\n\
         [[rules]]\nname = 'own'\nmatch = { dst = '192.0.2.1' }\naction = 'pass'\ndirection = 'egress'\n\
         [[rules]]\nname = 'not-there'\nmatch = { dst = '192.0.2.0/24' }\naction = 'drop'\ndirection = 'egress'\n\

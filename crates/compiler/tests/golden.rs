@@ -24,7 +24,7 @@ fn program(text: &str) -> String {
         .unwrap_or_else(|problems| panic!("{problems}"));
     let warnings: Vec<String> = warnings
         .iter()
-        .chain(&compiler::check(&policy, &program).warnings)
+        .chain(&compiler::check(&policy, &DeviceProfile::ideal(), 4, &program).warnings)
         .map(ToString::to_string)
         .collect();
     format!("{program}warnings\n  {}\n", warnings.join("\n  "))
@@ -60,7 +60,7 @@ fn a_service_with_everything_in_hardware() {
 }
 
 #[test]
-fn hybrid_rules_go_on_through_the_policy() {
+fn hybrid_rules_continue_with_later_rules() {
     insta::assert_snapshot!(program(include_str!("../../policy/tests/policies/hybrid.toml")));
 }
 
@@ -70,37 +70,37 @@ fn link_layer_rules() {
 }
 
 #[test]
-fn rules_that_never_match_are_warned_of() {
+fn rules_that_never_match_cause_warnings() {
     insta::assert_snapshot!(program(include_str!("../../policy/tests/policies/suspicious.toml")));
 }
 
 #[test]
-fn every_slip_is_reported_at_once() {
+fn all_mistakes_are_reported_at_once() {
     insta::assert_snapshot!(problems(include_str!("../../policy/tests/policies/slips.toml")));
 }
 
 #[test]
-fn matches_that_contradict_themselves() {
+fn contradictory_matches() {
     insta::assert_snapshot!(problems(include_str!("../../policy/tests/policies/contradictions.toml")));
 }
 
 #[test]
-fn slips_in_the_newer_headers() {
+fn mistakes_in_tunnel_keys() {
     insta::assert_snapshot!(problems(include_str!("../../policy/tests/policies/header-slips.toml")));
 }
 
 #[test]
-fn tunnels_that_contradict_themselves() {
+fn contradictory_tunnels() {
     insta::assert_snapshot!(problems(include_str!("../../policy/tests/policies/tunnel-contradictions.toml")));
 }
 
 #[test]
-fn broken_toml_is_reported_where_it_breaks() {
+fn toml_errors_have_positions() {
     insta::assert_snapshot!(problems("version = 1\n[[rules]\nname = \"x\nmatch = { any = tru }\n"));
 }
 
 #[test]
-fn what_a_device_lacks_is_named() {
+fn missing_device_features_are_named() {
     insta::assert_snapshot!(problems(include_str!("../../policy/tests/policies/too-much.toml")));
     insta::assert_snapshot!(problems(include_str!("../../policy/tests/policies/chain.toml")));
     insta::assert_snapshot!(problems(include_str!("../../policy/tests/policies/lists.toml")));
@@ -128,15 +128,19 @@ fn diagnostics_serialize_for_machines() {
 fn warnings(text: &str) -> Vec<String> {
     let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).expect("a good policy");
     let program = compiler::compile(&policy, &DeviceProfile::ideal(), 4).expect("a policy that fits");
-    compiler::check(&policy, &program).warnings.iter().map(ToString::to_string).collect()
+    compiler::check(&policy, &DeviceProfile::ideal(), 4, &program)
+        .warnings
+        .iter()
+        .map(ToString::to_string)
+        .collect()
 }
 
 const SCAN: &str = "[groups.g]\nworkers = [0]\n[[rules]]\nname = \"scan\"\nmatch = { tcp_flags = \"syn,fin\" }\naction = \"drop\"\n";
 
 #[test]
-fn host_traffic_that_a_hybrid_rule_takes_is_named() {
+fn packets_that_a_hybrid_rule_keeps_from_the_host_are_named() {
     let found = warnings(&format!("version = 1\n{SCAN}"));
-    let told = |warning: &&String| warning.contains("takes packets from the kernel");
+    let told = |warning: &&String| warning.contains("takes packets of other rules from the kernel");
     let warning = found.iter().find(told).expect("all of TCP leaves the host");
     assert!(warning.contains("`scan`") && warning.contains("`ipv4 | tcp`, `ipv6 | tcp`"), "{warning}");
     // Where nothing is left to the kernel nothing is taken from it.
@@ -145,7 +149,7 @@ fn host_traffic_that_a_hybrid_rule_takes_is_named() {
 }
 
 #[test]
-fn the_rule_that_takes_anothers_packets_is_named() {
+fn the_rule_that_matches_all_packets_of_another_is_named() {
     let rule = |name: &str, matches: &str| {
         format!("[[rules]]\nname = \"{name}\"\nmatch = {{ {matches} }}\naction = {{ steer = \"g\" }}\n")
     };
@@ -162,7 +166,7 @@ fn the_rule_that_takes_anothers_packets_is_named() {
 }
 
 #[test]
-fn an_exception_that_needs_no_flow_is_not_called_dead() {
+fn an_exception_without_flows_is_not_reported_as_unreachable() {
     let text = "version = 1\n[[rules]]\nname = \"ssh\"\nmatch = { dst = \"192.0.2.1\", dst_port = 22 }\n\
                 action = \"kernel\"\n[[rules]]\nname = \"rest\"\nmatch = { dst = \"198.51.100.0/24\" }\n\
                 action = \"drop\"\n";
@@ -170,7 +174,7 @@ fn an_exception_that_needs_no_flow_is_not_called_dead() {
 }
 
 #[test]
-fn rules_that_never_match_are_listed_as_far_as_anyone_reads() {
+fn the_list_of_rules_that_never_match_is_limited() {
     let mut text =
         "version = 1\n[[rules]]\nname = \"all\"\nmatch = { any = true }\naction = \"drop\"\n".to_owned();
     for index in 0..policy::MAX_DIAGNOSTICS + 7 {
@@ -184,7 +188,7 @@ fn rules_that_never_match_are_listed_as_far_as_anyone_reads() {
 }
 
 #[test]
-fn the_group_that_a_hybrid_drop_lands_on_is_used_and_named() {
+fn the_group_of_a_hybrid_drop_is_used_and_named() {
     let text = format!("version = 1\ndefault = \"drop\"\n{SCAN}");
     assert_eq!(warnings(&text), [""; 0]);
     let shown = program(&text);
@@ -192,7 +196,7 @@ fn the_group_that_a_hybrid_drop_lands_on_is_used_and_named() {
 }
 
 #[test]
-fn queues_that_no_flow_leads_to_cost_the_device_nothing() {
+fn queues_without_flows_are_not_created() {
     let rule = |name: &str, group: &str| {
         format!(
             "[[rules]]\nname = \"{name}\"\nmatch = {{ any = true }}\naction = {{ steer = \"{group}\" }}\n"
@@ -206,7 +210,7 @@ fn queues_that_no_flow_leads_to_cost_the_device_nothing() {
 }
 
 #[test]
-fn hash_variants_are_blamed_for_the_priorities_that_they_take() {
+fn hash_variants_that_need_priorities_are_named() {
     let text = "version = 1\n[groups.g]\nworkers = [0]\n[[rules]]\nname = \"a\"\nmatch = { any = true }\naction = { steer = \"g\" }\n";
     let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).unwrap();
     let profile = DeviceProfile { priorities: 4, ..DeviceProfile::ideal() };
@@ -216,7 +220,7 @@ fn hash_variants_are_blamed_for_the_priorities_that_they_take() {
 
 /// Slips whose obvious message would lead astray: each gives one error, and the right hint.
 #[test]
-fn hints_lead_to_what_was_meant() {
+fn hints_name_similar_keys() {
     let rule = |matches: &str, action: &str| {
         format!(
             "version = 1\n[sets]\nhosts = [\"192.0.2.1\", \"192.0.2.2\"]\n[[rules]]\nname = \"x\"\nmatch = {{ {matches} }}\naction = {action}\n"
@@ -224,8 +228,8 @@ fn hints_lead_to_what_was_meant() {
     };
     for (text, hint, line) in [
         ("version = 1\ndefault = \"kernle\"\n".to_owned(), "did you mean `kernel`?", 2),
-        (rule("vlan = [\"none\", 5]", "\"drop\""), "write a rule of its own with vlan = \"none\"", 6),
-        (rule("dst_port = \"hosts\"", "\"drop\""), "the set begins with `192.0.2.1`", 6),
+        (rule("vlan = [\"none\", 5]", "\"drop\""), "write a separate rule with vlan = \"none\"", 6),
+        (rule("dst_port = \"hosts\"", "\"drop\""), "its first item is `192.0.2.1`", 6),
         (rule("any = true", "{ drop = true }"), "write \"drop\", without braces", 7),
         (rule("vlan_tpid = 0x1234", "\"drop\""), "write 0x8100, 0x88a8 or 0x9100", 6),
     ] {
@@ -239,7 +243,7 @@ fn hints_lead_to_what_was_meant() {
 }
 
 #[test]
-fn weights_leave_no_worker_without_an_entry() {
+fn every_worker_has_a_table_entry() {
     let problems = |weights: &str| {
         let text = format!("version = 1\ndefault = \"g\"\n[groups.g]\nweights = {weights}\n");
         let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).unwrap();
@@ -254,7 +258,7 @@ fn weights_leave_no_worker_without_an_entry() {
 }
 
 #[test]
-fn the_questions_of_a_class_are_counted_and_limited() {
+fn the_steps_of_a_class_are_counted_and_limited() {
     let policy = |rules: usize| {
         let mut text = "version = 1\n[groups.g]\nworkers = [0]\nhash = \"none\"\n".to_owned();
         for index in 0..rules {
@@ -264,7 +268,11 @@ fn the_questions_of_a_class_are_counted_and_limited() {
     };
     let few = policy(3);
     let program = compiler::compile(&few, &DeviceProfile::ideal(), 1).unwrap();
-    let steps: Vec<u32> = compiler::check(&few, &program).rules.iter().map(|rule| rule.steps).collect();
+    let steps: Vec<u32> = compiler::check(&few, &DeviceProfile::ideal(), 1, &program)
+        .rules
+        .iter()
+        .map(|rule| rule.steps)
+        .collect();
     // The flows of the first rule take the packets of all.
     assert_eq!(steps, [3, 0, 0, 0]);
 
@@ -291,19 +299,18 @@ fn the_limit_that_leaves_a_range_to_a_worker_is_named_with_the_count() {
     // 30 masks, 30 masks and 4 of them are few enough.
     assert_eq!(hybrid_reason(&format!("{ports}, src_port = \"1-65534\", vlan = \"1-15\"")), "");
     let reason = hybrid_reason(&format!("{ports}, src_port = \"1-65534\", vlan = \"1-4094\""));
-    let wanted = "dst_port (30 masks: with the rule's other ranges 19800 combinations, more than 4096)";
+    let wanted = "dst_port (it takes 30 masks, 19800 combinations with the rule's other ranges, and the limit is 4096)";
     assert!(reason.starts_with(wanted), "{reason}");
     // 550 lone addresses and 30 masks are more than a list may take with ranges, and 4,096 is not why.
     let hosts: Vec<String> = (0..550).map(|n| format!("\"10.0.{}.{}\"", n / 100, n % 100 * 2)).collect();
     let reason = hybrid_reason(&format!("{ports}, src = [{}]", hosts.join(", ")));
-    let wanted =
-        "dst_port (30 masks: with the rule's other ranges and lists 16500 combinations, more than 16384)";
+    let wanted = "dst_port (it takes 30 masks, 16500 combinations with the rule's other ranges and lists, and the limit is 16384)";
     assert!(reason.starts_with(wanted), "{reason}");
 }
 
 /// What the device cannot tell apart needs an order, too, though no packet belongs to both rules.
 #[test]
-fn flows_that_share_packets_are_shown_one_where_priorities_end() {
+fn missing_priorities_are_explained_by_a_shared_packet() {
     let rule = |name: &str, matches: &str| {
         format!("[[rules]]\nname = \"{name}\"\nmatch = {{ {matches} }}\naction = {{ steer = \"g\" }}\n")
     };
@@ -316,7 +323,7 @@ fn flows_that_share_packets_are_shown_one_where_priorities_end() {
     let profile = DeviceProfile { priorities: 2, ..DeviceProfile::ideal() };
     let problems = compiler::compile(&policy, &profile, 1).unwrap_err().to_string();
     assert!(problems.contains("policy.toml:11:9: error: the policy needs 2 priorities"), "{problems}");
-    let shared = "`syn` goes before `rest`, as both take";
+    let shared = "`syn` must precede `rest`, because both match";
     assert!(problems.contains(shared) && problems.contains("dst = 192.0.2.1, protocol = tcp"), "{problems}");
     assert!(problems.contains("src_port = 7"), "{problems}");
 }
@@ -328,12 +335,12 @@ fn the_parts_of_a_label_are_counted_before_they_multiply() {
     let matches =
         format!("mpls = [{{ label = [{}], tc = [1, 3, 5, 7], ttl = [{}] }}]", odd(60_000), odd(128));
     let reason = hybrid_reason(&matches);
-    let wanted = "mpls (60000 masks: with the rule's other ranges 30720000 combinations, more than 4096)";
+    let wanted = "mpls (it takes 60000 masks, 30720000 combinations with the rule's other ranges, and the limit is 4096)";
     assert!(reason.starts_with(wanted), "{reason}");
 }
 
 #[test]
-fn masks_beyond_comparison_are_refused_with_the_rule() {
+fn too_many_masks_are_refused_with_the_rule() {
     let mut text = "version = 1\n".to_owned();
     for index in 1..=16_385u64 {
         let bytes = index.to_be_bytes();
@@ -345,12 +352,12 @@ fn masks_beyond_comparison_are_refused_with_the_rule() {
     }
     let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).expect("a good policy");
     let problems = compiler::compile(&policy, &DeviceProfile::mlx5(), 1).expect_err("too many");
-    let wanted = "error: the policy takes more than 16384 different masks up to the rule `r16385`";
+    let wanted = "error: the policy needs more than 16384 different masks up to the rule `r16385`";
     assert!(problems.to_string().contains(wanted), "{problems}");
 }
 
 #[test]
-fn flows_beyond_all_devices_are_refused_with_the_rule() {
+fn too_many_flows_are_refused_with_the_rule() {
     let hosts: Vec<String> =
         (0..100_000u32).map(|n| format!("\"10.{}.{}.{}\"", n >> 15, n >> 7 & 255, n % 128 * 2)).collect();
     let text = format!(
@@ -360,11 +367,11 @@ fn flows_beyond_all_devices_are_refused_with_the_rule() {
     let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).expect("a good policy");
     // Three flows for each: TCP, UDP and other IPv4.
     let problems = compiler::compile(&policy, &DeviceProfile::mlx5(), 1).expect_err("too many").to_string();
-    assert!(problems.contains("takes more than 262144 flows up to the rule `many`"), "{problems}");
+    assert!(problems.contains("needs more than 262144 flows up to the rule `many`"), "{problems}");
 }
 
 #[test]
-fn what_runs_out_names_a_rule_that_needs_it() {
+fn an_exceeded_limit_names_a_rule() {
     let rule = |name: &str, matches: &str, action: &str| {
         format!("[[rules]]\nname = \"{name}\"\nmatch = {{ {matches} }}\naction = {action}\n")
     };
@@ -383,7 +390,7 @@ fn what_runs_out_names_a_rule_that_needs_it() {
         rule("rare", "flow_label = 7", "\"drop\""),
     ];
     let problems = compiled(&masks, DeviceProfile { max_shapes: Some(1), ..DeviceProfile::ideal() });
-    let wanted = "policy.toml:11:9: error: the policy takes 2 mask shapes, `ideal` has 1 (ENOMEM)";
+    let wanted = "policy.toml:11:9: error: the policy needs 2 mask shapes, `ideal` has 1 (ENOMEM)";
     assert!(problems.contains(wanted), "{problems}");
     let copies: Vec<String> = (1..5)
         .map(|port| {
@@ -395,6 +402,30 @@ fn what_runs_out_names_a_rule_that_needs_it() {
         })
         .collect();
     let problems = compiled(&copies, DeviceProfile { max_copies: Some(2), ..DeviceProfile::ideal() });
-    let wanted = "policy.toml:15:9: error: the policy takes 4 flows that copy, `ideal` has 2 (ENOMEM)";
+    let wanted = "policy.toml:15:9: error: the policy needs 4 flows that copy, `ideal` has 2 (ENOMEM)";
     assert!(problems.contains(wanted), "{problems}");
+}
+
+/// No flow spec has the type of an ICMP message: flows match the protocol, and a worker decides.
+#[test]
+fn icmp_types_are_decided_by_workers() {
+    insta::assert_snapshot!(program(
+        "version = 1
+default = 'kernel'
+[groups.one]
+workers = [0]
+[[rules]]
+name = 'ping'
+match = { icmp_type = 8, dst = '192.0.2.0/24' }
+action = 'drop'
+[[rules]]
+name = 'neighbours'
+match = { icmpv6_type = '135-136', icmpv6_code = 0 }
+action = { steer = 'one' }
+[[rules]]
+name = 'rest'
+match = { protocol = ['icmp', 'icmpv6'] }
+action = { steer = 'one' }
+"
+    ));
 }

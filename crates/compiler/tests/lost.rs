@@ -1,5 +1,5 @@
 //! Packets that a policy leaves to the kernel and that a worker receives: which policies lose some, on which devices,
-//! and what is told of it.
+//! and what is reported.
 
 use compiler::{compile, lost_exceptions, report};
 use device_model::DeviceProfile;
@@ -43,7 +43,7 @@ fn lost(policy: &Policy, profile: &DeviceProfile) -> Vec<(String, String)> {
 }
 
 #[test]
-fn four_ports_are_cut_out_of_a_later_rule_in_hardware() {
+fn four_ports_are_subtracted_from_a_later_rule() {
     for profile in [DeviceProfile::mlx5(), DeviceProfile::ideal()] {
         for exception in ["protocol = 'tcp'", "protocol = 'icmp'", "protocol = ['tcp', 'udp'], dst_port = 53"]
         {
@@ -73,13 +73,14 @@ fn an_exception_that_stays_with_a_worker_is_an_error_with_its_packet() {
         let allowing = rules("default = 'main'\nallow_lost_exceptions = true", &[tagged]);
         let allowed = report(&allowing, &profile, WORKERS, None);
         assert!(allowed.problems.is_empty() && allowed.lost_exceptions.len() == 1);
-        let warns = |message: &str| message.contains("`tagged` come to a worker, not to the host");
+        let warns =
+            |message: &str| message.contains("`tagged` belong to the host, but a worker receives them");
         assert!(allowed.warnings.iter().any(|warning| warns(&warning.message)), "{:?}", allowed.warnings);
     }
 }
 
 #[test]
-fn what_a_coarse_flow_takes_and_no_rule_claims_is_lost_to_the_default() {
+fn unmatched_packets_in_a_coarse_flow_are_lost_to_the_default() {
     for profile in [DeviceProfile::mlx5(), DeviceProfile::ideal()] {
         let alone = rules("", &[SYN]);
         assert_eq!(lost(&alone, &profile), [("default".to_owned(), "syn".to_owned())]);

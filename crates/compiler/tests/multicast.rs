@@ -1,5 +1,5 @@
-//! A device that takes flows on multicast alone after all others, in one priority: what of a policy it can do
-//! in the policy's order, and what is refused.
+//! A device that applies flows that match only multicast after all others, in one priority: what it can run
+//! in the order of the policy, and what is refused.
 
 use device_model::{DeviceProfile, PriorityTable};
 use policy::{Diagnostics, NoFiles, Source};
@@ -18,7 +18,7 @@ fn rule(name: usize, matches: &str, action: &str) -> String {
 }
 
 #[test]
-fn what_is_sent_to_groups_is_not_overtaken_by_a_later_rule() {
+fn sent_multicast_is_not_overtaken_by_a_later_rule() {
     let groups = rule(0, "dst_mac = 'multicast'", "action = 'drop'\ndirection = 'egress'");
     let host = rule(1, "dst = '10.0.0.1'", "action = 'pass'\ndirection = 'egress'");
     let policy = format!("{groups}{host}");
@@ -30,7 +30,7 @@ fn what_is_sent_to_groups_is_not_overtaken_by_a_later_rule() {
 }
 
 #[test]
-fn flows_on_multicast_alone_share_one_priority() {
+fn flows_that_match_only_multicast_share_one_priority() {
     let table = PriorityTable { entries: 26, groups: 6, group_entries: 4 };
     let device = DeviceProfile { priority_table: Some(table), ..DeviceProfile::mlx5() };
     let tags =
@@ -39,13 +39,13 @@ fn flows_on_multicast_alone_share_one_priority() {
     let fits = compile(&tags("1, 3"), &device).expect("two stand beside the groups");
     assert_eq!((fits.flows.len(), fits.priorities_used), (14, 1));
     let refused = compile(&tags("1, 3, 5"), &device).expect_err("a third does not").to_string();
-    assert!(refused.contains("no room for all flows on multicast alone"), "{refused}");
+    assert!(refused.contains("no room for all flows that match only multicast"), "{refused}");
     assert!(refused.contains("ENOSPC"), "{refused}");
 }
 
 /// All packets of the protocol and those with ports are one match there: a second flow would take each once more.
 #[test]
-fn variants_that_are_one_match_are_one_flow() {
+fn variants_with_equal_matches_are_one_flow() {
     let udp = rule(0, "dst_mac = 'multicast', protocol = 'udp'", "action = { steer = 'g' }");
     let flows = |device: &DeviceProfile| compile(&udp, device).expect("it fits").flows.len();
     assert_eq!((flows(&DeviceProfile::mlx5()), flows(&DeviceProfile::ideal())), (2, 4));

@@ -62,7 +62,7 @@ fn several_impossible_rules_are_all_found() {
 }
 
 #[test]
-fn where_the_whole_is_impossible_no_place_is_known() {
+fn a_policy_that_is_impossible_as_a_whole_has_unknown_rules() {
     let text = "version = 1\n[groups.g]\nworkers = [0, 7]\n[[rules]]\nname = \"web\"\nmatch = { dst_port = 80 }\naction = { steer = \"g\" }\n";
     let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
     let report = compiler::report(&policy, &DeviceProfile::ideal(), 2, None);

@@ -1,5 +1,5 @@
-//! The language's reference page is true: every TOML block of it compiles, every key of the language has a row
-//! in a table and stands in an example, and its limits are the program's.
+//! The reference page of the language is correct: every TOML block of it compiles, every key of the language has a row in
+//! a table and is in an example, and its limits are those of the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use policy::{LoadOptions, Source};
 use program::{Placement, Program};
 use serde_json::Value;
 
-const PAGE: &str = include_str!("../../../docs/policy.md");
+const PAGE: &str = include_str!("../../../docs/reference/policy.md");
 
 const COMMON: &str =
     "version = 1\n[sets]\nshared_servers = [\"192.0.2.0/24\"]\n[groups.common]\nworkers = \"all\"\n";
@@ -22,7 +22,7 @@ fn compiled(block: &str) -> Program {
         ("bogons.txt".to_owned(), "240.0.0.0/4 # reserved\n".to_owned()),
         ("common.toml".to_owned(), COMMON.to_owned()),
     ]);
-    let source = Source::new("docs/policy.md", block);
+    let source = Source::new("docs/reference/policy.md", block);
     let (policy, warnings) = policy::parse_with(&source, &files, &LoadOptions::default())
         .unwrap_or_else(|problems| panic!("{problems}\n{block}"));
     assert!(warnings.is_empty(), "{warnings:?}\n{block}");

@@ -1,18 +1,15 @@
-//! Flow tags over reloads, what copies, sniffers and tunnels become, and that a program has the same bytes
-//! every time.
+//! Flow tags over reloads, the flows of copies, sniffers and tunnels, and reproducible programs.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
 
 use compiler::{compile, compile_with};
 use device_model::DeviceProfile;
+use flow_spec::SpecKind;
 use packet::build::FrameBuilder;
 use packet::{DeepKey, EtherType, IpProtocol};
 use policy::{NoFiles, Policy, Source};
-use program::{
-    Decide, EspMatch, FlowAction, FlowKind, GreMatch, MplsMatch, Placement, Program, Spec, Verdict,
-    VxlanMatch,
-};
+use program::{Decide, FlowAction, FlowKind, FlowSpec, Placement, Program, Verdict};
 
 const HEAD: &str = "version = 1\n[groups.g]\nworkers = [0, 1]\n[groups.h]\nworkers = [1]\nhash = \"none\"\n";
 
@@ -149,7 +146,7 @@ fn copies_go_before_and_leave_the_packet_to_the_later_rules() {
 }
 
 #[test]
-fn devices_without_tags_have_one_class_that_asks_everything() {
+fn devices_without_tags_have_one_class_with_all_rules() {
     let rules = [
         rule("web", "family = \"ipv4\", protocol = \"tcp\", dst_port = [80, 443]", "{ steer = \"g\" }"),
         rule("six", "family = \"ipv6\"", "\"drop\""),
@@ -160,7 +157,7 @@ fn devices_without_tags_have_one_class_that_asks_everything() {
     assert!(program.flows.iter().all(|flow| matches!(flow.action, FlowAction::Steer { .. })));
     assert!(program.rules[..2].iter().all(|rule| matches!(rule.placement, Placement::Hybrid { .. })));
     let specs = program.flows.iter().flat_map(|flow| &flow.specs);
-    assert!(specs.clone().all(|spec| !matches!(spec, Spec::Ipv6 { .. })), "{program}");
+    assert!(specs.clone().all(|spec| !matches!(spec, FlowSpec::Ipv6 { .. })), "{program}");
     let Some(Decide::Software(steps, _)) = program.classes[0].as_ref().map(|class| &class.decide) else {
         panic!("{program}")
     };
@@ -168,7 +165,7 @@ fn devices_without_tags_have_one_class_that_asks_everything() {
 }
 
 #[test]
-fn a_device_that_refuses_a_field_is_asked_for_less() {
+fn a_refused_field_is_not_matched() {
     let rules = [rule("near", "family = \"ipv4\", ttl = 255", "{ steer = \"g\" }")];
     let ideal = program(&rules, &DeviceProfile::ideal());
     assert_eq!(ideal.rules[0].placement, Placement::Hardware);
@@ -176,18 +173,18 @@ fn a_device_that_refuses_a_field_is_asked_for_less() {
     let Placement::Hybrid { reason } = &mlx5.rules[0].placement else { panic!("{mlx5}") };
     assert!(reason.contains("ttl") && reason.contains("EOPNOTSUPP"), "{reason}");
     for flow in &mlx5.flows {
-        let asks = |spec: &Spec| matches!(spec, Spec::Ipv4 { mask, .. } if mask.ttl != 0);
-        assert!(!flow.specs.iter().any(asks), "{}", flow.words());
+        let asks = |spec: &FlowSpec| matches!(spec, FlowSpec::Ipv4Ext { mask, .. } if mask.ttl != 0);
+        assert!(!flow.specs.iter().any(asks), "{}", flow);
     }
 }
 
 #[test]
-fn tunnels_are_said_with_what_devices_do_not_add() {
+fn tunnel_flows_match_the_headers_that_devices_do_not_imply() {
     let inner = "vxlan_vni = 7, inner = { dst = \"10.0.0.0/8\" }";
     let rules = [rule("tenant", inner, "{ steer = \"h\" }"), rule("sa", "esp_spi = 9", "{ steer = \"h\" }")];
     let program = program(&rules, &DeviceProfile::mlx5());
     for flow in &program.flows {
-        let words = flow.words();
+        let words = flow.to_string();
         match flow.rule.index() {
             0 => assert!(
                 words.contains("udp dport=4789 | vxlan vni=0x7 | inner ipv4 dst=10.0.0.0/8"),
@@ -202,7 +199,7 @@ fn tunnels_are_said_with_what_devices_do_not_add() {
 }
 
 #[test]
-fn what_the_host_is_to_keep_needs_a_worker_only_if_somebody_else_would_take_it() {
+fn an_exception_needs_a_worker_only_if_a_later_rule_matches_it() {
     let keep = rule("ssh", "family = \"ipv4\", protocol = \"tcp\", dst_port = 22", "\"kernel\"");
     let alone = program(std::slice::from_ref(&keep), &DeviceProfile::ideal());
     assert!(alone.flows.is_empty() && alone.rules[0].placement == Placement::Hardware);
@@ -217,13 +214,15 @@ fn what_the_host_is_to_keep_needs_a_worker_only_if_somebody_else_would_take_it()
 
 /// Devices number DF and MF and know no third flag: a flow that asked for it would be refused when it is installed.
 #[test]
-fn the_reserved_ip_flag_is_the_workers_to_see() {
-    for (flags, in_hardware) in [("[\"df,!mf\"]", 3), ("[\"df,reserved\"]", 2), ("[\"!reserved\"]", 0)] {
+fn the_reserved_ip_flag_is_tested_by_a_worker() {
+    for (flags, in_hardware) in [("[\"df,!mf\"]", 6), ("[\"df,reserved\"]", 2), ("[\"!reserved\"]", 0)] {
         let matches = format!("ip_flags = {flags}");
         let program = program(&[rule("odd", &matches, "{ steer = \"g\" }")], &DeviceProfile::ideal());
         for flow in &program.flows {
-            let masks =
-                flow.specs.iter().map(|spec| if let Spec::Ipv4 { mask, .. } = spec { mask.flags } else { 0 });
+            let masks = flow
+                .specs
+                .iter()
+                .map(|spec| if let FlowSpec::Ipv4Ext { mask, .. } = spec { mask.flags } else { 0 });
             assert_eq!(masks.fold(0, |all, mask| all | mask), in_hardware, "{flags}: {flow:?}");
         }
         assert!(!program.flows.is_empty(), "{flags}");
@@ -237,7 +236,7 @@ fn the_reserved_ip_flag_is_the_workers_to_see() {
             })
             .collect();
         let meant: &[u8] = match in_hardware {
-            3 => &[2, 6],
+            6 => &[2, 6],
             2 => &[6, 7],
             _ => &[0, 1, 2, 3],
         };
@@ -247,7 +246,7 @@ fn the_reserved_ip_flag_is_the_workers_to_see() {
 
 /// An mlx5 reads a spec of no field as none, and would take what only announces the header.
 #[test]
-fn a_header_of_any_value_is_the_workers_to_see_where_the_device_does_not_look_for_it() {
+fn header_presence_is_tested_by_a_worker_if_the_device_ignores_it() {
     let v4 = || FrameBuilder::new().ipv4([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
     let protocol = |protocol, payload: &[u8]| v4().protocol(IpProtocol(protocol)).payload(payload).build();
     let udp = |port, payload: &[u8]| v4().udp(7, port).payload(payload).build();
@@ -272,21 +271,17 @@ fn a_header_of_any_value_is_the_workers_to_see_where_the_device_does_not_look_fo
         assert_eq!(ideal.rules[0].placement, Placement::Hardware, "{matches}");
         let mlx5 = program(&rules, &DeviceProfile::mlx5());
         let Placement::Hybrid { reason } = &mlx5.rules[0].placement else { panic!("{mlx5}") };
-        assert!(reason.starts_with(&format!("{key} (the device does not look for a")), "{reason}");
-        assert_eq!(mlx5.rules[0].unfinished.iter().find_map(|note| note.why.errno()), None);
+        assert!(reason.starts_with(&format!("{key} (the device does not check for a")), "{reason}");
+        assert_eq!(mlx5.rules[0].undecided.iter().find_map(|note| note.why.errno()), None);
         for program in [&ideal, &mlx5] {
             let taken = |frame: &[u8]| program.explain_deep(&DeepKey::of(frame)).outcome.rule.index();
             assert_eq!((taken(&whole), taken(&cut)), (0, 1), "{matches}: {program}");
         }
         // What such a device takes is what its flows say: none asks for a header that it does not look for.
-        let is_bare = |spec: &Spec| {
-            let [esp, vxlan, gre, mpls] = [
-                Spec::Esp { value: EspMatch::default(), mask: EspMatch::default() },
-                Spec::Vxlan { value: VxlanMatch::default(), mask: VxlanMatch::default() },
-                Spec::Gre { value: GreMatch::default(), mask: GreMatch::default() },
-                Spec::Mpls { value: MplsMatch::default(), mask: MplsMatch::default() },
-            ];
-            [esp, vxlan, gre, mpls].contains(&spec.shape())
+        let is_bare = |spec: &FlowSpec| {
+            [SpecKind::Esp, SpecKind::VxlanTunnel, SpecKind::Gre, SpecKind::Mpls]
+                .map(FlowSpec::any)
+                .contains(&spec.shape())
         };
         assert!(!mlx5.flows.iter().flat_map(|flow| &flow.specs).any(is_bare), "{mlx5}");
     }

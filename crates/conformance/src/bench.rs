@@ -1,7 +1,7 @@
-//! What a case works on: an open device, and, where there is one, its other end.
+//! The test bench of a case: an open device and, if there is one, the peer at the other end of its port.
 //!
-//! Whatever a case steers is for a locally administered address that nobody has, so that on a device in use nobody's
-//! packets go astray. Only cases that say so ([`crate::Needs::Port`]) take more.
+//! Flows of cases match a locally administered MAC address that is not in use, so that a device in use loses no
+//! packets. Only cases with [`crate::Needs::Port`] receive other packets.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -15,23 +15,23 @@ use verbs::{
 
 use crate::{Failure, Needs};
 
-/// To whom everything goes: locally administered, and nobody's.
+/// The destination of all frames: locally administered and not in use.
 pub(crate) const MAC: [u8; 6] = [0x02, 0x73, 0x74, 0x65, 0x65, 0x72];
-/// From whom it comes.
+/// Their source.
 pub(crate) const OTHER_MAC: [u8; 6] = [0x02, 0x73, 0x74, 0x65, 0x65, 0x00];
 /// Bytes of a frame in a pool.
 pub(crate) const FRAME_BYTES: u32 = 2048;
 
 /// The other end of a port.
 pub trait Peer {
-    /// Sends these frames to the device, and comes back when it has dealt with them.
+    /// Sends these frames to the device and returns once it has processed them.
     fn deliver(&self, frames: Vec<Vec<u8>>);
 
-    /// What the device has sent since the last call; `None` where that cannot be seen.
+    /// The frames that the device has sent since the last call; `None` if they cannot be observed.
     fn sent(&self) -> Option<Vec<Vec<u8>>>;
 }
 
-/// What a case works on.
+/// A device, its attributes and its peer.
 pub struct Bench<'p> {
     pub(crate) context: Arc<Context>,
     pub(crate) pd: Arc<ProtectionDomain>,
@@ -41,16 +41,16 @@ pub struct Bench<'p> {
 }
 
 impl<'p> Bench<'p> {
-    /// On an open device, with or without somebody at the other end.
+    /// A bench on an open device, with or without a peer.
     ///
     /// # Errors
-    /// The device cannot be queried, or has no protection domain to give.
+    /// The device cannot be queried, or refuses a protection domain.
     pub fn new(context: &Arc<Context>, port: PortNumber, peer: Option<&'p dyn Peer>) -> verbs::Result<Self> {
         let (pd, attributes) = (ProtectionDomain::new(context)?, context.attributes()?);
         Ok(Self { context: Arc::clone(context), pd, port, attributes, peer })
     }
 
-    /// Why a case with these needs cannot be tried here.
+    /// Why a case with these needs cannot be run on this bench.
     pub(crate) fn lacks(&self, needs: Needs) -> Option<&'static str> {
         match needs {
             Needs::Objects | Needs::Port | Needs::Sends => None,
@@ -71,13 +71,13 @@ impl<'p> Bench<'p> {
         }
     }
 
-    /// What the device has sent since the last call.
+    /// The frames that the device has sent since the last call.
     pub(crate) fn sent(&self) -> Vec<Vec<u8>> {
         self.deliver([]);
         self.peer.and_then(Peer::sent).unwrap_or_default()
     }
 
-    /// Normal, for the bench's own address.
+    /// A normal flow on the bench's own address.
     pub(crate) fn flow(&self) -> FlowAttr {
         FlowAttr::new(FlowKind::Normal, self.port).spec(to_us())
     }
@@ -127,7 +127,7 @@ pub(crate) fn v6(last: u16) -> Ipv6Addr {
     Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last)
 }
 
-/// The ground of a case could not be prepared: not what the case is about.
+/// The failure of a step that the case depends on but does not test.
 #[allow(clippy::needless_pass_by_value)] // as a function of `map_err`
 pub(crate) fn unprepared(error: verbs::Error) -> Failure {
     Failure::Differs(format!("not prepared: {error}"))

@@ -1,10 +1,13 @@
-//! What a case is: a row, and a function that tries it.
+//! A case: a row of data, the function that tests it, and the expected answer of each personality with its source.
 
 use std::fmt;
 
-use crate::{Bench, Expected};
+use softnic::Personality;
+use verbs::Errno;
 
-/// A verb, or its companions.
+use crate::Bench;
+
+/// A verb, with its companions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)] // each is named after its verb
 pub enum Verb {
@@ -50,31 +53,31 @@ impl fmt::Display for Verb {
     }
 }
 
-/// What a case needs of the device and of what it is connected to.
+/// What a case needs of the device and of its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Needs {
-    /// Objects that nobody else notices: part of the probe.
+    /// Objects that do not affect other users: part of the probe.
     Objects,
-    /// Objects that take packets from others as long as they are there.
+    /// Objects that take packets from other users while they exist.
     Port,
-    /// A send queue whose packets may leave.
+    /// A send queue whose packets may be sent.
     Sends,
-    /// Frames that come to the device.
+    /// Frames sent to the device.
     Frames,
-    /// Frames that come to it, and a look at what it sends.
+    /// Frames sent to the device, and the frames that it sends.
     Peer,
 }
 
-/// How a case ended otherwise than by doing what was asked.
+/// Why a case did not work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The verb said no, with this errno.
+    /// The verb failed with this errno.
     Refused(i32),
-    /// The verb said yes, and nothing came of it.
+    /// The verb succeeded without any effect.
     Ignored,
-    /// The verb said yes, and something else came of it; or the ground for the case could not be prepared.
+    /// The verb succeeded and something else happened; or a step before it failed.
     Differs(String),
-    /// It could not be tried.
+    /// The case could not be run.
     NotRun(&'static str),
 }
 
@@ -84,7 +87,7 @@ impl From<verbs::Error> for Failure {
     }
 }
 
-/// How a case ended; `Ok`: what was asked was done.
+/// The outcome of a case; `Ok` means that the device did what was asked.
 pub type Outcome = Result<(), Failure>;
 
 /// A row.
@@ -92,24 +95,24 @@ pub type Outcome = Result<(), Failure>;
 pub struct Case {
     /// The verb it is about.
     pub verb: Verb,
-    /// What of it, in C's words: `structure.member`, or a function.
+    /// The C name: `structure.member`, or a function.
     pub field: &'static str,
-    /// With what value: a constant of verbs.h, or in words.
+    /// The value: a constant of verbs.h, or a description.
     pub value: &'static str,
-    /// Where the safe crate offers it.
+    /// The item of the safe crate.
     pub offered: &'static str,
-    /// What is seen to happen.
+    /// The behaviour that the case checks.
     pub shows: &'static str,
-    /// What is expected of each personality.
+    /// The expected answer of each personality.
     pub expected: Expected,
-    /// What it takes.
+    /// What it needs.
     pub needs: Needs,
-    /// Tries it.
+    /// Runs the case.
     pub run: fn(&Bench<'_>) -> Outcome,
 }
 
 impl Case {
-    /// A case that works everywhere and needs no more than objects.
+    /// A case that works everywhere and needs only objects.
     pub(crate) const fn new(
         verb: Verb,
         [field, value, offered, shows]: [&'static str; 4],
@@ -131,8 +134,106 @@ impl Case {
 
     /// The names of verbs.h that the row is about.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
-        let words =
+        let names =
             |text: &'static str| text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.'));
-        words(self.field).chain(words(self.value)).filter(|word| !word.is_empty())
+        names(self.field).chain(names(self.value)).filter(|name| !name.is_empty())
     }
+}
+
+/// The answer of a device to a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Answer {
+    /// It does what was asked.
+    Works,
+    /// It accepts the request, without any effect.
+    Ignored,
+    /// It refuses with this errno.
+    Refused(i32),
+}
+
+impl Answer {
+    /// Refused: the device, its driver or the kernel does not have the operation.
+    pub(crate) const UNSUPPORTED: Self = Self::Refused(libc::EOPNOTSUPP);
+    /// Refused as an invalid argument.
+    pub(crate) const INVALID: Self = Self::Refused(libc::EINVAL);
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Works => f.pad("works"),
+            Self::Ignored => f.pad("ignored"),
+            Self::Refused(errno) => f.pad(&format!("refused: {}", errno_name(*errno))),
+        }
+    }
+}
+
+/// The answers of the personalities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expected {
+    ideal: Answer,
+    mlx5: Answer,
+    mlx4: Answer,
+    /// The source of refusals: manual page, kernel file or provider file.
+    pub source: &'static str,
+    /// Where a real mlx5 device may differ from the soft NIC that imitates it, and why; empty if nothing is known.
+    pub mlx5_varies: &'static str,
+}
+
+impl Expected {
+    /// Works everywhere.
+    pub const WORKS: Self = Self::all(Answer::Works);
+
+    pub(crate) const fn all(answer: Answer) -> Self {
+        Self { ideal: answer, mlx5: answer, mlx4: answer, source: "", mlx5_varies: "" }
+    }
+
+    /// Refused everywhere with one errno.
+    pub(crate) const fn refused(errno: i32, source: &'static str) -> Self {
+        Self::all(Answer::Refused(errno)).because(source)
+    }
+
+    pub(crate) const fn ideal(mut self, answer: Answer) -> Self {
+        self.ideal = answer;
+        self
+    }
+
+    pub(crate) const fn mlx5(mut self, answer: Answer) -> Self {
+        self.mlx5 = answer;
+        self
+    }
+
+    pub(crate) const fn mlx4(mut self, answer: Answer) -> Self {
+        self.mlx4 = answer;
+        self
+    }
+
+    pub(crate) const fn because(mut self, source: &'static str) -> Self {
+        self.source = source;
+        self
+    }
+
+    pub(crate) const fn mlx5_varies(mut self, by: &'static str) -> Self {
+        self.mlx5_varies = by;
+        self
+    }
+
+    /// The answer of one personality.
+    pub fn of(&self, personality: Personality) -> Answer {
+        match personality {
+            Personality::Mlx5 => self.mlx5,
+            Personality::Mlx4 => self.mlx4,
+            _ => self.ideal,
+        }
+    }
+
+    /// Whether a personality refuses or ignores it.
+    pub fn any_refusal(&self) -> bool {
+        [self.ideal, self.mlx5, self.mlx4].iter().any(|answer| *answer != Answer::Works)
+    }
+}
+
+/// The name of an errno that a verb returns.
+pub(crate) fn errno_name(errno: i32) -> String {
+    Errno(errno).name().map_or_else(|| format!("errno {errno}"), str::to_owned)
 }

@@ -1,21 +1,21 @@
-//! The functions that poll a completion queue and read a completion, and the clock that timestamps are of.
+//! The functions that poll a completion queue and read a completion, and the clock of timestamps.
 
 use std::time::{Duration, SystemTime};
 
 use verbs::{CompletionFields, CompletionQueue};
 
 use crate::bench::{frame, ipv4, udp};
-use crate::receiver::Receiver;
+use crate::endpoints::Receiver;
 use crate::{Answer, Bench, Case, Expected, Failure, Needs, Outcome, Verb};
 
-const NOT_THERE: Answer = Answer::Refused(libc::EOPNOTSUPP);
-/// How far two clocks that are read one after the other may lie apart on a busy machine.
+/// How far two clocks that are read one after the other may differ on a busy machine.
 const SLACK: Duration = Duration::from_millis(100);
 
 pub(crate) fn cases() -> Vec<Case> {
     let read = |row, run| Case::new(Verb::PollCq, row, run).needs(Needs::Frames);
-    let mlx4 =
-        Expected::WORKS.mlx4(NOT_THERE).because("rdma-core mlx4 verbs.c: CREATE_CQ_SUPPORTED_WC_FLAGS");
+    let mlx4 = Expected::WORKS
+        .mlx4(Answer::UNSUPPORTED)
+        .because("rdma-core mlx4 verbs.c: CREATE_CQ_SUPPORTED_WC_FLAGS");
     vec![
         read(
             [
@@ -60,7 +60,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_wc_read_completion_ts",
                 "ten packets",
                 "verbs::Completion::timestamp",
-                "they never go back, within the mask that the device states",
+                "timestamps never decrease, within the device's mask",
             ],
             timestamps,
         ),
@@ -69,7 +69,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_wc_read_completion_ts",
                 "converted",
                 "verbs::Clock::system_time",
-                "the time of day, and the distance of two",
+                "the time of day, and the time between two packets",
             ],
             conversion,
         ),
@@ -88,7 +88,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_wc_read_wc_flags",
                 "IBV_WC_IP_CSUM_OK",
                 "verbs::Completion::checksum_ok",
-                "set for right checksums; not for a wrong one of IP, UDP or TCP (soft NIC: from the first question on)",
+                "set for correct checksums, clear for a wrong IP, UDP or TCP checksum (soft NIC: from the first query on)",
             ],
             checksums,
         ),
@@ -97,7 +97,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_wc_read_opcode",
                 "ibv_wc_read_vendor_err",
                 "verbs::Completion::opcode",
-                "a receive, without a vendor's error",
+                "a receive, without a vendor error",
             ],
             opcode,
         ),
@@ -125,7 +125,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_values_ex.comp_mask",
                 "IBV_VALUES_MASK_RAW_CLOCK",
                 "verbs::Context::raw_clock",
-                "it is told",
+                "the device returns a clock value",
             ],
             raw_clock,
         ),
@@ -135,19 +135,19 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_values_ex.raw_clock",
                 "read twice",
                 "verbs::Context::raw_clock",
-                "it goes on, at the rate that the device states",
+                "the clock advances at the device's rate",
             ],
             raw_clock_rate,
         ),
     ]
 }
 
-/// What a receiver that knows these fields sees of these packets.
+/// The packets that a receiver with these completion fields receives.
 fn seen(
     bench: &Bench<'_>,
     fields: CompletionFields,
     frames: Vec<Vec<u8>>,
-) -> Result<(Vec<crate::receiver::Packet>, Receiver), Failure> {
+) -> Result<(Vec<crate::endpoints::Packet>, Receiver), Failure> {
     let mut receiver = Receiver::knowing(bench, fields)?;
     let _flow =
         receiver.flow(&bench.flow()).map_err(|failure| Failure::Differs(format!("no flow: {failure:?}")))?;
@@ -170,8 +170,8 @@ fn lengths(bench: &Bench<'_>) -> Outcome {
     let _flow = receiver.flow(&bench.flow())?;
     bench.deliver(frames);
     let packets = receiver.drain()?;
-    let told: Vec<_> = packets.iter().map(|packet| packet.bytes.len()).collect();
-    ensure!(told == lengths, "{told:?}");
+    let received: Vec<_> = packets.iter().map(|packet| packet.bytes.len()).collect();
+    ensure!(received == lengths, "{received:?}");
     Ok(())
 }
 
@@ -185,7 +185,8 @@ fn number(bench: &Bench<'_>) -> Outcome {
 fn tags(bench: &Bench<'_>) -> Outcome {
     let mut receiver = Receiver::knowing(bench, CompletionFields::FLOW_TAG)?;
     let target = receiver.target()?;
-    for (attr, tag) in [(bench.flow().spec(verbs::FlowSpec::Tag(verbs::FlowTag(77))), 77), (bench.flow(), 0)]
+    for (attr, tag) in
+        [(bench.flow().action(verbs::ActionSpec::Tag(verbs::FlowTag(77))), 77), (bench.flow(), 0)]
     {
         let _flow = verbs::Flow::create(&target, &attr)?;
         bench.deliver([udp(1, 2)]);
@@ -275,7 +276,7 @@ fn broken(mut frame: Vec<u8>, at: usize) -> Vec<u8> {
 fn checksums(bench: &Bench<'_>) -> Outcome {
     ensure!(
         bench.attributes.raw_packet_caps.contains(verbs::RawPacketCaps::IP_CSUM),
-        "the device does not claim to check"
+        "the device does not report that it verifies checksums"
     );
     let tcp = ipv4().tcp(1, 2, 0x10).payload(&[9; 40]).build();
     let frames = vec![udp(1, 2), tcp.clone(), broken(udp(1, 2), 24), broken(udp(1, 2), 40), broken(tcp, 50)];
@@ -284,8 +285,8 @@ fn checksums(bench: &Bench<'_>) -> Outcome {
     let _flow = receiver.flow(&bench.flow())?;
     bench.deliver(frames);
     let packets = receiver.drain()?;
-    let told: Vec<_> = packets.iter().map(|packet| packet.checksum_ok).collect();
-    ensure!(told == [true, true, false, false, false].map(Some), "{told:?}");
+    let checked: Vec<_> = packets.iter().map(|packet| packet.checksum_ok).collect();
+    ensure!(checked == [true, true, false, false, false].map(Some), "{checked:?}");
     Ok(())
 }
 

@@ -1,21 +1,20 @@
-//! What `ibv_create_flow` asks of the parts of a flow, and of equal flows, beyond each by itself: values within their masks,
-//! filters that agree, flags and tags that go together.
+//! Checks of `ibv_create_flow` that involve several parts of a flow, or several flows: values outside their masks,
+//! filters that contradict each other, combinations of flags and tags.
 //!
-//! Only drivers' sources tell of these, so each case is tried with objects alone: a device without a peer answers, too.
+//! These checks are documented only by drivers' sources, so each case uses objects only and runs without a peer as
+//! well.
 
 use verbs::{
-    EspMatch, EthernetMatch, FlowAttr, FlowKind, FlowSpec, FlowTag, GreMatch, Ipv4ExtMatch, Ipv4Match,
-    Ipv6Match, MplsMatch, PortMatch, VxlanMatch,
+    ActionSpec, EspMatch, EthernetMatch, FlowAttr, FlowKind, FlowSpec, FlowTag, GreMatch, Ipv4ExtMatch,
+    Ipv4Match, Ipv6Match, MplsMatch, PortMatch, VxlanMatch,
 };
 
 use crate::bench::{MAC, to_us, v4, v6};
 use crate::create_flow::refuse;
+use crate::endpoints::Receiver;
 use crate::filters::{any_ipv4, any_udp};
-use crate::receiver::Receiver;
 use crate::{Answer, Bench, Case, Expected, Needs, Outcome, Verb};
 
-const NONSENSE: Answer = Answer::Refused(libc::EINVAL);
-const NOT_THERE: Answer = Answer::Refused(libc::EOPNOTSUPP);
 const THERE: Answer = Answer::Refused(libc::EEXIST);
 const NONE: EthernetMatch = EthernetMatch { dst_mac: [0; 6], src_mac: [0; 6], ether_type: 0, vlan_tag: 0 };
 const TO_US: EthernetMatch = EthernetMatch { dst_mac: [0xff; 6], ..NONE };
@@ -31,31 +30,31 @@ fn case(row: [&'static str; 4], run: fn(&Bench<'_>) -> Outcome) -> Case {
 
 /// Values with a bit that their mask leaves out.
 fn values() -> Vec<Case> {
-    let within = Expected::WORKS.mlx5(NONSENSE).because(
+    let within = Expected::WORKS.mlx5(Answer::INVALID).because(
         "kernel mlx5 core/fs_core.c, `check_valid_spec`; that mlx4's firmware ignores such a bit is inferred",
     );
-    let beyond = within.mlx4(NONSENSE).because(
+    let beyond = within.mlx4(Answer::INVALID).because(
         "kernel mlx5 core/fs_core.c, `check_valid_spec`; mlx4 main.c, `parse_flow_attr`: no such filter",
     );
-    let (value, says) = ("a bit outside its mask", "the bit does not count, or is refused");
+    let (value, outside) = ("a bit outside its mask", "the bit has no effect, or is refused");
     vec![
-        case(["ibv_flow_eth_filter.dst_mac", value, "verbs::EthernetMatch::dst_mac", says], dst_mac)
+        case(["ibv_flow_eth_filter.dst_mac", value, "verbs::EthernetMatch::dst_mac", outside], dst_mac)
             .expect(within),
-        case(["ibv_flow_ipv4_filter.dst_ip", value, "verbs::Ipv4Match::dst", says], ipv4).expect(within),
-        case(["ibv_flow_ipv6_filter.dst_ip", value, "verbs::Ipv6Match::dst", says], ipv6).expect(beyond),
-        case(["ibv_flow_tcp_udp_filter.dst_port", value, "verbs::PortMatch::dst_port", says], port)
+        case(["ibv_flow_ipv4_filter.dst_ip", value, "verbs::Ipv4Match::dst", outside], ipv4).expect(within),
+        case(["ibv_flow_ipv6_filter.dst_ip", value, "verbs::Ipv6Match::dst", outside], ipv6).expect(beyond),
+        case(["ibv_flow_tcp_udp_filter.dst_port", value, "verbs::PortMatch::dst_port", outside], port)
             .expect(within),
-        case(["ibv_flow_esp_filter.spi", value, "verbs::EspMatch::spi", says], esp).expect(beyond),
-        case(["ibv_flow_tunnel_filter.tunnel_id", value, "verbs::VxlanMatch::vni", says], vxlan)
+        case(["ibv_flow_esp_filter.spi", value, "verbs::EspMatch::spi", outside], esp).expect(beyond),
+        case(["ibv_flow_tunnel_filter.tunnel_id", value, "verbs::VxlanMatch::vni", outside], vxlan)
             .expect(beyond),
-        case(["ibv_flow_gre_filter.key", value, "verbs::GreMatch::key", says], gre).expect(beyond),
-        case(["ibv_flow_mpls_filter.label", value, "verbs::MplsMatch::label", says], mpls).expect(beyond),
+        case(["ibv_flow_gre_filter.key", value, "verbs::GreMatch::key", outside], gre).expect(beyond),
+        case(["ibv_flow_mpls_filter.label", value, "verbs::MplsMatch::label", outside], mpls).expect(beyond),
         case(
             [
                 "ibv_flow_eth_filter.vlan_tag",
                 "a value without a mask",
                 "verbs::EthernetMatch::vlan_tag",
-                "it does not count, not even where a bit outside a mask is refused",
+                "the value has no effect, even where bits outside a mask are refused",
             ],
             open_vlan,
         ),
@@ -64,7 +63,7 @@ fn values() -> Vec<Case> {
                 "ibv_flow_ipv4_ext_filter.proto",
                 "a value without a mask",
                 "verbs::Ipv4ExtMatch::proto",
-                "it does not count, not even where a bit outside a mask is refused",
+                "the value has no effect, even where bits outside a mask are refused",
             ],
             open_protocol,
         ),
@@ -73,13 +72,13 @@ fn values() -> Vec<Case> {
 
 /// Filters that imply something of each other.
 fn filters() -> Vec<Case> {
-    let whole_type = Expected::WORKS.mlx5(NONSENSE).because("kernel mlx5 fs.c, `is_valid_ethertype`");
-    let whole_protocol = Expected::all(NONSENSE)
+    let whole_type = Expected::WORKS.mlx5(Answer::INVALID).because("kernel mlx5 fs.c, `is_valid_ethertype`");
+    let whole_protocol = Expected::all(Answer::INVALID)
         .ideal(Answer::Works)
         .because("kernel mlx5 fs.c, `set_proto`; mlx4 main.c: no protocol field");
     let specs = Expected::WORKS
-        .ideal(NONSENSE)
-        .mlx4(NONSENSE)
+        .ideal(Answer::INVALID)
+        .mlx4(Answer::INVALID)
         .because("kernel mlx5 fs.c, `create_leftovers_rule`: specs are not looked at; that mlx4 refuses them is inferred");
     vec![
         case(
@@ -87,7 +86,7 @@ fn filters() -> Vec<Case> {
                 "ibv_flow_eth_filter.ether_type",
                 "some bits of 0x0800 beside IBV_FLOW_SPEC_IPV4",
                 "verbs::EthernetMatch::ether_type",
-                "it is made, or refused",
+                "created, or refused",
             ],
             half_type,
         )
@@ -97,7 +96,7 @@ fn filters() -> Vec<Case> {
                 "ibv_flow_ipv4_ext_filter.proto",
                 "some bits of 17 beside IBV_FLOW_SPEC_UDP",
                 "verbs::Ipv4ExtMatch::proto",
-                "it is made, or refused",
+                "created, or refused",
             ],
             half_protocol,
         )
@@ -107,7 +106,7 @@ fn filters() -> Vec<Case> {
                 "ibv_flow_attr.type",
                 "IBV_FLOW_ATTR_ALL_DEFAULT with a filter",
                 "verbs::FlowAttr::spec",
-                "refused, or the filter does not count",
+                "refused, or the filter has no effect",
             ],
             default_with_filter,
         )
@@ -125,11 +124,11 @@ fn flags() -> Vec<Case> {
                 flags,
                 "IBV_FLOW_ATTR_FLAGS_DONT_TRAP with IBV_FLOW_ATTR_FLAGS_EGRESS",
                 dont_trap,
-                "it is made, or refused",
+                "created, or refused",
             ],
             copies_of_sent,
         )
-        .expect(Expected::WORKS.mlx5(NOT_THERE).mlx4(NOT_THERE).because(
+        .expect(Expected::WORKS.mlx5(Answer::UNSUPPORTED).mlx4(Answer::UNSUPPORTED).because(
             "kernel mlx5 core/fs_core.c, `fwd_next_prio_supported`: only of what is received; mlx4 main.c: no EGRESS",
         )),
         case(
@@ -137,23 +136,23 @@ fn flags() -> Vec<Case> {
                 flags,
                 "IBV_FLOW_ATTR_FLAGS_DONT_TRAP twice, the same match, with different tags",
                 dont_trap,
-                "both are made, or the second is refused",
+                "both are created, or the second is refused",
             ],
             copies_with_two_tags,
         )
-        .expect(Expected::WORKS.mlx5(THERE).mlx4(NOT_THERE).because(
+        .expect(Expected::WORKS.mlx5(THERE).mlx4(Answer::UNSUPPORTED).because(
             "kernel mlx5 core/fs_core.c, `check_conflicting_ftes`; mlx4 main.c, `mlx4_ib_add_dont_trap_rule`: one spec",
         )),
         case(
             [
                 "ibv_flow_attr.priority",
                 "equal, and the same match, without a tag and then with one",
-                "verbs::FlowSpec::Tag",
-                "both are made, or the second is refused",
+                "verbs::ActionSpec::Tag",
+                "both are created, or the second is refused",
             ],
             tag_beside_none,
         )
-        .expect(Expected::WORKS.mlx5(THERE).mlx4(NONSENSE).because(
+        .expect(Expected::WORKS.mlx5(THERE).mlx4(Answer::INVALID).because(
             "kernel mlx5 core/fs_core.c, `check_conflicting_ftes`: no tag is tag 0; mlx4 main.c: no actions",
         )),
     ]
@@ -248,7 +247,7 @@ fn both(bench: &Bench<'_>, first: FlowAttr, second: FlowAttr) -> Outcome {
 }
 
 fn tagged(bench: &Bench<'_>, tag: u32) -> FlowAttr {
-    bench.flow().spec(FlowSpec::Tag(FlowTag(tag)))
+    bench.flow().action(ActionSpec::Tag(FlowTag(tag)))
 }
 
 fn copies_with_two_tags(bench: &Bench<'_>) -> Outcome {

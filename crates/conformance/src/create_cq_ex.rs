@@ -1,4 +1,5 @@
-//! `ibv_create_cq_ex`, `ibv_resize_cq`: every member of `ibv_cq_init_attr_ex` but `wc_flags` and the channel's.
+//! `ibv_create_cq_ex`: every member and flag of `ibv_cq_init_attr_ex`. The readers of completions, which `wc_flags`
+//! enables, are tested in `completion_reads`.
 
 use verbs::{
     CompletionFields, CompletionQueue, CompletionQueueBuilder, Context, EventKind, ParentDomain,
@@ -6,10 +7,9 @@ use verbs::{
 };
 
 use crate::bench::{udp, unprepared};
-use crate::receiver::{FRAMES, Receiver};
+use crate::endpoints::{FRAMES, Receiver};
 use crate::{Answer, Bench, Case, Expected, Failure, Needs, Outcome, Verb};
 
-const NOT_THERE: Answer = Answer::Refused(libc::EOPNOTSUPP);
 /// Completions of the queues that are made to overrun.
 const FEW: u32 = 4;
 
@@ -17,15 +17,15 @@ pub(crate) fn cases() -> Vec<Case> {
     let case = |row, run| Case::new(Verb::CreateCqEx, row, run);
     let flags = "ibv_cq_init_attr_ex.flags";
     let no_domains = Expected::WORKS
-        .mlx4(NOT_THERE)
+        .mlx4(Answer::UNSUPPORTED)
         .because("rdma-core mlx4 mlx4.c: no parent domains, and verbs.c: CREATE_CQ_SUPPORTED_COMP_MASK");
     vec![
         case(
-            ["ibv_cq_init_attr_ex.cqe", "1", "verbs::CompletionQueue::builder", "at least so many"],
+            ["ibv_cq_init_attr_ex.cqe", "1", "verbs::CompletionQueue::builder", "at least that many"],
             entries::<1>,
         ),
         case(
-            ["ibv_cq_init_attr_ex.cqe", "1000", "verbs::CompletionQueue::builder", "at least so many"],
+            ["ibv_cq_init_attr_ex.cqe", "1000", "verbs::CompletionQueue::builder", "at least that many"],
             entries::<1000>,
         ),
         case(["ibv_cq_init_attr_ex.cqe", "0", "verbs::CompletionQueue::builder", "refused"], no_entries)
@@ -46,7 +46,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_cq_init_attr_ex.comp_vector",
                 "the last",
                 "verbs::CompletionQueueBuilder::completion_vector",
-                "it is made",
+                "the object is created",
             ],
             last_vector,
         ),
@@ -64,7 +64,12 @@ pub(crate) fn cases() -> Vec<Case> {
             "kernel uverbs_cmd.c, `create_cq`: comp_vector >= num_comp_vectors",
         )),
         case(
-            ["ibv_cq_init_attr_ex.comp_mask", "0", "verbs::CompletionQueue::builder", "it is made"],
+            [
+                "ibv_cq_init_attr_ex.comp_mask",
+                "0",
+                "verbs::CompletionQueue::builder",
+                "the object is created",
+            ],
             entries::<16>,
         ),
         case(
@@ -72,7 +77,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 flags,
                 "IBV_CQ_INIT_ATTR_MASK_FLAGS",
                 "verbs::CompletionQueueBuilder::single_threaded",
-                "flags are looked at",
+                "the flags are checked",
             ],
             single_threaded,
         ),
@@ -81,7 +86,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 flags,
                 "IBV_CREATE_CQ_ATTR_SINGLE_THREADED",
                 "verbs::CompletionQueueBuilder::single_threaded",
-                "it is made",
+                "the object is created",
             ],
             single_threaded,
         ),
@@ -90,18 +95,22 @@ pub(crate) fn cases() -> Vec<Case> {
                 flags,
                 "IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN",
                 "verbs::CompletionQueueBuilder::ignore_overrun",
-                "no more than it holds is kept, nobody fails",
+                "it keeps as many completions as it can hold, and the queue does not fail",
             ],
             ignored_overrun,
         )
         .needs(Needs::Frames)
-        .expect(Expected::WORKS.mlx4(NOT_THERE).because("rdma-core mlx4 verbs.c: CREATE_CQ_SUPPORTED_FLAGS")),
+        .expect(
+            Expected::WORKS
+                .mlx4(Answer::UNSUPPORTED)
+                .because("rdma-core mlx4 verbs.c: CREATE_CQ_SUPPORTED_FLAGS"),
+        ),
         case(
             [
                 flags,
                 "0, and one completion too many",
                 "verbs::EventKind::CompletionQueueError",
-                "the queue fails: an event says so",
+                "the queue fails, and an event reports it",
             ],
             overrun,
         )
@@ -111,7 +120,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_cq_init_attr_ex.parent_domain",
                 "IBV_CQ_INIT_ATTR_MASK_PD",
                 "verbs::CompletionQueueBuilder::domain",
-                "it is made in the domain",
+                "the object is created in the domain",
             ],
             in_domain,
         )
@@ -119,9 +128,9 @@ pub(crate) fn cases() -> Vec<Case> {
         case(
             [
                 "ibv_cq_init_attr_ex.parent_domain",
-                "a thread domain's, single-threaded",
+                "of a thread domain, single-threaded",
                 "verbs::CompletionQueueBuilder::domain",
-                "it is made in the domain",
+                "the object is created in the domain",
             ],
             in_thread_domain,
         )
@@ -131,7 +140,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_resize_cq",
                 "twice as many",
                 "verbs::CompletionQueue::resize",
-                "it grows, and keeps what it holds",
+                "it grows and keeps its completions",
             ],
             grows,
         )
@@ -141,7 +150,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_resize_cq",
                 "fewer than it holds",
                 "verbs::CompletionQueue::resize",
-                "refused, and keeps what it holds",
+                "refused, and the completions are kept",
             ],
             shrinks,
         )
@@ -158,7 +167,7 @@ pub(crate) fn cases() -> Vec<Case> {
         case(
             [
                 "ibv_destroy_cq",
-                "in use when let go of (EBUSY in C)",
+                "destroyed while in use (EBUSY in C)",
                 "verbs::CompletionQueueHandle",
                 "a work queue keeps it",
             ],
@@ -311,5 +320,96 @@ fn kept(bench: &Bench<'_>) -> Outcome {
     ensure!(weak.upgrade().is_some(), "it went before the work queue");
     drop((queue, receives, pool));
     ensure!(weak.upgrade().is_none(), "it stayed behind the work queue");
+    Ok(())
+}
+
+const FIELD: &str = "ibv_cq_init_attr_ex.wc_flags";
+/// A flag, where it is offered, and the case.
+type Wanted = (&'static str, &'static str, fn(&Bench<'_>) -> Outcome);
+
+pub(crate) fn completion_fields() -> Vec<Case> {
+    let mlx4 = Expected::WORKS
+        .mlx4(Answer::UNSUPPORTED)
+        .because("rdma-core mlx4 verbs.c: CREATE_CQ_SUPPORTED_WC_FLAGS");
+    const IB: [Wanted; 5] = [
+        ("IBV_WC_EX_WITH_IMM", "verbs::CompletionFields::IMM", field::<{ CompletionFields::IMM.bits() }>),
+        (
+            "IBV_WC_EX_WITH_SRC_QP",
+            "verbs::CompletionFields::SRC_QP",
+            field::<{ CompletionFields::SRC_QP.bits() }>,
+        ),
+        ("IBV_WC_EX_WITH_SLID", "verbs::CompletionFields::SLID", field::<{ CompletionFields::SLID.bits() }>),
+        ("IBV_WC_EX_WITH_SL", "verbs::CompletionFields::SL", field::<{ CompletionFields::SL.bits() }>),
+        (
+            "IBV_WC_EX_WITH_DLID_PATH_BITS",
+            "verbs::CompletionFields::DLID_PATH_BITS",
+            field::<{ CompletionFields::DLID_PATH_BITS.bits() }>,
+        ),
+    ];
+    let mut all: Vec<Case> = IB
+        .into_iter()
+        .map(|(value, offered, run)| {
+            Case::new(
+                Verb::CreateCqEx,
+                [FIELD, value, offered, "the queue is created; the field reads as 0 for raw packets"],
+                run,
+            )
+        })
+        .collect();
+    all.extend([
+        wanted(
+            "IBV_WC_EX_WITH_BYTE_LEN",
+            "verbs::CompletionFields::BYTE_LEN",
+            field::<{ CompletionFields::BYTE_LEN.bits() }>,
+        ),
+        wanted(
+            "IBV_WC_EX_WITH_QP_NUM",
+            "verbs::CompletionFields::QP_NUM",
+            field::<{ CompletionFields::QP_NUM.bits() }>,
+        ),
+        wanted(
+            "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP",
+            "verbs::CompletionFields::COMPLETION_TIMESTAMP",
+            field::<{ CompletionFields::COMPLETION_TIMESTAMP.bits() }>,
+        ),
+        wanted(
+            "IBV_WC_EX_WITH_CVLAN",
+            "verbs::CompletionFields::CVLAN",
+            field::<{ CompletionFields::CVLAN.bits() }>,
+        )
+        .expect(mlx4),
+        wanted(
+            "IBV_WC_EX_WITH_FLOW_TAG",
+            "verbs::CompletionFields::FLOW_TAG",
+            field::<{ CompletionFields::FLOW_TAG.bits() }>,
+        )
+        .expect(mlx4),
+        wanted(
+            "IBV_WC_EX_WITH_TM_INFO",
+            "verbs::CompletionFields::TM_INFO",
+            field::<{ CompletionFields::TM_INFO.bits() }>,
+        )
+        .expect(mlx4),
+        wanted(
+            "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK",
+            "verbs::CompletionFields::COMPLETION_TIMESTAMP_WALLCLOCK",
+            field::<{ CompletionFields::COMPLETION_TIMESTAMP_WALLCLOCK.bits() }>,
+        )
+        .expect(mlx4),
+        wanted("a bit without a name", "verbs::CompletionFields", field::<{ 1 << 40 }>).expect(
+            Expected::all(Answer::UNSUPPORTED)
+                .ideal(Answer::Refused(libc::EOPNOTSUPP))
+                .because("rdma-core mlx5 and mlx4 verbs.c: CREATE_CQ_SUPPORTED_WC_FLAGS"),
+        ),
+    ]);
+    all
+}
+
+const fn wanted(value: &'static str, offered: &'static str, run: fn(&Bench<'_>) -> Outcome) -> Case {
+    Case::new(Verb::CreateCqEx, [FIELD, value, offered, "the queue is created with the field"], run)
+}
+
+fn field<const BITS: u64>(bench: &Bench<'_>) -> Outcome {
+    CompletionQueue::builder(&bench.context, 16).fields(CompletionFields::from_bits_retain(BITS)).build()?;
     Ok(())
 }

@@ -1,15 +1,13 @@
-//! `ibv_create_flow`: the members of `ibv_flow_attr`, and what no device takes.
+//! `ibv_create_flow`: the members of `ibv_flow_attr`, and combinations that every device refuses.
 
-use verbs::{Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, PortMatch, PortNumber, VxlanMatch};
+use verbs::{ActionSpec, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, PortMatch, PortNumber, VxlanMatch};
 
 use crate::bench::{frame, to_us, udp};
+use crate::endpoints::Receiver;
+use crate::endpoints::Sender;
 use crate::filters::{any_ipv4, any_udp};
-use crate::receiver::Receiver;
-use crate::sender::Sender;
 use crate::{Answer, Bench, Case, Expected, Failure, Needs, Outcome, Verb};
 
-const NOT_THERE: Answer = Answer::Refused(libc::EOPNOTSUPP);
-const NONSENSE: Answer = Answer::Refused(libc::EINVAL);
 const TYPE: &str = "ibv_flow_attr.type";
 const FLAGS: &str = "ibv_flow_attr.flags";
 /// To everybody in a group: locally administered.
@@ -22,13 +20,13 @@ const SNIFFER: Expected = Expected::WORKS
 pub(crate) fn cases() -> Vec<Case> {
     let case = |row, run| Case::new(Verb::CreateFlow, row, run);
     let mut all = vec![
-        case([TYPE, "IBV_FLOW_ATTR_NORMAL", "verbs::FlowKind::Normal", "it is made"], made),
+        case([TYPE, "IBV_FLOW_ATTR_NORMAL", "verbs::FlowKind::Normal", "the object is created"], made),
         case(
             [
                 TYPE,
                 "IBV_FLOW_ATTR_NORMAL, with packets",
                 "verbs::FlowKind::Normal",
-                "what matches comes, nothing else",
+                "matching packets are received, others are not",
             ],
             normal,
         )
@@ -38,7 +36,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 TYPE,
                 "IBV_FLOW_ATTR_ALL_DEFAULT",
                 "verbs::FlowKind::AllDefault",
-                "what no normal flow takes comes",
+                "packets that no normal flow matches are received",
             ],
             all_default,
         )
@@ -48,7 +46,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 TYPE,
                 "IBV_FLOW_ATTR_MC_DEFAULT",
                 "verbs::FlowKind::MulticastDefault",
-                "multicast that no normal flow takes comes, unicast does not",
+                "multicast that no normal flow matches is received, unicast is not",
             ],
             multicast_default,
         )
@@ -58,7 +56,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 TYPE,
                 "IBV_FLOW_ATTR_SNIFFER",
                 "verbs::FlowKind::Sniffer",
-                "a copy of what comes; who had it has it",
+                "a copy of each received packet; its normal flow still receives it",
             ],
             sniffer,
         )
@@ -69,61 +67,61 @@ pub(crate) fn cases() -> Vec<Case> {
                 TYPE,
                 "IBV_FLOW_ATTR_SNIFFER, and a frame sent",
                 "verbs::FlowKind::Sniffer",
-                "a copy of what is sent, which leaves all the same",
+                "a copy of each sent packet, which is sent all the same",
             ],
             sniffs_sent,
         )
         .needs(Needs::Peer)
         .expect(SNIFFER),
-        case(["ibv_flow_attr.port", "1", "verbs::FlowAttr::new", "it is made"], made),
+        case(["ibv_flow_attr.port", "1", "verbs::FlowAttr::new", "the object is created"], made),
         case(["ibv_flow_attr.port", "0", "verbs::FlowAttr::new", "refused"], port::<0>).expect(
             Expected::refused(libc::EINVAL, "kernel uverbs_cmd.c, `ib_uverbs_ex_create_flow`: no such port"),
         ),
         case(
-            ["ibv_flow_attr.num_of_specs", "0", "verbs::FlowAttr::new", "a default without specs is made"],
+            ["ibv_flow_attr.num_of_specs", "0", "verbs::FlowAttr::new", "a default flow without specs is created"],
             no_specs,
         )
         .needs(Needs::Port),
         case(
             [
                 "ibv_flow_attr.num_of_specs",
-                "9: a tunnel, what is in it, two actions",
+                "9: a tunnel, the inner packet, two actions",
                 "verbs::FlowAttr::spec",
-                "it is made",
+                "the object is created",
             ],
             nine,
         )
         .expect(
             Expected::WORKS
-                .mlx4(NONSENSE)
+                .mlx4(Answer::INVALID)
                 .because("kernel mlx4 main.c, `parse_flow_attr`: no tunnels, no actions"),
         ),
         case(["ibv_flow_attr.num_of_specs", "11", "verbs::FlowAttr::spec", "refused"], eleven).expect(
             Expected::refused(libc::EINVAL, "kernel uverbs_cmd.c: IB_FLOW_SPEC_SUPPORT_LAYERS is 10"),
         ),
-        case([FLAGS, "0", "verbs::FlowAttr::new", "it is made"], made),
+        case([FLAGS, "0", "verbs::FlowAttr::new", "the object is created"], made),
         case(
             [
                 FLAGS,
                 "IBV_FLOW_ATTR_FLAGS_EGRESS, DROP",
                 "verbs::FlowAttr::egress",
-                "what is sent and matches does not leave, the rest does",
+                "matching sent packets are dropped, others are sent",
             ],
             egress,
         )
         .needs(Needs::Peer)
         .expect(
             Expected::WORKS
-                .mlx4(NOT_THERE)
+                .mlx4(Answer::UNSUPPORTED)
                 .mlx5_varies("EOPNOTSUPP without NIC transmit flow tables")
                 .because("kernel mlx5 fs.c, `get_flow_table`: no namespace; mlx4 main.c, `mlx4_ib_create_flow`: only DONT_TRAP"),
         ),
         case(
             [
                 "ibv_destroy_flow",
-                "while packets come",
+                "while packets arrive",
                 "verbs::Flow::destroy",
-                "when it returns, nothing more comes by the flow",
+                "after it returns, the flow delivers no packet",
             ],
             destroyed,
         )
@@ -131,9 +129,9 @@ pub(crate) fn cases() -> Vec<Case> {
         case(
             [
                 "ibv_destroy_flow",
-                "its queue pair let go of before (EBUSY in C)",
+                "its queue pair destroyed first (EBUSY in C)",
                 "verbs::Flow::target",
-                "the flow keeps it, and delivers on",
+                "the flow keeps it and continues to deliver",
             ],
             kept,
         )
@@ -151,13 +149,14 @@ fn priorities() -> Vec<Case> {
         .mlx5(Answer::Refused(libc::ENOMEM))
         .because("kernel mlx5 fs.c, `mlx5_ib_create_flow`: MLX5_IB_FLOW_LAST_PRIO, and ENOMEM beyond");
     vec![
-        case([field, "0", offered, "it is made"], priority::<0>),
-        case([field, "15", offered, "it is made"], priority::<15>),
-        case([field, "16", offered, "the first that mlx5 has not"], priority::<16>).expect(fifteen),
-        case([field, "4095", offered, "the last of mlx4"], priority::<4095>).expect(fifteen),
-        case([field, "4096", offered, "beyond mlx4"], priority::<4096>).expect(
+        case([field, "0", offered, "the object is created"], priority::<0>),
+        case([field, "15", offered, "the object is created"], priority::<15>),
+        case([field, "16", offered, "the first priority above mlx5's highest"], priority::<16>)
+            .expect(fifteen),
+        case([field, "4095", offered, "the highest priority of mlx4"], priority::<4095>).expect(fifteen),
+        case([field, "4096", offered, "above mlx4's highest priority"], priority::<4096>).expect(
             fifteen
-                .mlx4(NONSENSE)
+                .mlx4(Answer::INVALID)
                 .because("as above; kernel mlx4 main.c, `__mlx4_ib_create_flow`: MLX4_IB_FLOW_MAX_PRIO"),
         ),
     ]
@@ -166,8 +165,8 @@ fn priorities() -> Vec<Case> {
 fn forbidden() -> Vec<Case> {
     let case = |row, run| Case::new(Verb::CreateFlow, row, run);
     let default = "kernel uverbs_cmd.c: DONT_TRAP with a default is EINVAL";
-    let egress = Expected::all(NONSENSE)
-        .mlx4(NOT_THERE)
+    let egress = Expected::all(Answer::INVALID)
+        .mlx4(Answer::UNSUPPORTED)
         .because("kernel mlx5 fs.c, `mlx5_ib_create_flow`; mlx4 main.c: no EGRESS");
     let dont_trap = "verbs::FlowAttr::dont_trap";
     vec![
@@ -179,11 +178,11 @@ fn forbidden() -> Vec<Case> {
             refuse(bench, FlowAttr::new(FlowKind::MulticastDefault, bench.port).dont_trap(true))
         })
         .expect(Expected::refused(libc::EINVAL, default)),
-        case([FLAGS, "IBV_FLOW_ATTR_FLAGS_DONT_TRAP with SNIFFER", dont_trap, "says nothing new: a sniffer takes nothing from others"], |bench| {
+        case([FLAGS, "IBV_FLOW_ATTR_FLAGS_DONT_TRAP with SNIFFER", dont_trap, "no additional effect: a sniffer only copies"], |bench| {
             refuse(bench, FlowAttr::new(FlowKind::Sniffer, bench.port).dont_trap(true))
         })
         .needs(Needs::Port)
-        .expect(Expected::WORKS.ideal(NONSENSE).mlx4(NOT_THERE).because("ibv_create_flow(3), note 4: only NORMAL; kernel mlx5 fs.c does not look; mlx4 main.c, `mlx4_ib_create_flow`")),
+        .expect(Expected::WORKS.ideal(Answer::INVALID).mlx4(Answer::UNSUPPORTED).because("ibv_create_flow(3), note 4: only NORMAL; kernel mlx5 fs.c does not look; mlx4 main.c, `mlx4_ib_create_flow`")),
         case([FLAGS, "IBV_FLOW_ATTR_FLAGS_EGRESS with ALL_DEFAULT", "verbs::FlowAttr::egress", "refused"], |bench| {
             refuse(bench, FlowAttr::new(FlowKind::AllDefault, bench.port).egress(true))
         })
@@ -192,7 +191,7 @@ fn forbidden() -> Vec<Case> {
             refuse(bench, FlowAttr::new(FlowKind::MulticastDefault, bench.port).egress(true))
         })
         .expect(egress),
-        case(["ibv_create_flow", "on a datagram queue pair", "verbs::Flow::create", "refused: frames of a wire are no datagrams"], on_datagrams)
+        case(["ibv_create_flow", "on a datagram queue pair", "verbs::Flow::create", "refused: Ethernet frames are not datagrams"], on_datagrams)
             .expect(Expected::refused(libc::EINVAL, "kernel uverbs_cmd.c, `ib_uverbs_ex_create_flow`, lets it pass; mlx5 fs.c, `mlx5_ib_create_flow`: to a receive side that is not there")
                 .mlx5_varies("the firmware decides")),
     ]
@@ -239,7 +238,7 @@ fn long(bench: &Bench<'_>) -> Result<FlowAttr, Failure> {
         .inner(to_us())
         .inner(any_ipv4())
         .inner(any_udp())
-        .spec(FlowSpec::Tag(FlowTag(3))))
+        .action(ActionSpec::Tag(FlowTag(3))))
 }
 
 fn nine(bench: &Bench<'_>) -> Outcome {
@@ -248,16 +247,16 @@ fn nine(bench: &Bench<'_>) -> Outcome {
     refuse(
         bench,
         match counters {
-            Ok(counters) => attr.spec(FlowSpec::Count(counters)),
+            Ok(counters) => attr.action(ActionSpec::Count(counters)),
             // Where there are none, the tunnel is refused before.
-            Err(_) => attr.spec(FlowSpec::Drop),
+            Err(_) => attr.action(ActionSpec::Drop),
         },
     )
 }
 
 fn eleven(bench: &Bench<'_>) -> Outcome {
-    let attr = (0..3).fold(long(bench)?, |attr, _| attr.spec(FlowSpec::Drop));
-    ensure!(attr.specs().len() == 11, "{} specs", attr.specs().len());
+    let attr = (0..3).fold(long(bench)?, |attr, _| attr.action(ActionSpec::Drop));
+    ensure!(attr.spec_count() == 11, "{} specs", attr.spec_count());
     refuse(bench, attr)
 }
 
@@ -331,7 +330,7 @@ fn sniffs_sent(bench: &Bench<'_>) -> Outcome {
 
 fn egress(bench: &Bench<'_>) -> Outcome {
     let receiver = Receiver::new(bench)?;
-    let _flow = receiver.flow(&bench.flow().egress(true).spec(FlowSpec::Drop))?;
+    let _flow = receiver.flow(&bench.flow().egress(true).action(ActionSpec::Drop))?;
     let mut sender = Sender::new(bench, |pair| pair)?;
     sender.send(&udp(1, 2), verbs::SendFlags::empty())?;
     sender.send(&stray(), verbs::SendFlags::empty())?;

@@ -1,10 +1,11 @@
-//! docs/conformance.md, out of the suite: no row is written by hand.
+//! Generates docs/reference/conformance.md from the cases and from the names of verbs.h that the safe crate does not
+//! offer.
 
 use std::fmt::Write;
 
 use softnic::Personality;
 
-use crate::{ABSENT, Case, Verb, cases};
+use crate::{Case, Verb, cases};
 
 const HEAD: &str = "\
 # Conformance
@@ -12,18 +13,18 @@ const HEAD: &str = "\
 <!-- Written by `cargo run -p conformance -- --write-docs`; a test fails when it is stale. -->
 
 Every field and every enum value of `ibv_alloc_parent_domain`, `ibv_create_qp_ex`, `ibv_create_cq_ex`, `ibv_create_flow`
-and their companions: where the safe crate offers it, what the suite sees happen, and what a device of each kind answers.
-`make conformance` tries every row on the soft NIC's three personalities, `STEERD_TEST_DEVICE=NAME make conformance` on a
-device, and `steerd devices --probe NAME` those rows that disturb nobody (marked with •). A test holds the list of names
-against `/usr/include/infiniband/verbs.h`.
+and their companions: the item of the safe crate, the behaviour that the suite checks, and the answer of each kind of
+device. `make conformance` runs every row on the soft NIC's three personalities, `STEERD_TEST_DEVICE=NAME make conformance`
+on a device, and `steerd devices --probe NAME` the rows that do not affect other users of the device (marked with •). A test
+compares the list of names with `/usr/include/infiniband/verbs.h`.
 
-*works*: done, and seen to be done. *ignored*: accepted, without any effect. *refused*: with this errno, as the source in
-the last column has it. *on a device*: what a real mlx5 device does otherwise than the soft NIC that plays it, or does by a
-capability of its firmware that no verb reports.
+*works*: accepted, and the behaviour was observed. *ignored*: accepted, without any effect. *refused*: with this errno,
+according to the source in the last column. *on a device*: where a real mlx5 device differs from the soft NIC that imitates
+it, or depends on a firmware capability that no verb reports.
 
-The columns of mlx5 and mlx4 are read out of the sources that the last column names, and are not measured: nobody has run the
-suite on such a device so far. What a source does not say but lets one conclude is called *inferred* there. A row that a
-device contradicts is a mistake in the soft NIC's personality and in the compiler's profile of that name.
+The columns of mlx5 and mlx4 come from the sources in the last column. They are not measured: the suite has not been run on
+such a device so far. *inferred* marks a conclusion that a source supports but does not state. A row that a device
+contradicts is an error in the soft NIC's personality and in the device model of that name.
 ";
 
 /// The whole document.
@@ -34,7 +35,7 @@ pub fn markdown() -> String {
         let rows: Vec<&Case> = all.iter().filter(|case| case.verb == verb).collect();
         let _ = write!(
             text,
-            "\n## {verb}\n\n| field | value | offered by | what is seen | ideal | mlx5 | mlx4 | source |\n|---|---|---|---|---|---|---|---|\n"
+            "\n## {verb}\n\n| field | value | offered by | behaviour | ideal | mlx5 | mlx4 | source |\n|---|---|---|---|---|---|---|---|\n"
         );
         rows.iter().for_each(|case| row(&mut text, case));
         for absent in ABSENT.iter().filter(|absent| absent.verb == verb) {
@@ -63,10 +64,99 @@ fn row(text: &mut String, case: &Case) {
     );
 }
 
-/// Constants as code, words as words.
+/// Constants are formatted as code.
 fn value(value: &str) -> String {
-    let word = |word: &str| {
-        if word.starts_with("IBV_") { format!("`{word}`") } else { word.replace('|', "\\|") }
+    let part = |part: &str| {
+        if part.starts_with("IBV_") { format!("`{part}`") } else { part.replace('|', "\\|") }
     };
-    value.split(' ').map(word).collect::<Vec<_>>().join(" ")
+    value.split(' ').map(part).collect::<Vec<_>>().join(" ")
+}
+
+/// A name that is not offered.
+#[derive(Clone, Copy, Debug)]
+pub struct Absent {
+    /// The verb it belongs to.
+    pub verb: Verb,
+    /// `structure.member`, a function, or a constant.
+    pub name: &'static str,
+    /// The reason.
+    pub why: &'static str,
+}
+
+const XRC: &str = "XRC transports only: ibv_create_qp_ex(3) has it for IBV_QPT_XRC_RECV";
+const MEMORY: &str = "connected transports only: the table of ibv_wr_post(3) gives raw packets sends and segmentation; the rows of its flag show what a device answers";
+const RESERVED: &str = "reserved: the first bit without a meaning";
+const ONE: &str = "only one value exists, and the safe crate always sets it";
+const ZERO: &str = "no bits are defined; always 0";
+const SIZES: &str = "computed from the specs: `FlowAttr` sets it";
+
+/// All of them.
+pub const ABSENT: &[Absent] = &[
+    absent(
+        Verb::AllocParentDomain,
+        "IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC",
+        "for confidential guests, since rdma-core 64: queue memory comes from the worker's own arena, which is never shared with the host",
+    ),
+    absent(Verb::CreateQpEx, "ibv_qp_init_attr_ex.xrcd", XRC),
+    absent(Verb::CreateQpEx, "IBV_QP_INIT_ATTR_XRCD", XRC),
+    absent(Verb::WrPost, "ibv_qp_ex.wr_atomic_cmp_swp", MEMORY),
+    absent(Verb::WrPost, "ibv_qp_ex.wr_atomic_fetch_add", MEMORY),
+    absent(Verb::WrPost, "ibv_qp_ex.wr_bind_mw", MEMORY),
+    absent(Verb::WrPost, "ibv_qp_ex.wr_local_inv", MEMORY),
+    absent(Verb::WrPost, "ibv_qp_ex.wr_rdma_read", MEMORY),
+    absent(Verb::WrPost, "ibv_qp_ex.wr_rdma_write", MEMORY),
+    absent(Verb::WrPost, "ibv_qp_ex.wr_rdma_write_imm", MEMORY),
+    absent(Verb::WrPost, "ibv_qp_ex.wr_send_imm", MEMORY),
+    absent(Verb::WrPost, "ibv_qp_ex.wr_send_inv", MEMORY),
+    absent(Verb::WrPost, "ibv_qp_ex.wr_atomic_write", MEMORY),
+    absent(Verb::WrPost, "ibv_qp_ex.wr_flush", MEMORY),
+    absent(Verb::WrPost, "ibv_qp_ex.wr_set_ud_addr", "datagrams only: a raw packet contains its addresses"),
+    absent(Verb::WrPost, "ibv_qp_ex.wr_set_xrc_srqn", XRC),
+    absent(
+        Verb::WrPost,
+        "IBV_SEND_FENCE",
+        "RC only: ibv_post_send(3), \"valid only for QPs with Transport Service Type RC\"",
+    ),
+    absent(
+        Verb::WrPost,
+        "IBV_SEND_SOLICITED",
+        "RC, UC and UD only: ibv_post_send(3), \"valid only for Send and RDMA Write with immediate\": a frame has no such bit",
+    ),
+    absent(Verb::RxHash, "ibv_rwq_ind_table_init_attr.comp_mask", ZERO),
+    absent(Verb::RxHash, "IBV_CREATE_IND_TABLE_RESERVED", RESERVED),
+    absent(Verb::CreateWq, "IBV_WQ_INIT_ATTR_RESERVED", RESERVED),
+    absent(Verb::CreateWq, "IBV_WQ_FLAGS_RESERVED", RESERVED),
+    absent(Verb::CreateWq, "IBV_WQ_ATTR_RESERVED", RESERVED),
+    absent(
+        Verb::CreateWq,
+        "ibv_wq_attr.curr_wq_state",
+        "a check of the caller's assumption; `WorkQueue` tracks its state",
+    ),
+    absent(
+        Verb::CreateWq,
+        "IBV_WQ_ATTR_CURR_STATE",
+        "a check of the caller's assumption; `WorkQueue` tracks its state",
+    ),
+    absent(Verb::CreateWq, "IBV_WQS_UNKNOWN", "returned by queries of a queue pair's queues, never set"),
+    absent(Verb::CreateWq, "ibv_wq_init_attr.wq_type", ONE),
+    absent(Verb::CreateWq, "IBV_WQT_RQ", ONE),
+    absent(Verb::CreateCqEx, "IBV_CQ_ATTR_RESERVED", RESERVED),
+    absent(Verb::CreateCqEx, "ibv_modify_cq_attr.attr_mask", ONE),
+    absent(Verb::PollCq, "IBV_VALUES_MASK_RESERVED", RESERVED),
+    absent(Verb::CreateFlow, "ibv_flow_attr.comp_mask", ZERO),
+    absent(Verb::CreateFlow, "ibv_flow_attr.size", SIZES),
+    absent(Verb::CreateFlow, "ibv_flow_spec_action_tag.type", SIZES),
+    absent(Verb::CreateFlow, "ibv_flow_spec_action_tag.size", SIZES),
+    absent(Verb::CreateFlow, "ibv_flow_spec_action_drop.type", SIZES),
+    absent(Verb::CreateFlow, "ibv_flow_spec_action_drop.size", SIZES),
+    absent(Verb::CreateFlow, "ibv_flow_spec_action_handle.type", SIZES),
+    absent(Verb::CreateFlow, "ibv_flow_spec_action_handle.size", SIZES),
+    absent(Verb::CreateFlow, "ibv_flow_spec_counter_action.type", SIZES),
+    absent(Verb::CreateFlow, "ibv_flow_spec_counter_action.size", SIZES),
+    absent(Verb::Counters, "ibv_counters_init_attr.comp_mask", ZERO),
+    absent(Verb::Counters, "ibv_counter_attach_attr.comp_mask", ZERO),
+];
+
+const fn absent(verb: Verb, name: &'static str, why: &'static str) -> Absent {
+    Absent { verb, name, why }
 }

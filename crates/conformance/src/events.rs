@@ -7,7 +7,7 @@ use std::time::Duration;
 use verbs::{CompletionChannel, CompletionFields, CompletionQueue, WorkQueueFlags};
 
 use crate::bench::{udp, unprepared};
-use crate::receiver::Receiver;
+use crate::endpoints::Receiver;
 use crate::{Bench, Case, Expected, Failure, Needs, Outcome, Verb};
 
 /// Longer than an event takes that is there.
@@ -28,7 +28,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_create_comp_channel",
                 "ibv_destroy_comp_channel",
                 "verbs::CompletionChannel::new",
-                "one is made, its descriptor is quiet, it goes",
+                "the object is created, its descriptor is not readable, and it is destroyed",
             ],
             channel,
         ),
@@ -37,7 +37,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_cq_init_attr_ex.channel",
                 "a channel",
                 "verbs::CompletionQueueBuilder::channel",
-                "what is asked for is told there, once",
+                "the requested event is delivered there, once",
             ],
             once,
         ),
@@ -55,7 +55,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_cq_init_attr_ex.channel",
                 "NULL",
                 "verbs::CompletionQueue::poll",
-                "a queue without one is polled",
+                "a queue without a channel is polled",
             ],
             without,
         ),
@@ -73,7 +73,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_req_notify_cq",
                 "after the packet",
                 "verbs::CompletionQueue::request_notification",
-                "none for what was there before",
+                "no event for earlier completions",
             ],
             late,
         ),
@@ -83,12 +83,17 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_req_notify_cq",
                 "solicited_only",
                 "verbs::CompletionQueue::request_notification",
-                "none for a good packet, one for a failure",
+                "no event for a received packet, one for a failure",
             ],
             solicited,
         ),
         event(
-            ["ibv_get_cq_event", "a thread that waits", "verbs::CompletionChannel::wait", "it wakes"],
+            [
+                "ibv_get_cq_event",
+                "a thread that waits",
+                "verbs::CompletionChannel::wait",
+                "the thread wakes up",
+            ],
             wakes,
         ),
         event(
@@ -96,7 +101,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_ack_cq_events",
                 "destroying the queue afterwards",
                 "verbs::CompletionChannel::event",
-                "the queue goes at once",
+                "the queue is destroyed at once",
             ],
             acknowledged,
         ),
@@ -105,7 +110,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_ack_cq_events",
                 "destroying a queue with unread events",
                 "verbs::CompletionChannel::event",
-                "its events go with it",
+                "its events are discarded",
             ],
             unread,
         ),
@@ -116,9 +121,9 @@ pub(crate) fn cases() -> Vec<Case> {
         event(
             [
                 "ibv_moderate_cq.cq_count",
-                "4 and no time to speak of",
+                "4, without a time limit",
                 moderate,
-                "an event only when four are there",
+                "an event only after four completions",
             ],
             counted,
         ),
@@ -127,7 +132,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_moderate_cq.cq_period",
                 "1000 microseconds and 100 packets",
                 moderate,
-                "an event when the time is over",
+                "an event after the time has passed",
             ],
             timed,
         ),
@@ -211,7 +216,7 @@ fn late(bench: &Bench<'_>) -> Outcome {
 fn never(bench: &Bench<'_>) -> Outcome {
     let (channel, _receiver, _flow) = ready(bench)?;
     bench.deliver([udp(1, 2)]);
-    ensure!(channel.wait(SHORT)?.is_none(), "an event that nobody asked for");
+    ensure!(channel.wait(SHORT)?.is_none(), "an event without a request");
     Ok(())
 }
 
@@ -220,7 +225,7 @@ fn solicited(bench: &Bench<'_>) -> Outcome {
     let (channel, mut receiver, _flow) = ready(bench)?;
     receiver.cq.request_notification(true)?;
     bench.deliver([udp(1, 2)]);
-    ensure!(channel.wait(SHORT)?.is_none(), "an event for a packet that nobody solicited");
+    ensure!(channel.wait(SHORT)?.is_none(), "an event for an unsolicited packet");
     receiver.queue.to_error().map_err(unprepared)?;
     ensure!(channel.wait(LONG)?.is_some(), "no event for what failed");
     Ok(())

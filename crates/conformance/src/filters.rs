@@ -1,15 +1,14 @@
-//! The filters of `ibv_create_flow` about the outermost packet: each field by itself, with a packet that has its value and
-//! packets that have not. Those of IP are in `ip_filters`.
+//! Filters of `ibv_create_flow` on the outermost headers: each field on its own, with packets that match and packets
+//! that do not.
 
 use packet::EtherType;
+use packet::build::FrameBuilder;
 use verbs::{EthernetMatch, FlowAttr, FlowSpec, Ipv4ExtMatch, Ipv4Match, Ipv6Match, PortMatch};
 
-use crate::bench::{MAC, OTHER_MAC, frame, ipv4, udp};
-use crate::ip_filters::{self, EXT, ext};
-use crate::receiver::Receiver;
+use crate::bench::{MAC, OTHER_MAC, frame, ipv4, ipv6, udp, v4, v6};
+use crate::endpoints::Receiver;
 use crate::{Answer, Bench, Case, Expected, Failure, Needs, Outcome, Verb};
 
-const NONSENSE: Answer = Answer::Refused(libc::EINVAL);
 pub(crate) const SPEC: &str = "ibv_flow_spec.type";
 const NONE: EthernetMatch = EthernetMatch { dst_mac: [0; 6], src_mac: [0; 6], ether_type: 0, vlan_tag: 0 };
 const US: EthernetMatch = EthernetMatch { dst_mac: MAC, ..NONE };
@@ -17,7 +16,7 @@ const TO_US: EthernetMatch = EthernetMatch { dst_mac: [0xff; 6], ..NONE };
 
 pub(crate) fn cases() -> Vec<Case> {
     let mut all = ethernet();
-    all.extend(ip_filters::cases());
+    all.extend(ip());
     all.extend(transport());
     all
 }
@@ -31,13 +30,16 @@ fn ethernet() -> Vec<Case> {
         .mlx4(Answer::Ignored)
         .because("kernel mlx4 main.c, `parse_flow_attr`: only destination and VLAN tag are copied");
     vec![
-        case([SPEC, "IBV_FLOW_SPEC_ETH", "verbs::FlowSpec::Ethernet", "what has the address comes"], dst_mac),
+        case(
+            [SPEC, "IBV_FLOW_SPEC_ETH", "verbs::FlowSpec::Ethernet", "packets to the address are received"],
+            dst_mac,
+        ),
         case(
             [
                 "ibv_flow_eth_filter.dst_mac",
                 "an address",
                 "verbs::EthernetMatch::dst_mac",
-                "what has it comes, nothing else",
+                "packets with the value are received, others are not",
             ],
             dst_mac,
         ),
@@ -46,7 +48,7 @@ fn ethernet() -> Vec<Case> {
                 "ibv_flow_eth_filter.dst_mac",
                 "a mask of some bits",
                 "verbs::EthernetMatch::dst_mac",
-                "what has those bits comes",
+                "packets with those bits are received",
             ],
             dst_mac_bits,
         ),
@@ -55,7 +57,7 @@ fn ethernet() -> Vec<Case> {
                 "ibv_flow_eth_filter.src_mac",
                 "an address",
                 "verbs::EthernetMatch::src_mac",
-                "what has it comes, nothing else",
+                "packets with the value are received, others are not",
             ],
             src_mac,
         )
@@ -65,7 +67,7 @@ fn ethernet() -> Vec<Case> {
                 "ibv_flow_eth_filter.ether_type",
                 "0x88b5",
                 "verbs::EthernetMatch::ether_type",
-                "what has it comes, nothing else",
+                "packets with the value are received, others are not",
             ],
             ether_type,
         )
@@ -75,16 +77,16 @@ fn ethernet() -> Vec<Case> {
                 "ibv_flow_eth_filter.vlan_tag",
                 "a VLAN",
                 "verbs::EthernetMatch::vlan_tag",
-                "what has the tag comes; not another, not none",
+                "packets with the tag are received; packets with another tag or none are not",
             ],
             vlan,
         ),
         case(
             [
                 "ibv_flow_eth_filter.vlan_tag",
-                "a priority, whatever the VLAN",
+                "a priority, any VLAN",
                 "verbs::EthernetMatch::vlan_tag",
-                "what has it comes, nothing else",
+                "packets with the value are received, others are not",
             ],
             vlan_priority,
         ),
@@ -100,28 +102,43 @@ fn ethernet() -> Vec<Case> {
         .needs(Needs::Objects)
         .expect(
             Expected::WORKS
-                .mlx5(NONSENSE)
-                .mlx4(NONSENSE)
+                .mlx5(Answer::INVALID)
+                .mlx4(Answer::INVALID)
                 .because("kernel mlx5 fs.c, `is_valid_ethertype`; mlx4 main.c: no IPv6"),
         ),
     ]
 }
 
 fn transport() -> Vec<Case> {
-    let says = "what has it comes, nothing else";
+    let matched = "packets with the value are received, others are not";
     vec![
         case(
-            [SPEC, "IBV_FLOW_SPEC_TCP", "verbs::FlowSpec::Tcp", "TCP comes, UDP to the same port does not"],
+            [
+                SPEC,
+                "IBV_FLOW_SPEC_TCP",
+                "verbs::FlowSpec::Tcp",
+                "TCP is received, UDP to the same port is not",
+            ],
             is_tcp,
         ),
         case(
-            [SPEC, "IBV_FLOW_SPEC_UDP", "verbs::FlowSpec::Udp", "UDP comes, TCP to the same port does not"],
+            [
+                SPEC,
+                "IBV_FLOW_SPEC_UDP",
+                "verbs::FlowSpec::Udp",
+                "UDP is received, TCP to the same port is not",
+            ],
             is_udp,
         ),
-        case(["ibv_flow_tcp_udp_filter.src_port", "53", "verbs::PortMatch::src_port", says], src_port),
-        case(["ibv_flow_tcp_udp_filter.dst_port", "53", "verbs::PortMatch::dst_port", says], dst_port),
+        case(["ibv_flow_tcp_udp_filter.src_port", "53", "verbs::PortMatch::src_port", matched], src_port),
+        case(["ibv_flow_tcp_udp_filter.dst_port", "53", "verbs::PortMatch::dst_port", matched], dst_port),
         case(
-            ["ibv_flow_tcp_udp_filter.dst_port", "a mask of some bits", "verbs::PortMatch::dst_port", says],
+            [
+                "ibv_flow_tcp_udp_filter.dst_port",
+                "a mask of some bits",
+                "verbs::PortMatch::dst_port",
+                matched,
+            ],
             port_bits,
         ),
         case(
@@ -141,7 +158,7 @@ fn transport() -> Vec<Case> {
     ]
 }
 
-/// Makes a flow, sends what should come and what should not, and sees.
+/// Creates a flow, sends packets that match and packets that do not, and compares what was received.
 pub(crate) fn decides(bench: &Bench<'_>, attr: &FlowAttr, hits: &[Vec<u8>], misses: &[Vec<u8>]) -> Outcome {
     let mut receiver = Receiver::new(bench)?;
     let _flow = receiver.flow(attr)?;
@@ -214,17 +231,17 @@ fn contradiction(bench: &Bench<'_>) -> Outcome {
     crate::create_flow::refuse(bench, eth(bench, value, mask).spec(any_ipv6()))
 }
 
-/// IPv4, whatever the addresses.
+/// IPv4, any addresses.
 pub(crate) fn any_ipv4() -> FlowSpec {
     FlowSpec::Ipv4 { value: Ipv4Match::default(), mask: Ipv4Match::default() }
 }
 
-/// IPv6, whatever the addresses.
+/// IPv6, any addresses.
 pub(crate) fn any_ipv6() -> FlowSpec {
     FlowSpec::Ipv6 { value: Ipv6Match::default(), mask: Ipv6Match::default() }
 }
 
-/// UDP, whatever the ports.
+/// UDP, any ports.
 pub(crate) fn any_udp() -> FlowSpec {
     FlowSpec::Udp { value: PortMatch::default(), mask: PortMatch::default() }
 }
@@ -270,4 +287,220 @@ fn port_bits(bench: &Bench<'_>) -> Outcome {
 fn protocol_contradiction(bench: &Bench<'_>) -> Outcome {
     let (value, mask) = (Ipv4ExtMatch { proto: 6, ..EXT }, Ipv4ExtMatch { proto: 0xff, ..EXT });
     crate::create_flow::refuse(bench, ext(bench, value, mask).spec(any_udp()))
+}
+
+fn ip() -> Vec<Case> {
+    let plain = Expected::WORKS
+        .mlx4(Answer::INVALID)
+        .because("kernel mlx4 main.c, `parse_flow_attr`: LAST_IPV4_FIELD is the destination address");
+    let not_mlx5 = plain.mlx5(Answer::UNSUPPORTED).because(
+        "kernel mlx5 fs.c: LAST_IPV4_FIELD is tos, EOPNOTSUPP; mlx4 main.c: the destination address, EINVAL",
+    );
+    let six = Expected::WORKS.mlx4(Answer::INVALID).because("kernel mlx4 main.c, `parse_flow_attr`: no IPv6");
+    let six_not_mlx5 = six
+        .mlx5(Answer::UNSUPPORTED)
+        .because("kernel mlx5 fs.c: LAST_IPV6_FIELD is the traffic class; mlx4 main.c: no IPv6");
+    let matched = "packets with the value are received, others are not";
+    vec![
+        case([SPEC, "IBV_FLOW_SPEC_IPV4", "verbs::FlowSpec::Ipv4", "only IPv4 is received"], is_ipv4),
+        case(["ibv_flow_ipv4_filter.src_ip", "an address", "verbs::Ipv4Match::src", matched], ipv4_src),
+        case(["ibv_flow_ipv4_filter.dst_ip", "an address", "verbs::Ipv4Match::dst", matched], ipv4_dst),
+        case(
+            ["ibv_flow_ipv4_filter.dst_ip", "a prefix of 25 bits", "verbs::Ipv4Match::dst", matched],
+            ipv4_prefix,
+        ),
+        case(
+            [SPEC, "IBV_FLOW_SPEC_IPV4_EXT", "verbs::FlowSpec::Ipv4Ext", "only IPv4 is received"],
+            is_ipv4_ext,
+        ),
+        case(["ibv_flow_ipv4_ext_filter.src_ip", "an address", "verbs::Ipv4ExtMatch::src", matched], ext_src),
+        case(["ibv_flow_ipv4_ext_filter.dst_ip", "an address", "verbs::Ipv4ExtMatch::dst", matched], ext_dst),
+        case(["ibv_flow_ipv4_ext_filter.proto", "17", "verbs::Ipv4ExtMatch::proto", matched], ext_proto)
+            .expect(plain),
+        case(["ibv_flow_ipv4_ext_filter.tos", "0xb8", "verbs::Ipv4ExtMatch::tos", matched], ext_tos)
+            .expect(plain),
+        case(["ibv_flow_ipv4_ext_filter.ttl", "3", "verbs::Ipv4ExtMatch::ttl", matched], ext_ttl)
+            .expect(not_mlx5),
+        case(
+            ["ibv_flow_ipv4_ext_filter.flags", "don't fragment", "verbs::Ipv4ExtMatch::flags", matched],
+            ext_flags,
+        )
+        .expect(not_mlx5),
+        case(
+            ["ibv_flow_ipv4_ext_filter.flags", "more fragments", "verbs::Ipv4ExtMatch::flags", matched],
+            ext_fragments,
+        )
+        .expect(not_mlx5),
+        case([SPEC, "IBV_FLOW_SPEC_IPV6", "verbs::FlowSpec::Ipv6", "only IPv6 is received"], is_ipv6)
+            .expect(six),
+        case(["ibv_flow_ipv6_filter.src_ip", "an address", "verbs::Ipv6Match::src", matched], ipv6_src)
+            .expect(six),
+        case(["ibv_flow_ipv6_filter.dst_ip", "an address", "verbs::Ipv6Match::dst", matched], ipv6_dst)
+            .expect(six),
+        case(
+            ["ibv_flow_ipv6_filter.flow_label", "0x12345", "verbs::Ipv6Match::flow_label", matched],
+            flow_label,
+        )
+        .expect(six),
+        case(
+            [
+                "ibv_flow_ipv6_filter.flow_label",
+                "more than 20 bits",
+                "verbs::Ipv6Match::flow_label",
+                "refused",
+            ],
+            flow_label_too_large,
+        )
+        .needs(Needs::Objects)
+        .expect(Expected::refused(libc::EINVAL, "kernel uverbs_cmd.c: flow_label beyond 20 bits")),
+        case(["ibv_flow_ipv6_filter.next_hdr", "6", "verbs::Ipv6Match::next_hdr", matched], next_header)
+            .expect(six),
+        case(
+            ["ibv_flow_ipv6_filter.traffic_class", "0xb8", "verbs::Ipv6Match::traffic_class", matched],
+            traffic_class,
+        )
+        .expect(six),
+        case(["ibv_flow_ipv6_filter.hop_limit", "3", "verbs::Ipv6Match::hop_limit", matched], hop_limit)
+            .expect(six_not_mlx5),
+    ]
+}
+
+/// What a builder gives as a UDP packet.
+fn packet(builder: FrameBuilder) -> Vec<u8> {
+    builder.udp(1, 2).payload(&[1; 30]).build()
+}
+
+fn arp() -> Vec<u8> {
+    frame().arp_request(v4(1), v4(2)).build()
+}
+
+fn is_ipv4(bench: &Bench<'_>) -> Outcome {
+    let attr = bench.flow().spec(any_ipv4());
+    decides(bench, &attr, &[udp(1, 2)], &[packet(ipv6()), arp()])
+}
+
+fn ipv4_of(
+    bench: &Bench<'_>,
+    value: Ipv4Match,
+    mask: Ipv4Match,
+    hit: (u8, u8),
+    misses: [(u8, u8); 2],
+) -> Outcome {
+    let of = |(src, dst): (u8, u8)| packet(frame().ipv4(v4(src), v4(dst)));
+    let attr = bench.flow().spec(FlowSpec::Ipv4 { value, mask });
+    decides(bench, &attr, &[of(hit)], &misses.map(of))
+}
+
+fn ipv4_src(bench: &Bench<'_>) -> Outcome {
+    let (value, mask) = (Ipv4Match { src: v4(1).into(), dst: 0 }, Ipv4Match { src: u32::MAX, dst: 0 });
+    ipv4_of(bench, value, mask, (1, 2), [(2, 1), (3, 2)])
+}
+
+fn ipv4_dst(bench: &Bench<'_>) -> Outcome {
+    let (value, mask) = (Ipv4Match { src: 0, dst: v4(2).into() }, Ipv4Match { src: 0, dst: u32::MAX });
+    ipv4_of(bench, value, mask, (1, 2), [(2, 1), (1, 3)])
+}
+
+fn ipv4_prefix(bench: &Bench<'_>) -> Outcome {
+    let (value, mask) = (Ipv4Match { src: 0, dst: v4(128).into() }, Ipv4Match { src: 0, dst: u32::MAX << 7 });
+    ipv4_of(bench, value, mask, (1, 200), [(200, 1), (1, 127)])
+}
+
+pub(crate) const EXT: Ipv4ExtMatch = Ipv4ExtMatch { src: 0, dst: 0, proto: 0, tos: 0, ttl: 0, flags: 0 };
+
+pub(crate) fn ext(bench: &Bench<'_>, value: Ipv4ExtMatch, mask: Ipv4ExtMatch) -> FlowAttr {
+    bench.flow().spec(FlowSpec::Ipv4Ext { value, mask })
+}
+
+fn is_ipv4_ext(bench: &Bench<'_>) -> Outcome {
+    decides(bench, &ext(bench, EXT, EXT), &[udp(1, 2)], &[packet(ipv6()), arp()])
+}
+
+fn ext_src(bench: &Bench<'_>) -> Outcome {
+    let (value, mask) = (Ipv4ExtMatch { src: v4(1).into(), ..EXT }, Ipv4ExtMatch { src: u32::MAX, ..EXT });
+    decides(bench, &ext(bench, value, mask), &[udp(1, 2)], &[packet(frame().ipv4(v4(3), v4(2)))])
+}
+
+fn ext_dst(bench: &Bench<'_>) -> Outcome {
+    let (value, mask) = (Ipv4ExtMatch { dst: v4(2).into(), ..EXT }, Ipv4ExtMatch { dst: u32::MAX, ..EXT });
+    decides(bench, &ext(bench, value, mask), &[udp(1, 2)], &[packet(frame().ipv4(v4(1), v4(3)))])
+}
+
+fn ext_proto(bench: &Bench<'_>) -> Outcome {
+    let (value, mask) = (Ipv4ExtMatch { proto: 17, ..EXT }, Ipv4ExtMatch { proto: 0xff, ..EXT });
+    decides(bench, &ext(bench, value, mask), &[udp(1, 2)], &[ipv4().tcp(1, 2, 2).build()])
+}
+
+fn ext_tos(bench: &Bench<'_>) -> Outcome {
+    let (value, mask) = (Ipv4ExtMatch { tos: 0xb8, ..EXT }, Ipv4ExtMatch { tos: 0xff, ..EXT });
+    decides(
+        bench,
+        &ext(bench, value, mask),
+        &[packet(ipv4().tos(0xb8))],
+        &[packet(ipv4().tos(0xb9)), udp(1, 2)],
+    )
+}
+
+fn ext_ttl(bench: &Bench<'_>) -> Outcome {
+    let (value, mask) = (Ipv4ExtMatch { ttl: 3, ..EXT }, Ipv4ExtMatch { ttl: 0xff, ..EXT });
+    decides(bench, &ext(bench, value, mask), &[packet(ipv4().ttl(3))], &[packet(ipv4().ttl(4))])
+}
+
+fn ext_flags(bench: &Bench<'_>) -> Outcome {
+    let (value, mask) = (Ipv4ExtMatch { flags: 2, ..EXT }, Ipv4ExtMatch { flags: 2, ..EXT });
+    decides(bench, &ext(bench, value, mask), &[packet(ipv4().ip_flags(2))], &[packet(ipv4().ip_flags(0))])
+}
+
+/// 4 in `enum ib_ipv4_flags`, and 1 in the header.
+fn ext_fragments(bench: &Bench<'_>) -> Outcome {
+    let (value, mask) = (Ipv4ExtMatch { flags: 4, ..EXT }, Ipv4ExtMatch { flags: 4, ..EXT });
+    let misses = [packet(ipv4().ip_flags(2)), packet(ipv4().ip_flags(0))];
+    decides(bench, &ext(bench, value, mask), &[packet(ipv4().ip_flags(1))], &misses)
+}
+
+const V6: Ipv6Match =
+    Ipv6Match { src: [0; 16], dst: [0; 16], flow_label: 0, next_hdr: 0, traffic_class: 0, hop_limit: 0 };
+
+fn six(bench: &Bench<'_>, value: Ipv6Match, mask: Ipv6Match) -> FlowAttr {
+    bench.flow().spec(FlowSpec::Ipv6 { value, mask })
+}
+
+fn is_ipv6(bench: &Bench<'_>) -> Outcome {
+    decides(bench, &six(bench, V6, V6), &[packet(ipv6())], &[udp(1, 2), arp()])
+}
+
+fn ipv6_src(bench: &Bench<'_>) -> Outcome {
+    let (value, mask) = (Ipv6Match { src: v6(1).octets(), ..V6 }, Ipv6Match { src: [0xff; 16], ..V6 });
+    decides(bench, &six(bench, value, mask), &[packet(ipv6())], &[packet(frame().ipv6(v6(3), v6(2)))])
+}
+
+fn ipv6_dst(bench: &Bench<'_>) -> Outcome {
+    let (value, mask) = (Ipv6Match { dst: v6(2).octets(), ..V6 }, Ipv6Match { dst: [0xff; 16], ..V6 });
+    decides(bench, &six(bench, value, mask), &[packet(ipv6())], &[packet(frame().ipv6(v6(1), v6(3)))])
+}
+
+fn flow_label(bench: &Bench<'_>) -> Outcome {
+    let (value, mask) = (Ipv6Match { flow_label: 0x12345, ..V6 }, Ipv6Match { flow_label: 0xf_ffff, ..V6 });
+    let label = |label| packet(ipv6().flow_label(label));
+    decides(bench, &six(bench, value, mask), &[label(0x12345)], &[label(0x12346), label(0)])
+}
+
+fn flow_label_too_large(bench: &Bench<'_>) -> Outcome {
+    let label = Ipv6Match { flow_label: 1 << 20, ..V6 };
+    crate::create_flow::refuse(bench, six(bench, label, label))
+}
+
+fn next_header(bench: &Bench<'_>) -> Outcome {
+    let (value, mask) = (Ipv6Match { next_hdr: 6, ..V6 }, Ipv6Match { next_hdr: 0xff, ..V6 });
+    decides(bench, &six(bench, value, mask), &[ipv6().tcp(1, 2, 2).build()], &[packet(ipv6())])
+}
+
+fn traffic_class(bench: &Bench<'_>) -> Outcome {
+    let (value, mask) = (Ipv6Match { traffic_class: 0xb8, ..V6 }, Ipv6Match { traffic_class: 0xff, ..V6 });
+    decides(bench, &six(bench, value, mask), &[packet(ipv6().tos(0xb8))], &[packet(ipv6())])
+}
+
+fn hop_limit(bench: &Bench<'_>) -> Outcome {
+    let (value, mask) = (Ipv6Match { hop_limit: 3, ..V6 }, Ipv6Match { hop_limit: 0xff, ..V6 });
+    decides(bench, &six(bench, value, mask), &[packet(ipv6().ttl(3))], &[packet(ipv6().ttl(4))])
 }

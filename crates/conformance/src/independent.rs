@@ -1,7 +1,8 @@
-//! What is worked out a second time, from the definitions: the Toeplitz hash, the internet checksum, the frame check
-//! sequence. Slow and short, and nothing of it comes from the crates under test.
+//! The Toeplitz hash, the internet checksum and the frame check sequence, computed from their definitions. Slow and
+//! short; nothing here uses the crates under test.
 
-/// The Toeplitz hash by its definition: for every set bit of the input, the 32 key bits from there on. Keys end in zeros.
+/// The Toeplitz hash by its definition: for every set bit of the input, the 32 key bits from there on. Keys end in
+/// zeros.
 pub fn toeplitz(key: &[u8], input: &[u8]) -> u32 {
     let bit = |bytes: &[u8], i: usize| bytes.get(i / 8).map_or(0, |byte| u32::from(byte >> (7 - i % 8) & 1));
     let mut hash = 0;
@@ -15,9 +16,9 @@ pub fn toeplitz(key: &[u8], input: &[u8]) -> u32 {
 
 /// The internet checksum (RFC 1071) over these pieces, each but the last of even length.
 pub fn internet_checksum(pieces: &[&[u8]]) -> u16 {
-    let words = pieces.iter().flat_map(|piece| piece.chunks(2));
+    let pairs = pieces.iter().flat_map(|piece| piece.chunks(2));
     let mut sum: u32 =
-        words.map(|word| u32::from(word[0]) << 8 | word.get(1).map_or(0, |&low| u32::from(low))).sum();
+        pairs.map(|pair| u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |&low| u32::from(low))).sum();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }

@@ -12,7 +12,7 @@ use conformance::{Bench, Report, Verdict, markdown, run};
 use softnic::Personality;
 use verbs::{Context, DeviceList, PortNumber};
 
-/// Tries every field and enum value of the four verbs, and says what came of it.
+/// Tests every field and enum value of the four verbs and prints the results.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// A device of libibverbs' list, instead of the soft NIC [env: STEERD_TEST_DEVICE].
@@ -22,7 +22,7 @@ struct Arguments {
     #[arg(long, default_value_t = 1)]
     port: u8,
     /// The personality of the soft NIC [default: each in turn]; with --device, whose answers are expected
-    /// [default: by the device's name, or nobody's].
+    /// [default: by the device's name, else none].
     #[arg(long, value_name = "ideal|mlx5|mlx4")]
     personality: Option<Personality>,
     /// Print JSON, a report per device.
@@ -31,7 +31,7 @@ struct Arguments {
     /// Print rows that are as expected, too.
     #[arg(long)]
     verbose: bool,
-    /// Write docs/conformance.md instead of running anything.
+    /// Write docs/reference/conformance.md instead of running anything.
     #[arg(long)]
     write_docs: bool,
 }
@@ -102,5 +102,5 @@ fn print(reports: &[Report], arguments: &Arguments) -> Result<(), Failed> {
 
 /// In the repository this binary was built from.
 fn document() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/conformance.md")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/conformance.md")
 }

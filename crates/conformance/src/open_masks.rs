@@ -1,4 +1,4 @@
-//! Filters of `ibv_create_flow` without a bit in their masks: whether a filter by itself asks for its header.
+//! Filters of `ibv_create_flow` without a bit in their masks: whether an empty filter requires its header.
 
 use packet::IpProtocol;
 use verbs::{EspMatch, EthernetMatch, FlowSpec, GreMatch, MplsMatch, PortMatch};
@@ -9,24 +9,23 @@ use crate::tunnels::{esp_of, gre_of, inside, mpls_of, network, vxlan_of};
 use crate::{Answer, Bench, Case, Expected, Outcome};
 
 const SPEC: &str = "ibv_flow_spec.type";
-const NONSENSE: Answer = Answer::Refused(libc::EINVAL);
 
 pub(crate) fn cases() -> Vec<Case> {
     let protocol = Expected::WORKS.mlx5(Answer::Ignored).because(
         "kernel mlx5 fs.c, `parse_flow_attr`: only `ip_protocol` is set; that a later fragment has one is inferred",
     );
-    let nothing = Expected::WORKS.mlx5(Answer::Ignored).mlx4(NONSENSE).because(
+    let nothing = Expected::WORKS.mlx5(Answer::Ignored).mlx4(Answer::INVALID).because(
         "kernel mlx5 fs.c, `parse_flow_attr`: only fields are set, each with its mask; mlx4 main.c: no tunnels",
     );
-    let fragment = "what has the header comes; a later fragment of the protocol does not";
-    let other = "what has the header comes, nothing else";
+    let fragment = "packets with the header are received; later fragments of the protocol are not";
+    let other = "packets with the header are received, others are not";
     vec![
         case([SPEC, "IBV_FLOW_SPEC_TCP without masks", "verbs::FlowSpec::Tcp", fragment], tcp)
             .expect(protocol),
         case([SPEC, "IBV_FLOW_SPEC_UDP without masks", "verbs::FlowSpec::Udp", fragment], any_port)
             .expect(protocol),
         case([SPEC, "IBV_FLOW_SPEC_GRE without masks", "verbs::FlowSpec::Gre", fragment], gre)
-            .expect(protocol.mlx4(NONSENSE)),
+            .expect(protocol.mlx4(Answer::INVALID)),
         case([SPEC, "IBV_FLOW_SPEC_ESP without masks", "verbs::FlowSpec::Esp", other], esp).expect(nothing),
         case(
             [SPEC, "IBV_FLOW_SPEC_VXLAN_TUNNEL without masks", "verbs::FlowSpec::VxlanTunnel", other],
@@ -40,7 +39,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 SPEC,
                 "IBV_FLOW_SPEC_INNER of IBV_FLOW_SPEC_ETH without masks",
                 "verbs::FlowAttr::inner",
-                "what is in a tunnel with an Ethernet header comes, nothing else",
+                "tunnelled packets with an inner Ethernet header are received, others are not",
             ],
             inner,
         )

@@ -1,14 +1,13 @@
-//! Which of several flows has a packet: priorities, overlap, equal flows, DONT_TRAP.
+//! Which of several flows receives a packet: priorities, overlap, equal flows, DONT_TRAP.
 
-use verbs::{EthernetMatch, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, PortMatch};
+use verbs::{ActionSpec, EthernetMatch, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, PortMatch};
 
 use crate::bench::{OTHER_MAC, to_us, udp};
 use crate::create_flow::{MULTICAST, multicast};
+use crate::endpoints::Receiver;
 use crate::filters::any_ipv4;
-use crate::receiver::Receiver;
 use crate::{Answer, Bench, Case, Expected, Failure, Needs, Outcome, Verb};
 
-const NONSENSE: Answer = Answer::Refused(libc::EINVAL);
 const PRIORITY: &str = "ibv_flow_attr.priority";
 const OFFERED: &str = "verbs::FlowAttr::priority";
 
@@ -23,40 +22,40 @@ pub(crate) fn cases() -> Vec<Case> {
         .mlx5_varies("EOPNOTSUPP without nic_rx_multi_path_tirs (fs_core.c, `fwd_next_prio_supported`)");
     let twice = Expected::WORKS
         .mlx5(Answer::Refused(libc::EEXIST))
-        .mlx4(NONSENSE)
+        .mlx4(Answer::INVALID)
         .because("kernel mlx5 core/fs_core.c, `check_conflicting_ftes`; mlx4 main.c: no actions");
     let never = twice.ideal(Answer::Refused(libc::EEXIST));
     vec![
         case(
             [
                 PRIORITY,
-                "a general flow at 0, a special one at 1",
+                "a general flow at 0, a specific one at 1",
                 OFFERED,
-                "the smaller number has the packet",
+                "the flow with the smaller priority receives the packet",
             ],
             general_first,
         ),
         case(
             [
                 PRIORITY,
-                "a special flow at 0, a general one at 1",
+                "a specific flow at 0, a general one at 1",
                 OFFERED,
-                "what the special one does not match, the general one has",
+                "the general flow receives what the specific one does not match",
             ],
             special_first,
         ),
-        case([PRIORITY, "the first flow goes", OFFERED, "the second has its packets"], falls_back),
+        case([PRIORITY, "the first flow is destroyed", OFFERED, "the second flow receives its packets"], falls_back),
         case(
             [
                 PRIORITY,
-                "as the other way round, in the other order of making",
+                "specific and general, created in the other order",
                 OFFERED,
-                "the number counts, not the order",
+                "the priority decides, not the order of creation",
             ],
             order_of_making,
         ),
         case(
-            [PRIORITY, "equal, and the same match, on two queue pairs", OFFERED, "each has a copy"],
+            [PRIORITY, "equal, and the same match, on two queue pairs", OFFERED, "each receives a copy"],
             replicated,
         ),
         case(
@@ -64,7 +63,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 PRIORITY,
                 "equal, and the same match, with different tags",
                 OFFERED,
-                "each has a copy with its tag",
+                "each receives a copy with its tag",
             ],
             two_tags,
         )
@@ -74,7 +73,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 PRIORITY,
                 "equal, and the same match, DROP beside delivery",
                 OFFERED,
-                "refused: a packet cannot be both",
+                "refused: no packet matches both",
             ],
             drop_and_not,
         )
@@ -85,7 +84,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 PRIORITY,
                 "equal, and the same match, once more on the same queue pair",
                 OFFERED,
-                "one goes, the packets come still",
+                "one flow is destroyed, and the packets are still received",
             ],
             same_again,
         ),
@@ -94,7 +93,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 PRIORITY,
                 "multicast at 0, everything from a sender at 5",
                 OFFERED,
-                "the multicast flow has the packet",
+                "the multicast flow receives the packet",
             ],
             multicast_first,
         )
@@ -108,7 +107,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 flags,
                 "IBV_FLOW_ATTR_FLAGS_DONT_TRAP",
                 dont_trap,
-                "a copy, and the packet goes on to the next flow",
+                "a copy, and the next flow receives the packet too",
             ],
             copies,
         )
@@ -118,7 +117,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 flags,
                 "IBV_FLOW_ATTR_FLAGS_DONT_TRAP at two priorities",
                 dont_trap,
-                "a copy for each, and the packet goes on",
+                "a copy for each, and the next flow receives the packet too",
             ],
             copies_twice,
         )
@@ -128,7 +127,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 flags,
                 "IBV_FLOW_ATTR_FLAGS_DONT_TRAP twice at one priority",
                 dont_trap,
-                "a copy for each that matches",
+                "a copy for each matching flow",
             ],
             copies_at_once,
         )
@@ -141,7 +140,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_flow_attr.type",
                 "IBV_FLOW_ATTR_MC_DEFAULT beside IBV_FLOW_ATTR_ALL_DEFAULT",
                 "verbs::FlowKind::MulticastDefault",
-                "multicast comes to the one that is for it, and not to the other",
+                "the flow on the multicast address receives it, the other does not",
             ],
             both_defaults,
         )
@@ -153,7 +152,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 flags,
                 "IBV_FLOW_ATTR_FLAGS_DONT_TRAP behind a flow that takes",
                 dont_trap,
-                "no copy: what is taken comes no further",
+                "no copy: the first flow takes the packet",
             ],
             taken_before,
         )
@@ -162,7 +161,7 @@ pub(crate) fn cases() -> Vec<Case> {
 }
 
 /// To the bench's address, IPv4, UDP from anywhere to a port.
-fn special(bench: &Bench<'_>) -> FlowAttr {
+fn specific(bench: &Bench<'_>) -> FlowAttr {
     let port = |dst_port| PortMatch { src_port: 0, dst_port };
     bench.flow().spec(any_ipv4()).spec(FlowSpec::Udp { value: port(7), mask: port(0xffff) })
 }
@@ -190,17 +189,17 @@ fn both() -> Vec<Vec<u8>> {
 }
 
 fn general_first(bench: &Bench<'_>) -> Outcome {
-    let attrs = [general(bench).priority(0), special(bench).priority(1)];
+    let attrs = [general(bench).priority(0), specific(bench).priority(1)];
     expect(counts(bench, attrs, &both())?, [2, 0])
 }
 
 fn special_first(bench: &Bench<'_>) -> Outcome {
-    let attrs = [special(bench).priority(0), general(bench).priority(1)];
+    let attrs = [specific(bench).priority(0), general(bench).priority(1)];
     expect(counts(bench, attrs, &both())?, [1, 1])
 }
 
 fn order_of_making(bench: &Bench<'_>) -> Outcome {
-    let attrs = [general(bench).priority(1), special(bench).priority(0)];
+    let attrs = [general(bench).priority(1), specific(bench).priority(0)];
     expect(counts(bench, attrs, &both())?, [1, 1])
 }
 
@@ -215,11 +214,11 @@ fn falls_back(bench: &Bench<'_>) -> Outcome {
 }
 
 fn replicated(bench: &Bench<'_>) -> Outcome {
-    expect(counts(bench, [special(bench), special(bench)], &both())?, [1, 1])
+    expect(counts(bench, [specific(bench), specific(bench)], &both())?, [1, 1])
 }
 
 fn tagged(bench: &Bench<'_>, tag: u32) -> FlowAttr {
-    special(bench).spec(FlowSpec::Tag(FlowTag(tag)))
+    specific(bench).action(ActionSpec::Tag(FlowTag(tag)))
 }
 
 fn two_tags(bench: &Bench<'_>) -> Outcome {
@@ -235,16 +234,16 @@ fn two_tags(bench: &Bench<'_>) -> Outcome {
 
 fn drop_and_not(bench: &Bench<'_>) -> Outcome {
     let receiver = Receiver::new(bench)?;
-    let _flow = receiver.flow(&special(bench))?;
-    drop(receiver.flow(&special(bench).spec(FlowSpec::Drop))?);
+    let _flow = receiver.flow(&specific(bench))?;
+    drop(receiver.flow(&specific(bench).action(ActionSpec::Drop))?);
     Ok(())
 }
 
 fn same_again(bench: &Bench<'_>) -> Outcome {
     let mut receiver = Receiver::new(bench)?;
     let target = receiver.target()?;
-    let first = Flow::create(&target, &special(bench))?;
-    let _second = Flow::create(&target, &special(bench))?;
+    let first = Flow::create(&target, &specific(bench))?;
+    let _second = Flow::create(&target, &specific(bench))?;
     drop(first);
     bench.deliver(both());
     let count = receiver.frames()?.len();
@@ -272,14 +271,14 @@ fn multicast_first(bench: &Bench<'_>) -> Outcome {
 }
 
 fn copies(bench: &Bench<'_>) -> Outcome {
-    let attrs = [special(bench).dont_trap(true), general(bench).priority(1)];
+    let attrs = [specific(bench).dont_trap(true), general(bench).priority(1)];
     expect(counts(bench, attrs, &both())?, [1, 2])
 }
 
 fn copies_twice(bench: &Bench<'_>) -> Outcome {
     let mut receivers = [Receiver::new(bench)?, Receiver::new(bench)?, Receiver::new(bench)?];
     let _flows = [
-        receivers[0].flow(&special(bench).dont_trap(true))?,
+        receivers[0].flow(&specific(bench).dont_trap(true))?,
         receivers[1].flow(&general(bench).dont_trap(true).priority(1))?,
         receivers[2].flow(&general(bench).priority(2))?,
     ];
@@ -294,7 +293,7 @@ fn copies_twice(bench: &Bench<'_>) -> Outcome {
 
 /// Of two flows that both match a packet, whichever the device asks first has the only copy.
 fn copies_at_once(bench: &Bench<'_>) -> Outcome {
-    let attrs = [special(bench).dont_trap(true), general(bench).dont_trap(true)];
+    let attrs = [specific(bench).dont_trap(true), general(bench).dont_trap(true)];
     match counts(bench, attrs, &both())? {
         [1, 2] => Ok(()),
         [1, 1] | [0, 2] => Err(Failure::Ignored),

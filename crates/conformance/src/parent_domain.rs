@@ -1,4 +1,4 @@
-//! `ibv_alloc_parent_domain` and `ibv_alloc_td`: whose memory queues live in.
+//! `ibv_alloc_parent_domain` and `ibv_alloc_td`: the memory of queues.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,7 +9,7 @@ use verbs::{
 };
 
 use crate::bench::{udp, unprepared};
-use crate::receiver::Receiver;
+use crate::endpoints::Receiver;
 use crate::{Answer, Bench, Case, Expected, Failure, Needs, Outcome, Verb};
 
 /// More than the queues of any case take.
@@ -25,22 +25,30 @@ pub(crate) fn cases() -> Vec<Case> {
     let new = "verbs::ParentDomain::new";
     let allocate = "verbs::DomainAllocator::allocate";
     vec![
-        case(["ibv_parent_domain_init_attr.pd", "a protection domain", new, "queues are made in it"], plain),
         case(
-            ["ibv_td_init_attr.comp_mask", "0", "verbs::ThreadDomain::new", "one is made and let go"],
+            ["ibv_parent_domain_init_attr.pd", "a protection domain", new, "queues are created in it"],
+            plain,
+        ),
+        case(
+            [
+                "ibv_td_init_attr.comp_mask",
+                "0",
+                "verbs::ThreadDomain::new",
+                "the object is created and destroyed",
+            ],
             thread,
         ),
         case(
-            ["ibv_parent_domain_init_attr.td", "a thread domain", new, "queues are made under it"],
+            ["ibv_parent_domain_init_attr.td", "a thread domain", new, "queues are created in it"],
             threaded,
         ),
-        case(["ibv_parent_domain_init_attr.td", "NULL", new, "queues are made without one"], plain),
+        case(["ibv_parent_domain_init_attr.td", "NULL", new, "queues are created without one"], plain),
         case(
             [
                 "ibv_parent_domain_init_attr.comp_mask",
                 "IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS",
                 allocate,
-                "the allocator is asked for queue memory",
+                "the driver takes queue memory from the allocator",
             ],
             asked,
         ),
@@ -49,7 +57,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_parent_domain_init_attr.pd_context",
                 "IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT",
                 "verbs::DomainAllocator",
-                "each of two domains asks its own allocator",
+                "each of two domains uses its own allocator",
             ],
             context_comes_back,
         ),
@@ -58,7 +66,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_parent_domain_init_attr.alloc",
                 "size",
                 "verbs::AllocationRequest::bytes",
-                "it grows with the queue",
+                "the requested size grows with the queue",
             ],
             sizes,
         ),
@@ -76,7 +84,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_parent_domain_init_attr.alloc",
                 "resource_type",
                 "verbs::AllocationRequest::resource_type",
-                "completion queue, work queue and queue pair are told apart, under one driver id",
+                "completion queue, work queue and queue pair differ in type, with the same driver id",
             ],
             resource_types,
         ),
@@ -94,7 +102,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_parent_domain_init_attr.alloc",
                 "NULL: a completion queue",
                 "verbs::Allocation::Refused",
-                "the queue is not made: ENOMEM",
+                "the queue is not created: ENOMEM",
             ],
             refuse_cq,
         )
@@ -104,7 +112,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_parent_domain_init_attr.alloc",
                 "NULL: a work queue",
                 "verbs::Allocation::Refused",
-                "the queue is not made: ENOMEM",
+                "the queue is not created: ENOMEM",
             ],
             refuse_wq,
         )
@@ -114,7 +122,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_parent_domain_init_attr.alloc",
                 "NULL: a queue pair",
                 "verbs::Allocation::Refused",
-                "the queue pair is not made: ENOMEM",
+                "the queue pair is not created: ENOMEM",
             ],
             refuse_qp,
         )
@@ -124,7 +132,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_parent_domain_init_attr.free",
                 "each queue",
                 "verbs::ParentDomain::outstanding_allocations",
-                "all that was given comes back, once, when the queue goes",
+                "all memory is returned, once, when the queue is destroyed",
             ],
             freed,
         ),
@@ -133,7 +141,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 "ibv_parent_domain_init_attr.pd",
                 "raw packets received in its memory",
                 "verbs::CompletionQueueBuilder::domain",
-                "a packet comes through queues that live in the allocator's memory",
+                "a packet is received through queues in the allocator's memory",
             ],
             traffic,
         )
@@ -141,9 +149,9 @@ pub(crate) fn cases() -> Vec<Case> {
         case(
             [
                 "ibv_parent_domain_init_attr.pd",
-                "in use when let go of (EBUSY in C)",
+                "destroyed while in use (EBUSY in C)",
                 "verbs::Domain",
-                "a queue keeps its domain: memory stays given until the queue goes",
+                "a queue keeps its domain: memory is not returned until the queue is destroyed",
             ],
             kept,
         ),
@@ -313,7 +321,7 @@ fn use_default(bench: &Bench<'_>) -> Outcome {
     let watched = Watched::new(bench, Give::Default)?;
     let cq = watched.completion_queue(bench, 64)?;
     queues_in(&watched.domain(), &cq)?;
-    ensure!(!watched.asked().is_empty(), "nobody asked");
+    ensure!(!watched.asked().is_empty(), "the allocator was not called");
     ensure!(watched.domain.outstanding_allocations() == 0, "something was given");
     Ok(())
 }

@@ -1,6 +1,4 @@
-//! Runs cases and says what was seen: rows for people and for programs.
-//!
-//! Called by the binaries and by the tests.
+//! Runs cases and reports the results, as text or for serialisation.
 
 use std::sync::Arc;
 
@@ -8,39 +6,39 @@ use serde::Serialize;
 use softnic::Personality;
 use verbs::{Context, PortNumber};
 
-use crate::expected::errno_name;
+use crate::case::errno_name;
 use crate::{Answer, Bench, Case, Failure, Needs, Outcome, cases};
 
-/// What became of a case.
+/// The result of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// As expected; where nothing is expected, the device answered one way or the other.
+    /// As expected. Without an expectation: the device did what was asked, ignored it or refused it.
     Ok,
-    /// Otherwise than expected, or not what the device had promised.
+    /// Not as expected, or the device accepted the request and did something else.
     Mismatch,
-    /// Not tried.
+    /// Not run.
     NotRun,
 }
 
 /// A case that was run.
 #[derive(Clone, Debug, Serialize)]
-#[allow(missing_docs)] // the fields of `Case`, in words
+#[allow(missing_docs)] // the fields of `Case`, as text
 pub struct Row {
     pub verb: String,
     pub field: &'static str,
     pub value: &'static str,
     pub offered: &'static str,
     pub shows: &'static str,
-    /// What is expected; absent where the device is of no known kind.
+    /// The expected answer; absent for a device of unknown kind.
     pub expected: Option<String>,
     pub seen: String,
     pub verdict: Verdict,
-    /// Where it comes from that somebody refuses.
+    /// The source of the expectation.
     pub source: &'static str,
 }
 
-/// Everything that was seen of a device.
+/// The results of a device.
 #[derive(Clone, Debug, Serialize)]
 #[allow(missing_docs)]
 pub struct Report {
@@ -50,12 +48,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// How many rows came out so.
+    /// The number of rows with this verdict.
     pub fn count(&self, verdict: Verdict) -> usize {
         self.rows.iter().filter(|row| row.verdict == verdict).count()
     }
 
-    /// The rows in columns, those that are as expected only if asked for, and the summary.
+    /// A line for each row and the summary. Rows that are as expected are included only if `verbose`.
     pub fn text(&self, verbose: bool) -> String {
         let mut text = String::new();
         for row in self.rows.iter().filter(|row| verbose || row.verdict != Verdict::Ok) {
@@ -87,7 +85,7 @@ impl Report {
     }
 }
 
-/// Holds what was seen against what is expected, if anything is.
+/// Compares an outcome with the expected answer, if there is one.
 pub fn judge(outcome: &Outcome, expected: Option<Answer>) -> (Verdict, String) {
     let (answer, seen) = match outcome {
         Ok(()) => (Answer::Works, Answer::Works.to_string()),
@@ -107,8 +105,7 @@ pub fn judge(outcome: &Outcome, expected: Option<Answer>) -> (Verdict, String) {
     }
 }
 
-/// Runs the cases that `wanted` takes. Without a personality nothing is expected: what a device refuses is told, not
-/// judged.
+/// Runs the cases that `wanted` selects. Without a personality there are no expectations: refusals are reported only.
 pub fn run(bench: &Bench<'_>, personality: Option<Personality>, wanted: impl Fn(&Case) -> bool) -> Report {
     let rows = cases().iter().filter(|case| wanted(case)).map(|case| row(bench, personality, case)).collect();
     Report { device: bench.context.name().into(), port: bench.port.0, rows }
@@ -135,7 +132,8 @@ fn row(bench: &Bench<'_>, personality: Option<Personality>, case: &Case) -> Row 
     }
 }
 
-/// Tries what disturbs nobody: makes objects and lets them go at once; flows are for an address that nobody has.
+/// Runs the cases that do not affect other users: they create objects and destroy them at once, and flows match an
+/// unused address.
 ///
 /// # Errors
 /// The device cannot be queried.
@@ -161,6 +159,6 @@ mod tests {
         assert_eq!(judge(&Err(Failure::Ignored), works).0, Verdict::Mismatch);
         assert_eq!(judge(&no(libc::ENOMEM), None).0, Verdict::Ok, "nothing is expected");
         let differs = Err(Failure::Differs("so".into()));
-        assert_eq!(judge(&differs, None).0, Verdict::Mismatch, "it took what it does not do");
+        assert_eq!(judge(&differs, None).0, Verdict::Mismatch, "accepted, but something else was done");
     }
 }

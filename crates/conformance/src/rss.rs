@@ -1,4 +1,5 @@
-//! Receive side scaling: `rwq_ind_tbl` and `rx_hash_conf` of `ibv_create_qp_ex`, against a hash that is worked out here.
+//! Receive side scaling: `rwq_ind_tbl` and `rx_hash_conf` of `ibv_create_qp_ex`, compared with a hash computed in this
+//! crate.
 
 use std::sync::Arc;
 
@@ -9,12 +10,10 @@ use verbs::{
 };
 
 use crate::bench::{frame, ipv4, unprepared};
+use crate::endpoints::{KEY, Receiver};
 use crate::independent::toeplitz;
-use crate::receiver::{KEY, Receiver};
 use crate::{Answer, Bench, Case, Expected, Failure, Needs, Outcome, Verb};
 
-const NOT_THERE: Answer = Answer::Refused(libc::EOPNOTSUPP);
-const NONSENSE: Answer = Answer::Refused(libc::EINVAL);
 /// Queues that are hashed to.
 const QUEUES: usize = 4;
 
@@ -22,13 +21,13 @@ const F: &str = "ibv_rx_hash_conf.rx_hash_fields_mask";
 
 /// Source only with destination, ports only with addresses.
 const WHOLE: Expected = Expected::WORKS
-    .mlx4(NOT_THERE)
+    .mlx4(Answer::UNSUPPORTED)
     .because("kernel mlx4 qp.c, `set_qp_rss`: source with destination, ports with addresses");
 /// One family, one transport.
 const ONE: Expected = Expected::WORKS
-    .mlx5(NONSENSE)
+    .mlx5(Answer::INVALID)
     .because("kernel mlx5 qp.c, `create_rss_raw_qp_tir`: one family, one transport");
-const NEITHER: Expected = Expected::WORKS.mlx5(NONSENSE).mlx4(NOT_THERE);
+const NEITHER: Expected = Expected::WORKS.mlx5(Answer::INVALID).mlx4(Answer::UNSUPPORTED);
 
 pub(crate) fn cases() -> Vec<Case> {
     let mut all = objects();
@@ -40,25 +39,25 @@ fn objects() -> Vec<Case> {
     let table = |row, run| Case::new(Verb::RxHash, row, run);
     let new = "verbs::IndirectionTable::new";
     vec![
-        table(["ibv_rwq_ind_table_init_attr.log_ind_tbl_size", "0 to 3", new, "a table of each size is made"], table_sizes),
+        table(["ibv_rwq_ind_table_init_attr.log_ind_tbl_size", "0 to 3", new, "a table of each size is created"], table_sizes),
         table(["ibv_rwq_ind_table_init_attr.log_ind_tbl_size", "the device's largest", new, "a table of rss_caps.max_rwq_indirection_table_size entries"], largest_table),
         table(["ibv_rwq_ind_table_init_attr.log_ind_tbl_size", "one more than the device's largest", new, "refused"], beyond_largest)
             .expect(Expected::refused(libc::EINVAL, "ibv_create_rwq_ind_table(3); kernel mlx5 qp.c, `mlx5_ib_create_rwq_ind_table`, mlx4 qp.c: max_rss_tbl_sz")),
-        table(["ibv_rwq_ind_table_init_attr.ind_tbl", "the same queue in several places", new, "weights: the queue has so many entries"], repeated)
-            .expect(Expected::WORKS.mlx4(NONSENSE).because("kernel mlx4 qp.c, `mlx4_ib_create_rwq_ind_table`: consecutive queues only")),
-        table(["ibv_rwq_ind_table_init_attr.ind_tbl", "the low bits of the hash choose the entry", new, "each of four queues gets what the hash says"], field::<{ HashFields::from_bits_retain(3).bits() }>).needs(Needs::Frames),
-        table(["ibv_qp_init_attr_ex.rwq_ind_tbl", "IBV_QP_INIT_ATTR_IND_TABLE", "verbs::RssQueuePair::builder", "a queue pair over a table is made"], made),
-        table(["ibv_qp_init_attr_ex.rx_hash_conf", "IBV_QP_INIT_ATTR_RX_HASH", "verbs::RssQueuePairBuilder::hash", "with a hash"], made),
-        table(["ibv_rx_hash_conf.rx_hash_function", "IBV_RX_HASH_FUNC_TOEPLITZ", "verbs::HashFunction::Toeplitz", "the function of the verification vectors"], vectors).needs(Needs::Frames),
-        table(["ibv_rx_hash_conf.rx_hash_function", "2", "verbs::HashFunction::Unknown", "no such function"], other_function)
-            .expect(Expected::all(NOT_THERE).ideal(NONSENSE).because("kernel mlx5 qp.c, `create_rss_raw_qp_tir`; mlx4 qp.c, `set_qp_rss`")),
-        table(["ibv_rx_hash_conf.rx_hash_key_len", "40", "verbs::HASH_KEY_BYTES", "it is made"], made),
+        table(["ibv_rwq_ind_table_init_attr.ind_tbl", "the same queue in several places", new, "weights: the queue fills several entries"], repeated)
+            .expect(Expected::WORKS.mlx4(Answer::INVALID).because("kernel mlx4 qp.c, `mlx4_ib_create_rwq_ind_table`: consecutive queues only")),
+        table(["ibv_rwq_ind_table_init_attr.ind_tbl", "the low bits of the hash choose the entry", new, "each of four queues receives the packets of its hashes"], field::<{ HashFields::from_bits_retain(3).bits() }>).needs(Needs::Frames),
+        table(["ibv_qp_init_attr_ex.rwq_ind_tbl", "IBV_QP_INIT_ATTR_IND_TABLE", "verbs::RssQueuePair::builder", "a queue pair over a table is created"], made),
+        table(["ibv_qp_init_attr_ex.rx_hash_conf", "IBV_QP_INIT_ATTR_RX_HASH", "verbs::RssQueuePairBuilder::hash", "a queue pair with a hash is created"], made),
+        table(["ibv_rx_hash_conf.rx_hash_function", "IBV_RX_HASH_FUNC_TOEPLITZ", "verbs::HashFunction::Toeplitz", "the function of Microsoft's verification vectors"], vectors).needs(Needs::Frames),
+        table(["ibv_rx_hash_conf.rx_hash_function", "2", "verbs::HashFunction::Unknown", "refused"], other_function)
+            .expect(Expected::all(Answer::UNSUPPORTED).ideal(Answer::INVALID).because("kernel mlx5 qp.c, `create_rss_raw_qp_tir`; mlx4 qp.c, `set_qp_rss`")),
+        table(["ibv_rx_hash_conf.rx_hash_key_len", "40", "verbs::HASH_KEY_BYTES", "the object is created"], made),
         table(["ibv_rx_hash_conf.rx_hash_key_len", "16", "verbs::RssQueuePairBuilder::key", "refused"], short_key)
-            .expect(Expected::all(NONSENSE).mlx4(NOT_THERE).because("kernel mlx5 qp.c: 40 bytes; rdma-core mlx4 verbs.c, `mlx4_cmd_create_qp_ex_rss`")),
-        table(["ibv_rx_hash_conf.rx_hash_key", "another key", "verbs::RssQueuePairBuilder::key", "another hash, which is that of this key"], other_key).needs(Needs::Frames),
-        table(["ibv_qp_init_attr_ex.create_flags", "IBV_QP_CREATE_CVLAN_STRIPPING on an RSS queue pair", "verbs::RssQueuePairBuilder::flags", "refused: its work queues have that"], flags)
-            .expect(Expected::all(NONSENSE).mlx4(NOT_THERE).because("kernel mlx5 qp.c, `create_rss_raw_qp_tir`; mlx4 qp.c, `_mlx4_ib_create_qp_rss`")),
-        table(["ibv_qp_init_attr_ex.rwq_ind_tbl", "a table in use when let go of (EBUSY in C)", "verbs::RssQueuePair", "the queue pair keeps it, and delivers on"], kept).needs(Needs::Frames),
+            .expect(Expected::all(Answer::INVALID).mlx4(Answer::UNSUPPORTED).because("kernel mlx5 qp.c: 40 bytes; rdma-core mlx4 verbs.c, `mlx4_cmd_create_qp_ex_rss`")),
+        table(["ibv_rx_hash_conf.rx_hash_key", "another key", "verbs::RssQueuePairBuilder::key", "a different hash, that of this key"], other_key).needs(Needs::Frames),
+        table(["ibv_qp_init_attr_ex.create_flags", "IBV_QP_CREATE_CVLAN_STRIPPING on an RSS queue pair", "verbs::RssQueuePairBuilder::flags", "refused: work queues have this setting"], flags)
+            .expect(Expected::all(Answer::INVALID).mlx4(Answer::UNSUPPORTED).because("kernel mlx5 qp.c, `create_rss_raw_qp_tir`; mlx4 qp.c, `_mlx4_ib_create_qp_rss`")),
+        table(["ibv_qp_init_attr_ex.rwq_ind_tbl", "a table destroyed while in use (EBUSY in C)", "verbs::RssQueuePair", "the queue pair keeps it and continues to receive"], kept).needs(Needs::Frames),
     ]
 }
 
@@ -95,10 +94,10 @@ fn fields() -> Vec<Case> {
         set::<0xff>("all eight", SOME, ONE),
         set::<{ SRC_TCP | DST_TCP | SRC_UDP | DST_UDP }>("ports alone", SOME, NEITHER.because("as the rows above: one transport; ports with addresses")),
         set::<SPI>("IBV_RX_HASH_IPSEC_SPI", "verbs::HashFields::IPSEC_SPI",
-            Expected::WORKS.mlx5(NOT_THERE).mlx4(NOT_THERE).mlx5_varies("the firmware decides, with an errno of its own").because("kernel mlx5 qp.c, `create_rss_raw_qp_tir`: passed on without a check; mlx4 qp.c, `set_qp_rss`: unknown bits")),
+            Expected::WORKS.mlx5(Answer::UNSUPPORTED).mlx4(Answer::UNSUPPORTED).mlx5_varies("the firmware decides, with an errno of its own").because("kernel mlx5 qp.c, `create_rss_raw_qp_tir`: passed on without a check; mlx4 qp.c, `set_qp_rss`: unknown bits")),
         set::<{ INNER | SRC4 | DST4 }>("IBV_RX_HASH_INNER", "verbs::HashFields::INNER",
-            Expected::WORKS.mlx5(NOT_THERE).mlx4(NOT_THERE).because("kernel mlx5 qp.c: needs MLX5_QP_FLAG_TUNNEL_OFFLOADS, which only mlx5dv sets; mlx4 qp.c: unknown bits")),
-        Case::new(Verb::RxHash, [F, "0 with a table of one", SOME, "everything to the one queue"], none).needs(Needs::Frames),
+            Expected::WORKS.mlx5(Answer::UNSUPPORTED).mlx4(Answer::UNSUPPORTED).because("kernel mlx5 qp.c: needs MLX5_QP_FLAG_TUNNEL_OFFLOADS, which only mlx5dv sets; mlx4 qp.c: unknown bits")),
+        Case::new(Verb::RxHash, [F, "0 with a table of one", SOME, "all packets arrive at the one queue"], none).needs(Needs::Frames),
         Case::new(Verb::RxHash, [F, "0 with a table of two", SOME, "refused"], none_of_two)
             .expect(Expected::refused(libc::EINVAL, "kernel mlx5 qp.c: no fields only with a table of one")),
     ]
@@ -107,7 +106,7 @@ fn fields() -> Vec<Case> {
 const fn set<const BITS: u64>(value: &'static str, offered: &'static str, expected: Expected) -> Case {
     Case::new(
         Verb::RxHash,
-        [F, value, offered, "each packet comes to the queue of the hash worked out here"],
+        [F, value, offered, "each packet arrives at the queue of the hash computed by the suite"],
         field::<BITS>,
     )
     .needs(Needs::Frames)
@@ -205,7 +204,7 @@ fn of_each_kind(i: u8, fields: u64) -> Vec<Sample> {
     ]
 }
 
-/// Sends the samples, and looks for each where its hash says.
+/// Sends the samples, and expects each in the queue of its hash.
 fn spread(bench: &Bench<'_>, key: &[u8; 40], fields: u64) -> Outcome {
     let mut spread = Spread::over(bench, QUEUES)?;
     let pair = spread.pair(bench, key, HashFields::from_bits_retain(fields))?;
@@ -217,7 +216,10 @@ fn spread(bench: &Bench<'_>, key: &[u8; 40], fields: u64) -> Outcome {
         for (index, receiver) in spread.receivers.iter_mut().enumerate() {
             let came = receiver.frames()?.len();
             let wanted = usize::from(index == expected);
-            ensure!(came == wanted, "{came} packets in queue {index}; the hash {hash:#010x} says {expected}");
+            ensure!(
+                came == wanted,
+                "{came} packets in queue {index}; the hash {hash:#010x} selects {expected}"
+            );
         }
     }
     Ok(())
@@ -283,7 +285,7 @@ fn table_sizes(bench: &Bench<'_>) -> Outcome {
     Ok(())
 }
 
-/// Queues that a table is tried with where one queue cannot stand in several places.
+/// Queues for tables of devices that take each queue once.
 const MAX_OWN_QUEUES: usize = 1024;
 
 /// A table over one queue; where queues must be consecutive, over as many as there are entries.
@@ -300,7 +302,7 @@ fn table_of(bench: &Bench<'_>, entries: usize) -> Outcome {
     if entries > MAX_OWN_QUEUES {
         return Err(refused.into());
     }
-    // More than are needed, since numbers that others have lie between.
+    // More than needed: other processes may hold numbers in between.
     let mut queues = (0..2 * entries).map(|_| queue()).collect::<Result<Vec<_>, _>>()?;
     queues.sort_by_key(|queue| queue.number());
     let consecutive = |run: &&[Arc<verbs::WorkQueue>]| {
@@ -313,7 +315,7 @@ fn table_of(bench: &Bench<'_>, entries: usize) -> Outcome {
 
 fn largest_table(bench: &Bench<'_>) -> Outcome {
     let entries = bench.attributes.rss_caps.max_table_size;
-    ensure!(entries > 0, "the device says 0");
+    ensure!(entries > 0, "the device reports 0");
     table_of(bench, entries as usize)
 }
 

@@ -1,4 +1,4 @@
-//! The filters of `ibv_create_flow` about tunnels, and about the packet inside one.
+//! Filters of `ibv_create_flow` on tunnel headers and on the inner packet.
 
 use packet::EtherType;
 use packet::build::{FrameBuilder, label_stack, mpls_label};
@@ -12,15 +12,14 @@ use crate::create_flow::refuse;
 use crate::filters::{any_ipv4, any_ipv6, any_udp, decides};
 use crate::{Answer, Bench, Case, Expected, Needs, Outcome, Verb};
 
-const NONSENSE: Answer = Answer::Refused(libc::EINVAL);
-const NOT_THERE: Answer = Answer::Refused(libc::EOPNOTSUPP);
 const SPEC: &str = "ibv_flow_spec.type";
 
 pub(crate) fn cases() -> Vec<Case> {
-    let none = Expected::WORKS.mlx4(NONSENSE).because("kernel mlx4 main.c, `parse_flow_attr`: no tunnels");
-    let not_mlx5 = none.mlx5(NOT_THERE).because("kernel mlx5 fs.c, `parse_flow_attr`: `esp.mask.seq`, `gre.mask.c_ks_res0_ver`; mlx4 main.c: no tunnels");
+    let none =
+        Expected::WORKS.mlx4(Answer::INVALID).because("kernel mlx4 main.c, `parse_flow_attr`: no tunnels");
+    let not_mlx5 = none.mlx5(Answer::UNSUPPORTED).because("kernel mlx5 fs.c, `parse_flow_attr`: `esp.mask.seq`, `gre.mask.c_ks_res0_ver`; mlx4 main.c: no tunnels");
     let case = |row, run| Case::new(Verb::CreateFlow, row, run).needs(Needs::Frames).expect(none);
-    let says = "what has it comes, nothing else";
+    let matched = "packets with the value are received, others are not";
     let inner = |value, offered, run| {
         case([SPEC, value, offered, "what has it inside comes; not outside, not another"], run)
     };
@@ -28,35 +27,34 @@ pub(crate) fn cases() -> Vec<Case> {
         Case::new(Verb::CreateFlow, row, run).expect(Expected::refused(errno, source))
     };
     vec![
-        case([SPEC, "IBV_FLOW_SPEC_ESP", "verbs::FlowSpec::Esp", "ESP comes, nothing else"], esp),
-        case(["ibv_flow_esp_filter.spi", "4", "verbs::EspMatch::spi", says], esp),
-        case(["ibv_flow_esp_filter.seq", "9", "verbs::EspMatch::seq", says], esp_sequence).expect(not_mlx5),
-        case([SPEC, "IBV_FLOW_SPEC_VXLAN_TUNNEL", "verbs::FlowSpec::VxlanTunnel", says], vxlan),
-        case(["ibv_flow_tunnel_filter.tunnel_id", "77", "verbs::VxlanMatch::vni", says], vxlan),
+        case([SPEC, "IBV_FLOW_SPEC_ESP", "verbs::FlowSpec::Esp", "only ESP is received"], esp),
+        case(["ibv_flow_esp_filter.spi", "4", "verbs::EspMatch::spi", matched], esp),
+        case(["ibv_flow_esp_filter.seq", "9", "verbs::EspMatch::seq", matched], esp_sequence)
+            .expect(not_mlx5),
+        case([SPEC, "IBV_FLOW_SPEC_VXLAN_TUNNEL", "verbs::FlowSpec::VxlanTunnel", matched], vxlan),
+        case(["ibv_flow_tunnel_filter.tunnel_id", "77", "verbs::VxlanMatch::vni", matched], vxlan),
         refused(
             ["ibv_flow_tunnel_filter.tunnel_id", "more than 24 bits", "verbs::VxlanMatch::vni", "refused"],
             vni_too_large,
             libc::EINVAL,
             "kernel uverbs_cmd.c: tunnel_id beyond 24 bits",
         ),
-        case([SPEC, "IBV_FLOW_SPEC_GRE", "verbs::FlowSpec::Gre", "GRE comes, nothing else"], gre),
+        case([SPEC, "IBV_FLOW_SPEC_GRE", "verbs::FlowSpec::Gre", "only GRE is received"], gre),
         case(
-            ["ibv_flow_gre_filter.c_ks_res0_ver", "the key flag", "verbs::GreMatch::c_ks_res0_ver", says],
+            ["ibv_flow_gre_filter.c_ks_res0_ver", "the key flag", "verbs::GreMatch::c_ks_res0_ver", matched],
             gre_flags,
         )
         .expect(not_mlx5),
-        case(["ibv_flow_gre_filter.protocol", "0x0800", "verbs::GreMatch::protocol", says], gre_protocol),
-        case(["ibv_flow_gre_filter.key", "5", "verbs::GreMatch::key", says], gre_key),
-        case([SPEC, "IBV_FLOW_SPEC_MPLS", "verbs::FlowSpec::Mpls", says], mpls),
-        case(["ibv_flow_mpls_filter.label", "label 9", "verbs::MplsMatch::label", says], mpls),
-        case(["ibv_flow_mpls_filter.label", "traffic class 5", "verbs::MplsMatch::label", says], mpls_class),
+        case(["ibv_flow_gre_filter.protocol", "0x0800", "verbs::GreMatch::protocol", matched], gre_protocol),
+        case(["ibv_flow_gre_filter.key", "5", "verbs::GreMatch::key", matched], gre_key),
+        case([SPEC, "IBV_FLOW_SPEC_MPLS", "verbs::FlowSpec::Mpls", matched], mpls),
+        case(["ibv_flow_mpls_filter.label", "label 9", "verbs::MplsMatch::label", matched], mpls),
         case(
-            [
-                SPEC,
-                "IBV_FLOW_SPEC_INNER",
-                "verbs::FlowAttr::inner",
-                "the same filter, about the packet inside",
-            ],
+            ["ibv_flow_mpls_filter.label", "traffic class 5", "verbs::MplsMatch::label", matched],
+            mpls_class,
+        ),
+        case(
+            [SPEC, "IBV_FLOW_SPEC_INNER", "verbs::FlowAttr::inner", "the same filter on the inner packet"],
             inner_udp,
         ),
         inner("IBV_FLOW_SPEC_ETH | IBV_FLOW_SPEC_INNER", "verbs::FlowAttr::inner", inner_eth),
@@ -117,7 +115,7 @@ fn esp_sequence(bench: &Bench<'_>) -> Outcome {
     decides(bench, &attr, &[esp_of(4, 9)], &[esp_of(9, 4)])
 }
 
-/// Through UDP to the port of VXLAN, whatever its network.
+/// UDP to the port of VXLAN, any network.
 fn to_vxlan(bench: &Bench<'_>) -> FlowAttr {
     let port = |dst_port| PortMatch { src_port: 0, dst_port };
     bench.flow().spec(any_ipv4()).spec(FlowSpec::Udp { value: port(4789), mask: port(0xffff) })

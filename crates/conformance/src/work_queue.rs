@@ -5,48 +5,48 @@ use verbs::{
 };
 
 use crate::bench::{frame, udp, unprepared};
+use crate::endpoints::{FRAMES, Receiver};
 use crate::independent::frame_check_sequence;
-use crate::receiver::{FRAMES, Receiver};
 use crate::{Answer, Bench, Case, Expected, Failure, Needs, Outcome, Verb};
 
-const NOT_THERE: Answer = Answer::Refused(libc::EOPNOTSUPP);
 const FLAGS: &str = "ibv_wq_init_attr.create_flags";
 
 pub(crate) fn cases() -> Vec<Case> {
     let case = |row, run| Case::new(Verb::CreateWq, row, run);
-    let mlx4 =
-        Expected::WORKS.mlx4(NOT_THERE).because("kernel mlx4 qp.c, `mlx4_ib_create_wq`: only SCATTER_FCS");
-    let fixed = Expected::all(NOT_THERE).mlx5(Answer::Ignored).because(
+    let mlx4 = Expected::WORKS
+        .mlx4(Answer::UNSUPPORTED)
+        .because("kernel mlx4 qp.c, `mlx4_ib_create_wq`: only SCATTER_FCS");
+    let fixed = Expected::all(Answer::UNSUPPORTED).mlx5(Answer::Ignored).because(
         "kernel mlx5 qp.c, `mlx5_ib_modify_wq`: looks at two other flags; mlx4 qp.c, `mlx4_ib_modify_wq`: no flags",
     );
     let attr = "ibv_wq_attr.wq_state";
     vec![
-        case(["ibv_wq_init_attr.wq_context", "0xbeef", "verbs::WorkQueueBuilder::token", "it is made"], token),
-        case(["ibv_wq_init_attr.max_wr", "20", "verbs::WorkQueueBuilder::max_receives", "at least so many"], max_receives),
+        case(["ibv_wq_init_attr.wq_context", "0xbeef", "verbs::WorkQueueBuilder::token", "the object is created"], token),
+        case(["ibv_wq_init_attr.max_wr", "20", "verbs::WorkQueueBuilder::max_receives", "at least that many"], max_receives),
         case(["ibv_wq_init_attr.max_wr", "more than max_qp_wr", "verbs::WorkQueueBuilder::max_receives", "refused"], too_many)
             .expect(Expected::refused(libc::EINVAL, "ibv_query_device(3): max_qp_wr; rdma-core verbs.c of mlx5 and mlx4")),
-        case(["ibv_wq_init_attr.max_sge", "2", "verbs::WorkQueueBuilder::max_parts", "it is made"], max_parts),
-        case(["ibv_wq_init_attr.pd", "a protection domain", "verbs::WorkQueue::builder", "it is made in it"], token),
-        case(["ibv_wq_init_attr.cq", "a completion queue", "verbs::WorkQueue::builder", "what arrives completes there"], completes).needs(Needs::Frames),
-        case(["ibv_wq_init_attr.comp_mask", "IBV_WQ_INIT_ATTR_FLAGS", "verbs::WorkQueueBuilder::flags", "flags are looked at"], scatter_fcs).needs(Needs::Frames),
-        case([FLAGS, "IBV_WQ_FLAGS_CVLAN_STRIPPING", "verbs::WorkQueueFlags::CVLAN_STRIPPING", "the tag is taken off and told in the completion"], strip)
+        case(["ibv_wq_init_attr.max_sge", "2", "verbs::WorkQueueBuilder::max_parts", "the object is created"], max_parts),
+        case(["ibv_wq_init_attr.pd", "a protection domain", "verbs::WorkQueue::builder", "the object is created in it"], token),
+        case(["ibv_wq_init_attr.cq", "a completion queue", "verbs::WorkQueue::builder", "received packets complete there"], completes).needs(Needs::Frames),
+        case(["ibv_wq_init_attr.comp_mask", "IBV_WQ_INIT_ATTR_FLAGS", "verbs::WorkQueueBuilder::flags", "the flags are checked"], scatter_fcs).needs(Needs::Frames),
+        case([FLAGS, "IBV_WQ_FLAGS_CVLAN_STRIPPING", "verbs::WorkQueueFlags::CVLAN_STRIPPING", "the tag is removed and reported in the completion"], strip)
             .needs(Needs::Frames)
             .expect(mlx4),
-        case([FLAGS, "IBV_WQ_FLAGS_SCATTER_FCS", "verbs::WorkQueueFlags::SCATTER_FCS", "packets end with the frame check sequence worked out here"], scatter_fcs).needs(Needs::Frames),
-        case([FLAGS, "IBV_WQ_FLAGS_DELAY_DROP", "verbs::WorkQueueFlags::DELAY_DROP", "nothing here can delay a drop"], delay_drop)
-            .expect(Expected::all(NOT_THERE)
+        case([FLAGS, "IBV_WQ_FLAGS_SCATTER_FCS", "verbs::WorkQueueFlags::SCATTER_FCS", "packets end with the frame check sequence computed by the suite"], scatter_fcs).needs(Needs::Frames),
+        case([FLAGS, "IBV_WQ_FLAGS_DELAY_DROP", "verbs::WorkQueueFlags::DELAY_DROP", "refused: the device cannot delay drops"], delay_drop)
+            .expect(Expected::all(Answer::UNSUPPORTED)
                 .mlx5_varies("works with RAW_PACKET_CAP_DELAY_DROP; EPERM without CAP_SYS_RAWIO")
                 .because("kernel mlx5 qp.c, `mlx5_ib_create_wq` and `create_rq`; mlx4 qp.c, `mlx4_ib_create_wq`")),
-        case([FLAGS, "IBV_WQ_FLAGS_PCI_WRITE_END_PADDING", "verbs::WorkQueueFlags::PCI_WRITE_END_PADDING", "it is made, and receives as without it"], padding)
-            .expect(Expected::all(Answer::Ignored).mlx4(NOT_THERE).because("kernel mlx5 qp.c, `create_rq`: only how the device writes cache lines; mlx4 qp.c, `mlx4_ib_create_wq`: only SCATTER_FCS")),
-        case(["ibv_wq_attr.attr_mask", "IBV_WQ_ATTR_STATE", "verbs::WorkQueue::ready", "it goes to RDY"], states),
-        case([attr, "IBV_WQS_RESET", "verbs::WorkQueue::reset", "a new queue is there; back from ERR it is empty"], states),
+        case([FLAGS, "IBV_WQ_FLAGS_PCI_WRITE_END_PADDING", "verbs::WorkQueueFlags::PCI_WRITE_END_PADDING", "the queue is created and receives as without the flag"], padding)
+            .expect(Expected::all(Answer::Ignored).mlx4(Answer::UNSUPPORTED).because("kernel mlx5 qp.c, `create_rq`: only how the device writes cache lines; mlx4 qp.c, `mlx4_ib_create_wq`: only SCATTER_FCS")),
+        case(["ibv_wq_attr.attr_mask", "IBV_WQ_ATTR_STATE", "verbs::WorkQueue::ready", "the queue moves to RDY"], states),
+        case([attr, "IBV_WQS_RESET", "verbs::WorkQueue::reset", "the state after creation; after ERR, RESET empties the queue"], states),
         case([attr, "IBV_WQS_RDY", "verbs::WorkQueue::ready", "from then on, not before, frames can be posted"], states),
-        case([attr, "IBV_WQS_ERR", "verbs::WorkQueue::to_error", "what is posted is flushed, nothing more can be posted"], flushes),
-        case(["ibv_wq_attr.flags", "IBV_WQ_ATTR_FLAGS", "verbs::WorkQueue::change_flags", "stripping is switched on while packets come"], switch).needs(Needs::Frames).expect(
-            Expected::WORKS.mlx4(NOT_THERE).because("kernel mlx4 qp.c, `mlx4_ib_modify_wq`: no flags"),
+        case([attr, "IBV_WQS_ERR", "verbs::WorkQueue::to_error", "posted receives are flushed, and no more can be posted"], flushes),
+        case(["ibv_wq_attr.flags", "IBV_WQ_ATTR_FLAGS", "verbs::WorkQueue::change_flags", "stripping is enabled while packets arrive"], switch).needs(Needs::Frames).expect(
+            Expected::WORKS.mlx4(Answer::UNSUPPORTED).because("kernel mlx4 qp.c, `mlx4_ib_modify_wq`: no flags"),
         ),
-        case(["ibv_wq_attr.flags_mask", "IBV_WQ_FLAGS_SCATTER_FCS", "verbs::WorkQueue::change_flags", "not in a queue's life"], switch_fcs).expect(fixed),
+        case(["ibv_wq_attr.flags_mask", "IBV_WQ_FLAGS_SCATTER_FCS", "verbs::WorkQueue::change_flags", "refused after creation"], switch_fcs).expect(fixed),
     ]
 }
 
@@ -76,7 +76,7 @@ fn max_parts(bench: &Bench<'_>) -> Outcome {
     make(bench, |queue| queue.max_parts(2)).map(|_| ())
 }
 
-/// EPERM is right for whom the kernel asks for CAP_SYS_RAWIO first; what the device would answer is then not known.
+/// EPERM is accepted: the kernel checks CAP_SYS_RAWIO first, so the answer of the device is unknown.
 fn delay_drop(bench: &Bench<'_>) -> Outcome {
     let made = make(bench, |queue| queue.flags(WorkQueueFlags::DELAY_DROP)).map(|_| ());
     match made {
@@ -137,7 +137,7 @@ fn strip(bench: &Bench<'_>) -> Outcome {
     let came = receiver.drain()?;
     ensure!(came.len() == 2, "{} packets of 2", came.len());
     ensure!(came[0].bytes == without_tag(&sent), "the tag is not just gone: {:x?}", came[0].bytes);
-    ensure!(came[0].cvlan == Some(0x6064), "the completion says {:x?}", came[0].cvlan);
+    ensure!(came[0].cvlan == Some(0x6064), "the completion has {:x?}", came[0].cvlan);
     ensure!(came[1].bytes == udp(1, 2), "a packet without a tag is changed");
     Ok(())
 }

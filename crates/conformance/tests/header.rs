@@ -1,7 +1,6 @@
 //! No name of verbs.h is without a row: its enumerators and the members of its structures are read from the header.
 
 use std::collections::BTreeSet;
-use std::io::Write;
 
 use conformance::{ABSENT, cases};
 
@@ -104,8 +103,7 @@ fn members(header: &str, name: &str) -> Vec<String> {
 fn header() -> Option<String> {
     let text = std::fs::read_to_string(HEADER).ok();
     if text.is_none() {
-        assert!(std::env::var_os("CI").is_none(), "{HEADER} must be there (libibverbs-dev)");
-        let _ = writeln!(std::io::stderr(), "NOT RUN: names against {HEADER}, which is not there");
+        test_support::not_run("names of verbs", &format!("there is no {HEADER} (package libibverbs-dev)"));
     }
     text
 }

@@ -1,18 +1,13 @@
 //! The suite on the soft NIC's three personalities, and its document.
 
 use std::collections::HashMap;
-use std::io::Write;
 use std::path::Path;
 
 use conformance::soft::SoftDevice;
 use conformance::{ABSENT, Bench, Needs, Report, Verdict, cases, markdown, probe, run};
 use softnic::Personality;
+use test_support::not_run;
 use verbs::PortNumber;
-
-fn not_run(what: &str, why: &str) {
-    assert!(std::env::var_os("CI").is_none(), "{what} must run here: {why}");
-    let _ = writeln!(std::io::stderr(), "NOT RUN: {what}: {why}");
-}
 
 fn report(personality: Personality) -> Report {
     let device = SoftDevice::new(personality).expect("a soft NIC");
@@ -107,7 +102,10 @@ fn sources(folder: &Path) -> String {
 
 #[test]
 fn the_document_is_what_the_suite_writes() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/conformance.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/conformance.md");
     let text = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(text == markdown(), "docs/conformance.md is stale: cargo run -p conformance -- --write-docs");
+    assert!(
+        text == markdown(),
+        "docs/reference/conformance.md is stale: cargo run -p conformance -- --write-docs"
+    );
 }

@@ -1,21 +1,21 @@
-//! The controller: what is installed on a device, and the way from one program to the next. Owned by
-//! `steerd`, called when the policy changes and when counters are scraped. It keeps invariant 2 of the
-//! design: after any failure the device is as before, or says what is left over.
+//! The controller: what is installed on a device, and the change from one program to the next, whose steps and
+//! order come from [`plan()`]. `steerd` owns it, and calls it when the policy changes and when counters are scraped.
+//!
+//! Invariant: after any failure the device is as before, or the error or warning names what is left over and the next
+//! change removes it first.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
-use program::{Band, ClassTag, Flow, FlowAction, FlowKind, Program, WorkerId};
+use program::{Band, ClassTag, Flow, FlowAction, FlowKind, Program, QueueId, RuleId, WorkerId};
 use verbs::{HashConfig, HashFields, WorkQueue};
 
 use crate::counters::{Counted, CounterBook, DropTotals, Reading};
 use crate::installer::{FlowRequest, Installer, VerbsInstaller};
-use crate::multicast;
-use crate::plan::{distinct_tables, plan, rule_name};
-use crate::transaction::{Change, Placed};
+use crate::plan::{Plan, Step, distinct_tables, plan, rule_name};
 use crate::{Device, Error, Limits, Refusal};
 
-/// Counts the programs that a controller has installed.
+/// The number of an installed program, counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Generation(pub u64);
 
@@ -25,7 +25,7 @@ impl std::fmt::Display for Generation {
     }
 }
 
-/// A program that has come into force.
+/// The result of installing a program.
 #[derive(Debug)]
 pub struct Installed {
     /// Its number.
@@ -36,33 +36,35 @@ pub struct Installed {
 }
 
 /// Hands a program to every worker for a band, and returns when all have acknowledged. An error undoes
-/// the change. What is published stays with the workers until the next program for the same band.
+/// the change. The workers keep a published program until their caller clears its band.
 pub type Publish<'p> = dyn FnMut(Band, Arc<Program>) -> Result<(), Error> + 'p;
 
-/// The key of the queue pair that flows which drop hang on; nothing is hashed with it.
-const ANCHOR_KEY: [u8; 40] = [0x6d; 40];
+/// The key of the queue pair of flows that drop; nothing is hashed with it.
+const DROP_QUEUE_KEY: [u8; 40] = [0x6d; 40];
 
-/// Puts programs on one device. To be dropped before the workers: one of its tables, the anchor's, refers
-/// to a worker's queue even when no program is installed.
+/// Puts programs on one device. It must be dropped before the workers: the table of `drop_queue` refers to a worker's
+/// queue even when no program is installed.
 pub struct Controller<I: Installer = VerbsInstaller> {
-    /// Before everything that its flows refer to.
+    /// Declared, and so dropped, before everything that its flows refer to.
     installed: Option<Placed<I>>,
-    /// Flows that a failed way back has left on the device.
+    /// Flows that a failed rollback has left on the device.
     leftover: Option<Placed<I>>,
-    /// Every flow needs a queue pair, even one that drops (facts: uverbs).
-    anchor: I::Queue,
-    _anchor_table: I::Table,
+    /// For flows that drop: every flow needs a queue pair (drivers/infiniband/core/uverbs_cmd.c,
+    /// `ib_uverbs_ex_create_flow`).
+    drop_queue: I::Queue,
+    _drop_table: I::Table,
     /// By [`Counted`].
     counters: [CounterBook<I::Counter>; Counted::ALL.len()],
+    /// Whether the device can count the packets of a flow, as far as known.
     counts: bool,
     installer: I,
     limits: Limits,
     ports: Vec<u8>,
     workers: usize,
     generation: Generation,
-    /// What the device does without.
+    /// What the device cannot do.
     warnings: Vec<String>,
-    /// What it makes of the program in force.
+    /// How it applies the installed program differently.
     remark: Option<String>,
 }
 
@@ -80,7 +82,7 @@ impl Controller<VerbsInstaller> {
 }
 
 impl<I: Installer> Controller<I> {
-    /// Over anything that can install.
+    /// A controller over any installer.
     ///
     /// # Errors
     /// No workers or ports, or the device refuses the controller's own queue pair.
@@ -92,13 +94,13 @@ impl<I: Installer> Controller<I> {
         let refused = |what| move |source| Error::Setup { device: device.clone(), what, source };
         let table =
             installer.create_table(&[WorkerId(0)]).map_err(refused("an indirection table of one entry"))?;
-        let hash = HashConfig { key: ANCHOR_KEY, fields: HashFields::empty() };
-        let anchor = installer.create_queue(&table, &hash).map_err(refused("a raw packet queue pair"))?;
+        let hash = HashConfig { key: DROP_QUEUE_KEY, fields: HashFields::empty() };
+        let drop_queue = installer.create_queue(&table, &hash).map_err(refused("a raw packet queue pair"))?;
         Ok(Self {
             installed: None,
             leftover: None,
-            anchor,
-            _anchor_table: table,
+            drop_queue,
+            _drop_table: table,
             counters: Default::default(),
             counts: true,
             installer,
@@ -115,8 +117,8 @@ impl<I: Installer> Controller<I> {
     /// no packet meets half a policy.
     ///
     /// # Errors
-    /// What was refused, for which rule, and what to do. What was installed before still is, and is in
-    /// force; only [`Error::WayBack`] leaves something over, which the next call removes first.
+    /// What was refused, for which rule, and what to do. The program before is still installed; only
+    /// [`Error::RollbackFailed`] leaves new flows on the device, which the next call removes first.
     pub fn install(&mut self, program: Arc<Program>, publish: &mut Publish<'_>) -> Result<Installed, Error> {
         self.check(&program)?;
         self.remove_leftover()?;
@@ -127,25 +129,20 @@ impl<I: Installer> Controller<I> {
         let mut change = Change::new(program, band, old);
         for step in steps.steps() {
             if let Err(error) = self.perform(step, &steps, &mut change, publish) {
-                return self.take_back(change, error, publish);
+                return self.roll_back(change, error, publish);
             }
         }
-        Ok(self.in_force(change.new, None, None))
+        Ok(self.replaced(change.new, None, None))
     }
 
-    /// The new program has taken the old one's place, but for what is left over.
-    pub(crate) fn in_force(
-        &mut self,
-        new: Placed<I>,
-        leftover: Option<Placed<I>>,
-        warning: Option<Error>,
-    ) -> Installed {
+    /// Records that the new program has replaced the old one, except for what is left over.
+    fn replaced(&mut self, new: Placed<I>, leftover: Option<Placed<I>>, warning: Option<Error>) -> Installed {
         self.remark =
-            self.limits.multicast_ignores_priority.then(|| multicast::remark(&new.program)).flatten();
+            self.limits.multicast_ignores_priority.then(|| multicast_remark(&new.program)).flatten();
         if let Some(remark) = &self.remark {
             tracing::warn!(device = self.limits.device, "{remark}");
         }
-        self.settle(Some(new), leftover);
+        (self.installed, self.leftover) = (Some(new), leftover);
         self.generation.0 += 1;
         Installed { generation: self.generation, warning }
     }
@@ -214,12 +211,12 @@ impl<I: Installer> Controller<I> {
         self.generation
     }
 
-    /// What the device does without, and otherwise than the program in force means, in words.
+    /// What the device cannot do, and where it applies the installed program differently, as text.
     pub fn warnings(&self) -> impl Iterator<Item = &str> {
         self.warnings.iter().chain(&self.remark).map(String::as_str)
     }
 
-    /// Nothing of a program that fails here has touched the device.
+    /// Checks a program before anything is done on the device.
     fn check(&self, program: &Program) -> Result<(), Error> {
         let needed = program.flows.iter().map(|flow| u32::from(flow.priority) + 1).max().unwrap_or(0);
         if needed > self.limits.priorities {
@@ -259,21 +256,7 @@ impl<I: Installer> Controller<I> {
         Ok(())
     }
 
-    /// The installer, for the steps of a change.
-    pub(crate) fn installer_mut(&mut self) -> &mut I {
-        &mut self.installer
-    }
-
-    pub(crate) fn ports(&self) -> Vec<u8> {
-        self.ports.clone()
-    }
-
-    pub(crate) fn settle(&mut self, installed: Option<Placed<I>>, leftover: Option<Placed<I>>) {
-        self.installed = installed;
-        self.leftover = leftover;
-    }
-
-    pub(crate) fn warn(&mut self, warning: String) {
+    fn warn(&mut self, warning: String) {
         tracing::warn!(device = self.limits.device, "{warning}");
         if !self.warnings.contains(&warning) {
             self.warnings.push(warning);
@@ -286,18 +269,12 @@ impl<I: Installer> Controller<I> {
     }
 
     /// What the device is asked for a flow of `program` in `band`.
-    pub(crate) fn request<'r>(
-        &self,
-        program: &'r Program,
-        flow: &'r Flow,
-        band: Band,
-        port: u8,
-    ) -> FlowRequest<'r> {
+    fn request<'r>(&self, program: &'r Program, flow: &'r Flow, band: Band, port: u8) -> FlowRequest<'r> {
         // A sniffer has no priority.
         let base = if flow.kind == FlowKind::Sniffer { 0 } else { self.base(band) };
         // Checked in `check`; the device refuses what saturates.
         let priority = u16::try_from(base + u32::from(flow.priority)).unwrap_or(u16::MAX);
-        // A sniffer's tag is never read, and a device without tags refuses them.
+        // The tag of a sniffer is never read, and a device without tags refuses them.
         let is_tagged = |class| program.untagged != Some(class) && flow.kind != FlowKind::Sniffer;
         let tag = match flow.action {
             FlowAction::Steer { class, .. } if is_tagged(class) => ClassTag { band, class }.encode(),
@@ -307,12 +284,7 @@ impl<I: Installer> Controller<I> {
     }
 
     /// Installs one flow of a placed program on one port.
-    pub(crate) fn create_flow(
-        &mut self,
-        placed: &Placed<I>,
-        index: usize,
-        port: u8,
-    ) -> Result<I::Flow, Error> {
+    fn create_flow(&mut self, placed: &Placed<I>, index: usize, port: u8) -> Result<I::Flow, Error> {
         let flow = &placed.program.flows[index];
         let request = self.request(&placed.program, flow, placed.band, port);
         let rule = rule_name(&placed.program, flow.rule);
@@ -323,10 +295,10 @@ impl<I: Installer> Controller<I> {
         }
         let (queue, counter) = match flow.action {
             FlowAction::Steer { queue, .. } => {
-                (placed.queues.get(queue.index()).unwrap_or(&self.anchor), None)
+                (placed.queues.get(queue.index()).unwrap_or(&self.drop_queue), None)
             }
             FlowAction::Drop | FlowAction::Pass => {
-                (&self.anchor, kind.and_then(|kind| self.counters[kind as usize].counter(rule)))
+                (&self.drop_queue, kind.and_then(|kind| self.counters[kind as usize].counter(rule)))
             }
         };
         let counted = counter.is_some();
@@ -341,20 +313,20 @@ impl<I: Installer> Controller<I> {
             }
         }
         if let (Some(kind), Ok(_)) = (kind, &made) {
-            self.counters[kind as usize].flow_came(rule);
+            self.counters[kind as usize].flow_installed(rule);
         }
         made.map_err(|source| Error::InstallFlow {
             rule: rule.to_owned(),
             line,
             port,
             priority: request.priority,
-            specs: request.chain().to_string(),
+            specs: request.text(),
             source,
         })
     }
 
-    /// Removes one flow of a program; a device that will not gives it back.
-    pub(crate) fn destroy_flow(
+    /// Removes one flow of a program; if the device refuses, the flow is returned.
+    fn destroy_flow(
         &mut self,
         program: &Program,
         index: usize,
@@ -363,17 +335,17 @@ impl<I: Installer> Controller<I> {
         let placed = &program.flows[index];
         let counted = Counted::of(placed).map(|kind| (kind as usize, rule_name(program, placed.rule)));
         if let Some((kind, rule)) = counted {
-            self.counters[kind].flow_goes(&mut self.installer, rule);
+            self.counters[kind].before_removal(&mut self.installer, rule);
         }
         self.installer.destroy_flow(flow)?;
         if let Some((kind, rule)) = counted {
-            self.counters[kind].flow_went(&mut self.installer, rule);
+            self.counters[kind].flow_removed(&mut self.installer, rule);
         }
         Ok(())
     }
 
-    /// Makes the counter of a rule that drops, unless it has one.
-    pub(crate) fn open_counter(&mut self, kind: Counted, rule: &str, line: u32) -> Result<(), Error> {
+    /// Creates the counter of a rule that no worker sees, unless it has one.
+    fn open_counter(&mut self, kind: Counted, rule: &str, line: u32) -> Result<(), Error> {
         if self.counters[kind as usize].has(rule) {
             return Ok(());
         }
@@ -391,8 +363,8 @@ impl<I: Installer> Controller<I> {
         Ok(())
     }
 
-    /// Ends the counters of rules whose flows never came.
-    pub(crate) fn close_unused_counters(&mut self) {
+    /// Releases the counters of rules that have no installed flow.
+    fn close_unused_counters(&mut self) {
         self.counters.iter_mut().for_each(|book| book.close_unused(&mut self.installer));
     }
 
@@ -406,10 +378,228 @@ impl<I: Installer> Controller<I> {
     }
 }
 
+/// The steps of a change, and their rollback.
+impl<I: Installer> Controller<I> {
+    fn perform(
+        &mut self,
+        step: Step,
+        plan: &Plan,
+        change: &mut Change<I>,
+        publish: &mut Publish<'_>,
+    ) -> Result<(), Error> {
+        match step {
+            Step::Publish => publish(change.new.band, Arc::clone(&change.new.program)),
+            Step::CreateTable { table } => self.create_table(plan, table, &mut change.new),
+            Step::CreateQueue { queue } => self.create_queue(plan, queue, &mut change.new),
+            Step::CreateCounter { rule, kind } => self.create_counter(rule, kind, &change.new.program),
+            Step::InstallFlow { flow } => self.install_flow(flow, &mut change.new),
+            Step::RemoveFlow { flow } => self.remove_flow(flow, change),
+            Step::ReleaseQueues => {
+                if let Some(old) = &mut change.old {
+                    old.queues.clear();
+                    old.tables.clear();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn create_table(&mut self, plan: &Plan, table: usize, new: &mut Placed<I>) -> Result<(), Error> {
+        let workers = &plan.tables()[table];
+        let made = self.installer.create_table(workers).map_err(|source| {
+            let queue = new.program.queues.iter().find(|queue| queue.table == *workers);
+            let group = queue.and_then(|queue| new.program.groups.get(queue.group.index()));
+            Error::Table {
+                group: group.map_or_else(String::new, |group| group.name.clone()),
+                entries: workers.len(),
+                source,
+            }
+        })?;
+        new.tables.push(made);
+        Ok(())
+    }
+
+    fn create_queue(&mut self, plan: &Plan, queue: QueueId, new: &mut Placed<I>) -> Result<(), Error> {
+        let spec = &new.program.queues[queue.index()];
+        let group = &new.program.groups[spec.group.index()];
+        let fields = HashFields::from_bits_truncate(u64::from(spec.fields.bits()));
+        let table = plan.table_of(queue).and_then(|table| new.tables.get(table));
+        let table = table.ok_or_else(|| Error::Inconsistent { what: format!("{queue} has no table") })?;
+        let made = self.installer.create_queue(table, &HashConfig { key: group.key.0, fields });
+        let made = made.map_err(|source| Error::Queue {
+            group: group.name.clone(),
+            variant: spec.variant.to_string(),
+            source,
+        })?;
+        new.queues.push(made);
+        Ok(())
+    }
+
+    fn create_counter(&mut self, rule: RuleId, kind: Counted, program: &Program) -> Result<(), Error> {
+        self.open_counter(kind, rule_name(program, rule), program.rules[rule.index()].line)
+    }
+
+    fn install_flow(&mut self, index: usize, new: &mut Placed<I>) -> Result<(), Error> {
+        for port in self.ports.clone() {
+            let flow = self.create_flow(new, index, port)?;
+            new.flows.push(PlacedFlow { index, port, flow });
+        }
+        Ok(())
+    }
+
+    fn remove_flow(&mut self, index: usize, change: &mut Change<I>) -> Result<(), Error> {
+        let Some(old) = &mut change.old else { return Ok(()) };
+        while old.flows.last().is_some_and(|placed| placed.index == index) {
+            let port = self.remove_last(old)?;
+            change.removed.push((index, port));
+        }
+        Ok(())
+    }
+
+    /// Removes the flow of the lowest precedence and returns its port; a flow that the device does not remove stays.
+    fn remove_last(&mut self, placed: &mut Placed<I>) -> Result<u8, Error> {
+        let Some(PlacedFlow { index, port, flow }) = placed.flows.pop() else { return Ok(0) };
+        self.destroy_flow(&placed.program, index, flow).map(|()| port).map_err(|(flow, source)| {
+            placed.flows.push(PlacedFlow { index, port, flow });
+            let flow = &placed.program.flows[index];
+            let request = self.request(&placed.program, flow, placed.band, port);
+            Error::RemoveFlow {
+                rule: rule_name(&placed.program, flow.rule).to_owned(),
+                line: placed.program.rules[flow.rule.index()].line,
+                port,
+                priority: request.priority,
+                specs: request.text(),
+                source,
+            }
+        })
+    }
+
+    /// Removes all flows, lowest precedence first, up to the first that the device does not remove.
+    fn remove_all(&mut self, placed: &mut Placed<I>) -> Result<(), Error> {
+        while !placed.flows.is_empty() {
+            self.remove_last(placed)?;
+        }
+        placed.queues.clear();
+        placed.tables.clear();
+        Ok(())
+    }
+
+    /// Rolls back: removed flows of the old program are installed again, highest precedence first; then the new
+    /// flows are removed, lowest first; then the queues and tables that they used. If an old flow cannot be installed
+    /// again, the new program stays: old flows are removed only after all new ones are installed, so it is complete.
+    ///
+    /// This is the change run backwards, so the argument of [`plan()`] applies to each step: a packet is decided by one
+    /// of the two programs, never by a mixture. Nothing is removed before all old flows are installed again, so a
+    /// failure at any step leaves at least one complete program. Workers keep the classes of both bands throughout.
+    ///
+    /// Workers classify packets without a tag by the program published last, so the old one is published again.
+    fn roll_back(
+        &mut self,
+        change: Change<I>,
+        first: Error,
+        publish: &mut Publish<'_>,
+    ) -> Result<Installed, Error> {
+        let Change { mut new, mut old, removed } = change;
+        for (index, port) in removed.into_iter().rev() {
+            let Some(old) = &mut old else { break };
+            match self.create_flow(old, index, port) {
+                Ok(flow) => old.flows.push(PlacedFlow { index, port, flow }),
+                Err(second) => {
+                    let rest = std::mem::replace(old, Placed::new(Arc::clone(&old.program), old.band));
+                    let (first, second, left) = (Box::new(first), Box::new(second), rest.flows.len());
+                    let warning = Error::OldFlowsLeft { first, second, left };
+                    return Ok(self.replaced(new, Some(rest), Some(warning)));
+                }
+            }
+        }
+        if let Err(second) = self.remove_all(&mut new) {
+            let left = new.flows.len();
+            (self.installed, self.leftover) = (old, Some(new));
+            return Err(Error::RollbackFailed { first: Box::new(first), second: Box::new(second), left });
+        }
+        self.close_unused_counters();
+        if let Some(old) = old.as_ref().filter(|old| old.program.untagged.is_some())
+            && let Err(second) = publish(old.band, Arc::clone(&old.program))
+        {
+            self.warn(format!("workers may classify packets without a tag by the refused program: {second}"));
+        }
+        (self.installed, self.leftover) = (old, None);
+        Err(first)
+    }
+}
+
+/// A program on the device, whole or on its way in or out.
+struct Placed<I: Installer> {
+    program: Arc<Program>,
+    band: Band,
+    /// In the order of installation: the last is the lowest in precedence.
+    flows: Vec<PlacedFlow<I::Flow>>,
+    queues: Vec<I::Queue>,
+    tables: Vec<I::Table>,
+}
+
+struct PlacedFlow<F> {
+    /// Its place in the program.
+    index: usize,
+    port: u8,
+    flow: F,
+}
+
+impl<I: Installer> Placed<I> {
+    fn new(program: Arc<Program>, band: Band) -> Self {
+        Self { program, band, flows: Vec::new(), queues: Vec::new(), tables: Vec::new() }
+    }
+}
+
+impl<I: Installer> Drop for Placed<I> {
+    /// Lowest precedence first, also if they were not removed one by one.
+    fn drop(&mut self) {
+        while self.flows.pop().is_some() {}
+    }
+}
+
+/// A change in progress.
+struct Change<I: Installer> {
+    new: Placed<I>,
+    old: Option<Placed<I>>,
+    /// Old flows that were removed, in the order of their removal: place in the program, and port.
+    removed: Vec<(usize, u8)>,
+}
+
+impl<I: Installer> Change<I> {
+    fn new(program: Arc<Program>, band: Band, old: Option<Placed<I>>) -> Self {
+        Self { new: Placed::new(program, band), old, removed: Vec::new() }
+    }
+}
+
 fn cannot_count() -> String {
     "the device cannot count dropped packets: rules that drop in hardware have no packet counts".to_owned()
 }
 
 fn inconsistent(what: String) -> Error {
     Error::Inconsistent { what }
+}
+
+/// Rules that a remark names; it counts the others.
+const NAMES_MAX: usize = 3;
+
+/// The rules of `program` that a device which ignores the priority of multicast flows applies last (mlx5:
+/// drivers/infiniband/hw/mlx5/fs.c, `flow_is_multicast_only`); `None` if there are none.
+fn multicast_remark(program: &Program) -> Option<String> {
+    let rules: BTreeSet<_> =
+        program.flows.iter().filter(|flow| flow.is_multicast_only()).map(|flow| flow.rule).collect();
+    if rules.is_empty() {
+        return None;
+    }
+    let names: Vec<String> =
+        rules.iter().take(NAMES_MAX).map(|rule| format!("`{}`", rule_name(program, *rule))).collect();
+    let more = match rules.len().saturating_sub(NAMES_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Some(format!(
+        "rules that match multicast only come after all others on this device, whatever their place, and no \
+         reload can keep one that steers (EEXIST): {}{more}",
+        names.join(", ")
+    ))
 }

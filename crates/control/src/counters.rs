@@ -1,6 +1,8 @@
-//! Totals of the rules that drop in hardware, by rule name, over all programs that had such a rule.
-//! A rule keeps its counter object while it has a flow on the device, and then leaves its sum behind, until it is
-//! retired. Totals never go backwards, and the sum over all names neither. A read asks the device (on real NICs its firmware): callers cache their scrapes.
+//! Totals of the rules whose packets no worker sees, by rule name, over all programs that had such a rule.
+//!
+//! A rule keeps its counter object while it has a flow on the device; after that only its sum is kept, until the rule is
+//! retired. No total ever decreases, nor does the sum over all names. Reading queries the device (a real NIC's
+//! firmware), so callers cache the readings.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
@@ -10,8 +12,8 @@ use verbs::CounterValues;
 
 use crate::{Installer, Refusal};
 
-/// What a device counts for a rule, because no worker sees it. A name that stands for different things in
-/// different programs has a total of each.
+/// What a device counts for a rule, because no worker sees it. A name with different kinds in different
+/// programs has a total of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Counted {
     /// Received and dropped.
@@ -82,7 +84,7 @@ impl<C> Default for CounterBook<C> {
 }
 
 impl<C> CounterBook<C> {
-    /// Whether a rule of this name has its place.
+    /// Whether a rule of this name has a counter here.
     pub(crate) fn has(&self, rule: &str) -> bool {
         self.live.contains_key(rule)
     }
@@ -96,23 +98,23 @@ impl<C> CounterBook<C> {
     }
 
     /// A flow of the rule is on the device.
-    pub(crate) fn flow_came(&mut self, rule: &str) {
+    pub(crate) fn flow_installed(&mut self, rule: &str) {
         if let Some(live) = self.live.get_mut(rule) {
             live.flows += 1;
         }
     }
 
-    /// A flow of the rule is about to go. Before the last one the counter is read, because a device may
-    /// forget its readings with that flow (mlx5 unbinds it).
-    pub(crate) fn flow_goes<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
+    /// A flow of the rule is about to be removed. Before the last one the counter is read, because a device may forget
+    /// its readings with that flow (mlx5 unbinds it).
+    pub(crate) fn before_removal<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
         if self.live.get(rule).is_some_and(|live| live.flows == 1) {
             self.refresh(installer, rule);
         }
     }
 
-    /// A flow of the rule is gone. With the last one the counter ends and its sum stays: a device that
-    /// forgets would count from zero again if the same counter were given to another flow.
-    pub(crate) fn flow_went<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
+    /// A flow of the rule was removed. With the last one the counter is released and its sum kept: a device that forgets
+    /// readings would count from zero again if the same counter were given to another flow.
+    pub(crate) fn flow_removed<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
         let Some(live) = self.live.get_mut(rule) else { return };
         live.flows = live.flows.saturating_sub(1);
         if live.flows == 0 {
@@ -120,7 +122,7 @@ impl<C> CounterBook<C> {
         }
     }
 
-    /// The device does not count this rule after all.
+    /// The device cannot count this rule.
     pub(crate) fn uncount<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
         self.refresh(installer, rule);
         if let Some(live) = self.live.get_mut(rule) {
@@ -128,14 +130,14 @@ impl<C> CounterBook<C> {
         }
     }
 
-    /// Ends the counters that no flow has come to use.
+    /// Releases the counters that no flow uses.
     pub(crate) fn close_unused<I: Installer<Counter = C>>(&mut self, installer: &mut I) {
         let unused = self.live.iter().filter(|(_, live)| live.flows == 0);
         let unused: Vec<String> = unused.map(|(rule, _)| rule.clone()).collect();
         unused.iter().for_each(|rule| self.close(installer, rule));
     }
 
-    /// Reads one rule's counter, so that at least that much is known from now on.
+    /// Reads one rule's counter into its last value.
     fn refresh<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
         if let Err(refusal) = self.read(installer, rule) {
             tracing::warn!(rule, "cannot read the drop counter: {refusal}");
@@ -151,13 +153,13 @@ impl<C> CounterBook<C> {
         Ok(())
     }
 
-    /// What was counted while the last flow went is read from a device that still knows it.
+    /// Releases a counter. It is read once more, for packets counted while the last flow was removed.
     fn close<I: Installer<Counter = C>>(&mut self, installer: &mut I, rule: &str) {
         if let Err(refusal) = self.read(installer, rule) {
-            tracing::debug!(rule, "the drop counter is gone with its last flow: {refusal}");
+            tracing::debug!(rule, "the drop counter was released with its last flow: {refusal}");
         }
         let Some(live) = self.live.remove(rule) else { return };
-        // What nothing was counted for needs no memory.
+        // A count of zero needs no memory.
         if live.last.packets == 0 {
             return;
         }

@@ -1,5 +1,5 @@
-//! Finding and opening a device, and its limits as the compiler wants them. Called by `steerd` at
-//! start-up; every error is one line with the names that exist or the remedy.
+//! Finding and opening a device, and its limits for the compiler. `steerd` calls this at start-up; every error is one
+//! line with the existing names or the remedy.
 
 use std::sync::Arc;
 
@@ -45,10 +45,10 @@ pub struct Device {
 }
 
 impl Device {
-    /// What there is, on the system or from a provider.
+    /// The devices of the system or of a provider.
     ///
     /// # Errors
-    /// The list cannot be had.
+    /// Devices cannot be listed.
     pub fn list(provider: Option<&dyn Provider>) -> Result<Vec<DeviceSummary>, Error> {
         let list = device_list(provider)?;
         let summaries = list.iter().map(|device| DeviceSummary {
@@ -59,7 +59,7 @@ impl Device {
         Ok(summaries.collect())
     }
 
-    /// Opens a device and asks it for its limits.
+    /// Opens a device and queries its limits.
     ///
     /// # Errors
     /// No such device (with the names that exist), no permission, or a device that cannot steer.
@@ -80,7 +80,7 @@ impl Device {
     /// Over a context that is open already.
     ///
     /// # Errors
-    /// The device does not answer for its limits, or cannot steer.
+    /// The device's limits cannot be queried, or it cannot steer.
     pub fn of(context: Arc<Context>, model: Model) -> Result<Self, Error> {
         let name = context.name().to_owned();
         let attributes = context.attributes().map_err(|source| Error::Query {
@@ -94,7 +94,7 @@ impl Device {
         Ok(Self { context, name, attributes, model })
     }
 
-    /// The same device, taken for that model.
+    /// The same device with another model.
     #[must_use]
     pub fn with_model(self, model: Model) -> Self {
         Self { model, ..self }
@@ -118,19 +118,19 @@ impl Device {
         &self.name
     }
 
-    /// All that it tells of itself.
+    /// Its attributes.
     #[must_use]
     pub fn attributes(&self) -> &DeviceAttributes {
         &self.attributes
     }
 
-    /// Its limits as the compiler wants them, beside so many workers, each of which has a queue pair.
+    /// Its limits for the compiler, beside `workers` workers, each of which has a queue pair.
     #[must_use]
     pub fn profile(&self, workers: usize) -> DeviceProfile {
         profile_of(&self.name, &self.model.profile, &self.attributes, workers)
     }
 
-    /// Its limits as a controller wants them.
+    /// Its limits for a controller.
     #[must_use]
     pub fn limits(&self) -> Limits {
         limits_of(&self.name, &self.model.profile, &self.attributes)
@@ -180,8 +180,8 @@ fn choose(selector: &DeviceSelector, mut available: Vec<String>) -> Result<Strin
     }
 }
 
-/// The controller's own queue pair and table, on which flows that drop hang.
-const ANCHORS: u32 = 1;
+/// The controller has one queue pair and one table of its own, for flows that drop.
+const OWN_OBJECTS: u32 = 1;
 
 fn profile_of(
     name: &str,
@@ -189,31 +189,31 @@ fn profile_of(
     attributes: &DeviceAttributes,
     workers: usize,
 ) -> DeviceProfile {
-    // Workers' queue pairs for sending, and the anchor, come out of the same number.
-    let others = u32::try_from(workers).unwrap_or(u32::MAX).saturating_add(ANCHORS);
+    // The workers' queue pairs for sending and the controller's own are counted among them.
+    let others = u32::try_from(workers).unwrap_or(u32::MAX).saturating_add(OWN_OBJECTS);
     let ideal_table = DeviceProfile::ideal().max_table;
     let rss = &attributes.rss_caps;
     DeviceProfile {
         name: format!("{name} ({})", model.name),
         max_table: rss.max_table_size.min(ideal_table).max(1),
-        max_tables: (rss.max_tables > 0).then(|| rss.max_tables.saturating_sub(ANCHORS)),
+        max_tables: (rss.max_tables > 0).then(|| rss.max_tables.saturating_sub(OWN_OBJECTS)),
         max_receives: (attributes.max_qp_wr > 0).then_some(attributes.max_qp_wr),
         max_queues: (attributes.max_qp > 0).then(|| attributes.max_qp.saturating_sub(others)),
         ..model.clone()
     }
 }
 
-/// What a controller checks before it touches a device. Half of everything is one program's: a reload
-/// needs both.
+/// The limits that a controller checks before it changes a device. One program has half of each, because a reload has
+/// two programs on the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// What the device is called.
     pub device: String,
     /// Flow priorities of one program.
     pub priorities: u32,
-    /// Indirection tables of one program, if the device says.
+    /// Indirection tables of one program, if the device reports a limit.
     pub tables: Option<usize>,
-    /// Flows that match multicast only come after all others, whatever their priority.
+    /// Flows that match multicast only are applied after all others, whatever their priority.
     pub multicast_ignores_priority: bool,
 }
 
@@ -223,7 +223,7 @@ fn limits_of(name: &str, model: &DeviceProfile, attributes: &DeviceAttributes) -
         device: name.to_owned(),
         multicast_ignores_priority: model.multicast_ignores_priority,
         priorities: profile_of(name, model, attributes, 0).priorities_per_program(),
-        tables: (tables > 0).then(|| (tables.saturating_sub(ANCHORS) / 2) as usize),
+        tables: (tables > 0).then(|| (tables.saturating_sub(OWN_OBJECTS) / 2) as usize),
     }
 }
 

@@ -1,32 +1,30 @@
-//! What can go wrong between a program and a device. Every message is one line that an operator can
-//! act on: which rule, what the device said, in words, and what to do.
+//! Errors between a program and a device. Every message is one line that an operator can act on: the rule, the
+//! device's refusal and what to do about it.
 
 use program::WorkerId;
+use verbs::Errno;
 
-use crate::errno;
-
-/// A device's refusal of one call; displayed as the call's own sentence, which ends with what to do.
+/// A device's refusal of one call; displayed as the call's own message, which ends with what to do.
 #[derive(Debug, thiserror::Error)]
 #[error("{source}")]
 pub struct Refusal {
     /// Its errno, if it gave one.
     pub errno: Option<i32>,
-    /// What the call said.
+    /// The error of the call.
     #[source]
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
 impl Refusal {
-    /// For flows, whose rule and specs say more than the call's sentence: the errno and the remedy.
-    fn of_a_flow(&self) -> String {
-        let Some(errno) = self.errno else { return self.source.to_string() };
-        let (words, remedy) = (errno::in_words(errno), errno::remedy(errno));
-        if remedy.is_empty() { words } else { format!("{words}: {remedy}") }
+    /// The errno and the remedy alone, for errors that name the rule and the specs of a flow themselves.
+    fn of_flow(&self) -> String {
+        let Some(errno) = self.errno.map(Errno) else { return self.source.to_string() };
+        errno.flow_remedy().map_or_else(|| errno.to_string(), |remedy| format!("{errno}: {remedy}"))
     }
 
-    /// Whether the device says that it has no such thing at all.
+    /// Whether the device or its driver lacks the operation.
     pub(crate) fn is_unsupported(&self) -> bool {
-        self.errno.is_some_and(errno::unsupported)
+        self.errno.is_some_and(|errno| Errno(errno).is_unsupported())
     }
 }
 
@@ -47,18 +45,18 @@ fn one_of(names: &[String]) -> String {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The list of devices could not be had.
+    /// Devices could not be listed.
     #[error("{source}")]
     List {
         /// Why.
         source: Refusal,
     },
-    /// There is none.
+    /// The machine has no RDMA device.
     #[error(
         "no RDMA device on this machine: load the NIC's driver, or use the soft NIC (`steerd run --demo`)"
     )]
     NoDevices,
-    /// There is none of that name.
+    /// No device has that name.
     #[error("no device called `{name}`; there is {}", one_of(available))]
     NoSuchDevice {
         /// What was asked for.
@@ -66,7 +64,7 @@ pub enum Error {
         /// What there is.
         available: Vec<String>,
     },
-    /// No name was given and several would do.
+    /// No name was given, and there are several devices.
     #[error("several devices, name one of them: {}", available.join(", "))]
     SeveralDevices {
         /// What there is.
@@ -80,7 +78,7 @@ pub enum Error {
         /// Why.
         source: Refusal,
     },
-    /// It does not tell its limits.
+    /// Its limits or a port could not be queried.
     #[error("{source}")]
     Query {
         /// Its name.
@@ -90,7 +88,7 @@ pub enum Error {
         /// Why.
         source: Refusal,
     },
-    /// It cannot spread raw packets.
+    /// It has no Toeplitz RSS for raw packet queue pairs.
     #[error(
         "device {device} cannot spread raw packets over queues (no Toeplitz RSS for raw packet queue pairs): \
          choose another of `steerd devices`, or the soft NIC (`steerd run --demo`)"
@@ -177,7 +175,7 @@ pub enum Error {
         /// What one program has.
         offered: usize,
     },
-    /// The program refers to a part that it does not have: a bug in whoever compiled it.
+    /// The program refers to a part that it does not have: a bug in the compiler.
     #[error("the program is inconsistent: {what}")]
     Inconsistent {
         /// What refers to what.
@@ -226,7 +224,7 @@ pub enum Error {
     /// A flow was refused.
     #[error(
         "rule `{rule}` (line {line}): the device refused the flow [{specs}] at priority {priority} of port {port}: {}",
-        source.of_a_flow()
+        source.of_flow()
     )]
     InstallFlow {
         /// The rule.
@@ -245,7 +243,7 @@ pub enum Error {
     /// A flow could not be removed.
     #[error(
         "rule `{rule}` (line {line}): the device did not remove the flow [{specs}] at priority {priority} of port {port}: {}",
-        source.of_a_flow()
+        source.of_flow()
     )]
     RemoveFlow {
         /// The rule.
@@ -261,32 +259,32 @@ pub enum Error {
         /// Why.
         source: Refusal,
     },
-    /// A failure, and then another while the way back was being taken. The program before is in force.
+    /// A change failed, and its rollback too. The program before is in force.
     #[error(
-        "{first}; and the way back failed too ({second}): the program before is in force, but {left} flows of the refused one are still installed until the next reload removes them"
+        "{first}; and the rollback failed too ({second}): the program before is in force, but {left} flows of the refused one are still installed until the next reload removes them"
     )]
-    WayBack {
+    RollbackFailed {
         /// What failed first.
         first: Box<Error>,
-        /// What failed on the way back.
+        /// What failed during the rollback.
         second: Box<Error>,
         /// Flows of the refused program.
         left: usize,
     },
-    /// As [`Error::WayBack`], but the new program is in force: the old one could not be made whole again.
+    /// As [`Error::RollbackFailed`], but the new program is in force, because an old flow could not be installed again.
     /// Never returned as an error, see [`crate::Installed::warning`].
     #[error(
-        "{first}; and the way back failed too ({second}): the new program is in force, but {left} flows of the one before are still installed until the next reload removes them"
+        "{first}; and the rollback failed too ({second}): the new program is in force, but {left} flows of the one before are still installed until the next reload removes them"
     )]
-    WayOn {
+    OldFlowsLeft {
         /// What failed first.
         first: Box<Error>,
-        /// What failed on the way back.
+        /// What failed during the rollback.
         second: Box<Error>,
         /// Flows of the program before.
         left: usize,
     },
-    /// The workers did not take a program.
+    /// The workers did not acknowledge a program.
     #[error("the workers did not take the program: {0}")]
     Workers(String),
 }

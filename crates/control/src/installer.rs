@@ -1,16 +1,15 @@
-//! The calls that put things on a device, behind one small trait: the controller speaks with the
-//! trait, [`VerbsInstaller`] with the device, and tests with something that can fail at the n-th call.
+//! The calls by which the controller changes a device, as a trait: [`VerbsInstaller`] implements it with `verbs`, and
+//! tests with a map that fails at the n-th call.
 
 use std::sync::Arc;
 
 use program::{Flow as PolicyFlow, FlowAction, FlowKind as PolicyKind, WorkerId};
 use verbs::{
-    CounterValues, Counters, Domain, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, FlowTarget, HashConfig,
+    ActionSpec, CounterValues, Counters, Domain, Flow, FlowAttr, FlowKind, FlowTag, FlowTarget, HashConfig,
     IndirectionTable, PortNumber, ProtectionDomain, RssQueuePair, WorkQueue,
 };
 
 use crate::error::Refusal;
-use crate::translate::{SpecChain, flow_spec};
 use crate::{Device, Error};
 
 /// One flow to be installed.
@@ -22,21 +21,21 @@ pub struct FlowRequest<'r> {
     pub priority: u16,
     /// The flow of the program.
     pub flow: &'r PolicyFlow,
-    /// The tag, for flows that steer to workers who are to know the flow.
+    /// The flow tag, for flows whose packets workers classify by it.
     pub tag: Option<u32>,
 }
 
-impl<'r> FlowRequest<'r> {
-    /// For words.
+impl FlowRequest<'_> {
+    /// Its specs and actions as text: `ipv4 dst=192.0.2.0/24 | udp dport=53 | tag 7`.
     #[must_use]
-    pub fn chain(&self) -> SpecChain<'r> {
-        let PolicyFlow { kind, specs, inner_from, .. } = self.flow;
-        let (kind, inner_from) = (*kind, *inner_from);
-        SpecChain { kind, specs, inner_from, tag: self.tag, drop: self.flow.action == FlowAction::Drop }
+    pub fn text(&self) -> String {
+        let tag = self.tag.map_or_else(String::new, |tag| format!(" | tag {tag}"));
+        let drop = if self.flow.action == FlowAction::Drop { " | drop" } else { "" };
+        format!("{}{tag}{drop}", self.flow)
     }
 }
 
-/// What a controller asks of a device. Dropping a table, queue or counter releases it.
+/// The operations of a device that a controller needs. Dropping a table, queue or counter releases it.
 pub trait Installer {
     /// An indirection table.
     type Table;
@@ -71,7 +70,7 @@ pub trait Installer {
     /// The device's refusal.
     fn read_counter(&mut self, counter: &Self::Counter) -> Result<CounterValues, Refusal>;
 
-    /// Installs a flow; it is live when this returns.
+    /// Installs a flow; it is in effect when this returns.
     ///
     /// # Errors
     /// The device's refusal.
@@ -82,14 +81,14 @@ pub trait Installer {
         counter: Option<&Self::Counter>,
     ) -> Result<Self::Flow, Refusal>;
 
-    /// Removes a flow; no later packet meets it when this returns.
+    /// Removes a flow; it applies to no later packet when this returns.
     ///
     /// # Errors
     /// The flow, still installed, and the device's refusal.
     fn destroy_flow(&mut self, flow: Self::Flow) -> Result<(), (Self::Flow, Refusal)>;
 }
 
-/// The real thing.
+/// Installs on an opened device.
 pub struct VerbsInstaller {
     device: Device,
     domain: Domain,
@@ -153,17 +152,16 @@ impl Installer for VerbsInstaller {
             .dont_trap(*kind == PolicyKind::Copy)
             .egress(*kind == PolicyKind::Egress);
         for (index, spec) in specs.iter().enumerate() {
-            let spec = flow_spec(spec);
-            attr = if index < *inner_from { attr.spec(spec) } else { attr.inner(spec) };
+            attr = if index < *inner_from { attr.spec(*spec) } else { attr.inner(*spec) };
         }
         if let Some(tag) = request.tag {
-            attr = attr.spec(FlowSpec::Tag(FlowTag(tag)));
+            attr = attr.action(ActionSpec::Tag(FlowTag(tag)));
         }
         if *action == FlowAction::Drop {
-            attr = attr.spec(FlowSpec::Drop);
+            attr = attr.action(ActionSpec::Drop);
         }
         let attr = match counter {
-            Some(counter) => attr.spec(FlowSpec::Count(Arc::clone(counter))),
+            Some(counter) => attr.action(ActionSpec::Count(Arc::clone(counter))),
             None => attr,
         };
         Ok(Flow::create(&FlowTarget::Rss(Arc::clone(queue)), &attr)?)

@@ -1,22 +1,65 @@
 //! Puts a compiled program on a device, all or nothing.
 //!
-//! `steerd` opens a [`Device`], compiles a policy for its [`Device::profile`], and hands each program
-//! to a [`Controller`], which turns groups into indirection tables and RSS queue pairs and flows into
-//! `ibv_flow`s on every port. A change goes make before break: see [`plan()`]. Nothing here looks at a
-//! packet, and nothing here runs on a worker's thread.
+//! `steerd` opens a [`Device`], compiles a policy for its [`Device::profile`], and passes each program to a
+//! [`Controller`], which creates indirection tables and RSS queue pairs for groups and an `ibv_flow` on every port for
+//! each flow. A change is make before break: see [`plan()`]. Nothing here reads a packet or runs on a worker's thread.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use control::{Controller, Device, DeviceSelector};
+//! use program::{Placement, Program, Rule, Verdict};
+//! use softnic::wire::NullWire;
+//! use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+//! use verbs::{CompletionQueue, Domain, ProtectionDomain, WorkQueue};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let ports = vec![PortConfig { wire: Box::new(NullWire), mtu_bytes: 1500 }];
+//! let (name, personality, drive) = ("soft0".to_owned(), Personality::Ideal, Drive::Manual);
+//! let nic = SoftNic::create(SoftNicConfig { name, personality, ports, drive })?;
+//! let device = Device::open(&DeviceSelector::default(), Some(&nic))?;
+//!
+//! // The receive queue of one worker.
+//! let domain = Domain::from(ProtectionDomain::new(device.context())?);
+//! let completions = CompletionQueue::builder(device.context(), 64).build()?;
+//! let (queue, _receives) = WorkQueue::builder(&domain, &completions.handle()).build()?;
+//!
+//! // The program of a policy without rules leaves all packets to the kernel.
+//! let default = Rule {
+//!     name: program::DEFAULT_RULE.to_owned(),
+//!     action: Verdict::Kernel,
+//!     line: 0,
+//!     placement: Placement::Hardware,
+//!     count: true,
+//!     flows: 0,
+//!     undecided: Vec::new(),
+//! };
+//! let program = Program {
+//!     rules: vec![default],
+//!     groups: Vec::new(),
+//!     queues: Vec::new(),
+//!     flows: Vec::new(),
+//!     classes: Vec::new(),
+//!     untagged: None,
+//!     exceptions: Vec::new(),
+//!     default: Verdict::Kernel,
+//!     priorities_used: 0,
+//! };
+//! let mut controller = Controller::new(&device, vec![1], vec![queue])?;
+//! let installed = controller.install(Arc::new(program), &mut |_band, _program| Ok(()))?;
+//! assert_eq!(installed.generation.0, 1);
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
 mod controller;
 mod counters;
 mod device;
-mod errno;
 mod error;
 mod installer;
 mod model;
-mod multicast;
 mod plan;
-mod transaction;
-mod translate;
 
 pub use controller::{Controller, Generation, Installed, Publish};
 pub use counters::{Counted, DropTotals, Reading};
@@ -26,5 +69,4 @@ pub use installer::{FlowRequest, Installer, VerbsInstaller};
 pub use model::{Known, Model};
 pub use plan::{Plan, Step, plan};
 pub use program::Band;
-pub use translate::SpecChain;
 pub use verbs::{AsyncEvent, EventKind, EventSource};

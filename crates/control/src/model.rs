@@ -1,9 +1,9 @@
-//! Which model a device is: whose limits and refusals it has beside those that it reports itself.
+//! Which model a device is: the limits and refusals that it has beside those that it reports itself.
 //!
 //! A real device is known by its kernel driver, which is the same for a ConnectX, a BlueField, a virtual function and
 //! what comes next, while lists of PCI numbers fall behind. A device of a provider in this process is known by what the
-//! provider says. The settings can name the model. Whatever is not known is [`DeviceProfile::conservative`]: taken for
-//! more than it is, it would refuse every reload and ignore what it was believed to match.
+//! provider reports. The settings can name the model. An unknown device is [`DeviceProfile::conservative`]: with a more
+//! capable profile it could refuse every reload and ignore fields that it was expected to match.
 
 use std::fmt;
 use std::path::Path;
@@ -23,7 +23,7 @@ const DRIVERS: &[(&str, &str)] = &[("mlx5_core", "mlx5"), ("mlx4_core", "mlx4")]
 pub struct Model {
     /// Its limits and refusals; the device's own answers go before them.
     pub profile: DeviceProfile,
-    /// Why this one.
+    /// How it is known.
     pub known: Known,
 }
 
@@ -37,7 +37,7 @@ pub enum Known {
     Provider,
     /// By its kernel driver.
     Driver(String),
-    /// It is not: the kernel driver is another one, or there is none.
+    /// It is not known: its kernel driver is another one, or it has none.
     Not(Option<String>),
 }
 
@@ -54,7 +54,7 @@ impl fmt::Display for Known {
 }
 
 impl Model {
-    /// The one that the operator says it is.
+    /// The model that the operator names.
     #[must_use]
     pub fn named(profile: DeviceProfile) -> Self {
         Self { profile, known: Known::Named }
@@ -80,7 +80,7 @@ impl Model {
         }
     }
 
-    /// What an operator should know of a device of that name which is not known.
+    /// The warning for a device of that name whose model is not known.
     #[must_use]
     pub fn warning(&self, device: &str) -> Option<String> {
         let Known::Not(_) = self.known else { return None };

@@ -1,4 +1,4 @@
-//! Whatever call fails, the device is as before; and at every moment every packet meets the old
+//! After the failure of any call, the device is as before; and at every moment every packet meets the old
 //! program or the new one. On a device made of a map, where the n-th call can be made to fail.
 
 mod support;
@@ -43,7 +43,7 @@ enum Fate {
 }
 
 /// By the program alone: the first flow that matches.
-fn meant(program: Option<(&Program, Band)>, key: &FlowKey) -> Fate {
+fn intended(program: Option<(&Program, Band)>, key: &FlowKey) -> Fate {
     let Some((program, band)) = program else { return Fate::Kernel };
     let first = program.flows.iter().find(|flow| flow.specs.iter().all(|spec| spec.matches(key)));
     match first.map(|flow| flow.action) {
@@ -82,7 +82,7 @@ fn check_history(
 ) -> Result<(), TestCaseError> {
     for &port in ports {
         for key in world() {
-            let (before, after) = (meant(old, &key), meant(Some(new), &key));
+            let (before, after) = (intended(old, &key), intended(Some(new), &key));
             let program_of = |band| if band == new.1 { Some(new.0) } else { old.map(|(program, _)| program) };
             let mut arrived = false;
             for moment in history {
@@ -129,7 +129,7 @@ proptest! {
             check_history(&history, before, (&new, band), &ports, true)?;
             for key in world() {
                 let now = actual(history.last().expect("something happened"), 1, &key);
-                prop_assert_eq!(now, meant(Some((&new, band)), &key));
+                prop_assert_eq!(now, intended(Some((&new, band)), &key));
             }
             let published = |band: Band| state.borrow().published[band.index()].clone();
             prop_assert_eq!(published(band), Some(Arc::clone(&new)));
@@ -142,8 +142,8 @@ proptest! {
     }
 
     /// One call fails, or two, whichever; then the same change is tried again and succeeds. With two, the
-    /// way back may fail: then flows of the other program may be left, but each packet still meets one of
-    /// the two as a whole, and the controller knows which is in force.
+    /// rollback may fail: then flows of the other program may be left, but each packet still meets one of
+    /// the two as a whole, and the controller reports which is in force.
     #[test]
     fn after_any_failure_one_program_is_in_force_as_a_whole(
         first in programs(),
@@ -174,7 +174,7 @@ proptest! {
                 prop_assert!(error.to_string().contains("ENOMEM") || error.to_string().contains("os error 12"));
                 prop_assert!(Arc::ptr_eq(&in_force, &first) && its_band == band);
                 prop_assert_eq!(controller.generation(), generation);
-                let left = if let Error::WayBack { left, .. } = error { *left } else { 0 };
+                let left = if let Error::RollbackFailed { left, .. } = error { *left } else { 0 };
                 prop_assert_eq!(records(&state).len(), before.len() + left);
                 prop_assert!(left > 0 || records(&state) == before);
                 prop_assert!(nth.1.is_some() || left == 0, "one failure leaves nothing");
@@ -182,11 +182,11 @@ proptest! {
             Ok(installed) => {
                 prop_assert!(Arc::ptr_eq(&in_force, &second) && its_band == band.other());
                 let left = match &installed.warning {
-                    Some(Error::WayOn { left, .. }) => *left,
+                    Some(Error::OldFlowsLeft { left, .. }) => *left,
                     warning => { prop_assert!(warning.is_none()); 0 }
                 };
                 prop_assert_eq!(records(&state).len(), second.flows.len() * ports.len() + left);
-                prop_assert!(nth.1.is_some() || installed.warning.is_none(), "one failure has a way back");
+                prop_assert!(nth.1.is_some() || installed.warning.is_none(), "one failure is rolled back");
             }
         }
         let published = state.borrow().published[its_band.index()].clone();
@@ -220,7 +220,7 @@ fn without_a_way_back_the_new_program_is_in_force_and_the_next_install_cleans_up
     state.borrow_mut().fail = Some(Box::new(move |call| (call >= failing).then_some(EINVAL)));
     let installed = install(&mut controller, &state, &new, false).expect("the new program is in");
     let warning = installed.warning.expect("and something is left");
-    assert!(matches!(warning, Error::WayOn { left: 2, .. }), "{warning}");
+    assert!(matches!(warning, Error::OldFlowsLeft { left: 2, .. }), "{warning}");
     assert!(warning.to_string().contains("the new program is in force, but 2 flows"), "{warning}");
     assert_eq!(controller.installed().expect("the new one").0, &new);
     assert_eq!((installed.generation.0, controller.generation().0), (2, 2));
@@ -243,7 +243,7 @@ fn with_flows_left_of_a_refused_program_the_old_one_is_in_force() {
     state.borrow_mut().fail = Some(Box::new(move |call| (call >= failing).then_some(EINVAL)));
     let new = program(&[line("web", 2), line("dns", 1), line("ntp", 3)]);
     let error = install(&mut controller, &state, &new, false).expect_err("refused");
-    assert!(matches!(error, Error::WayBack { left: 2, .. }), "{error}");
+    assert!(matches!(error, Error::RollbackFailed { left: 2, .. }), "{error}");
     assert!(error.to_string().contains("the program before is in force, but 2 flows"), "{error}");
     assert_eq!(controller.installed().expect("the old one").0, &old);
     assert_eq!((controller.generation().0, records(&state).len()), (1, 3));

@@ -1,4 +1,4 @@
-//! Finding and opening devices, against a soft NIC: every refusal is one line that says what to do.
+//! Finding and opening devices, against a soft NIC: every refusal is one line with a remedy.
 
 use std::sync::Arc;
 

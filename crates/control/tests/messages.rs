@@ -5,8 +5,8 @@ mod support;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use control::{Controller, Counted, DropTotals, Error, Limits, Reading, plan};
-use program::WorkerId;
+use control::{Controller, Counted, DropTotals, Error, Limits, Reading, Step, plan};
+use program::{QueueId, RuleId, WorkerId};
 use support::*;
 
 fn line(name: &'static str, matches: Match, steer: Option<usize>) -> Line {
@@ -24,9 +24,9 @@ fn a_refused_flow_names_rule_line_specs_priority_port_and_errno_with_a_remedy() 
     let error = install(&mut controller, &state, &program, false).expect_err("refused").to_string();
     assert_eq!(
         error,
-        "rule `dns` (line 2): the device refused the flow [ipv4 dst 192.0.2.7 | udp dst_port 53 | tag 2] at \
+        "rule `dns` (line 2): the device refused the flow [ipv4 dst=192.0.2.7/32 | udp dport=53 | tag 2] at \
          priority 1 of port 2: EINVAL (invalid argument): the device does not take this combination of matches, \
-         masks or priority; `steerd check` with its profile says which rules it can hold"
+         masks or priority; `steerd check` with its profile shows which rules it can hold"
     );
     assert_eq!(records(&state), []);
 }
@@ -193,24 +193,29 @@ fn nothing_to_steer_with_is_an_error() {
 }
 
 #[test]
-fn a_plan_reads_in_the_order_in_which_it_is_carried_out() {
+fn a_plan_installs_before_it_removes() {
     let old = program(&[line("web", Match::UdpPort(1), Some(0)), line("bad", Match::Everything, None)]);
     let new = program(&[line("bad", Match::Ipv4To(1), None)]);
+    let change = plan(Some(&old), &new);
+    let workers = [[0, 1], [1, 2], [2, 0]].map(|table| table.map(WorkerId).to_vec());
+    assert_eq!(change.tables(), workers);
+    assert_eq!([0, 1, 2].map(|queue| change.table_of(QueueId(queue))), [Some(0), Some(1), Some(2)]);
     assert_eq!(
-        plan(Some(&old), &new).to_string(),
-        "   1. publish 1 classes to the workers
-   2. create table t0: 2 entries over w0 w1
-   3. create table t1: 2 entries over w1 w2
-   4. create table t2: 2 entries over w0 w2
-   5. create queue q0 over t0: group g0, all
-   6. create queue q1 over t1: group g1, all
-   7. create queue q2 over t2: group g2, all
-   8. create or keep the counter of rule bad
-   9. install flow 0 of rule bad at priority 0: ipv4 dst 192.0.2.1 -> drop
-  10. remove flow 1 of rule bad at priority 1: eth -> drop
-  11. remove flow 0 of rule web at priority 0: udp dst_port 1 -> q0 class c0
-  12. release 3 old queues
-"
+        change.steps().collect::<Vec<_>>(),
+        [
+            Step::Publish,
+            Step::CreateTable { table: 0 },
+            Step::CreateTable { table: 1 },
+            Step::CreateTable { table: 2 },
+            Step::CreateQueue { queue: QueueId(0) },
+            Step::CreateQueue { queue: QueueId(1) },
+            Step::CreateQueue { queue: QueueId(2) },
+            Step::CreateCounter { rule: RuleId(0), kind: Counted::Dropped },
+            Step::InstallFlow { flow: 0 },
+            Step::RemoveFlow { flow: 1 },
+            Step::RemoveFlow { flow: 0 },
+            Step::ReleaseQueues,
+        ]
     );
     assert_eq!(plan(None, &old).steps().len(), 1 + 3 + 3 + 1 + 2);
 }

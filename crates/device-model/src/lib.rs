@@ -1,15 +1,15 @@
-//! What a device can do, as data: limits, how it stores flows, what it refuses, each with the errno that it answers
-//! and the place where that can be read. The models that are known are `ideal`, `mlx5` and `mlx4`.
+//! What a device can do, as data: limits, the layout of flow tables, and refusals, each with its errno and a source where
+//! that can be read. The built-in models are `ideal`, `mlx5` and `mlx4` (files in `models/`), and `conservative`, which is
+//! the intersection of the last two. A file can describe another device.
 //!
-//! The software NIC takes the numbers of [`ideal`], [`mlx5`] and [`mlx4`] from here too.
-//! The compiler reads a [`DeviceProfile`] and never asks which vendor made the device; `control` completes one with
-//! a device's own answers. No I/O.
+//! The compiler reads a [`DeviceProfile`] and does not depend on the vendor, `control` completes one with the answers of
+//! the device, and the software NIC imitates one.
 //!
 //! ```
 //! use device_model::{DeviceProfile, Limit};
 //! use program::{Errno, Feature};
 //!
-//! let device = DeviceProfile::by_name("mlx4").expect("a known model");
+//! let device = DeviceProfile::named_or_file("mlx4").expect("a built-in model");
 //! assert!(!device.allows(Feature::Ipv6));
 //! assert_eq!(device.errno(Limit::Priorities), Errno::Einval);
 //! // A program takes half of the priorities: the next one is installed beside it.
@@ -17,8 +17,19 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod limits;
 mod profile;
 
-pub use limits::{ideal, mlx4, mlx5};
-pub use profile::{Dependence, DeviceProfile, Limit, LimitRow, PriorityTable, Refusal};
+pub use profile::{Dependence, DeviceProfile, Emulation, Limit, LimitRow, LoadError, PriorityTable, Refusal};
+pub use program::{Errno, Feature};
+
+/// The capacity of the software NIC, whatever device it imitates.
+pub mod software {
+    /// The most flows of its table.
+    pub const MAX_FLOWS: u32 = 1 << 17;
+    /// The most different masks among the flows of one port.
+    pub const MAX_MASKS: u32 = 512;
+    /// The most flows of one port that copy (DONT_TRAP).
+    pub const MAX_COPIES: u32 = 32;
+    /// The most packets that one receive queue holds.
+    pub const MAX_RECEIVES: u32 = 1 << 16;
+}

@@ -1,60 +1,156 @@
-//! What a device can do, as data. The compiler reads limits and refusals from here and never asks which
-//! vendor made the device; `control` fills one in from a device's own answers, and `known` has the rest.
+//! The profile of a device: its limits, and what it refuses to match or do.
 
-mod known;
+mod load;
 
-use std::borrow::Cow;
+use std::sync::LazyLock;
 
 use program::{Errno, Feature};
 use serde::{Deserialize, Serialize};
 
-/// The limits of a device, as far as the compiler cares. All numbers are the WHOLE device's.
+pub use load::LoadError;
+
+use crate::software;
+
+/// The limits and refusals of a device. All numbers are those of the whole device. In a file, keys that are optional
+/// here or have a default may be left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceProfile {
-    /// What diagnostics call it.
+    /// The name in diagnostics.
     pub name: String,
-    /// How many flow priorities there are, from 0. Half of them is one program's: a reload needs both.
+    /// How many flow priorities there are, from 0, at most 65,536. One program may use half of
+    /// them, because a reload needs both.
     pub priorities: u32,
-    /// The most flows it holds, if it says. Half of them is one program's.
+    /// The most flows it holds, if known. One program may use half of them.
     pub max_flows: Option<u32>,
-    /// The most different masks of its flows, if there is a limit over all priorities. Programs share those
-    /// that they have in common.
+    /// The most different masks of its flows, if there is a limit over all priorities. Programs share the
+    /// masks that they have in common.
     pub max_shapes: Option<u32>,
-    /// What the flows of one priority may be, if that is limited.
+    /// The size of the flow table of one priority, if it is limited.
     pub priority_table: Option<PriorityTable>,
     /// The most specs of one flow, the two actions (tag, counter) included.
     pub max_specs: u32,
     /// Whether a queue pair takes the hash fields of one variant only (v4 or v6; TCP or UDP).
+    #[serde(default)]
     pub hash_field_exclusive: bool,
     /// Whether source and destination are hashed together or not at all.
+    #[serde(default)]
     pub hash_field_pairs: bool,
     /// The longest indirection table, in entries.
     pub max_table: u32,
     /// Whether a table must name workers that follow each other, each once.
+    #[serde(default)]
     pub table_consecutive: bool,
-    /// The most queue pairs with an indirection table, if it says.
+    /// The most queue pairs with an indirection table, if known.
     pub max_queues: Option<u32>,
-    /// The most indirection tables, if it says.
+    /// The most indirection tables, if known.
     pub max_tables: Option<u32>,
-    /// The most packets that one receive queue holds, if it says (`max_qp_wr`).
+    /// The most packets that one receive queue holds (`max_qp_wr`), if known.
     #[serde(default)]
     pub max_receives: Option<u32>,
-    /// The most counters, if it says.
+    /// The most counters, if known.
     pub max_counters: Option<u32>,
-    /// The most flows that copy, if there is a limit. Half of them is one program's.
+    /// The most flows that copy, if there is a limit. One program may use half of them.
     pub max_copies: Option<u32>,
-    /// How wide a flow tag is; 0: completions tell nothing of the flow.
+    /// How wide a flow tag is; 0: completions do not name the flow.
     pub tag_bits: u32,
     /// Flows that match multicast only come after all others, whatever their priority.
+    #[serde(default)]
     pub multicast_ignores_priority: bool,
-    /// What it refuses to match or to do, and how it says so.
+    /// What it refuses to match or to do, at most one row per feature.
+    #[serde(default)]
     pub refusals: Vec<Refusal>,
-    /// What only some devices of this kind do, by firmware or configuration: known when it is tried.
+    /// What only some devices of this kind do, depending on firmware or configuration; found out by trying.
     #[serde(default)]
     pub dependences: Vec<Dependence>,
-    /// What it answers beyond each limit.
+    /// The errno beyond each limit; EINVAL where there is no row.
+    #[serde(default)]
     pub limits: Vec<LimitRow>,
+    /// What only the software NIC has to know to behave like the device.
+    #[serde(default)]
+    pub emulation: Emulation,
+}
+
+/// How a device and its driver create flows, beyond what the compiler has to know. The software NIC imitates it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Emulation {
+    /// Whether the calling thread needs CAP_NET_RAW, else EPERM.
+    pub needs_net_raw: bool,
+    /// The answer to an unknown `ibv_flow_attr.type`.
+    pub unknown_type: Errno,
+    /// The answer to an unknown bit of `ibv_flow_attr.flags`.
+    pub unknown_flag: Errno,
+    /// The answer to an unknown action.
+    pub unknown_action: Errno,
+    /// The answer to DONT_TRAP with SNIFFER, if it is refused: it would change nothing.
+    pub dont_trap_with_sniffer: Option<Errno>,
+    /// The answer to DONT_TRAP with EGRESS, if it is refused.
+    pub dont_trap_with_egress: Option<Errno>,
+    /// Whether DONT_TRAP is only for priority 0 and at most one Ethernet spec, of the multicast bit.
+    pub dont_trap_is_promiscuous: bool,
+    /// Whether the specs of default flows and sniffers are checked and then ignored. Otherwise matching specs on them are
+    /// EINVAL and actions work.
+    pub ignores_specs_of_defaults: bool,
+    /// Whether default flows of one kind all have the same priority, whatever they ask for.
+    pub ignores_priority_of_defaults: bool,
+    /// Whether sniffers get received packets only; otherwise also what is sent.
+    pub sniffs_received_only: bool,
+    /// Whether a value may have no bits outside its mask, else EINVAL.
+    pub values_within_masks: bool,
+    /// Whether an EtherType beside an IP spec must be matched whole and be that of the spec, else EINVAL.
+    pub whole_ether_type_beside_ip: bool,
+    /// Whether a protocol beside a spec that implies one must be matched whole, else EINVAL.
+    pub whole_protocol_beside_transport: bool,
+    /// How many labels of a stack can be matched, else EOPNOTSUPP.
+    pub max_labels: u8,
+    /// How wide a flow tag is where this differs from [`DeviceProfile::tag_bits`].
+    pub tag_bits: Option<u32>,
+    /// Whether counters can be read while no flow is bound to them, else EINVAL.
+    pub reads_idle_counters: bool,
+    /// Whether flows with the same match and priority must agree in their tags.
+    pub one_tag_per_match: bool,
+    /// Whether a packet meets only one match of each priority also where it goes on: of several DONT_TRAP flows that
+    /// match, those with the match of the oldest take a copy.
+    pub one_copy_per_priority: bool,
+    /// Whether an ALL_DEFAULT flow is two entries, of which the one for multicast is like that of an MC_DEFAULT flow:
+    /// multicast packets go to both.
+    pub all_default_is_two: bool,
+    /// Whether any hash fields can be combined, although [`DeviceProfile::hash_field_exclusive`].
+    pub hashes_any_fields: bool,
+    /// Whether `rx_hash_fields_mask` has the inner headers although hashing them is refused.
+    pub reports_inner_hash: bool,
+    /// Whether [`DeviceProfile::max_table`] is an estimate, because the firmware decides.
+    pub firmware_sets_max_table: bool,
+}
+
+impl Default for Emulation {
+    fn default() -> Self {
+        Self {
+            needs_net_raw: false,
+            unknown_type: Errno::Einval,
+            unknown_flag: Errno::Einval,
+            unknown_action: Errno::Eopnotsupp,
+            dont_trap_with_sniffer: None,
+            dont_trap_with_egress: None,
+            dont_trap_is_promiscuous: false,
+            ignores_specs_of_defaults: false,
+            ignores_priority_of_defaults: false,
+            sniffs_received_only: false,
+            values_within_masks: false,
+            whole_ether_type_beside_ip: false,
+            whole_protocol_beside_transport: false,
+            max_labels: u8::MAX,
+            tag_bits: None,
+            reads_idle_counters: false,
+            one_tag_per_match: false,
+            one_copy_per_priority: false,
+            all_default_is_two: false,
+            hashes_any_fields: false,
+            reports_inner_hash: false,
+            firmware_sets_max_table: false,
+        }
+    }
 }
 
 /// How the flows of one priority are stored: entries of equal masks in groups.
@@ -69,40 +165,40 @@ pub struct PriorityTable {
     pub group_entries: u32,
 }
 
-/// Something that a device will not match or do.
+/// Something that a device does not match or do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Refusal {
-    /// What.
+    /// The feature.
     pub feature: Feature,
-    /// How it says so; [`Errno::Silent`]: it does not, and that is worse.
+    /// The errno; [`Errno::Silent`] where it is ignored without an error.
     pub errno: Errno,
-    /// Where that is to be read.
-    pub source: Cow<'static, str>,
+    /// Where this can be read.
+    pub source: String,
 }
 
-/// Something that a driver offers if the device has a capability, which no verb reports.
+/// Something that a driver offers if the device has a capability that no verb reports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dependence {
-    /// What.
+    /// The feature.
     pub feature: Feature,
-    /// The capability, by the driver's name for it.
-    pub capability: Cow<'static, str>,
-    /// Where that is to be read.
-    pub source: Cow<'static, str>,
+    /// The driver's name of the capability.
+    pub capability: String,
+    /// Where this can be read.
+    pub source: String,
 }
 
-/// What a device says beyond a limit.
+/// The errno of a device beyond a limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LimitRow {
     /// Which limit.
     pub limit: Limit,
-    /// How it says so.
+    /// The errno.
     pub errno: Errno,
-    /// Where that is to be read.
-    pub source: Cow<'static, str>,
+    /// Where this can be read.
+    pub source: String,
 }
 
 /// A limit with a number.
@@ -129,7 +225,7 @@ pub enum Limit {
     Tags,
     /// [`DeviceProfile::max_copies`].
     Copies,
-    /// One flow that sniffs: its packets carry no tag that could tell two apart.
+    /// One flow that sniffs: packets of two could not be told apart by a tag.
     Sniffers,
 }
 
@@ -137,89 +233,116 @@ impl DeviceProfile {
     /// The profiles that [`by_name`](Self::by_name) knows.
     pub const NAMES: [&'static str; 4] = ["ideal", "mlx5", "mlx4", "conservative"];
 
-    /// What the verbs interface can say at all, within the limits of the software NIC. Hash fields stay
-    /// exclusive, so that the program is the one that real devices get.
+    /// Everything that libibverbs can express, within the limits of the software NIC. Hash fields stay exclusive, so that
+    /// a program is the same as for real devices.
     #[must_use]
     pub fn ideal() -> Self {
-        known::ideal()
+        BUILT_IN[0].clone()
     }
 
     /// ConnectX-4 and later.
     #[must_use]
     pub fn mlx5() -> Self {
-        known::mlx5()
+        BUILT_IN[1].clone()
     }
 
     /// ConnectX-3.
     #[must_use]
     pub fn mlx4() -> Self {
-        known::mlx4()
+        BUILT_IN[2].clone()
     }
 
-    /// For a device that is not known: of each limit the tightest, and of refusals all, that `mlx5` and `mlx4` have.
+    /// For an unknown device: the tightest of each limit, and all refusals, of `mlx5` and `mlx4`.
     #[must_use]
     pub fn conservative() -> Self {
-        known::conservative()
+        BUILT_IN[3].clone()
     }
 
     /// One of [`NAMES`](Self::NAMES).
     #[must_use]
     pub fn by_name(name: &str) -> Option<Self> {
-        match name {
-            "ideal" => Some(Self::ideal()),
-            "mlx5" => Some(Self::mlx5()),
-            "mlx4" => Some(Self::mlx4()),
-            "conservative" => Some(Self::conservative()),
-            _ => None,
-        }
+        BUILT_IN.iter().find(|profile| profile.name == name).cloned()
     }
 
-    /// Why the device will not do that; `None` if it will.
+    /// The row that refuses a feature; `None` if the device has it.
     #[must_use]
     pub fn refusal(&self, feature: Feature) -> Option<&Refusal> {
         self.refusals.iter().find(|refusal| refusal.feature == feature)
     }
 
-    /// The capability that the device needs to do that, if only some of its kind have it.
+    /// The capability that a feature needs, if only some devices of the kind have it.
     #[must_use]
     pub fn dependence(&self, feature: Feature) -> Option<&Dependence> {
         self.dependences.iter().find(|dependence| dependence.feature == feature)
     }
 
-    /// Whether the device does that.
+    /// Whether the device has a feature.
     #[must_use]
     pub fn allows(&self, feature: Feature) -> bool {
         self.refusal(feature).is_none()
     }
 
-    /// What the device answers beyond a limit; EINVAL where nothing is known.
+    /// The errno beyond a limit; EINVAL where nothing is known.
     #[must_use]
     pub fn errno(&self, limit: Limit) -> Errno {
         self.limits.iter().find(|row| row.limit == limit).map_or(Errno::Einval, |row| row.errno)
     }
 
-    /// The same limits on the soft NIC, which plays that device and holds no more flows, masks and copies than
-    /// it ever does. Its receive queues are its own, whatever it plays.
+    /// The same limits on the software NIC, which imitates the device but holds no more flows, masks and copies than
+    /// [`software`] allows. The size of its receive queues does not depend on the device that it imitates.
     #[must_use]
     pub fn in_software(self) -> Self {
-        let own = known::ideal();
-        let less = |a: Option<u32>, b: Option<u32>| a.into_iter().chain(b).min();
         Self {
-            max_flows: less(self.max_flows, own.max_flows),
-            max_shapes: less(self.max_shapes, own.max_shapes),
-            max_copies: less(self.max_copies, own.max_copies),
-            max_receives: own.max_receives,
+            max_flows: least(self.max_flows, Some(software::MAX_FLOWS)),
+            max_shapes: least(self.max_shapes, Some(software::MAX_MASKS)),
+            max_copies: least(self.max_copies, Some(software::MAX_COPIES)),
+            max_receives: Some(software::MAX_RECEIVES),
             ..self
         }
     }
 
-    /// Flows that copy of one program, by the same reasoning as priorities.
+    /// What both devices can do; beyond a limit it answers like the first.
+    fn strictest(name: &str, a: Self, b: Self) -> Self {
+        let mut refusals = a.refusals;
+        for refusal in b.refusals {
+            match refusals.iter_mut().find(|own| own.feature == refusal.feature) {
+                Some(own) if refusal.errno == Errno::Silent => *own = refusal,
+                Some(_) => {}
+                None => refusals.push(refusal),
+            }
+        }
+        Self {
+            name: name.to_owned(),
+            priorities: a.priorities.min(b.priorities),
+            max_flows: least(a.max_flows, b.max_flows),
+            max_shapes: least(a.max_shapes, b.max_shapes),
+            priority_table: a.priority_table.or(b.priority_table),
+            max_specs: a.max_specs.min(b.max_specs),
+            hash_field_exclusive: a.hash_field_exclusive || b.hash_field_exclusive,
+            hash_field_pairs: a.hash_field_pairs || b.hash_field_pairs,
+            max_table: a.max_table.min(b.max_table),
+            table_consecutive: a.table_consecutive || b.table_consecutive,
+            max_queues: least(a.max_queues, b.max_queues),
+            max_tables: least(a.max_tables, b.max_tables),
+            max_counters: least(a.max_counters, b.max_counters),
+            max_copies: least(a.max_copies, b.max_copies),
+            max_receives: least(a.max_receives, b.max_receives),
+            tag_bits: a.tag_bits.min(b.tag_bits),
+            multicast_ignores_priority: a.multicast_ignores_priority || b.multicast_ignores_priority,
+            dependences: [a.dependences, b.dependences].concat(),
+            refusals,
+            limits: a.limits,
+            emulation: a.emulation,
+        }
+    }
+
+    /// Flows that copy which one program may use, by the same reasoning as priorities.
     #[must_use]
     pub fn copies_per_program(&self) -> Option<usize> {
         self.max_copies.map(|most| (most / 2) as usize)
     }
 
-    /// Priorities that one program may use, the other half being the next program's while it comes in.
+    /// Priorities that one program may use; the other half is the next program's during a reload.
     #[must_use]
     pub fn priorities_per_program(&self) -> u32 {
         (self.priorities / 2).clamp(1, 1 << 15)
@@ -243,13 +366,28 @@ impl DeviceProfile {
         self.max_tables.map(|most| (most / 2) as usize)
     }
 
-    /// Whether workers learn from a completion which flow took a packet. Without it they judge every
-    /// packet by the whole policy.
+    /// Whether a completion names the flow that took a packet. Without it workers classify every packet by the whole
+    /// policy.
     #[must_use]
     pub fn has_tags(&self) -> bool {
         self.tag_bits > 0 && self.allows(Feature::Tag)
     }
 }
+
+/// The smaller of two limits, where absent means unlimited.
+fn least(a: Option<u32>, b: Option<u32>) -> Option<u32> {
+    a.into_iter().chain(b).min()
+}
+
+/// The profiles of [`DeviceProfile::NAMES`], in that order.
+static BUILT_IN: LazyLock<[DeviceProfile; 4]> = LazyLock::new(|| {
+    let [mlx5, mlx4] = [load::built_in("mlx5", MLX5), load::built_in("mlx4", MLX4)];
+    let conservative = DeviceProfile::strictest("conservative", mlx5.clone(), mlx4.clone());
+    [load::built_in("ideal", IDEAL).in_software(), mlx5, mlx4, conservative]
+});
+const IDEAL: &str = include_str!("../models/ideal.toml");
+const MLX5: &str = include_str!("../models/mlx5.toml");
+const MLX4: &str = include_str!("../models/mlx4.toml");
 
 impl Default for DeviceProfile {
     fn default() -> Self {
@@ -262,7 +400,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_named_profile_is_there_and_says_where_its_rows_come_from() {
+    fn built_in_profiles_name_the_source_of_each_row() {
         for name in DeviceProfile::NAMES {
             let profile = DeviceProfile::by_name(name).expect("it is listed");
             assert_eq!(profile.name, name);
@@ -278,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn the_conservative_profile_allows_nothing_that_a_known_device_refuses() {
+    fn the_conservative_profile_is_at_most_what_every_device_allows() {
         let conservative = DeviceProfile::conservative();
         let most = |limit: Option<u32>| limit.unwrap_or(u32::MAX);
         for known in [DeviceProfile::mlx5(), DeviceProfile::mlx4()] {
@@ -303,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_survives_its_json() {
+    fn a_profile_is_the_same_after_json() {
         for name in DeviceProfile::NAMES {
             let profile = DeviceProfile::by_name(name).expect("it is listed");
             let json = serde_json::to_string(&profile).expect("plain data");

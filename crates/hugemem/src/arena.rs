@@ -1,7 +1,5 @@
-//! The arena and its blocks: where memory for the device comes from and goes back to.
-//!
-//! Workers and the parent domain's allocator carve; the packet path only uses what was carved. An arena stays mapped
-//! until its last block is gone, so that memory which a device may still write to is never unmapped.
+//! The arena and its blocks. Workers and the parent domain's allocator carve blocks; the packet path only uses them. An
+//! arena stays mapped until its last block is dropped, so that memory which a device may still write to is never unmapped.
 
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
@@ -15,7 +13,7 @@ use crate::mapping::Mapping;
 use crate::{Error, PageKind, Warning};
 
 /// The largest arena: more is a mistake in the settings.
-pub const MAX_ARENA_BYTES: usize = 1 << 40;
+pub(crate) const MAX_ARENA_BYTES: usize = 1 << 40;
 
 /// What to map.
 #[derive(Clone, Debug)]
@@ -26,7 +24,7 @@ pub struct ArenaOptions {
     pub pages: Vec<PageKind>,
     /// NUMA node to bind to; failing to is a warning.
     pub numa_node: Option<u32>,
-    /// Who the arena is for, in warnings and errors.
+    /// The owner's name in warnings and errors.
     pub label: String,
 }
 
@@ -89,12 +87,12 @@ impl Arena {
         self.mapping.bytes()
     }
 
-    /// What is not carved now, though not necessarily in one piece.
+    /// Bytes that are not carved, not necessarily contiguous.
     pub fn free_bytes(&self) -> usize {
         self.free_list().free_bytes()
     }
 
-    /// What was asked for and could not be had, with remedies.
+    /// The refusals of the kernel, with remedies.
     pub fn warnings(&self) -> &[Warning] {
         &self.warnings
     }
@@ -102,7 +100,7 @@ impl Arena {
     /// Carves a zeroed block that starts at a multiple of `align`.
     ///
     /// `None` when no free range is long enough, `bytes` is 0, `align` is not a power of two, or
-    /// [`crate::MAX_BLOCKS`] blocks are out.
+    /// 65,536 blocks are in use.
     pub fn carve(self: &Arc<Self>, bytes: usize, align: usize) -> Option<Block> {
         let range = self.free_list().take(bytes, align, self.mapping.base().addr().get())?;
         // SAFETY: the free list only ever holds offsets inside the mapping.
@@ -118,7 +116,7 @@ impl Arena {
     }
 }
 
-/// Maps `bytes` of one kind of page; what is unmet but not fatal comes back as warnings.
+/// Maps `bytes` of one kind of page; refusals that are not fatal are returned as warnings.
 fn populated(
     options: &ArenaOptions,
     page_kind: PageKind,
@@ -140,7 +138,7 @@ fn populated(
     Ok((mapping, unmet))
 }
 
-/// A piece of an arena, goes back to it when dropped. A forgotten block keeps its arena mapped for good.
+/// A part of an arena, returned to it on drop. A forgotten block keeps its arena mapped for ever.
 #[derive(Debug)]
 pub struct Block {
     start: NonNull<u8>,

@@ -1,4 +1,4 @@
-//! How much memory this process can still get: what the host has, and what each of its control groups leaves it.
+//! How much memory this process can still allocate, by the host and by each of its control groups.
 //!
 //! Mappings ask before overcommit promises memory which populating would then get by killing processes. Nothing here
 //! changes a setting; what cannot be read limits nothing.
@@ -6,10 +6,10 @@
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// Where systemd and container engines mount control groups; memory of version 1 stands in a folder of its own.
+/// Where systemd and container engines mount control groups; version 1 has a folder of its own for memory.
 const GROUPS: &str = "/sys/fs/cgroup";
 
-/// An amount of memory, and what sets it.
+/// An amount of memory, and what limits it.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Available {
     pub(crate) bytes: u64,
@@ -17,7 +17,7 @@ pub(crate) struct Available {
     pub(crate) group: Option<PathBuf>,
 }
 
-/// The tightest of all limits; `None` when there is nothing to read.
+/// The smallest of all limits; `None` when there is nothing to read.
 pub(crate) fn available() -> Option<Available> {
     available_by(|path| fs::read_to_string(path).ok())
 }
@@ -37,8 +37,8 @@ fn host_bytes(meminfo: &str) -> Option<u64> {
 /// The number behind a name that begins a line.
 fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
-        let mut words = line.split_whitespace();
-        (words.next()? == name).then(|| words.next()?.parse().ok())?
+        let mut parts = line.split_whitespace();
+        (parts.next()? == name).then(|| parts.next()?.parse().ok())?
     })
 }
 

@@ -6,10 +6,10 @@
 use std::ops::Range;
 
 /// Blocks begin and end on cache lines, so that two of them never share one.
-pub const BLOCK_GRANULE_BYTES: usize = 64;
+pub(crate) const BLOCK_GRANULE_BYTES: usize = 64;
 
-/// The most blocks that an arena hands out at a time, which bounds the list of free ranges too.
-pub const MAX_BLOCKS: usize = 1 << 16;
+/// The most blocks of an arena at a time, which bounds the list of free ranges too.
+pub(crate) const MAX_BLOCKS: usize = 1 << 16;
 
 /// The free ranges of `0..bytes`.
 #[derive(Debug)]

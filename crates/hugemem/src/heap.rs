@@ -1,13 +1,13 @@
-//! The process's ordinary heap, as far as it concerns how much memory a daemon holds: what was freed is given back.
+//! The process's heap: returning freed memory to the kernel.
 
-/// Gives freed heap memory back to the kernel, also what lies between blocks that are in use, in all arenas
+/// Returns freed heap memory to the kernel, also between blocks that are in use, in all arenas
 /// (malloc_trim(3)). To be called after work that allocated much and freed it: glibc by itself returns only the top
 /// of an arena, and a thread's arena keeps what its short life has used. Takes milliseconds; allocations of other
 /// threads wait meanwhile. Does nothing with a C library other than glibc.
 pub fn release_free_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        // SAFETY: malloc_trim takes any padding, and locks each arena while it works on it (MT-Safe, says its man
+        // SAFETY: malloc_trim takes any padding, and locks each arena while it works on it (MT-Safe by its man
         // page); it only gives pages back that no live allocation uses.
         unsafe { libc::malloc_trim(0) };
     }

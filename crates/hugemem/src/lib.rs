@@ -1,9 +1,20 @@
-//! Hugepage arenas: the memory that frames, queues and completion rings live in.
+//! Hugepage arenas: the memory of packet frames, queues and completion rings.
 //!
 //! A worker maps one [`Arena`] on its NUMA node and carves [`Block`]s from it, for packet frames and for the buffers
-//! that a parent domain's allocator hands to the driver. Arenas are mapped and carved while setting up, never on the
-//! packet path; they never grow, and never touch the system's hugepage settings: what the kernel refuses becomes a
-//! [`Warning`] that says what to change.
+//! that a parent domain's allocator gives to the driver. Arenas are mapped and carved at start-up, never on the packet
+//! path. They do not grow and do not change the system's hugepage settings: what the kernel refuses becomes a [`Warning`]
+//! with the setting to change.
+//!
+//! ```
+//! use hugemem::{Arena, ArenaOptions, PageKind};
+//!
+//! let options = ArenaOptions { pages: vec![PageKind::Plain], ..ArenaOptions::new("example", 1 << 20) };
+//! let arena = Arena::map(&options)?;
+//! let mut block = arena.carve(4096, 64).expect("the arena has room");
+//! block[..5].copy_from_slice(b"frame");
+//! assert!(block.as_ptr().addr().is_multiple_of(64));
+//! # Ok::<(), hugemem::Error>(())
+//! ```
 
 mod arena;
 mod available;
@@ -11,12 +22,8 @@ mod error;
 mod free_list;
 mod heap;
 mod mapping;
-mod page_kind;
-mod warning;
 
-pub use arena::{Arena, ArenaOptions, Block, MAX_ARENA_BYTES};
-pub use error::Error;
-pub use free_list::{BLOCK_GRANULE_BYTES, MAX_BLOCKS};
+pub use arena::{Arena, ArenaOptions, Block};
+pub use error::{Error, Warning};
 pub use heap::{release_free_heap, use_one_heap};
-pub use page_kind::PageKind;
-pub use warning::Warning;
+pub use mapping::PageKind;

@@ -1,14 +1,14 @@
-//! One anonymous mapping and the calls that shape it: the only file that talks to the kernel's memory manager.
-//!
-//! The arena makes it, shapes it and keeps it. It never hands out references to its bytes.
+//! Kinds of pages, and one anonymous mapping of such pages with its system calls. The arena owns the mapping, which
+//! returns no references to its bytes.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::{fs, io, ptr};
+use std::str::FromStr;
+use std::{fmt, fs, io, ptr};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-use crate::PageKind;
+use crate::Error;
 use crate::available::{Available, available};
 
 /// The most NUMA nodes of any Linux kernel (CONFIG_NODES_SHIFT is at most 10).
@@ -16,6 +16,63 @@ const MAX_NUMA_NODES: u32 = 1024;
 
 /// Touching once per smallest page of any architecture touches every page.
 const SMALLEST_PAGE_BYTES: usize = 4096;
+
+/// A kind of page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PageKind {
+    /// Reserved 1 GiB pages (hugetlb). Every arena takes whole ones.
+    Huge1G,
+    /// Reserved 2 MiB pages (hugetlb).
+    Huge2M,
+    /// Ordinary memory that the kernel is asked to back with huge pages.
+    Transparent,
+    /// Ordinary pages.
+    Plain,
+}
+
+impl PageKind {
+    /// Every kind, largest page first.
+    pub const ALL: &'static [Self] = &[Self::Huge1G, Self::Huge2M, Self::Transparent, Self::Plain];
+
+    /// The name used in settings and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Huge1G => "huge_1g",
+            Self::Huge2M => "huge_2m",
+            Self::Transparent => "transparent",
+            Self::Plain => "plain",
+        }
+    }
+
+    /// What an arena's size is rounded up to and its start is aligned to.
+    pub const fn page_bytes(self) -> usize {
+        match self {
+            Self::Huge1G => 1 << 30,
+            Self::Huge2M | Self::Transparent => 2 << 20,
+            // The largest base page of any architecture that Linux runs on; 4 KiB pages divide it.
+            Self::Plain => 64 << 10,
+        }
+    }
+}
+
+impl fmt::Display for PageKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for PageKind {
+    type Err = Error;
+
+    /// Reads the name that `Display` writes.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|kind| kind.name() == text)
+            .ok_or_else(|| Error::PageKind { text: text.to_owned() })
+    }
+}
 
 /// An anonymous private mapping, aligned to its kind of page; unmapped when dropped.
 #[derive(Debug)]
@@ -71,7 +128,7 @@ impl Mapping {
         }
         let mut nodes = [0_u64; MAX_NUMA_NODES as usize / 64];
         nodes[numa_node as usize / 64] = 1 << (numa_node % 64);
-        // The kernel reads one bit less than `maxnode` says (get_nodes in mm/mempolicy.c).
+        // The kernel reads one bit less than `maxnode` (get_nodes in mm/mempolicy.c).
         let max_node = u64::from(MAX_NUMA_NODES) + 1;
         // SAFETY: mbind reads `nodes`, which has MAX_NUMA_NODES bits, and changes only the policy of our own mapping.
         let rc = unsafe {
@@ -91,7 +148,7 @@ impl Mapping {
     /// Gives every page its memory now, so that packets do not wait for first faults. Nothing is locked here: that pages
     /// stay is up to the device, which pins what is registered with it.
     ///
-    /// MADV_POPULATE_WRITE says what it cannot populate, where touching would be killed by SIGBUS.
+    /// MADV_POPULATE_WRITE returns an error where touching would be killed by SIGBUS.
     pub(crate) fn populate(&mut self, kind: PageKind, bound: bool) -> io::Result<()> {
         self.advise(Advice::LinuxPopulateWrite).or_else(|error| {
             may_touch(error, kind, bound)?;
@@ -185,7 +242,7 @@ fn transparent_allowed() -> io::Result<()> {
         Ok(text) if text.contains("[never]") => {
             Err(io::Error::new(io::ErrorKind::Unsupported, "transparent huge pages are switched off"))
         }
-        // Without the file madvise itself tells: EINVAL when the kernel has no such pages.
+        // Without the file, madvise fails with EINVAL if the kernel has no such pages.
         _ => Ok(()),
     }
 }
@@ -259,5 +316,14 @@ pub(crate) mod tests {
             refused(libc::EFAULT, PageKind::Plain, false).unwrap_err().raw_os_error(),
             Some(libc::EFAULT)
         );
+    }
+
+    #[test]
+    fn names_read_back() {
+        for kind in PageKind::ALL {
+            assert_eq!(kind.to_string().parse::<PageKind>().unwrap(), *kind);
+        }
+        let error = "2M".parse::<PageKind>().unwrap_err();
+        assert!(error.to_string().contains("`2M`") && error.to_string().contains("huge_2m"), "{error}");
     }
 }

@@ -1,8 +1,8 @@
-//! What [`crate::parse`] found odd about a frame. A note for counters: an anomaly never makes a frame undeliverable.
+//! Malformed headers that [`crate::parse`] found. They are counted only: an anomaly never makes a frame undeliverable.
 
 use std::fmt;
 
-/// The outermost oddity of a frame.
+/// The outermost malformation of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Anomaly {
@@ -10,7 +10,7 @@ pub enum Anomaly {
     EthernetTruncated,
     /// The frame ends inside a VLAN tag, which is then not peeled.
     VlanTruncated,
-    /// Fewer bytes than the IPv4 header says it has (or fewer than 20).
+    /// Fewer bytes than the IPv4 header length (or fewer than 20).
     Ipv4Truncated,
     /// EtherType IPv4, but the version is not 4: the layer counts as absent.
     Ipv4Version,
@@ -95,7 +95,7 @@ mod tests {
         let mut names = std::collections::HashSet::new();
         for (index, anomaly) in Anomaly::ALL.iter().enumerate() {
             assert_eq!(anomaly.index(), index);
-            assert!(names.insert(anomaly.name()), "{anomaly} stands twice");
+            assert!(names.insert(anomaly.name()), "{anomaly} is listed twice");
         }
         assert_eq!(names.len(), Anomaly::COUNT);
     }

@@ -1,21 +1,21 @@
-//! Frames by description: the write side, for tests, benches and the generator wire.
+//! A frame builder for tests, benches and the generator wire.
 //!
-//! A builder says what a frame should be and [`FrameBuilder::build`] writes it with right lengths and checksums. It
+//! [`FrameBuilder::build`] writes the described frame with correct lengths and checksums. It
 //! allocates, so it never runs on the packet path; a sender builds once and replays. Frames that are meant to be wrong
 //! are built right and then damaged.
 
-mod encapsulate;
-
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::{EtherType, FlowKey, IpProtocol, Layers, MacAddr, Parsed, checksum};
+use crate::tunnel::VNI_VALID;
+use crate::{
+    BOTTOM_OF_STACK, EtherType, Field, FlowKey, GRE_HAS_KEY, IpProtocol, Layers, MPLS_UDP_PORT, MacAddr,
+    Parsed, VXLAN_UDP_PORT, checksum, mac_address,
+};
 
-pub use encapsulate::{label_stack, mpls_label};
-
-/// The most bytes an IP packet can say it has; longer payloads are cut to it.
+/// The largest total length of an IP packet; longer payloads are cut to it.
 pub const MAX_PACKET_BYTES: usize = 65_535;
 
-/// The most bytes of options that an IPv4 header has room for.
+/// The most bytes of options that fit an IPv4 header.
 pub const MAX_IP_OPTION_BYTES: usize = 40;
 
 /// Describes a frame. Without further calls it is an empty Ethernet frame of type 0x88b5 (local experiments).
@@ -49,9 +49,21 @@ enum Network {
 #[derive(Clone, Copy, Debug)]
 enum Transport {
     None,
-    Tcp { src_port: u16, dst_port: u16, flags: u8 },
-    Udp { src_port: u16, dst_port: u16 },
-    Echo { identifier: u16, sequence: u16 },
+    Tcp {
+        src_port: u16,
+        dst_port: u16,
+        flags: u8,
+    },
+    Udp {
+        src_port: u16,
+        dst_port: u16,
+    },
+    /// Without a type an echo request.
+    Icmp {
+        icmp_type: Option<u8>,
+        code: u8,
+        rest: u32,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -166,8 +178,75 @@ impl FrameBuilder {
         self
     }
 
+    /// Sets a field of the packet's own headers. A field whose header the frame lacks is ignored.
+    pub fn set(mut self, field: Field, value: u128) -> Self {
+        let (byte, word) = (value as u8, value as u16);
+        match field {
+            Field::DstMac => self.dst_mac = mac_address(value as u64),
+            Field::SrcMac => self.src_mac = mac_address(value as u64),
+            Field::VlanId => self.set_tag(0, |tag| tag.1 = tag.1 & 0xf000 | word & 0x0fff),
+            Field::VlanPriority => self.set_tag(0, |tag| tag.1 = tag.1 & 0x1fff | word << 13),
+            Field::VlanTpid => self.set_tag(0, |tag| tag.0 = EtherType(word)),
+            Field::InnerVlanId => self.set_tag(1, |tag| tag.1 = tag.1 & 0xf000 | word & 0x0fff),
+            Field::InnerVlanTpid => self.set_tag(1, |tag| tag.0 = EtherType(word)),
+            Field::EtherType => self.ether_type = Some(EtherType(word)),
+            Field::SrcV4 | Field::DstV4 | Field::SrcV6 | Field::DstV6 => self.set_address(field, value),
+            Field::Protocol => self.protocol = Some(IpProtocol(byte)),
+            Field::Tos => self.tos = byte,
+            Field::Ttl => self.ttl = byte,
+            Field::FlowLabel => return self.flow_label(value as u32),
+            Field::IpFlags => return self.ip_flags(byte),
+            Field::SrcPort | Field::DstPort => {
+                let (Transport::Tcp { src_port, dst_port, .. } | Transport::Udp { src_port, dst_port }) =
+                    &mut self.transport
+                else {
+                    return self;
+                };
+                *if field == Field::SrcPort { src_port } else { dst_port } = word;
+            }
+            Field::TcpFlags => {
+                if let Transport::Tcp { flags, .. } = &mut self.transport {
+                    *flags = byte;
+                }
+            }
+            Field::IcmpType | Field::Icmpv6Type => {
+                if let Transport::Icmp { icmp_type, .. } = &mut self.transport {
+                    *icmp_type = Some(byte);
+                }
+            }
+            Field::IcmpCode | Field::Icmpv6Code => {
+                if let Transport::Icmp { code, .. } = &mut self.transport {
+                    *code = byte;
+                }
+            }
+            Field::EspSpi
+            | Field::EspSeq
+            | Field::VxlanVni
+            | Field::GreProtocol
+            | Field::GreKey
+            | Field::GreFlags => {}
+        }
+        self
+    }
+
+    fn set_tag(&mut self, place: usize, change: impl Fn(&mut (EtherType, u16))) {
+        if let Some(tag) = self.tags.get_mut(place) {
+            change(tag);
+        }
+    }
+
+    fn set_address(&mut self, field: Field, value: u128) {
+        match (&mut self.network, field) {
+            (Network::V4 { src, .. }, Field::SrcV4) => *src = Ipv4Addr::from(value as u32),
+            (Network::V4 { dst, .. }, Field::DstV4) => *dst = Ipv4Addr::from(value as u32),
+            (Network::V6 { src, .. }, Field::SrcV6) => *src = Ipv6Addr::from(value),
+            (Network::V6 { dst, .. }, Field::DstV6) => *dst = Ipv6Addr::from(value),
+            _ => {}
+        }
+    }
+
     /// A fragment at `offset` units of 8 bytes (13 bits); IPv6 gets a fragment header. A later fragment is payload
-    /// only; a first fragment has a transport header, whose lengths and checksum speak of this fragment alone.
+    /// only; a first fragment has a transport header, whose lengths and checksum cover this fragment alone.
     pub fn fragment(mut self, offset: u16, more: bool) -> Self {
         self.fragment = Some(Fragment { offset: offset & 0x1fff, more });
         self
@@ -194,7 +273,14 @@ impl FrameBuilder {
 
     /// An ICMP or ICMPv6 echo request.
     pub fn icmp_echo(mut self, identifier: u16, sequence: u16) -> Self {
-        self.transport = Transport::Echo { identifier, sequence };
+        let rest = u32::from(identifier) << 16 | u32::from(sequence);
+        self.transport = Transport::Icmp { icmp_type: None, code: 0, rest };
+        self
+    }
+
+    /// An ICMP or ICMPv6 message whose header ends with zeros.
+    pub fn icmp(mut self, icmp_type: u8, code: u8) -> Self {
+        self.transport = Transport::Icmp { icmp_type: Some(icmp_type), code, rest: 0 };
         self
     }
 
@@ -276,7 +362,7 @@ impl FrameBuilder {
             _ if !self.starts_transport() => 0,
             Transport::None => 0,
             Transport::Tcp { .. } => 20,
-            Transport::Udp { .. } | Transport::Echo { .. } => 8,
+            Transport::Udp { .. } | Transport::Icmp { .. } => 8,
         }
     }
 
@@ -284,8 +370,8 @@ impl FrameBuilder {
         self.protocol.unwrap_or(match (self.transport, self.network) {
             (Transport::Tcp { .. }, _) => IpProtocol::TCP,
             (Transport::Udp { .. }, _) => IpProtocol::UDP,
-            (Transport::Echo { .. }, Network::V6 { .. }) => IpProtocol::ICMPV6,
-            (Transport::Echo { .. }, _) => IpProtocol::ICMP,
+            (Transport::Icmp { .. }, Network::V6 { .. }) => IpProtocol::ICMPV6,
+            (Transport::Icmp { .. }, _) => IpProtocol::ICMP,
             // For experiments and tests (RFC 3692).
             (Transport::None, _) => IpProtocol(253),
         })
@@ -310,15 +396,14 @@ impl FrameBuilder {
                 segment.extend(((8 + payload.len()) as u16).to_be_bytes());
                 segment.extend([0, 0]);
             }
-            Transport::Echo { identifier, sequence } => {
-                let is_v6 = matches!(self.network, Network::V6 { .. });
-                segment.extend([if is_v6 { 128 } else { 8 }, 0, 0, 0]);
-                segment.extend(identifier.to_be_bytes());
-                segment.extend(sequence.to_be_bytes());
+            Transport::Icmp { icmp_type, code, rest } => {
+                let echo_request = if matches!(self.network, Network::V6 { .. }) { 128 } else { 8 };
+                segment.extend([icmp_type.unwrap_or(echo_request), code, 0, 0]);
+                segment.extend(rest.to_be_bytes());
             }
         }
         segment.extend(payload);
-        if let Transport::Echo { .. } = self.transport {
+        if let Transport::Icmp { .. } = self.transport {
             let checksum = match self.network {
                 Network::V6 { src, dst } => {
                     checksum::l4(src.into(), dst.into(), IpProtocol::ICMPV6, &segment)
@@ -396,6 +481,78 @@ impl FrameBuilder {
         frame.extend(sender.octets());
         frame.extend([0; 6]);
         frame.extend(target.octets());
+    }
+}
+
+/// The source port of UDP tunnels, which is free to choose (RFC 7348, 5; RFC 7510, 3).
+const ENTROPY_PORT: u16 = 49_152;
+
+/// How many bits of a label stack entry the traffic class, the S bit and the TTL take.
+const LABEL_SHIFT: u32 = 12;
+
+/// A label stack entry with TTL 64; [`FrameBuilder::mpls`] marks the bottom.
+pub fn mpls_label(label: u32, traffic_class: u8) -> u32 {
+    (label & 0x000f_ffff) << LABEL_SHIFT | u32::from(traffic_class & 7) << 9 | 64
+}
+
+/// The bytes of a label stack, top first with its last entry marked, before the packet `inner`.
+pub fn label_stack(entries: &[u32], inner: &[u8]) -> Vec<u8> {
+    let mut stack = Vec::with_capacity(4 * entries.len() + inner.len());
+    for (place, entry) in entries.iter().enumerate() {
+        let bottom = if place + 1 == entries.len() { BOTTOM_OF_STACK } else { 0 };
+        stack.extend((entry & !BOTTOM_OF_STACK | bottom).to_be_bytes());
+    }
+    stack.extend(inner);
+    stack
+}
+
+/// Frames inside frames: the packet inside is bytes, so that tunnels nest, and takes the place of the payload. The outer
+/// lengths and checksums are right even if it is malformed.
+impl FrameBuilder {
+    /// VXLAN: the frame `inner` in a UDP datagram, with a valid network identifier of 24 bits. Needs an IP layer.
+    pub fn vxlan(self, vni: u32, inner: &[u8]) -> Self {
+        let [_, n0, n1, n2] = vni.to_be_bytes();
+        let mut payload = vec![VNI_VALID, 0, 0, 0, n0, n1, n2, 0];
+        payload.extend(inner);
+        self.udp(ENTROPY_PORT, VXLAN_UDP_PORT).payload(&payload)
+    }
+
+    /// GRE version 0 with an optional key: `inner` is of the type `protocol`. Needs an IP layer.
+    pub fn gre(self, protocol: EtherType, key: Option<u32>, inner: &[u8]) -> Self {
+        let mut payload = vec![if key.is_some() { GRE_HAS_KEY } else { 0 }, 0];
+        payload.extend(protocol.0.to_be_bytes());
+        payload.extend(key.map(u32::to_be_bytes).into_iter().flatten());
+        payload.extend(inner);
+        self.protocol(IpProtocol::GRE).payload(&payload)
+    }
+
+    /// A label stack, top first, before the packet `inner`; see [`mpls_label`]. Without an IP layer behind Ethernet, with
+    /// one in a UDP datagram. In GRE: give [`label_stack`] to [`FrameBuilder::gre`].
+    pub fn mpls(self, entries: &[u32], inner: &[u8]) -> Self {
+        let payload = label_stack(entries, inner);
+        match self.network {
+            Network::None => self.ether_type(EtherType::MPLS).payload(&payload),
+            _ => self.udp(ENTROPY_PORT, MPLS_UDP_PORT).payload(&payload),
+        }
+    }
+
+    /// ESP: index, sequence number, and what is encrypted. Needs an IP layer.
+    pub fn esp(self, spi: u32, sequence: u32, encrypted: &[u8]) -> Self {
+        let mut payload = spi.to_be_bytes().to_vec();
+        payload.extend(sequence.to_be_bytes());
+        payload.extend(encrypted);
+        self.protocol(IpProtocol::ESP).payload(&payload)
+    }
+
+    /// IP in IP: `inner` is the packet inside, of the version in its first nibble. Needs an IP layer.
+    pub fn ip_in_ip(self, inner: &[u8]) -> Self {
+        let is_v6 = inner.first().is_some_and(|first| first >> 4 == 6);
+        self.protocol(if is_v6 { IpProtocol::IPV6 } else { IpProtocol::IPV4 }).payload(inner)
+    }
+
+    /// The frame without its Ethernet header and tags: a packet to put inside another.
+    pub fn build_packet(&self) -> Vec<u8> {
+        self.build().split_off(14 + 4 * self.tags.len())
     }
 }
 

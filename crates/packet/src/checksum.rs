@@ -9,11 +9,11 @@ use std::ops::Range;
 
 use crate::{FlowKey, IpProtocol, Layers, Parsed};
 
-/// Where the checksum of an IPv4 header stands in it (RFC 791, 3.1).
+/// Where the checksum of an IPv4 header is in it (RFC 791, 3.1).
 const IPV4_CHECKSUM: Range<usize> = 10..12;
-/// Where the checksum of a TCP header stands in it (RFC 9293, 3.1).
+/// Where the checksum of a TCP header is in it (RFC 9293, 3.1).
 const TCP_CHECKSUM: Range<usize> = 16..18;
-/// Where the checksum of a UDP header stands in it (RFC 768).
+/// Where the checksum of a UDP header is in it (RFC 768).
 const UDP_CHECKSUM: Range<usize> = 6..8;
 /// The shortest UDP length, that of an empty datagram: its header.
 const UDP_BYTES: usize = 8;
@@ -45,10 +45,10 @@ pub fn verify_l4(frame: &[u8], parsed: &Parsed) -> Check {
     verdict(pseudo_header(&parsed.key, segment.len(), protocol) + sum(segment))
 }
 
-/// Writes the checksums of the IPv4 header and of TCP or UDP, whatever stands there; also where UDP had sent none.
+/// Writes the checksums of the IPv4 header and of TCP or UDP, whatever value is there, also for a UDP datagram that was sent without one.
 ///
-/// `parsed` says where the headers of `frame` are. What is left as it is: checksums of packets that are cut, whose
-/// bytes are not all here, and of TCP or UDP in fragments, which speak of the whole datagram.
+/// `parsed` has the offsets of the headers of `frame`. Two checksums are left as they are: those of truncated packets,
+/// whose bytes are not all here, and those of TCP or UDP in fragments, which cover the whole datagram.
 pub fn fill(frame: &mut [u8], parsed: &Parsed) {
     if let Some(header) = header(frame, parsed).and_then(|range| frame.get_mut(range)) {
         write(header, IPV4_CHECKSUM, |header| !fold(sum(header)));
@@ -75,7 +75,7 @@ pub fn ipv4_header(header: &[u8]) -> u16 {
 }
 
 /// The checksum of a TCP segment, UDP datagram or ICMPv6 message whose checksum field is zero, pseudo-header included
-/// (RFC 9293 3.1, RFC 768, RFC 8200 8.1). A UDP result of 0 becomes 0xffff, since 0 says "not sent".
+/// (RFC 9293 3.1, RFC 768, RFC 8200 8.1). A UDP result of 0 becomes 0xffff, since 0 means "not sent".
 pub fn l4(src: IpAddr, dst: IpAddr, protocol: IpProtocol, segment: &[u8]) -> u16 {
     let addresses = address(src) + address(dst);
     sent(protocol, addresses + length_and_protocol(segment.len(), protocol) + sum(segment))
@@ -91,8 +91,8 @@ fn header(frame: &[u8], parsed: &Parsed) -> Option<Range<usize>> {
     Some(start..start + words * 4)
 }
 
-/// Which checksum there is behind the IP header, where its field stands in the bytes that it covers, and where those
-/// are. `None` when there is none, the frame does not hold all of the bytes, or the lengths make no sense.
+/// The protocol whose checksum follows the IP header, the range of the checksum field in the bytes that it covers, and
+/// the range of those bytes. `None` when there is none, the frame does not hold all of the bytes, or the lengths make no sense.
 fn segment(frame: &[u8], parsed: &Parsed) -> Option<(IpProtocol, Range<usize>, Range<usize>)> {
     let layers = parsed.key.layers;
     let (protocol, field) = if layers.contains(Layers::FRAGMENT) {

@@ -5,7 +5,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::{MacAddr, parse};
+use crate::cube::{
+    DST_MAC, DST_PORT, ETHER_TYPE, FLOW_LABEL, HAS_C_TAG, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, IP_FLAGS,
+    LEVEL_WORDS, PROTOCOL, SRC_MAC, SRC_PORT, Slot, TOS, TTL, VLAN_TCI,
+};
+use crate::{EtherType, MacAddr, mac_number, parse};
 
 bitflags::bitflags! {
     /// Which layers a frame has. TCP and UDP mean that the whole fixed header is there, ports included.
@@ -30,6 +34,10 @@ bitflags::bitflags! {
         const TCP = 1 << 7;
         /// A UDP header.
         const UDP = 1 << 8;
+        /// The common part of an ICMP header: type, code, checksum (RFC 792).
+        const ICMP = 1 << 9;
+        /// The common part of an ICMPv6 header (RFC 4443, 2.1).
+        const ICMPV6 = 1 << 10;
     }
 }
 
@@ -72,6 +80,10 @@ pub struct FlowKey {
     pub dst_port: u16,
     /// TCP flags, CWR (0x80) to FIN (0x01).
     pub tcp_flags: u8,
+    /// Type of an ICMP or ICMPv6 message.
+    pub icmp_type: u8,
+    /// Code of an ICMP or ICMPv6 message.
+    pub icmp_code: u8,
 }
 
 impl FlowKey {
@@ -105,5 +117,36 @@ impl FlowKey {
         } else {
             None
         }
+    }
+}
+
+impl FlowKey {
+    /// The words of the packed image of one packet's headers. Straight-line code: softnic makes one per frame.
+    #[inline]
+    pub fn image(&self) -> [u64; LEVEL_WORDS] {
+        let layer = |layer, slot: Slot| u64::from(self.layers.contains(layer)) << slot.shift;
+        let place = |value: u64, slot: Slot| (value & slot.ones()) << slot.shift;
+        let is_c_tag = self.layers.contains(Layers::VLAN) && self.vlan_tpid == EtherType::VLAN.0;
+        let tci = if is_c_tag { self.vlan_tci } else { 0 };
+        let [dst, src] = [self.dst_ip, self.src_ip].map(u128::from_be_bytes);
+        [
+            layer(Layers::IPV4, HAS_IPV4)
+                | layer(Layers::IPV6, HAS_IPV6)
+                | layer(Layers::TCP, HAS_TCP)
+                | layer(Layers::UDP, HAS_UDP)
+                | place(self.ip_flags.into(), IP_FLAGS)
+                | place(self.ttl.into(), TTL)
+                | place(self.protocol.into(), PROTOCOL)
+                | place(self.tos.into(), TOS)
+                | place(self.src_port.into(), SRC_PORT)
+                | place(self.dst_port.into(), DST_PORT),
+            (dst >> u64::BITS) as u64,
+            (src >> u64::BITS) as u64,
+            dst as u64,
+            src as u64,
+            place(mac_number(self.dst_mac) as u64, DST_MAC) | place(self.ether_type.into(), ETHER_TYPE),
+            place(mac_number(self.src_mac) as u64, SRC_MAC) | place(tci.into(), VLAN_TCI),
+            place(self.flow_label.into(), FLOW_LABEL) | place(is_c_tag.into(), HAS_C_TAG),
+        ]
     }
 }

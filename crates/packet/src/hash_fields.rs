@@ -28,9 +28,9 @@ bitflags::bitflags! {
         const SRC_PORT_UDP = 1 << 6;
         /// UDP destination port.
         const DST_PORT_UDP = 1 << 7;
-        /// Security parameters index of ESP; only [`crate::DeepKey::hash_input`] knows it.
+        /// Security parameters index of ESP; only [`crate::DeepKey::hash_input`] hashes it.
         const IPSEC_SPI = 1 << 8;
-        /// The other fields are those of the packet inside a tunnel; only [`crate::DeepKey::hash_input`] knows that.
+        /// The other fields are those of the packet inside a tunnel; only [`crate::DeepKey::hash_input`] reads them.
         const INNER = 1 << 31;
     }
 }
@@ -46,7 +46,7 @@ impl HashFields {
     pub const UDP: Self = Self::SRC_PORT_UDP.union(Self::DST_PORT_UDP);
     /// Addresses of either family.
     pub const L3: Self = Self::IPV4.union(Self::IPV6);
-    /// What only a look into tunnels can answer.
+    /// Fields for which the tunnel headers must be parsed.
     pub const DEEP: Self = Self::IPSEC_SPI.union(Self::INNER);
     /// Addresses of either family and the ports of either transport.
     pub const L3L4: Self = Self::L3.union(Self::TCP).union(Self::UDP);
@@ -58,7 +58,7 @@ impl FlowKey {
     /// Returns the number of bytes written, 0 when nothing selected is present. Ports count only right behind a plain
     /// IP header: not those of fragments, of which only the first has any and all must meet the same queue, and not
     /// those behind IPv4 options or IPv6 extension headers, which this NIC does not skip when it hashes. (A NIC may do
-    /// either: the Windows drivers' NetAdapterReceiveScalingProtocolTypeIPv4Options and ...IPv6Extensions tell which.)
+    /// either: the Windows drivers' NetAdapterReceiveScalingProtocolTypeIPv4Options and ...IPv6Extensions report which.)
     #[inline]
     pub fn hash_input(&self, fields: HashFields, out: &mut [u8; HASH_INPUT_BYTES]) -> usize {
         let mut input = Input { out, length: 0 };
@@ -108,12 +108,12 @@ pub(crate) struct Input<'o> {
 }
 
 impl Input<'_> {
-    /// Appends in one fixed-size store. There is always room, since 2 * 16 + 2 * 2 is the size of the buffer,
+    /// Appends in one fixed-size store. It always fits, since 2 * 16 + 2 * 2 is the size of the buffer,
     /// and a packet with an ESP header has no ports.
     #[inline]
     pub(crate) fn append<const N: usize>(&mut self, field: &[u8; N]) {
-        if let Some(room) = self.out.get_mut(self.length..).and_then(|rest| rest.first_chunk_mut::<N>()) {
-            *room = *field;
+        if let Some(free) = self.out.get_mut(self.length..).and_then(|rest| rest.first_chunk_mut::<N>()) {
+            *free = *field;
             self.length += N;
         }
     }
@@ -169,11 +169,11 @@ mod tests {
     #[test]
     fn fields_of_absent_layers_are_left_out() {
         let key = tcp_key(Layers::IPV4);
-        assert_eq!(input(&key, HashFields::IPV6 | HashFields::UDP), []);
-        assert_eq!(input(&FlowKey { layers: Layers::VLAN, ..key }, HashFields::all()), []);
+        assert_eq!(input(&key, HashFields::IPV6 | HashFields::UDP), [0_u8; 0]);
+        assert_eq!(input(&FlowKey { layers: Layers::VLAN, ..key }, HashFields::all()), [0_u8; 0]);
         let udp = FlowKey { layers: Layers::IPV4 | Layers::UDP, ..key };
         assert_eq!(input(&udp, HashFields::UDP | HashFields::IPV6), [0x11, 0x22, 0x33, 0x44]);
-        assert_eq!(input(&udp, HashFields::TCP), []);
+        assert_eq!(input(&udp, HashFields::TCP), [0_u8; 0]);
         assert_eq!(input(&udp, HashFields::SRC_PORT_UDP), [0x11, 0x22]);
         assert_eq!(input(&udp, HashFields::DST_PORT_UDP), [0x33, 0x44]);
     }
@@ -184,7 +184,7 @@ mod tests {
             let mut key = tcp_key(Layers::IPV4);
             key.layers |= layer;
             assert_eq!(input(&key, HashFields::L3L4).len(), 8);
-            assert_eq!(input(&key, HashFields::TCP), []);
+            assert_eq!(input(&key, HashFields::TCP), [0_u8; 0]);
         }
     }
 

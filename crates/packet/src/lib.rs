@@ -1,27 +1,42 @@
-//! What a frame says, without touching the network: flow keys, receive-side hashing, and a small write side.
+//! Frames: the table of header fields ([`FIELDS`]), packed images of matches ([`cube`]), the parser, RSS hashing,
+//! checksums and a frame builder. No I/O; nothing on the packet path panics or allocates.
 //!
-//! softnic's engine calls [`parse`] once per frame and the worker where a class needs a look at the packet, policy
-//! matches on [`FlowKey`]s and [`DeepKey`]s and shares [`RssKey`] and [`HashFields`] with softnic, `steerd explain` reads and prints the
-//! names, and tests and the generator build frames with [`build::FrameBuilder`]. It does no I/O, reads no clock, and
-//! neither panics nor allocates on the packet path.
+//! [`parse`] and [`parse_tunnel`] read the headers of a frame; [`FlowKey`] and [`TunnelKey`] are what matches are compared
+//! with. Code that needs a list of fields iterates over [`FIELDS`] and asks each row for its properties.
+//!
+//! ```
+//! use packet::{Field, FlowKey, build::FrameBuilder};
+//!
+//! let frame = FrameBuilder::new().ipv4([192, 0, 2, 1].into(), [198, 51, 100, 7].into()).udp(1024, 53).build();
+//! let key = FlowKey::of(&frame);
+//! assert_eq!(Field::DstPort.in_packet(&key), 53);
+//! let text: Vec<String> = key.fields(false).map(|(field, value)| field.text(value)).collect();
+//! assert!(text.contains(&"198.51.100.7".to_owned()));
+//! ```
 #![forbid(unsafe_code)]
 
 mod anomaly;
 pub mod build;
 pub mod checksum;
+#[allow(missing_docs)] // the slots are documented by the table at the top of the module
+pub mod cube;
 mod error;
-mod flags;
+mod field;
 mod flow_key;
 mod hash_fields;
 mod mac;
 mod numbers;
 mod parse;
+pub mod stack;
 mod toeplitz;
 mod tunnel;
 
 pub use anomaly::Anomaly;
 pub use error::Error;
-pub use flags::{Flag, GRE_FLAGS, IP_FLAGS, TCP_FLAGS, flag_pattern};
+pub use field::{
+    FIELDS, Field, Flag, Form, GRE_FLAGS, Header, IP_FLAGS, Row, TCP_FLAGS, flag_pattern, mac_address,
+    mac_number,
+};
 pub use flow_key::{FlowKey, Layers};
 pub use hash_fields::{HASH_INPUT_BYTES, HashFields};
 pub use mac::MacAddr;
@@ -29,5 +44,6 @@ pub use numbers::{EtherType, IpProtocol};
 pub use parse::{Parsed, parse};
 pub use toeplitz::{RSS_KEY_BYTES, RssKey, Toeplitz};
 pub use tunnel::{
-    DeepKey, MAX_MPLS_LABELS, MPLS_UDP_PORT, TunnelKey, TunnelLayers, VXLAN_UDP_PORT, parse_tunnel,
+    BOTTOM_OF_STACK, DeepKey, GRE_HAS_KEY, MAX_MPLS_LABELS, MPLS_UDP_PORT, TunnelKey, TunnelLayers,
+    VXLAN_UDP_PORT, parse_tunnel,
 };

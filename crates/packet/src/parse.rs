@@ -19,6 +19,7 @@ pub(crate) const IPV6_BYTES: usize = 40;
 const IPV6_FRAGMENT_BYTES: usize = 8;
 const TCP_BYTES: usize = 20;
 pub(crate) const UDP_BYTES: usize = 8;
+const ICMP_BYTES: usize = 4;
 
 /// Bits of the IPv4 flags-and-offset word (RFC 791, 3.1).
 const MORE_FRAGMENTS: u16 = 0x2000;
@@ -33,12 +34,12 @@ pub struct Parsed {
     pub l3_offset: u16,
     /// Where the TCP or UDP header begins; 0 when there is none.
     pub l4_offset: u16,
-    /// The outermost oddity.
+    /// The outermost malformation.
     pub anomaly: Option<Anomaly>,
 }
 
 impl Parsed {
-    /// Keeps the outermost anomaly: what follows a broken header is often odd only because of it.
+    /// Keeps the outermost anomaly: what follows a malformed header is often malformed only because of it.
     #[inline]
     fn note(&mut self, anomaly: Anomaly) {
         self.anomaly.get_or_insert(anomaly);
@@ -166,7 +167,7 @@ fn ipv4<const INSIDE: bool>(parsed: &mut Parsed, packet: &[u8]) {
     }
 }
 
-/// An IPv4 address where an IPv6 one has room. Written whole: the flow table reads it as two words, and a
+/// An IPv4 address in the space of an IPv6 address. Written whole: the flow table reads it as two words, and a
 /// load that spans a narrower store waits for it.
 #[inline]
 fn widened([a, b, c, d]: [u8; 4]) -> [u8; 16] {
@@ -211,7 +212,7 @@ fn ipv6<const INSIDE: bool>(parsed: &mut Parsed, packet: &[u8]) {
     }
 }
 
-/// Tells real fragments from "atomic" ones (RFC 6946), which are whole packets behind a fragment header.
+/// Distinguishes real fragments from "atomic" ones (RFC 6946), which are whole packets behind a fragment header.
 fn ipv6_fragment(parsed: &mut Parsed, payload: &[u8]) {
     let Some(header) = payload.first_chunk::<IPV6_FRAGMENT_BYTES>() else {
         return parsed.note(Anomaly::Ipv6Truncated);
@@ -231,6 +232,10 @@ fn transport(parsed: &mut Parsed, payload: &[u8], offset: u16) {
     match IpProtocol(parsed.key.protocol) {
         IpProtocol::TCP => tcp(parsed, payload, offset),
         IpProtocol::UDP => udp(parsed, payload, offset),
+        IpProtocol::ICMP if parsed.key.layers.contains(Layers::IPV4) => icmp(parsed, payload, Layers::ICMP),
+        IpProtocol::ICMPV6 if parsed.key.layers.contains(Layers::IPV6) => {
+            icmp(parsed, payload, Layers::ICMPV6);
+        }
         _ => {}
     }
 }
@@ -263,10 +268,19 @@ fn udp(parsed: &mut Parsed, datagram: &[u8], offset: u16) {
     key.src_port = u16::from_be_bytes([header[0], header[1]]);
     key.dst_port = u16::from_be_bytes([header[2], header[3]]);
     let length = usize::from(u16::from_be_bytes([header[4], header[5]]));
-    // The length of a fragmented datagram speaks of all its fragments.
+    // The length of a fragmented datagram covers all its fragments.
     let too_long = length > datagram.len() && !key.layers.contains(Layers::FRAGMENT);
     if length < UDP_BYTES || too_long {
         parsed.note(Anomaly::UdpLength);
+    }
+}
+
+/// Type, code and checksum are common to all messages; one without them has no ICMP layer.
+fn icmp(parsed: &mut Parsed, message: &[u8], layer: Layers) {
+    if let Some(&[icmp_type, icmp_code, _, _]) = message.first_chunk::<ICMP_BYTES>() {
+        parsed.key.layers |= layer;
+        parsed.key.icmp_type = icmp_type;
+        parsed.key.icmp_code = icmp_code;
     }
 }
 

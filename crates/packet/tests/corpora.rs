@@ -1,5 +1,5 @@
 //! The parser and the hash against independent tools: published vectors, hashes computed elsewhere, and what tshark and
-//! libpcap count in real captures. Needs STEERD_CORPORA; without it every test says loudly that it did not run.
+//! libpcap count in real captures, which the environment variable STEERD_CORPORA names.
 
 #![allow(
     clippy::unwrap_used,
@@ -8,56 +8,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
 use std::net::IpAddr;
-use std::path::PathBuf;
 
 use packet::{Anomaly, DeepKey, FlowKey, HashFields, Layers, RssKey, Toeplitz, TunnelLayers, parse};
-
-fn corpora(test: &str) -> Option<PathBuf> {
-    let folder = std::env::var_os("STEERD_CORPORA").map(PathBuf::from);
-    if folder.is_none() {
-        assert!(std::env::var_os("CI").is_none(), "{test} needs STEERD_CORPORA");
-        // Past libtest, which keeps what the print macros of passing tests say.
-        let line = format!("NOT RUN: {test} needs STEERD_CORPORA\n");
-        std::io::stderr().write_all(line.as_bytes()).unwrap();
-    }
-    folder
-}
-
-/// The frames of a classic pcap file of either byte order (draft-ietf-opsawg-pcap), as captured.
-fn frames(file: &[u8]) -> Vec<&[u8]> {
-    let big_endian = match file[..4] {
-        [0xd4, 0xc3, 0xb2, 0xa1] | [0x4d, 0x3c, 0xb2, 0xa1] => false,
-        [0xa1, 0xb2, 0xc3, 0xd4] | [0xa1, 0xb2, 0x3c, 0x4d] => true,
-        _ => panic!("not a pcap file"),
-    };
-    let word = |at: usize| {
-        let octets = file[at..at + 4].try_into().unwrap();
-        if big_endian { u32::from_be_bytes(octets) } else { u32::from_le_bytes(octets) }
-    };
-    assert_eq!(word(20) & 0xffff, 1, "not Ethernet");
-    let mut frames = Vec::new();
-    let mut at = 24;
-    while at < file.len() {
-        let bytes = word(at + 8) as usize;
-        frames.push(&file[at + 16..at + 16 + bytes]);
-        at += 16 + bytes;
-    }
-    frames
-}
-
-/// Every capture's name and contents.
-fn captures(folder: &std::path::Path) -> BTreeMap<String, Vec<u8>> {
-    let captures: BTreeMap<String, Vec<u8>> = fs::read_dir(folder.join("pcaps"))
-        .unwrap()
-        .map(|entry| entry.unwrap())
-        .filter(|entry| entry.path().extension().is_some_and(|extension| extension == "pcap"))
-        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
-        .collect();
-    assert!(!captures.is_empty());
-    captures
-}
+use test_support::{captures, corpora, frames};
 
 /// The rows of a table as maps from column to cell; cells that are not there are empty.
 fn rows(text: &str) -> Vec<BTreeMap<&str, &str>> {
@@ -95,8 +49,8 @@ fn udp_key(answer: &KnownAnswer) -> FlowKey {
 
 #[test]
 fn toeplitz_gives_the_known_answers() {
-    let Some(folder) = corpora("toeplitz_gives_the_known_answers") else { return };
-    let text = fs::read_to_string(folder.join("rss/toeplitz_kat.json")).unwrap();
+    let Some(folder) = corpora("rss") else { return };
+    let text = fs::read_to_string(folder.join("toeplitz_kat.json")).unwrap();
     let known: KnownAnswers = serde_json::from_str(&text).unwrap();
     assert_eq!(known.ms_key.parse(), Ok(RssKey::MICROSOFT));
     assert_eq!(known.sym_key.parse(), Ok(RssKey::SYMMETRIC));
@@ -128,8 +82,8 @@ fn tuple(key: &FlowKey) -> Option<Tuple> {
 
 #[test]
 fn flows_and_their_hashes_are_those_computed_elsewhere() {
-    let Some(folder) = corpora("flows_and_their_hashes_are_those_computed_elsewhere") else { return };
-    let text = fs::read_to_string(folder.join("pcaps/FLOWS.tsv")).unwrap();
+    let Some(folder) = corpora("pcaps") else { return };
+    let text = fs::read_to_string(folder.join("FLOWS.tsv")).unwrap();
     let table = rows(&text);
     let captures = captures(&folder);
     let microsoft = Toeplitz::new(&RssKey::MICROSOFT);
@@ -254,13 +208,13 @@ fn rule(name: &str) -> Option<fn(&FlowKey) -> bool> {
 /// Where tshark and libpcap differ (malformed headers), the parser is as strict as tshark.
 #[test]
 fn rules_count_what_tshark_counts() {
-    let Some(folder) = corpora("rules_count_what_tshark_counts") else { return };
-    let expected = fs::read_to_string(folder.join("pcaps/EXPECTED.tsv")).unwrap();
+    let Some(folder) = corpora("pcaps") else { return };
+    let expected = fs::read_to_string(folder.join("EXPECTED.tsv")).unwrap();
     let expected: BTreeMap<(&str, &str), usize> = rows(&expected)
         .iter()
         .map(|row| ((row["file"], row["rule"]), row["tshark"].parse().unwrap()))
         .collect();
-    let rules = fs::read_to_string(folder.join("pcaps/RULES.tsv")).unwrap();
+    let rules = fs::read_to_string(folder.join("RULES.tsv")).unwrap();
     let mut counted = 0;
     for (name, contents) in &captures(&folder) {
         let keys: Vec<DeepKey> = frames(contents).into_iter().map(DeepKey::of).collect();
@@ -280,7 +234,7 @@ fn rules_count_what_tshark_counts() {
 
 #[test]
 fn malformed_captures_are_noted() {
-    let Some(folder) = corpora("malformed_captures_are_noted") else { return };
+    let Some(folder) = corpora("pcaps") else { return };
     let captures = captures(&folder);
     for (name, anomaly) in [
         ("tcpdump__ipv4_invalid_hdr_length.pcap", Anomaly::Ipv4HeaderLength),
@@ -296,7 +250,7 @@ fn malformed_captures_are_noted() {
 /// What tcpdump 4.99 prints of these captures.
 #[test]
 fn captured_tunnels_are_what_tcpdump_prints() {
-    let Some(folder) = corpora("captured_tunnels_are_what_tcpdump_prints") else { return };
+    let Some(folder) = corpora("pcaps") else { return };
     let captures = captures(&folder);
     let tunnels = |name: &str| -> Vec<DeepKey> {
         frames(&captures[name])
@@ -342,7 +296,7 @@ fn captured_tunnels_are_what_tcpdump_prints() {
 
 #[test]
 fn every_cut_of_every_captured_frame_parses() {
-    let Some(folder) = corpora("every_cut_of_every_captured_frame_parses") else { return };
+    let Some(folder) = corpora("pcaps") else { return };
     for (name, contents) in &captures(&folder) {
         for frame in frames(contents) {
             let whole = parse(frame);

@@ -1,6 +1,6 @@
-//! What is wrong with a policy, where, and what to do. Every stage adds to one list, so that an operator
-//! sees all problems at once; the list prints as plain `file:line:column` lines, as a miette report with
-//! source excerpts, or as JSON. It never prints by itself.
+//! The problems of a policy, with their places and remedies. The parser and the compiler add to one list, so that an
+//! operator sees all problems at once. The list has three forms: plain `file:line:column` lines, miette reports with
+//! source excerpts, and JSON.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,35 +11,35 @@ use serde::Serialize;
 
 use crate::source::Source;
 
-/// Problems beyond this number are counted, not listed: a wrong file may have one per line.
+/// The most problems that are listed; further ones are counted. A wrong file may have a problem per line.
 pub const MAX_DIAGNOSTICS: usize = 100;
 
-/// How bad it is.
+/// The severity of a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
     /// The policy cannot be used.
     Error,
-    /// The policy can be used, but perhaps does not do what was meant.
+    /// The policy can be used, but may not do what was meant.
     Warning,
 }
 
 /// One problem.
 #[derive(Clone, Serialize)]
 pub struct Diagnostic {
-    /// How bad it is.
+    /// Its severity.
     pub severity: Severity,
-    /// What is wrong, in one line.
+    /// The problem, in one line.
     pub message: String,
     /// The file, as the source names it.
     pub file: String,
-    /// From 1.
+    /// The line, from 1.
     pub line: u32,
-    /// From 1, in characters.
+    /// The column in characters, from 1.
     pub column: u32,
-    /// What the marked text is.
+    /// A label for the marked text.
     pub label: String,
-    /// What to do about it.
+    /// The remedy.
     pub hint: Option<String>,
     #[serde(skip)]
     span: Range<usize>,
@@ -47,7 +47,7 @@ pub struct Diagnostic {
     source: Arc<NamedSource<Arc<Source>>>,
 }
 
-/// A place in a source: what a diagnostic points at.
+/// A place in a source that a diagnostic points at.
 #[derive(Clone, Debug)]
 pub struct Place {
     source: Arc<Source>,
@@ -61,18 +61,18 @@ impl Place {
         Self { source: Arc::clone(source), span }
     }
 
-    /// The name of its file.
+    /// The name of the file.
     #[must_use]
     pub fn file(&self) -> &str {
         &self.source.name
     }
 
-    /// Whether it is in this very text.
+    /// Whether it is in this text.
     pub(crate) fn is_in(&self, source: &Arc<Source>) -> bool {
         Arc::ptr_eq(&self.source, source)
     }
 
-    /// Line of its start, from 1.
+    /// The line of its start, from 1.
     #[must_use]
     pub fn line(&self) -> u32 {
         self.source.line(self.span.start)
@@ -110,7 +110,7 @@ impl Place {
 }
 
 impl Diagnostic {
-    /// Adds what to do about it.
+    /// Adds the remedy.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(printable(hint.into()));
@@ -118,7 +118,7 @@ impl Diagnostic {
     }
 }
 
-/// Without control characters: a terminal or a log would obey those that a message quotes.
+/// The text without control characters, which a terminal or a log would interpret if a message quoted them.
 fn printable(text: String) -> String {
     match text.contains(char::is_control) {
         true => text.replace(char::is_control, "\u{fffd}"),
@@ -148,12 +148,12 @@ impl fmt::Debug for Diagnostic {
 
 impl std::error::Error for Diagnostic {}
 
-/// The same problem as miette wants it: the message alone, place and hint apart.
+/// The same problem for miette, which takes message, place and hint separately.
 #[derive(Debug)]
 struct Excerpt(Diagnostic);
 
 impl Excerpt {
-    /// Whether its file may be shown.
+    /// Whether the text of its file may be shown.
     fn has_text(&self) -> bool {
         self.0.source.inner().may_be_quoted()
     }
@@ -162,7 +162,7 @@ impl Excerpt {
 impl fmt::Display for Excerpt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Diagnostic { file, line, column, message, .. } = &self.0;
-        // Where there is an excerpt, the place stands above it.
+        // miette prints the place above an excerpt.
         match self.has_text() {
             true => f.write_str(message),
             false => write!(f, "{file}:{line}:{column}: {message}"),
@@ -206,7 +206,7 @@ impl SourceCode for Source {
     }
 }
 
-/// Everything that is wrong, in the order of the text. As an error it says all of it.
+/// The problems of a policy, sorted by place after [`Diagnostics::sort`]. Its `Display` lists all of them.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Diagnostics {
     /// At most [`MAX_DIAGNOSTICS`].
@@ -240,7 +240,7 @@ impl Diagnostics {
         self.list.push(make());
     }
 
-    /// Whether anything in it is an error.
+    /// Whether there was an error.
     #[must_use]
     pub fn has_errors(&self) -> bool {
         self.errors > 0
@@ -251,7 +251,7 @@ impl Diagnostics {
         self.errors
     }
 
-    /// Whether there is nothing to say.
+    /// Whether there are no problems.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
@@ -262,7 +262,7 @@ impl Diagnostics {
         self.list.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
     }
 
-    /// With source excerpts, labels and hints: what a person at a terminal wants.
+    /// Reports with source excerpts, labels and hints, for a terminal.
     #[must_use]
     pub fn report(&self) -> Vec<miette::Report> {
         self.list.iter().map(|diagnostic| miette::Report::new(Excerpt(diagnostic.clone()))).collect()

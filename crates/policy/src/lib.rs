@@ -1,8 +1,9 @@
-//! The policy language: TOML text to a [`Policy`] and back to messages for people. It knows no device and compiles
-//! nothing; only [`load`] reads files.
+//! The policy language: TOML text to a [`Policy`], or to [`Diagnostics`] for people. It does not depend on a device and
+//! compiles nothing; only [`load`] reads files.
 //!
-//! The way through: `parse` (text, sets, spans) -> `policy` (checked values). Every problem is a [`Diagnostic`] with
-//! place, label and hint. Beside it: [`schema()`] for editors, [`import`] for the rules of other tools.
+//! [`parse`](parse()) reads text, included files and sets, and gives a policy whose names are resolved and whose values
+//! are checked. Every problem is a [`Diagnostic`] with place, label and hint. [`schema()`] describes the language to
+//! editors, [`import`] converts the rules of other tools.
 //!
 //! ```
 //! use policy::{NoFiles, Source};
@@ -21,6 +22,7 @@ use std::sync::Arc;
 
 mod diagnostics;
 pub mod import;
+mod keys;
 mod parse;
 pub mod policy;
 mod schema;
@@ -38,15 +40,15 @@ pub use schema::schema;
 pub use source::{Folder, MAX_FILE_BYTES, NoFiles, SetLoader, Source, Unreadable, read_all, read_file};
 pub use witness::Witness;
 
-/// Reads a policy file; the set files that it names are relative to it.
+/// Reads a policy file; the files that it names are relative to it.
 ///
 /// # Errors
-/// All problems at once; a file that cannot be read is one too.
+/// All problems at once, unreadable files included.
 pub fn load(path: impl AsRef<Path>) -> Result<(Policy, Vec<Diagnostic>), Diagnostics> {
     load_with(path, &LoadOptions::default())
 }
 
-/// The same with options.
+/// As [`load`], with options.
 ///
 /// # Errors
 /// As [`load`].
@@ -61,11 +63,11 @@ pub fn load_with(
     parse_with(&source, &Folder(folder), options)
 }
 
-/// Reads a policy's text from a reader, such as standard input; `name` is what diagnostics call it. The files
-/// that it names are relative to the current directory. Give what is returned to [`parse_with`].
+/// Reads a policy's text from a reader, such as standard input, for [`parse_with`]; diagnostics call it `name`. The files
+/// that it names are relative to the current directory.
 ///
 /// # Errors
-/// A text that cannot be read, as [`load`] reports it.
+/// As [`load`], if the text cannot be read.
 pub fn read_source(name: impl Into<String>, reader: impl Read) -> Result<Source, Diagnostics> {
     source_of(name.into(), source::read_all(reader, MAX_FILE_BYTES))
 }

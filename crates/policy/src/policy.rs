@@ -1,5 +1,5 @@
-//! What the operator wrote, checked and resolved, but not yet cut to any device: the output of `parse`,
-//! the input of `compiler`. Sets are already expanded into their values and group names into ids.
+//! A checked policy: the output of the parser and the input of the compiler and the analysis. Sets are replaced by their
+//! values and group names by ids; it does not depend on a device.
 
 use std::sync::Arc;
 
@@ -13,23 +13,32 @@ use crate::source::Source;
 pub const MAX_GROUPS: usize = 1024;
 /// The most values of one set, or of one list.
 pub const MAX_SET_VALUES: usize = 1 << 20;
-/// The most values that all rules of a policy have together, sets counted wherever they are named.
+/// The most values that all rules of a policy have in total; a set counts wherever a rule names it.
 pub const MAX_TOTAL_VALUES: usize = 1 << 24;
 /// The longest name of a rule, group or set, in bytes.
-pub const MAX_NAME_BYTES: usize = 64;
-/// The highest number of a worker: beyond every machine, below what a table can hold.
-pub const MAX_WORKER: u32 = 4095;
-/// The largest share of a worker.
-pub const MAX_WEIGHT: u32 = 65_535;
-/// The longest indirection table that the language admits, in entries.
+pub(crate) const MAX_NAME_BYTES: usize = 64;
+/// The highest number of a worker: above the cores of any machine, below the entries of a table.
+pub(crate) const MAX_WORKER: u32 = 4095;
+/// The largest weight of a worker.
+pub(crate) const MAX_WEIGHT: u32 = 65_535;
+/// The longest indirection table that a group may have, in entries.
 pub const MAX_TABLE_SIZE: u32 = 1 << 16;
-/// The length of a group's indirection table unless it says otherwise, in entries.
+/// The length of the indirection table of a group without `table_size`, in entries.
 pub const DEFAULT_TABLE_SIZE: u32 = 128;
 
-/// The name of the rule that `default_multicast` becomes.
-pub const DEFAULT_MULTICAST: &str = "default_multicast";
+/// The version of the language.
+pub(crate) const VERSION: u32 = 1;
+/// The bounds of `priority`.
+pub(crate) const PRIORITIES: (i32, i32) = (i16::MIN as i32, i16::MAX as i32);
+/// The largest MPLS label.
+pub(crate) const MAX_LABEL: u32 = 0xf_ffff;
+/// The largest traffic class of an MPLS label.
+pub(crate) const MAX_LABEL_CLASS: u32 = 7;
 
-/// A policy whose every name is known and every value in range.
+/// The name of the rule that `default_multicast` becomes.
+pub(crate) const DEFAULT_MULTICAST: &str = "default_multicast";
+
+/// A policy in which all names are resolved and all values are in range.
 #[derive(Clone, Debug)]
 pub struct Policy {
     /// Its text, for diagnostics.
@@ -38,13 +47,13 @@ pub struct Policy {
     pub groups: Vec<GroupDefinition>,
     /// The first match wins: by `priority`, and within one in the order of the text.
     pub rules: Vec<RuleDefinition>,
-    /// What happens to packets that no rule claims.
+    /// The action for unmatched packets.
     pub default: Action,
-    /// Where `default` stands, or the start of the file.
+    /// The place of `default`, or the start of the file.
     pub default_place: Place,
-    /// Whether `default` was written.
+    /// Whether the text has `default`.
     pub default_given: bool,
-    /// Whether packets that it leaves to the kernel may be lost in workers.
+    /// Whether packets that it leaves to the kernel may reach workers, where they are lost.
     pub allow_lost_exceptions: bool,
 }
 
@@ -59,20 +68,20 @@ pub struct GroupDefinition {
     pub fields: HashFields,
     /// The Toeplitz key.
     pub key: RssKey,
-    /// Whether both directions of a connection meet.
+    /// Whether both directions of a connection reach the same worker.
     pub symmetric: bool,
-    /// Entries of the indirection table, a power of two; `None`: what the workers and the device suggest.
+    /// Entries of the indirection table, a power of two; `None`: chosen for the workers and the device.
     pub table_size: Option<u32>,
-    /// Where its name stands.
+    /// The place of its name.
     pub place: Place,
 }
 
-/// Who is in a group.
+/// The workers of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Workers {
     /// Every configured worker, equally.
     All,
-    /// These, with a share each, and where each is written.
+    /// These, each with its weight and place.
     Listed(Vec<WorkerShare>),
 }
 
@@ -81,9 +90,9 @@ pub enum Workers {
 pub struct WorkerShare {
     /// The worker's number in the settings.
     pub worker: u32,
-    /// Its share of the table, relative to the others'.
+    /// Its share of the table in proportion to the weights of the others.
     pub weight: u32,
-    /// Where it stands.
+    /// Its place in the text.
     pub place: Place,
 }
 
@@ -100,47 +109,48 @@ impl Eq for WorkerShare {}
 pub struct RuleDefinition {
     /// The name, unique.
     pub name: String,
-    /// Which packets it claims.
+    /// The packets that it applies to.
     pub matches: Match,
     /// What it does with them.
     pub action: Action,
-    /// Which way they go.
+    /// Whether it applies to received or sent packets.
     pub direction: Direction,
-    /// Lower ones go first; `Policy::rules` is sorted by it already.
+    /// Rules with lower numbers come first; `Policy::rules` is sorted by it.
     pub priority: i32,
     /// Whether its counters are exported.
     pub count: bool,
-    /// Whether this is the policy's `default_multicast`: the last rule, on all multicast that no other claims.
+    /// Whether it is the policy's `default_multicast`: the last rule, for multicast packets that match no other.
     pub multicast_default: bool,
-    /// Where its match stands.
+    /// The place of its match.
     pub place: Place,
-    /// Where its name stands.
+    /// The place of its name.
     pub name_place: Place,
 }
 
-/// What a rule, or the default, does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The action of a rule or of the default: what the operator wrote. What a worker or the device then does with one packet
+/// is a [`Verdict`](program::Verdict).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Spread over a group's workers.
+    /// Deliver the packet to a worker of the group.
     Steer(GroupId),
-    /// Drop.
+    /// Drop it.
     Drop,
-    /// Leave to the host.
+    /// Leave it to the host.
     Kernel,
-    /// Give a copy to a group (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`); the packet goes on to the later rules.
+    /// Deliver a copy to the group (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`); later rules apply to the packet.
     Copy(GroupId),
-    /// Let a group hear all that passes the port, both ways (`IBV_FLOW_ATTR_SNIFFER`); it goes on as if unheard.
+    /// Deliver copies of all packets of the port, in both directions, to the group (`IBV_FLOW_ATTR_SNIFFER`).
     Sniff(GroupId),
-    /// Let it leave the host, counted: only of egress rules, as an exception to a later drop.
+    /// Let it pass, counted: only in egress rules, as an exception to a later drop.
     Pass,
 }
 
-/// Which way a rule's packets go.
+/// Whether a rule applies to received or sent packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Direction {
-    /// What the port receives.
+    /// Packets that the port receives.
     #[default]
     Ingress,
-    /// What the host sends (`IBV_FLOW_ATTR_FLAGS_EGRESS`).
+    /// Packets that the host sends (`IBV_FLOW_ATTR_FLAGS_EGRESS`).
     Egress,
 }

@@ -1,5 +1,4 @@
-//! Where policy text comes from. The compiler itself does no I/O: `load` reads files through these,
-//! tests hand in text.
+//! The texts of policies and the loaders that read them. The parser reads files only through a [`SetLoader`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,40 +12,40 @@ use rustix::fs::{Mode, OFlags};
 
 /// The largest policy or set file that is read, in bytes.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
-/// Columns are not counted further: a line this long is not read by people.
+/// The highest column that is reported; counting further takes time, and nobody reads such a line.
 const MAX_COLUMN: usize = 1 << 16;
 
 /// A named text.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// What diagnostics call it, usually the path.
+    /// Its name in diagnostics, usually the path.
     pub name: String,
     /// The whole text.
     pub text: String,
-    /// Where each line begins; found when first asked for, since a policy has a place for every rule.
+    /// The offsets of the lines, computed on first use.
     lines: OnceLock<Vec<usize>>,
-    /// Whether diagnostics may show its text; unset: not yet.
+    /// Set if diagnostics may show its text.
     may_be_quoted: OnceLock<()>,
 }
 
 impl Source {
-    /// A text with the name that diagnostics are to give it.
+    /// A text and its name in diagnostics.
     pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
         let may_be_quoted = OnceLock::from(());
         Self { name: name.into(), text: text.into(), lines: OnceLock::new(), may_be_quoted }
     }
 
-    /// The same text, of which diagnostics show nothing until [`quote`](Self::quote) is called.
+    /// The same text, which diagnostics do not quote until [`quote`](Self::quote) is called.
     ///
     /// A policy may name any file as a set or an include, and the daemon that reads it may be root. Messages
-    /// go to logs that others read, so they give the place in such a file and not its content.
+    /// go to logs that other users read, so they give the place in such a file and not its content.
     pub(crate) fn unquoted(self) -> Self {
         Self { may_be_quoted: OnceLock::new(), ..self }
     }
 
-    /// Allows diagnostics to show the text, those made before as well.
+    /// Allows diagnostics to show the text, also those that exist already.
     pub(crate) fn quote(&self) {
-        // Set already: nothing changes.
+        // An error means that it is set already.
         let _ = self.may_be_quoted.set(());
     }
 
@@ -91,16 +90,16 @@ impl PartialEq for Source {
 
 impl Eq for Source {}
 
-/// Gives the text of the files that a policy's sets name.
+/// Loads the files that a policy includes and that its sets name.
 pub trait SetLoader {
     /// The text of `file`, as written in the policy.
     ///
     /// # Errors
-    /// Whatever keeps it from being read; becomes a diagnostic at the place that names the file.
+    /// The error becomes a diagnostic at the place that names the file.
     fn load(&self, file: &str) -> io::Result<Source>;
 }
 
-/// Refuses every file: for policies that must stand alone.
+/// Refuses every file, for policies that must not read any.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoFiles;
 
@@ -110,10 +109,10 @@ impl SetLoader for NoFiles {
     }
 }
 
-/// Files beside the policy.
+/// Loads files from the file system.
 #[derive(Clone, Debug)]
 pub struct Folder(
-    /// What relative names are relative to.
+    /// The directory of relative names.
     pub PathBuf,
 );
 
@@ -130,27 +129,27 @@ impl SetLoader for BTreeMap<String, String> {
     }
 }
 
-/// Why a text cannot be read.
+/// The reason why a text cannot be read.
 #[derive(Debug)]
 pub enum Unreadable {
-    /// The system refuses.
+    /// The system reports an error.
     Io(io::Error),
-    /// It is a directory, a device or a pipe: what it is, with its article.
+    /// It is a directory, a device or a pipe; the text names it with its article.
     NotAFile(&'static str),
     /// It has more bytes than this.
     TooLarge(u64),
-    /// It is another encoding.
+    /// It is not UTF-8.
     NotUtf8 {
-        /// The bytes up to the first that is not UTF-8, and U+FFFD in its place.
+        /// The text before the first invalid byte, followed by U+FFFD.
         text: String,
-        /// Where that one is.
+        /// The offset of the first invalid byte.
         at: usize,
         /// Whether it begins with the byte order mark of UTF-16.
         is_utf16: bool,
     },
 }
 
-/// What to do about a text in another encoding.
+/// The remedy for a text in another encoding.
 pub(crate) const SAVE_AS_UTF8: &str =
     "save it as UTF-8; `iconv -f latin1 -t utf-8 FILE` converts a Latin-1 file";
 
@@ -188,7 +187,7 @@ impl Unreadable {
     }
 }
 
-/// Reads one file for a loader; errors name the path.
+/// Reads a file for a loader; errors name the path.
 fn read(path: &Path) -> io::Result<Source> {
     let name = path.display().to_string();
     let text = read_file(path, MAX_FILE_BYTES).and_then(text_of);
@@ -196,26 +195,26 @@ fn read(path: &Path) -> io::Result<Source> {
     Ok(Source::new(name, text))
 }
 
-/// The bytes of a regular file, `most` at most. Devices, pipes, sockets and directories are refused: reading
-/// them may never end.
+/// The bytes of a regular file, at most `most`. Devices, pipes, sockets and directories are refused, because reading them
+/// may never end.
 ///
 /// # Errors
-/// [`Unreadable`], but for its encoding.
+/// All variants of [`Unreadable`] except `NotUtf8`.
 pub fn read_file(path: &Path, most: u64) -> Result<Vec<u8>, Unreadable> {
     let regular = |kind: FileType| match what_it_is(kind) {
         None => Ok(()),
         Some(what) => Err(Unreadable::NotAFile(what)),
     };
-    // Before it is opened: opening a device may have an effect.
+    // Checked before opening, because opening a device may have an effect.
     regular(fs::metadata(path)?.file_type())?;
-    // NONBLOCK: another file may have taken its place, and opening a FIFO waits for a writer (open(2)).
+    // The file may have been replaced since, and without NONBLOCK opening a FIFO waits for a writer (open(2)).
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(io::Error::from)?);
     regular(file.metadata()?.file_type())?;
     read_all(file, most)
 }
 
-/// The bytes of a reader, `most` at most, whatever length it claims to have: a file may grow while it is read.
+/// The bytes of a reader, at most `most`. The limit holds while reading, because a file may grow.
 ///
 /// # Errors
 /// As [`read_file`].
@@ -228,7 +227,7 @@ pub fn read_all(reader: impl Read, most: u64) -> Result<Vec<u8>, Unreadable> {
     Ok(bytes)
 }
 
-/// What is no regular file, with its article.
+/// The name, with its article, of a file type that is not a regular file.
 fn what_it_is(kind: FileType) -> Option<&'static str> {
     let kinds = [
         (kind.is_dir(), "a directory"),
@@ -240,7 +239,7 @@ fn what_it_is(kind: FileType) -> Option<&'static str> {
     kinds.into_iter().find(|(is_it, _)| *is_it).map(|(_, what)| what)
 }
 
-/// The text that bytes are.
+/// The bytes as text.
 pub(crate) fn text_of(bytes: Vec<u8>) -> Result<String, Unreadable> {
     let is_utf16 = bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]);
     String::from_utf8(bytes).map_err(|error| {

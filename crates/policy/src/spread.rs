@@ -1,10 +1,10 @@
-//! The workers of a group as an indirection table: each worker has entries in proportion to its weight.
+//! The indirection table of a group: each worker has entries in proportion to its weight.
 
 use program::WorkerId;
 
 use crate::policy::{DEFAULT_TABLE_SIZE, GroupDefinition, MAX_TABLE_SIZE, Workers};
 
-/// The table of a group on a device that can have any; `workers`: how many "all" are.
+/// The table of a group on a device without limits; `workers` is how many there are in all.
 #[must_use]
 pub fn table_of(definition: &GroupDefinition, workers: usize) -> Vec<WorkerId> {
     let shares: Vec<(u32, u32)> = match &definition.workers {
@@ -15,20 +15,22 @@ pub fn table_of(definition: &GroupDefinition, workers: usize) -> Vec<WorkerId> {
     spread(&shares, size as usize)
 }
 
-/// The members of a group of all workers, with equal shares.
+/// The workers and weights of a group of all workers.
 #[must_use]
 pub fn everyone(workers: usize) -> Vec<(u32, u32)> {
     (0..u32::try_from(workers).unwrap_or(u32::MAX).min(MAX_TABLE_SIZE)).map(|worker| (worker, 1)).collect()
 }
 
-/// How large a table must be for an entry for each worker.
+/// The smallest table with an entry for each worker, in entries.
 #[must_use]
 pub fn entries_for(workers: usize) -> u32 {
     u32::try_from(workers).unwrap_or(MAX_TABLE_SIZE).min(MAX_TABLE_SIZE).next_power_of_two()
 }
 
-/// Fills a table so that every stretch of it holds the workers in proportion (smooth weighted round-robin);
-/// equal weights give 0, 1, 2, ..., 0, 1, 2, ...
+/// Fills a table in which every section has the workers in about the proportion of their weights, by smooth weighted
+/// round-robin: each step adds to every worker's credit its weight, takes the worker with the most credit, and subtracts
+/// the total weight from it. Credits always add up to 0 after a step, so after as many steps as the total weight each
+/// worker was taken as often as its weight. Equal weights give 0, 1, 2, ..., 0, 1, 2, ...
 #[must_use]
 pub fn spread(shares: &[(u32, u32)], size: usize) -> Vec<WorkerId> {
     let total: i64 = shares.iter().map(|(_, weight)| i64::from(*weight)).sum();
@@ -38,7 +40,7 @@ pub fn spread(shares: &[(u32, u32)], size: usize) -> Vec<WorkerId> {
         for (credit, (_, weight)) in credit.iter_mut().zip(shares) {
             *credit += i64::from(*weight);
         }
-        // The first of those with most credit.
+        // The first of those with the most credit.
         let next = (0..shares.len()).rev().max_by_key(|index| credit[*index]);
         let Some(next) = next else { break };
         credit[next] -= total;
@@ -62,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_kept_in_every_stretch() {
+    fn every_section_has_the_proportions_of_the_weights() {
         let table = spread(&[(4, 3), (7, 1)], 128);
         assert_eq!((counts(&table, 4), counts(&table, 7)), (96, 32));
         assert!(table.chunks(4).all(|chunk| counts(chunk, 7) == 1));

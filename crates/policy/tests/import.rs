@@ -1,10 +1,8 @@
-//! Listings and filter sets of other tools: what comes out is a policy that says the same, or a note says
-//! what it does not. The filter sets are those of `STEERD_CORPORA`.
+//! Conversion of listings and filter sets of other tools: the resulting policy is equivalent, or a note names the
+//! difference. The filter sets are those of `STEERD_CORPORA`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
 
 use packet::{DeepKey, FlowKey, Layers};
 use policy::import::{self, ClassBench, Imported};
@@ -49,7 +47,7 @@ fn listings_of_three_drivers() {
 }
 
 #[test]
-fn filters_of_every_kind_and_some_that_are_none() {
+fn classbench_filters_of_every_kind_and_invalid_ones() {
     let text = "# a comment\n\
         @10.0.0.0/8\t192.0.2.53/32\t0 : 65535\t53 : 53\t0x11/0xFF\t0x0000/0x0000\t\n\
         @0.0.0.0/0 0.0.0.0/0 0 : 65535 0 : 65535 0x00/0x00 0x0000/0x0000\n\
@@ -66,7 +64,7 @@ fn filters_of_every_kind_and_some_that_are_none() {
 }
 
 #[test]
-fn nothing_is_a_policy_too() {
+fn an_empty_text_gives_a_policy() {
     for text in [
         "",
         "\n\n",
@@ -92,9 +90,9 @@ fn a_filters_location_is_its_precedence() {
     assert_eq!(names, ["filter-2", "filter-2.2", "filter-9"]);
 }
 
-/// What a filter means, bit by bit: the mask's ones do not matter.
+/// A converted filter matches what the device's filter matches, bit by bit: bits set in the mask are not compared.
 #[test]
-fn a_mask_means_what_the_device_makes_of_it() {
+fn masks_are_converted_as_the_device_reads_them() {
     let text = "Filter: 0\n\tRule Type: TCP over IPv4\n\tSrc IP addr: 10.0.0.4 mask: 0.0.2.3\n\
         \tDest port: 4096 mask: 0xf0f\n\tVLAN: 0x2005 mask: 0x1ff0\n\tAction: Direct to queue 3\n";
     let imported = import::ethtool(text);
@@ -132,7 +130,7 @@ fn shares_of_a_table_are_weights() {
 }
 
 #[test]
-fn spaces_beyond_ascii_part_columns_too() {
+fn unicode_spaces_separate_columns() {
     let import =
         import::classbench("@\u{2000}10.0.0.0/8\u{2000}0.0.0.0/0 0 : 65535 53 : 53 0x11/0xff\n@\u{2000}!\n");
     assert_eq!((parsed(&import).rules.len(), import.notes.len()), (1, 1));
@@ -144,7 +142,7 @@ fn a_filter_with_an_address_of_the_other_family_is_left_out() {
     let import = import::ethtool(listing);
     let policy = parsed(&import);
     assert!(policy.rules.is_empty(), "{policy:?}");
-    let told = import.notes.iter().any(|note| note.message.contains("no address of IPv4"));
+    let told = import.notes.iter().any(|note| note.message.contains("not an IPv4 address"));
     assert!(told, "{:?}", import.notes);
 }
 
@@ -173,20 +171,9 @@ proptest! {
     }
 }
 
-/// The folder of filter sets, or `None` after saying that there is none.
-fn sets() -> Option<PathBuf> {
-    let Some(corpora) = std::env::var_os("STEERD_CORPORA") else {
-        assert!(std::env::var_os("CI").is_none(), "STEERD_CORPORA must name the corpora where CI is set");
-        // Past the test harness, which swallows what `eprintln!` says of a test that passes.
-        let _ = writeln!(std::io::stderr(), "NOT RUN: set STEERD_CORPORA to the folder of the corpora");
-        return None;
-    };
-    Some(Path::new(&corpora).join("rules"))
-}
-
 #[test]
 fn every_filter_set_is_a_policy() {
-    let Some(folder) = sets() else { return };
+    let Some(folder) = test_support::corpora("rules") else { return };
     let mut sets = Vec::new();
     for folder in [folder.clone(), folder.join("dpdk-test-acl")] {
         for entry in std::fs::read_dir(folder).expect("the corpora are there") {
@@ -215,7 +202,7 @@ fn every_filter_set_is_a_policy() {
 /// Line, first match, ... of `acl_1k_expected.tsv`, which ignores TCP flags.
 #[test]
 fn the_first_rule_of_every_packet_of_the_trace_is_the_expected_one() {
-    let Some(folder) = sets() else { return };
+    let Some(folder) = test_support::corpora("rules") else { return };
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("the corpora are there");
     let imported = import::classbench_with(&read("acl_1k"), ClassBench { tcp_flags: false });
     let policy = parsed(&imported);

@@ -1,11 +1,11 @@
-//! What the words of the language mean for packets: real frames through the real parser against one match at
-//! a time. And what stands around matches: negation, priorities, included files and variables.
+//! The meaning of the language: frames are parsed and compared with one match at a time. Also negation, priorities,
+//! included files and variables.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use packet::build::FrameBuilder;
-use packet::{DeepKey, FlowKey};
+use packet::{DeepKey, Field, FlowKey};
 use policy::policy::{Action, Direction, Policy};
 use policy::{Diagnostic, Diagnostics, LoadOptions, NoFiles, Source};
 use program::Predicate;
@@ -77,6 +77,7 @@ fn negation_needs_the_header() {
             ("ethertype = { not = \"arp\" }", true),
             ("vlan = { not = 5 }", false),
             ("tcp_flags = { not = \"syn\" }", false),
+            ("icmp_type = { not = 8 }", false),
             ("dst_mac = { not = \"multicast\" }", true),
             ("fragment = { not = \"any\" }", true),
             ("inner = { dst_port = { not = 80 } }", false),
@@ -114,7 +115,7 @@ fn macs_are_excluded_by_mask() {
 }
 
 #[test]
-fn network_fields_are_read_where_they_are() {
+fn network_fields_match_packets() {
     let v4 = ipv4().tos(0xb9).udp(1, 2).build();
     let key = FlowKey::of(&v4);
     table(
@@ -160,7 +161,7 @@ fn network_fields_are_read_where_they_are() {
 
 /// A key as `parse_tunnel` gives it, without a frame: every field on its own.
 #[test]
-fn tunnel_fields_are_read_where_they_are() {
+fn tunnel_fields_match_packets() {
     use packet::{Layers, TunnelKey, TunnelLayers};
     let key = |tunnel: TunnelKey| {
         let outer = FlowKey { layers: Layers::IPV4, ether_type: 0x0800, ..FlowKey::default() };
@@ -227,11 +228,11 @@ fn tunnel_fields_are_read_where_they_are() {
 }
 
 #[test]
-fn what_needs_the_tunnel_says_so() {
+fn predicates_on_tunnels_need_the_tunnel() {
     assert!(predicate("inner = { any = true }").needs_tunnel());
     assert!(predicate("mpls = \"any\"").needs_tunnel());
     assert!(!predicate("protocol = \"gre\"").needs_tunnel());
-    // Where nobody looked into the tunnel nothing about it is met.
+    // If the tunnel was not parsed, conditions on it do not match.
     assert!(!predicate("vxlan_vni = 0").matches(&FlowKey::default()));
     let shown = predicate("vxlan_vni = 5, inner = { dst_port = 80 }").to_string();
     assert_eq!(
@@ -242,7 +243,7 @@ fn what_needs_the_tunnel_says_so() {
 }
 
 #[test]
-fn priorities_sort_before_the_text() {
+fn priorities_come_before_the_order_of_the_text() {
     let text = [
         "version = 1\n".to_owned(),
         rule("a", "tos = 1"),
@@ -320,27 +321,27 @@ fn sets_name_other_sets() {
 }
 
 #[test]
-fn sets_in_a_circle_are_refused_by_name() {
+fn sets_in_a_cycle_are_refused_by_name() {
     let sets = |list: &str| format!("version = 1\n[sets]\n{list}\n{}", rule("x", "src = \"a\""));
     let told = problems(
         &sets("a = [\"10.0.0.1\", \"b\"]\nb = [\"c\"]\nc = [\"b\", \"a\"]\nd = [\"d\"]"),
         &Files::new(),
     );
     for wanted in [
-        "main.toml:5:6: error: sets name one another: `b` names `c` names `b` (remove one of these names)",
-        "main.toml:5:11: error: sets name one another: `a` names `b` names `c` names `a` (remove",
-        "main.toml:6:6: error: sets name one another: `d` names `d` (remove",
+        "main.toml:5:6: error: sets contain one another: `b` contains `c` contains `b` (remove one of these names)",
+        "main.toml:5:11: error: sets contain one another: `a` contains `b` contains `c` contains `a` (remove",
+        "main.toml:6:6: error: sets contain one another: `d` contains `d` (remove",
     ] {
         assert!(told.contains(wanted), "{wanted}\n{told}");
     }
     assert_eq!(told.lines().count(), 3, "{told}");
     let long: String = (0..2000).map(|index| format!("s{index} = [\"s{}\"]\n", (index + 1) % 2000)).collect();
     let told = problems(&sets(&format!("a = [\"s0\"]\n{long}")), &Files::new());
-    assert!(told.contains("`s7` names ... names `s0`"), "{told}");
+    assert!(told.contains("`s7` contains ... contains `s0`"), "{told}");
 }
 
 #[test]
-fn slips_within_sets_of_sets_are_told_where_they_stand() {
+fn errors_in_nested_sets_are_reported_at_their_items() {
     let text = format!(
         "version = 1\n[sets]\na = [\"b\", \"bb\", \"f\"]\nb = [\"10.0.0.300\", \"10.0.0.1\"]\nports = [80, \"a\"]\n\
          f = {{ file = \"f.txt\" }}\n{}",
@@ -348,10 +349,10 @@ fn slips_within_sets_of_sets_are_told_where_they_stand() {
     );
     let told = problems(&text, &files(&[("f.txt", "10.0.0.2\nb\n")]));
     for wanted in [
-        "f.txt:2:1: error: this line of the set `f` is not an address (a file holds values alone",
+        "f.txt:2:1: error: this line of the set `f` is not an address (a file contains values only",
         "main.toml:3:11: error: `bb` in the set `a` is neither an address nor a set (did you mean the set `b`?)",
         "main.toml:4:6: error: `10.0.0.300` in the set `b` is not an address",
-        "main.toml:3:6: error: nothing in the set `b` is a port (the set begins with `10.0.0.300`",
+        "main.toml:3:6: error: no item of the set `b` is a port (its first item is `10.0.0.300`",
     ] {
         assert!(told.contains(wanted), "{wanted}\n{told}");
     }
@@ -362,11 +363,11 @@ fn sets_that_multiply_are_read_once() {
     let mut text = "version = 1\n[sets]\ns0 = [1]\n".to_owned();
     (1..2000).for_each(|index| text.push_str(&format!("s{index} = [\"s{0}\", \"s{0}\"]\n", index - 1)));
     let policy = good(&(text + &rule("x", "dst_port = \"s1999\"")), &Files::new());
-    assert_eq!(policy.rules[0].matches.dst_port.as_ref().expect("ports").to_string(), "1");
+    assert_eq!(policy.rules[0].matches.get(Field::DstPort).expect("ports").to_string(), "1");
 }
 
 #[test]
-fn problems_are_told_in_their_own_file() {
+fn problems_are_reported_in_their_own_file() {
     let files = files(&[
         (
             "a.toml",
@@ -381,8 +382,8 @@ fn problems_are_told_in_their_own_file() {
     let told = problems(&text, &files);
     for wanted in [
         "a.toml:6:11: error: unknown key `dst_prot` (did you mean `dst_port`?)",
-        "b.toml:3:9: error: a second group is called `g` (the first is on line 2 of a.toml)",
-        "main.toml:5:8: error: a second rule is called `x` (the first is on line 5 of a.toml)",
+        "b.toml:3:9: error: another group is called `g` (the first is on line 2 of a.toml)",
+        "main.toml:5:8: error: another rule is called `x` (the first is on line 5 of a.toml)",
         "main.toml:2:11: error: `default` is given twice (the first is on line 2 of b.toml)",
     ] {
         assert!(told.contains(wanted), "{wanted}\n{told}");
@@ -390,17 +391,17 @@ fn problems_are_told_in_their_own_file() {
 }
 
 #[test]
-fn circles_and_missing_files_are_found() {
-    let circle = files(&[
+fn cycles_and_missing_files_are_reported() {
+    let cycle = files(&[
         ("a.toml", "version = 1\nincludes = [\"./b.toml\"]\n"),
         ("b.toml", "version = 1\nincludes = [\"a.toml\"]\n"),
         ("self.toml", "version = 1\nincludes = [\"x/../self.toml\"]\n"),
         ("x/../self.toml", "version = 1\n"),
     ]);
-    let told = problems("version = 1\nincludes = [\"a.toml\"]\n", &circle);
+    let told = problems("version = 1\nincludes = [\"a.toml\"]\n", &cycle);
     assert!(told.contains("`a.toml` includes `b.toml` includes `a.toml`"), "{told}");
     assert!(told.starts_with("b.toml:2:13: error: files include one another"), "{told}");
-    let told = problems("version = 1\nincludes = [\"self.toml\"]\n", &circle);
+    let told = problems("version = 1\nincludes = [\"self.toml\"]\n", &cycle);
     assert!(told.contains("`self.toml` includes `x/../self.toml`"), "{told}");
     let told =
         problems("version = 1\nincludes = [\"main.toml\"]\n", &files(&[("main.toml", "version = 1\n")]));
@@ -410,7 +411,7 @@ fn circles_and_missing_files_are_found() {
     assert!(told.contains("an included file must be a string"), "{told}");
 }
 
-/// What the missing file may define is no problem; all else is.
+/// Names that the missing file may define are not reported; other problems are.
 #[test]
 fn a_file_that_cannot_be_read_hides_no_other_problem() {
     let text = format!(
@@ -442,7 +443,7 @@ fn a_file_that_cannot_be_read_hides_no_other_problem() {
 }
 
 #[test]
-fn a_variable_that_is_not_known_is_told_once_where_it_stands() {
+fn an_unknown_variable_is_reported_once_at_its_use() {
     let told = problems(
         &format!(
             "version = 1\n[groups.g]\nworkers = \"${{a}}\"\n[sets]\ns = [\"${{b}}\"]\n{}",
@@ -475,7 +476,7 @@ fn given(list: &[(&str, &str)]) -> LoadOptions {
 }
 
 #[test]
-fn variables_are_put_in_place() {
+fn variables_are_substituted() {
     let text = format!(
         "version = 1\n[variables]\nport = 80\nhosts = [\"10.0.0.1\", \"10.0.0.2\"]\nnet = \"192.0.2\"\n{}",
         rule("x", "dst_port = \"${port}\", src = \"${hosts}\", dst = \"${net}.0/24\", ttl = \"0-${ttl}\"")
@@ -483,15 +484,15 @@ fn variables_are_put_in_place() {
     let read = |list: &[(&str, &str)]| with(&text, &Files::new(), &given(list));
     let (policy, warnings) = read(&[("ttl", "64"), ("net", "198.51.100")]).unwrap();
     let matches = &policy.rules[0].matches;
-    assert_eq!(matches.dst_port.as_ref().unwrap().to_string(), "80");
+    assert_eq!(matches.get(Field::DstPort).unwrap().to_string(), "80");
     assert_eq!(matches.src.as_ref().unwrap().to_string(), "10.0.0.1/32,10.0.0.2/32");
     assert_eq!(matches.dst.as_ref().unwrap().to_string(), "198.51.100.0/24");
-    assert_eq!(matches.ttl.as_ref().unwrap().to_string(), "0-64");
+    assert_eq!(matches.get(Field::Ttl).unwrap().to_string(), "0-64");
     assert!(warnings.is_empty(), "{warnings:?}");
     // A list from outside, and one too many.
     let (policy, warnings) = read(&[("ttl", "64"), ("port", "[1, 2]"), ("prot", "7")]).unwrap();
-    assert_eq!(policy.rules[0].matches.dst_port.as_ref().unwrap().to_string(), "1-2");
-    assert!(warnings[0].message.contains("`prot` is given a value and is never used"), "{warnings:?}");
+    assert_eq!(policy.rules[0].matches.get(Field::DstPort).unwrap().to_string(), "1-2");
+    assert!(warnings[0].message.contains("`prot` is given a value but is never used"), "{warnings:?}");
     let told = read(&[]).unwrap_err().to_string();
     assert!(told.contains("main.toml:8:11") || told.contains("unknown variable `ttl`"), "{told}");
 }
@@ -508,14 +509,14 @@ fn the_outermost_default_of_a_variable_wins() {
     let text = "version = 1\nincludes = [\"${file}.toml\"]\n[variables]\nport = 2\nfile = \"site\"\n";
     let ports = |list: &[(&str, &str)]| {
         let (policy, _) = with(text, &files, &given(list)).unwrap_or_else(|bad| panic!("{bad}"));
-        policy.rules[0].matches.dst_port.as_ref().unwrap().to_string()
+        policy.rules[0].matches.get(Field::DstPort).unwrap().to_string()
     };
     assert_eq!(ports(&[]), "2,9");
     assert_eq!(ports(&[("port", "3")]), "3,9");
 }
 
 #[test]
-fn variables_have_a_budget() {
+fn substitutions_have_a_limit() {
     let hosts: Vec<String> =
         (0..20_000).map(|index| format!("\"10.0.{}.{}\"", index / 256 % 256, index % 256)).collect();
     let mut text = format!("version = 1\n[variables]\nhosts = [{}]\n", hosts.join(", "));
@@ -523,4 +524,32 @@ fn variables_have_a_budget() {
     let told = problems(&text, &Files::new());
     assert!(told.contains("take more than 16777216 bytes"), "{told}");
     assert_eq!(told.matches("bytes").count(), 1, "{told}");
+}
+
+#[test]
+fn icmp_messages_are_matched_by_type_and_code() {
+    let unreachable = ipv4().icmp(3, 1);
+    table(
+        &unreachable.build(),
+        &[
+            ("icmp_type = 3", true),
+            ("icmp_type = 3, icmp_code = \"0-1\"", true),
+            ("icmp_type = 3, icmp_code = { not = 1 }", false),
+            ("icmp_type = \"4-255\"", false),
+            ("icmpv6_type = 3", false),
+        ],
+    );
+    table(&ipv6().icmp(135, 0).build(), &[("icmpv6_type = 135", true), ("icmp_type = 135", false)]);
+    // Type, code and checksum have to be there.
+    let frame = unreachable.build();
+    table(&frame[..14 + 20 + 3], &[("icmp_type = 3", false), ("protocol = \"icmp\"", true)]);
+    table(
+        &unreachable.fragment(1, false).build(),
+        &[("icmp_type = 3", false), ("protocol = \"icmp\"", true)],
+    );
+    // IPv6 has an ICMP of its own.
+    table(
+        &ipv6().protocol(packet::IpProtocol::ICMP).payload(&[8, 0, 0, 0]).build(),
+        &[("icmp_type = 8", false)],
+    );
 }

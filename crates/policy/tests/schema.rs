@@ -1,5 +1,4 @@
-//! The JSON Schema and the parser are of one mind: every key of the one is a key of the other, and what the
-//! parser takes the schema takes.
+//! The JSON Schema and the parser agree: they have the same keys, and the schema accepts what the parser accepts.
 
 #[path = "support/json_schema.rs"]
 mod json_schema;
@@ -23,7 +22,7 @@ fn parse(text: &str) -> Result<(), Diagnostics> {
     policy::parse(&Source::new("schema.toml", text), &files).map(|_| ())
 }
 
-/// A date is a value of no key, so a key that is read at all says so.
+/// No key accepts a date, so every key that is read reports an error.
 const WRONG: &str = "1979-05-27";
 
 /// The message that a key brings about where it has a wrong value.
@@ -74,23 +73,23 @@ fn every_key_of_the_schema_is_read() {
 }
 
 #[test]
-fn what_is_within_a_tunnel_is_what_the_parser_takes_there() {
+fn the_schema_and_the_parser_have_the_same_keys_in_tunnels() {
     let inner = definition("inner_match");
     for key in definition("match").difference(&inner) {
         let text = format!(
             "version = 1\n[[rules]]\nname = \"x\"\nmatch = {{ inner = {{ {key} = 1 }} }}\naction = \"drop\"\n"
         );
         let message = told(&text);
-        assert!(message.contains(&format!("`{key}` is of the outer packet")), "{key}: {message}");
+        assert!(message.contains(&format!("`{key}` is a field of the outer packet")), "{key}: {message}");
     }
 }
 
 #[test]
 fn every_key_of_the_parser_is_in_the_schema() {
-    // The parser lists what it knows where it is given something else.
+    // For an unknown key the parser lists the known ones.
     let listed = |text: &str, of: &str| -> BTreeSet<String> {
         let message = told(text);
-        let marker = format!("({of} has ");
+        let marker = format!("(the keys of {of} are ");
         let start = message.find(&marker).unwrap_or_else(|| panic!("{message}")) + marker.len();
         let end = start + message[start..].find(')').expect("the list ends");
         message[start..end].split(", ").map(str::to_owned).collect()
@@ -111,9 +110,9 @@ fn json_of(text: &str) -> Value {
 }
 
 #[test]
-fn what_the_parser_takes_the_schema_takes() {
+fn the_schema_accepts_what_the_parser_accepts() {
     let schema = policy::schema();
-    let page = include_str!("../../../docs/policy.md");
+    let page = include_str!("../../../docs/reference/policy.md");
     let blocks = page.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default());
     let files = [
         include_str!("policies/service.toml"),
@@ -126,7 +125,7 @@ fn what_the_parser_takes_the_schema_takes() {
 }
 
 #[test]
-fn what_the_schema_refuses_is_refused() {
+fn the_parser_refuses_what_the_schema_refuses() {
     let schema = policy::schema();
     for text in [
         "version = 2",
@@ -152,7 +151,7 @@ fn what_the_schema_refuses_is_refused() {
 
 /// The judge of the tests above is right about the words that the schema uses.
 #[test]
-fn the_validator_knows_the_schemas_words() {
+fn the_validator_implements_the_keywords_of_the_schema() {
     let schema = json!({
         "type": "object", "required": ["a"], "additionalProperties": false, "minProperties": 1,
         "properties": { "a": { "anyOf": [{ "enum": [1, "x"] }, { "$ref": "#/$defs/list" }] }, "b": { "const": true } },

@@ -1,5 +1,5 @@
-//! Files that a policy names: lists that are empty or cut off are noticed, what is no list at all is not shown,
-//! and what is no file is not waited for.
+//! Files that a policy names: empty and truncated lists are reported, files that are not lists are not quoted, and reading
+//! something that is not a regular file does not block.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ fn refused(told: Told) -> String {
 fn an_empty_set_is_an_error_unless_it_may_be_empty() {
     for text in ["", "\n", "# all gone\n", "\u{feff}", " \r\n"] {
         let told = refused(with_set("{ file = \"s.txt\" }", text));
-        let wanted = "p.toml:3:14: error: the set `s` has no values: the file `s.txt` holds none (fill the file, \
+        let wanted = "p.toml:3:14: error: the set `s` is empty: the file `s.txt` has no values (fill the file, \
                       or write allow_empty = true if it may be empty)";
         assert_eq!(told, wanted, "{text:?}");
         let allowed = with_set("{ file = \"s.txt\", allow_empty = true }", text).expect("allowed");
@@ -82,7 +82,7 @@ fn a_set_with_fewer_values_than_it_must_have_is_an_error() {
 
 /// Of 192.0.2.17 an address is left, too, if the file ends within it.
 #[test]
-fn a_set_file_that_ends_within_a_line_is_warned_of() {
+fn a_set_file_without_a_final_newline_gets_a_warning() {
     let told = with_set("{ file = \"s.txt\" }", "10.0.0.1\n192.0.2.1").expect("a policy");
     let wanted = "s.txt:2:1: warning: the last line has no newline: the file may have been cut off";
     assert!(told.iter().any(|one| one.starts_with(wanted)), "{told:?}");
@@ -90,7 +90,7 @@ fn a_set_file_that_ends_within_a_line_is_warned_of() {
 }
 
 #[test]
-fn includes_of_nothing_are_warned_of() {
+fn includes_of_nothing_get_a_warning() {
     let main = |includes: &str| {
         format!(
             "version = 1\nincludes = {includes}\n[[rules]]\nname = \"x\"\nmatch = {{ any = true }}\naction = \"drop\"\n"
@@ -116,7 +116,7 @@ fn shown(problems: &Diagnostics) -> String {
 }
 
 #[test]
-fn nothing_is_shown_of_a_file_that_is_no_list() {
+fn a_file_that_is_not_a_list_is_not_quoted() {
     let texts = [
         "root:$6$s3cr3t:20228:0:99999:7:::\ndaemon:*:20228:0:99999:7:::\n",
         "s3cr3t\n",
@@ -147,14 +147,14 @@ fn nothing_is_shown_of_a_file_that_is_no_list() {
         let problems = parse(&include, &[("f", text)]).expect_err("it is no policy");
         let all = shown(&problems);
         assert!(!all.contains("s3cr3t") && !all.contains("8157034962"), "{text:?} as an include:\n{all}");
-        // The place is told all the same.
+        // The place is still reported.
         assert!(problems.to_string().contains("f:"), "{problems}");
     }
 }
 
-/// An address with a slip is not what a stranger's file holds, and its remedy is worth more than its place.
+/// A line that is nearly an address is quoted: a file that is not a list does not have such lines.
 #[test]
-fn a_slip_in_an_address_of_a_file_is_shown() {
+fn a_wrong_address_in_a_file_is_quoted() {
     let told = refused(with_set("{ file = \"s.txt\" }", "10.0.0.1\n10.1.2.3/24\n"));
     let wanted =
         "s.txt:2:1: error: `10.1.2.3/24` in the set `s` is not an address (it has bits beyond its prefix";
@@ -185,7 +185,7 @@ impl Drop for Folder {
 
 /// Nobody writes into the FIFO, and /dev/zero has no end: a test that hangs or runs out of memory is a failed one.
 #[test]
-fn what_is_no_regular_file_is_refused_at_once() {
+fn files_that_are_not_regular_are_refused_at_once() {
     let folder = Folder::new("not-files");
     let fifo = folder.0.join("fifo");
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
@@ -226,7 +226,7 @@ fn what_is_no_regular_file_is_refused_at_once() {
 }
 
 #[test]
-fn a_text_from_a_reader_is_bounded_and_named() {
+fn a_text_from_a_reader_has_a_limit_and_a_name() {
     let text = "version = 1\n[[rules]]\nname = \"x\"\nmatch = { any = true }\naction = \"drop\"\n";
     let source = policy::read_source("(standard input)", text.as_bytes()).expect("a text");
     policy::parse(&source, &NoFiles).expect("a policy");

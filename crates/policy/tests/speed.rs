@@ -1,5 +1,5 @@
-//! What reading a policy costs, against its size. The limits are those of a slow build on a busy machine; a
-//! release build (`cargo test --release -p policy --test speed -- --nocapture`) prints what it takes there.
+//! The time of reading a policy in relation to its size. The limits allow for an unoptimised build on a busy machine; a
+//! release build (`cargo test --release -p policy --test speed -- --nocapture`) prints its times.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use policy::{NoFiles, SetLoader, Source};
 
-/// The best of a few runs: what the machine does beside is not of interest.
+/// The shortest time of a few runs, to exclude other load of the machine.
 fn best(mut run: impl FnMut()) -> Duration {
     (0..5)
         .map(|_| {
@@ -43,7 +43,7 @@ fn rules(count: usize) -> String {
 
 /// Ten times the rules take about ten times as long.
 #[test]
-fn rules_cost_what_they_are() {
+fn loading_time_is_linear_in_rules() {
     let time = |count: usize| {
         let text = rules(count);
         best(|| assert_eq!(parse(&text, &NoFiles).rules.len(), count))

@@ -1,11 +1,11 @@
-//! Policies as a tired operator writes them, and all that is said of each: the place, what is wrong, what to write.
-//! The folder `wrong` has one for each sort of slip, and insta the answers.
+//! Policies with mistakes and all of their diagnostics: place, problem and remedy. The folder `wrong` has a policy for each
+//! kind of mistake; the diagnostics are snapshots.
 
 use std::path::Path;
 
 use policy::{Folder, NoFiles, Source};
 
-/// What is said of a file of the folder.
+/// The diagnostics of a file of the folder.
 fn told(name: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/wrong");
     let text = std::fs::read_to_string(folder.join(name)).expect("the file is there");
@@ -18,7 +18,7 @@ fn told(name: &str) -> String {
 }
 
 #[test]
-fn every_slip_is_told_with_its_remedy() {
+fn every_mistake_is_reported_with_its_remedy() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/wrong");
     let entries = std::fs::read_dir(folder).expect("the folder is there");
     let names = entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("a name"));
@@ -34,7 +34,7 @@ const SLIP: &str = "version = 1\n[[rules]]\nname = \"x\"\nmatch = { dst_prot = 8
 
 /// Line ends, byte order marks and tabs of other systems shift no place.
 #[test]
-fn other_systems_texts_are_texts() {
+fn texts_of_other_systems_are_read() {
     let wanted = "error: unknown key `dst_prot` (did you mean `dst_port`?)";
     for (text, column) in [
         (SLIP.to_owned(), 11),
@@ -49,9 +49,9 @@ fn other_systems_texts_are_texts() {
     }
 }
 
-/// What is no text, no file or too much of one is refused in a line.
+/// Files that are not text, are not regular or are too large give one line.
 #[test]
-fn files_that_are_no_policies_are_refused() {
+fn files_that_are_not_policies_are_refused() {
     let folder = std::env::temp_dir().join(format!("policy-wrong-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     let path = folder.join("policy.toml");
@@ -69,9 +69,9 @@ fn files_that_are_no_policies_are_refused() {
     std::fs::remove_dir_all(&folder).expect("removed");
 }
 
-/// What is wrong is told where it begins, not where the parser is lost.
+/// Problems are reported where they begin, not where the TOML parser fails.
 #[test]
-fn what_does_not_close_and_what_cannot_be_seen_is_told_where_it_stands() {
+fn unclosed_and_invisible_characters_are_reported_at_their_place() {
     let rule = "[[rules]]\nname = \"x\"\nmatch = { src = \"10.0.0.1\" }\naction = \"drop\"\n";
     let text = |from: &str, to: &str| format!("version = 1\n{}{rule}", rule.replace(from, to));
     for (text, wanted) in [
@@ -89,13 +89,13 @@ fn what_does_not_close_and_what_cannot_be_seen_is_told_where_it_stands() {
         (text("\"x\"", "'''x"), "3:8: error: not TOML: this string is never closed (write ''' at its end)"),
         (text("\"x\"", "\"\u{1}x\""), "3:9: error: control character U+0001 in the text (remove it"),
         (text("name", "# \u{7}\nname"), "3:3: error: control character U+0007 in the text"),
-        (text("\n", "\r"), "2:10: error: a carriage return without a newline (save the file with line ends"),
-        (text("name", "na\0me"), "3:3: error: there is a NUL byte: this is no text file"),
+        (text("\n", "\r"), "2:10: error: a carriage return without a newline (save the file with Unix (LF)"),
+        (text("name", "na\0me"), "3:3: error: the file contains a NUL byte: this is not text"),
         (
             text("match", "\u{a0}match"),
-            "4:1: error: U+00A0 is no blank in TOML (replace it by an ordinary blank",
+            "4:1: error: U+00A0 is not whitespace in TOML (replace it with a space",
         ),
-        (text("match", "\u{200b}match"), "4:1: error: U+200B is no blank in TOML"),
+        (text("match", "\u{200b}match"), "4:1: error: U+200B is not whitespace in TOML"),
         (
             text("\"10.0.0.1\"", "\u{201c}10.0.0.1\u{201d}"),
             "4:17: error: not TOML: string values must be quoted (write it in straight quotes: \"10.0.0.1\")",
@@ -112,7 +112,7 @@ fn what_does_not_close_and_what_cannot_be_seen_is_told_where_it_stands() {
     assert!(told.contains("missing comma"), "{told}");
 }
 
-/// What a terminal would obey is not printed.
+/// Control characters are not printed.
 #[test]
 fn messages_have_no_control_characters() {
     let text = "version = 1\n[groups.g]\nworkers = [0]\nhash = \"\\u001b[31m\"\n[[rules]]\nname = \"x\"\n\
@@ -136,7 +136,7 @@ fn a_set_file_may_begin_with_a_byte_order_mark() {
 }
 
 #[test]
-fn what_hardly_any_packet_has_is_warned_of() {
+fn unusual_values_get_a_warning() {
     let warnings = |matches: &str| {
         let text = SLIP.replace("dst_prot = 80", matches);
         let (_, warnings) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("it is a policy");

@@ -1,6 +1,6 @@
-//! Sets of bytes whose bits are asked about one by one: types of service with their DSCP and ECN, TCP flags,
-//! IPv4 flags, GRE flags. A bitmap, so that the same set is always the same value; a device gets it as masked
-//! values. Used wherever a match is; never allocates but in `patterns` and `ranges`.
+//! Sets of values of fields that have at most eight bits, above all those whose bits have meanings of their own: types
+//! of service with their DSCP and ECN, TCP flags, IPv4 flags, GRE flags. A bitmap: equal sets are equal values, and a
+//! membership test takes the same time whatever the set. Devices match it as masked values ([`ByteSet::patterns`]).
 
 use std::fmt;
 
@@ -14,12 +14,12 @@ pub struct ByteSet {
 }
 
 impl ByteSet {
-    /// No byte.
+    /// The empty set.
     pub const EMPTY: Self = Self { words: [0; 4] };
     /// Every byte.
     pub const ALL: Self = Self { words: [u64::MAX; 4] };
 
-    /// The bytes that agree with `value` under `mask`.
+    /// The bytes that equal `value` in the bits of `mask`.
     #[must_use]
     pub fn pattern(value: u8, mask: u8) -> Self {
         (0..=u8::MAX).filter(|byte| (byte ^ value) & mask == 0).collect()
@@ -31,46 +31,63 @@ impl ByteSet {
         (low..=high).collect()
     }
 
-    /// Whether the byte is in it.
+    /// Whether the byte is in the set.
     #[must_use]
     #[inline]
     pub const fn contains(&self, byte: u8) -> bool {
         self.words[(byte >> 6) as usize] >> (byte & 63) & 1 == 1
     }
 
-    /// Whether nothing is in it.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::EMPTY
     }
 
-    /// The bytes in either.
+    /// The bytes in either set.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         Self { words: std::array::from_fn(|i| self.words[i] | other.words[i]) }
     }
 
-    /// The bytes in both.
+    /// The bytes in both sets.
     #[must_use]
     pub fn intersect(&self, other: &Self) -> Self {
         Self { words: std::array::from_fn(|i| self.words[i] & other.words[i]) }
     }
 
-    /// The bytes that are not in it.
+    /// The bytes that are not in the set.
     #[must_use]
     pub fn complement(&self) -> Self {
         Self { words: std::array::from_fn(|i| !self.words[i]) }
     }
 
-    /// Its bytes as ranges.
+    /// The numbers of a set that are below 256.
     #[must_use]
-    pub fn ranges(&self) -> RangeSet<u8> {
-        RangeSet::of((0..=u8::MAX).filter(|byte| self.contains(*byte)).map(|byte| (byte, byte)).collect())
+    pub fn of(set: &RangeSet<u32>) -> Self {
+        let most = u32::from(u8::MAX);
+        let bytes = set.ranges().iter().flat_map(|(low, high)| *low..=*high.min(&most));
+        bytes.filter_map(|byte| u8::try_from(byte).ok()).collect()
     }
 
-    /// Disjoint (value, mask) pairs over the low `bits` bits that cover it exactly; higher bits must be clear.
+    /// The same set as ranges.
+    #[must_use]
+    pub fn ranges(&self) -> RangeSet<u32> {
+        let mut ranges: Vec<(u32, u32)> = Vec::new();
+        for byte in (0..=u8::MAX).filter(|byte| self.contains(*byte)).map(u32::from) {
+            match ranges.last_mut() {
+                Some((_, high)) if *high + 1 == byte => *high = byte,
+                _ => ranges.push((byte, byte)),
+            }
+        }
+        RangeSet::of(ranges)
+    }
+
+    /// Disjoint (value, mask) pairs over the low `bits` bits that cover the set exactly; no byte may have higher bits.
     ///
-    /// Bits that make no difference are masked out, so a single pattern comes back as itself.
+    /// The pairs are the leaves of a binary decision tree over the bits, highest first. It splits on a bit only where the
+    /// set differs between its two values, so a set that is one pattern gives that pattern. For other sets the number of
+    /// pairs is small but not always the least.
     #[must_use]
     pub fn patterns(&self, bits: u32) -> Vec<(u8, u8)> {
         let mut found = Vec::new();
@@ -78,7 +95,8 @@ impl ByteSet {
         found
     }
 
-    /// Covers what agrees with `value` under `mask`; the lowest `open` bits are not decided yet.
+    /// Covers the bytes of the set that equal `value` in the bits of `mask`. Of the lowest `open` bits none is in the mask
+    /// yet; of the bits above, those that are not make no difference.
     fn split(&self, value: u8, mask: u8, open: u32, found: &mut Vec<(u8, u8)>) {
         let inside = self.intersect(&Self::pattern(value, mask));
         if inside.is_empty() {
@@ -110,7 +128,7 @@ impl FromIterator<u8> for ByteSet {
     }
 }
 
-/// Ranges, or `&mask=value` where that is shorter.
+/// Ranges, or patterns `&mask=value` if these are fewer.
 impl fmt::Display for ByteSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (ranges, patterns) = (self.ranges(), self.patterns(u8::BITS));
@@ -140,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shorter_way_is_shown() {
+    fn the_shorter_form_is_shown() {
         assert_eq!(ByteSet::pattern(0xb8, 0xfc).to_string(), "184-187");
         assert_eq!(ByteSet::pattern(0x02, 0x12).to_string(), "&0x12=0x02");
     }
@@ -153,7 +171,7 @@ mod tests {
             for byte in 0..=u8::MAX {
                 prop_assert_eq!(set.contains(byte), bytes.contains(&byte));
                 prop_assert_eq!(set.complement().contains(byte), !bytes.contains(&byte));
-                prop_assert_eq!(set.ranges().contains(byte), bytes.contains(&byte));
+                prop_assert_eq!(set.ranges().contains(byte.into()), bytes.contains(&byte));
                 let hits = cover.iter().filter(|(value, mask)| byte & mask == *value).count();
                 prop_assert_eq!(hits, usize::from(bytes.contains(&byte)));
             }

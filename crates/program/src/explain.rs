@@ -1,20 +1,20 @@
-//! What a program will do with one packet, found the slow and obvious way: every flow in turn, then the
-//! hash bit by bit. It shares no code with the compiler's cubes, the device's flow table or the packet
-//! crate's hash tables, so that agreement with them means something. Never on the packet path.
+//! What a program does with one packet, computed in the simplest way: it compares every flow in turn and computes the
+//! hash bit by bit. It shares no code with the compiler's cubes, softnic's flow table or the hash tables of `packet`,
+//! so that tests can compare them with it. It does not run on the packet path.
 
 use packet::{DeepKey, FlowKey, HASH_INPUT_BYTES, RssKey, TunnelKey};
 
 use crate::ids::{ClassId, GroupId, QueueId, RuleId, WorkerId};
 use crate::program::{Flow, FlowAction, FlowKind, Outcome, Program, Verdict};
 
-/// The fate of one packet.
+/// What happens to one received packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// The flow that takes it, an index into `Program::flows`; `None`: the device leaves it to the kernel.
+    /// The flow that the packet matches, an index into `Program::flows`; `None`: the device leaves it to the kernel.
     pub flow: Option<usize>,
-    /// The rule that this flow belongs to; without a flow, the rule that left it, or `default`.
+    /// The rule of this flow; without a flow, the rule that leaves the packet to the kernel, or `default`.
     pub rule: RuleId,
-    /// The flow tag that it is delivered with.
+    /// The class in the flow tag of its completion.
     pub class: Option<ClassId>,
     /// The group whose table chose the worker.
     pub group: Option<GroupId>,
@@ -26,14 +26,14 @@ pub struct Explanation {
     pub hash: Option<u32>,
     /// The worker that receives it.
     pub worker: Option<WorkerId>,
-    /// The rule that decides and its verdict.
+    /// The rule that decides, and its verdict.
     pub outcome: Outcome,
-    /// What else is delivered of it: copies in the order of their flows, then what a sniffer hears.
+    /// The copies that are delivered as well, in the order of their flows, those of sniffers last.
     pub copies: Vec<Copied>,
 }
 
 impl Explanation {
-    /// Whether the policy leaves the packet to the host, and a worker receives it all the same: it is lost.
+    /// Whether the policy leaves the packet to the host but a worker receives it: the host loses it.
     #[must_use]
     pub fn is_lost_exception(&self) -> bool {
         self.outcome.verdict == Verdict::Kernel && self.queue.is_some()
@@ -49,30 +49,30 @@ impl Explanation {
 /// One copy of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copied {
-    /// The flow that makes it.
+    /// The flow that copies.
     pub flow: usize,
-    /// The rule that it belongs to.
+    /// The rule of this flow.
     pub rule: RuleId,
-    /// The flow tag that it is delivered with; a sniffer's has none, and is of this class all the same.
+    /// The class of the copy. That of a sniffer's copy, which has no flow tag, is the program's untagged class.
     pub class: Option<ClassId>,
     /// The RSS queue pair.
     pub queue: QueueId,
     /// The worker that receives it.
     pub worker: Option<WorkerId>,
-    /// What the worker makes of it: it drops what the device has copied in excess.
+    /// The rule that decides, and its verdict; `Filtered` where the device copies more than the rule matches.
     pub outcome: Outcome,
 }
 
-/// The fate of one packet that the host sends.
+/// What happens to one packet that the host sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SentExplanation {
-    /// The egress flow that decides and counts, an index into `Program::flows`; `None`: no rule is about it.
+    /// The egress flow that decides and counts, an index into `Program::flows`; `None`: no egress rule matches.
     pub flow: Option<usize>,
-    /// The rule that this flow belongs to.
+    /// The rule of this flow.
     pub rule: Option<RuleId>,
-    /// Whether it leaves; what no egress rule is about does.
+    /// Whether it is sent; packets that no egress rule matches are.
     pub leaves: bool,
-    /// What a sniffer hears of it: nothing, if it does not leave.
+    /// The copies that sniffers deliver; none if it is not sent.
     pub copies: Vec<Copied>,
 }
 
@@ -85,13 +85,13 @@ struct Landing {
 }
 
 impl Program {
-    /// The fate of a packet without a tunnel, or where no rule asks for one.
+    /// What happens to a received packet that has no tunnel, or where no rule matches tunnel headers.
     #[must_use]
     pub fn explain(&self, key: &FlowKey) -> Explanation {
         self.explain_deep(&DeepKey { outer: *key, tunnel: TunnelKey::default() })
     }
 
-    /// The fate of a received packet, without running anything.
+    /// What happens to a received packet.
     #[must_use]
     pub fn explain_deep(&self, key: &DeepKey) -> Explanation {
         let left = self.exceptions.iter().find(|exception| exception.predicate.matches_deep(key));
@@ -132,8 +132,7 @@ impl Program {
         explanation
     }
 
-    /// The fate of a packet that the host sends, without running anything. The rules of the other direction have
-    /// no say in it, nor has the policy's default.
+    /// What happens to a packet that the host sends. Ingress rules and the policy's default do not apply to it.
     #[must_use]
     pub fn explain_sent(&self, key: &DeepKey) -> SentExplanation {
         let decides = |flow: &Flow| flow.kind == FlowKind::Egress && flow.matches(key);
@@ -144,7 +143,7 @@ impl Program {
         SentExplanation { flow, rule: decided.map(|flow| flow.rule), leaves, copies }
     }
 
-    /// The copies that are made before the packet is taken: at the same priority they come first.
+    /// The copies made before the flow that takes the packet: at the same priority, copy flows come first.
     fn copies(&self, key: &DeepKey, taken: Option<usize>) -> Vec<Copied> {
         let last = taken.and_then(|index| self.flows.get(index)).map_or(u16::MAX, |flow| flow.priority);
         self.copies_by(key, |flow| match flow.kind {
@@ -154,7 +153,7 @@ impl Program {
         })
     }
 
-    /// What these flows copy of a packet.
+    /// The copies that these flows deliver.
     fn copies_by(&self, key: &DeepKey, makes: impl Fn(&Flow) -> bool) -> Vec<Copied> {
         let copying = self.flows.iter().enumerate().filter(|(_, flow)| makes(flow));
         let copies = copying.filter_map(|(index, flow)| {
@@ -182,7 +181,7 @@ impl Program {
     }
 }
 
-/// The definition: for every set bit of the input, the 32 key bits from that position on.
+/// The definition: the exclusive or, over every set bit of the input, of the 32 key bits from that position on.
 fn toeplitz(key: &RssKey, input: &[u8]) -> u32 {
     let key_bit = |bit: usize| u32::from(key.0.get(bit / 8).map_or(0, |byte| byte >> (7 - bit % 8) & 1));
     let window = |start: usize| (start..start + 32).fold(0, |bits, bit| bits << 1 | key_bit(bit));

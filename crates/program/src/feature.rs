@@ -1,11 +1,12 @@
-//! What a flow can ask of a device, and how a device refuses it. Part of a program because each rule records why a
-//! worker has to finish it; `device-model` lists per device what is refused.
+//! The features of flows that a device may refuse, and the errors that it refuses them with. They are part of a program
+//! because each rule records why a worker has to decide it; `device-model` lists what each device refuses.
 
 use std::fmt;
 
+use packet::Field;
 use serde::{Deserialize, Serialize};
 
-/// Something that verbs can say and a device may refuse. Fields first, then what flows do.
+/// A feature of a flow that verbs can express and a device may refuse. Fields first, then what flows do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Feature {
@@ -41,17 +42,17 @@ pub enum Feature {
     GreFlags,
     /// A MPLS spec.
     Mpls,
-    /// Specs about the packet inside a tunnel.
+    /// Specs of the packet inside a tunnel.
     Inner,
-    /// An ESP spec of no field: what is asked for is the header alone.
+    /// An ESP spec with an empty mask, which matches the presence of the header.
     AnyEsp,
-    /// The same of VXLAN.
+    /// The same for VXLAN.
     AnyVxlan,
-    /// The same of GRE.
+    /// The same for GRE.
     AnyGre,
-    /// The same of MPLS.
+    /// The same for MPLS.
     AnyMpls,
-    /// The same of TCP and UDP.
+    /// The same for TCP and UDP.
     AnyPorts,
     /// A flow tag.
     Tag,
@@ -59,19 +60,19 @@ pub enum Feature {
     Drop,
     /// A counter on a flow.
     Count,
-    /// A flow that copies and lets packets go on (DONT_TRAP).
+    /// A flow that copies packets, which then meet later flows (DONT_TRAP).
     Copy,
-    /// A flow that copies all of a port (SNIFFER).
+    /// A flow that copies all packets of a port (SNIFFER).
     Sniffer,
-    /// A flow on what is sent (EGRESS).
+    /// A flow on sent packets (EGRESS).
     Egress,
-    /// Hashing the packet inside a tunnel.
+    /// Hashing fields of the packet inside a tunnel.
     HashInner,
-    /// Hashing the ESP index.
+    /// Hashing the ESP security parameters index.
     HashSpi,
 }
 
-/// How a device refuses.
+/// The error that a device refuses a feature with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Errno {
@@ -81,11 +82,11 @@ pub enum Errno {
     Enomem,
     /// No space.
     Enospc,
-    /// The same match is there already.
+    /// A flow with the same match exists.
     Eexist,
     /// Not supported.
     Eopnotsupp,
-    /// Nothing is said: it is ignored.
+    /// No error: the device ignores the feature.
     Silent,
 }
 
@@ -103,7 +104,19 @@ impl fmt::Display for Errno {
 }
 
 impl Feature {
-    /// In an operator's words.
+    /// The feature that a condition on a field of an IP spec needs; not for the protocol, which other specs imply.
+    #[must_use]
+    pub const fn of_ip_field(field: Field, is_ipv6: bool) -> Option<Self> {
+        match field {
+            Field::Tos => Some(Self::Tos),
+            Field::Ttl => Some(if is_ipv6 { Self::HopLimit } else { Self::Ttl }),
+            Field::IpFlags => Some(Self::IpFlags),
+            Field::FlowLabel => Some(Self::FlowLabel),
+            _ => None,
+        }
+    }
+
+    /// A description for messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -127,7 +140,7 @@ impl Feature {
             Self::AnyEsp => "an ESP header of any index",
             Self::AnyVxlan => "a VXLAN header of any network",
             Self::AnyGre => "a GRE header of any protocol and key",
-            Self::AnyMpls => "a label of any value",
+            Self::AnyMpls => "an MPLS label of any value",
             Self::AnyPorts => "a TCP or UDP header of any ports",
             Self::Tag => "flow tags",
             Self::Drop => "dropping",

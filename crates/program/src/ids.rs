@@ -1,5 +1,5 @@
-//! The numbers by which a program's parts name each other. Used by every crate above this one;
-//! each is an index into the `Program`'s vector of the same name, never a number from the operator.
+//! The ids by which the parts of a program refer to each other. Each is an index into the vector of the same name in
+//! `Program`, except [`WorkerId`], which the settings define.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ macro_rules! ids {
                 self.0 as usize
             }
 
-            /// The id of the `index`-th part; saturates, which the program's limits make unreachable.
+            /// The id of the part at `index`; saturates, which the limits of programs rule out.
             #[must_use]
             pub fn of(index: usize) -> Self {
                 Self(u32::try_from(index).unwrap_or(u32::MAX))

@@ -1,122 +1,81 @@
-//! What a rule asks of a packet, field by field: sets of values, negation worked out. The output of `parse`, the
-//! input of `compiler`, of the software matcher and of the analysis; it knows no device.
+//! The match of a rule: for each field, the set of values that a packet may have. The parser of the language makes it; the
+//! compiler, [`Predicate`](crate::Predicate) and the analysis read it. It does not depend on a device.
 
 use std::net::IpAddr;
 
-use packet::MacAddr;
+use packet::{Field, Header, Layers, MacAddr};
 
-use crate::byte_set::ByteSet;
 use crate::ranges::RangeSet;
 
-/// A conjunction: every field that is given must match; `None` is any packet.
+/// A conjunction of conditions, one per field; the default has none and matches every packet.
 ///
-/// Negation is already worked out: a set holds the values that do match.
+/// Sets hold the values that match: the parser has resolved negation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Match {
+    /// The conditions on fields that are numbers. A packet without the field's header does not match.
+    pub fields: FieldValues,
     /// Destination MAC.
     pub dst_mac: Option<Macs>,
     /// Source MAC.
     pub src_mac: Option<Macs>,
-    /// The type behind the VLAN tags; up to 1500 the length of an 802.3 frame.
-    pub ethertype: Option<RangeSet<u16>>,
-    /// The outer VLAN tag.
-    pub vlan: Option<VlanMatch>,
-    /// Its priority, 0 to 7.
-    pub vlan_priority: Option<RangeSet<u8>>,
-    /// Its tag protocol.
-    pub vlan_tpid: Option<RangeSet<u16>>,
-    /// The second VLAN tag.
-    pub inner_vlan: Option<VlanMatch>,
-    /// Its tag protocol.
-    pub inner_vlan_tpid: Option<RangeSet<u16>>,
+    /// Whether there is a VLAN tag.
+    pub vlan: Option<bool>,
+    /// Whether there is a second one.
+    pub inner_vlan: Option<bool>,
     /// IPv4 or IPv6, with a well-formed header.
     pub family: Option<Family>,
     /// Source address.
     pub src: Option<Addresses>,
     /// Destination address.
     pub dst: Option<Addresses>,
-    /// IPv4 protocol or first IPv6 next header.
-    pub protocol: Option<RangeSet<u8>>,
-    /// The whole IPv4 type of service or IPv6 traffic class.
-    pub tos: Option<ByteSet>,
-    /// IPv4 time to live or IPv6 hop limit.
-    pub ttl: Option<RangeSet<u8>>,
-    /// IPv6 flow label, 20 bits.
-    pub flow_label: Option<RangeSet<u32>>,
-    /// The three IPv4 flag bits, 0 to 7: reserved 4, don't fragment 2, more fragments 1.
-    pub ip_flags: Option<ByteSet>,
-    /// TCP or UDP source port.
-    pub src_port: Option<RangeSet<u16>>,
-    /// TCP or UDP destination port.
-    pub dst_port: Option<RangeSet<u16>>,
-    /// Whether TCP and UDP packets without a readable header (later fragments, cut headers) match whatever the
-    /// ports are. Set by the parser for rules that leave packets to the kernel; see [`Match::may_ignore_ports`].
+    /// Whether TCP and UDP packets whose ports cannot be read (later fragments, truncated headers) match whatever the
+    /// conditions on ports are. Set by the parser for rules that leave packets to the kernel; see [`Match::may_ignore_ports`].
     pub or_no_ports: bool,
     /// Fragmentation of an IP packet.
     pub fragment: Option<Fragments>,
-    /// The TCP flags byte.
-    pub tcp_flags: Option<ByteSet>,
     /// Whether an IPv4 header has options.
     pub ip_options: Option<bool>,
-    /// Security parameters index of an ESP header right behind the IP header.
-    pub esp_spi: Option<RangeSet<u32>>,
-    /// Its sequence number.
-    pub esp_seq: Option<RangeSet<u32>>,
-    /// Network identifier of VXLAN (UDP port 4789), 24 bits.
-    pub vxlan_vni: Option<RangeSet<u32>>,
-    /// EtherType of what a GRE header (version 0) carries.
-    pub gre_protocol: Option<RangeSet<u16>>,
-    /// Its key; there must be one.
-    pub gre_key: Option<RangeSet<u32>>,
-    /// The upper byte of its first word: checksum 0x80, key 0x20, sequence number 0x10.
-    pub gre_flags: Option<ByteSet>,
-    /// The MPLS label stack from the top; there must be at least as many entries. Never more than
-    /// [`MAX_MPLS_LABELS`](packet::MAX_MPLS_LABELS), and one at most within `inner`; empty: any stack.
+    /// The MPLS label stack from the top; a packet must have at least as many entries. At most
+    /// [`MAX_MPLS_LABELS`](packet::MAX_MPLS_LABELS), and within `inner` at most one; empty: any stack.
     pub mpls: Option<Vec<MplsEntry>>,
-    /// The packet inside the first tunnel, where there must be one; itself without `inner`.
+    /// The packet inside the first tunnel, which must exist; it has no `inner` itself.
     pub inner: Option<Box<Match>>,
 }
 
-/// One entry of an MPLS label stack; `None` is any value.
+/// Conditions on fields that are numbers, sorted by field. Read and changed through the methods of [`Match`]; public
+/// only so that matches can be written with `..Match::default()`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FieldValues(Vec<(Field, RangeSet<u32>)>);
+
+/// Conditions on one entry of an MPLS label stack; `None` matches any value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MplsEntry {
-    /// 20 bits.
+    /// The label, 20 bits.
     pub label: Option<RangeSet<u32>>,
     /// Traffic class, 3 bits.
-    pub tc: Option<RangeSet<u8>>,
+    pub tc: Option<RangeSet<u32>>,
     /// Whether it is the last of the stack.
     pub bottom: Option<bool>,
     /// Time to live.
-    pub ttl: Option<RangeSet<u8>>,
+    pub ttl: Option<RangeSet<u32>>,
 }
 
-/// MAC addresses: those under some mask and under none of others.
+/// A set of MAC addresses: those of some masked addresses, except those of others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Macs {
-    /// At least one of these, sorted, whole addresses last; a mask of zeros is every address.
+    /// An address must be one of these. Sorted, full masks last; a mask of zeros matches every address.
     pub any_of: Vec<MaskedMac>,
-    /// None of these, in the same order.
+    /// It must be none of these, in the same order.
     pub none_of: Vec<MaskedMac>,
 }
 
 /// A MAC address with a mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MaskedMac {
-    /// The value under the mask.
+    /// The value.
     pub value: MacAddr,
-    /// The bits that count.
+    /// The bits that are compared.
     pub mask: MacAddr,
-}
-
-/// What a rule asks of a VLAN tag.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum VlanMatch {
-    /// There is no such tag.
-    None,
-    /// There is one.
-    Any,
-    /// There is one with such an id.
-    Ids(RangeSet<u16>),
 }
 
 /// An IP version.
@@ -138,7 +97,7 @@ pub struct Addresses {
 }
 
 bitflags::bitflags! {
-    /// Which of the three an IP packet may be.
+    /// A set of kinds of IP packets by fragmentation.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct Fragments: u8 {
         /// Not a fragment.
@@ -151,110 +110,180 @@ bitflags::bitflags! {
 }
 
 impl Match {
+    /// The conditions on fields that are numbers, in the order of [`packet::FIELDS`].
+    pub fn values(&self) -> impl Iterator<Item = (Field, &RangeSet<u32>)> {
+        self.fields.0.iter().map(|(field, set)| (*field, set))
+    }
+
+    /// The values that a field may have; `None` if there is no condition on it.
+    #[must_use]
+    pub fn get(&self, field: Field) -> Option<&RangeSet<u32>> {
+        let index = self.fields.0.binary_search_by_key(&field, |(field, _)| *field).ok()?;
+        Some(&self.fields.0[index].1)
+    }
+
+    /// Whether there is a condition on a field that is a number.
+    #[must_use]
+    pub fn has(&self, field: Field) -> bool {
+        self.get(field).is_some()
+    }
+
+    /// Sets the condition on a field, which [is a number](Field::is_number).
+    pub fn set(&mut self, field: Field, values: RangeSet<u32>) {
+        debug_assert!(field.is_number(), "addresses have conditions of their own");
+        match self.fields.0.binary_search_by_key(&field, |(field, _)| *field) {
+            Ok(index) => self.fields.0[index].1 = values,
+            Err(index) => self.fields.0.insert(index, (field, values)),
+        }
+    }
+
+    /// The same match with a condition on a field.
+    #[must_use]
+    pub fn with(mut self, field: Field, values: RangeSet<u32>) -> Self {
+        self.set(field, values);
+        self
+    }
+
+    /// Requires the field's header, with any value, unless there is a condition on the field already.
+    pub fn require(&mut self, field: Field) {
+        if !self.has(field) {
+            // The values of numbers have at most 32 bits.
+            self.set(field, RangeSet::of(vec![(0, field.max() as u32)]));
+        }
+    }
+
+    /// Drops the conditions on some fields.
+    pub fn remove(&mut self, fields: &[Field]) {
+        self.fields.0.retain(|(field, _)| !fields.contains(field));
+    }
+
+    /// The conditions on MAC addresses.
+    #[must_use]
+    pub fn macs(&self) -> [(Field, Option<&Macs>); 2] {
+        [(Field::DstMac, self.dst_mac.as_ref()), (Field::SrcMac, self.src_mac.as_ref())]
+    }
+
+    /// The conditions on IP addresses, each with its IPv4 and its IPv6 field.
+    #[must_use]
+    pub fn addresses(&self) -> [([Field; 2], Option<&Addresses>); 2] {
+        [([Field::SrcV4, Field::SrcV6], self.src.as_ref()), ([Field::DstV4, Field::DstV6], self.dst.as_ref())]
+    }
+
+    /// Whether a condition is on a field of such a header.
+    fn needs(&self, is_one: impl Fn(Header) -> bool) -> bool {
+        self.fields.0.iter().any(|(field, _)| is_one(field.row().header))
+    }
+
+    /// Whether a condition is on a field of this header.
+    #[must_use]
+    pub fn needs_header(&self, header: Header) -> bool {
+        self.needs(|needed| needed == header)
+    }
+
+    /// Whether a condition is on a field whose header only packets of this IP version have.
+    #[must_use]
+    pub fn needs_version(&self, version: Layers) -> bool {
+        self.needs(|needed| needed.version() == Some(version))
+    }
+
+    /// Whether a header behind the IP header is needed, which later fragments lack.
+    #[must_use]
+    pub fn needs_payload(&self) -> bool {
+        self.needs(Header::is_behind_ip)
+    }
+
     /// Whether a TCP or UDP header is needed.
     #[must_use]
     pub fn needs_transport(&self) -> bool {
-        self.src_port.is_some() || self.dst_port.is_some() || self.tcp_flags.is_some()
+        self.needs(Header::is_transport)
     }
 
-    /// Whether the ports are the only thing asked for that a packet without a readable TCP or UDP header lacks, and
-    /// nothing is asked for that says how such packets are to be treated.
+    /// Whether conditions on ports are the only ones that need a readable TCP or UDP header, and no condition on
+    /// fragments decides about packets without one.
     #[must_use]
     pub fn may_ignore_ports(&self) -> bool {
-        (self.src_port.is_some() || self.dst_port.is_some())
-            && self.tcp_flags.is_none()
+        self.needs_header(Header::Ports)
+            && !self.needs_header(Header::Tcp)
             && self.fragment.is_none()
             && !self.needs_tunnel()
     }
 
-    /// The part of an [`or_no_ports`](Self::or_no_ports) match that is about packets without a header: the same
-    /// without ports, of TCP and UDP; `None` if there is none.
+    /// The part of an [`or_no_ports`](Self::or_no_ports) match for packets whose ports cannot be read: the same match
+    /// without ports, of TCP and UDP packets; `None` if no packet can match it.
     #[must_use]
     pub fn no_ports(&self) -> Option<Self> {
         let transports = RangeSet::of(vec![(TCP, TCP), (UDP, UDP)]);
-        let protocol = self.protocol.as_ref().map_or(transports.clone(), |own| own.intersect(&transports));
-        let is_one = self.or_no_ports && !protocol.is_empty();
-        is_one.then(|| Self {
-            src_port: None,
-            dst_port: None,
-            or_no_ports: false,
-            protocol: Some(protocol),
-            ..self.clone()
-        })
+        let protocol = self.get(Field::Protocol).map_or(transports.clone(), |own| own.intersect(&transports));
+        if !self.or_no_ports || protocol.is_empty() {
+            return None;
+        }
+        let mut part = Self { or_no_ports: false, ..self.clone() }.with(Field::Protocol, protocol);
+        part.remove(&[Field::SrcPort, Field::DstPort]);
+        Some(part)
     }
 
     /// Whether an IP header is needed.
     #[must_use]
     pub fn needs_ip(&self) -> bool {
-        self.needs_transport()
+        self.needs(Header::needs_ip)
             || self.implied_family().is_some()
             || self.src.is_some()
             || self.dst.is_some()
-            || self.protocol.is_some()
-            || self.tos.is_some()
-            || self.ttl.is_some()
             || self.fragment.is_some()
     }
 
-    /// Whether a field behind the outer packet is asked for, which takes a [`DeepKey`](packet::DeepKey).
+    /// Whether a condition is on a tunnel header or the packet inside, which takes a [`DeepKey`](packet::DeepKey).
     #[must_use]
     pub fn needs_tunnel(&self) -> bool {
-        self.esp_spi.is_some()
-            || self.esp_seq.is_some()
-            || self.vxlan_vni.is_some()
-            || self.gre_protocol.is_some()
-            || self.gre_key.is_some()
-            || self.gre_flags.is_some()
-            || self.mpls.is_some()
-            || self.inner.is_some()
+        self.needs(Header::is_tunnel) || self.mpls.is_some() || self.inner.is_some()
     }
 
     /// Whether an Ethernet header is needed, which a packet inside a tunnel may lack.
     #[must_use]
     pub fn needs_ethernet(&self) -> bool {
-        self.dst_mac.is_some()
+        self.needs(Header::is_link)
+            || self.dst_mac.is_some()
             || self.src_mac.is_some()
-            || self.ethertype.is_some()
             || self.vlan.is_some()
-            || self.vlan_priority.is_some()
-            || self.vlan_tpid.is_some()
             || self.inner_vlan.is_some()
-            || self.inner_vlan_tpid.is_some()
     }
 
-    /// The IP version that `family` says, or else a field that only one version has.
+    /// The IP version that `family` gives, or else a field that only one version has.
     #[must_use]
     pub fn implied_family(&self) -> Option<Family> {
+        let v4 = self.ip_options.is_some() || self.needs_version(Layers::IPV4);
         self.family
-            .or_else(|| (self.ip_flags.is_some() || self.ip_options.is_some()).then_some(Family::V4))
-            .or_else(|| self.flow_label.is_some().then_some(Family::V6))
+            .or_else(|| v4.then_some(Family::V4))
+            .or_else(|| self.needs_version(Layers::IPV6).then_some(Family::V6))
     }
 
-    /// The TPIDs that the outer tag must have; `None` if the rule does not care.
+    /// The TPIDs that the outer tag may have; `None` if any.
     ///
-    /// An id or a priority means an 802.1Q tag unless the rule says otherwise.
+    /// A condition on the id or the priority implies an 802.1Q tag unless there is a condition on the TPID.
     #[must_use]
-    pub fn outer_tpid(&self) -> Option<RangeSet<u16>> {
-        let names_a_tag = matches!(self.vlan, Some(VlanMatch::Ids(_))) || self.vlan_priority.is_some();
-        self.vlan_tpid.clone().or_else(|| names_a_tag.then(|| RangeSet::single(C_TAG)))
+    pub fn outer_tpid(&self) -> Option<RangeSet<u32>> {
+        let names_a_tag = self.has(Field::VlanId) || self.has(Field::VlanPriority);
+        self.get(Field::VlanTpid).cloned().or_else(|| names_a_tag.then(|| RangeSet::single(C_TAG.into())))
     }
 
-    /// The same for the second tag.
+    /// The TPIDs that the second tag may have; `None` if any.
     #[must_use]
-    pub fn inner_tpid(&self) -> Option<RangeSet<u16>> {
-        let names_a_tag = matches!(self.inner_vlan, Some(VlanMatch::Ids(_)));
-        self.inner_vlan_tpid.clone().or_else(|| names_a_tag.then(|| RangeSet::single(C_TAG)))
+    pub fn inner_tpid(&self) -> Option<RangeSet<u32>> {
+        let names_a_tag = self.has(Field::InnerVlanId);
+        self.get(Field::InnerVlanTpid)
+            .cloned()
+            .or_else(|| names_a_tag.then(|| RangeSet::single(C_TAG.into())))
     }
 }
 
-const TCP: u8 = packet::IpProtocol::TCP.0;
-const UDP: u8 = packet::IpProtocol::UDP.0;
+const TCP: u32 = packet::IpProtocol::TCP.0 as u32;
+const UDP: u32 = packet::IpProtocol::UDP.0 as u32;
 
-/// The TPID of an 802.1Q tag, which is also what a device means by "VLAN".
+/// The TPID of an 802.1Q tag, the only one that a device matches as a VLAN tag.
 pub const C_TAG: u16 = packet::EtherType::VLAN.0;
 
 impl Macs {
-    /// These addresses.
+    /// The set of these addresses.
     #[must_use]
     pub fn of(mut any_of: Vec<MaskedMac>) -> Self {
         any_of.sort_unstable_by_key(|mac| (mac.mask == MacAddr::BROADCAST, *mac));
@@ -262,14 +291,14 @@ impl Macs {
         Self { any_of, none_of: Vec::new() }
     }
 
-    /// Whether the address is one of them.
+    /// Whether the address is in the set.
     #[must_use]
     #[inline]
     pub fn contains(&self, address: MacAddr) -> bool {
         Self::finds(&self.any_of, address) && !Self::finds(&self.none_of, address)
     }
 
-    /// Looks for an address in a list that `of` has sorted.
+    /// Whether a list sorted as by [`of`](Self::of) has the address.
     fn finds(list: &[MaskedMac], address: MacAddr) -> bool {
         let (masked, whole) = list.split_at(list.partition_point(|mac| mac.mask != MacAddr::BROADCAST));
         whole.binary_search_by_key(&address, |mac| mac.value).is_ok()
@@ -278,7 +307,7 @@ impl Macs {
 }
 
 impl MaskedMac {
-    /// Every group address.
+    /// All multicast addresses, broadcast included.
     pub const MULTICAST: Self =
         Self { value: MacAddr([1, 0, 0, 0, 0, 0]), mask: MacAddr([1, 0, 0, 0, 0, 0]) };
 
@@ -288,10 +317,10 @@ impl MaskedMac {
         (0..6).all(|i| self.mask.0[i] & !other.mask.0[i] == 0) && self.matches(other.value)
     }
 
-    /// Every address.
+    /// All addresses.
     pub const ANY: Self = Self { value: MacAddr([0; 6]), mask: MacAddr([0; 6]) };
 
-    /// Whether the address agrees with the value under the mask.
+    /// Whether the address equals the value in the bits of the mask.
     #[must_use]
     #[inline]
     pub fn matches(&self, address: MacAddr) -> bool {
@@ -300,12 +329,12 @@ impl MaskedMac {
 }
 
 impl Fragments {
-    /// Any fragment.
+    /// First and later fragments.
     pub const PIECES: Self = Self::FIRST.union(Self::LATER);
 }
 
 impl Addresses {
-    /// Every address of both versions.
+    /// All addresses of both versions.
     #[must_use]
     pub fn all() -> Self {
         Self { v4: RangeSet::of(vec![(0, u32::MAX)]), v6: RangeSet::of(vec![(0, u128::MAX)]) }
@@ -320,13 +349,13 @@ impl Addresses {
         }
     }
 
-    /// Whether nothing is in it.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.v4.is_empty() && self.v6.is_empty()
     }
 
-    /// Whether the address is in it.
+    /// Whether the address is in the set.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         match address {

@@ -1,12 +1,16 @@
-//! A whole match as a software matcher: what workers run for classes that the device cannot decide, and
-//! what explains such classes to people. Built once per rule by `compiler`; matching never allocates.
+//! A match in the form that software evaluates: workers run it for classes that the device cannot decide alone, and
+//! `explain` prints it. The compiler builds it once per rule; evaluating it never allocates.
+//!
+//! A predicate holds exactly for the packets that its match describes: every condition of the match is a test, and a
+//! header that a condition needs is a test of the packet's layers. That matters because a field that a packet lacks
+//! reads as 0, which a set of values may contain.
 
 use std::sync::Arc;
 
-use packet::{DeepKey, FlowKey, IpProtocol, Layers, TunnelKey, TunnelLayers};
+use packet::{DeepKey, Field, FlowKey, IpProtocol, Layers, TunnelKey, TunnelLayers};
 
 use crate::byte_set::ByteSet;
-use crate::matching::{Addresses, Family, Fragments, Macs, Match, MplsEntry, VlanMatch};
+use crate::matching::{Addresses, Family, Fragments, Macs, Match, MplsEntry};
 use crate::ranges::RangeSet;
 
 mod show;
@@ -14,15 +18,15 @@ mod show;
 /// A conjunction of tests. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Predicate {
-    /// On the packet itself.
+    /// Tests of the packet itself.
     outer: Arc<[Test]>,
-    /// On its tunnel.
+    /// Tests of its tunnel headers.
     tunnel: Arc<[TunnelTest]>,
-    /// On the packet inside.
+    /// Tests of the packet inside the tunnel.
     inner: Arc<[Test]>,
 }
 
-/// One test of a packet's own headers; the cheap and telling ones come first.
+/// One test of a packet's own headers. Layers come first: they are cheap and reject most packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Test {
     /// All of these layers.
@@ -32,24 +36,10 @@ enum Test {
     /// None of these layers.
     Lacks(Layers),
     Fragment(Fragments),
-    TcpFlags(ByteSet),
-    Protocol(RangeSet<u8>),
-    Tos(ByteSet),
-    Ttl(RangeSet<u8>),
-    IpFlags(ByteSet),
-    FlowLabel(RangeSet<u32>),
-    EtherType(RangeSet<u16>),
-    VlanTpid(RangeSet<u16>),
-    VlanId(RangeSet<u16>),
-    VlanPriority(RangeSet<u8>),
-    InnerVlanTpid(RangeSet<u16>),
-    InnerVlanId(RangeSet<u16>),
-    SrcPort(RangeSet<u16>),
-    DstPort(RangeSet<u16>),
-    /// These ports, or a TCP or UDP packet without a readable header.
-    PortsIfAny(Box<[Option<RangeSet<u16>>; 2]>),
-    SrcMac(Box<Macs>),
-    DstMac(Box<Macs>),
+    Value(Field, Values),
+    /// These source and destination ports, or a TCP or UDP packet whose ports cannot be read.
+    PortsIfAny(Box<[Option<RangeSet<u32>>; 2]>),
+    Mac(Field, Box<Macs>),
     Src(Box<Addresses>),
     Dst(Box<Addresses>),
 }
@@ -59,17 +49,36 @@ enum Test {
 enum TunnelTest {
     /// All of these layers.
     Has(TunnelLayers),
-    EspSpi(RangeSet<u32>),
-    EspSeq(RangeSet<u32>),
-    VxlanVni(RangeSet<u32>),
-    GreProtocol(RangeSet<u16>),
-    GreKey(RangeSet<u32>),
-    /// Of the upper byte of the first word.
-    GreFlags(ByteSet),
-    /// From the top.
+    Value(Field, Values),
+    /// The label stack from the top.
     Mpls(Box<[MplsEntry]>),
-    /// Behind the inner Ethernet header; `None`: any label.
+    /// The label after the inner Ethernet header; `None`: any label.
     InnerMpls(Box<Option<MplsEntry>>),
+}
+
+/// The values of a field: a bitmap where they are bytes, so that a long list costs no more than a short one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Values {
+    Bytes(Box<ByteSet>),
+    Numbers(RangeSet<u32>),
+}
+
+impl Values {
+    fn of(field: Field, set: &RangeSet<u32>) -> Self {
+        match field.row().bits {
+            ..=8 => Self::Bytes(Box::new(ByteSet::of(set))),
+            _ => Self::Numbers(set.clone()),
+        }
+    }
+
+    /// Whether a value that has the field's width is one of them.
+    #[inline]
+    fn contains(&self, value: u128) -> bool {
+        match self {
+            Self::Bytes(bytes) => bytes.contains(value as u8),
+            Self::Numbers(numbers) => numbers.contains(value as u32),
+        }
+    }
 }
 
 impl Predicate {
@@ -82,21 +91,21 @@ impl Predicate {
         if let Some(matches) = &matches.inner {
             inner = tests(matches);
             tunnel.extend(matches.mpls.as_ref().map(|stack| {
-                // The parser of the language allows one entry here: no more is read.
+                // The language allows one entry here, because packets are not parsed further.
                 TunnelTest::InnerMpls(Box::new(stack.first().cloned()))
             }));
         }
         Self { outer: tests(matches).into(), tunnel: tunnel.into(), inner: inner.into() }
     }
 
-    /// Whether the packet meets every test; one that needs the tunnel is not met.
+    /// Whether the packet passes every test; `false` if one of them needs the tunnel headers.
     #[must_use]
     #[inline]
     pub fn matches(&self, key: &FlowKey) -> bool {
         !self.needs_tunnel() && self.outer.iter().all(|test| test.passes(key))
     }
 
-    /// Whether the packet and its tunnel meet every test.
+    /// Whether the packet and its tunnel pass every test.
     #[must_use]
     #[inline]
     pub fn matches_deep(&self, key: &DeepKey) -> bool {
@@ -105,7 +114,7 @@ impl Predicate {
             && self.inner.iter().all(|test| test.passes(&key.tunnel.inner))
     }
 
-    /// Whether something behind the outer packet is asked for, so that only `matches_deep` can tell.
+    /// Whether there is a test of the tunnel, so that only [`matches_deep`](Self::matches_deep) gives the answer.
     #[must_use]
     #[inline]
     pub fn needs_tunnel(&self) -> bool {
@@ -118,50 +127,42 @@ fn tests(matches: &Match) -> Vec<Test> {
     let mut tests = Vec::new();
     ip_tests(matches, &mut tests);
     vlan_tests(matches, &mut tests);
-    let mut push = |test: Option<Test>| tests.extend(test);
-    push(matches.tcp_flags.map(Test::TcpFlags));
-    push(matches.protocol.clone().map(Test::Protocol));
-    push(matches.tos.map(Test::Tos));
-    push(matches.ttl.clone().map(Test::Ttl));
-    push(matches.ip_flags.map(Test::IpFlags));
-    push(matches.flow_label.clone().map(Test::FlowLabel));
-    push(matches.ethertype.clone().map(Test::EtherType));
+    let (src_port, dst_port) = (Field::SrcPort, Field::DstPort);
+    let with_ports = !matches.or_no_ports;
+    let own = matches.values().filter(|(field, _)| !field.row().header.is_tunnel());
+    let plain = own.filter(|(field, _)| with_ports || ![src_port, dst_port].contains(field));
+    tests.extend(plain.map(|(field, set)| Test::Value(field, Values::of(field, set))));
     if matches.or_no_ports {
-        push(Some(Test::PortsIfAny(Box::new([matches.src_port.clone(), matches.dst_port.clone()]))));
-    } else {
-        push(matches.src_port.clone().map(Test::SrcPort));
-        push(matches.dst_port.clone().map(Test::DstPort));
+        let ports = [src_port, dst_port].map(|field| matches.get(field).cloned());
+        tests.push(Test::PortsIfAny(Box::new(ports)));
     }
-    push(matches.src_mac.clone().map(|macs| Test::SrcMac(Box::new(macs))));
-    push(matches.dst_mac.clone().map(|macs| Test::DstMac(Box::new(macs))));
-    push(matches.src.clone().map(|addresses| Test::Src(Box::new(addresses))));
-    push(matches.dst.clone().map(|addresses| Test::Dst(Box::new(addresses))));
+    let macs = matches.macs().into_iter();
+    tests.extend(macs.filter_map(|(field, macs)| Some(Test::Mac(field, Box::new(macs?.clone())))));
+    tests.extend(matches.src.clone().map(|addresses| Test::Src(Box::new(addresses))));
+    tests.extend(matches.dst.clone().map(|addresses| Test::Dst(Box::new(addresses))));
     tests
 }
 
 /// The layers that an IP or transport match needs.
 fn ip_tests(matches: &Match, tests: &mut Vec<Test>) {
-    let mut has = Layers::empty();
+    let mut has = family_layer(matches.family) | family_layer(matches.implied_family());
     let mut lacks = Layers::empty();
     let mut either = None;
-    if matches.family.is_some() {
-        has |= family_layer(matches.family);
+    // Also where `family` contradicts it: the predicate then matches no packet, as it must.
+    let own = matches.values().filter(|(field, _)| !field.row().header.is_link());
+    for layers in own.map(|(field, _)| field.row().header.layers()) {
+        // Headers with a choice of layers (TCP or UDP, IPv4 or IPv6) are tested below.
+        if layers.iter().count() == 1 {
+            has |= layers;
+        }
     }
-    has |= family_layer(matches.implied_family());
     match matches.ip_options {
-        // Whatever `family` says, only IPv4 has options.
         Some(true) => has |= Layers::IPV4 | Layers::IP_OPTIONS,
         Some(false) => {
             has |= Layers::IPV4;
             lacks |= Layers::IP_OPTIONS;
         }
         None => {}
-    }
-    if matches.ip_flags.is_some() {
-        has |= Layers::IPV4;
-    }
-    if matches.flow_label.is_some() {
-        has |= Layers::IPV6;
     }
     match matches.fragment {
         Some(Fragments::PIECES) => has |= Layers::FRAGMENT,
@@ -172,9 +173,6 @@ fn ip_tests(matches: &Match, tests: &mut Vec<Test>) {
         }
         Some(Fragments::LATER) => has |= Layers::LATER_FRAGMENT,
         other => either = other.filter(|set| !set.is_all()),
-    }
-    if matches.tcp_flags.is_some() {
-        has |= Layers::TCP;
     }
     if !has.is_empty() {
         tests.push(Test::Has(has));
@@ -199,57 +197,36 @@ fn family_layer(family: Option<Family>) -> Layers {
 }
 
 fn vlan_tests(matches: &Match, tests: &mut Vec<Test>) {
-    let outer_tpid = matches.outer_tpid();
-    if matches.vlan == Some(VlanMatch::None) {
-        tests.push(Test::Lacks(Layers::VLAN));
-    } else if matches.vlan.is_some() || outer_tpid.is_some() {
-        tests.push(Test::Has(Layers::VLAN));
-    }
-    tests.extend(outer_tpid.map(Test::VlanTpid));
-    if let Some(VlanMatch::Ids(ids)) = &matches.vlan {
-        tests.push(Test::VlanId(ids.clone()));
-    }
-    tests.extend(matches.vlan_priority.clone().map(Test::VlanPriority));
-
-    let inner_tpid = matches.inner_tpid();
-    if matches.inner_vlan == Some(VlanMatch::None) {
-        tests.push(Test::Lacks(Layers::INNER_VLAN));
-    } else if matches.inner_vlan.is_some() || inner_tpid.is_some() {
-        tests.push(Test::Has(Layers::INNER_VLAN));
-    }
-    tests.extend(inner_tpid.map(Test::InnerVlanTpid));
-    if let Some(VlanMatch::Ids(ids)) = &matches.inner_vlan {
-        tests.push(Test::InnerVlanId(ids.clone()));
+    let tags = [
+        (Layers::VLAN, matches.vlan, matches.outer_tpid(), Field::VlanTpid),
+        (Layers::INNER_VLAN, matches.inner_vlan, matches.inner_tpid(), Field::InnerVlanTpid),
+    ];
+    for (layer, is_there, tpids, field) in tags {
+        match (is_there, &tpids) {
+            (Some(false), _) => tests.push(Test::Lacks(layer)),
+            (Some(true), _) | (None, Some(_)) => tests.push(Test::Has(layer)),
+            (None, None) => {}
+        }
+        // A TPID that the match itself has is tested with its other fields.
+        if let Some(tpids) = tpids.filter(|_| !matches.has(field)) {
+            tests.push(Test::Value(field, Values::of(field, &tpids)));
+        }
     }
 }
 
-/// The tests of a tunnel's headers; those of the packet inside are not among them.
+/// The tests of the tunnel headers, without those of the packet inside.
 fn tunnel_tests(matches: &Match, tests: &mut Vec<TunnelTest>) {
-    let mut has = TunnelLayers::empty();
-    let needed = [
-        (TunnelLayers::ESP, matches.esp_spi.is_some() || matches.esp_seq.is_some()),
-        (TunnelLayers::VXLAN, matches.vxlan_vni.is_some()),
-        (TunnelLayers::GRE, matches.gre_protocol.is_some() || matches.gre_flags.is_some()),
-        (TunnelLayers::GRE | TunnelLayers::GRE_KEY, matches.gre_key.is_some()),
-        (TunnelLayers::MPLS, matches.mpls.is_some()),
-        (TunnelLayers::INNER, matches.inner.is_some()),
-        (
-            TunnelLayers::INNER_ETHERNET,
-            matches.inner.as_ref().is_some_and(|inner| inner.needs_ethernet() || inner.mpls.is_some()),
-        ),
-    ];
-    for (layers, _) in needed.into_iter().filter(|(_, is_needed)| *is_needed) {
-        has |= layers;
+    let own = || matches.values().filter(|(field, _)| field.row().header.is_tunnel());
+    let mut has: TunnelLayers = own().map(|(field, _)| field.row().header.tunnel_layers()).collect();
+    has.set(TunnelLayers::MPLS, matches.mpls.is_some());
+    if let Some(inner) = &matches.inner {
+        has |= TunnelLayers::INNER;
+        has.set(TunnelLayers::INNER_ETHERNET, inner.needs_ethernet() || inner.mpls.is_some());
     }
     if !has.is_empty() {
         tests.push(TunnelTest::Has(has));
     }
-    tests.extend(matches.esp_spi.clone().map(TunnelTest::EspSpi));
-    tests.extend(matches.esp_seq.clone().map(TunnelTest::EspSeq));
-    tests.extend(matches.vxlan_vni.clone().map(TunnelTest::VxlanVni));
-    tests.extend(matches.gre_protocol.clone().map(TunnelTest::GreProtocol));
-    tests.extend(matches.gre_key.clone().map(TunnelTest::GreKey));
-    tests.extend(matches.gre_flags.map(TunnelTest::GreFlags));
+    tests.extend(own().map(|(field, set)| TunnelTest::Value(field, Values::of(field, set))));
     let stack = matches.mpls.as_ref().filter(|stack| !stack.is_empty());
     tests.extend(stack.map(|stack| TunnelTest::Mpls(stack.as_slice().into())));
 }
@@ -257,44 +234,43 @@ fn tunnel_tests(matches: &Match, tests: &mut Vec<TunnelTest>) {
 impl Test {
     #[inline]
     fn passes(&self, key: &FlowKey) -> bool {
+        // Most tests are of this kind. A branch of its own is predicted better than a jump table with the rest: six
+        // tests take 13.4 ns instead of 17.2.
+        if let Self::Value(field, values) = self {
+            return values.contains(field.in_packet(key));
+        }
+        self.passes_other(key)
+    }
+
+    #[inline(never)]
+    fn passes_other(&self, key: &FlowKey) -> bool {
         match self {
             Self::Has(layers) => key.layers.contains(*layers),
             Self::HasAny(layers) => key.layers.intersects(*layers),
             Self::Lacks(layers) => !key.layers.intersects(*layers),
             Self::Fragment(set) => set.contains(fragment_of(key.layers)),
-            Self::TcpFlags(flags) => flags.contains(key.tcp_flags),
-            Self::Protocol(protocols) => protocols.contains(key.protocol),
-            Self::Tos(values) => values.contains(key.tos),
-            Self::Ttl(values) => values.contains(key.ttl),
-            Self::IpFlags(values) => values.contains(key.ip_flags),
-            Self::FlowLabel(labels) => labels.contains(key.flow_label),
-            Self::EtherType(types) => types.contains(key.ether_type),
-            Self::VlanTpid(tpids) => tpids.contains(key.vlan_tpid),
-            Self::VlanId(ids) => ids.contains(key.vlan_tci & 0x0fff),
-            Self::VlanPriority(priorities) => priorities.contains((key.vlan_tci >> 13) as u8),
-            Self::InnerVlanTpid(tpids) => tpids.contains(key.inner_vlan_tpid),
-            Self::InnerVlanId(ids) => ids.contains(key.inner_vlan_tci & 0x0fff),
-            Self::SrcPort(ports) => ports.contains(key.src_port),
-            Self::DstPort(ports) => ports.contains(key.dst_port),
+            Self::Value(field, values) => values.contains(field.in_packet(key)),
             Self::PortsIfAny(ports) => ports_if_any(ports, key),
-            Self::SrcMac(macs) => macs.contains(key.src_mac),
-            Self::DstMac(macs) => macs.contains(key.dst_mac),
+            Self::Mac(Field::SrcMac, macs) => macs.contains(key.src_mac),
+            Self::Mac(_, macs) => macs.contains(key.dst_mac),
             Self::Src(addresses) => key.src_addr().is_some_and(|address| addresses.contains(address)),
             Self::Dst(addresses) => key.dst_addr().is_some_and(|address| addresses.contains(address)),
         }
     }
 }
 
-/// Whether the ports are these, or there should be ports and none can be read.
-fn ports_if_any([src, dst]: &[Option<RangeSet<u16>>; 2], key: &FlowKey) -> bool {
+/// Whether the ports are these, or the packet is TCP or UDP and its ports cannot be read.
+fn ports_if_any([src, dst]: &[Option<RangeSet<u32>>; 2], key: &FlowKey) -> bool {
     if !key.layers.intersects(Layers::TCP | Layers::UDP) {
         return matches!(IpProtocol(key.protocol), IpProtocol::TCP | IpProtocol::UDP);
     }
-    let holds = |ports: &Option<RangeSet<u16>>, port| ports.as_ref().is_none_or(|ports| ports.contains(port));
+    let holds = |ports: &Option<RangeSet<u32>>, port: u16| {
+        ports.as_ref().is_none_or(|ports| ports.contains(port.into()))
+    };
     holds(src, key.src_port) && holds(dst, key.dst_port)
 }
 
-/// Which of the three a packet is.
+/// Which kind of fragment a packet is.
 fn fragment_of(layers: Layers) -> Fragments {
     match layers {
         _ if layers.contains(Layers::LATER_FRAGMENT) => Fragments::LATER,
@@ -308,12 +284,7 @@ impl TunnelTest {
     fn passes(&self, key: &TunnelKey) -> bool {
         match self {
             Self::Has(layers) => key.layers.contains(*layers),
-            Self::EspSpi(values) => values.contains(key.esp_spi),
-            Self::EspSeq(values) => values.contains(key.esp_seq),
-            Self::VxlanVni(values) => values.contains(key.vxlan_vni),
-            Self::GreProtocol(types) => types.contains(key.gre_protocol),
-            Self::GreKey(keys) => keys.contains(key.gre_key),
-            Self::GreFlags(flags) => flags.contains((key.gre_flags >> 8) as u8),
+            Self::Value(field, values) => values.contains(field.in_tunnel(key)),
             Self::Mpls(stack) => {
                 let depth = usize::from(key.mpls_depth).min(key.mpls.len());
                 stack.len() <= depth
@@ -328,13 +299,13 @@ impl TunnelTest {
 }
 
 impl MplsEntry {
-    /// Whether a whole stack entry (label 20 bits, traffic class 3, bottom 1, TTL 8) is meant.
+    /// Whether a stack entry as it is on the wire (label 20 bits, traffic class 3, bottom 1, TTL 8) matches.
     #[must_use]
     #[inline]
     pub fn matches(&self, entry: u32) -> bool {
         self.label.as_ref().is_none_or(|labels| labels.contains(entry >> 12))
-            && self.tc.as_ref().is_none_or(|classes| classes.contains((entry >> 9 & 7) as u8))
+            && self.tc.as_ref().is_none_or(|classes| classes.contains(entry >> 9 & 7))
             && self.bottom.is_none_or(|bottom| bottom == (entry >> 8 & 1 == 1))
-            && self.ttl.as_ref().is_none_or(|values| values.contains(entry as u8))
+            && self.ttl.as_ref().is_none_or(|values| values.contains(entry & 0xff))
     }
 }

@@ -3,15 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr};
 
-use packet::{EtherType, HashFields, IpProtocol, MacAddr};
+use packet::HashFields;
 
 use crate::ids::{ClassId, GroupId, RuleId, WorkerId};
 use crate::program::{
     Class, Decide, Flow, FlowAction, FlowKind, Group, HashVariant, Outcome, Placement, Program, RssQueue,
 };
-use crate::spec::{EthernetMatch, Ipv4Match, Ipv6Match, PortMatch, Spec};
 
 /// How many entries of a table are shown; the shares follow.
 const TABLE_SHOWN: usize = 8;
@@ -94,13 +92,12 @@ impl Program {
     }
 
     fn flow_line(&self, flow: &Flow) -> String {
-        let specs = flow.words();
         let action = match flow.action {
             FlowAction::Drop => "drop".to_owned(),
             FlowAction::Pass => "pass".to_owned(),
             FlowAction::Steer { queue, class } => format!("{queue} {class}"),
         };
-        format!("p{} {}: {specs} -> {action}", flow.priority, self.rule_name(flow.rule))
+        format!("p{} {}: {flow} -> {action}", flow.priority, self.rule_name(flow.rule))
     }
 
     fn outcome(&self, outcome: Outcome) -> String {
@@ -121,10 +118,9 @@ impl Program {
     }
 }
 
-impl Flow {
-    /// Its kind and its specs, `ipv4 | udp dport=4789 | vxlan vni=7 | inner ipv4 dst=192.0.2.0/24`.
-    #[must_use]
-    pub fn words(&self) -> String {
+/// Its kind and its specs: `ipv4 | udp dport=4789 | vxlan vni=7 | inner ipv4 dst=192.0.2.0/24`.
+impl fmt::Display for Flow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
             FlowKind::Normal => None,
             FlowKind::Copy => Some("copy".to_owned()),
@@ -135,7 +131,7 @@ impl Flow {
             let inner = if index >= self.inner_from { "inner " } else { "" };
             format!("{inner}{spec}")
         });
-        kind.into_iter().chain(specs).collect::<Vec<_>>().join(" | ")
+        f.write_str(&kind.into_iter().chain(specs).collect::<Vec<_>>().join(" | "))
     }
 }
 
@@ -188,122 +184,4 @@ fn field_names(fields: HashFields) -> String {
             names.join(",")
         }
     }
-}
-
-impl fmt::Display for Spec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (layer, fields) = match self {
-            Self::Ethernet { value, mask } => ("eth", ethernet_fields(value, mask)),
-            Self::Ipv4 { value, mask } => ("ipv4", ipv4_fields(value, mask)),
-            Self::Ipv6 { value, mask } => ("ipv6", ipv6_fields(value, mask)),
-            Self::Tcp { value, mask } => ("tcp", port_fields(value, mask)),
-            Self::Udp { value, mask } => ("udp", port_fields(value, mask)),
-            Self::Esp { value, mask } => {
-                ("esp", list([wide("spi", value.spi, mask.spi), wide("seq", value.seq, mask.seq)]))
-            }
-            Self::Vxlan { value, mask } => ("vxlan", list([tagged("vni", value.vni, mask.vni, 24)])),
-            Self::Gre { value, mask } => (
-                "gre",
-                list([
-                    number("flags", value.c_ks_res0_ver, mask.c_ks_res0_ver),
-                    number("proto", value.protocol, mask.protocol),
-                    wide("key", value.key, mask.key),
-                ]),
-            ),
-            Self::Mpls { value, mask } => ("mpls", list([wide("top", value.label, mask.label)])),
-        };
-        f.write_str(layer)?;
-        fields.iter().try_for_each(|field| write!(f, " {field}"))
-    }
-}
-
-fn ethernet_fields(value: &EthernetMatch, mask: &EthernetMatch) -> Vec<String> {
-    let mac = |name, value: MacAddr, mask: MacAddr| match mask {
-        MacAddr([0, 0, 0, 0, 0, 0]) => None,
-        MacAddr::BROADCAST => Some(format!("{name}={value}")),
-        mask => Some(format!("{name}={value}/{mask}")),
-    };
-    let ether_type = match mask.ether_type {
-        0 => None,
-        u16::MAX => Some(format!("type={}", EtherType(value.ether_type))),
-        mask => Some(format!("type={:#06x}/{mask:#06x}", value.ether_type)),
-    };
-    let fields = [
-        mac("dst", value.dst_mac, mask.dst_mac),
-        mac("src", value.src_mac, mask.src_mac),
-        ether_type,
-        number("vlan", value.vlan_tag, mask.vlan_tag),
-    ];
-    fields.into_iter().flatten().collect()
-}
-
-fn ipv4_fields(value: &Ipv4Match, mask: &Ipv4Match) -> Vec<String> {
-    let address = |name, value: Ipv4Addr, mask: Ipv4Addr| {
-        let length = u32::from(mask).count_ones();
-        (length > 0).then(|| format!("{name}={value}/{length}"))
-    };
-    let fields = [
-        address("src", value.src, mask.src),
-        address("dst", value.dst, mask.dst),
-        protocol(value.proto, mask.proto),
-        number("tos", value.tos.into(), mask.tos.into()),
-        number("ttl", value.ttl.into(), mask.ttl.into()),
-        number("flags", value.flags.into(), mask.flags.into()),
-    ];
-    fields.into_iter().flatten().collect()
-}
-
-fn ipv6_fields(value: &Ipv6Match, mask: &Ipv6Match) -> Vec<String> {
-    let address = |name, value: Ipv6Addr, mask: Ipv6Addr| {
-        let length = u128::from(mask).count_ones();
-        (length > 0).then(|| format!("{name}={value}/{length}"))
-    };
-    let label =
-        (mask.flow_label != 0).then(|| format!("label={:#x}/{:#x}", value.flow_label, mask.flow_label));
-    let fields = [
-        address("src", value.src, mask.src),
-        address("dst", value.dst, mask.dst),
-        protocol(value.next_hdr, mask.next_hdr),
-        number("tc", value.traffic_class.into(), mask.traffic_class.into()),
-        number("hops", value.hop_limit.into(), mask.hop_limit.into()),
-        label,
-    ];
-    fields.into_iter().flatten().collect()
-}
-
-fn port_fields(value: &PortMatch, mask: &PortMatch) -> Vec<String> {
-    let port = |name, value: u16, mask: u16| match mask {
-        u16::MAX => Some(format!("{name}={value}")),
-        mask => number(name, value, mask),
-    };
-    let fields = [port("sport", value.src_port, mask.src_port), port("dport", value.dst_port, mask.dst_port)];
-    fields.into_iter().flatten().collect()
-}
-
-fn protocol(value: u8, mask: u8) -> Option<String> {
-    match mask {
-        u8::MAX => Some(format!("proto={}", IpProtocol(value))),
-        mask => number("proto", value.into(), mask.into()),
-    }
-}
-
-fn list<const N: usize>(fields: [Option<String>; N]) -> Vec<String> {
-    fields.into_iter().flatten().collect()
-}
-
-fn wide(name: &str, value: u32, mask: u32) -> Option<String> {
-    tagged(name, value, mask, u32::BITS)
-}
-
-/// A field of so many bits; the mask is shown only where it is not all of them.
-fn tagged(name: &str, value: u32, mask: u32, bits: u32) -> Option<String> {
-    match mask {
-        0 => None,
-        mask if mask.count_ones() == bits => Some(format!("{name}={value:#x}")),
-        mask => Some(format!("{name}={value:#x}/{mask:#x}")),
-    }
-}
-
-fn number(name: &str, value: u16, mask: u16) -> Option<String> {
-    (mask != 0).then(|| format!("{name}={value:#x}/{mask:#x}"))
 }

@@ -1,25 +1,24 @@
-//! What a device and its workers run: flow rules, groups, queues and classes, all plain data.
-//! Made by `compiler`; put on a device by `control`; the classes are run by `worker`. A program never
-//! refers back to the policy's text, and equal policies give equal programs.
+//! What a device and its workers run: flows, groups, queues and classes, all plain data. The compiler makes it, `control`
+//! installs it on a device, workers run its classes. It does not refer to the policy's text, and equal policies give
+//! equal programs.
 
-mod why;
+use std::net::Ipv4Addr;
 
+use flow_spec::FlowSpec;
 use packet::{DeepKey, FlowKey, HashFields, RssKey};
 use serde::Serialize;
 
 use crate::ids::{ClassId, GroupId, QueueId, RuleId, WorkerId};
 use crate::predicate::Predicate;
-use crate::spec::Spec;
+use crate::undecided::UndecidedKey;
 
-pub use why::{Unfinished, Untold, Why};
-
-/// The name of the pseudo rule that stands for the policy's `default`.
+/// The name of the pseudo rule for unmatched packets, the policy's `default`.
 pub const DEFAULT_RULE: &str = "default";
-/// The name under which counters of rules that left the policy long ago are summed. No rule can have it: names
-/// have no brackets.
+/// The name under which the counters of rules that are no longer in the policy are summed. No rule can have it, because
+/// names have no brackets.
 pub const RETIRED_RULES: &str = "(retired rules)";
 
-/// The most rules of one policy; with one class per rule it keeps flow tags far below their 22 bits.
+/// The most rules of one policy. With one class per rule, classes stay far below [`CLASSES_MAX`](crate::CLASSES_MAX).
 pub const MAX_RULES: usize = 65_536;
 
 /// A compiled policy. Every id is an index into the vector of the same name.
@@ -33,23 +32,22 @@ pub struct Program {
     pub queues: Vec<RssQueue>,
     /// Highest precedence first.
     pub flows: Vec<Flow>,
-    /// What workers do by flow tag. Holes are tags that the program before has used: a rule that stays
-    /// keeps its class, and a tag changes its meaning no sooner than one program later.
+    /// What workers do with packets, by the class in their flow tag. `None` is a class of the previous program only: a
+    /// rule that stays keeps its class, and a class is not used for another rule in the very next program.
     pub classes: Vec<Option<Class>>,
-    /// What packets are that come without a tag: all of them on a device that has none, otherwise those
-    /// that a sniffer has heard.
+    /// The class of packets without a flow tag: all packets on a device without tags, otherwise the copies of sniffers.
     pub untagged: Option<ClassId>,
-    /// The rules that leave packets to the host, as far as no flow is needed for it: whose packet is left
-    /// there is theirs, by the first that matches.
+    /// The rules that leave packets to the host and need no flow for it. A packet that matches no flow belongs to the
+    /// first of them that matches it.
     pub exceptions: Vec<Exception>,
-    /// What happens to packets that no rule claims.
+    /// The verdict for unmatched packets.
     pub default: Verdict,
     /// How many hardware priorities the flows occupy, counted from 0.
     pub priorities_used: u16,
 }
 
 /// One line of policy as the program knows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Unique; what counters are named after.
     pub name: String,
@@ -57,45 +55,45 @@ pub struct Rule {
     pub action: Verdict,
     /// Line of the policy file, from 1 (the pseudo rule: the line of `default`, or 0).
     pub line: u32,
-    /// Where the decision falls.
+    /// Whether the device decides alone.
     pub placement: Placement,
-    /// Whether the operator wants its counters exported.
+    /// Whether its counters are exported.
     pub count: bool,
-    /// How many flows carry it; 0 for one that earlier flows cover whole.
+    /// How many flows it has; 0 for a rule that earlier flows cover entirely.
     pub flows: u32,
-    /// The keys that a worker finishes.
-    pub unfinished: Vec<Unfinished>,
+    /// The keys of its match that the device does not decide.
+    pub undecided: Vec<UndecidedKey>,
 }
 
-/// A rule that leaves packets to the host: they meet no flow.
+/// A rule that leaves packets to the host: no flow matches them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exception {
     /// The rule.
     pub rule: RuleId,
     /// Its whole match.
     pub predicate: Predicate,
-    /// What follows if it matches.
+    /// The outcome if it matches.
     pub outcome: Outcome,
-    /// The later rules whose flows were cut for it; the default is one.
+    /// The later rules whose flows were split to exclude its packets; the default counts as one.
     pub left_out_of: Vec<RuleId>,
-    /// Into how many pieces more; each is a flow for every hash variant that it meets.
+    /// How many more pieces they were split into; each piece is a flow for every hash variant that it overlaps.
     pub pieces: u32,
 }
 
-/// Where a rule is decided.
+/// Where it is decided whether a packet matches a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Placement {
     /// The device decides alone.
     Hardware,
-    /// The device matches more coarsely and the worker finishes.
+    /// The device matches a superset, and the worker evaluates the whole match.
     Hybrid {
-        /// What the device cannot say, in the policy's words.
+        /// What the device cannot match, by the keys of the policy.
         reason: String,
     },
 }
 
-/// Workers that share a rule's traffic.
+/// Workers that share the traffic of rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     /// The name in the policy.
@@ -106,11 +104,11 @@ pub struct Group {
     pub key: RssKey,
     /// What is hashed, over all variants.
     pub fields: HashFields,
-    /// Whether both directions of a connection meet on one worker.
+    /// Whether both directions of a connection reach the same worker.
     pub symmetric: bool,
 }
 
-/// Which packets a queue pair hashes; real NICs take the fields of one variant only.
+/// Which packets a queue pair receives; some devices accept the hash fields of only one kind of packet per queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HashVariant {
@@ -118,47 +116,47 @@ pub enum HashVariant {
     V4Tcp,
     /// IPv4 with a UDP header.
     V4Udp,
-    /// Other IPv4, later fragments included.
+    /// Other IPv4, including later fragments.
     V4,
-    /// IPv6 with a TCP header right behind.
+    /// IPv6 with a TCP header directly after it.
     V6Tcp,
-    /// IPv6 with a UDP header right behind.
+    /// IPv6 with a UDP header directly after it.
     V6Udp,
     /// Other IPv6.
     V6,
-    /// What has nothing to hash: always the first entry of the table.
+    /// Packets without a field to hash; they always use the first entry of the table.
     Other,
-    /// Everything, on devices whose queue pairs take all fields together.
+    /// All packets, on devices whose queue pairs accept all hash fields together.
     All,
 }
 
 /// One RSS queue pair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RssQueue {
-    /// The group it serves; its key is the group's.
+    /// Its group, which also has its key.
     pub group: GroupId,
-    /// The packets it serves.
+    /// The packets it receives.
     pub variant: HashVariant,
     /// The group's fields that apply to the variant.
     pub fields: HashFields,
-    /// The group's table, or its first entry alone where nothing is hashed.
+    /// The group's table, or only its first entry where nothing is hashed.
     pub table: Vec<WorkerId>,
 }
 
-/// One `ibv_flow` to be.
+/// One `ibv_flow` to create.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// The rule that caused it.
+    /// Its rule.
     pub rule: RuleId,
     /// 0 is the highest precedence.
     pub priority: u16,
-    /// What kind it is.
+    /// Its kind.
     pub kind: FlowKind,
-    /// Outer layers first; empty for a sniffer alone.
-    pub specs: Vec<Spec>,
-    /// Where in `specs` those about the packet inside a tunnel begin; their number if there are none.
+    /// Outer headers first; empty only for sniffers.
+    pub specs: Vec<FlowSpec>,
+    /// The index in `specs` of the first spec of the packet inside a tunnel; `specs.len()` if there is none.
     pub inner_from: usize,
-    /// What the device does.
+    /// What the device does with matching packets.
     pub action: FlowAction,
 }
 
@@ -166,93 +164,97 @@ pub struct Flow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum FlowAction {
-    /// Tag with the class and spread over the queue's table.
+    /// Tag it with the class and spread it over the queue's indirection table.
     Steer {
         /// The RSS queue pair.
         queue: QueueId,
-        /// The flow tag.
+        /// The class in the flow tag.
         class: ClassId,
     },
-    /// Drop in hardware; counted by a counter shared by all flows of the rule.
+    /// Drop it in hardware; all flows of the rule share a counter.
     Drop,
-    /// Let out what the host sends, counted in the same way.
+    /// Let a sent packet pass, counted in the same way.
     Pass,
 }
 
-/// What a flow takes.
+/// The packets that a flow applies to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FlowKind {
-    /// What the port receives; it goes no further.
+    /// Received packets, which meet no later flow.
     #[default]
     Normal,
-    /// A copy of what the port receives (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`); before others of its priority.
+    /// Copies of received packets (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`); applied before other flows of its priority.
     Copy,
-    /// A copy of all that passes the port, both ways (`IBV_FLOW_ATTR_SNIFFER`). Without specs, priority and
-    /// tag: devices read none of them.
+    /// Copies of all packets of the port in both directions (`IBV_FLOW_ATTR_SNIFFER`). It has no specs, priority or tag,
+    /// because devices ignore them.
     Sniffer,
-    /// What the host sends (`IBV_FLOW_ATTR_FLAGS_EGRESS`).
+    /// Packets that the host sends (`IBV_FLOW_ATTR_FLAGS_EGRESS`).
     Egress,
 }
 
 impl Flow {
-    /// Whether a received packet meets every spec.
+    /// Whether a packet matches every spec.
     #[must_use]
     pub fn matches(&self, key: &DeepKey) -> bool {
         self.specs.iter().enumerate().all(|(index, spec)| spec.matches_deep(key, index >= self.inner_from))
     }
 
-    /// The masks by which devices store it.
+    /// The flow without its values: devices keep flows of equal shape in one table.
     #[must_use]
-    pub fn shape(&self) -> (FlowKind, usize, Vec<Spec>) {
-        (self.kind, self.inner_from, self.specs.iter().map(Spec::shape).collect())
+    pub fn shape(&self) -> (FlowKind, usize, Vec<FlowSpec>) {
+        (self.kind, self.inner_from, self.specs.iter().map(FlowSpec::shape).collect())
     }
 
-    /// Whether it takes packets and matches multicast only, as an mlx5 asks (kernel fs.c, `flow_is_multicast_only`):
-    /// by the first spec alone, of an Ethernet address value and mask, of an IPv4 address the value; not by one about
-    /// the packet inside.
+    /// Whether it takes packets and matches multicast only, as mlx5 decides it (Linux drivers/infiniband/hw/mlx5/fs.c,
+    /// `flow_is_multicast_only`): by the first spec, of an Ethernet address by value and mask, of an IPv4 address by the
+    /// value; never by a spec of the packet inside.
     #[must_use]
     pub fn is_multicast_only(&self) -> bool {
         let is_multicast = match self.specs.first() {
             _ if self.inner_from == 0 => false,
-            Some(Spec::Ethernet { value, mask }) => {
-                value.dst_mac.is_multicast() && mask.dst_mac.is_multicast()
-            }
-            Some(Spec::Ipv4 { value, .. }) => value.dst.is_multicast(),
+            Some(FlowSpec::Ethernet { value, mask }) => value.dst_mac[0] & mask.dst_mac[0] & 1 == 1,
+            Some(FlowSpec::Ipv4 { value, .. }) => is_multicast_ipv4(value.dst),
+            Some(FlowSpec::Ipv4Ext { value, .. }) => is_multicast_ipv4(value.dst),
             _ => false,
         };
         is_multicast && matches!(self.kind, FlowKind::Normal | FlowKind::Egress)
     }
 }
 
-/// What becomes of a packet.
+fn is_multicast_ipv4(address: u32) -> bool {
+    Ipv4Addr::from_bits(address).is_multicast()
+}
+
+/// What is done with one packet. The verdict follows from the action of the rule that decides the packet, or from the
+/// policy's default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind", content = "group")]
 pub enum Verdict {
-    /// To a worker of the group.
+    /// Deliver it to a worker of the group.
     Deliver(GroupId),
-    /// Nowhere, counted.
+    /// Drop it; it is counted.
     Drop,
-    /// To the host's network stack.
+    /// Leave it to the host's network stack.
     Kernel,
-    /// Nowhere: a copy of a packet that its rule does not match, made because the device matches more coarsely
-    /// than the rule. The worker discards it; what becomes of the packet itself is decided elsewhere.
+    /// Discard it: it is a copy of a packet that the copy rule does not match, made because the device matches a superset
+    /// of the rule. The packet itself has a verdict of its own.
     Filtered,
 }
 
-/// A verdict and the rule that gave it.
+/// A verdict and the rule that decides it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Outcome {
-    /// The rule (or the pseudo rule `default`).
+    /// The rule, or the pseudo rule `default`.
     pub rule: RuleId,
     /// Its verdict.
     pub verdict: Verdict,
 }
 
-/// What a worker does with packets of one flow tag.
+/// What a worker does with packets that have one class in their flow tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Class {
-    /// The rule whose flows lead here.
+    /// The rule whose flows have the tag.
     pub rule: RuleId,
     /// How the outcome is found.
     pub decide: Decide,
@@ -263,31 +265,31 @@ pub struct Class {
 pub enum Decide {
     /// The device has decided.
     Exact(Outcome),
-    /// The device matched more coarsely: the first step that matches decides.
+    /// The device matches a superset of the rule: the first step that matches decides, else the outcome beside them.
     Software(Vec<Step>, Outcome),
 }
 
-/// One question of a software class.
+/// One step of a software class: a rule to compare the packet with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The rule asked about.
+    /// The rule.
     pub rule: RuleId,
     /// Its whole match.
     pub predicate: Predicate,
-    /// What follows if it matches.
+    /// The outcome if it matches.
     pub outcome: Outcome,
 }
 
 impl Class {
-    /// The outcome for a packet of which no more than the outer headers is known. Does not allocate; for an
-    /// exact class it does not look at `key`.
+    /// The outcome for a packet of which only the outer headers are parsed. Does not allocate; an exact class does not
+    /// read `key`.
     #[must_use]
     #[inline]
     pub fn resolve(&self, key: &FlowKey) -> Outcome {
         self.first(|predicate| predicate.matches(key))
     }
 
-    /// The outcome for one packet. Does not allocate; for an exact class it does not look at `key`.
+    /// The outcome for one packet. Does not allocate; an exact class does not read `key`.
     #[must_use]
     #[inline]
     pub fn resolve_deep(&self, key: &DeepKey) -> Outcome {
@@ -304,13 +306,13 @@ impl Class {
         }
     }
 
-    /// Whether the outcome needs the packet's headers at all.
+    /// Whether the outcome is the same for all packets of the class.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         matches!(self.decide, Decide::Exact(_))
     }
 
-    /// Whether it takes [`resolve_deep`](Self::resolve_deep). Looks at every step: to be asked beforehand.
+    /// Whether the outcome takes [`resolve_deep`](Self::resolve_deep). It looks at every step: not for the packet path.
     #[must_use]
     pub fn needs_tunnel(&self) -> bool {
         match &self.decide {
@@ -321,7 +323,7 @@ impl Class {
 }
 
 impl Program {
-    /// The class of a tag; `None` for a hole, and beyond the program.
+    /// A class; `None` if the program does not have it.
     #[must_use]
     #[inline]
     pub fn class(&self, id: ClassId) -> Option<&Class> {
@@ -334,7 +336,7 @@ impl Program {
         RuleId::of(self.rules.len().saturating_sub(1))
     }
 
-    /// A verdict in words: `deliver to dns`, `drop`, `kernel`.
+    /// The text of a verdict: `deliver to dns`, `drop`, `kernel`.
     #[must_use]
     pub fn describe(&self, verdict: Verdict) -> String {
         match verdict {

@@ -1,16 +1,16 @@
-//! Sets of numbers as sorted, merged, inclusive ranges: what ports, VLAN ids, protocols and addresses of
-//! a match become. The same set is always the same value, however it was written; that is what makes
-//! programs deterministic. Prefix covers, which devices want, come from here too.
+//! Sets of numbers (ports, VLAN ids, protocols, addresses) as sorted, merged, inclusive ranges, and their covers by
+//! prefixes, which is what devices match. Equal sets are equal values however they were written, so that equal
+//! policies give equal programs.
 
 use std::fmt;
 
 /// A number that ranges are made of.
 pub trait Word: Copy + Ord + fmt::Debug {
-    /// How many bits it has.
+    /// Its width in bits.
     const BITS: u32;
-    /// Widens.
+    /// The same number, wider.
     fn wide(self) -> u128;
-    /// Narrows; the value fits by construction.
+    /// The same number, narrower; the callers' values fit.
     fn narrow(wide: u128) -> Self;
 }
 
@@ -43,10 +43,12 @@ impl<T> Default for RangeSet<T> {
 }
 
 impl<T: Word> RangeSet<T> {
-    /// The union of inclusive ranges; one whose ends are crossed is empty.
+    /// The union of inclusive ranges; a range whose first number is above its last is empty.
     #[must_use]
     pub fn of(mut ranges: Vec<(T, T)>) -> Self {
         ranges.retain(|(low, high)| low <= high);
+        // In rising order of `low`, a range overlaps or touches the union of those before it exactly if it overlaps or
+        // touches the last merged range, which has the highest end of all.
         ranges.sort_unstable();
         let mut merged: Vec<(T, T)> = Vec::with_capacity(ranges.len());
         for (low, high) in ranges {
@@ -64,7 +66,7 @@ impl<T: Word> RangeSet<T> {
         Self { ranges: Box::new([(value, value)]) }
     }
 
-    /// Every number from 0 to `most` that is not in it.
+    /// The numbers from 0 to `most` that are not in the set.
     #[must_use]
     pub fn complement(&self, most: T) -> Self {
         let most = most.wide();
@@ -93,6 +95,7 @@ impl<T: Word> RangeSet<T> {
             if low <= high {
                 common.push((low, high));
             }
+            // The range that ends first meets no later range of the other set, since those begin after its end.
             if b < d {
                 left.next()
             } else {
@@ -102,7 +105,7 @@ impl<T: Word> RangeSet<T> {
         Self { ranges: common.into() }
     }
 
-    /// Whether the number is in it.
+    /// Whether the number is in the set.
     #[must_use]
     #[inline]
     pub fn contains(&self, value: T) -> bool {
@@ -116,19 +119,19 @@ impl<T: Word> RangeSet<T> {
         }
     }
 
-    /// The ranges, sorted.
+    /// The ranges in rising order; they neither overlap nor touch.
     #[must_use]
     pub fn ranges(&self) -> &[(T, T)] {
         &self.ranges
     }
 
-    /// Whether nothing is in it.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// The only number in it, if there is exactly one.
+    /// The number, if there is exactly one.
     #[must_use]
     pub fn only(&self) -> Option<T> {
         match &*self.ranges {
@@ -137,7 +140,10 @@ impl<T: Word> RangeSet<T> {
         }
     }
 
-    /// The fewest prefixes, as (value, mask) over the low `bits` bits, that cover it exactly, in rising order.
+    /// The fewest prefixes, as (value, mask) over the low `bits` bits, that cover the set exactly, in rising order.
+    ///
+    /// The fewest, because ranges do not touch: no prefix covers numbers of two of them, so each range is covered for
+    /// itself.
     #[must_use]
     pub fn prefixes(&self, bits: u32) -> Vec<(T, T)> {
         let mut cover = Vec::new();
@@ -150,7 +156,11 @@ impl<T: Word> RangeSet<T> {
     }
 }
 
-/// Cuts `low..=high` into aligned powers of two, greedily from below, which is minimal for one range.
+/// Splits `low..=high` into aligned blocks whose sizes are powers of two, from below, each as large as possible.
+///
+/// No cover has fewer blocks: in any cover the block with `low` begins at `low`, and the block taken here is the largest
+/// of those, so it contains that one. Blocks are nested or disjoint, so the others of that cover that are not inside it
+/// cover exactly what is left of the range, to which the argument applies again.
 fn split(low: u128, high: u128, bits: u32, emit: &mut dyn FnMut(u128, u128)) {
     // All ones below the given bit; 128 ones for bit 128.
     let ones = |bit: u32| u128::MAX.checked_shr(u128::BITS - bit).unwrap_or(0);
@@ -167,7 +177,7 @@ fn split(low: u128, high: u128, bits: u32, emit: &mut dyn FnMut(u128, u128)) {
     }
 }
 
-/// `7, 10-20`: the way the language writes it.
+/// As the language writes it: `7,10-20`.
 impl<T: Word + fmt::Display> fmt::Display for RangeSet<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (low, high)) in self.ranges.iter().enumerate() {

@@ -1,8 +1,7 @@
-//! The layout of a flow tag: bits 0..22 are the class and 1, bit 22 is the band, bit 23 is free. Written
-//! by `control` into flows, read by workers from completions. Two bands live at once, so that a packet
-//! on its way while the program changes is still judged by the program that tagged it. No tag is 0,
-//! because that is what devices give for a flow without one (ibv_wc_read_flow_tag in
-//! ibv_create_cq_ex(3)): an untagged packet is nobody's class.
+//! The layout of a flow tag: bits 0 to 21 are the class plus 1, bit 22 is the band, bit 23 is 0. `control` writes tags
+//! into flows, workers read them from completions. The tags of two programs can be in use at once, one per band, so
+//! that a packet in flight while the program changes is handled by the program that tagged it. No tag is 0, because
+//! devices report 0 for a flow without a tag (ibv_wc_read_flow_tag in ibv_create_cq_ex(3)).
 
 use std::fmt;
 
@@ -10,22 +9,24 @@ use crate::ids::ClassId;
 
 /// Bits of the class.
 const CLASS_BITS: u32 = 22;
-/// Most classes of a program. With the band the largest tag is below 2^23, so that the last 16 of the
-/// 2^24 that devices offer, reserved by DPDK, are never met.
+/// The bits of a tag: a class and a band.
+pub const TAG_BITS: u32 = CLASS_BITS + 1;
+/// The most classes of a program. The largest tag, with the band, is below 2^23 and so not among the last 16 of the 2^24
+/// values that devices offer, which DPDK reserves.
 pub const CLASSES_MAX: u32 = CLASS_MASK;
 const CLASS_MASK: u32 = (1 << CLASS_BITS) - 1;
 
-/// Which of the two programs that can be on a device at once.
+/// The half of a device's flow tags and priorities that a program uses; two programs can be on a device at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Band {
-    /// The upper half of the priorities by precedence (the lower numbers); tags without the band bit.
+    /// The half of the priorities with the higher precedence (the lower numbers); the band bit of tags is clear.
     A,
-    /// The other half; tags with the band bit.
+    /// The other half; the band bit of tags is set.
     B,
 }
 
 impl Band {
-    /// Both.
+    /// Both bands.
     pub const ALL: [Self; 2] = [Self::A, Self::B];
 
     /// 0 or 1.
@@ -34,7 +35,7 @@ impl Band {
         self as usize
     }
 
-    /// The one that the next program takes.
+    /// The band of the next program.
     #[must_use]
     pub const fn other(self) -> Self {
         match self {
@@ -53,17 +54,17 @@ impl fmt::Display for Band {
     }
 }
 
-/// What a flow tag says.
+/// The contents of a flow tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClassTag {
-    /// Whose program.
+    /// The band of the program.
     pub band: Band,
-    /// Which class of it.
+    /// The class in that program.
     pub class: ClassId,
 }
 
 impl ClassTag {
-    /// The number to put on the device; `None` for a class that does not fit.
+    /// The number for the device; `None` for a class that does not fit.
     #[must_use]
     pub const fn encode(self) -> Option<u32> {
         if self.class.0 >= CLASSES_MAX {
@@ -72,7 +73,7 @@ impl ClassTag {
         Some((self.class.0 + 1) | (self.band as u32) << CLASS_BITS)
     }
 
-    /// What a number from the device means; `None` if no program can have written it.
+    /// The contents of a number from the device; `None` if [`encode`](Self::encode) gives no such number.
     #[must_use]
     #[inline]
     pub const fn decode(tag: u32) -> Option<Self> {
@@ -93,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tags_say_band_and_class_and_fit_the_device() {
+    fn tags_hold_band_and_class_and_fit_the_device() {
         for band in Band::ALL {
             for class in [0, 1, CLASSES_MAX - 1] {
                 let tag = ClassTag { band, class: ClassId(class) };
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_absence_of_a_tag_is_no_class_of_either_band() {
+    fn a_missing_tag_is_no_class_of_either_band() {
         assert_eq!(ClassTag::decode(0), None);
         assert_eq!(ClassTag::decode(1 << CLASS_BITS), None);
     }

@@ -10,8 +10,8 @@ use hugemem::{Arena, ArenaOptions, PageKind};
 use softnic::wire::{GeneratorConfig, GeneratorWire};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{
-    Access, CompletionFields, CompletionQueue, DeviceList, Domain, Flow, FlowAttr, FlowKind, FlowSpec,
-    FlowTag, FlowTarget, Frame, FramePool, HashConfig, HashFields, IndirectionTable, Ipv4ExtMatch,
+    Access, ActionSpec, CompletionFields, CompletionQueue, DeviceList, Domain, Flow, FlowAttr, FlowKind,
+    FlowSpec, FlowTag, FlowTarget, Frame, FramePool, HashConfig, HashFields, IndirectionTable, Ipv4ExtMatch,
     MemoryRegion, ParentDomain, PortNumber, ProtectionDomain, ReceiveQueue, RssQueuePair, ThreadDomain,
     WorkQueue,
 };
@@ -55,7 +55,7 @@ impl Consumer {
         let any = Ipv4ExtMatch::default();
         let attr = FlowAttr::new(FlowKind::Normal, PortNumber(1))
             .spec(FlowSpec::Ipv4Ext { value: any, mask: any })
-            .spec(FlowSpec::Tag(FlowTag(7)));
+            .action(ActionSpec::Tag(FlowTag(7)));
         let flow = Flow::create(&target, &attr)?;
         let mut spare = Vec::with_capacity(frames as usize);
         spare.extend(std::iter::from_fn(|| pool.take()));

@@ -1,7 +1,7 @@
 //! The private layouts of libibverbs that a provider shares with the library, as data.
 //!
 //! `driver.h` is not installed by libibverbs-dev, so the few structs are declared here. Sources: rdma-core
-//! `libibverbs/driver.h`, releases 37 to 64. Used by `library` and `device`; knows nothing of this crate's objects.
+//! `libibverbs/driver.h`, releases 37 to 64. Used by `library` and `device`; independent of this crate's objects.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -198,7 +198,7 @@ pub(crate) fn op_names(release: u32) -> Vec<&'static str> {
     names
 }
 
-/// How many functions `struct ibv_qp_ex` has in a release; `verbs_qp.comp_mask` stands behind them.
+/// How many functions `struct ibv_qp_ex` has in a release; `verbs_qp.comp_mask` is behind them.
 pub(crate) fn qp_ex_functions(release: u32) -> usize {
     match release {
         ..=43 => 20,
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_a_sysfs_device_stands_where_the_library_puts_it() {
+    fn the_name_of_a_sysfs_device_is_at_the_offset_of_the_library() {
         assert_eq!(std::mem::offset_of!(SysfsDevice, sysfs_name), 36);
         assert_eq!(std::mem::offset_of!(SysfsDevice, ibdev_name), 112);
     }

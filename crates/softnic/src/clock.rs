@@ -12,7 +12,7 @@ pub(crate) fn now_ns() -> u64 {
     read_ns(ClockId::Realtime)
 }
 
-/// Now on a clock that nobody sets, for periods.
+/// Now on a clock that cannot be set, for periods.
 pub(crate) fn steady_ns() -> u64 {
     read_ns(ClockId::Monotonic)
 }
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_as_many_as_the_frequency_says() {
+    fn ticks_match_the_frequency() {
         let clock = ClockRules { kilohertz: 156_250, mask: u64::MAX };
         assert_eq!(clock.ticks(0), 0);
         assert_eq!(clock.ticks(64), 10);

@@ -1,4 +1,4 @@
-//! The engine's side of completion queues: completions in, overruns, and the events that wake whoever waits.
+//! The engine's side of completion queues: completions in, overruns, and the events that wake waiting threads.
 //!
 //! Part of [`State`]; called by the engine and by the ops that flush. Events are looked at when a burst is published,
 //! under the device's mutex, which is also held while a queue is armed. So a completion is either published before the
@@ -54,7 +54,7 @@ pub(crate) enum Armed {
     Any,
 }
 
-/// When the application is told of completions.
+/// When the application is notified of completions.
 #[derive(Default)]
 pub(crate) struct Notice {
     pub(crate) channel: Option<u32>,
@@ -67,7 +67,7 @@ pub(crate) struct Notice {
     /// Completions per event, and how long fewer may wait (`ibv_modify_cq`). Both 0: an event at once.
     count: u16,
     period_us: u16,
-    /// It stands in the list of queues with an event to come.
+    /// It is in the list of queues with an event to come.
     listed: bool,
     /// Completion events sent.
     pub(crate) events: u32,
@@ -146,7 +146,7 @@ impl CqState {
         }
     }
 
-    /// Sends the event. Answers whether it went, or can never go.
+    /// Sends the event. Returns whether it went, or can never go.
     fn raise(&mut self, channels: &Slab<ChannelState>) -> bool {
         let channel = self.notice.channel.and_then(|slot| channels.get(slot));
         let sent = channel.is_none_or(|channel| channel.events.send(self.native));
@@ -180,7 +180,7 @@ impl State {
         Some(cq)
     }
 
-    /// Writes a completion. Answers whether there was room; an overrun of a queue that does not ignore it is fatal
+    /// Writes a completion. Returns whether there was room; an overrun of a queue that does not ignore it is fatal
     /// for the queue, and reported.
     #[inline]
     pub(crate) fn complete(&mut self, cq_slot: u32, cqe: &Cqe) -> bool {
@@ -238,7 +238,7 @@ impl State {
         }
     }
 
-    /// Shows the applications what this burst consumed, and then what it completed: whoever sees a completion may count
+    /// Shows the applications what this burst consumed, and then what it completed: a thread that sees a completion may count
     /// on the place of its request.
     pub(crate) fn publish(&mut self) {
         let Self { unpublished_queues, queues, unpublished_cqs, cqs, channels, waiting_cqs, .. } = self;

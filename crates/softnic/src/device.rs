@@ -1,7 +1,7 @@
 //! The device and its contexts as libibverbs sees them.
 //!
-//! `list` hands devices without sysfs to the application (door A, and door C through `door`); `register` lets the
-//! library itself make devices out of a sysfs tree (door B). The library calls `alloc_context` from
+//! `list` hands devices without sysfs to the application (in-process and preloaded); `register` lets the
+//! library itself make devices out of a sysfs tree (the plugin). The library calls `alloc_context` from
 //! `ibv_open_device` and `free_context` from `ibv_close_device`. Everything else is in `provider`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -16,10 +16,10 @@ use crate::abi::{
     CORE_SUPPORT_OPTIONAL_MR_ACCESS, SysfsDevice, VERBS_CONTEXT_BYTES, VerbsDevice, VerbsDeviceOps,
     context_offset, op_names,
 };
-use crate::door::{Door, GIDS, PKEYS, SYSFS_ABI};
 use crate::events::EventChannel;
 use crate::library::Library;
 use crate::nic::Nic;
+use crate::preload::{GIDS, LazyNic, PKEYS, SYSFS_ABI};
 use crate::provider;
 use crate::provider::answer::{EINVAL, ENODEV, ENOMEM, Verb, answer_handle, guard};
 use crate::state::ContextState;
@@ -42,23 +42,23 @@ static DEVICE_OPS: VerbsDeviceOps = VerbsDeviceOps {
     uninit_device,
 };
 
-/// Whose devices the library makes by itself. Its callbacks for that carry no pointer of the provider's.
-static REGISTERED: OnceLock<&'static Door> = OnceLock::new();
+/// The NIC whose devices the library creates when it discovers providers. The callbacks for that have no context pointer.
+static REGISTERED: OnceLock<&'static LazyNic> = OnceLock::new();
 
-/// What a device stands for.
+/// What a device represents.
 #[derive(Clone)]
 pub(crate) enum Backing {
     /// A NIC of this process's own.
     Nic(Arc<Nic>),
     /// A NIC that is made when the device is first opened.
-    Door(&'static Door),
+    Lazy(&'static LazyNic),
 }
 
 impl Backing {
     fn nic(&self) -> Verb<Arc<Nic>> {
         match self {
             Self::Nic(nic) => Ok(Arc::clone(nic)),
-            Self::Door(door) => door.nic().ok_or(ENODEV),
+            Self::Lazy(lazy) => lazy.nic().ok_or(ENODEV),
         }
     }
 }
@@ -70,7 +70,7 @@ struct SoftDevice {
     backing: Backing,
 }
 
-/// How many entries of a port's tables the library can answer: from sysfs, or where `door` stands in its place.
+/// How many entries of a port's tables the library can answer: from sysfs, or from `preload`.
 #[derive(Clone, Copy)]
 pub(crate) struct PortTables {
     pub(crate) gids: c_int,
@@ -141,7 +141,7 @@ impl SoftDevice {
     fn tables(&self) -> PortTables {
         match &self.backing {
             _ if !self.verbs.sysfs.is_null() => PortTables { gids: GIDS, pkeys: PKEYS },
-            Backing::Door(_) => PortTables { gids: 0, pkeys: PKEYS },
+            Backing::Lazy(_) => PortTables { gids: 0, pkeys: PKEYS },
             Backing::Nic(_) => PortTables { gids: 0, pkeys: 0 },
         }
     }
@@ -173,10 +173,10 @@ fn verbs_device(name: &str) -> VerbsDevice {
     }
 }
 
-/// Lets the library make devices for `door` wherever its sysfs tree names one.
-pub(crate) fn register(door: &'static Door) -> Result<(), Error> {
+/// Lets the library make devices for `lazy` wherever its sysfs tree names one.
+pub(crate) fn register(lazy: &'static LazyNic) -> Result<(), Error> {
     let register = Library::load()?.register_driver()?;
-    if REGISTERED.set(door).is_ok() {
+    if REGISTERED.set(lazy).is_ok() {
         // SAFETY: the ops are static and laid out as in every release that `Library::load` lets through.
         unsafe { register(&raw const DEVICE_OPS) };
     }
@@ -194,22 +194,22 @@ pub(crate) unsafe fn is_ours(device: *mut ibv_device, without_sysfs: bool) -> bo
     std::ptr::eq(device.ops, &raw const DEVICE_OPS) && (!without_sysfs || device.sysfs.is_null())
 }
 
-/// Answers the library whether a device of its sysfs tree is the registered one.
+/// Returns whether a device of the library's sysfs tree is the registered one.
 unsafe extern "C" fn match_device(found: *const SysfsDevice) -> bool {
     guard(false, || {
         // SAFETY: the library passes what it read of one device.
-        let (Some(door), Some(found)) = (REGISTERED.get(), unsafe { found.as_ref() }) else { return false };
+        let (Some(lazy), Some(found)) = (REGISTERED.get(), unsafe { found.as_ref() }) else { return false };
         let name = found.ibdev_name.map(c_char::to_ne_bytes);
         let name = name.as_flattened().split(|byte| *byte == 0).next();
-        name == Some(door.name().as_bytes())
+        name == Some(lazy.name().as_bytes())
     })
 }
 
-/// Makes the device; the library fills in what stands in sysfs.
+/// Makes the device; the library fills in what is in sysfs.
 unsafe extern "C" fn alloc_device(_: *const SysfsDevice) -> *mut VerbsDevice {
     guard(std::ptr::null_mut(), || {
-        let Some(door) = REGISTERED.get() else { return std::ptr::null_mut() };
-        let soft = SoftDevice { verbs: verbs_device(door.name()), backing: Backing::Door(door) };
+        let Some(lazy) = REGISTERED.get() else { return std::ptr::null_mut() };
+        let soft = SoftDevice { verbs: verbs_device(lazy.name()), backing: Backing::Lazy(lazy) };
         Box::into_raw(Box::new(soft)).cast()
     })
 }
@@ -222,7 +222,7 @@ unsafe extern "C" fn uninit_device(device: *mut VerbsDevice) {
     });
 }
 
-/// Answers the `verbs_context` to `ibv_open_device`, or NULL with errno set.
+/// Called by `ibv_open_device`: returns the `verbs_context`, or NULL with errno set.
 unsafe extern "C" fn alloc_context(device: *mut ibv_device, cmd_fd: c_int, _: *mut c_void) -> *mut c_void {
     answer_handle(|| {
         if cmd_fd >= 0 {
@@ -247,7 +247,7 @@ unsafe extern "C" fn alloc_context(device: *mut ibv_device, cmd_fd: c_int, _: *m
             nic.control().contexts.remove(slot);
             return Err(ENOMEM);
         }
-        let vectors = nic.rules().completion.vectors;
+        let vectors = nic.rules().objects.completion.vectors;
         let head = SoftContext { nic: Arc::into_raw(nic), slot, tables: soft.tables() };
         // SAFETY: the allocation begins with the head and is aligned for anything.
         unsafe { base.cast::<SoftContext>().write(head) };

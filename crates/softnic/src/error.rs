@@ -39,7 +39,7 @@ pub enum Error {
     /// libibverbs could not be loaded.
     #[error("libibverbs.so.1 cannot be loaded: {reason} (install rdma-core's libibverbs1)")]
     LibraryMissing {
-        /// The dynamic linker's words.
+        /// The message of the dynamic linker.
         reason: String,
     },
     /// libibverbs has no such private symbol.
@@ -63,7 +63,7 @@ pub enum Error {
     Setting {
         /// The variable.
         name: &'static str,
-        /// What it says.
+        /// The message.
         value: String,
         /// What would make sense.
         problem: String,

@@ -31,7 +31,7 @@ impl EventChannel {
         Ok((Self { write, read }, application))
     }
 
-    /// Sends an event. Answers whether it went; a channel that no one reads from loses events, since no one waits.
+    /// Sends an event. Returns whether it went; a channel that no one reads from loses events, since no one waits.
     pub(crate) fn send(&self, event_type: u32, element: u64) -> bool {
         let mut record = [0; ASYNC_BYTES];
         record[..8].copy_from_slice(&element.to_ne_bytes());
@@ -43,14 +43,14 @@ impl EventChannel {
         sent
     }
 
-    /// Takes back the unread events of an object; answers how many. Nothing may be sent meanwhile.
+    /// Takes back the unread events of an object; returns how many. Nothing may be sent meanwhile.
     pub(crate) fn retract(&self, element: u64) -> u32 {
         retract::<ASYNC_BYTES>(self.write.as_fd(), self.read.as_fd(), element)
     }
 }
 
 /// The device's end of a completion channel. The other one is the application's alone, so that it shows when the
-/// library closes it: `ibv_destroy_comp_channel` tells no provider.
+/// library closes it: `ibv_destroy_comp_channel` calls no provider.
 pub(crate) struct CompletionEvents {
     write: OwnedFd,
 }
@@ -62,12 +62,12 @@ impl CompletionEvents {
         Ok((Self { write }, read))
     }
 
-    /// Sends the event of a queue. Answers whether there was room; if not it is to be sent later.
+    /// Sends the event of a queue. Returns whether there was room; if not it is to be sent later.
     pub(crate) fn send(&self, cq: u64) -> bool {
         send_record::<COMPLETION_BYTES>(&self.write, &cq.to_ne_bytes())
     }
 
-    /// Takes the unread events of a queue back from the application's end; answers how many. Nothing may be sent
+    /// Takes the unread events of a queue back from the application's end; returns how many. Nothing may be sent
     /// meanwhile.
     pub(crate) fn retract(&self, read: BorrowedFd<'_>, cq: u64) -> u32 {
         retract::<COMPLETION_BYTES>(self.write.as_fd(), read, cq)

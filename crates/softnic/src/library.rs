@@ -31,7 +31,7 @@ pub(crate) struct Library {
 /// What dlopen answered; never closed.
 struct Handle(*mut c_void);
 
-// SAFETY: a handle may be used by every thread, and so may what it stands for.
+// SAFETY: a handle may be used by every thread, and so may what it represents.
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
@@ -78,7 +78,7 @@ impl Library {
         found.ok_or(missing).map(|at| unsafe { std::mem::transmute::<*mut c_void, RegisterDriver>(at) })
     }
 
-    /// The library's own function of a name and version, whoever else defines one of that name.
+    /// The library's own function of a name and version, even if another library defines one of that name.
     pub(crate) fn function(&self, name: &'static CStr, version: &CStr) -> Result<*mut c_void, Error> {
         // SAFETY: the handle came from dlopen and is never closed; both strings are NUL-terminated.
         let address = unsafe { libc::dlvsym(self.handle.0, name.as_ptr(), version.as_ptr()) };
@@ -106,7 +106,7 @@ fn open() -> Result<*mut c_void, Error> {
 }
 
 fn linker_error() -> String {
-    // SAFETY: takes nothing; answers NULL or a string that stays until this thread's next dl call.
+    // SAFETY: takes nothing; returns NULL or a string that stays until this thread's next dl call.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
         return "unknown reason".to_owned();

@@ -32,7 +32,7 @@ pub(crate) const MAX_CHANNELS: usize = 16_384;
 /// Work queues, and receive sides of plain queue pairs.
 pub(crate) const MAX_QUEUES: usize = 16_384;
 /// Work requests of a queue, whatever the personality allows.
-pub(crate) const MAX_WR: u32 = 1 << 16;
+pub(crate) const MAX_WR: u32 = device_model::software::MAX_RECEIVES;
 /// Scatter/gather elements of a work request.
 pub(crate) const MAX_SGE: u32 = 4;
 /// Bytes of a send that can travel in the work request, as with ConnectX-5: a send request has 1024 bytes

@@ -1,4 +1,4 @@
-//! The soft NIC as its owner sees it: created from a configuration, pumped or self-driven, asked for its books.
+//! The soft NIC as its owner sees it: created from a configuration, pumped or self-driven, asked for its counters.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -10,11 +10,11 @@ use ibverbs_sys::ibv_device;
 use packet::MacAddr;
 
 use crate::device::Backing;
-use crate::door::{LINK_LOCAL, eui64};
 use crate::engine::Engine;
 use crate::library::Library;
 use crate::limits::{MAX_MTU_BYTES, MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
 use crate::personality::{Personality, Rules};
+use crate::preload::{LINK_LOCAL, eui64};
 use crate::state::State;
 use crate::stats::PortCounters;
 use crate::wire::{Wire, WireState};
@@ -89,12 +89,12 @@ impl Port {
         MacAddr(octets)
     }
 
-    /// Notes the address of the wire as it is now; answers whether it is another one.
+    /// Notes the address of the wire as it is now; returns whether it is another one.
     pub(crate) fn note_mac(&self, mac: MacAddr) -> bool {
         self.mac.swap(packed(mac), Ordering::Relaxed) != packed(mac)
     }
 
-    /// Its only GID, the link-local one (RFC 4291, 2.5.6), as the sysfs tree of door B has it.
+    /// Its only GID, the link-local one (RFC 4291, 2.5.6), as the plugin's sysfs tree has it.
     pub(crate) fn gid(&self) -> [u8; 16] {
         let words = u128::from(LINK_LOCAL) << 64 | u128::from(eui64(self.mac()));
         words.to_be_bytes()
@@ -205,7 +205,7 @@ impl SoftNic {
         self.nic.pass(max_frames)
     }
 
-    /// The books of a port (from 1); all zero for a port that does not exist.
+    /// The counters of a port (from 1); all zero for a port that does not exist.
     #[must_use]
     pub fn port_stats(&self, port: u8) -> PortStats {
         self.nic.port(port).map(|port| port.counters.read()).unwrap_or_default()
@@ -223,7 +223,7 @@ impl SoftNic {
         self.nic.ports.iter().all(|port| port.finished.load(Ordering::Acquire))
     }
 
-    /// Whether the engine's thread has ended although nobody stopped it: then no frame moves any more.
+    /// Whether the engine's thread has ended although it was not stopped: then no frame moves any more.
     #[must_use]
     pub fn engine_died(&self) -> bool {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
@@ -232,7 +232,7 @@ impl SoftNic {
         ended && !self.nic.stopping.load(Ordering::Relaxed)
     }
 
-    /// How many passes the engine's own thread has made. It never stops turning, so a count that stands still is a
+    /// How many passes the engine's own thread has made. The thread never stops passing, so a count that does not change is a
     /// stalled engine: no frame moves, and control calls may wait for it. Locks nothing. `None` with [`Drive::Manual`].
     #[must_use]
     pub fn engine_passes(&self) -> Option<u64> {
@@ -281,13 +281,13 @@ impl Drop for SoftNic {
 
 // SAFETY: the list is calloc'ed and NULL-terminated, and its devices are counted and released through their
 // `uninit_device`, which is what `ibv_free_device_list` expects (see `device`).
-unsafe impl verbs::Provider for SoftNic {
+unsafe impl ibv_provider::Provider for SoftNic {
     fn device_list(&self, count: &mut c_int) -> *mut *mut ibv_device {
         crate::device::list(&self.nic.name, Backing::Nic(Arc::clone(&self.nic)), count)
     }
 
-    fn channel_maker(&self) -> Option<verbs::CreateChannel> {
-        Some(crate::provider::channel::create_comp_channel)
+    fn channel_maker(&self) -> Option<ibv_provider::CreateChannel> {
+        Some(crate::provider::cq::create_comp_channel)
     }
 
     fn model(&self) -> Option<&'static str> {

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 use ibverbs_sys::ibv_pd;
 
-/// What an allocation is for: the `resource_type` that a parent domain's allocator is told.
+/// What an allocation is for: the `resource_type` that a parent domain's allocator receives.
 ///
 /// The upper half is this provider's mark (`SN`), as mlx5 puts its driver id there.
 pub mod resource {
@@ -40,7 +40,7 @@ pub(crate) struct Allocator {
 }
 
 impl Allocator {
-    /// Zeroed memory for `resource`; `None` when the application refuses, or answers with misaligned memory.
+    /// Zeroed memory for `resource`; `None` when the application refuses, or returns misaligned memory.
     pub(crate) fn allocate(&self, bytes: usize, align: usize, resource: u64) -> Option<QueueMemory> {
         // SAFETY: the callback and its arguments are those the application gave to `ibv_alloc_parent_domain`, which
         // must stay valid as long as the parent domain; queues keep the domain in use until their memory is freed.

@@ -5,6 +5,10 @@
 //! batch, so the index lines change cores once per batch and not once per packet. Nothing here locks or allocates
 //! after the ring is made.
 //!
+//! Why it is right: each index has one writer, which stores it with release order after it used the slots, and the other
+//! side loads it with acquire order before it uses them; and a producer never has more than `capacity` slots in use. So
+//! the two sides never use one slot at the same time.
+//!
 //! What `model` checks with loom, in every order of the two sides' steps that the memory model allows: a slot is read
 //! only after it was filled, and filled again only after it was read and given back; nothing is lost, doubled or out of
 //! order; a batch is seen whole or not at all. Run with
@@ -101,7 +105,7 @@ impl Producer {
         self.ring.limit.saturating_sub(self.next.wrapping_sub(self.consumed_seen))
     }
 
-    /// The next slot to fill; [`Producer::has_room`] must have said that there is one.
+    /// The next slot to fill; [`Producer::has_room`] must have returned true.
     #[inline]
     pub(crate) fn slot(&self) -> NonNull<u8> {
         self.ring.slot(self.next)
@@ -187,7 +191,7 @@ impl Consumer {
     #[inline]
     pub(crate) fn prefetch(&self, ahead: u32) {
         let index = self.next.wrapping_add(ahead);
-        if self.knows(index) {
+        if self.is_published(index) {
             prefetch_read(self.ring.slot(index).as_ptr());
         }
     }
@@ -200,17 +204,17 @@ impl Consumer {
 
     /// Whether the slot at `index` was published before the last look at the producer.
     #[inline]
-    pub(crate) fn knows(&self, index: u32) -> bool {
+    pub(crate) fn is_published(&self, index: u32) -> bool {
         index.wrapping_sub(self.next) < self.produced_seen.wrapping_sub(self.next)
     }
 
-    /// The slot at `index`: to be read if [`Consumer::knows`] it, otherwise only to be prefetched.
+    /// The slot at `index`: to be read if [`Consumer::is_published`] it, otherwise only to be prefetched.
     #[inline]
     pub(crate) fn peek(&self, index: u32) -> NonNull<u8> {
         self.ring.slot(index)
     }
 
-    /// The next slot; [`Consumer::has_next`] must have said that there is one.
+    /// The next slot; [`Consumer::has_next`] must have returned true.
     #[inline]
     pub(crate) fn slot(&self) -> NonNull<u8> {
         self.ring.slot(self.next)

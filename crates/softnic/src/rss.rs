@@ -2,7 +2,7 @@
 //!
 //! The provider makes one [`Rss`] per RSS queue pair; the engine asks it once per delivery. It holds a copy of the
 //! indirection table, which can only be created and destroyed, so a selection follows no pointer but its own. It never
-//! looks at frame bytes and knows nothing of the state of the queues.
+//! looks at frame bytes and does not depend on the state of the queues.
 
 use packet::{DeepKey, FlowKey, HashFields, RssKey, Toeplitz, TunnelKey};
 
@@ -41,7 +41,7 @@ impl<Q: Copy> Rss<Q> {
         if !entries.is_power_of_two() || entries > MAX_INDIRECTION_ENTRIES {
             return Err(RssError::TableLength(entries));
         }
-        // INNER says of which packet the others are.
+        // INNER selects the packet of the other fields.
         if (fields - HashFields::INNER).is_empty() && entries > 1 {
             return Err(RssError::NoFields(entries));
         }

@@ -2,13 +2,13 @@
 //!
 //! The provider's ops create, change and remove objects here on the caller's thread; the engine reads them once per
 //! burst. What the application holds (`ibv_cq`, `ibv_wq`, ...) are boxes of the provider that name their slot here.
-//! User counts say what still uses an object; the provider answers EBUSY while there are any.
+//! User counts are the number of users of an object; the provider returns EBUSY while there are any.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::completion::{ChannelState, CqState};
-use crate::engine::pace::Pace;
+use crate::engine::transmit::Pace;
 use crate::events::EventChannel;
 use crate::flow::{FlowId, FlowTable, TableRules};
 use crate::limits;
@@ -138,14 +138,14 @@ pub(crate) struct QpState {
     pub(crate) domain: u32,
     pub(crate) number: u32,
     pub(crate) port: u8,
-    /// Most of these mean nothing here and are only told again; the Q_Key is that of a datagram queue pair.
-    pub(crate) said: SaidAttributes,
+    /// Most of these mean nothing here and are only returned by queries; the Q_Key is that of a datagram queue pair.
+    pub(crate) attributes: QpAttributes,
     pub(crate) kind: QpKind,
 }
 
-/// What `ibv_modify_qp` was told and `ibv_query_qp` tells.
+/// Attributes that `ibv_modify_qp` sets and `ibv_query_qp` returns.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct SaidAttributes {
+pub(crate) struct QpAttributes {
     pub(crate) pkey_index: u16,
     pub(crate) qkey: u32,
     pub(crate) sq_psn: u32,
@@ -155,7 +155,7 @@ pub(crate) struct SaidAttributes {
 
 impl QpState {
     pub(crate) fn new(owner: u32, domain: u32, kind: QpKind) -> Self {
-        Self { owner, users: 0, domain, number: 0, port: 0, said: SaidAttributes::default(), kind }
+        Self { owner, users: 0, domain, number: 0, port: 0, attributes: QpAttributes::default(), kind }
     }
 
     /// Whether what it sends are datagrams.
@@ -229,13 +229,13 @@ impl State {
         self.next_flow_order
     }
 
-    /// Tells a context of an event; answers 1 if it went.
+    /// Sends an event to a context; returns 1 if it went.
     pub(crate) fn notify(&self, owner: u32, event_type: u32, element: u64) -> u32 {
         let sent = self.contexts.get(owner).is_some_and(|context| context.events.send(event_type, element));
         u32::from(sent)
     }
 
-    /// Takes back an object's unread events; of `sent`, answers how many the application has read.
+    /// Takes back an object's unread events; of `sent`, returns how many the application has read.
     pub(crate) fn retract_events(&self, owner: u32, element: u64, sent: u32) -> u32 {
         let unread = self.contexts.get(owner).map_or(0, |context| context.events.retract(element));
         sent.saturating_sub(unread)

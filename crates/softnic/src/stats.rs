@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// The books of one port. `rx_frames` is always the sum of the dispositions ([`PortStats::dispositions`]).
+/// The counters of one port. `rx_frames` is always the sum of the dispositions ([`PortStats::dispositions`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortStats {
     /// Frames taken from the wire.
@@ -166,8 +166,8 @@ impl Disposition {
     ];
 }
 
-/// The books as the engine writes them: a sequence lock around single-writer counters, so that whoever reads sees
-/// balanced books and the engine never waits.
+/// The counters as the engine writes them: a sequence lock around single-writer counters, so that readers see
+/// consistent counters and the engine never waits.
 #[derive(Default)]
 pub(crate) struct PortCounters {
     sequence: AtomicU64,
@@ -188,7 +188,7 @@ impl PortCounters {
         self.sequence.store(sequence.wrapping_add(2), Ordering::Release);
     }
 
-    /// The books after some whole number of bursts.
+    /// The counters after some whole number of bursts.
     pub(crate) fn read(&self) -> PortStats {
         loop {
             let before = self.sequence.load(Ordering::Acquire);

@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-/// Says that a test cannot run here; where `CI` is set it fails instead, with what CI has to provide.
+/// Reports that a test cannot run here; where `CI` is set it fails instead, with what CI has to provide.
 pub(crate) fn not_run(what: &str, remedy: &str) {
     let line = format!("NOT RUN: {what}\n");
     // Not `eprintln!`, which the test harness keeps to itself when a test passes.

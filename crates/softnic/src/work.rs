@@ -1,4 +1,4 @@
-//! What stands in the rings: completions, receive requests and send requests, and the words for their outcome.
+//! The contents of the rings: completions, receive requests and send requests, with their opcodes and statuses.
 //!
 //! Written and read by the provider's posting and polling ops on one side and the engine on the other. Sizes matter:
 //! a completion is half a cache line.
@@ -48,9 +48,9 @@ pub(crate) enum Opcode {
 const FLAG_RECEIVE: u8 = 1;
 const FLAG_CHECKSUM_OK: u8 = 2;
 const FLAG_SEGMENTS: u8 = 4;
-/// A datagram from the queue pair in the slot that stands in the place of the C-VLAN.
+/// A datagram from the queue pair in the slot that is in the place of the C-VLAN.
 const FLAG_DATAGRAM: u8 = 8;
-/// With immediate data, which stands in the place of the flow tag.
+/// With immediate data, which is in the place of the flow tag.
 const FLAG_IMMEDIATE: u8 = 16;
 const FLAG_SOLICITED: u8 = 32;
 
@@ -97,7 +97,7 @@ impl Cqe {
         Self { wr_id, queue_number, status: status as u8, flags, ..Self::EMPTY }
     }
 
-    /// A completion that says only what failed.
+    /// A failed completion, without details.
     pub(crate) fn failed(wr_id: u64, opcode: Opcode, status: Status, queue_number: u32) -> Self {
         Self::new(wr_id, opcode, status, queue_number)
     }
@@ -110,7 +110,7 @@ impl Cqe {
     }
 
     /// Makes it that of a datagram from the queue pair in slot `from`. It has neither C-VLAN nor flow tag; who reads them
-    /// all the same gets what stands in their place, as with mlx5.
+    /// all the same gets the value in their place, as with mlx5.
     pub(crate) fn set_datagram(&mut self, from: u32, immediate: Option<u32>, solicited: bool) {
         self.flags |= FLAG_DATAGRAM;
         self.cvlan = from as u16;
@@ -170,7 +170,7 @@ impl Cqe {
 /// [`Cqe::EMPTY`] at a fixed address.
 pub(crate) static EMPTY_CQE: Cqe = Cqe::EMPTY;
 
-/// A key that no region ever has: it stands for a key of 0 in a request, because 0 ends a list of elements.
+/// A key that no region ever has: it represents a key of 0 in a request, because 0 ends a list of elements.
 const INVALID_KEY: u32 = u32::MAX;
 
 /// One scatter/gather element in a ring; a key of 0 ends the list.
@@ -201,7 +201,7 @@ pub(crate) fn receive_slot_bytes(max_sge: u32) -> usize {
     RECEIVE_HEADER_BYTES + max_sge as usize * size_of::<Element>()
 }
 
-/// What stands before the elements or the inline bytes of a send request.
+/// The bytes before the elements or the inline bytes of a send request.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendHeader {
@@ -209,17 +209,17 @@ pub(crate) struct SendHeader {
     pub(crate) flags: u16,
     /// Payload bytes of a segment, if [`SEND_SEGMENTS`] is set.
     pub(crate) segment_bytes: u16,
-    /// Bytes that stand in the request itself: the frame with [`SEND_INLINE`], its headers with [`SEND_SEGMENTS`].
+    /// Bytes that are in the request itself: the frame with [`SEND_INLINE`], its headers with [`SEND_SEGMENTS`].
     pub(crate) inline_bytes: u32,
 }
 
 /// A completion is wanted.
 pub(crate) const SEND_SIGNALED: u16 = 1;
-/// The frame's bytes stand in the request.
+/// The frame's bytes are in the request.
 pub(crate) const SEND_INLINE: u16 = 2;
 /// The IPv4 header's and the layer 4 checksum are to be filled in.
 pub(crate) const SEND_CHECKSUM: u16 = 4;
-/// The elements are a TCP stream to be cut; the headers stand in the request, behind the room for the elements.
+/// The elements are a TCP stream to be cut; the headers are in the request, behind the room for the elements.
 pub(crate) const SEND_SEGMENTS: u16 = 8;
 
 /// A datagram with immediate data.
@@ -227,7 +227,7 @@ pub(crate) const SEND_IMMEDIATE: u16 = 16;
 /// A datagram whose receiver is to be woken.
 pub(crate) const SEND_SOLICITED: u16 = 32;
 
-/// Where a datagram goes; it stands behind the body of its request.
+/// Where a datagram goes; it is behind the body of its request.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Envelope {
@@ -245,7 +245,7 @@ pub(crate) struct Envelope {
 pub(crate) struct Route {
     /// The protection domain that it may be used in.
     pub(crate) domain: u32,
-    pub(crate) flow_label: u32,
+    pub(crate) grh_flow: u32,
     pub(crate) traffic_class: u8,
     pub(crate) hop_limit: u8,
     pub(crate) from_port: u8,
@@ -272,13 +272,13 @@ impl SendShape {
         self.envelope_offset() + envelope
     }
 
-    /// Where the envelope of a datagram stands, counted from the header.
+    /// Where the envelope of a datagram is, counted from the header.
     pub(crate) fn envelope_offset(&self) -> usize {
         let body = (self.elements_bytes() + self.max_tso_header as usize).max(self.max_inline as usize);
         SEND_HEADER_BYTES + body.next_multiple_of(16)
     }
 
-    /// Where the headers of segments stand, counted from the body.
+    /// Where the headers of segments are, counted from the body.
     #[inline]
     pub(crate) fn elements_bytes(&self) -> usize {
         self.max_sge as usize * size_of::<Element>()

@@ -5,7 +5,7 @@ mod verbs_support;
 
 use softnic::wire::{GeneratorConfig, GeneratorWire};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
-use verbs::{Counters, DeviceList, Domain, Flow, FlowAttr, FlowKind, FlowSpec, ProtectionDomain};
+use verbs::{ActionSpec, Counters, DeviceList, Domain, Flow, FlowAttr, FlowKind, ProtectionDomain};
 use verbs_support::{PORT, Receiver, single, udp_flow};
 
 /// Calls to the allocator by this thread during `work`: what it took, and what it gave back.
@@ -39,7 +39,7 @@ fn the_engine_does_not_allocate_once_it_is_warm() {
     let counters = Counters::new(&context).unwrap();
     let to_first = single(&domain, &first.queue);
     let to_second = single(&domain, &second.queue);
-    let drop = udp_flow(54, 0).spec(FlowSpec::Drop).spec(FlowSpec::Count(counters.clone()));
+    let drop = udp_flow(54, 0).action(ActionSpec::Drop).action(ActionSpec::Count(counters.clone()));
     let _flows = [
         Flow::create(&to_first, &udp_flow(53, 1)).unwrap(),
         Flow::create(&to_second, &udp_flow(53, 2)).unwrap(),

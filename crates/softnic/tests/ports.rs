@@ -4,8 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use packet::MacAddr;
-use softnic::wire::{Burst, RxFrame, TransmitError, Wire, WireState};
+use softnic::wire::{Burst, RxFrame, TransmitError, Wire};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 
 /// Always has one more frame, and has lost as many as it is told.
@@ -24,18 +23,8 @@ impl Wire for Flood {
         Ok(())
     }
 
-    fn flush(&mut self) {}
-
-    fn state(&self) -> WireState {
-        WireState::Live
-    }
-
     fn describe(&self) -> String {
         "flood".to_owned()
-    }
-
-    fn mac(&self) -> MacAddr {
-        softnic::wire::SOFT_MAC
     }
 
     fn mtu_bytes(&self) -> u32 {
@@ -71,7 +60,7 @@ fn ports_that_never_run_dry_get_equal_parts() {
 }
 
 #[test]
-fn what_a_wire_lost_is_in_the_books_and_no_disposition() {
+fn losses_of_a_wire_are_counted_and_no_disposition() {
     let lost = Arc::new(AtomicU64::new(0));
     let nic = nic(1, &lost, Drive::Thread { core: None });
     lost.store(41, Ordering::Relaxed);

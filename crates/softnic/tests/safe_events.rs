@@ -18,7 +18,7 @@ fn receiver_with(rig: &Rig, channel: &Arc<CompletionChannel>, token: usize) -> R
 }
 
 #[test]
-fn a_queue_that_was_asked_tells_once() {
+fn an_armed_queue_sends_one_event() {
     let rig = Rig::new();
     let channel = CompletionChannel::new(&rig.context).unwrap();
     let mut receiver = receiver_with(&rig, &channel, 42);

@@ -6,8 +6,8 @@ mod verbs_support;
 use packet::EtherType;
 use packet::build::FrameBuilder;
 use verbs::{
-    EspMatch, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, GreMatch, Ipv4Match, MplsMatch, PortMatch,
-    VxlanMatch,
+    ActionSpec, EspMatch, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, GreMatch, Ipv4Match, MplsMatch,
+    PortMatch, VxlanMatch,
 };
 use verbs_support::*;
 
@@ -15,7 +15,7 @@ const ANY: Ipv4Match = Ipv4Match { src: 0, dst: 0 };
 
 fn flow(specs: impl IntoIterator<Item = FlowSpec>, tag: u32) -> FlowAttr {
     let attr = FlowAttr::new(FlowKind::Normal, PORT);
-    specs.into_iter().fold(attr, FlowAttr::spec).spec(FlowSpec::Tag(FlowTag(tag)))
+    specs.into_iter().fold(attr, FlowAttr::spec).action(ActionSpec::Tag(FlowTag(tag)))
 }
 
 fn ipv4() -> FlowSpec {

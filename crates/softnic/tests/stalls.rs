@@ -4,8 +4,7 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use packet::MacAddr;
-use softnic::wire::{Burst, TransmitError, Wire, WireState};
+use softnic::wire::{Burst, TransmitError, Wire};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -23,18 +22,8 @@ impl Wire for Stuck {
         Ok(())
     }
 
-    fn flush(&mut self) {}
-
-    fn state(&self) -> WireState {
-        WireState::Live
-    }
-
     fn describe(&self) -> String {
         "stuck".to_owned()
-    }
-
-    fn mac(&self) -> MacAddr {
-        softnic::wire::SOFT_MAC
     }
 
     fn mtu_bytes(&self) -> u32 {

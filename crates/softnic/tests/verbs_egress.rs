@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use softnic::Personality;
 use verbs::{
-    CompletionQueue, Counters, Flow, FlowAttr, FlowKind, FlowSpec, FlowTarget, FramePool, RawQueuePair,
+    ActionSpec, CompletionQueue, Counters, Flow, FlowAttr, FlowKind, FlowTarget, FramePool, RawQueuePair,
     SendFlags, Status,
 };
 use verbs_support::*;
@@ -53,15 +53,16 @@ impl Sender {
 }
 
 #[test]
-fn flows_about_what_is_sent_drop_and_count_before_the_wire() {
+fn egress_flows_drop_and_count_before_the_wire() {
     let rig = Rig::new();
     let mut sender = Sender::new(&rig);
     let (dropped, counted) = (Counters::new(&rig.context).unwrap(), Counters::new(&rig.context).unwrap());
-    let count = |counters: &Arc<Counters>| FlowSpec::Count(Arc::clone(counters));
-    let drop_dns = udp_flow(53, 1).egress(true).spec(FlowSpec::Drop).spec(count(&dropped));
+    let count = |counters: &Arc<Counters>| ActionSpec::Count(Arc::clone(counters));
+    let drop_dns = udp_flow(53, 1).egress(true).action(ActionSpec::Drop).action(count(&dropped));
     let dropping = Flow::create(&sender.target(), &drop_dns).unwrap();
     let _counting =
-        Flow::create(&sender.target(), &ipv4_flow().priority(1).egress(true).spec(count(&counted))).unwrap();
+        Flow::create(&sender.target(), &ipv4_flow().priority(1).egress(true).action(count(&counted)))
+            .unwrap();
     let frames = [udp(1, 53), udp(1, 80), udp(2, 53)];
     assert_eq!(sender.send(&rig, &frames), 3, "the device did its part");
     assert_eq!(rig.sent(), frames[1..2]);
@@ -81,7 +82,7 @@ fn both_directions_keep_to_themselves() {
     let mut receiver = Receiver::new(&rig.domain(), 16);
     let target = single(&rig.domain(), &receiver.queue);
     let _received = Flow::create(&target, &udp_flow(53, 7)).unwrap();
-    let _sent = Flow::create(&target, &udp_flow(53, 8).egress(true).spec(FlowSpec::Drop)).unwrap();
+    let _sent = Flow::create(&target, &udp_flow(53, 8).egress(true).action(ActionSpec::Drop)).unwrap();
     rig.deliver([udp(1, 53)]);
     assert_eq!(receiver.drain().iter().map(|packet| packet.tag).collect::<Vec<_>>(), [7]);
     sender.send(&rig, &[udp(1, 53), udp(1, 54)]);
@@ -90,7 +91,7 @@ fn both_directions_keep_to_themselves() {
 }
 
 #[test]
-fn sniffers_see_what_is_sent_as_well() {
+fn sniffers_see_sent_frames() {
     for personality in [Personality::Ideal, Personality::Mlx5] {
         let rig = Rig::with_personality(personality);
         let mut sender = Sender::new(&rig);

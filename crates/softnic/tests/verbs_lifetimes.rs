@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use hugemem::{Arena, ArenaOptions, PageKind};
 use verbs::{
-    Access, CompletionQueue, Counters, Domain, Flow, FlowSpec, FlowTarget, FramePool, HashConfig, HashFields,
-    MemoryRegion, ParentDomain, ProtectionDomain, Provider, RawQueuePair, RssQueuePair, SendFlags,
-    ThreadDomain, WorkQueue,
+    Access, ActionSpec, CompletionQueue, Counters, Domain, Flow, FlowTarget, FramePool, HashConfig,
+    HashFields, MemoryRegion, ParentDomain, ProtectionDomain, Provider, RawQueuePair, RssQueuePair,
+    SendFlags, ThreadDomain, WorkQueue,
 };
 use verbs_support::*;
 
@@ -79,7 +79,7 @@ fn everything(rig: &Rig) -> (Vec<Box<dyn Send>>, Weak<()>) {
     let hash = HashConfig { key: KEY, fields: HashFields::empty() };
     let pair = RssQueuePair::new(&domain, &table, &hash).unwrap();
     let counters = Counters::new(&rig.context).unwrap();
-    let attr = udp_flow(53, 9).spec(FlowSpec::Count(Arc::clone(&counters)));
+    let attr = udp_flow(53, 9).action(ActionSpec::Count(Arc::clone(&counters)));
     let flow = Flow::create(&FlowTarget::Rss(Arc::clone(&pair)), &attr).unwrap();
     let raw = RawQueuePair::builder(&domain, &cq.handle(), &cq.handle())
         .max_sends(4)
@@ -127,7 +127,7 @@ fn objects_can_be_dropped_in_any_order() {
 }
 
 #[test]
-fn what_cannot_be_destroyed_is_leaked_with_what_it_needs() {
+fn objects_that_cannot_be_destroyed_are_leaked_with_their_parents() {
     let rig = Rig::new();
     let home = ArenaDomain::new(&rig.pd, None);
     let domain = home.domain();

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use verbs::{
-    Access, Allocation, AllocationRequest, CompletionQueue, Counters, DeviceList, Domain, DomainAllocator,
-    Error, Flow, FlowSpec, Guid, HashConfig, HashFields, IndirectionTable, LinkLayer, MemoryRegion,
+    Access, ActionSpec, Allocation, AllocationRequest, CompletionQueue, Counters, DeviceList, Domain,
+    DomainAllocator, Error, Flow, Guid, HashConfig, HashFields, IndirectionTable, LinkLayer, MemoryRegion,
     ParentDomain, PortNumber, PortState, ProtectionDomain, RawQueuePair, RssQueuePair, ThreadDomain,
     WorkQueue,
 };
@@ -50,7 +50,7 @@ fn the_systems_own_devices_are_those_of_the_kernel() {
 }
 
 #[test]
-fn the_device_says_what_it_can_do() {
+fn the_device_reports_its_limits() {
     let attributes = Rig::new().context.attributes().unwrap();
     assert!(attributes.fw_ver.starts_with("softnic"), "{}", attributes.fw_ver);
     assert_eq!(attributes.physical_ports, 1);
@@ -82,7 +82,7 @@ fn the_clock_runs() {
 }
 
 #[test]
-fn a_quiet_device_has_no_events_and_nobody_waits_for_one() {
+fn reading_events_of_an_idle_device_does_not_block() {
     let rig = Rig::new();
     assert_eq!(rig.context.async_event().unwrap(), None);
     assert!(!readable(&rig.context));
@@ -177,7 +177,7 @@ impl DomainAllocator for Always {
 }
 
 #[test]
-fn the_providers_own_memory_serves_where_the_allocator_says_so() {
+fn the_provider_allocates_if_the_allocator_asks_for_it() {
     let rig = Rig::new();
     let allocator = Always(|| Allocation::UseDefault);
     let parent = ParentDomain::new(&rig.pd, None, Some(Box::new(allocator))).unwrap();
@@ -235,7 +235,7 @@ fn objects_of_two_devices_do_not_mix() {
     let errors = [
         IndirectionTable::new(&other.context, &[Arc::clone(&receiver.queue)]).err(),
         RssQueuePair::new(&other.domain(), &table(&[&receiver.queue]), &hash).err(),
-        Flow::create(&target, &ipv4_flow().spec(FlowSpec::Count(counters))).err(),
+        Flow::create(&target, &ipv4_flow().action(ActionSpec::Count(counters))).err(),
     ];
     for error in errors {
         let error = error.expect("refused");

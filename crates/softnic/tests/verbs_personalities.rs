@@ -8,8 +8,8 @@ use std::sync::Arc;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use softnic::Personality;
 use verbs::{
-    CompletionFields, CompletionQueue, Counters, EthernetMatch, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag,
-    FlowTarget, HashConfig, HashFields, PortMatch, RssQueuePair,
+    ActionSpec, CompletionFields, CompletionQueue, Counters, EthernetMatch, Flow, FlowAttr, FlowKind,
+    FlowSpec, FlowTag, FlowTarget, HashConfig, HashFields, PortMatch, RssQueuePair,
 };
 use verbs_support::*;
 
@@ -25,8 +25,8 @@ fn plain_receiver(rig: &Rig) -> Receiver {
     Receiver::with_cq(&rig.domain(), cq, 4)
 }
 
-fn tag(tag: u32) -> FlowSpec {
-    FlowSpec::Tag(FlowTag(tag))
+fn tag(tag: u32) -> ActionSpec {
+    ActionSpec::Tag(FlowTag(tag))
 }
 
 fn to_mac(mac: [u8; 6]) -> FlowAttr {
@@ -46,7 +46,11 @@ fn on_mlx5_equal_matches_share_one_tag_and_each_queue_pair_gets_a_copy() {
     let (to_first, to_second) = (single(&rig.domain(), &first.queue), single(&rig.domain(), &second.queue));
     let _tagged = Flow::create(&to_first, &udp_flow(53, 7)).unwrap();
     assert_eq!(errno(&to_second, &udp_flow(53, 8)), Some(libc::EEXIST), "another tag");
-    assert_eq!(errno(&to_second, &udp_flow(53, 7).spec(FlowSpec::Drop)), Some(libc::EEXIST), "another fate");
+    assert_eq!(
+        errno(&to_second, &udp_flow(53, 7).action(ActionSpec::Drop)),
+        Some(libc::EEXIST),
+        "another fate"
+    );
     let _same = Flow::create(&to_second, &udp_flow(53, 7)).unwrap();
     let _elsewhere = Flow::create(&to_second, &udp_flow(53, 8).priority(1)).unwrap();
     rig.deliver([udp(1, 53)]);
@@ -62,13 +66,13 @@ fn on_mlx5_multicast_comes_after_every_priority_but_before_defaults() {
     let group = [1, 0, 0x5e, 0, 0, 9];
     let mut frame = udp(1, 53);
     frame[..6].copy_from_slice(&group);
-    let _default = Flow::create(&target, &FlowAttr::new(FlowKind::AllDefault, PORT).spec(tag(1))).unwrap();
+    let _default = Flow::create(&target, &FlowAttr::new(FlowKind::AllDefault, PORT).action(tag(1))).unwrap();
     let deliver = |receiver: &mut Receiver| {
         rig.deliver([frame.clone()]);
         tags(receiver)
     };
     assert_eq!(deliver(&mut receiver), [0], "the tag of a default is forgotten");
-    let _multicast = Flow::create(&target, &to_mac(group).priority(0).spec(tag(2))).unwrap();
+    let _multicast = Flow::create(&target, &to_mac(group).priority(0).action(tag(2))).unwrap();
     assert_eq!(deliver(&mut receiver), [2]);
     let _late = Flow::create(&target, &udp_flow(53, 3).priority(15)).unwrap();
     assert_eq!(deliver(&mut receiver), [3], "priority 15 comes before a multicast flow of priority 0");
@@ -80,14 +84,14 @@ fn errnos_are_those_of_the_devices() {
         let rig = Rig::with_personality(personality);
         let receiver = plain_receiver(&rig);
         let target = single(&rig.domain(), &receiver.queue);
-        let unbound = Counters::new(&rig.context).map(|counters| FlowSpec::Count(Arc::clone(&counters)));
+        let unbound = Counters::new(&rig.context).map(|counters| ActionSpec::Count(Arc::clone(&counters)));
         let default = FlowAttr::new(FlowKind::AllDefault, PORT);
         [
             errno(&target, &ipv4_flow().priority(16)),
             errno(&target, &ipv4_flow().priority(0x1000)),
-            errno(&target, &to_mac([2; 6]).spec(tag(1 << 24))),
-            errno(&target, &to_mac([2; 6]).spec(FlowSpec::Drop)),
-            unbound.map_or(Some(libc::EOPNOTSUPP), |count| errno(&target, &to_mac([2; 6]).spec(count))),
+            errno(&target, &to_mac([2; 6]).action(tag(1 << 24))),
+            errno(&target, &to_mac([2; 6]).action(ActionSpec::Drop)),
+            unbound.map_or(Some(libc::EOPNOTSUPP), |count| errno(&target, &to_mac([2; 6]).action(count))),
             errno(&target, &to_mac([2; 6]).egress(true)),
             errno(&target, &default.dont_trap(true)),
         ]
@@ -107,7 +111,7 @@ fn counters_are_made_and_read_where_the_device_lets_them() {
     let target = single(&rig.domain(), &receiver.queue);
     let counters = Counters::new(&rig.context).unwrap();
     assert_eq!(counters.read().unwrap_err().errno(), Some(libc::EINVAL), "no flow is bound");
-    let flow = Flow::create(&target, &ipv4_flow().spec(FlowSpec::Count(Arc::clone(&counters)))).unwrap();
+    let flow = Flow::create(&target, &ipv4_flow().action(ActionSpec::Count(Arc::clone(&counters)))).unwrap();
     rig.deliver([udp(1, 2)]);
     assert_eq!(counters.read().unwrap().packets, 1);
     drop(flow);

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use packet::build::FrameBuilder;
 use packet::{FlowKey, RssKey, Toeplitz};
 use verbs::{
-    CounterValues, Counters, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, FlowTarget, HashConfig, HashFields,
-    RssQueuePair,
+    ActionSpec, CounterValues, Counters, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, FlowTarget, HashConfig,
+    HashFields, RssQueuePair,
 };
 use verbs_support::*;
 
 #[test]
-fn rss_sends_each_packet_where_the_hash_says() {
+fn rss_sends_each_packet_to_the_queue_of_its_hash() {
     const FIELDS: HashFields = HashFields::SRC_IPV4
         .union(HashFields::DST_IPV4)
         .union(HashFields::SRC_PORT_UDP)
@@ -50,9 +50,9 @@ fn precedence_is_by_priority_and_a_removed_flow_matches_nothing() {
     let domain = rig.domain();
     let mut receiver = Receiver::new(&domain, 16);
     let target = single(&domain, &receiver.queue);
-    let low = Flow::create(&target, &ipv4_flow().priority(5).spec(FlowSpec::Tag(FlowTag(50)))).unwrap();
+    let low = Flow::create(&target, &ipv4_flow().priority(5).action(ActionSpec::Tag(FlowTag(50)))).unwrap();
     let high = Flow::create(&target, &udp_flow(53, 10).priority(1)).unwrap();
-    let rest = FlowAttr::new(FlowKind::AllDefault, PORT).spec(FlowSpec::Tag(FlowTag(99)));
+    let rest = FlowAttr::new(FlowKind::AllDefault, PORT).action(ActionSpec::Tag(FlowTag(99)));
     let _rest = Flow::create(&target, &rest).unwrap();
     let arp = FrameBuilder::new().arp_request(Ipv4Addr::LOCALHOST, Ipv4Addr::LOCALHOST).build();
     let tags = |receiver: &mut Receiver| {
@@ -100,7 +100,7 @@ fn every_kind_of_match_reaches_the_device_in_the_right_byte_order() {
     ];
     let _flows: Vec<_> = (1..)
         .zip(flows)
-        .map(|(tag, attr)| Flow::create(&target, &attr.spec(FlowSpec::Tag(FlowTag(tag)))).unwrap())
+        .map(|(tag, attr)| Flow::create(&target, &attr.action(ActionSpec::Tag(FlowTag(tag)))).unwrap())
         .collect();
     rig.deliver([tagged, tcp6, tos, plain, udp(1, 2)]);
     let tags: Vec<_> = receiver.drain().into_iter().map(|packet| packet.tag).collect();
@@ -116,7 +116,7 @@ fn counters_sum_the_flows_that_share_them_and_outlive_them() {
     let target = single(&domain, &receiver.queue);
     let counters = Counters::new(&rig.context).unwrap();
     assert_eq!(counters.read().unwrap(), CounterValues::default());
-    let counting = |attr: FlowAttr| attr.spec(FlowSpec::Count(Arc::clone(&counters)));
+    let counting = |attr: FlowAttr| attr.action(ActionSpec::Count(Arc::clone(&counters)));
     let flows =
         [udp_flow(53, 1), udp_flow(54, 2)].map(|attr| Flow::create(&target, &counting(attr)).unwrap());
     rig.deliver([udp(1, 53), udp(1, 54), udp(1, 55)]);
@@ -136,7 +136,7 @@ fn a_drop_flow_drops_and_counts() {
     let target = single(&domain, &receiver.queue);
     let _all = Flow::create(&target, &ipv4_flow().priority(2)).unwrap();
     let counters = Counters::new(&rig.context).unwrap();
-    let attr = udp_flow(53, 1).spec(FlowSpec::Drop).spec(FlowSpec::Count(Arc::clone(&counters)));
+    let attr = udp_flow(53, 1).action(ActionSpec::Drop).action(ActionSpec::Count(Arc::clone(&counters)));
     let dropping = Flow::create(&target, &attr.priority(1)).unwrap();
     rig.deliver([udp(1, 53), udp(1, 54)]);
     assert_eq!(receiver.drain().len(), 1);
@@ -171,7 +171,7 @@ fn a_sniffer_has_a_copy_of_everything_whatever_its_fate() {
     let [mut receiver, mut sniffer] = [0, 1].map(|_| Receiver::new(&domain, 16));
     let target = single(&domain, &receiver.queue);
     let _taken = Flow::create(&target, &udp_flow(53, 1)).unwrap();
-    let _dropped = Flow::create(&target, &udp_flow(54, 2).spec(FlowSpec::Drop)).unwrap();
+    let _dropped = Flow::create(&target, &udp_flow(54, 2).action(ActionSpec::Drop)).unwrap();
     let copies =
         Flow::create(&single(&domain, &sniffer.queue), &FlowAttr::new(FlowKind::Sniffer, PORT)).unwrap();
     let all = [udp(1, 53), udp(1, 54), udp(1, 55)];
@@ -192,7 +192,8 @@ fn a_flow_that_does_not_trap_lets_packets_go_on() {
     let [mut first, mut second] = [0, 1].map(|_| Receiver::new(&domain, 16));
     let (to_first, to_second) = (single(&domain, &first.queue), single(&domain, &second.queue));
     let passing = Flow::create(&to_first, &udp_flow(53, 1).dont_trap(true)).unwrap();
-    let _rest = Flow::create(&to_second, &ipv4_flow().priority(1).spec(FlowSpec::Tag(FlowTag(2)))).unwrap();
+    let _rest =
+        Flow::create(&to_second, &ipv4_flow().priority(1).action(ActionSpec::Tag(FlowTag(2)))).unwrap();
     let tags = |receiver: &mut Receiver| receiver.drain().iter().map(|packet| packet.tag).collect::<Vec<_>>();
     rig.deliver([udp(1, 53), udp(1, 54)]);
     assert_eq!((tags(&mut first), tags(&mut second)), (vec![1], vec![2, 2]));

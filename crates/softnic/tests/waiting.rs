@@ -1,5 +1,5 @@
-//! Waiting on a real soft NIC that runs by itself: nobody sleeps over a completion, and what happens to links and
-//! queues is told to every context.
+//! Waiting on a soft NIC with an engine thread: no completion is missed while waiting, and every context receives the
+//! events of links and queues.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod verbs_support;
@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use packet::MacAddr;
 use softnic::wire::{Burst, RxFrame, TransmitError, Wire, WireState};
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{
@@ -48,18 +47,12 @@ impl Wire for Line {
         Ok(())
     }
 
-    fn flush(&mut self) {}
-
     fn state(&self) -> WireState {
         if self.remote.unplugged.load(Ordering::Relaxed) { WireState::Down } else { WireState::Live }
     }
 
     fn describe(&self) -> String {
         "line".to_owned()
-    }
-
-    fn mac(&self) -> MacAddr {
-        softnic::wire::SOFT_MAC
     }
 
     fn mtu_bytes(&self) -> u32 {
@@ -98,7 +91,7 @@ fn event(context: &Context) -> AsyncEvent {
 }
 
 #[test]
-fn whoever_arms_before_the_last_poll_sleeps_over_nothing() {
+fn arming_before_the_last_poll_misses_no_completion() {
     const FRAMES: usize = 3_000;
     let remote = Remote::default();
     let nic = nic(&[&remote]);
@@ -184,7 +177,7 @@ fn every_context_hears_of_a_link_that_goes_and_comes() {
 }
 
 #[test]
-fn an_overrun_is_told_of_the_queue_and_of_what_completes_to_it() {
+fn an_overrun_sends_events_for_the_queue_and_its_users() {
     let remote = Remote::default();
     let nic = nic(&[&remote]);
     let context = open(&nic);

@@ -1,43 +1,47 @@
-//! The command line: what an operator can type, and nothing else.
+//! The command line, and the man pages and completions made from it.
 //!
-//! `main` parses it and hands each command to the module that does the work. This file reads no
-//! file and decides nothing; exit codes are documented here because `--help` prints them, and what the
-//! commands print is described in docs/commands.md.
+//! `main` hands each command to the module that runs it. Exit codes are documented here because `--help` prints them;
+//! what the commands print is described in docs/reference/commands.md.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use device_model::DeviceProfile;
+
+use crate::error::Error;
 
 const EXIT_CODES: &str = "\
 Exit codes:
   0  success; diff: the policies do the same
-  1  the policy has errors, the device cannot hold it, or check finds what --deny names;
+  1  the policy has errors, the device cannot run it, or check finds what --deny names;
      diff: the policies differ; explain and import: the input cannot be read;
      healthcheck: the daemon is not healthy, or does not answer
   2  the command line is wrong; diff: a policy has errors, or no answer was found
   3  the settings are wrong (file, STEERD_ variable or flag)
-  4  the device: not there, port down, no permission, too few queues
-  5  a worker: core not present, not enough memory or memory lock
+  4  the device: not found, port down, no permission, too few queues
+  5  a worker: core not available, not enough memory or locked memory
   6  the HTTP address cannot be used
   7  something failed while running
-  130  ended at once by a second Ctrl-C";
+  130  terminated by a second Ctrl-C";
 
 const CHECK_EXIT_CODES: &str = "\
 Exit codes, for pipelines:
-  0  the device can do it, and nothing that --deny names was found
-  1  the policy has errors, the device cannot do it, or --deny names what was found
+  0  the device can run the policy, and nothing that --deny names was found
+  1  the policy has errors, the device cannot run it, or --deny names what was found
   2  the command line is wrong
   3  the settings are wrong
-  4  the device of the settings is not there";
+  4  the device of the settings is not found";
 
 const DIFF_EXIT_CODES: &str = "\
 Exit codes, as diff(1)'s:
   0  both policies treat every packet alike, however they are written
   1  they differ; with --profile or --workers also: a rule is decided elsewhere
-  2  a policy has errors, or it would take too long to tell";
+  2  a policy has errors, or the comparison would take too long";
 
-/// Steers packets past the kernel to pinned workers, as a TOML policy says.
+/// Steers packets past the kernel to pinned workers, according to a TOML policy.
 #[derive(Debug, Parser)]
 #[command(name = "steerd", version, about, after_help = EXIT_CODES, max_term_width = 100)]
 pub(crate) struct Cli {
@@ -49,17 +53,17 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Put the policy on the device and run the workers until SIGTERM or Ctrl-C.
     Run(RunArgs),
-    /// Say for every rule of a policy whether and how the device can do it.
+    /// Show for every rule of a policy whether and how the device can apply it.
     Check(CheckArgs),
-    /// Say where a packet (or every packet of a capture) would go, and why.
+    /// Show where a packet (or every packet of a capture) would go, and why.
     Explain(ExplainArgs),
-    /// Say which traffic two policies treat differently, as regions of packets with an example of each.
+    /// Show which traffic two policies treat differently, as regions of packets with an example of each.
     Diff(DiffArgs),
-    /// Write the rules of another tool as a policy.
+    /// Convert the rules of another tool to a policy.
     Import(ImportArgs),
     /// List libibverbs' devices and the soft NIC of the settings.
     Devices(DevicesArgs),
-    /// Ask the running daemon for /healthz; exit code 0 if it is healthy, 1 if not.
+    /// Request /healthz of the running daemon; exit code 0 if it is healthy, 1 if not.
     Healthcheck(HealthcheckArgs),
     /// Write man pages and shell completions into a folder.
     #[command(hide = true)]
@@ -82,16 +86,16 @@ pub(crate) struct RunArgs {
     /// Run the built-in demonstration: a soft NIC fed by a packet generator.
     #[arg(long, conflicts_with = "config")]
     pub(crate) demo: bool,
-    /// End by itself after this time, e.g. 500ms, 10s, 2m, 1h.
+    /// End after this time, e.g. 500ms, 10s, 2m, 1h.
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
     pub(crate) run_for: Option<Duration>,
-    /// Go on when no port can receive anything more: a capture that is played once, or traffic with a total.
+    /// Keep running when no port can receive anything more: after a capture played once, or traffic with a total.
     #[arg(long)]
     pub(crate) keep_running: bool,
-    /// How to print the summary; with json there is no live table.
+    /// The format of the summary; with json there is no live table.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,
-    /// The device to steer on; overrides device.name.
+    /// The device to use; overrides device.name.
     #[arg(long, value_name = "NAME")]
     pub(crate) device: Option<String>,
     /// The HTTP address for metrics and state, "off" for none; overrides http.listen.
@@ -104,8 +108,7 @@ pub(crate) struct RunArgs {
 
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct VariableArgs {
-    /// The value of a variable of the policy, before that of policy.variables in the settings; may be
-    /// given several times.
+    /// The value of a policy variable; overrides policy.variables of the settings. May be given several times.
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = parse_variable)]
     pub(crate) set: Vec<(String, String)>,
 }
@@ -117,16 +120,17 @@ pub(crate) struct PolicyArgs {
     pub(crate) policy: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) variables: VariableArgs,
-    /// The settings file that says how many workers there are.
+    /// The settings file, for the number of workers and the device.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// How many workers to compile for [default: the settings', else what the policy names].
+    /// The number of workers to compile for [default: that of the settings, else as many as the policy names].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) workers: Option<u32>,
-    /// Compile for a device of this kind instead of the settings' own, which need not be there then.
-    #[arg(long, value_enum, value_name = "NAME")]
-    pub(crate) profile: Option<Profile>,
-    /// How to print the answer.
+    /// Compile for a device model instead of the device of the settings, which then need not exist: ideal, mlx5, mlx4,
+    /// conservative, or a file that describes a device.
+    #[arg(long, value_name = "NAME|FILE", value_parser = parse_profile)]
+    pub(crate) profile: Option<DeviceProfile>,
+    /// The output format.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,
 }
@@ -136,13 +140,13 @@ pub(crate) struct PolicyArgs {
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
-    /// Fail if there is any of these: "warnings", "hybrid" rules, or rules that are "shadowed" by others.
+    /// Fail on any of these: "warnings", "hybrid" rules, or rules that are "shadowed" by others.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "FINDING")]
     pub(crate) deny: Vec<Deny>,
     /// Print errors only: nothing on standard output, and no warnings. What --deny names still fails.
     #[arg(short, long, conflicts_with = "format")]
     pub(crate) quiet: bool,
-    /// Leave out how rules lie to each other: which are never reached, needless or in conflict.
+    /// Skip the analysis of shadowed, redundant, conflicting and overlapping rules.
     #[arg(long)]
     pub(crate) no_analysis: bool,
     /// Print a JSON Schema of the language for editors, and nothing else.
@@ -150,7 +154,7 @@ pub(crate) struct CheckArgs {
     pub(crate) print_schema: bool,
 }
 
-/// What `check` can be told to fail for.
+/// Findings that `check` can fail on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Deny {
     Warnings,
@@ -161,32 +165,34 @@ pub(crate) enum Deny {
 #[derive(Debug, Args)]
 #[command(after_help = DIFF_EXIT_CODES)]
 pub(crate) struct DiffArgs {
-    /// The policy before; "-" for standard input, of one of the two.
+    /// The old policy; "-" for standard input, for one of the two.
     #[arg(value_name = "OLD")]
     pub(crate) old: PathBuf,
-    /// The policy after.
+    /// The new policy.
     #[arg(value_name = "NEW")]
     pub(crate) new: PathBuf,
     #[command(flatten)]
     pub(crate) variables: VariableArgs,
-    /// Also say which rules are decided elsewhere on a device of this kind [default with --workers: ideal].
-    #[arg(long, value_enum, value_name = "NAME")]
-    pub(crate) profile: Option<Profile>,
-    /// How many workers "all" are; also say which rules are decided elsewhere [default: what the policies name].
+    /// Also list rules that move between device and workers on a device model: ideal, mlx5, mlx4, conservative, or a file
+    /// that describes a device [default with --workers: ideal].
+    #[arg(long, value_name = "NAME|FILE", value_parser = parse_profile)]
+    pub(crate) profile: Option<DeviceProfile>,
+    /// The number of workers that "all" means; also show rules that are decided elsewhere [default: as many as the
+    /// policies name].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) workers: Option<u32>,
     /// Describe all regions, up to 4,096 of each pair of rules and 65,536 in all, not 16 and 4,096.
     #[arg(long)]
     pub(crate) all: bool,
-    /// How to print the answer.
+    /// The output format.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "What does not carry over is told on stderr, by line; that is no failure.")]
+#[command(after_help = "Unsupported lines are reported on stderr; the exit code is still 0.")]
 pub(crate) struct ImportArgs {
-    /// What the rules are written as.
+    /// The format of the rules.
     #[arg(value_enum, value_name = "KIND")]
     pub(crate) kind: Import,
     /// The files, one after the other; "-" for standard input.
@@ -195,17 +201,17 @@ pub(crate) struct ImportArgs {
     /// Where the policy goes [default: standard output].
     #[arg(short, long, value_name = "FILE", conflicts_with = "format")]
     pub(crate) output: Option<PathBuf>,
-    /// How to print the answer: the policy itself, or an object with the policy and what does not carry over.
+    /// The output format: the policy itself, or an object with the policy and the unsupported lines.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,
 }
 
-/// What `import` reads.
+/// Formats that `import` reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Import {
     /// A ClassBench filter set.
     Classbench,
-    /// What `ethtool -n` and `ethtool --show-rxfh` print.
+    /// The output of `ethtool -n` and `ethtool --show-rxfh`.
     Ethtool,
 }
 
@@ -214,12 +220,12 @@ pub(crate) enum Import {
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
-    /// A packet by its fields, e.g. src=10.0.0.1,protocol=udp,dst_port=53; of tunnels vxlan_vni, gre_key,
-    /// mpls, esp_spi, ..., and with "inner." before them those of the packet inside. A wrong name is
-    /// answered with all there are.
+    /// A packet by its fields, e.g. src=10.0.0.1,protocol=udp,dst_port=53; for tunnels vxlan_vni, gre_key, mpls,
+    /// esp_spi, ..., and the fields of the inner packet with "inner." before them. An unknown name is answered with a
+    /// list of all names.
     #[arg(long, value_name = "FIELD=VALUE,...")]
     pub(crate) packet: Option<String>,
-    /// A frame in hexadecimal, from the destination MAC on; blanks and colons are ignored.
+    /// A frame in hexadecimal, starting with the destination MAC address; blanks and colons are ignored.
     #[arg(long, value_name = "BYTES")]
     pub(crate) hex: Option<String>,
     /// A pcap or pcapng file: a summary per rule and per worker.
@@ -228,15 +234,14 @@ pub(crate) struct ExplainArgs {
     /// With --pcap: a line for every packet.
     #[arg(long, requires = "pcap")]
     pub(crate) each: bool,
-    /// Which way it goes: received by the port, or sent by the host. Of what is sent only egress rules and
-    /// sniffers speak; all else leaves.
-    #[arg(long, value_enum, value_name = "DIRECTION", default_value_t = Way::Ingress)]
-    pub(crate) direction: Way,
+    /// The direction: received by the port, or sent by the host. Only egress rules and sniffers apply to sent packets.
+    #[arg(long, value_enum, value_name = "DIRECTION", default_value_t = DirectionArg::Ingress)]
+    pub(crate) direction: DirectionArg,
 }
 
-/// The way of a packet, as rules call it.
+/// The direction of a packet, as in rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Way {
+pub(crate) enum DirectionArg {
     Ingress,
     Egress,
 }
@@ -246,7 +251,7 @@ pub(crate) struct HealthcheckArgs {
     /// The settings file of the daemon, for http.listen [default: built-in settings only].
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// The address to ask; overrides http.listen.
+    /// The address to connect to; overrides http.listen.
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<String>,
 }
@@ -256,25 +261,13 @@ pub(crate) struct DevicesArgs {
     /// The settings file whose soft NIC is listed too.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Try every field and value of the verbs on this device, by objects that disturb nobody, and say what it answers.
+    /// Try every field and value of the verbs on this device, with objects that affect no other program, and show the
+    /// results.
     #[arg(long, value_name = "NAME")]
     pub(crate) probe: Option<String>,
-    /// How to print the answer.
+    /// The output format.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,
-}
-
-/// The devices whose limits are known without asking one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Profile {
-    /// Takes whatever the verbs API can say, as the soft NIC does.
-    Ideal,
-    /// ConnectX-4 and later, BlueField.
-    Mlx5,
-    /// ConnectX-3.
-    Mlx4,
-    /// A device that is not known: what all known ones can do.
-    Conservative,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -283,11 +276,20 @@ pub(crate) enum Format {
     Json,
 }
 
+/// A device model by name or from a file; errors with their causes, of which clap prints only the first.
+fn parse_profile(text: &str) -> Result<DeviceProfile, String> {
+    use std::error::Error as _;
+    DeviceProfile::named_or_file(text).map_err(|error| match error.source() {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    })
+}
+
 /// `name=value`
 fn parse_variable(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.trim().is_empty() => Ok((name.trim().to_owned(), value.to_owned())),
-        _ => Err("a name and a value are wanted: uplink=42".to_owned()),
+        _ => Err("expected a name and a value, e.g. uplink=42".to_owned()),
     }
 }
 
@@ -297,7 +299,7 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let number: u64 =
-        number.parse().map_err(|_| "a number and a unit are wanted: 500ms, 10s, 2m, 1h".to_owned())?;
+        number.parse().map_err(|_| "expected a number and a unit: 500ms, 10s, 2m, 1h".to_owned())?;
     let milliseconds_per_unit = match unit {
         "ms" => 1,
         "" | "s" => 1_000,
@@ -307,15 +309,25 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     };
     let milliseconds = number.checked_mul(milliseconds_per_unit).ok_or("too long")?;
     if milliseconds == 0 {
-        return Err("must be longer than nothing".into());
+        return Err("must be longer than zero".into());
     }
     Ok(Duration::from_millis(milliseconds))
 }
 
+/// Writes `steerd.1`, `steerd-run.1`, ... and the completions into a folder.
+pub(crate) fn generate(folder: &Path) -> Result<(), Error> {
+    fs::create_dir_all(folder).map_err(Error::Output)?;
+    clap_mangen::generate_to(Cli::command(), folder).map_err(Error::Output)?;
+    for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
+        clap_complete::generate_to(shell, &mut Cli::command(), "steerd", folder).map_err(Error::Output)?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
+
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_well_formed() {

@@ -1,7 +1,7 @@
-//! Why a command failed, and the exit code that says so to scripts (listed in `steerd --help`).
+//! Errors of commands and of the daemon, and their exit codes (listed in `steerd --help`).
 //!
-//! Every message is one clear line with what to do; the crates below word their own parts and this
-//! file only adds the sources that their `Display` leaves out. Nothing here prints.
+//! Every message is one line with a remedy. The library crates word their own errors; this module adds the sources that
+//! their `Display` leaves out.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,10 +12,10 @@ use crate::settings::Problems;
 pub(crate) enum Error {
     #[error("{0}")]
     Settings(Problems),
-    /// Already printed in full, as it may be many lines with excerpts.
+    /// The diagnostics have been printed already.
     #[error("{file}: {errors} in the policy")]
     Policy { file: String, errors: String },
-    /// What was denied and found, or that the device cannot do it.
+    /// What `--deny` names was found, or the device cannot run the policy.
     #[error("{file}: {found}")]
     Denied { file: String, found: String },
     /// The policies cannot be compared; the exit code is diff(1)'s.
@@ -42,7 +42,7 @@ pub(crate) enum Error {
     Wire { port: usize, source: softnic::wire::WireError },
     #[error(
         "port {port}: link `{link}`: end `{end}` is held by {holder}, which has not answered within {seconds} s \
-         (hint: it is stuck, or of another version: end it, or name another link)"
+         (hint: it hangs or has another version: end it, or use another link)"
     )]
     SilentPeer { port: u8, link: String, end: char, holder: String, seconds: u64 },
     #[error("device.promiscuous: {interface}: {}", chain(source))]
@@ -60,29 +60,29 @@ pub(crate) enum Error {
          to {limit} or less; each further worker has a queue of its own)"
     )]
     TooManyFrames { device: String, frames: u32, limit: u32 },
-    #[error("the policy cannot be put on the device: {}", chain(.0))]
+    #[error("the policy cannot be installed on the device: {}", chain(.0))]
     Install(control::Error),
     #[error("{}", chain(.0))]
     Worker(worker::Error),
     #[error("workers.cores: {0}")]
     Cores(String),
     #[error(transparent)]
-    Http(#[from] crate::http::Error),
-    #[error("worker {0} has ended by itself")]
+    Http(#[from] crate::telemetry::http::Error),
+    #[error("worker {0} exited unexpectedly")]
     WorkerDied(u32),
-    #[error("books: {0}")]
-    Unbalanced(String),
-    #[error("the device has failed: {0} (hint: its kernel log says more: journalctl -k)")]
+    #[error("{0}")]
+    AccountingMismatch(String),
+    #[error("the device failed: {0} (hint: see the kernel log: journalctl -k)")]
     DeviceFailed(String),
-    #[error("the soft NIC's engine has ended by itself")]
+    #[error("the soft NIC's engine exited unexpectedly")]
     EngineDied,
-    #[error("the HTTP server has ended by itself: nothing could be monitored any more")]
+    #[error("the HTTP server exited unexpectedly: the daemon could no longer be monitored")]
     HttpEnded,
-    #[error("worker {0} cannot poll its completion queue any more")]
+    #[error("worker {0} can no longer poll its completion queue")]
     PollFails(u32),
     #[error("steerd is ending")]
     Stopping,
-    /// What runs on, by name.
+    /// The parts that still run.
     #[error("did not end in time: {0} (the process ends without waiting any longer)")]
     StillRunning(String),
     #[error("the log cannot be started: {0}")]
@@ -120,7 +120,7 @@ impl Error {
             Self::Worker(_) | Self::Cores(_) => 5,
             Self::Http(_) => 6,
             Self::WorkerDied(_)
-            | Self::Unbalanced(_)
+            | Self::AccountingMismatch(_)
             | Self::DeviceFailed(_)
             | Self::EngineDied
             | Self::HttpEnded
@@ -135,7 +135,7 @@ impl Error {
     }
 }
 
-/// An error and those sources that its own text does not already repeat, in one line.
+/// The error and those of its sources that its text does not repeat, in one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -160,7 +160,7 @@ mod tests {
     struct Outer(&'static str, #[source] io::Error);
 
     #[test]
-    fn sources_are_said_once() {
+    fn sources_are_not_repeated() {
         let inner = || io::Error::other("inner");
         assert_eq!(chain(&Outer("", inner())), "outer: inner");
         assert_eq!(chain(&Outer(": inner", inner())), "outer: inner");

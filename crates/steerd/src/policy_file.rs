@@ -1,9 +1,10 @@
-//! A policy from where it is to a program: read, parsed and compiled, with all that is wrong with it.
+//! From the arguments of a command, or the settings, to a compiled policy with all its diagnostics.
 //!
-//! Used by `check`, `explain`, `diff`, the daemon's start and every reload, so that all of them agree on what
-//! a policy means. It prints nothing and touches no device.
+//! `check`, `explain`, `diff`, the start of the daemon and every reload use it, so that they agree on the meaning of a
+//! policy.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use device_model::DeviceProfile;
@@ -11,24 +12,29 @@ use policy::policy::Workers;
 use policy::{Diagnostic, Diagnostics, Folder, LoadOptions, NoFiles, Policy, Severity, Source};
 use program::Program;
 
-use crate::settings::{PolicySource, PolicyText};
+use crate::cli::PolicyArgs;
+use crate::daemon::runtime::TargetDevice;
+use crate::daemon::{cores, runtime};
+use crate::error::Error;
+use crate::settings::{self, PolicySource, PolicyText, Request};
+use crate::terminal::output;
 
 #[derive(Debug)]
 pub(crate) struct Compiled {
     pub(crate) program: Arc<Program>,
     pub(crate) warnings: Vec<Diagnostic>,
-    /// Packets that it leaves to the kernel and that workers would receive: errors, unless the policy allows them.
+    /// Packets that the policy leaves to the kernel but workers would receive: errors, unless the policy allows them.
     lost: Diagnostics,
 }
 
 impl Compiled {
-    /// For a device: refused if it would lose packets that are the kernel's, and the policy does not allow that.
+    /// Refused if it would lose packets that the policy leaves to the kernel and the policy does not allow that.
     pub(crate) fn into_installable(self) -> Result<Self, Diagnostics> {
         if self.lost.has_errors() { Err(self.lost) } else { Ok(self) }
     }
 }
 
-/// Reads and parses it, set files and included files as well.
+/// Reads and parses the policy with its set files and included files.
 pub(crate) fn load(source: &PolicySource) -> Result<(Policy, Vec<Diagnostic>), Diagnostics> {
     let options = LoadOptions { variables: source.variables.clone() };
     match &source.text {
@@ -40,8 +46,8 @@ pub(crate) fn load(source: &PolicySource) -> Result<(Policy, Vec<Diagnostic>), D
     }
 }
 
-/// `workers`: how many there are; `None`: as many as the policy names. A rule that `previous` has too keeps
-/// its tag, and the device must have room for both.
+/// `workers`: their number; `None`: as many as the policy names. Rules that `previous` has keep their tags, and the
+/// device must have room for both programs.
 pub(crate) fn compile(
     source: &PolicySource,
     profile: &DeviceProfile,
@@ -51,17 +57,16 @@ pub(crate) fn compile(
     let (policy, mut warnings) = load(source)?;
     let workers = workers.unwrap_or_else(|| workers_named(&policy));
     let program = compiler::compile_with(&policy, profile, workers, previous)?;
-    warnings.extend(compiler::check_for(&policy, profile, workers, &program).warnings);
+    warnings.extend(compiler::check(&policy, profile, workers, &program).warnings);
     let lost = compiler::lost_exceptions(&policy, profile, &program);
     let lost = compiler::refuse_lost_exceptions(&policy, &program, &lost);
     Ok(Compiled { program: Arc::new(program), warnings, lost })
 }
 
-/// The most diagnostics of one policy that the daemon logs: enough to begin with, few enough that a large
-/// policy does not flood the log at each reload.
+/// The most diagnostics of one policy that the daemon logs: a large policy must not flood the log at each reload.
 const LOGGED_DIAGNOSTICS: usize = 5;
 
-/// Logs the first of what was found and how many more there are; `omitted` were found and not kept.
+/// Logs the first diagnostics and the number of the others; `omitted` were not kept in the list.
 pub(crate) fn log(found: &[Diagnostic], omitted: usize) {
     for diagnostic in found.iter().take(LOGGED_DIAGNOSTICS) {
         match diagnostic.severity {
@@ -75,7 +80,7 @@ pub(crate) fn log(found: &[Diagnostic], omitted: usize) {
     }
 }
 
-/// As many workers as the policy's highest number asks for.
+/// The number of workers that the policy needs: its highest worker number plus one.
 pub(crate) fn workers_named(policy: &Policy) -> usize {
     let highest = |workers: &Workers| match workers {
         Workers::All => 0,
@@ -91,4 +96,79 @@ pub(crate) fn error_count(diagnostics: &Diagnostics) -> String {
         1 => "1 error".into(),
         errors => format!("{errors} errors"),
     }
+}
+
+/// A policy, and the device to compile it for.
+pub(crate) struct Target {
+    pub(crate) source: PolicySource,
+    pub(crate) device: TargetDevice,
+    /// `None`: as many as the policy names.
+    pub(crate) workers: Option<usize>,
+}
+
+impl Target {
+    pub(crate) fn of(args: &PolicyArgs) -> Result<Self, Error> {
+        let mut workers = args.workers.map(|workers| workers as usize);
+        let wanted = args.profile.clone();
+        let Some(file) = &args.config else {
+            let variables = args.variables.set.iter().cloned().collect();
+            let source = source(&args.policy.clone().unwrap_or_default(), variables)?;
+            return Ok(Self { source, device: TargetDevice::of(wanted.unwrap_or_default()), workers });
+        };
+        let request = Request {
+            file: Some(file.clone()),
+            policy: args.policy.clone().filter(|path| !is_standard_input(path)),
+            variables: args.variables.set.clone(),
+            ..Request::default()
+        };
+        let loaded = settings::load(&request).map_err(Error::Settings)?;
+        let settings = &loaded.settings;
+        if workers.is_none() {
+            let cores = cores::assign(&settings.workers.cores, settings.softnic.core, &cores::available());
+            workers = Some(cores.map_err(Error::Cores)?.len());
+        }
+        let device =
+            wanted.map_or_else(|| runtime::profile(settings), |profile| Ok(TargetDevice::of(profile)))?;
+        settings.workers.check_frames(&device.profile)?;
+        let source = match args.policy.as_deref().filter(|path| is_standard_input(path)) {
+            Some(path) => source(path, loaded.policy.variables)?,
+            None => loaded.policy,
+        };
+        Ok(Self { source, device, workers })
+    }
+}
+
+/// The name of standard input in messages.
+pub(crate) const STANDARD_INPUT: &str = "(standard input)";
+
+pub(crate) fn is_standard_input(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// The source of a policy: a file, or the text read from standard input.
+pub(crate) fn source(path: &Path, variables: BTreeMap<String, String>) -> Result<PolicySource, Error> {
+    if !is_standard_input(path) {
+        return Ok(PolicySource::file(path.to_owned(), variables));
+    }
+    match policy::read_source(STANDARD_INPUT, std::io::stdin()) {
+        Ok(text) => Ok(PolicySource { text: PolicyText::Read(text), variables }),
+        Err(diagnostics) => {
+            output::print_diagnostics(&diagnostics);
+            let (file, errors) = (STANDARD_INPUT.to_owned(), error_count(&diagnostics));
+            Err(Error::Policy { file, errors })
+        }
+    }
+}
+
+/// Compiles the policy of these arguments; prints the diagnostics if that fails.
+pub(crate) fn compile_for(args: &PolicyArgs) -> Result<Compiled, Error> {
+    let Target { source, device, workers } = Target::of(args)?;
+    compile(&source, &device.profile, workers, None).map_err(|diagnostics| {
+        output::print_diagnostics(&diagnostics);
+        policy_error(&source, &diagnostics)
+    })
+}
+
+pub(crate) fn policy_error(source: &PolicySource, diagnostics: &Diagnostics) -> Error {
+    Error::Policy { file: source.to_string(), errors: error_count(diagnostics) }
 }

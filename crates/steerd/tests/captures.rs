@@ -1,6 +1,5 @@
-//! Real captures through the whole chain: pcap wire, engine, libibverbs, flows, workers. What the workers
-//! count is held against what tshark and libpcap counted; where each packet went, against `explain` and
-//! against independently computed RSS hashes.
+//! Real captures through pcap wire, engine, libibverbs, flows and workers. The workers' counts are compared with those
+//! of tshark and libpcap; the worker of each packet with `explain` and with independently computed RSS hashes.
 
 #[path = "captures/chain.rs"]
 mod chain;
@@ -22,7 +21,7 @@ use worker::Disposition;
 
 const WORKERS: u32 = 8;
 
-/// A policy of one rule; the rest stays with the kernel.
+/// A policy of one rule; unmatched packets are left to the kernel.
 fn single(expression: &str, action: &str) -> String {
     format!(
         "version = 1\ndefault = 'kernel'\n[groups.every]\nworkers = 'all'\nkey = 'microsoft'\ntable_size = 128\n\
@@ -30,7 +29,7 @@ fn single(expression: &str, action: &str) -> String {
     )
 }
 
-/// Every rule that can be said, in the order of RULES.tsv but the catch-all last: a policy full of overlaps.
+/// All rules that the language can express, in the order of RULES.tsv but the catch-all last. They overlap much.
 fn composite(rules: &[String]) -> String {
     let mut text = "version = 1\ndefault = 'drop'\n[groups.spread]\nworkers = 'all'\nkey = 'microsoft'\n\
          [groups.few]\nworkers = [1, 2, 5]\nsymmetric = true\n[groups.alone]\nworkers = [7]\nhash = 'none'\n"
@@ -97,7 +96,7 @@ fn a_dropping_rule_counts_the_same_in_the_device() {
 }
 
 #[test]
-fn explain_tells_where_every_packet_goes() {
+fn explain_names_the_worker_of_every_packet() {
     let Some(folder) = corpus::folder() else { return };
     let program = compile(&composite(&corpus::rules(&folder)), WORKERS as usize);
     let mut delivered = 0;
@@ -121,7 +120,7 @@ fn explain_tells_where_every_packet_goes() {
             let entry = explained.table_index.expect("it was delivered");
             assert_eq!(queue.table[entry], seen.worker, "{place}: by its queue's table");
         }
-        chain.check_books();
+        chain.check_accounting();
         assert_eq!(chain.port().unmatched, 0, "{file}: nothing is left to the kernel under default = 'drop'");
     }
     assert!(delivered > 500, "only {delivered} packets were delivered");
@@ -139,7 +138,7 @@ fn queues_agree_with_independent_hashes() {
         for packet in corpus::packets(&capture) {
             let key = FlowKey::of(&packet);
             let seen = chain.one().expect("every packet is steered");
-            // Fragments and packets with IPv4 options are hashed, and so listed, by addresses only.
+            // Fragments and packets with IPv4 options are hashed by addresses only, and listed without ports.
             let portless = Layers::FRAGMENT | Layers::IP_OPTIONS;
             let transport =
                 key.layers.intersects(Layers::TCP | Layers::UDP) && !key.layers.intersects(portless);

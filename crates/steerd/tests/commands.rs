@@ -1,5 +1,4 @@
-//! The commands that end by themselves: what they print and what they exit with, a file for each. Here stands what
-//! they have in common.
+//! Output and exit codes of the commands other than `run`: a file for each command; the tests of all commands are here.
 
 #[path = "commands/capture.rs"]
 mod capture;
@@ -21,7 +20,7 @@ use rig::{DNS, POLICY, ok, policies, run, run_in};
 use support::{config, stderr, stdout, steerd};
 
 #[test]
-fn a_reader_that_goes_away_hides_no_failure() {
+fn a_closed_stdout_hides_no_failure() {
     let folder = tempfile::tempdir().expect("folder");
     std::fs::write(folder.path().join("broken.toml"), "version = 1\nrulez = []\n").expect("written");
     let closed = || {
@@ -38,7 +37,7 @@ fn a_reader_that_goes_away_hides_no_failure() {
 }
 
 #[test]
-fn an_absent_device_is_not_approved() {
+fn a_missing_device_is_an_error() {
     let folder = tempfile::tempdir().expect("folder");
     let path = folder.path().join("s.toml");
     std::fs::write(&path, "[device]\nname = \"mlx5_99\"\n[workers]\ncores = 2\n").expect("written");
@@ -54,9 +53,9 @@ fn an_absent_device_is_not_approved() {
     }
 }
 
-/// Programs that read an answer see what they read.
+/// Readers recognise the version of the keys.
 #[test]
-fn every_json_has_the_version_of_its_format() {
+fn every_json_output_has_a_format_version() {
     let folder = policies(&[
         ("a", POLICY),
         ("broken", "version = 2\n"),
@@ -74,17 +73,17 @@ fn every_json_has_the_version_of_its_format() {
     ] {
         let output = run_in(&folder, &[args, &["--format", "json"]].concat());
         let answer: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        assert_eq!(answer["format"], 1, "{args:?}: {answer:#}");
+        assert_eq!(answer["format"], 2, "{args:?}: {answer:#}");
         assert!(answer.as_object().is_some_and(|object| object.len() > 1), "{args:?}: {answer:#}");
     }
-    // The schema is not ours.
+    // A JSON Schema has no such key.
     let schema = run_in(&folder, &["check", "--print-schema"]);
     let schema: serde_json::Value = serde_json::from_slice(&schema.stdout).expect("JSON");
     assert!(schema["format"].is_null());
 }
 
 #[test]
-fn nothing_but_a_terminal_gets_colours() {
+fn only_terminals_get_colours() {
     let folder = policies(&[("ok.toml", POLICY)]);
     let output = run_in(&folder, &["check", "ok.toml"]);
     assert!(!stdout(&output).contains('\x1b') && !stderr(&output).contains('\x1b'));

@@ -10,15 +10,15 @@ use rustix::process::Signal;
 use support::{Daemon, ServiceManager, run, stderr, stdout, steerd};
 
 #[test]
-fn the_demonstration_runs_and_its_books_balance() {
+fn the_demonstration_accounts_for_every_packet() {
     let output = run(&["run", "--demo", "--for", "2s"]);
     let (summary, log) = (stdout(&output), stderr(&output));
     assert!(output.status.success(), "{log}");
-    assert!(summary.contains("\nbooks: balanced\n"), "{summary}\n{log}");
+    assert!(summary.contains("\npacket accounting matches\n"), "{summary}\n{log}");
     for rule in ["dns", "web", "web-syn", "vlan-42", "scanners", "default"] {
         let line = summary.lines().find(|line| line.starts_with(&format!("{rule} "))).expect(rule);
         assert!(!line.contains("  0  "), "no packet for {rule}: {line}");
-        // A dash is what is not counted: of all this, only the bytes that the kernel was left.
+        // A dash stands for figures that are not counted: here only the bytes left to the kernel.
         assert!(rule == "default" || !line.contains(" - "), "{line}");
     }
     assert!(summary.contains("lost: "), "{summary}");
@@ -26,7 +26,7 @@ fn the_demonstration_runs_and_its_books_balance() {
 }
 
 #[test]
-fn pages_say_what_runs() {
+fn pages_describe_the_running_daemon() {
     let daemon = Daemon::start(&["--demo"]);
     assert_eq!(daemon.page("/healthz"), (200, "ok\n".into()));
     assert_eq!(daemon.page("/readyz"), (200, "ready\n".into()));
@@ -35,17 +35,17 @@ fn pages_say_what_runs() {
     let state = daemon.state();
     assert_eq!(state["device"]["name"], "softnic0");
     assert_eq!(state["workers"].as_array().map(Vec::len), Some(2));
-    assert_eq!(state["books"]["balanced"], true, "{state:#}");
+    assert_eq!(state["accounting"]["matches"], true, "{state:#}");
     assert!(daemon.metric("steerd_rule_packets_total", &["rule=\"scanners\"", "action=\"drop\""]) > 0.0);
     assert!(daemon.metric("steerd_port_kernel_packets_total", &["port=\"1\""]) > 0.0);
     assert!(daemon.metric("steerd_worker_received_packets_total", &["worker=\"1\""]) > 0.0);
     assert!((daemon.metric("steerd_port_up", &["port=\"1\""]) - 1.0).abs() < 0.5);
-    // One state serves all who ask within a second: to make one, a real device has to be asked.
+    // A state is reused for a second, because making one queries the device.
     let shared = (0..5).any(|_| daemon.state()["uptime_seconds"] == daemon.state()["uptime_seconds"]);
     assert!(shared, "two looks in a row, five times, and each was made anew");
     let (status, summary, log) = daemon.terminate();
     assert!(status.success(), "{log}");
-    assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+    assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn a_reload_is_all_or_nothing() {
     assert_eq!(gauge(&daemon), "1", "the start counts");
     let started = loaded(&daemon);
 
-    // A better policy takes its place; the rule that stays keeps its total.
+    // A new policy is installed; a rule that both have keeps its total.
     let before = dns(&daemon);
     let more = "[[rules]]\nname = \"scan\"\nmatch = { src = \"198.51.100.0/24\" }\naction = \"drop\"\n";
     write(&policy, &format!("{STEER_DNS}{more}"));
@@ -109,7 +109,7 @@ fn a_reload_is_all_or_nothing() {
     let reloaded = loaded(&daemon);
     assert!(reloaded > started, "{reloaded} after {started}");
 
-    // A broken one changes nothing but the log and a counter.
+    // A broken policy changes only the log and a counter.
     write(&policy, &format!("{STEER_DNS}{}", more.replace("src", "scr")));
     daemon.signal(Signal::HUP);
     daemon.wait_for("stays in force", 1);
@@ -125,7 +125,7 @@ fn a_reload_is_all_or_nothing() {
         daemon.metric("steerd_rule_packets_total", &["rule=\"scan\""]) > scan
     });
 
-    // And a good one after it clears the error.
+    // A valid policy clears the error.
     write(&policy, STEER_DNS);
     daemon.signal(Signal::HUP);
     daemon.wait_for("is in force", 2);
@@ -136,12 +136,12 @@ fn a_reload_is_all_or_nothing() {
     assert!(status.success(), "{log}");
     assert!(summary.contains("scan (earlier)"), "{summary}");
     assert!(summary.contains("2 reloads, 1 failed"), "{summary}");
-    assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+    assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
 }
 
 /// The journal of a host must not grow with the size of its policy at each reload.
 #[test]
-fn a_reload_logs_a_handful_of_lines_however_much_there_is_to_say() {
+fn a_reload_logs_few_lines_for_any_number_of_diagnostics() {
     const GROUPS: usize = 300;
     let (folder, policy) = policy_folder();
     let unused: String = (0..GROUPS).map(|n| format!("[groups.unused{n}]\nworkers = \"all\"\n")).collect();
@@ -164,7 +164,7 @@ fn a_reload_logs_a_handful_of_lines_however_much_there_is_to_say() {
     drop(folder);
 }
 
-/// A block list that is emptied changes nothing, and what is doubtful about the policy in force can be seen.
+/// An empty block list is refused; warnings about the policy in force are shown.
 #[test]
 fn warnings_of_the_policy_in_force_are_in_the_state_and_a_metric() {
     let folder = tempfile::tempdir().expect("folder");
@@ -183,14 +183,14 @@ fn warnings_of_the_policy_in_force_are_in_the_state_and_a_metric() {
     write(&list, "# nothing today\n");
     daemon.signal(Signal::HUP);
     daemon.wait_for("stays in force", 1);
-    assert!(daemon.log().contains("the set `blocked` has no values"), "{}", daemon.log());
+    assert!(daemon.log().contains("the set `blocked` is empty"), "{}", daemon.log());
     assert_eq!(daemon.metric("steerd_policy_generation", &[]).to_string(), "1");
     write(&policy, &text(", allow_empty = true"));
     daemon.signal(Signal::HUP);
     daemon.wait_for("is in force", 1);
     assert!(warnings(&daemon) > before, "{}", daemon.metrics());
     let state = daemon.state();
-    assert_eq!(state["format"], 1);
+    assert_eq!(state["format"], 2);
     let listed = state["policy"]["warnings"].as_array().expect("a list");
     assert!(
         listed.iter().any(|one| one.as_str().is_some_and(|one| one.contains("`blocked` is empty"))),
@@ -201,9 +201,9 @@ fn warnings_of_the_policy_in_force_are_in_the_state_and_a_metric() {
 }
 
 /// Copies, a sniffer, an exception for the kernel, an egress rule and a variable, on a device of each kind that
-/// has them; a reload changes the copies and leaves a hole among the classes.
+/// has them; a reload changes the copies and leaves a class number unused.
 #[test]
-fn copies_are_in_the_books() {
+fn copies_are_accounted_for() {
     const TAPPED: &str = r#"
 version = 1
 [variables]
@@ -251,18 +251,18 @@ direction = "egress"
             daemon.until(rule, |daemon| packets(daemon, rule) > 1000.0);
         }
         let state = daemon.state();
-        assert_eq!(state["books"]["balanced"], true, "{state:#}");
+        assert_eq!(state["accounting"]["matches"], true, "{state:#}");
         assert!(
             state["device"]["profile"].as_str().is_some_and(|name| name.contains(personality)),
             "{state:#}"
         );
-        let deed = |name: &str| {
+        let effect = |name: &str| {
             let rules = state["rules"].as_array().expect("rules");
-            rules.iter().find(|rule| rule["name"] == name).expect("the rule")["deed"].clone()
+            rules.iter().find(|rule| rule["name"] == name).expect("the rule")["effect"].clone()
         };
-        assert_eq!((deed("tap"), deed("no-mail")), ("copy".into(), "drop_sent".into()));
+        assert_eq!((effect("tap"), effect("no-mail")), ("copy".into(), "drop_sent".into()));
 
-        // One copy goes, a sniffer comes; the tags of the rules that stay do, too.
+        // A copy is removed and a sniffer added; the other rules keep their tags.
         let kept = TAPPED.replace("\"tap-dns\"", "\"tap-other\"").replace("dst_port = 53", "dst_port = 54");
         write(&policy, &format!("{kept}{HEARD}"));
         daemon.signal(Signal::HUP);
@@ -271,7 +271,7 @@ direction = "egress"
 
         let (status, summary, log) = daemon.terminate();
         assert!(status.success(), "{log}");
-        assert!(summary.contains("\nbooks: balanced\n"), "{personality}: {summary}");
+        assert!(summary.contains("\npacket accounting matches\n"), "{personality}: {summary}");
         assert!(summary.contains("copied by ports") && summary.contains("tap-dns (earlier)"), "{summary}");
         assert!(!summary.contains("unknown_tag") && !summary.contains("unknown_class"), "{summary}");
     }
@@ -280,7 +280,7 @@ direction = "egress"
 /// Copied packets that are dropped, steered, left to the kernel by a rule and by the default, with room in the
 /// workers' queues and without.
 #[test]
-fn a_copied_packet_ends_once() {
+fn a_copied_packet_has_one_outcome() {
     const POLICY: &str = r#"
 version = 1
 [groups.web]
@@ -339,7 +339,7 @@ count = false
         for absent in [
             // `count = false`.
             "rule=\"web\"",
-            // Copies that it did not ask for are no drops of the rule's.
+            // Copies that the rule does not match are not counted as its drops.
             "action=\"drop\",rule=\"sniff-web\"",
             // The device does not count these bytes.
             "steerd_rule_bytes_total{action=\"kernel\"",
@@ -348,12 +348,15 @@ count = false
         }
         let (status, summary, log) = daemon.terminate();
         assert!(status.success(), "{personality}, {frames} frames: {summary}\n{log}");
-        assert!(summary.contains("\nbooks: balanced\n"), "{personality}, {frames} frames: {summary}");
+        assert!(
+            summary.contains("\npacket accounting matches\n"),
+            "{personality}, {frames} frames: {summary}"
+        );
     }
 }
 
 #[test]
-fn reloads_under_load_lose_no_packet_from_the_books() {
+fn every_packet_is_accounted_for_over_reloads_under_load() {
     let mut daemon = Daemon::start(&["--demo"]);
     for reload in 1..=20 {
         daemon.signal(Signal::HUP);
@@ -362,31 +365,31 @@ fn reloads_under_load_lose_no_packet_from_the_books() {
     let (status, summary, log) = daemon.terminate();
     assert!(status.success(), "{log}");
     assert!(summary.contains("20 reloads, 0 failed"), "{summary}");
-    assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+    assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
     assert!(!summary.contains("unknown_tag"), "{summary}");
 }
 
 #[test]
-fn both_signals_end_it_with_the_summary() {
+fn sigint_and_sigterm_end_the_daemon_with_the_summary() {
     for signal in [Signal::INT, Signal::TERM] {
         let daemon = Daemon::start(&["--demo"]);
         daemon.signal(signal);
         let (status, summary, log) = daemon.end();
         assert!(status.success(), "{log}");
         assert!(log.contains("draining"), "{log}");
-        assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+        assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
     }
 }
 
-/// However many reloads are waiting, the end that is asked for after them comes.
+/// SIGTERM ends the daemon although many reloads are pending.
 #[test]
-fn no_number_of_reloads_hides_an_end() {
+fn pending_reloads_do_not_delay_sigterm() {
     let (folder, policy) = policy_folder();
     let mut daemon = Daemon::start(&["--demo", "--policy", policy.to_str().expect("path")]);
     write(&policy, &long_policy());
     for _ in 0..40 {
         daemon.signal(Signal::HUP);
-        // One by one: a signal that is pending in the kernel swallows the next of its kind.
+        // One by one: the kernel merges pending signals of the same number.
         std::thread::sleep(Duration::from_millis(5));
     }
     daemon.signal(Signal::TERM);
@@ -397,11 +400,11 @@ fn no_number_of_reloads_hides_an_end() {
     }
     let (status, summary, log) = daemon.end();
     assert!(status.success(), "{log}");
-    assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+    assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
     drop(folder);
 }
 
-/// Compiling and installing may take longer than systemd's patience; the loop goes on, and so do the pages.
+/// Compiling and installing may take longer than the watchdog's interval; the main loop and the pages go on.
 #[test]
 fn a_long_reload_does_not_starve_the_watchdog() {
     let (folder, policy) = policy_folder();
@@ -415,19 +418,22 @@ fn a_long_reload_does_not_starve_the_watchdog() {
     manager.until("RELOADING=1");
     assert_eq!(daemon.page("/readyz").0, 200);
     let told = manager.until("READY=1");
-    assert!(told.iter().any(|told| told.contains("WATCHDOG=1")), "nobody fed it meanwhile: {told:?}");
+    assert!(
+        told.iter().any(|told| told.contains("WATCHDOG=1")),
+        "the watchdog was not fed meanwhile: {told:?}"
+    );
     daemon.wait_for("is in force", 1);
 
-    // Nor does an end wait for a compilation.
+    // The shutdown does not wait for the compilation either.
     daemon.signal(Signal::HUP);
     manager.until("RELOADING=1");
     let (status, summary, log) = daemon.terminate();
     assert!(status.success(), "{log}");
-    assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+    assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
 }
 
 #[test]
-fn an_end_during_the_start_is_heard_before_anything_is_steered() {
+fn a_signal_during_the_start_ends_the_daemon_before_it_steers() {
     let (folder, policy) = policy_folder();
     write(&policy, &long_policy());
     let mut command = steerd();
@@ -435,7 +441,7 @@ fn an_end_during_the_start_is_heard_before_anything_is_steered() {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let mut log = std::io::BufReader::new(child.stderr.take().expect("piped"));
     let mut text = String::new();
-    // The address is taken after the signals are listened to, and before anything takes long.
+    // The daemon listens on its address after it handles signals and before its first slow step.
     while !text.contains("http://") {
         assert!(std::io::BufRead::read_line(&mut log, &mut text).expect("log") > 0, "it ended: {text}");
     }
@@ -457,7 +463,7 @@ fn policy_folder() -> (tempfile::TempDir, std::path::PathBuf) {
     (folder, policy)
 }
 
-/// Takes a good part of a second to be put in force: thousands of flows.
+/// Thousands of flows: installing it takes a considerable part of a second.
 fn long_policy() -> String {
     let rule = |number: usize| {
         let place = if number.is_multiple_of(2) {
@@ -472,15 +478,15 @@ fn long_policy() -> String {
     (0..8000).map(rule).fold(STEER_DNS.to_owned(), |policy, rule| policy + &rule)
 }
 
-/// A terminal window that is closed ends what runs in it, whatever SIGHUP means otherwise.
+/// If the terminal is closed, SIGHUP ends the daemon instead of reloading.
 #[test]
-fn a_terminal_that_hangs_up_ends_it() {
+fn a_terminal_hangup_ends_the_daemon() {
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
     grantpt(&master).and_then(|()| unlockpt(&master)).expect("unlocked");
     let name = ptsname(&master, Vec::new()).expect("its name").into_string().expect("UTF-8");
     let open = || std::fs::OpenOptions::new().read(true).write(true).open(&name).expect("its other end");
-    // The terminal has to be the session's own for its end to be signalled.
+    // SIGHUP is sent only for the controlling terminal of the session.
     let mut command = Command::new("setsid");
     command.args(["--ctty", "--wait", env!("CARGO_BIN_EXE_steerd"), "run", "--demo"]);
     command.env("STEERD_HTTP__LISTEN", "off").env("TERM", "dumb").env_remove("NOTIFY_SOCKET");
@@ -499,9 +505,8 @@ fn a_terminal_that_hangs_up_ends_it() {
     assert!(text.contains("the terminal is gone: draining") && !text.contains("panicked"), "{text}");
 }
 
-/// Nor does it die of a log that nobody takes any more.
 #[test]
-fn a_closed_stderr_is_no_reason_to_panic() {
+fn a_closed_stderr_causes_no_panic() {
     let (reader, writer) = std::io::pipe().expect("pipe");
     drop(reader);
     let output = steerd().args(["run", "--demo", "--for", "300ms"]).stderr(writer).output().expect("it runs");
@@ -512,9 +517,9 @@ fn a_closed_stderr_is_no_reason_to_panic() {
     assert_eq!(output.status.code(), Some(1), "the exit code says what stderr cannot");
 }
 
-/// A reader that does not read holds up the summary: the shutdown hangs until the second Ctrl-C.
+/// A full stdout pipe blocks the summary: the shutdown hangs until the second Ctrl-C.
 #[test]
-fn a_second_interrupt_ends_it_at_once() {
+fn a_second_interrupt_ends_the_daemon_at_once() {
     let (reader, writer) = std::io::pipe().expect("pipe");
     support::fill(&writer);
     let mut command = steerd();
@@ -532,12 +537,12 @@ fn a_second_interrupt_ends_it_at_once() {
 }
 
 #[test]
-fn a_given_time_ends_it() {
+fn the_daemon_ends_after_the_given_time() {
     let begun = Instant::now();
     let output = run(&["run", "--demo", "--for", "300ms"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(begun.elapsed() >= Duration::from_millis(300));
-    assert!(stdout(&output).contains("\nbooks: balanced\n"), "{}", stdout(&output));
+    assert!(stdout(&output).contains("\npacket accounting matches\n"), "{}", stdout(&output));
 }
 
 /// Settings in the folder whose port plays a capture of so many DNS packets once.
@@ -563,25 +568,25 @@ fn capture_settings(folder: &Path, packets: usize) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_capture_is_steered_to_the_last_packet_and_ends_the_run() {
+fn the_run_ends_after_the_last_packet_of_a_capture() {
     let folder = tempfile::tempdir().expect("folder");
     let settings = capture_settings(folder.path(), 5000);
     let settings = settings.to_str().expect("path");
-    // The time is only there so that a run that does not end by itself fails.
+    // The time limit makes a run that does not end by itself fail.
     let output = run(&["run", "--config", settings, "--for", "60s", "--format", "json"]);
     let log = stderr(&output);
     assert!(output.status.success(), "{log}");
     assert!(log.contains("no port can receive anything more"), "{log}");
     let summary: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON and nothing else");
-    assert_eq!(summary["format"], 1);
+    assert_eq!(summary["format"], 2);
     assert!(summary["ran_for_seconds"].as_f64().is_some_and(|seconds| seconds < 50.0), "{summary:#}");
-    assert_eq!(summary["books"]["balanced"], true, "{summary:#}");
-    assert_eq!(summary["books"]["received"], 5000);
+    assert_eq!(summary["accounting"]["matches"], true, "{summary:#}");
+    assert_eq!(summary["accounting"]["received"], 5000);
     assert_eq!(summary["rules"][0]["delivered_packets"], 5000);
 }
 
 #[test]
-fn a_capture_that_is_played_does_not_end_a_run_that_is_to_go_on() {
+fn keep_running_continues_after_the_capture() {
     let folder = tempfile::tempdir().expect("folder");
     let settings = capture_settings(folder.path(), 10);
     let mut daemon = Daemon::start(&["--config", settings.to_str().expect("path"), "--keep-running"]);
@@ -593,11 +598,11 @@ fn a_capture_that_is_played_does_not_end_a_run_that_is_to_go_on() {
     assert!(daemon.is_running(), "{}", daemon.log());
     let (status, summary, _) = daemon.terminate();
     assert!(status.success());
-    assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+    assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
 }
 
 #[test]
-fn a_health_check_asks_the_daemon() {
+fn healthcheck_reports_the_health_of_the_daemon() {
     let daemon = Daemon::start(&["--demo"]);
     let address = daemon.address().to_string();
     let check = |listen: &str| run(&["healthcheck", "--listen", listen]);
@@ -611,7 +616,7 @@ fn a_health_check_asks_the_daemon() {
 }
 
 #[test]
-fn the_service_manager_is_told() {
+fn the_service_manager_is_notified() {
     let folder = tempfile::tempdir().expect("folder");
     let manager = ServiceManager::new(folder.path());
     let mut command = steerd();

@@ -1,4 +1,4 @@
-//! The example policies: each compiles for every kind of device, or is refused for a reason that is named.
+//! The example policies: each compiles for every device model, or is refused with a reason.
 
 mod support;
 
@@ -24,9 +24,9 @@ fn check(example: &str, more: &[&str]) -> std::process::Output {
     command.output().expect("the binary runs")
 }
 
-/// As an operator would check them, with what is in hardware, hybrid or impossible, and why.
+/// `check` of each example: the rules that are decided in hardware, hybrid or impossible, with reasons.
 #[test]
-fn every_example_is_known_on_every_device() {
+fn every_example_is_checked_on_every_device() {
     let examples = examples();
     assert!(examples.len() >= 12, "{examples:?}");
     let mut summary = String::new();
@@ -68,7 +68,7 @@ fn every_example_is_known_on_every_device() {
     insta::assert_snapshot!("examples", summary);
 }
 
-/// On the ideal device nothing is left to warn of, and hybrid rules are those whose comments say so.
+/// There are no warnings on the ideal device, and the comments of an example mention its hybrid rules.
 #[test]
 fn examples_give_no_warning_on_the_device_they_are_written_for() {
     for example in examples() {
@@ -76,12 +76,12 @@ fn examples_give_no_warning_on_the_device_they_are_written_for() {
         assert_eq!(output.status.code(), Some(0), "{example}: {}", stderr(&output));
         let hybrid = stdout(&output).lines().filter(|line| line.contains("hybrid")).count() > 0;
         let text = std::fs::read_to_string(config().join("examples").join(&example)).expect("read");
-        assert!(!hybrid || text.contains("hybrid"), "{example} does not say that it has hybrid rules");
+        assert!(!hybrid || text.contains("hybrid"), "{example} does not mention that it has hybrid rules");
     }
 }
 
 #[test]
-fn what_check_prints_of_some() {
+fn check_output_of_some_examples() {
     for example in ["ddos-scrubbing", "vxlan-tenants", "ipfix-tap", "egress-guard", "scada"] {
         let output = check(&format!("{example}.toml"), &["--profile", "mlx5"]);
         insta::assert_snapshot!(format!("example_{example}_mlx5"), stdout(&output));
@@ -90,9 +90,9 @@ fn what_check_prints_of_some() {
     insta::assert_snapshot!("example_ipfix-tap_mlx4", format!("{}\n{}", stdout(&output), stderr(&output)));
 }
 
-/// The list is what its script writes, wherever there is a Python to say so.
+/// Needs Python.
 #[test]
-fn the_block_list_is_what_its_script_writes() {
+fn the_block_list_is_the_output_of_its_script() {
     let sets = config().join("examples/sets");
     let listed = std::fs::read_to_string(sets.join("blocklist.txt")).expect("read");
     assert_eq!(listed.lines().filter(|line| !line.starts_with('#')).count(), 50_000);
@@ -106,7 +106,7 @@ fn the_block_list_is_what_its_script_writes() {
 }
 
 #[test]
-fn variables_change_what_a_policy_means() {
+fn variables_change_a_policy() {
     let output = check("site.toml", &["--set", "workers=[0, 1, 2]", "--set", "uplink=300"]);
     let text = stdout(&output);
     assert!(output.status.success() && text.contains("with 3 workers"), "{text}{}", stderr(&output));

@@ -1,4 +1,4 @@
-//! `make install` into a folder: that every file is there, and that what was installed works.
+//! `make install` into a folder: every file is installed, and the installed binary works.
 
 mod support;
 
@@ -40,12 +40,12 @@ fn make(root: &Path, built: &Path, target: &str, more: &[&str]) {
 }
 
 #[test]
-fn what_is_installed_is_complete_and_works() {
+fn the_installation_is_complete_and_works() {
     let built = Path::new(env!("CARGO_BIN_EXE_steerd")).parent().expect("its folder");
-    if ["softnic", "libsoftnic_door.so", "steerd-probe"].iter().any(|file| !built.join(file).exists()) {
+    if ["softnic", "libsoftnic_preload.so", "steerd-probe"].iter().any(|file| !built.join(file).exists()) {
         return not_run(
             "make install-files",
-            "softnic, its plugin and the probe are not built: cargo build -p softnic-door -p conformance",
+            "softnic, its plugin and the probe are not built: cargo build -p softnic-preload -p conformance",
         );
     }
     let root = tempfile::tempdir().expect("folder");
@@ -60,7 +60,7 @@ fn what_is_installed_is_complete_and_works() {
     assert!(read("usr/share/man/man1/steerd.1").contains(".TH steerd 1"));
     assert!(read("usr/share/man/man1/steerd-run.1").contains("demo"));
     assert!(!root.join("usr/share/man/man1/steerd-generate.1").exists(), "it is hidden");
-    // Only earlier ones need it, and with later ones it would reload twice.
+    // Only systemd before 253 needs it; later versions would reload twice.
     let drop_in = "usr/lib/systemd/system/steerd.service.d/reload.conf";
     assert!(!root.join(drop_in).exists());
 
@@ -73,7 +73,7 @@ fn what_is_installed_is_complete_and_works() {
     assert!(check.status.success(), "{}", stderr(&check));
     assert!(stdout(&check).contains("etc/steerd/policy.toml: ok"), "{}", stdout(&check));
 
-    // A second time: settings stay as they were changed.
+    // A second installation keeps changed settings.
     std::fs::write(root.join("etc/steerd/policy.toml"), "# changed").expect("written");
     make(root, built, "install-files", &["SYSTEMD_VERSION=252", "PREFIX=/opt/s"]);
     assert_eq!(read("etc/steerd/policy.toml"), "# changed");

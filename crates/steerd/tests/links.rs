@@ -1,5 +1,5 @@
-//! Daemons whose soft NICs are connected by a link: either starts first, either starts again, a third is refused, and
-//! one that does not answer is not waited for without end.
+//! Daemons whose soft NICs are connected by a link: either may start first, either may restart, a third is refused, and
+//! the wait for a peer that does not answer is bounded.
 
 mod support;
 
@@ -13,7 +13,7 @@ use support::{Daemon, stderr, steerd};
 const POLICY: &str = "version = 1\n[groups.everyone]\nworkers = \"all\"\n[[rules]]\nname = \"dns\"\n\
                       match = { protocol = \"udp\", dst_port = 53 }\naction = { steer = \"everyone\" }\n";
 
-/// Settings for an end of a link that only this test has.
+/// Settings for one end of a link that only this test uses.
 struct Link {
     folder: tempfile::TempDir,
     name: String,
@@ -47,7 +47,7 @@ impl Link {
         Daemon::start_command(&mut self.command(end))
     }
 
-    /// Runs a daemon that is to be refused.
+    /// Runs a daemon that must be refused.
     fn refused(&self, end: char) -> String {
         let output = self.command(end).stdin(Stdio::null()).output().expect("it ends");
         assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
@@ -60,7 +60,7 @@ fn is_ready(daemon: &Daemon) {
 }
 
 #[test]
-fn two_daemons_meet_whichever_starts_first_and_whichever_starts_again() {
+fn two_daemons_connect_in_any_order_of_starts_and_restarts() {
     for (first, second) in [('a', 'b'), ('b', 'a')] {
         let link = Link::new("meet");
         let mut one = link.start(first);
@@ -70,7 +70,7 @@ fn two_daemons_meet_whichever_starts_first_and_whichever_starts_again() {
         is_ready(&one);
         is_ready(&two);
 
-        // A third finds both ends taken.
+        // A third daemon finds both ends in use.
         for end in [first, second] {
             let holder = if end == first { one.pid() } else { two.pid() };
             let error = link.refused(end);
@@ -82,7 +82,7 @@ fn two_daemons_meet_whichever_starts_first_and_whichever_starts_again() {
         }
         is_ready(&one);
 
-        // The second goes, and comes back.
+        // The second daemon ends and restarts.
         assert!(two.terminate().0.success());
         one.until_page("/readyz", &(503, format!("not ready: port 1 ({}) is down\n", link.name)));
         assert_eq!(one.page("/healthz").0, 200, "to start again would not help");
@@ -90,7 +90,7 @@ fn two_daemons_meet_whichever_starts_first_and_whichever_starts_again() {
         is_ready(&one);
         is_ready(&two);
 
-        // So does the first, this time without a farewell.
+        // The first daemon is killed and restarts.
         one.signal(Signal::KILL);
         two.wait_for("the peer is gone", 1);
         drop(one);
@@ -100,14 +100,14 @@ fn two_daemons_meet_whichever_starts_first_and_whichever_starts_again() {
         for daemon in [one, two] {
             let (status, summary, log) = daemon.terminate();
             assert!(status.success(), "{log}");
-            assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+            assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
         }
     }
 }
 
-/// A process that holds an end and does not answer: stopped like by Ctrl-Z.
+/// A process that holds an end of the link is stopped as by Ctrl-Z.
 #[test]
-fn a_peer_that_does_not_answer_is_named_and_not_waited_for_long() {
+fn the_wait_for_a_silent_peer_is_bounded_and_names_it() {
     let link = Link::new("silent");
     let silent = link.start('a');
     silent.signal(Signal::STOP);
@@ -123,9 +123,8 @@ fn a_peer_that_does_not_answer_is_named_and_not_waited_for_long() {
     assert!(silent.terminate().0.success());
 }
 
-/// A wait for a peer is not deaf.
 #[test]
-fn an_end_while_a_peer_is_waited_for_is_heard() {
+fn a_signal_ends_the_wait_for_a_peer() {
     let link = Link::new("deaf");
     let silent = link.start('a');
     silent.signal(Signal::STOP);

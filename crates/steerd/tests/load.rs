@@ -1,4 +1,4 @@
-//! What the daemon takes: many connections, many rules, many reloads. With the real binary.
+//! The real binary under load: many connections, many rules, many reloads.
 
 mod support;
 
@@ -41,7 +41,7 @@ impl Bench {
     }
 }
 
-/// So many rules on addresses of their own, half of them drops.
+/// Rules on different addresses, half of them drops.
 fn policy(prefix: &str, rules: usize) -> String {
     let mut text =
         "version = 1\ndefault = \"kernel\"\n[groups.some]\nworkers = \"all\"\nhash = \"l3l4\"\n".to_owned();
@@ -64,7 +64,7 @@ fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// A number that stands in a file of the daemon's /proc folder behind `key`.
+/// The number after `key` in a file of the daemon's /proc folder.
 fn of_proc(daemon: &Daemon, file: &str, key: &str) -> u64 {
     let path = Path::new("/proc").join(daemon.id().to_string()).join(file);
     let text = std::fs::read_to_string(path).expect("/proc");
@@ -76,7 +76,7 @@ fn open_files(daemon: &Daemon) -> u64 {
     std::fs::read_dir(format!("/proc/{}/fd", daemon.id())).expect("/proc").count() as u64
 }
 
-/// With room for a dozen more descriptors than it has: far fewer than the connections that it would accept.
+/// Leaves a dozen free descriptors: far fewer than the connections that it would accept.
 fn without_descriptors(daemon: &Daemon) {
     let limit = Some(open_files(daemon) + 12);
     let pid = Pid::from_raw(i32::try_from(daemon.id()).expect("pid"));
@@ -84,7 +84,7 @@ fn without_descriptors(daemon: &Daemon) {
 }
 
 #[test]
-fn the_server_outlives_a_lack_of_descriptors() {
+fn the_server_survives_a_lack_of_descriptors() {
     let daemon = Bench::new(&policy("r", 3)).start();
     without_descriptors(&daemon);
     let idle: Vec<TcpStream> = (0..100).map(|_| connect(daemon.address())).collect();
@@ -98,7 +98,7 @@ fn the_server_outlives_a_lack_of_descriptors() {
 }
 
 #[test]
-fn a_thousand_idle_connections_harm_nobody() {
+fn a_thousand_idle_connections_do_no_harm() {
     let daemon = Bench::new(&policy("r", 3)).start();
     // More than the usual soft limit of 1,024 descriptors leaves the daemon; this process may have so many itself.
     let most = rustix::process::getrlimit(Resource::Nofile).maximum;
@@ -118,7 +118,7 @@ fn a_thousand_idle_connections_harm_nobody() {
 #[test]
 fn pipelining_clients_that_never_read_cost_neither_threads_nor_memory() {
     let daemon = Bench::new(&policy("r", 2_000)).start();
-    // So that what is rendered once is part of what there was before.
+    // Rendered once before, so that its memory is part of the first figure.
     assert!(daemon.metrics().contains("steerd_ready 1") && daemon.state()["ready"] == true);
     let figures = || (of_proc(&daemon, "status", "Threads:"), of_proc(&daemon, "status", "VmRSS:"));
     let (threads, rss_kib) = figures();
@@ -127,7 +127,7 @@ fn pipelining_clients_that_never_read_cost_neither_threads_nor_memory() {
         .map(|_| {
             let mut client = connect(daemon.address());
             client.set_nonblocking(true).expect("nonblocking");
-            // What does not fit any more is as good as sent: nobody reads it.
+            // A full buffer is as good as sent: the client never reads.
             let _ = client.write(&requests);
             client
         })
@@ -145,7 +145,7 @@ fn pipelining_clients_that_never_read_cost_neither_threads_nor_memory() {
 }
 
 #[test]
-fn another_name_in_the_host_header_is_not_served() {
+fn a_foreign_host_header_is_refused() {
     let daemon = Bench::new(&policy("r", 1)).start();
     let mut stream = connect(daemon.address());
     write!(stream, "GET /api/v1/state HTTP/1.1\r\nHost: rebind.example\r\nConnection: close\r\n\r\n")
@@ -161,18 +161,18 @@ fn reload(daemon: &mut Daemon, times: usize) {
 }
 
 #[test]
-fn memory_after_reloads_is_what_it_was() {
+fn reloads_do_not_grow_memory() {
     let policy = policy("r", 6_000);
     let bench = Bench::new(&policy);
     let mut daemon = bench.start();
     let settled = |daemon: &Daemon| {
-        // What belongs to the policy before is given back a moment after the reload.
+        // The memory of the previous policy is released a moment after the reload.
         std::thread::sleep(Duration::from_secs(3));
         of_proc(daemon, "status", "VmRSS:")
     };
     let before = settled(&daemon);
     for times in 1..=4 {
-        // One rule is another each time, so that it is another policy.
+        // One rule differs each time, so that the policy changes.
         bench.write(&policy.replace("\"r-0\"", &format!("\"new-{times}\"")));
         reload(&mut daemon, times);
     }
@@ -182,7 +182,7 @@ fn memory_after_reloads_is_what_it_was() {
 }
 
 #[test]
-fn names_of_past_rules_are_not_exported_for_ever() {
+fn series_of_retired_rules_are_summed() {
     let policy_of = |round: usize| {
         // All that the demonstration's generator sends is counted by rules of this round's names.
         let mut text = "version = 1\ndefault = \"kernel\"\n[groups.some]\nworkers = \"all\"\n".to_owned();
@@ -217,5 +217,5 @@ fn names_of_past_rules_are_not_exported_for_ever() {
     assert!(metrics.contains("steerd_rule_packets_total{rule=\"(retired rules)\""), "{rounds} reloads");
     let (status, summary, log) = daemon.terminate();
     assert!(status.success(), "{log}");
-    assert!(summary.contains("\nbooks: balanced\n"), "after {rounds} reloads:\n{log}");
+    assert!(summary.contains("\npacket accounting matches\n"), "after {rounds} reloads:\n{log}");
 }

@@ -1,5 +1,5 @@
-//! Packets that a policy leaves to the kernel and that a worker receives, with the real binary: refused at start, at a
-//! reload and by `check`, and where they are allowed counted as nothing else.
+//! Packets that a policy leaves to the kernel and that a worker receives, with the real binary: the start, a reload and
+//! `check` refuse such a policy; where they are allowed they are counted separately.
 
 mod support;
 
@@ -10,7 +10,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use support::{Daemon, run, stderr, stdout, steerd};
 
-/// No device can leave tagged frames out of a default that takes everything.
+/// No device can exclude tagged frames from a default that matches everything.
 const LOSING: &str = r#"
 version = 1
 default = "main"
@@ -57,9 +57,9 @@ fn check_and_start_refuse_them_with_the_packet() {
         let started = demo(personality, &policy).args(["--for", "1s"]).output().expect("steerd");
         for output in [checked, started] {
             assert!(!output.status.success(), "{}", stdout(&output));
-            let told = stderr(&output);
+            let errors = stderr(&output);
             for part in ["`tagged`", "`default`", "vlan = 42", "without a tag", "allow_lost_exceptions"] {
-                assert!(told.contains(part), "no {part} in {told}");
+                assert!(errors.contains(part), "no {part} in {errors}");
             }
         }
         fs::write(&policy, allowing()).expect("a policy");
@@ -69,7 +69,7 @@ fn check_and_start_refuse_them_with_the_packet() {
 }
 
 #[test]
-fn explain_says_that_the_host_does_not_see_the_packet() {
+fn explain_reports_that_the_host_does_not_receive_the_packet() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let policy = folder.path().join("p.toml");
     fs::write(&policy, LOSING).expect("a policy");
@@ -81,17 +81,17 @@ fn explain_says_that_the_host_does_not_see_the_packet() {
         stdout(&output)
     };
     let tagged = "vlan=42,dst=192.0.2.1,protocol=udp,dst_port=1";
-    assert!(explain(tagged, "text").contains("host     does not see it"), "{}", explain(tagged, "text"));
+    assert!(explain(tagged, "text").contains("host     does not receive it"), "{}", explain(tagged, "text"));
     let json = |packet: &str| {
-        let told: serde_json::Value = serde_json::from_str(&explain(packet, "json")).expect("JSON");
-        (told["reaches_host"].clone(), told["lost_exception"].clone())
+        let answer: serde_json::Value = serde_json::from_str(&explain(packet, "json")).expect("JSON");
+        (answer["reaches_host"].clone(), answer["lost_exception"].clone())
     };
     assert_eq!(json(tagged), (false.into(), true.into()));
     assert_eq!(json("dst=192.0.2.1,protocol=udp,dst_port=1"), (false.into(), false.into()));
 }
 
 #[test]
-fn allowed_ones_are_counted_apart_and_a_reload_refuses_others() {
+fn allowed_lost_exceptions_are_counted_separately_and_a_reload_refuses_others() {
     for personality in PERSONALITIES {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let policy = folder.path().join("p.toml");
@@ -112,15 +112,18 @@ fn allowed_ones_are_counted_apart_and_a_reload_refuses_others() {
             "{state:#}"
         );
         assert!(rule["lost_exception_packets"].as_u64().is_some_and(|packets| packets > 0), "{state:#}");
-        assert!(state["books"]["lost_exceptions"].as_u64().is_some_and(|packets| packets > 0), "{state:#}");
+        assert!(
+            state["accounting"]["lost_exceptions"].as_u64().is_some_and(|packets| packets > 0),
+            "{state:#}"
+        );
         fs::write(&policy, LOSING).expect("a policy");
         daemon.signal(Signal::HUP);
-        daemon.wait_for("the policy before stays in force", 1);
+        daemon.wait_for("the previous policy stays in force", 1);
         assert!(daemon.log().contains("vlan = 42"), "{}", daemon.log());
 
         let (status, summary, log) = daemon.terminate();
         assert!(status.success(), "{log}");
-        assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+        assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
         assert!(summary.contains("lost: lost_exception "), "{summary}");
         let row = |name: &str| {
             let line =
@@ -132,7 +135,7 @@ fn allowed_ones_are_counted_apart_and_a_reload_refuses_others() {
 }
 
 #[test]
-fn what_is_cut_out_in_hardware_reaches_the_kernel() {
+fn exceptions_that_are_cut_out_in_hardware_reach_the_kernel() {
     for personality in PERSONALITIES {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let policy = folder.path().join("p.toml");
@@ -140,7 +143,7 @@ fn what_is_cut_out_in_hardware_reaches_the_kernel() {
         let output = demo(personality, &policy).args(["--for", "2s"]).output().expect("steerd");
         let summary = stdout(&output);
         assert!(output.status.success(), "{}", stderr(&output));
-        assert!(summary.contains("\nbooks: balanced\n"), "{summary}");
+        assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
         assert!(!summary.contains("lost_exception") && !summary.contains("lost exceptions"), "{summary}");
         let left = summary.lines().find(|line| line.starts_with("+ left to the kernel")).expect("a row");
         assert!(!left.ends_with("  0"), "{summary}");

@@ -1,6 +1,5 @@
-//! Real traffic over a real cable: `steerd` on one end of a veth pair by AF_PACKET, ordinary programs
-//! (ping, bash, nc) on the other, in namespaces that the test makes itself. What they sent is known from
-//! the kernel's own counters; rules, workers and the kernel's share must add up to exactly that.
+//! `steerd` on one end of a veth pair by AF_PACKET, ordinary programs (ping, bash, nc) on the other, in namespaces that
+//! the test creates. The counters of rules, workers and kernel must add up to what the kernel's counters report as sent.
 
 mod support;
 
@@ -20,7 +19,7 @@ fn isolated() -> Command {
     command
 }
 
-/// Why namespaces cannot be made here, if they cannot.
+/// The reason why namespaces cannot be created here, if any.
 fn obstacle() -> Option<String> {
     match isolated().args(["ip", "link", "add", "t0", "type", "veth", "peer", "name", "t1"]).output() {
         Ok(output) if output.status.success() => None,
@@ -50,7 +49,7 @@ fn rule(state: &Value, name: &str) -> [u64; 3] {
 }
 
 #[test]
-fn what_ordinary_programs_send_is_what_the_books_say() {
+fn packets_of_ordinary_programs_are_all_accounted_for() {
     if let Some(obstacle) = obstacle() {
         return support::not_run("real traffic between namespaces", &obstacle);
     }
@@ -84,11 +83,11 @@ fn what_ordinary_programs_send_is_what_the_books_say() {
     let received: u64 = workers.iter().map(|worker| number(worker, "/received_packets")).sum();
     assert_eq!(received, claimed - 15, "every delivered packet was seen by a worker");
     let summary = std::fs::read_to_string(dir.path().join("summary.txt")).expect("the summary was printed");
-    assert!(summary.contains("\nbooks: balanced\n"), "to the packet, once all is over: {summary}");
+    assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
 }
 
 #[test]
-fn an_interface_that_is_made_anew_is_received_from_again() {
+fn a_recreated_interface_is_received_from_again() {
     if let Some(obstacle) = obstacle() {
         return support::not_run("an interface that is made anew", &obstacle);
     }
@@ -121,5 +120,5 @@ fn an_interface_that_is_made_anew_is_received_from_again() {
     assert_eq!(number(&state, "/ports/0/received_packets"), 50);
     assert_eq!(rule(&state, "dns"), [50, 0, 0]);
     let summary = read("summary.txt");
-    assert!(summary.contains("\nbooks: balanced\n") && summary.contains("lost: none"), "{summary}");
+    assert!(summary.contains("\npacket accounting matches\n") && summary.contains("lost: none"), "{summary}");
 }

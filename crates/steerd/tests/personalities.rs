@@ -1,5 +1,5 @@
-//! Random policies on every personality: what a compiled policy really does with packets at its rules' edges is
-//! what the policy means, read line by line, and what `explain` says of it.
+//! Random policies on every personality: packets at the edges of rules are treated as the linear reference matcher and
+//! `explain` predict.
 
 #[path = "../../analysis/tests/analysis_support/mod.rs"]
 mod analysis_support;
@@ -33,23 +33,23 @@ use rig::Rig;
 use softnic::Personality;
 
 const WORKERS: u32 = 4;
-/// Policies for each personality, and frames for each policy beside those that the analysis finds.
+/// Policies for each personality, and frames for each policy in addition to those that the analysis finds.
 const POLICIES: u64 = 600;
 const FRAMES: usize = 60;
-/// Rules of one policy, at most.
+/// The most rules of one policy.
 const RULES: usize = 12;
-/// A slow machine tries fewer policies, but never fewer than these.
+/// The least number of policies, on slow machines.
 const POLICIES_LEAST: u64 = 120;
 const PATIENCE: Duration = Duration::from_secs(20);
-/// What comes shorter is no frame (a runt), of which no policy speaks.
+/// Shorter frames are runts, which are dropped before any rule.
 const FRAME_BYTES_LEAST: usize = 14;
 
-/// What the personalities' trials have met, so that an empty trial is seen.
+/// Counts of what was tested, so that a trial that tests nothing fails.
 #[derive(Debug, Default)]
 struct Met {
     policies: u64,
     refused: u64,
-    /// Rules, those that the language refuses, and those that the device does not even have alone.
+    /// Rules; rules that the language refuses; rules that the device refuses even alone.
     lines: u64,
     lines_not_said: u64,
     lines_refused: u64,
@@ -60,7 +60,7 @@ struct Met {
     dropped_by_device: u64,
     left: u64,
     by_workers: u64,
-    /// Of what the host sent.
+    /// Of packets that the host sent.
     kept_by_rule: u64,
     passed_by_rule: u64,
     passed: u64,
@@ -69,27 +69,27 @@ struct Met {
 }
 
 #[test]
-fn an_ideal_device_does_what_the_policy_means() {
+fn an_ideal_device_follows_the_policy() {
     let met = trial(Personality::Ideal);
     met.check_all_ways();
     assert!(met.refused * 10 < met.policies && met.lines_refused * 100 < met.lines, "{met:#?}");
 }
 
 #[test]
-fn an_mlx5_does_what_the_policy_means() {
+fn an_mlx5_follows_the_policy() {
     let met = trial(Personality::Mlx5);
     met.check_all_ways();
     assert!(met.refused * 8 < met.policies && met.lines_refused * 100 < met.lines, "{met:#?}");
 }
 
-/// All that it refuses are the rules that it has no flows for.
+/// It refuses only rules that its flows cannot express.
 #[test]
-fn an_mlx4_does_what_the_policy_means() {
+fn an_mlx4_follows_the_policy() {
     let met = trial(Personality::Mlx4);
     assert!(met.by_workers > 50 && met.passed == met.packets, "{met:#?}");
     let has_none = |why: &String| {
         let features = ["DONT_TRAP", "SNIFFER", "EGRESS"];
-        features.iter().any(|feature| why.contains(feature) && why.contains("which `mlx4` does not do"))
+        features.iter().any(|feature| why.contains(feature) && why.contains("which `mlx4` does not support"))
     };
     assert!(met.refused == 0 && met.why_refused.keys().all(has_none), "{met:#?}");
 }
@@ -104,7 +104,7 @@ fn trial(personality: Personality) -> Met {
             println!("{}: out of time after {} policies", profile.name, met.policies);
             break;
         }
-        // Names the seed if anything in it panics; a test that passes keeps quiet.
+        // Shown if the test panics: names the seed.
         println!("{}: STEERD_TRIAL_SEED={seed}", profile.name);
         met.policies += 1;
         one(&mut rig, &profile, seed, &mut met);
@@ -115,7 +115,7 @@ fn trial(personality: Personality) -> Met {
     met
 }
 
-/// The usual ones, as far as patience goes; or all that the environment names, one (`7`) or many (`600..2600`).
+/// The usual seeds within the time limit, or all that the environment names, one (`7`) or many (`600..2600`).
 fn seeds() -> (Range<u64>, Duration) {
     let Ok(named) = std::env::var("STEERD_TRIAL_SEED") else { return (0..POLICIES, PATIENCE) };
     let number = |seed: &str| seed.parse::<u64>().expect("a number");
@@ -163,13 +163,13 @@ fn one(rig: &mut Rig, profile: &DeviceProfile, seed: u64, met: &mut Met) {
 }
 
 impl Met {
-    /// Enough of everything was met that only some devices have.
+    /// Enough cases of everything that only some devices support were tested.
     fn check_all_ways(&self) {
         assert!(self.copies > 100 && self.dropped_by_device > 100 && self.by_workers > 50, "{self:#?}");
         assert!(self.kept_by_rule > 500 && self.passed_by_rule > 200 && self.heard > 500, "{self:#?}");
     }
 
-    /// Lets the frame in.
+    /// Receives the frame.
     fn note_received(&mut self, case: &Case<'_>, rig: &mut Rig) {
         let arrival = rig.send(case.frame);
         let explained = case.received(&arrival);
@@ -182,7 +182,7 @@ impl Met {
         self.by_workers += u64::from(class.is_some_and(|class| !class.is_exact()));
     }
 
-    /// Sends the same frame out.
+    /// Sends the same frame.
     fn note_sent(&mut self, case: &Case<'_>, rig: &mut Rig) {
         let departure = rig.send_out(case.frame);
         let explained = case.sent(&departure);
@@ -199,8 +199,8 @@ fn value<S: Strategy>(runner: &mut TestRunner, strategy: &S) -> S::Value {
     strategy.new_tree(runner).expect("nothing is filtered").current()
 }
 
-/// The rule as it can be said and done alone: a refusal of it is no news in company. Of what is sent no worker
-/// sees anything, so the keys go that few devices have words for.
+/// The rule, if language and device accept it alone; otherwise a policy with it would be refused, too. Workers see
+/// no sent packets, so keys that few devices can match are removed from egress rules.
 fn alone(mut line: Line, profile: &DeviceProfile, met: &mut Met) -> Option<Line> {
     let refusal = |line: &Line| {
         let policy = parse(&text(std::slice::from_ref(line), Action::Kernel)).map_err(|_| None)?;

@@ -1,14 +1,14 @@
-//! The settings that are shipped load, as an operator would check them. `examples` has the policies.
+//! `check --config` with the settings of config/. `examples` tests the policies.
 
 mod support;
 
 use support::{config, run, stderr, stdout};
 
-/// The starter policy claims nothing, and `check` says so.
+/// The starter policy has no rules.
 #[test]
-fn the_shipped_settings_check_their_policy() {
+fn check_accepts_the_shipped_settings() {
     let settings = config().join("steerd.toml");
-    // They name whatever device there is, and where this runs there may be none.
+    // They name no device, and this machine may have none.
     let output = run(&["check", "--profile", "ideal", "--config", settings.to_str().expect("path")]);
     assert!(output.status.success(), "{}", stderr(&output));
     let text = stdout(&output);

@@ -1,4 +1,4 @@
-//! What keeps `steerd run` from starting: one clear line, the documented exit code, nothing left behind.
+//! Errors at the start of `steerd run`: one line on stderr, the documented exit code, nothing left behind.
 
 mod support;
 
@@ -34,7 +34,7 @@ fn refused(output: &Output, code: i32, parts: &[&str]) {
 }
 
 #[test]
-fn the_scene_itself_runs() {
+fn the_unchanged_settings_run() {
     let output = run_with(SOFT, &[]);
     assert!(output.status.success(), "{}", stderr(&output));
 }
@@ -52,35 +52,35 @@ fn unknown_keys_and_bad_values_of_the_settings() {
 }
 
 #[test]
-fn a_settings_file_that_is_not_there() {
+fn a_missing_settings_file() {
     let output = steerd().args(["run", "--config", "/nonexistent.toml"]).output().expect("runs");
     refused(&output, 3, &["/nonexistent.toml", "cannot read"]);
 }
 
 #[test]
-fn a_device_that_is_not_there() {
+fn a_missing_device() {
     refused(&run_with("[device]\nname = \"mlx5_99\"\n", &[]), 4, &["device"]);
     refused(&run_with("[device]\nname = \"softnic0\"\n", &[]), 4, &["softnic0", "softnic.ports"]);
 }
 
 #[test]
-fn an_interface_that_is_not_there() {
+fn a_missing_interface() {
     let more = "[[softnic.ports]]\nwire = { kind = \"af_packet\", interface = \"nosuchif0\" }\n";
     refused(&run_with(more, &[]), 4, &["nosuchif0"]);
 }
 
 #[test]
-fn a_capture_that_is_not_there() {
+fn a_missing_capture() {
     let more = "[[softnic.ports]]\nwire = { kind = \"pcap\", path = \"no.pcap\" }\n";
     refused(&run_with(more, &[]), 4, &["no.pcap"]);
 }
 
 #[test]
-fn a_core_that_is_not_there() {
+fn a_missing_core() {
     refused(&run_with(SOFT, &[("STEERD_WORKERS__CORES", "[4095]")]), 5, &["workers.cores", "4095"]);
 }
 
-/// Found before memory is taken, and by `check` without the device.
+/// Reported before memory is allocated, and by `check` without the device.
 #[test]
 fn more_frames_than_a_receive_queue_holds() {
     let begun = std::time::Instant::now();

@@ -1,6 +1,5 @@
-//! The filter sets of `STEERD_CORPORA`, imported: each compiles for each device, or what does not fit is said with
-//! its limit and number; and through the soft NIC every packet of a trace is taken by the rule that an independent
-//! oracle found.
+//! The filter sets of `STEERD_CORPORA`, imported: each compiles for each device, or is refused with the limit that it
+//! exceeds; and the soft NIC matches every packet of a trace to the rule that an independent oracle found.
 
 #[path = "support/notebook.rs"]
 mod notebook;
@@ -45,7 +44,7 @@ fn policy(folder: &Path, set: &str, options: ClassBench) -> Policy {
     policy
 }
 
-/// What a report says, in a line: figures and hybrid rules, or the first obstacle.
+/// A report in one line: figures and hybrid rules, or the first obstacle.
 fn summary(report: &Report) -> String {
     let hybrid: Vec<&str> = report
         .rules
@@ -70,7 +69,7 @@ fn summary(report: &Report) -> String {
     }
 }
 
-/// A refusal names what there is at most, how many it would take, and what to do; a hybrid rule says why.
+/// A refusal has the limit, the number needed and a remedy; a hybrid rule has a reason.
 fn check_words(place: &str, report: &Report) {
     let has_number = |text: &str| text.contains(|letter: char| letter.is_ascii_digit());
     for rule in report.rules.iter().filter(|rule| rule.decided == Decided::Hybrid) {
@@ -118,12 +117,12 @@ fn every_set_compiles_for_an_ideal_device() {
 }
 
 #[test]
-fn an_mlx5_takes_a_set_or_says_what_does_not_fit() {
+fn an_mlx5_accepts_a_set_or_names_the_limit() {
     every_set_for("mlx5");
 }
 
 #[test]
-fn an_mlx4_takes_a_set_or_says_what_does_not_fit() {
+fn an_mlx4_accepts_a_set_or_names_the_limit() {
     every_set_for("mlx4");
 }
 
@@ -144,7 +143,7 @@ fn frame(line: &str) -> Vec<u8> {
 
 /// The oracle ignores TCP flags, so the import does.
 #[test]
-fn a_trace_meets_the_rules_that_the_oracle_found() {
+fn packets_of_a_trace_match_the_rules_that_the_oracle_found() {
     let Some(folder) = rules() else { return };
     let policy = policy(&folder, "acl_1k", ClassBench { tcp_flags: false });
     let program = compiler::compile(&policy, &DeviceProfile::ideal(), WORKERS as usize);

@@ -1,4 +1,4 @@
-//! The live table on a terminal: a pseudo terminal (pty(7)) whose screen an emulator keeps.
+//! The live table on a pseudo terminal (pty(7)) with a terminal emulator.
 
 mod support;
 
@@ -47,7 +47,7 @@ impl Terminal {
         let screen = Arc::clone(&emulator);
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
-            // EIO once the last other end is closed.
+            // EIO after the last other end was closed.
             while let Ok(bytes @ 1..) = output.read(&mut buffer) {
                 screen.lock().expect("screen").process(&buffer[..bytes]);
             }
@@ -112,22 +112,22 @@ fn forty_rules(folder: &tempfile::TempDir) -> String {
     path.display().to_string()
 }
 
-/// Of each line that must always be there exactly one.
+/// Whether each line that must always be shown is there exactly once.
 fn is_whole(text: &str) -> bool {
-    ["steerd 0", "rule ", "worker  ", "port ", "lost: ", "books: "]
+    ["steerd 0", "rule ", "worker  ", "port ", "lost: ", "packet accounting "]
         .iter()
         .all(|head| text.lines().filter(|line| line.starts_with(head)).count() == 1)
 }
 
 #[test]
-fn workers_ports_and_losses_are_always_there_and_resizing_leaves_no_copies() {
+fn workers_ports_and_losses_are_always_shown_and_resizing_leaves_no_copies() {
     let folder = tempfile::tempdir().expect("folder");
     let policy = forty_rules(&folder);
     let terminal = Terminal::start(24, 80, &["--demo", "--policy", &policy]);
     let text = terminal.until("a table", |text| text.contains("more rules"));
     assert!(is_whole(&text), "{text}");
     assert!(text.lines().any(|line| line.starts_with("rule-33 ")), "the busiest, DNS, is among them: {text}");
-    // Narrower, lower, larger, and back: what is seen is one table that has the size of the terminal.
+    // Narrower, lower, larger, and back: the screen has one table of the terminal's size.
     for (rows, columns) in [(24, 40), (18, 70), (60, 120), (24, 80)] {
         terminal.resize(rows, columns);
         let fits = |text: &str| {
@@ -142,14 +142,15 @@ fn workers_ports_and_losses_are_always_there_and_resizing_leaves_no_copies() {
         terminal.until(&format!("a table of {rows} rows"), fits);
     }
     terminal.signal(Signal::TERM);
-    let ended = |text: &str| !text.contains("generation 1  up") && text.ends_with("books: balanced");
+    let ended =
+        |text: &str| !text.contains("generation 1  up") && text.ends_with("packet accounting matches");
     terminal.until("a summary", ended);
     assert!(!terminal.emulator.lock().expect("screen").screen().alternate_screen());
 }
 
-/// Lines for the log meanwhile stand below the table and come out after it.
+/// Log lines are shown below the table and written after it has ended.
 #[test]
-fn log_lines_are_not_lost_to_the_table() {
+fn log_lines_are_not_lost_behind_the_table() {
     let folder = tempfile::tempdir().expect("folder");
     let policy = forty_rules(&folder);
     let terminal = Terminal::start(40, 100, &["--demo", "--policy", &policy]);
@@ -158,7 +159,8 @@ fn log_lines_are_not_lost_to_the_table() {
     let text = terminal.until("the line of the reload", |text| text.contains("is in force"));
     assert!(is_whole(&text), "{text}");
     terminal.signal(Signal::TERM);
-    let ended = |text: &str| !text.contains("generation 2  up") && text.ends_with("books: balanced");
+    let ended =
+        |text: &str| !text.contains("generation 2  up") && text.ends_with("packet accounting matches");
     let text = terminal.until("a summary", ended);
     // The summary may have scrolled it out of sight.
     let mut emulator = terminal.emulator.lock().expect("screen");

@@ -1,6 +1,6 @@
 //! Whose memory a parent domain's queues live in: the safe trait, and the C callbacks in front of it.
 //!
-//! The provider calls these from whatever thread creates or destroys a queue. A panic of the allocator never
+//! The provider calls these from the thread that creates or destroys a queue. A panic of the allocator never
 //! crosses into C; memory the provider was given stays alive until the provider frees it.
 
 use std::collections::HashMap;
@@ -30,13 +30,14 @@ pub struct AllocationRequest {
 }
 
 impl AllocationRequest {
-    /// Whose numbering the resource type is, the upper half: `enum rdma_driver_id` of ib_user_ioctl_verbs.h (mlx5 is 1).
+    /// Whose numbering the resource type is, the upper half: `enum rdma_driver_id` of ib_user_ioctl_verbs.h (mlx5 is
+    /// 1).
     pub fn driver_id(&self) -> u32 {
         (self.resource_type >> 32) as u32
     }
 
-    /// What the memory is for in that numbering, the lower half (mlx5dv.h: 1 queue pair, 2 receive work queue, 3 doorbell
-    /// record, 4 shared receive queue, 5 completion queue).
+    /// What the memory is for in that numbering, the lower half (mlx5dv.h: 1 queue pair, 2 receive work queue, 3
+    /// doorbell record, 4 shared receive queue, 5 completion queue).
     pub fn vendor_code(&self) -> u32 {
         self.resource_type as u32
     }
@@ -53,14 +54,14 @@ pub enum Allocation {
 }
 
 /// Gives a parent domain's queues their memory: the `alloc`, `free` and `pd_context` of ibv_alloc_parent_domain(3) in
-/// one. What `free` would be told to release is dropped instead, once the provider is done with it.
+/// one. What `free` would have to release is dropped instead, once the provider is done with it.
 ///
-/// Because devices write to it, the memory should not be shared with a child after `fork`. It need not be zeroed: that is
-/// done before the provider sees it, since mlx5 relies on it (providers/mlx5/verbs.c, `mlx5_alloc_qp_buf`, zeroes its own
-/// buffers and leaves custom ones as they are).
+/// Because devices write to it, the memory should not be shared with a child after `fork`. It need not be zeroed: that
+/// is done before the provider sees it, since mlx5 relies on it (providers/mlx5/verbs.c, `mlx5_alloc_qp_buf`, zeroes
+/// its own buffers and leaves custom ones as they are).
 pub trait DomainAllocator: Send + Sync {
-    /// Called once per buffer that the provider needs, never for 0 bytes. Memory that is too small or misaligned counts as
-    /// refused.
+    /// Called once per buffer that the provider needs, never for 0 bytes. Memory that is too small or misaligned counts
+    /// as refused.
     fn allocate(&self, request: &AllocationRequest) -> Allocation;
 }
 
@@ -80,8 +81,9 @@ impl AllocatorState {
     }
 
     fn allocate(&self, request: &AllocationRequest) -> *mut c_void {
-        // mlx5 asks for both halves of a RAW_PACKET queue pair, one of which is empty if it only sends or only receives;
-        // it takes NULL for that half and passes it to `free` later (providers/mlx5/buf.c, `mlx5_alloc_buf_custom`).
+        // mlx5 asks for both halves of a RAW_PACKET queue pair, one of which is empty if it only sends or only
+        // receives; it takes NULL for that half and passes it to `free` later (providers/mlx5/buf.c,
+        // `mlx5_alloc_buf_custom`).
         if request.bytes == 0 {
             return ptr::null_mut();
         }

@@ -1,14 +1,12 @@
-//! What a device and its ports say about themselves, as plain data.
+//! The attributes of a device and its ports, as plain data.
 //!
-//! Made by [`Context::attributes`](crate::Context::attributes) and [`Context::port`](crate::Context::port); read by
-//! whoever plans a program for the device. Numbers the library gives as C enums keep an `Unknown` variant.
+//! Made by [`Context::attributes`](crate::Context::attributes) and [`Context::port`](crate::Context::port); used to
+//! plan a program for the device. Numbers the library gives as C enums keep an `Unknown` variant.
 
 use std::ffi::{CStr, c_int};
 use std::fmt;
 
 use ibverbs_sys::{self as sys, ibv_device_attr_ex, ibv_mtu, ibv_port_attr, ibv_port_state, ibv_rss_caps};
-
-use crate::Guid;
 
 bitflags::bitflags! {
     /// `ibv_raw_packet_caps`: what raw packet queues can do.
@@ -18,28 +16,10 @@ bitflags::bitflags! {
         const CVLAN_STRIPPING = sys::IBV_RAW_PACKET_CAP_CVLAN_STRIPPING;
         /// The frame check sequence can be delivered.
         const SCATTER_FCS = sys::IBV_RAW_PACKET_CAP_SCATTER_FCS;
-        /// Completions say whether IP and L4 checksums are right.
+        /// Completions report whether IP and L4 checksums are correct.
         const IP_CSUM = sys::IBV_RAW_PACKET_CAP_IP_CSUM;
         /// A queue without buffers may delay frames instead of dropping them.
         const DELAY_DROP = sys::IBV_RAW_PACKET_CAP_DELAY_DROP;
-    }
-
-    /// `ibv_device_cap_flags` with its continuation of 64 bits: what raw packets have to do with. The others are kept.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub struct DeviceCaps: u64 {
-        /// Completion queues can be resized, and queues can grow beyond what was asked for.
-        const RESIZE_MAX_WR = sys::IBV_DEVICE_RESIZE_MAX_WR as u64;
-        /// The state of a port is reported when it becomes active.
-        const PORT_ACTIVE_EVENT = sys::IBV_DEVICE_PORT_ACTIVE_EVENT as u64;
-        /// [`SendFlags::IP_CSUM`](crate::SendFlags::IP_CSUM) on raw packet queue pairs.
-        const RAW_IP_CSUM = sys::IBV_DEVICE_RAW_IP_CSUM as u64;
-        /// Flows.
-        const MANAGED_FLOW_STEERING = sys::IBV_DEVICE_MANAGED_FLOW_STEERING as u64;
-        /// [`QueuePairFlags::SCATTER_FCS`](crate::QueuePairFlags::SCATTER_FCS); verbs.h, `_IBV_DEVICE_RAW_SCATTER_FCS`.
-        const RAW_SCATTER_FCS = 1 << 34;
-        /// Padding of writes to whole cache lines; verbs.h, `_IBV_DEVICE_PCI_WRITE_END_PADDING`.
-        const PCI_WRITE_END_PADDING = 1 << 36;
-        const _ = !0;
     }
 
     /// `ibv_rx_hash_fields`: what a receive hash covers.
@@ -131,24 +111,10 @@ fn has_raw_packet(types: u32) -> bool {
 #[allow(missing_docs)] // limits, named as in ibv_query_device_ex(3)
 pub struct DeviceAttributes {
     pub fw_ver: String,
-    pub node_guid: Guid,
-    pub vendor_id: u32,
-    pub vendor_part_id: u32,
-    pub hw_ver: u32,
-    pub max_mr_bytes: u64,
-    /// Page sizes that can be registered, a bit each.
-    pub page_size_cap: u64,
-    pub caps: DeviceCaps,
     pub max_qp: u32,
     pub max_qp_wr: u32,
     pub max_sge: u32,
-    pub max_cq: u32,
     pub max_cqe: u32,
-    pub max_mr: u32,
-    pub max_pd: u32,
-    pub max_srq: u32,
-    pub max_srq_wr: u32,
-    pub max_srq_sge: u32,
     pub physical_ports: u32,
     /// The bits of a completion timestamp that count; 0: none are taken.
     pub completion_timestamp_mask: u64,
@@ -162,7 +128,7 @@ pub struct DeviceAttributes {
     pub cq_moderation: ModerationCaps,
 }
 
-/// A limit, which C gives as an `int`; a negative one says nothing.
+/// A limit, which C gives as an `int`; a negative one is no limit.
 fn limit(raw: c_int) -> u32 {
     u32::try_from(raw).unwrap_or(0)
 }
@@ -176,24 +142,10 @@ impl From<&ibv_device_attr_ex> for DeviceAttributes {
         let fw_ver = CStr::from_bytes_until_nul(fw_ver).map(|text| text.to_string_lossy().into_owned());
         Self {
             fw_ver: fw_ver.unwrap_or_default(),
-            node_guid: Guid(u64::from_be(base.node_guid)),
-            vendor_id: base.vendor_id,
-            vendor_part_id: base.vendor_part_id,
-            hw_ver: base.hw_ver,
-            max_mr_bytes: base.max_mr_size,
-            page_size_cap: base.page_size_cap,
-            // The wide word repeats the narrow one, where a kernel fills it in (ibv_query_device_ex(3)).
-            caps: DeviceCaps::from_bits_retain(u64::from(base.device_cap_flags) | raw.device_cap_flags_ex),
             max_qp: limit(base.max_qp),
             max_qp_wr: limit(base.max_qp_wr),
             max_sge: limit(base.max_sge),
-            max_cq: limit(base.max_cq),
             max_cqe: limit(base.max_cqe),
-            max_mr: limit(base.max_mr),
-            max_pd: limit(base.max_pd),
-            max_srq: limit(base.max_srq),
-            max_srq_wr: limit(base.max_srq_wr),
-            max_srq_sge: limit(base.max_srq_sge),
             physical_ports: raw.phys_port_cnt_ex.max(u32::from(base.phys_port_cnt)),
             completion_timestamp_mask: raw.completion_timestamp_mask,
             hca_core_clock_khz: raw.hca_core_clock,
@@ -254,7 +206,7 @@ impl From<ibv_port_state::Type> for PortState {
     }
 }
 
-/// What a port speaks (`IBV_LINK_LAYER_*`). Raw packet steering needs Ethernet.
+/// The link layer of a port (`IBV_LINK_LAYER_*`). Raw packet steering needs Ethernet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum LinkLayer {
@@ -287,7 +239,7 @@ impl From<u8> for LinkLayer {
     }
 }
 
-/// `ibv_mtu` in bytes. The enum stops at 4096, so an Ethernet port with a larger MTU says 4096 as well.
+/// `ibv_mtu` in bytes. The enum stops at 4096, so an Ethernet port with a larger MTU reports 4096 as well.
 fn mtu_bytes(raw: ibv_mtu) -> Option<u32> {
     (sys::IBV_MTU_256..=sys::IBV_MTU_4096).contains(&raw).then(|| 128 << raw)
 }
@@ -297,11 +249,11 @@ fn mtu_bytes(raw: ibv_mtu) -> Option<u32> {
 pub struct PortAttributes {
     /// Logical state.
     pub state: PortState,
-    /// What it speaks.
+    /// Its link layer.
     pub link_layer: LinkLayer,
-    /// Largest MTU, at most 4096 by the enum's nature; `None` if the port does not say.
+    /// Largest MTU, at most 4096, the largest of the enum; `None` if the port does not report it.
     pub max_mtu_bytes: Option<u32>,
-    /// MTU in force, at most 4096 by the enum's nature; `None` if the port does not say.
+    /// MTU in force, at most 4096, the largest of the enum; `None` if the port does not report it.
     pub active_mtu_bytes: Option<u32>,
     /// Lanes, as a code of ibv_query_port(3).
     pub active_width: u8,
@@ -349,24 +301,19 @@ mod tests {
         for (to, from) in raw.orig_attr.fw_ver.iter_mut().zip(b"1.2.3\0junk") {
             *to = from.cast_signed();
         }
-        raw.orig_attr.node_guid = 0x1122_u64.to_be();
-        raw.orig_attr.max_cq = -1;
+        raw.orig_attr.max_cqe = -1;
         raw.orig_attr.phys_port_cnt = 2;
         raw.rss_caps.supported_qpts = 1 << 8;
         raw.rss_caps.rx_hash_function = 1;
         raw.rss_caps.rx_hash_fields_mask = 0x8000_0003;
-        raw.orig_attr.device_cap_flags = sys::IBV_DEVICE_RAW_IP_CSUM;
-        raw.device_cap_flags_ex = 1 << 34;
         raw.tso_caps.max_tso = 65536;
         raw.tso_caps.supported_qpts = 1 << 4;
         raw.cq_mod_caps.max_cq_period = 4095;
         let attributes = DeviceAttributes::from(&raw);
-        assert_eq!(attributes.caps, DeviceCaps::RAW_IP_CSUM | DeviceCaps::RAW_SCATTER_FCS);
         assert_eq!(attributes.tso_caps, TsoCaps { max_bytes: 65536, raw_packet: false });
         assert_eq!(attributes.cq_moderation, ModerationCaps { max_count: 0, max_period_us: 4095 });
         assert_eq!(attributes.fw_ver, "1.2.3");
-        assert_eq!(attributes.node_guid, Guid(0x1122));
-        assert_eq!(attributes.max_cq, 0);
+        assert_eq!(attributes.max_cqe, 0);
         assert_eq!(attributes.physical_ports, 2);
         assert!(attributes.rss_caps.raw_packet && attributes.rss_caps.toeplitz);
         let fields = HashFields::SRC_IPV4 | HashFields::DST_IPV4 | HashFields::INNER;

@@ -157,7 +157,7 @@ impl ReceiveChain {
 }
 
 /// How many of the `count` requests from `first` on a provider has, after it has refused `bad`: the one rule for sends
-/// and receives. If it names none of them, nobody knows what it has, and all count as posted: frames may be lost, but
+/// and receives. If it names none of them, it is unknown what was posted, and all count as posted: frames may be lost, but
 /// none is handed out that the device may still read or write.
 #[cold]
 pub(crate) fn taken_before<R>(first: *const R, count: usize, bad: *const R) -> usize {

@@ -1,6 +1,6 @@
 //! Completion channels: how a thread sleeps until a queue has something.
 //!
-//! Made before the queues that report to it. A queue says nothing until it is asked to
+//! Made before the queues that report to it. A queue reports nothing until it is asked to
 //! ([`CompletionQueue::request_notification`](crate::CompletionQueue::request_notification)), once per event. Events are
 //! acknowledged before they are returned, so destroying a queue never waits for one. The polling loop has no use for this.
 
@@ -15,7 +15,7 @@ use ibverbs_sys::{self as sys, ibv_comp_channel};
 
 use crate::context::never_wait;
 use crate::error::{created, forget_last, last};
-use crate::{Context, Error, Result, leak};
+use crate::{Context, Error, Result, keep_alive};
 
 /// A channel for the events of one or more completion queues of a device.
 pub struct CompletionChannel {
@@ -31,7 +31,7 @@ unsafe impl Send for CompletionChannel {}
 // SAFETY: as above.
 unsafe impl Sync for CompletionChannel {}
 
-/// A queue has completions, or had some since it was asked to tell.
+/// A queue has completions, or had some since notification was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CompletionEvent {
     /// What the queue was given with its channel ([`CompletionQueueBuilder::channel`](crate::CompletionQueueBuilder::channel)).
@@ -91,7 +91,7 @@ impl CompletionChannel {
     }
 
     /// The device it belongs to.
-    pub fn context(&self) -> &Arc<Context> {
+    pub(crate) fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
@@ -147,7 +147,7 @@ impl Drop for CompletionChannel {
     fn drop(&mut self) {
         // SAFETY: `raw` came from `create_channel`; queues that report here held an `Arc` of this and are gone.
         let code = unsafe { sys::ibv_destroy_comp_channel(self.raw()) };
-        leak::keep("ibv_destroy_comp_channel", self.context.name(), code, || Arc::clone(&self.context));
+        keep_alive::keep("ibv_destroy_comp_channel", self.context.name(), code, || Arc::clone(&self.context));
     }
 }
 

@@ -1,12 +1,11 @@
-//! One completion, as far as its queue was asked to know it.
-//!
-//! Read by the polling loop between two steps of a [`Batch`](crate::Batch). A field that was not asked for is `None`
-//! and its function, which may be NULL, is never called.
+//! Completions, in two forms. [`Completion`] is the current one of an open poll, read between two steps of a
+//! [`Batch`](crate::Batch): a field that was not asked for is `None`, and its function, which may be NULL, is never
+//! called. [`WorkCompletion`] is one as `ibv_poll_cq` returns it, all fields at once, by value, which costs more.
 
 use std::fmt;
 use std::marker::PhantomData;
 
-use ibverbs_sys::{self as sys, ibv_cq_ex, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
+use ibverbs_sys::{self as sys, ibv_cq_ex, ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
 use crate::inline::Read;
 use crate::{CompletionQueueHandle, QueueNumber};
@@ -85,7 +84,7 @@ pub enum Status {
     LocalAccess,
     /// The queue is beyond repair.
     Fatal,
-    /// The device says no more than that it failed.
+    /// Failed, without a more exact status.
     General,
     /// A status this crate has no name for.
     Unknown(u32),
@@ -210,15 +209,15 @@ impl<'b> Completion<'b> {
         unsafe { read(self.raw()) }
     }
 
-    /// The id of the work request; [`FramePool::reclaim`](crate::FramePool::reclaim) knows what it means.
+    /// The id of the work request; [`FramePool::reclaim`](crate::FramePool::reclaim) maps it to a frame.
     #[inline]
     pub fn wr_id(&self) -> u64 {
         // SAFETY: the queue is live, and only its poller, which is at this completion, writes this.
         unsafe { (*self.raw()).wr_id }
     }
 
-    /// The token of a send whose bytes the queue copied ([`SendRequest::inline`](crate::SendRequest::inline)); `None` for a
-    /// frame, which [`FramePool::reclaim`](crate::FramePool::reclaim) takes.
+    /// The token of a send whose bytes the queue copied ([`SendRequest::inline`](crate::SendRequest::inline)); `None`
+    /// for a frame, which [`FramePool::reclaim`](crate::FramePool::reclaim) takes.
     #[inline]
     pub fn token(&self) -> Option<u32> {
         token_of(self.wr_id())
@@ -229,12 +228,6 @@ impl<'b> Completion<'b> {
     pub fn status(&self) -> Status {
         // SAFETY: as for `wr_id`.
         Status::from(unsafe { (*self.raw()).status })
-    }
-
-    /// It ended as asked.
-    #[inline]
-    pub fn is_success(&self) -> bool {
-        self.status() == Status::Success
     }
 
     /// What ended.
@@ -254,7 +247,7 @@ impl<'b> Completion<'b> {
         CompletionFlags::from_bits_retain(self.read(self.queue.functions().wc_flags))
     }
 
-    /// Whether the device found the checksums right; `None` if it does not check them. False says that one is wrong
+    /// Whether the device found the checksums correct; `None` if it does not check them. False means that one is wrong
     /// or that the packet has none.
     #[inline]
     pub fn checksum_ok(&self) -> Option<bool> {
@@ -305,8 +298,94 @@ impl<'b> Completion<'b> {
         cvlan -> u16);
 }
 
+/// `struct ibv_wc`, verbs.h, whose fields the bindings hide.
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct RawCompletion {
+    wr_id: u64,
+    status: ibv_wc_status::Type,
+    opcode: ibv_wc_opcode::Type,
+    vendor_err: u32,
+    byte_len: u32,
+    imm_data: u32,
+    qp_num: u32,
+    src_qp: u32,
+    wc_flags: u32,
+    pkey_index: u16,
+    slid: u16,
+    sl: u8,
+    dlid_path_bits: u8,
+}
+
+const _: () = assert!(size_of::<RawCompletion>() == size_of::<ibv_wc>() && size_of::<ibv_wc>() == 48);
+const _: () = assert!(align_of::<RawCompletion>() == align_of::<ibv_wc>());
+
+/// A completion. Unless the status is [`Status::Success`], only the work request id, the status, the vendor's code and
+/// the queue pair number mean anything (ibv_poll_cq(3)). There is no flow tag, VLAN tag or timestamp here.
+///
+/// Not `Clone`: a completion gives its frame back once, to
+/// [`FramePool::reclaim_classic`](crate::FramePool::reclaim_classic).
+#[must_use = "the frame it names is lost to its pool until the completion is given back"]
+pub struct WorkCompletion(RawCompletion);
+
+impl WorkCompletion {
+    pub(crate) fn new(raw: RawCompletion) -> Self {
+        Self(raw)
+    }
+
+    /// The id of the work request; [`FramePool::reclaim_classic`](crate::FramePool::reclaim_classic) maps it to a
+    /// frame.
+    pub fn wr_id(&self) -> u64 {
+        self.0.wr_id
+    }
+
+    /// As [`Completion::token`](crate::Completion::token).
+    pub fn token(&self) -> Option<u32> {
+        token_of(self.0.wr_id)
+    }
+
+    /// How it ended.
+    pub fn status(&self) -> Status {
+        Status::from(self.0.status)
+    }
+
+    /// What ended.
+    pub fn opcode(&self) -> Opcode {
+        Opcode::from(self.0.opcode)
+    }
+
+    /// The vendor's own code for a failure.
+    pub fn vendor_error(&self) -> u32 {
+        self.0.vendor_err
+    }
+
+    /// Length of a received packet.
+    pub fn byte_len(&self) -> u32 {
+        self.0.byte_len
+    }
+
+    /// The number of the queue pair, or of the work queue if the packet came through RSS.
+    pub fn qp_num(&self) -> QueueNumber {
+        QueueNumber(self.0.qp_num)
+    }
+
+    /// The flags.
+    pub fn wc_flags(&self) -> CompletionFlags {
+        CompletionFlags::from_bits_retain(self.0.wc_flags)
+    }
+}
+
+impl std::fmt::Debug for WorkCompletion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (wr_id, status) = (self.wr_id(), self.status());
+        f.debug_struct("WorkCompletion").field("wr_id", &wr_id).field("status", &status).finish()
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::mem::offset_of;
+
     use super::*;
 
     #[test]
@@ -324,5 +403,16 @@ mod tests {
         let flags = CompletionFlags::from_bits_retain(5);
         assert!(flags.contains(CompletionFlags::IP_CSUM_OK));
         assert_eq!(flags.bits(), 5);
+    }
+
+    #[test]
+    fn the_hidden_fields_are_where_the_bindings_have_them() {
+        assert_eq!(offset_of!(RawCompletion, imm_data), offset_of!(ibv_wc, imm_data));
+        assert_eq!(offset_of!(RawCompletion, wc_flags), offset_of!(ibv_wc, wc_flags));
+        assert_eq!(offset_of!(RawCompletion, dlid_path_bits), offset_of!(ibv_wc, dlid_path_bits));
+        let raw = RawCompletion { wr_id: 7, byte_len: 60, ..RawCompletion::default() };
+        // SAFETY: one size and alignment, and every bit pattern is a value of either.
+        let seen: &ibv_wc = unsafe { &*(&raw const raw).cast() };
+        assert_eq!((seen.wr_id(), seen.len(), seen.is_valid()), (7, 60, true));
     }
 }

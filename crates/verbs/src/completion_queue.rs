@@ -1,26 +1,26 @@
 //! Completion queues: polled by one owner, a batch at a time.
 //!
-//! [`CompletionQueue`] is the polling loop's; [`CompletionQueueHandle`] is what work queues and queue pairs hang on
-//! and keep alive. No Result and no allocation per poll; nothing here waits for a completion.
-
-mod builder;
+//! [`CompletionQueue`] belongs to the polling loop; [`CompletionQueueHandle`] is the part that work queues and queue
+//! pairs keep alive; [`CompletionQueueBuilder`] has every field of `ibv_create_cq_ex`. It checks nothing: a device that
+//! cannot make such a queue refuses it. Polling neither returns a `Result` nor allocates nor waits for a completion.
 
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::io;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::{io, ptr};
 
-use ibverbs_sys::{self as sys, ibv_cq_ex};
+use ibverbs_sys::{self as sys, ibv_cq_ex, ibv_cq_init_attr_ex};
 
-pub use self::builder::CompletionQueueBuilder;
-use crate::completion::Completion;
-use crate::error::from_code;
+use crate::completion::{Completion, CompletionFields};
+use crate::completion::{RawCompletion, WorkCompletion};
+use crate::error::{created, from_code};
 use crate::inline::PollFunctions;
 use crate::pause::{Gate, Gates, Paused, pause_both};
-use crate::work_completion::{RawCompletion, WorkCompletion};
-use crate::{CompletionChannel, Context, Domain, Error, Result, inline, leak};
+use crate::{
+    CompletionChannel, Context, Domain, Error, ParentDomain, RawPacketCaps, Result, inline, keep_alive,
+};
 
 /// Most entries of a completion queue: what the largest known device offers (mlx5, 4 Mi).
 pub const MAX_COMPLETIONS: u32 = 1 << 22;
@@ -34,8 +34,8 @@ pub struct CompletionQueueHandle {
     context: Arc<Context>,
     /// The domain whose allocator holds the queue's memory.
     domain: Option<Domain>,
-    /// Entered by the poller while a batch is open, and by whoever posts to what completes here. The thread domain's, if
-    /// there is one.
+    /// Entered by the poller while a batch is open, and by threads that post to queues that complete here. The thread
+    /// domain's, if there is one.
     gate: Arc<Gate>,
     /// What the provider set when the queue was made.
     functions: PollFunctions,
@@ -89,7 +89,7 @@ impl CompletionQueueHandle {
     }
 
     /// The device it belongs to.
-    pub fn context(&self) -> &Arc<Context> {
+    pub(crate) fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
@@ -101,11 +101,11 @@ impl CompletionQueueHandle {
 impl Drop for CompletionQueueHandle {
     fn drop(&mut self) {
         let reading = self.channel.as_ref().map(|channel| channel.hold());
-        // SAFETY: `raw` came from `create_cq_ex`; whatever completes into it held an `Arc` of this and is gone, and so
-        // is the poller. Nobody has an event of it that is not acknowledged.
+        // SAFETY: `raw` came from `create_cq_ex`; every object that completes into it held an `Arc` of this and is
+        // dropped, and so is the poller. All events of it are acknowledged.
         let code = unsafe { sys::ibv_destroy_cq(self.raw_cq()) };
         drop(reading);
-        leak::keep("ibv_destroy_cq", self.context.name(), code, || {
+        keep_alive::keep("ibv_destroy_cq", self.context.name(), code, || {
             (Arc::clone(&self.context), self.domain.clone(), self.channel.clone())
         });
     }
@@ -142,7 +142,7 @@ impl CompletionQueue {
         self.poll_errors
     }
 
-    /// The completions that are there. `None`: none, or somebody else is at it just now: posting to a queue that
+    /// The waiting completions. `None`: none, or another thread uses the queue at this moment: posting to a queue that
     /// completes into this one, destroying one, or using anything of the same [`ThreadDomain`](crate::ThreadDomain).
     ///
     /// As long as the batch is open, nothing can be posted to queues that complete here: their `post` takes no frames.
@@ -167,7 +167,7 @@ impl CompletionQueue {
 
 impl CompletionQueue {
     /// Completions by value (`ibv_poll_cq`), appended to `into`, at most `most` of them. Returns how many; 0 as well
-    /// where [`CompletionQueue::poll`] gives `None`. Allocates only if `into` has no room.
+    /// where [`CompletionQueue::poll`] gives `None`. Allocates only if `into` is full.
     pub fn poll_classic(&mut self, into: &mut Vec<WorkCompletion>, most: usize) -> usize {
         let handle = &*self.handle;
         if !handle.gate.enter() {
@@ -177,8 +177,8 @@ impl CompletionQueue {
         while total < most {
             let mut chunk: [RawCompletion; CLASSIC_CHUNK] = std::array::from_fn(|_| RawCompletion::default());
             let wanted = CLASSIC_CHUNK.min(most - total);
-            // SAFETY: the queue is live, the gate and `&mut self` keep everybody else out and no batch is open; the array
-            // has room for what is asked, in the layout of the header.
+            // SAFETY: the queue is live, the gate and `&mut self` keep everybody else out and no batch is open; the
+            // array is large enough for the request, in the layout of the header.
             let got = unsafe { inline::poll_cq(handle.raw_cq(), wanted as c_int, chunk.as_mut_ptr().cast()) };
             let Ok(got) = usize::try_from(got) else {
                 self.poll_errors += 1;
@@ -199,11 +199,12 @@ impl CompletionQueue {
     /// poll once more before going to sleep.
     ///
     /// # Errors
-    /// EBUSY if somebody used the queue or its thread domain all the while; EINVAL from some providers without a channel.
+    /// EBUSY if another thread used the queue or its thread domain for the whole time limit; EINVAL from some providers
+    /// without a channel.
     pub fn request_notification(&mut self, solicited_only: bool) -> Result<()> {
         let handle = &*self.handle;
         let code = match handle.pause() {
-            // SAFETY: the queue is live, and nobody polls it or posts to what completes there while paused.
+            // SAFETY: the queue is live, and no thread polls it or posts to queues that complete there while paused.
             Some(_paused) => unsafe { inline::req_notify_cq(handle.raw_cq(), c_int::from(solicited_only)) },
             None => libc::EBUSY,
         };
@@ -226,7 +227,7 @@ impl CompletionQueue {
         handle.answer(code, |device, source| Error::ModerateCompletionQueue { device, source })
     }
 
-    /// Room for at least `entries` completions (`ibv_resize_cq`); those in the queue stay.
+    /// Resizes to at least `entries` completions (`ibv_resize_cq`); those in the queue stay.
     ///
     /// # Errors
     /// EINVAL beyond the device's limit or below what the queue holds, ENOMEM, EOPNOTSUPP; EBUSY if somebody used the
@@ -235,7 +236,8 @@ impl CompletionQueue {
         let handle = &*self.handle;
         let code = match (c_int::try_from(entries), handle.pause()) {
             (Ok(wanted), Some(_paused)) if (1..=MAX_COMPLETIONS).contains(&entries) => {
-                // SAFETY: the queue is live, and nobody polls it or posts to what completes there while paused.
+                // SAFETY: the queue is live, and no thread polls it or posts to queues that complete there while
+                // paused.
                 unsafe { sys::ibv_resize_cq(handle.raw_cq(), wanted) }
             }
             (_, None) => libc::EBUSY,
@@ -243,14 +245,9 @@ impl CompletionQueue {
         };
         handle.answer(code, |device, source| Error::ResizeCompletionQueue { device, entries, source })
     }
-
-    /// Where it reports that it has something.
-    pub fn channel(&self) -> Option<&Arc<CompletionChannel>> {
-        self.handle.channel.as_ref()
-    }
 }
 
-/// Where a batch stands.
+/// The state of a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     /// `start_poll` has made the first completion current.
@@ -288,8 +285,8 @@ impl Batch<'_> {
             }
             Next::End => return None,
         }
-        // SAFETY: `start_poll` or `next_poll` has just made one current; the next call and `drop` need the batch that the
-        // completion borrows.
+        // SAFETY: `start_poll` or `next_poll` has just made one current; the next call and `drop` need the batch that
+        // the completion borrows.
         Some(unsafe { Completion::current(&self.queue.handle) })
     }
 }
@@ -304,10 +301,133 @@ impl Drop for Batch<'_> {
     }
 }
 
+/// What a completion queue is to be like.
+#[must_use]
+pub struct CompletionQueueBuilder {
+    context: Arc<Context>,
+    entries: u32,
+    fields: CompletionFields,
+    flags: sys::ibv_create_cq_attr_flags,
+    domain: Option<Domain>,
+    channel: Option<Arc<CompletionChannel>>,
+    token: usize,
+    completion_vector: u32,
+}
+
+impl CompletionQueueBuilder {
+    pub(super) fn new(context: &Arc<Context>, entries: u32) -> Self {
+        Self {
+            context: Arc::clone(context),
+            entries,
+            fields: CompletionFields::empty(),
+            flags: 0,
+            domain: None,
+            channel: None,
+            token: 0,
+            completion_vector: 0,
+        }
+    }
+
+    /// What completions can be asked for; each may cost the device and the poller something.
+    pub fn fields(mut self, fields: CompletionFields) -> Self {
+        self.fields = fields;
+        self
+    }
+
+    /// The library may leave out its lock. The queue can still be moved between threads and posted to from others: this
+    /// crate's own gate, which is there in any case, lets one at a time do something.
+    pub fn single_threaded(self, on: bool) -> Self {
+        self.flag(sys::IBV_CREATE_CQ_ATTR_SINGLE_THREADED, on)
+    }
+
+    /// The device does not check for overruns. The owner makes the queue large enough for all that can complete.
+    pub fn ignore_overrun(self, on: bool) -> Self {
+        self.flag(sys::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, on)
+    }
+
+    /// The queue's memory comes from this domain's allocator, if it has one, and it belongs to its thread domain. A
+    /// protection domain alone has no effect on a completion queue.
+    pub fn domain(mut self, domain: &Arc<ParentDomain>) -> Self {
+        self.domain = Some(Domain::from(domain));
+        self
+    }
+
+    /// Where the queue reports that it has something, and the token by which its events name it (`cq_context`).
+    pub fn channel(mut self, channel: &Arc<CompletionChannel>, token: usize) -> Self {
+        self.channel = Some(Arc::clone(channel));
+        self.token = token;
+        self
+    }
+
+    /// Which of the device's interrupts its events come by, below
+    /// [`Context::completion_vectors`](crate::Context::completion_vectors); 0 unless set.
+    pub fn completion_vector(mut self, completion_vector: u32) -> Self {
+        self.completion_vector = completion_vector;
+        self
+    }
+
+    fn flag(mut self, flag: sys::ibv_create_cq_attr_flags, on: bool) -> Self {
+        self.flags = if on { self.flags | flag } else { self.flags & !flag };
+        self
+    }
+
+    /// `ibv_create_cq_ex`.
+    ///
+    /// # Errors
+    /// EINVAL for more entries, a field, a flag or a completion vector that the device does not have (EOPNOTSUPP on
+    /// some), ENOMEM, and EOPNOTSUPP for a provider that leaves out a function that was asked for.
+    pub fn build(self) -> Result<CompletionQueue> {
+        let Self { context, entries, fields, flags, domain, channel, token, completion_vector } = self;
+        let failed = |source| Error::CreateCompletionQueue { device: context.name().into(), entries, source };
+        if let Some(domain) = &domain {
+            context.same_as(domain.context())?;
+        }
+        if let Some(channel) = &channel {
+            context.same_as(channel.context())?;
+        }
+        if !(1..=MAX_COMPLETIONS).contains(&entries) {
+            return Err(failed(from_code(libc::EINVAL)));
+        }
+        let mut attr = ibv_cq_init_attr_ex {
+            cqe: entries,
+            cq_context: ptr::without_provenance_mut(token),
+            channel: channel.as_ref().map_or(ptr::null_mut(), |channel| channel.raw()),
+            comp_vector: completion_vector,
+            wc_flags: fields.bits(),
+            flags,
+            ..ibv_cq_init_attr_ex::default()
+        };
+        if flags != 0 {
+            attr.comp_mask |= sys::IBV_CQ_INIT_ATTR_MASK_FLAGS;
+        }
+        if let Some(domain) = &domain {
+            attr.comp_mask |= sys::IBV_CQ_INIT_ATTR_MASK_PD;
+            attr.parent_domain = domain.raw();
+        }
+        let checksums = context
+            .attributes()
+            .is_ok_and(|attributes| attributes.raw_packet_caps.contains(RawPacketCaps::IP_CSUM));
+        // SAFETY: the context is open, domain and channel live; the context word is only handed back.
+        let create = || unsafe { inline::create_cq_ex(context.raw(), ptr::from_mut(&mut attr)) };
+        let raw = created(create).map_err(failed)?;
+        // SAFETY: just made, and not shared yet.
+        let Some(functions) = PollFunctions::of(unsafe { raw.as_ref() }, fields) else {
+            // SAFETY: as above; nothing completes into it.
+            let code = unsafe { sys::ibv_destroy_cq(raw.as_ptr().cast()) };
+            keep_alive::keep("ibv_destroy_cq", context.name(), code, || {
+                (Arc::clone(&context), domain.clone(), channel.clone())
+            });
+            return Err(failed(from_code(libc::EOPNOTSUPP)));
+        };
+        let gate = domain.as_ref().and_then(Domain::gate).cloned().unwrap_or_default();
+        let handle = CompletionQueueHandle { raw, context, domain, gate, functions, channel, checksums };
+        Ok(CompletionQueue { handle: Arc::new(handle), poll_errors: 0, _not_sync: PhantomData })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
     use crate::testing::assert_not_send;
 
     assert_not_send!(Batch<'static>);

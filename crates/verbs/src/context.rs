@@ -1,19 +1,17 @@
-//! An open device: what every other object is made from, and what it says about itself.
-//!
-//! Made by [`Device::open`](crate::Device::open). Never used on the packet path.
+//! An open device: the parent of every other object, its attributes, and its clock. Not used on the packet path.
 
 use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use ibverbs_sys::{ibv_comp_channel, ibv_context, ibv_device_attr_ex, ibv_port_attr, ibv_values_ex};
 
 use crate::error::{from_code, last};
 use crate::{
-    AsyncEvent, Clock, CreateChannel, DeviceAttributes, Error, PortAttributes, PortNumber, Result, event,
-    inline, leak,
+    AsyncEvent, CreateChannel, DeviceAttributes, Error, PortAttributes, PortNumber, Result, event, inline,
+    keep_alive,
 };
 
 /// An open device. Every object made from it keeps it open.
@@ -128,7 +126,7 @@ impl Context {
     /// clock is read beside the system's.
     ///
     /// # Errors
-    /// As [`Context::raw_clock`] and [`Context::attributes`]; EOPNOTSUPP if the device does not say how fast its clock is.
+    /// As [`Context::raw_clock`] and [`Context::attributes`]; EOPNOTSUPP if the device does not report the rate of its clock.
     pub fn clock(&self) -> Result<Clock> {
         let attributes = self.attributes()?;
         let (khz, mask) = (attributes.hca_core_clock_khz, attributes.completion_timestamp_mask);
@@ -146,7 +144,7 @@ impl Context {
     }
 }
 
-/// Makes reads of a descriptor answer at once; ibv_get_async_event(3) asks for exactly this. Also says whether there is
+/// Makes reads of a descriptor answer at once; ibv_get_async_event(3) asks for exactly this. Also shows whether there is
 /// a descriptor at all.
 pub(crate) fn never_wait(fd: c_int) -> io::Result<()> {
     // SAFETY: asks about a number.
@@ -173,7 +171,48 @@ impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: `raw` came from `ibv_open_device`; every object made from it held an `Arc` of this and is gone.
         let code = unsafe { ibverbs_sys::ibv_close_device(self.raw()) };
-        leak::log("ibv_close_device", &self.name, code);
+        keep_alive::log("ibv_close_device", &self.name, code);
+    }
+}
+
+/// How to read the timestamps of one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Clock {
+    /// Ticks per millisecond (`hca_core_clock`).
+    khz: u64,
+    /// The bits of a timestamp that count: the rest of a reading is undefined, and the count wraps there.
+    mask: u64,
+    /// One reading of the device's clock, and the system's time at that moment.
+    reference: (u64, SystemTime),
+}
+
+impl Clock {
+    /// `None` without a rate or without bits that count.
+    pub(crate) fn new(khz: u64, mask: u64, raw: u64, at: SystemTime) -> Option<Self> {
+        (khz != 0 && mask != 0).then_some(Self { khz, mask, reference: (raw & mask, at) })
+    }
+
+    /// How long so many ticks are, in nanoseconds, rounded down; the largest number if it does not fit.
+    fn nanos(&self, ticks: u64) -> u64 {
+        u64::try_from(u128::from(ticks) * 1_000_000 / u128::from(self.khz)).unwrap_or(u64::MAX)
+    }
+
+    /// From the `earlier` timestamp to the `later` one, across at most one turn of the counter.
+    pub fn between(&self, earlier: u64, later: u64) -> Duration {
+        Duration::from_nanos(self.nanos(later.wrapping_sub(earlier) & self.mask))
+    }
+
+    /// The system's time at a timestamp, which is taken to be less than half a turn of the counter away from when this
+    /// conversion was made. `None` outside the range of [`SystemTime`].
+    pub fn system_time(&self, timestamp: u64) -> Option<SystemTime> {
+        let (raw, at) = self.reference;
+        let ahead = timestamp.wrapping_sub(raw) & self.mask;
+        let behind = raw.wrapping_sub(timestamp) & self.mask;
+        if ahead <= behind {
+            at.checked_add(Duration::from_nanos(self.nanos(ahead)))
+        } else {
+            at.checked_sub(Duration::from_nanos(self.nanos(behind)))
+        }
     }
 }
 
@@ -191,5 +230,34 @@ mod tests {
         let error = io::Read::read(&mut &reader, &mut [0]).expect_err("empty");
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         assert_eq!(never_wait(-1).expect_err("no descriptor").raw_os_error(), Some(libc::EBADF));
+    }
+
+    const AT: SystemTime = SystemTime::UNIX_EPOCH;
+
+    fn clock(khz: u64, mask: u64, raw: u64) -> Clock {
+        Clock::new(khz, mask, raw, AT + Duration::from_secs(1000)).expect("a rate and bits")
+    }
+
+    #[test]
+    fn ticks_become_nanoseconds_without_overflow() {
+        let clock = clock(156_250, u64::MAX, 0);
+        assert_eq!(clock.nanos(156_250_000), 1_000_000_000);
+        assert_eq!(clock.nanos(1), 6, "6.4 ns, rounded down");
+        assert_eq!(self::clock(1, u64::MAX, 0).nanos(u64::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn a_counter_that_wraps_is_followed() {
+        let clock = clock(1_000_000, 0xffff, 0xfff0);
+        assert_eq!(clock.between(0xfff0, 0x0010), Duration::from_nanos(0x20));
+        let made = AT + Duration::from_secs(1000);
+        assert_eq!(clock.system_time(0x0010), Some(made + Duration::from_nanos(0x20)));
+        assert_eq!(clock.system_time(0xffe0), Some(made - Duration::from_nanos(0x10)));
+        assert_eq!(clock.system_time(0xabcd_fff0), Some(made), "bits that do not count");
+    }
+
+    #[test]
+    fn a_clock_without_a_rate_is_none() {
+        assert!(Clock::new(0, u64::MAX, 5, AT).is_none() && Clock::new(5, 0, 5, AT).is_none());
     }
 }

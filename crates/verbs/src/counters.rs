@@ -11,7 +11,7 @@ use ibverbs_sys::{
 };
 
 use crate::error::{created, from_code};
-use crate::{Context, Error, Result, inline, leak};
+use crate::{Context, Error, Result, inline, keep_alive};
 
 bitflags::bitflags! {
     /// `ibv_read_counters_flags`.
@@ -96,8 +96,8 @@ impl Counters {
         Ok(Arc::new(counters))
     }
 
-    /// `ibv_attach_counters_point_flow`, without a flow: the point goes to `index` of a reading. An index can stand for
-    /// several points, whose sum it then is (ibv_attach_counters_point_flow(3)).
+    /// `ibv_attach_counters_point_flow`, without a flow: the point goes to `index` of a reading. An index can be used
+    /// for several points, whose sum it then is (ibv_attach_counters_point_flow(3)).
     ///
     /// # Errors
     /// EINVAL for a point the device does not count; EINVAL or EBUSY once a flow counts here.
@@ -132,7 +132,7 @@ impl Counters {
         Ok(CounterValues { packets: sum(CounterPoint::Packets), bytes: sum(CounterPoint::Bytes) })
     }
 
-    /// `ibv_read_counters`: the totals by index, as many as `values` has room for.
+    /// `ibv_read_counters`: the totals by index, as many as fit in `values`.
     ///
     /// # Errors
     /// EINVAL for fewer or, on some devices, more values than there are points, and before a flow counts here;
@@ -168,6 +168,6 @@ impl Drop for Counters {
     fn drop(&mut self) {
         // SAFETY: `raw` came from `create_counters`; flows that count here held an `Arc` of this and are gone.
         let code = unsafe { inline::destroy_counters(self.context.raw(), self.raw()) };
-        leak::keep("ibv_destroy_counters", self.context.name(), code, || Arc::clone(&self.context));
+        keep_alive::keep("ibv_destroy_counters", self.context.name(), code, || Arc::clone(&self.context));
     }
 }

@@ -8,39 +8,11 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ibverbs_sys::{ibv_comp_channel, ibv_context, ibv_device};
+pub use ibv_provider::{CreateChannel, Provider};
+use ibverbs_sys::ibv_device;
 
 use crate::error::created;
 use crate::{Context, Error, Result};
-
-/// Makes a completion channel of a context, or returns NULL with `errno` set ([`Provider::channel_maker`]).
-pub type CreateChannel = unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_comp_channel;
-
-/// A source of devices other than the library's own discovery, like `mlx5dv_get_vfio_device_list`.
-///
-/// # Safety
-/// `device_list` returns NULL with `errno` set, or a NULL-terminated array of `count` devices that
-/// `ibv_free_device_list` may release and `ibv_open_device` may open, with operations that keep the contracts of
-/// `infiniband/verbs.h`. Each device stays valid until its list is released and every context opened from it is closed,
-/// and each context until it is closed, even if the provider itself is dropped before. So does the function that makes
-/// channels, whose channels `ibv_get_cq_event` can read and `ibv_destroy_comp_channel` release: destroying a queue takes
-/// its unread events out of its channel.
-pub unsafe trait Provider: Send + Sync {
-    /// A new list; its length goes to `count`.
-    fn device_list(&self, count: &mut c_int) -> *mut *mut ibv_device;
-
-    /// How completion channels are made of contexts of these devices. `None`: as `ibv_create_comp_channel` does, which
-    /// asks the kernel behind the context's descriptor (libibverbs/verbs.c), not the provider.
-    fn channel_maker(&self) -> Option<CreateChannel> {
-        None
-    }
-
-    /// The model of device that these devices play, by the name that tables of device models have for it ("mlx5");
-    /// `None`: none in particular.
-    fn model(&self) -> Option<&'static str> {
-        None
-    }
-}
 
 /// A list of devices; released on drop. Opened devices live on.
 pub struct DeviceList {
@@ -77,7 +49,7 @@ impl DeviceList {
 
     /// The devices, in the order the library or the provider gives them.
     pub fn iter(&self) -> impl Iterator<Item = Device<'_>> {
-        // SAFETY: the library or the provider says that `count` entries follow; they stay until `drop`.
+        // SAFETY: the library or the provider guarantees `count` entries; they stay until `drop`.
         let entries = unsafe { std::slice::from_raw_parts(self.raw.as_ptr(), self.count) };
         entries.iter().copied().filter_map(NonNull::new).map(|raw| Device {
             raw,

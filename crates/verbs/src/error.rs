@@ -1,4 +1,4 @@
-//! What can go wrong, one variant per verb, worded for the person who has to fix it.
+//! Errors, one variant per verb, each with what to do about it.
 //!
 //! Returned by every fallible function of this crate. The packet path never makes one.
 
@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 use crate::flow::MAX_SPECS;
 use crate::frame::MAX_FRAMES;
-use crate::{CounterPoint, HashFields, PortNumber, QueueNumber};
+use crate::{CounterPoint, Errno, HashFields, PortNumber, QueueNumber};
 
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -17,7 +17,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// A verb that failed, or an argument no verb would take. `device` is the name `ibv_get_device_name` gives.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs)] // each variant's text says what it is; the fields are the ids it prints
+#[allow(missing_docs)] // each variant's text describes it; the fields are the ids it prints
 pub enum Error {
     #[error("cannot list RDMA devices: {}", Hint(Verb::List, .source))]
     ListDevices { source: io::Error },
@@ -39,10 +39,6 @@ pub enum Error {
     AllocParentDomain { device: String, source: io::Error },
     #[error("cannot register {bytes} bytes of memory with {device}: {}", Hint(Verb::Register, .source))]
     RegisterMemory { device: String, bytes: usize, source: io::Error },
-    #[error("cannot change the registration of {bytes} bytes of memory with {device}: {}", Hint(Verb::Register, .source))]
-    ReregisterMemory { device: String, bytes: usize, source: io::Error },
-    #[error("memory whose registration with {device} could not be changed is of no more use")]
-    UnusableRegion { device: String },
     #[error("cannot create a completion queue of {entries} entries on {device}: {}", Hint(Verb::Queue, .source))]
     CreateCompletionQueue { device: String, entries: u32, source: io::Error },
     #[error("cannot create a completion channel on {device}: {}", Hint(Verb::Object, .source))]
@@ -94,7 +90,7 @@ pub enum Error {
     TooManySpecs { count: usize },
     #[error("{bytes} bytes of memory cannot be cut into 1 to {MAX_FRAMES} frames of {frame_bytes} bytes")]
     FrameSize { bytes: usize, frame_bytes: u32 },
-    #[error("this process has made 2^32 frame pools; frames could no longer be told apart")]
+    #[error("this process has made 2^32 frame pools; frames could no longer be distinguished")]
     FramePoolIds,
 }
 
@@ -123,9 +119,9 @@ pub(crate) fn errno_of(code: c_int) -> c_int {
     from_code(code).raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// The object that a verb makes. Every call that returns an object or NULL goes through here: some providers return NULL
-/// without setting `errno` (providers/mlx5/verbs.c: `create_qp` for an unknown `comp_mask`, `create_cq` when the domain's
-/// allocator refuses), and an errno left over from an earlier call would then read as this one's.
+/// The object that a verb makes. Every call that returns an object or NULL goes through here: some providers return
+/// NULL without setting `errno` (providers/mlx5/verbs.c: `create_qp` for an unknown `comp_mask`, `create_cq` when the
+/// domain's allocator refuses), and an errno left over from an earlier call would then read as this one's.
 pub(crate) fn created<T>(create: impl FnOnce() -> *mut T) -> io::Result<NonNull<T>> {
     forget_last();
     NonNull::new(create()).ok_or_else(|| match io::Error::last_os_error() {
@@ -187,6 +183,7 @@ impl fmt::Display for Hint<'_> {
 /// to do about it.
 fn remedy(verb: Verb, errno: i32) -> Option<&'static str> {
     Some(match (verb, errno) {
+        (Verb::Flow, errno) => return Errno(errno).flow_remedy(),
         (Verb::List, libc::ENOSYS | libc::ENOENT) => {
             "the kernel has no RDMA support loaded (modprobe ib_uverbs and the NIC's RDMA driver)"
         }
@@ -195,7 +192,7 @@ fn remedy(verb: Verb, errno: i32) -> Option<&'static str> {
         }
         (Verb::Open, libc::EACCES | libc::EPERM) => "this user may not open /dev/infiniband/uverbs*",
         (_, libc::EPERM | libc::EACCES) => "raw packet steering needs CAP_NET_RAW",
-        (_, libc::ENODEV | libc::EIO) => "the device is gone or was reset; see the kernel log",
+        (_, libc::ENODEV | libc::EIO) => "the device was removed or reset; see the kernel log",
         (Verb::Register, libc::ENOMEM) => {
             "the locked-memory limit is too low (ulimit -l, LimitMEMLOCK=infinity) or memory is short"
         }
@@ -210,12 +207,6 @@ fn remedy(verb: Verb, errno: i32) -> Option<&'static str> {
         (Verb::Rss, libc::EINVAL) => {
             "the device does not hash this set of fields on one queue pair (IPv4 with IPv6, or TCP with UDP?)"
         }
-        (Verb::Flow, libc::EEXIST) => "a flow with the same match and priority is installed already",
-        (Verb::Flow, libc::ENOMEM) => "the priority is above the device's highest, or its flow table is full",
-        (Verb::Flow, libc::EINVAL) => {
-            "the device refuses this combination of specs, masks, flags or priority"
-        }
-        (Verb::Flow, libc::EOPNOTSUPP) => "the device cannot match one of these fields or has no such action",
         (Verb::Counters, libc::EINVAL | libc::EBUSY) => {
             "counters take points only before they are bound to a flow"
         }
@@ -240,7 +231,7 @@ mod tests {
     fn a_refused_flow_names_its_place_and_the_capability() {
         let text = flow(libc::EPERM).to_string();
         assert!(text.starts_with("cannot create a flow on port 1 of mlx5_0 at priority 3: "), "{text}");
-        assert!(text.ends_with("; raw packet steering needs CAP_NET_RAW"), "{text}");
+        assert!(text.contains("; steering needs CAP_NET_RAW"), "{text}");
     }
 
     #[test]
@@ -299,7 +290,7 @@ mod tests {
         assert_eq!(from_code(c_int::MIN).raw_os_error(), Some(libc::EIO));
         for (reason, read) in [(libc::ENOSPC, libc::ENOSPC), (0, libc::EIO)] {
             set_errno(reason);
-            assert_eq!(from_code(-1).raw_os_error(), Some(read), "-1 says to look at errno");
+            assert_eq!(from_code(-1).raw_os_error(), Some(read), "-1 means that errno has the reason");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Asynchronous events: ports going up and down, queues failing.
 //!
-//! Called through [`Context::async_event`] by whoever watches the device. Events are acknowledged before they are
+//! Called through [`Context::async_event`] by the thread that watches the device. Events are acknowledged before they are
 //! returned, so that destroying the object they name never waits.
 
 use std::fmt;
@@ -95,7 +95,7 @@ pub struct AsyncEvent {
 }
 
 impl fmt::Display for EventKind {
-    /// What happened, in the words of ibv_get_async_event(3).
+    /// A description, from ibv_get_async_event(3).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::CompletionQueueError => "completion queue overrun",
@@ -149,7 +149,7 @@ impl AsyncEvent {
     unsafe fn read(raw: &ibv_async_event) -> Self {
         let kind = EventKind::from(raw.event_type);
         let element = raw.element;
-        // SAFETY: forwarded contract; `kind` says which member is set.
+        // SAFETY: forwarded contract; `kind` determines which member is set.
         let source = unsafe { source_of(kind, element) };
         Self { kind, source }
     }

@@ -1,11 +1,10 @@
-//! Flows: what a device does with packets that match.
-//!
-//! Installed and removed by whoever runs a program, never by the packet path. [`spec`] is what can be said, [`block`]
-//! how C wants to hear it.
+//! Flows (`ibv_flow`): what a device does with packets that match. Control code installs and removes them, never the
+//! packet path. [`attr`] describes a flow to the library.
 
 mod action;
-mod block;
-mod spec;
+mod attr;
+#[cfg(test)]
+mod tests;
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
@@ -13,13 +12,11 @@ use std::sync::Arc;
 
 use ibverbs_sys::{ibv_flow, ibv_qp};
 
-pub use self::action::{EspAction, EspFlags, FlowAction, MAX_AES_KEY_BYTES};
-pub use self::spec::{
-    EspMatch, EthernetMatch, FlowAttr, FlowKind, FlowSpec, GreMatch, Ipv4ExtMatch, Ipv4Match, Ipv6Match,
-    MAX_SPECS, MplsMatch, PlacedSpec, PortMatch, VxlanMatch,
-};
+pub use self::action::{EspAction, EspFlags, FlowAction};
+pub(crate) use self::attr::MAX_SPECS;
+pub use self::attr::{ActionSpec, FlowAttr, FlowKind};
 use crate::error::{created, from_code};
-use crate::{Context, Counters, Error, RawQueuePairHandle, Result, RssQueuePair, inline, leak};
+use crate::{Context, Error, RawQueuePairHandle, Result, RssQueuePair, inline, keep_alive};
 
 /// Where a flow's packets go. One that drops them needs a target as well, to name the device.
 #[derive(Clone)]
@@ -64,15 +61,8 @@ pub struct Flow {
     /// `None` once destroyed.
     raw: Option<NonNull<ibv_flow>>,
     target: FlowTarget,
-    used: Box<[Used]>,
-}
-
-/// What a flow's specs name.
-#[derive(Clone)]
-#[allow(dead_code)] // held, not looked at
-enum Used {
-    Counters(Arc<Counters>),
-    Action(Arc<FlowAction>),
+    /// Keeps counters and action handles alive.
+    actions: Vec<ActionSpec>,
 }
 
 // SAFETY: never written after it was made; its verb may be called from any thread.
@@ -91,20 +81,21 @@ impl Flow {
         let context = target.context();
         let failed = |source| Error::CreateFlow {
             device: context.name().into(),
-            port: attr.port(),
-            priority: attr.priority_level(),
+            port: attr.port,
+            priority: attr.priority,
             source,
         };
-        attr.counters().try_for_each(|counters| context.same_as(counters.context()))?;
-        attr.actions().try_for_each(|action| context.same_as(action.context()))?;
-        let counters = attr.counters().cloned().map(Used::Counters);
-        let used = counters.chain(attr.actions().cloned().map(Used::Action)).collect();
-        let mut block = attr.bytes()?;
+        attr.actions.iter().try_for_each(|action| match action {
+            ActionSpec::Count(counters) => context.same_as(counters.context()),
+            ActionSpec::Handle(action) => context.same_as(action.context()),
+            ActionSpec::Tag(_) | ActionSpec::Drop => Ok(()),
+        })?;
+        let mut block = attr.block()?;
         // SAFETY: context and queue pair are live, the block is well formed, and the counters and actions in it are
         // kept below.
         let create = || unsafe { inline::create_flow(context.raw(), target.raw(), block.as_mut_ptr()) };
         let raw = created(create).map_err(failed)?;
-        Ok(Self { raw: Some(raw), target: target.clone(), used })
+        Ok(Self { raw: Some(raw), target: target.clone(), actions: attr.actions.clone() })
     }
 
     /// `ibv_destroy_flow`, for callers that want to know: after a refusal the flow is still installed and comes back.
@@ -128,17 +119,12 @@ impl Flow {
         }
         code
     }
-
-    /// Where its packets go.
-    pub fn target(&self) -> &FlowTarget {
-        &self.target
-    }
 }
 
 impl Drop for Flow {
     fn drop(&mut self) {
         let code = self.remove();
         let device = self.target.context().name();
-        leak::keep("ibv_destroy_flow", device, code, || (self.target.clone(), self.used.clone()));
+        keep_alive::keep("ibv_destroy_flow", device, code, || (self.target.clone(), self.actions.clone()));
     }
 }

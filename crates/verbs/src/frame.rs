@@ -1,7 +1,7 @@
 //! Packet frames: registered memory cut into equal pieces, each with one owner at a time.
 //!
 //! A frame is free (in the pool), held (someone has its [`Frame`]) or posted (the device has it). Only a completion
-//! that names a posted frame turns it back into a held one, so no frame is ever in two hands. Used by the polling
+//! that names a posted frame turns it back into a held one, so no frame ever has two owners. Used by the polling
 //! loop: nothing here allocates after [`FramePool::new`], and every step is a bounds check and a byte.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::{Completion, Error, MemoryRegion, WorkCompletion};
 
 /// Most frames of one pool: at the usual 2 KiB, 32 GiB.
-pub const MAX_FRAMES: usize = 1 << 24;
+pub(crate) const MAX_FRAMES: usize = 1 << 24;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -20,7 +20,7 @@ enum State {
     Posted,
 }
 
-/// A frame that is neither free nor posted: its bytes belong to whoever has this. Dropping it instead of releasing
+/// A frame that is neither free nor posted: its bytes belong to the owner of this. Dropping it instead of releasing
 /// it loses the frame until the pool goes.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a frame that is neither posted nor released is lost to its pool"]
@@ -117,22 +117,21 @@ pub(crate) struct Slot {
 impl FramePool {
     /// Cuts `region` into as many frames of `frame_bytes` as fit; what is left over is not used.
     pub fn new(region: MemoryRegion, frame_bytes: u32) -> crate::Result<Self> {
-        // Its last value is given to no pool: it stands for no pool in the ids of sends without a frame.
+        // Its last value is given to no pool: it marks the ids of sends without a frame.
         static NEXT_ID: AtomicU32 = AtomicU32::new(0);
-        region.usable()?;
         let count = frame_count(region.bytes(), frame_bytes)?;
         let id = NEXT_ID.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| id.checked_add(1));
         let id = id.map_err(|_| Error::FramePoolIds)?;
         Ok(Self { region: Arc::new(region), ledger: Ledger::new(id, count), frame_bytes })
     }
 
-    /// A free frame, now held. Its bytes are whatever they were.
+    /// A free frame, now held. Its bytes are unchanged since the last use.
     #[inline]
     pub fn take(&mut self) -> Option<Frame> {
         self.ledger.take()
     }
 
-    /// Gives a frame back. One of another pool is logged and lost, as its own pool is not at hand.
+    /// Gives a frame back. One of another pool is logged and lost, because its own pool is not known here.
     #[inline]
     #[allow(clippy::needless_pass_by_value)] // the frame ends here
     pub fn release(&mut self, frame: Frame) {
@@ -162,7 +161,7 @@ impl FramePool {
     /// of another pool, or one that the device does not have.
     ///
     /// A completion gives one frame, once. It still names that frame when the frame has been posted anew, so it is used
-    /// up here; whatever else is to be read is read before:
+    /// up here; read the other fields of the completion before:
     ///
     /// ```
     /// fn take(pool: &mut verbs::FramePool, completion: verbs::Completion<'_>) -> Option<verbs::Frame> {
@@ -298,7 +297,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever order things happen in, each frame is in exactly one place.
+        /// In any order of operations, each frame is in exactly one place.
         #[test]
         fn every_frame_is_in_one_place(steps in prop::collection::vec((0u8..4, any::<u32>()), 0..200)) {
             const COUNT: u32 = 8;

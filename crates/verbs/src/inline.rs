@@ -1,13 +1,9 @@
 //! The static inline functions of `infiniband/verbs.h`, which no shared library exports, in Rust.
 //!
-//! Called by every handle of this crate; never by anything outside it. Each function does what its namesake in
-//! the header does and nothing else: no ownership, no checks of arguments, errors as the C function gives them.
-//! `verbs_context` is laid out as in rdma-core v44, and later releases only add in front; it is only ever touched behind
-//! the `sz` check.
-
-mod fast;
-mod poll;
-mod post;
+//! Called by every handle of this crate; never by anything outside it. Each function does what its namesake in the
+//! header does and nothing else: no ownership, no checks of arguments, errors as the C function gives them.
+//! `verbs_context` is laid out as in rdma-core v44, and later releases only add in front; it is only ever touched
+//! behind the `sz` check.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, size_of};
@@ -15,7 +11,9 @@ use std::ptr::{self, NonNull};
 
 use ibverbs_sys::*;
 
-pub(crate) use self::fast::{poll_cq, post_recv, post_send, post_wq_recv, req_notify_cq};
+mod poll;
+mod post;
+
 pub(crate) use self::poll::{PollFunctions, Read};
 pub(crate) use self::post::SendFunctions;
 
@@ -118,7 +116,7 @@ unsafe fn operation<F: Copy>(context: *mut ibv_context, offset: usize) -> Option
         return None;
     }
     let field = whole.cast::<u8>().wrapping_add(offset).cast::<Option<F>>();
-    // SAFETY: the check above says the library's structure contains this field; an `Option` of a function pointer
+    // SAFETY: by the check above, the library's structure contains this field; an `Option` of a function pointer
     // is a nullable C function pointer.
     unsafe { field.read() }
 }
@@ -289,7 +287,7 @@ pub(crate) unsafe fn create_wq(context: *mut ibv_context, attr: *mut ibv_wq_init
     wq
 }
 
-/// `ibv_create_qp_ex`, which is `ibv_create_qp` for whoever says no more than a protection domain.
+/// `ibv_create_qp_ex`, which is `ibv_create_qp` if `comp_mask` has the protection domain only.
 ///
 /// # Safety
 /// As for the creating functions above.
@@ -324,3 +322,93 @@ pub(crate) unsafe fn create_flow(
 
 #[cfg(test)]
 mod tests;
+
+/// What posting to an object without that operation amounts to: the first request is the bad one.
+#[cold]
+fn nothing_posted<R>(first: *mut R, bad: &mut *mut R) -> c_int {
+    *bad = first;
+    libc::EOPNOTSUPP
+}
+
+/// `ibv_post_wq_recv`.
+///
+/// # Safety
+/// `wq` is live and in RDY, no other thread posts to it, `wr` heads a NULL-terminated chain whose buffers stay
+/// registered and untouched until they complete.
+#[inline]
+pub(crate) unsafe fn post_wq_recv(
+    wq: *mut ibv_wq,
+    wr: *mut ibv_recv_wr,
+    bad: &mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: live by contract.
+    match unsafe { (*wq).post_recv } {
+        // SAFETY: forwarded contract.
+        Some(call) => unsafe { call(wq, wr, bad) },
+        None => nothing_posted(wr, bad),
+    }
+}
+
+/// `ibv_post_recv`.
+///
+/// # Safety
+/// As [`post_wq_recv`], for a queue pair at least in INIT.
+#[inline]
+pub(crate) unsafe fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: &mut *mut ibv_recv_wr) -> c_int {
+    // SAFETY: live by contract.
+    let context = unsafe { (*qp).context };
+    // SAFETY: the provider sets the queue pair's context, which outlives it.
+    match unsafe { (*context).ops.post_recv } {
+        // SAFETY: forwarded contract.
+        Some(call) => unsafe { call(qp, wr, bad) },
+        None => nothing_posted(wr, bad),
+    }
+}
+
+/// `ibv_post_send`.
+///
+/// # Safety
+/// `qp` is live and in RTS, no other thread posts to it, and the buffers of `wr` stay registered and unchanged
+/// until the send completes.
+#[inline]
+pub(crate) unsafe fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: &mut *mut ibv_send_wr) -> c_int {
+    // SAFETY: live by contract.
+    let context = unsafe { (*qp).context };
+    // SAFETY: the provider sets the queue pair's context, which outlives it.
+    match unsafe { (*context).ops.post_send } {
+        // SAFETY: forwarded contract.
+        Some(call) => unsafe { call(qp, wr, bad) },
+        None => nothing_posted(wr, bad),
+    }
+}
+
+/// `ibv_poll_cq`.
+///
+/// # Safety
+/// `cq` is live, no other thread uses it, `wc` is valid for writes of `count` completions.
+#[inline]
+pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: live by contract.
+    let context = unsafe { (*cq).context };
+    // SAFETY: the library sets the queue's context, which outlives it.
+    match unsafe { (*context).ops.poll_cq } {
+        // SAFETY: forwarded contract.
+        Some(call) => unsafe { call(cq, count, wc) },
+        None => -libc::EOPNOTSUPP,
+    }
+}
+
+/// `ibv_req_notify_cq`.
+///
+/// # Safety
+/// `cq` is live and no other thread uses it.
+pub(crate) unsafe fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: live by contract.
+    let context = unsafe { (*cq).context };
+    // SAFETY: the library sets the queue's context, which outlives it.
+    match unsafe { (*context).ops.req_notify_cq } {
+        // SAFETY: forwarded contract.
+        Some(call) => unsafe { call(cq, solicited_only) },
+        None => libc::EOPNOTSUPP,
+    }
+}

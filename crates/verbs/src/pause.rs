@@ -1,12 +1,13 @@
-//! One user at a time for what a provider leaves unlocked, and nobody while it takes a queue apart.
+//! Exclusive use of what a provider leaves unlocked: one user at a time, and none while a queue is destroyed.
 //!
-//! Three things meet at a completion queue. Its poller; whoever posts to a queue that completes into it, as a provider
-//! looks there whether the queue is full (providers/mlx5/qp.c, `mlx5_wq_overflow`); and whoever destroys such a queue or
-//! moves it to RDY, as a provider then takes its completions out of the ring (providers/mlx5/cq.c, `__mlx5_cq_clean`).
-//! The library's lock between them is absent from a SINGLE_THREADED queue and from everything under a thread domain,
-//! and where it is present it would wait for ever for a batch that is open on the same thread. So a gate stands in
-//! front: one per completion queue, or one per thread domain for all that is made under it. It costs one uncontended
-//! exchange per poll, post or send, nothing per completion. Users never wait for each other: they are turned away.
+//! Three kinds of threads use a completion queue: its poller; those that post to a queue that completes into it, as a
+//! provider checks there whether the queue is full (providers/mlx5/qp.c, `mlx5_wq_overflow`); and those that destroy such
+//! a queue or move it to RDY, as a provider then takes its completions out of the ring (providers/mlx5/cq.c,
+//! `__mlx5_cq_clean`). The library's lock between them is absent from a SINGLE_THREADED queue and from everything under a
+//! thread domain, and where it is present it would wait for ever for a batch that is open on the same thread. So this
+//! crate has a gate of its own: one per completion queue, or one per thread domain for all that is made under it. It costs
+//! one uncontended exchange per poll, post or send, nothing per completion. Users never wait for each other: entering
+//! fails.
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +29,7 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// The user's side. False: paused, or somebody is inside, perhaps this very thread; try again later.
+    /// The user's side. False: paused, or another user is inside, perhaps of this thread; try again later.
     #[inline]
     pub(crate) fn enter(&self) -> bool {
         if self.entered.swap(true, Ordering::SeqCst) {
@@ -46,7 +47,7 @@ impl Gate {
         self.entered.store(false, Ordering::Release);
     }
 
-    /// The destroyer's side. `None`: somebody did not leave in time.
+    /// The destroyer's side. `None`: a user did not leave in time.
     #[cold]
     pub(crate) fn pause(&self) -> Option<Paused<'_>> {
         self.pause_for(PAUSE_LIMIT)
@@ -67,7 +68,7 @@ impl Gate {
     }
 }
 
-/// Pauses two gates, which may be one and the same. `None`: somebody did not leave in time.
+/// Pauses two gates, which may be one and the same. `None`: a user did not leave in time.
 #[cold]
 pub(crate) fn pause_both<'g>(a: &'g Gate, b: &'g Gate) -> Option<(Paused<'g>, Option<Paused<'g>>)> {
     if ptr::eq(a, b) {
@@ -78,7 +79,7 @@ pub(crate) fn pause_both<'g>(a: &'g Gate, b: &'g Gate) -> Option<(Paused<'g>, Op
     Some((first.pause()?, Some(second.pause()?)))
 }
 
-/// While this exists, nobody is inside.
+/// While this exists, no user is inside.
 pub(crate) struct Paused<'g> {
     gate: &'g Gate,
     _turn: MutexGuard<'g, ()>,
@@ -150,7 +151,7 @@ mod tests {
         assert!(gate.enter());
         assert!(gate.pause_for(Duration::from_millis(5)).is_none());
         gate.leave();
-        let paused = gate.pause_for(Duration::ZERO).expect("nobody is inside");
+        let paused = gate.pause_for(Duration::ZERO).expect("no user is inside");
         assert!(!gate.enter());
         drop(paused);
         assert!(gate.enter());
@@ -159,7 +160,7 @@ mod tests {
     #[test]
     fn two_gates_are_paused_together_and_one_only_once() {
         let (a, b) = (Gate::default(), Gate::default());
-        let both = pause_both(&a, &b).expect("nobody is inside");
+        let both = pause_both(&a, &b).expect("no user is inside");
         assert!(!a.enter() && !b.enter());
         drop(both);
         let one = pause_both(&a, &a).expect("it does not wait for itself");
@@ -175,7 +176,7 @@ mod tests {
             for (first, second) in [(&a, &b), (&b, &a)] {
                 scope.spawn(move || {
                     for _ in 0..TURNS {
-                        drop(pause_both(first, second).expect("nobody is inside"));
+                        drop(pause_both(first, second).expect("no user is inside"));
                     }
                 });
             }

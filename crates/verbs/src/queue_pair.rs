@@ -1,4 +1,4 @@
-//! What queue pairs of every kind have in common: how they are asked for, and what they say about themselves.
+//! What queue pairs of every kind have in common: how they are configured, and their attributes.
 //!
 //! Used by [`RawQueuePairBuilder`](crate::RawQueuePairBuilder) and [`RssQueuePairBuilder`](crate::RssQueuePairBuilder).
 //! Numbers the library gives as C enums keep an `Unknown` variant.
@@ -67,8 +67,8 @@ pub enum QueuePairKind {
     /// Whole frames, as on the wire.
     #[default]
     RawPacket,
-    /// Unreliable datagrams (UD). It can be made and asked about, and be a flow's target; sending needs addresses, which are
-    /// not this crate's business.
+    /// Unreliable datagrams (UD). It can be made and asked about, and be a flow's target; sending needs addresses,
+    /// which are not this crate's business.
     Datagram,
     /// A kind this crate has no name for, by its number.
     Unknown(u32),
@@ -94,7 +94,7 @@ impl From<sys::ibv_qp_type::Type> for QueuePairKind {
     }
 }
 
-/// Where a queue pair stands (`ibv_qp_state`).
+/// The state of a queue pair (`ibv_qp_state`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QueuePairState {
     /// Nothing can be posted.
@@ -109,7 +109,7 @@ pub enum QueuePairState {
     SendQueueDrained,
     /// SQE: a send failed.
     SendQueueError,
-    /// Whatever is posted is flushed.
+    /// Posted requests are flushed.
     Error,
     /// A state this crate has no name for.
     Unknown(u32),
@@ -169,10 +169,10 @@ impl From<QueuePairCaps> for ibv_qp_cap {
     }
 }
 
-/// What a queue pair says about itself (`ibv_query_qp`).
+/// The attributes of a queue pair (`ibv_query_qp`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePairAttributes {
-    /// Where it stands.
+    /// Its state.
     pub state: QueuePairState,
     /// What it carries.
     pub kind: QueuePairKind,

@@ -1,46 +1,43 @@
-//! Raw packet queue pairs with rings of their own: how frames are sent, and a flow target without RSS.
+//! Raw packet queue pairs with rings of their own: they send frames, and are flow targets without RSS.
 //!
-//! [`RawQueuePair`] is the owner's, on the packet path; [`RawQueuePairHandle`] is what flows keep alive. Every send of a
-//! frame is signalled, so that every frame comes back through [`FramePool::reclaim`].
-
-mod batch;
-mod builder;
-mod handle;
-mod request;
+//! [`RawQueuePair`] belongs to the packet path; [`RawQueuePairHandle`] is the part that flows keep alive. Every send of
+//! a frame is signalled, so that every frame comes back through [`FramePool::reclaim`].
 
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::io;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::ptr;
+use std::ptr::NonNull;
 use std::sync::Arc;
+use std::{io, ptr};
 
-use ibverbs_sys::{self as sys, ibv_qp_attr, ibv_qp_attr_mask, ibv_send_wr, ibv_sge, ibv_wr_opcode};
+use ibverbs_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 
-pub use self::batch::{SendBatch, SendRequest};
-pub use self::builder::RawQueuePairBuilder;
-pub use self::handle::RawQueuePairHandle;
-pub use self::request::{MAX_SEND_PARTS, SendFlags};
-use self::request::{Parts, Segments};
+use self::send::{Parts, Segments};
 use crate::chain::{ReceiveChain, taken_before};
 use crate::completion::wr_id_of;
-use crate::error::errno_of;
+use crate::error::{errno_of, from_code};
 use crate::inline::SendFunctions;
-use crate::lent::Lender;
+use crate::keep_alive::{QueuePools, QueueRegions};
 use crate::pause::Gates;
 use crate::{
-    CompletionQueueHandle, Domain, Error, Frame, FramePool, PortNumber, QueueNumber, QueuePairCaps, Result,
-    inline,
+    CompletionQueueHandle, Context, Domain, Error, Frame, FramePool, PortNumber, QueueNumber,
+    QueuePairAttributes, QueuePairCaps, Result, SharedReceiveQueue, inline, keep_alive, queue_pair,
 };
 
+mod builder;
+mod send;
+
+pub use self::builder::RawQueuePairBuilder;
+pub use self::send::{MAX_SEND_PARTS, SendBatch, SendFlags, SendRequest};
+
 /// Most sends of one queue pair at once: no known device offers more.
-pub const MAX_SENDS: u32 = 1 << 20;
+pub(crate) const MAX_SENDS: u32 = 1 << 20;
 
 /// A raw queue pair in RESET: nothing can be posted yet.
 pub struct IdleRawQueuePair {
     handle: Arc<RawQueuePairHandle>,
-    lender: Lender,
+    pools: QueuePools,
     functions: Option<SendFunctions>,
 }
 
@@ -54,7 +51,7 @@ impl IdleRawQueuePair {
     ///
     /// # Errors
     /// EINVAL for a port that is not there, or for a kind that needs more than a port; EPERM without CAP_NET_RAW.
-    /// After any of them the queue pair is gone.
+    /// After any of them the queue pair is destroyed.
     pub fn to_rts(self, port: PortNumber) -> Result<RawQueuePair> {
         use sys::ibv_qp_state::{IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS};
         let handle = self.handle;
@@ -66,15 +63,15 @@ impl IdleRawQueuePair {
             let attr = ibv_qp_attr { qp_state, port_num: port.0, ..ibv_qp_attr::default() };
             handle.modify(name, attr, mask)?;
         }
-        let room = if self.functions.is_some() { handle.caps.max_sends.min(MAX_SENDS) } else { 0 };
+        let capacity = if self.functions.is_some() { handle.caps.max_sends.min(MAX_SENDS) } else { 0 };
         Ok(RawQueuePair {
             send_gates: handle.send_completions.gates(&handle.domain),
             receive_gates: handle.receive_completions.gates(&handle.domain),
             handle,
             chain: ReceiveChain::new(),
-            lender: self.lender,
+            pools: self.pools,
             functions: self.functions,
-            batched: Vec::with_capacity(room as usize),
+            batched: Vec::with_capacity(capacity as usize),
             errno: 0,
             _not_sync: PhantomData,
         })
@@ -87,7 +84,7 @@ pub struct RawQueuePair {
     send_gates: Gates,
     receive_gates: Gates,
     chain: ReceiveChain,
-    lender: Lender,
+    pools: QueuePools,
     /// The sending interface, if it was asked for.
     functions: Option<SendFunctions>,
     /// The frames of the open batch, in the order of their requests; empty without one. As long as the send queue.
@@ -124,9 +121,9 @@ impl RawQueuePair {
 
     /// Sends the first `bytes` bytes of a frame of `pool`, Ethernet header first. The frame comes back when the send
     /// completes; or right away, if the queue is full or refuses ([`RawQueuePair::last_refusal`]), if it has not so
-    /// many bytes, or if it is of another pool. A refusal that names no request leaves the frame in doubt: it counts as sent,
-    /// and is lost to its pool unless a completion gives it back. Which pools there may be, and that a batch of the completion queue must not
-    /// be open meanwhile, is as for [`ReceiveQueue::post`](crate::ReceiveQueue::post).
+    /// many bytes, or if it is of another pool. A refusal that names no request leaves the frame in doubt: it counts as
+    /// sent, and is lost to its pool unless a completion gives it back. Which pools there may be, and that a batch of
+    /// the completion queue must not be open meanwhile, is as for [`ReceiveQueue::post`](crate::ReceiveQueue::post).
     #[inline]
     pub fn send(
         &mut self,
@@ -142,7 +139,7 @@ impl RawQueuePair {
     }
 
     /// Sends pieces of a frame one after the other as one packet, at most [`MAX_SEND_PARTS`] and as many as
-    /// [`QueuePairCaps::max_send_parts`] says. Otherwise as [`RawQueuePair::send`].
+    /// [`QueuePairCaps::max_send_parts`] allows. Otherwise as [`RawQueuePair::send`].
     pub fn send_gathered(
         &mut self,
         pool: &mut FramePool,
@@ -156,8 +153,8 @@ impl RawQueuePair {
         }
     }
 
-    /// Sends the TCP stream behind the first `header_bytes` bytes of a frame in segments of `mss` bytes, each behind these
-    /// headers, which the device completes (`IBV_WR_TSO`). `bytes` is where the stream ends. The queue pair needs
+    /// Sends the TCP stream behind the first `header_bytes` bytes of a frame in segments of `mss` bytes, each behind
+    /// these headers, which the device completes (`IBV_WR_TSO`). `bytes` is where the stream ends. The queue pair needs
     /// [`RawQueuePairBuilder::max_tso_header`]. Otherwise as [`RawQueuePair::send`].
     pub fn send_tso(
         &mut self,
@@ -174,8 +171,9 @@ impl RawQueuePair {
     }
 
     /// Sends a copy of `data`, which the queue takes along (`IBV_SEND_INLINE`), at most
-    /// [`QueuePairCaps::max_inline_bytes`]. Its completion has `token` ([`Completion::token`](crate::Completion::token)), and
-    /// there is none with [`SendFlags::UNSIGNALLED`]. False: refused.
+    /// [`QueuePairCaps::max_inline_bytes`]. Its completion has `token`
+    /// ([`Completion::token`](crate::Completion::token)), and there is none with [`SendFlags::UNSIGNALLED`]. False:
+    /// refused.
     #[inline]
     pub fn send_inline(&mut self, token: u32, data: &[u8], flags: SendFlags) -> bool {
         let Ok(length) = u32::try_from(data.len()) else {
@@ -191,20 +189,20 @@ impl RawQueuePair {
             send_flags: flags.for_copy() | sys::ibv_send_flags::IBV_SEND_INLINE.0,
             ..ibv_send_wr::default()
         };
-        // SAFETY: the data is read during the call only, as the inline flag says (ibv_post_send(3)).
+        // SAFETY: the data is read during the call only, because of the inline flag (ibv_post_send(3)).
         unsafe { self.post(&mut request) }
     }
 
     /// Opens a batch of sends of frames of `pool`. `None`: the queue pair was made without
-    /// [`RawQueuePairBuilder::send_operations`], the pool is not for it, or somebody is at its completion queue or thread
-    /// domain ([`RawQueuePair::last_refusal`]).
+    /// [`RawQueuePairBuilder::send_operations`], the pool is not for it, or another thread uses its completion queue or
+    /// thread domain ([`RawQueuePair::last_refusal`]).
     #[inline]
     pub fn start_send<'q>(&'q mut self, pool: &'q mut FramePool) -> Option<SendBatch<'q>> {
         let Some(functions) = self.functions else {
             self.errno = libc::EOPNOTSUPP;
             return None;
         };
-        if let Err(errno) = self.lender.lend(pool, &self.handle.lent, &self.handle.domain) {
+        if let Err(errno) = self.pools.keep(pool, &self.handle.regions, &self.handle.domain) {
             self.errno = errno;
             return None;
         }
@@ -220,14 +218,14 @@ impl RawQueuePair {
     /// Moves the queue pair to ERR: everything that is posted completes as flushed, and so does what is posted later.
     ///
     /// # Errors
-    /// EBUSY if somebody used its completion queues all the while; what the device says.
+    /// EBUSY if another thread used its completion queues for the whole time limit; the device's errno.
     pub fn to_error(&mut self) -> Result<()> {
         let attr = ibv_qp_attr { qp_state: sys::ibv_qp_state::IBV_QPS_ERR, ..ibv_qp_attr::default() };
         self.handle.modify("ERR", attr, ibv_qp_attr_mask(0))
     }
 
-    /// Moves the queue pair to RESET. What is posted is forgotten without a completion, and its frames are lost to their
-    /// pools; to have them back, go to ERR first and collect what is flushed.
+    /// Moves the queue pair to RESET. What is posted is forgotten without a completion, and its frames are lost to
+    /// their pools; to have them back, go to ERR first and collect what is flushed.
     ///
     /// # Errors
     /// As for [`RawQueuePair::to_error`]; the queue pair comes back as it was.
@@ -235,7 +233,7 @@ impl RawQueuePair {
         let attr = ibv_qp_attr { qp_state: sys::ibv_qp_state::IBV_QPS_RESET, ..ibv_qp_attr::default() };
         match self.handle.modify("RESET", attr, ibv_qp_attr_mask(0)) {
             Ok(()) => {
-                Ok(IdleRawQueuePair { handle: self.handle, lender: self.lender, functions: self.functions })
+                Ok(IdleRawQueuePair { handle: self.handle, pools: self.pools, functions: self.functions })
             }
             Err(error) => Err(Box::new((self, error))),
         }
@@ -256,7 +254,7 @@ impl RawQueuePair {
         flags: SendFlags,
         segments: Option<Segments>,
     ) -> std::result::Result<(), Frame> {
-        if let Err(errno) = self.lender.lend(pool, &self.handle.lent, &self.handle.domain) {
+        if let Err(errno) = self.pools.keep(pool, &self.handle.regions, &self.handle.domain) {
             return self.refuse(errno, frame);
         }
         let mut request = ibv_send_wr {
@@ -270,8 +268,8 @@ impl RawQueuePair {
             request.opcode = ibv_wr_opcode::IBV_WR_TSO;
             request.__bindgen_anon_2 = segments.into();
         }
-        // SAFETY: the frame was held and is registered, which `lent` keeps it, and it is marked as posted before anyone can
-        // touch it again.
+        // SAFETY: the frame was held and is registered, which `regions` keeps it, and it is marked as posted before
+        // anyone can touch it again.
         if unsafe { self.post(&mut request) } {
             pool.posted(&frame);
             return Ok(());
@@ -282,8 +280,8 @@ impl RawQueuePair {
     /// Posts one request. False: the provider does not have it.
     ///
     /// # Safety
-    /// The memory it names is registered, and stays so and unchanged until the send completes; or the request says that it
-    /// is copied.
+    /// The memory it names is registered, and stays so and unchanged until the send completes; or the request has the
+    /// flag that it is copied.
     #[inline]
     unsafe fn post(&mut self, request: &mut ibv_send_wr) -> bool {
         let Some(_entered) = self.send_gates.enter() else {
@@ -291,8 +289,8 @@ impl RawQueuePair {
             return false;
         };
         let (request, mut bad) = (&raw mut *request, ptr::null_mut());
-        // SAFETY: the queue pair is live and in RTS or ERR and this is its only poster, alone behind the gates; the memory
-        // is as the contract says. The request is read during the call only.
+        // SAFETY: the queue pair is live and in RTS or ERR and this is its only poster, alone behind the gates; the
+        // memory meets the contract of this function. The request is read during the call only.
         let code = unsafe { inline::post_send(self.handle.raw(), request, &mut bad) };
         if code == 0 {
             return true;
@@ -314,7 +312,7 @@ impl RawQueuePair {
     /// Posts receives, as [`ReceiveQueue::post`](crate::ReceiveQueue::post) does.
     #[inline]
     pub fn post_receives(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize {
-        if let Err(errno) = self.lender.lend(pool, &self.handle.lent, &self.handle.domain) {
+        if let Err(errno) = self.pools.keep(pool, &self.handle.regions, &self.handle.domain) {
             self.chain.refuse(errno);
             return 0;
         }
@@ -327,5 +325,84 @@ impl RawQueuePair {
             // SAFETY: as for `send`, with the frames of a whole chain.
             unsafe { inline::post_recv(qp, head, bad) }
         })
+    }
+}
+
+/// A raw packet queue pair, as flows to it see it.
+pub struct RawQueuePairHandle {
+    pub(super) raw: NonNull<ibv_qp>,
+    pub(super) number: QueueNumber,
+    pub(super) domain: Domain,
+    pub(super) send_completions: Arc<CompletionQueueHandle>,
+    pub(super) receive_completions: Arc<CompletionQueueHandle>,
+    pub(super) shared_receives: Option<Arc<SharedReceiveQueue>>,
+    /// As the device gave them.
+    pub(super) caps: QueuePairCaps,
+    /// What the device may read and write.
+    pub(super) regions: QueueRegions,
+}
+
+// SAFETY: the rings are touched only through the one `RawQueuePair`; other verbs may be called from any thread.
+unsafe impl Send for RawQueuePairHandle {}
+// SAFETY: as above.
+unsafe impl Sync for RawQueuePairHandle {}
+
+impl RawQueuePairHandle {
+    /// How much the device gave it.
+    pub fn caps(&self) -> QueuePairCaps {
+        self.caps
+    }
+
+    /// Its current attributes. Queries the device each time.
+    pub fn query(&self) -> Result<QueuePairAttributes> {
+        // SAFETY: the queue pair is live and of this context.
+        unsafe { queue_pair::query(self.context(), self.raw()) }
+    }
+
+    pub(crate) fn raw(&self) -> *mut ibv_qp {
+        self.raw.as_ptr()
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        self.domain.context()
+    }
+
+    /// Runs `act` while no thread polls where the queue pair completes, or posts to queues that complete there.
+    fn alone(&self, act: impl FnOnce() -> c_int) -> c_int {
+        let Some(_paused) = self.send_completions.pause_with(&self.receive_completions) else {
+            return libc::EBUSY;
+        };
+        act()
+    }
+
+    /// Moves it to a state, by the fields that `mask` names besides.
+    pub(super) fn modify(
+        &self,
+        name: &'static str,
+        mut attr: ibv_qp_attr,
+        mask: ibv_qp_attr_mask,
+    ) -> Result<()> {
+        let mask = (mask | ibv_qp_attr_mask::IBV_QP_STATE).0.cast_signed();
+        // SAFETY: the queue pair is live; the attributes are only read.
+        let mut act = || unsafe { sys::ibv_modify_qp(self.raw(), &raw mut attr, mask) };
+        // On the way down a provider takes the queue pair's completions out of the ring (providers/mlx5/verbs.c,
+        // `mlx5_modify_qp`).
+        let code = if matches!(name, "RESET" | "ERR") { self.alone(act) } else { act() };
+        if code == 0 {
+            return Ok(());
+        }
+        let (device, number) = (self.context().name().into(), self.number);
+        Err(Error::ModifyQueuePair { device, number, state: name, source: from_code(code) })
+    }
+}
+
+impl Drop for RawQueuePairHandle {
+    fn drop(&mut self) {
+        // SAFETY: `raw` came from the creating verb, and flows to it and its owner held an `Arc` of this and are gone.
+        let code = self.alone(|| unsafe { sys::ibv_destroy_qp(self.raw()) });
+        keep_alive::keep("ibv_destroy_qp", self.context().name(), code, || {
+            let completions = (Arc::clone(&self.send_completions), Arc::clone(&self.receive_completions));
+            (self.domain.clone(), completions, self.shared_receives.clone(), self.regions.take())
+        });
     }
 }

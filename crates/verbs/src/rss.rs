@@ -1,6 +1,6 @@
 //! Receive side scaling: indirection tables over work queues, and the queue pairs that hash into them.
 //!
-//! Made by whoever installs a program; devices can only create and destroy them. Flows keep a queue pair alive, it
+//! Made by the code that installs a program; devices can only create and destroy them. Flows keep a queue pair alive, it
 //! its table, and that its work queues.
 
 use std::ptr::{self, NonNull};
@@ -14,11 +14,11 @@ use ibverbs_sys::{
 use crate::error::{created, from_code};
 use crate::{
     Context, Domain, Error, HashFields, QueuePairAttributes, QueuePairFlags, QueuePairKind, Result,
-    WorkQueue, inline, leak, queue_pair,
+    WorkQueue, inline, keep_alive, queue_pair,
 };
 
 /// Most entries of an indirection table: beyond what any known device offers.
-pub const MAX_TABLE_ENTRIES: usize = 1 << 16;
+pub(crate) const MAX_TABLE_ENTRIES: usize = 1 << 16;
 
 /// Bytes of a Toeplitz key: the only length that known devices take.
 pub const HASH_KEY_BYTES: usize = 40;
@@ -37,7 +37,7 @@ unsafe impl Sync for IndirectionTable {}
 
 impl IndirectionTable {
     /// `ibv_create_rwq_ind_table`. The low bits of a hash choose the entry, so there must be a power of two of them;
-    /// a queue may stand in several.
+    /// a queue may be in several.
     pub fn new(context: &Arc<Context>, queues: &[Arc<WorkQueue>]) -> Result<Arc<Self>> {
         let size = queues.len();
         if !size.is_power_of_two() || size > MAX_TABLE_ENTRIES {
@@ -51,7 +51,7 @@ impl IndirectionTable {
             ind_tbl: entries.as_mut_ptr(),
             comp_mask: 0,
         };
-        // SAFETY: the context is open, the queues are its own and live, the array is as long as said.
+        // SAFETY: the context is open, the queues are its own and live, the array has the given length.
         let create = || unsafe { inline::create_rwq_ind_table(context.raw(), &mut attr) };
         let raw = created(create).map_err(failed)?;
         Ok(Arc::new(Self { raw, context: Arc::clone(context), queues: queues.into() }))
@@ -67,7 +67,7 @@ impl Drop for IndirectionTable {
     fn drop(&mut self) {
         // SAFETY: `raw` came from `create_rwq_ind_table`; queue pairs over it held an `Arc` of this and are gone.
         let code = unsafe { inline::destroy_rwq_ind_table(self.context.raw(), self.raw.as_ptr()) };
-        leak::keep("ibv_destroy_rwq_ind_table", self.context.name(), code, || self.queues.clone());
+        keep_alive::keep("ibv_destroy_rwq_ind_table", self.context.name(), code, || self.queues.clone());
     }
 }
 
@@ -143,7 +143,7 @@ impl RssQueuePairBuilder {
         self
     }
 
-    /// A number that the queue pair keeps (`qp_context`) and [`query`](RssQueuePair::query) tells.
+    /// A number that the queue pair keeps (`qp_context`) and [`query`](RssQueuePair::query) returns.
     pub fn token(mut self, token: usize) -> Self {
         self.token = token;
         self
@@ -202,7 +202,7 @@ unsafe impl Send for RssQueuePair {}
 unsafe impl Sync for RssQueuePair {}
 
 impl RssQueuePair {
-    /// A queue pair in `domain` over `table`, that hashes nothing unless told to.
+    /// A queue pair in `domain` over `table`, that hashes nothing unless configured to.
     pub fn builder(domain: &Domain, table: &Arc<IndirectionTable>) -> RssQueuePairBuilder {
         RssQueuePairBuilder {
             domain: domain.clone(),
@@ -221,18 +221,13 @@ impl RssQueuePair {
         Self::builder(domain, table).hash(hash).build()
     }
 
-    /// What it says about itself now. Asks the device each time.
+    /// Its current attributes. Queries the device each time.
     ///
     /// # Errors
-    /// ENOSYS or EOPNOTSUPP where a device does not tell of such queue pairs, as on mlx5 (drivers/infiniband/hw/mlx5/qp.c).
+    /// ENOSYS or EOPNOTSUPP where a device cannot query such queue pairs, as on mlx5 (drivers/infiniband/hw/mlx5/qp.c).
     pub fn query(&self) -> Result<QueuePairAttributes> {
         // SAFETY: the queue pair is live and of this context.
         unsafe { queue_pair::query(self.context(), self.raw()) }
-    }
-
-    /// The table it spreads over.
-    pub fn table(&self) -> &Arc<IndirectionTable> {
-        &self.table
     }
 
     pub(crate) fn raw(&self) -> *mut ibv_qp {
@@ -248,7 +243,7 @@ impl Drop for RssQueuePair {
     fn drop(&mut self) {
         // SAFETY: `raw` came from `create_qp_ex`; flows to it held an `Arc` of this and are gone.
         let code = unsafe { sys::ibv_destroy_qp(self.raw()) };
-        leak::keep("ibv_destroy_qp (RSS)", self.context().name(), code, || {
+        keep_alive::keep("ibv_destroy_qp (RSS)", self.context().name(), code, || {
             (self.domain.clone(), Arc::clone(&self.table))
         });
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Does not compile if the type is `Send`: then either trait could be meant.
+/// Does not compile if the type is `Send`: then either trait applies.
 macro_rules! assert_not_send {
     ($type:ty) => {
         const _: fn() = || {

@@ -1,6 +1,6 @@
-//! Receive work queues: where RSS queue pairs deliver, and where frames are posted.
-//!
-//! [`WorkQueue`] is the part that indirection tables share; [`ReceiveQueue`] is the owner's, on the packet path.
+//! Receive queues. [`WorkQueue`] is the part of a receive work queue that indirection tables share; [`ReceiveQueue`]
+//! belongs to the packet path and posts frames. [`SharedReceiveQueue`] exists only as a field of `ibv_create_qp_ex`,
+//! which a device may refuse for raw packets: it can be made, named by a queue pair, and destroyed.
 
 use std::cell::Cell;
 use std::io;
@@ -9,13 +9,17 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ibverbs_sys::{self as sys, ibv_wq, ibv_wq_attr, ibv_wq_init_attr};
+use ibverbs_sys::{
+    self as sys, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_wq, ibv_wq_attr, ibv_wq_init_attr,
+};
 
 use crate::chain::ReceiveChain;
 use crate::error::{created, from_code};
-use crate::lent::{Lender, Lent};
+use crate::keep_alive::{QueuePools, QueueRegions};
 use crate::pause::Gates;
-use crate::{CompletionQueueHandle, Domain, Error, Frame, FramePool, QueueNumber, Result, inline, leak};
+use crate::{
+    CompletionQueueHandle, Domain, Error, Frame, FramePool, QueueNumber, Result, inline, keep_alive,
+};
 
 /// Most receives of one queue: no known device offers more.
 pub const MAX_RECEIVES: u32 = 1 << 20;
@@ -36,14 +40,14 @@ bitflags::bitflags! {
     }
 }
 
-/// Where a work queue stands (`ibv_wq_state`).
+/// The state of a work queue (`ibv_wq_state`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WorkQueueState {
     /// Nothing can be posted.
     Reset,
     /// RDY: frames can be posted, and packets arrive.
     Ready,
-    /// Whatever was posted is flushed, and nothing can be posted.
+    /// Posted receives are flushed, and no more can be posted.
     Error,
     /// A state this crate has no name for.
     Unknown(u32),
@@ -67,15 +71,15 @@ pub struct WorkQueue {
     domain: Domain,
     completions: Arc<CompletionQueueHandle>,
     /// What the device may write to.
-    lent: Lent,
+    regions: QueueRegions,
     /// An `ibv_wq_state`, changed only while the completion queue is paused; in RDY the owner may post.
     state: AtomicU32,
     /// One change at a time.
     changing: Mutex<()>,
 }
 
-// SAFETY: the ring is touched by a change of state, with everybody else kept out, and by the one `ReceiveQueue`; the verbs
-// on the queue itself may be called from any thread.
+// SAFETY: the ring is touched by a change of state, with everybody else kept out, and by the one `ReceiveQueue`; the
+// verbs on the queue itself may be called from any thread.
 unsafe impl Send for WorkQueue {}
 // SAFETY: as above.
 unsafe impl Sync for WorkQueue {}
@@ -97,8 +101,8 @@ impl WorkQueue {
     /// (providers/mlx5/verbs.c, `mlx5_modify_wq`), so frames posted earlier would be lost. Does nothing in RDY.
     ///
     /// # Errors
-    /// EBUSY if somebody used the completion queue all the while; what the device says, as EINVAL on the way out of ERR,
-    /// which leads to RESET only.
+    /// EBUSY if another thread used the completion queue for the whole time limit; the device's errno, as EINVAL out of
+    /// ERR, which leads to RESET only.
     pub fn ready(&self) -> Result<()> {
         self.change(sys::IBV_WQS_RDY, "RDY")
     }
@@ -111,8 +115,8 @@ impl WorkQueue {
         self.change(sys::IBV_WQS_ERR, "ERR")
     }
 
-    /// Moves the queue to RESET. What is posted is forgotten without a completion, and its frames are lost to their pools;
-    /// to have them back, go to ERR first and collect what is flushed.
+    /// Moves the queue to RESET. What is posted is forgotten without a completion, and its frames are lost to their
+    /// pools; to have them back, go to ERR first and collect what is flushed.
     ///
     /// # Errors
     /// As for [`WorkQueue::ready`].
@@ -120,8 +124,8 @@ impl WorkQueue {
         self.change(sys::IBV_WQS_RESET, "RESET")
     }
 
-    /// Changes the flags that `mask` names (`IBV_WQ_ATTR_FLAGS`), as far as the device can do that in the queue's life: mlx5
-    /// only [`WorkQueueFlags::CVLAN_STRIPPING`].
+    /// Changes the flags that `mask` names (`IBV_WQ_ATTR_FLAGS`), as far as the device can do that in the queue's life:
+    /// mlx5 only [`WorkQueueFlags::CVLAN_STRIPPING`].
     ///
     /// # Errors
     /// EINVAL or EOPNOTSUPP for another flag.
@@ -141,7 +145,7 @@ impl WorkQueue {
         self.modify(attr, name, || self.state.store(state, Ordering::Release))
     }
 
-    /// Calls the verb and, if it succeeds, `done`, with nobody polling or posting.
+    /// Calls the verb and, if it succeeds, `done`, while no thread polls or posts.
     fn modify(&self, mut attr: ibv_wq_attr, to: &'static str, done: impl FnOnce()) -> Result<()> {
         let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         // A second move to RDY would empty the queue once more.
@@ -151,7 +155,7 @@ impl WorkQueue {
         let context = self.domain.context();
         let paused = self.completions.pause();
         let code = match &paused {
-            // SAFETY: the queue is live, and nobody posts to it or polls while paused.
+            // SAFETY: the queue is live, and no thread posts to it or polls while paused.
             Some(_) => unsafe { inline::modify_wq(context.raw(), self.raw(), &raw mut attr) },
             None => libc::EBUSY,
         };
@@ -163,7 +167,7 @@ impl WorkQueue {
         Ok(())
     }
 
-    /// Where it was moved to last. An error of the device's own is told by an event
+    /// The state it was moved to last. An error that the device detects is reported by an event
     /// ([`EventKind`](crate::EventKind)), not here; out of it leads [`WorkQueue::reset`].
     pub fn state(&self) -> WorkQueueState {
         WorkQueueState::from(self.state.load(Ordering::Acquire))
@@ -171,7 +175,7 @@ impl WorkQueue {
 
     /// Whether frames can be posted.
     #[inline]
-    pub fn is_ready(&self) -> bool {
+    fn is_ready(&self) -> bool {
         self.state.load(Ordering::Acquire) == sys::IBV_WQS_RDY
     }
 
@@ -195,12 +199,12 @@ impl Drop for WorkQueue {
         let context = self.domain.context();
         let code = match self.completions.pause() {
             // SAFETY: `raw` came from `create_wq`; tables over it and its owner held an `Arc` of this and are gone, and
-            // nobody polls while its completions are removed.
+            // no thread polls while its completions are removed.
             Some(_paused) => unsafe { inline::destroy_wq(context.raw(), self.raw()) },
             None => libc::EBUSY,
         };
-        leak::keep("ibv_destroy_wq", context.name(), code, || {
-            (self.domain.clone(), Arc::clone(&self.completions), self.lent.take())
+        keep_alive::keep("ibv_destroy_wq", context.name(), code, || {
+            (self.domain.clone(), Arc::clone(&self.completions), self.regions.take())
         });
     }
 }
@@ -229,19 +233,13 @@ impl WorkQueueBuilder {
         self
     }
 
-    /// What the queue is to do besides.
+    /// The queue's flags.
     pub fn flags(mut self, flags: WorkQueueFlags) -> Self {
         self.flags = flags;
         self
     }
 
-    /// [`WorkQueueFlags::CVLAN_STRIPPING`], on or off.
-    pub fn cvlan_stripping(mut self, on: bool) -> Self {
-        self.flags.set(WorkQueueFlags::CVLAN_STRIPPING, on);
-        self
-    }
-
-    /// A number that the queue keeps (`wq_context`), for whoever sees it in C; nothing here needs it.
+    /// A number that the queue keeps (`wq_context`), for C code that sees it; nothing here needs it.
     pub fn token(mut self, token: usize) -> Self {
         self.token = token;
         self
@@ -281,7 +279,7 @@ impl WorkQueueBuilder {
             number,
             domain,
             completions,
-            lent: Lent::new(),
+            regions: QueueRegions::new(),
             state: AtomicU32::new(sys::IBV_WQS_RESET),
             changing: Mutex::new(()),
         });
@@ -289,7 +287,7 @@ impl WorkQueueBuilder {
             gates: queue.completions.gates(&queue.domain),
             queue: Arc::clone(&queue),
             chain: ReceiveChain::new(),
-            lender: Lender::new(),
+            pools: QueuePools::new(),
             max_receives: attr.max_wr.max(max_receives),
             _not_sync: PhantomData,
         };
@@ -302,22 +300,22 @@ pub struct ReceiveQueue {
     queue: Arc<WorkQueue>,
     gates: Gates,
     chain: ReceiveChain,
-    lender: Lender,
+    pools: QueuePools,
     max_receives: u32,
     _not_sync: PhantomData<Cell<()>>,
 }
 
 impl ReceiveQueue {
     /// Posts frames of `pool` from the end of `frames`, as many as the queue takes. Returns how many; the others stay
-    /// in the vector, in order: the queue is full or not in RDY ([`ReceiveQueue::last_refusal`]), or they are of another
-    /// pool. If a provider refuses without saying what, the frames in doubt count as posted. Nothing is taken from a pool
-    /// that is not registered in the queue's protection domain, or is one more than [`MAX_POOLS`](crate::MAX_POOLS).
-    /// Nor while somebody else uses the completion queue or the thread domain; above all, not while a
-    /// [`Batch`](crate::Batch) of that completion queue is open, on this thread or another.
-    /// The queue keeps the pool's memory registered until it is destroyed itself.
+    /// in the vector, in order: the queue is full or not in RDY ([`ReceiveQueue::last_refusal`]), or they are of
+    /// another pool. If a provider refuses without saying what, the frames in doubt count as posted. Nothing is taken
+    /// from a pool that is not registered in the queue's protection domain, or is one more than
+    /// [`MAX_POOLS`](crate::MAX_POOLS). Nor while another thread uses the completion queue or the thread domain; above
+    /// all, not while a [`Batch`](crate::Batch) of that completion queue is open, on this thread or another. The queue
+    /// keeps the pool's memory registered until it is destroyed itself.
     #[inline]
     pub fn post(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize {
-        if let Err(errno) = self.lender.lend(pool, &self.queue.lent, &self.queue.domain) {
+        if let Err(errno) = self.pools.keep(pool, &self.queue.regions, &self.queue.domain) {
             self.chain.refuse(errno);
             return 0;
         }
@@ -332,16 +330,16 @@ impl ReceiveQueue {
         }
         let wq = self.queue.raw();
         self.chain.post(pool, frames, |head, bad| {
-            // SAFETY: the queue is live and in RDY, this is its only poster, alone behind the gates, and the chain's frames
-            // were held: they are registered, which `lent` keeps them, and marked as posted before anyone can touch
-            // them again.
+            // SAFETY: the queue is live and in RDY, this is its only poster, alone behind the gates, and the chain's
+            // frames were held: they are registered, which `regions` keeps them, and marked as posted before anyone can
+            // touch them again.
             unsafe { inline::post_wq_recv(wq, head, bad) }
         })
     }
 
-    /// Why frames stayed in the vector last: ENOMEM usually says that the queue is full, EBUSY that somebody was at it,
-    /// EINVAL that it is not in RDY or that the frames or their pool are not for it, ENOSPC that there were too many
-    /// pools.
+    /// Why frames stayed in the vector last: ENOMEM usually means that the queue is full, EBUSY that another thread
+    /// used it, EINVAL that it is not in RDY or that the frames or their pool are not for it, ENOSPC that there were
+    /// too many pools.
     pub fn last_refusal(&self) -> Option<io::Error> {
         self.chain.last_refusal()
     }
@@ -354,5 +352,58 @@ impl ReceiveQueue {
     /// How many frames can be posted at once.
     pub fn max_receives(&self) -> u32 {
         self.max_receives
+    }
+}
+
+/// A receive queue for several queue pairs.
+pub struct SharedReceiveQueue {
+    raw: NonNull<ibv_srq>,
+    domain: Domain,
+    max_receives: u32,
+}
+
+// SAFETY: it has a ring that nothing here touches; its verbs may be called from any thread.
+unsafe impl Send for SharedReceiveQueue {}
+// SAFETY: as above.
+unsafe impl Sync for SharedReceiveQueue {}
+
+impl SharedReceiveQueue {
+    /// `ibv_create_srq`, for at least `max_receives` receives of `max_parts` pieces of memory each.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP or ENOSYS where a device has none, EINVAL beyond its limits, ENOMEM.
+    pub fn new(domain: &Domain, max_receives: u32, max_parts: u32) -> Result<Arc<Self>> {
+        let failed =
+            |source| Error::CreateSharedReceiveQueue { device: domain.context().name().into(), source };
+        if !(1..=MAX_RECEIVES).contains(&max_receives) {
+            return Err(failed(from_code(libc::EINVAL)));
+        }
+        let attr = ibv_srq_attr { max_wr: max_receives, max_sge: max_parts, srq_limit: 0 };
+        let mut attr = ibv_srq_init_attr { srq_context: std::ptr::null_mut(), attr };
+        // SAFETY: the domain is live and, being kept below, outlives the queue.
+        let create = || unsafe { sys::ibv_create_srq(domain.raw(), &raw mut attr) };
+        let raw = created(create).map_err(failed)?;
+        Ok(Arc::new(Self { raw, domain: domain.clone(), max_receives: attr.attr.max_wr }))
+    }
+
+    /// How many receives the device gave it.
+    pub fn max_receives(&self) -> u32 {
+        self.max_receives
+    }
+
+    pub(crate) fn domain(&self) -> &Domain {
+        &self.domain
+    }
+
+    pub(crate) fn raw(&self) -> *mut ibv_srq {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for SharedReceiveQueue {
+    fn drop(&mut self) {
+        // SAFETY: `raw` came from `ibv_create_srq`; queue pairs on it held an `Arc` of this and are gone.
+        let code = unsafe { sys::ibv_destroy_srq(self.raw()) };
+        keep_alive::keep("ibv_destroy_srq", self.domain.context().name(), code, || self.domain.clone());
     }
 }

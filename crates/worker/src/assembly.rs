@@ -1,24 +1,27 @@
-//! Builds what a worker owns, in the one order that works: arena, the frames' memory in it, domains,
-//! completion queue, work queue, TX queue pair, frames; then the work queue is made ready and filled.
-//! Runs once, before the worker's thread exists.
+//! Builds what a worker owns, in the order of dependencies: arena, the frames' memory in it, domains, completion queue,
+//! work queue, TX queue pair, frames; then the work queue is made ready and filled. Runs once, before the worker's
+//! thread exists. The arena is on the NUMA node of the worker's core, and the driver's rings go into it as well
+//! ([`ArenaAllocator`]).
 
-use std::sync::{Arc, PoisonError};
+use std::fs::DirEntry;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use hugemem::{Arena, ArenaOptions, Block};
 use program::WorkerId;
 use verbs::{
-    Access, CompletionFields, CompletionQueue, Context, Domain, FramePool, MemoryRegion, ParentDomain,
-    PortNumber, ProtectionDomain, RawQueuePair, ThreadDomain, WorkQueue,
+    Access, Allocation, AllocationRequest, CompletionFields, CompletionQueue, Context, Domain,
+    DomainAllocator, Errno, FramePool, MemoryRegion, ParentDomain, PortNumber, ProtectionDomain,
+    RawQueuePair, ThreadDomain, WorkQueue,
 };
 
-use crate::allocator::ArenaAllocator;
 use crate::batch::Batch;
-use crate::error::{EOPNOTSUPP, EPERM, Object};
+use crate::error::Object;
 use crate::receiver::{Receiver, refill_at};
 use crate::stats::Stats;
 use crate::{Error, Warning, WorkerConfig};
 
-/// Room in the arena for one entry of any ring: the largest in use is a 64-byte work request, and
+/// Bytes in the arena for one entry of any ring: the largest in use is a 64-byte work request, and
 /// drivers round the number of entries up to a power of two.
 const RING_ENTRY_BYTES: usize = 64;
 /// Doorbell records and rounding to pages.
@@ -29,17 +32,17 @@ const FRAMES_ALIGN: usize = 4096;
 const FRAME_ALIGN: u32 = 64;
 /// An Ethernet header behind two VLAN tags.
 const HEADER_BYTES: u32 = 14 + 2 * 4;
-/// The MTU of Ethernet. Verbs round an MTU down to a power of two, so this is what 1024 stands for.
+/// The MTU of Ethernet. Verbs round an MTU down to a power of two, so a reported 1024 is taken as 1500.
 const ETHERNET_MTU_BYTES: u32 = 1500;
 
-/// The parts of a worker, with what they are not as asked for.
+/// The parts of a worker, with warnings where they differ from the configuration.
 pub(crate) struct Parts {
     pub(crate) receiver: Receiver,
     pub(crate) sender: Option<RawQueuePair>,
     pub(crate) warnings: Vec<Warning>,
 }
 
-/// Makes everything but the counters and the first filling.
+/// Makes everything except the counters, without posting frames.
 pub(crate) fn assemble(context: &Arc<Context>, config: &WorkerConfig) -> Result<Parts, Error> {
     config.check()?;
     let limits = context.attributes().map_err(refused(config.id, Object::Attributes))?;
@@ -61,7 +64,7 @@ fn assemble_in(
     entries: u32,
 ) -> Result<Parts, Error> {
     let id = config.id;
-    // Before any ring: a ring that finds no room costs locality, frames that find none the worker.
+    // Before any ring: a ring outside the arena costs locality, but a worker cannot run without its frames.
     let memory = frame_memory(config, arena)?;
     let (allocator, shortfalls) = ArenaAllocator::new(arena);
     let mut warnings = Vec::new();
@@ -116,7 +119,7 @@ fn completion_entries(config: &WorkerConfig, limit: u32) -> Result<u32, Error> {
     Ok(wanted)
 }
 
-/// What a port may receive that frames do not hold. A device without a say about its MTU gets no warning.
+/// A warning if the port may receive packets that are longer than a frame; none if the device reports no MTU.
 fn short_frames(context: &Context, config: &WorkerConfig, port: u8) -> Result<Option<Warning>, Error> {
     let attributes = context.port(PortNumber(port)).map_err(refused(config.id, Object::Port))?;
     let Some(mtu_bytes) = attributes.active_mtu_bytes else { return Ok(None) };
@@ -146,7 +149,7 @@ fn map_arena(config: &WorkerConfig, cq_entries: u32) -> Result<Arc<Arena>, Error
     Arena::map(&options).map_err(|source| Error::Arena { worker: config.id, bytes, source })
 }
 
-/// What the queues belong to. A device without thread domains (mlx4 sets neither `alloc_td` nor
+/// The domain of the queues. A device without thread domains (mlx4 sets neither `alloc_td` nor
 /// `alloc_parent_domain`) locks its queues, and puts them into memory of its own.
 fn domains(
     context: &Arc<Context>,
@@ -157,7 +160,7 @@ fn domains(
     let protection = ProtectionDomain::new(context).map_err(refused(id, Object::ProtectionDomain))?;
     let thread = match ThreadDomain::new(context) {
         Ok(thread) => thread,
-        Err(source) if source.errno() == Some(EOPNOTSUPP) => {
+        Err(source) if source.errno() == Some(Errno::EOPNOTSUPP.0) => {
             warnings.push(Warning::NoThreadDomain { reason: source.to_string() });
             return Ok((Domain::from(protection), None));
         }
@@ -168,8 +171,8 @@ fn domains(
     Ok((Domain::from(&parent), Some(parent)))
 }
 
-/// The best that the device takes: one may refuse not to check for overruns, one has no flow tags (mlx4;
-/// its programs have one class for everything).
+/// The best completion queue that the device supports: some devices refuse to ignore overruns, and mlx4 has no flow
+/// tags (its programs have one class for all packets).
 fn completion_queue(
     context: &Arc<Context>,
     config: &WorkerConfig,
@@ -196,14 +199,15 @@ fn completion_queue(
         made => made,
     };
     let made = match made {
-        Err(source) if source.errno() == Some(EOPNOTSUPP) => build(false, fields),
+        Err(source) if source.errno() == Some(Errno::EOPNOTSUPP.0) => build(false, fields),
         made => made,
     };
     made.map_err(refused(config.id, Object::CompletionQueue))
 }
 
-/// Before the work queue is ready: a device may otherwise receive its own broadcasts (facts, VPP).
-/// A device that cannot send still steers; one that may not is told apart, for the remedy.
+/// The queue pair for sending, made before the work queue is ready: in the other order a device may receive the
+/// broadcasts it sends (VPP, src/plugins/rdma/device.c, creates its TX queues first). A device that cannot send still
+/// steers; a refusal for lack of permission is an error, because there is a remedy.
 fn send_queue(
     config: &WorkerConfig,
     domain: &Domain,
@@ -226,7 +230,7 @@ fn or_without<T>(
 ) -> Result<Option<T>, Error> {
     match made {
         Ok(sender) => Ok(Some(sender)),
-        Err(source) if source.errno() == Some(EPERM) => Err(refused(id, Object::SendQueue)(source)),
+        Err(source) if source.errno() == Some(Errno::EPERM.0) => Err(refused(id, Object::SendQueue)(source)),
         Err(source) => {
             warnings.push(Warning::NoSendQueue { reason: source.to_string() });
             Ok(None)
@@ -243,6 +247,52 @@ fn frame_pool(config: &WorkerConfig, memory: Block, domain: &Domain) -> Result<F
     let region = MemoryRegion::register(domain, memory, Access::LOCAL_WRITE)
         .map_err(refused(config.id, Object::MemoryRegion))?;
     FramePool::new(region, frame_bytes(config)).map_err(refused(config.id, Object::FramePool))
+}
+
+/// Allocations that did not fit into the arena, shared with the worker that is being built.
+pub(crate) type Shortfalls = Arc<Mutex<Vec<Warning>>>;
+
+/// The parent domain's allocator. Holds the arena for as long as the domain lives.
+pub(crate) struct ArenaAllocator {
+    arena: Arc<Arena>,
+    shortfalls: Shortfalls,
+}
+
+impl ArenaAllocator {
+    pub(crate) fn new(arena: &Arc<Arena>) -> (Self, Shortfalls) {
+        let shortfalls = Shortfalls::default();
+        (Self { arena: Arc::clone(arena), shortfalls: Arc::clone(&shortfalls) }, shortfalls)
+    }
+}
+
+impl DomainAllocator for ArenaAllocator {
+    /// If the arena is full, the driver uses memory of its own, which costs locality only.
+    fn allocate(&self, request: &AllocationRequest) -> Allocation {
+        match self.arena.carve(request.bytes, request.align) {
+            Some(block) => Allocation::Memory(Box::new(block)),
+            None => {
+                let warning = Warning::OutsideArena { bytes: request.bytes };
+                self.shortfalls.lock().unwrap_or_else(PoisonError::into_inner).push(warning);
+                Allocation::UseDefault
+            }
+        }
+    }
+}
+
+/// Kernel: Documentation/ABI/stable/sysfs-devices-node; a core's directory links to its node.
+const CORES: &str = "/sys/devices/system/cpu";
+
+/// The node of a core; `None` if the kernel has no NUMA nodes, or no such core.
+pub(crate) fn node_of(core: usize) -> Option<u32> {
+    node_in(&Path::new(CORES).join(format!("cpu{core}")))
+}
+
+fn node_in(core: &Path) -> Option<u32> {
+    core.read_dir().ok()?.flatten().find_map(|entry| node_number(&entry))
+}
+
+fn node_number(entry: &DirEntry) -> Option<u32> {
+    entry.file_name().to_str()?.strip_prefix("node")?.parse().ok()
 }
 
 #[cfg(test)]

@@ -1,25 +1,25 @@
-//! From a tag to an outcome: the class tables of the two bands, and how one gives way to another.
-//! Called by the worker's loop only. A packet of an exact class is never parsed; one of a hybrid
-//! class is, and only there are anomalies seen.
+//! From a flow tag to an outcome: the class tables of the two bands of programs, the counters of their rules, and the
+//! replacement of one program by the next. Only the worker's loop calls the classifier. Packets of hybrid classes are
+//! parsed, packets of exact classes never, so anomalies are seen in hybrid classes only.
 
 use std::sync::Arc;
 
 use packet::DeepKey;
-use program::{Band, Class, ClassId, ClassTag, Decide};
+use program::{Band, Class, ClassId, ClassTag, Decide, Outcome, Program, Verdict};
 use verbs::FramePool;
 
 use crate::batch::{self, Batch};
-use crate::mailbox::{Command, Mailbox, Publication};
+use crate::control::{Command, Mailbox, Publication};
 use crate::stats::{DropReason, Stats};
-use crate::table::ClassTable;
+use crate::stats::{Tally, TallyRow, Traffic};
 
-/// The programs that packets may still carry tags of.
+/// The programs whose tags packets may still carry.
 #[derive(Debug)]
 pub(crate) struct Classifier {
     bands: [Option<Arc<ClassTable>>; 2],
     /// The band that was published last.
     latest: Band,
-    /// Everything up to here was carried out.
+    /// Every command up to this one is applied.
     seen: Publication,
     draining: Option<Draining>,
     /// Completions that can be waiting at once.
@@ -46,35 +46,35 @@ impl Classifier {
         }
     }
 
-    /// Takes over what control published. One atomic read per turn when there is nothing new.
+    /// Takes published programs. Costs one atomic read per iteration if there is none.
     #[inline]
     pub(crate) fn refresh(&mut self, mailbox: &Mailbox, last: &Batch) {
         if mailbox.newer_than(self.seen) {
-            self.turn_page(mailbox, last);
+            self.take_commands(mailbox, last);
         }
     }
 
     #[cold]
-    fn turn_page(&mut self, mailbox: &Mailbox, last: &Batch) {
+    fn take_commands(&mut self, mailbox: &Mailbox, last: &Batch) {
         if let Some(mut draining) = self.draining.take() {
             draining.left = draining.left.saturating_sub(last.completions as u64);
             if draining.left > 0 && !last.drained {
                 self.draining = Some(draining);
                 return;
             }
-            self.carry_out(draining.command, mailbox);
+            self.apply(draining.command, mailbox);
         }
         while let Some(command) = mailbox.take() {
             if self.bands[command.band.index()].is_some() {
                 self.draining = Some(Draining { command, left: self.outstanding_max });
                 return;
             }
-            self.carry_out(command, mailbox);
+            self.apply(command, mailbox);
         }
     }
 
-    /// The old table is let go before the acknowledgement: control frees it, never this thread.
-    fn carry_out(&mut self, command: Command, mailbox: &Mailbox) {
+    /// Releases the old table before the acknowledgement, so that the publisher frees it, never this thread.
+    fn apply(&mut self, command: Command, mailbox: &Mailbox) {
         if command.table.is_some() {
             self.latest = command.band;
         }
@@ -132,8 +132,8 @@ impl Classifier {
         class.map(|class| (table, class))
     }
 
-    /// What packets without a tag are, by the latest program that knows. Their flow does not say which
-    /// program it belongs to, and while one follows another the new one judges them.
+    /// The class of packets without a tag, by the latest program that has one. Such packets do not carry the band of
+    /// their flow's program, so while one program replaces another the new one classifies them.
     #[inline]
     fn untagged(&self) -> Option<(&ClassTable, ClassId)> {
         let bands = [self.latest, self.latest.other()];
@@ -143,8 +143,131 @@ impl Classifier {
         })
     }
 
-    /// The program of a band, for whoever owns the worker.
+    /// The program of a band.
     pub(crate) fn table(&self, band: Band) -> Option<&Arc<ClassTable>> {
         self.bands[band.index()].as_ref()
+    }
+}
+
+/// How a packet was disposed of, without the destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Disposition {
+    /// Delivered to a group.
+    Delivered,
+    /// Dropped by a rule, in software.
+    Dropped,
+    /// Left to the kernel by the policy, but received by the worker, which cannot return it: lost.
+    LostException,
+    /// A copy of a packet that its rule does not match, discarded.
+    Filtered,
+}
+
+impl Disposition {
+    /// All of them, in the order of their indices.
+    pub const ALL: [Self; 4] = [Self::Delivered, Self::Dropped, Self::LostException, Self::Filtered];
+
+    /// As a metric label.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Delivered => "delivered",
+            Self::Dropped => "dropped",
+            Self::LostException => "lost_exception",
+            Self::Filtered => "filtered",
+        }
+    }
+}
+
+impl From<Verdict> for Disposition {
+    fn from(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Deliver(_) => Self::Delivered,
+            Verdict::Drop => Self::Dropped,
+            Verdict::Kernel => Self::LostException,
+            Verdict::Filtered => Self::Filtered,
+        }
+    }
+}
+
+/// The classes of a program with one worker's counters, for one band.
+#[derive(Debug)]
+pub(crate) struct ClassTable {
+    program: Arc<Program>,
+    /// Which classes need the tunnel headers parsed.
+    deep: Box<[bool]>,
+    /// The dispositions that a rule's classes can have, by rule: snapshots have them even at zero.
+    possible: Box<[[bool; Disposition::ALL.len()]]>,
+    /// One tally per rule and disposition: `rule * Disposition::ALL.len() + disposition`.
+    tallies: TallyRow,
+}
+
+impl ClassTable {
+    /// A table for `program` with all counters at zero.
+    pub(crate) fn new(program: Arc<Program>) -> Self {
+        let tallies = TallyRow::new(program.rules.len() * Disposition::ALL.len());
+        let is_deep = |class: &Option<Class>| class.as_ref().is_some_and(Class::needs_tunnel);
+        let deep = program.classes.iter().map(is_deep).collect();
+        let possible = possible(&program);
+        Self { program, deep, possible, tallies }
+    }
+
+    /// The program it was made from.
+    pub(crate) fn program(&self) -> &Arc<Program> {
+        &self.program
+    }
+
+    /// The class with that id, and whether it needs tunnel headers; `None` if the program has no such class.
+    #[inline]
+    pub(crate) fn class(&self, id: ClassId) -> Option<(&Class, bool)> {
+        Some((self.program.class(id)?, *self.deep.get(id.index())?))
+    }
+
+    /// The class of packets without a tag, if the program has any.
+    #[inline]
+    pub(crate) fn untagged(&self) -> Option<ClassId> {
+        self.program.untagged
+    }
+
+    /// Where packets with this outcome are counted; `None` for a rule beyond the program.
+    #[inline]
+    pub(crate) fn tally(&self, outcome: &Outcome) -> Option<&Tally> {
+        let row = outcome.rule.0 as usize * Disposition::ALL.len();
+        self.tallies.at(row + Disposition::from(outcome.verdict) as usize)
+    }
+
+    /// Every rule with each disposition that its classes can have or that was counted.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (&str, Disposition, Traffic)> {
+        self.program.rules.iter().enumerate().zip(&self.possible).flat_map(
+            move |((index, rule), possible)| {
+                Disposition::ALL.into_iter().filter_map(move |disposition| {
+                    let place = index * Disposition::ALL.len() + disposition as usize;
+                    let traffic = self.tallies.at(place).map(Tally::read).unwrap_or_default();
+                    let shown = possible[disposition as usize] || traffic.packets > 0;
+                    shown.then_some((rule.name.as_str(), disposition, traffic))
+                })
+            },
+        )
+    }
+}
+
+fn possible(program: &Program) -> Box<[[bool; Disposition::ALL.len()]]> {
+    let mut possible = vec![[false; Disposition::ALL.len()]; program.rules.len()];
+    for class in program.classes.iter().flatten() {
+        each_outcome(&class.decide, &mut |outcome| {
+            if let Some(rule) = possible.get_mut(outcome.rule.0 as usize) {
+                rule[Disposition::from(outcome.verdict) as usize] = true;
+            }
+        });
+    }
+    possible.into_boxed_slice()
+}
+
+fn each_outcome(decide: &Decide, visit: &mut dyn FnMut(&Outcome)) {
+    match decide {
+        Decide::Exact(outcome) => visit(outcome),
+        Decide::Software(steps, otherwise) => {
+            steps.iter().for_each(|step| visit(&step.outcome));
+            visit(otherwise);
+        }
     }
 }

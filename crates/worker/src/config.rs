@@ -1,14 +1,14 @@
-//! What a worker is built from, and the limits on it. Filled in by `steerd`'s settings and by
-//! tests; never changed once the worker runs.
+//! The configuration of a worker and its limits. It does not change while the worker runs.
 
 use std::time::Duration;
 
 use hugemem::PageKind;
 use program::WorkerId;
 
-use crate::{Error, numa};
+use crate::Error;
+use crate::assembly::node_of;
 
-/// Most completions that one turn of the loop may take.
+/// Most completions that one iteration of the loop may take.
 pub const BATCH_MAX: usize = 512;
 /// Most frames that one worker may own. Also the bound on its receive queue.
 pub const FRAMES_MAX: u32 = 1 << 20;
@@ -23,7 +23,7 @@ pub const PORTS_MAX: usize = 255;
 /// Sends that a worker's TX queue pair may have outstanding.
 pub const SENDS_MAX: u32 = 4096;
 
-/// How one worker is made.
+/// The configuration of one worker.
 #[derive(Clone, Debug)]
 pub struct WorkerConfig {
     /// Which worker this is: its place in the program's tables.
@@ -37,7 +37,7 @@ pub struct WorkerConfig {
     pub frames: u32,
     /// Bytes per frame; a longer packet is refused by the device.
     pub frame_bytes: u32,
-    /// Completions taken per turn, at most [`BATCH_MAX`].
+    /// Completions taken per iteration, at most [`BATCH_MAX`].
     pub batch: usize,
     /// Sends that may be outstanding on the TX queue pair.
     pub sends: u32,
@@ -47,7 +47,7 @@ pub struct WorkerConfig {
     pub numa_node: Option<u32>,
     /// What to do when there is nothing to do.
     pub idle: Idle,
-    /// Ask the device not to check for overruns, which cannot happen. One that knows no such flag checks.
+    /// Ask the device not to check for completion queue overruns, which cannot happen. Devices without the flag check.
     pub ignore_overrun: bool,
     /// Have completions carry the device's timestamp (for sinks).
     pub timestamps: bool,
@@ -80,13 +80,13 @@ impl WorkerConfig {
         self.frames.saturating_add(self.sends)
     }
 
-    /// The NUMA node that its memory shall be on; `None` leaves it to the kernel.
+    /// The NUMA node for its memory; `None` leaves it to the kernel.
     #[must_use]
     pub fn memory_node(&self) -> Option<u32> {
-        self.numa_node.or_else(|| self.core.and_then(numa::node_of))
+        self.numa_node.or_else(|| self.core.and_then(node_of))
     }
 
-    /// Refuses what no device could run.
+    /// Checks that all settings are in range.
     ///
     /// # Errors
     /// [`Error::Setting`] names the setting, its value and its range.
@@ -112,12 +112,12 @@ fn in_range(setting: &'static str, value: u64, least: u64, most: u64) -> Result<
     if (least..=most).contains(&value) { Ok(()) } else { Err(Error::Setting { setting, value, least, most }) }
 }
 
-/// What a worker does on turns that find no completion.
+/// What a worker does on iterations that find no completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {
     /// Polls again at once: least latency, a whole core.
     Spin,
-    /// Polls `spin_polls` times, then yields `yield_polls` times, then sleeps `sleep_us` per turn.
+    /// Polls `spin_polls` times, then yields `yield_polls` times, then sleeps `sleep_us` per iteration.
     Adaptive {
         /// Empty polls before the first yield.
         spin_polls: u32,
@@ -134,18 +134,18 @@ impl Default for Idle {
     }
 }
 
-/// Where a worker is on the way from spinning to sleeping.
+/// The state of an idle worker between spinning and sleeping.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     idle: Idle,
-    empty_turns: u32,
+    empty_iterations: u32,
 }
 
-/// Hints to the core in an idle turn: each look at an empty queue takes the line that the device
-/// writes next away from it, so a little time between the looks gives both of them more of it.
+/// Spin-loop hints in an idle iteration: each poll of an empty queue takes from the device the cache line that it
+/// writes next, so a short pause between polls leaves the line to the device.
 const SPIN_HINTS: u32 = 4;
 
-/// What the next idle turn does.
+/// The action of the next idle iteration.
 #[derive(Debug, PartialEq, Eq)]
 enum Pause {
     Spin,
@@ -155,13 +155,13 @@ enum Pause {
 
 impl Backoff {
     pub(crate) fn new(idle: Idle) -> Self {
-        Self { idle, empty_turns: 0 }
+        Self { idle, empty_iterations: 0 }
     }
 
-    /// Called once per turn with the number of completions it found.
+    /// Called once per iteration with the number of completions it found.
     pub(crate) fn after(&mut self, completions: usize) {
         if completions > 0 {
-            self.empty_turns = 0;
+            self.empty_iterations = 0;
             return;
         }
         match self.next() {
@@ -172,12 +172,12 @@ impl Backoff {
     }
 
     fn next(&mut self) -> Pause {
-        self.empty_turns = self.empty_turns.saturating_add(1);
+        self.empty_iterations = self.empty_iterations.saturating_add(1);
         match self.idle {
             Idle::Spin => Pause::Spin,
-            Idle::Adaptive { spin_polls, .. } if self.empty_turns <= spin_polls => Pause::Spin,
+            Idle::Adaptive { spin_polls, .. } if self.empty_iterations <= spin_polls => Pause::Spin,
             Idle::Adaptive { spin_polls, yield_polls, .. }
-                if self.empty_turns <= spin_polls.saturating_add(yield_polls) =>
+                if self.empty_iterations <= spin_polls.saturating_add(yield_polls) =>
             {
                 Pause::Yield
             }
@@ -194,9 +194,9 @@ mod tests {
     fn adaptive_idle_spins_then_yields_then_sleeps_and_starts_over() {
         let mut backoff = Backoff::new(Idle::Adaptive { spin_polls: 2, yield_polls: 1, sleep_us: 50 });
         let sleep = Pause::Sleep(Duration::from_micros(50));
-        let turns: Vec<Pause> = (0..5).map(|_| backoff.next()).collect();
+        let iterations: Vec<Pause> = (0..5).map(|_| backoff.next()).collect();
         assert_eq!(
-            turns,
+            iterations,
             [Pause::Spin, Pause::Spin, Pause::Yield, Pause::Sleep(Duration::from_micros(50)), sleep]
         );
         backoff.after(1);
@@ -209,7 +209,7 @@ mod tests {
             WorkerConfig { core, numa_node, ..WorkerConfig::new(WorkerId(0)) }.memory_node()
         };
         assert_eq!(node(Some(0), Some(7)), Some(7));
-        assert_eq!(node(Some(0), None), numa::node_of(0));
+        assert_eq!(node(Some(0), None), node_of(0));
         assert_eq!(node(None, None), None);
     }
 

@@ -1,32 +1,36 @@
-//! The handle by which everybody else speaks with a worker: publish programs, see them
-//! acknowledged, read its books. Cheap to clone; never touches the worker's queues.
+//! The handle by which other threads reach a worker: they publish programs, wait for the acknowledgement, and read its
+//! counters. Cheap to clone; never touches the worker's queues.
+//!
+//! Programs go through a mailbox: a short queue of commands with their count in front. The worker reads one atomic per
+//! batch and opens the queue only when that changed; it never waits for the lock, and only the publisher allocates.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crossbeam::utils::CachePadded;
 use program::{Band, Program, RETIRED_RULES, WorkerId};
 
-use crate::mailbox::{COMMANDS_MAX, Mailbox, Publication};
-use crate::snapshot::{RuleSnapshot, WorkerSnapshot};
+use crate::classifier::ClassTable;
 use crate::stats::Stats;
-use crate::table::ClassTable;
+use crate::stats::{RuleSnapshot, WorkerSnapshot};
 use crate::{Disposition, Traffic, Warning};
 
-/// How long [`WorkerControl::wait`] rests between looks.
+/// How long [`WorkerControl::wait`] sleeps between checks.
 const WAIT_STEP: Duration = Duration::from_micros(50);
 
-/// A handle on one worker.
+/// A handle to one worker.
 #[derive(Clone, Debug)]
 pub struct WorkerControl {
     shared: Arc<Shared>,
 }
 
-/// Whether a worker is alive and well; see [`WorkerControl::pulse`]. None of it ever goes backwards.
+/// The progress of a worker; see [`WorkerControl::pulse`]. None of the counts ever decreases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pulse {
-    /// Turns of the loop.
-    pub turns: u64,
+    /// Iterations of the loop.
+    pub iterations: u64,
     /// Packets taken from the queue.
     pub received_packets: u64,
     /// Polls that the device refused.
@@ -43,7 +47,7 @@ pub(crate) struct Shared {
     warnings: Mutex<Vec<Warning>>,
 }
 
-/// Tables that still count, and the sums of those that no longer do.
+/// Tables in use, and the sums of those that the worker has released.
 #[derive(Debug, Default)]
 struct Ledger {
     tables: Vec<Entry>,
@@ -58,7 +62,7 @@ struct Entry {
     table: Arc<ClassTable>,
     /// The publication that brings it to the worker.
     publication: Publication,
-    /// The one that takes it away again.
+    /// The publication that replaces it.
     retired_by: Option<Publication>,
 }
 
@@ -67,7 +71,7 @@ struct Entry {
 const TABLES_MAX: usize = Band::ALL.len() + 1 + COMMANDS_MAX;
 
 impl Ledger {
-    /// Folds the tables that the worker has let go of into the totals.
+    /// Adds the tables that the worker has released to the totals.
     fn settle(&mut self, acknowledged: Publication) {
         let retired = &mut self.retired;
         self.tables.retain(|entry| {
@@ -131,15 +135,15 @@ impl WorkerControl {
         self.shared.id
     }
 
-    /// Puts `program` in `band`, where it stays until the next one for that band. A program that stands
-    /// there is first drained: the worker takes every completion that was waiting when it saw the
-    /// command, and then lets go. One that it has not yet looked at is passed over.
+    /// Puts `program` in `band`, where it stays until the next one for that band. The program that it replaces is
+    /// drained: the worker takes every completion that was waiting when it saw the command, and releases it then. A
+    /// program that the worker has not yet seen is skipped.
     pub fn publish(&self, band: Band, program: Arc<Program>) -> Publication {
         self.push(band, Some(Arc::new(ClassTable::new(program))))
     }
 
-    /// Empties `band`, in the same way: to be called once no packet can come any more with a tag of the program
-    /// that stands there. Its memory is free after the acknowledgement and the next call of this handle.
+    /// Empties `band` in the same way. To be called when no packet can arrive any more with a tag of its program, whose
+    /// memory is freed by the first call on this handle after the acknowledgement.
     pub fn clear(&self, band: Band) -> Publication {
         self.push(band, None)
     }
@@ -167,13 +171,13 @@ impl WorkerControl {
         ledger.retire(keep);
     }
 
-    /// Whether the worker judges packets by what was published as `publication`, or by a later one.
+    /// Whether the worker has applied `publication` or a later one.
     #[must_use]
     pub fn acknowledged(&self, publication: Publication) -> bool {
         self.shared.mailbox.acknowledged() >= publication
     }
 
-    /// Waits at most `patience` for [`WorkerControl::acknowledged`].
+    /// Waits at most `patience` until [`WorkerControl::acknowledged`].
     #[must_use]
     pub fn wait(&self, publication: Publication, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
@@ -186,14 +190,14 @@ impl WorkerControl {
         true
     }
 
-    /// Whether the worker's receive queue has failed, for good: it receives nothing any more, and what
-    /// its groups' tables give it is lost. The worker goes on taking what was received before.
+    /// Whether the worker's receive queue has failed permanently: it receives nothing, and packets that indirection
+    /// tables spread to it are lost. The worker still takes what was received before.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.shared.stats.queue_failed()
     }
 
-    /// What was not as asked for, with the remedies.
+    /// Where the worker differs from its configuration, with remedies.
     #[must_use]
     pub fn warnings(&self) -> Vec<Warning> {
         self.shared.warnings.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -204,19 +208,19 @@ impl WorkerControl {
         self.shared.warnings.lock().unwrap_or_else(PoisonError::into_inner).push(warning);
     }
 
-    /// A look that locks nothing and copies nothing, for watchdogs.
+    /// The worker's progress, without a lock or a copy, for watchdogs.
     #[must_use]
     pub fn pulse(&self) -> Pulse {
         let stats = &self.shared.stats;
         Pulse {
-            turns: stats.turns.read(),
+            iterations: stats.iterations.read(),
             received_packets: stats.received.read().packets,
             poll_errors: stats.poll_errors.read(),
         }
     }
 
-    /// The worker's books, read while it runs: the figures are as of slightly different instants, so
-    /// they balance exactly only when it is idle. No total ever goes backwards.
+    /// The worker's counters, read while it runs: at slightly different instants, so they add up exactly only when it
+    /// is idle. No total ever decreases.
     #[must_use]
     pub fn snapshot(&self) -> WorkerSnapshot {
         let rules = {
@@ -237,5 +241,93 @@ impl WorkerControl {
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.shared.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Counts the programs published to one worker: the n-th is publication n.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Publication(pub u64);
+
+impl std::fmt::Display for Publication {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "publication {}", self.0)
+    }
+}
+
+/// The new program of `band`; `None` empties it.
+#[derive(Debug)]
+pub(crate) struct Command {
+    pub(crate) publication: Publication,
+    pub(crate) band: Band,
+    pub(crate) table: Option<Arc<ClassTable>>,
+}
+
+/// Commands that can wait: one for each band, because a later one replaces an earlier one.
+pub(crate) const COMMANDS_MAX: usize = Band::ALL.len();
+
+/// Commands from handles to the worker.
+///
+/// No command is lost: `published` is stored (Release) after the command is queued, so a worker that loads the new
+/// number (Acquire) finds the command, and it advances its own number only by commands that it took. If the lock is
+/// held, the numbers still differ and the next iteration tries again. Commands are numbered in the order of the queue,
+/// and removing a replaced one keeps that order, so an acknowledged number covers every command up to it.
+#[derive(Debug)]
+pub(crate) struct Mailbox {
+    published: CachePadded<AtomicU64>,
+    acknowledged: CachePadded<AtomicU64>,
+    commands: Mutex<VecDeque<Command>>,
+}
+
+impl Default for Mailbox {
+    fn default() -> Self {
+        Self {
+            published: CachePadded::default(),
+            acknowledged: CachePadded::default(),
+            commands: Mutex::new(VecDeque::with_capacity(COMMANDS_MAX + 1)),
+        }
+    }
+}
+
+impl Mailbox {
+    /// Queues a publication, and returns the waiting one of the same band that it replaces. The caller holds the
+    /// ledger's lock, so publications arrive in order.
+    pub(crate) fn push(
+        &self,
+        band: Band,
+        table: Option<Arc<ClassTable>>,
+    ) -> (Publication, Option<Publication>) {
+        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let publication = Publication(self.published.load(Ordering::Relaxed) + 1);
+        let void = commands.iter().position(|command| command.band == band);
+        let void = void.and_then(|place| commands.remove(place)).map(|command| command.publication);
+        commands.push_back(Command { publication, band, table });
+        debug_assert!(commands.len() <= COMMANDS_MAX);
+        self.published.store(publication.0, Ordering::Release);
+        (publication, void)
+    }
+
+    /// Whether something was published after `seen`.
+    #[inline]
+    pub(crate) fn newer_than(&self, seen: Publication) -> bool {
+        self.published.load(Ordering::Acquire) != seen.0
+    }
+
+    /// The oldest command, if there is one and control is not adding another this instant.
+    pub(crate) fn take(&self) -> Option<Command> {
+        match self.commands.try_lock() {
+            Ok(mut commands) => commands.pop_front(),
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner().pop_front(),
+            Err(std::sync::TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// The worker has applied every command up to `publication`. What it counted in tables that these replaced is
+    /// visible to a thread that sees this in [`Mailbox::acknowledged`].
+    pub(crate) fn acknowledge(&self, publication: Publication) {
+        self.acknowledged.store(publication.0, Ordering::Release);
+    }
+
+    pub(crate) fn acknowledged(&self) -> Publication {
+        Publication(self.acknowledged.load(Ordering::Acquire))
     }
 }

@@ -1,9 +1,9 @@
-//! How many packets the turns of a worker's loop took, and how long they lasted, as HDR histograms. The worker records
-//! into histograms of its own and now and then adds them to those that others read, without waiting for them: nothing
-//! is allocated after the worker was built, and no turn waits for a reader.
+//! The packets and the durations of the iterations of a worker's loop, as HDR histograms. The worker records into
+//! histograms of its own and adds them from time to time to those that others read: nothing is allocated after the
+//! worker was built, and no iteration waits for a reader.
 //!
-//! What it costs, measured on two busy cores: 11 to 15 ns a turn to record its batch, 0.5 to 0.8 us every 1024 turns to
-//! publish. A look at the clock took 66 to 76 ns there, so one turn in 64 only is timed.
+//! What it costs, measured on two busy cores: 11 to 15 ns an iteration to record its batch, 0.5 to 0.8 us every 1024
+//! iterations to publish. Reading the clock took 66 to 76 ns there, so one iteration in 64 only is timed.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Instant;
@@ -12,12 +12,12 @@ use hdrhistogram::Histogram;
 
 use crate::config::BATCH_MAX;
 
-/// Turns between two publications; a power of two, like the next.
-const PUBLISH_TURNS: u32 = 1 << 10;
-/// One turn of so many is timed.
-const TIMED_TURNS: u32 = 1 << 6;
-/// Longer turns, some 69 s, are recorded as this long.
-const LONGEST_TURN_NS: u64 = 1 << 36;
+/// Iterations between two publications; a power of two, like the next.
+const PUBLISH_ITERATIONS: u32 = 1 << 10;
+/// One iteration of so many is timed.
+const TIMED_ITERATIONS: u32 = 1 << 6;
+/// Longer iterations, some 69 s, are recorded as this long.
+const LONGEST_ITERATION_NS: u64 = 1 << 36;
 
 /// Values and how often each occurred. Values below 256 are exact in that of batches, others to one part in 128; a
 /// count up to a power of two less one is always exact.
@@ -39,7 +39,7 @@ impl Distribution {
         self.sum = self.sum.saturating_add(value);
     }
 
-    /// Takes over what `other` holds, and leaves it empty.
+    /// Adds the values of `other` and empties it.
     fn take(&mut self, other: &mut Self) {
         // It can only fail for a value beyond the bounds, and both have the same.
         let added = self.histogram.add(&other.histogram);
@@ -71,18 +71,18 @@ impl Distribution {
 /// The distributions of one worker.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Distributions {
-    /// Completions per turn, of every turn.
+    /// Completions per iteration, of every iteration.
     pub(crate) batches: Distribution,
-    /// Nanoseconds that a turn took which found something; of the turns that were timed.
-    pub(crate) turn_ns: Distribution,
+    /// Nanoseconds of timed iterations that took completions.
+    pub(crate) iteration_ns: Distribution,
 }
 
 impl Default for Distributions {
     fn default() -> Self {
-        // Two figures tell every batch up to 255 apart; one is enough for times, and keeps them in 4 KiB.
+        // Two figures distinguish every batch size up to 255; one is enough for times, and keeps them in 4 KiB.
         Self {
             batches: Distribution::new(BATCH_MAX as u64, 2),
-            turn_ns: Distribution::new(LONGEST_TURN_NS, 1),
+            iteration_ns: Distribution::new(LONGEST_ITERATION_NS, 1),
         }
     }
 }
@@ -90,11 +90,11 @@ impl Default for Distributions {
 impl Distributions {
     fn take(&mut self, other: &mut Self) {
         self.batches.take(&mut other.batches);
-        self.turn_ns.take(&mut other.turn_ns);
+        self.iteration_ns.take(&mut other.iteration_ns);
     }
 }
 
-/// What others read. Only ever tried, never waited for, by the worker; readers hold it for one copy.
+/// The histograms that others read. The worker only tries the lock; readers hold it for one copy.
 #[derive(Debug, Default)]
 pub(crate) struct Published(Mutex<Distributions>);
 
@@ -120,19 +120,19 @@ impl Published {
 
 /// The worker's side.
 #[derive(Debug, Default)]
-pub(crate) struct TurnRecorder {
+pub(crate) struct IterationRecorder {
     unpublished: Distributions,
-    turn: u32,
+    iteration: u32,
 }
 
-impl TurnRecorder {
-    /// Before a turn: when it began, if it is one that is timed.
+impl IterationRecorder {
+    /// Called before an iteration; returns the time if the iteration is to be timed.
     #[inline]
     pub(crate) fn begin(&self) -> Option<Instant> {
-        self.turn.is_multiple_of(TIMED_TURNS).then(Instant::now)
+        self.iteration.is_multiple_of(TIMED_ITERATIONS).then(Instant::now)
     }
 
-    /// After it. The histograms are published after many turns, or later if they are just being read.
+    /// Called after an iteration. Publishes the histograms after many iterations, or later if they are being read.
     #[inline]
     pub(crate) fn end(&mut self, begun: Option<Instant>, completions: usize, published: &Published) {
         self.unpublished.batches.record(completions as u64);
@@ -140,17 +140,17 @@ impl TurnRecorder {
             && completions > 0
         {
             let elapsed = u64::try_from(begun.elapsed().as_nanos());
-            self.unpublished.turn_ns.record(elapsed.unwrap_or(LONGEST_TURN_NS));
+            self.unpublished.iteration_ns.record(elapsed.unwrap_or(LONGEST_ITERATION_NS));
         }
-        self.turn = self.turn.wrapping_add(1);
-        if self.turn.is_multiple_of(PUBLISH_TURNS)
+        self.iteration = self.iteration.wrapping_add(1);
+        if self.iteration.is_multiple_of(PUBLISH_ITERATIONS)
             && let Some(mut published) = published.try_lock()
         {
             published.take(&mut self.unpublished);
         }
     }
 
-    /// After the last turn: publishes what is left. May wait.
+    /// After the last iteration: publishes what is left. May wait.
     pub(crate) fn finish(&mut self, published: &Published) {
         published.0.lock().unwrap_or_else(PoisonError::into_inner).take(&mut self.unpublished);
     }
@@ -171,42 +171,42 @@ mod tests {
         }
         assert_eq!((distributions.batches.count(), distributions.batches.sum()), (513, 512 * 513 / 2));
         for bits in 1..36 {
-            let mut turns = Distributions::default().turn_ns;
+            let mut iterations = Distributions::default().iteration_ns;
             let bound = (1u64 << bits) - 1;
-            [bound, bound + 1].into_iter().for_each(|value| turns.record(value));
-            assert_eq!(turns.at_most(bound), 1, "{bound}");
+            [bound, bound + 1].into_iter().for_each(|value| iterations.record(value));
+            assert_eq!(iterations.at_most(bound), 1, "{bound}");
         }
     }
 
     #[test]
-    fn a_turn_beyond_all_bounds_is_counted() {
-        let mut turns = Distributions::default().turn_ns;
-        turns.record(u64::MAX);
-        assert_eq!((turns.count(), turns.at_most(1 << 30)), (1, 0));
+    fn an_iteration_beyond_all_bounds_is_counted() {
+        let mut iterations = Distributions::default().iteration_ns;
+        iterations.record(u64::MAX);
+        assert_eq!((iterations.count(), iterations.at_most(1 << 30)), (1, 0));
     }
 
     #[test]
-    fn all_turns_are_published_once_also_past_a_reader() {
-        let (published, mut recorder) = (Published::default(), TurnRecorder::default());
-        let turns = |recorder: &mut TurnRecorder, count: u32| {
+    fn all_iterations_are_published_once_also_past_a_reader() {
+        let (published, mut recorder) = (Published::default(), IterationRecorder::default());
+        let iterations = |recorder: &mut IterationRecorder, count: u32| {
             for _ in 0..count {
                 let begun = recorder.begin();
                 recorder.end(begun, 7, &published);
             }
         };
-        turns(&mut recorder, PUBLISH_TURNS - 1);
+        iterations(&mut recorder, PUBLISH_ITERATIONS - 1);
         assert_eq!(published.read().batches.count(), 0);
-        turns(&mut recorder, 1);
-        assert_eq!(published.read().batches.count(), u64::from(PUBLISH_TURNS));
-        assert_eq!(published.read().turn_ns.count(), u64::from(PUBLISH_TURNS / TIMED_TURNS));
-        let reader = published.0.lock().expect("nobody panics with it");
-        turns(&mut recorder, PUBLISH_TURNS);
-        assert_eq!(reader.batches.count(), u64::from(PUBLISH_TURNS), "nobody waits, nothing is lost");
+        iterations(&mut recorder, 1);
+        assert_eq!(published.read().batches.count(), u64::from(PUBLISH_ITERATIONS));
+        assert_eq!(published.read().iteration_ns.count(), u64::from(PUBLISH_ITERATIONS / TIMED_ITERATIONS));
+        let reader = published.0.lock().expect("not poisoned");
+        iterations(&mut recorder, PUBLISH_ITERATIONS);
+        assert_eq!(reader.batches.count(), u64::from(PUBLISH_ITERATIONS), "no wait, and no values lost");
         drop(reader);
-        turns(&mut recorder, 3);
+        iterations(&mut recorder, 3);
         recorder.finish(&published);
         let read = published.read().batches;
-        let all = u64::from(2 * PUBLISH_TURNS + 3);
+        let all = u64::from(2 * PUBLISH_ITERATIONS + 3);
         assert_eq!((read.count(), read.sum(), read.at_most(7), read.at_most(3)), (all, 7 * all, all, 0));
     }
 }

@@ -1,5 +1,5 @@
-//! What can go wrong while a worker is built or ended, one variant per operation. Nothing on the
-//! packet path returns these: there a bad packet is a counted drop.
+//! Errors of building and stopping a worker, one variant per operation. The packet path returns none: there a bad
+//! packet is a counted drop.
 
 use program::WorkerId;
 
@@ -58,7 +58,7 @@ pub enum Error {
         #[source]
         source: hugemem::Error,
     },
-    /// The arena has no room for the frames.
+    /// The frames do not fit in the arena.
     #[error("worker {}: the arena has no room for {bytes} bytes of frames: lower `frames` or `frame_bytes`", worker.0)]
     FrameMemory {
         /// Which worker.
@@ -101,10 +101,10 @@ pub enum Error {
     Panicked {
         /// Which worker.
         worker: WorkerId,
-        /// What it said.
+        /// The panic message.
         message: String,
     },
-    /// The thread was asked to stop and did not end in time. What it owns stays with it.
+    /// The thread was asked to stop and did not end in time. It keeps all that it owns.
     #[error("worker {}: its thread does not end", worker.0)]
     StillRunning {
         /// Which worker.
@@ -112,12 +112,12 @@ pub enum Error {
     },
 }
 
-/// What a worker has made for itself by a verb.
+/// The object of a verb that a worker calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Object {
-    /// The device's answer about its limits.
+    /// The device's limits.
     Attributes,
-    /// The device's answer about a port.
+    /// The attributes of a port.
     Port,
     /// Its protection domain.
     ProtectionDomain,
@@ -135,20 +135,15 @@ pub enum Object {
     SendQueue,
     /// The memory region of its frames.
     MemoryRegion,
-    /// The cutting of that region into frames.
+    /// The division of that region into frames.
     FramePool,
 }
 
-/// errno.h, asm-generic: the same on every Linux this runs on.
-pub(crate) const EPERM: i32 = 1;
-/// The device has no such thing.
-pub(crate) const EOPNOTSUPP: i32 = 95;
-
-/// Something that a worker does without, or gets otherwise than asked for.
+/// Where a worker differs from its configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Warning {
-    /// What the arena could not get; the text names the remedy.
+    /// A warning of the arena; the text names the remedy.
     Memory(String),
     /// A queue's memory came from the driver because the arena was full.
     OutsideArena {
@@ -166,15 +161,15 @@ pub enum Warning {
         port: u8,
         /// Bytes per frame.
         frame_bytes: u32,
-        /// Bytes of the port's largest packet, or more if its MTU is above what verbs can say.
+        /// Bytes of the port's largest packet, or more if its MTU is above the largest in `ibv_mtu`.
         packet_bytes: u32,
     },
-    /// The device has no thread domains, so that it locks the queues, in memory of its driver.
+    /// The device has no thread domains, so its driver locks the queues and allocates their memory.
     NoThreadDomain {
         /// Its refusal.
         reason: String,
     },
-    /// The device gave no queue pair to send with.
+    /// The device refused a queue pair for sending.
     NoSendQueue {
         /// Its refusal.
         reason: String,

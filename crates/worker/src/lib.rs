@@ -1,50 +1,58 @@
-//! The pinned polling loop: one thread that owns a completion queue, a receive queue and its frames,
-//! and gives every packet that arrives there to the rule that its flow tag names.
+//! The pinned polling loop: one thread that owns a completion queue, a receive queue and its frames, and classifies
+//! every packet that arrives there by its flow tag.
 //!
-//! `steerd` makes one [`Worker`] per configured core, hands its [`verbs::WorkQueue`] to `control` for
-//! the indirection tables, and speaks with it through [`WorkerControl`]. A worker shares nothing
-//! with its siblings, and never talks to the device's control path once it runs.
+//! `steerd` creates one [`Worker`] per configured core, passes its [`verbs::WorkQueue`] to `control` for the
+//! indirection tables, and controls it through [`WorkerControl`]. Workers share nothing, and a running worker does not
+//! call the device's control path.
 //!
-//! Invariant: every receive that succeeded, and so every packet that a port calls delivered, is counted
-//! in exactly one place: a rule's tally by [`Disposition`], or a [`DropReason`]
-//! ([`WorkerSnapshot::imbalance`]). One that failed is counted by its [`Failure`] alone.
+//! Invariant: every successful receive, and so every packet that a port counts as delivered, is counted in exactly one
+//! place: for a rule by [`Disposition`], or for a [`DropReason`] ([`WorkerSnapshot::imbalance`]). A failed receive is
+//! counted by its [`Failure`] only.
+//!
+//! ```
+//! use program::WorkerId;
+//! use softnic::wire::NullWire;
+//! use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+//! use worker::{Worker, WorkerConfig};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let ports = vec![PortConfig { wire: Box::new(NullWire), mtu_bytes: 1500 }];
+//! let (name, personality, drive) = ("soft0".to_owned(), Personality::Ideal, Drive::Manual);
+//! let nic = SoftNic::create(SoftNicConfig { name, personality, ports, drive })?;
+//! let context = verbs::DeviceList::of(&nic)?.find("soft0").expect("it is listed").open()?;
+//!
+//! let mut worker = Worker::new(&context, WorkerConfig { frames: 64, ..WorkerConfig::new(WorkerId(0)) })?;
+//! assert_eq!(worker.step(), 0, "nothing was received");
+//! let snapshot = worker.control().snapshot();
+//! assert_eq!((snapshot.iterations, snapshot.posted, snapshot.imbalance()), (1, 64, 0));
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
-mod allocator;
 mod assembly;
 mod batch;
 mod classifier;
 mod config;
 mod control;
-mod counter;
 mod distribution;
 mod error;
-mod mailbox;
-mod numa;
 mod receiver;
-mod sink;
-mod snapshot;
 mod stats;
-mod table;
-mod thread;
-mod turn;
+mod worker;
 
+pub use batch::{Deliveries, Delivery, Sink};
+pub use classifier::Disposition;
 pub use config::{
     BATCH_MAX, CORE_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAMES_MAX, Idle, PORTS_MAX, SENDS_MAX,
     WorkerConfig,
 };
-pub use control::{Pulse, WorkerControl};
-pub use counter::Traffic;
+pub use control::{Publication, Pulse, WorkerControl};
 pub use distribution::Distribution;
 pub use error::{Error, Object, Warning};
-pub use mailbox::Publication;
 pub use program::Band;
-pub use sink::{Deliveries, Delivery, Sink};
-pub use snapshot::{RuleSnapshot, WorkerSnapshot};
-pub use stats::{DropReason, Failure};
-pub use table::Disposition;
-pub use thread::WorkerHandle;
-pub use turn::Worker;
+pub use stats::{DropReason, Failure, RuleSnapshot, Traffic, WorkerSnapshot};
+pub use worker::{Worker, WorkerHandle};
 
 #[cfg(test)]
 mod tests;

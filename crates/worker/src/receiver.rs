@@ -9,35 +9,35 @@ use verbs::{Completion, CompletionQueue, FlowTag, Frame, FramePool, ReceiveQueue
 use crate::batch::{Batch, Packet};
 use crate::stats::{DropReason, Stats};
 
-/// Fields in the order they are released. The work queue itself is destroyed with the last indirection
-/// table over it, so whoever made tables lets go of flows, queue pairs and tables before the worker
-/// goes; if not, the queue stays, with nobody to take what it is given, and verbs keeps its memory.
+/// Fields are in the order of their release. The work queue is destroyed with the last indirection table over it, so
+/// flows, queue pairs and tables must be released before the worker; otherwise the queue stays, no thread takes its
+/// completions, and `verbs` keeps its memory.
 pub(crate) struct Receiver {
     pub(crate) queue: ReceiveQueue,
     pub(crate) work_queue: Arc<WorkQueue>,
     pub(crate) completions: CompletionQueue,
-    /// The receive queue's alone: what a completion was for is told by whose frame it names, because
-    /// in one that reports an error the opcode means nothing (ibv_create_cq_ex(3)).
+    /// Only for the receive queue: the frame that a completion names shows whether it is of a receive, because the
+    /// opcode of a failed completion is undefined (ibv_poll_cq(3)).
     pub(crate) pool: FramePool,
-    /// Completions per turn.
+    /// Completions per iteration.
     pub(crate) limit: usize,
-    /// Frames in hand that are worth a post.
+    /// Number of frames from which they are posted.
     pub(crate) refill_at: usize,
 }
 
-/// Empty turns after which no more frames are waited for.
-const QUIET_TURNS: u32 = 2;
+/// Empty iterations after which frames are posted however few they are.
+const QUIET_ITERATIONS: u32 = 2;
 
-/// Half a batch; but never more than a quarter of the frames, which the device would lack.
+/// Half a batch, but at most a quarter of the frames, because the device lacks frames that are not posted.
 pub(crate) fn refill_at(frames: usize, limit: usize) -> usize {
     (limit / 2).min(frames / 4).max(1)
 }
 
-/// What a completion says of a receive, read before its frame is taken back.
+/// The fields of a receive's completion, read before its frame is taken back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completed {
     pub(crate) status: Status,
-    /// This and what follows only where the status is success.
+    /// This and the following are `None` unless the status is success.
     pub(crate) bytes: Option<u32>,
     pub(crate) tag: Option<FlowTag>,
     pub(crate) timestamp: Option<u64>,
@@ -60,8 +60,8 @@ impl Completed {
 }
 
 impl Receiver {
-    /// Takes the completions that are waiting, at most one batch. A success is counted as received
-    /// here, and either becomes a packet of the batch or is counted with its reason.
+    /// Takes the waiting completions, at most one batch. A successful one is counted as received, and either becomes a
+    /// packet of the batch or is counted as dropped with a reason.
     pub(crate) fn poll(&mut self, batch: &mut Batch, stats: &Stats) {
         batch.clear();
         // Also `None` while a queue that completes into this one is destroyed, but those are the worker's own.
@@ -69,7 +69,7 @@ impl Receiver {
             batch.found_nothing();
             return;
         };
-        batch.empty_turns = 0;
+        batch.empty_iterations = 0;
         let (mut packets, mut bytes) = (0, 0);
         while batch.completions < self.limit {
             let Some(completion) = open.next() else {
@@ -79,7 +79,8 @@ impl Receiver {
             batch.completions += 1;
             let completed = Completed::read(&completion);
             let frame = self.pool.reclaim(completion).ok();
-            if let Some(received) = sort(completed, frame, self.pool.frame_bytes(), batch, stats) {
+            if let Some(received) = accept_completion(completed, frame, self.pool.frame_bytes(), batch, stats)
+            {
                 packets += 1;
                 bytes += u64::from(received);
             }
@@ -87,13 +88,13 @@ impl Receiver {
         stats.received.add(packets, bytes);
     }
 
-    /// Posts the batch's frames; what the queue does not take waits for the next turn. A failed queue
-    /// gets none: it would flush them at once, and so on without end.
+    /// Posts the batch's frames; those that the queue does not take are posted in a later iteration. A failed queue
+    /// gets none, because it would flush them at once, again and again.
     ///
-    /// A few frames wait for more, or for the queue to have been empty twice: every post moves the
-    /// ring's index, whose cache line the device (softnic's engine on its core) reads all the time.
+    /// A few frames alone are not posted until there are more or the queue was empty twice: each post writes the ring's
+    /// index, whose cache line the device (softnic's engine on its core) polls.
     pub(crate) fn refill(&mut self, batch: &mut Batch, stats: &Stats) {
-        let enough = batch.frames.len() >= self.refill_at || batch.empty_turns >= QUIET_TURNS;
+        let enough = batch.frames.len() >= self.refill_at || batch.empty_iterations >= QUIET_ITERATIONS;
         if enough && !batch.frames.is_empty() && !stats.queue_failed() {
             let posted = self.queue.post(&mut self.pool, &mut batch.frames);
             stats.posted.add(posted as u64);
@@ -101,10 +102,10 @@ impl Receiver {
     }
 }
 
-/// Puts one completion where it belongs. Answers the bytes to be counted as received: only what the
-/// device calls a success did its port call delivered.
+/// Adds a completion to the batch or counts why not. Returns the bytes to be counted as received, `None` for a failed
+/// receive, which the port does not count as delivered.
 #[inline]
-pub(crate) fn sort(
+pub(crate) fn accept_completion(
     completed: Completed,
     frame: Option<Frame>,
     frame_bytes: u32,

@@ -28,7 +28,7 @@ pub(crate) fn program(names: &[&str]) -> Arc<Program> {
         placement: Placement::Hardware,
         count: true,
         flows: 1,
-        unfinished: Vec::new(),
+        undecided: Vec::new(),
     };
     let class = |index| Some(Class { rule: RuleId::of(index), decide: Decide::Exact(outcome(index)) });
     Arc::new(Program {
@@ -59,8 +59,8 @@ impl Rig {
         }
     }
 
-    /// A turn that took `completions` and saw the queue empty or not.
-    fn turn(&mut self, completions: usize, drained: bool) {
+    /// An iteration that took `completions` and saw the queue empty or not.
+    fn iteration(&mut self, completions: usize, drained: bool) {
         self.classifier.refresh(&self.control.shared().mailbox, &self.batch);
         self.batch.completions = completions;
         self.batch.drained = drained;
@@ -86,7 +86,7 @@ fn an_empty_band_takes_its_program_at_once() {
     let mut rig = Rig::new();
     let generation = rig.control.publish(Band::A, program(&["web"]));
     assert!(!rig.control.acknowledged(generation));
-    rig.turn(0, true);
+    rig.iteration(0, true);
     assert!(rig.control.acknowledged(generation));
     assert!(rig.classifier.table(Band::A).is_some());
     assert!(rig.classifier.table(Band::B).is_none());
@@ -96,15 +96,15 @@ fn an_empty_band_takes_its_program_at_once() {
 fn a_band_is_drained_before_its_program_goes() {
     let mut rig = Rig::new();
     rig.control.publish(Band::A, program(&["web"]));
-    rig.turn(3, false);
+    rig.iteration(3, false);
     let next = rig.control.publish(Band::A, program(&[]));
-    rig.turn(3, false);
-    rig.turn(3, false);
+    rig.iteration(3, false);
+    rig.iteration(3, false);
     assert!(!rig.control.acknowledged(next), "only 3 of {OUTSTANDING} taken since, and never seen empty");
     rig.packet(Band::A, 60);
-    rig.turn(0, true);
+    rig.iteration(0, true);
     assert!(!rig.control.acknowledged(next), "6 taken");
-    rig.turn(0, true);
+    rig.iteration(0, true);
     assert!(rig.control.acknowledged(next), "seen empty");
     assert!(rig.classifier.table(Band::A).is_some_and(|table| table.program().rules.is_empty()));
     assert_eq!(rig.delivered("web"), Traffic { packets: 1, bytes: 60 });
@@ -114,12 +114,12 @@ fn a_band_is_drained_before_its_program_goes() {
 fn a_busy_queue_counts_as_drained_after_as_many_completions_as_it_holds() {
     let mut rig = Rig::new();
     rig.control.publish(Band::B, program(&["web"]));
-    rig.turn(0, true);
+    rig.iteration(0, true);
     let next = rig.control.publish(Band::B, program(&[]));
-    rig.turn(4, false);
-    rig.turn(4, false);
+    rig.iteration(4, false);
+    rig.iteration(4, false);
     assert!(!rig.control.acknowledged(next));
-    rig.turn(4, false);
+    rig.iteration(4, false);
     assert!(rig.control.acknowledged(next));
 }
 
@@ -127,7 +127,7 @@ fn a_busy_queue_counts_as_drained_after_as_many_completions_as_it_holds() {
 fn a_worker_that_does_not_answer_is_sent_the_last_programs_only() {
     let mut rig = Rig::new();
     rig.control.publish(Band::A, program(&["first"]));
-    rig.turn(0, true);
+    rig.iteration(0, true);
     rig.packet(Band::A, 60);
     for _ in 0..1000 {
         rig.control.publish(Band::A, program(&["passed over"]));
@@ -137,11 +137,11 @@ fn a_worker_that_does_not_answer_is_sent_the_last_programs_only() {
     let last = rig.control.publish(Band::B, program(&["b"]));
     let rules: Vec<_> = rig.control.snapshot().rules.into_iter().map(|rule| rule.name).collect();
     assert_eq!(rules, ["a", "b", "first"]);
-    rig.turn(1, true);
+    rig.iteration(1, true);
     rig.packet(Band::A, 60);
     assert_eq!(rig.delivered("first").packets, 2, "it counts until its place is drained");
-    rig.turn(0, true);
-    rig.turn(0, true);
+    rig.iteration(0, true);
+    rig.iteration(0, true);
     assert!(rig.control.acknowledged(last));
     rig.packet(Band::A, 60);
     rig.packet(Band::B, 60);
@@ -152,14 +152,14 @@ fn a_worker_that_does_not_answer_is_sent_the_last_programs_only() {
 fn a_program_over_a_live_one_waits_for_the_drain_and_later_commands_for_both() {
     let mut rig = Rig::new();
     rig.control.publish(Band::A, program(&["old"]));
-    rig.turn(1, false);
+    rig.iteration(1, false);
     let replaced = rig.control.publish(Band::A, program(&["new"]));
     let other = rig.control.publish(Band::B, program(&["other"]));
-    rig.turn(1, false);
+    rig.iteration(1, false);
     rig.packet(Band::A, 100);
     assert!(rig.classifier.table(Band::B).is_none());
-    rig.turn(0, true);
-    rig.turn(0, true);
+    rig.iteration(0, true);
+    rig.iteration(0, true);
     assert!(rig.control.acknowledged(replaced) && rig.control.acknowledged(other));
     rig.packet(Band::A, 10);
     rig.packet(Band::B, 1);
@@ -174,8 +174,8 @@ fn totals_of_a_rule_add_up_over_all_programs_that_had_it() {
     for round in 0..10 {
         let band = if round % 2 == 0 { Band::A } else { Band::B };
         rig.control.publish(band, program(&["web", "dns"]));
-        rig.turn(0, true);
-        rig.turn(0, true);
+        rig.iteration(0, true);
+        rig.iteration(0, true);
         for _ in 0..=round {
             rig.packet(band, 1);
             expected += 1;
@@ -183,8 +183,8 @@ fn totals_of_a_rule_add_up_over_all_programs_that_had_it() {
         }
         rig.control.publish(band, program(&["dns"]));
         assert_eq!(rig.delivered("web").packets, expected, "while it drains");
-        rig.turn(0, true);
-        rig.turn(0, true);
+        rig.iteration(0, true);
+        rig.iteration(0, true);
         assert_eq!(rig.delivered("web").packets, expected, "when it is folded");
     }
     assert_eq!(rig.delivered("dns").packets, 0);
@@ -194,11 +194,11 @@ fn totals_of_a_rule_add_up_over_all_programs_that_had_it() {
 fn the_worker_never_frees_a_table_and_control_does() {
     let mut rig = Rig::new();
     rig.control.publish(Band::A, program(&["web"]));
-    rig.turn(0, true);
+    rig.iteration(0, true);
     let watched = Arc::downgrade(rig.classifier.table(Band::A).expect("published"));
     rig.control.publish(Band::A, program(&[]));
-    rig.turn(0, true);
-    rig.turn(0, true);
+    rig.iteration(0, true);
+    rig.iteration(0, true);
     assert!(watched.upgrade().is_some(), "the handle still holds it for its totals");
     let _ = rig.control.snapshot();
     assert!(watched.upgrade().is_none(), "folded and freed by the reader");
@@ -213,8 +213,8 @@ impl Rig {
     fn run_all(&mut self, names: &[String]) {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         self.control.publish(Band::A, program(&names));
-        self.turn(0, true);
-        self.turn(0, true);
+        self.iteration(0, true);
+        self.iteration(0, true);
         (0..names.len()).for_each(|rule| self.packet_of(Band::A, rule, 1));
     }
 }
@@ -235,7 +235,7 @@ fn no_total_goes_backwards_however_many_rules_a_policy_has() {
 fn past_rules_that_counted_nothing_are_not_kept() {
     let mut rig = Rig::new();
     rig.control.publish(Band::A, program(&["idle", "also idle"]));
-    rig.turn(0, true);
+    rig.iteration(0, true);
     rig.run_all(&names("busy", 1));
     rig.run_all(&[]);
     let names: Vec<_> = rig.control.snapshot().rules.into_iter().map(|rule| rule.name).collect();
@@ -268,22 +268,22 @@ fn past_rules_are_summed_under_one_name_but_not_those_that_are_kept() {
 fn a_band_is_emptied_once_waiting_packets_are_judged() {
     let mut rig = Rig::new();
     rig.control.publish(Band::A, program(&["old"]));
-    rig.turn(0, true);
+    rig.iteration(0, true);
     let program_b = program(&["new"]);
     rig.control.publish(Band::B, Arc::clone(&program_b));
-    rig.turn(0, true);
+    rig.iteration(0, true);
     let cleared = rig.control.clear(Band::A);
-    rig.turn(1, false);
+    rig.iteration(1, false);
     rig.packet(Band::A, 60);
     assert!(!rig.control.acknowledged(cleared), "packets may wait");
-    rig.turn(0, true);
-    rig.turn(0, true);
+    rig.iteration(0, true);
+    rig.iteration(0, true);
     assert!(rig.control.acknowledged(cleared) && rig.classifier.table(Band::A).is_none());
     assert_eq!(rig.delivered("old").packets, 1);
     assert!(Arc::ptr_eq(rig.classifier.table(Band::B).expect("stays").program(), &program_b));
     // The band can be used again.
     rig.control.publish(Band::A, program(&["newer"]));
-    rig.turn(0, true);
+    rig.iteration(0, true);
     rig.packet(Band::A, 60);
     assert_eq!((rig.delivered("newer").packets, rig.delivered("old").packets), (1, 1));
 }
@@ -293,11 +293,11 @@ fn an_emptied_band_holds_its_program_no_longer() {
     let mut rig = Rig::new();
     let old = program(&["old"]);
     rig.control.publish(Band::A, Arc::clone(&old));
-    rig.turn(0, true);
+    rig.iteration(0, true);
     rig.control.publish(Band::B, program(&["new"]));
-    rig.turn(0, true);
+    rig.iteration(0, true);
     rig.control.clear(Band::A);
-    (0..3).for_each(|_| rig.turn(0, true));
+    (0..3).for_each(|_| rig.iteration(0, true));
     rig.control.retire_rules(&HashSet::new());
     assert_eq!(Arc::strong_count(&old), 1);
 }

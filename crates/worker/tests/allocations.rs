@@ -1,4 +1,4 @@
-//! No allocation in a worker's turn once it runs: not for packets, not for hybrid classes, not while a
+//! No allocation in a worker's iteration once it runs: not for packets, not for hybrid classes, not while a
 //! program is taken over or retired.
 
 mod support;
@@ -45,7 +45,7 @@ fn traffic() -> impl Iterator<Item = Vec<u8>> {
 }
 
 #[test]
-fn a_turn_never_allocates() {
+fn an_iteration_never_allocates() {
     assert!(allocations(|| drop(std::hint::black_box(vec![1u8]))) >= 2, "the counting works");
 
     let mut rig = Rig::unwitnessed(1, 1);
@@ -65,7 +65,7 @@ fn a_turn_never_allocates() {
         assert_eq!(
             allocations(|| (0..400).for_each(|_| assert_eq!(worker.step(), 0))),
             0,
-            "idle turns of round {round}"
+            "idle iterations of round {round}"
         );
         counted += 300;
         let snapshot = control.snapshot();

@@ -1,4 +1,4 @@
-//! What `Program::explain` says of a packet is what the device and the workers do with it: tag, class,
+//! `Program::explain` agrees with the device and the workers on each packet: tag, class,
 //! worker, outcome, or the kernel, or a drop. For random packets, damaged ones included.
 
 mod support;

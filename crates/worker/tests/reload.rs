@@ -131,14 +131,10 @@ fn a_refused_program_changes_nothing_for_the_traffic() {
     let first = rig.install(FIRST);
     let mut broken = (*compile(SECOND, 3)).clone();
     let rule = broken.flows[0].rule;
-    // More specs than one flow may have on any device (facts: at most 10).
-    let specs = vec![
-        program::Spec::Udp {
-            value: program::PortMatch::default(),
-            mask: program::PortMatch { src_port: 0, dst_port: 0 },
-        };
-        40
-    ];
+    // More specs than the kernel takes of one flow, which is 10 (drivers/infiniband/core/uverbs_cmd.c,
+    // IB_FLOW_SPEC_SUPPORT_LAYERS).
+    let udp = verbs::FlowSpec::Udp { value: Default::default(), mask: Default::default() };
+    let specs = vec![udp; 40];
     let (kind, inner_from, action) = (program::FlowKind::Normal, specs.len(), program::FlowAction::Drop);
     broken.flows.push(program::Flow { rule, priority: 5000, kind, specs, inner_from, action });
     let error = rig.install_program(&Arc::new(broken)).expect_err("40 specs are too many").to_string();

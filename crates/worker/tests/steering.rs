@@ -36,7 +36,7 @@ fn a_worker_has_all_it_asked_for_and_its_rings_in_its_own_arena() {
     for worker in rig.workers.borrow().iter() {
         assert_eq!(worker.control().warnings(), [], "worker {}", worker.id());
         assert!(worker.can_send());
-        assert!(worker.work_queue().is_ready());
+        assert_eq!(worker.work_queue().state(), verbs::WorkQueueState::Ready);
         let snapshot = worker.control().snapshot();
         assert_eq!(snapshot.posted, u64::from(worker.config().frames), "every frame waits for a packet");
     }
@@ -253,30 +253,30 @@ fn every_port_is_steered_and_tags_carry_the_band() {
 }
 
 #[test]
-fn every_turn_is_counted_and_in_the_distribution_of_batches() {
+fn every_iteration_is_counted_and_in_the_distribution_of_batches() {
     let mut rig = Rig::new(1, 1);
     rig.install("version = 1\ndefault = \"steer every\"\n[groups.every]\nworkers = \"all\"\n");
     let before = rig.snapshots().remove(0);
     rig.send(1, vec![udp([192, 0, 2, 1], 1, 1); 40]);
     while rig.nic.pump(64) > 0 {}
-    // Batches of 32: two turns with packets, then three without.
+    // Batches of 32: two iterations with packets, then three without.
     let taken: Vec<usize> = (0..5).map(|_| rig.workers.borrow_mut()[0].step()).collect();
     assert_eq!(taken, [32, 8, 0, 0, 0]);
     let after = rig.snapshots().remove(0);
-    assert_eq!(after.turns - before.turns, 5);
-    assert_eq!(after.empty_turns - before.empty_turns, 3);
-    // Distributions are published after many turns.
+    assert_eq!(after.iterations - before.iterations, 5);
+    assert_eq!(after.empty_iterations - before.empty_iterations, 3);
+    // Distributions are published after many iterations.
     while rig.snapshots().remove(0).batches.count() == 0 {
-        assert!(rig.snapshots().remove(0).turns < 10_000, "never published");
+        assert!(rig.snapshots().remove(0).iterations < 10_000, "never published");
         rig.workers.borrow_mut()[0].step();
     }
     let all = rig.snapshots().remove(0);
     let batches = &all.batches;
-    assert_eq!((batches.count(), batches.sum()), (all.turns, 40));
-    assert_eq!(batches.at_most(0), all.turns - 2);
+    assert_eq!((batches.count(), batches.sum()), (all.iterations, 40));
+    assert_eq!(batches.at_most(0), all.iterations - 2);
     assert_eq!(
         (batches.at_most(8), batches.at_most(31), batches.at_most(32)),
-        (all.turns - 1, all.turns - 1, all.turns)
+        (all.iterations - 1, all.iterations - 1, all.iterations)
     );
 }
 

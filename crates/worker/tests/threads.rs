@@ -1,5 +1,5 @@
 //! The real thing: the soft NIC's engine and the workers on threads of their own, a generator flat
-//! out, and the controller reloading meanwhile. Whatever the interleaving, the books balance.
+//! out, and the controller reloading meanwhile. In any interleaving, all packets are accounted for.
 
 mod support;
 
@@ -124,11 +124,11 @@ fn reloading_under_full_load_keeps_the_books_balanced() {
     for snapshot in &snapshots {
         assert_eq!(snapshot.imbalance(), 0, "{snapshot:?}");
         assert_eq!(snapshot.dropped_by_reason(), 0, "{:?}", snapshot.dropped);
-        assert!(snapshot.empty_turns < snapshot.turns, "some turns have found packets");
+        assert!(snapshot.empty_iterations < snapshot.iterations, "some iterations have found packets");
         let batches = &snapshot.batches;
         assert_eq!(
             (batches.count(), batches.at_most(0)),
-            (snapshot.turns, snapshot.empty_turns),
+            (snapshot.iterations, snapshot.empty_iterations),
             "all are published"
         );
     }
@@ -139,17 +139,17 @@ fn reloading_under_full_load_keeps_the_books_balanced() {
     drop(workers);
 }
 
-/// Keeps its worker in the first turn until it is let go.
+/// Keeps its worker in the first iteration until it is let go.
 struct Doorkeeper(std::sync::mpsc::Receiver<()>);
 
 impl Sink for Doorkeeper {
     fn run(&mut self, _: Deliveries<'_>) {
-        // Only the first turn is kept: after that the other end is gone.
+        // Only the first iteration is kept: after that the other end is gone.
         let _ = self.0.recv();
     }
 }
 
-/// A worker that is stuck keeps nobody waiting, and what it owns stays with its thread.
+/// A stuck worker blocks no caller, and its objects stay with its thread.
 #[test]
 fn a_worker_that_does_not_end_is_not_waited_for_beyond_the_deadline() {
     let nic = nic("stuck0", Drive::Manual, vec![generator(Rate::FlatOut, WAITING)]);
@@ -172,11 +172,11 @@ fn a_worker_that_does_not_end_is_not_waited_for_beyond_the_deadline() {
         nic.pump(64);
     }
     let handle = worker.spawn().expect("a thread");
-    until("the first turn is on", || control.pulse().received_packets > 0);
-    let turns = control.pulse().turns;
+    until("the first iteration is on", || control.pulse().received_packets > 0);
+    let iterations = control.pulse().iterations;
     let error = handle.join_by(Instant::now() + Duration::from_millis(50)).err().expect("it is stuck");
     assert!(matches!(error, worker::Error::StillRunning { .. }), "{error}");
-    assert_eq!(control.pulse().turns, turns, "a stuck worker counts no turn");
+    assert_eq!(control.pulse().iterations, iterations, "a stuck worker counts no iteration");
     drop(open);
     until("it goes on, and takes what was waiting", || control.snapshot().received.packets == WAITING);
     controller.clear().expect("the soft NIC removes flows");
@@ -204,7 +204,7 @@ fn a_stopped_worker_has_taken_everything_that_was_waiting() {
         nic.pump(64);
     }
     let handle = worker.spawn().expect("a thread");
-    until("the first turn is on", || control.pulse().received_packets > 0);
+    until("the first iteration is on", || control.pulse().received_packets > 0);
     handle.stop();
     drop(open);
     let worker = handle.join().expect("no panic");
@@ -224,7 +224,7 @@ fn a_worker_that_cannot_be_pinned_runs_all_the_same_and_says_so() {
         let config = worker::WorkerConfig { core: Some(core), ..small(0) };
         let handle = Worker::new(device.context(), config).expect("a worker").spawn().expect("a thread");
         let control = handle.control();
-        until("it turns", || control.pulse().turns > 0);
+        until("it iterations", || control.pulse().iterations > 0);
         handle.join().expect("no panic");
         assert_eq!(control.warnings(), expected, "core {core}");
     }

@@ -1,7 +1,7 @@
-//! The verbs API: what libibverbs exports, and what `inlines.c` makes of the header's inline functions.
+//! The verbs API: the functions of libibverbs, and those that `inlines.c` makes from the header's inline functions.
 //!
-//! All of it is declared safe, because that is the claim under test: whatever the arguments, as long as structs and
-//! arrays are as long as they say and handles are live or destroyed ones of an open context, a call is answered.
+//! All are declared safe, because that is the property under test: with any arguments a call returns, if structs and
+//! arrays have their claimed length and handles are live or destroyed ones of an open context.
 
 use std::ffi::{c_int, c_void};
 

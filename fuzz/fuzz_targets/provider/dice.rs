@@ -1,8 +1,8 @@
-//! The fuzzer's bytes as decisions. Bytes that have run out are zeros.
+//! The fuzzer's bytes as decisions. After the last byte all are zero.
 
 use libfuzzer_sys::arbitrary::{Arbitrary, Unstructured};
 
-/// Bytes that decide.
+/// The remaining bytes.
 pub struct Dice<'a>(pub Unstructured<'a>);
 
 impl<'a> Dice<'a> {
@@ -19,7 +19,7 @@ impl<'a> Dice<'a> {
         if end <= 256 { usize::from(self.any::<u8>()) % end } else { usize::from(self.any::<u16>()) % end }
     }
 
-    /// Now and then.
+    /// True with a low probability.
     pub fn rarely(&mut self) -> bool {
         self.any::<u8>() >= 0xf0
     }
@@ -32,7 +32,7 @@ impl<'a> Dice<'a> {
         choices[self.below(choices.len())]
     }
 
-    /// A count that is mostly small, sometimes at a limit, rarely anything.
+    /// A count: mostly small, sometimes at a limit, rarely arbitrary.
     pub fn size(&mut self) -> u32 {
         const EDGES: [u32; 8] = [0, 255, 256, 4096, 1 << 16, (1 << 16) + 1, i32::MAX as u32, u32::MAX];
         match self.any::<u8>() {
@@ -42,7 +42,7 @@ impl<'a> Dice<'a> {
         }
     }
 
-    /// Some of the bits of `known`, rarely any.
+    /// Some of the bits of `known`, rarely arbitrary bits.
     pub fn bits(&mut self, known: u64) -> u64 {
         if self.rarely() { self.any() } else { self.any::<u64>() & known }
     }

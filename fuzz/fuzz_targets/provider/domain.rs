@@ -1,4 +1,4 @@
-//! Parent domains' allocators, kind and hostile. Each notes what it gave, and takes nothing back that it did not give.
+//! Allocators of parent domains, correct and faulty. Each records its allocations and accepts only those back.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::cell::{Cell, RefCell};
@@ -10,19 +10,19 @@ use ibverbs_sys::ibv_pd;
 /// `IBV_ALLOCATOR_USE_DEFAULT`.
 const USE_DEFAULT: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);
 
-/// What an allocator answers.
+/// The behaviour of an allocator.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Mood {
     Null,
     Default,
     Memory,
-    /// Memory that is not aligned as was asked.
+    /// Memory without the requested alignment.
     Misaligned,
-    /// Memory, until there is none.
+    /// Memory up to a limit.
     SomeMemory(u8),
 }
 
-/// What `pd_context` points to.
+/// The target of `pd_context`.
 pub struct Allocator {
     mood: Cell<Mood>,
     given: RefCell<HashMap<usize, (*mut u8, Layout, u64)>>,
@@ -33,7 +33,7 @@ impl Allocator {
         Box::new(Self { mood: Cell::new(mood), given: RefCell::default() })
     }
 
-    /// Whether everything came back.
+    /// Whether everything was freed.
     pub fn is_whole(&self) -> bool {
         self.given.borrow().is_empty()
     }

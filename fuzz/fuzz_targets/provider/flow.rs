@@ -7,10 +7,10 @@ use crate::dice::Dice;
 use crate::world::World;
 
 const HEADER_BYTES: usize = size_of::<ibv_flow_attr>();
-/// Where a spec's type, size and, in a COUNT or HANDLE action, pointer stand.
+/// The offsets of a spec's type, size and, in a COUNT or HANDLE action, pointer.
 const SIZE_AT: usize = 4;
 const POINTER_AT: usize = 8;
-/// The most that a block can take whose `size` counts no specs: ten of the longest.
+/// The length of a block whose `size` does not count its specs: ten of the longest spec.
 const WALKED_BYTES: usize = 10 * 256;
 
 /// Types of specs and their right sizes.
@@ -80,7 +80,7 @@ pub fn flow(world: &mut World, dice: &mut Dice<'_>) {
         flags: dice.bits(6) as u32,
     };
     let size = usize::from(head.size);
-    // As long as is said; if that leaves the specs out, as long as they can be.
+    // The claimed length, or the longest possible one if it does not count the specs.
     block.resize(if size <= HEADER_BYTES { HEADER_BYTES + WALKED_BYTES } else { size }, 0);
     patch_pointers(&mut block, world, dice);
     // A new allocation of exactly that length, for the sanitizer.
@@ -91,7 +91,7 @@ pub fn flow(world: &mut World, dice: &mut Dice<'_>) {
     world.flows.keep(c::inline_create_flow(qp, attr));
 }
 
-/// Appends a spec: most often of the right size, with few bits in its mask.
+/// Appends a spec: mostly of the right size, with few bits in its mask.
 fn spec(block: &mut Vec<u8>, dice: &mut Dice<'_>) {
     let (mut kind, right_size) = dice.of(&SPECS);
     if dice.rarely() {
@@ -113,7 +113,7 @@ fn spec(block: &mut Vec<u8>, dice: &mut Dice<'_>) {
     block.resize((start + length).max(start + 6), 0);
 }
 
-/// Walks the block as it will be walked, and has the actions name handles, not anything.
+/// Walks the block as the library does, and makes actions refer to handles.
 fn patch_pointers(block: &mut [u8], world: &World, dice: &mut Dice<'_>) {
     let mut at = HEADER_BYTES;
     while let Some(head) = block.get(at..at + SIZE_AT + 2) {

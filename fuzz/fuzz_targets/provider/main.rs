@@ -1,9 +1,9 @@
-//! Any sequence of verbs, through the unmodified libibverbs, with any arguments: an answer, never undefined behaviour.
+//! Any sequence of verbs through the unmodified libibverbs, with any arguments, returns without undefined behaviour.
 //!
-//! Handles are live ones of either of two contexts, or destroyed ones; structs, lists and blocks are allocated exactly
-//! as long as they are said to be, so that the address sanitizer sees who reads or writes beyond. What must always
-//! hold is asserted: a destroyed handle is EINVAL, one in use EBUSY, the port's books balance, events name living
-//! objects, a parent domain's allocator gets back what it gave, and at the end everything can be destroyed.
+//! Handles are live ones of two contexts, or destroyed ones; structs, lists and blocks are allocated with exactly their
+//! claimed length, so that the address sanitizer finds accesses beyond. Asserted: a destroyed handle is EINVAL, one in
+//! use EBUSY, the port's counters add up, events refer to live objects, a parent domain's allocator gets back all that
+//! it allocated, and at the end all objects can be destroyed.
 #![no_main]
 
 mod c;
@@ -21,12 +21,12 @@ use libfuzzer_sys::fuzz_target;
 use dice::Dice;
 use world::World;
 
-/// Calls of one sequence: fewer than the destroyed objects whose memory a context keeps.
+/// The most calls of a sequence: fewer than the destroyed objects whose memory a context keeps.
 const MAX_STEPS: usize = 400;
 
 type Step = fn(&mut World, &mut Dice<'_>);
 
-/// What can happen, the likely more often.
+/// The kinds of calls; frequent ones are listed repeatedly.
 const STEPS: [Step; 32] = [
     make::domain,
     make::thread_domain,
@@ -72,7 +72,7 @@ fn events(world: &mut World, dice: &mut Dice<'_>) {
 fuzz_target!(|data: &[u8]| {
     let mut dice = Dice(Unstructured::new(data));
     let mut world = World::new(&mut dice);
-    // What any program begins with.
+    // The first calls of every program.
     make::domain(&mut world, &mut dice);
     make::region(&mut world, &mut dice);
     make::completion_queue(&mut world, &mut dice);

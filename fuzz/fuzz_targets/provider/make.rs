@@ -1,4 +1,4 @@
-//! Calls that make, change and destroy objects.
+//! Calls that create, modify and destroy objects.
 
 use std::ffi::{c_int, c_void};
 
@@ -10,7 +10,7 @@ use crate::dice::Dice;
 use crate::domain::{Allocator, Mood, allocate, free};
 use crate::world::{ARENA_BYTES, Range, World, not_blocking};
 
-/// A work completion's word, a token, whatever a caller keeps there: never followed.
+/// An opaque value of the caller: never dereferenced.
 fn token(dice: &mut Dice<'_>) -> *mut c_void {
     std::ptr::without_provenance_mut(usize::from(dice.any::<u16>()))
 }
@@ -46,12 +46,12 @@ pub fn parent_domain(world: &mut World, dice: &mut Dice<'_>) {
     world.pds.keep(c::inline_alloc_parent_domain(world.context(dice), &raw mut attr));
 }
 
-/// Access flags: most often with local write, rarely anything.
+/// Access flags: mostly with local write, rarely arbitrary.
 fn access(dice: &mut Dice<'_>) -> c_int {
     if dice.rarely() { dice.any() } else { 1 | c_int::from(dice.any::<u8>() & 0x0f) }
 }
 
-/// Part of the memory that there is.
+/// Part of the memory.
 fn piece(world: &World, dice: &mut Dice<'_>) -> (*mut c_void, usize) {
     let offset = dice.below(ARENA_BYTES);
     let bytes = dice.below(ARENA_BYTES - offset + 1);
@@ -174,7 +174,7 @@ pub fn change_wq(world: &mut World, dice: &mut Dice<'_>) {
 
 pub fn table(world: &mut World, dice: &mut Dice<'_>) {
     let log = if dice.rarely() { dice.any() } else { u32::from(dice.any::<u8>() % 4) };
-    // Sizes that no device has are refused before the array is read.
+    // Sizes above the device's limit are refused before the array is read.
     let length = if log <= 12 { 1usize << log } else { 1 };
     let mut entries: Vec<_> = (0..length.min(64)).map(|_| world.wqs.or_null(dice)).collect();
     entries.resize(length, entries[0]);
@@ -262,7 +262,7 @@ pub fn queue_pair(world: &mut World, dice: &mut Dice<'_>) {
         ..ibv_qp_init_attr_ex::default()
     };
     if attr.comp_mask == IBV_QP_INIT_ATTR_PD && attr.pd.is_null() {
-        // The header makes this `ibv_create_qp`, and that follows the domain.
+        // The inline function calls `ibv_create_qp` for these attributes, which dereferences the domain.
         return;
     }
     let qp = c::inline_create_qp_ex(world.context(dice), &raw mut attr);
@@ -271,7 +271,7 @@ pub fn queue_pair(world: &mut World, dice: &mut Dice<'_>) {
     }
 }
 
-/// To RTS, as far as it goes.
+/// Tries to bring a queue pair to RTS.
 fn bring_up(qp: *mut ibv_qp) {
     for (state, mask) in [(1, 1 | 32), (2, 1), (3, 1)] {
         let mut attr = ibv_qp_attr { qp_state: state, port_num: 1, ..ibv_qp_attr::default() };
@@ -325,7 +325,7 @@ pub fn query(world: &mut World, dice: &mut Dice<'_>) {
 }
 
 pub fn destroy(world: &mut World, dice: &mut Dice<'_>) {
-    // Whoever destroys has acknowledged, or would wait for ever.
+    // Destroying an object waits until its events are acknowledged.
     world.acknowledge();
     macro_rules! end {
         ($pool:ident, $destroy:expr) => {

@@ -8,7 +8,7 @@ use crate::c;
 use crate::dice::Dice;
 use crate::world::{ARENA_BYTES, World};
 
-/// An element: mostly within a region that is or was, sometimes beyond, rarely anything.
+/// A scatter/gather element: mostly within a live or destroyed region, sometimes beyond it, rarely arbitrary.
 fn element(world: &World, dice: &mut Dice<'_>) -> ibv_sge {
     if world.ranges.is_empty() || dice.rarely() {
         return ibv_sge { addr: dice.any(), length: dice.any(), lkey: dice.any() };
@@ -23,7 +23,7 @@ fn element(world: &World, dice: &mut Dice<'_>) -> ibv_sge {
     ibv_sge { addr: range.address.wrapping_add(offset), length, lkey: range.key }
 }
 
-/// A list, and the count that is said of it: larger ones than any queue takes may be lies.
+/// A list and its claimed length, which may be wrong if it is larger than any queue allows.
 fn list(world: &World, dice: &mut Dice<'_>) -> (Box<[ibv_sge]>, i32) {
     let list: Box<[ibv_sge]> = (0..dice.below(5)).map(|_| element(world, dice)).collect();
     let said = match dice.any::<u8>() {
@@ -62,7 +62,7 @@ pub fn receive(world: &mut World, dice: &mut Dice<'_>) {
     }
 }
 
-/// Headers of segments, or any bytes, as long as they are said to be.
+/// Headers of segments or arbitrary bytes, allocated with exactly their claimed length.
 fn headers(dice: &mut Dice<'_>) -> Box<[u8]> {
     let mut frame = packet(dice);
     frame.truncate(if dice.rarely() { dice.below(700) } else { 54 });
@@ -77,7 +77,7 @@ pub fn send(world: &mut World, dice: &mut Dice<'_>) {
             let flags = dice.bits(0x1f) as u32;
             let (mut list, said) = list(world, dice);
             if flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0 {
-                // The caller's own memory is read at once: it must be there, unless there is too much of it.
+                // Inline data is read at once, so the memory must be valid, unless its length is refused.
                 list.iter_mut().for_each(|sge| *sge = own(world, dice));
                 return (list.clone(), said.min(list.len() as i32), flags);
             }
@@ -115,7 +115,7 @@ pub fn send(world: &mut World, dice: &mut Dice<'_>) {
     c::inline_post_send(qp, first, &raw mut bad);
 }
 
-/// Memory of the caller's own; lengths that no queue takes may be lies.
+/// Inline data; lengths that no queue allows may be wrong.
 fn own(world: &World, dice: &mut Dice<'_>) -> ibv_sge {
     let offset = dice.below(ARENA_BYTES);
     let length =
@@ -133,7 +133,7 @@ pub fn batch(world: &mut World, dice: &mut Dice<'_>) {
     let headers = headers(dice);
     c::inline_wr_start(extended);
     for _ in 0..dice.below(12) {
-        // SAFETY: the handle's own words, written by the application.
+        // SAFETY: fields of the live handle that the application writes.
         unsafe { ((*extended).wr_id, (*extended).wr_flags) = (dice.any(), dice.bits(0x1f) as u32) };
         let tso_bytes = 1 + dice.below(1500) as u16;
         match dice.below(8) {
@@ -201,7 +201,7 @@ pub fn poll(world: &mut World, dice: &mut Dice<'_>) {
     c::inline_end_poll(extended);
 }
 
-/// A frame as it could be: headers that make sense, with bytes changed now and then.
+/// A plausible frame: valid headers, with bytes changed sometimes.
 fn packet(dice: &mut Dice<'_>) -> Vec<u8> {
     use std::net::Ipv4Addr;
     let (src, dst) = (Ipv4Addr::from(dice.any::<u32>()), Ipv4Addr::new(10, 0, 0, dice.any::<u8>() % 4));

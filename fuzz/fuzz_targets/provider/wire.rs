@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use packet::MacAddr;
 use softnic::wire::{Burst, RxFrame, TransmitError, Wire, WireState};
 
-/// Frames on their way to the device.
+/// Frames that the device has not received yet.
 pub type Inbox = Arc<Mutex<VecDeque<Vec<u8>>>>;
 
 /// The device's end.
@@ -27,7 +27,7 @@ impl Wire for FuzzWire {
     }
 
     fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
-        // Every byte is looked at, for the sanitizer.
+        // Reads every byte, for the sanitizer.
         std::hint::black_box(frame.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)));
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What there is during one sequence: a device, two contexts of it, the handles, and the memory they may name.
+//! The state of one sequence: a device, two contexts of it, the handles, and the memory that they may refer to.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -12,7 +12,7 @@ use crate::dice::Dice;
 use crate::domain::Allocator;
 use crate::wire::{FuzzWire, Inbox};
 
-/// Handles of a kind: those that live, and those that were destroyed.
+/// Live and destroyed handles of one kind.
 pub struct Pool<T> {
     pub live: Vec<*mut T>,
     pub gone: Vec<*mut T>,
@@ -25,30 +25,30 @@ impl<T> Default for Pool<T> {
 }
 
 impl<T> Pool<T> {
-    /// Keeps a new handle; answers whether there is one.
+    /// Keeps a new handle; returns whether it is not null.
     pub fn keep(&mut self, handle: *mut T) -> bool {
         if handle.is_null() {
             return false;
         }
         assert!(!self.live.contains(&handle), "a handle that is in use");
-        // Memory may be used again once it is not kept any more.
+        // The address of a destroyed handle may be reused.
         self.gone.retain(|gone| *gone != handle);
         self.live.push(handle);
         true
     }
 
-    /// A handle to call with: one that lives, or sometimes a destroyed one.
+    /// A handle for a call: a live or sometimes a destroyed one.
     pub fn some(&self, dice: &mut Dice<'_>) -> Option<*mut T> {
         let from = if !self.gone.is_empty() && dice.rarely() { &self.gone } else { &self.live };
         (!from.is_empty()).then(|| from[dice.below(from.len())])
     }
 
-    /// A handle to name in an argument, where there may also be none.
+    /// A handle for an optional argument.
     pub fn or_null(&self, dice: &mut Dice<'_>) -> *mut T {
         if dice.rarely() { std::ptr::null_mut() } else { self.some(dice).unwrap_or(std::ptr::null_mut()) }
     }
 
-    /// Destroys a handle; one that was destroyed already must be refused.
+    /// Destroys a handle; a destroyed one must be refused.
     pub fn end(&mut self, handle: *mut T, destroy: impl FnOnce(*mut T) -> c_int) -> bool {
         let status = destroy(handle);
         match self.live.iter().position(|live| *live == handle) {
@@ -68,7 +68,7 @@ impl<T> Pool<T> {
     }
 }
 
-/// A registered range: its key, and where the device thinks it is.
+/// A registered range: its key and its address for the device.
 #[derive(Clone, Copy)]
 pub struct Range {
     pub key: u32,
@@ -95,7 +95,7 @@ pub struct World {
     pub qps: Pool<ibv_qp>,
     pub flows: Pool<ibv_flow>,
     pub counters: Pool<ibv_counters>,
-    /// Ranges of regions that are, or were.
+    /// Ranges of live and destroyed regions.
     pub ranges: Vec<Range>,
     /// Events that were read and not acknowledged.
     pub events: Vec<ibv_async_event>,
@@ -155,7 +155,7 @@ impl World {
         self.contexts[usize::from(dice.rarely())]
     }
 
-    /// Lets the device work; its books must balance.
+    /// Runs the device; its counters must add up.
     pub fn pump(&mut self) {
         let mut passes = 0;
         while self.nic.pump(64) > 0 && passes < 1000 {
@@ -165,7 +165,7 @@ impl World {
         assert_eq!(stats.rx_frames, stats.dispositions(), "{stats:?}");
     }
 
-    /// Reads events. Their objects live: what is destroyed takes its own away.
+    /// Reads events. Their objects are live: destroying an object removes its events.
     pub fn read_events(&mut self) {
         for context in self.contexts {
             loop {
@@ -174,7 +174,7 @@ impl World {
                 if c::ibv_get_async_event(context, &raw mut event) != 0 {
                     break;
                 }
-                // SAFETY: the type says which member the library has set.
+                // SAFETY: the event type determines which member the library has set.
                 let known = unsafe {
                     match event.event_type {
                         IBV_EVENT_CQ_ERR => self.cqs.live.contains(&event.element.cq),
@@ -196,7 +196,7 @@ impl World {
         }
     }
 
-    /// Acknowledges everything that was read: objects wait for that when they are destroyed.
+    /// Acknowledges all events that were read: destroying an object waits for that.
     pub fn acknowledge(&mut self) {
         for mut event in self.events.drain(..) {
             c::ibv_ack_async_event(&raw mut event);
@@ -206,7 +206,7 @@ impl World {
         }
     }
 
-    /// Destroys everything, users first. Nothing may refuse, and nothing may be kept.
+    /// Destroys all objects, users first. No call may fail, and no object may remain.
     pub fn end(mut self) {
         self.acknowledge();
         end_all(&mut self.flows, |flow| c::inline_destroy_flow(flow));
@@ -219,7 +219,7 @@ impl World {
         for channel in self.channels.drain(..) {
             assert_eq!(c::ibv_destroy_comp_channel(channel), 0);
         }
-        // Parent domains were made after what they stand on.
+        // Parent domains were created after the domains that they refer to.
         let mut left = usize::MAX;
         while self.pds.live.len() < left {
             left = self.pds.live.len();
@@ -234,7 +234,7 @@ impl World {
             assert_eq!(c::ibv_close_device(context), 0);
         }
         drop(self.nic);
-        // SAFETY: from `Box::into_raw`, and the device that could write to it is gone.
+        // SAFETY: from `Box::into_raw`; the device that could write to it was destroyed.
         drop(unsafe { Box::from_raw(self.arena) });
     }
 }

@@ -1,22 +1,11 @@
-//! ClassBench rule sets as policies, and where they are.
+//! ClassBench rule sets as policies.
 
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use packet::Field;
 use policy::Policy;
 use policy::policy::{Action, Direction};
 use program::{Addresses, ByteSet, Family, GroupId, Match, RangeSet};
-
-/// The folder of rule sets, or `None` after saying that there is none.
-pub(crate) fn sets() -> Option<PathBuf> {
-    let Some(corpora) = std::env::var_os("STEERD_CORPORA") else {
-        assert!(std::env::var_os("CI").is_none(), "STEERD_CORPORA must name the corpora where CI is set");
-        // Past the test harness, which swallows what `eprintln!` says of a test that passes.
-        _ = writeln!(std::io::stderr(), "NOT RUN: set STEERD_CORPORA to the folder of the corpora");
-        return None;
-    };
-    Some(Path::new(&corpora).join("rules"))
-}
 
 /// A set as a policy: every third rule drops, the others go to two groups.
 pub(crate) fn read(set: &Path) -> Policy {
@@ -55,15 +44,21 @@ fn rule(line: &str) -> Match {
         _ => None,
     };
     let flags = pair(columns[9]);
-    Match {
+    let mut matches = Match {
         family: Some(Family::V4),
         src: (!columns[0].ends_with("/0")).then(|| address(columns[0])),
         dst: (!columns[1].ends_with("/0")).then(|| address(columns[1])),
-        src_port: ports(columns[2], columns[4]),
-        dst_port: ports(columns[5], columns[7]),
-        protocol: protocol.map(RangeSet::single),
-        tcp_flags: (protocol == Some(6) && flags.1 & 0xff != 0)
-            .then(|| ByteSet::pattern(flags.0 as u8, flags.1 as u8)),
         ..Match::default()
-    }
+    };
+    let mut set = |field, values: Option<RangeSet<u32>>| {
+        if let Some(values) = values {
+            matches.set(field, values);
+        }
+    };
+    set(Field::SrcPort, ports(columns[2], columns[4]));
+    set(Field::DstPort, ports(columns[5], columns[7]));
+    set(Field::Protocol, protocol.map(|protocol| RangeSet::single(protocol.into())));
+    let has_flags = protocol == Some(6) && flags.1 & 0xff != 0;
+    set(Field::TcpFlags, has_flags.then(|| ByteSet::pattern(flags.0 as u8, flags.1 as u8).ranges()));
+    matches
 }

@@ -1,5 +1,4 @@
-//! Random policies, packets at their boundaries, and the linear reader of a policy's meaning that judges what
-//! is claimed about them. Values come from small pools, so that rules overlap and packets fall on their edges.
+//! Random policies, packets at their boundaries, and a linear reference matcher as the oracle. Values come from small pools, so that rules overlap and packets fall on their edges.
 
 #![allow(dead_code, reason = "each test uses its part")]
 
@@ -9,12 +8,11 @@ pub(crate) mod packets;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use packet::{DeepKey, HashFields, MacAddr, RssKey};
+use packet::{DeepKey, Field, HashFields, MacAddr, RssKey};
 use policy::policy::{Action, Direction, GroupDefinition, RuleDefinition, Workers};
 use policy::{Place, Policy, Source};
 use program::{
     Addresses, ByteSet, Family, Fragments, GroupId, Macs, MaskedMac, Match, MplsEntry, Predicate, RangeSet,
-    VlanMatch,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -26,7 +24,7 @@ pub(crate) struct Treatment {
     pub(crate) fate: String,
 }
 
-/// The judge: the rules of a direction that a packet comes to, in order; the last one decides.
+/// The oracle: the rules of a direction that a packet reaches, in order; the last one decides.
 pub(crate) fn reached(policy: &Policy, direction: Direction, key: &DeepKey) -> Vec<usize> {
     let mut reached = Vec::new();
     for (index, rule) in policy.rules.iter().enumerate() {
@@ -59,8 +57,8 @@ pub(crate) fn treatment(
     let default = if direction == Direction::Egress { Action::Pass } else { policy.default };
     let mut treatment = Treatment { copies: BTreeSet::new(), fate: String::new() };
     for (index, rule) in policy.rules.iter().enumerate() {
-        let hears = matches!(rule.action, Action::Sniff(_));
-        let is_here = rule.direction == direction || hears;
+        let is_sniff = matches!(rule.action, Action::Sniff(_));
+        let is_here = rule.direction == direction || is_sniff;
         if Some(index) == without || !is_here || !Predicate::of(&rule.matches).matches_deep(key) {
             continue;
         }
@@ -197,12 +195,9 @@ fn addresses() -> impl Strategy<Value = Addresses> {
     ]
 }
 
-fn vlan() -> impl Strategy<Value = VlanMatch> {
-    prop_oneof![
-        Just(VlanMatch::None),
-        Just(VlanMatch::Any),
-        ranges(vec![(1u16, 1), (0, 99), (1, 200)]).prop_map(VlanMatch::Ids),
-    ]
+/// Whether there is a tag, or which ids it may have.
+fn vlan() -> impl Strategy<Value = Result<bool, RangeSet<u32>>> {
+    prop_oneof![Just(Ok(false)), Just(Ok(true)), ranges(vec![(1u32, 1), (0, 99), (1, 200)]).prop_map(Err),]
 }
 
 fn fragments() -> impl Strategy<Value = Fragments> {
@@ -211,27 +206,28 @@ fn fragments() -> impl Strategy<Value = Fragments> {
 
 fn label() -> impl Strategy<Value = MplsEntry> {
     let labels = ranges(vec![(16u32, 16), (0, 15), (0, 0xf_ffff)]);
-    let class = ranges(vec![(0u8, 3), (5, 5)]);
-    let ttl = ranges(vec![(0u8, 0), (64, 64), (1, 255)]);
+    let class = ranges(vec![(0u32, 3), (5, 5)]);
+    let ttl = ranges(vec![(0u32, 0), (64, 64), (1, 255)]);
     (often(labels), rare(class), often(any::<bool>()), rare(ttl))
         .prop_map(|(label, tc, bottom, ttl)| MplsEntry { label, tc, bottom, ttl })
 }
 
 /// A match of one packet's own headers.
+#[allow(clippy::too_many_lines, reason = "a value per field")]
 fn packet_match() -> impl Strategy<Value = Match> {
-    let types = ranges(vec![(0x0800u16, 0x0800), (0x0806, 0x0806), (0x8847, 0x8847), (0, 1500), (0, 0xffff)]);
-    let tpids = || ranges(vec![(0x8100u16, 0x8100), (0x88a8, 0x88a8), (0x8000, 0xffff)]);
-    let link = (rare(macs()), rare(macs()), rare(types), rare(vlan()), rare(ranges(vec![(0u8, 3), (5, 5)])));
+    let types = ranges(vec![(0x0800u32, 0x0800), (0x0806, 0x0806), (0x8847, 0x8847), (0, 1500), (0, 0xffff)]);
+    let tpids = || ranges(vec![(0x8100u32, 0x8100), (0x88a8, 0x88a8), (0x8000, 0xffff)]);
+    let link = (rare(macs()), rare(macs()), rare(types), rare(vlan()), rare(ranges(vec![(0u32, 3), (5, 5)])));
     let tags = (rare(tpids()), rare(vlan()), rare(tpids()));
     let network = (
         rare(select(vec![Family::V4, Family::V6])),
         often(addresses()),
         often(addresses()),
-        often(ranges(vec![(6u8, 6), (17, 17), (47, 47), (50, 50), (4, 4), (0, 255), (44, 44)])),
+        often(ranges(vec![(6u32, 6), (17, 17), (47, 47), (50, 50), (4, 4), (0, 255), (44, 44)])),
         rare(bytes(vec![ByteSet::pattern(0xb8, 0xfc), ByteSet::range(0, 9)])),
     );
     let rest = (
-        rare(ranges(vec![(0u8, 1), (64, 255)])),
+        rare(ranges(vec![(0u32, 1), (64, 255)])),
         rare(ranges(vec![(0u32, 7), (0, 0xf_ffff)])),
         rare(
             bytes(vec![ByteSet::pattern(2, 2), ByteSet::pattern(1, 1)])
@@ -242,7 +238,7 @@ fn packet_match() -> impl Strategy<Value = Match> {
     );
     let ports = || {
         ranges(vec![
-            (53u16, 53),
+            (53u32, 53),
             (80, 80),
             (0, 1023),
             (1024, 0xffff),
@@ -251,10 +247,12 @@ fn packet_match() -> impl Strategy<Value = Match> {
             (0, 0xffff),
         ])
     };
+    let messages = || rare(ranges(vec![(2u32, 4), (0x10, 0x12), (0, 255)]));
     let transport = (
         often(ports()),
         often(ports()),
         rare(bytes(vec![ByteSet::pattern(2, 0x12), ByteSet::pattern(4, 4)])),
+        (messages(), messages(), messages(), messages()),
     );
     (link, tags, network, rest, transport).prop_map(
         |(
@@ -266,42 +264,52 @@ fn packet_match() -> impl Strategy<Value = Match> {
         )| {
             let (family, src, dst, protocol, tos) = network;
             let (ttl, flow_label, ip_flags, fragment, ip_options) = rest;
-            let (src_port, dst_port, tcp_flags) = transport;
-            let mut matches = Match {
-                dst_mac,
-                src_mac,
-                ethertype,
-                vlan,
-                vlan_priority,
-                vlan_tpid,
-                inner_vlan,
-                inner_vlan_tpid,
-                family,
-                src,
-                dst,
-                protocol,
-                tos,
-                ttl,
-                flow_label,
-                ip_flags,
-                src_port,
-                dst_port,
-                fragment,
-                tcp_flags,
-                ip_options,
-                ..Match::default()
-            };
+            let (src_port, dst_port, tcp_flags, icmp) = transport;
+            let mut matches =
+                Match { dst_mac, src_mac, family, src, dst, fragment, ip_options, ..Match::default() };
+            let bytes = |set: Option<ByteSet>| set.map(|set| set.ranges());
             // The language refuses a tag's fields beside its absence.
-            if matches.vlan == Some(VlanMatch::None) {
-                (matches.vlan_priority, matches.vlan_tpid) = (None, None);
-                (matches.inner_vlan, matches.inner_vlan_tpid) = (None, None);
-            }
-            if matches.inner_vlan == Some(VlanMatch::None) {
-                matches.inner_vlan_tpid = None;
-            }
+            let has_no_tag = vlan == Some(Ok(false));
+            let has_no_second = has_no_tag || inner_vlan == Some(Ok(false));
+            let of_tag = |values: Option<RangeSet<u32>>| values.filter(|_| !has_no_tag);
+            let ids = |tag: &Option<Result<bool, RangeSet<u32>>>| tag.clone().and_then(Result::err);
+            let inner_vlan = inner_vlan.filter(|_| !has_no_tag);
+            matches.vlan = vlan.clone().and_then(Result::ok);
+            matches.inner_vlan = inner_vlan.clone().and_then(Result::ok);
+            set_all(
+                &mut matches,
+                [
+                    (Field::EtherType, ethertype),
+                    (Field::VlanId, ids(&vlan)),
+                    (Field::VlanPriority, of_tag(vlan_priority)),
+                    (Field::VlanTpid, of_tag(vlan_tpid)),
+                    (Field::InnerVlanId, ids(&inner_vlan)),
+                    (Field::InnerVlanTpid, inner_vlan_tpid.filter(|_| !has_no_second)),
+                    (Field::Protocol, protocol),
+                    (Field::Tos, bytes(tos)),
+                    (Field::Ttl, ttl),
+                    (Field::FlowLabel, flow_label),
+                    (Field::IpFlags, bytes(ip_flags)),
+                    (Field::SrcPort, src_port),
+                    (Field::DstPort, dst_port),
+                    (Field::TcpFlags, bytes(tcp_flags)),
+                    (Field::IcmpType, icmp.0),
+                    (Field::IcmpCode, icmp.1),
+                    (Field::Icmpv6Type, icmp.2),
+                    (Field::Icmpv6Code, icmp.3),
+                ],
+            );
             matches
         },
     )
+}
+
+fn set_all<const N: usize>(matches: &mut Match, conditions: [(Field, Option<RangeSet<u32>>); N]) {
+    for (field, values) in conditions {
+        if let Some(values) = values {
+            matches.set(field, values);
+        }
+    }
 }
 
 /// A match of everything.
@@ -311,15 +319,25 @@ pub(crate) fn matches() -> impl Strategy<Value = Match> {
         rare(numbers()),
         rare(numbers()),
         rare(numbers()),
-        rare(ranges(vec![(0x6558u16, 0x6558), (0x0800, 0x0800), (0x8847, 0x8847), (0, 0xffff)])),
+        rare(ranges(vec![(0x6558u32, 0x6558), (0x0800, 0x0800), (0x8847, 0x8847), (0, 0xffff)])),
         rare(numbers()),
         rare(bytes(vec![ByteSet::pattern(0x20, 0x20), ByteSet::pattern(0, 0xb0)])),
     );
     let labels = rare(prop::collection::vec(label(), 0..4));
     let inner = rare((packet_match(), rare(prop::collection::vec(label(), 0..2))));
     (packet_match(), tunnel, labels, inner).prop_map(|(mut matches, tunnel, labels, inner)| {
-        (matches.esp_spi, matches.esp_seq, matches.vxlan_vni, ..) = tunnel.clone();
-        (.., matches.gre_protocol, matches.gre_key, matches.gre_flags) = tunnel;
+        let (spi, sequence, vni, protocol, key, flags) = tunnel;
+        set_all(
+            &mut matches,
+            [
+                (Field::EspSpi, spi),
+                (Field::EspSeq, sequence),
+                (Field::VxlanVni, vni),
+                (Field::GreProtocol, protocol),
+                (Field::GreKey, key),
+                (Field::GreFlags, flags.map(|flags: ByteSet| flags.ranges())),
+            ],
+        );
         matches.mpls = labels;
         matches.inner = inner.map(|(mut inner, labels)| {
             inner.mpls = labels;

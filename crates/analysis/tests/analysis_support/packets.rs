@@ -35,7 +35,7 @@ fn headers() -> impl Strategy<Value = FrameBuilder> {
         prop_oneof![5 => pair(pool4).prop_map(Some), 3 => pair(pool6).prop_map(Some), 1 => Just(None)];
     let ports = || select(vec![0u16, 53, 80, 1023, 1024, 4789, 6635]);
     let transport = (
-        0u8..4,
+        0u8..5,
         ports(),
         ports(),
         select(vec![2u8, 0x12, 4, 0x10]),
@@ -75,6 +75,7 @@ fn headers() -> impl Strategy<Value = FrameBuilder> {
                 frame = frame.ip_options(&[1, 1, 1, 0]);
             }
             match which {
+                2 => frame.icmp(flags, u8::try_from(src_port % 3).unwrap_or(0)),
                 0 => frame.tcp(src_port, dst_port, flags),
                 1 => frame.udp(src_port, dst_port),
                 _ => frame.protocol(IpProtocol(protocol)),

@@ -1,4 +1,4 @@
-//! What the judge is made of.
+//! Random policies and packets for `judge`.
 
 pub(crate) mod clauses;
 pub(crate) mod packets;

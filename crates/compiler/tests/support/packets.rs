@@ -1,5 +1,5 @@
 //! Packets at the boundaries of the random clauses: real frames through the real parser, some of them cut
-//! short or damaged, so that what the compiler assumes of keys is what the parser guarantees.
+//! short or damaged, so that the compiler's assumptions about headers are compared with the parser.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -54,7 +54,7 @@ enum Body {
     Raw(EtherType),
     Tcp(u16, u16, u8),
     Udp(u16, u16),
-    Echo,
+    Icmp(u8, u8),
     Protocol(u8),
 }
 
@@ -67,7 +67,7 @@ fn body() -> impl Strategy<Value = Body> {
         2 => raw.prop_map(|number| Body::Raw(EtherType(number))),
         4 => (port(), port(), flags).prop_map(|(src, dst, flags)| Body::Tcp(src, dst, flags)),
         4 => (port(), port()).prop_map(|(src, dst)| Body::Udp(src, dst)),
-        1 => Just(Body::Echo),
+        1 => (select(vec![8u8, 0, 128, 3]), 0u8..3).prop_map(|(icmp_type, code)| Body::Icmp(icmp_type, code)),
         1 => select(vec![0u8, 1, 6, 16, 17, 44, 47]).prop_map(Body::Protocol),
     ]
 }
@@ -127,7 +127,8 @@ fn builder(
         frame = frame.ip_options(&[1, 1, 1, 0]);
     }
     match body {
-        Body::Raw(_) | Body::Echo => frame.icmp_echo(1, 1),
+        Body::Raw(_) => frame,
+        Body::Icmp(icmp_type, code) => frame.icmp(*icmp_type, *code),
         Body::Tcp(src, dst, flags) => frame.tcp(*src, *dst, *flags),
         Body::Udp(src, dst) => frame.udp(*src, *dst),
         Body::Protocol(protocol) => frame.protocol(IpProtocol(*protocol)),

@@ -1,4 +1,4 @@
-//! Random rules of clauses, as a policy's text. What a device does not have is not asked of it.
+//! Random rules of clauses, as a policy's text. Rules use only features that the device has.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! `steerd-probe`: runs the cases that disturb nobody on a device and prints what it answers. A binary of its own, so
+//! `steerd-probe`: runs the cases that do not affect other users of a device and prints its answers. A separate binary, so
 //! that `steerd`, which runs it for `steerd devices --probe`, does not contain the suite.
 #![forbid(unsafe_code)]
 
@@ -17,7 +17,7 @@ const NO_DEVICE: u8 = 4;
 /// The text of a row whose case did what was asked.
 const WORKS: &str = "works";
 
-/// Tries every field and value of the four verbs on a device, with objects that disturb nobody, and prints what it
+/// Tests every field and value of the four verbs on a device, with objects that do not affect other users, and prints its
 /// answers.
 #[derive(Debug, Parser)]
 struct Arguments {
@@ -84,7 +84,7 @@ fn print(report: &Report, format: Format) -> io::Result<()> {
         Format::Json => serde_json::to_string_pretty(report)? + "\n",
     };
     match io::stdout().lock().write_all(text.as_bytes()) {
-        // Whoever reads has seen enough.
+        // The reader has closed the pipe.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
     }

@@ -1,4 +1,4 @@
-//! A device made of a map, which fails where a test says so, and programs over a small world of
+//! A device made of a map, which fails where a test requests it, and programs over a small world of
 //! packets in which every case of overlap occurs.
 #![allow(dead_code, unreachable_pub)]
 
@@ -8,13 +8,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use control::{Band, Controller, Error, FlowRequest, Installed, Installer, Limits, Refusal};
-use packet::{FlowKey, HashFields, Layers, MacAddr, RssKey};
+use packet::{FlowKey, HashFields, Layers, RssKey};
 use program::{
-    Class, ClassId, Decide, EthernetMatch, Flow, FlowAction, FlowKind, Group, GroupId, HashVariant,
-    Ipv4Match, Outcome, Placement, PortMatch, Program, QueueId, RssQueue, Rule, RuleId, Spec, Verdict,
-    WorkerId,
+    Class, ClassId, Decide, Flow, FlowAction, FlowKind, FlowSpec, Group, GroupId, HashVariant, Outcome,
+    Placement, Program, QueueId, RssQueue, Rule, RuleId, Verdict, WorkerId,
 };
-use verbs::{CounterValues, HashConfig};
+use verbs::{CounterValues, EthernetMatch, HashConfig, Ipv4Match, PortMatch};
 
 pub const WORKERS: usize = 3;
 pub const PRIORITIES: u32 = 16;
@@ -37,7 +36,7 @@ pub struct Record {
 /// The device at one moment: flows, and the bands that workers know.
 #[derive(Clone)]
 pub struct Moment {
-    pub flows: Vec<(Record, Vec<Spec>)>,
+    pub flows: Vec<(Record, Vec<FlowSpec>)>,
     pub published: [Option<Arc<Program>>; 2],
 }
 
@@ -54,7 +53,7 @@ pub struct State {
     pub reads: usize,
     /// Packets that flows with counters have met.
     pub counted: u64,
-    pub flows: BTreeMap<u64, (Record, Vec<Spec>)>,
+    pub flows: BTreeMap<u64, (Record, Vec<FlowSpec>)>,
     pub published: [Option<Arc<Program>>; 2],
     pub history: Vec<Moment>,
     /// No history, for programs so large that it would be too long.
@@ -254,15 +253,15 @@ pub enum Match {
 }
 
 impl Match {
-    pub fn specs(self) -> Vec<Spec> {
+    pub fn specs(self) -> Vec<FlowSpec> {
         let zero = EthernetMatch::default();
         match self {
-            Self::Everything => vec![Spec::Ethernet { value: zero, mask: zero }],
+            Self::Everything => vec![FlowSpec::Ethernet { value: zero, mask: zero }],
             Self::Ipv4To(last) => vec![ipv4_to(last)],
             Self::Multicast => {
-                let mac = EthernetMatch { dst_mac: MacAddr([1, 0, 0x5e, 0, 0, 1]), ..zero };
-                let mask = EthernetMatch { dst_mac: MacAddr([0xff; 6]), ..zero };
-                vec![Spec::Ethernet { value: mac, mask }]
+                let mac = EthernetMatch { dst_mac: [1, 0, 0x5e, 0, 0, 1], ..zero };
+                let mask = EthernetMatch { dst_mac: [0xff; 6], ..zero };
+                vec![FlowSpec::Ethernet { value: mac, mask }]
             }
             Self::UdpPort(port) => vec![udp_port(port)],
             Self::UdpPortTo(last, port) => vec![ipv4_to(last), udp_port(port)],
@@ -270,16 +269,14 @@ impl Match {
     }
 }
 
-fn ipv4_to(last: u8) -> Spec {
-    let (mut value, mut mask) = (Ipv4Match::ZERO, Ipv4Match::ZERO);
-    value.dst = [192, 0, 2, last].into();
-    mask.dst = [255; 4].into();
-    Spec::Ipv4 { value, mask }
+fn ipv4_to(last: u8) -> FlowSpec {
+    let to = |dst| Ipv4Match { src: 0, dst };
+    FlowSpec::Ipv4 { value: to(u32::from_be_bytes([192, 0, 2, last])), mask: to(u32::MAX) }
 }
 
-fn udp_port(port: u16) -> Spec {
+fn udp_port(port: u16) -> FlowSpec {
     let ports = |dst_port| PortMatch { src_port: 0, dst_port };
-    Spec::Udp { value: ports(port), mask: ports(u16::MAX) }
+    FlowSpec::Udp { value: ports(port), mask: ports(u16::MAX) }
 }
 
 /// Every packet of the small world.
@@ -305,7 +302,7 @@ pub fn program(lines: &[Line]) -> Arc<Program> {
         placement: Placement::Hardware,
         count: true,
         flows: 1,
-        unfinished: Vec::new(),
+        undecided: Vec::new(),
     };
     let verdict =
         |line: &Line| line.steer.map_or(Verdict::Drop, |group| Verdict::Deliver(GroupId::of(group)));

@@ -1,13 +1,13 @@
 //! Arenas on the system as it is: nothing here reserves hugepages or changes a setting.
 
 use std::fs;
-use std::io::Write;
 
 use proptest::prelude::*;
+use test_support::not_run;
 
 use super::*;
+use crate::free_list::{BLOCK_GRANULE_BYTES, MAX_BLOCKS};
 use crate::mapping::tests::{page_bytes, resident_pages};
-use crate::{BLOCK_GRANULE_BYTES, MAX_BLOCKS};
 
 fn plain(bytes: usize) -> Arc<Arena> {
     arena(bytes, &[PageKind::Plain])
@@ -15,13 +15,6 @@ fn plain(bytes: usize) -> Arc<Arena> {
 
 fn arena(bytes: usize, pages: &[PageKind]) -> Arc<Arena> {
     Arena::map(&ArenaOptions { pages: pages.to_vec(), ..ArenaOptions::new("test", bytes) }).unwrap()
-}
-
-/// Says that a test could not run, past libtest, which keeps what the print macros of passing tests say; in CI it fails.
-#[track_caller]
-fn not_run(reason: &str) {
-    assert!(std::env::var_os("CI").is_none(), "{reason}");
-    io::stderr().write_all(format!("NOT RUN: {reason}\n").as_bytes()).unwrap();
 }
 
 /// Hugepages of this size that a process could get now; what is reserved counts as free until it is touched.
@@ -57,7 +50,7 @@ fn unreserved_hugepages_fall_back_in_order_and_say_how_to_reserve_them() {
     let refused: Vec<PageKind> =
         tried.iter().zip(there).take_while(|(_, there)| !there).map(|(kind, _)| *kind).collect();
     if refused.is_empty() {
-        return not_run("falling back needs a machine without free 1 GiB hugepages");
+        return not_run("falling back from 1 GiB hugepages", "some are free");
     }
     let arena = arena(1 << 20, &tried);
     assert_eq!(arena.page_kind(), tried[refused.len()]);
@@ -131,7 +124,7 @@ fn transparent_arenas_start_on_a_huge_page() {
 #[test]
 fn reserved_hugepages_are_used_where_there_are_some() {
     if obtainable(2 << 10) == 0 {
-        return not_run("needs a free 2 MiB hugepage: sysctl -w vm.nr_hugepages=16");
+        return not_run("hugepages of 2 MiB", "none is free (sysctl -w vm.nr_hugepages=16)");
     }
     let arena = arena(1 << 20, &[PageKind::Huge2M]);
     assert_eq!((arena.page_kind(), arena.bytes(), arena.warnings().len()), (PageKind::Huge2M, 2 << 20, 0));
@@ -147,7 +140,7 @@ fn node_zero_binds_or_says_why_not() {
     };
     let arena = Arena::map(&options).unwrap();
     let Ok(numa_maps) = fs::read_to_string("/proc/self/numa_maps") else {
-        return not_run("needs /proc/self/numa_maps: a kernel with NUMA");
+        return not_run("binding to a NUMA node", "the kernel has no /proc/self/numa_maps");
     };
     let bound = numa_maps.lines().any(|line| {
         line.starts_with(&format!("{:x} ", arena.mapping.base().addr())) && line.contains(" bind:0 ")

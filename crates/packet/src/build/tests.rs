@@ -1,4 +1,4 @@
-//! Built frames say, when parsed, what the builder was told.
+//! A parsed frame has the fields that the builder was given.
 
 use proptest::prelude::*;
 
@@ -198,7 +198,7 @@ proptest! {
         let whole = parse(&frame);
         for length in 0..frame.len() {
             let cut = parse(&frame[..length]);
-            prop_assert!(cut.anomaly.is_some(), "{} of {} bytes are not odd", length, frame.len());
+            prop_assert!(cut.anomaly.is_some(), "{} of {} bytes have no anomaly", length, frame.len());
             prop_assert!(whole.key.layers.contains(cut.key.layers));
             prop_assert!(cut.l4_offset == 0 || cut.l4_offset == whole.l4_offset);
             if cut.key.layers == whole.key.layers {

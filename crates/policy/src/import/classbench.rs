@@ -1,18 +1,18 @@
-//! ClassBench filter sets: `@src/len dst/len lo : hi lo : hi proto/mask flags/mask`, a filter a line, the
-//! first that matches decides. Sets of both IP versions, and sets without the last column, which others
-//! write (DPDK's test-acl). They say nothing of what happens to a packet, so every rule steers to one group.
+//! ClassBench filter sets: `@src/len dst/len lo : hi lo : hi proto/mask flags/mask`, one filter per line, the first that
+//! matches decides. Sets of both IP versions are read, and sets without the last column, such as those of DPDK's
+//! test-acl. Filters have no actions, so every rule steers to one group.
 
 use std::net::IpAddr;
 
 use packet::{TCP_FLAGS, flag_pattern};
 use program::MAX_RULES;
 
-use super::{Imported, Keys, Note, line_number, masked, quoted, rule};
+use super::{Imported, Keys, Note, line_number, masked_addresses, masked_ranges, quoted, rule};
 
-/// How a filter set is read.
+/// Options for reading a filter set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassBench {
-    /// Whether the flags column of TCP filters becomes `tcp_flags`, which a worker finishes in software.
+    /// Whether the flags column of TCP filters becomes `tcp_flags`, which devices cannot match and workers evaluate.
     pub tcp_flags: bool,
 }
 
@@ -23,7 +23,7 @@ impl Default for ClassBench {
 }
 
 const HEAD: &str =
-    "# Made of a ClassBench filter set, whose filters have no actions: every rule steers to one group.
+    "# Converted from a ClassBench filter set; its filters have no actions, so every rule steers to one group.
 version = 1
 default = \"kernel\"
 
@@ -37,13 +37,13 @@ const UDP: u8 = 17;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 
-/// A filter set as a policy; the `n`-th filter, from 0, is the rule `rn`.
+/// Converts a filter set; filter `n`, from 0, becomes the rule `rn`.
 #[must_use]
 pub fn classbench(text: &str) -> Imported {
     classbench_with(text, ClassBench::default())
 }
 
-/// The same with options.
+/// As [`classbench`], with options.
 #[must_use]
 pub fn classbench_with(text: &str, options: ClassBench) -> Imported {
     let mut imported = Imported { policy_toml: HEAD.to_owned(), notes: Vec::new() };
@@ -68,13 +68,13 @@ pub fn classbench_with(text: &str, options: ClassBench) -> Imported {
             imported.notes.push(Note { line: line_number(index + 1), message });
             break;
         }
-        // What is left out counts, so that a rule's number is that of its filter.
+        // Filters that are left out count, so that a rule has the number of its filter.
         count += 1;
     }
     imported
 }
 
-/// One line, as numbers.
+/// One filter.
 struct Filter {
     src: (IpAddr, u32),
     dst: (IpAddr, u32),
@@ -101,7 +101,7 @@ impl Filter {
         }
         let (src, dst) = (prefix(src)?, prefix(dst)?);
         if src.0.is_ipv4() != dst.0.is_ipv4() {
-            return Err("its addresses are of two IP versions".to_owned());
+            return Err("its addresses have different IP versions".to_owned());
         }
         let numbers: Vec<&str> =
             rest.split(|c: char| c.is_whitespace() || c == ':').filter(|word| !word.is_empty()).collect();
@@ -125,13 +125,13 @@ impl Filter {
         keys.text("family", if self.src.0.is_ipv4() { "ipv4" } else { "ipv6" });
         for (key, (address, length)) in [("src", self.src), ("dst", self.dst)] {
             let bits = if address.is_ipv4() { 32 } else { 128 };
-            // Bits beyond the prefix mean nothing; generators leave them in.
-            if let Some([prefix]) = masked::addresses(address, ones(address, length, bits)).as_deref() {
+            // Generators may set bits after the prefix; they have no meaning.
+            if let Some([prefix]) = masked_addresses(address, ones(address, length, bits)).as_deref() {
                 keys.text(key, prefix);
             }
         }
         let (protocol, mask) = self.protocol;
-        match masked::ranges(protocol.into(), mask.into(), u8::BITS) {
+        match masked_ranges(protocol.into(), mask.into(), u8::BITS) {
             Some(ranges) => keys.ranges("protocol", &ranges),
             None => note(format!("the protocol mask {mask:#04x} is left out: the rule matches more")),
         }
@@ -154,13 +154,15 @@ impl Filter {
                     ));
                     continue;
                 }
-                None => note(format!("`{key}` is of TCP and UDP: the rule matches no other protocol")),
+                None => {
+                    note(format!("`{key}` applies to TCP and UDP only: the rule matches no other protocol"));
+                }
             }
             keys.ranges(key, &[(low.into(), high.into())]);
         }
     }
 
-    /// The upper byte is that of TCP's flags, or ICMP's type.
+    /// The upper byte is that of the TCP flags or the ICMP type.
     fn flag_keys(
         &self,
         only: Option<u8>,
@@ -186,7 +188,7 @@ impl Filter {
 }
 
 fn prefix(text: &str) -> Result<(IpAddr, u32), String> {
-    let wrong = || format!("`{}` is no prefix", quoted(text));
+    let wrong = || format!("`{}` is not a prefix", quoted(text));
     let (address, length) = text.split_once('/').ok_or_else(wrong)?;
     let address: IpAddr = address.parse().map_err(|_| wrong())?;
     let length: u32 = length.parse().map_err(|_| wrong())?;
@@ -206,17 +208,17 @@ fn ones(address: IpAddr, length: u32, bits: u32) -> IpAddr {
 fn ports(low: &str, high: &str) -> Result<(u16, u16), String> {
     let port = |text: &str| {
         let port = number(text).and_then(|number| u16::try_from(number).ok());
-        port.ok_or_else(|| format!("`{}` is no port", quoted(text)))
+        port.ok_or_else(|| format!("`{}` is not a port", quoted(text)))
     };
     match (port(low)?, port(high)?) {
-        (low, high) if low > high => Err(format!("the ports {low} : {high} run backwards")),
+        (low, high) if low > high => Err(format!("the port range {low} : {high} is reversed")),
         ports => Ok(ports),
     }
 }
 
 /// `0x06/0xFF`, or in decimal.
 fn masked_number(text: &str, most: u32) -> Result<(u16, u16), String> {
-    let wrong = || format!("`{}` is no value with a mask up to {most:#x}", quoted(text));
+    let wrong = || format!("`{}` is not a value with a mask up to {most:#x}", quoted(text));
     let (value, mask) = text.split_once('/').ok_or_else(wrong)?;
     let part = |text: &str| number(text).filter(|number| *number <= most).and_then(|n| u16::try_from(n).ok());
     Ok((part(value).ok_or_else(wrong)?, part(mask).ok_or_else(wrong)?))

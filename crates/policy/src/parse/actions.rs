@@ -1,38 +1,38 @@
-//! Actions of rules and of the defaults.
+//! Reading the actions of rules and of the defaults.
 
 use std::ops::Range;
 
 use program::GroupId;
 
+use crate::keys;
 use crate::policy::{Action, Direction};
-use crate::schema::keys;
 
 use super::groups::Groups;
 use super::reader::{Reader, Value, nearest};
 use super::sets::shortened;
 use super::synonyms;
 
-/// What a rule can do, for hints.
+/// The usual actions, for hints.
 const USUAL: &str = "write \"drop\", \"kernel\", { steer = \"GROUP\" } or { copy = \"GROUP\" }";
 
-/// What an action does with the group that it names.
+/// Makes the action of a group.
 type OfGroup = fn(GroupId) -> Action;
 
 /// The actions that name a group.
 const WITH_GROUP: [(&str, OfGroup); 3] =
     [("steer", Action::Steer), ("copy", Action::Copy), ("sniff", Action::Sniff)];
 
-/// The actions that are a word.
+/// The actions without a group.
 const WORDS: [(&str, Action); 3] =
     [("drop", Action::Drop), ("kernel", Action::Kernel), ("pass", Action::Pass)];
 
-/// The action of a rule.
+/// Reads the action of a rule.
 pub(super) fn of_rule(reader: &mut Reader, value: &Value<'_>, groups: &Groups) -> Option<Action> {
     if value.get_ref().is_table() {
         return in_braces(reader, value, groups);
     }
     let Some(text) = value.get_ref().as_str() else {
-        reader.mistyped(value, "an action", "a string or { steer = \"GROUP\" }");
+        reader.wrong_type(value, "an action", "a string or { steer = \"GROUP\" }");
         return None;
     };
     if let Some((_, action)) = WORDS.iter().find(|(word, _)| *word == text) {
@@ -43,7 +43,7 @@ pub(super) fn of_rule(reader: &mut Reader, value: &Value<'_>, groups: &Groups) -
     {
         return groups.find(reader, name.trim(), value).map(action);
     }
-    reader.error_late(value.span(), || {
+    reader.error_lazy(value.span(), || {
         let lower = text.to_ascii_lowercase();
         let hint = match (synonyms::of_action(text), nearest(&lower, WORDS.iter().map(|(word, _)| *word))) {
             _ if groups.has(text) => format!("write {{ steer = \"{text}\" }}"),
@@ -56,7 +56,7 @@ pub(super) fn of_rule(reader: &mut Reader, value: &Value<'_>, groups: &Groups) -
     None
 }
 
-/// What `default` or `default_multicast` says: also the bare name of a group, but no copies.
+/// Reads `default` or `default_multicast`, which may also be the name of a group, but not a copy.
 pub(super) fn of_default(
     reader: &mut Reader,
     value: &Value<'_>,
@@ -76,8 +76,8 @@ pub(super) fn of_default(
         action @ (Action::Steer(_) | Action::Drop | Action::Kernel) => Some(action),
         Action::Copy(_) | Action::Sniff(_) | Action::Pass => {
             let hint = "write \"kernel\", \"drop\" or the name of a group";
-            let message = format!("`{key}` decides what becomes of a packet");
-            reader.error_with(value.span(), message, "decides nothing", hint);
+            let message = format!("`{key}` cannot copy, sniff or pass packets");
+            reader.error_with(value.span(), message, "not a final action", hint);
             None
         }
     }
@@ -90,7 +90,7 @@ fn in_braces(reader: &mut Reader, value: &Value<'_>, groups: &Groups) -> Option<
     if let (true, Some((word, _))) =
         (given.is_empty(), WORDS.iter().find(|(word, _)| table.contains_key(*word)))
     {
-        let message = "an action in braces names a group";
+        let message = "an action that is a table must name a group";
         let hint = format!("write \"{word}\", without braces");
         reader.error_with(value.span(), message, "not an action", hint);
         return None;
@@ -104,19 +104,19 @@ fn in_braces(reader: &mut Reader, value: &Value<'_>, groups: &Groups) -> Option<
         }
         [] => {
             if table.is_empty() {
-                reader.error_with(value.span(), "the action is empty", "does what?", USUAL);
+                reader.error_with(value.span(), "the action is empty", "no action", USUAL);
             }
             None
         }
         _ => {
-            let hint = "write a rule for each: a copy goes on to the next rule";
+            let hint = "write a rule for each: after a copy the packet goes on to the next rule";
             reader.error_with(value.span(), "a rule has one action", "several", hint);
             None
         }
     }
 }
 
-/// The group that a default names; what is none may be a misspelt word, or another tool's.
+/// The group that a default names; an unknown name may be a misspelt action or that of another tool.
 fn default_group(reader: &mut Reader, groups: &Groups, text: &str, value: &Value<'_>) -> Option<GroupId> {
     let near = nearest(text, ["kernel", "drop"].into_iter()).map(|word| format!("did you mean `{word}`?"));
     let word = synonyms::of_action(text).filter(|hint| hint.starts_with("write \""));
@@ -130,7 +130,7 @@ fn default_group(reader: &mut Reader, groups: &Groups, text: &str, value: &Value
     }
 }
 
-/// Whether rules of that direction can do this; reports it if not.
+/// Checks that rules of this direction can have the action.
 pub(super) fn fit_direction(
     reader: &mut Reader,
     action: Action,
@@ -139,16 +139,15 @@ pub(super) fn fit_direction(
 ) -> Option<()> {
     let (message, hint) = match (direction, action) {
         (Direction::Egress, Action::Drop | Action::Pass) => return Some(()),
-        (Direction::Egress, _) => (
-            "what the host sends can only be dropped or passed",
-            "write \"drop\" or \"pass\"; both are counted",
-        ),
+        (Direction::Egress, _) => {
+            ("an egress rule can only drop or pass packets", "write \"drop\" or \"pass\"; both are counted")
+        }
         (Direction::Ingress, Action::Pass) => (
-            "`pass` is for what the host sends",
+            "`pass` is an action of egress rules",
             "write \"kernel\" to leave packets to the host, or add direction = \"egress\"",
         ),
         (Direction::Ingress, _) => return Some(()),
     };
-    reader.error_with(span, message, "not in this direction", hint);
+    reader.error_with(span, message, "not possible in this direction", hint);
     None
 }

@@ -1,99 +1,105 @@
-//! Keys of one match that no packet can meet together. What is refused here is a slip of the pen; what is
-//! left and still matches nothing (an empty set, say) gets a warning from `check`.
+//! Combinations of keys that no packet can match. Those found here are mistakes of the operator and refused; other matches
+//! that no packet meets (those with an empty set, for example) get a warning from the compiler.
 
-use packet::{EtherType, IpProtocol};
-use program::{Family, Fragments, Match, RangeSet, VlanMatch};
+use std::sync::LazyLock;
+
+use packet::{EtherType, FIELDS, Field, Form, Header, IpProtocol, Layers};
+use program::{Family, Fragments, Match, RangeSet};
 
 use super::matches::Spans;
 use super::reader::Reader;
 
-/// One finding: the key to point at, what is wrong, what to do.
+/// A finding: the key that it points at, the message, the hint.
 type Finding = (&'static str, String, &'static str);
 
-/// Reports every conflict of a match whose keys are each fine alone.
+/// Reports the conflicts of a match whose keys are valid one by one.
 pub(super) fn check(reader: &mut Reader, matches: &Match, spans: &Spans) {
     let mut findings = Vec::new();
     tag_protocols(matches, &mut findings);
     vlans(matches, &mut findings);
     families(matches, spans, &mut findings);
     protocols(matches, &mut findings);
-    tunnels(matches, spans, &mut findings);
+    tunnels(matches, &mut findings);
     fragments(matches, &mut findings);
     for (key, message, hint) in findings {
         let span = spans.get(key).cloned().unwrap_or(0..0);
-        reader.error_with(span, message, "cannot be met together with the rest", hint);
+        reader.error_with(span, message, "contradicts the rest of the match", hint);
     }
 }
 
-/// Warns of what a packet may have, but hardly any has.
+/// Warns of values that packets may have but should not.
 pub(super) fn warn(reader: &mut Reader, matches: &Match, spans: &Spans) {
     let mut warn = |key: &str, message: &str, label: &str, hint: &str| {
         let place = reader.place(spans.get(key).cloned().unwrap_or(0..0));
         reader.push(place.warning(message, label).hint(hint));
     };
     let reserved = RangeSet::single(RESERVED_VLAN);
-    for (key, vlan) in [("vlan", &matches.vlan), ("inner_vlan", &matches.inner_vlan)] {
-        if *vlan == Some(VlanMatch::Ids(reserved.clone())) {
+    for field in [Field::VlanId, Field::InnerVlanId] {
+        let key = field.name();
+        if matches.get(field) == Some(&reserved) {
             let message = "no frame should have VLAN 4095: the id is reserved";
             warn(
                 key,
                 message,
                 "reserved by IEEE 802.1Q",
-                "ids are 1 to 4094; 0 is a priority without a VLAN",
+                "ids are 1 to 4094; 0 marks a frame with a priority and no VLAN",
             );
         }
     }
-    if let Some(types) = &matches.ethertype
+    if let Some(types) = matches.get(Field::EtherType)
         && let Some(tag) = TAG_PROTOCOLS.into_iter().find(|tag| *types == RangeSet::single(*tag))
     {
-        let message = format!(
-            "ethertype {tag:#06x} is that of a VLAN tag, and `ethertype` is what stands behind the tags"
-        );
+        let message =
+            format!("ethertype {tag:#06x} marks a VLAN tag, and `ethertype` matches the type after the tags");
         warn(
             "ethertype",
             &message,
-            "never there but behind two tags",
+            "occurs there only after two tags",
             "write vlan = \"any\", or `vlan_tpid`",
         );
     }
 }
 
-/// An id that means something to devices alone (IEEE 802.1Q, table 9-2).
-const RESERVED_VLAN: u16 = 0x0fff;
+/// The reserved VLAN id (IEEE 802.1Q, table 9-2).
+const RESERVED_VLAN: u32 = 0x0fff;
 
-/// Tag protocols that are read as such; any other is an ethertype.
-const TAG_PROTOCOLS: [u16; 3] = [0x8100, 0x88a8, 0x9100];
+/// The tag protocols that `packet` parses as VLAN tags; any other is an ethertype.
+const TAG_PROTOCOLS: [u32; 3] = [0x8100, 0x88a8, 0x9100];
 
 fn tag_protocols(matches: &Match, findings: &mut Vec<Finding>) {
-    for (key, tpids) in [("vlan_tpid", &matches.vlan_tpid), ("inner_vlan_tpid", &matches.inner_vlan_tpid)] {
-        let Some(tpids) = tpids.as_ref().filter(|tpids| !tpids.is_empty()) else { continue };
+    for field in [Field::VlanTpid, Field::InnerVlanTpid] {
+        let key = field.name();
+        let Some(tpids) = matches.get(field).filter(|tpids| !tpids.is_empty()) else { continue };
         if !TAG_PROTOCOLS.into_iter().any(|tpid| tpids.contains(tpid)) {
-            let message = format!("`{key}` is of no VLAN tag that is recognised");
-            findings.push((key, message, "write 0x8100, 0x88a8 or 0x9100; other types are `ethertype`"));
+            let message = format!("`{key}` is not the protocol of a recognised VLAN tag");
+            findings.push((
+                key,
+                message,
+                "write 0x8100, 0x88a8 or 0x9100; match other types with `ethertype`",
+            ));
         }
     }
 }
 
 fn vlans(matches: &Match, findings: &mut Vec<Finding>) {
-    let inner_tagged = matches!(matches.inner_vlan, Some(VlanMatch::Any | VlanMatch::Ids(_)))
-        || matches.inner_vlan_tpid.is_some();
-    if matches.vlan == Some(VlanMatch::None) {
-        let key = match matches {
-            Match { vlan_priority: Some(_), .. } => "vlan_priority",
-            Match { vlan_tpid: Some(_), .. } => "vlan_tpid",
-            Match { inner_vlan_tpid: Some(_), .. } => "inner_vlan_tpid",
-            _ if inner_tagged => "inner_vlan",
-            _ => return,
-        };
-        let message = format!("`{key}` speaks of a tag that `vlan = \"none\"` excludes");
+    let key_of = |header: Header| {
+        let mut keys = matches.values().map(|(field, _)| field.row()).filter(|row| row.header == header);
+        keys.next().map(|row| row.name)
+    };
+    let second = || key_of(Header::InnerVlan).or((matches.inner_vlan == Some(true)).then_some("inner_vlan"));
+    if matches.vlan == Some(false) {
+        let Some(key) = key_of(Header::Vlan).or_else(second) else { return };
+        let message = format!("`{key}` needs a tag, and `vlan = \"none\"` excludes it");
         findings.push((key, message, "remove one of them"));
-    } else if matches.inner_vlan == Some(VlanMatch::None) && matches.inner_vlan_tpid.is_some() {
-        let message = "`inner_vlan_tpid` speaks of a tag that `inner_vlan = \"none\"` excludes".to_owned();
-        findings.push(("inner_vlan_tpid", message, "remove one of them"));
+    } else if matches.inner_vlan == Some(false)
+        && let Some(key) = key_of(Header::InnerVlan)
+    {
+        let message = format!("`{key}` needs a second tag, and `inner_vlan = \"none\"` excludes it");
+        findings.push((key, message, "remove one of them"));
     }
 }
 
-/// Which IP versions are still possible: IPv4, IPv6.
+/// Whether the match can match IPv4 packets, and IPv6 packets.
 fn possible(matches: &Match) -> (bool, bool) {
     let implied = matches.implied_family();
     let mut v4 = implied != Some(Family::V6) && matches.family != Some(Family::V6);
@@ -108,40 +114,60 @@ fn possible(matches: &Match) -> (bool, bool) {
     (v4, v6)
 }
 
-/// Keys that only one IP version has.
-const OF_IPV4: [&str; 2] = ["ip_options", "ip_flags"];
-const OF_IPV6: [&str; 3] = ["flow_label", "hop_limit", "traffic_class"];
+/// The keys that belong to one IP version only, but for `src` and `dst`, which are keys of both.
+static VERSION_KEYS: LazyLock<[(Layers, Vec<&str>); 2]> = LazyLock::new(|| {
+    let keys = |version, others: &[&'static str]| {
+        let rows =
+            FIELDS.iter().filter(|row| row.form != Form::Address && row.header.version() == Some(version));
+        (version, others.iter().copied().chain(rows.map(|row| row.name)).collect())
+    };
+    [keys(Layers::IPV4, &["ip_options"]), keys(Layers::IPV6, &["hop_limit", "traffic_class"])]
+});
 
-/// Writes down the IP version that a key means without saying it.
+/// The first key that belongs to this IP version only, `ip_options` before others.
+fn first_of(spans: &Spans, version: Layers) -> Option<&'static str> {
+    let (_, keys) = VERSION_KEYS.iter().find(|(of, _)| *of == version)?;
+    let found = keys.iter().copied().filter(|key| spans.contains_key(key));
+    found.min_by_key(|key| (*key != "ip_options", *key))
+}
+
+/// Sets the IP version of a match with a key that belongs to IPv6 only.
 pub(super) fn imply_family(matches: &mut Match, spans: &Spans) {
-    if matches.family.is_none() && OF_IPV6.iter().any(|key| spans.contains_key(key)) {
+    if matches.family.is_none() && first_of(spans, Layers::IPV6).is_some() {
         matches.family = Some(Family::V6);
     }
 }
 
-/// A key of one version beside a key of the other.
+/// Finds keys of one IP version in combination with keys of the other.
 fn versions(matches: &Match, spans: &Spans, findings: &mut Vec<Finding>) {
-    let first = |keys: &[&'static str]| keys.iter().find(|key| spans.contains_key(*key)).copied();
-    let (v4_key, v6_key) = (first(&OF_IPV4), first(&OF_IPV6));
+    let (v4_key, v6_key) = (first_of(spans, Layers::IPV4), first_of(spans, Layers::IPV6));
     match (v4_key, v6_key, matches.family) {
         (Some("ip_options"), _, Some(Family::V6)) => {
-            let message = "`ip_options` is of IPv4, `family` is ipv6".to_owned();
+            let message = "`ip_options` is an IPv4 field, but `family` is ipv6".to_owned();
             findings.push(("ip_options", message, "IPv6 has extension headers: see `protocol`"));
         }
         (Some(key), _, Some(Family::V6)) => {
-            findings.push((key, format!("`{key}` is of IPv4, `family` is ipv6"), "remove one of them"));
+            findings.push((
+                key,
+                format!("`{key}` is an IPv4 field, but `family` is ipv6"),
+                "remove one of them",
+            ));
         }
         (_, Some(key), Some(Family::V4)) => {
-            findings.push((key, format!("`{key}` is of IPv6, `family` is ipv4"), "remove one of them"));
+            findings.push((
+                key,
+                format!("`{key}` is an IPv6 field, but `family` is ipv4"),
+                "remove one of them",
+            ));
         }
         (Some(v4_key), Some(v6_key), _) => {
-            let message = format!("`{v4_key}` is of IPv4, `{v6_key}` of IPv6");
+            let message = format!("`{v4_key}` is an IPv4 field and `{v6_key}` an IPv6 field");
             findings.push((v6_key, message, "write a rule for each version"));
         }
         (_, Some(v6_key), None) => {
             for (key, addresses) in [("src", &matches.src), ("dst", &matches.dst)] {
                 if addresses.as_ref().is_some_and(|set| set.v6.is_empty() && !set.v4.is_empty()) {
-                    let message = format!("`{v6_key}` is of IPv6, and `{key}` has IPv4 only");
+                    let message = format!("`{v6_key}` is an IPv6 field, but `{key}` has IPv4 addresses only");
                     findings.push((key, message, "remove one of them"));
                 }
             }
@@ -159,16 +185,16 @@ fn families(matches: &Match, spans: &Spans, findings: &mut Vec<Finding>) {
     if !v4 && !v6 {
         for (key, addresses) in [("src", &matches.src), ("dst", &matches.dst)] {
             let Some(addresses) = addresses else { continue };
-            let v4_key = OF_IPV4.iter().find(|key| spans.contains_key(*key));
+            let v4_key = first_of(spans, Layers::IPV4);
             let other = match (matches.family, v4_key) {
                 (Some(Family::V4), _) if addresses.v4.is_empty() => {
-                    "`family` is ipv4, and `KEY` has IPv6 only"
+                    "`family` is ipv4, but `KEY` has IPv6 addresses only"
                 }
                 (Some(Family::V6), _) if addresses.v6.is_empty() => {
-                    "`family` is ipv6, and `KEY` has IPv4 only"
+                    "`family` is ipv6, but `KEY` has IPv4 addresses only"
                 }
                 (_, Some(v4_key)) if addresses.v4.is_empty() => {
-                    let message = format!("`{v4_key}` is of IPv4, and `{key}` has IPv6 only");
+                    let message = format!("`{v4_key}` is an IPv4 field, but `{key}` has IPv6 addresses only");
                     return findings.push((key, message, "remove one of them"));
                 }
                 _ => continue,
@@ -178,99 +204,107 @@ fn families(matches: &Match, spans: &Spans, findings: &mut Vec<Finding>) {
         let message = "`src` and `dst` have no IP version in common".to_owned();
         return findings.push(("dst", message, "write a rule for each version"));
     }
-    let Some(types) = matches.ethertype.as_ref().filter(|_| matches.needs_ip()) else { return };
-    let v4 = v4 && types.contains(EtherType::IPV4.0);
-    let v6 = v6 && types.contains(EtherType::IPV6.0);
+    let Some(types) = matches.get(Field::EtherType).filter(|_| matches.needs_ip()) else { return };
+    let v4 = v4 && types.contains(EtherType::IPV4.0.into());
+    let v6 = v6 && types.contains(EtherType::IPV6.0.into());
     if !v4 && !v6 && !types.is_empty() {
-        let message = "`ethertype` excludes the IP packets that the other keys ask for".to_owned();
+        let message = "`ethertype` excludes the IP packets that the other keys require".to_owned();
         findings.push(("ethertype", message, "remove it: IP keys imply the ethertype"));
     }
 }
 
 fn protocols(matches: &Match, findings: &mut Vec<Finding>) {
-    let Some(protocols) = matches.protocol.as_ref().filter(|protocols| !protocols.is_empty()) else { return };
-    let tcp = protocols.contains(IpProtocol::TCP.0);
-    let udp = protocols.contains(IpProtocol::UDP.0);
-    if matches.tcp_flags.is_some() && !tcp {
-        let message = "`tcp_flags` needs TCP, and `protocol` excludes it".to_owned();
-        findings.push(("tcp_flags", message, "write protocol = \"tcp\", or leave it out"));
-    } else if !tcp && !udp {
-        let key = match matches {
-            Match { dst_port: Some(_), .. } => "dst_port",
-            Match { src_port: Some(_), .. } => "src_port",
-            _ => return,
-        };
-        let message = format!("`{key}` needs TCP or UDP, and `protocol` excludes both");
-        findings.push((key, message, "write protocol = \"tcp\" or \"udp\", or leave it out for both"));
+    let rows = || matches.values().map(|(field, _)| field.row()).filter(|row| row.header.is_behind_ip());
+    let disjoint =
+        |one: Header, other: Header| !one.protocols().iter().any(|own| other.protocols().contains(own));
+    let pairs = rows().flat_map(|one| rows().map(move |other| (one, other)));
+    // Fields of two IP versions are another conflict.
+    let pair =
+        pairs.filter(|(one, other)| one.header.version().is_none() || other.header.version().is_none());
+    if let Some((one, other)) = pair.into_iter().find(|(one, other)| disjoint(one.header, other.header)) {
+        let (key, name) = (other.name, other.header.name());
+        let message = format!(
+            "`{}` is a field of {} and `{key}` of {name}: no packet has both",
+            one.name,
+            one.header.name()
+        );
+        return findings.push((key, message, "write a rule for each"));
     }
+    let Some(protocols) = matches.get(Field::Protocol).filter(|protocols| !protocols.is_empty()) else {
+        return;
+    };
+    let excluded = |header: Header| !header.protocols().iter().any(|own| protocols.contains(own.0.into()));
+    // The last of the keys that need the fewest protocols: flags rather than ports.
+    let Some(row) = rows().filter(|row| excluded(row.header)).min_by_key(|row| row.header.protocols().len())
+    else {
+        return;
+    };
+    let key =
+        rows().filter(|other| other.header == row.header).map(|row| row.name).last().unwrap_or(row.name);
+    let (which, hint) = match row.header {
+        Header::Ports => ("both", "write protocol = \"tcp\" or \"udp\", or leave it out for both"),
+        _ => ("it", "leave `protocol` out: the key implies it"),
+    };
+    let message = format!("`{key}` needs {}, and `protocol` excludes {which}", row.header.name());
+    findings.push((key, message, hint));
 }
 
-/// What a tunnel's key needs of the outer packet.
-struct Carrier {
-    keys: &'static [&'static str],
-    name: &'static str,
-    protocol: IpProtocol,
-    udp_port: Option<u16>,
-}
+/// The headers of tunnels that have keys.
+const TUNNELS: [Header; 3] = [Header::Esp, Header::Vxlan, Header::Gre];
 
-const CARRIERS: [Carrier; 3] = [
-    Carrier { keys: &["esp_spi", "esp_seq"], name: "ESP", protocol: IpProtocol::ESP, udp_port: None },
-    Carrier {
-        keys: &["vxlan_vni"],
-        name: "VXLAN",
-        protocol: IpProtocol::UDP,
-        udp_port: Some(packet::VXLAN_UDP_PORT),
-    },
-    Carrier {
-        keys: &["gre_protocol", "gre_key", "gre_flags"],
-        name: "GRE",
-        protocol: IpProtocol::GRE,
-        udp_port: None,
-    },
-];
-
-fn tunnels(matches: &Match, spans: &Spans, findings: &mut Vec<Finding>) {
+fn tunnels(matches: &Match, findings: &mut Vec<Finding>) {
     let mut named: Option<(&str, &str)> = None;
-    for carrier in &CARRIERS {
-        let Some(key) = carrier.keys.iter().find(|key| spans.contains_key(*key)).copied() else { continue };
-        let name = carrier.name;
+    for header in TUNNELS {
+        let mut rows = matches.values().map(|(field, _)| field.row());
+        let Some(key) =
+            rows.find(|row| row.header.tunnel_layer() == header.tunnel_layer()).map(|row| row.name)
+        else {
+            continue;
+        };
+        let name = header.name();
         if let Some((other_key, other)) = named {
-            let message = format!("`{other_key}` is of {other}, `{key}` of {name}: a packet is not both");
+            let message =
+                format!("`{other_key}` is a field of {other} and `{key}` of {name}: no packet has both");
             return findings.push((key, message, "write a rule for each"));
         }
         named = Some((key, name));
-        if matches.protocol.as_ref().is_some_and(|set| !set.is_empty() && !set.contains(carrier.protocol.0)) {
-            let message = format!("`{key}` is of {name}, and `protocol` excludes it");
+        if matches.get(Field::Protocol).is_some_and(|set| {
+            !set.is_empty() && !header.protocols().iter().any(|own| set.contains(own.0.into()))
+        }) {
+            let message = format!("`{key}` is a field of {name}, but `protocol` excludes it");
             return findings.push(("protocol", message, "remove it: the other key implies it"));
         }
-        let ports = matches.dst_port.as_ref().filter(|ports| !ports.is_empty());
-        match carrier.udp_port {
-            Some(port) if ports.is_some_and(|ports| !ports.contains(port)) => {
-                let message = format!("`{key}` is of {name}, and `dst_port` excludes its UDP port {port}");
+        let ports = matches.get(Field::DstPort).filter(|ports| !ports.is_empty());
+        match header.udp_port() {
+            Some(port) if ports.is_some_and(|ports| !ports.contains(port.into())) => {
+                let message =
+                    format!("`{key}` is a field of {name}, but `dst_port` excludes its UDP port {port}");
                 return findings.push(("dst_port", message, "remove it: the other key implies it"));
             }
             None if matches.needs_transport() => {
-                let message = format!("`{key}` is of {name}, which has neither ports nor TCP flags");
-                return findings.push((key, message, "those of the packet inside go into `inner`"));
+                let message = format!("`{key}` is a field of {name}, which has neither ports nor TCP flags");
+                return findings.push((key, message, "match those of the inner packet in `inner`"));
             }
             _ => {}
         }
-        if matches.ethertype.as_ref().is_some_and(|types| {
-            !types.is_empty() && !types.contains(EtherType::IPV4.0) && !types.contains(EtherType::IPV6.0)
+        if matches.get(Field::EtherType).is_some_and(|types| {
+            !types.is_empty()
+                && !types.contains(EtherType::IPV4.0.into())
+                && !types.contains(EtherType::IPV6.0.into())
         }) {
-            let message = format!("`{key}` is of {name}, and `ethertype` excludes IP");
+            let message = format!("`{key}` is a field of {name}, but `ethertype` excludes IP");
             return findings.push(("ethertype", message, "remove it: the other key implies it"));
         }
-        if name == "ESP" && matches.inner.is_some() {
-            let message = "what ESP carries is encrypted".to_owned();
+        if header == Header::Esp && matches.inner.is_some() {
+            let message = "the payload of ESP is encrypted".to_owned();
             return findings.push(("inner", message, "match the SPI alone"));
         }
-        if name != "GRE" && matches.mpls.is_some() {
-            let message = format!("`mpls` is not of {name}");
+        if header != Header::Gre && matches.mpls.is_some() {
+            let message = format!("`mpls` cannot be combined with fields of {name}");
             return findings.push((
                 "mpls",
                 message,
-                "labels behind an inner Ethernet header go into `inner`",
+                "match labels after an inner Ethernet header in `inner`",
             ));
         }
     }
@@ -282,8 +316,8 @@ fn tunnels(matches: &Match, spans: &Spans, findings: &mut Vec<Finding>) {
 
 fn fragments(matches: &Match, findings: &mut Vec<Finding>) {
     let Some(fragment) = matches.fragment else { return };
-    if fragment == Fragments::LATER && matches.needs_transport() {
-        let message = "later fragments have neither ports nor TCP flags".to_owned();
+    if fragment == Fragments::LATER && matches.needs_payload() {
+        let message = "later fragments have no TCP, UDP or ICMP header".to_owned();
         let hint = "match them by address and protocol, in a rule of their own";
         return findings.push(("fragment", message, hint));
     }
@@ -291,9 +325,10 @@ fn fragments(matches: &Match, findings: &mut Vec<Finding>) {
     if !only_v6 || fragment.contains(Fragments::WHOLE) {
         return;
     }
-    // The first next header of an IPv6 fragment is the fragment header; what is behind it is not read.
-    let excludes_header = matches.protocol.as_ref().is_some_and(|set| !set.contains(IpProtocol::FRAGMENT.0));
-    if excludes_header || matches.needs_transport() {
+    // The first next header of an IPv6 fragment is the fragment header; headers after it are not parsed.
+    let excludes_header =
+        matches.get(Field::Protocol).is_some_and(|set| !set.contains(IpProtocol::FRAGMENT.0.into()));
+    if excludes_header || matches.needs_payload() {
         let message = "IPv6 fragments have no protocol but `fragment` (44), and no ports".to_owned();
         findings.push(("fragment", message, "match them by address alone"));
     }

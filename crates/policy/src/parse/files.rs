@@ -1,5 +1,5 @@
-//! `includes`: finding the files of a policy. Each is read once, those that a file includes before itself;
-//! names are relative to the file that says them. Reads only through the loader.
+//! `includes`: finding the files of a policy. Each is read once, and the files that a file includes come before it. Names
+//! are relative to the file that contains them.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -9,24 +9,25 @@ use std::sync::{Arc, OnceLock};
 use toml::Spanned;
 use toml::de::DeTable;
 
-use crate::schema::keys;
+use crate::keys;
+use crate::policy::VERSION;
 use crate::source::{MAX_FILE_BYTES, SetLoader, Source};
 
-use super::not_toml::{self, Found};
 use super::reader::{Reader, Value, entries, integer_of};
+use super::toml_errors::{self, Found};
 use super::variables::Variables;
 
-/// The most files of one policy, sets not counted.
+/// The most files of one policy, set files not counted.
 pub const MAX_INCLUDED_FILES: usize = 256;
-/// How deep files may include one another.
+/// How deep includes may be nested.
 pub const MAX_INCLUDE_DEPTH: usize = 8;
-/// The most bytes that the files of a policy have together, its set files counted.
+/// The most bytes that the files of a policy have in total, set files included.
 pub const MAX_TOTAL_BYTES: u64 = 4 * MAX_FILE_BYTES;
 
-/// Room for the texts, so that the trees may borrow from them.
-pub(super) struct Shelf(Vec<OnceLock<Arc<Source>>>);
+/// Owns the texts, so that the trees can borrow from them.
+pub(super) struct Texts(Vec<OnceLock<Arc<Source>>>);
 
-impl Shelf {
+impl Texts {
     pub(super) fn new() -> Self {
         Self((0..MAX_INCLUDED_FILES).map(|_| OnceLock::new()).collect())
     }
@@ -35,12 +36,12 @@ impl Shelf {
 /// One file of a policy.
 pub(super) struct File<'t> {
     pub(super) source: Arc<Source>,
-    /// What names in it are relative to; empty for the main file's folder.
+    /// The directory of names in it; empty for that of the main file.
     pub(super) folder: PathBuf,
     pub(super) document: DeTable<'t>,
 }
 
-/// Loads for one folder, within the bytes that are left.
+/// Loads files relative to one directory, within the limit of bytes.
 pub(super) struct Files<'l> {
     pub(super) loader: &'l dyn SetLoader,
     pub(super) folder: PathBuf,
@@ -52,7 +53,7 @@ impl<'l> Files<'l> {
         Self { loader, folder: PathBuf::new(), bytes_left: MAX_TOTAL_BYTES }
     }
 
-    /// The text of a file, named as in a file of `self.folder`.
+    /// The text of a file whose name is relative to `self.folder`.
     pub(super) fn load(&mut self, name: &str) -> io::Result<Source> {
         if name.is_empty() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "its name is empty"));
@@ -60,7 +61,7 @@ impl<'l> Files<'l> {
         if name.contains(char::is_control) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "its name has a control character"));
         }
-        // Loaders that are no file system know a name by one spelling.
+        // Loaders other than the file system know a name by one spelling only.
         let mut path: PathBuf =
             self.folder.join(name).components().filter(|part| *part != Component::CurDir).collect();
         if path.as_os_str().is_empty() {
@@ -83,38 +84,38 @@ impl<'l> Files<'l> {
 
 /// The walk through the files.
 pub(super) struct Walk<'t, 'r, 'l> {
-    shelf: &'t Shelf,
+    texts: &'t Texts,
     reader: &'r mut Reader,
     files: &'r mut Files<'l>,
     variables: &'r mut Variables<'t>,
     found: Vec<File<'t>>,
     /// From the main file down to the one that is being read.
     path: Vec<Arc<Source>>,
-    /// How each file is told from others.
+    /// The identities of the files seen.
     seen: BTreeSet<PathBuf>,
     taken: usize,
 }
 
 impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
     pub(super) fn new(
-        shelf: &'t Shelf,
+        texts: &'t Texts,
         reader: &'r mut Reader,
         files: &'r mut Files<'l>,
         variables: &'r mut Variables<'t>,
     ) -> Self {
         let (found, path, seen) = (Vec::new(), Vec::new(), BTreeSet::new());
-        Self { shelf, reader, files, variables, found, path, seen, taken: 0 }
+        Self { texts, reader, files, variables, found, path, seen, taken: 0 }
     }
 
-    /// All files that can be read, in the order in which their rules are; what cannot is reported, and the
-    /// reader knows of it.
+    /// All files that can be read, in the order of their rules. Those that cannot are reported, and `Reader::is_whole` is
+    /// then false.
     pub(super) fn all(mut self, main: Arc<Source>) -> Vec<File<'t>> {
         self.visit(main, PathBuf::new());
         self.found
     }
 
     fn visit(&mut self, source: Arc<Source>, folder: PathBuf) {
-        let Some(slot) = self.shelf.0.get(self.taken) else { return };
+        let Some(slot) = self.texts.0.get(self.taken) else { return };
         self.taken += 1;
         let source = slot.get_or_init(|| source);
         self.reader.source = Arc::clone(source);
@@ -140,7 +141,7 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
             self.variables.define(self.reader, value);
         }
         let includes = document.get_mut("includes").map(|includes| {
-            // Only what is known so far: the files themselves may depend on it.
+            // Only variables known so far can name files, because the files may define others.
             self.variables.substitute(self.reader, includes);
             includes.clone()
         });
@@ -156,31 +157,31 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
         let (document, errors) = DeTable::parse_recoverable(text);
         let found =
             errors.iter().map(|error| Found { message: error.message(), span: error.span().unwrap_or(0..0) });
-        not_toml::report(self.reader, text, &found.collect::<Vec<_>>());
+        toml_errors::report(self.reader, text, &found.collect::<Vec<_>>());
         errors.is_empty().then_some(document)
     }
 
-    /// Whether an included file is a policy of this version as far as its first level goes. One that is not may be
-    /// any file of the host: it is not read further, and what is reported quotes nothing of it.
+    /// Whether the top level of an included file is that of a policy of this version. Another file may be any file of the
+    /// host: it is not read further, and messages do not quote it.
     fn is_policy(&mut self, document: &DeTable<'t>) -> bool {
-        const HINT: &str = "an included file is a policy of its own and begins with version = 1";
+        const HINT: &str = "an included file is a complete policy and begins with version = 1";
         let unknown = entries(document)
             .into_iter()
             .find(|(key, _)| !keys::POLICY.iter().any(|known| known.name == key.get_ref().as_ref()));
         let version = document.get("version");
         match (version, unknown) {
-            (Some(version), None) if integer_of(version) == Some(i64::from(super::VERSION)) => return true,
-            (Some(version), _) if integer_of(version) != Some(i64::from(super::VERSION)) => {
-                let message = "this version of the language is not known here";
+            (Some(version), None) if integer_of(version) == Some(i64::from(VERSION)) => return true,
+            (Some(version), _) if integer_of(version) != Some(i64::from(VERSION)) => {
+                let message = "this version of the language is not supported";
                 self.reader.error_with(version.span(), message, "not known", HINT);
             }
             (Some(_), Some((key, _))) => {
                 let names: Vec<&str> = keys::POLICY.iter().map(|key| key.name).collect();
-                let hint = format!("a policy has {}", names.join(", "));
+                let hint = format!("the keys of a policy are {}", names.join(", "));
                 self.reader.error_with(key.span(), "unknown key", "not a key of the language", hint);
             }
             _ => {
-                let message = "the included file has no `version`: it is no policy";
+                let message = "the included file has no `version`: it is not a policy";
                 self.reader.error_with(0..0, message, "this file", HINT);
             }
         }
@@ -204,8 +205,13 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
                 continue;
             };
             if self.path.len() > MAX_INCLUDE_DEPTH {
-                let message = format!("files include one another more than {MAX_INCLUDE_DEPTH} deep");
-                self.reader.error_with(value.span(), message, "too deep", "include it further up");
+                let message = format!("includes are nested more than {MAX_INCLUDE_DEPTH} deep");
+                self.reader.error_with(
+                    value.span(),
+                    message,
+                    "too deep",
+                    "include it from a file further up",
+                );
                 self.reader.is_whole = false;
                 return;
             }
@@ -220,7 +226,7 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
                 Ok(included) => self.included(included, value, &folder.join(name)),
                 Err(error) => {
                     let message = format!("cannot read the included file: {error}");
-                    let hint = "the name is relative to the file that says it";
+                    let hint = "the name is relative to the file that contains it";
                     self.reader.error_with(value.span(), message, "named here", hint);
                     self.reader.is_whole = false;
                 }
@@ -229,14 +235,14 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
         self.reader.source = Arc::clone(source);
     }
 
-    /// Reads a file that was just loaded, unless it was read before.
+    /// Reads a file that was just loaded, unless it was read already.
     fn included(&mut self, included: Source, value: &Value<'_>, path: &Path) {
         let name = identity(&included);
         if let Some(first) = self.path.iter().position(|source| identity(source) == name) {
             let chain = self.path[first..].iter().map(|source| format!("`{}`", source.name));
             let chain: Vec<String> = chain.chain([format!("`{}`", included.name)]).collect();
             let message = format!("files include one another: {}", chain.join(" includes "));
-            self.reader.error_with(value.span(), message, "closes the circle", "remove one of the includes");
+            self.reader.error_with(value.span(), message, "closes the cycle", "remove one of the includes");
         } else if !self.seen.contains(&name) {
             let folder = path.parent().unwrap_or(Path::new("")).to_owned();
             self.visit(Arc::new(included), folder);
@@ -244,13 +250,13 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
     }
 }
 
-/// Whether nothing is written in a table or a list.
+/// Whether a table or a list is empty.
 fn is_empty(value: &Value<'_>) -> bool {
     let value = value.get_ref();
     value.as_table().is_some_and(DeTable::is_empty) || value.as_array().is_some_and(|list| list.is_empty())
 }
 
-/// A file's name without `.` and `..`, so that two ways to it are seen to be one.
+/// A file's name without `.` and `..`, so that different paths to one file compare equal.
 fn identity(source: &Source) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in Path::new(&source.name).components() {

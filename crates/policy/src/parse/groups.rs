@@ -1,5 +1,5 @@
-//! `[groups.NAME]`: who shares a rule's traffic and how it is spread. Workers are checked against the
-//! settings only when compiling: a policy does not know how many there will be.
+//! `[groups.NAME]`: the workers of a group and how packets are spread over them. Whether the workers exist is checked when
+//! compiling, because a policy does not define them.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use packet::{HashFields, RssKey};
 use program::GroupId;
 use toml::Spanned;
 
+use crate::keys;
 use crate::policy::{
     GroupDefinition, MAX_GROUPS, MAX_TABLE_SIZE, MAX_WEIGHT, MAX_WORKER, WorkerShare, Workers,
 };
-use crate::schema::keys;
 
 use super::reader::{Key, Names, Reader, Table, Value, entries, integer_of, nearest};
 use super::sets::shortened;
@@ -32,8 +32,8 @@ impl Groups {
             if matches!(name, "kernel" | "drop" | "pass" | "all") {
                 let message = format!("a group cannot be called `{name}`");
                 let hint = "choose another name";
-                reader.error_with(key.span(), message, "this word has a meaning already", hint);
-            } else if reader.name_is_good(name, key.span(), "the group")
+                reader.error_with(key.span(), message, "reserved word", hint);
+            } else if reader.is_valid_name(name, key.span(), "the group")
                 && self.names.is_new(reader, name, key.span(), "group")
             {
                 if self.list.len() == MAX_GROUPS {
@@ -41,7 +41,7 @@ impl Groups {
                     return;
                 }
                 self.index.insert(name.to_owned(), GroupId::of(self.list.len()));
-                // A broken group still counts as known, so that rules that name it are not reported too.
+                // A group with errors counts as known, so that rules that name it are not reported, too.
                 self.list.push(group(reader, key, value));
             }
         }
@@ -56,8 +56,8 @@ impl Groups {
     pub(super) fn find(&self, reader: &mut Reader, name: &str, value: &Value<'_>) -> Option<GroupId> {
         let found = self.index.get(name).copied();
         let names = || self.list.iter().map(|group| group.name.as_str());
-        if found.is_none() && reader.is_to_be_known(name, names()) {
-            reader.error_late(value.span(), || {
+        if found.is_none() && reader.reports_unknown(name, names()) {
+            reader.error_lazy(value.span(), || {
                 let hint = match nearest(name, names()) {
                     Some(near) => format!("did you mean `{near}`?"),
                     None if self.list.is_empty() => {
@@ -72,7 +72,7 @@ impl Groups {
     }
 }
 
-/// As many names as a person reads.
+/// The first names of a list, and how many more there are.
 fn first_names<'n>(names: impl Iterator<Item = &'n str> + Clone) -> String {
     const SHOWN: usize = 16;
     let shown: Vec<&str> = names.clone().take(SHOWN).collect();
@@ -111,8 +111,10 @@ fn group(reader: &mut Reader, key: &Key<'_>, value: &Value<'_>) -> GroupDefiniti
             reader.error_with(span, message, "too small", "every worker needs at least one entry");
         }
         if group.fields.is_empty() && workers.len() > 1 {
-            let message =
-                format!("the group `{}` hashes nothing: only its first worker receives", group.name);
+            let message = format!(
+                "the group `{}` has no hash fields: only its first worker receives packets",
+                group.name
+            );
             let warning = group.place.warning(message, "this group").hint("write hash = \"l3l4\" to spread");
             reader.push(warning);
         }
@@ -129,14 +131,14 @@ fn members(reader: &mut Reader, key: &Key<'_>, table: &Table<'_>) -> Option<Work
     match (listed, table.get("weights")) {
         (None, None) => {
             let hint = "write workers = \"all\", workers = [0, 1] or weights = { 0 = 2, 1 = 1 }";
-            reader.error_with(key.span(), "the group has no workers", "who is in it?", hint);
+            reader.error_with(key.span(), "the group has no workers", "no workers", hint);
             None
         }
         (Some(listed), None) => Some(listed),
         (None, Some(value)) => Some(Workers::Listed(weights(reader, value)?)),
         (Some(Workers::All), Some(value)) => {
             let hint = "list the workers, or leave `workers` out";
-            reader.error_with(value.span(), "weights need listed workers", "beside workers = \"all\"", hint);
+            reader.error_with(value.span(), "weights need listed workers", "next to workers = \"all\"", hint);
             None
         }
         (Some(Workers::Listed(mut listed)), Some(value)) => {
@@ -178,10 +180,10 @@ fn workers(reader: &mut Reader, value: &Value<'_>) -> Option<Workers> {
     (!listed.is_empty()).then_some(Workers::Listed(listed))
 }
 
-/// What to write instead of `4`, `"4"`, `"0-3"` or `"0,1"`. A number alone may be meant as how many workers there
-/// are, or as which of them.
+/// A hint for `4`, `"4"`, `"0-3"` or `"0,1"`. A single number may be meant as the count of workers or as the number of
+/// one.
 fn listed_workers(value: &Value<'_>) -> String {
-    /// A list that is longer is not written out.
+    /// The longest list that a hint writes out.
     const SHOWN: u32 = 16;
     let text = match (integer_of(value), value.get_ref().as_str()) {
         (Some(number), _) => number.to_string(),
@@ -219,7 +221,12 @@ fn weights(reader: &mut Reader, value: &Value<'_>) -> Option<Vec<WorkerShare>> {
         let worker = key.get_ref().parse::<u32>().ok().filter(|worker| *worker <= MAX_WORKER);
         let Some(worker) = worker else {
             let hint = "weights = { 0 = 2, 1 = 1 } gives worker 0 twice the share of worker 1";
-            reader.error_with(key.span(), "a weight must be of a worker's number", "not a worker", hint);
+            reader.error_with(
+                key.span(),
+                "the key of a weight must be a worker's number",
+                "not a worker",
+                hint,
+            );
             continue;
         };
         let Some(weight) = reader.integer(value, "a weight", 1, MAX_WEIGHT) else { continue };
@@ -234,7 +241,7 @@ fn weights(reader: &mut Reader, value: &Value<'_>) -> Option<Vec<WorkerShare>> {
 
 fn add(reader: &mut Reader, listed: &mut Vec<WorkerShare>, share: WorkerShare) {
     if listed.iter().any(|other| other.worker == share.worker) {
-        let message = format!("worker {} is named twice", share.worker);
+        let message = format!("worker {} is listed twice", share.worker);
         let error = share.place.error(message, "again").hint("use `weights` to give it a larger share");
         reader.push(error);
     } else if listed.len() < MAX_TABLE_SIZE as usize {
@@ -248,12 +255,7 @@ fn hash(reader: &mut Reader, value: &Value<'_>) -> Option<HashFields> {
     if let Some(array) = value.get_ref().as_array() {
         let mut fields = HashFields::empty();
         if array.is_empty() {
-            reader.error_with(
-                value.span(),
-                "`hash` is an empty list",
-                "hashes nothing",
-                "write hash = \"none\"",
-            );
+            reader.error_with(value.span(), "`hash` is an empty list", "no fields", "write hash = \"none\"");
         }
         for item in array.iter() {
             let Some(name) = reader.string(item, "a hash field") else { continue };
@@ -285,13 +287,13 @@ fn hash(reader: &mut Reader, value: &Value<'_>) -> Option<HashFields> {
             None
         }
         None => {
-            reader.mistyped(value, "`hash`", "a preset or a list of fields");
+            reader.wrong_type(value, "`hash`", "a preset or a list of fields");
             None
         }
     }
 }
 
-/// What `hash` may list: names of several fields, then those of one.
+/// The names that `hash` may list: those of several fields, then those of one.
 pub const FIELDS: [(&str, HashFields); 12] = [
     ("src", HashFields::SRC_IPV4.union(HashFields::SRC_IPV6)),
     ("dst", HashFields::DST_IPV4.union(HashFields::DST_IPV6)),
@@ -307,19 +309,21 @@ pub const FIELDS: [(&str, HashFields); 12] = [
     ("dst_port_udp", HashFields::DST_PORT_UDP),
 ];
 
-/// Whether every hashed source has its hashed destination: without that no key makes directions meet.
+/// Whether each source field is hashed together with its destination field, without which no key is symmetric.
 fn is_two_sided(fields: HashFields) -> bool {
     [HashFields::IPV4, HashFields::IPV6, HashFields::TCP, HashFields::UDP]
         .into_iter()
         .all(|pair| fields.contains(pair) || !fields.intersects(pair))
 }
 
-/// A key of period 16 bits hashes both directions alike, since addresses and ports are multiples of that.
+/// Whether the key repeats every 16 bits. The Toeplitz hash is the exclusive or of key windows at the positions of set
+/// bits. If the key has a period of 16 bits, exchanging parts of the input whose distance is a multiple of 16 bits, such
+/// as addresses and ports, does not change it: both directions have the same hash.
 fn has_short_period(key: &RssKey) -> bool {
     key.0.chunks(2).all(|chunk| *chunk == key.0[..2])
 }
 
-/// `symmetric` and `key`: symmetric unless a key is given or the fields are one-sided.
+/// Reads `symmetric` and `key`. The default is symmetric unless the hash fields are not two-sided.
 fn spreading_key(reader: &mut Reader, table: &Table<'_>, group: &mut GroupDefinition) {
     let asked = table.get("symmetric").and_then(|value| reader.boolean(value, "`symmetric`"));
     let given = table.get("key").and_then(|value| rss_key(reader, value));

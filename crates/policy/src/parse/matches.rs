@@ -1,20 +1,21 @@
-//! A match: each key on its own. What the keys mean together is checked in `conflicts`.
+//! Reading `match`, one key at a time. `conflicts` checks the keys in combination.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::ops::Range;
 
-use program::{Addresses, ByteSet, Family, Fragments, Macs, MaskedMac, Match, RangeSet, VlanMatch, Word};
+use packet::{Field, MAX_MPLS_LABELS};
+use program::{Addresses, ByteSet, Family, Fragments, Macs, MaskedMac, Match, MplsEntry, RangeSet};
 
-use crate::schema::keys;
+use crate::keys;
 
+use super::conflicts;
 use super::reader::{Reader, Value, entries, integer_of};
 use super::sets::{Parts, Sets, shortened};
 use super::synonyms;
-use super::values::{self, Numbers, Plain};
-use super::{conflicts, mpls};
+use super::values::{self, Flags, Kind, Numbers};
 
-/// Where each key of a match stands.
+/// The spans of the keys of a match.
 pub(super) type Spans = BTreeMap<&'static str, Range<usize>>;
 
 /// Reads `match = { ... }`.
@@ -23,7 +24,7 @@ pub(super) fn read(reader: &mut Reader, value: &Value<'_>, sets: &mut Sets) -> O
     fields.table(value)
 }
 
-/// The reading of one match, or of the `inner` of one.
+/// Reads one match, or the `inner` of one.
 struct Fields<'r> {
     reader: &'r mut Reader,
     sets: &'r mut Sets,
@@ -34,14 +35,14 @@ impl Fields<'_> {
     fn table(&mut self, value: &Value<'_>) -> Option<Match> {
         let what = if self.is_inner { "`inner`" } else { "`match`" };
         let table = self.reader.table(value, what)?;
-        self.reader.refuse_unknown_keys(table, keys::MATCH, "a match");
+        self.reader.refuse_unknown_keys(table, &keys::MATCH, "a match");
         if table.is_empty() {
             let message = if self.is_inner { "`inner` is empty" } else { "the match is empty" };
             let hint = match self.is_inner {
                 false => "write match = { any = true } to match every packet",
-                true => "write inner = { any = true } to match every packet that has another inside",
+                true => "write inner = { any = true } to match every packet that carries another",
             };
-            self.reader.error_with(value.span(), message, "matches what?", hint);
+            self.reader.error_with(value.span(), message, "no conditions", hint);
             return None;
         }
         let before = self.reader.diagnostics.error_count();
@@ -53,9 +54,9 @@ impl Fields<'_> {
             };
             spans.insert(known.name, value.span());
             if self.is_inner && !known.inner {
-                let message = format!("`{}` is of the outer packet", known.name);
-                let hint = "only the first tunnel is looked into: write it beside `inner`";
-                self.reader.error_with(key.span(), message, "not inside a tunnel", hint);
+                let message = format!("`{}` is a field of the outer packet", known.name);
+                let hint = "only the first tunnel is parsed: write it next to `inner`";
+                self.reader.error_with(key.span(), message, "not available inside a tunnel", hint);
             } else {
                 self.field(known.name, value, &mut matches);
             }
@@ -69,11 +70,16 @@ impl Fields<'_> {
         (self.reader.diagnostics.error_count() == before).then_some(matches)
     }
 
-    /// Keys that say the same, or that leave no room for others.
+    /// Reports keys that match the same bits, and `any` in combination with other keys.
     fn repetitions(&mut self, spans: &Spans) {
         if let (Some(any), true) = (spans.get("any"), spans.len() > 1) {
-            let hint = "leave `any` out, or everything else";
-            self.reader.error_with(any.clone(), "`any` stands alone", "beside other keys", hint);
+            let hint = "remove `any`, or the other keys";
+            self.reader.error_with(
+                any.clone(),
+                "`any` cannot be combined with other keys",
+                "next to other keys",
+                hint,
+            );
         }
         for (one, other, hint) in [
             ("tos", "dscp", "the DSCP is the upper six bits of the type of service"),
@@ -84,77 +90,71 @@ impl Fields<'_> {
             ("ttl", "hop_limit", "a hop limit is the time to live of IPv6"),
         ] {
             if let (Some(span), true) = (spans.get(one), spans.contains_key(other)) {
-                let message = format!("`{one}` and `{other}` say the same");
-                self.reader.error_with(span.clone(), message, "give one of them", hint);
+                let message = format!("`{one}` and `{other}` match the same bits");
+                self.reader.error_with(span.clone(), message, "write one of them", hint);
             }
         }
     }
 
-    /// Reads one key; what is wrong with it is reported, and then the field stays as it is.
+    /// Reads one key into `matches`; after a problem, which is reported, `matches` stays as it is.
     fn field(&mut self, key: &'static str, value: &Value<'_>, matches: &mut Match) {
         match key {
             "any" => self.any(value),
             "src_mac" => matches.src_mac = self.macs(value, key),
             "dst_mac" => matches.dst_mac = self.macs(value, key),
-            "ethertype" => matches.ethertype = self.numbers(value, key, &values::ETHER_TYPE),
-            "vlan" => matches.vlan = self.vlan(value, key),
-            "vlan_priority" => matches.vlan_priority = self.numbers(value, key, &values::VLAN_PRIORITY),
-            "vlan_tpid" => matches.vlan_tpid = self.numbers(value, key, &values::ETHER_TYPE),
-            "inner_vlan" => matches.inner_vlan = self.vlan(value, key),
-            "inner_vlan_tpid" => matches.inner_vlan_tpid = self.numbers(value, key, &values::ETHER_TYPE),
+            "vlan" => self.vlan(value, Field::VlanId, matches),
+            "inner_vlan" => self.vlan(value, Field::InnerVlanId, matches),
             "family" => {
                 let words = [("ipv4", Family::V4), ("ipv6", Family::V6)];
                 matches.family = word(self.reader, value, key, &words);
             }
             "src" => matches.src = self.addresses(value, key),
             "dst" => matches.dst = self.addresses(value, key),
-            "protocol" => matches.protocol = self.numbers(value, key, &values::PROTOCOL),
-            "tos" | "traffic_class" => matches.tos = self.bytes(value, key, &values::TOS, ByteSet::ALL),
+            "traffic_class" => self.number(value, key, Field::Tos, matches),
+            "hop_limit" => self.number(value, key, Field::Ttl, matches),
             "dscp" => self.also_tos(value, key, &values::DSCP, matches),
             "ecn" => self.also_tos(value, key, &values::ECN, matches),
-            "ttl" | "hop_limit" => matches.ttl = self.numbers(value, key, &values::TTL),
-            "flow_label" => matches.flow_label = self.numbers(value, key, &values::FLOW_LABEL),
-            "ip_flags" => {
-                matches.ip_flags = self.bytes(value, key, &values::IP_FLAGS, ByteSet::range(0, 7));
-            }
             "ip_options" => matches.ip_options = self.reader.boolean(value, "`ip_options`"),
             "fragment" => matches.fragment = self.fragments(value, key),
-            "src_port" => matches.src_port = self.numbers(value, key, &values::PORT),
-            "dst_port" => matches.dst_port = self.numbers(value, key, &values::PORT),
-            "tcp_flags" => matches.tcp_flags = self.bytes(value, key, &values::TCP_FLAGS, ByteSet::ALL),
-            "esp_spi" => matches.esp_spi = self.numbers(value, key, &values::SPI),
-            "esp_seq" => matches.esp_seq = self.numbers(value, key, &values::SEQUENCE),
-            "vxlan_vni" => matches.vxlan_vni = self.numbers(value, key, &values::VNI),
-            "gre_protocol" => matches.gre_protocol = self.numbers(value, key, &values::ETHER_TYPE),
-            "gre_key" => matches.gre_key = self.numbers(value, key, &values::GRE_KEY),
-            "gre_flags" => matches.gre_flags = self.bytes(value, key, &values::GRE_FLAGS, ByteSet::ALL),
-            "mpls" => matches.mpls = mpls::read(self.reader, value, self.sets, self.is_inner),
+            "mpls" => matches.mpls = label_stack(self.reader, value, self.sets, self.is_inner),
             "inner" => {
                 let mut inside = Fields { reader: self.reader, sets: self.sets, is_inner: true };
                 matches.inner = inside.table(value).map(Box::new);
             }
-            // A test holds that no key of the table comes here.
-            _ => {}
+            // All other keys (`dst_port`, `tcp_flags`, ...) are rows of the field table. A test checks that every key of the
+            // schema is read.
+            _ => {
+                if let Some(field) = Field::all().find(|field| field.name() == key) {
+                    self.number(value, key, field, matches);
+                }
+            }
+        }
+    }
+
+    /// Reads a field whose values are numbers or named bits.
+    fn number(&mut self, value: &Value<'_>, key: &str, field: Field, matches: &mut Match) {
+        let set = match Flags::of(field) {
+            Some(flags) => self.bytes(value, key, &flags, flags.all).map(|set| set.ranges()),
+            None => numbers(self.reader, value, key, &Numbers::of(field), self.sets),
+        };
+        if let Some(set) = set {
+            matches.set(field, set);
         }
     }
 
     fn any(&mut self, value: &Value<'_>) {
         if self.reader.boolean(value, "`any`") == Some(false) {
-            let hint = "leave the rule out";
+            let hint = "remove the rule";
             self.reader.error_with(value.span(), "`any` can only be true", "matches no packet", hint);
         }
     }
 
-    fn numbers<T: Word>(&mut self, value: &Value<'_>, key: &str, kind: &Numbers<T>) -> Option<RangeSet<T>> {
-        numbers(self.reader, value, key, kind, self.sets)
-    }
-
-    /// Sets of bytes within `all`.
+    /// Reads a set of bytes; exclusions are taken out of `all`.
     fn bytes(
         &mut self,
         value: &Value<'_>,
         key: &str,
-        kind: &Plain<ByteSet>,
+        kind: &impl Kind<Value = ByteSet>,
         all: ByteSet,
     ) -> Option<ByteSet> {
         let parts = self.sets.values(self.reader, value, key, kind)?;
@@ -165,10 +165,17 @@ impl Fields<'_> {
         Some(set)
     }
 
-    /// `dscp` and `ecn` are of the same byte, each with bits of its own.
-    fn also_tos(&mut self, value: &Value<'_>, key: &str, kind: &Plain<ByteSet>, matches: &mut Match) {
+    /// Reads `dscp` or `ecn`, which are bits of the type of service.
+    fn also_tos(
+        &mut self,
+        value: &Value<'_>,
+        key: &str,
+        kind: &impl Kind<Value = ByteSet>,
+        matches: &mut Match,
+    ) {
         if let Some(set) = self.bytes(value, key, kind, ByteSet::ALL) {
-            matches.tos = Some(matches.tos.map_or(set, |other| other.intersect(&set)));
+            let set = matches.get(Field::Tos).map_or(set, |other| ByteSet::of(other).intersect(&set));
+            matches.set(Field::Tos, set.ranges());
         }
     }
 
@@ -205,17 +212,22 @@ impl Fields<'_> {
         Some(set)
     }
 
-    fn vlan(&mut self, value: &Value<'_>, key: &str) -> Option<VlanMatch> {
-        match value.get_ref().as_str() {
-            Some("none") => return Some(VlanMatch::None),
-            Some("any") => return Some(VlanMatch::Any),
-            _ => {}
+    fn vlan(&mut self, value: &Value<'_>, field: Field, matches: &mut Match) {
+        let is_there = match value.get_ref().as_str() {
+            Some("none") => Some(false),
+            Some("any") => Some(true),
+            _ => None,
+        };
+        match field {
+            _ if is_there.is_none() => {
+                // In a list these words are not ids, though the hint for ids names them.
+                if !self.listed_word(value, field.name()) {
+                    self.number(value, field.name(), field, matches);
+                }
+            }
+            Field::VlanId => matches.vlan = is_there,
+            _ => matches.inner_vlan = is_there,
         }
-        // In a list these words are not ids, and the hint of ids would say to write them.
-        if self.listed_word(value, key) {
-            return None;
-        }
-        self.numbers(value, key, &values::VLAN_ID).map(VlanMatch::Ids)
     }
 
     /// Reports `none` or `any` in a list of VLAN ids or behind `not`.
@@ -233,30 +245,40 @@ impl Fields<'_> {
         {
             let other = if word == "none" { "any" } else { "none" };
             let hint = format!("write {key} = \"{other}\"");
-            self.reader.error_with(span, format!("`{word}` is no id to exclude"), "not an id", hint);
+            self.reader.error_with(
+                span,
+                format!("`{word}` is not an id and cannot be excluded"),
+                "not an id",
+                hint,
+            );
             return true;
         }
         let Some(array) = value.get_ref().as_array() else { return false };
         let Some((word, span)) = array.iter().find_map(word_of) else { return false };
-        let hint = format!("write a rule of its own with {key} = \"{word}\"");
-        self.reader.error_with(span, format!("`{word}` stands alone, not in a list"), "beside ids", hint);
+        let hint = format!("write a separate rule with {key} = \"{word}\"");
+        self.reader.error_with(
+            span,
+            format!("`{word}` cannot be an item of a list"),
+            "in a list of ids",
+            hint,
+        );
         true
     }
 }
 
-/// Lists of MACs that take more comparisons than this are not looked through for being excluded one by one.
+/// The most comparisons for finding out whether a list of MACs excludes all of its addresses.
 const MAX_COMPARISONS: usize = 1 << 20;
 
-/// Numbers of a field, exclusions taken out.
-pub(super) fn numbers<T: Word>(
+/// Reads numbers of a field and takes exclusions out.
+fn numbers(
     reader: &mut Reader,
     value: &Value<'_>,
     key: &str,
-    numbers: &Numbers<T>,
+    numbers: &Numbers,
     sets: &mut Sets,
-) -> Option<RangeSet<T>> {
+) -> Option<RangeSet<u32>> {
     let Parts { included, excluded } = sets.values(reader, value, key, numbers)?;
-    let included = included.unwrap_or_else(|| vec![(T::narrow(0), numbers.most)]);
+    let included = included.unwrap_or_else(|| vec![(0, numbers.most)]);
     let included = RangeSet::of(included);
     if excluded.is_empty() {
         return Some(included);
@@ -266,14 +288,87 @@ pub(super) fn numbers<T: Word>(
     Some(set)
 }
 
-/// Reports exclusions that leave nothing.
+/// Reports exclusions that leave no value.
 fn leaves_some(reader: &mut Reader, value: &Value<'_>, key: &str, does: bool) -> Option<()> {
     if !does {
-        let message = format!("`{key}` excludes every value that it has");
-        let hint = "leave the rule out, or exclude less";
+        let message = format!("`{key}` excludes all of its values");
+        let hint = "remove the rule, or exclude fewer values";
         reader.error_with(value.span(), message, "matches no packet", hint);
     }
     does.then_some(())
+}
+
+/// Reads `mpls`, a label stack from the top; a list is the stack, not a choice: alternatives of one label are a list
+/// within it. `is_inner` for the one behind an inner Ethernet header, of which only the top is known.
+fn label_stack(
+    reader: &mut Reader,
+    value: &Value<'_>,
+    sets: &mut Sets,
+    is_inner: bool,
+) -> Option<Vec<MplsEntry>> {
+    if value.get_ref().as_str() == Some("any") {
+        return Some(Vec::new());
+    }
+    let items = match value.get_ref().as_array() {
+        Some(array) => &**array,
+        None => std::slice::from_ref(value),
+    };
+    let most = if is_inner { 1 } else { MAX_MPLS_LABELS };
+    if items.is_empty() {
+        reader.error_with(value.span(), "`mpls` is an empty list", "no labels", "write mpls = \"any\"");
+        return None;
+    }
+    if items.len() > most {
+        let message = match is_inner {
+            true => "only the top label can be matched inside a tunnel".to_owned(),
+            false => format!("at most {most} labels can be matched, from the top"),
+        };
+        let hint = "a list is the stack from the top; write [[100, 101]] for a choice of one label";
+        reader.error_with(value.span(), message, format!("{} labels", items.len()), hint);
+        return None;
+    }
+    // Entries after a wrong one are read, too, so that all problems are reported at once.
+    let stack: Vec<Option<MplsEntry>> = items.iter().map(|item| stack_entry(reader, item, sets)).collect();
+    let mut above = items.iter().zip(&stack).take(items.len() - 1);
+    let is_bottom =
+        |entry: &Option<MplsEntry>| entry.as_ref().is_some_and(|entry| entry.bottom == Some(true));
+    if let Some((item, _)) = above.find(|(_, entry)| is_bottom(entry)) {
+        let hint = "leave out the labels below it";
+        reader.error_with(item.span(), "no label can follow the bottom of the stack", "not the last", hint);
+        return None;
+    }
+    stack.into_iter().collect()
+}
+
+fn stack_entry(reader: &mut Reader, value: &Value<'_>, sets: &mut Sets) -> Option<MplsEntry> {
+    let mut entry = MplsEntry::default();
+    let table = value.get_ref().as_table().filter(|table| !table.contains_key("not"));
+    let Some(table) = table else {
+        if value.get_ref().as_str() != Some("any") {
+            entry.label = Some(numbers(reader, value, "mpls", &values::LABEL, sets)?);
+        }
+        return Some(entry);
+    };
+    reader.refuse_unknown_keys(table, keys::MPLS, "a label");
+    if table.is_empty() {
+        let hint = "write \"any\", or { label = 100 }";
+        reader.error_with(value.span(), "the label is empty", "no conditions", hint);
+        return None;
+    }
+    let before = reader.diagnostics.error_count();
+    if let Some(value) = table.get("label") {
+        entry.label = numbers(reader, value, "label", &values::LABEL, sets);
+    }
+    if let Some(value) = table.get("tc") {
+        entry.tc = numbers(reader, value, "tc", &values::TRAFFIC_CLASS, sets);
+    }
+    if let Some(value) = table.get("bottom") {
+        entry.bottom = reader.boolean(value, "`bottom`");
+    }
+    if let Some(value) = table.get("ttl") {
+        entry.ttl = numbers(reader, value, "ttl", &values::Numbers::of(Field::Ttl), sets);
+    }
+    (reader.diagnostics.error_count() == before).then_some(entry)
 }
 
 fn addresses(values: Vec<(IpAddr, IpAddr)>) -> Addresses {
@@ -283,14 +378,14 @@ fn addresses(values: Vec<(IpAddr, IpAddr)>) -> Addresses {
         match range {
             (IpAddr::V4(low), IpAddr::V4(high)) => v4.push((u32::from(low), u32::from(high))),
             (IpAddr::V6(low), IpAddr::V6(high)) => v6.push((u128::from(low), u128::from(high))),
-            // `values::ADDRESS` gives both ends of one family.
+            // `values::ADDRESS` gives both ends of the same version.
             _ => {}
         }
     }
     Addresses { v4: RangeSet::of(v4), v6: RangeSet::of(v6) }
 }
 
-/// One of a few words.
+/// Reads one of a few words.
 pub(super) fn word<T: Copy>(
     reader: &mut Reader,
     value: &Value<'_>,
@@ -298,7 +393,7 @@ pub(super) fn word<T: Copy>(
     words: &[(&str, T)],
 ) -> Option<T> {
     let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-    // A number is no word, and yet a person's way to say one.
+    // Some operators write `4` instead of `ipv4`.
     let text = match value.get_ref().as_str() {
         Some(text) => text.to_owned(),
         None => integer_of(value).map(|number| number.to_string()).unwrap_or_default(),
@@ -316,7 +411,7 @@ pub(super) fn word<T: Copy>(
             Some(word) => format!("did you mean \"{word}\"?"),
             None => format!("write {}", known.join(" or ")),
         };
-        let message = format!("`{key}` is one of {}, not `{}`", known.join(", "), shortened(&text));
+        let message = format!("`{key}` must be one of {}, not `{}`", known.join(", "), shortened(&text));
         reader.error_with(value.span(), message, "not known", hint);
     }
     found

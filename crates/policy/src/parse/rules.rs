@@ -1,20 +1,17 @@
-//! `[[rules]]`: names, actions and what else stands beside a match.
+//! Reading `[[rules]]`: everything but the match itself.
 
 use program::{DEFAULT_RULE, MAX_RULES, Macs, MaskedMac, Match};
 use toml::Spanned;
 
 use crate::diagnostics::Place;
-use crate::policy::{Action, DEFAULT_MULTICAST, Direction, RuleDefinition};
-use crate::schema::keys;
+use crate::keys;
+use crate::policy::{Action, DEFAULT_MULTICAST, Direction, PRIORITIES, RuleDefinition};
 
 use super::actions;
 use super::groups::Groups;
 use super::matches;
 use super::reader::{Names, Reader, Table, Value};
 use super::sets::Sets;
-
-/// The bounds of `priority`.
-const PRIORITIES: (i32, i32) = (i16::MIN as i32, i16::MAX as i32);
 
 /// The rules of all files.
 #[derive(Default)]
@@ -34,7 +31,7 @@ impl Rules {
         seen: &mut usize,
     ) {
         let Some(array) = value.get_ref().as_array() else {
-            return reader.mistyped(value, "`rules`", "a list of tables");
+            return reader.wrong_type(value, "`rules`", "a list of tables");
         };
         *seen = seen.saturating_add(array.len());
         if *seen > MAX_RULES {
@@ -94,12 +91,12 @@ impl Rules {
     fn name(&mut self, reader: &mut Reader, rule: &Value<'_>, table: &Table<'_>) -> Option<String> {
         let value = required(reader, rule, table, "name", "counters and logs are named after it")?;
         let name = reader.string(value, "`name`")?;
-        if !reader.name_is_good(name, value.span(), "the rule") {
+        if !reader.is_valid_name(name, value.span(), "the rule") {
             return None;
         }
         if name == DEFAULT_RULE || name == DEFAULT_MULTICAST {
             let message = format!("a rule cannot be called `{name}`");
-            let label = "stands for what no rule claims";
+            let label = "reserved for unmatched packets";
             reader.error_with(value.span(), message, label, "choose another name");
             return None;
         }
@@ -146,7 +143,7 @@ fn direction(reader: &mut Reader, value: &Value<'_>) -> Option<Direction> {
 fn priority(reader: &mut Reader, value: &Value<'_>) -> Option<i32> {
     let (least, most) = PRIORITIES;
     let Some(number) = super::reader::integer_of(value) else {
-        reader.mistyped(value, "`priority`", "a number");
+        reader.wrong_type(value, "`priority`", "a number");
         return None;
     };
     let fitting = i32::try_from(number).ok().filter(|number| (least..=most).contains(number));

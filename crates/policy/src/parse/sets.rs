@@ -1,7 +1,6 @@
-//! `[sets]`: named lists, inline or from files, and the lists of matches that may name them. A set has no
-//! type of its own; its items are read as what the key that names the set wants, or are names of other sets.
+//! `[sets]`: named lists, inline or from files, and the lists of values in matches that may name them. A set has no type:
+//! its items are parsed as the kind of value of the key that names the set, or are names of other sets.
 
-mod circles;
 mod items;
 
 use std::borrow::Cow;
@@ -10,12 +9,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::diagnostics::{Place, Severity};
+use crate::keys;
 use crate::policy::{MAX_SET_VALUES, MAX_TOTAL_VALUES};
-use crate::schema::keys;
 
 use super::files::Files;
 use super::reader::{Names, Reader, Table, Value, entries, integer_of, nearest};
-use super::values::{Kind, Refused, is_keyword, slips};
+use super::values::{Kind, Refused, hints, is_keyword};
 use items::{Items, Limits, Written};
 
 /// All sets of a policy.
@@ -24,7 +23,7 @@ pub(super) struct Sets {
     /// By name.
     index: BTreeMap<String, usize>,
     names: Names,
-    /// Values read so far by all rules together; `None` after there were too many.
+    /// How many values all rules have read so far; `None` once there were too many.
     read: Option<usize>,
 }
 
@@ -35,13 +34,13 @@ struct Set {
     /// `None`: the items could not be read.
     limits: Option<Limits>,
     used: bool,
-    /// Kinds of values that this set's items were already found not to be: reported once, not per use.
+    /// Kinds of values for which the set's items were refused already: that is reported once, not per use.
     reported: Vec<&'static str>,
 }
 
-/// The values of a key, before its field makes one set of them.
+/// The values of a key before they are combined into a set.
 pub(super) struct Parts<T> {
-    /// `None`: every value, because only exclusions are written.
+    /// `None`: all values, because the key has exclusions only.
     pub(super) included: Option<Vec<T>>,
     pub(super) excluded: Vec<T>,
 }
@@ -57,12 +56,12 @@ impl Sets {
         for (key, value) in entries(table) {
             let name: &str = key.get_ref();
             let place = reader.place(key.span());
-            if !reader.name_is_good(name, key.span(), "the set") {
+            if !reader.is_valid_name(name, key.span(), "the set") {
                 continue;
             }
             if is_keyword(name) {
                 let message = format!("a set cannot be called `{name}`");
-                reader.error_with(key.span(), message, "this word is a value already", "choose another name");
+                reader.error_with(key.span(), message, "this word is a value", "choose another name");
                 continue;
             }
             if !self.names.is_new(reader, name, key.span(), "set") {
@@ -78,8 +77,8 @@ impl Sets {
         }
     }
 
-    /// Reports sets with fewer values than they must have. A list that somebody else writes may be empty or cut
-    /// off by mistake, and a policy without it would be taken as if nothing had happened.
+    /// Reports sets with fewer values than they must have. A list that another program writes may be empty or truncated
+    /// by mistake, and the policy would be loaded without its values.
     pub(super) fn refuse_too_small(&self, reader: &mut Reader) {
         for (index, set) in self.list.iter().enumerate() {
             let Some(limits) = &set.limits else { continue };
@@ -97,14 +96,14 @@ impl Sets {
                     let values = if count == 1 { "value" } else { "values" };
                     let message =
                         format!("the set `{name}` has {count} {values}, fewer than min_items = {least}");
-                    let error = place.error(message, "at least so many");
+                    let error = place.error(message, "the required number");
                     reader.push(error.hint("write the missing values, or a lower min_items"));
                 }
             }
         }
     }
 
-    /// How many values a set has, with those of the sets that it names; each set counts once.
+    /// How many values a set has, including those of the sets that it names; each set counts once.
     fn count(&self, set: usize) -> usize {
         let mut count = 0;
         let mut seen = BTreeSet::from([set]);
@@ -137,7 +136,7 @@ impl Sets {
 
     /// The values of a match key: one, a list, names of sets, each also as `{ not = ... }`.
     ///
-    /// `None` if nothing at all could be read; then something was reported.
+    /// `None` if no value could be read, which was reported.
     pub(super) fn values<K: Kind>(
         &mut self,
         reader: &mut Reader,
@@ -145,7 +144,7 @@ impl Sets {
         key: &str,
         kind: &K,
     ) -> Option<Parts<K::Value>> {
-        // Reported already; what follows would only say the same.
+        // The limit was exceeded, which was reported.
         self.read?;
         let mut list = List { key, kind, tried: 0 };
         let (mut included, mut excluded) = (Vec::new(), Vec::new());
@@ -165,26 +164,26 @@ impl Sets {
     }
 }
 
-/// What is in `{ not = ... }`.
+/// The value of `{ not = ... }`.
 fn negated<'v, 't>(reader: &mut Reader, item: &Value<'_>, table: &'v Table<'t>) -> Option<&'v Value<'t>> {
     reader.refuse_unknown_keys(table, keys::NOT, "a table in the place of a value");
     let not = table.get("not");
     if not.is_none() && table.is_empty() {
-        reader.error_with(item.span(), "the table is empty", "which value?", "write { not = VALUE }");
+        reader.error_with(item.span(), "the table is empty", "no value", "write { not = VALUE }");
     }
     not
 }
 
-/// The reading of one key's values.
+/// Reads the values of one key.
 struct List<'k, K> {
     key: &'k str,
     kind: &'k K,
-    /// Refused ones count as well: they cost no less.
+    /// How many values were parsed; refused ones count, because they take as long.
     tried: usize,
 }
 
 impl<K: Kind> List<'_, K> {
-    /// A list's items, or the one value.
+    /// The items of a list, or the single value.
     fn items<'v, 't>(&self, reader: &mut Reader, value: &'v Value<'t>) -> Option<&'v [Value<'t>]> {
         match value.get_ref().as_array() {
             Some(array) if array.is_empty() => {
@@ -198,7 +197,7 @@ impl<K: Kind> List<'_, K> {
         }
     }
 
-    /// One literal or one set; `None` beyond a limit.
+    /// Reads one literal or one set; `None` if a limit is exceeded.
     fn item(
         &mut self,
         sets: &mut Sets,
@@ -212,7 +211,7 @@ impl<K: Kind> List<'_, K> {
         let (message, label) = if self.tried > MAX_SET_VALUES {
             (format!("`{}` has more than {MAX_SET_VALUES} values", self.key), "too many")
         } else if sets.read.is_none() {
-            (format!("the rules have more than {MAX_TOTAL_VALUES} values together"), "up to here")
+            (format!("the rules have more than {MAX_TOTAL_VALUES} values in total"), "limit exceeded here")
         } else {
             return Some(());
         };
@@ -230,17 +229,17 @@ impl<K: Kind> List<'_, K> {
         let Some(text) = scalar(value) else {
             let key = self.key;
             if value.get_ref().as_table().is_some_and(|table| table.contains_key("not")) {
-                let hint = "write what is to match without either `not`";
-                reader.error_with(value.span(), "`not` cannot stand within `not`", "the inner one", hint);
+                let hint = "write the values to match without `not`";
+                reader.error_with(value.span(), "`not` cannot contain `not`", "the inner one", hint);
                 return 1;
             }
-            reader.mistyped(value, &format!("`{key}`"), "a string, a number or a list of them");
+            reader.wrong_type(value, &format!("`{key}`"), "a string, a number or a list of them");
             return 1;
         };
         let text = text.trim();
         match self.kind.parse(text) {
             Ok(literal) => values.push(literal),
-            // A variable that could not be put in place, which was reported.
+            // A variable that is unknown, which was reported.
             Err(_) if text.contains("${") => {}
             Err(refused) => match sets.index.get(text) {
                 Some(set) => {
@@ -256,7 +255,7 @@ impl<K: Kind> List<'_, K> {
         1
     }
 
-    /// The values of a set, and those of sets that it names, each set once; gives how many were tried.
+    /// Reads the values of a set and of the sets that it names, each set once; returns how many were parsed.
     fn expand(
         &self,
         sets: &mut Sets,
@@ -281,7 +280,7 @@ impl<K: Kind> List<'_, K> {
 }
 
 impl Sets {
-    /// Reads the items of one set as values of a kind; gives how many there are and the sets among them.
+    /// Reads the items of one set as values of a kind; returns how many there are and the sets among them.
     ///
     /// `named` is where the set was named.
     fn read_as<K: Kind>(
@@ -305,7 +304,7 @@ impl Sets {
                 Ok(value) => values.push(value),
                 Err(why) => match self.named_by(this, index) {
                     Some(other) => others.push((other, this.items.place(index))),
-                    // A variable that could not be put in place, which was reported.
+                    // A variable that is unknown, which was reported.
                     None if this.items.text(index).contains("${") => {}
                     None => refused.push((index, why)),
                 },
@@ -315,15 +314,15 @@ impl Sets {
             return (count, others);
         }
         if count > 1 && refused.len() == count {
-            // A set of something else was named by mistake: its items are right where they stand.
-            let message = format!("nothing in the set `{}` is {}", this.name, kind.name());
+            // The set is of another kind and was named by mistake: the error points at the use, not at every item.
+            let message = format!("no item of the set `{}` is {}", this.name, kind.name());
             let hint = match this.items {
                 Items::Inline(..) => {
-                    format!("the set begins with `{}`; {}", shortened(this.items.text(0)), kind.hint())
+                    format!("its first item is `{}`; {}", shortened(this.items.text(0)), kind.hint())
                 }
                 Items::File(..) => kind.hint().to_owned(),
             };
-            let error = named.error(message, format!("wants {} or more", kind.name()));
+            let error = named.error(message, format!("expects {}", kind.name()));
             reader.push(error.hint(hint));
         } else {
             for (index, why) in refused {
@@ -335,7 +334,7 @@ impl Sets {
         (count, others)
     }
 
-    /// The set that an item names; those of files hold values alone.
+    /// The set that an item names; items of files are values only.
     fn named_by(&self, set: &Set, item: usize) -> Option<usize> {
         match set.items {
             Items::Inline(..) => self.index.get(set.items.text(item)).copied(),
@@ -343,7 +342,7 @@ impl Sets {
         }
     }
 
-    /// Reports what is neither a value nor a set, written in a match or in a set.
+    /// Reports an item of a match or a set that is neither a value nor a set.
     fn refuse<K: Kind>(
         &self,
         reader: &mut Reader,
@@ -359,16 +358,16 @@ impl Sets {
             let others = self.list.iter().filter(|set| within.is_none_or(|within| within.name != set.name));
             others.map(|set| set.name.as_str())
         };
-        if may_be_a_set && !reader.is_to_be_known(text, others()) {
+        if may_be_a_set && !reader.reports_unknown(text, others()) {
             return;
         }
         if is_of_a_file && !looks_like_an_address(text) {
             return reader.diagnostics.push_with(Severity::Error, || {
                 let hint = match self.index.contains_key(text) {
                     true => {
-                        "a file holds values alone: name the file's set and this one in a third".to_owned()
+                        "a file contains values only: define a third set that names the file's set and this one".to_owned()
                     }
-                    false => slips::of_any_kind(text, true).unwrap_or_else(|| kind.hint().to_owned()),
+                    false => hints::of_any_kind(text, true).unwrap_or_else(|| kind.hint().to_owned()),
                 };
                 let of_set = within.map(|set| format!(" of the set `{}`", set.name)).unwrap_or_default();
                 place.error(format!("this line{of_set} is not {}", kind.name()), "this line").hint(hint)
@@ -385,9 +384,9 @@ impl Sets {
             let hint = match (refused.0, near) {
                 (Some(better), _) => better,
                 (None, Some(near)) => format!("did you mean the set `{near}`?"),
-                (None, None) => slips::of_any_kind(text, is_of_a_file)
-                    .or_else(|| kind.slip(text))
-                    .or_else(|| slips::several(text))
+                (None, None) => hints::of_any_kind(text, is_of_a_file)
+                    .or_else(|| kind.hint_for(text))
+                    .or_else(|| hints::several(text))
                     .unwrap_or_else(|| kind.hint().to_owned()),
             };
             place.error(message, format!("not {}", kind.name())).hint(hint)
@@ -395,8 +394,67 @@ impl Sets {
     }
 }
 
-/// Whether a line of a file is an address but for a slip. Other lines are not quoted: the file may be one that
-/// is no list at all, and that whoever reads the message must not see.
+/// Sets that name one another in a cycle. Whoever reads a set reads each set that it names once, so a cycle does no
+/// harm there.
+impl Sets {
+    /// Reports sets that name one another in a cycle.
+    pub(super) fn refuse_cycles(&self, reader: &mut Reader) {
+        #[derive(Clone, Copy, PartialEq)]
+        enum State {
+            New,
+            Open,
+            Done,
+        }
+        let mut states = vec![State::New; self.list.len()];
+        for start in 0..self.list.len() {
+            // From `start` down to the set that is being looked at, each with its next item.
+            let mut path = match states[start] {
+                State::Done => Vec::new(),
+                _ => vec![(start, 0)],
+            };
+            while let Some((set, next)) = path.last_mut() {
+                let (set, item) = (*set, *next);
+                *next += 1;
+                states[set] = State::Open;
+                if item == self.list[set].items.len() {
+                    states[set] = State::Done;
+                    path.pop();
+                    continue;
+                }
+                match self.named_by(&self.list[set], item).map(|other| (other, states[other])) {
+                    Some((other, State::New)) => path.push((other, 0)),
+                    Some((other, State::Open)) => {
+                        let cycle = path.iter().map(|(set, _)| *set).skip_while(|set| *set != other);
+                        self.refuse_cycle(reader, &self.list[set].items.place(item), &cycle);
+                    }
+                    Some((_, State::Done)) | None => {}
+                }
+            }
+        }
+    }
+
+    /// `cycle` leads from the set that is named at `place` to the one that names it there.
+    fn refuse_cycle(
+        &self,
+        reader: &mut Reader,
+        place: &Place,
+        cycle: &(impl Iterator<Item = usize> + Clone),
+    ) {
+        /// How many names of a long cycle a message has.
+        const SHOWN: usize = 8;
+        reader.diagnostics.push_with(Severity::Error, || {
+            let name = |set: usize| format!("`{}`", self.list[set].name);
+            let mut names: Vec<String> = cycle.clone().take(SHOWN).map(name).collect();
+            names.extend(cycle.clone().nth(SHOWN).map(|_| "...".to_owned()));
+            names.extend(cycle.clone().next().map(name));
+            let message = format!("sets contain one another: {}", names.join(" contains "));
+            place.error(message, "closes the cycle").hint("remove one of these names")
+        });
+    }
+}
+
+/// Whether a line of a file is nearly an address. Other lines are not quoted in messages: the file may not be a list at
+/// all, and the reader of the message may not be allowed to see it.
 fn looks_like_an_address(text: &str) -> bool {
     let (address, length) = text.split_once('/').unwrap_or((text, ""));
     let octets = || address.split('.');
@@ -410,7 +468,7 @@ fn looks_like_a_name(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
 }
 
-/// Strings as they are, numbers in decimal: both are then read by their kind.
+/// The text of a string, or of a number in decimal; the kind parses both.
 fn scalar<'v>(value: &'v Value<'_>) -> Option<Cow<'v, str>> {
     match value.get_ref().as_str() {
         Some(text) => Some(Cow::Borrowed(text)),
@@ -418,7 +476,7 @@ fn scalar<'v>(value: &'v Value<'_>) -> Option<Cow<'v, str>> {
     }
 }
 
-/// What a message shows of an item, however long or odd it is.
+/// An item for a message: truncated, without control characters.
 pub(super) fn shortened(text: &str) -> String {
     const SHOWN: usize = 48;
     let printable = |c: char| if c.is_control() { '\u{fffd}' } else { c };

@@ -1,9 +1,8 @@
-//! What other tools call the keys and words of the language: hints for operators who come from ethtool, nft, tc or a
-//! switch. Asked only for problems that are listed; decides nothing.
+//! The names that other tools (ethtool, nft, tc, switches) use for keys and words of the language, for hints.
 
 use super::reader::nearest;
 
-/// What the hint is of, the words, and what to do.
+/// The kind of table, the names, and the hint.
 type Row = (&'static str, &'static [&'static str], &'static str);
 
 const KEYS: [Row; 36] = [
@@ -28,11 +27,7 @@ const KEYS: [Row; 36] = [
     ("a match", &["mac", "ether"], "write `src_mac` or `dst_mac`"),
     ("a match", &["type", "eth_type", "ether_type", "etype"], "write `ethertype`"),
     ("a match", &["ip", "ip_version", "version", "af"], "write `family`, or `src` and `dst`"),
-    (
-        "a match",
-        &["icmp", "icmp_type", "icmp_code", "icmpv6_type"],
-        "verbs know no ICMP types: write protocol = \"icmp\"",
-    ),
+    ("a match", &["icmp", "icmp6", "icmpv6"], "write protocol = \"icmp\", or `icmp_type` and `icmpv6_type`"),
     ("a match", &["vni", "vxlan"], "write `vxlan_vni`"),
     ("a match", &["spi"], "write `esp_spi`"),
     ("a match", &["gre"], "write protocol = \"gre\", or `gre_key` and `gre_protocol`"),
@@ -41,8 +36,16 @@ const KEYS: [Row; 36] = [
     ("a match", &["tclass", "class"], "write `traffic_class`"),
     ("a match", &["hlim", "hoplimit"], "write `hop_limit`"),
     ("a match", &["frag", "fragments", "is_fragment"], "write `fragment`"),
-    ("a match", &["interface", "iif", "iifname", "in_port", "dev"], "a policy is of one port: leave it out"),
-    ("a match", &["user_def", "user-def", "raw"], "verbs match headers only, no bytes at an offset"),
+    (
+        "a match",
+        &["interface", "iif", "iifname", "in_port", "dev"],
+        "a policy applies to one port: remove this key",
+    ),
+    (
+        "a match",
+        &["user_def", "user-def", "raw"],
+        "only header fields can be matched, not bytes at an offset",
+    ),
     ("a rule", &["prio", "order", "seq", "loc"], "write `priority`"),
     ("a rule", &["then", "verdict", "target", "do"], "write `action`"),
     ("a rule", &["if", "when", "filter"], "write `match`"),
@@ -54,14 +57,14 @@ const KEYS: [Row; 36] = [
     ("a rule", &["drop", "kernel", "pass"], "write action = \"drop\", \"kernel\" or \"pass\""),
     ("a rule", &["dir", "chain", "hook"], "write `direction`"),
     ("a rule", &["counter", "counters"], "write `count`"),
-    ("a rule", &["comment", "description", "note"], "write it as a comment, behind #"),
-    ("a rule", &["enabled", "disabled"], "put # before the lines of a rule that is to rest"),
+    ("a rule", &["comment", "description", "note"], "write a comment, after #"),
+    ("a rule", &["enabled", "disabled"], "to disable a rule, put # before each of its lines"),
     ("a group", &["cores", "cpus", "queues", "members"], "write `workers`"),
     ("a group", &["fields", "hash_fields", "rss"], "write `hash`"),
     ("an action", &["group", "queue", "forward", "to"], "write { steer = \"GROUP\" }"),
 ];
 
-/// Words that stand for a whole action.
+/// Names of actions.
 const ACTIONS: [Row; 4] = [
     ("an action", &["deny", "reject", "discard", "block", "blackhole"], "write \"drop\""),
     (
@@ -73,7 +76,7 @@ const ACTIONS: [Row; 4] = [
     ("an action", &["queue", "forward", "redirect", "goto", "jump"], "write { steer = \"GROUP\" }"),
 ];
 
-/// Other words for values that are one of a few.
+/// Other names for values, and the value.
 const WORDS: [(&str, &str); 12] = [
     ("in", "ingress"),
     ("input", "ingress"),
@@ -89,12 +92,12 @@ const WORDS: [(&str, &str); 12] = [
     ("inet6", "ipv6"),
 ];
 
-/// What to write instead of a key that `of` does not have.
+/// A hint for an unknown key of a table.
 pub(super) fn of_key(of: &str, name: &str) -> Option<&'static str> {
     hint(KEYS.iter().filter(|(table, ..)| *table == of), name)
 }
 
-/// What to write instead of a word that is no action.
+/// A hint for an unknown action.
 pub(super) fn of_action(text: &str) -> Option<&'static str> {
     let word = text.split_whitespace().next()?.to_ascii_lowercase();
     hint(ACTIONS.iter(), &word)
@@ -104,7 +107,7 @@ fn hint<'r>(mut rows: impl Iterator<Item = &'r Row>, name: &str) -> Option<&'sta
     rows.find(|(_, words, _)| words.contains(&name)).map(|(.., hint)| *hint)
 }
 
-/// The one of some words that another means.
+/// The known word that another one means.
 pub(super) fn of_word<'k>(text: &str, known: &[&'k str]) -> Option<&'k str> {
     let text = text.trim().to_ascii_lowercase();
     let meant = WORDS.iter().find(|(word, _)| *word == text).map(|(_, meant)| *meant);
@@ -115,13 +118,13 @@ pub(super) fn of_word<'k>(text: &str, known: &[&'k str]) -> Option<&'k str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schema::keys;
+    use crate::keys;
 
-    /// A word that is a key itself needs no hint, and would never get one.
+    /// A name that is a key needs no hint.
     #[test]
     fn no_synonym_is_a_key() {
         let tables = [
-            ("a match", keys::MATCH),
+            ("a match", keys::MATCH.as_slice()),
             ("a rule", keys::RULE),
             ("a group", keys::GROUP),
             ("an action", keys::ACTION),
@@ -135,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn other_words_are_understood() {
+    fn names_of_other_tools_are_recognised() {
         assert_eq!(of_key("a match", "vlan_id"), Some("write `vlan`"));
         assert_eq!(of_key("a rule", "vlan_id"), None);
         assert_eq!(of_action("Reject with icmp"), Some("write \"drop\""));

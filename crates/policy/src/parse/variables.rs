@@ -1,6 +1,6 @@
-//! `[variables]` and `${name}`: what differs from host to host. Values are put in place in the tree of each
-//! file before anything else reads it, so that the rest of `parse` knows nothing of them; a value's place is
-//! then the place of its use.
+//! `[variables]` and `${name}`, for values that differ from host to host. They are substituted in the tree of each file
+//! before it is read further, so no other module of `parse` deals with them. The place of a substituted value is that of
+//! its use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -13,29 +13,29 @@ use crate::diagnostics::Place;
 use super::reader::{Reader, Table, Value, entries, nearest};
 use super::sets::shortened;
 
-/// The most bytes that all uses of variables may put in place: a large list used everywhere would fill memory.
+/// The most bytes that all substitutions may produce; a large list that is used often would fill the memory.
 pub const MAX_SUBSTITUTED_BYTES: usize = 1 << 24;
-/// What a value costs beside its text.
+/// The bytes that a value takes in addition to its text.
 const VALUE_BYTES: usize = 32;
 
 /// The variables of a policy by name.
 pub(super) struct Variables<'t> {
     known: BTreeMap<String, Variable<'t>>,
-    /// Bytes that may still be put in place.
+    /// How many more bytes may be substituted.
     left: usize,
 }
 
 struct Variable<'t> {
-    /// `None` if its definition is broken, which was reported.
+    /// `None` if its definition has an error, which was reported.
     value: Option<DeValue<'t>>,
-    /// Where its default stands; `None` if only the caller gives it.
+    /// The place of its definition; `None` if only the caller gives it.
     place: Option<Place>,
     is_given: bool,
     used: bool,
 }
 
 impl<'t> Variables<'t> {
-    /// Those that the caller gives; a text that is a number, a boolean or a list in TOML is one.
+    /// The variables that the caller gives; a text that is a number, a boolean or a list in TOML has that type.
     pub(super) fn given(texts: &'t BTreeMap<String, String>) -> Self {
         let known = texts.iter().map(|(name, text)| {
             let parsed = DeValue::parse(text).map(Spanned::into_inner);
@@ -48,12 +48,12 @@ impl<'t> Variables<'t> {
         Self { known: known.collect(), left: MAX_SUBSTITUTED_BYTES }
     }
 
-    /// Reads the `[variables]` of one file; what is known already stays as it is.
+    /// Reads the `[variables]` of one file; variables that are known already keep their values.
     pub(super) fn define(&mut self, reader: &mut Reader, value: &Value<'t>) {
         let Some(table) = reader.table(value, "`variables`") else { return };
         for (key, value) in entries(table) {
             let name: &str = key.get_ref();
-            if !reader.name_is_good(name, key.span(), "the variable") {
+            if !reader.is_valid_name(name, key.span(), "the variable") {
                 continue;
             }
             let value = is_plain(reader, value).then(|| value.get_ref().clone());
@@ -68,7 +68,7 @@ impl<'t> Variables<'t> {
         }
     }
 
-    /// Puts values in the place of every `${name}` below.
+    /// Substitutes every `${name}` in a value.
     pub(super) fn substitute(&mut self, reader: &mut Reader, value: &mut Value<'t>) {
         let span = value.span();
         let replaced = match value.get_mut() {
@@ -91,7 +91,7 @@ impl<'t> Variables<'t> {
         }
     }
 
-    /// The same for every entry of a table but these.
+    /// Substitutes in every entry of a table except `but`.
     pub(super) fn substitute_all(&mut self, reader: &mut Reader, table: &mut Table<'t>, but: &[&str]) {
         for (key, value) in table.iter_mut() {
             if !but.contains(&key.get_ref().as_ref()) {
@@ -100,29 +100,29 @@ impl<'t> Variables<'t> {
         }
     }
 
-    /// What a string with variables in it becomes; `None` if something is wrong with it, and was reported.
+    /// The value of a string with variables; `None` if there is an error, which was reported.
     fn replacement(&mut self, reader: &mut Reader, text: &str, span: &Range<usize>) -> Option<DeValue<'t>> {
         let replaced = match only_variable(text) {
             Some(name) => {
                 let value = self.find(reader, name, span).cloned();
-                value.filter(|value| self.pay(reader, cost(value), span)).map(|value| moved(value, span))
+                value.filter(|value| self.reserve(reader, cost(value), span)).map(|value| moved(value, span))
             }
             None => self.text(reader, text, span).map(|text| DeValue::String(text.into())),
         };
         if replaced.is_none() {
-            reader.leave_unresolved(span);
+            reader.mark_unresolved(span);
         }
         replaced
     }
 
-    /// A text with variables within it, every one of which is looked for.
+    /// Substitutes the variables within a text; reports every unknown one.
     fn text(&mut self, reader: &mut Reader, text: &str, span: &Range<usize>) -> Option<String> {
         let mut whole = Some(String::new());
         let mut missing = BTreeSet::new();
         let mut rest = text;
         while let Some((before, after)) = rest.split_once("${") {
             let Some((name, behind)) = after.split_once('}') else {
-                let message = format!("`{}` begins a variable and does not end it", shortened(text));
+                let message = format!("the variable in `{}` is not closed", shortened(text));
                 reader.error_with(span.clone(), message, "no `}`", "write ${name}");
                 return None;
             };
@@ -130,7 +130,7 @@ impl<'t> Variables<'t> {
             if missing.contains(name) {
                 continue;
             }
-            let part = self.part(reader, name, span).filter(|part| self.pay(reader, part.len(), span));
+            let part = self.part(reader, name, span).filter(|part| self.reserve(reader, part.len(), span));
             if part.is_none() {
                 missing.insert(name);
             }
@@ -139,15 +139,15 @@ impl<'t> Variables<'t> {
         whole.map(|whole| whole + rest)
     }
 
-    /// The value of a variable as a part of a text.
+    /// The value of a variable as part of a text.
     fn part(&mut self, reader: &mut Reader, name: &str, span: &Range<usize>) -> Option<String> {
         match self.find(reader, name, span)? {
             DeValue::String(text) => Some(text.to_string()),
             value @ (DeValue::Integer(_) | DeValue::Boolean(_)) => Some(plain_text(value)),
             _ => {
-                let message = format!("the list `{name}` cannot be part of a text");
+                let message = format!("the list `{name}` cannot be part of a string");
                 let hint = format!("write \"${{{name}}}\" alone");
-                reader.error_with(span.clone(), message, "a list in the middle", hint);
+                reader.error_with(span.clone(), message, "a list inside a string", hint);
                 None
             }
         }
@@ -159,13 +159,13 @@ impl<'t> Variables<'t> {
             variable.used = true;
             return variable.value.as_ref();
         }
-        if reader.is_to_be_known(name, self.known.keys().map(String::as_str)) {
-            reader.error_late(span.clone(), || self.unknown(name));
+        if reader.reports_unknown(name, self.known.keys().map(String::as_str)) {
+            reader.error_lazy(span.clone(), || self.unknown(name));
         }
         None
     }
 
-    /// Message, label and hint for a name that is none of a variable.
+    /// Message, label and hint for an unknown variable.
     fn unknown(&self, name: &str) -> (String, String, String) {
         let trimmed = name.trim();
         let label = "no such variable".to_owned();
@@ -173,18 +173,18 @@ impl<'t> Variables<'t> {
             return ("the variable has no name".to_owned(), label, "write ${name}".to_owned());
         }
         let hint = match nearest(name, self.known.keys().map(String::as_str)) {
-            _ if trimmed != name => format!("write ${{{}}}, without blanks", shortened(trimmed)),
+            _ if trimmed != name => format!("write ${{{}}}, without spaces", shortened(trimmed)),
             Some(near) => format!("did you mean `{near}`?"),
             None => {
                 let name = shortened(name);
-                format!("write {name} = ... in [variables], or give it from outside: --set {name}=...")
+                format!("write {name} = ... in [variables], or pass --set {name}=...")
             }
         };
         (format!("unknown variable `{}`", shortened(name)), label, hint)
     }
 
-    /// Whether there is room for so much more; reports the first time that there is not.
-    fn pay(&mut self, reader: &mut Reader, bytes: usize, span: &Range<usize>) -> bool {
+    /// Whether `bytes` more may be substituted; reports the first time that they may not.
+    fn reserve(&mut self, reader: &mut Reader, bytes: usize, span: &Range<usize>) -> bool {
         match self.left.checked_sub(bytes) {
             Some(left) => {
                 self.left = left;
@@ -193,12 +193,12 @@ impl<'t> Variables<'t> {
             None => {
                 if self.left > 0 {
                     let message =
-                        format!("the variables put in place take more than {MAX_SUBSTITUTED_BYTES} bytes");
+                        format!("the substituted variables take more than {MAX_SUBSTITUTED_BYTES} bytes");
                     reader.error_with(
                         span.clone(),
                         message,
-                        "up to here",
-                        "name a set instead of a variable",
+                        "limit exceeded here",
+                        "use a set instead of a variable",
                     );
                 }
                 self.left = 0;
@@ -207,7 +207,7 @@ impl<'t> Variables<'t> {
         }
     }
 
-    /// Warns of variables that nothing names.
+    /// Warns of unused variables.
     pub(super) fn warn(&self, reader: &mut Reader) {
         for (name, variable) in self.known.iter().filter(|(_, variable)| !variable.used) {
             let place = variable.place.clone();
@@ -215,10 +215,10 @@ impl<'t> Variables<'t> {
                 Some(place) => (place, "defined here"),
                 None => (reader.place(0..0), "in this policy"),
             };
-            let what = if variable.is_given { "is given a value and" } else { "is" };
+            let what = if variable.is_given { "is given a value but" } else { "is" };
             let verb = if variable.is_given { "is never used" } else { "never used" };
             let warning = place.warning(format!("the variable `{name}` {what} {verb}"), label);
-            reader.push(warning.hint(format!("write ${{{name}}} where it is wanted, or remove it")));
+            reader.push(warning.hint(format!("use it as ${{{name}}}, or remove it")));
         }
     }
 }
@@ -229,18 +229,18 @@ fn only_variable(text: &str) -> Option<&str> {
     (!name.contains(['$', '{', '}'])).then_some(name)
 }
 
-/// Whether a value may be a variable's: no table, and no variable within it.
+/// Whether a variable may have this value: not a table, and no variable within it.
 fn is_plain(reader: &mut Reader, value: &Value<'_>) -> bool {
     match value.get_ref() {
         DeValue::String(text) if text.contains("${") => {
             let hint = "write the value itself";
-            reader.error_with(value.span(), "a variable cannot name another", "in a variable", hint);
+            reader.error_with(value.span(), "a variable cannot refer to another", "in a variable", hint);
             false
         }
         DeValue::String(_) | DeValue::Integer(_) | DeValue::Boolean(_) => true,
         DeValue::Array(array) => array.iter().all(|item| is_plain(reader, item)),
         _ => {
-            reader.mistyped(value, "a variable", "a string, a number, true, false or a list");
+            reader.wrong_type(value, "a variable", "a string, a number, true, false or a list");
             false
         }
     }
@@ -255,7 +255,7 @@ fn cost(value: &DeValue<'_>) -> usize {
     content + VALUE_BYTES
 }
 
-/// The value as if it stood at `span`.
+/// The value with all spans set to `span`.
 fn moved<'t>(value: DeValue<'t>, span: &Range<usize>) -> DeValue<'t> {
     match value {
         DeValue::Array(array) => {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-/// What is wrong with `value`, by the path to it; empty if nothing is.
+/// The violations of the schema in `value`, by path; empty if there are none.
 pub(crate) fn violations(schema: &Value, value: &Value) -> Vec<String> {
     let mut found = Vec::new();
     check(schema, schema, value, "$", &mut found);

@@ -1,15 +1,14 @@
-//! A predicate in words, as printed programs and `explain` show it. Nothing reads this back.
+//! The text of a predicate in printed programs and in `explain`. It is not parsed again.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use packet::{EtherType, IpProtocol, Layers, MacAddr, TunnelLayers};
+use packet::{Field, Form, Layers, MacAddr, TunnelLayers};
 
-use crate::byte_set::ByteSet;
 use crate::matching::{Addresses, Fragments, Macs, MaskedMac, MplsEntry};
 use crate::ranges::RangeSet;
 
-use super::{Predicate, Test, TunnelTest};
+use super::{Predicate, Test, TunnelTest, Values};
 
 impl fmt::Display for Predicate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -31,23 +30,7 @@ impl fmt::Display for Test {
             Self::HasAny(layers) => write!(f, "{}", layer_names(*layers, "|")),
             Self::Lacks(layers) => write!(f, "not {}", layer_names(*layers, "|")),
             Self::Fragment(set) => write!(f, "fragment {set}"),
-            Self::TcpFlags(flags) => write!(f, "tcp_flags {}", flag_patterns(flags)),
-            Self::Protocol(protocols) => match protocols.only() {
-                Some(protocol) => write!(f, "protocol {}", IpProtocol(protocol)),
-                None => write!(f, "protocol {protocols}"),
-            },
-            Self::Tos(values) => write!(f, "tos {values}"),
-            Self::Ttl(values) => write!(f, "ttl {values}"),
-            Self::IpFlags(flags) => write!(f, "ip_flags {}", flags.ranges()),
-            Self::FlowLabel(labels) => write!(f, "flow_label {labels}"),
-            Self::EtherType(types) => write!(f, "ethertype {}", ether_types(types)),
-            Self::VlanTpid(tpids) => write!(f, "vlan_tpid {}", ether_types(tpids)),
-            Self::VlanId(ids) => write!(f, "vlan {ids}"),
-            Self::VlanPriority(priorities) => write!(f, "vlan_priority {priorities}"),
-            Self::InnerVlanTpid(tpids) => write!(f, "inner_vlan_tpid {}", ether_types(tpids)),
-            Self::InnerVlanId(ids) => write!(f, "inner_vlan {ids}"),
-            Self::SrcPort(ports) => write!(f, "src_port {ports}"),
-            Self::DstPort(ports) => write!(f, "dst_port {ports}"),
+            Self::Value(field, values) => write_value(f, *field, values),
             Self::PortsIfAny(ports) => {
                 let [src, dst] = &**ports;
                 for (name, ports) in [("src_port", src), ("dst_port", dst)] {
@@ -57,8 +40,7 @@ impl fmt::Display for Test {
                 }
                 f.write_str("or no ports")
             }
-            Self::SrcMac(macs) => write!(f, "src_mac {macs}"),
-            Self::DstMac(macs) => write!(f, "dst_mac {macs}"),
+            Self::Mac(field, macs) => write!(f, "{} {macs}", field.name()),
             Self::Src(addresses) => write!(f, "src {addresses}"),
             Self::Dst(addresses) => write!(f, "dst {addresses}"),
         }
@@ -69,12 +51,7 @@ impl fmt::Display for TunnelTest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Has(layers) => write!(f, "{}", tunnel_names(*layers)),
-            Self::EspSpi(values) => write!(f, "esp_spi {values}"),
-            Self::EspSeq(values) => write!(f, "esp_seq {values}"),
-            Self::VxlanVni(values) => write!(f, "vxlan_vni {values}"),
-            Self::GreProtocol(types) => write!(f, "gre_protocol {}", ether_types(types)),
-            Self::GreKey(keys) => write!(f, "gre_key {keys}"),
-            Self::GreFlags(flags) => write!(f, "gre_flags {flags}"),
+            Self::Value(field, values) => write_value(f, *field, values),
             Self::Mpls(stack) => {
                 let entries: Vec<String> = stack.iter().map(ToString::to_string).collect();
                 write!(f, "mpls [{}]", entries.join(", "))
@@ -87,12 +64,29 @@ impl fmt::Display for TunnelTest {
     }
 }
 
-/// `tcp_flags & 0x12 = 0x02` was the usual way to show one pattern, and stays it.
-fn flag_patterns(flags: &ByteSet) -> String {
-    match &*flags.patterns(u8::BITS) {
-        [(value, mask)] => format!("& {mask:#04x} = {value:#04x}"),
-        _ => flags.to_string(),
+fn write_value(f: &mut fmt::Formatter<'_>, field: Field, values: &Values) -> fmt::Result {
+    let (name, row) = (field.name(), field.row());
+    match (values, row.form) {
+        (Values::Bytes(bytes), Form::Flags(_)) => match &*bytes.patterns(row.bits) {
+            [(value, mask)] => write!(f, "{name} & {mask:#04x} = {value:#04x}"),
+            _ => write!(f, "{name} {bytes}"),
+        },
+        (Values::Bytes(bytes), Form::Bits) => write!(f, "{name} {bytes}"),
+        (Values::Bytes(bytes), _) => write_numbers(f, field, &bytes.ranges()),
+        (Values::Numbers(numbers), _) => write_numbers(f, field, numbers),
     }
+}
+
+/// Single values by name if the field has names, others as ranges.
+fn write_numbers(f: &mut fmt::Formatter<'_>, field: Field, numbers: &RangeSet<u32>) -> fmt::Result {
+    let is_hex = field.row().form == Form::EtherType;
+    let one = |(low, high): &(u32, u32)| match (low == high, is_hex) {
+        (true, _) => field.text((*low).into()),
+        (false, true) => format!("{low:#06x}-{high:#06x}"),
+        (false, false) => format!("{low}-{high}"),
+    };
+    let shown: Vec<String> = numbers.ranges().iter().map(one).collect();
+    write!(f, "{} {}", field.name(), shown.join(","))
 }
 
 /// `100`, or `{label 100, tc 3}`; an entry that may be anything is `any`.
@@ -130,14 +124,6 @@ fn tunnel_names(layers: TunnelLayers) -> String {
     names.join("+")
 }
 
-fn ether_types(types: &RangeSet<u16>) -> String {
-    let name = |(low, high): &(u16, u16)| match low == high {
-        true => EtherType(*low).to_string(),
-        false => format!("{low:#06x}-{high:#06x}"),
-    };
-    types.ranges().iter().map(name).collect::<Vec<_>>().join(",")
-}
-
 impl fmt::Display for Macs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&mac_list(&self.any_of))?;
@@ -157,7 +143,7 @@ fn mac_list(macs: &[MaskedMac]) -> String {
     macs.iter().map(name).collect::<Vec<_>>().join(",")
 }
 
-/// Prefixes; long lists are cut short with their number.
+/// Prefixes; of a long list the first ones, and how many there are.
 impl fmt::Display for Addresses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 8;

@@ -1,7 +1,7 @@
 //! Datagrams: from the send queue of one queue pair into the receive queue of another one of the same device.
 //!
 //! Run by `transmit` for the queue pairs that are not for raw packets. Nothing here touches a wire, and nothing of a wire
-//! comes here. A datagram that nobody takes is lost without a word to its sender, as unreliable datagrams are.
+//! comes here. A datagram without a receiver is lost without an error for its sender, as unreliable datagrams are.
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
@@ -20,11 +20,11 @@ use crate::work::{
     Status,
 };
 
-/// What stands in front of a datagram in the receiver's buffer (ibv_post_recv(3)): the header of IPv6, which RoCE has in the
+/// The bytes in front of a datagram in the receiver's buffer (ibv_post_recv(3)): the header of IPv6, which RoCE has in the
 /// place of the GRH.
 const GRH_BYTES: usize = 40;
 
-/// A request as it stands in the ring.
+/// A request as it is in the ring.
 struct Request {
     header: SendHeader,
     envelope: Envelope,
@@ -39,7 +39,7 @@ struct Request {
     key: u32,
 }
 
-/// Delivers what was posted to a datagram queue pair; answers how many requests were handled.
+/// Delivers what was posted to a datagram queue pair; returns how many requests were handled.
 pub(super) fn drain(
     nic: &Nic,
     state: &mut State,
@@ -85,7 +85,7 @@ pub(super) fn drain(
 fn next(nic: &Nic, state: &mut State, slot: u32, room: &mut [u8]) -> Option<Request> {
     let State { qps, memory, .. } = state;
     let qp = qps.get_mut(slot)?;
-    let (domain, number, port, key) = (qp.domain, qp.number, qp.port, qp.said.qkey);
+    let (domain, number, port, key) = (qp.domain, qp.number, qp.port, qp.attributes.qkey);
     let QpKind::Raw { send, queue } = &mut qp.kind else { return None };
     if !send.consumer.has_next() {
         return None;
@@ -114,7 +114,7 @@ fn envelope(slot: NonNull<u8>, offset: usize) -> Envelope {
     unsafe { place.cast::<Envelope>().read() }
 }
 
-/// Writes the header in front of the datagram that stands in `whole`, as the packet would have it.
+/// Writes the header in front of the datagram that is in `whole`, as the packet would have it.
 fn write_grh(nic: &Nic, request: &Request, whole: &mut [u8]) {
     /// The headers of UDP and of InfiniBand's transport (BTH and DETH) before the data; the immediate data; and the ICRC
     /// behind the padding.
@@ -122,11 +122,11 @@ fn write_grh(nic: &Nic, request: &Request, whole: &mut [u8]) {
     const IMMEDIATE_BYTES: usize = 4;
     const ICRC_BYTES: usize = 4;
     const UDP: u8 = 17;
-    let Route { flow_label, traffic_class, hop_limit, from_port, to_port, .. } = request.envelope.route;
+    let Route { grh_flow, traffic_class, hop_limit, from_port, to_port, .. } = request.envelope.route;
     let Some((grh, data)) = whole.split_first_chunk_mut::<GRH_BYTES>() else { return };
     let immediate = if request.header.flags & SEND_IMMEDIATE == 0 { 0 } else { IMMEDIATE_BYTES };
     let bytes = HEADERS_BYTES + immediate + data.len().next_multiple_of(4) + ICRC_BYTES;
-    let word = 6 << 28 | u32::from(traffic_class) << 20 | flow_label;
+    let word = 6 << 28 | u32::from(traffic_class) << 20 | grh_flow;
     grh[..4].copy_from_slice(&word.to_be_bytes());
     grh[4..6].copy_from_slice(&u16::try_from(bytes).unwrap_or(u16::MAX).to_be_bytes());
     grh[6..8].copy_from_slice(&[UDP, hop_limit]);
@@ -143,14 +143,15 @@ fn receiver(state: &State, request: &Request) -> Option<u32> {
     let Envelope { route, number, key, .. } = request.envelope;
     let key = if key & CONTROLLED == 0 { key } else { request.key };
     let qp = state.qps.get(number.checked_sub(FIRST_QP_NUMBER)?)?;
-    let takes = qp.is_datagram() && qp.number == number && qp.port == route.to_port && qp.said.qkey == key;
+    let takes =
+        qp.is_datagram() && qp.number == number && qp.port == route.to_port && qp.attributes.qkey == key;
     let QpKind::Raw { queue, .. } = qp.kind else { return None };
     let receiving = |state| matches!(state, IBV_QPS_RTR..=IBV_QPS_SQE);
     let ready = receiving(state.queues.get(queue)?.native_state.load(Ordering::Relaxed));
     (takes && ready).then_some(queue)
 }
 
-/// Puts a datagram into the receiver's buffer; answers whether somebody took it.
+/// Puts a datagram into the receiver's buffer; returns whether a receiver took it.
 fn deliver(state: &mut State, from: u32, request: &Request, whole: &[u8]) -> bool {
     let Some(slot) = receiver(state, request) else { return false };
     let State { queues, cqs, memory, unpublished_queues, .. } = state;

@@ -11,14 +11,14 @@ use packet::checksum::{Check, verify_ip, verify_l4};
 use packet::{FlowKey, TunnelKey};
 
 use super::EnginePort;
-use super::fcs::{FCS_BYTES, fcs};
 use crate::clock;
-use crate::flow::{FlowHit, Matches};
-use crate::limits::ETHERNET_BYTES;
+use crate::flow::{FlowHit, FlowTable, Matches};
+use crate::limits::{ETHERNET_BYTES, MAX_TSO_BYTES};
 use crate::memory::MemoryTable;
 use crate::nic::Nic;
 use crate::prefetch::{prefetch_read, prefetch_write};
-use crate::state::{FrameEdits, QpKind, QueueState, State};
+use crate::slab::Slab;
+use crate::state::{CounterState, FrameEdits, QpKind, QueueState, State};
 use crate::stats::{Disposition, PortStats};
 use crate::wire::{BURST_FRAMES, Burst, Checksum, MAX_FRAME_BYTES, RxFrame};
 use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status};
@@ -43,7 +43,7 @@ struct Delivery {
     cvlan: u16,
     /// Made by a flow that lets the frame go on: whatever becomes of it, it is not what becomes of the frame.
     is_copy: bool,
-    /// Where its receive request will stand, unless deliveries before it fail.
+    /// The position of its receive request, unless deliveries before it fail.
     position: u32,
 }
 
@@ -70,7 +70,7 @@ impl Plan {
     }
 }
 
-/// Receives and delivers one burst of at most `max_frames`; answers how many frames there were.
+/// Receives and delivers one burst of at most `max_frames`; returns how many frames there were.
 pub(super) fn burst(
     nic: &Nic,
     port: &mut EnginePort,
@@ -223,7 +223,7 @@ pub(super) fn copy_sent<'f>(
 #[inline]
 fn prefetch_buffer(state: &State, delivery: &Delivery) {
     let Some(queue) = state.queues.get(delivery.queue) else { return };
-    if queue.consumer.knows(delivery.position) {
+    if queue.consumer.is_published(delivery.position) {
         // SAFETY: the request was published, so its slot is this side's; it holds at least one element.
         let element = unsafe { first_element(queue.consumer.peek(delivery.position)).read() };
         prefetch_write(std::ptr::without_provenance_mut(element.address as usize));
@@ -244,7 +244,7 @@ fn deliver(
     if !queue.ready {
         return Disposition::QueueNotReady;
     }
-    if !queue.consumer.knows(queue.consumer.position()) {
+    if !queue.consumer.is_published(queue.consumer.position()) {
         return Disposition::OutOfBuffer;
     }
     let Some(cq) = cqs.get_mut(queue.cq) else { return Disposition::CqOverrun };
@@ -289,7 +289,7 @@ fn deliver(
 /// Makes of a frame what a queue wants. The check sequence is that of the frame on the medium, tag included.
 #[cold]
 fn edit<'e>(frame: &[u8], edits: FrameEdits, edited: &'e mut EditedFrame) -> &'e [u8] {
-    /// Bytes of a tag, and where it stands: behind the two addresses.
+    /// Bytes of a tag, and where it is: behind the two addresses.
     const TAG_BYTES: usize = 4;
     const TAG_AT: usize = 12;
     const ETHER_TYPE_BYTES: usize = 2;
@@ -336,7 +336,7 @@ pub(super) fn scatter(
         return (Status::LocalProtection, Disposition::MemoryFault);
     };
     // SAFETY: `resolve` found the buffer inside a writable region of the queue's domain, which stays registered while the
-    // state is locked; it holds the frame, which stands in memory of the wire or the engine: nobody else can register that.
+    // state is locked; it holds the frame, which is in memory of the wire or the engine: the application cannot register that.
     unsafe { address.copy_from_nonoverlapping(frame.as_ptr(), frame.len()) };
     (Status::Success, Disposition::Delivered)
 }
@@ -396,4 +396,193 @@ fn checksums_hold(frame: &RxFrame<'_>) -> bool {
         Checksum::Unknown => verify_l4(frame.bytes, &parsed) == Check::Good,
     };
     l4 && verify_ip(frame.bytes, &parsed) == Check::Good
+}
+
+// The frame check sequence, for queues that want it (`IBV_WQ_FLAGS_SCATTER_FCS`).
+//
+// The wires carry frames without it, as network interfaces hand them over, so the engine computes what the medium
+// would have carried. It is never verified: a medium drops what does not hold before this device could see it.
+
+/// Bytes of a frame check sequence.
+pub(super) const FCS_BYTES: usize = 4;
+
+/// The generator polynomial of IEEE 802.3, 3.2.9, lowest bit first.
+const POLYNOMIAL: u32 = 0xedb8_8320;
+
+/// The remainder of every byte.
+const REMAINDERS: [u32; 256] = remainders();
+
+const fn remainders() -> [u32; 256] {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < table.len() {
+        let mut remainder = byte as u32;
+        let mut bit = 0;
+        while bit < u8::BITS {
+            remainder = (remainder >> 1) ^ if remainder & 1 == 0 { 0 } else { POLYNOMIAL };
+            bit += 1;
+        }
+        table[byte] = remainder;
+        byte += 1;
+    }
+    table
+}
+
+/// The check sequence of a frame, in the order in which it follows the frame.
+pub(super) fn fcs(frame: &[u8]) -> [u8; FCS_BYTES] {
+    let remainder = frame
+        .iter()
+        .fold(u32::MAX, |remainder, byte| (remainder >> 8) ^ REMAINDERS[usize::from(remainder as u8 ^ byte)]);
+    (!remainder).to_le_bytes()
+}
+
+// The effect of flows on sent frames: EGRESS flows drop or count them, sniffers get copies.
+//
+// [`super::transmit`] asks before each frame goes to the wire, and only on ports that have such flows. Sniffers cannot be
+// served while a request is being carried out, so copies wait here until it is done. Nothing is allocated after the
+// engine was made.
+
+/// Bytes of copies that can wait: a whole stream in segments of the usual size, headers included.
+const TAP_BYTES: usize = 2 * MAX_TSO_BYTES as usize;
+/// Copies that can wait.
+const TAP_FRAMES: usize = 1 << 10;
+
+/// The effect of a port's flows on sent frames.
+pub(super) struct Tap {
+    /// Whether some flow is about them.
+    filtered: bool,
+    /// How many flows want copies.
+    sniffers: u64,
+    matches: Matches,
+    bytes: Vec<u8>,
+    /// Where each copy ends.
+    ends: Vec<usize>,
+}
+
+/// What an EGRESS flow touches.
+pub(super) struct EgressFlows<'s> {
+    pub(super) flows: &'s mut FlowTable,
+    pub(super) counters: &'s mut Slab<CounterState>,
+}
+
+impl Tap {
+    pub(super) fn new() -> Self {
+        Self {
+            filtered: false,
+            sniffers: 0,
+            matches: Matches::new(),
+            bytes: Vec::with_capacity(TAP_BYTES),
+            ends: Vec::with_capacity(TAP_FRAMES),
+        }
+    }
+
+    /// Turns to a port. `sniffs_sent` is the device's rule.
+    pub(super) fn turn_to(&mut self, flows: &FlowTable, port: u8, sniffs_sent: bool) {
+        self.filtered = flows.has_egress(port);
+        self.sniffers = if sniffs_sent { flows.sniffer_count(port) as u64 } else { 0 };
+    }
+
+    /// Whether a frame may not be sent; counts it either way.
+    #[inline]
+    pub(super) fn drops(&mut self, egress: &mut EgressFlows<'_>, port: u8, frame: &[u8]) -> bool {
+        self.filtered && self.judge(egress, port, frame)
+    }
+
+    #[inline(never)]
+    fn judge(&mut self, egress: &mut EgressFlows<'_>, port: u8, frame: &[u8]) -> bool {
+        let parsed = packet::parse(frame);
+        let tunnel = || packet::parse_tunnel(frame, &parsed);
+        egress.flows.lookup_sent(port, &parsed.key, tunnel, &mut self.matches);
+        let mut dropped = false;
+        for hit in self.matches.as_slice() {
+            if let Some(set) = hit.actions.counter.and_then(|counter| egress.counters.get_mut(counter.0)) {
+                set.packets += 1;
+                set.bytes += frame.len() as u64;
+            }
+            dropped |= hit.actions.drop;
+        }
+        dropped
+    }
+
+    /// Keeps a copy of a frame that was sent, if a sniffer wants one and there is space.
+    #[inline]
+    pub(super) fn keep(&mut self, frame: &[u8], stats: &mut PortStats) {
+        if self.sniffers == 0 {
+            return;
+        }
+        if self.bytes.len() + frame.len() > TAP_BYTES || self.ends.len() == TAP_FRAMES {
+            stats.copies_lost += self.sniffers;
+            return;
+        }
+        self.bytes.extend_from_slice(frame);
+        self.ends.push(self.bytes.len());
+    }
+
+    /// Hands the copies out.
+    pub(super) fn hand_out(&mut self, state: &mut State, port: u8, plan: &mut Plan, stats: &mut PortStats) {
+        let Self { bytes, ends, .. } = self;
+        for first in (0..ends.len()).step_by(BURST_FRAMES) {
+            let frames = (first..ends.len()).map(|at| {
+                let start = at.checked_sub(1).map_or(0, |before| ends[before]);
+                &bytes[start..ends[at]]
+            });
+            copy_sent(state, port, plan, frames, stats);
+        }
+        bytes.clear();
+        ends.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::{Actions, FlowId, FlowKind, FlowRule, Matcher, QpSlot};
+
+    #[test]
+    fn known_answers_hold() {
+        // The check value of CRC-32/ISO-HDLC in the catalogue of parametrised CRC algorithms.
+        assert_eq!(fcs(b"123456789"), 0xcbf4_3926_u32.to_le_bytes());
+        assert_eq!(fcs(b""), [0; FCS_BYTES]);
+    }
+
+    #[test]
+    fn a_frame_with_its_check_sequence_leaves_the_magic_remainder() {
+        for length in [1, 14, 60, 1514] {
+            let mut frame: Vec<u8> = (0..length).map(|index| (index * 31) as u8).collect();
+            frame.extend(fcs(&frame));
+            // IEEE 802.3, 3.2.9: what a receiver's shift register holds after a frame without errors.
+            assert_eq!(fcs(&frame), 0x2144_df1c_u32.to_le_bytes());
+            frame[0] ^= 1;
+            assert_ne!(fcs(&frame), 0x2144_df1c_u32.to_le_bytes());
+        }
+    }
+
+    fn sniffer(id: u32) -> FlowRule {
+        FlowRule {
+            id: FlowId(id),
+            kind: FlowKind::Sniffer,
+            port: 1,
+            egress: false,
+            priority: 0,
+            dont_trap: false,
+            order: id.into(),
+            matcher: Matcher::any(),
+            tunnel: None,
+            actions: Actions { tag: None, drop: false, counter: None, target: QpSlot(id) },
+        }
+    }
+
+    #[test]
+    fn a_frame_without_room_is_lost_to_each_sniffer() {
+        let (mut flows, mut tap, mut stats) = (FlowTable::default(), Tap::new(), PortStats::default());
+        for id in 0..3 {
+            flows.insert(sniffer(id)).unwrap();
+        }
+        tap.turn_to(&flows, 1, true);
+        (0..TAP_FRAMES + 2).for_each(|_| tap.keep(&[0; 60], &mut stats));
+        assert_eq!((tap.ends.len(), stats.copies_lost), (TAP_FRAMES, 2 * 3));
+        tap.turn_to(&flows, 1, false);
+        tap.keep(&[0; 60], &mut stats);
+        assert_eq!(stats.copies_lost, 2 * 3, "a device that sniffs only what is received loses nothing");
+    }
 }

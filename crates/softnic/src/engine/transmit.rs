@@ -1,14 +1,14 @@
 //! What was posted to be sent, onto the wire.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ptr::NonNull;
 
 use arrayvec::ArrayVec;
+use packet::{IpProtocol, checksum};
 
-use super::datagram;
 use super::receive::Plan;
-use super::segment::{Segment, Template};
-use super::tap::{Books, Tap};
-use super::{EnginePort, flush_failed};
+use super::receive::{EgressFlows, Tap};
+use super::{EnginePort, datagram, flush_failed};
 use crate::clock;
 use crate::limits::{ETHERNET_BYTES, MAX_SGE, MAX_TSO_BYTES, MAX_TSO_SEGMENTS};
 use crate::memory::MemoryTable;
@@ -28,7 +28,7 @@ pub(super) const FRAMES_PER_PASS: usize = 64;
 enum Outcome {
     /// The ring is empty, or nothing is due yet.
     Nothing,
-    /// Done, with so many frames, and whether somebody wants to know.
+    /// Done, with so many frames, and whether it is signaled.
     Done(Cqe, Sent, bool),
     /// The queue pair goes into the error state.
     Failed(Cqe),
@@ -52,7 +52,7 @@ struct Way<'a> {
     stats: &'a mut PortStats,
 }
 
-/// Sends what was posted for a port; answers the frames handed to the wire.
+/// Sends what was posted for a port; returns the frames handed to the wire.
 pub(super) fn drain(
     nic: &Nic,
     port: &mut EnginePort,
@@ -61,7 +61,7 @@ pub(super) fn drain(
     stats: &mut PortStats,
 ) -> usize {
     let mut state = nic.burst();
-    tap.turn_to(&state.flows, port.number, nic.rules().flow.sniffs_sent);
+    tap.turn_to(&state.flows, port.number, !nic.rules().flow.emulation.sniffs_received_only);
     if !state.failed_queues.is_empty() {
         flush_failed(&mut state);
     }
@@ -79,7 +79,7 @@ pub(super) fn drain(
             Some(_) => sent += drain_qp(&mut state, (index, slot), &mut way, plan),
             None => {}
         }
-        // One that failed is no sender any more, and the next one stands in its place.
+        // One that failed is no sender any more, and the next one takes its place.
         index += usize::from(state.senders.get(index) == Some(&slot));
     }
     if sent > 0 {
@@ -94,14 +94,14 @@ pub(super) fn drain(
     sent
 }
 
-/// Sends what was posted to the queue pair that stands there among the senders; it stops if that fails, by itself or with
-/// its completion queue.
+/// Sends the requests posted to the queue pair at this position among the senders. Stops when the queue pair or its
+/// completion queue fails.
 fn drain_qp(state: &mut State, (index, slot): (usize, u32), way: &mut Way<'_>, plan: &mut Plan) -> usize {
     let mut handled = 0;
     while handled < FRAMES_PER_PASS && state.senders.get(index) == Some(&slot) {
         let State { qps, memory, flows, counters, .. } = state;
         let Some(qp) = qps.get_mut(slot) else { break };
-        let outcome = send_one(qp, memory, way, &mut Books { flows, counters });
+        let outcome = send_one(qp, memory, way, &mut EgressFlows { flows, counters });
         let QpKind::Raw { send, queue } = &mut qp.kind else { break };
         let (cq, queue) = (send.cq, *queue);
         match outcome {
@@ -132,7 +132,12 @@ fn drain_qp(state: &mut State, (index, slot): (usize, u32), way: &mut Way<'_>, p
     handled
 }
 
-fn send_one(qp: &mut QpState, memory: &MemoryTable, way: &mut Way<'_>, books: &mut Books<'_>) -> Outcome {
+fn send_one(
+    qp: &mut QpState,
+    memory: &MemoryTable,
+    way: &mut Way<'_>,
+    egress: &mut EgressFlows<'_>,
+) -> Outcome {
     let (domain, number) = (qp.domain, qp.number);
     let QpKind::Raw { send, .. } = &mut qp.kind else { return Outcome::Nothing };
     if send.pace.is_limited() && !send.pace.is_due(clock::steady_ns()) {
@@ -146,9 +151,9 @@ fn send_one(qp: &mut QpState, memory: &MemoryTable, way: &mut Way<'_>, books: &m
     let header = unsafe { slot.cast::<SendHeader>().read() };
     let segmented = header.flags & SEND_SEGMENTS != 0;
     let sent = if segmented {
-        send_segments(send, slot, &header, (memory, domain), (way, books))
+        send_segments(send, slot, &header, (memory, domain), (way, egress))
     } else {
-        send_frame(send, slot, &header, (memory, domain), (way, books))
+        send_frame(send, slot, &header, (memory, domain), (way, egress))
     };
     send.consumer.advance();
     let opcode = if segmented { Opcode::Segments } else { Opcode::Send };
@@ -168,7 +173,7 @@ fn send_frame(
     slot: NonNull<u8>,
     header: &SendHeader,
     memory: (&MemoryTable, u32),
-    (way, books): (&mut Way<'_>, &mut Books<'_>),
+    (way, egress): (&mut Way<'_>, &mut EgressFlows<'_>),
 ) -> Result<Sent, Status> {
     let bytes = gather(send, slot, header, memory, way.gather)?;
     if !(ETHERNET_BYTES..=way.port.max_frame_bytes).contains(&bytes) {
@@ -180,11 +185,11 @@ fn send_frame(
         let parsed = packet::parse(frame);
         packet::checksum::fill(frame, &parsed);
     }
-    way.transmit(bytes, books);
+    way.transmit(bytes, egress);
     Ok(Sent { frames: 1, bytes: bytes as u64 })
 }
 
-/// Copies what a request is to send to the beginning of `to`; answers its length.
+/// Copies what a request is to send to the beginning of `to`; returns its length.
 #[inline]
 pub(super) fn gather(
     send: &SendState,
@@ -211,7 +216,7 @@ fn send_segments(
     slot: NonNull<u8>,
     header: &SendHeader,
     memory: (&MemoryTable, u32),
-    (way, books): (&mut Way<'_>, &mut Books<'_>),
+    (way, egress): (&mut Way<'_>, &mut EgressFlows<'_>),
 ) -> Result<Sent, Status> {
     let bytes = header.inline_bytes.min(send.shape.max_tso_header);
     let headers = inline(slot, send.shape.elements_bytes(), bytes);
@@ -238,7 +243,7 @@ fn send_segments(
         let last = offset + payload == stream_bytes;
         template.complete(frame, Segment { index: sent.frames as u32, offset: offset as u32, last });
         let frame_bytes = frame.len();
-        way.transmit(frame_bytes, books);
+        way.transmit(frame_bytes, egress);
         sent.frames += 1;
         sent.bytes += frame_bytes as u64;
         offset += payload;
@@ -248,9 +253,9 @@ fn send_segments(
 
 impl Way<'_> {
     /// Hands the first bytes of what was gathered to the wire, unless a flow drops them.
-    fn transmit(&mut self, bytes: usize, books: &mut Books<'_>) {
+    fn transmit(&mut self, bytes: usize, egress: &mut EgressFlows<'_>) {
         let frame = &self.gather[..bytes];
-        if self.tap.drops(books, self.port.number, frame) {
+        if self.tap.drops(egress, self.port.number, frame) {
             self.stats.tx_flow_dropped += 1;
             return;
         }
@@ -266,9 +271,9 @@ impl Way<'_> {
     }
 }
 
-/// The bytes of a request that stand in its slot, `offset` behind the header; `bytes` is within the send ring's shape.
+/// The bytes of a request that are in its slot, `offset` behind the header; `bytes` is within the send ring's shape.
 fn inline<'a>(slot: NonNull<u8>, offset: usize, bytes: u32) -> &'a [u8] {
-    // SAFETY: the body behind the header holds what the shape says, and so `offset + bytes`.
+    // SAFETY: the body behind the header holds as much as the shape states, and so `offset + bytes`.
     let start = unsafe { slot.add(SEND_HEADER_BYTES + offset) };
     // SAFETY: as above; published with the request, so the slot is this side's until the request is given back, which
     // is after its use.
@@ -330,5 +335,287 @@ impl<'a> Cursor<'a> {
             }
             (self.parts, self.done) = (rest, 0);
         }
+    }
+}
+
+// TCP segmentation: one header, many frames.
+//
+// The transmit side reads a [`Template`] out of the header of an `IBV_WR_TSO` request, and has it complete each frame,
+// a copy of the header with a part of the payload behind it. What changes from segment to segment is what Linux's
+// `inet_gso_segment` and `tcp_gso_segment` change: lengths, IPv4 identification, sequence number, flags, checksums. It
+// reads the payload only for its checksum.
+
+const ETHER_TYPE_IPV4: u16 = 0x0800;
+const ETHER_TYPE_IPV6: u16 = 0x86dd;
+/// C-VLAN and S-VLAN tags (IEEE 802.1Q, table 9-1).
+const ETHER_TYPES_VLAN: [u16; 2] = [0x8100, 0x88a8];
+const VLAN_BYTES: usize = 4;
+const MAX_VLANS: usize = 2;
+
+const IPV4_BYTES: usize = 20;
+const IPV6_BYTES: usize = 40;
+const TCP_BYTES: usize = 20;
+
+/// IPv6 extension headers that leave the pseudo-header as it is: hop-by-hop and destination options (RFC 8200, 4).
+const IPV6_OPTIONS: [u8; 2] = [0, 60];
+const MAX_IPV6_OPTIONS: usize = 4;
+
+const TCP_FIN: u8 = 0x01;
+const TCP_PSH: u8 = 0x08;
+const TCP_CWR: u8 = 0x80;
+
+/// Where the headers are that change from segment to segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Template {
+    l3: usize,
+    l4: usize,
+    ipv4: bool,
+}
+
+/// Which part of the stream a frame carries.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment {
+    /// Counts from 0.
+    pub(super) index: u32,
+    /// Payload bytes in the segments before it.
+    pub(super) offset: u32,
+    pub(super) last: bool,
+}
+
+impl Template {
+    /// Reads a header: Ethernet with up to two VLAN tags, IPv4 or IPv6, TCP, and not a byte more. `None` for anything
+    /// else, and for fragments, which have no stream of their own.
+    pub(super) fn parse(header: &[u8]) -> Option<Self> {
+        let mut l3 = ETHERNET_BYTES;
+        let mut ether_type = word(header, l3 - 2)?;
+        for _ in 0..MAX_VLANS {
+            if ETHER_TYPES_VLAN.contains(&ether_type) {
+                l3 += VLAN_BYTES;
+                ether_type = word(header, l3 - 2)?;
+            }
+        }
+        let (ipv4, l4) = match ether_type {
+            ETHER_TYPE_IPV4 => (true, ipv4_payload(header, l3)?),
+            ETHER_TYPE_IPV6 => (false, ipv6_payload(header, l3)?),
+            _ => return None,
+        };
+        let tcp_bytes = usize::from(header.get(l4 + 12)? >> 4) * 4;
+        (tcp_bytes >= TCP_BYTES && l4 + tcp_bytes == header.len()).then_some(Self { l3, l4, ipv4 })
+    }
+
+    /// Completes a segment: `frame` is a copy of the header that this was read from, and the payload behind it.
+    pub(super) fn complete(&self, frame: &mut [u8], segment: Segment) {
+        let ip_bytes = frame.len() - self.l3;
+        let ip = &mut frame[self.l3..];
+        let (src, dst): (IpAddr, IpAddr) = if self.ipv4 {
+            put_word(ip, 2, ip_bytes as u16);
+            let id = u16::from_be_bytes([ip[4], ip[5]]).wrapping_add(segment.index as u16);
+            put_word(ip, 4, id);
+            put_word(ip, 10, 0);
+            let sum = checksum::ipv4_header(&ip[..self.l4 - self.l3]);
+            put_word(ip, 10, sum);
+            (Ipv4Addr::from(octets::<4>(ip, 12)).into(), Ipv4Addr::from(octets::<4>(ip, 16)).into())
+        } else {
+            put_word(ip, 4, (ip_bytes - IPV6_BYTES) as u16);
+            (Ipv6Addr::from(octets::<16>(ip, 8)).into(), Ipv6Addr::from(octets::<16>(ip, 24)).into())
+        };
+        let tcp = &mut frame[self.l4..];
+        let sequence = u32::from_be_bytes(octets(tcp, 4)).wrapping_add(segment.offset);
+        tcp[4..8].copy_from_slice(&sequence.to_be_bytes());
+        // The end of the stream is in the last segment, the word of a reduced window in the first (RFC 3168, 6.1.2).
+        if !segment.last {
+            tcp[13] &= !(TCP_FIN | TCP_PSH);
+        }
+        if segment.index > 0 {
+            tcp[13] &= !TCP_CWR;
+        }
+        put_word(tcp, 16, 0);
+        let sum = checksum::l4(src, dst, IpProtocol::TCP, tcp);
+        put_word(tcp, 16, sum);
+    }
+}
+
+/// Where the TCP header behind an IPv4 header is.
+fn ipv4_payload(header: &[u8], l3: usize) -> Option<usize> {
+    let first = header.get(l3)?;
+    let bytes = usize::from(first & 0x0f) * 4;
+    let fragment = word(header, l3 + 6)? & 0x3fff;
+    let tcp = *header.get(l3 + 9)? == IpProtocol::TCP.0;
+    (first >> 4 == 4 && bytes >= IPV4_BYTES && fragment == 0 && tcp).then_some(l3 + bytes)
+}
+
+/// Where the TCP header behind an IPv6 header is.
+fn ipv6_payload(header: &[u8], l3: usize) -> Option<usize> {
+    if header.get(l3)? >> 4 != 6 {
+        return None;
+    }
+    let (mut next, mut at) = (*header.get(l3 + 6)?, l3 + IPV6_BYTES);
+    for _ in 0..MAX_IPV6_OPTIONS {
+        if IPV6_OPTIONS.contains(&next) {
+            next = *header.get(at)?;
+            at += (usize::from(*header.get(at + 1)?) + 1) * 8;
+        }
+    }
+    (next == IpProtocol::TCP.0).then_some(at)
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().map(|word| u16::from_be_bytes(*word))
+}
+
+fn put_word(bytes: &mut [u8], at: usize, value: u16) {
+    bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
+}
+
+fn octets<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    std::array::from_fn(|index| bytes[at + index])
+}
+
+// How fast a queue pair may send (`ibv_modify_qp_rate_limit`, IBV_QP_RATE_LIMIT).
+//
+// A leaky bucket in time: every byte moves the moment of the next send on. The engine asks before a request and reports
+// what was sent; a request that is not due stays in its ring. Times are those of a clock that cannot be set: one that was
+// set back would hold a queue pair up for as long.
+
+/// What an idle queue pair may have saved up by default: somewhat more than an idle engine sleeps.
+const DEFAULT_BURST_NS: u64 = 100_000;
+
+const NS_PER_S: u64 = 1_000_000_000;
+
+/// The rate of one queue pair; none to begin with.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pace {
+    /// 0 is no limit.
+    bytes_per_second: u64,
+    burst_ns: u64,
+    due_ns: u64,
+}
+
+impl Pace {
+    /// A limit in kilobits per second, 0 for none, and how many bytes may go at once, 0 for the device's choice.
+    pub(crate) fn new(kilobits_per_second: u32, burst_bytes: u32) -> Self {
+        let bytes_per_second = u64::from(kilobits_per_second) * 1000 / 8;
+        let burst_ns = match burst_bytes {
+            0 => DEFAULT_BURST_NS,
+            bytes => time_ns(u64::from(bytes), bytes_per_second),
+        };
+        Self { bytes_per_second, burst_ns, due_ns: 0 }
+    }
+
+    /// Whether there is a limit at all: without one the clock is not read.
+    #[inline]
+    pub(crate) fn is_limited(&self) -> bool {
+        self.bytes_per_second != 0
+    }
+
+    /// Whether something may be sent now.
+    pub(crate) fn is_due(&self, now_ns: u64) -> bool {
+        self.due_ns <= now_ns
+    }
+
+    /// Notes what was sent.
+    pub(crate) fn sent(&mut self, bytes: u64, now_ns: u64) {
+        let from_ns = self.due_ns.max(now_ns.saturating_sub(self.burst_ns));
+        self.due_ns = from_ns.saturating_add(time_ns(bytes, self.bytes_per_second));
+    }
+}
+
+fn time_ns(bytes: u64, bytes_per_second: u64) -> u64 {
+    bytes.saturating_mul(NS_PER_S).checked_div(bytes_per_second).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use packet::build::FrameBuilder;
+
+    use super::*;
+
+    fn header() -> Vec<u8> {
+        FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).tcp(1, 2, 0x10).build()
+    }
+
+    #[test]
+    fn headers_are_read_to_the_last_byte() {
+        let plain = header();
+        assert_eq!(Template::parse(&plain), Some(Template { l3: 14, l4: 34, ipv4: true }));
+        for cut in 0..plain.len() {
+            assert_eq!(Template::parse(&plain[..cut]), None, "{cut} bytes");
+        }
+        assert_eq!(Template::parse(&[plain.clone(), vec![0]].concat()), None, "a byte of payload");
+        let mut tagged = plain.clone();
+        tagged.splice(12..12, [0x88, 0xa8, 0, 1, 0x81, 0, 0, 2]);
+        assert_eq!(Template::parse(&tagged), Some(Template { l3: 22, l4: 42, ipv4: true }));
+    }
+
+    #[test]
+    fn headers_without_a_tcp_stream_are_refused() {
+        type Spoil = fn(&mut Vec<u8>);
+        let cases: [(&str, Spoil); 6] = [
+            ("ARP", |header| header[13] = 6),
+            ("IP version 5", |header| header[14] = 0x55),
+            ("a header shorter than 20 bytes", |header| header[14] = 0x44),
+            ("more fragments", |header| header[20] = 0x20),
+            ("UDP", |header| header[23] = 17),
+            ("a TCP header shorter than 20 bytes", |header| header[46] = 0x40),
+        ];
+        for (what, spoil) in cases {
+            let mut header = header();
+            spoil(&mut header);
+            assert_eq!(Template::parse(&header), None, "{what}");
+        }
+    }
+
+    #[test]
+    fn options_of_ipv6_are_passed_over() {
+        let v6 = |last| std::net::Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last);
+        let plain = FrameBuilder::new().ipv6(v6(1), v6(2)).tcp(1, 2, 0x10).build();
+        assert_eq!(Template::parse(&plain), Some(Template { l3: 14, l4: 54, ipv4: false }));
+        let mut options = plain.clone();
+        options[20] = 60;
+        options.splice(54..54, [6, 0, 1, 4, 0, 0, 0, 0]);
+        assert_eq!(Template::parse(&options), Some(Template { l3: 14, l4: 62, ipv4: false }));
+        options[54] = 44;
+        assert_eq!(Template::parse(&options), None, "a fragment");
+    }
+
+    /// Bytes sent in a second by a sender that always has a kilobyte more.
+    fn in_a_second(mut pace: Pace) -> u64 {
+        let start_ns = 1_700_000_000 * NS_PER_S;
+        let mut sent = 0;
+        for step in 0..100_000 {
+            let now_ns = start_ns + step * 10_000;
+            while pace.is_due(now_ns) {
+                pace.sent(1000, now_ns);
+                sent += 1000;
+            }
+        }
+        sent
+    }
+
+    #[test]
+    fn a_rate_is_kept_and_reached() {
+        for kilobits in [8_000, 80_000, 800_000] {
+            let sent = in_a_second(Pace::new(kilobits, 0));
+            let wanted = u64::from(kilobits) * 125;
+            assert!((wanted..=wanted + wanted / 100 + 2000).contains(&sent), "{sent} of {wanted}");
+        }
+    }
+
+    #[test]
+    fn a_burst_limits_the_bytes_sent_at_once() {
+        let mut pace = Pace::new(8_000, 10_000);
+        let mut at_once = 0;
+        while pace.is_due(NS_PER_S) {
+            pace.sent(1000, NS_PER_S);
+            at_once += 1;
+        }
+        assert_eq!(at_once, 11);
+        assert!(pace.is_due(NS_PER_S + 1_000_000), "a kilobyte takes a millisecond");
+    }
+
+    #[test]
+    fn no_limit_asks_for_nothing() {
+        assert!(!Pace::default().is_limited());
+        assert!(!Pace::new(0, 5).is_limited());
     }
 }

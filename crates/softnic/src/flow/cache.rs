@@ -1,14 +1,17 @@
 //! The exact-match cache in front of the tuple space.
 //!
 //! Only [`super::FlowTable`] uses it. It remembers the verdict on the images seen last: a hit costs one hash and one
-//! compare, whatever the rules are. It never allocates after it was made, and knows nothing about rules: any change to
+//! compare, whatever the rules are. It never allocates after it was made, and does not depend on the rules: any change to
 //! them makes every entry stale at once by moving the epoch.
+//!
+//! Why it is right: an entry is used only if port, epoch and the whole image are equal, and the verdict depends on nothing
+//! else. The digest only selects the set, so a collision costs time and never a wrong verdict.
 
 use super::key::Image;
 
 /// Entries of the cache. As many as OVS's exact-match cache has, 640 KiB; for images with tunnels 1.6 MiB.
 const ENTRIES: usize = 8192;
-/// Entries that one image can stand in.
+/// Entries in which one image can be.
 const WAYS: usize = 2;
 const SETS: usize = ENTRIES / WAYS;
 const _: () = assert!(SETS.is_power_of_two(), "a set is chosen by masking");
@@ -16,7 +19,7 @@ const _: () = assert!(SETS.is_power_of_two(), "a set is chosen by masking");
 /// Spreads ports over the sets (2^64 divided by the golden ratio).
 const PORT_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// What the rules of a port say about an image, in the terms of its [`super::port::PortTable`].
+/// The result of the rules of a port for an image, as numbers of its [`super::port::PortTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Verdict {
     /// The group that decides; [`Verdict::NO_GROUP`] leaves the frame to the kernel.

@@ -1,7 +1,7 @@
 //! How much room a device has for matches that share a mask: the auto-grouped flow tables of mlx5.
 //!
 //! [`super::port::PortTable`] asks for a place before it makes a group, and gives it back with the group. That the soft NIC
-//! itself has room has nothing to do with it: a personality without such tables has no [`GroupLimits`].
+//! itself has room is checked elsewhere: a personality without such tables has no [`PriorityTable`].
 //!
 //! A table is cut into runs of entries, each for one mask. The first few masks get long runs, and another when one is
 //! full, as long as there are any; after that each match takes a run of one entry out of what is left. A run whose last
@@ -10,27 +10,16 @@
 
 use std::collections::HashMap;
 
+use device_model::PriorityTable;
+
 use super::deep::DeepImage;
 
-/// The sizes of one table, which holds the flows of one priority.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct GroupLimits {
-    /// Entries of the table.
-    pub(crate) entries: u32,
-    /// How many long runs there are.
-    pub(crate) runs: usize,
-    /// Entries of a long run.
-    pub(crate) run_entries: u32,
+/// Entries that are not in groups.
+fn singles(limits: PriorityTable) -> u32 {
+    limits.entries.saturating_sub(limits.groups.saturating_mul(limits.group_entries))
 }
 
-impl GroupLimits {
-    /// Entries that are not in long runs.
-    fn singles(self) -> u32 {
-        self.entries.saturating_sub(self.runs as u32 * self.run_entries)
-    }
-}
-
-/// Where a match stands in its table.
+/// Where a match is in its table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// In a long run, by number.
@@ -60,9 +49,9 @@ pub(super) struct Capacity {
 
 impl Capacity {
     /// Takes a place for one more match; `None` if the table has none for its mask.
-    pub(super) fn take(&mut self, limits: GroupLimits, level: u64, mask: &DeepImage) -> Option<Place> {
+    pub(super) fn take(&mut self, limits: PriorityTable, level: u64, mask: &DeepImage) -> Option<Place> {
         let table = self.tables.entry(level).or_default();
-        let has_room = |run: &Run| run.mask == *mask && run.used < limits.run_entries;
+        let has_room = |run: &Run| run.mask == *mask && run.used < limits.group_entries;
         if let Some(at) = table.runs.iter().position(|run| run.as_ref().is_some_and(has_room)) {
             if let Some(run) = &mut table.runs[at] {
                 run.used += 1;
@@ -75,11 +64,11 @@ impl Capacity {
             table.runs[at] = run;
             return Some(Place::Run(at));
         }
-        if table.runs.len() < limits.runs {
+        if table.runs.len() < limits.groups as usize {
             table.runs.push(run);
             return Some(Place::Run(table.runs.len() - 1));
         }
-        if table.singles < limits.singles() {
+        if table.singles < singles(limits) {
             table.singles += 1;
             return Some(Place::Single);
         }
@@ -109,14 +98,14 @@ mod tests {
     use super::*;
     use crate::flow::MatchKey;
 
-    const LIMITS: GroupLimits = GroupLimits { entries: 10, runs: 2, run_entries: 3 };
+    const LIMITS: PriorityTable = PriorityTable { entries: 10, groups: 2, group_entries: 3 };
 
     fn mask(of: u64) -> DeepImage {
         DeepImage::outside(MatchKey([of; 8]))
     }
 
     #[test]
-    fn the_first_masks_have_long_runs_and_later_ones_share_what_is_left() {
+    fn the_first_masks_have_long_runs_and_later_ones_share_the_rest() {
         let mut capacity = Capacity::default();
         let mut take = |of| capacity.take(LIMITS, 0, &mask(of));
         assert_eq!(
@@ -135,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_can_be_taken_by_another_mask() {
+    fn freed_entries_can_be_used_by_another_mask() {
         let mut capacity = Capacity::default();
         for of in [1, 2, 3, 4, 5, 6] {
             assert!(capacity.take(LIMITS, 0, &mask(of)).is_some());

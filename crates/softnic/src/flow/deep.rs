@@ -5,17 +5,17 @@
 //!
 //! | word | bits 63..0 |
 //! |---|---|
-//! | 0 | ESP index (32), ESP sequence number (32) |
-//! | 1 | GRE flags (16), protocol (16), key (32) |
-//! | 2 | VXLAN network identifier (32), label behind the inner Ethernet header (32) |
-//! | 3, 4 | label stack, top first |
-//! | 5 | layers present |
+//! | 0 to 3 | those of the packed image about the tunnel (`packet::cube`), without its layers |
+//! | 2 | second label (32), besides |
+//! | 4 | third and fourth label (32 each) |
+//! | 5 | label behind the inner Ethernet header (32), presence (32) |
 
 use std::hash::{Hash, Hasher};
 
+use packet::cube::{self, Slot};
 use packet::{FlowKey, MAX_MPLS_LABELS, TunnelKey, TunnelLayers};
 
-use super::key::{Image, LANES, MatchKey, Matcher, folded};
+use super::key::{Image, LANES, MatchKey, Matcher, folded, words};
 
 const WORDS: usize = 6;
 
@@ -44,9 +44,10 @@ bitflags::bitflags! {
     }
 }
 
-/// Where the presence of the packet inside, and of the tunnel, stand among all layers.
-const INNER_SHIFT: u32 = 20;
-const TUNNEL_SHIFT: u32 = 40;
+/// Where each label of the stack is: word and lowest bit.
+const LABELS: [(usize, u32); MAX_MPLS_LABELS] = [(2, 0), (2, 32), (4, 32), (4, 0)];
+/// Where the presence of the packet inside is among all layers; the tunnel's is below.
+const INNER_SHIFT: u32 = 16;
 
 /// The image of a frame with a tunnel, of a rule's values, or of a rule's mask.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,19 +60,19 @@ pub(crate) struct DeepImage {
 impl DeepImage {
     /// The image of a frame.
     pub(super) fn of(outer: MatchKey, key: &FlowKey, tunnel: &TunnelKey) -> Self {
-        let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
-        let gre = u32::from(tunnel.gre_flags) << 16 | u32::from(tunnel.gre_protocol);
-        let [first, second, third, fourth] = tunnel.mpls;
+        let [vxlan, gre, mpls, esp] = tunnel.image();
+        let [_, second, third, fourth] = tunnel.mpls.map(u64::from);
+        let presence = presence_of(key, tunnel).bits();
         Self {
             outer,
             inner: MatchKey::of(&tunnel.inner),
             tunnel: [
-                pair(tunnel.esp_spi, tunnel.esp_seq),
-                pair(gre, tunnel.gre_key),
-                pair(tunnel.vxlan_vni, tunnel.inner_mpls),
-                pair(first, second),
-                pair(third, fourth),
-                presence_of(key, tunnel).bits(),
+                vxlan,
+                gre,
+                second << 32 | mpls,
+                esp,
+                third << 32 | fourth,
+                u64::from(tunnel.inner_mpls) << 32 | presence,
             ],
         }
     }
@@ -117,7 +118,7 @@ impl Image for DeepImage {
     }
 
     fn layers(&self) -> u64 {
-        self.outer.layers() | self.inner.layers() << INNER_SHIFT | self.tunnel[5] << TUNNEL_SHIFT
+        self.outer.layers() | self.inner.layers() >> INNER_SHIFT | self.tunnel[5] & Presence::all().bits()
     }
 
     fn union(&self, other: &Self) -> Self {
@@ -160,32 +161,16 @@ impl TunnelMatcher {
         self.narrow(5, presence.bits(), presence.bits())
     }
 
-    /// Index and sequence number of ESP; the layer is asked for separately, here and below.
-    pub(crate) fn esp(&mut self, (spi, spi_mask): (u32, u32), (seq, seq_mask): (u32, u32)) -> &mut Self {
-        self.narrow(0, u64::from(spi) << 32 | u64::from(seq), u64::from(spi_mask) << 32 | u64::from(seq_mask))
-    }
-
-    /// The first word of GRE, as [`TunnelKey::gre_flags`] has it.
-    pub(crate) fn gre_flags(&mut self, value: u16, mask: u16) -> &mut Self {
-        self.narrow(1, u64::from(value) << 48, u64::from(mask) << 48)
-    }
-
-    /// What GRE carries.
-    pub(crate) fn gre_protocol(&mut self, value: u16, mask: u16) -> &mut Self {
-        self.narrow(1, u64::from(value) << 32, u64::from(mask) << 32)
-    }
-
-    /// The key of GRE; any mask but 0 asks for it to be there.
-    pub(crate) fn gre_key(&mut self, value: u32, mask: u32) -> &mut Self {
-        if mask != 0 {
+    /// Asks for a field's value under a mask; the header is asked for separately, except that any mask of the key of GRE
+    /// asks for a key.
+    pub(crate) fn field(&mut self, slots: &[Slot], value: u128, mask: u128) -> &mut Self {
+        if mask != 0 && slots.first() == Some(&cube::GRE_KEY) {
             self.require(Presence::GRE_KEY);
         }
-        self.narrow(1, value.into(), mask.into())
-    }
-
-    /// The network identifier of VXLAN.
-    pub(crate) fn vxlan_vni(&mut self, value: u32, mask: u32) -> &mut Self {
-        self.narrow(2, u64::from(value) << 32, u64::from(mask) << 32)
+        for (word, value, mask) in words(slots, value, mask) {
+            self.narrow(word - cube::TUNNEL, value, mask);
+        }
+        self
     }
 
     /// An entry of the label stack by its place from the top; entries beyond the room of the key match nothing.
@@ -197,13 +182,13 @@ impl TunnelMatcher {
             3 => _ = self.require(Presence::FOURTH_LABEL),
             MAX_MPLS_LABELS.. => self.contradictory = true,
         }
-        let (word, shift) = if place < 2 { (3, 32 - 32 * place) } else { (4, 32 * (3 - place.min(3))) };
+        let (word, shift) = LABELS[place.min(MAX_MPLS_LABELS - 1)];
         self.narrow(word, u64::from(value) << shift, u64::from(mask) << shift)
     }
 
     /// The label behind the inner Ethernet header.
     pub(crate) fn inner_label(&mut self, value: u32, mask: u32) -> &mut Self {
-        self.narrow(2, value.into(), mask.into())
+        self.narrow(5, u64::from(value) << 32, u64::from(mask) << 32)
     }
 
     /// Whether it asks for nothing.

@@ -1,33 +1,24 @@
-//! The match image: everything that a flow spec can name, as eight words.
-//!
-//! Tunnels have an image of their own around this one ([`super::deep`]).
+//! The match image: everything of one packet's headers that a flow spec can name, as the eight words of the packed image
+//! (`packet::cube`). Tunnels have more words around it ([`super::deep`]).
 //!
 //! A frame's [`FlowKey`] is turned into a [`MatchKey`] once; after that, matching a rule is eight ANDs and compares, and
-//! hashing under a mask touches only words. [`Matcher`] is how the provider writes the specs of a flow into that shape.
-//!
-//! | word | bits 63..0 |
-//! |---|---|
-//! | 0 | destination MAC (48), EtherType after VLAN tags (16) |
-//! | 1 | source MAC (48), TCI of the C-VLAN tag (16) |
-//! | 2, 3 | source address, IPv4 in the upper half of word 2 |
-//! | 4, 5 | destination address |
-//! | 6 | source port (16), destination port (16), flow label (32) |
-//! | 7 | protocol, tos, ttl, IP flags (8 each), layers present (32) |
+//! hashing under a mask touches only words. The provider writes the specs of a flow into a [`Matcher`] of that shape.
 
 use std::hash::{Hash, Hasher};
 
+use packet::cube::{self, LEVEL_WORDS as WORDS, Slot};
 use packet::{FlowKey, Layers};
 
-/// The words of an image.
-pub(super) const WORDS: usize = 8;
-
-/// The TPID of a C-VLAN tag, the only one that `ibv_flow_eth_filter.vlan_tag` speaks of (802.1Q 9.6).
-const C_VLAN_TPID: u16 = 0x8100;
-
-/// The layers that a flow spec can ask for; in word 7 they have the bits of [`Layers`].
-const NAMED_LAYERS: Layers = Layers::IPV4.union(Layers::IPV6).union(Layers::TCP).union(Layers::UDP);
-/// Beside them: an outer tag that is a C-VLAN tag.
-const C_VLAN: u64 = 1 << 16;
+/// The layers that a flow spec can ask for: those of [`LAYERS`] in the first word, and a C-VLAN tag in the last, the only
+/// tag that `ibv_flow_eth_filter.vlan_tag` is about (802.1Q 9.6).
+const LAYER_BITS: u64 = 0xf << 60;
+const C_TAG: u64 = 1 << cube::HAS_C_TAG.shift();
+const LAYERS: [(Layers, Slot); 4] = [
+    (Layers::IPV4, cube::HAS_IPV4),
+    (Layers::IPV6, cube::HAS_IPV6),
+    (Layers::TCP, cube::HAS_TCP),
+    (Layers::UDP, cube::HAS_UDP),
+];
 
 /// Odd constants that keep words apart in [`MatchKey::digest`]: the fractional bits of square roots, as in SHA-512.
 pub(super) const LANES: [u64; WORDS] = [
@@ -62,25 +53,7 @@ impl MatchKey {
     #[inline]
     #[must_use]
     pub(crate) fn of(key: &FlowKey) -> Self {
-        let c_vlan = key.layers.contains(Layers::VLAN) && key.vlan_tpid == C_VLAN_TPID;
-        let tci = if c_vlan { key.vlan_tci } else { 0 };
-        let presence = presence_of(key.layers) | if c_vlan { C_VLAN } else { 0 };
-        let (src_high, src_low) = halves(key.src_ip);
-        let (dst_high, dst_low) = halves(key.dst_ip);
-        Self([
-            mac_word(key.dst_mac.0) | u64::from(key.ether_type),
-            mac_word(key.src_mac.0) | u64::from(tci),
-            src_high,
-            src_low,
-            dst_high,
-            dst_low,
-            u64::from(key.src_port) << 48 | u64::from(key.dst_port) << 32 | u64::from(key.flow_label),
-            u64::from(key.protocol) << 56
-                | u64::from(key.tos) << 48
-                | u64::from(key.ttl) << 40
-                | u64::from(key.ip_flags) << 32
-                | presence,
-        ])
+        Self(key.image())
     }
 }
 
@@ -96,7 +69,7 @@ impl Image for MatchKey {
 
     #[inline]
     fn layers(&self) -> u64 {
-        self.0[7] & u64::from(u32::MAX)
+        self.0[0] & LAYER_BITS | (self.0[WORDS - 1] & C_TAG) >> 4
     }
 
     fn union(&self, other: &Self) -> Self {
@@ -186,88 +159,22 @@ impl Matcher {
 
     /// Asks for these layers, out of IPv4, IPv6, TCP and UDP.
     pub(crate) fn require(&mut self, layers: Layers) -> &mut Self {
-        let bits = presence_of(layers);
-        self.narrow(7, bits, bits)
-    }
-
-    /// The destination MAC address.
-    pub(crate) fn dst_mac(&mut self, value: [u8; 6], mask: [u8; 6]) -> &mut Self {
-        self.narrow(0, mac_word(value), mac_word(mask))
-    }
-
-    /// The source MAC address.
-    pub(crate) fn src_mac(&mut self, value: [u8; 6], mask: [u8; 6]) -> &mut Self {
-        self.narrow(1, mac_word(value), mac_word(mask))
-    }
-
-    /// The EtherType after VLAN tags.
-    pub(crate) fn ether_type(&mut self, value: u16, mask: u16) -> &mut Self {
-        self.narrow(0, value.into(), mask.into())
-    }
-
-    /// The TCI of the outer tag; any mask but 0 asks for a C-VLAN tag to be there.
-    pub(crate) fn vlan_tag(&mut self, value: u16, mask: u16) -> &mut Self {
-        if mask != 0 {
-            self.narrow(7, C_VLAN, C_VLAN);
+        for (_, slot) in LAYERS.iter().filter(|(layer, _)| layers.contains(*layer)) {
+            self.narrow(slot.word(), 1 << slot.shift(), 1 << slot.shift());
         }
-        self.narrow(1, value.into(), mask.into())
+        self
     }
 
-    /// The IPv4 source address; the layer is asked for separately.
-    pub(crate) fn src_ipv4(&mut self, value: [u8; 4], mask: [u8; 4]) -> &mut Self {
-        self.narrow(2, ipv4_word(value), ipv4_word(mask))
-    }
-
-    /// The IPv4 destination address.
-    pub(crate) fn dst_ipv4(&mut self, value: [u8; 4], mask: [u8; 4]) -> &mut Self {
-        self.narrow(4, ipv4_word(value), ipv4_word(mask))
-    }
-
-    /// The IPv6 source address.
-    pub(crate) fn src_ipv6(&mut self, value: [u8; 16], mask: [u8; 16]) -> &mut Self {
-        let (value, mask) = (halves(value), halves(mask));
-        self.narrow(2, value.0, mask.0).narrow(3, value.1, mask.1)
-    }
-
-    /// The IPv6 destination address.
-    pub(crate) fn dst_ipv6(&mut self, value: [u8; 16], mask: [u8; 16]) -> &mut Self {
-        let (value, mask) = (halves(value), halves(mask));
-        self.narrow(4, value.0, mask.0).narrow(5, value.1, mask.1)
-    }
-
-    /// The IPv4 protocol or the first IPv6 next header.
-    pub(crate) fn protocol(&mut self, value: u8, mask: u8) -> &mut Self {
-        self.narrow(7, u64::from(value) << 56, u64::from(mask) << 56)
-    }
-
-    /// The type of service or traffic class.
-    pub(crate) fn tos(&mut self, value: u8, mask: u8) -> &mut Self {
-        self.narrow(7, u64::from(value) << 48, u64::from(mask) << 48)
-    }
-
-    /// The time to live or hop limit.
-    pub(crate) fn ttl(&mut self, value: u8, mask: u8) -> &mut Self {
-        self.narrow(7, u64::from(value) << 40, u64::from(mask) << 40)
-    }
-
-    /// The three IPv4 flags, as [`FlowKey::ip_flags`] has them.
-    pub(crate) fn ip_flags(&mut self, value: u8, mask: u8) -> &mut Self {
-        self.narrow(7, u64::from(value) << 32, u64::from(mask) << 32)
-    }
-
-    /// The IPv6 flow label.
-    pub(crate) fn flow_label(&mut self, value: u32, mask: u32) -> &mut Self {
-        self.narrow(6, value.into(), mask.into())
-    }
-
-    /// The TCP or UDP source port; the layer is asked for separately.
-    pub(crate) fn src_port(&mut self, value: u16, mask: u16) -> &mut Self {
-        self.narrow(6, u64::from(value) << 48, u64::from(mask) << 48)
-    }
-
-    /// The TCP or UDP destination port.
-    pub(crate) fn dst_port(&mut self, value: u16, mask: u16) -> &mut Self {
-        self.narrow(6, u64::from(value) << 32, u64::from(mask) << 32)
+    /// Asks for a field's value under a mask. Its place is one or more slots, the most significant first. The header of the
+    /// field is asked for separately, except that any mask of the VLAN tag asks for a C-VLAN tag.
+    pub(crate) fn field(&mut self, slots: &[Slot], value: u128, mask: u128) -> &mut Self {
+        if mask != 0 && slots.first() == Some(&cube::VLAN_TCI) {
+            self.narrow(cube::HAS_C_TAG.word(), C_TAG, C_TAG);
+        }
+        for (word, value, mask) in words(slots, value, mask) {
+            self.narrow(word, value, mask);
+        }
+        self
     }
 
     /// Whether two calls asked for different values of one bit, so that no frame can match.
@@ -303,20 +210,13 @@ impl Matcher {
     }
 }
 
-fn presence_of(layers: Layers) -> u64 {
-    layers.intersection(NAMED_LAYERS).bits().into()
-}
-
-fn mac_word(mac: [u8; 6]) -> u64 {
-    let [a, b, c, d, e, f] = mac;
-    u64::from_be_bytes([a, b, c, d, e, f, 0, 0])
-}
-
-fn ipv4_word(address: [u8; 4]) -> u64 {
-    u64::from(u32::from_be_bytes(address)) << 32
-}
-
-fn halves(address: [u8; 16]) -> (u64, u64) {
-    let whole = u128::from_be_bytes(address);
-    ((whole >> 64) as u64, whole as u64)
+/// A number and its mask, cut into the slots of a field: the word of each slot, value and mask in place.
+pub(super) fn words(slots: &[Slot], value: u128, mask: u128) -> impl Iterator<Item = (usize, u64, u64)> {
+    let mut low = 0;
+    slots.iter().rev().map(move |slot| {
+        let place = |number: u128| ((number >> low) as u64 & slot.ones()) << slot.shift();
+        let word = (slot.word(), place(value), place(mask));
+        low += slot.bits();
+        word
+    })
 }

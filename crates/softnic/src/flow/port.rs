@@ -23,7 +23,7 @@ struct Group {
     rules: Vec<(u64, FlowHit)>,
     /// What a matching frame gets: the oldest rule of each queue pair.
     copies: Vec<FlowHit>,
-    /// Where the match stands on a device of limited capacity.
+    /// Where the match is on a device of limited capacity.
     place: Option<Place>,
 }
 
@@ -116,7 +116,7 @@ impl PortTable {
         self.sniffers.len()
     }
 
-    /// What the rules say about an image, which may be masked to [`relevant`](Self::relevant); `deep` is there if the frame
+    /// The result of the rules for an image, which may be masked to [`relevant`](Self::relevant); `deep` is there if the frame
     /// has a tunnel and some rule asks for one.
     pub(super) fn classify(&self, image: &MatchKey, deep: Option<&DeepImage>) -> Verdict {
         let (winner, _) = self.search(image, deep);
@@ -151,7 +151,7 @@ impl PortTable {
         (winner, asked + more)
     }
 
-    /// Lists the flows that a verdict stands for.
+    /// Lists the flows that a verdict represents.
     #[inline]
     pub(super) fn expand(&self, verdict: Verdict, matches: &mut Matches) {
         let mut positions = verdict.dont_trap;

@@ -60,7 +60,7 @@ impl Bucket {
         self.others.insert(place, later);
     }
 
-    /// Answers whether none is left.
+    /// Returns whether none is left.
     fn remove(&mut self, ranked: Ranked) -> bool {
         if self.best != ranked {
             self.others.retain(|other| *other != ranked);

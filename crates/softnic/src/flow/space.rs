@@ -1,7 +1,10 @@
 //! A tuple space: the shapes of one kind of image, in the order in which they can win.
 //!
 //! [`super::port::PortTable`] has two for its trapping rules, one for rules that look at the outer packet alone and one for
-//! rules about tunnels. A space knows groups by number only; nothing here allocates during a search.
+//! rules about tunnels. A space refers to groups by number only; nothing here allocates during a search.
+//!
+//! Why it is right: within a shape, rules that match have equal masked values, so one hash lookup finds all of them. Shapes
+//! are sorted by the best rule that each has, so the search ends at the first shape whose best rule loses to the winner.
 
 use super::key::Image;
 use super::shape::{Ranked, Shape};

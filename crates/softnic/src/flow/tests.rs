@@ -5,13 +5,14 @@ mod condition;
 mod reference;
 mod tunnels;
 
+use packet::cube::{DST_PORT, SRC_PORT, TOS};
 use packet::{Layers, MacAddr};
 
 use super::*;
 
 fn rule(id: u32, priority: u16, dst_port: u16, target: u32) -> FlowRule {
     let mut matcher = Matcher::any();
-    matcher.require(Layers::UDP).dst_port(dst_port, 0xffff);
+    matcher.require(Layers::UDP).field(&[DST_PORT], dst_port.into(), 0xffff);
     let actions = Actions { tag: Some(id), drop: false, counter: None, target: QpSlot(target) };
     FlowRule {
         id: FlowId(id),
@@ -67,7 +68,7 @@ fn a_refused_flow_changes_nothing() {
     table.insert(rule(1, 3, 53, 1)).unwrap();
     assert_eq!(table.insert(rule(1, 0, 53, 2)), Err(FlowError::DuplicateId(FlowId(1))));
     let mut contradiction = rule(2, 0, 53, 1);
-    contradiction.matcher.dst_port(54, 0xffff);
+    contradiction.matcher.field(&[DST_PORT], 54, 0xffff);
     assert_eq!(table.insert(contradiction), Err(FlowError::Contradiction));
     let mut default = rule(3, 0, 53, 1);
     (default.kind, default.dont_trap) = (FlowKind::AllDefault, true);
@@ -193,7 +194,7 @@ fn a_lookup_visits_no_shape_that_cannot_win() {
     table.insert(rule(1, 0, 53, 1)).unwrap();
     for id in 2..34 {
         let mut other = rule(id, 1, 53, 1);
-        other.matcher.src_port(0, 1 << (id % 16)).tos(0, 1 << (id / 16));
+        other.matcher.field(&[SRC_PORT], 0, 1 << (id % 16)).field(&[TOS], 0, 1 << (id / 16));
         table.insert(other).unwrap();
     }
     assert_eq!(table.ports[1].search(&MatchKey::of(&udp_to(53)), None).1, 1);
@@ -209,11 +210,11 @@ fn a_shape_that_loses_its_best_rule_is_asked_in_its_new_place() {
         rule
     };
     for rule in [
-        masked(1, 0, |matcher| _ = matcher.dst_port(99, 0xffff)),
-        masked(2, 2, |matcher| _ = matcher.dst_port(53, 0xffff)),
-        masked(3, 0, |matcher| _ = matcher.src_port(99, 0xffff)),
-        masked(4, 3, |matcher| _ = matcher.src_port(98, 0xffff)),
-        masked(5, 1, |matcher| _ = matcher.tos(0, 0xff)),
+        masked(1, 0, |matcher| _ = matcher.field(&[DST_PORT], 99, 0xffff)),
+        masked(2, 2, |matcher| _ = matcher.field(&[DST_PORT], 53, 0xffff)),
+        masked(3, 0, |matcher| _ = matcher.field(&[SRC_PORT], 99, 0xffff)),
+        masked(4, 3, |matcher| _ = matcher.field(&[SRC_PORT], 98, 0xffff)),
+        masked(5, 1, |matcher| _ = matcher.field(&[TOS], 0, 0xff)),
     ] {
         table.insert(rule).unwrap();
     }
@@ -227,10 +228,11 @@ fn shapes_of_layers_that_a_frame_lacks_are_not_asked() {
     let mut table = FlowTable::default();
     for id in 0..32 {
         let mut other = rule(id, 0, 53, 1);
-        other
-            .matcher
-            .require(if id % 2 == 0 { Layers::IPV4 } else { Layers::IPV6 })
-            .src_port(0, 1 << (id / 2));
+        other.matcher.require(if id % 2 == 0 { Layers::IPV4 } else { Layers::IPV6 }).field(
+            &[SRC_PORT],
+            0,
+            1 << (id / 2),
+        );
         table.insert(other).unwrap();
     }
     let asked = |layers| {
@@ -248,7 +250,7 @@ fn different_masks_are_limited_for_each_port() {
     let mut table = FlowTable::default();
     let with_mask = |id: u32| {
         let mut rule = rule(id, 0, 53, 1);
-        rule.matcher.src_port(0, id as u16);
+        rule.matcher.field(&[SRC_PORT], 0, id.into());
         rule
     };
     for id in 0..MAX_SHAPES as u32 {

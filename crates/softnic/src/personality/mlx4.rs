@@ -1,20 +1,17 @@
 //! What ConnectX-3 refuses. "rdma-core" is its providers/mlx4, "kernel" drivers/infiniband/hw/mlx4.
 
-use device_model::mlx4::{MAX_TABLE, PRIORITIES};
 use ibverbs_sys::{
-    IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_FLOW_ATTR_FLAGS_DONT_TRAP, IBV_FLOW_SPEC_ETH, IBV_FLOW_SPEC_IPV4,
-    IBV_FLOW_SPEC_IPV4_EXT, IBV_FLOW_SPEC_TCP, IBV_FLOW_SPEC_UDP, IBV_QP_CREATE_BLOCK_SELF_MCAST_LB,
-    IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_MAX_TSO_HEADER,
-    IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_RX_HASH, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_SL,
-    IBV_WC_EX_WITH_SLID, IBV_WQ_FLAGS_SCATTER_FCS,
+    IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_QP_INIT_ATTR_CREATE_FLAGS,
+    IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_MAX_TSO_HEADER, IBV_QP_INIT_ATTR_PD,
+    IBV_QP_INIT_ATTR_RX_HASH, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_SL, IBV_WC_EX_WITH_SLID,
+    IBV_WQ_FLAGS_SCATTER_FCS,
 };
 
 use super::ideal::{CQ_ATTR_FLAGS, STANDARD_FIELDS};
 use super::{
-    ActionRules, ClockRules, CompletionRules, DomainRules, FieldRules, FilterRules, FlowRules,
-    HashCombinations, Known, QueuePairRules, Resources, RssRules, Rules, WorkQueueRules,
+    ClockRules, CompletionRules, DomainRules, Known, ObjectRules, QueuePairRules, Resources, RssRules,
+    WorkQueueRules,
 };
-use crate::flow::TableRules;
 use crate::limits;
 use crate::provider::answer::{EINVAL, EOPNOTSUPP};
 
@@ -22,7 +19,7 @@ use crate::provider::answer::{EINVAL, EOPNOTSUPP};
 /// no parent domains.
 const DRIVER: u64 = 2 << 32;
 
-pub(super) static RULES: Rules = Rules {
+pub(super) static OBJECTS: ObjectRules = ObjectRules {
     clock: ClockRules {
         // `hca_core_clock` of ConnectX-3 (427 MHz).
         kilohertz: 427_000,
@@ -30,13 +27,13 @@ pub(super) static RULES: Rules = Rules {
         mask: 0xffff_ffff_ffff,
     },
     completion: CompletionRules {
-        // rdma-core verbs.c, `mlx4_create_cq_ex`: EINVAL, before `create_cq` would say ENOTSUP.
+        // rdma-core verbs.c, `mlx4_create_cq_ex`: EINVAL, before `create_cq` would return ENOTSUP.
         attributes: Known { bits: CQ_ATTR_FLAGS, refusal: EINVAL },
         // rdma-core verbs.c, `create_cq`: CREATE_CQ_SUPPORTED_FLAGS, ENOTSUP.
         flags: Known { bits: IBV_CREATE_CQ_ATTR_SINGLE_THREADED, refusal: EOPNOTSUPP },
         // The same: CREATE_CQ_SUPPORTED_WC_FLAGS, ENOTSUP: neither flow tag, nor C-VLAN, nor wall clock.
         fields: Known { bits: STANDARD_FIELDS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, refusal: EOPNOTSUPP },
-        // The same: the timestamp stands where these two would.
+        // The same: the timestamp uses the place of these two.
         exclusive_fields: Some((
             IBV_WC_EX_WITH_SLID | IBV_WC_EX_WITH_SL,
             IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
@@ -52,7 +49,7 @@ pub(super) static RULES: Rules = Rules {
         max_moderation_period_us: u16::MAX,
     },
     domain: DomainRules {
-        // rdma-core mlx4.c sets neither `alloc_parent_domain` nor `alloc_td`: the library answers EOPNOTSUPP.
+        // rdma-core mlx4.c sets neither `alloc_parent_domain` nor `alloc_td`: the library returns EOPNOTSUPP.
         parent_domains: false,
         thread_domain_refusal: EOPNOTSUPP,
         resources: Resources {
@@ -63,8 +60,6 @@ pub(super) static RULES: Rules = Rules {
         },
     },
     queue_pair: QueuePairRules {
-        // kernel main.c, `mlx4_ib_query_device`: `max_wqes - MLX4_IB_SQ_MAX_SPARE`, which is 16,384 less 33.
-        max_requests: (1 << 14) - 33,
         // rdma-core verbs.c: MLX4_CREATE_QP_SUP_COMP_MASK, ENOTSUP; RSS before it. No sending by `ibv_qp_ex`.
         attributes: Known {
             bits: IBV_QP_INIT_ATTR_PD
@@ -95,18 +90,11 @@ pub(super) static RULES: Rules = Rules {
         // The same.
         fails_from_reset: false,
     },
-    // kernel qp.c, `set_qp_rss` and `_mlx4_ib_create_qp_rss`, unless something else is said.
+    // kernel qp.c, `set_qp_rss` and `_mlx4_ib_create_qp_rss`, unless noted otherwise.
     rss: RssRules {
-        fields: 0xff,
-        refused_fields: 0,
-        combinations: HashCombinations::WholePairs,
         function_refusal: EOPNOTSUPP,
         // rdma-core verbs.c, `mlx4_cmd_create_qp_ex_rss`.
         key_length_refusal: EOPNOTSUPP,
-        // kernel main.c, `mlx4_ib_query_device`: `max_rss_tbl_sz`.
-        max_entries: MAX_TABLE,
-        // kernel qp.c, `mlx4_ib_create_rwq_ind_table`; the hardware knows only the first number.
-        consecutive: true,
         create_flags_refusal: EOPNOTSUPP,
         send_operations_refusal: EOPNOTSUPP,
         // kernel qp.c, `_mlx4_ib_create_qp_rss`: `send_cq` and `max_send_wr`.
@@ -114,61 +102,5 @@ pub(super) static RULES: Rules = Rules {
         numbered: true,
         // kernel qp.c, `_mlx4_ib_modify_qp`: MLX4_IB_MODIFY_QP_RSS_SUP_ATTR_MSK.
         states: true,
-    },
-    flow: FlowRules {
-        // kernel core/uverbs_cmd.c, `ib_uverbs_ex_create_flow`: `capable(CAP_NET_RAW)`.
-        needs_net_raw: true,
-        kind_refusal: EINVAL,
-        // kernel main.c, `__mlx4_ib_create_flow`: EINVAL beyond.
-        max_priority: (PRIORITIES - 1) as u16,
-        priority_refusal: EINVAL,
-        // kernel main.c, `mlx4_ib_create_flow`: anything but DONT_TRAP is EOPNOTSUPP, and so is DONT_TRAP with SNIFFER.
-        flags: Known { bits: IBV_FLOW_ATTR_FLAGS_DONT_TRAP, refusal: EOPNOTSUPP },
-        dont_trap_sniffer_refusal: Some(EOPNOTSUPP),
-        // EGRESS is refused by itself.
-        dont_trap_egress_refusal: None,
-        // kernel main.c, `mlx4_ib_add_dont_trap_rule`.
-        dont_trap_is_promiscuous: true,
-        multicast_comes_last: false,
-        forgets_specs_of_defaults: false,
-        forgets_priority_of_defaults: false,
-        // kernel main.c, `mlx4_ib_create_flow`: MLX4_FS_MIRROR_RX_PORT and MLX4_FS_MIRROR_SX_PORT.
-        sniffs_sent: true,
-        filters: FilterRules {
-            // kernel main.c, `parse_flow_attr`; whatever it answers, `__mlx4_ib_create_flow` makes EINVAL of it.
-            types: &[
-                IBV_FLOW_SPEC_ETH,
-                IBV_FLOW_SPEC_IPV4,
-                IBV_FLOW_SPEC_IPV4_EXT,
-                IBV_FLOW_SPEC_TCP,
-                IBV_FLOW_SPEC_UDP,
-            ],
-            type_refusal: EINVAL,
-            inner: false,
-            // The same: FIELDS_NOT_SUPPORTED beyond LAST_IPV4_FIELD (the destination address).
-            fields: FieldRules {
-                ipv4_ttl: false,
-                ipv4_flags: false,
-                ipv4_protocol_and_tos: false,
-                ..FieldRules::ALL
-            },
-            field_refusal: EINVAL,
-            // The same: values and masks are copied as they are. (What the firmware says to others is not known.)
-            values_within_masks: false,
-            // The same: only the destination address and the VLAN tag are copied.
-            ethernet_is_destination: true,
-            whole_ether_type_beside_ip: false,
-            whole_protocol_beside_transport: false,
-            empty_masks_ask_for_no_header: false,
-            max_labels: 0,
-        },
-        // The same: an action is no filter that it knows.
-        actions: ActionRules { types: &[], refusal: EINVAL, max_tag: 0, reads_idle_counters: false },
-        table: TableRules {
-            one_tag_per_match: false,
-            one_copy_per_priority: false,
-            all_default_is_two: false,
-            groups: None,
-        },
     },
 };

@@ -11,11 +11,12 @@ use ibverbs_sys::{ibv_ah, ibv_ah_attr, ibv_pd, ibv_send_wr};
 
 use super::Object;
 use super::answer::{EINVAL, ENETUNREACH, ENODATA, EOPNOTSUPP, Verb, answer_handle, answer_status};
+use super::flow_attr::grh_flow;
 use super::pd::{SoftPd, release_domain, use_domain};
 use super::qp_send::{Begun, SendPoster};
 use crate::device::SoftContext;
-use crate::door::GIDS;
 use crate::nic::Nic;
+use crate::preload::GIDS;
 use crate::work::{Envelope, MAX_TAGGED_NUMBER, Route, SEND_IMMEDIATE};
 
 /// An address handle.
@@ -50,8 +51,6 @@ pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
 /// In the order of the kernel's checks (core/verbs.c, `rdma_check_ah_attr` and `rdma_fill_sgid_attr`, then the resolution
 /// of the address).
 fn route(nic: &Nic, domain: u32, attr: &ibv_ah_attr) -> Verb<Route> {
-    /// `IB_GRH_FLOWLABEL_MASK`: what does not fit is cut, as by mlx5.
-    const FLOW_LABEL: u32 = 0x000f_ffff;
     nic.port(attr.port_num).ok_or(EINVAL)?;
     // RoCE has no addresses but GIDs.
     if attr.is_global == 0 || c_int::from(attr.grh.sgid_index) >= GIDS {
@@ -67,7 +66,7 @@ fn route(nic: &Nic, domain: u32, attr: &ibv_ah_attr) -> Verb<Route> {
     let (to_port, _) = to.ok_or(ENETUNREACH)?;
     Ok(Route {
         domain,
-        flow_label: attr.grh.flow_label & FLOW_LABEL,
+        grh_flow: grh_flow(&attr.grh),
         traffic_class: attr.grh.traffic_class,
         hop_limit: attr.grh.hop_limit,
         from_port: attr.port_num,

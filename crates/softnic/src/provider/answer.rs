@@ -36,9 +36,22 @@ impl From<rustix::io::Errno> for Errno {
     }
 }
 
+impl From<device_model::Errno> for Errno {
+    fn from(errno: device_model::Errno) -> Self {
+        match errno {
+            device_model::Errno::Einval => EINVAL,
+            device_model::Errno::Enomem => ENOMEM,
+            device_model::Errno::Enospc => ENOSPC,
+            device_model::Errno::Eexist => EEXIST,
+            // What is ignored in silence is not refused; callers filter it out.
+            device_model::Errno::Eopnotsupp | device_model::Errno::Silent => EOPNOTSUPP,
+        }
+    }
+}
+
 impl Errno {
     fn set(self) {
-        // SAFETY: answers this thread's errno, always a valid address.
+        // SAFETY: returns this thread's errno, always a valid address.
         let errno = unsafe { libc::__errno_location() };
         // SAFETY: as above; no one else writes to this thread's errno.
         unsafe { errno.write(self.0) };
@@ -53,7 +66,7 @@ pub(crate) fn guard<T>(fallback: T, body: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Answers 0 or the errno, which is also set.
+/// Returns 0 or the errno, which is also set.
 pub(crate) fn answer_status(body: impl FnOnce() -> Verb<()>) -> c_int {
     match guard(Err(EIO), body) {
         Ok(()) => 0,
@@ -64,7 +77,7 @@ pub(crate) fn answer_status(body: impl FnOnce() -> Verb<()>) -> c_int {
     }
 }
 
-/// Answers a handle, or NULL with errno set.
+/// Returns a handle, or NULL with errno set.
 pub(crate) fn answer_handle<T>(body: impl FnOnce() -> Verb<*mut T>) -> *mut T {
     match guard(Err(EIO), body) {
         Ok(handle) => handle,

@@ -1,4 +1,4 @@
-//! What the device says of itself: attributes, ports, clock.
+//! The properties of the device: attributes, ports, clock.
 
 use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
@@ -17,9 +17,9 @@ use std::sync::atomic::Ordering;
 use super::answer::{EINVAL, Verb, answer_status, known_bits};
 use crate::clock;
 use crate::device::SoftContext;
-use crate::door::{PKEYS, eui64};
 use crate::limits;
 use crate::personality::{ClockRules, WorkQueueRules};
+use crate::preload::{PKEYS, eui64};
 
 /// The type's bit in a mask of supported types.
 const RAW_PACKET: u32 = 1 << ibv_qp_type::IBV_QPT_RAW_PACKET;
@@ -30,7 +30,7 @@ const DEVICE_RAW_SCATTER_FCS: u64 = 1 << 34;
 const DEVICE_PCI_WRITE_END_PADDING: u64 = 1 << 36;
 /// The locally administered OUI of the wires without an interface ([`crate::wire::SOFT_MAC`]).
 const VENDOR_ID: u32 = 0x02_736f;
-/// What `fw_ver` says.
+/// The value of `fw_ver`.
 const FIRMWARE: &str = concat!("softnic ", env!("CARGO_PKG_VERSION"));
 
 pub(crate) unsafe extern "C" fn query_device_ex(
@@ -72,16 +72,16 @@ fn attributes(context: &SoftContext) -> ibv_device_attr_ex {
         sys_image_guid: guid,
         vendor_id: VENDOR_ID,
         max_pkeys: PKEYS,
-        // They cost the application's memory only; mlx5 says the same.
+        // They cost the application's memory only; mlx5 reports the same.
         max_ah: c_int::MAX,
         max_mr_size: u64::MAX,
         page_size_cap: !0xfff,
         max_qp: int(limits::MAX_QPS),
-        max_qp_wr: int(rules.queue_pair.max_requests),
+        max_qp_wr: int(rules.max_requests),
         device_cap_flags: IBV_DEVICE_RAW_IP_CSUM | IBV_DEVICE_MANAGED_FLOW_STEERING,
         max_sge: int(limits::MAX_SGE),
         max_cq: int(limits::MAX_CQS),
-        max_cqe: int(rules.completion.max_entries),
+        max_cqe: int(rules.objects.completion.max_entries),
         max_mr: int(limits::MAX_REGIONS),
         max_pd: int(limits::MAX_DOMAINS),
         phys_port_cnt: u8::try_from(ports).unwrap_or(u8::MAX),
@@ -92,30 +92,30 @@ fn attributes(context: &SoftContext) -> ibv_device_attr_ex {
     }
     ibv_device_attr_ex {
         orig_attr: base,
-        completion_timestamp_mask: rules.clock.mask,
-        hca_core_clock: rules.clock.kilohertz,
+        completion_timestamp_mask: rules.objects.clock.mask,
+        hca_core_clock: rules.objects.clock.kilohertz,
         rss_caps: ibv_rss_caps {
             supported_qpts: RAW_PACKET,
             max_rwq_indirection_tables: limits::MAX_TABLES as u32,
-            max_rwq_indirection_table_size: rules.rss.max_entries,
-            rx_hash_fields_mask: rules.rss.fields,
+            max_rwq_indirection_table_size: rules.hash.max_entries,
+            rx_hash_fields_mask: rules.hash.fields,
             rx_hash_function: IBV_RX_HASH_FUNC_TOEPLITZ as u8,
         },
         max_wq_type_rq: limits::MAX_QUEUES as u32,
         tso_caps: ibv_tso_caps {
-            max_tso: rules.queue_pair.max_tso_bytes,
-            supported_qpts: if rules.queue_pair.max_tso_bytes == 0 { 0 } else { RAW_PACKET },
+            max_tso: rules.objects.queue_pair.max_tso_bytes,
+            supported_qpts: if rules.objects.queue_pair.max_tso_bytes == 0 { 0 } else { RAW_PACKET },
         },
         packet_pacing_caps: ibv_packet_pacing_caps {
-            qp_rate_limit_min: u32::from(rules.queue_pair.max_rate_kbps > 0),
-            qp_rate_limit_max: rules.queue_pair.max_rate_kbps,
-            supported_qpts: if rules.queue_pair.max_rate_kbps == 0 { 0 } else { RAW_PACKET },
+            qp_rate_limit_min: u32::from(rules.objects.queue_pair.max_rate_kbps > 0),
+            qp_rate_limit_max: rules.objects.queue_pair.max_rate_kbps,
+            supported_qpts: if rules.objects.queue_pair.max_rate_kbps == 0 { 0 } else { RAW_PACKET },
         },
-        raw_packet_caps: raw_packet_caps(&rules.work_queue),
-        device_cap_flags_ex: device_flags(&rules.work_queue) | u64::from(base.device_cap_flags),
+        raw_packet_caps: raw_packet_caps(&rules.objects.work_queue),
+        device_cap_flags_ex: device_flags(&rules.objects.work_queue) | u64::from(base.device_cap_flags),
         cq_mod_caps: ibv_cq_moderation_caps {
-            max_cq_count: rules.completion.max_moderation_count,
-            max_cq_period: rules.completion.max_moderation_period_us,
+            max_cq_count: rules.objects.completion.max_moderation_count,
+            max_cq_period: rules.objects.completion.max_moderation_period_us,
         },
         phys_port_cnt_ex: ports as u32,
         ..ibv_device_attr_ex::default()
@@ -199,7 +199,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(
         let soft = unsafe { SoftContext::of(context) }?;
         // SAFETY: NULL or the application's struct.
         let values = unsafe { values.as_mut() }.ok_or(EINVAL)?;
-        raw_clock(&soft.nic().rules().clock, values)
+        raw_clock(&soft.nic().rules().objects.clock, values)
     })
 }
 

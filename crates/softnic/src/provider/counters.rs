@@ -2,9 +2,10 @@
 
 use std::ffi::c_int;
 
+use device_model::Feature;
 use ibverbs_sys::{
-    IBV_COUNTER_BYTES, IBV_COUNTER_PACKETS, IBV_FLOW_SPEC_ACTION_COUNT, ibv_context, ibv_counter_attach_attr,
-    ibv_counters, ibv_counters_init_attr, ibv_flow,
+    IBV_COUNTER_BYTES, IBV_COUNTER_PACKETS, ibv_context, ibv_counter_attach_attr, ibv_counters,
+    ibv_counters_init_attr, ibv_flow,
 };
 
 use super::Object;
@@ -41,7 +42,7 @@ pub(crate) unsafe extern "C" fn create_counters(
     answer_handle(|| {
         // SAFETY: the library passes a live context of this provider.
         let soft = unsafe { SoftContext::of(context) }?;
-        if !soft.nic().rules().flow.actions.types.contains(&IBV_FLOW_SPEC_ACTION_COUNT) {
+        if soft.nic().rules().flow.check(Feature::Count).is_err() {
             return Err(EOPNOTSUPP);
         }
         // SAFETY: NULL or the application's struct.
@@ -109,7 +110,7 @@ pub(crate) unsafe extern "C" fn read_counters(
         let soft = unsafe { SoftContext::of(object.context()) }?;
         let state = soft.nic().control();
         let set = state.counters.get(object.slot).ok_or(EINVAL)?;
-        if set.users == 0 && !soft.nic().rules().flow.actions.reads_idle_counters {
+        if set.users == 0 && !soft.nic().rules().flow.emulation.reads_idle_counters {
             return Err(EINVAL);
         }
         // As the kernel: every index that was attached must have its place in the array.
@@ -117,7 +118,7 @@ pub(crate) unsafe extern "C" fn read_counters(
         if set.points.is_empty() || !fits || values.is_null() {
             return Err(EINVAL);
         }
-        // The kernel (uverbs_std_types_counters.c) answers the whole array, with zeros where no point is.
+        // The kernel (uverbs_std_types_counters.c) returns the whole array, with zeros where no point is.
         // SAFETY: the application gave `count` values; bytes, so their alignment does not matter.
         unsafe { values.cast::<u8>().write_bytes(0, count as usize * size_of::<u64>()) };
         // Points with the same index add up (ibv_attach_counters_point_flow(3)).

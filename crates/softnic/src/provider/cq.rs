@@ -1,29 +1,34 @@
-//! Completion queues: made and destroyed here, polled in `cq_poll`, armed in `cq_notify`, resized in `cq_resize`.
+//! Completion queues: made, armed, resized and destroyed here, polled in `cq_poll`.
 
 use std::cell::UnsafeCell;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
+use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ibverbs_sys::{
-    IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED, ibv_comp_channel, ibv_context,
-    ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex,
+    IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_WC_EX_WITH_BYTE_LEN,
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN,
+    IBV_WC_EX_WITH_DLID_PATH_BITS, IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM,
+    IBV_WC_EX_WITH_SL, IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP, IBV_WC_EX_WITH_TM_INFO, ibv_comp_channel,
+    ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_modify_cq_attr, ibv_poll_cq_attr, ibv_wc,
+    ibv_wc_tm_info,
 };
 
 use super::Object;
-use super::answer::{EBUSY, EINVAL, ENOMEM, Verb, answer_handle, answer_status};
-use super::channel;
-use super::cq_poll::{self, Poller};
+use super::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, answer_handle, answer_status};
 use super::held::Held;
 use super::pd::{SoftPd, make_ring, release_domain, use_domain};
 use super::spin::Spin;
-use crate::completion::{CqState, Notice};
+use crate::abi::WorkCompletion;
+use crate::completion::{Armed, ChannelState, CqState, Notice};
 use crate::device::SoftContext;
-use crate::events::acknowledgements;
-use crate::personality::CompletionRules;
+use crate::events::{CompletionEvents, acknowledgements};
+use crate::personality::{ClockRules, CompletionRules};
+use crate::ring::{Consumer, Producer};
 use crate::state::State;
-use crate::work::Cqe;
+use crate::work::{Cqe, EMPTY_CQE};
 
 /// `IBV_CQ_INIT_ATTR_MASK_FLAGS` and `IBV_CQ_INIT_ATTR_MASK_PD`.
 const ATTR_FLAGS: u32 = 1;
@@ -106,7 +111,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         // SAFETY: NULL or the application's struct.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         // SAFETY: the library passes a live context of this provider.
-        let rules = &unsafe { SoftContext::of(context) }?.nic().rules().completion;
+        let rules = &unsafe { SoftContext::of(context) }?.nic().rules().objects.completion;
         rules.attributes.check(attr.comp_mask)?;
         let flags = if attr.comp_mask & ATTR_FLAGS == 0 { 0 } else { attr.flags };
         rules.flags.check(flags)?;
@@ -153,20 +158,20 @@ fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_
     // SAFETY: the library passes a live context of this provider.
     let soft = unsafe { SoftContext::of(context) }?;
     let rules = soft.nic().rules();
-    let wanted = entries(&rules.completion, request.entries)?;
-    if request.vector >= rules.completion.vectors {
+    let wanted = entries(&rules.objects.completion, request.entries)?;
+    if request.vector >= rules.objects.completion.vectors {
         return Err(EINVAL);
     }
     // Looked up before memory is asked for, and again, with the queue, when it is registered.
-    channel::find(&soft.nic().control(), soft.slot, request.channel)?;
-    let resources = &rules.domain.resources;
+    find(&soft.nic().control(), soft.slot, request.channel)?;
+    let resources = &rules.objects.domain.resources;
     let (producer, consumer) =
         make_ring(resources, request.domain, wanted, size_of::<Cqe>(), resources.completion_queue)?;
     let wants_checksums = Arc::new(AtomicBool::new(request.checksums));
     let cqe = c_int::try_from(producer.limit()).map_err(|_| EINVAL)?;
     let mut native = ibv_cq_ex { context, cqe, ..ibv_cq_ex::default() };
-    cq_poll::fill(&mut native, request.fields);
-    let poller = Poller::new(consumer, Arc::clone(&wants_checksums), &rules.clock);
+    fill(&mut native, request.fields);
+    let poller = Poller::new(consumer, Arc::clone(&wants_checksums), &rules.objects.clock);
     let cq = Held::boxed(SoftCq {
         cq: UnsafeCell::new(native),
         context,
@@ -195,7 +200,7 @@ fn register(
     mut cq: Box<Held<SoftCq>>,
     channel: *mut ibv_comp_channel,
 ) -> Verb<*mut ibv_cq_ex> {
-    let channel = channel::find(state, engine_side.owner, channel)?;
+    let channel = find(state, engine_side.owner, channel)?;
     engine_side.notice = Notice::on(channel);
     if let Some(domain) = cq.domain() {
         // The allocator, which was just called, is the application's code.
@@ -257,5 +262,434 @@ unsafe fn completion_events_read(state: &State, cq: &CqState, channel: *const ib
         return 0;
     };
     // SAFETY: by the contract of this function.
-    cq.notice.events.saturating_sub(unsafe { channel::retract(entry, channel, cq.native) })
+    cq.notice.events.saturating_sub(unsafe { retract(entry, channel, cq.native) })
+}
+
+/// `IBV_CQ_ATTR_MODERATE`, the only attribute there is.
+const ATTR_MODERATE: u32 = 1;
+
+/// Asks for one event at the next completion, or the next failed one. Completions that are queued already raise none:
+/// a thread that arms polls once more before it sleeps. A queue without a channel is armed for nothing, as in hardware.
+pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    answer_status(|| {
+        // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
+        let object = unsafe { SoftCq::of(cq.cast()) }?;
+        // SAFETY: the queue keeps the context it was made with.
+        let soft = unsafe { SoftContext::of(object.context()) }?;
+        let wish = if solicited_only == 0 { Armed::Any } else { Armed::Solicited };
+        soft.nic().control().cqs.get_mut(object.slot).ok_or(EINVAL)?.arm(wish);
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    answer_status(|| {
+        // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
+        let object = unsafe { SoftCq::of(cq.cast()) }?;
+        // SAFETY: NULL or the application's struct.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        // The kernel (ib_uverbs_ex_modify_cq): nothing to do is EINVAL, anything unknown EOPNOTSUPP.
+        if attr.attr_mask == 0 {
+            return Err(EINVAL);
+        }
+        if attr.attr_mask != ATTR_MODERATE {
+            return Err(EOPNOTSUPP);
+        }
+        // SAFETY: the queue keeps the context it was made with.
+        let soft = unsafe { SoftContext::of(object.context()) }?;
+        let rules = &soft.nic().rules().objects.completion;
+        let (count, period_us) = (attr.moderate.cq_count, attr.moderate.cq_period);
+        if count > rules.max_moderation_count || period_us > rules.max_moderation_period_us {
+            return Err(EINVAL);
+        }
+        let mut state = soft.nic().control();
+        state.cqs.get_mut(object.slot).ok_or(EINVAL)?.notice.moderate(count, period_us);
+        // What waits already may be enough now.
+        state.raise_waiting();
+        Ok(())
+    })
+}
+
+/// Moves a queue to a larger or smaller ring. As with any provider not to be called between `ibv_start_poll` and
+/// `ibv_end_poll`: a queue with a lock waits for the end of that poll, one without a lock returns EBUSY.
+pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int {
+    answer_status(|| {
+        // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
+        let object = unsafe { SoftCq::of(cq.cast()) }?;
+        // SAFETY: the queue keeps the context it was made with.
+        let soft = unsafe { SoftContext::of(object.context()) }?;
+        let rules = soft.nic().rules();
+        let wanted = self::entries(&rules.objects.completion, u32::try_from(entries).map_err(|_| EINVAL)?)?;
+        let resources = &rules.objects.domain.resources;
+        // What was posted before this call counts. A device has long sent it; the engine may not have had its turn.
+        soft.nic().pass(0);
+        // The application's allocator is called without a lock, and so is its `free` when the old ring is dropped.
+        let mut ring =
+            make_ring(resources, object.domain(), wanted, size_of::<Cqe>(), resources.completion_queue)?;
+        object.poller.with(|poller| exchange(&mut soft.nic().control(), object.slot, poller, &mut ring))?;
+        let place = cq.wrapping_byte_add(std::mem::offset_of!(ibv_cq, cqe)).cast::<c_int>();
+        // SAFETY: the application's handle; as with any provider, it must not read the size while it changes it.
+        unsafe { place.write(c_int::try_from(wanted).map_err(|_| EINVAL)?) };
+        Ok(())
+    })
+}
+
+/// Moves what is queued into the new ring, and puts it in the old one's place. Neither end is in use: the device's
+/// mutex keeps the engine out, the poller's lock the application.
+fn exchange(
+    state: &mut State,
+    slot: u32,
+    poller: &mut Poller,
+    (producer, consumer): &mut (Producer, Consumer),
+) -> Verb<()> {
+    let cq = state.cqs.get_mut(slot).ok_or(EINVAL)?;
+    if cq.failed {
+        return Err(EINVAL);
+    }
+    let old = poller.between_polls().ok_or(EBUSY)?;
+    // ibv_resize_cq(3): at least the number of unpolled entries.
+    if old.available() > producer.limit() {
+        return Err(EINVAL);
+    }
+    while old.has_next() && producer.has_room(1) {
+        // SAFETY: published, so it is the consumer's; slots are aligned `Cqe`s.
+        let cqe = unsafe { old.slot().cast::<Cqe>().read() };
+        // SAFETY: there is room, so the slot is the producer's.
+        unsafe { producer.slot().cast::<Cqe>().write(cqe) };
+        old.advance();
+        producer.advance();
+    }
+    producer.publish();
+    std::mem::swap(old, consumer);
+    cq.replace(producer);
+    Ok(())
+}
+
+// Polling: `start_poll`, `next_poll`, `end_poll`, the readers of a completion's fields, and the plain `poll_cq`.
+//
+// A batch looks at the device's index once, reads completions in place, and gives their slots back once, at its end.
+
+/// How many completions ahead their lines are fetched from the engine's core: two to a line.
+const LOOKAHEAD: u32 = 8;
+
+/// The application's end of a completion ring.
+pub(crate) struct Poller {
+    consumer: Consumer,
+    /// The completion that `next_poll` is at: in the ring during a batch, `Cqe::EMPTY` outside.
+    current: *const Cqe,
+    wants_checksums: Arc<AtomicBool>,
+    /// Of raw timestamps.
+    clock: &'static ClockRules,
+    /// A `poll_cq` or `start_poll` is under way.
+    polling: bool,
+}
+
+// SAFETY: `current` points into the ring that `consumer` keeps alive, or to a constant.
+unsafe impl Send for Poller {}
+
+impl Poller {
+    pub(crate) fn new(
+        consumer: Consumer,
+        wants_checksums: Arc<AtomicBool>,
+        clock: &'static ClockRules,
+    ) -> Self {
+        Self { consumer, current: &raw const EMPTY_CQE, wants_checksums, clock, polling: false }
+    }
+
+    /// The ring's end, unless a batch is under way, which reads completions in place.
+    pub(crate) fn between_polls(&mut self) -> Option<&mut Consumer> {
+        (!self.polling).then_some(&mut self.consumer)
+    }
+
+    /// Has the checksums of the frames to come verified.
+    #[inline]
+    fn want_checksums(&self) {
+        if !self.wants_checksums.load(Ordering::Relaxed) {
+            self.wants_checksums.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Moves to the next completion, if there is one.
+    #[inline]
+    fn step(&mut self, native: *mut ibv_cq_ex) -> c_int {
+        if !self.consumer.has_next() {
+            return libc::ENOENT;
+        }
+        self.consumer.prefetch(LOOKAHEAD);
+        let current = self.consumer.slot().cast::<Cqe>().as_ptr();
+        self.consumer.advance();
+        self.current = current;
+        // SAFETY: published, and not given back before `end_poll`, so the device does not write to it.
+        let cqe = unsafe { &*current };
+        // SAFETY: the handle of this queue; the status is the poller's to write.
+        unsafe { (*native).status = cqe.status() };
+        // SAFETY: as above.
+        unsafe { (*native).wr_id = cqe.wr_id };
+        0
+    }
+}
+
+/// Puts the functions into a new `ibv_cq_ex`: the readers only of fields that were asked for.
+pub(crate) fn fill(cq: &mut ibv_cq_ex, fields: u32) {
+    cq.start_poll = Some(start_poll);
+    cq.next_poll = Some(next_poll);
+    cq.end_poll = Some(end_poll);
+    cq.read_opcode = Some(read_opcode);
+    cq.read_vendor_err = Some(read_zero);
+    cq.read_wc_flags = Some(read_wc_flags);
+    let asked = |field: u32| fields & field != 0;
+    cq.read_byte_len = asked(IBV_WC_EX_WITH_BYTE_LEN).then_some(read_byte_len as _);
+    cq.read_imm_data = asked(IBV_WC_EX_WITH_IMM).then_some(read_immediate as _);
+    cq.read_qp_num = asked(IBV_WC_EX_WITH_QP_NUM).then_some(read_qp_num as _);
+    cq.read_src_qp = asked(IBV_WC_EX_WITH_SRC_QP).then_some(read_source as _);
+    cq.read_slid = asked(IBV_WC_EX_WITH_SLID).then_some(read_zero as _);
+    cq.read_sl = asked(IBV_WC_EX_WITH_SL).then_some(read_zero_byte as _);
+    cq.read_dlid_path_bits = asked(IBV_WC_EX_WITH_DLID_PATH_BITS).then_some(read_zero_byte as _);
+    cq.read_completion_ts = asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP).then_some(read_ticks as _);
+    cq.read_cvlan = asked(IBV_WC_EX_WITH_CVLAN).then_some(read_cvlan as _);
+    cq.read_flow_tag = asked(IBV_WC_EX_WITH_FLOW_TAG).then_some(read_flow_tag as _);
+    cq.read_tm_info = asked(IBV_WC_EX_WITH_TM_INFO).then_some(read_tag_matching as _);
+    cq.read_completion_wallclock_ns =
+        asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK).then_some(read_wallclock as _);
+}
+
+unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
+    let Ok(cq) = (unsafe { SoftCq::of(cq) }) else { return libc::EINVAL };
+    // SAFETY: NULL or the application's struct.
+    if unsafe { attr.as_ref() }.is_none_or(|attr| attr.comp_mask != 0) {
+        return libc::EINVAL;
+    }
+    // SAFETY: locked until `end_poll`, or until this poll finds nothing.
+    let poller = unsafe { &mut *cq.poller.lock() };
+    let outcome = poller.step(cq.native());
+    if outcome == 0 {
+        poller.polling = true;
+    } else {
+        // An empty poll is not ended (ibv_start_poll(3)).
+        cq.poller.unlock();
+    }
+    outcome
+}
+
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
+    let Ok(cq) = (unsafe { SoftCq::of(cq) }) else { return libc::EINVAL };
+    // SAFETY: called between `start_poll` and `end_poll`, by the verb's contract, so the lock is held.
+    let poller = unsafe { &mut *cq.poller.held() };
+    if !poller.polling {
+        return libc::EINVAL;
+    }
+    poller.step(cq.native())
+}
+
+unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
+    let Ok(cq) = (unsafe { SoftCq::of(cq) }) else { return };
+    // SAFETY: called after a successful `start_poll`, by the verb's contract, so the lock is held.
+    let poller = unsafe { &mut *cq.poller.held() };
+    if poller.polling {
+        poller.polling = false;
+        poller.current = &raw const EMPTY_CQE;
+        poller.consumer.publish();
+        cq.poller.unlock();
+    }
+}
+
+/// The completion that the poll is at.
+///
+/// # Safety
+/// `cq` is a live completion queue of this provider, and the caller is the one who polls it.
+#[inline]
+unsafe fn current<'a>(cq: *mut ibv_cq_ex) -> &'a Cqe {
+    // SAFETY: by the contract of this function.
+    let Ok(cq) = (unsafe { SoftCq::of(cq) }) else { return &EMPTY_CQE };
+    // SAFETY: the caller polls, so it holds the lock.
+    let poller = unsafe { &*cq.poller.held() };
+    // SAFETY: in the ring and not given back before `end_poll`, or the constant.
+    unsafe { &*poller.current }
+}
+
+macro_rules! readers {
+    ($($(#[$doc:meta])* $name:ident -> $type:ty = |$cqe:ident| $value:expr;)*) => {
+        $($(#[$doc])* unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
+            // SAFETY: readers are called between `start_poll` and `end_poll` on the queue that is polled.
+            let $cqe = unsafe { current(cq) };
+            $value
+        })*
+    };
+}
+
+readers! {
+    read_opcode -> c_uint = |cqe| cqe.opcode();
+    read_byte_len -> u32 = |cqe| cqe.byte_len;
+    read_qp_num -> u32 = |cqe| cqe.queue_number;
+    read_cvlan -> u16 = |cqe| cqe.cvlan;
+    read_flow_tag -> u32 = |cqe| cqe.flow_tag;
+    read_immediate -> u32 = |cqe| cqe.immediate();
+    read_source -> u32 = |cqe| cqe.source();
+    read_wallclock -> u64 = |cqe| cqe.timestamp_ns;
+}
+
+/// The raw clock, as `ibv_query_rt_values_ex` reads it.
+unsafe extern "C" fn read_ticks(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: readers are called between `start_poll` and `end_poll` on the queue that is polled.
+    let cqe = unsafe { current(cq) };
+    // SAFETY: as above.
+    let Ok(cq) = (unsafe { SoftCq::of(cq) }) else { return 0 };
+    // SAFETY: the caller polls, so it holds the lock.
+    let poller = unsafe { &*cq.poller.held() };
+    poller.clock.ticks(cqe.timestamp_ns)
+}
+
+/// Results of tag matching; raw packets have none.
+unsafe extern "C" fn read_tag_matching(_: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
+    // SAFETY: NULL or the application's struct, by the verb's contract.
+    if let Some(info) = unsafe { info.as_mut() } {
+        *info = ibv_wc_tm_info::default();
+    }
+}
+
+/// The fields that only InfiniBand has.
+unsafe extern "C" fn read_zero(_: *mut ibv_cq_ex) -> u32 {
+    0
+}
+
+/// The fields that only InfiniBand has.
+unsafe extern "C" fn read_zero_byte(_: *mut ibv_cq_ex) -> u8 {
+    0
+}
+
+/// The flag of raw packets is IP_CSUM_OK. Verifying costs the engine time, so it begins when a queue is first asked; completions
+/// from before make no claim.
+unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
+    // SAFETY: readers are called between `start_poll` and `end_poll` on the queue that is polled.
+    let cqe = unsafe { current(cq) };
+    // SAFETY: as above.
+    if let Ok(cq) = unsafe { SoftCq::of(cq) } {
+        // SAFETY: the caller polls, so it holds the lock.
+        let poller = unsafe { &*cq.poller.held() };
+        poller.want_checksums();
+    }
+    cqe.wc_flags()
+}
+
+pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, completions: *mut ibv_wc) -> c_int {
+    // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
+    let Ok(cq) = (unsafe { SoftCq::of(cq.cast()) }) else { return -1 };
+    let Ok(count) = usize::try_from(count) else { return -1 };
+    if completions.is_null() {
+        return -1;
+    }
+    let completions = completions.cast::<WorkCompletion>();
+    cq.poller.with(|poller| {
+        // In the middle of a batch its completions are not to be given back.
+        if poller.polling {
+            return -1;
+        }
+        // Flags are part of every `ibv_wc`.
+        poller.want_checksums();
+        let mut polled = 0;
+        while polled < count && poller.consumer.has_next() {
+            poller.consumer.prefetch(LOOKAHEAD);
+            // SAFETY: published, and given back only below.
+            let cqe = unsafe { poller.consumer.slot().cast::<Cqe>().as_ref() };
+            let completion = WorkCompletion {
+                wr_id: cqe.wr_id,
+                status: cqe.status(),
+                opcode: cqe.opcode(),
+                byte_len: cqe.byte_len,
+                imm_data: cqe.immediate(),
+                qp_num: cqe.queue_number,
+                src_qp: cqe.source(),
+                wc_flags: cqe.wc_flags(),
+                ..WorkCompletion::default()
+            };
+            // SAFETY: the application's array has `count` places.
+            let place = unsafe { completions.add(polled) };
+            // SAFETY: as above.
+            unsafe { place.write(completion) };
+            poller.consumer.advance();
+            polled += 1;
+        }
+        if polled > 0 {
+            poller.consumer.publish();
+        }
+        c_int::try_from(polled).unwrap_or(c_int::MAX)
+    })
+}
+
+// Completion channels. The library's own `ibv_create_comp_channel` asks the kernel, so this takes its place: in
+// process as [`ibv_provider::Provider::channel_maker`], elsewhere through `preload`. Everything after it is the library's:
+// `ibv_get_cq_event` reads 8-byte records from the channel's descriptor, and `ibv_destroy_comp_channel` closes it and
+// frees the struct without telling the provider.
+
+/// Makes a completion channel of a context of this provider.
+///
+/// # Safety
+/// `context` is NULL or a live context of this provider.
+pub(crate) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    answer_handle(|| {
+        // SAFETY: by the contract of this function.
+        let soft = unsafe { SoftContext::of(context) }?;
+        let (events, application) = CompletionEvents::new()?;
+        // SAFETY: plain malloc; the library frees it.
+        let channel = unsafe { libc::malloc(size_of::<ibv_comp_channel>()) }.cast::<ibv_comp_channel>();
+        if channel.is_null() {
+            return Err(ENOMEM);
+        }
+        let native = channel.addr() as u64;
+        let mut state = soft.nic().control();
+        sweep(&mut state, native);
+        let entry = ChannelState { owner: soft.slot, users: 0, native, events };
+        if state.channels.insert(entry).is_none() {
+            // SAFETY: allocated above and handed to no one.
+            unsafe { libc::free(channel.cast()) };
+            return Err(ENOMEM);
+        }
+        drop(state);
+        // SAFETY: allocated above with the size of the struct.
+        unsafe { channel.write(ibv_comp_channel { context, fd: application.into_raw_fd(), refcnt: 0 }) };
+        Ok(channel)
+    })
+}
+
+/// Forgets the channels that the library has destroyed: it closed their descriptor, or its place in memory is that of a
+/// new one (a child process may still hold the descriptor).
+fn sweep(state: &mut State, new: u64) {
+    let is_gone = |channel: &ChannelState| {
+        channel.users == 0 && (channel.native == new || channel.events.is_abandoned())
+    };
+    let gone: Vec<u32> =
+        state.channels.iter().filter(|(_, channel)| is_gone(channel)).map(|(slot, _)| slot).collect();
+    for slot in gone {
+        state.channels.remove(slot);
+    }
+}
+
+/// The slot of a channel that a queue of the context `owner` is to report to; `None` for NULL. It must be one of
+/// [`create_comp_channel`], of the same context, and not destroyed.
+pub(super) fn find(state: &State, owner: u32, channel: *mut ibv_comp_channel) -> Verb<Option<u32>> {
+    if channel.is_null() {
+        return Ok(None);
+    }
+    let native = channel.addr() as u64;
+    let is_it =
+        |known: &ChannelState| known.owner == owner && known.native == native && !known.events.is_abandoned();
+    let found = state.channels.iter().find(|(_, known)| is_it(known));
+    found.map(|(slot, _)| Some(slot)).ok_or(EINVAL)
+}
+
+/// Takes the unread events of a queue back; returns how many there were.
+///
+/// # Safety
+/// `channel` is the live channel of `entry`.
+pub(super) unsafe fn retract(entry: &ChannelState, channel: *const ibv_comp_channel, cq: u64) -> u32 {
+    // SAFETY: by the contract of this function; the descriptor never changes.
+    let fd = unsafe { (*channel).fd };
+    if fd < 0 {
+        return 0;
+    }
+    // SAFETY: the channel keeps its descriptor open until it is destroyed.
+    entry.events.retract(unsafe { BorrowedFd::borrow_raw(fd) }, cq)
 }

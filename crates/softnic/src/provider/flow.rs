@@ -6,9 +6,11 @@ use ibverbs_sys::{ibv_flow, ibv_flow_attr, ibv_qp};
 
 use super::Object;
 use super::answer::{EEXIST, EINVAL, ENOMEM, ENOSPC, EPERM, Errno, Verb, answer_handle, answer_status};
-use super::capability::{CapabilitySet, has_capability};
+use rustix::thread::CapabilitySet;
+
 use super::counters::SoftCounters;
 use super::flow_attr::{self, FlowRequest};
+use super::has_capability;
 use super::qp::SoftQp;
 use crate::device::SoftContext;
 use crate::flow::{Actions, CounterId, FlowError, FlowId, FlowRule, QpSlot};
@@ -33,7 +35,7 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
         // SAFETY: the queue pair keeps the context it was made with.
         let soft = unsafe { SoftContext::of(qp.context()) }?;
         let rules = &soft.nic().rules().flow;
-        if rules.needs_net_raw && !has_capability(CapabilitySet::NET_RAW) {
+        if rules.emulation.needs_net_raw && !has_capability(CapabilitySet::NET_RAW) {
             return Err(EPERM);
         }
         // kernel core/uverbs_cmd.c, `ib_uverbs_ex_create_flow`, lets datagram queue pairs pass, but mlx5 then names the

@@ -10,15 +10,17 @@ mod filter;
 mod spec;
 
 use arrayvec::ArrayVec;
+use device_model::Feature;
 use ibverbs_sys::{
     IBV_FLOW_ATTR_ALL_DEFAULT, IBV_FLOW_ATTR_FLAGS_DONT_TRAP, IBV_FLOW_ATTR_FLAGS_EGRESS,
     IBV_FLOW_ATTR_MC_DEFAULT, IBV_FLOW_ATTR_NORMAL, IBV_FLOW_ATTR_SNIFFER, ibv_counters, ibv_flow_attr,
     ibv_flow_spec_action_drop,
 };
 
+pub(super) use self::spec::grh_flow;
 use self::spec::{Action, Filter, Spec};
 use super::answer::{EINVAL, Verb, known_bits};
-use crate::flow::{FlowKind, Matcher, TunnelMatcher};
+use crate::flow::{FlowKind, GROUP_BIT, Matcher, TunnelMatcher};
 use crate::limits::MAX_SPECS;
 use crate::personality::FlowRules;
 
@@ -48,7 +50,7 @@ type Specs = ArrayVec<Spec, { MAX_SPECS as usize }>;
 ///
 /// # Safety
 /// `attr` is NULL or the start of a block of `attr.size` bytes; if that is not more than an `ibv_flow_attr`, of one and
-/// as many specs behind it as it says, each as long as it says.
+/// as many specs behind it as it states, each of the size that it states.
 pub(crate) unsafe fn read(attr: *const ibv_flow_attr, rules: &FlowRules) -> Verb<FlowRequest> {
     if attr.is_null() {
         return Err(EINVAL);
@@ -61,7 +63,7 @@ pub(crate) unsafe fn read(attr: *const ibv_flow_attr, rules: &FlowRules) -> Verb
     let specs = attr.cast::<u8>().wrapping_add(header_bytes);
     let spec_bytes = match usize::from(head.size).checked_sub(header_bytes) {
         None | Some(0) => {
-            // SAFETY: such a block is as long as its specs say, by the contract.
+            // SAFETY: such a block is as long as the sizes of its specs, by the contract.
             unsafe { extent(specs, head.num_of_specs) }?
         }
         Some(bytes) => bytes,
@@ -76,7 +78,7 @@ pub(crate) unsafe fn read(attr: *const ibv_flow_attr, rules: &FlowRules) -> Verb
 /// looks at `size` (`ibv_cmd_create_flow`, libibverbs/cmd.c), so pyverbs gives the header's and perftest none.
 ///
 /// # Safety
-/// `specs` is the start of `count` specs, each as long as it says.
+/// `specs` is the start of `count` specs, each of the size that it states.
 unsafe fn extent(specs: *const u8, count: u8) -> Verb<usize> {
     /// The longest spec of verbs.h takes 88 bytes.
     const LONGEST: u16 = 256;
@@ -119,24 +121,24 @@ fn walk(mut block: &[u8], count: u8) -> Verb<Specs> {
 fn interpret(head: &ibv_flow_attr, specs: &Specs, rules: &FlowRules) -> Verb<FlowRequest> {
     let mut request = read_head(head, specs, rules)?;
     let is_normal = request.kind == FlowKind::Normal;
-    if !is_normal && rules.forgets_specs_of_defaults {
+    if !is_normal && rules.emulation.ignores_specs_of_defaults {
         return Ok(request);
     }
-    if request.dont_trap && rules.dont_trap_is_promiscuous {
+    if request.dont_trap && rules.emulation.dont_trap_is_promiscuous {
         filter::check_promiscuous(specs, request.priority)?;
     }
     let mut filters = ArrayVec::<Filter, { MAX_SPECS as usize }>::new();
     for spec in specs {
         match spec {
             Spec::Action(action) => act(&mut request, *action, rules)?,
-            Spec::Filter(filter) => filters.push(*filter),
+            Spec::Filter(filter) => filters.push(filter.clone()),
         }
     }
     // Defaults and sniffers take whole classes of frames; specs on them would be silently ignored by hardware.
     if !is_normal && !filters.is_empty() {
         return Err(EINVAL);
     }
-    let (matcher, tunnel) = filter::matchers(&filters, &rules.filters)?;
+    let (matcher, tunnel) = filter::matchers(&filters, rules)?;
     // What is to go on to later flows cannot be dropped: neither a copy nor a verdict would be left of such a flow.
     let pointless = request.drop && (request.kind == FlowKind::Sniffer || request.dont_trap);
     if pointless || matcher.is_contradictory() || tunnel.is_contradictory() {
@@ -153,7 +155,7 @@ fn read_head(head: &ibv_flow_attr, specs: &Specs, rules: &FlowRules) -> Verb<Flo
         IBV_FLOW_ATTR_ALL_DEFAULT => FlowKind::AllDefault,
         IBV_FLOW_ATTR_MC_DEFAULT => FlowKind::MulticastDefault,
         IBV_FLOW_ATTR_SNIFFER => FlowKind::Sniffer,
-        _ => return Err(rules.kind_refusal),
+        _ => return Err(rules.type_refusal),
     };
     if head.priority > rules.max_priority {
         return Err(rules.priority_refusal);
@@ -177,7 +179,7 @@ fn read_head(head: &ibv_flow_attr, specs: &Specs, rules: &FlowRules) -> Verb<Flo
     let priority = match kind {
         FlowKind::Normal if comes_last => LAST_PRIORITY,
         FlowKind::Normal => head.priority,
-        _ if rules.forgets_priority_of_defaults => 0,
+        _ if rules.emulation.ignores_priority_of_defaults => 0,
         _ => head.priority,
     };
     Ok(FlowRequest {
@@ -196,11 +198,15 @@ fn read_head(head: &ibv_flow_attr, specs: &Specs, rules: &FlowRules) -> Verb<Flo
 
 /// Notes an action; each at most once.
 fn act(request: &mut FlowRequest, action: Action, rules: &FlowRules) -> Verb<()> {
-    if !rules.actions.types.contains(&action.kind()) {
-        return Err(rules.actions.refusal);
+    match action {
+        Action::Tag(_) => rules.check(Feature::Tag)?,
+        Action::Drop => rules.check(Feature::Drop)?,
+        Action::Count(_) => rules.check(Feature::Count)?,
+        // No kernel has any for raw packets since ESP offload was removed from mlx5.
+        Action::Handle => return Err(rules.action_refusal),
     }
     match action {
-        Action::Tag(tag) if tag > rules.actions.max_tag => Err(EINVAL),
+        Action::Tag(tag) if tag > rules.max_tag => Err(EINVAL),
         Action::Tag(tag) => set_once(&mut request.tag, tag),
         Action::Count(counters) => set_once(&mut request.counters, counters),
         Action::Drop if request.drop => Err(EINVAL),
@@ -208,8 +214,7 @@ fn act(request: &mut FlowRequest, action: Action, rules: &FlowRules) -> Verb<()>
             request.drop = true;
             Ok(())
         }
-        // No device has any (see the personalities' tables).
-        Action::Handle => Err(rules.actions.refusal),
+        Action::Handle => Err(rules.action_refusal),
     }
 }
 

@@ -53,7 +53,7 @@ impl<T> Held<T> {
         if mark.load(Ordering::Relaxed) != LIVES {
             return Err(EINVAL);
         }
-        // SAFETY: an object lives as long as its mark says so.
+        // SAFETY: an object is alive while its mark is set.
         Ok(unsafe { &(*handle).object })
     }
 
@@ -67,7 +67,7 @@ impl<T> Held<T> {
         mark.store(GONE, Ordering::Relaxed);
         // SAFETY: live by the contract, so within its allocation.
         let object = unsafe { &raw mut (*handle.as_ptr()).object };
-        // SAFETY: dropped once, since the mark says from now on that it is gone; the bytes stay as they are.
+        // SAFETY: dropped once, since the mark is cleared from now on; the bytes stay as they are.
         unsafe { object.drop_in_place() };
         keep(Kept { memory: handle.cast(), layout: Layout::new::<Self>() });
     }
@@ -107,7 +107,7 @@ impl Drop for Kept {
 struct Keeper(VecDeque<Kept>);
 
 impl Keeper {
-    /// Keeps one more; answers what there is no room for any more.
+    /// Keeps one more; returns what there is no room for any more.
     fn keep(&mut self, memory: Kept) -> Option<Kept> {
         let oldest = if self.0.len() >= MAX_KEPT { self.0.pop_front() } else { None };
         self.0.push_back(memory);

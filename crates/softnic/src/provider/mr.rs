@@ -51,7 +51,7 @@ fn writable(access: c_int) -> Verb<bool> {
     Ok(flags & local != 0)
 }
 
-/// Neither a range nor its image in the device's address space may be empty or wrap. Answers its length.
+/// Neither a range nor its image in the device's address space may be empty or wrap. Returns its length.
 fn range(address: *mut c_void, bytes: usize, virtual_address: u64) -> Verb<u64> {
     if address.is_null() || bytes == 0 {
         return Err(EINVAL);
@@ -65,7 +65,7 @@ fn range(address: *mut c_void, bytes: usize, virtual_address: u64) -> Verb<u64> 
 /// Has the pages of a range there, as pinning them would: memory that is not mapped, or not with the rights that the
 /// device needs, is EFAULT, and not a crash when a frame arrives.
 fn populate(address: *mut c_void, bytes: usize, writable: bool) -> Verb<()> {
-    // SAFETY: takes a number and answers one.
+    // SAFETY: takes a number and returns one.
     let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).map_err(|_| EIO)?;
     let start = address.map_addr(|address| address & !(page_bytes - 1));
     let length = address.addr() - start.addr() + bytes;

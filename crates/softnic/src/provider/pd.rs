@@ -122,7 +122,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         let soft = unsafe { SoftContext::of(context) }?;
         // SAFETY: NULL or the application's struct.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
-        if !soft.nic().rules().domain.parent_domains {
+        if !soft.nic().rules().objects.domain.parent_domains {
             return Err(EOPNOTSUPP);
         }
         let known = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
@@ -166,7 +166,7 @@ fn thread_domain(td: *mut ibv_td, context: *mut ibv_context) -> Verb<Option<u32>
     if td.td.context == context { Ok(Some(td.slot)) } else { Err(EINVAL) }
 }
 
-/// The allocator of the attributes, which is told `domain` at each call: both callbacks or neither.
+/// The allocator of the attributes, which receives `domain` at each call: both callbacks or neither.
 fn allocator(attr: &ibv_parent_domain_init_attr, domain: *mut ibv_pd) -> Verb<Option<Allocator>> {
     if attr.comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS == 0 {
         return Ok(None);
@@ -212,7 +212,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
         let soft = unsafe { SoftContext::of(context) }?;
         // SAFETY: NULL or the application's struct.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
-        let rules = &soft.nic().rules().domain;
+        let rules = &soft.nic().rules().objects.domain;
         if !rules.parent_domains {
             return Err(EOPNOTSUPP);
         }

@@ -5,19 +5,26 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use ibverbs_sys::ibv_qp_state::{
+    IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_SQE,
+};
 use ibverbs_sys::{
-    ibv_context, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_state, ibv_recv_wr,
+    ibv_context, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr,
+    ibv_qp_rate_limit_attr, ibv_qp_state, ibv_recv_wr,
 };
 
 use super::Object;
-use super::answer::{EBUSY, EINVAL, EOPNOTSUPP, answer_status};
+use super::answer::{EBUSY, EINVAL, EOPNOTSUPP, Verb, answer_status, known_bits};
 use super::pd::release_domain;
 use super::qp_send::SendPoster;
-use super::receive::{ReceivePoster, post, refuse};
 use super::spin::Spin;
+use super::wq::{ReceivePoster, post, refuse};
 use crate::device::SoftContext;
+use crate::engine::transmit::Pace;
 use crate::events::acknowledgements;
-use crate::state::QpKind;
+use crate::personality::{QueuePairRules, Rules};
+use crate::preload::PKEYS;
+use crate::state::{QpKind, State};
 
 /// Room behind `ibv_qp_ex` for the rest of `verbs_qp`, and for releases with more functions. All zero unless `qp_wr` says
 /// that the queue pair is extended.
@@ -98,7 +105,7 @@ pub(crate) unsafe extern "C" fn query_qp(
         let soft = unsafe { SoftContext::of(object.context()) }?;
         let state = soft.nic().control();
         let known = state.qps.get(object.slot).ok_or(EINVAL)?;
-        let (port, said) = (known.port, known.said);
+        let (port, attributes) = (known.port, known.attributes);
         drop(state);
         let current = object.state.load(Ordering::Relaxed);
         // SAFETY: the live handle; what is used of it here never changes.
@@ -108,10 +115,10 @@ pub(crate) unsafe extern "C" fn query_qp(
             cur_qp_state: current,
             cap: object.cap,
             port_num: port,
-            pkey_index: said.pkey_index,
-            qkey: said.qkey,
-            sq_psn: said.sq_psn,
-            rate_limit: said.rate_limit,
+            pkey_index: attributes.pkey_index,
+            qkey: attributes.qkey,
+            sq_psn: attributes.sq_psn,
+            rate_limit: attributes.rate_limit,
             ..ibv_qp_attr::default()
         };
         *init = ibv_qp_init_attr {
@@ -172,4 +179,231 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
         release_domain(&mut soft.nic().control(), domain);
         Ok(())
     })
+}
+
+// The states of a queue pair, by the kernel's table (`qp_state_table` in drivers/infiniband/core/verbs.c), and its rate.
+
+const STATE: u32 = ibv_qp_attr_mask::IBV_QP_STATE.0;
+const CUR_STATE: u32 = ibv_qp_attr_mask::IBV_QP_CUR_STATE.0;
+const SQD_NOTIFY: u32 = ibv_qp_attr_mask::IBV_QP_EN_SQD_ASYNC_NOTIFY.0;
+const PKEY_INDEX: u32 = ibv_qp_attr_mask::IBV_QP_PKEY_INDEX.0;
+const PORT: u32 = ibv_qp_attr_mask::IBV_QP_PORT.0;
+const QKEY: u32 = ibv_qp_attr_mask::IBV_QP_QKEY.0;
+const SQ_PSN: u32 = ibv_qp_attr_mask::IBV_QP_SQ_PSN.0;
+const RATE_LIMIT: u32 = ibv_qp_attr_mask::IBV_QP_RATE_LIMIT.0;
+
+/// The attributes a queue pair must and may be given for a transition; `None` if there is no such one.
+type Attributes = Option<(u32, u32)>;
+
+/// Those of a raw packet queue pair.
+fn raw_transition(from: ibv_qp_state::Type, to: ibv_qp_state::Type) -> Attributes {
+    match (from, to) {
+        (IBV_QPS_RESET..=IBV_QPS_ERR, IBV_QPS_RESET | IBV_QPS_ERR) => Some((0, 0)),
+        (IBV_QPS_RESET, IBV_QPS_INIT) => Some((PORT, 0)),
+        (IBV_QPS_INIT, IBV_QPS_INIT) => Some((0, PORT)),
+        (IBV_QPS_RTR | IBV_QPS_RTS, IBV_QPS_RTS) => Some((0, RATE_LIMIT)),
+        (IBV_QPS_INIT, IBV_QPS_RTR)
+        | (IBV_QPS_SQD | IBV_QPS_SQE, IBV_QPS_RTS)
+        | (IBV_QPS_RTS | IBV_QPS_SQD, IBV_QPS_SQD) => Some((0, 0)),
+        _ => None,
+    }
+}
+
+/// Those of a datagram queue pair.
+fn datagram_transition(from: ibv_qp_state::Type, to: ibv_qp_state::Type) -> Attributes {
+    match (from, to) {
+        (IBV_QPS_RESET, IBV_QPS_INIT) => Some((PKEY_INDEX | PORT | QKEY, 0)),
+        (IBV_QPS_INIT, IBV_QPS_INIT) => Some((0, PKEY_INDEX | PORT | QKEY)),
+        (IBV_QPS_INIT, IBV_QPS_RTR) => Some((0, PKEY_INDEX | QKEY)),
+        (IBV_QPS_RTR, IBV_QPS_RTS) => Some((SQ_PSN, CUR_STATE | QKEY)),
+        (IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE, IBV_QPS_RTS) => Some((0, CUR_STATE | QKEY)),
+        (IBV_QPS_RTS, IBV_QPS_SQD) => Some((0, SQD_NOTIFY)),
+        (IBV_QPS_SQD, IBV_QPS_SQD) => Some((0, PKEY_INDEX | QKEY)),
+        _ => raw_transition(from, to).filter(|attributes| *attributes == (0, 0)),
+    }
+}
+
+pub(crate) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    answer_status(|| {
+        // SAFETY: NULL or a queue pair of this provider, by the verb's contract.
+        let object = unsafe { SoftQp::of(qp) }?;
+        // SAFETY: NULL or the application's struct.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        // SAFETY: the queue pair keeps the context it was made with.
+        let soft = unsafe { SoftContext::of(object.context()) }?;
+        let rules = soft.nic().rules();
+        let mask = mask.cast_unsigned();
+        let mut state = soft.nic().control();
+        let from = object.state.load(Ordering::Relaxed);
+        let to = if mask & STATE == 0 { from } else { attr.qp_state };
+        check(object, rules, (from, to), (attr, mask))?;
+        if mask & PORT != 0 {
+            soft.nic().port(attr.port_num).ok_or(EINVAL)?;
+        }
+        let pace = (mask & RATE_LIMIT != 0)
+            .then(|| pace(attr.rate_limit, 0, &rules.objects.queue_pair))
+            .transpose()?;
+        // Nothing is refused from here on: a call changes everything in the request, or nothing.
+        let known = state.qps.get_mut(object.slot).ok_or(EINVAL)?;
+        let attributes = &mut known.attributes;
+        let note = |bit: u32, place: &mut u32, value: u32| {
+            if mask & bit != 0 {
+                *place = value;
+            }
+        };
+        note(QKEY, &mut attributes.qkey, attr.qkey);
+        note(SQ_PSN, &mut attributes.sq_psn, attr.sq_psn);
+        note(RATE_LIMIT, &mut attributes.rate_limit, attr.rate_limit);
+        if mask & PKEY_INDEX != 0 {
+            attributes.pkey_index = attr.pkey_index;
+        }
+        if mask & PORT != 0 {
+            known.port = attr.port_num;
+        }
+        if let (Some(pace), QpKind::Raw { send, .. }) = (pace, &mut known.kind) {
+            send.pace = pace;
+        }
+        enter(&mut state, object, to)
+    })
+}
+
+/// What of a call cannot be.
+fn check(
+    object: &SoftQp,
+    rules: &Rules,
+    (from, to): (ibv_qp_state::Type, ibv_qp_state::Type),
+    (attr, mask): (&ibv_qp_attr, u32),
+) -> Verb<()> {
+    if object.plain.is_none() && !rules.objects.rss.states {
+        // The work queues of an RSS queue pair are what has states.
+        return Err(EOPNOTSUPP);
+    }
+    let transition = if object.datagram { datagram_transition } else { raw_transition };
+    let (required, optional) = transition(from, to).ok_or(EINVAL)?;
+    known_bits(mask, STATE | required | optional, EINVAL)?;
+    if mask & required != required {
+        return Err(EINVAL);
+    }
+    // As mlx5's: only an index in the port's table.
+    if mask & PKEY_INDEX != 0 && attr.pkey_index >= PKEYS {
+        return Err(EINVAL);
+    }
+    if mask & CUR_STATE != 0 && attr.cur_qp_state != from {
+        return Err(EINVAL);
+    }
+    if to == IBV_QPS_SQD && !rules.objects.queue_pair.drains {
+        return Err(EINVAL);
+    }
+    Ok(())
+}
+
+pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_rate_limit_attr,
+) -> c_int {
+    answer_status(|| {
+        // SAFETY: NULL or a queue pair of this provider, by the verb's contract.
+        let object = unsafe { SoftQp::of(qp) }?;
+        // SAFETY: NULL or the application's struct.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        // SAFETY: the queue pair keeps the context it was made with.
+        let soft = unsafe { SoftContext::of(object.context()) }?;
+        known_bits(attr.comp_mask, 0, EINVAL)?;
+        if object.plain.is_none() || object.datagram {
+            return Err(EOPNOTSUPP);
+        }
+        // The packet's size is a hint for shaping by the packet; here every frame counts with its bytes.
+        let pace = pace(attr.rate_limit, attr.max_burst_sz, &soft.nic().rules().objects.queue_pair)?;
+        let mut state = soft.nic().control();
+        // The states in which IBV_QP_RATE_LIMIT is an attribute of the transition to the same state.
+        if object.state.load(Ordering::Relaxed) != IBV_QPS_RTS {
+            return Err(EINVAL);
+        }
+        let known = state.qps.get_mut(object.slot).ok_or(EINVAL)?;
+        known.attributes.rate_limit = attr.rate_limit;
+        if let QpKind::Raw { send, .. } = &mut known.kind {
+            send.pace = pace;
+        }
+        Ok(())
+    })
+}
+
+fn pace(rate_kbps: u32, burst_bytes: u32, rules: &QueuePairRules) -> Verb<Pace> {
+    match rules.max_rate_kbps {
+        0 => Err(EOPNOTSUPP),
+        max if rate_kbps > max => Err(EINVAL),
+        _ => Ok(Pace::new(rate_kbps, burst_bytes)),
+    }
+}
+
+fn enter(state: &mut State, object: &SoftQp, to: ibv_qp_state::Type) -> Verb<()> {
+    let slot = object.slot;
+    let qp = state.qps.get_mut(slot).ok_or(EINVAL)?;
+    if to == IBV_QPS_RESET {
+        (qp.port, qp.attributes) = Default::default();
+    }
+    object.state.store(to, Ordering::Relaxed);
+    let QpKind::Raw { queue, send } = &mut qp.kind else { return Ok(()) };
+    let queue = *queue;
+    if to == IBV_QPS_RESET {
+        send.consumer.discard();
+        send.pace = Pace::default();
+    }
+    if let Some(receives) = state.queues.get_mut(queue) {
+        // No frame from a wire is a datagram; `engine::datagram` asks for the state.
+        receives.ready = !object.datagram && matches!(to, IBV_QPS_RTR..=IBV_QPS_SQE);
+        if to == IBV_QPS_RESET {
+            receives.consumer.discard();
+        }
+    }
+    if to != IBV_QPS_RTS {
+        state.senders.retain(|sender| *sender != slot);
+    } else if !state.senders.contains(&slot) {
+        state.senders.push(slot);
+    }
+    state.failed_queues.retain(|failed| *failed != queue);
+    if to == IBV_QPS_ERR {
+        state.failed_queues.push(queue);
+        state.flush_queue(queue);
+        state.flush_sends(slot);
+        state.publish();
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_up_needs_the_port_once() {
+        assert_eq!(raw_transition(IBV_QPS_RESET, IBV_QPS_INIT), Some((PORT, 0)));
+        assert_eq!(raw_transition(IBV_QPS_INIT, IBV_QPS_RTR), Some((0, 0)));
+        assert_eq!(raw_transition(IBV_QPS_RTR, IBV_QPS_RTS), Some((0, RATE_LIMIT)));
+        assert_eq!(datagram_transition(IBV_QPS_RESET, IBV_QPS_INIT), Some((PKEY_INDEX | PORT | QKEY, 0)));
+        assert_eq!(datagram_transition(IBV_QPS_INIT, IBV_QPS_RTR), Some((0, PKEY_INDEX | QKEY)));
+        assert_eq!(datagram_transition(IBV_QPS_RTR, IBV_QPS_RTS), Some((SQ_PSN, CUR_STATE | QKEY)));
+    }
+
+    #[test]
+    fn steps_cannot_be_skipped_nor_states_invented() {
+        assert_eq!(raw_transition(IBV_QPS_RESET, IBV_QPS_RTS), None);
+        assert_eq!(raw_transition(IBV_QPS_RESET, IBV_QPS_RTR), None);
+        assert_eq!(raw_transition(IBV_QPS_INIT, IBV_QPS_RTS), None);
+        assert_eq!(raw_transition(IBV_QPS_ERR, IBV_QPS_RTS), None);
+        assert_eq!(raw_transition(IBV_QPS_RTS, IBV_QPS_INIT), None);
+        assert_eq!(raw_transition(IBV_QPS_RTS, 17), None);
+        assert_eq!(raw_transition(IBV_QPS_RTS, IBV_QPS_ERR), Some((0, 0)));
+        assert_eq!(raw_transition(IBV_QPS_ERR, IBV_QPS_RESET), Some((0, 0)));
+    }
+
+    #[test]
+    fn both_types_have_the_same_ways() {
+        for from in 0..9 {
+            for to in 0..9 {
+                let (raw, datagram) = (raw_transition(from, to), datagram_transition(from, to));
+                assert_eq!(raw.is_some(), datagram.is_some(), "{from} to {to}");
+            }
+        }
+    }
 }

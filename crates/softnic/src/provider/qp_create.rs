@@ -8,9 +8,13 @@ use ibverbs_sys::{
     IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_QP_CREATE_CVLAN_STRIPPING, IBV_QP_CREATE_PCI_WRITE_END_PADDING,
     IBV_QP_CREATE_SCATTER_FCS, IBV_QP_CREATE_SOURCE_QPN, IBV_QP_INIT_ATTR_CREATE_FLAGS,
     IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_MAX_TSO_HEADER, IBV_QP_INIT_ATTR_PD,
-    IBV_QP_INIT_ATTR_RX_HASH, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, ibv_context, ibv_cq, ibv_pd, ibv_qp,
-    ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_state, ibv_qp_type,
+    IBV_QP_INIT_ATTR_RX_HASH, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_RX_HASH_DST_IPV4, IBV_RX_HASH_DST_IPV6,
+    IBV_RX_HASH_DST_PORT_TCP, IBV_RX_HASH_DST_PORT_UDP, IBV_RX_HASH_FUNC_TOEPLITZ, IBV_RX_HASH_IPSEC_SPI,
+    IBV_RX_HASH_SRC_IPV4, IBV_RX_HASH_SRC_IPV6, IBV_RX_HASH_SRC_PORT_TCP, IBV_RX_HASH_SRC_PORT_UDP,
+    ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex,
+    ibv_qp_state, ibv_qp_type, ibv_rx_hash_conf,
 };
+use packet::{HashFields, RssKey};
 
 use super::Object;
 use super::answer::{EINVAL, ENOMEM, EOPNOTSUPP, Verb, answer_handle, known_bits};
@@ -18,17 +22,18 @@ use super::cq::SoftCq;
 use super::held::Held;
 use super::pd::{SoftPd, make_ring, use_domain};
 use super::qp::{Plain, SoftQp};
-use super::qp_rss::{check_receives, create_rss};
+use super::qp_send;
 use super::qp_send::{Batch, SendPoster};
-use super::qp_wr;
-use super::receive::ReceivePoster;
 use super::spin::Spin;
+use super::wq::ReceivePoster;
+use super::wq::SoftTable;
 use crate::device::SoftContext;
-use crate::engine::pace::Pace;
+use crate::engine::transmit::Pace;
 use crate::library::Library;
-use crate::limits::{MAX_INLINE_BYTES, MAX_SGE, MAX_TSO_HEADER_BYTES};
-use crate::personality::QueuePairRules;
+use crate::limits::{MAX_INLINE_BYTES, MAX_SGE, MAX_TSO_HEADER_BYTES, RSS_KEY_BYTES};
+use crate::personality::{HashCombinations, QueuePairRules, RssRules, Rules};
 use crate::ring::Consumer;
+use crate::rss::Rss;
 use crate::state::{FrameEdits, QpKind, QpState, QueueOwner, QueueState, SendState, State};
 use crate::work::{SendShape, qp_number, receive_slot_bytes};
 
@@ -96,7 +101,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         let attr = unsafe { attr.as_mut() }.ok_or(EINVAL)?;
         // SAFETY: the library passes a live context of this provider.
         let soft = unsafe { SoftContext::of(context) }?;
-        let known = &soft.nic().rules().queue_pair.attributes;
+        let known = &soft.nic().rules().objects.queue_pair.attributes;
         known_bits(attr.comp_mask, known.bits, known.refusal)?;
         let given = |bit: u32| attr.comp_mask & bit != 0;
         let request = Request {
@@ -184,9 +189,9 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
     if [pd.context(), send_cq.context(), recv_cq.context()] != [request.context; 3] {
         return Err(EINVAL);
     }
-    check_cap(&request.cap, rules.queue_pair.max_requests)?;
+    check_cap(&request.cap, rules.max_requests)?;
     let datagram = request.qp_type == ibv_qp_type::IBV_QPT_UD;
-    check_extras(&request.extras, datagram, &rules.queue_pair)?;
+    check_extras(&request.extras, datagram, &rules.objects.queue_pair)?;
     let mut cap = request.cap;
     cap.max_send_sge = cap.max_send_sge.max(1);
     cap.max_recv_sge = cap.max_recv_sge.max(1);
@@ -196,7 +201,7 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
         max_tso_header: request.extras.tso_header.map_or(0, u32::from),
         datagram,
     };
-    let resources = &rules.domain.resources;
+    let resources = &rules.objects.domain.resources;
     let sends = make_ring(resources, Some(pd), cap.max_send_wr, shape.slot_bytes(), resources.queue_pair)?;
     let receive_bytes = receive_slot_bytes(cap.max_recv_sge);
     let receives = make_ring(resources, Some(pd), cap.max_recv_wr, receive_bytes, resources.queue_pair)?;
@@ -208,7 +213,7 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
     object.datagram = datagram;
     if request.extras.send_operations.is_some() {
         let release = Library::loaded().ok_or(EOPNOTSUPP)?.release;
-        qp_wr::extend(&mut object, release);
+        qp_send::extend(&mut object, release);
     }
     let queues = PlainQueues {
         owner: soft.slot,
@@ -226,7 +231,7 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
     let send = SendPoster {
         producer: sends.0,
         shape,
-        max_tso_bytes: rules.queue_pair.max_tso_bytes,
+        max_tso_bytes: rules.objects.queue_pair.max_tso_bytes,
         batch: Batch::default(),
     };
     let receive = ReceivePoster { producer: receives.0, max_sge: cap.max_recv_sge };
@@ -349,4 +354,128 @@ pub(crate) fn new_object(
         datagram: false,
         plain: None,
     })
+}
+
+// Making RSS queue pairs: an indirection table and a hash, and no queues of their own.
+
+/// Addresses and ports, as `rx_hash_fields_mask` has them.
+const IPV4: u64 = (IBV_RX_HASH_SRC_IPV4 | IBV_RX_HASH_DST_IPV4) as u64;
+const IPV6: u64 = (IBV_RX_HASH_SRC_IPV6 | IBV_RX_HASH_DST_IPV6) as u64;
+const TCP: u64 = (IBV_RX_HASH_SRC_PORT_TCP | IBV_RX_HASH_DST_PORT_TCP) as u64;
+const UDP: u64 = (IBV_RX_HASH_SRC_PORT_UDP | IBV_RX_HASH_DST_PORT_UDP) as u64;
+const SPI: u64 = IBV_RX_HASH_IPSEC_SPI as u64;
+
+pub(crate) fn create_rss(context: *mut ibv_context, attr: &ibv_qp_init_attr_ex) -> Verb<*mut ibv_qp> {
+    // SAFETY: the library passes a live context of this provider.
+    let soft = unsafe { SoftContext::of(context) }?;
+    let rules = soft.nic().rules();
+    check(attr, &rules.objects.rss)?;
+    // SAFETY: NULL or a domain of this provider, by the verb's contract.
+    let pd = unsafe { SoftPd::of(attr.pd) }?;
+    // SAFETY: NULL or a table of this provider, by the verb's contract.
+    let table = unsafe { SoftTable::of(attr.rwq_ind_tbl) }?;
+    if pd.context() != context || table.context() != context {
+        return Err(EINVAL);
+    }
+    let (key, fields) = hash(&attr.rx_hash_conf, rules)?;
+    let base = base(context, attr.pd, attr.qp_context, [attr.send_cq, attr.recv_cq], attr.qp_type);
+    let mut object = new_object(base, pd.slot, ibv_qp_cap::default(), false);
+    let mut state = soft.nic().control();
+    let entries = state.tables.get(table.slot).ok_or(EINVAL)?;
+    let rss = Rss::new(&key, fields, &entries.queues).map_err(|_| EINVAL)?;
+    let kind = QpKind::Rss { table: table.slot, rss: Box::new(rss) };
+    let qp = QpState::new(soft.slot, pd.base, kind);
+    let slot = state.qps.insert(qp).ok_or(ENOMEM)?;
+    finish(&mut state, slot, &mut object)?;
+    if !rules.objects.rss.numbered {
+        object.qp.get_mut().qp_base.qp_num = 0;
+    }
+    if let Some(table) = state.tables.get_mut(table.slot) {
+        table.users += 1;
+    }
+    drop(state);
+    Ok(Box::into_raw(object).cast())
+}
+
+/// What belongs to a receive queue, beside a table of them: refused on every device (libibverbs/cmd_qp.c,
+/// `ibv_icmd_create_qp`, and kernel core/uverbs_cmd.c, `create_qp`).
+pub(super) fn check_receives(attr: &ibv_qp_init_attr_ex) -> Verb<()> {
+    let receives = attr.cap.max_recv_wr > 0 || attr.cap.max_recv_sge > 0;
+    if receives || !attr.recv_cq.is_null() || !attr.srq.is_null() { Err(EINVAL) } else { Ok(()) }
+}
+
+/// What belongs to queues that an RSS queue pair does not have.
+fn check(attr: &ibv_qp_init_attr_ex, rules: &RssRules) -> Verb<()> {
+    if attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 {
+        known_bits(attr.create_flags, 0, rules.create_flags_refusal)?;
+    }
+    if attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0 {
+        return Err(rules.send_operations_refusal);
+    }
+    match rules.send_queue_refusal {
+        Some(errno) if attr.cap.max_send_wr > 0 => Err(errno),
+        _ => Ok(()),
+    }
+}
+
+fn hash(conf: &ibv_rx_hash_conf, rules: &Rules) -> Verb<(RssKey, HashFields)> {
+    if u32::from(conf.rx_hash_function) != IBV_RX_HASH_FUNC_TOEPLITZ {
+        return Err(rules.objects.rss.function_refusal);
+    }
+    if conf.rx_hash_key_len != RSS_KEY_BYTES {
+        return Err(rules.objects.rss.key_length_refusal);
+    }
+    if conf.rx_hash_key.is_null() {
+        return Err(EINVAL);
+    }
+    let fields = conf.rx_hash_fields_mask;
+    if fields & (!rules.hash.fields | rules.hash.refused_fields) != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    combine(fields, rules.hash.combinations)?;
+    let mut key = [0; RSS_KEY_BYTES as usize];
+    // SAFETY: the application's key has `rx_hash_key_len` bytes, and that is the array's length.
+    unsafe { key.as_mut_ptr().copy_from_nonoverlapping(conf.rx_hash_key, key.len()) };
+    let fields = u32::try_from(fields).map_err(|_| EOPNOTSUPP)?;
+    Ok((RssKey(key), HashFields::from_bits_truncate(fields)))
+}
+
+/// Refuses fields that cannot be combined.
+fn combine(fields: u64, combinations: HashCombinations) -> Verb<()> {
+    let any = |mask: u64| fields & mask != 0;
+    let half = |mask: u64| any(mask) && fields & mask != mask;
+    let count = |masks: &[u64]| masks.iter().filter(|mask| any(**mask)).count();
+    match combinations {
+        HashCombinations::OneOfEach if count(&[IPV4, IPV6]) > 1 || count(&[TCP, UDP, SPI]) > 1 => Err(EINVAL),
+        HashCombinations::WholePairs if [IPV4, IPV6, TCP, UDP].into_iter().any(half) => Err(EOPNOTSUPP),
+        HashCombinations::WholePairs if any(TCP | UDP) && !any(IPV4 | IPV6) => Err(EOPNOTSUPP),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connectx_4_hashes_one_family_and_one_transport() {
+        let combine = |fields| combine(fields, HashCombinations::OneOfEach);
+        for fields in [0, IPV4, IPV6, IPV4 | TCP, IPV6 | UDP, IPV4 | SPI, 1, 1 | 16] {
+            assert_eq!(combine(fields), Ok(()), "{fields:#x}");
+        }
+        for fields in [IPV4 | IPV6, 1 | 8, TCP | UDP, UDP | SPI, IPV4 | TCP | SPI] {
+            assert_eq!(combine(fields), Err(EINVAL), "{fields:#x}");
+        }
+    }
+
+    #[test]
+    fn connectx_3_hashes_whole_pairs() {
+        let combine = |fields| combine(fields, HashCombinations::WholePairs);
+        for fields in [0, IPV4, IPV4 | IPV6, IPV4 | IPV6 | TCP | UDP, IPV6 | UDP] {
+            assert_eq!(combine(fields), Ok(()), "{fields:#x}");
+        }
+        for fields in [1, 8, IPV4 | 16, TCP, UDP | TCP] {
+            assert_eq!(combine(fields), Err(EOPNOTSUPP), "{fields:#x}");
+        }
+    }
 }

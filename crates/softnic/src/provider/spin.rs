@@ -47,7 +47,7 @@ impl<T> Spin<T> {
         }
     }
 
-    /// The value, for whoever holds the lock already (between `start_poll` and `end_poll`).
+    /// The value, for the thread that already holds the lock (between `start_poll` and `end_poll`).
     #[inline]
     pub(crate) fn held(&self) -> *mut T {
         self.value.get()

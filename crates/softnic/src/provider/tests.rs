@@ -30,7 +30,7 @@ use packet::MacAddr;
 use verbs::Provider as _;
 
 use crate::abi::WorkCompletion;
-use crate::wire::{Burst, RxFrame, TransmitError, Wire, WireState};
+use crate::wire::{Burst, RxFrame, TransmitError, Wire};
 use crate::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
 
 const LOCAL_WRITE: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
@@ -58,12 +58,6 @@ impl Wire for TestWire {
     fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
         self.sent.lock().unwrap().push(frame.to_vec());
         Ok(())
-    }
-
-    fn flush(&mut self) {}
-
-    fn state(&self) -> WireState {
-        WireState::Live
     }
 
     fn describe(&self) -> String {
@@ -161,7 +155,7 @@ impl Raw {
         Memory::new(self.pd, bytes, access)
     }
 
-    /// Posts one receive; answers the errno, and whether the request was named as the bad one.
+    /// Posts one receive; returns the errno, and whether the request was named as the bad one.
     fn post_receive(&self, wr_id: u64, elements: &mut [ibv_sge]) -> (c_int, bool) {
         let mut wr = ibv_recv_wr {
             wr_id,

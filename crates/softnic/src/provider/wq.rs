@@ -9,25 +9,26 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use ibverbs_sys::{
     IBV_WQ_ATTR_CURR_STATE, IBV_WQ_ATTR_FLAGS, IBV_WQ_ATTR_STATE, IBV_WQ_FLAGS_CVLAN_STRIPPING,
     IBV_WQ_FLAGS_DELAY_DROP, IBV_WQ_FLAGS_SCATTER_FCS, IBV_WQ_INIT_ATTR_FLAGS, IBV_WQS_ERR, IBV_WQS_RDY,
-    IBV_WQS_RESET, IBV_WQT_RQ, ibv_context, ibv_recv_wr, ibv_wq, ibv_wq_attr, ibv_wq_init_attr, ibv_wq_state,
+    IBV_WQS_RESET, IBV_WQT_RQ, ibv_context, ibv_recv_wr, ibv_rwq_ind_table, ibv_rwq_ind_table_init_attr,
+    ibv_sge, ibv_wq, ibv_wq_attr, ibv_wq_init_attr, ibv_wq_state,
 };
+use rustix::thread::CapabilitySet;
 
-use super::Object;
 use super::answer::{
     EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM, Verb, answer_handle, answer_status, known_bits,
 };
-use super::capability::{CapabilitySet, has_capability};
 use super::cq::SoftCq;
 use super::held::Held;
 use super::pd::{SoftPd, make_ring, release_domain, use_domain};
-use super::receive::{ReceivePoster, post, refuse};
 use super::spin::Spin;
+use super::{Object, has_capability};
 use crate::device::SoftContext;
 use crate::events::acknowledgements;
 use crate::limits::MAX_SGE;
 use crate::personality::{Rules, WorkQueueRules};
-use crate::state::{FrameEdits, QueueOwner, QueueState, State};
-use crate::work::receive_slot_bytes;
+use crate::ring::Producer;
+use crate::state::{FrameEdits, QueueOwner, QueueState, State, TableState};
+use crate::work::{Element, RECEIVE_HEADER_BYTES, receive_slot_bytes};
 
 /// Work queues are numbered from here, away from the numbers of queue pairs.
 const FIRST_NUMBER: u32 = 0x0080_0001;
@@ -75,7 +76,7 @@ pub(crate) unsafe extern "C" fn create_wq(
             return Err(EINVAL);
         }
         let slot_bytes = receive_slot_bytes(attr.max_sge);
-        let resources = &soft.nic().rules().domain.resources;
+        let resources = &soft.nic().rules().objects.domain.resources;
         let (producer, consumer) =
             make_ring(resources, Some(pd), attr.max_wr, slot_bytes, resources.work_queue)?;
         let native_state = Arc::new(AtomicU32::new(IBV_WQS_RESET));
@@ -126,11 +127,11 @@ pub(crate) unsafe extern "C" fn create_wq(
     })
 }
 
-/// Refuses what cannot be; answers the flags to make the queue with.
+/// Refuses what cannot be; returns the flags to make the queue with.
 fn check(attr: &ibv_wq_init_attr, rules: &Rules) -> Verb<u32> {
     known_bits(attr.comp_mask, IBV_WQ_INIT_ATTR_FLAGS, EOPNOTSUPP)?;
     let flags = if attr.comp_mask & IBV_WQ_INIT_ATTR_FLAGS == 0 { 0 } else { attr.create_flags };
-    let WorkQueueRules { create_flags, delay_drop_needs_raw_io, .. } = &rules.work_queue;
+    let WorkQueueRules { create_flags, delay_drop_needs_raw_io, .. } = &rules.objects.work_queue;
     if *delay_drop_needs_raw_io
         && flags & IBV_WQ_FLAGS_DELAY_DROP != 0
         && !has_capability(CapabilitySet::SYS_RAWIO)
@@ -138,8 +139,7 @@ fn check(attr: &ibv_wq_init_attr, rules: &Rules) -> Verb<u32> {
         return Err(EPERM);
     }
     known_bits(flags, create_flags.bits, create_flags.refusal)?;
-    let sizes =
-        (1..=rules.queue_pair.max_requests).contains(&attr.max_wr) && (1..=MAX_SGE).contains(&attr.max_sge);
+    let sizes = (1..=rules.max_requests).contains(&attr.max_wr) && (1..=MAX_SGE).contains(&attr.max_sge);
     if attr.wq_type != IBV_WQT_RQ || !sizes {
         return Err(EINVAL);
     }
@@ -206,7 +206,7 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
         }
         // SAFETY: the queue keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
-        let rules = &soft.nic().rules().work_queue;
+        let rules = &soft.nic().rules().objects.work_queue;
         let flags_mask = if attr.attr_mask & IBV_WQ_ATTR_FLAGS == 0 { 0 } else { attr.flags_mask };
         known_bits(flags_mask, rules.modify_flags.bits, rules.modify_flags.refusal)?;
         if attr.attr_mask & IBV_WQ_ATTR_FLAGS != 0 && rules.modify_flags.bits == 0 {
@@ -293,4 +293,189 @@ pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
         release_domain(&mut soft.nic().control(), domain);
         Ok(())
     })
+}
+
+// Indirection tables: a power of two of work queues. Created and destroyed, never changed.
+
+/// An indirection table.
+#[repr(C)]
+pub(crate) struct SoftTable {
+    table: ibv_rwq_ind_table,
+    pub(crate) slot: u32,
+}
+
+// SAFETY: `repr(C)` with `ibv_rwq_ind_table` first; handed out by `into_native` only.
+unsafe impl Object for SoftTable {
+    type Native = ibv_rwq_ind_table;
+}
+
+impl SoftTable {
+    pub(crate) fn context(&self) -> *mut ibv_context {
+        self.table.context
+    }
+}
+
+pub(crate) unsafe extern "C" fn create_rwq_ind_table(
+    context: *mut ibv_context,
+    attr: *mut ibv_rwq_ind_table_init_attr,
+) -> *mut ibv_rwq_ind_table {
+    answer_handle(|| {
+        // SAFETY: the library passes a live context of this provider.
+        let soft = unsafe { SoftContext::of(context) }?;
+        // SAFETY: NULL or the application's struct.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        known_bits(attr.comp_mask, 0, EOPNOTSUPP)?;
+        let rules = &soft.nic().rules().hash;
+        let queues = entries(attr, context, rules.max_entries as usize)?;
+        let mut state = soft.nic().control();
+        let numbers: Option<Vec<u32>> =
+            queues.iter().map(|queue| state.queues.get(*queue).map(|queue| queue.number)).collect();
+        let numbers = numbers.ok_or(EINVAL)?;
+        if rules.consecutive && numbers.windows(2).any(|pair| pair[1] != pair[0] + 1) {
+            return Err(EINVAL);
+        }
+        let table = TableState { owner: soft.slot, users: 0, queues: queues.clone() };
+        let slot = state.tables.insert(table).ok_or(ENOMEM)?;
+        for queue in &queues {
+            if let Some(queue) = state.queues.get_mut(*queue) {
+                queue.users += 1;
+            }
+        }
+        let handle = c_int::try_from(slot).map_err(|_| ENOMEM)?;
+        let table = ibv_rwq_ind_table { context, ind_tbl_handle: handle, ind_tbl_num: handle, comp_mask: 0 };
+        Ok(SoftTable { table, slot }.into_native())
+    })
+}
+
+/// The queues' slots, in order.
+fn entries(
+    attr: &ibv_rwq_ind_table_init_attr,
+    context: *mut ibv_context,
+    max_entries: usize,
+) -> Verb<Box<[u32]>> {
+    let length = 1usize.checked_shl(attr.log_ind_tbl_size).ok_or(EINVAL)?;
+    if length > max_entries || attr.ind_tbl.is_null() {
+        return Err(EINVAL);
+    }
+    (0..length)
+        .map(|index| {
+            // SAFETY: the application's array has 2^log_ind_tbl_size entries, by the verb's contract.
+            let entry = unsafe { attr.ind_tbl.add(index) };
+            // SAFETY: as above.
+            let wq = unsafe { entry.read() };
+            // SAFETY: NULL or a work queue of this provider, by the verb's contract.
+            let wq = unsafe { SoftWq::of(wq) }?;
+            if wq.context() == context { Ok(wq.slot) } else { Err(EINVAL) }
+        })
+        .collect()
+}
+
+pub(crate) unsafe extern "C" fn destroy_rwq_ind_table(table: *mut ibv_rwq_ind_table) -> c_int {
+    answer_status(|| {
+        // SAFETY: NULL or a table of this provider, by the verb's contract.
+        let object = unsafe { SoftTable::of(table) }?;
+        // SAFETY: the table keeps the context it was made with.
+        let soft = unsafe { SoftContext::of(object.context()) }?;
+        let mut state = soft.nic().control();
+        if state.tables.get(object.slot).ok_or(EINVAL)?.users != 0 {
+            return Err(EBUSY);
+        }
+        if let Some(removed) = state.tables.remove(object.slot) {
+            for queue in &removed.queues {
+                if let Some(queue) = state.queues.get_mut(*queue) {
+                    queue.users -= 1;
+                }
+            }
+        }
+        // SAFETY: the library drops the handle; `object` is not used any more.
+        drop(unsafe { SoftTable::take(table) });
+        Ok(())
+    })
+}
+
+// Posting receives: the application's side of a work queue's or plain queue pair's receive ring.
+
+/// How many requests ahead their lines are taken over from the engine's core.
+const LOOKAHEAD: u32 = 8;
+
+/// The application's end of a receive ring.
+pub(crate) struct ReceivePoster {
+    pub(crate) producer: Producer,
+    pub(crate) max_sge: u32,
+}
+
+/// Posts a chain of receives, all shown to the device at once. On failure `bad` is the first one not posted.
+pub(crate) fn post(
+    poster: &Spin<ReceivePoster>,
+    mut wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    let outcome = poster.with(|poster| {
+        let mut outcome = Ok(());
+        // SAFETY: NULL or a request of the application's chain.
+        while let Some(request) = unsafe { wr.as_ref() } {
+            outcome = poster.push(request);
+            if outcome.is_err() {
+                break;
+            }
+            wr = request.next;
+        }
+        poster.producer.publish();
+        outcome
+    });
+    match outcome {
+        Ok(()) => 0,
+        Err(errno) => {
+            refuse(wr, bad);
+            errno.0
+        }
+    }
+}
+
+/// Names the first request that was not posted.
+pub(crate) fn refuse<T>(wr: *mut T, bad: *mut *mut T) {
+    if !bad.is_null() {
+        // SAFETY: not NULL, so the application's place for the answer.
+        unsafe { bad.write(wr) };
+    }
+}
+
+impl ReceivePoster {
+    #[inline]
+    fn push(&mut self, request: &ibv_recv_wr) -> Verb<()> {
+        let count = u32::try_from(request.num_sge).map_err(|_| EINVAL)?;
+        if count > self.max_sge || (count > 0 && request.sg_list.is_null()) {
+            return Err(EINVAL);
+        }
+        if !self.producer.has_room(1) {
+            return Err(ENOMEM);
+        }
+        self.producer.prefetch(LOOKAHEAD);
+        let slot = self.producer.slot();
+        // SAFETY: there is room, so the slot is this side's; it begins with the id.
+        unsafe { slot.cast::<u64>().write(request.wr_id) };
+        // SAFETY: a slot holds `max_sge` elements behind the id.
+        let elements = unsafe { slot.add(RECEIVE_HEADER_BYTES) };
+        let elements =
+            std::ptr::NonNull::slice_from_raw_parts(elements.cast::<Element>(), self.max_sge as usize);
+        // SAFETY: as above; every bit pattern is an element, and only this side writes them now.
+        write_elements(unsafe { &mut *elements.as_ptr() }, request.sg_list, count);
+        self.producer.advance();
+        Ok(())
+    }
+}
+
+/// Copies a scatter/gather list of `count` entries, at most `elements.len()`, and ends it.
+#[inline]
+pub(crate) fn write_elements(elements: &mut [Element], list: *const ibv_sge, count: u32) {
+    for (index, element) in elements.iter_mut().enumerate() {
+        if index >= count as usize {
+            *element = Element::END;
+            break;
+        }
+        // SAFETY: the application's list has `count` entries.
+        let sge = unsafe { list.add(index) };
+        // SAFETY: as above.
+        *element = Element::of(unsafe { &*sge });
+    }
 }

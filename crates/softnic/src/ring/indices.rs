@@ -1,5 +1,5 @@
 //! The two indices of a ring: in its doorbell record, or, where loom explores what two threads can see of them, among
-//! loom's own atomics, which cannot stand in given memory.
+//! loom's own atomics, which cannot be placed in given memory.
 
 pub(super) use kind::Indices;
 

@@ -9,7 +9,7 @@ use loom::thread;
 
 use super::*;
 
-/// What stands for the slots.
+/// The slots.
 struct Cells(Vec<UnsafeCell<u64>>);
 
 // SAFETY: loom itself checks that the cells are not used by two threads at once; that is what is tested.

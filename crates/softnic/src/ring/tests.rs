@@ -51,7 +51,7 @@ fn a_full_ring_takes_no_more_until_slots_come_back() {
 }
 
 #[test]
-fn the_limit_is_what_was_asked_for() {
+fn the_limit_is_the_requested_size() {
     let (mut producer, _consumer) = ring(5);
     assert_eq!((0..8).filter(|value| push(&mut producer, *value)).count(), 5);
     let (mut none, _consumer) = ring(0);
@@ -59,7 +59,7 @@ fn the_limit_is_what_was_asked_for() {
 }
 
 #[test]
-fn a_lying_index_is_not_believed() {
+fn an_invalid_index_is_ignored() {
     let (producer, mut consumer) = ring(4);
     producer.ring.indices.produced().store(1000, Ordering::Release);
     assert_eq!(pop(&mut consumer), None);

@@ -1,7 +1,7 @@
 //! What can go wrong with a wire: opening one (for the operator), sending a frame (for the engine's counters).
 //!
 //! Every [`WireError`] names the file or the interface, the place in it, and what to do. Receiving has no error: a wire
-//! that can no longer receive says so through its state and its losses.
+//! that can no longer receive shows it through its state and its losses.
 
 use std::io;
 use std::path::PathBuf;
@@ -137,7 +137,7 @@ pub enum WireError {
         /// What is wrong and what is accepted.
         problem: String,
     },
-    /// Somebody has this end of the link already.
+    /// Another process has this end of the link.
     #[error("link `{link}`: end `{end}` is taken by {holder}: end that process, or take the other end")]
     LinkTaken {
         /// The link's name.

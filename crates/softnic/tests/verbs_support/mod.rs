@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex};
 pub(crate) use arena::ArenaDomain;
 use packet::MacAddr;
 use packet::build::FrameBuilder;
-use softnic::wire::{Burst, RxFrame, TransmitError, Wire, WireState};
+use softnic::wire::{Burst, RxFrame, TransmitError, Wire};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
 use verbs::{
-    Access, CompletionFields, CompletionQueue, Context, DeviceList, Domain, FlowAttr, FlowKind, FlowSpec,
-    FlowTag, FlowTarget, Frame, FramePool, HashConfig, HashFields, IndirectionTable, Ipv4ExtMatch,
+    Access, ActionSpec, CompletionFields, CompletionQueue, Context, DeviceList, Domain, FlowAttr, FlowKind,
+    FlowSpec, FlowTag, FlowTarget, Frame, FramePool, HashConfig, HashFields, IndirectionTable, Ipv4ExtMatch,
     MemoryRegion, Opcode, PortMatch, PortNumber, ProtectionDomain, ReceiveQueue, RssQueuePair, Status,
     WorkQueue,
 };
@@ -48,12 +48,6 @@ impl Wire for TestWire {
     fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
         self.sent.lock().unwrap().push(frame.to_vec());
         Ok(())
-    }
-
-    fn flush(&mut self) {}
-
-    fn state(&self) -> WireState {
-        WireState::Live
     }
 
     fn describe(&self) -> String {
@@ -253,5 +247,5 @@ pub(crate) fn udp_flow(dst_port: u16, tag: u32) -> FlowAttr {
             value: PortMatch { src_port: 0, dst_port },
             mask: PortMatch { src_port: 0, dst_port: u16::MAX },
         })
-        .spec(FlowSpec::Tag(FlowTag(tag)))
+        .action(ActionSpec::Tag(FlowTag(tag)))
 }

@@ -1,7 +1,7 @@
 //! The layers of the settings: each is read and checked alone, then the `config` crate merges them.
 //!
-//! `settings::load_with` pushes them lowest first. A layer keeps its origin so that an error can
-//! say "steerd.toml:12:5" or "STEERD_HTTP__LISTEN". No value is judged here beyond its type.
+//! `settings::load_with` pushes them lowest first. A layer keeps its origin, so that an error can name
+//! "steerd.toml:12:5" or "STEERD_HTTP__LISTEN". Values are checked for their types only.
 
 use std::fmt;
 use std::fs::{File, Metadata};
@@ -63,16 +63,15 @@ impl Layer {
         Ok(layer)
     }
 
-    /// `None` for a variable that is not ours. Without a double underscore it cannot be a setting:
-    /// Kubernetes sets STEERD_SERVICE_HOST and its kin wherever a service is called steerd. Only a
-    /// bare section, or a name that becomes a setting by doubling an underscore, is reported, as the
-    /// slip it must be.
+    /// `None` for a variable that is not a setting: Kubernetes sets STEERD_SERVICE_HOST and others for a service called
+    /// steerd. Without a double underscore, only a bare section, or a name that becomes a setting by doubling an
+    /// underscore, is reported as a mistake.
     pub(super) fn variable(name: &str, value: &str) -> Option<Result<Self, Vec<Problem>>> {
         let rest = name.strip_prefix(PREFIX)?;
         if !rest.contains(SEPARATOR) {
             let hint = whole_section(rest).or_else(|| {
                 let meant = misspelt(rest)?;
-                Some(format!("between section and key stand two underscores: {PREFIX}{meant}"))
+                Some(format!("section and key are separated by two underscores: {PREFIX}{meant}"))
             });
             return hint.map(|hint| {
                 Err(vec![Problem {
@@ -93,7 +92,7 @@ impl Layer {
                 hint: Some("the form is STEERD_SECTION__KEY, e.g. STEERD_HTTP__LISTEN".into()),
             }]));
         }
-        // As TOML where it is one TOML value (a number, a list, true), else as the bare word that it is.
+        // A TOML value (a number, a list, true) is taken as such, all else as a string.
         let as_string = format!("{key} = {}", Value::String(value.to_owned()));
         let table = format!("value = {value}").parse::<Table>().unwrap_or_default();
         if let (Some(typed), 1) = (table.get("value"), table.len()) {
@@ -153,14 +152,14 @@ impl Layers {
     }
 }
 
-/// A regular file of at most [`MAX_FILE_BYTES`]: a device may never end, and a FIFO waits for its writer.
+/// Reads a regular file of at most [`MAX_FILE_BYTES`]: a device may never end, and a FIFO blocks until it has a writer.
 fn read(path: &Path) -> io::Result<String> {
     let only_regular = |found: &Metadata| {
         let problem = "it is not a regular file";
         if found.is_file() { Ok(()) } else { Err(io::Error::new(io::ErrorKind::InvalidInput, problem)) }
     };
     only_regular(&path.metadata()?)?;
-    // NONBLOCK: a FIFO may have taken its place meanwhile (open(2)).
+    // NONBLOCK: a FIFO may have replaced the file meanwhile (open(2)).
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     only_regular(&file.metadata()?)?;
@@ -173,7 +172,7 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// A path in a file is relative to that file, wherever the daemon is started from.
+/// Paths in a file are relative to that file, wherever the daemon is started.
 fn rebase(table: &mut Table, folder: &Path) {
     let rebase_one = |value: Option<&mut Value>| {
         if let Some(Value::String(path)) = value
@@ -242,33 +241,18 @@ fn is_bare_key(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
 }
 
-/// From serde's "unknown field `x`, expected one of `a`, `b`": the name most like `x`, if any is.
+/// From serde's "unknown field `x`, expected one of `a`, `b`": the name that is most similar to `x`, if any is.
 fn nearest(message: &str) -> Option<&str> {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let wrong = quoted.next().filter(|_| message.starts_with("unknown"))?;
     quoted
-        .map(|name| (distance(wrong, name), name))
+        .map(|name| (strsim::levenshtein(wrong, name), name))
         .filter(|(distance, name)| *distance <= name.len().max(4) / 2)
         .min()
         .map(|(_, name)| name)
 }
 
-/// Levenshtein's, on bytes: keys are ASCII.
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.bytes().enumerate() {
-            let substituted = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
-}
-
-/// If `rest` ("LOG") names a section without a key: what its keys' variables are called.
+/// If `rest` ("LOG") names a section without a key: the names of its variables.
 fn whole_section(rest: &str) -> Option<String> {
     let defaults = super::DEFAULTS.parse::<Table>().ok()?;
     let section = defaults.get(&rest.to_ascii_lowercase())?.as_table()?;

@@ -1,14 +1,14 @@
-//! The limits on the settings' numbers, and what must fit together.
+//! Limits on the settings' numbers, and constraints between settings.
 //!
-//! Called by `load_with` on the merged settings; each problem names the layer that set the value.
-//! What only the machine can tell (is the core there, is the port up) is the daemon's to find out.
+//! Checked on the merged settings; each problem names the layer that set the value. Whether a core or a port exists is
+//! checked when the daemon starts.
 
 use super::layers::Layers;
 use super::types::{Cores, Settings};
 use super::{Origin, Problem};
-use crate::logging;
+use crate::telemetry::logging;
 
-/// A table of indirection holds no more queues on any device known; so many workers need as many.
+/// No known device has indirection tables for more queues.
 const MAX_WORKERS: usize = 1024;
 const MAX_CORE: usize = 4095;
 const MAX_PORTS: usize = 8;
@@ -17,7 +17,7 @@ const FRAMES: std::ops::RangeInclusive<u32> = 64..=1 << 20;
 /// The smallest holds any Ethernet header chain, the largest the largest IP packet.
 const FRAME_BYTES: std::ops::RangeInclusive<u32> = 128..=65_536;
 const BATCH: std::ops::RangeInclusive<usize> = 1..=256;
-/// Less than a busy machine may keep a thread waiting is no stall; more than an hour is never noticed.
+/// A busy machine may keep a thread waiting for less; a limit of more than an hour would be of no use.
 const STALL_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
 const MTU_BYTES: std::ops::RangeInclusive<u32> = 68..=9_600;
 
@@ -63,7 +63,7 @@ fn check_device(settings: &Settings, report: &mut dyn FnMut(&str, String, Option
         let known: Vec<String> =
             device_model::DeviceProfile::NAMES.iter().map(|name| format!("\"{name}\"")).collect();
         let message = format!("{:?} is no model, expected \"auto\", {}", device.model, known.join(", "));
-        report("device.model", message, Some("\"auto\" knows the model by the device's driver"));
+        report("device.model", message, Some("\"auto\" chooses the model by the device's driver"));
     }
     if device.ports.is_empty() || device.ports.len() > MAX_PORTS {
         report("device.ports", format!("must list 1 to {MAX_PORTS} ports"), Some("ports count from 1"));

@@ -32,7 +32,7 @@ pub(crate) struct Settings {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Device {
-    /// A name of libibverbs' list, the soft NIC's name, or "auto": the only device there is.
+    /// A name in libibverbs' list, the soft NIC's name, or "auto": the only device there is.
     pub(crate) name: String,
     /// A name of [`DeviceProfile::NAMES`], or "auto": by the device's driver.
     pub(crate) model: String,
@@ -45,7 +45,7 @@ pub(crate) struct Device {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Policy {
     pub(crate) file: PathBuf,
-    /// Values of the policy's variables, as text that the policy reads.
+    /// Values of the policy's variables, as text.
     #[serde(deserialize_with = "variables")]
     pub(crate) variables: BTreeMap<String, String>,
 }
@@ -64,7 +64,7 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Whether a receive queue of that device holds all frames of a worker: found out before memory is taken.
+    /// Checks that a receive queue of the device holds all frames of a worker, before memory is allocated.
     pub(crate) fn check_frames(&self, device: &DeviceProfile) -> Result<(), Error> {
         match device.max_receives {
             Some(limit) if self.frames > limit => {
@@ -89,7 +89,7 @@ pub(crate) enum IdleMode {
 pub(crate) enum Cores {
     #[default]
     Auto,
-    /// So many workers, on the first cores; without a core of their own where there are too few.
+    /// This many workers, on the first cores; unpinned if there are too few cores.
     Count(usize),
     List(Vec<usize>),
 }
@@ -115,9 +115,9 @@ pub(crate) struct SoftNicPort {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Http {
     pub(crate) listen: Listen,
-    /// Names that requests may have in their Host header, besides addresses and localhost.
+    /// Names allowed in the Host header of requests, besides addresses and localhost.
     pub(crate) hosts: Vec<String>,
-    /// Holds the bearer token; empty: none is required.
+    /// The file with the bearer token; empty: no token is required.
     pub(crate) token_file: PathBuf,
 }
 
@@ -136,7 +136,7 @@ pub(crate) struct Log {
     pub(crate) filter: String,
 }
 
-/// How lines on stderr look; journald has fields of its own.
+/// The format of lines on stderr; journald has its own fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum LogFormat {
@@ -148,7 +148,7 @@ pub(crate) enum LogFormat {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Health {
-    /// A worker or engine that makes no progress for so long is stalled.
+    /// A worker or engine that makes no progress for this long is stalled.
     pub(crate) stall_ms: u64,
 }
 
@@ -160,12 +160,12 @@ pub(crate) enum LogTarget {
     Journald,
 }
 
-/// Ethernet's own: what the soft NIC's ports carry unless told otherwise.
+/// The default MTU of the soft NIC's ports, that of Ethernet.
 fn default_mtu_bytes() -> u32 {
     1500
 }
 
-/// Strings as they are, all else as TOML writes it.
+/// Strings as they are, other values as TOML text.
 fn variables<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
     let text = |value: toml::Value| match value {
         toml::Value::String(text) => text,
@@ -221,7 +221,7 @@ impl<'de> Visitor<'de> for CoresVisitor {
         if text == "auto" {
             return Ok(Cores::Auto);
         }
-        // The form a variable takes without TOML's brackets: "2,3".
+        // The form without TOML's brackets, for variables: "2,3".
         let list: Result<Vec<usize>, _> = text.split(',').map(|part| part.trim().parse()).collect();
         list.map(Cores::List).map_err(|_| E::invalid_value(de::Unexpected::Str(text), &self))
     }

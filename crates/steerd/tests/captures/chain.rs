@@ -1,5 +1,5 @@
-//! The whole way of a packet on one thread, so that every packet's fate can be seen: a wire, the soft NIC's
-//! engine under the real libibverbs, flows, workers. A sink notes what each worker was given.
+//! The path of a packet on one thread: a wire, the soft NIC's engine under the real libibverbs, flows, workers. A sink
+//! records the packets of each worker.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use worker::{Worker, WorkerSnapshot};
 
 use crate::notebook::{Seen, worker};
 
-/// Declared in the order in which things must go: flows, workers, device.
+/// The fields are declared in the order in which they must be dropped: flows, workers, device.
 pub(crate) struct Chain {
     controller: Controller,
     workers: Vec<Worker>,
@@ -30,7 +30,7 @@ pub(crate) fn compile(text: &str, workers: usize) -> Arc<Program> {
 }
 
 impl Chain {
-    /// The capture on the wire, `program` on the device.
+    /// Puts the capture on the wire and `program` on the device.
     pub(crate) fn new(capture: &Path, program: &Arc<Program>, workers: u32) -> Self {
         let wire = WireConfig::Pcap(PcapConfig {
             path: capture.to_path_buf(),
@@ -63,7 +63,7 @@ impl Chain {
         Self { controller, workers, seen, nic }
     }
 
-    /// Lets one frame in and says where it went: nobody, or one worker.
+    /// Receives one frame; returns the delivery if a worker got it.
     pub(crate) fn one(&mut self) -> Option<Seen> {
         assert_eq!(self.nic.pump(1), 1, "the capture has one more packet");
         self.workers.iter_mut().for_each(|worker| while worker.step() > 0 {});
@@ -72,13 +72,13 @@ impl Chain {
         seen.pop()
     }
 
-    /// Lets in all that the capture holds.
+    /// Receives all frames of the capture.
     pub(crate) fn all(&mut self) {
         while !self.nic.wires_finished() {
             self.nic.pump(64);
             self.workers.iter_mut().for_each(|worker| while worker.step() > 0 {});
         }
-        self.check_books();
+        self.check_accounting();
     }
 
     pub(crate) fn port(&self) -> PortStats {
@@ -89,14 +89,14 @@ impl Chain {
         self.workers.iter().map(|worker| worker.control().snapshot()).collect()
     }
 
-    /// Packets that the flows of a drop rule took.
+    /// Packets that the flows of a drop rule dropped.
     pub(crate) fn dropped(&mut self, rule: &str) -> u64 {
         let totals = self.controller.drop_counters();
         totals.iter().filter(|total| total.rule == rule).map(|total| total.packets).sum()
     }
 
     /// Every packet is in exactly one counter.
-    pub(crate) fn check_books(&self) {
+    pub(crate) fn check_accounting(&self) {
         let port = self.port();
         assert_eq!(port.rx_frames, port.dispositions(), "{port:?}");
         let received: u64 = self.snapshots().iter().map(|worker| worker.received.packets).sum();

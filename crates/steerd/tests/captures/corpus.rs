@@ -1,18 +1,14 @@
-//! The captures, and what independent tools counted in them. Read from the folder that
-//! `STEERD_CORPORA` names; the repository does not contain it.
+//! The captures and the counts of independent tools, from the folder that `STEERD_CORPORA` names; the repository does not
+//! contain it.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-/// The folder of captures; `None`, with a loud word, where there is none.
+/// The folder of captures, if there is one.
 pub(crate) fn folder() -> Option<PathBuf> {
-    let Some(corpora) = std::env::var_os("STEERD_CORPORA") else {
-        crate::support::not_run("real captures", "STEERD_CORPORA does not name their folder");
-        return None;
-    };
-    Some(PathBuf::from(corpora).join("pcaps"))
+    test_support::corpora("pcaps")
 }
 
 /// The capture files, sorted by name.
@@ -29,7 +25,7 @@ pub(crate) fn name(path: &Path) -> &str {
     path.file_name().and_then(|name| name.to_str()).expect("a capture's name is UTF-8")
 }
 
-/// Every packet of a capture, read by another reader than the wire's users see.
+/// Every packet of a capture, read independently of the wire.
 pub(crate) fn packets(path: &Path) -> Vec<Vec<u8>> {
     let file = fs::File::open(path).expect("a capture");
     let mut reader = pcap_file::pcap::PcapReader::new(file).expect("a pcap header");
@@ -51,14 +47,14 @@ pub(crate) fn rules(folder: &Path) -> Vec<String> {
     table(folder, "RULES.tsv").into_iter().map(|row| row[0].clone()).collect()
 }
 
-/// What tshark and libpcap counted, by file and rule; an absent row is zero.
+/// The counts of tshark and libpcap by file and rule; an absent row is zero.
 pub(crate) fn expected(folder: &Path) -> BTreeMap<(String, String), (u64, u64)> {
     let count = |text: &str| text.parse().expect("a count");
     let rows = table(folder, "EXPECTED.tsv").into_iter();
     rows.map(|row| ((row[0].clone(), row[1].clone()), (count(&row[2]), count(&row[3])))).collect()
 }
 
-/// One line of FLOWS.tsv that names a queue: an untagged flow and where it belongs.
+/// A line of FLOWS.tsv with a queue: an untagged flow and its queue.
 pub(crate) struct KnownFlow {
     pub(crate) file: String,
     pub(crate) src: IpAddr,

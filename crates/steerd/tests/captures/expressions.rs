@@ -1,6 +1,6 @@
-//! Each rule of the corpus' RULES.tsv in the policy language, or why it cannot be said.
+//! Each rule of the corpus' RULES.tsv in the policy language, or why it cannot be expressed.
 
-/// The match, as the inside of `match = { ... }`; `Err` with the reason where the language has no word.
+/// The match, as the inside of `match = { ... }`; `Err`: why the language cannot express it.
 pub(crate) fn expression(rule: &str) -> Result<&'static str, &'static str> {
     Ok(match rule {
         "all" => "any = true",
@@ -63,5 +63,5 @@ pub(crate) fn expression(rule: &str) -> Result<&'static str, &'static str> {
     })
 }
 
-/// The reasons that [`expression`] may give; any other is a hole in this test.
+/// The reasons that [`expression`] may give; any other fails the test.
 pub(crate) const TUNNELS: [&str; 2] = ["vxlan_vni_any", "gre_ipv4"];

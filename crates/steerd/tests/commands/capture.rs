@@ -1,4 +1,4 @@
-//! `steerd explain --pcap`: a capture summed up.
+//! `steerd explain --pcap`: the summary of a capture.
 
 use packet::build::FrameBuilder;
 use packet::{EtherType, MacAddr};
@@ -7,7 +7,7 @@ use crate::rig::{dns_frame, json, ok, policies, run, run_in, write_pcap};
 use crate::support::{stderr, stdout};
 
 #[test]
-fn a_capture_is_summed_up_per_rule_and_worker() {
+fn a_capture_is_summed_by_rule_and_worker() {
     let folder = tempfile::tempdir().expect("folder");
     let path = folder.path().join("c.pcap");
     let tagged = dns_frame().vlan(EtherType::VLAN, 42).build();
@@ -24,7 +24,7 @@ fn a_capture_is_summed_up_per_rule_and_worker() {
 
 /// The link-type word holds the length of the check sequence in its upper bits (pcap-savefile(5)).
 #[test]
-fn a_check_sequence_is_no_part_of_a_frame() {
+fn frame_check_sequences_are_removed() {
     let folder = tempfile::tempdir().expect("folder");
     let path = folder.path().join("c.pcap");
     let frame = dns_frame().build();
@@ -42,7 +42,7 @@ fn a_check_sequence_is_no_part_of_a_frame() {
 }
 
 #[test]
-fn a_summary_says_how_even_the_load_is() {
+fn a_summary_has_the_balance_of_each_group() {
     let folder = tempfile::tempdir().expect("folder");
     let path = folder.path().join("c.pcap");
     let mac = |last| MacAddr([2, 0, 0, 0, 0, last]);
@@ -64,7 +64,7 @@ fn a_summary_says_how_even_the_load_is() {
 }
 
 #[test]
-fn a_capture_of_what_the_host_sends_is_summed_up() {
+fn a_capture_of_sent_packets_is_summed() {
     let folder = tempfile::tempdir().expect("folder");
     let path = folder.path().join("c.pcap");
     let frame = |src: [u8; 4], port| {
@@ -81,7 +81,7 @@ fn a_capture_of_what_the_host_sends_is_summed_up() {
     assert_eq!(summary["workers"], serde_json::json!({}), "no worker gets what is sent");
     let each = ok(&[&args[..], &["--each"]].concat());
     assert!(each.contains("1  rule=no-mail action=drop") && each.contains("sent by the host"), "{each}");
-    // A sniffer hears what leaves.
+    // A sniffer gets copies of sent packets.
     let sniffing = "version = 1\n[groups.ear]\nworkers = [0, 1]\n[[rules]]\nname = \"hear\"\n\
         match = { protocol = \"tcp\" }\naction = { sniff = \"ear\" }\n[[rules]]\nname = \"no-mail\"\n\
         match = { dst_port = 25 }\naction = \"drop\"\ndirection = \"egress\"\n";
@@ -94,7 +94,7 @@ fn a_capture_of_what_the_host_sends_is_summed_up() {
 }
 
 #[test]
-fn a_cut_capture_is_summed_up_as_far_as_it_goes() {
+fn a_truncated_capture_is_summed_up_to_its_end() {
     let folder = tempfile::tempdir().expect("folder");
     let path = folder.path().join("c.pcap");
     write_pcap(&path, &[dns_frame().build(), dns_frame().build()]);

@@ -1,16 +1,16 @@
-//! `steerd check`: what it says of a policy, and what it fails for.
+//! `steerd check`: its output and its exit codes.
 
 use crate::rig::{POLICY, json, ok, policies, run, run_in};
 use crate::support::{config, stderr, stdout, steerd};
 
 #[test]
-fn check_says_for_every_rule_where_it_is_decided() {
+fn check_shows_where_every_rule_is_decided() {
     insta::assert_snapshot!("check_demo", ok(&["check", "demo.toml"]));
     insta::assert_snapshot!("check_dns_farm", ok(&["check", "dns-farm.toml"]));
 }
 
 #[test]
-fn check_in_json_says_the_same() {
+fn check_in_json_has_the_same_findings() {
     let report = json(&["check", "demo.toml", "--format", "json"]);
     assert_eq!(report["ok"], true);
     let rules = report["rules"].as_array().expect("rules");
@@ -25,7 +25,7 @@ fn check_in_json_says_the_same() {
 }
 
 #[test]
-fn a_broken_policy_is_answered_with_all_its_problems_and_exit_code_1() {
+fn all_problems_of_a_policy_are_reported_with_exit_code_1() {
     let folder = tempfile::tempdir().expect("folder");
     let policy =
         "version = 1\n[[rules]]\nname = \"a\"\nmatch = { dst_prot = 53 }\naction = { steer = \"nobody\" }\n";
@@ -48,7 +48,7 @@ fn a_broken_policy_is_answered_with_all_its_problems_and_exit_code_1() {
 }
 
 #[test]
-fn a_policy_that_is_not_there_is_an_error() {
+fn a_missing_policy_is_an_error() {
     let output = run(&["check", "nowhere.toml"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("nowhere.toml"), "{}", stderr(&output));
@@ -58,7 +58,7 @@ const SHADOWED: &str = "\n[[rules]]\nname = \"late\"\n\
      match = { dst = \"192.0.2.7\", protocol = \"tcp\", dst_port = 80 }\naction = \"drop\"\n";
 
 #[test]
-fn check_fails_for_what_is_denied() {
+fn check_fails_for_denied_findings() {
     let shadowed = format!("{POLICY}{SHADOWED}");
     let losing = POLICY.replace("dst_port = 80", "dst_port = 80, tcp_flags = \"syn\"");
     let hybrid = losing.replace("version = 1", "version = 1\nallow_lost_exceptions = true");
@@ -104,7 +104,7 @@ fn a_quiet_check_prints_errors_only() {
         (&["late.toml"], 0, 0),
         (&["late.toml", "--deny", "shadowed"], 1, 1),
         (&["late.toml", "--deny", "warnings"], 1, 1),
-        // The error, and the line about the whole.
+        // The error and the final line.
         (&["broken.toml"], 1, 2),
     ] {
         let output = run_in(&folder, &[&["check", "--quiet"], args].concat());
@@ -115,11 +115,11 @@ fn a_quiet_check_prints_errors_only() {
 }
 
 #[test]
-fn check_without_the_analysis_says_nothing_of_it() {
+fn check_without_the_analysis_prints_no_findings() {
     let folder = policies(&[("ok.toml", POLICY)]);
     let text = |args: &[&str]| stdout(&run_in(&folder, args));
-    assert!(text(&["check", "ok.toml"]).contains("rules among themselves"));
-    assert!(!text(&["check", "ok.toml", "--no-analysis"]).contains("rules among themselves"));
+    assert!(text(&["check", "ok.toml"]).contains("rule interactions"));
+    assert!(!text(&["check", "ok.toml", "--no-analysis"]).contains("rule interactions"));
 }
 
 #[test]
@@ -129,9 +129,9 @@ fn the_schema_needs_no_policy() {
     assert_eq!(run(&["check", "--print-schema", "demo.toml"]).status.code(), Some(2), "it stands alone");
 }
 
-/// On a device without flow tags one class is about all packets, but a flow brings only some of them.
+/// On a device without flow tags all packets have one class, but a flow matches only some of them.
 #[test]
-fn each_rule_that_brings_strangers_is_warned_of_once() {
+fn each_rule_that_brings_other_packets_to_its_workers_is_warned_of_once() {
     let scada = std::fs::read_to_string(config().join("examples/scada.toml")).expect("it is there");
     let scada = scada.replacen("version = 1", "version = 1\nallow_lost_exceptions = true", 1);
     let warnings = |policy: &str| {
@@ -142,9 +142,13 @@ fn each_rule_that_brings_strangers_is_warned_of_once() {
     };
     let found = warnings(&scada);
     assert_eq!(found.lines().count(), 1, "{found}");
-    let parts = ["`goose` takes packets from the kernel", "belongs to `control`", "workers of `protection`"];
+    let parts = [
+        "`goose` takes packets of other rules from the kernel",
+        "those of `control`",
+        "workers of `protection`",
+    ];
     assert!(parts.iter().all(|part| found.contains(part)), "{found}");
-    // Each remedy mends its part.
+    // Each remedy removes its part of the warning.
     let claimed =
         format!("{scada}\n[[rules]]\nname = \"rest\"\nmatch = {{ vlan = 10 }}\naction = \"drop\"\n");
     let found = warnings(&claimed);
@@ -153,9 +157,9 @@ fn each_rule_that_brings_strangers_is_warned_of_once() {
     assert!(found.contains("kernel") && !found.contains("control"), "{found}");
 }
 
-/// What the device takes in place of IPv6 is no more than the policy asks for: the remedy is to ask for less.
+/// The exception is lost only for IPv6; the remedy is to restrict the rule to IPv4.
 #[test]
-fn an_exception_that_only_ipv6_keeps_from_the_host_goes_there_without_it() {
+fn an_exception_lost_for_ipv6_is_kept_when_restricted_to_ipv4() {
     let policy = "version = 1\n[groups.main]\nworkers = [0]\n\
         [[rules]]\nname = \"management\"\n\
         match = { src = \"10.0.0.0/8\", dst = \"192.0.2.1\", protocol = \"tcp\", dst_port = 22 }\naction = \"kernel\"\n\
@@ -176,7 +180,7 @@ fn an_exception_that_only_ipv6_keeps_from_the_host_goes_there_without_it() {
 
 /// Flows on multicast alone share one table of an mlx5, whatever their program.
 #[test]
-fn check_warns_where_no_reload_would_be_taken() {
+fn check_warns_of_policies_that_no_reload_can_keep() {
     let alone = POLICY.replace("version = 1\n", "version = 1\ndefault_multicast = \"one\"\n");
     let folder = policies(&[("ok", POLICY), ("alone", &alone)]);
     for (policy, profile, warned) in

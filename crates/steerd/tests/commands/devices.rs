@@ -1,4 +1,4 @@
-//! `steerd devices`: what there is, and who probes it.
+//! `steerd devices`: the list, and the call of the program that probes a device.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::rig::json;
 
-/// Writes settings with a soft NIC called `mysoft`; their path.
+/// Writes settings with a soft NIC called `mysoft`; returns their path.
 fn settings_in(folder: &Path) -> String {
     let path = folder.join("s.toml");
     let text = "[softnic]\nname = \"mysoft\"\n[[softnic.ports]]\nwire = { kind = \"null\" }\n";
@@ -26,8 +26,8 @@ fn devices_lists_the_soft_nic_of_the_settings() {
 /// The binary under another path, without and with a program beside it that prints its arguments. Links, because a file
 /// that was just written may still be open for writing in a child of another test, and cannot be run then (ETXTBSY).
 #[test]
-fn a_probe_is_handed_to_the_program_beside_steerd() {
-    // On the file system of the binary, for the sake of the hard link.
+fn probe_runs_the_program_beside_steerd() {
+    // On the file system of the binary: a hard link cannot cross file systems.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("folder");
     let path = settings_in(folder.path());
     let steerd = folder.path().join("steerd");

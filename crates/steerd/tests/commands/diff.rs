@@ -1,12 +1,12 @@
-//! `steerd diff`: who loses which packets to whom.
+//! `steerd diff`: regions, groups, placement and exit codes.
 
 use crate::rig::{POLICY, piped, policies, run_in};
 use crate::support::{stderr, stdout};
 
 #[test]
-fn diff_tells_who_loses_which_packets() {
+fn diff_shows_which_packets_change_their_rule() {
     let wider = POLICY.replace("192.0.2.0/24", "192.0.2.0/23");
-    // The same otherwise: two halves, an order that makes no difference.
+    // Equal: two halves of the same set, and an order that makes no difference.
     let halves = format!(
         "{}{}",
         POLICY.replace("192.0.2.0/24", "192.0.2.128/25"),
@@ -35,9 +35,9 @@ fn diff_tells_who_loses_which_packets() {
     }
 }
 
-/// What `diff` shows is a packet that the two policies treat differently, by `explain`.
+/// `explain` treats the witness packet differently under the two policies.
 #[test]
-fn the_witness_of_a_difference_is_explained_differently() {
+fn explain_confirms_the_witness_of_a_difference() {
     let wider = POLICY.replace("192.0.2.0/24", "192.0.2.0/23");
     let folder = policies(&[("a", POLICY), ("b", &wider)]);
     let report = run_in(&folder, &["diff", "a", "b", "--format", "json"]);
@@ -50,9 +50,9 @@ fn the_witness_of_a_difference_is_explained_differently() {
     assert_eq!((explained("a"), explained("b")), ("default".into(), "web".into()));
 }
 
-/// A group is not the same when its workers, weights or hash are not: which of them, and who gets how much.
+/// A group changes with its workers, weights or hash; the shares of the workers are shown.
 #[test]
-fn diff_says_what_changed_inside_a_group() {
+fn diff_shows_changes_inside_a_group() {
     let with = |group: &str| POLICY.replace("workers = [0]\n", group);
     let folder = policies(&[
         ("even", &with("workers = [0, 1]\n")),
@@ -89,15 +89,15 @@ fn diff_says_what_changed_inside_a_group() {
         .collect();
     assert_eq!(keys, ["hash", "key", "symmetric"]);
     assert!(addresses["groups"][0]["moved"].is_null(), "any connection may move");
-    // How many "all" are is said by --workers.
+    // --workers sets the number of all workers.
     let all = report(&["even", "all", "--workers", "4"]);
     assert_eq!(all["groups"][0]["shares"][3]["after"], 0.25, "{all:#}");
     assert_eq!(report(&["even", "even"])["groups"], serde_json::json!([]));
 }
 
-/// What a device decides elsewhere is a difference for who asks about a device.
+/// With --profile a changed placement is a difference.
 #[test]
-fn diff_for_a_device_says_which_rules_are_decided_elsewhere() {
+fn diff_for_a_device_lists_rules_that_are_decided_elsewhere() {
     let rule = |name: &str, matches: &str| {
         format!("[[rules]]\nname = \"{name}\"\nmatch = {{ {matches} }}\naction = {{ steer = \"one\" }}\n")
     };
@@ -129,7 +129,7 @@ fn diff_for_a_device_says_which_rules_are_decided_elsewhere() {
 }
 
 #[test]
-fn one_policy_comes_from_standard_input() {
+fn one_policy_can_come_from_standard_input() {
     let wider = POLICY.replace("192.0.2.0/24", "192.0.2.0/23");
     let folder = policies(&[("a", POLICY), ("s.txt", "192.0.2.0/24\n")]);
     let output = piped(&folder, &["diff", "a", "-"], &wider);
@@ -142,7 +142,7 @@ fn one_policy_comes_from_standard_input() {
     let broken = piped(&folder, &["diff", "a", "-"], "version = 2\n");
     assert_eq!(broken.status.code(), Some(2), "{}", stderr(&broken));
     assert!(stderr(&broken).contains("(standard input):1:11: error:"), "{}", stderr(&broken));
-    // The others take one as well; files that it names are relative to the current directory.
+    // So do check and explain; relative file names refer to the current directory.
     let with_set = POLICY
         .replace("[groups.one]", "[sets]\ns = { file = \"s.txt\" }\n[groups.one]")
         .replace("\"192.0.2.0/24\"", "\"s\"");

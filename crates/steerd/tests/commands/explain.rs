@@ -14,7 +14,7 @@ fn explain_follows_a_packet_to_its_worker() {
 }
 
 #[test]
-fn a_packet_in_hexadecimal_is_the_same_packet() {
+fn fields_and_hexadecimal_give_the_same_answer() {
     let hex: String = dns_frame().build().iter().map(|byte| format!("{byte:02x} ")).collect();
     let from_hex = json(&["explain", "demo.toml", "--format", "json", "--hex", &hex]);
     let from_fields = json(&["explain", "demo.toml", "--format", "json", "--packet", DNS]);
@@ -24,7 +24,7 @@ fn a_packet_in_hexadecimal_is_the_same_packet() {
 }
 
 #[test]
-fn a_frame_without_an_ethernet_header_is_nobodys() {
+fn a_frame_without_an_ethernet_header_is_refused() {
     for hex in ["0000", "00112233445566778899aabbcc"] {
         let output = run(&["explain", "demo.toml", "--hex", hex]);
         assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
@@ -47,17 +47,17 @@ fn explain_looks_into_tunnels_and_shows_copies() {
     insta::assert_snapshot!("explain_copy", ok(&["explain", "ipfix-tap.toml", "--packet", web]));
 }
 
-/// Where a device tells nothing of flows, another rule's flow may have brought the packet.
+/// Without flow tags another rule's flow may have delivered the packet.
 #[test]
-fn explain_says_that_a_packet_stays_with_the_worker_that_has_it() {
+fn explain_shows_that_a_packet_stays_with_its_worker() {
     let syn = "src=10.2.0.1,dst=192.0.2.80,protocol=tcp,src_port=1,dst_port=443,tcp_flags=syn";
     let text = ok(&["explain", "demo.toml", "--packet", syn, "--profile", "mlx4"]);
     assert!(text.contains("deliver to web") && text.contains("group    dns: the packet stays"), "{text}");
 }
 
-/// egress-guard: mail by the relay alone, and nothing from addresses that are not ours.
+/// egress-guard: only the relay sends mail, and no foreign source address is sent.
 #[test]
-fn explain_says_what_becomes_of_what_the_host_sends() {
+fn explain_follows_sent_packets() {
     let sent = |fields: &str| {
         let fields = format!("{fields},dst=198.51.100.1,protocol=tcp,dst_port=25");
         json(&[
@@ -83,14 +83,14 @@ fn explain_says_what_becomes_of_what_the_host_sends() {
     let text = ok(&arp);
     assert!(text.contains("no egress rule"), "{text}");
     let received = ok(&["explain", "egress-guard.toml", "--packet", "src=10.0.0.1,dst=192.0.2.7"]);
-    assert!(received.contains("default"), "egress rules say nothing of what is received: {received}");
+    assert!(received.contains("default"), "egress rules do not match received packets: {received}");
     let output = run(&[&arp[..], &["--profile", "mlx4"]].concat());
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("EGRESS"), "{}", stderr(&output));
 }
 
 #[test]
-fn explain_refuses_what_it_cannot_understand() {
+fn explain_refuses_invalid_packets() {
     for (args, part) in [
         (["--packet", "dst_port=53"], "protocol"),
         (["--packet", "colour=red"], "colour"),

@@ -1,10 +1,10 @@
-//! `steerd import`: what comes out is a policy, and what is lost is told.
+//! `steerd import`: the output is a policy, and unsupported lines are reported.
 
 use crate::rig::{policies, run_in};
 use crate::support::{self, stderr, stdout, steerd};
 
 #[test]
-fn import_writes_a_policy_and_tells_what_is_lost() {
+fn import_writes_a_policy_and_reports_unsupported_lines() {
     let filters = "@10.0.0.0/8\t192.0.2.1/32\t0 : 65535\t80 : 80\t0x06/0xFF\t0x0000/0x0000\n";
     let folder = policies(&[("set", filters), ("odd", "Filter: 3\n\tRule Type: SCTP over IPv9\n")]);
     let output = run_in(&folder, &["import", "classbench", "set", "-o", "set.toml"]);
@@ -35,7 +35,7 @@ fn import_reads_standard_input() {
 }
 
 #[test]
-fn import_in_json_has_the_policy_and_what_is_lost() {
+fn import_in_json_has_the_policy_and_the_unsupported_lines() {
     let folder = policies(&[("odd", "Filter: 3\n\tRule Type: SCTP over IPv9\n")]);
     let output = run_in(&folder, &["import", "ethtool", "odd", "--format", "json"]);
     assert!(output.status.success(), "{}", stderr(&output));
@@ -45,9 +45,9 @@ fn import_in_json_has_the_policy_and_what_is_lost() {
     assert!(answer["notes"][0]["line"].is_u64() && answer["notes"][0]["message"].is_string(), "{answer:#}");
 }
 
-/// Neither has an end.
+/// A device or a FIFO may never end.
 #[test]
-fn import_refuses_what_is_no_file() {
+fn import_refuses_what_is_not_a_regular_file() {
     let folder = policies(&[]);
     let fifo = folder.path().join("fifo");
     rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
@@ -63,7 +63,7 @@ fn import_refuses_what_is_no_file() {
     }
 }
 
-/// Every rule set is imported and checked; what does not fit is said for each profile.
+/// Every rule set is imported and checked for each profile.
 #[test]
 fn rule_sets_of_the_corpora_are_imported_and_checked() {
     let Some(rules) = support::corpora("rules") else { return };

@@ -1,4 +1,4 @@
-//! How these tests call a command, and what they give it: policies, frames, captures. Judges nothing.
+//! Helpers: calls of commands, policies, frames, captures. No assertions about behaviour.
 
 use std::path::Path;
 use std::process::Output;
@@ -9,7 +9,7 @@ use pcap_file::pcap::{PcapPacket, PcapWriter};
 
 use crate::support::{config, stderr, stdout, steerd};
 
-/// In config/examples, so that file names in the output do not depend on where the repository is.
+/// Runs in config/examples, so that file names in the output do not depend on the repository's path.
 pub(crate) fn run(args: &[&str]) -> Output {
     steerd().current_dir(config().join("examples")).args(args).output().expect("the binary runs")
 }
@@ -58,7 +58,7 @@ pub(crate) fn run_in(folder: &tempfile::TempDir, args: &[&str]) -> Output {
     steerd().current_dir(folder.path()).args(args).output().expect("the binary runs")
 }
 
-/// The same with this as standard input.
+/// The same with standard input.
 pub(crate) fn piped(folder: &tempfile::TempDir, args: &[&str], input: &str) -> Output {
     use std::io::Write;
     use std::process::Stdio;
@@ -67,7 +67,7 @@ pub(crate) fn piped(folder: &tempfile::TempDir, args: &[&str], input: &str) -> O
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("it starts");
     let mut stdin = child.stdin.take().expect("piped");
-    // One that does not want it may be gone.
+    // A command that does not read it may have ended.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     child.wait_with_output().expect("it ends")

@@ -1,6 +1,6 @@
-//! Drives the real binary: commands that end, and a daemon that is asked, signalled and ended.
-//! Every daemon listens on a free port that its log names, so that tests run side by side.
-#![allow(dead_code, unreachable_pub)] // Each test file uses its own part.
+//! Runs the real binary: commands, and a daemon with its pages and signals. Every daemon listens on a free port that its
+//! log names, so that tests can run in parallel.
+#![allow(dead_code, unreachable_pub, unused_imports)] // Each test file uses its own part.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,11 +10,12 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+pub use test_support::{corpora, not_run};
 
 /// Long enough for a loaded machine; a test that waits so long has failed.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The binary, without the settings of whoever runs the tests.
+/// The binary, without `STEERD_` variables of the environment.
 pub fn steerd() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_steerd"));
     for (name, _) in std::env::vars_os() {
@@ -38,25 +39,9 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Says that a test cannot run here, past the test harness, which keeps what eprintln! prints to itself.
-/// Where everything must run (`CI`) that is a failure.
-pub fn not_run(what: &str, why: &str) {
-    assert!(std::env::var_os("CI").is_none(), "{what} must run here: {why}");
-    let _ = writeln!(std::io::stderr(), "NOT RUN: {what}: {why}");
-}
-
 /// The repository's config folder.
 pub fn config() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config").canonicalize().expect("config/")
-}
-
-/// A folder of the corpora, where STEERD_CORPORA says they are.
-pub fn corpora(folder: &str) -> Option<PathBuf> {
-    let found = std::env::var_os("STEERD_CORPORA").map(|path| PathBuf::from(path).join(folder));
-    if found.is_none() {
-        not_run(&format!("corpora/{folder}"), "STEERD_CORPORA does not say where they are");
-    }
-    found
 }
 
 #[derive(Default)]
@@ -65,7 +50,7 @@ struct Log {
     grown: Condvar,
 }
 
-/// A running `steerd run`; killed when a test ends before it.
+/// A running `steerd run`; killed when dropped.
 pub struct Daemon {
     child: Child,
     log: Arc<Log>,
@@ -116,7 +101,7 @@ impl Daemon {
         self.log.lines.lock().expect("log").join("\n")
     }
 
-    /// Waits until `text` has stood in the log `times` times.
+    /// Waits until `times` lines of the log contain `text`.
     pub fn wait_for(&mut self, text: &str, times: usize) {
         let deadline = Instant::now() + PATIENCE;
         let mut lines = self.log.lines.lock().expect("log");
@@ -181,7 +166,7 @@ impl Daemon {
         serde_json::from_str(&body).expect("JSON")
     }
 
-    /// Waits until `done` says so.
+    /// Waits until `done` returns true.
     pub fn until(&self, what: &str, done: impl Fn(&Self) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !done(self) {
@@ -190,7 +175,7 @@ impl Daemon {
         }
     }
 
-    /// Waits until a page answers so.
+    /// Waits until a page has this status and body.
     pub fn until_page(&self, path: &str, answer: &(u16, String)) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -211,7 +196,7 @@ impl Daemon {
         self.child.try_wait().expect("child").is_none()
     }
 
-    /// Waits until the HTTP server is gone, which is just before the summary.
+    /// Waits until the HTTP server has stopped, which is just before the summary.
     pub fn until_unreachable(&self) {
         let address = self.address();
         let deadline = Instant::now() + PATIENCE;
@@ -221,7 +206,7 @@ impl Daemon {
         }
     }
 
-    /// Waits for its end; gives the exit status, stdout and the log.
+    /// Waits for the exit; returns the exit status, stdout and the log.
     pub fn end(mut self) -> (ExitStatus, String, String) {
         let mut out = String::new();
         if let Some(mut stdout) = self.child.stdout.take() {
@@ -240,13 +225,13 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Already ended is what most tests leave behind.
+        // Fails if it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// What systemd would hear.
+/// Receives the messages for systemd (sd_notify(3)).
 pub struct ServiceManager {
     socket: std::os::unix::net::UnixDatagram,
     path: PathBuf,
@@ -264,7 +249,7 @@ impl ServiceManager {
         command.env("NOTIFY_SOCKET", &self.path).env("WATCHDOG_USEC", watchdog_us)
     }
 
-    /// All that is told up to a message with a line that begins with `text`.
+    /// All messages up to one with a line that begins with `text`.
     pub fn until(&self, text: &str) -> Vec<String> {
         let (mut told, mut buffer) = (Vec::new(), [0; 4096]);
         loop {
@@ -279,7 +264,7 @@ impl ServiceManager {
         }
     }
 
-    /// All that has been told and not been looked at yet.
+    /// All messages that were not returned yet.
     pub fn drain(&self) -> Vec<String> {
         let (mut told, mut buffer) = (Vec::new(), [0; 4096]);
         self.socket.set_nonblocking(true).expect("non-blocking");

@@ -1,4 +1,4 @@
-//! Workers that note what they are given. For tests that follow single packets; judges nothing.
+//! Workers that record their packets, for tests that follow single packets.
 
 use std::sync::{Arc, Mutex};
 
@@ -6,7 +6,7 @@ use control::Device;
 use program::{Outcome, WorkerId};
 use worker::{Deliveries, Sink, Worker, WorkerConfig};
 
-/// What one worker was given.
+/// A packet that a worker received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) worker: WorkerId,
@@ -15,7 +15,7 @@ pub(crate) struct Seen {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// A worker of the device that notes in `seen`, with so many frames of 16 KiB.
+/// A worker of the device that records in `seen`, with `frames` buffers of 16 KiB.
 pub(crate) fn worker(device: &Device, id: WorkerId, frames: u32, seen: &Arc<Mutex<Vec<Seen>>>) -> Worker {
     let mut config = WorkerConfig::new(id);
     (config.frames, config.frame_bytes) = (frames, 16_384);
@@ -31,7 +31,7 @@ struct Notebook {
 
 impl Sink for Notebook {
     fn run(&mut self, deliveries: Deliveries<'_>) {
-        let mut pages = self.pages.lock().expect("nobody panics with it");
+        let mut pages = self.pages.lock().expect("no thread panicked");
         pages.extend(deliveries.iter().map(|delivery| Seen {
             worker: self.worker,
             tag: delivery.tag.0,

@@ -1,5 +1,5 @@
-//! One packet under one policy, received or sent: what the policy means, what `explain` says and what really
-//! happened must be one thing. Used by the trial of the personalities.
+//! One packet under one policy, received or sent: the reference matcher, `explain` and the soft NIC must agree. Used by
+//! the trial of the personalities.
 
 use packet::{DeepKey, Toeplitz};
 use policy::Policy;
@@ -13,7 +13,7 @@ use crate::notebook::Seen;
 use crate::reference::{Meaning, leaves, meaning};
 use crate::rig::{Arrival, Departure};
 
-/// A packet and what decides over it.
+/// A packet with the policy and the program that decide it.
 pub(crate) struct Case<'c> {
     pub(crate) policy: &'c Policy,
     pub(crate) program: &'c Program,
@@ -23,7 +23,7 @@ pub(crate) struct Case<'c> {
 }
 
 impl Case<'_> {
-    /// Judges what became of it as a received packet; gives what `explain` says.
+    /// Checks the outcome of the received packet; returns the explanation.
     pub(crate) fn received(&self, arrival: &Arrival) -> Explanation {
         let meant = meaning(self.policy, Direction::Ingress, &self.key);
         let explained = self.program.explain_deep(&self.key);
@@ -40,7 +40,7 @@ impl Case<'_> {
         explained
     }
 
-    /// The same as a packet that the host sends.
+    /// The same for a packet that the host sends.
     pub(crate) fn sent(&self, departure: &Departure) -> SentExplanation {
         let meant = meaning(self.policy, Direction::Egress, &self.key);
         let explained = self.program.explain_sent(&self.key);
@@ -82,7 +82,7 @@ impl Case<'_> {
         RuleId::of(self.program.rules.iter().position(|rule| rule.name == name).expect("its rule"))
     }
 
-    /// The reading as rules and verdicts: copies by rule, then the end.
+    /// The reference's result as rules and verdicts: copies by rule, then the outcome.
     fn wanted(&self, meant: &Meaning) -> (Vec<RuleId>, Outcome) {
         let verdict = |action: Action| match action {
             Action::Steer(group) | Action::Copy(group) | Action::Sniff(group) => Verdict::Deliver(group),
@@ -100,7 +100,7 @@ impl Case<'_> {
         (copies(outcomes), explained.outcome)
     }
 
-    /// The same from what really happened. A packet that was left to the kernel bears no name; `explain` gives one.
+    /// The same from the soft NIC. It names no rule for a packet left to the kernel; the rule comes from `explain`.
     fn arrived(&self, arrival: &Arrival, explained: &Explanation) -> (Vec<RuleId>, Outcome) {
         let is_copy = |outcome: &Outcome| {
             let rule = self.policy.rules.get(outcome.rule.index());
@@ -116,7 +116,7 @@ impl Case<'_> {
         (copies(heard.into_iter()), ends.first().copied().unwrap_or(left))
     }
 
-    /// Workers, tags and bytes, each delivery for itself.
+    /// Checks worker, tag and bytes of each delivery.
     fn deliveries(&self, arrival: &Arrival, explained: &Explanation) -> Result<(), &'static str> {
         let told = explained.worker.map(|worker| (worker, explained.class, explained.outcome));
         let told = told.into_iter().chain(self.told_copies(&explained.copies)).collect();
@@ -127,7 +127,7 @@ impl Case<'_> {
         self.spreading(explained)
     }
 
-    /// A sniffer's copies bear no tag.
+    /// A sniffer's copies have no tag.
     fn told_copies<'s>(&'s self, copied: &'s [program::Copied]) -> impl Iterator<Item = Delivered> + 's {
         copied.iter().filter_map(|copy| {
             let hears = self.program.flows[copy.flow].kind == FlowKind::Sniffer;
@@ -154,7 +154,7 @@ impl Case<'_> {
         Ok(())
     }
 
-    /// However a group is cut into queues, it spreads as one with all its fields would.
+    /// The queues of a group distribute packets as one queue with all hash fields would.
     fn spreading(&self, explained: &Explanation) -> Result<(), &'static str> {
         let Some(flow) = explained.flow.map(|flow| &self.program.flows[flow]) else { return Ok(()) };
         let FlowAction::Steer { queue, class } = flow.action else { return Ok(()) };
@@ -174,7 +174,7 @@ impl Case<'_> {
     }
 }
 
-/// The rules whose copies somebody wants; the others were made in excess and are thrown away.
+/// The rules of copies that are not filtered out.
 fn copies(outcomes: impl Iterator<Item = Outcome>) -> Vec<RuleId> {
     let wanted = outcomes.filter(|outcome| matches!(outcome.verdict, Verdict::Deliver(_)));
     let mut rules: Vec<_> = wanted.map(|outcome| outcome.rule).collect();
@@ -184,7 +184,7 @@ fn copies(outcomes: impl Iterator<Item = Outcome>) -> Vec<RuleId> {
 
 type Delivered = (WorkerId, Option<program::ClassId>, Outcome);
 
-/// Something that can be sorted.
+/// A sort key.
 fn order((worker, class, outcome): Delivered) -> (WorkerId, Option<program::ClassId>, (RuleId, String)) {
     (worker, class, (outcome.rule, format!("{:?}", outcome.verdict)))
 }

@@ -1,38 +1,38 @@
-//! Random policies as an operator would write them, for one personality, and the frames at their edges. Used by the
-//! trial of the personalities; judges nothing.
+//! Random policies for one personality, and frames at the edges of their rules. Used by the trial of the personalities.
 
 use std::fmt::Write as _;
 
 use analysis::match_text;
+use packet::Field;
 use policy::policy::{Action, Direction};
 use policy::{NoFiles, Policy, Source};
-use program::{Match, RangeSet, VlanMatch};
+use program::Match;
 
 pub(crate) const GROUPS: &str = "[groups.g0]\nworkers = 'all'\n[groups.g1]\nworkers = [1, 2]\nhash = 'l3'\n\
     symmetric = false\n[groups.g2]\nworkers = [3]\nhash = 'none'\n";
 
-/// One rule to be.
+/// The text of one rule.
 pub(crate) type Line = (Match, Action, Direction);
 
-/// What a policy is made of.
+/// The kind of rules in a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flavour {
-    /// What every device can: nothing is copied, and only what is received is spoken of.
+    /// Features of every device: no copies, and received packets only.
     Plain,
-    /// Whatever was drawn.
+    /// All features.
     Mixed,
-    /// Every second rule is about what the host sends.
+    /// Every second rule matches sent packets.
     BothWays,
 }
 
 impl Flavour {
-    /// They take turns.
+    /// The kinds alternate.
     pub(crate) fn of(seed: u64) -> Self {
         [Self::Plain, Self::Mixed, Self::BothWays][(seed % 3) as usize]
     }
 }
 
-/// The lines as the language allows them: what the host sends is dropped or passed, and one rule may sniff.
+/// The lines as the language allows them: sent packets are dropped or passed, and one rule may sniff.
 pub(crate) fn sayable(lines: Vec<Line>, flavour: Flavour) -> Vec<Line> {
     let mut sniffs = false;
     let mut said = |(index, (matches, action, direction)): (usize, Line)| {
@@ -57,16 +57,16 @@ pub(crate) fn sayable(lines: Vec<Line>, flavour: Flavour) -> Vec<Line> {
     };
     let mut lines: Vec<Line> = lines.into_iter().enumerate().map(&mut said).collect();
     if flavour == Flavour::BothWays {
-        // A worker makes no copies: behind a rule that takes one, the device can make none either.
+        // A worker makes no copies, and the device makes none after a hybrid rule.
         lines.sort_by_key(|(_, action, _)| !matches!(action, Action::Copy(_)));
-        // Some devices look at flows on multicast last, and no worker can put that right for what is sent.
+        // Some devices match multicast flows last, and no worker can correct that for sent packets.
         let sent = lines.iter_mut().filter(|(_, _, direction)| *direction == Direction::Egress);
         sent.rev().skip(1).for_each(|(matches, ..)| matches.dst_mac = None);
     }
     lines
 }
 
-/// The match without the keys that cannot be met together with its others, as the parser names them.
+/// The match without the keys that the parser reports as contradictory.
 pub(crate) fn consistent(mut matches: Match) -> Match {
     for _ in 0..MOST_CONFLICTS {
         let line = (matches.clone(), Action::Drop, Direction::Ingress);
@@ -77,68 +77,75 @@ pub(crate) fn consistent(mut matches: Match) -> Match {
     matches
 }
 
-/// More keys than this are never at odds.
+/// The most contradictory keys of a match.
 const MOST_CONFLICTS: usize = 8;
 
 fn forget(matches: &mut Match, key: &str) {
     match key {
-        "vlan" => matches.vlan = None,
-        "vlan_priority" => matches.vlan_priority = None,
-        "vlan_tpid" => matches.vlan_tpid = None,
-        "inner_vlan" => matches.inner_vlan = None,
-        "inner_vlan_tpid" => matches.inner_vlan_tpid = None,
-        "ethertype" => matches.ethertype = None,
+        "vlan" => {
+            matches.vlan = None;
+            matches.remove(&[Field::VlanId]);
+        }
+        "inner_vlan" => {
+            matches.inner_vlan = None;
+            matches.remove(&[Field::InnerVlanId]);
+        }
         "family" => matches.family = None,
         "src" => matches.src = None,
         "dst" => matches.dst = None,
-        "protocol" => matches.protocol = None,
-        "src_port" => matches.src_port = None,
-        "dst_port" => matches.dst_port = None,
-        "tcp_flags" => matches.tcp_flags = None,
-        "flow_label" => matches.flow_label = None,
-        "ip_flags" => matches.ip_flags = None,
         "ip_options" => matches.ip_options = None,
         "fragment" => matches.fragment = None,
         "mpls" => matches.mpls = None,
-        "inner" => matches.inner = None,
-        "vxlan_vni" => matches.vxlan_vni = None,
-        "esp_spi" | "esp_seq" => (matches.esp_spi, matches.esp_seq) = (None, None),
+        "esp_spi" | "esp_seq" => matches.remove(&[Field::EspSpi, Field::EspSeq]),
         "gre_protocol" | "gre_key" | "gre_flags" => {
-            (matches.gre_protocol, matches.gre_key, matches.gre_flags) = (None, None, None);
+            matches.remove(&[Field::GreProtocol, Field::GreKey, Field::GreFlags]);
         }
-        _ => matches.inner = None,
+        _ => match Field::all().find(|field| field.name() == key && field.is_number()) {
+            Some(field) => matches.remove(&[field]),
+            None => matches.inner = None,
+        },
     }
 }
 
-/// The match without the keys that some device leaves to its workers.
+/// The match without the keys that some devices cannot match.
 pub(crate) fn in_words(matches: Match) -> Match {
-    let mut macs = [matches.dst_mac, matches.src_mac];
+    let mut macs = [matches.dst_mac.clone(), matches.src_mac.clone()];
     macs.iter_mut().flatten().for_each(|macs| macs.none_of.clear());
     let [dst_mac, src_mac] = macs;
-    // All ports, which asks for no value, only for the header.
-    let some = |ports: &RangeSet<u16>| !(ports.contains(0) && ports.contains(u16::MAX));
-    Match {
+    // All ports: only the header is required, no value.
+    let is_all =
+        |field| matches.get(field).is_some_and(|ports| ports.contains(0) && ports.contains(u16::MAX.into()));
+    let ports = [Field::SrcPort, Field::DstPort].into_iter().filter(|field| is_all(*field));
+    let mut refused: Vec<Field> = ports.collect();
+    refused.extend([
+        Field::VlanTpid,
+        Field::InnerVlanId,
+        Field::InnerVlanTpid,
+        Field::Ttl,
+        Field::IpFlags,
+        Field::TcpFlags,
+        Field::IcmpType,
+        Field::IcmpCode,
+        Field::Icmpv6Type,
+        Field::Icmpv6Code,
+        Field::GreProtocol,
+        Field::EspSeq,
+        Field::GreFlags,
+        Field::GreKey,
+    ]);
+    let mut matches = Match {
         dst_mac,
         src_mac,
-        vlan: matches.vlan.filter(|vlan| matches!(vlan, VlanMatch::Ids(_))),
-        vlan_tpid: None,
+        vlan: None,
         inner_vlan: None,
-        inner_vlan_tpid: None,
-        ttl: None,
-        ip_flags: None,
         fragment: None,
-        tcp_flags: None,
         ip_options: None,
-        src_port: matches.src_port.filter(some),
-        dst_port: matches.dst_port.filter(some),
-        gre_protocol: None,
-        esp_seq: None,
-        gre_flags: None,
-        gre_key: None,
         mpls: None,
         inner: None,
         ..matches
-    }
+    };
+    matches.remove(&refused);
+    matches
 }
 
 pub(crate) fn parse(text: &str) -> Result<Policy, policy::Diagnostics> {
@@ -170,7 +177,7 @@ pub(crate) fn text(lines: &[Line], default: Action) -> String {
     text
 }
 
-/// Packets that the analysis thinks worth looking at: of each rule, and of each pair that shares some.
+/// Witness packets of the analysis: of each rule, and of each pair of overlapping rules.
 pub(crate) fn edges(policy: &Policy) -> Vec<Vec<u8>> {
     let analysis = analysis::analyse(policy, &mut |_| {});
     let mut frames = Vec::new();

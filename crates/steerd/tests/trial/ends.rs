@@ -1,5 +1,5 @@
-//! Every way a received frame can end, with every number of copies beside it, on every personality. The port counts
-//! one end for each frame, the copies are counted apart, and the counters of the device's drop rules agree.
+//! Every outcome of a received frame with every number of copies, on every personality. The port counts one outcome for
+//! each frame, copies are counted separately, and the counters of the drop rules agree.
 
 use device_model::DeviceProfile;
 use packet::build::FrameBuilder;
@@ -8,9 +8,9 @@ use softnic::{Personality, PortStats};
 use crate::draw::parse;
 use crate::rig::Rig;
 
-/// The worker of group g0 takes what is steered, those of g1 and g2 the copies, that of g3 what is sniffed.
+/// The worker of group g0 gets steered packets, those of g1 and g2 copies, that of g3 sniffed packets.
 const WORKERS: u32 = 4;
-/// What decides the frame under test, which is UDP to 10.0.0.9 port 53.
+/// The rules for the frame under test, which is UDP to 10.0.0.9 port 53.
 const ENDS: [(&str, &str); 5] = [
     ("dropped by a rule", "[[rules]]\nname = 'end'\nmatch = { dst = '10.0.0.9' }\naction = 'drop'\n"),
     (
@@ -25,13 +25,13 @@ const COPIES: [&str; 2] = [
     "[[rules]]\nname = 'copy1'\nmatch = { protocol = 'udp' }\naction = { copy = 'g1' }\n",
     "[[rules]]\nname = 'copy2'\nmatch = { protocol = 'udp', dst_port = 53 }\naction = { copy = 'g2' }\n",
 ];
-/// None; of all frames; of other frames than the one under test, whose copy the worker throws away.
+/// No copies; copies of all frames; copies of other frames, so that the worker filters out the one under test.
 const SNIFFERS: [&str; 3] = [
     "",
     "[[rules]]\nname = 'sniff'\nmatch = { any = true }\naction = { sniff = 'g3' }\n",
     "[[rules]]\nname = 'sniff'\nmatch = { protocol = 'tcp' }\naction = { sniff = 'g3' }\n",
 ];
-/// Fill a worker's queue: TCP, so that no copies are made of them.
+/// Frames that fill a worker's queue: TCP, so that they are not copied.
 const FILLERS: &str = "[[rules]]\nname = 'fill0'\nmatch = { dst = '10.0.1.0' }\naction = { steer = 'g0' }\n\
     [[rules]]\nname = 'fill1'\nmatch = { dst = '10.0.1.1' }\naction = { steer = 'g1' }\n";
 
@@ -40,12 +40,12 @@ struct Trial {
     end: usize,
     copies: usize,
     sniffer: usize,
-    /// The worker whose queue is full when the frame comes.
+    /// The worker whose queue is full when the frame arrives.
     full: Option<usize>,
 }
 
 #[test]
-fn every_end_is_counted_once_and_copies_beside_it() {
+fn every_outcome_is_counted_once_and_copies_separately() {
     for personality in [Personality::Ideal, Personality::Mlx5, Personality::Mlx4] {
         let mut tried = 0;
         for end in 0..ENDS.len() {
@@ -57,7 +57,7 @@ fn every_end_is_counted_once_and_copies_beside_it() {
                 }
             }
         }
-        // An mlx4 has neither copies nor sniffers: the five ends are all there is.
+        // An mlx4 has neither copies nor sniffers: only the five outcomes are tested.
         let expected = if personality == Personality::Mlx4 { 5 * 3 } else { 5 * 3 * 3 * 3 };
         assert_eq!(tried, expected, "combinations on {personality:?}");
     }
@@ -73,7 +73,7 @@ impl Trial {
         format!("version = 1\ndefault = '{default}'\n{groups}{rules}")
     }
 
-    /// Whether the device can do it at all.
+    /// Whether the device supports it.
     fn run(&self, personality: Personality) -> bool {
         let profile =
             DeviceProfile::by_name(personality.name()).expect("a profile of its name").in_software();
@@ -103,7 +103,7 @@ impl Trial {
             _ => [0, 1, 0, 0],
         };
         if personality == Personality::Mlx4 {
-            // Without flow tags it is the workers that drop, and which of them is the device's choice.
+            // Without flow tags a worker drops, and the device chooses which one.
             assert_eq!(end.iter().sum::<u64>(), 1, "{case}: {after:?}");
         } else {
             assert_eq!(end, expected, "dropped, to the kernel, delivered, no buffer: {case}");

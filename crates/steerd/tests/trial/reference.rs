@@ -1,20 +1,20 @@
-//! The judge: what a policy means for a packet, read line by line and field by field. It shares no code with the
+//! The linear reference matcher: evaluates a policy rule by rule and field by field. It shares no code with the
 //! compiler, with the workers' predicates or with `explain`; of the policy crate it uses only sets' `contains`.
 
-use packet::{DeepKey, FlowKey, Layers as L, TunnelKey, TunnelLayers as T};
+use packet::{DeepKey, Field, Field as F, FlowKey, Layers as L, TunnelKey, TunnelLayers as T};
 use policy::Policy;
 use policy::policy::{Action, Direction};
-use program::{Family, Fragments, Match, RangeSet, VlanMatch};
+use program::{Family, Fragments, Match};
 
-/// Who hears of a packet, and the rule that ends its way; `None`: the policy's default, or for a sent packet
-/// no rule.
+/// The rules that copy a packet, and the rule that decides it; `None`: the policy's default, or no rule for a sent
+/// packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Meaning {
     pub(crate) copies: Vec<usize>,
     pub(crate) last: Option<usize>,
 }
 
-/// What a policy says of a packet that is received, or sent.
+/// The result of a policy for a received or sent packet.
 pub(crate) fn meaning(policy: &Policy, direction: Direction, key: &DeepKey) -> Meaning {
     let mut meaning = Meaning { copies: Vec::new(), last: None };
     for (index, rule) in policy.rules.iter().enumerate() {
@@ -27,14 +27,14 @@ pub(crate) fn meaning(policy: &Policy, direction: Direction, key: &DeepKey) -> M
             }
         }
     }
-    // What does not leave does not pass the port: there is nothing to hear.
+    // A dropped packet does not pass the port: sniffers get no copy.
     if direction == Direction::Egress && !leaves(policy, &meaning) {
         meaning.copies.clear();
     }
     meaning
 }
 
-/// Whether a sent packet gets out; `default` is about received ones.
+/// Whether a sent packet leaves; `default` applies to received packets only.
 pub(crate) fn leaves(policy: &Policy, meaning: &Meaning) -> bool {
     meaning.last.is_none_or(|index| policy.rules[index].action != Action::Drop)
 }
@@ -43,20 +43,12 @@ fn all<T>(field: &Option<T>, holds: impl Fn(&T) -> bool) -> bool {
     field.as_ref().is_none_or(holds)
 }
 
-fn tag(
-    wanted: &Option<VlanMatch>,
-    tpids: &Option<RangeSet<u16>>,
-    is_there: bool,
-    tpid: u16,
-    id: u16,
-) -> bool {
-    let c_tag = is_there && (tpids.is_some() || tpid == 0x8100);
-    all(tpids, |set| is_there && set.contains(tpid))
-        && all(wanted, |wanted| match wanted {
-            VlanMatch::None => !is_there,
-            VlanMatch::Any => is_there,
-            VlanMatch::Ids(ids) => c_tag && ids.contains(id & 0xfff),
-        })
+/// Whether the presence, protocol and id of a tag match.
+fn tag(m: &Match, [id, tpid]: [Field; 2], wanted: Option<bool>, is_there: bool, values: [u16; 2]) -> bool {
+    let c_tag = is_there && (m.has(tpid) || values[1] == 0x8100);
+    wanted.is_none_or(|wanted| wanted == is_there)
+        && all(&m.get(tpid), |set| is_there && set.contains(values[1].into()))
+        && all(&m.get(id), |set| c_tag && set.contains((values[0] & 0xfff).into()))
 }
 
 #[rustfmt::skip]
@@ -64,28 +56,31 @@ fn meets(m: &Match, k: &FlowKey, t: &TunnelKey) -> bool {
     let has = |layers| k.layers.intersects(layers);
     let (ip, port, within) = (has(L::IPV4 | L::IPV6), has(L::TCP | L::UDP), |layer| t.layers.contains(layer));
     let piece = if has(L::LATER_FRAGMENT) { Fragments::LATER } else if has(L::FRAGMENT) { Fragments::FIRST } else { Fragments::WHOLE };
-    // What is left to the kernel by ports is so without ports, too: later fragments and headers that are cut off.
+    let number = |field, is_there, value: u32| all(&m.get(field), |set| is_there && set.contains(value));
+    // Packets left to the kernel by ports include those without ports: later fragments and truncated headers.
     let portless = m.or_no_ports && ip && !port && matches!(k.protocol, 6 | 17);
     all(&m.dst_mac, |set| set.contains(k.dst_mac)) && all(&m.src_mac, |set| set.contains(k.src_mac))
-        && all(&m.ethertype, |set| set.contains(k.ether_type))
-        && tag(&m.vlan, &m.vlan_tpid, has(L::VLAN), k.vlan_tpid, k.vlan_tci)
-        && tag(&m.inner_vlan, &m.inner_vlan_tpid, has(L::INNER_VLAN), k.inner_vlan_tpid, k.inner_vlan_tci)
-        && all(&m.vlan_priority, |set| has(L::VLAN) && (m.vlan_tpid.is_some() || k.vlan_tpid == 0x8100) && set.contains((k.vlan_tci >> 13) as u8))
+        && number(F::EtherType, true, k.ether_type.into())
+        && tag(m, [F::VlanId, F::VlanTpid], m.vlan, has(L::VLAN), [k.vlan_tci, k.vlan_tpid])
+        && tag(m, [F::InnerVlanId, F::InnerVlanTpid], m.inner_vlan, has(L::INNER_VLAN), [k.inner_vlan_tci, k.inner_vlan_tpid])
+        && number(F::VlanPriority, has(L::VLAN) && (m.has(F::VlanTpid) || k.vlan_tpid == 0x8100), (k.vlan_tci >> 13).into())
         && all(&m.family, |family| has(if *family == Family::V4 { L::IPV4 } else { L::IPV6 }))
         && all(&m.src, |set| k.src_addr().is_some_and(|address| set.contains(address)))
         && all(&m.dst, |set| k.dst_addr().is_some_and(|address| set.contains(address)))
-        && all(&m.protocol, |set| ip && set.contains(k.protocol)) && all(&m.tos, |set| ip && set.contains(k.tos))
-        && all(&m.ttl, |set| ip && set.contains(k.ttl)) && all(&m.flow_label, |set| has(L::IPV6) && set.contains(k.flow_label))
-        && all(&m.ip_flags, |set| has(L::IPV4) && set.contains(k.ip_flags))
+        && number(F::Protocol, ip, k.protocol.into()) && number(F::Tos, ip, k.tos.into())
+        && number(F::Ttl, ip, k.ttl.into()) && number(F::FlowLabel, has(L::IPV6), k.flow_label)
+        && number(F::IpFlags, has(L::IPV4), k.ip_flags.into())
         && all(&m.ip_options, |wanted| has(L::IPV4) && has(L::IP_OPTIONS) == *wanted)
         && all(&m.fragment, |set| ip && set.contains(piece))
-        && (portless || all(&m.src_port, |set| port && set.contains(k.src_port)) && all(&m.dst_port, |set| port && set.contains(k.dst_port)))
-        && all(&m.tcp_flags, |set| has(L::TCP) && set.contains(k.tcp_flags))
-        && all(&m.esp_spi, |set| within(T::ESP) && set.contains(t.esp_spi)) && all(&m.esp_seq, |set| within(T::ESP) && set.contains(t.esp_seq))
-        && all(&m.vxlan_vni, |set| within(T::VXLAN) && set.contains(t.vxlan_vni))
-        && all(&m.gre_protocol, |set| within(T::GRE) && set.contains(t.gre_protocol))
-        && all(&m.gre_key, |set| within(T::GRE_KEY) && set.contains(t.gre_key))
-        && all(&m.gre_flags, |set| within(T::GRE) && set.contains((t.gre_flags >> 8) as u8))
+        && (portless || number(F::SrcPort, port, k.src_port.into()) && number(F::DstPort, port, k.dst_port.into()))
+        && number(F::TcpFlags, has(L::TCP), k.tcp_flags.into())
+        && number(F::IcmpType, has(L::ICMP), k.icmp_type.into()) && number(F::IcmpCode, has(L::ICMP), k.icmp_code.into())
+        && number(F::Icmpv6Type, has(L::ICMPV6), k.icmp_type.into()) && number(F::Icmpv6Code, has(L::ICMPV6), k.icmp_code.into())
+        && number(F::EspSpi, within(T::ESP), t.esp_spi) && number(F::EspSeq, within(T::ESP), t.esp_seq)
+        && number(F::VxlanVni, within(T::VXLAN), t.vxlan_vni)
+        && number(F::GreProtocol, within(T::GRE), t.gre_protocol.into())
+        && number(F::GreKey, within(T::GRE_KEY), t.gre_key)
+        && number(F::GreFlags, within(T::GRE), (t.gre_flags >> 8).into())
         && all(&m.mpls, |stack| within(T::MPLS) && stack.len() <= usize::from(t.mpls_depth) && stack.iter().zip(&t.mpls).all(|(label, entry)| label.matches(*entry)))
         && all(&m.inner, |inner| within(T::INNER) && (within(T::INNER_ETHERNET) || !(inner.needs_ethernet() || inner.mpls.is_some())) && meets(inner, &t.inner, &inside(t)))
 }

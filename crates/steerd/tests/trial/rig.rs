@@ -1,6 +1,5 @@
-//! A soft NIC of some personality with workers behind it and a program that sends, on one thread: a frame goes in
-//! by the wire or out by a queue pair, and what really became of it comes back. Programs follow each other on it as
-//! they do on a device. Used by the trials; judges nothing.
+//! A soft NIC of some personality with workers and a sender, on one thread: a frame is received from the wire or sent by
+//! a queue pair, and its outcome is returned. Programs replace each other as on a device. Used by the trials.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -18,34 +17,34 @@ use sender::Sender;
 #[path = "sender.rs"]
 mod sender;
 
-/// Where a frame that came by the wire really went.
+/// The outcome of a received frame.
 #[derive(Clone, Debug)]
 #[allow(dead_code, reason = "each trial reads its part")]
 pub(crate) struct Arrival {
-    /// Once for each delivery, copies included.
+    /// All deliveries, copies included.
     pub(crate) seen: Vec<Seen>,
     /// The rule whose flows dropped it in the device, by the device's counters.
     pub(crate) dropped_by: Option<String>,
-    /// What the port's counters say of this frame alone.
+    /// The port's counters for this frame alone.
     pub(crate) unmatched: u64,
 }
 
-/// Where a frame that the host sent really went.
+/// The outcome of a sent frame.
 #[derive(Clone, Debug)]
 #[allow(dead_code, reason = "each trial reads its part")]
 pub(crate) struct Departure {
-    /// What came out on the wire.
+    /// The frames on the wire.
     pub(crate) out: Vec<Vec<u8>>,
     /// The rule whose flows counted it, by the device's counters.
     pub(crate) counted_by: Option<String>,
-    /// Once for each sniffer that heard it.
+    /// The copies of sniffers.
     pub(crate) seen: Vec<Seen>,
 }
 
-/// Buffers of a worker.
+/// The number of a worker's buffers.
 const FRAMES: u32 = 64;
 
-/// Declared in the order in which things must go: flows, workers, sender, device.
+/// The fields are declared in the order in which they must be dropped: flows, workers, sender, device.
 pub(crate) struct Rig {
     controller: Controller,
     workers: Vec<Worker>,
@@ -80,7 +79,7 @@ impl Rig {
         Self { controller, workers, sender, seen, counted: Vec::new(), nic, line, out }
     }
 
-    /// Puts a program on the device in place of the one before.
+    /// Replaces the program on the device.
     pub(crate) fn install(&mut self, program: &Arc<Program>) -> Result<(), control::Error> {
         let workers = &mut self.workers;
         let installed = self.controller.install(Arc::clone(program), &mut |band, program| {
@@ -104,7 +103,7 @@ impl Rig {
         self.controller.installed().map(|(program, _)| Arc::clone(program))
     }
 
-    /// Lets one frame in.
+    /// Receives one frame.
     pub(crate) fn send(&mut self, frame: &[u8]) -> Arrival {
         let before = self.nic.port_stats(1);
         self.line.lock().expect("nobody panics with it").push_back(frame.to_vec());
@@ -117,7 +116,7 @@ impl Rig {
         Arrival { seen, dropped_by, unmatched: after.unmatched - before.unmatched }
     }
 
-    /// Lets copies of a frame in until the queue of worker `full` has no buffers left.
+    /// Receives a frame repeatedly until the queue of worker `full` has no buffers left.
     #[allow(dead_code, reason = "each trial uses its part")]
     pub(crate) fn fill(&mut self, full: usize, frame: &[u8]) {
         for _ in 0..FRAMES {
@@ -125,7 +124,7 @@ impl Rig {
         }
     }
 
-    /// Lets one frame in while worker `asleep` takes nothing from its queue; the port's counters before and after.
+    /// Receives one frame while worker `asleep` does not poll; returns the port's counters before and after.
     #[allow(dead_code, reason = "each trial uses its part")]
     pub(crate) fn offer(&mut self, frame: &[u8], asleep: Option<usize>) -> (PortStats, PortStats) {
         let before = self.nic.port_stats(1);
@@ -136,8 +135,8 @@ impl Rig {
         (before, self.nic.port_stats(1))
     }
 
-    /// How many packets the device has counted for rules since the last look; wakes every worker, and checks that
-    /// what the port handed over is what they received.
+    /// How many packets the device has counted for rules since the last call. Runs every worker, and checks that they
+    /// received what the port delivered.
     #[allow(dead_code, reason = "each trial uses its part")]
     pub(crate) fn newly_counted(&mut self) -> u64 {
         self.workers.iter_mut().for_each(|worker| while worker.step() > 0 {});
@@ -163,22 +162,22 @@ impl Rig {
         Departure { out, counted_by: self.who_counted(), seen }
     }
 
-    /// Lets the workers do what is there, and checks that the books balance.
+    /// Runs the workers until they are idle, and checks the packet accounting.
     fn settle(&mut self) -> (Vec<Seen>, PortStats) {
         self.workers.iter_mut().for_each(|worker| while worker.step() > 0 {});
         let seen = std::mem::take(&mut *self.seen.lock().expect("nobody panics with it"));
         let stats = self.nic.port_stats(1);
-        self.check_books(&stats);
+        self.check_accounting(&stats);
         (seen, stats)
     }
 
-    /// What has left by the wire.
+    /// The frames that were sent on the wire.
     fn gone(&self) -> Vec<Vec<u8>> {
         std::mem::take(&mut *self.out.lock().expect("nobody panics with it"))
     }
 
     fn counts(&mut self) -> Vec<(String, u64)> {
-        // A name that drops in one program and drops what is sent in the next has a total of each.
+        // A name has a total for drops and one for drops of sent packets.
         let mut sums = std::collections::BTreeMap::new();
         for total in self.controller.drop_counters() {
             *sums.entry(total.rule).or_default() += total.packets;
@@ -199,21 +198,21 @@ impl Rig {
     }
 
     /// Every packet is in exactly one counter.
-    fn check_books(&self, port: &PortStats) {
+    fn check_accounting(&self, port: &PortStats) {
         assert_eq!(port.copies_lost, 0, "{port:?}");
         self.check_handed_over(port);
     }
 
     fn check_handed_over(&self, port: &PortStats) {
         assert_eq!(port.rx_frames, port.dispositions(), "{port:?}");
-        let books: Vec<_> = self.workers.iter().map(|worker| worker.control().snapshot()).collect();
-        let received: u64 = books.iter().map(|worker| worker.received.packets).sum();
+        let snapshots: Vec<_> = self.workers.iter().map(|worker| worker.control().snapshot()).collect();
+        let received: u64 = snapshots.iter().map(|worker| worker.received.packets).sum();
         assert_eq!(port.delivered + port.replicated, received, "what was delivered is what workers received");
-        assert!(books.iter().all(|worker| worker.imbalance() == 0 && worker.dropped_by_reason() == 0));
+        assert!(snapshots.iter().all(|worker| worker.imbalance() == 0 && worker.dropped_by_reason() == 0));
     }
 }
 
-/// A wire that the test holds the other end of.
+/// A wire whose other end the test holds.
 struct Line {
     waiting: Arc<Mutex<VecDeque<Vec<u8>>>>,
     handed_over: Vec<Vec<u8>>,

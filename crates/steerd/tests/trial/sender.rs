@@ -1,4 +1,4 @@
-//! A raw packet queue pair that sends single frames, as a program on the host would. Used by the rig; judges nothing.
+//! A raw packet queue pair that sends single frames, as a program on the host would. Used by the rig.
 
 use control::Device;
 use verbs::{
@@ -6,11 +6,11 @@ use verbs::{
     SendFlags, Status,
 };
 
-/// More than one frame is never on its way.
+/// At most one frame is posted at a time.
 const FRAMES: u32 = 2;
 const FRAME_BYTES: u32 = 16_384;
 
-/// Declared in the order in which things must go.
+/// The fields are declared in the order in which they must be dropped.
 pub(crate) struct Sender {
     pair: RawQueuePair,
     completions: CompletionQueue,
@@ -31,7 +31,7 @@ impl Sender {
         Self { pair, completions, frames: FramePool::new(memory, FRAME_BYTES).expect("a pool") }
     }
 
-    /// Posts one frame; the device takes it when it runs.
+    /// Posts one frame; the device sends it when it runs.
     pub(crate) fn post(&mut self, bytes: &[u8]) {
         let mut frame = self.frames.take().expect("free");
         self.frames.bytes_mut(&mut frame)[..bytes.len()].copy_from_slice(bytes);
@@ -39,7 +39,7 @@ impl Sender {
         assert!(posted.is_ok(), "the queue has room");
     }
 
-    /// Collects the completion of what was posted.
+    /// Polls the completion of the posted frame.
     pub(crate) fn complete(&mut self) {
         let mut completed = 0;
         while let Some(mut batch) = self.completions.poll() {

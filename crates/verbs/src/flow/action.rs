@@ -12,10 +12,10 @@ use std::sync::Arc;
 use ibverbs_sys::{self as sys, ib_uverbs_flow_action_esp, ibv_flow_action, ibv_flow_action_esp_attr};
 
 use crate::error::created;
-use crate::{Context, Error, Result, inline, leak};
+use crate::{Context, Error, Result, inline, keep_alive};
 
 /// Bytes of the longest AES key.
-pub const MAX_AES_KEY_BYTES: usize = 32;
+pub(crate) const MAX_AES_KEY_BYTES: usize = 32;
 
 /// `struct ib_uverbs_flow_action_esp_keymat_aes_gcm`, ib_user_ioctl_verbs.h. The initialisation vectors are always
 /// counted up (`IB_UVERBS_FLOW_ACTION_IV_ALGO_SEQ`, the only algorithm).
@@ -68,11 +68,11 @@ pub struct EspAction {
     pub salt: u32,
     /// Bytes of the integrity check value: 8, 12 or 16.
     pub icv_bytes: u32,
-    /// 16 or 32 bytes; longer than [`MAX_AES_KEY_BYTES`] is EINVAL.
+    /// 16 or 32 bytes; longer keys are EINVAL.
     pub key: Vec<u8>,
 }
 
-/// An action that flows name by [`FlowSpec::Handle`](crate::FlowSpec::Handle).
+/// An action that flows name by [`ActionSpec::Handle`](crate::ActionSpec::Handle).
 pub struct FlowAction {
     raw: NonNull<ibv_flow_action>,
     context: Arc<Context>,
@@ -147,6 +147,6 @@ impl Drop for FlowAction {
     fn drop(&mut self) {
         // SAFETY: `raw` came from `create_flow_action_esp`; flows that name it held an `Arc` of this and are gone.
         let code = unsafe { inline::destroy_flow_action(self.context.raw(), self.raw()) };
-        leak::keep("ibv_destroy_flow_action", self.context.name(), code, || Arc::clone(&self.context));
+        keep_alive::keep("ibv_destroy_flow_action", self.context.name(), code, || Arc::clone(&self.context));
     }
 }

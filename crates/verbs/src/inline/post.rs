@@ -27,7 +27,7 @@ pub(crate) struct SendFunctions {
     abort: Plain,
 }
 
-// SAFETY: a pointer and functions; whoever calls them answers for the thread.
+// SAFETY: a pointer and functions; their callers ensure that one thread at a time uses the queue pair.
 unsafe impl Send for SendFunctions {}
 
 impl SendFunctions {
@@ -39,7 +39,7 @@ impl SendFunctions {
     pub(crate) unsafe fn of(qp: *mut ibv_qp, operations: SendOperations) -> Option<Self> {
         // SAFETY: forwarded contract.
         let qp = NonNull::new(unsafe { sys::ibv_qp_to_qp_ex(qp) })?;
-        // SAFETY: the library says that the queue pair is an extended one, and it is live.
+        // SAFETY: `ibv_qp_to_qp_ex` has returned it, so the queue pair is an extended one, and it is live.
         unsafe { Self::read(qp, operations) }
     }
 

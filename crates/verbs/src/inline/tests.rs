@@ -4,7 +4,7 @@ unsafe extern "C" fn refusing_td(_: *mut ibv_td) -> c_int {
     libc::EBUSY
 }
 
-/// A context as a library would lay it out; `sz` says how much of the front it claims to have.
+/// A context as a library would lay it out; `sz` is the size that it reports.
 fn context_of_size(sz: usize) -> Box<VerbsContext> {
     // SAFETY: integers, raw pointers and nullable function pointers are all valid when zero.
     let mut whole: Box<VerbsContext> = Box::new(unsafe { std::mem::zeroed() });

@@ -1,6 +1,6 @@
-//! What a raw queue pair is to be like: every field of `ibv_create_qp_ex` but those of receive side scaling.
+//! The configuration of a raw queue pair: every field of `ibv_create_qp_ex` except those of receive side scaling.
 //!
-//! Used at start-up. Nothing here judges what a device can do; it says so when the queue pair is made.
+//! Used at start-up. It checks nothing: a device that cannot make such a queue pair refuses it.
 
 use std::ptr;
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use ibverbs_sys::{self as sys, ibv_qp_init_attr_ex};
 use super::{IdleRawQueuePair, MAX_SENDS, RawQueuePairHandle};
 use crate::error::{created, from_code};
 use crate::inline::SendFunctions;
-use crate::lent::{Lender, Lent};
+use crate::keep_alive::{QueuePools, QueueRegions};
 use crate::{
     CompletionQueueHandle, Domain, Error, MAX_RECEIVES, QueueNumber, QueuePairCaps, QueuePairFlags,
     QueuePairKind, Result, SendOperations, SharedReceiveQueue, inline,
 };
 
-/// What a raw queue pair is to be like.
+/// The configuration of a raw queue pair.
 #[must_use]
 pub struct RawQueuePairBuilder {
     domain: Domain,
@@ -96,13 +96,13 @@ impl RawQueuePairBuilder {
         self
     }
 
-    /// Every send completes visibly, whatever its flags say (`sq_sig_all`).
+    /// Every send generates a completion, whatever its flags (`sq_sig_all`).
     pub fn signal_all(mut self, on: bool) -> Self {
         self.signal_all = on;
         self
     }
 
-    /// A number that the queue pair keeps (`qp_context`) and [`query`](RawQueuePairHandle::query) tells.
+    /// A number that the queue pair keeps (`qp_context`) and [`query`](RawQueuePairHandle::query) returns.
     pub fn token(mut self, token: usize) -> Self {
         self.token = token;
         self
@@ -139,7 +139,7 @@ impl RawQueuePairBuilder {
         self
     }
 
-    /// `ibv_create_qp_ex`, or, if it has no more to say, `ibv_create_qp`; in RESET.
+    /// `ibv_create_qp_ex`, or `ibv_create_qp` if that has all the fields; in RESET.
     ///
     /// # Errors
     /// EPERM without CAP_NET_RAW; EINVAL beyond the device's limits or for a flag or operation it does not have
@@ -173,7 +173,7 @@ impl RawQueuePairBuilder {
             receive_completions: self.receive_completions,
             shared_receives: self.shared_receives,
             caps: QueuePairCaps::from(&attr.cap),
-            lent: Lent::new(),
+            regions: QueueRegions::new(),
         };
         let functions = if self.operations.is_empty() {
             None
@@ -184,7 +184,7 @@ impl RawQueuePairBuilder {
                 None => return Err(failed(from_code(libc::EOPNOTSUPP))),
             }
         };
-        Ok(IdleRawQueuePair { handle: Arc::new(handle), lender: Lender::new(), functions })
+        Ok(IdleRawQueuePair { handle: Arc::new(handle), pools: QueuePools::new(), functions })
     }
 
     fn attr(&self) -> ibv_qp_init_attr_ex {

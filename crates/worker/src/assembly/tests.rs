@@ -69,7 +69,7 @@ fn a_lack_of_room_for_frames_says_what_to_lower() {
     let options =
         ArenaOptions { bytes: 4096, pages: vec![PageKind::Plain], numa_node: None, label: "tiny".to_owned() };
     let arena = Arena::map(&options).expect("plain pages");
-    let _all = arena.carve(arena.bytes(), 64).expect("nobody else has any");
+    let _all = arena.carve(arena.bytes(), 64).expect("the arena is unused");
     let error = frame_memory(&config(), &arena).expect_err("24 KiB of frames").to_string();
     assert!(error.ends_with("24576 bytes of frames: lower `frames` or `frame_bytes`"), "{error}");
     let error = Error::FirstFill { worker: WorkerId(0), posted: 5, frames: 16 }.to_string();
@@ -84,11 +84,28 @@ fn a_device_that_cannot_send_costs_a_warning_and_one_that_may_not_the_worker() {
     };
     let (id, mut warnings) = (WorkerId(3), Vec::new());
     assert_eq!(or_without(Ok(7), id, &mut warnings).expect("made"), Some(7));
-    let error = or_without::<()>(Err(refusal(EPERM)), id, &mut warnings).expect_err("not permitted");
+    let error = or_without::<()>(Err(refusal(Errno::EPERM.0)), id, &mut warnings).expect_err("not permitted");
     assert!(matches!(error, Error::Verb { worker: WorkerId(3), object: Object::SendQueue, .. }), "{error}");
     assert!(error.to_string().contains("CAP_NET_RAW"), "{error}");
     assert_eq!(warnings, []);
-    const EOPNOTSUPP: i32 = 95;
-    assert_eq!(or_without::<()>(Err(refusal(EOPNOTSUPP)), id, &mut warnings).expect("goes without"), None);
+    assert_eq!(
+        or_without::<()>(Err(refusal(Errno::EOPNOTSUPP.0)), id, &mut warnings)
+            .expect("built without a send queue"),
+        None
+    );
     assert!(matches!(&warnings[..], [Warning::NoSendQueue { reason }] if reason.contains("nic0")));
+}
+
+#[test]
+fn a_cores_node_is_the_link_in_its_directory() {
+    let cores = tempfile::tempdir().expect("a directory");
+    for (core, link) in [("cpu0", Some("node3")), ("cpu1", Some("nodes")), ("cpu2", None)] {
+        let core = cores.path().join(core);
+        std::fs::create_dir_all(core.join("topology")).expect("a core");
+        if let Some(link) = link {
+            std::fs::create_dir(core.join(link)).expect("a link");
+        }
+    }
+    let nodes = ["cpu0", "cpu1", "cpu2", "cpu3"].map(|core| node_in(&cores.path().join(core)));
+    assert_eq!(nodes, [Some(3), None, None, None]);
 }

@@ -1,4 +1,4 @@
-//! Every way in which a receive can end, told to a receiver whose frames are held by the test.
+//! Every completion that a receive can have, passed to a receiver whose frames the test holds.
 
 use program::{Band, ClassId, ClassTag, WorkerId};
 use softnic::wire::NullWire;
@@ -61,7 +61,7 @@ impl Bench {
 
     fn complete(&mut self, completed: Completed, with_frame: bool) -> Option<u32> {
         let frame = with_frame.then(|| self.receiver.pool.take().expect("enough frames"));
-        sort(completed, frame, FRAME_BYTES, &mut self.batch, &self.stats)
+        accept_completion(completed, frame, FRAME_BYTES, &mut self.batch, &self.stats)
     }
 
     fn refill(&mut self) {
@@ -113,7 +113,7 @@ fn no_failure_is_received_and_each_is_counted_by_its_status() {
     ] {
         assert_eq!(bench.complete(failed(status), true), None);
     }
-    assert_eq!(bench.complete(failed(Status::LocalLength), false), None, "of nobody's frame");
+    assert_eq!(bench.complete(failed(Status::LocalLength), false), None, "of an unknown frame");
     let counts = Failure::ALL.iter().map(|&failure| bench.failed(failure)).collect::<Vec<_>>();
     assert_eq!(counts, [2, 1, 2, 0, 0, 2]);
     assert_eq!(bench.stats.reasons().iter().map(|(_, count)| count).sum::<u64>(), 0);
@@ -172,7 +172,7 @@ fn what_no_published_class_claims_is_dropped_with_its_reason() {
     control.publish(Band::A, crate::tests::program(&["web"]));
     classifier.refresh(&control.shared().mailbox, &bench.batch);
     let class = |band, class| ClassTag { band, class: ClassId(class) }.encode().expect("few classes");
-    // Of no flow with a tag, of nobody's making, of a band without a program.
+    // No tag, an invalid tag, and a tag of a band without a program.
     let unknown = [None, Some(0), Some(1 << 23), Some(class(Band::B, 0))];
     // Beyond the program's classes.
     let beyond = [Some(class(Band::A, 1)), Some(class(Band::A, 1000))];

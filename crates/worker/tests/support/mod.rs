@@ -246,12 +246,12 @@ impl Rig {
         self.controller.install(Arc::clone(program), &mut |band: Band, program: Arc<Program>| {
             for worker in workers.borrow_mut().iter_mut() {
                 let publication = worker.control().publish(band, Arc::clone(&program));
-                let turns = (0..10_000).take_while(|_| {
+                let iterations = (0..10_000).take_while(|_| {
                     worker.step();
                     !worker.control().acknowledged(publication)
                 });
-                let waited = turns.count();
-                assert!(worker.control().acknowledged(publication), "{waited} turns");
+                let waited = iterations.count();
+                assert!(worker.control().acknowledged(publication), "{waited} iterations");
             }
             Ok(())
         })
@@ -309,6 +309,6 @@ impl Rig {
         }
         let flow_dropped: u64 = ports.iter().map(|port| port.flow_dropped).sum();
         let counted: u64 = self.controller.drop_counters().iter().map(|totals| totals.packets).sum();
-        assert_eq!(flow_dropped, counted, "what flows dropped is what the rules' counters say");
+        assert_eq!(flow_dropped, counted, "packets dropped by flows equal the rules' counters");
     }
 }

@@ -1,43 +1,42 @@
-//! One filter of `ethtool -n`: its lines are `Name: value mask: mask`, where a set bit of the mask is a bit
-//! that does *not* matter.
+//! One filter of `ethtool -n`: lines of the form `Name: value mask: mask`, where a set bit of the mask is a bit that is
+//! *not* compared.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use packet::MacAddr;
 
-use super::super::masked;
 use super::MAX_WORKER;
-use super::{Keys, Note, quoted};
+use super::{Keys, Note, masked_addresses, masked_ranges, quoted};
 
 /// Where a filter sends packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     Drop,
     Queue(u32),
-    /// An indirection table; 0 is the device's own.
+    /// An RSS context; 0 is the default one.
     Context(u32),
 }
 
 /// A filter as listed.
 pub(super) struct Filter {
-    /// Where it begins.
+    /// The line of its beginning.
     pub(super) line: u32,
-    /// Its place among the device's filters.
+    /// Its location in the device's table.
     pub(super) location: u64,
-    /// What stands behind each name.
+    /// The text after each name.
     fields: BTreeMap<String, String>,
-    /// What could not be read at all.
+    /// A problem that prevents conversion.
     problem: Option<String>,
 }
 
-/// Why a filter is left out.
+/// The reason why a filter is left out.
 type Reason = String;
 
 impl Filter {
     pub(super) fn new(line: u32, location: &str) -> Self {
         let parsed = location.parse();
-        let problem = parsed.is_err().then(|| format!("`{}` is no location", quoted(location)));
+        let problem = parsed.is_err().then(|| format!("`{}` is not a location", quoted(location)));
         Self { line, location: parsed.unwrap_or(u64::MAX), fields: BTreeMap::new(), problem }
     }
 
@@ -57,7 +56,7 @@ impl Filter {
         }
     }
 
-    /// The filter's match and target, or why there is none.
+    /// The filter's match and target.
     pub(super) fn translate(&self, notes: &mut Vec<Note>) -> Result<(Keys, Target), Reason> {
         if let Some(problem) = &self.problem {
             return Err(problem.clone());
@@ -68,18 +67,18 @@ impl Filter {
         reading.kind()?;
         reading.link()?;
         match reading.left.keys().next() {
-            Some(name) => Err(format!("`{}` is not known here", quoted(name))),
+            Some(name) => Err(format!("`{}` is not supported", quoted(name))),
             None => Ok((reading.keys, target)),
         }
     }
 }
 
-/// A filter being translated: what is understood is taken out of `left`.
+/// A filter being converted: lines that were read are removed from `left`.
 struct Reading<'f> {
     filter: &'f Filter,
     left: BTreeMap<String, String>,
     keys: Keys,
-    /// Whether the tag's protocol is among the keys already.
+    /// Whether `keys` has the protocol of the tag.
     has_tag: bool,
 }
 
@@ -90,16 +89,16 @@ impl Reading<'_> {
         if action == "Drop" {
             return Ok(Target::Drop);
         }
-        let odd = || format!("the action `{}` is not one of a policy", quoted(&action));
+        let odd = || format!("the action `{}` has no equivalent in a policy", quoted(&action));
         let target = action.strip_prefix("Direct to ").ok_or_else(odd)?;
         if target.starts_with("VF ") {
             return Err(format!(
-                "it goes to a virtual function ({}), whose packets are its own",
+                "it delivers to a virtual function ({}), which a policy cannot do",
                 quoted(target)
             ));
         }
         let (context, base) = match target.strip_prefix("RSS context id ") {
-            // Since ethtool 6.13; older ones list the context apart and the base as the queue.
+            // Since ethtool 6.13; older versions print the context separately and the offset as the queue.
             Some(rest) => {
                 let (context, offset) = rest.split_once(' ').unwrap_or((rest, ""));
                 let base: String = offset.chars().filter(char::is_ascii_digit).collect();
@@ -110,13 +109,14 @@ impl Reading<'_> {
         let number = |text: &str| text.trim().parse::<u32>().map_err(|_| odd());
         let Some(context) = context else {
             let cookie = base.trim().parse::<u64>().map_err(|_| odd())?;
-            // Older ones print the whole cookie (ethtool_get_flow_spec_ring_vf): the function from 1 in bits 32 to 39.
+            // Older versions print the whole cookie, with the virtual function from 1 in bits 32 to 39 (Linux
+            // include/uapi/linux/ethtool.h, `ethtool_get_flow_spec_ring_vf`).
             if cookie >> 32 != 0 {
                 let (function, queue) = ((cookie >> 32) & 0xff, cookie & 0xffff_ffff);
                 return Err(match function {
                     0 => odd(),
                     _ => format!(
-                        "it goes to queue {queue} of virtual function {}, whose packets are its own",
+                        "it delivers to queue {queue} of virtual function {}, which a policy cannot do",
                         function - 1
                     ),
                 });
@@ -139,7 +139,7 @@ impl Reading<'_> {
         if self.left.remove("Flow Type").is_some_and(|kind| kind == "Raw Ethernet") {
             let types = self.number("Ethertype", 16)?;
             match *types {
-                // In a policy a tag is no ethertype, but what stands before it.
+                // In a policy `ethertype` is the type after the tags.
                 [(tag @ (0x8100 | 0x88a8 | 0x9100), high)] if tag == high => {
                     self.keys.push("vlan_tpid", format!("{tag:#06x}"));
                     self.has_tag = true;
@@ -148,8 +148,8 @@ impl Reading<'_> {
             }
             return Ok(());
         }
-        let kind = self.left.remove("Rule Type").ok_or("its type is not known")?;
-        let odd = || format!("the type `{}` is not known", quoted(&kind));
+        let kind = self.left.remove("Rule Type").ok_or("it has no type")?;
+        let odd = || format!("the type `{}` is not supported", quoted(&kind));
         let (protocol, version) = match kind.strip_prefix("Raw ") {
             Some(version) => ("", version),
             None => kind.split_once(" over ").ok_or_else(odd)?,
@@ -179,7 +179,7 @@ impl Reading<'_> {
         for (name, key) in [("Src port", "src_port"), ("Dest port", "dst_port")] {
             let ports = self.number(name, 16)?;
             if protocol == "sctp" && !ports.is_empty() {
-                return Err("ports are of TCP and UDP in a policy, not of SCTP".to_owned());
+                return Err("a policy cannot match SCTP ports".to_owned());
             }
             self.keys.ranges(key, &ports);
         }
@@ -190,13 +190,13 @@ impl Reading<'_> {
         self.keys.text("protocol", protocol);
         let index = self.number("SPI", 32)?;
         if protocol == "ah" && !index.is_empty() {
-            return Err("a policy does not know the SPI of AH".to_owned());
+            return Err("a policy cannot match the SPI of AH".to_owned());
         }
         self.keys.ranges("esp_spi", &index);
         Ok(())
     }
 
-    /// Any protocol, with its first four bytes, which are the ports of those that have some.
+    /// Any protocol with its first four bytes, which are the ports of TCP and UDP.
     fn raw(&mut self) -> Result<(), Reason> {
         let protocols = self.number("Protocol", 8)?;
         self.keys.ranges("protocol", &protocols);
@@ -206,17 +206,17 @@ impl Reading<'_> {
         }
         if !matches!(*protocols, [(6, 6) | (17, 17)]) {
             return Err(
-                "the first bytes behind the IP header are ports in a policy, of TCP and UDP".to_owned()
+                "a policy can match the first bytes after the IP header only as TCP or UDP ports".to_owned()
             );
         }
         for (key, shift) in [("src_port", 16), ("dst_port", 0)] {
-            let ports = masked::ranges(value >> shift & 0xffff, matters >> shift & 0xffff, 16);
+            let ports = masked_ranges(value >> shift & 0xffff, matters >> shift & 0xffff, 16);
             self.keys.ranges(key, &ports.ok_or("the mask of the ports takes too many ranges")?);
         }
         Ok(())
     }
 
-    /// MACs, the VLAN tag, and what drivers make of "user-defined".
+    /// MAC addresses, the VLAN tag and user-defined data.
     fn link(&mut self) -> Result<(), Reason> {
         for (name, key) in [("Src MAC addr", "src_mac"), ("Dest MAC addr", "dst_mac")] {
             self.mac(name, key)?;
@@ -224,33 +224,33 @@ impl Reading<'_> {
         let types = self.number("VLAN EtherType", 16)?;
         match *types {
             [] => {}
-            _ if self.has_tag => return Err("it names two tag protocols for one tag".to_owned()),
+            _ if self.has_tag => return Err("it has two tag protocols for one tag".to_owned()),
             [(0x8100 | 0x88a8 | 0x9100, high)] if types[0].0 == high => {
                 self.keys.push("vlan_tpid", format!("{high:#06x}"));
             }
-            _ => return Err("its VLAN ethertype is that of no tag".to_owned()),
+            _ => return Err("its VLAN ethertype is not that of a VLAN tag".to_owned()),
         }
         if let Some((value, matters)) = self.masked("VLAN", 16)? {
             let part = |shift: u32, bits: u32| {
                 let ones = (1u128 << bits) - 1;
-                masked::ranges(value >> shift & ones, matters >> shift & ones, bits)
+                masked_ranges(value >> shift & ones, matters >> shift & ones, bits)
                     .ok_or("the mask of its VLAN takes too many ranges")
             };
             if matters & 0x1000 != 0 {
-                return Err("a policy does not know the drop-eligible bit of a VLAN tag".to_owned());
+                return Err("a policy cannot match the drop-eligible bit of a VLAN tag".to_owned());
             }
             self.keys.ranges("vlan", &part(0, 12)?);
             self.keys.ranges("vlan_priority", &part(13, 3)?);
         }
         match self.masked("User-defined", 64)? {
             Some((_, matters)) if matters != 0 => {
-                Err("what it says of user-defined data is the driver's own".to_owned())
+                Err("its user-defined data is specific to the driver".to_owned())
             }
             _ => Ok(()),
         }
     }
 
-    /// A value of so many bits, and which of them matter.
+    /// A value of `bits` bits, and the bits that are compared.
     fn masked(&mut self, name: &str, bits: u32) -> Result<Option<(u128, u128)>, Reason> {
         let Some(text) = self.left.remove(name) else { return Ok(None) };
         let wrong = || format!("`{name}` is not understood: {}", quoted(&text));
@@ -259,21 +259,21 @@ impl Reading<'_> {
         Ok(Some((value, !mask & ((1 << bits) - 1))))
     }
 
-    /// The same as ranges of so many bits.
+    /// The same as ranges.
     fn number(&mut self, name: &str, bits: u32) -> Result<Vec<(u128, u128)>, Reason> {
         let Some((value, matters)) = self.masked(name, bits)? else { return Ok(Vec::new()) };
-        masked::ranges(value, matters, bits)
+        masked_ranges(value, matters, bits)
             .ok_or_else(|| format!("the mask of `{name}` takes too many ranges"))
     }
 
-    /// An address of IP of this version.
+    /// An address of this IP version.
     fn address(&mut self, name: &str, key: &str, version: &str) -> Result<(), Reason> {
         let Some(text) = self.left.remove(name) else { return Ok(()) };
         let wrong = || format!("`{name}` is not understood: {}", quoted(&text));
         let (value, mask) = halves(&text).ok_or_else(wrong)?;
         let value: IpAddr = value.parse().map_err(|_| wrong())?;
         if value.is_ipv4() != (version == "IPv4") {
-            return Err(format!("`{name}` is no address of {version}: {}", quoted(&text)));
+            return Err(format!("`{name}` is not an {version} address: {}", quoted(&text)));
         }
         let matters = match mask.parse().map_err(|_| wrong())? {
             IpAddr::V4(mask) => IpAddr::V4(!mask),
@@ -282,7 +282,7 @@ impl Reading<'_> {
         if value.is_ipv4() != matters.is_ipv4() {
             return Err(wrong());
         }
-        let list = masked::addresses(value, matters)
+        let list = masked_addresses(value, matters)
             .ok_or_else(|| format!("the mask of `{name}` takes too many prefixes"))?;
         match &*list {
             [] => {}
@@ -315,7 +315,7 @@ fn halves(text: &str) -> Option<(&str, &str)> {
     Some((value.trim(), mask.trim()))
 }
 
-/// As printf writes it: hexadecimal after `0x`, or decimal; `%d` of an SPI may be negative.
+/// A number as printf writes it: hexadecimal after `0x`, or decimal; an SPI printed by `%d` may be negative.
 fn number(text: &str) -> Option<u128> {
     match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok().map(u128::from),

@@ -1,12 +1,11 @@
-//! The items of one set as text with places: written in the policy, or a line each in a file. Called by `sets`;
-//! knows nothing of what the items mean.
+//! The items of one set as text with places: inline in the policy, or one per line in a file. They are not parsed here.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::diagnostics::Place;
+use crate::keys;
 use crate::policy::MAX_SET_VALUES;
-use crate::schema::keys;
 use crate::source::Source;
 
 use super::super::files::Files;
@@ -48,7 +47,7 @@ impl Items {
     }
 }
 
-/// A set as it is written.
+/// A set as read from the text.
 pub(super) struct Written {
     pub(super) items: Items,
     pub(super) limits: Limits,
@@ -56,12 +55,12 @@ pub(super) struct Written {
 
 /// How many items a set must have.
 pub(super) struct Limits {
-    /// What has no items where it should have some, in words: the list, or the file.
+    /// The message for an empty set.
     pub(super) what: String,
-    /// Where that stands.
+    /// The place of the list or file name.
     pub(super) place: Place,
     pub(super) allow_empty: bool,
-    /// `min_items`, and where it stands.
+    /// `min_items` and its place.
     pub(super) least: Option<(usize, Place)>,
 }
 
@@ -84,12 +83,12 @@ pub(super) fn read(reader: &mut Reader, value: &Value<'_>, files: &mut Files<'_>
         (given, _) => {
             let what = if given.is_some() { "both `file` and `items`" } else { "neither `file` nor `items`" };
             let hint = "write { file = \"name.txt\" } or { items = [...] }";
-            reader.error_with(value.span(), format!("the set has {what}"), "one of them is wanted", hint);
+            reader.error_with(value.span(), format!("the set has {what}"), "one of them is required", hint);
             return None;
         }
     };
     let what = match content.get_ref().as_str() {
-        Some(name) if is_file => format!("has no values: the file `{}` holds none", shortened(name)),
+        Some(name) if is_file => format!("is empty: the file `{}` has no values", shortened(name)),
         _ => "is an empty list".to_owned(),
     };
     let place = reader.place(content.span());
@@ -107,8 +106,8 @@ fn limits(reader: &mut Reader, table: &Table<'_>, what: String, place: Place) ->
         Some((least as usize, reader.place(value.span())))
     });
     if let (Some(true), Some((_, least))) = (allow_empty, &least) {
-        let error = least.error("a set with `min_items` cannot be empty", "beside allow_empty = true");
-        reader.push(error.hint("leave one of the two out"));
+        let error = least.error("a set with `min_items` cannot be empty", "next to allow_empty = true");
+        reader.push(error.hint("remove one of the two"));
     }
     Limits { what, place, allow_empty: allow_empty == Some(true), least }
 }
@@ -124,10 +123,10 @@ fn inline(reader: &mut Reader, value: &Value<'_>) -> Option<Items> {
     for value in array {
         match scalar(value) {
             Some(text) => items.push((text.trim().to_owned(), value.span())),
-            None => reader.mistyped(value, "an item of a set", "a string or a number"),
+            None => reader.wrong_type(value, "an item of a set", "a string or a number"),
         }
     }
-    // What is left of items that were all refused is not empty by the operator's doing.
+    // A list whose items were all refused is not reported as empty.
     (array.is_empty() || !items.is_empty()).then(|| Items::Inline(Arc::clone(&reader.source), items))
 }
 
@@ -143,7 +142,7 @@ fn from_file(reader: &mut Reader, file: &Value<'_>, files: &mut Files<'_>) -> Op
         }
     };
     let mut spans = Vec::new();
-    // Editors of some systems begin a file with it.
+    // Some editors write a byte order mark.
     let mut line_start =
         if source.text.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len_utf8() } else { 0 };
     let mut last_line = 0..0;
@@ -163,13 +162,13 @@ fn from_file(reader: &mut Reader, file: &Value<'_>, files: &mut Files<'_>) -> Op
         reader.error(file.span(), message, "too many");
         return None;
     }
-    // A text file ends with a newline (POSIX, "Text File"). One that was cut may end within a value, and what
-    // is left of 192.0.2.17 is an address as well.
+    // A text file ends with a newline (POSIX, "Text File"). A truncated one may end within a value, and a truncated
+    // 192.0.2.17 may be a valid address.
     if !spans.is_empty() && !source.text.ends_with('\n') {
         let place = Place::new(&source, last_line);
         let warning =
             place.warning("the last line has no newline: the file may have been cut off", "last line");
-        reader.push(warning.hint("write the file whole, with a newline at its end"));
+        reader.push(warning.hint("write the complete file, with a newline at its end"));
     }
     Some(Items::File(source, spans))
 }

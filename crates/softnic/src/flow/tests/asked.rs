@@ -1,5 +1,6 @@
 //! What a rule asks of a frame and its tunnel, and which frames meet it, said without [`TunnelMatcher`].
 
+use packet::cube;
 use packet::{FlowKey, Layers, TunnelKey, TunnelLayers};
 use proptest::prelude::*;
 
@@ -27,10 +28,18 @@ impl Asked {
                 tunnel.require(Presence::INNER);
                 condition.write(&mut tunnel.inner);
             }
-            Self::Vni(value, mask) => _ = tunnel.require(Presence::VXLAN).vxlan_vni(value, mask),
-            Self::Spi(value, mask) => _ = tunnel.require(Presence::ESP).esp((value, mask), (0, 0)),
-            Self::GreKey(value, mask) => _ = tunnel.require(Presence::GRE).gre_key(value, mask),
-            Self::GreProtocol(value) => _ = tunnel.require(Presence::GRE).gre_protocol(value, 0xffff),
+            Self::Vni(value, mask) => {
+                _ = tunnel.require(Presence::VXLAN).field(&[cube::VXLAN_VNI], value.into(), mask.into());
+            }
+            Self::Spi(value, mask) => {
+                _ = tunnel.require(Presence::ESP).field(&[cube::ESP_SPI], value.into(), mask.into());
+            }
+            Self::GreKey(value, mask) => {
+                _ = tunnel.require(Presence::GRE).field(&[cube::GRE_KEY], value.into(), mask.into());
+            }
+            Self::GreProtocol(value) => {
+                _ = tunnel.require(Presence::GRE).field(&[cube::GRE_PROTOCOL], value.into(), 0xffff);
+            }
             Self::Label(place, value, mask) => {
                 tunnel.require(Presence::MPLS_OVER_ETHERNET).label(place, value, mask);
             }

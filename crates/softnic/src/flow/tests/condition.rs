@@ -1,5 +1,6 @@
 //! What a rule asks for and which frames meet it, said without [`Matcher`], and the matcher held against that.
 
+use packet::cube::{self, Slot};
 use packet::{FlowKey, Layers, MacAddr};
 use proptest::prelude::*;
 
@@ -29,24 +30,31 @@ pub(super) enum Condition {
 
 impl Condition {
     pub(super) fn write(self, matcher: &mut Matcher) {
-        match self {
-            Self::Layer(layers) => matcher.require(layers),
-            Self::DstMac(value, mask) => matcher.dst_mac(value, mask),
-            Self::SrcMac(value, mask) => matcher.src_mac(value, mask),
-            Self::EtherType(value, mask) => matcher.ether_type(value, mask),
-            Self::Vlan(value, mask) => matcher.vlan_tag(value, mask),
-            Self::SrcIpv4(value, mask) => matcher.src_ipv4(value, mask),
-            Self::DstIpv4(value, mask) => matcher.dst_ipv4(value, mask),
-            Self::SrcIpv6(value, mask) => matcher.src_ipv6(value, mask),
-            Self::DstIpv6(value, mask) => matcher.dst_ipv6(value, mask),
-            Self::Protocol(value, mask) => matcher.protocol(value, mask),
-            Self::Tos(value, mask) => matcher.tos(value, mask),
-            Self::Ttl(value, mask) => matcher.ttl(value, mask),
-            Self::IpFlags(value, mask) => matcher.ip_flags(value, mask),
-            Self::FlowLabel(value, mask) => matcher.flow_label(value, mask),
-            Self::SrcPort(value, mask) => matcher.src_port(value, mask),
-            Self::DstPort(value, mask) => matcher.dst_port(value, mask),
+        if let Self::Layer(layers) = self {
+            matcher.require(layers);
+            return;
+        }
+        let slots: &[Slot] = match self {
+            Self::Layer(_) => &[],
+            Self::DstMac(..) => &[cube::DST_MAC],
+            Self::SrcMac(..) => &[cube::SRC_MAC],
+            Self::EtherType(..) => &[cube::ETHER_TYPE],
+            Self::Vlan(..) => &[cube::VLAN_TCI],
+            Self::SrcIpv4(..) => &[cube::SRC_IPV4],
+            Self::DstIpv4(..) => &[cube::DST_IPV4],
+            Self::SrcIpv6(..) => &[cube::SRC_HIGH, cube::SRC_LOW],
+            Self::DstIpv6(..) => &[cube::DST_HIGH, cube::DST_LOW],
+            Self::Protocol(..) => &[cube::PROTOCOL],
+            Self::Tos(..) => &[cube::TOS],
+            Self::Ttl(..) => &[cube::TTL],
+            Self::IpFlags(..) => &[cube::IP_FLAGS],
+            Self::FlowLabel(..) => &[cube::FLOW_LABEL],
+            Self::SrcPort(..) => &[cube::SRC_PORT],
+            Self::DstPort(..) => &[cube::DST_PORT],
         };
+        let (_, value, mask) = self.asks();
+        let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| number << 8 | u128::from(*byte));
+        matcher.field(slots, number(&value), number(&mask));
     }
 
     /// What is compared, byte by byte: which field, the values, the mask.
@@ -179,8 +187,10 @@ pub(super) fn condition() -> impl Strategy<Value = Condition> {
         byte().prop_map(|(v, m)| Condition::Protocol(v, m)),
         byte().prop_map(|(v, m)| Condition::Tos(v, m)),
         byte().prop_map(|(v, m)| Condition::Ttl(v, m)),
-        byte().prop_map(|(v, m)| Condition::IpFlags(v, m)),
-        bytes().prop_map(|(v, m)| Condition::FlowLabel(u32::from_be_bytes(v), u32::from_be_bytes(m))),
+        // Three bits and twenty: fields have no more.
+        byte().prop_map(|(v, m)| Condition::IpFlags(v, m & 7)),
+        bytes()
+            .prop_map(|(v, m)| Condition::FlowLabel(u32::from_be_bytes(v), u32::from_be_bytes(m) & 0xf_ffff)),
         short().prop_map(|(v, m)| Condition::SrcPort(v, m)),
         short().prop_map(|(v, m)| Condition::DstPort(v, m)),
     ]

@@ -10,7 +10,7 @@ use crate::flow::*;
 
 type Frame = (FlowKey, TunnelKey);
 
-/// A tag, or 0, with the flow that it stands in.
+/// A tag, or 0, with the flow that it is in.
 type Hit = (u32, u32);
 
 #[derive(Clone, Debug)]
@@ -89,7 +89,7 @@ impl TestRule {
     }
 }
 
-/// The reference: every rule of the side, one after the other. Answers verdict and sniffers.
+/// The reference: every rule of the side, one after the other. Returns verdict and sniffers.
 fn linear(device: &TableRules, rules: &[TestRule], side: Side, frame: &Frame) -> (Vec<Hit>, Vec<Hit>) {
     let mut found: Vec<&TestRule> =
         rules.iter().filter(|test| test.side() == side && test.holds(frame)).collect();

@@ -128,8 +128,8 @@ fn a_device_with_one_tag_per_match_gives_it_to_all_and_refuses_another() {
 }
 
 #[test]
-fn a_device_without_room_for_a_mask_says_so_and_takes_it_once_there_is() {
-    let groups = Some(GroupLimits { entries: 4, runs: 1, run_entries: 3 });
+fn a_full_table_refuses_a_mask_and_accepts_it_once_there_is_space() {
+    let groups = Some(device_model::PriorityTable { entries: 4, groups: 1, group_entries: 3 });
     let mut table = FlowTable::new(TableRules { groups, ..TableRules::default() });
     for id in 1..=4 {
         table.insert(super::rule(id, 0, id as u16, 1)).unwrap();

@@ -1,35 +1,27 @@
 //! What the filters of a flow ask of a frame and its tunnel, taken together.
 //!
 //! `interpret` calls [`matchers`] with filters whose sizes and values the kernel would let pass. Filters may come in any
-//! order unless one is about MPLS, whose place in the stack only the order tells (`ibv_create_flow(3)`, "Rules definition
+//! order unless one is about MPLS, whose place in the stack follows only from the order (`ibv_create_flow(3)`, "Rules definition
 //! ordering"). Each header of a packet can be filtered once.
 
-use ibverbs_sys::{
-    ibv_flow_eth_filter, ibv_flow_ipv4_ext_filter, ibv_flow_ipv6_filter, ibv_flow_spec_esp,
-    ibv_flow_spec_gre, ibv_flow_spec_tcp_udp,
-};
-use packet::{EtherType, IpProtocol, Layers, MacAddr};
+use device_model::Feature;
+use packet::cube;
+use packet::{EtherType, IpProtocol, Layers, MAX_MPLS_LABELS};
 
-use super::spec::{Filter, Header, Masked, Spec};
+use super::spec::{Field, Filter, Header, Spec};
 use crate::flow::{Matcher, Presence, TunnelMatcher};
-use crate::personality::FilterRules;
-use crate::provider::answer::{EINVAL, EOPNOTSUPP, Verb, known_bits};
-
-/// The flags of an IPv4 filter (`enum ib_ipv4_flags` in include/rdma/ib_verbs.h of the kernel; the manual is silent).
-const SPEC_DONT_FRAGMENT: u8 = 1 << 1;
-const SPEC_MORE_FRAGMENTS: u8 = 1 << 2;
-/// The same flags in the header, down from the reserved bit (RFC 791, 3.1).
-const HEADER_DONT_FRAGMENT: u8 = 1 << 1;
-const HEADER_MORE_FRAGMENTS: u8 = 1 << 0;
+use crate::personality::FlowRules;
+use crate::provider::answer::{EINVAL, EOPNOTSUPP, Verb};
 
 /// What was asked of one packet so far: to hold later filters to it.
 #[derive(Default)]
 struct Packet {
     ethernet: bool,
-    ether_type: Option<(u16, u16)>,
+    /// A value and a mask of the EtherType, if there is a mask.
+    ether_type: Option<(u128, u128)>,
     network: Option<EtherType>,
-    /// A mask and a value of the protocol.
-    protocol: Option<(u8, u8)>,
+    /// The same of the protocol.
+    protocol: Option<(u128, u128)>,
     /// The one protocol that a filter behind the IP header implies.
     implied: Option<IpProtocol>,
     /// TCP, UDP, ESP or GRE.
@@ -38,12 +30,12 @@ struct Packet {
 
 /// Reads filters one by one.
 struct Reader<'r> {
-    rules: &'r FilterRules,
+    rules: &'r FlowRules,
     outer: Packet,
     inner: Packet,
     matcher: Matcher,
     tunnel: TunnelMatcher,
-    /// Whether IP filters without INNER are about the packet behind labels, because those stand behind Ethernet.
+    /// Whether IP filters without INNER are about the packet behind labels, because those are behind Ethernet.
     behind_labels: bool,
     vxlan: bool,
     labels: usize,
@@ -51,8 +43,8 @@ struct Reader<'r> {
 }
 
 /// The matchers of a flow; they may contradict themselves.
-pub(super) fn matchers(filters: &[Filter], rules: &FilterRules) -> Verb<(Matcher, TunnelMatcher)> {
-    let has_labels = filters.iter().any(|filter| matches!(filter.header, Header::Mpls(_)));
+pub(super) fn matchers(filters: &[Filter], rules: &FlowRules) -> Verb<(Matcher, TunnelMatcher)> {
+    let has_labels = filters.iter().any(|filter| filter.header == Header::Mpls);
     if has_labels && !filters.is_sorted_by(|a, b| is_in_order(filters, a, b)) {
         return Err(EINVAL);
     }
@@ -72,83 +64,107 @@ pub(super) fn matchers(filters: &[Filter], rules: &FilterRules) -> Verb<(Matcher
         reader.filter(filter, before)?;
     }
     reader.check()?;
-    if rules.values_within_masks && filters.iter().any(Filter::exceeds_its_mask) {
+    // Values of fields that the device cannot match are not passed on.
+    let exceeds = |field: &Field| field.exceeds_its_mask() && !rules.refuses(field.feature);
+    if rules.emulation.values_within_masks && filters.iter().flat_map(|filter| &filter.fields).any(exceeds) {
         return Err(EINVAL);
     }
     Ok((reader.matcher, reader.tunnel))
 }
 
-/// How far into a frame a header stands, of frames without labels behind Ethernet.
+/// How far into a frame a header is, of frames without labels behind Ethernet.
 fn depth(filter: &Filter) -> u8 {
     let within = match filter.header {
-        Header::Ethernet(_) => 0,
-        Header::Ipv4(_) | Header::Ipv6(_) => 2,
-        Header::Tcp(_) | Header::Udp(_) | Header::Esp(_) => 3,
-        Header::Gre(_) | Header::Vxlan(_) => 4,
-        // Told by what stands before; see `is_in_order`.
-        Header::Mpls(_) => 1,
+        Header::Ethernet => 0,
+        Header::Ipv4 | Header::Ipv6 => 2,
+        Header::Tcp | Header::Udp | Header::Esp => 3,
+        Header::Gre | Header::Vxlan => 4,
+        // Known from the header before it; see `is_in_order`.
+        Header::Mpls => 1,
     };
     within + if filter.inner { 8 } else { 0 }
 }
 
 /// Whether `b` may directly follow `a` in a flow about labels.
 fn is_in_order(filters: &[Filter], a: &Filter, b: &Filter) -> bool {
-    let is_label = |filter: &Filter| matches!(filter.header, Header::Mpls(_));
+    let is_label = |filter: &Filter| filter.header == Header::Mpls;
     match (is_label(a), is_label(b)) {
         (true, true) => a.inner == b.inner,
-        // Behind what labels can stand behind, in the same packet or at the start of the inner one.
+        // Behind what labels can follow, in the same packet or at the start of the inner one.
         (false, true) if a.inner == b.inner => {
-            matches!(a.header, Header::Ethernet(_))
-                || !b.inner && matches!(a.header, Header::Udp(_) | Header::Gre(_))
+            matches!(a.header, Header::Ethernet) || !b.inner && matches!(a.header, Header::Udp | Header::Gre)
         }
-        (false, true) => b.inner && matches!(a.header, Header::Vxlan(_) | Header::Gre(_)),
+        (false, true) => b.inner && matches!(a.header, Header::Vxlan | Header::Gre),
         (true, false) if a.inner == b.inner => {
-            !matches!(b.header, Header::Ethernet(_)) && (a.inner || labels_follow_ethernet(filters))
+            !matches!(b.header, Header::Ethernet) && (a.inner || labels_follow_ethernet(filters))
         }
         (true, false) => b.inner,
         (false, false) => depth(a) < depth(b),
     }
 }
 
-/// Whether the first label of a flow stands behind Ethernet: behind its filter, or behind none.
+/// Whether the first label of a flow is behind Ethernet: behind its filter, or behind none.
 fn labels_follow_ethernet(filters: &[Filter]) -> bool {
-    let first = filters.iter().position(|filter| !filter.inner && matches!(filter.header, Header::Mpls(_)));
+    let first = filters.iter().position(|filter| !filter.inner && filter.header == Header::Mpls);
     first.is_some_and(|first| match first.checked_sub(1).and_then(|before| filters.get(before)) {
         None => true,
-        Some(before) => matches!(before.header, Header::Ethernet(_)),
+        Some(before) => matches!(before.header, Header::Ethernet),
     })
 }
 
 /// Whether an outer Ethernet filter asks for labels to follow.
 fn names_labels(filter: &Filter) -> bool {
-    let Header::Ethernet(Masked { value, mask }) = &filter.header else { return false };
-    let ether_type = EtherType(u16::from_be(value.ether_type));
-    !filter.inner
-        && mask.ether_type == u16::MAX
-        && matches!(ether_type, EtherType::MPLS | EtherType::MPLS_MULTICAST)
+    let (value, mask) = filter.get(cube::ETHER_TYPE);
+    let is_label = [EtherType::MPLS, EtherType::MPLS_MULTICAST].iter().any(|label| value == label.0.into());
+    !filter.inner && mask == u16::MAX.into() && is_label
 }
 
 impl Reader<'_> {
     fn filter(&mut self, filter: &Filter, before: Option<&Filter>) -> Verb<()> {
-        if !self.rules.types.contains(&filter.kind) || (filter.inner && !self.rules.inner) {
-            return Err(self.rules.type_refusal);
-        }
-        if filter.inner && !self.asks_for_nothing(&filter.header) {
+        self.check_support(filter)?;
+        if filter.inner && !self.asks_for_nothing(filter) {
             self.tunnel.require(Presence::INNER);
         }
-        match &filter.header {
-            Header::Ethernet(ethernet) => self.ethernet(filter.inner, ethernet),
-            Header::Ipv4(ipv4) => self.ipv4(filter, ipv4),
-            Header::Ipv6(ipv6) => self.ipv6(filter.inner, ipv6),
-            Header::Tcp(ports) => self.ports(filter.inner, (Layers::TCP, IpProtocol::TCP), ports),
-            Header::Udp(ports) => self.ports(filter.inner, (Layers::UDP, IpProtocol::UDP), ports),
+        match filter.header {
+            Header::Ethernet => self.ethernet(filter),
+            Header::Ipv4 => self.network(filter, EtherType::IPV4, Layers::IPV4),
+            Header::Ipv6 => self.network(filter, EtherType::IPV6, Layers::IPV6),
+            Header::Tcp => self.ports(filter, Layers::TCP, IpProtocol::TCP),
+            Header::Udp => self.ports(filter, Layers::UDP, IpProtocol::UDP),
             // The index of a packet inside is not read.
-            Header::Esp(_) if filter.inner => Err(EOPNOTSUPP),
-            Header::Esp(esp) => self.esp(esp),
-            Header::Vxlan(vni) => self.vxlan(*vni),
-            Header::Gre(gre) => self.gre(gre),
-            Header::Mpls(label) => self.label(filter, *label, before),
+            Header::Esp if filter.inner => Err(EOPNOTSUPP),
+            Header::Esp => {
+                once(&mut self.outer.transport)?;
+                self.tunnel_header(filter, Presence::ESP)
+            }
+            Header::Vxlan => {
+                once(&mut self.vxlan)?;
+                self.tunnel_header(filter, Presence::VXLAN)
+            }
+            Header::Gre => {
+                once(&mut self.outer.transport)?;
+                self.outer.implied = Some(IpProtocol::GRE);
+                self.tunnel_header(filter, Presence::GRE)
+            }
+            Header::Mpls => self.label(filter, before),
         }
+    }
+
+    /// Refuses headers and fields that the device cannot match.
+    fn check_support(&self, filter: &Filter) -> Verb<()> {
+        let header = match filter.header {
+            Header::Ipv6 => Some(Feature::Ipv6),
+            Header::Esp => Some(Feature::Esp),
+            Header::Vxlan => Some(Feature::Vxlan),
+            Header::Gre => Some(Feature::Gre),
+            Header::Mpls => Some(Feature::Mpls),
+            Header::Ethernet | Header::Ipv4 | Header::Tcp | Header::Udp => None,
+        };
+        let inner = filter.inner.then_some(Feature::Inner);
+        let masked = filter.fields.iter().filter(|field| field.mask != 0);
+        let fields = masked.filter_map(|field| field.feature);
+        inner.into_iter().chain(header).chain(fields).try_for_each(|feature| self.rules.check(feature))?;
+        if filter.fields.iter().any(Field::has_unknown_flags) { Err(EOPNOTSUPP) } else { Ok(()) }
     }
 
     /// The packet that a filter is about: its matcher, and what was asked of it.
@@ -161,11 +177,10 @@ impl Reader<'_> {
         }
     }
 
-    fn ethernet(&mut self, inner: bool, filter: &Masked<ibv_flow_eth_filter>) -> Verb<()> {
-        let Masked { value, mask } = filter;
-        let reduced = self.rules.ethernet_is_destination;
-        let (matcher, packet) = if inner {
-            if !self.asks_for_nothing(&Header::Ethernet(*filter)) {
+    fn ethernet(&mut self, filter: &Filter) -> Verb<()> {
+        let rules = self.rules;
+        let (matcher, packet) = if filter.inner {
+            if !self.asks_for_nothing(filter) {
                 self.tunnel.require(Presence::INNER_ETHERNET);
             }
             (&mut self.tunnel.inner, &mut self.inner)
@@ -173,163 +188,83 @@ impl Reader<'_> {
             (&mut self.matcher, &mut self.outer)
         };
         once(&mut packet.ethernet)?;
-        matcher
-            .dst_mac(value.dst_mac, mask.dst_mac)
-            .vlan_tag(u16::from_be(value.vlan_tag), u16::from_be(mask.vlan_tag));
-        if reduced {
-            return Ok(());
-        }
-        let (ether_type, type_mask) = (u16::from_be(value.ether_type), u16::from_be(mask.ether_type));
-        matcher.src_mac(value.src_mac, mask.src_mac).ether_type(ether_type, type_mask);
-        packet.ether_type = (type_mask != 0).then_some((ether_type, type_mask));
+        let asked = filter.fields.iter().filter(|field| !rules.ignores(field.feature));
+        ask(matcher, asked.clone());
+        let mut ether_type = asked.filter(|field| field.slots == [cube::ETHER_TYPE]).map(Field::in_image);
+        packet.ether_type = ether_type.next().filter(|(_, mask)| *mask != 0);
         Ok(())
     }
 
-    fn ipv4(&mut self, filter: &Filter, fields: &Masked<ibv_flow_ipv4_ext_filter>) -> Verb<()> {
-        let Masked { value, mask } = fields;
-        let can = self.rules.fields;
-        let refused = (mask.ttl != 0 && !can.ipv4_ttl)
-            || (mask.flags != 0 && !can.ipv4_flags)
-            || ((mask.proto | mask.tos) != 0 && !can.ipv4_protocol_and_tos);
-        if refused {
-            return Err(self.rules.field_refusal);
-        }
-        known_bits(mask.flags.into(), (SPEC_DONT_FRAGMENT | SPEC_MORE_FRAGMENTS).into(), EOPNOTSUPP)?;
+    fn network(&mut self, filter: &Filter, ether_type: EtherType, layer: Layers) -> Verb<()> {
         let (matcher, packet) = self.packet(filter.inner);
-        set(&mut packet.network, EtherType::IPV4)?;
-        packet.protocol = (mask.proto != 0).then_some((value.proto, mask.proto));
-        matcher
-            .require(Layers::IPV4)
-            .src_ipv4(value.src_ip.to_ne_bytes(), mask.src_ip.to_ne_bytes())
-            .dst_ipv4(value.dst_ip.to_ne_bytes(), mask.dst_ip.to_ne_bytes())
-            .protocol(value.proto, mask.proto)
-            .tos(value.tos, mask.tos)
-            .ttl(value.ttl, mask.ttl)
-            .ip_flags(header_flags(value.flags), header_flags(mask.flags));
+        set(&mut packet.network, ether_type)?;
+        packet.protocol = Some(filter.get(cube::PROTOCOL)).filter(|(_, mask)| *mask != 0);
+        ask(matcher.require(layer), &filter.fields);
         Ok(())
     }
 
-    fn ipv6(&mut self, inner: bool, filter: &Masked<ibv_flow_ipv6_filter>) -> Verb<()> {
-        let Masked { value, mask } = filter;
-        if mask.hop_limit != 0 && !self.rules.fields.ipv6_hop_limit {
-            return Err(self.rules.field_refusal);
-        }
-        let (matcher, packet) = self.packet(inner);
-        set(&mut packet.network, EtherType::IPV6)?;
-        packet.protocol = (mask.next_hdr != 0).then_some((value.next_hdr, mask.next_hdr));
-        matcher
-            .require(Layers::IPV6)
-            .src_ipv6(value.src_ip, mask.src_ip)
-            .dst_ipv6(value.dst_ip, mask.dst_ip)
-            .flow_label(u32::from_be(value.flow_label), u32::from_be(mask.flow_label))
-            .protocol(value.next_hdr, mask.next_hdr)
-            .tos(value.traffic_class, mask.traffic_class)
-            .ttl(value.hop_limit, mask.hop_limit);
-        Ok(())
-    }
-
-    fn ports(
-        &mut self,
-        inner: bool,
-        (layer, protocol): (Layers, IpProtocol),
-        spec: &ibv_flow_spec_tcp_udp,
-    ) -> Verb<()> {
-        let ibv_flow_spec_tcp_udp { val: value, mask, .. } = spec;
-        let asked = self.asks_for_header((mask.src_port | mask.dst_port).into());
-        let (matcher, packet) = self.packet(inner);
+    fn ports(&mut self, filter: &Filter, layer: Layers, protocol: IpProtocol) -> Verb<()> {
+        let asked = self.asks_for_header(filter);
+        let (matcher, packet) = self.packet(filter.inner);
         once(&mut packet.transport)?;
         packet.implied = Some(protocol);
-        matcher
-            .require(if asked { layer } else { Layers::empty() })
-            .src_port(u16::from_be(value.src_port), u16::from_be(mask.src_port))
-            .dst_port(u16::from_be(value.dst_port), u16::from_be(mask.dst_port));
+        ask(matcher.require(if asked { layer } else { Layers::empty() }), &filter.fields);
         Ok(())
     }
 
-    fn esp(&mut self, spec: &ibv_flow_spec_esp) -> Verb<()> {
-        let ibv_flow_spec_esp { val: value, mask, .. } = spec;
-        if mask.seq != 0 && !self.rules.fields.esp_sequence {
-            return Err(self.rules.field_refusal);
+    fn tunnel_header(&mut self, filter: &Filter, presence: Presence) -> Verb<()> {
+        self.require(presence, filter);
+        for field in &filter.fields {
+            let (value, mask) = field.in_image();
+            self.tunnel.field(field.slots, value, mask);
         }
-        once(&mut self.outer.transport)?;
-        self.require(Presence::ESP, mask.spi | mask.seq);
-        let pair = |value, mask| (u32::from_be(value), u32::from_be(mask));
-        self.tunnel.esp(pair(value.spi, mask.spi), pair(value.seq, mask.seq));
         Ok(())
     }
 
-    fn vxlan(&mut self, vni: Masked<u32>) -> Verb<()> {
-        once(&mut self.vxlan)?;
-        self.require(Presence::VXLAN, vni.mask);
-        self.tunnel.vxlan_vni(u32::from_be(vni.value), u32::from_be(vni.mask));
-        Ok(())
-    }
-
-    fn gre(&mut self, spec: &ibv_flow_spec_gre) -> Verb<()> {
-        let ibv_flow_spec_gre { val: value, mask, .. } = spec;
-        if mask.c_ks_res0_ver != 0 && !self.rules.fields.gre_flags {
-            return Err(self.rules.field_refusal);
-        }
-        once(&mut self.outer.transport)?;
-        self.outer.implied = Some(IpProtocol::GRE);
-        self.require(Presence::GRE, u32::from(mask.c_ks_res0_ver | mask.protocol) | mask.key);
-        self.tunnel
-            .gre_flags(u16::from_be(value.c_ks_res0_ver), u16::from_be(mask.c_ks_res0_ver))
-            .gre_protocol(u16::from_be(value.protocol), u16::from_be(mask.protocol))
-            .gre_key(u32::from_be(value.key), u32::from_be(mask.key));
-        Ok(())
-    }
-
-    fn label(&mut self, filter: &Filter, label: Masked<u32>, before: Option<&Filter>) -> Verb<()> {
-        let (value, mask) = (u32::from_be(label.value), u32::from_be(label.mask));
+    fn label(&mut self, filter: &Filter, before: Option<&Filter>) -> Verb<()> {
+        let (value, mask) = filter.get(cube::MPLS_TOP);
+        let (value, mask) = (value as u32, mask as u32);
         if filter.inner {
             // One label of the packet inside is read.
             if std::mem::replace(&mut self.inner_label, true) {
                 return Err(EOPNOTSUPP);
             }
-            self.require(Presence::INNER_MPLS, mask);
+            self.require(Presence::INNER_MPLS, filter);
             self.tunnel.inner_label(value, mask);
             return Ok(());
         }
-        let presence = match before.map(|before| &before.header) {
-            None | Some(Header::Ethernet(_)) => Presence::MPLS_OVER_ETHERNET,
-            Some(Header::Udp(_)) => Presence::MPLS_OVER_UDP,
-            Some(Header::Gre(_)) => Presence::MPLS_OVER_GRE,
-            // What the first of them asked for stands.
-            Some(Header::Mpls(_)) => Presence::empty(),
+        let presence = match before.map(|before| before.header) {
+            None | Some(Header::Ethernet) => Presence::MPLS_OVER_ETHERNET,
+            Some(Header::Udp) => Presence::MPLS_OVER_UDP,
+            Some(Header::Gre) => Presence::MPLS_OVER_GRE,
+            // The first of them has asked for it.
+            Some(Header::Mpls) => Presence::empty(),
             Some(_) => return Err(EINVAL),
         };
-        if self.labels == self.rules.max_labels {
+        if self.labels == usize::from(self.rules.emulation.max_labels).min(MAX_MPLS_LABELS) {
             return Err(EOPNOTSUPP);
         }
-        self.require(presence, mask);
+        self.require(presence, filter);
         self.tunnel.label(self.labels, value, mask);
         self.labels += 1;
         Ok(())
     }
 
     /// Asks for a header, if the device does.
-    fn require(&mut self, presence: Presence, mask: u32) {
-        if self.asks_for_header(mask) {
+    fn require(&mut self, presence: Presence, filter: &Filter) {
+        if self.asks_for_header(filter) {
             self.tunnel.require(presence);
         }
     }
 
-    /// Whether the device asks for a header whose fields have these bits in their masks.
-    fn asks_for_header(&self, mask: u32) -> bool {
-        mask != 0 || !self.rules.empty_masks_ask_for_no_header
+    /// Whether the device asks for the header of a filter.
+    fn asks_for_header(&self, filter: &Filter) -> bool {
+        !filter.is_open() || !self.rules.empty_masks_ask_for_no_header
     }
 
     /// Whether a filter about the packet inside does not even ask for one: IP versions and protocols do.
-    fn asks_for_nothing(&self, header: &Header) -> bool {
-        let is_open = match header {
-            Header::Ethernet(Masked { mask, .. }) => {
-                [mask.dst_mac, mask.src_mac] == [[0; 6]; 2] && mask.ether_type | mask.vlan_tag == 0
-            }
-            Header::Mpls(label) => label.mask == 0,
-            _ => false,
-        };
-        is_open && self.rules.empty_masks_ask_for_no_header
+    fn asks_for_nothing(&self, filter: &Filter) -> bool {
+        matches!(filter.header, Header::Ethernet | Header::Mpls) && !self.asks_for_header(filter)
     }
 
     /// Holds what was asked of each packet against itself.
@@ -340,17 +275,20 @@ impl Reader<'_> {
         }
         for (packet, matcher) in [(&self.outer, &mut self.matcher), (&self.inner, &mut self.tunnel.inner)] {
             if let Some(implied) = packet.implied {
-                let whole = packet.protocol.is_none_or(|protocol| protocol == (implied.0, u8::MAX));
-                if self.rules.whole_protocol_beside_transport && !whole {
+                let whole =
+                    packet.protocol.is_none_or(|protocol| protocol == (implied.0.into(), u8::MAX.into()));
+                if self.rules.emulation.whole_protocol_beside_transport && !whole {
                     return Err(EINVAL);
                 }
                 // A transport and another protocol contradict each other.
-                matcher.protocol(implied.0, u8::MAX);
+                matcher.field(&[cube::PROTOCOL], implied.0.into(), u8::MAX.into());
             }
             let (Some((ether_type, mask)), Some(network)) = (packet.ether_type, packet.network) else {
                 continue;
             };
-            if self.rules.whole_ether_type_beside_ip && (mask, EtherType(ether_type)) != (u16::MAX, network) {
+            if self.rules.emulation.whole_ether_type_beside_ip
+                && (ether_type, mask) != (network.0.into(), u16::MAX.into())
+            {
                 return Err(EINVAL);
             }
         }
@@ -366,18 +304,18 @@ pub(super) fn check_promiscuous(specs: &[Spec], priority: u16) -> Verb<()> {
         [spec] => spec,
         _ => return Err(EOPNOTSUPP),
     };
-    let Spec::Filter(Filter { inner: false, header: Header::Ethernet(Masked { mask, .. }), .. }) = spec
-    else {
-        return Err(EINVAL);
-    };
-    let group_bit = MacAddr([1, 0, 0, 0, 0, 0]);
-    if [MacAddr::default(), group_bit].contains(&MacAddr(mask.dst_mac)) { Ok(()) } else { Err(EINVAL) }
+    let Spec::Filter(filter) = spec else { return Err(EINVAL) };
+    let (_, mask) = filter.get(cube::DST_MAC);
+    let is_ethernet = filter.header == Header::Ethernet && !filter.inner;
+    if is_ethernet && [0, super::GROUP_BIT].contains(&mask) { Ok(()) } else { Err(EINVAL) }
 }
 
-/// The flags of an IPv4 filter as the three bits of the header have them, where "more fragments" is the lowest.
-fn header_flags(spec: u8) -> u8 {
-    let bit = |spec_bit, header_bit| if spec & spec_bit != 0 { header_bit } else { 0 };
-    bit(SPEC_DONT_FRAGMENT, HEADER_DONT_FRAGMENT) | bit(SPEC_MORE_FRAGMENTS, HEADER_MORE_FRAGMENTS)
+/// Writes fields of one packet's headers into its matcher.
+fn ask<'f>(matcher: &mut Matcher, fields: impl IntoIterator<Item = &'f Field>) {
+    for field in fields {
+        let (value, mask) = field.in_image();
+        matcher.field(field.slots, value, mask);
+    }
 }
 
 fn once(done: &mut bool) -> Verb<()> {

@@ -1,111 +1,252 @@
-//! One spec at a time, from bytes to values: what the library and the kernel check before any driver sees it.
+//! The encoding of header fields in the structures of verbs.h.
 //!
-//! Values stay in network order, as they are in the structs. What a spec means is not looked at here.
+//! [`LAYOUTS`] describes the filters of flow specs, a row per field: its place in the structure and its place in the
+//! packed image (`packet::cube`). [`Spec::read`] makes the checks that the library and the kernel make before a driver
+//! sees a spec; `filter` decides what the spec matches. Other files do not name the members of these structures.
 
+use std::mem::offset_of;
+
+use arrayvec::ArrayVec;
+use device_model::Feature;
 use ibverbs_sys::{
     IBV_FLOW_SPEC_ACTION_COUNT, IBV_FLOW_SPEC_ACTION_DROP, IBV_FLOW_SPEC_ACTION_HANDLE,
     IBV_FLOW_SPEC_ACTION_TAG, IBV_FLOW_SPEC_ESP, IBV_FLOW_SPEC_ETH, IBV_FLOW_SPEC_GRE, IBV_FLOW_SPEC_INNER,
     IBV_FLOW_SPEC_IPV4, IBV_FLOW_SPEC_IPV4_EXT, IBV_FLOW_SPEC_IPV6, IBV_FLOW_SPEC_MPLS, IBV_FLOW_SPEC_TCP,
-    IBV_FLOW_SPEC_UDP, IBV_FLOW_SPEC_VXLAN_TUNNEL, ibv_counters, ibv_flow_eth_filter,
-    ibv_flow_ipv4_ext_filter, ibv_flow_ipv6_filter, ibv_flow_spec_action_drop, ibv_flow_spec_action_handle,
-    ibv_flow_spec_action_tag, ibv_flow_spec_counter_action, ibv_flow_spec_esp, ibv_flow_spec_eth,
-    ibv_flow_spec_gre, ibv_flow_spec_ipv4, ibv_flow_spec_mpls, ibv_flow_spec_tcp_udp, ibv_flow_spec_type,
-    ibv_flow_tunnel_filter,
+    IBV_FLOW_SPEC_UDP, IBV_FLOW_SPEC_VXLAN_TUNNEL, ibv_counters, ibv_flow_esp_filter, ibv_flow_eth_filter,
+    ibv_flow_gre_filter, ibv_flow_ipv4_ext_filter, ibv_flow_ipv4_filter, ibv_flow_ipv6_filter,
+    ibv_flow_mpls_filter, ibv_flow_spec_action_drop, ibv_flow_spec_action_handle, ibv_flow_spec_action_tag,
+    ibv_flow_spec_counter_action, ibv_flow_spec_esp, ibv_flow_spec_eth, ibv_flow_spec_gre,
+    ibv_flow_spec_ipv4, ibv_flow_spec_mpls, ibv_flow_spec_tcp_udp, ibv_flow_spec_type,
+    ibv_flow_tcp_udp_filter, ibv_flow_tunnel_filter, ibv_global_route,
 };
+use packet::cube::{self, Slot};
 
 use crate::provider::answer::{EINVAL, EOPNOTSUPP, Verb};
 
-/// A flow label has 20 bits.
-const FLOW_LABELS: u32 = 1 << 20;
-/// A VXLAN network identifier has 24 bits.
-const NETWORKS: u32 = 1 << 24;
 /// `type` and `size`, as every spec begins, with the padding that follows.
 const SPEC_HEADER_BYTES: usize = size_of::<ibv_flow_spec_action_drop>();
-
-/// A value and a mask.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Masked<F> {
-    pub(super) value: F,
-    pub(super) mask: F,
-}
+/// The most fields of one structure.
+const MAX_FIELDS: usize = 6;
+/// The flags of an IPv4 filter (`enum ib_ipv4_flags` in include/rdma/ib_verbs.h of the kernel; the manual is silent).
+const SPEC_DONT_FRAGMENT: u128 = 1 << 1;
+const SPEC_MORE_FRAGMENTS: u128 = 1 << 2;
 
 /// What a filter is about.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Header {
-    Ethernet(Masked<ibv_flow_eth_filter>),
-    /// Also what a plain IPV4 spec asks for.
-    Ipv4(Masked<ibv_flow_ipv4_ext_filter>),
-    Ipv6(Masked<ibv_flow_ipv6_filter>),
-    Tcp(ibv_flow_spec_tcp_udp),
-    Udp(ibv_flow_spec_tcp_udp),
-    Esp(ibv_flow_spec_esp),
-    Vxlan(Masked<u32>),
-    Gre(ibv_flow_spec_gre),
-    Mpls(Masked<u32>),
+    Ethernet,
+    Ipv4,
+    Ipv6,
+    Tcp,
+    Udp,
+    Esp,
+    Vxlan,
+    Gre,
+    Mpls,
+}
+
+/// A field of a filter structure. All are in network order.
+struct Row {
+    offset: usize,
+    bytes: usize,
+    /// Its place in the packed image, the most significant slot first.
+    slots: &'static [Slot],
+    /// What a device may refuse about it.
+    feature: Option<Feature>,
+}
+
+/// A filter structure.
+struct Layout {
+    kind: ibv_flow_spec_type,
+    header: Header,
+    /// Where the value is in a spec.
+    start: usize,
+    /// Bytes of the structure that are known.
+    bytes: usize,
+    /// Whether specs may be longer ([`extended_bytes`]).
+    is_extensible: bool,
+    rows: &'static [Row],
+}
+
+macro_rules! rows {
+    ($filter:ty: $($field:ident, $bytes:literal, [$($slot:ident),+], $feature:expr;)*) => {
+        &[$(Row { offset: offset_of!($filter, $field), bytes: $bytes, slots: &[$(cube::$slot),+], feature: $feature },)*]
+    };
+}
+
+const PORTS: &[Row] = rows! { ibv_flow_tcp_udp_filter:
+    dst_port, 2, [DST_PORT], None;
+    src_port, 2, [SRC_PORT], None;
+};
+
+const fn fixed<Spec, Filter>(
+    kind: ibv_flow_spec_type,
+    header: Header,
+    start: usize,
+    rows: &'static [Row],
+) -> Layout {
+    assert!(size_of::<Spec>() == (start + 2 * size_of::<Filter>()).next_multiple_of(align_of::<Spec>()));
+    Layout { kind, header, start, bytes: size_of::<Filter>(), is_extensible: false, rows }
+}
+
+const fn extensible(kind: ibv_flow_spec_type, header: Header, bytes: usize, rows: &'static [Row]) -> Layout {
+    Layout { kind, header, start: SPEC_HEADER_BYTES, bytes, is_extensible: true, rows }
+}
+
+static LAYOUTS: [Layout; 10] = [
+    fixed::<ibv_flow_spec_eth, ibv_flow_eth_filter>(
+        IBV_FLOW_SPEC_ETH,
+        Header::Ethernet,
+        offset_of!(ibv_flow_spec_eth, val),
+        rows! { ibv_flow_eth_filter:
+            dst_mac, 6, [DST_MAC], None;
+            src_mac, 6, [SRC_MAC], Some(Feature::SrcMac);
+            ether_type, 2, [ETHER_TYPE], Some(Feature::EtherType);
+            vlan_tag, 2, [VLAN_TCI], Some(Feature::Vlan);
+        },
+    ),
+    fixed::<ibv_flow_spec_ipv4, ibv_flow_ipv4_filter>(
+        IBV_FLOW_SPEC_IPV4,
+        Header::Ipv4,
+        offset_of!(ibv_flow_spec_ipv4, val),
+        rows! { ibv_flow_ipv4_filter:
+            src_ip, 4, [SRC_IPV4], None;
+            dst_ip, 4, [DST_IPV4], None;
+        },
+    ),
+    extensible(
+        IBV_FLOW_SPEC_IPV4_EXT,
+        Header::Ipv4,
+        size_of::<ibv_flow_ipv4_ext_filter>(),
+        rows! { ibv_flow_ipv4_ext_filter:
+            src_ip, 4, [SRC_IPV4], None;
+            dst_ip, 4, [DST_IPV4], None;
+            proto, 1, [PROTOCOL], Some(Feature::Protocol);
+            tos, 1, [TOS], Some(Feature::Tos);
+            ttl, 1, [TTL], Some(Feature::Ttl);
+            flags, 1, [IP_FLAGS], Some(Feature::IpFlags);
+        },
+    ),
+    extensible(
+        IBV_FLOW_SPEC_IPV6,
+        Header::Ipv6,
+        offset_of!(ibv_flow_ipv6_filter, hop_limit) + 1,
+        rows! { ibv_flow_ipv6_filter:
+            src_ip, 16, [SRC_HIGH, SRC_LOW], None;
+            dst_ip, 16, [DST_HIGH, DST_LOW], None;
+            flow_label, 4, [FLOW_LABEL], Some(Feature::FlowLabel);
+            next_hdr, 1, [PROTOCOL], Some(Feature::Protocol);
+            traffic_class, 1, [TOS], Some(Feature::Tos);
+            hop_limit, 1, [TTL], Some(Feature::HopLimit);
+        },
+    ),
+    fixed::<ibv_flow_spec_tcp_udp, ibv_flow_tcp_udp_filter>(
+        IBV_FLOW_SPEC_TCP,
+        Header::Tcp,
+        offset_of!(ibv_flow_spec_tcp_udp, val),
+        PORTS,
+    ),
+    fixed::<ibv_flow_spec_tcp_udp, ibv_flow_tcp_udp_filter>(
+        IBV_FLOW_SPEC_UDP,
+        Header::Udp,
+        offset_of!(ibv_flow_spec_tcp_udp, val),
+        PORTS,
+    ),
+    fixed::<ibv_flow_spec_esp, ibv_flow_esp_filter>(
+        IBV_FLOW_SPEC_ESP,
+        Header::Esp,
+        offset_of!(ibv_flow_spec_esp, val),
+        rows! { ibv_flow_esp_filter:
+            spi, 4, [ESP_SPI], None;
+            seq, 4, [ESP_SEQ], Some(Feature::EspSeq);
+        },
+    ),
+    extensible(
+        IBV_FLOW_SPEC_VXLAN_TUNNEL,
+        Header::Vxlan,
+        size_of::<ibv_flow_tunnel_filter>(),
+        rows! { ibv_flow_tunnel_filter:
+            tunnel_id, 4, [VXLAN_VNI], None;
+        },
+    ),
+    fixed::<ibv_flow_spec_gre, ibv_flow_gre_filter>(
+        IBV_FLOW_SPEC_GRE,
+        Header::Gre,
+        offset_of!(ibv_flow_spec_gre, val),
+        rows! { ibv_flow_gre_filter:
+            c_ks_res0_ver, 2, [GRE_FLAGS, GRE_RESERVED], Some(Feature::GreFlags);
+            protocol, 2, [GRE_PROTOCOL], None;
+            key, 4, [GRE_KEY], None;
+        },
+    ),
+    fixed::<ibv_flow_spec_mpls, ibv_flow_mpls_filter>(
+        IBV_FLOW_SPEC_MPLS,
+        Header::Mpls,
+        offset_of!(ibv_flow_spec_mpls, val),
+        rows! { ibv_flow_mpls_filter:
+            label, 4, [MPLS_TOP], None;
+        },
+    ),
+];
+
+/// A field of a filter, with its value and mask as the structure has them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Field {
+    pub(super) slots: &'static [Slot],
+    pub(super) feature: Option<Feature>,
+    value: u128,
+    pub(super) mask: u128,
+}
+
+impl Field {
+    /// Value and mask as the packed image has them. Of the flags of IPv4, "more fragments" is the lowest there (RFC 791).
+    pub(super) fn in_image(&self) -> (u128, u128) {
+        if self.slots != [cube::IP_FLAGS] {
+            return (self.value, self.mask);
+        }
+        let renumbered = |flags: u128| flags & SPEC_DONT_FRAGMENT | (flags & SPEC_MORE_FRAGMENTS) >> 2;
+        (renumbered(self.value), renumbered(self.mask))
+    }
+
+    /// Whether the mask has flags of IPv4 that the filter has no names for.
+    pub(super) fn has_unknown_flags(&self) -> bool {
+        self.slots == [cube::IP_FLAGS] && self.mask & !(SPEC_DONT_FRAGMENT | SPEC_MORE_FRAGMENTS) != 0
+    }
+
+    /// Whether the value has bits outside its mask, of those values that mlx5 passes on: a VLAN tag or protocol only with
+    /// a mask (kernel fs.c, `parse_flow_attr` and `set_proto`).
+    pub(super) fn exceeds_its_mask(&self) -> bool {
+        let needs_mask = [[cube::VLAN_TCI], [cube::PROTOCOL]].iter().any(|slots| self.slots == slots);
+        self.value & !self.mask != 0 && (self.mask != 0 || !needs_mask)
+    }
 }
 
 /// A filter, and of which packet.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Filter {
-    /// Its type without INNER.
-    pub(super) kind: ibv_flow_spec_type,
     pub(super) inner: bool,
     pub(super) header: Header,
+    pub(super) fields: ArrayVec<Field, MAX_FIELDS>,
 }
 
 impl Filter {
+    /// The value and mask of a field; zero if it is not of this filter.
+    pub(super) fn get(&self, slot: Slot) -> (u128, u128) {
+        let field = self.fields.iter().find(|field| field.slots == [slot]);
+        field.map_or((0, 0), |field| (field.value, field.mask))
+    }
+
+    /// Whether all masks are zero.
+    pub(super) fn is_open(&self) -> bool {
+        self.fields.iter().all(|field| field.mask == 0)
+    }
+
     /// As mlx5 sees it: of an IPv4 filter only the value counts.
     pub(super) fn is_multicast_only(&self) -> bool {
-        match &self.header {
-            _ if self.inner => false,
-            Header::Ethernet(Masked { value, mask }) => value.dst_mac[0] & mask.dst_mac[0] & 1 != 0,
-            Header::Ipv4(Masked { value, .. }) => value.dst_ip.to_ne_bytes()[0] & 0xf0 == 0xe0,
-            _ => false,
-        }
+        let (dst_mac, mask) = self.get(cube::DST_MAC);
+        let (dst_ipv4, _) = self.get(cube::DST_IPV4);
+        !self.inner && (dst_mac & mask & super::GROUP_BIT != 0 || dst_ipv4 >> 28 == 0xe)
     }
-
-    /// Whether a value has bits that its mask leaves out, of those values that mlx5 hands on: not of fields that it cannot
-    /// match, and a VLAN tag or protocol only with a mask (kernel fs.c, `parse_flow_attr` and `set_proto`).
-    pub(super) fn exceeds_its_mask(&self) -> bool {
-        match &self.header {
-            Header::Ethernet(Masked { value, mask }) => {
-                bytes_exceed(value.dst_mac, mask.dst_mac)
-                    || bytes_exceed(value.src_mac, mask.src_mac)
-                    || exceeds(value.ether_type, mask.ether_type)
-                    || mask.vlan_tag != 0 && exceeds(value.vlan_tag, mask.vlan_tag)
-            }
-            Header::Ipv4(Masked { value, mask }) => {
-                exceeds(value.src_ip, mask.src_ip)
-                    || exceeds(value.dst_ip, mask.dst_ip)
-                    || exceeds(value.tos, mask.tos)
-                    || mask.proto != 0 && exceeds(value.proto, mask.proto)
-            }
-            Header::Ipv6(Masked { value, mask }) => {
-                bytes_exceed(value.src_ip, mask.src_ip)
-                    || bytes_exceed(value.dst_ip, mask.dst_ip)
-                    || exceeds(value.flow_label, mask.flow_label)
-                    || exceeds(value.traffic_class, mask.traffic_class)
-                    || mask.next_hdr != 0 && exceeds(value.next_hdr, mask.next_hdr)
-            }
-            Header::Tcp(ports) | Header::Udp(ports) => {
-                exceeds(ports.val.src_port, ports.mask.src_port)
-                    || exceeds(ports.val.dst_port, ports.mask.dst_port)
-            }
-            Header::Esp(esp) => exceeds(esp.val.spi, esp.mask.spi),
-            Header::Gre(gre) => {
-                exceeds(gre.val.protocol, gre.mask.protocol) || exceeds(gre.val.key, gre.mask.key)
-            }
-            Header::Vxlan(number) | Header::Mpls(number) => exceeds(number.value, number.mask),
-        }
-    }
-}
-
-fn exceeds<F: Into<u32>>(value: F, mask: F) -> bool {
-    value.into() & !mask.into() != 0
-}
-
-fn bytes_exceed<const N: usize>(value: [u8; N], mask: [u8; N]) -> bool {
-    value.into_iter().zip(mask).any(|(value, mask)| exceeds(value, mask))
 }
 
 /// An action.
@@ -117,19 +258,9 @@ pub(super) enum Action {
     Handle,
 }
 
-impl Action {
-    pub(super) fn kind(self) -> ibv_flow_spec_type {
-        match self {
-            Self::Tag(_) => IBV_FLOW_SPEC_ACTION_TAG,
-            Self::Drop => IBV_FLOW_SPEC_ACTION_DROP,
-            Self::Count(_) => IBV_FLOW_SPEC_ACTION_COUNT,
-            Self::Handle => IBV_FLOW_SPEC_ACTION_HANDLE,
-        }
-    }
-}
-
 /// One spec of a block.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "at most ten live during one call, on its stack")]
 pub(super) enum Spec {
     Filter(Filter),
     Action(Action),
@@ -166,75 +297,59 @@ impl Spec {
 fn read_filter(kind: ibv_flow_spec_type, bytes: &[u8]) -> Verb<Filter> {
     let inner = kind & IBV_FLOW_SPEC_INNER != 0;
     let kind = kind & !IBV_FLOW_SPEC_INNER;
-    let header = match kind {
-        IBV_FLOW_SPEC_ETH => {
-            let ibv_flow_spec_eth { val: value, mask, .. } = pod(bytes)?;
-            Header::Ethernet(Masked { value, mask })
-        }
-        IBV_FLOW_SPEC_IPV4 => {
-            let spec: ibv_flow_spec_ipv4 = pod(bytes)?;
-            let extended = |src_ip, dst_ip| ibv_flow_ipv4_ext_filter { src_ip, dst_ip, ..Default::default() };
-            Header::Ipv4(Masked {
-                value: extended(spec.val.src_ip, spec.val.dst_ip),
-                mask: extended(spec.mask.src_ip, spec.mask.dst_ip),
-            })
-        }
-        IBV_FLOW_SPEC_IPV4_EXT => Header::Ipv4(extensible(bytes, size_of::<ibv_flow_ipv4_ext_filter>())?),
-        IBV_FLOW_SPEC_IPV6 => {
-            let known_bytes = std::mem::offset_of!(ibv_flow_ipv6_filter, hop_limit) + 1;
-            let filter: Masked<ibv_flow_ipv6_filter> = extensible(bytes, known_bytes)?;
-            below(FLOW_LABELS, [filter.value.flow_label, filter.mask.flow_label])?;
-            Header::Ipv6(filter)
-        }
-        IBV_FLOW_SPEC_TCP => Header::Tcp(pod(bytes)?),
-        IBV_FLOW_SPEC_UDP => Header::Udp(pod(bytes)?),
-        IBV_FLOW_SPEC_ESP => Header::Esp(pod(bytes)?),
-        IBV_FLOW_SPEC_MPLS => {
-            let spec: ibv_flow_spec_mpls = pod(bytes)?;
-            Header::Mpls(Masked { value: spec.val.label, mask: spec.mask.label })
-        }
-        // The library knows neither of them inside a tunnel.
-        IBV_FLOW_SPEC_VXLAN_TUNNEL | IBV_FLOW_SPEC_GRE if inner => return Err(EINVAL),
-        IBV_FLOW_SPEC_VXLAN_TUNNEL => {
-            let known_bytes = size_of::<ibv_flow_tunnel_filter>();
-            let filter: Masked<ibv_flow_tunnel_filter> = extensible(bytes, known_bytes)?;
-            let (value, mask) = (filter.value.tunnel_id, filter.mask.tunnel_id);
-            below(NETWORKS, [value, mask])?;
-            Header::Vxlan(Masked { value, mask })
-        }
-        IBV_FLOW_SPEC_GRE => Header::Gre(pod(bytes)?),
-        _ => return Err(EINVAL),
-    };
-    Ok(Filter { kind, inner, header })
-}
-
-/// Whether both numbers, which are in network order, are below a limit.
-fn below(limit: u32, numbers: [u32; 2]) -> Verb<()> {
-    if numbers.iter().all(|number| u32::from_be(*number) < limit) { Ok(()) } else { Err(EINVAL) }
-}
-
-/// A spec that may have grown: value and mask take half of it each, and a mask beyond what is known must be zero
-/// (libibverbs/cmd.c, `get_filters_size`; drivers/infiniband/core/uverbs_cmd.c, `spec_filter_size`).
-fn extensible<F: Pod + Default>(spec: &[u8], known_bytes: usize) -> Verb<Masked<F>> {
-    let filters = spec.get(SPEC_HEADER_BYTES..).ok_or(EINVAL)?;
-    let filter_bytes = filters.len() / 2;
-    if filter_bytes < known_bytes {
+    let layout = LAYOUTS.iter().find(|layout| layout.kind == kind).ok_or(EINVAL)?;
+    // The library rejects both of them inside a tunnel.
+    if inner && matches!(layout.header, Header::Vxlan | Header::Gre) {
         return Err(EINVAL);
     }
-    let (value, mask) = filters.split_at(filter_bytes);
-    if mask.iter().take(filter_bytes).skip(known_bytes).any(|byte| *byte != 0) {
-        return Err(EOPNOTSUPP);
+    let filter_bytes =
+        if layout.is_extensible { extended_bytes(bytes, layout)? } else { fixed_bytes(bytes, layout)? };
+    let values = bytes.get(layout.start..).ok_or(EINVAL)?;
+    let (values, masks) = values.split_at_checked(filter_bytes).ok_or(EINVAL)?;
+    let mut fields = ArrayVec::new();
+    for row in layout.rows {
+        let number = |filter: &[u8]| -> Verb<u128> {
+            let bytes = filter.get(row.offset..row.offset + row.bytes).ok_or(EINVAL)?;
+            Ok(bytes.iter().fold(0, |number, byte| number << 8 | u128::from(*byte)))
+        };
+        let (value, mask) = (number(values)?, number(masks)?);
+        let field = Field { slots: row.slots, feature: row.feature, value, mask };
+        // A flow label has 20 bits and a VXLAN network identifier 24. Flags are looked at by the driver.
+        let bits: u32 = row.slots.iter().map(|slot| slot.bits()).sum();
+        if row.slots != [cube::IP_FLAGS] && bits < u128::BITS && (value | mask) >> bits != 0 {
+            return Err(EINVAL);
+        }
+        fields.push(field);
     }
-    Ok(Masked { value: prefix(value, known_bytes), mask: prefix(mask, known_bytes) })
+    Ok(Filter { inner, header: layout.header, fields })
 }
 
-/// A value whose first bytes are given, and whose other ones are zero.
-fn prefix<F: Pod + Default>(bytes: &[u8], known_bytes: usize) -> F {
-    let mut value = F::default();
-    let count = bytes.len().min(known_bytes).min(size_of::<F>());
-    // SAFETY: as many bytes as both have; every pattern of them is an `F` (`Pod`), whose place cannot overlap the block.
-    unsafe { (&raw mut value).cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), count) };
-    value
+/// The flow label for the GRH of datagrams. Higher bits of the attribute are ignored, as by mlx5
+/// (`IB_GRH_FLOWLABEL_MASK`).
+pub(in crate::provider) fn grh_flow(grh: &ibv_global_route) -> u32 {
+    grh.flow_label & ((1 << cube::FLOW_LABEL.bits()) - 1)
+}
+
+/// The bytes of value and of mask in a spec of the layout's own size.
+fn fixed_bytes(spec: &[u8], layout: &Layout) -> Verb<usize> {
+    let spec_bytes =
+        (layout.start + 2 * layout.bytes).next_multiple_of(align_of::<ibv_flow_spec_action_drop>());
+    if spec.len() == spec_bytes { Ok(layout.bytes) } else { Err(EINVAL) }
+}
+
+/// The same of a spec that may have grown: value and mask take half of it each, and a mask beyond what is known must be
+/// zero (libibverbs/cmd.c, `get_filters_size`; drivers/infiniband/core/uverbs_cmd.c, `spec_filter_size`).
+fn extended_bytes(spec: &[u8], layout: &Layout) -> Verb<usize> {
+    let filters = spec.get(SPEC_HEADER_BYTES..).ok_or(EINVAL)?;
+    let filter_bytes = filters.len() / 2;
+    if filter_bytes < layout.bytes {
+        return Err(EINVAL);
+    }
+    let mask = &filters[filter_bytes..];
+    if mask.iter().take(filter_bytes).skip(layout.bytes).any(|byte| *byte != 0) {
+        return Err(EOPNOTSUPP);
+    }
+    Ok(filter_bytes)
 }
 
 /// Plain old data out of exactly its own number of bytes.
@@ -249,29 +364,11 @@ fn pod<T: Pod>(bytes: &[u8]) -> Verb<T> {
 /// # Safety
 /// Every pattern of bytes is a value.
 unsafe trait Pod: Copy {}
-// SAFETY: integers and arrays of integers.
-unsafe impl Pod for ibv_flow_spec_eth {}
-// SAFETY: as above.
-unsafe impl Pod for ibv_flow_spec_ipv4 {}
-// SAFETY: as above.
-unsafe impl Pod for ibv_flow_ipv4_ext_filter {}
-// SAFETY: as above.
-unsafe impl Pod for ibv_flow_ipv6_filter {}
-// SAFETY: as above.
-unsafe impl Pod for ibv_flow_tunnel_filter {}
-// SAFETY: as above.
-unsafe impl Pod for ibv_flow_spec_tcp_udp {}
-// SAFETY: as above.
-unsafe impl Pod for ibv_flow_spec_esp {}
-// SAFETY: as above.
-unsafe impl Pod for ibv_flow_spec_gre {}
-// SAFETY: as above.
-unsafe impl Pod for ibv_flow_spec_mpls {}
-// SAFETY: as above.
+// SAFETY: integers.
 unsafe impl Pod for ibv_flow_spec_action_tag {}
 // SAFETY: as above.
 unsafe impl Pod for ibv_flow_spec_action_drop {}
 // SAFETY: integers and a raw pointer.
 unsafe impl Pod for ibv_flow_spec_action_handle {}
-// SAFETY: integers and a raw pointer.
+// SAFETY: as above.
 unsafe impl Pod for ibv_flow_spec_counter_action {}

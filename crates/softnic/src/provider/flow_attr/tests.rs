@@ -120,7 +120,7 @@ fn refused(block: Block) -> Errno {
 }
 
 #[test]
-fn a_chain_says_what_it_says() {
+fn a_chain_of_specs_becomes_matchers() {
     let mut ethernet = ethernet_spec();
     ethernet.val = ibv_flow_eth_filter { vlan_tag: 7u16.to_be(), ..Default::default() };
     ethernet.mask = ibv_flow_eth_filter { vlan_tag: 0x0fffu16.to_be(), ..Default::default() };
@@ -166,7 +166,7 @@ fn sizes_must_add_up() {
 
 /// pyverbs says the header's size and perftest none, which the stock library never looks at.
 #[test]
-fn a_size_without_the_specs_says_nothing_of_them() {
+fn specs_beyond_the_size_are_not_read() {
     for by in [-40, -41, -56] {
         let request = Block::new().spec(ethernet_spec()).read_resized(by).unwrap();
         assert_eq!(
@@ -281,7 +281,7 @@ fn kinds_and_flags_are_known_or_refused() {
 }
 
 #[test]
-fn specs_that_nobody_knows_are_refused() {
+fn unknown_specs_are_refused() {
     for type_ in [0, 0x21, 0x33, 0x42, 0x52, 0x61, 0x1004, !IBV_FLOW_SPEC_INNER, IBV_FLOW_SPEC_INNER] {
         let unknown = ibv_flow_spec_eth { type_, ..ethernet_spec() };
         assert_eq!(refused(Block::new().spec(unknown)), EINVAL, "type {type_:#x}");
@@ -323,7 +323,7 @@ fn specs_of_a_wrong_size_are_refused() {
         };
         let grows = [IBV_FLOW_SPEC_IPV4_EXT, IBV_FLOW_SPEC_IPV6, IBV_FLOW_SPEC_VXLAN_TUNNEL].contains(&type_);
         assert!(of(bytes).is_ok(), "type {type_:#x}");
-        // A block of no bytes at all would be walked by what stands behind it.
+        // Size 0 is excluded: the bytes behind the spec would be read as the block.
         for size in 1..bytes + 24 {
             // The filter of IPv6 ends in a byte of padding, which need not be there.
             let fits =
@@ -334,7 +334,7 @@ fn specs_of_a_wrong_size_are_refused() {
 }
 
 #[test]
-fn what_a_longer_spec_asks_for_beyond_what_is_known_must_be_nothing() {
+fn unknown_bytes_of_a_longer_spec_must_have_a_zero_mask() {
     let long = |at: usize| {
         let mut block = Block::new();
         block.specs = vec![0; 8 + 2 * 20];

@@ -10,7 +10,7 @@ use ibverbs_sys::{
     ibv_destroy_comp_channel, ibv_destroy_cq, ibv_get_cq_event, ibv_moderate_cq, ibv_modify_cq_attr,
 };
 
-use super::super::{channel, cq, cq_notify, cq_resize, qp};
+use super::super::{cq, qp};
 use super::refusals::errno;
 use super::{LOCAL_WRITE, Memory, Raw, udp};
 use crate::Personality;
@@ -41,7 +41,7 @@ impl Waiter {
 
     fn arm(&self, solicited_only: bool) {
         // SAFETY: a live queue.
-        assert_eq!(unsafe { cq_notify::req_notify_cq(self.raw.cq, c_int::from(solicited_only)) }, 0);
+        assert_eq!(unsafe { cq::req_notify_cq(self.raw.cq, c_int::from(solicited_only)) }, 0);
     }
 
     /// Receives so many frames, each into a buffer of so many bytes.
@@ -93,7 +93,7 @@ impl Waiter {
 
 fn new_channel(context: *mut ibverbs_sys::ibv_context) -> *mut ibv_comp_channel {
     // SAFETY: a live context.
-    let channel = unsafe { channel::create_comp_channel(context) };
+    let channel = unsafe { cq::create_comp_channel(context) };
     assert!(!channel.is_null());
     // SAFETY: a live channel.
     let fd = unsafe { (*channel).fd };
@@ -106,7 +106,7 @@ fn new_channel(context: *mut ibverbs_sys::ibv_context) -> *mut ibv_comp_channel 
 pub(super) fn modify(cq: *mut ibv_cq, attr_mask: u32, moderate: ibv_moderate_cq) -> c_int {
     let mut attr = ibv_modify_cq_attr { attr_mask, moderate };
     // SAFETY: a live queue and a whole struct.
-    unsafe { cq_notify::modify_cq(cq, &raw mut attr) }
+    unsafe { cq::modify_cq(cq, &raw mut attr) }
 }
 
 pub(super) fn create_ex(
@@ -122,7 +122,7 @@ pub(super) fn create_ex(
 
 pub(super) fn resize(cq: *mut ibv_cq, entries: c_int) -> c_int {
     // SAFETY: a live queue.
-    unsafe { cq_resize::resize_cq(cq, entries) }
+    unsafe { cq::resize_cq(cq, entries) }
 }
 
 pub(super) fn size(cq: *mut ibv_cq) -> c_int {

@@ -7,7 +7,7 @@ use ibverbs_sys::{
     ibv_poll_cq_attr, ibv_values_ex,
 };
 
-use super::super::{context, cq, cq_poll};
+use super::super::{context, cq};
 use super::completion::{create_ex, resize, size};
 use super::refusals::errno;
 use super::{LOCAL_WRITE, Raw, udp};
@@ -96,7 +96,7 @@ fn the_plain_verb_polls_an_extended_queue_but_not_in_the_middle_of_a_batch() {
     assert_eq!(unsafe { start(cq, &raw mut attr) }, 0);
     let mut completion = [WorkCompletion::default()];
     // SAFETY: a live queue and an array of one.
-    assert_eq!(unsafe { cq_poll::poll_cq(raw.cq, 1, completion.as_mut_ptr().cast()) }, -1);
+    assert_eq!(unsafe { cq::poll_cq(raw.cq, 1, completion.as_mut_ptr().cast()) }, -1);
     assert_eq!(resize(raw.cq, 64), libc::EBUSY);
     // SAFETY: within a poll.
     unsafe { end(cq) };
@@ -114,12 +114,12 @@ fn raw_clock(raw: &Raw) -> u64 {
 }
 
 #[test]
-fn timestamps_tick_as_the_device_says_and_the_wall_clock_is_in_nanoseconds() {
+fn timestamps_have_the_rate_of_the_device_and_the_wall_clock_is_in_nanoseconds() {
     for personality in Personality::ALL {
         let rules = personality.rules();
         let both = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
         let raw = Raw::build(personality, |context| {
-            let wc_flags = u64::from(both & rules.completion.fields.bits);
+            let wc_flags = u64::from(both & rules.objects.completion.fields.bits);
             let mut attr = ibv_cq_init_attr_ex { cqe: 4, wc_flags, ..ibv_cq_init_attr_ex::default() };
             // SAFETY: a live context.
             unsafe { ibverbs_create_cq_ex(context, &mut attr) }
@@ -132,9 +132,9 @@ fn timestamps_tick_as_the_device_says_and_the_wall_clock_is_in_nanoseconds() {
         let (status, wall_ns, ticks) = read_clocks(raw.cq.cast());
         assert_eq!(status, 0);
         assert!((before..=after).contains(&ticks), "{before} {ticks} {after} ({personality})");
-        if rules.completion.fields.bits & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK != 0 {
+        if rules.objects.completion.fields.bits & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK != 0 {
             assert!((before_ns..=after_ns).contains(&wall_ns));
-            assert_eq!(ticks, rules.clock.ticks(wall_ns));
+            assert_eq!(ticks, rules.objects.clock.ticks(wall_ns));
         }
     }
 }
@@ -206,7 +206,7 @@ fn a_queue_has_the_readers_that_were_asked_for_and_no_others() {
 }
 
 #[test]
-fn the_device_says_what_its_personality_has() {
+fn the_device_reports_the_features_of_its_personality() {
     for (personality, clock_khz, timestamp_bits, period_us, max_cqe) in [
         (Personality::Ideal, 1_000_000, 64, u16::MAX, 1 << 22),
         (Personality::Mlx5, 156_250, 63, 4095, (1 << 22) - 1),
@@ -236,7 +236,7 @@ fn hardware_gives_a_queue_one_entry_less_than_a_power_of_two() {
         assert_eq!(size(raw.cq), entries, "{personality}");
         assert_eq!(resize(raw.cq, 128), 0);
         assert_eq!(size(raw.cq), if personality == Personality::Ideal { 128 } else { 255 });
-        let most = personality.rules().completion.max_entries;
+        let most = personality.rules().objects.completion.max_entries;
         assert_eq!(create_ex(&raw, |attr| attr.cqe = most + 1).err(), Some(libc::EINVAL));
     }
 }

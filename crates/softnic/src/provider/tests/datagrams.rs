@@ -121,7 +121,7 @@ impl Rig {
         errno
     }
 
-    /// Sends some bytes, after `change`, and answers the statuses by request.
+    /// Sends some bytes, after `change`, and returns the statuses by request.
     fn send(&self, bytes: u32, change: impl FnOnce(&mut ibv_send_wr)) -> Vec<(u64, u32)> {
         let mut list = [self.memory.element(0, bytes)];
         let mut wr = self.request(&mut list);
@@ -190,7 +190,7 @@ fn an_empty_datagram_is_its_header() {
 }
 
 #[test]
-fn what_nobody_takes_is_lost_without_a_word() {
+fn datagrams_without_a_receiver_are_lost_without_an_error() {
     let rig = Rig::new(Personality::Ideal);
     assert_eq!(rig.send(100, |_| ()), [(1, OK)], "no buffer");
     rig.receive(7, &[(0, 1064)]);

@@ -11,7 +11,7 @@ use ibverbs_sys::{
     ibv_send_wr, ibv_td_init_attr, ibv_wq, ibv_wq_attr, ibv_wq_init_attr,
 };
 
-use super::super::{counters, cq, cq_notify, flow, mr, pd, table, wq};
+use super::super::{counters, cq, flow, mr, pd, wq};
 use super::features::errno;
 use super::{Raw, bring_up, create_qp_ex, default_flow};
 
@@ -87,11 +87,11 @@ fn completion_queues() {
     // SAFETY: as above.
     assert_eq!(unsafe { ibv_resize_cq(gone, 16) }, EINVAL);
     // SAFETY: as above.
-    assert_eq!(unsafe { cq_notify::req_notify_cq(gone, 0) }, EINVAL);
+    assert_eq!(unsafe { cq::req_notify_cq(gone, 0) }, EINVAL);
     let mut moderation =
         ibv_modify_cq_attr { attr_mask: 1, moderate: ibv_moderate_cq { cq_count: 1, cq_period: 1 } };
     // SAFETY: as above.
-    assert_eq!(unsafe { cq_notify::modify_cq(gone, &raw mut moderation) }, EINVAL);
+    assert_eq!(unsafe { cq::modify_cq(gone, &raw mut moderation) }, EINVAL);
     // SAFETY: as above.
     let native = unsafe { &*extended };
     let (start, next) = (native.start_poll, native.next_poll);
@@ -132,16 +132,16 @@ fn work_queues_and_tables() {
     let mut attr =
         ibv_rwq_ind_table_init_attr { log_ind_tbl_size: 0, ind_tbl: queues.as_mut_ptr(), comp_mask: 0 };
     // SAFETY: as above, and a list as long as it says.
-    assert!(unsafe { table::create_rwq_ind_table(raw.context, &raw mut attr) }.is_null());
+    assert!(unsafe { wq::create_rwq_ind_table(raw.context, &raw mut attr) }.is_null());
     assert_eq!(errno(), EINVAL);
     let mut queues = [work_queue(&raw, raw.pd, raw.cq)];
     attr.ind_tbl = queues.as_mut_ptr();
     // SAFETY: a live queue.
-    let table = unsafe { table::create_rwq_ind_table(raw.context, &raw mut attr) };
+    let table = unsafe { wq::create_rwq_ind_table(raw.context, &raw mut attr) };
     // SAFETY: a live table.
-    assert_eq!(unsafe { table::destroy_rwq_ind_table(table) }, 0);
+    assert_eq!(unsafe { wq::destroy_rwq_ind_table(table) }, 0);
     // SAFETY: destroyed, and kept.
-    assert_eq!(unsafe { table::destroy_rwq_ind_table(table) }, EINVAL);
+    assert_eq!(unsafe { wq::destroy_rwq_ind_table(table) }, EINVAL);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Domains as a C program uses them: what an allocator is told, what it may answer, what keeps a domain in use; and
+//! Domains as a C program uses them: what an allocator receives, what it may return, what keeps a domain in use; and
 //! regions that change.
 
 use std::alloc::{Layout, alloc, dealloc};
@@ -13,7 +13,7 @@ use ibverbs_sys::{
     ibv_td_init_attr, ibv_wq, ibv_wq_init_attr,
 };
 
-use super::super::{cq, cq_resize, mr, pd, qp, wq};
+use super::super::{cq, mr, pd, qp, wq};
 use super::refusals::errno;
 use super::{LOCAL_WRITE, Raw, create_qp, udp};
 use crate::Personality;
@@ -43,7 +43,7 @@ struct Given {
     resource: u64,
 }
 
-/// What stands behind a `pd_context`. Its memory is dirty, so that whoever needs zeroes must make them.
+/// What is behind a `pd_context`. Its memory is dirty, so that whoever needs zeroes must make them.
 struct Heap {
     answer: Mutex<Answer>,
     asked: Mutex<Vec<u64>>,
@@ -152,7 +152,7 @@ fn each_kind_of_memory_is_asked_for_by_name_and_given_back() {
         let cq = create_cq(&raw, home);
         let wq = create_wq(&raw, home, cq.cast());
         let queue_pair = create_qp(home, cq.cast());
-        let kinds = &personality.rules().domain.resources;
+        let kinds = &personality.rules().objects.domain.resources;
         let (cq_kind, wq_kind, qp_kind, doorbell) =
             (kinds.completion_queue, kinds.work_queue, kinds.queue_pair, kinds.doorbell);
         let expected = [cq_kind, doorbell, wq_kind, doorbell, qp_kind, doorbell, qp_kind, doorbell];
@@ -182,7 +182,7 @@ fn resizing_takes_new_memory_and_gives_the_old_back() {
     let cq = create_cq(&raw, parent(&raw, null_mut(), &heap));
     let resize = |entries| {
         // SAFETY: a live queue.
-        unsafe { cq_resize::resize_cq(cq.cast(), entries) }
+        unsafe { cq::resize_cq(cq.cast(), entries) }
     };
     assert_eq!(resize(64), 0);
     assert_eq!(heap.outstanding(), 2, "a ring and its doorbell");

@@ -164,6 +164,7 @@ fn a_full_ring_refuses_the_whole_batch() {
 type Mistake = fn(&Extended, &Memory);
 
 /// What can be done wrong in a batch, and what comes of it.
+#[allow(clippy::too_many_lines, reason = "a table, a row per mistake")]
 fn mistakes() -> [(&'static str, Mistake, c_int); 15] {
     [
         ("no data", |qp, _| qp.wr_send(), libc::EINVAL),
@@ -265,7 +266,7 @@ fn mistakes() -> [(&'static str, Mistake, c_int); 15] {
 }
 
 #[test]
-fn the_first_mistake_is_what_complete_answers() {
+fn complete_returns_the_first_error() {
     let raw = Raw::new();
     let qp = extended(&raw, IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO).unwrap();
     let memory = raw.register(2048, 0);

@@ -15,7 +15,7 @@ use ibverbs_sys::{
 use packet::EtherType;
 use packet::build::FrameBuilder;
 
-use super::super::{flow, qp_modify};
+use super::super::{flow, qp};
 use super::{LOCAL_WRITE, Memory, Raw, bring_up, create_qp_ex, default_flow, udp};
 use crate::Personality;
 
@@ -162,7 +162,7 @@ fn a_queue_pair_keeps_to_its_rate() {
     let limit = |rate_limit, max_burst_sz| {
         let mut attr = ibv_qp_rate_limit_attr { rate_limit, max_burst_sz, typical_pkt_sz: 0, comp_mask: 0 };
         // SAFETY: a live queue pair and a whole struct.
-        unsafe { qp_modify::modify_qp_rate_limit(raw.qp, &raw mut attr) }
+        unsafe { qp::modify_qp_rate_limit(raw.qp, &raw mut attr) }
     };
     assert_eq!(limit(u32::MAX, 0), libc::EINVAL);
     // A megabyte in a second: a frame of 1000 bytes takes a millisecond.

@@ -201,7 +201,7 @@ fn frames_without_a_buffer_are_counted_and_do_not_disturb() {
 }
 
 #[test]
-fn an_overrun_kills_the_completion_queue_and_says_so_once() {
+fn an_overrun_fails_the_completion_queue_with_one_event() {
     let raw = Raw::with_cq(4);
     let memory = raw.register(2048, LOCAL_WRITE);
     for index in 0..8 {

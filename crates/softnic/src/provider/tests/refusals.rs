@@ -9,9 +9,7 @@ use ibverbs_sys::{
     ibv_rwq_ind_table_init_attr, ibv_td_init_attr, ibv_values_ex, ibv_wq_init_attr,
 };
 
-use super::super::{
-    context, counters, cq, cq_poll, flow, mr, pd, qp, qp_create, qp_modify, qp_send, table, wq,
-};
+use super::super::{context, counters, cq, flow, mr, pd, qp, qp_create, qp_send, wq};
 use super::{LOCAL_WRITE, Raw, create_qp_ex, udp};
 use crate::Personality;
 use crate::limits::COMP_VECTORS;
@@ -58,7 +56,7 @@ fn null_is_refused_by_every_op() {
             cq::create_cq(null_mut(), 1, null_mut(), 0).cast(),
             cq::create_cq_ex(context, null_mut()).cast(),
             wq::create_wq(context, null_mut()).cast(),
-            table::create_rwq_ind_table(context, null_mut()).cast(),
+            wq::create_rwq_ind_table(context, null_mut()).cast(),
             qp_create::create_qp(null_mut(), null_mut()).cast(),
             qp_create::create_qp(raw.pd, null_mut()).cast(),
             qp_create::create_qp_ex(context, null_mut()).cast(),
@@ -80,9 +78,9 @@ fn null_is_refused_by_every_op() {
             cq::destroy_cq(null_mut()),
             wq::modify_wq(null_mut(), null_mut()),
             wq::destroy_wq(null_mut()),
-            table::destroy_rwq_ind_table(null_mut()),
-            qp_modify::modify_qp(raw.qp, null_mut(), 0),
-            qp_modify::modify_qp(null_mut(), null_mut(), 0),
+            wq::destroy_rwq_ind_table(null_mut()),
+            qp::modify_qp(raw.qp, null_mut(), 0),
+            qp::modify_qp(null_mut(), null_mut(), 0),
             qp::query_qp(raw.qp, null_mut(), 0, null_mut()),
             qp::destroy_qp(null_mut()),
             qp::post_recv(null_mut(), null_mut(), null_mut()),
@@ -94,9 +92,9 @@ fn null_is_refused_by_every_op() {
         ] {
             assert_eq!(status, n);
         }
-        assert_eq!(cq_poll::poll_cq(raw.cq, 1, null_mut()), -1);
-        assert_eq!(cq_poll::poll_cq(null_mut(), 1, null_mut()), -1);
-        assert_eq!(cq_poll::poll_cq(raw.cq, -1, null_mut()), -1);
+        assert_eq!(cq::poll_cq(raw.cq, 1, null_mut()), -1);
+        assert_eq!(cq::poll_cq(null_mut(), 1, null_mut()), -1);
+        assert_eq!(cq::poll_cq(raw.cq, -1, null_mut()), -1);
     }
 }
 
@@ -157,7 +155,7 @@ fn work_queues_and_tables_have_limits() {
     let table = |log, list| {
         let mut attr = ibv_rwq_ind_table_init_attr { log_ind_tbl_size: log, ind_tbl: list, comp_mask: 0 };
         // SAFETY: a live context and a whole struct; the list has two entries or is not read.
-        !unsafe { table::create_rwq_ind_table(raw.context, &raw mut attr) }.is_null()
+        !unsafe { wq::create_rwq_ind_table(raw.context, &raw mut attr) }.is_null()
     };
     assert!(table(1, queues.as_mut_ptr()));
     assert!(!table(12, queues.as_mut_ptr()));
@@ -224,7 +222,7 @@ fn queries_write_no_more_than_they_were_given() {
 }
 
 #[test]
-fn domains_must_be_what_they_say() {
+fn invalid_domains_are_refused() {
     let raw = Raw::new();
     let alloc = |attr: &mut ibv_parent_domain_init_attr| {
         // SAFETY: a live context and a whole struct.

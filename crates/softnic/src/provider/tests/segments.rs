@@ -16,7 +16,7 @@ use super::extended::Extended;
 use super::{Memory, Raw, bring_up, create_qp_ex};
 
 const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
-/// CWR, ACK, PSH and FIN, some of which stand only in the first or the last segment.
+/// CWR, ACK, PSH and FIN, some of which are only in the first or the last segment.
 const FLAGS: u8 = 0x80 | 0x10 | 0x08 | 0x01;
 const SEQUENCE: u32 = 0xffff_ff00;
 const IPV4_ID: u16 = 0xfffe;
@@ -129,7 +129,7 @@ fn stream(memory: &Memory, bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn segments_are_what_they_would_be_if_somebody_had_cut_them() {
+fn segments_equal_frames_that_were_built_one_by_one() {
     let raw = Raw::new();
     let qp = sender(&raw, 128);
     let memory = raw.register(1 << 16, 0);

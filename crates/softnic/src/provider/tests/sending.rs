@@ -116,7 +116,7 @@ fn checksums_are_filled_in_on_request() {
 }
 
 #[test]
-fn what_is_not_a_send_is_refused() {
+fn other_operations_than_sends_are_refused() {
     let raw = Raw::new();
     let memory = raw.register(2048, 0);
     let list = || [memory.element(0, 100)];

@@ -12,8 +12,10 @@ use ibverbs_sys::{
     ibv_rwq_ind_table_init_attr, ibv_rx_hash_conf, ibv_wc_status, ibv_wq, ibv_wq_attr, ibv_wq_init_attr,
 };
 
-use super::super::capability::{CapabilitySet, has_capability};
-use super::super::{flow, table, wq};
+use rustix::thread::CapabilitySet;
+
+use super::super::has_capability;
+use super::super::{flow, wq};
 use super::features::{ALL, STATE, check_sequence, errno, tagged};
 use super::{LOCAL_WRITE, Raw, create_qp_ex, default_flow};
 use crate::Personality;
@@ -62,7 +64,7 @@ fn create_table(raw: &Raw, queues: &mut [*mut ibv_wq]) -> Result<*mut ibv_rwq_in
         comp_mask: 0,
     };
     // SAFETY: a live context and a whole struct, with a list of as many queues as it says.
-    let table = unsafe { table::create_rwq_ind_table(raw.context, &raw mut attr) };
+    let table = unsafe { wq::create_rwq_ind_table(raw.context, &raw mut attr) };
     if table.is_null() { Err(errno()) } else { Ok(table) }
 }
 

@@ -24,7 +24,7 @@ const MAX_RING_BYTES: usize = 512 << 20;
 const BLOCK_BYTES: u32 = 1 << 16;
 /// The smallest slot: a standard Ethernet frame with headers.
 const MIN_SLOT_BYTES: u32 = 1 << 11;
-/// What stands before a frame in its slot: header and address (52), the longest link header that shifts it (48 at
+/// The bytes before a frame in its slot: header and address (52), the longest link header that shifts it (48 at
 /// most, being aligned), the room for a tag, and what offload left to do.
 const SLOT_HEADER_BYTES: u32 = 52 + 48 + (TAG_ROOM_BYTES + OFFLOAD_BYTES) as u32;
 /// An Ethernet header with two tags, beyond the MTU.
@@ -33,17 +33,17 @@ const LINK_HEADER_BYTES: u32 = 14 + 2 * TAG_BYTES as u32;
 const TAG_BYTES: usize = 4;
 /// PACKET_RESERVE: where a stripped tag goes back.
 pub(super) const TAG_ROOM_BYTES: usize = TAG_BYTES;
-/// The addresses that stand before a tag.
+/// The addresses that are before a tag.
 const ADDRESSES_BYTES: usize = 12;
 /// End of `tpacket2_hdr` and `sockaddr_ll`; the frame starts behind.
 const HEADERS_END: usize = 52;
-/// `sll_pkttype` within the slot: `sockaddr_ll` stands at 32.
+/// `sll_pkttype` within the slot: `sockaddr_ll` is at 32.
 const PACKET_TYPE_AT: usize = 32 + 10;
-/// `virtio_net_hdr`, which stands right before the frame (PACKET_VNET_HDR).
+/// `virtio_net_hdr`, which is right before the frame (PACKET_VNET_HDR).
 pub(super) const OFFLOAD_BYTES: usize = 10;
-/// Where the checksum of SCTP stands in its header. It is a CRC32c (RFC 9260, 6.8), which sums cannot complete.
+/// Where the checksum of SCTP is in its header. It is a CRC32c (RFC 9260, 6.8), which sums cannot complete.
 const SCTP_CHECKSUM_AT: usize = 8;
-/// What a tag is if the kernel does not say.
+/// What a tag is if the kernel does not provide it.
 const C_VLAN_TPID: u16 = 0x8100;
 const NS_PER_S: u64 = 1_000_000_000;
 
@@ -90,7 +90,7 @@ pub(super) struct Arrival {
     pub(super) wire_len: u32,
     pub(super) timestamp_ns: u64,
     pub(super) checksum: Checksum,
-    /// Whether it stands for several frames of the medium: merged on arrival, or not yet cut by a sender.
+    /// Whether it represents several frames of the medium: merged on arrival, or not yet cut by a sender.
     pub(super) merged: bool,
 }
 
@@ -175,7 +175,7 @@ impl Ring {
         if start < HEADERS_END + OFFLOAD_BYTES || start + len > self.slot_bytes {
             return Taken::Malformed;
         }
-        // Read first: the tag goes where it stands.
+        // Read first: the tag goes where it is.
         let offload = Offload::read(&self.slot(taken)[start - OFFLOAD_BYTES..start]);
         let mut wire_len = header.wire_len;
         let mut checksum = header.checksum;
@@ -240,7 +240,7 @@ impl Drop for Ring {
     }
 }
 
-/// What the kernel says of a frame: `tpacket2_hdr` and the packet type of `sockaddr_ll`.
+/// The kernel's description of a frame: `tpacket2_hdr` and the packet type of `sockaddr_ll`.
 struct Header {
     start: usize,
     len: usize,
@@ -300,7 +300,7 @@ impl Offload {
 
     /// Completes an unfinished checksum as `skb_checksum_help` does (net/core/dev.c): the field holds the sum of the
     /// pseudo header, and what it covers reaches to the frame's end. By place and not by protocol, because it may be
-    /// the inner one of a tunnel. Answers whether the frame is now as a wire would carry it.
+    /// the inner one of a tunnel. Returns whether the frame is now as a wire would carry it.
     fn complete_checksum(&self, frame: &mut [u8]) -> bool {
         let Some((start, at)) = self.unfinished.filter(|(_, at)| *at != SCTP_CHECKSUM_AT) else {
             return false;
@@ -309,7 +309,7 @@ impl Offload {
             return false;
         };
         let checksum = match packet::checksum::ipv4_header(covered) {
-            // For UDP a field of 0 says that there is none (RFC 768); the two are equal in ones' complement.
+            // For UDP a field of 0 means that there is none (RFC 768); the two are equal in ones' complement.
             0 => 0xffff,
             checksum => checksum,
         };

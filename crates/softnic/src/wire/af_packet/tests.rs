@@ -134,7 +134,7 @@ fn frames_and_their_tags_pass_both_ways_and_own_frames_are_not_seen() {
 }
 
 #[test]
-fn taps_see_what_is_sent() {
+fn taps_see_sent_frames() {
     use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, eth, recv, socket_with};
     in_namespace("taps_see", || {
         let mut left = open("left").unwrap();
@@ -188,9 +188,9 @@ fn frames_that_find_the_ring_full_are_counted_as_losses() {
 }
 
 #[test]
-fn what_the_medium_cannot_take_yet_is_sent_by_a_later_flush() {
+fn frames_that_the_medium_refuses_are_sent_by_a_later_flush() {
     use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
-    // A packet socket that is full cannot be had at will; a pair of another family that has no room answers alike.
+    // A packet socket that is full cannot be had at will; a pair of another family without space fails in the same way.
     let (near, far) =
         socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::NONBLOCK, None).unwrap();
     let mut sender = Sender::new(1514);
@@ -217,7 +217,7 @@ fn what_the_medium_cannot_take_yet_is_sent_by_a_later_flush() {
 }
 
 #[test]
-fn closing_sends_what_waits() {
+fn closing_sends_queued_frames() {
     in_namespace("closing_sends", || {
         let (mut left, mut right) = (open("left").unwrap(), open("right").unwrap());
         let bytes = frame(1, 60).build();
@@ -251,7 +251,7 @@ fn frames_beyond_a_slot_keep_their_length() {
 }
 
 /// Sends a frame with what a local sender leaves to offload: flags, kind of merging, header bytes, segment bytes, and
-/// where the checksum starts and stands (`virtio_net_hdr`).
+/// where the summed bytes start and where the checksum is (`virtio_net_hdr`).
 fn send_offloaded(wire: &AfPacketWire, (flags, merging): (u8, u8), sizes: [u16; 4], frame: &[u8]) {
     let mut message = vec![flags, merging];
     sizes.iter().for_each(|size| message.extend(size.to_ne_bytes()));
@@ -320,7 +320,7 @@ fn merged_frames_are_not_taken_for_frames() {
 }
 
 #[test]
-fn what_cannot_be_opened_is_named_with_a_remedy() {
+fn errors_of_opening_contain_a_remedy() {
     in_namespace("what_cannot_be_opened", || {
         for name in ["nowhere", "", "a/b", "longer-than-an-interface-name"] {
             let error = open(name).unwrap_err();

@@ -119,7 +119,7 @@ fn a_paced_generator_holds_back() {
 }
 
 #[test]
-fn what_cannot_be_built_is_named() {
+fn errors_name_the_flow_that_cannot_be_built() {
     for (flow, part) in [
         (r#""src": "10.0.0.1", "dst": "2001:db8::1""#, "not of one family"),
         (r#""src": "2001:db8::1", "dst": "2001:db8::1", "protocol": "arp""#, "ARP needs IPv4"),
@@ -211,4 +211,31 @@ fn settings_that_cannot_be_read_are_refused() {
         let json = format!(r#"{{ "kind": "generator", "rate": {rate}, "flows": [] }}"#);
         assert!(serde_json::from_str::<WireConfig>(&json).is_err(), "{rate}");
     }
+}
+
+#[test]
+fn the_rate_is_kept_to_the_frame_over_any_polling_pattern() {
+    let mut pacer = Pacer::new(Rate::FramesPerSecond(200_001));
+    let mut total = 0;
+    for us in 0..1_000_000u128 {
+        if us % 7 == 0 || us % 11 == 0 {
+            total += pacer.grant(us * 1000, BURST_FRAMES);
+        }
+    }
+    total += pacer.grant(NS_PER_S, BURST_FRAMES);
+    assert_eq!(total, 200_001);
+}
+
+#[test]
+fn frames_missed_for_long_are_not_made_up_for() {
+    let mut pacer = Pacer::new(Rate::FramesPerSecond(1_000_000));
+    let mut total = 0;
+    loop {
+        match pacer.grant(60 * NS_PER_S, BURST_FRAMES) {
+            0 => break,
+            frames => total += frames,
+        }
+    }
+    assert_eq!(total, 10_000);
+    assert_eq!(Pacer::new(Rate::FlatOut).grant(0, 64), 64);
 }

@@ -1,9 +1,9 @@
-//! Two ends in one process: meeting, frames of every length, overload, departure, and peers that lie.
+//! Two ends in one process: handshake, frames of every length, overload, exit, and invalid peers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::lane::{LaneReceiver, LaneSender, RING_BYTES, SharedMemory};
+use super::ring::{RING_BYTES, RingReceiver, RingSender, SharedMemory};
 use super::*;
 
 fn config(end: LinkEnd) -> LinkConfig {
@@ -25,11 +25,11 @@ fn drain(wire: &mut LinkWire) -> Vec<Vec<u8>> {
 
 fn pair() -> (LinkWire, LinkWire) {
     let (mut a, mut b) = (open(LinkEnd::A), open(LinkEnd::B));
-    for _ in 0..4 * BURSTS_PER_MEETING {
+    for _ in 0..4 * BURSTS_PER_HANDSHAKE {
         drain(&mut a);
         drain(&mut b);
     }
-    assert_eq!([a.state(), b.state()], [WireState::Live; 2], "the ends have met");
+    assert_eq!([a.state(), b.state()], [WireState::Live; 2], "the handshake is complete");
     (a, b)
 }
 
@@ -66,19 +66,19 @@ fn nothing_arrives_before_it_is_flushed() {
 }
 
 #[test]
-fn an_end_alone_is_up_and_takes_nothing() {
+fn an_end_without_peer_is_up_and_sends_nothing() {
     let mut a = open(LinkEnd::A);
     assert_eq!(a.state(), WireState::Live);
     assert_eq!(a.transmit(&frame(60, 0)), Err(TransmitError::Down));
 }
 
 #[test]
-fn whichever_end_comes_second_is_down_until_they_have_met() {
+fn the_second_end_is_down_until_the_handshake() {
     for (first, second) in [(LinkEnd::A, LinkEnd::B), (LinkEnd::B, LinkEnd::A)] {
         let mut first = open(first);
         let mut second = open(second);
         assert_eq!([first.state(), second.state()], [WireState::Live, WireState::Down]);
-        for _ in 0..4 * BURSTS_PER_MEETING {
+        for _ in 0..4 * BURSTS_PER_HANDSHAKE {
             drain(&mut first);
             drain(&mut second);
         }
@@ -88,7 +88,7 @@ fn whichever_end_comes_second_is_down_until_they_have_met() {
 }
 
 #[test]
-fn an_end_can_be_taken_once() {
+fn an_end_can_be_opened_once() {
     let _a = open(LinkEnd::A);
     let error = LinkWire::open(&config(LinkEnd::A)).unwrap_err();
     assert!(matches!(error, WireError::LinkTaken { end: 'a', .. }), "{error}");
@@ -96,7 +96,7 @@ fn an_end_can_be_taken_once() {
     assert!(error.to_string().contains(&name) && error.to_string().contains(&holder), "{error}");
 }
 
-/// Who only asks whose seat it is does not become a peer.
+/// A process that only queries the owner does not become a peer.
 #[test]
 fn a_third_party_disturbs_neither_an_end_alone_nor_a_pair() {
     let mut a = open(LinkEnd::A);
@@ -105,7 +105,7 @@ fn a_third_party_disturbs_neither_an_end_alone_nor_a_pair() {
         for _ in 0..BURSTS_PER_CHECK {
             drain(&mut a);
         }
-        assert_eq!(a.state(), WireState::Live, "no peer has come and gone");
+        assert_eq!(a.state(), WireState::Live, "no peer was accepted");
     }
     let mut b = open(LinkEnd::B);
     for round in 0..20 {
@@ -123,20 +123,20 @@ fn a_third_party_disturbs_neither_an_end_alone_nor_a_pair() {
     assert_eq!(drain(&mut b), [frame(60, 1)]);
 }
 
-/// Holds the name of an end as another user, for as long as `test` takes.
+/// Runs `test` while another user has bound the name of an end.
 fn while_another_user_holds(end: LinkEnd, test: impl FnOnce()) {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
-    let nobody = rustix::process::Uid::from_raw(65_534);
+    let other_user = rustix::process::Uid::from_raw(65_534);
     let name =
         format!("softnic/link/{}/{}/{}", rustix::process::geteuid().as_raw(), config(end).name, end.letter());
-    let squat = move || {
-        // Of this thread alone; the kernel notes the user of whoever listens (unix(7), SO_PEERCRED).
-        rustix::thread::set_thread_res_uid(nobody, nobody, nobody)?;
+    let bind_name = move || {
+        // For this thread only; the kernel records the user that calls listen (unix(7), SO_PEERCRED).
+        rustix::thread::set_thread_res_uid(other_user, other_user, other_user)?;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::empty(), None)?;
         bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         listen(&socket, 8).map(|()| socket)
     };
-    match std::thread::spawn(squat).join().unwrap() {
+    match std::thread::spawn(bind_name).join().unwrap() {
         Ok(_socket) => test(),
         Err(error) => crate::testing::not_run(
             &format!("a link's name held by another user: {error}"),
@@ -162,13 +162,13 @@ fn a_name_held_by_another_user_is_an_error_that_names_link_and_user() {
     }
 }
 
-/// One that takes the name after the other end is up gets nothing from it.
+/// A process of another user that binds the name later gets no session.
 #[test]
-fn another_user_that_comes_second_is_not_met() {
+fn a_peer_of_another_user_is_rejected() {
     for own in [LinkEnd::A, LinkEnd::B] {
         let mut wire = open(own);
         while_another_user_holds(own.other(), || {
-            for _ in 0..4 * BURSTS_PER_MEETING {
+            for _ in 0..4 * BURSTS_PER_HANDSHAKE {
                 drain(&mut wire);
             }
             assert_eq!(wire.transmit(&frame(60, 0)), Err(TransmitError::Down), "no session");
@@ -177,7 +177,7 @@ fn another_user_that_comes_second_is_not_met() {
 }
 
 #[test]
-fn the_ring_wraps_and_what_it_cannot_take_is_refused() {
+fn the_ring_wraps_and_refuses_frames_when_full() {
     let (mut a, mut b) = pair();
     let long = frame(MAX_FRAME_BYTES, 7);
     let mut accepted = 0;
@@ -211,7 +211,7 @@ fn the_ring_wraps_and_what_it_cannot_take_is_refused() {
 }
 
 #[test]
-fn what_a_peer_sent_before_it_went_is_received_and_the_end_is_free_again() {
+fn frames_sent_before_a_peer_exits_are_received_and_its_end_is_free_again() {
     let (mut a, mut b) = pair();
     a.transmit(&frame(60, 1)).unwrap();
     b.transmit(&frame(60, 2)).unwrap();
@@ -223,9 +223,9 @@ fn what_a_peer_sent_before_it_went_is_received_and_the_end_is_free_again() {
         received += drain(&mut b).len();
     }
     assert_eq!((received, b.state()), (1, WireState::Down));
-    assert_eq!(b.transmit_losses(), 1, "what the peer did not take");
+    assert_eq!(b.transmit_losses(), 1, "frames that the peer did not receive");
     let mut a = open(LinkEnd::A);
-    for _ in 0..4 * BURSTS_PER_MEETING {
+    for _ in 0..4 * BURSTS_PER_HANDSHAKE {
         drain(&mut a);
         drain(&mut b);
     }
@@ -240,7 +240,7 @@ fn memory() -> Arc<SharedMemory> {
 }
 
 #[test]
-fn a_producers_lies_are_found() {
+fn invalid_indices_and_lengths_of_a_producer_are_found() {
     let mut to = vec![0; MAX_FRAME_BYTES];
     for (produced, header) in [
         (RING_BYTES + 16, 60),
@@ -259,18 +259,18 @@ fn a_producers_lies_are_found() {
         (RING_BYTES, 0),
     ] {
         let memory = memory();
-        memory.lie_produced(0, produced);
-        memory.lie_header(0, 0, header);
-        let taken = LaneReceiver::new(memory, 0).take(&mut to);
-        assert_eq!(taken, Err(Lie), "produced {produced}, header {header:#x}");
+        memory.set_produced(0, produced);
+        memory.set_header(0, 0, header);
+        let taken = RingReceiver::new(memory, 0).take(&mut to);
+        assert_eq!(taken, Err(Invalid), "produced {produced}, header {header:#x}");
     }
 }
 
 #[test]
-fn a_record_across_the_end_of_the_ring_is_a_lie() {
+fn a_record_across_the_end_of_the_ring_is_invalid() {
     let memory = memory();
-    let mut sender = LaneSender::new(Arc::clone(&memory), 0);
-    let mut receiver = LaneReceiver::new(Arc::clone(&memory), 0);
+    let mut sender = RingSender::new(Arc::clone(&memory), 0);
+    let mut receiver = RingReceiver::new(Arc::clone(&memory), 0);
     let mut to = vec![0; MAX_FRAME_BYTES];
     // Records of 4096 bytes, up to the last one.
     for _ in 0..RING_BYTES / 4096 - 1 {
@@ -279,37 +279,37 @@ fn a_record_across_the_end_of_the_ring_is_a_lie() {
         assert_eq!(receiver.take(&mut to), Ok(Some(4088)));
         receiver.publish();
     }
-    memory.lie_header(0, RING_BYTES - 4096, 5000);
-    memory.lie_produced(0, RING_BYTES + 4096);
-    assert_eq!(receiver.take(&mut to), Err(Lie));
+    memory.set_header(0, RING_BYTES - 4096, 5000);
+    memory.set_produced(0, RING_BYTES + 4096);
+    assert_eq!(receiver.take(&mut to), Err(Invalid));
 }
 
 #[test]
-fn what_stands_before_a_lie_is_received() {
+fn frames_before_an_invalid_record_are_received() {
     let memory = memory();
-    let mut sender = LaneSender::new(Arc::clone(&memory), 0);
-    let mut receiver = LaneReceiver::new(Arc::clone(&memory), 0);
+    let mut sender = RingSender::new(Arc::clone(&memory), 0);
+    let mut receiver = RingReceiver::new(Arc::clone(&memory), 0);
     assert_eq!([sender.put(&frame(60, 1)), sender.put(&frame(60, 2))], [Ok(true); 2]);
-    memory.lie_header(0, 160, 13);
-    memory.lie_produced(0, 240);
+    memory.set_header(0, 160, 13);
+    memory.set_produced(0, 240);
     let mut frames = vec![0; BURST_FRAMES * MAX_FRAME_BYTES];
-    let (places, told) = receiver.take_burst(&mut frames, BURST_FRAMES);
-    assert_eq!(told, Err(Lie));
+    let (places, result) = receiver.take_burst(&mut frames, BURST_FRAMES);
+    assert_eq!(result, Err(Invalid));
     let seen: Vec<_> = places.into_iter().map(|place| frames[place].to_vec()).collect();
     assert_eq!(seen, [frame(60, 1), frame(60, 2)]);
-    assert_eq!(sender.untaken(), 0, "the sender learns of those that were taken");
+    assert_eq!(sender.untaken(), 0, "the sender counts the received ones");
 }
 
 #[test]
-fn a_consumers_lies_are_found() {
+fn invalid_indices_of_a_consumer_are_found() {
     let memory = memory();
-    let mut sender = LaneSender::new(Arc::clone(&memory), 0);
+    let mut sender = RingSender::new(Arc::clone(&memory), 0);
     while sender.put(&[0; 4088]) == Ok(true) {}
-    memory.lie_consumed(0, RING_BYTES + 4096);
-    assert_eq!(sender.put(&[0; 4088]), Err(Lie));
-    memory.lie_taken(0, 5);
+    memory.set_consumed(0, RING_BYTES + 4096);
+    assert_eq!(sender.put(&[0; 4088]), Err(Invalid));
+    memory.set_taken(0, 5);
     assert_eq!(sender.untaken(), u64::from(RING_BYTES / 4096) - 5);
-    memory.lie_taken(0, u32::MAX);
+    memory.set_taken(0, u32::MAX);
     assert!(sender.untaken() <= u64::from(RING_BYTES / 4096));
 }
 
@@ -317,8 +317,8 @@ fn a_consumers_lies_are_found() {
 fn two_threads_pass_everything_in_order() {
     const FRAMES: u32 = 20_000;
     let memory = memory();
-    let mut sender = LaneSender::new(Arc::clone(&memory), 1);
-    let mut receiver = LaneReceiver::new(memory, 1);
+    let mut sender = RingSender::new(Arc::clone(&memory), 1);
+    let mut receiver = RingReceiver::new(memory, 1);
     let writer = std::thread::spawn(move || {
         for number in 0..FRAMES {
             let mut bytes = vec![number as u8; 14 + (number as usize * 31) % 4000];

@@ -127,7 +127,7 @@ fn both_byte_orders_and_resolutions_are_read_and_cut_packets_are_frames() {
         for (magic, fraction) in [(MICROSECONDS, 500_000), (NANOSECONDS, 500_000_000)] {
             let file = pcap(Order { big }, magic, 1, &[(7, 0, A, 60), (7, fraction, B, 1500)]);
             let mut wire = PcapWire::open(&config(&write(&folder, "x", &file), PcapMode::Once)).unwrap();
-            assert_eq!(wire.tape.due_ns(1), 500_000_000, "big {big}, magic {magic:x}");
+            assert_eq!(wire.recording.due_ns(1), 500_000_000, "big {big}, magic {magic:x}");
             assert_eq!(wire.state(), WireState::Live);
             assert_eq!(receive(&mut wire), [(A.to_vec(), 60), (B.to_vec(), 61)]);
             assert_eq!(wire.state(), WireState::Finished);
@@ -135,7 +135,7 @@ fn both_byte_orders_and_resolutions_are_read_and_cut_packets_are_frames() {
         }
         let file = pcapng(Order { big }, 1, &[(7, 0, A, 60), (7, 250, B, 1500)]);
         let mut wire = PcapWire::open(&config(&write(&folder, "ng", &file), PcapMode::Once)).unwrap();
-        assert_eq!((wire.tape.due_ns(1), wire.tape.due_ns(2)), (250, 250));
+        assert_eq!((wire.recording.due_ns(1), wire.recording.due_ns(2)), (250, 250));
         assert_eq!(receive(&mut wire)[..2], [(A.to_vec(), 60), (B.to_vec(), 61)]);
     }
 }
@@ -175,7 +175,7 @@ fn a_folder_is_replayed_in_the_order_of_names_and_loops() {
     write(&folder, "1.PCAP", &pcap(order, NANOSECONDS, 1, &[(1_000_000, 0, A, 60), (1_000_000, 9, A, 60)]));
     write(&folder, "0.txt", b"not a capture");
     let mut wire = PcapWire::open(&config(folder.path(), PcapMode::Loop)).unwrap();
-    assert_eq!([0, 1, 2, 3].map(|place| wire.tape.due_ns(place)), [0, 9, 9, 9]);
+    assert_eq!([0, 1, 2, 3].map(|place| wire.recording.due_ns(place)), [0, 9, 9, 9]);
     let frames = receive(&mut wire);
     assert_eq!(frames.len(), super::super::BURST_FRAMES);
     assert!(frames.iter().enumerate().all(|(n, (bytes, _))| bytes == if n % 4 < 2 { A } else { B }));
@@ -220,7 +220,7 @@ fn sent_frames_can_be_read_back() {
     assert_eq!(wire.transmit_losses(), 0);
     let mut back = PcapWire::open(&config(&output, PcapMode::Once)).unwrap();
     assert_eq!(receive(&mut back), [(A.to_vec(), 60), (B.to_vec(), 61)]);
-    assert!(back.tape.due_ns(1) < 60_000_000_000);
+    assert!(back.recording.due_ns(1) < 60_000_000_000);
 
     // Every write to /dev/full fails for want of room; already opening it does.
     let full = PcapConfig { output: Some("/dev/full".into()), ..config(&path, PcapMode::Once) };
@@ -231,7 +231,7 @@ fn sent_frames_can_be_read_back() {
 }
 
 #[test]
-fn what_cannot_be_replayed_is_named_with_its_place() {
+fn errors_name_the_packet_that_cannot_be_replayed() {
     let folder = tempfile::tempdir().unwrap();
     let order = Order { big: false };
     let good = pcap(order, MICROSECONDS, 1, &[(1, 0, A, 60), (2, 0, B, 61)]);

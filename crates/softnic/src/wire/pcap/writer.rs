@@ -8,7 +8,7 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::file::create_capture;
+use super::create_capture;
 use crate::wire::MAX_FRAME_BYTES;
 
 /// "pcap with nanoseconds" (pcap-savefile(5)), written in the byte order of the machine.

@@ -1,4 +1,4 @@
-//! Filters about tunnels and what is inside: what they match, and where labels may stand.
+//! Filters about tunnels and what is inside: what they match, and where labels may be.
 
 use ibverbs_sys::{
     ibv_flow_esp_filter, ibv_flow_gre_filter, ibv_flow_mpls_filter, ibv_flow_spec_esp, ibv_flow_spec_gre,

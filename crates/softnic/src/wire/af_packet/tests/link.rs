@@ -121,7 +121,7 @@ fn a_removed_interface_is_attached_to_again_when_one_of_its_name_is_up() {
 }
 
 #[test]
-fn an_interface_that_cannot_be_attached_to_is_tried_again_and_said_once() {
+fn an_interface_that_cannot_be_attached_to_is_retried_and_logged_once() {
     in_namespace("cannot_be_attached_to", || {
         let mut right = open("right").unwrap();
         ip("link del right").unwrap();

@@ -1,0 +1,27 @@
+//! Other programs that load rules: `nft` into a new network namespace, `ovs-ofctl` into a new virtual switch. The
+//! processes that they need are started and ended here; the machine's own configuration is not changed. `Err` is the
+//! reason why a program cannot run on this machine.
+
+mod nft;
+mod ovs;
+
+use std::io;
+use std::process::{Command, Output};
+
+pub use nft::{Namespace, linear, mapped};
+pub use ovs::{Switch, flows};
+
+/// Seconds after which a load is ended.
+const TIMEOUT_S: &str = "60";
+
+/// The output of a program that succeeded, or its error message.
+fn run(command: &mut Command) -> Result<Output, String> {
+    let shown = format!("{command:?}");
+    let short = |text: &[u8]| String::from_utf8_lossy(text).lines().next().unwrap_or_default().to_owned();
+    match command.output() {
+        Ok(output) if output.status.success() => Ok(output),
+        Ok(output) => Err(format!("{}: {}", output.status, short(&output.stderr))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(format!("there is no {shown}")),
+        Err(error) => Err(format!("{shown}: {error}")),
+    }
+}

@@ -1,0 +1,269 @@
+//! The last pass: assigned candidates written out as a program. Only what a kept flow uses gets a queue or a class, because
+//! each costs every worker; a rule keeps the class number, which is its flow tag, that it had in the previous program.
+
+use std::collections::{HashMap, HashSet};
+
+use policy::policy::Action;
+use program::{
+    CLASSES_MAX, Class, ClassId, DEFAULT_RULE, Decide, Flow, FlowAction, FlowKind, Outcome, Program, QueueId,
+    Rule, RuleId, UndecidedKey,
+};
+
+use super::Job;
+use super::assign_priorities::{Assigned, Prioritized};
+use super::classes::{MAX_STEPS, MAX_STEPS_IN_ALL, decide, decide_all};
+use super::cover::{CoveredRule, verdict};
+use super::diagnostics::{BY_EARLIER_RULES, LimitProblem, NO_DROP, Problems, hybrid_reason};
+use super::emit;
+use super::lower::{Candidate, Lowered, LoweredAction};
+use super::place::{Placed, Placement};
+
+/// Writes the program; `None`: the classes are too long.
+pub(super) fn assemble(
+    job: &Job<'_>,
+    mut placed: Placed,
+    lowered: Lowered,
+    assigned: &Assigned,
+    problems: &mut Problems,
+) -> Option<Program> {
+    let used = used_queues(&lowered, assigned);
+    let mut next = 0..;
+    let queue_of: Vec<Option<QueueId>> =
+        used.iter().map(|used| used.then(|| next.next().map(QueueId)).flatten()).collect();
+    let (class_of, classes) = number_classes(job, &mut placed, &lowered, assigned, problems)?;
+    let flows = flows(job, &lowered, assigned, &queue_of, &class_of);
+    let mut flow_counts = vec![0u32; placed.rules.len() + 1];
+    flows.iter().for_each(|flow| flow_counts[flow.rule.index()] += 1);
+    let untagged = match lowered.sniffer {
+        Some((rule, _)) if job.profile.has_tags() => class_of[rule.index()],
+        _ if job.profile.has_tags() => None,
+        _ => class_of[placed.rules.len()],
+    };
+    let queues = lowered.queues.into_iter().zip(&queue_of);
+    Some(Program {
+        rules: rules(job, &placed, &flow_counts, &classes),
+        exceptions: placed.exceptions.list(&placed.rules),
+        default: default_outcome(job, &placed).verdict,
+        groups: placed.groups,
+        queues: queues.filter(|(_, id)| id.is_some()).map(|(queue, _)| queue).collect(),
+        priorities_used: assigned.flows.last().map_or(0, |last| hardware_priority(last.priority) + 1),
+        flows,
+        classes,
+        untagged,
+    })
+}
+
+fn default_outcome(job: &Job<'_>, placed: &Placed) -> Outcome {
+    Outcome { rule: RuleId::of(placed.rules.len()), verdict: verdict(job.policy.default) }
+}
+
+/// Whether some kept flow leads to each queue.
+fn used_queues(lowered: &Lowered, assigned: &Assigned) -> Vec<bool> {
+    let mut used = vec![false; lowered.queues.len()];
+    for Prioritized { id, .. } in &assigned.flows {
+        if let LoweredAction::Steer(queue) = lowered.action(*id) {
+            used[queue.index()] = true;
+        }
+    }
+    if let Some((_, queue)) = lowered.sniffer {
+        used[queue.index()] = true;
+    }
+    used
+}
+
+/// The assigned flows in their order, and the sniffer's. Where a device has one match for several hash variants of a rule,
+/// only the first becomes a flow: a second would match no packet, or match each packet again.
+fn flows(
+    job: &Job<'_>,
+    lowered: &Lowered,
+    assigned: &Assigned,
+    queue_of: &[Option<QueueId>],
+    class_of: &[Option<ClassId>],
+) -> Vec<Flow> {
+    let reading = emit::Reading::of(job.profile);
+    let mut flows = Vec::with_capacity(assigned.flows.len() + 1);
+    let mut seen = HashSet::new();
+    flows.extend(assigned.flows.iter().filter_map(|Prioritized { id, priority }| {
+        let candidate @ Candidate { cube, rule, traps, .. } = lowered.candidate(*id);
+        let action = match (lowered.action(*id), class_of[rule.index()]) {
+            (LoweredAction::Steer(queue), Some(class)) => {
+                FlowAction::Steer { queue: queue_of[queue.index()].unwrap_or(queue), class }
+            }
+            (LoweredAction::Pass, _) => FlowAction::Pass,
+            _ => FlowAction::Drop,
+        };
+        let kind = match (candidate.is_sent(), traps) {
+            (true, _) => FlowKind::Egress,
+            (false, true) => FlowKind::Normal,
+            (false, false) => FlowKind::Copy,
+        };
+        let emit::Chain { specs, inner_from } = emit::chain(cube, reading);
+        if reading.is_ambiguous() && !seen.insert((*rule, kind, specs.clone(), inner_from)) {
+            return None;
+        }
+        Some(Flow { rule: *rule, priority: hardware_priority(*priority), kind, specs, inner_from, action })
+    }));
+    if let Some((rule, queue)) = lowered.sniffer
+        && let (Some(queue), Some(class)) = (queue_of[queue.index()], class_of[rule.index()])
+    {
+        let action = FlowAction::Steer { queue, class };
+        let (kind, specs) = (FlowKind::Sniffer, Vec::new());
+        flows.push(Flow { rule, priority: 0, kind, specs, inner_from: 0, action });
+    }
+    flows
+}
+
+/// Below the device's priorities, or the program is refused; no program has more than 2^15 of them.
+fn hardware_priority(priority: u32) -> u16 {
+    u16::try_from(priority).unwrap_or(u16::MAX - 1)
+}
+
+/// The class of each rule, the default's last, and the classes by number; numbers without a class are `None`.
+type Numbered = (Vec<Option<ClassId>>, Vec<Option<Class>>);
+
+/// The class of each rule with a flow to a worker, and the classes.
+fn number_classes(
+    job: &Job<'_>,
+    placed: &mut Placed,
+    lowered: &Lowered,
+    assigned: &Assigned,
+    problems: &mut Problems,
+) -> Option<Numbered> {
+    let default = placed.rules.len();
+    let has_tags = job.profile.has_tags();
+    let mut steers = vec![false; default + 1];
+    for Prioritized { id, .. } in &assigned.flows {
+        steers[lowered.candidate(*id).rule.index()] |= matches!(lowered.action(*id), LoweredAction::Steer(_));
+    }
+    if let Some((rule, _)) = lowered.sniffer {
+        steers[rule.index()] = true;
+    }
+    if !has_tags {
+        // The one class of all packets is the default's.
+        let any = steers.contains(&true);
+        steers.fill(false);
+        steers[default] = any;
+    }
+    let decided = decide_rules(job, placed, &steers, problems)?;
+    let name = |rule: RuleId| job.policy.rules.get(rule.index()).map_or(DEFAULT_RULE, |rule| &*rule.name);
+    let names: Vec<&str> = decided.iter().map(|(rule, _)| name(*rule)).collect();
+    let ids = stable_numbers(&names, job.previous);
+    let mut class_of = vec![None; default + 1];
+    let length = ids.iter().map(|id| id.index() + 1).max().unwrap_or(0);
+    let mut classes: Vec<Option<Class>> = vec![None; length];
+    for ((rule, decide), id) in decided.into_iter().zip(ids) {
+        class_of[rule.index()] = Some(id);
+        classes[id.index()] = Some(Class { rule, decide });
+    }
+    if !has_tags && let Some(only) = class_of[default] {
+        class_of = vec![Some(only); default + 1];
+    }
+    Some((class_of, classes))
+}
+
+/// A number for each of these rules, by name.
+fn stable_numbers(rules: &[&str], previous: Option<&Program>) -> Vec<ClassId> {
+    let before: HashMap<&str, u32> = previous.map(classes_by_rule).unwrap_or_default();
+    let mut taken: HashSet<u32> = before.values().copied().collect();
+    let mut next = 0..CLASSES_MAX;
+    let mut fresh = move || {
+        let id = next.by_ref().find(|id| !taken.contains(id)).unwrap_or(CLASSES_MAX);
+        taken.insert(id);
+        id
+    };
+    rules.iter().map(|rule| ClassId(before.get(rule).copied().unwrap_or_else(&mut fresh))).collect()
+}
+
+fn classes_by_rule(program: &Program) -> HashMap<&str, u32> {
+    let classes = program.classes.iter().enumerate();
+    let named = classes.filter_map(|(index, class)| {
+        let rule = program.rules.get(class.as_ref()?.rule.index())?;
+        Some((rule.name.as_str(), ClassId::of(index).0))
+    });
+    named.collect()
+}
+
+/// How packets of the flows of these rules are decided.
+fn decide_rules(
+    job: &Job<'_>,
+    placed: &mut Placed,
+    steers: &[bool],
+    problems: &mut Problems,
+) -> Option<Vec<(RuleId, Decide)>> {
+    let default = default_outcome(job, placed);
+    let mut decided = Vec::new();
+    let mut steps_in_all = 0;
+    for rule in (0..steers.len()).filter(|index| steers[*index]).map(RuleId::of) {
+        let decide = match job.profile.has_tags() {
+            true => decide(&placed.rules, &mut placed.overlaps, rule, default),
+            false => decide_all(&placed.rules, default),
+        };
+        let steps = if let Decide::Software(steps, _) = &decide { steps.len() } else { 0 };
+        steps_in_all += steps;
+        if steps > MAX_STEPS || steps_in_all > MAX_STEPS_IN_ALL {
+            problems.limit(rule, LimitProblem::Steps(steps));
+            return None;
+        }
+        decided.push((rule, decide));
+    }
+    Some(decided)
+}
+
+/// The rules of the program, with where each is decided; the default's last.
+fn rules(job: &Job<'_>, placed: &Placed, flows: &[u32], classes: &[Option<Class>]) -> Vec<Rule> {
+    let Placed { rules, placements, .. } = placed;
+    let mut tested = vec![false; rules.len() + 1];
+    for class in classes.iter().flatten() {
+        if let Decide::Software(steps, otherwise) = &class.decide {
+            let known = steps.iter().map(|step| step.rule).chain([otherwise.rule]);
+            known.for_each(|rule| tested[rule.index()] = true);
+        }
+    }
+    let mut listed: Vec<Rule> = Vec::with_capacity(rules.len() + 1);
+    for (index, (definition, rule)) in job.policy.rules.iter().zip(rules).enumerate() {
+        let undecided: Vec<UndecidedKey> = rule.undecided().cloned().collect();
+        let has_flows = placements[index] != Placement::Nothing;
+        // Without tags, workers test for all rules; a rule without flows gets packets only from the flows of earlier
+        // hybrid rules.
+        let is_tested =
+            tested[index] && (job.profile.has_tags() || has_flows || is_brought(&rules[..index], rule));
+        let placement = if !undecided.is_empty() && (has_flows || is_tested) {
+            program::Placement::Hybrid {
+                reason: hybrid_reason(job.policy, rule, placements[index], &undecided),
+            }
+        } else if flows[index] == 0 && is_tested {
+            program::Placement::Hybrid { reason: BY_EARLIER_RULES.to_owned() }
+        } else {
+            program::Placement::Hardware
+        };
+        listed.push(Rule {
+            name: definition.name.clone(),
+            action: verdict(definition.action),
+            line: definition.name_place.line(),
+            placement,
+            count: definition.count,
+            flows: flows[index],
+            undecided,
+        });
+    }
+    let by_worker =
+        job.policy.default == Action::Drop && matches!(placements.last(), Some(Placement::Steer(_)));
+    listed.push(Rule {
+        name: DEFAULT_RULE.to_owned(),
+        action: default_outcome(job, placed).verdict,
+        line: if job.policy.default_given { job.policy.default_place.line() } else { 0 },
+        placement: match by_worker {
+            true => program::Placement::Hybrid { reason: NO_DROP.to_owned() },
+            false => program::Placement::Hardware,
+        },
+        count: true,
+        flows: flows[rules.len()],
+        undecided: Vec::new(),
+    });
+    listed
+}
+
+/// Whether flows of an earlier hybrid rule may match packets of the rule.
+fn is_brought(earlier: &[CoveredRule], rule: &CoveredRule) -> bool {
+    earlier.iter().any(|earlier| earlier.decides() && earlier.is_hybrid() && earlier.meets(rule))
+}

@@ -1,0 +1,241 @@
+//! Ranks to priorities, from 0 for each program; `control` adds the first priority of the program's band. Where a priority has room for few masks only, the flows of one rank are spread
+//! over several priorities, which is safe because flows of equal rank need no order. Flows that the device applies after
+//! all others share one priority of their own.
+
+use std::collections::BTreeMap;
+
+use device_model::{DeviceProfile, PriorityTable};
+
+use super::cube::Image;
+use super::lower::{Candidate, CandidateId};
+use super::order::Ranked;
+
+/// A kept candidate and its priority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Prioritized {
+    pub(super) id: CandidateId,
+    pub(super) priority: u32,
+}
+
+/// The flows with their priorities, and what they need.
+pub(super) struct Assigned {
+    /// The kept candidates in the order of installation.
+    pub(super) flows: Vec<Prioritized>,
+    /// How many priorities are used.
+    pub(super) priorities: u32,
+    /// The rank that needs most priorities, if one needs several.
+    pub(super) widest: Option<Widest>,
+    /// The first multicast-only flow that does not fit into the last priority.
+    pub(super) overflow: Option<CandidateId>,
+}
+
+impl Assigned {
+    /// Whether so many priorities suffice.
+    pub(super) fn fits(&self, priorities: u32) -> bool {
+        self.priorities <= priorities && self.overflow.is_none()
+    }
+}
+
+/// A rank that needs several priorities.
+pub(super) struct Widest {
+    pub(super) priorities: u32,
+    pub(super) masks: usize,
+    /// A candidate of the mask that has fewest flows.
+    pub(super) rarest: CandidateId,
+}
+
+/// One table of a priority. The first masks get groups, and a flow that fits in no group gets one of the single entries.
+pub(super) struct Table<M> {
+    limits: PriorityTable,
+    /// The mask of each group and how many flows it has.
+    groups: Vec<(M, u32)>,
+    single: u32,
+}
+
+impl<M: PartialEq> Table<M> {
+    pub(super) fn new(limits: PriorityTable) -> Self {
+        Self { limits, groups: Vec::new(), single: 0 }
+    }
+
+    /// Adds a flow of this mask; false: there is no room for it.
+    pub(super) fn add(&mut self, mask: M) -> bool {
+        let has_room = |(known, used): &(M, u32)| *known == mask && *used < self.limits.group_entries;
+        match self.groups.iter().position(has_room) {
+            Some(group) => self.groups[group].1 += 1,
+            None if self.groups.len() < self.limits.groups as usize => self.groups.push((mask, 1)),
+            None => self.single += 1,
+        }
+        self.single <= single_entries(self.limits)
+    }
+}
+
+/// How many flows a priority has room for beside its groups.
+pub(super) fn single_entries(table: PriorityTable) -> u32 {
+    table.entries.saturating_sub(table.groups.saturating_mul(table.group_entries))
+}
+
+/// Gives every kept candidate its priority.
+pub(super) fn assign_priorities(
+    candidates: &[Candidate],
+    kept: &[Ranked],
+    profile: &DeviceProfile,
+) -> Assigned {
+    let mut ranked = kept.to_vec();
+    // Within a rank, the policy's order stays.
+    ranked.sort_by_key(|Ranked { id, rank }| (*rank, *id));
+    let Some(table) = profile.priority_table else {
+        let priorities = ranked.last().map_or(0, |last| last.rank + 1);
+        let flows =
+            ranked.into_iter().map(|Ranked { id, rank }| Prioritized { id, priority: rank }).collect();
+        return Assigned { flows, priorities, widest: None, overflow: None };
+    };
+    let (late, ranked): (Vec<_>, Vec<_>) =
+        ranked.into_iter().partition(|ranked| candidates[ranked.id.index()].comes_last(profile));
+    let mut assigned =
+        Assigned { flows: Vec::with_capacity(kept.len()), priorities: 0, widest: None, overflow: None };
+    for rank in ranked.chunk_by(|one, other| one.rank == other.rank) {
+        let found = assign_rank(candidates, rank, table, &mut assigned);
+        let most = assigned.widest.as_ref().map_or(1, |known| known.priorities);
+        assigned.widest = found.filter(|found| found.priorities > most).or(assigned.widest.take());
+    }
+    assign_last(candidates, &late, table, &mut assigned);
+    assigned
+}
+
+/// Flows that the device applies after all others, in the order of their ranks: where two of these overlap, the device
+/// looks first at the mask that was installed first.
+fn assign_last(candidates: &[Candidate], late: &[Ranked], limits: PriorityTable, assigned: &mut Assigned) {
+    if late.is_empty() {
+        return;
+    }
+    for is_sent in [false, true] {
+        let mut table: Table<Image> = Table::new(limits);
+        let flows = late.iter().map(|ranked| (ranked.id, &candidates[ranked.id.index()]));
+        for (id, candidate) in flows.filter(|(_, candidate)| candidate.is_sent() == is_sent) {
+            assigned.flows.push(Prioritized { id, priority: assigned.priorities });
+            if !table.add(candidate.cube.without_absences().mask) {
+                assigned.overflow = assigned.overflow.or(Some(id));
+            }
+        }
+    }
+    assigned.priorities += 1;
+}
+
+/// Flows for copies, received and sent packets have tables of their own. Copies precede the flows that trap the packet.
+/// Returns which of the tables needs most priorities, if one needs several.
+///
+/// Flows of one rank need no order, so any distribution over the priorities of the rank is right. Filling the most
+/// numerous masks first is the usual first-fit-decreasing heuristic of bin packing.
+fn assign_rank(
+    candidates: &[Candidate],
+    rank: &[Ranked],
+    table: PriorityTable,
+    assigned: &mut Assigned,
+) -> Option<Widest> {
+    let candidate = |id: &CandidateId| &candidates[id.index()];
+    let (egress, ingress): (Vec<CandidateId>, Vec<CandidateId>) =
+        rank.iter().map(|ranked| ranked.id).partition(|id| candidate(id).is_sent());
+    let (traps, copies): (Vec<CandidateId>, Vec<CandidateId>) =
+        ingress.into_iter().partition(|id| candidate(id).traps);
+    let first = assigned.priorities;
+    let mut next = first;
+    let mut widest: Option<Widest> = None;
+    let mut place = |flows: &[CandidateId], start: u32| -> u32 {
+        let shapes = shapes(candidates, flows);
+        let bins = bins(&shapes, table);
+        let taken = bins.len() as u32;
+        for (bin, flows) in bins.into_iter().enumerate() {
+            let priority = start + bin as u32;
+            assigned.flows.extend(flows.into_iter().map(|id| Prioritized { id, priority }));
+        }
+        if taken > widest.as_ref().map_or(1, |widest| widest.priorities) {
+            let rarest = shapes.last().and_then(|flows| flows.first()).copied().unwrap_or(CandidateId(0));
+            widest = Some(Widest { priorities: taken, masks: shapes.len(), rarest });
+        }
+        taken
+    };
+    let copying = place(&copies, first);
+    // Flows that trap packets may share the priority of the last copies.
+    let taking = first + copying.saturating_sub(1);
+    next = next.max(first + copying).max(taking + place(&traps, taking)).max(first + place(&egress, first));
+    assigned.priorities = next;
+    let from = assigned.flows.partition_point(|flow| flow.priority < first);
+    assigned.flows[from..].sort_by_key(|flow| flow.priority);
+    widest
+}
+
+/// The flows by their masks as the device sees them, most numerous first.
+fn shapes(candidates: &[Candidate], flows: &[CandidateId]) -> Vec<Vec<CandidateId>> {
+    let mut by_mask: BTreeMap<Image, Vec<CandidateId>> = BTreeMap::new();
+    for id in flows {
+        by_mask.entry(candidates[id.index()].cube.without_absences().mask).or_default().push(*id);
+    }
+    let mut shapes: Vec<Vec<CandidateId>> = by_mask.into_values().collect();
+    shapes.sort_by_key(|flows| (std::cmp::Reverse(flows.len()), flows.first().copied()));
+    shapes
+}
+
+/// Splits shapes into groups and fills one priority after another; a flow that is alone in its mask gets a single entry.
+fn bins(shapes: &[Vec<CandidateId>], table: PriorityTable) -> Vec<Vec<CandidateId>> {
+    let group_entries = table.group_entries.max(1) as usize;
+    let groups_per_bin = table.groups.max(1) as usize;
+    let singles_per_bin = (table.entries as usize).saturating_sub(groups_per_bin * group_entries);
+    let pieces = shapes.iter().flat_map(|flows| flows.chunks(group_entries));
+    let (groups, singles): (Vec<&[CandidateId]>, Vec<&[CandidateId]>) =
+        pieces.partition(|flows| flows.len() > 1);
+    let mut bins: Vec<Bin> = groups.chunks(groups_per_bin).map(Bin::of).collect();
+    let mut filled = 0;
+    for single in singles {
+        while bins.get(filled).is_some_and(|bin| bin.groups + bin.singles >= groups_per_bin + singles_per_bin)
+        {
+            filled += 1;
+        }
+        if filled == bins.len() {
+            bins.push(Bin::of(&[]));
+        }
+        bins[filled].flows.extend_from_slice(single);
+        bins[filled].singles += 1;
+    }
+    bins.into_iter().map(|bin| bin.flows).collect()
+}
+
+/// One priority.
+struct Bin {
+    flows: Vec<CandidateId>,
+    groups: usize,
+    /// Flows alone in their mask: in an unused group, or in a single entry.
+    singles: usize,
+}
+
+impl Bin {
+    fn of(groups: &[&[CandidateId]]) -> Self {
+        Self { flows: groups.concat(), groups: groups.len(), singles: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: PriorityTable = PriorityTable { entries: 26, groups: 6, group_entries: 4 };
+
+    fn sizes(shapes: &[usize]) -> Vec<usize> {
+        let mut flows = (0..).map(CandidateId);
+        let shapes: Vec<Vec<CandidateId>> =
+            shapes.iter().map(|count| flows.by_ref().take(*count).collect()).collect();
+        bins(&shapes, TABLE).iter().map(Vec::len).collect()
+    }
+
+    #[test]
+    fn six_masks_and_single_flows_share_a_priority() {
+        assert_eq!(sizes(&[4, 3, 2]), [9]);
+        assert_eq!(sizes(&[2; 7]), [12, 2]);
+        assert_eq!(sizes(&[2, 2, 2, 2, 2, 2, 1, 1]), [14]);
+        assert_eq!(sizes(&[2, 2, 2, 2, 2, 2, 1, 1, 1]), [14, 1]);
+        assert_eq!(sizes(&[1; 9]), [8, 1]);
+        // A mask of more flows than a group has is several groups.
+        assert_eq!(sizes(&[25]), [25]);
+        assert_eq!(sizes(&[26]), [24, 2]);
+        assert_eq!(sizes(&[]), [0; 0]);
+    }
+}

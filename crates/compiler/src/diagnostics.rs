@@ -1,0 +1,660 @@
+//! Every reason why a policy does not compile for a device, as typed values, and their English text: a [`Diagnostic`] with the line in the policy, and, where a limit of the device is the cause, an
+//! [`Obstacle`] with limit, errno and remedy for reports.
+
+use device_model::{DeviceProfile, Limit, PriorityTable};
+use policy::policy::{Action, GroupDefinition, RuleDefinition, Workers};
+use policy::{Diagnostic, Diagnostics, Place, Policy, Severity, Witness};
+use program::{DEFAULT_RULE, Errno, Feature, GroupId, Program, RuleId, UndecidedKey, UndecidedReason};
+use serde::Serialize;
+
+use crate::assign_priorities::single_entries;
+use crate::capacity::CapacityRow;
+use crate::classes::{MAX_STEPS, MAX_STEPS_IN_ALL};
+use crate::cover::{CoveredRule, MAX_FLOWS};
+use crate::expand::Explosion;
+use crate::lower::MAX_MASKS;
+use crate::place::Placement;
+
+/// Why a device cannot run a policy, or one rule of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Obstacle {
+    /// The rule; `None`: the default, or the policy as a whole.
+    pub rule: Option<RuleId>,
+    /// What is wrong.
+    pub reason: String,
+    /// The limit that is exceeded.
+    pub limit: String,
+    /// The error of the device; `None`: only the compiler has this limit.
+    pub errno: Option<Errno>,
+    /// What to do.
+    pub remedy: String,
+}
+
+/// One reason why a policy does not compile for a device.
+pub(crate) enum Problem {
+    Group(GroupId, GroupProblem),
+    Rule(RuleId, RuleProblem),
+    /// A limit of the compiler or the device is exceeded, at this rule if one rule shows it best.
+    Limit(Option<RuleId>, LimitProblem),
+    DefaultCannotDrop,
+}
+
+/// What is wrong with a group.
+pub(crate) enum GroupProblem {
+    /// It lists a worker that is not configured; `share` is its place in the list.
+    UnknownWorker {
+        share: usize,
+        workers: usize,
+    },
+    NoWorkers,
+    /// It hashes the source or the destination alone, and the device hashes both or none.
+    HalfHash,
+    /// The device has tables of consecutive workers only.
+    NotConsecutive(TableFault),
+    TableTooLarge {
+        entries: u32,
+        most: u32,
+    },
+    /// Fewer entries than workers.
+    TableTooSmall {
+        entries: u32,
+        workers: usize,
+        needed: u32,
+    },
+    /// A worker's weight is too small for one entry; `needed` is the table size that would do.
+    StarvedWorker {
+        worker: u32,
+        weight: u32,
+        entries: usize,
+        needed: Option<usize>,
+    },
+}
+
+/// What the device cannot do for one rule.
+pub(crate) enum RuleProblem {
+    /// A worker would have to see these packets, and there is no group.
+    NeedsWorker {
+        keys: Vec<String>,
+        errno: Option<Errno>,
+    },
+    /// The device has no flows of this kind.
+    UnsupportedFlow(Feature),
+    SecondSniffer,
+    /// A rule on sent packets that the device cannot decide: no worker sees them.
+    HybridEgress {
+        keys: Vec<String>,
+        errno: Option<Errno>,
+    },
+    /// This earlier hybrid rule takes packets that the rule would copy.
+    HiddenCopy(RuleId),
+    /// The flows of a rule that copies overlap.
+    CopiedTwice,
+    /// The device applies flows that match only multicast last, so this later rule overtakes the rule.
+    OvertakenMulticast(RuleId),
+}
+
+/// What there is too much of.
+pub(crate) enum LimitProblem {
+    Combinations(Explosion),
+    /// The policy exceeds [`MAX_FLOWS`] at the rule.
+    Flows,
+    /// The policy exceeds [`MAX_MASKS`] at the rule.
+    Masks,
+    /// Workers would test packets for too many rules: in the rule's class, which has so many steps, or in all classes up
+    /// to it.
+    Steps(usize),
+    Priorities {
+        needed: u32,
+        cause: PriorityCause,
+    },
+    /// The one table for flows that match only multicast is full.
+    MulticastTable,
+    DeviceFlows {
+        flows: usize,
+        previous: usize,
+    },
+    Specs(u32),
+    /// Another limit of the device.
+    Capacity(CapacityRow),
+}
+
+/// Why the workers of a group make no table of consecutive workers.
+#[derive(Clone, Copy)]
+pub(crate) enum TableFault {
+    Gap,
+    Weights,
+    Count(usize),
+    Size,
+}
+
+/// Why a policy needs more priorities than there are.
+pub(crate) enum PriorityCause {
+    /// One rank has so many masks that it takes several priorities.
+    Masks { masks: usize, priorities: u32 },
+    /// The hash variants of one rule overlap.
+    Variants,
+    /// Rules overlap one another in turn; `above` and `below` are the two between which priorities run out.
+    Chain { above: RuleId, below: RuleId, rules: Vec<RuleId>, shared: Option<Witness>, has_variants: bool },
+}
+
+/// The problems found so far. Passes add to it, so that an operator sees as many as possible at once.
+#[derive(Default)]
+pub(crate) struct Problems(Vec<Problem>);
+
+/// Why two programs cannot be on a device at once: named is a rule of the later one.
+#[derive(Clone, Copy)]
+pub(crate) enum Conflict {
+    /// Both have the same match on multicast, which the device keeps once.
+    SameMatch(RuleId),
+    /// The flows of both on multicast exceed the one table.
+    TableFull(RuleId),
+}
+
+impl Problems {
+    pub(crate) fn push(&mut self, problem: Problem) {
+        self.0.push(problem);
+    }
+
+    pub(crate) fn group(&mut self, group: GroupId, problem: GroupProblem) {
+        self.push(Problem::Group(group, problem));
+    }
+
+    pub(crate) fn rule(&mut self, rule: RuleId, problem: RuleProblem) {
+        self.push(Problem::Rule(rule, problem));
+    }
+
+    pub(crate) fn limit(&mut self, rule: RuleId, problem: LimitProblem) {
+        self.push(Problem::Limit(Some(rule), problem));
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All as diagnostics, by their places in the policy.
+    pub(crate) fn diagnostics(&self, policy: &Policy, profile: &DeviceProfile) -> Diagnostics {
+        let context = Context { policy, profile };
+        let mut diagnostics = Diagnostics::default();
+        for problem in &self.0 {
+            diagnostics.push_with(Severity::Error, || context.text(problem).diagnostic());
+        }
+        diagnostics.sort();
+        diagnostics
+    }
+
+    /// Those that are about the device, in the order in which they were found.
+    pub(crate) fn obstacles(&self, policy: &Policy, profile: &DeviceProfile) -> Vec<Obstacle> {
+        let context = Context { policy, profile };
+        let about_device = self.0.iter().filter(|problem| problem.is_about_device());
+        about_device.map(|problem| context.text(problem).obstacle).collect()
+    }
+}
+
+impl Conflict {
+    /// In English; the rule is named by its program.
+    pub(crate) fn obstacle(self, after: &Program, profile: &DeviceProfile) -> Obstacle {
+        let name = |rule: RuleId| after.rules.get(rule.index()).map_or("?", |rule| rule.name.as_str());
+        let device = &profile.name;
+        match self {
+            Self::SameMatch(rule) => Obstacle {
+                rule: Some(rule),
+                reason: format!(
+                    "`{}` matches only multicast, and `{device}` keeps such flows of the old and the new program in one \
+                     table",
+                    name(rule)
+                ),
+                limit: "a match is in it once, with one action and one tag".to_owned(),
+                errno: Some(Errno::Eexist),
+                remedy: "match groups by `dst`, or restart steerd in place of a reload".to_owned(),
+            },
+            Self::TableFull(rule) => Obstacle {
+                rule: Some(rule),
+                reason: format!(
+                    "the flows that match only multicast of the old and the new program share one table of `{device}`, which \
+                     has no room for all of `{}`",
+                    name(rule)
+                ),
+                limit: table_limit(profile),
+                errno: Some(profile.errno(Limit::PriorityTable)),
+                remedy: "use fewer ranges in the rules on multicast MAC addresses, or restart steerd in place of a \
+                         reload"
+                    .to_owned(),
+            },
+        }
+    }
+}
+
+impl Problem {
+    /// Whether it is a matter of the device, not of the policy and the settings alone.
+    fn is_about_device(&self) -> bool {
+        let Self::Group(_, problem) = self else { return true };
+        match problem {
+            GroupProblem::HalfHash | GroupProblem::NotConsecutive(_) | GroupProblem::TableTooLarge { .. } => {
+                true
+            }
+            GroupProblem::UnknownWorker { .. }
+            | GroupProblem::NoWorkers
+            | GroupProblem::TableTooSmall { .. }
+            | GroupProblem::StarvedWorker { .. } => false,
+        }
+    }
+}
+
+/// A problem in English, and its place in the policy.
+struct Text<'p> {
+    obstacle: Obstacle,
+    place: &'p Place,
+    /// The note at the marked text; `None`: the limit.
+    label: Option<&'static str>,
+}
+
+impl Text<'_> {
+    fn diagnostic(self) -> Diagnostic {
+        let Obstacle { reason, limit, errno, remedy, .. } = self.obstacle;
+        let errno = errno.map_or_else(String::new, |errno| format!(" ({errno})"));
+        self.place.error(format!("{reason}{errno}"), self.label.unwrap_or(&limit)).hint(remedy)
+    }
+
+    fn labelled(self, label: &'static str) -> Self {
+        Self { label: Some(label), ..self }
+    }
+}
+
+/// The policy and the device, for names and places.
+struct Context<'p> {
+    policy: &'p Policy,
+    profile: &'p DeviceProfile,
+}
+
+impl<'p> Context<'p> {
+    fn rule(&self, rule: RuleId) -> Option<&'p RuleDefinition> {
+        self.policy.rules.get(rule.index())
+    }
+
+    fn name(&self, rule: RuleId) -> &'p str {
+        self.rule(rule).map_or(DEFAULT_RULE, |rule| rule.name.as_str())
+    }
+
+    fn text(&self, problem: &Problem) -> Text<'p> {
+        match problem {
+            Problem::Group(group, problem) => self.group(&self.policy.groups[group.index()], problem),
+            Problem::Rule(rule, problem) => self.rule_problem(*rule, problem),
+            Problem::Limit(rule, problem) => self.limit(*rule, problem),
+            Problem::DefaultCannotDrop => self.of_rule(
+                None,
+                format!("the default drops, which `{}` cannot", self.profile.name),
+                "no flow drops",
+                self.profile.refusal(Feature::Drop).map(|refusal| refusal.errno),
+                "add a group: its workers drop unmatched packets",
+            ),
+        }
+    }
+
+    /// `None`, or the default: the policy as a whole.
+    fn of_rule(
+        &self,
+        rule: Option<RuleId>,
+        reason: String,
+        limit: impl Into<String>,
+        errno: Option<Errno>,
+        remedy: impl Into<String>,
+    ) -> Text<'p> {
+        let rule = rule.filter(|rule| rule.index() < self.policy.rules.len());
+        let definition = rule.and_then(|rule| self.rule(rule));
+        let place = definition.map_or(&self.policy.default_place, |rule| &rule.place);
+        let obstacle = Obstacle { rule, reason, limit: limit.into(), errno, remedy: remedy.into() };
+        Text { obstacle, place, label: None }
+    }
+
+    fn group(&self, definition: &'p GroupDefinition, problem: &GroupProblem) -> Text<'p> {
+        let (name, device) = (&definition.name, &self.profile.name);
+        let mut place = &definition.place;
+        let (reason, limit, errno, remedy) = match problem {
+            GroupProblem::UnknownWorker { share, workers } => {
+                let mut unknown = 0;
+                if let Workers::Listed(listed) = &definition.workers {
+                    (place, unknown) = (&listed[*share].place, listed[*share].worker);
+                }
+                let remedy = match workers {
+                    0 => "the settings configure no workers".to_owned(),
+                    1 => "the settings configure one worker: 0".to_owned(),
+                    _ => format!("the settings configure {workers} workers: 0 to {}", workers - 1),
+                };
+                (
+                    format!("the group `{name}` names worker {unknown}"),
+                    "no such worker".to_owned(),
+                    None,
+                    remedy,
+                )
+            }
+            GroupProblem::NoWorkers => {
+                let remedy = "the settings configure no workers".to_owned();
+                (format!("the group `{name}` has no workers"), "empty".to_owned(), None, remedy)
+            }
+            GroupProblem::HalfHash => (
+                format!("the group `{name}` hashes source or destination alone"),
+                format!("`{device}` hashes both or none"),
+                Some(self.profile.errno(Limit::Queues)),
+                "write hash = \"l3l4\", \"l3\" or \"none\"".to_owned(),
+            ),
+            GroupProblem::NotConsecutive(fault) => {
+                let reason = match fault {
+                    TableFault::Gap => format!("the workers of the group `{name}` do not follow each other"),
+                    TableFault::Weights => {
+                        format!("the workers of the group `{name}` have different weights")
+                    }
+                    TableFault::Count(count) => format!("the group `{name}` has {count} workers"),
+                    TableFault::Size => {
+                        format!("the group `{name}` wants a table of another size than its workers")
+                    }
+                };
+                let limit = format!("a table of `{device}` names workers in a row, each once");
+                let remedy = "name 1, 2, 4, 8, ... workers that follow each other, of equal weight, without table_size";
+                (reason, limit, Some(self.profile.errno(Limit::Tables)), remedy.to_owned())
+            }
+            GroupProblem::TableTooLarge { entries, most } => (
+                format!("the table of the group `{name}` needs {entries} entries"),
+                format!("`{device}` has tables of at most {most} entries"),
+                Some(self.profile.errno(Limit::Tables)),
+                match definition.table_size {
+                    Some(_) => format!("write table_size = {most}, or leave it out"),
+                    None => format!("name {most} workers at most"),
+                },
+            ),
+            GroupProblem::TableTooSmall { entries, workers, needed } => (
+                format!("the table of the group `{name}` has {entries} entries for {workers} workers"),
+                "some would receive nothing".to_owned(),
+                None,
+                format!("write table_size = {needed}"),
+            ),
+            GroupProblem::StarvedWorker { worker, weight, entries, needed } => (
+                format!("worker {worker} of weight {weight} gets no entry in a table of {entries}"),
+                "would receive nothing".to_owned(),
+                None,
+                match needed {
+                    Some(needed) => format!("write table_size = {needed}, or weights less far apart"),
+                    None => {
+                        format!("no table that `{device}` has is large enough: write weights less far apart")
+                    }
+                },
+            ),
+        };
+        Text { obstacle: Obstacle { rule: None, reason, limit, errno, remedy }, place, label: None }
+    }
+
+    fn rule_problem(&self, id: RuleId, problem: &RuleProblem) -> Text<'p> {
+        let (name, device) = (self.name(id), &self.profile.name);
+        let (reason, limit, errno, remedy) = match problem {
+            RuleProblem::NeedsWorker { keys, errno } => {
+                let drops = self.rule(id).is_some_and(|rule| rule.action == Action::Drop);
+                let does = if drops { "drops" } else { "leaves packets to the host" };
+                let remedy = "add a group: its workers look at these packets and drop them";
+                (
+                    format!("`{name}` {does} by {}, which needs a worker", keys.join(", ")),
+                    "the device cannot match this alone".to_owned(),
+                    *errno,
+                    remedy.to_owned(),
+                )
+            }
+            RuleProblem::UnsupportedFlow(feature) => (
+                format!("`{name}` needs {}, which `{device}` does not support", feature.name()),
+                "no such flows".to_owned(),
+                self.profile.refusal(*feature).map(|refusal| refusal.errno),
+                "remove the rule, or use another device".to_owned(),
+            ),
+            RuleProblem::SecondSniffer => (
+                format!("`{name}` is a second rule that sniffs"),
+                "one sniffer".to_owned(),
+                Some(self.profile.errno(Limit::Sniffers)),
+                "packets of a sniffer carry no tag, so two cannot be distinguished: use one rule".to_owned(),
+            ),
+            RuleProblem::HybridEgress { keys, errno } => (
+                format!("`{name}` matches what the host sends by {}", keys.join(", ")),
+                "no worker sees what is sent".to_owned(),
+                *errno,
+                "leave these keys out".to_owned(),
+            ),
+            RuleProblem::HiddenCopy(earlier) => (
+                format!("packets that `{name}` copies go to the worker by `{}` first", self.name(*earlier)),
+                "copies are made by the device".to_owned(),
+                None,
+                format!("move `{name}` before `{}`: a worker makes no copies", self.name(*earlier)),
+            ),
+            RuleProblem::CopiedTwice => (
+                format!("`{name}` covers some packets more than once, and would copy them twice"),
+                "one copy per rule".to_owned(),
+                None,
+                "write addresses and masks that do not overlap".to_owned(),
+            ),
+            RuleProblem::OvertakenMulticast(by) => (
+                format!("`{}` would take packets that are sent by `{name}` before it", self.name(*by)),
+                format!("`{device}` applies flows that match only multicast after all others"),
+                None,
+                format!(
+                    "leave `dst_mac` out and match groups by `dst`, or move `{name}` behind `{}`",
+                    self.name(*by)
+                ),
+            ),
+        };
+        self.of_rule(Some(id), reason, limit, errno, remedy)
+    }
+
+    fn limit(&self, rule: Option<RuleId>, problem: &LimitProblem) -> Text<'p> {
+        let (profile, device) = (self.profile, &self.profile.name);
+        let name = rule.map_or(DEFAULT_RULE, |rule| self.name(rule));
+        let is_default = rule.is_none_or(|rule| self.rule(rule).is_none());
+        match problem {
+            LimitProblem::Combinations(Explosion { excess, keys }) => {
+                let keys = keys.iter().take(3).map(|(key, count)| format!("`{key}` ({count})"));
+                let reason = format!("the rule `{name}` takes up to {} combinations", excess.combinations);
+                let remedy = format!(
+                    "most come from {}, ranges counted as their prefixes: write fewer values, or end ranges at powers of two",
+                    keys.collect::<Vec<_>>().join(" times "),
+                );
+                self.of_rule(rule, reason, format!("a rule may take {}", excess.most), None, remedy)
+            }
+            LimitProblem::Flows => {
+                let upto = if is_default { String::new() } else { format!(" up to the rule `{name}`") };
+                let reason = format!("the policy needs more than {MAX_FLOWS} flows{upto}");
+                let remedy = "use shorter lists or wider prefixes";
+                self.of_rule(rule, reason, format!("{MAX_FLOWS} flows"), None, remedy).labelled("up to here")
+            }
+            LimitProblem::Masks => {
+                let reason =
+                    format!("the policy needs more than {MAX_MASKS} different masks up to the rule `{name}`");
+                let remedy = "use fewer different prefix lengths, port ranges, masks of addresses and keys";
+                self.of_rule(rule, reason, format!("{MAX_MASKS} masks"), None, remedy).labelled("up to here")
+            }
+            LimitProblem::Steps(steps) => self.too_many_steps(rule, *steps),
+            LimitProblem::Priorities { needed, cause } => self.too_few_priorities(rule, *needed, cause),
+            LimitProblem::MulticastTable => {
+                let reason = format!(
+                    "`{device}` has no room for all flows that match only multicast: they share one priority"
+                );
+                let errno = Some(profile.errno(Limit::PriorityTable));
+                let remedy =
+                    "use fewer ranges in the rules on multicast MAC addresses, or match groups by `dst`";
+                self.of_rule(rule, reason, table_limit(profile), errno, remedy)
+                    .labelled("up to here they fit")
+            }
+            LimitProblem::DeviceFlows { flows, previous } => {
+                let beside = match previous {
+                    0 => String::new(),
+                    _ => format!(", {previous} of them in the previous program"),
+                };
+                let most = profile.max_flows.map_or(MAX_FLOWS, |most| most as usize);
+                let reason = format!("the policy needs {flows} flows, `{device}` has {most}{beside}");
+                let errno = Some(profile.errno(Limit::Flows));
+                let remedy = "a reload needs the old and the new flows at once; use shorter lists";
+                self.of_rule(rule, reason, format!("{most} flows"), errno, remedy)
+                    .labelled("up to here they fit")
+            }
+            LimitProblem::Specs(specs) => self.of_rule(
+                rule,
+                format!("a flow of the rule `{name}` takes {specs} specs and two actions"),
+                format!("`{device}` takes {} together", profile.max_specs),
+                Some(profile.errno(Limit::Specs)),
+                "match fewer layers in one rule",
+            ),
+            LimitProblem::Capacity(row) => self.capacity(rule, row),
+        }
+    }
+
+    fn too_many_steps(&self, rule: Option<RuleId>, steps: usize) -> Text<'p> {
+        let is_long = steps > MAX_STEPS;
+        let (reason, remedy) = match rule.and_then(|rule| self.rule(rule)) {
+            Some(rule) if !is_long => (
+                format!(
+                    "workers would hold more than {MAX_STEPS_IN_ALL} rule tests up to the rule `{}`",
+                    rule.name
+                ),
+                "each hybrid rule is followed by those that share packets with it: add exact keys beside the hybrid \
+                 ones, so that fewer do",
+            ),
+            Some(rule) => (
+                format!("packets of the rule `{}` may belong to more than {MAX_STEPS} rules", rule.name),
+                "a worker would try them one by one: add exact keys beside the hybrid ones, so that fewer rules \
+                 share packets with this one",
+            ),
+            None => (
+                format!("every packet may belong to more than {MAX_STEPS} rules"),
+                "the device has no flow tags, so a worker would try them one by one: write fewer rules",
+            ),
+        };
+        let limit = match is_long {
+            false => format!("{MAX_STEPS_IN_ALL} rule tests in a program"),
+            true => format!("{MAX_STEPS} rule tests per packet"),
+        };
+        self.of_rule(rule, reason, limit, None, remedy).labelled("decided by the worker")
+    }
+
+    fn too_few_priorities(&self, rule: Option<RuleId>, needed: u32, cause: &PriorityCause) -> Text<'p> {
+        let (device, offered) = (&self.profile.name, self.profile.priorities_per_program());
+        let mut limit = format!("{offered} priorities");
+        let (remedy, label) = match cause {
+            PriorityCause::Masks { masks, priorities } => {
+                if let Some(table) = self.profile.priority_table {
+                    limit = format!(
+                        "{} masks of {} flows each in one priority",
+                        table.groups, table.group_entries
+                    );
+                }
+                let remedy = format!(
+                    "{masks} masks in one place take {priorities} priorities: use fewer prefix lengths and port ranges"
+                );
+                (remedy, "one of its masks is the rarest")
+            }
+            PriorityCause::Variants => {
+                let remedy = "its hash variants (TCP, UDP, other IP, the rest) take a priority each: \
+                              hash = \"l3\" takes fewer, \"none\" one";
+                (remedy.to_owned(), "has too many flows that overlap")
+            }
+            PriorityCause::Chain { above, below, rules, shared, has_variants } => {
+                let example = shared
+                    .as_ref()
+                    .map_or(String::new(), |packet| format!(", because both match {}", packet.fields()));
+                let in_turn = match rules.len() {
+                    2 => String::new(),
+                    _ => format!("; the chain of such rules is {}", self.shortened_chain(rules)),
+                };
+                let variants = match has_variants {
+                    true => "; hash = \"l3\" or \"none\" takes fewer priorities for each of them",
+                    false => "",
+                };
+                let remedy = format!(
+                    "`{}` must precede `{}`{example}{in_turn}: narrow one of them until it shares no packet with the \
+                     next{variants}",
+                    self.name(*above),
+                    self.name(*below),
+                );
+                (remedy, "no priority is left for this rule")
+            }
+        };
+        let reason = format!("the policy needs {needed} priorities, `{device}` has {offered} for it");
+        let errno = Some(self.profile.errno(Limit::Priorities));
+        self.of_rule(rule, reason, limit, errno, remedy).labelled(label)
+    }
+
+    fn shortened_chain(&self, rules: &[RuleId]) -> String {
+        const SHOWN: usize = 6;
+        let names: Vec<&str> = rules.iter().take(SHOWN).map(|rule| self.name(*rule)).collect();
+        match rules.len() {
+            length if length > SHOWN => format!("{}, ... {length} rules", names.join(", ")),
+            _ => names.join(", "),
+        }
+    }
+
+    fn capacity(&self, rule: Option<RuleId>, row: &CapacityRow) -> Text<'p> {
+        let CapacityRow { limit, what, used, previous, most, errno } = row;
+        let most = most.unwrap_or(0);
+        let beside = match previous {
+            0 => String::new(),
+            previous => format!(" beside {previous} of the previous program"),
+        };
+        let remedy = match limit {
+            Limit::Queues => "hash = \"l3\" takes three queue pairs per group, \"none\" one",
+            Limit::Shapes => "use fewer different prefix lengths, port ranges and keys",
+            Limit::Tables => "give groups the same workers and table sizes, so that they share tables",
+            Limit::Copies => "copy by fewer values: each takes a flow",
+            Limit::Counters => "write fewer rules that drop",
+            _ => "write fewer rules",
+        };
+        let reason = format!("the policy needs {used} {what}{beside}, `{}` has {most}", self.profile.name);
+        let text = self.of_rule(rule, reason, format!("{most} {what}"), Some(*errno), remedy);
+        match (rule, limit) {
+            (None, _) => text,
+            (Some(_), Limit::Copies) => text.labelled("up to here they fit"),
+            (Some(_), _) => text.labelled("one of its masks is the rarest"),
+        }
+    }
+}
+
+/// The limits of one table of a priority.
+fn table_limit(profile: &DeviceProfile) -> String {
+    profile.priority_table.map_or_else(String::new, |table| {
+        let PriorityTable { entries, groups, group_entries } = table;
+        let single = single_entries(table);
+        format!("{entries} flows: {groups} masks of {group_entries} each, and {single} beside them")
+    })
+}
+
+/// Why a rule without flows is hybrid.
+pub(crate) const BY_EARLIER_RULES: &str =
+    "flows of earlier hybrid rules match its packets, and a worker decides";
+/// Why a default that drops is hybrid.
+pub(crate) const NO_DROP: &str = "the device cannot drop; a worker drops";
+
+/// Why a worker finishes a rule, in a line.
+pub(crate) fn hybrid_reason(
+    policy: &Policy,
+    rule: &CoveredRule,
+    placement: Placement,
+    undecided: &[UndecidedKey],
+) -> String {
+    let name = |rule: RuleId| policy.rules.get(rule.index()).map_or(DEFAULT_RULE, |rule| rule.name.as_str());
+    let reason = |note: &UndecidedKey| match note.why {
+        UndecidedReason::NoSpec => note.key.clone(),
+        UndecidedReason::KernelException { by, inseparable } => {
+            format!("{} (`{}` {})", note.key, name(by), inseparable.words())
+        }
+        why => format!("{} ({})", note.key, why.words()),
+    };
+    let keys: Vec<String> = undecided.iter().map(reason).collect();
+    let worker = match placement {
+        Placement::Steer(group) if matches!(rule.action, Action::Drop | Action::Kernel) => {
+            let name = policy.groups.get(group.index()).map_or("?", |group| group.name.as_str());
+            format!("a worker of `{name}`")
+        }
+        _ => "the worker".to_owned(),
+    };
+    let does = match rule.action {
+        _ if rule.is_hybrid() => format!("the device matches more, {worker} decides"),
+        Action::Kernel => format!("{worker} receives its packets"),
+        _ => format!("{worker} decides"),
+    };
+    format!("{}: {does}", keys.join(", "))
+}

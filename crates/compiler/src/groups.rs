@@ -1,0 +1,213 @@
+//! The pass that turns the weights of groups into indirection tables. Also lists the hash variants that a group's queue
+//! pairs need, by which `lower` splits flows.
+
+use std::collections::BTreeSet;
+
+use device_model::DeviceProfile;
+use packet::HashFields;
+use policy::policy::{DEFAULT_TABLE_SIZE, GroupDefinition, MAX_TABLE_SIZE, Workers};
+use policy::spread::{entries_for, everyone, spread};
+use program::{Group, GroupId, HashVariant, WorkerId};
+
+use super::Job;
+use super::cube::{Cube, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, Slot};
+use super::diagnostics::{GroupProblem, Problems, TableFault};
+
+/// The groups of a program, in the policy's order.
+pub(super) fn groups(job: &Job<'_>, problems: &mut Problems) -> Vec<Group> {
+    let groups = job.policy.groups.iter().enumerate();
+    groups.map(|(index, definition)| group(job, GroupId::of(index), definition, problems)).collect()
+}
+
+fn group(job: &Job<'_>, id: GroupId, definition: &GroupDefinition, problems: &mut Problems) -> Group {
+    let (profile, workers) = (job.profile, job.workers);
+    let problems_before = problems.len();
+    let shares: Vec<(u32, u32)> = match &definition.workers {
+        Workers::All => everyone(workers),
+        Workers::Listed(listed) => {
+            for (share, _) in listed.iter().enumerate().filter(|(_, share)| share.worker as usize >= workers)
+            {
+                problems.group(id, GroupProblem::UnknownWorker { share, workers });
+            }
+            listed.iter().map(|share| (share.worker, share.weight)).collect()
+        }
+    };
+    if shares.is_empty() {
+        problems.group(id, GroupProblem::NoWorkers);
+    }
+    if profile.hash_field_pairs && hashes_half_a_pair(definition.fields) {
+        problems.group(id, GroupProblem::HalfHash);
+    }
+    let table = if profile.table_consecutive {
+        consecutive(definition, &shares, profile).unwrap_or_else(|fault| {
+            problems.group(id, GroupProblem::NotConsecutive(fault));
+            Vec::new()
+        })
+    } else {
+        let size = table_size(id, definition, profile, shares.len(), problems);
+        // Without valid workers, or an allowed size, there is no table to look for starved workers in.
+        let is_sound = problems.len() == problems_before;
+        let table = if is_sound { spread(&shares, size) } else { Vec::new() };
+        if is_sound && let Some(problem) = starved_worker(definition, profile, &shares, &table) {
+            problems.group(id, problem);
+        }
+        table
+    };
+    Group {
+        name: definition.name.clone(),
+        table,
+        key: definition.key,
+        fields: definition.fields,
+        symmetric: definition.symmetric,
+    }
+}
+
+/// Whether the source is hashed without the destination, or the other way round.
+fn hashes_half_a_pair(fields: HashFields) -> bool {
+    let pairs = [
+        HashFields::SRC_IPV4 | HashFields::DST_IPV4,
+        HashFields::SRC_IPV6 | HashFields::DST_IPV6,
+        HashFields::SRC_PORT_TCP | HashFields::DST_PORT_TCP,
+        HashFields::SRC_PORT_UDP | HashFields::DST_PORT_UDP,
+    ];
+    pairs.into_iter().any(|pair| fields.intersects(pair) && !fields.contains(pair))
+}
+
+/// A table of consecutive workers, each once, as many as a power of two.
+fn consecutive(
+    definition: &GroupDefinition,
+    shares: &[(u32, u32)],
+    profile: &DeviceProfile,
+) -> Result<Vec<WorkerId>, TableFault> {
+    let mut workers: Vec<u32> = shares.iter().map(|(worker, _)| *worker).collect();
+    workers.sort_unstable();
+    let count = workers.len();
+    let fits = count.is_power_of_two() && count <= profile.max_table as usize;
+    if workers.windows(2).any(|pair| pair[1] != pair[0] + 1) {
+        return Err(TableFault::Gap);
+    }
+    if shares.windows(2).any(|pair| pair[0].1 != pair[1].1) {
+        return Err(TableFault::Weights);
+    }
+    // A group without workers has been refused as such.
+    if count > 0 && !fits {
+        return Err(TableFault::Count(count));
+    }
+    if count > 0 && definition.table_size.is_some_and(|size| size as usize != count) {
+        return Err(TableFault::Size);
+    }
+    Ok(workers.into_iter().map(WorkerId).collect())
+}
+
+fn table_size(
+    id: GroupId,
+    definition: &GroupDefinition,
+    profile: &DeviceProfile,
+    workers: usize,
+    problems: &mut Problems,
+) -> usize {
+    // The largest power of two that the device has.
+    let most = 1u32 << profile.max_table.max(1).ilog2();
+    let needed = entries_for(workers);
+    let entries = definition.table_size.unwrap_or_else(|| DEFAULT_TABLE_SIZE.min(most).max(needed));
+    if entries > most {
+        problems.group(id, GroupProblem::TableTooLarge { entries, most });
+    }
+    if entries < needed {
+        problems.group(id, GroupProblem::TableTooSmall { entries, workers, needed });
+    }
+    entries.min(most) as usize
+}
+
+/// The first worker whose weight is too small for an entry. A group that hashes nothing has one receiver anyway, which
+/// the language warns of.
+fn starved_worker(
+    definition: &GroupDefinition,
+    profile: &DeviceProfile,
+    shares: &[(u32, u32)],
+    table: &[WorkerId],
+) -> Option<GroupProblem> {
+    let starved = |table: &[WorkerId]| {
+        let served: BTreeSet<u32> = table.iter().map(|worker| worker.0).collect();
+        shares.iter().find(|(worker, _)| !served.contains(worker)).copied()
+    };
+    let (worker, weight) = starved(table).filter(|_| !definition.fields.is_empty())?;
+    let sizes = (0..=profile.max_table.clamp(1, MAX_TABLE_SIZE).ilog2()).map(|bits| 1usize << bits);
+    let needed =
+        sizes.filter(|size| *size > table.len()).find(|size| starved(&spread(shares, *size)).is_none());
+    Some(GroupProblem::StarvedWorker { worker, weight, entries: table.len(), needed })
+}
+
+/// A hash variant as the packets that it serves.
+pub(super) struct Variant {
+    pub(super) variant: HashVariant,
+    pub(super) fields: HashFields,
+    pub(super) packets: Cube,
+}
+
+/// The variants of a group that hash something of their own, specific ones first, `Other` last.
+///
+/// A variant that would hash no more than the more general one after it is left out.
+pub(super) fn variants(group: &Group, profile: &DeviceProfile) -> Vec<Variant> {
+    let everything = |variant| Variant { variant, fields: group.fields, packets: Cube::ANY };
+    if !profile.hash_field_exclusive && !group.fields.is_empty() {
+        return vec![everything(HashVariant::All)];
+    }
+    let mut variants = Vec::new();
+    for (ip, ip_fields, names) in [
+        (HAS_IPV4, HashFields::IPV4, [HashVariant::V4Tcp, HashVariant::V4Udp, HashVariant::V4]),
+        (HAS_IPV6, HashFields::IPV6, [HashVariant::V6Tcp, HashVariant::V6Udp, HashVariant::V6]),
+    ] {
+        let addresses = group.fields & ip_fields;
+        for (variant, transport, ports) in
+            [(names[0], HAS_TCP, HashFields::TCP), (names[1], HAS_UDP, HashFields::UDP)]
+        {
+            let fields = group.fields & (ip_fields | ports);
+            if fields != addresses {
+                variants.extend(packets(&[ip, transport]).map(|packets| Variant {
+                    variant,
+                    fields,
+                    packets,
+                }));
+            }
+        }
+        if !addresses.is_empty() {
+            let variant = names[2];
+            variants.extend(packets(&[ip]).map(|packets| Variant { variant, fields: addresses, packets }));
+        }
+    }
+    variants.push(Variant { fields: HashFields::empty(), ..everything(HashVariant::Other) });
+    variants
+}
+
+fn packets(layers: &[Slot]) -> Option<Cube> {
+    layers.iter().try_fold(Cube::ANY, |cube, layer| cube.layer(*layer, true))?.closed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variants_follow_the_hashed_fields() {
+        let group = |fields| Group {
+            name: "g".to_owned(),
+            table: vec![WorkerId(0)],
+            key: packet::RssKey::SYMMETRIC,
+            fields,
+            symmetric: true,
+        };
+        let names = |fields| -> Vec<HashVariant> {
+            variants(&group(fields), &DeviceProfile::ideal()).iter().map(|variant| variant.variant).collect()
+        };
+        assert_eq!(names(HashFields::L3L4).len(), 7);
+        assert_eq!(names(HashFields::L3), [HashVariant::V4, HashVariant::V6, HashVariant::Other]);
+        assert_eq!(names(HashFields::empty()), [HashVariant::Other]);
+        assert_eq!(
+            names(HashFields::SRC_PORT_TCP),
+            [HashVariant::V4Tcp, HashVariant::V6Tcp, HashVariant::Other]
+        );
+        let mixed = DeviceProfile { hash_field_exclusive: false, ..DeviceProfile::ideal() };
+        assert_eq!(variants(&group(HashFields::L3L4), &mixed).len(), 1);
+    }
+}

@@ -1,0 +1,210 @@
+//! Rules to candidates, which become flows once they are ordered: each cube with what its flow does. The cubes of a
+//! rule that steers are split by the hash variants of its group, because a queue pair hashes the fields of one variant.
+
+use std::collections::BTreeMap;
+
+use device_model::DeviceProfile;
+use program::{Group, GroupId, HashVariant, QueueId, RssQueue, RuleId};
+
+use super::Job;
+use super::cover::{MAX_FLOWS, everything};
+use super::cube::{Cube, Image, SENT};
+use super::diagnostics::{LimitProblem, Problems};
+use super::groups::{self, Variant};
+use super::legalize::comes_last;
+use super::mask_index::ByMask;
+use super::place::{Placed, Placement};
+
+/// The most different masks of one program, before any are merged: each is compared with all others.
+pub(super) const MAX_MASKS: usize = 1 << 14;
+
+/// The position of a candidate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct CandidateId(pub(super) u32);
+
+/// The position of an action. Equal actions have equal ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ActionId(pub(super) u32);
+
+/// A flow before it has a priority. The order of candidates is their precedence.
+#[derive(Clone, Copy)]
+pub(super) struct Candidate {
+    pub(super) cube: Cube,
+    pub(super) rule: RuleId,
+    pub(super) action: ActionId,
+    /// Whether packets go no further; otherwise they are copied.
+    pub(super) traps: bool,
+}
+
+/// What a candidate does, with queues that may yet end without a flow.
+#[derive(Clone, Copy)]
+pub(super) enum LoweredAction {
+    Drop,
+    Pass,
+    Steer(QueueId),
+}
+
+const DROP: ActionId = ActionId(0);
+const PASS: ActionId = ActionId(1);
+
+/// The flows of a policy before they are ordered.
+pub(super) struct Lowered {
+    pub(super) candidates: Vec<Candidate>,
+    /// By [`ActionId`].
+    actions: Vec<LoweredAction>,
+    /// One for every group and hash variant, by group.
+    pub(super) queues: Vec<RssQueue>,
+    /// The rule whose flow gets a copy of all packets, and its queue.
+    pub(super) sniffer: Option<(RuleId, QueueId)>,
+}
+
+impl CandidateId {
+    /// Candidates are flows, of which there are far fewer than 2^32.
+    pub(super) fn of(index: usize) -> Self {
+        Self(index as u32)
+    }
+
+    pub(super) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl Lowered {
+    pub(super) fn candidate(&self, id: CandidateId) -> &Candidate {
+        &self.candidates[id.index()]
+    }
+
+    pub(super) fn action(&self, id: CandidateId) -> LoweredAction {
+        self.actions[self.candidate(id).action.0 as usize]
+    }
+}
+
+/// Lowers every rule, the default last.
+pub(super) fn lower(job: &Job<'_>, placed: &Placed, problems: &mut Problems) -> Lowered {
+    let Placed { groups, rules, exceptions, placements, .. } = placed;
+    let variants: Vec<Vec<Variant>> =
+        groups.iter().map(|group| groups::variants(group, job.profile)).collect();
+    let mut lowering = Lowering::new(groups, &variants);
+    for (index, placement) in placements.iter().enumerate() {
+        let rule = RuleId::of(index);
+        // The default has no cubes of its own.
+        let everything = everything();
+        let cubes = exceptions.flow_cubes(rules, rule).unwrap_or(everything.as_slice());
+        lowering.rule(rule, cubes, *placement);
+        if lowering.lowered.candidates.len() > MAX_FLOWS {
+            problems.limit(rule, LimitProblem::Flows);
+            return lowering.lowered;
+        }
+    }
+    refuse_masks(&lowering.lowered.candidates, problems);
+    lowering.lowered
+}
+
+/// Refuses masks that are too many to be compared with each other.
+fn refuse_masks(candidates: &[Candidate], problems: &mut Problems) {
+    let mut masks: ByMask<Image, ()> = ByMask::default();
+    let beyond = candidates.iter().find(|candidate| {
+        masks.insert(candidate.cube.mask, ());
+        masks.len() > MAX_MASKS
+    });
+    if let Some(Candidate { rule, .. }) = beyond {
+        problems.limit(*rule, LimitProblem::Masks);
+    }
+}
+
+struct Lowering<'v> {
+    lowered: Lowered,
+    /// Of each group.
+    variants: &'v [Vec<Variant>],
+    action_of: BTreeMap<(GroupId, HashVariant), ActionId>,
+}
+
+impl<'v> Lowering<'v> {
+    fn new(groups: &[Group], variants: &'v [Vec<Variant>]) -> Self {
+        let mut actions = vec![LoweredAction::Drop, LoweredAction::Pass];
+        let (mut queues, mut action_of) = (Vec::new(), BTreeMap::new());
+        for (index, (group, variants)) in groups.iter().zip(variants).enumerate() {
+            let id = GroupId::of(index);
+            for Variant { variant, fields, .. } in variants {
+                let mut table = group.table.clone();
+                if fields.is_empty() {
+                    table.truncate(1);
+                }
+                action_of.insert((id, *variant), ActionId(actions.len() as u32));
+                actions.push(LoweredAction::Steer(QueueId::of(queues.len())));
+                queues.push(RssQueue { group: id, variant: *variant, fields: *fields, table });
+            }
+        }
+        let lowered = Lowered { candidates: Vec::new(), actions, queues, sniffer: None };
+        Self { lowered, variants, action_of }
+    }
+
+    fn rule(&mut self, rule: RuleId, cubes: &[Cube], placement: Placement) {
+        let variants = self.variants;
+        match placement {
+            Placement::Nothing => {}
+            Placement::Drop => self.push(cubes.iter().copied(), rule, DROP, true),
+            Placement::Pass => self.push(cubes.iter().copied(), rule, PASS, true),
+            Placement::Steer(group) => {
+                let all = &variants[group.index()];
+                for variant in all {
+                    let action = self.action(group, variant);
+                    self.push(variant_part(cubes, variant, all), rule, action, true);
+                }
+            }
+            Placement::Copy(group) => {
+                // A packet must not meet two variants: it would be copied twice.
+                let all = &variants[group.index()];
+                for cube in cubes {
+                    let serves = |variant: &&Variant| variant.packets.contains(cube);
+                    if let Some(variant) = all.iter().find(serves) {
+                        let action = self.action(group, variant);
+                        self.push([*cube].into_iter(), rule, action, false);
+                    }
+                }
+            }
+            Placement::Sniff(group) => {
+                let last = variants[group.index()].last().map(|variant| self.action(group, variant));
+                let action = last.map(|action| self.lowered.actions[action.0 as usize]);
+                if let Some(LoweredAction::Steer(queue)) = action {
+                    self.lowered.sniffer = Some((rule, queue));
+                }
+            }
+        }
+    }
+
+    fn action(&self, group: GroupId, variant: &Variant) -> ActionId {
+        self.action_of.get(&(group, variant.variant)).copied().unwrap_or(DROP)
+    }
+
+    fn push(&mut self, cubes: impl Iterator<Item = Cube>, rule: RuleId, action: ActionId, traps: bool) {
+        let candidates = cubes.map(|cube| Candidate { cube, rule, action, traps });
+        let room = (MAX_FLOWS + 1).saturating_sub(self.lowered.candidates.len());
+        self.lowered.candidates.extend(candidates.take(room));
+    }
+}
+
+impl Candidate {
+    /// Whether the device applies its flow after all others, whatever its priority.
+    pub(super) fn comes_last(&self, profile: &DeviceProfile) -> bool {
+        self.traps && comes_last(&self.cube, profile)
+    }
+
+    /// Whether it is about packets that the host sends.
+    pub(super) fn is_sent(&self) -> bool {
+        self.cube.value_of(SENT) == 1
+    }
+}
+
+/// The cubes' packets that a variant serves, without those that a more specific variant serves whole.
+fn variant_part<'c>(
+    cubes: &'c [Cube],
+    variant: &'c Variant,
+    all: &'c [Variant],
+) -> impl Iterator<Item = Cube> + 'c {
+    let more_specific = all.iter().take_while(|other| other.variant != variant.variant);
+    cubes.iter().filter_map(move |cube| {
+        let served = more_specific.clone().any(|other| other.packets.contains(cube));
+        if served { None } else { cube.and(&variant.packets) }
+    })
+}

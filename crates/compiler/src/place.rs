@@ -1,0 +1,159 @@
+//! The pass that decides what the flows of each rule do: to which group they deliver, whether they drop, or that there
+//! are none. Rules whose kind of flow the device does not have are refused here.
+
+use device_model::DeviceProfile;
+use policy::policy::{Action, Direction};
+use program::{Feature, Group, GroupId, RuleId};
+
+use super::Job;
+use super::classes::{Overlaps, next_group};
+use super::cover::CoveredRule;
+use super::diagnostics::{Problem, Problems, RuleProblem};
+use super::legalize::is_multicast_only;
+use super::subtract::Exceptions;
+
+/// The most flows of one rule that copies: each is compared with all others.
+const MAX_COPIED_CUBES: usize = 1 << 12;
+
+/// What the flows of a rule do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Placement {
+    /// There are none.
+    Nothing,
+    Drop,
+    Pass,
+    Steer(GroupId),
+    Copy(GroupId),
+    Sniff(GroupId),
+}
+
+/// What the passes before `lower` made, for the program's description of its rules.
+pub(super) struct Placed {
+    pub(super) groups: Vec<Group>,
+    pub(super) rules: Vec<CoveredRule>,
+    pub(super) exceptions: Exceptions,
+    pub(super) overlaps: Overlaps,
+    /// The default's last.
+    pub(super) placements: Vec<Placement>,
+}
+
+/// What the flows of each rule do, the default's last.
+pub(super) fn place(
+    job: &Job<'_>,
+    rules: &[CoveredRule],
+    exceptions: &Exceptions,
+    overlaps: &mut Overlaps,
+    problems: &mut Problems,
+) -> Vec<Placement> {
+    refuse_overtaken_multicast(job.profile, rules, problems);
+    let mut placements = Vec::with_capacity(rules.len() + 1);
+    let mut sniffs = 0;
+    for (index, rule) in rules.iter().enumerate() {
+        let id = RuleId::of(index);
+        refuse_kind_of_flow(job.profile, rules, id, &mut sniffs, problems);
+        placements.push(match (rule.direction, rule.action) {
+            (_, Action::Steer(group)) => Placement::Steer(group),
+            (_, Action::Copy(group)) => Placement::Copy(group),
+            (_, Action::Sniff(group)) => Placement::Sniff(group),
+            (_, Action::Pass) | (Direction::Egress, Action::Kernel) => Placement::Pass,
+            (Direction::Egress, Action::Drop) => Placement::Drop,
+            (_, Action::Drop) if !rule.needs_worker() => Placement::Drop,
+            // Its packets stay with the kernel because no flow matches them.
+            (_, Action::Kernel) if exceptions.keeps_nothing(id) => Placement::Nothing,
+            // A worker must receive its packets. The best one is in the group that gets them if the rule does not match.
+            (_, Action::Drop | Action::Kernel) => {
+                let next = next_group(rules, overlaps, id, job.policy.default);
+                match next.or_else(|| any_group(job)) {
+                    Some(group) => Placement::Steer(group),
+                    None => {
+                        let keys = rule.undecided().map(|note| note.key.clone()).collect();
+                        let errno = rule.undecided().find_map(|note| note.why.errno());
+                        problems.rule(id, RuleProblem::NeedsWorker { keys, errno });
+                        Placement::Nothing
+                    }
+                }
+            }
+        });
+    }
+    placements.push(match job.policy.default {
+        Action::Steer(group) => Placement::Steer(group),
+        Action::Drop if job.profile.has_tags() && job.profile.allows(Feature::Drop) => Placement::Drop,
+        Action::Drop => any_group(job).map_or_else(
+            || {
+                problems.push(Problem::DefaultCannotDrop);
+                Placement::Nothing
+            },
+            Placement::Steer,
+        ),
+        _ => Placement::Nothing,
+    });
+    placements
+}
+
+fn any_group(job: &Job<'_>) -> Option<GroupId> {
+    (!job.policy.groups.is_empty()).then_some(GroupId(0))
+}
+
+/// Refuses rules on multicast that the host sends, if the device would give their packets to a later rule: flows that
+/// match only multicast come last on such a device, and workers do not receive sent packets, so they cannot correct
+/// it. For received packets, `subtract` widens such flows instead.
+fn refuse_overtaken_multicast(profile: &DeviceProfile, rules: &[CoveredRule], problems: &mut Problems) {
+    if !profile.multicast_ignores_priority {
+        return;
+    }
+    let is_late = |rule: &CoveredRule| rule.expansion.cubes.iter().any(is_multicast_only);
+    let sent = |rule: &CoveredRule| rule.direction == Direction::Egress;
+    for (index, rule) in rules.iter().enumerate().filter(|(_, rule)| sent(rule) && is_late(rule)) {
+        let mut later = rules.iter().enumerate().skip(index + 1);
+        let by = later.find(|(_, other)| sent(other) && !is_late(other) && rule.meets(other));
+        if let Some((by, _)) = by {
+            problems.rule(RuleId::of(index), RuleProblem::OvertakenMulticast(RuleId::of(by)));
+        }
+    }
+}
+
+/// Refuses a rule whose kind of flow the device does not support, or not for this match.
+fn refuse_kind_of_flow(
+    profile: &DeviceProfile,
+    rules: &[CoveredRule],
+    id: RuleId,
+    sniffs: &mut usize,
+    problems: &mut Problems,
+) {
+    let rule = &rules[id.index()];
+    let feature = match rule.action {
+        Action::Copy(_) => Feature::Copy,
+        Action::Sniff(_) => Feature::Sniffer,
+        _ if rule.direction == Direction::Egress => Feature::Egress,
+        _ => return,
+    };
+    if profile.refusal(feature).is_some() {
+        problems.rule(id, RuleProblem::UnsupportedFlow(feature));
+        return;
+    }
+    if feature == Feature::Sniffer {
+        *sniffs += 1;
+        if *sniffs > 1 {
+            problems.rule(id, RuleProblem::SecondSniffer);
+        }
+    }
+    if feature == Feature::Egress && rule.is_hybrid() {
+        let software = &rule.expansion.software;
+        let keys = software.iter().map(|note| note.key.clone()).collect();
+        let errno = software.iter().find_map(|note| note.why.errno());
+        problems.rule(id, RuleProblem::HybridEgress { keys, errno });
+    }
+    if feature == Feature::Copy {
+        let hides = |earlier: &CoveredRule| earlier.decides() && earlier.is_hybrid() && earlier.meets(rule);
+        if let Some(earlier) = rules[..id.index()].iter().position(hides) {
+            problems.rule(id, RuleProblem::HiddenCopy(RuleId::of(earlier)));
+        }
+        let cubes = &rule.expansion.cubes;
+        let mut pairs = cubes.iter().enumerate();
+        if cubes.len() > MAX_COPIED_CUBES
+            || pairs.any(|(at, cube)| cubes[at + 1..].iter().any(|other| other.overlaps(cube)))
+        {
+            problems.rule(id, RuleProblem::CopiedTwice);
+        }
+    }
+}

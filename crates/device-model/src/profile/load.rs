@@ -1,0 +1,264 @@
+//! Profiles from TOML. Errors name the file, the line, the key and the remedy.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use program::TAG_BITS;
+
+use super::{DeviceProfile, PriorityTable};
+
+/// The most bytes of a device model file.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// Why a device model cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// Neither a built-in model nor a path.
+    #[error("no device model is called {name:?} (hint: name {known}, or a file like ./nic.toml)", known = DeviceProfile::NAMES.join(", "))]
+    UnknownName {
+        /// The name.
+        name: String,
+    },
+    /// The file cannot be read.
+    #[error("{}: cannot be read", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// The reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file is too large to be a device model.
+    #[error("{}: larger than {MAX_BYTES} bytes (hint: name a device model, like config/device-model.toml)", file.display())]
+    TooLarge {
+        /// The file.
+        file: PathBuf,
+    },
+    /// The contents are not a device model.
+    #[error("{}:{line}: {key}: {problem} (hint: {hint})", file.display())]
+    Invalid {
+        /// The file.
+        file: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// The key that is wrong, or "device model" for the file as a whole.
+        key: String,
+        /// The reason.
+        problem: String,
+        /// The remedy.
+        hint: String,
+    },
+}
+
+impl DeviceProfile {
+    /// A built-in model by its name, or the model of a file: whatever has a `/` or ends with `.toml` is a path.
+    ///
+    /// # Errors
+    /// [`LoadError`].
+    pub fn named_or_file(name: &str) -> Result<Self, LoadError> {
+        if !name.contains('/') && !name.ends_with(".toml") {
+            return Self::by_name(name).ok_or_else(|| LoadError::UnknownName { name: name.to_owned() });
+        }
+        let file = PathBuf::from(name);
+        let read = || -> std::io::Result<(u64, String)> {
+            use std::io::Read as _;
+            let mut text = String::new();
+            let bytes = std::fs::File::open(&file)?.take(MAX_BYTES + 1).read_to_string(&mut text)?;
+            Ok((bytes as u64, text))
+        };
+        match read() {
+            Err(source) => Err(LoadError::Read { file, source }),
+            Ok((bytes, _)) if bytes > MAX_BYTES => Err(LoadError::TooLarge { file }),
+            Ok((_, text)) => Self::parse(&file, &text),
+        }
+    }
+
+    /// A model from the text of a file, which is named in errors.
+    ///
+    /// # Errors
+    /// [`LoadError::Invalid`].
+    pub fn parse(file: &Path, text: &str) -> Result<Self, LoadError> {
+        let profile: Self = toml::from_str(text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start);
+            let hint = "the keys are those of config/device-model.toml".to_owned();
+            invalid(file, text, at, error.message().to_owned(), hint)
+        })?;
+        profile.check().map_err(|(key, problem, hint)| {
+            let at = key_offset(text, key).unwrap_or(0);
+            let mut error = invalid(file, text, at, problem, hint.to_owned());
+            if let LoadError::Invalid { key: named, .. } = &mut error {
+                key.clone_into(named);
+            }
+            error
+        })?;
+        Ok(profile)
+    }
+
+    /// The first key whose value is out of range, with the problem and the remedy.
+    fn check(&self) -> Result<(), (&'static str, String, &'static str)> {
+        let table = self.priority_table.unwrap_or(PriorityTable { entries: 1, groups: 1, group_entries: 1 });
+        let ranges = [
+            ("priorities", self.priorities, 2..=1 << 16),
+            ("max_specs", self.max_specs, 1..=255),
+            ("max_table", self.max_table, 1..=1 << 16),
+            ("tag_bits", self.tag_bits, 0..=32),
+            ("priority_table", table.entries, 1..=u32::MAX),
+            ("priority_table", table.groups, 1..=table.entries),
+            ("priority_table", table.group_entries, 1..=table.entries / table.groups.max(1)),
+        ];
+        for (key, value, range) in ranges {
+            if !range.contains(&value) {
+                let problem = format!("{value} is outside {}..={}", range.start(), range.end());
+                return Err((key, problem, "see ibv_create_flow(3) and the device's documentation"));
+            }
+        }
+        if self.tag_bits != 0 && self.tag_bits < TAG_BITS {
+            let problem =
+                format!("{} bits cannot hold a class and a band, which take {TAG_BITS}", self.tag_bits);
+            return Err(("tag_bits", problem, "write 0 if the device has no flow tags that wide"));
+        }
+        if self.name.trim().is_empty() || self.name.chars().any(char::is_control) {
+            let problem = "is empty or has control characters".to_owned();
+            return Err(("name", problem, "give the model a name for messages"));
+        }
+        let refused = self.refusals.iter().map(|row| row.feature);
+        if let Some(feature) = repeated(refused) {
+            let problem = format!("{} are refused twice", feature.name());
+            return Err(("refusals", problem, "keep one row per feature"));
+        }
+        if let Some(feature) = repeated(self.dependences.iter().map(|row| row.feature)) {
+            let problem = format!("{} depend on a capability twice", feature.name());
+            return Err(("dependences", problem, "keep one row per feature"));
+        }
+        if let Some(limit) = repeated(self.limits.iter().map(|row| row.limit)) {
+            let problem = format!("the limit {limit:?} is listed twice");
+            return Err(("limits", problem, "keep one row per limit"));
+        }
+        Ok(())
+    }
+}
+
+/// A value that occurs twice.
+fn repeated<T: Copy + Ord>(mut values: impl Iterator<Item = T>) -> Option<T> {
+    let mut seen = BTreeSet::new();
+    values.find(|value| !seen.insert(*value))
+}
+
+fn invalid(file: &Path, text: &str, at: usize, problem: String, hint: String) -> LoadError {
+    let before = text.get(..at).unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    let words = text.lines().nth(line - 1).unwrap_or_default();
+    // The key of the value at that place: `{ feature = "ttl", errno = 7 }` has several on one line.
+    let column = before.len() - before.rfind('\n').map_or(0, |end| end + 1);
+    let start = words.get(..column).and_then(|left| left.rfind(['{', ','])).map_or(0, |place| place + 1);
+    let key = words.get(start..).unwrap_or_default().split('=').next().unwrap_or_default();
+    let key = key.trim_matches(|c: char| c.is_whitespace() || "[]{}\"".contains(c));
+    let key = if key.is_empty() || key.starts_with('#') { "device model" } else { key };
+    LoadError::Invalid { file: file.to_owned(), line, key: key.to_owned(), problem, hint }
+}
+
+/// Where a top-level key is set.
+fn key_offset(text: &str, key: &str) -> Option<usize> {
+    let mut at = 0;
+    for line in text.split_inclusive('\n') {
+        if line.split('=').next().is_some_and(|left| left.trim() == key) {
+            return Some(at);
+        }
+        at += line.len();
+    }
+    None
+}
+
+/// A model of this crate. The tests read all of them.
+pub(super) fn built_in(name: &str, text: &str) -> DeviceProfile {
+    let profile = DeviceProfile::parse(Path::new(name), text);
+    profile.unwrap_or_else(|error| unreachable!("built-in device model: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(text: &str) -> String {
+        DeviceProfile::parse(Path::new("nic.toml"), text).expect_err(text).to_string()
+    }
+
+    const LEAST: &str = "name = \"nic\"\npriorities = 8\nmax_specs = 4\nmax_table = 64\ntag_bits = 24\n";
+
+    const LIMIT: &str = "{ limit = \"flows\", errno = \"ENOSPC\", source = \"x\" }";
+
+    #[test]
+    fn a_model_needs_few_keys() {
+        let profile = DeviceProfile::parse(Path::new("nic.toml"), LEAST).expect("a model");
+        assert_eq!((profile.priorities_per_program(), profile.max_flows), (4, None));
+        assert!(profile.has_tags() && profile.refusals.is_empty());
+    }
+
+    #[test]
+    fn the_example_is_a_model() {
+        let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../config/device-model.toml");
+        let profile = DeviceProfile::named_or_file(example).expect("a model");
+        assert_eq!(profile.name, "example-nic");
+        assert!(!profile.allows(program::Feature::Ttl));
+    }
+
+    #[test]
+    fn errors_name_file_line_key_and_remedy() {
+        for (text, words) in [
+            (
+                format!("{LEAST}max_flow = 7\n"),
+                ["nic.toml:6: max_flow: ", "unknown field", "(hint: the keys are"],
+            ),
+            (LEAST.replace("64", "\"many\""), ["nic.toml:4: max_table: ", "invalid type", "hint"]),
+            (LEAST.replace("= 8", "= 1"), ["nic.toml:2: priorities: ", "1 is outside 2..=65536", "hint"]),
+            (LEAST.replace("name = \"nic\"\n", ""), ["nic.toml:1: ", "missing field `name`", "hint"]),
+            (
+                format!(
+                    "{LEAST}refusals = [\n{{ feature = \"ttl\", errno = \"E2BIG\", source = \"x\" }},\n]\n"
+                ),
+                ["nic.toml:7: errno: ", "unknown variant `E2BIG`", "hint"],
+            ),
+        ] {
+            let error = refused(&text);
+            for word in words {
+                assert!(error.contains(word), "{error}: {word}");
+            }
+        }
+        for (text, words) in [
+            (LEAST.replace("= 24", "= 22"), "nic.toml:5: tag_bits: 22 bits cannot hold a class"),
+            (
+                LEAST.replace("\"nic\"", "\"n\\u001bic\""),
+                "nic.toml:1: name: is empty or has control characters",
+            ),
+            (
+                format!(
+                    "{LEAST}priority_table = {{ entries = 10, groups = 65536, group_entries = 65537 }}\n"
+                ),
+                "nic.toml:6: priority_table: 65536 is outside 1..=10",
+            ),
+            (
+                format!("{LEAST}priority_table = {{ entries = 10, groups = 2, group_entries = 0 }}\n"),
+                "nic.toml:6: priority_table: 0 is outside 1..=5",
+            ),
+            (
+                format!("{LEAST}limits = [{LIMIT}, {LIMIT}]\n"),
+                "nic.toml:6: limits: the limit Flows is listed twice",
+            ),
+        ] {
+            let error = refused(&text);
+            assert!(error.contains(words), "{error}: {words}");
+        }
+        let row = "{ feature = \"ttl\", errno = \"EINVAL\", source = \"x\" }";
+        let twice = refused(&format!("{LEAST}refusals = [{row}, {row}]\n"));
+        assert!(twice.contains("nic.toml:6: refusals: IPv4 times to live are refused twice"), "{twice}");
+    }
+
+    #[test]
+    fn a_name_is_a_built_in_model_and_a_path_is_a_file() {
+        assert_eq!(DeviceProfile::named_or_file("mlx5").expect("built in"), DeviceProfile::mlx5());
+        let error = DeviceProfile::named_or_file("mlx6").expect_err("no model").to_string();
+        assert!(error.contains("ideal, mlx5, mlx4, conservative"), "{error}");
+        assert!(matches!(DeviceProfile::named_or_file("./no.toml"), Err(LoadError::Read { .. })));
+    }
+}

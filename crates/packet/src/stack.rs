@@ -1,0 +1,750 @@
+//! Header stacks: which headers can follow which in a frame, as [`parse`](crate::parse()) and
+//! [`parse_tunnel`](crate::parse_tunnel()) read them; which values a stack implies for each number in its headers; and
+//! a frame of a stack. The analysis computes with sets of stacks, and every frame that is shown to a user as an example
+//! is built here.
+//!
+//! A frame has exactly one stack and zero, one or two outer VLAN tags. Within one stack every number is independent of
+//! the others: what one header implies about another (IPv4 about the EtherType, VXLAN about the UDP port) is in the
+//! domain of the number.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::LazyLock;
+
+use crate::build::FrameBuilder;
+use crate::cube::{self, Cube, Slot};
+use crate::tunnel::{BRIDGED_ETHERNET, VNI_VALID};
+use crate::{
+    BOTTOM_OF_STACK, EtherType, FIELDS, Field, GRE_HAS_KEY, Header, IpProtocol, MAX_MPLS_LABELS,
+    MPLS_UDP_PORT, VXLAN_UDP_PORT,
+};
+
+/// The packet itself, or the packet inside its first tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// The packet itself.
+    Outer,
+    /// The packet inside.
+    Inner,
+}
+
+impl Level {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Outer, Self::Inner];
+}
+
+/// A number in the headers of a packet: a header field, or what is not in the table of fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Coordinate {
+    /// A header field, but for the IPv4 flags; fields of tunnel headers are of the outer packet.
+    Field(Field, Level),
+    /// IPv4: eight times 0 (whole), 1 (first fragment) or 2 (later fragment), plus the three flag bits. One number,
+    /// because the lowest flag bit (more fragments) is not independent of the fragmentation.
+    FlagsAndFragment(Level),
+    /// IPv6 behind a fragment header: 0 the first fragment, 1 a later one.
+    Fragment6(Level),
+    /// Whether an IPv4 header has options.
+    Options(Level),
+    /// Part of an MPLS label stack entry, counted from the top; the packet inside has entry 0 only.
+    Label(LabelPart, Level, u8),
+}
+
+/// Part of an MPLS label stack entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LabelPart {
+    /// The label, 20 bits.
+    Label,
+    /// The traffic class, 3 bits.
+    Class,
+    /// The time to live, 8 bits.
+    Ttl,
+}
+
+/// The code of [`Coordinate::FlagsAndFragment`] for an unfragmented packet, the first fragment, a later one.
+pub const FRAGMENT_CODES: [u8; 3] = [0, 8, 16];
+
+/// The network header that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// Neither IPv4 nor IPv6.
+    None,
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+    /// IPv6 with the fragment header of a real fragment.
+    V6Fragment,
+}
+
+/// The transport header that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// None of these.
+    None,
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// ICMP behind IPv4, ICMPv6 behind IPv6.
+    Icmp,
+}
+
+/// The headers of one packet behind Ethernet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketHeaders {
+    /// The network header.
+    pub network: Network,
+    /// The transport header.
+    pub transport: Transport,
+}
+
+impl PacketHeaders {
+    /// No header that is read.
+    pub const NONE: Self = Self { network: Network::None, transport: Transport::None };
+
+    /// Whether there is a TCP or UDP header.
+    pub const fn has_ports(self) -> bool {
+        matches!(self.transport, Transport::Tcp | Transport::Udp)
+    }
+
+    const fn is_v4(self) -> bool {
+        matches!(self.network, Network::V4)
+    }
+
+    const fn is_v6(self) -> bool {
+        matches!(self.network, Network::V6 | Network::V6Fragment)
+    }
+}
+
+/// The header that makes a tunnel, label stacks apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tunnel {
+    /// No tunnel, or a label stack alone.
+    None,
+    /// ESP.
+    Esp,
+    /// GRE.
+    Gre {
+        /// Whether it has a key.
+        key: bool,
+    },
+    /// VXLAN.
+    Vxlan,
+    /// IP in IP.
+    IpInIp,
+}
+
+/// An MPLS label stack, as far as it is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LabelStack {
+    /// How many entries are read.
+    pub depth: u8,
+    /// Whether the last entry that is read is the last of the stack.
+    pub bottom: bool,
+}
+
+/// The label behind an inner Ethernet header. [`TunnelKey`](crate::TunnelKey) marks its absence by an entry of 0, so
+/// the ways of not being 0 are distinguished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InnerLabel {
+    /// The bottom bit is set.
+    Bottom,
+    /// It is not, and the TTL is not 0.
+    Ttl,
+    /// Neither, and the label is not 0.
+    Label,
+    /// None of them, and the traffic class is not 0.
+    Class,
+}
+
+/// The packet inside a tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InnerPacket {
+    /// How many VLAN tags its Ethernet header has; `None`: there is no Ethernet header.
+    pub tags: Option<u8>,
+    /// Its headers.
+    pub headers: PacketHeaders,
+    /// The label behind its Ethernet header.
+    pub label: Option<InnerLabel>,
+}
+
+/// All headers of a frame, but for the VLAN tags of the outer Ethernet header, which are independent of all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeaderStack {
+    /// The headers of the packet itself.
+    pub outer: PacketHeaders,
+    /// The tunnel header.
+    pub tunnel: Tunnel,
+    /// The label stack.
+    pub labels: Option<LabelStack>,
+    /// The packet inside.
+    pub inner: Option<InnerPacket>,
+}
+
+/// The most VLAN tags that are read.
+pub const MAX_TAGS: u8 = 2;
+
+/// Inclusive ranges of values, sorted.
+pub type Domain = Vec<(u128, u128)>;
+
+const MPLS_TYPES: [u128; 2] = [EtherType::MPLS.0 as u128, EtherType::MPLS_MULTICAST.0 as u128];
+const TAG_TYPES: [u128; 3] =
+    [EtherType::VLAN.0 as u128, EtherType::SVLAN.0 as u128, EtherType::QINQ.0 as u128];
+
+impl Coordinate {
+    /// Every coordinate.
+    pub fn all() -> Vec<Self> {
+        let mut all = Vec::new();
+        for level in Level::ALL {
+            let fields = Field::all().filter(|field| {
+                *field != Field::IpFlags && (level == Level::Outer || !field.row().header.is_tunnel())
+            });
+            all.extend(fields.map(|field| Self::Field(field, level)));
+            all.extend([Self::FlagsAndFragment(level), Self::Fragment6(level), Self::Options(level)]);
+            let labels = if level == Level::Outer { MAX_MPLS_LABELS as u8 } else { 1 };
+            for part in [LabelPart::Label, LabelPart::Class, LabelPart::Ttl] {
+                all.extend((0..labels).map(|entry| Self::Label(part, level, entry)));
+            }
+        }
+        all
+    }
+
+    /// The largest value that fits its bits.
+    pub const fn max(self) -> u128 {
+        match self {
+            Self::Field(field, _) => field.max(),
+            Self::FlagsAndFragment(_) => 0x1f,
+            Self::Fragment6(_) | Self::Options(_) => 1,
+            Self::Label(LabelPart::Label, ..) => 0xf_ffff,
+            Self::Label(LabelPart::Class, ..) => 7,
+            Self::Label(LabelPart::Ttl, ..) => 0xff,
+        }
+    }
+
+    /// Whether it is in a VLAN tag of the outer frame.
+    pub const fn is_in_outer_tag(self) -> bool {
+        match self {
+            Self::Field(field, Level::Outer) => {
+                matches!(field.row().header, Header::Vlan | Header::InnerVlan)
+            }
+            _ => false,
+        }
+    }
+
+    /// A value that is common in packets, or reserved for examples (addresses: RFC 5737 and 3849).
+    pub const fn usual(self) -> u128 {
+        match self {
+            Self::Field(field, _) => usual(field),
+            Self::Label(LabelPart::Label, ..) => 16,
+            Self::Label(LabelPart::Ttl, ..) => 64,
+            _ => 0,
+        }
+    }
+}
+
+const fn usual(field: Field) -> u128 {
+    match field {
+        Field::SrcV4 => 0xc000_0201,
+        Field::DstV4 => 0xc633_6401,
+        Field::SrcV6 => 0x2001_0db8 << 96 | 1,
+        Field::DstV6 => 0x2001_0db8 << 96 | 2,
+        Field::SrcPort => 49_152,
+        Field::DstPort => 9,
+        Field::SrcMac => 0x0200_0000_0001,
+        Field::DstMac => 0x0200_0000_0002,
+        // For experiments: IEEE 802 local, RFC 3692.
+        Field::EtherType | Field::GreProtocol => 0x88b5,
+        Field::Protocol => 253,
+        Field::VlanTpid | Field::InnerVlanTpid => EtherType::VLAN.0 as u128,
+        Field::VlanId | Field::InnerVlanId => 1,
+        Field::Ttl => 64,
+        Field::TcpFlags => 0x10,
+        _ => 0,
+    }
+}
+
+/// All stacks, plain ones first, so that the first of a set makes the plainest packet.
+static STACKS: LazyLock<Vec<HeaderStack>> = LazyLock::new(|| {
+    let mut stacks: Vec<HeaderStack> = Vec::new();
+    let plain = |outer| HeaderStack { outer, tunnel: Tunnel::None, labels: None, inner: None };
+    let (v4, v6) = (ip_packets(&[Network::V4]), ip_packets(&[Network::V6, Network::V6Fragment]));
+    stacks.extend(v4.iter().chain(&v6).chain([&PacketHeaders::NONE]).map(|headers| plain(*headers)));
+    for network in [Network::V4, Network::V6] {
+        let raw = plain(PacketHeaders { network, transport: Transport::None });
+        let udp = plain(PacketHeaders { network, transport: Transport::Udp });
+        stacks.push(HeaderStack { tunnel: Tunnel::Esp, ..raw });
+        let vxlan = HeaderStack { tunnel: Tunnel::Vxlan, ..udp };
+        stacks.extend(ethernet_insides().map(|inner| HeaderStack { inner: Some(inner), ..vxlan }));
+        stacks.push(vxlan);
+        for key in [false, true] {
+            let gre = HeaderStack { tunnel: Tunnel::Gre { key }, ..raw };
+            stacks.push(gre);
+            let insides = ip_insides().chain(ethernet_insides());
+            stacks.extend(insides.map(|inner| HeaderStack { inner: Some(inner), ..gre }));
+            stacks.extend(labelled(gre));
+        }
+        let in_ip = HeaderStack { tunnel: Tunnel::IpInIp, ..raw };
+        stacks.extend(ip_insides().map(|inner| HeaderStack { inner: Some(inner), ..in_ip }));
+        stacks.extend(labelled(udp));
+    }
+    stacks.extend(labelled(plain(PacketHeaders::NONE)));
+    stacks
+});
+
+fn ip_packets(networks: &[Network]) -> Vec<PacketHeaders> {
+    let mut packets = Vec::new();
+    for transport in [Transport::Tcp, Transport::Udp, Transport::Icmp, Transport::None] {
+        for network in networks.iter().copied() {
+            // What is behind a fragment header is not read.
+            if network != Network::V6Fragment || transport == Transport::None {
+                packets.push(PacketHeaders { network, transport });
+            }
+        }
+    }
+    packets
+}
+
+/// Packets inside that begin with an IP header.
+fn ip_insides() -> impl Iterator<Item = InnerPacket> {
+    let packets = ip_packets(&[Network::V4, Network::V6, Network::V6Fragment]);
+    packets.into_iter().map(|headers| InnerPacket { tags: None, headers, label: None })
+}
+
+/// Packets inside that begin with an Ethernet header.
+fn ethernet_insides() -> impl Iterator<Item = InnerPacket> {
+    let labels = [
+        None,
+        Some(InnerLabel::Bottom),
+        Some(InnerLabel::Ttl),
+        Some(InnerLabel::Label),
+        Some(InnerLabel::Class),
+    ];
+    let bare = labels.map(|label| InnerPacket { tags: None, headers: PacketHeaders::NONE, label });
+    let untagged: Vec<InnerPacket> = ip_insides().chain(bare).collect();
+    (0..=MAX_TAGS).flat_map(move |tags| {
+        untagged.clone().into_iter().map(move |inner| InnerPacket { tags: Some(tags), ..inner })
+    })
+}
+
+/// The stacks that continue with MPLS labels.
+fn labelled(stack: HeaderStack) -> Vec<HeaderStack> {
+    let mut stacks = Vec::new();
+    for depth in 1..=MAX_MPLS_LABELS as u8 {
+        let with = |bottom| HeaderStack { labels: Some(LabelStack { depth, bottom }), ..stack };
+        stacks.extend(ip_insides().map(|inner| HeaderStack { inner: Some(inner), ..with(true) }));
+        stacks.extend([with(true), with(false)]);
+    }
+    stacks
+}
+
+fn these(values: &[u128]) -> Domain {
+    values.iter().map(|value| (*value, *value)).collect()
+}
+
+impl HeaderStack {
+    /// All stacks, plain ones first.
+    pub fn all() -> &'static [Self] {
+        &STACKS
+    }
+
+    /// The headers of the packet at a level.
+    pub fn headers(&self, level: Level) -> Option<PacketHeaders> {
+        match level {
+            Level::Outer => Some(self.outer),
+            Level::Inner => self.inner.map(|inner| inner.headers),
+        }
+    }
+
+    /// Whether a frame of this stack with so many outer tags has a header.
+    pub fn has(&self, outer_tags: u8, header: Header, level: Level) -> bool {
+        let Some(headers) = self.headers(level) else { return false };
+        let tags = match level {
+            Level::Outer => Some(outer_tags),
+            Level::Inner => self.inner.and_then(|inner| inner.tags),
+        };
+        match header {
+            Header::Ethernet => tags.is_some(),
+            Header::Vlan => tags.is_some_and(|tags| tags > 0),
+            Header::InnerVlan => tags.is_some_and(|tags| tags > 1),
+            Header::Ip => headers.network != Network::None,
+            Header::Ipv4 => headers.is_v4(),
+            Header::Ipv6 => headers.is_v6(),
+            Header::Ports => headers.has_ports(),
+            Header::Tcp => headers.transport == Transport::Tcp,
+            Header::Icmp => headers.transport == Transport::Icmp && headers.is_v4(),
+            Header::Icmpv6 => headers.transport == Transport::Icmp && headers.is_v6(),
+            Header::Esp => level == Level::Outer && self.tunnel == Tunnel::Esp,
+            Header::Vxlan => level == Level::Outer && self.tunnel == Tunnel::Vxlan,
+            Header::Gre => level == Level::Outer && matches!(self.tunnel, Tunnel::Gre { .. }),
+            Header::GreKey => level == Level::Outer && self.tunnel == Tunnel::Gre { key: true },
+        }
+    }
+
+    /// The values that a number can have in frames of this stack with so many outer tags, or `None` if they have no such
+    /// number.
+    pub fn domain(&self, outer_tags: u8, coordinate: Coordinate) -> Option<Domain> {
+        let all = || vec![(0, coordinate.max())];
+        match coordinate {
+            Coordinate::Field(field, level) => {
+                let header = field.row().header;
+                self.has(outer_tags, header, level).then(|| self.implied(field, level).unwrap_or_else(all))
+            }
+            Coordinate::FlagsAndFragment(level) => {
+                let headers = self.headers(level).filter(|headers| headers.is_v4())?;
+                // A later fragment has nothing that could be read behind its IP header.
+                let is_plain = headers.transport == Transport::None
+                    && (level == Level::Inner || self.tunnel == Tunnel::None);
+                let codes = if is_plain { 0..24u128 } else { 0..16 };
+                let is_possible = |code: &u128| match code / 8 {
+                    0 => code.is_multiple_of(2),
+                    1 => code % 2 == 1,
+                    _ => true,
+                };
+                Some(codes.filter(is_possible).map(|code| (code, code)).collect())
+            }
+            Coordinate::Fragment6(level) => (self.headers(level)?.network == Network::V6Fragment).then(all),
+            Coordinate::Options(level) => self.headers(level)?.is_v4().then(all),
+            Coordinate::Label(_, Level::Outer, entry) => {
+                self.labels.is_some_and(|labels| entry < labels.depth).then(all)
+            }
+            Coordinate::Label(part, Level::Inner, entry) => {
+                let label = self.inner?.label.filter(|_| entry == 0)?;
+                let not_zero = || vec![(1, coordinate.max())];
+                Some(match (label, part) {
+                    (InnerLabel::Bottom, _) => all(),
+                    (InnerLabel::Ttl, LabelPart::Ttl)
+                    | (InnerLabel::Label, LabelPart::Label)
+                    | (InnerLabel::Class, LabelPart::Class) => not_zero(),
+                    (InnerLabel::Label, LabelPart::Ttl) | (InnerLabel::Class, _) => these(&[0]),
+                    (InnerLabel::Ttl | InnerLabel::Label, _) => all(),
+                })
+            }
+        }
+    }
+
+    /// What the other headers imply about a field whose header is there; `None`: nothing.
+    fn implied(&self, field: Field, level: Level) -> Option<Domain> {
+        let headers = self.headers(level)?;
+        match field {
+            Field::EtherType => match headers.network {
+                Network::V4 => Some(these(&[EtherType::IPV4.0.into()])),
+                Network::V6 | Network::V6Fragment => Some(these(&[EtherType::IPV6.0.into()])),
+                Network::None => {
+                    let has_label = match level {
+                        Level::Outer => self.labels.is_some(),
+                        Level::Inner => self.inner?.label.is_some(),
+                    };
+                    has_label.then(|| these(&MPLS_TYPES))
+                }
+            },
+            Field::VlanTpid | Field::InnerVlanTpid => Some(these(&TAG_TYPES)),
+            Field::Protocol => self.protocol(headers, level).map(|protocol| these(&[protocol.0.into()])),
+            Field::DstPort if level == Level::Outer => match (self.tunnel, self.labels) {
+                (Tunnel::Vxlan, _) => Some(these(&[VXLAN_UDP_PORT.into()])),
+                (Tunnel::None, Some(_)) => Some(these(&[MPLS_UDP_PORT.into()])),
+                _ => None,
+            },
+            // Without source routing (RFC 2784), and with the key bit according to the key.
+            Field::GreFlags => {
+                let key =
+                    if self.tunnel == (Tunnel::Gre { key: true }) { u128::from(GRE_HAS_KEY) } else { 0 };
+                Some([key, key | 0x80].map(|low| (low, low | 0x1f)).to_vec())
+            }
+            Field::GreProtocol => match (self.labels, self.inner) {
+                (Some(_), _) => Some(these(&MPLS_TYPES)),
+                // The type says what should be inside; it may be cut off.
+                (None, None) => None,
+                (None, Some(inner)) if inner.tags.is_some() => Some(these(&[BRIDGED_ETHERNET.0.into()])),
+                (None, Some(inner)) if inner.headers.is_v4() => Some(these(&[EtherType::IPV4.0.into()])),
+                (None, Some(_)) => Some(these(&[EtherType::IPV6.0.into()])),
+            },
+            _ => None,
+        }
+    }
+
+    fn protocol(&self, headers: PacketHeaders, level: Level) -> Option<IpProtocol> {
+        let tunnel = if level == Level::Outer { self.tunnel } else { Tunnel::None };
+        match (headers.network, headers.transport, tunnel) {
+            (Network::V6Fragment, ..) => Some(IpProtocol::FRAGMENT),
+            (_, Transport::Tcp, _) => Some(IpProtocol::TCP),
+            (_, Transport::Udp, _) => Some(IpProtocol::UDP),
+            (Network::V4, Transport::Icmp, _) => Some(IpProtocol::ICMP),
+            (_, Transport::Icmp, _) => Some(IpProtocol::ICMPV6),
+            (_, _, Tunnel::Esp) => Some(IpProtocol::ESP),
+            (_, _, Tunnel::Gre { .. }) => Some(IpProtocol::GRE),
+            (_, _, Tunnel::IpInIp) if self.inner.is_some_and(|inner| inner.headers.is_v4()) => {
+                Some(IpProtocol::IPV4)
+            }
+            (_, _, Tunnel::IpInIp) => Some(IpProtocol::IPV6),
+            // A transport header that is cut off is not read, so even 6 and 17 are possible here.
+            _ => None,
+        }
+    }
+
+    /// The usual value of a number in frames of this stack, or the least possible one.
+    pub fn usual(&self, outer_tags: u8, coordinate: Coordinate) -> u128 {
+        let domain = self.domain(outer_tags, coordinate).unwrap_or_default();
+        pick(&domain, &[(0, coordinate.max())], coordinate.usual())
+    }
+
+    /// A frame of this stack with so many outer tags. `value` gives each number, which must be in its domain.
+    ///
+    /// ```
+    /// use packet::stack::{Coordinate, HeaderStack, Level};
+    /// use packet::{DeepKey, Field};
+    ///
+    /// let udp = HeaderStack::all()[1];
+    /// let port = Coordinate::Field(Field::DstPort, Level::Outer);
+    /// let frame = udp.frame(0, |number| if number == port { 53 } else { udp.usual(0, number) });
+    /// assert!(DeepKey::of(&frame).describe().contains("protocol = udp"));
+    /// assert!(DeepKey::of(&frame).describe().contains("dst_port = 53"));
+    /// ```
+    pub fn frame(&self, outer_tags: u8, value: impl Fn(Coordinate) -> u128) -> Vec<u8> {
+        Values { stack: self, outer_tags, value }.builder().build()
+    }
+
+    /// The plainest stack of a closed cube and its number of outer tags.
+    fn of(cube: &Cube) -> (Self, u8) {
+        let headers = |at: fn(Slot) -> Slot| {
+            let has = |layer| cube.has(at(layer));
+            let network = match (has(cube::HAS_IPV6), has(cube::HAS_IPV4)) {
+                (true, _) => Network::V6,
+                (_, true) => Network::V4,
+                _ => return PacketHeaders::NONE,
+            };
+            let transport = match (has(cube::HAS_TCP), has(cube::HAS_UDP)) {
+                (true, _) => Transport::Tcp,
+                (_, true) => Transport::Udp,
+                _ => Transport::None,
+            };
+            PacketHeaders { network, transport }
+        };
+        let is_masked = |slot| cube.mask_of(slot) != 0;
+        let mut outer = headers(|slot| slot);
+        // What carries a packet has an IP header, unless there is another type.
+        if cube.has(cube::HAS_INNER) && outer == PacketHeaders::NONE && !is_masked(cube::ETHER_TYPE) {
+            outer.network = Network::V4;
+        }
+        let has_key =
+            is_masked(cube::GRE_KEY) || cube.value_of(cube::GRE_FLAGS) & u64::from(GRE_HAS_KEY) != 0;
+        let is_bridged = [cube::DST_MAC, cube::SRC_MAC].iter().any(|slot| is_masked(slot.inside()));
+        let tunnel = if cube.has(cube::HAS_ESP) {
+            Tunnel::Esp
+        } else if cube.has(cube::HAS_VXLAN) {
+            Tunnel::Vxlan
+        } else if cube.has(cube::HAS_GRE) {
+            Tunnel::Gre { key: has_key }
+        } else if cube.has(cube::HAS_MPLS) || !cube.has(cube::HAS_INNER) {
+            Tunnel::None
+        } else if is_bridged {
+            outer.transport = Transport::Udp;
+            Tunnel::Vxlan
+        } else {
+            Tunnel::IpInIp
+        };
+        let bottom_bit = u64::from(BOTTOM_OF_STACK);
+        let bottom =
+            cube.mask_of(cube::MPLS_TOP) & bottom_bit == 0 || cube.value_of(cube::MPLS_TOP) & bottom_bit != 0;
+        let labels = cube.has(cube::HAS_MPLS).then_some(LabelStack { depth: 1, bottom });
+        let tags = is_masked(cube::VLAN_TCI.inside()).into();
+        let has_inner = cube.has(cube::HAS_INNER) || tunnel == Tunnel::Vxlan;
+        let inner = has_inner.then(|| InnerPacket {
+            tags: (tunnel == Tunnel::Vxlan).then_some(tags),
+            headers: headers(Slot::inside),
+            label: None,
+        });
+        (Self { outer, tunnel, labels, inner }, is_masked(cube::VLAN_TCI).into())
+    }
+
+    /// A number as a cube has it, its unmasked bits as usual.
+    fn value_in(&self, outer_tags: u8, cube: &Cube, coordinate: Coordinate) -> u128 {
+        let usual = self.usual(outer_tags, coordinate);
+        let merged = |slot: Slot, usual: u64| cube.value_of(slot) | usual & !cube.mask_of(slot);
+        match coordinate {
+            Coordinate::Field(field, level) => {
+                let slots = field.row().slots;
+                let bits: u32 = slots.iter().map(|slot| slot.bits()).sum();
+                if bits == 0 {
+                    return usual;
+                }
+                let (mut value, mut left) = (0, bits);
+                for slot in slots {
+                    let place = if level == Level::Inner { slot.inside() } else { *slot };
+                    left -= slot.bits();
+                    let part = (usual >> left) as u64 & (u64::MAX >> (64 - slot.bits()));
+                    value = value << slot.bits() | u128::from(merged(place, part));
+                }
+                value
+            }
+            Coordinate::FlagsAndFragment(level) => {
+                let slot = if level == Level::Inner { cube::IP_FLAGS.inside() } else { cube::IP_FLAGS };
+                cube.value_of(slot).into()
+            }
+            Coordinate::Label(part, Level::Outer, 0) => {
+                let shift = match part {
+                    LabelPart::Label => 12,
+                    LabelPart::Class => 9,
+                    LabelPart::Ttl => 0,
+                };
+                let entry = merged(cube::MPLS_TOP, (usual as u64) << shift);
+                u128::from(entry >> shift) & coordinate.max()
+            }
+            _ => usual,
+        }
+    }
+}
+
+impl Cube {
+    /// A frame of the cube, which must be closed, with usual values where the cube has none. It may not be in the cube
+    /// if its layers contradict each other.
+    pub fn frame(&self) -> Vec<u8> {
+        let (stack, tags) = HeaderStack::of(self);
+        stack.frame(tags, |coordinate| stack.value_in(tags, self, coordinate))
+    }
+
+    /// The outer headers of [`frame`](Self::frame).
+    pub fn headers(&self) -> FrameBuilder {
+        let (stack, outer_tags) = HeaderStack::of(self);
+        let value = |coordinate| stack.value_in(outer_tags, self, coordinate);
+        Values { stack: &stack, outer_tags, value }.headers(Level::Outer, stack.outer, outer_tags)
+    }
+}
+
+/// The least value that is in both sets of ranges, but `usual` if that is in both; 0 if none is.
+pub fn pick(domain: &[(u128, u128)], values: &[(u128, u128)], usual: u128) -> u128 {
+    let mut least = None;
+    for (low, high) in domain {
+        for (from, to) in values {
+            let both = (*low.max(from), *high.min(to));
+            if both.0 <= both.1 {
+                if (both.0..=both.1).contains(&usual) {
+                    return usual;
+                }
+                least = Some(least.map_or(both.0, |least: u128| least.min(both.0)));
+            }
+        }
+    }
+    least.unwrap_or(0)
+}
+
+/// A stack with a value for each number.
+struct Values<'s, V> {
+    stack: &'s HeaderStack,
+    outer_tags: u8,
+    value: V,
+}
+
+impl<V: Fn(Coordinate) -> u128> Values<'_, V> {
+    /// A field of the tunnel header.
+    fn tunnel(&self, field: Field) -> u32 {
+        (self.value)(Coordinate::Field(field, Level::Outer)) as u32
+    }
+
+    fn builder(&self) -> FrameBuilder {
+        let builder = self.headers(Level::Outer, self.stack.outer, self.outer_tags);
+        match self.stack.tunnel {
+            Tunnel::None => builder.payload(&self.labels()),
+            Tunnel::Esp => builder.esp(self.tunnel(Field::EspSpi), self.tunnel(Field::EspSeq), &[]),
+            Tunnel::Vxlan => {
+                let mut payload = vec![VNI_VALID, 0, 0, 0];
+                payload.extend((self.tunnel(Field::VxlanVni) << 8).to_be_bytes());
+                payload.extend(self.inside());
+                builder.payload(&payload)
+            }
+            Tunnel::Gre { .. } => builder.payload(&self.gre()),
+            Tunnel::IpInIp => builder.payload(&self.inside()),
+        }
+    }
+
+    /// A GRE header with the optional fields that its flags announce (RFC 2890), and what follows.
+    fn gre(&self) -> Vec<u8> {
+        let flags = self.tunnel(Field::GreFlags) as u8;
+        let mut header = vec![flags, 0];
+        header.extend((self.tunnel(Field::GreProtocol) as u16).to_be_bytes());
+        for bit in [0x80, GRE_HAS_KEY, 0x10].into_iter().filter(|bit| flags & bit != 0) {
+            let is_key = bit == GRE_HAS_KEY;
+            header.extend(if is_key { self.tunnel(Field::GreKey) } else { 0 }.to_be_bytes());
+        }
+        header.extend(self.labels());
+        header
+    }
+
+    /// The label stack, if there is one, and what is behind it.
+    fn labels(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        if let Some(labels) = self.stack.labels {
+            for place in 0..labels.depth {
+                let is_bottom = labels.bottom && place + 1 == labels.depth;
+                bytes.extend(self.label(Level::Outer, place, is_bottom));
+            }
+        }
+        bytes.extend(self.inside());
+        bytes
+    }
+
+    fn label(&self, level: Level, place: u8, bottom: bool) -> [u8; 4] {
+        let part = |part| (self.value)(Coordinate::Label(part, level, place)) as u32;
+        let (label, class, ttl) = (part(LabelPart::Label), part(LabelPart::Class), part(LabelPart::Ttl));
+        (label << 12 | class << 9 | u32::from(bottom) << 8 | ttl).to_be_bytes()
+    }
+
+    /// The packet inside, with its Ethernet header if it has one.
+    fn inside(&self) -> Vec<u8> {
+        let Some(inner) = self.stack.inner else { return Vec::new() };
+        let mut builder = self.headers(Level::Inner, inner.headers, inner.tags.unwrap_or(0));
+        if let Some(label) = inner.label {
+            builder = builder.payload(&self.label(Level::Inner, 0, label == InnerLabel::Bottom));
+        }
+        if inner.tags.is_some() { builder.build() } else { builder.build_packet() }
+    }
+
+    /// The headers of one packet. Nothing follows them, so that no further header is read.
+    fn headers(&self, level: Level, headers: PacketHeaders, tags: u8) -> FrameBuilder {
+        let value = |coordinate| (self.value)(coordinate);
+        let mut builder = FrameBuilder::new();
+        for _ in 0..tags {
+            builder = builder.vlan(EtherType::VLAN, 0);
+        }
+        builder = match headers.network {
+            Network::None => builder,
+            Network::V4 => builder.ipv4(Ipv4Addr::UNSPECIFIED, Ipv4Addr::UNSPECIFIED),
+            Network::V6 | Network::V6Fragment => builder.ipv6(Ipv6Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED),
+        };
+        builder = match headers.transport {
+            Transport::None => builder,
+            Transport::Tcp => builder.tcp(0, 0, 0),
+            Transport::Udp => builder.udp(0, 0),
+            Transport::Icmp => builder.icmp(0, 0),
+        };
+        // Set from the flags, and from the fragment header.
+        let is_set_below = |field| match field {
+            Field::IpFlags => true,
+            Field::Protocol => headers.network == Network::V6Fragment,
+            _ => false,
+        };
+        let has = |header: Header| !header.is_tunnel() && self.stack.has(self.outer_tags, header, level);
+        for row in FIELDS.iter().filter(|row| has(row.header) && !is_set_below(row.field)) {
+            builder = builder.set(row.field, value(Coordinate::Field(row.field, level)));
+        }
+        match headers.network {
+            Network::V4 => {
+                let code = value(Coordinate::FlagsAndFragment(level));
+                builder = builder.set(Field::IpFlags, code % 8);
+                if code >= 8 {
+                    builder = builder.fragment(u16::from(code >= 16), code % 2 == 1);
+                }
+                if value(Coordinate::Options(level)) == 1 {
+                    // No operation, three times, and the end of the list (RFC 791, 3.1).
+                    builder = builder.ip_options(&[1, 1, 1, 0]);
+                }
+                builder
+            }
+            Network::V6Fragment => {
+                builder.fragment(u16::from(value(Coordinate::Fragment6(level)) == 1), true)
+            }
+            Network::None | Network::V6 => builder,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

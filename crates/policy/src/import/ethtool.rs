@@ -1,0 +1,225 @@
+//! The output of `ethtool`: receive filters (`ethtool -n DEV`; printed by its rxclass.c) and the indirection tables of
+//! receive-side scaling (`ethtool -x DEV`), either or both in one text. Queue *n* becomes worker *n*. A filter that the
+//! language cannot express exactly is left out, never widened.
+//!
+//! ethtool does not always print the RSS context of a table. It is then taken from a line with the command before the
+//! table, as a shell shows it or as a comment: `# ethtool -x eth0 context 1`.
+
+mod filter;
+mod rss;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use super::{Imported, Keys, Note, line_number, masked_addresses, masked_ranges, quoted, rule};
+use filter::{Filter, Target};
+use rss::Spread;
+
+use program::MAX_RULES;
+
+use crate::policy::{MAX_GROUPS, MAX_WORKER};
+
+/// Converts a listing.
+///
+/// Unmatched packets stay with the kernel, since `default = "rss"` would disconnect the host. The filters are ordered by
+/// location.
+#[must_use]
+pub fn ethtool(text: &str) -> Imported {
+    let mut listing = Listing::default();
+    for (index, line) in text.lines().enumerate() {
+        listing.line(line_number(index), line);
+    }
+    listing.finish()
+}
+
+/// The sections found so far.
+#[derive(Default)]
+struct Listing {
+    filters: Vec<Filter>,
+    spreads: Vec<Spread>,
+    notes: Vec<Note>,
+    /// The section that the next lines belong to.
+    part: Part,
+    /// The context of the next table.
+    context: u32,
+}
+
+/// A part of a listing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Part {
+    #[default]
+    None,
+    Filter,
+    Spread,
+    /// The hash fields of a kind of packet (`ethtool -n DEV rx-flow-hash tcp4`).
+    HashFields,
+}
+
+impl Listing {
+    fn line(&mut self, number: u32, line: &str) {
+        let text = line.trim();
+        let mut note = |message: String| self.notes.push(Note { line: number, message });
+        if text.is_empty() {
+            // An empty line ends a filter and a list of hash fields; a table contains one.
+            if self.part != Part::Spread {
+                self.part = Part::None;
+            }
+        } else if let Some(location) = text.strip_prefix("Filter:") {
+            self.part = Part::Filter;
+            self.filters.push(Filter::new(number, location.trim()));
+        } else if text.starts_with("RX flow hash indirection table for") {
+            self.part = Part::Spread;
+            self.spreads.push(Spread::new(number, text, std::mem::take(&mut self.context)));
+        } else if let Some((kind, _)) = text.split_once(" flows use these fields for computing Hash flow key")
+        {
+            self.part = Part::HashFields;
+            note(format!("the hash fields of {} are left out: set `hash` in a group", quoted(kind)));
+        } else if is_command(text) {
+            self.part = Part::None;
+            self.context = context_of(text).unwrap_or(0);
+        } else if is_heading(text) {
+            self.part = Part::None;
+        } else {
+            match self.part {
+                Part::Filter => {
+                    if let Some(filter) = self.filters.last_mut() {
+                        filter.take(text);
+                    }
+                }
+                Part::Spread => {
+                    if let Some(problem) = self.spreads.last_mut().and_then(|spread| spread.line(text).err())
+                    {
+                        note(problem);
+                    }
+                }
+                Part::HashFields => {}
+                Part::None => note(format!("not understood: {}", quoted(text))),
+            }
+        }
+    }
+
+    fn finish(mut self) -> Imported {
+        // A stable sort: filters with the same location, or without one, stay in the order of the listing.
+        self.filters.sort_by_key(|filter| filter.location);
+        let mut names = BTreeMap::new();
+        let mut rules = String::new();
+        let mut queues = BTreeSet::new();
+        let mut contexts = BTreeSet::new();
+        if let Some(first) = self.filters.get(MAX_RULES) {
+            let message = format!("from here on left out: a policy has at most {MAX_RULES} rules");
+            self.notes.push(Note { line: first.line, message });
+            self.filters.truncate(MAX_RULES);
+        }
+        for filter in &self.filters {
+            match filter.translate(&mut self.notes) {
+                Ok((_, target)) if !has_room(target, &queues, &contexts) => {
+                    let message = format!(
+                        "filter {} is left out: the policy would have too many groups",
+                        filter.shown()
+                    );
+                    self.notes.push(Note { line: filter.line, message });
+                }
+                Ok((keys, target)) => {
+                    let action = match target {
+                        Target::Drop => "\"drop\"".to_owned(),
+                        Target::Queue(queue) => {
+                            queues.insert(queue);
+                            format!("{{ steer = \"queue-{queue}\" }}")
+                        }
+                        Target::Context(context) => {
+                            contexts.insert(context);
+                            format!("{{ steer = \"{}\" }}", rss::group_name(context))
+                        }
+                    };
+                    rules.push_str(&rule(&unique(&mut names, filter.location), &keys, &action));
+                }
+                Err(reason) => {
+                    let _ = write!(rules, "\n# Filter {} is left out: {reason}\n", filter.shown());
+                    let message = format!("filter {} is left out: {reason}", filter.shown());
+                    self.notes.push(Note { line: filter.line, message });
+                }
+            }
+        }
+        let groups = self.groups(&queues, &contexts);
+        self.notes.sort_by_key(|note| note.line);
+        let head = "# Converted from the output of ethtool; worker n stands for queue n.\nversion = 1\ndefault = \"kernel\"\n";
+        let hint = match self.spreads.is_empty() {
+            true => "",
+            false => {
+                "# default = \"rss\"              # would take all other traffic from the host, as the table does\n"
+            }
+        };
+        Imported { policy_toml: format!("{head}{hint}{groups}{rules}"), notes: self.notes }
+    }
+
+    fn groups(&mut self, queues: &BTreeSet<u32>, contexts: &BTreeSet<u32>) -> String {
+        let mut groups = String::new();
+        let mut listed = BTreeSet::new();
+        for spread in &self.spreads {
+            if listed.contains(&spread.context) {
+                let message = match spread.context {
+                    0 => {
+                        "a second table is left out: write `# context N` before it if it belongs to an RSS context"
+                            .to_owned()
+                    }
+                    context => format!("a second table of RSS context {context} is left out"),
+                };
+                self.notes.push(Note { line: spread.line, message });
+            } else if listed.len() >= MAX_GROUPS / 2 {
+                let message = "this table is left out: there are too many".to_owned();
+                self.notes.push(Note { line: spread.line, message });
+            } else {
+                listed.insert(spread.context);
+                groups.push_str(&spread.group(&mut self.notes));
+            }
+        }
+        for context in contexts.difference(&listed) {
+            let name = rss::group_name(*context);
+            let _ = write!(groups, "\n[groups.{name}]\nworkers = \"all\"\n");
+            let message =
+                format!("the table of RSS context {context} is not listed: `{name}` is all workers");
+            self.notes.push(Note { line: 1, message });
+        }
+        for queue in queues {
+            let _ = write!(groups, "\n[groups.queue-{queue}]\nworkers = [{queue}]\n");
+        }
+        groups
+    }
+}
+
+/// Whether there is a group for the target or room for one; tables have at most half of the groups.
+fn has_room(target: Target, queues: &BTreeSet<u32>, contexts: &BTreeSet<u32>) -> bool {
+    match target {
+        Target::Drop => true,
+        Target::Queue(queue) => queues.contains(&queue) || queues.len() < MAX_GROUPS / 4,
+        Target::Context(context) => contexts.contains(&context) || contexts.len() < MAX_GROUPS / 4,
+    }
+}
+
+/// A comment, or a command as a shell shows it.
+fn is_command(text: &str) -> bool {
+    text.starts_with(['#', '$']) || text.split_whitespace().any(|word| word == "ethtool")
+}
+
+/// The number after the word `context`.
+fn context_of(text: &str) -> Option<u32> {
+    let mut words = text.split_whitespace().skip_while(|word| *word != "context");
+    words.nth(1)?.trim_end_matches(':').parse().ok()
+}
+
+/// Whether a line is a heading of the listing.
+fn is_heading(text: &str) -> bool {
+    text.ends_with("RX rings available")
+        || (text.starts_with("Total ") && text.ends_with(" rules"))
+        || text.starts_with("rxclass: ")
+}
+
+/// A name for the rule of a filter; listings of several devices may have the same location twice.
+fn unique(names: &mut BTreeMap<u64, u32>, location: u64) -> String {
+    let seen = names.entry(location).or_default();
+    *seen += 1;
+    match *seen {
+        1 => format!("filter-{location}"),
+        again => format!("filter-{location}.{again}"),
+    }
+}

@@ -1,0 +1,168 @@
+//! The table of all keys of the language. The parser refuses other keys, the schema is generated from it, and tests
+//! compare the reference page with it and check that the parser reads every key.
+
+use std::sync::LazyLock;
+
+use packet::{FIELDS, Form};
+
+use crate::policy::{MAX_LABEL, MAX_LABEL_CLASS, MAX_SET_VALUES, MAX_TABLE_SIZE, PRIORITIES, VERSION};
+
+/// The values that a key may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Values {
+    /// `true` only.
+    True,
+    /// `true` or `false`.
+    Boolean,
+    /// A whole number within these bounds.
+    Integer(i64, i64),
+    /// Any string; the parser checks what is in it.
+    Text,
+    /// One of these words.
+    Word(&'static [&'static str]),
+    /// Strings or numbers up to this one: a value, a list, names of sets, each also as `{ not = ... }`.
+    Numbers(u64),
+    /// Strings: a value, a list, names of sets, each also as `{ not = ... }`.
+    Strings,
+    /// A shape by its name in the schema's `$defs`.
+    Shape(&'static str),
+    /// A table of any names with values of this shape.
+    TableOf(&'static str),
+    /// A list of this shape.
+    ListOf(&'static str),
+}
+
+/// One key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Key {
+    pub(crate) name: &'static str,
+    pub(crate) values: Values,
+    /// Whether the table must have it.
+    pub(crate) required: bool,
+    /// Whether `inner` has it, too; for keys of a match only.
+    pub(crate) inner: bool,
+    /// A description in one line.
+    pub(crate) doc: &'static str,
+}
+
+const fn key(name: &'static str, values: Values, doc: &'static str) -> Key {
+    Key { name, values, required: false, inner: false, doc }
+}
+
+const fn required(name: &'static str, values: Values, doc: &'static str) -> Key {
+    Key { name, values, required: true, inner: false, doc }
+}
+
+/// A key of a match that is also one of `inner`.
+const fn header(name: &'static str, values: Values, doc: &'static str) -> Key {
+    Key { name, values, required: false, inner: true, doc }
+}
+
+use Values::{Boolean, Integer, ListOf, Numbers, Shape, Strings, TableOf, Text, True, Word};
+
+pub(crate) const POLICY: &[Key] = &[
+    required("version", Integer(VERSION as i64, VERSION as i64), "The version of the language."),
+    key("default", Shape("default"), "The action for unmatched packets; \"kernel\" if left out."),
+    key(
+        "default_multicast",
+        Shape("default"),
+        "The action for unmatched multicast packets, as a last rule of that name.",
+    ),
+    key(
+        "allow_lost_exceptions",
+        Boolean,
+        "Whether packets that are left to the kernel may reach workers, where they are lost; false if left out.",
+    ),
+    key("includes", ListOf("file_name"), "Other policy files, read before this one; relative to it."),
+    key(
+        "variables",
+        TableOf("variable"),
+        "Values for ${name}, unless others are given when the policy is loaded.",
+    ),
+    key("sets", TableOf("set"), "Lists by name, for use in matches."),
+    key("groups", TableOf("group"), "Workers that share traffic."),
+    key("rules", ListOf("rule"), "The first that matches decides."),
+];
+
+/// A set has either `file` or `items`.
+pub(crate) const SET: &[Key] = &[FILE, ITEMS, ALLOW_EMPTY, MIN_ITEMS];
+pub(crate) const SET_FILE: &[Key] = &[FILE, ALLOW_EMPTY, MIN_ITEMS];
+pub(crate) const SET_ITEMS: &[Key] = &[ITEMS, ALLOW_EMPTY, MIN_ITEMS];
+
+const FILE: Key = required("file", Text, "One value per line, # begins a comment; relative to the policy.");
+const ITEMS: Key = required("items", Shape("set_items"), "Values and names of other sets.");
+const ALLOW_EMPTY: Key =
+    key("allow_empty", Boolean, "Whether the set may have no values; an error if left out.");
+const MIN_ITEMS: Key =
+    key("min_items", Integer(1, MAX_SET_VALUES as i64), "Fewer values than this are an error.");
+
+pub(crate) const GROUP: &[Key] = &[
+    key("workers", Shape("workers"), "Its workers: \"all\" or a list of numbers."),
+    key("weights", TableOf("weight"), "A share for each worker, by its number."),
+    key("hash", Shape("hash"), "The hash fields: \"l3l4\", \"l3\", \"none\" or a list of fields."),
+    key("symmetric", Boolean, "Whether both directions of a connection reach the same worker."),
+    key("key", Text, "The Toeplitz key: \"symmetric\", \"microsoft\" or 40 bytes in hexadecimal."),
+    key("table_size", Integer(1, MAX_TABLE_SIZE as i64), "Entries of the indirection table, a power of two."),
+];
+
+pub(crate) const RULE: &[Key] = &[
+    required("name", Text, "Unique; counters are named after it."),
+    required("match", Shape("match"), "The packets that it applies to; all keys must match."),
+    required("action", Shape("action"), "What it does with them."),
+    key("direction", Word(&["ingress", "egress"]), "Received or sent packets; \"ingress\" if left out."),
+    key(
+        "priority",
+        Integer(PRIORITIES.0 as i64, PRIORITIES.1 as i64),
+        "Rules with lower numbers come first; 0 if left out.",
+    ),
+    key("count", Boolean, "Whether its counters are exported; true if left out."),
+];
+
+pub(crate) const ACTION: &[Key] = &[
+    key("steer", Text, "Spread over the workers of this group."),
+    key("copy", Text, "Deliver a copy to this group; later rules apply to the packet."),
+    key("sniff", Text, "Deliver copies of all packets of the port, in both directions, to this group."),
+];
+
+pub(crate) const NOT: &[Key] = &[required("not", Shape("values"), "The values that do not match.")];
+
+/// The keys of a match: the rows of [`FIELDS`], other properties of packets, and other ways to write a field.
+pub(crate) static MATCH: LazyLock<Vec<Key>> = LazyLock::new(|| {
+    let mut keys = vec![
+        header("any", True, "Every packet; cannot be combined with other keys."),
+        header("family", Word(&["ipv4", "ipv6"]), "A well-formed header of that IP version."),
+        header("traffic_class", Numbers(255), "The type of service, of IPv6 packets only."),
+        header("dscp", Numbers(63), "The upper six bits of the type of service: ef, af41, cs6."),
+        header("ecn", Numbers(3), "The lower two bits of the type of service: not_ect, ect1, ect0, ce."),
+        header("hop_limit", Numbers(255), "The time to live, of IPv6 packets only."),
+        header("ip_options", Boolean, "Whether an IPv4 header is longer than 20 bytes."),
+        header("fragment", Strings, "any, none, first, later."),
+        header("mpls", Shape("mpls"), "The label stack from the top, or any."),
+        key("inner", Shape("inner_match"), "The packet inside the first tunnel, with the same keys."),
+    ];
+    for row in &FIELDS {
+        let values = match row.form {
+            Form::Mac | Form::Address | Form::Flags(_) => Strings,
+            // Every other field is a number of at most 32 bits.
+            _ => Numbers((1 << row.bits) - 1),
+        };
+        // An address is one key for both IP versions.
+        if keys.iter().all(|key| key.name != row.name) {
+            let inner = !row.header.is_tunnel();
+            keys.push(Key { name: row.name, values, required: false, inner, doc: row.doc });
+        }
+    }
+    keys
+});
+
+pub(crate) const MPLS: &[Key] = &[
+    key("label", Numbers(MAX_LABEL as u64), "The label."),
+    key("tc", Numbers(MAX_LABEL_CLASS as u64), "The traffic class."),
+    key("bottom", Boolean, "Whether it is the last of the stack."),
+    key("ttl", Numbers(255), "The time to live."),
+];
+
+/// The keys of `inner`.
+pub(crate) fn inner_match() -> impl Iterator<Item = &'static Key> {
+    MATCH.iter().filter(|key| key.inner)
+}

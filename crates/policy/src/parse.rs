@@ -1,0 +1,193 @@
+//! TOML text to a checked [`Policy`], or to all problems of the text, its included files and its set files, each with its
+//! place. Files are read only through the given loader.
+
+mod actions;
+mod conflicts;
+mod files;
+mod groups;
+mod matches;
+mod reader;
+mod rules;
+mod sets;
+mod synonyms;
+mod toml_errors;
+mod values;
+mod variables;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::diagnostics::{Diagnostic, Diagnostics, Place};
+use crate::keys;
+use crate::policy::{Action, Policy, VERSION};
+use crate::source::{MAX_FILE_BYTES, SetLoader, Source};
+
+pub use files::{MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_TOTAL_BYTES};
+pub use groups::FIELDS as HASH_FIELDS;
+pub use variables::MAX_SUBSTITUTED_BYTES;
+
+use files::{File, Files, Texts, Walk};
+use groups::Groups;
+use reader::{Reader, Table};
+use rules::Rules;
+use sets::Sets;
+use variables::Variables;
+
+/// Options for reading a policy.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// Values of variables by name, which override those of `[variables]`. A text that is a number, `true`, `false` or a
+    /// list in TOML has that type; any other is a string.
+    pub variables: BTreeMap<String, String>,
+}
+
+/// Reads a policy; returns it with its warnings.
+///
+/// # Errors
+/// All problems of the text, its included files and its set files. If a file cannot be read or is not TOML, names that it
+/// may define are not reported as unknown elsewhere.
+pub fn parse(source: &Source, loader: &dyn SetLoader) -> Result<(Policy, Vec<Diagnostic>), Diagnostics> {
+    parse_with(source, loader, &LoadOptions::default())
+}
+
+/// As [`parse`], with options.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_with(
+    source: &Source,
+    loader: &dyn SetLoader,
+    options: &LoadOptions,
+) -> Result<(Policy, Vec<Diagnostic>), Diagnostics> {
+    let source = Arc::new(source.clone());
+    let mut reader = Reader::new(&source);
+    if source.text.len() as u64 > MAX_FILE_BYTES {
+        reader.error(0..0, format!("a policy has at most {MAX_FILE_BYTES} bytes"), "too long");
+        return Err(reader.diagnostics);
+    }
+    let texts = Texts::new();
+    let mut variables = Variables::given(&options.variables);
+    let mut files = Files::new(loader);
+    let mut found = Walk::new(&texts, &mut reader, &mut files, &mut variables).all(Arc::clone(&source));
+    for file in &mut found {
+        reader.source = Arc::clone(&file.source);
+        variables.substitute_all(&mut reader, &mut file.document, &["variables", "includes"]);
+    }
+    let policy = assemble(&mut reader, &source, &found, &mut files);
+    reader.source = Arc::clone(&source);
+    if !reader.diagnostics.has_errors() {
+        variables.warn(&mut reader);
+    }
+    reader.diagnostics.sort();
+    match reader.diagnostics.has_errors() {
+        false => Ok((policy, reader.diagnostics.list)),
+        true => Err(reader.diagnostics),
+    }
+}
+
+/// The policy of all files. Files share names, so the sets and groups of all files are read before any rule.
+fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: &mut Files<'_>) -> Policy {
+    let mut sets = Sets::new();
+    let mut groups = Groups::default();
+    for file in found {
+        reader.source = Arc::clone(&file.source);
+        files.folder.clone_from(&file.folder);
+        let table = &file.document;
+        reader.refuse_unknown_keys(table, keys::POLICY, "a policy");
+        version(reader, table);
+        if let Some(value) = table.get("sets") {
+            sets.read(reader, value, files);
+        }
+        if let Some(value) = table.get("groups") {
+            groups.read(reader, value);
+        }
+    }
+    sets.refuse_cycles(reader);
+    sets.refuse_too_small(reader);
+    let mut rules = Rules::default();
+    let mut seen = 0;
+    let mut defaults = [("default", None), ("default_multicast", None)];
+    let mut allow_lost_exceptions = None;
+    for file in found {
+        reader.source = Arc::clone(&file.source);
+        if let Some(value) = file.document.get("rules") {
+            rules.read(reader, value, &groups, &mut sets, &mut seen);
+        }
+        for (key, given) in &mut defaults {
+            default(reader, &file.document, &groups, key, given);
+        }
+        allowed(reader, &file.document, &mut allow_lost_exceptions);
+    }
+    reader.source = Arc::clone(main);
+    if seen == 0 && !reader.diagnostics.has_errors() {
+        let hint = "all packets go to `default`";
+        let warning = reader.place(0..0).warning("the policy has no rules", "this policy").hint(hint);
+        reader.push(warning);
+    }
+    if !reader.diagnostics.has_errors() {
+        sets.warn(reader);
+    }
+    let [(_, default), (_, multicast)] = defaults;
+    let default_given = default.is_some();
+    let start = || Place::new(main, 0..0);
+    let (default, default_place) =
+        default.map_or_else(|| (Action::Kernel, start()), |default| (default.action, default.place));
+    Policy {
+        source: Arc::clone(main),
+        default,
+        default_place,
+        default_given,
+        allow_lost_exceptions: allow_lost_exceptions.is_some_and(|(allows, _)| allows),
+        groups: groups.list,
+        rules: rules.finish(multicast.map(|multicast| (multicast.action, multicast.place))),
+    }
+}
+
+/// A default and its place.
+struct Default {
+    action: Action,
+    place: Place,
+}
+
+/// Reads `default` or `default_multicast` of one file; only one file may have it.
+fn default(reader: &mut Reader, table: &Table<'_>, groups: &Groups, key: &str, given: &mut Option<Default>) {
+    let Some(value) = table.get(key) else { return };
+    if let Some(first) = given {
+        given_twice(reader, value, key, &first.place);
+        return;
+    }
+    let place = reader.place(value.span());
+    *given = actions::of_default(reader, value, groups, key).map(|action| Default { action, place });
+}
+
+/// Reads `allow_lost_exceptions` of one file; only one file may have it.
+fn allowed(reader: &mut Reader, table: &Table<'_>, given: &mut Option<(bool, Place)>) {
+    const KEY: &str = "allow_lost_exceptions";
+    let Some(value) = table.get(KEY) else { return };
+    if let Some((_, first)) = given {
+        given_twice(reader, value, KEY, first);
+        return;
+    }
+    let place = reader.place(value.span());
+    *given = reader.boolean(value, "`allow_lost_exceptions`").map(|allows| (allows, place));
+}
+
+fn given_twice(reader: &mut Reader, value: &reader::Value<'_>, key: &str, first: &Place) {
+    let hint = format!("the first is on line {} of {}", first.line(), first.file());
+    reader.error_with(value.span(), format!("`{key}` is given twice"), "again", hint);
+}
+
+fn version(reader: &mut Reader, table: &Table<'_>) {
+    const HINT: &str = "write version = 1";
+    let Some(value) = table.get("version") else {
+        return reader.error_with(0..0, "the policy has no `version`", "at the top of the file", HINT);
+    };
+    match reader::integer_of(value) {
+        Some(number) if number == i64::from(VERSION) => {}
+        Some(number) => {
+            let message = format!("version {number} of the language is not supported");
+            reader.error_with(value.span(), message, "not known", HINT);
+        }
+        None => reader.wrong_type(value, "`version`", "a number"),
+    }
+}

@@ -1,0 +1,143 @@
+//! The language as a JSON Schema, for editors and for programs that write policies, generated from the parser's table of
+//! keys. It describes keys and types; the contents of strings (addresses, names of sets) are checked by the parser only.
+
+use serde_json::{Map, Value, json};
+
+use crate::keys::{self, Key, Values};
+use crate::policy::{MAX_LABEL, MAX_WEIGHT, MAX_WORKER};
+
+/// The schema of a policy file, JSON Schema draft 2020-12.
+///
+/// TOML and JSON have the same tables, lists, strings, numbers and booleans, so editors can apply it to TOML directly.
+#[must_use]
+pub fn schema() -> Value {
+    let mut schema = object(keys::POLICY);
+    schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
+    schema["title"] = json!("A steerd policy, version 1");
+    schema["$defs"] = definitions();
+    schema
+}
+
+/// The shapes that keys refer to by name.
+fn definitions() -> Value {
+    let scalar = json!({ "type": ["string", "integer"] });
+    let stack_entry = json!({ "anyOf": [
+        { "type": "integer", "minimum": 0, "maximum": MAX_LABEL },
+        { "type": "string" },
+        { "type": "array", "minItems": 1, "items": { "anyOf": [scalar, reference("not")] } },
+        reference("not"),
+        reference("mpls_entry"),
+    ] });
+    json!({
+        "action": { "anyOf": [
+            { "enum": ["drop", "kernel", "pass"] },
+            { "type": "string", "pattern": "^(steer|copy|sniff) .+$" },
+            one_of(keys::ACTION),
+        ] },
+        "default": { "anyOf": [{ "type": "string" }, one_of(&keys::ACTION[..1])] },
+        "file_name": { "type": "string" },
+        "group": object(keys::GROUP),
+        "hash": { "anyOf": [
+            { "type": "string" },
+            { "type": "array", "minItems": 1, "items": { "type": "string" } },
+        ] },
+        "inner_match": object_of(keys::inner_match(), 1),
+        "match": object_of(keys::MATCH.iter(), 1),
+        "mpls": { "anyOf": [stack_entry, { "type": "array", "minItems": 1, "items": stack_entry }] },
+        "mpls_entry": object_of(keys::MPLS.iter(), 1),
+        "not": object(keys::NOT),
+        "rule": object(keys::RULE),
+        "set": { "anyOf": [
+            { "type": "array", "minItems": 1, "items": scalar },
+            { "type": "string", "pattern": VARIABLE },
+            reference("set_file"),
+            reference("set_table"),
+        ] },
+        "set_file": object(keys::SET_FILE),
+        "set_items": { "anyOf": [
+            { "type": "array", "items": scalar },
+            { "type": "string", "pattern": VARIABLE },
+        ] },
+        "set_table": object(keys::SET_ITEMS),
+        "values": { "anyOf": [scalar, { "type": "array", "minItems": 1, "items": scalar }] },
+        "variable": { "type": ["string", "integer", "boolean", "array"] },
+        "weight": { "type": "integer", "minimum": 1, "maximum": MAX_WEIGHT },
+        "workers": { "anyOf": [
+            { "const": "all" },
+            { "type": "string", "pattern": VARIABLE },
+            { "type": "array", "minItems": 1, "items": { "anyOf": [
+                { "type": "integer", "minimum": 0, "maximum": MAX_WORKER },
+                { "type": "string", "pattern": VARIABLE },
+            ] } },
+        ] },
+    })
+}
+
+/// A variable, which is allowed in place of any value.
+const VARIABLE: &str = "^\\$\\{[^}]+\\}$";
+
+fn object(keys: &[Key]) -> Value {
+    object_of(keys.iter(), 0)
+}
+
+/// A table of these keys and no others, with at least `least` of them.
+fn object_of<'k>(keys: impl Iterator<Item = &'k Key>, least: u64) -> Value {
+    let mut properties = Map::new();
+    let mut required = Vec::new();
+    for key in keys {
+        let mut value = shape(key.values);
+        value["description"] = json!(key.doc);
+        properties.insert(key.name.to_owned(), value);
+        if key.required {
+            required.push(key.name);
+        }
+    }
+    let mut object = json!({ "type": "object", "properties": properties, "additionalProperties": false });
+    if !required.is_empty() {
+        object["required"] = json!(required);
+    }
+    if least > 0 {
+        object["minProperties"] = json!(least);
+    }
+    object
+}
+
+/// A table of exactly one of these keys.
+fn one_of(keys: &[Key]) -> Value {
+    let mut object = object_of(keys.iter(), 1);
+    object["maxProperties"] = json!(1);
+    object
+}
+
+fn reference(name: &str) -> Value {
+    json!({ "$ref": format!("#/$defs/{name}") })
+}
+
+fn shape(values: Values) -> Value {
+    let or_variable = |value: Value| json!({ "anyOf": [value, { "type": "string", "pattern": VARIABLE }] });
+    match values {
+        Values::True => json!({ "const": true }),
+        Values::Boolean => or_variable(json!({ "type": "boolean" })),
+        Values::Integer(least, most) => {
+            or_variable(json!({ "type": "integer", "minimum": least, "maximum": most }))
+        }
+        Values::Text => json!({ "type": "string" }),
+        Values::Word(words) => or_variable(json!({ "enum": words })),
+        Values::Numbers(most) => list(&[
+            json!({ "type": "integer", "minimum": 0, "maximum": most }),
+            json!({ "type": "string" }),
+            reference("not"),
+        ]),
+        Values::Strings => list(&[json!({ "type": "string" }), reference("not")]),
+        Values::Shape(name) => json!({ "allOf": [reference(name)] }),
+        Values::TableOf(name) => json!({ "type": "object", "additionalProperties": reference(name) }),
+        Values::ListOf(name) => json!({ "type": "array", "items": reference(name) }),
+    }
+}
+
+/// One of these, or a list of them.
+fn list(items: &[Value]) -> Value {
+    let mut shapes = items.to_vec();
+    shapes.push(json!({ "type": "array", "minItems": 1, "items": { "anyOf": items } }));
+    json!({ "anyOf": shapes })
+}

@@ -1,0 +1,199 @@
+//! `softnic`: runs a command that finds a soft NIC through its own, unmodified libibverbs.
+//!
+//! `softnic exec --wire link:x:a -- ibv_devinfo`. It sets up the device, then becomes the command: the exit code is the
+//! command's, and nothing is left behind, because the plugin's files live in a mount namespace of the command's own.
+
+#![forbid(unsafe_code)]
+
+mod library;
+mod plugin;
+mod report;
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use softnic::preload::{Settings, variable};
+
+/// What a shell answers for a command that it cannot find, or not run.
+const NOT_FOUND: u8 = 127;
+const NOT_RUNNABLE: u8 = 126;
+
+/// What can go wrong before the command runs.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(transparent)]
+    Settings(#[from] softnic::Error),
+    #[error("the library {names} is not beside {}: build it (cargo build -p softnic-preload), or name it in SOFTNIC_LIBRARY", exe.display())]
+    NoLibrary { names: String, exe: std::path::PathBuf },
+    #[error("{} cannot be preloaded: the dynamic linker takes no path with a space or a colon; use --method plugin", path.display())]
+    UnfitPath { path: std::path::PathBuf },
+    #[error("the plugin method cannot be set up: {reason}; --method preload needs no privilege")]
+    Plugin { reason: String },
+    #[error("{step}")]
+    Step { step: String, source: std::io::Error },
+    #[error("{command}")]
+    Command { command: String, source: std::io::Error },
+}
+
+#[derive(Parser)]
+#[command(
+    name = "softnic",
+    version,
+    about = "Run programs with a soft NIC under their unmodified libibverbs"
+)]
+struct Cli {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Run a command that sees a soft NIC
+    Exec(Exec),
+    /// List which methods work here, for this user, and what the options take
+    List,
+    /// Set the plugin method up and end: whether it works (used by `exec` and `list`)
+    #[command(hide = true)]
+    Probe,
+}
+
+#[derive(Args)]
+struct Exec {
+    /// How the command gets the device
+    #[arg(long, alias = "door", value_enum, default_value_t = Method::Auto)]
+    method: Method,
+    #[command(flatten)]
+    device: DeviceOptions,
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+/// Each overrides a variable of the same name, `SOFTNIC_WIRE` for `--wire`; the option wins.
+#[derive(Args)]
+struct DeviceOptions {
+    /// The other end of the port: `null`, `loopback`, `generator[:RATE]`, `pcap:FILE`, `af_packet:INTERFACE`, `link:NAME:a|b`, or a table as in steerd's settings
+    #[arg(long)]
+    wire: Option<String>,
+    /// The device's name [default: softnic0]
+    #[arg(long)]
+    name: Option<String>,
+    /// What the device refuses: `ideal`, `mlx5`, `mlx4` [default: ideal]
+    #[arg(long)]
+    personality: Option<String>,
+    /// Bytes of the port's MTU [default: what the wire can carry]
+    #[arg(long)]
+    mtu: Option<String>,
+    /// The core of the device's engine [default: any]
+    #[arg(long)]
+    core: Option<String>,
+    /// Seconds that opening the device waits until the wire is up [default: 2]
+    #[arg(long)]
+    wait: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Method {
+    /// plugin where it works, otherwise preload
+    Auto,
+    /// A provider that the library itself finds, in a private mount namespace
+    Plugin,
+    /// Functions that come before the library's: no namespace, no privilege
+    Preload,
+}
+
+impl DeviceOptions {
+    /// The variables that the options stand for.
+    fn variables(&self) -> Vec<(&'static str, &str)> {
+        let all = [
+            (variable::WIRE, &self.wire),
+            (variable::NAME, &self.name),
+            (variable::PERSONALITY, &self.personality),
+            (variable::MTU, &self.mtu),
+            (variable::CORE, &self.core),
+            (variable::WAIT, &self.wait),
+        ];
+        all.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?))).collect()
+    }
+
+    fn settings(&self) -> Result<Settings, Error> {
+        let variables = self.variables();
+        let given = |name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        };
+        let inherited = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
+        Ok(Settings::read(|name| given(name).or_else(|| inherited(name)))?)
+    }
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().action {
+        Action::Exec(exec) => run(&exec),
+        Action::List => report::print(),
+        // Whatever the settings: those are not what is tried.
+        Action::Probe => {
+            library::find().and_then(|library| plugin::enter(&Settings::read(|_| None)?, &library))
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            softnic::preload::complain(&error);
+            ExitCode::from(match &error {
+                Error::Command { source, .. } if source.kind() == std::io::ErrorKind::NotFound => NOT_FOUND,
+                _ => NOT_RUNNABLE,
+            })
+        }
+    }
+}
+
+/// Becomes the command. Returns only if that fails.
+fn run(exec: &Exec) -> Result<(), Error> {
+    let settings = exec.device.settings()?;
+    let library = library::find()?;
+    let plugin = match exec.method {
+        Method::Auto => plugin::probe().is_ok(),
+        Method::Plugin => {
+            plugin::probe().map_err(|reason| Error::Plugin { reason })?;
+            true
+        }
+        Method::Preload => false,
+    };
+    let Some((program, arguments)) = exec.command.split_first() else { return Ok(()) };
+    let mut command = Command::new(program);
+    command.args(arguments).envs(exec.device.variables());
+    if plugin {
+        plugin::enter(&settings, &library)?;
+        command.env(variable::METHOD, "plugin").env("SYSFS_PATH", plugin::SYSFS);
+        // The older name for the same list would win.
+        command.env("IBV_DRIVERS", plugin::DRIVER).env_remove("RDMAV_DRIVERS");
+        preload(&mut command, Path::new(plugin::LIBRARY))?;
+    } else {
+        command.env(variable::METHOD, "preload");
+        preload(&mut command, &library)?;
+    }
+    let source = command.exec();
+    Err(Error::Command { command: program.to_string_lossy().into_owned(), source })
+}
+
+/// Whether the dynamic linker takes a library of this path (ld.so(8), LD_PRELOAD).
+fn check_path(library: &Path) -> Result<(), Error> {
+    if library.to_string_lossy().contains([' ', ':']) {
+        return Err(Error::UnfitPath { path: library.to_owned() });
+    }
+    Ok(())
+}
+
+fn preload(command: &mut Command, library: &Path) -> Result<(), Error> {
+    check_path(library)?;
+    let mut list = library.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        list.push(":");
+        list.push(others);
+    }
+    command.env("LD_PRELOAD", list);
+    Ok(())
+}

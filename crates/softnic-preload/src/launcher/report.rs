@@ -1,0 +1,29 @@
+//! `softnic list`: which methods work here, and what the options take.
+
+use std::io::Write as _;
+
+use softnic::Personality;
+use softnic::wire::SHORT_FORMS;
+
+use crate::{Error, library, plugin};
+
+pub(crate) fn print() -> Result<(), Error> {
+    let mut out = std::io::stdout().lock();
+    let mut line = |text: String| {
+        writeln!(out, "{text}").map_err(|source| Error::Step { step: "writing".to_owned(), source })
+    };
+    let library = library::find()?;
+    line(format!("library      {}", library.display()))?;
+    line("methods (--method)".to_owned())?;
+    let preload = crate::check_path(&library).map_err(|error| error.to_string());
+    for (method, works) in [("plugin", plugin::probe()), ("preload", preload)] {
+        let works = works.map_or_else(|reason| format!("no: {reason}"), |()| "works".to_owned());
+        line(format!("  {method:<10} {works}"))?;
+    }
+    line("wires (--wire, SOFTNIC_WIRE)".to_owned())?;
+    for (form, meaning) in SHORT_FORMS {
+        line(format!("  {form:<22} {meaning}"))?;
+    }
+    let personalities = Personality::ALL.map(Personality::name).join(", ");
+    line(format!("personalities (--personality, SOFTNIC_PERSONALITY)\n  {personalities}"))
+}

@@ -1,0 +1,224 @@
+//! The engine: takes bursts from the wires, puts frames into posted buffers, and sends what was posted.
+//!
+//! Run by the device's own thread, or by the thread that pumps. It takes the device's mutex once per burst, lets waiting
+//! control calls go first, and neither allocates, locks nor logs per frame. It never waits for an application.
+
+mod datagram;
+mod receive;
+pub(crate) mod transmit;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::Error;
+use crate::limits::{ETHERNET_BYTES, VLAN_TAGS_BYTES};
+use crate::nic::{Nic, PortConfig};
+use crate::state::QueueOwner;
+use crate::stats::PortStats;
+use crate::wire::{MAX_FRAME_BYTES, Wire, WireState};
+
+/// Passes without work after which the thread stops spinning, and after which it sleeps.
+const SPIN_PASSES: u32 = 64;
+const YIELD_PASSES: u32 = 256;
+/// How long an idle engine sleeps. At 64 frames per burst this still keeps up with about a million frames a second.
+const IDLE_SLEEP: Duration = Duration::from_micros(50);
+/// Frames of one turn of the thread.
+const THREAD_FRAMES: usize = 256;
+/// Passes between two looks at what the wires have lost: for some that is a system call.
+const LOSS_PASSES: u32 = 256;
+
+/// The wires, and what a pass works with.
+pub(crate) struct Engine {
+    ports: Vec<EnginePort>,
+    plan: receive::Plan,
+    tap: receive::Tap,
+    /// Where sends are gathered.
+    gather: Box<[u8; MAX_FRAME_BYTES]>,
+    /// Counts passes; the first port of each is another one.
+    passes: u32,
+}
+
+/// A port as the engine has it.
+struct EnginePort {
+    number: u8,
+    wire: Box<dyn Wire>,
+    /// Bytes of the longest frame.
+    max_frame_bytes: usize,
+    state: WireState,
+    /// The losses that the wire reported so far.
+    receive_losses: u64,
+    transmit_losses: u64,
+}
+
+impl EnginePort {
+    fn note_receive_losses(&mut self, stats: &mut PortStats) {
+        let losses = self.wire.losses();
+        stats.wire_lost += losses.saturating_sub(self.receive_losses);
+        self.receive_losses = losses;
+    }
+}
+
+impl Engine {
+    pub(crate) fn new(ports: Vec<PortConfig>) -> Self {
+        let ports = (1u8..).zip(ports).map(|(number, port)| EnginePort {
+            number,
+            max_frame_bytes: port.mtu_bytes as usize + ETHERNET_BYTES + VLAN_TAGS_BYTES,
+            state: port.wire.state(),
+            wire: port.wire,
+            receive_losses: 0,
+            transmit_losses: 0,
+        });
+        Self {
+            ports: ports.collect(),
+            plan: receive::Plan::new(),
+            tap: receive::Tap::new(),
+            gather: Box::new([0; MAX_FRAME_BYTES]),
+            passes: 0,
+        }
+    }
+
+    /// One turn over all ports: at most `max_frames` received frames, and what was posted to be sent.
+    pub(crate) fn pass(&mut self, nic: &Nic, max_frames: usize) -> usize {
+        let first = self.passes as usize % self.ports.len().max(1);
+        self.passes = self.passes.wrapping_add(1);
+        self.ports.rotate_left(first);
+        let received = self.receive(nic, max_frames);
+        let mut sent = 0;
+        for port in &mut self.ports {
+            let mut stats = PortStats::default();
+            let taps = (&mut self.tap, &mut self.plan);
+            sent += transmit::drain(nic, port, &mut self.gather, taps, &mut stats);
+            if self.passes.is_multiple_of(LOSS_PASSES) {
+                port.note_receive_losses(&mut stats);
+            }
+            publish(nic, port, &mut stats);
+            watch(nic, port);
+        }
+        self.ports.rotate_right(first);
+        received + sent
+    }
+
+    /// A burst from each port in turn, until none has more: a busy port cannot keep the others waiting.
+    fn receive(&mut self, nic: &Nic, max_frames: usize) -> usize {
+        let mut received = 0;
+        loop {
+            let before = received;
+            for port in &mut self.ports {
+                if received == max_frames {
+                    return received;
+                }
+                let mut stats = PortStats::default();
+                received += receive::burst(nic, port, &mut self.plan, max_frames - received, &mut stats);
+                // Readers see the counters after each burst.
+                publish(nic, port, &mut stats);
+            }
+            if received == before {
+                return received;
+            }
+        }
+    }
+
+    /// The last word on what the wires have lost.
+    fn close_books(&mut self, nic: &Nic) {
+        for port in &mut self.ports {
+            let mut stats = PortStats::default();
+            port.note_receive_losses(&mut stats);
+            publish(nic, port, &mut stats);
+        }
+    }
+}
+
+/// Adds to the port's counters.
+fn publish(nic: &Nic, port: &EnginePort, stats: &mut PortStats) {
+    if let Some(shared) = nic.port(port.number).filter(|_| *stats != PortStats::default()) {
+        shared.counters.add(stats);
+        *stats = PortStats::default();
+    }
+}
+
+/// Notes what became of the wire; a link that comes or goes is reported to every context.
+fn watch(nic: &Nic, port: &mut EnginePort) {
+    let state = port.wire.state();
+    if state == port.state && state != WireState::Finished {
+        return;
+    }
+    let Some(shared) = nic.port(port.number) else { return };
+    shared.finished.store(state == WireState::Finished, Ordering::Release);
+    let (was_down, down) = (port.state == WireState::Down, state == WireState::Down);
+    port.state = state;
+    if was_down != down {
+        shared.down.store(down, Ordering::Relaxed);
+        let event = if down { ibverbs_sys::IBV_EVENT_PORT_ERR } else { ibverbs_sys::IBV_EVENT_PORT_ACTIVE };
+        let is_readdressed = !down && shared.note_mac(port.wire.mac());
+        let state = nic.burst();
+        for (slot, _) in state.contexts.iter() {
+            // The port's GID is made of its address.
+            if is_readdressed {
+                state.notify(slot, ibverbs_sys::IBV_EVENT_GID_CHANGE, u64::from(port.number));
+            }
+            state.notify(slot, event, u64::from(port.number));
+        }
+    }
+}
+
+/// Flushes what was posted to queues in the error state. The list is nearly always empty.
+#[cold]
+fn flush_failed(state: &mut crate::state::State) {
+    for index in 0..state.failed_queues.len() {
+        let Some(&slot) = state.failed_queues.get(index) else { break };
+        state.flush_queue(slot);
+        let kind = state.queues.get(slot).map(|queue| queue.kind);
+        if let Some(QueueOwner::QueuePair(qp)) = kind {
+            state.flush_sends(qp);
+        }
+    }
+    state.publish();
+}
+
+/// Starts the engine's thread.
+pub(crate) fn spawn(nic: Arc<Nic>, core: Option<usize>) -> Result<JoinHandle<()>, Error> {
+    let name = nic.name.clone();
+    // The kernel cuts thread names at 15 bytes.
+    std::thread::Builder::new()
+        .name(format!("{:.15}", nic.name))
+        .spawn(move || {
+            if let Some(core) = core {
+                pin(core);
+            }
+            run(&nic);
+        })
+        .map_err(|source| Error::EngineThread { name, source })
+}
+
+fn pin(core: usize) {
+    use rustix::thread::{CpuSet, sched_setaffinity};
+    let mut set = CpuSet::new();
+    if core < CpuSet::MAX_CPU {
+        set.set(core);
+    }
+    if let Err(error) = sched_setaffinity(None, &set) {
+        tracing::warn!(core, %error, "the engine cannot be pinned to its core");
+    }
+}
+
+fn run(nic: &Nic) {
+    // The kernel may lengthen sleeps by the timer slack, by default as long as the sleep itself (prctl(2)).
+    // SAFETY: takes a number and touches nothing but this thread's slack; if it fails sleeps stay long.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000) };
+    let mut idle = 0u32;
+    while !nic.stopping.load(Ordering::Relaxed) {
+        if nic.pass(THREAD_FRAMES) > 0 {
+            idle = 0;
+            continue;
+        }
+        idle = idle.saturating_add(1);
+        match idle {
+            0..SPIN_PASSES => std::hint::spin_loop(),
+            SPIN_PASSES..YIELD_PASSES => std::thread::yield_now(),
+            YIELD_PASSES.. => std::thread::sleep(IDLE_SLEEP),
+        }
+    }
+    nic.engine().close_books(nic);
+}

@@ -1,0 +1,428 @@
+//! The flow table: which flows a received frame belongs to, and so what the engine does with it.
+//!
+//! The provider inserts and removes [`FlowRule`]s (one per `ibv_flow`) under the device's mutex; the engine asks
+//! [`FlowTable::lookup`] once per frame. The table never looks at frame bytes and never allocates during a lookup.
+//!
+//! # What a lookup costs
+//! One hash and one compare for a frame like one of the last few thousand. For others, one hash and one probe (some 40
+//! ns) for each *shape*, which is a mask that rules share: best priority first, until no other can win, passing over those
+//! that ask for layers which the frame lacks. So the cost grows with the different masks, up to [`MAX_SHAPES`], and not
+//! with the number of rules.
+//!
+//! # Which rules a frame gets
+//! The rules of the frame's port that match are taken in order of kind (normal, multicast default, all default), then
+//! priority (0 first), then age (oldest first):
+//! - The first one that traps decides. Rules with the same match, kind and priority on other queue pairs each get a copy;
+//!   on the same queue pair the oldest represents all of them.
+//! - DONT_TRAP rules take a copy if they are no later in kind and priority than the deciding rule.
+//! - Sniffers take a copy of every frame, received or sent, whatever the verdict.
+//!
+//! Sent frames have tables of their own: those of EGRESS flows, whose queue pairs get nothing.
+//!
+//! # Tunnels
+//! Rules about tunnels and what is inside have wider images, in a tuple space of their own. Only while a port has such a
+//! rule are its frames parsed for tunnels, and only frames that have one are looked up with the wider image, in a cache of
+//! their own. So these rules cost nothing where there are none.
+
+mod cache;
+mod capacity;
+mod deep;
+mod key;
+mod port;
+mod shape;
+mod space;
+#[cfg(test)]
+mod tests;
+
+use arrayvec::ArrayVec;
+use device_model::PriorityTable;
+use packet::cube::DST_MAC;
+use packet::{FlowKey, TunnelKey};
+
+use cache::ExactCache;
+use deep::DeepImage;
+pub(crate) use deep::{Presence, TunnelMatcher};
+use key::Image;
+pub(crate) use key::{MatchKey, Matcher};
+use port::PortTable;
+
+/// The most flows that a table holds. That many take some 80 MiB; each is inserted within some 2 us, and the one insert for
+/// which the largest list has to grow within some 2 ms, during which the engine waits.
+pub(crate) const MAX_FLOWS: usize = device_model::software::MAX_FLOWS as usize;
+/// The most different masks among the flows of one port that trap. A frame that the cache does not know and that all of
+/// them could match costs some 20 us.
+pub(crate) const MAX_SHAPES: usize = device_model::software::MAX_MASKS as usize;
+/// The most queue pairs that one match can be replicated to.
+pub(crate) const MAX_REPLICAS: usize = 32;
+/// The most DONT_TRAP flows of one port.
+pub(crate) const MAX_DONT_TRAP: usize = device_model::software::MAX_COPIES as usize;
+/// The most sniffers of one port.
+pub(crate) const MAX_SNIFFERS: usize = 16;
+/// The most flows that one frame can get: the limits above make more impossible.
+pub(crate) const MAX_MATCHES: usize = MAX_REPLICAS + MAX_DONT_TRAP + MAX_SNIFFERS;
+
+/// Names a flow for as long as it is in the table; below [`MAX_FLOWS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct FlowId(pub(crate) u32);
+
+/// Names the counters that a flow's packets are added to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct CounterId(pub(crate) u32);
+
+/// Names the queue pair that a flow's packets go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct QpSlot(pub(crate) u32);
+
+/// The kinds of `enum ibv_flow_attr_type`, in order of precedence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum FlowKind {
+    /// `IBV_FLOW_ATTR_NORMAL`.
+    Normal,
+    /// `IBV_FLOW_ATTR_MC_DEFAULT`: multicast frames that no normal rule trapped.
+    MulticastDefault,
+    /// `IBV_FLOW_ATTR_ALL_DEFAULT`: frames that nothing else trapped.
+    AllDefault,
+    /// `IBV_FLOW_ATTR_SNIFFER`: a copy of every frame.
+    Sniffer,
+}
+
+/// What happens to the packets of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Actions {
+    /// The tag that completions report.
+    pub(crate) tag: Option<u32>,
+    /// Whether they are dropped instead of delivered.
+    pub(crate) drop: bool,
+    /// What counts them.
+    pub(crate) counter: Option<CounterId>,
+    /// Where they go.
+    pub(crate) target: QpSlot,
+}
+
+/// One flow, as the provider inserts it.
+#[derive(Clone, Debug)]
+pub(crate) struct FlowRule {
+    /// Its name; unique in the table.
+    pub(crate) id: FlowId,
+    /// Its kind.
+    pub(crate) kind: FlowKind,
+    /// The port it applies to.
+    pub(crate) port: u8,
+    /// Whether it applies to sent frames.
+    pub(crate) egress: bool,
+    /// Its priority; 0 comes first. Sniffers have none.
+    pub(crate) priority: u16,
+    /// Whether frames go on to later rules after this one took a copy.
+    pub(crate) dont_trap: bool,
+    /// When it was created, relative to the other rules: unique, growing.
+    pub(crate) order: u64,
+    /// The frames it is about. Multicast defaults need not ask for a multicast address, sniffers match everything.
+    pub(crate) matcher: Matcher,
+    /// What it asks of their tunnels besides, if anything.
+    pub(crate) tunnel: Option<Box<TunnelMatcher>>,
+    /// What happens to them.
+    pub(crate) actions: Actions,
+}
+
+/// How a device differs from a table that has room and takes what makes sense.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TableRules {
+    /// Whether flows with the same match and priority must agree in their tags.
+    pub(crate) one_tag_per_match: bool,
+    /// Whether a frame meets only one match of each priority also where it goes on: of several DONT_TRAP flows that match,
+    /// those with the match of the oldest take a copy.
+    pub(crate) one_copy_per_priority: bool,
+    /// Whether an ALL_DEFAULT flow is two entries, of which the one for multicast is like that of an MC_DEFAULT flow: multicast
+    /// frames go to both.
+    pub(crate) all_default_is_two: bool,
+    /// How many matches there can be at one priority.
+    pub(crate) groups: Option<PriorityTable>,
+}
+
+/// One flow that a frame belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FlowHit {
+    /// The flow.
+    pub(crate) flow: FlowId,
+    /// Its kind.
+    pub(crate) kind: FlowKind,
+    /// Whether it takes a copy and the frame goes on: a DONT_TRAP flow or a sniffer.
+    pub(crate) is_copy: bool,
+    /// What to do.
+    pub(crate) actions: Actions,
+}
+
+/// The flows of one frame: first those of the verdict in order of precedence, then the sniffers. Without any of the
+/// verdict the frame is left to the kernel.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Matches {
+    hits: ArrayVec<FlowHit, MAX_MATCHES>,
+}
+
+impl Matches {
+    /// No flows.
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    fn clear(&mut self) {
+        self.hits.clear();
+    }
+
+    /// Appends; the limits of the table keep the sum within [`MAX_MATCHES`].
+    fn add(&mut self, hit: FlowHit) {
+        self.hits.push(hit);
+    }
+
+    /// All flows of the frame.
+    pub(crate) fn as_slice(&self) -> &[FlowHit] {
+        &self.hits
+    }
+}
+
+/// Why a flow was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum FlowError {
+    /// The id is in use.
+    #[error("flow {0:?} is already in the table")]
+    DuplicateId(FlowId),
+    /// No frame can match: two specs ask for different values of one field.
+    #[error("two specs of the flow contradict each other")]
+    Contradiction,
+    /// DONT_TRAP has no meaning for this kind.
+    #[error("DONT_TRAP cannot be combined with this kind of flow")]
+    DontTrapKind,
+    /// The same match exists at the same priority with another action (drop or deliver) or, where that matters, tag.
+    #[error("flow {0:?} has the same match and priority, and one of the two drops or has another tag")]
+    Conflict(FlowId),
+    /// The device that this one imitates has no entry left for this mask at this priority.
+    #[error("the device has no room for another match with this mask at this priority")]
+    NoSpace,
+    /// A limit of the table.
+    #[error("the table already holds {limit} {what}")]
+    Full {
+        /// What there are too many of.
+        what: &'static str,
+        /// The limit.
+        limit: usize,
+    },
+}
+
+/// All flows of a device.
+#[derive(Debug, Default)]
+pub(crate) struct FlowTable {
+    /// By id.
+    flows: Vec<Option<Box<FlowRule>>>,
+    /// By port number, as far as ports have flows.
+    ports: Vec<PortTable>,
+    /// The same for sent frames.
+    egress: Vec<PortTable>,
+    caches: Caches,
+    rules: TableRules,
+}
+
+/// What the last lookups of all ports found.
+#[derive(Debug, Default)]
+struct Caches {
+    plain: ExactCache<MatchKey>,
+    /// For frames with tunnels; made with the first flow about them.
+    deep: Option<ExactCache<DeepImage>>,
+}
+
+impl Caches {
+    fn invalidate(&mut self) {
+        self.plain.invalidate();
+        if let Some(cache) = &mut self.deep {
+            cache.invalidate();
+        }
+    }
+}
+
+impl FlowTable {
+    /// An empty table.
+    #[must_use]
+    pub(crate) fn new(rules: TableRules) -> Self {
+        Self { rules, ..Self::default() }
+    }
+
+    /// Adds a flow; the next lookup sees it.
+    ///
+    /// # Errors
+    /// Why it was not taken; the table is as before.
+    pub(crate) fn insert(&mut self, mut rule: FlowRule) -> Result<(), FlowError> {
+        match rule.kind {
+            FlowKind::MulticastDefault => {
+                rule.matcher.field(&[DST_MAC], GROUP_BIT, GROUP_BIT);
+            }
+            FlowKind::Sniffer => {
+                (rule.matcher, rule.tunnel, rule.priority) = (Matcher::any(), None, 0);
+            }
+            FlowKind::Normal | FlowKind::AllDefault => {}
+        }
+        if rule.dont_trap && matches!(rule.kind, FlowKind::MulticastDefault | FlowKind::AllDefault) {
+            return Err(FlowError::DontTrapKind);
+        }
+        let has_tunnel = rule.tunnel.as_ref().is_some_and(|tunnel| !tunnel.is_any());
+        rule.tunnel.take_if(|_| !has_tunnel);
+        let contradictory = rule.tunnel.as_ref().is_some_and(|tunnel| tunnel.is_contradictory());
+        if contradictory || rule.matcher.is_contradictory() {
+            return Err(FlowError::Contradiction);
+        }
+        let place = rule.id.0 as usize;
+        if place >= MAX_FLOWS {
+            return Err(FlowError::Full { what: "flows", limit: MAX_FLOWS });
+        }
+        if self.flows.get(place).is_some_and(Option::is_some) {
+            return Err(FlowError::DuplicateId(rule.id));
+        }
+        let half = self.multicast_half(&rule);
+        let port = self.port_mut(rule.port, rule.egress);
+        port.insert(&rule)?;
+        if let Some(Err(error)) = half.map(|half| port.insert(&half)) {
+            port.remove(&rule);
+            return Err(error);
+        }
+        if rule.tunnel.is_some() {
+            self.caches.deep.get_or_insert_default();
+        }
+        if self.flows.len() <= place {
+            self.flows.resize(place + 1, None);
+        }
+        self.flows[place] = Some(Box::new(rule));
+        self.caches.invalidate();
+        Ok(())
+    }
+
+    /// Removes a flow; no later lookup finds it. Returns whether it was there.
+    pub(crate) fn remove(&mut self, id: FlowId) -> bool {
+        let rule = self.flows.get_mut(id.0 as usize).and_then(Option::take);
+        let Some(rule) = rule else { return false };
+        let half = self.multicast_half(&rule);
+        let port = self.port_mut(rule.port, rule.egress);
+        port.remove(&rule);
+        if let Some(half) = half {
+            port.remove(&half);
+        }
+        self.caches.invalidate();
+        true
+    }
+
+    /// Puts the flows of a frame that arrived on `port` into `matches`, in place of what was there. `tunnel` parses the
+    /// frame's tunnel, and is asked only if some flow of the port is about tunnels.
+    #[inline]
+    pub(crate) fn lookup(
+        &mut self,
+        port: u8,
+        key: &FlowKey,
+        tunnel: impl FnOnce() -> TunnelKey,
+        matches: &mut Matches,
+    ) {
+        matches.clear();
+        let Some(table) = self.ports.get(usize::from(port)) else { return };
+        find(table, &mut self.caches, port, (key, tunnel), matches);
+    }
+
+    /// The same for a frame that is to be sent; without sniffers, which see it whatever becomes of it.
+    #[inline]
+    pub(crate) fn lookup_sent(
+        &mut self,
+        port: u8,
+        key: &FlowKey,
+        tunnel: impl FnOnce() -> TunnelKey,
+        matches: &mut Matches,
+    ) {
+        matches.clear();
+        let Some(table) = self.egress.get(usize::from(port)) else { return };
+        find(table, &mut self.caches, port | EGRESS, (key, tunnel), matches);
+    }
+
+    /// Whether any flow is about the frames sent through a port.
+    #[inline]
+    pub(crate) fn has_egress(&self, port: u8) -> bool {
+        self.egress.get(usize::from(port)).is_some_and(|table| !table.is_empty())
+    }
+
+    /// How many flows take copies of every frame of a port.
+    #[inline]
+    pub(crate) fn sniffer_count(&self, port: u8) -> usize {
+        self.ports.get(usize::from(port)).map_or(0, PortTable::sniffer_count)
+    }
+
+    /// Puts what takes copies of every frame of a port into `matches`, in place of what was there.
+    pub(crate) fn sniffers(&self, port: u8, matches: &mut Matches) {
+        matches.clear();
+        if let Some(table) = self.ports.get(usize::from(port)) {
+            table.sniff(matches);
+        }
+    }
+
+    /// What an ALL_DEFAULT flow is for multicast, on a device where that is an entry of its own.
+    fn multicast_half(&self, rule: &FlowRule) -> Option<FlowRule> {
+        if rule.kind != FlowKind::AllDefault || !self.rules.all_default_is_two {
+            return None;
+        }
+        let mut half = FlowRule { kind: FlowKind::MulticastDefault, ..rule.clone() };
+        half.matcher.field(&[DST_MAC], GROUP_BIT, GROUP_BIT);
+        (!half.matcher.is_contradictory()).then_some(half)
+    }
+
+    /// The number of flows.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.flows.iter().flatten().count()
+    }
+
+    fn port_mut(&mut self, port: u8, egress: bool) -> &mut PortTable {
+        let ports = if egress { &mut self.egress } else { &mut self.ports };
+        let index = usize::from(port);
+        if ports.len() <= index {
+            ports.resize_with(index + 1, || PortTable::new(self.rules));
+        }
+        &mut ports[index]
+    }
+}
+
+/// Distinguishes the two tables of a port in the caches; port numbers stay below.
+const EGRESS: u8 = 1 << 7;
+const _: () = assert!(crate::limits::MAX_PORTS < EGRESS as usize, "a port number leaves the bit free");
+
+#[inline]
+fn find(
+    table: &PortTable,
+    caches: &mut Caches,
+    port: u8,
+    (key, tunnel): (&FlowKey, impl FnOnce() -> TunnelKey),
+    matches: &mut Matches,
+) {
+    if let Some(relevant) = table.deep_relevant() {
+        let tunnel = tunnel();
+        if !tunnel.layers.is_empty() {
+            return find_deep(table, caches, port, (key, &tunnel, relevant), matches);
+        }
+    }
+    // Fields that no rule of the port names would only split what shares one verdict.
+    let image = MatchKey::of(key).masked(table.relevant());
+    let verdict = caches.plain.find_or_insert(port, &image, || table.classify(&image, None));
+    table.expand(verdict, matches);
+}
+
+/// A frame with a tunnel on a port with rules about tunnels: neither this nor the cache that it asks is ever shared with
+/// frames looked up by the outer packet alone.
+#[inline(never)]
+fn find_deep(
+    table: &PortTable,
+    caches: &mut Caches,
+    port: u8,
+    (key, tunnel, relevant): (&FlowKey, &TunnelKey, &DeepImage),
+    matches: &mut Matches,
+) {
+    let deep = DeepImage::of(MatchKey::of(key), key, tunnel).masked(relevant);
+    let verdict = match &mut caches.deep {
+        Some(cache) => cache.find_or_insert(port, &deep, || table.classify(&deep.outer, Some(&deep))),
+        None => table.classify(&deep.outer, Some(&deep)),
+    };
+    table.expand(verdict, matches);
+}
+
+/// The bit that makes a MAC address a group address (IEEE 802-2014, 8.2.2).
+pub(crate) const GROUP_BIT: u128 = 1 << 40;

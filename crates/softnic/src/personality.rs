@@ -1,0 +1,411 @@
+//! What the device refuses and how it orders flows: one table of rules per personality.
+//!
+//! Verbs compare with `nic.rules()`; nothing else in this crate distinguishes personalities. Limits, matching and flows
+//! come from the device model of the same name (`device_model`); the attributes of queues and domains are rows of
+//! `ideal`, `mlx5` and `mlx4`, each with the source of the fact. Whatever no row forbids is possible.
+
+mod ideal;
+mod mlx4;
+mod mlx5;
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::LazyLock;
+
+use device_model::{DeviceProfile, Emulation, Feature};
+use ibverbs_sys::{
+    IBV_FLOW_ATTR_FLAGS_DONT_TRAP, IBV_FLOW_ATTR_FLAGS_EGRESS, IBV_RX_HASH_INNER, IBV_RX_HASH_IPSEC_SPI,
+};
+
+use crate::flow::TableRules;
+use crate::limits::MAX_WR;
+use crate::provider::answer::{Errno, Verb, known_bits};
+use crate::rss::MAX_INDIRECTION_ENTRIES;
+
+/// What the device refuses, and how it orders flows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Personality {
+    /// Supports the whole verbs API.
+    #[default]
+    Ideal,
+    /// Refuses what NVIDIA ConnectX-4 and later refuse, with the same errno.
+    Mlx5,
+    /// Refuses what Mellanox ConnectX-3 refuses, with the same errno.
+    Mlx4,
+}
+
+impl Personality {
+    /// All of them, in the order in which they are listed to an operator.
+    pub const ALL: [Self; 3] = [Self::Ideal, Self::Mlx5, Self::Mlx4];
+
+    /// The word for it in settings.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ideal => "ideal",
+            Self::Mlx5 => "mlx5",
+            Self::Mlx4 => "mlx4",
+        }
+    }
+
+    /// Its table, made when it is first asked for.
+    pub(crate) fn rules(self) -> &'static Rules {
+        static RULES: LazyLock<[Rules; 3]> = LazyLock::new(|| {
+            [
+                Rules::new(&DeviceProfile::ideal(), &ideal::OBJECTS),
+                Rules::new(&DeviceProfile::mlx5(), &mlx5::OBJECTS),
+                Rules::new(&DeviceProfile::mlx4(), &mlx4::OBJECTS),
+            ]
+        });
+        &RULES[self as usize]
+    }
+}
+
+impl fmt::Display for Personality {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A word that is no personality.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{found:?} is no personality: expected \"ideal\", \"mlx5\" or \"mlx4\"")]
+pub struct UnknownPersonality {
+    /// The word.
+    pub found: String,
+}
+
+impl FromStr for Personality {
+    type Err = UnknownPersonality;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let known = Self::ALL.into_iter().find(|personality| personality.name() == text);
+        known.ok_or_else(|| UnknownPersonality { found: text.to_owned() })
+    }
+}
+
+/// A personality's table, a struct of rows per family of verbs.
+pub(crate) struct Rules {
+    pub(crate) objects: &'static ObjectRules,
+    /// `max_qp_wr`: the most work requests of a queue, of work queues as well.
+    pub(crate) max_requests: u32,
+    pub(crate) hash: HashRules,
+    pub(crate) flow: FlowRules,
+}
+
+impl Rules {
+    fn new(model: &DeviceProfile, objects: &'static ObjectRules) -> Self {
+        Self {
+            objects,
+            max_requests: model.max_receives.unwrap_or(MAX_WR).min(MAX_WR),
+            hash: HashRules::new(model),
+            flow: FlowRules::new(model),
+        }
+    }
+}
+
+/// What the device model does not have: attributes of clocks, queues, domains and queue pairs.
+pub(crate) struct ObjectRules {
+    pub(crate) clock: ClockRules,
+    pub(crate) completion: CompletionRules,
+    pub(crate) domain: DomainRules,
+    pub(crate) queue_pair: QueuePairRules,
+    pub(crate) work_queue: WorkQueueRules,
+    pub(crate) rss: RssRules,
+}
+
+/// The clock behind raw completion timestamps.
+pub(crate) struct ClockRules {
+    /// `hca_core_clock`: ticks per millisecond.
+    pub(crate) kilohertz: u64,
+    /// `completion_timestamp_mask`: the bits that a raw timestamp has.
+    pub(crate) mask: u64,
+}
+
+/// Bits that an op accepts, and the errno for others.
+pub(crate) struct Known {
+    pub(crate) bits: u32,
+    pub(crate) refusal: Errno,
+}
+
+impl Known {
+    pub(crate) fn check(&self, bits: u32) -> Verb<()> {
+        known_bits(bits, self.bits, self.refusal)
+    }
+}
+
+/// Completion queues.
+pub(crate) struct CompletionRules {
+    /// `ibv_cq_init_attr_ex.comp_mask`.
+    pub(crate) attributes: Known,
+    /// `ibv_cq_init_attr_ex.flags`.
+    pub(crate) flags: Known,
+    /// `ibv_cq_init_attr_ex.wc_flags`.
+    pub(crate) fields: Known,
+    /// Two sets of `wc_flags` that cannot be had together.
+    pub(crate) exclusive_fields: Option<(u32, u32)>,
+    /// The most entries a queue can have.
+    pub(crate) max_entries: u32,
+    /// Whether queues get one entry less than a power of two, as where one slot distinguishes full from empty.
+    pub(crate) rounds_up: bool,
+    /// Whether `parent_domain` may also be a plain protection domain.
+    pub(crate) plain_domain: bool,
+    /// `ibv_context.num_comp_vectors`.
+    pub(crate) vectors: u32,
+    /// `cq_mod_caps`: the most completions per event, and microseconds until one.
+    pub(crate) max_moderation_count: u16,
+    pub(crate) max_moderation_period_us: u16,
+}
+
+/// Protection, thread and parent domains, and the memory of their queues.
+pub(crate) struct DomainRules {
+    /// Whether there are thread and parent domains.
+    pub(crate) parent_domains: bool,
+    /// What `ibv_alloc_td` returns to a `comp_mask`.
+    pub(crate) thread_domain_refusal: Errno,
+    /// The purpose of the memory, which a parent domain's allocator receives.
+    pub(crate) resources: Resources,
+}
+
+/// The `resource_type` of each kind of queue memory.
+pub(crate) struct Resources {
+    pub(crate) completion_queue: u64,
+    pub(crate) work_queue: u64,
+    pub(crate) queue_pair: u64,
+    pub(crate) doorbell: u64,
+}
+
+/// Queue pairs with rings of their own.
+pub(crate) struct QueuePairRules {
+    /// `ibv_qp_init_attr_ex.comp_mask`.
+    pub(crate) attributes: Known,
+    /// `create_flags` of a raw packet queue pair.
+    pub(crate) create_flags: Known,
+    /// `create_flags` of a datagram queue pair.
+    pub(crate) datagram_flags: Known,
+    /// `send_ops_flags` of a raw packet queue pair.
+    pub(crate) send_operations: u64,
+    /// `send_ops_flags` of a datagram queue pair.
+    pub(crate) datagram_send_operations: u64,
+    /// `tso_caps.max_tso`: bytes of a stream that one request can have segmented.
+    pub(crate) max_tso_bytes: u32,
+    /// Whether a send queue can be drained (the state SQD).
+    pub(crate) drains: bool,
+    /// `packet_pacing_caps.qp_rate_limit_max`, in kilobits per second; 0 where there are no rates.
+    pub(crate) max_rate_kbps: u32,
+}
+
+/// Work queues.
+pub(crate) struct WorkQueueRules {
+    /// `ibv_wq_init_attr.create_flags`.
+    pub(crate) create_flags: Known,
+    /// `ibv_wq_attr.flags_mask`.
+    pub(crate) modify_flags: Known,
+    /// Whether DELAY_DROP is EPERM for a caller without CAP_SYS_RAWIO, whatever the device can do.
+    pub(crate) delay_drop_needs_raw_io: bool,
+    /// Whether a queue can go from RESET to ERR.
+    pub(crate) fails_from_reset: bool,
+}
+
+/// Which hash fields can be combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HashCombinations {
+    /// Any.
+    Any,
+    /// One family's addresses and one transport's ports, or the SPI; otherwise EINVAL.
+    OneOfEach,
+    /// Source only with destination, ports only with addresses; otherwise EOPNOTSUPP.
+    WholePairs,
+}
+
+/// RSS queue pairs.
+pub(crate) struct RssRules {
+    /// The answers to another hash function, and to another length of the key.
+    pub(crate) function_refusal: Errno,
+    pub(crate) key_length_refusal: Errno,
+    /// The answers of an RSS queue pair to `create_flags`, to `send_ops_flags` and to a send queue. (The library ignores
+    /// a `send_cq` if there is no `max_send_wr`: libibverbs/cmd_qp.c, `ibv_icmd_create_qp`.)
+    pub(crate) create_flags_refusal: Errno,
+    pub(crate) send_operations_refusal: Errno,
+    pub(crate) send_queue_refusal: Option<Errno>,
+    /// Whether RSS queue pairs have a number; otherwise it is 0.
+    pub(crate) numbered: bool,
+    /// Whether RSS queue pairs have states of their own.
+    pub(crate) states: bool,
+}
+
+/// Hash fields and indirection tables.
+pub(crate) struct HashRules {
+    /// `rx_hash_fields_mask`: the fields that can be hashed.
+    pub(crate) fields: u64,
+    /// Those of them that the plain verb refuses, EOPNOTSUPP.
+    pub(crate) refused_fields: u64,
+    pub(crate) combinations: HashCombinations,
+    /// The most entries of an indirection table.
+    pub(crate) max_entries: u32,
+    /// Whether the work queues of a table must have consecutive numbers.
+    pub(crate) consecutive: bool,
+}
+
+impl HashRules {
+    /// The addresses and ports of IPv4, IPv6, TCP and UDP (`enum ibv_rx_hash_fields`), which every device hashes.
+    const ADDRESSES_AND_PORTS: u64 = 0xff;
+
+    fn new(model: &DeviceProfile) -> Self {
+        let inner = u64::from(IBV_RX_HASH_INNER);
+        let mut fields = Self::ADDRESSES_AND_PORTS;
+        if model.allows(Feature::HashSpi) {
+            fields |= u64::from(IBV_RX_HASH_IPSEC_SPI);
+        }
+        if model.allows(Feature::HashInner) || model.emulation.reports_inner_hash {
+            fields |= inner;
+        }
+        let most = MAX_INDIRECTION_ENTRIES as u32;
+        Self {
+            fields,
+            refused_fields: if model.allows(Feature::HashInner) { 0 } else { inner },
+            combinations: match model {
+                DeviceProfile { emulation: Emulation { hashes_any_fields: true, .. }, .. } => {
+                    HashCombinations::Any
+                }
+                DeviceProfile { hash_field_pairs: true, .. } => HashCombinations::WholePairs,
+                _ => HashCombinations::OneOfEach,
+            },
+            max_entries: if model.emulation.firmware_sets_max_table {
+                most
+            } else {
+                model.max_table.min(most)
+            },
+            consecutive: model.table_consecutive,
+        }
+    }
+}
+
+/// Flows.
+pub(crate) struct FlowRules {
+    /// The last priority there is, and the answer to a later one.
+    pub(crate) max_priority: u16,
+    pub(crate) priority_refusal: Errno,
+    /// `ibv_flow_attr.flags`.
+    pub(crate) flags: Known,
+    /// The answers to an unknown type and to an unknown action.
+    pub(crate) type_refusal: Errno,
+    pub(crate) action_refusal: Errno,
+    /// The answers to DONT_TRAP with SNIFFER and with EGRESS, if they are refused.
+    pub(crate) dont_trap_sniffer_refusal: Option<Errno>,
+    pub(crate) dont_trap_egress_refusal: Option<Errno>,
+    /// Whether NORMAL flows for multicast only come after all others of their kind, whatever their priority.
+    pub(crate) multicast_comes_last: bool,
+    /// The last tag there is, else EINVAL.
+    pub(crate) max_tag: u32,
+    /// Whether a spec whose masks are zero asks for no header: a TCP, UDP or GRE spec only for the protocol, which the IP
+    /// header names, and an ESP, VXLAN, MPLS or inner Ethernet spec for nothing.
+    pub(crate) empty_masks_ask_for_no_header: bool,
+    pub(crate) table: TableRules,
+    /// Further properties.
+    pub(crate) emulation: Emulation,
+    /// What is refused, and with which errno.
+    refusals: Vec<(Feature, Errno)>,
+    /// What is ignored without an error.
+    ignored: Vec<Feature>,
+}
+
+impl FlowRules {
+    fn new(model: &DeviceProfile) -> Self {
+        let emulation = &model.emulation;
+        let (ignored, refused): (Vec<_>, Vec<_>) =
+            model.refusals.iter().partition(|refusal| refusal.errno == device_model::Errno::Silent);
+        let ignored: Vec<Feature> = ignored.iter().map(|refusal| refusal.feature).collect();
+        let egress = if model.allows(Feature::Egress) { IBV_FLOW_ATTR_FLAGS_EGRESS } else { 0 };
+        let tag_bits = emulation.tag_bits.unwrap_or(model.tag_bits);
+        Self {
+            max_priority: u16::try_from(model.priorities.saturating_sub(1)).unwrap_or(u16::MAX),
+            priority_refusal: model.errno(device_model::Limit::Priorities).into(),
+            flags: Known {
+                bits: IBV_FLOW_ATTR_FLAGS_DONT_TRAP | egress,
+                refusal: emulation.unknown_flag.into(),
+            },
+            type_refusal: emulation.unknown_type.into(),
+            action_refusal: emulation.unknown_action.into(),
+            dont_trap_sniffer_refusal: emulation.dont_trap_with_sniffer.map(Errno::from),
+            dont_trap_egress_refusal: emulation.dont_trap_with_egress.map(Errno::from),
+            multicast_comes_last: model.multicast_ignores_priority,
+            max_tag: u32::MAX.checked_shr(u32::BITS - tag_bits.min(u32::BITS)).unwrap_or(0),
+            empty_masks_ask_for_no_header: ignored.contains(&Feature::AnyEsp),
+            table: TableRules {
+                one_tag_per_match: emulation.one_tag_per_match,
+                one_copy_per_priority: emulation.one_copy_per_priority,
+                all_default_is_two: emulation.all_default_is_two,
+                groups: model.priority_table,
+            },
+            emulation: emulation.clone(),
+            refusals: refused.iter().map(|refusal| (refusal.feature, refusal.errno.into())).collect(),
+            ignored,
+        }
+    }
+
+    /// Whether the device refuses a field.
+    pub(crate) fn refuses(&self, feature: Option<Feature>) -> bool {
+        feature.is_some_and(|feature| self.check(feature).is_err())
+    }
+
+    /// Whether the device ignores a field.
+    pub(crate) fn ignores(&self, feature: Option<Feature>) -> bool {
+        feature.is_some_and(|feature| self.ignored.contains(&feature))
+    }
+
+    /// The errno with which the device refuses to match or do something.
+    pub(crate) fn check(&self, feature: Feature) -> Verb<()> {
+        let row = self.refusals.iter().find(|(refused, _)| *refused == feature);
+        row.map_or(Ok(()), |(_, errno)| Err(*errno))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for personality in Personality::ALL {
+            assert_eq!(personality.to_string().parse(), Ok(personality));
+            assert_eq!(serde_json::to_value(personality).unwrap(), personality.name());
+        }
+        let unknown = "mlx6".parse::<Personality>().unwrap_err();
+        assert_eq!(
+            unknown.to_string(),
+            "\"mlx6\" is no personality: expected \"ideal\", \"mlx5\" or \"mlx4\""
+        );
+    }
+
+    #[test]
+    fn no_personality_promises_more_than_the_device_can_do() {
+        let ideal = Personality::Ideal.rules();
+        for rules in Personality::ALL.map(Personality::rules) {
+            assert!((1..=crate::limits::MAX_CQE).contains(&rules.objects.completion.max_entries));
+            assert!(
+                !rules.objects.completion.rounds_up
+                    || (rules.objects.completion.max_entries + 1).is_power_of_two()
+            );
+            assert_eq!(rules.objects.completion.fields.bits & !ideal.objects.completion.fields.bits, 0);
+            assert_eq!(rules.hash.fields & !ideal.hash.fields, 0);
+            assert!((1..=MAX_INDIRECTION_ENTRIES as u32).contains(&rules.hash.max_entries));
+            assert!(rules.objects.completion.vectors > 0 && rules.objects.clock.kilohertz > 0);
+        }
+    }
+
+    #[test]
+    fn kinds_of_queue_memory_are_distinct() {
+        for rules in Personality::ALL.map(Personality::rules) {
+            let Resources { completion_queue, work_queue, queue_pair, doorbell } =
+                rules.objects.domain.resources;
+            let mut kinds = vec![completion_queue, work_queue, queue_pair, doorbell];
+            assert!(kinds.iter().all(|kind| kind >> 32 == doorbell >> 32));
+            kinds.sort_unstable();
+            kinds.dedup();
+            assert_eq!(kinds.len(), 4);
+        }
+    }
+}

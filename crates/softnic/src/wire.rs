@@ -1,0 +1,235 @@
+//! The wire: where a port's frames come from and where its sent frames go.
+//!
+//! The engine owns one [`Wire`] per port and calls it from its own thread, a [`Burst`] at a time. The wires here are a
+//! traffic generator, recorded captures, a live interface through an AF_PACKET socket, a link to a soft NIC of another
+//! process, a loopback plug, and nothing at all. A wire never
+//! blocks, never looks into a frame to decide anything about it, and allocates only while it is being opened.
+
+mod af_packet;
+mod config;
+mod error;
+mod generator;
+mod link;
+mod loopback;
+mod pcap;
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::RawFd;
+
+use arrayvec::ArrayVec;
+use packet::MacAddr;
+
+use crate::limits::MAX_MTU_BYTES;
+
+pub use af_packet::{AfPacketWire, Promiscuous};
+pub use config::SHORT_FORMS;
+pub use config::{
+    AddressRange, AfPacketConfig, FrameSizes, GeneratorConfig, PcapConfig, PcapMode, PortRange, Rate,
+    TrafficConfig, TrafficProtocol, WireConfig,
+};
+pub use error::{TransmitError, WireError};
+pub use generator::GeneratorWire;
+pub use link::{LinkConfig, LinkEnd, LinkName, LinkPeer, LinkWire};
+pub use loopback::{LoopbackWire, NullWire};
+pub use pcap::{CaptureLink, PcapWire, open_capture};
+
+/// The most frames that one [`Burst`] holds.
+pub const BURST_FRAMES: usize = 64;
+
+/// The largest frame any wire hands over or sends, in bytes without FCS: a jumbo frame with two VLAN tags.
+pub const MAX_FRAME_BYTES: usize = MAX_MTU_BYTES as usize + 14 + 8;
+
+/// The address of a wire that has no interface behind it: locally administered.
+pub const SOFT_MAC: MacAddr = MacAddr([0x02, 0x73, 0x6f, 0x66, 0x74, 0x00]);
+
+/// A source and sink of Ethernet frames, the lowest layer of a port.
+pub trait Wire: Send {
+    /// Appends up to `burst.capacity_left()` frames; never blocks. The frames borrow from the wire until its next call.
+    fn receive<'w>(&'w mut self, burst: &mut Burst<'w>);
+
+    /// Does what is due besides frames, while no frames are received: to be called as often as [`receive`](Wire::receive) would be.
+    fn tend(&mut self) {}
+
+    /// Sends one frame, or queues it until [`flush`](Wire::flush).
+    ///
+    /// # Errors
+    /// The reason why this frame will not be sent.
+    fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError>;
+
+    /// Hands every queued frame to the medium. Frames that the medium cannot take now stay queued until the next call, so
+    /// the engine keeps calling this after the last frame. By default there is no queue.
+    fn flush(&mut self) {}
+
+    /// Whether more frames can be expected; by default always.
+    fn state(&self) -> WireState {
+        WireState::Live
+    }
+
+    /// A descriptor that becomes readable when a frame arrives, for an idle engine to sleep on.
+    fn sleep_hint(&self) -> Option<RawFd> {
+        None
+    }
+
+    /// What this wire is, for a log line: `generator (3 flows, 200000/s)`, `eth0 (af_packet)`.
+    fn describe(&self) -> String;
+
+    /// The station address of the port.
+    fn mac(&self) -> MacAddr {
+        SOFT_MAC
+    }
+
+    /// The largest payload after the Ethernet header, in bytes.
+    fn mtu_bytes(&self) -> u32 {
+        MAX_MTU_BYTES
+    }
+
+    /// Received frames that the wire itself lost before the engine could see them. May make a system call.
+    fn losses(&self) -> u64 {
+        0
+    }
+
+    /// Frames that [`transmit`](Wire::transmit) accepted and [`flush`](Wire::flush) could not send.
+    fn transmit_losses(&self) -> u64 {
+        0
+    }
+}
+
+/// Whether more frames can be expected from a wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WireState {
+    /// Frames may arrive at any time.
+    Live,
+    /// A finite wire has handed over its last frame.
+    Finished,
+    /// The medium is gone for now: an interface that was set down.
+    Down,
+}
+
+/// What is known of the layer 4 checksum of a received frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Checksum {
+    /// Not checked.
+    #[default]
+    Unknown,
+    /// Verified by the interface or the kernel.
+    Valid,
+    /// Left unfinished by a local sender that counted on offload, and not of a kind that the wire could complete.
+    Partial,
+}
+
+/// One received frame, borrowed from its wire.
+#[derive(Clone, Copy, Debug)]
+pub struct RxFrame<'w> {
+    /// The frame from the destination address on, VLAN tags in place, without FCS.
+    pub bytes: &'w [u8],
+    /// Its length on the medium; more than `bytes.len()` when the wire could only keep the beginning.
+    pub wire_len: u32,
+    /// Arrival in nanoseconds of `CLOCK_REALTIME`; 0 asks the engine to stamp it.
+    pub timestamp_ns: u64,
+    /// What is known of its layer 4 checksum.
+    pub checksum: Checksum,
+}
+
+impl<'w> RxFrame<'w> {
+    /// A complete frame that the engine is to stamp.
+    #[must_use]
+    pub fn new(bytes: &'w [u8]) -> Self {
+        let wire_len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        Self { bytes, wire_len, timestamp_ns: 0, checksum: Checksum::Unknown }
+    }
+
+    /// Whether the wire kept only the beginning of the frame.
+    #[must_use]
+    pub fn is_truncated(&self) -> bool {
+        self.wire_len as usize > self.bytes.len()
+    }
+}
+
+/// The frames of one [`Wire::receive`], at most [`BURST_FRAMES`].
+#[derive(Debug)]
+pub struct Burst<'w> {
+    frames: ArrayVec<RxFrame<'w>, BURST_FRAMES>,
+    /// At most [`BURST_FRAMES`].
+    limit: usize,
+}
+
+impl Default for Burst<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<'w> Burst<'w> {
+    /// An empty burst.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_limit(BURST_FRAMES)
+    }
+
+    /// An empty burst of at most `limit` frames.
+    #[must_use]
+    pub fn with_limit(limit: usize) -> Self {
+        Self { frames: ArrayVec::new(), limit: limit.min(BURST_FRAMES) }
+    }
+
+    /// How many frames still fit.
+    #[must_use]
+    pub fn capacity_left(&self) -> usize {
+        self.limit - self.frames.len()
+    }
+
+    /// Appends a frame; a full burst does not take it and returns `false`.
+    pub fn push(&mut self, frame: RxFrame<'w>) -> bool {
+        self.capacity_left() > 0 && self.frames.try_push(frame).is_ok()
+    }
+
+    /// The number of frames.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Whether there is no frame.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// The frames in order of arrival.
+    #[must_use]
+    pub fn as_slice(&self) -> &[RxFrame<'w>] {
+        &self.frames
+    }
+
+    /// The frames in order of arrival.
+    pub fn iter(&self) -> std::slice::Iter<'_, RxFrame<'w>> {
+        self.frames.iter()
+    }
+}
+
+impl<'b, 'w> IntoIterator for &'b Burst<'w> {
+    type Item = &'b RxFrame<'w>;
+    type IntoIter = std::slice::Iter<'b, RxFrame<'w>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl WireConfig {
+    /// Opens the wire that these settings describe.
+    ///
+    /// # Errors
+    /// A [`WireError`] that names the file or interface, the place in it, and a remedy.
+    pub fn open(&self) -> Result<Box<dyn Wire>, WireError> {
+        Ok(match self {
+            Self::Generator(config) => Box::new(GeneratorWire::open(config)?),
+            Self::Pcap(config) => Box::new(PcapWire::open(config)?),
+            Self::AfPacket(config) => Box::new(AfPacketWire::open(config)?),
+            Self::Link(config) => Box::new(LinkWire::open(config)?),
+            Self::Loopback {} => Box::new(LoopbackWire::open()?),
+            Self::Null {} => Box::new(NullWire),
+        })
+    }
+}

@@ -1,0 +1,333 @@
+//! One direction of a link: a ring of records in memory that both processes map.
+//!
+//! The other process may be dead, broken or hostile. So no word is read twice, every index and length is checked to lie in
+//! the ring before it is used, frames are copied out before they are parsed, and the memory is sealed so that it cannot
+//! shrink under a reader. Invalid data ends the session; a peer can damage nothing but its own frames.
+//!
+//! Why it is right: only the sender writes the produced index and only the receiver the consumed index, each with
+//! release order after its copies, and the other side reads it with acquire order. So a record is read only after it
+//! was written, and overwritten only after it was read. Free-running indices make `produced - consumed` the bytes in use
+//! for every value of either, as the ring is smaller than 2^31 bytes.
+//!
+//! A record is 8 bytes (length, zero) and the frame, rounded up to 16. One that would cross the end of the ring starts
+//! at its beginning again, behind a record of length [`SKIP`]. Indices count bytes and wrap at 2^32.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use arrayvec::ArrayVec;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::limits::ETHERNET_BYTES;
+use crate::wire::{BURST_FRAMES, MAX_FRAME_BYTES};
+
+/// Bytes of one direction's ring: some 400 of the longest frames, 50000 of the shortest.
+pub(in crate::wire) const RING_BYTES: u32 = 4 << 20;
+/// The memory of both directions: their indices in a page, then their rings.
+pub(in crate::wire) const MEMORY_BYTES: usize = PAGE_BYTES + 2 * RING_BYTES as usize;
+
+const PAGE_BYTES: usize = 4096;
+/// Indices of one direction: each alone in the pair of lines that x86 prefetches together.
+const INDICES_BYTES: usize = 256;
+const CONSUMED_OFFSET: usize = 128;
+const TAKEN_OFFSET: usize = 132;
+
+const HEADER_BYTES: u32 = 8;
+const RECORD_ALIGN: u32 = 16;
+/// What the memory is sealed against (fcntl(2), F_ADD_SEALS): its size cannot change under a mapping.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+/// The length of a record that only fills the ring up to its end.
+const SKIP: u32 = u32::MAX;
+
+const _: () = assert!(RING_BYTES.is_power_of_two() && RING_BYTES.is_multiple_of(RECORD_ALIGN));
+const _: () = assert!(4 * record_bytes(MAX_FRAME_BYTES as u32) < RING_BYTES);
+
+const fn record_bytes(frame_bytes: u32) -> u32 {
+    (HEADER_BYTES + frame_bytes).next_multiple_of(RECORD_ALIGN)
+}
+
+/// The memory of a link, mapped.
+#[derive(Debug)]
+pub(in crate::wire) struct SharedMemory {
+    base: NonNull<u8>,
+}
+
+// SAFETY: this value owns the mapping; its contents are only accessed through atomics and raw copies, which allow
+// concurrent writes by another process.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// New memory, all zero, and its file, which another process can map.
+    pub(in crate::wire) fn create(name: &str) -> rustix::io::Result<(Self, OwnedFd)> {
+        let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, MEMORY_BYTES as u64)?;
+        fcntl_add_seals(&file, SEALS)?;
+        Ok((Self::map(&file)?, file))
+    }
+
+    /// Maps a file of at least [`MEMORY_BYTES`] that is sealed against shrinking.
+    pub(in crate::wire) fn map(file: impl AsFd) -> rustix::io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let base =
+            unsafe { mmap(std::ptr::null_mut(), MEMORY_BYTES, protection, MapFlags::SHARED, file, 0) }?;
+        NonNull::new(base.cast()).map(|base| Self { base }).ok_or(rustix::io::Errno::NOMEM)
+    }
+
+    fn index(&self, ring: usize, offset: usize) -> &AtomicU32 {
+        let at = self.base.as_ptr().wrapping_add((ring & 1) * INDICES_BYTES + offset);
+        // SAFETY: inside the first page of the mapping, aligned to 4, alive as long as `self`, and this process only
+        // accesses it by atomic operations; another process can only change its value.
+        unsafe { AtomicU32::from_ptr(at.cast()) }
+    }
+
+    /// The first word of a record; `index` is a multiple of [`RECORD_ALIGN`].
+    fn header(&self, ring: usize, index: u32) -> &AtomicU64 {
+        let at = self.place(ring, index & !(RECORD_ALIGN - 1));
+        // SAFETY: inside a ring of the mapping, aligned to 16, alive as long as `self`. The indices keep the
+        // frames that this process writes apart from the headers that it reads; another process can only change the value.
+        unsafe { AtomicU64::from_ptr(at.cast()) }
+    }
+
+    /// The address of byte `index` of a ring.
+    fn place(&self, ring: usize, index: u32) -> *mut u8 {
+        let offset = PAGE_BYTES + (ring & 1) * RING_BYTES as usize + (index & (RING_BYTES - 1)) as usize;
+        self.base.as_ptr().wrapping_add(offset)
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map` with this length; no reference into it is left.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), MEMORY_BYTES) };
+    }
+}
+
+/// The peer wrote an invalid index or length; the session must end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::wire) struct Invalid;
+
+/// The producer's end of a ring.
+#[derive(Debug)]
+pub(in crate::wire) struct RingSender {
+    memory: Arc<SharedMemory>,
+    ring: usize,
+    next: u32,
+    consumed: u32,
+    /// Frames appended, modulo 2^32.
+    put: u32,
+}
+
+impl RingSender {
+    pub(in crate::wire) fn new(memory: Arc<SharedMemory>, ring: usize) -> Self {
+        Self { memory, ring, next: 0, consumed: 0, put: 0 }
+    }
+
+    /// Appends a frame of at most [`MAX_FRAME_BYTES`]; the peer sees it after [`RingSender::publish`]. Returns whether
+    /// there was space.
+    pub(in crate::wire) fn put(&mut self, frame: &[u8]) -> Result<bool, Invalid> {
+        let frame_bytes = u32::try_from(frame.len()).unwrap_or(RING_BYTES);
+        if frame.len() > MAX_FRAME_BYTES {
+            return Ok(false);
+        }
+        let wanted = record_bytes(frame_bytes);
+        let to_end = RING_BYTES - (self.next & (RING_BYTES - 1));
+        let skipped = if wanted > to_end { to_end } else { 0 };
+        if !self.has_room(skipped + wanted)? {
+            return Ok(false);
+        }
+        if skipped > 0 {
+            self.write_header(SKIP);
+            self.next = self.next.wrapping_add(skipped);
+        }
+        self.write_header(frame_bytes);
+        let to = self.memory.place(self.ring, self.next.wrapping_add(HEADER_BYTES));
+        // SAFETY: the record is inside the ring (it does not cross its end), and its bytes belong to this side until
+        // they are published; the frame is private memory of this process.
+        unsafe { to.copy_from_nonoverlapping(frame.as_ptr(), frame.len()) };
+        self.next = self.next.wrapping_add(wanted);
+        self.put = self.put.wrapping_add(1);
+        Ok(true)
+    }
+
+    fn has_room(&mut self, wanted: u32) -> Result<bool, Invalid> {
+        let fits = |consumed: u32| self.next.wrapping_sub(consumed).saturating_add(wanted) <= RING_BYTES;
+        if fits(self.consumed) {
+            return Ok(true);
+        }
+        let consumed = self.memory.index(self.ring, CONSUMED_OFFSET).load(Ordering::Acquire);
+        let advanced = consumed.wrapping_sub(self.consumed);
+        if advanced > self.next.wrapping_sub(self.consumed) {
+            return Err(Invalid);
+        }
+        let fits = fits(consumed);
+        self.consumed = consumed;
+        Ok(fits)
+    }
+
+    fn write_header(&mut self, length: u32) {
+        // Published by the index, later.
+        self.memory.header(self.ring, self.next).store(u64::from(length), Ordering::Relaxed);
+    }
+
+    /// Makes every appended frame visible to the peer.
+    pub(in crate::wire) fn publish(&self) {
+        self.memory.index(self.ring, 0).store(self.next, Ordering::Release);
+    }
+
+    /// Frames that the peer has not received, bounded by what the ring can hold.
+    pub(in crate::wire) fn untaken(&self) -> u64 {
+        let taken = self.memory.index(self.ring, TAKEN_OFFSET).load(Ordering::Acquire);
+        // More than fit into the ring cannot be right.
+        u64::from(self.put.wrapping_sub(taken).min(self.put).min(RING_BYTES / record_bytes(1)))
+    }
+}
+
+/// The positions of the frames of a burst.
+pub(in crate::wire) type Places = ArrayVec<Range<usize>, BURST_FRAMES>;
+
+/// The consumer's end of a ring.
+#[derive(Debug)]
+pub(in crate::wire) struct RingReceiver {
+    memory: Arc<SharedMemory>,
+    ring: usize,
+    next: u32,
+    produced: u32,
+    taken: u32,
+}
+
+impl RingReceiver {
+    pub(in crate::wire) fn new(memory: Arc<SharedMemory>, ring: usize) -> Self {
+        Self { memory, ring, next: 0, produced: 0, taken: 0 }
+    }
+
+    /// Copies up to `limit` frames to `frames`, one after the other, which must hold [`BURST_FRAMES`] of the longest, and
+    /// frees their records in the ring. Returns their positions, and whether invalid data follows them.
+    pub(in crate::wire) fn take_burst(
+        &mut self,
+        frames: &mut [u8],
+        limit: usize,
+    ) -> (Places, Result<(), Invalid>) {
+        let (mut places, mut start, mut result) = (Places::new(), 0, Ok(()));
+        while places.len() < limit.min(BURST_FRAMES) {
+            match self.take(&mut frames[start..]) {
+                Ok(Some(bytes)) => {
+                    places.push(start..start + bytes);
+                    start += bytes;
+                }
+                Ok(None) => break,
+                Err(invalid) => {
+                    result = Err(invalid);
+                    break;
+                }
+            }
+        }
+        if !places.is_empty() {
+            self.publish();
+        }
+        (places, result)
+    }
+
+    /// Copies the next frame to the beginning of `to`, which must hold [`MAX_FRAME_BYTES`]; returns its length,
+    /// or `None` if there is none.
+    pub(in crate::wire) fn take(&mut self, to: &mut [u8]) -> Result<Option<usize>, Invalid> {
+        if self.next == self.produced && !self.refresh()? {
+            return Ok(None);
+        }
+        let mut length = self.length()?;
+        if length == SKIP {
+            // Once: otherwise a peer could keep this side in a loop.
+            self.skip()?;
+            length = self.length()?;
+        }
+        let bytes = length as usize;
+        if !(ETHERNET_BYTES..=MAX_FRAME_BYTES).contains(&bytes) {
+            return Err(Invalid);
+        }
+        let record = record_bytes(length);
+        if record > self.published().min(self.to_end()) {
+            return Err(Invalid);
+        }
+        let to = to.get_mut(..bytes).ok_or(Invalid)?;
+        let frame = self.memory.place(self.ring, self.next).wrapping_add(HEADER_BYTES as usize);
+        // SAFETY: the record was checked to lie in the ring, and `to` is private memory of this process. The peer may
+        // change the bytes meanwhile; the copy is the frame, and nothing was decided from the original.
+        unsafe { to.as_mut_ptr().copy_from_nonoverlapping(frame, to.len()) };
+        self.next = self.next.wrapping_add(record);
+        self.taken = self.taken.wrapping_add(1);
+        Ok(Some(bytes))
+    }
+
+    /// The length of the next record. The peer may change the word at any time.
+    fn length(&self) -> Result<u32, Invalid> {
+        let header = self.memory.header(self.ring, self.next).load(Ordering::Relaxed);
+        u32::try_from(header).map_err(|_| Invalid)
+    }
+
+    /// Continues at the beginning of the ring, where the record is that was published with the skipped one.
+    fn skip(&mut self) -> Result<(), Invalid> {
+        if self.to_end() >= self.published() {
+            return Err(Invalid);
+        }
+        self.next = self.next.wrapping_add(self.to_end());
+        Ok(())
+    }
+
+    /// Bytes up to the end of the ring.
+    fn to_end(&self) -> u32 {
+        RING_BYTES - (self.next & (RING_BYTES - 1))
+    }
+
+    /// Bytes that are known to be published and not taken.
+    fn published(&self) -> u32 {
+        self.produced.wrapping_sub(self.next)
+    }
+
+    /// Reads the peer's index; returns whether there is a record.
+    fn refresh(&mut self) -> Result<bool, Invalid> {
+        let produced = self.memory.index(self.ring, 0).load(Ordering::Acquire);
+        let published = produced.wrapping_sub(self.next);
+        if published > RING_BYTES || !produced.is_multiple_of(RECORD_ALIGN) {
+            return Err(Invalid);
+        }
+        self.produced = produced;
+        Ok(published > 0)
+    }
+
+    /// Gives the space of the received records back to the peer.
+    pub(in crate::wire) fn publish(&self) {
+        self.memory.index(self.ring, TAKEN_OFFSET).store(self.taken, Ordering::Relaxed);
+        self.memory.index(self.ring, CONSUMED_OFFSET).store(self.next, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+pub(in crate::wire) mod testing {
+    //! Writes what an invalid peer could write.
+
+    use super::*;
+
+    impl SharedMemory {
+        pub(in crate::wire::link) fn set_produced(&self, ring: usize, value: u32) {
+            self.index(ring, 0).store(value, Ordering::Release);
+        }
+
+        pub(in crate::wire::link) fn set_consumed(&self, ring: usize, value: u32) {
+            self.index(ring, CONSUMED_OFFSET).store(value, Ordering::Release);
+        }
+
+        pub(in crate::wire::link) fn set_taken(&self, ring: usize, value: u32) {
+            self.index(ring, TAKEN_OFFSET).store(value, Ordering::Release);
+        }
+
+        pub(in crate::wire::link) fn set_header(&self, ring: usize, index: u32, value: u64) {
+            self.header(ring, index).store(value, Ordering::Relaxed);
+        }
+    }
+}

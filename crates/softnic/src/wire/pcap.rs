@@ -1,0 +1,184 @@
+//! Recorded captures, replayed from memory: once, over and over, or with their own gaps.
+//!
+//! For tests against corpora and for reproducing what happened elsewhere. Frames are stamped when they are replayed, not
+//! with the time of their capture. Replaying copies and allocates nothing; sent frames go to a capture file or vanish.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::time::Instant;
+
+use rustix::fs::{Mode, OFlags};
+
+pub use self::recording::CaptureLink;
+use self::recording::Recording;
+use self::writer::Writer;
+use super::{
+    Burst, MAX_FRAME_BYTES, PcapConfig, PcapMode, RxFrame, TransmitError, Wire, WireError, WireState,
+};
+
+mod recording;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+/// A port that replays captures.
+#[derive(Debug)]
+pub struct PcapWire {
+    recording: Recording,
+    /// The next packet.
+    place: usize,
+    mode: PcapMode,
+    speed: f64,
+    /// The first burst's time, from which `paced` counts.
+    started: Option<Instant>,
+    output: Option<Writer>,
+    description: String,
+}
+
+impl PcapWire {
+    /// Loads the captures and makes the file for sent packets.
+    ///
+    /// # Errors
+    /// Which file and packet, and why.
+    pub fn open(config: &PcapConfig) -> Result<Self, WireError> {
+        let setting = |problem: &str| {
+            Err(WireError::CaptureSetting { path: config.path.clone(), problem: problem.to_owned() })
+        };
+        if !(config.speed.is_finite() && config.speed > 0.0) {
+            return setting("`speed` is a factor above 0, 1.0 for the recorded speed");
+        }
+        let recording = Recording::load(&config.path)?;
+        if recording.len() == 0 && config.mode == PcapMode::Loop {
+            return setting("it holds no packet, so there is nothing to loop over");
+        }
+        let output = match &config.output {
+            None => None,
+            Some(path) => {
+                let failed = |source| WireError::WriteCapture { path: path.clone(), source };
+                let same = path
+                    .canonicalize()
+                    .ok()
+                    .zip(config.path.canonicalize().ok())
+                    .is_some_and(|(a, b)| a == b);
+                if same {
+                    return setting("`output` names the same file, which would be overwritten");
+                }
+                Some(Writer::create(path).map_err(failed)?)
+            }
+        };
+        let mode = match config.mode {
+            PcapMode::Once => "once".to_owned(),
+            PcapMode::Loop => "loop".to_owned(),
+            PcapMode::Paced => format!("paced at {}", config.speed),
+        };
+        let description = format!("pcap {} ({} packets, {mode})", config.path.display(), recording.len());
+        Ok(Self {
+            recording,
+            place: 0,
+            mode: config.mode,
+            speed: config.speed,
+            started: None,
+            output,
+            description,
+        })
+    }
+
+    /// What is due by now on the recording's time line.
+    fn position_ns(&mut self) -> u64 {
+        if self.mode != PcapMode::Paced {
+            return u64::MAX;
+        }
+        let now = Instant::now();
+        let elapsed = now.duration_since(*self.started.get_or_insert(now));
+        // A cast from float saturates.
+        (elapsed.as_nanos() as f64 * self.speed) as u64
+    }
+}
+
+impl Wire for PcapWire {
+    fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
+        let position_ns = self.position_ns();
+        for _ in 0..burst.capacity_left() {
+            if self.place == self.recording.len() {
+                if self.mode != PcapMode::Loop {
+                    return;
+                }
+                self.place = 0;
+            }
+            if self.recording.due_ns(self.place) > position_ns {
+                return;
+            }
+            burst.push(RxFrame::new(self.recording.packet(self.place)));
+            self.place += 1;
+        }
+    }
+
+    fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
+        TransmitError::check_length(frame, MAX_FRAME_BYTES)?;
+        if let Some(output) = &mut self.output {
+            output.write(frame);
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) {
+        if let Some(output) = &mut self.output {
+            output.flush();
+        }
+    }
+
+    fn state(&self) -> WireState {
+        let ended = self.mode != PcapMode::Loop && self.place == self.recording.len();
+        if ended { WireState::Finished } else { WireState::Live }
+    }
+
+    fn describe(&self) -> String {
+        self.description.clone()
+    }
+
+    fn transmit_losses(&self) -> u64 {
+        self.output.as_ref().map_or(0, Writer::lost_frames)
+    }
+}
+
+// Opens the files of captures, regular files only: opening a FIFO waits for its other end and reading a device may never
+// end, and while either lasts nothing ends the program that waits.
+
+/// Opens a capture for reading.
+///
+/// # Errors
+/// It is no regular file, or the system refuses.
+pub fn open_capture(path: &Path) -> io::Result<File> {
+    open(path, OFlags::RDONLY)
+}
+
+/// Makes a file for sent packets, over one that may be there.
+fn create_capture(path: &Path) -> io::Result<File> {
+    let file = open(path, OFlags::WRONLY | OFlags::CREATE)?;
+    file.set_len(0)?;
+    Ok(file)
+}
+
+fn open(path: &Path, flags: OFlags) -> io::Result<File> {
+    match path.metadata() {
+        // Before it is opened: opening a device may have an effect.
+        Ok(found) => only_regular(found.file_type())?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && flags.contains(OFlags::CREATE) => {}
+        Err(error) => return Err(error),
+    }
+    // NONBLOCK: a FIFO may have taken its place meanwhile (open(2)).
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let file = File::from(rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))?);
+    only_regular(file.metadata()?.file_type())?;
+    Ok(file)
+}
+
+fn only_regular(kind: std::fs::FileType) -> io::Result<()> {
+    if kind.is_file() {
+        return Ok(());
+    }
+    let problem =
+        "it is not a regular file (hint: pipes and devices are not read or written; save the capture first)";
+    Err(io::Error::new(io::ErrorKind::InvalidInput, problem))
+}

@@ -1,0 +1,9 @@
+//! The commands other than `run`, a module each.
+
+pub(crate) mod check;
+mod describe;
+pub(crate) mod devices;
+pub(crate) mod diff;
+pub(crate) mod explain;
+pub(crate) mod healthcheck;
+pub(crate) mod import;

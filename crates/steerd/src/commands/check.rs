@@ -1,0 +1,203 @@
+//! `steerd check`: how a device would run a policy, rule by rule, with all errors, warnings and the capacity that it
+//! needs. Nothing is put on a device. `text` and `json` print the result.
+
+mod json;
+mod text;
+
+use std::collections::HashSet;
+
+use analysis::{Analysis, Reach, RuleAnalysis};
+use compiler::{Decided, Report};
+use policy::{Diagnostic, Diagnostics, Policy};
+use program::RuleId;
+
+use crate::cli::{CheckArgs, Cli, Deny, Format};
+use crate::error::Error;
+use crate::policy_file::Target;
+use crate::settings::PolicySource;
+use crate::terminal::output::{self, Progress};
+use crate::terminal::style::Layout;
+use crate::terminal::table::counted;
+use crate::{effects, policy_file};
+
+/// The result for a policy without syntax errors.
+struct Checked {
+    source: PolicySource,
+    workers: usize,
+    policy: Policy,
+    report: Report,
+    /// `None`: skipped.
+    analysis: Option<Analysis>,
+    /// Warnings of the text, of the program and of the analysis.
+    warnings: Vec<Diagnostic>,
+    /// Warnings about the device of the settings.
+    device_warnings: Vec<String>,
+}
+
+pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
+    if args.print_schema {
+        return output::print_plain_json(&policy::schema());
+    }
+    if args.no_analysis && args.deny.contains(&Deny::Shadowed) {
+        let kind = clap::error::ErrorKind::ArgumentConflict;
+        let message = "--deny shadowed needs the analysis that --no-analysis skips";
+        <Cli as clap::CommandFactory>::command().error(kind, message).exit();
+    }
+    let Target { source, device, workers } = Target::of(&args.policy)?;
+    let profile = &device.profile;
+    let format = args.policy.format;
+    let (policy, warnings) = match policy_file::load(&source) {
+        Ok(loaded) => loaded,
+        Err(diagnostics) => {
+            match format {
+                Format::Json => json::unreadable(&source, &profile.name, &diagnostics)?,
+                Format::Text if args.quiet => output::print_diagnostics(&errors_of(&diagnostics)),
+                Format::Text => output::print_diagnostics(&diagnostics),
+            }
+            return Err(policy_file::policy_error(&source, &diagnostics));
+        }
+    };
+    let workers = workers.unwrap_or_else(|| policy_file::workers_named(&policy));
+    let mut report = compiler::report(&policy, profile, workers, None);
+    for (index, rule) in report.rules.iter_mut().enumerate() {
+        rule.action = effects::written(&policy, index);
+    }
+    // With --quiet the analysis runs only if --deny needs it.
+    let is_wanted = !args.quiet || args.deny.iter().any(|what| *what != Deny::Hybrid);
+    let analysis = (is_wanted && !args.no_analysis).then(|| {
+        let mut progress = Progress::new();
+        analysis::analyse(&policy, &mut |at| progress.show(at))
+    });
+    let warnings = all_warnings(&policy, &report, analysis.as_ref(), warnings);
+    let device_warnings = report.program.as_ref().map(|program| device.warnings(program)).unwrap_or_default();
+    let checked = Checked { source, workers, policy, report, analysis, warnings, device_warnings };
+    let denied = checked.denied(&args.deny);
+    match format {
+        Format::Json => json::print(&checked, &denied)?,
+        Format::Text => {
+            let mut all = checked.report.problems.clone();
+            if !args.quiet {
+                all.extend(checked.warnings.iter().cloned());
+            }
+            output::print_diagnostics(&Diagnostics::from(all));
+            if !args.quiet {
+                checked
+                    .device_warnings
+                    .iter()
+                    .for_each(|warning| output::print_error(&format!("warning: {warning}")));
+                output::print(&text::of(&checked, Layout::stdout()))?;
+            }
+        }
+    }
+    if checked.report.program.is_none() {
+        let found = format!("impossible on {}", checked.report.device);
+        return Err(Error::Denied { file: checked.source.to_string(), found });
+    }
+    if !checked.report.problems.is_empty() {
+        let found = lost_exceptions(&checked.report);
+        return Err(Error::Denied { file: checked.source.to_string(), found });
+    }
+    if denied.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Denied { file: checked.source.to_string(), found: denied.join(", ") })
+}
+
+/// The errors alone; omitted diagnostics are still counted.
+fn errors_of(diagnostics: &Diagnostics) -> Diagnostics {
+    let mut errors = diagnostics.clone();
+    errors.list.retain(|one| one.severity == policy::Severity::Error);
+    errors
+}
+
+/// The error of a policy that compiles but loses exceptions.
+fn lost_exceptions(report: &Report) -> String {
+    let rules = counted(report.lost_exceptions.len() as u64, "rule", "rules");
+    format!("lost exceptions of {rules} on {}", report.device)
+}
+
+impl Checked {
+    /// The findings that --deny names.
+    fn denied(&self, deny: &[Deny]) -> Vec<String> {
+        let found = |what: &Deny| -> (usize, &str) {
+            match what {
+                Deny::Warnings => (self.warnings.len(), "warnings"),
+                Deny::Hybrid => (self.hybrid(), "hybrid rules"),
+                Deny::Shadowed => (self.dead(), "rules never reached, or not decided"),
+            }
+        };
+        let mut wanted = deny.to_vec();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let found = wanted.iter().map(found).filter(|(count, _)| *count > 0);
+        found.map(|(count, what)| format!("{what}: {count} (denied)")).collect()
+    }
+
+    fn hybrid(&self) -> usize {
+        let is_hybrid = |decided: Decided| matches!(decided, Decided::Hybrid | Decided::PartlyHybrid);
+        self.report.rules.iter().filter(|rule| is_hybrid(rule.decided)).count()
+    }
+
+    fn dead(&self) -> usize {
+        let rules = self.analysis.iter().flat_map(|analysis| &analysis.rules);
+        rules.filter(|rule| rule.is_dead() || is_open(rule)).count()
+    }
+
+    fn rule_name(&self, rule: program::RuleId) -> &str {
+        self.policy.rules.get(rule.index()).map_or(program::DEFAULT_RULE, |rule| rule.name.as_str())
+    }
+}
+
+/// The most names that are listed.
+const SHOWN_NAMES: usize = 4;
+
+/// All warnings in text order. The compiler, too, finds rules that never match, but not all of them; if the analysis
+/// finds such a rule, the compiler's warning is left out.
+fn all_warnings(
+    policy: &Policy,
+    report: &Report,
+    analysis: Option<&Analysis>,
+    of_text: Vec<Diagnostic>,
+) -> Vec<Diagnostic> {
+    let mut warnings = of_text;
+    let rules: Vec<&RuleAnalysis> = analysis.iter().flat_map(|analysis| &analysis.rules).collect();
+    let dead = policy.rules.iter().zip(&rules).filter(|(_, found)| found.is_dead());
+    let dead: HashSet<String> = dead.map(|(rule, _)| never_matches(&rule.name)).collect();
+    warnings.extend(report.warnings.iter().filter(|warning| !dead.contains(&warning.message)).cloned());
+    for (rule, found) in policy.rules.iter().zip(rules) {
+        let warn = || rule.name_place.warning(never_matches(&rule.name), "this rule");
+        match &found.reach {
+            Reach::Reached(_) => {}
+            Reach::Impossible => warnings.push(warn().hint("no packet meets all of its keys together")),
+            Reach::Shadowed(takers) => {
+                let hint = format!("all its packets go to {} before it", names(policy, takers));
+                warnings.push(warn().hint(hint));
+            }
+            Reach::NotDecided(why) => {
+                let message = format!("it is not known whether the rule `{}` ever matches", rule.name);
+                warnings.push(rule.name_place.warning(message, "this rule").hint(why.clone()));
+            }
+        }
+    }
+    warnings.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
+    warnings
+}
+
+fn never_matches(name: &str) -> String {
+    format!("the rule `{name}` never matches")
+}
+
+/// Whether it is not decided that a packet reaches the rule.
+fn is_open(rule: &RuleAnalysis) -> bool {
+    matches!(rule.reach, Reach::NotDecided(_))
+}
+
+/// The first names, quoted.
+pub(super) fn names(policy: &Policy, rules: &[RuleId]) -> String {
+    let named = rules.iter().filter_map(|rule| policy.rules.get(rule.index()));
+    let shown: Vec<String> = named.take(SHOWN_NAMES).map(|rule| format!("`{}`", rule.name)).collect();
+    match rules.len().saturating_sub(SHOWN_NAMES) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}

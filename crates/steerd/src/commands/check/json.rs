@@ -1,0 +1,178 @@
+//! `check --format json`: one object, described in docs/reference/commands.md.
+
+use analysis::{Need, Pairs, Reach, Relation, RuleAnalysis};
+use compiler::{Capacity, Obstacle, RuleReport};
+use policy::Witness;
+use policy::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
+use program::RuleId;
+use serde::Serialize;
+
+use super::Checked;
+use crate::error::Error;
+use crate::settings::PolicySource;
+use crate::terminal::output;
+
+#[derive(Default, Serialize)]
+struct Answer<'c> {
+    policy: String,
+    profile: &'c str,
+    /// `null` if the policy has syntax errors.
+    workers: Option<usize>,
+    /// Whether the device can run the policy; findings that --deny names are in `denied`.
+    ok: bool,
+    denied: &'c [String],
+    rules: &'c [RuleReport],
+    capacity: Option<&'c Capacity>,
+    obstacles: &'c [Obstacle],
+    /// Packets that rules leave to the kernel but workers receive.
+    lost_exceptions: Vec<Lost<'c>>,
+    /// `null`: skipped.
+    analysis: Option<Analysis<'c>>,
+    diagnostics: Vec<&'c Diagnostic>,
+    /// Warnings about the device of the settings.
+    device_warnings: &'c [String],
+    omitted_diagnostics: usize,
+}
+
+#[derive(Serialize)]
+struct Lost<'c> {
+    rule: &'c str,
+    /// The rule whose flow takes the packet.
+    taken_by: &'c str,
+    witness: &'c Witness,
+}
+
+#[derive(Serialize)]
+struct Analysis<'c> {
+    not_decided: usize,
+    rules: Vec<Rule<'c>>,
+}
+
+#[derive(Serialize)]
+struct Rule<'c> {
+    rule: &'c str,
+    line: u32,
+    /// "reached", "shadowed", "impossible" or "not_decided".
+    reach: &'static str,
+    /// The earlier rules that match all its packets.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    shadowed_by: Vec<&'c str>,
+    /// A packet that reaches it.
+    witness: Option<&'c Witness>,
+    /// `null`: not decided.
+    redundant: Option<bool>,
+    /// A packet that would be treated differently without it.
+    needed_for: Option<&'c Witness>,
+    /// Earlier rules with another action that match some of its packets.
+    conflicts: Others<'c>,
+    /// Earlier rules with the same action that match some of its packets.
+    overlaps: Others<'c>,
+}
+
+#[derive(Serialize)]
+struct Others<'c> {
+    count: usize,
+    listed: Vec<Other<'c>>,
+}
+
+#[derive(Serialize)]
+struct Other<'c> {
+    earlier: &'c str,
+    /// "exception", "shadow", "same" or "correlation".
+    relation: &'static str,
+    witness: &'c Witness,
+}
+
+pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), Error> {
+    let report = &checked.report;
+    let all = report.problems.iter().chain(&checked.warnings);
+    let diagnostics: Vec<&Diagnostic> = all.take(MAX_DIAGNOSTICS).collect();
+    let found = report.problems.len() + checked.warnings.len();
+    output::print_json(&Answer {
+        policy: checked.source.to_string(),
+        profile: &report.device,
+        workers: Some(checked.workers),
+        ok: report.program.is_some() && report.problems.is_empty(),
+        lost_exceptions: report
+            .lost_exceptions
+            .iter()
+            .map(|lost| Lost {
+                rule: checked.rule_name(lost.rule),
+                taken_by: checked.rule_name(lost.taken_by),
+                witness: &lost.witness,
+            })
+            .collect(),
+        denied,
+        rules: &report.rules,
+        capacity: report.capacity.as_ref(),
+        obstacles: &report.obstacles,
+        analysis: checked.analysis.as_ref().map(|analysis| Analysis {
+            not_decided: analysis.not_decided,
+            rules: analysis.rules.iter().enumerate().map(|(index, rule)| checked.rule(index, rule)).collect(),
+        }),
+        omitted_diagnostics: found - diagnostics.len(),
+        diagnostics,
+        device_warnings: &checked.device_warnings,
+    })
+}
+
+/// The answer for a policy with syntax errors: its diagnostics.
+pub(super) fn unreadable(
+    source: &PolicySource,
+    profile: &str,
+    diagnostics: &Diagnostics,
+) -> Result<(), Error> {
+    output::print_json(&Answer {
+        policy: source.to_string(),
+        profile,
+        diagnostics: diagnostics.list.iter().collect(),
+        omitted_diagnostics: diagnostics.omitted,
+        ..Answer::default()
+    })
+}
+
+impl Checked {
+    fn rule<'c>(&'c self, index: usize, found: &'c RuleAnalysis) -> Rule<'c> {
+        let name = |rule: &RuleId| self.rule_name(*rule);
+        let (reach, shadowed_by, witness) = match &found.reach {
+            Reach::Reached(witness) => ("reached", Vec::new(), Some(witness)),
+            Reach::Impossible => ("impossible", Vec::new(), None),
+            Reach::Shadowed(takers) => ("shadowed", takers.iter().map(name).collect(), None),
+            Reach::NotDecided(_) => ("not_decided", Vec::new(), None),
+        };
+        let (redundant, needed_for) = match &found.need {
+            Need::Needed(witness) => (Some(false), Some(witness)),
+            Need::Redundant => (Some(true), None),
+            Need::NotDecided(_) => (None, None),
+        };
+        Rule {
+            rule: self.rule_name(RuleId::of(index)),
+            line: self.policy.rules.get(index).map_or(0, |rule| rule.name_place.line()),
+            reach,
+            shadowed_by,
+            witness,
+            redundant,
+            needed_for,
+            conflicts: self.others(&found.conflicts),
+            overlaps: self.others(&found.overlaps),
+        }
+    }
+
+    fn others<'c>(&'c self, pairs: &'c Pairs) -> Others<'c> {
+        let listed = pairs.listed.iter().map(|pair| Other {
+            earlier: self.rule_name(pair.earlier),
+            relation: relation(pair.relation),
+            witness: &pair.witness,
+        });
+        Others { count: pairs.count, listed: listed.collect() }
+    }
+}
+
+fn relation(relation: Relation) -> &'static str {
+    match relation {
+        Relation::Exception => "exception",
+        Relation::Shadow => "shadow",
+        Relation::Same => "same",
+        Relation::Correlation => "correlation",
+    }
+}

@@ -1,0 +1,353 @@
+//! `check --format text`: tables of the rules and of the capacity, with reasons, remedies and findings.
+
+use std::fmt::Write as _;
+
+use analysis::{Analysis, Need, Pair, Reach, Relation};
+use compiler::{Capacity, CapacityRow, Decided, Obstacle, Report, RuleReport};
+use program::RuleId;
+
+use super::{Checked, names};
+use crate::commands::describe;
+use crate::terminal::style::{Layout, Style};
+use crate::terminal::table::{Grid, counted, number};
+
+/// The most findings of each kind that are listed; JSON has all.
+const SHOWN_FINDINGS: usize = 12;
+
+pub(super) fn of(checked: &Checked, layout: Layout) -> String {
+    let report = &checked.report;
+    let workers = counted(checked.workers as u64, "worker", "workers");
+    let title = format!("{} for {} with {workers}", checked.source, report.device);
+    let mut out = format!("{}\n\n{}", layout.text(Style::Heading, &title), rules_table(report, layout));
+    out.push_str(&reasons(report, layout));
+    if !report.obstacles.is_empty() {
+        out.push_str(&obstacles(&report.obstacles, layout));
+    }
+    if let Some(analysis) = &checked.analysis {
+        out.push_str(&analysed(checked, analysis, layout));
+    }
+    if let Some(capacity) = &report.capacity {
+        out.push_str(&capacity_table(capacity, layout));
+    }
+    let _ = writeln!(out, "\n{}", verdict(checked, layout));
+    out
+}
+
+fn obstacles(obstacles: &[Obstacle], layout: Layout) -> String {
+    let mut out = format!("\n{}\n", layout.text(Style::Heading, "the policy as a whole is impossible"));
+    for obstacle in obstacles {
+        let errno = obstacle.errno.map_or_else(String::new, |errno| format!(" ({errno})"));
+        out.push_str(&layout.lines(Style::Bad, "  ", &format!("{}{errno}", obstacle.reason)));
+        out.push_str(&layout.lines(Style::Plain, "        limit: ", &obstacle.limit));
+        out.push_str(&layout.lines(Style::Plain, "        remedy: ", &obstacle.remedy));
+    }
+    out
+}
+
+/// Findings of one kind.
+struct Kind {
+    name: &'static str,
+    /// The singular of `name`.
+    one: &'static str,
+    tone: Style,
+    lines: Vec<String>,
+    count: usize,
+}
+
+fn analysed(checked: &Checked, analysis: &Analysis, layout: Layout) -> String {
+    let kinds = kinds(checked, analysis);
+    let counts = kinds.iter().map(|kind| counted(kind.count as u64, kind.one, kind.name));
+    let counts: Vec<String> = counts.collect();
+    let open = match analysis.not_decided {
+        0 => String::new(),
+        rules => {
+            format!("; {} not completely analysed in time", counted(rules as u64, "rule", "rules"))
+        }
+    };
+    let head = "rule interactions: ";
+    let mut out = format!(
+        "\n{}",
+        layout.lines_after(Style::Heading, head, "  ", &format!("{}{open}", counts.join(", ")))
+    );
+    for kind in kinds {
+        let name = format!("  {:<11} ", kind.name);
+        for line in kind.lines.iter().take(SHOWN_FINDINGS) {
+            out.push_str(&layout.lines_after(kind.tone, &name, &" ".repeat(name.len()), line));
+        }
+        let more = kind.lines.len().saturating_sub(SHOWN_FINDINGS);
+        if more > 0 {
+            let _ = writeln!(out, "{name}and {} more (--format json has all)", number(more as u64));
+        }
+    }
+    out
+}
+
+fn kinds(checked: &Checked, analysis: &Analysis) -> [Kind; 5] {
+    let kind = |name, tone| Kind { name, one: name, tone, lines: Vec::new(), count: 0 };
+    let mut kinds = [
+        kind("shadowed", Style::Bad),
+        kind("redundant", Style::Warning),
+        kind("conflicting", Style::Warning),
+        Kind { one: "exception", ..kind("exceptions", Style::Dim) },
+        kind("overlapping", Style::Dim),
+    ];
+    let [shadowed, redundant, conflicting, exceptions, overlapping] = &mut kinds;
+    for (index, rule) in analysis.rules.iter().enumerate() {
+        let this = place(checked, RuleId::of(index));
+        match (&rule.reach, &rule.need) {
+            (Reach::Shadowed(takers), _) => {
+                let names = names(&checked.policy, takers);
+                shadowed.add(format!("{this}: all its packets go to {names} before it"));
+            }
+            (Reach::Impossible, _) => {
+                shadowed.add(format!("{this}: no packet meets all of its keys together"));
+            }
+            (Reach::Reached(witness), Need::Redundant) => {
+                let packet = describe::witness(witness);
+                redundant.add(format!("{this}: without it every packet is treated the same, e.g. {packet}"));
+            }
+            _ => {}
+        }
+        // A shadowed rule is not listed again as conflicting or overlapping.
+        if rule.is_dead() {
+            continue;
+        }
+        let pair = |pair: &Pair, words: &str| {
+            format!("{this} {words} {}: {}", place(checked, pair.earlier), describe::witness(&pair.witness))
+        };
+        for found in &rule.conflicts.listed {
+            match found.relation {
+                Relation::Exception => exceptions.add(pair(found, "except for")),
+                _ => conflicting.add(pair(found, "is overridden by")),
+            }
+        }
+        conflicting.count += rule.conflicts.count - rule.conflicts.listed.len();
+        for found in &rule.overlaps.listed {
+            overlapping.add(pair(found, "and"));
+        }
+        overlapping.count += rule.overlaps.count - rule.overlaps.listed.len();
+    }
+    kinds
+}
+
+impl Kind {
+    fn add(&mut self, line: String) {
+        self.lines.push(line);
+        self.count += 1;
+    }
+}
+
+/// ```text
+/// `web` (line 12)
+/// ```
+fn place(checked: &Checked, rule: RuleId) -> String {
+    match checked.policy.rules.get(rule.index()) {
+        Some(rule) => format!("`{}` (line {})", rule.name, rule.name_place.line()),
+        None => "the default".to_owned(),
+    }
+}
+
+fn verdict(checked: &Checked, layout: Layout) -> String {
+    let (source, report) = (&checked.source, &checked.report);
+    let Some(program) = &report.program else {
+        return layout.text(Style::Bad, &format!("{source}: impossible on {}", report.device));
+    };
+    if !report.problems.is_empty() {
+        return layout.text(Style::Bad, &format!("{source}: {}", super::lost_exceptions(report)));
+    }
+    let hybrid = match checked.hybrid() {
+        0 => String::new(),
+        rules => format!(", {rules} of {} rules hybrid", report.rules.len()),
+    };
+    let warnings = match checked.warnings.len() {
+        0 => String::new(),
+        warnings => format!(", {}", counted(warnings as u64, "warning", "warnings")),
+    };
+    let doubtful = !hybrid.is_empty() || !warnings.is_empty();
+    let tone = if doubtful { Style::Warning } else { Style::Good };
+    let words = format!(
+        "{source}: ok on {}: {} on {}, {}{hybrid}{warnings}",
+        report.device,
+        counted(program.flows.len() as u64, "flow", "flows"),
+        counted(program.priorities_used.into(), "priority", "priorities"),
+        counted(program.queues.len() as u64, "queue pair", "queue pairs"),
+    );
+    layout.text(tone, &words)
+}
+
+/// The most rules that are named after a remedy.
+const SHOWN_RULES: usize = 8;
+
+/// A line for each rule. A device that lacks a feature has the same reason for many rules: `reasons` lists each once.
+fn rules_table(report: &Report, layout: Layout) -> String {
+    let mut grid = Grid::new(&["line", "rule", "action", "flows", "decided in"]);
+    for rule in &report.rules {
+        grid.row(vec![
+            if rule.line > 0 { rule.line.to_string() } else { "-".into() },
+            rule.name.clone(),
+            rule.action.clone(),
+            rule.flows.to_string(),
+            String::new(),
+        ]);
+    }
+    let text = grid.text();
+    let mut lines = text.lines();
+    let head = lines.next().unwrap_or_default();
+    let mut out = format!("{}\n", layout.text(Style::Heading, head));
+    let width = head.chars().count().saturating_sub("decided in".len());
+    for (index, (line, rule)) in lines.zip(&report.rules).enumerate() {
+        let (tone, words) = decided(report, index, rule);
+        let before = format!("{line}{}", " ".repeat(width.saturating_sub(line.chars().count())));
+        out.push_str(&layout.lines(tone, &before, &words));
+        // The note about how other rules' flows leave out its packets.
+        if let Some(note) = &rule.note {
+            out.push_str(&layout.lines(Style::Dim, "        ", note));
+        }
+    }
+    out
+}
+
+/// Where a rule is decided, and the keys that a worker must check.
+fn decided(report: &Report, index: usize, rule: &RuleReport) -> (Style, String) {
+    match rule.decided {
+        Decided::Hardware => (Style::Good, "hardware".to_owned()),
+        Decided::PartlyHybrid => (Style::Warning, "hardware, partly hybrid".to_owned()),
+        Decided::Hybrid => {
+            let keys: Vec<&str> = notes(report, index).map(|(key, _)| key).collect();
+            let mut words = "hybrid".to_owned();
+            if !keys.is_empty() {
+                let _ = write!(words, ": {}", keys.join(", "));
+            }
+            if rule.steps > 1 {
+                let _ = write!(words, " (up to {})", counted(rule.steps.into(), "rule tried", "rules tried"));
+            }
+            (Style::Warning, words)
+        }
+        Decided::Impossible => (Style::Bad, "impossible".to_owned()),
+        Decided::Unknown => (Style::Dim, "not known".to_owned()),
+    }
+}
+
+/// The keys of a rule that workers check, with the reasons.
+fn notes(report: &Report, index: usize) -> impl Iterator<Item = (&str, String)> {
+    let rules = report.program.iter().filter_map(move |program| program.rules.get(index));
+    rules.flat_map(|rule| &rule.undecided).map(|note| (note.key.as_str(), note.why.words()))
+}
+
+/// The reasons of hybrid and impossible rules, and the remedies, each once.
+fn reasons(report: &Report, layout: Layout) -> String {
+    let mut reasons: Vec<(String, String)> = Vec::new();
+    let mut remedies: Vec<(String, Vec<&str>)> = Vec::new();
+    for (index, rule) in report.rules.iter().enumerate() {
+        for (name, words) in reasons_of(report, index, rule) {
+            if !reasons.contains(&(name.clone(), words.clone())) {
+                reasons.push((name, words));
+            }
+        }
+        let Some(remedy) = &rule.remedy else { continue };
+        match remedies.iter_mut().find(|(known, _)| known == remedy) {
+            Some((_, names)) => names.push(&rule.name),
+            None => remedies.push((remedy.clone(), vec![&rule.name])),
+        }
+    }
+    if reasons.is_empty() {
+        return String::new();
+    }
+    let title = if report.program.is_some() { "why workers decide" } else { "why impossible" };
+    let mut out = format!("\n{}\n", layout.text(Style::Heading, title));
+    let width = reasons.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    for (name, words) in &reasons {
+        out.push_str(&layout.lines(Style::Plain, &format!("  {name:<width$}  "), words));
+    }
+    for (remedy, names) in remedies {
+        let more = names.len().saturating_sub(SHOWN_RULES);
+        let mut of: Vec<String> = names.iter().take(SHOWN_RULES).map(|name| format!("`{name}`")).collect();
+        of.extend((more > 0).then(|| format!("{more} more")));
+        out.push_str(&layout.lines(Style::Plain, "  remedy: ", &format!("{remedy} ({})", of.join(", "))));
+    }
+    out
+}
+
+/// The reasons of one rule, by key, or else by what the table shows for it.
+fn reasons_of(report: &Report, index: usize, rule: &RuleReport) -> Vec<(String, String)> {
+    let reason = rule.reason.clone();
+    match rule.decided {
+        Decided::Hardware | Decided::Unknown => Vec::new(),
+        Decided::PartlyHybrid => {
+            reason.map(|reason| ("partly hybrid".to_owned(), reason)).into_iter().collect()
+        }
+        Decided::Impossible => {
+            let name = format!("`{}` ", rule.name);
+            let words = |reason: String| {
+                let errno = rule.errno.map(|errno| format!(" ({errno})")).unwrap_or_default();
+                let limit = rule.limit.as_ref().map(|limit| format!("; limit: {limit}")).unwrap_or_default();
+                format!("{}{errno}{limit}", reason.strip_prefix(&name).unwrap_or(&reason))
+            };
+            reason.map(|reason| (rule.name.clone(), words(reason))).into_iter().collect()
+        }
+        Decided::Hybrid => {
+            let notes: Vec<_> = notes(report, index).map(|(key, words)| (key.to_owned(), words)).collect();
+            match notes.is_empty() {
+                true => reason.map(|reason| ("hybrid".to_owned(), reason)).into_iter().collect(),
+                false => notes,
+            }
+        }
+    }
+}
+
+/// The most priorities that are listed.
+const SHOWN_PRIORITIES: usize = 16;
+
+fn capacity_table(capacity: &Capacity, layout: Layout) -> String {
+    let mut grid = Grid::new(&[&format!("capacity of {}", capacity.device), "used", "of", ""]);
+    let rows = capacity.rows.iter().filter(|row| row.used > 0 || row.exceeds());
+    for row in rows {
+        let most = row.most.map_or_else(|| "-".to_owned(), number);
+        grid.row(vec![row.what.to_owned(), number(row.used), most, remark(row)]);
+    }
+    let mut out = format!("\n{}", headed(&grid, layout));
+    // A device limits all priorities alike, or none.
+    if let Some((masks, flows)) = capacity.priorities.iter().find_map(|priority| priority.most) {
+        out.push_str(&priorities(capacity, layout));
+        let flows = number(flows.into());
+        let room = format!(
+            "each priority has {masks} groups of up to {flows} flows of one mask, and room for one flow of each further mask"
+        );
+        out.push_str(&layout.lines(Style::Dim, "", &room));
+    }
+    out
+}
+
+fn priorities(capacity: &Capacity, layout: Layout) -> String {
+    let mut grid = Grid::new(&["priority", "flows", "masks", "largest mask"]);
+    for priority in capacity.priorities.iter().take(SHOWN_PRIORITIES) {
+        grid.row(vec![
+            priority.priority.to_string(),
+            number(priority.flows),
+            number(priority.shapes),
+            number(priority.largest_shape),
+        ]);
+    }
+    let more = capacity.priorities.len().saturating_sub(SHOWN_PRIORITIES);
+    let rest = if more > 0 { format!("and {more} more\n") } else { String::new() };
+    format!("\n{}{rest}", headed(&grid, layout))
+}
+
+/// A table with a styled head.
+fn headed(grid: &Grid, layout: Layout) -> String {
+    let text = grid.text();
+    let (head, rest) = text.split_once('\n').unwrap_or((&text, ""));
+    format!("{}\n{rest}", layout.text(Style::Heading, head))
+}
+
+fn remark(row: &CapacityRow) -> String {
+    if row.exceeds() {
+        format!("too many: {}", row.errno)
+    } else if row.blocks_a_reload() {
+        format!("no room for a reload: {}", row.errno)
+    } else if row.most.is_some_and(|most| row.used > most) {
+        format!("not all: {}", row.errno)
+    } else {
+        String::new()
+    }
+}

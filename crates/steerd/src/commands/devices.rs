@@ -1,0 +1,98 @@
+//! `steerd devices`: the devices of libibverbs, and the soft NIC of the settings. Opens none; `--probe` runs
+//! `steerd-probe` (crate `conformance`), which must be in the directory of this binary.
+
+use std::env;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use serde::Serialize;
+
+use crate::cli::{DevicesArgs, Format};
+use crate::daemon::runtime;
+use crate::error::Error;
+use crate::settings::{self, Request, Settings};
+use crate::terminal::output;
+use crate::terminal::table::Grid;
+
+const FIRST_PORT: u8 = 1;
+const PROBE: &str = "steerd-probe";
+
+/// Described in docs/reference/commands.md.
+#[derive(Debug, Serialize)]
+struct Devices<'d> {
+    devices: &'d [Row],
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    name: String,
+    kind: &'static str,
+    /// The model whose limits apply, and how it was determined.
+    model: String,
+    guid: Option<String>,
+    ports: Option<usize>,
+}
+
+pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
+    let request = Request { file: args.config.clone(), ..Request::default() };
+    let settings = settings::load(&request).map_err(Error::Settings)?.settings;
+    if let Some(name) = &args.probe {
+        return probe(&settings, name, args.format);
+    }
+    let mut rows: Vec<Row> = runtime::list()?
+        .into_iter()
+        .map(|device| Row {
+            model: format!("{} ({})", device.model.profile.name, device.model.known),
+            name: device.name,
+            kind: "rdma",
+            guid: (device.guid != 0).then(|| format!("{:016x}", device.guid)),
+            ports: None,
+        })
+        .collect();
+    if !settings.softnic.ports.is_empty() {
+        let ports = Some(settings.softnic.ports.len());
+        let model = settings.softnic.personality.name().to_owned();
+        rows.push(Row { name: settings.softnic.name, kind: "softnic", model, guid: None, ports });
+    }
+    match args.format {
+        Format::Json => output::print_json(&Devices { devices: &rows }),
+        Format::Text => output::print(&text(&rows)),
+    }
+}
+
+/// Replaces this process by `steerd-probe`, which tries what the verbs can express on the device's first port.
+fn probe(settings: &Settings, name: &str, format: Format) -> Result<(), Error> {
+    let failed = |program: &Path, source| Error::Probe { program: program.to_owned(), source };
+    let own = env::current_exe().map_err(|source| failed(Path::new(PROBE), source))?;
+    let program = own.with_file_name(PROBE);
+    let mut command = Command::new(&program);
+    if format == Format::Json {
+        command.args(["--format", "json"]);
+    }
+    if name == settings.softnic.name && !settings.softnic.ports.is_empty() {
+        command.args(["--soft", settings.softnic.personality.name()]);
+    } else {
+        let port = settings.device.ports.first().copied().unwrap_or(FIRST_PORT);
+        command.args(["--port", &port.to_string(), "--", name]);
+    }
+    Err(failed(&program, command.exec()))
+}
+
+fn text(rows: &[Row]) -> String {
+    if rows.is_empty() {
+        return "no RDMA device on this machine, no soft NIC in the settings (`steerd run --demo` has one)\n"
+            .into();
+    }
+    let mut grid = Grid::new(&["device", "kind", "model", "guid", "ports"]);
+    for row in rows {
+        grid.row(vec![
+            row.name.clone(),
+            row.kind.into(),
+            row.model.clone(),
+            row.guid.clone().unwrap_or_else(|| "-".into()),
+            row.ports.map_or_else(|| "-".into(), |ports| ports.to_string()),
+        ]);
+    }
+    grid.text()
+}

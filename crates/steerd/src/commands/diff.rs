@@ -1,0 +1,451 @@
+//! `steerd diff OLD NEW`: the traffic that two policies treat differently, as regions of packets in the language with
+//! an example of each, and changes inside groups. With `--profile` or `--workers` also the rules that a device decides
+//! elsewhere ([`Placement`]). The exit codes are those of diff(1).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::slice::Iter;
+
+use analysis::{Change, Detail, Diff, Effect, GroupChange, Names, OpenPair, PairSummary};
+use compiler::{Decided, RuleReport};
+use device_model::DeviceProfile;
+use policy::Policy;
+use policy::policy::Direction;
+use serde::Serialize;
+
+use crate::cli::{Cli, DiffArgs, Format};
+use crate::commands::describe;
+use crate::error::Error;
+use crate::settings::PolicySource;
+use crate::terminal::output::{self, Progress};
+use crate::terminal::style::{Colors, Style};
+use crate::terminal::table::{Grid, counted, number};
+use crate::{Outcome, policy_file};
+
+/// A longer region is not shown; the match that contains it is shown instead.
+const MAX_LINE_BYTES: usize = 320;
+/// The most names that are listed.
+const SHOWN_NAMES: usize = 8;
+/// The number of values that are shown of a list that is longer than twice that.
+const SHOWN_VALUES: usize = 6;
+
+/// Described in docs/reference/commands.md.
+#[derive(Serialize)]
+struct Report<'d> {
+    old: String,
+    new: String,
+    /// `null`: not decided.
+    equal: Option<bool>,
+    groups: &'d [GroupChange],
+    /// `null`: neither a profile nor a number of workers was given.
+    placement: Option<&'d Placement>,
+    pairs: Vec<Directed<&'d PairSummary>>,
+    regions: Vec<Directed<&'d Change>>,
+    not_decided: usize,
+    open: Vec<Directed<&'d OpenPair>>,
+    stopped: Option<&'d str>,
+}
+
+#[derive(Serialize)]
+struct Directed<T> {
+    direction: &'static str,
+    #[serde(flatten)]
+    what: T,
+}
+
+impl<'d> Report<'d> {
+    fn of(
+        [old, new]: [String; 2],
+        found: &'d Diff,
+        groups: &'d [GroupChange],
+        placement: Option<&'d Placement>,
+    ) -> Self {
+        Self {
+            old,
+            new,
+            groups,
+            placement,
+            equal: match (found.pairs.is_empty(), found.is_whole()) {
+                (false, _) => Some(false),
+                (true, true) => Some(true),
+                (true, false) => None,
+            },
+            pairs: found.pairs.iter().map(|what| Directed { direction: way(what.direction), what }).collect(),
+            regions: found
+                .regions
+                .iter()
+                .map(|what| Directed { direction: way(what.direction), what })
+                .collect(),
+            not_decided: found.not_decided,
+            open: found.open.iter().map(|what| Directed { direction: way(what.direction), what }).collect(),
+            stopped: found.stopped.as_deref(),
+        }
+    }
+}
+
+pub(crate) fn run(args: &DiffArgs) -> Result<Outcome, Error> {
+    compare(args).map_err(|error| match error {
+        error @ (Error::Policy { .. } | Error::NotDecided(_)) => Error::Compare(Box::new(error)),
+        other => other,
+    })
+}
+
+fn compare(args: &DiffArgs) -> Result<Outcome, Error> {
+    if [&args.old, &args.new].iter().all(|path| policy_file::is_standard_input(path)) {
+        let message = "only one of the two policies can come from standard input";
+        let mut command = <Cli as clap::CommandFactory>::command();
+        command.error(clap::error::ErrorKind::ArgumentConflict, message).exit();
+    }
+    let variables = || args.variables.set.iter().cloned().collect();
+    let sources =
+        [policy_file::source(&args.old, variables())?, policy_file::source(&args.new, variables())?];
+    // Both are read before an error is returned, so that all problems are printed at once.
+    let [old, new] = sources.each_ref().map(read);
+    let (old, new) = (old?, new?);
+    let detail = if args.all { Detail::FULL } else { Detail::SHORT };
+    let found = {
+        let mut progress = Progress::new();
+        analysis::diff_in_detail(&old, &new, detail, &mut |at| progress.show(at))
+    };
+    let named = || policy_file::workers_named(&old).max(policy_file::workers_named(&new));
+    let workers = args.workers.map_or_else(named, |workers| workers as usize);
+    let groups = analysis::changed_groups(&old, &new, workers);
+    let placement = (args.profile.is_some() || args.workers.is_some()).then(|| {
+        let profile = args.profile.clone().unwrap_or_default();
+        Placement::of(&old, &new, &profile, workers)
+    });
+    let names = sources.map(|source| source.to_string());
+    match args.format {
+        Format::Json => output::print_json(&Report::of(names, &found, &groups, placement.as_ref()))?,
+        Format::Text => {
+            let page = Page { found: &found, groups: &groups, all: args.all, colors: Colors::stdout() };
+            let placement = placement.as_ref().map(Placement::text).unwrap_or_default();
+            output::print(&format!("{}{placement}", page.text(&names)))?;
+        }
+    }
+    let is_moved = placement.is_some_and(|placement| !placement.is_same());
+    match (found.pairs.is_empty() && !is_moved, found.is_whole()) {
+        (false, _) => Ok(Outcome::Different),
+        (true, true) => Ok(Outcome::Success),
+        (true, false) => Err(Error::NotDecided(doubts(&found).join("; "))),
+    }
+}
+
+fn read(source: &PolicySource) -> Result<Policy, Error> {
+    policy_file::load(source).map(|(policy, _)| policy).map_err(|diagnostics| {
+        output::print_diagnostics(&diagnostics);
+        policy_file::policy_error(source, &diagnostics)
+    })
+}
+
+const fn way(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Ingress => "ingress",
+        Direction::Egress => "egress",
+    }
+}
+
+/// What was not decided, and why.
+fn doubts(found: &Diff) -> Vec<String> {
+    let pairs = found.open.iter().map(|open| {
+        format!("not decided: {} => {}: {}", effect(&open.before), effect(&open.after), open.why)
+    });
+    let mut doubts: Vec<String> = pairs.collect();
+    let more = found.not_decided - found.open.len();
+    if more > 0 {
+        let pairs = counted(more as u64, "more pair of rules was", "more pairs of rules were");
+        doubts.push(format!("{pairs} not decided"));
+    }
+    doubts.extend(found.stopped.iter().map(|why| format!("not all rules were compared: {why}")));
+    doubts
+}
+
+/// The text output.
+struct Page<'d> {
+    found: &'d Diff,
+    groups: &'d [GroupChange],
+    all: bool,
+    colors: Colors,
+}
+
+impl Page<'_> {
+    fn text(&self, [old, new]: &[String; 2]) -> String {
+        if self.found.pairs.is_empty() {
+            return match self.found.is_whole() {
+                true => format!("{old} and {new} treat every packet alike\n"),
+                false => String::new(),
+            };
+        }
+        let colors = self.colors;
+        let mut out = colors.text(Style::Bad, &format!("--- {old}"));
+        let _ = writeln!(out, "\n{}", colors.text(Style::Good, &format!("+++ {new}")));
+        let mut regions = self.found.regions.iter();
+        let mut is_short = false;
+        for pair in &self.found.pairs {
+            is_short |= self.pair(pair, &mut regions, &mut out);
+        }
+        for change in self.groups {
+            let head = format!("group `{}`", change.name);
+            let _ = writeln!(out, "\n{}\n{}", self.colors.text(Style::Heading, &head), group(change));
+        }
+        out.push_str(&self.summary());
+        if is_short {
+            let words = "--all shows the packets of each pair region by region, without exceptions";
+            let _ = writeln!(out, "\n{}", colors.text(Style::Dim, words));
+        }
+        for doubt in doubts(self.found) {
+            let _ = writeln!(out, "\n{doubt}");
+        }
+        out
+    }
+
+    /// Writes one pair of rules; returns whether its regions are not shown one by one.
+    fn pair(&self, pair: &PairSummary, regions: &mut Iter<'_, Change>, out: &mut String) -> bool {
+        let told: Vec<&Change> = regions.take(pair.regions + pair.rest).collect();
+        // The last pairs of very many have a row in the table only.
+        if told.is_empty() && pair.within.is_empty() {
+            return false;
+        }
+        let head = format!("{} => {}", effect(&pair.before), effect(&pair.after));
+        let _ = writeln!(out, "\n{}", self.colors.text(Style::Heading, &head));
+        let sent = if pair.direction == Direction::Egress { "sent: " } else { "" };
+        let is_exact = match told[..] {
+            [one] => {
+                let is_whole = one.region.only.is_none() && pair.more == 0 && !pair.is_open;
+                is_whole && one.region.to_string().len() <= MAX_LINE_BYTES
+            }
+            _ => false,
+        };
+        if is_exact || self.all {
+            for change in told {
+                let _ = writeln!(out, "  {sent}{}", change.region);
+                self.example(&describe::witness(&change.witness), out);
+            }
+            return false;
+        }
+        for region in &pair.within {
+            let _ = writeln!(out, "  {sent}{}", shortened(&region.to_string()));
+        }
+        if pair.but_for.count > 0 {
+            let _ = writeln!(out, "      except packets that {} take first", names(&pair.but_for));
+        }
+        self.example(&describe::witness(&pair.witness), out);
+        true
+    }
+
+    fn example(&self, packet: &str, out: &mut String) {
+        let _ = writeln!(out, "      {}", self.colors.text(Style::Dim, &format!("e.g. {packet}")));
+    }
+
+    fn summary(&self) -> String {
+        let mut grid = Grid::new(&["before", "after", "regions"]);
+        for pair in &self.found.pairs {
+            grid.row(vec![effect(&pair.before), effect(&pair.after), regions(pair)]);
+        }
+        format!("\n{}", grid.text())
+    }
+}
+
+/// The changes inside a group, and the share of each worker.
+fn group(change: &GroupChange) -> String {
+    let mut grid = Grid::new(&["", "before", "after"]);
+    for key in &change.changes {
+        grid.row(vec![key.key.to_owned(), key.before.clone(), key.after.clone()]);
+    }
+    let percent = |share: f64| format!("{:.1}%", 100.0 * share);
+    for share in &change.shares {
+        grid.row(vec![format!("worker {}", share.worker), percent(share.before), percent(share.after)]);
+    }
+    let moved = match change.moved {
+        None => "the hashes differ: any connection may move to another worker".to_owned(),
+        Some(moved) => format!("connections with {} of the hashes move to another worker", percent(moved)),
+    };
+    let lines: String = grid.text().lines().map(|line| format!("  {}\n", line.trim_end())).collect();
+    format!("{lines}  {moved}")
+}
+
+/// The number of regions of a pair, or a lower bound.
+fn regions(pair: &PairSummary) -> String {
+    let count = number((pair.regions + pair.more) as u64);
+    if pair.is_open { format!("at least {count}") } else { count }
+}
+
+/// The first names, quoted.
+fn names(names: &Names) -> String {
+    let shown: Vec<String> = names.listed.iter().take(SHOWN_NAMES).map(|name| format!("`{name}`")).collect();
+    match names.count - shown.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// `web: steer to web`
+fn effect(effect: &Effect) -> String {
+    match effect.name.as_str() {
+        "" => effect.action.clone(),
+        name => format!("{name}: {}", effect.action),
+    }
+}
+
+/// A match with long lists shortened.
+fn shortened(text: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    // Lists within lists are short; long lists contain no other list.
+    while let Some(open) = rest.find('[') {
+        let (before, from) = rest.split_at(open + 1);
+        let end = from.find(['[', ']']).unwrap_or(from.len());
+        let (list, after) = from.split_at(end);
+        out.push_str(before);
+        let values: Vec<&str> = list.split(", ").collect();
+        if after.starts_with(']') && values.len() > 2 * SHOWN_VALUES {
+            let more = number((values.len() - SHOWN_VALUES) as u64);
+            let _ = write!(out, "{}, and {more} more", values[..SHOWN_VALUES].join(", "));
+        } else {
+            out.push_str(list);
+        }
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Described in docs/reference/commands.md.
+#[derive(Serialize)]
+struct Placement {
+    profile: String,
+    workers: usize,
+    before: Whole,
+    after: Whole,
+    rules: Vec<Moved>,
+}
+
+/// Whether the device can run a policy, and why not.
+#[derive(PartialEq, Eq, Serialize)]
+struct Whole {
+    ok: bool,
+    /// Reasons other than impossible rules.
+    obstacles: Vec<String>,
+}
+
+/// A rule that is decided elsewhere, or that only one of the policies has. Rules are the same if their names are.
+#[derive(Serialize)]
+struct Moved {
+    rule: String,
+    /// `null`: the policy has no such rule.
+    before: Option<Placed>,
+    after: Option<Placed>,
+}
+
+#[derive(Serialize)]
+struct Placed {
+    decided: Decided,
+    reason: Option<String>,
+}
+
+impl Placement {
+    fn of(old: &Policy, new: &Policy, profile: &DeviceProfile, workers: usize) -> Self {
+        let [before, after] = [old, new].map(|policy| compiler::report(policy, profile, workers, None));
+        Self {
+            profile: profile.name.clone(),
+            workers,
+            rules: moved(&before, &after),
+            before: Whole::of(&before),
+            after: Whole::of(&after),
+        }
+    }
+
+    /// Whether nothing differs.
+    fn is_same(&self) -> bool {
+        self.rules.is_empty() && self.before == self.after
+    }
+
+    fn text(&self) -> String {
+        let workers = if self.workers == 1 { "worker" } else { "workers" };
+        let mut out = format!("\non {} with {} {workers}:", self.profile, self.workers);
+        if self.is_same() {
+            out.push_str(" every rule is decided where it was\n");
+            return out;
+        }
+        out.push('\n');
+        for (side, whole) in [("before", &self.before), ("after", &self.after)] {
+            if !whole.ok {
+                let obstacles = whole.obstacles.iter().map(|obstacle| format!(": {obstacle}"));
+                out.push_str(&format!("{side}: impossible{}\n", obstacles.collect::<String>()));
+            }
+        }
+        let mut grid = Grid::new(&["rule", "before", "after", "why"]);
+        for moved in &self.rules {
+            let reason = moved.after.as_ref().and_then(|placed| placed.reason.clone());
+            let placed =
+                |placed: &Option<Placed>| placed.as_ref().map_or("-", |placed| words(placed.decided));
+            grid.row(vec![
+                moved.rule.clone(),
+                placed(&moved.before).to_owned(),
+                placed(&moved.after).to_owned(),
+                reason.unwrap_or_default(),
+            ]);
+        }
+        if !self.rules.is_empty() {
+            out.push_str(&grid.text());
+        }
+        out
+    }
+}
+
+impl Whole {
+    fn of(report: &compiler::Report) -> Self {
+        let obstacles =
+            report.obstacles.iter().map(|obstacle| format!("{}: {}", obstacle.reason, obstacle.limit));
+        Self { ok: report.program.is_some(), obstacles: obstacles.collect() }
+    }
+}
+
+fn words(decided: Decided) -> &'static str {
+    match decided {
+        Decided::Hardware => "hardware",
+        Decided::PartlyHybrid => "partly hybrid",
+        Decided::Hybrid => "hybrid",
+        Decided::Impossible => "impossible",
+        Decided::Unknown => "not known",
+    }
+}
+
+/// In the order of the new policy; rules that are gone come last.
+fn moved(before: &compiler::Report, after: &compiler::Report) -> Vec<Moved> {
+    let old: BTreeMap<&str, &RuleReport> =
+        before.rules.iter().map(|rule| (rule.name.as_str(), rule)).collect();
+    let new: BTreeSet<&str> = after.rules.iter().map(|rule| rule.name.as_str()).collect();
+    let placed = |rule: &RuleReport| Placed { decided: rule.decided, reason: rule.reason.clone() };
+    let changed = after.rules.iter().filter_map(|rule| {
+        let before = old.get(rule.name.as_str());
+        let is_changed = before.is_none_or(|before| before.decided != rule.decided);
+        is_changed.then(|| Moved {
+            rule: rule.name.clone(),
+            before: before.map(|before| placed(before)),
+            after: Some(placed(rule)),
+        })
+    });
+    let gone = before.rules.iter().filter(|rule| !new.contains(rule.name.as_str())).map(|rule| Moved {
+        rule: rule.name.clone(),
+        before: Some(placed(rule)),
+        after: None,
+    });
+    changed.chain(gone).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lists_are_shortened_and_short_ones_are_not() {
+        let short =
+            "{ src = [\"0.0.0.0/0\", { not = [\"10.0.0.0/8\", \"192.0.2.1\"] }], dst_port = [80, 443] }";
+        assert_eq!(shortened(short), short);
+        let ports: Vec<String> = (0..1200).map(|port| (2 * port).to_string()).collect();
+        let long = format!("{{ src = [\"a\", {{ not = [{}] }}], dst_port = 1 }}", ports.join(", "));
+        let expected = "{ src = [\"a\", { not = [0, 2, 4, 6, 8, 10, and 1 194 more] }], dst_port = 1 }";
+        assert_eq!(shortened(&long), expected);
+    }
+}

@@ -1,0 +1,113 @@
+//! Fields and hexadecimal digits as keys, and what makes no sense.
+
+use packet::Layers;
+
+use super::*;
+
+#[test]
+fn fields_make_the_key_that_parsing_the_frame_makes() {
+    let mac = |last| MacAddr([2, 0, 0, 0, 0, last]);
+    let address = |text: &str| text.parse::<IpAddr>().expect("address");
+    let frame = packet::build::FrameBuilder::new()
+        .ethernet(mac(1), mac(2))
+        .vlan(EtherType::VLAN, 5 << 13 | 42)
+        .ip(address("10.0.0.1"), address("192.0.2.53"))
+        .udp(1024, 53)
+        .build();
+    let fields =
+        "src=10.0.0.1, dst=192.0.2.53, protocol=udp, src_port=1024, dst_port=53, vlan=42, vlan_priority=5";
+    assert_eq!(key_of_fields(fields), Ok(DeepKey::of(&frame)));
+    let frame = packet::build::FrameBuilder::new()
+        .ethernet(mac(1), mac(2))
+        .ip(address("2001:db8::1"), address("2001:db8::2"))
+        .tcp(1, 443, 0x12)
+        .build();
+    let fields = "src=2001:db8::1,dst=2001:db8::2,protocol=tcp,src_port=1,dst_port=443,tcp_flags=syn+ack";
+    assert_eq!(key_of_fields(fields), Ok(DeepKey::of(&frame)));
+    let frame = packet::build::FrameBuilder::new()
+        .ethernet(mac(1), mac(2))
+        .ip(address("2001:db8::1"), address("2001:db8::2"))
+        .icmp(135, 0)
+        .build();
+    let fields = "src=2001:db8::1,dst=2001:db8::2,protocol=icmpv6,icmpv6_type=135,icmpv6_code=0";
+    assert_eq!(key_of_fields(fields), Ok(DeepKey::of(&frame)));
+}
+
+#[test]
+fn ipv6_has_names_of_its_own_and_tags_are_of_several_protocols() {
+    let key = |text: &str| key_of_fields(text).expect(text).outer;
+    assert_eq!(key("hop_limit=1,traffic_class=0xb8"), key("family=ipv6,ttl=1,tos=0xb8"));
+    assert_eq!(key("protocol=udp,dscp=46,ecn=3").tos, 46 << 2 | 3);
+    let tags = key("ethertype=arp,vlan=1,vlan_tpid=0x88a8,inner_vlan=2,inner_vlan_tpid=0x9100");
+    assert_eq!((tags.vlan_tpid, tags.inner_vlan_tpid, tags.inner_vlan_tci), (0x88a8, 0x9100, 2));
+}
+
+#[test]
+fn later_fragments_have_no_ports() {
+    let key = key_of_fields("src=10.0.0.1,protocol=udp,fragment=later").expect("key").outer;
+    assert!(key.layers.contains(Layers::LATER_FRAGMENT) && !key.layers.contains(Layers::UDP));
+    assert!(key_of_fields("protocol=udp,fragment=later,dst_port=53").is_err());
+    let key = key_of_fields("src=2001:db8::1,protocol=udp,fragment=first").expect("key").outer;
+    assert_eq!(key.protocol, IpProtocol::FRAGMENT.0);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_the_field_named() {
+    for (fields, named) in [
+        ("", "needed"),
+        ("colour=red", "colour"),
+        ("src", "field=value"),
+        ("src=10.0.0.1,src=10.0.0.2", "twice"),
+        ("src=10.0.0.256", "src"),
+        ("src=10.0.0.1,dst=2001:db8::1", "mix"),
+        ("dst_port=53", "protocol"),
+        ("protocol=icmp,dst_port=53", "dst_port"),
+        ("src=10.0.0.1,icmp_type=8", "protocol=icmp"),
+        ("family=ipv6,protocol=icmpv6,icmp_type=8", "icmp_type"),
+        ("protocol=icmp,icmp_type=256", "icmp_type"),
+        ("protocol=udp,tcp_flags=syn", "tcp_flags"),
+        ("protocol=tcp,tcp_flags=sin", "sin"),
+        ("protocol=udp,dst_port=65536", "dst_port"),
+        ("ethertype=arp,vlan=4096", "4096"),
+        ("ethertype=arp,vlan_priority=1", "vlan"),
+        ("ethertype=arp,protocol=udp", "IP"),
+        ("src=10.0.0.1,tos=4,dscp=1", "tos"),
+        ("src=10.0.0.1,tos=4,ecn=1", "ecn"),
+        ("src=10.0.0.1,hop_limit=4", "hop_limit"),
+        ("hop_limit=4,ttl=4", "ttl"),
+        ("ethertype=arp,vlan=1,vlan_tpid=arp", "vlan_tpid"),
+        ("ethertype=arp,vlan=1,inner_vlan_tpid=0x88a8", "inner_vlan"),
+        ("ethertype=0x8100", "vlan"),
+        ("src=2001:db8::1,ip_options=true", "IPv4"),
+        ("src=10.0.0.1,flow_label=7", "IPv6"),
+        ("src=10.0.0.1,ip_flags=mf", "fragment"),
+        ("vxlan_vni=1,protocol=tcp", "protocol"),
+        ("vxlan_vni=16777216", "vxlan_vni"),
+        ("vxlan_vni=1,gre_key=2", "gre_key"),
+        ("esp_spi=1,inner.dst=10.0.0.1", "inner"),
+        ("inner.colour=red", "inner.colour"),
+        ("mpls=1+2+3+4+5", "mpls"),
+        ("mpls=pop", "mpls"),
+        ("gre_key=1,fragment=later", "fragment"),
+    ] {
+        let error = key_of_fields(fields).expect_err(fields);
+        assert!(error.contains(named), "{fields}: {error}");
+    }
+}
+
+#[test]
+fn hexadecimal() {
+    assert_eq!(frame_of_hex("02:00 0a-FF\n"), Ok(vec![2, 0, 10, 255]));
+    for bad in ["", "0", "0g"] {
+        assert!(frame_of_hex(bad).is_err(), "{bad:?}");
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_text_panics(
+        text in "((inner.)?(src|dst|vxlan_vni|gre_key|gre_flags|mpls|esp_spi|protocol|fragment|tos|tcp_flags|[a-z_]{2,9})=[a-z0-9.:+]{0,12},?){0,6}|\\PC{0,40}",
+    ) {
+        let _ = (key_of_fields(&text), frame_of_hex(&text));
+    }
+}

@@ -1,0 +1,242 @@
+//! The explanation of one packet, received or sent: rule, flow, queue, worker and copies.
+
+use std::fmt::Write as _;
+
+use packet::DeepKey;
+use program::{Band, ClassId, ClassTag, Copied, Explanation, FlowKind, Program, RuleId, SentExplanation};
+use serde::Serialize;
+
+use crate::commands::describe::describe;
+
+/// Described in docs/reference/commands.md.
+#[derive(Debug, Serialize)]
+pub(super) struct ReceivedPacket {
+    direction: &'static str,
+    packet: String,
+    /// The rule that decides, and its action.
+    rule: String,
+    line: u32,
+    action: String,
+    /// The rule whose flow matches it in the device, if it is another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    taken_by: Option<String>,
+    decided_in: &'static str,
+    /// In the first band; every second program that is installed uses the other one.
+    tag: Option<u32>,
+    group: Option<String>,
+    queue: Option<u32>,
+    hash: Option<String>,
+    table_index: Option<usize>,
+    table_size: Option<usize>,
+    worker: Option<u32>,
+    /// Whether the host's network stack receives it, on a device that delivers matched packets to workers only.
+    reaches_host: bool,
+    /// Whether the policy leaves it to the kernel but a worker receives it, which cannot give it back.
+    lost_exception: bool,
+    copies: Vec<Copy>,
+}
+
+/// One copy of a packet.
+#[derive(Debug, Serialize)]
+pub(super) struct Copy {
+    rule: String,
+    line: u32,
+    /// "copy" or "sniffer".
+    pub(super) kind: &'static str,
+    /// The worker's action: a copy that the rule does not match is filtered out.
+    action: String,
+    group: Option<String>,
+    queue: u32,
+    worker: Option<u32>,
+}
+
+impl ReceivedPacket {
+    pub(super) fn of(program: &Program, key: &DeepKey) -> Self {
+        let explanation = program.explain_deep(key);
+        let Explanation { outcome, .. } = explanation;
+        let exact =
+            explanation.class.is_none_or(|class| program.class(class).is_none_or(program::Class::is_exact));
+        Self {
+            direction: "ingress",
+            packet: describe(key),
+            rule: name(program, outcome.rule),
+            line: line(program, outcome.rule),
+            action: program.describe(outcome.verdict),
+            taken_by: Some(name(program, explanation.rule)).filter(|_| explanation.rule != outcome.rule),
+            decided_in: if exact { "device" } else { "worker" },
+            tag: explanation.class.and_then(|class| tag(program, class)),
+            group: explanation
+                .group
+                .and_then(|group| program.groups.get(group.index()))
+                .map(|group| group.name.clone()),
+            queue: explanation.queue.map(|queue| queue.0),
+            hash: explanation.hash.map(|hash| format!("{hash:#010x}")),
+            table_index: explanation.table_index,
+            table_size: explanation
+                .queue
+                .and_then(|queue| program.queues.get(queue.index()))
+                .map(|queue| queue.table.len()),
+            worker: explanation.worker.map(|worker| worker.0),
+            reaches_host: explanation.reaches_host(),
+            lost_exception: explanation.is_lost_exception(),
+            copies: explanation.copies.iter().map(|copied| Copy::of(program, copied)).collect(),
+        }
+    }
+
+    pub(super) fn text(&self, program: &Program) -> String {
+        let mut out = String::new();
+        let mut line = |name: &str, value: String| {
+            let _ = writeln!(out, "{name:<8} {value}");
+        };
+        line("packet", self.packet.clone());
+        for copy in &self.copies {
+            line(copy.kind, copy.text());
+        }
+        line("rule", format!("{}: {}", placed(&self.rule, self.line), self.action));
+        if let Some(other) = &self.taken_by {
+            line("taken by", format!("the flow of rule {other}, as the device cannot distinguish the two"));
+        }
+        if self.lost_exception {
+            let value = "does not receive it: a worker does and cannot give it back (lost exception)";
+            line("host", value.into());
+        }
+        if self.worker.is_none() {
+            line("worker", "none".into());
+            return out;
+        }
+        line("decided", format!("by the {}", self.decided_in));
+        line("tag", self.tag.map_or_else(|| "none".into(), |tag| tag.to_string()));
+        let group = self.group.clone().unwrap_or_default();
+        let stays = self.action.strip_prefix("deliver to ").is_some_and(|meant| meant != group);
+        line(
+            "group",
+            if stays { format!("{group}: the packet stays with the worker that received it") } else { group },
+        );
+        if let Some(queue) = self.queue.and_then(|queue| program.queues.get(queue as usize)) {
+            let variant = serde_json::to_value(queue.variant).ok();
+            let variant = variant.as_ref().and_then(serde_json::Value::as_str).unwrap_or("?");
+            line("queue", format!("{} ({variant})", self.queue.unwrap_or_default()));
+        }
+        if let (Some(index), Some(size), Some(hash)) = (self.table_index, self.table_size, &self.hash) {
+            line("table", format!("entry {index} of {size} (hash {hash})"));
+        }
+        line("worker", self.worker.map_or_else(|| "none".into(), |worker| worker.to_string()));
+        out
+    }
+
+    pub(super) fn line(&self, packet_number: u64) -> String {
+        let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
+        let copies: String = self.copies.iter().map(Copy::short).collect();
+        format!(
+            "{packet_number}  rule={} action={}{} tag={} group={} queue={} index={} worker={}{copies}  {}",
+            self.rule,
+            self.action.replace(' ', "_"),
+            if self.lost_exception { " lost_exception" } else { "" },
+            or_dash(self.tag.map(|tag| tag.to_string())),
+            or_dash(self.group.clone()),
+            or_dash(self.queue.map(|queue| queue.to_string())),
+            or_dash(self.table_index.map(|index| index.to_string())),
+            or_dash(self.worker.map(|worker| worker.to_string())),
+            self.packet,
+        )
+    }
+}
+
+impl Copy {
+    pub(super) fn of(program: &Program, copied: &Copied) -> Self {
+        let sniffs = program.flows.get(copied.flow).is_some_and(|flow| flow.kind == FlowKind::Sniffer);
+        let queue = program.queues.get(copied.queue.index());
+        let group = queue.and_then(|queue| program.groups.get(queue.group.index()));
+        Self {
+            rule: name(program, copied.rule),
+            line: line(program, copied.rule),
+            kind: if sniffs { "sniffer" } else { "copy" },
+            action: program.describe(copied.outcome.verdict),
+            group: group.map(|group| group.name.clone()),
+            queue: copied.queue.0,
+            worker: copied.worker.map(|worker| worker.0),
+        }
+    }
+
+    /// As a line of its own.
+    pub(super) fn text(&self) -> String {
+        let worker = self.worker.map_or_else(|| "none".into(), |worker| format!("worker {worker}"));
+        format!("{}: {}, {worker}", placed(&self.rule, self.line), self.action)
+    }
+
+    /// As part of the line of a packet.
+    pub(super) fn short(&self) -> String {
+        let worker = self.worker.map_or_else(|| "-".into(), |worker| worker.to_string());
+        format!(" {}={}:{worker}", self.kind, self.rule)
+    }
+}
+
+pub(super) fn placed(rule: &str, line: u32) -> String {
+    if line > 0 { format!("{rule} (line {line})") } else { rule.to_owned() }
+}
+
+pub(super) fn name(program: &Program, rule: RuleId) -> String {
+    program.rules.get(rule.index()).map_or_else(|| "?".into(), |rule| rule.name.clone())
+}
+
+pub(super) fn line(program: &Program, rule: RuleId) -> u32 {
+    program.rules.get(rule.index()).map_or(0, |rule| rule.line)
+}
+
+/// There is no tag if the device does not report the flow of a packet.
+fn tag(program: &Program, class: ClassId) -> Option<u32> {
+    ClassTag { band: Band::A, class }.encode().filter(|_| program.untagged != Some(class))
+}
+
+/// Described in docs/reference/commands.md.
+#[derive(Debug, Serialize)]
+pub(super) struct SentPacket {
+    direction: &'static str,
+    packet: String,
+    /// The rule that decides; without one, the packet is sent.
+    rule: Option<String>,
+    line: Option<u32>,
+    action: &'static str,
+    leaves: bool,
+    copies: Vec<Copy>,
+}
+
+impl SentPacket {
+    pub(super) fn of(program: &Program, key: &DeepKey) -> Self {
+        let explained = program.explain_sent(key);
+        Self {
+            direction: "egress",
+            packet: describe(key),
+            rule: explained.rule.map(|rule| name(program, rule)),
+            line: explained.rule.map(|rule| line(program, rule)),
+            action: sent_action(&explained),
+            leaves: explained.leaves,
+            copies: explained.copies.iter().map(|copied| Copy::of(program, copied)).collect(),
+        }
+    }
+
+    pub(super) fn text(&self) -> String {
+        let rule = match (&self.rule, self.line) {
+            (Some(rule), line) => format!("{}: {}", placed(rule, line.unwrap_or_default()), self.action),
+            (None, _) => "none: it is sent, as no egress rule matches it".to_owned(),
+        };
+        let mut out = format!("{:<8} {}\n", "packet", self.packet);
+        // Strings take text.
+        let _ = writeln!(out, "{:<8} {rule}", "rule");
+        for copy in &self.copies {
+            let _ = writeln!(out, "{:<8} {}", copy.kind, copy.text());
+        }
+        out
+    }
+
+    pub(super) fn line(&self, packet_number: u64) -> String {
+        let rule = self.rule.as_deref().unwrap_or("-");
+        let copies: String = self.copies.iter().map(Copy::short).collect();
+        format!("{packet_number}  rule={rule} action={}{copies}  {}", self.action, self.packet)
+    }
+}
+
+/// The action, as in rules.
+pub(super) fn sent_action(explained: &SentExplanation) -> &'static str {
+    if explained.leaves { "pass" } else { "drop" }
+}

@@ -1,0 +1,160 @@
+//! A wire that receives nothing until the policy is on the device, so that a capture loses no packet during the start.
+//!
+//! The runtime wraps every wire of the soft NIC and opens them all at once. All other calls pass through; no frame is
+//! inspected.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use packet::MacAddr;
+use softnic::wire::{Burst, TransmitError, Wire, WireState};
+
+pub(crate) struct GatedWire {
+    wire: Box<dyn Wire>,
+    open: Arc<AtomicBool>,
+}
+
+impl GatedWire {
+    pub(crate) fn new(wire: Box<dyn Wire>, open: &Arc<AtomicBool>) -> Self {
+        Self { wire, open: Arc::clone(open) }
+    }
+}
+
+impl Wire for GatedWire {
+    fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
+        if self.open.load(Ordering::Relaxed) {
+            self.wire.receive(burst);
+        } else {
+            self.wire.tend();
+        }
+    }
+
+    fn tend(&mut self) {
+        self.wire.tend();
+    }
+
+    fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
+        self.wire.transmit(frame)
+    }
+
+    fn flush(&mut self) {
+        self.wire.flush();
+    }
+
+    fn state(&self) -> WireState {
+        self.wire.state()
+    }
+
+    fn sleep_hint(&self) -> Option<RawFd> {
+        // While closed, a readable descriptor would keep the engine awake.
+        self.open.load(Ordering::Relaxed).then(|| self.wire.sleep_hint()).flatten()
+    }
+
+    fn describe(&self) -> String {
+        self.wire.describe()
+    }
+
+    fn mac(&self) -> MacAddr {
+        self.wire.mac()
+    }
+
+    fn mtu_bytes(&self) -> u32 {
+        self.wire.mtu_bytes()
+    }
+
+    fn losses(&self) -> u64 {
+        self.wire.losses()
+    }
+
+    fn transmit_losses(&self) -> u64 {
+        self.wire.transmit_losses()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+
+    /// One frame, over and over; counts how often it was tended.
+    #[derive(Default)]
+    struct Endless(Arc<AtomicU32>);
+
+    impl Wire for Endless {
+        fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
+            burst.push(softnic::wire::RxFrame::new(&[0; 60]));
+        }
+        fn tend(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+        fn transmit(&mut self, _: &[u8]) -> Result<(), TransmitError> {
+            Ok(())
+        }
+        fn sleep_hint(&self) -> Option<RawFd> {
+            Some(0)
+        }
+        fn describe(&self) -> String {
+            "endless".into()
+        }
+    }
+
+    /// Panics as soon as it is asked.
+    struct Faulty;
+
+    impl Wire for Faulty {
+        fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
+            panic!("a faulty wire, {} frames left", burst.capacity_left());
+        }
+        fn transmit(&mut self, _: &[u8]) -> Result<(), TransmitError> {
+            Ok(())
+        }
+        fn sleep_hint(&self) -> Option<RawFd> {
+            Some(0)
+        }
+        fn describe(&self) -> String {
+            "faulty".into()
+        }
+    }
+
+    /// The engine runs the wire's code, so what is wrong with a wire can end it.
+    #[test]
+    fn the_death_of_the_engine_is_seen() {
+        use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+        let open = Arc::new(AtomicBool::new(false));
+        let wire = Box::new(GatedWire::new(Box::new(Faulty), &open));
+        let nic = SoftNic::create(SoftNicConfig {
+            name: "faulty".into(),
+            personality: Personality::Ideal,
+            ports: vec![PortConfig { wire, mtu_bytes: 1500 }],
+            drive: Drive::Thread { core: None },
+        })
+        .expect("a soft NIC");
+        assert!(!nic.engine_died());
+        open.store(true, Ordering::Relaxed);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while !nic.engine_died() {
+            assert!(std::time::Instant::now() < deadline, "its death went unseen");
+            std::thread::yield_now();
+        }
+        nic.stop();
+        assert!(!nic.engine_died(), "once it was stopped there is nothing to say");
+    }
+
+    #[test]
+    fn nothing_comes_through_before_it_is_opened() {
+        let open = Arc::new(AtomicBool::new(false));
+        let wire = Endless::default();
+        let tended = Arc::clone(&wire.0);
+        let mut gated = GatedWire::new(Box::new(wire), &open);
+        let received = |gated: &mut GatedWire| {
+            let mut burst = Burst::new();
+            gated.receive(&mut burst);
+            burst.len()
+        };
+        assert_eq!((received(&mut gated), gated.sleep_hint()), (0, None));
+        assert_eq!(tended.load(Ordering::Relaxed), 1, "a closed wire is still tended");
+        open.store(true, Ordering::Relaxed);
+        assert_eq!((received(&mut gated), gated.sleep_hint()), (1, Some(0)));
+    }
+}

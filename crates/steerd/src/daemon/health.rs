@@ -1,0 +1,272 @@
+//! Whether the daemon works: the progress of every worker, of the soft NIC's engine and of the run loop, and which ports
+//! are down.
+//!
+//! The run loop compares the progress counts at every tick with [`Monitor`]; a thread of its own asks the device for its
+//! ports. /readyz, /healthz, the state and the metrics read the result, [`Health`], from other threads. Nothing here asks the
+//! device or takes a lock that is held during such a call, so the answer comes even while the device does not respond.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A longer gap between two updates counts as this much: if the whole process was stopped (SIGSTOP, a suspended virtual
+/// machine), no part could make progress.
+const LONGEST_GAP: Duration = Duration::from_secs(2);
+
+/// A part whose progress is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Worker(u32),
+    Engine,
+    RunLoop,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Worker(number) => write!(f, "worker {number}"),
+            Self::Engine => f.write_str("the soft NIC's engine"),
+            Self::RunLoop => f.write_str("the run loop"),
+        }
+    }
+}
+
+/// A part and a count that grows while it works.
+pub(crate) type Progress = (Part, u64);
+
+/// A port that is down, and what it is connected to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DownPort {
+    pub(crate) port: u8,
+    pub(crate) wire: String,
+}
+
+impl fmt::Display for DownPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "port {}", self.port)?;
+        if self.wire.is_empty() { Ok(()) } else { write!(f, " ({})", self.wire) }
+    }
+}
+
+/// The last result, shared by those who make it and those who read it.
+#[derive(Debug, Default)]
+pub(crate) struct Health(Mutex<Status>);
+
+#[derive(Debug, Default)]
+struct Status {
+    /// The policy is on the device and the shutdown has not begun.
+    steering: bool,
+    stalled: Vec<Part>,
+    ports_down: Vec<DownPort>,
+    /// When the run loop must have made its next update. `None`: it does not run yet, or no more.
+    due: Option<Instant>,
+}
+
+impl Health {
+    /// `true` once the policy is on the device, `false` when the shutdown begins.
+    pub(crate) fn set_steering(&self, steering: bool) {
+        let mut status = self.status();
+        status.steering = steering;
+        if !steering {
+            status.due = None;
+        }
+    }
+
+    /// Replaces the ports that are down; returns those that went down or came up.
+    pub(crate) fn set_ports_down(&self, now: Vec<DownPort>) -> Vec<Change> {
+        let mut status = self.status();
+        let before = std::mem::replace(&mut status.ports_down, now);
+        let now = &status.ports_down;
+        let down = now.iter().filter(|port| !before.contains(port)).cloned().map(Change::Down);
+        let up = before.iter().filter(|port| !now.contains(port)).cloned().map(Change::Up);
+        down.chain(up).collect()
+    }
+
+    /// # Errors
+    /// Why packets are not steered as they should be, in one line.
+    pub(crate) fn ready(&self) -> Result<(), String> {
+        if !self.status().steering {
+            return Err("not ready".into());
+        }
+        let stalled = self.stalled();
+        let ports = self.status().ports_down.clone();
+        let mut reasons: Vec<String> = stalled.iter().map(|part| format!("{part} is stalled")).collect();
+        reasons.extend(ports.iter().map(|port| format!("{port} is down")));
+        if reasons.is_empty() { Ok(()) } else { Err(format!("not ready: {}", reasons.join(", "))) }
+    }
+
+    /// # Errors
+    /// The parts that make no progress, in one line. Only a restart helps.
+    pub(crate) fn alive(&self) -> Result<(), String> {
+        let reasons: Vec<String> = self.stalled().iter().map(|part| format!("{part} is stalled")).collect();
+        if reasons.is_empty() { Ok(()) } else { Err(reasons.join(", ")) }
+    }
+
+    /// All parts that make no progress now.
+    pub(crate) fn stalled(&self) -> Vec<Part> {
+        let status = self.status();
+        let mut stalled = status.stalled.clone();
+        if status.due.is_some_and(|due| Instant::now() > due) {
+            stalled.push(Part::RunLoop);
+        }
+        stalled
+    }
+
+    fn status(&self) -> MutexGuard<'_, Status> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Finds stalled parts by their progress counts; owned by the run loop.
+#[derive(Debug)]
+pub(crate) struct Monitor {
+    /// A part whose count has not grown for this long is stalled.
+    limit: Duration,
+    watched: Vec<Watched>,
+    updated: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    part: Part,
+    count: u64,
+    /// For how long the count has not grown.
+    idle: Duration,
+    stalled: bool,
+}
+
+/// A change of health, a line of the log each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    Stalled(Part, Duration),
+    Recovered(Part, Duration),
+    Down(DownPort),
+    Up(DownPort),
+}
+
+impl Change {
+    pub(crate) fn log(&self) {
+        match self {
+            Self::Stalled(part, idle) => {
+                tracing::error!("{part} has made no progress for {:.1} s: it is stalled", idle.as_secs_f64());
+            }
+            Self::Recovered(part, idle) => {
+                tracing::warn!("{part} makes progress again, after {:.1} s", idle.as_secs_f64());
+            }
+            Self::Down(port) => tracing::warn!("{port} is down: nothing is received there"),
+            Self::Up(port) => tracing::info!("{port} is up again"),
+        }
+    }
+}
+
+impl Monitor {
+    pub(crate) fn new(limit: Duration) -> Self {
+        Self { limit, watched: Vec::new(), updated: None }
+    }
+
+    /// Compares the counts with those of the last update and writes the result to `health`.
+    pub(crate) fn update(&mut self, now: Instant, progress: &[Progress], health: &Health) -> Vec<Change> {
+        let passed = self.updated.map_or(Duration::ZERO, |updated| now.saturating_duration_since(updated));
+        self.updated = Some(now);
+        let passed = passed.min(LONGEST_GAP);
+        let mut changes = Vec::new();
+        for &(part, count) in progress {
+            changes.extend(self.note(part, count, passed));
+        }
+        let mut status = health.status();
+        status.stalled = self.watched.iter().filter(|one| one.stalled).map(|one| one.part).collect();
+        status.due = Some(now + self.limit + LONGEST_GAP);
+        changes
+    }
+
+    fn note(&mut self, part: Part, count: u64, passed: Duration) -> Option<Change> {
+        let Some(one) = self.watched.iter_mut().find(|one| one.part == part) else {
+            self.watched.push(Watched { part, count, idle: Duration::ZERO, stalled: false });
+            return None;
+        };
+        if one.count == count {
+            one.idle += passed;
+            let stalls = !one.stalled && one.idle >= self.limit;
+            one.stalled |= stalls;
+            return stalls.then_some(Change::Stalled(part, one.idle));
+        }
+        one.count = count;
+        let idle = std::mem::take(&mut one.idle);
+        std::mem::take(&mut one.stalled).then_some(Change::Recovered(part, idle))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(5);
+    const WORKER: Part = Part::Worker(1);
+
+    /// Updates once a second with the given counts of worker 1, while worker 0 makes progress.
+    fn watch(
+        monitor: &mut Monitor,
+        health: &Health,
+        begun: Instant,
+        counts: impl IntoIterator<Item = u64>,
+    ) -> Vec<Change> {
+        let seconds = (0..).map(Duration::from_secs);
+        let updates = seconds.zip(counts);
+        updates
+            .flat_map(|(at, count)| {
+                monitor.update(begun + at, &[(Part::Worker(0), at.as_secs()), (WORKER, count)], health)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_stall_and_a_recovery_are_reported_once() {
+        let (mut monitor, health) = (Monitor::new(LIMIT), Health::default());
+        health.set_steering(true);
+        let begun = Instant::now();
+        assert_eq!(watch(&mut monitor, &health, begun, [1, 1, 1, 1, 1]), [], "not for 4 s");
+        assert_eq!((health.ready(), health.alive()), (Ok(()), Ok(())));
+        let begun = begun + Duration::from_secs(5);
+        assert_eq!(watch(&mut monitor, &health, begun, [1, 1, 1]), [Change::Stalled(WORKER, LIMIT)]);
+        assert_eq!(health.alive(), Err("worker 1 is stalled".into()));
+        assert_eq!(health.ready(), Err("not ready: worker 1 is stalled".into()));
+        let begun = begun + Duration::from_secs(3);
+        let still = Duration::from_secs(7);
+        assert_eq!(watch(&mut monitor, &health, begun, [2, 3]), [Change::Recovered(WORKER, still)]);
+        assert_eq!((health.ready(), health.alive()), (Ok(()), Ok(())));
+    }
+
+    #[test]
+    fn stopping_the_whole_process_is_not_a_stall() {
+        let (mut monitor, health) = (Monitor::new(LIMIT), Health::default());
+        let begun = Instant::now();
+        let progress = [(WORKER, 1), (Part::Engine, 1)];
+        assert_eq!(monitor.update(begun, &progress, &health), []);
+        assert_eq!(monitor.update(begun + Duration::from_secs(60), &progress, &health), []);
+    }
+
+    #[test]
+    fn a_run_loop_without_updates_is_stalled() {
+        let (mut monitor, health) = (Monitor::new(Duration::ZERO), Health::default());
+        assert_eq!(health.stalled(), [], "before the first update");
+        let long_ago = Instant::now().checked_sub(LONGEST_GAP * 2).expect("the machine runs longer");
+        monitor.update(long_ago, &[], &health);
+        assert_eq!(health.alive(), Err("the run loop is stalled".into()));
+        health.set_steering(false);
+        assert_eq!(health.stalled(), [], "no updates are due during the shutdown");
+    }
+
+    #[test]
+    fn a_port_without_a_link_is_alive_but_not_ready() {
+        let health = Health::default();
+        health.set_steering(true);
+        let port = DownPort { port: 2, wire: "eth0".into() };
+        let down = vec![port.clone()];
+        assert_eq!(health.set_ports_down(down.clone()), [Change::Down(port.clone())]);
+        assert_eq!(health.set_ports_down(down), []);
+        assert_eq!(health.ready(), Err("not ready: port 2 (eth0) is down".into()));
+        assert_eq!(health.alive(), Ok(()));
+        assert_eq!(health.set_ports_down(vec![]), [Change::Up(port)]);
+        assert_eq!(health.ready(), Ok(()));
+    }
+}

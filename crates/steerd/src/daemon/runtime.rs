@@ -1,0 +1,584 @@
+//! The running parts: device, workers, controller and soft NIC, built in order and torn down in reverse.
+//!
+//! `daemon` builds and stops them, `reload` installs programs through them, and `http` reads their state from another
+//! thread. Nothing here is on the packet path.
+
+mod device;
+mod snapshot;
+mod sysfs;
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use control::{Band, Controller, DropTotals, Reading};
+use program::{Program, WorkerId};
+use softnic::SoftNic;
+use worker::{Idle, Worker, WorkerConfig, WorkerControl, WorkerHandle};
+
+use crate::daemon::cores;
+use crate::daemon::health::{DownPort, Health, Part, Progress};
+use crate::daemon::shutdown::within;
+use crate::error::Error;
+use crate::policy_file::Compiled;
+use crate::settings::{IdleMode, PolicySource, Settings};
+use crate::telemetry::http::Source;
+use crate::telemetry::logging::Log;
+use crate::telemetry::state::State;
+pub(crate) use device::{OpenDevice, TargetDevice, list, open, profile};
+use sysfs::OutOfBuffer;
+
+/// How long workers may take to acknowledge a program. They check once per iteration, and sleep for microseconds.
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a state is reused for scrapes: making one queries the firmware of a real NIC.
+const STATE_LIFE: Duration = Duration::from_secs(1);
+
+/// How long the shutdown waits for each of its steps. Together with the limits in `shutdown` they stay below
+/// TimeoutStopSec= of systemd/steerd.service, so that parts that hang are named before the service is killed.
+const CLEAR_TIMEOUT: Duration = Duration::from_secs(7);
+const WORKER_TIMEOUT: Duration = Duration::from_secs(5);
+const ENGINE_TIMEOUT: Duration = Duration::from_secs(3);
+const STATE_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long after a reload workers keep the replaced program: a device may still deliver packets by flows that were
+/// just removed.
+pub(crate) const LATE_PACKET_GRACE: Duration = Duration::from_secs(1);
+
+/// How many counters are read before the controller is released to other threads.
+const COUNTERS_AT_ONCE: usize = 256;
+
+/// Sleeps after a few empty polls: a moderate rate then leaves most of a shared core to others.
+const RELAXED: Idle = Idle::Adaptive { spin_polls: 16, yield_polls: 4, sleep_us: 200 };
+
+/// The parts that threads share while the daemon runs.
+pub(crate) struct Runtime {
+    /// First, so that flows and queue pairs are destroyed before the objects that they refer to.
+    controller: Mutex<Controller>,
+    /// After the controller, whose tables refer to their queues, and before the device.
+    stopped: Mutex<Vec<Worker>>,
+    workers: Vec<WorkerEntry>,
+    opened: OpenDevice,
+    policy: Mutex<PolicyInForce>,
+    pub(crate) reloads_succeeded: AtomicU64,
+    pub(crate) reloads_failed: AtomicU64,
+    pub(crate) health: Arc<Health>,
+    /// Set when the shutdown begins; from then on no program is installed.
+    pub(crate) stopping: AtomicBool,
+    /// The counters of drop rules at the last time that they could be read.
+    drops: Mutex<Vec<DropTotals>>,
+    out_of_buffer: OutOfBuffer,
+    /// The last state that was made, and when.
+    recent: Mutex<Option<(Instant, Arc<State>)>>,
+    /// Held while the next one is made.
+    making: Mutex<()>,
+    /// Counts the changes that make earlier states outdated, see `invalidate_state`.
+    changes: AtomicU64,
+    started: Instant,
+    started_at_seconds: f64,
+    frames: u64,
+    log: Log,
+}
+
+struct WorkerEntry {
+    control: WorkerControl,
+    core: Option<usize>,
+}
+
+struct PolicyInForce {
+    source: PolicySource,
+    program: Arc<Program>,
+    /// The names of the previous policy's rules: their counters are still shown by name.
+    before: Vec<String>,
+    /// The names of rules with `count = false`, of this policy and the one before.
+    unexported: HashSet<String>,
+    generation: u64,
+    loaded_at_seconds: f64,
+    warnings: Warnings,
+    last_error: Option<String>,
+    /// The start counts as a successful reload.
+    last_reload_successful: bool,
+}
+
+/// Warnings about the policy in force: of its text and program, then of features that the device lacks or emulates.
+/// Only the first are kept as text.
+#[derive(Clone, Default)]
+struct Warnings {
+    count: usize,
+    listed: Vec<String>,
+}
+
+impl Warnings {
+    fn of(policy: &[policy::Diagnostic], device: impl Iterator<Item = String>) -> Self {
+        let mut warnings = Self::default();
+        for warning in policy.iter().map(ToString::to_string).chain(device) {
+            warnings.count += 1;
+            if warnings.listed.len() < policy::MAX_DIAGNOSTICS {
+                warnings.listed.push(warning);
+            }
+        }
+        warnings
+    }
+}
+
+/// The workers' threads, joined by `stop` or by `Drop` after a failed start.
+pub(crate) struct WorkerThreads(Vec<WorkerHandle>);
+
+/// The parts that are built before there is a program.
+pub(crate) struct Builder {
+    /// Before the device: workers hold objects of it.
+    workers: Vec<Worker>,
+    opened: OpenDevice,
+    cores: Vec<Option<usize>>,
+    frames: u64,
+    log: Log,
+}
+
+impl Builder {
+    /// Opens the device, checks its ports, builds the workers; nothing runs yet.
+    ///
+    /// # Errors
+    /// [`Error::Stopping`] if `is_stopping` returns true while the peer of a link is awaited, among others.
+    pub(crate) fn new(settings: &Settings, log: &Log, is_stopping: &dyn Fn() -> bool) -> Result<Self, Error> {
+        let cores = cores::assign(&settings.workers.cores, settings.softnic.core, &cores::available())
+            .map_err(Error::Cores)?;
+        let opened = open(settings)?;
+        opened.wait_for_peers(settings, is_stopping)?;
+        for port in &settings.device.ports {
+            opened.device.check_port(*port).map_err(Error::Device)?;
+        }
+        let queues = opened.device.attributes().max_wq_type_rq;
+        if queues > 0 && (queues as usize) < cores.len() {
+            let device = opened.device.name().to_owned();
+            return Err(Error::TooFewQueues { device, queues, workers: cores.len() });
+        }
+        settings.workers.check_frames(&opened.device.profile(cores.len()))?;
+        let workers = cores
+            .iter()
+            .enumerate()
+            .map(|(index, core)| {
+                let config = worker_config(settings, WorkerId::of(index), *core);
+                Worker::new(opened.device.context(), config).map_err(Error::Worker)
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let frames = u64::from(settings.workers.frames) * workers.len() as u64;
+        Ok(Self { opened, workers, cores, frames, log: log.clone() })
+    }
+
+    pub(crate) fn opened(&self) -> &OpenDevice {
+        &self.opened
+    }
+
+    pub(crate) fn worker_count(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// Starts the workers, puts the program on the device, and lets packets in.
+    pub(crate) fn start(
+        self,
+        source: PolicySource,
+        compiled: Compiled,
+    ) -> Result<(Arc<Runtime>, WorkerThreads), Error> {
+        let queues = self.workers.iter().map(Worker::work_queue).collect();
+        // Declared before the controller, so that it is dropped after it if a step below fails.
+        let mut threads = WorkerThreads(Vec::with_capacity(self.workers.len()));
+        let controller = Controller::new(&self.opened.device, self.opened.ports.clone(), queues)
+            .map_err(Error::Install)?;
+        let entries = self
+            .workers
+            .iter()
+            .zip(&self.cores)
+            .map(|(worker, core)| WorkerEntry { control: worker.control(), core: *core })
+            .collect();
+        for worker in self.workers {
+            threads.0.push(worker.spawn().map_err(Error::Worker)?);
+        }
+        let (device, ports) = (self.opened.device.name(), &self.opened.ports);
+        let out_of_buffer = OutOfBuffer::of(Path::new(sysfs::CLASSES), device, ports);
+        let runtime = Runtime {
+            controller: Mutex::new(controller),
+            stopped: Mutex::default(),
+            workers: entries,
+            opened: self.opened,
+            policy: Mutex::new(PolicyInForce {
+                source,
+                program: Arc::clone(&compiled.program),
+                before: Vec::new(),
+                unexported: HashSet::new(),
+                generation: 0,
+                loaded_at_seconds: 0.0,
+                warnings: Warnings::default(),
+                last_error: None,
+                last_reload_successful: true,
+            }),
+            reloads_succeeded: AtomicU64::new(0),
+            reloads_failed: AtomicU64::new(0),
+            health: Arc::default(),
+            stopping: AtomicBool::new(false),
+            drops: Mutex::default(),
+            out_of_buffer,
+            recent: Mutex::default(),
+            making: Mutex::default(),
+            changes: AtomicU64::new(0),
+            started: Instant::now(),
+            started_at_seconds: unix_seconds(),
+            frames: self.frames,
+            log: self.log,
+        };
+        runtime.install(compiled)?;
+        runtime.opened.open_wires();
+        runtime.health.set_steering(true);
+        Ok((Arc::new(runtime), threads))
+    }
+}
+
+impl Runtime {
+    /// All or nothing: after an error the device and the workers are as before.
+    pub(crate) fn install(&self, compiled: Compiled) -> Result<(), Error> {
+        let Compiled { program, warnings, .. } = compiled;
+        let mut publish = |band: Band, program: Arc<Program>| self.publish(band, &program);
+        let mut controller = self.controller();
+        // Checked while the controller is locked: `stop` sets the flag before it locks the controller to clear it.
+        if self.stopping.load(Ordering::Acquire) {
+            return Err(Error::Stopping);
+        }
+        let installed = controller.install(Arc::clone(&program), &mut publish).map_err(Error::Install)?;
+        let warnings = Warnings::of(&warnings, controller.warnings().map(ToOwned::to_owned));
+        drop(controller);
+        if let Some(warning) = &installed.warning {
+            tracing::warn!("{warning}");
+        }
+        let mut policy = self.policy();
+        if installed.generation.0 > 1 {
+            policy.before = policy.program.rules.iter().map(|rule| rule.name.clone()).collect();
+        }
+        let uncounted = policy.program.rules.iter().chain(&program.rules).filter(|rule| !rule.count);
+        let mut unexported: HashSet<String> = uncounted.map(|rule| rule.name.clone()).collect();
+        program.rules.iter().filter(|rule| rule.count).for_each(|rule| {
+            unexported.remove(&rule.name);
+        });
+        policy.unexported = unexported;
+        policy.program = program;
+        policy.generation = installed.generation.0;
+        policy.loaded_at_seconds = unix_seconds();
+        policy.warnings = warnings;
+        policy.last_error = installed.warning.map(|warning| warning.to_string());
+        policy.last_reload_successful = true;
+        drop(policy);
+        self.retire_rules();
+        self.invalidate_state();
+        Ok(())
+    }
+
+    /// Sums the counters of rules that neither the policy in force nor the previous one has under one name. Otherwise
+    /// every reload that renames rules would add series that never go away.
+    fn retire_rules(&self) {
+        let (program, before) = {
+            let policy = self.policy();
+            (Arc::clone(&policy.program), policy.before.clone())
+        };
+        let now = program.rules.iter().map(|rule| &rule.name);
+        let keep: HashSet<&str> = now.chain(&before).map(String::as_str).collect();
+        self.workers.iter().for_each(|entry| entry.control.retire_rules(&keep));
+        self.controller().retire_rules(&keep);
+    }
+
+    /// Frees what workers kept of the program that a reload has replaced or refused; to be called `LATE_PACKET_GRACE`
+    /// after the reload. Does nothing if there was another reload since, or if flows could not be removed.
+    pub(crate) fn free_previous(&self, generation: u64) {
+        // Held to the end of this function, so that nothing is published meanwhile.
+        let controller = self.controller();
+        let Some(band) = controller.installed().map(|(_, band)| band.other()) else { return };
+        let other = controller.generation().0 != generation || controller.has_leftover();
+        if other || self.stopping.load(Ordering::Acquire) {
+            return;
+        }
+        let cleared: Vec<_> = self.workers.iter().map(|entry| (entry, entry.control.clear(band))).collect();
+        let late = cleared.iter().find(|(entry, cleared)| !entry.control.wait(*cleared, PUBLISH_TIMEOUT));
+        drop(controller);
+        if let Some((entry, _)) = late {
+            tracing::warn!("worker {} still keeps the previous program", entry.control.id().0);
+        }
+        self.retire_rules();
+        hugemem::release_free_heap();
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.policy().generation
+    }
+
+    pub(crate) fn reload_succeeded(&self) {
+        self.reloads_succeeded.fetch_add(1, Ordering::Relaxed);
+        self.invalidate_state();
+    }
+
+    /// Kept in the state until a reload succeeds.
+    pub(crate) fn reload_failed(&self, error: &str) {
+        self.reloads_failed.fetch_add(1, Ordering::Relaxed);
+        let mut policy = self.policy();
+        policy.last_error = Some(error.lines().next().unwrap_or_default().to_owned());
+        policy.last_reload_successful = false;
+        drop(policy);
+        self.invalidate_state();
+    }
+
+    pub(crate) fn opened(&self) -> &OpenDevice {
+        &self.opened
+    }
+
+    pub(crate) fn worker_count(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// The program in force. The next one must fit on the device together with it.
+    pub(crate) fn program(&self) -> Arc<Program> {
+        Arc::clone(&self.policy().program)
+    }
+
+    pub(crate) fn policy_source(&self) -> PolicySource {
+        self.policy().source.clone()
+    }
+
+    /// The iterations of each worker's loop and of the engine's. Never blocks.
+    pub(crate) fn progress(&self) -> Vec<Progress> {
+        let workers = self
+            .workers
+            .iter()
+            .map(|entry| (Part::Worker(entry.control.id().0), entry.control.pulse().iterations));
+        let engine = self.soft_nic().and_then(SoftNic::engine_passes).map(|passes| (Part::Engine, passes));
+        workers.chain(engine).collect()
+    }
+
+    /// The ports whose link is down. Queries the device, which may block.
+    pub(crate) fn ports_down(&self) -> Vec<DownPort> {
+        let is_down = |port: &&u8| {
+            matches!(self.opened.device.check_port(**port), Err(control::Error::PortDown { .. }))
+        };
+        let down = self.opened.ports.iter().filter(is_down);
+        down.map(|port| DownPort { port: *port, wire: self.opened.wire_name(*port) }).collect()
+    }
+
+    /// The number of failed polls of each worker.
+    pub(crate) fn poll_errors(&self) -> Vec<u64> {
+        self.workers.iter().map(|entry| entry.control.pulse().poll_errors).collect()
+    }
+
+    /// Whether every port of a soft NIC has received its last frame and all frames have been handed over.
+    pub(crate) fn wires_finished(&self) -> bool {
+        self.soft_nic().is_some_and(SoftNic::wires_finished)
+    }
+
+    /// Whether the thread of the soft NIC's engine has died.
+    pub(crate) fn engine_died(&self) -> bool {
+        self.soft_nic().is_some_and(SoftNic::engine_died)
+    }
+
+    /// The state for HTTP clients. The device is queried at most once per `STATE_LIFE`; while a query is running, which
+    /// may take long, other callers get a state that is somewhat older.
+    pub(crate) fn recent_state(&self) -> Arc<State> {
+        let younger_than = |life: Duration| {
+            let recent = self.recent();
+            recent.as_ref().filter(|(made, _)| made.elapsed() < life).map(|(_, state)| Arc::clone(state))
+        };
+        if let Some(state) = younger_than(STATE_LIFE) {
+            return state;
+        }
+        let making = self.making.try_lock();
+        if matches!(making, Err(TryLockError::WouldBlock))
+            && let Some(state) = younger_than(3 * STATE_LIFE)
+        {
+            return state;
+        }
+        let changes = self.changes.load(Ordering::Acquire);
+        let state = Arc::new(snapshot::of(self, snapshot::Moment::Running));
+        // A state from before a change is returned to this caller, who asked before the change, but not kept for later
+        // ones.
+        let mut recent = self.recent();
+        if self.changes.load(Ordering::Acquire) == changes {
+            *recent = Some((Instant::now(), Arc::clone(&state)));
+        }
+        drop(recent);
+        state
+    }
+
+    pub(crate) fn state(&self) -> State {
+        snapshot::of(self, snapshot::Moment::Running)
+    }
+
+    /// Must be called after every change of policy: no earlier state is returned afterwards.
+    fn invalidate_state(&self) {
+        let mut recent = self.recent();
+        *recent = None;
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
+    fn recent(&self) -> MutexGuard<'_, Option<(Instant, Arc<State>)>> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn publish(&self, band: Band, program: &Arc<Program>) -> Result<(), control::Error> {
+        let publish = |entry: &WorkerEntry| entry.control.publish(band, Arc::clone(program));
+        let published: Vec<_> = self.workers.iter().map(|entry| (entry, publish(entry))).collect();
+        let late =
+            published.iter().find(|(entry, publication)| !entry.control.wait(*publication, PUBLISH_TIMEOUT));
+        match late {
+            None => Ok(()),
+            Some((entry, _)) => Err(control::Error::Workers(format!(
+                "worker {} did not acknowledge the program within {} s",
+                entry.control.id().0,
+                PUBLISH_TIMEOUT.as_secs()
+            ))),
+        }
+    }
+
+    /// The counters of drop rules; `false`: read earlier, as a program is being installed now.
+    fn drop_totals(&self, moment: snapshot::Moment) -> (Vec<DropTotals>, bool) {
+        let now = match moment {
+            snapshot::Moment::Ended => Some(self.controller().drop_counters()),
+            // A soft device answers between two bursts of its engine: if the engine is stalled, never.
+            snapshot::Moment::Running if self.health.stalled().contains(&Part::Engine) => None,
+            snapshot::Moment::Running => self.read_drops(),
+        };
+        let fresh = now.is_some();
+        // Locked after the device was read, so that nobody waits for the device at this lock.
+        let mut last = self.drops.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(now) = now {
+            *last = now;
+        }
+        (last.clone(), fresh)
+    }
+
+    /// Reads a few counters at a time, so that a reload does not wait for thousands; `None` if a reload is running.
+    fn read_drops(&self) -> Option<Vec<DropTotals>> {
+        let mut reading = Reading::default();
+        loop {
+            let mut controller = match self.controller.try_lock() {
+                Ok(controller) => controller,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return None,
+            };
+            if !controller.read_counters(&mut reading, COUNTERS_AT_ONCE) {
+                return Some(controller.drop_totals());
+            }
+            drop(controller);
+            std::thread::yield_now();
+        }
+    }
+
+    fn controller(&self) -> MutexGuard<'_, Controller> {
+        self.controller.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn policy(&self) -> MutexGuard<'_, PolicyInForce> {
+        self.policy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn soft_nic(&self) -> Option<&SoftNic> {
+        self.opened.soft.as_ref().map(|soft| &soft.nic)
+    }
+}
+
+impl Source for Runtime {
+    fn state(&self) -> Arc<State> {
+        self.recent_state()
+    }
+
+    fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+}
+
+impl WorkerThreads {
+    /// A worker whose thread has exited unexpectedly.
+    pub(crate) fn dead(&self) -> Option<u32> {
+        self.0.iter().find(|handle| handle.is_finished()).map(|handle| handle.id().0)
+    }
+
+    /// Removes the flows, so that no packet arrives any more, lets the workers process what has arrived, and reads the
+    /// final counters. Every step is limited in time; parts that hang are named and left to the end of the process.
+    pub(crate) fn stop(mut self, runtime: &Arc<Runtime>) -> Stopped {
+        let ran_for = runtime.started.elapsed();
+        let (mut errors, mut hung) = (Vec::new(), Vec::new());
+        runtime.health.set_steering(false);
+        runtime.stopping.store(true, Ordering::Release);
+        let cleared = Arc::clone(runtime);
+        match within("clear", CLEAR_TIMEOUT, move || cleared.controller().clear()) {
+            Some(Ok(())) => {}
+            Some(Err(error)) => errors.push(Error::Install(error)),
+            None => hung.push("the removal of the flows".to_owned()),
+        }
+        let (stopped, failed) = self.join();
+        runtime.stopped.lock().unwrap_or_else(PoisonError::into_inner).extend(stopped);
+        for error in failed {
+            match error {
+                worker::Error::StillRunning { worker } => hung.push(Part::Worker(worker.0).to_string()),
+                error => errors.push(Error::Worker(error)),
+            }
+        }
+        if runtime.soft_nic().is_some_and(|nic| !nic.stop_within(ENGINE_TIMEOUT)) {
+            hung.push(Part::Engine.to_string());
+        }
+        let moment = if hung.is_empty() { snapshot::Moment::Ended } else { snapshot::Moment::Running };
+        let last = Arc::clone(runtime);
+        let state = within("state", STATE_TIMEOUT, move || snapshot::of(&last, moment));
+        if state.is_none() {
+            hung.push("the final read of the counters".to_owned());
+        }
+        Stopped { state, ran_for, errors, hung }
+    }
+
+    fn join(&mut self) -> (Vec<Worker>, Vec<worker::Error>) {
+        self.0.iter().for_each(WorkerHandle::stop);
+        let deadline = Instant::now() + WORKER_TIMEOUT;
+        let (mut stopped, mut failed) = (Vec::new(), Vec::new());
+        for handle in std::mem::take(&mut self.0) {
+            match handle.join_by(deadline) {
+                Ok(worker) => stopped.push(worker),
+                Err(error) => failed.push(error),
+            }
+        }
+        (stopped, failed)
+    }
+}
+
+impl Drop for WorkerThreads {
+    fn drop(&mut self) {
+        for error in self.join().1 {
+            tracing::error!("{error}");
+        }
+    }
+}
+
+/// The result of a shutdown.
+pub(crate) struct Stopped {
+    /// The last state, if the device still answered.
+    pub(crate) state: Option<State>,
+    pub(crate) ran_for: Duration,
+    pub(crate) errors: Vec<Error>,
+    /// The parts that did not end in time. They still use the device, so the runtime must not be dropped.
+    pub(crate) hung: Vec<String>,
+}
+
+fn worker_config(settings: &Settings, id: WorkerId, core: Option<usize>) -> WorkerConfig {
+    let wanted = &settings.workers;
+    WorkerConfig {
+        core,
+        ports: settings.device.ports.clone(),
+        frames: wanted.frames,
+        frame_bytes: wanted.frame_bytes,
+        batch: wanted.batch,
+        pages: wanted.pages.clone(),
+        idle: match wanted.idle {
+            IdleMode::Adaptive => Idle::default(),
+            IdleMode::Relaxed => RELAXED,
+            IdleMode::Spin => Idle::Spin,
+        },
+        timestamps: wanted.timestamps,
+        ..WorkerConfig::new(id)
+    }
+}
+
+fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}

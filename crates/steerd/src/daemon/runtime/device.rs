@@ -1,0 +1,256 @@
+//! Opens the device that the settings name: the soft NIC, which is made here, or one of libibverbs' list. Used at
+//! start-up and by the commands; installs no flow.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::daemon::cores;
+use crate::daemon::gated_wire::GatedWire;
+use crate::error::Error;
+use crate::settings::Settings;
+use control::{Device, DeviceSelector, DeviceSummary, Model};
+use device_model::DeviceProfile;
+use program::Program;
+use rustix::io::Errno;
+use softnic::wire::{LinkConfig, Promiscuous, WireConfig};
+use softnic::{Drive, PortConfig, SoftNic, SoftNicConfig};
+
+use super::sysfs::{self, Netdev};
+
+/// The device name that stands for the only device there is.
+const AUTO: &str = "auto";
+const NO_RDMA: &str = "this kernel has no RDMA support loaded (hint: modprobe ib_uverbs and the NIC's driver, \
+                       or try the soft NIC with `steerd run --demo`)";
+
+/// How long the start waits for the peer of a port on a link, and how often it checks.
+const PEER_TIMEOUT: Duration = Duration::from_secs(10);
+const PEER_STEP: Duration = Duration::from_millis(5);
+
+/// An open device and, for a soft one, its soft NIC.
+pub(crate) struct OpenDevice {
+    pub(crate) device: Device,
+    pub(crate) ports: Vec<u8>,
+    /// After the device, so that it outlives it.
+    pub(super) soft: Option<Soft>,
+    /// Keeps the ports' interfaces promiscuous.
+    promiscuous: Vec<Promiscuous>,
+}
+
+pub(super) struct Soft {
+    pub(super) nic: SoftNic,
+    /// The description of each port's wire.
+    pub(super) wires: Vec<String>,
+    wires_open: Arc<AtomicBool>,
+}
+
+impl OpenDevice {
+    /// The descriptions of the soft NIC's wires; empty for a real device.
+    pub(crate) fn wires(&self) -> &[String] {
+        self.soft.as_ref().map_or(&[], |soft| &soft.wires)
+    }
+
+    /// The name of a soft port's wire, without the details in brackets.
+    pub(super) fn wire_name(&self, port: u8) -> String {
+        let wire = self.wires().get(usize::from(port).saturating_sub(1));
+        wire.and_then(|wire| wire.split(" (").next()).unwrap_or_default().to_owned()
+    }
+
+    /// Waits until every port on a link has met its peer, if the peer exists: until then the port is down.
+    ///
+    /// # Errors
+    /// The peer does not answer, or `is_stopping` returns true.
+    pub(super) fn wait_for_peers(
+        &self,
+        settings: &Settings,
+        is_stopping: &dyn Fn() -> bool,
+    ) -> Result<(), Error> {
+        if self.soft.is_none() {
+            return Ok(());
+        }
+        let deadline = Instant::now() + PEER_TIMEOUT;
+        for port in &self.ports {
+            let wire = settings.softnic.ports.get(usize::from(*port).saturating_sub(1));
+            let Some(WireConfig::Link(link)) = wire.map(|port| &port.wire) else { continue };
+            let is_down = || matches!(self.device.check_port(*port), Err(control::Error::PortDown { .. }));
+            if is_down() {
+                let seconds = PEER_TIMEOUT.as_secs();
+                tracing::info!(
+                    "port {port}: link `{}`: waiting up to {seconds} s for the peer to answer",
+                    link.name
+                );
+            }
+            while is_down() {
+                if is_stopping() {
+                    return Err(Error::Stopping);
+                }
+                if Instant::now() >= deadline {
+                    return Err(silent_peer(*port, link));
+                }
+                std::thread::sleep(PEER_STEP);
+            }
+        }
+        Ok(())
+    }
+
+    /// Warnings before this program is put on the device; none for a soft NIC.
+    pub(crate) fn warnings(&self, program: &Program) -> Vec<String> {
+        if self.soft.is_some() {
+            return Vec::new();
+        }
+        let ports = if self.promiscuous.is_empty() { self.ports.as_slice() } else { &[] };
+        warnings(self.device.name(), self.device.model(), ports, program)
+    }
+
+    pub(super) fn open_wires(&self) {
+        if let Some(soft) = &self.soft {
+            soft.wires_open.store(true, Ordering::Release);
+        }
+    }
+}
+
+fn silent_peer(port: u8, link: &LinkConfig) -> Error {
+    let holder = link.peer().map_or_else(|| "no process now".to_owned(), |peer| peer.to_string());
+    Error::SilentPeer {
+        port,
+        link: link.name.to_string(),
+        end: link.end.other().letter(),
+        holder,
+        seconds: PEER_TIMEOUT.as_secs(),
+    }
+}
+
+/// Whether the settings choose the soft NIC.
+fn chooses_soft(settings: &Settings) -> bool {
+    let name = settings.device.name.as_str();
+    !settings.softnic.ports.is_empty() && (name == AUTO || name == settings.softnic.name)
+}
+
+pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
+    let ports = settings.device.ports.clone();
+    if chooses_soft(settings) {
+        let soft = make_soft(settings)?;
+        let selector = DeviceSelector::named(&settings.softnic.name);
+        let device = Device::open(&selector, Some(&soft.nic)).map_err(Error::Device)?;
+        return Ok(OpenDevice { device, ports, soft: Some(soft), promiscuous: Vec::new() });
+    }
+    let device = open_real(settings)?;
+    let promiscuous =
+        if settings.device.promiscuous { promiscuous(device.name(), &ports)? } else { Vec::new() };
+    Ok(OpenDevice { device, ports, soft: None, promiscuous })
+}
+
+/// Makes the interfaces of these ports promiscuous.
+fn promiscuous(device: &str, ports: &[u8]) -> Result<Vec<Promiscuous>, Error> {
+    let hold = |port: &u8| {
+        let netdev = Netdev::of_port(Path::new(sysfs::CLASSES), device, *port).ok_or_else(|| {
+            let hint = "leave device.promiscuous false, and make the interface promiscuous by hand";
+            Error::NoDevice(format!("port {port} of {device} has no network interface (hint: {hint})"))
+        })?;
+        let failed = |source| Error::Promiscuous { interface: netdev.name.clone(), source };
+        Promiscuous::hold(&netdev.name).map_err(failed)
+    };
+    ports.iter().map(hold).collect()
+}
+
+fn open_real(settings: &Settings) -> Result<Device, Error> {
+    if settings.device.name == settings.softnic.name {
+        let hint = "add [[softnic.ports]] to the settings, or use --demo";
+        return Err(Error::NoDevice(format!(
+            "the soft NIC {} has no ports (hint: {hint})",
+            settings.softnic.name
+        )));
+    }
+    let device = Device::open(&selector(settings), None).map_err(|error| match error {
+        error if no_rdma_in_kernel(&error) => Error::NoDevice(NO_RDMA.into()),
+        error => Error::Device(error),
+    })?;
+    // "auto" is no profile's name.
+    Ok(match DeviceProfile::by_name(&settings.device.model) {
+        Some(profile) => device.with_model(Model::named(profile)),
+        None => device,
+    })
+}
+
+/// Warnings for a real device: an unknown model, and packets that do not reach the flows through these ports.
+fn warnings(device: &str, model: &Model, ports: &[u8], program: &Program) -> Vec<String> {
+    let netdevs = ports.iter().filter_map(|port| Netdev::of_port(Path::new(sysfs::CLASSES), device, *port));
+    model.warning(device).into_iter().chain(netdevs.filter_map(|netdev| netdev.unreached(program))).collect()
+}
+
+fn make_soft(settings: &Settings) -> Result<Soft, Error> {
+    let wires_open = Arc::new(AtomicBool::new(false));
+    let mut wires = Vec::new();
+    let mut ports = Vec::new();
+    for (index, port) in settings.softnic.ports.iter().enumerate() {
+        let wire = port.wire.open().map_err(|source| Error::Wire { port: index + 1, source })?;
+        wires.push(wire.describe());
+        ports.push(PortConfig {
+            wire: Box::new(GatedWire::new(wire, &wires_open)),
+            mtu_bytes: port.mtu_bytes,
+        });
+    }
+    let config = SoftNicConfig {
+        name: settings.softnic.name.clone(),
+        personality: settings.softnic.personality,
+        ports,
+        drive: Drive::Thread { core: settings.softnic.core },
+    };
+    let nic = SoftNic::create(config).map_err(Error::SoftNic)?;
+    Ok(Soft { nic, wires, wires_open })
+}
+
+/// The device that a policy is compiled for without being installed.
+pub(crate) struct TargetDevice {
+    pub(crate) profile: DeviceProfile,
+    /// The real device, and the ports whose interfaces `steerd run` would not make promiscuous.
+    real: Option<(Device, Vec<u8>)>,
+}
+
+impl TargetDevice {
+    /// A device of this kind, which need not exist.
+    pub(crate) fn of(profile: DeviceProfile) -> Self {
+        Self { profile, real: None }
+    }
+
+    /// Warnings before this program is put on the device; none for a soft NIC.
+    pub(crate) fn warnings(&self, program: &Program) -> Vec<String> {
+        let Some((device, ports)) = &self.real else { return Vec::new() };
+        warnings(device.name(), device.model(), ports, program)
+    }
+}
+
+/// The limits of the device in the settings, which must exist.
+pub(crate) fn profile(settings: &Settings) -> Result<TargetDevice, Error> {
+    if chooses_soft(settings) {
+        let personality = settings.softnic.personality.name();
+        let profile = DeviceProfile::by_name(personality).unwrap_or_default().in_software();
+        return Ok(TargetDevice::of(profile));
+    }
+    let cores = cores::assign(&settings.workers.cores, settings.softnic.core, &cores::available());
+    let workers = cores.map_err(Error::Cores)?.len();
+    let device = open_real(settings)?;
+    let ports = if settings.device.promiscuous { Vec::new() } else { settings.device.ports.clone() };
+    Ok(TargetDevice { profile: device.profile(workers), real: Some((device, ports)) })
+}
+
+fn selector(settings: &Settings) -> DeviceSelector {
+    match settings.device.name.as_str() {
+        AUTO => DeviceSelector::default(),
+        name => DeviceSelector::named(name),
+    }
+}
+
+/// The devices of libibverbs; none if the kernel has no RDMA support.
+pub(crate) fn list() -> Result<Vec<DeviceSummary>, Error> {
+    match Device::list(None) {
+        Err(error) if no_rdma_in_kernel(&error) => Ok(Vec::new()),
+        list => list.map_err(Error::Device),
+    }
+}
+
+/// ibv_get_device_list(3): ENOSYS without kernel support.
+fn no_rdma_in_kernel(error: &control::Error) -> bool {
+    matches!(error, control::Error::List { source } if source.errno == Some(Errno::NOSYS.raw_os_error()))
+}

@@ -1,0 +1,126 @@
+//! The end of the daemon, in steps that each take a limited time.
+//!
+//! A thread that hangs cannot be ended, but the process must end. So each step that may block runs on a thread of its own
+//! and is given up after a time; the error names the parts that did not end. The exit status is that of the first failure.
+
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use crate::cli::Format;
+use crate::daemon::runtime::{Runtime, Stopped, WorkerThreads};
+use crate::daemon::signals::Signals;
+use crate::daemon::{Background, notify};
+use crate::error::Error;
+use crate::telemetry::http::Server;
+use crate::telemetry::logging::Log;
+use crate::telemetry::state::Accounting;
+use crate::terminal::screen::Screen;
+use crate::terminal::summary;
+
+/// How long the shutdown waits for a page that is being rendered, for the threads of ports and view, and for the log. The
+/// limits of the other steps are in `runtime`.
+const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
+const BACKGROUND_TIMEOUT: Duration = Duration::from_secs(1);
+pub(super) const LOG_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Runs `step` on a thread called `name`. `None`: it was not done after `timeout`, or panicked; its thread then keeps what
+/// it owns until the process ends.
+pub(crate) fn within<T: Send + 'static>(
+    name: &str,
+    timeout: Duration,
+    step: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let (done, result) = mpsc::sync_channel(1);
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        // An error means that the caller has given up.
+        let _ = done.send(step());
+    });
+    thread.ok()?;
+    result.recv_timeout(timeout).ok()
+}
+
+/// The parts that report on the running daemon.
+pub(super) struct Reporting<'d> {
+    pub(super) server: Option<Server>,
+    pub(super) ports: Background,
+    pub(super) view: Background,
+    pub(super) screen: &'d Screen,
+    pub(super) log: &'d Log,
+    pub(super) signals: &'d Signals,
+}
+
+pub(super) fn stop(
+    format: Format,
+    runtime: &Arc<Runtime>,
+    threads: WorkerThreads,
+    reporting: Reporting<'_>,
+    ended: Result<(), Error>,
+) -> Result<(), Error> {
+    let Reporting { server, ports, view, screen, log, signals } = reporting;
+    notify::stopping();
+    let Stopped { state, ran_for, errors, mut hung } = threads.stop(runtime);
+    if server.is_some_and(|server| !server.stop(SERVER_TIMEOUT)) {
+        hung.push("the HTTP server".into());
+    }
+    for (background, name) in [(ports, "the check of the ports"), (view, "the view")] {
+        if !background.stop(BACKGROUND_TIMEOUT) {
+            hung.push(name.into());
+        }
+    }
+    if !hung.is_empty() {
+        // Threads that still run use the runtime: it must outlive them, so it is never dropped.
+        std::mem::forget(Arc::clone(runtime));
+    }
+    log.flush(LOG_TIMEOUT);
+    let drawn = screen.clone();
+    let _ = within("clear screen", BACKGROUND_TIMEOUT, move || drawn.clear());
+    // Writing to a terminal that has hung up is an error.
+    let printed = match &state {
+        Some(state) if !signals.terminal_is_gone() => summary::print(format, state, ran_for),
+        _ => Ok(()),
+    };
+    let mismatch = state.as_ref().filter(|_| hung.is_empty()).and_then(|state| mismatch(&state.accounting));
+    let hung = (!hung.is_empty()).then(|| Error::StillRunning(hung.join(", ")));
+    first_of(ended.err().into_iter().chain(hung).chain(errors).chain(mismatch).chain(printed.err()))
+}
+
+/// An accounting mismatch is a fault of steerd, so the exit status reports it even if nothing else failed.
+fn mismatch(accounting: &Accounting) -> Option<Error> {
+    (!accounting.matches).then(|| Error::AccountingMismatch(accounting.verdict()))
+}
+
+/// Returns the first failure and logs the others.
+fn first_of(mut failures: impl Iterator<Item = Error>) -> Result<(), Error> {
+    let first = failures.next();
+    failures.for_each(|error| tracing::error!("{error}"));
+    first.map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    #[test]
+    fn a_step_returns_its_result_or_is_given_up() {
+        assert_eq!(within("quick", Duration::from_secs(60), || 7), Some(7));
+        let (release, held) = mpsc::channel::<()>();
+        let begun = Instant::now();
+        let hung = within("hung", Duration::from_millis(20), move || held.recv());
+        assert!(hung.is_none() && begun.elapsed() < Duration::from_secs(30));
+        drop(release);
+        assert_eq!(within("panicking", Duration::from_secs(60), || -> u8 { panic!("a test's panic") }), None);
+    }
+
+    #[test]
+    fn an_accounting_mismatch_is_a_failure() {
+        let accounting = Accounting { matches: false, ..Accounting::default() };
+        let error = first_of(mismatch(&accounting).into_iter()).expect_err("a failure");
+        assert_eq!(error.exit_code(), 7);
+        assert!(error.to_string().starts_with("packet accounting mismatch"), "{error}");
+        let earlier = [Error::WorkerDied(1)].into_iter().chain(mismatch(&accounting));
+        assert!(matches!(first_of(earlier), Err(Error::WorkerDied(1))), "the first is the cause");
+        let accounting = Accounting { matches: true, ..Accounting::default() };
+        assert!(first_of(mismatch(&accounting).into_iter()).is_ok());
+    }
+}

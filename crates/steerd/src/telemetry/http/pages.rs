@@ -1,0 +1,153 @@
+//! The pages that show the state, rendered by a thread of their own.
+//!
+//! A page is rendered when a client requests it and the last one is outdated: once for all clients that wait, and
+//! shared as [`Bytes`]. The number of requests changes neither work nor memory. A page that takes long to render is
+//! kept longer, so that rendering never takes more than a fifth of a core.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, SyncSender};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use std::{fmt, io};
+
+use hyper::body::Bytes;
+use tokio::sync::watch;
+
+use crate::telemetry::metrics;
+use crate::telemetry::state::State;
+use crate::terminal::output::Versioned;
+
+/// How long a page is served before it is rendered again.
+const LIFE: Duration = Duration::from_secs(1);
+/// Or, if that is longer, this many times the time that rendering took.
+const LIFE_PER_WORK: u32 = 4;
+/// How long a request waits for its page. Less than the exchange's timeout, so that the client gets an answer.
+const TIMEOUT: Duration = Duration::from_secs(8);
+
+/// The source of the state.
+pub(crate) trait Source: Send + Sync {
+    /// May take long, as it may query the device.
+    fn state(&self) -> Arc<State>;
+
+    /// Grows when the policy in force changes, which makes earlier pages outdated.
+    fn changes(&self) -> u64;
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Page {
+    Metrics,
+    State,
+}
+
+impl Page {
+    const ALL: [Self; 2] = [Self::Metrics, Self::State];
+
+    pub(super) fn content_type(self) -> &'static str {
+        match self {
+            Self::Metrics => prometheus::TEXT_FORMAT,
+            Self::State => "application/json",
+        }
+    }
+
+    fn render(self, state: &State) -> Result<Bytes, String> {
+        match self {
+            Self::Metrics => metrics::render(state).map(Bytes::from).map_err(|error| error.to_string()),
+            Self::State => {
+                serde_json::to_vec(&Versioned::new(state)).map(Bytes::from).map_err(|error| error.to_string())
+            }
+        }
+    }
+}
+
+#[derive(Clone)]
+struct Rendered {
+    bytes: Bytes,
+    until: Instant,
+    /// [`Source::changes`] before the state was read.
+    changes: u64,
+}
+
+/// State of one page, shared by requests and the renderer.
+struct Slot {
+    wanted: AtomicBool,
+    rendered: watch::Sender<Option<Rendered>>,
+}
+
+/// The side of the requests. Dropping it ends the renderer.
+pub(super) struct Pages {
+    slots: Arc<[Slot; Page::ALL.len()]>,
+    source: Arc<dyn Source>,
+    wake: SyncSender<()>,
+}
+
+impl fmt::Debug for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pages").finish_non_exhaustive()
+    }
+}
+
+impl Pages {
+    pub(super) fn start(source: Arc<dyn Source>) -> io::Result<(Self, JoinHandle<()>)> {
+        let slot = |_| Slot { wanted: AtomicBool::new(false), rendered: watch::Sender::new(None) };
+        let slots = Arc::new(Page::ALL.map(slot));
+        let (wake, woken) = mpsc::sync_channel(1);
+        let renderer = {
+            let (slots, source) = (Arc::clone(&slots), Arc::clone(&source));
+            std::thread::Builder::new().name("pages".into()).spawn(move || {
+                for () in woken {
+                    for page in Page::ALL {
+                        slots[page as usize].render(page, &*source);
+                    }
+                }
+            })?
+        };
+        Ok((Self { slots, source, wake }, renderer))
+    }
+
+    /// Returns the page once it is up to date.
+    pub(super) async fn rendered(&self, page: Page) -> Result<Bytes, &'static str> {
+        let wait = tokio::time::timeout(TIMEOUT, self.up_to_date(page));
+        wait.await.unwrap_or(Err("the state is not available: the device does not answer in time\n"))
+    }
+
+    async fn up_to_date(&self, page: Page) -> Result<Bytes, &'static str> {
+        let slot = &self.slots[page as usize];
+        let since = self.source.changes();
+        let mut rendered = slot.rendered.subscribe();
+        loop {
+            if let Some(page) = rendered.borrow_and_update().as_ref()
+                && page.changes >= since
+                && Instant::now() < page.until
+            {
+                return Ok(page.bytes.clone());
+            }
+            slot.wanted.store(true, Ordering::Release);
+            // Full: the renderer has been woken and has not started yet.
+            let _ = self.wake.try_send(());
+            rendered.changed().await.map_err(|_| "the state is not available\n")?;
+        }
+    }
+}
+
+impl Slot {
+    fn render(&self, page: Page, source: &dyn Source) {
+        if !self.wanted.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let changes = source.changes();
+        // It may have been requested again while it was rendered for others.
+        let fresh = |last: &Rendered| last.changes >= changes && Instant::now() < last.until;
+        if self.rendered.borrow().as_ref().is_some_and(fresh) {
+            return;
+        }
+        let begun = Instant::now();
+        match page.render(&source.state()) {
+            Ok(bytes) => {
+                let until = Instant::now() + LIFE.max(LIFE_PER_WORK * begun.elapsed());
+                self.rendered.send_replace(Some(Rendered { bytes, until, changes }));
+            }
+            Err(error) => tracing::error!("page {page:?} cannot be rendered: {error}"),
+        }
+    }
+}

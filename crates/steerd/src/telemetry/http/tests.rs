@@ -1,0 +1,231 @@
+//! The server over real sockets, with states made up.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::Receiver;
+
+use super::*;
+use crate::telemetry::state::{RuleState, State};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A state with so many rules; how often it was asked for.
+#[derive(Default)]
+struct Made {
+    rules: usize,
+    asked: AtomicUsize,
+    changes: AtomicU64,
+    /// If there is one: a state comes when it says so.
+    held: Option<Mutex<Receiver<()>>>,
+}
+
+impl Source for Made {
+    fn state(&self) -> Arc<State> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        if let Some(held) = &self.held {
+            let _ = held.lock().expect("nobody panics with it").recv();
+        }
+        let rule =
+            |index| RuleState { name: format!("rule-{index:060}"), current: true, ..RuleState::default() };
+        Arc::new(State { rules: (0..self.rules).map(rule).collect(), ..State::default() })
+    }
+
+    fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Relaxed)
+    }
+}
+
+fn serve(source: &Arc<Made>) -> (Server, SocketAddr) {
+    let bound = bind("127.0.0.1:0".parse().expect("address"), &Http::default()).expect("bound");
+    let address = bound.address;
+    let source = Arc::clone(source) as Arc<dyn Source>;
+    (bound.serve(source, Arc::default()).expect("served"), address)
+}
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).expect("connection");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("timeout");
+    stream
+}
+
+fn ask(address: SocketAddr, page: &str) -> TcpStream {
+    let mut stream = connect(address);
+    write!(stream, "GET {page} HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("request");
+    stream
+}
+
+fn answer(mut stream: TcpStream) -> String {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    text
+}
+
+/// Until the server closes the connection, with an answer or without.
+fn closed_after(mut stream: TcpStream) -> Duration {
+    let begun = Instant::now();
+    let mut buffer = [0; 4096];
+    while stream.read(&mut buffer).is_ok_and(|bytes| bytes > 0) {}
+    begun.elapsed()
+}
+
+#[test]
+fn a_slow_device_delays_no_other_page() {
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let (server, address) = serve(&Arc::new(Made { held: Some(Mutex::new(held)), ..Made::default() }));
+    let scrape = ask(address, "/metrics");
+    assert!(answer(ask(address, "/healthz")).contains("200 OK"));
+    release.send(()).expect("still waiting");
+    assert!(answer(scrape).contains("200 OK"));
+    assert!(server.stop(TIMEOUT));
+}
+
+#[test]
+fn a_page_is_rendered_once_for_all_and_anew_after_a_change() {
+    let source = Arc::new(Made::default());
+    let (server, address) = serve(&source);
+    let begun = Instant::now();
+    let all: Vec<TcpStream> = (0..40).map(|_| ask(address, "/metrics")).collect();
+    assert!(all.into_iter().all(|stream| answer(stream).contains("200 OK")));
+    // Once a second; a loaded machine may take several for this.
+    let most = 1 + usize::try_from(begun.elapsed().as_secs()).expect("seconds");
+    let asked = source.asked.load(Ordering::Relaxed);
+    assert!((1..=most).contains(&asked), "{asked} states in {:?}", begun.elapsed());
+    source.changes.fetch_add(1, Ordering::Relaxed);
+    assert!(answer(ask(address, "/metrics")).contains("200 OK"));
+    assert!(source.asked.load(Ordering::Relaxed) > asked);
+    assert!(server.stop(TIMEOUT));
+}
+
+#[test]
+fn idle_connections_keep_nobody_out_and_are_closed() {
+    let (server, address) = serve(&Arc::default());
+    let idle: Vec<TcpStream> = (0..3 * CONNECTIONS_MAX).map(|_| connect(address)).collect();
+    // Part of a header is as idle as nothing.
+    for mut stream in &idle {
+        let _ = stream.write_all(b"GET /metrics HT");
+    }
+    for _ in 0..10 {
+        assert!(answer(ask(address, "/healthz")).contains("200 OK"));
+    }
+    let last = idle.into_iter().next_back().expect("the newest");
+    assert!(closed_after(last) < Duration::from_secs(30), "its header never comes");
+    assert!(server.stop(TIMEOUT));
+}
+
+#[test]
+fn only_the_first_of_pipelined_requests_is_answered() {
+    let (server, address) = serve(&Arc::default());
+    let mut stream = connect(address);
+    stream.write_all(&b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(100)).expect("requests");
+    let text = answer(stream);
+    assert_eq!(text.matches("200 OK").count(), 1, "{text}");
+    assert!(text.to_lowercase().contains("connection: close"), "{text}");
+    assert!(server.stop(TIMEOUT));
+}
+
+#[test]
+fn a_client_that_does_not_read_is_given_up() {
+    // More than the sockets' buffers take (tcp(7): tcp_wmem and tcp_rmem are 6 MiB at most by default).
+    let (server, address) = serve(&Arc::new(Made { rules: 100_000, ..Made::default() }));
+    let stream = ask(address, "/metrics");
+    let socket = |stream: &TcpStream| stream.local_addr().expect("address").port();
+    let port = socket(&stream);
+    let is_open = || {
+        // proc(5), net/tcp: local and remote address, then the state; 01 is ESTABLISHED.
+        let table = std::fs::read_to_string("/proc/net/tcp").expect("/proc/net/tcp");
+        let server_side = format!(" 0100007F:{:04X} 0100007F:{port:04X} 01 ", address.port());
+        table.contains(&server_side)
+    };
+    assert!(is_open(), "it has just been made");
+    let begun = Instant::now();
+    while is_open() {
+        assert!(begun.elapsed() < TIMEOUT, "still served");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    drop(stream);
+    assert!(answer(ask(address, "/healthz")).contains("200 OK"));
+    assert!(server.stop(TIMEOUT));
+}
+
+#[test]
+fn large_headers_and_other_methods_are_refused() {
+    let (server, address) = serve(&Arc::default());
+    let mut stream = connect(address);
+    let request = format!("GET / HTTP/1.1\r\nHost: localhost\r\nX: {}\r\n\r\n", "x".repeat(100_000));
+    // The server may have closed it before all is written.
+    let _ = stream.write_all(request.as_bytes());
+    let mut text = Vec::new();
+    let _ = stream.read_to_end(&mut text);
+    assert!(!String::from_utf8_lossy(&text).contains("200 OK"));
+    let mut stream = connect(address);
+    write!(stream, "POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello")
+        .expect("request");
+    assert!(answer(stream).contains("405 Method Not Allowed"));
+    let mut stream = connect(address);
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: rebind.example\r\n\r\n").expect("request");
+    let text = answer(stream);
+    assert!(text.contains("421 Misdirected Request") && text.contains("http.hosts"), "{text}");
+    assert!(server.stop(TIMEOUT));
+}
+
+#[test]
+fn the_token_guards_the_pages_but_not_the_probes() {
+    let folder = tempfile::tempdir().expect("folder");
+    let token_file = folder.path().join("token");
+    std::fs::write(&token_file, "correct-horse-battery\n").expect("written");
+    let settings = Http { token_file, ..Http::default() };
+    let bound = bind("127.0.0.1:0".parse().expect("address"), &settings).expect("bound");
+    assert!(!format!("{bound:?}").contains("horse"), "{bound:?}");
+    let address = bound.address;
+    let server = bound.serve(Arc::new(Made::default()), Arc::default()).expect("served");
+    let with = |page: &str, header: &str| {
+        let mut stream = connect(address);
+        write!(stream, "GET {page} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n").expect("request");
+        stream.shutdown(Shutdown::Write).expect("half closed");
+        answer(stream).split_whitespace().nth(1).map(ToOwned::to_owned)
+    };
+    for page in ["/metrics", "/api/v1/state"] {
+        assert_eq!(with(page, "").as_deref(), Some("401"), "{page}");
+        assert_eq!(
+            with(page, "Authorization: Bearer correct-horse-batterx\r\n").as_deref(),
+            Some("401"),
+            "{page}"
+        );
+        assert_eq!(
+            with(page, "Authorization: Bearer correct-horse-battery\r\n").as_deref(),
+            Some("200"),
+            "{page}"
+        );
+    }
+    assert_eq!(with("/healthz", "").as_deref(), Some("200"));
+    assert!(server.stop(TIMEOUT));
+}
+
+#[test]
+fn what_others_can_reach_is_warned_of() {
+    let warned = |address: &str, token| exposure(address.parse().expect("address"), token);
+    for address in ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1"] {
+        assert_eq!(warned(address, false), None, "{address}");
+    }
+    for address in ["0.0.0.0", "::", "192.0.2.1", "::ffff:192.0.2.1"] {
+        assert!(warned(address, false).is_some_and(|text| text.contains("http.token_file")), "{address}");
+        assert!(warned(address, true).is_some_and(|text| text.contains("clear text")), "{address}");
+    }
+}
+
+#[test]
+fn a_server_whose_thread_has_ended_is_seen() {
+    let (server, _) = serve(&Arc::default());
+    assert!(!server.has_ended());
+    let (stop, _stopped) = oneshot::channel();
+    let dead = std::thread::spawn(|| {});
+    let Server { threads: [_, renderer], .. } = server;
+    let server = Server { stop, threads: [dead, renderer] };
+    let deadline = Instant::now() + TIMEOUT;
+    while !server.has_ended() {
+        assert!(Instant::now() < deadline, "not seen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

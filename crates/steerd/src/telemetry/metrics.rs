@@ -1,0 +1,412 @@
+//! The metrics in Prometheus' text format, made from a `State`.
+//!
+//! [`METRICS`] declares each metric once: name, help text, type, labels, and the function that reads its series. `http`
+//! calls `render` when its page is outdated; the packet path never touches a metric. Base units, `_total` on counters
+//! and HELP on every family, as promtool requires.
+
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::fs;
+
+use prometheus::TextEncoder;
+use prometheus::proto::{self, Bucket, Histogram, LabelPair, MetricFamily, MetricType};
+
+use crate::effects::Effect;
+use crate::telemetry::state::{Accounting, Buckets, PortCounters, Reasons, RuleState, State, WorkerState};
+
+/// All metrics of a state.
+pub(crate) fn render(state: &State) -> Result<String, prometheus::Error> {
+    let sources = Sources { state, rules: exported(&state.rules), process: ProcessUsage::read() };
+    let families: Vec<MetricFamily> =
+        METRICS.iter().filter_map(|metric| metric.family((metric.series)(&sources))).collect();
+    TextEncoder::new().encode_to_string(&families)
+}
+
+/// What the metrics are read from.
+struct Sources<'s> {
+    state: &'s State,
+    rules: Vec<Cow<'s, RuleState>>,
+    /// `None` where /proc is hidden.
+    process: Option<ProcessUsage>,
+}
+
+impl Sources<'_> {
+    /// `None` if the device does not count what its ports receive.
+    fn accounting(&self) -> Option<&Accounting> {
+        Some(&self.state.accounting).filter(|accounting| accounting.ports_counted)
+    }
+}
+
+/// The values of the labels, in the order of their names, and the value of one series.
+type Series<'s> = (Vec<Cow<'s, str>>, Value<'s>);
+
+enum Value<'s> {
+    Number(f64),
+    /// With the number of the buckets' units in one unit of the metric.
+    Buckets(&'s Buckets, f64),
+}
+
+struct Metric {
+    name: &'static str,
+    help: &'static str,
+    kind: MetricType,
+    /// The names of the labels.
+    labels: &'static [&'static str],
+    series: ReadSeries,
+}
+
+/// Returns nothing if the value is not known.
+type ReadSeries = for<'s> fn(&'s Sources<'s>) -> Vec<Series<'s>>;
+
+const fn gauge(
+    name: &'static str,
+    labels: &'static [&'static str],
+    help: &'static str,
+    series: ReadSeries,
+) -> Metric {
+    Metric { name, help, kind: MetricType::GAUGE, labels, series }
+}
+
+const fn counter(
+    name: &'static str,
+    labels: &'static [&'static str],
+    help: &'static str,
+    series: ReadSeries,
+) -> Metric {
+    Metric { kind: MetricType::COUNTER, ..gauge(name, labels, help, series) }
+}
+
+const fn histogram(
+    name: &'static str,
+    labels: &'static [&'static str],
+    help: &'static str,
+    series: ReadSeries,
+) -> Metric {
+    Metric { kind: MetricType::HISTOGRAM, ..gauge(name, labels, help, series) }
+}
+
+/// A row for each metric. docs/reference/monitoring.md lists the same rows.
+#[rustfmt::skip]
+static METRICS: &[Metric] = &[
+    gauge("steerd_build_info", &["version"], "The version of this binary; always 1.",
+        |s| vec![(vec![s.state.version.into()], Value::Number(1.0))]),
+    gauge("steerd_start_time_seconds", &[], "When the daemon started, in Unix time.",
+        |s| one(s.state.started_at_seconds)),
+    gauge("steerd_ready", &[],
+        "1 while the policy is installed, all workers and the engine make progress and all ports are up.",
+        |s| one(flag(s.state.ready))),
+    counter("steerd_log_lines_dropped_total", &[],
+        "Log lines dropped because the log could not be written in time.",
+        |s| one(count(s.state.log_lines_dropped))),
+    gauge("steerd_device_info", &["device", "kind"], "The device in use; always 1.",
+        device_info),
+    gauge("steerd_engine_stalled", &[], "1 while the soft NIC's engine makes no progress.",
+        |s| some(s.state.device.engine_stalled.map(flag))),
+    gauge("steerd_accounting_matches", &[],
+        "1 while every received packet is in exactly one counter or in flight, else 0.",
+        |s| some(s.accounting().map(|accounting| flag(accounting.matches)))),
+    gauge("steerd_in_flight_packets", &[],
+        "Packets received and not yet counted by outcome: waiting in a receive queue, waiting in a worker \
+         to be classified, or dropped since the counters of drop rules were read.",
+        |s| some(s.accounting().map(|accounting| signed(accounting.in_flight.unwrap_or(0))))),
+    gauge("steerd_policy_generation", &[], "The number of programs that were installed on the device so far.",
+        |s| one(count(s.state.policy.generation))),
+    gauge("steerd_policy_rules", &[], "Rules of the policy in force.",
+        |s| one(count(s.state.policy.rules as u64))),
+    gauge("steerd_policy_flows", &[], "Flows that the policy in force has on each port.",
+        |s| one(count(s.state.policy.flows as u64))),
+    gauge("steerd_policy_warnings", &[], "Warnings about the policy in force; /api/v1/state lists them.",
+        |s| one(count(s.state.policy.warning_count as u64))),
+    gauge("steerd_last_reload_successful", &[],
+        "1 if the last reload of the policy succeeded, 0 if it was refused.",
+        |s| one(flag(s.state.policy.last_reload_successful))),
+    gauge("steerd_last_reload_success_timestamp_seconds", &[],
+        "When the policy in force was loaded: the last successful reload or the start, in Unix time.",
+        |s| one(s.state.policy.loaded_at_seconds)),
+    counter("steerd_policy_reloads_total", &["result"], "Reloads of the policy by result.",
+        reloads),
+    counter("steerd_rule_packets_total", &["rule", "action"], "Packets of each rule by action.",
+        |s| by_action(s, |(_, packets, _)| Some(packets))),
+    counter("steerd_rule_bytes_total", &["rule", "action"], "Bytes of each rule by action.",
+        |s| by_action(s, |(_, _, bytes)| bytes)),
+    counter("steerd_rule_filtered_copies_total", &["rule"],
+        "Copies that workers received for a rule and discarded because the rule does not match them: the \
+         device copies more packets than the rule matches.",
+        filtered_copies),
+    counter("steerd_port_received_packets_total", &["port"], "Packets received from the wire.",
+        |s| ports(s, |p| p.received_packets)),
+    counter("steerd_port_received_bytes_total", &["port"], "Bytes received from the wire.",
+        |s| ports(s, |p| p.received_bytes)),
+    counter("steerd_port_delivered_packets_total", &["port"], "Packets handed to workers.",
+        |s| ports(s, |p| p.delivered_packets)),
+    counter("steerd_port_replicated_packets_total", &["port"],
+        "Copies of packets handed to workers, in addition to the packets' own outcome.",
+        |s| ports(s, |p| p.replicated_packets)),
+    counter("steerd_port_rule_dropped_packets_total", &["port"], "Packets dropped by rules in the device.",
+        |s| ports(s, |p| p.rule_dropped_packets)),
+    counter("steerd_port_kernel_packets_total", &["port"],
+        "Unmatched packets, left to the kernel, copied or not.",
+        |s| ports(s, |p| p.kernel_packets)),
+    counter("steerd_port_sent_packets_total", &["port"], "Packets sent.",
+        |s| ports(s, |p| p.sent_packets)),
+    counter("steerd_port_sent_bytes_total", &["port"], "Bytes sent.",
+        |s| ports(s, |p| p.sent_bytes)),
+    counter("steerd_port_send_errors_total", &["port"], "Sends that failed.",
+        |s| ports(s, |p| p.send_errors)),
+    counter("steerd_port_sent_dropped_packets_total", &["port"],
+        "Sent packets dropped by egress rules before the wire.",
+        |s| ports(s, |p| p.sent_dropped_packets)),
+    counter("steerd_port_lost_copies_total", &["port"],
+        "Copies lost for lack of room; their packets' own outcome is counted separately.",
+        |s| ports(s, |p| p.lost_copies)),
+    gauge("steerd_port_up", &["port"], "1 while the port has a link, else 0.",
+        ports_up),
+    counter("steerd_port_dropped_packets_total", &["port", "reason"],
+        "Packets lost, not dropped by a rule, by reason: \"wire\" before the port received them, all \
+         others in the device.",
+        |s| reasons(s.state.ports.iter().map(|p| (p.port.into(), &p.lost_packets)))),
+    counter("steerd_worker_received_packets_total", &["worker"], "Packets received by the worker.",
+        |s| workers(s, |w| Value::Number(count(w.received_packets)))),
+    counter("steerd_worker_received_bytes_total", &["worker"], "Bytes received by the worker.",
+        |s| workers(s, |w| Value::Number(count(w.received_bytes)))),
+    counter("steerd_worker_lost_exception_packets_total", &["worker"],
+        "Packets that the policy leaves to the kernel but a worker received: the host never sees them.",
+        |s| workers(s, |w| Value::Number(count(w.lost_exception_packets)))),
+    counter("steerd_worker_polls_total", &["worker"], "Iterations of the worker's loop.",
+        |s| workers(s, |w| Value::Number(count(w.polls)))),
+    counter("steerd_worker_empty_polls_total", &["worker"],
+        "Iterations of the worker's loop that received nothing.",
+        |s| workers(s, |w| Value::Number(count(w.empty_polls)))),
+    counter("steerd_worker_poll_errors_total", &["worker"],
+        "Iterations in which polling the completion queue failed.",
+        |s| workers(s, |w| Value::Number(count(w.poll_errors)))),
+    gauge("steerd_worker_stalled", &["worker"], "1 while the worker's loop makes no progress.",
+        |s| workers(s, |w| Value::Number(flag(w.stalled)))),
+    counter("steerd_worker_dropped_packets_total", &["worker", "reason"],
+        "Packets that a worker received and lost, not dropped by a rule, by reason.",
+        |s| reasons(s.state.workers.iter().map(|w| (w.worker, &w.lost_packets)))),
+    counter("steerd_worker_failed_receives_total", &["worker", "reason"],
+        "Receives that failed, by reason; packets that a port lost by them are among its own losses.",
+        |s| reasons(s.state.workers.iter().map(|w| (w.worker, &w.failed_receives)))),
+    counter("steerd_worker_anomalous_packets_total", &["worker", "anomaly"],
+        "Malformed packets that a worker parsed, by anomaly; their outcome is counted by rule.",
+        |s| reasons(s.state.workers.iter().map(|w| (w.worker, &w.anomalies)))),
+    histogram("steerd_worker_batch_packets", &["worker"], "Packets per iteration of the worker's loop.",
+        |s| workers(s, |w| Value::Buckets(&w.batches, 1.0))),
+    histogram("steerd_worker_turn_seconds", &["worker"],
+        "Durations of iterations of the worker's loop that received packets; a sample, one in 64.",
+        |s| workers(s, |w| Value::Buckets(&w.turn_ns, 1e9))),
+    counter("process_cpu_seconds_total", &[], "Processor time spent, user and system.",
+        |s| some(s.process.as_ref().map(|usage| usage.cpu_seconds))),
+    gauge("process_resident_memory_bytes", &[], "Resident memory.",
+        |s| some(s.process.as_ref().map(|usage| count(usage.resident_bytes)))),
+    gauge("process_open_fds", &[], "Open file descriptors.",
+        |s| some(s.process.as_ref().map(|usage| count(usage.open_files)))),
+];
+
+fn one<'s>(value: f64) -> Vec<Series<'s>> {
+    vec![(Vec::new(), Value::Number(value))]
+}
+
+fn some<'s>(value: Option<f64>) -> Vec<Series<'s>> {
+    value.map(one).unwrap_or_default()
+}
+
+fn device_info<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
+    let device = &s.state.device;
+    let kind = if device.soft { "softnic" } else { "rdma" };
+    vec![(vec![device.name.as_str().into(), kind.into()], Value::Number(1.0))]
+}
+
+fn reloads<'s>(s: &Sources<'s>) -> Vec<Series<'s>> {
+    let policy = &s.state.policy;
+    let results = [("success", policy.reloads_succeeded), ("failure", policy.reloads_failed)];
+    results.map(|(result, reloads)| (vec![result.into()], Value::Number(count(reloads)))).into()
+}
+
+/// The ports whose device counts what they receive.
+fn ports<'s>(s: &Sources<'s>, value: fn(&PortCounters) -> u64) -> Vec<Series<'s>> {
+    let counted = s.state.ports.iter().filter_map(|port| Some((port.port, port.counters.as_ref()?)));
+    counted.map(|(port, of)| (vec![port.to_string().into()], Value::Number(count(value(of))))).collect()
+}
+
+fn ports_up<'s>(s: &Sources<'s>) -> Vec<Series<'s>> {
+    let known = s.state.ports.iter().filter_map(|port| Some((port.port, port.up?)));
+    known.map(|(port, up)| (vec![port.to_string().into()], Value::Number(flag(up)))).collect()
+}
+
+fn workers<'s>(s: &Sources<'s>, value: fn(&'s WorkerState) -> Value<'s>) -> Vec<Series<'s>> {
+    s.state.workers.iter().map(|worker| (vec![worker.worker.to_string().into()], value(worker))).collect()
+}
+
+/// A series for each port or worker and reason.
+fn reasons<'s>(all: impl Iterator<Item = (u32, &'s Reasons)>) -> Vec<Series<'s>> {
+    let of = |(id, reasons): (u32, &'s Reasons)| {
+        let labels = move |reason: &&'static str| vec![id.to_string().into(), (*reason).into()];
+        reasons.iter().map(move |(reason, packets)| (labels(reason), Value::Number(count(*packets))))
+    };
+    all.flat_map(of).collect()
+}
+
+/// A series for each rule and each of its actions.
+fn by_action<'s>(s: &'s Sources<'s>, value: fn(ActionCount) -> Option<u64>) -> Vec<Series<'s>> {
+    let of = |rule: &'s Cow<'s, RuleState>| {
+        rule_actions(rule).filter_map(move |action| {
+            let labels = vec![rule.name.as_str().into(), action.0.into()];
+            Some((labels, Value::Number(count(value(action)?))))
+        })
+    };
+    s.rules.iter().flat_map(of).collect()
+}
+
+fn filtered_copies<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
+    let rules = s.rules.iter().filter(|rule| is_filtered(rule));
+    rules.map(|rule| (vec![rule.name.as_str().into()], Value::Number(count(rule.filtered_packets)))).collect()
+}
+
+/// The rules with `count = false` are summed under this name, so that sums over all rules stay complete. No rule can
+/// have it.
+const UNEXPORTED: &str = "(not exported)";
+
+/// The rules that have series, followed by the sum of the others.
+fn exported(rules: &[RuleState]) -> Vec<Cow<'_, RuleState>> {
+    let mut shown: Vec<_> = rules.iter().filter(|rule| !rule.unexported).map(Cow::Borrowed).collect();
+    // The sum has only the actions under which packets were counted.
+    let mut sum = RuleState { name: UNEXPORTED.to_owned(), ..RuleState::default() };
+    rules.iter().filter(|rule| rule.unexported && !rule.uncounted).for_each(|rule| sum.add(rule));
+    if sum.packets() + sum.filtered_packets > 0 {
+        shown.push(Cow::Owned(sum));
+    }
+    shown
+}
+
+/// Whether the device makes or made copies for the rule that a worker filters out.
+fn is_filtered(rule: &RuleState) -> bool {
+    let may_be_filtered = matches!(rule.effect, Effect::Copy | Effect::Sniff) && rule.placement == "hybrid";
+    rule.filtered_packets > 0 || rule.current && may_be_filtered
+}
+
+/// An action, its packets and, where the device counts them, its bytes.
+type ActionCount = (&'static str, u64, Option<u64>);
+
+/// The actions under which a rule has counted packets and bytes. A rule without packets keeps its own action at zero;
+/// what the device does not count is absent.
+fn rule_actions(rule: &RuleState) -> impl Iterator<Item = ActionCount> + use<> {
+    let own = match rule.effect {
+        // A rule of an earlier policy has only the actions that it has counted.
+        _ if !rule.current => "",
+        Effect::Drop => "drop",
+        Effect::Kernel => "kernel",
+        Effect::DropSent => "drop_sent",
+        Effect::PassSent => "pass_sent",
+        Effect::Deliver | Effect::Copy | Effect::Sniff => "deliver",
+    };
+    let uncounted = rule.uncounted;
+    [
+        ("deliver", rule.delivered_packets, Some(rule.delivered_bytes)),
+        ("drop", rule.dropped_packets, Some(rule.dropped_bytes)),
+        ("kernel", rule.kernel_packets, rule.kernel_bytes),
+        ("lost_exception", rule.lost_exception_packets, Some(rule.lost_exception_bytes)),
+        ("drop_sent", rule.sent_dropped_packets, Some(rule.sent_dropped_bytes)),
+        ("pass_sent", rule.sent_passed_packets, Some(rule.sent_passed_bytes)),
+    ]
+    .into_iter()
+    .filter(move |(action, packets, _)| if *action == own { !uncounted } else { *packets > 0 })
+}
+
+/// Prometheus' values are doubles: exact up to 2^53.
+#[allow(clippy::cast_precision_loss)]
+fn count(value: u64) -> f64 {
+    value as f64
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn signed(value: i64) -> f64 {
+    value as f64
+}
+
+fn flag(value: bool) -> f64 {
+    f64::from(u8::from(value))
+}
+
+impl Metric {
+    /// `None` without series, as a HELP line alone would say nothing.
+    fn family(&self, series: Vec<Series<'_>>) -> Option<MetricFamily> {
+        let mut family = MetricFamily::default();
+        family.set_name(self.name.to_owned());
+        family.set_help(self.help.to_owned());
+        family.set_field_type(self.kind);
+        *family.mut_metric() = series.into_iter().map(|series| self.metric(series)).collect();
+        Some(family).filter(|family| !family.get_metric().is_empty())
+    }
+
+    fn metric(&self, (values, value): Series<'_>) -> proto::Metric {
+        let pair = |(name, value): (&&str, Cow<'_, str>)| {
+            let mut pair = LabelPair::default();
+            pair.set_name((*name).to_owned());
+            pair.set_value(value.into_owned());
+            pair
+        };
+        let mut metric = proto::Metric::from_label(self.labels.iter().zip(values).map(pair).collect());
+        match value {
+            Value::Number(value) if self.kind == MetricType::COUNTER => {
+                let mut counter = proto::Counter::default();
+                counter.set_value(value);
+                metric.set_counter(counter);
+            }
+            Value::Number(value) => {
+                let mut gauge = proto::Gauge::default();
+                gauge.set_value(value);
+                metric.set_gauge(gauge);
+            }
+            Value::Buckets(buckets, per_unit) => metric.set_histogram(distribution(buckets, per_unit)),
+        }
+        metric
+    }
+}
+
+fn distribution(buckets: &Buckets, per_unit: f64) -> Histogram {
+    let bucket = |(bound, at_most): &(u64, u64)| {
+        let mut bucket = Bucket::default();
+        bucket.set_upper_bound(count(*bound) / per_unit);
+        bucket.set_cumulative_count(*at_most);
+        bucket
+    };
+    let mut histogram = Histogram::default();
+    histogram.set_bucket(buckets.at_most.iter().map(bucket).collect());
+    histogram.set_sample_count(buckets.count);
+    histogram.set_sample_sum(count(buckets.sum) / per_unit);
+    histogram
+}
+
+#[derive(Debug, PartialEq)]
+struct ProcessUsage {
+    cpu_seconds: f64,
+    resident_bytes: u64,
+    open_files: u64,
+}
+
+impl ProcessUsage {
+    /// `None` where /proc is hidden.
+    fn read() -> Option<Self> {
+        let stat = fs::read_to_string("/proc/self/stat").ok()?;
+        let (ticks, pages) = parse_stat(&stat)?;
+        let ticks_per_second = rustix::param::clock_ticks_per_second();
+        let page_bytes = rustix::param::page_size() as u64;
+        #[allow(clippy::cast_precision_loss)]
+        let cpu_seconds = ticks as f64 / ticks_per_second as f64;
+        let open_files = fs::read_dir("/proc/self/fd").ok()?.count() as u64;
+        Some(Self { cpu_seconds, resident_bytes: pages * page_bytes, open_files })
+    }
+}
+
+/// utime + stime and rss, counted after the name, which may itself hold blanks and brackets.
+fn parse_stat(stat: &str) -> Option<(u64, u64)> {
+    let after_name = &stat[stat.rfind(')')? + 1..];
+    let fields: Vec<&str> = after_name.split_whitespace().collect();
+    // Field 3 (state) is the first here: utime is field 14, stime 15, rss 24.
+    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+    Some((field(14)? + field(15)?, field(24)?))
+}

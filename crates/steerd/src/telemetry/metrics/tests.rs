@@ -1,0 +1,232 @@
+//! What a state looks like in Prometheus' text format.
+
+use super::*;
+use crate::telemetry::state::PortState;
+
+fn scene() -> State {
+    State {
+        version: "1.2.3",
+        rules: vec![
+            RuleState {
+                name: "web \"x\"".into(),
+                action: "deliver to a".into(),
+                current: true,
+                ..RuleState::default()
+            },
+            RuleState {
+                name: "scan".into(),
+                action: "drop".into(),
+                effect: Effect::Drop,
+                current: true,
+                dropped_packets: 7,
+                ..RuleState::default()
+            },
+            RuleState {
+                name: "uncountable".into(),
+                action: "drop".into(),
+                effect: Effect::Drop,
+                current: true,
+                uncounted: true,
+                ..RuleState::default()
+            },
+            RuleState { name: "renamed".into(), dropped_packets: 3, ..RuleState::default() },
+            RuleState {
+                name: "quiet".into(),
+                current: true,
+                unexported: true,
+                delivered_packets: 20,
+                delivered_bytes: 2000,
+                ..RuleState::default()
+            },
+            RuleState {
+                name: "hushed".into(),
+                unexported: true,
+                delivered_packets: 1,
+                delivered_bytes: 60,
+                dropped_packets: 2,
+                dropped_bytes: 120,
+                ..RuleState::default()
+            },
+            RuleState {
+                name: "default".into(),
+                effect: Effect::Kernel,
+                current: true,
+                kernel_packets: 44_284,
+                kernel_bytes: None,
+                ..RuleState::default()
+            },
+            RuleState {
+                name: "ear".into(),
+                effect: Effect::Sniff,
+                placement: "hybrid",
+                current: true,
+                delivered_packets: 4,
+                filtered_packets: 6,
+                filtered_bytes: 600,
+                ..RuleState::default()
+            },
+        ],
+        ports: vec![PortState {
+            port: 1,
+            up: Some(false),
+            lost_packets: [("out_of_buffer", 9)].into(),
+            ..PortState::default()
+        }],
+        workers: vec![WorkerState {
+            received_packets: 10,
+            batches: Buckets { at_most: vec![(1, 4), (3, 6)], count: 7, sum: 20 },
+            turn_ns: Buckets { at_most: vec![(1023, 2), (4095, 5)], count: 5, sum: 9000 },
+            lost_packets: [("unknown_tag", 1)].into(),
+            failed_receives: [("length", 3)].into(),
+            poll_errors: 5,
+            ..WorkerState::default()
+        }],
+        ..State::default()
+    }
+}
+
+fn text() -> String {
+    render(&scene()).expect("text")
+}
+
+#[test]
+fn a_state_becomes_text() {
+    let text = text();
+    for line in [
+        "steerd_build_info{version=\"1.2.3\"} 1",
+        "steerd_rule_packets_total{action=\"deliver\",rule=\"web \\\"x\\\"\"} 0",
+        "steerd_rule_packets_total{action=\"drop\",rule=\"scan\"} 7",
+        "steerd_policy_reloads_total{result=\"failure\"} 0",
+        "steerd_worker_dropped_packets_total{reason=\"unknown_tag\",worker=\"0\"} 1",
+        "steerd_worker_poll_errors_total{worker=\"0\"} 5",
+        "steerd_worker_failed_receives_total{reason=\"length\",worker=\"0\"} 3",
+        "steerd_worker_batch_packets_bucket{worker=\"0\",le=\"1\"} 4",
+        "steerd_worker_batch_packets_bucket{worker=\"0\",le=\"3\"} 6",
+        "steerd_worker_batch_packets_bucket{worker=\"0\",le=\"+Inf\"} 7",
+        "steerd_worker_batch_packets_count{worker=\"0\"} 7",
+        "steerd_worker_batch_packets_sum{worker=\"0\"} 20",
+        "steerd_worker_turn_seconds_bucket{worker=\"0\",le=\"0.000001023\"} 2",
+        "steerd_worker_turn_seconds_bucket{worker=\"0\",le=\"0.000004095\"} 5",
+        "steerd_worker_turn_seconds_count{worker=\"0\"} 5",
+        "steerd_worker_turn_seconds_sum{worker=\"0\"} 0.000009",
+        "steerd_port_up{port=\"1\"} 0",
+        "steerd_port_dropped_packets_total{port=\"1\",reason=\"out_of_buffer\"} 9",
+    ] {
+        assert!(has(&text, line), "no {line} in:\n{text}");
+    }
+}
+
+/// Whether the text has the line, its labels in any order.
+fn has(text: &str, line: &str) -> bool {
+    let sorted = |line: &str| {
+        let mut parts: Vec<String> = line.split(['{', ',', '}']).map(ToOwned::to_owned).collect();
+        parts.sort();
+        parts
+    };
+    text.lines().any(|found| sorted(found) == sorted(line))
+}
+
+#[test]
+fn a_rule_of_the_past_has_only_what_it_has_counted() {
+    let series = |text: &str| text.matches("rule=\"renamed\"").count();
+    let text = text();
+    assert_eq!(series(&text), 2, "packets and bytes that it dropped, nothing delivered: {text}");
+}
+
+/// They are summed, so that a sum over all rules is complete.
+#[test]
+fn rules_that_are_not_to_be_counted_have_no_series_of_their_own() {
+    let text = text();
+    assert!(!text.contains("\"quiet\"") && !text.contains("\"hushed\""), "{text}");
+    for line in [
+        "steerd_rule_packets_total{action=\"deliver\",rule=\"(not exported)\"} 21",
+        "steerd_rule_packets_total{action=\"drop\",rule=\"(not exported)\"} 2",
+        "steerd_rule_bytes_total{action=\"deliver\",rule=\"(not exported)\"} 2060",
+    ] {
+        assert!(has(&text, line), "no {line} in:\n{text}");
+    }
+    assert_eq!(text.matches("(not exported)").count(), 4, "{text}");
+}
+
+#[test]
+fn copies_that_a_rule_did_not_ask_for_are_not_its_packets() {
+    let text = text();
+    assert!(has(&text, "steerd_rule_filtered_copies_total{rule=\"ear\"} 6"), "{text}");
+    assert!(has(&text, "steerd_rule_packets_total{action=\"deliver\",rule=\"ear\"} 4"), "{text}");
+    assert_eq!(text.matches("rule=\"ear\"").count(), 3, "packets, bytes and filtered copies: {text}");
+}
+
+#[test]
+fn packets_counted_without_their_bytes_have_no_series_of_bytes() {
+    let text = text();
+    assert!(has(&text, "steerd_rule_packets_total{action=\"kernel\",rule=\"default\"} 44284"), "{text}");
+    assert_eq!(text.matches("rule=\"default\"").count(), 1, "{text}");
+}
+
+#[test]
+fn what_is_not_known_is_absent_and_not_zero() {
+    let text = text();
+    for absent in [
+        "steerd_port_received",
+        "steerd_port_kernel",
+        "steerd_accounting",
+        "steerd_in_flight",
+        "rule=\"uncountable\"",
+        "# TYPE steerd_port_sent",
+    ] {
+        assert!(!text.contains(absent), "{absent} in {text}");
+    }
+}
+
+#[test]
+fn the_reference_lists_every_metric() {
+    let page = include_str!("../../../../../docs/reference/monitoring.md");
+    let row = |metric: &Metric| {
+        let kind = format!("{:?}", metric.kind).to_lowercase();
+        format!("| `{}` | {kind} | {} | {} |", metric.name, metric.labels.join(", "), metric.help)
+    };
+    let expected: Vec<String> = METRICS.iter().map(row).collect();
+    let listed: Vec<&str> = page.lines().filter(|line| line.starts_with("| `")).collect();
+    assert_eq!(listed, expected, "the table should be:\n{}", expected.join("\n"));
+}
+
+/// An alert about a series that is never exported cannot fire.
+#[test]
+fn every_metric_of_the_alert_rules_is_exported() {
+    let rules = include_str!("../../../../../deploy/prometheus/steerd.rules.yml");
+    let mut state = scene();
+    state.accounting.ports_counted = true;
+    state.ports[0].counters = Some(PortCounters::default());
+    state.device.engine_stalled = Some(false);
+    let text = render(&state).expect("text");
+    let words = |line: &'static str| line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let code = rules.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let named: Vec<&str> = code.flat_map(words).filter(|word| word.starts_with("steerd_")).collect();
+    assert!(named.contains(&"steerd_last_reload_successful"), "{named:?}");
+    for metric in named {
+        assert!(text.contains(&format!("# TYPE {metric} ")), "{metric} is not exported");
+    }
+}
+
+#[test]
+fn what_ports_count_is_there() {
+    let mut state = scene();
+    state.accounting.ports_counted = true;
+    state.ports[0].counters = Some(PortCounters { received_packets: 12, ..PortCounters::default() });
+    let text = render(&state).expect("text");
+    assert!(text.contains("steerd_port_received_packets_total{port=\"1\"} 12"), "{text}");
+    assert!(text.contains("\nsteerd_accounting_matches 0"), "{text}");
+}
+
+#[test]
+fn a_name_with_brackets_does_not_shift_the_fields() {
+    let stat = "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 100 23 13 14 15 16 17 18 19 20 555 22";
+    assert_eq!(parse_stat(stat), Some((123, 555)));
+    assert_eq!(parse_stat("7 no name"), None);
+}
+
+#[test]
+fn this_process_uses_memory() {
+    let usage = ProcessUsage::read().expect("/proc");
+    assert!(usage.resident_bytes > 0 && usage.open_files > 0);
+}

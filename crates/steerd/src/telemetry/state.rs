@@ -1,0 +1,284 @@
+//! The daemon's state at one moment, as plain data.
+//!
+//! `Runtime::state` makes it; /api/v1/state serialises it; metrics, the live table, the summary and the accounting read
+//! it. It holds no handles.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::effects::Effect;
+
+/// Counters by a named reason; only reasons that occurred or can occur are listed.
+pub(crate) type Reasons = BTreeMap<&'static str, u64>;
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct State {
+    pub(crate) version: &'static str,
+    pub(crate) started_at_seconds: f64,
+    pub(crate) uptime_seconds: f64,
+    pub(crate) ready: bool,
+    pub(crate) device: DeviceState,
+    pub(crate) policy: PolicyState,
+    /// Log lines that were dropped because the log could not be written in time.
+    pub(crate) log_lines_dropped: u64,
+    pub(crate) rules: Vec<RuleState>,
+    pub(crate) workers: Vec<WorkerState>,
+    pub(crate) ports: Vec<PortState>,
+    pub(crate) accounting: Accounting,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct DeviceState {
+    pub(crate) name: String,
+    pub(crate) soft: bool,
+    /// Whether the soft NIC's engine makes no progress; `None`: a real device.
+    pub(crate) engine_stalled: Option<bool>,
+    /// The device model whose limits apply.
+    pub(crate) profile: String,
+    pub(crate) ports: Vec<u8>,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct PolicyState {
+    pub(crate) source: String,
+    pub(crate) generation: u64,
+    /// Unix time of the last successful reload, or of the start.
+    pub(crate) loaded_at_seconds: f64,
+    pub(crate) rules: usize,
+    pub(crate) flows: usize,
+    pub(crate) reloads_succeeded: u64,
+    pub(crate) reloads_failed: u64,
+    /// How many warnings there are about it.
+    pub(crate) warning_count: usize,
+    /// The first of them: about the policy, then about features that the device lacks or emulates.
+    pub(crate) warnings: Vec<String>,
+    /// The first line of the last reload's error, until a reload succeeds.
+    pub(crate) last_error: Option<String>,
+    /// Whether the last reload succeeded; `true` before the first one.
+    pub(crate) last_reload_successful: bool,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct RuleState {
+    pub(crate) name: String,
+    pub(crate) action: String,
+    /// The effect as one word.
+    pub(crate) effect: Effect,
+    pub(crate) placement: &'static str,
+    /// 0 for the default and for rules of an earlier policy.
+    pub(crate) line: u32,
+    /// Whether the policy in force has it; the counts of earlier rules stay in the accounting.
+    pub(crate) current: bool,
+    /// `count = false`: counted here, but without series of its own in the metrics.
+    pub(crate) unexported: bool,
+    pub(crate) delivered_packets: u64,
+    pub(crate) delivered_bytes: u64,
+    pub(crate) dropped_packets: u64,
+    pub(crate) dropped_bytes: u64,
+    /// The device does not count all packets of this rule: the counts here are incomplete.
+    pub(crate) uncounted: bool,
+    /// Left to the kernel by the device.
+    pub(crate) kernel_packets: u64,
+    /// `None`: the device does not count the bytes of what it leaves to the kernel.
+    pub(crate) kernel_bytes: Option<u64>,
+    /// Left to the kernel by the policy, but received by a worker, which cannot give them back.
+    pub(crate) lost_exception_packets: u64,
+    pub(crate) lost_exception_bytes: u64,
+    /// Copies that the rule does not match, discarded by workers; not counted as packets of the rule.
+    pub(crate) filtered_packets: u64,
+    pub(crate) filtered_bytes: u64,
+    /// Of packets that the host sends: dropped, or passed by an exception.
+    pub(crate) sent_dropped_packets: u64,
+    pub(crate) sent_dropped_bytes: u64,
+    pub(crate) sent_passed_packets: u64,
+    pub(crate) sent_passed_bytes: u64,
+}
+
+impl Default for RuleState {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            action: String::new(),
+            effect: Effect::default(),
+            placement: "",
+            line: 0,
+            current: false,
+            unexported: false,
+            delivered_packets: 0,
+            delivered_bytes: 0,
+            dropped_packets: 0,
+            dropped_bytes: 0,
+            uncounted: false,
+            kernel_packets: 0,
+            kernel_bytes: Some(0),
+            lost_exception_packets: 0,
+            lost_exception_bytes: 0,
+            filtered_packets: 0,
+            filtered_bytes: 0,
+            sent_dropped_packets: 0,
+            sent_dropped_bytes: 0,
+            sent_passed_packets: 0,
+            sent_passed_bytes: 0,
+        }
+    }
+}
+
+impl RuleState {
+    /// Adds the counts of another rule.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.delivered_packets += other.delivered_packets;
+        self.delivered_bytes += other.delivered_bytes;
+        self.dropped_packets += other.dropped_packets;
+        self.dropped_bytes += other.dropped_bytes;
+        self.kernel_packets += other.kernel_packets;
+        self.kernel_bytes = self.kernel_bytes.zip(other.kernel_bytes).map(|(sum, more)| sum + more);
+        self.lost_exception_packets += other.lost_exception_packets;
+        self.lost_exception_bytes += other.lost_exception_bytes;
+        self.filtered_packets += other.filtered_packets;
+        self.filtered_bytes += other.filtered_bytes;
+        self.sent_dropped_packets += other.sent_dropped_packets;
+        self.sent_dropped_bytes += other.sent_dropped_bytes;
+        self.sent_passed_packets += other.sent_passed_packets;
+        self.sent_passed_bytes += other.sent_passed_bytes;
+    }
+
+    pub(crate) fn packets(&self) -> u64 {
+        self.delivered_packets
+            + self.dropped_packets
+            + self.kernel_packets
+            + self.lost_exception_packets
+            + self.sent_dropped_packets
+            + self.sent_passed_packets
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.delivered_bytes
+            + self.dropped_bytes
+            + self.kernel_bytes.unwrap_or(0)
+            + self.lost_exception_bytes
+            + self.sent_dropped_bytes
+            + self.sent_passed_bytes
+    }
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct WorkerState {
+    pub(crate) worker: u32,
+    pub(crate) core: Option<usize>,
+    /// Requested resources that it could not get, with remedies.
+    pub(crate) warnings: Vec<String>,
+    pub(crate) received_packets: u64,
+    pub(crate) received_bytes: u64,
+    /// Sums over all rules.
+    pub(crate) delivered_packets: u64,
+    pub(crate) dropped_packets: u64,
+    /// Left to the kernel by the policy, but received here; a worker cannot give them back.
+    pub(crate) lost_exception_packets: u64,
+    /// Copies that no rule matches, discarded.
+    pub(crate) filtered_packets: u64,
+    /// Received but lost, not dropped by a rule.
+    pub(crate) lost_packets: Reasons,
+    /// Not in the accounting: packets that a port lost by them are among its own losses.
+    pub(crate) failed_receives: Reasons,
+    /// The receive queue is in its error state: it receives nothing any more.
+    pub(crate) failed: bool,
+    /// Its loop makes no progress.
+    pub(crate) stalled: bool,
+    /// Failed polls.
+    pub(crate) poll_errors: u64,
+    pub(crate) anomalies: Reasons,
+    pub(crate) polls: u64,
+    pub(crate) empty_polls: u64,
+    /// Completions per iteration of the loop.
+    pub(crate) batches: Buckets,
+    /// Durations of iterations that received packets; a sample.
+    pub(crate) turn_ns: Buckets,
+}
+
+/// A distribution in cumulative buckets.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Buckets {
+    /// An upper bound and the number of values up to it.
+    pub(crate) at_most: Vec<(u64, u64)>,
+    pub(crate) count: u64,
+    pub(crate) sum: u64,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct PortState {
+    pub(crate) port: u8,
+    /// The wire of a soft NIC's port.
+    pub(crate) wire: String,
+    /// Whether the port has a link; `None`: unknown.
+    pub(crate) up: Option<bool>,
+    /// `None`: the device does not count what its ports receive; unknown is not zero.
+    #[serde(flatten)]
+    pub(crate) counters: Option<PortCounters>,
+    /// Lost, not dropped by a rule, as far as the device counts it. [`LOST_ON_WIRE`]: lost before the port received it;
+    /// all other reasons are part of what it received.
+    pub(crate) lost_packets: Reasons,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct PortCounters {
+    pub(crate) received_packets: u64,
+    pub(crate) received_bytes: u64,
+    pub(crate) delivered_packets: u64,
+    /// Copies handed to workers, in addition to the packets' own outcome.
+    pub(crate) replicated_packets: u64,
+    /// Dropped by a rule in the device.
+    pub(crate) rule_dropped_packets: u64,
+    pub(crate) kernel_packets: u64,
+    pub(crate) sent_packets: u64,
+    pub(crate) sent_bytes: u64,
+    pub(crate) send_errors: u64,
+    /// Dropped by an egress rule.
+    pub(crate) sent_dropped_packets: u64,
+    /// Copies lost for lack of room; the packets' own outcome is counted separately.
+    pub(crate) lost_copies: u64,
+}
+
+/// The name among a port's losses of frames that were lost on the wire before the port received them.
+pub(crate) const LOST_ON_WIRE: &str = "wire";
+
+/// The packet accounting, made by [`accounting::check`](crate::telemetry::accounting::check).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Accounting {
+    pub(crate) equations: Vec<Equation>,
+    /// Received by ports. `None`, here and below: the device does not count it.
+    pub(crate) received: Option<u64>,
+    /// Lost on the wire before that; also part of `lost`.
+    pub(crate) wire_lost: u64,
+    pub(crate) delivered: u64,
+    pub(crate) rule_dropped: u64,
+    pub(crate) kernel: Option<u64>,
+    /// Left to the kernel by the policy, but received by workers; not part of `kernel` or `lost`.
+    pub(crate) lost_exceptions: u64,
+    /// Copies that no rule matches, discarded by workers.
+    pub(crate) filtered: u64,
+    pub(crate) lost: u64,
+    /// Copies that ports handed over in addition to the packets.
+    pub(crate) replicated: Option<u64>,
+    /// Received and not yet in the counter of an outcome: `received + wire_lost + replicated` minus all of the above.
+    /// Such packets wait in a queue, wait in a worker to be classified, or were dropped by a port after the counters of
+    /// drop rules had been read.
+    pub(crate) in_flight: Option<i64>,
+    /// Whether all equations hold.
+    pub(crate) matches: bool,
+    /// Whether the device counts what its ports receive; otherwise only the workers' counters are checked.
+    pub(crate) ports_counted: bool,
+}
+
+/// One equation between counters. It holds if `difference` is zero, or positive and at most `in_flight_limit`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Equation {
+    pub(crate) name: String,
+    pub(crate) left: u64,
+    pub(crate) right: u64,
+    /// `left - right`.
+    pub(crate) difference: i64,
+    /// How many packets may have been counted on the left and not yet on the right.
+    pub(crate) in_flight_limit: u64,
+    pub(crate) holds: bool,
+}

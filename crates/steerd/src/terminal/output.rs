@@ -1,0 +1,146 @@
+//! Output of the commands: text and JSON on stdout, messages and diagnostics on stderr.
+//!
+//! A closed stdout (`| head`) is not an error: the command goes on to its own result.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use policy::Diagnostics;
+use serde::Serialize;
+
+use crate::error::Error;
+
+/// The version of all JSON that is printed or served (docs/reference/commands.md). It is raised when a key is removed or changes
+/// its meaning; new keys do not raise it.
+pub(crate) const FORMAT: u32 = 2;
+
+/// An object preceded by the version of its format.
+#[derive(Serialize)]
+pub(crate) struct Versioned<'v, T> {
+    format: u32,
+    #[serde(flatten)]
+    value: &'v T,
+}
+
+impl<'v, T> Versioned<'v, T> {
+    pub(crate) fn new(value: &'v T) -> Self {
+        Self { format: FORMAT, value }
+    }
+}
+
+/// Whether stdout is still open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stdout {
+    Open,
+    Closed,
+}
+
+pub(crate) fn print(text: &str) -> Result<(), Error> {
+    print_line_by_line(text).map(|_| ())
+}
+
+/// Prints, and reports whether stdout is still open, for commands with much output.
+pub(crate) fn print_line_by_line(text: &str) -> Result<Stdout, Error> {
+    let mut stdout = io::stdout().lock();
+    status_of(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
+}
+
+/// Prints an object with the version of its format.
+pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Error> {
+    print_plain_json(&Versioned::new(value))
+}
+
+/// Prints JSON of another format, without a version.
+pub(crate) fn print_plain_json(value: &impl Serialize) -> Result<(), Error> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| Error::Output(error.into()))?;
+    print(&format!("{text}\n"))
+}
+
+pub(crate) fn print_json_line(value: &impl Serialize) -> Result<Stdout, Error> {
+    let text = serde_json::to_string(&Versioned::new(value)).map_err(|error| Error::Output(error.into()))?;
+    print_line_by_line(&format!("{text}\n"))
+}
+
+/// Prints a line on stderr. If that fails there is nowhere to report it.
+pub(crate) fn print_error(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Prints diagnostics: with excerpts on a terminal, else one line each. miette decides about colours and respects
+/// NO_COLOR.
+pub(crate) fn print_diagnostics(diagnostics: &Diagnostics) {
+    if diagnostics.is_empty() {
+        return;
+    }
+    if !io::stderr().is_terminal() {
+        return print_error(&diagnostics.to_string());
+    }
+    for report in diagnostics.report() {
+        print_error(&format!("{report:?}"));
+    }
+    if diagnostics.omitted > 0 {
+        print_error(&format!("and {} more", diagnostics.omitted));
+    }
+}
+
+fn status_of(written: io::Result<()>) -> Result<Stdout, Error> {
+    match written {
+        Ok(()) => Ok(Stdout::Open),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Stdout::Closed),
+        Err(error) => Err(Error::Output(error)),
+    }
+}
+
+/// Shorter analyses show no progress.
+const DELAY: Duration = Duration::from_secs(1);
+/// How often the line is redrawn.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// The progress of a long analysis in one line on stderr: only on a terminal, only after [`DELAY`], and removed at the end.
+pub(crate) struct Progress {
+    is_terminal: bool,
+    begun: Instant,
+    drawn: Option<Instant>,
+}
+
+impl Progress {
+    pub(crate) fn new() -> Self {
+        Self { is_terminal: io::stderr().is_terminal(), begun: Instant::now(), drawn: None }
+    }
+
+    pub(crate) fn show(&mut self, at: analysis::Progress) {
+        let is_due =
+            self.drawn.map_or_else(|| self.begun.elapsed() >= DELAY, |drawn| drawn.elapsed() >= INTERVAL);
+        if !self.is_terminal || !is_due {
+            return;
+        }
+        self.drawn = Some(Instant::now());
+        let seconds = self.begun.elapsed().as_secs();
+        let _ = write!(io::stderr(), "\r\x1b[K{}", line(at, seconds)).and_then(|()| io::stderr().flush());
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.drawn.is_some() {
+            let _ = write!(io::stderr(), "\r\x1b[K").and_then(|()| io::stderr().flush());
+        }
+    }
+}
+
+fn line(at: analysis::Progress, seconds: u64) -> String {
+    let percent = (at.done * 100).checked_div(at.total).unwrap_or(100);
+    format!("{} {} of {} ({percent} %), {seconds} s", at.stage, at.done, at.total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_shows_the_progress() {
+        let at = |done, total| analysis::Progress { stage: "rules", done, total };
+        assert_eq!(line(at(250, 1000), 3), "rules 250 of 1000 (25 %), 3 s");
+        assert_eq!(line(at(0, 0), 1), "rules 0 of 0 (100 %), 1 s");
+    }
+}

@@ -1,0 +1,180 @@
+//! The summary that is printed on stdout at the end: rules, workers, losses and the packet accounting.
+//!
+//! It is made after the last worker has been joined, so its figures are final and the accounting must match to the
+//! packet.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::cli::Format;
+use crate::error::Error;
+use crate::telemetry::state::State;
+use crate::terminal::output;
+use crate::terminal::table::{
+    Grid, bytes, counted, dropped_log_lines, duration, known, losses, number, rate, rule_bytes, rule_packets,
+};
+
+/// Printed with `--format json`: the last state, in the format of /api/v1/state.
+#[derive(Serialize)]
+struct Summary<'s> {
+    ran_for_seconds: f64,
+    #[serde(flatten)]
+    state: &'s State,
+}
+
+pub(crate) fn print(format: Format, state: &State, ran_for: Duration) -> Result<(), Error> {
+    match format {
+        Format::Text => output::print(&text(state, ran_for)),
+        Format::Json => output::print_json(&Summary { ran_for_seconds: ran_for.as_secs_f64(), state }),
+    }
+}
+
+/// `ran_for`: from the start of the workers to the removal of the flows; rates are means over it.
+fn text(state: &State, ran_for: Duration) -> String {
+    let seconds = ran_for.as_secs_f64().max(f64::EPSILON);
+    #[allow(clippy::cast_precision_loss)]
+    let per_second = |packets: u64| rate(packets as f64 / seconds);
+    let mut out = format!(
+        "steerd {} ran for {} on {} with {} (generation {}, {}, {} failed)\n\n",
+        state.version,
+        duration(ran_for),
+        state.device.name,
+        state.policy.source,
+        state.policy.generation,
+        counted(state.policy.reloads_succeeded, "reload", "reloads"),
+        state.policy.reloads_failed,
+    );
+    let mut rules = Grid::new(&["rule", "action", "in", "packets", "bytes", "packets/s"]);
+    for rule in &state.rules {
+        let by_name = rule.current || rule.name == program::RETIRED_RULES;
+        let name = if by_name { rule.name.clone() } else { format!("{} (earlier)", rule.name) };
+        rules.row(vec![
+            name,
+            rule.action.clone(),
+            rule.placement.into(),
+            rule_packets(rule),
+            rule_bytes(rule),
+            if rule.uncounted { "-".into() } else { per_second(rule.packets()) },
+        ]);
+    }
+    out.push_str(&rules.text());
+    let mut workers = Grid::new(&["worker", "core", "packets", "bytes", "packets/s"]);
+    for worker in &state.workers {
+        workers.row(vec![
+            worker.worker.to_string(),
+            worker.core.map_or_else(|| "any".into(), |core| core.to_string()),
+            number(worker.received_packets),
+            bytes(worker.received_bytes),
+            per_second(worker.received_packets),
+        ]);
+    }
+    out.push('\n');
+    out.push_str(&workers.text());
+    out.push_str(&format!("\nlost: {}\n", losses(state)));
+    out.push_str(&dropped_log_lines(state));
+    out.push_str(&accounting(state));
+    out
+}
+
+fn accounting(state: &State) -> String {
+    let accounting = &state.accounting;
+    let mut sum = Grid::new(&["packet accounting", "packets"]);
+    if let Some(received) = accounting.received {
+        sum.row(vec!["received by ports".into(), number(received)]);
+        if accounting.wire_lost > 0 {
+            sum.row(vec!["+ lost on the wire before".into(), number(accounting.wire_lost)]);
+        }
+        if let Some(copies) = accounting.replicated.filter(|copies| *copies > 0) {
+            sum.row(vec!["+ copied by ports".into(), number(copies)]);
+        }
+        sum.row(vec!["= delivered by rule".into(), number(accounting.delivered)]);
+    } else {
+        sum.row(vec!["delivered by rule".into(), number(accounting.delivered)]);
+    }
+    sum.row(vec!["+ dropped by rule".into(), number(accounting.rule_dropped)]);
+    if accounting.filtered > 0 {
+        sum.row(vec!["+ copies filtered out".into(), number(accounting.filtered)]);
+    }
+    sum.row(vec!["+ left to the kernel".into(), known(accounting.kernel)]);
+    if accounting.lost_exceptions > 0 {
+        sum.row(vec![
+            "+ lost exceptions (the kernel's, received by workers)".into(),
+            number(accounting.lost_exceptions),
+        ]);
+    }
+    sum.row(vec!["+ lost".into(), number(accounting.lost)]);
+    format!("\n{}\n{}\n", sum.text(), accounting.verdict())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::accounting::{InFlight, check};
+    use crate::telemetry::state::{PortCounters, PortState, RuleState, WorkerState};
+
+    fn scene() -> State {
+        let mut state = State { version: "0", ..State::default() };
+        state.ports = vec![PortState {
+            port: 1,
+            counters: Some(PortCounters {
+                received_packets: 1500,
+                delivered_packets: 1000,
+                rule_dropped_packets: 300,
+                kernel_packets: 200,
+                ..PortCounters::default()
+            }),
+            ..PortState::default()
+        }];
+        state.rules = vec![
+            RuleState {
+                name: "web".into(),
+                action: "deliver to web".into(),
+                placement: "hardware",
+                current: true,
+                delivered_packets: 1000,
+                delivered_bytes: 64_000,
+                ..RuleState::default()
+            },
+            RuleState {
+                name: "scan".into(),
+                action: "drop".into(),
+                dropped_packets: 300,
+                ..RuleState::default()
+            },
+        ];
+        state.workers = vec![WorkerState {
+            received_packets: 1000,
+            received_bytes: 64_000,
+            delivered_packets: 1000,
+            ..WorkerState::default()
+        }];
+        state.accounting = check(&state.ports, &state.rules, &state.workers, &InFlight::default());
+        state
+    }
+
+    #[test]
+    fn matching_accounting_is_reported() {
+        let text = text(&scene(), Duration::from_secs(2));
+        for part in [
+            "received by ports",
+            "1 500",
+            "scan (earlier)",
+            "lost: none",
+            "\npacket accounting matches\n",
+            "500",
+        ] {
+            assert!(text.contains(part), "no {part:?} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_missing_packet_is_named() {
+        let mut state = scene();
+        state.ports[0].counters.as_mut().expect("counted").received_packets += 1;
+        state.accounting = check(&state.ports, &state.rules, &state.workers, &InFlight::default());
+        let text = text(&state, Duration::from_secs(2));
+        assert!(text.contains("packet accounting mismatch: port 1: received"), "{text}");
+        assert!(text.contains("1501 against 1500, off by 1"), "{text}");
+    }
+}

@@ -1,0 +1,480 @@
+//! The live table: a `State` as text, with rates since the last update.
+//!
+//! The daemon makes it every second for the `Screen`; commands and the summary use the same [`Grid`]. Pure text:
+//! nothing is written here.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::telemetry::state::{PortCounters, PortState, Reasons, RuleState, State, WorkerState};
+
+/// The counts of the last update.
+#[derive(Debug, Default)]
+pub(crate) struct Rates {
+    last: HashMap<String, u64>,
+    uptime_seconds: f64,
+}
+
+/// Rates by row.
+pub(crate) type PerSecond = HashMap<String, f64>;
+
+impl Rates {
+    /// Packets per second since the last call (or since the start), per rule, worker and port.
+    pub(crate) fn update(&mut self, state: &State) -> PerSecond {
+        let elapsed = state.uptime_seconds - self.uptime_seconds;
+        self.uptime_seconds = state.uptime_seconds;
+        let now: HashMap<String, u64> = counts(state).collect();
+        #[allow(clippy::cast_precision_loss)]
+        let per_second = |(key, packets): (&String, &u64)| {
+            let before = self.last.get(key).copied().unwrap_or(0);
+            (key.clone(), packets.saturating_sub(before) as f64 / elapsed.max(f64::EPSILON))
+        };
+        let rates = now.iter().map(per_second).collect();
+        self.last = now;
+        rates
+    }
+}
+
+fn counts(state: &State) -> impl Iterator<Item = (String, u64)> {
+    let rules = state.rules.iter().map(|rule| (rule_key(rule), rule.packets()));
+    let workers = state.workers.iter().map(|worker| (worker_key(worker), worker.received_packets));
+    let ports = state.ports.iter().map(|port| (format!("port {}", port.port), received(port)));
+    rules.chain(workers).chain(ports)
+}
+
+fn received(port: &PortState) -> u64 {
+    port.counters.as_ref().map_or(0, |counters| counters.received_packets)
+}
+
+/// The number of dropped log lines, if there are any.
+pub(crate) fn dropped_log_lines(state: &State) -> String {
+    match state.log_lines_dropped {
+        0 => String::new(),
+        lines => format!("dropped log lines: {}\n", number(lines)),
+    }
+}
+
+/// The least number of lines for rules, and for workers, if there are so many.
+const LEAST_LINES: usize = 3;
+
+/// The table in at most `rows` rows if possible. If rows are missing, rules are left out first, then workers: the
+/// busiest are shown and the others summed. Ports, losses and the accounting are always shown.
+pub(crate) fn live(state: &State, rates: &PerSecond, rows: usize) -> String {
+    let ports = ports(state, rates);
+    let mut end = format!("\nlost: {}\n{}\n", losses(state), state.accounting.verdict());
+    end.push_str(&dropped_log_lines(state));
+    if let Some(error) = &state.policy.last_error {
+        end.push_str(&format!("last reload failed: {error}\n"));
+    }
+    // Title, blank line and head of the rules; blank line and head of the workers.
+    let others = 3 + 2 + ports.lines().count() + end.lines().count();
+    let rules: Vec<&RuleState> = state.rules.iter().filter(|rule| rule.current).collect();
+    let left = rows.saturating_sub(others);
+    let for_workers = left.saturating_sub(rules.len().min(LEAST_LINES)).max(LEAST_LINES);
+    let (workers, worker_lines) = busiest(&state.workers, for_workers, |worker| {
+        (rate_of(rates, &worker_key(worker)), worker.received_packets)
+    });
+    let for_rules = left.saturating_sub(worker_lines).max(LEAST_LINES);
+    let (rules, _) = busiest(&rules, for_rules, |rule| (rate_of(rates, &rule_key(rule)), rule.packets()));
+    let mut out = format!(
+        "steerd {}  {}  {}  generation {}  up {}\n\n",
+        state.version,
+        state.device.name,
+        state.policy.source,
+        state.policy.generation,
+        duration(Duration::from_secs_f64(state.uptime_seconds.max(0.0))),
+    );
+    out.push_str(&rules_table(&rules, rates));
+    out.push('\n');
+    out.push_str(&workers_table(&workers, rates));
+    out + &ports + &end
+}
+
+/// The shown ones in their order, and those that are summed in one line.
+struct Chosen<'s, T> {
+    shown: Vec<&'s T>,
+    others: Vec<&'s T>,
+}
+
+/// Chooses as many as fit into this many lines, the busiest by rate and then by count; returns the number of lines,
+/// too.
+fn busiest<'s, T>(all: &'s [T], lines: usize, load: impl Fn(&T) -> (f64, u64)) -> (Chosen<'s, T>, usize) {
+    if all.len() <= lines {
+        return (Chosen { shown: all.iter().collect(), others: Vec::new() }, all.len());
+    }
+    let mut order: Vec<usize> = (0..all.len()).collect();
+    order.sort_by(|a, b| {
+        let (a, b) = (load(&all[*a]), load(&all[*b]));
+        b.0.total_cmp(&a.0).then(b.1.cmp(&a.1))
+    });
+    let (shown, others) = order.split_at_mut(lines.saturating_sub(1));
+    shown.sort_unstable();
+    let of = |indices: &[usize]| indices.iter().map(|index| &all[*index]).collect();
+    (Chosen { shown: of(shown), others: of(others) }, lines)
+}
+
+fn rule_key(rule: &RuleState) -> String {
+    format!("rule {}", rule.name)
+}
+
+fn worker_key(worker: &WorkerState) -> String {
+    format!("worker {}", worker.worker)
+}
+
+fn rate_of(rates: &PerSecond, key: &str) -> f64 {
+    rates.get(key).copied().unwrap_or(0.0)
+}
+
+fn rules_table(rules: &Chosen<'_, &RuleState>, rates: &PerSecond) -> String {
+    let mut grid = Grid::new(&["rule", "action", "in", "packets", "bytes", "packets/s"]);
+    for rule in &rules.shown {
+        grid.row(vec![
+            rule.name.clone(),
+            rule.action.clone(),
+            rule.placement.into(),
+            rule_packets(rule),
+            rule_bytes(rule),
+            if rule.uncounted { "-".into() } else { rate(rate_of(rates, &rule_key(rule))) },
+        ]);
+    }
+    if !rules.others.is_empty() {
+        let sum = |of: fn(&RuleState) -> u64| rules.others.iter().map(|rule| of(rule)).sum();
+        grid.row(vec![
+            format!("and {} more rules", number(rules.others.len() as u64)),
+            String::new(),
+            String::new(),
+            number(sum(RuleState::packets)),
+            if rules.others.iter().any(|rule| bytes_are_unknown(rule)) {
+                "-".into()
+            } else {
+                bytes(sum(RuleState::bytes))
+            },
+            rate(rules.others.iter().map(|rule| rate_of(rates, &rule_key(rule))).sum()),
+        ]);
+    }
+    grid.text()
+}
+
+fn workers_table(workers: &Chosen<'_, WorkerState>, rates: &PerSecond) -> String {
+    let mut grid = Grid::new(&["worker", "core", "packets", "bytes", "packets/s", "idle"]);
+    for worker in &workers.shown {
+        let stalled = if worker.stalled { " (stalled)" } else { "" };
+        grid.row(vec![
+            format!("{}{stalled}", worker.worker),
+            worker.core.map_or_else(|| "any".into(), |core| core.to_string()),
+            number(worker.received_packets),
+            bytes(worker.received_bytes),
+            rate(rate_of(rates, &worker_key(worker))),
+            percent(worker.empty_polls, worker.polls),
+        ]);
+    }
+    if !workers.others.is_empty() {
+        let sum = |of: fn(&WorkerState) -> u64| workers.others.iter().map(|worker| of(worker)).sum();
+        grid.row(vec![
+            format!("and {} more", workers.others.len()),
+            String::new(),
+            number(sum(|worker| worker.received_packets)),
+            bytes(sum(|worker| worker.received_bytes)),
+            rate(workers.others.iter().map(|worker| rate_of(rates, &worker_key(worker))).sum()),
+            percent(sum(|worker| worker.empty_polls), sum(|worker| worker.polls)),
+        ]);
+    }
+    grid.text()
+}
+
+/// The ports with a blank line before them; nothing if there is no port.
+fn ports(state: &State, rates: &PerSecond) -> String {
+    if state.ports.is_empty() {
+        return String::new();
+    }
+    let mut ports = Grid::new(&["port", "received", "to workers", "dropped", "kernel", "lost", "packets/s"]);
+    for port in &state.ports {
+        let down = if port.up == Some(false) { " (down)" } else { "" };
+        let counted = |of: fn(&PortCounters) -> u64| {
+            port.counters.as_ref().map_or_else(|| "-".into(), |counters| number(of(counters)))
+        };
+        ports.row(vec![
+            format!("{}{down} {}", port.port, port.wire),
+            counted(|port| port.received_packets),
+            counted(|port| port.delivered_packets),
+            counted(|port| port.rule_dropped_packets),
+            counted(|port| port.kernel_packets),
+            number(port.lost_packets.values().sum()),
+            rate(rate_of(rates, &format!("port {}", port.port))),
+        ]);
+    }
+    format!("\n{}", ports.text())
+}
+
+/// One line for the log.
+pub(crate) fn line(state: &State, rates: &PerSecond) -> String {
+    let sum = |kind: &str| rates.iter().filter(|(key, _)| key.starts_with(kind)).map(|(_, rate)| rate).sum();
+    format!(
+        "{} packets to workers ({}/s), {} dropped by rule, {} left to the kernel, lost: {}",
+        number(state.accounting.delivered),
+        rate(sum("worker ")),
+        number(state.accounting.rule_dropped),
+        known(state.accounting.kernel),
+        losses(state),
+    )
+}
+
+/// All losses, without drops by rules, by reason: "none", or "out_of_buffer 12".
+pub(crate) fn losses(state: &State) -> String {
+    let mut sums = Reasons::new();
+    let ports = state.ports.iter().flat_map(|port| &port.lost_packets);
+    let workers = state.workers.iter().flat_map(|worker| &worker.lost_packets);
+    for (reason, packets) in ports.chain(workers) {
+        *sums.entry(reason).or_default() += packets;
+    }
+    sums.extend(
+        Some(state.accounting.lost_exceptions).filter(|lost| *lost > 0).map(|lost| ("lost_exception", lost)),
+    );
+    let list: Vec<String> = sums
+        .iter()
+        .filter(|(_, packets)| **packets > 0)
+        .map(|(reason, packets)| format!("{reason} {}", number(*packets)))
+        .collect();
+    if list.is_empty() { "none".into() } else { list.join(", ") }
+}
+
+/// A table with columns as wide as their widest cell; numbers are right-aligned.
+#[derive(Debug)]
+pub(crate) struct Grid {
+    rows: Vec<Vec<String>>,
+}
+
+impl Grid {
+    pub(crate) fn new(heads: &[&str]) -> Self {
+        Self { rows: vec![heads.iter().map(|head| (*head).to_owned()).collect()] }
+    }
+
+    pub(crate) fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let cell = |row: &Vec<String>, column: usize| row.get(column).map_or(0, |cell| cell.chars().count());
+        let widths: Vec<usize> = (0..columns)
+            .map(|column| self.rows.iter().map(|row| cell(row, column)).max().unwrap_or(0))
+            .collect();
+        // A column is numeric if all cells below its head begin like a number.
+        let numeric: Vec<bool> = (0..columns)
+            .map(|column| {
+                column > 0
+                    && self.rows.iter().skip(1).filter_map(|row| row.get(column)).all(|cell| {
+                        cell.is_empty() || cell.starts_with(|c: char| c.is_ascii_digit() || c == '-')
+                    })
+            })
+            .collect();
+        let mut out = String::new();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (column, cell) in row.iter().enumerate() {
+                let width = widths[column];
+                if column > 0 {
+                    line.push_str("  ");
+                }
+                if numeric[column] {
+                    line.push_str(&format!("{cell:>width$}"));
+                } else {
+                    line.push_str(&format!("{cell:<width$}"));
+                }
+            }
+            out.push_str(line.trim_end());
+            out.push('\n');
+        }
+        out
+    }
+}
+
+/// `1234567` as `1 234 567`.
+pub(crate) fn number(value: u64) -> String {
+    let digits = value.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(' ');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// `1 flow`, `1 234 flows`
+pub(crate) fn counted(value: u64, one: &str, many: &str) -> String {
+    format!("{} {}", number(value), if value == 1 { one } else { many })
+}
+
+/// Packets per second with three significant figures: `950`, `12.3 k`, `1.48 M`.
+pub(crate) fn rate(per_second: f64) -> String {
+    scaled(per_second, 1000.0, &["", " k", " M", " G"])
+}
+
+pub(crate) fn bytes(value: u64) -> String {
+    #[allow(clippy::cast_precision_loss)]
+    scaled(value as f64, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB", " PiB"])
+}
+
+/// A dash if unknown.
+pub(crate) fn known(value: Option<u64>) -> String {
+    value.map_or_else(|| "-".into(), number)
+}
+
+/// A dash if the device does not count them.
+pub(crate) fn rule_packets(rule: &RuleState) -> String {
+    if rule.uncounted { "-".into() } else { number(rule.packets()) }
+}
+
+/// A dash if unknown: the device does not count the bytes of unmatched packets.
+pub(crate) fn rule_bytes(rule: &RuleState) -> String {
+    if bytes_are_unknown(rule) { "-".into() } else { bytes(rule.bytes()) }
+}
+
+/// Whether some of the rule's bytes are not counted: those of unmatched packets.
+fn bytes_are_unknown(rule: &RuleState) -> bool {
+    rule.uncounted || rule.kernel_packets > 0 && rule.kernel_bytes.is_none()
+}
+
+fn scaled(value: f64, step: f64, units: &[&str]) -> String {
+    let (mut value, mut unit) = (value, 0);
+    while value >= step && unit + 1 < units.len() {
+        value /= step;
+        unit += 1;
+    }
+    let decimals = if unit == 0 || value >= 99.95 {
+        0
+    } else if value >= 9.995 {
+        1
+    } else {
+        2
+    };
+    format!("{value:.decimals$}{}", units[unit])
+}
+
+pub(crate) fn percent(part: u64, whole: u64) -> String {
+    if whole == 0 {
+        return "-".into();
+    }
+    format!("{} %", u128::from(part) * 100 / u128::from(whole))
+}
+
+pub(crate) fn duration(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..60 => format!("{}.{} s", seconds, time.subsec_millis() / 100),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn singular_and_plural() {
+        let flows = |value| counted(value, "flow", "flows");
+        assert_eq!([flows(0), flows(1), flows(1234)], ["0 flows", "1 flow", "1 234 flows"]);
+    }
+
+    #[test]
+    fn figures_are_formatted_for_reading() {
+        assert_eq!(number(0), "0");
+        assert_eq!(number(999), "999");
+        assert_eq!(number(1_234_567), "1 234 567");
+        assert_eq!(rate(950.4), "950");
+        assert_eq!(rate(12_345.0), "12.3 k");
+        assert_eq!(rate(1_482_000.0), "1.48 M");
+        assert_eq!(bytes(512), "512 B");
+        assert_eq!(bytes(1536), "1.50 KiB");
+        assert_eq!(percent(1, 0), "-");
+        assert_eq!(percent(99, 100), "99 %");
+        assert_eq!(duration(Duration::from_millis(2_340)), "2.3 s");
+        assert_eq!(duration(Duration::from_secs(3_725)), "1 h 2 min");
+    }
+
+    #[test]
+    fn rates_are_since_the_last_update() {
+        let mut rates = Rates::default();
+        let mut state = State { uptime_seconds: 1.0, ..State::default() };
+        state.workers.push(WorkerState { received_packets: 100, ..WorkerState::default() });
+        assert!((rates.update(&state)["worker 0"] - 100.0).abs() < 1e-9);
+        state.uptime_seconds = 3.0;
+        state.workers[0].received_packets = 300;
+        assert!((rates.update(&state)["worker 0"] - 100.0).abs() < 1e-9);
+        state.workers[0].received_packets = 300;
+        state.uptime_seconds = 4.0;
+        assert!(rates.update(&state)["worker 0"].abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_table_shows_rules_in_force_and_losses() {
+        let mut state = State { version: "0", ..State::default() };
+        let rule = |name: &str, current| RuleState {
+            name: name.into(),
+            action: "drop".into(),
+            current,
+            dropped_packets: 1234,
+            ..RuleState::default()
+        };
+        state.rules = vec![rule("now", true), rule("then", false)];
+        state.workers = vec![WorkerState {
+            lost_packets: [("unknown_tag", 2), ("bad_frame", 0)].into(),
+            ..WorkerState::default()
+        }];
+        let text = live(&state, &PerSecond::new(), 24);
+        assert!(text.contains("1 234"), "{text}");
+        assert!(!text.contains("then"), "{text}");
+        assert!(text.contains("lost: unknown_tag 2\n"), "{text}");
+    }
+
+    /// Rules and workers that do not fit are summed; losses are always shown.
+    #[test]
+    fn rules_are_left_out_first_then_workers() {
+        let mut state = State { version: "0", ..State::default() };
+        let rule = |n: u64| RuleState {
+            name: format!("rule-{n}"),
+            current: true,
+            delivered_packets: 10_000 + n,
+            ..RuleState::default()
+        };
+        let worker = |worker| WorkerState { worker, received_packets: 5, ..WorkerState::default() };
+        state.rules = (0..40).map(rule).collect();
+        state.ports = vec![PortState { port: 1, wire: "wire".into(), ..PortState::default() }];
+        state.workers = (0..2).map(worker).collect();
+        let rates: PerSecond = [("rule rule-7".to_owned(), 50.0)].into();
+        let text = live(&state, &rates, 24);
+        assert_eq!(text.lines().count(), 24, "{text}");
+        for part in [
+            "and 30 more rules",
+            "rule-7 ",
+            "rule-39",
+            "0       any",
+            "1       any",
+            "1 wire",
+            "lost: ",
+            "packet accounting m",
+        ] {
+            assert!(text.contains(part), "no {part:?} in\n{text}");
+        }
+        assert!(text.find("rule-7 ") < text.find("rule-39"), "in the order of the policy: {text}");
+        state.workers = (0..100).map(worker).collect();
+        let text = live(&state, &rates, 24);
+        assert_eq!(text.lines().count(), 24, "{text}");
+        for part in ["and 38 more rules", "and 91 more", "1 wire", "lost: ", "packet accounting m"] {
+            assert!(text.contains(part), "no {part:?} in\n{text}");
+        }
+        let text = live(&state, &rates, 1000);
+        assert!(!text.contains(" more"), "{text}");
+    }
+
+    #[test]
+    fn numbers_are_right_aligned() {
+        let mut grid = Grid::new(&["rule", "packets"]);
+        grid.row(vec!["a".into(), "1".into()]);
+        grid.row(vec!["longer".into(), "1 000 000".into()]);
+        assert_eq!(grid.text(), "rule      packets\na               1\nlonger  1 000 000\n");
+    }
+}

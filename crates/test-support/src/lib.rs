@@ -1,0 +1,85 @@
+//! Fixtures that the tests of several crates share. It uses no other crate of the workspace, so that the unit tests of
+//! all of them can depend on it.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+/// Reports on stderr that `what` is not tested on this machine, and why.
+///
+/// # Panics
+/// If the environment variable `CI` is set: there every test has to run.
+#[track_caller]
+pub fn not_run(what: &str, why: &str) {
+    assert!(std::env::var_os("CI").is_none(), "{what} must run where CI is set: {why}");
+    // Not `eprintln!`, whose output the test harness discards if the test passes.
+    let _ = std::io::stderr().write_all(format!("NOT RUN: {what}: {why}\n").as_bytes());
+}
+
+/// A folder of the corpora: real captures (`pcaps`), rule sets (`rules`) and hash values (`rss`). The environment
+/// variable `STEERD_CORPORA` names the folder that contains them; the repository does not contain them. `None`, after
+/// [`not_run`], if it is not set.
+#[track_caller]
+#[must_use]
+pub fn corpora(folder: &str) -> Option<PathBuf> {
+    let found = std::env::var_os("STEERD_CORPORA").map(|corpora| Path::new(&corpora).join(folder));
+    if found.is_none() {
+        let thread = std::thread::current();
+        not_run(thread.name().unwrap_or(folder), "STEERD_CORPORA is not set");
+    }
+    found
+}
+
+/// The capture files of a folder with their names, sorted.
+///
+/// # Panics
+/// If the folder cannot be read or contains none.
+#[must_use]
+pub fn captures(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let captures: BTreeMap<_, _> = std::fs::read_dir(folder)
+        .expect("the folder of captures is readable")
+        .map(|entry| entry.expect("the entry is readable").path())
+        .filter(|path| path.extension() == Some(OsStr::new("pcap")))
+        .map(|path| {
+            let name = path.file_name().expect("an entry of a folder has a name").to_string_lossy();
+            (name.into_owned(), std::fs::read(&path).expect("the capture is readable"))
+        })
+        .collect();
+    assert!(!captures.is_empty(), "no captures in {}", folder.display());
+    captures
+}
+
+/// The Ethernet frames of a classic capture file of either byte order (draft-ietf-opsawg-pcap), as captured.
+///
+/// ```
+/// let mut file = vec![0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0];
+/// file.extend([0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 60, 0, 0, 0]); // 3 of 60 octets were captured
+/// file.extend([7, 8, 9]);
+/// assert_eq!(test_support::frames(&file), [[7, 8, 9]]);
+/// ```
+///
+/// # Panics
+/// If the file is not a capture of Ethernet frames.
+#[must_use]
+pub fn frames(file: &[u8]) -> Vec<&[u8]> {
+    let big_endian = match file[..4] {
+        [0xd4, 0xc3, 0xb2, 0xa1] | [0x4d, 0x3c, 0xb2, 0xa1] => false,
+        [0xa1, 0xb2, 0xc3, 0xd4] | [0xa1, 0xb2, 0x3c, 0x4d] => true,
+        _ => panic!("not a pcap file"),
+    };
+    let word = |at: usize| {
+        let octets = file[at..at + 4].try_into().expect("four octets");
+        if big_endian { u32::from_be_bytes(octets) } else { u32::from_le_bytes(octets) }
+    };
+    assert_eq!(word(20) & 0xffff, 1, "not Ethernet");
+    let mut frames = Vec::new();
+    let mut at = 24;
+    while at < file.len() {
+        let bytes = word(at + 8) as usize;
+        frames.push(&file[at + 16..at + 16 + bytes]);
+        at += 16 + bytes;
+    }
+    frames
+}

@@ -1,0 +1,88 @@
+//! What stays alive for the device: the memory of posted frames until their queue is destroyed, and the parents of an
+//! object that the library refused to destroy.
+//!
+//! The device may write to a posted frame, and read one being sent, as long as the queue exists, whatever happens to the
+//! pool. A queue keeps every region of which it was given frames, so it takes frames of a limited number of pools.
+
+use std::ffi::c_int;
+use std::mem;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::error::from_code;
+use crate::{Domain, FramePool, MemoryRegion};
+
+/// Most pools that one queue takes frames of.
+pub const MAX_POOLS: usize = 64;
+
+/// The regions a device may reach through a queue.
+pub(crate) struct QueueRegions(Mutex<Vec<Arc<MemoryRegion>>>);
+
+impl QueueRegions {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(Vec::with_capacity(MAX_POOLS)))
+    }
+
+    /// All of them, for a queue that could not be destroyed.
+    pub(crate) fn take(&self) -> Vec<Arc<MemoryRegion>> {
+        mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The pools whose regions are in a queue's [`QueueRegions`].
+pub(crate) struct QueuePools {
+    /// Ids, which are never used twice.
+    pools: Vec<u32>,
+}
+
+impl QueuePools {
+    pub(crate) fn new() -> Self {
+        Self { pools: Vec::with_capacity(MAX_POOLS) }
+    }
+
+    /// Sees to it that the queue keeps the memory of `pool`, before the first frame of it is posted.
+    ///
+    /// # Errors
+    /// An errno: EINVAL for memory that is not registered in the queue's protection domain, so that the device could
+    /// not reach it; ENOSPC for one pool too many.
+    #[inline]
+    pub(crate) fn keep(
+        &mut self,
+        pool: &FramePool,
+        regions: &QueueRegions,
+        domain: &Domain,
+    ) -> Result<(), c_int> {
+        if self.pools.contains(&pool.id()) { Ok(()) } else { self.keep_first(pool, regions, domain) }
+    }
+
+    #[cold]
+    fn keep_first(&mut self, pool: &FramePool, regions: &QueueRegions, domain: &Domain) -> Result<(), c_int> {
+        let region = pool.region();
+        if region.domain().protection() != domain.protection() {
+            return Err(libc::EINVAL);
+        }
+        if self.pools.len() == MAX_POOLS {
+            return Err(libc::ENOSPC);
+        }
+        regions.0.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(region));
+        self.pools.push(pool.id());
+        Ok(())
+    }
+}
+
+/// Logs a refused destruction. True if it was refused.
+pub(crate) fn log(verb: &'static str, device: &str, code: c_int) -> bool {
+    if code == 0 {
+        return false;
+    }
+    let error = from_code(code);
+    tracing::error!(device, verb, %error, "the device refused to release an object; it is leaked");
+    true
+}
+
+/// Logs a refused destruction and then keeps `parents` alive for good: an object that still exists may use them.
+/// `parents` are further references (`Arc` clones), so forgetting one means they are never released.
+pub(crate) fn keep<P>(verb: &'static str, device: &str, code: c_int, parents: impl FnOnce() -> P) {
+    if log(verb, device, code) {
+        mem::forget(parents());
+    }
+}

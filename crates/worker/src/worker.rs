@@ -1,0 +1,262 @@
+//! A worker: the body of the polling loop ([`Worker::step`]), and the pinned thread that runs it ([`Worker::spawn`]).
+//! Tests and benches call the steps one by one. A step neither waits for a lock nor allocates, logs or calls the
+//! kernel; few steps read the clock. The owner of the thread stops it and gets the worker back, so that flows can be
+//! removed before the queues they point at.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use core_affinity::CoreId;
+use program::{Program, WorkerId};
+use verbs::{Context, RawQueuePair, WorkQueue};
+
+use crate::assembly::{Parts, assemble, first_fill};
+use crate::batch::Batch;
+use crate::batch::{Deliveries, Sink};
+use crate::classifier::Classifier;
+use crate::config::Backoff;
+use crate::distribution::IterationRecorder;
+use crate::receiver::Receiver;
+use crate::{Band, Error, Warning, WorkerConfig, WorkerControl};
+
+/// All that one polling thread owns.
+pub struct Worker {
+    config: WorkerConfig,
+    control: WorkerControl,
+    classifier: Classifier,
+    batch: Batch,
+    recorder: IterationRecorder,
+    sink: Option<Box<dyn Sink>>,
+    /// Released before the completion queue that it reports to.
+    sender: Option<RawQueuePair>,
+    receiver: Receiver,
+}
+
+impl Worker {
+    /// Builds all that a worker owns on the device, and fills its receive queue.
+    ///
+    /// # Errors
+    /// The part that could not be created, why, and what to do about it. Everything made before it is released.
+    pub fn new(context: &Arc<Context>, config: WorkerConfig) -> Result<Self, Error> {
+        let Parts { mut receiver, sender, warnings } = assemble(context, &config)?;
+        let control = WorkerControl::new(config.id, Vec::new());
+        warnings.into_iter().for_each(|warning| control.warn(warning));
+        let batch = first_fill(&mut receiver, &control.shared().stats, config.id)?;
+        let classifier = Classifier::new(receiver.completions.entries());
+        let recorder = IterationRecorder::default();
+        Ok(Self { config, control, classifier, batch, recorder, sink: None, sender, receiver })
+    }
+
+    /// Passes the decided packets to `sink` from the next iteration on.
+    #[must_use]
+    pub fn with_sink(mut self, sink: Box<dyn Sink>) -> Self {
+        self.sink = Some(sink);
+        self
+    }
+
+    /// Which worker this is.
+    #[must_use]
+    pub fn id(&self) -> WorkerId {
+        self.config.id
+    }
+
+    /// Its configuration.
+    #[must_use]
+    pub fn config(&self) -> &WorkerConfig {
+        &self.config
+    }
+
+    /// The queue for indirection tables. They must be released before the worker.
+    #[must_use]
+    pub fn work_queue(&self) -> Arc<WorkQueue> {
+        Arc::clone(&self.receiver.work_queue)
+    }
+
+    /// A handle for other threads.
+    #[must_use]
+    pub fn control(&self) -> WorkerControl {
+        self.control.clone()
+    }
+
+    /// Whether the device gave it a queue to send with.
+    #[must_use]
+    pub fn can_send(&self) -> bool {
+        self.sender.is_some()
+    }
+
+    /// The program by which packets of `band` are classified now.
+    #[must_use]
+    pub fn program(&self, band: Band) -> Option<&Arc<Program>> {
+        self.classifier.table(band).map(|table| table.program())
+    }
+
+    /// One iteration of the loop; returns the number of completions taken.
+    pub fn step(&mut self) -> usize {
+        let begun = self.recorder.begin();
+        let shared = self.control.shared();
+        self.classifier.refresh(&shared.mailbox, &self.batch);
+        self.receiver.poll(&mut self.batch, &shared.stats);
+        self.classifier.classify(&mut self.batch, &self.receiver.pool, &shared.stats);
+        self.run_sink();
+        self.receiver.refill(&mut self.batch, &self.control.shared().stats);
+        self.record(begun);
+        self.batch.completions
+    }
+
+    /// Runs iterations until the queue is empty, or as many completions were taken as it can hold.
+    pub(crate) fn drain(&mut self) {
+        let most = self.receiver.completions.entries() as usize;
+        let mut taken = 0;
+        while taken < most {
+            taken += self.step();
+            if self.batch.drained {
+                return;
+            }
+        }
+    }
+
+    pub(crate) fn backoff(&self) -> Backoff {
+        Backoff::new(self.config.idle)
+    }
+
+    fn run_sink(&mut self) {
+        if let Some(sink) = &mut self.sink
+            && !self.batch.packets.is_empty()
+        {
+            sink.run(Deliveries { batch: &self.batch, pool: &self.receiver.pool });
+        }
+    }
+
+    fn record(&mut self, begun: Option<Instant>) {
+        let stats = &self.control.shared().stats;
+        stats.poll_errors.raise(self.receiver.completions.poll_errors());
+        stats.iterations.add(1);
+        stats.empty_iterations.add(u64::from(self.batch.completions == 0));
+        self.recorder.end(begun, self.batch.completions, &stats.distributions);
+    }
+
+    /// Publishes what was recorded and not yet published; called after the last iteration.
+    pub(crate) fn finish(&mut self) {
+        self.recorder.finish(&self.control.shared().stats.distributions);
+    }
+}
+
+/// How long [`WorkerHandle::join_by`] sleeps between checks.
+const JOIN_STEP: Duration = Duration::from_millis(1);
+
+/// A running worker. Dropping it asks the thread to stop without waiting for it.
+#[derive(Debug)]
+pub struct WorkerHandle {
+    control: WorkerControl,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Worker>>,
+}
+
+impl Worker {
+    /// Runs the loop on a thread of its own, pinned if the configuration asks for it.
+    ///
+    /// # Errors
+    /// The thread could not be started; the worker is released.
+    pub fn spawn(self) -> Result<WorkerHandle, Error> {
+        let control = self.control();
+        let worker = self.id();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::Builder::new()
+            .name(format!("worker-{}", worker.0))
+            .spawn(move || self.run(&stopped))
+            .map_err(|source| Error::Spawn { worker, source })?;
+        Ok(WorkerHandle { control, stop, thread: Some(thread) })
+    }
+
+    fn run(mut self, stop: &AtomicBool) -> Self {
+        if let Some(core) = self.config().core
+            && !core_affinity::set_for_current(CoreId { id: core })
+        {
+            self.control().warn(Warning::NotPinned { core });
+        }
+        let mut idle = self.backoff();
+        while !stop.load(Ordering::Relaxed) {
+            let completions = self.step();
+            idle.after(completions);
+        }
+        self.drain();
+        self.finish();
+        self
+    }
+}
+
+impl WorkerHandle {
+    /// Which worker this is.
+    #[must_use]
+    pub fn id(&self) -> WorkerId {
+        self.control.id()
+    }
+
+    /// The handle for programs and counters.
+    #[must_use]
+    pub fn control(&self) -> WorkerControl {
+        self.control.clone()
+    }
+
+    /// Whether the thread has ended, asked to or not.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Asks the loop to end. It first takes every completion that is waiting.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Stops the thread and waits for it; returns the worker with its queues.
+    ///
+    /// # Errors
+    /// The thread panicked; its queues are released.
+    pub fn join(mut self) -> Result<Worker, Error> {
+        self.stop();
+        let worker = self.id();
+        let thread = self.thread.take();
+        thread
+            .map_or_else(
+                || Err("already joined".to_owned()),
+                |thread| thread.join().map_err(|payload| panic_message(payload.as_ref())),
+            )
+            .map_err(|message| Error::Panicked { worker, message })
+    }
+}
+
+impl WorkerHandle {
+    /// Like [`WorkerHandle::join`], but waits at most until `deadline`. A thread that has not ended by then keeps
+    /// running with all that it owns: its queues and frames are released when it ends, or with the process.
+    ///
+    /// # Errors
+    /// The thread panicked, or is still running.
+    pub fn join_by(self, deadline: Instant) -> Result<Worker, Error> {
+        self.stop();
+        while !self.is_finished() {
+            if Instant::now() >= deadline {
+                return Err(Error::StillRunning { worker: self.id() });
+            }
+            std::thread::sleep(JOIN_STEP);
+        }
+        self.join()
+    }
+}
+
+impl Drop for WorkerHandle {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
+    payload
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_owned())
+}
