@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use policy::policy::Action;
 use program::{
     CLASSES_MAX, Class, ClassId, DEFAULT_RULE, Decide, Flow, FlowAction, FlowKind, Outcome, Program, QueueId,
-    Rule, RuleId, UndecidedKey,
+    Rule, RuleId, SinkId, UndecidedKey,
 };
 
 use super::Job;
@@ -45,6 +45,7 @@ pub(super) fn assemble(
         exceptions: placed.exceptions.list(&placed.rules),
         default: default_outcome(job, &placed).verdict,
         groups: placed.groups,
+        sinks: job.policy.sinks.iter().map(|definition| definition.sink.clone()).collect(),
         queues: queues.filter(|(_, id)| id.is_some()).map(|(queue, _)| queue).collect(),
         priorities_used: assigned.flows.last().map_or(0, |last| hardware_priority(last.priority) + 1),
         flows,
@@ -244,6 +245,7 @@ fn rules(job: &Job<'_>, placed: &Placed, flows: &[u32], classes: &[Option<Class>
             count: definition.count,
             flows: flows[index],
             undecided,
+            sinks: sinks_of(job, definition.action, definition.sinks.as_deref()),
         });
     }
     let by_worker =
@@ -259,8 +261,20 @@ fn rules(job: &Job<'_>, placed: &Placed, flows: &[u32], classes: &[Option<Class>
         count: true,
         flows: flows[rules.len()],
         undecided: Vec::new(),
+        sinks: sinks_of(job, job.policy.default, None),
     });
     listed
+}
+
+/// The sinks of a rule: its own, or those of its group.
+fn sinks_of(job: &Job<'_>, action: Action, own: Option<&[SinkId]>) -> Vec<SinkId> {
+    match (action, own) {
+        (Action::Steer(_) | Action::Copy(_) | Action::Sniff(_), Some(own)) => own.to_vec(),
+        (Action::Steer(group) | Action::Copy(group) | Action::Sniff(group), None) => {
+            job.policy.groups.get(group.index()).map(|group| group.sinks.clone()).unwrap_or_default()
+        }
+        (Action::Drop | Action::Kernel | Action::Pass, _) => Vec::new(),
+    }
 }
 
 /// Whether flows of an earlier hybrid rule may match packets of the rule.

@@ -106,8 +106,31 @@ fn check_beside(
     unreachable_rules(policy, program, &mut warnings);
     foreign_packets(policy, tagged, &mut warnings);
     unused_groups(policy, program, &mut warnings);
+    counted_only(policy, program, &mut warnings);
     warnings.sort_by_key(|warning| (warning.line, warning.column));
     Check { rules, warnings }
+}
+
+/// Warns of groups whose packets go to no sink.
+fn counted_only(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
+    let without = |rule: &&program::Rule| rule.sinks.is_empty();
+    let groups: BTreeSet<usize> = program
+        .rules
+        .iter()
+        .filter(without)
+        .filter_map(|rule| match rule.action {
+            Verdict::Deliver(group) => Some(group.index()),
+            Verdict::Drop | Verdict::Kernel | Verdict::Filtered => None,
+        })
+        .collect();
+    let mut groups = groups.into_iter().filter_map(|index| policy.groups.get(index));
+    let Some(first) = groups.next() else { return };
+    let more = groups.count();
+    let others = if more > 0 { format!(" and of {more} more") } else { String::new() };
+    let message = format!("packets of the group `{}`{others} end in a counter", first.name);
+    let hint =
+        "add sinks = [\"NAME\"] and [sinks.NAME]; a sink of kind = \"count\" says that counting is all";
+    warnings.push(first.place.warning(message, "no sinks").hint(hint));
 }
 
 /// The steps of the class that each rule's flows lead to.

@@ -1,4 +1,5 @@
-//! Packets that a policy leaves to the host but that a worker receives. Workers cannot give them back, so they are lost.
+//! Packets that a policy leaves to the host but that a worker receives. Without a sink of kind `kernel`, workers
+//! cannot give them back, so they are lost.
 //! They are searched by building frames at the limits of rules and computing their outcome with `explain`. Every reported
 //! packet is therefore lost; packets that the search does not try may be lost as well.
 
@@ -44,7 +45,8 @@ pub struct LostException {
 #[must_use]
 pub fn lost_exceptions(policy: &Policy, profile: &DeviceProfile, program: &Program) -> Vec<LostException> {
     let (suspects, open) = may_be_lost(program);
-    if open.is_empty() {
+    // With a kernel sink, workers give these packets back.
+    if open.is_empty() || program.kernel_sink().is_some() {
         return Vec::new();
     }
     // Each frame is compared with every flow.
@@ -96,7 +98,8 @@ pub fn refuse_lost_exceptions(policy: &Policy, program: &Program, lost: &[LostEx
             ),
         };
         let hint = format!(
-            "{reason}: {remedy} (`steerd check` shows more), or write allow_lost_exceptions = true at the top of the policy"
+            "{reason}: {remedy} (`steerd check` shows more), or add [sinks.host] with kind = \"kernel\" so that workers give such packets back, or write \
+             allow_lost_exceptions = true at the top of the policy"
         );
         place.error(message, "the host would not see these").hint(hint)
     };

@@ -33,10 +33,12 @@
 //!     count: true,
 //!     flows: 0,
 //!     undecided: Vec::new(),
+//!     sinks: Vec::new(),
 //! };
 //! let program = Program {
 //!     rules: vec![default],
 //!     groups: Vec::new(),
+//!     sinks: Vec::new(),
 //!     queues: Vec::new(),
 //!     flows: Vec::new(),
 //!     classes: Vec::new(),

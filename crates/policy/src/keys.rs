@@ -80,6 +80,7 @@ pub(crate) const POLICY: &[Key] = &[
         "Values for ${name}, unless others are given when the policy is loaded.",
     ),
     key("sets", TableOf("set"), "Lists by name, for use in matches."),
+    key("sinks", TableOf("sink"), "Where delivered packets go."),
     key("groups", TableOf("group"), "Workers that share traffic."),
     key("rules", ListOf("rule"), "The first that matches decides."),
 ];
@@ -103,6 +104,7 @@ pub(crate) const GROUP: &[Key] = &[
     key("symmetric", Boolean, "Whether both directions of a connection reach the same worker."),
     key("key", Text, "The Toeplitz key: \"symmetric\", \"microsoft\" or 40 bytes in hexadecimal."),
     key("table_size", Integer(1, MAX_TABLE_SIZE as i64), "Entries of the indirection table, a power of two."),
+    key("sinks", Shape("sink_names"), "Where its packets go: each of these sinks gets all of them."),
 ];
 
 pub(crate) const RULE: &[Key] = &[
@@ -116,7 +118,33 @@ pub(crate) const RULE: &[Key] = &[
         "Rules with lower numbers come first; 0 if left out.",
     ),
     key("count", Boolean, "Whether its counters are exported; true if left out."),
+    key("sinks", Shape("sink_names"), "Where its packets go, instead of the group's sinks."),
 ];
+
+/// The kinds of sinks, each with its keys beside `kind`.
+pub(crate) const SINKS: &[(&str, &[Key])] = &[
+    (
+        "count",
+        &[key(
+            "top_flows",
+            Integer(0, 1 << 20),
+            "Flows whose packets are counted one by one; 0 if left out.",
+        )],
+    ),
+    ("kernel", &[required("interface", Text, "The name of the TAP interface.")]),
+    ("capture", &[required("folder", Text, "The folder of the pcapng files.")]),
+    ("app", &[required("socket", Text, "The unix socket that clients connect to.")]),
+    (
+        "forward",
+        &[
+            required("port", Integer(1, 255), "The port of the device that packets leave by."),
+            key("src_mac", Text, "The new source address."),
+            key("dst_mac", Text, "The new destination address."),
+        ],
+    ),
+];
+
+pub(crate) const SINK_KIND: Key = required("kind", Text, "What the sink does with packets.");
 
 pub(crate) const ACTION: &[Key] = &[
     key("steer", Text, "Spread over the workers of this group."),

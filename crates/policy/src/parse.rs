@@ -9,6 +9,7 @@ mod matches;
 mod reader;
 mod rules;
 mod sets;
+mod sinks;
 mod synonyms;
 mod toml_errors;
 mod values;
@@ -31,6 +32,7 @@ use groups::Groups;
 use reader::{Reader, Table};
 use rules::Rules;
 use sets::Sets;
+use sinks::Sinks;
 use variables::Variables;
 
 /// Options for reading a policy.
@@ -88,7 +90,13 @@ pub fn parse_with(
 /// The policy of all files. Files share names, so the sets and groups of all files are read before any rule.
 fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: &mut Files<'_>) -> Policy {
     let mut sets = Sets::new();
-    let mut groups = Groups::default();
+    let (mut groups, mut sinks) = (Groups::default(), Sinks::default());
+    for file in found {
+        reader.source = Arc::clone(&file.source);
+        if let Some(value) = file.document.get("sinks") {
+            sinks.read(reader, value);
+        }
+    }
     for file in found {
         reader.source = Arc::clone(&file.source);
         files.folder.clone_from(&file.folder);
@@ -99,7 +107,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
             sets.read(reader, value, files);
         }
         if let Some(value) = table.get("groups") {
-            groups.read(reader, value);
+            groups.read(reader, value, &sinks);
         }
     }
     sets.refuse_cycles(reader);
@@ -111,7 +119,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
     for file in found {
         reader.source = Arc::clone(&file.source);
         if let Some(value) = file.document.get("rules") {
-            rules.read(reader, value, &groups, &mut sets, &mut seen);
+            rules.read(reader, value, (&groups, &sinks), &mut sets, &mut seen);
         }
         for (key, given) in &mut defaults {
             default(reader, &file.document, &groups, key, given);
@@ -139,6 +147,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
         default_given,
         allow_lost_exceptions: allow_lost_exceptions.is_some_and(|(allows, _)| allows),
         groups: groups.list,
+        sinks: sinks.list,
         rules: rules.finish(multicast.map(|multicast| (multicast.action, multicast.place))),
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use packet::{HashFields, RssKey};
-use program::{GroupId, Match};
+use program::{GroupId, Match, Sink, SinkId};
 
 use crate::diagnostics::Place;
 use crate::source::Source;
@@ -45,6 +45,8 @@ pub struct Policy {
     pub source: Arc<Source>,
     /// In the order of the text.
     pub groups: Vec<GroupDefinition>,
+    /// In the order of the text.
+    pub sinks: Vec<SinkDefinition>,
     /// The first match wins: by `priority`, and within one in the order of the text.
     pub rules: Vec<RuleDefinition>,
     /// The action for unmatched packets.
@@ -72,6 +74,17 @@ pub struct GroupDefinition {
     pub symmetric: bool,
     /// Entries of the indirection table, a power of two; `None`: chosen for the workers and the device.
     pub table_size: Option<u32>,
+    /// Where its packets go; each sink gets all of them.
+    pub sinks: Vec<SinkId>,
+    /// The place of its name.
+    pub place: Place,
+}
+
+/// `[sinks.NAME]`.
+#[derive(Clone, Debug)]
+pub struct SinkDefinition {
+    /// The name, the kind and its options.
+    pub sink: Sink,
     /// The place of its name.
     pub place: Place,
 }
@@ -119,6 +132,8 @@ pub struct RuleDefinition {
     pub priority: i32,
     /// Whether its counters are exported.
     pub count: bool,
+    /// Where its packets go instead of the group's sinks.
+    pub sinks: Option<Vec<SinkId>>,
     /// Whether it is the policy's `default_multicast`: the last rule, for multicast packets that match no other.
     pub multicast_default: bool,
     /// The place of its match.

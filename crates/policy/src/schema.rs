@@ -59,6 +59,11 @@ fn definitions() -> Value {
             { "type": "string", "pattern": VARIABLE },
         ] },
         "set_table": object(keys::SET_ITEMS),
+        "sink": { "anyOf": keys::SINKS.iter().map(sink).collect::<Vec<_>>() },
+        "sink_names": { "anyOf": [
+            { "type": "string" },
+            { "type": "array", "items": { "type": "string" } },
+        ] },
         "values": { "anyOf": [scalar, { "type": "array", "minItems": 1, "items": scalar }] },
         "variable": { "type": ["string", "integer", "boolean", "array"] },
         "weight": { "type": "integer", "minimum": 1, "maximum": MAX_WEIGHT },
@@ -99,6 +104,13 @@ fn object_of<'k>(keys: impl Iterator<Item = &'k Key>, least: u64) -> Value {
     if least > 0 {
         object["minProperties"] = json!(least);
     }
+    object
+}
+
+/// The table of a sink of one kind.
+fn sink((kind, keys): &(&str, &[Key])) -> Value {
+    let mut object = object_of([&keys::SINK_KIND].into_iter().chain(*keys), 0);
+    object["properties"]["kind"]["const"] = json!(kind);
     object
 }
 

@@ -26,6 +26,8 @@ pub struct Explanation {
     pub hash: Option<u32>,
     /// The worker that receives it.
     pub worker: Option<WorkerId>,
+    /// Whether a worker returns it to the host through the kernel sink.
+    pub returned: bool,
     /// The rule that decides, and its verdict.
     pub outcome: Outcome,
     /// The copies that are delivered as well, in the order of their flows, those of sniffers last.
@@ -33,16 +35,16 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// Whether the policy leaves the packet to the host but a worker receives it: the host loses it.
+    /// Whether the policy leaves the packet to the host but a worker receives it and cannot return it: the host loses it.
     #[must_use]
     pub fn is_lost_exception(&self) -> bool {
-        self.outcome.verdict == Verdict::Kernel && self.queue.is_some()
+        self.outcome.verdict == Verdict::Kernel && self.queue.is_some() && !self.returned
     }
 
     /// Whether the host sees the packet.
     #[must_use]
     pub fn reaches_host(&self) -> bool {
-        self.outcome.verdict == Verdict::Kernel && self.queue.is_none()
+        self.outcome.verdict == Verdict::Kernel && !self.is_lost_exception()
     }
 }
 
@@ -107,6 +109,7 @@ impl Program {
             table_index: None,
             hash: None,
             worker: None,
+            returned: false,
             outcome: left,
             copies: self.copies(key, taken),
         };
@@ -121,6 +124,8 @@ impl Program {
                     explanation.outcome = class.resolve_deep(key);
                 }
                 explanation.queue = Some(queue);
+                let is_kernels = explanation.outcome.verdict == Verdict::Kernel;
+                explanation.returned = is_kernels && self.kernel_sink().is_some();
                 if let Some(landing) = self.spread(queue, key) {
                     explanation.group = Some(landing.group);
                     explanation.hash = Some(landing.hash);

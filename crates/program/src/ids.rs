@@ -43,6 +43,8 @@ ids! {
     ClassId, "c";
     /// A receive-side-scaling queue pair of one group.
     QueueId, "q";
+    /// A place where packets go.
+    SinkId, "s";
     /// A worker, as numbered by the settings.
     WorkerId, "w";
 }

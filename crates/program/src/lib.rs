@@ -31,6 +31,7 @@ mod predicate;
 mod print;
 mod program;
 mod ranges;
+mod sink;
 mod tag;
 mod undecided;
 
@@ -38,7 +39,7 @@ pub use byte_set::ByteSet;
 pub use explain::{Copied, Explanation, SentExplanation};
 pub use feature::{Errno, Feature};
 pub use flow_spec::FlowSpec;
-pub use ids::{ClassId, GroupId, QueueId, RuleId, WorkerId};
+pub use ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};
 pub use matching::{Addresses, C_TAG, Family, FieldValues, Fragments, Macs, MaskedMac, Match, MplsEntry};
 pub use predicate::Predicate;
 pub use program::{
@@ -46,5 +47,6 @@ pub use program::{
     Outcome, Placement, Program, RETIRED_RULES, RssQueue, Rule, Step, Verdict,
 };
 pub use ranges::{RangeSet, Word};
+pub use sink::{AppSink, CaptureSink, CountSink, ForwardSink, KernelSink, MAX_SINKS, Sink, SinkKind};
 pub use tag::{Band, CLASSES_MAX, ClassTag, TAG_BITS};
 pub use undecided::{Inseparable, UndecidedKey, UndecidedReason};

@@ -6,9 +6,10 @@ use std::fmt;
 
 use packet::HashFields;
 
-use crate::ids::{ClassId, GroupId, RuleId, WorkerId};
+use crate::ids::{ClassId, GroupId, RuleId, SinkId, WorkerId};
 use crate::program::{
     Class, Decide, Flow, FlowAction, FlowKind, Group, HashVariant, Outcome, Placement, Program, RssQueue,
+    Rule,
 };
 
 /// How many entries of a table are shown; the shares follow.
@@ -35,9 +36,11 @@ impl fmt::Display for Program {
             };
             let action = self.describe(rule.action);
             let uncounted = if rule.count { "" } else { ", not counted" };
+            let sinks = self.sink_names(rule);
+            let sinks = if sinks.is_empty() { sinks } else { format!("; sinks: {sinks}") };
             writeln!(
                 f,
-                "  {} {}: {action}; {placement}; line {}; flows: {}{uncounted}",
+                "  {} {}: {action}; {placement}; line {}; flows: {}{uncounted}{sinks}",
                 RuleId::of(index),
                 rule.name,
                 rule.line,
@@ -47,6 +50,12 @@ impl fmt::Display for Program {
         writeln!(f, "groups")?;
         for (index, group) in self.groups.iter().enumerate() {
             writeln!(f, "  {} {group}", GroupId::of(index))?;
+        }
+        if !self.sinks.is_empty() {
+            writeln!(f, "sinks")?;
+        }
+        for (index, sink) in self.sinks.iter().enumerate() {
+            writeln!(f, "  {} {}: {}", SinkId::of(index), sink.name, sink.kind.name())?;
         }
         writeln!(f, "queues")?;
         for (index, queue) in self.queues.iter().enumerate() {
@@ -80,6 +89,13 @@ impl fmt::Display for Program {
 }
 
 impl Program {
+    /// The names of a rule's sinks: `dns-capture, count`.
+    #[must_use]
+    pub fn sink_names(&self, rule: &Rule) -> String {
+        let names = rule.sinks.iter().map(|id| self.sink(*id).map_or("?", |sink| sink.name.as_str()));
+        names.collect::<Vec<_>>().join(", ")
+    }
+
     fn rule_name(&self, rule: RuleId) -> String {
         let name = self.rules.get(rule.index()).map_or("?", |rule| rule.name.as_str());
         format!("{rule} {name}")

@@ -8,8 +8,9 @@ use flow_spec::FlowSpec;
 use packet::{DeepKey, FlowKey, HashFields, RssKey};
 use serde::Serialize;
 
-use crate::ids::{ClassId, GroupId, QueueId, RuleId, WorkerId};
+use crate::ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};
 use crate::predicate::Predicate;
+use crate::sink::{Sink, SinkKind};
 use crate::undecided::UndecidedKey;
 
 /// The name of the pseudo rule for unmatched packets, the policy's `default`.
@@ -28,6 +29,8 @@ pub struct Program {
     pub rules: Vec<Rule>,
     /// The policy's groups in order, used or not.
     pub groups: Vec<Group>,
+    /// The policy's sinks in order.
+    pub sinks: Vec<Sink>,
     /// One RSS queue pair for every group and hash variant that a flow needs.
     pub queues: Vec<RssQueue>,
     /// Highest precedence first.
@@ -63,6 +66,8 @@ pub struct Rule {
     pub flows: u32,
     /// The keys of its match that the device does not decide.
     pub undecided: Vec<UndecidedKey>,
+    /// Where the packets go that workers deliver for it: its own sinks, or those of its group.
+    pub sinks: Vec<SinkId>,
 }
 
 /// A rule that leaves packets to the host: no flow matches them.
@@ -328,6 +333,18 @@ impl Program {
     #[inline]
     pub fn class(&self, id: ClassId) -> Option<&Class> {
         self.classes.get(id.index()).and_then(Option::as_ref)
+    }
+
+    /// A sink; `None` if the program does not have it.
+    #[must_use]
+    pub fn sink(&self, id: SinkId) -> Option<&Sink> {
+        self.sinks.get(id.index())
+    }
+
+    /// The sink that returns packets to the kernel, if the policy has one.
+    #[must_use]
+    pub fn kernel_sink(&self) -> Option<SinkId> {
+        self.sinks.iter().position(|sink| matches!(sink.kind, SinkKind::Kernel(_))).map(SinkId::of)
     }
 
     /// The pseudo rule `default`.

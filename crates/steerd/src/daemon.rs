@@ -12,6 +12,7 @@ mod reload;
 pub(crate) mod runtime;
 pub(crate) mod shutdown;
 pub(crate) mod signals;
+pub(crate) mod sinks;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -63,6 +63,8 @@ pub(crate) enum Error {
     #[error("the policy cannot be installed on the device: {}", chain(.0))]
     Install(control::Error),
     #[error("{}", chain(.0))]
+    Sink(crate::daemon::sinks::Error),
+    #[error("{}", chain(.0))]
     Worker(worker::Error),
     #[error("workers.cores: {0}")]
     Cores(String),
@@ -116,6 +118,7 @@ impl Error {
             | Self::SilentPeer { .. }
             | Self::Device(_)
             | Self::TooFewQueues { .. }
+            | Self::Sink(_)
             | Self::Install(_) => 4,
             Self::Worker(_) | Self::Cores(_) => 5,
             Self::Http(_) => 6,

@@ -39,6 +39,7 @@ const ETHERNET_MTU_BYTES: u32 = 1500;
 pub(crate) struct Parts {
     pub(crate) receiver: Receiver,
     pub(crate) sender: Option<RawQueuePair>,
+    pub(crate) domain: Domain,
     pub(crate) warnings: Vec<Warning>,
 }
 
@@ -81,7 +82,7 @@ fn assemble_in(
     warnings.append(&mut shortfalls.lock().unwrap_or_else(PoisonError::into_inner));
     let refill_at = refill_at(pool.frame_count(), config.batch);
     let receiver = Receiver { queue, work_queue, completions, pool, limit: config.batch, refill_at };
-    Ok(Parts { receiver, sender, warnings })
+    Ok(Parts { receiver, sender, domain, warnings })
 }
 
 /// Posts every frame of the pool.

@@ -1,31 +1,36 @@
 //! The packets of one iteration of the worker's loop: the receiver fills the batch, the classifier gives each packet
-//! its outcome, a [`Sink`] reads them, and the refill posts their frames again. All memory is allocated when the worker
-//! is built. A sink runs on the worker's thread, a batch at a time, under the same rules as the loop: no lock,
-//! allocation, system call or log line per packet. A worker without a sink only counts.
+//! its outcome, sinks read them or take their frames, and the refill posts the frames again. All memory is allocated when
+//! the worker is built.
 
 use program::Outcome;
 use verbs::{FlowTag, Frame, FramePool};
 
 /// One received packet.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Packet {
-    /// Its frame's place in [`Batch::frames`].
-    pub(crate) frame: usize,
+    /// `None` once a sink has taken it.
+    pub(crate) frame: Option<Frame>,
     /// Its length; never more than the frame's.
     pub(crate) bytes: u32,
     pub(crate) tag: Option<FlowTag>,
     pub(crate) timestamp: Option<u64>,
     /// The outcome by its class; `None` before classification and for packets dropped without a rule.
     pub(crate) outcome: Option<Outcome>,
+    /// The bits of the sinks that get it.
+    pub(crate) sinks: u64,
+    /// The generation of the program that decided it.
+    pub(crate) generation: u64,
 }
 
 /// The packets of one iteration and the frames to be posted at its end.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    /// Frames that are not posted. Those that the queue did not take in the last refill come first.
+    /// Frames that are not posted and hold no packet. Those that the queue did not take in the last refill come first.
     pub(crate) frames: Vec<Frame>,
     /// At most the configured batch.
     pub(crate) packets: Vec<Packet>,
+    /// The bits of the sinks that get a packet of it.
+    pub(crate) sinks: u64,
     /// Completions taken this iteration, failed ones included.
     pub(crate) completions: usize,
     /// The queue was seen empty this iteration.
@@ -39,6 +44,7 @@ impl Batch {
         Self {
             frames: Vec::with_capacity(frame_count),
             packets: Vec::with_capacity(limit),
+            sinks: 0,
             completions: 0,
             drained: false,
             empty_iterations: 0,
@@ -46,7 +52,8 @@ impl Batch {
     }
 
     pub(crate) fn clear(&mut self) {
-        self.packets.clear();
+        debug_assert!(self.packets.is_empty(), "their frames were taken back");
+        self.sinks = 0;
         self.completions = 0;
         self.drained = false;
     }
@@ -58,57 +65,19 @@ impl Batch {
         self.empty_iterations = self.empty_iterations.saturating_add(1);
     }
 
-    /// The bytes of a packet of this batch.
+    /// The packets have been used: their frames can be posted again, except those that sinks have taken.
     #[inline]
-    pub(crate) fn bytes<'b>(&'b self, pool: &'b FramePool, packet: &Packet) -> &'b [u8] {
-        bytes(&self.frames, pool, packet)
+    pub(crate) fn take_frames_back(&mut self) {
+        // Never grows: its capacity is the number of the pool's frames.
+        self.frames.extend(self.packets.drain(..).filter_map(|packet| packet.frame));
     }
 }
 
-/// As [`Batch::bytes`], while the packets are borrowed mutably.
-#[inline]
-pub(crate) fn bytes<'b>(frames: &'b [Frame], pool: &'b FramePool, packet: &Packet) -> &'b [u8] {
-    let whole = frames.get(packet.frame).map_or(&[][..], |frame| pool.bytes(frame));
-    whole.get(..packet.bytes as usize).unwrap_or(whole)
-}
-
-/// Takes a worker's packets.
-pub trait Sink: Send {
-    /// Called once per iteration that received packets, with those that a rule has decided.
-    fn run(&mut self, deliveries: Deliveries<'_>);
-}
-
-/// One decided packet.
-#[derive(Clone, Copy, Debug)]
-pub struct Delivery<'b> {
-    /// The rule and its verdict.
-    pub outcome: Outcome,
-    /// The tag of its flow; 0 if the flow has none or the device has no tags.
-    pub tag: FlowTag,
-    /// The packet; its buffer is posted again when the sink returns.
-    pub bytes: &'b [u8],
-    /// The device's clock at reception, where timestamps were asked for.
-    pub timestamp: Option<u64>,
-}
-
-/// The decided packets of one iteration.
-#[derive(Clone, Copy)]
-pub struct Deliveries<'b> {
-    pub(crate) batch: &'b Batch,
-    pub(crate) pool: &'b FramePool,
-}
-
-impl<'b> Deliveries<'b> {
-    /// In order of reception.
-    pub fn iter(&self) -> impl Iterator<Item = Delivery<'b>> + use<'b> {
-        let Self { batch, pool } = *self;
-        batch.packets.iter().filter_map(move |packet| {
-            Some(Delivery {
-                outcome: packet.outcome?,
-                tag: packet.tag.unwrap_or(FlowTag(0)),
-                bytes: batch.bytes(pool, packet),
-                timestamp: packet.timestamp,
-            })
-        })
+impl Packet {
+    /// Its bytes; none once a sink has taken the frame.
+    #[inline]
+    pub(crate) fn data<'b>(&'b self, pool: &'b FramePool) -> &'b [u8] {
+        let whole = self.frame.as_ref().map_or(&[][..], |frame| pool.bytes(frame));
+        whole.get(..self.bytes as usize).unwrap_or(whole)
     }
 }

@@ -8,8 +8,9 @@ use packet::DeepKey;
 use program::{Band, Class, ClassId, ClassTag, Decide, Outcome, Program, Verdict};
 use verbs::FramePool;
 
-use crate::batch::{self, Batch};
+use crate::batch::Batch;
 use crate::control::{Command, Mailbox, Publication};
+use crate::sink::SinkMap;
 use crate::stats::{DropReason, Stats};
 use crate::stats::{Tally, TallyRow, Traffic};
 
@@ -85,14 +86,14 @@ impl Classifier {
 
     /// Gives every packet of the batch its outcome and counts it, under its rule or with a reason.
     pub(crate) fn classify(&self, batch: &mut Batch, pool: &FramePool, stats: &Stats) {
-        let Batch { frames, packets, .. } = batch;
+        let Batch { packets, sinks, .. } = batch;
         for packet in packets {
             let tag = packet.tag.map(|tag| tag.0);
             let Some((table, (class, is_deep))) = self.class_of(tag, stats) else { continue };
             let outcome = match &class.decide {
                 Decide::Exact(outcome) => *outcome,
                 Decide::Software(..) => {
-                    let frame = batch::bytes(frames, pool, packet);
+                    let frame = packet.data(pool);
                     let parsed = packet::parse(frame);
                     if let Some(anomaly) = parsed.anomaly {
                         stats.anomaly(anomaly);
@@ -111,6 +112,9 @@ impl Classifier {
             };
             tally.add(1, u64::from(packet.bytes));
             packet.outcome = Some(outcome);
+            packet.sinks = table.sinks.of(&outcome);
+            packet.generation = table.sinks.generation();
+            *sinks |= packet.sinks;
         }
     }
 
@@ -158,13 +162,16 @@ pub enum Disposition {
     Dropped,
     /// Left to the kernel by the policy, but received by the worker, which cannot return it: lost.
     LostException,
+    /// Left to the kernel by the policy, received by the worker, and handed to the sink that returns it.
+    Returned,
     /// A copy of a packet that its rule does not match, discarded.
     Filtered,
 }
 
 impl Disposition {
     /// All of them, in the order of their indices.
-    pub const ALL: [Self; 4] = [Self::Delivered, Self::Dropped, Self::LostException, Self::Filtered];
+    pub const ALL: [Self; 5] =
+        [Self::Delivered, Self::Dropped, Self::LostException, Self::Returned, Self::Filtered];
 
     /// As a metric label.
     #[must_use]
@@ -173,16 +180,19 @@ impl Disposition {
             Self::Delivered => "delivered",
             Self::Dropped => "dropped",
             Self::LostException => "lost_exception",
+            Self::Returned => "returned",
             Self::Filtered => "filtered",
         }
     }
 }
 
-impl From<Verdict> for Disposition {
-    fn from(verdict: Verdict) -> Self {
+impl Disposition {
+    /// `returns`: whether a sink returns packets to the kernel.
+    fn of(verdict: Verdict, returns: bool) -> Self {
         match verdict {
             Verdict::Deliver(_) => Self::Delivered,
             Verdict::Drop => Self::Dropped,
+            Verdict::Kernel if returns => Self::Returned,
             Verdict::Kernel => Self::LostException,
             Verdict::Filtered => Self::Filtered,
         }
@@ -193,6 +203,7 @@ impl From<Verdict> for Disposition {
 #[derive(Debug)]
 pub(crate) struct ClassTable {
     program: Arc<Program>,
+    sinks: Arc<SinkMap>,
     /// Which classes need the tunnel headers parsed.
     deep: Box<[bool]>,
     /// The dispositions that a rule's classes can have, by rule: snapshots have them even at zero.
@@ -203,12 +214,12 @@ pub(crate) struct ClassTable {
 
 impl ClassTable {
     /// A table for `program` with all counters at zero.
-    pub(crate) fn new(program: Arc<Program>) -> Self {
+    pub(crate) fn new(program: Arc<Program>, sinks: Arc<SinkMap>) -> Self {
         let tallies = TallyRow::new(program.rules.len() * Disposition::ALL.len());
         let is_deep = |class: &Option<Class>| class.as_ref().is_some_and(Class::needs_tunnel);
         let deep = program.classes.iter().map(is_deep).collect();
-        let possible = possible(&program);
-        Self { program, deep, possible, tallies }
+        let possible = possible(&program, sinks.returns());
+        Self { program, sinks, deep, possible, tallies }
     }
 
     /// The program it was made from.
@@ -232,7 +243,7 @@ impl ClassTable {
     #[inline]
     pub(crate) fn tally(&self, outcome: &Outcome) -> Option<&Tally> {
         let row = outcome.rule.0 as usize * Disposition::ALL.len();
-        self.tallies.at(row + Disposition::from(outcome.verdict) as usize)
+        self.tallies.at(row + Disposition::of(outcome.verdict, self.sinks.returns()) as usize)
     }
 
     /// Every rule with each disposition that its classes can have or that was counted.
@@ -250,12 +261,12 @@ impl ClassTable {
     }
 }
 
-fn possible(program: &Program) -> Box<[[bool; Disposition::ALL.len()]]> {
+fn possible(program: &Program, returns: bool) -> Box<[[bool; Disposition::ALL.len()]]> {
     let mut possible = vec![[false; Disposition::ALL.len()]; program.rules.len()];
     for class in program.classes.iter().flatten() {
         each_outcome(&class.decide, &mut |outcome| {
             if let Some(rule) = possible.get_mut(outcome.rule.0 as usize) {
-                rule[Disposition::from(outcome.verdict) as usize] = true;
+                rule[Disposition::of(outcome.verdict, returns) as usize] = true;
             }
         });
     }

@@ -13,6 +13,7 @@ use crossbeam::utils::CachePadded;
 use program::{Band, Program, RETIRED_RULES, WorkerId};
 
 use crate::classifier::ClassTable;
+use crate::sink::{Changes, Sink, SinkMap, Slot};
 use crate::stats::Stats;
 use crate::stats::{RuleSnapshot, WorkerSnapshot};
 use crate::{Disposition, Traffic, Warning};
@@ -43,6 +44,7 @@ pub(crate) struct Shared {
     pub(crate) id: WorkerId,
     pub(crate) stats: Stats,
     pub(crate) mailbox: Mailbox,
+    pub(crate) sinks: Changes,
     ledger: Mutex<Ledger>,
     warnings: Mutex<Vec<Warning>>,
 }
@@ -119,6 +121,7 @@ impl WorkerControl {
             id,
             stats: Stats::default(),
             mailbox: Mailbox::default(),
+            sinks: Changes::default(),
             ledger: Mutex::default(),
             warnings: Mutex::new(warnings),
         };
@@ -139,7 +142,31 @@ impl WorkerControl {
     /// drained: the worker takes every completion that was waiting when it saw the command, and releases it then. A
     /// program that the worker has not yet seen is skipped.
     pub fn publish(&self, band: Band, program: Arc<Program>) -> Publication {
-        self.push(band, Some(Arc::new(ClassTable::new(program))))
+        let sinks = Arc::new(SinkMap::none(&program));
+        self.publish_with_sinks(band, program, sinks)
+    }
+
+    /// As [`WorkerControl::publish`], with sinks, which are in place before ([`WorkerControl::place_sink`]). Several workers
+    /// share one map.
+    pub fn publish_with_sinks(&self, band: Band, program: Arc<Program>, sinks: Arc<SinkMap>) -> Publication {
+        self.push(band, Some(Arc::new(ClassTable::new(program, sinks))))
+    }
+
+    /// Puts a sink in a place, or removes the one that is there. It is freed by [`WorkerControl::free_sinks`], or with
+    /// the worker.
+    pub fn place_sink(&self, slot: Slot, sink: Option<Box<dyn Sink>>) -> SinkChange {
+        SinkChange(self.shared.sinks.push(slot, sink))
+    }
+
+    /// Waits at most `patience` until the worker has applied `change`.
+    #[must_use]
+    pub fn wait_for_sink(&self, change: SinkChange, patience: Duration) -> bool {
+        wait_until(patience, || self.shared.sinks.is_applied(change.0))
+    }
+
+    /// Frees the sinks that the worker has removed.
+    pub fn free_sinks(&self) {
+        self.shared.sinks.free_returned();
     }
 
     /// Empties `band` in the same way. To be called when no packet can arrive any more with a tag of its program, whose
@@ -180,14 +207,7 @@ impl WorkerControl {
     /// Waits at most `patience` until [`WorkerControl::acknowledged`].
     #[must_use]
     pub fn wait(&self, publication: Publication, patience: Duration) -> bool {
-        let deadline = Instant::now() + patience;
-        while !self.acknowledged(publication) {
-            if Instant::now() >= deadline {
-                return false;
-            }
-            std::thread::sleep(WAIT_STEP);
-        }
-        true
+        wait_until(patience, || self.acknowledged(publication))
     }
 
     /// Whether the worker's receive queue has failed permanently: it receives nothing, and packets that indirection
@@ -243,6 +263,21 @@ impl WorkerControl {
         self.shared.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+fn wait_until(patience: Duration, is_done: impl Fn() -> bool) -> bool {
+    let deadline = Instant::now() + patience;
+    while !is_done() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(WAIT_STEP);
+    }
+    true
+}
+
+/// Counts the changes of one worker's sinks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SinkChange(u64);
 
 /// Counts the programs published to one worker: the n-th is publication n.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

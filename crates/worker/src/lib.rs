@@ -38,19 +38,24 @@ mod control;
 mod distribution;
 mod error;
 mod receiver;
+mod sink;
+pub mod sinks;
 mod stats;
 mod worker;
 
-pub use batch::{Deliveries, Delivery, Sink};
 pub use classifier::Disposition;
 pub use config::{
     BATCH_MAX, CORE_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAMES_MAX, Idle, PORTS_MAX, SENDS_MAX,
     WorkerConfig,
 };
-pub use control::{Publication, Pulse, WorkerControl};
+pub use control::{Publication, Pulse, SinkChange, WorkerControl};
 pub use distribution::Distribution;
 pub use error::{Error, Object, Warning};
 pub use program::Band;
+pub use sink::{
+    Deliveries, Delivery, FramesBack, Sink, SinkCounters, SinkDrop, SinkMap, SinkSide, SinkTraffic, Slot,
+    Taken,
+};
 pub use stats::{DropReason, Failure, RuleSnapshot, Traffic, WorkerSnapshot};
 pub use worker::{Worker, WorkerHandle};
 

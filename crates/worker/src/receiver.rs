@@ -113,19 +113,21 @@ pub(crate) fn accept_completion(
     stats: &Stats,
 ) -> Option<u32> {
     let Completed { status, bytes, tag, timestamp } = completed;
-    let owned = frame.is_some();
-    batch.frames.extend(frame);
     if status != Status::Success {
+        batch.frames.extend(frame);
         stats.failed(status);
         return None;
     }
     let counted = bytes.filter(|&bytes| bytes <= frame_bytes);
-    match counted {
-        _ if !owned => stats.dropped(DropReason::BadFrame),
-        None => stats.dropped(DropReason::BadLength),
-        Some(bytes) => {
-            let frame = batch.frames.len() - 1;
-            batch.packets.push(Packet { frame, bytes, tag, timestamp, outcome: None });
+    match (counted, frame) {
+        (_, None) => stats.dropped(DropReason::BadFrame),
+        (None, Some(frame)) => {
+            batch.frames.push(frame);
+            stats.dropped(DropReason::BadLength);
+        }
+        (Some(bytes), frame @ Some(_)) => {
+            let undecided = Packet { frame, bytes, tag, timestamp, outcome: None, sinks: 0, generation: 0 };
+            batch.packets.push(undecided);
         }
     }
     Some(counted.unwrap_or_default())

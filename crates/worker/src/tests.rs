@@ -29,11 +29,13 @@ pub(crate) fn program(names: &[&str]) -> Arc<Program> {
         count: true,
         flows: 1,
         undecided: Vec::new(),
+        sinks: Vec::new(),
     };
     let class = |index| Some(Class { rule: RuleId::of(index), decide: Decide::Exact(outcome(index)) });
     Arc::new(Program {
         rules: names.iter().map(rule).collect(),
         groups: Vec::new(),
+        sinks: Vec::new(),
         queues: Vec::new(),
         flows: Vec::new(),
         classes: (0..names.len()).map(class).collect(),

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use core_affinity::CoreId;
 use program::{Program, WorkerId};
-use verbs::{Context, RawQueuePair, WorkQueue};
+use verbs::{Context, Domain, RawQueuePair, WorkQueue};
 
 use crate::assembly::{Parts, assemble, first_fill};
 use crate::batch::Batch;
-use crate::batch::{Deliveries, Sink};
 use crate::classifier::Classifier;
 use crate::config::Backoff;
 use crate::distribution::IterationRecorder;
 use crate::receiver::Receiver;
+use crate::sink::{Sink, Slots};
 use crate::{Band, Error, Warning, WorkerConfig, WorkerControl};
 
 /// All that one polling thread owns.
@@ -28,10 +28,11 @@ pub struct Worker {
     classifier: Classifier,
     batch: Batch,
     recorder: IterationRecorder,
-    sink: Option<Box<dyn Sink>>,
+    sinks: Slots,
     /// Released before the completion queue that it reports to.
     sender: Option<RawQueuePair>,
     receiver: Receiver,
+    domain: Domain,
 }
 
 impl Worker {
@@ -40,19 +41,29 @@ impl Worker {
     /// # Errors
     /// The part that could not be created, why, and what to do about it. Everything made before it is released.
     pub fn new(context: &Arc<Context>, config: WorkerConfig) -> Result<Self, Error> {
-        let Parts { mut receiver, sender, warnings } = assemble(context, &config)?;
+        let Parts { mut receiver, sender, domain, warnings } = assemble(context, &config)?;
         let control = WorkerControl::new(config.id, Vec::new());
         warnings.into_iter().for_each(|warning| control.warn(warning));
         let batch = first_fill(&mut receiver, &control.shared().stats, config.id)?;
         let classifier = Classifier::new(receiver.completions.entries());
         let recorder = IterationRecorder::default();
-        Ok(Self { config, control, classifier, batch, recorder, sink: None, sender, receiver })
+        Ok(Self {
+            config,
+            control,
+            classifier,
+            batch,
+            recorder,
+            sinks: Slots::default(),
+            sender,
+            receiver,
+            domain,
+        })
     }
 
-    /// Passes the decided packets to `sink` from the next iteration on.
+    /// Shows every decided packet to `observer` from the next iteration on, whatever sinks its program has.
     #[must_use]
-    pub fn with_sink(mut self, sink: Box<dyn Sink>) -> Self {
-        self.sink = Some(sink);
+    pub fn with_observer(mut self, observer: Box<dyn Sink>) -> Self {
+        self.sinks.observe(observer);
         self
     }
 
@@ -72,6 +83,12 @@ impl Worker {
     #[must_use]
     pub fn work_queue(&self) -> Arc<WorkQueue> {
         Arc::clone(&self.receiver.work_queue)
+    }
+
+    /// The domain of its queues, for further queues that only its thread uses.
+    #[must_use]
+    pub fn domain(&self) -> Domain {
+        self.domain.clone()
     }
 
     /// A handle for other threads.
@@ -96,10 +113,12 @@ impl Worker {
     pub fn step(&mut self) -> usize {
         let begun = self.recorder.begin();
         let shared = self.control.shared();
+        self.sinks.refresh(&shared.sinks);
         self.classifier.refresh(&shared.mailbox, &self.batch);
         self.receiver.poll(&mut self.batch, &shared.stats);
         self.classifier.classify(&mut self.batch, &self.receiver.pool, &shared.stats);
-        self.run_sink();
+        self.sinks.run(&mut self.batch, &mut self.receiver.pool);
+        self.batch.take_frames_back();
         self.receiver.refill(&mut self.batch, &self.control.shared().stats);
         self.record(begun);
         self.batch.completions
@@ -119,14 +138,6 @@ impl Worker {
 
     pub(crate) fn backoff(&self) -> Backoff {
         Backoff::new(self.config.idle)
-    }
-
-    fn run_sink(&mut self) {
-        if let Some(sink) = &mut self.sink
-            && !self.batch.packets.is_empty()
-        {
-            sink.run(Deliveries { batch: &self.batch, pool: &self.receiver.pool });
-        }
     }
 
     fn record(&mut self, begun: Option<Instant>) {

@@ -143,7 +143,7 @@ fn reloading_under_full_load_keeps_the_books_balanced() {
 struct Doorkeeper(std::sync::mpsc::Receiver<()>);
 
 impl Sink for Doorkeeper {
-    fn run(&mut self, _: Deliveries<'_>) {
+    fn run(&mut self, _: &mut Deliveries<'_>) {
         // Only the first iteration is kept: after that the other end is gone.
         let _ = self.0.recv();
     }
@@ -156,7 +156,7 @@ fn a_worker_that_does_not_end_is_not_waited_for_beyond_the_deadline() {
     let device = Device::open(&DeviceSelector::default(), Some(&nic)).expect("the only device");
     let (open, door) = std::sync::mpsc::channel();
     let worker = Worker::new(device.context(), small(0)).expect("a worker");
-    let worker = worker.with_sink(Box::new(Doorkeeper(door)));
+    let worker = worker.with_observer(Box::new(Doorkeeper(door)));
     let mut controller = Controller::new(&device, vec![1], vec![worker.work_queue()]).expect("a controller");
     let program = compile(
         "version = 1\ndefault = \"steer every\"\n[groups.every]\nworkers = \"all\"\nhash = \"l3l4\"\n",
@@ -188,7 +188,7 @@ fn a_stopped_worker_has_taken_everything_that_was_waiting() {
     let device = Device::open(&DeviceSelector::default(), Some(&nic)).expect("the only device");
     let (open, door) = std::sync::mpsc::channel();
     let worker = Worker::new(device.context(), small(0)).expect("a worker");
-    let worker = worker.with_sink(Box::new(Doorkeeper(door)));
+    let worker = worker.with_observer(Box::new(Doorkeeper(door)));
     let mut controller = Controller::new(&device, vec![1], vec![worker.work_queue()]).expect("a controller");
     let program = compile(
         "version = 1\ndefault = \"steer every\"\n[groups.every]\nworkers = \"all\"\nhash = \"l3l4\"\n",

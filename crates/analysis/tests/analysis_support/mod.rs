@@ -92,6 +92,7 @@ pub(crate) fn policy(rules: Vec<(Match, Action, Direction)>, default: Action) ->
         key: RssKey::SYMMETRIC,
         symmetric: true,
         table_size: None,
+        sinks: Vec::new(),
         place: place.clone(),
     };
     let rule = |(index, (matches, action, direction)): (usize, (Match, Action, Direction))| RuleDefinition {
@@ -101,6 +102,7 @@ pub(crate) fn policy(rules: Vec<(Match, Action, Direction)>, default: Action) ->
         direction,
         priority: 0,
         count: true,
+        sinks: None,
         multicast_default: false,
         place: place.clone(),
         name_place: place.clone(),
@@ -108,6 +110,7 @@ pub(crate) fn policy(rules: Vec<(Match, Action, Direction)>, default: Action) ->
     Policy {
         groups: (0..GROUPS).map(|index| group(format!("g{index}"))).collect(),
         rules: rules.into_iter().enumerate().map(rule).collect(),
+        sinks: Vec::new(),
         default,
         default_place: place.clone(),
         default_given: true,

@@ -303,6 +303,7 @@ pub fn program(lines: &[Line]) -> Arc<Program> {
         count: true,
         flows: 1,
         undecided: Vec::new(),
+        sinks: Vec::new(),
     };
     let verdict =
         |line: &Line| line.steer.map_or(Verdict::Drop, |group| Verdict::Deliver(GroupId::of(group)));
@@ -340,6 +341,7 @@ pub fn program(lines: &[Line]) -> Arc<Program> {
     };
     let classes = lines.iter().enumerate().map(class);
     Arc::new(Program {
+        sinks: Vec::new(),
         groups: groups.collect(),
         queues: queues.collect(),
         flows: flows.collect(),

@@ -14,6 +14,7 @@ use crate::policy::{
 
 use super::reader::{Key, Names, Reader, Table, Value, entries, integer_of, nearest};
 use super::sets::shortened;
+use super::sinks::Sinks;
 
 /// The groups of all files.
 #[derive(Default)]
@@ -25,7 +26,7 @@ pub(super) struct Groups {
 
 impl Groups {
     /// Reads the `[groups]` of one file.
-    pub(super) fn read(&mut self, reader: &mut Reader, value: &Value<'_>) {
+    pub(super) fn read(&mut self, reader: &mut Reader, value: &Value<'_>, sinks: &Sinks) {
         let Some(table) = reader.table(value, "`groups`") else { return };
         for (key, value) in entries(table) {
             let name: &str = key.get_ref();
@@ -42,7 +43,7 @@ impl Groups {
                 }
                 self.index.insert(name.to_owned(), GroupId::of(self.list.len()));
                 // A group with errors counts as known, so that rules that name it are not reported, too.
-                self.list.push(group(reader, key, value));
+                self.list.push(group(reader, key, value, sinks));
             }
         }
     }
@@ -82,7 +83,7 @@ fn first_names<'n>(names: impl Iterator<Item = &'n str> + Clone) -> String {
     }
 }
 
-fn group(reader: &mut Reader, key: &Key<'_>, value: &Value<'_>) -> GroupDefinition {
+fn group(reader: &mut Reader, key: &Key<'_>, value: &Value<'_>, sinks: &Sinks) -> GroupDefinition {
     let mut group = GroupDefinition {
         name: key.get_ref().to_string(),
         workers: Workers::All,
@@ -90,6 +91,7 @@ fn group(reader: &mut Reader, key: &Key<'_>, value: &Value<'_>) -> GroupDefiniti
         key: RssKey::SYMMETRIC,
         symmetric: true,
         table_size: None,
+        sinks: Vec::new(),
         place: reader.place(key.span()),
     };
     let Some(table) = reader.table(value, "a group") else { return group };
@@ -103,6 +105,9 @@ fn group(reader: &mut Reader, key: &Key<'_>, value: &Value<'_>) -> GroupDefiniti
     spreading_key(reader, table, &mut group);
     if let Some(value) = table.get("table_size") {
         group.table_size = table_size(reader, value);
+    }
+    if let Some(value) = table.get("sinks") {
+        group.sinks = sinks.list_of(reader, value);
     }
     if let (Workers::Listed(workers), size) = (&group.workers, group.table_size) {
         if workers.len() > size.unwrap_or(MAX_TABLE_SIZE) as usize {

@@ -12,6 +12,7 @@ use super::groups::Groups;
 use super::matches;
 use super::reader::{Names, Reader, Table, Value};
 use super::sets::Sets;
+use super::sinks::Sinks;
 
 /// The rules of all files.
 #[derive(Default)]
@@ -26,7 +27,7 @@ impl Rules {
         &mut self,
         reader: &mut Reader,
         value: &Value<'_>,
-        groups: &Groups,
+        places: (&Groups, &Sinks),
         sets: &mut Sets,
         seen: &mut usize,
     ) {
@@ -40,7 +41,7 @@ impl Rules {
             return;
         }
         for value in array {
-            let rule = self.rule(reader, value, groups, sets);
+            let rule = self.rule(reader, value, places, sets);
             self.list.extend(rule);
         }
     }
@@ -49,7 +50,7 @@ impl Rules {
         &mut self,
         reader: &mut Reader,
         value: &Value<'_>,
-        groups: &Groups,
+        (groups, sinks): (&Groups, &Sinks),
         sets: &mut Sets,
     ) -> Option<RuleDefinition> {
         let table = reader.table(value, "a rule")?;
@@ -69,6 +70,13 @@ impl Rules {
         if let (Some(action), Some(direction)) = (action, direction) {
             actions::fit_direction(reader, action, direction, span_of("action"))?;
         }
+        let sinks = table.get("sinks").map(|value| {
+            if !matches!(action, None | Some(Action::Steer(_) | Action::Copy(_) | Action::Sniff(_))) {
+                let hint = "leave `sinks` out, or steer or copy the packets to a group";
+                reader.error_with(value.span(), "the rule delivers no packets", "no packets for sinks", hint);
+            }
+            sinks.list_of(reader, value)
+        });
         let matches = matches.map(|matches| Match {
             or_no_ports: action == Some(Action::Kernel)
                 && direction == Some(Direction::Ingress)
@@ -84,6 +92,7 @@ impl Rules {
             direction: direction?,
             priority: priority?,
             count: count?,
+            sinks,
             multicast_default: false,
         })
     }
@@ -113,6 +122,7 @@ impl Rules {
             direction: Direction::Ingress,
             priority: PRIORITIES.1,
             count: true,
+            sinks: None,
             multicast_default: true,
             place: place.clone(),
             name_place: place,

@@ -16,11 +16,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use control::{Band, Controller, DropTotals, Reading};
 use program::{Program, WorkerId};
 use softnic::SoftNic;
-use worker::{Idle, Worker, WorkerConfig, WorkerControl, WorkerHandle};
+use worker::{Idle, SinkMap, Worker, WorkerConfig, WorkerControl, WorkerHandle};
 
 use crate::daemon::cores;
 use crate::daemon::health::{DownPort, Health, Part, Progress};
 use crate::daemon::shutdown::within;
+use crate::daemon::sinks::Sinks;
 use crate::error::Error;
 use crate::policy_file::Compiled;
 use crate::settings::{IdleMode, PolicySource, Settings};
@@ -41,6 +42,7 @@ const STATE_LIFE: Duration = Duration::from_secs(1);
 const CLEAR_TIMEOUT: Duration = Duration::from_secs(7);
 const WORKER_TIMEOUT: Duration = Duration::from_secs(5);
 const ENGINE_TIMEOUT: Duration = Duration::from_secs(3);
+const SINKS_TIMEOUT: Duration = Duration::from_secs(3);
 const STATE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long after a reload workers keep the replaced program: a device may still deliver packets by flows that were
 /// just removed.
@@ -59,6 +61,8 @@ pub(crate) struct Runtime {
     /// After the controller, whose tables refer to their queues, and before the device.
     stopped: Mutex<Vec<Worker>>,
     workers: Vec<WorkerEntry>,
+    /// Before the device, whose queues they may use.
+    pub(crate) sinks: Sinks,
     opened: OpenDevice,
     policy: Mutex<PolicyInForce>,
     pub(crate) reloads_succeeded: AtomicU64,
@@ -185,7 +189,8 @@ impl Builder {
         let mut threads = WorkerThreads(Vec::with_capacity(self.workers.len()));
         let controller = Controller::new(&self.opened.device, self.opened.ports.clone(), queues)
             .map_err(Error::Install)?;
-        let entries = self
+        let domains = self.workers.iter().map(Worker::domain).collect();
+        let entries: Vec<WorkerEntry> = self
             .workers
             .iter()
             .zip(&self.cores)
@@ -196,10 +201,13 @@ impl Builder {
         }
         let (device, ports) = (self.opened.device.name(), &self.opened.ports);
         let out_of_buffer = OutOfBuffer::of(Path::new(sysfs::CLASSES), device, ports);
+        let controls = entries.iter().map(|entry| entry.control.clone()).collect();
+        let sinks = Sinks::new(controls, domains, self.opened.ports.clone());
         let runtime = Runtime {
             controller: Mutex::new(controller),
             stopped: Mutex::default(),
             workers: entries,
+            sinks,
             opened: self.opened,
             policy: Mutex::new(PolicyInForce {
                 source,
@@ -237,13 +245,22 @@ impl Runtime {
     /// All or nothing: after an error the device and the workers are as before.
     pub(crate) fn install(&self, compiled: Compiled) -> Result<(), Error> {
         let Compiled { program, warnings, .. } = compiled;
-        let mut publish = |band: Band, program: Arc<Program>| self.publish(band, &program);
         let mut controller = self.controller();
         // Checked while the controller is locked: `stop` sets the flag before it locks the controller to clear it.
         if self.stopping.load(Ordering::Acquire) {
             return Err(Error::Stopping);
         }
-        let installed = controller.install(Arc::clone(&program), &mut publish).map_err(Error::Install)?;
+        let generation = controller.generation().0 + 1;
+        let map = self.sinks.prepare(&self.opened.device, &program, generation).map_err(Error::Sink)?;
+        let mut publish = |band: Band, program: Arc<Program>| self.publish(band, &program, &map);
+        let installed = match controller.install(Arc::clone(&program), &mut publish) {
+            Ok(installed) => installed,
+            Err(error) => {
+                self.sinks.abandon();
+                return Err(Error::Install(error));
+            }
+        };
+        self.sinks.installed(&program, map);
         let warnings = Warnings::of(&warnings, controller.warnings().map(ToOwned::to_owned));
         drop(controller);
         if let Some(warning) = &installed.warning {
@@ -299,6 +316,8 @@ impl Runtime {
         drop(controller);
         if let Some((entry, _)) = late {
             tracing::warn!("worker {} still keeps the previous program", entry.control.id().0);
+        } else {
+            self.sinks.close_unused();
         }
         self.retire_rules();
         hugemem::release_free_heap();
@@ -417,8 +436,10 @@ impl Runtime {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn publish(&self, band: Band, program: &Arc<Program>) -> Result<(), control::Error> {
-        let publish = |entry: &WorkerEntry| entry.control.publish(band, Arc::clone(program));
+    fn publish(&self, band: Band, program: &Arc<Program>, map: &Arc<SinkMap>) -> Result<(), control::Error> {
+        let publish = |entry: &WorkerEntry| {
+            entry.control.publish_with_sinks(band, Arc::clone(program), Arc::clone(map))
+        };
         let published: Vec<_> = self.workers.iter().map(|entry| (entry, publish(entry))).collect();
         let late =
             published.iter().find(|(entry, publication)| !entry.control.wait(*publication, PUBLISH_TIMEOUT));
@@ -510,6 +531,10 @@ impl WorkerThreads {
         }
         let (stopped, failed) = self.join();
         runtime.stopped.lock().unwrap_or_else(PoisonError::into_inner).extend(stopped);
+        let flushed = Arc::clone(runtime);
+        if within("sinks", SINKS_TIMEOUT, move || flushed.sinks.end()).is_none() {
+            hung.push("the sinks".to_owned());
+        }
         for error in failed {
             match error {
                 worker::Error::StillRunning { worker } => hung.push(Part::Worker(worker.0).to_string()),

@@ -69,10 +69,11 @@ pub(crate) fn check(
         let accounted = worker.delivered_packets
             + worker.dropped_packets
             + worker.lost_exception_packets
+            + worker.returned_packets
             + worker.filtered_packets
             + worker.lost_packets.values().sum::<u64>();
         let name = format!(
-            "worker {}: received = delivered + dropped + filtered + lost + lost exceptions",
+            "worker {}: received = delivered + dropped + returned + filtered + lost + lost exceptions",
             worker.worker
         );
         let unclassified = in_flight.unclassified.get(index).copied().unwrap_or(0);
@@ -91,6 +92,7 @@ pub(crate) fn check(
         rule_dropped: dropped_by_rules,
         kernel: by_ports(|port| port.kernel_packets),
         lost_exceptions: workers.iter().map(|worker| worker.lost_exception_packets).sum(),
+        returned: workers.iter().map(|worker| worker.returned_packets).sum(),
         filtered: workers.iter().map(|worker| worker.filtered_packets).sum(),
         lost: ports.iter().flat_map(|port| port.lost_packets.values()).sum::<u64>()
             + workers.iter().flat_map(|worker| worker.lost_packets.values()).sum::<u64>(),

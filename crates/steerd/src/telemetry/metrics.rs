@@ -14,7 +14,9 @@ use prometheus::TextEncoder;
 use prometheus::proto::{self, Bucket, Histogram, LabelPair, MetricFamily, MetricType};
 
 use crate::effects::Effect;
-use crate::telemetry::state::{Accounting, Buckets, PortCounters, Reasons, RuleState, State, WorkerState};
+use crate::telemetry::state::{
+    Accounting, Buckets, PortCounters, Reasons, RuleState, SinkTrafficState, State, WorkerState,
+};
 
 /// All metrics of a state.
 pub(crate) fn render(state: &State) -> Result<String, prometheus::Error> {
@@ -174,6 +176,18 @@ static METRICS: &[Metric] = &[
     counter("steerd_worker_lost_exception_packets_total", &["worker"],
         "Packets that the policy leaves to the kernel but a worker received: the host never sees them.",
         |s| workers(s, |w| Value::Number(count(w.lost_exception_packets)))),
+    counter("steerd_worker_returned_packets_total", &["worker"],
+        "Packets that the policy leaves to the kernel, received by the worker and handed to the kernel sink.",
+        |s| workers(s, |w| Value::Number(count(w.returned_packets)))),
+    counter("steerd_sink_offered_packets_total", &["sink", "kind", "worker"], "Packets that a worker had for the sink.",
+        |s| sinks(s, |t| t.offered_packets)),
+    counter("steerd_sink_delivered_packets_total", &["sink", "kind", "worker"], "Packets that the sink passed on.",
+        |s| sinks(s, |t| t.delivered_packets)),
+    counter("steerd_sink_delivered_bytes_total", &["sink", "kind", "worker"], "Bytes of the packets that the sink passed on.",
+        |s| sinks(s, |t| t.delivered_bytes)),
+    counter("steerd_sink_dropped_packets_total", &["sink", "kind", "worker", "reason"],
+        "Packets that the sink did not pass on, by reason.",
+        sink_drops),
     counter("steerd_worker_polls_total", &["worker"], "Iterations of the worker's loop.",
         |s| workers(s, |w| Value::Number(count(w.polls)))),
     counter("steerd_worker_empty_polls_total", &["worker"],
@@ -288,6 +302,35 @@ fn is_filtered(rule: &RuleState) -> bool {
     rule.filtered_packets > 0 || rule.current && may_be_filtered
 }
 
+/// The sinks of the policy by worker; those attached while the daemon runs are in the state only.
+fn sink_traffic<'s>(
+    sources: &'s Sources<'s>,
+) -> impl Iterator<Item = (Vec<Cow<'s, str>>, &'s SinkTrafficState)> {
+    let sinks = sources.state.sinks.iter().filter(|sink| sink.attached_to.is_none());
+    sinks.flat_map(|sink| {
+        let labels = |traffic: &SinkTrafficState| {
+            vec![Cow::from(&sink.name), sink.kind.into(), traffic.worker.to_string().into()]
+        };
+        sink.workers.iter().map(move |traffic| (labels(traffic), traffic))
+    })
+}
+
+fn sinks<'s>(sources: &'s Sources<'s>, value: fn(&SinkTrafficState) -> u64) -> Vec<Series<'s>> {
+    let series = sink_traffic(sources);
+    series.map(|(labels, traffic)| (labels, Value::Number(count(value(traffic))))).collect()
+}
+
+fn sink_drops<'s>(sources: &'s Sources<'s>) -> Vec<Series<'s>> {
+    let series = sink_traffic(sources).flat_map(|(labels, traffic)| {
+        traffic.dropped_packets.iter().map(move |(reason, packets)| {
+            let mut labels = labels.clone();
+            labels.push((*reason).into());
+            (labels, Value::Number(count(*packets)))
+        })
+    });
+    series.collect()
+}
+
 /// An action, its packets and, where the device counts them, its bytes.
 type ActionCount = (&'static str, u64, Option<u64>);
 
@@ -308,6 +351,7 @@ fn rule_actions(rule: &RuleState) -> impl Iterator<Item = ActionCount> + use<> {
         ("deliver", rule.delivered_packets, Some(rule.delivered_bytes)),
         ("drop", rule.dropped_packets, Some(rule.dropped_bytes)),
         ("kernel", rule.kernel_packets, rule.kernel_bytes),
+        ("returned", rule.returned_packets, Some(rule.returned_bytes)),
         ("lost_exception", rule.lost_exception_packets, Some(rule.lost_exception_bytes)),
         ("drop_sent", rule.sent_dropped_packets, Some(rule.sent_dropped_bytes)),
         ("pass_sent", rule.sent_passed_packets, Some(rule.sent_passed_bytes)),

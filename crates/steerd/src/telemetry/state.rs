@@ -24,6 +24,7 @@ pub(crate) struct State {
     pub(crate) log_lines_dropped: u64,
     pub(crate) rules: Vec<RuleState>,
     pub(crate) workers: Vec<WorkerState>,
+    pub(crate) sinks: Vec<SinkState>,
     pub(crate) ports: Vec<PortState>,
     pub(crate) accounting: Accounting,
 }
@@ -85,6 +86,9 @@ pub(crate) struct RuleState {
     /// Left to the kernel by the policy, but received by a worker, which cannot give them back.
     pub(crate) lost_exception_packets: u64,
     pub(crate) lost_exception_bytes: u64,
+    /// Left to the kernel by the policy, received by a worker, and handed to the kernel sink.
+    pub(crate) returned_packets: u64,
+    pub(crate) returned_bytes: u64,
     /// Copies that the rule does not match, discarded by workers; not counted as packets of the rule.
     pub(crate) filtered_packets: u64,
     pub(crate) filtered_bytes: u64,
@@ -114,6 +118,8 @@ impl Default for RuleState {
             kernel_bytes: Some(0),
             lost_exception_packets: 0,
             lost_exception_bytes: 0,
+            returned_packets: 0,
+            returned_bytes: 0,
             filtered_packets: 0,
             filtered_bytes: 0,
             sent_dropped_packets: 0,
@@ -135,6 +141,8 @@ impl RuleState {
         self.kernel_bytes = self.kernel_bytes.zip(other.kernel_bytes).map(|(sum, more)| sum + more);
         self.lost_exception_packets += other.lost_exception_packets;
         self.lost_exception_bytes += other.lost_exception_bytes;
+        self.returned_packets += other.returned_packets;
+        self.returned_bytes += other.returned_bytes;
         self.filtered_packets += other.filtered_packets;
         self.filtered_bytes += other.filtered_bytes;
         self.sent_dropped_packets += other.sent_dropped_packets;
@@ -148,6 +156,7 @@ impl RuleState {
             + self.dropped_packets
             + self.kernel_packets
             + self.lost_exception_packets
+            + self.returned_packets
             + self.sent_dropped_packets
             + self.sent_passed_packets
     }
@@ -157,6 +166,7 @@ impl RuleState {
             + self.dropped_bytes
             + self.kernel_bytes.unwrap_or(0)
             + self.lost_exception_bytes
+            + self.returned_bytes
             + self.sent_dropped_bytes
             + self.sent_passed_bytes
     }
@@ -175,6 +185,8 @@ pub(crate) struct WorkerState {
     pub(crate) dropped_packets: u64,
     /// Left to the kernel by the policy, but received here; a worker cannot give them back.
     pub(crate) lost_exception_packets: u64,
+    /// Left to the kernel by the policy, and handed to the kernel sink.
+    pub(crate) returned_packets: u64,
     /// Copies that no rule matches, discarded.
     pub(crate) filtered_packets: u64,
     /// Received but lost, not dropped by a rule.
@@ -194,6 +206,34 @@ pub(crate) struct WorkerState {
     pub(crate) batches: Buckets,
     /// Durations of iterations that received packets; a sample.
     pub(crate) turn_ns: Buckets,
+}
+
+/// A sink and its packets.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct SinkState {
+    pub(crate) name: String,
+    pub(crate) kind: &'static str,
+    /// The rule that it was attached to while the daemon runs; `None`: the policy names it.
+    pub(crate) attached_to: Option<String>,
+    /// The rules whose packets it gets.
+    pub(crate) rules: Vec<String>,
+    pub(crate) workers: Vec<SinkTrafficState>,
+    /// Its own state: files, clients, errors.
+    pub(crate) status: BTreeMap<String, String>,
+}
+
+/// The packets that one worker had for a sink.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct SinkTrafficState {
+    pub(crate) worker: u32,
+    pub(crate) offered_packets: u64,
+    pub(crate) offered_bytes: u64,
+    pub(crate) delivered_packets: u64,
+    pub(crate) delivered_bytes: u64,
+    /// Not passed on.
+    pub(crate) dropped_packets: Reasons,
+    /// Neither delivered nor dropped yet.
+    pub(crate) in_flight_packets: i64,
 }
 
 /// A distribution in cumulative buckets.
@@ -255,6 +295,8 @@ pub(crate) struct Accounting {
     pub(crate) kernel: Option<u64>,
     /// Left to the kernel by the policy, but received by workers; not part of `kernel` or `lost`.
     pub(crate) lost_exceptions: u64,
+    /// Left to the kernel by the policy, received by workers, and handed to the kernel sink; not part of `kernel`.
+    pub(crate) returned: u64,
     /// Copies that no rule matches, discarded by workers.
     pub(crate) filtered: u64,
     pub(crate) lost: u64,

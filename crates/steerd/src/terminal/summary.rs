@@ -97,6 +97,9 @@ fn accounting(state: &State) -> String {
         sum.row(vec!["+ copies filtered out".into(), number(accounting.filtered)]);
     }
     sum.row(vec!["+ left to the kernel".into(), known(accounting.kernel)]);
+    if accounting.returned > 0 {
+        sum.row(vec!["+ returned to the kernel".into(), number(accounting.returned)]);
+    }
     if accounting.lost_exceptions > 0 {
         sum.row(vec![
             "+ lost exceptions (the kernel's, received by workers)".into(),

@@ -21,7 +21,7 @@ pub(crate) fn worker(device: &Device, id: WorkerId, frames: u32, seen: &Arc<Mute
     (config.frames, config.frame_bytes) = (frames, 16_384);
     config.pages = vec![hugemem::PageKind::Plain];
     let notebook = Notebook { worker: id, pages: Arc::clone(seen) };
-    Worker::new(device.context(), config).expect("a worker").with_sink(Box::new(notebook))
+    Worker::new(device.context(), config).expect("a worker").with_observer(Box::new(notebook))
 }
 
 struct Notebook {
@@ -30,7 +30,7 @@ struct Notebook {
 }
 
 impl Sink for Notebook {
-    fn run(&mut self, deliveries: Deliveries<'_>) {
+    fn run(&mut self, deliveries: &mut Deliveries<'_>) {
         let mut pages = self.pages.lock().expect("no thread panicked");
         pages.extend(deliveries.iter().map(|delivery| Seen {
             worker: self.worker,

@@ -80,7 +80,7 @@ struct Recorder {
 }
 
 impl Sink for Recorder {
-    fn run(&mut self, deliveries: Deliveries<'_>) {
+    fn run(&mut self, deliveries: &mut Deliveries<'_>) {
         let mut seen = self.witness.0.lock().expect("witness");
         seen.extend(deliveries.iter().map(|delivery| Seen {
             worker: self.worker,
@@ -215,7 +215,7 @@ impl Rig {
             .map(|id| {
                 let worker = Worker::new(device.context(), config(id)).expect("a worker");
                 let recorder = Recorder { worker: WorkerId::of(id), witness: witness.clone() };
-                if witnessed { worker.with_sink(Box::new(recorder)) } else { worker }
+                if witnessed { worker.with_observer(Box::new(recorder)) } else { worker }
             })
             .collect();
         let queues: Vec<_> = workers.iter().map(Worker::work_queue).collect();

@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 
 use packet::DeepKey;
-use program::{Band, ClassId, ClassTag, Copied, Explanation, FlowKind, Program, RuleId, SentExplanation};
+use program::{
+    Band, ClassId, ClassTag, Copied, Explanation, FlowKind, Program, RuleId, SentExplanation, Verdict,
+};
 use serde::Serialize;
 
 use crate::commands::describe::describe;
@@ -33,6 +35,10 @@ pub(super) struct ReceivedPacket {
     reaches_host: bool,
     /// Whether the policy leaves it to the kernel but a worker receives it, which cannot give it back.
     lost_exception: bool,
+    /// The sinks that get it.
+    sinks: Vec<String>,
+    /// A worker returns it to the host through the kernel sink.
+    returned: bool,
     copies: Vec<Copy>,
 }
 
@@ -79,6 +85,8 @@ impl ReceivedPacket {
             worker: explanation.worker.map(|worker| worker.0),
             reaches_host: explanation.reaches_host(),
             lost_exception: explanation.is_lost_exception(),
+            sinks: sinks(program, &explanation),
+            returned: explanation.returned,
             copies: explanation.copies.iter().map(|copied| Copy::of(program, copied)).collect(),
         }
     }
@@ -121,6 +129,14 @@ impl ReceivedPacket {
             line("table", format!("entry {index} of {size} (hash {hash})"));
         }
         line("worker", self.worker.map_or_else(|| "none".into(), |worker| worker.to_string()));
+        let returned = if self.returned { ": the host receives it from there" } else { "" };
+        line(
+            "sinks",
+            match self.sinks.is_empty() {
+                true => "none: the packet ends in a counter".into(),
+                false => format!("{}{returned}", self.sinks.join(", ")),
+            },
+        );
         out
     }
 
@@ -239,4 +255,17 @@ impl SentPacket {
 /// The action, as in rules.
 pub(super) fn sent_action(explained: &SentExplanation) -> &'static str {
     if explained.leaves { "pass" } else { "drop" }
+}
+
+/// The names of the sinks that get the packet.
+fn sinks(program: &Program, explanation: &Explanation) -> Vec<String> {
+    let rule = program.rules.get(explanation.outcome.rule.index());
+    let of_rule = rule.map(|rule| rule.sinks.as_slice()).unwrap_or_default();
+    let kernel = program.kernel_sink();
+    let ids = match explanation.outcome.verdict {
+        Verdict::Deliver(_) => of_rule,
+        Verdict::Kernel if explanation.returned => kernel.as_slice(),
+        Verdict::Drop | Verdict::Kernel | Verdict::Filtered => &[],
+    };
+    ids.iter().filter_map(|id| program.sink(*id)).map(|sink| sink.name.clone()).collect()
 }

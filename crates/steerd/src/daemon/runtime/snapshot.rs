@@ -7,17 +7,18 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use control::{Counted, DropTotals};
-use program::{DEFAULT_RULE, Placement, Program, RuleId};
+use program::{DEFAULT_RULE, Placement, Program, RuleId, SinkId, WorkerId};
 use softnic::PortStats;
-use worker::{Disposition, Distribution, WorkerSnapshot};
+use worker::{Disposition, Distribution, SinkTraffic, WorkerSnapshot};
 
 use super::{Runtime, WorkerEntry};
 use crate::daemon::health::Part;
+use crate::daemon::sinks::SinkView;
 use crate::effects::Effect;
 use crate::telemetry::accounting::{self, InFlight};
 use crate::telemetry::state::{
-    Buckets, DeviceState, LOST_ON_WIRE, PolicyState, PortCounters, PortState, Reasons, RuleState, State,
-    WorkerState,
+    Buckets, DeviceState, LOST_ON_WIRE, PolicyState, PortCounters, PortState, Reasons, RuleState, SinkState,
+    SinkTrafficState, State, WorkerState,
 };
 
 /// Bucket bounds of batch sizes, and of the times of iterations in nanoseconds (255 ns to 1 s). A worker's
@@ -99,6 +100,7 @@ pub(super) fn of(runtime: &Runtime, moment: Moment) -> State {
         accounting: accounting::check(&ports, &rules, &workers, &in_flight),
         rules,
         workers,
+        sinks: runtime.sinks.view().into_iter().map(|view| sink(&program, view)).collect(),
         ports,
     }
 }
@@ -267,6 +269,7 @@ impl Rules {
                 Disposition::LostException => {
                     (&mut rule.lost_exception_packets, &mut rule.lost_exception_bytes)
                 }
+                Disposition::Returned => (&mut rule.returned_packets, &mut rule.returned_bytes),
                 Disposition::Filtered => (&mut rule.filtered_packets, &mut rule.filtered_bytes),
             };
             *packets += counted.traffic.packets;
@@ -285,6 +288,7 @@ fn worker(entry: &WorkerEntry, snapshot: &WorkerSnapshot) -> WorkerState {
         delivered_packets: snapshot.total(Disposition::Delivered).packets,
         dropped_packets: snapshot.total(Disposition::Dropped).packets,
         lost_exception_packets: snapshot.total(Disposition::LostException).packets,
+        returned_packets: snapshot.total(Disposition::Returned).packets,
         filtered_packets: snapshot.total(Disposition::Filtered).packets,
         lost_packets: snapshot.dropped.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
         failed_receives: snapshot.failures.iter().map(|(failure, count)| (failure.name(), *count)).collect(),
@@ -301,6 +305,37 @@ fn worker(entry: &WorkerEntry, snapshot: &WorkerSnapshot) -> WorkerState {
         empty_polls: snapshot.empty_iterations,
         batches: buckets(&snapshot.batches, &BATCH_BOUNDS),
         turn_ns: buckets(&snapshot.iteration_ns, &TURN_BOUNDS_NS),
+    }
+}
+
+fn sink(program: &Program, view: SinkView) -> SinkState {
+    let SinkView { definition, attached_to, traffic, status } = view;
+    let id = program.sinks.iter().position(|sink| *sink == definition).map(SinkId::of);
+    let gets = |rule: &&program::Rule| match &attached_to {
+        Some(name) => rule.name == *name,
+        None => id.is_some_and(|id| rule.sinks.contains(&id)),
+    };
+    let worker = |(index, traffic): (usize, &SinkTraffic)| SinkTrafficState {
+        worker: WorkerId::of(index).0,
+        offered_packets: traffic.offered.packets,
+        offered_bytes: traffic.offered.bytes,
+        delivered_packets: traffic.delivered.packets,
+        delivered_bytes: traffic.delivered.bytes,
+        dropped_packets: traffic
+            .dropped
+            .iter()
+            .filter(|(_, packets)| *packets > 0)
+            .map(|(reason, packets)| (reason.name(), *packets))
+            .collect(),
+        in_flight_packets: i64::try_from(traffic.in_flight()).unwrap_or(i64::MAX),
+    };
+    SinkState {
+        kind: definition.kind.name(),
+        rules: program.rules.iter().filter(gets).map(|rule| rule.name.clone()).collect(),
+        workers: traffic.iter().enumerate().map(worker).collect(),
+        name: definition.name,
+        attached_to,
+        status: status.into_iter().collect(),
     }
 }
 

@@ -1,0 +1,193 @@
+//! `[sinks.NAME]`: where delivered packets go. Each kind has a function that reads its options. What an option refers to
+//! (interfaces, folders, ports) is checked when the sink is opened.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use packet::MacAddr;
+use program::{AppSink, CaptureSink, CountSink, ForwardSink, KernelSink, MAX_SINKS, Sink, SinkId, SinkKind};
+use toml::Spanned;
+
+use crate::keys::{self, Key as KnownKey};
+use crate::policy::SinkDefinition;
+
+use super::reader::{Key, Names, Reader, Table, Value, entries, nearest};
+use super::sets::shortened;
+
+/// The sinks of all files.
+#[derive(Default)]
+pub(super) struct Sinks {
+    pub(super) list: Vec<SinkDefinition>,
+    /// `None`: a sink with errors, so that groups that name it are not reported, too.
+    index: BTreeMap<String, Option<SinkId>>,
+    names: Names,
+}
+
+impl Sinks {
+    /// Reads the `[sinks]` of one file.
+    pub(super) fn read(&mut self, reader: &mut Reader, value: &Value<'_>) {
+        let Some(table) = reader.table(value, "`sinks`") else { return };
+        for (key, value) in entries(table) {
+            let name: &str = key.get_ref();
+            if !reader.is_valid_name(name, key.span(), "the sink")
+                || !self.names.is_new(reader, name, key.span(), "sink")
+            {
+                continue;
+            }
+            if self.list.len() == MAX_SINKS {
+                reader.error(key.span(), format!("there are more than {MAX_SINKS} sinks"), "too many");
+                return;
+            }
+            let kind = self.kind(reader, key, value);
+            self.index.insert(name.to_owned(), kind.as_ref().map(|_| SinkId::of(self.list.len())));
+            self.list.extend(kind.map(|kind| SinkDefinition {
+                sink: Sink { name: name.to_owned(), kind },
+                place: reader.place(key.span()),
+            }));
+        }
+    }
+
+    fn kind(&self, reader: &mut Reader, key: &Key<'_>, value: &Value<'_>) -> Option<SinkKind> {
+        let table = reader.table(value, "a sink")?;
+        let (name, known) = *kind_of(reader, key, table)?;
+        let all: Vec<KnownKey> = [keys::SINK_KIND].iter().chain(known).copied().collect();
+        reader.refuse_unknown_keys(table, &all, &format!("a sink of kind `{name}`"));
+        let missing = known.iter().find(|known| known.required && !table.contains_key(known.name));
+        if let Some(missing) = missing {
+            let message = format!("the sink has no `{}`", missing.name);
+            reader.error_with(key.span(), message, "this sink", missing.doc);
+            return None;
+        }
+        match name {
+            "count" => count(reader, table),
+            "kernel" => {
+                let first = self.list.iter().find(|other| matches!(other.sink.kind, SinkKind::Kernel(_)));
+                if let Some(first) = first {
+                    let hint = format!("the first is `{}` on line {}", first.sink.name, first.place.line());
+                    reader.error_with(key.span(), "there are two sinks of kind `kernel`", "second", hint);
+                }
+                kernel(reader, table)
+            }
+            "capture" => capture(reader, table),
+            "app" => app(reader, table),
+            _ => forward(reader, table),
+        }
+    }
+
+    /// The sinks of a group or a rule: a name or a list of names. Reports unknown ones.
+    pub(super) fn list_of(&self, reader: &mut Reader, value: &Value<'_>) -> Vec<SinkId> {
+        let mut list = Vec::new();
+        let one = std::slice::from_ref(value);
+        let items = match value.get_ref().as_array() {
+            Some(array) => array.as_ref(),
+            None => one,
+        };
+        for item in items {
+            let Some(name) = reader.string(item, "the name of a sink") else { continue };
+            let Some(id) = self.find(reader, name, item) else { continue };
+            if list.contains(&id) {
+                reader.error(item.span(), format!("the sink `{name}` is named twice"), "again");
+            } else {
+                list.push(id);
+            }
+        }
+        let takes_frames = |id: &&SinkId| matches!(self.list[id.index()].sink.kind, SinkKind::Forward(_));
+        if list.iter().filter(takes_frames).count() > 1 {
+            let hint = "a packet can be sent once: name one sink of kind `forward`";
+            reader.error_with(value.span(), "there are two sinks of kind `forward`", "both forward", hint);
+        }
+        list
+    }
+
+    fn find(&self, reader: &mut Reader, name: &str, value: &Value<'_>) -> Option<SinkId> {
+        if let Some(known) = self.index.get(name) {
+            return *known;
+        }
+        let names = || self.index.keys().map(String::as_str);
+        if reader.reports_unknown(name, names()) {
+            reader.error_lazy(value.span(), || {
+                let hint = match nearest(name, names()) {
+                    Some(near) => format!("did you mean `{near}`?"),
+                    None => format!("add [sinks.{}] with a `kind`", shortened(name)),
+                };
+                (format!("unknown sink `{}`", shortened(name)), "no such sink".to_owned(), hint)
+            });
+        }
+        None
+    }
+}
+
+/// The kind of a sink, and its keys.
+fn kind_of(
+    reader: &mut Reader,
+    key: &Key<'_>,
+    table: &Table<'_>,
+) -> Option<&'static (&'static str, &'static [KnownKey])> {
+    let kinds = || keys::SINKS.iter().map(|(name, _)| *name);
+    let all = || format!("write kind = \"count\" or another of {}", kinds().collect::<Vec<_>>().join(", "));
+    let Some(value) = table.get("kind") else {
+        reader.error_with(key.span(), "the sink has no `kind`", "this sink", all());
+        return None;
+    };
+    let name = reader.string(value, "`kind`")?;
+    let found = keys::SINKS.iter().find(|(known, _)| *known == name);
+    if found.is_none() {
+        let near = nearest(name, kinds()).map(|near| format!("did you mean `{near}`?"));
+        let message = format!("unknown kind of sink `{}`", shortened(name));
+        reader.error_with(value.span(), message, "not a kind", near.unwrap_or_else(all));
+    }
+    found
+}
+
+fn count(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
+    let top_flows = match table.get("top_flows") {
+        Some(value) => reader.integer(value, "`top_flows`", 0, 1 << 20)?,
+        None => 0,
+    };
+    Some(SinkKind::Count(CountSink { top_flows }))
+}
+
+fn kernel(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
+    let interface = text(reader, table, "interface")?;
+    Some(SinkKind::Kernel(KernelSink { interface }))
+}
+
+fn capture(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
+    let folder = PathBuf::from(text(reader, table, "folder")?);
+    Some(SinkKind::Capture(CaptureSink { folder }))
+}
+
+fn app(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
+    let socket = PathBuf::from(text(reader, table, "socket")?);
+    Some(SinkKind::App(AppSink { socket }))
+}
+
+fn forward(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
+    let port = reader.integer(table.get("port")?, "`port`", 1, 255)?;
+    let src_mac = mac(reader, table, "src_mac")?;
+    let dst_mac = mac(reader, table, "dst_mac")?;
+    Some(SinkKind::Forward(ForwardSink { port: u8::try_from(port).ok()?, src_mac, dst_mac }))
+}
+
+/// A string that is not empty.
+fn text(reader: &mut Reader, table: &Table<'_>, key: &str) -> Option<String> {
+    let value = table.get(key)?;
+    let text = reader.string(value, &format!("`{key}`"))?;
+    if text.is_empty() {
+        reader.error(value.span(), format!("`{key}` is empty"), "nothing");
+        return None;
+    }
+    Some(text.to_owned())
+}
+
+/// An optional address; `None`: it was refused.
+#[allow(clippy::option_option)]
+fn mac(reader: &mut Reader, table: &Table<'_>, key: &str) -> Option<Option<MacAddr>> {
+    let Some(value) = table.get(key) else { return Some(None) };
+    let address = reader.string(value, &format!("`{key}`"))?.parse::<MacAddr>();
+    if address.is_err() {
+        let span = Spanned::span(value);
+        reader.error_with(span, format!("`{key}` is not a MAC address"), "here", "write 02:00:00:00:00:01");
+    }
+    address.ok().map(Some)
+}

@@ -1,0 +1,507 @@
+//! Where a worker hands its decided packets: the trait [`Sink`], the packets of one iteration that are for one sink
+//! ([`Deliveries`]), and the places of a worker's sinks ([`Slots`]).
+//!
+//! A sink runs on the worker's thread under the same rules as the loop: no lock, allocation, system call or log line per
+//! packet, and it never blocks. What it cannot take it counts by reason ([`SinkDrop`]). Sinks are made and freed by other
+//! threads: the worker takes and returns them between two iterations.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Mutex, PoisonError};
+
+use crossbeam::utils::CachePadded;
+use program::{MAX_SINKS, Outcome, Program, RuleId, SinkId, Verdict};
+use verbs::{FlowTag, Frame, FramePool};
+
+use crate::batch::{Batch, Packet};
+use crate::stats::{Counter, Tally, Traffic};
+
+/// Takes a worker's packets.
+pub trait Sink: Send {
+    /// Called once per iteration that has packets for it.
+    fn run(&mut self, packets: &mut Deliveries<'_>);
+
+    /// Called once per iteration, with packets or without, if [`Sink::needs_poll`] is true: takes back frames that have
+    /// been sent, and passes on what was collected.
+    fn poll(&mut self, _frames: &mut FramesBack<'_>) {}
+
+    /// Whether [`Sink::poll`] is to be called; does not change.
+    fn needs_poll(&self) -> bool {
+        false
+    }
+
+    /// Whether it takes the packets' frames, so that it must run after the others; does not change.
+    fn takes_frames(&self) -> bool {
+        false
+    }
+}
+
+/// One decided packet.
+#[derive(Clone, Copy, Debug)]
+pub struct Delivery<'b> {
+    /// The rule and its verdict.
+    pub outcome: Outcome,
+    /// The program that the rule is of; 0 for one that was published without a [`SinkMap`].
+    pub generation: u64,
+    /// The tag of its flow; 0 if the flow has none or the device has no tags.
+    pub tag: FlowTag,
+    /// The packet; its buffer is posted again when the sink returns.
+    pub bytes: &'b [u8],
+    /// The device's clock at reception, where timestamps were asked for.
+    pub timestamp: Option<u64>,
+}
+
+/// The packets of one iteration that are for one sink.
+pub struct Deliveries<'b> {
+    batch: &'b mut Batch,
+    pool: &'b mut FramePool,
+    /// The bit of the sink in [`Packet::sinks`], or [`EVERY`].
+    bits: u64,
+}
+
+impl Deliveries<'_> {
+    /// In order of reception.
+    pub fn iter(&self) -> impl Iterator<Item = Delivery<'_>> {
+        let Self { batch, pool, bits } = self;
+        let mine = batch.packets.iter().filter(|packet| is_for(packet, *bits));
+        mine.filter_map(|packet| delivery(packet, packet.frame.as_ref()?, pool))
+    }
+
+    /// Passes each packet's frame to `take`, with the packet's length and outcome. A frame that `take` returns stays
+    /// with the worker; the others come back by [`Sink::poll`].
+    pub fn take_each(&mut self, mut take: impl FnMut(&mut FramePool, Frame, &Taken) -> Option<Frame>) {
+        let Self { batch, pool, bits } = self;
+        for packet in batch.packets.iter_mut().filter(|packet| is_for(packet, *bits)) {
+            let (Some(outcome), Some(frame)) = (packet.outcome, packet.frame.take()) else { continue };
+            let taken = Taken { bytes: packet.bytes, outcome, timestamp: packet.timestamp };
+            packet.frame = take(pool, frame, &taken);
+        }
+    }
+}
+
+/// All decided packets, for the observer.
+const EVERY: u64 = u64::MAX;
+
+#[inline]
+fn is_for(packet: &Packet, bits: u64) -> bool {
+    packet.sinks & bits != 0 || bits == EVERY
+}
+
+/// A packet whose frame a sink takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Taken {
+    /// The packet's length; never more than the frame's.
+    pub bytes: u32,
+    /// The rule and its verdict.
+    pub outcome: Outcome,
+    /// The device's clock at reception, where timestamps were asked for.
+    pub timestamp: Option<u64>,
+}
+
+#[inline]
+fn delivery<'b>(packet: &Packet, frame: &'b Frame, pool: &'b FramePool) -> Option<Delivery<'b>> {
+    let whole = pool.bytes(frame);
+    Some(Delivery {
+        outcome: packet.outcome?,
+        generation: packet.generation,
+        tag: packet.tag.unwrap_or(FlowTag(0)),
+        bytes: whole.get(..packet.bytes as usize).unwrap_or(whole),
+        timestamp: packet.timestamp,
+    })
+}
+
+/// Where a sink puts frames that it has taken and no longer needs.
+pub struct FramesBack<'b> {
+    /// The worker's frames.
+    pub pool: &'b mut FramePool,
+    frames: &'b mut Vec<Frame>,
+}
+
+impl FramesBack<'_> {
+    /// The frame is posted again at the end of the iteration.
+    #[inline]
+    pub fn put(&mut self, frame: Frame) {
+        // Never grows: its capacity is the number of the pool's frames.
+        self.frames.push(frame);
+    }
+}
+
+/// Why a sink did not pass on a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SinkDrop {
+    /// The ring to the sink's thread or to a client is full.
+    RingFull,
+    /// No client is connected.
+    NoClient,
+    /// The packet is longer than the sink takes.
+    TooLong,
+    /// Another worker used the shared ring.
+    Contended,
+    /// The send queue is full.
+    TxFull,
+    /// The device refused the send, or it failed.
+    TxFailed,
+    /// The port or the interface is down.
+    Down,
+    /// The other side has gone.
+    Closed,
+    /// Writing failed.
+    WriteFailed,
+    /// The disk, or the part of it that the sink may use, is full.
+    DiskFull,
+    /// Left out by sampling, as configured.
+    Sampled,
+    /// Beyond a configured limit.
+    Limit,
+}
+
+impl SinkDrop {
+    /// All reasons, in the order of their indices.
+    pub const ALL: &[Self] = &[
+        Self::RingFull,
+        Self::NoClient,
+        Self::TooLong,
+        Self::Contended,
+        Self::TxFull,
+        Self::TxFailed,
+        Self::Down,
+        Self::Closed,
+        Self::WriteFailed,
+        Self::DiskFull,
+        Self::Sampled,
+        Self::Limit,
+    ];
+
+    /// The reason as a metric label.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RingFull => "ring_full",
+            Self::NoClient => "no_client",
+            Self::TooLong => "too_long",
+            Self::Contended => "contended",
+            Self::TxFull => "tx_full",
+            Self::TxFailed => "tx_failed",
+            Self::Down => "down",
+            Self::Closed => "closed",
+            Self::WriteFailed => "write_failed",
+            Self::DiskFull => "disk_full",
+            Self::Sampled => "sampled",
+            Self::Limit => "limit",
+        }
+    }
+}
+
+/// What one side of a sink has done with packets: counters with one writer.
+#[derive(Debug, Default)]
+pub struct SinkSide {
+    delivered: Tally,
+    dropped: [Counter; SinkDrop::ALL.len()],
+}
+
+impl SinkSide {
+    /// Packets were passed on.
+    #[inline]
+    pub fn delivered(&self, packets: u64, bytes: u64) {
+        self.delivered.add(packets, bytes);
+    }
+
+    /// Packets were not passed on.
+    #[inline]
+    pub fn dropped(&self, reason: SinkDrop, packets: u64) {
+        self.dropped[reason as usize].add(packets);
+    }
+}
+
+/// The counters of one sink on one worker. Every packet that the sink was offered is delivered, dropped by a reason, or
+/// on its way from the worker's side to the other.
+#[derive(Debug, Default)]
+pub struct SinkCounters {
+    offered: CachePadded<Tally>,
+    /// Written by the worker.
+    pub worker: CachePadded<SinkSide>,
+    /// Written by the sink's own thread, if it has one.
+    pub thread: CachePadded<SinkSide>,
+}
+
+impl SinkCounters {
+    /// The worker has offered packets to the sink; only the worker may call this.
+    #[inline]
+    pub fn offered(&self, packets: u64, bytes: u64) {
+        self.offered.add(packets, bytes);
+    }
+
+    /// The counters as read at one moment. Read in the opposite order of a packet's way, so that no packet is delivered
+    /// that was not offered.
+    #[must_use]
+    pub fn read(&self) -> SinkTraffic {
+        let sides = [&self.thread, &self.worker];
+        let mut delivered = Traffic::default();
+        sides.iter().for_each(|side| delivered += side.delivered.read());
+        let dropped = std::array::from_fn(|index| {
+            (SinkDrop::ALL[index], sides.iter().map(|side| side.dropped[index].read()).sum())
+        });
+        std::sync::atomic::fence(Acquire);
+        SinkTraffic { delivered, dropped, offered: self.offered.read() }
+    }
+}
+
+/// What a sink did with the packets of a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SinkTraffic {
+    /// Packets that the worker had for it.
+    pub offered: Traffic,
+    /// Those that it passed on.
+    pub delivered: Traffic,
+    /// Those that it did not, by reason.
+    pub dropped: [(SinkDrop, u64); SinkDrop::ALL.len()],
+}
+
+impl std::ops::AddAssign<&Self> for SinkTraffic {
+    fn add_assign(&mut self, other: &Self) {
+        self.offered += other.offered;
+        self.delivered += other.delivered;
+        self.dropped.iter_mut().zip(&other.dropped).for_each(|(sum, more)| sum.1 += more.1);
+    }
+}
+
+impl SinkTraffic {
+    /// Packets that are neither delivered nor dropped yet.
+    #[must_use]
+    pub fn in_flight(&self) -> i128 {
+        let dropped: u64 = self.dropped.iter().map(|(_, count)| count).sum();
+        i128::from(self.offered.packets) - i128::from(self.delivered.packets) - i128::from(dropped)
+    }
+}
+
+/// The place of a sink on all workers. A place is used again once no program refers to the sink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Slot(u8);
+
+impl Slot {
+    /// The number of places: for the sinks of two programs.
+    pub const COUNT: usize = 2 * MAX_SINKS;
+
+    /// The place with this index.
+    #[must_use]
+    pub fn of(index: usize) -> Option<Self> {
+        u8::try_from(index).ok().filter(|_| index < Self::COUNT).map(Self)
+    }
+
+    fn bit(self) -> u64 {
+        1 << self.0
+    }
+}
+
+const _: () = assert!(Slot::COUNT <= u64::BITS as usize);
+
+/// Which sinks get the packets of a program's rules; one for all workers. The sinks of a rule can be changed while
+/// workers use it.
+#[derive(Debug)]
+pub struct SinkMap {
+    generation: u64,
+    /// By rule: the bits of the sinks that get the packets delivered for it.
+    rules: Box<[AtomicU64]>,
+    /// The bit of the sink that gets the packets of the kernel.
+    kernel: u64,
+}
+
+impl SinkMap {
+    /// The map of a program whose sinks are in these places, in the program's order.
+    #[must_use]
+    pub fn new(generation: u64, program: &Program, slots: &[Slot]) -> Self {
+        let bit = |id: &SinkId| slots.get(id.index()).map_or(0, |slot| slot.bit());
+        let rules = program.rules.iter();
+        let rules = rules.map(|rule| AtomicU64::new(rule.sinks.iter().fold(0, |bits, id| bits | bit(id))));
+        Self { generation, rules: rules.collect(), kernel: program.kernel_sink().as_ref().map_or(0, bit) }
+    }
+
+    /// A map without sinks.
+    pub(crate) fn none(program: &Program) -> Self {
+        Self::new(0, program, &[])
+    }
+
+    /// Lets the sink in `slot` get the packets of a rule from now on.
+    pub fn attach(&self, rule: RuleId, slot: Slot) {
+        if let Some(bits) = self.rules.get(rule.index()) {
+            bits.fetch_or(slot.bit(), Relaxed);
+        }
+    }
+
+    /// Ends [`SinkMap::attach`]. A worker may be in an iteration that still has packets for the sink.
+    pub fn detach(&self, rule: RuleId, slot: Slot) {
+        if let Some(bits) = self.rules.get(rule.index()) {
+            bits.fetch_and(!slot.bit(), Relaxed);
+        }
+    }
+
+    /// Whether packets that a worker finds to be the kernel's are returned to it.
+    #[inline]
+    pub(crate) fn returns(&self) -> bool {
+        self.kernel != 0
+    }
+
+    /// The generation of its program.
+    #[must_use]
+    #[inline]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The sinks of a packet with this outcome.
+    #[inline]
+    pub(crate) fn of(&self, outcome: &Outcome) -> u64 {
+        match outcome.verdict {
+            Verdict::Deliver(_) => self.rules.get(outcome.rule.index()).map_or(0, |bits| bits.load(Relaxed)),
+            Verdict::Kernel => self.kernel,
+            Verdict::Drop | Verdict::Filtered => 0,
+        }
+    }
+}
+
+/// The sinks of one worker by their places.
+pub(crate) struct Slots {
+    sinks: [Option<Box<dyn Sink>>; Slot::COUNT],
+    /// The places of sinks that take frames, and of those that want to be polled.
+    taking: u64,
+    polled: u64,
+    /// Gets every decided packet.
+    observer: Option<Box<dyn Sink>>,
+    /// Every change up to this one is applied.
+    seen: u64,
+}
+
+impl Default for Slots {
+    fn default() -> Self {
+        Self { sinks: [const { None }; Slot::COUNT], taking: 0, polled: 0, observer: None, seen: 0 }
+    }
+}
+
+impl Slots {
+    pub(crate) fn observe(&mut self, sink: Box<dyn Sink>) {
+        self.observer = Some(sink);
+    }
+
+    /// Takes and returns sinks. Costs one atomic read per iteration if there is nothing to do.
+    #[inline]
+    pub(crate) fn refresh(&mut self, changes: &Changes) {
+        if changes.made.load(Acquire) != self.seen {
+            self.apply(changes);
+        }
+    }
+
+    #[cold]
+    fn apply(&mut self, changes: &Changes) {
+        let Ok(mut queue) = changes.queue.try_lock() else { return };
+        let Queue { waiting, returned } = &mut *queue;
+        for Change { slot, sink } in waiting.drain(..) {
+            let place = &mut self.sinks[usize::from(slot.0)];
+            // The capacity is for every place.
+            returned.extend(std::mem::replace(place, sink));
+            let is = |property: fn(&dyn Sink) -> bool| place.as_deref().is_some_and(property);
+            let (taking, polled) = (is(|sink| sink.takes_frames()), is(|sink| sink.needs_poll()));
+            self.taking = self.taking & !slot.bit() | u64::from(taking) << slot.0;
+            self.polled = self.polled & !slot.bit() | u64::from(polled) << slot.0;
+        }
+        self.seen = changes.made.load(Acquire);
+        drop(queue);
+        changes.applied.store(self.seen, Release);
+    }
+
+    /// Hands the batch to its sinks, those that take frames last.
+    #[inline]
+    pub(crate) fn run(&mut self, batch: &mut Batch, pool: &mut FramePool) {
+        if let Some(observer) = &mut self.observer
+            && !batch.packets.is_empty()
+        {
+            observer.run(&mut Deliveries { batch, pool, bits: EVERY });
+        }
+        let taking = batch.sinks & self.taking;
+        for bits in [batch.sinks & !taking, taking] {
+            for slot in ones(bits) {
+                if let Some(sink) = self.sinks.get_mut(slot).and_then(Option::as_mut) {
+                    sink.run(&mut Deliveries { batch, pool, bits: 1 << slot });
+                }
+            }
+        }
+        for slot in ones(self.polled) {
+            if let Some(sink) = self.sinks.get_mut(slot).and_then(Option::as_mut) {
+                sink.poll(&mut FramesBack { pool, frames: &mut batch.frames });
+            }
+        }
+    }
+}
+
+/// The places of the bits that are set.
+#[inline]
+fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let place = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
+        bits &= bits - 1;
+        Some(place)
+    })
+}
+
+/// The sink of a place, or none from now on.
+struct Change {
+    slot: Slot,
+    sink: Option<Box<dyn Sink>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: Vec<Change>,
+    /// Sinks that the worker no longer uses; freed by other threads.
+    returned: Vec<Box<dyn Sink>>,
+}
+
+/// Changes of a worker's sinks, from its handles. As for programs, the worker compares one number per iteration, and tries
+/// the lock only if it has changed. Only handles allocate.
+pub(crate) struct Changes {
+    made: CachePadded<AtomicU64>,
+    applied: CachePadded<AtomicU64>,
+    queue: Mutex<Queue>,
+}
+
+impl Default for Changes {
+    fn default() -> Self {
+        let returned = Vec::with_capacity(Slot::COUNT);
+        Self {
+            made: CachePadded::default(),
+            applied: CachePadded::default(),
+            queue: Mutex::new(Queue { waiting: Vec::new(), returned }),
+        }
+    }
+}
+
+impl std::fmt::Debug for Changes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Changes").field("made", &self.made).field("applied", &self.applied).finish()
+    }
+}
+
+impl Changes {
+    /// Queues the new sink of a place; [`Changes::is_applied`] becomes true for the returned number.
+    pub(crate) fn push(&self, slot: Slot, sink: Option<Box<dyn Sink>>) -> u64 {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.waiting.push(Change { slot, sink });
+        // The worker returns at most one sink for each change, and must not allocate.
+        let most = queue.waiting.len();
+        queue.returned.reserve(most);
+        self.made.fetch_add(1, Release) + 1
+    }
+
+    pub(crate) fn is_applied(&self, change: u64) -> bool {
+        self.applied.load(Acquire) >= change
+    }
+
+    /// Frees the sinks that the worker has returned.
+    pub(crate) fn free_returned(&self) {
+        let returned = {
+            let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            let room = queue.returned.capacity();
+            std::mem::replace(&mut queue.returned, Vec::with_capacity(room))
+        };
+        drop(returned);
+    }
+}

@@ -1,0 +1,86 @@
+//! The kinds of sinks, a module each, all of one shape: options come from the program, [`open`] makes one endpoint for
+//! each worker, with its counters, and a [`Hub`] that owns what they share: threads, files, sockets, interfaces.
+//!
+//! Opening allocates all memory. An endpoint runs on its worker's thread under the rules of [`Sink`]; a hub never runs
+//! there.
+
+mod count;
+
+use std::sync::Arc;
+
+use program::{Program, SinkKind};
+use verbs::{Context, Domain};
+
+use crate::sink::{Sink, SinkCounters};
+
+/// The device and the workers that sinks are opened for.
+pub struct Environment<'e> {
+    /// The device.
+    pub context: &'e Arc<Context>,
+    /// The domain of each worker, for queues that only its thread uses.
+    pub domains: &'e [Domain],
+    /// The device's ports that the daemon uses, from 1.
+    pub ports: &'e [u8],
+}
+
+impl Environment<'_> {
+    /// The number of workers.
+    #[must_use]
+    pub fn workers(&self) -> usize {
+        self.domains.len()
+    }
+}
+
+/// The part of a sink that is not on the workers' threads. Dropping it ends its threads and closes its files, after
+/// everything that endpoints have passed to it is written or counted.
+pub trait Hub: Send + Sync {
+    /// Called before packets that a program of this generation delivers arrive at the endpoints.
+    fn announce(&self, _generation: u64, _program: &Arc<Program>) {}
+
+    /// Its state for operators, as names and values: files, clients, errors.
+    fn status(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+}
+
+/// A hub without threads or files.
+pub(crate) struct NoHub;
+
+impl Hub for NoHub {}
+
+/// An open sink.
+pub struct Opened {
+    /// What its endpoints share.
+    pub hub: Box<dyn Hub>,
+    /// One for each worker, in order.
+    pub endpoints: Vec<Box<dyn Sink>>,
+    /// Those of each endpoint.
+    pub counters: Vec<Arc<SinkCounters>>,
+}
+
+/// Why a sink cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SinkError {
+    /// The kind has no implementation in this version.
+    #[error("sink `{sink}`: the kind `{kind}` is not available in this version (hint: use kind = \"count\")")]
+    NotAvailable {
+        /// Its name.
+        sink: String,
+        /// Its kind.
+        kind: &'static str,
+    },
+}
+
+/// Opens a sink.
+///
+/// # Errors
+/// What it needs cannot be had; the message names the sink and the remedy. Nothing stays open.
+pub fn open(sink: &program::Sink, environment: &Environment<'_>) -> Result<Opened, SinkError> {
+    match &sink.kind {
+        SinkKind::Count(options) => Ok(count::open(options, environment.workers())),
+        SinkKind::Kernel(_) | SinkKind::Capture(_) | SinkKind::App(_) | SinkKind::Forward(_) => {
+            Err(SinkError::NotAvailable { sink: sink.name.clone(), kind: sink.kind.name() })
+        }
+    }
+}
