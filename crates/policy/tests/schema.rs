@@ -65,11 +65,42 @@ fn every_key_of_the_schema_is_read() {
             "{key}: {message}"
         );
     }
+    for (kind, keys) in sink_kinds() {
+        for key in keys.iter().filter(|key| *key != "kind") {
+            let others: String = keys
+                .iter()
+                .filter(|other| *other != "kind" && *other != key)
+                .map(|other| some(other))
+                .collect();
+            let message =
+                told(&format!("version = 1\n[sinks.s]\nkind = \"{kind}\"\n{others}{key} = {WRONG}\n"));
+            let is_read = !message.contains("unknown key") && message.contains(&format!("`{key}`"));
+            assert!(is_read, "{kind}.{key}: {message}");
+        }
+    }
     for key in properties(&policy::schema()) {
         let version = if key == "version" { "" } else { "version = 1\n" };
         let message = told(&format!("{version}{key} = {WRONG}\n"));
         assert!(!message.contains("unknown key") && message.contains("error"), "{key}: {message}");
     }
+}
+
+/// The kinds of sinks with their keys.
+fn sink_kinds() -> Vec<(String, BTreeSet<String>)> {
+    let schema = policy::schema();
+    let kinds = schema["$defs"]["sink"]["anyOf"].as_array().expect("a table for each kind");
+    let kind = |of: &Value| of["properties"]["kind"]["const"].as_str().expect("a word").to_owned();
+    kinds.iter().map(|of| (kind(of), properties(of))).collect()
+}
+
+/// A value that a key of a sink accepts.
+fn some(key: &str) -> String {
+    let value = match key {
+        "port" | "top_flows" => "1",
+        "src_mac" | "dst_mac" => "\"02:00:00:00:00:01\"",
+        _ => "\"x\"",
+    };
+    format!("{key} = {value}\n")
 }
 
 #[test]
@@ -98,6 +129,11 @@ fn every_key_of_the_parser_is_in_the_schema() {
     assert_eq!(listed(&format!("{unknown}\n"), "a policy"), properties(&policy::schema()));
     assert_eq!(listed(&format!("[[rules]]\n{unknown}\n"), "a rule"), definition("rule"));
     assert_eq!(listed(&format!("[groups.g]\n{unknown}\n"), "a group"), definition("group"));
+    for (kind, mut keys) in sink_kinds() {
+        let text = format!("[sinks.s]\nkind = \"{kind}\"\n{unknown}\n");
+        keys.insert("kind".to_owned());
+        assert_eq!(listed(&text, &format!("a sink of kind `{kind}`")), keys);
+    }
     let matches = format!("[[rules]]\nmatch = {{ {unknown} }}\n");
     assert_eq!(listed(&matches, "a match"), definition("match"));
     let label = format!("[[rules]]\nmatch = {{ mpls = {{ {unknown} }} }}\n");

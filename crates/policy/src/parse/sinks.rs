@@ -83,7 +83,7 @@ impl Sinks {
             None => one,
         };
         for item in items {
-            let Some(name) = reader.string(item, "the name of a sink") else { continue };
+            let Some(name) = reader.string(item, "an item of `sinks`") else { continue };
             let Some(id) = self.find(reader, name, item) else { continue };
             if list.contains(&id) {
                 reader.error(item.span(), format!("the sink `{name}` is named twice"), "again");
