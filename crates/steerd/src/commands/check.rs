@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use analysis::{Analysis, Reach, RuleAnalysis};
 use compiler::{Decided, Report};
 use policy::{Diagnostic, Diagnostics, Policy};
-use program::RuleId;
+use program::{Program, RuleId, SinkId};
 
 use crate::cli::{CheckArgs, Cli, Deny, Format};
 use crate::error::Error;
@@ -131,6 +131,12 @@ impl Checked {
         wanted.dedup();
         let found = wanted.iter().map(found).filter(|(count, _)| *count > 0);
         found.map(|(count, what)| format!("{what}: {count} (denied)")).collect()
+    }
+
+    /// The names of the rules whose packets a sink gets.
+    fn rules_of_sink<'p>(&self, program: &'p Program, sink: SinkId) -> impl Iterator<Item = &'p str> {
+        let rules = program.rules.iter().filter(move |rule| rule.sinks.contains(&sink));
+        rules.map(|rule| rule.name.as_str())
     }
 
     fn hybrid(&self) -> usize {

@@ -2,6 +2,8 @@
 //! an example of each, and changes inside groups. With `--profile` or `--workers` also the rules that a device decides
 //! elsewhere ([`Placement`]). The exit codes are those of diff(1).
 
+mod sinks;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::slice::Iter;
@@ -21,6 +23,7 @@ use crate::terminal::output::{self, Progress};
 use crate::terminal::style::{Colors, Style};
 use crate::terminal::table::{Grid, counted, number};
 use crate::{Outcome, policy_file};
+use sinks::SinkChange;
 
 /// A longer region is not shown; the match that contains it is shown instead.
 const MAX_LINE_BYTES: usize = 320;
@@ -37,6 +40,7 @@ struct Report<'d> {
     /// `null`: not decided.
     equal: Option<bool>,
     groups: &'d [GroupChange],
+    sinks: &'d [SinkChange],
     /// `null`: neither a profile nor a number of workers was given.
     placement: Option<&'d Placement>,
     pairs: Vec<Directed<&'d PairSummary>>,
@@ -57,15 +61,16 @@ impl<'d> Report<'d> {
     fn of(
         [old, new]: [String; 2],
         found: &'d Diff,
-        groups: &'d [GroupChange],
+        (groups, sinks): (&'d [GroupChange], &'d [SinkChange]),
         placement: Option<&'d Placement>,
     ) -> Self {
         Self {
             old,
             new,
             groups,
+            sinks,
             placement,
-            equal: match (found.pairs.is_empty(), found.is_whole()) {
+            equal: match (found.pairs.is_empty() && sinks.is_empty(), found.is_whole()) {
                 (false, _) => Some(false),
                 (true, true) => Some(true),
                 (true, false) => None,
@@ -110,21 +115,24 @@ fn compare(args: &DiffArgs) -> Result<Outcome, Error> {
     let named = || policy_file::workers_named(&old).max(policy_file::workers_named(&new));
     let workers = args.workers.map_or_else(named, |workers| workers as usize);
     let groups = analysis::changed_groups(&old, &new, workers);
+    let sinks = sinks::changes(&old, &new);
     let placement = (args.profile.is_some() || args.workers.is_some()).then(|| {
         let profile = args.profile.clone().unwrap_or_default();
         Placement::of(&old, &new, &profile, workers)
     });
     let names = sources.map(|source| source.to_string());
     match args.format {
-        Format::Json => output::print_json(&Report::of(names, &found, &groups, placement.as_ref()))?,
+        Format::Json => {
+            output::print_json(&Report::of(names, &found, (&groups, &sinks), placement.as_ref()))?
+        }
         Format::Text => {
             let page = Page { found: &found, groups: &groups, all: args.all, colors: Colors::stdout() };
             let placement = placement.as_ref().map(Placement::text).unwrap_or_default();
-            output::print(&format!("{}{placement}", page.text(&names)))?;
+            output::print(&format!("{}{}{placement}", page.text(&names), sinks::text(&sinks)))?;
         }
     }
     let is_moved = placement.is_some_and(|placement| !placement.is_same());
-    match (found.pairs.is_empty() && !is_moved, found.is_whole()) {
+    match (found.pairs.is_empty() && sinks.is_empty() && !is_moved, found.is_whole()) {
         (false, _) => Ok(Outcome::Different),
         (true, true) => Ok(Outcome::Success),
         (true, false) => Err(Error::NotDecided(doubts(&found).join("; "))),

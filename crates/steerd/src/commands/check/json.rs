@@ -4,7 +4,7 @@ use analysis::{Need, Pairs, Reach, Relation, RuleAnalysis};
 use compiler::{Capacity, Obstacle, RuleReport};
 use policy::Witness;
 use policy::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
-use program::RuleId;
+use program::{Program, RuleId, Sink, SinkId};
 use serde::Serialize;
 
 use super::Checked;
@@ -22,6 +22,7 @@ struct Answer<'c> {
     ok: bool,
     denied: &'c [String],
     rules: &'c [RuleReport],
+    sinks: Vec<SinkLine<'c>>,
     capacity: Option<&'c Capacity>,
     obstacles: &'c [Obstacle],
     /// Packets that rules leave to the kernel but workers receive.
@@ -32,6 +33,14 @@ struct Answer<'c> {
     /// Warnings about the device of the settings.
     device_warnings: &'c [String],
     omitted_diagnostics: usize,
+}
+
+#[derive(Serialize)]
+struct SinkLine<'c> {
+    #[serde(flatten)]
+    sink: &'c Sink,
+    /// The rules whose packets it gets.
+    rules: Vec<&'c str>,
 }
 
 #[derive(Serialize)]
@@ -104,6 +113,7 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), Error> {
             .collect(),
         denied,
         rules: &report.rules,
+        sinks: report.program.as_ref().map(|program| checked.sinks(program)).unwrap_or_default(),
         capacity: report.capacity.as_ref(),
         obstacles: &report.obstacles,
         analysis: checked.analysis.as_ref().map(|analysis| Analysis {
@@ -132,6 +142,14 @@ pub(super) fn unreadable(
 }
 
 impl Checked {
+    fn sinks<'c>(&'c self, program: &'c Program) -> Vec<SinkLine<'c>> {
+        let line = |(index, sink)| SinkLine {
+            sink,
+            rules: self.rules_of_sink(program, SinkId::of(index)).collect(),
+        };
+        program.sinks.iter().enumerate().map(line).collect()
+    }
+
     fn rule<'c>(&'c self, index: usize, found: &'c RuleAnalysis) -> Rule<'c> {
         let name = |rule: &RuleId| self.rule_name(*rule);
         let (reach, shadowed_by, witness) = match &found.reach {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use analysis::{Analysis, Need, Pair, Reach, Relation};
 use compiler::{Capacity, CapacityRow, Decided, Obstacle, Report, RuleReport};
-use program::RuleId;
+use program::{RuleId, SinkId};
 
 use super::{Checked, names};
 use crate::commands::describe;
@@ -19,6 +19,7 @@ pub(super) fn of(checked: &Checked, layout: Layout) -> String {
     let workers = counted(checked.workers as u64, "worker", "workers");
     let title = format!("{} for {} with {workers}", checked.source, report.device);
     let mut out = format!("{}\n\n{}", layout.text(Style::Heading, &title), rules_table(report, layout));
+    out.push_str(&sinks_table(checked, layout));
     out.push_str(&reasons(report, layout));
     if !report.obstacles.is_empty() {
         out.push_str(&obstacles(&report.obstacles, layout));
@@ -205,6 +206,28 @@ fn rules_table(report: &Report, layout: Layout) -> String {
         }
     }
     out
+}
+
+/// The sinks with the rules whose packets they get; nothing without sinks.
+fn sinks_table(checked: &Checked, layout: Layout) -> String {
+    let Some(program) = checked.report.program.as_ref().filter(|program| !program.sinks.is_empty()) else {
+        return String::new();
+    };
+    let mut grid = Grid::new(&["sink", "kind", "packets of"]);
+    for (index, sink) in program.sinks.iter().enumerate() {
+        let names: Vec<&str> = checked.rules_of_sink(program, SinkId::of(index)).collect();
+        let more = names.len().saturating_sub(SHOWN_RULES);
+        let mut of = names[..names.len() - more].join(", ");
+        if more > 0 {
+            let _ = write!(of, " and {more} more");
+        }
+        if program.kernel_sink() == Some(SinkId::of(index)) {
+            of.push_str(if of.is_empty() { "" } else { ", " });
+            of.push_str("the kernel that workers receive");
+        }
+        grid.row(vec![sink.name.clone(), sink.kind.name().to_owned(), of]);
+    }
+    format!("\n{}", headed(&grid, layout))
 }
 
 /// Where a rule is decided, and the keys that a worker must check.
