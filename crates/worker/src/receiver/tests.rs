@@ -65,6 +65,7 @@ impl Bench {
     }
 
     fn refill(&mut self) {
+        self.batch.take_frames_back();
         self.receiver.refill(&mut self.batch, &self.stats);
     }
 
@@ -96,7 +97,9 @@ fn every_success_is_received_and_becomes_a_packet_or_a_drop_with_its_reason() {
     assert_eq!(bench.dropped(DropReason::BadLength), 2);
     assert_eq!(bench.complete(received(Some(60)), false), Some(60));
     assert_eq!(bench.dropped(DropReason::BadFrame), 1);
-    assert_eq!((bench.batch.packets.len(), bench.batch.frames.len()), (2, 4));
+    assert_eq!((bench.batch.packets.len(), bench.batch.frames.len()), (2, 2));
+    bench.batch.take_frames_back();
+    assert_eq!((bench.batch.packets.len(), bench.batch.frames.len()), (0, 4));
     assert_eq!(bench.stats.failures().iter().map(|(_, count)| count).sum::<u64>(), 0);
 }
 
@@ -149,6 +152,7 @@ fn frames_are_posted_half_a_batch_at_once_or_when_nothing_comes_any_more() {
     assert_eq!((posted(&bench), bench.batch.frames.len()), (4, 0));
 
     bench.complete(received(Some(60)), true);
+    bench.batch.take_frames_back();
     bench.receiver.poll(&mut bench.batch, &bench.stats);
     bench.refill();
     assert_eq!((posted(&bench), bench.batch.frames.len()), (4, 1), "empty once");
