@@ -26,6 +26,7 @@ mod provider;
 mod queue_memory;
 mod ring;
 mod rss;
+mod segment;
 mod slab;
 mod state;
 mod stats;
