@@ -17,7 +17,7 @@ use crate::limits::{ETHERNET_BYTES, VLAN_TAGS_BYTES};
 use crate::nic::{Nic, PortConfig};
 use crate::state::QueueOwner;
 use crate::stats::PortStats;
-use crate::wire::{MAX_FRAME_BYTES, Wire, WireState};
+use crate::wire::{MAX_FRAME_BYTES, MAX_MERGED_BYTES, Splits, Wire, WireState};
 
 /// Passes without work after which the thread stops spinning, and after which it sleeps.
 const SPIN_PASSES: u32 = 64;
@@ -46,7 +46,11 @@ struct EnginePort {
     wire: Box<dyn Wire>,
     /// Bytes of the longest frame.
     max_frame_bytes: usize,
+    /// Bytes of the longest received frame: merged ones are longer than the MTU.
+    max_received_bytes: usize,
     state: WireState,
+    /// The merged frames that the wire split so far.
+    splits: Splits,
     /// The losses that the wire reported so far.
     receive_losses: u64,
     transmit_losses: u64,
@@ -58,17 +62,30 @@ impl EnginePort {
         stats.wire_lost += losses.saturating_sub(self.receive_losses);
         self.receive_losses = losses;
     }
+
+    fn note_splits(&mut self, stats: &mut PortStats) {
+        let splits = self.wire.splits();
+        stats.split_frames += splits.frames.saturating_sub(self.splits.frames);
+        stats.split_segments += splits.segments.saturating_sub(self.splits.segments);
+        self.splits = splits;
+    }
 }
 
 impl Engine {
     pub(crate) fn new(ports: Vec<PortConfig>) -> Self {
-        let ports = (1u8..).zip(ports).map(|(number, port)| EnginePort {
-            number,
-            max_frame_bytes: port.mtu_bytes as usize + ETHERNET_BYTES + VLAN_TAGS_BYTES,
-            state: port.wire.state(),
-            wire: port.wire,
-            receive_losses: 0,
-            transmit_losses: 0,
+        let ports = (1u8..).zip(ports).map(|(number, port)| {
+            let max_frame_bytes = port.mtu_bytes as usize + ETHERNET_BYTES + VLAN_TAGS_BYTES;
+            let merged_bytes = if port.wire.takes_merged() { MAX_MERGED_BYTES } else { 0 };
+            EnginePort {
+                number,
+                max_frame_bytes,
+                max_received_bytes: max_frame_bytes.max(merged_bytes),
+                state: port.wire.state(),
+                splits: Splits::default(),
+                wire: port.wire,
+                receive_losses: 0,
+                transmit_losses: 0,
+            }
         });
         Self {
             ports: ports.collect(),
@@ -111,6 +128,7 @@ impl Engine {
                 }
                 let mut stats = PortStats::default();
                 received += receive::burst(nic, port, &mut self.plan, max_frames - received, &mut stats);
+                port.note_splits(&mut stats);
                 // Readers see the counters after each burst.
                 publish(nic, port, &mut stats);
             }

@@ -34,6 +34,10 @@ pub struct PortStats {
     pub copies_lost: u64,
     /// Frames that the wire lost before the engine had them; not in `rx_frames`.
     pub wire_lost: u64,
+    /// Merged frames that the wire split; not in `rx_frames`.
+    pub split_frames: u64,
+    /// The frames that it made of them, which are in `rx_frames`.
+    pub split_segments: u64,
     /// Frames handed to the wire.
     pub tx_frames: u64,
     /// Bytes of those frames.
@@ -47,7 +51,7 @@ pub struct PortStats {
 }
 
 /// How many numbers [`PortStats`] holds.
-const FIELDS: usize = 19;
+const FIELDS: usize = 21;
 
 impl PortStats {
     /// The sum of what can become of a received frame.
@@ -116,6 +120,8 @@ impl PortStats {
             &mut self.replicated,
             &mut self.copies_lost,
             &mut self.wire_lost,
+            &mut self.split_frames,
+            &mut self.split_segments,
             &mut self.tx_frames,
             &mut self.tx_bytes,
             &mut self.tx_errors,

@@ -25,8 +25,8 @@ use crate::limits::MAX_MTU_BYTES;
 pub use af_packet::{AfPacketWire, Promiscuous};
 pub use config::SHORT_FORMS;
 pub use config::{
-    AddressRange, AfPacketConfig, FrameSizes, GeneratorConfig, PcapConfig, PcapMode, PortRange, Rate,
-    TrafficConfig, TrafficProtocol, WireConfig,
+    AddressRange, AfPacketConfig, FrameSizes, GeneratorConfig, MergedFrames, PcapConfig, PcapMode, PortRange,
+    Rate, TrafficConfig, TrafficProtocol, WireConfig,
 };
 pub use error::{TransmitError, WireError};
 pub use generator::GeneratorWire;
@@ -37,8 +37,13 @@ pub use pcap::{CaptureLink, PcapWire, open_capture};
 /// The most frames that one [`Burst`] holds.
 pub const BURST_FRAMES: usize = 64;
 
-/// The largest frame any wire hands over or sends, in bytes without FCS: a jumbo frame with two VLAN tags.
+/// The largest frame any wire sends, or hands over as one of its medium, in bytes without FCS: a jumbo frame with two VLAN
+/// tags. Longer ones are merged or count as oversize.
 pub const MAX_FRAME_BYTES: usize = MAX_MTU_BYTES as usize + 14 + 8;
+
+/// The longest frame that a wire hands over whole although it was merged from several: an IP packet of 65,535 bytes with an
+/// Ethernet header and two VLAN tags.
+pub const MAX_MERGED_BYTES: usize = u16::MAX as usize + 14 + 8;
 
 /// The address of a wire that has no interface behind it: locally administered.
 pub const SOFT_MAC: MacAddr = MacAddr([0x02, 0x73, 0x6f, 0x66, 0x74, 0x00]);
@@ -89,10 +94,29 @@ pub trait Wire: Send {
         0
     }
 
+    /// Whether it hands over frames of up to [`MAX_MERGED_BYTES`], regardless of the MTU.
+    fn takes_merged(&self) -> bool {
+        false
+    }
+
+    /// The frames that it has split so far.
+    fn splits(&self) -> Splits {
+        Splits::default()
+    }
+
     /// Frames that [`transmit`](Wire::transmit) accepted and [`flush`](Wire::flush) could not send.
     fn transmit_losses(&self) -> u64 {
         0
     }
+}
+
+/// How many merged frames a wire has split, and into how many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Splits {
+    /// Merged frames.
+    pub frames: u64,
+    /// The frames that were made of them, and handed over in their place.
+    pub segments: u64,
 }
 
 /// Whether more frames can be expected from a wire.

@@ -20,7 +20,7 @@ use crate::prefetch::{prefetch_read, prefetch_write};
 use crate::slab::Slab;
 use crate::state::{CounterState, FrameEdits, QpKind, QueueState, State};
 use crate::stats::{Disposition, PortStats};
-use crate::wire::{BURST_FRAMES, Burst, Checksum, MAX_FRAME_BYTES, RxFrame};
+use crate::wire::{BURST_FRAMES, Burst, Checksum, MAX_MERGED_BYTES, RxFrame};
 use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status};
 
 /// How many frames ahead their headers are fetched, and how many deliveries ahead their buffers.
@@ -55,7 +55,7 @@ pub(super) struct Plan {
 }
 
 /// A frame that a queue wants otherwise than it came.
-type EditedFrame = ArrayVec<u8, { MAX_FRAME_BYTES + FCS_BYTES }>;
+type EditedFrame = ArrayVec<u8, { MAX_MERGED_BYTES + FCS_BYTES }>;
 
 /// Room for this many copies per frame on average; further ones would allocate once.
 const COPIES_PER_FRAME: usize = crate::flow::MAX_MATCHES;
@@ -78,7 +78,7 @@ pub(super) fn burst(
     max_frames: usize,
     stats: &mut PortStats,
 ) -> usize {
-    let (number, max_frame_bytes) = (port.number, port.max_frame_bytes);
+    let (number, max_frame_bytes) = (port.number, port.max_received_bytes);
     let mut burst = Burst::with_limit(max_frames);
     port.wire.receive(&mut burst);
     let frames = burst.as_slice();

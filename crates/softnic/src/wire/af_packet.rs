@@ -1,30 +1,40 @@
-//! A live interface through an AF_PACKET socket.
+//! A live interface through AF_PACKET sockets.
 //!
 //! The kernel sees every frame too: what rules claim is *also* delivered here, and the kernel answers as it always does.
-//! Received frames stay in the ring that is shared with the kernel until the next burst; sent frames are copied once.
+//! Received frames stay in rings that are shared with the kernel until the next burst; sent frames are copied once.
 //! VLAN tags that the kernel or the interface stripped are put back, and checksums that a local sender left to offload
 //! are completed, so that frames are as a wire would carry them. The wire never blocks.
 //!
-//! An interface that is removed takes its packet socket with it. The wire is then down until there is an interface of
-//! that name again, and attaches to it with a new socket and ring; what it has counted stays.
+//! Merged frames of up to 64 KiB would need slots of that size for every frame. So there are two sockets, each with a
+//! ring, and a filter that sends each frame to one of them by its length. Frames are taken in the order of their time
+//! stamps, which is that of their arrival for the frames of a stream (see [`AfPacketWire::earliest`]). `split` cuts merged
+//! frames into those that they were merged from; a frame whose segments do not all fit a burst stays in its slot until
+//! the next one.
+//!
+//! An interface that is removed takes its packet sockets with it. The wire is then down until there is an interface of
+//! that name again, and attaches to it with new sockets and rings; what it has counted stays.
 
 mod ring;
 mod socket;
+mod split;
 #[cfg(test)]
 mod tests;
 
 use std::cell::Cell;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use packet::MacAddr;
+use rustix::event::epoll;
 
 use self::ring::{Arrival, Ring, Taken};
 use self::socket::{Flushed, Sender};
-use self::socket::{Interface, Link, PacketSocket, failed};
+use self::socket::{Interface, Lengths, Link, PacketSocket, failed};
+use self::split::{Split, Unsplittable};
 use super::{
-    AfPacketConfig, BURST_FRAMES, Burst, MAX_FRAME_BYTES, RxFrame, TransmitError, Wire, WireError, WireState,
+    AfPacketConfig, BURST_FRAMES, Burst, Checksum, MAX_FRAME_BYTES, MergedFrames, RxFrame, Splits,
+    TransmitError, Wire, WireError, WireState,
 };
 
 /// An Ethernet header.
@@ -66,21 +76,72 @@ impl Promiscuous {
 #[derive(Debug)]
 pub struct AfPacketWire {
     config: AfPacketConfig,
-    ring: Ring,
-    socket: PacketSocket,
-    interface: Interface,
+    attached: Attached,
     sender: Sender,
+    /// The merged frame of which segments are still to be handed over.
+    splitting: Option<Splitting>,
+    /// The segments of this burst, in places for the longest frame of the interface.
+    segments: Box<[u8]>,
+    segment_bytes: usize,
     state: WireState,
     /// The interface was removed, and is looked for.
     gone: Option<Gone>,
     empty_bursts: u32,
+    splits: Splits,
     /// Frames whose slot could not be used.
     malformed: u64,
-    /// Frames that found the ring full, as far as the kernel was asked; asking resets its count.
+    /// Frames that found a ring full, as far as the kernel was asked; asking resets its count.
     drops: Cell<u64>,
-    /// Whether merged frames, and frames beyond the MTU, were met; each is logged once.
-    met_merged: bool,
+    /// Whether merged frames that cannot be split, and frames beyond the MTU, were met; each is logged once.
+    met_unsplittable: bool,
     met_long: bool,
+}
+
+/// The kernel's side of an interface that was found.
+#[derive(Debug)]
+struct Attached {
+    interface: Interface,
+    /// For frames of the length that the interface carries.
+    frames: Receiver,
+    /// For those that are longer.
+    merged: Receiver,
+    /// Readable when one of the two sockets is.
+    readable: OwnedFd,
+}
+
+/// A packet socket and its ring.
+#[derive(Debug)]
+struct Receiver {
+    ring: Ring,
+    socket: PacketSocket,
+}
+
+/// One of the two receivers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Frames,
+    Merged,
+}
+
+/// A merged frame that is being split. It is the last one that was taken from its ring.
+#[derive(Debug)]
+struct Splitting {
+    source: Source,
+    arrival: Arrival,
+    split: Split,
+    /// The segment that is next.
+    next: usize,
+}
+
+/// What a burst gets.
+#[derive(Debug)]
+enum Piece {
+    Frame(Source, Arrival),
+    /// So many bytes in the place of `segments` that has the piece's number.
+    Segment {
+        bytes: usize,
+        timestamp_ns: u64,
+    },
 }
 
 /// The search for an interface that was removed.
@@ -97,54 +158,194 @@ fn frame_bytes(interface: &Interface) -> usize {
     (interface.mtu_bytes as usize + HEADER_BYTES + TAG_BYTES).min(MAX_FRAME_BYTES)
 }
 
-/// Opens the packet socket of an interface, with its ring, and starts receiving.
-fn attach(config: &AfPacketConfig) -> Result<(Interface, PacketSocket, Ring), WireError> {
-    let interface = Interface::find(&config.interface)?;
-    let layout = ring::layout(config, interface.mtu_bytes)?;
-    let socket = PacketSocket::open(&interface, &layout, config.promiscuous)?;
-    let ring = Ring::map(&socket, &layout).map_err(|error| failed(&interface.name, "mmap", error.into()))?;
-    socket.bind()?;
-    Ok((interface, socket, ring))
+/// The length of the longest frame that merged ones are split into.
+fn segment_bytes(interface: &Interface) -> usize {
+    (interface.mtu_bytes as usize + HEADER_BYTES + 2 * TAG_BYTES).min(MAX_FRAME_BYTES)
+}
+
+impl Attached {
+    /// Opens the packet sockets of an interface, with their rings, and starts receiving.
+    fn to(config: &AfPacketConfig) -> Result<Self, WireError> {
+        let interface = Interface::find(&config.interface)?;
+        let layout = ring::layout(config, interface.mtu_bytes)?;
+        let limit = ring::slot_frame_bytes(&layout);
+        let frames = Receiver::open(&interface, &layout, Lengths::UpTo(limit))?;
+        let merged = Receiver::open(&interface, &ring::MERGED_LAYOUT, Lengths::Beyond(limit))?;
+        let readable = readable(&[&frames.socket, &merged.socket])
+            .map_err(|error| failed(&interface.name, "epoll", error.into()))?;
+        if config.promiscuous {
+            frames.socket.make_promiscuous()?;
+        }
+        merged.socket.bind()?;
+        frames.socket.bind()?;
+        Ok(Self { interface, frames, merged, readable })
+    }
+
+    fn receiver(&self, source: Source) -> &Receiver {
+        match source {
+            Source::Frames => &self.frames,
+            Source::Merged => &self.merged,
+        }
+    }
+
+    fn receiver_mut(&mut self, source: Source) -> &mut Receiver {
+        match source {
+            Source::Frames => &mut self.frames,
+            Source::Merged => &mut self.merged,
+        }
+    }
+
+    fn bytes(&self, source: Source, arrival: &Arrival) -> &[u8] {
+        self.receiver(source).ring.frame(arrival)
+    }
+
+    fn take_drops(&self) -> u64 {
+        self.frames.socket.take_drops() + self.merged.socket.take_drops()
+    }
+
+    /// How the interface is. Clears the errors of both sockets.
+    fn link(&self) -> Link {
+        let _ = self.merged.socket.link();
+        self.frames.socket.link()
+    }
+}
+
+impl Receiver {
+    fn open(interface: &Interface, layout: &libc::tpacket_req, lengths: Lengths) -> Result<Self, WireError> {
+        let socket = PacketSocket::open(interface, layout, lengths)?;
+        let ring =
+            Ring::map(&socket, layout).map_err(|error| failed(&interface.name, "mmap", error.into()))?;
+        Ok(Self { ring, socket })
+    }
+}
+
+/// A descriptor that is readable when one of these is.
+fn readable(sockets: &[&PacketSocket]) -> rustix::io::Result<OwnedFd> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for socket in sockets {
+        epoll::add(&epoll, socket, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    }
+    Ok(epoll)
 }
 
 impl AfPacketWire {
-    /// Opens the packet socket with its ring and starts receiving.
+    /// Opens the packet sockets with their rings and starts receiving.
     ///
     /// # Errors
     /// Which interface, and why: unknown, down, not Ethernet, not permitted, or a ring that is too large.
     pub fn open(config: &AfPacketConfig) -> Result<Self, WireError> {
-        let (interface, socket, ring) = attach(config)?;
+        let attached = Attached::to(config)?;
+        let segment_bytes = segment_bytes(&attached.interface);
         let mut wire = Self {
             config: config.clone(),
-            ring,
-            socket,
-            sender: Sender::new(frame_bytes(&interface)),
-            interface,
+            sender: Sender::new(frame_bytes(&attached.interface)),
+            splitting: None,
+            segments: vec![0; BURST_FRAMES * segment_bytes].into_boxed_slice(),
+            segment_bytes,
+            attached,
             state: WireState::Live,
             gone: None,
             empty_bursts: 0,
+            splits: Splits::default(),
             malformed: 0,
             drops: Cell::new(0),
-            met_merged: false,
+            met_unsplittable: false,
             met_long: false,
         };
         wire.check_link();
         Ok(wire)
     }
 
-    /// Takes up to `room` received frames out of the ring.
-    fn take(&mut self, room: usize) -> ArrayVec<Arrival, BURST_FRAMES> {
-        let mut arrivals = ArrayVec::new();
-        // Bounded by the ring as well: frames on their way out may fill it all.
-        while arrivals.len() < room.min(BURST_FRAMES) {
-            match self.ring.take() {
-                Some(Taken::Frame(arrival)) => arrivals.push(arrival),
+    /// Gives the slots of the last burst back, but the one of a frame that is still being split.
+    fn release(&mut self) {
+        let Attached { frames, merged, .. } = &mut self.attached;
+        match &mut self.splitting {
+            Some(Splitting { source: Source::Frames, arrival, .. }) => {
+                frames.ring.release_before(arrival);
+                merged.ring.release();
+            }
+            Some(Splitting { source: Source::Merged, arrival, .. }) => {
+                frames.ring.release();
+                merged.ring.release_before(arrival);
+            }
+            None => {
+                frames.ring.release();
+                merged.ring.release();
+            }
+        }
+    }
+
+    /// Takes up to `room` frames out of the rings, merged ones in segments.
+    fn take(&mut self, room: usize) -> ArrayVec<Piece, BURST_FRAMES> {
+        let kept = self.config.merged == MergedFrames::Whole;
+        let mut pieces = ArrayVec::new();
+        // Bounded by the rings as well: frames on their way out may fill them all.
+        while pieces.len() < room.min(BURST_FRAMES) {
+            if let Some(segment) = self.next_segment(pieces.len()) {
+                pieces.push(segment);
+                continue;
+            }
+            let Some(source) = self.earliest() else { break };
+            match self.attached.receiver_mut(source).ring.take(kept) {
+                Some(Taken::Frame(arrival)) if self.begins_split(source, &arrival) => {}
+                Some(Taken::Frame(arrival)) => pieces.push(Piece::Frame(source, arrival)),
                 Some(Taken::Outgoing) => {}
                 Some(Taken::Malformed) => self.malformed += 1,
                 None => break,
             }
         }
-        arrivals
+        pieces
+    }
+
+    /// The ring whose next frame arrived first. The kernel puts the frames of a stream into the rings one after the other,
+    /// and stamps them in that order. So a ring that is still empty when a frame of the other one has been seen has none
+    /// that is earlier.
+    fn earliest(&self) -> Option<Source> {
+        let Attached { frames, merged, .. } = &self.attached;
+        let frame = frames.ring.next_timestamp_ns();
+        let Some(merged) = merged.ring.next_timestamp_ns() else { return frame.map(|_| Source::Frames) };
+        // If there was none, one may have come before the merged frame did.
+        let frame = frame.or_else(|| frames.ring.next_timestamp_ns());
+        Some(if frame.is_some_and(|frame| frame <= merged) { Source::Frames } else { Source::Merged })
+    }
+
+    /// Begins to split a frame that was just taken, if it is a merged one and can be split.
+    fn begins_split(&mut self, source: Source, arrival: &Arrival) -> bool {
+        let merged = match &arrival.merged {
+            Some(merged) if self.config.merged == MergedFrames::Split => merged,
+            _ => return false,
+        };
+        let split = if arrival.is_whole() {
+            Split::of(self.attached.bytes(source, arrival), merged, self.segment_bytes)
+        } else {
+            Err(Unsplittable::Cut)
+        };
+        match split {
+            Ok(split) => {
+                self.splits.frames += 1;
+                self.splitting = Some(Splitting { source, arrival: *arrival, split, next: 0 });
+                true
+            }
+            Err(reason) => {
+                self.note_unsplittable(reason);
+                false
+            }
+        }
+    }
+
+    /// Writes the next segment of a frame that is being split to a place of `segments`.
+    fn next_segment(&mut self, place: usize) -> Option<Piece> {
+        let Splitting { source, arrival, split, next } = self.splitting.as_mut()?;
+        let frame = self.attached.bytes(*source, arrival);
+        let to = &mut self.segments[place * self.segment_bytes..][..self.segment_bytes];
+        let segment =
+            Piece::Segment { bytes: split.write(frame, *next, to), timestamp_ns: arrival.timestamp_ns };
+        self.splits.segments += 1;
+        *next += 1;
+        if *next == split.segments() {
+            self.splitting = None;
+        }
+        Some(segment)
     }
 
     fn count_empty_burst(&mut self) {
@@ -156,7 +357,7 @@ impl AfPacketWire {
     }
 
     fn check_link(&mut self) {
-        let link = self.socket.link();
+        let link = self.attached.link();
         self.state = if link == Link::Up { WireState::Live } else { WireState::Down };
         if link == Link::Gone {
             self.look_for_interface();
@@ -179,7 +380,7 @@ impl AfPacketWire {
             return;
         }
         gone.next = now + ATTACH_INTERVAL;
-        match attach(&self.config) {
+        match Attached::to(&self.config) {
             Ok(attached) => self.attached(attached),
             Err(WireError::UnknownInterface { .. } | WireError::InterfaceDown { .. }) => {}
             Err(error) => {
@@ -193,34 +394,43 @@ impl AfPacketWire {
     }
 
     /// Goes on with another interface of the same name. What was counted on the one before is kept.
-    fn attached(&mut self, (interface, socket, ring): (Interface, PacketSocket, Ring)) {
-        self.drops.set(self.drops.get() + self.socket.take_drops());
-        (self.interface, self.socket, self.ring) = (interface, socket, ring);
-        self.sender.resize(frame_bytes(&self.interface));
-        (self.met_merged, self.met_long, self.gone) = (false, false, None);
-        self.state = if self.socket.link() == Link::Up { WireState::Live } else { WireState::Down };
-        let Interface { name, mac, mtu_bytes, .. } = &self.interface;
+    fn attached(&mut self, attached: Attached) {
+        self.drops.set(self.drops.get() + self.attached.take_drops());
+        self.attached = attached;
+        let interface = &self.attached.interface;
+        self.sender.resize(frame_bytes(interface));
+        self.splitting = None;
+        self.segment_bytes = segment_bytes(interface);
+        self.segments = vec![0; BURST_FRAMES * self.segment_bytes].into_boxed_slice();
+        (self.met_unsplittable, self.met_long, self.gone) = (false, false, None);
+        self.state = if self.attached.link() == Link::Up { WireState::Live } else { WireState::Down };
+        let Interface { name, mac, mtu_bytes, .. } = &self.attached.interface;
         tracing::warn!(interface = %name, %mac, mtu_bytes, "attached to the interface again");
     }
 
-    /// Frames that no medium carries like this count as oversize; the operator has to end it.
-    fn note_oversize(&mut self, arrivals: &[Arrival]) {
-        let longest = self.interface.mtu_bytes as usize + HEADER_BYTES + 2 * TAG_BYTES;
-        let name = &self.interface.name;
-        if !self.met_merged && arrivals.iter().any(|arrival| arrival.merged) {
-            self.met_merged = true;
-            tracing::warn!(
-                interface = %name,
-                "frames arrive merged into larger ones and count as oversize: `ethtool -K {name} gro off lro off`, and \
-                 where the sender is a veth or tap on this machine, `ethtool -K SENDER tso off gso off`"
-            );
+    /// Merged frames that are not split count as oversize; the operator has to end it.
+    fn note_unsplittable(&mut self, reason: Unsplittable) {
+        if !self.met_unsplittable {
+            self.met_unsplittable = true;
+            let name = &self.attached.interface.name;
+            let advice = reason.advice(name);
+            tracing::warn!(interface = %name, "a merged frame cannot be split and counts as oversize: {advice}");
         }
-        let is_long = |arrival: &Arrival| !arrival.merged && arrival.wire_len as usize > longest;
-        if !self.met_long && arrivals.iter().any(is_long) {
+    }
+
+    /// So do frames that are longer than the interface's own, unless those are taken too.
+    fn note_long(&mut self, pieces: &[Piece]) {
+        if self.takes_merged() {
+            return;
+        }
+        let Interface { name, mtu_bytes, .. } = &self.attached.interface;
+        let longest = *mtu_bytes as usize + HEADER_BYTES + 2 * TAG_BYTES;
+        let is_long = |piece: &Piece| matches!(piece, Piece::Frame(_, arrival) if arrival.merged.is_none() && arrival.wire_len as usize > longest);
+        if !self.met_long && pieces.iter().any(is_long) {
             self.met_long = true;
             tracing::warn!(
                 interface = %name,
-                mtu_bytes = self.interface.mtu_bytes,
+                mtu_bytes,
                 "frames longer than the MTU arrive and count as oversize: raise the MTU of {name} to that of its \
                  neighbours and start again"
             );
@@ -229,28 +439,39 @@ impl AfPacketWire {
 
     fn longest(&self, frame: &[u8]) -> usize {
         let tagged = frame.get(12..14).is_some_and(|tpid| tpid == C_VLAN_TPID);
-        self.interface.mtu_bytes as usize + HEADER_BYTES + if tagged { TAG_BYTES } else { 0 }
+        self.attached.interface.mtu_bytes as usize + HEADER_BYTES + if tagged { TAG_BYTES } else { 0 }
     }
 }
 
 impl Wire for AfPacketWire {
     fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
-        self.ring.release();
-        let arrivals = self.take(burst.capacity_left());
-        if arrivals.is_empty() {
+        self.release();
+        let pieces = self.take(burst.capacity_left());
+        if pieces.is_empty() {
             return self.count_empty_burst();
         }
         self.empty_bursts = 0;
         self.state = WireState::Live;
-        self.note_oversize(&arrivals);
-        for arrival in &arrivals {
-            let bytes = self.ring.frame(arrival);
-            burst.push(RxFrame {
-                // However short, a merged frame is none: cut to its header it cannot be delivered as one.
-                bytes: if arrival.merged { &bytes[..bytes.len().min(HEADER_BYTES)] } else { bytes },
-                wire_len: arrival.wire_len,
-                timestamp_ns: arrival.timestamp_ns,
-                checksum: arrival.checksum,
+        self.note_long(&pieces);
+        let kept = self.config.merged == MergedFrames::Whole;
+        for (place, piece) in pieces.iter().enumerate() {
+            burst.push(match piece {
+                Piece::Frame(source, arrival) => {
+                    let bytes = self.attached.bytes(*source, arrival);
+                    let kept = kept || arrival.merged.is_none();
+                    RxFrame {
+                        // However short, a merged frame is none: cut to its header it cannot be delivered as one.
+                        bytes: if kept { bytes } else { &bytes[..bytes.len().min(HEADER_BYTES)] },
+                        wire_len: arrival.wire_len,
+                        timestamp_ns: arrival.timestamp_ns,
+                        checksum: arrival.checksum,
+                    }
+                }
+                Piece::Segment { bytes, timestamp_ns } => RxFrame {
+                    timestamp_ns: *timestamp_ns,
+                    checksum: Checksum::Unknown,
+                    ..RxFrame::new(&self.segments[place * self.segment_bytes..][..*bytes])
+                },
             });
         }
     }
@@ -267,7 +488,7 @@ impl Wire for AfPacketWire {
     }
 
     fn flush(&mut self) {
-        if self.sender.flush(&self.socket) == Flushed::Down {
+        if self.sender.flush(&self.attached.frames.socket) == Flushed::Down {
             // `receive` finds out whether it is down or gone.
             self.state = WireState::Down;
         }
@@ -278,11 +499,11 @@ impl Wire for AfPacketWire {
     }
 
     fn sleep_hint(&self) -> Option<RawFd> {
-        Some(self.socket.as_fd().as_raw_fd())
+        Some(self.attached.readable.as_raw_fd())
     }
 
     fn describe(&self) -> String {
-        let name = &self.interface.name;
+        let name = &self.attached.interface.name;
         if self.gone.is_some() {
             return format!("{name} (af_packet; the interface is gone, to be attached to when it is back)");
         }
@@ -290,16 +511,24 @@ impl Wire for AfPacketWire {
     }
 
     fn mac(&self) -> MacAddr {
-        self.interface.mac
+        self.attached.interface.mac
     }
 
     fn mtu_bytes(&self) -> u32 {
-        self.interface.mtu_bytes
+        self.attached.interface.mtu_bytes
     }
 
     fn losses(&self) -> u64 {
-        self.drops.set(self.drops.get() + self.socket.take_drops());
+        self.drops.set(self.drops.get() + self.attached.take_drops());
         self.drops.get() + self.malformed
+    }
+
+    fn takes_merged(&self) -> bool {
+        self.config.merged == MergedFrames::Whole
+    }
+
+    fn splits(&self) -> Splits {
+        self.splits
     }
 
     fn transmit_losses(&self) -> u64 {
@@ -314,7 +543,7 @@ impl Drop for AfPacketWire {
         let frames = self.sender.abandon();
         let losses = self.sender.losses();
         if frames > 0 {
-            let interface = &self.interface.name;
+            let interface = &self.attached.interface.name;
             tracing::warn!(%interface, frames, losses, "sent frames were still queued when the interface was closed");
         }
     }

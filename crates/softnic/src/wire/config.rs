@@ -134,6 +134,21 @@ pub struct AfPacketConfig {
     /// How many received frames the kernel may hold for the engine.
     #[serde(default = "default_ring_frames")]
     pub ring_frames: u32,
+    /// What becomes of frames that the kernel merged.
+    #[serde(default)]
+    pub merged: MergedFrames,
+}
+
+/// What a live interface does with frames that consist of several packets of a stream: merged by the kernel on arrival
+/// (GRO, LRO), or not yet cut by a local sender (TSO, GSO).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MergedFrames {
+    /// Splits them into the packets that they were merged from.
+    #[default]
+    Split,
+    /// Takes them whole, whatever the MTU; receive buffers need room for [`MAX_MERGED_BYTES`](super::MAX_MERGED_BYTES).
+    Whole,
 }
 
 /// How fast generated frames come.
@@ -436,6 +451,7 @@ impl FromStr for WireConfig {
                 interface: interface.to_owned(),
                 promiscuous: false,
                 ring_frames: 4096,
+                merged: MergedFrames::Split,
             })),
             ("link", Some(rest)) => {
                 let (name, end) =

@@ -12,7 +12,12 @@ fn every_kind_is_read_with_its_defaults() {
     assert_eq!(config(r#"{ "kind": "loopback" }"#).unwrap(), WireConfig::Loopback {});
     let expected = LinkConfig { name: "x".parse().unwrap(), end: LinkEnd::B };
     assert_eq!(config(r#"{ "kind": "link", "name": "x", "end": "b" }"#).unwrap(), WireConfig::Link(expected));
-    let expected = AfPacketConfig { interface: "eth0".to_owned(), promiscuous: false, ring_frames: 4096 };
+    let expected = AfPacketConfig {
+        interface: "eth0".to_owned(),
+        promiscuous: false,
+        ring_frames: 4096,
+        merged: MergedFrames::Split,
+    };
     assert_eq!(
         config(r#"{ "kind": "af_packet", "interface": "eth0" }"#).unwrap(),
         WireConfig::AfPacket(expected)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use packet::MacAddr;
-use softnic::wire::{Burst, TransmitError, Wire, WireState};
+use softnic::wire::{Burst, Splits, TransmitError, Wire, WireState};
 
 pub(crate) struct GatedWire {
     wire: Box<dyn Wire>,
@@ -65,6 +65,14 @@ impl Wire for GatedWire {
 
     fn losses(&self) -> u64 {
         self.wire.losses()
+    }
+
+    fn takes_merged(&self) -> bool {
+        self.wire.takes_merged()
+    }
+
+    fn splits(&self) -> Splits {
+        self.wire.splits()
     }
 
     fn transmit_losses(&self) -> u64 {

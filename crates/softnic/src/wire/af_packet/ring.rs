@@ -1,5 +1,6 @@
 //! The receive ring of a packet socket: TPACKET_V2, one slot per frame.
 //!
+//! One ring has slots for frames of the medium, another those of 64 KiB for merged frames, see the wire's own page.
 //! V2 and not V3, because V3 hands over blocks of frames: a lone frame waits there for a timer of at least a
 //! millisecond, while a slot of V2 is readable at once. The ring keeps the slots it took until they are released, and
 //! gives out bytes of those only; so nothing ever refers to memory that the kernel may be writing.
@@ -12,7 +13,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::wire::{AfPacketConfig, BURST_FRAMES, Checksum, MAX_FRAME_BYTES, WireError};
+use super::split::Merged;
+use crate::wire::{AfPacketConfig, BURST_FRAMES, Checksum, MAX_FRAME_BYTES, MAX_MERGED_BYTES, WireError};
 
 /// The fewest slots: those of a burst stay taken until the next one.
 const MIN_SLOTS: u32 = 2 * BURST_FRAMES as u32;
@@ -24,6 +26,10 @@ const MAX_RING_BYTES: usize = 512 << 20;
 const BLOCK_BYTES: u32 = 1 << 16;
 /// The smallest slot: a standard Ethernet frame with headers.
 const MIN_SLOT_BYTES: u32 = 1 << 11;
+/// The ring for merged frames: blocks, and slots for the longest one. That makes 240 slots in 16 MiB.
+const MERGED_BLOCKS: u32 = 16;
+const MERGED_BLOCK_BYTES: u32 = 1 << 20;
+const MERGED_SLOT_BYTES: u32 = (MAX_MERGED_BYTES as u32 + SLOT_HEADER_BYTES).next_multiple_of(16);
 /// The bytes before a frame in its slot: header and address (52), the longest link header that shifts it (48 at
 /// most, being aligned), the room for a tag, and what offload left to do.
 const SLOT_HEADER_BYTES: u32 = 52 + 48 + (TAG_ROOM_BYTES + OFFLOAD_BYTES) as u32;
@@ -57,7 +63,7 @@ pub(super) fn layout(config: &AfPacketConfig, mtu_bytes: u32) -> Result<libc::tp
             config.ring_frames
         )));
     }
-    // Longer frames (the loopback's 64 KiB) are kept up to the slot's end and marked by their length.
+    // Longer frames (the loopback's 64 KiB) go to the ring for merged frames.
     let frame_bytes = (mtu_bytes.saturating_add(LINK_HEADER_BYTES)).min(MAX_FRAME_BYTES as u32);
     let slot_bytes = (frame_bytes + SLOT_HEADER_BYTES).next_power_of_two().max(MIN_SLOT_BYTES);
     let block_bytes = slot_bytes.max(BLOCK_BYTES);
@@ -80,6 +86,19 @@ pub(super) fn layout(config: &AfPacketConfig, mtu_bytes: u32) -> Result<libc::tp
     })
 }
 
+/// The layout of a ring for frames that are too long for the slots of the other ring: merged ones.
+pub(super) const MERGED_LAYOUT: libc::tpacket_req = libc::tpacket_req {
+    tp_block_size: MERGED_BLOCK_BYTES,
+    tp_block_nr: MERGED_BLOCKS,
+    tp_frame_size: MERGED_SLOT_BYTES,
+    tp_frame_nr: MERGED_BLOCKS * (MERGED_BLOCK_BYTES / MERGED_SLOT_BYTES),
+};
+
+/// The longest frame, without a stripped tag, that is surely kept whole in a slot of this layout.
+pub(super) fn slot_frame_bytes(layout: &libc::tpacket_req) -> u32 {
+    layout.tp_frame_size - SLOT_HEADER_BYTES
+}
+
 /// A frame in a taken slot, its tag in place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
@@ -91,7 +110,14 @@ pub(super) struct Arrival {
     pub(super) timestamp_ns: u64,
     pub(super) checksum: Checksum,
     /// Whether it represents several frames of the medium: merged on arrival, or not yet cut by a sender.
-    pub(super) merged: bool,
+    pub(super) merged: Option<Merged>,
+}
+
+impl Arrival {
+    /// Whether the slot holds all of it.
+    pub(super) fn is_whole(&self) -> bool {
+        self.wire_len as usize <= self.len
+    }
 }
 
 /// What [`Ring::take`] found.
@@ -112,6 +138,9 @@ pub(super) struct Ring {
     bytes: usize,
     slot_bytes: usize,
     slots: usize,
+    slots_per_block: usize,
+    /// Bytes at the end of each block that are in no slot.
+    unused_bytes: usize,
     /// The oldest slot that is taken or, if none is, the next one to take.
     first: usize,
     /// Slots from `first` on that belong to this side: the kernel handed them over and they are not released yet.
@@ -128,27 +157,43 @@ impl Ring {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses overlaps nothing of ours.
         let area = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, socket, 0) }?;
+        let slots_per_block = layout.tp_block_size / layout.tp_frame_size;
         Ok(Self {
             area: NonNull::new(area.cast()).ok_or(rustix::io::Errno::NOMEM)?,
             bytes,
             slot_bytes: layout.tp_frame_size as usize,
             slots: layout.tp_frame_nr as usize,
+            slots_per_block: slots_per_block as usize,
+            unused_bytes: (layout.tp_block_size - slots_per_block * layout.tp_frame_size) as usize,
             first: 0,
             taken: 0,
         })
     }
 
-    /// Takes the next slot if the kernel has filled it.
-    pub(super) fn take(&mut self) -> Option<Taken> {
-        if self.taken == self.slots {
-            return None;
-        }
+    /// The next slot, if the kernel has filled it. It stays so until it is taken and released.
+    fn filled(&self) -> Option<&[u8]> {
         let slot = (self.first + self.taken) % self.slots;
-        if self.status(slot).load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
+        if self.taken == self.slots || self.status(slot).load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
             return None;
         }
+        // SAFETY: the remainder is below `self.slots`, so the slot is within the mapping.
+        let place = unsafe { self.area.add(self.offset(slot)) };
+        // SAFETY: its status was seen to be the process's: the kernel does not write the slot until `release`, which
+        // needs `&mut self`.
+        Some(unsafe { std::slice::from_raw_parts(place.as_ptr(), self.slot_bytes) })
+    }
+
+    /// When the frame in the next slot arrived, if the kernel has filled that.
+    pub(super) fn next_timestamp_ns(&self) -> Option<u64> {
+        self.filled().map(|slot| Header::read(slot).timestamp_ns)
+    }
+
+    /// Takes the next slot if the kernel has filled it. Unless merged frames are `kept` whole their checksums stay
+    /// unfinished, because each segment gets its own.
+    pub(super) fn take(&mut self, kept: bool) -> Option<Taken> {
+        self.filled()?;
         self.taken += 1;
-        Some(self.examine(self.taken - 1))
+        Some(self.examine(self.taken - 1, kept))
     }
 
     /// The bytes of a frame that was taken and not released.
@@ -158,7 +203,18 @@ impl Ring {
 
     /// Gives all taken slots back to the kernel.
     pub(super) fn release(&mut self) {
-        while self.taken > 0 {
+        self.release_but(0);
+    }
+
+    /// Gives all taken slots but the last one back to the kernel; `arrival` is in that.
+    pub(super) fn release_before(&mut self, arrival: &mut Arrival) {
+        debug_assert!(arrival.taken + 1 == self.taken);
+        self.release_but(1);
+        arrival.taken = 0;
+    }
+
+    fn release_but(&mut self, kept: usize) {
+        while self.taken > kept {
             self.status(self.first).store(libc::TP_STATUS_KERNEL, Ordering::Release);
             self.first = (self.first + 1) % self.slots;
             self.taken -= 1;
@@ -166,7 +222,7 @@ impl Ring {
     }
 
     /// Reads the header of a taken slot, does what offload left to do, and puts a stripped tag back.
-    fn examine(&mut self, taken: usize) -> Taken {
+    fn examine(&mut self, taken: usize, kept: bool) -> Taken {
         let header = Header::read(self.slot(taken));
         if header.packet_type == libc::PACKET_OUTGOING {
             return Taken::Outgoing;
@@ -176,11 +232,12 @@ impl Ring {
             return Taken::Malformed;
         }
         // Read first: the tag goes where it is.
-        let offload = Offload::read(&self.slot(taken)[start - OFFLOAD_BYTES..start]);
+        let mut offload = Offload::read(&self.slot(taken)[start - OFFLOAD_BYTES..start]);
         let mut wire_len = header.wire_len;
         let mut checksum = header.checksum;
         let whole = wire_len as usize <= len;
-        if whole && !offload.merged && offload.complete_checksum(&mut self.slot_mut(taken)[start..][..len]) {
+        let completes = whole && (offload.merged.is_none() || kept);
+        if completes && offload.complete_checksum(&mut self.slot_mut(taken)[start..][..len]) {
             checksum = Checksum::Unknown;
         }
         if let Some((tpid, tci)) = header.tag
@@ -191,6 +248,9 @@ impl Ring {
             start -= TAG_BYTES;
             len += TAG_BYTES;
             wire_len += TAG_BYTES as u32;
+            if let Some(at) = offload.merged.as_mut().and_then(|merged| merged.stream_at.as_mut()) {
+                *at += TAG_BYTES;
+            }
             let tag = &mut slot[start + ADDRESSES_BYTES..][..TAG_BYTES];
             tag[..2].copy_from_slice(&tpid.to_be_bytes());
             tag[2..].copy_from_slice(&tci.to_be_bytes());
@@ -199,13 +259,20 @@ impl Ring {
         Taken::Frame(Arrival { taken, start, len, wire_len, timestamp_ns, checksum, merged: offload.merged })
     }
 
+    /// Where a slot is: within the mapping for each below `self.slots`, of which every block has `slots_per_block`.
+    fn offset(&self, slot: usize) -> usize {
+        let slots = slot * self.slot_bytes;
+        // Blocks of small slots have no unused bytes, and their division is spared.
+        if self.unused_bytes == 0 { slots } else { slots + slot / self.slots_per_block * self.unused_bytes }
+    }
+
     /// The status word at the start of a slot, by which kernel and process hand it to each other.
     fn status(&self, slot: usize) -> &AtomicU32 {
         debug_assert!(slot < self.slots);
         // SAFETY: `slot < self.slots`, so the offset is within the mapping.
-        let word = unsafe { self.area.add(slot * self.slot_bytes) };
-        // SAFETY: slots are page parts of a power of two, so the word is aligned; it lives as long as the mapping, which
-        // `self` owns; both sides access it as one 32-bit word.
+        let word = unsafe { self.area.add(self.offset(slot)) };
+        // SAFETY: blocks are pages and slots multiples of 16 bytes, so the word is aligned; it lives as long as the
+        // mapping, which `self` owns; both sides access it as one 32-bit word.
         unsafe { AtomicU32::from_ptr(word.cast().as_ptr()) }
     }
 
@@ -213,7 +280,7 @@ impl Ring {
         assert!(taken < self.taken, "only taken slots are looked into");
         let slot = (self.first + taken) % self.slots;
         // SAFETY: the remainder is below `self.slots`, so the offset is within the mapping.
-        unsafe { self.area.add(slot * self.slot_bytes) }
+        unsafe { self.area.add(self.offset(slot)) }
     }
 
     fn slot(&self, taken: usize) -> &[u8] {
@@ -282,7 +349,7 @@ impl Header {
 
 /// What offload left to do on a frame: `virtio_net_hdr`, in the machine's byte order (`vio_le` in af_packet.c).
 struct Offload {
-    merged: bool,
+    merged: Option<Merged>,
     /// Where the checksummed bytes start in the frame without its stripped tag, and where in them the field is.
     unfinished: Option<(usize, usize)>,
 }
@@ -292,10 +359,13 @@ impl Offload {
     fn read(header: &[u8]) -> Self {
         const NEEDS_CHECKSUM: u8 = 1;
         let half = |at: usize| usize::from(u16::from_ne_bytes([header[at], header[at + 1]]));
-        Self {
-            unfinished: (header[0] & NEEDS_CHECKSUM != 0).then(|| (half(6), half(8))),
-            merged: header[1] != 0,
-        }
+        let unfinished = (header[0] & NEEDS_CHECKSUM != 0).then(|| (half(6), half(8)));
+        let merged = (header[1] != 0).then(|| Merged {
+            kind: header[1],
+            segment_bytes: u16::from_ne_bytes([header[4], header[5]]),
+            stream_at: unfinished.map(|(start, _)| start),
+        });
+        Self { unfinished, merged }
     }
 
     /// Completes an unfinished checksum as `skb_checksum_help` does (net/core/dev.c): the field holds the sum of the

@@ -90,15 +90,41 @@ pub(super) struct PacketSocket {
     index: i32,
 }
 
+/// The frames that a socket takes, by their length without a stripped VLAN tag.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Lengths {
+    UpTo(u32),
+    Beyond(u32),
+}
+
+impl Lengths {
+    /// As a program of the classic packet filter (socket(7), SO_ATTACH_FILTER; linux/filter.h): loads the length, compares,
+    /// returns how many bytes are taken, 0 for none. Its length is that of the frame with its Ethernet header, because
+    /// the socket is of type SOCK_RAW (`tpacket_rcv`).
+    fn filter(self) -> [libc::sock_filter; 4] {
+        let instruction = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+        let (limit, longer, others) = match self {
+            Self::UpTo(limit) => (limit, 0, u32::MAX),
+            Self::Beyond(limit) => (limit, u32::MAX, 0),
+        };
+        [
+            instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_LEN, 0, 0, 0),
+            instruction(libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K, 0, 1, limit),
+            instruction(libc::BPF_RET | libc::BPF_K, 0, 0, longer),
+            instruction(libc::BPF_RET | libc::BPF_K, 0, 0, others),
+        ]
+    }
+}
+
 impl PacketSocket {
-    /// Opens the socket with a receive ring of TPACKET_V2 and, if asked, makes the interface promiscuous for as long as
-    /// the socket is open.
+    /// Opens the socket with a receive ring of TPACKET_V2 for frames of some lengths.
     pub(super) fn open(
         interface: &Interface,
         ring: &libc::tpacket_req,
-        promiscuous: bool,
+        lengths: Lengths,
     ) -> Result<Self, WireError> {
         let socket = Self::unbound(interface)?;
+        socket.attach_filter(&mut lengths.filter())?;
         let version: libc::c_int = libc::tpacket_versions::TPACKET_V2 as libc::c_int;
         socket.set(libc::PACKET_VERSION, &version, "PACKET_VERSION")?;
         // Room before each frame to put a stripped VLAN tag back, as libpcap does.
@@ -112,10 +138,15 @@ impl PacketSocket {
         // pass the queueing discipline (no PACKET_QDISC_BYPASS): past it they would be lost whenever the interface's
         // ring is busy, and no packet tap would see them.
         let _ = socket.set_raw(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &on);
-        if promiscuous {
-            socket.make_promiscuous()?;
-        }
         Ok(socket)
+    }
+
+    fn attach_filter(&self, filter: &mut [libc::sock_filter]) -> Result<(), WireError> {
+        let len = u16::try_from(filter.len()).unwrap_or(u16::MAX);
+        // The kernel copies the program, so it need not outlive the call.
+        let program = libc::sock_fprog { len, filter: filter.as_mut_ptr() };
+        self.set_raw(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+            .map_err(|error| failed(&self.interface, "SO_ATTACH_FILTER", error))
     }
 
     /// Opens a socket that receives nothing: with protocol 0, no frame comes before `bind` names another.
@@ -201,7 +232,8 @@ impl PacketSocket {
 
     fn set_raw<T: Copy>(&self, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
         let len = size_of::<T>() as libc::socklen_t;
-        // SAFETY: `value` is readable for `len` bytes; the callers pass the plain C type of the option, without padding.
+        // SAFETY: `value` is readable for `len` bytes; the callers pass the plain C type of the option, and what
+        // that points to lives through the call.
         let rc = unsafe {
             libc::setsockopt(self.fd.as_raw_fd(), level, option, std::ptr::from_ref(value).cast(), len)
         };

@@ -66,12 +66,12 @@ fn ip(arguments: &str) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(format!("ip {arguments}: {stderr}")) }
 }
 
+fn config(interface: &str, merged: MergedFrames) -> AfPacketConfig {
+    AfPacketConfig { interface: interface.to_owned(), promiscuous: true, ring_frames: 128, merged }
+}
+
 fn open(interface: &str) -> Result<AfPacketWire, WireError> {
-    AfPacketWire::open(&AfPacketConfig {
-        interface: interface.to_owned(),
-        promiscuous: true,
-        ring_frames: 128,
-    })
+    AfPacketWire::open(&config(interface, MergedFrames::Split))
 }
 
 fn frame(number: u16, frame_bytes: usize) -> FrameBuilder {
@@ -229,8 +229,8 @@ fn closing_sends_queued_frames() {
 }
 
 #[test]
-fn frames_beyond_a_slot_keep_their_length() {
-    in_namespace("frames_beyond_a_slot", || {
+fn frames_beyond_the_mtu_are_whole() {
+    in_namespace("frames_beyond_the_mtu", || {
         let mut right = open("right").unwrap();
         ip("link set left mtu 9000").unwrap();
         ip("link set right mtu 9000").unwrap();
@@ -238,8 +238,8 @@ fn frames_beyond_a_slot_keep_their_length() {
         let jumbo = frame(1, 4000).build();
         send(&mut left, std::slice::from_ref(&jumbo));
         let (bytes, wire_len, ..) = receive(&mut right, 1).remove(0);
-        assert_eq!(wire_len, 4000);
-        assert!((1514..4000).contains(&bytes.len()) && jumbo.starts_with(&bytes), "{}", bytes.len());
+        assert_eq!((bytes, wire_len), (jumbo.clone(), 4000));
+        assert!(right.met_long);
 
         let too_long = frame(1, 9015).build();
         assert_eq!(left.transmit(&too_long), Err(TransmitError::TooLong));
@@ -256,7 +256,7 @@ fn send_offloaded(wire: &AfPacketWire, (flags, merging): (u8, u8), sizes: [u16; 
     let mut message = vec![flags, merging];
     sizes.iter().for_each(|size| message.extend(size.to_ne_bytes()));
     message.extend(frame);
-    rustix::net::send(&wire.socket, &message, rustix::net::SendFlags::empty()).unwrap();
+    rustix::net::send(&wire.attached.frames.socket, &message, rustix::net::SendFlags::empty()).unwrap();
 }
 
 #[test]
@@ -302,20 +302,163 @@ fn checksums_that_sums_cannot_complete_are_left_as_they_are() {
     });
 }
 
-/// Two segments together are shorter than the MTU here: only what offload says tells them from one frame.
+/// A TCP stream of so many bytes, as one frame.
+fn stream(bytes: usize) -> Vec<u8> {
+    let addresses = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+    let payload: Vec<u8> = (0..bytes).map(|at| (at >> 3) as u8).collect();
+    addresses.tcp(1, 2, 0x18).payload(&payload).build()
+}
+
+const TCP_V4: u8 = 1;
+
+/// Has a checksum, which is as good as an unfinished one where the bytes are split.
+fn send_stream(wire: &AfPacketWire, frame: &[u8], segment_bytes: u16) {
+    send_offloaded(wire, (1, TCP_V4), [54, segment_bytes, 34, 16], frame);
+}
+
+/// The payload of TCP segments whose checksums have to be right.
+fn payload(frames: &[(Vec<u8>, u32, u64, Checksum)]) -> Vec<u8> {
+    let mut together = Vec::new();
+    for (bytes, wire_len, ..) in frames {
+        let parsed = packet::parse(bytes);
+        assert_eq!(checksum::verify_l4(bytes, &parsed), checksum::Check::Good);
+        assert_eq!(checksum::verify_ip(bytes, &parsed), checksum::Check::Good);
+        assert_eq!(*wire_len as usize, bytes.len());
+        together.extend_from_slice(&bytes[54..]);
+    }
+    together
+}
+
 #[test]
-fn merged_frames_are_not_taken_for_frames() {
-    in_namespace("merged_frames", || {
-        const TCP_V4: u8 = 1;
+fn merged_frames_are_split_in_order_with_the_others() {
+    in_namespace("merged_frames_are_split", || {
         let (mut left, mut right) = (open("left").unwrap(), open("right").unwrap());
-        let addresses = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
-        let merged = addresses.tcp(1, 2, 0x10).frame_bytes(54 + 1000).build();
-        send_offloaded(&left, (1, TCP_V4), [54, 500, 34, 16], &merged);
-        let (bytes, wire_len, ..) = receive(&mut right, 1).remove(0);
-        assert_eq!((&bytes[..], wire_len), (&merged[..HEADER_BYTES], 1054));
-        assert!(right.met_merged && !right.met_long);
-        send(&mut left, std::slice::from_ref(&merged));
-        assert_eq!(receive(&mut right, 1)[0].0, merged, "the same bytes as one frame");
+        // Two segments together are shorter than the MTU here: only what offload states tells them from one frame. 450
+        // segments of the last take several bursts, during which its slot is kept.
+        let frames = [(stream(1000), 500, 2), (stream(60_000), 1448, 42), (stream(45_000), 100, 450)];
+        for (round, (merged, segment_bytes, segments)) in frames.iter().enumerate() {
+            send(&mut left, &[frame(1, 60).build()]);
+            send_stream(&left, merged, *segment_bytes);
+            send(&mut left, &[frame(2, 60).build()]);
+            let received = receive(&mut right, segments + 2);
+            assert_eq!(received.len(), segments + 2);
+            assert_eq!(received[0].0, frame(1, 60).build(), "round {round}: what was sent before");
+            assert_eq!(received[segments + 1].0, frame(2, 60).build(), "round {round}: what was sent after");
+            assert_eq!(payload(&received[1..=*segments]), merged[54..]);
+        }
+        assert_eq!(right.splits(), Splits { frames: 3, segments: 2 + 42 + 450 });
+        send_stream(&left, &frames[1].0, 1448);
+        let mut polled = libc::pollfd { fd: right.sleep_hint().unwrap(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry; waits for at most a second.
+        assert_eq!(unsafe { libc::poll(&raw mut polled, 1, 1000) }, 1, "a merged frame wakes too");
+        receive(&mut right, 42);
+        assert_eq!((right.losses(), right.met_unsplittable, right.met_long), (0, false, false));
+        let unmerged = stream(1000);
+        send(&mut left, std::slice::from_ref(&unmerged));
+        assert_eq!(receive(&mut right, 1)[0].0, unmerged, "the same bytes as one frame");
+    });
+}
+
+/// Has the kernel send 2500 bytes as datagrams of 1000, by one call (udp(7), UDP_SEGMENT).
+fn send_datagrams(from: &str, to: &str) {
+    let socket = UdpSocket::bind(from).unwrap();
+    let bytes: libc::c_int = 1000;
+    let len = size_of_val(&bytes) as libc::socklen_t;
+    let (fd, value) = (socket.as_raw_fd(), (&raw const bytes).cast());
+    // SAFETY: `value` is readable for `len` bytes, an `int` as the option wants it.
+    let rc = unsafe { libc::setsockopt(fd, libc::SOL_UDP, libc::UDP_SEGMENT, value, len) };
+    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+    socket.send_to(&[7; 2500], to).unwrap();
+}
+
+#[test]
+fn datagrams_that_the_kernel_left_uncut_are_split() {
+    in_namespace("datagrams_left_uncut", || {
+        let mut right = open("right").unwrap();
+        ip("addr add 10.9.9.1/24 dev left").unwrap();
+        ip("neigh add 10.9.9.2 lladdr 02:00:00:00:00:99 dev left").unwrap();
+        let mut datagrams = |headers: usize| {
+            let mut received = Vec::new();
+            while received.len() < 3 {
+                // Without what the interfaces send of their own accord.
+                received.extend(receive(&mut right, 1).into_iter().filter(|frame| frame.0.len() > 500));
+            }
+            let lengths: Vec<usize> = received.iter().map(|frame| frame.0.len() - headers).collect();
+            assert_eq!(lengths, [1000, 1000, 500]);
+            for (bytes, ..) in &received {
+                assert_ne!(checksum::verify_l4(bytes, &packet::parse(bytes)), checksum::Check::Bad);
+                let inner = &bytes[headers - 42..];
+                let parsed = packet::parse(inner);
+                assert_eq!(checksum::verify_l4(inner, &parsed), checksum::Check::Good);
+                assert_eq!(checksum::verify_ip(inner, &parsed), checksum::Check::Good);
+            }
+        };
+        send_datagrams("10.9.9.1:0", "10.9.9.2:4000");
+        datagrams(42);
+        // In a tunnel, whose own datagrams are without or with checksums.
+        for checksums in ["noudpcsum", "udpcsum"] {
+            let tunnel = "vxlan id 7 local 10.9.9.1 remote 10.9.9.2 dstport 4789 dev left";
+            if let Err(reason) = ip(&format!("link add tunnel type {tunnel} {checksums}")) {
+                return not_run(&format!("merged frames in VXLAN: {reason}"), "CI needs a kernel with VXLAN");
+            }
+            ip("link set tunnel addrgenmode none").unwrap();
+            ip("link set tunnel up").unwrap();
+            ip("addr add 10.8.8.1/24 dev tunnel").unwrap();
+            ip("neigh add 10.8.8.2 lladdr 02:00:00:00:00:98 dev tunnel").unwrap();
+            send_datagrams("10.8.8.1:0", "10.8.8.2:4000");
+            datagrams(42 + 50);
+            ip("link del tunnel").unwrap();
+        }
+        assert_eq!(right.splits(), Splits { frames: 3, segments: 9 });
+    });
+}
+
+#[test]
+fn the_ring_for_merged_frames_goes_round() {
+    in_namespace("the_ring_for_merged_frames", || {
+        let (left, mut right) = (open("left").unwrap(), open("right").unwrap());
+        let merged = stream(30_000);
+        // More than there are slots, over all blocks.
+        for _ in 0..30 {
+            (0..10).for_each(|_| send_stream(&left, &merged, 15_000));
+            (0..10).for_each(|_| send_stream(&left, &merged, 1_400));
+            let mut received = receive(&mut right, 64);
+            // In the middle of a frame: its rest, and those after it.
+            let mut frames = Burst::new();
+            let counted = allocation_counter::measure(|| right.receive(&mut frames));
+            assert_eq!((counted.count_total, frames.len()), (0, BURST_FRAMES));
+            received
+                .extend(frames.iter().map(|f| (f.bytes.to_vec(), f.wire_len, f.timestamp_ns, f.checksum)));
+            drop(frames);
+            received.extend(receive(&mut right, 10 + 10 * 22 - 2 * 64));
+            let (refused, split): (Vec<_>, Vec<_>) =
+                received.into_iter().partition(|f| f.0.len() == HEADER_BYTES);
+            assert_eq!(refused.len(), 10, "their segments are longer than the MTU");
+            assert!(split.chunks(22).all(|segments| payload(segments) == merged[54..]));
+        }
+        assert_eq!(right.splits(), Splits { frames: 300, segments: 300 * 22 });
+        assert!(right.losses() == 0 && right.met_unsplittable);
+    });
+}
+
+#[test]
+fn merged_frames_are_taken_whole_if_asked_to() {
+    in_namespace("merged_frames_whole", || {
+        let left = open("left").unwrap();
+        let mut right = AfPacketWire::open(&config("right", MergedFrames::Whole)).unwrap();
+        assert!(right.takes_merged() && !left.takes_merged());
+        for bytes in [1000, 60_000] {
+            let merged = stream(bytes);
+            let mut unfinished = merged.clone();
+            let pseudo_header: u32 = 0x0a00 + 1 + 0x0a00 + 2 + 6 + (20 + bytes as u32);
+            let folded = (pseudo_header & 0xffff) + (pseudo_header >> 16);
+            unfinished[50..52].copy_from_slice(&(folded as u16).to_be_bytes());
+            send_stream(&left, &unfinished, 500);
+            let received = receive(&mut right, 1);
+            assert_eq!(received[0].0, merged, "with its checksum");
+            assert_eq!(received[0].1 as usize, merged.len());
+        }
+        assert_eq!(right.splits(), Splits::default());
     });
 }
 
@@ -329,8 +472,11 @@ fn errors_of_opening_contain_a_remedy() {
                 "{error}"
             );
         }
-        let config =
-            |ring_frames| AfPacketConfig { interface: "left".to_owned(), promiscuous: false, ring_frames };
+        let config = |ring_frames| AfPacketConfig {
+            ring_frames,
+            promiscuous: false,
+            ..config("left", MergedFrames::Split)
+        };
         for ring_frames in [0, 127, 65_537] {
             let error = AfPacketWire::open(&config(ring_frames)).unwrap_err().to_string();
             assert!(error.contains("`left`") && error.contains("128..=65536"), "{error}");

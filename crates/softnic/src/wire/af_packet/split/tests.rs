@@ -1,0 +1,236 @@
+//! Splitting as the opposite of merging: a large packet is built, split, and put together again.
+
+use packet::build::FrameBuilder;
+use packet::checksum::{Check, verify_ip, verify_l4};
+use packet::{EtherType, FlowKey, parse, parse_tunnel};
+use proptest::prelude::*;
+
+use super::*;
+
+/// A frame for segments of up to 1514 bytes: what an interface with an MTU of 1500 receives.
+const LONGEST: usize = 1514 + 8;
+/// FIN, PSH, ACK and CWR.
+const FLAGS: u8 = 0x01 | 0x08 | 0x10 | 0x80;
+
+fn split(frame: &[u8], merged: &Merged) -> Result<Vec<Vec<u8>>, Unsplittable> {
+    let split = Split::of(frame, merged, LONGEST)?;
+    let mut to = [0; LONGEST];
+    let write = |index| {
+        let bytes = split.write(frame, index, &mut to);
+        to[..bytes].to_vec()
+    };
+    Ok((0..split.segments()).map(write).collect())
+}
+
+fn tcp(segment_bytes: u16) -> Merged {
+    Merged { kind: TCP_V4, segment_bytes, stream_at: None }
+}
+
+fn udp(segment_bytes: u16) -> Merged {
+    Merged { kind: UDP_L4, ..tcp(segment_bytes) }
+}
+
+/// A payload without repetition, so that a wrong offset shows.
+fn payload(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 16) as u8).collect()
+}
+
+fn v4() -> FrameBuilder {
+    FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into())
+}
+
+fn v6() -> FrameBuilder {
+    let address = |last| std::net::Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last);
+    FrameBuilder::new().ipv6(address(1), address(2))
+}
+
+fn half(frame: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([frame[at], frame[at + 1]])
+}
+
+/// Both checksums, of the outermost packet.
+fn checksums(frame: &[u8]) -> (Check, Check) {
+    let parsed = parse(frame);
+    (verify_ip(frame, &parsed), verify_l4(frame, &parsed))
+}
+
+#[test]
+fn tcp_over_ipv4_is_split_as_the_sender_would_have() {
+    let mut merged = v4().tcp(1, 2, FLAGS).payload(&payload(1000)).build();
+    merged[18..20].copy_from_slice(&0xffff_u16.to_be_bytes());
+    merged[38..42].copy_from_slice(&(u32::MAX - 299).to_be_bytes());
+    let segments = split(&merged, &tcp(300)).unwrap();
+    let lengths: Vec<usize> = segments.iter().map(Vec::len).collect();
+    assert_eq!(lengths, [354, 354, 354, 154]);
+    let ids: Vec<u16> = segments.iter().map(|segment| half(segment, 18)).collect();
+    assert_eq!(ids, [0xffff, 0, 1, 2], "wraps");
+    let sequence = |segment: &Vec<u8>| u32::from_be_bytes(segment[38..42].try_into().unwrap());
+    let sequences: Vec<u32> = segments.iter().map(sequence).collect();
+    assert_eq!(sequences, [u32::MAX - 299, 0, 300, 600], "wraps");
+    let flags: Vec<u8> = segments.iter().map(|segment| segment[47]).collect();
+    assert_eq!(flags, [0x90, 0x10, 0x10, 0x19], "CWR on the first, FIN and PSH on the last");
+    for segment in &segments {
+        assert_eq!(usize::from(half(segment, 16)), segment.len() - 14);
+        assert_eq!(checksums(segment), (Check::Good, Check::Good));
+        assert_eq!(FlowKey::of(segment), FlowKey { tcp_flags: segment[47], ..FlowKey::of(&merged) });
+    }
+}
+
+#[test]
+fn udp_is_split_into_datagrams() {
+    for (builder, udp_at) in [(v4(), 34), (v6(), 54)] {
+        let merged = builder.udp(1, 2).payload(&payload(2500)).build();
+        let segments = split(&merged, &udp(1000)).unwrap();
+        let lengths: Vec<u16> = segments.iter().map(|segment| half(segment, udp_at + 4)).collect();
+        assert_eq!(lengths, [1008, 1008, 508]);
+        let together: Vec<u8> = segments.iter().flat_map(|segment| segment[udp_at + 8..].to_vec()).collect();
+        assert_eq!(together, payload(2500));
+        assert!(segments.iter().all(|segment| checksums(segment).1 == Check::Good));
+    }
+    let mut unchecked = v4().udp(1, 2).payload(&payload(100)).build();
+    unchecked[40..42].fill(0);
+    let segments = split(&unchecked, &udp(60)).unwrap();
+    assert!(
+        segments.iter().all(|segment| half(segment, 40) == 0),
+        "a checksum that was not sent is not made"
+    );
+}
+
+#[test]
+fn streams_in_tunnels_are_split_with_their_outer_headers() {
+    let inner = v4().tcp(1, 2, FLAGS).payload(&payload(1000));
+    let (whole, packet) = (inner.build(), inner.build_packet());
+    let tunnels = [
+        ("VXLAN", v4().vxlan(7, &whole)),
+        ("VXLAN over IPv6", v6().vxlan(7, &whole)),
+        ("GRE", v4().gre(EtherType(0x0800), None, &packet)),
+        ("GRE with a key, bridged", v6().gre(EtherType(0x6558), Some(9), &whole)),
+        ("IP in IP", v4().ip_in_ip(&packet)),
+    ];
+    for (name, tunnel) in tunnels {
+        let merged = tunnel.build();
+        let segments = split(&merged, &tcp(300)).expect(name);
+        let headers = merged.len() - 1000;
+        let together: Vec<u8> = segments.iter().flat_map(|segment| segment[headers..].to_vec()).collect();
+        assert_eq!(together, payload(1000), "{name}");
+        for segment in &segments {
+            let (ip, udp) = checksums(segment);
+            assert!(ip != Check::Bad && udp != Check::Bad, "{name}");
+            let tunnel = parse_tunnel(segment, &parse(segment));
+            assert_eq!(tunnel, {
+                let mut whole = parse_tunnel(&merged, &parse(&merged));
+                whole.inner.tcp_flags = tunnel.inner.tcp_flags;
+                whole
+            });
+            // The packet inside, as a frame of its own.
+            let start = headers - 40;
+            let alone = [&whole[..14], &segment[start..]].concat();
+            assert_eq!(checksums(&alone), (Check::Good, Check::Good), "{name}");
+            assert_eq!(usize::from(half(&alone, 16)), alone.len() - 14, "{name}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_split_is_refused() {
+    let merged = v4().tcp(1, 2, FLAGS).payload(&payload(1000)).build();
+    let of = |merged_as: &Merged| Split::of(&merged, merged_as, LONGEST).map(|split| split.segments());
+    assert_eq!(of(&tcp(300)), Ok(4));
+    assert_eq!(of(&Merged { kind: TCP_V4 | ECN, ..tcp(300) }), Ok(4));
+    assert_eq!(of(&Merged { stream_at: Some(34), ..tcp(300) }), Ok(4));
+    assert_eq!(of(&tcp(0)), Err(Unsplittable::Kind));
+    assert_eq!(of(&Merged { kind: 3, ..tcp(300) }), Err(Unsplittable::Kind), "UDP fragments");
+    assert_eq!(of(&udp(300)), Err(Unsplittable::Headers));
+    assert_eq!(of(&Merged { stream_at: Some(38), ..tcp(300) }), Err(Unsplittable::Headers));
+    let long = v4().tcp(1, 2, FLAGS).payload(&payload(2000)).build();
+    assert_eq!(Split::of(&long, &tcp(1469), LONGEST).unwrap_err(), Unsplittable::SegmentTooLong);
+    assert_eq!(Split::of(&long, &tcp(1468), LONGEST).unwrap().segments(), 2);
+    let sequenced =
+        v4().gre(EtherType(0x0800), None, &v4().tcp(1, 2, 0).payload(&payload(900)).build_packet());
+    let mut sequenced = sequenced.build();
+    sequenced[34] |= 0x10;
+    assert_eq!(Split::of(&sequenced, &tcp(300), LONGEST).unwrap_err(), Unsplittable::Headers);
+}
+
+/// A large packet of a stream and how it was merged.
+fn merged() -> impl Strategy<Value = (Vec<u8>, Merged, usize)> {
+    let header = (any::<bool>(), any::<bool>(), 0..3usize, 0..=10usize);
+    (header, 0..=30_000usize, 1..=1400u16, any::<u16>(), any::<u8>()).prop_map(
+        |((is_v4, is_tcp, tags, option_words), bytes, segment_bytes, ports, flags)| {
+            let tagged = |builder: FrameBuilder| (0..tags).fold(builder, |b, _| b.vlan(EtherType::VLAN, 5));
+            let options = vec![1; option_words * 4];
+            let network = if is_v4 { v4().ip_options(&options) } else { v6() };
+            let l4 = 14 + 4 * tags + if is_v4 { 20 + options.len() } else { 40 };
+            let builder = tagged(network);
+            let (builder, kind, header_bytes) = if is_tcp {
+                (builder.tcp(ports, !ports, flags), if is_v4 { TCP_V4 } else { TCP_V6 }, 20)
+            } else {
+                (builder.udp(ports, !ports), UDP_L4, 8)
+            };
+            let frame = builder.payload(&payload(bytes)).build();
+            (frame, Merged { kind, segment_bytes, stream_at: Some(l4) }, l4 + header_bytes)
+        },
+    )
+}
+
+proptest! {
+    /// The segments put together are the stream, each has right checksums and the flow of the merged frame, all but the
+    /// last have the stated payload, and none is longer than it may be.
+    #[test]
+    fn segments_together_are_the_stream((frame, merged, headers) in merged()) {
+        let segments = split(&frame, &merged).expect("can be split");
+        let size = usize::from(merged.segment_bytes);
+        prop_assert_eq!(segments.len(), (frame.len() - headers).div_ceil(size).max(1));
+        let mut together = Vec::new();
+        for (index, segment) in segments.iter().enumerate() {
+            let payload = &segment[headers..];
+            let last = index + 1 == segments.len();
+            prop_assert!(payload.len() == size || last && payload.len() <= size);
+            let (ip, l4) = checksums(segment);
+            prop_assert!(ip != Check::Bad && l4 == Check::Good, "segment {}: {:?}, {:?}", index, ip, l4);
+            let (mut key, whole) = (FlowKey::of(segment), FlowKey::of(&frame));
+            key.tcp_flags = whole.tcp_flags;
+            prop_assert_eq!(key, whole);
+            if merged.kind != UDP_L4 {
+                let sequence = |frame: &[u8]| {
+                    u32::from_be_bytes(frame[headers - 16..headers - 12].try_into().expect("4 bytes"))
+                };
+                prop_assert_eq!(sequence(segment), sequence(&frame).wrapping_add(together.len() as u32));
+            }
+            together.extend_from_slice(payload);
+        }
+        prop_assert_eq!(&together[..], &frame[headers..]);
+    }
+
+    /// Whatever the kernel, or a sender with the capability for it, states about whatever bytes.
+    #[test]
+    fn any_offload_header_with_any_frame_is_harmless(
+        (mut frame, right, _) in merged(),
+        spoilt in proptest::collection::vec((0..120usize, any::<u8>()), 0..8),
+        kind in prop_oneof![Just(TCP_V4), Just(TCP_V6), Just(UDP_L4), any::<u8>()],
+        segment_bytes in any::<u16>(),
+        stream_at in proptest::option::of(any::<u16>().prop_map(usize::from)),
+        is_right in any::<(bool, bool)>(),
+        kept in 0..=30_000usize,
+    ) {
+        frame.truncate(kept);
+        for (at, byte) in spoilt {
+            if let Some(place) = frame.get_mut(at) {
+                *place = byte;
+            }
+        }
+        let merged = Merged {
+            kind: if is_right.0 { right.kind } else { kind },
+            segment_bytes: if is_right.0 { right.segment_bytes } else { segment_bytes },
+            stream_at: if is_right.1 { right.stream_at } else { stream_at },
+        };
+        let Ok(split) = Split::of(&frame, &merged, LONGEST) else { return Ok(()) };
+        let mut to = [0; LONGEST];
+        // The first, some between, the last.
+        let step = split.segments().div_ceil(50);
+        for index in (0..split.segments()).step_by(step).chain([split.segments() - 1]) {
+            let bytes = split.write(&frame, index, &mut to);
+            prop_assert!(bytes <= LONGEST);
+        }
+    }
+}
