@@ -1,8 +1,9 @@
 //! The soft NIC as its owner sees it: created from a configuration, pumped or self-driven, asked for its counters.
 
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -65,6 +66,8 @@ pub(crate) struct Nic {
     personality: Personality,
     pub(crate) ports: Box<[Port]>,
     state: Mutex<State>,
+    /// The packets that each work queue lost for lack of a buffer, by its number. Never locked by the engine.
+    queue_losses: Mutex<BTreeMap<u32, Weak<AtomicU64>>>,
     /// Control calls that wait for `state`: the engine lets them go first.
     waiting: AtomicU32,
     engine: Mutex<Engine>,
@@ -143,6 +146,17 @@ impl Nic {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Makes the losses of a new work queue known.
+    pub(crate) fn note_queue(&self, number: u32, losses: Weak<AtomicU64>) {
+        let mut queues = self.queue_losses();
+        queues.retain(|_, losses| losses.strong_count() > 0);
+        queues.insert(number, losses);
+    }
+
+    fn queue_losses(&self) -> MutexGuard<'_, BTreeMap<u32, Weak<AtomicU64>>> {
+        self.queue_losses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The port with a number, from 1.
     pub(crate) fn port(&self, number: u8) -> Option<&Port> {
         self.ports.get(usize::from(number).checked_sub(1)?)
@@ -181,6 +195,7 @@ impl SoftNic {
         let nic = Arc::new(Nic {
             ports: shared.collect(),
             state: Mutex::new(State::new(personality.rules().flow.table)),
+            queue_losses: Mutex::default(),
             waiting: AtomicU32::new(0),
             engine: Mutex::new(Engine::new(ports)),
             passes: AtomicU64::new(0),
@@ -209,6 +224,15 @@ impl SoftNic {
     #[must_use]
     pub fn port_stats(&self, port: u8) -> PortStats {
         self.nic.port(port).map(|port| port.counters.read()).unwrap_or_default()
+    }
+
+    /// Frames and copies for a work queue that met no posted buffer, by the queue's number (`ibv_wq.wq_num`); `None` if
+    /// there is no such queue. Frames among them that met no other queue either are in the port's `out_of_buffer`,
+    /// copies are in its `copies_lost`. Does not wait for the engine.
+    #[must_use]
+    pub fn out_of_buffer(&self, work_queue: u32) -> Option<u64> {
+        let losses = self.nic.queue_losses().get(&work_queue)?.upgrade()?;
+        Some(losses.load(Ordering::Relaxed))
     }
 
     /// The station address of a port (from 1): whom frames to this device are addressed to.

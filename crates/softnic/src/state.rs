@@ -5,7 +5,7 @@
 //! User counts are the number of users of an object; the provider returns EBUSY while there are any.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::completion::{ChannelState, CqState};
 use crate::engine::transmit::Pace;
@@ -94,6 +94,8 @@ pub(crate) struct QueueState {
     pub(crate) unpublished: bool,
     /// Deliveries of the current burst that were not made yet.
     pub(crate) planned: u32,
+    /// Frames and copies for this queue that met no posted buffer. Written with the state locked, read without.
+    pub(crate) out_of_buffer: Arc<AtomicU64>,
     /// Shared with the posting side: an `ibv_wq_state` or `ibv_qp_state`.
     pub(crate) native_state: Arc<AtomicU32>,
     /// The application's `ibv_wq` or `ibv_qp`, for events, and how many were sent.

@@ -6,8 +6,8 @@ use std::time::SystemTime;
 
 use packet::build::FrameBuilder;
 use verbs::{
-    CompletionFields, CompletionQueue, Domain, EventKind, EventSource, Flow, FlowTag, Frame, FramePool,
-    Opcode, ParentDomain, RawQueuePair, SendFlags, ThreadDomain, WorkQueue,
+    CompletionFields, CompletionQueue, Domain, EventKind, EventSource, Flow, FlowAttr, FlowKind, FlowTag,
+    Frame, FramePool, Opcode, ParentDomain, RawQueuePair, SendFlags, ThreadDomain, WorkQueue,
 };
 use verbs_support::*;
 
@@ -249,6 +249,29 @@ fn a_queue_without_buffers_counts_drops() {
     assert_eq!(receiver.drain().len(), posted);
     rig.deliver([udp(9, 53)]);
     assert_eq!(receiver.drain().len(), 1);
+}
+
+#[test]
+fn drops_are_counted_for_the_queue_that_has_no_buffers() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    let (ample, scarce) = (Receiver::new(&domain, 64), Receiver::new(&domain, 2));
+    let numbers = [&ample, &scarce].map(|receiver| receiver.queue.number().0);
+    let lost = || numbers.map(|number| rig.nic.out_of_buffer(number));
+    assert_eq!((lost(), rig.nic.out_of_buffer(numbers[1] + 1)), ([Some(0), Some(0)], None));
+    let flows = [(&ample, 53), (&scarce, 54)]
+        .map(|(receiver, port)| Flow::create(&single(&domain, &receiver.queue), &udp_flow(port, 1)).unwrap());
+    let posted = scarce.pool.frame_count() as u64;
+    rig.deliver((0..10).flat_map(|i| [udp(i, 53), udp(i, 54)]));
+    assert_eq!(lost(), [Some(0), Some(10 - posted)]);
+    assert_eq!(rig.stats().out_of_buffer, 10 - posted);
+    // A copy that is lost is the queue's loss, and not an outcome of its frame.
+    let sniffer = Flow::create(&single(&domain, &scarce.queue), &FlowAttr::new(FlowKind::Sniffer, PORT));
+    rig.deliver([udp(1, 53)]);
+    assert_eq!(lost(), [Some(0), Some(11 - posted)]);
+    assert_eq!((rig.stats().out_of_buffer, rig.stats().copies_lost), (10 - posted, 1));
+    drop((sniffer, flows, scarce));
+    assert_eq!(lost(), [Some(0), None], "the queue is gone");
 }
 
 /// An event points to its object: it must not be read after that is gone.

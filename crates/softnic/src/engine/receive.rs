@@ -245,6 +245,8 @@ fn deliver(
         return Disposition::QueueNotReady;
     }
     if !queue.consumer.is_published(queue.consumer.position()) {
+        let lost = queue.out_of_buffer.load(Ordering::Relaxed);
+        queue.out_of_buffer.store(lost.wrapping_add(1), Ordering::Relaxed);
         return Disposition::OutOfBuffer;
     }
     let Some(cq) = cqs.get_mut(queue.cq) else { return Disposition::CqOverrun };

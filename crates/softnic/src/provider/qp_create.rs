@@ -270,6 +270,7 @@ fn register_plain(state: &mut State, queues: PlainQueues, object: &mut Box<Held<
         edits: queues.edits,
         unpublished: false,
         planned: 0,
+        out_of_buffer: Arc::default(),
         native_state: Arc::clone(&object.state),
         native,
         events: 0,

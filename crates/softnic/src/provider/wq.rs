@@ -96,6 +96,7 @@ pub(crate) unsafe extern "C" fn create_wq(
             },
             unpublished: false,
             planned: 0,
+            out_of_buffer: Arc::default(),
             native_state: Arc::clone(&native_state),
             native: 0,
             events: 0,
@@ -120,8 +121,11 @@ pub(crate) unsafe extern "C" fn create_wq(
             domain: pd.slot,
             cq: cq.slot,
         });
+        let losses = Arc::downgrade(&queue.out_of_buffer);
         let mut state = soft.nic().control();
         register(&mut state, queue, &mut wq)?;
+        // While the number cannot go to another queue.
+        soft.nic().note_queue(wq.wq.get_mut().wq_num, losses);
         drop(state);
         Ok(Box::into_raw(wq).cast())
     })
