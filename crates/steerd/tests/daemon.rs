@@ -585,6 +585,33 @@ fn the_run_ends_after_the_last_packet_of_a_capture() {
     assert_eq!(summary["rules"][0]["delivered_packets"], 5000);
 }
 
+/// Worker 1 has few buffers and sleeps between two looks; the traffic comes without a pause.
+#[test]
+fn packets_without_a_buffer_are_counted_for_their_worker() {
+    let folder = tempfile::tempdir().expect("folder");
+    write(
+        &folder.path().join("policy.toml"),
+        "version = 1\n[groups.one]\nworkers = [1]\n[[rules]]\nname = \"all\"\nmatch = { protocol = \"udp\" }\n\
+         action = { steer = \"one\" }\n",
+    );
+    let settings = folder.path().join("steerd.toml");
+    write(
+        &settings,
+        "[policy]\nfile = \"policy.toml\"\n[workers]\ncores = 2\nframes = 64\npages = [\"plain\"]\nidle = \"relaxed\"\n\
+         [[softnic.ports]]\nwire = { kind = \"generator\", total = 300000, flows = [{}] }\n[http]\nlisten = \"off\"\n",
+    );
+    let settings = settings.to_str().expect("a path");
+    let output = run(&["run", "--config", settings, "--for", "60s", "--format", "json"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let state: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    let lost = |worker: usize| state["workers"][worker]["out_of_buffer_packets"].as_u64();
+    let lost_by_port = state["ports"][0]["lost_packets"]["out_of_buffer"].as_u64();
+    assert!(lost_by_port > Some(0), "{state:#}");
+    assert_eq!((lost(0), lost(1)), (Some(0), lost_by_port));
+    assert_eq!(state["accounting"]["matches"], true, "{state:#}");
+    assert_eq!(state["accounting"]["lost"].as_u64(), lost_by_port, "counted once");
+}
+
 #[test]
 fn keep_running_continues_after_the_capture() {
     let folder = tempfile::tempdir().expect("folder");

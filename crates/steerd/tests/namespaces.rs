@@ -48,10 +48,14 @@ fn rule(state: &Value, name: &str) -> [u64; 3] {
     ["/delivered_packets", "/dropped_packets", "/kernel_packets"].map(|field| number(rule, field))
 }
 
-#[test]
-fn packets_of_ordinary_programs_are_all_accounted_for() {
+/// What was sent, the daemon's state after it, and its summary.
+type Outcome = (HashMap<String, u64>, Value, String);
+
+/// Runs traffic.sh with these arguments; `None` where namespaces cannot be created.
+fn traffic(name: &str, arguments: &[&str]) -> Option<Outcome> {
     if let Some(obstacle) = obstacle() {
-        return support::not_run("real traffic between namespaces", &obstacle);
+        support::not_run(name, &obstacle);
+        return None;
     }
     let dir = tempfile::tempdir().expect("a temporary folder");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/namespaces/traffic.sh");
@@ -59,6 +63,7 @@ fn packets_of_ordinary_programs_are_all_accounted_for() {
         .arg(script)
         .arg(env!("CARGO_BIN_EXE_steerd"))
         .arg(dir.path())
+        .args(arguments)
         .output()
         .expect("unshare runs");
     let log = std::fs::read_to_string(dir.path().join("steerd.log")).unwrap_or_default();
@@ -67,7 +72,13 @@ fn packets_of_ordinary_programs_are_all_accounted_for() {
     let sent = sent(dir.path());
     let text = std::fs::read_to_string(dir.path().join("state.json")).expect("state.json was written");
     let state: Value = serde_json::from_str(&text).expect("the state is JSON");
+    let summary = std::fs::read_to_string(dir.path().join("summary.txt")).expect("the summary was printed");
+    Some((sent, state, summary))
+}
 
+#[test]
+fn packets_of_ordinary_programs_are_all_accounted_for() {
+    let Some((sent, state, summary)) = traffic("real traffic between namespaces", &[]) else { return };
     assert_eq!(sent["pings"], 10, "the kernel still answers: af_packet copies");
     assert_eq!(sent["upload_intact"], 1, "TCP still works");
     assert_eq!(rule(&state, "ping"), [10, 0, 0]);
@@ -82,7 +93,35 @@ fn packets_of_ordinary_programs_are_all_accounted_for() {
     let workers = state["workers"].as_array().expect("workers");
     let received: u64 = workers.iter().map(|worker| number(worker, "/received_packets")).sum();
     assert_eq!(received, claimed - 15, "every delivered packet was seen by a worker");
-    let summary = std::fs::read_to_string(dir.path().join("summary.txt")).expect("the summary was printed");
+    assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
+}
+
+/// As veth interfaces are by default: the cable carries frames of up to 64 KiB with unfinished checksums.
+#[test]
+fn a_stream_in_merged_frames_arrives_in_segments() {
+    const UPLOAD_BYTES: u64 = 6_000_000;
+    let arguments = ["on", &UPLOAD_BYTES.to_string()];
+    let Some((sent, state, summary)) = traffic("traffic with segmentation offload", &arguments) else {
+        return;
+    };
+    assert_eq!(sent["upload_intact"], 1, "TCP still works");
+    let port = |counter: &str| number(&state, &format!("/ports/0/{counter}"));
+    let (merged, segments) = (port("split_packets"), port("split_segments"));
+    assert!(merged > 0 && segments > 2 * merged, "{merged} merged frames, {segments} segments");
+    assert_eq!(port("lost_packets/oversize"), 0);
+    assert_eq!(port("received_packets"), sent["frames"] - merged + segments, "each frame, or its segments");
+    assert_eq!(rule(&state, "syn"), [1, 0, 0]);
+    assert_eq!(rule(&state, "web"), [sent["segments"] - 1, 0, 0], "the sender's kernel counts segments too");
+
+    let rules = state["rules"].as_array().expect("rules");
+    let web = rules.iter().find(|rule| rule["name"] == "web").expect("the rule");
+    // Ethernet, IPv4, TCP with time stamps: the same in every segment behind the SYN.
+    let headers = (14 + 20 + 32) * number(web, "/delivered_packets");
+    let payload = number(web, "/delivered_bytes") - headers;
+    match sent["repeated"] {
+        0 => assert_eq!(payload, UPLOAD_BYTES),
+        _ => assert!(payload > UPLOAD_BYTES, "{payload} bytes with what was sent again"),
+    }
     assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
 }
 

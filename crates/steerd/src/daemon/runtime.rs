@@ -87,6 +87,8 @@ pub(crate) struct Runtime {
 
 struct WorkerEntry {
     control: WorkerControl,
+    /// The number of its work queue.
+    queue: u32,
     core: Option<usize>,
 }
 
@@ -194,7 +196,11 @@ impl Builder {
             .workers
             .iter()
             .zip(&self.cores)
-            .map(|(worker, core)| WorkerEntry { control: worker.control(), core: *core })
+            .map(|(worker, core)| WorkerEntry {
+                control: worker.control(),
+                queue: worker.work_queue().number().0,
+                core: *core,
+            })
             .collect();
         for worker in self.workers {
             threads.0.push(worker.spawn().map_err(Error::Worker)?);

@@ -3,8 +3,10 @@
 //! Checked on the merged settings; each problem names the layer that set the value. Whether a core or a port exists is
 //! checked when the daemon starts.
 
+use softnic::wire::{MergedFrames, WireConfig};
+
 use super::layers::Layers;
-use super::types::{Cores, Settings};
+use super::types::{Cores, Settings, SoftNicPort};
 use super::{Origin, Problem};
 use crate::telemetry::logging;
 
@@ -120,6 +122,15 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
         if !MTU_BYTES.contains(&port.mtu_bytes) {
             report("softnic.ports", format!("mtu_bytes {}", out_of_range(port.mtu_bytes, MTU_BYTES)), None);
         }
+    }
+    let takes_merged = |port: &SoftNicPort| matches!(&port.wire, WireConfig::AfPacket(wire) if wire.merged == MergedFrames::Whole);
+    let frame_bytes = settings.workers.frame_bytes;
+    if frame_bytes < *FRAME_BYTES.end() && nic.ports.iter().any(takes_merged) {
+        let message = format!(
+            "merged = \"whole\" needs receive buffers for the longest merged frame, and workers.frame_bytes is {frame_bytes}"
+        );
+        let hint = "workers.frame_bytes = 65536, or merged = \"split\"";
+        report("softnic.ports", message, Some(hint));
     }
     let chosen =
         !nic.ports.is_empty() && [nic.name.as_str(), "auto"].contains(&settings.device.name.as_str());

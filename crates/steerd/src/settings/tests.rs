@@ -217,6 +217,10 @@ fn values_out_of_range_name_the_layer_that_set_them() {
         ("[device]\nname = \"\"\n", "device.name"),
         ("[device]\nports = [2]\n[[softnic.ports]]\nwire = { kind = \"null\" }\n", "device.ports"),
         ("[[softnic.ports]]\nmtu_bytes = 1\nwire = { kind = \"null\" }\n", "softnic.ports"),
+        (
+            "[[softnic.ports]]\nwire = { kind = \"af_packet\", interface = \"eth0\", merged = \"whole\" }\n",
+            "softnic.ports",
+        ),
         ("[log]\nfilter = \"a=b=c\"\n", "log.filter"),
         ("[log]\nfilter = \"debgu\"\n", "log.filter"),
         ("[log]\nformat = \"xml\"\n", "log.format"),

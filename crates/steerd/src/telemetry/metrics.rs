@@ -151,6 +151,12 @@ static METRICS: &[Metric] = &[
     counter("steerd_port_kernel_packets_total", &["port"],
         "Unmatched packets, left to the kernel, copied or not.",
         |s| ports(s, |p| p.kernel_packets)),
+    counter("steerd_port_split_packets_total", &["port"],
+        "Merged frames (GRO, segmentation offload) that the port split into the packets that it received.",
+        |s| ports(s, |p| p.split_packets)),
+    counter("steerd_port_split_segments_total", &["port"],
+        "Packets that the port made of merged frames; they are among the received packets.",
+        |s| ports(s, |p| p.split_segments)),
     counter("steerd_port_sent_packets_total", &["port"], "Packets sent.",
         |s| ports(s, |p| p.sent_packets)),
     counter("steerd_port_sent_bytes_total", &["port"], "Bytes sent.",
@@ -201,6 +207,9 @@ static METRICS: &[Metric] = &[
     counter("steerd_worker_dropped_packets_total", &["worker", "reason"],
         "Packets that a worker received and lost, not dropped by a rule, by reason.",
         |s| reasons(s.state.workers.iter().map(|w| (w.worker, &w.lost_packets)))),
+    counter("steerd_worker_out_of_buffer_packets_total", &["worker"],
+        "Packets and copies for the worker that found no receive buffer; the ports' losses contain them.",
+        out_of_buffer),
     counter("steerd_worker_failed_receives_total", &["worker", "reason"],
         "Receives that failed, by reason; packets that a port lost by them are among its own losses.",
         |s| reasons(s.state.workers.iter().map(|w| (w.worker, &w.failed_receives)))),
@@ -226,6 +235,14 @@ fn one<'s>(value: f64) -> Vec<Series<'s>> {
 
 fn some<'s>(value: Option<f64>) -> Vec<Series<'s>> {
     value.map(one).unwrap_or_default()
+}
+
+fn out_of_buffer<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
+    let series = |worker: &WorkerState| {
+        let packets = worker.out_of_buffer_packets?;
+        Some((vec![worker.worker.to_string().into()], Value::Number(count(packets))))
+    };
+    s.state.workers.iter().filter_map(series).collect()
 }
 
 fn device_info<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {

@@ -191,6 +191,9 @@ pub(crate) struct WorkerState {
     pub(crate) filtered_packets: u64,
     /// Received but lost, not dropped by a rule.
     pub(crate) lost_packets: Reasons,
+    /// Packets and copies for this worker that met no posted buffer. Not received, and not in the accounting, which has them
+    /// among the losses of the ports. `None`: the device does not count them by queue.
+    pub(crate) out_of_buffer_packets: Option<u64>,
     /// Not in the accounting: packets that a port lost by them are among its own losses.
     pub(crate) failed_receives: Reasons,
     /// The receive queue is in its error state: it receives nothing any more.
@@ -270,6 +273,9 @@ pub(crate) struct PortCounters {
     /// Dropped by a rule in the device.
     pub(crate) rule_dropped_packets: u64,
     pub(crate) kernel_packets: u64,
+    /// Merged frames that the wire split, not part of the received packets, and the packets that it made of them, which are.
+    pub(crate) split_packets: u64,
+    pub(crate) split_segments: u64,
     pub(crate) sent_packets: u64,
     pub(crate) sent_bytes: u64,
     pub(crate) send_errors: u64,

@@ -156,7 +156,7 @@ fn rules_table(rules: &Chosen<'_, &RuleState>, rates: &PerSecond) -> String {
 }
 
 fn workers_table(workers: &Chosen<'_, WorkerState>, rates: &PerSecond) -> String {
-    let mut grid = Grid::new(&["worker", "core", "packets", "bytes", "packets/s", "idle"]);
+    let mut grid = Grid::new(&["worker", "core", "packets", "bytes", "packets/s", "no buffer", "idle"]);
     for worker in &workers.shown {
         let stalled = if worker.stalled { " (stalled)" } else { "" };
         grid.row(vec![
@@ -165,6 +165,7 @@ fn workers_table(workers: &Chosen<'_, WorkerState>, rates: &PerSecond) -> String
             number(worker.received_packets),
             bytes(worker.received_bytes),
             rate(rate_of(rates, &worker_key(worker))),
+            known(worker.out_of_buffer_packets),
             percent(worker.empty_polls, worker.polls),
         ]);
     }
@@ -176,6 +177,7 @@ fn workers_table(workers: &Chosen<'_, WorkerState>, rates: &PerSecond) -> String
             number(sum(|worker| worker.received_packets)),
             bytes(sum(|worker| worker.received_bytes)),
             rate(workers.others.iter().map(|worker| rate_of(rates, &worker_key(worker))).sum()),
+            known(workers.others.iter().map(|worker| worker.out_of_buffer_packets).sum()),
             percent(sum(|worker| worker.empty_polls), sum(|worker| worker.polls)),
         ]);
     }

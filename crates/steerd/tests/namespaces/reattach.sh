@@ -74,6 +74,8 @@ until_page readyz '^ready'
 queries 30
 second=$(sent)
 until_page metrics "steerd_port_received_packets_total{port=\"1\"} $((first + second))\$"
+# The two pages are rendered at different times.
+until_page api/v1/state "\"received_packets\": *$((first + second))[^0-9]"
 page api/v1/state > "$dir/state.json"
 echo "frames=$((first + second))" > "$dir/sent.env"
 kill -TERM $daemon

@@ -70,6 +70,7 @@ pub(super) fn of(runtime: &Runtime, moment: Moment) -> State {
         .zip(&snapshots)
         .map(|(entry, snapshot)| WorkerState {
             stalled: stalled.contains(&Part::Worker(snapshot.id.0)),
+            out_of_buffer_packets: runtime.soft_nic().and_then(|nic| nic.out_of_buffer(entry.queue)),
             ..worker(entry, snapshot)
         })
         .collect();
@@ -292,6 +293,7 @@ fn worker(entry: &WorkerEntry, snapshot: &WorkerSnapshot) -> WorkerState {
         filtered_packets: snapshot.total(Disposition::Filtered).packets,
         lost_packets: snapshot.dropped.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
         failed_receives: snapshot.failures.iter().map(|(failure, count)| (failure.name(), *count)).collect(),
+        out_of_buffer_packets: None,
         failed: entry.control.has_failed(),
         stalled: false,
         poll_errors: snapshot.poll_errors,
@@ -379,6 +381,8 @@ fn counters(stats: &PortStats) -> PortCounters {
         replicated_packets: stats.replicated,
         rule_dropped_packets: stats.flow_dropped,
         kernel_packets: stats.unmatched,
+        split_packets: stats.split_frames,
+        split_segments: stats.split_segments,
         sent_packets: stats.tx_frames,
         sent_bytes: stats.tx_bytes,
         send_errors: stats.tx_errors,

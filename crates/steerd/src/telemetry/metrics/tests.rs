@@ -77,6 +77,7 @@ fn scene() -> State {
             batches: Buckets { at_most: vec![(1, 4), (3, 6)], count: 7, sum: 20 },
             turn_ns: Buckets { at_most: vec![(1023, 2), (4095, 5)], count: 5, sum: 9000 },
             lost_packets: [("unknown_tag", 1)].into(),
+            out_of_buffer_packets: Some(4),
             failed_receives: [("length", 3)].into(),
             poll_errors: 5,
             ..WorkerState::default()
@@ -99,6 +100,7 @@ fn a_state_becomes_text() {
         "steerd_policy_reloads_total{result=\"failure\"} 0",
         "steerd_worker_dropped_packets_total{reason=\"unknown_tag\",worker=\"0\"} 1",
         "steerd_worker_poll_errors_total{worker=\"0\"} 5",
+        "steerd_worker_out_of_buffer_packets_total{worker=\"0\"} 4",
         "steerd_worker_failed_receives_total{reason=\"length\",worker=\"0\"} 3",
         "steerd_worker_batch_packets_bucket{worker=\"0\",le=\"1\"} 4",
         "steerd_worker_batch_packets_bucket{worker=\"0\",le=\"3\"} 6",
