@@ -123,7 +123,7 @@ fn compare(args: &DiffArgs) -> Result<Outcome, Error> {
     let names = sources.map(|source| source.to_string());
     match args.format {
         Format::Json => {
-            output::print_json(&Report::of(names, &found, (&groups, &sinks), placement.as_ref()))?
+            output::print_json(&Report::of(names, &found, (&groups, &sinks), placement.as_ref()))?;
         }
         Format::Text => {
             let page = Page { found: &found, groups: &groups, all: args.all, colors: Colors::stdout() };
