@@ -391,7 +391,27 @@ impl SpecKind {
     }
 }
 
+/// A field of a spec with the bits that a packet's field must have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaskedField {
+    /// Its place in the packed image, the most significant word first. If that is narrower than the field, it is the
+    /// place of the upper bits.
+    pub slots: &'static [Slot],
+    /// The width of the field.
+    pub bits: u32,
+    /// The value.
+    pub value: u128,
+    /// The bits that count, at least one.
+    pub mask: u128,
+}
+
 impl FlowSpec {
+    /// The fields with masks; IPv4 flags in the order of the header.
+    pub fn masked_fields(&self) -> impl Iterator<Item = MaskedField> {
+        let masked = self.fields().filter(|(_, _, mask)| *mask != 0);
+        masked.map(|(row, value, mask)| MaskedField { slots: row.slots, bits: row.bits, value, mask })
+    }
+
     /// The spec whose fields have the values and masks of a packed image, which `field` returns by place.
     ///
     /// Of IPv4, some devices (mlx4) have the plain spec only: [`SpecKind::Ipv4Ext`] gives [`FlowSpec::Ipv4`] unless a

@@ -25,6 +25,7 @@
 mod byte_set;
 mod explain;
 mod feature;
+mod flow_packets;
 mod ids;
 mod matching;
 mod predicate;
@@ -38,6 +39,7 @@ mod undecided;
 pub use byte_set::ByteSet;
 pub use explain::{Copied, Explanation, SentExplanation};
 pub use feature::{Errno, Feature};
+pub use flow_packets::FlowPackets;
 pub use flow_spec::FlowSpec;
 pub use ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};
 pub use matching::{Addresses, C_TAG, Family, FieldValues, Fragments, Macs, MaskedMac, Match, MplsEntry};
