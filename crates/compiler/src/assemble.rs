@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use policy::policy::Action;
 use program::{
     CLASSES_MAX, Class, ClassId, DEFAULT_RULE, Decide, Flow, FlowAction, FlowKind, Outcome, Program, QueueId,
-    Rule, RuleId, SinkId, UndecidedKey,
+    Rule, RuleId, UndecidedKey,
 };
 
 use super::Job;
@@ -245,7 +245,7 @@ fn rules(job: &Job<'_>, placed: &Placed, flows: &[u32], classes: &[Option<Class>
             count: definition.count,
             flows: flows[index],
             undecided,
-            sinks: sinks_of(job, definition.action, definition.sinks.as_deref()),
+            sinks: job.policy.sinks_of(definition.action, definition.sinks.as_deref()).to_vec(),
         });
     }
     let by_worker =
@@ -261,20 +261,9 @@ fn rules(job: &Job<'_>, placed: &Placed, flows: &[u32], classes: &[Option<Class>
         count: true,
         flows: flows[rules.len()],
         undecided: Vec::new(),
-        sinks: sinks_of(job, job.policy.default, None),
+        sinks: job.policy.sinks_of(job.policy.default, None).to_vec(),
     });
     listed
-}
-
-/// The sinks of a rule: its own, or those of its group.
-fn sinks_of(job: &Job<'_>, action: Action, own: Option<&[SinkId]>) -> Vec<SinkId> {
-    match (action, own) {
-        (Action::Steer(_) | Action::Copy(_) | Action::Sniff(_), Some(own)) => own.to_vec(),
-        (Action::Steer(group) | Action::Copy(group) | Action::Sniff(group), None) => {
-            job.policy.groups.get(group.index()).map(|group| group.sinks.clone()).unwrap_or_default()
-        }
-        (Action::Drop | Action::Kernel | Action::Pass, _) => Vec::new(),
-    }
 }
 
 /// Whether flows of an earlier hybrid rule may match packets of the rule.

@@ -82,6 +82,11 @@ pub(crate) const POLICY: &[Key] = &[
     key("sets", TableOf("set"), "Lists by name, for use in matches."),
     key("sinks", TableOf("sink"), "Where delivered packets go."),
     key("groups", TableOf("group"), "Workers that share traffic."),
+    key(
+        "protect",
+        Shape("protect"),
+        "Packets that must reach the host; the policy is refused if some may not.",
+    ),
     key("rules", ListOf("rule"), "The first that matches decides."),
 ];
 
@@ -145,6 +150,36 @@ pub(crate) const SINKS: &[(&str, &[Key])] = &[
 ];
 
 pub(crate) const SINK_KIND: Key = required("kind", Text, "What the sink does with packets.");
+
+pub(crate) const PROTECT: &[Key] = &[
+    key(
+        "ports",
+        Numbers(u16::MAX as u64),
+        "Ports of the host's services: 53, \"22/tcp\", \"6000-6010/udp\".",
+    ),
+    key(
+        "remote_ports",
+        Numbers(u16::MAX as u64),
+        "Ports of services that the host uses elsewhere: their answers are protected.",
+    ),
+    key(
+        "addresses",
+        Strings,
+        "The destination addresses of protected ports; of all packets where no port is listed.",
+    ),
+    key(
+        "sources",
+        Strings,
+        "The source addresses of protected ports; of all packets where no port is listed.",
+    ),
+    key("vlan", Numbers(4095), "The tag of protected packets; none, any or ids. Any or no tag if left out."),
+    key(
+        "protocols",
+        Shape("protocols"),
+        "arp, nd, ra, dhcp, ssh, bfd, ethertypes and IP protocols; [\"arp\", \"nd\", \"ra\"] if left out.",
+    ),
+    key("matches", ListOf("match"), "Other protected packets, each as the match of a rule."),
+];
 
 pub(crate) const ACTION: &[Key] = &[
     key("steer", Text, "Spread over the workers of this group."),

@@ -25,6 +25,7 @@ pub mod import;
 mod keys;
 mod parse;
 pub mod policy;
+pub mod protect;
 mod schema;
 mod source;
 pub mod spread;

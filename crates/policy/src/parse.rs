@@ -6,6 +6,7 @@ mod conflicts;
 mod files;
 mod groups;
 mod matches;
+mod protect;
 mod reader;
 mod rules;
 mod sets;
@@ -21,6 +22,7 @@ use std::sync::Arc;
 use crate::diagnostics::{Diagnostic, Diagnostics, Place};
 use crate::keys;
 use crate::policy::{Action, Policy, VERSION};
+use crate::protect::ProtectedMatch;
 use crate::source::{MAX_FILE_BYTES, SetLoader, Source};
 
 pub use files::{MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_TOTAL_BYTES};
@@ -116,6 +118,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
     let mut seen = 0;
     let mut defaults = [("default", None), ("default_multicast", None)];
     let mut allow_lost_exceptions = None;
+    let mut protected: Option<Vec<ProtectedMatch>> = None;
     for file in found {
         reader.source = Arc::clone(&file.source);
         if let Some(value) = file.document.get("rules") {
@@ -125,6 +128,9 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
             default(reader, &file.document, &groups, key, given);
         }
         allowed(reader, &file.document, &mut allow_lost_exceptions);
+        if let Some((key, value)) = file.document.get_key_value("protect") {
+            protect::read(reader, key, value, &mut sets, protected.get_or_insert_default());
+        }
     }
     reader.source = Arc::clone(main);
     if seen == 0 && !reader.diagnostics.has_errors() {
@@ -146,6 +152,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
         default_place,
         default_given,
         allow_lost_exceptions: allow_lost_exceptions.is_some_and(|(allows, _)| allows),
+        protect: protected,
         groups: groups.list,
         sinks: sinks.list,
         rules: rules.finish(multicast.map(|multicast| (multicast.action, multicast.place))),

@@ -7,10 +7,13 @@ use packet::{HashFields, RssKey};
 use program::{GroupId, Match, Sink, SinkId};
 
 use crate::diagnostics::Place;
+use crate::protect::ProtectedMatch;
 use crate::source::Source;
 
 /// The most groups of one policy.
 pub const MAX_GROUPS: usize = 1024;
+/// The most entries of `matches` in one `[protect]`.
+pub const MAX_PROTECTED_MATCHES: usize = 1024;
 /// The most values of one set, or of one list.
 pub const MAX_SET_VALUES: usize = 1 << 20;
 /// The most values that all rules of a policy have in total; a set counts wherever a rule names it.
@@ -57,6 +60,22 @@ pub struct Policy {
     pub default_given: bool,
     /// Whether packets that it leaves to the kernel may reach workers, where they are lost.
     pub allow_lost_exceptions: bool,
+    /// The packets that must reach the host; `None`: the text has no `[protect]`.
+    pub protect: Option<Vec<ProtectedMatch>>,
+}
+
+impl Policy {
+    /// The sinks of a rule's packets: its own, or those of its group. `own`: [`RuleDefinition::sinks`]; of the default,
+    /// `None`.
+    #[must_use]
+    pub fn sinks_of<'p>(&'p self, action: Action, own: Option<&'p [SinkId]>) -> &'p [SinkId] {
+        match action {
+            Action::Steer(group) | Action::Copy(group) | Action::Sniff(group) => own.unwrap_or_else(|| {
+                self.groups.get(group.index()).map(|group| &*group.sinks).unwrap_or_default()
+            }),
+            Action::Drop | Action::Kernel | Action::Pass => &[],
+        }
+    }
 }
 
 /// `[groups.NAME]`.

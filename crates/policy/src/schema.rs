@@ -46,6 +46,8 @@ fn definitions() -> Value {
         "mpls": { "anyOf": [stack_entry, { "type": "array", "minItems": 1, "items": stack_entry }] },
         "mpls_entry": object_of(keys::MPLS.iter(), 1),
         "not": object(keys::NOT),
+        "protect": object(keys::PROTECT),
+        "protocols": { "anyOf": [scalar, { "type": "array", "items": scalar }] },
         "rule": object(keys::RULE),
         "set": { "anyOf": [
             { "type": "array", "minItems": 1, "items": scalar },

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use packet::build::FrameBuilder;
 use packet::{DeepKey, Field, FlowKey};
 use policy::policy::{Action, Direction, Policy};
+use policy::protect::ProtectedMatch;
 use policy::{Diagnostic, Diagnostics, LoadOptions, NoFiles, Source};
 use program::Predicate;
 
@@ -551,5 +552,60 @@ fn icmp_messages_are_matched_by_type_and_code() {
     table(
         &ipv6().protocol(packet::IpProtocol::ICMP).payload(&[8, 0, 0, 0]).build(),
         &[("icmp_type = 8", false)],
+    );
+}
+
+/// What a policy protects, as `name: match`.
+fn protected(text: &str) -> Option<Vec<String>> {
+    let files = std::collections::BTreeMap::from([(
+        "site.toml".to_owned(),
+        "version = 1\n[protect]\nports = '179/tcp'\nprotocols = []\n".to_owned(),
+    )]);
+    let rule = "[[rules]]\nname = 'x'\nmatch = { dst_port = 80 }\naction = 'drop'\n";
+    let source = Source::new("p.toml", format!("version = 1\n{text}\n{rule}"));
+    let (policy, warnings) =
+        policy::parse(&source, &files).unwrap_or_else(|problems| panic!("{problems}\n{text}"));
+    assert!(warnings.is_empty(), "{warnings:?}");
+    let list = policy.protect?;
+    let line = |one: &ProtectedMatch| format!("{}: {}", one.name, Predicate::of(&one.matches));
+    Some(list.iter().map(line).collect())
+}
+
+#[test]
+fn protect_lists_packets_by_port_address_tag_and_protocol() {
+    assert_eq!(protected(""), None);
+    assert_eq!(protected("[protect]\nprotocols = []"), Some(Vec::new()));
+    let names = |text: &str| -> Vec<String> {
+        let list = protected(text).expect("[protect]");
+        list.iter().map(|line| line.split(':').next().unwrap_or_default().to_owned()).collect()
+    };
+    assert_eq!(names("[protect]"), ["arp", "nd", "ra"]);
+    assert_eq!(
+        names("[protect]\nprotocols = ['arp', 'ospf', 'ARP', 'lldp', 103]"),
+        ["arp", "ospf", "lldp", "103"]
+    );
+    // Ports that TCP and UDP share are one row, others one for each.
+    let none = "[protect]\nprotocols = []\n";
+    assert_eq!(names(&format!("{none}ports = ['22/tcp', '53', '22/udp']")), ["ports"]);
+    assert_eq!(
+        names(&format!("{none}ports = ['22/tcp', 53]\nremote_ports = 443")),
+        ["ports", "ports", "remote_ports"]
+    );
+    // Addresses alone protect all packets to them.
+    assert_eq!(names(&format!("{none}addresses = '192.0.2.1'")), ["addresses"]);
+    assert_eq!(names(&format!("{none}sources = '192.0.2.1'\nports = 22")), ["ports"]);
+    assert_eq!(
+        names(&format!("{none}matches = [{{ vlan = 7 }}, {{ dst_port = 1 }}]")),
+        ["matches", "matches"]
+    );
+    let one = |text: &str| protected(&format!("{none}{text}")).expect("[protect]").join("\n");
+    let tagged = one("ports = '22/tcp'\naddresses = '192.0.2.1'\nvlan = 'none'");
+    for part in ["22", "192.0.2.1", "tcp"] {
+        assert!(tagged.contains(part), "{tagged}");
+    }
+    // Included files add to it.
+    assert_eq!(
+        names("includes = ['site.toml']\n[protect]\nports = 22"),
+        ["ports", "arp", "nd", "ra", "ports"]
     );
 }

@@ -24,6 +24,21 @@ pub(super) fn read(reader: &mut Reader, value: &Value<'_>, sets: &mut Sets) -> O
     fields.table(value)
 }
 
+/// Reads the tag of `[protect]`, as `vlan` of a match.
+pub(super) fn vlan(reader: &mut Reader, value: &Value<'_>, sets: &mut Sets, matches: &mut Match) {
+    Fields { reader, sets, is_inner: false }.vlan(value, Field::VlanId, matches);
+}
+
+/// Reads addresses, as `src` and `dst` of a match; messages name `key`.
+pub(super) fn addresses(
+    reader: &mut Reader,
+    value: &Value<'_>,
+    key: &str,
+    sets: &mut Sets,
+) -> Option<Addresses> {
+    Fields { reader, sets, is_inner: false }.addresses(value, key)
+}
+
 /// Reads one match, or the `inner` of one.
 struct Fields<'r> {
     reader: &'r mut Reader,
@@ -203,11 +218,11 @@ impl Fields<'_> {
 
     fn addresses(&mut self, value: &Value<'_>, key: &str) -> Option<Addresses> {
         let Parts { included, excluded } = self.sets.values(self.reader, value, key, &values::ADDRESS)?;
-        let included = included.map_or_else(Addresses::all, addresses);
+        let included = included.map_or_else(Addresses::all, of_ranges);
         if excluded.is_empty() {
             return Some(included);
         }
-        let set = included.without(&addresses(excluded));
+        let set = included.without(&of_ranges(excluded));
         leaves_some(self.reader, value, key, included.is_empty() || !set.is_empty())?;
         Some(set)
     }
@@ -371,7 +386,7 @@ fn stack_entry(reader: &mut Reader, value: &Value<'_>, sets: &mut Sets) -> Optio
     (reader.diagnostics.error_count() == before).then_some(entry)
 }
 
-fn addresses(values: Vec<(IpAddr, IpAddr)>) -> Addresses {
+fn of_ranges(values: Vec<(IpAddr, IpAddr)>) -> Addresses {
     let mut v4 = Vec::new();
     let mut v6 = Vec::new();
     for range in values {

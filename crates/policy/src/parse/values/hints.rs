@@ -134,9 +134,13 @@ pub(super) fn number(text: &str, most: u128) -> Option<String> {
     Some(format!("write 0x{}", shortened(&hexadecimal.to_ascii_lowercase())))
 }
 
-pub(super) fn port(text: &str) -> Option<String> {
-    let (name, number) = SERVICES.iter().find(|(name, _)| name.eq_ignore_ascii_case(text))?;
-    Some(format!("ports are numbers: {name} is {number}"))
+pub(in crate::parse) fn port(text: &str) -> Option<String> {
+    Some(format!("ports are numbers: {} is {}", text.to_ascii_lowercase(), service(text)?))
+}
+
+/// The port of a service, if it is a well-known one.
+pub(in crate::parse) fn service(text: &str) -> Option<u16> {
+    SERVICES.iter().find(|(name, _)| name.eq_ignore_ascii_case(text)).map(|(_, port)| *port)
 }
 
 pub(super) fn vlan(text: &str) -> Option<String> {
@@ -147,7 +151,7 @@ pub(super) fn vlan(text: &str) -> Option<String> {
     }
 }
 
-pub(super) fn ether_type(text: &str) -> Option<String> {
+pub(in crate::parse) fn ether_type(text: &str) -> Option<String> {
     match text {
         "ip" => return Some("did you mean `ipv4`?".to_owned()),
         "vlan" | "802.1q" | "dot1q" => {
@@ -161,7 +165,7 @@ pub(super) fn ether_type(text: &str) -> Option<String> {
     one_of(text, &ETHER_TYPES)
 }
 
-pub(super) fn protocol(text: &str) -> Option<String> {
+pub(in crate::parse) fn protocol(text: &str) -> Option<String> {
     if text.eq_ignore_ascii_case("ip") || text.eq_ignore_ascii_case("inet") {
         return Some("leave the key out to match every IP packet, or write family = \"ipv4\"".to_owned());
     }

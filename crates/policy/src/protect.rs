@@ -1,0 +1,108 @@
+//! Protected packets: those that must reach the host under every rule of a policy. The parser of `[protect]` reads names
+//! of [`KINDS`], and `check` looks for the kinds that a default other than "kernel" leaves to nobody.
+
+use packet::{EtherType, Field, IpProtocol};
+use program::{Addresses, Family, Match, RangeSet};
+
+use crate::diagnostics::Place;
+
+/// The kinds that `[protect]` protects unless its `protocols` lists others.
+pub(crate) const DEFAULT_KINDS: [&str; 3] = ["arp", "nd", "ra"];
+
+/// Packets that must reach the host.
+#[derive(Clone, Debug)]
+pub struct ProtectedMatch {
+    /// What `[protect]` calls them: the name of a protocol, or the key.
+    pub name: String,
+    /// The packets.
+    pub matches: Match,
+    /// The place in the text that protects them.
+    pub place: Place,
+}
+
+/// A kind of packet that hosts need and that is not one protocol number.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    /// Its name under `protocols`.
+    pub name: &'static str,
+    /// Its name in messages.
+    pub title: &'static str,
+    /// What it is, in one line.
+    pub doc: &'static str,
+    matches: fn() -> Match,
+}
+
+impl Kind {
+    /// Its packets.
+    #[must_use]
+    pub fn matches(&self) -> Match {
+        (self.matches)()
+    }
+
+    /// The kind of that name.
+    pub(crate) fn named(name: &str) -> Option<&'static Self> {
+        KINDS.iter().find(|kind| kind.name == name)
+    }
+}
+
+/// The kinds that have names of their own.
+pub static KINDS: [Kind; 6] = [
+    Kind {
+        name: "arp",
+        title: "ARP",
+        doc: "address resolution of IPv4",
+        matches: || Match::default().with(Field::EtherType, RangeSet::single(EtherType::ARP.0.into())),
+    },
+    Kind {
+        name: "nd",
+        title: "IPv6 neighbour discovery",
+        doc: "neighbour solicitations and advertisements of IPv6 (RFC 4861, types 135 and 136)",
+        matches: || icmpv6(135, 136),
+    },
+    Kind {
+        name: "ra",
+        title: "IPv6 router advertisements",
+        doc: "router advertisements of IPv6 (RFC 4861, type 134), which have a link-local source address",
+        matches: || Match { src: Some(link_local()), ..icmpv6(134, 134) },
+    },
+    Kind {
+        name: "dhcp",
+        title: "DHCP",
+        doc: "answers to DHCP clients: UDP to the ports 68 (RFC 2131) and 546 (RFC 8415)",
+        matches: || to_ports(IpProtocol::UDP, vec![(68, 68), (546, 546)]),
+    },
+    Kind {
+        name: "ssh",
+        title: "SSH",
+        doc: "TCP to port 22",
+        matches: || to_ports(IpProtocol::TCP, vec![(22, 22)]),
+    },
+    Kind {
+        name: "bfd",
+        title: "BFD",
+        doc: "bidirectional forwarding detection: UDP to the ports 3784, 3785 and 4784 (RFC 5881, RFC 5883)",
+        matches: || to_ports(IpProtocol::UDP, vec![(3784, 3785), (4784, 4784)]),
+    },
+];
+
+/// The kinds that `check` looks for under a default other than "kernel": without them an operator loses the host.
+pub fn needed_by_hosts() -> impl Iterator<Item = &'static Kind> {
+    KINDS.iter().filter(|kind| kind.name != "bfd")
+}
+
+/// fe80::/10, the source addresses of valid router advertisements (RFC 4861, 6.1.2).
+fn link_local() -> Addresses {
+    let (first, last) = (0xfe80 << 112, (0xfec0 << 112) - 1);
+    Addresses { v4: RangeSet::default(), v6: RangeSet::of(vec![(first, last)]) }
+}
+
+fn icmpv6(low: u32, high: u32) -> Match {
+    let matches = Match { family: Some(Family::V6), ..Match::default() };
+    matches.with(Field::Icmpv6Type, RangeSet::of(vec![(low, high)]))
+}
+
+fn to_ports(protocol: IpProtocol, ports: Vec<(u32, u32)>) -> Match {
+    Match::default()
+        .with(Field::Protocol, RangeSet::single(protocol.0.into()))
+        .with(Field::DstPort, RangeSet::of(ports))
+}
