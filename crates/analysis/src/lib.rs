@@ -30,6 +30,7 @@ mod interval_set;
 mod mac_layout;
 mod match_text;
 mod product;
+mod protect;
 mod region;
 mod rule_list;
 mod search;
@@ -43,6 +44,7 @@ pub use diff::{
 };
 pub use dimensions::MAX_PRODUCTS;
 pub use match_text::match_text;
+pub use protect::{Missed, Protected, protection, protection_on_device, unreachable_kinds};
 pub use region::Region;
 pub use search::{MAX_COMPARISONS, MAX_COMPARISONS_IN_ALL};
 pub use shadowing::{Analysis, MAX_LISTED_PAIRS, Need, Pair, Pairs, Reach, Relation, RuleAnalysis, analyse};

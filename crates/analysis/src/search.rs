@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use policy::Policy;
+use program::Match;
 
 use crate::diff::MAX_PAIRS;
 use crate::dimensions::{Dimensions, MAX_PRODUCTS};
@@ -79,8 +80,14 @@ impl fmt::Display for Undecided {
 impl Space {
     /// The space of some policies together.
     pub(super) fn of(policies: &[&Policy]) -> Self {
+        Self::with(policies, std::iter::empty())
+    }
+
+    /// The same for questions about other matches, too.
+    pub(super) fn with<'m>(policies: &[&'m Policy], others: impl Iterator<Item = &'m Match>) -> Self {
         let matches = policies.iter().flat_map(|policy| &policy.rules).map(|rule| &rule.matches);
-        Self { dimensions: Dimensions::of(matches), left: Cell::new(MAX_COMPARISONS_IN_ALL) }
+        let dimensions = Dimensions::of(matches.chain(others));
+        Self { dimensions, left: Cell::new(MAX_COMPARISONS_IN_ALL) }
     }
 
     /// The part of all comparisons that is left.

@@ -1,0 +1,239 @@
+//! Whether protected packets reach the host: under a policy, on any device, and with a compiled program, on one device.
+//! Both questions are about sets of packets and are answered exactly, or as not decided.
+//!
+//! **Policy.** A protected packet misses the host if the first final rule that matches it, or else the default, does
+//! something else than leave it to the host or deliver it to the sink of kind `kernel`. The rules are gone through in order. For each that takes packets, its share of
+//! the protected ones without those that earlier rules leave to the host is computed; earlier rules that take packets need
+//! not be subtracted, because the search ends at the first of them whose share is not empty.
+//!
+//! **Program.** With a sink of kind `kernel`, workers return what the policy leaves to the host, and nothing is to be
+//! asked. Without one: no flow leaves a packet to the host: packets that match no flow do. So a packet that the policy leaves to
+//! the host misses it exactly if some flow matches it. That is a question about pairs, a protected match and a flow, each
+//! a product of sets: it takes an intersection and no search, and a flow for which every class decides otherwise than
+//! "left to the host" cannot contain such a packet and is skipped. Each witness is confirmed by [`Program::explain_deep`].
+
+use std::collections::{BTreeSet, HashMap};
+
+use policy::policy::{Action, Direction, RuleDefinition};
+use policy::protect::{Kind, ProtectedMatch};
+use policy::{Policy, Witness};
+use program::{
+    Decide, FlowAction, FlowKind, FlowPackets, Match, Predicate, Program, RuleId, SinkId, SinkKind, Verdict,
+};
+
+use crate::dimensions::Dimensions;
+use crate::product::Product;
+use crate::rule_list::{Entry, RuleList, is_final};
+use crate::search::{Cover, Free, Space};
+
+/// The most flows that are converted at once: memory grows with their different values.
+const FLOWS_AT_ONCE: usize = 4096;
+
+/// What becomes of the packets of one protected match.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Protected {
+    /// All of them reach the host.
+    Safe,
+    /// Some may miss the host.
+    Missed(Missed),
+    /// Not decided within the limits; the reason.
+    NotDecided(String),
+}
+
+/// A protected packet that misses the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missed {
+    /// The rule that takes it, or the default; of a program, the rule of the flow.
+    pub taken_by: RuleId,
+    /// The packet.
+    pub witness: Witness,
+}
+
+/// For each match of `[protect]`, whether the policy leaves all of its packets to the host.
+#[must_use]
+pub fn protection(policy: &Policy) -> Vec<Protected> {
+    let Some(protected) = policy.protect.as_deref().filter(|protected| !protected.is_empty()) else {
+        return Vec::new();
+    };
+    let view = View::of(policy, protected.iter().map(|protected| &protected.matches));
+    protected.iter().map(|protected| view.missed(&protected.matches)).collect()
+}
+
+/// The kinds of packets, of those that hosts need, of which the policy leaves none to the host, each with an example.
+#[must_use]
+pub fn unreachable_kinds(policy: &Policy) -> Vec<(&'static Kind, Witness)> {
+    let kinds: Vec<(&Kind, Match)> =
+        policy::protect::needed_by_hosts().map(|kind| (kind, kind.matches())).collect();
+    let view = View::of(policy, kinds.iter().map(|(_, matches)| matches));
+    kinds.iter().filter_map(|(kind, matches)| Some((*kind, view.example_if_none_is_left(matches)?))).collect()
+}
+
+/// For each match of `[protect]`, whether the program leaves all of its packets to the host. Matches of which the policy
+/// itself takes packets (see [`protection`]) have the same result.
+#[must_use]
+pub fn protection_on_device(policy: &Policy, program: &Program, by_policy: &[Protected]) -> Vec<Protected> {
+    let protected = policy.protect.as_deref().unwrap_or_default();
+    let mut found = by_policy.to_vec();
+    if program.kernel_sink().is_some() || !found.contains(&Protected::Safe) {
+        return found;
+    }
+    let flows = suspects(program);
+    for flows in flows.chunks(FLOWS_AT_ONCE) {
+        let open = found.iter().zip(protected).filter(|(found, _)| **found == Protected::Safe);
+        let open = open.map(|(_, protected)| &protected.matches);
+        let matches = flows.iter().map(|(_, packets)| &packets.matches);
+        let dimensions = Dimensions::of(open.chain(matches));
+        let products: Vec<Vec<Product>> =
+            flows.iter().map(|(_, packets)| dimensions.products(&packets.matches)).collect();
+        for (found, protected) in found.iter_mut().zip(protected) {
+            if *found == Protected::Safe {
+                *found = in_flows(program, &dimensions, protected, flows, &products);
+            }
+        }
+    }
+    found
+}
+
+/// The flows that take packets and lead to a class that may leave some to the host, highest precedence first.
+fn suspects(program: &Program) -> Vec<(RuleId, FlowPackets)> {
+    let mut may_return = HashMap::new();
+    let mut list = Vec::new();
+    for flow in program.flows.iter().filter(|flow| flow.kind == FlowKind::Normal) {
+        let FlowAction::Steer { class: id, .. } = flow.action else { continue };
+        let Some(class) = program.class(id) else { continue };
+        let returns = may_return.entry(id).or_insert_with(|| match &class.decide {
+            Decide::Exact(outcome) => outcome.verdict == Verdict::Kernel,
+            Decide::Software(steps, otherwise) => {
+                let outcomes = steps.iter().map(|step| &step.outcome).chain([otherwise]);
+                outcomes.into_iter().any(|outcome| outcome.verdict == Verdict::Kernel)
+            }
+        });
+        if *returns {
+            list.push((flow.rule, flow.packets()));
+        }
+    }
+    list
+}
+
+/// Whether one of the flows contains a packet of a protected match.
+fn in_flows(
+    program: &Program,
+    dimensions: &Dimensions,
+    protected: &ProtectedMatch,
+    flows: &[(RuleId, FlowPackets)],
+    products: &[Vec<Product>],
+) -> Protected {
+    let own = dimensions.products(&protected.matches);
+    let predicate = Predicate::of(&protected.matches);
+    let mut open = None;
+    for ((rule, packets), of_flow) in flows.iter().zip(products) {
+        let shared = own.iter().flat_map(|own| of_flow.iter().map(|flow| own.and(flow, dimensions)));
+        for shared in shared.filter(|shared| !shared.is_empty()) {
+            let Some(witness) = shared.witness(dimensions) else { continue };
+            let key = witness.key();
+            let explained = program.explain_deep(&key);
+            if !explained.reaches_host() && predicate.matches_deep(&key) {
+                return Protected::Missed(Missed { taken_by: explained.rule, witness });
+            }
+            // A set that is not exact contains more packets than the flow or the match, and the witness is one of them.
+            let is_exact = packets.is_exact && !shared.is_rough;
+            debug_assert!(!is_exact, "{witness} is in a flow of {rule:?} and reaches the host");
+            open = Some("the masks of a flow, or of MAC addresses, do not form few ranges".to_owned());
+        }
+    }
+    open.map_or(Protected::Safe, Protected::NotDecided)
+}
+
+/// The rules for received packets in the space of some protected matches.
+struct View<'p> {
+    policy: &'p Policy,
+    space: Space,
+    rules: RuleList,
+    /// By rule, the default last: whether it leaves its packets to the host.
+    leaves: Vec<bool>,
+}
+
+impl<'p> View<'p> {
+    fn of(policy: &'p Policy, protected: impl Iterator<Item = &'p Match>) -> Self {
+        let space = Space::with(&[policy], protected);
+        let rules = RuleList::of(&space.dimensions, policy, Direction::Ingress, &|group| group);
+        let own = policy.rules.iter().map(|rule| leaves(policy, rule.action, rule.sinks.as_deref()));
+        let leaves = own.chain([leaves(policy, policy.default, None)]).collect();
+        Self { policy, space, rules, leaves }
+    }
+
+    /// Whether a rule leaves its packets to the host.
+    fn leaves(&self, entry: &Entry) -> bool {
+        is_final(entry.action) && self.leaves.get(entry.rule as usize).copied().unwrap_or(false)
+    }
+
+    /// Whether a rule takes its packets from the host.
+    fn takes(&self, entry: &Entry) -> bool {
+        is_final(entry.action) && !self.leaves(entry)
+    }
+
+    /// Whether all packets of a match are left to the host.
+    fn missed(&self, matches: &Match) -> Protected {
+        let mut open = None;
+        for product in self.space.dimensions.products(matches) {
+            let near = self.rules.near(&self.space, &product);
+            for (place, taker) in near.iter().enumerate().filter(|(_, entry)| self.takes(entry)) {
+                let target = self.space.both(&product, &taker.product);
+                let left = covers(&near[..place], |entry| self.leaves(entry));
+                match self.space.free_of(&target, &left, &mut BTreeSet::new()) {
+                    Free::None => {}
+                    Free::NotDecided(why) => open = Some(why),
+                    Free::Product(free) => {
+                        let Some(witness) = free.witness(&self.space.dimensions) else { continue };
+                        // An earlier rule of which the share was not decided may be the one.
+                        let taken_by = self.decided_by(&witness);
+                        return Protected::Missed(Missed { taken_by, witness });
+                    }
+                }
+            }
+        }
+        open.map_or(Protected::Safe, |why| Protected::NotDecided(why.to_string()))
+    }
+
+    /// A packet of a match, if no packet of it is left to the host; `None` also if that is not decided.
+    fn example_if_none_is_left(&self, matches: &Match) -> Option<Witness> {
+        let products = self.space.dimensions.products(matches);
+        for product in &products {
+            let near = self.rules.near(&self.space, product);
+            for (place, entry) in near.iter().enumerate().filter(|(_, entry)| self.leaves(entry)) {
+                let target = self.space.both(product, &entry.product);
+                let taken = covers(&near[..place], |entry| self.takes(entry));
+                let left = self.space.free_of(&target, &taken, &mut BTreeSet::new());
+                if !matches!(left, Free::None) {
+                    return None;
+                }
+            }
+        }
+        products.first()?.witness(&self.space.dimensions)
+    }
+
+    /// The first final rule that matches a received packet, or the default.
+    fn decided_by(&self, witness: &Witness) -> RuleId {
+        let key = witness.key();
+        let decides = |rule: &RuleDefinition| {
+            rule.direction == Direction::Ingress
+                && is_final(rule.action)
+                && Predicate::of(&rule.matches).matches_deep(&key)
+        };
+        let rules = &self.policy.rules;
+        RuleId::of(rules.iter().position(decides).unwrap_or(rules.len()))
+    }
+}
+
+/// Whether packets of a rule with this action and these sinks reach the host.
+fn leaves(policy: &Policy, action: Action, sinks: Option<&[SinkId]>) -> bool {
+    let is_kernel = |id: &SinkId| {
+        policy.sinks.get(id.index()).is_some_and(|sink| matches!(sink.sink.kind, SinkKind::Kernel(_)))
+    };
+    action == Action::Kernel || policy.sinks_of(action, sinks).iter().any(is_kernel)
+}
+
+/// The entries for which `is_wanted`, as covers.
+fn covers<'e>(entries: &[&'e Entry], is_wanted: impl Fn(&Entry) -> bool) -> Vec<Cover<'e>> {
+    entries.iter().filter(|entry| is_wanted(entry)).map(|entry| entry.cover()).collect()
+}
