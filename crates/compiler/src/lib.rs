@@ -65,7 +65,7 @@ use place::Placed;
 pub use capacity::{Capacity, CapacityRow, PriorityUse, reload_conflict};
 pub use check::{Check, RuleCheck, check};
 pub use diagnostics::Obstacle;
-pub use lost::{LostException, lost_exceptions, refuse_lost_exceptions};
+pub use lost::{LostException, TakenWhy, lost_exceptions, refuse_lost_exceptions, taken_why};
 pub use report::{Decided, Report, RuleReport, report};
 
 /// Compiles a policy for a device and a number of workers.

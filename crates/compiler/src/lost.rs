@@ -69,34 +69,15 @@ pub fn lost_exceptions(policy: &Policy, profile: &DeviceProfile, program: &Progr
 pub fn refuse_lost_exceptions(policy: &Policy, program: &Program, lost: &[LostException]) -> Diagnostics {
     let diagnostic = |lost: &LostException| -> Diagnostic {
         let name = |rule: RuleId| program.rules.get(rule.index()).map_or("?", |rule| rule.name.as_str());
-        let (rule, taker) = (name(lost.rule), name(lost.taken_by));
+        let rule = name(lost.rule);
         let place = policy.rules.get(lost.taken_by.index()).or_else(|| policy.rules.get(lost.rule.index()));
         let place = place.map_or(&policy.default_place, |rule| &rule.place);
-        let reasons =
-            program.rules.get(lost.taken_by.index()).map(|rule| &*rule.undecided).unwrap_or_default();
-        let kept = reasons.iter().find_map(|note| match note.why {
-            UndecidedReason::KernelException { by, inseparable } => Some((by, inseparable)),
-            _ => None,
-        });
-        let (reason, later) = match kept {
-            Some((by, inseparable)) => (format!("`{}` {}", name(by), inseparable.words()), name(by)),
-            None => {
-                let keys: Vec<String> =
-                    reasons.iter().map(|note| format!("{} ({})", note.key, note.why.words())).collect();
-                (format!("the device does not decide {}", keys.join(", ")), taker)
-            }
-        };
+        let TakenWhy { later, reason, remedy } = taken_why(program, lost.taken_by);
         let message = format!(
             "packets that `{rule}` leaves to the kernel are lost: flows of `{later}` take them, and a worker cannot give \
              them back, for example {}",
             lost.witness.fields()
         );
-        let remedy = match kept {
-            Some(_) => format!("narrow `{later}` until it does not match them"),
-            None => format!(
-                "leave these keys of `{later}` out, or steer or drop the other packets by a later rule"
-            ),
-        };
         let hint = format!(
             "{reason}: {remedy} (`steerd check` shows more), or add [sinks.host] with kind = \"kernel\" so that workers give such packets back, or write \
              allow_lost_exceptions = true at the top of the policy"
@@ -107,6 +88,41 @@ pub fn refuse_lost_exceptions(policy: &Policy, program: &Program, lost: &[LostEx
         return Diagnostics::default();
     }
     Diagnostics::from(lost.iter().map(diagnostic).collect::<Vec<_>>())
+}
+
+/// Why flows of a rule take packets that belong to the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TakenWhy {
+    /// The rule that takes packets like these: this one, or a later one of which the device cannot exclude them.
+    pub later: String,
+    /// What the device cannot do.
+    pub reason: String,
+    /// What to change.
+    pub remedy: String,
+}
+
+/// Why flows of a rule take packets that belong to the host, from what the compiler noted about the rule.
+#[must_use]
+pub fn taken_why(program: &Program, rule: RuleId) -> TakenWhy {
+    let name = |rule: RuleId| program.rules.get(rule.index()).map_or("?", |rule| rule.name.as_str());
+    let reasons = program.rules.get(rule.index()).map(|rule| &*rule.undecided).unwrap_or_default();
+    let kept = reasons.iter().find_map(|note| match note.why {
+        UndecidedReason::KernelException { by, inseparable } => Some((by, inseparable)),
+        _ => None,
+    });
+    if let Some((by, inseparable)) = kept {
+        let later = name(by).to_owned();
+        let reason = format!("`{later}` {}", inseparable.words());
+        let remedy = format!("narrow `{later}` until it does not match them");
+        return TakenWhy { later, reason, remedy };
+    }
+    let later = name(rule).to_owned();
+    let keys: Vec<String> =
+        reasons.iter().map(|note| format!("{} ({})", note.key, note.why.words())).collect();
+    let reason = format!("the device does not decide {}", keys.join(", "));
+    let remedy =
+        format!("leave these keys of `{later}` out, or steer or drop the other packets by a later rule");
+    TakenWhy { later, reason, remedy }
 }
 
 /// The rules whose flows lead to a class that may leave packets to the host, and the rules, the default among them,
