@@ -1,7 +1,7 @@
 //! The commands other than `run`, a module each.
 
 pub(crate) mod check;
-mod describe;
+pub(crate) mod describe;
 pub(crate) mod devices;
 pub(crate) mod diff;
 pub(crate) mod explain;

@@ -10,6 +10,7 @@ mod daemon;
 mod effects;
 mod error;
 mod policy_file;
+mod protection;
 mod settings;
 mod telemetry;
 mod terminal;

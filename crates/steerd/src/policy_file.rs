@@ -16,6 +16,7 @@ use crate::cli::PolicyArgs;
 use crate::daemon::runtime::TargetDevice;
 use crate::daemon::{cores, runtime};
 use crate::error::Error;
+use crate::protection::{self, Protection};
 use crate::settings::{self, PolicySource, PolicyText, Request};
 use crate::terminal::output;
 
@@ -23,14 +24,18 @@ use crate::terminal::output;
 pub(crate) struct Compiled {
     pub(crate) program: Arc<Program>,
     pub(crate) warnings: Vec<Diagnostic>,
-    /// Packets that the policy leaves to the kernel but workers would receive: errors, unless the policy allows them.
-    lost: Diagnostics,
+    /// The protected packets of the policy.
+    pub(crate) protected: protection::Names,
+    /// Why the program may not be installed: packets that the policy leaves to the kernel but workers would receive,
+    /// unless the policy allows them, and protected packets that may miss the host.
+    refused: Diagnostics,
 }
 
 impl Compiled {
-    /// Refused if it would lose packets that the policy leaves to the kernel and the policy does not allow that.
+    /// Refused if it would lose packets that the policy leaves to the kernel and does not allow to be lost, or protected
+    /// ones.
     pub(crate) fn into_installable(self) -> Result<Self, Diagnostics> {
-        if self.lost.has_errors() { Err(self.lost) } else { Ok(self) }
+        if self.refused.has_errors() { Err(self.refused) } else { Ok(self) }
     }
 }
 
@@ -59,8 +64,11 @@ pub(crate) fn compile(
     let program = compiler::compile_with(&policy, profile, workers, previous)?;
     warnings.extend(compiler::check(&policy, profile, workers, &program).warnings);
     let lost = compiler::lost_exceptions(&policy, profile, &program);
-    let lost = compiler::refuse_lost_exceptions(&policy, &program, &lost);
-    Ok(Compiled { program: Arc::new(program), warnings, lost })
+    let mut refused = compiler::refuse_lost_exceptions(&policy, &program, &lost);
+    Protection::of(&policy, Some(&program)).errors.into_iter().for_each(|error| refused.push(error));
+    warnings.extend(protection::warning(&policy));
+    let protected = protection::Names::of(&policy);
+    Ok(Compiled { program: Arc::new(program), warnings, protected, refused })
 }
 
 /// The most diagnostics of one policy that the daemon logs: a large policy must not flood the log at each reload.

@@ -14,6 +14,7 @@ use program::{Program, RuleId, SinkId};
 use crate::cli::{CheckArgs, Cli, Deny, Format};
 use crate::error::Error;
 use crate::policy_file::Target;
+use crate::protection::{self, Protection};
 use crate::settings::PolicySource;
 use crate::terminal::output::{self, Progress};
 use crate::terminal::style::Layout;
@@ -26,6 +27,8 @@ struct Checked {
     workers: usize,
     policy: Policy,
     report: Report,
+    /// What becomes of the protected packets.
+    protection: Protection,
     /// `None`: skipped.
     analysis: Option<Analysis>,
     /// Warnings of the text, of the program and of the analysis.
@@ -68,14 +71,16 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         let mut progress = Progress::new();
         analysis::analyse(&policy, &mut |at| progress.show(at))
     });
+    let protection = Protection::of(&policy, report.program.as_ref());
     let warnings = all_warnings(&policy, &report, analysis.as_ref(), warnings);
     let device_warnings = report.program.as_ref().map(|program| device.warnings(program)).unwrap_or_default();
-    let checked = Checked { source, workers, policy, report, analysis, warnings, device_warnings };
+    let checked =
+        Checked { source, workers, policy, report, protection, analysis, warnings, device_warnings };
     let denied = checked.denied(&args.deny);
     match format {
         Format::Json => json::print(&checked, &denied)?,
         Format::Text => {
-            let mut all = checked.report.problems.clone();
+            let mut all: Vec<Diagnostic> = checked.problems().cloned().collect();
             if !args.quiet {
                 all.extend(checked.warnings.iter().cloned());
             }
@@ -93,8 +98,8 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         let found = format!("impossible on {}", checked.report.device);
         return Err(Error::Denied { file: checked.source.to_string(), found });
     }
-    if !checked.report.problems.is_empty() {
-        let found = lost_exceptions(&checked.report);
+    if !checked.is_installable() {
+        let found = checked.refusal();
         return Err(Error::Denied { file: checked.source.to_string(), found });
     }
     if denied.is_empty() {
@@ -110,13 +115,30 @@ fn errors_of(diagnostics: &Diagnostics) -> Diagnostics {
     errors
 }
 
-/// The error of a policy that compiles but loses exceptions.
-fn lost_exceptions(report: &Report) -> String {
-    let rules = counted(report.lost_exceptions.len() as u64, "rule", "rules");
-    format!("lost exceptions of {rules} on {}", report.device)
-}
-
 impl Checked {
+    /// Why the policy is refused, with places.
+    fn problems(&self) -> impl Iterator<Item = &Diagnostic> {
+        self.report.problems.iter().chain(&self.protection.errors)
+    }
+
+    /// Whether it compiles, and loses no exceptions and no protected packets.
+    fn is_installable(&self) -> bool {
+        self.report.program.is_some() && self.problems().next().is_none()
+    }
+
+    /// Why a policy that compiles is refused, in short.
+    fn refusal(&self) -> String {
+        let mut found = Vec::new();
+        if !self.report.problems.is_empty() {
+            let rules = counted(self.report.lost_exceptions.len() as u64, "rule", "rules");
+            found.push(format!("lost exceptions of {rules}"));
+        }
+        if !self.protection.errors.is_empty() {
+            found.push("protected packets may miss the host".to_owned());
+        }
+        format!("{} on {}", found.join(", "), self.report.device)
+    }
+
     /// The findings that --deny names.
     fn denied(&self, deny: &[Deny]) -> Vec<String> {
         let found = |what: &Deny| -> (usize, &str) {
@@ -185,6 +207,7 @@ fn all_warnings(
             }
         }
     }
+    warnings.extend(protection::warning(policy));
     warnings.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
     warnings
 }

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::cli::{DirectionArg, ExplainArgs, Format};
 use crate::error::Error;
-use crate::policy_file;
+use crate::policy_file::{self, Compiled};
 use crate::terminal::output::{self, Stdout};
 use crate::terminal::table::counted;
 use received::{ReceivedPacket, SentPacket};
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
         DirectionArg::Egress => Direction::Egress,
     };
     if let Some(path) = &args.pcap {
-        return explain_capture(program, path, direction, args.each, format);
+        return explain_capture(&compiled, path, direction, args.each, format);
     }
     let key = match (&args.packet, &args.hex) {
         (Some(fields), _) => fields::key_of_fields(fields),
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
         (None, None) => Err("no packet is given".into()),
     };
     let key = key.map_err(Error::Packet)?;
-    let answer = Answer::of(program, &key, direction);
+    let answer = Answer::of(&compiled, &key, direction);
     match format {
         Format::Text => output::print(&answer.text(program)),
         Format::Json => output::print_json(&answer),
@@ -58,9 +58,10 @@ enum Answer {
 }
 
 impl Answer {
-    fn of(program: &Program, key: &DeepKey, direction: Direction) -> Self {
+    fn of(compiled: &Compiled, key: &DeepKey, direction: Direction) -> Self {
+        let Compiled { program, protected, .. } = compiled;
         match direction {
-            Direction::Ingress => Self::Received(Box::new(ReceivedPacket::of(program, key))),
+            Direction::Ingress => Self::Received(Box::new(ReceivedPacket::of(program, protected, key))),
             Direction::Egress => Self::Sent(SentPacket::of(program, key)),
         }
     }
@@ -93,12 +94,13 @@ fn whole(frame: &[u8]) -> Result<DeepKey, String> {
 }
 
 fn explain_capture(
-    program: &Program,
+    compiled: &Compiled,
     path: &Path,
     direction: Direction,
     each: bool,
     format: Format,
 ) -> Result<(), Error> {
+    let program = &*compiled.program;
     let mut summary = Summary::of(program, direction);
     let mut stdout = Ok(if each { Stdout::Open } else { Stdout::Closed });
     let mut packet_number = 0;
@@ -115,7 +117,7 @@ fn explain_capture(
             *summary.anomalies.entry(anomaly.name()).or_default() += 1;
         }
         if matches!(stdout, Ok(Stdout::Open)) {
-            let answer = Answer::of(program, &key, direction);
+            let answer = Answer::of(compiled, &key, direction);
             stdout = match format {
                 Format::Text => output::print_line_by_line(&format!("{}\n", answer.line(packet_number))),
                 Format::Json => output::print_json_line(&answer),

@@ -1,6 +1,6 @@
 //! `check --format json`: one object, described in docs/reference/commands.md.
 
-use analysis::{Need, Pairs, Reach, Relation, RuleAnalysis};
+use analysis::{Need, Pairs, Protected, Reach, Relation, RuleAnalysis};
 use compiler::{Capacity, Obstacle, RuleReport};
 use policy::Witness;
 use policy::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
@@ -27,6 +27,8 @@ struct Answer<'c> {
     obstacles: &'c [Obstacle],
     /// Packets that rules leave to the kernel but workers receive.
     lost_exceptions: Vec<Lost<'c>>,
+    /// By protected match: what becomes of its packets.
+    protected: Vec<ProtectedPackets<'c>>,
     /// `null`: skipped.
     analysis: Option<Analysis<'c>>,
     diagnostics: Vec<&'c Diagnostic>,
@@ -49,6 +51,21 @@ struct Lost<'c> {
     /// The rule whose flow takes the packet.
     taken_by: &'c str,
     witness: &'c Witness,
+}
+
+#[derive(Serialize)]
+struct ProtectedPackets<'c> {
+    /// As in `[protect]`: the name of a protocol, or the key.
+    name: &'c str,
+    line: u32,
+    /// "safe", "missed" or "not_decided".
+    reach: &'static str,
+    /// The rule that takes packets of it, on this device or on any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    taken_by: Option<&'c str>,
+    /// A packet that misses the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    witness: Option<&'c Witness>,
 }
 
 #[derive(Serialize)]
@@ -94,14 +111,15 @@ struct Other<'c> {
 
 pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), Error> {
     let report = &checked.report;
-    let all = report.problems.iter().chain(&checked.warnings);
-    let diagnostics: Vec<&Diagnostic> = all.take(MAX_DIAGNOSTICS).collect();
-    let found = report.problems.len() + checked.warnings.len();
+    let all = || checked.problems().chain(&checked.warnings);
+    let diagnostics: Vec<&Diagnostic> = all().take(MAX_DIAGNOSTICS).collect();
+    let found = all().count();
     output::print_json(&Answer {
         policy: checked.source.to_string(),
         profile: &report.device,
         workers: Some(checked.workers),
-        ok: report.program.is_some() && report.problems.is_empty(),
+        ok: checked.is_installable(),
+        protected: checked.protected(),
         lost_exceptions: report
             .lost_exceptions
             .iter()
@@ -148,6 +166,25 @@ impl Checked {
             rules: self.rules_of_sink(program, SinkId::of(index)).collect(),
         };
         program.sinks.iter().enumerate().map(line).collect()
+    }
+
+    fn protected(&self) -> Vec<ProtectedPackets<'_>> {
+        let protected = self.policy.protect.iter().flatten().zip(&self.protection.found);
+        let packets = protected.map(|(protected, found)| {
+            let (reach, missed) = match found {
+                Protected::Safe => ("safe", None),
+                Protected::Missed(missed) => ("missed", Some(missed)),
+                Protected::NotDecided(_) => ("not_decided", None),
+            };
+            ProtectedPackets {
+                name: &protected.name,
+                line: protected.place.line(),
+                reach,
+                taken_by: missed.map(|missed| self.rule_name(missed.taken_by)),
+                witness: missed.map(|missed| &missed.witness),
+            }
+        });
+        packets.collect()
     }
 
     fn rule<'c>(&'c self, index: usize, found: &'c RuleAnalysis) -> Rule<'c> {

@@ -153,8 +153,8 @@ fn verdict(checked: &Checked, layout: Layout) -> String {
     let Some(program) = &report.program else {
         return layout.text(Style::Bad, &format!("{source}: impossible on {}", report.device));
     };
-    if !report.problems.is_empty() {
-        return layout.text(Style::Bad, &format!("{source}: {}", super::lost_exceptions(report)));
+    if !checked.is_installable() {
+        return layout.text(Style::Bad, &format!("{source}: {}", checked.refusal()));
     }
     let hybrid = match checked.hybrid() {
         0 => String::new(),

@@ -9,6 +9,7 @@ use program::{
 use serde::Serialize;
 
 use crate::commands::describe::describe;
+use crate::protection::Names;
 
 /// Described in docs/reference/commands.md.
 #[derive(Debug, Serialize)]
@@ -39,6 +40,9 @@ pub(super) struct ReceivedPacket {
     sinks: Vec<String>,
     /// A worker returns it to the host through the kernel sink.
     returned: bool,
+    /// The entries of `[protect]` that protect it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    protected: Vec<String>,
     copies: Vec<Copy>,
 }
 
@@ -57,7 +61,7 @@ pub(super) struct Copy {
 }
 
 impl ReceivedPacket {
-    pub(super) fn of(program: &Program, key: &DeepKey) -> Self {
+    pub(super) fn of(program: &Program, protected: &Names, key: &DeepKey) -> Self {
         let explanation = program.explain_deep(key);
         let Explanation { outcome, .. } = explanation;
         let exact =
@@ -87,6 +91,7 @@ impl ReceivedPacket {
             lost_exception: explanation.is_lost_exception(),
             sinks: sinks(program, &explanation),
             returned: explanation.returned,
+            protected: protected.of_packet(key),
             copies: explanation.copies.iter().map(|copied| Copy::of(program, copied)).collect(),
         }
     }
@@ -107,6 +112,11 @@ impl ReceivedPacket {
         if self.lost_exception {
             let value = "does not receive it: a worker does and cannot give it back (lost exception)";
             line("host", value.into());
+        }
+        if !self.protected.is_empty() {
+            let reaches = if self.reaches_host { "reaches" } else { "does not reach" };
+            let by = self.protected.join(", ");
+            line("protect", format!("by {by}: it {reaches} the host"));
         }
         if self.worker.is_none() {
             line("worker", "none".into());
@@ -144,10 +154,11 @@ impl ReceivedPacket {
         let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
         let copies: String = self.copies.iter().map(Copy::short).collect();
         format!(
-            "{packet_number}  rule={} action={}{} tag={} group={} queue={} index={} worker={}{copies}  {}",
+            "{packet_number}  rule={} action={}{}{} tag={} group={} queue={} index={} worker={}{copies}  {}",
             self.rule,
             self.action.replace(' ', "_"),
             if self.lost_exception { " lost_exception" } else { "" },
+            if self.protected.is_empty() { "" } else { " protected" },
             or_dash(self.tag.map(|tag| tag.to_string())),
             or_dash(self.group.clone()),
             or_dash(self.queue.map(|queue| queue.to_string())),
