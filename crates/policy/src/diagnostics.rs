@@ -6,7 +6,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use miette::{LabeledSpan, NamedSource, SourceCode};
+use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource, SourceCode};
 use serde::Serialize;
 
 use crate::source::Source;
@@ -266,6 +266,21 @@ impl Diagnostics {
     #[must_use]
     pub fn report(&self) -> Vec<miette::Report> {
         self.list.iter().map(|diagnostic| miette::Report::new(Excerpt(diagnostic.clone()))).collect()
+    }
+
+    /// The same as text without colours, for a terminal of another process.
+    #[must_use]
+    pub fn excerpts(&self) -> String {
+        let handler = GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor()).with_links(false);
+        let mut text = String::new();
+        for diagnostic in &self.list {
+            // Writing to a String does not fail; what a source refuses is left out.
+            let _ = handler.render_report(&mut text, &Excerpt(diagnostic.clone()));
+        }
+        if self.omitted > 0 {
+            text.push_str(&format!("and {} more\n", self.omitted));
+        }
+        text
     }
 }
 

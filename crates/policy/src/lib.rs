@@ -59,9 +59,15 @@ pub fn load_with(
 ) -> Result<(Policy, Vec<Diagnostic>), Diagnostics> {
     let path = path.as_ref();
     let folder = path.parent().unwrap_or(Path::new("")).to_owned();
-    let name = path.display().to_string();
-    let source = source_of(name, source::read_file(path, MAX_FILE_BYTES))?;
-    parse_with(&source, &Folder(folder), options)
+    parse_with(&read_policy(path)?, &Folder(folder), options)
+}
+
+/// Reads a policy's text from a regular file, for [`parse_with`]; the files that it names are not read.
+///
+/// # Errors
+/// As [`load`], if the text cannot be read.
+pub fn read_policy(path: &Path) -> Result<Source, Diagnostics> {
+    source_of(path.display().to_string(), source::read_file(path, MAX_FILE_BYTES))
 }
 
 /// Reads a policy's text from a reader, such as standard input, for [`parse_with`]; diagnostics call it `name`. The files
