@@ -18,13 +18,15 @@ Exit codes:
   0  success; diff: the policies do the same
   1  the policy has errors, the device cannot run it, or check finds what --deny names;
      diff: the policies differ; explain and import: the input cannot be read;
+     reload: the daemon refuses the policy, the previous one stays in force;
      healthcheck: the daemon is not healthy, or does not answer
   2  the command line is wrong; diff: a policy has errors, or no answer was found
   3  the settings are wrong (file, STEERD_ variable or flag)
   4  the device: not found, port down, no permission, too few queues
   5  a worker: core not available, not enough memory or locked memory
-  6  the HTTP address cannot be used
+  6  the HTTP address or the socket of the API cannot be used
   7  something failed while running
+  8  the running daemon cannot be reached, does not answer, or refuses the request
   130  terminated by a second Ctrl-C";
 
 const CHECK_EXIT_CODES: &str = "\
@@ -34,6 +36,12 @@ Exit codes, for pipelines:
   2  the command line is wrong
   3  the settings are wrong
   4  the device of the settings is not found";
+
+const RELOAD_EXIT_CODES: &str = "\
+Exit codes:
+  0  the policy is in force
+  1  the daemon refuses the policy, the previous one stays in force
+  8  the daemon cannot be reached, does not answer, or does not let this user reload";
 
 const DIFF_EXIT_CODES: &str = "\
 Exit codes, as diff(1)'s:
@@ -65,6 +73,12 @@ pub(crate) enum Command {
     Devices(DevicesArgs),
     /// Request /healthz of the running daemon; exit code 0 if it is healthy, 1 if not.
     Healthcheck(HealthcheckArgs),
+    /// Show what the running daemon does: device, policy in force, health, sinks.
+    Status(StatusArgs),
+    /// Let the running daemon read its policy again, and wait for its verdict.
+    Reload(ReloadArgs),
+    /// List the flows that the running daemon has installed, with their rules, queues and packets.
+    Flows(FlowsArgs),
     /// Write man pages and shell completions into a folder.
     #[command(hide = true)]
     Generate {
@@ -101,6 +115,9 @@ pub(crate) struct RunArgs {
     /// The HTTP address for metrics and state, "off" for none; overrides http.listen.
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<String>,
+    /// The unix socket of the local API; overrides api.socket.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) api_socket: Option<PathBuf>,
     /// What to log, e.g. debug or steerd=debug,info; overrides log.filter.
     #[arg(long, value_name = "FILTER")]
     pub(crate) log: Option<String>,
@@ -254,6 +271,61 @@ pub(crate) struct HealthcheckArgs {
     /// The address to connect to; overrides http.listen.
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<String>,
+}
+
+/// The running daemon that a command talks to.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ApiArgs {
+    /// The settings file of the daemon, for api.socket [default: built-in settings only].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// The unix socket of the daemon's API; overrides api.socket.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) api_socket: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct OutputArgs {
+    /// The output format.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+    /// The same as --format json.
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
+}
+
+impl OutputArgs {
+    pub(crate) fn is_json(self) -> bool {
+        self.json || self.format == Format::Json
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = RELOAD_EXIT_CODES)]
+pub(crate) struct ReloadArgs {
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FlowsArgs {
+    /// Only the flows of this rule.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) rule: Option<String>,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, Args)]

@@ -5,5 +5,8 @@ pub(crate) mod describe;
 pub(crate) mod devices;
 pub(crate) mod diff;
 pub(crate) mod explain;
+pub(crate) mod flows;
 pub(crate) mod healthcheck;
 pub(crate) mod import;
+pub(crate) mod reload;
+pub(crate) mod status;

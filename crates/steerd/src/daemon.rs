@@ -1,6 +1,6 @@
 //! `steerd run`: start in order, the run loop, then [`shutdown`].
 //!
-//! Everything that can be refused is tried before a flow is put on a device: settings, signals, the HTTP address, the
+//! Everything that can be refused is tried before a flow is put on a device: settings, signals, the HTTP address and the API socket, the
 //! device and its ports, the workers, the policy. If a step fails, `Drop` takes back what was made before it. Packets never
 //! pass through this module.
 
@@ -8,8 +8,9 @@ pub(crate) mod cores;
 mod gated_wire;
 pub(crate) mod health;
 mod notify;
-mod reload;
+pub(crate) mod reload;
 pub(crate) mod runtime;
+mod servers;
 pub(crate) mod shutdown;
 pub(crate) mod signals;
 pub(crate) mod sinks;
@@ -22,14 +23,14 @@ use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
 
 use crate::cli::{Format, RunArgs};
 use crate::daemon::health::{Change, Monitor};
-use crate::daemon::reload::Reloader;
+use crate::daemon::reload::{Reloader, WAITERS_MAX, Waiter};
 use crate::daemon::runtime::{Builder, Runtime, WorkerThreads};
+use crate::daemon::servers::Servers;
 use crate::daemon::shutdown::{LOG_TIMEOUT, Reporting, stop};
 use crate::daemon::signals::{Event, Signals};
 use crate::error::{Error, chain};
 use crate::policy_file;
-use crate::settings::{self, Listen, Loaded, Request};
-use crate::telemetry::http::{self, Bound, Server};
+use crate::settings::{self, Loaded, Request};
 use crate::telemetry::logging::{self, Log};
 use crate::terminal::output;
 use crate::terminal::screen::Screen;
@@ -59,11 +60,12 @@ fn steer(
     screen: &Screen,
     log: &Log,
 ) -> Result<(), Error> {
-    let bound = bind(loaded)?;
+    let bound = servers::bind(&loaded.settings)?;
     let Some((runtime, threads)) = start(loaded, signals, log)? else { return Ok(()) };
     // Returns the memory that compiling the policy took.
     hugemem::release_free_heap();
-    let server = serve(bound, &runtime)?;
+    let (reloads, asked) = channel::bounded(WAITERS_MAX);
+    let servers = bound.serve(&runtime, reloads)?;
     let status = format!("steering on {} with {}", runtime.opened().device.name(), runtime.policy_source());
     tracing::info!("{status}");
     notify::ready(&status);
@@ -74,22 +76,16 @@ fn steer(
     let ended = Daemon {
         runtime: Arc::clone(&runtime),
         threads: &threads,
-        server: server.as_ref(),
+        servers: &servers,
+        asked,
         ports: &ports,
         view: &view,
         signals,
         stall,
     }
     .run(args);
-    let reporting = Reporting { server, ports, view, screen, log, signals };
+    let reporting = Reporting { servers, ports, view, screen, log, signals };
     stop(args.format, &runtime, threads, reporting, ended)
-}
-
-fn bind(loaded: &Loaded) -> Result<Option<Bound>, Error> {
-    let Listen::On(address) = loaded.settings.http.listen else { return Ok(None) };
-    let bound = http::bind(address, &loaded.settings.http)?;
-    tracing::info!("http://{}/metrics", bound.address);
-    Ok(Some(bound))
 }
 
 /// Sets up everything that packets need, from the device to the flows. `None`: a signal to end arrived; it is checked
@@ -138,17 +134,13 @@ fn stopped(signals: &Signals) -> bool {
     requested.is_some()
 }
 
-fn serve(bound: Option<Bound>, runtime: &Arc<Runtime>) -> Result<Option<Server>, Error> {
-    let Some(bound) = bound else { return Ok(None) };
-    let source = Arc::clone(runtime) as Arc<dyn http::Source>;
-    Ok(Some(bound.serve(source, Arc::clone(&runtime.health))?))
-}
-
 /// The run loop and what it watches.
 struct Daemon<'d> {
     runtime: Arc<Runtime>,
     threads: &'d WorkerThreads,
-    server: Option<&'d Server>,
+    servers: &'d Servers,
+    /// Reloads that clients of the API ask for.
+    asked: Receiver<Waiter>,
     ports: &'d Background,
     view: &'d Background,
     signals: &'d Signals,
@@ -158,7 +150,7 @@ struct Daemon<'d> {
 
 impl Daemon<'_> {
     /// Runs until a signal, the end of the given time, the last frame of all wires, or the failure of a part.
-    fn run(&self, args: &RunArgs) -> Result<(), Error> {
+    fn run(mut self, args: &RunArgs) -> Result<(), Error> {
         let mut watchdog = notify::Watchdog::new();
         let tick = watchdog.interval().map_or(TICK, |interval| TICK.min(interval / 2));
         let ticks = channel::tick(tick);
@@ -169,7 +161,7 @@ impl Daemon<'_> {
         loop {
             // Before the wait: a signal may have come, and its wake-up been consumed, before the loop began.
             match self.signals.take() {
-                Some(Event::Reload) => reloader.begin(),
+                Some(Event::Reload) => reloader.begin(None),
                 Some(Event::Stop { why }) => {
                     tracing::info!("{why}: draining (a second Ctrl-C ends at once)");
                     return Ok(());
@@ -178,7 +170,12 @@ impl Daemon<'_> {
             }
             channel::select! {
                 recv(self.signals.wake()) -> _ => {}
-                recv(reloader.over()) -> done => reloader.ended(done.is_ok()),
+                recv(self.asked) -> waiter => match waiter {
+                    Ok(waiter) => reloader.begin(Some(waiter)),
+                    // There is no API, or its server has ended, which `check_parts` reports.
+                    Err(_) => self.asked = channel::never(),
+                },
+                recv(reloader.over()) -> verdict => reloader.ended(verdict.ok()),
                 recv(deadline) -> _ => return Ok(()),
                 recv(ticks) -> _ => {
                     self.check_parts(&mut polls)?;
@@ -206,7 +203,7 @@ impl Daemon<'_> {
         if self.runtime.engine_died() {
             return Err(Error::EngineDied);
         }
-        if self.server.is_some_and(Server::has_ended) {
+        if self.servers.has_ended() {
             return Err(Error::HttpEnded);
         }
         polls.failing(self.runtime.poll_errors()).map_or(Ok(()), |worker| Err(Error::PollFails(worker)))

@@ -70,6 +70,13 @@ pub(crate) enum Error {
     Cores(String),
     #[error(transparent)]
     Http(#[from] crate::telemetry::http::Error),
+    #[error(transparent)]
+    Api(#[from] crate::api::Error),
+    #[error(transparent)]
+    Client(#[from] crate::api::client::Error),
+    /// The diagnostics have been printed already.
+    #[error("{policy} is refused, the previous policy stays in force: {why}")]
+    ReloadRefused { policy: String, why: String },
     #[error("worker {0} exited unexpectedly")]
     WorkerDied(u32),
     #[error("{0}")]
@@ -78,7 +85,7 @@ pub(crate) enum Error {
     DeviceFailed(String),
     #[error("the soft NIC's engine exited unexpectedly")]
     EngineDied,
-    #[error("the HTTP server exited unexpectedly: the daemon could no longer be monitored")]
+    #[error("a server exited unexpectedly: the daemon could no longer be monitored")]
     HttpEnded,
     #[error("worker {0} can no longer poll its completion queue")]
     PollFails(u32),
@@ -106,6 +113,7 @@ impl Error {
             | Self::Denied { .. }
             | Self::Import { .. }
             | Self::Unhealthy(_)
+            | Self::ReloadRefused { .. }
             | Self::Packet(_)
             | Self::Capture { .. } => 1,
             Self::Compare(_) | Self::NotDecided(_) => 2,
@@ -121,7 +129,8 @@ impl Error {
             | Self::Sink(_)
             | Self::Install(_) => 4,
             Self::Worker(_) | Self::Cores(_) => 5,
-            Self::Http(_) => 6,
+            Self::Http(_) | Self::Api(_) => 6,
+            Self::Client(_) => 8,
             Self::WorkerDied(_)
             | Self::AccountingMismatch(_)
             | Self::DeviceFailed(_)

@@ -4,6 +4,7 @@
 //! `daemon` is where `steerd run` begins; ARCHITECTURE.md describes the path from there.
 #![forbid(unsafe_code)]
 
+mod api;
 mod cli;
 mod commands;
 mod daemon;
@@ -11,6 +12,7 @@ mod effects;
 mod error;
 mod policy_file;
 mod protection;
+mod server;
 mod settings;
 mod telemetry;
 mod terminal;
@@ -20,7 +22,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use cli::{Cli, Command};
-use commands::{check, devices, diff, explain, healthcheck, import};
+use commands::{check, devices, diff, explain, flows, healthcheck, import, reload, status};
 use daemon::shutdown;
 use terminal::output;
 
@@ -36,6 +38,9 @@ fn main() -> ExitCode {
         Command::Import(args) => import::run(&args).map(|()| Outcome::Success),
         Command::Devices(args) => devices::run(&args).map(|()| Outcome::Success),
         Command::Healthcheck(args) => healthcheck::run(&args).map(|()| Outcome::Success),
+        Command::Status(args) => status::run(&args).map(|()| Outcome::Success),
+        Command::Reload(args) => reload::run(&args).map(|()| Outcome::Success),
+        Command::Flows(args) => flows::run(&args).map(|()| Outcome::Success),
         Command::Generate { folder } => cli::generate(&folder).map(|()| Outcome::Success),
     };
     match result {

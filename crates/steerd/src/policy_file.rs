@@ -3,13 +3,15 @@
 //! `check`, `explain`, `diff`, the start of the daemon and every reload use it, so that they agree on the meaning of a
 //! policy.
 
+mod inputs;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use device_model::DeviceProfile;
 use policy::policy::Workers;
-use policy::{Diagnostic, Diagnostics, Folder, LoadOptions, NoFiles, Policy, Severity, Source};
+use policy::{Diagnostic, Diagnostics, Folder, LoadOptions, NoFiles, Policy, SetLoader, Severity, Source};
 use program::Program;
 
 use crate::cli::PolicyArgs;
@@ -19,10 +21,13 @@ use crate::error::Error;
 use crate::protection::{self, Protection};
 use crate::settings::{self, PolicySource, PolicyText, Request};
 use crate::terminal::output;
+use inputs::Recorder;
+pub(crate) use inputs::{InputFile, Inputs, KEPT_BYTES_MAX};
 
 #[derive(Debug)]
 pub(crate) struct Compiled {
     pub(crate) program: Arc<Program>,
+    pub(crate) inputs: Arc<Inputs>,
     pub(crate) warnings: Vec<Diagnostic>,
     /// The protected packets of the policy.
     pub(crate) protected: protection::Names,
@@ -39,16 +44,35 @@ impl Compiled {
     }
 }
 
+/// A policy that was read and parsed.
+pub(crate) struct Read {
+    pub(crate) policy: Policy,
+    pub(crate) warnings: Vec<Diagnostic>,
+    pub(crate) inputs: Inputs,
+}
+
 /// Reads and parses the policy with its set files and included files.
-pub(crate) fn load(source: &PolicySource) -> Result<(Policy, Vec<Diagnostic>), Diagnostics> {
-    let options = LoadOptions { variables: source.variables.clone() };
+pub(crate) fn load(source: &PolicySource) -> Result<Read, Diagnostics> {
     match &source.text {
-        PolicyText::File(path) => policy::load_with(path, &options),
-        PolicyText::BuiltIn { name, text } => {
-            policy::parse_with(&Source::new(*name, *text), &NoFiles, &options)
+        PolicyText::File(path) => {
+            let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+            parse(&policy::read_policy(path)?, &Folder(folder), &source.variables)
         }
-        PolicyText::Read(source) => policy::parse_with(source, &Folder(PathBuf::new()), &options),
+        PolicyText::BuiltIn { name, text } => parse(&Source::new(*name, *text), &NoFiles, &source.variables),
+        PolicyText::Read(text) => parse(text, &Folder(PathBuf::new()), &source.variables),
     }
+}
+
+/// Parses a policy that was read, and the files that it names.
+pub(crate) fn parse(
+    text: &Source,
+    loader: &dyn SetLoader,
+    variables: &BTreeMap<String, String>,
+) -> Result<Read, Diagnostics> {
+    let recorder = Recorder::new(loader);
+    let options = LoadOptions { variables: variables.clone() };
+    let (policy, warnings) = policy::parse_with(text, &recorder, &options)?;
+    Ok(Read { policy, warnings, inputs: recorder.into_inputs(text, variables) })
 }
 
 /// `workers`: their number; `None`: as many as the policy names. Rules that `previous` has keep their tags, and the
@@ -59,7 +83,7 @@ pub(crate) fn compile(
     workers: Option<usize>,
     previous: Option<&Program>,
 ) -> Result<Compiled, Diagnostics> {
-    let (policy, mut warnings) = load(source)?;
+    let Read { policy, mut warnings, inputs } = load(source)?;
     let workers = workers.unwrap_or_else(|| workers_named(&policy));
     let program = compiler::compile_with(&policy, profile, workers, previous)?;
     warnings.extend(compiler::check(&policy, profile, workers, &program).warnings);
@@ -68,7 +92,8 @@ pub(crate) fn compile(
     Protection::of(&policy, Some(&program)).errors.into_iter().for_each(|error| refused.push(error));
     warnings.extend(protection::warning(&policy));
     let protected = protection::Names::of(&policy);
-    Ok(Compiled { program: Arc::new(program), warnings, protected, refused })
+    let (program, inputs) = (Arc::new(program), Arc::new(inputs));
+    Ok(Compiled { program, inputs, warnings, protected, refused })
 }
 
 /// The most diagnostics of one policy that the daemon logs: a large policy must not flood the log at each reload.

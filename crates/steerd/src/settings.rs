@@ -18,7 +18,9 @@ use std::path::PathBuf;
 use crate::cli::RunArgs;
 pub(crate) use layers::Origin;
 use layers::{Layer, Layers};
-pub(crate) use types::{Cores, Http, IdleMode, Listen, Log, LogFormat, LogTarget, Settings};
+pub(crate) use types::{
+    AUTO_SOCKET, Api, Cores, Http, IdleMode, Listen, Log, LogFormat, LogTarget, Settings,
+};
 
 /// config/steerd.toml is both the documented example and the defaults, so they cannot differ.
 const DEFAULTS: &str = include_str!("../../../config/steerd.toml");
@@ -76,6 +78,7 @@ pub(crate) struct Request {
     pub(crate) device: Option<String>,
     pub(crate) listen: Option<String>,
     pub(crate) log: Option<String>,
+    pub(crate) api_socket: Option<PathBuf>,
     /// Variables of the policy.
     pub(crate) variables: Vec<(String, String)>,
 }
@@ -89,6 +92,7 @@ impl From<&RunArgs> for Request {
             device: args.device.clone(),
             listen: args.listen.clone(),
             log: args.log.clone(),
+            api_socket: args.api_socket.clone(),
             variables: args.variables.set.clone(),
         }
     }
@@ -175,6 +179,7 @@ fn flags(request: &Request) -> Vec<Result<Layer, Vec<Problem>>> {
         ("--device", "device.name", request.device.clone()),
         ("--listen", "http.listen", request.listen.clone()),
         ("--log", "log.filter", request.log.clone()),
+        ("--api-socket", "api.socket", request.api_socket.as_ref().map(text)),
     ]
     .into_iter()
     .filter_map(|(flag, key, value)| Some(Layer::flag(flag, key, &value?)))

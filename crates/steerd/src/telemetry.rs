@@ -4,4 +4,6 @@ pub(crate) mod accounting;
 pub(crate) mod http;
 pub(crate) mod logging;
 pub(crate) mod metrics;
+pub(crate) mod pages;
 pub(crate) mod state;
+pub(crate) mod top;

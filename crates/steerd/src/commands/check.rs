@@ -24,6 +24,8 @@ use crate::{effects, policy_file};
 /// The result for a policy without syntax errors.
 struct Checked {
     source: PolicySource,
+    /// Of its text, files and variables.
+    sha256: String,
     workers: usize,
     policy: Policy,
     report: Report,
@@ -49,7 +51,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     let Target { source, device, workers } = Target::of(&args.policy)?;
     let profile = &device.profile;
     let format = args.policy.format;
-    let (policy, warnings) = match policy_file::load(&source) {
+    let policy_file::Read { policy, warnings, inputs } = match policy_file::load(&source) {
         Ok(loaded) => loaded,
         Err(diagnostics) => {
             match format {
@@ -74,8 +76,9 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     let protection = Protection::of(&policy, report.program.as_ref());
     let warnings = all_warnings(&policy, &report, analysis.as_ref(), warnings);
     let device_warnings = report.program.as_ref().map(|program| device.warnings(program)).unwrap_or_default();
+    let sha256 = inputs.sha256;
     let checked =
-        Checked { source, workers, policy, report, protection, analysis, warnings, device_warnings };
+        Checked { source, sha256, workers, policy, report, protection, analysis, warnings, device_warnings };
     let denied = checked.denied(&args.deny);
     match format {
         Format::Json => json::print(&checked, &denied)?,

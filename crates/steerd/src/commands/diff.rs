@@ -95,6 +95,18 @@ pub(crate) fn run(args: &DiffArgs) -> Result<Outcome, Error> {
     })
 }
 
+/// The object of `--format json`, without placement.
+pub(crate) fn json(names: [String; 2], old: &Policy, new: &Policy, all: bool) -> serde_json::Result<Vec<u8>> {
+    let found = analysis::diff_in_detail(old, new, detail(all), &mut |_| {});
+    let workers = policy_file::workers_named(old).max(policy_file::workers_named(new));
+    let groups = analysis::changed_groups(old, new, workers);
+    serde_json::to_vec(&output::Versioned::new(&Report::of(names, &found, &groups, None)))
+}
+
+fn detail(all: bool) -> Detail {
+    if all { Detail::FULL } else { Detail::SHORT }
+}
+
 fn compare(args: &DiffArgs) -> Result<Outcome, Error> {
     if [&args.old, &args.new].iter().all(|path| policy_file::is_standard_input(path)) {
         let message = "only one of the two policies can come from standard input";
@@ -107,10 +119,9 @@ fn compare(args: &DiffArgs) -> Result<Outcome, Error> {
     // Both are read before an error is returned, so that all problems are printed at once.
     let [old, new] = sources.each_ref().map(read);
     let (old, new) = (old?, new?);
-    let detail = if args.all { Detail::FULL } else { Detail::SHORT };
     let found = {
         let mut progress = Progress::new();
-        analysis::diff_in_detail(&old, &new, detail, &mut |at| progress.show(at))
+        analysis::diff_in_detail(&old, &new, detail(args.all), &mut |at| progress.show(at))
     };
     let named = || policy_file::workers_named(&old).max(policy_file::workers_named(&new));
     let workers = args.workers.map_or_else(named, |workers| workers as usize);
@@ -140,7 +151,7 @@ fn compare(args: &DiffArgs) -> Result<Outcome, Error> {
 }
 
 fn read(source: &PolicySource) -> Result<Policy, Error> {
-    policy_file::load(source).map(|(policy, _)| policy).map_err(|diagnostics| {
+    policy_file::load(source).map(|read| read.policy).map_err(|diagnostics| {
         output::print_diagnostics(&diagnostics);
         policy_file::policy_error(source, &diagnostics)
     })

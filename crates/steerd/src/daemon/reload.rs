@@ -1,83 +1,109 @@
-//! Reload on SIGHUP: the policy is read again and replaces the one in force, all or nothing.
+//! Reload on SIGHUP or by the API: the policy is read again and replaces the one in force, all or nothing.
 //!
 //! The run loop starts it and goes on; reading, compiling and installing may take long and run on a thread of their
 //! own. A policy with errors, or one that the device refuses, changes nothing but a counter, the log and the service
-//! status.
+//! status. Clients of the API wait for the [`Verdict`] of the first reload that begins after they asked.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use crossbeam::channel::{self, Receiver};
-use policy::Severity;
+use policy::{Diagnostic, Diagnostics, Severity};
+use tokio::sync::oneshot;
 
+use crate::api::model::Verdict;
 use crate::daemon::notify;
 use crate::daemon::runtime::{LATE_PACKET_GRACE, Runtime};
 use crate::error::chain;
 use crate::policy_file;
 
+/// A client that waits for the verdict of a reload.
+pub(crate) type Waiter = oneshot::Sender<Verdict>;
+
+/// The most clients that can wait for a reload to begin.
+pub(crate) const WAITERS_MAX: usize = 64;
+
 /// Runs one reload at a time; at most one more waits.
 pub(crate) struct Reloader {
     runtime: Arc<Runtime>,
-    running: Option<Receiver<()>>,
-    /// The file may have changed since the running one read it.
-    again: bool,
+    running: Option<Receiver<Verdict>>,
+    /// Those who wait for the running one.
+    waiting: Vec<Waiter>,
+    /// The file may have changed since the running one read it; with those who wait for the next one.
+    next: Option<Vec<Waiter>>,
 }
 
 impl Reloader {
     pub(crate) fn new(runtime: Arc<Runtime>) -> Self {
-        Self { runtime, running: None, again: false }
+        Self { runtime, running: None, waiting: Vec::new(), next: None }
     }
 
-    pub(crate) fn begin(&mut self) {
+    /// Begins a reload, or notes that another one is needed after the running one. `waiter` gets its verdict.
+    pub(crate) fn begin(&mut self, waiter: Option<Waiter>) {
         if self.running.is_some() {
-            self.again = true;
+            self.next.get_or_insert_default().extend(waiter);
             return;
         }
+        self.waiting.extend(waiter);
         notify::reloading();
         // The sender is dropped with the thread, however the thread ends.
         let (done, running) = channel::bounded(1);
         let runtime = Arc::clone(&self.runtime);
         let thread = std::thread::Builder::new().name("reload".into()).spawn(move || {
-            run(&runtime);
-            let _ = done.send(());
+            let _ = done.send(run(&runtime));
             free_previous(runtime);
         });
         match thread {
             Ok(_) => self.running = Some(running),
-            Err(error) => failed(&self.runtime, &format!("no thread can be started: {error}")),
+            Err(error) => {
+                let refused = Refused::because(format!("no thread can be started: {error}"));
+                self.answer(&failed(&self.runtime, refused, Instant::now()));
+            }
         }
     }
 
     /// Becomes ready once the running reload is over; then `ended` must be called.
-    pub(crate) fn over(&self) -> Receiver<()> {
+    pub(crate) fn over(&self) -> Receiver<Verdict> {
         self.running.clone().unwrap_or_else(channel::never)
     }
 
-    /// `completed`: the thread has not panicked.
-    pub(crate) fn ended(&mut self, completed: bool) {
+    /// `verdict`: `None` if the thread has panicked.
+    pub(crate) fn ended(&mut self, verdict: Option<Verdict>) {
         self.running = None;
-        if !completed {
-            failed(&self.runtime, "the reload thread panicked");
+        let verdict = verdict.unwrap_or_else(|| {
+            failed(&self.runtime, Refused::because("the reload thread panicked".to_owned()), Instant::now())
+        });
+        self.answer(&verdict);
+        if let Some(waiters) = self.next.take() {
+            self.waiting = waiters;
+            self.begin(None);
         }
-        if std::mem::take(&mut self.again) {
-            self.begin();
+    }
+
+    fn answer(&mut self, verdict: &Verdict) {
+        for waiter in self.waiting.drain(..) {
+            // An error means that the client has gone.
+            let _ = waiter.send(verdict.clone());
         }
     }
 }
 
-fn run(runtime: &Runtime) {
+fn run(runtime: &Runtime) -> Verdict {
     let begun = Instant::now();
     let source = runtime.policy_source();
     match replace(runtime) {
-        Ok(()) => {
+        Ok(warnings) => {
             runtime.reload_succeeded();
             tracing::info!("reload: {source} is in force after {} ms", begun.elapsed().as_millis());
             notify::ready(&format!("reloaded {source}"));
+            verdict(runtime, begun, None, warnings.into())
         }
         // The daemon is ending.
-        Err(_) if runtime.stopping.load(Ordering::Acquire) => {}
-        Err(error) => failed(runtime, &error),
+        Err(refused) if runtime.stopping.load(Ordering::Acquire) => {
+            verdict(runtime, begun, Some(refused.why), refused.diagnostics)
+        }
+        Err(refused) => failed(runtime, refused, begun),
     }
 }
 
@@ -92,15 +118,48 @@ fn free_previous(runtime: Arc<Runtime>) {
     }
 }
 
-fn failed(runtime: &Runtime, error: &str) {
-    let source = runtime.policy_source();
-    runtime.reload_failed(error);
-    tracing::error!("reload: {error}");
-    tracing::error!("reload: {source} is refused, the previous policy stays in force");
-    notify::ready(&format!("reload of {source} failed, the previous policy stays in force"));
+/// Why a policy is refused.
+struct Refused {
+    /// In one line.
+    why: String,
+    diagnostics: Diagnostics,
 }
 
-fn replace(runtime: &Runtime) -> Result<(), String> {
+impl Refused {
+    fn because(why: String) -> Self {
+        Self { why, diagnostics: Diagnostics::default() }
+    }
+}
+
+fn failed(runtime: &Runtime, refused: Refused, begun: Instant) -> Verdict {
+    let source = runtime.policy_source();
+    let Refused { why, diagnostics } = refused;
+    runtime.reload_failed(&why);
+    tracing::error!("reload: {why}");
+    tracing::error!("reload: {source} is refused, the previous policy stays in force");
+    notify::ready(&format!("reload of {source} failed, the previous policy stays in force"));
+    verdict(runtime, begun, Some(why), diagnostics)
+}
+
+/// `error`: why the policy is refused.
+fn verdict(runtime: &Runtime, begun: Instant, error: Option<String>, diagnostics: Diagnostics) -> Verdict {
+    let in_force = runtime.policy_in_force();
+    Verdict {
+        accepted: error.is_none(),
+        source: in_force.source,
+        generation: in_force.generation,
+        sha256: in_force.inputs.sha256.clone(),
+        milliseconds: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
+        error,
+        text: diagnostics.to_string(),
+        excerpts: diagnostics.excerpts(),
+        omitted_diagnostics: diagnostics.omitted,
+        diagnostics: serde_json::to_value(diagnostics.list).unwrap_or_default(),
+    }
+}
+
+/// Returns the warnings about the new policy.
+fn replace(runtime: &Runtime) -> Result<Vec<Diagnostic>, Refused> {
     let source = runtime.policy_source();
     let workers = runtime.worker_count();
     let profile = runtime.opened().device.profile(workers);
@@ -114,13 +173,17 @@ fn replace(runtime: &Runtime) -> Result<(), String> {
             policy_file::log(&[errors.as_slice(), &warnings].concat(), diagnostics.omitted);
             let first = errors.first();
             let first = first.map_or_else(String::new, |diagnostic| format!(", the first: {diagnostic}"));
-            format!("{} in {source}{first}", policy_file::error_count(&diagnostics))
+            let why = format!("{} in {source}{first}", policy_file::error_count(&diagnostics));
+            Refused { why, diagnostics }
         })?;
     policy_file::log(&compiled.warnings, 0);
+    let warnings = compiled.warnings.clone();
+    let refused = |why| Refused { why, diagnostics: warnings.clone().into() };
     if let Some(obstacle) = compiler::reload_conflict(&before, &compiled.program, &profile) {
         let errno = obstacle.errno.map_or_else(String::new, |errno| format!(" ({errno})"));
         let compiler::Obstacle { reason, limit, remedy, .. } = obstacle;
-        return Err(format!("{source}: {reason}: {limit}{errno} (hint: {remedy})"));
+        return Err(refused(format!("{source}: {reason}: {limit}{errno} (hint: {remedy})")));
     }
-    runtime.install(compiled).map_err(|error| chain(&error))
+    runtime.install(compiled).map_err(|error| refused(chain(&error)))?;
+    Ok(warnings)
 }

@@ -18,15 +18,16 @@ use program::{Program, WorkerId};
 use softnic::SoftNic;
 use worker::{Idle, SinkMap, Worker, WorkerConfig, WorkerControl, WorkerHandle};
 
+use crate::api::{self, InForce, model};
 use crate::daemon::cores;
 use crate::daemon::health::{DownPort, Health, Part, Progress};
 use crate::daemon::shutdown::within;
 use crate::daemon::sinks::Sinks;
 use crate::error::Error;
-use crate::policy_file::Compiled;
+use crate::policy_file::{Compiled, Inputs};
 use crate::settings::{IdleMode, PolicySource, Settings};
-use crate::telemetry::http::Source;
 use crate::telemetry::logging::Log;
+use crate::telemetry::pages::Source;
 use crate::telemetry::state::State;
 pub(crate) use device::{OpenDevice, TargetDevice, list, open, profile};
 use sysfs::OutOfBuffer;
@@ -94,6 +95,7 @@ struct WorkerEntry {
 
 struct PolicyInForce {
     source: PolicySource,
+    inputs: Arc<Inputs>,
     program: Arc<Program>,
     /// The names of the previous policy's rules: their counters are still shown by name.
     before: Vec<String>,
@@ -217,6 +219,7 @@ impl Builder {
             opened: self.opened,
             policy: Mutex::new(PolicyInForce {
                 source,
+                inputs: Arc::clone(&compiled.inputs),
                 program: Arc::clone(&compiled.program),
                 before: Vec::new(),
                 unexported: HashSet::new(),
@@ -250,7 +253,7 @@ impl Builder {
 impl Runtime {
     /// All or nothing: after an error the device and the workers are as before.
     pub(crate) fn install(&self, compiled: Compiled) -> Result<(), Error> {
-        let Compiled { program, warnings, .. } = compiled;
+        let Compiled { program, inputs, warnings, .. } = compiled;
         let mut controller = self.controller();
         // Checked while the controller is locked: `stop` sets the flag before it locks the controller to clear it.
         if self.stopping.load(Ordering::Acquire) {
@@ -283,6 +286,7 @@ impl Runtime {
         });
         policy.unexported = unexported;
         policy.program = program;
+        policy.inputs = inputs;
         policy.generation = installed.generation.0;
         policy.loaded_at_seconds = unix_seconds();
         policy.warnings = warnings;
@@ -363,6 +367,17 @@ impl Runtime {
 
     pub(crate) fn policy_source(&self) -> PolicySource {
         self.policy().source.clone()
+    }
+
+    /// The policy in force, at one moment.
+    pub(crate) fn policy_in_force(&self) -> InForce {
+        let policy = self.policy();
+        InForce {
+            source: policy.source.to_string(),
+            generation: policy.generation,
+            inputs: Arc::clone(&policy.inputs),
+            program: Arc::clone(&policy.program),
+        }
     }
 
     /// The iterations of each worker's loop and of the engine's. Never blocks.
@@ -513,6 +528,20 @@ impl Source for Runtime {
 
     fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
+    }
+}
+
+impl api::Daemon for Runtime {
+    fn status(&self) -> model::Status {
+        snapshot::status(self)
+    }
+
+    fn in_force(&self) -> InForce {
+        self.policy_in_force()
+    }
+
+    fn state(&self) -> Arc<State> {
+        self.recent_state()
     }
 }
 

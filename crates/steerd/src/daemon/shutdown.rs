@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use crate::cli::Format;
 use crate::daemon::runtime::{Runtime, Stopped, WorkerThreads};
+use crate::daemon::servers::Servers;
 use crate::daemon::signals::Signals;
 use crate::daemon::{Background, notify};
 use crate::error::Error;
-use crate::telemetry::http::Server;
 use crate::telemetry::logging::Log;
 use crate::telemetry::state::Accounting;
 use crate::terminal::screen::Screen;
@@ -41,7 +41,7 @@ pub(crate) fn within<T: Send + 'static>(
 
 /// The parts that report on the running daemon.
 pub(super) struct Reporting<'d> {
-    pub(super) server: Option<Server>,
+    pub(super) servers: Servers,
     pub(super) ports: Background,
     pub(super) view: Background,
     pub(super) screen: &'d Screen,
@@ -56,11 +56,11 @@ pub(super) fn stop(
     reporting: Reporting<'_>,
     ended: Result<(), Error>,
 ) -> Result<(), Error> {
-    let Reporting { server, ports, view, screen, log, signals } = reporting;
+    let Reporting { servers, ports, view, screen, log, signals } = reporting;
     notify::stopping();
     let Stopped { state, ran_for, errors, mut hung } = threads.stop(runtime);
-    if server.is_some_and(|server| !server.stop(SERVER_TIMEOUT)) {
-        hung.push("the HTTP server".into());
+    if !servers.stop(SERVER_TIMEOUT) {
+        hung.push("the HTTP server or the API".into());
     }
     for (background, name) in [(ports, "the check of the ports"), (view, "the view")] {
         if !background.stop(BACKGROUND_TIMEOUT) {

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use toml::{Table, Value};
 
+use super::types::AUTO_SOCKET;
 use super::{Problem, Settings};
 
 const PREFIX: &str = "STEERD_";
@@ -177,12 +178,14 @@ fn rebase(table: &mut Table, folder: &Path) {
     let rebase_one = |value: Option<&mut Value>| {
         if let Some(Value::String(path)) = value
             && !path.is_empty()
+            && path != AUTO_SOCKET
         {
             *path = folder.join(&*path).to_string_lossy().into_owned();
         }
     };
     rebase_one(table.get_mut("policy").and_then(|policy| policy.get_mut("file")));
     rebase_one(table.get_mut("http").and_then(|http| http.get_mut("token_file")));
+    rebase_one(table.get_mut("api").and_then(|api| api.get_mut("socket")));
     let ports = table.get_mut("softnic").and_then(|nic| nic.get_mut("ports")).and_then(Value::as_array_mut);
     for port in ports.into_iter().flatten() {
         for key in ["path", "output"] {

@@ -15,6 +15,7 @@ const MAX_WORKERS: usize = 1024;
 const MAX_CORE: usize = 4095;
 const MAX_PORTS: usize = 8;
 const MAX_HOSTS: usize = 64;
+const MAX_ADMINS: usize = 64;
 const FRAMES: std::ops::RangeInclusive<u32> = 64..=1 << 20;
 /// The smallest holds any Ethernet header chain, the largest the largest IP packet.
 const FRAME_BYTES: std::ops::RangeInclusive<u32> = 128..=65_536;
@@ -32,6 +33,7 @@ pub(super) fn check(settings: &Settings, layers: &Layers, problems: &mut Vec<Pro
     check_workers(settings, &mut report);
     check_softnic(settings, &mut report);
     check_http(settings, &mut report);
+    check_api(settings, &mut report);
     if settings.policy.file.as_os_str().is_empty() {
         report("policy.file", "must name a file".into(), None);
     }
@@ -53,6 +55,16 @@ fn check_http(settings: &Settings, report: &mut dyn FnMut(&str, String, Option<&
     if let Some(host) = hosts.iter().find(|host| !is_name(host)) {
         let hint = "without scheme, port and path, e.g. \"node7.example.com\"";
         report("http.hosts", format!("\"{host}\" is not a host name"), Some(hint));
+    }
+}
+
+fn check_api(settings: &Settings, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+    let api = &settings.api;
+    if api.socket.as_os_str().is_empty() {
+        report("api.socket", "must not be empty".into(), Some("api.enabled = false for no socket"));
+    }
+    if api.admins.len() > MAX_ADMINS {
+        report("api.admins", format!("at most {MAX_ADMINS} user ids are possible"), None);
     }
 }
 

@@ -25,6 +25,7 @@ pub(crate) struct Settings {
     pub(crate) workers: Workers,
     pub(crate) softnic: SoftNic,
     pub(crate) http: Http,
+    pub(crate) api: Api,
     pub(crate) log: Log,
     pub(crate) health: Health,
 }
@@ -121,6 +122,21 @@ pub(crate) struct Http {
     pub(crate) token_file: PathBuf,
 }
 
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Api {
+    pub(crate) enabled: bool,
+    /// The path of the unix socket, or [`AUTO_SOCKET`].
+    pub(crate) socket: PathBuf,
+    #[serde(deserialize_with = "mode")]
+    pub(crate) mode: u32,
+    /// The user ids, besides root's and the daemon's, that may change what runs.
+    pub(crate) admins: Vec<u32>,
+}
+
+/// The socket is at the default place for the user.
+pub(crate) const AUTO_SOCKET: &str = "auto";
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Listen {
     #[default]
@@ -173,6 +189,13 @@ fn variables<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<Stri
     };
     let values = BTreeMap::<String, toml::Value>::deserialize(deserializer)?;
     Ok(values.into_iter().map(|(name, value)| (name, text(value))).collect())
+}
+
+/// Permissions in octal, as chmod(1) takes them.
+fn mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let mode = u32::from_str_radix(&text, 8).ok().filter(|mode| *mode <= 0o777 && text.len() <= 4);
+    mode.ok_or_else(|| de::Error::custom(format!("\"{text}\" is no mode: write e.g. \"0660\" or \"0600\"")))
 }
 
 fn pages<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PageKind>, D::Error> {

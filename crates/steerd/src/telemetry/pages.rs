@@ -1,4 +1,4 @@
-//! The pages that show the state, rendered by a thread of their own.
+//! The pages that show the state, rendered by a thread of their own for all servers.
 //!
 //! A page is rendered when a client requests it and the last one is outdated: once for all clients that wait, and
 //! shared as [`Bytes`]. The number of requests changes neither work nor memory. A page that takes long to render is
@@ -12,10 +12,13 @@ use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use hyper::body::Bytes;
+use serde::Serialize;
 use tokio::sync::watch;
 
+use crate::server;
 use crate::telemetry::metrics;
 use crate::telemetry::state::State;
+use crate::telemetry::top::Sampler;
 use crate::terminal::output::Versioned;
 
 /// How long a page is served before it is rendered again.
@@ -35,29 +38,33 @@ pub(crate) trait Source: Send + Sync {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Page {
+pub(crate) enum Page {
     Metrics,
     State,
+    Top,
 }
 
 impl Page {
-    const ALL: [Self; 2] = [Self::Metrics, Self::State];
+    const ALL: [Self; 3] = [Self::Metrics, Self::State, Self::Top];
 
-    pub(super) fn content_type(self) -> &'static str {
+    pub(crate) fn content_type(self) -> &'static str {
         match self {
             Self::Metrics => prometheus::TEXT_FORMAT,
-            Self::State => "application/json",
+            Self::State | Self::Top => "application/json",
         }
     }
 
-    fn render(self, state: &State) -> Result<Bytes, String> {
+    fn render(self, state: &State, sampler: &mut Sampler) -> Result<Bytes, String> {
         match self {
             Self::Metrics => metrics::render(state).map(Bytes::from).map_err(|error| error.to_string()),
-            Self::State => {
-                serde_json::to_vec(&Versioned::new(state)).map(Bytes::from).map_err(|error| error.to_string())
-            }
+            Self::State => json(state),
+            Self::Top => json(&sampler.top(state)),
         }
     }
+}
+
+fn json(value: &impl Serialize) -> Result<Bytes, String> {
+    serde_json::to_vec(&Versioned::new(value)).map(Bytes::from).map_err(|error| error.to_string())
 }
 
 #[derive(Clone)]
@@ -75,7 +82,7 @@ struct Slot {
 }
 
 /// The side of the requests. Dropping it ends the renderer.
-pub(super) struct Pages {
+pub(crate) struct Pages {
     slots: Arc<[Slot; Page::ALL.len()]>,
     source: Arc<dyn Source>,
     wake: SyncSender<()>,
@@ -88,25 +95,26 @@ impl fmt::Debug for Pages {
 }
 
 impl Pages {
-    pub(super) fn start(source: Arc<dyn Source>) -> io::Result<(Self, JoinHandle<()>)> {
+    pub(crate) fn start(source: Arc<dyn Source>) -> io::Result<(Arc<Self>, Renderer)> {
         let slot = |_| Slot { wanted: AtomicBool::new(false), rendered: watch::Sender::new(None) };
         let slots = Arc::new(Page::ALL.map(slot));
         let (wake, woken) = mpsc::sync_channel(1);
-        let renderer = {
+        let thread = {
             let (slots, source) = (Arc::clone(&slots), Arc::clone(&source));
+            let mut sampler = Sampler::default();
             std::thread::Builder::new().name("pages".into()).spawn(move || {
                 for () in woken {
                     for page in Page::ALL {
-                        slots[page as usize].render(page, &*source);
+                        slots[page as usize].render(page, &*source, &mut sampler);
                     }
                 }
             })?
         };
-        Ok((Self { slots, source, wake }, renderer))
+        Ok((Arc::new(Self { slots, source, wake }), Renderer { thread }))
     }
 
     /// Returns the page once it is up to date.
-    pub(super) async fn rendered(&self, page: Page) -> Result<Bytes, &'static str> {
+    pub(crate) async fn rendered(&self, page: Page) -> Result<Bytes, &'static str> {
         let wait = tokio::time::timeout(TIMEOUT, self.up_to_date(page));
         wait.await.unwrap_or(Err("the state is not available: the device does not answer in time\n"))
     }
@@ -130,8 +138,26 @@ impl Pages {
     }
 }
 
+/// The thread that renders; it ends once nobody has the [`Pages`] any more.
+#[derive(Debug)]
+pub(crate) struct Renderer {
+    thread: JoinHandle<()>,
+}
+
+impl Renderer {
+    /// Whether its thread has exited unexpectedly.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// `false`: it did not end within `timeout`, because it waits for the device.
+    pub(crate) fn stop(self, timeout: Duration) -> bool {
+        server::joined(self.thread, timeout)
+    }
+}
+
 impl Slot {
-    fn render(&self, page: Page, source: &dyn Source) {
+    fn render(&self, page: Page, source: &dyn Source, sampler: &mut Sampler) {
         if !self.wanted.swap(false, Ordering::AcqRel) {
             return;
         }
@@ -142,7 +168,7 @@ impl Slot {
             return;
         }
         let begun = Instant::now();
-        match page.render(&source.state()) {
+        match page.render(&source.state(), sampler) {
             Ok(bytes) => {
                 let until = Instant::now() + LIFE.max(LIFE_PER_WORK * begun.elapsed());
                 self.rendered.send_replace(Some(Rendered { bytes, until, changes }));

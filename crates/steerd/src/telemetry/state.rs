@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::effects::Effect;
 
@@ -29,7 +29,7 @@ pub(crate) struct State {
     pub(crate) accounting: Accounting,
 }
 
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct DeviceState {
     pub(crate) name: String,
     pub(crate) soft: bool,
@@ -40,9 +40,11 @@ pub(crate) struct DeviceState {
     pub(crate) ports: Vec<u8>,
 }
 
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PolicyState {
     pub(crate) source: String,
+    /// Of its text, files and variables.
+    pub(crate) sha256: String,
     pub(crate) generation: u64,
     /// Unix time of the last successful reload, or of the start.
     pub(crate) loaded_at_seconds: f64,

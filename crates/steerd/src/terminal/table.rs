@@ -335,7 +335,7 @@ pub(crate) fn rule_bytes(rule: &RuleState) -> String {
 }
 
 /// Whether some of the rule's bytes are not counted: those of unmatched packets.
-fn bytes_are_unknown(rule: &RuleState) -> bool {
+pub(crate) fn bytes_are_unknown(rule: &RuleState) -> bool {
     rule.uncounted || rule.kernel_packets > 0 && rule.kernel_bytes.is_none()
 }
 

@@ -15,6 +15,8 @@ use crate::terminal::output;
 #[derive(Default, Serialize)]
 struct Answer<'c> {
     policy: String,
+    /// Of its text, files and variables, as the running daemon reports it; `null` if the policy has syntax errors.
+    sha256: Option<&'c str>,
     profile: &'c str,
     /// `null` if the policy has syntax errors.
     workers: Option<usize>,
@@ -116,6 +118,7 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), Error> {
     let found = all().count();
     output::print_json(&Answer {
         policy: checked.source.to_string(),
+        sha256: Some(&checked.sha256),
         profile: &report.device,
         workers: Some(checked.workers),
         ok: checked.is_installable(),

@@ -12,6 +12,7 @@ use softnic::PortStats;
 use worker::{Disposition, Distribution, SinkTraffic, WorkerSnapshot};
 
 use super::{Runtime, WorkerEntry};
+use crate::api::model;
 use crate::daemon::health::Part;
 use crate::daemon::sinks::SinkView;
 use crate::effects::Effect;
@@ -89,13 +90,7 @@ pub(super) fn of(runtime: &Runtime, moment: Moment) -> State {
         started_at_seconds: runtime.started_at_seconds,
         uptime_seconds: runtime.started.elapsed().as_secs_f64(),
         ready: runtime.health.ready().is_ok(),
-        device: DeviceState {
-            name: runtime.opened.device.name().to_owned(),
-            soft: runtime.opened.soft.is_some(),
-            engine_stalled: runtime.opened.soft.is_some().then(|| stalled.contains(&Part::Engine)),
-            profile: runtime.opened.device.profile(runtime.workers.len()).name,
-            ports: runtime.opened.ports.clone(),
-        },
+        device: device(runtime, &stalled),
         policy: policy(runtime, &program),
         log_lines_dropped: runtime.log.dropped_lines(),
         accounting: accounting::check(&ports, &rules, &workers, &in_flight),
@@ -103,6 +98,35 @@ pub(super) fn of(runtime: &Runtime, moment: Moment) -> State {
         workers,
         sinks: runtime.sinks.view().into_iter().map(|view| sink(&program, view)).collect(),
         ports,
+    }
+}
+
+/// The state without counters: nothing here asks the device or waits for a thread that does.
+pub(super) fn status(runtime: &Runtime) -> model::Status {
+    let (ready, alive) = (runtime.health.ready(), runtime.health.alive());
+    model::Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        uptime_seconds: runtime.started.elapsed().as_secs_f64(),
+        device: device(runtime, &runtime.health.stalled()),
+        workers: runtime.workers.len(),
+        policy: policy(runtime, &runtime.program()),
+        health: model::Health {
+            ready: ready.is_ok(),
+            alive: alive.is_ok(),
+            problem: ready.err().or(alive.err()),
+        },
+        sinks: Vec::new(),
+    }
+}
+
+fn device(runtime: &Runtime, stalled: &[Part]) -> DeviceState {
+    DeviceState {
+        name: runtime.opened.device.name().to_owned(),
+        soft: runtime.opened.soft.is_some(),
+        engine_stalled: runtime.opened.soft.is_some().then(|| stalled.contains(&Part::Engine)),
+        profile: runtime.opened.device.profile(runtime.workers.len()).name,
+        ports: runtime.opened.ports.clone(),
     }
 }
 
@@ -178,6 +202,7 @@ fn policy(runtime: &Runtime, program: &Program) -> PolicyState {
     let policy = runtime.policy();
     PolicyState {
         source: policy.source.to_string(),
+        sha256: policy.inputs.sha256.clone(),
         generation: policy.generation,
         loaded_at_seconds: policy.loaded_at_seconds,
         // Without the pseudo rule for the default action.

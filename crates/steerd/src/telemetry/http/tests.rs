@@ -5,8 +5,11 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
+use std::time::Instant;
 
 use super::*;
+use crate::server::CONNECTIONS_MAX;
+use crate::telemetry::pages::{Renderer, Source};
 use crate::telemetry::state::{RuleState, State};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -37,11 +40,27 @@ impl Source for Made {
     }
 }
 
-fn serve(source: &Arc<Made>) -> (Server, SocketAddr) {
+/// A server and the renderer of its pages.
+struct Served {
+    server: Server,
+    renderer: Renderer,
+}
+
+impl Served {
+    fn stop(self, timeout: Duration) -> bool {
+        self.server.stop(timeout) && self.renderer.stop(timeout)
+    }
+}
+
+fn serve_bound(bound: Bound, source: Arc<Made>) -> Served {
+    let (pages, renderer) = Pages::start(source).expect("a renderer");
+    Served { server: bound.serve(pages, Arc::default()).expect("served"), renderer }
+}
+
+fn serve(source: &Arc<Made>) -> (Served, SocketAddr) {
     let bound = bind("127.0.0.1:0".parse().expect("address"), &Http::default()).expect("bound");
     let address = bound.address;
-    let source = Arc::clone(source) as Arc<dyn Source>;
-    (bound.serve(source, Arc::default()).expect("served"), address)
+    (serve_bound(bound, Arc::clone(source)), address)
 }
 
 fn connect(address: SocketAddr) -> TcpStream {
@@ -179,7 +198,7 @@ fn the_token_guards_the_pages_but_not_the_probes() {
     let bound = bind("127.0.0.1:0".parse().expect("address"), &settings).expect("bound");
     assert!(!format!("{bound:?}").contains("horse"), "{bound:?}");
     let address = bound.address;
-    let server = bound.serve(Arc::new(Made::default()), Arc::default()).expect("served");
+    let server = serve_bound(bound, Arc::default());
     let with = |page: &str, header: &str| {
         let mut stream = connect(address);
         write!(stream, "GET {page} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n").expect("request");
@@ -218,11 +237,8 @@ fn what_others_can_reach_is_warned_of() {
 #[test]
 fn a_server_whose_thread_has_ended_is_seen() {
     let (server, _) = serve(&Arc::default());
-    assert!(!server.has_ended());
-    let (stop, _stopped) = oneshot::channel();
-    let dead = std::thread::spawn(|| {});
-    let Server { threads: [_, renderer], .. } = server;
-    let server = Server { stop, threads: [dead, renderer] };
+    assert!(!server.server.has_ended() && !server.renderer.has_ended());
+    let server = server.server.with_thread(std::thread::spawn(|| {}));
     let deadline = Instant::now() + TIMEOUT;
     while !server.has_ended() {
         assert!(Instant::now() < deadline, "not seen");

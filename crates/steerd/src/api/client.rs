@@ -1,0 +1,164 @@
+//! The commands' side of the local API: finds the socket, sends one request per connection and reads the answer.
+
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper::header::HOST;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use super::model::Failure;
+use super::socket;
+use crate::cli::ApiArgs;
+use crate::settings::{self, AUTO_SOCKET};
+use crate::terminal::output::FORMAT;
+
+/// For connecting.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// For an answer that takes the daemon no work.
+pub(crate) const SHORT: Duration = Duration::from_secs(30);
+/// For an answer that installs a policy; systemd's own limits are shorter (TimeoutStartSec= of the unit).
+pub(crate) const LONG: Duration = Duration::from_secs(600);
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("{}: {source} (hint: {})", path.display(), unreachable(source))]
+    Unreachable { path: PathBuf, source: io::Error },
+    #[error("{}: the daemon does not answer: {why}", path.display())]
+    Silent { path: PathBuf, why: String },
+    #[error("{}: the daemon refuses: {why}", path.display())]
+    Refused { path: PathBuf, status: StatusCode, why: String, failure: Box<Failure> },
+    #[error(
+        "{}: the daemon's answer is not understood: {why} (hint: is it of the same version as this command?)",
+        path.display()
+    )]
+    NotUnderstood { path: PathBuf, why: String },
+}
+
+fn unreachable(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "the socket's permissions do not let this user connect: run it as root or as a member of the socket's group"
+        }
+        io::ErrorKind::ConnectionRefused => "the daemon has died; start it again",
+        _ => {
+            "no daemon runs with this socket; start one with `steerd run`, or name the socket of a running one with \
+             --api-socket PATH or --config FILE"
+        }
+    }
+}
+
+/// A daemon that commands talk to.
+#[derive(Debug)]
+pub(crate) struct Client {
+    path: PathBuf,
+    runtime: tokio::runtime::Runtime,
+}
+
+/// An answer as the daemon sent it, with the number of its format.
+#[derive(Deserialize)]
+struct Received<T> {
+    format: u32,
+    #[serde(flatten)]
+    value: T,
+}
+
+impl Client {
+    /// The daemon of the flags, the settings or the default socket.
+    pub(crate) fn new(args: &ApiArgs) -> Result<Self, crate::error::Error> {
+        let request = settings::Request {
+            file: args.config.clone(),
+            api_socket: args.api_socket.clone(),
+            ..settings::Request::default()
+        };
+        let socket = settings::load(&request).map_err(crate::error::Error::Settings)?.settings.api.socket;
+        let path = if socket == Path::new(AUTO_SOCKET) { socket::path_of_daemon() } else { socket };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
+        Ok(Self { path, runtime: runtime.map_err(crate::error::Error::Thread)? })
+    }
+
+    pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
+        let bytes = self.ask(Method::GET, path, Bytes::new(), SHORT)?;
+        self.understood(&bytes)
+    }
+
+    pub(crate) fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        limit: Duration,
+    ) -> Result<T, Error> {
+        let body = serde_json::to_vec(body).map_err(|error| self.not_understood(&error))?;
+        let bytes = self.ask(Method::POST, path, body.into(), limit)?;
+        self.understood(&bytes)
+    }
+
+    fn understood<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, Error> {
+        let received: Received<T> =
+            serde_json::from_slice(bytes).map_err(|error| self.not_understood(&error))?;
+        if received.format != FORMAT {
+            let why = format!("its format is {}, this command reads {FORMAT}", received.format);
+            return Err(self.not_understood(&why));
+        }
+        Ok(received.value)
+    }
+
+    fn not_understood(&self, why: &dyn std::fmt::Display) -> Error {
+        Error::NotUnderstood { path: self.path.clone(), why: why.to_string() }
+    }
+
+    fn silent(&self, why: &dyn std::fmt::Display) -> Error {
+        Error::Silent { path: self.path.clone(), why: why.to_string() }
+    }
+
+    /// Sends a request and returns the whole body of its answer.
+    fn ask(&self, method: Method, path: &str, body: Bytes, limit: Duration) -> Result<Bytes, Error> {
+        let exchange = async {
+            let answer = self.begin(method, path, body).await?;
+            let body = answer.into_body().collect().await.map_err(|error| self.silent(&error))?;
+            Ok(body.to_bytes())
+        };
+        self.runtime.block_on(self.within(limit, exchange))
+    }
+
+    async fn within<T>(
+        &self,
+        limit: Duration,
+        exchange: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let late = || self.silent(&format!("nothing came within {} s", limit.as_secs()));
+        timeout(limit, exchange).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// The head of the answer to a request, if it is a success.
+    async fn begin(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, Error> {
+        let unreachable = |source| Error::Unreachable { path: self.path.clone(), source };
+        let connected = timeout(CONNECT_TIMEOUT, UnixStream::connect(&self.path)).await;
+        let stream =
+            connected.map_err(|_| unreachable(io::ErrorKind::TimedOut.into()))?.map_err(unreachable)?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.silent(&error))?;
+        // Ends with the answer.
+        tokio::spawn(connection);
+        let request = Request::builder().method(method).uri(path).header(HOST, "localhost");
+        let request = request.body(Full::new(body)).map_err(|error| self.silent(&error))?;
+        let answer = sender.send_request(request).await.map_err(|error| self.silent(&error))?;
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        let status = answer.status();
+        let body = answer.into_body().collect().await.map_err(|error| self.silent(&error))?.to_bytes();
+        let failure: Failure = serde_json::from_slice(&body).unwrap_or_default();
+        let why = if failure.error.is_empty() { status.to_string() } else { failure.error.clone() };
+        Err(Error::Refused { path: self.path.clone(), status, why, failure: Box::new(failure) })
+    }
+}

@@ -1,0 +1,122 @@
+//! What the API answers, as plain data, for both sides. docs/reference/api.md describes the keys.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::telemetry::state::{DeviceState, PolicyState};
+
+/// GET /v1/status.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Status {
+    pub(crate) version: String,
+    pub(crate) pid: u32,
+    pub(crate) uptime_seconds: f64,
+    pub(crate) device: DeviceState,
+    pub(crate) workers: usize,
+    pub(crate) policy: PolicyState,
+    pub(crate) health: Health,
+    pub(crate) sinks: Vec<Sink>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Health {
+    /// As /readyz: whether packets are steered.
+    pub(crate) ready: bool,
+    /// As /healthz: whether all parts make progress.
+    pub(crate) alive: bool,
+    /// Why not.
+    pub(crate) problem: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Sink {
+    pub(crate) name: String,
+    pub(crate) kind: String,
+    /// What the sink reports about itself, for people.
+    pub(crate) status: Vec<(String, String)>,
+}
+
+/// GET /v1/policy.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct PolicyText {
+    pub(crate) source: String,
+    pub(crate) generation: u64,
+    pub(crate) sha256: String,
+    /// `null`: it is too large to be kept.
+    pub(crate) text: Option<String>,
+    /// Included files and set files, by the name in the policy.
+    pub(crate) files: BTreeMap<String, File>,
+    /// Those that the settings and flags give.
+    pub(crate) variables: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct File {
+    pub(crate) sha256: String,
+    pub(crate) text: Option<String>,
+}
+
+/// POST /v1/reload: the daemon's verdict.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Verdict {
+    pub(crate) accepted: bool,
+    pub(crate) source: String,
+    /// Of the policy that is in force now.
+    pub(crate) generation: u64,
+    pub(crate) sha256: String,
+    pub(crate) milliseconds: u64,
+    /// Why it is refused, in one line.
+    pub(crate) error: Option<String>,
+    /// The keys of `check --format json`.
+    pub(crate) diagnostics: serde_json::Value,
+    pub(crate) omitted_diagnostics: usize,
+    /// The diagnostics as text, a line each.
+    pub(crate) text: String,
+    /// The same with excerpts of the policy.
+    pub(crate) excerpts: String,
+}
+
+/// GET /v1/flows.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Flows {
+    pub(crate) generation: u64,
+    /// How many flows there are, of the rule if one was asked for.
+    pub(crate) count: usize,
+    /// The first of them, highest precedence first.
+    pub(crate) flows: Vec<Flow>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Flow {
+    pub(crate) rule: String,
+    /// "normal", "copy", "sniffer" or "egress".
+    pub(crate) kind: String,
+    /// A lower number wins.
+    pub(crate) priority: u16,
+    /// The match: the headers and their fields.
+    pub(crate) specs: String,
+    /// "steer", "drop" or "pass".
+    pub(crate) action: String,
+    /// The RSS queue pair; `null`: the flow has none.
+    pub(crate) queue: Option<usize>,
+    /// The packets that the queue pair receives.
+    pub(crate) variant: Option<String>,
+    pub(crate) group: Option<String>,
+    /// The packets of the flow, or of its rule: see `counted`.
+    pub(crate) packets: u64,
+    /// "flow": the packets of this flow alone. "rule": of all flows of the rule. "none": the device does not count them.
+    pub(crate) counted: String,
+}
+
+/// Any answer with a status of 400 and more.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Failure {
+    pub(crate) error: String,
+    /// If it is about a policy: the keys of `check --format json`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) diagnostics: Option<serde_json::Value>,
+    /// The diagnostics as text, a line each.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) text: Option<String>,
+}

@@ -1,0 +1,215 @@
+//! The requests of the local API: from a method, a path and a body to a [`Call`], without sockets. fuzz/fuzz_targets/api.rs
+//! includes this file, so it uses nothing of the crate.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The paths and what they answer, for GET /.
+pub(crate) const PATHS: &[(&str, &str)] = &[
+    ("GET", "/v1/status"),
+    ("GET", "/v1/state"),
+    ("GET", "/v1/top"),
+    ("GET", "/v1/policy"),
+    ("GET", "/v1/flows"),
+    ("POST", "/v1/diff"),
+    ("POST", "/v1/reload"),
+];
+
+/// The only version.
+const VERSION: &str = "v1";
+
+/// The most bytes of a body: the texts of two kept policies, escaped.
+pub(crate) const BODY_BYTES_MAX: usize = 48 << 20;
+/// The most bytes of a body that has only options.
+const OPTIONS_BYTES_MAX: usize = 64 << 10;
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call<'r> {
+    Index,
+    Status,
+    State,
+    Top,
+    Policy,
+    /// Of all rules, or of one.
+    Flows {
+        rule: Option<&'r str>,
+    },
+    Diff,
+    Reload,
+}
+
+impl Call<'_> {
+    /// Whether it changes what runs, or shows packets.
+    pub(crate) fn is_privileged(self) -> bool {
+        matches!(self, Self::Reload)
+    }
+
+    /// The most bytes of its body.
+    pub(crate) fn body_bytes_max(self) -> usize {
+        match self {
+            Self::Diff => BODY_BYTES_MAX,
+            _ => OPTIONS_BYTES_MAX,
+        }
+    }
+}
+
+/// Why a request is not answered: an HTTP status and a text for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    pub(crate) status: u16,
+    pub(crate) why: String,
+    /// The methods of the path, for the header Allow.
+    pub(crate) allow: Option<&'static str>,
+}
+
+impl Refused {
+    pub(crate) fn new(status: u16, why: impl Into<String>) -> Self {
+        Self { status, why: why.into(), allow: None }
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.status, self.why)
+    }
+}
+
+/// The call of a request line; `query` is what follows the question mark of the target.
+pub(crate) fn call<'r>(method: &str, path: &str, query: Option<&'r str>) -> Result<Call<'r>, Refused> {
+    let (call, allow) = match path {
+        "/" => (Call::Index, "GET, HEAD"),
+        "/v1/status" => (Call::Status, "GET, HEAD"),
+        "/v1/state" => (Call::State, "GET, HEAD"),
+        "/v1/top" => (Call::Top, "GET, HEAD"),
+        "/v1/policy" => (Call::Policy, "GET, HEAD"),
+        "/v1/flows" => (Call::Flows { rule: None }, "GET, HEAD"),
+        "/v1/diff" => (Call::Diff, "POST"),
+        "/v1/reload" => (Call::Reload, "POST"),
+        _ => return Err(unknown(path)),
+    };
+    if !allow.split(", ").any(|one| one == method) {
+        let why = format!("{path} takes {allow}, not {}", shown(method));
+        return Err(Refused { status: 405, why, allow: Some(allow) });
+    }
+    match (call, query) {
+        (_, None | Some("")) => Ok(call),
+        (Call::Flows { .. }, Some(query)) => match query.split_once('=') {
+            Some(("rule", rule)) if is_name(rule) => Ok(Call::Flows { rule: Some(rule) }),
+            _ => Err(Refused::new(400, "the only parameter of /v1/flows is rule=NAME")),
+        },
+        (_, Some(_)) => Err(Refused::new(400, format!("{path} has no parameters"))),
+    }
+}
+
+/// Names of rules need no escapes in a query.
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+}
+
+/// An answer that names the path which was probably meant.
+fn unknown(path: &str) -> Refused {
+    let parts: Vec<&str> = path.split('/').skip(1).collect();
+    let is_version = |part: &str| {
+        part.strip_prefix('v')
+            .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()))
+    };
+    let known =
+        |name: &str| PATHS.iter().map(|(_, path)| *path).find(|path| path.ends_with(&format!("/{name}")));
+    let why = match parts[..] {
+        [version, ..] if is_version(version) && version != VERSION => {
+            format!("this daemon serves version {VERSION} of the API, not {}", shown(version))
+        }
+        [.., last] if known(last).is_some() => {
+            format!("no such path (hint: {})", known(last).unwrap_or_default())
+        }
+        _ => "no such path (hint: GET / lists the paths)".to_owned(),
+    };
+    Refused::new(404, why)
+}
+
+/// The first characters of what a client sent, for an error.
+fn shown(text: &str) -> String {
+    text.chars().take(40).flat_map(char::escape_default).collect()
+}
+
+/// A policy of the caller and the files that it names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PolicyBody {
+    /// Its name in the answer.
+    #[serde(default = "caller")]
+    pub(crate) name: String,
+    pub(crate) text: String,
+    /// The texts of included files and set files, by the name in the policy.
+    #[serde(default)]
+    pub(crate) files: BTreeMap<String, String>,
+    /// `None`: those of the policy in force.
+    #[serde(default)]
+    pub(crate) variables: Option<BTreeMap<String, String>>,
+    /// Describe more regions, as `diff --all` does.
+    #[serde(default)]
+    pub(crate) all: bool,
+}
+
+fn caller() -> String {
+    "(the caller's policy)".to_owned()
+}
+
+/// Reads a JSON body.
+pub(crate) fn body<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<T, Refused> {
+    serde_json::from_slice(bytes)
+        .map_err(|error| Refused::new(400, format!("the body is not valid: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_listed_path_is_known() {
+        for (method, path) in PATHS {
+            assert!(call(method, path, None).is_ok(), "{method} {path}");
+            let other = if *method == "GET" { "POST" } else { "GET" };
+            let refused = call(other, path, None).expect_err("another method");
+            assert_eq!((refused.status, refused.allow.is_some()), (405, true), "{path}");
+        }
+    }
+
+    #[test]
+    fn wrong_paths_get_hints() {
+        let why =
+            |path: &str| call("GET", path, None).map_err(|refused| refused.to_string()).expect_err(path);
+        assert_eq!(why("/v2/status"), "404: this daemon serves version v1 of the API, not v2");
+        assert_eq!(why("/status"), "404: no such path (hint: /v1/status)");
+        assert_eq!(why("/api/v1/state"), "404: no such path (hint: /v1/state)");
+        for path in ["", "*", "/v1", "/v1/", "/v1/status/", "//", "/v/status/x"] {
+            assert!(why(path).starts_with("404"), "{path}");
+        }
+        assert!(why(&format!("/v9{}", "9".repeat(5000))).len() < 200, "what the client sent is cut");
+    }
+
+    #[test]
+    fn flows_can_be_those_of_one_rule() {
+        assert_eq!(call("GET", "/v1/flows", Some("rule=web.a-1")), Ok(Call::Flows { rule: Some("web.a-1") }));
+        for query in ["rule=", "rule=a%20b", "x=1", "rule"] {
+            assert_eq!(call("GET", "/v1/flows", Some(query)).expect_err(query).status, 400);
+        }
+        assert_eq!(call("GET", "/v1/status", Some("x=1")).expect_err("no parameters").status, 400);
+    }
+
+    #[test]
+    fn bodies_are_checked() {
+        let body = |text: &str| body::<PolicyBody>(text.as_bytes());
+        assert_eq!(body(r#"{"text": "version = 1"}"#).expect("valid").text, "version = 1");
+        for text in
+            ["", "{", "[]", "{}", r#"{"text": 1}"#, r#"{"text": "", "txet": ""}"#, "{\"text\": \"\"} x"]
+        {
+            assert_eq!(body(text).expect_err(text).status, 400);
+        }
+        let deep = "[".repeat(100_000);
+        assert_eq!(body(&deep).expect_err("nested").status, 400);
+    }
+}

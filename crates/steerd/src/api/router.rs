@@ -1,0 +1,285 @@
+//! Answers the requests of the local API.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam::channel::{Sender, TrySendError};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::{Body as _, Bytes, Incoming};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::{Request, StatusCode};
+use policy::{Diagnostics, Policy, Source};
+use program::Program;
+use serde::Serialize;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::timeout;
+
+use super::flows;
+use super::model::{Failure, File, PolicyText, Status};
+use super::request::{self, Call, PATHS, PolicyBody, Refused};
+use crate::commands::diff;
+use crate::daemon::reload::Waiter;
+use crate::policy_file::{self, Inputs, KEPT_BYTES_MAX};
+use crate::server::{Answer, Limits, Peer, Router, whole, with};
+use crate::telemetry::pages::{Page, Pages};
+use crate::telemetry::state::State;
+use crate::terminal::output::Versioned;
+
+/// How long a client may take to send a body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// The most comparisons of policies at once: each takes a core and the memory of two policies.
+const DIFFS_MAX: usize = 1;
+
+/// What the API asks of the daemon.
+pub(crate) trait Daemon: Send + Sync {
+    /// Must not wait for the device.
+    fn status(&self) -> Status;
+
+    fn in_force(&self) -> InForce;
+
+    /// May take long, as it may query the device.
+    fn state(&self) -> Arc<State>;
+}
+
+/// The policy in force.
+#[derive(Clone, Debug)]
+pub(crate) struct InForce {
+    pub(crate) source: String,
+    pub(crate) generation: u64,
+    pub(crate) inputs: Arc<Inputs>,
+    pub(crate) program: Arc<Program>,
+}
+
+/// The parts of the daemon that the API uses.
+pub(crate) struct Links {
+    pub(crate) daemon: Arc<dyn Daemon>,
+    pub(crate) pages: Arc<Pages>,
+    /// To the run loop.
+    pub(crate) reloads: Sender<Waiter>,
+}
+
+pub(super) struct Api {
+    links: Links,
+    own_uid: u32,
+    admins: Vec<u32>,
+    diffs: Semaphore,
+}
+
+impl Router for Api {
+    const LIMITS: Limits = Limits { name: "api", exchange: None, half_close: false };
+
+    async fn answer(&self, request: Request<Incoming>, peer: Option<Peer>) -> Answer {
+        match self.called(request, peer).await {
+            Ok(answer) => answer,
+            Err(failed) => failed.answer(),
+        }
+    }
+}
+
+/// Why a request is not answered, as JSON.
+struct Failed {
+    refused: Refused,
+    diagnostics: Option<Diagnostics>,
+}
+
+impl From<Refused> for Failed {
+    fn from(refused: Refused) -> Self {
+        Self { refused, diagnostics: None }
+    }
+}
+
+impl Failed {
+    fn answer(self) -> Answer {
+        let Self { refused, diagnostics } = self;
+        let failure = Failure {
+            error: refused.why,
+            text: diagnostics.as_ref().map(ToString::to_string),
+            diagnostics: diagnostics.and_then(|found| serde_json::to_value(found.list).ok()),
+        };
+        let mut answer = json(&failure);
+        *answer.status_mut() = StatusCode::from_u16(refused.status).unwrap_or(StatusCode::BAD_REQUEST);
+        if let Some(allow) = refused.allow {
+            answer.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
+        }
+        answer
+    }
+}
+
+impl Api {
+    pub(super) fn new(links: Links, admins: Vec<u32>) -> Self {
+        let own_uid = rustix::process::geteuid().as_raw();
+        Self { links, own_uid, admins, diffs: Semaphore::new(DIFFS_MAX) }
+    }
+
+    async fn called(&self, request: Request<Incoming>, peer: Option<Peer>) -> Result<Answer, Failed> {
+        let (head, incoming) = request.into_parts();
+        let call = request::call(head.method.as_str(), head.uri.path(), head.uri.query())?;
+        if call.is_privileged() {
+            self.permit(peer)?;
+        }
+        Ok(match call {
+            Call::Index => json(&BTreeMap::from([("paths", PATHS)])),
+            Call::Status => json(&self.links.daemon.status()),
+            Call::State => self.page(Page::State).await?,
+            Call::Top => self.page(Page::Top).await?,
+            Call::Policy => json(&policy_text(&self.links.daemon.in_force())),
+            Call::Flows { rule } => self.flows(rule.map(str::to_owned)).await?,
+            Call::Reload => {
+                body(incoming, call.body_bytes_max()).await?;
+                self.reload().await?
+            }
+            Call::Diff => {
+                // Before the body is read, so that the bodies of those that wait take no memory.
+                let permit = self.diffs.try_acquire();
+                let _permit = permit.map_err(|_| busy("another comparison is running"))?;
+                let bytes = body(incoming, call.body_bytes_max()).await?;
+                self.diff(bytes).await?
+            }
+        })
+    }
+
+    /// Whether the client may change what runs.
+    fn permit(&self, peer: Option<Peer>) -> Result<(), Refused> {
+        let uid = peer.map(|peer| peer.uid);
+        if uid.is_some_and(|uid| uid == 0 || uid == self.own_uid || self.admins.contains(&uid)) {
+            return Ok(());
+        }
+        let who = uid.map_or_else(|| "a client without a user id".to_owned(), |uid| format!("user id {uid}"));
+        Err(Refused::new(
+            403,
+            format!(
+                "{who} may read but not change: that takes root, user id {} (the daemon's) or one of api.admins in the \
+                 settings",
+                self.own_uid
+            ),
+        ))
+    }
+
+    async fn page(&self, page: Page) -> Result<Answer, Refused> {
+        let bytes = self.links.pages.rendered(page).await;
+        let bytes = bytes.map_err(|why| Refused::new(503, why.trim_end()))?;
+        Ok(with(whole(bytes), CONTENT_TYPE, page.content_type()))
+    }
+
+    async fn flows(&self, rule: Option<String>) -> Result<Answer, Failed> {
+        let daemon = Arc::clone(&self.links.daemon);
+        let answer = aside(move || {
+            let (in_force, state) = (daemon.in_force(), daemon.state());
+            flows::of(&in_force, &state, rule.as_deref()).map(|flows| json(&flows))
+        });
+        Ok(answer.await??)
+    }
+
+    /// Waits for the daemon's verdict. The reload goes on if the client goes away.
+    async fn reload(&self) -> Result<Answer, Refused> {
+        let (waiter, verdict) = oneshot::channel();
+        self.links.reloads.try_send(waiter).map_err(|error| match error {
+            TrySendError::Full(_) => busy("too many reloads are waiting"),
+            TrySendError::Disconnected(_) => busy(ENDING),
+        })?;
+        let verdict = verdict.await.map_err(|_| busy(ENDING))?;
+        Ok(json(&verdict))
+    }
+
+    async fn diff(&self, bytes: Bytes) -> Result<Answer, Failed> {
+        let in_force = self.links.daemon.in_force();
+        aside(move || {
+            let asked: PolicyBody = request::body(&bytes)?;
+            drop(bytes);
+            let old = running(&in_force.inputs)?;
+            let variables = asked.variables.as_ref().unwrap_or(&in_force.inputs.variables);
+            let new = parsed(&Source::new(asked.name.as_str(), asked.text), &asked.files, variables)?;
+            let names = [in_force.source, asked.name];
+            let answer = diff::json(names, &old, &new, asked.all);
+            Ok(answer.map_or_else(|error| Failed::from(internal(&error)).answer(), json_bytes))
+        })
+        .await?
+    }
+}
+
+const ENDING: &str = "the daemon is ending";
+
+fn busy(why: &str) -> Refused {
+    Refused::new(503, why)
+}
+
+fn internal(error: &dyn std::fmt::Display) -> Refused {
+    Refused::new(500, error.to_string())
+}
+
+/// Runs what takes long on another thread.
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Refused> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| internal(&error))
+}
+
+/// The policy in force, parsed from what is kept of it.
+fn running(inputs: &Inputs) -> Result<Policy, Failed> {
+    let too_large = || {
+        let why = format!("the policy in force has more than {KEPT_BYTES_MAX} bytes: its text is not kept");
+        Refused::new(409, why)
+    };
+    let text = inputs.text.as_ref().ok_or_else(too_large)?;
+    let file = |(name, file): (&String, &policy_file::InputFile)| Some((name.clone(), file.text.clone()?));
+    let files: BTreeMap<String, String> = inputs.files.iter().filter_map(file).collect();
+    parsed(&Source::new(inputs.name.as_str(), text.as_str()), &files, &inputs.variables)
+}
+
+fn parsed(
+    source: &Source,
+    files: &BTreeMap<String, String>,
+    variables: &BTreeMap<String, String>,
+) -> Result<Policy, Failed> {
+    policy_file::parse(source, files, variables).map(|read| read.policy).map_err(|diagnostics| {
+        let why = format!("{}: {} in the policy", source.name, policy_file::error_count(&diagnostics));
+        Failed { refused: Refused::new(422, why), diagnostics: Some(diagnostics) }
+    })
+}
+
+fn policy_text(in_force: &InForce) -> PolicyText {
+    let inputs = &in_force.inputs;
+    let files = inputs
+        .files
+        .iter()
+        .map(|(name, file)| (name.clone(), File { sha256: file.sha256.clone(), text: file.text.clone() }));
+    PolicyText {
+        source: in_force.source.clone(),
+        generation: in_force.generation,
+        sha256: inputs.sha256.clone(),
+        text: inputs.text.clone(),
+        files: files.collect(),
+        variables: inputs.variables.clone(),
+    }
+}
+
+/// The whole body, at most `max` bytes, within [`BODY_TIMEOUT`].
+async fn body(incoming: Incoming, max: usize) -> Result<Bytes, Refused> {
+    let too_large = || Refused::new(413, format!("the body may have at most {max} bytes"));
+    // Refused before it is sent, if its length is announced.
+    if incoming.size_hint().lower() > max as u64 {
+        return Err(too_large());
+    }
+    match timeout(BODY_TIMEOUT, Limited::new(incoming, max).collect()).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+        Ok(Err(error)) => Err(Refused::new(400, format!("the body cannot be read: {error}"))),
+        Err(_) => {
+            Err(Refused::new(408, format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs())))
+        }
+    }
+}
+
+fn json(value: &impl Serialize) -> Answer {
+    match serde_json::to_vec(&Versioned::new(value)) {
+        Ok(bytes) => json_bytes(bytes),
+        Err(error) => {
+            let mut answer = whole(format!("{error}\n"));
+            *answer.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+            answer
+        }
+    }
+}
+
+fn json_bytes(bytes: Vec<u8>) -> Answer {
+    with(whole(bytes), CONTENT_TYPE, "application/json")
+}

@@ -1,0 +1,80 @@
+//! `steerd flows`: the flows of the program that the running daemon has installed, with their counts.
+
+use crate::api::client::Client;
+use crate::api::model::{Flow, Flows};
+use crate::cli::FlowsArgs;
+use crate::error::Error;
+use crate::terminal::output;
+use crate::terminal::table::{Grid, number};
+
+pub(crate) fn run(args: &FlowsArgs) -> Result<(), Error> {
+    let client = Client::new(&args.api)?;
+    let path = match &args.rule {
+        Some(rule) => format!("/v1/flows?rule={}", escaped(rule)),
+        None => "/v1/flows".to_owned(),
+    };
+    if args.output.is_json() {
+        let answer: serde_json::Value = client.get(&path)?;
+        return output::print_json(&answer);
+    }
+    output::print(&text(&client.get(&path)?))
+}
+
+/// Percent-encoded, as a query is (RFC 3986, 2.1).
+fn escaped(name: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    name.bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
+}
+
+fn text(flows: &Flows) -> String {
+    let mut grid = Grid::new(&["prio", "rule", "packets", "action", "match"]);
+    for flow in &flows.flows {
+        grid.row(vec![
+            flow.priority.to_string(),
+            flow.rule.clone(),
+            packets(flow),
+            action(flow),
+            if flow.specs.is_empty() { "any".to_owned() } else { flow.specs.clone() },
+        ]);
+    }
+    let mut text = grid.text();
+    let more = flows.count - flows.flows.len().min(flows.count);
+    if more > 0 {
+        text.push_str(&format!("and {} more (--rule NAME shows those of one rule)\n", number(more as u64)));
+    }
+    if flows.flows.iter().any(|flow| flow.counted == "rule") {
+        text.push_str("* of all flows of the rule\n");
+    }
+    text
+}
+
+fn packets(flow: &Flow) -> String {
+    match flow.counted.as_str() {
+        "flow" => number(flow.packets),
+        "rule" => format!("{} *", number(flow.packets)),
+        _ => "-".to_owned(),
+    }
+}
+
+/// `steer to web (queue 3, v4-udp)`
+fn action(flow: &Flow) -> String {
+    match (&flow.group, flow.queue, &flow.variant) {
+        (Some(group), Some(queue), Some(variant)) => {
+            format!("{} to {group} (q{queue} {variant})", flow.action)
+        }
+        _ => flow.action.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_escaped_for_the_query() {
+        assert_eq!(escaped("web-1.a_b"), "web-1.a_b");
+        assert_eq!(escaped("a b&c=ü"), "a%20b%26c%3D%C3%BC");
+    }
+}

@@ -1,0 +1,66 @@
+//! `steerd status`: what the running daemon does, without asking the device.
+
+use std::time::Duration;
+
+use crate::api::client::Client;
+use crate::api::model::Status;
+use crate::cli::StatusArgs;
+use crate::error::Error;
+use crate::terminal::output;
+use crate::terminal::style::{Colors, Style};
+use crate::terminal::table::{counted, duration, number};
+
+pub(crate) fn run(args: &StatusArgs) -> Result<(), Error> {
+    let client = Client::new(&args.api)?;
+    if args.output.is_json() {
+        let answer: serde_json::Value = client.get("/v1/status")?;
+        return output::print_json(&answer);
+    }
+    output::print(&text(&client.get("/v1/status")?, Colors::stdout()))
+}
+
+fn text(status: &Status, colors: Colors) -> String {
+    let Status { device, policy, health, .. } = status;
+    let up = duration(Duration::from_secs_f64(status.uptime_seconds.max(0.0)));
+    let kind = if device.soft { " (soft NIC)" } else { "" };
+    let ports: Vec<String> = device.ports.iter().map(ToString::to_string).collect();
+    let mut lines = vec![
+        format!("steerd {}, process {}, up {up}", status.version, status.pid),
+        format!(
+            "device   {}{kind}, limits of {}, {}, port {}",
+            device.name,
+            device.profile,
+            counted(status.workers as u64, "worker", "workers"),
+            ports.join(", "),
+        ),
+        format!("policy   {}", policy.source),
+        format!(
+            "         generation {}, {}, {}, {}",
+            policy.generation,
+            counted(policy.rules as u64, "rule", "rules"),
+            counted(policy.flows as u64, "flow", "flows"),
+            counted(policy.warning_count as u64, "warning", "warnings"),
+        ),
+        format!("         sha256 {}", policy.sha256),
+        format!(
+            "         {}, {} failed",
+            counted(policy.reloads_succeeded, "reload", "reloads"),
+            number(policy.reloads_failed)
+        ),
+    ];
+    if let Some(error) = policy.last_error.as_ref().filter(|_| !policy.last_reload_successful) {
+        lines.push(colors.text(Style::Bad, &format!("         last reload failed: {error}")));
+    }
+    let health = match &health.problem {
+        None => colors.text(Style::Good, "ready"),
+        Some(problem) => colors.text(Style::Bad, problem),
+    };
+    lines.push(format!("health   {health}"));
+    for sink in &status.sinks {
+        let details: Vec<String> = sink.status.iter().map(|(key, value)| format!("{key} {value}")).collect();
+        lines.push(
+            format!("sink     {} ({}) {}", sink.name, sink.kind, details.join(", ")).trim_end().to_owned(),
+        );
+    }
+    lines.join("\n") + "\n"
+}

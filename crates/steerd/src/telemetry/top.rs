@@ -1,0 +1,243 @@
+//! What `steerd top` shows: the counts of rules, workers, sinks and ports with their rates.
+//!
+//! Rates are averages between two samples of the state. A sample is taken when somebody asks, at most once a second: the
+//! interval is in the answer.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::telemetry::state::{PortState, RuleState, State, WorkerState};
+
+/// Described in docs/reference/api.md.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Top {
+    pub(crate) version: String,
+    pub(crate) uptime_seconds: f64,
+    /// What the rates are averages of. It is the time since the start in the first answer.
+    pub(crate) interval_seconds: f64,
+    pub(crate) ready: bool,
+    pub(crate) device: String,
+    pub(crate) policy: String,
+    pub(crate) generation: u64,
+    /// The result of the packet accounting.
+    pub(crate) accounting: String,
+    /// All losses by reason, in one line.
+    pub(crate) lost: String,
+    pub(crate) rules: Vec<Rule>,
+    pub(crate) workers: Vec<Worker>,
+    pub(crate) sinks: Vec<Sink>,
+    pub(crate) ports: Vec<Port>,
+    /// The busiest flows of packets that sinks count.
+    pub(crate) flows: Vec<FlowRate>,
+}
+
+/// The sums over all workers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Sink {
+    pub(crate) name: String,
+    pub(crate) kind: String,
+    pub(crate) offered: u64,
+    pub(crate) delivered: u64,
+    pub(crate) dropped: u64,
+    /// Offered.
+    pub(crate) packets_per_second: f64,
+}
+
+/// Packets of one connection.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct FlowRate {
+    /// Addresses, ports and protocol.
+    pub(crate) flow: String,
+    /// The sink that counts it.
+    pub(crate) sink: String,
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
+    pub(crate) packets_per_second: f64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Rule {
+    pub(crate) name: String,
+    pub(crate) action: String,
+    pub(crate) placement: String,
+    /// The device does not count all packets of this rule.
+    pub(crate) uncounted: bool,
+    pub(crate) packets: u64,
+    /// `null`: not counted.
+    pub(crate) bytes: Option<u64>,
+    pub(crate) packets_per_second: f64,
+    pub(crate) bytes_per_second: Option<f64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Worker {
+    pub(crate) worker: u32,
+    /// `null`: any.
+    pub(crate) core: Option<usize>,
+    pub(crate) stalled: bool,
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
+    pub(crate) packets_per_second: f64,
+    pub(crate) bytes_per_second: f64,
+    /// Received and lost, not dropped by a rule.
+    pub(crate) lost: u64,
+    /// The part of the iterations of its loop that received nothing, from 0 to 1.
+    pub(crate) idle: f64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Port {
+    pub(crate) port: u8,
+    pub(crate) wire: String,
+    /// `null`: unknown.
+    pub(crate) up: Option<bool>,
+    /// `null`: the device does not count them.
+    pub(crate) received: Option<u64>,
+    pub(crate) kernel: Option<u64>,
+    pub(crate) lost: u64,
+    pub(crate) packets_per_second: Option<f64>,
+}
+
+/// Counts by row, at one moment.
+#[derive(Clone, Debug, Default)]
+struct Sample {
+    uptime_seconds: f64,
+    counts: HashMap<String, u64>,
+}
+
+/// Keeps the last sample.
+#[derive(Debug, Default)]
+pub(crate) struct Sampler {
+    last: Sample,
+}
+
+impl Sampler {
+    /// The counts of `state` and their rates since the last call, or since the start.
+    pub(crate) fn top(&mut self, state: &State) -> Top {
+        let interval_seconds = state.uptime_seconds - self.last.uptime_seconds;
+        let mut now = Sample { uptime_seconds: state.uptime_seconds, counts: HashMap::new() };
+        let mut rates =
+            Rates { before: &self.last.counts, now: &mut now.counts, seconds: interval_seconds.max(1e-9) };
+        let top = Top {
+            version: state.version.to_owned(),
+            uptime_seconds: state.uptime_seconds,
+            interval_seconds,
+            ready: state.ready,
+            device: state.device.name.clone(),
+            policy: state.policy.source.clone(),
+            generation: state.policy.generation,
+            accounting: state.accounting.verdict(),
+            lost: crate::terminal::table::losses(state),
+            rules: state.rules.iter().filter(|rule| rule.current).map(|rule| rates.rule(rule)).collect(),
+            workers: state.workers.iter().map(|worker| rates.worker(worker)).collect(),
+            sinks: Vec::new(),
+            flows: Vec::new(),
+            ports: state.ports.iter().map(|port| rates.port(port)).collect(),
+        };
+        self.last = now;
+        top
+    }
+}
+
+struct Rates<'s> {
+    before: &'s HashMap<String, u64>,
+    now: &'s mut HashMap<String, u64>,
+    seconds: f64,
+}
+
+impl Rates<'_> {
+    #[allow(clippy::cast_precision_loss)]
+    fn of(&mut self, key: String, count: u64) -> f64 {
+        let before = self.before.get(&key).copied().unwrap_or(0);
+        self.now.insert(key, count);
+        count.saturating_sub(before) as f64 / self.seconds
+    }
+
+    fn rule(&mut self, rule: &RuleState) -> Rule {
+        let bytes = (!crate::terminal::table::bytes_are_unknown(rule)).then(|| rule.bytes());
+        Rule {
+            name: rule.name.clone(),
+            action: rule.action.clone(),
+            placement: rule.placement.to_owned(),
+            uncounted: rule.uncounted,
+            packets: rule.packets(),
+            bytes,
+            packets_per_second: self.of(format!("rule {} packets", rule.name), rule.packets()),
+            bytes_per_second: bytes.map(|bytes| self.of(format!("rule {} bytes", rule.name), bytes)),
+        }
+    }
+
+    #[allow(clippy::cast_precision_loss)]
+    fn worker(&mut self, worker: &WorkerState) -> Worker {
+        let number = worker.worker;
+        let polls = self.of(format!("worker {number} polls"), worker.polls);
+        let empty = self.of(format!("worker {number} empty polls"), worker.empty_polls);
+        Worker {
+            worker: number,
+            core: worker.core,
+            stalled: worker.stalled,
+            packets: worker.received_packets,
+            bytes: worker.received_bytes,
+            packets_per_second: self.of(format!("worker {number} packets"), worker.received_packets),
+            bytes_per_second: self.of(format!("worker {number} bytes"), worker.received_bytes),
+            lost: worker.lost_packets.values().sum(),
+            idle: if polls > 0.0 { (empty / polls).min(1.0) } else { 1.0 },
+        }
+    }
+
+    fn port(&mut self, port: &PortState) -> Port {
+        let received = port.counters.as_ref().map(|counters| counters.received_packets);
+        Port {
+            port: port.port,
+            wire: port.wire.clone(),
+            up: port.up,
+            received,
+            kernel: port.counters.as_ref().map(|counters| counters.kernel_packets),
+            lost: port.lost_packets.values().sum(),
+            packets_per_second: received.map(|packets| self.of(format!("port {}", port.port), packets)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_averages_since_the_last_sample() {
+        let mut sampler = Sampler::default();
+        let rule = |packets| RuleState {
+            name: "dns".into(),
+            current: true,
+            delivered_packets: packets,
+            delivered_bytes: 100 * packets,
+            ..RuleState::default()
+        };
+        let mut state = State { uptime_seconds: 10.0, rules: vec![rule(1000)], ..State::default() };
+        let first = sampler.top(&state);
+        assert_eq!((first.interval_seconds, first.rules[0].packets_per_second), (10.0, 100.0));
+        state = State { uptime_seconds: 12.0, rules: vec![rule(1500)], ..State::default() };
+        let second = sampler.top(&state);
+        assert_eq!((second.interval_seconds, second.rules[0].packets_per_second), (2.0, 250.0));
+        assert_eq!(second.rules[0].bytes_per_second, Some(25_000.0));
+    }
+
+    /// A rule that counts again from zero has no negative rate, and one that is not in force is left out.
+    #[test]
+    fn only_rules_in_force_are_listed_and_no_rate_is_negative() {
+        let mut sampler = Sampler::default();
+        let rule = |name: &str, current, packets| RuleState {
+            name: name.into(),
+            current,
+            dropped_packets: packets,
+            ..RuleState::default()
+        };
+        let mut state = State { uptime_seconds: 1.0, ..State::default() };
+        state.rules = vec![rule("a", true, 50), rule("b", false, 7)];
+        assert_eq!(sampler.top(&state).rules.len(), 1);
+        state.uptime_seconds = 2.0;
+        state.rules = vec![rule("a", true, 5)];
+        assert_eq!(sampler.top(&state).rules[0].packets_per_second, 0.0);
+    }
+}
