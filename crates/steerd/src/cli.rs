@@ -77,6 +77,9 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Let the running daemon read its policy again, and wait for its verdict.
     Reload(ReloadArgs),
+    /// Show rules, workers, sinks, ports and flows of the running daemon with their rates, once a second; on a terminal
+    /// until q is pressed, elsewhere once.
+    Top(TopArgs),
     /// List the flows that the running daemon has installed, with their rules, queues and packets.
     Flows(FlowsArgs),
     /// Write man pages and shell completions into a folder.
@@ -311,6 +314,14 @@ pub(crate) struct StatusArgs {
 #[derive(Debug, Args)]
 #[command(after_help = RELOAD_EXIT_CODES)]
 pub(crate) struct ReloadArgs {
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
     #[command(flatten)]
     pub(crate) api: ApiArgs,
     #[command(flatten)]

@@ -10,3 +10,4 @@ pub(crate) mod healthcheck;
 pub(crate) mod import;
 pub(crate) mod reload;
 pub(crate) mod status;
+pub(crate) mod top;

@@ -1,0 +1,111 @@
+//! `steerd top`: rules, workers, sinks, ports and flows of the running daemon with their rates, once a second.
+//!
+//! On a terminal a screen that scrolls and sorts; elsewhere one table of each kind. A thread asks the daemon, so that keys
+//! are answered while it does not.
+
+mod screen;
+mod tables;
+
+use std::io::{self, IsTerminal};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crossbeam::channel::{self, Receiver};
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use signal_hook::consts::{SIGHUP, SIGTERM};
+
+use crate::api::client::{self, Client};
+use crate::cli::TopArgs;
+use crate::error::Error;
+use crate::telemetry::top::Top;
+use crate::terminal::output;
+use screen::{Next, Screen};
+
+/// Between two samples. A page of the daemon is made at most once a second.
+const INTERVAL: Duration = Duration::from_millis(1050);
+/// How long a key waits for the screen at most, and the screen for an answer.
+const STEP: Duration = Duration::from_millis(100);
+
+pub(crate) fn run(args: &TopArgs) -> Result<(), Error> {
+    let client = Client::new(&args.api)?;
+    // The first answer is an average over a long time.
+    let first = ask(&client)?;
+    let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+    let is_terminal = io::stdout().is_terminal() && io::stdin().is_terminal() && !is_dumb;
+    if is_terminal && !args.output.is_json() {
+        return watch(client, first);
+    }
+    std::thread::sleep(INTERVAL);
+    let top = ask(&client)?;
+    if args.output.is_json() {
+        return output::print_json(&top);
+    }
+    output::print(&tables::text(&top))
+}
+
+fn ask(client: &Client) -> Result<Top, client::Error> {
+    client.get("/v1/top")
+}
+
+/// Answers of the daemon, one each second.
+fn answers(client: Client) -> Result<Receiver<Result<Top, client::Error>>, Error> {
+    let (sender, answers) = channel::bounded(1);
+    let poll = move || {
+        loop {
+            std::thread::sleep(INTERVAL);
+            if sender.send(ask(&client)).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new().name("answers".into()).spawn(poll).map_err(Error::Thread)?;
+    Ok(answers)
+}
+
+fn watch(client: Client, first: Top) -> Result<(), Error> {
+    let ended = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&ended)).map_err(Error::Signals)?;
+    }
+    let answers = answers(client)?;
+    // Also restores the terminal if the program panics.
+    let mut terminal = ratatui::try_init().map_err(Error::Output)?;
+    let mut screen = Screen::new(first);
+    let result = loop {
+        if let Err(error) = terminal.draw(|frame| screen.draw(frame)) {
+            break Err(error);
+        }
+        match wait(&mut screen, &answers, &ended) {
+            Ok(Next::Draw) => {}
+            Ok(Next::Quit) => break Ok(()),
+            Err(error) => break Err(error),
+        }
+    };
+    ratatui::restore();
+    result.map_err(Error::Output)
+}
+
+/// Waits until something has changed.
+fn wait(
+    screen: &mut Screen,
+    answers: &Receiver<Result<Top, client::Error>>,
+    ended: &AtomicBool,
+) -> io::Result<Next> {
+    loop {
+        if ended.load(Ordering::Relaxed) {
+            return Ok(Next::Quit);
+        }
+        if let Ok(answer) = answers.try_recv() {
+            screen.update(answer.map_err(|error| error.to_string()));
+            return Ok(Next::Draw);
+        }
+        if event::poll(STEP)? {
+            match event::read()? {
+                Event::Key(key) if key.kind != KeyEventKind::Release => return Ok(screen.key(key)),
+                Event::Resize(..) => return Ok(Next::Draw),
+                _ => {}
+            }
+        }
+    }
+}
