@@ -47,7 +47,8 @@ const DIFF_EXIT_CODES: &str = "\
 Exit codes, as diff(1)'s:
   0  both policies treat every packet alike, however they are written
   1  they differ; with --profile or --workers also: a rule is decided elsewhere
-  2  a policy has errors, or the comparison would take too long";
+  2  a policy has errors, or the comparison would take too long
+  8  with --running: the daemon cannot be reached or does not answer";
 
 /// Steers packets past the kernel to pinned workers, according to a TOML policy.
 #[derive(Debug, Parser)]
@@ -185,12 +186,17 @@ pub(crate) enum Deny {
 #[derive(Debug, Args)]
 #[command(after_help = DIFF_EXIT_CODES)]
 pub(crate) struct DiffArgs {
-    /// The old policy; "-" for standard input, for one of the two.
+    /// The old policy; "-" for standard input, for one of the two. With --running the new one.
     #[arg(value_name = "OLD")]
     pub(crate) old: PathBuf,
     /// The new policy.
-    #[arg(value_name = "NEW")]
-    pub(crate) new: PathBuf,
+    #[arg(value_name = "NEW", required_unless_present = "running", conflicts_with = "running")]
+    pub(crate) new: Option<PathBuf>,
+    /// Compare with the policy that the running daemon has in force, as it was read, with its variables.
+    #[arg(long)]
+    pub(crate) running: bool,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
     #[command(flatten)]
     pub(crate) variables: VariableArgs,
     /// Also list rules that move between device and workers on a device model: ideal, mlx5, mlx4, conservative, or a file

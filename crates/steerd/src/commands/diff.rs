@@ -1,20 +1,24 @@
-//! `steerd diff OLD NEW`: the traffic that two policies treat differently, as regions of packets in the language with
-//! an example of each, and changes inside groups. With `--profile` or `--workers` also the rules that a device decides
-//! elsewhere ([`Placement`]). The exit codes are those of diff(1).
+//! `steerd diff OLD NEW`, or `--running NEW` for the policy that a daemon has in force: the traffic that two policies
+//! treat differently, as regions of packets in the language with an example of each, and changes inside groups. With
+//! `--profile` or `--workers` also the rules that a device decides elsewhere ([`Placement`]). The exit codes are those of
+//! diff(1).
 
 mod sinks;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::path::Path;
 use std::slice::Iter;
 
 use analysis::{Change, Detail, Diff, Effect, GroupChange, Names, OpenPair, PairSummary};
 use compiler::{Decided, RuleReport};
 use device_model::DeviceProfile;
-use policy::Policy;
 use policy::policy::Direction;
+use policy::{Diagnostics, Policy, Source};
 use serde::Serialize;
 
+use crate::api::client::Client;
+use crate::api::model::PolicyText;
 use crate::cli::{Cli, DiffArgs, Format};
 use crate::commands::describe;
 use crate::error::Error;
@@ -108,17 +112,10 @@ fn detail(all: bool) -> Detail {
 }
 
 fn compare(args: &DiffArgs) -> Result<Outcome, Error> {
-    if [&args.old, &args.new].iter().all(|path| policy_file::is_standard_input(path)) {
-        let message = "only one of the two policies can come from standard input";
-        let mut command = <Cli as clap::CommandFactory>::command();
-        command.error(clap::error::ErrorKind::ArgumentConflict, message).exit();
-    }
-    let variables = || args.variables.set.iter().cloned().collect();
-    let sources =
-        [policy_file::source(&args.old, variables())?, policy_file::source(&args.new, variables())?];
-    // Both are read before an error is returned, so that all problems are printed at once.
-    let [old, new] = sources.each_ref().map(read);
-    let (old, new) = (old?, new?);
+    let [(old_name, old), (new_name, new)] = match &args.new {
+        Some(new) => two_files(args, new)?,
+        None => running_and_file(args)?,
+    };
     let found = {
         let mut progress = Progress::new();
         analysis::diff_in_detail(&old, &new, detail(args.all), &mut |at| progress.show(at))
@@ -131,7 +128,7 @@ fn compare(args: &DiffArgs) -> Result<Outcome, Error> {
         let profile = args.profile.clone().unwrap_or_default();
         Placement::of(&old, &new, &profile, workers)
     });
-    let names = sources.map(|source| source.to_string());
+    let names = [old_name, new_name];
     match args.format {
         Format::Json => {
             output::print_json(&Report::of(names, &found, (&groups, &sinks), placement.as_ref()))?;
@@ -150,11 +147,51 @@ fn compare(args: &DiffArgs) -> Result<Outcome, Error> {
     }
 }
 
+/// A policy and its name in the output.
+type Named = (String, Policy);
+
+fn two_files(args: &DiffArgs, new: &Path) -> Result<[Named; 2], Error> {
+    if [&*args.old, new].iter().all(|path| policy_file::is_standard_input(path)) {
+        let message = "only one of the two policies can come from standard input";
+        let mut command = <Cli as clap::CommandFactory>::command();
+        command.error(clap::error::ErrorKind::ArgumentConflict, message).exit();
+    }
+    let variables = || args.variables.set.iter().cloned().collect();
+    let sources = [policy_file::source(&args.old, variables())?, policy_file::source(new, variables())?];
+    // Both are read before an error is returned, so that all problems are printed at once.
+    let [old, new] = sources.each_ref().map(read);
+    let [old_name, new_name] = sources.map(|source| source.to_string());
+    Ok([(old_name, old?), (new_name, new?)])
+}
+
+/// The policy that a daemon has in force, and the file with the daemon's variables unless --set gives others.
+fn running_and_file(args: &DiffArgs) -> Result<[Named; 2], Error> {
+    let running: PolicyText = Client::new(&args.api)?.get("/v1/policy")?;
+    let mut variables = running.variables.clone();
+    variables.extend(args.variables.set.iter().cloned());
+    let source = policy_file::source(&args.old, variables)?;
+    let new = read(&source);
+    let name = format!("{} (running, generation {})", running.source, running.generation);
+    let Some(text) = running.text else {
+        let why = format!("{name}: its text is too large to be kept by the daemon");
+        return Err(Error::NotDecided(why));
+    };
+    let files = running.files.into_iter().filter_map(|(name, file)| Some((name, file.text?)));
+    let files: BTreeMap<String, String> = files.collect();
+    let old = policy_file::parse(&Source::new(name.as_str(), text), &files, &running.variables);
+    let old = old.map(|read| read.policy).map_err(|diagnostics| refused(&name, &diagnostics))?;
+    Ok([(name, old), (source.to_string(), new?)])
+}
+
 fn read(source: &PolicySource) -> Result<Policy, Error> {
-    policy_file::load(source).map(|read| read.policy).map_err(|diagnostics| {
-        output::print_diagnostics(&diagnostics);
-        policy_file::policy_error(source, &diagnostics)
-    })
+    let read = policy_file::load(source).map(|read| read.policy);
+    read.map_err(|diagnostics| refused(&source.to_string(), &diagnostics))
+}
+
+/// Prints the diagnostics of a policy that cannot be compared.
+fn refused(name: &str, diagnostics: &Diagnostics) -> Error {
+    output::print_diagnostics(diagnostics);
+    Error::Policy { file: name.to_owned(), errors: policy_file::error_count(diagnostics) }
 }
 
 const fn way(direction: Direction) -> &'static str {
