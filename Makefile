@@ -68,8 +68,6 @@ PREFIX      ?= /usr/local
 SYSCONFDIR  ?= /etc
 UNITDIR     ?= $(PREFIX)/lib/systemd/system
 SYSUSERSDIR ?= $(PREFIX)/lib/sysusers.d
-# Of the host that it will run on: before 253 a reload needs ExecReload=.
-SYSTEMD_VERSION ?= $(shell systemctl --version 2>/dev/null | sed -n '1s/^systemd \([0-9]*\).*/\1/p')
 # What was built, and where.
 BUILT ?= target/release
 share := $(DESTDIR)$(PREFIX)/share
@@ -90,8 +88,8 @@ install-files:
 	sed 's|/usr/bin/|$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|; s|/etc/|$(SYSCONFDIR)/|' systemd/steerd.service \
 	  > $(DESTDIR)$(UNITDIR)/steerd.service
 	chmod 644 $(DESTDIR)$(UNITDIR)/steerd.service
-	if [ "$(SYSTEMD_VERSION)" ] && [ "$(SYSTEMD_VERSION)" -lt 253 ]; then \
-	  install -D -m 644 systemd/steerd-before-253.conf $(DESTDIR)$(UNITDIR)/steerd.service.d/reload.conf; fi
+	@# Of earlier releases; with it a reload would read the policy twice.
+	rm -f $(DESTDIR)$(UNITDIR)/steerd.service.d/reload.conf
 	install -D -m 644 systemd/steerd.sysusers $(DESTDIR)$(SYSUSERSDIR)/steerd.conf
 	for file in steerd.toml policy.toml; do \
 	  [ -e $(DESTDIR)$(SYSCONFDIR)/steerd/$$file ] || \
@@ -127,9 +125,8 @@ lint: deps-build deps-test deps-promtool cargo-deny ## formatting, clippy, depen
 	  promtool test rules deploy/prometheus/steerd.rules.test.yml && \
 	  promtool check config --syntax-only deploy/prometheus/prometheus.yml; \
 	else echo "NOT RUN: promtool check rules: promtool is missing" >&2; [ -z "$$CI" ]; fi
-	@mkdir -p target/lint
-	@sed 's|/usr/bin/steerd|/bin/true|' systemd/steerd.service > target/lint/steerd.service
-	@install -D -m 644 systemd/steerd-before-253.conf target/lint/steerd.service.d/reload.conf
+	@rm -rf target/lint && mkdir -p target/lint
+	@sed 's|/usr/bin/steerd|/bin/true|g' systemd/steerd.service > target/lint/steerd.service
 	systemd-analyze verify --man=no target/lint/steerd.service
 	systemd-analyze security --offline=true --threshold=$(UNIT_EXPOSURE) target/lint/steerd.service >target/lint/exposure || \
 	  { grep -v '✓' target/lint/exposure; exit 1; }
@@ -145,7 +142,7 @@ audit: cargo-deny ## known vulnerabilities in the dependencies (needs the networ
 nightly = $(shell if $(CARGO) +nightly --version >/dev/null 2>&1; then echo $(CARGO) +nightly; \
   else echo env RUSTC_BOOTSTRAP=1 $(CARGO); fi)
 HOST = $(shell $(CARGO) -vV | sed -n 's/^host: //p')
-FUZZ_TARGETS ?= packet policy import diff provider
+FUZZ_TARGETS ?= packet policy import diff api provider
 # What each begins with, beside what earlier runs left in fuzz/corpus.
 seeds_policy := crates/policy/tests/policies
 seeds_import := crates/policy/tests/listings

@@ -22,6 +22,7 @@ const FILES: &[&str] = &[
     "usr/share/man/man1/steerd.1",
     "usr/share/man/man1/steerd-run.1",
     "usr/share/man/man1/steerd-check.1",
+    "usr/share/man/man1/steerd-reload.1",
     "usr/share/bash-completion/completions/steerd",
     "usr/share/fish/vendor_completions.d/steerd.fish",
     "usr/share/zsh/site-functions/_steerd",
@@ -50,7 +51,12 @@ fn the_installation_is_complete_and_works() {
     }
     let root = tempfile::tempdir().expect("folder");
     let root = root.path();
-    make(root, built, "install-files", &["SYSTEMD_VERSION=257"]);
+    // The drop-in of earlier releases, with which the policy would be read twice at a reload.
+    let drop_in = root.join("usr/lib/systemd/system/steerd.service.d/reload.conf");
+    std::fs::create_dir_all(drop_in.parent().expect("a folder")).expect("created");
+    std::fs::write(&drop_in, "").expect("written");
+    make(root, built, "install-files", &[]);
+    assert!(!drop_in.exists());
     for file in FILES {
         assert!(root.join(file).metadata().is_ok_and(|file| file.len() > 0), "{file} is missing");
     }
@@ -60,9 +66,6 @@ fn the_installation_is_complete_and_works() {
     assert!(read("usr/share/man/man1/steerd.1").contains(".TH steerd 1"));
     assert!(read("usr/share/man/man1/steerd-run.1").contains("demo"));
     assert!(!root.join("usr/share/man/man1/steerd-generate.1").exists(), "it is hidden");
-    // Only systemd before 253 needs it; later versions would reload twice.
-    let drop_in = "usr/lib/systemd/system/steerd.service.d/reload.conf";
-    assert!(!root.join(drop_in).exists());
 
     // The installed binary with the installed settings.
     let check = Command::new(root.join("usr/bin/steerd"))
@@ -75,11 +78,14 @@ fn the_installation_is_complete_and_works() {
 
     // A second installation keeps changed settings.
     std::fs::write(root.join("etc/steerd/policy.toml"), "# changed").expect("written");
-    make(root, built, "install-files", &["SYSTEMD_VERSION=252", "PREFIX=/opt/s"]);
+    make(root, built, "install-files", &["PREFIX=/opt/s"]);
     assert_eq!(read("etc/steerd/policy.toml"), "# changed");
-    assert!(root.join(drop_in.replace("usr/", "opt/s/")).exists());
     let unit = read("opt/s/lib/systemd/system/steerd.service");
     assert!(unit.contains("\nExecStart=/opt/s/bin/steerd run --config /etc/steerd/steerd.toml\n"), "{unit}");
+    assert!(
+        unit.contains("\nExecReload=/opt/s/bin/steerd reload --config /etc/steerd/steerd.toml\n"),
+        "{unit}"
+    );
 
     make(root, built, "uninstall", &["PREFIX=/opt/s"]);
     make(root, built, "uninstall", &[]);
