@@ -25,6 +25,9 @@ pub(crate) const BODY_BYTES_MAX: usize = 48 << 20;
 /// The most bytes of a body that has only options.
 const OPTIONS_BYTES_MAX: usize = 64 << 10;
 
+/// The most characters of an error about a body.
+const SHOWN_ERROR: usize = 200;
+
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call<'r> {
