@@ -489,7 +489,11 @@ fn a_terminal_hangup_ends_the_daemon() {
     // SIGHUP is sent only for the controlling terminal of the session.
     let mut command = Command::new("setsid");
     command.args(["--ctty", "--wait", env!("CARGO_BIN_EXE_steerd"), "run", "--demo"]);
-    command.env("STEERD_HTTP__LISTEN", "off").env("TERM", "dumb").env_remove("NOTIFY_SOCKET");
+    command
+        .env("STEERD_HTTP__LISTEN", "off")
+        .env("STEERD_API__ENABLED", "false")
+        .env("TERM", "dumb")
+        .env_remove("NOTIFY_SOCKET");
     command.stdin(open()).stdout(open()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("setsid");
     drop(command);

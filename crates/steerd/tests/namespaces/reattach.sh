@@ -43,6 +43,8 @@ match = { protocol = "udp", dst_port = 53 }
 action = { steer = "every" }
 EOF
 cat > "$dir/steerd.toml" <<EOF
+[api]
+socket = "api.sock"
 [policy]
 file = "policy.toml"
 [workers]

@@ -71,6 +71,8 @@ match = { protocol = "tcp", dst_port = 8080 }
 action = { steer = "every" }
 EOF
 cat > "$dir/steerd.toml" <<EOF
+[api]
+socket = "api.sock"
 [device]
 name = "softnic0"
 [policy]

@@ -24,6 +24,8 @@ pub fn steerd() -> Command {
         }
     }
     command.env("STEERD_HTTP__LISTEN", "127.0.0.1:0").env_remove("NOTIFY_SOCKET").env_remove("WATCHDOG_USEC");
+    // The default socket is one for all daemons of a user; tests of the API name their own.
+    command.env("STEERD_API__ENABLED", "false");
     command
 }
 

@@ -1,0 +1,540 @@
+//! The local API and its commands, with the real binary.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use support::{Daemon, PATIENCE, ServiceManager, not_run, stderr, stdout, steerd};
+
+const STEER_DNS: &str = "version = 1\n[groups.everyone]\nworkers = \"all\"\n[[rules]]\nname = \"dns\"\n\
+     match = { protocol = \"udp\", dst_port = 53 }\naction = { steer = \"everyone\" }\n";
+const DROP_SCANS: &str =
+    "[[rules]]\nname = \"scan\"\nmatch = { src = \"198.51.100.0/24\" }\naction = \"drop\"\n";
+
+/// A folder with a policy and the socket of a daemon.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new(policy: &str) -> Self {
+        let place = Self { folder: tempfile::tempdir().expect("folder") };
+        place.write("p.toml", policy);
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.path(name), text).expect("written");
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.path("api.sock")
+    }
+
+    /// `steerd run` on generated traffic.
+    fn daemon(&self) -> Command {
+        let mut command = steerd();
+        command
+            .env("STEERD_API__ENABLED", "true")
+            .args(["run", "--demo", "--policy"])
+            .arg(self.path("p.toml"));
+        command.arg("--api-socket").arg(self.socket());
+        command
+    }
+
+    fn start(&self) -> Daemon {
+        Daemon::start_command(&mut self.daemon())
+    }
+
+    /// A command for the daemon of this place.
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = steerd();
+        command.current_dir(self.folder.path()).args(args).arg("--api-socket").arg(self.socket());
+        command.stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().expect("the binary runs")
+    }
+
+    fn ok(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert!(output.status.success(), "{args:?}: {}{}", stdout(&output), stderr(&output));
+        stdout(&output)
+    }
+
+    fn json(&self, args: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(&[args, &["--json"]].concat())).expect("JSON")
+    }
+
+    fn connect(&self) -> UnixStream {
+        let stream = UnixStream::connect(self.socket()).expect("connected");
+        stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+        stream
+    }
+
+    /// The status and the body of the answer.
+    fn ask(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
+        let mut stream = self.connect();
+        let length = body.len();
+        write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{body}")
+            .expect("request");
+        answer(stream)
+    }
+
+    fn get(&self, path: &str) -> Value {
+        let (status, body) = self.ask("GET", path, "");
+        assert_eq!(status, 200, "{path}: {body}");
+        assert_eq!(body["format"], 2, "{path}: {body}");
+        body
+    }
+}
+
+fn answer(mut stream: UnixStream) -> (u16, Value) {
+    let mut bytes = Vec::new();
+    // A server that closes before it has read a whole body resets the connection behind its answer.
+    let _ = stream.read_to_end(&mut bytes);
+    let text = String::from_utf8(bytes).expect("text");
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head: {text:?}"));
+    let status = head.split_whitespace().nth(1).and_then(|code| code.parse().ok()).expect("a status");
+    (status, serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body:?}")))
+}
+
+fn error(answer: &Value) -> &str {
+    answer["error"].as_str().expect("a text")
+}
+
+#[test]
+fn status_names_device_policy_hash_and_health() {
+    let place = Place::new(STEER_DNS);
+    let daemon = place.start();
+    let status = place.json(&["status"]);
+    assert_eq!(status["pid"], daemon.pid());
+    assert_eq!(status["device"]["name"], "softnic0");
+    assert_eq!(status["policy"]["generation"], 1);
+    assert_eq!(status["health"]["ready"], true);
+    let text = place.ok(&["status"]);
+    for part in ["softnic0 (soft NIC)", "generation 1", "sha256 ", "health   ready"] {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+}
+
+#[test]
+fn the_hash_is_the_one_of_check() {
+    let place =
+        Place::new(&format!("includes = [\"more.toml\"]\n{}", STEER_DNS.replace("53", "\"${port}\"")));
+    place.write("more.toml", "version = 1\n[variables]\nport = 1\n");
+    let mut command = place.daemon();
+    let daemon = Daemon::start_command(command.args(["--set", "port=53"]));
+    let check = |port: &str| {
+        let mut command = steerd();
+        command.arg("check").arg(place.path("p.toml")).args(["--format", "json", "--set", port]);
+        let output = command.output().expect("it runs");
+        let answer: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        answer["sha256"].clone()
+    };
+    let running = place.json(&["status"])["policy"]["sha256"].clone();
+    assert_eq!(running.as_str().map(str::len), Some(64));
+    assert_eq!(
+        (check("port=53"), daemon.state()["policy"]["sha256"].clone()),
+        (running.clone(), running.clone())
+    );
+    assert_ne!(check("port=54"), running);
+    // A comment in an included file changes nothing but the text.
+    place.write("more.toml", "version = 1\n[variables]\nport = 1\n# changed\n");
+    assert_ne!(check("port=53"), running);
+    assert_eq!(place.json(&["status"])["policy"]["sha256"], running, "until the reload");
+    place.ok(&["reload"]);
+    assert_eq!(place.json(&["status"])["policy"]["sha256"], check("port=53"));
+}
+
+#[test]
+fn reload_returns_the_daemons_verdict() {
+    let place = Place::new(STEER_DNS);
+    let daemon = place.start();
+    place.write("p.toml", &format!("{STEER_DNS}{DROP_SCANS}"));
+    let text = place.ok(&["reload"]);
+    assert!(text.contains("p.toml: in force") && text.contains("generation 2"), "{text}");
+    daemon.until("the new rule drops", |daemon| {
+        daemon.metric("steerd_rule_packets_total", &["rule=\"scan\"", "action=\"drop\""]) > 10.0
+    });
+
+    // Refused: all diagnostics, as `check` prints them, and an exit code of its own.
+    let broken = format!("{STEER_DNS}{}rulez = []\n", DROP_SCANS.replace("src", "scr"));
+    place.write("p.toml", &broken);
+    let output = place.run(&["reload"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let check = steerd().arg("check").arg(place.path("p.toml")).output().expect("it runs");
+    let diagnostics = stderr(&check);
+    let of_policy: Vec<&str> = diagnostics.lines().filter(|line| line.contains(": error: ")).collect();
+    assert_eq!(of_policy.len(), 2, "{diagnostics}");
+    let told = stderr(&output);
+    for line in &of_policy {
+        assert!(told.contains(line), "{line} is not in\n{told}");
+    }
+    assert!(told.contains("refused, the previous policy stays in force"), "{told}");
+
+    // The same as JSON; `text` and `diagnostics` agree.
+    let output = place.run(&["reload", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let verdict: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!((&verdict["accepted"], &verdict["generation"]), (&json!(false), &json!(2)));
+    assert_eq!(verdict["diagnostics"].as_array().map(Vec::len), Some(of_policy.len()), "{verdict:#}");
+    assert!(verdict["text"].as_str().is_some_and(|text| text.contains(of_policy[0])), "{verdict:#}");
+    assert!(daemon.state()["policy"]["last_error"].is_string());
+
+    place.write("p.toml", STEER_DNS);
+    place.ok(&["reload"]);
+    assert_eq!(place.json(&["status"])["policy"]["reloads_failed"], 2);
+    let (status, summary, log) = daemon.terminate();
+    assert!(status.success(), "{log}");
+    assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
+}
+
+#[test]
+fn reloads_at_once_all_get_a_verdict() {
+    let place = Place::new(STEER_DNS);
+    let mut daemon = place.start();
+    // One that goes away before its verdict.
+    let mut gone = place.connect();
+    gone.write_all(b"POST /v1/reload HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").expect("request");
+    drop(gone);
+    let verdicts: Vec<Value> = std::thread::scope(|scope| {
+        let clients: Vec<_> =
+            (0..20).map(|_| scope.spawn(|| place.ask("POST", "/v1/reload", "{}"))).collect();
+        daemon.signal(Signal::HUP);
+        let answers = clients.into_iter().map(|client| client.join().expect("no panic"));
+        answers.map(|(status, verdict)| if status == 200 { verdict } else { panic!("{verdict}") }).collect()
+    });
+    assert!(verdicts.iter().all(|verdict| verdict["accepted"] == true), "{verdicts:?}");
+    daemon.wait_for("is in force", 1);
+    let reloads = place.json(&["status"])["policy"]["reloads_succeeded"].as_u64().expect("a number");
+    assert!((1..=22).contains(&reloads), "{reloads}");
+    let log = daemon.log();
+    assert!(!log.contains("ERROR"), "{log}");
+}
+
+#[test]
+fn the_service_manager_learns_of_a_reload_by_the_api() {
+    let place = Place::new(STEER_DNS);
+    let manager = ServiceManager::new(place.folder.path());
+    let mut command = place.daemon();
+    let _daemon = Daemon::start_command(manager.watch(&mut command, "60000000"));
+    manager.until("READY=1");
+    place.ok(&["reload"]);
+    // All was sent before the verdict.
+    let told = manager.drain().join("\n");
+    let place_of = |text: &str| told.find(text).unwrap_or_else(|| panic!("no {text} in {told}"));
+    assert!(place_of("RELOADING=1") < place_of("READY=1"), "{told}");
+}
+
+#[test]
+fn the_policy_is_returned_with_everything_that_it_was_read_from() {
+    let place = Place::new(&format!(
+        "includes = [\"sub/more.toml\"]\n{STEER_DNS}[[rules]]\nname = \"bad\"\nmatch = {{ src = \"bad\" }}\naction = \"drop\"\n"
+    ));
+    std::fs::create_dir(place.path("sub")).expect("created");
+    place.write("sub/more.toml", "version = 1\n[sets]\nbad = { file = \"bad.txt\" }\n");
+    place.write("sub/bad.txt", "198.51.100.0/24\n");
+    let _daemon = place.start();
+    let policy = place.get("/v1/policy");
+    assert_eq!(policy["text"], std::fs::read_to_string(place.path("p.toml")).expect("read"));
+    assert_eq!(policy["files"]["sub/bad.txt"]["text"], "198.51.100.0/24\n");
+    assert!(policy["files"]["sub/more.toml"]["sha256"].is_string(), "{policy:#}");
+    assert_eq!(policy["sha256"], place.get("/v1/status")["policy"]["sha256"]);
+
+    // What is not in force yet is not shown, and `diff --running` finds it.
+    assert!(place.ok(&["diff", "--running", "p.toml"]).contains("treat every packet alike"));
+    place.write("sub/bad.txt", "198.51.100.0/25\n");
+    assert_eq!(place.get("/v1/policy")["files"]["sub/bad.txt"]["text"], "198.51.100.0/24\n");
+    let output = place.run(&["diff", "--running", "p.toml", "--format", "json"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let by_command: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert!(
+        by_command["old"].as_str().is_some_and(|name| name.contains("running, generation 1")),
+        "{by_command:#}"
+    );
+
+    // The same by the API, whose caller sends the files.
+    let read = |name: &str| std::fs::read_to_string(place.path(name)).expect("read");
+    let files = json!({ "sub/more.toml": read("sub/more.toml"), "sub/bad.txt": read("sub/bad.txt") });
+    let body = json!({ "name": "new", "text": read("p.toml"), "files": files });
+    let (status, by_api) = place.ask("POST", "/v1/diff", &body.to_string());
+    assert_eq!(status, 200, "{by_api:#}");
+    for key in ["format", "equal", "pairs", "regions", "not_decided"] {
+        assert_eq!(by_api[key], by_command[key], "{key}");
+    }
+    assert_eq!((&by_api["new"], &by_api["equal"]), (&json!("new"), &json!(false)));
+
+    // A file of the daemon's host is not read for a caller.
+    let text = "includes = [\"/etc/hostname\"]\nversion = 1\n";
+    let (status, refused) = place.ask("POST", "/v1/diff", &json!({ "text": text }).to_string());
+    assert_eq!(status, 422);
+    assert!(refused["text"].as_str().is_some_and(|text| text.contains("no such file")), "{refused:#}");
+    assert!(refused["diagnostics"].is_array(), "{refused:#}");
+}
+
+#[test]
+fn a_comparison_uses_the_daemons_variables() {
+    let place = Place::new(&STEER_DNS.replace("53", "\"${port}\""));
+    let _daemon = Daemon::start_command(place.daemon().args(["--set", "port=53"]));
+    assert!(place.ok(&["diff", "--running", "p.toml"]).contains("alike"));
+    let output = place.run(&["diff", "--running", "p.toml", "--set", "port=54"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let body = json!({ "text": STEER_DNS.replace("53", "\"${port}\"") });
+    assert_eq!(place.ask("POST", "/v1/diff", &body.to_string()).1["equal"], true);
+}
+
+#[test]
+fn flows_are_listed_with_rule_queue_and_packets() {
+    let place = Place::new(&format!("{STEER_DNS}{DROP_SCANS}"));
+    let daemon = place.start();
+    daemon.until("packets", |daemon| daemon.metric("steerd_rule_packets_total", &["rule=\"scan\""]) > 100.0);
+    let all = place.json(&["flows"]);
+    let rules = |answer: &Value| -> Vec<String> {
+        let flows = answer["flows"].as_array().expect("a list");
+        flows.iter().map(|flow| flow["rule"].as_str().expect("a name").to_owned()).collect()
+    };
+    assert!(rules(&all).contains(&"dns".to_owned()) && rules(&all).contains(&"scan".to_owned()), "{all:#}");
+    assert_eq!(all["count"], daemon.state()["policy"]["flows"]);
+    let scan = place.json(&["flows", "--rule", "scan"]);
+    assert_eq!(rules(&scan), ["scan"]);
+    let flow = &scan["flows"][0];
+    assert_eq!(
+        (&flow["action"], &flow["counted"], &flow["queue"]),
+        (&json!("drop"), &json!("flow"), &Value::Null)
+    );
+    assert!(
+        flow["packets"].as_u64() > Some(100)
+            && flow["specs"].as_str().expect("text").contains("198.51.100.0/24")
+    );
+    let text = place.ok(&["flows"]);
+    assert!(text.contains("steer to everyone") && text.contains("of all flows of the rule"), "{text}");
+    let output = place.run(&["flows", "--rule", "none"]);
+    assert_eq!(output.status.code(), Some(8));
+    assert!(stderr(&output).contains("no rule `none`"), "{}", stderr(&output));
+}
+
+#[test]
+fn top_prints_one_table_of_each_kind_without_a_terminal() {
+    let place = Place::new(STEER_DNS);
+    let daemon = place.start();
+    daemon.until("packets", |daemon| daemon.metric("steerd_rule_packets_total", &["rule=\"dns\""]) > 100.0);
+    let text = place.ok(&["top"]);
+    for part in ["rule ", "packets/s", "dns ", "worker ", "port ", "lost: ", "packet accounting matches"] {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+    let top = place.json(&["top"]);
+    let interval = top["interval_seconds"].as_f64().expect("seconds");
+    assert!((0.5..30.0).contains(&interval), "the average of the last samples: {top:#}");
+    let rule = &top["rules"][0];
+    assert!(rule["name"] == "dns" && rule["packets_per_second"].as_f64() > Some(100.0), "{top:#}");
+}
+
+#[test]
+fn without_a_daemon_commands_name_the_socket_and_the_remedy() {
+    let place = Place::new(STEER_DNS);
+    for args in [&["status"][..], &["reload"], &["flows"], &["top"], &["diff", "--running", "p.toml"]] {
+        let output = place.run(args);
+        assert_eq!(output.status.code(), Some(8), "{args:?}");
+        let told = stderr(&output);
+        assert!(told.contains("api.sock") && told.contains("steerd run"), "{args:?}: {told}");
+    }
+    drop(std::os::unix::net::UnixListener::bind(place.socket()).expect("bound"));
+    let told = stderr(&place.run(&["status"]));
+    assert!(told.contains("has died"), "{told}");
+}
+
+#[test]
+fn two_daemons_do_not_share_a_socket() {
+    let place = Place::new(STEER_DNS);
+    let mut first = place.start();
+    let output = place.daemon().args(["--for", "1s"]).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(6), "{}", stderr(&output));
+    let told = stderr(&output);
+    assert!(told.contains(&format!("process {}", first.pid())) && told.contains("--api-socket"), "{told}");
+    assert!(first.is_running());
+    assert_eq!(place.json(&["status"])["pid"], first.pid(), "it still has its socket");
+    // Killed, it leaves its files behind; the next one replaces them and removes its own.
+    first.signal(Signal::KILL);
+    first.end();
+    assert!(place.socket().exists());
+    let second = place.start();
+    assert_eq!(place.json(&["status"])["pid"], second.pid());
+    assert!(second.terminate().0.success());
+    let left = std::fs::read_dir(place.folder.path()).expect("folder").count();
+    assert_eq!(left, 1, "only the policy");
+}
+
+#[test]
+fn the_default_socket_is_in_the_services_folder() {
+    let place = Place::new(STEER_DNS);
+    let run = |folder: &Path| {
+        let mut command = steerd();
+        command.env("STEERD_API__ENABLED", "true").env("RUNTIME_DIRECTORY", folder);
+        command.args(["run", "--demo", "--policy"]).arg(place.path("p.toml"));
+        Daemon::start_command(&mut command)
+    };
+    let daemon = run(place.folder.path());
+    let status =
+        steerd().arg("status").env("RUNTIME_DIRECTORY", place.folder.path()).output().expect("it runs");
+    assert!(stdout(&status).contains(&format!("process {}", daemon.pid())), "{}", stderr(&status));
+    drop(daemon);
+    // A default that cannot be used is no reason not to steer.
+    let daemon = run(Path::new("/proc/nonexistent/folder"));
+    assert!(daemon.log().contains("the local API is off"), "{}", daemon.log());
+}
+
+/// curl(1) as another user.
+fn as_nobody(place: &Place, method: &str, path: &str) -> Option<Output> {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "curl", "-sS", "-X", method]);
+    command.arg("--unix-socket").arg(place.socket()).arg(format!("http://localhost{path}"));
+    match command.output() {
+        Ok(output) => Some(output),
+        Err(error) => {
+            not_run("a client of another user", &format!("setpriv: {error}"));
+            None
+        }
+    }
+}
+
+#[test]
+fn other_users_read_if_they_can_connect_and_change_only_if_listed() {
+    use std::os::unix::fs::PermissionsExt;
+    if !rustix::process::geteuid().is_root() {
+        return not_run("a client of another user", "only root can become another user");
+    }
+    let start = |mode: &str, admins: &str| {
+        let place = Place::new(STEER_DNS);
+        std::fs::set_permissions(place.folder.path(), std::fs::Permissions::from_mode(0o755))
+            .expect("opened");
+        let mut command = place.daemon();
+        command.env("STEERD_API__MODE", mode).env("STEERD_API__ADMINS", admins);
+        let daemon = Daemon::start_command(&mut command);
+        (place, daemon)
+    };
+    let (place, daemon) = start("\"0666\"", "[]");
+    let Some(read) = as_nobody(&place, "GET", "/v1/status") else { return };
+    assert!(stdout(&read).contains("\"generation\":1"), "{}{}", stdout(&read), stderr(&read));
+    let Some(change) = as_nobody(&place, "POST", "/v1/reload") else { return };
+    let told = stdout(&change);
+    assert!(told.contains("user id 65534 may read but not change") && told.contains("api.admins"), "{told}");
+    assert_eq!(daemon.state()["policy"]["generation"], 1);
+
+    let (place, daemon) = start("\"0666\"", "[65534]");
+    let Some(change) = as_nobody(&place, "POST", "/v1/reload") else { return };
+    assert!(stdout(&change).contains("\"accepted\":true"), "{}", stdout(&change));
+    assert_eq!(daemon.state()["policy"]["generation"], 2);
+
+    let (place, _daemon) = start("\"0660\"", "[]");
+    let Some(read) = as_nobody(&place, "GET", "/v1/status") else { return };
+    assert!(!read.status.success() && stdout(&read).is_empty(), "{}", stdout(&read));
+}
+
+#[test]
+fn bad_requests_are_refused_with_the_reason() {
+    let place = Place::new(STEER_DNS);
+    let _daemon = place.start();
+    let refused = |method: &str, path: &str, body: &str| {
+        let (status, answer) = place.ask(method, path, body);
+        (status, error(&answer).to_owned())
+    };
+    assert!(refused("GET", "/v2/status", "").1.contains("serves version v1"));
+    assert_eq!(refused("GET", "/status", ""), (404, "no such path (hint: /v1/status)".into()));
+    assert_eq!(refused("POST", "/v1/status", "").0, 405);
+    assert_eq!(refused("GET", "/v1/reload", "").0, 405, "reading changes nothing");
+    assert_eq!(refused("GET", "/v1/status?x=1", "").0, 400);
+    for body in ["", "{", "[1]", "{\"txet\": \"\"}", &"[".repeat(10_000)] {
+        let (status, why) = refused("POST", "/v1/diff", body);
+        assert!(status == 400 && why.contains("not valid"), "{status} {why}");
+    }
+    assert_eq!(refused("POST", "/v1/reload", &"x".repeat(100_000)).0, 413);
+    // A body that is announced and never sent is refused at once.
+    let mut stream = place.connect();
+    write!(stream, "POST /v1/diff HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", 1_u64 << 40)
+        .expect("sent");
+    assert_eq!(answer(stream).0, 413);
+    // A body without a length is cut at the limit.
+    let mut stream = place.connect();
+    write!(stream, "POST /v1/reload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        .expect("sent");
+    let chunk = format!("8000\r\n{}\r\n", "x".repeat(0x8000));
+    while stream.write_all(chunk.as_bytes()).is_ok() {}
+    let mut text = String::new();
+    let _ = stream.read_to_string(&mut text);
+    assert!(text.contains(" 413 "), "{text}");
+    // What is no HTTP.
+    let mut stream = place.connect();
+    stream.write_all(&[0xff; 100]).expect("sent");
+    stream.write_all(b"\r\n\r\n").expect("sent");
+    let mut text = Vec::new();
+    let _ = stream.read_to_end(&mut text);
+    assert!(!String::from_utf8_lossy(&text).contains("200 OK"));
+    assert_eq!(place.get("/v1/status")["policy"]["generation"], 1);
+}
+
+/// Clients that do nothing, that send slowly and that do not read: none delays others, and all are closed.
+#[test]
+fn idle_and_slow_clients_delay_nobody() {
+    let place = Place::new(STEER_DNS);
+    let daemon = place.start();
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("its fds").count();
+    let before = descriptors();
+    let begun = Instant::now();
+    let mut slow = place.connect();
+    write!(slow, "POST /v1/diff HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{").expect("sent");
+    // Until its header has been read; then it is no idle client, and no other comparison runs.
+    let body = json!({ "text": STEER_DNS }).to_string();
+    let busy = loop {
+        let (status, answer) = place.ask("POST", "/v1/diff", &body);
+        if status == 503 {
+            break answer;
+        }
+        assert!(status == 200 && begun.elapsed() < PATIENCE, "{status} {answer}");
+    };
+    assert!(error(&busy).contains("another comparison"), "{busy}");
+    let idle: Vec<UnixStream> = (0..1000).map(|_| place.connect()).collect();
+    for _ in 0..20 {
+        let asked = Instant::now();
+        place.get("/v1/status");
+        assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+    }
+    assert!(descriptors() < before + 100, "{} descriptors, {before} before", descriptors());
+    assert_eq!(answer(slow).0, 408, "its body never comes");
+    assert!(begun.elapsed() < PATIENCE);
+    assert_eq!(place.ask("POST", "/v1/diff", &body).0, 200);
+    for mut stream in idle {
+        let _ = stream.read_to_end(&mut Vec::new());
+    }
+    let (status, _, log) = daemon.terminate();
+    assert!(status.success(), "{log}");
+}
+
+/// The TCP listener changes nothing, and the socket needs no Host header of its own.
+#[test]
+fn the_metrics_listener_stays_read_only() {
+    let place = Place::new(STEER_DNS);
+    let daemon = place.start();
+    for path in ["/v1/status", "/v1/reload", "/v1/policy"] {
+        assert_eq!(daemon.page(path).0, 404, "{path}");
+    }
+    let mut stream = std::net::TcpStream::connect(daemon.address()).expect("connected");
+    write!(stream, "POST /v1/reload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n").expect("sent");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    assert!(text.contains("405"), "{text}");
+    assert_eq!(place.get("/v1/state")["policy"]["generation"], 1);
+    assert_eq!(place.get("/")["paths"][0], json!(["GET", "/v1/status"]));
+}
