@@ -33,6 +33,8 @@ pub(crate) struct Health {
 pub(crate) struct Sink {
     pub(crate) name: String,
     pub(crate) kind: String,
+    /// The rule that it was attached to while the daemon runs; `null`: the policy names it.
+    pub(crate) attached_to: Option<String>,
     /// What the sink reports about itself, for people.
     pub(crate) status: Vec<(String, String)>,
 }

@@ -163,8 +163,11 @@ fn caller() -> String {
 
 /// Reads a JSON body.
 pub(crate) fn body<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<T, Refused> {
-    serde_json::from_slice(bytes)
-        .map_err(|error| Refused::new(400, format!("the body is not valid: {error}")))
+    serde_json::from_slice(bytes).map_err(|error| {
+        // It may quote what the client sent.
+        let error: String = error.to_string().chars().take(SHOWN_ERROR).collect();
+        Refused::new(400, format!("the body is not valid: {error}"))
+    })
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ const DIFFS_MAX: usize = 1;
 
 /// What the API asks of the daemon.
 pub(crate) trait Daemon: Send + Sync {
-    /// Must not wait for the device.
+    /// Does not ask the device, but may wait for sinks that are being opened.
     fn status(&self) -> Status;
 
     fn in_force(&self) -> InForce;
@@ -120,7 +120,10 @@ impl Api {
         }
         Ok(match call {
             Call::Index => json(&BTreeMap::from([("paths", PATHS)])),
-            Call::Status => json(&self.links.daemon.status()),
+            Call::Status => {
+                let daemon = Arc::clone(&self.links.daemon);
+                aside(move || json(&daemon.status())).await?
+            }
             Call::State => self.page(Page::State).await?,
             Call::Top => self.page(Page::Top).await?,
             Call::Policy => json(&policy_text(&self.links.daemon.in_force())),

@@ -104,7 +104,8 @@ pub(crate) fn json(names: [String; 2], old: &Policy, new: &Policy, all: bool) ->
     let found = analysis::diff_in_detail(old, new, detail(all), &mut |_| {});
     let workers = policy_file::workers_named(old).max(policy_file::workers_named(new));
     let groups = analysis::changed_groups(old, new, workers);
-    serde_json::to_vec(&output::Versioned::new(&Report::of(names, &found, &groups, None)))
+    let sinks = sinks::changes(old, new);
+    serde_json::to_vec(&output::Versioned::new(&Report::of(names, &found, (&groups, &sinks), None)))
 }
 
 fn detail(all: bool) -> Detail {

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::telemetry::state::{PortState, RuleState, State, WorkerState};
+use crate::telemetry::state::{PortState, RuleState, SinkState, SinkTrafficState, State, WorkerState};
 
 /// Described in docs/reference/api.md.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -131,7 +131,7 @@ impl Sampler {
             lost: crate::terminal::table::losses(state),
             rules: state.rules.iter().filter(|rule| rule.current).map(|rule| rates.rule(rule)).collect(),
             workers: state.workers.iter().map(|worker| rates.worker(worker)).collect(),
-            sinks: Vec::new(),
+            sinks: state.sinks.iter().map(|sink| rates.sink(sink)).collect(),
             flows: Vec::new(),
             ports: state.ports.iter().map(|port| rates.port(port)).collect(),
         };
@@ -183,6 +183,19 @@ impl Rates<'_> {
             bytes_per_second: self.of(format!("worker {number} bytes"), worker.received_bytes),
             lost: worker.lost_packets.values().sum(),
             idle: if polls > 0.0 { (empty / polls).min(1.0) } else { 1.0 },
+        }
+    }
+
+    fn sink(&mut self, sink: &SinkState) -> Sink {
+        let sum = |of: fn(&SinkTrafficState) -> u64| sink.workers.iter().map(of).sum::<u64>();
+        let offered = sum(|traffic| traffic.offered_packets);
+        Sink {
+            name: sink.name.clone(),
+            kind: sink.kind.to_owned(),
+            offered,
+            delivered: sum(|traffic| traffic.delivered_packets),
+            dropped: sum(|traffic| traffic.dropped_packets.values().sum()),
+            packets_per_second: self.of(format!("sink {}", sink.name), offered),
         }
     }
 

@@ -101,7 +101,7 @@ pub(super) fn of(runtime: &Runtime, moment: Moment) -> State {
     }
 }
 
-/// The state without counters: nothing here asks the device or waits for a thread that does.
+/// The state without counters: nothing here asks the device.
 pub(super) fn status(runtime: &Runtime) -> model::Status {
     let (ready, alive) = (runtime.health.ready(), runtime.health.alive());
     model::Status {
@@ -116,7 +116,16 @@ pub(super) fn status(runtime: &Runtime) -> model::Status {
             alive: alive.is_ok(),
             problem: ready.err().or(alive.err()),
         },
-        sinks: Vec::new(),
+        sinks: runtime.sinks.view().into_iter().map(sink_status).collect(),
+    }
+}
+
+fn sink_status(view: SinkView) -> model::Sink {
+    model::Sink {
+        kind: view.definition.kind.name().to_owned(),
+        name: view.definition.name,
+        attached_to: view.attached_to,
+        status: view.status,
     }
 }
 
