@@ -5,7 +5,7 @@ mod support;
 use std::fmt::Write as _;
 use std::io::Read;
 use std::os::fd::OwnedFd;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -25,14 +25,19 @@ struct Terminal {
 impl Terminal {
     /// `steerd run` with all its streams on a terminal of that size.
     fn start(rows: u16, columns: u16, args: &[&str]) -> Self {
+        let mut command = steerd();
+        command.arg("run").args(args);
+        Self::start_command(rows, columns, &mut command)
+    }
+
+    fn start_command(rows: u16, columns: u16, command: &mut Command) -> Self {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let master = openpt(flags).expect("a terminal");
         grantpt(&master).and_then(|()| unlockpt(&master)).expect("unlocked");
         let name = ptsname(&master, Vec::new()).expect("its name").into_string().expect("UTF-8");
         let open = || std::fs::OpenOptions::new().read(true).write(true).open(&name).expect("its other end");
         let emulator = Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 1000)));
-        let mut command = steerd();
-        command.arg("run").args(args).env("TERM", "xterm");
+        command.env("TERM", "xterm");
         let child = {
             let terminal = Self::size_of(rows, columns);
             tcsetwinsize(&master, terminal).expect("its size");
@@ -80,6 +85,11 @@ impl Terminal {
             assert!(Instant::now() < deadline, "never {what}:\n{text}");
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    /// Presses keys.
+    fn press(&self, keys: &[u8]) {
+        rustix::io::write(&self.master, keys).expect("written");
     }
 
     fn signal(&self, signal: Signal) {
@@ -167,4 +177,39 @@ fn log_lines_are_not_lost_behind_the_table() {
     emulator.screen_mut().set_scrollback(1000);
     let above = emulator.screen().contents();
     assert!(above.contains("is in force") || text.contains("is in force"), "{above}");
+}
+
+/// `steerd top` on 80x24: pages, order and scrolling by keys; it follows the size and leaves the screen as it was.
+#[test]
+fn top_fits_the_screen_and_obeys_keys() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (policy, socket) = (forty_rules(&folder), folder.path().join("api.sock"));
+    let mut daemon = steerd();
+    daemon.env("STEERD_API__ENABLED", "true").args(["run", "--demo", "--policy", &policy]);
+    let daemon = support::Daemon::start_command(daemon.arg("--api-socket").arg(&socket));
+    let mut top = Terminal::start_command(24, 80, steerd().arg("top").arg("--api-socket").arg(&socket));
+    let has =
+        |text: &str, row: usize, part: &str| text.lines().nth(row).is_some_and(|line| line.contains(part));
+    let text = top.until("the rules", |text| has(text, 4, "rule-0 ") && has(text, 23, "q=quit"));
+    assert!(
+        has(&text, 0, "softnic0") && has(&text, 1, "packet accounting") && has(&text, 3, "bits/s"),
+        "{text}"
+    );
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    // The busiest rule first: the demonstration has DNS, port 53.
+    top.press(b"r");
+    top.until("the busiest rule", |text| has(text, 3, "packets/s v") && has(text, 4, "rule-33 "));
+    top.press(b"n");
+    top.press(b"\x1b[6~");
+    top.until("the second page", |text| has(text, 3, "rule ^") && has(text, 4, "rule-26 "));
+    top.press(b"\t");
+    top.until("the workers", |text| has(text, 3, "worker") && has(text, 4, "0") && has(text, 5, "1"));
+    top.resize(10, 60);
+    top.until("a smaller screen", |text| text.lines().count() == 10 && has(text, 9, "q=quit"));
+    assert!(daemon.terminate().0.success());
+    top.until("that the daemon has gone", |text| text.contains("no answer: "));
+    top.press(b"q");
+    let status = top.child.wait().expect("ended");
+    assert!(status.success(), "{status}");
+    top.until("the screen from before", |text| !text.contains("q=quit"));
 }
