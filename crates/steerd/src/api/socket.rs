@@ -110,8 +110,12 @@ fn bound(path: &Path, address: &SocketAddrUnix, mode: u32) -> io::Result<OwnedFd
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::bind(&socket, address)?;
-    rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
-    rustix::net::listen(&socket, BACKLOG)?;
+    let opened = rustix::fs::chmod(path, Mode::from_raw_mode(mode))
+        .and_then(|()| rustix::net::listen(&socket, BACKLOG));
+    if let Err(error) = opened {
+        let _ = fs::remove_file(path);
+        return Err(error.into());
+    }
     Ok(socket)
 }
 
