@@ -36,6 +36,12 @@ pub enum Error {
         /// The largest allowed MTU.
         max: u32,
     },
+    /// The rate of the clock is out of range.
+    #[error("a clock of {kilohertz} kHz is outside 1..={max}", max = crate::nic::MAX_CLOCK_KILOHERTZ)]
+    Clock {
+        /// The rate that was asked for.
+        kilohertz: u64,
+    },
     /// libibverbs could not be loaded.
     #[error("libibverbs.so.1 cannot be loaded: {reason} (install rdma-core's libibverbs1)")]
     LibraryMissing {

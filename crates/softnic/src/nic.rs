@@ -14,7 +14,7 @@ use crate::device::Backing;
 use crate::engine::Engine;
 use crate::library::Library;
 use crate::limits::{MAX_MTU_BYTES, MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
-use crate::personality::{Personality, Rules};
+use crate::personality::{ClockRules, Personality, Rules};
 use crate::preload::{LINK_LOCAL, eui64};
 use crate::state::State;
 use crate::stats::PortCounters;
@@ -64,6 +64,8 @@ pub struct SoftNic {
 pub(crate) struct Nic {
     pub(crate) name: String,
     personality: Personality,
+    /// That of the personality, perhaps at another rate.
+    pub(crate) clock: ClockRules,
     pub(crate) ports: Box<[Port]>,
     state: Mutex<State>,
     /// The packets that each work queue lost for lack of a buffer, by its number. Never locked by the engine.
@@ -117,6 +119,9 @@ fn packed(mac: MacAddr) -> u64 {
 /// How long [`SoftNic::stop`] waits for the engine's thread, and how long it rests between looks.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 const STOP_STEP: Duration = Duration::from_millis(1);
+
+/// The fastest clock: its ticks are the nanoseconds of the system's.
+pub(crate) const MAX_CLOCK_KILOHERTZ: u64 = 1_000_000;
 
 /// How often an engine steps back for waiting control calls before it takes its turn: no one may starve.
 const COURTESY_TURNS: u32 = 64;
@@ -182,6 +187,24 @@ impl SoftNic {
     /// # Errors
     /// A configuration out of range, or a libibverbs whose private layout is not known.
     pub fn create(config: SoftNicConfig) -> Result<Self, Error> {
+        let clock = config.personality.rules().objects.clock;
+        Self::create_with(config, clock)
+    }
+
+    /// As [`SoftNic::create`], with a clock behind the raw timestamps of completions that ticks at another rate than the
+    /// personality's: devices of one driver differ in it (`hca_core_clock`). At 78,125 kHz a tick is 12.8 ns.
+    ///
+    /// # Errors
+    /// As [`SoftNic::create`], and for a rate of 0 or above 1 GHz.
+    pub fn create_with_clock(config: SoftNicConfig, kilohertz: u64) -> Result<Self, Error> {
+        if !(1..=MAX_CLOCK_KILOHERTZ).contains(&kilohertz) {
+            return Err(Error::Clock { kilohertz });
+        }
+        let clock = ClockRules { kilohertz, ..config.personality.rules().objects.clock };
+        Self::create_with(config, clock)
+    }
+
+    fn create_with(config: SoftNicConfig, clock: ClockRules) -> Result<Self, Error> {
         check(&config)?;
         Library::load()?;
         let SoftNicConfig { name, personality, ports, drive } = config;
@@ -201,6 +224,7 @@ impl SoftNic {
             passes: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             personality,
+            clock,
             name,
         });
         let thread = match drive {

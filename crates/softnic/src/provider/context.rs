@@ -92,8 +92,8 @@ fn attributes(context: &SoftContext) -> ibv_device_attr_ex {
     }
     ibv_device_attr_ex {
         orig_attr: base,
-        completion_timestamp_mask: rules.objects.clock.mask,
-        hca_core_clock: rules.objects.clock.kilohertz,
+        completion_timestamp_mask: context.nic().clock.mask,
+        hca_core_clock: context.nic().clock.kilohertz,
         rss_caps: ibv_rss_caps {
             supported_qpts: RAW_PACKET,
             max_rwq_indirection_tables: limits::MAX_TABLES as u32,
@@ -199,7 +199,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(
         let soft = unsafe { SoftContext::of(context) }?;
         // SAFETY: NULL or the application's struct.
         let values = unsafe { values.as_mut() }.ok_or(EINVAL)?;
-        raw_clock(&soft.nic().rules().objects.clock, values)
+        raw_clock(&soft.nic().clock, values)
     })
 }
 

@@ -171,7 +171,7 @@ fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_
     let cqe = c_int::try_from(producer.limit()).map_err(|_| EINVAL)?;
     let mut native = ibv_cq_ex { context, cqe, ..ibv_cq_ex::default() };
     fill(&mut native, request.fields);
-    let poller = Poller::new(consumer, Arc::clone(&wants_checksums), &rules.objects.clock);
+    let poller = Poller::new(consumer, Arc::clone(&wants_checksums), soft.nic().clock);
     let cq = Held::boxed(SoftCq {
         cq: UnsafeCell::new(native),
         context,
@@ -379,7 +379,7 @@ pub(crate) struct Poller {
     current: *const Cqe,
     wants_checksums: Arc<AtomicBool>,
     /// Of raw timestamps.
-    clock: &'static ClockRules,
+    clock: ClockRules,
     /// A `poll_cq` or `start_poll` is under way.
     polling: bool,
 }
@@ -388,11 +388,7 @@ pub(crate) struct Poller {
 unsafe impl Send for Poller {}
 
 impl Poller {
-    pub(crate) fn new(
-        consumer: Consumer,
-        wants_checksums: Arc<AtomicBool>,
-        clock: &'static ClockRules,
-    ) -> Self {
+    pub(crate) fn new(consumer: Consumer, wants_checksums: Arc<AtomicBool>, clock: ClockRules) -> Self {
         Self { consumer, current: &raw const EMPTY_CQE, wants_checksums, clock, polling: false }
     }
 
