@@ -13,6 +13,7 @@ use crossbeam::utils::CachePadded;
 use program::{Band, Program, RETIRED_RULES, WorkerId};
 
 use crate::classifier::ClassTable;
+use crate::latency::{ClockRelation, SharedClock};
 use crate::sink::{Changes, Sink, SinkMap, Slot};
 use crate::stats::Stats;
 use crate::stats::{RuleSnapshot, WorkerSnapshot};
@@ -45,6 +46,7 @@ pub(crate) struct Shared {
     pub(crate) stats: Stats,
     pub(crate) mailbox: Mailbox,
     pub(crate) sinks: Changes,
+    pub(crate) clock: SharedClock,
     ledger: Mutex<Ledger>,
     warnings: Mutex<Vec<Warning>>,
 }
@@ -122,6 +124,7 @@ impl WorkerControl {
             stats: Stats::default(),
             mailbox: Mailbox::default(),
             sinks: Changes::default(),
+            clock: SharedClock::default(),
             ledger: Mutex::default(),
             warnings: Mutex::new(warnings),
         };
@@ -162,6 +165,12 @@ impl WorkerControl {
     #[must_use]
     pub fn wait_for_sink(&self, change: SinkChange, patience: Duration) -> bool {
         wait_until(patience, || self.shared.sinks.is_applied(change.0))
+    }
+
+    /// Lets the worker convert the device's timestamps: to be called about once a second, with a new reading. Workers
+    /// with timestamps begin with one of their own.
+    pub fn set_clock(&self, relation: ClockRelation) {
+        self.shared.clock.set(relation);
     }
 
     /// Frees the sinks that the worker has removed.
@@ -256,7 +265,7 @@ impl WorkerControl {
             .into_iter()
             .map(|((name, disposition), traffic)| RuleSnapshot { name, disposition, traffic })
             .collect();
-        WorkerSnapshot::read(self.shared.id, &self.shared.stats, rules)
+        WorkerSnapshot::read(self.shared.id, &self.shared.stats, rules, self.shared.clock.is_set())
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {

@@ -174,6 +174,11 @@ pub enum Warning {
         /// Its refusal.
         reason: String,
     },
+    /// The device's clock cannot be read or has no rate, so its timestamps cannot be converted.
+    NoDeviceClock {
+        /// Its refusal.
+        reason: String,
+    },
 }
 
 impl std::fmt::Display for Warning {
@@ -203,6 +208,12 @@ impl std::fmt::Display for Warning {
             }
             Self::NoSendQueue { reason } => {
                 write!(f, "the device gave no raw packet queue pair, this worker only receives: {reason}")
+            }
+            Self::NoDeviceClock { reason } => {
+                write!(
+                    f,
+                    "the device's clock cannot be read, so there is no latency of packets: {reason} (hint: timestamps = false)"
+                )
             }
         }
     }

@@ -37,7 +37,9 @@ mod config;
 mod control;
 mod distribution;
 mod error;
+mod latency;
 mod receiver;
+mod regime;
 mod sink;
 pub mod sinks;
 mod stats;
@@ -51,12 +53,14 @@ pub use config::{
 pub use control::{Publication, Pulse, SinkChange, WorkerControl};
 pub use distribution::Distribution;
 pub use error::{Error, Object, Warning};
+pub use latency::{ClockRelation, DeviceClock};
 pub use program::Band;
+pub use regime::Regime;
 pub use sink::{
     Deliveries, Delivery, FramesBack, Sink, SinkCounters, SinkDrop, SinkMap, SinkSide, SinkTraffic, Slot,
     Taken,
 };
-pub use stats::{DropReason, Failure, RuleSnapshot, Traffic, WorkerSnapshot};
+pub use stats::{DropReason, Failure, Latency, RuleSnapshot, Traffic, WorkerSnapshot};
 pub use worker::{Worker, WorkerHandle};
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use verbs::Status;
 
 use crate::Disposition;
 use crate::distribution::{Distribution, Distributions, Published};
+use crate::regime::{Regime, RegimeCounters};
 
 /// Why a received packet was dropped without a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -129,6 +130,10 @@ pub(crate) struct Block {
     /// Iterations of the loop, and those of them that found no completion.
     pub(crate) iterations: Counter,
     pub(crate) empty_iterations: Counter,
+    /// Nanoseconds.
+    pub(crate) regimes: RegimeCounters,
+    /// Packets whose timestamp is later than the time at which the worker took them.
+    pub(crate) negative_latencies: Counter,
     pub(crate) distributions: Published,
 }
 
@@ -144,6 +149,8 @@ impl Default for Block {
             posted: Counter::default(),
             iterations: Counter::default(),
             empty_iterations: Counter::default(),
+            regimes: RegimeCounters::default(),
+            negative_latencies: Counter::default(),
             distributions: Published::default(),
         }
     }
@@ -308,11 +315,25 @@ pub struct WorkerSnapshot {
     pub batches: Distribution,
     /// The duration in nanoseconds of iterations that took completions: a sample, with the same lag.
     pub iteration_ns: Distribution,
+    /// Nanoseconds of the loop by regime. They add up to the time since the first iteration, but lag behind by up to some
+    /// hundred iterations while the worker runs.
+    pub regimes: [(Regime, u64); Regime::ALL.len()],
+    /// How long packets waited for the worker; `None` without timestamps.
+    pub latency: Option<Latency>,
+}
+
+/// From the device's timestamps to the worker.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Latency {
+    /// In nanoseconds, of all packets of one batch in 16; with the same lag as other distributions.
+    pub ns: Distribution,
+    /// How many of them had a timestamp in the future, by an error of the conversion; recorded as 0.
+    pub negative: u64,
 }
 
 impl WorkerSnapshot {
-    pub(crate) fn read(id: WorkerId, stats: &Stats, rules: Vec<RuleSnapshot>) -> Self {
-        let Distributions { batches, iteration_ns } = stats.distributions.read();
+    pub(crate) fn read(id: WorkerId, stats: &Stats, rules: Vec<RuleSnapshot>, has_timestamps: bool) -> Self {
+        let Distributions { batches, iteration_ns, latency_ns } = stats.distributions.read();
         Self {
             id,
             received: stats.received.read(),
@@ -327,6 +348,9 @@ impl WorkerSnapshot {
             iterations: stats.iterations.read(),
             batches,
             iteration_ns,
+            regimes: std::array::from_fn(|index| (Regime::ALL[index], stats.regimes[index].read())),
+            latency: has_timestamps
+                .then(|| Latency { ns: latency_ns, negative: stats.negative_latencies.read() }),
         }
     }
 

@@ -1,6 +1,6 @@
 //! A worker: the body of the polling loop ([`Worker::step`]), and the pinned thread that runs it ([`Worker::spawn`]).
 //! Tests and benches call the steps one by one. A step neither waits for a lock nor allocates, logs or calls the
-//! kernel; few steps read the clock. The owner of the thread stops it and gets the worker back, so that flows can be
+//! kernel; few steps read the clock ([`crate::regime`]). The owner of the thread stops it and gets the worker back, so that flows can be
 //! removed before the queues they point at.
 
 use std::sync::Arc;
@@ -17,7 +17,9 @@ use crate::batch::Batch;
 use crate::classifier::Classifier;
 use crate::config::Backoff;
 use crate::distribution::IterationRecorder;
+use crate::latency::{DeviceClock, LatencyMeter};
 use crate::receiver::Receiver;
+use crate::regime::{Monotonic, Regime, Stopwatch};
 use crate::sink::{Sink, Slots};
 use crate::{Band, Error, Warning, WorkerConfig, WorkerControl};
 
@@ -28,6 +30,9 @@ pub struct Worker {
     classifier: Classifier,
     batch: Batch,
     recorder: IterationRecorder,
+    stopwatch: Stopwatch,
+    /// If completions have timestamps that can be converted.
+    latency: Option<LatencyMeter>,
     sinks: Slots,
     /// Released before the completion queue that it reports to.
     sender: Option<RawQueuePair>,
@@ -47,12 +52,16 @@ impl Worker {
         let batch = first_fill(&mut receiver, &control.shared().stats, config.id)?;
         let classifier = Classifier::new(receiver.completions.entries());
         let recorder = IterationRecorder::default();
+        let stopwatch = Stopwatch::new(Monotonic(control.shared().clock.origin));
+        let latency = if config.timestamps { latency(context, &control) } else { None };
         Ok(Self {
             config,
             control,
             classifier,
             batch,
             recorder,
+            stopwatch,
+            latency,
             sinks: Slots::default(),
             sender,
             receiver,
@@ -111,17 +120,37 @@ impl Worker {
 
     /// One iteration of the loop; returns the number of completions taken.
     pub fn step(&mut self) -> usize {
-        let begun = self.recorder.begin();
         let shared = self.control.shared();
+        let regimes = &shared.stats.regimes;
+        self.stopwatch.begin(regimes);
         self.sinks.refresh(&shared.sinks);
         self.classifier.refresh(&shared.mailbox, &self.batch);
         self.receiver.poll(&mut self.batch, &shared.stats);
-        self.classifier.classify(&mut self.batch, &self.receiver.pool, &shared.stats);
+        let now_ns = self.stopwatch.polled(self.batch.completions, regimes);
+        self.measure_latency(now_ns);
+        self.classifier.classify(&mut self.batch, &self.receiver.pool, &self.control.shared().stats);
+        self.stopwatch.stage(Regime::Classify);
         self.sinks.run(&mut self.batch, &mut self.receiver.pool);
+        self.stopwatch.stage(Regime::Sink);
         self.batch.take_frames_back();
         self.receiver.refill(&mut self.batch, &self.control.shared().stats);
-        self.record(begun);
+        self.record();
         self.batch.completions
+    }
+
+    /// Records how long the batch's packets have waited, if it is one to measure. `now_ns` is the time if it was read.
+    #[inline]
+    fn measure_latency(&mut self, now_ns: Option<u64>) {
+        if let Some(latency) = &mut self.latency
+            && self.batch.completions > 0
+            && latency.is_due()
+        {
+            let shared = self.control.shared();
+            latency.refresh(&shared.clock);
+            let now_ns = now_ns.unwrap_or_else(|| self.stopwatch.now_ns());
+            let negative = &shared.stats.negative_latencies;
+            latency.record(&self.batch.packets, now_ns, self.recorder.latencies(), negative);
+        }
     }
 
     /// Runs iterations until the queue is empty, or as many completions were taken as it can hold.
@@ -140,17 +169,34 @@ impl Worker {
         Backoff::new(self.config.idle)
     }
 
-    fn record(&mut self, begun: Option<Instant>) {
+    fn record(&mut self) {
         let stats = &self.control.shared().stats;
         stats.poll_errors.raise(self.receiver.completions.poll_errors());
         stats.iterations.add(1);
         stats.empty_iterations.add(u64::from(self.batch.completions == 0));
-        self.recorder.end(begun, self.batch.completions, &stats.distributions);
+        let elapsed_ns = self.stopwatch.end(&stats.regimes);
+        self.recorder.end(elapsed_ns, self.batch.completions, &stats.distributions);
     }
 
     /// Publishes what was recorded and not yet published; called after the last iteration.
     pub(crate) fn finish(&mut self) {
-        self.recorder.finish(&self.control.shared().stats.distributions);
+        let stats = &self.control.shared().stats;
+        self.stopwatch.close(&stats.regimes);
+        self.recorder.finish(&stats.distributions);
+    }
+}
+
+/// The first relation of the clocks; a warning if there is none.
+fn latency(context: &Arc<Context>, control: &WorkerControl) -> Option<LatencyMeter> {
+    match DeviceClock::open(context).and_then(|mut clock| clock.read()) {
+        Ok(relation) => {
+            control.set_clock(relation);
+            Some(LatencyMeter::default())
+        }
+        Err(error) => {
+            control.warn(Warning::NoDeviceClock { reason: error.to_string() });
+            None
+        }
     }
 }
 
