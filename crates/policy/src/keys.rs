@@ -132,8 +132,8 @@ pub(crate) const SINKS: &[(&str, &[Key])] = &[
         "count",
         &[key(
             "top_flows",
-            Integer(0, 1 << 20),
-            "Flows whose packets are counted one by one; 0 if left out.",
+            Integer(0, program::MAX_TOP_FLOWS as i64),
+            "The number of flows with most packets that each worker counts; 0 if left out.",
         )],
     ),
     ("kernel", &[required("interface", Text, "The name of the TAP interface.")]),

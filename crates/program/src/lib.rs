@@ -49,6 +49,8 @@ pub use program::{
     Outcome, Placement, Program, RETIRED_RULES, RssQueue, Rule, Step, Verdict,
 };
 pub use ranges::{RangeSet, Word};
-pub use sink::{AppSink, CaptureSink, CountSink, ForwardSink, KernelSink, MAX_SINKS, Sink, SinkKind};
+pub use sink::{
+    AppSink, CaptureSink, CountSink, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, Sink, SinkKind,
+};
 pub use tag::{Band, CLASSES_MAX, ClassTag, TAG_BITS};
 pub use undecided::{Inseparable, UndecidedKey, UndecidedReason};

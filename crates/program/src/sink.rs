@@ -9,6 +9,9 @@ use serde::{Serialize, Serializer};
 /// The most sinks of one policy. A worker has a place for those of the old and of the new program.
 pub const MAX_SINKS: usize = 32;
 
+/// The most flows that a sink of kind `count` can count one by one, on each worker.
+pub const MAX_TOP_FLOWS: u32 = 1 << 16;
+
 /// A sink: a place where packets go that a worker delivers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Sink {
@@ -52,7 +55,7 @@ impl SinkKind {
 /// Options of the kind `count`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CountSink {
-    /// The number of flows whose packets are counted one by one; 0: none.
+    /// The number of flows that each worker counts one by one, at most [`MAX_TOP_FLOWS`]; 0: none.
     pub top_flows: u32,
 }
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use program::{Program, SinkKind};
 use verbs::{Context, Domain};
 
+pub use self::count::{FlowId, PacketSizes, TopFlow};
 use crate::sink::{Sink, SinkCounters};
 
 /// The device and the workers that sinks are opened for.
@@ -41,12 +42,18 @@ pub trait Hub: Send + Sync {
     fn status(&self) -> Vec<(String, String)> {
         Vec::new()
     }
+
+    /// Its packets by size, if it counts them.
+    fn packet_sizes(&self) -> Option<PacketSizes> {
+        None
+    }
+
+    /// The flows with most packets since it was opened, those with most first, if it counts them. May take milliseconds
+    /// for thousands of flows, and does not stop workers.
+    fn top_flows(&self) -> Option<Vec<TopFlow>> {
+        None
+    }
 }
-
-/// A hub without threads or files.
-pub(crate) struct NoHub;
-
-impl Hub for NoHub {}
 
 /// An open sink.
 pub struct Opened {

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use packet::MacAddr;
-use program::{AppSink, CaptureSink, CountSink, ForwardSink, KernelSink, MAX_SINKS, Sink, SinkId, SinkKind};
+use program::{
+    AppSink, CaptureSink, CountSink, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, Sink, SinkId,
+    SinkKind,
+};
 use toml::Spanned;
 
 use crate::keys::{self, Key as KnownKey};
@@ -141,7 +144,7 @@ fn kind_of(
 
 fn count(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
     let top_flows = match table.get("top_flows") {
-        Some(value) => reader.integer(value, "`top_flows`", 0, 1 << 20)?,
+        Some(value) => reader.integer(value, "`top_flows`", 0, MAX_TOP_FLOWS)?,
         None => 0,
     };
     Some(SinkKind::Count(CountSink { top_flows }))

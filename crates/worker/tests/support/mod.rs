@@ -27,6 +27,13 @@ pub struct ScriptWire {
     current: Vec<Vec<u8>>,
 }
 
+impl ScriptWire {
+    /// A wire that carries what is put into `feed`.
+    pub fn of(feed: &Feed) -> Box<dyn Wire> {
+        Box::new(Self { feed: Arc::clone(feed), current: Vec::new() })
+    }
+}
+
 impl Wire for ScriptWire {
     fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
         let mut feed = self.feed.lock().expect("feed");
@@ -205,10 +212,7 @@ impl Rig {
         config: fn(usize) -> WorkerConfig,
     ) -> Self {
         let feeds: Vec<Feed> = (0..ports).map(|_| Feed::default()).collect();
-        let wires = feeds.iter().map(|feed| {
-            Box::new(ScriptWire { feed: Arc::clone(feed), current: Vec::new() }) as Box<dyn Wire>
-        });
-        let nic = Rc::new(nic("rig0", Drive::Manual, wires.collect()));
+        let nic = Rc::new(nic("rig0", Drive::Manual, feeds.iter().map(ScriptWire::of).collect()));
         let device = Device::open(&DeviceSelector::named("rig0"), Some(&*nic)).expect("the soft NIC opens");
         let witness = Witness::default();
         let workers: Vec<Worker> = (0..workers)
