@@ -293,11 +293,12 @@ impl Background {
     }
 }
 
-/// Asks the device which ports are down.
+/// Asks the device which ports are down, and what its clock shows.
 fn watch_ports(runtime: &Arc<Runtime>) -> Result<Background, Error> {
     let runtime = Arc::clone(runtime);
     Background::start("ports", move || {
         runtime.health.set_ports_down(runtime.ports_down()).iter().for_each(Change::log);
+        runtime.read_clock();
     })
 }
 

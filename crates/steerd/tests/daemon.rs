@@ -617,6 +617,39 @@ fn packets_without_a_buffer_are_counted_for_their_worker() {
 }
 
 #[test]
+fn the_summary_has_sizes_flows_latency_and_the_time_of_workers() {
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = capture_settings(folder.path(), 5000);
+    let text = std::fs::read_to_string(&settings).expect("written");
+    write(&settings, &text.replace("[workers]\n", "[workers]\ntimestamps = true\n"));
+    let policy = "version = 1\n[sinks.sizes]\nkind = \"count\"\ntop_flows = 8\n[groups.dns]\nworkers = \"all\"\n\
+                  sinks = \"sizes\"\n[[rules]]\nname = \"dns\"\nmatch = { protocol = \"udp\", dst_port = 53 }\n\
+                  action = { steer = \"dns\" }\n";
+    write(&folder.path().join("p.toml"), policy);
+    let settings = settings.to_str().expect("path");
+    let output = run(&["run", "--config", settings, "--for", "60s", "--format", "json"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let summary: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON and nothing else");
+    let (sink, worker) = (&summary["sinks"][0], &summary["workers"][0]);
+    // A frame of 42 bytes, 46 with the check sequence.
+    let sizes = &sink["packet_sizes"];
+    assert_eq!((&sizes["at_most"][0][1], &sizes["sum"]), (&5000.into(), &(5000 * 46).into()), "{sizes}");
+    let flow = serde_json::json!([{
+        "flow": "udp 10.0.0.1:1 > 10.0.0.2:53", "packets": 5000, "error": 0, "bytes": 5000 * 42,
+    }]);
+    assert_eq!(sink["top_flows"], flow);
+    let latency = &worker["latency"];
+    assert!(latency["ns"]["count"].as_u64().is_some_and(|packets| packets > 0), "{worker:#}");
+    assert!(latency["p50_ns"].as_u64() <= latency["p99_ns"].as_u64(), "{latency}");
+    let regimes = worker["regimes_ns"].as_object().expect("a table");
+    let seconds = regimes.values().filter_map(serde_json::Value::as_f64).sum::<f64>() / 1e9;
+    let ran_for = summary["ran_for_seconds"].as_f64().expect("a number");
+    // The worker runs a little longer than the flows are installed.
+    assert!(regimes.len() == 4 && seconds > 0.95 * ran_for, "{regimes:?} in {ran_for} s");
+    assert!(seconds < ran_for + 10.0, "{regimes:?} in {ran_for} s");
+}
+
+#[test]
 fn keep_running_continues_after_the_capture() {
     let folder = tempfile::tempdir().expect("folder");
     let settings = capture_settings(folder.path(), 10);

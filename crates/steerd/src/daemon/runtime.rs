@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use control::{Band, Controller, DropTotals, Reading};
 use program::{Program, WorkerId};
 use softnic::SoftNic;
-use worker::{Idle, SinkMap, Worker, WorkerConfig, WorkerControl, WorkerHandle};
+use worker::{DeviceClock, Idle, SinkMap, Worker, WorkerConfig, WorkerControl, WorkerHandle};
 
 use crate::api::{self, InForce, model};
 use crate::daemon::cores;
@@ -74,6 +74,8 @@ pub(crate) struct Runtime {
     /// The counters of drop rules at the last time that they could be read.
     drops: Mutex<Vec<DropTotals>>,
     out_of_buffer: OutOfBuffer,
+    /// If completions have timestamps that can be converted.
+    clock: Mutex<Option<DeviceClock>>,
     /// The last state that was made, and when.
     recent: Mutex<Option<(Instant, Arc<State>)>>,
     /// Held while the next one is made.
@@ -139,6 +141,7 @@ pub(crate) struct Builder {
     workers: Vec<Worker>,
     opened: OpenDevice,
     cores: Vec<Option<usize>>,
+    clock: Option<DeviceClock>,
     frames: u64,
     log: Log,
 }
@@ -171,7 +174,10 @@ impl Builder {
             })
             .collect::<Result<Vec<_>, _>>()?;
         let frames = u64::from(settings.workers.frames) * workers.len() as u64;
-        Ok(Self { opened, workers, cores, frames, log: log.clone() })
+        // A worker warns if there is none.
+        let wanted = settings.workers.timestamps.then(|| DeviceClock::open(opened.device.context()));
+        let clock = wanted.and_then(Result::ok);
+        Ok(Self { opened, workers, cores, clock, frames, log: log.clone() })
     }
 
     pub(crate) fn opened(&self) -> &OpenDevice {
@@ -235,6 +241,7 @@ impl Builder {
             stopping: AtomicBool::new(false),
             drops: Mutex::default(),
             out_of_buffer,
+            clock: Mutex::new(self.clock),
             recent: Mutex::default(),
             making: Mutex::default(),
             changes: AtomicU64::new(0),
@@ -397,6 +404,17 @@ impl Runtime {
         };
         let down = self.opened.ports.iter().filter(is_down);
         down.map(|port| DownPort { port: *port, wire: self.opened.wire_name(*port) }).collect()
+    }
+
+    /// Reads the device's clock, for workers to convert timestamps. Queries the device, which may block.
+    pub(crate) fn read_clock(&self) {
+        let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        match clock.as_mut().map(DeviceClock::read) {
+            Some(Ok(relation)) => self.workers.iter().for_each(|entry| entry.control.set_clock(relation)),
+            // Workers stop converting when the last reading is too old.
+            Some(Err(error)) => tracing::debug!("the device's clock cannot be read: {error}"),
+            None => {}
+        }
     }
 
     /// The number of failed polls of each worker.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use control::Device;
 use program::{Program, RuleId, Sink};
 use verbs::Domain;
-use worker::sinks::{self, Environment, Hub, Opened, SinkError};
+use worker::sinks::{self, Environment, Hub, Opened, PacketSizes, SinkError, TopFlow};
 use worker::{SinkCounters, SinkMap, SinkTraffic, Slot, WorkerControl};
 
 /// How long a worker may take to put a sink in its place. It checks once per iteration.
@@ -55,7 +55,22 @@ struct OpenSink {
     use_: Use,
     /// `None` once the workers have ended.
     hub: Option<Box<dyn Hub>>,
+    /// What the hub had counted at the end.
+    last: Measured,
     counters: Vec<Arc<SinkCounters>>,
+}
+
+/// What a hub counts beside the sink's counters.
+#[derive(Clone, Default)]
+struct Measured {
+    sizes: Option<PacketSizes>,
+    top_flows: Option<Vec<TopFlow>>,
+}
+
+impl Measured {
+    fn of(hub: &dyn Hub) -> Self {
+        Self { sizes: hub.packet_sizes(), top_flows: hub.top_flows() }
+    }
 }
 
 /// What a sink is open for.
@@ -76,6 +91,9 @@ pub(crate) struct SinkView {
     /// By worker.
     pub(crate) traffic: Vec<SinkTraffic>,
     pub(crate) status: Vec<(String, String)>,
+    pub(crate) sizes: Option<PacketSizes>,
+    /// Those with most packets first.
+    pub(crate) top_flows: Option<Vec<TopFlow>>,
 }
 
 impl Sinks {
@@ -144,7 +162,14 @@ impl Sinks {
             .zip(endpoints)
             .map(|(worker, endpoint)| (worker, worker.place_sink(slot, Some(endpoint))))
             .collect();
-        state.list.push(OpenSink { definition: definition.clone(), slot, use_, hub: Some(hub), counters });
+        state.list.push(OpenSink {
+            definition: definition.clone(),
+            slot,
+            use_,
+            hub: Some(hub),
+            last: Measured::default(),
+            counters,
+        });
         let late = changes.into_iter().find(|(worker, change)| !worker.wait_for_sink(*change, PLACE_TIMEOUT));
         match late {
             None => Ok(slot),
@@ -226,7 +251,12 @@ impl Sinks {
 
     /// Ends the threads of all sinks, when the workers have ended. The counters can still be read.
     pub(crate) fn end(&self) {
-        let hubs: Vec<_> = self.state().list.iter_mut().filter_map(|sink| sink.hub.take()).collect();
+        let end = |sink: &mut OpenSink| {
+            let hub = sink.hub.take()?;
+            sink.last = Measured::of(hub.as_ref());
+            Some(hub)
+        };
+        let hubs: Vec<_> = self.state().list.iter_mut().filter_map(end).collect();
         drop(hubs);
     }
 
@@ -239,6 +269,8 @@ impl Sinks {
             if let Some(past) = state.past.get(&sink.definition.name) {
                 traffic.iter_mut().zip(past).for_each(|(now, past)| *now += past);
             }
+            let measured = sink.hub.as_ref().map(|hub| Measured::of(hub.as_ref()));
+            let Measured { sizes, top_flows } = measured.unwrap_or_else(|| sink.last.clone());
             SinkView {
                 definition: sink.definition.clone(),
                 attached_to: match &sink.use_ {
@@ -247,6 +279,8 @@ impl Sinks {
                 },
                 traffic,
                 status: sink.hub.as_ref().map(|hub| hub.status()).unwrap_or_default(),
+                sizes,
+                top_flows,
             }
         };
         state.list.iter().map(view).collect()

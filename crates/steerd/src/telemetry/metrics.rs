@@ -15,7 +15,8 @@ use prometheus::proto::{self, Bucket, Histogram, LabelPair, MetricFamily, Metric
 
 use crate::effects::Effect;
 use crate::telemetry::state::{
-    Accounting, Buckets, PortCounters, Reasons, RuleState, SinkTrafficState, State, WorkerState,
+    Accounting, Buckets, LatencyState, PortCounters, Reasons, RuleState, SinkState, SinkTrafficState, State,
+    WorkerState,
 };
 
 /// All metrics of a state.
@@ -194,6 +195,9 @@ static METRICS: &[Metric] = &[
     counter("steerd_sink_dropped_packets_total", &["sink", "kind", "worker", "reason"],
         "Packets that the sink did not pass on, by reason.",
         sink_drops),
+    histogram("steerd_sink_packet_size_bytes", &["sink", "kind"],
+        "Packets by size with the frame check sequence, in the classes of RFC 2819, of sinks of kind count.",
+        packet_sizes),
     counter("steerd_worker_polls_total", &["worker"], "Iterations of the worker's loop.",
         |s| workers(s, |w| Value::Number(count(w.polls)))),
     counter("steerd_worker_empty_polls_total", &["worker"],
@@ -221,6 +225,16 @@ static METRICS: &[Metric] = &[
     histogram("steerd_worker_turn_seconds", &["worker"],
         "Durations of iterations of the worker's loop that received packets; a sample, one in 64.",
         |s| workers(s, |w| Value::Buckets(&w.turn_ns, 1e9))),
+    counter("steerd_worker_time_seconds_total", &["worker", "regime"],
+        "What the worker's loop spent its time on: idle, poll, classify, sink. They add up to the time it has run.",
+        regimes),
+    histogram("steerd_worker_latency_seconds", &["worker"],
+        "From the device's timestamp of a packet until the worker takes it: the packets of one batch in 16. Absent \
+         without workers.timestamps.",
+        |s| latencies(s, |latency| Value::Buckets(&latency.ns, 1e9))),
+    counter("steerd_worker_negative_latencies_total", &["worker"],
+        "Packets of that sample whose timestamp was later than the time at which the worker took them.",
+        |s| latencies(s, |latency| Value::Number(count(latency.negative)))),
     counter("process_cpu_seconds_total", &[], "Processor time spent, user and system.",
         |s| some(s.process.as_ref().map(|usage| usage.cpu_seconds))),
     gauge("process_resident_memory_bytes", &[], "Resident memory.",
@@ -266,6 +280,28 @@ fn ports<'s>(s: &Sources<'s>, value: fn(&PortCounters) -> u64) -> Vec<Series<'s>
 fn ports_up<'s>(s: &Sources<'s>) -> Vec<Series<'s>> {
     let known = s.state.ports.iter().filter_map(|port| Some((port.port, port.up?)));
     known.map(|(port, up)| (vec![port.to_string().into()], Value::Number(flag(up)))).collect()
+}
+
+fn regimes<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
+    let of = |worker: &'s WorkerState| {
+        let labels = |regime: &'static str| vec![worker.worker.to_string().into(), regime.into()];
+        worker.regimes_ns.iter().map(move |(regime, ns)| (labels(regime), Value::Number(count(*ns) / 1e9)))
+    };
+    s.state.workers.iter().flat_map(of).collect()
+}
+
+/// The workers whose completions have timestamps.
+fn latencies<'s>(s: &'s Sources<'s>, value: fn(&'s LatencyState) -> Value<'s>) -> Vec<Series<'s>> {
+    let measured =
+        s.state.workers.iter().filter_map(|worker| Some((worker.worker, worker.latency.as_ref()?)));
+    measured.map(|(worker, latency)| (vec![worker.to_string().into()], value(latency))).collect()
+}
+
+fn packet_sizes<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
+    let sinks = s.state.sinks.iter().filter(|sink| sink.attached_to.is_none());
+    let counted = sinks.filter_map(|sink| Some((sink, sink.packet_sizes.as_ref()?)));
+    let labels = |sink: &'s SinkState| vec![Cow::from(&sink.name), sink.kind.into()];
+    counted.map(|(sink, sizes)| (labels(sink), Value::Buckets(sizes, 1.0))).collect()
 }
 
 fn workers<'s>(s: &Sources<'s>, value: fn(&'s WorkerState) -> Value<'s>) -> Vec<Series<'s>> {

@@ -211,6 +211,22 @@ pub(crate) struct WorkerState {
     pub(crate) batches: Buckets,
     /// Durations of iterations that received packets; a sample.
     pub(crate) turn_ns: Buckets,
+    /// What its loop spent its time on since the start: idle, poll, classify, sink. They add up to the time it has run.
+    pub(crate) regimes_ns: BTreeMap<&'static str, u64>,
+    /// How long packets waited for it; `None` without timestamps.
+    pub(crate) latency: Option<LatencyState>,
+}
+
+/// From the device's timestamp of a packet to the worker; a sample of one batch in 16.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct LatencyState {
+    pub(crate) ns: Buckets,
+    /// `None`: no packet yet.
+    pub(crate) p50_ns: Option<u64>,
+    pub(crate) p99_ns: Option<u64>,
+    pub(crate) max_ns: Option<u64>,
+    /// Packets whose timestamp was later than the time at which the worker took them: an error of the conversion.
+    pub(crate) negative: u64,
 }
 
 /// A sink and its packets.
@@ -225,6 +241,26 @@ pub(crate) struct SinkState {
     pub(crate) workers: Vec<SinkTrafficState>,
     /// Its own state: files, clients, errors.
     pub(crate) status: BTreeMap<String, String>,
+    /// Its packets by size in bytes, with the frame check sequence; `None`: not counted.
+    pub(crate) packet_sizes: Option<Buckets>,
+    /// The flows with most packets since it was opened, at most [`TOP_FLOWS_MAX`], those with most first; `None`: not
+    /// counted.
+    pub(crate) top_flows: Option<Vec<TopFlowState>>,
+}
+
+/// The most flows of a sink that the state lists.
+pub(crate) const TOP_FLOWS_MAX: usize = 100;
+
+/// A flow of a sink.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct TopFlowState {
+    /// `udp 192.0.2.1:53 > 198.51.100.7:4242`; or the EtherType and the MAC addresses.
+    pub(crate) flow: String,
+    /// Its packets, or up to `error` more.
+    pub(crate) packets: u64,
+    pub(crate) error: u64,
+    /// Its bytes, or less.
+    pub(crate) bytes: u64,
 }
 
 /// The packets that one worker had for a sink.

@@ -12,8 +12,12 @@ use crate::error::Error;
 use crate::telemetry::state::State;
 use crate::terminal::output;
 use crate::terminal::table::{
-    Grid, bytes, counted, dropped_log_lines, duration, known, losses, number, rate, rule_bytes, rule_packets,
+    Grid, bytes, counted, dropped_log_lines, duration, has_latency, known, latency, losses, number, rate,
+    regimes, rule_bytes, rule_packets, worker_heads,
 };
+
+/// The flows of a sink that are listed.
+const TOP_FLOWS_SHOWN: usize = 10;
 
 /// Printed with `--format json`: the last state, in the format of /api/v1/state.
 #[derive(Serialize)]
@@ -59,21 +63,41 @@ fn text(state: &State, ran_for: Duration) -> String {
         ]);
     }
     out.push_str(&rules.text());
-    let mut workers = Grid::new(&["worker", "core", "packets", "bytes", "packets/s"]);
+    let mut workers = Grid::new(&worker_heads(&state.workers));
     for worker in &state.workers {
-        workers.row(vec![
+        let mut row = vec![
             worker.worker.to_string(),
             worker.core.map_or_else(|| "any".into(), |core| core.to_string()),
             number(worker.received_packets),
             bytes(worker.received_bytes),
             per_second(worker.received_packets),
-        ]);
+        ];
+        #[allow(clippy::cast_precision_loss)]
+        row.extend(regimes(|regime| worker.regimes_ns.get(regime).map_or(0.0, |ns| *ns as f64)));
+        row.extend(has_latency(&state.workers).then(|| latency(worker)));
+        workers.row(row);
     }
     out.push('\n');
     out.push_str(&workers.text());
+    out.push_str(&top_flows(state));
     out.push_str(&format!("\nlost: {}\n", losses(state)));
     out.push_str(&dropped_log_lines(state));
     out.push_str(&accounting(state));
+    out
+}
+
+/// The flows with most packets of each sink that counts them.
+fn top_flows(state: &State) -> String {
+    let mut out = String::new();
+    for sink in &state.sinks {
+        let Some(flows) = sink.top_flows.as_ref().filter(|flows| !flows.is_empty()) else { continue };
+        let mut grid = Grid::new(&[&format!("top flows of {}", sink.name), "packets", "error", "bytes"]);
+        for flow in flows.iter().take(TOP_FLOWS_SHOWN) {
+            let counts = [number(flow.packets), number(flow.error), bytes(flow.bytes)];
+            grid.row([flow.flow.clone()].into_iter().chain(counts).collect());
+        }
+        out.push_str(&format!("\n{}", grid.text()));
+    }
     out
 }
 

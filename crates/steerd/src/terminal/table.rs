@@ -19,7 +19,8 @@ pub(crate) struct Rates {
 pub(crate) type PerSecond = HashMap<String, f64>;
 
 impl Rates {
-    /// Packets per second since the last call (or since the start), per rule, worker and port.
+    /// Packets per second since the last call (or since the start), per rule, worker and port, and nanoseconds per second
+    /// of each worker's regimes.
     pub(crate) fn update(&mut self, state: &State) -> PerSecond {
         let elapsed = state.uptime_seconds - self.uptime_seconds;
         self.uptime_seconds = state.uptime_seconds;
@@ -39,7 +40,11 @@ fn counts(state: &State) -> impl Iterator<Item = (String, u64)> {
     let rules = state.rules.iter().map(|rule| (rule_key(rule), rule.packets()));
     let workers = state.workers.iter().map(|worker| (worker_key(worker), worker.received_packets));
     let ports = state.ports.iter().map(|port| (format!("port {}", port.port), received(port)));
-    rules.chain(workers).chain(ports)
+    let times = state
+        .workers
+        .iter()
+        .flat_map(|worker| worker.regimes_ns.iter().map(|(regime, ns)| (regime_key(worker, regime), *ns)));
+    rules.chain(workers).chain(ports).chain(times)
 }
 
 fn received(port: &PortState) -> u64 {
@@ -86,7 +91,7 @@ pub(crate) fn live(state: &State, rates: &PerSecond, rows: usize) -> String {
     );
     out.push_str(&rules_table(&rules, rates));
     out.push('\n');
-    out.push_str(&workers_table(&workers, rates));
+    out.push_str(&workers_table(&workers, &state.workers, rates));
     out + &ports + &end
 }
 
@@ -119,6 +124,44 @@ fn rule_key(rule: &RuleState) -> String {
 
 fn worker_key(worker: &WorkerState) -> String {
     format!("worker {}", worker.worker)
+}
+
+/// Does not begin as the key of a worker's packets does.
+fn regime_key(worker: &WorkerState, regime: &str) -> String {
+    format!("{regime} of worker {}", worker.worker)
+}
+
+/// The regimes of a worker in the order of the loop.
+pub(crate) const REGIMES: [&str; 4] = ["idle", "poll", "classify", "sink"];
+
+/// The parts of the workers' time in percent, by regime; dashes if no time is known.
+pub(crate) fn regimes(nanoseconds: impl Fn(&str) -> f64) -> [String; 4] {
+    let parts = REGIMES.map(nanoseconds);
+    let whole: f64 = parts.iter().sum();
+    parts.map(|part| if whole > 0.0 { format!("{:.0} %", part / whole * 100.0) } else { "-".into() })
+}
+
+/// The median and the 99th percentile of a worker's latency: `1.2 us, 8.1 us`.
+pub(crate) fn latency(worker: &WorkerState) -> String {
+    let known = worker.latency.as_ref().and_then(|latency| Some((latency.p50_ns?, latency.p99_ns?)));
+    #[allow(clippy::cast_precision_loss)]
+    let text = |ns: u64| scaled(ns as f64, 1000.0, &[" ns", " us", " ms", " s"]);
+    known.map_or_else(|| "-".into(), |(p50, p99)| format!("{}, {}", text(p50), text(p99)))
+}
+
+/// The first columns of a table of workers.
+const WORKER_COLUMNS: [&str; 5] = ["worker", "core", "packets", "bytes", "packets/s"];
+
+/// The heads of a table of workers; the last is for latencies, if there are any.
+pub(crate) fn worker_heads(workers: &[WorkerState]) -> Vec<&'static str> {
+    let mut heads = WORKER_COLUMNS.to_vec();
+    heads.extend(REGIMES);
+    heads.extend(has_latency(workers).then_some("wait p50, p99"));
+    heads
+}
+
+pub(crate) fn has_latency(workers: &[WorkerState]) -> bool {
+    workers.iter().any(|worker| worker.latency.is_some())
 }
 
 fn rate_of(rates: &PerSecond, key: &str) -> f64 {
@@ -155,31 +198,37 @@ fn rules_table(rules: &Chosen<'_, &RuleState>, rates: &PerSecond) -> String {
     grid.text()
 }
 
-fn workers_table(workers: &Chosen<'_, WorkerState>, rates: &PerSecond) -> String {
-    let mut grid = Grid::new(&["worker", "core", "packets", "bytes", "packets/s", "no buffer", "idle"]);
+fn workers_table(workers: &Chosen<'_, WorkerState>, all: &[WorkerState], rates: &PerSecond) -> String {
+    let mut heads = worker_heads(all);
+    heads.insert(WORKER_COLUMNS.len(), "no buffer");
+    let mut grid = Grid::new(&heads);
+    let time = |worker: &WorkerState, regime: &str| rate_of(rates, &regime_key(worker, regime));
     for worker in &workers.shown {
         let stalled = if worker.stalled { " (stalled)" } else { "" };
-        grid.row(vec![
+        let mut row = vec![
             format!("{}{stalled}", worker.worker),
             worker.core.map_or_else(|| "any".into(), |core| core.to_string()),
             number(worker.received_packets),
             bytes(worker.received_bytes),
             rate(rate_of(rates, &worker_key(worker))),
             known(worker.out_of_buffer_packets),
-            percent(worker.empty_polls, worker.polls),
-        ]);
+        ];
+        row.extend(regimes(|regime| time(worker, regime)));
+        row.extend(has_latency(all).then(|| latency(worker)));
+        grid.row(row);
     }
     if !workers.others.is_empty() {
         let sum = |of: fn(&WorkerState) -> u64| workers.others.iter().map(|worker| of(worker)).sum();
-        grid.row(vec![
+        let mut row = vec![
             format!("and {} more", workers.others.len()),
             String::new(),
             number(sum(|worker| worker.received_packets)),
             bytes(sum(|worker| worker.received_bytes)),
             rate(workers.others.iter().map(|worker| rate_of(rates, &worker_key(worker))).sum()),
             known(workers.others.iter().map(|worker| worker.out_of_buffer_packets).sum()),
-            percent(sum(|worker| worker.empty_polls), sum(|worker| worker.polls)),
-        ]);
+        ];
+        row.extend(regimes(|regime| workers.others.iter().map(|worker| time(worker, regime)).sum()));
+        grid.row(row);
     }
     grid.text()
 }
@@ -374,6 +423,7 @@ pub(crate) fn duration(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::state::LatencyState;
 
     #[test]
     fn singular_and_plural() {
@@ -430,6 +480,27 @@ mod tests {
         assert!(text.contains("1 234"), "{text}");
         assert!(!text.contains("then"), "{text}");
         assert!(text.contains("lost: unknown_tag 2\n"), "{text}");
+    }
+
+    #[test]
+    fn the_time_of_a_worker_is_split_since_the_last_update() {
+        let mut rates = Rates::default();
+        let mut state = State { uptime_seconds: 1.0, ..State::default() };
+        let times = |idle, poll, classify, sink| {
+            [("idle", idle), ("poll", poll), ("classify", classify), ("sink", sink)].into()
+        };
+        state.workers =
+            vec![WorkerState { regimes_ns: times(1_000_000_000, 0, 0, 0), ..WorkerState::default() }];
+        let first = rates.update(&state);
+        state.uptime_seconds = 2.0;
+        state.workers[0].regimes_ns = times(1_250_000_000, 300_000_000, 50_000_000, 400_000_000);
+        let text = live(&state, &rates.update(&state), 24);
+        assert!(text.contains("25 %  30 %       5 %  40 %"), "{text}");
+        assert!(live(&state, &first, 24).contains("100 %   0 %"), "{text}");
+        assert!(!text.contains("p99"), "{text}");
+        let measured = LatencyState { p50_ns: Some(1216), p99_ns: Some(8_191), ..LatencyState::default() };
+        state.workers[0].latency = Some(measured);
+        assert!(live(&state, &PerSecond::new(), 24).contains("1.22 us, 8.19 us"), "{text}");
     }
 
     /// Rules and workers that do not fit are summed; losses are always shown.

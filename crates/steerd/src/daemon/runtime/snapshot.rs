@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use control::{Counted, DropTotals};
 use program::{DEFAULT_RULE, Placement, Program, RuleId, SinkId, WorkerId};
 use softnic::PortStats;
+use worker::sinks::{PacketSizes, TopFlow};
 use worker::{Disposition, Distribution, SinkTraffic, WorkerSnapshot};
 
 use super::{Runtime, WorkerEntry};
@@ -18,8 +19,8 @@ use crate::daemon::sinks::SinkView;
 use crate::effects::Effect;
 use crate::telemetry::accounting::{self, InFlight};
 use crate::telemetry::state::{
-    Buckets, DeviceState, LOST_ON_WIRE, PolicyState, PortCounters, PortState, Reasons, RuleState, SinkState,
-    SinkTrafficState, State, WorkerState,
+    Buckets, DeviceState, LOST_ON_WIRE, LatencyState, PolicyState, PortCounters, PortState, Reasons,
+    RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
 };
 
 /// Bucket bounds of batch sizes, and of the times of iterations in nanoseconds (255 ns to 1 s). A worker's
@@ -341,11 +342,37 @@ fn worker(entry: &WorkerEntry, snapshot: &WorkerSnapshot) -> WorkerState {
         empty_polls: snapshot.empty_iterations,
         batches: buckets(&snapshot.batches, &BATCH_BOUNDS),
         turn_ns: buckets(&snapshot.iteration_ns, &TURN_BOUNDS_NS),
+        regimes_ns: snapshot.regimes.iter().map(|(regime, ns)| (regime.name(), *ns)).collect(),
+        latency: snapshot.latency.as_ref().map(latency),
     }
 }
 
+fn latency(latency: &worker::Latency) -> LatencyState {
+    let quantile = |part| Some(latency.ns.quantile(part)).filter(|_| latency.ns.count() > 0);
+    LatencyState {
+        ns: buckets(&latency.ns, &TURN_BOUNDS_NS),
+        p50_ns: quantile(0.5),
+        p99_ns: quantile(0.99),
+        max_ns: quantile(1.0),
+        negative: latency.negative,
+    }
+}
+
+fn packet_sizes(sizes: &PacketSizes) -> Buckets {
+    let mut packets = 0;
+    let at_most = sizes.classes.iter().map(|(bound, count)| {
+        packets += count;
+        (*bound, packets)
+    });
+    Buckets { at_most: at_most.collect(), count: sizes.packets(), sum: sizes.bytes }
+}
+
+fn top_flow(flow: &TopFlow) -> TopFlowState {
+    TopFlowState { flow: flow.flow.to_string(), packets: flow.packets, error: flow.error, bytes: flow.bytes }
+}
+
 fn sink(program: &Program, view: SinkView) -> SinkState {
-    let SinkView { definition, attached_to, traffic, status } = view;
+    let SinkView { definition, attached_to, traffic, status, sizes, top_flows } = view;
     let id = program.sinks.iter().position(|sink| *sink == definition).map(SinkId::of);
     let gets = |rule: &&program::Rule| match &attached_to {
         Some(name) => rule.name == *name,
@@ -372,6 +399,8 @@ fn sink(program: &Program, view: SinkView) -> SinkState {
         name: definition.name,
         attached_to,
         status: status.into_iter().collect(),
+        packet_sizes: sizes.as_ref().map(packet_sizes),
+        top_flows: top_flows.map(|flows| flows.iter().take(TOP_FLOWS_MAX).map(top_flow).collect()),
     }
 }
 

@@ -80,7 +80,19 @@ fn scene() -> State {
             out_of_buffer_packets: Some(4),
             failed_receives: [("length", 3)].into(),
             poll_errors: 5,
+            regimes_ns: [("idle", 1_500_000_000), ("sink", 250_000_000)].into(),
+            latency: Some(LatencyState {
+                ns: Buckets { at_most: vec![(1023, 2), (4095, 5)], count: 5, sum: 9000 },
+                negative: 1,
+                ..LatencyState::default()
+            }),
             ..WorkerState::default()
+        }],
+        sinks: vec![SinkState {
+            name: "sizes".into(),
+            kind: "count",
+            packet_sizes: Some(Buckets { at_most: vec![(64, 3), (127, 4)], count: 4, sum: 300 }),
+            ..SinkState::default()
         }],
         ..State::default()
     }
@@ -111,6 +123,12 @@ fn a_state_becomes_text() {
         "steerd_worker_turn_seconds_bucket{worker=\"0\",le=\"0.000004095\"} 5",
         "steerd_worker_turn_seconds_count{worker=\"0\"} 5",
         "steerd_worker_turn_seconds_sum{worker=\"0\"} 0.000009",
+        "steerd_worker_time_seconds_total{worker=\"0\",regime=\"idle\"} 1.5",
+        "steerd_worker_time_seconds_total{worker=\"0\",regime=\"sink\"} 0.25",
+        "steerd_worker_latency_seconds_bucket{worker=\"0\",le=\"0.000001023\"} 2",
+        "steerd_worker_negative_latencies_total{worker=\"0\"} 1",
+        "steerd_sink_packet_size_bytes_bucket{sink=\"sizes\",kind=\"count\",le=\"127\"} 4",
+        "steerd_sink_packet_size_bytes_sum{sink=\"sizes\",kind=\"count\"} 300",
         "steerd_port_up{port=\"1\"} 0",
         "steerd_port_dropped_packets_total{port=\"1\",reason=\"out_of_buffer\"} 9",
     ] {
