@@ -4,6 +4,7 @@
 use std::sync::LazyLock;
 
 use packet::{FIELDS, Form};
+use program::{APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX};
 
 use crate::policy::{MAX_LABEL, MAX_LABEL_CLASS, MAX_SET_VALUES, MAX_TABLE_SIZE, PRIORITIES, VERSION};
 
@@ -138,7 +139,40 @@ pub(crate) const SINKS: &[(&str, &[Key])] = &[
     ),
     ("kernel", &[required("interface", Text, "The name of the TAP interface.")]),
     ("capture", &[required("folder", Text, "The folder of the pcapng files.")]),
-    ("app", &[required("socket", Text, "The unix socket that clients connect to.")]),
+    (
+        "app",
+        &[
+            required("socket", Text, "The unix socket that clients connect to, an absolute path."),
+            key(
+                "socket_mode",
+                Text,
+                "Permissions of the socket in octal; \"0600\" if left out, \"0666\" with `uids` or `gids`.",
+            ),
+            key(
+                "mode",
+                Word(&["copy", "share"]),
+                "Whether each client gets every packet or whole flows; \"copy\" if left out.",
+            ),
+            key("clients", Integer(1, APP_CLIENTS_MAX as i64), "The most clients; 8 if left out."),
+            key("uids", Shape("ids"), "Users that may connect, beside root and the user of the daemon."),
+            key("gids", Shape("ids"), "Groups whose members may connect."),
+            key(
+                "rings",
+                Integer(1, APP_RINGS_MAX as i64),
+                "The most rings of a client in each direction; 16 if left out.",
+            ),
+            key(
+                "ring_size",
+                Integer(*APP_RING_SIZES.start() as i64, *APP_RING_SIZES.end() as i64),
+                "The most descriptors in a ring, a power of two; 4096 if left out.",
+            ),
+            key(
+                "client_mib",
+                Integer(*APP_CLIENT_MIB.start() as i64, *APP_CLIENT_MIB.end() as i64),
+                "The most shared memory of one client, in MiB; 256 if left out.",
+            ),
+        ],
+    ),
     (
         "forward",
         &[

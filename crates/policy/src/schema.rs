@@ -41,6 +41,7 @@ fn definitions() -> Value {
             { "type": "string" },
             { "type": "array", "minItems": 1, "items": { "type": "string" } },
         ] },
+        "ids": { "type": "array", "items": { "type": "integer", "minimum": 0, "maximum": u32::MAX } },
         "inner_match": object_of(keys::inner_match(), 1),
         "match": object_of(keys::MATCH.iter(), 1),
         "mpls": { "anyOf": [stack_entry, { "type": "array", "minItems": 1, "items": stack_entry }] },

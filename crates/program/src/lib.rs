@@ -50,7 +50,8 @@ pub use program::{
 };
 pub use ranges::{RangeSet, Word};
 pub use sink::{
-    AppSink, CaptureSink, CountSink, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, Sink, SinkKind,
+    APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, AppMode, AppSink, CaptureSink, CountSink,
+    ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, Sink, SinkKind,
 };
 pub use tag::{Band, CLASSES_MAX, ClassTag, TAG_BITS};
 pub use undecided::{Inseparable, UndecidedKey, UndecidedReason};

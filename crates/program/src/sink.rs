@@ -73,11 +73,64 @@ pub struct CaptureSink {
     pub folder: PathBuf,
 }
 
+/// The most clients of a sink of kind `app`.
+pub const APP_CLIENTS_MAX: u16 = 64;
+/// The most rings of one client in each direction.
+pub const APP_RINGS_MAX: u16 = 64;
+/// The sizes that a ring may have.
+pub const APP_RING_SIZES: std::ops::RangeInclusive<u32> = 2..=16_384;
+/// The least and the most shared memory that a client may have, in MiB.
+pub const APP_CLIENT_MIB: std::ops::RangeInclusive<u32> = 1..=4096;
+
 /// Options of the kind `app`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AppSink {
     /// The unix socket that clients connect to.
     pub socket: PathBuf,
+    /// The permissions of its file.
+    pub socket_mode: u32,
+    /// Which packets a client gets.
+    pub mode: AppMode,
+    /// The most clients.
+    pub clients: u16,
+    /// Users that may connect, beside root and the user of the daemon.
+    pub uids: Vec<u32>,
+    /// Groups whose members may connect.
+    pub gids: Vec<u32>,
+    /// The most rings of a client in each direction.
+    pub rings: u16,
+    /// The most descriptors in a ring, a power of two.
+    pub ring_size: u32,
+    /// The most shared memory of one client, in MiB.
+    pub client_mib: u32,
+}
+
+/// How the clients of a sink of kind `app` divide its packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AppMode {
+    /// Each client gets every packet.
+    Copy,
+    /// Each client gets whole flows.
+    Share,
+}
+
+impl AppSink {
+    /// A sink with this socket and the defaults of the other options.
+    #[must_use]
+    pub fn new(socket: PathBuf) -> Self {
+        Self {
+            socket,
+            socket_mode: 0o600,
+            mode: AppMode::Copy,
+            clients: 8,
+            uids: Vec::new(),
+            gids: Vec::new(),
+            rings: 16,
+            ring_size: 4096,
+            client_mib: 256,
+        }
+    }
 }
 
 /// Options of the kind `forward`.

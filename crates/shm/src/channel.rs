@@ -8,7 +8,7 @@ use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, chmodat, lstat, unlink};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, chmodat, lstat, rename, unlink};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -218,22 +218,39 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path` with these permissions of the file. A socket file that nobody listens on is replaced.
+    /// Listens at `path` with these permissions of the file. A socket file that nobody listens on is replaced, and so is
+    /// that of another listener of this process, which then gets no further connections.
     ///
     /// # Errors
     /// The path is in use, or a system call failed.
     pub fn bind(path: &Path, permissions: u32) -> Result<Self, ListenError> {
         let failed =
             |operation| move |source| ListenError::System { path: path.to_owned(), operation, source };
-        let address = SocketAddrUnix::new(path).map_err(failed("naming the socket"))?;
-        remove_stale(path)?;
+        let in_use = match occupant(path)? {
+            Occupant::None => false,
+            Occupant::Stale => {
+                unlink(path).map_err(failed("unlink"))?;
+                false
+            }
+            Occupant::ThisProcess => true,
+        };
+        // The new file takes the place of the old one at once, so that a client always finds one.
+        let bound_at = if in_use { path.with_extension("new") } else { path.to_owned() };
+        let address = SocketAddrUnix::new(&bound_at).map_err(failed("naming the socket"))?;
         let socket = new_socket().map_err(failed("socket"))?;
+        if in_use {
+            let _ = unlink(&bound_at);
+        }
         match bind(&socket, &address) {
             Err(Errno::ADDRINUSE) => return Err(ListenError::Taken { path: path.to_owned() }),
             bound => bound.map_err(failed("bind"))?,
         }
-        chmodat(CWD, path, Mode::from_raw_mode(permissions), AtFlags::empty()).map_err(failed("chmod"))?;
+        let mode = Mode::from_raw_mode(permissions);
+        chmodat(CWD, &bound_at, mode, AtFlags::empty()).map_err(failed("chmod"))?;
         listen(&socket, BACKLOG).map_err(failed("listen"))?;
+        if in_use {
+            rename(&bound_at, path).map_err(failed("rename"))?;
+        }
         let file = identity(path).map_err(failed("stat"))?;
         Ok(Self { socket, path: path.to_owned(), file })
     }
@@ -270,18 +287,24 @@ fn identity(path: &Path) -> rustix::io::Result<(u64, u64)> {
     lstat(path).map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-/// Removes the socket file of a server that has exited.
-fn remove_stale(path: &Path) -> Result<(), ListenError> {
-    let Ok(stat) = lstat(path) else { return Ok(()) };
+/// Who uses a path.
+enum Occupant {
+    None,
+    /// A server that has exited.
+    Stale,
+    ThisProcess,
+}
+
+fn occupant(path: &Path) -> Result<Occupant, ListenError> {
+    let Ok(stat) = lstat(path) else { return Ok(Occupant::None) };
     if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
         return Err(ListenError::NotASocket { path: path.to_owned() });
     }
-    match Channel::connect(path) {
-        Err(Errno::CONNREFUSED) => {
-            let failed = |source| ListenError::System { path: path.to_owned(), operation: "unlink", source };
-            unlink(path).map_err(failed)
-        }
-        Err(Errno::NOENT) => Ok(()),
+    let own = std::process::id().cast_signed();
+    match Channel::connect(path).and_then(|channel| channel.peer()) {
+        Err(Errno::CONNREFUSED) => Ok(Occupant::Stale),
+        Err(Errno::NOENT) => Ok(Occupant::None),
+        Ok(peer) if peer.process == own => Ok(Occupant::ThisProcess),
         // Somebody listens, or it is a socket of another type.
         _ => Err(ListenError::Taken { path: path.to_owned() }),
     }
@@ -331,11 +354,15 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+    fn a_stale_socket_and_one_of_this_process_are_replaced_and_other_files_are_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let live = Listener::bind(&path, 0o600).unwrap();
-        assert!(matches!(Listener::bind(&path, 0o600), Err(ListenError::Taken { .. })));
+        let next = Listener::bind(&path, 0o600).unwrap();
+        let _client = Channel::connect(&path).unwrap();
+        assert!(next.accept().is_some(), "the second listener of this process has replaced the first");
+        drop(live);
+        assert!(path.exists(), "the first does not remove the file of the second");
         let stale = new_socket().unwrap();
         let other = folder.path().join("stale");
         bind(&stale, &SocketAddrUnix::new(&other).unwrap()).unwrap();
@@ -343,8 +370,12 @@ mod tests {
         let replaced = Listener::bind(&other, 0o640).unwrap();
         let mode = lstat(&other).unwrap().st_mode & 0o777;
         assert_eq!(mode, 0o640);
-        drop((live, replaced));
+        drop((next, replaced));
         assert!(!path.exists() && !other.exists(), "the files are removed");
+        let foreign = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        assert!(matches!(Listener::bind(&path, 0o600), Err(ListenError::Taken { .. })), "of another type");
+        drop(foreign);
+        std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "text").unwrap();
         assert!(matches!(Listener::bind(&path, 0o600), Err(ListenError::NotASocket { .. })));
         let long = folder.path().join("a".repeat(120));

@@ -4,6 +4,7 @@
 //! Opening allocates all memory. An endpoint runs on its worker's thread under the rules of [`Sink`]; a hub never runs
 //! there.
 
+mod app;
 mod count;
 
 use std::sync::Arc;
@@ -77,6 +78,28 @@ pub enum SinkError {
         /// Its kind.
         kind: &'static str,
     },
+    /// The socket of a sink of kind `app` cannot be had.
+    #[error(
+        "sink `{sink}`: its socket cannot be used (hint: choose another `socket`, or a folder that exists)"
+    )]
+    Listen {
+        /// Its name.
+        sink: String,
+        /// The path and the reason.
+        #[source]
+        source: shm::ListenError,
+    },
+    /// A sink of kind `app` lacks a resource of the system.
+    #[error("sink `{sink}`: {operation} failed")]
+    App {
+        /// Its name.
+        sink: String,
+        /// What failed.
+        operation: &'static str,
+        /// The reason.
+        #[source]
+        source: std::io::Error,
+    },
 }
 
 /// Opens a sink.
@@ -86,7 +109,8 @@ pub enum SinkError {
 pub fn open(sink: &program::Sink, environment: &Environment<'_>) -> Result<Opened, SinkError> {
     match &sink.kind {
         SinkKind::Count(options) => Ok(count::open(options, environment.workers())),
-        SinkKind::Kernel(_) | SinkKind::Capture(_) | SinkKind::App(_) | SinkKind::Forward(_) => {
+        SinkKind::App(options) => app::open(&sink.name, options, environment.workers()),
+        SinkKind::Kernel(_) | SinkKind::Capture(_) | SinkKind::Forward(_) => {
             Err(SinkError::NotAvailable { sink: sink.name.clone(), kind: sink.kind.name() })
         }
     }

@@ -6,16 +6,20 @@ use std::path::PathBuf;
 
 use packet::MacAddr;
 use program::{
-    AppSink, CaptureSink, CountSink, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, Sink, SinkId,
-    SinkKind,
+    APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, AppMode, AppSink, CaptureSink, CountSink,
+    ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, Sink, SinkId, SinkKind,
 };
 use toml::Spanned;
 
 use crate::keys::{self, Key as KnownKey};
 use crate::policy::SinkDefinition;
 
+use super::matches::word;
 use super::reader::{Key, Names, Reader, Table, Value, entries, nearest};
 use super::sets::shortened;
+
+/// The length of `sun_path` of unix(7), with the final zero.
+const SOCKET_PATH_MAX: usize = 108;
 
 /// The sinks of all files.
 #[derive(Default)]
@@ -161,8 +165,75 @@ fn capture(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
 }
 
 fn app(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
-    let socket = PathBuf::from(text(reader, table, "socket")?);
-    Some(SinkKind::App(AppSink { socket }))
+    let mut sink = AppSink::new(socket(reader, table)?);
+    if let Some(value) = table.get("mode") {
+        let words = [("copy", AppMode::Copy), ("share", AppMode::Share)];
+        sink.mode = word(reader, value, "mode", &words)?;
+    }
+    sink.clients = small(reader, table, "clients", sink.clients, APP_CLIENTS_MAX)?;
+    sink.uids = ids(reader, table, "uids")?;
+    sink.gids = ids(reader, table, "gids")?;
+    if !sink.uids.is_empty() || !sink.gids.is_empty() {
+        sink.socket_mode = 0o666;
+    }
+    if let Some(value) = table.get("socket_mode") {
+        sink.socket_mode = permissions(reader, value)?;
+    }
+    sink.rings = small(reader, table, "rings", sink.rings, APP_RINGS_MAX)?;
+    if let Some(value) = table.get("ring_size") {
+        let (least, most) = APP_RING_SIZES.into_inner();
+        sink.ring_size = reader.integer(value, "`ring_size`", least, most)?;
+        if !sink.ring_size.is_power_of_two() {
+            let hint = format!("write {}", sink.ring_size.next_power_of_two());
+            reader.error_with(value.span(), "`ring_size` is not a power of two", "this number", hint);
+            return None;
+        }
+    }
+    if let Some(value) = table.get("client_mib") {
+        let (least, most) = APP_CLIENT_MIB.into_inner();
+        sink.client_mib = reader.integer(value, "`client_mib`", least, most)?;
+    }
+    Some(SinkKind::App(sink))
+}
+
+/// The path of a unix socket.
+fn socket(reader: &mut Reader, table: &Table<'_>) -> Option<PathBuf> {
+    let path = text(reader, table, "socket")?;
+    let value = table.get("socket")?;
+    let problem = match path.len() {
+        _ if !path.starts_with('/') => "`socket` is not an absolute path".to_owned(),
+        _ if path.contains('\0') => "`socket` contains a zero byte".to_owned(),
+        SOCKET_PATH_MAX.. => format!("`socket` is longer than {} bytes", SOCKET_PATH_MAX - 1),
+        _ => return Some(PathBuf::from(path)),
+    };
+    reader.error_with(value.span(), problem, "this path", "write a path like \"/run/steerd/app.sock\"");
+    None
+}
+
+/// An optional number from 1 to `most`.
+fn small(reader: &mut Reader, table: &Table<'_>, key: &str, default: u16, most: u16) -> Option<u16> {
+    let Some(value) = table.get(key) else { return Some(default) };
+    let number = reader.integer(value, &format!("`{key}`"), 1, u32::from(most))?;
+    u16::try_from(number).ok()
+}
+
+/// An optional list of users or groups.
+fn ids(reader: &mut Reader, table: &Table<'_>, key: &str) -> Option<Vec<u32>> {
+    let Some(value) = table.get(key) else { return Some(Vec::new()) };
+    let items = reader.array(value, &format!("`{key}`"))?;
+    items.iter().map(|item| reader.integer(item, &format!("a number of `{key}`"), 0, u32::MAX)).collect()
+}
+
+/// Permissions of a file in octal.
+fn permissions(reader: &mut Reader, value: &Value<'_>) -> Option<u32> {
+    let text = reader.string(value, "`socket_mode`")?;
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| digits && *mode <= 0o777);
+    if mode.is_none() {
+        let message = "`socket_mode` is not a number of permissions";
+        reader.error_with(value.span(), message, "here", "write \"0660\"");
+    }
+    mode
 }
 
 fn forward(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {

@@ -41,8 +41,9 @@ const MASK_INTERRUPT: u16 = 1;
 /// In the flags of a descriptor: the frame continues in the next one.
 const NEXT: u16 = 1;
 
-/// The memory of a ring of `1 << log2_size` descriptors.
-pub(super) const fn ring_bytes(log2_size: u8) -> usize {
+/// The bytes of a ring of `1 << log2_size` descriptors, which follow each other in the memory of this crate's client.
+#[must_use]
+pub const fn ring_bytes(log2_size: u8) -> usize {
     DESCRIPTORS_OFFSET + (DESCRIPTOR_BYTES << log2_size)
 }
 

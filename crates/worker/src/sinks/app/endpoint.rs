@@ -1,0 +1,269 @@
+//! The worker's side: puts the packets of a batch into the rings of clients, and takes the frames that clients send.
+//!
+//! The work is by client: one lock, one index store and one addition to each counter per batch and client. A packet is
+//! delivered if at least one client got it; otherwise the last reason counts, and without clients `no_client`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use program::AppMode;
+use shm::memif::ring::{Put, ServerReceiver, Taken, Violation};
+
+use super::client::{Client, Doorbell, add};
+use super::roster::{Post, Roster};
+use crate::BATCH_MAX;
+use crate::sink::{Deliveries, FramesBack, Sink, SinkCounters, SinkDrop};
+
+/// Frames that a worker takes from one ring of a client per iteration, so that a client cannot keep it busy.
+const TAKE_MAX: usize = 32;
+/// The longest frame that a client can send.
+const FRAME_BYTES_MAX: usize = 16 << 10;
+/// In [`Endpoint::targets`] in mode `copy`: every client.
+const EVERY: u8 = u8::MAX;
+
+/// The packets of a batch, which are visited once per client.
+pub(super) trait Frames {
+    fn each(&self, visit: impl FnMut(&[u8]));
+}
+
+impl Frames for Deliveries<'_> {
+    #[inline]
+    fn each(&self, mut visit: impl FnMut(&[u8])) {
+        self.iter().for_each(|delivery| visit(delivery.bytes));
+    }
+}
+
+/// One worker's side of the sink.
+pub(super) struct Endpoint {
+    worker: usize,
+    workers: usize,
+    mode: AppMode,
+    post: Arc<Post>,
+    doorbell: Arc<Doorbell>,
+    pub(super) counters: Arc<SinkCounters>,
+    roster: Option<Arc<Roster>>,
+    /// For each packet of the batch its client.
+    targets: Vec<u8>,
+    /// For each packet of the batch why it is not delivered; `None` if it is.
+    fates: Vec<Option<SinkDrop>>,
+    /// A frame of a client.
+    frame: Box<[u8]>,
+}
+
+impl Endpoint {
+    pub(super) fn new(
+        (worker, workers): (usize, usize),
+        mode: AppMode,
+        post: Arc<Post>,
+        doorbell: Arc<Doorbell>,
+        counters: Arc<SinkCounters>,
+    ) -> Self {
+        let (targets, fates) = (Vec::with_capacity(BATCH_MAX), Vec::with_capacity(BATCH_MAX));
+        let frame = vec![0; FRAME_BYTES_MAX].into_boxed_slice();
+        Self { worker, workers, mode, post, doorbell, counters, roster: None, targets, fates, frame }
+    }
+
+    /// Delivers a batch.
+    #[inline]
+    pub(super) fn deliver(&mut self, frames: &impl Frames) {
+        self.post.refresh(&mut self.roster);
+        self.fates.clear();
+        self.targets.clear();
+        let roster = self.roster.as_deref().filter(|roster| !roster.clients.is_empty());
+        let shared = roster.filter(|_| self.mode == AppMode::Share);
+        frames.each(|frame| {
+            self.fates.push(Some(SinkDrop::NoClient));
+            self.targets.push(shared.map_or(EVERY, |roster| roster.client_of(frame)));
+        });
+        if let Some(roster) = roster {
+            for (number, client) in roster.clients.iter().enumerate() {
+                let number = number as u8;
+                let is_used = shared.is_none() || self.targets.contains(&number);
+                if is_used && client.is_sound() {
+                    let batch = Batch { number, targets: &self.targets, fates: &mut self.fates };
+                    batch.put(frames, client, self.worker, &self.doorbell);
+                }
+            }
+        }
+        self.count(frames);
+    }
+
+    fn count(&self, frames: &impl Frames) {
+        let (mut delivered, mut delivered_bytes, mut offered_bytes) = (0, 0, 0);
+        let mut dropped = [0; SinkDrop::ALL.len()];
+        let mut fates = self.fates.iter();
+        frames.each(|frame| {
+            let bytes = frame.len() as u64;
+            offered_bytes += bytes;
+            match fates.next() {
+                Some(Some(reason)) => dropped[*reason as usize] += 1,
+                _ => {
+                    delivered += 1;
+                    delivered_bytes += bytes;
+                }
+            }
+        });
+        self.counters.offered(self.fates.len() as u64, offered_bytes);
+        if delivered > 0 {
+            self.counters.worker.delivered(delivered, delivered_bytes);
+        }
+        for (reason, count) in SinkDrop::ALL.iter().zip(dropped) {
+            if count > 0 {
+                self.counters.worker.dropped(*reason, count);
+            }
+        }
+    }
+
+    /// Takes what clients have sent.
+    pub(super) fn take(&mut self) {
+        self.post.refresh(&mut self.roster);
+        let Some(roster) = self.roster.as_deref() else { return };
+        for client in roster.clients.iter().filter(|client| client.is_sound()) {
+            for mut ring in client.receivers(self.worker, self.workers) {
+                if let Err(violation) = take_from(&mut ring, client, &mut self.frame) {
+                    client.accuse(violation);
+                    self.doorbell.ring();
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.post.give_back(self.roster.take());
+    }
+}
+
+impl Sink for Endpoint {
+    fn run(&mut self, packets: &mut Deliveries<'_>) {
+        self.deliver(packets);
+    }
+
+    fn poll(&mut self, _frames: &mut FramesBack<'_>) {
+        self.take();
+    }
+
+    /// Also without packets: clients send, and clients that have gone must be given up.
+    fn needs_poll(&self) -> bool {
+        true
+    }
+}
+
+/// The packets of a batch that are for one client.
+struct Batch<'b> {
+    number: u8,
+    targets: &'b [u8],
+    fates: &'b mut [Option<SinkDrop>],
+}
+
+impl Batch<'_> {
+    #[inline]
+    fn put(self, frames: &impl Frames, client: &Client, worker: usize, doorbell: &Doorbell) {
+        let Self { number, targets, fates } = self;
+        let is_mine = |target: u8| target == EVERY || target == number;
+        let Some((ring, mut sender)) = client.sender(worker) else {
+            let mine = fates.iter_mut().zip(targets).filter(|(_, target)| is_mine(**target));
+            let mut contended = 0;
+            for (fate, _) in mine {
+                note(fate, SinkDrop::Contended);
+                contended += 1;
+            }
+            add(&client.counters.contended, contended);
+            return;
+        };
+        let (mut delivered, mut bytes, mut full, mut too_long) = (0, 0, 0, 0);
+        let mut broken = None;
+        let mut packets = fates.iter_mut().zip(targets);
+        frames.each(|frame| {
+            let Some((fate, target)) = packets.next() else { return };
+            if !is_mine(*target) {
+                return;
+            }
+            if broken.is_some() {
+                note(fate, SinkDrop::Closed);
+                return;
+            }
+            match sender.put(frame) {
+                Ok(Put::Done) => {
+                    *fate = None;
+                    delivered += 1;
+                    bytes += frame.len() as u64;
+                }
+                Ok(Put::Full) => {
+                    note(fate, SinkDrop::RingFull);
+                    full += 1;
+                }
+                Ok(Put::TooLong) => {
+                    note(fate, SinkDrop::TooLong);
+                    too_long += 1;
+                }
+                Err(violation) => {
+                    note(fate, SinkDrop::Closed);
+                    broken = Some(violation);
+                }
+            }
+        });
+        if sender.publish() && client.want_interrupt(ring) {
+            doorbell.ring();
+        }
+        drop(sender);
+        if let Some(violation) = broken {
+            client.accuse(violation);
+            doorbell.ring();
+        }
+        let counters = &client.counters;
+        add(&counters.delivered, delivered);
+        add(&counters.delivered_bytes, bytes);
+        add(&counters.ring_full, full);
+        add(&counters.too_long, too_long);
+    }
+}
+
+/// A client did not get the packet; another one may have.
+#[inline]
+fn note(fate: &mut Option<SinkDrop>, reason: SinkDrop) {
+    if fate.is_some() {
+        *fate = Some(reason);
+    }
+}
+
+/// Takes frames from one ring of a client.
+fn take_from(ring: &mut ServerReceiver, client: &Client, frame: &mut [u8]) -> Result<(), Violation> {
+    let (mut frames, mut bytes, mut too_long) = (0, 0, 0);
+    let mut taken = Ok(Taken::Empty);
+    for _ in 0..TAKE_MAX {
+        taken = ring.take(frame);
+        match taken {
+            Ok(Taken::Frame(length)) => {
+                frames += 1;
+                bytes += length as u64;
+                let received = frame.get(..length).unwrap_or_default();
+                send(received);
+            }
+            Ok(Taken::TooLong(_)) => too_long += 1,
+            Ok(Taken::Empty) | Err(_) => break,
+        }
+    }
+    if frames + too_long > 0 {
+        ring.publish();
+    }
+    let counters = &client.counters;
+    add(&counters.returned, frames);
+    add(&counters.returned_bytes, bytes);
+    add(&counters.returned_too_long, too_long);
+    taken.map(drop)
+}
+
+/// The place where frames of clients leave for the network. No send queue is passed to this sink yet, so they end here;
+/// the client's counter `returned` has them.
+#[inline]
+fn send(_frame: &[u8]) {}
+
+/// The sum of a counter over clients.
+pub(super) fn sum<'c>(
+    clients: impl Iterator<Item = &'c Arc<Client>>,
+    counter: impl Fn(&Client) -> &std::sync::atomic::AtomicU64,
+) -> u64 {
+    clients.map(|client| counter(client).load(Ordering::Relaxed)).sum()
+}

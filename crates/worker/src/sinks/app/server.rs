@@ -1,0 +1,451 @@
+//! The thread of a sink that talks to clients: listens, checks who connects, shakes hands, watches connections, sends
+//! interrupts, and unmaps the memory of clients that have gone.
+//!
+//! Nothing here waits for a client: sockets are non-blocking, a handshake has a time limit, and interrupts are sent
+//! without write(2) ([`shm::Signaller`]). So a client that stalls harms nobody.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use program::{AppMode, AppSink};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::geteuid;
+use shm::memif::message::Message;
+use shm::memif::server::{Connection, Limits, Negotiation, Progress, Refusal};
+use shm::{Channel, ListenError, Listener, Peer, Received, Signaller};
+
+use super::client::{Client, Doorbell};
+use super::roster::{Post, Roster, Shares};
+
+/// The longest time from the connection to the end of the handshake.
+pub(super) const HANDSHAKE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 3000 });
+/// The most handshakes at once; further connections wait in the socket.
+const PENDING_MAX: usize = 16;
+/// How long the thread sleeps at most, and while it waits for workers to give up a client.
+const TICK: Duration = Duration::from_secs(1);
+const RELEASE_TICK: Duration = Duration::from_millis(5);
+/// The least time between two rounds of interrupts: a client that always wants one costs a bounded time.
+const INTERRUPT_GAP: Duration = Duration::from_micros(20);
+/// Lines that are logged per second about clients; more are counted.
+const LINES_PER_SECOND: u32 = 10;
+/// Clients that have gone and are still named in the status.
+const GONE_MAX: usize = 8;
+
+/// What the thread shares with the owner of the sink.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) stop: AtomicBool,
+    pub(super) doorbell: Arc<Doorbell>,
+    clients: Mutex<Vec<Arc<Client>>>,
+    /// The names of the last clients that have gone, with the reasons.
+    gone: Mutex<VecDeque<String>>,
+    pub(super) events: Events,
+}
+
+/// What has happened with connections, for the status.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    pub(super) connected: AtomicU64,
+    pub(super) left: AtomicU64,
+    /// Disconnected because they broke the protocol of the rings.
+    pub(super) violations: AtomicU64,
+    /// Not allowed to connect.
+    pub(super) denied: AtomicU64,
+    /// Handshakes that failed, or did not end in time.
+    pub(super) failed: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn new(doorbell: Arc<Doorbell>) -> Self {
+        let (clients, gone) = (Mutex::default(), Mutex::default());
+        Self { stop: AtomicBool::new(false), doorbell, clients, gone, events: Events::default() }
+    }
+
+    pub(super) fn clients(&self) -> MutexGuard<'_, Vec<Arc<Client>>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn gone(&self) -> MutexGuard<'_, VecDeque<String>> {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A connection during its handshake.
+struct Pending {
+    channel: Channel,
+    peer: Peer,
+    negotiation: Negotiation,
+    deadline: Instant,
+    /// It has sent a message. A process that only looks whether somebody listens sends none.
+    began: bool,
+}
+
+/// The server of one sink.
+pub(super) struct Server {
+    name: String,
+    options: AppSink,
+    listener: Listener,
+    shared: Arc<Shared>,
+    posts: Vec<Arc<Post>>,
+    pending: Vec<Pending>,
+    /// In the order of the clients in `shared`.
+    channels: Vec<Channel>,
+    /// No longer in the roster, but workers may still have it.
+    departed: Vec<Arc<Client>>,
+    shares: Shares,
+    signaller: Option<Signaller>,
+    next_id: u64,
+    /// When the socket's file was looked at last.
+    checked: Instant,
+    log: LogLimit,
+}
+
+impl Server {
+    /// # Errors
+    /// The socket cannot be had.
+    pub(super) fn new(
+        name: &str,
+        options: &AppSink,
+        shared: Arc<Shared>,
+        posts: Vec<Arc<Post>>,
+    ) -> Result<Self, ListenError> {
+        let listener = Listener::bind(&options.socket, options.socket_mode)?;
+        let signaller = Signaller::new();
+        if let Err(error) = &signaller {
+            tracing::warn!(
+                "sink `{name}`: clients must poll, because interrupts are not possible: io_setup: {error}"
+            );
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            options: options.clone(),
+            listener,
+            shared,
+            posts,
+            pending: Vec::new(),
+            channels: Vec::new(),
+            departed: Vec::new(),
+            shares: Shares::default(),
+            signaller: signaller.ok(),
+            next_id: 1,
+            checked: Instant::now(),
+            log: LogLimit::default(),
+        })
+    }
+
+    /// Runs until the owner sets `stop`.
+    pub(super) fn run(mut self) {
+        while !self.shared.stop.load(Ordering::SeqCst) {
+            let ready = self.wait();
+            self.send_interrupts();
+            if ready.listener {
+                self.accept();
+            }
+            self.negotiate();
+            self.watch(ready.clients);
+            self.release();
+            self.keep_listening();
+        }
+        self.close();
+    }
+
+    fn wait(&self) -> Ready {
+        let accepts = self.pending.len() < PENDING_MAX;
+        let doorbell = &self.shared.doorbell;
+        let mut files: Vec<BorrowedFd<'_>> = vec![doorbell.interrupt.as_fd()];
+        files.extend(self.channels.iter().map(AsFd::as_fd));
+        files.extend(self.pending.iter().map(|pending| pending.channel.as_fd()));
+        files.extend(accepts.then_some(self.listener.as_fd()));
+        let mut files: Vec<_> =
+            files.into_iter().map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN)).collect();
+        let may_sleep = doorbell.falls_asleep();
+        let timeout = if may_sleep { self.timeout() } else { Duration::ZERO };
+        let _ = poll(&mut files, Timespec::try_from(timeout).ok().as_ref());
+        doorbell.wakes_up();
+        let is_ready = |file: &PollFd<'_>| !file.revents().is_empty();
+        Ready {
+            clients: files.iter().skip(1).take(self.channels.len()).any(is_ready),
+            listener: accepts && files.last().is_some_and(is_ready),
+        }
+    }
+
+    fn timeout(&self) -> Duration {
+        let now = Instant::now();
+        let limit = if self.departed.is_empty() { TICK } else { RELEASE_TICK };
+        let deadlines = self.pending.iter().map(|pending| pending.deadline.saturating_duration_since(now));
+        deadlines.min().map_or(limit, |next| next.min(limit))
+    }
+
+    fn accept(&mut self) {
+        while self.pending.len() < PENDING_MAX {
+            let Some(channel) = self.listener.accept() else { return };
+            let Ok(peer) = channel.peer() else { continue };
+            if let Err(reason) = self.check_access(&peer) {
+                self.shared.events.denied.fetch_add(1, Ordering::Relaxed);
+                let _ = channel.send(&Message::Disconnect(1, reason.clone()), None);
+                self.log.line(|| tracing::warn!("sink `{}`: {peer} was not accepted: {reason}", self.name));
+                continue;
+            }
+            let negotiation = Negotiation::new(self.limits());
+            if channel.send(&negotiation.hello("steerd"), None).is_ok() {
+                self.pending.push(Pending {
+                    channel,
+                    peer,
+                    negotiation,
+                    deadline: Instant::now() + HANDSHAKE,
+                    began: false,
+                });
+            }
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            rings: self.options.rings,
+            log2_ring_size: self.options.ring_size.ilog2() as u8,
+            bytes: u64::from(self.options.client_mib) << 20,
+        }
+    }
+
+    fn check_access(&self, peer: &Peer) -> Result<(), String> {
+        let AppSink { uids, gids, clients, .. } = &self.options;
+        let always = peer.user == 0 || peer.user == geteuid().as_raw();
+        if !always && !uids.contains(&peer.user) && !peer.groups.iter().any(|group| gids.contains(group)) {
+            return Err(format!("neither user {} nor one of its groups is allowed", peer.user));
+        }
+        if self.channels.len() + self.pending.len() >= usize::from(*clients) {
+            return Err(format!("{clients} clients are connected already"));
+        }
+        Ok(())
+    }
+
+    fn negotiate(&mut self) {
+        let now = Instant::now();
+        for index in (0..self.pending.len()).rev() {
+            match self.pending[index].advance(&self.name) {
+                Ok(None) if self.pending[index].deadline > now => {}
+                Ok(None) => self.give_up(index, "the handshake was not completed in time"),
+                Err(refusal) => self.give_up(index, &refusal.to_string()),
+                Ok(Some(connection)) => {
+                    let Pending { channel, peer, .. } = self.pending.swap_remove(index);
+                    self.join(channel, peer, *connection);
+                }
+            }
+        }
+    }
+
+    fn give_up(&mut self, index: usize, reason: &str) {
+        let Pending { channel, peer, began, .. } = self.pending.swap_remove(index);
+        if !began {
+            return;
+        }
+        self.shared.events.failed.fetch_add(1, Ordering::Relaxed);
+        let _ = channel.send(&Message::Disconnect(1, reason.to_owned()), None);
+        self.log.line(|| tracing::warn!("sink `{}`: the handshake with {peer} failed: {reason}", self.name));
+    }
+
+    fn join(&mut self, channel: Channel, peer: Peer, connection: Connection) {
+        let client = Arc::new(Client::new(self.next_id, peer, connection));
+        self.next_id += 1;
+        self.shared.events.connected.fetch_add(1, Ordering::Relaxed);
+        let (rings, size) = (client.rings(), client.ring_size);
+        self.log.line(|| {
+            tracing::info!(
+                "sink `{}`: client {} connected: {}, {}, rings: {rings} of {size}",
+                self.name,
+                client.id,
+                client.name,
+                client.peer
+            );
+        });
+        self.channels.push(channel);
+        self.shared.clients().push(client);
+        self.publish();
+    }
+
+    /// Finds clients that have gone or broke a rule.
+    fn watch(&mut self, readable: bool) {
+        let mut left = Vec::new();
+        for (index, client) in self.shared.clients().iter().enumerate() {
+            let reason = match client.violation() {
+                Some(violation) => Some(Leave::Violation(violation.to_string())),
+                None if readable => self.channels.get(index).and_then(departure),
+                None => None,
+            };
+            left.extend(reason.map(|reason| (index, reason)));
+        }
+        let any = !left.is_empty();
+        for (index, reason) in left.into_iter().rev() {
+            self.remove(index, &reason);
+        }
+        if any {
+            self.publish();
+        }
+    }
+
+    fn remove(&mut self, index: usize, leave: &Leave) {
+        let channel = self.channels.remove(index);
+        let client = self.shared.clients().remove(index);
+        let (events, name) = (&self.shared.events, &self.name);
+        let title = format!("client {} ({}, {})", client.id, client.name, client.peer);
+        let line = match leave {
+            Leave::Left(reason) => {
+                events.left.fetch_add(1, Ordering::Relaxed);
+                self.log.line(|| tracing::info!("sink `{name}`: {title} left: {reason}"));
+                format!("{title} left: {reason}")
+            }
+            Leave::Violation(reason) => {
+                events.violations.fetch_add(1, Ordering::Relaxed);
+                let _ = channel.send(&Message::Disconnect(1, reason.clone()), None);
+                self.log.line(|| tracing::warn!("sink `{name}`: {title} was disconnected: {reason}"));
+                format!("{title} was disconnected: {reason}")
+            }
+        };
+        let mut gone = self.shared.gone();
+        gone.push_back(line);
+        if gone.len() > GONE_MAX {
+            gone.pop_front();
+        }
+        drop(gone);
+        self.departed.push(client);
+    }
+
+    /// Gives workers the clients of now.
+    fn publish(&mut self) {
+        let clients = self.shared.clients().clone();
+        let ids: Vec<u64> = clients.iter().map(|client| client.id).collect();
+        if self.options.mode == AppMode::Share {
+            self.shares.divide(&ids);
+        }
+        let roster = Arc::new(Roster { clients, buckets: self.shares.table(&ids) });
+        for post in &self.posts {
+            post.publish(Arc::clone(&roster));
+        }
+    }
+
+    /// Unmaps what no worker has any more.
+    fn release(&mut self) {
+        self.posts.iter().for_each(|post| post.release());
+        self.departed.retain(|client| Arc::strong_count(client) > 1);
+    }
+
+    fn send_interrupts(&mut self) {
+        let Some(signaller) = &self.signaller else { return };
+        let mut sent = false;
+        for client in self.shared.clients().iter() {
+            let wanted = client.take_wanted();
+            for (ring, interrupt) in client.interrupts.iter().enumerate() {
+                if wanted & 1 << ring != 0 {
+                    sent = true;
+                    // A file that is no eventfd harms only the client.
+                    let _ = signaller.signal(interrupt.as_fd());
+                }
+            }
+        }
+        if sent {
+            std::thread::sleep(INTERRUPT_GAP);
+        }
+    }
+
+    /// Listens again if the socket's file was removed: by somebody, or by a server that had replaced it.
+    fn keep_listening(&mut self) {
+        if self.checked.elapsed() < TICK {
+            return;
+        }
+        self.checked = Instant::now();
+        if !self.listener.path().exists()
+            && let Ok(listener) = Listener::bind(&self.options.socket, self.options.socket_mode)
+        {
+            self.listener = listener;
+        }
+    }
+
+    fn close(&mut self) {
+        let reason = Message::Disconnect(0, "the sink is closed".to_owned());
+        for channel in self.channels.iter().chain(self.pending.iter().map(|pending| &pending.channel)) {
+            let _ = channel.send(&reason, None);
+        }
+        self.shared.clients().clear();
+        self.posts.iter().for_each(|post| post.release());
+    }
+}
+
+/// What the thread was woken for.
+struct Ready {
+    clients: bool,
+    listener: bool,
+}
+
+/// Why a client is removed.
+enum Leave {
+    Left(String),
+    Violation(String),
+}
+
+fn departure(channel: &Channel) -> Option<Leave> {
+    match channel.receive() {
+        Received::Nothing => None,
+        Received::End => Some(Leave::Left("the process has exited".to_owned())),
+        Received::Message(Message::Disconnect(_, reason), _) => Some(Leave::Left(reason)),
+        Received::Message(message, _) => {
+            Some(Leave::Violation(format!("unexpected message {}", message.kind())))
+        }
+        Received::Invalid => Some(Leave::Violation("unexpected bytes on the socket".to_owned())),
+    }
+}
+
+impl Pending {
+    /// Handles the messages that have arrived.
+    fn advance(&mut self, interface: &str) -> Result<Option<Box<Connection>>, Refusal> {
+        let closed = |reason: &str| Refusal::Closed { reason: reason.to_owned() };
+        loop {
+            match self.channel.receive() {
+                Received::Nothing => return Ok(None),
+                Received::End => return Err(closed("the process has exited")),
+                Received::Invalid => return Err(closed("unexpected bytes on the socket")),
+                Received::Message(message, file) => {
+                    self.began = true;
+                    let (reply, connection) = match self.negotiation.receive(message, file, interface)? {
+                        Progress::Reply(reply) => (reply, None),
+                        Progress::Established(reply, connection) => (reply, Some(connection)),
+                    };
+                    self.channel.send(&reply, None).map_err(|_| closed("it does not read its messages"))?;
+                    if connection.is_some() {
+                        return Ok(connection);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Limits the lines that clients can cause.
+struct LogLimit {
+    second: Instant,
+    lines: u32,
+}
+
+impl Default for LogLimit {
+    fn default() -> Self {
+        Self { second: Instant::now(), lines: 0 }
+    }
+}
+
+impl LogLimit {
+    fn line(&mut self, write: impl FnOnce()) {
+        if self.second.elapsed() >= Duration::from_secs(1) {
+            let dropped = self.lines.saturating_sub(LINES_PER_SECOND);
+            if dropped > 0 {
+                tracing::warn!("{dropped} lines about clients were left out");
+            }
+            *self = Self::default();
+        }
+        self.lines += 1;
+        if self.lines <= LINES_PER_SECOND {
+            write();
+        }
+    }
+}

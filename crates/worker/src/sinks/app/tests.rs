@@ -1,0 +1,505 @@
+//! The sink with clients in this process: modes, back-pressure, hostile clients, access, and clients that come and go.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use packet::build::FrameBuilder;
+use program::AppMode;
+use shm::memif::client::{Client as Peer, ClientError, Config};
+use shm::memif::ring::{Put, Taken, Violation, ring_bytes};
+
+use super::endpoint::Frames;
+use super::*;
+use crate::sink::{SinkDrop, SinkTraffic};
+
+mod testpmd;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Rings of the clients here: 2^LOG2 descriptors.
+const LOG2: u8 = 5;
+
+impl Frames for [Vec<u8>] {
+    fn each(&self, mut visit: impl FnMut(&[u8])) {
+        self.iter().for_each(|frame| visit(frame));
+    }
+}
+
+impl Endpoint {
+    fn deliver_all(&mut self, frames: &[Vec<u8>]) {
+        struct All<'f>(&'f [Vec<u8>]);
+        impl Frames for All<'_> {
+            fn each(&self, visit: impl FnMut(&[u8])) {
+                self.0.each(visit);
+            }
+        }
+        self.deliver(&All(frames));
+    }
+}
+
+/// A sink with its folder.
+struct Fixture {
+    folder: tempfile::TempDir,
+    app: App,
+    endpoints: Vec<Endpoint>,
+}
+
+fn options(folder: &Path) -> AppSink {
+    AppSink::new(folder.join("app.sock"))
+}
+
+fn fixture(workers: usize, change: impl FnOnce(&mut AppSink)) -> Fixture {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options(folder.path());
+    change(&mut options);
+    let (app, endpoints) = start("apps", &options, workers).unwrap();
+    Fixture { folder, app, endpoints }
+}
+
+fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+impl Fixture {
+    fn path(&self) -> std::path::PathBuf {
+        self.folder.path().join("app.sock")
+    }
+
+    fn connect(&self, rings: u16) -> Peer {
+        let before = self.number("connected");
+        let config = Config { rings, log2_ring_size: LOG2, ..Config::default() };
+        let client = Peer::connect(&self.path(), &config).unwrap();
+        eventually("the client is in the status", || self.number("connected") > before);
+        client
+    }
+
+    fn status(&self, name: &str) -> Vec<String> {
+        self.app
+            .status()
+            .into_iter()
+            .filter(|(key, _)| key.starts_with(name))
+            .map(|(_, value)| value)
+            .collect()
+    }
+
+    fn number(&self, name: &str) -> u64 {
+        self.status(name)[0].parse().unwrap()
+    }
+
+    fn traffic(&self) -> SinkTraffic {
+        let mut counters = self.endpoints.iter().map(|endpoint| endpoint.counters.read());
+        let mut sum = counters.next().unwrap();
+        counters.for_each(|counters| sum += &counters);
+        assert_eq!(sum.in_flight(), 0, "every packet is delivered or dropped: {sum:?}");
+        sum
+    }
+
+    fn dropped(&self, reason: SinkDrop) -> u64 {
+        self.traffic().dropped[reason as usize].1
+    }
+}
+
+fn flows(count: u32) -> Vec<Vec<u8>> {
+    let frame = |flow: u32| {
+        let [a, b, c, d] = (0x0a00_0000 + flow).to_be_bytes();
+        FrameBuilder::new().ipv4([a, b, c, d].into(), [192, 0, 2, 1].into()).udp(1024, 53).build()
+    };
+    (0..count).map(frame).collect()
+}
+
+fn drain(client: &mut Peer) -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    let mut to = vec![0; 65_536];
+    for ring in &mut client.receivers {
+        while let Taken::Frame(length) = ring.take(&mut to).unwrap() {
+            frames.push(to[..length].to_vec());
+        }
+        ring.publish().unwrap();
+    }
+    frames
+}
+
+fn sorted(mut frames: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+    frames.sort();
+    frames
+}
+
+#[test]
+fn in_mode_copy_each_client_gets_every_packet() {
+    let mut fixture = fixture(1, |_| {});
+    let (mut first, mut second) = (fixture.connect(1), fixture.connect(2));
+    for _ in 0..10 {
+        let sent = flows(20);
+        fixture.endpoints[0].deliver_all(&sent);
+        assert_eq!(drain(&mut first), sent);
+        assert_eq!(drain(&mut second), sent);
+    }
+    let traffic = fixture.traffic();
+    assert_eq!((traffic.offered.packets, traffic.delivered.packets), (200, 200), "a packet counts once");
+    assert_eq!(traffic.offered.bytes, traffic.delivered.bytes);
+    assert!(fixture.status("client ")[1].contains("delivered 200, ring_full 0"), "{:?}", fixture.status(""));
+}
+
+#[test]
+fn in_mode_share_each_client_gets_whole_flows() {
+    let mut fixture = fixture(1, |options| options.mode = AppMode::Share);
+    let mut clients = vec![fixture.connect(1), fixture.connect(1), fixture.connect(1)];
+    let all = sorted(flows(24));
+    let deliver = |fixture: &mut Fixture, clients: &mut Vec<Peer>| -> Vec<Vec<Vec<u8>>> {
+        fixture.endpoints[0].deliver_all(&all);
+        clients.iter_mut().map(drain).collect()
+    };
+    let before = deliver(&mut fixture, &mut clients);
+    assert_eq!(sorted(before.concat()), all, "each packet once");
+    assert!(before.iter().all(|frames| !frames.is_empty()), "{:?}", before.iter().map(Vec::len));
+    assert_eq!(deliver(&mut fixture, &mut clients), before, "a flow stays with its client");
+    clients.remove(1).close("done");
+    eventually("the client left", || fixture.number("clients") == 2);
+    let after = deliver(&mut fixture, &mut clients);
+    assert_eq!(sorted(after.concat()), all);
+    for (client, flows) in [(0, &before[0]), (1, &before[2])] {
+        assert!(flows.iter().all(|flow| after[client].contains(flow)), "flows of other clients stay");
+    }
+    assert_eq!(fixture.traffic().delivered.packets, 72);
+}
+
+#[test]
+fn what_cannot_be_delivered_is_counted_by_reason() {
+    let mut fixture = fixture(1, |_| {});
+    fixture.endpoints[0].deliver_all(&flows(3));
+    assert_eq!(fixture.dropped(SinkDrop::NoClient), 3);
+    let mut client = fixture.connect(1);
+    let size = 1 << LOG2;
+    fixture.endpoints[0].deliver_all(&flows(size + 8));
+    assert_eq!((fixture.dropped(SinkDrop::RingFull), drain(&mut client).len() as u32), (8, size));
+    fixture.endpoints[0].deliver_all(&[vec![0; 2048 * size as usize + 1], vec![0; 60]]);
+    assert_eq!((fixture.dropped(SinkDrop::TooLong), drain(&mut client).len()), (1, 1));
+    // A second client that takes everything: now the first one's full ring concerns only itself.
+    let mut second = fixture.connect(1);
+    for _ in 0..10 {
+        fixture.endpoints[0].deliver_all(&flows(8));
+        assert_eq!(drain(&mut second).len(), 8);
+    }
+    assert_eq!(fixture.dropped(SinkDrop::RingFull), 8, "delivered to the second");
+    assert!(fixture.status("client ")[0].contains("ring_full 56"), "{:?}", fixture.status("client "));
+}
+
+#[test]
+fn a_chain_carries_a_frame_longer_than_a_buffer() {
+    let mut fixture = fixture(1, |_| {});
+    let mut client = fixture.connect(1);
+    let long: Vec<u8> = (0..9000u32).map(|at| (at % 251) as u8).collect();
+    fixture.endpoints[0].deliver_all(std::slice::from_ref(&long));
+    assert_eq!(drain(&mut client), [long]);
+}
+
+#[test]
+fn frames_of_clients_are_taken_and_counted() {
+    let mut fixture = fixture(2, |_| {});
+    let mut client = fixture.connect(3);
+    for ring in 0..3 {
+        for _ in 0..5 {
+            assert_eq!(client.senders[ring].put(&[7; 100]), Ok(Put::Done));
+        }
+        client.publish(ring);
+    }
+    for endpoint in &mut fixture.endpoints {
+        endpoint.take();
+    }
+    assert_eq!(fixture.number("returned"), 15);
+    for _ in 0..1 << LOG2 {
+        assert_eq!(client.senders[0].put(&[7; 100]), Ok(Put::Done), "the descriptors came back");
+    }
+}
+
+/// What a client can write into its memory, and what it is accused of. Ring 0 to the server is at 0, the ring to the
+/// client behind it; see `shm::memif::ring` for the layout.
+fn lies() -> Vec<(&'static str, Violation, usize, Vec<u8>)> {
+    let to_client = ring_bytes(LOG2);
+    let descriptor = to_client + 128;
+    let each = |at: usize, field: Vec<u8>| (at, field);
+    let head = each(to_client + 6, (1u16 << LOG2).wrapping_add(1).to_ne_bytes().to_vec());
+    let region = each(descriptor + 2, 9u16.to_ne_bytes().to_vec());
+    let length = each(descriptor + 4, 10u32.to_ne_bytes().to_vec());
+    let too_far = each(descriptor + 8, u32::MAX.to_ne_bytes().to_vec());
+    let sends = each(6, 60_000u16.to_ne_bytes().to_vec());
+    vec![
+        ("head", Violation::Index, head.0, head.1),
+        ("region", Violation::Region, region.0, region.1),
+        ("length", Violation::Length, length.0, length.1),
+        ("offset", Violation::Offset, too_far.0, too_far.1),
+        ("head of the ring to the server", Violation::Index, sends.0, sends.1),
+    ]
+}
+
+#[test]
+fn a_client_that_lies_is_disconnected_and_harms_nobody() {
+    for (what, violation, at, bytes) in lies() {
+        let mut fixture = fixture(1, |_| {});
+        let (mut honest, liar) = (fixture.connect(1), fixture.connect(1));
+        assert!(liar.memory().write(at, &bytes));
+        let mut received = 0;
+        eventually(what, || {
+            fixture.endpoints[0].deliver_all(&flows(4));
+            fixture.endpoints[0].take();
+            received += drain(&mut honest).len() as u64;
+            fixture.number("violations") == 1
+        });
+        let traffic = fixture.traffic();
+        assert_eq!((received, traffic.delivered.packets), (traffic.offered.packets, received), "{what}");
+        assert_eq!(fixture.status("clients"), ["1"]);
+        let gone = fixture.status("gone").concat();
+        assert!(
+            gone.contains("client 2 (steerd-client/memif0") && gone.contains(&violation.to_string()),
+            "{gone}"
+        );
+        eventually(
+            "the client learns the reason",
+            || matches!(liar.check(), Err(ClientError::Closed { reason }) if reason == violation.to_string()),
+        );
+    }
+}
+
+#[test]
+fn random_memory_of_a_client_is_survived() {
+    let mut fixture = fixture(1, |_| {});
+    let mut honest = fixture.connect(1);
+    let mut seed = 1u64;
+    let mut random = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as u32
+    };
+    let rings = 2 * ring_bytes(LOG2);
+    let mut received = 0;
+    for _ in 0..60 {
+        let liar = fixture.connect(1);
+        for _ in 0..20 {
+            let at = random() as usize % rings;
+            let _ = liar.memory().write(at, &random().to_ne_bytes());
+            fixture.endpoints[0].deliver_all(&flows(4));
+            fixture.endpoints[0].take();
+            received += drain(&mut honest).len() as u64;
+        }
+    }
+    let traffic = fixture.traffic();
+    assert_eq!((received, traffic.delivered.packets), (traffic.offered.packets, received));
+    assert!(fixture.number("violations") > 10, "{:?}", fixture.app.status());
+}
+
+#[test]
+fn workers_that_share_a_ring_take_turns() {
+    const ROUNDS: u64 = 300;
+    let mut fixture = fixture(3, |_| {});
+    let mut client = fixture.connect(1);
+    let endpoints = std::mem::take(&mut fixture.endpoints);
+    let counters: Vec<_> = endpoints.iter().map(|endpoint| Arc::clone(&endpoint.counters)).collect();
+    let sent = flows(8);
+    let received = std::thread::scope(|scope| {
+        let workers: Vec<_> = endpoints
+            .into_iter()
+            .map(|mut endpoint| {
+                let sent = &sent;
+                scope.spawn(move || (0..ROUNDS).for_each(|_| endpoint.deliver_all(sent)))
+            })
+            .collect();
+        let mut received = 0;
+        while !workers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+            received += drain(&mut client).len() as u64;
+        }
+        received + drain(&mut client).len() as u64
+    });
+    let mut delivered = 0;
+    for counters in counters {
+        let traffic = counters.read();
+        assert_eq!((traffic.in_flight(), traffic.offered.packets), (0, ROUNDS * 8));
+        delivered += traffic.delivered.packets;
+    }
+    assert_eq!(received, delivered, "what workers counted as delivered has arrived, whole");
+}
+
+#[test]
+fn the_memory_of_a_client_that_left_is_unmapped_when_workers_gave_it_up() {
+    let mut fixture = fixture(1, |_| {});
+    let client = fixture.connect(1);
+    fixture.endpoints[0].deliver_all(&flows(1));
+    let shared = Arc::downgrade(&fixture.app.shared.clients()[0]);
+    drop(client);
+    eventually("the client left", || fixture.number("clients") == 0);
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(shared.upgrade().is_some(), "the worker still has it");
+    fixture.endpoints[0].take();
+    eventually("it is unmapped", || shared.strong_count() == 0);
+}
+
+#[test]
+fn clients_that_come_and_go_a_hundred_times_disturb_nobody() {
+    let mut fixture = fixture(1, |options| options.clients = 4);
+    let mut steady = fixture.connect(1);
+    let mut endpoint = fixture.endpoints.remove(0);
+    let counters = Arc::clone(&endpoint.counters);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let received = std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let sent = flows(8);
+            while !stop.load(Ordering::Relaxed) {
+                endpoint.deliver_all(&sent);
+                endpoint.take();
+                std::thread::yield_now();
+            }
+        });
+        let reader = scope.spawn(|| {
+            let mut received = 0;
+            while !stop.load(Ordering::Relaxed) {
+                received += drain(&mut steady).len() as u64;
+                std::thread::yield_now();
+            }
+            received
+        });
+        for round in 0..100 {
+            let before = fixture.number("left");
+            let mut client = fixture.connect(1);
+            let _ = drain(&mut client);
+            if round % 2 == 0 {
+                client.close("done");
+            } else {
+                drop(client);
+            }
+            eventually("it left", || fixture.number("left") > before);
+        }
+        stop.store(true, Ordering::Relaxed);
+        worker.join().unwrap();
+        reader.join().unwrap()
+    });
+    let received = received + drain(&mut steady).len() as u64;
+    let traffic = counters.read();
+    assert_eq!(traffic.in_flight(), 0);
+    let steady_text = &fixture.status("client 1")[0];
+    assert!(steady_text.contains(&format!("delivered {received},")), "{received}: {steady_text}");
+    assert_eq!((fixture.number("clients"), fixture.number("connected")), (1, 101));
+    drop(endpoint);
+}
+
+#[test]
+fn the_number_of_clients_is_limited() {
+    let fixture = fixture(1, |options| options.clients = 1);
+    let _client = fixture.connect(1);
+    let error = Peer::connect(&fixture.path(), &Config::default()).unwrap_err();
+    assert!(matches!(&error, ClientError::Closed { reason } if reason.contains("1 clients are")), "{error}");
+    assert_eq!((fixture.number("denied"), fixture.number("clients")), (1, 1));
+}
+
+#[test]
+fn a_client_that_wants_too_much_memory_is_refused() {
+    let fixture = fixture(1, |options| options.client_mib = 1);
+    let error = Peer::connect(&fixture.path(), &Config::default()).unwrap_err();
+    assert!(
+        matches!(&error, ClientError::Closed { reason } if reason.contains("1048576 are allowed")),
+        "{error}"
+    );
+    assert_eq!(fixture.number("failed_handshakes"), 1);
+}
+
+#[test]
+fn a_handshake_that_stalls_ends() {
+    let fixture = fixture(1, |_| {});
+    let silent = shm::Channel::connect(&fixture.path()).unwrap();
+    let begun = Instant::now();
+    eventually("the server closes the connection", || matches!(silent.receive(), shm::Received::End));
+    assert!(begun.elapsed() >= server::HANDSHAKE);
+    let _client = fixture.connect(1);
+}
+
+/// Connects as another user. The kernel takes the credentials of the thread (unix(7), SO_PEERCRED).
+fn connect_as(user: u32, path: &Path) -> Option<Result<Peer, ClientError>> {
+    let path = path.to_owned();
+    let connect = move || {
+        let (uid, gid) = (rustix::process::Uid::from_raw(user), rustix::process::Gid::from_raw(user));
+        rustix::thread::set_thread_groups(&[]).ok()?;
+        rustix::thread::set_thread_res_gid(gid, gid, gid).ok()?;
+        rustix::thread::set_thread_res_uid(uid, uid, uid).ok()?;
+        Some(Peer::connect(&path, &Config::default()))
+    };
+    let result = std::thread::spawn(connect).join().unwrap();
+    if result.is_none() {
+        test_support::not_run("access of other users to a sink", "it needs root");
+    }
+    result
+}
+
+#[test]
+fn only_allowed_users_and_groups_connect() {
+    use std::os::unix::fs::PermissionsExt;
+    let other = 65_534;
+    for (uids, gids, allowed) in [
+        (vec![], vec![], false),
+        (vec![other], vec![], true),
+        (vec![], vec![other], true),
+        (vec![1], vec![1], false),
+    ] {
+        let fixture = fixture(1, |options| {
+            (options.uids, options.gids, options.socket_mode) = (uids.clone(), gids.clone(), 0o666);
+        });
+        std::fs::set_permissions(fixture.folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let Some(result) = connect_as(other, &fixture.path()) else { return };
+        match result {
+            Ok(_) => assert!(allowed, "{uids:?} {gids:?}"),
+            Err(ClientError::Closed { reason }) => {
+                assert!(!allowed && reason.contains("user 65534"), "{uids:?} {gids:?}: {reason}");
+                assert_eq!(fixture.number("denied"), 1);
+            }
+            Err(error) => panic!("{error}"),
+        }
+        let _own = fixture.connect(1);
+    }
+}
+
+#[test]
+fn a_sleeping_client_is_woken() {
+    let mut fixture = fixture(1, |_| {});
+    let mut client = fixture.connect(1);
+    let waiting = std::thread::spawn(move || {
+        let begun = Instant::now();
+        client.wait(PATIENCE).unwrap();
+        (begun.elapsed(), drain(&mut client).len())
+    });
+    std::thread::sleep(Duration::from_millis(50));
+    fixture.endpoints[0].deliver_all(&flows(1));
+    let (waited, received) = waiting.join().unwrap();
+    assert!(received == 1 && waited < PATIENCE / 2, "{received} after {waited:?}");
+}
+
+#[test]
+fn the_socket_comes_back_and_can_change_its_owner() {
+    let fixture = fixture(1, |_| {});
+    std::fs::remove_file(fixture.path()).unwrap();
+    eventually("it listens again", || fixture.path().exists());
+    let client = fixture.connect(1);
+    // A reload with other options of the sink: the new one opens before the old one is closed.
+    let changed = AppSink { clients: 3, ..options(fixture.folder.path()) };
+    let (next, _endpoints) = start("apps", &changed, 1).unwrap();
+    assert!(client.check().is_ok(), "clients stay until the old sink is closed");
+    let path = fixture.path();
+    let folder = fixture.folder;
+    drop(fixture.app);
+    assert!(matches!(client.check(), Err(ClientError::Closed { reason }) if reason == "the sink is closed"));
+    let _client = Peer::connect(&path, &Config::default()).unwrap();
+    eventually("it is with the new one", || next.status().contains(&("clients".to_owned(), "1".to_owned())));
+    drop((next, folder));
+    assert!(!path.exists());
+}
+
+#[test]
+fn delivering_allocates_nothing() {
+    let mut fixture = fixture(1, |options| options.mode = AppMode::Share);
+    let _client = fixture.connect(1);
+    let sent = flows(crate::BATCH_MAX as u32);
+    fixture.endpoints[0].deliver_all(&sent);
+    let counted = allocation_counter::measure(|| {
+        fixture.endpoints[0].deliver_all(&sent);
+        fixture.endpoints[0].take();
+    });
+    assert_eq!(counted.count_total, 0);
+}
