@@ -96,7 +96,12 @@ fn sink_kinds() -> Vec<(String, BTreeSet<String>)> {
 /// A value that a key of a sink accepts.
 fn some(key: &str) -> String {
     let value = match key {
-        "port" | "top_flows" => "1",
+        "port" | "top_flows" | "clients" | "rings" | "client_mib" => "1",
+        "ring_size" => "1024",
+        "uids" | "gids" => "[1000]",
+        "mode" => "\"share\"",
+        "socket" => "\"/run/x.sock\"",
+        "socket_mode" => "\"0660\"",
         "src_mac" | "dst_mac" => "\"02:00:00:00:00:01\"",
         _ => "\"x\"",
     };

@@ -59,6 +59,52 @@ fn mistakes_are_named_with_a_remedy() {
     }
 }
 
+fn app(options: &str) -> Result<program::AppSink, String> {
+    let policy = read(&format!("[sinks.a]\nkind = \"app\"\n{options}\n"))?;
+    match &policy.sinks[0].sink.kind {
+        program::SinkKind::App(sink) => Ok(sink.clone()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn options_of_an_app_sink_have_defaults() {
+    let plain = app("socket = \"/run/a.sock\"").expect("valid");
+    assert_eq!(plain, program::AppSink::new("/run/a.sock".into()));
+    assert_eq!((plain.mode, plain.socket_mode), (program::AppMode::Copy, 0o600));
+    let shared =
+        app("socket = \"/run/a.sock\"\nmode = \"share\"\nuids = [1000]\nring_size = 512").expect("valid");
+    assert_eq!((shared.mode, shared.socket_mode, shared.ring_size), (program::AppMode::Share, 0o666, 512));
+    let closed = app("socket = \"/run/a.sock\"\ngids = [44]\nsocket_mode = \"0660\"").expect("valid");
+    assert_eq!((closed.gids, closed.socket_mode), (vec![44], 0o660));
+}
+
+#[test]
+fn options_of_an_app_sink_are_checked() {
+    for (options, expected) in [
+        ("", "the sink has no `socket`"),
+        ("socket = \"a.sock\"", "not an absolute path"),
+        (&format!("socket = \"/{}\"", "a".repeat(107)), "longer than 107 bytes"),
+        ("socket = \"/a\\u0000b\"", "a zero byte"),
+        ("socket = \"/a\"\nmode = \"both\"", "must be one of copy, share"),
+        ("socket = \"/a\"\nclients = 65", "`clients` is out of range"),
+        ("socket = \"/a\"\nrings = 0", "`rings` is out of range"),
+        ("socket = \"/a\"\nring_size = 1000", "write 1024"),
+        ("socket = \"/a\"\nring_size = 32768", "`ring_size` is out of range"),
+        ("socket = \"/a\"\nclient_mib = 5000", "`client_mib` is out of range"),
+        ("socket = \"/a\"\nuids = [-1]", "a number of `uids` is out of range"),
+        ("socket = \"/a\"\nuids = \"root\"", "`uids` must be"),
+        ("socket = \"/a\"\nsocket_mode = \"rw\"", "not a number of permissions"),
+        ("socket = \"/a\"\nsocket_mode = \"1777\"", "not a number of permissions"),
+        ("socket = \"/a\"\nsocket_mode = \"+666\"", "not a number of permissions"),
+    ] {
+        let error = app(options).expect_err(options);
+        assert!(error.contains(expected), "{options}: {error}");
+    }
+    let two = "[sinks.a]\nkind = \"app\"\nsocket = \"/a\"\n[sinks.b]\nkind = \"app\"\nsocket = \"/a\"\n";
+    assert!(read(two).expect_err("one socket").contains("the sinks `a` and `b` have the same socket"));
+}
+
 #[test]
 fn a_sink_with_a_mistake_is_not_reported_again_where_it_is_used() {
     let errors =

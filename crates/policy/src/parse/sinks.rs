@@ -76,8 +76,22 @@ impl Sinks {
                 kernel(reader, table)
             }
             "capture" => capture(reader, table),
-            "app" => app(reader, table),
+            "app" => {
+                let sink = app(reader, table)?;
+                self.check_socket(reader, key, table, &sink);
+                Some(SinkKind::App(sink))
+            }
             _ => forward(reader, table),
+        }
+    }
+
+    /// Reports a socket that another sink has.
+    fn check_socket(&self, reader: &mut Reader, key: &Key<'_>, table: &Table<'_>, sink: &AppSink) {
+        let has_it = |other: &&SinkDefinition| matches!(&other.sink.kind, SinkKind::App(app) if app.socket == sink.socket);
+        if let (Some(other), Some(value)) = (self.list.iter().find(has_it), table.get("socket")) {
+            let message =
+                format!("the sinks `{}` and `{}` have the same socket", other.sink.name, key.get_ref());
+            reader.error_with(value.span(), message, "also here", "give each sink a socket of its own");
         }
     }
 
@@ -164,7 +178,7 @@ fn capture(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
     Some(SinkKind::Capture(CaptureSink { folder }))
 }
 
-fn app(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
+fn app(reader: &mut Reader, table: &Table<'_>) -> Option<AppSink> {
     let mut sink = AppSink::new(socket(reader, table)?);
     if let Some(value) = table.get("mode") {
         let words = [("copy", AppMode::Copy), ("share", AppMode::Share)];
@@ -193,7 +207,7 @@ fn app(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
         let (least, most) = APP_CLIENT_MIB.into_inner();
         sink.client_mib = reader.integer(value, "`client_mib`", least, most)?;
     }
-    Some(SinkKind::App(sink))
+    Some(sink)
 }
 
 /// The path of a unix socket.

@@ -87,7 +87,8 @@ impl Hub for App {
             ("returned".to_owned(), returned.to_string()),
         ];
         status.extend(clients.iter().map(|client| (format!("client {}", client.id), describe(client))));
-        status.extend(self.shared.gone().iter().map(|line| ("gone".to_owned(), line.clone())));
+        let gone = self.shared.gone();
+        status.extend(gone.iter().map(|(id, line)| (format!("gone {id}"), line.clone())));
         status
     }
 }

@@ -40,8 +40,8 @@ pub(super) struct Shared {
     pub(super) stop: AtomicBool,
     pub(super) doorbell: Arc<Doorbell>,
     clients: Mutex<Vec<Arc<Client>>>,
-    /// The names of the last clients that have gone, with the reasons.
-    gone: Mutex<VecDeque<String>>,
+    /// The last clients that have gone, with their reasons.
+    gone: Mutex<VecDeque<(u64, String)>>,
     pub(super) events: Events,
 }
 
@@ -68,7 +68,7 @@ impl Shared {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn gone(&self) -> MutexGuard<'_, VecDeque<String>> {
+    pub(super) fn gone(&self) -> MutexGuard<'_, VecDeque<(u64, String)>> {
         self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -305,7 +305,7 @@ impl Server {
             }
         };
         let mut gone = self.shared.gone();
-        gone.push_back(line);
+        gone.push_back((client.id, line));
         if gone.len() > GONE_MAX {
             gone.pop_front();
         }

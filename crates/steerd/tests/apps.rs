@@ -1,0 +1,193 @@
+//! Sinks of kind `app` in the running daemon: the example policy with its clients, restarts, and clients that are killed.
+
+mod support;
+
+use std::collections::HashSet;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use packet::FlowKey;
+use rustix::process::Signal;
+use steerd_client::{Batch, Client, Options};
+use support::{Daemon, PATIENCE, config, not_run};
+
+/// The example policy with its sockets in a folder of the test.
+fn example(folder: &Path) -> PathBuf {
+    let text = std::fs::read_to_string(config().join("examples/app-sharing.toml")).expect("the example");
+    let policy = folder.join("policy.toml");
+    std::fs::write(&policy, text.replace("/run/steerd", &folder.display().to_string())).expect("written");
+    policy
+}
+
+fn start(policy: &Path) -> Daemon {
+    Daemon::start(&["--demo", "--policy", policy.to_str().expect("path")])
+}
+
+fn connect(socket: &Path) -> Client {
+    let options = Options { rings: 2, ring_size: 4096, ..Options::default() };
+    Client::new(socket, options).expect("a connection")
+}
+
+/// Receives until the client has had `count` packets; returns the flows among them, without direction.
+fn receive(client: &mut Client, count: u64) -> HashSet<String> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut batch = Batch::new(64);
+    let mut flows = HashSet::new();
+    let wanted = client.counts().received + count;
+    while client.counts().received < wanted {
+        assert!(Instant::now() < deadline, "{:?} {:?}", client.counts(), client.last_error());
+        client.receive(&mut batch, Duration::from_millis(50));
+        for packet in batch.iter() {
+            let key = FlowKey::of(packet);
+            let mut ends = [
+                format!("{:?} {}", key.src_addr(), key.src_port),
+                format!("{:?} {}", key.dst_addr(), key.dst_port),
+            ];
+            ends.sort();
+            flows.insert(ends.join(" "));
+        }
+    }
+    flows
+}
+
+/// A value of the status of a sink.
+fn status(daemon: &Daemon, sink: &str, name: &str) -> String {
+    let state = daemon.state();
+    let sinks = state["sinks"].as_array().expect("sinks");
+    let sink = sinks.iter().find(|entry| entry["name"] == sink).expect("the sink");
+    sink["status"][name].as_str().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn the_example_serves_its_clients() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut daemon = start(&example(folder.path()));
+    let (resolver, analyser) = (folder.path().join("resolver.sock"), folder.path().join("analyser.sock"));
+    let (mut first, mut second) = (connect(&resolver), connect(&resolver));
+    let mut all = connect(&analyser);
+    // Those that arrived before the second came.
+    receive(&mut first, 5000);
+    let (flows, others) = (receive(&mut first, 500), receive(&mut second, 500));
+    assert!(flows.is_disjoint(&others), "whole flows: {flows:?} {others:?}");
+    assert!(receive(&mut all, 500).iter().any(|flow| flow.contains(" 80") || flow.contains(" 443")));
+    assert!(
+        status(&daemon, "resolver", "client 1").contains("steerd-client"),
+        "{:#}",
+        daemon.state()["sinks"]
+    );
+    assert!(daemon.metric("steerd_sink_delivered_packets_total", &["sink=\"analyser\""]) >= 500.0);
+    // A reload that changes options of a sink closes it, and its clients connect again.
+    let policy = folder.path().join("policy.toml");
+    let text = std::fs::read_to_string(&policy).expect("the policy");
+    std::fs::write(&policy, text.replace("clients = 4", "clients = 5")).expect("written");
+    daemon.signal(Signal::HUP);
+    daemon.wait_for("is in force after", 1);
+    let deadline = Instant::now() + PATIENCE;
+    while first.counts().connections < 2 {
+        assert!(Instant::now() < deadline, "{:?}\n{}", first.last_error(), daemon.log());
+        receive(&mut first, 1);
+    }
+    receive(&mut all, 500);
+    assert_eq!(all.counts().connections, 1, "its sink has not changed");
+    let (status, summary, log) = daemon.terminate();
+    assert!(status.success() && summary.contains("\npacket accounting matches\n"), "{summary}\n{log}");
+    assert!(!resolver.exists() && !analyser.exists(), "the sockets are removed");
+}
+
+#[test]
+fn clients_connect_again_when_the_daemon_restarts() {
+    let folder = tempfile::tempdir().expect("folder");
+    let policy = example(folder.path());
+    let daemon = start(&policy);
+    let mut client = connect(&folder.path().join("analyser.sock"));
+    receive(&mut client, 100);
+    daemon.signal(Signal::KILL);
+    daemon.end();
+    let _daemon = start(&policy);
+    let deadline = Instant::now() + PATIENCE;
+    while client.counts().connections < 2 {
+        assert!(Instant::now() < deadline, "{:?}", client.last_error());
+        client.receive(&mut Batch::new(64), Duration::from_millis(50));
+    }
+    receive(&mut client, 100);
+}
+
+/// The client of the test below, in a process of its own: connects, says so, and receives until it is killed.
+#[test]
+#[ignore = "a process of another test"]
+fn client_process() {
+    let Some(socket) = std::env::var_os("TEST_SOCKET") else { return };
+    let mut client = connect(Path::new(&socket));
+    let mut batch = Batch::new(64);
+    println!("connected");
+    loop {
+        client.receive(&mut batch, Duration::from_secs(1));
+        batch.iter().for_each(|packet| {
+            client.send(packet);
+        });
+        client.flush();
+    }
+}
+
+#[test]
+fn a_hundred_killed_clients_disturb_nobody() {
+    let folder = tempfile::tempdir().expect("folder");
+    let daemon = start(&example(folder.path()));
+    let socket = folder.path().join("analyser.sock");
+    let mut steady = connect(&socket);
+    for _ in 0..100 {
+        let mut child = Command::new(std::env::current_exe().expect("this binary"))
+            .args(["--exact", "client_process", "--ignored", "--nocapture"])
+            .env("TEST_SOCKET", &socket)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process");
+        let output = BufReader::new(child.stdout.take().expect("piped"));
+        let connected = output.lines().map_while(Result::ok).any(|line| line.contains("connected"));
+        child.kill().expect("killed");
+        child.wait().expect("ended");
+        assert!(connected, "{}", daemon.log());
+        receive(&mut steady, 20);
+    }
+    daemon.until("all have left", |daemon| status(daemon, "analyser", "left") == "100");
+    assert_eq!(status(&daemon, "analyser", "violations"), "0", "{:#}", daemon.state()["sinks"]);
+    assert_eq!(steady.counts().connections, 1);
+    let (status, summary, log) = daemon.terminate();
+    assert!(status.success() && summary.contains("\npacket accounting matches\n"), "{summary}\n{log}");
+}
+
+#[test]
+fn testpmd_receives_from_the_daemon() {
+    let folder = tempfile::tempdir().expect("folder");
+    let daemon = start(&example(folder.path()));
+    let socket = folder.path().join("analyser.sock");
+    let mut other = connect(&socket);
+    let device = format!("net_memif0,role=client,socket={},socket-abstract=no", socket.display());
+    let prefix = format!("steerd-apps-{}", std::process::id());
+    let child = Command::new("dpdk-testpmd")
+        .args(["--no-huge", "-m", "128", "--no-pci", "--no-telemetry", "--file-prefix", &prefix])
+        .args(["--lcores", "0@(0-1),1@(0-1)", "--vdev", &device, "--", "--auto-start", "--no-mlockall"])
+        .args(["--total-num-mbufs=4096", "--forward-mode=macswap", "--stats-period=1"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let Ok(mut child) = child else { return not_run("memif with testpmd", "install dpdk-dev") };
+    let returned = |daemon: &Daemon| -> u64 {
+        let text = status(daemon, "analyser", "client 2");
+        text.split("returned ").nth(1).and_then(|count| count.parse().ok()).unwrap_or(0)
+    };
+    let begun = Instant::now();
+    while returned(&daemon) < 1000 {
+        assert!(begun.elapsed() < PATIENCE, "{:#}", daemon.state()["sinks"]);
+        receive(&mut other, 10);
+    }
+    child.kill().expect("killed");
+    child.wait().expect("ended");
+    daemon.until("it is noticed", |daemon| status(daemon, "analyser", "clients") == "1");
+    receive(&mut other, 100);
+    let (status, summary, log) = daemon.terminate();
+    assert!(status.success() && summary.contains("\npacket accounting matches\n"), "{summary}\n{log}");
+}
