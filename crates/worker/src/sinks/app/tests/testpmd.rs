@@ -16,15 +16,20 @@ pub(super) struct Testpmd {
 impl Testpmd {
     /// Starts testpmd with these forward mode and number of queues; `None`, after `not_run`, where it is not installed.
     pub(super) fn start(socket: &Path, mode: &str, queues: u16) -> Option<Self> {
+        Self::start_as("client", socket, mode, queues)
+    }
+
+    /// As client or server of its own.
+    pub(super) fn start_as(role: &str, socket: &Path, mode: &str, queues: u16) -> Option<Self> {
+        static STARTED: AtomicU64 = AtomicU64::new(0);
         if Command::new("dpdk-testpmd").arg("--version").output().is_err() {
             test_support::not_run("memif with testpmd", "install dpdk-dev");
             return None;
         }
-        static STARTED: AtomicU64 = AtomicU64::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let prefix = format!("steerd-test-{}-{number}", std::process::id());
         let device =
-            format!("net_memif0,role=client,id=0,socket={},socket-abstract=no,rsize=9", socket.display());
+            format!("net_memif0,role={role},id=0,socket={},socket-abstract=no,rsize=9", socket.display());
         // Without stdbuf, the output waits in a buffer of testpmd.
         let child = Command::new("stdbuf")
             .args(["--output=L", "dpdk-testpmd"])
@@ -64,7 +69,7 @@ impl Testpmd {
     }
 
     /// Received and sent packets since the port was started.
-    fn traffic(&mut self) -> (u64, u64) {
+    pub(super) fn traffic(&mut self) -> (u64, u64) {
         self.command("show port stats 0");
         let number = |line: &str| {
             let text = line.split(':').nth(1).and_then(|rest| rest.split_whitespace().next());

@@ -1,0 +1,59 @@
+//! A measurement: packets per second from this sink to testpmd, beside two testpmd joined by net_memif.
+//!
+//! `cargo test --release -p worker --lib app::tests::rate -- --ignored --nocapture`, on a machine with two idle cores.
+
+use super::testpmd::Testpmd;
+use super::*;
+
+const SECONDS: Duration = Duration::from_secs(2);
+const ROUNDS: usize = 3;
+/// As many as testpmd sends at once.
+const BATCH: u32 = 32;
+
+/// From the sink to testpmd, which drops what it receives.
+fn sink_to_testpmd() -> Option<f64> {
+    let mut fixture = fixture(1, |_| {});
+    let mut testpmd = Testpmd::start(&fixture.path(), "rxonly", 1)?;
+    testpmd.command("start");
+    eventually("testpmd connects", || fixture.number("clients") == 1);
+    let mut sent = flows(BATCH);
+    sent.iter_mut().for_each(|frame| frame.resize(64, 0));
+    let (begun, before) = (Instant::now(), fixture.traffic().delivered.packets);
+    while begun.elapsed() < SECONDS {
+        for _ in 0..64 {
+            fixture.endpoints[0].deliver_all(&sent);
+        }
+    }
+    let delivered = fixture.traffic().delivered.packets - before;
+    Some(delivered as f64 / begun.elapsed().as_secs_f64())
+}
+
+/// From one testpmd to another one.
+fn testpmd_to_testpmd() -> Option<f64> {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let mut sender = Testpmd::start_as("server", &socket, "txonly", 1)?;
+    eventually("testpmd listens", || socket.exists());
+    let mut receiver = Testpmd::start(&socket, "rxonly", 1)?;
+    receiver.command("start");
+    sender.command("start");
+    eventually("packets arrive", || receiver.traffic().0 > 0);
+    let (begun, before) = (Instant::now(), receiver.traffic().0);
+    std::thread::sleep(SECONDS);
+    let received = receiver.traffic().0 - before;
+    Some(received as f64 / begun.elapsed().as_secs_f64())
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn hand_off_beside_net_memif() {
+    for round in 1..=ROUNDS {
+        let (Some(sink), Some(memif)) = (sink_to_testpmd(), testpmd_to_testpmd()) else { return };
+        println!(
+            "round {round}: sink to testpmd {:.2} Mpps, testpmd to testpmd {:.2} Mpps, ratio {:.2}",
+            sink / 1e6,
+            memif / 1e6,
+            sink / memif
+        );
+    }
+}
