@@ -53,13 +53,18 @@ impl Client {
     fn message(&mut self, input: &mut Input<'_>) -> Option<(Message, Option<OwnedFd>)> {
         let file = || self.file.try_clone().ok();
         Some(match input.u8()? % 8 {
-            0 => (Message::Init(Init { version: 0x200, id: 0, mode: 0, secret: [0; 24], name: String::new() }), None),
+            0 => (
+                Message::Init(Init { version: 0x200, id: 0, mode: 0, secret: [0; 24], name: String::new() }),
+                None,
+            ),
             1 => {
                 let index = self.regions;
                 self.regions += 1;
                 (Message::AddRegion { index, bytes: REGION_BYTES as u64 }, file())
             }
-            2 => (Message::AddRegion { index: input.u16()?, bytes: u64::from_ne_bytes(input.take()?) }, file()),
+            2 => {
+                (Message::AddRegion { index: input.u16()?, bytes: u64::from_ne_bytes(input.take()?) }, file())
+            }
             3 | 4 => {
                 let to_server = input.u8()? & 1;
                 let direction = if to_server == 1 { Direction::C2s } else { Direction::S2c };
@@ -67,7 +72,16 @@ impl Client {
                 self.rings[usize::from(to_server)] += 1;
                 let offset = u32::from(input.u16()?) % REGION_BYTES as u32 & !15;
                 let _ = self.memory.write(offset as usize, &COOKIE.to_ne_bytes());
-                (Message::AddRing(AddRing { direction, index, region: 0, offset, log2_size: input.u8()? % 8 }), file())
+                (
+                    Message::AddRing(AddRing {
+                        direction,
+                        index,
+                        region: 0,
+                        offset,
+                        log2_size: input.u8()? % 8,
+                    }),
+                    file(),
+                )
             }
             5 => (Message::Connect(String::new()), None),
             6 => {
@@ -78,7 +92,10 @@ impl Client {
             _ => {
                 let direction = if input.u8()? & 1 == 1 { Direction::C2s } else { Direction::S2c };
                 let (index, region, offset) = (input.u16()?, input.u16()?, input.u32()?);
-                (Message::AddRing(AddRing { direction, index, region, offset, log2_size: input.u8()? }), file())
+                (
+                    Message::AddRing(AddRing { direction, index, region, offset, log2_size: input.u8()? }),
+                    file(),
+                )
             }
         })
     }
@@ -126,7 +143,8 @@ fuzz_target!(|bytes: &[u8]| {
     let mut input = Input(bytes);
     let (memory, file) = Memory::create("fuzz", REGION_BYTES).expect("memory");
     let mut client = Client { memory, file, regions: 0, rings: [0; 2] };
-    let mut negotiation = Negotiation::new(Limits { rings: 4, log2_ring_size: 7, bytes: 4 * REGION_BYTES as u64 });
+    let mut negotiation =
+        Negotiation::new(Limits { rings: 4, log2_ring_size: 7, bytes: 4 * REGION_BYTES as u64 });
     while let Some((message, file)) = client.message(&mut input) {
         match negotiation.receive(message, file, "fuzz") {
             Ok(Progress::Reply(reply)) => assert_eq!(reply, Message::Ack),
