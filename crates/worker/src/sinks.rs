@@ -6,6 +6,7 @@
 
 mod app;
 mod count;
+pub mod handoff;
 
 use std::sync::Arc;
 
