@@ -3,7 +3,7 @@
 //!
 //! The worker opens a [`Batch`] once per iteration, copies its packets into it, and makes them visible with one store
 //! at the end ([`Batch::finish`]). A packet that does not fit is not copied; it is counted by rule, and the counts
-//! travel in the ring as [`Item::Lost`] as soon as there is room, before the packets that follow them.
+//! travel in the ring as [`Item::Lost`] before the next packet that fits.
 //!
 //! Layout: records of a header of [`HEADER_BYTES`] and the packet's bytes, padded to [`ALIGN`]. Capacity, records and
 //! therefore all positions are multiples of [`ALIGN`]. A record is contiguous: where it would cross the end of the
@@ -17,7 +17,8 @@ use rtrb::chunks::{ReadChunk, WriteChunk};
 mod losses;
 mod wakeup;
 
-use losses::Losses;
+pub use losses::NO_RULE;
+use losses::{Loss, Losses};
 pub use wakeup::Wakeup;
 
 /// All positions in the ring are multiples of this.
@@ -27,7 +28,7 @@ pub const HEADER_BYTES: usize = 40;
 /// In place of a length: the rest of the ring up to its end is unused.
 const PADDING: u32 = u32::MAX;
 /// In place of a length: a record without bytes that carries the count of lost packets in the field of the length on
-/// the wire.
+/// the wire, and that of skipped ones in the flags.
 const LOST: u32 = u32::MAX - 1;
 /// The largest ring: lengths stay below [`LOST`].
 pub const CAPACITY_MAX: usize = 1 << 30;
@@ -55,14 +56,16 @@ pub struct Record {
 pub enum Item<'r> {
     /// A packet and its stored bytes.
     Packet(Record, &'r [u8]),
-    /// Packets of a rule that did not fit, between the items before and after this one.
+    /// Packets of a rule that are not in the ring, between the items before and after this one.
     Lost {
         /// The program that `rule` belongs to.
         generation: u64,
         /// The index of the rule in that program.
         rule: u32,
-        /// How many.
+        /// How many did not fit.
         packets: u32,
+        /// How many the worker left out ([`Producer::skip`]).
+        skipped: u32,
     },
 }
 
@@ -149,6 +152,12 @@ impl Producer {
         batch
     }
 
+    /// Counts a packet that the worker leaves out on purpose. The consumer learns it with the next packet.
+    #[inline]
+    pub fn skip(&mut self, generation: u64, rule: u32) {
+        self.losses.skip(generation, rule);
+    }
+
     /// Whether the consumer no longer exists.
     #[must_use]
     pub fn is_abandoned(&self) -> bool {
@@ -195,7 +204,7 @@ impl Batch<'_> {
         let bytes = bytes.get(..self.longest - HEADER_BYTES).unwrap_or(bytes);
         let Some(room) = self.room(record_bytes(bytes.len())) else {
             self.pushed.full += 1;
-            self.losses.add(record.generation, record.rule);
+            self.losses.full(record.generation, record.rule);
             return false;
         };
         let (header, rest) = room.split_at_mut(HEADER_BYTES);
@@ -222,9 +231,10 @@ impl Batch<'_> {
 
     /// The counts of what was lost before, as far as there is room.
     fn report_losses(&mut self) {
-        while let Some((generation, rule, packets)) = self.losses.first() {
+        while let Some(Loss { generation, rule, full, skipped }) = self.losses.first() {
             let Some(room) = self.room(HEADER_BYTES) else { return };
-            let record = Record { original_bytes: packets, generation, rule, ..Record::default() };
+            let record =
+                Record { original_bytes: full, flags: skipped, generation, rule, ..Record::default() };
             write_header(room, LOST, &record);
             self.losses.remove_first();
         }
@@ -368,8 +378,8 @@ impl<'r> Iterator for Iter<'r> {
         let bytes = if stored == LOST { 0 } else { stored as usize };
         let taken = record_bytes(bytes);
         let item = if stored == LOST {
-            let Record { generation, rule, original_bytes: packets, .. } = record;
-            Item::Lost { generation, rule, packets }
+            let Record { generation, rule, original_bytes: packets, flags: skipped, .. } = record;
+            Item::Lost { generation, rule, packets, skipped }
         } else {
             Item::Packet(record, self.rest.get(HEADER_BYTES..HEADER_BYTES + bytes)?)
         };

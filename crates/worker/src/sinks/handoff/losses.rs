@@ -1,21 +1,32 @@
-//! How many packets of which rule did not fit into the ring since the last report to the consumer. A fixed number of rules;
+//! How many packets of which rule are not in the ring since the last report to the consumer. A fixed number of rules;
 //! what exceeds it is counted for no rule.
 
 /// Rules that have losses at once. Those of further rules are reported with [`NO_RULE`].
 const RULES: usize = 64;
 /// The rule of losses that exceed the table.
-pub(super) const NO_RULE: u32 = u32::MAX;
+pub const NO_RULE: u32 = u32::MAX;
+
+/// Packets of one rule.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Loss {
+    pub(super) generation: u64,
+    pub(super) rule: u32,
+    pub(super) full: u32,
+    pub(super) skipped: u32,
+}
 
 #[derive(Debug)]
 pub(super) struct Losses {
-    /// Generation, rule, packets; the first `len` are used.
-    entries: [(u64, u32, u32); RULES],
+    /// The first `len` are used.
+    entries: [Loss; RULES],
     len: usize,
+    /// The entry that was used last.
+    last: usize,
 }
 
 impl Default for Losses {
     fn default() -> Self {
-        Self { entries: [(0, 0, 0); RULES], len: 0 }
+        Self { entries: [Loss::default(); RULES], len: 0, last: 0 }
     }
 }
 
@@ -24,21 +35,18 @@ impl Losses {
         self.len
     }
 
-    pub(super) fn add(&mut self, generation: u64, rule: u32) {
-        // The last entry is for the rules that exceed the table.
-        let (generation, rule) = match self.find(generation, rule) {
-            None if self.len >= RULES - 1 => (0, NO_RULE),
-            _ => (generation, rule),
-        };
-        if let Some(at) = self.find(generation, rule) {
-            self.entries[at].2 = self.entries[at].2.saturating_add(1);
-        } else if let Some(entry) = self.entries.get_mut(self.len) {
-            *entry = (generation, rule, 1);
-            self.len += 1;
-        }
+    pub(super) fn full(&mut self, generation: u64, rule: u32) {
+        let entry = self.entry(generation, rule);
+        entry.full = entry.full.saturating_add(1);
     }
 
-    pub(super) fn first(&self) -> Option<(u64, u32, u32)> {
+    #[inline]
+    pub(super) fn skip(&mut self, generation: u64, rule: u32) {
+        let entry = self.entry(generation, rule);
+        entry.skipped = entry.skipped.saturating_add(1);
+    }
+
+    pub(super) fn first(&self) -> Option<Loss> {
         self.entries[..self.len].first().copied()
     }
 
@@ -50,7 +58,31 @@ impl Losses {
         }
     }
 
-    fn find(&self, generation: u64, rule: u32) -> Option<usize> {
-        self.entries[..self.len].iter().position(|entry| (entry.0, entry.1) == (generation, rule))
+    #[inline]
+    fn entry(&mut self, generation: u64, rule: u32) -> &mut Loss {
+        let is_it = |entry: &Loss| (entry.generation, entry.rule) == (generation, rule);
+        if self.last >= self.len || !is_it(&self.entries[self.last]) {
+            self.last = self.find_or_add(generation, rule);
+        }
+        &mut self.entries[self.last]
+    }
+
+    fn find_or_add(&mut self, generation: u64, rule: u32) -> usize {
+        let of = |entries: &[Loss], generation, rule| {
+            entries.iter().position(|entry| (entry.generation, entry.rule) == (generation, rule))
+        };
+        let used = &self.entries[..self.len];
+        if let Some(place) = of(used, generation, rule) {
+            return place;
+        }
+        // The last entry is for the rules that exceed the table.
+        if self.len == RULES {
+            return RULES - 1;
+        }
+        let is_last = self.len == RULES - 1;
+        let (generation, rule) = if is_last { (0, NO_RULE) } else { (generation, rule) };
+        self.entries[self.len] = Loss { generation, rule, full: 0, skipped: 0 };
+        self.len += 1;
+        self.len - 1
     }
 }

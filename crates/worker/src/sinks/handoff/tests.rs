@@ -94,8 +94,23 @@ fn losses_are_reported_by_rule_before_the_next_packet() {
         Item::Lost { rule, .. } => *rule,
         Item::Packet(..) => unreachable!("a second packet"),
     });
-    let lost = |rule, packets| Item::Lost { generation: 7, rule, packets };
+    let lost = |rule, packets| Item::Lost { generation: 7, rule, packets, skipped: 0 };
     assert_eq!(items, [lost(1, 1), lost(4, 2), lost(5, 1)]);
+}
+
+#[test]
+fn skipped_packets_are_reported_with_the_next_packet() {
+    let (mut producer, mut consumer) = small(0, 64);
+    for rule in [1, 2, 1] {
+        producer.skip(7, rule);
+    }
+    assert!(consumer.is_empty());
+    let mut batch = producer.batch(record_bytes(1));
+    assert!(batch.push(&record(1), &[9]));
+    let _ = batch.finish();
+    let records = consumer.read();
+    let lost = |rule, skipped| Item::Lost { generation: 7, rule, packets: 0, skipped };
+    assert_eq!(records.iter().collect::<Vec<_>>(), [lost(1, 2), lost(2, 1), Item::Packet(record(1), &[9])]);
 }
 
 #[test]
