@@ -1,10 +1,11 @@
 //! The table of all keys of the language. The parser refuses other keys, the schema is generated from it, and tests
 //! compare the reference page with it and check that the parser reads every key.
 
+use std::ops::RangeInclusive;
 use std::sync::LazyLock;
 
 use packet::{FIELDS, Form};
-use program::{APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX};
+use program::{APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, CaptureSink};
 
 use crate::policy::{MAX_LABEL, MAX_LABEL_CLASS, MAX_SET_VALUES, MAX_TABLE_SIZE, PRIORITIES, VERSION};
 
@@ -127,6 +128,12 @@ pub(crate) const RULE: &[Key] = &[
     key("sinks", Shape("sink_names"), "Where its packets go, instead of the group's sinks."),
 ];
 
+const MAX: i64 = u32::MAX as i64;
+
+const fn within(range: RangeInclusive<u32>) -> Values {
+    Integer(*range.start() as i64, *range.end() as i64)
+}
+
 /// The kinds of sinks, each with its keys beside `kind`.
 pub(crate) const SINKS: &[(&str, &[Key])] = &[
     (
@@ -138,7 +145,43 @@ pub(crate) const SINKS: &[(&str, &[Key])] = &[
         )],
     ),
     ("kernel", &[required("interface", Text, "The name of the TAP interface.")]),
-    ("capture", &[required("folder", Text, "The folder of the pcapng files.")]),
+    (
+        "capture",
+        &[
+            required("path", Text, "A folder for the files, or a file name pattern that contains {time}."),
+            key(
+                "snap_bytes",
+                within(1..=CaptureSink::SNAP_BYTES_MAX),
+                "Octets of a packet that are written; all if left out.",
+            ),
+            key("one_in", Integer(1, MAX), "Of this many packets one is written; 1 if left out."),
+            key(
+                "first_of_flow",
+                Integer(0, MAX),
+                "Packets of each flow that are written; 0, all, if left out.",
+            ),
+            key(
+                "file_mb",
+                within(CaptureSink::FILE_MB),
+                "The length at which the next file is begun; 100 if left out.",
+            ),
+            key(
+                "file_seconds",
+                Integer(0, MAX),
+                "The age at which the next file is begun; 0, none, if left out.",
+            ),
+            key(
+                "disk_mb",
+                within(CaptureSink::DISK_MB),
+                "The room of all files, kept by deleting the oldest; 1000 if left out.",
+            ),
+            key(
+                "ring_bytes",
+                within(CaptureSink::RING_BYTES),
+                "The buffer of each worker; 4194304 if left out.",
+            ),
+        ],
+    ),
     (
         "app",
         &[

@@ -1,6 +1,7 @@
 //! Where delivered packets go: the sinks of a policy with their options, as plain data. `policy` reads them, `worker`
 //! opens them.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use packet::MacAddr;
@@ -69,8 +70,51 @@ pub struct KernelSink {
 /// Options of the kind `capture`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CaptureSink {
-    /// The folder of the files.
-    pub folder: PathBuf,
+    /// A folder that exists, or a file name pattern that contains `{time}`.
+    pub path: PathBuf,
+    /// The most octets of a packet that are written.
+    pub snap_bytes: u32,
+    /// Of this many packets one is written.
+    pub one_in: u32,
+    /// Of each flow this many packets are written; 0: all.
+    pub first_of_flow: u32,
+    /// The length at which the next file is begun.
+    pub file_bytes: u64,
+    /// The age in seconds at which the next file is begun; 0: none.
+    pub file_seconds: u32,
+    /// The most octets of all files together; at least twice `file_bytes`. The oldest file is deleted for a new one.
+    pub disk_bytes: u64,
+    /// The size of each worker's ring.
+    pub ring_bytes: u32,
+}
+
+impl Default for CaptureSink {
+    /// The current folder, whole packets, and 10 files of 100 MB.
+    fn default() -> Self {
+        Self {
+            path: PathBuf::from("."),
+            snap_bytes: Self::SNAP_BYTES_MAX,
+            one_in: 1,
+            first_of_flow: 0,
+            file_bytes: 100_000_000,
+            file_seconds: 0,
+            disk_bytes: 1_000_000_000,
+            ring_bytes: 4 << 20,
+        }
+    }
+}
+
+impl CaptureSink {
+    /// The largest snap length: more than the longest frame.
+    pub const SNAP_BYTES_MAX: u32 = 1 << 17;
+    /// The unit of the limits of files in policies.
+    pub const MB: u64 = 1_000_000;
+    /// The length of a file, in MB.
+    pub const FILE_MB: RangeInclusive<u32> = 1..=1_000_000;
+    /// The room of all files, in MB: two of the smallest to all of the largest disks.
+    pub const DISK_MB: RangeInclusive<u32> = 2..=1_000_000_000;
+    /// The size of a worker's ring.
+    pub const RING_BYTES: RangeInclusive<u32> = 1 << 16..=1 << 30;
 }
 
 /// The most clients of a sink of kind `app`.

@@ -5,6 +5,7 @@
 //! there.
 
 mod app;
+pub mod capture;
 mod count;
 pub mod handoff;
 
@@ -101,6 +102,21 @@ pub enum SinkError {
         #[source]
         source: std::io::Error,
     },
+    /// A capture cannot be written.
+    #[error(
+        "sink `{sink}`: cannot write captures to {}: {source} (hint: create the folder and let the user of the \
+         daemon write to it)",
+        path.display()
+    )]
+    Capture {
+        /// Its name.
+        sink: String,
+        /// The folder or pattern of its options.
+        path: std::path::PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
 }
 
 /// Opens a sink.
@@ -111,7 +127,10 @@ pub fn open(sink: &program::Sink, environment: &Environment<'_>) -> Result<Opene
     match &sink.kind {
         SinkKind::Count(options) => Ok(count::open(options, environment.workers())),
         SinkKind::App(options) => app::open(&sink.name, options, environment.workers()),
-        SinkKind::Kernel(_) | SinkKind::Capture(_) | SinkKind::Forward(_) => {
+        SinkKind::Capture(options) => {
+            capture::open(&sink.name, options, environment.context.name(), environment.workers())
+        }
+        SinkKind::Kernel(_) | SinkKind::Forward(_) => {
             Err(SinkError::NotAvailable { sink: sink.name.clone(), kind: sink.kind.name() })
         }
     }

@@ -2,6 +2,7 @@
 //! (interfaces, folders, ports) is checked when the sink is opened.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use packet::MacAddr;
@@ -174,8 +175,51 @@ fn kernel(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
 }
 
 fn capture(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
-    let folder = PathBuf::from(text(reader, table, "folder")?);
-    Some(SinkKind::Capture(CaptureSink { folder }))
+    let defaults = CaptureSink::default();
+    let path = PathBuf::from(text(reader, table, "path")?);
+    let snap_bytes =
+        number(reader, table, "snap_bytes", 1..=CaptureSink::SNAP_BYTES_MAX, defaults.snap_bytes)?;
+    let one_in = number(reader, table, "one_in", 1..=u32::MAX, defaults.one_in)?;
+    let first_of_flow = number(reader, table, "first_of_flow", 0..=u32::MAX, defaults.first_of_flow)?;
+    let file_mb = number(reader, table, "file_mb", CaptureSink::FILE_MB, megabytes(defaults.file_bytes))?;
+    let file_seconds = number(reader, table, "file_seconds", 0..=u32::MAX, defaults.file_seconds)?;
+    let disk_mb = number(reader, table, "disk_mb", CaptureSink::DISK_MB, megabytes(defaults.disk_bytes))?;
+    let ring_bytes = number(reader, table, "ring_bytes", CaptureSink::RING_BYTES, defaults.ring_bytes)?;
+    if u64::from(disk_mb) < 2 * u64::from(file_mb) {
+        let value = table.get("disk_mb").or_else(|| table.get("file_mb"))?;
+        let hint = format!("with files of {file_mb} MB write disk_mb = {} or more", 2 * u64::from(file_mb));
+        reader.error_with(value.span(), "`disk_mb` has no room for two files", "too little", hint);
+        return None;
+    }
+    Some(SinkKind::Capture(CaptureSink {
+        path,
+        snap_bytes,
+        one_in,
+        first_of_flow,
+        file_bytes: u64::from(file_mb) * CaptureSink::MB,
+        file_seconds,
+        disk_bytes: u64::from(disk_mb) * CaptureSink::MB,
+        ring_bytes,
+    }))
+}
+
+/// As the default is a multiple, no part is lost.
+fn megabytes(bytes: u64) -> u32 {
+    u32::try_from(bytes / CaptureSink::MB).unwrap_or(u32::MAX)
+}
+
+/// An optional number; `None`: it was refused.
+fn number(
+    reader: &mut Reader,
+    table: &Table<'_>,
+    key: &str,
+    range: RangeInclusive<u32>,
+    default: u32,
+) -> Option<u32> {
+    match table.get(key) {
+        Some(value) => reader.integer(value, &format!("`{key}`"), *range.start(), *range.end()),
+        None => Some(default),
+    }
 }
 
 fn app(reader: &mut Reader, table: &Table<'_>) -> Option<AppSink> {

@@ -1,0 +1,263 @@
+//! The kind `capture`: packets are written to pcapng files by a thread of its own.
+//!
+//! Each worker chooses packets ([`sampler`]), and copies them into its [ring](super::handoff) to the thread. The
+//! [`writer`] takes them out, makes blocks ([`pcapng`]) and writes those to [`files`] or to a stream. A rule is an
+//! interface of the file ([`interfaces`]), so `frame.interface_name == "dns"` selects its packets in Wireshark.
+//!
+//! Back-pressure: a packet that does not fit into the ring is dropped as `ring_full`. While the file cannot be written
+//! packets are dropped as `disk_full` or `write_failed`, and the thread tries again after 0.1 to 10 s; after the other
+//! side of a stream has closed they are dropped as `closed`.
+//!
+//! Timestamps are nanoseconds of the system's clock (CLOCK_REALTIME), taken once per iteration of a worker's loop, when
+//! the packets of the iteration are classified. All packets of an iteration have the same one; it is later than the
+//! arrival by the time that the packet waited in the completion queue, typically some microseconds, and at most the
+//! duration of two iterations plus that queue's depth. Packets of several workers are merged by time as far as they are
+//! in the rings at the same moment, so a file can contain packets that are older than the ones before them.
+
+mod files;
+mod interfaces;
+mod pcapng;
+mod sampler;
+mod writer;
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use program::{CaptureSink, Program};
+
+use self::files::Files;
+use self::interfaces::Names;
+use self::sampler::Sampler;
+use self::writer::{Output, Settings, Shared, Writer};
+use super::handoff::{self, Producer, Record, Wakeup, record_bytes};
+use super::{Hub, Opened, SinkError};
+use crate::BATCH_MAX;
+use crate::sink::{Deliveries, Sink, SinkCounters, SinkDrop};
+
+/// How long the end of a capture waits for a stream whose reader does not read. The thread then ends when the reader
+/// reads or closes.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Which rules' packets a capture gets.
+#[derive(Clone, Debug)]
+enum Rules {
+    /// Those that name the sink.
+    OfSink(String),
+    /// That of this name, to which the sink is attached.
+    One(String),
+}
+
+/// Opens a capture to files. The first file is created here, so that a folder that cannot be written to is an error of
+/// the policy.
+pub(super) fn open(
+    name: &str,
+    options: &CaptureSink,
+    device: &str,
+    workers: usize,
+) -> Result<Opened, SinkError> {
+    let failed = |source| SinkError::Capture { sink: name.to_owned(), path: options.path.clone(), source };
+    let mut files = Files::new(&options.path, name, options.disk_bytes).map_err(failed)?;
+    files.create(options.file_bytes).map_err(failed)?;
+    let rules = Rules::OfSink(name.to_owned());
+    start(name, options, device, workers, Output::Files(files), rules).map_err(failed)
+}
+
+/// Opens a capture of one rule to a stream, which gets one section: headers at once, packets at the latest 200 ms after
+/// they arrived, statistics at the end. An error of the stream ends the capture; packets are then dropped as `closed`,
+/// or `write_failed` for other errors than the end of the reader. Path and file limits of the options are not used.
+///
+/// The stream may block: it has a thread of its own. Its caller attaches the result to the rule, which announces the
+/// program; nothing is written before that.
+///
+/// # Errors
+/// There is no descriptor or thread left.
+pub fn to_writer(
+    stream: Box<dyn Write + Send>,
+    name: &str,
+    rule: &str,
+    options: &CaptureSink,
+    device: &str,
+    workers: usize,
+) -> io::Result<Opened> {
+    start(name, options, device, workers, Output::Stream(stream), Rules::One(rule.to_owned()))
+}
+
+fn start(
+    name: &str,
+    options: &CaptureSink,
+    device: &str,
+    workers: usize,
+    output: Output,
+    rules: Rules,
+) -> io::Result<Opened> {
+    let counters: Vec<Arc<SinkCounters>> = (0..workers).map(|_| Arc::default()).collect();
+    let (producers, hub) = spawn(name, options, device, output, rules, &counters)?;
+    let endpoint = |(producer, counters): (Producer, &Arc<SinkCounters>)| {
+        Box::new(Endpoint {
+            producer,
+            counters: Arc::clone(counters),
+            sampler: Sampler::new(options),
+            chosen: Vec::with_capacity(BATCH_MAX),
+            snap_bytes: snap_bytes(options) as usize,
+        }) as Box<dyn Sink>
+    };
+    let endpoints = producers.into_iter().zip(&counters).map(endpoint).collect();
+    Ok(Opened { hub: Box::new(hub), endpoints, counters })
+}
+
+/// Starts the thread; returns the workers' ends of its rings.
+fn spawn(
+    name: &str,
+    options: &CaptureSink,
+    device: &str,
+    output: Output,
+    rules: Rules,
+    counters: &[Arc<SinkCounters>],
+) -> io::Result<(Vec<Producer>, CaptureHub)> {
+    let wakeup = Wakeup::new()?;
+    let shared = Arc::new(Shared::default());
+    let settings = Settings {
+        sink: name.to_owned(),
+        snap_bytes: snap_bytes(options),
+        file_bytes: options.file_bytes,
+        file_time: (options.file_seconds > 0).then(|| Duration::from_secs(options.file_seconds.into())),
+        hardware: format!("RDMA device {device}"),
+    };
+    let ring = |_| handoff::ring(options.ring_bytes as usize, snap_bytes(options) as usize, &wakeup);
+    let (producers, consumers) = counters.iter().map(ring).unzip();
+    let writer = Writer::new(settings, output, Arc::clone(&wakeup), Arc::clone(&shared), counters.to_vec());
+    // The name of a thread has at most 15 octets (pthread_setname_np(3)).
+    let thread = thread::Builder::new().name("capture".to_owned()).spawn(move || writer.run(consumers))?;
+    Ok((producers, CaptureHub { rules, shared, wakeup, thread: Mutex::new(Some(thread)) }))
+}
+
+fn snap_bytes(options: &CaptureSink) -> u32 {
+    options.snap_bytes.clamp(1, CaptureSink::SNAP_BYTES_MAX)
+}
+
+/// A worker's end.
+struct Endpoint {
+    producer: Producer,
+    counters: Arc<SinkCounters>,
+    sampler: Option<Sampler>,
+    /// By packet of the iteration: whether it is taken.
+    chosen: Vec<bool>,
+    snap_bytes: usize,
+}
+
+impl Sink for Endpoint {
+    fn run(&mut self, packets: &mut Deliveries<'_>) {
+        let now_ns = writer::now_ns();
+        let room = self.choose(packets, now_ns);
+        if room == 0 {
+            return;
+        }
+        let mut batch = self.producer.batch(room);
+        let mut chosen = self.chosen.iter();
+        for delivery in packets.iter() {
+            if chosen.next().is_some_and(|chosen| !chosen) {
+                continue;
+            }
+            let bytes = delivery.bytes;
+            let record = Record {
+                original_bytes: u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+                timestamp_ns: Some(now_ns),
+                generation: delivery.generation,
+                rule: delivery.outcome.rule.0,
+                flags: 0,
+            };
+            let _ = batch.push(&record, bytes.get(..self.snap_bytes).unwrap_or(bytes));
+        }
+        let pushed = batch.finish();
+        if pushed.full > 0 {
+            self.counters.worker.dropped(SinkDrop::RingFull, pushed.full);
+        }
+    }
+}
+
+impl Endpoint {
+    /// Counts the packets of an iteration and marks those that are taken; returns the room that these need.
+    fn choose(&mut self, packets: &Deliveries<'_>, now_ns: u64) -> usize {
+        let (mut count, mut bytes, mut room) = (0, 0, 0);
+        let now_seconds = (now_ns / 1_000_000_000) as u32;
+        let is_abandoned = self.producer.is_abandoned();
+        self.chosen.clear();
+        for delivery in packets.iter() {
+            count += 1;
+            bytes += delivery.bytes.len() as u64;
+            let choice = match &mut self.sampler {
+                _ if is_abandoned => Err(SinkDrop::Closed),
+                Some(sampler) => sampler.choose(delivery.bytes, now_seconds),
+                None => Ok(()),
+            };
+            // Never grows: an iteration has at most this many packets.
+            self.chosen.push(choice.is_ok());
+            match choice {
+                Ok(()) => room += record_bytes(delivery.bytes.len().min(self.snap_bytes)),
+                Err(reason) => {
+                    self.counters.worker.dropped(reason, 1);
+                    self.producer.skip(delivery.generation, delivery.outcome.rule.0);
+                }
+            }
+        }
+        self.counters.offered(count, bytes);
+        room
+    }
+}
+
+/// The thread and what it shares with the control side.
+struct CaptureHub {
+    rules: Rules,
+    shared: Arc<Shared>,
+    wakeup: Arc<Wakeup>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Hub for CaptureHub {
+    fn announce(&self, generation: u64, program: &Arc<Program>) {
+        let is_captured = |rule: &program::Rule| match &self.rules {
+            Rules::One(name) => rule.name == *name,
+            Rules::OfSink(name) => {
+                rule.sinks.iter().any(|id| program.sink(*id).is_some_and(|sink| sink.name == *name))
+            }
+        };
+        let rules = program.rules.iter().map(|rule| (rule.name.clone(), is_captured(rule))).collect();
+        self.shared.announce(Names { generation, policy: String::new(), rules });
+        self.wakeup.wake();
+    }
+
+    fn status(&self) -> Vec<(String, String)> {
+        let status = self.shared.status().clone();
+        let state = match (&status.error, status.ended) {
+            (None, false) => "capturing",
+            (Some(_), false) => "failed",
+            (_, true) => "ended",
+        };
+        let named = |name: &str, value: String| (name.to_owned(), value);
+        let mut list = vec![named("state", state.to_owned()), named("files", status.files.to_string())];
+        list.extend(status.file.map(|file| named("file", file)));
+        list.extend(status.error.map(|error| named("error", error)));
+        list
+    }
+}
+
+impl Drop for CaptureHub {
+    fn drop(&mut self) {
+        self.shared.stop();
+        self.wakeup.wake();
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(thread) = thread else { return };
+        let begun = Instant::now();
+        while !thread.is_finished() && begun.elapsed() < END_TIMEOUT {
+            thread::sleep(Duration::from_millis(1));
+        }
+        if thread.is_finished() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
