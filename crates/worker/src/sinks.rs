@@ -41,6 +41,10 @@ pub trait Hub: Send + Sync {
     /// Called before packets that a program of this generation delivers arrive at the endpoints.
     fn announce(&self, _generation: u64, _program: &Arc<Program>) {}
 
+    /// The SHA-256 of the text of the policy that a program of this generation is of, in hexadecimal; called before
+    /// [`Hub::announce`], if the daemon knows it.
+    fn digest(&self, _generation: u64, _sha256: &str) {}
+
     /// Its state for operators, as names and values: files, clients, errors.
     fn status(&self) -> Vec<(String, String)> {
         Vec::new()

@@ -130,7 +130,8 @@ fn spawn(
     let writer = Writer::new(settings, output, Arc::clone(&wakeup), Arc::clone(&shared), counters.to_vec());
     // The name of a thread has at most 15 octets (pthread_setname_np(3)).
     let thread = thread::Builder::new().name("capture".to_owned()).spawn(move || writer.run(consumers))?;
-    Ok((producers, CaptureHub { rules, shared, wakeup, thread: Mutex::new(Some(thread)) }))
+    let thread = Mutex::new(Some(thread));
+    Ok((producers, CaptureHub { rules, digest: Mutex::default(), shared, wakeup, thread }))
 }
 
 fn snap_bytes(options: &CaptureSink) -> u32 {
@@ -210,6 +211,8 @@ impl Endpoint {
 /// The thread and what it shares with the control side.
 struct CaptureHub {
     rules: Rules,
+    /// A generation and the digest of its policy.
+    digest: Mutex<(u64, String)>,
     shared: Arc<Shared>,
     wakeup: Arc<Wakeup>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -224,8 +227,14 @@ impl Hub for CaptureHub {
             }
         };
         let rules = program.rules.iter().map(|rule| (rule.name.clone(), is_captured(rule))).collect();
-        self.shared.announce(Names { generation, policy: String::new(), rules });
+        let (of, digest) = self.digest.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let policy = if of == generation { digest } else { String::new() };
+        self.shared.announce(Names { generation, policy, rules });
         self.wakeup.wake();
+    }
+
+    fn digest(&self, generation: u64, sha256: &str) {
+        *self.digest.lock().unwrap_or_else(PoisonError::into_inner) = (generation, sha256.to_owned());
     }
 
     fn status(&self) -> Vec<(String, String)> {

@@ -6,13 +6,13 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What stands for the time in a file name pattern.
 pub(super) const TIME: &str = "{time}";
-/// Readable for the owner and the group; the process's umask can take more away.
+/// Readable for the owner and the group, whatever the process's umask is.
 const MODE: u32 = 0o640;
 /// The length of [`time_text`].
 const TIME_BYTES: usize = "20260102T030405.678Z".len();
@@ -72,6 +72,8 @@ impl Files {
             let path = self.folder.join(name);
             match OpenOptions::new().write(true).create_new(true).mode(MODE).open(&path) {
                 Ok(file) => {
+                    // A file system without modes refuses this; the file is as good.
+                    let _ = file.set_permissions(fs::Permissions::from_mode(MODE));
                     self.current = Some(Current { file, path, bytes: 0 });
                     return Ok(());
                 }
@@ -208,7 +210,6 @@ fn civil_date(mut day: u64) -> (u64, usize, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     fn names(folder: &Path) -> Vec<String> {
         let entries = fs::read_dir(folder).expect("it is readable");
@@ -247,7 +248,7 @@ mod tests {
         for _ in 0..3 {
             files.create(0).unwrap();
             let mode = fs::metadata(files.path().unwrap()).unwrap().permissions().mode();
-            assert_eq!(mode & 0o777 & !0o640, 0);
+            assert_eq!(mode & 0o777, 0o640);
         }
         assert_eq!(names(folder.path()).len(), 3);
     }
