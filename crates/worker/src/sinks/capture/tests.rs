@@ -412,6 +412,8 @@ fn a_closed_stream_ends_the_capture_and_every_packet_is_accounted_for() {
     rig.push(0, 1, &[(0, 2, vec![1; 60])]);
     rig.wait_until_settled();
     rig.push(0, 1, &[(0, 3, vec![1; 60])]);
+    let status = rig.hub.status();
+    assert!(status.contains(&("state".to_owned(), "ended".to_owned())), "{status:?}");
     let traffic = rig.end();
     assert_eq!((traffic.delivered.packets, dropped(&traffic, SinkDrop::Closed)), (1, 2));
 }

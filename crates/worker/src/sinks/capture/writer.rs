@@ -346,14 +346,11 @@ impl Writer {
         self.state = State::Writing;
         self.flush();
         if matches!(self.state, State::Writing) {
-            self.retry_pause = RETRY_FIRST;
             let mut status = self.shared.status();
+            status.error = None;
             if let Output::Files(files) = &self.output {
                 status.file = files.path().map(|path| path.display().to_string());
                 status.files += 1;
-            }
-            if status.error.take().is_some() {
-                tracing::info!("sink `{}`: capturing again", self.settings.sink);
             }
         }
     }
@@ -393,9 +390,16 @@ impl Writer {
         }
         self.buffer.clear();
         self.interfaces.flushed();
+        let mut delivered = 0;
         for (pending, counters) in self.pending.iter_mut().zip(&self.counters) {
             let Traffic { packets, bytes } = std::mem::take(pending);
             counters.thread.delivered(packets, bytes);
+            delivered += packets;
+        }
+        // On a disk that is almost full the headers of a file can be written, and its packets cannot.
+        if delivered > 0 && self.retry_pause > RETRY_FIRST {
+            self.retry_pause = RETRY_FIRST;
+            tracing::info!("sink `{}`: capturing again", self.settings.sink);
         }
     }
 
@@ -448,7 +452,9 @@ impl Writer {
             counters.thread.dropped(reason, std::mem::take(pending).packets);
         }
         self.interfaces.failed();
-        let is_new = self.shared.status().error.replace(error.to_string()).is_none();
+        // One line for a series of errors.
+        let is_first = self.retry_pause == RETRY_FIRST;
+        self.shared.status().error = Some(error.to_string());
         match &mut self.output {
             Output::Files(files) => {
                 if self.packets == unwritten {
@@ -459,9 +465,12 @@ impl Writer {
                 self.state = State::Failed { reason, retry: Instant::now() + self.retry_pause };
                 self.retry_pause = (self.retry_pause * 2).min(RETRY_MAX);
             }
-            Output::Stream(_) => self.state = State::Ended { reason },
+            Output::Stream(_) => {
+                self.state = State::Ended { reason };
+                self.shared.status().ended = true;
+            }
         }
-        if is_new {
+        if is_first {
             let sink = &self.settings.sink;
             tracing::warn!("sink `{sink}`: packets are lost, because writing the capture failed: {error}");
         }
