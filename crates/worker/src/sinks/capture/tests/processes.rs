@@ -154,3 +154,30 @@ fn a_full_disk_is_counted_and_capturing_goes_on_when_there_is_room() {
 fn is_refused(errors: &[u8]) -> bool {
     String::from_utf8_lossy(errors).contains("unshare failed")
 }
+
+#[test]
+fn tshark_shows_the_packets_of_a_stream_while_it_lasts() {
+    use std::io::{BufRead, BufReader};
+    let mut command = Command::new("tshark");
+    command.args(["-i", "-", "-l", "-T", "fields", "-e", "frame.interface_name", "-e", "frame.len"]);
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+    let Ok(mut child) = child else {
+        test_support::not_run("a live capture by tshark", "tshark is not installed");
+        return;
+    };
+    let (stdin, stdout) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
+    let mut child = Killed(child);
+    let (send, lines) = std::sync::mpsc::channel();
+    let reader = thread::spawn(move || {
+        BufReader::new(stdout).lines().map_while(Result::ok).for_each(|line| drop(send.send(line)));
+    });
+    let mut rig = Rig::new(&CaptureSink::default(), 1, Output::Stream(Box::new(stdin)));
+    rig.push(0, 1, &[(0, 1, vec![1; 60]), (1, 2, vec![1; 61])]);
+    let shown = || lines.recv_timeout(Duration::from_secs(20)).expect("tshark shows a packet");
+    assert_eq!([shown(), shown()], ["dns\t60", "ssh\t61"]);
+    rig.push(0, 1, &[(1, 3, vec![1; 62])]);
+    assert_eq!(shown(), "ssh\t62");
+    rig.end(); // closes the pipe
+    assert!(child.0.wait().expect("it ends by itself").success());
+    reader.join().expect("the reader ends");
+}
