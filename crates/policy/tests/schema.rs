@@ -102,6 +102,9 @@ fn some(key: &str) -> String {
         "mode" => "\"share\"",
         "socket" => "\"/run/x.sock\"",
         "socket_mode" => "\"0660\"",
+        "snap_bytes" | "one_in" | "first_of_flow" | "file_mb" | "file_seconds" => "1",
+        "disk_mb" => "2",
+        "ring_bytes" => "65536",
         "src_mac" | "dst_mac" => "\"02:00:00:00:00:01\"",
         _ => "\"x\"",
     };

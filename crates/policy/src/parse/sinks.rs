@@ -176,15 +176,18 @@ fn kernel(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
 
 fn capture(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
     let defaults = CaptureSink::default();
-    let path = PathBuf::from(text(reader, table, "path")?);
+    let path = text(reader, table, "path");
     let snap_bytes =
-        number(reader, table, "snap_bytes", 1..=CaptureSink::SNAP_BYTES_MAX, defaults.snap_bytes)?;
-    let one_in = number(reader, table, "one_in", 1..=u32::MAX, defaults.one_in)?;
-    let first_of_flow = number(reader, table, "first_of_flow", 0..=u32::MAX, defaults.first_of_flow)?;
-    let file_mb = number(reader, table, "file_mb", CaptureSink::FILE_MB, megabytes(defaults.file_bytes))?;
-    let file_seconds = number(reader, table, "file_seconds", 0..=u32::MAX, defaults.file_seconds)?;
-    let disk_mb = number(reader, table, "disk_mb", CaptureSink::DISK_MB, megabytes(defaults.disk_bytes))?;
-    let ring_bytes = number(reader, table, "ring_bytes", CaptureSink::RING_BYTES, defaults.ring_bytes)?;
+        number(reader, table, "snap_bytes", 1..=CaptureSink::SNAP_BYTES_MAX, defaults.snap_bytes);
+    let one_in = number(reader, table, "one_in", 1..=u32::MAX, defaults.one_in);
+    let first_of_flow = number(reader, table, "first_of_flow", 0..=u32::MAX, defaults.first_of_flow);
+    let file_mb = number(reader, table, "file_mb", CaptureSink::FILE_MB, megabytes(defaults.file_bytes));
+    let file_seconds = number(reader, table, "file_seconds", 0..=u32::MAX, defaults.file_seconds);
+    let disk_mb = number(reader, table, "disk_mb", CaptureSink::DISK_MB, megabytes(defaults.disk_bytes));
+    let ring_bytes = number(reader, table, "ring_bytes", CaptureSink::RING_BYTES, defaults.ring_bytes);
+    // Every key is read before the first refusal counts, so that all mistakes are reported.
+    let (path, snap_bytes, one_in, first_of_flow) = (path?, snap_bytes?, one_in?, first_of_flow?);
+    let (file_mb, file_seconds, disk_mb, ring_bytes) = (file_mb?, file_seconds?, disk_mb?, ring_bytes?);
     if u64::from(disk_mb) < 2 * u64::from(file_mb) {
         let value = table.get("disk_mb").or_else(|| table.get("file_mb"))?;
         let hint = format!("with files of {file_mb} MB write disk_mb = {} or more", 2 * u64::from(file_mb));
@@ -192,7 +195,7 @@ fn capture(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
         return None;
     }
     Some(SinkKind::Capture(CaptureSink {
-        path,
+        path: PathBuf::from(path),
         snap_bytes,
         one_in,
         first_of_flow,
