@@ -128,14 +128,14 @@ impl Screen {
             let style = if *page == self.page { Modifier::REVERSED } else { Modifier::empty() };
             [Span::styled(format!(" {} {} ", index + 1, page.name()), Style::from(style)), Span::raw(" ")]
         });
-        Paragraph::new(Line::from_iter(names))
+        Paragraph::new(Line::from_iter(names.chain([Span::raw(" q=quit tab=page arrows=scroll")])))
     }
 
     fn keys(&self) -> String {
         let columns = Table::of(&self.top, self.page).columns;
         let columns: Vec<String> =
             columns.iter().map(|column| format!("{}={}", column.key, column.head)).collect();
-        format!("q=quit tab=page up/down=scroll  sort: {}", columns.join(" "))
+        format!("sort: {}", columns.join(" "))
     }
 
     fn table(&mut self, frame: &mut Frame<'_>, area: Rect) {
@@ -245,7 +245,10 @@ mod tests {
         assert!(lines[3].starts_with("rule") && lines[3].ends_with("bits/s"), "{lines:#?}");
         assert!(lines[4].starts_with("rule-0") && lines[4].ends_with("8.00 G"), "{lines:#?}");
         assert!(lines[22].starts_with("rule-1"), "{lines:#?}");
-        assert!(lines[23].starts_with("q=quit"), "{lines:#?}");
+        assert!(
+            lines[23] == "sort: n=rule a=action i=in p=packets b=bytes r=packets/s t=bits/s",
+            "{lines:#?}"
+        );
     }
 
     #[test]
