@@ -5,6 +5,7 @@
 //! Who can connect can read; only root, the daemon's user and `api.admins` can change what runs. The limits of connections
 //! and requests are those of [`server`](crate::server).
 
+mod captures;
 pub(crate) mod client;
 pub(crate) mod flows;
 pub(crate) mod model;

@@ -83,6 +83,8 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// List the flows that the running daemon has installed, with their rules, queues and packets.
     Flows(FlowsArgs),
+    /// Write the packets of a rule of the running daemon to a file or a pipe as pcapng, until Ctrl-C or a limit.
+    Capture(CaptureArgs),
     /// Write man pages and shell completions into a folder.
     #[command(hide = true)]
     Generate {
@@ -332,6 +334,31 @@ pub(crate) struct TopArgs {
     pub(crate) api: ApiArgs,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example: steerd capture dns -w - | tshark -i -")]
+pub(crate) struct CaptureArgs {
+    /// A rule of the policy in force whose packets workers receive.
+    #[arg(value_name = "RULE")]
+    pub(crate) rule: String,
+    /// The file; "-" for standard output.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) write: PathBuf,
+    /// The most bytes of a packet that are written.
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) snap: Option<u32>,
+    /// End after this many packets.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: Option<u64>,
+    /// End after this many seconds.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    pub(crate) seconds: Option<u64>,
+    /// Write one of this many packets.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) one_in: Option<u32>,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
 }
 
 #[derive(Debug, Args)]

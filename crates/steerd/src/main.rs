@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use cli::{Cli, Command};
-use commands::{check, devices, diff, explain, flows, healthcheck, import, reload, status, top};
+use commands::{capture, check, devices, diff, explain, flows, healthcheck, import, reload, status, top};
 use daemon::shutdown;
 use terminal::output;
 
@@ -41,6 +41,7 @@ fn main() -> ExitCode {
         Command::Status(args) => status::run(&args).map(|()| Outcome::Success),
         Command::Reload(args) => reload::run(&args).map(|()| Outcome::Success),
         Command::Top(args) => top::run(&args).map(|()| Outcome::Success),
+        Command::Capture(args) => capture::run(&args).map(|()| Outcome::Success),
         Command::Flows(args) => flows::run(&args).map(|()| Outcome::Success),
         Command::Generate { folder } => cli::generate(&folder).map(|()| Outcome::Success),
     };

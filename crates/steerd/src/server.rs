@@ -8,7 +8,7 @@
 //!   the oldest, so idle connections never block a request.
 //! - The request's header must arrive within [`HEADER_TIMEOUT`] and be no larger than [`HEADER_BYTES_MAX`]. A router
 //!   limits the body that it reads, and with [`Limits`] the whole exchange.
-//! - A client that does not read its answer for [`WRITE_TIMEOUT`] is disconnected.
+//! - A client that does not read its answer for some time ([`Limits`]) is disconnected.
 //! - Without a free file descriptor (accept(2), EMFILE) the oldest connection is closed, and accepting goes on.
 
 mod write_limit;
@@ -47,8 +47,6 @@ pub(crate) const CONNECTIONS_MAX: usize = 64;
 pub(crate) const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 const HEADER_BYTES_MAX: usize = 16 * 1024;
 const HEADERS_MAX: usize = 64;
-/// How long a client may leave what it is sent unread.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// After the answer, what the client still sends is read, up to these limits: closing a socket with unread data resets
 /// the connection, and the client may lose the end of the answer (RFC 9112, 9.6).
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -81,6 +79,8 @@ pub(crate) struct Limits {
     pub(crate) name: &'static str,
     /// The longest exchange; `None`: the router limits the parts of an exchange itself.
     pub(crate) exchange: Option<Duration>,
+    /// How long a client may leave what it is sent unread.
+    pub(crate) write: Duration,
     /// Whether a client may close its sending side before it has read the answer. If not, closing it ends the exchange,
     /// so that an answer without an end is not made for a client that has gone.
     pub(crate) half_close: bool,
@@ -283,7 +283,7 @@ where
         .max_headers(HEADERS_MAX)
         .keep_alive(false)
         .half_close(R::LIMITS.half_close)
-        .serve_connection(TokioIo::new(WriteLimit::new(stream, WRITE_TIMEOUT)), service)
+        .serve_connection(TokioIo::new(WriteLimit::new(stream, R::LIMITS.write)), service)
         .without_shutdown();
     let limit = R::LIMITS.exchange;
     let served = async {

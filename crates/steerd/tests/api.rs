@@ -538,3 +538,75 @@ fn the_metrics_listener_stays_read_only() {
     assert_eq!(place.get("/v1/state")["policy"]["generation"], 1);
     assert_eq!(place.get("/")["paths"][0], json!(["GET", "/v1/status"]));
 }
+
+/// The packets of a capture, by interface; every one must be UDP to port 53.
+fn dns_packets(bytes: &[u8]) -> usize {
+    use pcap_file::pcapng::{Block, PcapNgReader};
+    let mut reader = PcapNgReader::new(bytes).expect("a section header");
+    let mut packets = 0;
+    while let Some(block) = reader.next_block() {
+        if let Block::EnhancedPacket(packet) = block.expect("a block") {
+            let key = packet::parse(&packet.data).key;
+            assert_eq!(key.dst_port, 53);
+            packets += 1;
+        }
+    }
+    packets
+}
+
+#[test]
+fn a_capture_is_started_and_stopped_on_the_running_daemon() {
+    let place = Place::new(&format!("{STEER_DNS}{DROP_SCANS}"));
+    let daemon = place.start();
+    let count = place.run(&["capture", "dns", "-w", "dns.pcapng", "--count", "50"]);
+    assert!(count.status.success() && stderr(&count).contains("50 packets captured"), "{}", stderr(&count));
+    assert_eq!(dns_packets(&std::fs::read(place.path("dns.pcapng")).expect("written")), 50);
+    // To a pipe, for a time.
+    let piped = place.run(&["capture", "dns", "-w", "-", "--seconds", "1", "--snap", "96", "--one-in", "10"]);
+    assert!(piped.status.success() && dns_packets(&piped.stdout) > 0, "{}", stderr(&piped));
+    // Ctrl-C ends it with all that was captured, and the sink goes.
+    let mut child = place
+        .command(&["capture", "dns", "-w", "more.pcapng"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    daemon.until("packets in the file", |_| {
+        std::fs::metadata(place.path("more.pcapng")).is_ok_and(|file| file.len() > 10_000)
+    });
+    let sinks = || place.get("/v1/status")["sinks"].as_array().map_or(0, Vec::len);
+    assert_eq!(sinks(), 1);
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, Signal::INT).expect("signal");
+    assert!(child.wait().expect("ended").success());
+    assert!(dns_packets(&std::fs::read(place.path("more.pcapng")).expect("written")) > 0);
+    daemon.until("no sink is left", |_| sinks() == 0);
+    // A client that is killed leaves nothing behind, whether it reads or not.
+    let mut killed = place.command(&["capture", "dns", "-w", "x.pcapng"]).spawn().expect("it starts");
+    let mut silent = place.connect();
+    let body = "{\"rule\":\"dns\"}";
+    write!(silent, "POST /v1/captures HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+        .expect("sent");
+    daemon.until("both captures run", |_| sinks() == 2);
+    killed.kill().expect("killed");
+    killed.wait().expect("ended");
+    drop(silent);
+    daemon.until("no sink is left", |_| sinks() == 0);
+    let (status, summary, log) = daemon.terminate();
+    assert!(status.success(), "{log}");
+    assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
+}
+
+#[test]
+fn a_capture_that_would_get_nothing_is_refused() {
+    let place = Place::new(&format!("{STEER_DNS}{DROP_SCANS}"));
+    let _daemon = place.start();
+    for (rule, why) in [("none", "no rule `none`"), ("scan", "no worker delivers packets of the rule `scan`")]
+    {
+        let output = place.run(&["capture", rule, "-w", "x.pcapng"]);
+        assert_eq!(output.status.code(), Some(8));
+        assert!(stderr(&output).contains(why), "{}", stderr(&output));
+        assert!(!place.path("x.pcapng").exists());
+    }
+    assert_eq!(place.ask("DELETE", "/v1/captures/1", "").0, 404);
+    assert_eq!(place.ask("POST", "/v1/captures", "{}").0, 400);
+}

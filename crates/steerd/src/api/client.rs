@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -17,6 +17,8 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::model::Failure;
+use super::request::CaptureBody;
+use super::router::CAPTURE_HEADER;
 use super::socket;
 use crate::cli::ApiArgs;
 use crate::settings::{self, AUTO_SOCKET};
@@ -55,6 +57,18 @@ fn unreachable(error: &io::Error) -> &'static str {
              --api-socket PATH or --config FILE"
         }
     }
+}
+
+/// How often a capture without packets looks whether it is over.
+const STEP: Duration = Duration::from_millis(100);
+/// How long the end of a capture is waited for after it was asked for.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What follows some bytes of a capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    More,
+    Stop,
 }
 
 /// A daemon that commands talk to.
@@ -139,26 +153,78 @@ impl Client {
         timeout(limit, exchange).await.unwrap_or_else(|_| Err(late()))
     }
 
-    /// The head of the answer to a request, if it is a success.
-    async fn begin(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, Error> {
-        let unreachable = |source| Error::Unreachable { path: self.path.clone(), source };
-        let connected = timeout(CONNECT_TIMEOUT, UnixStream::connect(&self.path)).await;
-        let stream =
-            connected.map_err(|_| unreachable(io::ErrorKind::TimedOut.into()))?.map_err(unreachable)?;
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.silent(&error))?;
-        // Ends with the answer.
-        tokio::spawn(connection);
-        let request = Request::builder().method(method).uri(path).header(HOST, "localhost");
-        let request = request.body(Full::new(body)).map_err(|error| self.silent(&error))?;
-        let answer = sender.send_request(request).await.map_err(|error| self.silent(&error))?;
-        if answer.status().is_success() {
-            return Ok(answer);
-        }
-        let status = answer.status();
-        let body = answer.into_body().collect().await.map_err(|error| self.silent(&error))?.to_bytes();
-        let failure: Failure = serde_json::from_slice(&body).unwrap_or_default();
-        let why = if failure.error.is_empty() { status.to_string() } else { failure.error.clone() };
-        Err(Error::Refused { path: self.path.clone(), status, why, failure: Box::new(failure) })
+    /// Starts a capture and passes its bytes to `data` until `is_over` or `data` end it, or the daemon ends. The inner error is
+    /// that of `data`.
+    pub(crate) fn capture(
+        &self,
+        asked: &CaptureBody,
+        is_over: impl Fn() -> bool,
+        mut data: impl FnMut(&[u8]) -> io::Result<Next>,
+    ) -> Result<io::Result<()>, Error> {
+        let body = serde_json::to_vec(asked).map_err(|error| self.not_understood(&error))?;
+        self.runtime.block_on(async {
+            let begun = self.begin(Method::POST, "/v1/captures", body.into());
+            let answer = self.within(SHORT, begun).await?;
+            let id =
+                answer.headers().get(CAPTURE_HEADER).and_then(|id| id.to_str().ok()?.parse::<u64>().ok());
+            let id = id.ok_or_else(|| self.not_understood(&"the number of the capture is missing"))?;
+            let mut body = answer.into_body();
+            let mut stopped: Option<Instant> = None;
+            loop {
+                if stopped.is_none() && is_over() {
+                    stopped = Some(self.stop_capture(id));
+                }
+                if stopped.is_some_and(|stopped| stopped.elapsed() >= END_TIMEOUT) {
+                    return Ok(Ok(()));
+                }
+                let Ok(frame) = timeout(STEP, body.frame()).await else { continue };
+                let Some(frame) = frame else { return Ok(Ok(())) };
+                let frame = frame.map_err(|error| self.silent(&error))?;
+                match frame.data_ref().map_or(Ok(Next::More), |bytes| data(bytes)) {
+                    Ok(Next::More) => {}
+                    Ok(Next::Stop) if stopped.is_some() => {}
+                    Ok(Next::Stop) => stopped = Some(self.stop_capture(id)),
+                    Err(error) => return Ok(Err(error)),
+                }
+            }
+        })
     }
+
+    /// Asks for the end of a capture; the end of its bytes follows.
+    fn stop_capture(&self, id: u64) -> Instant {
+        let path = self.path.clone();
+        tokio::spawn(async move {
+            // If it fails, the capture ends with its connection.
+            let _ = begin(&path, Method::DELETE, &format!("/v1/captures/{id}"), Bytes::new()).await;
+        });
+        Instant::now()
+    }
+
+    async fn begin(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, Error> {
+        begin(&self.path, method, path, body).await
+    }
+}
+
+/// The head of the answer to a request, if it is a success.
+async fn begin(socket: &Path, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, Error> {
+    let silent = |error: hyper::Error| Error::Silent { path: socket.to_owned(), why: error.to_string() };
+    let unreachable = |source| Error::Unreachable { path: socket.to_owned(), source };
+    let connected = timeout(CONNECT_TIMEOUT, UnixStream::connect(socket)).await;
+    let stream = connected.map_err(|_| unreachable(io::ErrorKind::TimedOut.into()))?.map_err(unreachable)?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(silent)?;
+    // Ends with the answer.
+    tokio::spawn(connection);
+    let request = Request::builder().method(method).uri(path).header(HOST, "localhost");
+    let request = request
+        .body(Full::new(body))
+        .map_err(|error| Error::Silent { path: socket.to_owned(), why: error.to_string() })?;
+    let answer = sender.send_request(request).await.map_err(silent)?;
+    if answer.status().is_success() {
+        return Ok(answer);
+    }
+    let status = answer.status();
+    let body = answer.into_body().collect().await.map_err(silent)?.to_bytes();
+    let failure: Failure = serde_json::from_slice(&body).unwrap_or_default();
+    let why = if failure.error.is_empty() { status.to_string() } else { failure.error.clone() };
+    Err(Error::Refused { path: socket.to_owned(), status, why, failure: Box::new(failure) })
 }

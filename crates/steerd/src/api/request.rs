@@ -15,6 +15,8 @@ pub(crate) const PATHS: &[(&str, &str)] = &[
     ("GET", "/v1/flows"),
     ("POST", "/v1/diff"),
     ("POST", "/v1/reload"),
+    ("POST", "/v1/captures"),
+    ("DELETE", "/v1/captures/ID"),
 ];
 
 /// The only version.
@@ -42,12 +44,16 @@ pub(crate) enum Call<'r> {
     },
     Diff,
     Reload,
+    StartCapture,
+    StopCapture {
+        id: u64,
+    },
 }
 
 impl Call<'_> {
     /// Whether it changes what runs, or shows packets.
     pub(crate) fn is_privileged(self) -> bool {
-        matches!(self, Self::Reload)
+        matches!(self, Self::Reload | Self::StartCapture | Self::StopCapture { .. })
     }
 
     /// The most bytes of its body.
@@ -91,7 +97,11 @@ pub(crate) fn call<'r>(method: &str, path: &str, query: Option<&'r str>) -> Resu
         "/v1/flows" => (Call::Flows { rule: None }, "GET, HEAD"),
         "/v1/diff" => (Call::Diff, "POST"),
         "/v1/reload" => (Call::Reload, "POST"),
-        _ => return Err(unknown(path)),
+        "/v1/captures" => (Call::StartCapture, "POST"),
+        _ => match path.strip_prefix("/v1/captures/").map(str::parse) {
+            Some(Ok(id)) => (Call::StopCapture { id }, "DELETE"),
+            _ => return Err(unknown(path)),
+        },
     };
     if !allow.split(", ").any(|one| one == method) {
         let why = format!("{path} takes {allow}, not {}", shown(method));
@@ -161,6 +171,19 @@ fn caller() -> String {
     "(the caller's policy)".to_owned()
 }
 
+/// A capture of the packets of a rule.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CaptureBody {
+    pub(crate) rule: String,
+    /// The most bytes of a packet; `None`: all.
+    #[serde(default)]
+    pub(crate) snap: Option<u32>,
+    /// Of this many packets one is taken; `None`: all.
+    #[serde(default)]
+    pub(crate) one_in: Option<u32>,
+}
+
 /// Reads a JSON body.
 pub(crate) fn body<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<T, Refused> {
     serde_json::from_slice(bytes).map_err(|error| {
@@ -177,9 +200,10 @@ mod tests {
     #[test]
     fn every_listed_path_is_known() {
         for (method, path) in PATHS {
-            assert!(call(method, path, None).is_ok(), "{method} {path}");
+            let path = path.replace("ID", "7");
+            assert!(call(method, &path, None).is_ok(), "{method} {path}");
             let other = if *method == "GET" { "POST" } else { "GET" };
-            let refused = call(other, path, None).expect_err("another method");
+            let refused = call(other, &path, None).expect_err("another method");
             assert_eq!((refused.status, refused.allow.is_some()), (405, true), "{path}");
         }
     }

@@ -1,23 +1,26 @@
 //! Answers the requests of the local API.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam::channel::{Sender, TrySendError};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body as _, Bytes, Incoming};
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
-use hyper::{Request, StatusCode};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue};
+use hyper::{Request, Response, StatusCode};
 use policy::{Diagnostics, Policy, Source};
 use program::Program;
 use serde::Serialize;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
+use worker::Slot;
 
+use super::captures::Captures;
 use super::flows;
 use super::model::{Failure, File, PolicyText, Status};
-use super::request::{self, Call, PATHS, PolicyBody, Refused};
+use super::request::{self, Call, CaptureBody, PATHS, PolicyBody, Refused};
 use crate::commands::diff;
 use crate::daemon::reload::Waiter;
 use crate::policy_file::{self, Inputs, KEPT_BYTES_MAX};
@@ -26,6 +29,10 @@ use crate::telemetry::pages::{Page, Pages};
 use crate::telemetry::state::State;
 use crate::terminal::output::Versioned;
 
+/// The number of the capture that an answer is.
+pub(super) const CAPTURE_HEADER: HeaderName = HeaderName::from_static("steerd-capture");
+/// How long a client may leave its answer unread: whoever looks at a capture may pause.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long a client may take to send a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most comparisons of policies at once: each takes a core and the memory of two policies.
@@ -40,6 +47,17 @@ pub(crate) trait Daemon: Send + Sync {
 
     /// May take long, as it may query the device.
     fn state(&self) -> Arc<State>;
+
+    /// Lets a new capture with this number write the packets of a rule to `stream`. Waits for the workers.
+    fn attach(
+        &self,
+        id: u64,
+        asked: &CaptureBody,
+        stream: Box<dyn io::Write + Send>,
+    ) -> Result<Slot, Refused>;
+
+    /// Ends it. Waits for the workers.
+    fn detach(&self, slot: Slot);
 }
 
 /// The policy in force.
@@ -64,10 +82,11 @@ pub(super) struct Api {
     own_uid: u32,
     admins: Vec<u32>,
     diffs: Semaphore,
+    captures: Arc<Captures>,
 }
 
 impl Router for Api {
-    const LIMITS: Limits = Limits { name: "api", exchange: None, half_close: false };
+    const LIMITS: Limits = Limits { name: "api", exchange: None, write: WRITE_TIMEOUT, half_close: false };
 
     async fn answer(&self, request: Request<Incoming>, peer: Option<Peer>) -> Answer {
         match self.called(request, peer).await {
@@ -109,7 +128,8 @@ impl Failed {
 impl Api {
     pub(super) fn new(links: Links, admins: Vec<u32>) -> Self {
         let own_uid = rustix::process::geteuid().as_raw();
-        Self { links, own_uid, admins, diffs: Semaphore::new(DIFFS_MAX) }
+        let captures = Arc::new(Captures::new(Arc::clone(&links.daemon)));
+        Self { links, own_uid, admins, diffs: Semaphore::new(DIFFS_MAX), captures }
     }
 
     async fn called(&self, request: Request<Incoming>, peer: Option<Peer>) -> Result<Answer, Failed> {
@@ -131,6 +151,17 @@ impl Api {
             Call::Reload => {
                 body(incoming, call.body_bytes_max()).await?;
                 self.reload().await?
+            }
+            Call::StartCapture => {
+                let bytes = body(incoming, call.body_bytes_max()).await?;
+                self.start_capture(bytes).await?
+            }
+            Call::StopCapture { id } => {
+                let captures = Arc::clone(&self.captures);
+                match aside(move || captures.stop(id)).await? {
+                    true => json(&BTreeMap::from([("stopped", id)])),
+                    false => return Err(Refused::new(404, format!("no capture {id} is running")).into()),
+                }
             }
             Call::Diff => {
                 // Before the body is read, so that the bodies of those that wait take no memory.
@@ -183,6 +214,19 @@ impl Api {
         })?;
         let verdict = verdict.await.map_err(|_| busy(ENDING))?;
         Ok(json(&verdict))
+    }
+
+    /// The answer is the capture, and its number is in a header.
+    async fn start_capture(&self, bytes: Bytes) -> Result<Answer, Failed> {
+        let captures = Arc::clone(&self.captures);
+        let started = aside(move || {
+            let asked: CaptureBody = request::body(&bytes)?;
+            captures.start(&asked)
+        });
+        let (id, packets) = started.await??;
+        let mut answer = with(Response::new(packets.boxed()), CONTENT_TYPE, "application/x-pcapng");
+        answer.headers_mut().insert(CAPTURE_HEADER, HeaderValue::from(id));
+        Ok(answer)
     }
 
     async fn diff(&self, bytes: Bytes) -> Result<Answer, Failed> {

@@ -8,16 +8,19 @@ mod snapshot;
 mod sysfs;
 
 use std::collections::HashSet;
+use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use control::{Band, Controller, DropTotals, Reading};
-use program::{Program, WorkerId};
+use program::{CaptureSink, Program, Sink, SinkKind, Verdict, WorkerId};
 use softnic::SoftNic;
-use worker::{DeviceClock, Idle, SinkMap, Worker, WorkerConfig, WorkerControl, WorkerHandle};
+use worker::sinks::capture;
+use worker::{DeviceClock, Idle, SinkMap, Slot, Worker, WorkerConfig, WorkerControl, WorkerHandle};
 
+use crate::api::request::{CaptureBody, Refused};
 use crate::api::{self, InForce, model};
 use crate::daemon::cores;
 use crate::daemon::health::{DownPort, Health, Part, Progress};
@@ -560,6 +563,51 @@ impl api::Daemon for Runtime {
 
     fn state(&self) -> Arc<State> {
         self.recent_state()
+    }
+
+    fn attach(
+        &self,
+        id: u64,
+        asked: &CaptureBody,
+        stream: Box<dyn io::Write + Send>,
+    ) -> Result<Slot, Refused> {
+        let CaptureBody { rule, snap, one_in } = asked;
+        self.check_captured(rule)?;
+        let options = CaptureSink {
+            snap_bytes: snap
+                .map_or(CaptureSink::SNAP_BYTES_MAX, |snap| snap.clamp(1, CaptureSink::SNAP_BYTES_MAX)),
+            one_in: one_in.map_or(1, |one_in| one_in.max(1)),
+            ..CaptureSink::default()
+        };
+        let unavailable = |error: &dyn std::fmt::Display| Refused::new(503, error.to_string());
+        // No sink of a policy has such a name.
+        let name = format!("(capture {id})");
+        let device = self.opened.device.name();
+        let opened = capture::to_writer(stream, &name, rule, &options, device, self.workers.len());
+        let opened = opened.map_err(|error| unavailable(&error))?;
+        let definition = Sink { name, kind: SinkKind::Capture(options) };
+        self.sinks.attach(&definition, rule, opened).map_err(|error| unavailable(&error))
+    }
+
+    fn detach(&self, slot: Slot) {
+        self.sinks.detach(slot);
+    }
+}
+
+impl Runtime {
+    /// Only packets that a worker delivers can be captured.
+    fn check_captured(&self, name: &str) -> Result<(), Refused> {
+        let program = self.program();
+        match program.rules.iter().find(|rule| rule.name == name) {
+            None => Err(Refused::new(404, format!("the policy in force has no rule `{name}`"))),
+            Some(rule) if matches!(rule.action, Verdict::Deliver(_)) => Ok(()),
+            Some(_) => Err(Refused::new(
+                409,
+                format!(
+                    "no worker delivers packets of the rule `{name}` (hint: capture a copy of them: action = {{ copy = \"GROUP\" }})"
+                ),
+            )),
+        }
     }
 }
 

@@ -98,7 +98,8 @@ struct Answers {
 }
 
 impl Router for Answers {
-    const LIMITS: Limits = Limits { name: "http", exchange: Some(EXCHANGE_TIMEOUT), half_close: true };
+    const LIMITS: Limits =
+        Limits { name: "http", exchange: Some(EXCHANGE_TIMEOUT), write: EXCHANGE_TIMEOUT, half_close: true };
 
     async fn answer(&self, request: Request<Incoming>, _peer: Option<Peer>) -> Answer {
         let request = request.into_parts().0;

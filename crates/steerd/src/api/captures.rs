@@ -1,0 +1,127 @@
+//! Captures of rules for clients of the API: the bytes go from the thread of the sink through a bounded channel to the
+//! answer.
+//!
+//! If the client reads slowly the thread waits, the rings of the workers fill, and packets are dropped as `ring_full`; no
+//! worker ever waits. A capture ends when it is stopped, when its client goes away, or with the daemon.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::io::{self, Write};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use hyper::body::{Body, Bytes, Frame};
+use tokio::sync::mpsc;
+use worker::Slot;
+
+use super::request::{CaptureBody, Refused};
+use super::router::Daemon;
+
+/// The most captures at once: each takes a ring per worker.
+const CAPTURES_MAX: usize = 8;
+/// The most writes of the sink's thread that wait for the client.
+const CHANNEL_WRITES: usize = 16;
+
+/// The captures that are running.
+pub(super) struct Captures {
+    daemon: Arc<dyn Daemon>,
+    open: Mutex<Open>,
+}
+
+#[derive(Default)]
+struct Open {
+    last_id: u64,
+    /// `None` while it is being attached.
+    slots: BTreeMap<u64, Option<Slot>>,
+}
+
+impl Captures {
+    pub(super) fn new(daemon: Arc<dyn Daemon>) -> Self {
+        Self { daemon, open: Mutex::default() }
+    }
+
+    /// Starts a capture; may wait for the workers.
+    pub(super) fn start(self: &Arc<Self>, asked: &CaptureBody) -> Result<(u64, Packets), Refused> {
+        let id = {
+            let mut open = self.open();
+            if open.slots.len() >= CAPTURES_MAX {
+                return Err(Refused::new(503, format!("{CAPTURES_MAX} captures are running already")));
+            }
+            open.last_id += 1;
+            let id = open.last_id;
+            open.slots.insert(id, None);
+            id
+        };
+        // Ends it from here on, whatever happens.
+        let running = Running { captures: Arc::clone(self), id };
+        let (sender, bytes) = mpsc::channel(CHANNEL_WRITES);
+        let slot = self.daemon.attach(id, asked, Box::new(Stream { sender }))?;
+        self.open().slots.insert(id, Some(slot));
+        Ok((id, Packets { bytes, _running: running }))
+    }
+
+    /// Stops a capture: its answer ends with the statistics. May wait for the workers. `false`: it is not running.
+    pub(super) fn stop(&self, id: u64) -> bool {
+        let slot = self.open().slots.remove(&id);
+        if let Some(Some(slot)) = slot {
+            self.daemon.detach(slot);
+        }
+        slot.is_some()
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A capture; dropping it stops the capture.
+struct Running {
+    captures: Arc<Captures>,
+    id: u64,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let (captures, id) = (Arc::clone(&self.captures), self.id);
+        // The thread of the server must not wait for workers. Without a thread the sink stays until the daemon ends.
+        let stop = std::thread::Builder::new().name("capture end".into()).spawn(move || captures.stop(id));
+        if let Err(error) = stop {
+            tracing::warn!("a capture cannot be stopped: {error}");
+        }
+    }
+}
+
+/// The sink's side. A write waits until the client has taken earlier ones.
+struct Stream {
+    sender: mpsc::Sender<Bytes>,
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let sent = self.sender.blocking_send(Bytes::copy_from_slice(bytes));
+        sent.map(|()| bytes.len()).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The body of the answer; ends when the sink's thread has written its last block.
+pub(super) struct Packets {
+    bytes: mpsc::Receiver<Bytes>,
+    _running: Running,
+}
+
+impl Body for Packets {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.bytes.poll_recv(cx).map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
+    }
+}
