@@ -104,6 +104,7 @@ fn the_example_writes_the_first_packets_of_each_flow() {
     let state = daemon.state();
     let file = files(&captures)[0].clone();
     assert_eq!(state["sinks"][0]["status"]["file"], file.to_str().expect("path"), "{state:#}");
+    let digest = state["policy"]["sha256"].as_str().expect("a digest").to_owned();
     let (status, summary, log) = daemon.terminate();
     assert!(status.success(), "{log}");
     assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
@@ -113,7 +114,7 @@ fn the_example_writes_the_first_packets_of_each_flow() {
     let output = Command::new("capinfos").arg(&file).output().expect("it comes with tshark");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("Number of packets:   215"), "{text}");
-    assert!(text.contains("policy generation 1"), "{text}");
+    assert!(text.contains(&format!("policy generation 1, SHA-256 of the policy {digest}")), "{text}");
 }
 
 #[test]

@@ -45,6 +45,8 @@ struct Open {
     list: Vec<OpenSink>,
     /// Of the program in force.
     in_force: Option<(Arc<Program>, Arc<SinkMap>)>,
+    /// A generation and the SHA-256 of its policy's text, of the program that was prepared last.
+    digest: (u64, String),
     /// What closed sinks have counted, by name and worker.
     past: BTreeMap<String, Vec<SinkTraffic>>,
 }
@@ -111,8 +113,10 @@ impl Sinks {
         device: &Device,
         program: &Arc<Program>,
         generation: u64,
+        sha256: &str,
     ) -> Result<Arc<SinkMap>, Error> {
         let mut state = self.state();
+        state.digest = (generation, sha256.to_owned());
         let mut slots = Vec::with_capacity(program.sinks.len());
         for definition in &program.sinks {
             match self.slot_of(&mut state, device, definition) {
@@ -127,6 +131,7 @@ impl Sinks {
         let map = SinkMap::new(generation, program, &slots);
         for sink in &state.list {
             if let Some(hub) = &sink.hub {
+                hub.digest(generation, sha256);
                 hub.announce(generation, program);
             }
             if let Use::Rule(rule) = &sink.use_
@@ -225,6 +230,9 @@ impl Sinks {
         let mut state = self.state();
         let Some((program, map)) = state.in_force.clone() else { return Err(Error::NoRule(rule.to_owned())) };
         let id = rule_named(&program, rule).ok_or_else(|| Error::NoRule(rule.to_owned()))?;
+        if state.digest.0 == map.generation() {
+            opened.hub.digest(state.digest.0, &state.digest.1);
+        }
         opened.hub.announce(map.generation(), &program);
         let slot = self.place(&mut state, definition, Use::Rule(rule.to_owned()), opened)?;
         map.attach(id, slot);
