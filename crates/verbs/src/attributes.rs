@@ -255,6 +255,8 @@ pub struct PortAttributes {
     pub max_mtu_bytes: Option<u32>,
     /// MTU in force, at most 4096, the largest of the enum; `None` if the port does not report it.
     pub active_mtu_bytes: Option<u32>,
+    /// The longest message that can be sent. A device of raw packets alone may report its longest frame.
+    pub max_message_bytes: u32,
     /// Lanes, as a code of ibv_query_port(3).
     pub active_width: u8,
     /// Speed of a lane, as a code of ibv_query_port(3).
@@ -270,6 +272,7 @@ impl From<&ibv_port_attr> for PortAttributes {
             link_layer: LinkLayer::from(raw.link_layer),
             max_mtu_bytes: mtu_bytes(raw.max_mtu),
             active_mtu_bytes: mtu_bytes(raw.active_mtu),
+            max_message_bytes: raw.max_msg_sz,
             active_width: raw.active_width,
             active_speed: raw.active_speed,
             phys_state: raw.phys_state,

@@ -94,6 +94,10 @@ const TABLE: &[Entry] = &[
 impl Errno {
     /// Operation not permitted.
     pub const EPERM: Self = Self(libc::EPERM);
+    /// No memory, or no room in a queue.
+    pub const ENOMEM: Self = Self(libc::ENOMEM);
+    /// In use by another thread.
+    pub const EBUSY: Self = Self(libc::EBUSY);
     /// The device or its driver lacks the operation.
     pub const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
 

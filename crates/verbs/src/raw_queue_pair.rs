@@ -220,8 +220,7 @@ impl RawQueuePair {
     /// # Errors
     /// EBUSY if another thread used its completion queues for the whole time limit; the device's errno.
     pub fn to_error(&mut self) -> Result<()> {
-        let attr = ibv_qp_attr { qp_state: sys::ibv_qp_state::IBV_QPS_ERR, ..ibv_qp_attr::default() };
-        self.handle.modify("ERR", attr, ibv_qp_attr_mask(0))
+        self.handle.to_error()
     }
 
     /// Moves the queue pair to RESET. What is posted is forgotten without a completion, and its frames are lost to
@@ -357,6 +356,15 @@ impl RawQueuePairHandle {
     pub fn query(&self) -> Result<QueuePairAttributes> {
         // SAFETY: the queue pair is live and of this context.
         unsafe { queue_pair::query(self.context(), self.raw()) }
+    }
+
+    /// As [`RawQueuePair::to_error`], from any thread: the owner finds the flushed completions at its next poll.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn to_error(&self) -> Result<()> {
+        let attr = ibv_qp_attr { qp_state: sys::ibv_qp_state::IBV_QPS_ERR, ..ibv_qp_attr::default() };
+        self.modify("ERR", attr, ibv_qp_attr_mask(0))
     }
 
     pub(crate) fn raw(&self) -> *mut ibv_qp {

@@ -1,5 +1,5 @@
 //! Builds what a worker owns, in the order of dependencies: arena, the frames' memory in it, domains, completion queue,
-//! work queue, TX queue pair, frames; then the work queue is made ready and filled. Runs once, before the worker's
+//! work queue, frames; then the work queue is made ready and filled. Runs once, before the worker's
 //! thread exists. The arena is on the NUMA node of the worker's core, and the driver's rings go into it as well
 //! ([`ArenaAllocator`]).
 
@@ -12,13 +12,14 @@ use program::WorkerId;
 use verbs::{
     Access, Allocation, AllocationRequest, CompletionFields, CompletionQueue, Context, Domain,
     DomainAllocator, Errno, FramePool, MemoryRegion, ParentDomain, PortNumber, ProtectionDomain,
-    RawQueuePair, ThreadDomain, WorkQueue,
+    ThreadDomain, WorkQueue,
 };
 
 use crate::batch::Batch;
 use crate::error::Object;
 use crate::receiver::{Receiver, refill_at};
 use crate::stats::Stats;
+use crate::transmitter::SENDS_MAX;
 use crate::{Error, Warning, WorkerConfig};
 
 /// Bytes in the arena for one entry of any ring: the largest in use is a 64-byte work request, and
@@ -38,7 +39,6 @@ const ETHERNET_MTU_BYTES: u32 = 1500;
 /// The parts of a worker, with warnings where they differ from the configuration.
 pub(crate) struct Parts {
     pub(crate) receiver: Receiver,
-    pub(crate) sender: Option<RawQueuePair>,
     pub(crate) domain: Domain,
     pub(crate) warnings: Vec<Warning>,
 }
@@ -75,14 +75,13 @@ fn assemble_in(
         .max_receives(config.frames)
         .build()
         .map_err(refused(id, Object::WorkQueue))?;
-    let sender = send_queue(config, &domain, &completions, &mut warnings)?;
     let pool = frame_pool(config, memory, &domain)?;
     work_queue.ready().map_err(refused(id, Object::ReadyWorkQueue))?;
 
     warnings.append(&mut shortfalls.lock().unwrap_or_else(PoisonError::into_inner));
     let refill_at = refill_at(pool.frame_count(), config.batch);
     let receiver = Receiver { queue, work_queue, completions, pool, limit: config.batch, refill_at };
-    Ok(Parts { receiver, sender, domain, warnings })
+    Ok(Parts { receiver, domain, warnings })
 }
 
 /// Posts every frame of the pool.
@@ -113,7 +112,7 @@ fn receives_fit(config: &WorkerConfig, limit: u32) -> Result<(), Error> {
 }
 
 fn completion_entries(config: &WorkerConfig, limit: u32) -> Result<u32, Error> {
-    let wanted = config.completions_max();
+    let wanted = config.frames;
     if wanted > limit {
         return Err(Error::CompletionLimit { worker: config.id, wanted, limit });
     }
@@ -138,8 +137,11 @@ fn frames_total_bytes(config: &WorkerConfig) -> usize {
 }
 
 fn map_arena(config: &WorkerConfig, cq_entries: u32) -> Result<Arc<Arena>, Error> {
-    let entries: usize =
-        [config.frames, cq_entries, config.sends].iter().map(|n| n.next_power_of_two() as usize).sum();
+    // Sinks that send make their queues later, in what is left: two rings for each entry.
+    let entries: usize = [config.frames, cq_entries, 2 * SENDS_MAX.min(config.frames)]
+        .iter()
+        .map(|n| n.next_power_of_two() as usize)
+        .sum();
     let bytes = frames_total_bytes(config) + entries * RING_ENTRY_BYTES + RING_SLACK_BYTES;
     let options = ArenaOptions {
         bytes,
@@ -204,39 +206,6 @@ fn completion_queue(
         made => made,
     };
     made.map_err(refused(config.id, Object::CompletionQueue))
-}
-
-/// The queue pair for sending, made before the work queue is ready: in the other order a device may receive the
-/// broadcasts it sends (VPP, src/plugins/rdma/device.c, creates its TX queues first). A device that cannot send still
-/// steers; a refusal for lack of permission is an error, because there is a remedy.
-fn send_queue(
-    config: &WorkerConfig,
-    domain: &Domain,
-    completions: &CompletionQueue,
-    warnings: &mut Vec<Warning>,
-) -> Result<Option<RawQueuePair>, Error> {
-    let handle = completions.handle();
-    let port = PortNumber(config.ports.first().copied().unwrap_or_default());
-    let made = RawQueuePair::builder(domain, &handle, &handle)
-        .max_sends(config.sends)
-        .build()
-        .and_then(|idle| idle.to_rts(port));
-    or_without(made, config.id, warnings)
-}
-
-fn or_without<T>(
-    made: verbs::Result<T>,
-    id: WorkerId,
-    warnings: &mut Vec<Warning>,
-) -> Result<Option<T>, Error> {
-    match made {
-        Ok(sender) => Ok(Some(sender)),
-        Err(source) if source.errno() == Some(Errno::EPERM.0) => Err(refused(id, Object::SendQueue)(source)),
-        Err(source) => {
-            warnings.push(Warning::NoSendQueue { reason: source.to_string() });
-            Ok(None)
-        }
-    }
 }
 
 fn frame_memory(config: &WorkerConfig, arena: &Arc<Arena>) -> Result<Block, Error> {

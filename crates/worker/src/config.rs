@@ -20,8 +20,6 @@ pub const FRAME_BYTES_MAX: u32 = 1 << 16;
 pub const CORE_MAX: usize = 1023;
 /// Most ports of one device (their numbers are bytes, from 1).
 pub const PORTS_MAX: usize = 255;
-/// Sends that a worker's TX queue pair may have outstanding.
-pub const SENDS_MAX: u32 = 4096;
 
 /// The configuration of one worker.
 #[derive(Clone, Debug)]
@@ -30,8 +28,7 @@ pub struct WorkerConfig {
     pub id: WorkerId,
     /// The core its thread is pinned to; `None` leaves it to the scheduler.
     pub core: Option<usize>,
-    /// The device's ports that it serves, from 1: sends leave by the first, and frames are to hold the
-    /// largest packet of any.
+    /// The device's ports that it serves, from 1: frames are to hold the largest packet of any.
     pub ports: Vec<u8>,
     /// Frames in its pool; all of them are posted while the worker is idle.
     pub frames: u32,
@@ -39,8 +36,6 @@ pub struct WorkerConfig {
     pub frame_bytes: u32,
     /// Completions taken per iteration, at most [`BATCH_MAX`].
     pub batch: usize,
-    /// Sends that may be outstanding on the TX queue pair.
-    pub sends: u32,
     /// Kinds of pages, tried in this order.
     pub pages: Vec<PageKind>,
     /// NUMA node of its memory; `None` takes that of `core`.
@@ -64,20 +59,12 @@ impl WorkerConfig {
             frames: 4096,
             frame_bytes: 2048,
             batch: 64,
-            sends: 64,
             pages: vec![PageKind::Huge2M, PageKind::Transparent, PageKind::Plain],
             numa_node: None,
             idle: Idle::default(),
             ignore_overrun: true,
             timestamps: false,
         }
-    }
-
-    /// Completions that can be outstanding at once: the size of the completion queue, which so never
-    /// overruns.
-    #[must_use]
-    pub fn completions_max(&self) -> u32 {
-        self.frames.saturating_add(self.sends)
     }
 
     /// The NUMA node for its memory; `None` leaves it to the kernel.
@@ -103,7 +90,6 @@ impl WorkerConfig {
             u64::from(FRAME_BYTES_MAX),
         )?;
         in_range("batch", self.batch as u64, 1, BATCH_MAX as u64)?;
-        in_range("sends", u64::from(self.sends), 1, u64::from(SENDS_MAX))?;
         Ok(())
     }
 }
@@ -216,13 +202,12 @@ mod tests {
     #[test]
     fn settings_outside_their_range_are_named() {
         type Damage = fn(&mut WorkerConfig);
-        let broken: [(&str, Damage); 6] = [
+        let broken: [(&str, Damage); 5] = [
             ("core", |c| c.core = Some(CORE_MAX + 1)),
             ("ports", |c| c.ports.clear()),
             ("frames", |c| c.frames = 0),
             ("frame_bytes", |c| c.frame_bytes = 63),
             ("batch", |c| c.batch = BATCH_MAX + 1),
-            ("sends", |c| c.sends = 0),
         ];
         for (name, damage) in broken {
             let mut config = WorkerConfig::new(WorkerId(0));

@@ -35,7 +35,7 @@ pub enum Error {
     },
     /// The device cannot hold as many completions as the worker may have outstanding.
     #[error(
-        "worker {}: {wanted} completion queue entries (frames + sends) are more than the device's {limit}; \
+        "worker {}: {wanted} completion queue entries, one for each frame, are more than the device's {limit}; \
          lower `frames`",
         worker.0
     )]
@@ -131,8 +131,6 @@ pub enum Object {
     WorkQueue,
     /// Moving the receive work queue to ready.
     ReadyWorkQueue,
-    /// Its raw packet queue pair for sending.
-    SendQueue,
     /// The memory region of its frames.
     MemoryRegion,
     /// The division of that region into frames.
@@ -169,11 +167,6 @@ pub enum Warning {
         /// Its refusal.
         reason: String,
     },
-    /// The device refused a queue pair for sending.
-    NoSendQueue {
-        /// Its refusal.
-        reason: String,
-    },
     /// The device's clock cannot be read or has no rate, so its timestamps cannot be converted.
     NoDeviceClock {
         /// Its refusal.
@@ -205,9 +198,6 @@ impl std::fmt::Display for Warning {
             }
             Self::NoThreadDomain { reason } => {
                 write!(f, "the device has no thread domains, its driver locks this worker's queues: {reason}")
-            }
-            Self::NoSendQueue { reason } => {
-                write!(f, "the device gave no raw packet queue pair, this worker only receives: {reason}")
             }
             Self::NoDeviceClock { reason } => {
                 write!(

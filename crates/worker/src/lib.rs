@@ -43,12 +43,12 @@ mod regime;
 mod sink;
 pub mod sinks;
 mod stats;
+mod transmitter;
 mod worker;
 
 pub use classifier::Disposition;
 pub use config::{
-    BATCH_MAX, CORE_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAMES_MAX, Idle, PORTS_MAX, SENDS_MAX,
-    WorkerConfig,
+    BATCH_MAX, CORE_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAMES_MAX, Idle, PORTS_MAX, WorkerConfig,
 };
 pub use control::{Publication, Pulse, SinkChange, WorkerControl};
 pub use distribution::Distribution;
@@ -60,7 +60,7 @@ pub use sink::{
     Deliveries, Delivery, FramesBack, Sink, SinkCounters, SinkDrop, SinkMap, SinkSide, SinkTraffic, Slot,
     Taken,
 };
-pub use stats::{DropReason, Failure, Latency, RuleSnapshot, Traffic, WorkerSnapshot};
+pub use stats::{DropReason, Failure, Latency, Pieces, RuleSnapshot, SENDS_MAX, Traffic, Transmitter, WorkerSnapshot, WorkerSnapshot Completed};
 pub use worker::{Worker, WorkerHandle};
 
 #[cfg(test)]

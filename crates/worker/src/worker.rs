@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use core_affinity::CoreId;
 use program::{Program, WorkerId};
-use verbs::{Context, Domain, RawQueuePair, WorkQueue};
+use verbs::{Context, Domain, WorkQueue};
 
 use crate::assembly::{Parts, assemble, first_fill};
 use crate::batch::Batch;
@@ -34,8 +34,6 @@ pub struct Worker {
     /// If completions have timestamps that can be converted.
     latency: Option<LatencyMeter>,
     sinks: Slots,
-    /// Released before the completion queue that it reports to.
-    sender: Option<RawQueuePair>,
     receiver: Receiver,
     domain: Domain,
 }
@@ -46,7 +44,7 @@ impl Worker {
     /// # Errors
     /// The part that could not be created, why, and what to do about it. Everything made before it is released.
     pub fn new(context: &Arc<Context>, config: WorkerConfig) -> Result<Self, Error> {
-        let Parts { mut receiver, sender, domain, warnings } = assemble(context, &config)?;
+        let Parts { mut receiver, domain, warnings } = assemble(context, &config)?;
         let control = WorkerControl::new(config.id, Vec::new());
         warnings.into_iter().for_each(|warning| control.warn(warning));
         let batch = first_fill(&mut receiver, &control.shared().stats, config.id)?;
@@ -63,7 +61,6 @@ impl Worker {
             stopwatch,
             latency,
             sinks: Slots::default(),
-            sender,
             receiver,
             domain,
         })
@@ -104,12 +101,6 @@ impl Worker {
     #[must_use]
     pub fn control(&self) -> WorkerControl {
         self.control.clone()
-    }
-
-    /// Whether the device gave it a queue to send with.
-    #[must_use]
-    pub fn can_send(&self) -> bool {
-        self.sender.is_some()
     }
 
     /// The program by which packets of `band` are classified now.

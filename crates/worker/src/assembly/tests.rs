@@ -15,15 +15,6 @@ fn frames_too_short_for_a_port_are_warned_of() {
 }
 
 #[test]
-fn a_worker_sends_by_its_first_port() {
-    let (_nic, context) = nic("first0", 1500);
-    let on = |ports| assemble(&context, &WorkerConfig { ports, ..config() }).map(|parts| parts.sender);
-    assert!(on(vec![2]).expect("port 2 is there").is_some());
-    let error = on(vec![3]).err().expect("there is no port 3").to_string();
-    assert!(error.contains("port 3"), "{error}");
-}
-
-#[test]
 fn an_arena_too_small_for_the_rings_still_holds_the_frames() {
     let (_nic, context) = nic("small0", 1500);
     let bytes = (FRAMES * FRAME_BYTES) as usize;
@@ -31,7 +22,7 @@ fn an_arena_too_small_for_the_rings_still_holds_the_frames() {
         ArenaOptions { bytes, pages: vec![PageKind::Plain], numa_node: None, label: "small".to_owned() };
     let arena = Arena::map(&options).expect("plain pages");
     let _rest = arena.carve(arena.bytes() - bytes, 64);
-    let parts = assemble_in(&arena, &context, &config(), config().completions_max()).expect("all it needs");
+    let parts = assemble_in(&arena, &context, &config(), config().frames).expect("all it needs");
     assert_eq!(parts.receiver.pool.frame_count(), FRAMES as usize);
     assert!(!parts.warnings.is_empty());
     assert!(parts.warnings.iter().all(|warning| matches!(warning, Warning::OutsideArena { .. })));
@@ -39,12 +30,12 @@ fn an_arena_too_small_for_the_rings_still_holds_the_frames() {
 
 #[test]
 fn more_completions_than_the_device_can_hold_are_refused_with_what_to_lower() {
-    let most = config().completions_max();
+    let most = config().frames;
     assert_eq!(completion_entries(&config(), most).expect("just enough"), most);
     let error = completion_entries(&config(), most - 1).expect_err("one too many").to_string();
     assert_eq!(
         error,
-        "worker 0: 80 completion queue entries (frames + sends) are more than the device's 79; lower `frames`"
+        "worker 0: 16 completion queue entries, one for each frame, are more than the device's 15; lower `frames`"
     );
 }
 
@@ -74,26 +65,6 @@ fn a_lack_of_room_for_frames_says_what_to_lower() {
     assert!(error.ends_with("24576 bytes of frames: lower `frames` or `frame_bytes`"), "{error}");
     let error = Error::FirstFill { worker: WorkerId(0), posted: 5, frames: 16 }.to_string();
     assert!(error.ends_with("took 5 of 16 frames: lower `frames` to that"), "{error}");
-}
-
-#[test]
-fn a_device_that_cannot_send_costs_a_warning_and_one_that_may_not_the_worker() {
-    let refusal = |errno| verbs::Error::CreateRawQueuePair {
-        device: "nic0".to_owned(),
-        source: std::io::Error::from_raw_os_error(errno),
-    };
-    let (id, mut warnings) = (WorkerId(3), Vec::new());
-    assert_eq!(or_without(Ok(7), id, &mut warnings).expect("made"), Some(7));
-    let error = or_without::<()>(Err(refusal(Errno::EPERM.0)), id, &mut warnings).expect_err("not permitted");
-    assert!(matches!(error, Error::Verb { worker: WorkerId(3), object: Object::SendQueue, .. }), "{error}");
-    assert!(error.to_string().contains("CAP_NET_RAW"), "{error}");
-    assert_eq!(warnings, []);
-    assert_eq!(
-        or_without::<()>(Err(refusal(Errno::EOPNOTSUPP.0)), id, &mut warnings)
-            .expect("built without a send queue"),
-        None
-    );
-    assert!(matches!(&warnings[..], [Warning::NoSendQueue { reason }] if reason.contains("nic0")));
 }
 
 #[test]

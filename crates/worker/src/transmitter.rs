@@ -1,0 +1,278 @@
+//! Sends frames by a raw packet queue pair with a completion queue of its own: [`Transmitter`].
+//!
+//! Used on one thread: a worker's, with the worker's frames and domain, or that of a sink, with frames and a domain of
+//! its own. Packets are queued, posted together, and their frames come back when their sends have completed. What the
+//! device refuses comes back at once, with the reason.
+//!
+//! Invariant: every frame that was passed to [`Transmitter::queue`] is queued, in flight, or has been given back once.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use verbs::{
+    CompletionQueue, Context, Domain, Errno, Frame, FramePool, PortNumber, RawQueuePair, RawQueuePairHandle,
+    SendFlags, SendOperations, Status,
+};
+
+use crate::SinkDrop;
+
+/// The most sends of one transmitter that can be in flight.
+pub const SENDS_MAX: u32 = 1024;
+/// The most pieces of one packet: a new header and the rest.
+const PIECES_MAX: usize = 2;
+
+/// The bytes of a frame that are sent, in at most two pieces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pieces {
+    /// The second is empty for a packet in one piece.
+    pieces: [Range<usize>; PIECES_MAX],
+}
+
+impl Pieces {
+    /// One piece.
+    #[must_use]
+    #[inline]
+    pub fn one(piece: Range<usize>) -> Self {
+        Self { pieces: [piece, 0..0] }
+    }
+
+    /// Two pieces, sent one after the other.
+    #[must_use]
+    #[inline]
+    pub fn two(first: Range<usize>, second: Range<usize>) -> Self {
+        Self { pieces: [first, second] }
+    }
+
+    /// The length of the packet.
+    #[must_use]
+    #[inline]
+    pub fn bytes(&self) -> usize {
+        self.pieces.iter().map(Range::len).sum()
+    }
+
+    /// The pieces that have bytes.
+    #[must_use]
+    #[inline]
+    pub fn as_slice(&self) -> &[Range<usize>] {
+        let count = if self.pieces[1].is_empty() { 1 } else { PIECES_MAX };
+        &self.pieces[..count]
+    }
+}
+
+struct Queued {
+    frame: Frame,
+    pieces: Pieces,
+    flags: SendFlags,
+}
+
+/// A send that has completed.
+#[derive(Debug)]
+pub struct Completed {
+    /// Its frame.
+    pub frame: Frame,
+    /// The bytes that were to be sent.
+    pub bytes: u32,
+    /// Whether the device has sent them. The first failure ends sending until [`Transmitter::recover`].
+    pub is_sent: bool,
+}
+
+/// A queue pair for sending by one port.
+pub struct Transmitter {
+    /// Released before the completion queue that it reports to.
+    pair: RawQueuePair,
+    completions: CompletionQueue,
+    domain: Domain,
+    port: PortNumber,
+    /// Packets that are not posted yet. Its capacity is `limit`.
+    queued: Vec<Queued>,
+    /// The bytes of each send in flight, oldest first: the sends of a queue pair complete in the order of their posting.
+    /// Its capacity is `limit`.
+    in_flight: VecDeque<u32>,
+    limit: usize,
+    failed: bool,
+}
+
+impl Transmitter {
+    /// A queue pair in `domain` that sends by `port`, with at most `limit` packets queued or in flight (at least 1, at
+    /// most [`SENDS_MAX`]).
+    ///
+    /// # Errors
+    /// The device refuses the completion queue or the queue pair, or has no such port.
+    pub fn open(
+        context: &Arc<Context>,
+        domain: &Domain,
+        port: PortNumber,
+        limit: u32,
+    ) -> Result<Self, verbs::Error> {
+        let limit = limit.clamp(1, SENDS_MAX);
+        let builder = CompletionQueue::builder(context, limit).single_threaded(true);
+        let builder = match domain {
+            Domain::Parent(parent) => builder.domain(parent),
+            Domain::Protection(_) => builder,
+        };
+        let completions = builder.build()?;
+        let pair = queue_pair(domain, &completions, port, limit)?;
+        let limit = limit as usize;
+        Ok(Self {
+            pair,
+            completions,
+            domain: domain.clone(),
+            port,
+            queued: Vec::with_capacity(limit),
+            in_flight: VecDeque::with_capacity(limit),
+            limit,
+            failed: false,
+        })
+    }
+
+    /// The number of packets that can be queued now.
+    #[must_use]
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.limit - self.held()
+    }
+
+    /// The number of frames that are queued or in flight.
+    #[must_use]
+    #[inline]
+    pub fn held(&self) -> usize {
+        self.queued.len() + self.in_flight.len()
+    }
+
+    /// Whether a send has failed: the queue pair then sends nothing more until [`Transmitter::recover`].
+    #[must_use]
+    #[inline]
+    pub fn has_failed(&self) -> bool {
+        self.failed
+    }
+
+    /// What other threads may use to end all sends ([`RawQueuePairHandle::to_error`]).
+    #[must_use]
+    pub fn handle(&self) -> Arc<RawQueuePairHandle> {
+        self.pair.handle()
+    }
+
+    /// Queues a packet for the next [`Transmitter::flush`].
+    ///
+    /// # Errors
+    /// The frame comes back because there is no room, or because a send has failed.
+    #[inline]
+    pub fn queue(&mut self, frame: Frame, pieces: Pieces, flags: SendFlags) -> Result<(), (Frame, SinkDrop)> {
+        if self.failed {
+            return Err((frame, SinkDrop::TxFailed));
+        }
+        if self.room() == 0 {
+            return Err((frame, SinkDrop::TxFull));
+        }
+        self.queued.push(Queued { frame, pieces, flags });
+        Ok(())
+    }
+
+    /// Posts what is queued, in order. `pool` is that of the frames. Frames that the device does not take go to
+    /// `refused`. While another thread makes or destroys a queue in the same thread domain, the packets stay queued.
+    #[inline]
+    pub fn flush(&mut self, pool: &mut FramePool, mut refused: impl FnMut(Frame, SinkDrop)) {
+        if self.queued.is_empty() {
+            return;
+        }
+        let before = self.in_flight.len();
+        let Some(mut batch) = self.pair.start_send(pool) else {
+            self.flush_without_batch(pool, refused);
+            return;
+        };
+        for Queued { frame, pieces, flags } in self.queued.drain(..) {
+            match batch.send(flags).gather(frame, pieces.as_slice()) {
+                Ok(()) => self.in_flight.push_back(pieces.bytes() as u32),
+                Err(frame) => refused(frame, SinkDrop::TxFailed),
+            }
+        }
+        if let Err(error) = batch.complete() {
+            let full = error.raw_os_error() == Some(Errno::ENOMEM.0);
+            let reason = if full { SinkDrop::TxFull } else { SinkDrop::TxFailed };
+            // The batch has released its frames to the pool; nothing else was released meanwhile.
+            let frames = self.in_flight.drain(before..).map_while(|_| pool.take());
+            frames.for_each(|frame| refused(frame, reason));
+        }
+    }
+
+    /// For a device without `ibv_wr_start` (mlx4), or when the queue pair is in use by another thread.
+    #[cold]
+    fn flush_without_batch(&mut self, pool: &mut FramePool, mut refused: impl FnMut(Frame, SinkDrop)) {
+        let busy = |pair: &RawQueuePair| errno_of(pair) == Some(Errno::EBUSY.0);
+        if busy(&self.pair) {
+            return;
+        }
+        for Queued { frame, pieces, flags } in self.queued.drain(..) {
+            match self.pair.send_gathered(pool, frame, pieces.as_slice(), flags) {
+                Ok(()) => self.in_flight.push_back(pieces.bytes() as u32),
+                Err(frame) => {
+                    let full = errno_of(&self.pair) == Some(Errno::ENOMEM.0) || busy(&self.pair);
+                    refused(frame, if full { SinkDrop::TxFull } else { SinkDrop::TxFailed });
+                }
+            }
+        }
+    }
+
+    /// Takes back the frames of the sends that have completed.
+    #[inline]
+    pub fn reap(&mut self, pool: &mut FramePool, mut back: impl FnMut(Completed)) {
+        if self.in_flight.is_empty() {
+            return;
+        }
+        let Some(mut open) = self.completions.poll() else { return };
+        while let Some(completion) = open.next() {
+            let is_sent = completion.status() == Status::Success;
+            // A completion that names no frame in flight completes nothing.
+            let Ok(frame) = pool.reclaim(completion) else { continue };
+            self.failed |= !is_sent;
+            let bytes = self.in_flight.pop_front().unwrap_or_default();
+            back(Completed { frame, bytes, is_sent });
+            if self.in_flight.is_empty() {
+                break;
+            }
+        }
+    }
+
+    /// Replaces the queue pair after a failure; to be called when no frame is held. Calls the device's control path.
+    ///
+    /// # Errors
+    /// The device refuses the new queue pair; the failed one stays.
+    pub fn recover(&mut self) -> Result<(), verbs::Error> {
+        if self.failed && self.held() == 0 {
+            let limit = self.limit as u32;
+            self.pair = queue_pair(&self.domain, &self.completions, self.port, limit)?;
+            self.failed = false;
+        }
+        Ok(())
+    }
+}
+
+fn errno_of(pair: &RawQueuePair) -> Option<i32> {
+    pair.last_refusal().and_then(|error| error.raw_os_error())
+}
+
+fn queue_pair(
+    domain: &Domain,
+    completions: &CompletionQueue,
+    port: PortNumber,
+    limit: u32,
+) -> Result<RawQueuePair, verbs::Error> {
+    let handle = completions.handle();
+    let build = |operations| {
+        RawQueuePair::builder(domain, &handle, &handle)
+            .max_sends(limit)
+            .max_send_parts(PIECES_MAX as u32)
+            .send_operations(operations)
+            .build()
+    };
+    let idle = match build(SendOperations::SEND) {
+        // mlx4 knows no send operations (rdma-core, providers/mlx4/verbs.c, MLX4_CREATE_QP_SUP_COMP_MASK).
+        Err(error) if error.errno() == Some(Errno::EOPNOTSUPP.0) => build(SendOperations::empty()),
+        made => made,
+    };
+    idle?.to_rts(port)
+}
+
+#[cfg(test)]
+mod tests;

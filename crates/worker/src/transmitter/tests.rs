@@ -1,0 +1,204 @@
+//! A transmitter on a soft NIC that runs only when the test says so.
+
+use std::sync::Mutex;
+
+use packet::build::FrameBuilder;
+use softnic::wire::{Burst, TransmitError, Wire};
+use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+use verbs::DeviceList;
+
+use super::*;
+use crate::assembly::assemble;
+use crate::receiver::tests::config;
+
+type Sent = Arc<Mutex<Vec<Vec<u8>>>>;
+
+/// Keeps what is sent.
+struct Keeper(Sent);
+
+impl Wire for Keeper {
+    fn receive<'w>(&'w mut self, _: &mut Burst<'w>) {}
+
+    fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
+        self.0.lock().expect("frames").push(frame.to_vec());
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        "keeper".to_owned()
+    }
+}
+
+struct Bench {
+    transmitter: Transmitter,
+    pool: FramePool,
+    sent: Sent,
+    nic: SoftNic,
+}
+
+const LIMIT: u32 = 4;
+
+impl Bench {
+    fn new(personality: Personality) -> Self {
+        let sent = Sent::default();
+        let name = "send0".to_owned();
+        let ports = vec![PortConfig { wire: Box::new(Keeper(Arc::clone(&sent))), mtu_bytes: 1500 }];
+        let nic = SoftNic::create(SoftNicConfig { name, personality, ports, drive: Drive::Manual });
+        let nic = nic.expect("a soft NIC");
+        let list = DeviceList::of(&nic).expect("a list");
+        let context = list.find("send0").expect("the soft NIC").open().expect("it opens");
+        let parts = assemble(&context, &config()).expect("a worker's parts");
+        let transmitter = Transmitter::open(&context, &parts.domain, PortNumber(1), LIMIT).expect("it sends");
+        Self { transmitter, pool: parts.receiver.pool, sent, nic }
+    }
+
+    fn frame(&mut self, bytes: &[u8]) -> Frame {
+        let mut frame = self.pool.take().expect("a free frame");
+        self.pool.bytes_mut(&mut frame)[..bytes.len()].copy_from_slice(bytes);
+        frame
+    }
+
+    fn queue(&mut self, bytes: &[u8]) -> Result<(), SinkDrop> {
+        let frame = self.frame(bytes);
+        let refused = self.transmitter.queue(frame, Pieces::one(0..bytes.len()), SendFlags::empty());
+        refused.map_err(|(frame, reason)| {
+            self.pool.release(frame);
+            reason
+        })
+    }
+
+    /// The reasons of the frames that the device did not take.
+    fn flush(&mut self) -> Vec<SinkDrop> {
+        let (mut frames, mut reasons) = (Vec::new(), Vec::new());
+        self.transmitter.flush(&mut self.pool, |frame, reason| {
+            frames.push(frame);
+            reasons.push(reason);
+        });
+        frames.into_iter().for_each(|frame| self.pool.release(frame));
+        reasons
+    }
+
+    /// The length and the success of each completed send.
+    fn reap(&mut self) -> Vec<(u32, bool)> {
+        let (mut frames, mut completed) = (Vec::new(), Vec::new());
+        self.transmitter.reap(&mut self.pool, |done| {
+            frames.push(done.frame);
+            completed.push((done.bytes, done.is_sent));
+        });
+        frames.into_iter().for_each(|frame| self.pool.release(frame));
+        completed
+    }
+
+    fn sent(&self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.sent.lock().expect("frames"))
+    }
+
+    fn all_frames_are_back(&self) -> bool {
+        self.transmitter.held() == 0 && self.pool.free_count() == self.pool.frame_count()
+    }
+}
+
+fn udp(port: u16) -> Vec<u8> {
+    FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).udp(port, 53).build()
+}
+
+#[test]
+fn queued_packets_are_sent_in_order_and_their_frames_come_back() {
+    for personality in [Personality::Ideal, Personality::Mlx5, Personality::Mlx4] {
+        let mut bench = Bench::new(personality);
+        for port in 1..=3 {
+            bench.queue(&udp(port)).expect("room");
+        }
+        assert_eq!((bench.transmitter.room(), bench.sent().len()), (1, 0), "nothing is posted yet");
+        assert_eq!(bench.flush(), []);
+        assert_eq!(bench.reap(), [], "the device has not run");
+        bench.nic.pump(8);
+        assert_eq!(bench.sent(), [udp(1), udp(2), udp(3)], "{personality:?}");
+        let bytes = udp(1).len() as u32;
+        assert_eq!(bench.reap(), [(bytes, true); 3]);
+        assert!(bench.all_frames_are_back());
+    }
+}
+
+#[test]
+fn a_packet_in_two_pieces_is_sent_as_one() {
+    let mut bench = Bench::new(Personality::Ideal);
+    let packet = udp(7);
+    let mut parts = packet[14..].to_vec();
+    parts.extend(&packet[..14]);
+    let frame = bench.frame(&parts);
+    let (rest, bytes) = (packet.len() - 14, packet.len());
+    let pieces = Pieces::two(rest..bytes, 0..rest);
+    assert_eq!(pieces.bytes(), bytes);
+    bench.transmitter.queue(frame, pieces, SendFlags::empty()).expect("room");
+    assert_eq!(bench.flush(), []);
+    bench.nic.pump(8);
+    assert_eq!(bench.sent(), [packet]);
+    assert_eq!(bench.reap(), [(bytes as u32, true)]);
+}
+
+#[test]
+fn no_more_than_the_limit_is_queued_or_in_flight() {
+    let mut bench = Bench::new(Personality::Ideal);
+    for turn in 0..3 {
+        for port in 0..2 {
+            bench.queue(&udp(port)).expect("room");
+        }
+        assert_eq!(bench.flush(), []);
+        bench.queue(&udp(2)).expect("room");
+        bench.queue(&udp(3)).expect("room");
+        assert_eq!(bench.queue(&udp(4)), Err(SinkDrop::TxFull), "turn {turn}");
+        assert_eq!(bench.flush(), []);
+        bench.nic.pump(8);
+        assert_eq!(bench.reap().len(), LIMIT as usize);
+        assert!(bench.all_frames_are_back());
+    }
+}
+
+#[test]
+fn a_request_that_the_device_cannot_take_comes_back_and_the_others_are_sent() {
+    let mut bench = Bench::new(Personality::Ideal);
+    bench.queue(&udp(1)).expect("room");
+    let frame = bench.frame(&udp(2));
+    let beyond = bench.pool.frame_bytes() as usize + 1;
+    bench.transmitter.queue(frame, Pieces::one(0..beyond), SendFlags::empty()).expect("room");
+    bench.queue(&udp(3)).expect("room");
+    assert_eq!(bench.flush(), [SinkDrop::TxFailed]);
+    bench.nic.pump(8);
+    assert_eq!(bench.sent(), [udp(1), udp(3)]);
+    assert_eq!(bench.reap().len(), 2);
+    assert!(bench.all_frames_are_back());
+}
+
+#[test]
+fn after_a_failed_send_nothing_is_sent_until_the_queue_pair_is_replaced() {
+    let mut bench = Bench::new(Personality::Ideal);
+    bench.queue(&udp(1)).expect("room");
+    // Too short for Ethernet: the device fails the queue pair.
+    bench.queue(&[0; 8]).expect("room");
+    bench.queue(&udp(3)).expect("room");
+    assert_eq!(bench.flush(), []);
+    bench.nic.pump(8);
+    bench.nic.pump(8);
+    let bytes = udp(1).len() as u32;
+    assert_eq!(bench.reap(), [(bytes, true), (8, false), (bytes, false)]);
+    assert!(bench.transmitter.has_failed() && bench.all_frames_are_back());
+    assert_eq!(bench.queue(&udp(4)), Err(SinkDrop::TxFailed));
+    bench.transmitter.recover().expect("a new queue pair");
+    bench.queue(&udp(5)).expect("it sends again");
+    bench.flush();
+    bench.nic.pump(8);
+    assert_eq!(bench.sent(), [udp(1), udp(5)]);
+    assert_eq!(bench.reap(), [(bytes, true)]);
+}
+
+#[test]
+fn another_thread_can_end_the_sends_in_flight() {
+    let mut bench = Bench::new(Personality::Ideal);
+    bench.queue(&udp(1)).expect("room");
+    assert_eq!(bench.flush(), []);
+    bench.transmitter.handle().to_error().expect("to ERR");
+    bench.nic.pump(8);
+    assert_eq!(bench.reap(), [(udp(1).len() as u32, false)]);
+    assert!(bench.all_frames_are_back() && bench.sent().is_empty());
+}
