@@ -69,6 +69,14 @@ fn write(bytes: &mut [u8], field: Range<usize>, compute: impl FnOnce(&[u8]) -> u
     }
 }
 
+/// The checksum after a word that it covers has changed (RFC 1624, equation 3).
+#[must_use]
+pub fn replace_word(checksum: u16, old: u16, new: u16) -> u16 {
+    let sum = u32::from(!checksum) + u32::from(!old) + u32::from(new);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    !((sum & 0xffff) + (sum >> 16)) as u16
+}
+
 /// The checksum of an IPv4 header, or of an ICMP message for IPv4, whose checksum field is zero.
 pub fn ipv4_header(header: &[u8]) -> u16 {
     !fold(sum(header))

@@ -27,6 +27,7 @@ mod hash_fields;
 mod mac;
 mod numbers;
 mod parse;
+pub mod rewrite;
 pub mod stack;
 mod toeplitz;
 mod tunnel;
