@@ -219,11 +219,31 @@ pub(crate) const SINKS: &[(&str, &[Key])] = &[
     (
         "forward",
         &[
-            required("port", Integer(1, 255), "The port of the device that packets leave by."),
+            key(
+                "port",
+                Integer(1, 255),
+                "The port of the device that packets leave by; `reflect` needs none on a device with one port.",
+            ),
+            key(
+                "mode",
+                Word(FORWARD_MODES),
+                "Send packets as they are, or as answers; `forward` if left out.",
+            ),
+            key("mac", Word(&["swap"]), "Exchange source and destination address."),
             key("src_mac", Text, "The new source address."),
             key("dst_mac", Text, "The new destination address."),
+            key("vlan", Shape("vlan_change"), "What becomes of the VLAN tags."),
         ],
     ),
+];
+
+pub(crate) const FORWARD_MODES: &[&str] = &["forward", "reflect"];
+
+/// `vlan` of a sink of kind `forward`, of which it has one.
+pub(crate) const VLAN_CHANGE: &[Key] = &[
+    key("set", Integer(0, 4095), "The new identifier of the outer tag; an untagged packet gets a tag."),
+    key("push", Integer(0, 4095), "The identifier of an additional outer tag."),
+    key("pop", True, "Remove the outer tag."),
 ];
 
 pub(crate) const SINK_KIND: Key = required("kind", Text, "What the sink does with packets.");

@@ -68,6 +68,7 @@ fn definitions() -> Value {
             { "type": "array", "items": { "type": "string" } },
         ] },
         "values": { "anyOf": [scalar, { "type": "array", "minItems": 1, "items": scalar }] },
+        "vlan_change": one_of(keys::VLAN_CHANGE),
         "variable": { "type": ["string", "integer", "boolean", "array"] },
         "weight": { "type": "integer", "minimum": 1, "maximum": MAX_WEIGHT },
         "workers": { "anyOf": [

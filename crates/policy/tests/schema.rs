@@ -70,7 +70,7 @@ fn every_key_of_the_schema_is_read() {
             let others: String = keys
                 .iter()
                 .filter(|other| *other != "kind" && *other != key)
-                .map(|other| some(other))
+                .map(|other| some(&kind, other))
                 .collect();
             let message =
                 told(&format!("version = 1\n[sinks.s]\nkind = \"{kind}\"\n{others}{key} = {WRONG}\n"));
@@ -94,12 +94,15 @@ fn sink_kinds() -> Vec<(String, BTreeSet<String>)> {
 }
 
 /// A value that a key of a sink accepts.
-fn some(key: &str) -> String {
+fn some(kind: &str, key: &str) -> String {
     let value = match key {
         "port" | "top_flows" | "clients" | "rings" | "client_mib" => "1",
         "ring_size" => "1024",
         "uids" | "gids" => "[1000]",
+        "mode" if kind == "forward" => "\"forward\"",
         "mode" => "\"share\"",
+        "mac" => "\"swap\"",
+        "vlan" => "{ pop = true }",
         "socket" => "\"/run/x.sock\"",
         "socket_mode" => "\"0660\"",
         "snap_bytes" | "one_in" | "first_of_flow" | "file_mb" | "file_seconds" => "1",

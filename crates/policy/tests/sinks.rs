@@ -28,6 +28,51 @@ fn groups_and_rules_name_sinks() {
 }
 
 #[test]
+fn a_forward_sink_has_its_options() {
+    use program::{ForwardMode, ForwardSink, SinkKind, VlanChange};
+    let forward = |options: &str| {
+        let policy = read(&format!("[sinks.a]\nkind = \"forward\"\n{options}")).expect(options);
+        match policy.sinks[0].sink.kind.clone() {
+            SinkKind::Forward(forward) => forward,
+            other => panic!("{other:?}"),
+        }
+    };
+    let to_2 = ForwardSink { port: Some(2), ..ForwardSink::default() };
+    assert_eq!(forward("port = 2"), to_2);
+    for (vlan, change) in [
+        ("{ set = 7 }", VlanChange::Set(7)),
+        ("{ push = 4095 }", VlanChange::Push(4095)),
+        ("{ pop = true }", VlanChange::Pop),
+    ] {
+        let wanted = ForwardSink { vlan: Some(change), swap_macs: true, ..to_2.clone() };
+        assert_eq!(forward(&format!("port = 2\nmac = \"swap\"\nvlan = {vlan}")), wanted);
+    }
+    let reflect = ForwardSink { mode: ForwardMode::Reflect, ..ForwardSink::default() };
+    assert_eq!(forward("mode = \"reflect\""), reflect);
+}
+
+#[test]
+fn mistakes_of_a_forward_sink_are_named_with_a_remedy() {
+    for (options, expected) in [
+        ("", "the sink has no `port`"),
+        ("port = 0", "`port`"),
+        ("port = 1\nmode = \"mirror\"", "write \"forward\" or \"reflect\""),
+        ("port = 1\nmac = \"keep\"", "write \"swap\""),
+        ("mode = \"reflect\"\nmac = \"swap\"", "remove `mac`"),
+        ("port = 1\nsrc_mac = \"01:00:5e:00:00:01\"", "the address of a group"),
+        ("port = 1\nvlan = 5", "`vlan`"),
+        ("port = 1\nvlan = {}", "`vlan` needs one change"),
+        ("port = 1\nvlan = { set = 1, push = 2 }", "`vlan` needs one change"),
+        ("port = 1\nvlan = { pop = false }", "`pop` must be true"),
+        ("port = 1\nvlan = { push = 4096 }", "`push`"),
+        ("port = 1\nvlan = { psuh = 1 }", "did you mean `push`?"),
+    ] {
+        let errors = read(&format!("[sinks.a]\nkind = \"forward\"\n{options}\n")).expect_err(options);
+        assert!(errors.contains(expected), "{options}\n{errors}");
+    }
+}
+
+#[test]
 fn mistakes_are_named_with_a_remedy() {
     let group = |sinks: &str| format!("{COUNT}[groups.g]\nworkers = \"all\"\nsinks = {sinks}\n");
     let cases = [

@@ -178,16 +178,48 @@ impl AppSink {
 }
 
 /// Options of the kind `forward`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ForwardSink {
-    /// The port of the device, from 1.
-    pub port: u8,
+    /// The port of the device, from 1; `None` for the only port of a device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<u8>,
+    /// What becomes of the headers apart from the following.
+    pub mode: ForwardMode,
+    /// Source and destination address are exchanged, before the following are set.
+    pub swap_macs: bool,
     /// The new source address.
     #[serde(serialize_with = "as_text", skip_serializing_if = "Option::is_none")]
     pub src_mac: Option<MacAddr>,
     /// The new destination address.
     #[serde(serialize_with = "as_text", skip_serializing_if = "Option::is_none")]
     pub dst_mac: Option<MacAddr>,
+    /// What becomes of the VLAN tags.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<VlanChange>,
+}
+
+/// What a sink of kind `forward` does with packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ForwardMode {
+    /// Sends them as they are.
+    #[default]
+    Forward,
+    /// Sends them back: the addresses of Ethernet and IP and the ports of TCP and UDP are exchanged, and echo requests
+    /// become replies.
+    Reflect,
+}
+
+/// A change of a packet's VLAN tags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VlanChange {
+    /// The outer tag gets this identifier; a packet without a tag gets one.
+    Set(u16),
+    /// A tag with this identifier becomes the outer one.
+    Push(u16),
+    /// The outer tag is removed.
+    Pop,
 }
 
 #[allow(clippy::ref_option)] // the form that serde calls

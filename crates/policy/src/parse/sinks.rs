@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use packet::MacAddr;
 use program::{
     APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, AppMode, AppSink, CaptureSink, CountSink,
-    ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, Sink, SinkId, SinkKind,
+    ForwardMode, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, Sink, SinkId, SinkKind, VlanChange,
 };
 use toml::Spanned;
 
@@ -82,7 +82,7 @@ impl Sinks {
                 self.check_socket(reader, key, table, &sink);
                 Some(SinkKind::App(sink))
             }
-            _ => forward(reader, table),
+            _ => forward(reader, table, key),
         }
     }
 
@@ -297,11 +297,86 @@ fn permissions(reader: &mut Reader, value: &Value<'_>) -> Option<u32> {
     mode
 }
 
-fn forward(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
-    let port = reader.integer(table.get("port")?, "`port`", 1, 255)?;
+fn forward(reader: &mut Reader, table: &Table<'_>, key: &Key<'_>) -> Option<SinkKind> {
+    let port = match table.get("port") {
+        Some(value) => Some(u8::try_from(reader.integer(value, "`port`", 1, 255)?).ok()?),
+        None => None,
+    };
+    let mode = match optional_word(reader, table, "mode", keys::FORWARD_MODES)? {
+        Some("reflect") => ForwardMode::Reflect,
+        _ => ForwardMode::Forward,
+    };
+    let swap_macs = optional_word(reader, table, "mac", &["swap"])?.is_some();
+    if port.is_none() && mode == ForwardMode::Forward {
+        let hint = "add the port of the device that packets leave by: port = 2";
+        reader.error_with(key.span(), "the sink has no `port`", "this sink", hint);
+        return None;
+    }
+    if let Some(value) = table.get("mac").filter(|_| mode == ForwardMode::Reflect) {
+        let hint = "remove `mac`: mode = \"reflect\" exchanges the addresses";
+        reader.error_with(value.span(), "`mac` does not go with mode = \"reflect\"", "here", hint);
+        return None;
+    }
     let src_mac = mac(reader, table, "src_mac")?;
+    if let Some(value) = table.get("src_mac")
+        && src_mac.is_some_and(MacAddr::is_multicast)
+    {
+        let hint = "write an address whose first byte is even";
+        reader.error_with(value.span(), "`src_mac` is the address of a group", "not of one station", hint);
+        return None;
+    }
     let dst_mac = mac(reader, table, "dst_mac")?;
-    Some(SinkKind::Forward(ForwardSink { port: u8::try_from(port).ok()?, src_mac, dst_mac }))
+    let vlan = match table.get("vlan") {
+        Some(value) => Some(vlan_change(reader, value)?),
+        None => None,
+    };
+    Some(SinkKind::Forward(ForwardSink { port, mode, swap_macs, src_mac, dst_mac, vlan }))
+}
+
+fn vlan_change(reader: &mut Reader, value: &Value<'_>) -> Option<VlanChange> {
+    let table = reader.table(value, "`vlan`")?;
+    reader.refuse_unknown_keys(table, keys::VLAN_CHANGE, "`vlan`");
+    let mut changes = entries(table).into_iter().filter(|(key, _)| {
+        let name: &str = key.get_ref();
+        keys::VLAN_CHANGE.iter().any(|known| known.name == name)
+    });
+    let (Some((key, argument)), None) = (changes.next(), changes.next()) else {
+        let hint = "write { set = 100 }, { push = 100 } or { pop = true }";
+        reader.error_with(value.span(), "`vlan` needs one change", "here", hint);
+        return None;
+    };
+    let mut identifier = |name: &str| u16::try_from(reader.integer(argument, name, 0, 4095)?).ok();
+    let name: &str = key.get_ref();
+    match name {
+        "set" => identifier("`set`").map(VlanChange::Set),
+        "push" => identifier("`push`").map(VlanChange::Push),
+        _ if argument.get_ref().as_bool() == Some(true) => Some(VlanChange::Pop),
+        _ => {
+            reader.error(argument.span(), "`pop` must be true", "here");
+            None
+        }
+    }
+}
+
+/// An optional word of a list; `None`: it was refused.
+#[allow(clippy::option_option)]
+fn optional_word<'t>(
+    reader: &mut Reader,
+    table: &'t Table<'_>,
+    key: &str,
+    words: &[&str],
+) -> Option<Option<&'t str>> {
+    let Some(value) = table.get(key) else { return Some(None) };
+    let word = reader.string(value, &format!("`{key}`"))?;
+    if !words.contains(&word) {
+        let hint = format!(
+            "write {}",
+            words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(" or ")
+        );
+        reader.error_with(value.span(), format!("unknown `{key}`"), "here", hint);
+        return None;
+    }
+    Some(Some(word))
 }
 
 /// A string that is not empty.
