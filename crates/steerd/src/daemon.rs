@@ -297,7 +297,9 @@ impl Background {
 fn watch_ports(runtime: &Arc<Runtime>) -> Result<Background, Error> {
     let runtime = Arc::clone(runtime);
     Background::start("ports", move || {
-        runtime.health.set_ports_down(runtime.ports_down()).iter().for_each(Change::log);
+        let down = runtime.ports_down();
+        runtime.sinks.tick(&down.iter().map(|port| port.port).collect::<Vec<_>>());
+        runtime.health.set_ports_down(down).iter().for_each(Change::log);
         runtime.read_clock();
     })
 }

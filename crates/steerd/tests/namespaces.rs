@@ -161,3 +161,57 @@ fn a_recreated_interface_is_received_from_again() {
     let summary = read("summary.txt");
     assert!(summary.contains("\npacket accounting matches\n") && summary.contains("lost: none"), "{summary}");
 }
+
+#[test]
+fn forwarded_packets_reach_other_kernels_and_reflected_ones_their_sender() {
+    if let Some(obstacle) = obstacle() {
+        return support::not_run("forwarding between namespaces", &obstacle);
+    }
+    if let Err(error) = Command::new("tcpdump").arg("--version").output() {
+        return support::not_run("forwarding between namespaces", &format!("tcpdump: {error}"));
+    }
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let run = isolated()
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/namespaces/forward.sh"))
+        .arg(env!("CARGO_BIN_EXE_steerd"))
+        .arg(dir.path())
+        .arg(support::config().join("examples/reflector.toml"))
+        .output()
+        .expect("unshare runs");
+    let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap_or_default();
+    assert!(run.status.success(), "{}\n{}", String::from_utf8_lossy(&run.stderr), read("steerd.log"));
+
+    let sent = sent(dir.path());
+    assert_eq!(
+        (sent["reflected"], sent["datagram_intact"]),
+        (10, 1),
+        "ping and UDP are answered by the worker"
+    );
+    assert_eq!(sent["forwarded"], 10, "the server's kernel answers, through both ports");
+    assert_eq!((sent["while_down"], sent["after"]), (0, 5), "the port was down and is up again");
+
+    let seen = read("server.txt");
+    let lines = |packet: &str, headers: &str| {
+        let of_packet = seen.lines().filter(|line| line.contains(packet));
+        assert!(of_packet.clone().all(|line| line.contains(headers)), "{headers} in\n{seen}");
+        of_packet.count()
+    };
+    let headers = "02:00:00:00:88:01 > 02:00:00:00:88:02, ethertype IPv4 (0x0800), length 98:";
+    assert_eq!(lines("10.77.0.2 > 10.88.0.2: ICMP echo request", headers), 10);
+    let headers = "02:00:00:00:77:01 > 02:00:00:00:88:02, ethertype 802.1Q (0x8100), length 102: vlan 100, p 0, ethertype IPv4";
+    assert_eq!(lines("10.77.0.2 > 10.99.0.2: ICMP echo request", headers), 5);
+
+    let state: Value = serde_json::from_str(&read("state.json")).expect("the state is JSON");
+    let sinks = state["sinks"].as_array().expect("sinks");
+    let delivered = |name: &str| {
+        let sink = sinks.iter().find(|sink| sink["name"] == name).unwrap_or_else(|| panic!("{state:#}"));
+        number(sink, "/workers/0/delivered_packets")
+    };
+    assert_eq!(["answers", "to-servers", "to-vlan", "to-clients"].map(delivered), [11, 15, 5, 15]);
+    assert_eq!(number(&state, "/ports/0/sent_packets"), 11 + 15);
+    assert_eq!(number(&state, "/ports/1/sent_packets"), 15 + 5);
+    let out = sinks.iter().find(|sink| sink["name"] == "to-servers").expect("it");
+    assert_eq!(number(out, "/workers/0/dropped_packets/down"), 3, "{out:#}");
+    let summary = read("summary.txt");
+    assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
+}

@@ -173,6 +173,12 @@ impl WorkerControl {
         self.shared.clock.set(relation);
     }
 
+    /// Waits until no sink that was removed has frames of the worker. False: one still has at the end of that time.
+    #[must_use]
+    pub fn wait_for_frames(&self, patience: Duration) -> bool {
+        wait_until(patience, || self.shared.sinks.leaving() == 0)
+    }
+
     /// Frees the sinks that the worker has removed.
     pub fn free_sinks(&self) {
         self.shared.sinks.free_returned();

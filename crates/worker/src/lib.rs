@@ -57,10 +57,11 @@ pub use latency::{ClockRelation, DeviceClock};
 pub use program::Band;
 pub use regime::Regime;
 pub use sink::{
-    Deliveries, Delivery, FramesBack, Sink, SinkCounters, SinkDrop, SinkMap, SinkSide, SinkTraffic, Slot,
-    Taken,
+    Deliveries, Delivery, FrameBudget, FramesBack, Sink, SinkCounters, SinkDrop, SinkMap, SinkSide,
+    SinkTraffic, Slot, Taken,
 };
-pub use stats::{DropReason, Failure, Latency, Pieces, RuleSnapshot, SENDS_MAX, Traffic, Transmitter, WorkerSnapshot, WorkerSnapshot Completed};
+pub use stats::{DropReason, Failure, Latency, RuleSnapshot, Traffic, WorkerSnapshot};
+pub use transmitter::{Completed, Pieces, SENDS_MAX, Transmitter};
 pub use worker::{Worker, WorkerHandle};
 
 #[cfg(test)]

@@ -5,8 +5,8 @@
 //! packet, and it never blocks. What it cannot take it counts by reason ([`SinkDrop`]). Sinks are made and freed by other
 //! threads: the worker takes and returns them between two iterations.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, PoisonError};
 
 use crossbeam::utils::CachePadded;
@@ -32,6 +32,11 @@ pub trait Sink: Send {
 
     /// Whether it takes the packets' frames, so that it must run after the others; does not change.
     fn takes_frames(&self) -> bool {
+        false
+    }
+
+    /// Whether it has frames of the worker now. A sink that is removed is polled until it has none.
+    fn holds_frames(&self) -> bool {
         false
     }
 }
@@ -114,7 +119,7 @@ fn delivery<'b>(packet: &Packet, frame: &'b Frame, pool: &'b FramePool) -> Optio
 pub struct FramesBack<'b> {
     /// The worker's frames.
     pub pool: &'b mut FramePool,
-    frames: &'b mut Vec<Frame>,
+    pub(crate) frames: &'b mut Vec<Frame>,
 }
 
 impl FramesBack<'_> {
@@ -123,6 +128,47 @@ impl FramesBack<'_> {
     pub fn put(&mut self, frame: Frame) {
         // Never grows: its capacity is the number of the pool's frames.
         self.frames.push(frame);
+    }
+
+    /// The worker's frames, and where to push those that are no longer needed, at most as many as were taken.
+    #[inline]
+    pub fn split(&mut self) -> (&mut FramePool, &mut Vec<Frame>) {
+        (self.pool, self.frames)
+    }
+}
+
+/// How many frames of a worker its sinks may have at once: half of them, so that the worker goes on receiving if they do
+/// not come back. Used on the worker's thread only.
+#[derive(Debug)]
+pub struct FrameBudget {
+    left: AtomicU32,
+    total: u32,
+}
+
+impl FrameBudget {
+    pub(crate) fn new(frames: u32) -> Self {
+        let total = (frames / 2).max(1);
+        Self { left: AtomicU32::new(total), total }
+    }
+
+    /// The number of frames for all sinks.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        self.total
+    }
+
+    /// False: the sinks have as many frames as they may.
+    #[must_use]
+    #[inline]
+    pub fn take(&self) -> bool {
+        let left = self.left.load(Relaxed).checked_sub(1);
+        left.inspect(|left| self.left.store(*left, Relaxed)).is_some()
+    }
+
+    /// A frame is the worker's again.
+    #[inline]
+    pub fn put(&self) {
+        self.left.store(self.left.load(Relaxed) + 1, Relaxed);
     }
 }
 
@@ -153,6 +199,10 @@ pub enum SinkDrop {
     Sampled,
     /// Beyond a configured limit.
     Limit,
+    /// The packet is shorter than an Ethernet header.
+    TooShort,
+    /// The answer to a packet for several stations would have their address as its source.
+    NotUnicast,
 }
 
 impl SinkDrop {
@@ -170,6 +220,8 @@ impl SinkDrop {
         Self::DiskFull,
         Self::Sampled,
         Self::Limit,
+        Self::TooShort,
+        Self::NotUnicast,
     ];
 
     /// The reason as a metric label.
@@ -188,6 +240,8 @@ impl SinkDrop {
             Self::DiskFull => "disk_full",
             Self::Sampled => "sampled",
             Self::Limit => "limit",
+            Self::TooShort => "too_short",
+            Self::NotUnicast => "not_unicast",
         }
     }
 }
@@ -365,6 +419,8 @@ pub(crate) struct Slots {
     /// The places of sinks that take frames, and of those that want to be polled.
     taking: u64,
     polled: u64,
+    /// Removed sinks that still have frames. Never grows.
+    leaving: Vec<Box<dyn Sink>>,
     /// Gets every decided packet.
     observer: Option<Box<dyn Sink>>,
     /// Every change up to this one is applied.
@@ -373,7 +429,8 @@ pub(crate) struct Slots {
 
 impl Default for Slots {
     fn default() -> Self {
-        Self { sinks: [const { None }; Slot::COUNT], taking: 0, polled: 0, observer: None, seen: 0 }
+        let leaving = Vec::with_capacity(Slot::COUNT);
+        Self { sinks: [const { None }; Slot::COUNT], taking: 0, polled: 0, leaving, observer: None, seen: 0 }
     }
 }
 
@@ -388,6 +445,25 @@ impl Slots {
         if changes.made.load(Acquire) != self.seen {
             self.apply(changes);
         }
+        if !self.leaving.is_empty() {
+            self.let_go(changes);
+        }
+    }
+
+    /// Returns the removed sinks that have no more frames.
+    #[cold]
+    fn let_go(&mut self, changes: &Changes) {
+        let Ok(mut queue) = changes.queue.try_lock() else { return };
+        let gone = self.leaving.extract_if(.., |sink| !sink.holds_frames());
+        let room = queue.returned.capacity() - queue.returned.len();
+        queue.returned.extend(gone.take(room));
+        drop(queue);
+        changes.leaving.store(self.leaving.len(), Release);
+    }
+
+    /// Whether any sink has frames.
+    pub(crate) fn holds_frames(&self) -> bool {
+        !self.leaving.is_empty() || self.sinks.iter().flatten().any(|sink| sink.holds_frames())
     }
 
     #[cold]
@@ -397,7 +473,10 @@ impl Slots {
         for Change { slot, sink } in waiting.drain(..) {
             let place = &mut self.sinks[usize::from(slot.0)];
             // The capacity is for every place.
-            returned.extend(std::mem::replace(place, sink));
+            if let Some(old) = std::mem::replace(place, sink) {
+                let stays = old.holds_frames() && self.leaving.len() < self.leaving.capacity();
+                if stays { self.leaving.push(old) } else { returned.push(old) }
+            }
             let is = |property: fn(&dyn Sink) -> bool| place.as_deref().is_some_and(property);
             let (taking, polled) = (is(|sink| sink.takes_frames()), is(|sink| sink.needs_poll()));
             self.taking = self.taking & !slot.bit() | u64::from(taking) << slot.0;
@@ -405,6 +484,7 @@ impl Slots {
         }
         self.seen = changes.made.load(Acquire);
         drop(queue);
+        changes.leaving.store(self.leaving.len(), Release);
         changes.applied.store(self.seen, Release);
     }
 
@@ -428,6 +508,9 @@ impl Slots {
             if let Some(sink) = self.sinks.get_mut(slot).and_then(Option::as_mut) {
                 sink.poll(&mut FramesBack { pool, frames: &mut batch.frames });
             }
+        }
+        for sink in &mut self.leaving {
+            sink.poll(&mut FramesBack { pool, frames: &mut batch.frames });
         }
     }
 }
@@ -460,6 +543,8 @@ struct Queue {
 pub(crate) struct Changes {
     made: CachePadded<AtomicU64>,
     applied: CachePadded<AtomicU64>,
+    /// Removed sinks that still have frames.
+    leaving: AtomicUsize,
     queue: Mutex<Queue>,
 }
 
@@ -469,6 +554,7 @@ impl Default for Changes {
         Self {
             made: CachePadded::default(),
             applied: CachePadded::default(),
+            leaving: AtomicUsize::new(0),
             queue: Mutex::new(Queue { waiting: Vec::new(), returned }),
         }
     }
@@ -493,6 +579,10 @@ impl Changes {
 
     pub(crate) fn is_applied(&self, change: u64) -> bool {
         self.applied.load(Acquire) >= change
+    }
+
+    pub(crate) fn leaving(&self) -> usize {
+        self.leaving.load(Acquire)
     }
 
     /// Frees the sinks that the worker has returned.

@@ -7,6 +7,7 @@
 mod app;
 pub mod capture;
 mod count;
+mod forward;
 pub mod handoff;
 
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use program::{Program, SinkKind};
 use verbs::{Context, Domain};
 
 pub use self::count::{FlowId, PacketSizes, TopFlow};
+pub use crate::sink::FrameBudget;
 use crate::sink::{Sink, SinkCounters};
 
 /// The device and the workers that sinks are opened for.
@@ -23,6 +25,8 @@ pub struct Environment<'e> {
     pub context: &'e Arc<Context>,
     /// The domain of each worker, for queues that only its thread uses.
     pub domains: &'e [Domain],
+    /// Of each worker, for sinks that take frames.
+    pub budgets: &'e [Arc<FrameBudget>],
     /// The device's ports that the daemon uses, from 1.
     pub ports: &'e [u8],
 }
@@ -44,6 +48,9 @@ pub trait Hub: Send + Sync {
     /// The SHA-256 of the text of the policy that a program of this generation is of, in hexadecimal; called before
     /// [`Hub::announce`], if the daemon knows it.
     fn digest(&self, _generation: u64, _sha256: &str) {}
+
+    /// Called about once a second, with the ports whose link is down.
+    fn tick(&self, _ports_down: &[u8]) {}
 
     /// Its state for operators, as names and values: files, clients, errors.
     fn status(&self) -> Vec<(String, String)> {
@@ -121,6 +128,40 @@ pub enum SinkError {
         #[source]
         source: std::io::Error,
     },
+    /// The daemon does not use the port that packets are to leave by.
+    #[error(
+        "sink `{sink}`: port {port} is not one of the device's ports in use, {ports} (hint: set `port` to one of them, \
+         or add it to `ports` in [device] of the settings; packets cannot leave by another device)"
+    )]
+    UnknownPort {
+        /// Its name.
+        sink: String,
+        /// The port.
+        port: u8,
+        /// Those in use.
+        ports: String,
+    },
+    /// There are several ports and the sink names none.
+    #[error(
+        "sink `{sink}`: the device has the ports {ports} (hint: set `port` to the one that packets leave by)"
+    )]
+    NoPort {
+        /// Its name.
+        sink: String,
+        /// Those in use.
+        ports: String,
+    },
+    /// The device refuses to send.
+    #[error("sink `{sink}`: packets cannot be sent by port {port}: {source}")]
+    Send {
+        /// Its name.
+        sink: String,
+        /// The port.
+        port: u8,
+        /// The refusal.
+        #[source]
+        source: Box<verbs::Error>,
+    },
 }
 
 /// Opens a sink.
@@ -134,7 +175,8 @@ pub fn open(sink: &program::Sink, environment: &Environment<'_>) -> Result<Opene
         SinkKind::Capture(options) => {
             capture::open(&sink.name, options, environment.context.name(), environment.workers())
         }
-        SinkKind::Kernel(_) | SinkKind::Forward(_) => {
+        SinkKind::Forward(options) => forward::open(&sink.name, options, environment),
+        SinkKind::Kernel(_) => {
             Err(SinkError::NotAvailable { sink: sink.name.clone(), kind: sink.kind.name() })
         }
     }

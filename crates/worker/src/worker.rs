@@ -20,7 +20,7 @@ use crate::distribution::IterationRecorder;
 use crate::latency::{DeviceClock, LatencyMeter};
 use crate::receiver::Receiver;
 use crate::regime::{Monotonic, Regime, Stopwatch};
-use crate::sink::{Sink, Slots};
+use crate::sink::{FrameBudget, Sink, Slots};
 use crate::{Band, Error, Warning, WorkerConfig, WorkerControl};
 
 /// All that one polling thread owns.
@@ -34,6 +34,7 @@ pub struct Worker {
     /// If completions have timestamps that can be converted.
     latency: Option<LatencyMeter>,
     sinks: Slots,
+    budget: Arc<FrameBudget>,
     receiver: Receiver,
     domain: Domain,
 }
@@ -52,6 +53,7 @@ impl Worker {
         let recorder = IterationRecorder::default();
         let stopwatch = Stopwatch::new(Monotonic(control.shared().clock.origin));
         let latency = if config.timestamps { latency(context, &control) } else { None };
+        let budget = Arc::new(FrameBudget::new(config.frames));
         Ok(Self {
             config,
             control,
@@ -61,6 +63,7 @@ impl Worker {
             stopwatch,
             latency,
             sinks: Slots::default(),
+            budget,
             receiver,
             domain,
         })
@@ -95,6 +98,12 @@ impl Worker {
     #[must_use]
     pub fn domain(&self) -> Domain {
         self.domain.clone()
+    }
+
+    /// How many of its frames its sinks may have at once.
+    #[must_use]
+    pub fn frame_budget(&self) -> Arc<FrameBudget> {
+        Arc::clone(&self.budget)
     }
 
     /// A handle for other threads.
@@ -144,15 +153,21 @@ impl Worker {
         }
     }
 
-    /// Runs iterations until the queue is empty, or as many completions were taken as it can hold.
+    /// Runs iterations until the queue is empty, or as many completions were taken as it can hold; then until sinks have
+    /// given their frames back, for a limited time.
     pub(crate) fn drain(&mut self) {
         let most = self.receiver.completions.entries() as usize;
         let mut taken = 0;
         while taken < most {
             taken += self.step();
             if self.batch.drained {
-                return;
+                break;
             }
+        }
+        let deadline = Instant::now() + SENDS_PATIENCE;
+        while self.sinks.holds_frames() && Instant::now() < deadline {
+            self.step();
+            std::thread::yield_now();
         }
     }
 
@@ -190,6 +205,9 @@ fn latency(context: &Arc<Context>, control: &WorkerControl) -> Option<LatencyMet
         }
     }
 }
+
+/// How long a worker that ends waits for sends in flight.
+const SENDS_PATIENCE: Duration = Duration::from_millis(500);
 
 /// How long [`WorkerHandle::join_by`] sleeps between checks.
 const JOIN_STEP: Duration = Duration::from_millis(1);

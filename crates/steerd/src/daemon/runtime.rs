@@ -203,6 +203,7 @@ impl Builder {
         let controller = Controller::new(&self.opened.device, self.opened.ports.clone(), queues)
             .map_err(Error::Install)?;
         let domains = self.workers.iter().map(Worker::domain).collect();
+        let budgets = self.workers.iter().map(Worker::frame_budget).collect();
         let entries: Vec<WorkerEntry> = self
             .workers
             .iter()
@@ -219,7 +220,7 @@ impl Builder {
         let (device, ports) = (self.opened.device.name(), &self.opened.ports);
         let out_of_buffer = OutOfBuffer::of(Path::new(sysfs::CLASSES), device, ports);
         let controls = entries.iter().map(|entry| entry.control.clone()).collect();
-        let sinks = Sinks::new(controls, domains, self.opened.ports.clone());
+        let sinks = Sinks::new(controls, domains, budgets, self.opened.ports.clone());
         let runtime = Runtime {
             controller: Mutex::new(controller),
             stopped: Mutex::default(),

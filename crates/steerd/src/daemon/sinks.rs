@@ -9,10 +9,12 @@ use control::Device;
 use program::{Program, RuleId, Sink};
 use verbs::Domain;
 use worker::sinks::{self, Environment, Hub, Opened, PacketSizes, SinkError, TopFlow};
-use worker::{SinkCounters, SinkMap, SinkTraffic, Slot, WorkerControl};
+use worker::{FrameBudget, SinkCounters, SinkMap, SinkTraffic, Slot, WorkerControl};
 
 /// How long a worker may take to put a sink in its place. It checks once per iteration.
 const PLACE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long frames in flight may take to come back from a sink that is closed, before its sends are ended and after.
+const FRAMES_TIMEOUT: Duration = Duration::from_secs(1);
 /// The most names of closed sinks whose counts are kept.
 const PAST_MAX: usize = 1024;
 
@@ -36,6 +38,7 @@ pub(crate) enum Error {
 pub(crate) struct Sinks {
     workers: Vec<WorkerControl>,
     domains: Vec<Domain>,
+    budgets: Vec<Arc<FrameBudget>>,
     ports: Vec<u8>,
     state: Mutex<Open>,
 }
@@ -99,8 +102,13 @@ pub(crate) struct SinkView {
 }
 
 impl Sinks {
-    pub(crate) fn new(workers: Vec<WorkerControl>, domains: Vec<Domain>, ports: Vec<u8>) -> Self {
-        Self { workers, domains, ports, state: Mutex::default() }
+    pub(crate) fn new(
+        workers: Vec<WorkerControl>,
+        domains: Vec<Domain>,
+        budgets: Vec<Arc<FrameBudget>>,
+        ports: Vec<u8>,
+    ) -> Self {
+        Self { workers, domains, budgets, ports, state: Mutex::default() }
     }
 
     /// Opens the sinks of a program that are not open yet. The result is published with the program; then
@@ -148,8 +156,12 @@ impl Sinks {
         if let Some(open) = state.list.iter().find(is_same) {
             return Ok(open.slot);
         }
-        let environment =
-            Environment { context: device.context(), domains: &self.domains, ports: &self.ports };
+        let environment = Environment {
+            context: device.context(),
+            domains: &self.domains,
+            budgets: &self.budgets,
+            ports: &self.ports,
+        };
         let opened = sinks::open(definition, &environment)?;
         self.place(state, definition, Use::Policy, opened)
     }
@@ -212,10 +224,16 @@ impl Sinks {
             if !worker.wait_for_sink(change, PLACE_TIMEOUT) {
                 tracing::warn!("worker {} still uses the sink `{}`", worker.id().0, sink.definition.name);
             }
-            worker.free_sinks();
         }
+        let wait = |worker: &WorkerControl| worker.wait_for_frames(FRAMES_TIMEOUT);
+        let _ = self.workers.iter().all(wait);
         let OpenSink { definition, hub, counters, .. } = sink;
+        // Ends the sends of a port that stalls.
         drop(hub);
+        if !self.workers.iter().all(wait) {
+            tracing::warn!("the sink `{}` still has frames of a worker", definition.name);
+        }
+        self.workers.iter().for_each(WorkerControl::free_sinks);
         let counted = counters.iter().map(|counters| counters.read()).collect();
         add_past(&mut state.past, definition.name, counted);
     }
@@ -255,6 +273,11 @@ impl Sinks {
             map.detach(rule, slot);
         }
         self.close(&mut state, sink);
+    }
+
+    /// To be called about once a second.
+    pub(crate) fn tick(&self, ports_down: &[u8]) {
+        self.state().list.iter().filter_map(|sink| sink.hub.as_ref()).for_each(|hub| hub.tick(ports_down));
     }
 
     /// Ends the threads of all sinks, when the workers have ended. The counters can still be read.

@@ -25,12 +25,18 @@ pub type Feed = Arc<Mutex<VecDeque<Vec<u8>>>>;
 pub struct ScriptWire {
     feed: Feed,
     current: Vec<Vec<u8>>,
+    sent: Feed,
 }
 
 impl ScriptWire {
     /// A wire that carries what is put into `feed`.
     pub fn of(feed: &Feed) -> Box<dyn Wire> {
-        Box::new(Self { feed: Arc::clone(feed), current: Vec::new() })
+        Self::between(feed, &Feed::default())
+    }
+
+    /// As [`ScriptWire::of`]; what is sent goes to `sent`.
+    pub fn between(feed: &Feed, sent: &Feed) -> Box<dyn Wire> {
+        Box::new(Self { feed: Arc::clone(feed), current: Vec::new(), sent: Arc::clone(sent) })
     }
 }
 
@@ -45,7 +51,8 @@ impl Wire for ScriptWire {
         }
     }
 
-    fn transmit(&mut self, _: &[u8]) -> Result<(), TransmitError> {
+    fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
+        self.sent.lock().expect("sent").push_back(frame.to_vec());
         Ok(())
     }
 
@@ -160,6 +167,8 @@ pub struct Rig {
     pub device: Device,
     pub nic: Rc<SoftNic>,
     pub feeds: Vec<Feed>,
+    /// What each port has sent.
+    pub sent: Vec<Feed>,
     pub witness: Witness,
     pub frames_per_call: Rc<Cell<usize>>,
 }
@@ -212,7 +221,9 @@ impl Rig {
         config: fn(usize) -> WorkerConfig,
     ) -> Self {
         let feeds: Vec<Feed> = (0..ports).map(|_| Feed::default()).collect();
-        let nic = Rc::new(nic("rig0", Drive::Manual, feeds.iter().map(ScriptWire::of).collect()));
+        let sent: Vec<Feed> = (0..ports).map(|_| Feed::default()).collect();
+        let wires = feeds.iter().zip(&sent).map(|(feed, sent)| ScriptWire::between(feed, sent));
+        let nic = Rc::new(nic("rig0", Drive::Manual, wires.collect()));
         let device = Device::open(&DeviceSelector::named("rig0"), Some(&*nic)).expect("the soft NIC opens");
         let witness = Witness::default();
         let workers: Vec<Worker> = (0..workers)
@@ -234,7 +245,7 @@ impl Rig {
         let controller =
             Controller::over(installer, device.limits(), port_numbers, count).expect("a controller");
         let workers = Rc::new(RefCell::new(workers));
-        Self { controller, workers, device, nic, feeds, witness, frames_per_call }
+        Self { controller, workers, device, nic, feeds, sent, witness, frames_per_call }
     }
 
     /// Compiles for this rig's device and installs.

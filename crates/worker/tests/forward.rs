@@ -1,0 +1,229 @@
+//! The sink `forward` on a soft NIC of two ports: what leaves by which port, and where each packet is counted.
+
+mod support;
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use packet::build::FrameBuilder;
+use packet::{EtherType, MacAddr, parse};
+use program::{ForwardMode, ForwardSink, Program, Sink, SinkKind, VlanChange};
+use support::{Rig, compile};
+use worker::sinks::{self, Environment, Hub};
+use worker::{Band, SinkCounters, SinkDrop, SinkMap, SinkTraffic, Slot, WorkerConfig};
+
+const POLICY: &str = r#"
+version = 1
+default = "kernel"
+[sinks.out]
+kind = "forward"
+port = 2
+[sinks.all]
+kind = "count"
+[groups.main]
+workers = "all"
+sinks = ["out", "all"]
+[[rules]]
+name = "udp"
+match = { protocol = "udp" }
+action = "steer main"
+"#;
+
+struct Scene {
+    rig: Rig,
+    hub: Option<Box<dyn Hub>>,
+    counters: Vec<Arc<SinkCounters>>,
+}
+
+fn slot(index: usize) -> Slot {
+    Slot::of(index).expect("few")
+}
+
+impl Scene {
+    /// One worker whose packets leave as by `options`.
+    fn new(options: ForwardSink) -> Self {
+        Self::with(options, support::small)
+    }
+
+    fn with(options: ForwardSink, config: fn(usize) -> WorkerConfig) -> Self {
+        let rig = Rig::built_with(2, 1, true, config);
+        let sink = Sink { name: "out".to_owned(), kind: SinkKind::Forward(options) };
+        let opened = {
+            let workers = rig.workers.borrow();
+            let domains: Vec<_> = workers.iter().map(worker::Worker::domain).collect();
+            let budgets: Vec<_> = workers.iter().map(worker::Worker::frame_budget).collect();
+            let context = rig.device.context();
+            let environment = Environment { context, domains: &domains, budgets: &budgets, ports: &[1, 2] };
+            sinks::open(&sink, &environment).expect("it opens")
+        };
+        for endpoint in opened.endpoints {
+            rig.workers.borrow_mut()[0].control().place_sink(slot(0), Some(endpoint));
+        }
+        let mut scene = Self { rig, hub: Some(opened.hub), counters: opened.counters };
+        let program: Arc<Program> = compile(POLICY, 1);
+        let map = Arc::new(SinkMap::new(1, &program, &[slot(0), slot(1)]));
+        let workers = std::rc::Rc::clone(&scene.rig.workers);
+        let install = scene.rig.controller.install(program, &mut |band: Band, program| {
+            let worker = &mut workers.borrow_mut()[0];
+            let publication = worker.control().publish_with_sinks(band, program, Arc::clone(&map));
+            while !worker.control().acknowledged(publication) {
+                worker.step();
+            }
+            Ok(())
+        });
+        install.expect("the soft NIC takes it");
+        scene
+    }
+
+    fn to_port_2() -> Self {
+        Self::new(ForwardSink { port: Some(2), ..ForwardSink::default() })
+    }
+
+    fn traffic(&self) -> SinkTraffic {
+        self.counters[0].read()
+    }
+
+    fn dropped(&self, reason: SinkDrop) -> u64 {
+        self.traffic().dropped[reason as usize].1
+    }
+
+    fn sent(&self, port: usize) -> Vec<Vec<u8>> {
+        self.rig.sent[port - 1].lock().expect("sent").drain(..).collect()
+    }
+
+    fn hub(&self) -> &dyn Hub {
+        self.hub.as_deref().expect("it is open")
+    }
+
+    /// Moves packets from the port to the worker and not back.
+    fn receive_only(&self, frames: Vec<Vec<u8>>) {
+        self.rig.send(1, frames);
+        self.rig.nic.pump(64);
+        self.rig.workers.borrow_mut()[0].step();
+    }
+
+    /// Every offered packet is in one place, and those delivered were sent by the ports.
+    fn balance(&mut self) {
+        let traffic = self.traffic();
+        assert_eq!(traffic.in_flight(), 0, "{traffic:?}");
+        let ports = [self.rig.port(1), self.rig.port(2)];
+        assert_eq!(traffic.delivered.packets, ports.iter().map(|port| port.tx_frames).sum::<u64>());
+        assert_eq!(traffic.delivered.bytes, ports.iter().map(|port| port.tx_bytes).sum::<u64>());
+        self.rig.balance();
+    }
+}
+
+fn udp(number: u16) -> Vec<u8> {
+    let macs = [MacAddr([2, 0, 0, 0, 0, 2]), MacAddr([2, 0, 0, 0, 0, 1])];
+    let ip = FrameBuilder::new().ethernet(macs[0], macs[1]);
+    ip.ipv4(Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)).udp(number, 7).build()
+}
+
+#[test]
+fn packets_leave_by_the_other_port_and_other_sinks_see_them_unchanged() {
+    let options = ForwardSink {
+        port: Some(2),
+        swap_macs: true,
+        vlan: Some(VlanChange::Push(100)),
+        ..ForwardSink::default()
+    };
+    let mut scene = Scene::new(options);
+    let packets: Vec<_> = (0..200).map(udp).collect();
+    scene.rig.send(1, packets.clone());
+    scene.rig.settle();
+    assert!(scene.rig.seen().iter().map(|seen| &seen.bytes).eq(&packets), "before they are changed");
+    let sent = scene.sent(2);
+    assert_eq!(sent.len(), 200);
+    for (sent, packet) in sent.iter().zip(&packets) {
+        assert_eq!(sent[..6], packet[6..12]);
+        assert_eq!(sent[6..12], packet[..6]);
+        assert_eq!(sent[12..16], [0x81, 0, 0, 100]);
+        assert_eq!(sent[16..], packet[12..]);
+    }
+    assert!(scene.sent(1).is_empty());
+    assert_eq!(scene.traffic().delivered.packets, 200);
+    scene.balance();
+}
+
+#[test]
+fn a_reflector_answers_on_the_port_that_packets_came_by() {
+    let options = ForwardSink { port: Some(1), mode: ForwardMode::Reflect, ..ForwardSink::default() };
+    let mut scene = Scene::new(options);
+    scene.rig.send(1, (0..50).map(udp));
+    scene.rig.settle();
+    let sent = scene.sent(1);
+    assert_eq!(sent.len(), 50);
+    assert_eq!(parse(&sent[3]).key.dst_port, 3);
+    scene.balance();
+}
+
+#[test]
+fn sends_in_flight_take_at_most_half_of_the_workers_frames() {
+    let out = ForwardSink { port: Some(2), ..ForwardSink::default() };
+    let mut scene = Scene::with(out, |id| WorkerConfig { frames: 64, ..support::small(id) });
+    scene.rig.send(1, (0..64).map(udp));
+    // The device sends only while it is pumped, so what is posted after this stays in flight.
+    scene.rig.nic.pump(64);
+    let step = || scene.rig.workers.borrow_mut()[0].step();
+    assert_eq!((step(), step(), step()), (32, 32, 0));
+    assert_eq!((scene.traffic().in_flight(), scene.dropped(SinkDrop::TxFull)), (32, 32));
+    scene.rig.settle();
+    assert_eq!(scene.sent(2), (0..32).map(udp).collect::<Vec<_>>());
+    assert_eq!(scene.rig.port(1).out_of_buffer, 0, "the worker goes on receiving");
+    scene.rig.send(1, (0..10).map(udp));
+    scene.rig.settle();
+    assert_eq!(scene.sent(2).len(), 10);
+    scene.balance();
+}
+
+#[test]
+fn a_packet_beyond_the_mtu_is_counted_and_the_next_ones_are_sent() {
+    let mut scene = Scene::to_port_2();
+    let long = FrameBuilder::new()
+        .ipv4(Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2))
+        .udp(1, 2)
+        .vlan(EtherType::VLAN, 1)
+        .frame_bytes(9018);
+    scene.rig.send(1, [long.clone().frame_bytes(9019).build(), long.build(), udp(1)]);
+    scene.rig.settle();
+    assert_eq!(scene.sent(2).len(), 2);
+    assert_eq!(scene.dropped(SinkDrop::TooLong), 1);
+    scene.balance();
+}
+
+#[test]
+fn while_the_port_is_down_packets_are_counted() {
+    let mut scene = Scene::to_port_2();
+    scene.hub().tick(&[2]);
+    scene.rig.send(1, (0..10).map(udp));
+    scene.rig.settle();
+    assert_eq!((scene.dropped(SinkDrop::Down), scene.sent(2).len()), (10, 0));
+    assert!(scene.hub().status().contains(&("state".to_owned(), "down".to_owned())));
+    scene.hub().tick(&[1]);
+    scene.rig.send(1, (0..10).map(udp));
+    scene.rig.settle();
+    assert_eq!((scene.dropped(SinkDrop::Down), scene.sent(2).len()), (10, 10));
+    scene.balance();
+}
+
+#[test]
+fn a_removed_sink_gives_its_frames_back() {
+    let mut scene = Scene::to_port_2();
+    scene.receive_only((0..20).map(udp).collect());
+    let in_flight = scene.traffic().in_flight();
+    assert_eq!(in_flight, 20, "the device has not run since");
+    let control = scene.rig.workers.borrow()[0].control();
+    let change = control.place_sink(slot(0), None);
+    scene.rig.workers.borrow_mut()[0].step();
+    assert!(control.wait_for_sink(change, std::time::Duration::ZERO));
+    assert!(!control.wait_for_frames(std::time::Duration::ZERO), "they are in flight");
+    // The port does not send; closing the sink ends its sends.
+    scene.hub = None;
+    scene.rig.settle();
+    assert!(control.wait_for_frames(std::time::Duration::ZERO));
+    control.free_sinks();
+    assert_eq!(scene.dropped(SinkDrop::TxFailed), 20);
+    scene.balance();
+    let posted = scene.rig.snapshots()[0].posted;
+    assert_eq!(posted, 1024 + 20, "every frame waits for a packet again");
+}
