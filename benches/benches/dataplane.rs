@@ -4,13 +4,19 @@
 
 use std::time::{Duration, Instant};
 
+use program::{CountSink, ForwardMode, ForwardSink, SinkKind, VlanChange};
 use softnic::Drive;
 use steerd_benches::{Rig, handoff_frames_per_second, median};
+use worker::sinks::Opened;
 
 const ROUNDS: usize = 5;
 const ROUND: Duration = Duration::from_millis(1500);
 /// Frames received before the worker polls: fewer than its posted buffers.
 const PULSE: usize = 2048;
+/// Frames received before a worker with a sink polls: fewer than it may have in flight.
+const SINK_PULSE: u64 = 512;
+/// Frames of one pass of the engine, which sends as many.
+const BURST: usize = 64;
 const SIZES: [u32; 2] = [64, 1518];
 
 /// Nanoseconds per frame in the engine and in the worker, which run alternately on this thread.
@@ -85,6 +91,73 @@ fn print_parts(rules: usize) {
     }
 }
 
+/// The sinks that are compared, by what they do.
+fn sinks() -> [(&'static str, SinkKind); 4] {
+    let forward = ForwardSink { port: Some(1), ..ForwardSink::default() };
+    let vlan = Some(VlanChange::Push(100));
+    [
+        ("count", SinkKind::Count(CountSink::default())),
+        ("forward, swap MACs", SinkKind::Forward(ForwardSink { swap_macs: true, ..forward.clone() })),
+        ("forward, push VLAN", SinkKind::Forward(ForwardSink { vlan, ..forward.clone() })),
+        ("reflect", SinkKind::Forward(ForwardSink { mode: ForwardMode::Reflect, ..forward })),
+    ]
+}
+
+/// Nanoseconds per frame in the worker, whose packets go to a sink, and in the engine, which also sends them.
+fn sink_cost(rig: &mut Rig, opened: &Opened, time: Duration) -> (f64, f64) {
+    let (mut engine, mut worker, mut frames) = (Duration::ZERO, Duration::ZERO, 0);
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        let start = Instant::now();
+        let before = rig.port().rx_frames;
+        while rig.port().rx_frames < before + SINK_PULSE {
+            rig.nic.pump(BURST);
+        }
+        let between = Instant::now();
+        while rig.workers[0].step() > 0 {}
+        worker += between.elapsed();
+        engine += between - start;
+        frames += rig.port().rx_frames - before;
+    }
+    let traffic = opened.counters[0].read();
+    let dropped: u64 = traffic.dropped.iter().map(|(_, count)| count).sum();
+    assert_eq!(dropped, 0, "{traffic:?}");
+    (worker.as_nanos() as f64 / frames as f64, engine.as_nanos() as f64 / frames as f64)
+}
+
+fn print_sinks() {
+    println!("\ncost per packet of a sink on one core, {ROUNDS} rounds (64 B, 1518 B)");
+    println!("{:>20} {:>22} {:>22}", "", "worker and sink, ns", "engine, ns");
+    let mut rigs: Vec<_> = sinks()
+        .into_iter()
+        .map(|(name, kind)| {
+            let pair = [64, 1514].map(|size| {
+                let mut rig = Rig::bare(size, 1, Drive::Manual, None);
+                let opened = rig.open_sink(kind.clone());
+                (rig, opened, Vec::new(), Vec::new())
+            });
+            (name, pair)
+        })
+        .collect();
+    for _ in 0..ROUNDS {
+        for (_, pair) in &mut rigs {
+            for (rig, opened, worker, engine) in pair {
+                let (worker_ns, engine_ns) = sink_cost(rig, opened, ROUND / 5);
+                worker.push(worker_ns);
+                engine.push(engine_ns);
+            }
+        }
+    }
+    for (name, [small, large]) in rigs {
+        let [small, large] = [small, large].map(|(rig, opened, worker, engine)| {
+            drop(opened);
+            drop(rig);
+            (median(worker), median(engine))
+        });
+        println!("{name:>20} {:>10.1} {:>11.1} {:>10.1} {:>11.1}", small.0, large.0, small.1, large.1);
+    }
+}
+
 fn print_whole(rules: usize) {
     println!("\nacross two cores, {rules} rules, {ROUNDS} rounds (million frames per second)");
     println!(
@@ -108,6 +181,7 @@ fn main() {
     // `cargo test --benches` and `cargo bench -- FILTER` both pass arguments; they are ignored.
     print_parts(1);
     print_parts(1000);
+    print_sinks();
     print_whole(1);
     println!("\nengine takes: frames the engine handled, those included that met no posted buffer;");
     println!(

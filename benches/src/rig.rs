@@ -7,10 +7,11 @@ use std::sync::Arc;
 use control::{Controller, Device, DeviceSelector};
 use device_model::DeviceProfile;
 use policy::{NoFiles, Source};
-use program::{Program, WorkerId};
+use program::{Program, SinkId, SinkKind, WorkerId};
 use softnic::wire::WireConfig;
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
-use worker::{Idle, Worker, WorkerConfig};
+use worker::sinks::{Environment, Opened};
+use worker::{Idle, SinkMap, Slot, Worker, WorkerConfig};
 
 /// Flows that the generator cycles through.
 const FLOWS: u32 = 1024;
@@ -21,6 +22,7 @@ pub struct Rig {
     pub controller: Controller,
     /// Not yet running.
     pub workers: Vec<Worker>,
+    device: Device,
     /// Used by all of the above.
     pub nic: SoftNic,
 }
@@ -55,7 +57,7 @@ impl Rig {
         let workers: Vec<_> = (0..workers).map(|id| worker(&device, WorkerId(id), core)).collect();
         let queues: Vec<_> = workers.iter().map(Worker::work_queue).collect();
         let controller = Controller::new(&device, vec![1], queues).expect("a controller");
-        Self { controller, workers, nic }
+        Self { controller, workers, device, nic }
     }
 
     /// Replaces the program.
@@ -72,6 +74,38 @@ impl Rig {
                 Ok(())
             })
             .expect("it installs");
+    }
+
+    /// Gives the packets of all rules to a sink, on every worker. What it returns must be dropped before the rig.
+    ///
+    /// # Panics
+    /// If the sink cannot be opened.
+    #[must_use]
+    pub fn open_sink(&mut self, kind: SinkKind) -> Opened {
+        let domains: Vec<_> = self.workers.iter().map(Worker::domain).collect();
+        let budgets: Vec<_> = self.workers.iter().map(Worker::frame_budget).collect();
+        let context = Arc::clone(self.device.context());
+        let environment =
+            Environment { context: &context, domains: &domains, budgets: &budgets, ports: &[1] };
+        let sink = program::Sink { name: "bench".to_owned(), kind };
+        let mut opened = worker::sinks::open(&sink, &environment).expect("it opens");
+        let mut program = (*program(1, self.workers.len())).clone();
+        program.sinks.push(sink);
+        program.rules.iter_mut().for_each(|rule| rule.sinks = vec![SinkId::of(0)]);
+        let slot = Slot::of(0).expect("the first place");
+        let map = Arc::new(SinkMap::new(1, &program, &[slot]));
+        let controls: Vec<_> = self.workers.iter().map(Worker::control).collect();
+        for (control, endpoint) in controls.iter().zip(opened.endpoints.drain(..)) {
+            control.place_sink(slot, Some(endpoint));
+        }
+        let mut publish = |band, program: Arc<Program>| {
+            for control in &controls {
+                control.publish_with_sinks(band, Arc::clone(&program), Arc::clone(&map));
+            }
+            Ok(())
+        };
+        self.controller.install(Arc::new(program), &mut publish).expect("it installs");
+        opened
     }
 
     /// The counters of the port.
