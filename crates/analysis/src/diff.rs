@@ -13,7 +13,7 @@ pub use groups::{GroupChange, KeyChange, ShareChange, changed_groups};
 
 use policy::policy::Direction;
 use policy::{Policy, Witness};
-use program::{GroupId, RuleId};
+use program::{GroupId, RuleId, SinkId};
 use serde::Serialize;
 
 use crate::Progress;
@@ -172,10 +172,11 @@ pub fn diff_in_detail(
 ) -> Diff {
     let space = Space::of(&[old, new]);
     let groups = same_groups(old, new);
-    let new_group = |group: GroupId| groups.get(group.index()).copied().unwrap_or(group);
+    let new_group =
+        |group: GroupId, _: Option<&[SinkId]>| groups.get(group.index()).copied().unwrap_or(group);
     let mut report = Report::new(&space.dimensions, detail);
     for direction in [Direction::Ingress, Direction::Egress] {
-        let before = RuleList::of(&space.dimensions, old, direction, &|group| group);
+        let before = RuleList::of(&space.dimensions, old, direction, &|group, _| group);
         let after = RuleList::of(&space.dimensions, new, direction, &new_group);
         let changed = changed((old, &before), (new, &after));
         let detail = Detail { regions: report.regions_left(), ..detail };

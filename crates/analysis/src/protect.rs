@@ -156,7 +156,7 @@ struct View<'p> {
 impl<'p> View<'p> {
     fn of(policy: &'p Policy, protected: impl Iterator<Item = &'p Match>) -> Self {
         let space = Space::with(&[policy], protected);
-        let rules = RuleList::of(&space.dimensions, policy, Direction::Ingress, &|group| group);
+        let rules = RuleList::of(&space.dimensions, policy, Direction::Ingress, &|group, _| group);
         let own = policy.rules.iter().map(|rule| leaves(policy, rule.action, rule.sinks.as_deref()));
         let leaves = own.chain([leaves(policy, policy.default, None)]).collect();
         Self { policy, space, rules, leaves }

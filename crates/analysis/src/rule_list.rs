@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use policy::Policy;
 use policy::policy::{Action, Direction};
-use program::{GroupId, RuleId};
+use program::{GroupId, RuleId, SinkId};
 
 use crate::dimensions::Dimensions;
 use crate::product::Product;
@@ -16,14 +16,17 @@ pub(super) const fn is_final(action: Action) -> bool {
     !matches!(action, Action::Copy(_) | Action::Sniff(_))
 }
 
-fn with_group(action: Action, group: &dyn Fn(GroupId) -> GroupId) -> Action {
+fn with_group(action: Action, sinks: Option<&[SinkId]>, group: &GroupOf<'_>) -> Action {
     match action {
-        Action::Steer(id) => Action::Steer(group(id)),
-        Action::Copy(id) => Action::Copy(group(id)),
-        Action::Sniff(id) => Action::Sniff(group(id)),
+        Action::Steer(id) => Action::Steer(group(id, sinks)),
+        Action::Copy(id) => Action::Copy(group(id, sinks)),
+        Action::Sniff(id) => Action::Sniff(group(id, sinks)),
         Action::Drop | Action::Kernel | Action::Pass => action,
     }
 }
+
+/// The group that stands for a group and the sinks that a rule has instead of the group's: actions are compared by it.
+pub(super) type GroupOf<'g> = dyn Fn(GroupId, Option<&[SinkId]>) -> GroupId + 'g;
 
 /// Part of a rule.
 #[derive(Clone, Debug)]
@@ -47,17 +50,17 @@ pub(super) struct RuleList {
 }
 
 impl RuleList {
-    /// The rules of a direction. `group` maps the ids of groups.
+    /// The rules of a direction, with actions of the groups that `group` gives.
     pub(super) fn of(
         dimensions: &Dimensions,
         policy: &Policy,
         direction: Direction,
-        group: &dyn Fn(GroupId) -> GroupId,
+        group: &GroupOf<'_>,
     ) -> Self {
         let mut entries = Vec::new();
         let mut sniffers = Vec::new();
         for (number, rule) in (0u32..).zip(&policy.rules) {
-            let action = with_group(rule.action, group);
+            let action = with_group(rule.action, rule.sinks.as_deref(), group);
             // Sniff rules get both directions; they are reported with the first.
             let is_here = match action {
                 Action::Sniff(_) => direction == Direction::Ingress,
@@ -73,7 +76,7 @@ impl RuleList {
                 product,
             }));
         }
-        let default = with_group(default_of(policy, direction), group);
+        let default = with_group(default_of(policy, direction), None, group);
         let number = policy.rules.len() as u32;
         entries.push(Entry { rule: number, action: default, product: dimensions.everything() });
         let products: Vec<&Product> = entries.iter().map(|entry| &entry.product).collect();

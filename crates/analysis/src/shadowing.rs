@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use policy::policy::{Action, Direction};
 use policy::{Policy, Witness};
-use program::{Predicate, RuleId};
+use program::{GroupId, Predicate, RuleId, SinkId};
 use serde::Serialize;
 
 use crate::Progress;
@@ -101,6 +101,40 @@ pub enum Relation {
     Correlation,
 }
 
+/// The groups together with the sinks that rules have instead of the group's: rules that deliver to one group but to other
+/// sinks have different actions.
+struct OwnSinks<'p> {
+    policy: &'p Policy,
+    list: Vec<(GroupId, &'p [SinkId])>,
+}
+
+impl<'p> OwnSinks<'p> {
+    fn of(policy: &'p Policy) -> Self {
+        let mut list = Vec::new();
+        for rule in &policy.rules {
+            if let (Action::Steer(group) | Action::Copy(group) | Action::Sniff(group), Some(own)) =
+                (rule.action, rule.sinks.as_deref())
+                && !list.contains(&(group, own))
+            {
+                list.push((group, own));
+            }
+        }
+        Self { policy, list }
+    }
+
+    /// A number beyond the groups for other sinks than the group's.
+    fn group(&self, group: GroupId, own: Option<&[SinkId]>) -> GroupId {
+        let of_group = self.policy.groups.get(group.index()).map(|group| group.sinks.as_slice());
+        match own {
+            Some(own) if of_group != Some(own) => {
+                let place = self.list.iter().position(|known| *known == (group, own)).unwrap_or(0);
+                GroupId::of(self.policy.groups.len() + place)
+            }
+            _ => group,
+        }
+    }
+}
+
 /// Analyses every rule of a policy.
 pub fn analyse(policy: &Policy, progress: &mut dyn FnMut(Progress)) -> Analysis {
     let space = Space::of(&[policy]);
@@ -114,8 +148,9 @@ pub fn analyse(policy: &Policy, progress: &mut dyn FnMut(Progress)) -> Analysis 
     let mut found = vec![nothing; total];
     let predicates: Vec<Predicate> = policy.rules.iter().map(|rule| Predicate::of(&rule.matches)).collect();
     let mut done = 0;
+    let sinks = OwnSinks::of(policy);
     for direction in [Direction::Ingress, Direction::Egress] {
-        let rules = RuleList::of(&space.dimensions, policy, direction, &|group| group);
+        let rules = RuleList::of(&space.dimensions, policy, direction, &|group, own| sinks.group(group, own));
         let view = View { space: &space, rules: &rules, predicates: &predicates };
         for (rule, parts) in by_rule(&rules.sniffers).into_iter().chain(by_rule(&rules.entries)) {
             let Some(slot) = found.get_mut(rule as usize) else { continue };
