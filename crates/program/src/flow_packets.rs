@@ -3,7 +3,7 @@
 
 use flow_spec::{FlowSpec, MaskedField, SpecKind};
 use packet::cube::{MPLS_TOP, VLAN_TCI};
-use packet::{FIELDS, Field, Form, IpProtocol, mac_address};
+use packet::{FIELDS, Field, Form, Header, IpProtocol, mac_address};
 
 use crate::matching::{Addresses, C_TAG, Family, Macs, MaskedMac, Match, MplsEntry};
 use crate::program::Flow;
@@ -58,15 +58,22 @@ fn require_header(matches: &mut Match, kind: SpecKind) {
         SpecKind::Ethernet => {}
         SpecKind::Ipv4 | SpecKind::Ipv4Ext => matches.family = Some(Family::V4),
         SpecKind::Ipv6 => matches.family = Some(Family::V6),
-        SpecKind::Tcp => matches.require(Field::TcpFlags),
+        SpecKind::Tcp => require_field_of(matches, Header::Tcp),
         SpecKind::Udp => {
             matches.require(Field::DstPort);
             narrow(matches, Field::Protocol, RangeSet::single(IpProtocol::UDP.0.into()));
         }
-        SpecKind::Esp => matches.require(Field::EspSpi),
-        SpecKind::VxlanTunnel => matches.require(Field::VxlanVni),
+        SpecKind::Esp => require_field_of(matches, Header::Esp),
+        SpecKind::VxlanTunnel => require_field_of(matches, Header::Vxlan),
         SpecKind::Gre => matches.require(Field::GreProtocol),
         SpecKind::Mpls => _ = matches.mpls.get_or_insert_default(),
+    }
+}
+
+/// Requires a header by its first field.
+fn require_field_of(matches: &mut Match, header: Header) {
+    if let Some(row) = FIELDS.iter().find(|row| row.header == header) {
+        matches.require(row.field);
     }
 }
 
