@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::LazyLock;
 
 use packet::{FIELDS, Form};
-use program::{APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, CaptureSink};
+use program::{APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, CaptureSink, KernelSink};
 
 use crate::policy::{MAX_LABEL, MAX_LABEL_CLASS, MAX_SET_VALUES, MAX_TABLE_SIZE, PRIORITIES, VERSION};
 
@@ -144,7 +144,33 @@ pub(crate) const SINKS: &[(&str, &[Key])] = &[
             "The number of flows with most packets that each worker counts; 0 if left out.",
         )],
     ),
-    ("kernel", &[required("interface", Text, "The name of the TAP interface.")]),
+    (
+        "kernel",
+        &[
+            required(
+                "interface",
+                Text,
+                "The name of the TAP interface, which is created if it does not exist.",
+            ),
+            key("mac", Text, "Its address: \"port\", if left out, \"keep\" or an address."),
+            key(
+                "mtu",
+                Integer(*KernelSink::MTU.start() as i64, *KernelSink::MTU.end() as i64),
+                "Its MTU; that of the port if left out.",
+            ),
+            key("transmit", Boolean, "Whether the port sends what the host sends by it; true if left out."),
+            key(
+                "port",
+                Integer(1, 255),
+                "The port of the device that it stands for; the first in use if left out.",
+            ),
+            key(
+                "ring_bytes",
+                Integer(*KernelSink::RING_BYTES.start() as i64, *KernelSink::RING_BYTES.end() as i64),
+                "The buffer of each worker; 1048576 if left out.",
+            ),
+        ],
+    ),
     (
         "capture",
         &[

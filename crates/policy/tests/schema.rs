@@ -107,8 +107,10 @@ fn some(kind: &str, key: &str) -> String {
         "socket_mode" => "\"0660\"",
         "snap_bytes" | "one_in" | "first_of_flow" | "file_mb" | "file_seconds" => "1",
         "disk_mb" => "2",
-        "ring_bytes" => "65536",
-        "src_mac" | "dst_mac" => "\"02:00:00:00:00:01\"",
+        "ring_bytes" => "131072",
+        "mtu" => "1500",
+        "transmit" => "true",
+        "mac" | "src_mac" | "dst_mac" => "\"02:00:00:00:00:01\"",
         _ => "\"x\"",
     };
     format!("{key} = {value}\n")

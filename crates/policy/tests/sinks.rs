@@ -1,6 +1,7 @@
 //! `[sinks]`: which sinks a group and a rule have, and what is refused.
 
 use policy::{NoFiles, Policy, Source};
+use program::{KernelSink, SinkKind, TapMac};
 
 fn read(text: &str) -> Result<Policy, String> {
     let text = format!("version = 1\n{text}");
@@ -148,6 +149,47 @@ fn options_of_an_app_sink_are_checked() {
     }
     let two = "[sinks.a]\nkind = \"app\"\nsocket = \"/a\"\n[sinks.b]\nkind = \"app\"\nsocket = \"/a\"\n";
     assert!(read(two).expect_err("one socket").contains("the sinks `a` and `b` have the same socket"));
+}
+
+#[test]
+fn a_kernel_sink_has_an_interface_and_options() {
+    let kernel = |options: &str| {
+        let text = format!("[sinks.a]\nkind = \"kernel\"\ninterface = \"host0\"\n{options}");
+        read(&text).map(|policy| policy.sinks[0].sink.kind.clone())
+    };
+    assert_eq!(kernel(""), Ok(SinkKind::Kernel(KernelSink::new("host0"))));
+    let all = "mac = \"02:00:00:00:00:01\"\nmtu = 9000\ntransmit = false\nport = 2\nring_bytes = 131072\n";
+    let expected = KernelSink {
+        mac: TapMac::Address("02:00:00:00:00:01".parse().expect("an address")),
+        mtu: Some(9000),
+        transmit: false,
+        port: Some(2),
+        ring_bytes: 131_072,
+        ..KernelSink::new("host0")
+    };
+    assert_eq!(kernel(all), Ok(SinkKind::Kernel(expected)));
+    let keep = KernelSink { mac: TapMac::Keep, ..KernelSink::new("host0") };
+    assert_eq!(kernel("mac = \"keep\""), Ok(SinkKind::Kernel(keep)));
+
+    for (options, expected) in [
+        ("mac = \"prot\"", "`mac` is not a MAC address"),
+        ("mac = \"01:00:5e:00:00:01\"", "`mac` is not the address of one station"),
+        ("mac = \"00:00:00:00:00:00\"", "`mac` is not the address of one station"),
+        ("mtu = 67", "`mtu`"),
+        ("mtu = 65522", "`mtu`"),
+        ("transmit = 1", "`transmit`"),
+        ("port = 0", "`port`"),
+        ("ring_bytes = 1", "`ring_bytes`"),
+        ("queue = 1", "unknown key `queue`"),
+    ] {
+        let errors = kernel(options).expect_err(options);
+        assert!(errors.contains(expected), "{options}\n{errors}");
+    }
+    for name in ["a name", "host0123456789ab", "a/b", "tap%d", "..", "h:0", "h\u{e9}"] {
+        let errors =
+            read(&format!("[sinks.a]\nkind = \"kernel\"\ninterface = \"{name}\"\n")).expect_err(name);
+        assert!(errors.contains("cannot be the name of a network interface"), "{errors}");
+    }
 }
 
 #[test]

@@ -51,7 +51,7 @@ pub use program::{
 pub use ranges::{RangeSet, Word};
 pub use sink::{
     APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, AppMode, AppSink, CaptureSink, CountSink,
-    ForwardMode, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, Sink, SinkKind, VlanChange,
+    ForwardMode, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, Sink, SinkKind, TapMac, VlanChange,
 };
 pub use tag::{Band, CLASSES_MAX, ClassTag, TAG_BITS};
 pub use undecided::{Inseparable, UndecidedKey, UndecidedReason};

@@ -65,6 +65,60 @@ pub struct CountSink {
 pub struct KernelSink {
     /// The name of the TAP interface.
     pub interface: String,
+    /// The address that it gets.
+    pub mac: TapMac,
+    /// Its MTU; `None`: that of the port.
+    pub mtu: Option<u16>,
+    /// Whether what the host sends by the interface is sent by the port.
+    pub transmit: bool,
+    /// The port whose address and MTU it gets and by which it sends; `None`: the first in use.
+    pub port: Option<u8>,
+    /// The ring from each worker to the sink's thread.
+    pub ring_bytes: u32,
+}
+
+impl KernelSink {
+    /// The length of an interface's name is less than this (`IFNAMSIZ`, linux/if.h).
+    pub const NAME_BYTES: usize = 16;
+    /// The MTUs of TAP interfaces (drivers/net/tun.c: `MIN_MTU`, and `MAX_MTU` without an Ethernet header).
+    pub const MTU: RangeInclusive<u16> = 68..=65521;
+    /// Sizes of the ring from a worker.
+    pub const RING_BYTES: RangeInclusive<u32> = 1 << 17..=1 << 30;
+
+    /// The options of a policy that names only the interface.
+    #[must_use]
+    pub fn new(interface: impl Into<String>) -> Self {
+        Self {
+            interface: interface.into(),
+            mac: TapMac::Port,
+            mtu: None,
+            transmit: true,
+            port: None,
+            ring_bytes: 1 << 20,
+        }
+    }
+}
+
+/// The address of a TAP interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(into = "String")]
+pub enum TapMac {
+    /// That of the port, so that packets to the port are the host's.
+    Port,
+    /// The one that it has.
+    Keep,
+    /// This one.
+    Address(MacAddr),
+}
+
+impl From<TapMac> for String {
+    fn from(mac: TapMac) -> Self {
+        match mac {
+            TapMac::Port => "port".to_owned(),
+            TapMac::Keep => "keep".to_owned(),
+            TapMac::Address(address) => address.to_string(),
+        }
+    }
 }
 
 /// Options of the kind `capture`.

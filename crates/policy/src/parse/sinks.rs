@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use packet::MacAddr;
 use program::{
     APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, AppMode, AppSink, CaptureSink, CountSink,
-    ForwardMode, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, Sink, SinkId, SinkKind, VlanChange,
+    ForwardMode, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, Sink, SinkId, SinkKind, TapMac,
+    VlanChange,
 };
 use toml::Spanned;
 
@@ -170,8 +171,68 @@ fn count(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
 }
 
 fn kernel(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
-    let interface = text(reader, table, "interface")?;
-    Some(SinkKind::Kernel(KernelSink { interface }))
+    let interface = interface(reader, table)?;
+    let mac = match table.get("mac") {
+        None => TapMac::Port,
+        Some(value) => match reader.string(value, "`mac`")? {
+            "port" => TapMac::Port,
+            "keep" => TapMac::Keep,
+            _ => TapMac::Address(station(reader, table, "mac")?),
+        },
+    };
+    let mtu = match table.get("mtu") {
+        Some(value) => {
+            let (least, most) = KernelSink::MTU.into_inner();
+            u16::try_from(reader.integer(value, "`mtu`", least.into(), most.into())?).ok()
+        }
+        None => None,
+    };
+    let transmit = match table.get("transmit") {
+        Some(value) => reader.boolean(value, "`transmit`")?,
+        None => true,
+    };
+    let port = match table.get("port") {
+        Some(value) => u8::try_from(reader.integer(value, "`port`", 1, 255)?).ok(),
+        None => None,
+    };
+    let defaults = KernelSink::new(interface);
+    let ring_bytes = match table.get("ring_bytes") {
+        Some(value) => {
+            let (least, most) = KernelSink::RING_BYTES.into_inner();
+            reader.integer(value, "`ring_bytes`", least, most)?
+        }
+        None => defaults.ring_bytes,
+    };
+    Some(SinkKind::Kernel(KernelSink { mac, mtu, transmit, port, ring_bytes, ..defaults }))
+}
+
+/// The name of a network interface. A `%` would make the kernel choose a number (`dev_alloc_name`).
+fn interface(reader: &mut Reader, table: &Table<'_>) -> Option<String> {
+    let name = text(reader, table, "interface")?;
+    let is_allowed = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | ':' | '%');
+    if name.len() < KernelSink::NAME_BYTES && name.chars().all(is_allowed) && name != "." && name != ".." {
+        return Some(name);
+    }
+    let span = table.get("interface").map(Spanned::span).unwrap_or_default();
+    let message = format!("`{}` cannot be the name of a network interface", shortened(&name));
+    let hint = format!(
+        "at most {} printable ASCII characters without spaces, `/`, `:` and `%`, like host0",
+        KernelSink::NAME_BYTES - 1
+    );
+    reader.error_with(span, message, "not a name", hint);
+    None
+}
+
+/// The address of one station, in a key that the table has.
+fn station(reader: &mut Reader, table: &Table<'_>, key: &str) -> Option<MacAddr> {
+    let address = mac(reader, table, key)??;
+    if address.is_multicast() || address == MacAddr::default() {
+        let span = table.get(key).map(Spanned::span).unwrap_or_default();
+        let message = format!("`{key}` is not the address of one station: {address}");
+        reader.error_with(span, message, "here", "write \"port\", \"keep\" or one like 02:00:00:00:00:01");
+        return None;
+    }
+    Some(address)
 }
 
 fn capture(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
