@@ -265,6 +265,12 @@ impl SoftNic {
         self.nic.port(port).map(Port::mac)
     }
 
+    /// The MTU of a port (from 1).
+    #[must_use]
+    pub fn port_mtu_bytes(&self, port: u8) -> Option<u32> {
+        self.nic.port(port).map(|port| port.mtu_bytes)
+    }
+
     /// Whether every wire has come to its end and everything received was handled.
     #[must_use]
     pub fn wires_finished(&self) -> bool {

@@ -9,13 +9,16 @@ pub mod capture;
 mod count;
 mod forward;
 pub mod handoff;
+mod kernel;
 
 use std::sync::Arc;
 
+use packet::MacAddr;
 use program::{Program, SinkKind};
 use verbs::{Context, Domain};
 
 pub use self::count::{FlowId, PacketSizes, TopFlow};
+pub use self::kernel::TapError;
 pub use crate::sink::FrameBudget;
 use crate::sink::{Sink, SinkCounters};
 
@@ -29,6 +32,19 @@ pub struct Environment<'e> {
     pub budgets: &'e [Arc<FrameBudget>],
     /// The device's ports that the daemon uses, from 1.
     pub ports: &'e [u8],
+    /// What is known of these ports.
+    pub stations: &'e [Station],
+}
+
+/// A port as a station on its link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Station {
+    /// The port.
+    pub port: u8,
+    /// Its address, if it is known.
+    pub mac: Option<MacAddr>,
+    /// Its MTU, if it is known.
+    pub mtu_bytes: Option<u32>,
 }
 
 impl Environment<'_> {
@@ -83,14 +99,6 @@ pub struct Opened {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SinkError {
-    /// The kind has no implementation in this version.
-    #[error("sink `{sink}`: the kind `{kind}` is not available in this version (hint: use kind = \"count\")")]
-    NotAvailable {
-        /// Its name.
-        sink: String,
-        /// Its kind.
-        kind: &'static str,
-    },
     /// The socket of a sink of kind `app` cannot be had.
     #[error(
         "sink `{sink}`: its socket cannot be used (hint: choose another `socket`, or a folder that exists)"
@@ -162,6 +170,15 @@ pub enum SinkError {
         #[source]
         source: Box<verbs::Error>,
     },
+    /// The interface of a sink of kind `kernel` cannot be used.
+    #[error("sink `{sink}`")]
+    Kernel {
+        /// Its name.
+        sink: String,
+        /// Why.
+        #[source]
+        source: TapError,
+    },
 }
 
 /// Opens a sink.
@@ -176,8 +193,7 @@ pub fn open(sink: &program::Sink, environment: &Environment<'_>) -> Result<Opene
             capture::open(&sink.name, options, environment.context.name(), environment.workers())
         }
         SinkKind::Forward(options) => forward::open(&sink.name, options, environment),
-        SinkKind::Kernel(_) => {
-            Err(SinkError::NotAvailable { sink: sink.name.clone(), kind: sink.kind.name() })
-        }
+        SinkKind::Kernel(options) => kernel::open(&sink.name, options, environment)
+            .map_err(|source| SinkError::Kernel { sink: sink.name.clone(), source }),
     }
 }

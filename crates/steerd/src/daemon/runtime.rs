@@ -271,8 +271,8 @@ impl Runtime {
             return Err(Error::Stopping);
         }
         let generation = controller.generation().0 + 1;
-        let device = &self.opened.device;
-        let map = self.sinks.prepare(device, &program, generation, &inputs.sha256).map_err(Error::Sink)?;
+        let map =
+            self.sinks.prepare(&self.opened, &program, generation, &inputs.sha256).map_err(Error::Sink)?;
         let mut publish = |band: Band, program: Arc<Program>| self.publish(band, &program, &map);
         let installed = match controller.install(Arc::clone(&program), &mut publish) {
             Ok(installed) => installed,

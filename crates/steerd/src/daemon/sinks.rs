@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use control::Device;
 use program::{Program, RuleId, Sink};
 use verbs::Domain;
 use worker::sinks::{self, Environment, Hub, Opened, PacketSizes, SinkError, TopFlow};
 use worker::{FrameBudget, SinkCounters, SinkMap, SinkTraffic, Slot, WorkerControl};
+
+use crate::daemon::runtime::OpenDevice;
 
 /// How long a worker may take to put a sink in its place. It checks once per iteration.
 const PLACE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -118,7 +119,7 @@ impl Sinks {
     /// A sink cannot be opened; those that were opened for this program are closed again.
     pub(crate) fn prepare(
         &self,
-        device: &Device,
+        device: &OpenDevice,
         program: &Arc<Program>,
         generation: u64,
         sha256: &str,
@@ -151,16 +152,17 @@ impl Sinks {
         Ok(Arc::new(map))
     }
 
-    fn slot_of(&self, state: &mut Open, device: &Device, definition: &Sink) -> Result<Slot, Error> {
+    fn slot_of(&self, state: &mut Open, device: &OpenDevice, definition: &Sink) -> Result<Slot, Error> {
         let is_same = |open: &&OpenSink| open.use_ == Use::Policy && open.definition == *definition;
         if let Some(open) = state.list.iter().find(is_same) {
             return Ok(open.slot);
         }
         let environment = Environment {
-            context: device.context(),
+            context: device.device.context(),
             domains: &self.domains,
             budgets: &self.budgets,
             ports: &self.ports,
+            stations: &device.stations(),
         };
         let opened = sinks::open(definition, &environment)?;
         self.place(state, definition, Use::Policy, opened)

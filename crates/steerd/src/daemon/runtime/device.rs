@@ -16,6 +16,7 @@ use program::Program;
 use rustix::io::Errno;
 use softnic::wire::{LinkConfig, Promiscuous, WireConfig};
 use softnic::{Drive, PortConfig, SoftNic, SoftNicConfig};
+use worker::sinks::Station;
 
 use super::sysfs::{self, Netdev};
 
@@ -101,6 +102,22 @@ impl OpenDevice {
         }
         let ports = if self.promiscuous.is_empty() { self.ports.as_slice() } else { &[] };
         warnings(self.device.name(), self.device.model(), ports, program)
+    }
+
+    /// The ports in use as stations on their links.
+    pub(crate) fn stations(&self) -> Vec<Station> {
+        let station = |port: &u8| match &self.soft {
+            Some(soft) => {
+                let (mac, mtu_bytes) = (soft.nic.port_mac(*port), soft.nic.port_mtu_bytes(*port));
+                Station { port: *port, mac, mtu_bytes }
+            }
+            None => {
+                let netdev = Netdev::of_port(Path::new(sysfs::CLASSES), self.device.name(), *port);
+                let (mac, mtu_bytes) = netdev.map_or((None, None), |netdev| (netdev.mac, netdev.mtu_bytes));
+                Station { port: *port, mac, mtu_bytes }
+            }
+        };
+        self.ports.iter().map(station).collect()
     }
 
     pub(super) fn open_wires(&self) {

@@ -20,7 +20,8 @@ const IFF_PROMISC: u32 = 0x100;
 pub(super) struct Netdev {
     pub(super) name: String,
     /// Its address.
-    mac: Option<MacAddr>,
+    pub(super) mac: Option<MacAddr>,
+    pub(super) mtu_bytes: Option<u32>,
     promiscuous: bool,
 }
 
@@ -47,7 +48,8 @@ impl Netdev {
         let flags = read(&folder.join("flags"))?;
         let flags = u32::from_str_radix(flags.trim_start_matches("0x"), 16).ok()?;
         let mac = read(&folder.join("address")).and_then(|text| text.parse().ok());
-        Some(Self { name, mac, promiscuous: flags & IFF_PROMISC != 0 })
+        let mtu_bytes = read(&folder.join("mtu")).and_then(|text| text.parse().ok());
+        Some(Self { name, mac, mtu_bytes, promiscuous: flags & IFF_PROMISC != 0 })
     }
 
     /// A warning if the program has flows for packets that this interface does not receive.

@@ -1,0 +1,213 @@
+//! The kind `kernel`: packets are given to the host's network stack by a TAP interface, which has a queue for each
+//! worker. A worker copies its packets into a [ring](super::handoff); a thread for each queue ([`pump`]) writes them to
+//! the interface, and sends what the host sends by it ([`back`]).
+//!
+//! Back-pressure: a packet that does not fit into the ring is dropped as `ring_full`. The thread drops packets that are
+//! longer than the MTU (`too_long`), while the interface is down (`down`) or removed (`closed`), and those that the
+//! kernel refuses (`write_failed`). It attaches to a removed interface again, or creates it again.
+
+mod back;
+mod pump;
+mod tap;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use program::{KernelSink, TapMac};
+
+use self::back::Back;
+use self::pump::{Condition, Pump, Shared};
+pub use self::tap::TapError;
+use self::tap::{Interface, MTU_DEFAULT, Queue};
+use super::handoff::{self, Consumer, PACKET_BYTES_MAX, Producer, Record, Wakeup, record_bytes};
+use super::{Environment, Hub, Opened, Station};
+use crate::FRAME_BYTES_MAX;
+use crate::sink::{Deliveries, Sink, SinkCounters, SinkDrop};
+
+const _: () = assert!(FRAME_BYTES_MAX as usize <= PACKET_BYTES_MAX);
+
+/// Attaches to the interface, or creates it, and starts the threads.
+pub(super) fn open(
+    name: &str,
+    options: &KernelSink,
+    environment: &Environment<'_>,
+) -> Result<Opened, TapError> {
+    let port = options.port.or_else(|| environment.ports.first().copied()).unwrap_or(1);
+    if !environment.ports.contains(&port) {
+        return Err(TapError::NoPort { port });
+    }
+    let interface = Arc::new(interface(options, port, environment.stations)?);
+    let queues = interface.attach_all(environment.workers())?;
+    let counters: Vec<Arc<SinkCounters>> = (0..environment.workers()).map(|_| Arc::default()).collect();
+    let threads = queues.len();
+    let mut hub = KernelHub::new(&interface, options.transmit.then_some(port), threads);
+    let (pumps, endpoints) = pumps(name, options, &interface, &hub.shared, queues, &counters)?;
+    for mut pump in pumps {
+        if options.transmit {
+            let mtu = pump.queue.as_ref().map_or(MTU_DEFAULT, Queue::mtu);
+            let back = Back::open(environment.context, port, mtu, name);
+            pump.back = Some(back.map_err(|source| TapError::Transmit { port, source })?);
+        }
+        hub.start(pump)?;
+    }
+    Ok(Opened { hub: Box::new(hub), endpoints, counters })
+}
+
+fn interface(options: &KernelSink, port: u8, stations: &[Station]) -> Result<Interface, TapError> {
+    let station = stations.iter().find(|station| station.port == port);
+    let mac = match options.mac {
+        TapMac::Port => Some(station.and_then(|station| station.mac).ok_or(TapError::NoStation { port })?),
+        TapMac::Keep => None,
+        TapMac::Address(address) => Some(address),
+    };
+    let (least, most) = KernelSink::MTU.into_inner();
+    let mtu_of_port = station
+        .and_then(|station| station.mtu_bytes)
+        .map_or(MTU_DEFAULT, |bytes| u16::try_from(bytes).unwrap_or(most).clamp(least, most));
+    let name = options.interface.clone();
+    Ok(Interface { name, mac, mtu: options.mtu, mtu_of_port, made: Mutex::default() })
+}
+
+type Endpoints = Vec<Box<dyn Sink>>;
+
+/// A pump for each queue, with the rings of its workers: of one, or of all if the interface has one queue.
+fn pumps(
+    name: &str,
+    options: &KernelSink,
+    interface: &Arc<Interface>,
+    shared: &Arc<Shared>,
+    queues: Vec<Queue>,
+    counters: &[Arc<SinkCounters>],
+) -> Result<(Vec<Pump>, Endpoints), TapError> {
+    let mut pumps = Vec::with_capacity(queues.len());
+    for (index, queue) in queues.into_iter().enumerate() {
+        let failed = |source| TapError::Thread { interface: interface.name.clone(), source };
+        pumps.push(Pump {
+            sink: name.to_owned(),
+            interface: Arc::clone(interface),
+            multi_queue: queue.multi_queue,
+            shared: Arc::clone(shared),
+            index,
+            queue: Some(queue),
+            rings: Vec::new(),
+            wakeup: Wakeup::new().map_err(failed)?,
+            back: None,
+        });
+    }
+    let threads = pumps.len();
+    let endpoint = |(worker, counters): (usize, &Arc<SinkCounters>)| {
+        let pump = &mut pumps[worker % threads];
+        let ring = handoff::ring(options.ring_bytes as usize, FRAME_BYTES_MAX as usize, &pump.wakeup);
+        let (producer, consumer): (Producer, Consumer) = ring;
+        pump.rings.push((consumer, Arc::clone(counters)));
+        Box::new(Endpoint { producer, counters: Arc::clone(counters) }) as Box<dyn Sink>
+    };
+    let endpoints = counters.iter().enumerate().map(endpoint).collect();
+    Ok((pumps, endpoints))
+}
+
+/// A worker's end.
+struct Endpoint {
+    producer: Producer,
+    counters: Arc<SinkCounters>,
+}
+
+impl Sink for Endpoint {
+    fn run(&mut self, packets: &mut Deliveries<'_>) {
+        let (mut count, mut bytes, mut room) = (0, 0, 0);
+        for delivery in packets.iter() {
+            count += 1;
+            bytes += delivery.bytes.len() as u64;
+            room += record_bytes(delivery.bytes.len());
+        }
+        self.counters.offered(count, bytes);
+        if self.producer.is_abandoned() {
+            return self.counters.worker.dropped(SinkDrop::Closed, count);
+        }
+        let mut batch = self.producer.batch(room);
+        for delivery in packets.iter() {
+            batch.push(&Record::default(), delivery.bytes);
+        }
+        let pushed = batch.finish();
+        if pushed.full > 0 {
+            self.counters.worker.dropped(SinkDrop::RingFull, pushed.full);
+        }
+    }
+}
+
+/// Owns the threads.
+struct KernelHub {
+    interface: Arc<Interface>,
+    /// The port that what the host sends is sent by.
+    transmits: Option<u8>,
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<(Arc<Wakeup>, JoinHandle<()>)>>,
+}
+
+impl KernelHub {
+    fn new(interface: &Arc<Interface>, transmits: Option<u8>, threads: usize) -> Self {
+        Self {
+            interface: Arc::clone(interface),
+            transmits,
+            shared: Shared::new(threads),
+            threads: Mutex::default(),
+        }
+    }
+
+    fn start(&mut self, pump: Pump) -> Result<(), TapError> {
+        let wakeup = Arc::clone(&pump.wakeup);
+        // The name of a thread has at most 15 bytes (pthread_setname_np(3)).
+        let named = thread::Builder::new().name(format!("tap{}", pump.index));
+        let failed = |source| TapError::Thread { interface: self.interface.name.clone(), source };
+        let thread = named.spawn(move || pump.run()).map_err(failed)?;
+        self.threads.get_mut().unwrap_or_else(PoisonError::into_inner).push((wakeup, thread));
+        Ok(())
+    }
+}
+
+impl Hub for KernelHub {
+    fn status(&self) -> Vec<(String, String)> {
+        let reports = &self.shared.reports;
+        // The threads see the same interface; one that cannot be used by a single thread is worth showing.
+        let conditions = reports.iter().map(pump::Report::condition);
+        let worst = conditions.max_by_key(|condition| match condition {
+            Condition::Up { .. } => 0,
+            Condition::Down => 1,
+            Condition::Closed(_) => 2,
+        });
+        let state = match worst {
+            Some(Condition::Up { mtu }) => format!("up, MTU {mtu}"),
+            Some(Condition::Down) | None => "down".to_owned(),
+            Some(Condition::Closed(reason)) => format!("cannot be used: {reason}"),
+        };
+        let mut status = vec![
+            ("interface".to_owned(), self.interface.name.clone()),
+            ("state".to_owned(), state),
+            ("queues".to_owned(), reports.len().to_string()),
+        ];
+        if let Some(port) = self.transmits {
+            let sent: u64 = reports.iter().map(|report| report.sent.read().packets).sum();
+            let not_sent: u64 = reports.iter().map(|report| report.not_sent.read()).sum();
+            status.push(("port".to_owned(), port.to_string()));
+            status.push(("sent_packets".to_owned(), sent.to_string()));
+            status.push(("not_sent_packets".to_owned(), not_sent.to_string()));
+        }
+        status
+    }
+}
+
+impl Drop for KernelHub {
+    fn drop(&mut self) {
+        self.shared.stop();
+        let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
+        threads.iter().for_each(|(wakeup, _)| wakeup.wake());
+        for (_, thread) in threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the TAP interface {} has panicked", self.interface.name);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
