@@ -200,9 +200,10 @@ struct Elsewhere {
     here: GroupId,
 }
 
-/// Warns of hybrid rules whose flows match packets that should reach the kernel or another group: workers cannot forward
-/// them.
+/// Warns of hybrid rules whose flows match packets that should reach the kernel or another group. Workers cannot pass them
+/// to another group, and to the kernel only by a kernel sink.
 fn foreign_packets(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
+    let returns = program.kernel_sink().is_some();
     let mut found: BTreeMap<RuleId, Foreign> = BTreeMap::new();
     for flow in &program.flows {
         let FlowAction::Steer { queue, class } = flow.action else { continue };
@@ -213,7 +214,7 @@ fn foreign_packets(policy: &Policy, program: &Program, warnings: &mut Vec<Diagno
             elsewhere: elsewhere(&class.decide, queue.group),
             ..Foreign::default()
         });
-        if outcomes(&class.decide).any(|outcome| outcome.verdict == Verdict::Kernel) {
+        if !returns && outcomes(&class.decide).any(|outcome| outcome.verdict == Verdict::Kernel) {
             foreign.from_kernel.push(flow.to_string());
         }
     }

@@ -117,6 +117,40 @@ fn each_kind_of_coarse_match_is_found() {
     }
 }
 
+/// A policy that locks its operator out: no device can match untagged SSH, so the flow of the rest takes it as well.
+#[test]
+fn an_exception_that_stays_with_a_worker_is_permitted_with_a_kernel_sink() {
+    let ssh = ("ssh", "dst = '192.0.2.10', protocol = 'tcp', dst_port = 22, vlan = 'none'", "kernel");
+    let sink = "[sinks.host]\nkind = 'kernel'\ninterface = 'host0'";
+    for profile in [DeviceProfile::mlx5(), DeviceProfile::ideal()] {
+        let refused = report(&rules("", &[ssh, NODE]), &profile, WORKERS, None);
+        let [problem] = &refused.problems[..] else { panic!("{:?}", refused.problems) };
+        assert!(problem.message.contains("`ssh`") && problem.message.contains("`rest-of-node`"), "{problem}");
+        let hint = problem.hint.as_deref().expect("a remedy");
+        assert!(hint.contains("kind = \"kernel\""), "{hint}");
+
+        let returning = rules(sink, &[ssh, NODE]);
+        let accepted = report(&returning, &profile, WORKERS, None);
+        assert!(accepted.problems.is_empty() && accepted.lost_exceptions.is_empty(), "{accepted:?}");
+        let warns = |text: &str| accepted.warnings.iter().any(|warning| warning.message.contains(text));
+        assert!(!warns("from the kernel") && !warns("belong to the host"), "{:?}", accepted.warnings);
+        let frame = packet::build::FrameBuilder::new();
+        let frame = frame.ipv4([198, 51, 100, 1].into(), [192, 0, 2, 10].into()).tcp(40_000, 22, 2).build();
+        let program = compile(&returning, &profile, WORKERS).expect("it fits");
+        let explained = program.explain_deep(&DeepKey::of(&frame));
+        assert_eq!(explained.outcome.verdict, Verdict::Kernel);
+        assert!(explained.returned && explained.reaches_host(), "{explained:?}");
+
+        // A group with the sink gives its packets to the host as well; another does not.
+        for (sinks, reaches) in [("['host']", true), ("[]", false)] {
+            let text = format!("default = 'main'\n{sink}\n[groups.main]\nworkers = 'all'\nsinks = {sinks}");
+            let program = compile(&policy(&text), &profile, WORKERS).expect("it fits");
+            let explained = program.explain_deep(&DeepKey::of(&frame));
+            assert_eq!((explained.returned, explained.reaches_host()), (reaches, reaches), "{explained:?}");
+        }
+    }
+}
+
 /// Later fragments of what is left to the kernel by ports go to the kernel, too.
 #[test]
 fn packets_without_ports_are_left_to_the_kernel_with_the_exception() {

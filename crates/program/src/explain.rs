@@ -26,7 +26,7 @@ pub struct Explanation {
     pub hash: Option<u32>,
     /// The worker that receives it.
     pub worker: Option<WorkerId>,
-    /// Whether a worker returns it to the host through the kernel sink.
+    /// Whether the host receives it from a worker through the kernel sink.
     pub returned: bool,
     /// The rule that decides, and its verdict.
     pub outcome: Outcome,
@@ -44,7 +44,7 @@ impl Explanation {
     /// Whether the host sees the packet.
     #[must_use]
     pub fn reaches_host(&self) -> bool {
-        self.outcome.verdict == Verdict::Kernel && !self.is_lost_exception()
+        self.returned || (self.outcome.verdict == Verdict::Kernel && !self.is_lost_exception())
     }
 }
 
@@ -124,8 +124,7 @@ impl Program {
                     explanation.outcome = class.resolve_deep(key);
                 }
                 explanation.queue = Some(queue);
-                let is_kernels = explanation.outcome.verdict == Verdict::Kernel;
-                explanation.returned = is_kernels && self.kernel_sink().is_some();
+                explanation.returned = self.is_returned(&explanation.outcome);
                 if let Some(landing) = self.spread(queue, key) {
                     explanation.group = Some(landing.group);
                     explanation.hash = Some(landing.hash);
@@ -135,6 +134,18 @@ impl Program {
             }
         }
         explanation
+    }
+
+    /// Whether a packet with this outcome, which a worker has received, goes to the kernel sink.
+    fn is_returned(&self, outcome: &Outcome) -> bool {
+        let Some(sink) = self.kernel_sink() else { return false };
+        match outcome.verdict {
+            Verdict::Kernel => true,
+            Verdict::Deliver(_) => {
+                self.rules.get(outcome.rule.index()).is_some_and(|rule| rule.sinks.contains(&sink))
+            }
+            Verdict::Drop | Verdict::Filtered => false,
+        }
     }
 
     /// What happens to a packet that the host sends. Ingress rules and the policy's default do not apply to it.
