@@ -68,6 +68,37 @@ fn check_and_start_refuse_them_with_the_packet() {
     }
 }
 
+/// The example policy without its sink locks its operator out of the host.
+#[test]
+fn a_policy_that_locks_its_operator_out_is_accepted_with_a_kernel_sink_only() {
+    let example = support::config().join("examples/host-return.toml");
+    let text = fs::read_to_string(&example).expect("the example");
+    let (before, rest) = text.split_once("[sinks.host]").expect("the sink");
+    let (_, after) = rest.split_once("[sinks.watch]").expect("the next sink");
+    let without = format!("{before}[sinks.watch]{after}");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let policy = folder.path().join("p.toml");
+    fs::write(&policy, without).expect("a policy");
+    for personality in PERSONALITIES {
+        let refused = run(&["check", "--profile", personality, &policy.to_string_lossy()]);
+        let errors = stderr(&refused);
+        assert_eq!(refused.status.code(), Some(1), "{errors}");
+        for part in ["`management`", "`node`", "kind = \"kernel\""] {
+            assert!(errors.contains(part), "no {part} in {errors}");
+        }
+        let accepted = run(&["check", "--profile", personality, &example.to_string_lossy()]);
+        assert!(accepted.status.success(), "{}", stderr(&accepted));
+        let packet = "dst=192.0.2.10,protocol=tcp,dst_port=22";
+        let explained =
+            run(&["explain", "--profile", personality, "--packet", packet, &example.to_string_lossy()]);
+        assert!(
+            explained.status.success() && !stdout(&explained).contains("does not receive"),
+            "{}",
+            stdout(&explained)
+        );
+    }
+}
+
 #[test]
 fn explain_reports_that_the_host_does_not_receive_the_packet() {
     let folder = tempfile::tempdir().expect("a temporary folder");

@@ -1,0 +1,236 @@
+//! The kernel sink with ordinary programs (ping, nc) in namespaces that the test creates: packets that a policy leaves to
+//! the host behind a rule that takes them reach it by the TAP interface alone. Every packet is counted once.
+
+mod support;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Fresh network and mount namespaces; for ordinary users inside a user namespace of their own.
+fn isolated() -> Command {
+    let mut command = Command::new("unshare");
+    if !rustix::process::geteuid().is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    command.args(["--net", "--mount"]);
+    command
+}
+
+/// The reason why the scripts cannot run here, if any.
+fn obstacle() -> Option<String> {
+    let needs = "ip link add t0 type veth peer name t1 && ip tuntap add dev t2 mode tap multi_queue && nft list tables";
+    match isolated().args(["sh", "-c", needs]).output() {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => Some(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(error) => Some(format!("unshare: {error}")),
+    }
+}
+
+/// What a script has left in its folder.
+struct Outcome(TempDir);
+
+impl Outcome {
+    /// Runs a script; `None` after a notice: it cannot run here.
+    #[track_caller]
+    fn of(script: &str, personality: &str) -> Option<Self> {
+        if let Some(obstacle) = obstacle() {
+            support::not_run(&format!("the kernel sink, {script}"), &obstacle);
+            return None;
+        }
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernel_sink").join(script);
+        let run = isolated()
+            .arg(path)
+            .arg(env!("CARGO_BIN_EXE_steerd"))
+            .arg(dir.path())
+            .arg(personality)
+            .output()
+            .expect("unshare runs");
+        let outcome = Self(dir);
+        let log = outcome.read("steerd.log");
+        assert!(run.status.success(), "{}\n{log}", String::from_utf8_lossy(&run.stderr));
+        Some(outcome)
+    }
+
+    fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.0.path().join(name)).unwrap_or_default()
+    }
+
+    fn json(&self, name: &str) -> Value {
+        let text = self.read(name);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}: {text}"))
+    }
+
+    fn seen(&self) -> HashMap<String, u64> {
+        let text = self.read("seen.env");
+        let pair = |line: &str| {
+            let (name, value) = line.split_once('=')?;
+            Some((name.to_owned(), value.parse().ok()?))
+        };
+        text.lines().filter_map(pair).collect()
+    }
+
+    #[track_caller]
+    fn assert_balanced(&self) {
+        let summary = self.read("summary.txt");
+        assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
+        assert!(!summary.contains("lost_exception"), "{summary}");
+    }
+}
+
+fn number(value: &Value, pointer: &str) -> u64 {
+    value.pointer(pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("{pointer} in {value:#}"))
+}
+
+fn rule(state: &Value, name: &str, field: &str) -> u64 {
+    let rules = state["rules"].as_array().expect("rules");
+    let rule = rules.iter().find(|rule| rule["name"] == name).unwrap_or_else(|| panic!("no rule {name}"));
+    number(rule, &format!("/{field}"))
+}
+
+fn sink<'s>(state: &'s Value, name: &str) -> &'s Value {
+    let sinks = state["sinks"].as_array().expect("sinks");
+    sinks.iter().find(|sink| sink["name"] == name).unwrap_or_else(|| panic!("no sink {name}"))
+}
+
+/// The sum of a number over the workers of a sink.
+fn sum(sink: &Value, pointer: &str) -> u64 {
+    sink["workers"].as_array().expect("workers").iter().map(|worker| number(worker, pointer)).sum()
+}
+
+/// What was offered was delivered or dropped, and nothing is on its way.
+#[track_caller]
+fn assert_sink_balanced(sink: &Value) {
+    assert_eq!(sink["workers"].as_array().map_or(0, Vec::len), 2, "{sink:#}");
+    for worker in sink["workers"].as_array().expect("workers") {
+        let dropped: u64 =
+            worker["dropped_packets"].as_object().expect("reasons").values().filter_map(Value::as_u64).sum();
+        let (offered, delivered) = (number(worker, "/offered_packets"), number(worker, "/delivered_packets"));
+        assert_eq!(offered, delivered + dropped, "{sink:#}");
+    }
+}
+
+fn returned_packets_reach_the_host(personality: &str) {
+    let Some(outcome) = Outcome::of("returned.sh", personality) else { return };
+    let (seen, state) = (outcome.seen(), outcome.json("state.json"));
+    assert_eq!(seen["session"], 3 + 20 + 7, "SSH survives the start: {seen:?}");
+    assert_eq!((seen["echoes"], seen["pings"], seen["intact"]), (20, 10, 1), "{seen:?}");
+
+    let returned = ["management", "clock", "ping"].map(|name| rule(&state, name, "returned_packets"));
+    assert_eq!((returned[1], returned[2]), (20, 10), "{state:#}");
+    assert!(returned[0] > 1000, "the transfer: {returned:?}");
+    assert_eq!(rule(&state, "node", "delivered_packets"), 15, "{state:#}");
+
+    let host = sink(&state, "host");
+    assert_sink_balanced(host);
+    assert_eq!(sum(host, "/delivered_packets"), returned.iter().sum::<u64>());
+    assert_eq!(seen["taken"], returned.iter().sum::<u64>(), "the kernel's count of the TAP interface");
+    assert_eq!(seen["claimed"], returned.iter().sum::<u64>() + 15, "no packet had another way to the host");
+    assert_eq!(sum(sink(&state, "watch"), "/delivered_packets"), 15);
+    assert_eq!(number(&state, "/accounting/lost_exceptions"), 0);
+    assert_eq!(outcome.read("left.txt"), "", "the interface ends with the daemon");
+    outcome.assert_balanced();
+}
+
+#[test]
+fn packets_left_to_the_host_reach_it_behind_a_hybrid_rule() {
+    returned_packets_reach_the_host("ideal");
+}
+
+#[test]
+fn packets_left_to_the_host_reach_it_behind_a_hybrid_rule_on_mlx5() {
+    returned_packets_reach_the_host("mlx5");
+}
+
+fn all_traffic_of_the_host(personality: &str) {
+    let Some(outcome) = Outcome::of("all.sh", personality) else { return };
+    let (seen, state) = (outcome.seen(), outcome.json("state.json"));
+    assert_eq!((seen["low"], seen["pings"]), (0, 10), "the rule stands before the sink: {seen:?}");
+    assert_eq!((seen["echoes"], seen["intact"]), (20, 1), "{seen:?}");
+    assert_eq!(rule(&state, "low", "dropped_packets"), 5, "{state:#}");
+
+    let host = sink(&state, "host");
+    assert_sink_balanced(host);
+    assert_eq!(sum(host, "/delivered_packets"), rule(&state, "default", "delivered_packets"));
+    assert_eq!(sum(host, "/delivered_packets"), seen["taken"], "the kernel's count of the TAP interface");
+    let sent: u64 = host["status"]["sent_packets"].as_str().and_then(|text| text.parse().ok()).expect("sent");
+    assert_eq!(sent, seen["sent_by_tap"], "{host:#}");
+    assert_eq!(host["status"]["not_sent_packets"], "0", "{host:#}");
+    outcome.assert_balanced();
+}
+
+#[test]
+fn a_host_behind_the_sink_sends_by_the_port() {
+    all_traffic_of_the_host("ideal");
+}
+
+#[test]
+fn a_host_behind_the_sink_sends_by_the_port_on_mlx5() {
+    all_traffic_of_the_host("mlx5");
+}
+
+#[test]
+fn an_interface_in_trouble_costs_counted_packets_only() {
+    let Some(outcome) = Outcome::of("trouble.sh", "mlx5") else { return };
+    let state = outcome.json("state.json");
+    let (host, counted) = (sink(&state, "host"), sink(&state, "counted"));
+    for (reason, packets) in [("down", 30), ("too_long", 40), ("closed", 50), ("ring_full", 0)] {
+        let workers = host["workers"].as_array().expect("workers").iter();
+        let dropped: u64 = workers.filter_map(|worker| worker["dropped_packets"][reason].as_u64()).sum();
+        assert_eq!(dropped, packets, "{reason} in {host:#}");
+    }
+    assert_eq!(sum(host, "/delivered_packets"), 20 + 1 + 25 + 10, "{host:#}");
+    assert_sink_balanced(host);
+    assert_eq!(
+        sum(counted, "/delivered_packets"),
+        20 + 30 + 1 + 40 + 50 + 25 + 10,
+        "others are not affected"
+    );
+    assert_eq!(outcome.seen()["mac"], 1, "the interface that was made anew has the port's address");
+    assert_eq!(sink(&outcome.json("down.json"), "host")["status"]["state"], "down");
+    let log = outcome.read("steerd.log");
+    for part in
+        ["host0 is down", "the interface was removed", "is not a TAP interface", "host0 is up, MTU 1500"]
+    {
+        assert!(log.contains(part), "no {part:?} in\n{log}");
+    }
+    assert_eq!(log.matches("the interface was removed").count(), 1, "reported once:\n{log}");
+    outcome.assert_balanced();
+}
+
+#[test]
+fn an_unprivileged_daemon_uses_the_interface_of_the_administrator() {
+    if !rustix::process::geteuid().is_root() {
+        return support::not_run("a TAP interface of another user", "it needs root");
+    }
+    let Some(outcome) = Outcome::of("privilege.sh", "mlx5") else { return };
+    for (name, parts) in [
+        (
+            "none",
+            &["sink `host`", "creating the TAP interface `host0`", "ip tuntap add dev host0 mode tap"][..],
+        ),
+        ("kind", &["sink `host`", "`host0` exists and is not a TAP interface"]),
+        (
+            "mac",
+            &["sink `host`", "the address of the TAP interface `host0`", "ip link set dev host0 address"],
+        ),
+    ] {
+        let text = outcome.read(&format!("{name}.txt")).replace('\n', " ");
+        assert_ne!(outcome.read(&format!("{name}.code")).trim(), "0", "{text}");
+        for part in parts {
+            assert!(text.contains(part), "no {part:?} in {text}");
+        }
+    }
+    let left = outcome.read("left.txt");
+    assert!(left.contains("persist on"), "the administrator's interface stays: {left}");
+    for (name, queues) in [("multi.json", 2), ("state.json", 1)] {
+        let state = outcome.json(name);
+        let host = sink(&state, "host");
+        assert_eq!(host["status"]["queues"], queues.to_string(), "{host:#}");
+        assert!(sum(host, "/delivered_packets") >= 1000, "{host:#}");
+    }
+}
