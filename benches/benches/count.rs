@@ -42,8 +42,13 @@ fn rig(top_flows: Option<u32>) -> (Rig, Option<Box<dyn Hub>>) {
     let program = compiler::compile(&policy, &DeviceProfile::ideal(), 1).expect("a program");
     let (worker, program) = (&rig.workers[0], Arc::new(program));
     let (control, domain) = (worker.control(), worker.domain());
-    let environment =
-        Environment { context: domain.context(), domains: &[domain.clone()], budgets: &[], ports: &[1] };
+    let environment = Environment {
+        context: domain.context(),
+        domains: &[domain.clone()],
+        budgets: &[],
+        ports: &[1],
+        stations: &[],
+    };
     let slot = Slot::of(0).expect("a place");
     let hub = program.sinks.first().map(|sink| {
         let mut opened = sinks::open(sink, &environment).expect("it opens");

@@ -85,8 +85,13 @@ impl Rig {
         let domains: Vec<_> = self.workers.iter().map(Worker::domain).collect();
         let budgets: Vec<_> = self.workers.iter().map(Worker::frame_budget).collect();
         let context = Arc::clone(self.device.context());
-        let environment =
-            Environment { context: &context, domains: &domains, budgets: &budgets, ports: &[1] };
+        let environment = Environment {
+            context: &context,
+            domains: &domains,
+            budgets: &budgets,
+            ports: &[1],
+            stations: &[],
+        };
         let sink = program::Sink { name: "bench".to_owned(), kind };
         let mut opened = worker::sinks::open(&sink, &environment).expect("it opens");
         let mut program = (*program(1, self.workers.len())).clone();
