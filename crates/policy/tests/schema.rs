@@ -101,7 +101,7 @@ fn some(kind: &str, key: &str) -> String {
         "uids" | "gids" => "[1000]",
         "mode" if kind == "forward" => "\"forward\"",
         "mode" => "\"share\"",
-        "mac" => "\"swap\"",
+        "mac" if kind == "forward" => "\"swap\"",
         "vlan" => "{ pop = true }",
         "socket" => "\"/run/x.sock\"",
         "socket_mode" => "\"0660\"",

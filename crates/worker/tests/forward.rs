@@ -53,7 +53,8 @@ impl Scene {
             let domains: Vec<_> = workers.iter().map(worker::Worker::domain).collect();
             let budgets: Vec<_> = workers.iter().map(worker::Worker::frame_budget).collect();
             let context = rig.device.context();
-            let environment = Environment { context, domains: &domains, budgets: &budgets, ports: &[1, 2] };
+            let environment =
+                Environment { context, domains: &domains, budgets: &budgets, ports: &[1, 2], stations: &[] };
             sinks::open(&sink, &environment).expect("it opens")
         };
         for endpoint in opened.endpoints {

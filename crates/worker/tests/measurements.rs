@@ -46,8 +46,13 @@ impl Rig {
         let mut worker = Worker::new(device.context(), config).expect("a worker");
         let program = compile(POLICY, 1);
         let domains = [worker.domain()];
-        let environment =
-            Environment { context: device.context(), domains: &domains, ports: &[1], stations: &[] };
+        let environment = Environment {
+            context: device.context(),
+            domains: &domains,
+            budgets: &[],
+            ports: &[1],
+            stations: &[],
+        };
         let mut opened = sinks::open(&program.sinks[0], &environment).expect("a sink");
         let slot = Slot::of(0).expect("a place");
         worker.control().place_sink(slot, opened.endpoints.pop());

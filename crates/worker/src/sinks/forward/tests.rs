@@ -167,6 +167,7 @@ fn a_failed_queue_pair_is_replaced_when_its_frames_are_back() {
         domains: &[parts.domain],
         budgets: &[Arc::new(FrameBudget::new(16))],
         ports: &[1, 2],
+        stations: &[],
     };
     let options = ForwardSink { port: Some(2), ..ForwardSink::default() };
     let (hub, mut endpoints) = build("out", &options, &environment).expect("it opens");
