@@ -31,7 +31,6 @@ pub(crate) enum Error {
     #[error("sink `{sink}`: worker {worker} did not take it within {} s", PLACE_TIMEOUT.as_secs())]
     NotTaken { sink: String, worker: u32 },
     #[error("no rule of the policy in force has the name `{0}`")]
-    #[allow(dead_code)]
     NoRule(String),
 }
 
@@ -85,7 +84,6 @@ enum Use {
     /// A policy names it.
     Policy,
     /// It is attached to the rule of this name.
-    #[allow(dead_code)]
     Rule(String),
 }
 
@@ -240,8 +238,6 @@ impl Sinks {
         add_past(&mut state.past, definition.name, counted);
     }
 
-    // The local API will call this and `detach`.
-    #[allow(dead_code)]
     /// Lets a sink get the packets of a rule, beside the rule's own sinks, until [`Sinks::detach`]; reloads keep it.
     ///
     /// # Errors
@@ -259,7 +255,6 @@ impl Sinks {
         Ok(slot)
     }
 
-    #[allow(dead_code)]
     /// Ends [`Sinks::attach`] and closes the sink.
     pub(crate) fn detach(&self, slot: Slot) {
         let mut state = self.state();
