@@ -281,7 +281,7 @@ impl Runtime {
                 return Err(Error::Install(error));
             }
         };
-        self.sinks.installed(&program, map);
+        self.sinks.installed(&map);
         let warnings = Warnings::of(&warnings, controller.warnings().map(ToOwned::to_owned));
         drop(controller);
         if let Some(warning) = &installed.warning {
@@ -335,12 +335,12 @@ impl Runtime {
         }
         let cleared: Vec<_> = self.workers.iter().map(|entry| (entry, entry.control.clear(band))).collect();
         let late = cleared.iter().find(|(entry, cleared)| !entry.control.wait(*cleared, PUBLISH_TIMEOUT));
-        drop(controller);
         if let Some((entry, _)) = late {
             tracing::warn!("worker {} still keeps the previous program", entry.control.id().0);
         } else {
             self.sinks.close_unused();
         }
+        drop(controller);
         self.retire_rules();
         hugemem::release_free_heap();
     }

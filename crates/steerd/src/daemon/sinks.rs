@@ -16,6 +16,8 @@ use crate::daemon::runtime::OpenDevice;
 const PLACE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long frames in flight may take to come back from a sink that is closed, before its sends are ended and after.
 const FRAMES_TIMEOUT: Duration = Duration::from_secs(1);
+/// The most programs that workers can have packets of: one in each band, and one that replaces one of them.
+const PROGRAMS_MAX: usize = 3;
 /// The most names of closed sinks whose counts are kept.
 const PAST_MAX: usize = 1024;
 
@@ -46,12 +48,49 @@ pub(crate) struct Sinks {
 #[derive(Default)]
 struct Open {
     list: Vec<OpenSink>,
-    /// Of the program in force.
-    in_force: Option<(Arc<Program>, Arc<SinkMap>)>,
-    /// A generation and the SHA-256 of its policy's text, of the program that was prepared last.
-    digest: (u64, String),
+    /// The programs that workers may have, among them the one in force and one that is being installed.
+    programs: Vec<Published>,
+    /// The generation of the program in force; 0: none yet.
+    in_force: u64,
+    /// The places of sinks that are being closed.
+    closing: Vec<Slot>,
     /// What closed sinks have counted, by name and worker.
     past: BTreeMap<String, Vec<SinkTraffic>>,
+}
+
+/// A program as workers get it.
+#[derive(Clone)]
+struct Published {
+    program: Arc<Program>,
+    map: Arc<SinkMap>,
+    /// The SHA-256 of its policy's text.
+    sha256: String,
+}
+
+impl Published {
+    /// Tells a hub that packets of this program may come, and that no other is newer.
+    fn announce(&self, hub: &dyn Hub) {
+        hub.digest(self.map.generation(), &self.sha256);
+        hub.announce(self.map.generation(), &self.program);
+    }
+}
+
+impl Open {
+    fn in_force(&self) -> Option<&Published> {
+        self.programs.iter().rev().find(|published| published.map.generation() == self.in_force)
+    }
+
+    /// Takes out the sinks that no program names. Their places stay taken until they are closed.
+    fn take_unused(&mut self) -> Vec<OpenSink> {
+        let names = |sink: &OpenSink| {
+            self.programs.iter().any(|published| published.program.sinks.contains(&sink.definition))
+        };
+        let is_used = |sink: &OpenSink| matches!(sink.use_, Use::Rule(_)) || names(sink);
+        let (used, unused): (Vec<_>, Vec<_>) = std::mem::take(&mut self.list).into_iter().partition(is_used);
+        self.list = used;
+        self.closing.extend(unused.iter().map(|sink| sink.slot));
+        unused
+    }
 }
 
 struct OpenSink {
@@ -123,23 +162,24 @@ impl Sinks {
         sha256: &str,
     ) -> Result<Arc<SinkMap>, Error> {
         let mut state = self.state();
-        state.digest = (generation, sha256.to_owned());
         let mut slots = Vec::with_capacity(program.sinks.len());
         for definition in &program.sinks {
             match self.slot_of(&mut state, device, definition) {
                 Ok(slot) => slots.push(slot),
                 Err(error) => {
+                    let unused = state.take_unused();
                     drop(state);
-                    self.abandon();
+                    self.close_all(unused);
                     return Err(error);
                 }
             }
         }
-        let map = SinkMap::new(generation, program, &slots);
+        let map = Arc::new(SinkMap::new(generation, program, &slots));
+        let published =
+            Published { program: Arc::clone(program), map: Arc::clone(&map), sha256: sha256.to_owned() };
         for sink in &state.list {
             if let Some(hub) = &sink.hub {
-                hub.digest(generation, sha256);
-                hub.announce(generation, program);
+                published.announce(hub.as_ref());
             }
             if let Use::Rule(rule) = &sink.use_
                 && let Some(rule) = rule_named(program, rule)
@@ -147,7 +187,13 @@ impl Sinks {
                 map.attach(rule, sink.slot);
             }
         }
-        Ok(Arc::new(map))
+        let in_force = state.in_force;
+        if state.programs.len() == PROGRAMS_MAX {
+            let oldest = state.programs.iter().position(|other| other.map.generation() != in_force);
+            oldest.map(|oldest| state.programs.remove(oldest));
+        }
+        state.programs.push(published);
+        Ok(map)
     }
 
     fn slot_of(&self, state: &mut Open, device: &OpenDevice, definition: &Sink) -> Result<Slot, Error> {
@@ -169,7 +215,8 @@ impl Sinks {
     /// Gives every worker its endpoint.
     fn place(&self, state: &mut Open, definition: &Sink, use_: Use, opened: Opened) -> Result<Slot, Error> {
         let name = || definition.name.clone();
-        let is_free = |slot: &Slot| state.list.iter().all(|open| open.slot != *slot);
+        let is_free =
+            |slot: &Slot| state.list.iter().all(|open| open.slot != *slot) && !state.closing.contains(slot);
         let slot = (0..Slot::COUNT).filter_map(Slot::of).find(is_free);
         let slot = slot.ok_or_else(|| Error::NoPlace(name()))?;
         let Opened { hub, endpoints, counters } = opened;
@@ -194,40 +241,50 @@ impl Sinks {
         }
     }
 
-    /// The program is in force. Sinks of the previous one stay until [`Sinks::close_unused`].
-    pub(crate) fn installed(&self, program: &Arc<Program>, map: Arc<SinkMap>) {
-        self.state().in_force = Some((Arc::clone(program), map));
+    /// The program that was prepared last is in force. Sinks of others stay until [`Sinks::close_unused`].
+    pub(crate) fn installed(&self, map: &SinkMap) {
+        self.state().in_force = map.generation();
     }
 
-    /// The program that was prepared last is not installed.
+    /// The program that was prepared last is not installed. Workers may have it, and packets of it, so its sinks stay
+    /// until [`Sinks::close_unused`].
     pub(crate) fn abandon(&self) {
-        self.close_unused();
+        let state = self.state();
+        let Some(in_force) = state.in_force() else { return };
+        state
+            .list
+            .iter()
+            .filter_map(|sink| sink.hub.as_ref())
+            .for_each(|hub| in_force.announce(hub.as_ref()));
     }
 
-    /// Closes the sinks that the program in force does not name; to be called when workers have released every other.
+    /// Closes the sinks that the program in force does not name. No worker has another program, and none is being
+    /// installed.
     pub(crate) fn close_unused(&self) {
-        let mut state = self.state();
-        let program = state.in_force.as_ref().map(|(program, _)| Arc::clone(program));
-        let is_used = |sink: &OpenSink| match &sink.use_ {
-            Use::Rule(_) => true,
-            Use::Policy => program.as_ref().is_some_and(|program| program.sinks.contains(&sink.definition)),
+        let unused = {
+            let mut state = self.state();
+            let in_force = state.in_force().cloned();
+            state.programs = in_force.into_iter().collect();
+            state.take_unused()
         };
-        let (used, unused) = std::mem::take(&mut state.list).into_iter().partition(is_used);
-        state.list = used;
-        let unused: Vec<OpenSink> = unused;
-        unused.into_iter().for_each(|sink| self.close(&mut state, sink));
+        self.close_all(unused);
     }
 
-    fn close(&self, state: &mut Open, sink: OpenSink) {
+    fn close_all(&self, sinks: Vec<OpenSink>) {
+        sinks.into_iter().for_each(|sink| self.close(sink));
+    }
+
+    /// Closes a sink that was taken out of the list. Waits for workers and for the sink's threads, without the lock.
+    fn close(&self, sink: OpenSink) {
+        let OpenSink { definition, slot, hub, counters, .. } = sink;
         for worker in &self.workers {
-            let change = worker.place_sink(sink.slot, None);
+            let change = worker.place_sink(slot, None);
             if !worker.wait_for_sink(change, PLACE_TIMEOUT) {
-                tracing::warn!("worker {} still uses the sink `{}`", worker.id().0, sink.definition.name);
+                tracing::warn!("worker {} still uses the sink `{}`", worker.id().0, definition.name);
             }
         }
         let wait = |worker: &WorkerControl| worker.wait_for_frames(FRAMES_TIMEOUT);
         let _ = self.workers.iter().all(wait);
-        let OpenSink { definition, hub, counters, .. } = sink;
         // Ends the sends of a port that stalls.
         drop(hub);
         if !self.workers.iter().all(wait) {
@@ -235,7 +292,9 @@ impl Sinks {
         }
         self.workers.iter().for_each(WorkerControl::free_sinks);
         let counted = counters.iter().map(|counters| counters.read()).collect();
+        let mut state = self.state();
         add_past(&mut state.past, definition.name, counted);
+        state.closing.retain(|closing| *closing != slot);
     }
 
     /// Lets a sink get the packets of a rule, beside the rule's own sinks, until [`Sinks::detach`]; reloads keep it.
@@ -244,32 +303,48 @@ impl Sinks {
     /// There is no such rule, or no place.
     pub(crate) fn attach(&self, definition: &Sink, rule: &str, opened: Opened) -> Result<Slot, Error> {
         let mut state = self.state();
-        let Some((program, map)) = state.in_force.clone() else { return Err(Error::NoRule(rule.to_owned())) };
-        let id = rule_named(&program, rule).ok_or_else(|| Error::NoRule(rule.to_owned()))?;
-        if state.digest.0 == map.generation() {
-            opened.hub.digest(state.digest.0, &state.digest.1);
+        let no_rule = || Error::NoRule(rule.to_owned());
+        let in_force = state.in_force().cloned().ok_or_else(no_rule)?;
+        rule_named(&in_force.program, rule).ok_or_else(no_rule)?;
+        in_force.announce(opened.hub.as_ref());
+        let placed = self.place(&mut state, definition, Use::Rule(rule.to_owned()), opened);
+        let slot = match placed {
+            Ok(slot) => slot,
+            Err(error) => {
+                let last = state.list.pop_if(|sink| sink.use_ == Use::Rule(rule.to_owned()));
+                state.closing.extend(last.iter().map(|sink| sink.slot));
+                drop(state);
+                last.into_iter().for_each(|sink| self.close(sink));
+                return Err(error);
+            }
+        };
+        // Also in a program that is being installed.
+        for Published { program, map, .. } in &state.programs {
+            if let Some(rule) = rule_named(program, rule) {
+                map.attach(rule, slot);
+            }
         }
-        opened.hub.announce(map.generation(), &program);
-        let slot = self.place(&mut state, definition, Use::Rule(rule.to_owned()), opened)?;
-        map.attach(id, slot);
         Ok(slot)
     }
 
     /// Ends [`Sinks::attach`] and closes the sink.
     pub(crate) fn detach(&self, slot: Slot) {
-        let mut state = self.state();
-        let Some(index) = state.list.iter().position(|sink| sink.slot == slot && sink.use_ != Use::Policy)
-        else {
-            return;
+        let sink = {
+            let mut state = self.state();
+            let is_it = |sink: &OpenSink| sink.slot == slot && sink.use_ != Use::Policy;
+            let Some(index) = state.list.iter().position(is_it) else { return };
+            let sink = state.list.remove(index);
+            for Published { program, map, .. } in &state.programs {
+                if let Use::Rule(rule) = &sink.use_
+                    && let Some(rule) = rule_named(program, rule)
+                {
+                    map.detach(rule, slot);
+                }
+            }
+            state.closing.push(slot);
+            sink
         };
-        let sink = state.list.swap_remove(index);
-        if let Some((program, map)) = &state.in_force
-            && let Use::Rule(rule) = &sink.use_
-            && let Some(rule) = rule_named(program, rule)
-        {
-            map.detach(rule, slot);
-        }
-        self.close(&mut state, sink);
+        self.close(sink);
     }
 
     /// To be called about once a second.
