@@ -62,8 +62,10 @@ fn check_fails_for_denied_findings() {
     let shadowed = format!("{POLICY}{SHADOWED}");
     let losing = POLICY.replace("dst_port = 80", "dst_port = 80, tcp_flags = \"syn\"");
     let hybrid = losing.replace("version = 1", "version = 1\nallow_lost_exceptions = true");
+    let counted = "[groups.one]\nsinks = \"sizes\"";
+    let counting = POLICY.replace("[groups.one]", counted) + "[sinks.sizes]\nkind = \"count\"\n";
     let folder = policies(&[
-        ("ok.toml", POLICY),
+        ("ok.toml", &counting),
         ("late.toml", &shadowed),
         ("hybrid.toml", &hybrid),
         ("losing.toml", &losing),

@@ -75,7 +75,8 @@ dump=
 
 ip link set steer1 down
 until_page metrics '^steerd_port_up{port="2"} 0$'
-sleep 0.2
+# The sinks learn it within a second or two.
+sleep 2.5
 while_down=$(pings 3 10.88.0.2 || true)
 ip link set steer1 up
 until_page metrics '^steerd_port_up{port="2"} 1$'
