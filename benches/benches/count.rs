@@ -44,7 +44,7 @@ fn rig(top_flows: Option<u32>) -> (Rig, Option<Box<dyn Hub>>) {
     let (control, domain) = (worker.control(), worker.domain());
     let environment = Environment {
         context: domain.context(),
-        domains: &[domain.clone()],
+        domains: std::slice::from_ref(&domain),
         budgets: &[],
         ports: &[1],
         stations: &[],

@@ -72,22 +72,7 @@ fn scene() -> State {
             lost_packets: [("out_of_buffer", 9)].into(),
             ..PortState::default()
         }],
-        workers: vec![WorkerState {
-            received_packets: 10,
-            batches: Buckets { at_most: vec![(1, 4), (3, 6)], count: 7, sum: 20 },
-            turn_ns: Buckets { at_most: vec![(1023, 2), (4095, 5)], count: 5, sum: 9000 },
-            lost_packets: [("unknown_tag", 1)].into(),
-            out_of_buffer_packets: Some(4),
-            failed_receives: [("length", 3)].into(),
-            poll_errors: 5,
-            regimes_ns: [("idle", 1_500_000_000), ("sink", 250_000_000)].into(),
-            latency: Some(LatencyState {
-                ns: Buckets { at_most: vec![(1023, 2), (4095, 5)], count: 5, sum: 9000 },
-                negative: 1,
-                ..LatencyState::default()
-            }),
-            ..WorkerState::default()
-        }],
+        workers: vec![worker()],
         sinks: vec![SinkState {
             name: "sizes".into(),
             kind: "count",
@@ -95,6 +80,25 @@ fn scene() -> State {
             ..SinkState::default()
         }],
         ..State::default()
+    }
+}
+
+fn worker() -> WorkerState {
+    WorkerState {
+        received_packets: 10,
+        batches: Buckets { at_most: vec![(1, 4), (3, 6)], count: 7, sum: 20 },
+        turn_ns: Buckets { at_most: vec![(1023, 2), (4095, 5)], count: 5, sum: 9000 },
+        lost_packets: [("unknown_tag", 1)].into(),
+        out_of_buffer_packets: Some(4),
+        failed_receives: [("length", 3)].into(),
+        poll_errors: 5,
+        regimes_ns: [("idle", 1_500_000_000), ("sink", 250_000_000)].into(),
+        latency: Some(LatencyState {
+            ns: Buckets { at_most: vec![(1023, 2), (4095, 5)], count: 5, sum: 9000 },
+            negative: 1,
+            ..LatencyState::default()
+        }),
+        ..WorkerState::default()
     }
 }
 
