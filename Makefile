@@ -157,7 +157,7 @@ fuzz: deps-build cargo-fuzz ## the fuzz targets for FUZZ_SECONDS each (FUZZ_TARG
 # about glibc's malloc, in whose place the sanitizer puts its own; `make test` runs them.
 asan: deps-build ## the tests of the crates with unsafe code, under the address sanitizer
 	CARGO_TARGET_DIR=target/asan RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 \
-	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p softnic -- --skip heap::tests::
+	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p shm -p softnic -- --skip heap::tests::
 
 miri: deps-build ## what Miri can run of packet, program, hugemem, verbs and softnic
 	@$(miri_ready) || exit 0; set -x; \

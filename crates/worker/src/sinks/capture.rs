@@ -1,8 +1,8 @@
 //! The kind `capture`: packets are written to pcapng files by a thread of its own.
 //!
-//! Each worker chooses packets ([`sampler`]), and copies them into its [ring](super::handoff) to the thread. The
-//! [`writer`] takes them out, makes blocks ([`pcapng`]) and writes those to [`files`] or to a stream. A rule is an
-//! interface of the file ([`interfaces`]), so `frame.interface_name == "dns"` selects its packets in Wireshark.
+//! Each worker chooses packets (`sampler`), and copies them into its [ring](super::handoff) to the thread. The
+//! `writer` takes them out, makes blocks (`pcapng`) and writes those to `files` or to a stream. A rule is an
+//! interface of the file (`interfaces`), so `frame.interface_name == "dns"` selects its packets in Wireshark.
 //!
 //! Back-pressure: a packet that does not fit into the ring is dropped as `ring_full`. While the file cannot be written
 //! packets are dropped as `disk_full` or `write_failed`, and the thread tries again after 0.1 to 10 s; after the other

@@ -5,9 +5,9 @@
 //! at the end ([`Batch::finish`]). A packet that does not fit is not copied; it is counted by rule, and the counts
 //! travel in the ring as [`Item::Lost`] before the next packet that fits.
 //!
-//! Layout: records of a header of [`HEADER_BYTES`] and the packet's bytes, padded to [`ALIGN`]. Capacity, records and
-//! therefore all positions are multiples of [`ALIGN`]. A record is contiguous: where it would cross the end of the
-//! ring, a word that starts with [`PADDING`] fills the ring up to its end, and the record starts at the beginning. That
+//! Layout: records of a header of [`HEADER_BYTES`] and the packet's bytes, padded to `ALIGN`. Capacity, records and
+//! therefore all positions are multiples of `ALIGN`. A record is contiguous: where it would cross the end of the
+//! ring, a word that starts with `PADDING` fills the ring up to its end, and the record starts at the beginning. That
 //! costs at most one record's size of room per round, instead of a second copy of a packet that would be in two parts.
 
 use std::sync::Arc;
@@ -30,7 +30,7 @@ const PADDING: u32 = u32::MAX;
 /// In place of a length: a record without bytes that carries the count of lost packets in the field of the length on
 /// the wire, and that of skipped ones in the flags.
 const LOST: u32 = u32::MAX - 1;
-/// The largest ring: lengths stay below [`LOST`].
+/// The largest ring: lengths stay below `LOST`.
 pub const CAPACITY_MAX: usize = 1 << 30;
 /// The longest packet that a ring takes; longer ones are truncated by the caller. GRO makes frames of up to 64 KiB and
 /// their headers.
