@@ -1,7 +1,8 @@
 //! The control channel: a unix socket of whole messages (SOCK_SEQPACKET), each with at most one file.
 //!
-//! Nothing here blocks. A message with more than one file keeps the first; the kernel closes the others, because there
-//! is no room for them (unix(7), MSG_CTRUNC).
+//! Nothing here blocks. Files that arrive, and the sockets themselves, are closed by a [`Closer`]. All files of a message
+//! are received, because the kernel would close those without room in the calling thread (unix(7), MSG_CTRUNC); a
+//! message with more than one is invalid.
 
 use std::fmt;
 use std::mem::{MaybeUninit, size_of};
@@ -16,10 +17,13 @@ use rustix::net::{
     listen, recvmsg, sendmsg, socket_with,
 };
 
+use crate::closer::{Closer, ForeignFile};
 use crate::memif::message::{MESSAGE_BYTES, Message};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 16;
+/// The most files of one message (`SCM_MAX_FD`, unix(7)).
+const FILES_MAX: usize = 253;
 /// The most supplementary groups of a process (`NGROUPS_MAX`, limits.h), of which as many are read.
 const GROUPS_MAX: usize = 65_536;
 
@@ -43,15 +47,15 @@ impl fmt::Display for Peer {
 /// One end of a control channel.
 #[derive(Debug)]
 pub struct Channel {
-    socket: OwnedFd,
+    socket: ForeignFile,
 }
 
 /// What arrived on a channel.
 #[derive(Debug)]
 pub enum Received {
     /// A message and the file that came with it.
-    Message(Message, Option<OwnedFd>),
-    /// Bytes that are no message.
+    Message(Message, Option<ForeignFile>),
+    /// Bytes that are no message, or more than one file.
     Invalid,
     /// The other process has closed the channel, or exited.
     End,
@@ -72,7 +76,12 @@ impl Channel {
     pub fn connect(path: &Path) -> rustix::io::Result<Self> {
         let socket = new_socket()?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
-        Ok(Self { socket })
+        Ok(Self { socket: socket.into() })
+    }
+
+    fn closed_by(mut self, closer: &Closer) -> Self {
+        self.socket.set_closer(closer);
+        self
     }
 
     /// Sends a message, with a file if there is one.
@@ -91,21 +100,30 @@ impl Channel {
         Ok(())
     }
 
-    /// The next message.
+    /// The next message. Nothing while the [`Closer`] of this channel is busy.
     #[must_use]
     pub fn receive(&self) -> Received {
+        let closer = self.socket.closer();
+        if closer.is_some_and(Closer::is_busy) {
+            return Received::Nothing;
+        }
         // One more, so that a longer message is noticed.
         let mut bytes = [0; MESSAGE_BYTES + 1];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let received = recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
-        let file = control.drain().find_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-            _ => None,
-        });
+        let (mut file, mut extra) = (None, false);
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                for each in files {
+                    extra |= file.replace(ForeignFile::new(each, closer.cloned())).is_some();
+                }
+            }
+        }
         match received {
             Ok(received) if received.bytes == 0 => Received::End,
+            Ok(_) if extra => Received::Invalid,
             Ok(received) => match bytes.get(..received.bytes).and_then(Message::decode) {
                 Some(message) => Received::Message(message, file),
                 None => Received::Invalid,
@@ -158,7 +176,7 @@ impl Channel {
         place: *mut libc::c_void,
         len: &mut libc::socklen_t,
     ) -> rustix::io::Result<()> {
-        let socket = self.socket.as_raw_fd();
+        let socket = self.socket.as_fd().as_raw_fd();
         // SAFETY: the caller promises the room behind `place`; the socket is open.
         let rc = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, option, place, len) };
         if rc == 0 {
@@ -170,7 +188,7 @@ impl Channel {
 
 impl From<OwnedFd> for Channel {
     fn from(socket: OwnedFd) -> Self {
-        Self { socket }
+        Self { socket: socket.into() }
     }
 }
 
@@ -211,7 +229,7 @@ pub enum ListenError {
 /// A socket that clients connect to. Its file is removed when this is dropped.
 #[derive(Debug)]
 pub struct Listener {
-    socket: OwnedFd,
+    socket: ForeignFile,
     path: PathBuf,
     /// Device and inode of the file: another server may have replaced it.
     file: (u64, u64),
@@ -219,14 +237,15 @@ pub struct Listener {
 
 impl Listener {
     /// Listens at `path` with these permissions of the file. A socket file that nobody listens on is replaced, and so is
-    /// that of another listener of this process, which then gets no further connections.
+    /// that of another listener of this process, which then gets no further connections. `closer` closes what comes from
+    /// clients.
     ///
     /// # Errors
     /// The path is in use, or a system call failed.
-    pub fn bind(path: &Path, permissions: u32) -> Result<Self, ListenError> {
+    pub fn bind(path: &Path, permissions: u32, closer: &Closer) -> Result<Self, ListenError> {
         let failed =
             |operation| move |source| ListenError::System { path: path.to_owned(), operation, source };
-        let in_use = match occupant(path)? {
+        let in_use = match occupant(path, closer)? {
             Occupant::None => false,
             Occupant::Stale => {
                 unlink(path).map_err(failed("unlink"))?;
@@ -237,7 +256,7 @@ impl Listener {
         // The new file takes the place of the old one at once, so that a client always finds one.
         let bound_at = if in_use { path.with_extension("new") } else { path.to_owned() };
         let address = SocketAddrUnix::new(&bound_at).map_err(failed("naming the socket"))?;
-        let socket = new_socket().map_err(failed("socket"))?;
+        let socket = ForeignFile::new(new_socket().map_err(failed("socket"))?, Some(closer.clone()));
         if in_use {
             let _ = unlink(&bound_at);
         }
@@ -255,11 +274,14 @@ impl Listener {
         Ok(Self { socket, path: path.to_owned(), file })
     }
 
-    /// The next connection that waits.
+    /// The next connection that waits. None while the [`Closer`] is busy.
     #[must_use]
     pub fn accept(&self) -> Option<Channel> {
+        if self.socket.closer().is_some_and(Closer::is_busy) {
+            return None;
+        }
         let socket = accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
-        Some(Channel { socket })
+        Some(Channel { socket: ForeignFile::new(socket, self.socket.closer().cloned()) })
     }
 
     /// Where it listens.
@@ -295,13 +317,15 @@ enum Occupant {
     ThisProcess,
 }
 
-fn occupant(path: &Path) -> Result<Occupant, ListenError> {
+fn occupant(path: &Path, closer: &Closer) -> Result<Occupant, ListenError> {
     let Ok(stat) = lstat(path) else { return Ok(Occupant::None) };
     if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
         return Err(ListenError::NotASocket { path: path.to_owned() });
     }
     let own = std::process::id().cast_signed();
-    match Channel::connect(path).and_then(|channel| channel.peer()) {
+    // Who listens may send files too.
+    let connected = Channel::connect(path).map(|channel| channel.closed_by(closer));
+    match connected.and_then(|channel| channel.peer()) {
         Err(Errno::CONNREFUSED) => Ok(Occupant::Stale),
         Err(Errno::NOENT) => Ok(Occupant::None),
         Ok(peer) if peer.process == own => Ok(Occupant::ThisProcess),
@@ -312,11 +336,13 @@ fn occupant(path: &Path) -> Result<Occupant, ListenError> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     fn pair() -> (tempfile::TempDir, Listener, Channel, Channel) {
         let folder = tempfile::tempdir().unwrap();
-        let listener = Listener::bind(&folder.path().join("s"), 0o600).unwrap();
+        let listener = Listener::bind(&folder.path().join("s"), 0o600, &Closer::start().unwrap()).unwrap();
         let client = Channel::connect(listener.path()).unwrap();
         let server = listener.accept().unwrap();
         (folder, listener, client, server)
@@ -326,7 +352,8 @@ mod tests {
     fn messages_arrive_with_their_file() {
         let (_folder, listener, client, server) = pair();
         let message = Message::Connect("a".to_owned());
-        client.send(&message, Some(client.as_fd())).unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        client.send(&message, Some(file.as_fd())).unwrap();
         client.send(&Message::Ack, None).unwrap();
         assert!(matches!(server.receive(), Received::Message(got, Some(_)) if got == message));
         assert!(matches!(server.receive(), Received::Message(Message::Ack, None)));
@@ -357,8 +384,8 @@ mod tests {
     fn a_stale_socket_and_one_of_this_process_are_replaced_and_other_files_are_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let live = Listener::bind(&path, 0o600).unwrap();
-        let next = Listener::bind(&path, 0o600).unwrap();
+        let live = Listener::bind(&path, 0o600, &Closer::start().unwrap()).unwrap();
+        let next = Listener::bind(&path, 0o600, &Closer::start().unwrap()).unwrap();
         let _client = Channel::connect(&path).unwrap();
         assert!(next.accept().is_some(), "the second listener of this process has replaced the first");
         drop(live);
@@ -367,18 +394,114 @@ mod tests {
         let other = folder.path().join("stale");
         bind(&stale, &SocketAddrUnix::new(&other).unwrap()).unwrap();
         drop(stale);
-        let replaced = Listener::bind(&other, 0o640).unwrap();
+        let replaced = Listener::bind(&other, 0o640, &Closer::start().unwrap()).unwrap();
         let mode = lstat(&other).unwrap().st_mode & 0o777;
         assert_eq!(mode, 0o640);
         drop((next, replaced));
         assert!(!path.exists() && !other.exists(), "the files are removed");
         let foreign = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        assert!(matches!(Listener::bind(&path, 0o600), Err(ListenError::Taken { .. })), "of another type");
+        assert!(
+            matches!(Listener::bind(&path, 0o600, &Closer::start().unwrap()), Err(ListenError::Taken { .. })),
+            "of another type"
+        );
         drop(foreign);
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "text").unwrap();
-        assert!(matches!(Listener::bind(&path, 0o600), Err(ListenError::NotASocket { .. })));
+        assert!(matches!(
+            Listener::bind(&path, 0o600, &Closer::start().unwrap()),
+            Err(ListenError::NotASocket { .. })
+        ));
         let long = folder.path().join("a".repeat(120));
-        assert!(matches!(Listener::bind(&long, 0o600), Err(ListenError::System { .. })));
+        assert!(matches!(
+            Listener::bind(&long, 0o600, &Closer::start().unwrap()),
+            Err(ListenError::System { .. })
+        ));
+    }
+
+    /// A TCP socket whose close waits as long as the other end, which is returned too, takes nothing.
+    fn slow_to_close() -> (OwnedFd, std::net::TcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut sender = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (other_end, _) = listener.accept().unwrap();
+        rustix::net::sockopt::set_socket_linger(&sender, Some(Duration::from_secs(30))).unwrap();
+        sender.set_nonblocking(true).unwrap();
+        while std::io::Write::write(&mut sender, &[0; 65_536]).is_ok() {}
+        (sender.into(), other_end)
+    }
+
+    /// Whether `act`, which may close files, ends in time.
+    fn is_prompt(act: impl FnOnce() + Send + 'static) -> bool {
+        let thread = std::thread::spawn(act);
+        let begun = Instant::now();
+        while !thread.is_finished() && begun.elapsed() < Duration::from_secs(5) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        thread.is_finished()
+    }
+
+    fn send_files(client: &Channel, bytes: &[u8], files: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(files)));
+        sendmsg(client, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
+    }
+
+    #[test]
+    fn files_that_close_slowly_delay_nobody() {
+        type Act = fn(Listener, Channel);
+        let message = Message::Ack.encode();
+        let cases: [(&str, &[u8], usize, Act); 5] = [
+            ("with a message", &message, 1, |_, server| {
+                assert!(matches!(server.receive(), Received::Message(_, Some(_))));
+            }),
+            ("two with a message", &message, 2, |_, server| {
+                assert!(matches!(server.receive(), Received::Invalid));
+            }),
+            ("with other bytes", &[1], 1, |_, server| assert!(matches!(server.receive(), Received::Invalid))),
+            ("unread", &message, 1, |_, server| drop(server)),
+            ("not accepted", &message, 1, |listener, _| drop(listener)),
+        ];
+        for (what, bytes, count, act) in cases {
+            let (_folder, listener, client, server) = pair();
+            let waits = Channel::connect(listener.path()).unwrap();
+            let to = if what == "not accepted" { &waits } else { &client };
+            let (slow, other_end) = slow_to_close();
+            let file = std::fs::File::open("/dev/null").unwrap();
+            let files = [slow.as_fd(), file.as_fd()];
+            // The slow one last, so that it is one of those that a receiver without room would lose.
+            send_files(to, bytes, &files.iter().rev().copied().skip(2 - count).collect::<Vec<_>>());
+            if count == 1 {
+                send_files(to, bytes, &files[..1]);
+            }
+            drop((slow, file));
+            assert!(is_prompt(move || act(listener, server)), "{what}");
+            drop(other_end);
+        }
+    }
+
+    #[test]
+    fn nothing_is_received_while_files_wait_to_be_closed_and_afterwards_it_goes_on() {
+        let (_folder, listener, client, server) = pair();
+        let closer = listener.socket.closer().unwrap().clone();
+        let (slow, other_end) = slow_to_close();
+        client.send(&Message::Ack, Some(slow.as_fd())).unwrap();
+        drop(slow);
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let mut received = 0;
+        while !matches!(server.receive(), Received::Nothing) {
+            received += 1;
+            assert!(received < 1000);
+            client.send(&Message::Ack, Some(file.as_fd())).unwrap();
+        }
+        let _waits = Channel::connect(listener.path()).unwrap();
+        assert!(closer.is_busy() && listener.accept().is_none(), "{received}");
+        drop(other_end);
+        let begun = Instant::now();
+        while closer.is_busy() {
+            assert!(begun.elapsed() < Duration::from_secs(20));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(matches!(server.receive(), Received::Message(..)) && listener.accept().is_some());
+        assert_eq!(closer.left_open(), 0);
     }
 }

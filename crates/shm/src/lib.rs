@@ -1,7 +1,7 @@
 //! Memory shared with processes that are not trusted, and the memif protocol over it, in both roles.
 //!
 //! [`Memory`] is a memfd that cannot shrink. [`memif`] has the messages, the handshake and the rings. [`Channel`] and
-//! [`Listener`] are the unix socket, with the credentials of the peer. [`Interrupt`] and [`Signaller`] wake processes.
+//! [`Listener`] are the unix socket, with the credentials of the peer; a [`Closer`] closes what comes with them. [`Interrupt`] and [`Signaller`] wake processes.
 //!
 //! Whatever a peer writes, into memory or messages, is read once, checked and then used from the copy. Every `unsafe`
 //! block of the crate is behind a safe function that checks its arguments, so code that uses the crate needs none.
@@ -12,12 +12,12 @@
 //! use shm::memif::client::{Client, Config};
 //! use shm::memif::ring::{Put, Taken};
 //! use shm::memif::server::{Limits, Negotiation, Progress};
-//! use shm::{Listener, Received};
+//! use shm::{Closer, Listener, Received};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("app.sock");
-//! let listener = Listener::bind(&path, 0o600)?;
+//! let listener = Listener::bind(&path, 0o600, &Closer::start()?)?;
 //! let client = std::thread::spawn(move || Client::connect(&path, &Config::default()));
 //!
 //! let channel = loop {
@@ -48,10 +48,12 @@
 //! ```
 
 mod channel;
+mod closer;
 mod interrupt;
 pub mod memif;
 mod memory;
 
 pub use channel::{Channel, ListenError, Listener, Peer, Received};
+pub use closer::{Closer, ForeignFile};
 pub use interrupt::{Interrupt, Signaller};
 pub use memory::{Memory, MemoryError};

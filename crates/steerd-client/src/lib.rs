@@ -8,12 +8,12 @@
 //!
 //! use steerd_client::{Batch, Client, Options};
 //! # use shm::memif::server::{Limits, Negotiation, Progress};
-//! # use shm::{Listener, Received};
+//! # use shm::{Closer, Listener, Received};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("app.sock");
-//! # let listener = Listener::bind(&path, 0o600)?;
+//! # let listener = Listener::bind(&path, 0o600, &Closer::start()?)?;
 //! # let _server = std::thread::spawn(move || {
 //! #     let channel = loop {
 //! #         let Some(channel) = listener.accept() else { continue };

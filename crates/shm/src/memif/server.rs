@@ -4,13 +4,12 @@
 //! server and against the memory. After [`Negotiation::receive`] has returned a [`Refusal`], the connection must be
 //! closed: nothing of it is used.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::message::{AddRing, Direction, Hello, Init, Message};
 use super::ring::{LOG2_RING_SIZE_MAX, Regions, ServerReceiver, ServerSender, Violation};
 use super::{ETHERNET, VERSION};
-use crate::{Memory, MemoryError};
+use crate::{ForeignFile, Memory, MemoryError};
 
 /// The most regions of one client: libmemif uses one or two, a client with memory of its own some more.
 pub const REGIONS_MAX: u16 = 16;
@@ -138,7 +137,7 @@ pub struct Connection {
     /// Rings to the client.
     pub senders: Vec<ServerSender>,
     /// For each of them the eventfd of the client; see [`crate::Signaller`].
-    pub interrupts: Vec<OwnedFd>,
+    pub interrupts: Vec<ForeignFile>,
     /// Rings from the client.
     pub receivers: Vec<ServerReceiver>,
     /// Bytes of shared memory.
@@ -152,7 +151,7 @@ pub struct Negotiation {
     init: Option<Init>,
     regions: Vec<Memory>,
     bytes: u64,
-    to_client: Vec<(AddRing, OwnedFd)>,
+    to_client: Vec<(AddRing, ForeignFile)>,
     to_server: Vec<AddRing>,
 }
 
@@ -193,7 +192,7 @@ impl Negotiation {
     pub fn receive(
         &mut self,
         message: Message,
-        file: Option<OwnedFd>,
+        file: Option<ForeignFile>,
         interface: &str,
     ) -> Result<Progress, Refusal> {
         let kind = message.kind();
@@ -219,7 +218,7 @@ impl Negotiation {
         Ok(Progress::Reply(Message::Ack))
     }
 
-    fn add_region(&mut self, index: u16, bytes: u64, file: &OwnedFd) -> Result<(), Refusal> {
+    fn add_region(&mut self, index: u16, bytes: u64, file: &ForeignFile) -> Result<(), Refusal> {
         check_index("region", index, self.regions.len())?;
         if index >= REGIONS_MAX {
             return Err(Refusal::TooMany { objects: "regions", limit: REGIONS_MAX });
@@ -233,7 +232,7 @@ impl Negotiation {
         Ok(())
     }
 
-    fn add_ring(&mut self, ring: AddRing, interrupt: OwnedFd) -> Result<(), Refusal> {
+    fn add_ring(&mut self, ring: AddRing, interrupt: ForeignFile) -> Result<(), Refusal> {
         let (limit, known) = match ring.direction {
             Direction::C2s => (self.limits.rings, self.to_server.len()),
             Direction::S2c => (self.limits.rings, self.to_client.len()),

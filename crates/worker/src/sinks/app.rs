@@ -11,8 +11,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use program::AppSink;
+use shm::Closer;
 
 use self::client::{Client, Doorbell};
 use self::endpoint::{Endpoint, sum};
@@ -27,6 +29,9 @@ mod roster;
 mod server;
 #[cfg(test)]
 mod tests;
+
+/// How long closing the sink waits for its thread.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The owner of the sink's thread.
 struct App {
@@ -48,7 +53,8 @@ fn start(name: &str, options: &AppSink, workers: usize) -> Result<(App, Vec<Endp
     let doorbell = Arc::new(Doorbell::new().map_err(|errno| failed(errno.into()))?);
     let shared = Arc::new(Shared::new(Arc::clone(&doorbell)));
     let posts: Vec<Arc<Post>> = (0..workers).map(|_| Arc::default()).collect();
-    let server = Server::new(name, options, Arc::clone(&shared), posts.clone())
+    let closer = Closer::start().map_err(failed)?;
+    let server = Server::new(name, options, Arc::clone(&shared), posts.clone(), closer)
         .map_err(|source| SinkError::Listen { sink: name.to_owned(), source })?;
     let thread = std::thread::Builder::new().name(format!("app-{name}")).spawn(move || server.run());
     let thread = Some(thread.map_err(failed)?);
@@ -65,7 +71,7 @@ impl Drop for App {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.doorbell.ring();
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            let _ = super::join_within(thread, END_TIMEOUT);
         }
     }
 }

@@ -258,13 +258,7 @@ impl Drop for CaptureHub {
         self.wakeup.wake();
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some(thread) = thread else { return };
-        let begun = Instant::now();
-        while !thread.is_finished() && begun.elapsed() < END_TIMEOUT {
-            thread::sleep(Duration::from_millis(1));
-        }
-        if thread.is_finished() {
-            let _ = thread.join();
-        }
+        let _ = super::join_within(thread, END_TIMEOUT);
     }
 }
 

@@ -12,6 +12,7 @@ mod tap;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use program::{KernelSink, TapMac};
 
@@ -135,6 +136,9 @@ impl Sink for Endpoint {
     }
 }
 
+/// How long closing the sink waits for its threads, which write for a second at most ([`pump`]).
+const END_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// Owns the threads.
 struct KernelHub {
     interface: Arc<Interface>,
@@ -201,9 +205,13 @@ impl Drop for KernelHub {
         self.shared.stop();
         let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
         threads.iter().for_each(|(wakeup, _)| wakeup.wake());
+        let deadline = Instant::now() + END_TIMEOUT;
         for (_, thread) in threads.drain(..) {
-            if thread.join().is_err() {
-                tracing::error!("a thread of the TAP interface {} has panicked", self.interface.name);
+            let name = &self.interface.name;
+            match super::join_within(thread, deadline.saturating_duration_since(Instant::now())) {
+                Ok(true) => {}
+                Ok(false) => tracing::error!("a thread of the TAP interface {name} does not end"),
+                Err(_) => tracing::error!("a thread of the TAP interface {name} has panicked"),
             }
         }
     }

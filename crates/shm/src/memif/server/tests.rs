@@ -5,11 +5,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::os::fd::OwnedFd;
 
 use super::*;
 use crate::memif::client::{Client, ClientError, Config};
 use crate::memif::ring::{Put, Taken, ring_bytes};
-use crate::{Channel, Interrupt, Listener, Received};
+use crate::{Channel, Closer, Interrupt, Listener, Received};
 
 const LIMITS: Limits = Limits { rings: 2, log2_ring_size: 4, bytes: 1 << 20 };
 
@@ -41,7 +42,7 @@ fn add(direction: Direction, index: u16, offset: u32) -> Message {
 fn play(steps: Vec<(Message, Option<OwnedFd>)>) -> Result<Option<Box<Connection>>, Refusal> {
     let mut negotiation = Negotiation::new(LIMITS);
     for (message, file) in steps {
-        match negotiation.receive(message, file, "if")? {
+        match negotiation.receive(message, file.map(ForeignFile::from), "if")? {
             Progress::Reply(reply) => assert_eq!(reply, Message::Ack),
             Progress::Established(reply, connection) => {
                 assert_eq!(reply, Message::Connected("if".to_owned()));
@@ -174,7 +175,7 @@ fn with_server<T: Send>(
 ) -> (Result<(Channel, Box<Connection>), Refusal>, T) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("s");
-    let listener = Listener::bind(&path, 0o600).unwrap();
+    let listener = Listener::bind(&path, 0o600, &Closer::start().unwrap()).unwrap();
     std::thread::scope(|scope| {
         let client = scope.spawn(|| client(&path));
         (serve(&listener, limits), client.join().unwrap())

@@ -4,14 +4,13 @@
 //! counts its packets as contended. Nobody waits for a lock. Only the server's thread drops a client, and with it the
 //! mapping of its memory ([`super::roster`]).
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use crossbeam::utils::CachePadded;
 use shm::memif::ring::{ServerReceiver, ServerSender, Violation};
 use shm::memif::server::{Connection, RINGS_MAX};
-use shm::{Interrupt, Peer};
+use shm::{ForeignFile, Interrupt, Peer};
 
 /// How often a worker tries to lock a ring: some microseconds, about as long as another worker needs for a batch.
 const LOCK_ATTEMPTS: u32 = 128;
@@ -55,7 +54,7 @@ pub(super) struct Client {
     senders: Box<[CachePadded<Mutex<ServerSender>>]>,
     receivers: Box<[CachePadded<Mutex<ServerReceiver>>]>,
     /// The eventfds of `senders`.
-    pub(super) interrupts: Box<[OwnedFd]>,
+    pub(super) interrupts: Box<[ForeignFile]>,
     /// By ring of `senders`: the client waits for an interrupt.
     wanted: AtomicU64,
     /// 0 while it is connected; else 1 and the index of the violation in [`Violation::ALL`].

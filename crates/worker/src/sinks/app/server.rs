@@ -2,7 +2,8 @@
 //! interrupts, and unmaps the memory of clients that have gone.
 //!
 //! Nothing here waits for a client: sockets are non-blocking, a handshake has a time limit, and interrupts are sent
-//! without write(2) ([`shm::Signaller`]). So a client that stalls harms nobody.
+//! without write(2) ([`shm::Signaller`]), and what comes from clients is closed by another thread ([`shm::Closer`]). So a
+//! client that stalls harms nobody. While that thread has too much to close, nothing is accepted and received.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::geteuid;
 use shm::memif::message::Message;
 use shm::memif::server::{Connection, Limits, Negotiation, Progress, Refusal};
-use shm::{Channel, ListenError, Listener, Peer, Received, Signaller};
+use shm::{Channel, Closer, ListenError, Listener, Peer, Received, Signaller};
 
 use super::client::{Client, Doorbell};
 use super::roster::{Post, Roster, Shares};
@@ -27,6 +28,8 @@ const PENDING_MAX: usize = 16;
 /// How long the thread sleeps at most, and while it waits for workers to give up a client.
 const TICK: Duration = Duration::from_secs(1);
 const RELEASE_TICK: Duration = Duration::from_millis(5);
+/// And while files wait to be closed.
+const CLOSER_TICK: Duration = Duration::from_millis(20);
 /// The least time between two rounds of interrupts: a client that always wants one costs a bounded time.
 const INTERRUPT_GAP: Duration = Duration::from_micros(20);
 /// Lines that are logged per second about clients; more are counted.
@@ -87,6 +90,9 @@ struct Pending {
 pub(super) struct Server {
     name: String,
     options: AppSink,
+    closer: Closer,
+    /// That `closer` is busy was logged.
+    is_busy_logged: bool,
     listener: Listener,
     shared: Arc<Shared>,
     posts: Vec<Arc<Post>>,
@@ -111,8 +117,9 @@ impl Server {
         options: &AppSink,
         shared: Arc<Shared>,
         posts: Vec<Arc<Post>>,
+        closer: Closer,
     ) -> Result<Self, ListenError> {
-        let listener = Listener::bind(&options.socket, options.socket_mode)?;
+        let listener = Listener::bind(&options.socket, options.socket_mode, &closer)?;
         let signaller = Signaller::new();
         if let Err(error) = &signaller {
             tracing::warn!(
@@ -122,6 +129,8 @@ impl Server {
         Ok(Self {
             name: name.to_owned(),
             options: options.clone(),
+            closer,
+            is_busy_logged: false,
             listener,
             shared,
             posts,
@@ -152,12 +161,15 @@ impl Server {
         self.close();
     }
 
-    fn wait(&self) -> Ready {
-        let accepts = self.pending.len() < PENDING_MAX;
+    fn wait(&mut self) -> Ready {
+        let is_busy = self.is_closer_busy();
+        let accepts = !is_busy && self.pending.len() < PENDING_MAX;
         let doorbell = &self.shared.doorbell;
         let mut files: Vec<BorrowedFd<'_>> = vec![doorbell.interrupt.as_fd()];
-        files.extend(self.channels.iter().map(AsFd::as_fd));
-        files.extend(self.pending.iter().map(|pending| pending.channel.as_fd()));
+        if !is_busy {
+            files.extend(self.channels.iter().map(AsFd::as_fd));
+            files.extend(self.pending.iter().map(|pending| pending.channel.as_fd()));
+        }
         files.extend(accepts.then_some(self.listener.as_fd()));
         let mut files: Vec<_> =
             files.into_iter().map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN)).collect();
@@ -167,14 +179,30 @@ impl Server {
         doorbell.wakes_up();
         let is_ready = |file: &PollFd<'_>| !file.revents().is_empty();
         Ready {
-            clients: files.iter().skip(1).take(self.channels.len()).any(is_ready),
+            clients: !is_busy && files.iter().skip(1).take(self.channels.len()).any(is_ready),
             listener: accepts && files.last().is_some_and(is_ready),
         }
     }
 
+    /// Whether so many files of clients wait to be closed that nothing may be accepted and received.
+    fn is_closer_busy(&mut self) -> bool {
+        let is_busy = self.closer.is_busy();
+        if is_busy && !self.is_busy_logged {
+            let (waiting, left_open) = (self.closer.waiting(), self.closer.left_open());
+            tracing::warn!(
+                "sink `{}`: {waiting} files of clients wait to be closed, {left_open} were left open; clients cannot \
+                 connect until they are closed (hint: a process that may open the socket sends files whose close waits)",
+                self.name
+            );
+        }
+        self.is_busy_logged = is_busy;
+        is_busy
+    }
+
     fn timeout(&self) -> Duration {
         let now = Instant::now();
-        let limit = if self.departed.is_empty() { TICK } else { RELEASE_TICK };
+        let limit = if self.is_busy_logged { CLOSER_TICK } else { TICK };
+        let limit = if self.departed.is_empty() { limit } else { RELEASE_TICK };
         let deadlines = self.pending.iter().map(|pending| pending.deadline.saturating_duration_since(now));
         deadlines.min().map_or(limit, |next| next.min(limit))
     }
@@ -357,7 +385,7 @@ impl Server {
         }
         self.checked = Instant::now();
         if !self.listener.path().exists()
-            && let Ok(listener) = Listener::bind(&self.options.socket, self.options.socket_mode)
+            && let Ok(listener) = Listener::bind(&self.options.socket, self.options.socket_mode, &self.closer)
         {
             self.listener = listener;
         }

@@ -413,6 +413,44 @@ fn a_handshake_that_stalls_ends() {
     let _client = fixture.connect(1);
 }
 
+/// A TCP socket whose close waits as long as the other end, which is returned too, takes nothing.
+fn slow_to_close() -> (std::net::TcpStream, std::net::TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut sender = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (other_end, _) = listener.accept().unwrap();
+    rustix::net::sockopt::set_socket_linger(&sender, Some(PATIENCE)).unwrap();
+    sender.set_nonblocking(true).unwrap();
+    while std::io::Write::write(&mut sender, &[0; 65_536]).is_ok() {}
+    (sender, other_end)
+}
+
+#[test]
+fn files_that_close_slowly_delay_nobody() {
+    use std::os::fd::AsFd;
+    let fixture = fixture(1, |options| options.clients = 2);
+    let honest = fixture.connect(1);
+    let send = |message| {
+        let (slow, other_end) = slow_to_close();
+        let channel = shm::Channel::connect(&fixture.path()).unwrap();
+        channel.send(&message, Some(slow.as_fd())).unwrap();
+        (channel, other_end)
+    };
+    let begun = Instant::now();
+    // One that is refused by its message, one that is in its handshake, and one that is denied.
+    let mut ends = vec![send(shm::memif::message::Message::Ack)];
+    eventually("it is refused", || fixture.number("failed_handshakes") == 1);
+    let second = fixture.connect(1);
+    ends.push(send(shm::memif::message::Message::Ack));
+    eventually("it is denied", || fixture.number("denied") == 1);
+    drop(second);
+    eventually("the second client left", || fixture.number("clients") == 1);
+    let _third = fixture.connect(1);
+    assert!(honest.check().is_ok());
+    drop(fixture.app);
+    assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
+    drop(ends);
+}
+
 /// Connects as another user. The kernel takes the credentials of the thread (unix(7), SO_PEERCRED).
 fn connect_as(user: u32, path: &Path) -> Option<Result<Peer, ClientError>> {
     let path = path.to_owned();
