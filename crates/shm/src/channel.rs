@@ -9,17 +9,20 @@ use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, chmodat, lstat, rename, unlink};
+use rustix::fs::{FileType, Mode, fchmod, lstat, rename, unlink};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
     listen, recvmsg, sendmsg, socket_with,
 };
+use rustix::process::umask;
 
 use crate::closer::{Closer, ForeignFile};
 use crate::memif::message::{MESSAGE_BYTES, Message};
 
+/// Names that are tried for the file of a socket that replaces another.
+const NAMES_MAX: u32 = 64;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 16;
 /// The most files of one message (`SCM_MAX_FD`, unix(7)).
@@ -253,25 +256,26 @@ impl Listener {
             }
             Occupant::ThisProcess => true,
         };
+        let socket = new_socket().map_err(failed("socket"))?;
+        let socket = ForeignFile::new(socket, Some(closer.clone()));
+        // bind(2) gives the file the permissions of the socket's inode without those of the umask (unix(7)). chmod(2)
+        // afterwards would follow a symbolic link that somebody puts there.
+        fchmod(&socket, Mode::from_raw_mode(permissions)).map_err(failed("fchmod"))?;
         // The new file takes the place of the old one at once, so that a client always finds one.
-        let bound_at = if in_use { path.with_extension("new") } else { path.to_owned() };
-        let address = SocketAddrUnix::new(&bound_at).map_err(failed("naming the socket"))?;
-        let socket = ForeignFile::new(new_socket().map_err(failed("socket"))?, Some(closer.clone()));
-        if in_use {
-            let _ = unlink(&bound_at);
-        }
-        match bind(&socket, &address) {
+        let bound_at = if in_use { bind_beside(&socket, path) } else { bind_without_umask(&socket, path) };
+        let bound_at = match bound_at {
             Err(Errno::ADDRINUSE) => return Err(ListenError::Taken { path: path.to_owned() }),
             bound => bound.map_err(failed("bind"))?,
-        }
-        let mode = Mode::from_raw_mode(permissions);
-        chmodat(CWD, &bound_at, mode, AtFlags::empty()).map_err(failed("chmod"))?;
-        listen(&socket, BACKLOG).map_err(failed("listen"))?;
+        };
+        let file = identity(&bound_at).map_err(failed("stat"))?;
+        // From here on an error removes the file.
+        let mut listener = Self { socket, path: bound_at, file };
+        listen(&listener.socket, BACKLOG).map_err(failed("listen"))?;
         if in_use {
-            rename(&bound_at, path).map_err(failed("rename"))?;
+            rename(&listener.path, path).map_err(failed("rename"))?;
+            path.clone_into(&mut listener.path);
         }
-        let file = identity(path).map_err(failed("stat"))?;
-        Ok(Self { socket, path: path.to_owned(), file })
+        Ok(listener)
     }
 
     /// The next connection that waits. None while the [`Closer`] is busy.
@@ -303,6 +307,37 @@ impl Drop for Listener {
             let _ = unlink(&self.path);
         }
     }
+}
+
+/// Binds to a new name in the folder of `path`, and returns it.
+fn bind_beside(socket: &ForeignFile, path: &Path) -> rustix::io::Result<PathBuf> {
+    // Short, because the path of a socket has at most 107 bytes.
+    let mut names =
+        (0..NAMES_MAX).map(|number| path.with_file_name(format!(".{}.{number}", std::process::id())));
+    let bound = names.find_map(|name| match bind_without_umask(socket, &name) {
+        // Another listener of this process, or what one left that was killed.
+        Err(Errno::ADDRINUSE) => None,
+        bound => Some(bound),
+    });
+    bound.unwrap_or(Err(Errno::ADDRINUSE))
+}
+
+/// Binds on a thread that has a umask of its own, because the umask of the process concerns its other threads too.
+fn bind_without_umask(socket: &ForeignFile, path: &Path) -> rustix::io::Result<PathBuf> {
+    let address = SocketAddrUnix::new(path)?;
+    let bind_here = || {
+        // SAFETY: no memory is concerned; only this thread, which ends below, gets a umask and a folder of its own.
+        if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
+            return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL));
+        }
+        umask(Mode::empty());
+        bind(socket, &address)
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("bind".to_owned()).spawn_scoped(scope, bind_here);
+        let bound = thread.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?.join();
+        bound.unwrap_or(Err(Errno::INVAL)).map(|()| path.to_owned())
+    })
 }
 
 fn identity(path: &Path) -> rustix::io::Result<(u64, u64)> {
@@ -416,6 +451,28 @@ mod tests {
             Listener::bind(&long, 0o600, &Closer::start().unwrap()),
             Err(ListenError::System { .. })
         ));
+    }
+
+    #[test]
+    fn replacing_a_socket_keeps_other_files_and_its_permissions() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s.sock");
+        let closer = Closer::start().unwrap();
+        let foreign =
+            [folder.path().join("s.new"), path.with_file_name(format!(".{}.0", std::process::id()))];
+        foreign.iter().for_each(|path| std::fs::write(path, "text").unwrap());
+        let mut listeners = Vec::new();
+        for permissions in [0o600, 0o666, 0o622] {
+            listeners.push(Listener::bind(&path, permissions, &closer).unwrap());
+            assert_eq!(lstat(&path).unwrap().st_mode & 0o777, permissions);
+        }
+        for path in &foreign {
+            assert_eq!(std::fs::read(path).unwrap(), b"text");
+        }
+        let names = std::fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(names, foreign.len() + 1, "no other file is left");
+        drop(listeners);
+        assert!(!path.exists());
     }
 
     /// A TCP socket whose close waits as long as the other end, which is returned too, takes nothing.
