@@ -7,7 +7,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -109,14 +109,30 @@ pub(super) fn claim(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile)
 fn bound(path: &Path, address: &SocketAddrUnix, mode: u32) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // The file gets these permissions without those of the umask (unix_bind_bsd in net/unix/af_unix.c).
+    rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
     rustix::net::bind(&socket, address)?;
-    let opened = rustix::fs::chmod(path, Mode::from_raw_mode(mode))
-        .and_then(|()| rustix::net::listen(&socket, BACKLOG));
-    if let Err(error) = opened {
-        let _ = fs::remove_file(path);
-        return Err(error.into());
-    }
+    allow(path, mode)?;
+    rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
+}
+
+/// Adds the permissions that the umask took from a new socket. Others may replace a path in a folder of theirs: a
+/// symbolic link is not followed, and what is no socket of this user is left alone.
+fn allow(path: &Path, mode: u32) -> io::Result<()> {
+    let opened = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let opened = File::from(opened);
+    let found = opened.metadata()?;
+    let own = found.uid() == rustix::process::geteuid().as_raw();
+    if !found.file_type().is_socket() || !own || found.nlink() != 1 {
+        return Err(io::Error::other("it was replaced while it was made"));
+    }
+    if found.mode() & 0o777 == mode & 0o777 {
+        return Ok(());
+    }
+    // fchmod(2) refuses a descriptor of O_PATH; this link leads to the very file (proc_pid_fd(5)).
+    rustix::fs::chmod(format!("/proc/self/fd/{}", opened.as_raw_fd()), Mode::from_raw_mode(mode))?;
+    Ok(())
 }
 
 /// Removes the socket of a daemon that has died. A program that listens there without the lock is left alone.
@@ -273,6 +289,27 @@ mod tests {
         let path = folder.path().join("api.sock");
         let (_listener, _file) = claim(&path, 0o620).expect("claimed");
         assert_eq!(fs::metadata(&path).expect("socket").mode() & 0o777, 0o620);
+    }
+
+    #[test]
+    fn permissions_of_what_replaced_the_socket_do_not_change() {
+        let folder = tempfile::tempdir().expect("folder");
+        let (path, other) = (folder.path().join("api.sock"), folder.path().join("other"));
+        let mode = || fs::metadata(&other).expect("it exists").mode() & 0o777;
+        fs::write(&other, "").expect("written");
+        rustix::fs::chmod(&other, Mode::RUSR).expect("changed");
+        std::os::unix::fs::symlink(&other, &path).expect("linked");
+        assert!(allow(&path, 0o666).is_err());
+        assert_eq!(mode(), 0o400);
+        // A link to another socket.
+        fs::remove_file(&other).expect("removed");
+        let _listener = UnixListener::bind(&other).expect("bound");
+        rustix::fs::chmod(&other, Mode::RUSR).expect("changed");
+        assert!(allow(&path, 0o666).is_err());
+        fs::remove_file(&path).expect("removed");
+        fs::hard_link(&other, &path).expect("linked");
+        assert!(allow(&path, 0o666).is_err());
+        assert_eq!(mode(), 0o400);
     }
 
     #[test]
