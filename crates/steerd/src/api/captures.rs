@@ -57,8 +57,23 @@ impl Captures {
         let running = Running { captures: Arc::clone(self), id };
         let (sender, bytes) = mpsc::channel(CHANNEL_WRITES);
         let slot = self.daemon.attach(id, asked, Box::new(Stream { sender }))?;
-        self.open().slots.insert(id, Some(slot));
+        if !self.attached(id, slot) {
+            // Nothing else ends it: `stop` found no slot.
+            self.daemon.detach(slot);
+            return Err(Refused::new(409, format!("the capture {id} was stopped before it began")));
+        }
         Ok((id, Packets { bytes, _running: running }))
+    }
+
+    /// `false`: it has been stopped meanwhile.
+    fn attached(&self, id: u64, slot: Slot) -> bool {
+        match self.open().slots.get_mut(&id) {
+            Some(place) => {
+                *place = Some(slot);
+                true
+            }
+            None => false,
+        }
     }
 
     /// Stops a capture: its answer ends with the statistics. May wait for the workers. `false`: it is not running.
@@ -123,5 +138,62 @@ impl Body for Packets {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         self.bytes.poll_recv(cx).map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+
+    use super::*;
+    use crate::api::model::Status;
+    use crate::api::router::InForce;
+    use crate::telemetry::state::State;
+
+    /// A daemon in which every capture is stopped while it is being attached.
+    #[derive(Default)]
+    struct Stopping {
+        captures: OnceLock<Arc<Captures>>,
+        detached: Mutex<Vec<Slot>>,
+    }
+
+    impl Daemon for Stopping {
+        fn status(&self) -> Status {
+            unimplemented!("captures do not use it")
+        }
+
+        fn in_force(&self) -> InForce {
+            unimplemented!("captures do not use it")
+        }
+
+        fn state(&self) -> Arc<State> {
+            unimplemented!("captures do not use it")
+        }
+
+        fn attach(
+            &self,
+            id: u64,
+            _asked: &CaptureBody,
+            _stream: Box<dyn Write + Send>,
+        ) -> Result<Slot, Refused> {
+            assert!(self.captures.get().expect("set").stop(id), "it is known already");
+            Ok(Slot::of(3).expect("a place"))
+        }
+
+        fn detach(&self, slot: Slot) {
+            self.detached.lock().expect("not poisoned").push(slot);
+        }
+    }
+
+    #[test]
+    fn a_capture_that_is_stopped_while_it_is_attached_is_detached() {
+        let daemon = Arc::new(Stopping::default());
+        let captures = Arc::new(Captures::new(Arc::clone(&daemon) as Arc<dyn Daemon>));
+        assert!(daemon.captures.set(Arc::clone(&captures)).is_ok());
+        let asked: CaptureBody = serde_json::from_str("{\"rule\":\"dns\"}").expect("a body");
+        let refused = captures.start(&asked).map(|(id, _)| id).expect_err("stopped");
+        assert!(refused.status == 409 && refused.why.contains("was stopped"), "{refused}");
+        assert_eq!(*daemon.detached.lock().expect("not poisoned"), [Slot::of(3).expect("a place")]);
+        assert!(captures.open().slots.is_empty(), "it does not count as running");
     }
 }
