@@ -1,11 +1,18 @@
 //! HTTP/1.1 on one listener, a TCP address or a unix socket: below `telemetry::http` and `api`, whose routers answer the
-//! requests. A server has one thread; a request never waits for the device on it.
+//! requests. A server has one thread. It accepts, and serves TCP connections; their requests must not compute for long.
+//!
+//! Each connection of a unix socket has a thread of its own, on which its requests may compute and wait. The reason is
+//! that clients can send descriptors (SCM_RIGHTS in unix(7)). The kernel closes those that are not received on the
+//! thread that reads or closes the connection, and that may block for long, such as a TCP socket with SO_LINGER and
+//! unsent data (socket(7)). Then only that connection waits.
 //!
 //! Whatever clients do, memory, descriptors and time per client are bounded, and a client that sends a request gets an
 //! answer:
 //! - One request per connection (`Connection: close`): pipelined requests behind it are not answered.
 //! - At most [`CONNECTIONS_MAX`] connections. One more closes the oldest that has not sent its request yet, or else
 //!   the oldest, so idle connections never block a request.
+//! - At most [`THREADS_MAX`] threads of connections. A closed connection counts until its thread has ended; if all are
+//!   blocked, further clients wait to be accepted.
 //! - The request's header must arrive within [`HEADER_TIMEOUT`] and be no larger than [`HEADER_BYTES_MAX`]. A router
 //!   limits the body that it reads, and with [`Limits`] the whole exchange.
 //! - A client that does not read its answer for some time ([`Limits`]) is disconnected.
@@ -53,8 +60,10 @@ const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 const LINGER_BYTES_MAX: u64 = 64 * 1024;
 const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// The most threads for requests that compute for long.
-const BLOCKING_THREADS_MAX: usize = 4;
+/// The most threads of connections, open and closed ones.
+const THREADS_MAX: usize = 2 * CONNECTIONS_MAX;
+/// How long threads of connections may take to end before the runtime that they use does.
+const THREADS_END: Duration = Duration::from_millis(100);
 
 pub(crate) type Body = BoxBody<Bytes, Infallible>;
 pub(crate) type Answer = Response<Body>;
@@ -107,23 +116,23 @@ impl Server {
             .enable_io()
             .enable_time()
             .thread_name(R::LIMITS.name)
-            .max_blocking_threads(BLOCKING_THREADS_MAX)
             .build()?;
         let (stop, stopped) = oneshot::channel::<()>();
         let serve = async move {
             let listener = Accepting::new(listener)?;
+            let mut open = VecDeque::with_capacity(THREADS_MAX);
             tokio::select! {
-                () = accept_connections(&listener, Arc::new(router)) => Ok(()),
+                () = accept_connections(&listener, &mut open, Arc::new(router)) => {}
                 // A dropped sender stops the server, too.
-                _ = stopped => Ok::<(), io::Error>(()),
+                _ = stopped => {}
             }
+            close_all(&mut open).await;
+            Ok::<(), io::Error>(())
         };
         let thread = std::thread::Builder::new().name(R::LIMITS.name.into()).spawn(move || {
             if let Err(error) = runtime.block_on(serve) {
                 tracing::error!(%error, "the server of {} failed", R::LIMITS.name);
             }
-            // A computation for a client may take long, and nobody waits for it any more.
-            runtime.shutdown_background();
         })?;
         Ok(Self { stop, thread })
     }
@@ -205,55 +214,134 @@ impl Accepting {
     }
 }
 
-/// An open connection in the accept loop.
+/// A connection in the accept loop.
 struct Connection {
-    task: AbortHandle,
+    running: Running,
     /// Whether its request has arrived completely.
     asked: Arc<AtomicBool>,
 }
 
+/// Where a connection is served.
+enum Running {
+    Task(AbortHandle),
+    /// `open` is dropped to close the connection.
+    Thread {
+        open: Option<oneshot::Sender<()>>,
+        thread: JoinHandle<()>,
+    },
+}
+
+impl Connection {
+    fn has_ended(&self) -> bool {
+        match &self.running {
+            Running::Task(task) => task.is_finished(),
+            Running::Thread { thread, .. } => thread.is_finished(),
+        }
+    }
+
+    /// A closed one may still have a thread.
+    fn is_open(&self) -> bool {
+        match &self.running {
+            Running::Task(_) => true,
+            Running::Thread { open, .. } => open.is_some(),
+        }
+    }
+
+    fn close(&mut self) {
+        match &mut self.running {
+            Running::Task(task) => task.abort(),
+            Running::Thread { open, .. } => *open = None,
+        }
+    }
+}
+
 /// Accepts connections until the task is cancelled.
-async fn accept_connections<R: Router>(listener: &Accepting, router: Arc<R>) {
-    let mut open = VecDeque::with_capacity(CONNECTIONS_MAX);
+async fn accept_connections<R: Router>(
+    listener: &Accepting,
+    open: &mut VecDeque<Connection>,
+    router: Arc<R>,
+) {
     let mut logged = None;
     loop {
+        open.retain(|connection| !connection.has_ended());
+        if open.len() >= THREADS_MAX {
+            // Nothing is accepted that could then be closed only on this thread.
+            tokio::time::sleep(ACCEPT_RETRY).await;
+            continue;
+        }
         let accepted = listener.accept().await;
-        open.retain(|connection: &Connection| !connection.task.is_finished());
-        match accepted {
-            Ok(stream) => {
-                if open.len() >= CONNECTIONS_MAX {
-                    close_one(&mut open);
-                }
-                let asked = Arc::new(AtomicBool::new(false));
-                let task = begin(stream, Arc::clone(&router), Arc::clone(&asked));
-                open.push_back(Connection { task, asked });
+        open.retain(|connection| !connection.has_ended());
+        let begun = accepted.and_then(|stream| {
+            if open.iter().filter(|connection| connection.is_open()).count() >= CONNECTIONS_MAX {
+                close_one(open);
             }
+            begin(stream, Arc::clone(&router))
+        });
+        match begun {
+            Ok(connection) => open.push_back(connection),
             // The client went away before it was accepted.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
                 log_accept_error(&error, &mut logged);
-                close_one(&mut open);
+                close_one(open);
                 tokio::time::sleep(ACCEPT_RETRY).await;
             }
         }
     }
 }
 
-fn begin<R: Router>(stream: Stream, router: Arc<R>, asked: Arc<AtomicBool>) -> AbortHandle {
-    let task = match stream {
-        Stream::Tcp(stream) => tokio::spawn(exchange(stream, None, router, asked)),
+fn begin<R: Router>(stream: Stream, router: Arc<R>) -> io::Result<Connection> {
+    let asked = Arc::new(AtomicBool::new(false));
+    let running = match stream {
+        Stream::Tcp(stream) => {
+            Running::Task(tokio::spawn(exchange(stream, None, router, Arc::clone(&asked))).abort_handle())
+        }
         Stream::Unix(stream) => {
             let peer = stream.peer_cred().ok().map(|peer| Peer { uid: peer.uid() });
-            tokio::spawn(exchange(stream, peer, router, asked))
+            let (open, closed) = oneshot::channel();
+            let served = exchange(stream, peer, router, Arc::clone(&asked));
+            // The server's thread drives its timers and waits for its socket; reads and writes are on its own thread.
+            let runtime = tokio::runtime::Handle::current();
+            let serve = move || runtime.block_on(until_closed(served, closed));
+            let thread =
+                std::thread::Builder::new().name(format!("{} client", R::LIMITS.name)).spawn(serve)?;
+            Running::Thread { open: Some(open), thread }
         }
     };
-    task.abort_handle()
+    Ok(Connection { running, asked })
 }
 
-fn close_one(open: &mut VecDeque<Connection>) {
-    let idle = open.iter().position(|connection| !connection.asked.load(Ordering::Relaxed));
-    if let Some(connection) = open.remove(idle.unwrap_or(0)) {
-        connection.task.abort();
+async fn until_closed(served: impl Future<Output = ()>, closed: oneshot::Receiver<()>) {
+    tokio::select! {
+        // First: once it is closed, the runtime may end.
+        biased;
+        _ = closed => {}
+        () = served => {}
+    }
+}
+
+/// Closes the oldest idle connection, or else the oldest.
+fn close_one(connections: &mut VecDeque<Connection>) {
+    let mut chosen: Option<&mut Connection> = None;
+    for connection in connections.iter_mut().filter(|connection| connection.is_open()) {
+        if !connection.asked.load(Ordering::Relaxed) {
+            chosen = Some(connection);
+            break;
+        }
+        chosen = chosen.or(Some(connection));
+    }
+    if let Some(connection) = chosen {
+        connection.close();
+    }
+}
+
+/// Waits for their threads for a short time only: nobody waits any more for what is computed for a client.
+async fn close_all(connections: &mut VecDeque<Connection>) {
+    connections.iter_mut().for_each(Connection::close);
+    let deadline = Instant::now() + THREADS_END;
+    let is_thread = |one: &Connection| matches!(one.running, Running::Thread { .. });
+    while connections.iter().any(|one| is_thread(one) && !one.has_ended()) && Instant::now() < deadline {
+        tokio::time::sleep(STOP_STEP).await;
     }
 }
 

@@ -610,3 +610,90 @@ fn a_capture_that_would_get_nothing_is_refused() {
     assert_eq!(place.ask("DELETE", "/v1/captures/1", "").0, 404);
     assert_eq!(place.ask("POST", "/v1/captures", "{}").0, 400);
 }
+
+/// A socket whose close(2) blocks while the second one is open and does not read (SO_LINGER in socket(7)).
+fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+    let mut sender =
+        std::net::TcpStream::connect(listener.local_addr().expect("address")).expect("connected");
+    let (receiver, _) = listener.accept().expect("accepted");
+    rustix::net::sockopt::set_socket_linger(&sender, Some(Duration::from_secs(60))).expect("option");
+    sender.set_nonblocking(true).expect("option");
+    while sender.write(&[0; 1 << 16]).is_ok() {}
+    // It applies to close(2), too.
+    sender.set_nonblocking(false).expect("option");
+    (sender, receiver)
+}
+
+/// Sends bytes with a descriptor (SCM_RIGHTS in unix(7)) of which the caller keeps no copy.
+fn send_with(stream: &UnixStream, bytes: &[u8], descriptor: std::os::fd::OwnedFd) {
+    use std::os::fd::AsFd;
+    let descriptors = [descriptor.as_fd()];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&descriptors)));
+    let slices = [std::io::IoSlice::new(bytes)];
+    let sent = rustix::net::sendmsg(stream, &slices, &mut control, rustix::net::SendFlags::empty());
+    assert_eq!(sent.expect("sent"), bytes.len());
+    drop(descriptor);
+}
+
+#[test]
+fn descriptors_that_block_when_closed_delay_only_their_client() {
+    let place = Place::new(STEER_DNS);
+    let daemon = place.start();
+    let mut peers = Vec::new();
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        let (sender, peer) = lingering();
+        let client = place.connect();
+        send_with(&client, b"GET /v1/status HTTP/1.1\r\n", sender.into());
+        peers.push(peer);
+        clients.push(client);
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    let asked = Instant::now();
+    place.get("/v1/status");
+    assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+    // More connections than are served at once, so that these are closed.
+    let idle: Vec<UnixStream> = (0..200).map(|_| place.connect()).collect();
+    place.get("/v1/status");
+    assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+    // Once they can be closed, nothing is left of it.
+    drop((idle, clients, peers));
+    let (status, _, log) = daemon.terminate();
+    assert!(status.success() && !log.contains("panicked"), "{log}");
+}
+
+/// A comparison goes on when its client leaves, and counts until its end.
+#[test]
+fn clients_that_leave_start_no_more_comparisons_than_are_allowed() {
+    let place = Place::new(STEER_DNS);
+    let _daemon = place.start();
+    let rule = |n: u32| {
+        format!(
+            "[[rules]]\nname = \"r{n}\"\nmatch = {{ src = \"10.{}.{}.0/24\" }}\naction = \"drop\"\n",
+            n >> 8,
+            n & 255
+        )
+    };
+    let many: String = (0..40_000).map(rule).collect();
+    let long = json!({ "text": format!("{STEER_DNS}{many}") }).to_string();
+    let mut leaves = place.connect();
+    write!(leaves, "POST /v1/diff HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{long}", long.len())
+        .expect("sent");
+    std::thread::sleep(Duration::from_millis(200));
+    drop(leaves);
+    std::thread::sleep(Duration::from_millis(200));
+    let short = json!({ "text": STEER_DNS }).to_string();
+    let left = Instant::now();
+    let (status, why) = place.ask("POST", "/v1/diff", &short);
+    assert!(status == 503 && error(&why).contains("another comparison"), "{status} {why}");
+    place.get("/v1/status");
+    assert!(left.elapsed() < Duration::from_secs(5), "{:?}", left.elapsed());
+    while place.ask("POST", "/v1/diff", &short).0 == 503 {
+        assert!(left.elapsed() < 2 * PATIENCE, "it never ends");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    println!("the comparison took {:?}", left.elapsed());
+}

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(300);
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most comparisons of policies at once: each takes a core and the memory of two policies.
 const DIFFS_MAX: usize = 1;
+/// The most lists of flows that are made at once: each may query the device and take the memory of a long answer. More wait.
+const LISTS_MAX: usize = 4;
 
 /// What the API asks of the daemon.
 pub(crate) trait Daemon: Send + Sync {
@@ -82,6 +85,7 @@ pub(super) struct Api {
     own_uid: u32,
     admins: Vec<u32>,
     diffs: Semaphore,
+    lists: Semaphore,
     captures: Arc<Captures>,
 }
 
@@ -129,7 +133,8 @@ impl Api {
     pub(super) fn new(links: Links, admins: Vec<u32>) -> Self {
         let own_uid = rustix::process::geteuid().as_raw();
         let captures = Arc::new(Captures::new(Arc::clone(&links.daemon)));
-        Self { links, own_uid, admins, diffs: Semaphore::new(DIFFS_MAX), captures }
+        let (diffs, lists) = (Semaphore::new(DIFFS_MAX), Semaphore::new(LISTS_MAX));
+        Self { links, own_uid, admins, diffs, lists, captures }
     }
 
     async fn called(&self, request: Request<Incoming>, peer: Option<Peer>) -> Result<Answer, Failed> {
@@ -140,35 +145,31 @@ impl Api {
         }
         Ok(match call {
             Call::Index => json(&BTreeMap::from([("paths", PATHS)])),
-            Call::Status => {
-                let daemon = Arc::clone(&self.links.daemon);
-                aside(move || json(&daemon.status())).await?
-            }
+            Call::Status => computed(|| json(&self.links.daemon.status()))?,
             Call::State => self.page(Page::State).await?,
             Call::Top => self.page(Page::Top).await?,
             Call::Policy => json(&policy_text(&self.links.daemon.in_force())),
-            Call::Flows { rule } => self.flows(rule.map(str::to_owned)).await?,
+            Call::Flows { rule } => self.flows(rule).await?,
             Call::Reload => {
                 body(incoming, call.body_bytes_max()).await?;
                 self.reload().await?
             }
             Call::StartCapture => {
                 let bytes = body(incoming, call.body_bytes_max()).await?;
-                self.start_capture(bytes).await?
+                self.start_capture(&bytes)?
             }
-            Call::StopCapture { id } => {
-                let captures = Arc::clone(&self.captures);
-                match aside(move || captures.stop(id)).await? {
-                    true => json(&BTreeMap::from([("stopped", id)])),
-                    false => return Err(Refused::new(404, format!("no capture {id} is running")).into()),
-                }
-            }
+            Call::StopCapture { id } => match computed(|| self.captures.stop(id))? {
+                true => json(&BTreeMap::from([("stopped", id)])),
+                false => return Err(Refused::new(404, format!("no capture {id} is running")).into()),
+            },
             Call::Diff => {
-                // Before the body is read, so that the bodies of those that wait take no memory.
+                // Before the body is read, so that the bodies of those that wait take no memory. Held to the end of the
+                // comparison, which does not end when the client leaves.
                 let permit = self.diffs.try_acquire();
-                let _permit = permit.map_err(|_| busy("another comparison is running"))?;
+                let _permit =
+                    permit.map_err(|_| busy("another comparison is running (hint: try again later)"))?;
                 let bytes = body(incoming, call.body_bytes_max()).await?;
-                self.diff(bytes).await?
+                self.diff(bytes)?
             }
         })
     }
@@ -196,13 +197,14 @@ impl Api {
         Ok(with(whole(bytes), CONTENT_TYPE, page.content_type()))
     }
 
-    async fn flows(&self, rule: Option<String>) -> Result<Answer, Failed> {
-        let daemon = Arc::clone(&self.links.daemon);
-        let answer = aside(move || {
+    async fn flows(&self, rule: Option<&str>) -> Result<Answer, Failed> {
+        let _permit = self.lists.acquire().await.map_err(|error| internal(&error))?;
+        let daemon = &self.links.daemon;
+        let answer = computed(|| {
             let (in_force, state) = (daemon.in_force(), daemon.state());
-            flows::of(&in_force, &state, rule.as_deref()).map(|flows| json(&flows))
+            flows::of(&in_force, &state, rule).map(|flows| json(&flows))
         });
-        Ok(answer.await??)
+        Ok(answer??)
     }
 
     /// Waits for the daemon's verdict. The reload goes on if the client goes away.
@@ -217,21 +219,20 @@ impl Api {
     }
 
     /// The answer is the capture, and its number is in a header.
-    async fn start_capture(&self, bytes: Bytes) -> Result<Answer, Failed> {
-        let captures = Arc::clone(&self.captures);
-        let started = aside(move || {
-            let asked: CaptureBody = request::body(&bytes)?;
-            captures.start(&asked)
+    fn start_capture(&self, bytes: &Bytes) -> Result<Answer, Failed> {
+        let started = computed(|| {
+            let asked: CaptureBody = request::body(bytes)?;
+            self.captures.start(&asked)
         });
-        let (id, packets) = started.await??;
+        let (id, packets) = started??;
         let mut answer = with(Response::new(packets.boxed()), CONTENT_TYPE, "application/x-pcapng");
         answer.headers_mut().insert(CAPTURE_HEADER, HeaderValue::from(id));
         Ok(answer)
     }
 
-    async fn diff(&self, bytes: Bytes) -> Result<Answer, Failed> {
+    fn diff(&self, bytes: Bytes) -> Result<Answer, Failed> {
         let in_force = self.links.daemon.in_force();
-        aside(move || {
+        computed(move || {
             let asked: PolicyBody = request::body(&bytes)?;
             drop(bytes);
             let old = running(&in_force.inputs)?;
@@ -240,8 +241,7 @@ impl Api {
             let names = [in_force.source, asked.name];
             let answer = diff::json(names, &old, &new, asked.all);
             Ok(answer.map_or_else(|error| Failed::from(internal(&error)).answer(), json_bytes))
-        })
-        .await?
+        })?
     }
 }
 
@@ -255,9 +255,11 @@ fn internal(error: &dyn std::fmt::Display) -> Refused {
     Refused::new(500, error.to_string())
 }
 
-/// Runs what takes long on another thread.
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Refused> {
-    tokio::task::spawn_blocking(work).await.map_err(|error| internal(&error))
+/// Runs what takes long: on the thread of the connection, which serves no other client. A client that leaves does not end
+/// it; so its connection and its permit count until its end.
+fn computed<T>(work: impl FnOnce() -> T) -> Result<T, Refused> {
+    // As with a thread of its own, of what a panic leaves half done others see only what is behind locks.
+    catch_unwind(AssertUnwindSafe(work)).map_err(|_| internal(&"the request failed: see the daemon's log"))
 }
 
 /// The policy in force, parsed from what is kept of it.
