@@ -28,6 +28,8 @@ pub(super) const COOKIE: u32 = 0x3e3_1f20;
 pub const LOG2_RING_SIZE_MAX: u8 = 14;
 /// The smallest buffer that a client may post. A frame is spread over as many buffers as it needs, so tiny ones cost time.
 pub const BUFFER_BYTES_MIN: u32 = 64;
+/// The most descriptors of one frame: as many as 64 KiB need in the smallest buffers.
+pub const CHAIN_MAX: u16 = (0x1_0000 / BUFFER_BYTES_MIN) as u16;
 
 const COOKIE_OFFSET: usize = 0;
 const FLAGS_OFFSET: usize = 4;
@@ -59,11 +61,11 @@ pub enum Violation {
     /// A buffer is not inside its region.
     #[error("a buffer is outside of its region")]
     Offset,
-    /// A buffer is shorter than [`BUFFER_BYTES_MIN`], or a frame is empty.
+    /// A buffer is shorter than [`BUFFER_BYTES_MIN`], or a piece of a frame is empty.
     #[error("a length is too small")]
     Length,
-    /// The last descriptor of a frame announces another one.
-    #[error("a chain of descriptors has no end")]
+    /// The last descriptor of a frame announces another one, or a frame has more than [`CHAIN_MAX`] descriptors.
+    #[error("a chain of descriptors has no end or is too long")]
     Chain,
 }
 
@@ -260,13 +262,16 @@ fn read_chain(
 ) -> Result<(u16, Taken), Violation> {
     let (mut used, mut total, mut copied) = (0u16, 0usize, 0usize);
     loop {
-        if used == filled {
+        if used == filled.min(CHAIN_MAX) {
             return Err(Violation::Chain);
         }
         let index = start.wrapping_add(used);
         let descriptor = ring.descriptor(index)?;
         let (region, offset) = place(index, descriptor)?;
         let length = descriptor.length as usize;
+        if length == 0 {
+            return Err(Violation::Length);
+        }
         let memory = ring.regions.get(region)?;
         if offset > memory.bytes() || length > memory.bytes() - offset {
             return Err(Violation::Offset);
@@ -277,18 +282,14 @@ fn read_chain(
             }
             copied += length;
         }
-        // At most 2^14 lengths below 2^32: no overflow.
+        // At most 2^10 lengths below 2^32: no overflow.
         total += length;
         used += 1;
         if descriptor.flags & NEXT == 0 {
             break;
         }
     }
-    match total {
-        0 => Err(Violation::Length),
-        _ if total == copied => Ok((used, Taken::Frame(total))),
-        _ => Ok((used, Taken::TooLong(total))),
-    }
+    Ok((used, if total == copied { Taken::Frame(total) } else { Taken::TooLong(total) }))
 }
 
 /// The server's side of a ring to the client.
@@ -414,6 +415,13 @@ impl ServerReceiver {
         let (used, taken) = read_chain(&self.ring, self.tail, filled, to, place)?;
         self.tail = self.tail.wrapping_add(used);
         Ok(taken)
+    }
+
+    /// Counts the descriptors of taken frames, modulo 2^16.
+    #[inline]
+    #[must_use]
+    pub fn position(&self) -> u16 {
+        self.tail
     }
 
     /// Gives the descriptors of taken frames back to the client.

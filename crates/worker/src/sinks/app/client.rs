@@ -100,14 +100,15 @@ impl Client {
         None
     }
 
-    /// The rings from the client that this worker reads.
+    /// Rings from the client.
+    pub(super) fn rings_back(&self) -> usize {
+        self.receivers.len()
+    }
+
+    /// A ring from the client, unless another worker reads it.
     #[inline]
-    pub(super) fn receivers(
-        &self,
-        worker: usize,
-        workers: usize,
-    ) -> impl Iterator<Item = MutexGuard<'_, ServerReceiver>> {
-        self.receivers.iter().skip(worker).step_by(workers.max(1)).filter_map(|ring| try_lock(ring))
+    pub(super) fn receiver(&self, ring: usize) -> Option<MutexGuard<'_, ServerReceiver>> {
+        self.receivers.get(ring).and_then(|ring| try_lock(ring))
     }
 
     /// Notes that the client waits for an interrupt of a ring. Returns whether that was not known yet.

@@ -7,15 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use program::AppMode;
-use shm::memif::ring::{Put, ServerReceiver, Taken, Violation};
+use shm::memif::ring::{CHAIN_MAX, Put, ServerReceiver, Taken, Violation};
 
 use super::client::{Client, Doorbell, add};
 use super::roster::{Post, Roster};
 use crate::BATCH_MAX;
 use crate::sink::{Deliveries, FramesBack, Sink, SinkCounters, SinkDrop};
 
-/// Frames that a worker takes from one ring of a client per iteration, so that a client cannot keep it busy.
-const TAKE_MAX: usize = 32;
+/// What a worker takes from all clients together per iteration, so that they cannot keep it busy. The last frame may
+/// exceed it, by [`CHAIN_MAX`] descriptors and [`FRAME_BYTES_MAX`] bytes at most. A ring that is looked at counts as a
+/// descriptor.
+const TAKE: Budget = Budget { descriptors: 256, bytes: 128 << 10 };
 /// The longest frame that a client can send.
 const FRAME_BYTES_MAX: usize = 16 << 10;
 /// In [`Endpoint::targets`] in mode `copy`: every client.
@@ -46,6 +48,8 @@ pub(super) struct Endpoint {
     targets: Vec<u8>,
     /// For each packet of the batch why it is not delivered; `None` if it is.
     fates: Vec<Option<SinkDrop>>,
+    /// The ring from clients that is read first in the next iteration.
+    first_ring: usize,
     /// A frame of a client.
     frame: Box<[u8]>,
 }
@@ -60,7 +64,19 @@ impl Endpoint {
     ) -> Self {
         let (targets, fates) = (Vec::with_capacity(BATCH_MAX), Vec::with_capacity(BATCH_MAX));
         let frame = vec![0; FRAME_BYTES_MAX].into_boxed_slice();
-        Self { worker, workers, mode, post, doorbell, counters, roster: None, targets, fates, frame }
+        Self {
+            worker,
+            workers,
+            mode,
+            post,
+            doorbell,
+            counters,
+            roster: None,
+            targets,
+            fates,
+            first_ring: 0,
+            frame,
+        }
     }
 
     /// Delivers a batch.
@@ -118,14 +134,43 @@ impl Endpoint {
     pub(super) fn take(&mut self) {
         self.post.refresh(&mut self.roster);
         let Some(roster) = self.roster.as_deref() else { return };
-        for client in roster.clients.iter().filter(|client| client.is_sound()) {
-            for mut ring in client.receivers(self.worker, self.workers) {
-                if let Err(violation) = take_from(&mut ring, client, &mut self.frame) {
-                    client.accuse(violation);
-                    self.doorbell.ring();
-                }
+        let mut budget = TAKE;
+        let mut visited = 0;
+        for (client, ring) in roster.rings_of((self.worker, self.workers), self.first_ring) {
+            if budget.is_spent() {
+                break;
+            }
+            visited += 1;
+            budget.spend(1, 0);
+            let ring = client.receiver(ring).filter(|_| client.is_sound());
+            if let Some(mut ring) = ring
+                && let Err(violation) = take_from(&mut ring, client, &mut self.frame, &mut budget)
+            {
+                client.accuse(violation);
+                self.doorbell.ring();
             }
         }
+        self.first_ring = (self.first_ring + visited) % roster.rings.len().max(1);
+    }
+}
+
+/// How much may still be taken from clients.
+#[derive(Clone, Copy)]
+struct Budget {
+    descriptors: usize,
+    bytes: usize,
+}
+
+impl Budget {
+    #[inline]
+    fn spend(&mut self, descriptors: u16, bytes: usize) {
+        self.descriptors = self.descriptors.saturating_sub(usize::from(descriptors));
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+
+    #[inline]
+    fn is_spent(self) -> bool {
+        self.descriptors == 0 || self.bytes == 0
     }
 }
 
@@ -228,21 +273,36 @@ fn note(fate: &mut Option<SinkDrop>, reason: SinkDrop) {
     }
 }
 
-/// Takes frames from one ring of a client.
-fn take_from(ring: &mut ServerReceiver, client: &Client, frame: &mut [u8]) -> Result<(), Violation> {
+/// Takes frames from one ring of a client, as long as the budget has something left.
+fn take_from(
+    ring: &mut ServerReceiver,
+    client: &Client,
+    frame: &mut [u8],
+    budget: &mut Budget,
+) -> Result<(), Violation> {
     let (mut frames, mut bytes, mut too_long) = (0, 0, 0);
     let mut taken = Ok(Taken::Empty);
-    for _ in 0..TAKE_MAX {
+    while !budget.is_spent() {
+        let before = ring.position();
         taken = ring.take(frame);
+        let used = ring.position().wrapping_sub(before);
         match taken {
             Ok(Taken::Frame(length)) => {
                 frames += 1;
                 bytes += length as u64;
+                budget.spend(used, length);
                 let received = frame.get(..length).unwrap_or_default();
                 send(received);
             }
-            Ok(Taken::TooLong(_)) => too_long += 1,
-            Ok(Taken::Empty) | Err(_) => break,
+            Ok(Taken::TooLong(_)) => {
+                too_long += 1;
+                budget.spend(used, frame.len());
+            }
+            Ok(Taken::Empty) => break,
+            Err(_) => {
+                budget.spend(CHAIN_MAX, frame.len());
+                break;
+            }
         }
     }
     if frames + too_long > 0 {

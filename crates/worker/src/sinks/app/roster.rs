@@ -25,9 +25,37 @@ pub(super) struct Roster {
     pub(super) clients: Vec<Arc<Client>>,
     /// For each bucket the index of its client; without meaning if there is none.
     pub(super) buckets: [u8; BUCKETS],
+    /// All rings from clients, as the index of the client and the number of the ring. Worker `w` of `n` reads the entries
+    /// `w`, `w + n` and so on.
+    pub(super) rings: Vec<(u8, u8)>,
 }
 
 impl Roster {
+    pub(super) fn new(clients: Vec<Arc<Client>>, buckets: [u8; BUCKETS]) -> Self {
+        // Both numbers are at most 64.
+        let of = |(index, client): (usize, &Arc<Client>)| {
+            (0..client.rings_back()).map(move |ring| (index as u8, ring as u8))
+        };
+        let rings = clients.iter().enumerate().flat_map(of).collect();
+        Self { clients, buckets, rings }
+    }
+
+    /// The rings from clients that this worker reads, each once, the one with number `first` (modulo how many there are)
+    /// first.
+    #[inline]
+    pub(super) fn rings_of(
+        &self,
+        (worker, workers): (usize, usize),
+        first: usize,
+    ) -> impl Iterator<Item = (&Client, usize)> {
+        let count = self.rings.len().saturating_sub(worker).div_ceil(workers.max(1));
+        let entry = move |number: usize| worker + (first + number) % count * workers;
+        (0..count).filter_map(move |number| {
+            let &(client, ring) = self.rings.get(entry(number))?;
+            Some((&**self.clients.get(usize::from(client))?, usize::from(ring)))
+        })
+    }
+
     /// The client that gets a frame.
     #[inline]
     pub(super) fn client_of(&self, frame: &[u8]) -> u8 {

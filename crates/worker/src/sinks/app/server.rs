@@ -348,7 +348,7 @@ impl Server {
         if self.options.mode == AppMode::Share {
             self.shares.divide(&ids);
         }
-        let roster = Arc::new(Roster { clients, buckets: self.shares.table(&ids) });
+        let roster = Arc::new(Roster::new(clients, self.shares.table(&ids)));
         for post in &self.posts {
             post.publish(Arc::clone(&roster));
         }

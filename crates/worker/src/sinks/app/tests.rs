@@ -413,6 +413,67 @@ fn a_handshake_that_stalls_ends() {
     let _client = fixture.connect(1);
 }
 
+#[test]
+fn the_work_for_clients_per_iteration_is_bounded_and_goes_round() {
+    let mut fixture = fixture(1, |options| options.rings = 8);
+    // Eight rings of 2^10 descriptors full of frames of one descriptor, from clients that do not wait for anything.
+    let config = Config { rings: 8, log2_ring_size: 10, ..Config::default() };
+    let mut clients: Vec<_> = (0..3).map(|_| Peer::connect(&fixture.path(), &config).unwrap()).collect();
+    eventually("they are connected", || fixture.number("clients") == 3);
+    for client in &mut clients {
+        for ring in 0..8 {
+            while client.senders[ring].put(&[7; 60]) == Ok(Put::Done) {}
+            client.publish(ring);
+        }
+    }
+    let mut before = 0;
+    for _ in 0..3 * 8 {
+        fixture.endpoints[0].take();
+        let returned = fixture.number("returned");
+        assert!(returned - before <= 256, "{returned}");
+        before = returned;
+    }
+    let status = fixture.status("client ");
+    assert!(status.iter().all(|client| !client.ends_with("returned 0")), "each has its turn: {status:?}");
+}
+
+#[test]
+fn a_client_that_chains_without_end_or_empty_pieces_is_disconnected() {
+    for (pieces, length) in [(2000, 1u32), (2, 0)] {
+        let mut fixture = fixture(1, |options| options.ring_size = 1 << 14);
+        let config = Config { log2_ring_size: 14, buffer_bytes: 64, ..Config::default() };
+        let mut liar = Peer::connect(&fixture.path(), &config).unwrap();
+        eventually("it is connected", || fixture.number("clients") == 1);
+        // One frame of many descriptors, of which the last has a byte.
+        for piece in 0..pieces {
+            assert_eq!(liar.senders[0].put(&[7]), Ok(Put::Done));
+            let descriptor = 128 + 16 * piece;
+            if piece < pieces - 1 {
+                assert!(liar.memory().write(descriptor, &1u16.to_ne_bytes()));
+                assert!(liar.memory().write(descriptor + 4, &length.to_ne_bytes()));
+            }
+        }
+        liar.publish(0);
+        fixture.endpoints[0].take();
+        eventually("it is disconnected", || fixture.number("violations") == 1);
+        assert_eq!(fixture.number("returned"), 0);
+    }
+}
+
+/// Whether this process runs only this test, because it concerns the limits or the files of the process.
+fn is_alone(test: &str) -> bool {
+    const VARIABLE: &str = "STEERD_TEST_ALONE";
+    if std::env::var_os(VARIABLE).is_some() {
+        return true;
+    }
+    let name = format!("sinks::app::tests::{test}");
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = command.args(["--exact", &name, "--nocapture"]).env(VARIABLE, "1").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
+    false
+}
+
 /// A TCP socket whose close waits as long as the other end, which is returned too, takes nothing.
 fn slow_to_close() -> (std::net::TcpStream, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -427,12 +488,18 @@ fn slow_to_close() -> (std::net::TcpStream, std::net::TcpStream) {
 #[test]
 fn files_that_close_slowly_delay_nobody() {
     use std::os::fd::AsFd;
+    // A child process that another test starts would have copies of the sockets, and wait in exec.
+    if !is_alone("files_that_close_slowly_delay_nobody") {
+        return;
+    }
     let fixture = fixture(1, |options| options.clients = 2);
     let honest = fixture.connect(1);
     let send = |message| {
         let (slow, other_end) = slow_to_close();
         let channel = shm::Channel::connect(&fixture.path()).unwrap();
         channel.send(&message, Some(slow.as_fd())).unwrap();
+        // The sink may have closed it already, and then this close waits.
+        std::thread::spawn(move || drop(slow));
         (channel, other_end)
     };
     let begun = Instant::now();
