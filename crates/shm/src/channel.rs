@@ -279,13 +279,21 @@ impl Listener {
     }
 
     /// The next connection that waits. None while the [`Closer`] is busy.
-    #[must_use]
-    pub fn accept(&self) -> Option<Channel> {
+    ///
+    /// # Errors
+    /// The errno of accept(2). With EMFILE, ENFILE, ENOBUFS and ENOMEM the connection keeps waiting and poll(2) reports
+    /// it, so the caller should pause.
+    pub fn accept(&self) -> rustix::io::Result<Option<Channel>> {
         if self.socket.closer().is_some_and(Closer::is_busy) {
-            return None;
+            return Ok(None);
         }
-        let socket = accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
-        Some(Channel { socket: ForeignFile::new(socket, self.socket.closer().cloned()) })
+        match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => {
+                Ok(Some(Channel { socket: ForeignFile::new(socket, self.socket.closer().cloned()) }))
+            }
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+            Err(errno) => Err(errno),
+        }
     }
 
     /// Where it listens.
@@ -379,7 +387,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let listener = Listener::bind(&folder.path().join("s"), 0o600, &Closer::start().unwrap()).unwrap();
         let client = Channel::connect(listener.path()).unwrap();
-        let server = listener.accept().unwrap();
+        let server = listener.accept().unwrap().unwrap();
         (folder, listener, client, server)
     }
 
@@ -422,7 +430,10 @@ mod tests {
         let live = Listener::bind(&path, 0o600, &Closer::start().unwrap()).unwrap();
         let next = Listener::bind(&path, 0o600, &Closer::start().unwrap()).unwrap();
         let _client = Channel::connect(&path).unwrap();
-        assert!(next.accept().is_some(), "the second listener of this process has replaced the first");
+        assert!(
+            next.accept().unwrap().is_some(),
+            "the second listener of this process has replaced the first"
+        );
         drop(live);
         assert!(path.exists(), "the first does not remove the file of the second");
         let stale = new_socket().unwrap();
@@ -551,14 +562,14 @@ mod tests {
             client.send(&Message::Ack, Some(file.as_fd())).unwrap();
         }
         let _waits = Channel::connect(listener.path()).unwrap();
-        assert!(closer.is_busy() && listener.accept().is_none(), "{received}");
+        assert!(closer.is_busy() && listener.accept().unwrap().is_none(), "{received}");
         drop(other_end);
         let begun = Instant::now();
         while closer.is_busy() {
             assert!(begun.elapsed() < Duration::from_secs(20));
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(matches!(server.receive(), Received::Message(..)) && listener.accept().is_some());
+        assert!(matches!(server.receive(), Received::Message(..)) && listener.accept().unwrap().is_some());
         assert_eq!(closer.left_open(), 0);
     }
 }

@@ -21,7 +21,7 @@
 //! let client = std::thread::spawn(move || Client::connect(&path, &Config::default()));
 //!
 //! let channel = loop {
-//!     let Some(channel) = listener.accept() else { continue };
+//!     let Some(channel) = listener.accept()? else { continue };
 //!     break channel;
 //! };
 //! let mut negotiation = Negotiation::new(Limits { rings: 1, log2_ring_size: 10, bytes: 64 << 20 });

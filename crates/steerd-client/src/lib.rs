@@ -16,7 +16,7 @@
 //! # let listener = Listener::bind(&path, 0o600, &Closer::start()?)?;
 //! # let _server = std::thread::spawn(move || {
 //! #     let channel = loop {
-//! #         let Some(channel) = listener.accept() else { continue };
+//! #         let Some(channel) = listener.accept().unwrap() else { continue };
 //! #         break channel;
 //! #     };
 //! #     let mut negotiation = Negotiation::new(Limits { rings: 1, log2_ring_size: 10, bytes: 64 << 20 });

@@ -146,7 +146,7 @@ fn serve(listener: &Listener, limits: Limits) -> Result<(Channel, Box<Connection
     let mut channel: Option<Channel> = None;
     while Instant::now() < deadline {
         let Some(channel) = &mut channel else {
-            channel = listener.accept();
+            channel = listener.accept().unwrap();
             if let Some(channel) = &channel {
                 channel.send(&negotiation.hello("server"), None).unwrap();
             }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use program::{AppMode, AppSink};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::geteuid;
 use shm::memif::message::Message;
 use shm::memif::server::{Connection, Limits, Negotiation, Progress, Refusal};
@@ -28,6 +29,8 @@ const PENDING_MAX: usize = 16;
 /// How long the thread sleeps at most, and while it waits for workers to give up a client.
 const TICK: Duration = Duration::from_secs(1);
 const RELEASE_TICK: Duration = Duration::from_millis(5);
+/// The pause after an error of accept(2).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// And while files wait to be closed.
 const CLOSER_TICK: Duration = Duration::from_millis(20);
 /// The least time between two rounds of interrupts: a client that always wants one costs a bounded time.
@@ -94,6 +97,9 @@ pub(super) struct Server {
     /// That `closer` is busy was logged.
     is_busy_logged: bool,
     listener: Listener,
+    /// Until then nothing is accepted, after an error.
+    accept_after: Instant,
+    is_accept_error_logged: bool,
     shared: Arc<Shared>,
     posts: Vec<Arc<Post>>,
     pending: Vec<Pending>,
@@ -132,6 +138,8 @@ impl Server {
             closer,
             is_busy_logged: false,
             listener,
+            accept_after: Instant::now(),
+            is_accept_error_logged: false,
             shared,
             posts,
             pending: Vec::new(),
@@ -163,7 +171,7 @@ impl Server {
 
     fn wait(&mut self) -> Ready {
         let is_busy = self.is_closer_busy();
-        let accepts = !is_busy && self.pending.len() < PENDING_MAX;
+        let accepts = !is_busy && self.pending.len() < PENDING_MAX && self.accept_after <= Instant::now();
         let doorbell = &self.shared.doorbell;
         let mut files: Vec<BorrowedFd<'_>> = vec![doorbell.interrupt.as_fd()];
         if !is_busy {
@@ -201,7 +209,9 @@ impl Server {
 
     fn timeout(&self) -> Duration {
         let now = Instant::now();
+        let pause = self.accept_after.saturating_duration_since(now);
         let limit = if self.is_busy_logged { CLOSER_TICK } else { TICK };
+        let limit = if pause.is_zero() { limit } else { limit.min(pause) };
         let limit = if self.departed.is_empty() { limit } else { RELEASE_TICK };
         let deadlines = self.pending.iter().map(|pending| pending.deadline.saturating_duration_since(now));
         deadlines.min().map_or(limit, |next| next.min(limit))
@@ -209,7 +219,14 @@ impl Server {
 
     fn accept(&mut self) {
         while self.pending.len() < PENDING_MAX {
-            let Some(channel) = self.listener.accept() else { return };
+            let channel = match self.listener.accept() {
+                Ok(Some(channel)) => channel,
+                Ok(None) => {
+                    self.is_accept_error_logged = false;
+                    return;
+                }
+                Err(errno) => return self.pause_accepting(errno),
+            };
             let Ok(peer) = channel.peer() else { continue };
             if let Err(reason) = self.check_access(&peer) {
                 self.shared.events.denied.fetch_add(1, Ordering::Relaxed);
@@ -227,6 +244,18 @@ impl Server {
                     began: false,
                 });
             }
+        }
+    }
+
+    /// The connection keeps waiting, so the socket stays readable: without a pause the thread would not sleep.
+    fn pause_accepting(&mut self, errno: Errno) {
+        self.accept_after = Instant::now() + ACCEPT_PAUSE;
+        if !self.is_accept_error_logged {
+            self.is_accept_error_logged = true;
+            tracing::warn!(
+                "sink `{}`: clients cannot connect: accept: {errno} (hint: `ulimit -n`, LimitNOFILE= of the service)",
+                self.name
+            );
         }
     }
 

@@ -474,6 +474,36 @@ fn is_alone(test: &str) -> bool {
     false
 }
 
+#[test]
+fn without_free_descriptors_the_thread_waits_and_accepts_later() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    use rustix::time::{ClockId, clock_gettime};
+    if !is_alone("without_free_descriptors_the_thread_waits_and_accepts_later") {
+        return;
+    }
+    let fixture = fixture(1, |_| {});
+    let path = fixture.path();
+    let before = getrlimit(Resource::Nofile);
+    let client = rustix::net::socket_with(
+        rustix::net::AddressFamily::UNIX,
+        rustix::net::SocketType::SEQPACKET,
+        rustix::net::SocketFlags::CLOEXEC,
+        None,
+    )
+    .unwrap();
+    // As many as poll(2) has at least, and all of them are used.
+    setrlimit(Resource::Nofile, Rlimit { current: Some(3), ..before.clone() }).unwrap();
+    rustix::net::connect(&client, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
+    let cpu = || Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap();
+    let begun = cpu();
+    std::thread::sleep(Duration::from_millis(500));
+    let used = cpu() - begun;
+    setrlimit(Resource::Nofile, before).unwrap();
+    assert!(used < Duration::from_millis(100), "{used:?} in 500 ms");
+    let channel = shm::Channel::from(client);
+    eventually("it is accepted", || matches!(channel.receive(), shm::Received::Message(..)));
+}
+
 /// A TCP socket whose close waits as long as the other end, which is returned too, takes nothing.
 fn slow_to_close() -> (std::net::TcpStream, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
