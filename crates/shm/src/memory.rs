@@ -78,8 +78,10 @@ impl Memory {
         Ok((Self::map(&file, bytes as u64)?, file))
     }
 
-    /// Maps the first `bytes` bytes of a file that another process created, and allocates its pages, so that later
-    /// accesses do not wait for the kernel.
+    /// Maps the first `bytes` bytes of a file that another process created, and allocates its pages, so that accesses do
+    /// not usually fault. The seal does not prevent it: the other process can release pages whenever it wants
+    /// (fallocate(2), FALLOC_FL_PUNCH_HOLE), and the next access to such a page waits until the kernel has allocated
+    /// another one. It reads zeros then, which is checked like any other contents.
     ///
     /// # Errors
     /// The file is not a memfd of normal pages, could shrink, is smaller than `bytes`, or cannot be mapped.
