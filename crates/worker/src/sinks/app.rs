@@ -16,9 +16,9 @@ use std::time::Duration;
 use program::AppSink;
 use shm::Closer;
 
-use self::client::{Client, Doorbell};
+use self::client::{Client, ThreadWakeup};
 use self::endpoint::{Endpoint, sum};
-use self::roster::Post;
+use self::roster::RosterSlot;
 use self::server::{Server, Shared};
 use super::{Hub, Opened, SinkError};
 use crate::sink::{Sink, SinkCounters};
@@ -50,26 +50,26 @@ pub(super) fn open(name: &str, options: &AppSink, workers: usize) -> Result<Open
 
 fn start(name: &str, options: &AppSink, workers: usize) -> Result<(App, Vec<Endpoint>), SinkError> {
     let failed = |source| SinkError::App { sink: name.to_owned(), operation: "starting its thread", source };
-    let doorbell = Arc::new(Doorbell::new().map_err(|errno| failed(errno.into()))?);
-    let shared = Arc::new(Shared::new(Arc::clone(&doorbell)));
-    let posts: Vec<Arc<Post>> = (0..workers).map(|_| Arc::default()).collect();
+    let wakeup = Arc::new(ThreadWakeup::new().map_err(|errno| failed(errno.into()))?);
+    let shared = Arc::new(Shared::new(Arc::clone(&wakeup)));
+    let slots: Vec<Arc<RosterSlot>> = (0..workers).map(|_| Arc::default()).collect();
     let closer = Closer::start().map_err(failed)?;
-    let server = Server::new(name, options, Arc::clone(&shared), posts.clone(), closer)
+    let server = Server::new(name, options, Arc::clone(&shared), slots.clone(), closer)
         .map_err(|source| SinkError::Listen { sink: name.to_owned(), source })?;
     let thread = std::thread::Builder::new().name(format!("app-{name}")).spawn(move || server.run());
     let thread = Some(thread.map_err(failed)?);
-    let endpoint = |(worker, post)| {
+    let endpoint = |(worker, slot)| {
         let counters: Arc<SinkCounters> = Arc::default();
-        Endpoint::new((worker, workers), options.mode, post, Arc::clone(&doorbell), counters)
+        Endpoint::new((worker, workers), options.mode, slot, Arc::clone(&wakeup), counters)
     };
-    let endpoints = posts.into_iter().enumerate().map(endpoint).collect();
+    let endpoints = slots.into_iter().enumerate().map(endpoint).collect();
     Ok((App { options: options.clone(), shared, thread }, endpoints))
 }
 
 impl Drop for App {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.doorbell.ring();
+        self.shared.wakeup.wake();
         if let Some(thread) = self.thread.take() {
             let _ = super::join_within(thread, END_TIMEOUT);
         }
@@ -104,7 +104,7 @@ fn describe(client: &Client) -> String {
     let counters = &client.counters;
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     format!(
-        "{}, {}, rings: {rings} of {size}, {} KiB, delivered {}, ring_full {}, contended {}, too_long {}, returned {}",
+        "{}, {}, rings: {rings} of {size}, {} KiB, delivered {}, ring_full {}, contended {}, too_long {}, returned {}, returned_too_long {}",
         client.name,
         client.peer,
         client.bytes / 1024,
@@ -113,5 +113,6 @@ fn describe(client: &Client) -> String {
         read(&counters.contended),
         read(&counters.too_long),
         read(&counters.returned),
+        read(&counters.returned_too_long),
     )
 }

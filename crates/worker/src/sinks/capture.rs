@@ -23,7 +23,7 @@ mod writer;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use program::{CaptureSink, Program};
 

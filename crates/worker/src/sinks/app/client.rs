@@ -132,7 +132,7 @@ impl Client {
 
     /// The client broke a rule: no worker uses it any more, and the server disconnects it.
     #[cold]
-    pub(super) fn accuse(&self, violation: Violation) {
+    pub(super) fn note_violation(&self, violation: Violation) {
         let index = Violation::ALL.iter().position(|known| *known == violation).unwrap_or_default();
         let _ = self.broken.compare_exchange(0, 1 + index as u8, Ordering::SeqCst, Ordering::Relaxed);
     }
@@ -158,13 +158,13 @@ fn try_lock<T>(ring: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 /// Nothing is missed: a worker sets `attention` and then looks at `sleeping`; the thread sets `sleeping` and then looks
 /// at `attention`. All four are sequentially consistent, so at least one of the two sees what the other wrote.
 #[derive(Debug)]
-pub(super) struct Doorbell {
+pub(super) struct ThreadWakeup {
     pub(super) interrupt: Interrupt,
     attention: CachePadded<AtomicBool>,
     sleeping: CachePadded<AtomicBool>,
 }
 
-impl Doorbell {
+impl ThreadWakeup {
     pub(super) fn new() -> rustix::io::Result<Self> {
         Ok(Self {
             interrupt: Interrupt::new()?,
@@ -174,7 +174,7 @@ impl Doorbell {
     }
 
     #[inline]
-    pub(super) fn ring(&self) {
+    pub(super) fn wake(&self) {
         self.attention.store(true, Ordering::SeqCst);
         if self.sleeping.load(Ordering::SeqCst) && self.sleeping.swap(false, Ordering::SeqCst) {
             self.interrupt.raise();
@@ -182,7 +182,7 @@ impl Doorbell {
     }
 
     /// Called by the thread before it waits. Returns whether it may.
-    pub(super) fn falls_asleep(&self) -> bool {
+    pub(super) fn announce_sleep(&self) -> bool {
         self.sleeping.store(true, Ordering::SeqCst);
         let may = !self.attention.load(Ordering::SeqCst);
         if !may {
@@ -192,7 +192,7 @@ impl Doorbell {
     }
 
     /// Called by the thread after it has waited.
-    pub(super) fn wakes_up(&self) {
+    pub(super) fn end_sleep(&self) {
         self.sleeping.store(false, Ordering::SeqCst);
         self.attention.store(false, Ordering::SeqCst);
         self.interrupt.clear();

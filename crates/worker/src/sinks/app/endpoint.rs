@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use program::AppMode;
 use shm::memif::ring::{CHAIN_MAX, Put, ServerReceiver, Taken, Violation};
 
-use super::client::{Client, Doorbell, add};
-use super::roster::{Post, Roster};
+use super::client::{Client, ThreadWakeup, add};
+use super::roster::{Roster, RosterSlot};
 use crate::BATCH_MAX;
 use crate::sink::{Deliveries, FramesBack, Sink, SinkCounters, SinkDrop};
 
@@ -40,14 +40,14 @@ pub(super) struct Endpoint {
     worker: usize,
     workers: usize,
     mode: AppMode,
-    post: Arc<Post>,
-    doorbell: Arc<Doorbell>,
+    slot: Arc<RosterSlot>,
+    wakeup: Arc<ThreadWakeup>,
     pub(super) counters: Arc<SinkCounters>,
     roster: Option<Arc<Roster>>,
     /// For each packet of the batch its client.
     targets: Vec<u8>,
     /// For each packet of the batch why it is not delivered; `None` if it is.
-    fates: Vec<Option<SinkDrop>>,
+    outcomes: Vec<Option<SinkDrop>>,
     /// The ring from clients that is read first in the next iteration.
     first_ring: usize,
     /// A frame of a client.
@@ -58,22 +58,22 @@ impl Endpoint {
     pub(super) fn new(
         (worker, workers): (usize, usize),
         mode: AppMode,
-        post: Arc<Post>,
-        doorbell: Arc<Doorbell>,
+        slot: Arc<RosterSlot>,
+        wakeup: Arc<ThreadWakeup>,
         counters: Arc<SinkCounters>,
     ) -> Self {
-        let (targets, fates) = (Vec::with_capacity(BATCH_MAX), Vec::with_capacity(BATCH_MAX));
+        let (targets, outcomes) = (Vec::with_capacity(BATCH_MAX), Vec::with_capacity(BATCH_MAX));
         let frame = vec![0; FRAME_BYTES_MAX].into_boxed_slice();
         Self {
             worker,
             workers,
             mode,
-            post,
-            doorbell,
+            slot,
+            wakeup,
             counters,
             roster: None,
             targets,
-            fates,
+            outcomes,
             first_ring: 0,
             frame,
         }
@@ -82,13 +82,13 @@ impl Endpoint {
     /// Delivers a batch.
     #[inline]
     pub(super) fn deliver(&mut self, frames: &impl Frames) {
-        self.post.refresh(&mut self.roster);
-        self.fates.clear();
+        self.slot.refresh(&mut self.roster);
+        self.outcomes.clear();
         self.targets.clear();
         let roster = self.roster.as_deref().filter(|roster| !roster.clients.is_empty());
         let shared = roster.filter(|_| self.mode == AppMode::Share);
         frames.each(|frame| {
-            self.fates.push(Some(SinkDrop::NoClient));
+            self.outcomes.push(Some(SinkDrop::NoClient));
             self.targets.push(shared.map_or(EVERY, |roster| roster.client_of(frame)));
         });
         if let Some(roster) = roster {
@@ -96,8 +96,8 @@ impl Endpoint {
                 let number = number as u8;
                 let is_used = shared.is_none() || self.targets.contains(&number);
                 if is_used && client.is_sound() {
-                    let batch = Batch { number, targets: &self.targets, fates: &mut self.fates };
-                    batch.put(frames, client, self.worker, &self.doorbell);
+                    let batch = Batch { number, targets: &self.targets, outcomes: &mut self.outcomes };
+                    batch.put(frames, client, self.worker, &self.wakeup);
                 }
             }
         }
@@ -107,11 +107,11 @@ impl Endpoint {
     fn count(&self, frames: &impl Frames) {
         let (mut delivered, mut delivered_bytes, mut offered_bytes) = (0, 0, 0);
         let mut dropped = [0; SinkDrop::ALL.len()];
-        let mut fates = self.fates.iter();
+        let mut outcomes = self.outcomes.iter();
         frames.each(|frame| {
             let bytes = frame.len() as u64;
             offered_bytes += bytes;
-            match fates.next() {
+            match outcomes.next() {
                 Some(Some(reason)) => dropped[*reason as usize] += 1,
                 _ => {
                     delivered += 1;
@@ -119,7 +119,7 @@ impl Endpoint {
                 }
             }
         });
-        self.counters.offered(self.fates.len() as u64, offered_bytes);
+        self.counters.offered(self.outcomes.len() as u64, offered_bytes);
         if delivered > 0 {
             self.counters.worker.delivered(delivered, delivered_bytes);
         }
@@ -132,7 +132,7 @@ impl Endpoint {
 
     /// Takes what clients have sent.
     pub(super) fn take(&mut self) {
-        self.post.refresh(&mut self.roster);
+        self.slot.refresh(&mut self.roster);
         let Some(roster) = self.roster.as_deref() else { return };
         let mut budget = TAKE;
         let mut visited = 0;
@@ -146,8 +146,8 @@ impl Endpoint {
             if let Some(mut ring) = ring
                 && let Err(violation) = take_from(&mut ring, client, &mut self.frame, &mut budget)
             {
-                client.accuse(violation);
-                self.doorbell.ring();
+                client.note_violation(violation);
+                self.wakeup.wake();
             }
         }
         self.first_ring = (self.first_ring + visited) % roster.rings.len().max(1);
@@ -176,7 +176,7 @@ impl Budget {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        self.post.give_back(self.roster.take());
+        self.slot.give_back(self.roster.take());
     }
 }
 
@@ -199,19 +199,19 @@ impl Sink for Endpoint {
 struct Batch<'b> {
     number: u8,
     targets: &'b [u8],
-    fates: &'b mut [Option<SinkDrop>],
+    outcomes: &'b mut [Option<SinkDrop>],
 }
 
 impl Batch<'_> {
     #[inline]
-    fn put(self, frames: &impl Frames, client: &Client, worker: usize, doorbell: &Doorbell) {
-        let Self { number, targets, fates } = self;
+    fn put(self, frames: &impl Frames, client: &Client, worker: usize, wakeup: &ThreadWakeup) {
+        let Self { number, targets, outcomes } = self;
         let is_mine = |target: u8| target == EVERY || target == number;
         let Some((ring, mut sender)) = client.sender(worker) else {
-            let mine = fates.iter_mut().zip(targets).filter(|(_, target)| is_mine(**target));
+            let mine = outcomes.iter_mut().zip(targets).filter(|(_, target)| is_mine(**target));
             let mut contended = 0;
-            for (fate, _) in mine {
-                note(fate, SinkDrop::Contended);
+            for (outcome, _) in mine {
+                note(outcome, SinkDrop::Contended);
                 contended += 1;
             }
             add(&client.counters.contended, contended);
@@ -219,43 +219,43 @@ impl Batch<'_> {
         };
         let (mut delivered, mut bytes, mut full, mut too_long) = (0, 0, 0, 0);
         let mut broken = None;
-        let mut packets = fates.iter_mut().zip(targets);
+        let mut packets = outcomes.iter_mut().zip(targets);
         frames.each(|frame| {
-            let Some((fate, target)) = packets.next() else { return };
+            let Some((outcome, target)) = packets.next() else { return };
             if !is_mine(*target) {
                 return;
             }
             if broken.is_some() {
-                note(fate, SinkDrop::Closed);
+                note(outcome, SinkDrop::Closed);
                 return;
             }
             match sender.put(frame) {
                 Ok(Put::Done) => {
-                    *fate = None;
+                    *outcome = None;
                     delivered += 1;
                     bytes += frame.len() as u64;
                 }
                 Ok(Put::Full) => {
-                    note(fate, SinkDrop::RingFull);
+                    note(outcome, SinkDrop::RingFull);
                     full += 1;
                 }
                 Ok(Put::TooLong) => {
-                    note(fate, SinkDrop::TooLong);
+                    note(outcome, SinkDrop::TooLong);
                     too_long += 1;
                 }
                 Err(violation) => {
-                    note(fate, SinkDrop::Closed);
+                    note(outcome, SinkDrop::Closed);
                     broken = Some(violation);
                 }
             }
         });
         if sender.publish() && client.want_interrupt(ring) {
-            doorbell.ring();
+            wakeup.wake();
         }
         drop(sender);
         if let Some(violation) = broken {
-            client.accuse(violation);
-            doorbell.ring();
+            client.note_violation(violation);
+            wakeup.wake();
         }
         let counters = &client.counters;
         add(&counters.delivered, delivered);
@@ -267,9 +267,9 @@ impl Batch<'_> {
 
 /// A client did not get the packet; another one may have.
 #[inline]
-fn note(fate: &mut Option<SinkDrop>, reason: SinkDrop) {
-    if fate.is_some() {
-        *fate = Some(reason);
+fn note(outcome: &mut Option<SinkDrop>, reason: SinkDrop) {
+    if outcome.is_some() {
+        *outcome = Some(reason);
     }
 }
 

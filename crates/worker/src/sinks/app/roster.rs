@@ -1,8 +1,9 @@
 //! Which clients are connected, as workers see it, and which flows each gets.
 //!
-//! The server's thread makes a new [`Roster`] whenever a client comes or goes and posts it to every worker. A worker looks
-//! into its [`Post`] once per iteration, which is a read of an atomic, and gives the previous roster back through the same
-//! post. So rosters, clients and mappings are always dropped by the server's thread, when no worker has them any more.
+//! The server's thread makes a new [`Roster`] whenever a client comes or goes and puts it into the [`RosterSlot`] of every
+//! worker. A worker looks into its slot once per iteration, which is a read of an atomic, and gives the previous roster
+//! back through the same slot. So rosters, clients and mappings are always dropped by the server's thread, when no worker
+//! has them any more.
 
 use std::sync::Arc;
 
@@ -65,20 +66,20 @@ impl Roster {
 
 /// Between the server's thread and one worker.
 #[derive(Debug)]
-pub(super) struct Post {
+pub(super) struct RosterSlot {
     /// The latest roster that the worker has not taken.
     latest: ArrayQueue<Arc<Roster>>,
     /// Those that the worker has replaced.
     returned: ArrayQueue<Arc<Roster>>,
 }
 
-impl Default for Post {
+impl Default for RosterSlot {
     fn default() -> Self {
         Self { latest: ArrayQueue::new(1), returned: ArrayQueue::new(4) }
     }
 }
 
-impl Post {
+impl RosterSlot {
     /// Replaces a roster that the worker has not taken.
     pub(super) fn publish(&self, roster: Arc<Roster>) {
         self.release();

@@ -19,8 +19,8 @@ use shm::memif::message::Message;
 use shm::memif::server::{Connection, Limits, Negotiation, Progress, Refusal};
 use shm::{Channel, Closer, ListenError, Listener, Peer, Received, Signaller};
 
-use super::client::{Client, Doorbell};
-use super::roster::{Post, Roster, Shares};
+use super::client::{Client, ThreadWakeup};
+use super::roster::{Roster, RosterSlot, Shares};
 
 /// The longest time from the connection to the end of the handshake.
 pub(super) const HANDSHAKE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 3000 });
@@ -44,7 +44,7 @@ const GONE_MAX: usize = 8;
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) stop: AtomicBool,
-    pub(super) doorbell: Arc<Doorbell>,
+    pub(super) wakeup: Arc<ThreadWakeup>,
     clients: Mutex<Vec<Arc<Client>>>,
     /// The last clients that have gone, with their reasons.
     gone: Mutex<VecDeque<(u64, String)>>,
@@ -65,9 +65,9 @@ pub(super) struct Events {
 }
 
 impl Shared {
-    pub(super) fn new(doorbell: Arc<Doorbell>) -> Self {
+    pub(super) fn new(wakeup: Arc<ThreadWakeup>) -> Self {
         let (clients, gone) = (Mutex::default(), Mutex::default());
-        Self { stop: AtomicBool::new(false), doorbell, clients, gone, events: Events::default() }
+        Self { stop: AtomicBool::new(false), wakeup, clients, gone, events: Events::default() }
     }
 
     pub(super) fn clients(&self) -> MutexGuard<'_, Vec<Arc<Client>>> {
@@ -101,7 +101,7 @@ pub(super) struct Server {
     accept_after: Instant,
     is_accept_error_logged: bool,
     shared: Arc<Shared>,
-    posts: Vec<Arc<Post>>,
+    slots: Vec<Arc<RosterSlot>>,
     pending: Vec<Pending>,
     /// In the order of the clients in `shared`.
     channels: Vec<Channel>,
@@ -122,7 +122,7 @@ impl Server {
         name: &str,
         options: &AppSink,
         shared: Arc<Shared>,
-        posts: Vec<Arc<Post>>,
+        slots: Vec<Arc<RosterSlot>>,
         closer: Closer,
     ) -> Result<Self, ListenError> {
         let listener = Listener::bind(&options.socket, options.socket_mode, &closer)?;
@@ -141,7 +141,7 @@ impl Server {
             accept_after: Instant::now(),
             is_accept_error_logged: false,
             shared,
-            posts,
+            slots,
             pending: Vec::new(),
             channels: Vec::new(),
             departed: Vec::new(),
@@ -172,8 +172,8 @@ impl Server {
     fn wait(&mut self) -> Ready {
         let is_busy = self.is_closer_busy();
         let accepts = !is_busy && self.pending.len() < PENDING_MAX && self.accept_after <= Instant::now();
-        let doorbell = &self.shared.doorbell;
-        let mut files: Vec<BorrowedFd<'_>> = vec![doorbell.interrupt.as_fd()];
+        let wakeup = &self.shared.wakeup;
+        let mut files: Vec<BorrowedFd<'_>> = vec![wakeup.interrupt.as_fd()];
         if !is_busy {
             files.extend(self.channels.iter().map(AsFd::as_fd));
             files.extend(self.pending.iter().map(|pending| pending.channel.as_fd()));
@@ -181,10 +181,10 @@ impl Server {
         files.extend(accepts.then_some(self.listener.as_fd()));
         let mut files: Vec<_> =
             files.into_iter().map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN)).collect();
-        let may_sleep = doorbell.falls_asleep();
+        let may_sleep = wakeup.announce_sleep();
         let timeout = if may_sleep { self.timeout() } else { Duration::ZERO };
         let _ = poll(&mut files, Timespec::try_from(timeout).ok().as_ref());
-        doorbell.wakes_up();
+        wakeup.end_sleep();
         let is_ready = |file: &PollFd<'_>| !file.revents().is_empty();
         Ready {
             clients: !is_busy && files.iter().skip(1).take(self.channels.len()).any(is_ready),
@@ -307,7 +307,6 @@ impl Server {
     fn join(&mut self, channel: Channel, peer: Peer, connection: Connection) {
         let client = Arc::new(Client::new(self.next_id, peer, connection));
         self.next_id += 1;
-        self.shared.events.connected.fetch_add(1, Ordering::Relaxed);
         let (rings, size) = (client.rings(), client.ring_size);
         self.log.line(|| {
             tracing::info!(
@@ -321,6 +320,8 @@ impl Server {
         self.channels.push(channel);
         self.shared.clients().push(client);
         self.publish();
+        // Last, so that who sees the count sees the rest.
+        self.shared.events.connected.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Finds clients that have gone or broke a rule.
@@ -334,28 +335,32 @@ impl Server {
             };
             left.extend(reason.map(|reason| (index, reason)));
         }
-        let any = !left.is_empty();
-        for (index, reason) in left.into_iter().rev() {
-            self.remove(index, &reason);
+        if left.is_empty() {
+            return;
         }
-        if any {
-            self.publish();
+        for (index, reason) in left.iter().rev() {
+            self.remove(*index, reason);
+        }
+        self.publish();
+        // Last, so that who sees a count sees the rest.
+        let Events { left: exits, violations, .. } = &self.shared.events;
+        for (_, reason) in left {
+            let count = if matches!(reason, Leave::Left(_)) { exits } else { violations };
+            count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     fn remove(&mut self, index: usize, leave: &Leave) {
         let channel = self.channels.remove(index);
         let client = self.shared.clients().remove(index);
-        let (events, name) = (&self.shared.events, &self.name);
+        let name = &self.name;
         let title = format!("client {} ({}, {})", client.id, client.name, client.peer);
         let line = match leave {
             Leave::Left(reason) => {
-                events.left.fetch_add(1, Ordering::Relaxed);
                 self.log.line(|| tracing::info!("sink `{name}`: {title} left: {reason}"));
                 format!("{title} left: {reason}")
             }
             Leave::Violation(reason) => {
-                events.violations.fetch_add(1, Ordering::Relaxed);
                 let _ = channel.send(&Message::Disconnect(1, reason.clone()), None);
                 self.log.line(|| tracing::warn!("sink `{name}`: {title} was disconnected: {reason}"));
                 format!("{title} was disconnected: {reason}")
@@ -378,14 +383,14 @@ impl Server {
             self.shares.divide(&ids);
         }
         let roster = Arc::new(Roster::new(clients, self.shares.table(&ids)));
-        for post in &self.posts {
-            post.publish(Arc::clone(&roster));
+        for slot in &self.slots {
+            slot.publish(Arc::clone(&roster));
         }
     }
 
     /// Unmaps what no worker has any more.
     fn release(&mut self) {
-        self.posts.iter().for_each(|post| post.release());
+        self.slots.iter().for_each(|slot| slot.release());
         self.departed.retain(|client| Arc::strong_count(client) > 1);
     }
 
@@ -426,7 +431,7 @@ impl Server {
             let _ = channel.send(&reason, None);
         }
         self.shared.clients().clear();
-        self.posts.iter().for_each(|post| post.release());
+        self.slots.iter().for_each(|slot| slot.release());
     }
 }
 
