@@ -1,15 +1,20 @@
-//! Other programs that load rules: `nft` into a new network namespace, `ovs-ofctl` into a new virtual switch. The
-//! processes that they need are started and ended here; the machine's own configuration is not changed. `Err` is the
-//! reason why a program cannot run on this machine.
+//! Other programs that do the same work. They load rules: `nft` into a new network namespace, `ovs-ofctl` into a new
+//! virtual switch. They move packets: testpmd, and programs that capture. The processes that they need are started and
+//! ended here; the machine's own configuration is not changed. `Err` is the reason why a program cannot run on this
+//! machine.
 
+mod capture;
 mod nft;
 mod ovs;
+mod testpmd;
 
 use std::io;
 use std::process::{Command, Output};
 
+pub use capture::{Capture, CaptureTool, packets_in};
 pub use nft::{Namespace, linear, mapped};
 pub use ovs::{Switch, flows};
+pub use testpmd::{Testpmd, TestpmdOptions};
 
 /// Seconds after which a load is ended.
 const TIMEOUT_S: &str = "60";

@@ -1,5 +1,5 @@
 //! Code shared by the benches: a soft NIC fed from memory with a policy and workers; the plain hand-off between cores
-//! that the dataplane is compared with; rule sets, other programs that load the same rules, and the plot of the cost.
+//! that the dataplane is compared with; rule sets, other programs that do the same work, tables and the plot of the cost.
 #![forbid(unsafe_code)]
 
 pub mod competitors;
@@ -8,6 +8,7 @@ pub mod plot;
 pub mod report;
 mod rig;
 pub mod rules;
+pub mod table;
 
 pub use handoff::handoff_frames_per_second;
 pub use rig::Rig;

@@ -10,7 +10,7 @@ use policy::{NoFiles, Source};
 use program::{Program, SinkId, SinkKind, WorkerId};
 use softnic::wire::WireConfig;
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
-use worker::sinks::{Environment, Opened};
+use worker::sinks::{Environment, Opened, SinkError};
 use worker::{Idle, SinkMap, Slot, Worker, WorkerConfig};
 
 /// Flows that the generator cycles through.
@@ -82,23 +82,26 @@ impl Rig {
     /// If the sink cannot be opened.
     #[must_use]
     pub fn open_sink(&mut self, kind: SinkKind) -> Opened {
-        let domains: Vec<_> = self.workers.iter().map(Worker::domain).collect();
-        let budgets: Vec<_> = self.workers.iter().map(Worker::frame_budget).collect();
-        let context = Arc::clone(self.device.context());
-        let environment = Environment {
-            context: &context,
-            domains: &domains,
-            budgets: &budgets,
-            ports: &[1],
-            stations: &[],
-        };
+        self.try_open_sink(kind).expect("it opens")
+    }
+
+    /// Like [`Rig::open_sink`].
+    ///
+    /// # Errors
+    /// The sink cannot be opened.
+    ///
+    /// # Panics
+    /// If the device refuses the program.
+    pub fn try_open_sink(&mut self, kind: SinkKind) -> Result<Opened, SinkError> {
         let sink = program::Sink { name: "bench".to_owned(), kind };
-        let mut opened = worker::sinks::open(&sink, &environment).expect("it opens");
+        let mut opened = self.open(&sink)?;
         let mut program = (*program(1, self.workers.len())).clone();
         program.sinks.push(sink);
         program.rules.iter_mut().for_each(|rule| rule.sinks = vec![SinkId::of(0)]);
+        let program = Arc::new(program);
         let slot = Slot::of(0).expect("the first place");
         let map = Arc::new(SinkMap::new(1, &program, &[slot]));
+        opened.hub.announce(1, &program);
         let controls: Vec<_> = self.workers.iter().map(Worker::control).collect();
         for (control, endpoint) in controls.iter().zip(opened.endpoints.drain(..)) {
             control.place_sink(slot, Some(endpoint));
@@ -109,8 +112,26 @@ impl Rig {
             }
             Ok(())
         };
-        self.controller.install(Arc::new(program), &mut publish).expect("it installs");
-        opened
+        self.controller.install(program, &mut publish).expect("it installs");
+        Ok(opened)
+    }
+
+    /// Opens a sink for the workers without giving it packets. What it returns must be dropped before the rig.
+    ///
+    /// # Errors
+    /// The sink cannot be opened.
+    pub fn open(&self, sink: &program::Sink) -> Result<Opened, SinkError> {
+        let domains: Vec<_> = self.workers.iter().map(Worker::domain).collect();
+        let budgets: Vec<_> = self.workers.iter().map(Worker::frame_budget).collect();
+        let context = Arc::clone(self.device.context());
+        let environment = Environment {
+            context: &context,
+            domains: &domains,
+            budgets: &budgets,
+            ports: &[1],
+            stations: &[],
+        };
+        worker::sinks::open(sink, &environment)
     }
 
     /// The counters of the port.

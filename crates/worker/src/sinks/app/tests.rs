@@ -12,7 +12,6 @@ use super::endpoint::Frames;
 use super::*;
 use crate::sink::{SinkDrop, SinkTraffic};
 
-mod rate;
 mod testpmd;
 
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -14,19 +14,9 @@ pub(super) struct Testpmd {
 }
 
 impl Testpmd {
-    /// Starts testpmd with these forward mode and number of queues; `None`, after `not_run`, where it is not installed.
+    /// Starts testpmd with these forward mode and number of queues, and rings of 512 descriptors; `None`, after
+    /// `not_run`, where it is not installed.
     pub(super) fn start(socket: &Path, mode: &str, queues: u16) -> Option<Self> {
-        Self::start_as("client", socket, mode, queues, 9)
-    }
-
-    /// As client or server of its own, with rings of `1 << log2_ring_size` descriptors.
-    pub(super) fn start_as(
-        role: &str,
-        socket: &Path,
-        mode: &str,
-        queues: u16,
-        log2_ring_size: u8,
-    ) -> Option<Self> {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         if Command::new("dpdk-testpmd").arg("--version").output().is_err() {
             test_support::not_run("memif with testpmd", "install dpdk-dev");
@@ -35,7 +25,7 @@ impl Testpmd {
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let prefix = format!("steerd-test-{}-{number}", std::process::id());
         let socket = format!("socket={},socket-abstract=no", socket.display());
-        let device = format!("net_memif0,role={role},id=0,{socket},rsize={log2_ring_size}");
+        let device = format!("net_memif0,role=client,id=0,{socket},rsize=9");
         // Without stdbuf, the output waits in a buffer of testpmd.
         let child = Command::new("stdbuf")
             .args(["--output=L", "dpdk-testpmd"])

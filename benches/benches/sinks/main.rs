@@ -1,0 +1,171 @@
+//! `make bench`: what packets cost beyond the worker's loop, beside other programs that do the same work in the same run:
+//! the worker's cost with each kind of sink, forwarding beside testpmd's macswap, the hand-off to a process beside
+//! `net_memif`, and the rate of captures without loss beside dumpcap, tcpdump and netsniff-ng. Every figure is the median
+//! of interleaved rounds: compare ratios, not runs.
+//!
+//! It runs in a network namespace of its own (it starts itself by `unshare`), on two cores: what is measured on core 0,
+//! the other side on core 1. A program or privilege that is missing makes its rows `NOT RUN`. Takes about four minutes;
+//! `cost`, `forward`, `handoff` and `capture` as arguments select tables. Writes `target/bench/sinks.json`.
+#![forbid(unsafe_code)]
+
+mod capture;
+mod cost;
+mod forward;
+mod handoff;
+
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use program::AppSink;
+use steerd_benches::table::{self, Row};
+
+/// The core of the worker, or of what takes its place.
+const CORE: usize = 0;
+/// The core of clients, writers and capture programs.
+const OTHER_CORE: usize = 1;
+const SIZES: [u32; 2] = [64, 1514];
+/// Frames received before the worker polls: fewer than its sinks may have in flight.
+const PULSE: u64 = 512;
+/// Frames of one pass of the engine, which sends as many.
+const BURST: usize = 64;
+/// Set in the process that is in the namespace.
+const INSIDE: &str = "STEERD_BENCH_INSIDE";
+/// A file system in memory.
+const TMPFS: &str = "/dev/shm";
+
+fn main() {
+    enter_namespace();
+    let tables = ["cost", "forward", "handoff", "capture"];
+    let chosen: Vec<String> = std::env::args().filter(|word| tables.contains(&word.as_str())).collect();
+    let is_chosen = |table: &str| chosen.is_empty() || chosen.iter().any(|word| word == table);
+    let folder = tempfile::Builder::new().prefix("steerd-bench").tempdir().expect("a temporary folder");
+    let memory = tempfile::Builder::new().prefix("steerd-bench").tempdir_in(TMPFS);
+    let memory: Result<&Path, String> = match &memory {
+        Ok(folder) => Ok(folder.path()),
+        Err(error) => Err(format!("{TMPFS}: {error}")),
+    };
+    let mut rows = Vec::new();
+    if is_chosen("cost") || is_chosen("forward") {
+        rows.extend(cost_and_forward(folder.path(), &memory));
+    }
+    if is_chosen("handoff") {
+        rows.extend(handoff::rows(folder.path()));
+    }
+    if is_chosen("capture") {
+        rows.extend(capture::rows(&memory));
+    }
+    print(&rows);
+    print_goals(&rows);
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
+    std::fs::create_dir_all(&target).expect("target can be written");
+    std::fs::write(target.join("sinks.json"), table::json(&rows)).expect("target can be written");
+}
+
+/// In the same rounds, because they are compared.
+fn cost_and_forward(folder: &Path, memory: &Result<&Path, String>) -> Vec<Row> {
+    const ROUNDS: usize = 5;
+    // Threads that sinks start get the affinity of the thread that opens them.
+    pin(OTHER_CORE);
+    let mut cost = cost::Table::new(folder, memory);
+    let mut forward = forward::Table::new();
+    pin(CORE);
+    for _ in 0..ROUNDS {
+        cost.round();
+        forward.round();
+    }
+    cost.rows().chain(forward.rows()).collect()
+}
+
+fn pin(core: usize) {
+    // Without that core the figures are worse, but valid.
+    core_affinity::set_for_current(core_affinity::CoreId { id: core });
+}
+
+/// The socket that a sink of kind `app` listens on in this folder.
+fn app(folder: &Path, name: &str) -> (PathBuf, AppSink) {
+    let socket = folder.join(name);
+    (socket.clone(), AppSink::new(socket))
+}
+
+/// Replaces this process by one in a new network namespace, if that is permitted.
+fn enter_namespace() {
+    if std::env::var_os(INSIDE).is_some() {
+        return;
+    }
+    let ways: [&[&str]; 2] = [&["--net"], &["--user", "--map-root-user", "--net"]];
+    for way in ways {
+        let tried = Command::new("unshare").args(way).arg("true").stderr(Stdio::null()).status();
+        if tried.is_ok_and(|status| status.success()) {
+            let program = std::env::current_exe().expect("this program");
+            let mut inside = Command::new("unshare");
+            inside.args(way).arg(program).args(std::env::args_os().skip(1)).env(INSIDE, "1");
+            let error = inside.exec();
+            eprintln!("unshare: {error}");
+        }
+    }
+}
+
+/// Whether this is a namespace in which interfaces may be made.
+fn namespace() -> Result<(), String> {
+    let inside = std::env::var_os(INSIDE).is_some();
+    inside.then_some(()).ok_or_else(|| "no permission to create a network namespace".to_owned())
+}
+
+fn print(rows: &[Row]) {
+    let mut table = "";
+    for row in rows {
+        if row.table != table {
+            table = row.table;
+            println!(
+                "\n{table}: median of {} rounds (least to most)",
+                row.figures.as_ref().map_or(0, Vec::len)
+            );
+        }
+        println!("{}", row.text());
+    }
+}
+
+/// The rows that the goals are about.
+fn print_goals(rows: &[Row]) {
+    println!();
+    let find = |what: &str, bytes| {
+        rows.iter().find(|row| row.what == what && row.frame_bytes == bytes).and_then(Row::median)
+    };
+    for bytes in SIZES {
+        for reference in [forward::NULL, forward::NULL_COPY, forward::RING] {
+            if let (Some(own), Some(other)) = (find(cost::FORWARD, bytes), find(reference, bytes)) {
+                goal(
+                    &format!("forward, {bytes} B, cost at most that of `{reference}`"),
+                    own / other,
+                    own <= other,
+                );
+            }
+        }
+    }
+    for bytes in SIZES {
+        let own = find(handoff::OWN, bytes);
+        for reference in [handoff::TXONLY, handoff::IO] {
+            if let (Some(own), Some(other)) = (own, find(reference, bytes)) {
+                goal(
+                    &format!("hand-off, {bytes} B, rate at least that of `{reference}`"),
+                    own / other,
+                    own >= other,
+                );
+            }
+        }
+    }
+    for bytes in SIZES {
+        // The second one is what dumpcap could do with a faster generator.
+        for reference in ["dumpcap".to_owned(), capture::by_time("dumpcap")] {
+            if let (Some(own), Some(other)) = (find(capture::OWN, bytes), find(&reference, bytes)) {
+                let text = format!("capture, {bytes} B, without loss at 3 times the rate of `{reference}`");
+                goal(&text, own / other, own >= 3.0 * other);
+            }
+        }
+    }
+}
+
+fn goal(text: &str, ratio: f64, is_met: bool) {
+    println!("{text}: ratio {ratio:.2}, {}", if is_met { "met" } else { "MISSED" });
+}
