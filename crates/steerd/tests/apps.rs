@@ -177,7 +177,8 @@ fn testpmd_receives_from_the_daemon() {
     let Ok(mut child) = child else { return not_run("memif with testpmd", "install dpdk-dev") };
     let returned = |daemon: &Daemon| -> u64 {
         let text = status(daemon, "analyser", "client 2");
-        text.split("returned ").nth(1).and_then(|count| count.parse().ok()).unwrap_or(0)
+        let count = text.split("returned ").nth(1).and_then(|rest| rest.split([',', ' ']).next());
+        count.and_then(|count| count.parse().ok()).unwrap_or(0)
     };
     let begun = Instant::now();
     while returned(&daemon) < 1000 {
