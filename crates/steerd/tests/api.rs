@@ -478,7 +478,8 @@ fn bad_requests_are_refused_with_the_reason() {
     // What is no HTTP.
     let mut stream = place.connect();
     stream.write_all(&[0xff; 100]).expect("sent");
-    stream.write_all(b"\r\n\r\n").expect("sent");
+    // The server may have closed the connection already.
+    let _ = stream.write_all(b"\r\n\r\n");
     let mut text = Vec::new();
     let _ = stream.read_to_end(&mut text);
     assert!(!String::from_utf8_lossy(&text).contains("200 OK"));
