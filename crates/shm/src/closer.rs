@@ -4,7 +4,7 @@
 //! file of FUSE until its server answers. Another process chooses the kind, so whoever receives files must not close
 //! them itself. The same holds for the unix socket: closing it releases the files of its unread messages (unix(7)).
 //!
-//! The thread is never waited for: it ends by itself after the last [`Closer`] and the last file.
+//! No other thread waits for this one: it ends after the last [`Closer`] is dropped and the last file is closed.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};

@@ -2,7 +2,7 @@
 //!
 //! A server writes to eventfds that clients created. write(2) to an eventfd waits if the counter is at its maximum and
 //! the file is not O_NONBLOCK, and the client can set both whenever it wants, so a server must not call it.
-//! [`Signaller`] lets the kernel add to the counter by itself, as the notification of a finished asynchronous read
+//! [`Signaller`] lets the kernel add to the counter, as the notification of a finished asynchronous read
 //! (io_submit(2), IOCB_FLAG_RESFD). That never waits, and fails with EINVAL if the file is not an eventfd.
 
 use std::fs::File;

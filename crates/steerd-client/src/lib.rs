@@ -154,7 +154,7 @@ impl Batch {
     }
 }
 
-/// A client of a sink. It connects again by itself when the server restarts.
+/// A client of a sink. It reconnects when the server restarts.
 #[derive(Debug)]
 pub struct Client {
     path: PathBuf,

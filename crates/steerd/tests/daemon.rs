@@ -576,7 +576,7 @@ fn the_run_ends_after_the_last_packet_of_a_capture() {
     let folder = tempfile::tempdir().expect("folder");
     let settings = capture_settings(folder.path(), 5000);
     let settings = settings.to_str().expect("path");
-    // The time limit makes a run that does not end by itself fail.
+    // The time limit makes a run fail that does not end without a signal.
     let output = run(&["run", "--config", settings, "--for", "60s", "--format", "json"]);
     let log = stderr(&output);
     assert!(output.status.success(), "{log}");

@@ -1,7 +1,7 @@
 //! A worker: the body of the polling loop ([`Worker::step`]), and the pinned thread that runs it ([`Worker::spawn`]).
-//! Tests and benches call the steps one by one. A step neither waits for a lock nor allocates, logs or calls the
-//! kernel; few steps read the clock ([`crate::regime`]). The owner of the thread stops it and gets the worker back, so that flows can be
-//! removed before the queues they point at.
+//! Tests and benches call the steps one by one. A step neither waits for a lock nor allocates or logs. It calls the kernel
+//! only to wake the sleeping thread of a sink; few steps read the clock ([`crate::regime`]). The owner of the thread stops
+//! it and gets the worker back, so that flows can be removed before the queues they point at.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

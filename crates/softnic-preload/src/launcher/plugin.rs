@@ -1,4 +1,4 @@
-//! The plugin: a mount namespace of the command's own, in which the stock library finds a provider by itself.
+//! The plugin: a mount namespace of the command's own, in which the stock library finds a provider without other help.
 //!
 //! `/dev` becomes a tmpfs with everything that was there, a command channel for the device, the sysfs tree that the
 //! library looks through, and the plugin under the name of each private version. Nobody else sees any of it, and it goes
