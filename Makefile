@@ -167,7 +167,7 @@ miri: deps-build ## what Miri can run of packet, program, hugemem, verbs and sof
 	$(CARGO) +nightly miri test --locked -p hugemem --lib -- free_list:: names_read_back --skip number_of_blocks && \
 	$(CARGO) +nightly miri test --locked -p verbs --lib && \
 	$(CARGO) +nightly miri test --locked -p softnic --lib -- \
-	  ring:: memory:: slab:: work:: provider::held:: check_sequence known_answers_hold
+	  ring:: memory:: slab:: work:: provider::held:: check_sequence known_answers_hold --skip wire::pcap::
 
 # Nightly with Miri; fetched if rustup can. Where it cannot be had that is said, loudly.
 define miri_ready
