@@ -146,7 +146,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut negotiation =
         Negotiation::new(Limits { rings: 4, log2_ring_size: 7, bytes: 4 * REGION_BYTES as u64 });
     while let Some((message, file)) = client.message(&mut input) {
-        match negotiation.receive(message, file, "fuzz") {
+        match negotiation.receive(message, file.map(Into::into), "fuzz") {
             Ok(Progress::Reply(reply)) => assert_eq!(reply, Message::Ack),
             Ok(Progress::Established(_, mut connection)) => {
                 // The files are no eventfds.
