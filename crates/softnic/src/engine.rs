@@ -4,7 +4,9 @@
 //! control calls go first, and neither allocates, locks nor logs per frame. It never waits for an application.
 
 mod datagram;
+mod deliver;
 mod receive;
+mod tap;
 pub(crate) mod transmit;
 
 use std::sync::Arc;
@@ -33,7 +35,7 @@ const LOSS_PASSES: u32 = 256;
 pub(crate) struct Engine {
     ports: Vec<EnginePort>,
     plan: receive::Plan,
-    tap: receive::Tap,
+    tap: tap::Tap,
     /// Where sends are gathered.
     gather: Box<[u8; MAX_FRAME_BYTES]>,
     /// Counts passes; the first port of each is another one.
@@ -90,7 +92,7 @@ impl Engine {
         Self {
             ports: ports.collect(),
             plan: receive::Plan::new(),
-            tap: receive::Tap::new(),
+            tap: tap::Tap::new(),
             gather: Box::new([0; MAX_FRAME_BYTES]),
             passes: 0,
         }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use ibverbs_sys::ibv_qp_state::{IBV_QPS_RTR, IBV_QPS_SQE};
 
-use super::receive::scatter;
+use super::deliver::scatter;
 use super::transmit::{FRAMES_PER_PASS, gather};
 use crate::clock;
 use crate::nic::{Nic, Port};

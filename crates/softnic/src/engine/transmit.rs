@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use arrayvec::ArrayVec;
 
 use super::receive::Plan;
-use super::receive::{EgressFlows, Tap};
+use super::tap::{EgressFlows, Tap};
 use super::{EnginePort, datagram, flush_failed};
 use crate::clock;
 use crate::limits::{ETHERNET_BYTES, MAX_SGE, MAX_TSO_BYTES, MAX_TSO_SEGMENTS};
