@@ -29,9 +29,11 @@ pub(crate) struct Rss<Q> {
     deep: bool,
     /// Its length is a power of two.
     table: Box<[Q]>,
+    /// The queue of all entries, if they are of one: then no frame needs a hash.
+    only: Option<Q>,
 }
 
-impl<Q: Copy> Rss<Q> {
+impl<Q: Copy + PartialEq> Rss<Q> {
     /// Prepares the hash for a table of queues.
     ///
     /// # Errors
@@ -46,13 +48,18 @@ impl<Q: Copy> Rss<Q> {
             return Err(RssError::NoFields(entries));
         }
         let deep = fields.intersects(HashFields::DEEP);
-        Ok(Self { toeplitz: Toeplitz::new(key), fields, deep, table: table.into() })
+        let only = table.first().copied().filter(|first| table.iter().all(|queue| queue == first));
+        Ok(Self { toeplitz: Toeplitz::new(key), fields, deep, table: table.into(), only })
     }
 
-    /// The hash of a frame, 0 if it has none of the fields, and the queue that the hash points to. `tunnel` parses the
-    /// frame's tunnel, and is asked only if some field needs that.
+    /// The queue of a frame. `tunnel` parses the frame's tunnel, and is asked only if some field needs that.
     #[inline]
-    pub(crate) fn select(&self, key: &FlowKey, tunnel: impl FnOnce() -> TunnelKey) -> (u32, Q) {
+    pub(crate) fn queue(&self, key: &FlowKey, tunnel: impl FnOnce() -> TunnelKey) -> Q {
+        self.only.unwrap_or_else(|| self.select(key, tunnel).1)
+    }
+
+    /// The hash of a frame, 0 if it has none of the fields, and the queue that the hash points to.
+    fn select(&self, key: &FlowKey, tunnel: impl FnOnce() -> TunnelKey) -> (u32, Q) {
         let hash = if self.deep {
             self.toeplitz.hash_deep(&DeepKey { outer: *key, tunnel: tunnel() }, self.fields)
         } else {
@@ -94,6 +101,16 @@ mod tests {
         assert_eq!(make(MAX_INDIRECTION_ENTRIES, HashFields::L3), Ok(MAX_INDIRECTION_ENTRIES));
         assert_eq!(make(2, HashFields::empty()), Err(RssError::NoFields(2)));
         assert_eq!(make(1, HashFields::empty()), Ok(1));
+    }
+
+    #[test]
+    fn a_table_of_one_queue_leads_to_it_without_a_hash() {
+        let key = frame([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 1, 2);
+        let same = Rss::new(&RssKey::MICROSOFT, HashFields::L3L4, &[7, 7, 7, 7]).unwrap();
+        assert_eq!((same.only, same.queue(&key, TunnelKey::default)), (Some(7), 7));
+        let other = Rss::new(&RssKey::MICROSOFT, HashFields::L3L4, &[7, 7, 8, 7]).unwrap();
+        assert_eq!(other.only, None);
+        assert_eq!(other.queue(&key, TunnelKey::default), other.select(&key, TunnelKey::default).1);
     }
 
     #[test]

@@ -158,7 +158,7 @@ fn copy(
     tunnel: impl FnOnce() -> TunnelKey,
 ) -> Option<Delivery> {
     let queue = match state.qps.get(hit.actions.target.0).map(|qp| &qp.kind)? {
-        QpKind::Rss { rss, .. } => rss.select(key, tunnel).1,
+        QpKind::Rss { rss, .. } => rss.queue(key, tunnel),
         QpKind::Raw { queue, .. } => *queue,
     };
     let receiver = state.queues.get_mut(queue)?;
