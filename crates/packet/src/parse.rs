@@ -21,6 +21,10 @@ const TCP_BYTES: usize = 20;
 pub(crate) const UDP_BYTES: usize = 8;
 const ICMP_BYTES: usize = 4;
 
+/// Where TCP or UDP begins in an untagged frame with an IPv4 header without options, and the end of a TCP header there.
+const PLAIN_L4: usize = ETHERNET_BYTES + IPV4_BYTES;
+const PLAIN_BYTES: usize = PLAIN_L4 + TCP_BYTES;
+
 /// Bits of the IPv4 flags-and-offset word (RFC 791, 3.1).
 const MORE_FRAGMENTS: u16 = 0x2000;
 const FRAGMENT_OFFSET: u16 = 0x1fff;
@@ -47,16 +51,55 @@ impl Parsed {
 }
 
 /// Reads a frame, from the destination address on and without the frame check sequence. Total: any bytes have a key.
+#[inline]
 pub fn parse(frame: &[u8]) -> Parsed {
+    plain(frame).unwrap_or_else(|| layers(frame))
+}
+
+/// Reads a frame of the most frequent kind: untagged IPv4 without options, no fragment, with UDP or TCP and with every
+/// length in order, so that one length check covers all headers. `None`: it is another one.
+#[inline]
+fn plain(frame: &[u8]) -> Option<Parsed> {
+    let head = frame.first_chunk::<PLAIN_BYTES>()?;
+    let word = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
+    let ip_bytes = usize::from(word(ETHERNET_BYTES + 2));
+    let l4_bytes = ip_bytes.saturating_sub(IPV4_BYTES);
+    let is_plain = EtherType(word(ETHERNET_BYTES - 2)) == EtherType::IPV4
+        && head[ETHERNET_BYTES] == 0x45
+        && word(ETHERNET_BYTES + 6) & (MORE_FRAGMENTS | FRAGMENT_OFFSET) == 0
+        && ip_bytes <= frame.len() - ETHERNET_BYTES;
+    let (layer, length, shortest, tcp_flags) = match IpProtocol(head[ETHERNET_BYTES + 9]) {
+        IpProtocol::UDP => (Layers::UDP, usize::from(word(PLAIN_L4 + 4)), UDP_BYTES, 0),
+        IpProtocol::TCP => {
+            (Layers::TCP, usize::from(head[PLAIN_L4 + 12] >> 4) * 4, TCP_BYTES, head[PLAIN_L4 + 13])
+        }
+        _ => return None,
+    };
+    if !is_plain || length < shortest || length > l4_bytes {
+        return None;
+    }
+    let (ethernet, rest) = head.split_first_chunk()?;
+    let key = FlowKey {
+        layers: Layers::IPV4.union(layer),
+        src_port: word(PLAIN_L4),
+        dst_port: word(PLAIN_L4 + 2),
+        tcp_flags,
+        ..FlowKey::default()
+    };
+    let key = with_ipv4(with_ethernet(key, ethernet), rest.first_chunk()?);
+    Some(Parsed { key, l3_offset: ETHERNET_BYTES as u16, l4_offset: PLAIN_L4 as u16, anomaly: None })
+}
+
+/// Reads any frame, layer by layer.
+#[cold]
+#[inline(never)]
+fn layers(frame: &[u8]) -> Parsed {
     let mut parsed = Parsed::default();
     let Some((header, mut rest)) = frame.split_first_chunk::<ETHERNET_BYTES>() else {
         parsed.note(Anomaly::EthernetTruncated);
         return parsed;
     };
-    let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1] = *header;
-    parsed.key.dst_mac = MacAddr([d0, d1, d2, d3, d4, d5]);
-    parsed.key.src_mac = MacAddr([s0, s1, s2, s3, s4, s5]);
-    parsed.key.ether_type = u16::from_be_bytes([t0, t1]);
+    parsed.key = with_ethernet(parsed.key, header);
     parsed.l3_offset = ETHERNET_BYTES as u16;
     if EtherType(parsed.key.ether_type).is_vlan_tag() {
         rest = peel_tags(&mut parsed, rest);
@@ -67,6 +110,32 @@ pub fn parse(frame: &[u8]) -> Parsed {
         _ => {}
     }
     parsed
+}
+
+/// A key with the fields of an Ethernet header.
+#[inline]
+fn with_ethernet(key: FlowKey, header: &[u8; ETHERNET_BYTES]) -> FlowKey {
+    let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1] = *header;
+    FlowKey {
+        dst_mac: MacAddr([d0, d1, d2, d3, d4, d5]),
+        src_mac: MacAddr([s0, s1, s2, s3, s4, s5]),
+        ether_type: u16::from_be_bytes([t0, t1]),
+        ..key
+    }
+}
+
+/// A key with the fields of an IPv4 header; its layers are not changed.
+#[inline]
+fn with_ipv4(key: FlowKey, header: &[u8; IPV4_BYTES]) -> FlowKey {
+    FlowKey {
+        tos: header[1],
+        ip_flags: header[6] >> 5,
+        ttl: header[8],
+        protocol: header[9],
+        src_ip: widened([header[12], header[13], header[14], header[15]]),
+        dst_ip: widened([header[16], header[17], header[18], header[19]]),
+        ..key
+    }
 }
 
 /// Reads a packet without an Ethernet header that should be of this IP version; no layer if it is not.
@@ -138,14 +207,8 @@ fn ipv4<const INSIDE: bool>(parsed: &mut Parsed, packet: &[u8]) {
     if flags_and_offset & FRAGMENT_OFFSET != 0 {
         layers |= Layers::LATER_FRAGMENT;
     }
-    let key = &mut parsed.key;
-    key.layers = layers;
-    key.tos = header[1];
-    key.ip_flags = (flags_and_offset >> 13) as u8;
-    key.ttl = header[8];
-    key.protocol = header[9];
-    key.src_ip = widened([header[12], header[13], header[14], header[15]]);
-    key.dst_ip = widened([header[16], header[17], header[18], header[19]]);
+    parsed.key.layers = layers;
+    parsed.key = with_ipv4(parsed.key, header);
 
     if header_bytes > packet.len() {
         return parsed.note(Anomaly::Ipv4Truncated);

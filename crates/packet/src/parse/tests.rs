@@ -226,7 +226,33 @@ fn a_length_of_zero_is_the_rest_of_the_frame() {
     assert_eq!((parsed.anomaly, parsed.key.dst_port), (None, 6));
 }
 
+#[test]
+fn plain_frames_are_read_at_once() {
+    for builder in [v4().udp(1, 2), v4().tcp(3, 4, 0x12)] {
+        for frame_bytes in [60, 61, 200] {
+            let frame = builder.clone().frame_bytes(frame_bytes).build();
+            assert_eq!(plain(&frame), Some(layers(&frame)));
+        }
+    }
+}
+
 proptest! {
+    /// Frames that are nearly plain, cut and with some bytes changed.
+    #[test]
+    fn plain_frames_have_the_key_that_their_layers_give(
+        is_tcp in any::<bool>(),
+        cut in 40..100_usize,
+        changes in proptest::collection::vec((12..60_usize, prop_oneof![Just(0_u8), Just(8), Just(20), any::<u8>()]), 0..3),
+    ) {
+        let builder = if is_tcp { v4().tcp(1, 2, 0x10) } else { v4().udp(1, 2) };
+        let mut frame = builder.frame_bytes(90).build();
+        for (at, value) in changes {
+            frame[at] = value;
+        }
+        frame.truncate(cut);
+        prop_assert_eq!(plain(&frame).unwrap_or_else(|| layers(&frame)), layers(&frame));
+    }
+
     /// Arbitrary bytes behind headers that lead deep into the parser.
     #[test]
     fn any_bytes_have_a_consistent_key(mut frame in proptest::collection::vec(any::<u8>(), 0..160), shape in 0..6_usize, first in any::<u8>()) {
