@@ -245,7 +245,6 @@ impl State {
         for slot in unpublished_queues.drain(..) {
             if let Some(queue) = queues.get_mut(slot) {
                 queue.unpublished = false;
-                queue.planned = 0;
                 queue.consumer.publish();
             }
         }

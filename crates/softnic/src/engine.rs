@@ -4,7 +4,7 @@
 //! control calls go first, and neither allocates, locks nor logs per frame. It never waits for an application.
 
 mod datagram;
-mod deliver;
+pub(crate) mod deliver;
 mod receive;
 mod tap;
 pub(crate) mod transmit;

@@ -107,27 +107,58 @@ impl MemoryTable {
         }
     }
 
-    /// Where `bytes` at `address` really are, if `key` names a region of `domain` that holds them and allows it.
+    /// The regions of a domain, to be read or, with `write`, to be written.
     #[inline]
-    pub(crate) fn resolve(
-        &self,
-        key: u32,
-        domain: u32,
-        address: u64,
-        bytes: u32,
-        write: bool,
-    ) -> Option<*mut u8> {
-        let entry = self.entries.get(MemoryKey(key).slot())?;
-        if entry.key != key {
+    pub(crate) fn of_domain(&self, domain: u32, write: bool) -> Regions<'_> {
+        Regions {
+            table: self,
+            domain,
+            write,
+            key: Regions::NO_KEY,
+            start: 0,
+            bytes: 0,
+            address: std::ptr::null_mut(),
+        }
+    }
+}
+
+/// The regions that the requests of one queue may name. The table cannot change while it exists, so the region found last
+/// is used again without a look at the table: most queues name one.
+pub(crate) struct Regions<'m> {
+    table: &'m MemoryTable,
+    domain: u32,
+    write: bool,
+    /// Of the region found last; its domain and its access were checked.
+    key: u64,
+    start: u64,
+    bytes: u64,
+    address: *mut u8,
+}
+
+impl Regions<'_> {
+    /// No request can name it: keys have 32 bits.
+    const NO_KEY: u64 = u64::MAX;
+
+    /// Where `bytes` at `address` really are, if `key` names a region of the domain that holds them and allows it.
+    #[inline]
+    pub(crate) fn resolve(&mut self, key: u32, address: u64, bytes: u32) -> Option<*mut u8> {
+        if u64::from(key) != self.key {
+            self.find(key)?;
+        }
+        let offset = address.checked_sub(self.start)?;
+        let fits = offset <= self.bytes && u64::from(bytes) <= self.bytes - offset;
+        fits.then(|| self.address.wrapping_add(offset as usize))
+    }
+
+    #[inline(never)]
+    fn find(&mut self, key: u32) -> Option<()> {
+        let region = self.table.get(MemoryKey(key))?;
+        if region.domain != self.domain || (self.write && !region.writable) {
             return None;
         }
-        let region = entry.region.as_ref()?;
-        let offset = address.checked_sub(region.virtual_address)?;
-        let fits = offset <= region.bytes && u64::from(bytes) <= region.bytes - offset;
-        if region.domain != domain || !fits || (write && !region.writable) {
-            return None;
-        }
-        Some(region.address.wrapping_add(usize::try_from(offset).ok()?))
+        self.key = u64::from(key);
+        (self.start, self.bytes, self.address) = (region.virtual_address, region.bytes, region.address);
+        Some(())
     }
 }
 
@@ -150,7 +181,7 @@ mod tests {
     fn bounds_are_exact() {
         let mut table = MemoryTable::new();
         let key = table.insert(region(3, true)).unwrap().0;
-        let at = |address, bytes| table.resolve(key, 3, address, bytes, true).map(<*mut u8>::addr);
+        let at = |address, bytes| table.of_domain(3, true).resolve(key, address, bytes).map(<*mut u8>::addr);
         assert_eq!(at(0x1000, 100), Some(0x8000));
         assert_eq!(at(0x1063, 1), Some(0x8063));
         assert_eq!(at(0x1064, 0), Some(0x8064));
@@ -164,9 +195,9 @@ mod tests {
     fn domain_and_access_are_checked() {
         let mut table = MemoryTable::new();
         let key = table.insert(region(3, false)).unwrap().0;
-        assert!(table.resolve(key, 3, 0x1000, 1, false).is_some());
-        assert!(table.resolve(key, 3, 0x1000, 1, true).is_none(), "no local write access");
-        assert!(table.resolve(key, 4, 0x1000, 1, false).is_none(), "another domain");
+        assert!(table.of_domain(3, false).resolve(key, 0x1000, 1).is_some());
+        assert!(table.of_domain(3, true).resolve(key, 0x1000, 1).is_none(), "no local write access");
+        assert!(table.of_domain(4, false).resolve(key, 0x1000, 1).is_none(), "another domain");
     }
 
     #[test]
@@ -177,9 +208,24 @@ mod tests {
         assert!(table.remove(old).is_none());
         let new = table.insert(region(1, true)).unwrap();
         assert_ne!(old, new);
-        assert!(table.resolve(old.0, 1, 0x1000, 1, true).is_none());
-        assert!(table.resolve(new.0, 1, 0x1000, 1, true).is_some());
-        assert!(table.resolve(0, 1, 0x1000, 1, true).is_none());
-        assert!(table.resolve(u32::MAX, 1, 0x1000, 1, true).is_none());
+        let mut regions = table.of_domain(1, true);
+        assert!(regions.resolve(old.0, 0x1000, 1).is_none());
+        assert!(regions.resolve(0, 0, 0).is_none(), "no region was found yet");
+        assert!(regions.resolve(new.0, 0x1000, 1).is_some());
+        assert!(regions.resolve(0, 0x1000, 1).is_none());
+        assert!(regions.resolve(u32::MAX, 0x1000, 1).is_none());
+    }
+
+    #[test]
+    fn each_region_is_checked_also_after_another_one() {
+        let mut table = MemoryTable::new();
+        let mine = table.insert(region(1, true)).unwrap();
+        let foreign = table.insert(region(2, true)).unwrap();
+        let mut regions = table.of_domain(1, true);
+        for _ in 0..2 {
+            assert!(regions.resolve(mine.0, 0x1000, 100).is_some());
+            assert!(regions.resolve(mine.0, 0x1000, 101).is_none());
+            assert!(regions.resolve(foreign.0, 0x1000, 1).is_none());
+        }
     }
 }

@@ -16,6 +16,7 @@
 
 mod indices;
 
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -75,9 +76,33 @@ impl Ring {
 
     #[inline]
     fn slot(&self, index: u32) -> NonNull<u8> {
-        let offset = (index & (self.capacity - 1)) as usize * self.slot_bytes;
+        self.slots_from(index).at(0)
+    }
+
+    #[inline]
+    fn slots_from(&self, first: u32) -> Slots<'_> {
+        let (address, slot_bytes, mask) = (self.slots.address(), self.slot_bytes, self.capacity - 1);
+        Slots { address, slot_bytes, mask, first, _ring: PhantomData }
+    }
+}
+
+/// The slots of a ring from one on. Holds by value what a ring has behind a pointer: for loops over many slots.
+#[derive(Clone, Copy)]
+pub(crate) struct Slots<'r> {
+    address: NonNull<u8>,
+    slot_bytes: usize,
+    mask: u32,
+    first: u32,
+    _ring: PhantomData<&'r Ring>,
+}
+
+impl Slots<'_> {
+    /// The slot `nth` behind the first.
+    #[inline]
+    pub(crate) fn at(&self, nth: u32) -> NonNull<u8> {
+        let offset = (self.first.wrapping_add(nth) & self.mask) as usize * self.slot_bytes;
         // SAFETY: the masked index is below `capacity`, and `ends` checked that the slots hold `capacity` slots.
-        unsafe { self.slots.address().add(offset) }
+        unsafe { self.address.add(offset) }
     }
 }
 
@@ -99,6 +124,13 @@ impl Producer {
         self.room() >= wanted
     }
 
+    /// How many slots can be filled; looks at the consumer only if they are fewer than `wanted`.
+    #[inline]
+    pub(crate) fn room_for(&mut self, wanted: u32) -> u32 {
+        self.has_room(wanted);
+        self.room()
+    }
+
     /// Free slots by the last look at the consumer. The index may be anything if the application wrote to it.
     #[inline]
     fn room(&self) -> u32 {
@@ -109,6 +141,12 @@ impl Producer {
     #[inline]
     pub(crate) fn slot(&self) -> NonNull<u8> {
         self.ring.slot(self.next)
+    }
+
+    /// The slots from the next one on, of which as many can be filled as there is room for.
+    #[inline]
+    pub(crate) fn slots(&self) -> Slots<'_> {
+        self.ring.slots_from(self.next)
     }
 
     /// Takes over the line of the slot `ahead` of the next one, if the consumer has long left it.
@@ -122,7 +160,13 @@ impl Producer {
     /// Counts the slot as filled; the consumer sees it after [`Producer::publish`].
     #[inline]
     pub(crate) fn advance(&mut self) {
-        self.next = self.next.wrapping_add(1);
+        self.advance_by(1);
+    }
+
+    /// As [`Producer::advance`], for several slots.
+    #[inline]
+    pub(crate) fn advance_by(&mut self, slots: u32) {
+        self.next = self.next.wrapping_add(slots);
     }
 
     /// The index of the next slot, for [`Producer::rewind`] and [`Producer::peek`].
@@ -181,6 +225,18 @@ impl Consumer {
         }
     }
 
+    /// How many slots there are to read, by the last look at the producer.
+    #[inline]
+    pub(crate) fn published(&self) -> u32 {
+        self.produced_seen.wrapping_sub(self.next)
+    }
+
+    /// The slots from the next one on, of which the published ones are to be read.
+    #[inline]
+    pub(crate) fn slots(&self) -> Slots<'_> {
+        self.ring.slots_from(self.next)
+    }
+
     /// How many slots there are to read.
     pub(crate) fn available(&mut self) -> u32 {
         self.refresh(u32::MAX);
@@ -190,28 +246,15 @@ impl Consumer {
     /// Fetches the slot `ahead` of the next one, if it is known to be there.
     #[inline]
     pub(crate) fn prefetch(&self, ahead: u32) {
-        let index = self.next.wrapping_add(ahead);
-        if self.is_published(index) {
-            prefetch_read(self.ring.slot(index).as_ptr());
+        if ahead < self.published() {
+            prefetch_read(self.ring.slot(self.next.wrapping_add(ahead)).as_ptr());
         }
     }
 
-    /// The index of the next slot, for [`Consumer::peek`].
-    #[inline]
+    /// The index of the next slot.
+    #[cfg(all(test, loom))]
     pub(crate) fn position(&self) -> u32 {
         self.next
-    }
-
-    /// Whether the slot at `index` was published before the last look at the producer.
-    #[inline]
-    pub(crate) fn is_published(&self, index: u32) -> bool {
-        index.wrapping_sub(self.next) < self.produced_seen.wrapping_sub(self.next)
-    }
-
-    /// The slot at `index`: to be read if [`Consumer::is_published`] it, otherwise only to be prefetched.
-    #[inline]
-    pub(crate) fn peek(&self, index: u32) -> NonNull<u8> {
-        self.ring.slot(index)
     }
 
     /// The next slot; [`Consumer::has_next`] must have returned true.
@@ -223,7 +266,13 @@ impl Consumer {
     /// Counts the slot as read; the producer may fill it after [`Consumer::publish`].
     #[inline]
     pub(crate) fn advance(&mut self) {
-        self.next = self.next.wrapping_add(1);
+        self.advance_by(1);
+    }
+
+    /// As [`Consumer::advance`], for several slots.
+    #[inline]
+    pub(crate) fn advance_by(&mut self, slots: u32) {
+        self.next = self.next.wrapping_add(slots);
     }
 
     /// Gives every read slot back to the producer.

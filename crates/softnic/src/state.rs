@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::completion::{ChannelState, CqState};
+use crate::engine::deliver::Planned;
 use crate::engine::transmit::Pace;
 use crate::events::EventChannel;
 use crate::flow::{FlowId, FlowTable, TableRules};
@@ -92,8 +93,7 @@ pub(crate) struct QueueState {
     pub(crate) ready: bool,
     pub(crate) edits: FrameEdits,
     pub(crate) unpublished: bool,
-    /// Deliveries of the current burst that were not made yet.
-    pub(crate) planned: u32,
+    pub(crate) planned: Planned,
     /// Frames and copies for this queue that met no posted buffer. Written with the state locked, read without.
     pub(crate) out_of_buffer: Arc<AtomicU64>,
     /// Shared with the posting side: an `ibv_wq_state` or `ibv_qp_state`.

@@ -90,11 +90,13 @@ impl PortStats {
     pub(crate) fn settle(&mut self, so_far: &mut Disposition, delivery: Disposition, is_copy: bool) {
         use Disposition::{Delivered, FlowDropped, Unmatched};
         match (*so_far, delivery) {
+            // By far the most frequent case.
+            (Unmatched, Delivered) if !is_copy => *so_far = Delivered,
             (_, Delivered) if is_copy => self.replicated += 1,
             (Delivered | FlowDropped, Delivered) => self.replicated += 1,
             // What failed before was the frame's end so far, and now is a copy that was lost.
             (_, Delivered) => {
-                self.copies_lost += u64::from(*so_far != Unmatched);
+                self.copies_lost += 1;
                 *so_far = Delivered;
             }
             (Unmatched, _) if !is_copy => *so_far = delivery,

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use ibverbs_sys::ibv_qp_state::{IBV_QPS_RTR, IBV_QPS_SQE};
 
-use super::deliver::scatter;
+use super::deliver::Buffers;
 use super::transmit::{FRAMES_PER_PASS, gather};
 use crate::clock;
 use crate::nic::{Nic, Port};
@@ -168,7 +168,8 @@ fn deliver(state: &mut State, from: u32, request: &Request, whole: &[u8]) -> boo
     let place = queue.consumer.slot();
     // SAFETY: the request was published, so its slot is this side's, and slots begin with the id.
     let wr_id = unsafe { place.cast::<u64>().read() };
-    let (status, _) = scatter(memory, queue, place, whole);
+    let mut buffers = Buffers { regions: memory.of_domain(queue.domain, true), max_sge: queue.max_sge };
+    let (status, _) = buffers.scatter(place, whole);
     queue.consumer.advance();
     if !queue.unpublished {
         queue.unpublished = true;

@@ -1,7 +1,8 @@
-//! One delivery: a frame copied into the buffers of a receive request, and its completion.
+//! Deliveries: frames copied into the buffers of receive requests, and their completions.
 //!
-//! [`super::receive`] decides which queues get a frame, and [`super::datagram`] puts datagrams into buffers by the same
-//! rules. Every buffer is checked before a byte is written.
+//! [`super::receive`] decides which queues get a frame and lists the deliveries of each queue; a list is carried out here
+//! in one go, so that the queue, its completion queue and its memory are looked up once. [`super::datagram`] puts
+//! datagrams into buffers by the same rules. Every buffer is checked before a byte is written.
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
@@ -9,88 +10,232 @@ use std::sync::atomic::Ordering;
 use arrayvec::ArrayVec;
 use packet::checksum::{Check, verify_ip, verify_l4};
 
-use super::receive::{C_VLAN_TPID, Delivery};
-use crate::memory::MemoryTable;
+use super::receive::C_VLAN_TPID;
+use crate::memory::Regions;
 use crate::prefetch::prefetch_write;
 use crate::state::{FrameEdits, QueueState, State};
-use crate::stats::Disposition;
-use crate::wire::{Checksum, MAX_MERGED_BYTES, RxFrame};
+use crate::stats::{Disposition, PortStats};
+use crate::wire::{BURST_FRAMES, Checksum, MAX_MERGED_BYTES, RxFrame};
 use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status};
 
-/// How many completions ahead their lines are taken over from the application's core: two to a line.
+/// Deliveries of one queue between two looks at how many buffers the application has posted to it.
+const DELIVERIES_PER_LOOK: u32 = BURST_FRAMES as u32;
+/// How many deliveries ahead their buffers are taken over from the application's core, and how many ahead the lines of
+/// their completions.
+const BUFFER_LOOKAHEAD: u32 = 6;
 const COMPLETION_LOOKAHEAD: u32 = 8;
+/// Of the smallest requests at least this many share a line; of completions exactly two.
+const REQUESTS_PER_LINE: u32 = 2;
+const COMPLETIONS_PER_LINE: u32 = 2;
 
 /// A frame that a queue wants otherwise than it came.
 pub(super) type EditedFrame = ArrayVec<u8, { MAX_MERGED_BYTES + FCS_BYTES }>;
 
-/// Takes over the buffer that a delivery will probably be copied to. The address is not checked yet: a prefetch of a
-/// wrong one does nothing.
-#[inline]
-pub(super) fn prefetch_buffer(state: &State, delivery: &Delivery) {
-    let Some(queue) = state.queues.get(delivery.queue) else { return };
-    if queue.consumer.is_published(delivery.position) {
-        // SAFETY: the request was published, so its slot is this side's; it holds at least one element.
-        let element = unsafe { first_element(queue.consumer.peek(delivery.position)).read() };
-        prefetch_write(std::ptr::without_provenance_mut(element.address as usize));
+/// One copy of one frame for one queue.
+#[derive(Clone, Copy)]
+pub(crate) struct Delivery {
+    /// Which frame of the burst.
+    pub(super) frame: u16,
+    pub(super) cvlan: u16,
+    pub(super) tag: u32,
+    /// Made by a flow that lets the frame go on: whatever becomes of it, it is not what becomes of the frame.
+    pub(super) is_copy: bool,
+    /// The next delivery of the same queue, if there is one.
+    pub(super) next: u32,
+}
+
+/// The deliveries of a burst for one queue that were not made yet, in the order of their frames: a list by
+/// [`Delivery::next`].
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Planned {
+    count: u32,
+    first: u32,
+    last: u32,
+}
+
+/// What a burst's deliveries are carried out with.
+pub(super) struct Work<'b, 'w> {
+    pub(super) deliveries: &'b [Delivery],
+    pub(super) frames: &'b [RxFrame<'w>],
+    pub(super) now_ns: u64,
+    pub(super) edited: &'b mut EditedFrame,
+    /// What becomes of each frame.
+    pub(super) ends: &'b mut [Disposition],
+    pub(super) stats: &'b mut PortStats,
+}
+
+impl Work<'_, '_> {
+    /// Notes how a delivery ended.
+    #[inline]
+    fn settle(&mut self, delivery: &Delivery, end: Disposition) {
+        if let Some(so_far) = self.ends.get_mut(usize::from(delivery.frame)) {
+            self.stats.settle(so_far, end, delivery.is_copy);
+        }
     }
 }
 
-/// Carries out one delivery.
+impl QueueState {
+    /// Appends a delivery to the queue's list.
+    #[inline]
+    pub(super) fn plan(&mut self, deliveries: &mut Vec<Delivery>, delivery: Delivery) {
+        let Planned { count, first, last } = &mut self.planned;
+        // The only looks at the application's index in this burst: a dry queue must not be asked for every delivery.
+        if count.is_multiple_of(DELIVERIES_PER_LOOK) {
+            self.consumer.refresh(*count + DELIVERIES_PER_LOOK);
+        }
+        if count.is_multiple_of(REQUESTS_PER_LINE) {
+            self.consumer.prefetch(*count);
+        }
+        let index = deliveries.len() as u32;
+        match deliveries.get_mut(*last as usize).filter(|_| *count != 0) {
+            Some(last) => last.next = index,
+            None => *first = index,
+        }
+        (*last, *count) = (index, *count + 1);
+        deliveries.push(delivery);
+    }
+}
+
+/// Takes over the first buffers that a queue's deliveries will be copied to.
 #[inline]
-pub(super) fn deliver(
-    state: &mut State,
-    delivery: &Delivery,
-    frame: &RxFrame<'_>,
-    now_ns: u64,
-    edited: &mut EditedFrame,
-) -> Disposition {
+pub(super) fn approach(state: &State, slot: u32) {
+    let Some(queue) = state.queues.get(slot) else { return };
+    let requests = queue.consumer.slots();
+    for nth in 0..queue.planned.count.min(BUFFER_LOOKAHEAD).min(queue.consumer.published()) {
+        prefetch_buffer(requests.at(nth));
+    }
+}
+
+/// Takes over the buffer of a request. The address is not checked yet: a prefetch of a wrong one does nothing.
+#[inline]
+fn prefetch_buffer(request: NonNull<u8>) {
+    // SAFETY: callers pass published requests only, whose slots are this side's; they hold at least one element.
+    let element = unsafe { first_element(request).read() };
+    prefetch_write(std::ptr::without_provenance_mut(element.address as usize));
+}
+
+/// Carries out the deliveries of a queue.
+pub(super) fn serve(state: &mut State, slot: u32, work: &mut Work<'_, '_>) {
+    loop {
+        fill(state, slot, work);
+        if state.queues.get(slot).is_none_or(|queue| queue.planned.count == 0) {
+            return;
+        }
+        refuse(state, slot, work);
+    }
+}
+
+/// Makes deliveries of a queue in order: as many as meet a buffer and have room for their completion, or up to one that
+/// fails the queue.
+fn fill(state: &mut State, slot: u32, work: &mut Work<'_, '_>) {
     let State { queues, cqs, memory, unpublished_cqs, .. } = state;
-    let Some(queue) = queues.get_mut(delivery.queue) else { return Disposition::QueueNotReady };
-    if !queue.ready {
-        return Disposition::QueueNotReady;
+    let Some(queue) = queues.get_mut(slot).filter(|queue| queue.ready) else { return };
+    // The completions' place comes first: without it the buffers must stay posted.
+    let Some(cq) = cqs.get_mut(queue.cq).filter(|cq| !cq.failed) else { return };
+    let room = cq.producer.room_for(queue.planned.count);
+    let count = queue.planned.count.min(queue.consumer.published()).min(room);
+    if count == 0 {
+        return;
     }
-    if !queue.consumer.is_published(queue.consumer.position()) {
-        let lost = queue.out_of_buffer.load(Ordering::Relaxed);
-        queue.out_of_buffer.store(lost.wrapping_add(1), Ordering::Relaxed);
-        return Disposition::OutOfBuffer;
+    let (requests, completions) = (queue.consumer.slots(), cq.producer.slots());
+    let mut buffers = Buffers { regions: memory.of_domain(queue.domain, true), max_sge: queue.max_sge };
+    let is_edited = queue.edits != FrameEdits::default();
+    let checksums = cq.wants_checksums.load(Ordering::Relaxed);
+    let (mut made, mut faulty) = (0, false);
+    while made < count && !faulty {
+        if made + BUFFER_LOOKAHEAD < count {
+            prefetch_buffer(requests.at(made + BUFFER_LOOKAHEAD));
+        }
+        if made.is_multiple_of(COMPLETIONS_PER_LINE) && made + COMPLETION_LOOKAHEAD < room {
+            prefetch_write(completions.at(made + COMPLETION_LOOKAHEAD).as_ptr());
+        }
+        let Some(&delivery) = work.deliveries.get(queue.planned.first as usize) else { break };
+        let Some(frame) = work.frames.get(usize::from(delivery.frame)) else { break };
+        let bytes = if is_edited { edit(frame.bytes, queue.edits, work.edited) } else { frame.bytes };
+        let request = requests.at(made);
+        // SAFETY: the request was published, so its slot is this side's, and slots begin with the id.
+        let wr_id = unsafe { request.cast::<u64>().read() };
+        let (status, end) = buffers.scatter(request, bytes);
+        let mut cqe = Cqe::new(wr_id, Opcode::Receive, status, queue.number);
+        cqe.timestamp_ns = if frame.timestamp_ns == 0 { work.now_ns } else { frame.timestamp_ns };
+        cqe.byte_len = bytes.len() as u32;
+        cqe.flow_tag = delivery.tag;
+        cqe.cvlan = delivery.cvlan;
+        if checksums {
+            cqe.set_checksum_ok(checksums_hold(frame));
+        }
+        // SAFETY: `made` is below the room, so the slot is the producer's; completion slots are aligned `Cqe`s.
+        unsafe { completions.at(made).cast::<Cqe>().write(cqe) };
+        work.settle(&delivery, end);
+        queue.planned.first = delivery.next;
+        made += 1;
+        faulty = end == Disposition::MemoryFault;
     }
-    let Some(cq) = cqs.get_mut(queue.cq) else { return Disposition::CqOverrun };
-    // The completion's place comes first: without it the buffer must stay posted.
-    if cq.failed || !cq.producer.has_room(1) {
-        let slot = queue.cq;
-        state.overrun(slot);
-        return Disposition::CqOverrun;
-    }
-    cq.producer.prefetch(COMPLETION_LOOKAHEAD);
-    let slot = queue.consumer.slot();
-    // SAFETY: the request was published, so its slot is this side's, and slots begin with the id.
-    let wr_id = unsafe { slot.cast::<u64>().read() };
-    let bytes = if queue.edits == FrameEdits::default() {
-        frame.bytes
-    } else {
-        edit(frame.bytes, queue.edits, edited)
-    };
-    let (status, end) = scatter(memory, queue, slot, bytes);
-    queue.consumer.advance();
-    let mut cqe = Cqe::new(wr_id, Opcode::Receive, status, queue.number);
-    cqe.timestamp_ns = if frame.timestamp_ns == 0 { now_ns } else { frame.timestamp_ns };
-    cqe.byte_len = bytes.len() as u32;
-    cqe.flow_tag = delivery.tag;
-    cqe.cvlan = delivery.cvlan;
-    if cq.wants_checksums.load(Ordering::Relaxed) {
-        cqe.set_checksum_ok(checksums_hold(frame));
-    }
-    // SAFETY: room was found above, so the slot is the producer's; completion slots are aligned `Cqe`s.
-    unsafe { cq.producer.slot().cast::<Cqe>().write(cqe) };
-    cq.producer.advance();
+    queue.planned.count -= made;
+    queue.consumer.advance_by(made);
+    cq.producer.advance_by(made);
     if !cq.unpublished {
         cq.unpublished = true;
         unpublished_cqs.push(queue.cq);
     }
-    if end == Disposition::MemoryFault {
-        state.fail_queue(delivery.queue);
+    if faulty {
+        state.fail_queue(slot);
     }
-    end
+}
+
+/// Settles deliveries that cannot be made: all that are left of a queue that does not receive or has no buffer, the next
+/// one where there is no room for its completion.
+#[cold]
+fn refuse(state: &mut State, slot: u32, work: &mut Work<'_, '_>) {
+    let Some(queue) = state.queues.get_mut(slot) else { return };
+    let (cq, left) = (queue.cq, queue.planned.count);
+    let (end, refused) = if !queue.ready {
+        (Disposition::QueueNotReady, left)
+    } else if queue.consumer.published() == 0 {
+        let lost = queue.out_of_buffer.load(Ordering::Relaxed);
+        queue.out_of_buffer.store(lost.wrapping_add(u64::from(left)), Ordering::Relaxed);
+        (Disposition::OutOfBuffer, left)
+    } else {
+        (Disposition::CqOverrun, 1)
+    };
+    for _ in 0..refused {
+        let Some(delivery) = work.deliveries.get(queue.planned.first as usize) else { break };
+        work.settle(delivery, end);
+        queue.planned.first = delivery.next;
+    }
+    queue.planned.count -= refused;
+    if end == Disposition::CqOverrun {
+        state.overrun(cq);
+    }
+}
+
+/// Copies a frame. Short ones by two moves of fixed size that may overlap: a call of `memcpy` costs as much as the copy.
+///
+/// # Safety
+/// As for [`std::ptr::copy_nonoverlapping`].
+#[inline]
+unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    match bytes {
+        // SAFETY: by the contract of this function; there are as many bytes as one move takes.
+        32..=64 => unsafe { copy_ends::<32>(from, to, bytes) },
+        // SAFETY: as above.
+        65..=128 => unsafe { copy_ends::<64>(from, to, bytes) },
+        // SAFETY: by the contract of this function.
+        _ => unsafe { to.copy_from_nonoverlapping(from, bytes) },
+    }
+}
+
+/// Copies the first and the last `MOVE` bytes of `bytes`: all of them, if they are at most twice as many.
+///
+/// # Safety
+/// As for [`std::ptr::copy_nonoverlapping`], and `bytes` is not less than `MOVE`.
+#[inline]
+unsafe fn copy_ends<const MOVE: usize>(from: *const u8, to: *mut u8, bytes: usize) {
+    let last = bytes - MOVE;
+    // SAFETY: by the contract of this function.
+    unsafe { to.copy_from_nonoverlapping(from, MOVE) };
+    // SAFETY: as above: the move ends with the last byte.
+    unsafe { to.wrapping_add(last).copy_from_nonoverlapping(from.wrapping_add(last), MOVE) };
 }
 
 /// Makes of a frame what a queue wants. The check sequence is that of the frame on the medium, tag included.
@@ -124,73 +269,72 @@ fn first_element(slot: NonNull<u8>) -> NonNull<Element> {
     unsafe { slot.add(RECEIVE_HEADER_BYTES) }.cast::<Element>()
 }
 
-/// Copies a frame into the buffers of a receive request, after all of them were checked.
-#[inline]
-pub(super) fn scatter(
-    memory: &MemoryTable,
-    queue: &QueueState,
-    slot: NonNull<u8>,
-    frame: &[u8],
-) -> (Status, Disposition) {
-    let elements = first_element(slot);
-    // SAFETY: the request was published, so its slot is this side's; it holds at least one element.
-    let first = unsafe { elements.read() };
-    if (first.bytes as usize) < frame.len() {
-        return scatter_list(memory, queue, elements, frame);
-    }
-    // By far the most frequent case: one buffer takes it all.
-    let Some(address) = memory.resolve(first.key, queue.domain, first.address, first.bytes, true) else {
-        return (Status::LocalProtection, Disposition::MemoryFault);
-    };
-    // SAFETY: `resolve` found the buffer inside a writable region of the queue's domain, which stays registered while the
-    // state is locked; it holds the frame, which is in memory of the wire or the engine: the application cannot register that.
-    unsafe { address.copy_from_nonoverlapping(frame.as_ptr(), frame.len()) };
-    (Status::Success, Disposition::Delivered)
+/// The memory that a queue's requests may name.
+pub(super) struct Buffers<'m> {
+    pub(super) regions: Regions<'m>,
+    /// Elements of a request.
+    pub(super) max_sge: u32,
 }
 
-/// The general case of [`scatter`].
-#[cold]
-fn scatter_list(
-    memory: &MemoryTable,
-    queue: &QueueState,
-    elements: NonNull<Element>,
-    frame: &[u8],
-) -> (Status, Disposition) {
-    const FAULT: (Status, Disposition) = (Status::LocalProtection, Disposition::MemoryFault);
-    let mut targets = ArrayVec::<(*mut u8, usize), { crate::limits::MAX_SGE as usize }>::new();
-    let mut room = 0;
-    for index in 0..queue.max_sge as usize {
-        // SAFETY: receive slots hold `max_sge` elements.
-        let element = unsafe { elements.add(index) };
-        // SAFETY: the request was published, so its slot is this side's.
-        let element = unsafe { element.read() };
-        if element.key == 0 {
-            break;
+impl Buffers<'_> {
+    /// Copies a frame into the buffers of a receive request, after all of them were checked.
+    #[inline]
+    pub(super) fn scatter(&mut self, request: NonNull<u8>, frame: &[u8]) -> (Status, Disposition) {
+        let elements = first_element(request);
+        // SAFETY: the request was published, so its slot is this side's; it holds at least one element.
+        let first = unsafe { elements.read() };
+        if (first.bytes as usize) < frame.len() {
+            return self.scatter_list(elements, frame);
         }
-        let Some(address) = memory.resolve(element.key, queue.domain, element.address, element.bytes, true)
-        else {
-            return FAULT;
+        // By far the most frequent case: one buffer takes it all.
+        let Some(address) = self.regions.resolve(first.key, first.address, first.bytes) else {
+            return (Status::LocalProtection, Disposition::MemoryFault);
         };
-        room += element.bytes as usize;
-        if targets.try_push((address, element.bytes as usize)).is_err() {
-            return FAULT;
+        // SAFETY: `resolve` found the buffer inside a writable region of the queue's domain, which stays registered while
+        // the state is locked; it holds the frame, which is in memory of the wire or the engine: the application cannot
+        // register that.
+        unsafe { copy(frame.as_ptr(), address, frame.len()) };
+        (Status::Success, Disposition::Delivered)
+    }
+
+    /// The general case of [`Buffers::scatter`].
+    #[cold]
+    fn scatter_list(&mut self, elements: NonNull<Element>, frame: &[u8]) -> (Status, Disposition) {
+        const FAULT: (Status, Disposition) = (Status::LocalProtection, Disposition::MemoryFault);
+        let mut targets = ArrayVec::<(*mut u8, usize), { crate::limits::MAX_SGE as usize }>::new();
+        let mut room = 0;
+        for index in 0..self.max_sge as usize {
+            // SAFETY: receive slots hold `max_sge` elements.
+            let element = unsafe { elements.add(index) };
+            // SAFETY: the request was published, so its slot is this side's.
+            let element = unsafe { element.read() };
+            if element.key == 0 {
+                break;
+            }
+            let Some(address) = self.regions.resolve(element.key, element.address, element.bytes) else {
+                return FAULT;
+            };
+            room += element.bytes as usize;
+            if targets.try_push((address, element.bytes as usize)).is_err() {
+                return FAULT;
+            }
+            // Elements that the frame does not reach are not looked at, as a device would not.
+            if room >= frame.len() {
+                break;
+            }
         }
-        // Elements that the frame does not reach are not looked at, as a device would not.
-        if room >= frame.len() {
-            break;
+        if room < frame.len() {
+            return (Status::LocalLength, Disposition::Oversize);
         }
+        let mut rest = frame;
+        for (address, bytes) in targets {
+            let (part, later) = rest.split_at(bytes.min(rest.len()));
+            rest = later;
+            // SAFETY: as in `scatter`; `part` is no longer than the element.
+            unsafe { address.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
+        }
+        (Status::Success, Disposition::Delivered)
     }
-    if room < frame.len() {
-        return (Status::LocalLength, Disposition::Oversize);
-    }
-    let mut rest = frame;
-    for (address, bytes) in targets {
-        let (part, later) = rest.split_at(bytes.min(rest.len()));
-        rest = later;
-        // SAFETY: as in `scatter`; `part` is no longer than the element.
-        unsafe { address.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
-    }
-    (Status::Success, Disposition::Delivered)
 }
 
 /// IBV_WC_IP_CSUM_OK: the IPv4 header's checksum and the TCP or UDP checksum are right (`ibv_poll_cq(3)`).

@@ -1,13 +1,13 @@
 //! One burst, from the wire into posted buffers.
 //!
-//! First every frame is judged: parsed, looked up, hashed; that gives a plan of deliveries. Then the plan is carried
-//! out, with the buffers a few deliveries ahead already on their way into the cache.
+//! First the headers of all frames are parsed, then all are looked up, which gives each receive queue its list of
+//! deliveries, and then each list is carried out ([`super::deliver`]). So every stage stays in the caches, and what is
+//! the same for all deliveries of a queue is looked up once per burst.
 
-use arrayvec::ArrayVec;
-use packet::{FlowKey, TunnelKey};
+use packet::{FlowKey, Parsed, TunnelKey};
 
 use super::EnginePort;
-use super::deliver::{EditedFrame, deliver, prefetch_buffer};
+use super::deliver::{Delivery, EditedFrame, Work, approach, serve};
 use crate::clock;
 use crate::flow::{FlowHit, Matches};
 use crate::limits::ETHERNET_BYTES;
@@ -17,30 +17,18 @@ use crate::state::{QpKind, State};
 use crate::stats::{Disposition, PortStats};
 use crate::wire::{BURST_FRAMES, Burst, RxFrame};
 
-/// How many frames ahead their headers are fetched, and how many deliveries ahead their buffers.
+/// How many frames ahead their headers are fetched.
 const FRAME_LOOKAHEAD: usize = 4;
-const BUFFER_LOOKAHEAD: usize = 6;
-/// Deliveries of one queue between two looks at how many buffers the application has posted to it.
-const DELIVERIES_PER_LOOK: u32 = BURST_FRAMES as u32;
 
 /// The C-VLAN tag, the only one that a completion can report.
 pub(super) const C_VLAN_TPID: u16 = 0x8100;
 
-/// One copy of one frame for one queue.
-#[derive(Clone, Copy)]
-pub(super) struct Delivery {
-    frame: usize,
-    pub(super) queue: u32,
-    pub(super) tag: u32,
-    pub(super) cvlan: u16,
-    /// Made by a flow that lets the frame go on: whatever becomes of it, it is not what becomes of the frame.
-    is_copy: bool,
-    /// The position of its receive request, unless deliveries before it fail.
-    pub(super) position: u32,
-}
-
 /// What a burst works with; kept from burst to burst so that nothing is allocated.
 pub(super) struct Plan {
+    /// The headers of each frame that is looked up.
+    parsed: Box<[Parsed; BURST_FRAMES]>,
+    /// What becomes of each frame, as far as it is known.
+    ends: [Disposition; BURST_FRAMES],
     matches: Matches,
     deliveries: Vec<Delivery>,
     edited: Box<EditedFrame>,
@@ -52,6 +40,8 @@ const COPIES_PER_FRAME: usize = crate::flow::MAX_MATCHES;
 impl Plan {
     pub(super) fn new() -> Self {
         Self {
+            parsed: Box::new([Parsed::default(); BURST_FRAMES]),
+            ends: [Disposition::Unmatched; BURST_FRAMES],
             matches: Matches::new(),
             deliveries: Vec::with_capacity(BURST_FRAMES * COPIES_PER_FRAME),
             edited: Box::default(),
@@ -75,51 +65,86 @@ pub(super) fn burst(
         return 0;
     }
     let now_ns = clock::now_ns();
-    let mut ends = ArrayVec::<Disposition, BURST_FRAMES>::new();
-    let mut state = nic.burst();
-    let state = &mut *state;
-    plan.deliveries.clear();
-    for (index, frame) in frames.iter().enumerate() {
-        if let Some(ahead) = frames.get(index + FRAME_LOOKAHEAD) {
-            prefetch_read(ahead.bytes.as_ptr());
-        }
-        stats.rx_bytes += frame.bytes.len() as u64;
-        ends.push(judge(state, number, max_frame_bytes, (index, frame), plan));
-    }
-    for index in 0..plan.deliveries.len() {
-        if let Some(ahead) = plan.deliveries.get(index + BUFFER_LOOKAHEAD) {
-            prefetch_buffer(state, ahead);
-        }
-        let delivery = plan.deliveries[index];
-        let end = deliver(state, &delivery, &frames[delivery.frame], now_ns, &mut plan.edited);
-        stats.settle(&mut ends[delivery.frame], end, delivery.is_copy);
-    }
-    state.publish();
     stats.rx_frames += frames.len() as u64;
-    tally(&ends, stats);
+    stats.rx_bytes += plan.parse(frames, max_frame_bytes);
+    let mut state = nic.burst();
+    plan.look_up(&mut state, number, frames);
+    plan.carry_out(&mut state, frames, now_ns, stats);
+    state.publish();
+    plan.tally(frames.len(), stats);
     frames.len()
 }
 
-/// Adds up what became of the frames.
-fn tally(ends: &[Disposition], stats: &mut PortStats) {
-    let mut counts = [0u64; Disposition::ALL.len()];
-    for end in ends {
-        counts[*end as usize] += 1;
+impl Plan {
+    /// Parses the headers of the frames, and sorts out those that cannot be delivered. Returns the sum of their bytes.
+    fn parse(&mut self, frames: &[RxFrame<'_>], max_frame_bytes: usize) -> u64 {
+        let mut bytes = 0;
+        for (index, ((frame, end), parsed)) in
+            frames.iter().zip(&mut self.ends).zip(&mut *self.parsed).enumerate()
+        {
+            if let Some(ahead) = frames.get(index + FRAME_LOOKAHEAD) {
+                prefetch_read(ahead.bytes.as_ptr());
+            }
+            bytes += frame.bytes.len() as u64;
+            *end = admit(frame, max_frame_bytes);
+            *parsed = packet::parse(frame.bytes);
+        }
+        bytes
     }
-    for end in Disposition::ALL {
-        stats.dispose(end, counts[end as usize]);
+
+    /// Looks the frames up, counts them for their flows and plans their deliveries. Afterwards `ends` holds what becomes of
+    /// them if no delivery succeeds or fails.
+    fn look_up(&mut self, state: &mut State, port: u8, frames: &[RxFrame<'_>]) {
+        let Self { parsed, ends, matches, deliveries, .. } = self;
+        deliveries.clear();
+        for (index, ((frame, end), parsed)) in frames.iter().zip(ends).zip(&**parsed).enumerate() {
+            if *end != Disposition::Unmatched {
+                continue;
+            }
+            let tunnel = || packet::parse_tunnel(frame.bytes, parsed);
+            state.flows.lookup(port, &parsed.key, tunnel, matches);
+            for hit in matches.as_slice() {
+                count(state, hit, frame.bytes.len());
+                if hit.actions.drop {
+                    *end = Disposition::FlowDropped;
+                } else {
+                    plan(state, deliveries, hit, index, &parsed.key, tunnel);
+                }
+            }
+        }
+    }
+
+    /// Carries out the deliveries, queue by queue; the buffers of the next queue are on their way into the cache
+    /// meanwhile.
+    fn carry_out(&mut self, state: &mut State, frames: &[RxFrame<'_>], now_ns: u64, stats: &mut PortStats) {
+        let Self { ends, deliveries, edited, .. } = self;
+        let mut work = Work { deliveries, frames, now_ns, edited, ends, stats };
+        let mut turn = 0;
+        if let Some(first) = state.unpublished_queues.first() {
+            approach(state, *first);
+        }
+        while let Some(&queue) = state.unpublished_queues.get(turn) {
+            turn += 1;
+            if let Some(next) = state.unpublished_queues.get(turn) {
+                approach(state, *next);
+            }
+            serve(state, queue, &mut work);
+        }
+    }
+
+    /// Adds up what became of the first `frames` frames.
+    fn tally(&self, frames: usize, stats: &mut PortStats) {
+        const { assert!(BURST_FRAMES <= u8::MAX as usize, "a sum of bytes, of which one instruction adds many") };
+        for end in Disposition::ALL {
+            let count: u8 = self.ends[..frames].iter().map(|one| u8::from(*one == end)).sum();
+            stats.dispose(end, u64::from(count));
+        }
     }
 }
 
-/// Decides what is to become of a frame, and plans its deliveries. The answer holds if none of them succeeds or fails.
+/// Whether a frame is looked up at all: `Unmatched` so far, if it is.
 #[inline]
-fn judge(
-    state: &mut State,
-    port: u8,
-    max_frame_bytes: usize,
-    (index, frame): (usize, &RxFrame<'_>),
-    plan: &mut Plan,
-) -> Disposition {
+fn admit(frame: &RxFrame<'_>, max_frame_bytes: usize) -> Disposition {
     if frame.bytes.len() < ETHERNET_BYTES {
         return Disposition::Runt;
     }
@@ -127,82 +152,63 @@ fn judge(
     if frame.bytes.len() > max_frame_bytes || frame.is_truncated() {
         return Disposition::Oversize;
     }
-    let parsed = packet::parse(frame.bytes);
-    let tunnel = || packet::parse_tunnel(frame.bytes, &parsed);
-    state.flows.lookup(port, &parsed.key, tunnel, &mut plan.matches);
-    let mut end = Disposition::Unmatched;
-    for hit in plan.matches.as_slice() {
-        let actions = hit.actions;
-        if let Some(set) = actions.counter.and_then(|counter| state.counters.get_mut(counter.0)) {
-            set.packets += 1;
-            set.bytes += frame.bytes.len() as u64;
-        }
-        if actions.drop {
-            end = Disposition::FlowDropped;
-            continue;
-        }
-        if let Some(delivery) = copy(state, hit, index, &parsed.key, tunnel) {
-            plan.deliveries.push(delivery);
-        }
+    Disposition::Unmatched
+}
+
+/// Counts a frame for a flow with counters.
+#[inline]
+fn count(state: &mut State, hit: &FlowHit, bytes: usize) {
+    if let Some(set) = hit.actions.counter.and_then(|counter| state.counters.get_mut(counter.0)) {
+        set.packets += 1;
+        set.bytes += bytes as u64;
     }
-    end
 }
 
 /// Plans a copy for the queue pair that a flow names, unless that is gone.
 #[inline]
-fn copy(
+fn plan(
     state: &mut State,
+    deliveries: &mut Vec<Delivery>,
     hit: &FlowHit,
     frame: usize,
     key: &FlowKey,
     tunnel: impl FnOnce() -> TunnelKey,
-) -> Option<Delivery> {
-    let queue = match state.qps.get(hit.actions.target.0).map(|qp| &qp.kind)? {
-        QpKind::Rss { rss, .. } => rss.queue(key, tunnel),
-        QpKind::Raw { queue, .. } => *queue,
+) {
+    let slot = match state.qps.get(hit.actions.target.0).map(|qp| &qp.kind) {
+        Some(QpKind::Rss { rss, .. }) => rss.queue(key, tunnel),
+        Some(QpKind::Raw { queue, .. }) => *queue,
+        None => return,
     };
-    let receiver = state.queues.get_mut(queue)?;
-    if !receiver.unpublished {
-        receiver.unpublished = true;
-        state.unpublished_queues.push(queue);
+    let Some(queue) = state.queues.get_mut(slot) else { return };
+    if !queue.unpublished {
+        queue.unpublished = true;
+        state.unpublished_queues.push(slot);
     }
-    // The only looks at the application's index in this burst: a dry queue must not be asked for every delivery.
-    if receiver.planned.is_multiple_of(DELIVERIES_PER_LOOK) {
-        receiver.consumer.refresh(receiver.planned + DELIVERIES_PER_LOOK);
-    }
-    let position = receiver.consumer.position().wrapping_add(receiver.planned);
-    receiver.consumer.prefetch(receiver.planned);
-    receiver.planned += 1;
     let cvlan = if key.vlan_tpid == C_VLAN_TPID { key.vlan_tci } else { 0 };
-    let (tag, is_copy) = (hit.actions.tag.unwrap_or(0), hit.is_copy);
-    Some(Delivery { frame, queue, tag, cvlan, is_copy, position })
+    let tag = hit.actions.tag.unwrap_or(0);
+    queue.plan(deliveries, Delivery { frame: frame as u16, cvlan, tag, is_copy: hit.is_copy, next: 0 });
 }
 
 /// Gives the sniffers of a port their copies of frames that were sent through it; at most a burst of them.
-pub(super) fn copy_sent<'f>(
+pub(super) fn copy_sent(
     state: &mut State,
     port: u8,
     plan: &mut Plan,
-    frames: impl Iterator<Item = &'f [u8]>,
+    frames: &[RxFrame<'_>],
     stats: &mut PortStats,
 ) {
-    let now_ns = clock::now_ns();
-    let Plan { matches, edited, .. } = plan;
-    state.flows.sniffers(port, matches);
-    for bytes in frames.take(BURST_FRAMES) {
-        let parsed = packet::parse(bytes);
-        for hit in matches.as_slice() {
-            if let Some(set) = hit.actions.counter.and_then(|counter| state.counters.get_mut(counter.0)) {
-                set.packets += 1;
-                set.bytes += bytes.len() as u64;
-            }
-            let tunnel = || packet::parse_tunnel(bytes, &parsed);
-            let Some(delivery) = copy(state, hit, 0, &parsed.key, tunnel) else { continue };
-            match deliver(state, &delivery, &RxFrame::new(bytes), now_ns, edited) {
-                Disposition::Delivered => stats.replicated += 1,
-                _ => stats.copies_lost += 1,
-            }
+    let frames = &frames[..frames.len().min(BURST_FRAMES)];
+    plan.deliveries.clear();
+    state.flows.sniffers(port, &mut plan.matches);
+    for (index, frame) in frames.iter().enumerate() {
+        let parsed = packet::parse(frame.bytes);
+        let tunnel = || packet::parse_tunnel(frame.bytes, &parsed);
+        for hit in plan.matches.as_slice() {
+            count(state, hit, frame.bytes.len());
+            self::plan(state, &mut plan.deliveries, hit, index, &parsed.key, tunnel);
         }
     }
+    // Sniffers take copies only, so what becomes of the frames themselves does not change.
+    plan.carry_out(state, frames, clock::now_ns(), stats);
     state.publish();
 }

@@ -4,13 +4,15 @@
 //! served while a request is being carried out, so copies wait here until it is done. Nothing is allocated after the
 //! engine was made.
 
+use arrayvec::ArrayVec;
+
 use super::receive::{Plan, copy_sent};
 use crate::flow::{FlowTable, Matches};
 use crate::limits::MAX_TSO_BYTES;
 use crate::slab::Slab;
 use crate::state::{CounterState, State};
 use crate::stats::PortStats;
-use crate::wire::BURST_FRAMES;
+use crate::wire::{BURST_FRAMES, RxFrame};
 
 /// Bytes of copies that can wait: a whole stream in segments of the usual size, headers included.
 const TAP_BYTES: usize = 2 * MAX_TSO_BYTES as usize;
@@ -92,11 +94,12 @@ impl Tap {
     pub(super) fn hand_out(&mut self, state: &mut State, port: u8, plan: &mut Plan, stats: &mut PortStats) {
         let Self { bytes, ends, .. } = self;
         for first in (0..ends.len()).step_by(BURST_FRAMES) {
-            let frames = (first..ends.len()).map(|at| {
+            let frames = (first..ends.len()).take(BURST_FRAMES).map(|at| {
                 let start = at.checked_sub(1).map_or(0, |before| ends[before]);
-                &bytes[start..ends[at]]
+                RxFrame::new(&bytes[start..ends[at]])
             });
-            copy_sent(state, port, plan, frames, stats);
+            let frames: ArrayVec<_, BURST_FRAMES> = frames.collect();
+            copy_sent(state, port, plan, &frames, stats);
         }
         bytes.clear();
         ends.clear();

@@ -287,6 +287,7 @@ fn resolve(
 ) -> Result<(Parts, usize), Status> {
     // SAFETY: send slots have a body behind the header.
     let body = unsafe { slot.add(SEND_HEADER_BYTES) };
+    let mut regions = memory.of_domain(domain, false);
     let mut parts = Parts::new();
     let mut total = 0usize;
     for index in 0..send.shape.max_sge as usize {
@@ -297,9 +298,8 @@ fn resolve(
         if element.key == 0 {
             break;
         }
-        let from = memory
-            .resolve(element.key, domain, element.address, element.bytes, false)
-            .ok_or(Status::LocalProtection)?;
+        let from =
+            regions.resolve(element.key, element.address, element.bytes).ok_or(Status::LocalProtection)?;
         parts.try_push((from.cast_const(), element.bytes as usize)).map_err(|_| Status::LocalOperation)?;
         total += element.bytes as usize;
     }

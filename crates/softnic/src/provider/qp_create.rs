@@ -28,6 +28,7 @@ use super::spin::Spin;
 use super::wq::ReceivePoster;
 use super::wq::SoftTable;
 use crate::device::SoftContext;
+use crate::engine::deliver::Planned;
 use crate::engine::transmit::Pace;
 use crate::library::Library;
 use crate::limits::{MAX_INLINE_BYTES, MAX_SGE, MAX_TSO_HEADER_BYTES, RSS_KEY_BYTES};
@@ -269,7 +270,7 @@ fn register_plain(state: &mut State, queues: PlainQueues, object: &mut Box<Held<
         ready: false,
         edits: queues.edits,
         unpublished: false,
-        planned: 0,
+        planned: Planned::default(),
         out_of_buffer: Arc::default(),
         native_state: Arc::clone(&object.state),
         native,

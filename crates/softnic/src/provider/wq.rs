@@ -23,6 +23,7 @@ use super::pd::{SoftPd, make_ring, release_domain, use_domain};
 use super::spin::Spin;
 use super::{Object, has_capability};
 use crate::device::SoftContext;
+use crate::engine::deliver::Planned;
 use crate::events::acknowledgements;
 use crate::limits::MAX_SGE;
 use crate::personality::{Rules, WorkQueueRules};
@@ -95,7 +96,7 @@ pub(crate) unsafe extern "C" fn create_wq(
                 append_fcs: flags & IBV_WQ_FLAGS_SCATTER_FCS != 0,
             },
             unpublished: false,
-            planned: 0,
+            planned: Planned::default(),
             out_of_buffer: Arc::default(),
             native_state: Arc::clone(&native_state),
             native: 0,
