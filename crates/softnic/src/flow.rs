@@ -27,12 +27,14 @@
 mod cache;
 mod capacity;
 mod deep;
+mod directory;
 mod key;
 mod port;
 mod shape;
 mod space;
 #[cfg(test)]
 mod tests;
+mod tree;
 
 use arrayvec::ArrayVec;
 use device_model::PriorityTable;
@@ -40,11 +42,13 @@ use packet::cube::DST_MAC;
 use packet::{FlowKey, TunnelKey};
 
 use cache::ExactCache;
+pub(crate) use cache::Verdict;
 use deep::DeepImage;
 pub(crate) use deep::{Presence, TunnelMatcher};
 use key::Image;
 pub(crate) use key::{MatchKey, Matcher};
 use port::PortTable;
+use tree::{BURST, Rebuild, Rebuilt};
 
 /// The most flows that a table holds. That many take some 80 MiB; each is inserted within some 2 us, and the one insert for
 /// which the largest list has to grow within some 2 ms, during which the engine waits.
@@ -217,24 +221,31 @@ pub(crate) struct FlowTable {
     ports: Vec<PortTable>,
     /// The same for sent frames.
     egress: Vec<PortTable>,
-    caches: Caches,
+    /// What the last lookups of frames with tunnels found; made with the first flow about tunnels.
+    tunnels: Option<ExactCache<DeepImage>>,
     rules: TableRules,
 }
 
-/// What the last lookups of all ports found.
-#[derive(Debug, Default)]
-struct Caches {
-    plain: ExactCache<MatchKey>,
-    /// For frames with tunnels; made with the first flow about them.
-    deep: Option<ExactCache<DeepImage>>,
+/// Rules whose trees are to be built anew; without the table.
+#[derive(Debug)]
+pub(crate) struct TableRebuild {
+    port: u8,
+    egress: bool,
+    rebuild: Rebuild,
 }
 
-impl Caches {
-    fn invalidate(&mut self) {
-        self.plain.invalidate();
-        if let Some(cache) = &mut self.deep {
-            cache.invalidate();
-        }
+/// Trees that are built, or are not needed any more.
+#[derive(Debug)]
+pub(crate) struct TableRebuilt {
+    port: u8,
+    egress: bool,
+    rebuilt: Rebuilt,
+}
+
+impl TableRebuild {
+    /// Builds them: some 2 us for each rule.
+    pub(crate) fn build(self) -> TableRebuilt {
+        TableRebuilt { port: self.port, egress: self.egress, rebuilt: self.rebuild.build() }
     }
 }
 
@@ -283,13 +294,13 @@ impl FlowTable {
             return Err(error);
         }
         if rule.tunnel.is_some() {
-            self.caches.deep.get_or_insert_default();
+            self.tunnels.get_or_insert_default();
         }
         if self.flows.len() <= place {
             self.flows.resize(place + 1, None);
         }
         self.flows[place] = Some(Box::new(rule));
-        self.caches.invalidate();
+        self.forget_tunnels();
         Ok(())
     }
 
@@ -303,7 +314,7 @@ impl FlowTable {
         if let Some(half) = half {
             port.remove(&half);
         }
-        self.caches.invalidate();
+        self.forget_tunnels();
         true
     }
 
@@ -319,10 +330,71 @@ impl FlowTable {
     ) {
         matches.clear();
         let Some(table) = self.ports.get(usize::from(port)) else { return };
-        find(table, &mut self.caches, port, (key, tunnel), matches);
+        find(table, self.tunnels.as_mut(), port, (key, tunnel), matches);
     }
 
-    /// The same for a frame that is to be sent; without sniffers, which see it whatever becomes of it.
+    /// Decides over a burst of frames that arrived on `port`, one verdict for each key: at less cost than one lookup for
+    /// each. `tunnel` parses the tunnel of a frame by its place in the burst.
+    pub(crate) fn classify_burst<'k>(
+        &mut self,
+        port: u8,
+        keys: impl IntoIterator<Item = &'k FlowKey>,
+        mut tunnel: impl FnMut(usize) -> TunnelKey,
+        verdicts: &mut [Verdict],
+    ) {
+        verdicts.fill(Verdict::NOTHING);
+        let Some(table) = self.ports.get(usize::from(port)) else { return };
+        let mut keys = keys.into_iter();
+        if let Some(relevant) = table.deep_relevant() {
+            for (at, (key, verdict)) in keys.zip(verdicts).enumerate() {
+                let image = MatchKey::of(key);
+                *verdict =
+                    find_deep(table, self.tunnels.as_mut(), port, (key, &image, &tunnel(at), relevant));
+            }
+            return;
+        }
+        for verdicts in verdicts.chunks_mut(BURST) {
+            let mut images = [MatchKey::default(); BURST];
+            let mut count = 0;
+            for (image, key) in images[..verdicts.len()].iter_mut().zip(&mut keys) {
+                *image = MatchKey::of(key);
+                count += 1;
+            }
+            table.classify_burst(&images[..count], verdicts);
+        }
+    }
+
+    /// Puts the flows that a verdict on a frame that arrived on `port` represents into `matches`, in place of what was
+    /// there. No flow may have been inserted or removed since.
+    #[inline]
+    pub(crate) fn expand(&self, port: u8, verdict: Verdict, matches: &mut Matches) {
+        matches.clear();
+        if let Some(table) = self.ports.get(usize::from(port)) {
+            table.expand(verdict, matches);
+        }
+    }
+
+    /// Copies the rules of one port and direction whose trees should be built anew, if there are any.
+    pub(crate) fn start_rebuild(&mut self) -> Option<TableRebuild> {
+        for (egress, ports) in [(false, &mut self.ports), (true, &mut self.egress)] {
+            for (port, table) in (0..).zip(ports) {
+                if let Some(rebuild) = table.start_rebuild() {
+                    return Some(TableRebuild { port, egress, rebuild });
+                }
+            }
+        }
+        None
+    }
+
+    /// Takes over what was built of [`start_rebuild`](Self::start_rebuild), and returns what it replaces: to be dropped
+    /// where nobody waits.
+    pub(crate) fn finish_rebuild(&mut self, rebuilt: TableRebuilt) -> TableRebuilt {
+        let TableRebuilt { port, egress, rebuilt } = rebuilt;
+        let rebuilt = self.port_mut(port, egress).finish_rebuild(rebuilt);
+        TableRebuilt { port, egress, rebuilt }
+    }
+
+    /// [`lookup`](Self::lookup) for a frame that is to be sent; without sniffers, which see it whatever becomes of it.
     #[inline]
     pub(crate) fn lookup_sent(
         &mut self,
@@ -333,7 +405,7 @@ impl FlowTable {
     ) {
         matches.clear();
         let Some(table) = self.egress.get(usize::from(port)) else { return };
-        find(table, &mut self.caches, port | EGRESS, (key, tunnel), matches);
+        find(table, self.tunnels.as_mut(), port | EGRESS, (key, tunnel), matches);
     }
 
     /// Whether any flow is about the frames sent through a port.
@@ -372,6 +444,12 @@ impl FlowTable {
         self.flows.iter().flatten().count()
     }
 
+    fn forget_tunnels(&mut self) {
+        if let Some(cache) = &mut self.tunnels {
+            cache.invalidate();
+        }
+    }
+
     fn port_mut(&mut self, port: u8, egress: bool) -> &mut PortTable {
         let ports = if egress { &mut self.egress } else { &mut self.ports };
         let index = usize::from(port);
@@ -382,46 +460,44 @@ impl FlowTable {
     }
 }
 
-/// Distinguishes the two tables of a port in the caches; port numbers stay below.
+/// Distinguishes the two tables of a port in the cache; port numbers stay below.
 const EGRESS: u8 = 1 << 7;
 const _: () = assert!(crate::limits::MAX_PORTS < EGRESS as usize, "a port number leaves the bit free");
 
 #[inline]
 fn find(
     table: &PortTable,
-    caches: &mut Caches,
+    tunnels: Option<&mut ExactCache<DeepImage>>,
     port: u8,
     (key, tunnel): (&FlowKey, impl FnOnce() -> TunnelKey),
     matches: &mut Matches,
 ) {
-    if let Some(relevant) = table.deep_relevant() {
-        let tunnel = tunnel();
-        if !tunnel.layers.is_empty() {
-            return find_deep(table, caches, port, (key, &tunnel, relevant), matches);
-        }
-    }
-    // Fields that no rule of the port names would only split what shares one verdict.
-    let image = MatchKey::of(key).masked(table.relevant());
-    let verdict = caches.plain.find_or_insert(port, &image, || table.classify(&image, None));
+    let image = MatchKey::of(key);
+    let verdict = match table.deep_relevant() {
+        Some(relevant) => find_deep(table, tunnels, port, (key, &image, &tunnel(), relevant)),
+        None => table.classify(&image, None),
+    };
     table.expand(verdict, matches);
 }
 
-/// A frame with a tunnel on a port with rules about tunnels: neither this nor the cache that it asks is ever shared with
-/// frames looked up by the outer packet alone.
+/// On a port with rules about tunnels: the cache is never shared with frames without.
 #[inline(never)]
 fn find_deep(
     table: &PortTable,
-    caches: &mut Caches,
+    tunnels: Option<&mut ExactCache<DeepImage>>,
     port: u8,
-    (key, tunnel, relevant): (&FlowKey, &TunnelKey, &DeepImage),
-    matches: &mut Matches,
-) {
-    let deep = DeepImage::of(MatchKey::of(key), key, tunnel).masked(relevant);
-    let verdict = match &mut caches.deep {
-        Some(cache) => cache.find_or_insert(port, &deep, || table.classify(&deep.outer, Some(&deep))),
-        None => table.classify(&deep.outer, Some(&deep)),
-    };
-    table.expand(verdict, matches);
+    (key, image, tunnel, relevant): (&FlowKey, &MatchKey, &TunnelKey, &DeepImage),
+) -> Verdict {
+    if tunnel.layers.is_empty() {
+        return table.classify(image, None);
+    }
+    // Fields that no rule of the port names would only split what shares one verdict.
+    let deep = DeepImage::of(*image, key, tunnel).masked(relevant);
+    let classify = || table.classify(&deep.outer, Some(&deep));
+    match tunnels {
+        Some(cache) => cache.find_or_insert(port, &deep, classify),
+        None => classify(),
+    }
 }
 
 /// The bit that makes a MAC address a group address (IEEE 802-2014, 8.2.2).

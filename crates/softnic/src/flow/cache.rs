@@ -21,7 +21,7 @@ const PORT_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The result of the rules of a port for an image, as numbers of its [`super::port::PortTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Verdict {
+pub(crate) struct Verdict {
     /// The group that decides; [`Verdict::NO_GROUP`] leaves the frame to the kernel.
     pub(super) group: u32,
     /// Which DONT_TRAP rules take a copy, by position.
@@ -30,6 +30,8 @@ pub(super) struct Verdict {
 
 impl Verdict {
     pub(super) const NO_GROUP: u32 = u32::MAX;
+    /// No rule matches.
+    pub(crate) const NOTHING: Self = Self { group: Self::NO_GROUP, dont_trap: 0 };
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -1,4 +1,4 @@
-//! The rules of one port and direction: tuple spaces for the rules that trap, short lists for the few that only take copies.
+//! The rules of one port and direction: trees and a tuple space for the rules that trap, short lists for the few that only take copies.
 //!
 //! [`super::FlowTable`] owns them. Rules with equal match, kind and priority form a group whose copies are laid out when
 //! the group changes, so that a lookup ends with one slice. Nothing here allocates during a lookup.
@@ -11,6 +11,7 @@ use super::deep::{DeepImage, TunnelMatcher};
 use super::key::{Image, MatchKey};
 use super::shape::{Precedence, Ranked};
 use super::space::Space;
+use super::tree::{BURST, Rebuild, Rebuilt, Trees};
 use super::{
     FlowError, FlowHit, FlowId, FlowKind, FlowRule, MAX_DONT_TRAP, MAX_REPLICAS, MAX_SHAPES, MAX_SNIFFERS,
     Matcher, Matches, TableRules,
@@ -74,7 +75,7 @@ const _: () = assert!(MAX_DONT_TRAP <= u32::BITS as usize, "a verdict names DONT
 pub(super) struct PortTable {
     rules: TableRules,
     /// Trapping rules about the outer packet alone, and those about tunnels.
-    plain: Space<MatchKey>,
+    plain: Trees,
     deep: Space<DeepImage>,
     groups: Vec<Group>,
     /// Indices into `groups` that are not in use.
@@ -83,8 +84,6 @@ pub(super) struct PortTable {
     dont_trap: ArrayVec<CopyRule, MAX_DONT_TRAP>,
     /// Oldest first.
     sniffers: ArrayVec<CopyRule, MAX_SNIFFERS>,
-    /// Every bit that some rule about the outer packet alone looks at.
-    relevant: MatchKey,
     /// Every bit that any rule looks at; nothing while no rule is about tunnels.
     deep_relevant: Option<DeepImage>,
     capacity: Capacity,
@@ -93,11 +92,6 @@ pub(super) struct PortTable {
 impl PortTable {
     pub(super) fn new(rules: TableRules) -> Self {
         Self { rules, ..Self::default() }
-    }
-
-    #[inline]
-    pub(super) fn relevant(&self) -> &MatchKey {
-        &self.relevant
     }
 
     /// What to keep of the image of a frame with a tunnel; `None` if no rule is about tunnels.
@@ -109,17 +103,34 @@ impl PortTable {
     /// Whether there is nothing to look up.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.plain.len() == 0 && self.deep.len() == 0 && self.dont_trap.is_empty() && self.sniffers.is_empty()
+        self.plain.masks() == 0 && self.deep.len() == 0 && self.dont_trap.is_empty() && self.sniffers.is_empty()
     }
 
     pub(super) fn sniffer_count(&self) -> usize {
         self.sniffers.len()
     }
 
-    /// The result of the rules for an image, which may be masked to [`relevant`](Self::relevant); `deep` is there if the frame
-    /// has a tunnel and some rule asks for one.
+    /// The result of the rules for an image; `deep` is there if the frame has a tunnel and some rule asks for one.
     pub(super) fn classify(&self, image: &MatchKey, deep: Option<&DeepImage>) -> Verdict {
-        let (winner, _) = self.search(image, deep);
+        let mut winner = self.plain.search(image);
+        if let Some(deep) = deep {
+            winner = self.deep.search(deep, winner).0;
+        }
+        self.verdict(image, deep, winner)
+    }
+
+    /// The results for up to [`BURST`](super::tree::BURST) images of frames without tunnels that some rule asks for.
+    pub(super) fn classify_burst(&self, images: &[MatchKey], verdicts: &mut [Verdict]) {
+        let mut winners = [None; BURST];
+        self.plain.search_burst(images, &mut winners);
+        for ((image, winner), verdict) in images.iter().zip(winners).zip(verdicts) {
+            *verdict = self.verdict(image, None, winner);
+        }
+    }
+
+    /// The result for an image when it is known which group decides.
+    #[inline]
+    fn verdict(&self, image: &MatchKey, deep: Option<&DeepImage>, winner: Option<Ranked>) -> Verdict {
         let mut dont_trap = 0;
         for (position, rule) in self.dont_trap.iter().enumerate() {
             if winner.is_some_and(|winner| winner.precedence.level() < rule.precedence.level()) {
@@ -143,12 +154,20 @@ impl PortTable {
             })
     }
 
-    /// The group that decides over an image, and how many shapes had to be asked.
-    pub(super) fn search(&self, image: &MatchKey, deep: Option<&DeepImage>) -> (Option<Ranked>, usize) {
-        let (winner, asked) = self.plain.search(image, None);
-        let Some(deep) = deep else { return (winner, asked) };
-        let (winner, more) = self.deep.search(deep, winner);
-        (winner, asked + more)
+    /// How many shapes about tunnels have to be asked for an image.
+    #[cfg(test)]
+    pub(super) fn shapes_asked(&self, deep: &DeepImage) -> usize {
+        self.deep.search(deep, self.plain.search(&deep.outer)).1
+    }
+
+    /// The trees that should be built anew, if any.
+    pub(super) fn start_rebuild(&mut self) -> Option<Rebuild> {
+        self.plain.start_rebuild()
+    }
+
+    /// Takes over what was built, and returns what it replaces.
+    pub(super) fn finish_rebuild(&mut self, rebuilt: Rebuilt) -> Rebuilt {
+        self.plain.finish_rebuild(rebuilt)
     }
 
     /// Lists the flows that a verdict represents.
@@ -214,7 +233,7 @@ impl PortTable {
         if let Some(ranked) = self.group_of(rule, precedence.level()) {
             return self.join(rule, hit, ranked);
         }
-        if !self.has_mask_of(rule) && self.plain.len() + self.deep.len() >= MAX_SHAPES {
+        if !self.has_mask_of(rule) && self.plain.masks() + self.deep.len() >= MAX_SHAPES {
             return Err(FlowError::Full { what: "different masks of flows on this port", limit: MAX_SHAPES });
         }
         let mut place = None;
@@ -328,16 +347,17 @@ impl PortTable {
     }
 
     fn recount_relevant(&mut self) {
-        let copies = self.dont_trap.iter().filter(|rule| rule.tunnel.is_none());
-        let plain = copies.fold(*self.plain.relevant(), |all, rule| all.union(rule.matcher.mask()));
         let mut deep = (self.deep.len() > 0).then(|| *self.deep.relevant());
         for rule in &self.dont_trap {
             if let Some(tunnel) = &rule.tunnel {
                 deep = Some(deep.unwrap_or_default().union(&tunnel.mask(&rule.matcher)));
             }
         }
-        self.relevant = plain;
-        self.deep_relevant = deep.map(|deep| deep.union(&DeepImage::outside(plain)));
+        self.deep_relevant = deep.map(|deep| {
+            let copies = self.dont_trap.iter().filter(|rule| rule.tunnel.is_none());
+            let plain = copies.fold(*self.plain.relevant(), |all, rule| all.union(rule.matcher.mask()));
+            deep.union(&DeepImage::outside(plain))
+        });
     }
 }
 

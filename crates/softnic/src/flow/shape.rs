@@ -41,27 +41,49 @@ pub(super) struct Ranked {
     pub(super) group: u32,
 }
 
+impl Ranked {
+    /// Precedence and group, as a block of the tree has them.
+    pub(super) fn to_words(self) -> (u64, u64) {
+        (self.precedence.0, self.group.into())
+    }
+
+    /// The inverse; `None` for the precedence that loses to all, which no rule has.
+    #[inline(always)]
+    pub(super) fn from_words(precedence: u64, group: u64) -> Option<Self> {
+        (precedence != u64::MAX).then_some(Self { precedence: Precedence(precedence), group: group as u32 })
+    }
+}
+
 /// The groups with the same values, which differ in kind or priority. Nearly always one, which allocates nothing.
 #[derive(Debug)]
-struct Bucket {
+pub(super) struct Bucket {
     best: Ranked,
     /// Best first.
     others: Vec<Ranked>,
 }
 
 impl Bucket {
-    fn iter(&self) -> impl Iterator<Item = &Ranked> {
+    pub(super) fn new(ranked: Ranked) -> Self {
+        Self { best: ranked, others: Vec::new() }
+    }
+
+    /// The one that comes first.
+    pub(super) fn best(&self) -> Ranked {
+        self.best
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Ranked> {
         std::iter::once(&self.best).chain(&self.others)
     }
 
-    fn add(&mut self, ranked: Ranked) {
+    pub(super) fn add(&mut self, ranked: Ranked) {
         let later = if ranked < self.best { std::mem::replace(&mut self.best, ranked) } else { ranked };
         let place = self.others.partition_point(|other| *other < later);
         self.others.insert(place, later);
     }
 
     /// Returns whether none is left.
-    fn remove(&mut self, ranked: Ranked) -> bool {
+    pub(super) fn remove(&mut self, ranked: Ranked) -> bool {
         if self.best != ranked {
             self.others.retain(|other| *other != ranked);
             return false;
@@ -139,7 +161,7 @@ impl<I: Image> Shape<I> {
         self.parts[part_of(value)]
             .entry(*value)
             .and_modify(|bucket| bucket.add(ranked))
-            .or_insert_with(|| Bucket { best: ranked, others: Vec::new() });
+            .or_insert_with(|| Bucket::new(ranked));
         self.ranks.insert(ranked);
         self.update_best();
     }

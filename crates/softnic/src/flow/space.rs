@@ -65,6 +65,11 @@ impl<I: Image> Space<I> {
         self.shapes[self.position(mask)?].group_at(value, level)
     }
 
+    /// The first group with this match.
+    pub(super) fn best_of(&self, value: &I, mask: &I) -> Option<Ranked> {
+        self.shapes[self.position(mask)?].find(value)
+    }
+
     pub(super) fn add(&mut self, value: &I, mask: &I, ranked: Ranked) {
         let at = self.position(mask).unwrap_or_else(|| {
             self.shapes.push(Shape::new(*mask));
@@ -95,5 +100,78 @@ impl<I: Image> Space<I> {
         if !self.shapes.is_sorted_by_key(Shape::best) {
             self.shapes.sort_by_key(Shape::best);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use packet::cube::{DST_PORT, SRC_PORT, Slot, TOS};
+    use packet::{FlowKey, Layers};
+
+    use super::super::key::{MatchKey, Matcher};
+    use super::super::{FlowKind, shape::Precedence};
+    use super::*;
+
+    fn add(space: &mut Space<MatchKey>, group: u32, priority: u16, matcher: &Matcher) -> Ranked {
+        let precedence = Precedence::new(FlowKind::Normal, priority, group.into());
+        let ranked = Ranked { precedence, group };
+        space.add(matcher.value(), matcher.mask(), ranked);
+        ranked
+    }
+
+    fn with_layers(layers: Layers, fields: &[(Slot, u128, u128)]) -> Matcher {
+        let mut matcher = Matcher::any();
+        matcher.require(layers);
+        for (slot, value, mask) in fields {
+            matcher.field(&[*slot], *value, *mask);
+        }
+        matcher
+    }
+
+    fn image(layers: Layers, dst_port: u16, src_port: u16) -> MatchKey {
+        MatchKey::of(&FlowKey { layers, dst_port, src_port, ..FlowKey::default() })
+    }
+
+    #[test]
+    fn a_search_visits_no_shape_that_cannot_win() {
+        let mut space = Space::default();
+        let udp = Layers::UDP;
+        add(&mut space, 1, 0, &with_layers(udp, &[(DST_PORT, 53, 0xffff)]));
+        for id in 2..34 {
+            let fields = [(DST_PORT, 53, 0xffff), (SRC_PORT, 0, 1 << (id % 16)), (TOS, 0, 1 << (id / 16))];
+            add(&mut space, id, 1, &with_layers(udp, &fields));
+        }
+        assert_eq!(space.search(&image(udp, 53, 0), None).1, 1);
+        assert_eq!(space.search(&image(udp, 54, 0), None).1, 33);
+    }
+
+    #[test]
+    fn a_shape_that_loses_its_best_rule_is_asked_in_its_new_place() {
+        let mut space = Space::default();
+        let any = Layers::empty();
+        let gone = with_layers(any, &[(SRC_PORT, 99, 0xffff)]);
+        add(&mut space, 1, 0, &with_layers(any, &[(DST_PORT, 99, 0xffff)]));
+        add(&mut space, 2, 2, &with_layers(any, &[(DST_PORT, 53, 0xffff)]));
+        let ranked = add(&mut space, 3, 0, &gone);
+        add(&mut space, 4, 3, &with_layers(any, &[(SRC_PORT, 98, 0xffff)]));
+        add(&mut space, 5, 1, &with_layers(any, &[(TOS, 0, 0xff)]));
+        space.remove(gone.value(), gone.mask(), ranked);
+        // Behind the shape of ports to, that of ports from would end the search before the rule of priority 1.
+        let found = space.search(&image(any, 53, 0), None).0;
+        assert_eq!(found.map(|ranked| ranked.group), Some(5));
+    }
+
+    #[test]
+    fn shapes_of_layers_that_a_frame_lacks_are_not_asked() {
+        let mut space = Space::default();
+        for id in 0..32 {
+            let family = if id % 2 == 0 { Layers::IPV4 } else { Layers::IPV6 };
+            add(&mut space, id, 0, &with_layers(family | Layers::UDP, &[(SRC_PORT, 0, 1 << (id / 2))]));
+        }
+        let asked = |layers| space.search(&image(layers, 53, 0xffff), None).1;
+        assert_eq!(asked(Layers::IPV4 | Layers::UDP), 16);
+        assert_eq!(asked(Layers::IPV6 | Layers::UDP), 16);
+        assert_eq!(asked(Layers::IPV4 | Layers::TCP), 0);
+        assert_eq!(asked(Layers::empty()), 0);
     }
 }

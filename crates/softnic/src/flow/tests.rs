@@ -5,7 +5,7 @@ mod condition;
 mod reference;
 mod tunnels;
 
-use packet::cube::{DST_PORT, SRC_PORT, TOS};
+use packet::cube::{DST_PORT, SRC_PORT};
 use packet::{Layers, MacAddr};
 
 use super::*;
@@ -186,63 +186,6 @@ fn a_device_may_give_multicast_to_both_defaults() {
     let refused = table.insert(default(5, FlowKind::AllDefault, 10));
     assert_eq!(refused, Err(FlowError::Conflict(FlowId(4))), "one half has no place");
     assert_eq!(flows(&mut table, &udp_to(53)), [] as [u32; 0], "and so neither is there");
-}
-
-#[test]
-fn a_lookup_visits_no_shape_that_cannot_win() {
-    let mut table = FlowTable::default();
-    table.insert(rule(1, 0, 53, 1)).unwrap();
-    for id in 2..34 {
-        let mut other = rule(id, 1, 53, 1);
-        other.matcher.field(&[SRC_PORT], 0, 1 << (id % 16)).field(&[TOS], 0, 1 << (id / 16));
-        table.insert(other).unwrap();
-    }
-    assert_eq!(table.ports[1].search(&MatchKey::of(&udp_to(53)), None).1, 1);
-    assert_eq!(table.ports[1].search(&MatchKey::of(&udp_to(54)), None).1, 33);
-}
-
-#[test]
-fn a_shape_that_loses_its_best_rule_is_asked_in_its_new_place() {
-    let mut table = FlowTable::default();
-    let masked = |id, priority, narrow: fn(&mut Matcher)| {
-        let mut rule = FlowRule { matcher: Matcher::any(), ..rule(id, priority, 0, 1) };
-        narrow(&mut rule.matcher);
-        rule
-    };
-    for rule in [
-        masked(1, 0, |matcher| _ = matcher.field(&[DST_PORT], 99, 0xffff)),
-        masked(2, 2, |matcher| _ = matcher.field(&[DST_PORT], 53, 0xffff)),
-        masked(3, 0, |matcher| _ = matcher.field(&[SRC_PORT], 99, 0xffff)),
-        masked(4, 3, |matcher| _ = matcher.field(&[SRC_PORT], 98, 0xffff)),
-        masked(5, 1, |matcher| _ = matcher.field(&[TOS], 0, 0xff)),
-    ] {
-        table.insert(rule).unwrap();
-    }
-    assert!(table.remove(FlowId(3)));
-    // Behind the shape of ports to, that of ports from would end the search before the rule of priority 1.
-    assert_eq!(flows(&mut table, &udp_to(53)), [5]);
-}
-
-#[test]
-fn shapes_of_layers_that_a_frame_lacks_are_not_asked() {
-    let mut table = FlowTable::default();
-    for id in 0..32 {
-        let mut other = rule(id, 0, 53, 1);
-        other.matcher.require(if id % 2 == 0 { Layers::IPV4 } else { Layers::IPV6 }).field(
-            &[SRC_PORT],
-            0,
-            1 << (id / 2),
-        );
-        table.insert(other).unwrap();
-    }
-    let asked = |layers| {
-        let key = FlowKey { layers, src_port: 0xffff, ..udp_to(53) };
-        table.ports[1].search(&MatchKey::of(&key), None).1
-    };
-    assert_eq!(asked(Layers::IPV4 | Layers::UDP), 16);
-    assert_eq!(asked(Layers::IPV6 | Layers::UDP), 16);
-    assert_eq!(asked(Layers::IPV4 | Layers::TCP), 0);
-    assert_eq!(asked(Layers::empty()), 0);
 }
 
 #[test]

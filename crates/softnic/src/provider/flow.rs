@@ -13,7 +13,8 @@ use super::flow_attr::{self, FlowRequest};
 use super::has_capability;
 use super::qp::SoftQp;
 use crate::device::SoftContext;
-use crate::flow::{Actions, CounterId, FlowError, FlowId, FlowRule, QpSlot};
+use crate::flow::{Actions, CounterId, FlowError, FlowId, FlowRule, QpSlot, TableRebuild};
+use crate::nic::Nic;
 use crate::state::{FlowState, State};
 
 /// A flow.
@@ -51,7 +52,9 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
         let mut state = soft.nic().control();
         let flow = FlowState { owner: soft.slot, qp: qp.slot, counter };
         let slot = insert(&mut state, flow, &request)?;
+        let rebuild = state.flows.start_rebuild();
         drop(state);
+        rebuild_flows(soft.nic(), rebuild);
         let flow = ibv_flow { comp_mask: 0, context: qp.context(), handle: slot };
         Ok(SoftFlow { flow, slot }.into_native())
     })
@@ -110,6 +113,18 @@ fn insert(state: &mut State, flow: FlowState, request: &FlowRequest) -> Verb<u32
     Ok(slot)
 }
 
+/// Builds the trees of the flow table anew where that pays. The engine goes on meanwhile; this caller waits.
+fn rebuild_flows(nic: &Nic, mut rebuild: Option<TableRebuild>) {
+    while let Some(started) = rebuild {
+        let rebuilt = started.build();
+        let mut state = nic.control();
+        let replaced = state.flows.finish_rebuild(rebuilt);
+        rebuild = state.flows.start_rebuild();
+        drop(state);
+        drop(replaced);
+    }
+}
+
 fn errno(error: &FlowError) -> Errno {
     match error {
         FlowError::DuplicateId(_) | FlowError::Conflict(_) => EEXIST,
@@ -125,9 +140,13 @@ pub(crate) unsafe extern "C" fn destroy_flow(flow: *mut ibv_flow) -> c_int {
         let object = unsafe { SoftFlow::of(flow) }?;
         // SAFETY: the flow keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.flow.context) }?;
-        if !soft.nic().control().remove_flow(object.slot) {
+        let mut state = soft.nic().control();
+        if !state.remove_flow(object.slot) {
             return Err(EINVAL);
         }
+        let rebuild = state.flows.start_rebuild();
+        drop(state);
+        rebuild_flows(soft.nic(), rebuild);
         // SAFETY: the library drops the handle; `object` is not used any more.
         drop(unsafe { SoftFlow::take(flow) });
         Ok(())

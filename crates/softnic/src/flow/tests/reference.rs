@@ -174,6 +174,8 @@ enum Step {
     /// The match, kind and priority of a rule that is there, with another fate.
     InsertLike(prop::sample::Index, Actions),
     Remove(prop::sample::Index),
+    /// Starts to build trees anew, or takes over what was built.
+    Rebuild,
     Lookup(Side, Box<Frame>),
     /// Of a frame that meets what a rule asks for.
     LookupFor(prop::sample::Index, Box<Frame>),
@@ -227,6 +229,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (rule(), any::<bool>()).prop_map(|(rule, old)| Step::Insert { rule, old }),
         2 => (index(), actions()).prop_map(|(like, actions)| Step::InsertLike(like, actions)),
         2 => index().prop_map(Step::Remove),
+        1 => Just(Step::Rebuild),
         2 => (side, frame()).prop_map(|(side, frame)| Step::Lookup(side, frame)),
         6 => (index(), frame()).prop_map(|(rule, frame)| Step::LookupFor(rule, frame)),
     ]
@@ -238,6 +241,7 @@ struct Both {
     table: FlowTable,
     rules: Vec<TestRule>,
     seen: Vec<(Side, Box<Frame>)>,
+    rebuild: Option<TableRebuild>,
 }
 
 impl Both {
@@ -274,6 +278,10 @@ impl Both {
                 prop_assert!(self.table.remove(gone.rule.id));
                 prop_assert!(!self.table.remove(gone.rule.id));
             }
+            Step::Rebuild => match self.rebuild.take() {
+                Some(rebuild) => drop(self.table.finish_rebuild(rebuild.build())),
+                None => self.rebuild = self.table.start_rebuild(),
+            },
             Step::LookupFor(_, frame) if is_empty => self.seen.push(((1, false), frame)),
             Step::LookupFor(index, frame) => {
                 let test = index.get(&self.rules);
@@ -299,6 +307,23 @@ impl Both {
             hits.iter().map(|hit| (hit.flow.0, hit.actions.tag.unwrap_or(0))).collect()
         };
         (ids(&hits[..verdict]), ids(&hits[verdict..]))
+    }
+
+    /// Frames of one port by the burst, which have to get what each gets alone.
+    fn look_up_together(&mut self, port: u8) -> Result<(), TestCaseError> {
+        let frames: Vec<Frame> =
+            self.seen.iter().filter(|(side, _)| *side == (port, false)).map(|(_, frame)| **frame).collect();
+        let mut verdicts = vec![Verdict::NOTHING; frames.len()];
+        let keys = frames.iter().map(|(key, _)| key);
+        self.table.classify_burst(port, keys, |at| frames[at].1, &mut verdicts);
+        let mut together = Matches::new();
+        let mut alone = Matches::new();
+        for ((key, tunnel), verdict) in frames.iter().zip(verdicts) {
+            self.table.expand(port, verdict, &mut together);
+            self.table.lookup(port, key, || *tunnel, &mut alone);
+            prop_assert_eq!(together.as_slice(), alone.as_slice());
+        }
+        Ok(())
     }
 
     /// The rules as a device has them.
@@ -336,10 +361,13 @@ proptest! {
             groups: None,
         };
         let mut both =
-            Both { device, table: FlowTable::new(device), rules: Vec::new(), seen: Vec::new() };
+            Both { device, table: FlowTable::new(device), rules: Vec::new(), seen: Vec::new(), rebuild: None };
         for (number, step) in steps.into_iter().enumerate() {
             both.take(step, number)?;
             both.compare()?;
+        }
+        for port in 1..3 {
+            both.look_up_together(port)?;
         }
     }
 }

@@ -1,0 +1,180 @@
+//! The matches that trapping rules about the outer packet have, by value and mask: which groups have a match, and which of
+//! them comes first.
+//!
+//! [`super::tree::Trees`] asks it whether a match is known and builds its trees from it; frames are never looked up here.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+
+use super::key::{DigestHasher, Image, LANES, MatchKey};
+use super::shape::{Bucket, Ranked};
+
+/// Values with the number of their mask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Match {
+    value: MatchKey,
+    mask: u32,
+}
+
+impl Match {
+    fn digest(&self) -> u64 {
+        self.value.digest() ^ (u64::from(self.mask) + 1).wrapping_mul(LANES[0])
+    }
+
+    fn part(&self) -> usize {
+        (self.digest() >> PART_SHIFT) as usize & (PARTS - 1)
+    }
+}
+
+impl Hash for Match {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.digest());
+    }
+}
+
+/// Maps that the matches are spread over: one that grows moves all that it holds, and the engine waits meanwhile.
+const PARTS: usize = 64;
+/// Which bits of a digest name the part: a map looks at the lowest and at the highest ones.
+const PART_SHIFT: u32 = 40;
+const _: () = assert!(PARTS.is_power_of_two(), "a part is chosen by masking");
+
+/// A mask, and how many matches have it.
+#[derive(Debug)]
+struct Mask {
+    mask: MatchKey,
+    matches: u32,
+}
+
+/// All matches with their groups.
+#[derive(Debug)]
+pub(super) struct Directory {
+    masks: HashMap<MatchKey, u32, BuildHasherDefault<DigestHasher>>,
+    /// By number; those without matches are in `vacant`.
+    by_number: Vec<Mask>,
+    vacant: Vec<u32>,
+    parts: Box<[HashMap<Match, Bucket, BuildHasherDefault<DigestHasher>>; PARTS]>,
+    /// Every bit that some mask has.
+    relevant: MatchKey,
+}
+
+impl Default for Directory {
+    fn default() -> Self {
+        Self {
+            masks: HashMap::default(),
+            by_number: Vec::new(),
+            vacant: Vec::new(),
+            parts: Box::new(std::array::from_fn(|_| HashMap::default())),
+            relevant: MatchKey::default(),
+        }
+    }
+}
+
+impl Directory {
+    /// How many different masks there are.
+    pub(super) fn masks(&self) -> usize {
+        self.masks.len()
+    }
+
+    pub(super) fn has_mask(&self, mask: &MatchKey) -> bool {
+        self.masks.contains_key(mask)
+    }
+
+    pub(super) fn relevant(&self) -> &MatchKey {
+        &self.relevant
+    }
+
+    /// The groups with a match, best precedence first.
+    fn groups(&self, value: &MatchKey, mask: &MatchKey) -> Option<&Bucket> {
+        let found = Match { value: *value, mask: *self.masks.get(mask)? };
+        self.parts[found.part()].get(&found)
+    }
+
+    /// The group with this match at this kind and priority.
+    pub(super) fn group_at(&self, value: &MatchKey, mask: &MatchKey, level: u64) -> Option<Ranked> {
+        self.groups(value, mask)?.iter().find(|ranked| ranked.precedence.level() == level).copied()
+    }
+
+    /// The first group with a match.
+    pub(super) fn best(&self, value: &MatchKey, mask: &MatchKey) -> Option<Ranked> {
+        self.groups(value, mask).map(Bucket::best)
+    }
+
+    pub(super) fn add(&mut self, value: &MatchKey, mask: &MatchKey, ranked: Ranked) {
+        let number = self.masks.get(mask).copied().unwrap_or_else(|| self.add_mask(mask));
+        let added = Match { value: *value, mask: number };
+        let matches = &mut self.by_number[number as usize].matches;
+        self.parts[added.part()].entry(added).and_modify(|bucket| bucket.add(ranked)).or_insert_with(|| {
+            *matches += 1;
+            Bucket::new(ranked)
+        });
+    }
+
+    pub(super) fn remove(&mut self, value: &MatchKey, mask: &MatchKey, ranked: Ranked) {
+        let Some(number) = self.masks.get(mask).copied() else { return };
+        let removed = Match { value: *value, mask: number };
+        let part = &mut self.parts[removed.part()];
+        if part.get_mut(&removed).is_some_and(|bucket| bucket.remove(ranked)) {
+            part.remove(&removed);
+            let matches = &mut self.by_number[number as usize].matches;
+            *matches -= 1;
+            if *matches == 0 {
+                self.masks.remove(mask);
+                self.vacant.push(number);
+                self.relevant = self.masks.keys().fold(MatchKey::default(), |all, mask| all.union(mask));
+            }
+        }
+    }
+
+    /// Every match and its first group.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&MatchKey, &MatchKey, Ranked)> {
+        self.parts.iter().flatten().map(|(found, bucket)| {
+            (&found.value, &self.by_number[found.mask as usize].mask, bucket.best())
+        })
+    }
+
+    fn add_mask(&mut self, mask: &MatchKey) -> u32 {
+        let entry = Mask { mask: *mask, matches: 0 };
+        let number = match self.vacant.pop() {
+            Some(number) => {
+                self.by_number[number as usize] = entry;
+                number
+            }
+            None => {
+                self.by_number.push(entry);
+                // Masks are limited to MAX_SHAPES.
+                (self.by_number.len() - 1) as u32
+            }
+        };
+        self.masks.insert(*mask, number);
+        self.relevant = self.relevant.union(mask);
+        number
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::FlowKind;
+    use crate::flow::shape::Precedence;
+
+    /// What one insert may have to move is a part, so the parts have to be of about one size.
+    #[test]
+    fn matches_spread_over_the_parts() {
+        const MATCHES: u32 = 64 * 1024;
+        let mut directory = Directory::default();
+        for group in 0..MATCHES {
+            let mut value = MatchKey::default();
+            value.0[2] = u64::from(group) << 32;
+            let precedence = Precedence::new(FlowKind::Normal, 0, group.into());
+            directory.add(&value, &MatchKey([u64::MAX; 8]), Ranked { precedence, group });
+        }
+        let sizes = directory.parts.iter().map(HashMap::len);
+        assert_eq!(sizes.clone().sum::<usize>(), MATCHES as usize);
+        let even = MATCHES as usize / PARTS;
+        assert!(
+            sizes.clone().all(|size| (even / 2..even * 2).contains(&size)),
+            "{:?}",
+            sizes.collect::<Vec<_>>()
+        );
+    }
+}

@@ -1,0 +1,351 @@
+//! The trapping rules about the outer packet: decision trees, and a tuple space for what they have no room for.
+//!
+//! [`super::port::PortTable`] owns one [`Trees`] per port and direction. Rules are in three families, those for IPv4, for
+//! IPv6 and for any frame, which a frame's layers choose between. A family looks only at the bytes of the image that its
+//! rules mask ([`view`]) and has up to four trees, by whether a rule masks much of the source and of the destination
+//! address: rules that leave an address open would otherwise be copied into most leaves. Each tree leads a frame by a few
+//! bits at a time to a leaf of at most eight rules in most cases, which are compared together ([`search`], [`build`]).
+//!
+//! # Changes
+//! A rule is added to and removed from every leaf that it belongs to; a leaf that overflows is split where it is
+//! ([`update`]). Trees that grew by half this way are built anew from the [`Directory`]: [`Trees::start_rebuild`] copies
+//! the rules, [`Rebuild::build`] works without the table, and [`Trees::finish_rebuild`] takes over the result and repeats
+//! what changed meanwhile. So neither lookups nor changes wait for the building.
+//!
+//! # What is not in the trees
+//! Masks that have nothing in common make leaves that nothing splits. A leaf has at most 32 rules, a rule added later at
+//! most [`update::MAX_COPIES`] leaves, and a family a limited number of blocks; what exceeds this is in the tuple space of
+//! the family, and so are rules that look at a byte which the family does not keep yet, until it is built anew.
+
+mod build;
+mod pool;
+mod search;
+#[cfg(test)]
+mod tests;
+mod update;
+mod view;
+
+use arrayvec::ArrayVec;
+use packet::cube::{DST_IPV4, DST_MAC, HAS_IPV4, HAS_IPV6, SRC_IPV4, SRC_MAC};
+
+use super::directory::Directory;
+use super::key::MatchKey;
+use super::shape::Ranked;
+use super::space::Space;
+use build::Builder;
+use pool::{Entry, Node, Pool};
+pub(super) use search::BURST;
+use search::{Found, NOTHING, TREES, ranked};
+use view::{Bytes, View};
+
+/// Rules for IPv4, for IPv6, and for any frame.
+const FAMILIES: usize = 3;
+const IPV4: usize = 0;
+const IPV6: usize = 1;
+const ANY: usize = 2;
+
+/// Address bits from which on a rule is about an address.
+const ADDRESS_BITS: u32 = 12;
+
+/// Changes that do not make it worth while to build anew.
+const FEW: usize = 64;
+
+/// The word of the layers.
+const LAYERS: usize = HAS_IPV4.word();
+const HAS_V4: u64 = 1 << HAS_IPV4.shift();
+const HAS_V6: u64 = 1 << HAS_IPV6.shift();
+
+/// The trapping rules about the outer packet of one port and direction.
+#[derive(Debug, Default)]
+pub(super) struct Trees {
+    directory: Directory,
+    families: [Family; FAMILIES],
+    rebuilds: u64,
+}
+
+/// One tree.
+#[derive(Clone, Copy, Debug)]
+struct Tree {
+    class: u8,
+    /// Its node.
+    root: u32,
+    /// The steps from there to the farthest leaf.
+    depth: usize,
+}
+
+/// The rules of one family.
+#[derive(Debug)]
+struct Family {
+    view: View,
+    pool: Pool,
+    trees: ArrayVec<Tree, TREES>,
+    /// The greatest depth.
+    depth: usize,
+    overflow: Space<MatchKey>,
+    /// Rules, those in the tuple space included.
+    len: usize,
+    /// Rules when it was built.
+    built: usize,
+    /// What has made it slower since.
+    debt: usize,
+    /// While it is built anew: which time that is, and the matches that changed since.
+    rebuild: Option<(u64, Vec<(MatchKey, MatchKey)>)>,
+}
+
+/// A match and its first group.
+type Rule = (MatchKey, MatchKey, Ranked);
+
+/// The rules of a family, to be built anew.
+#[derive(Debug)]
+pub(super) struct Rebuild {
+    number: u64,
+    family: usize,
+    rules: Vec<Rule>,
+}
+
+/// What was built.
+#[derive(Debug)]
+pub(super) struct Rebuilt {
+    number: u64,
+    family: usize,
+    built: Family,
+}
+
+/// The family of rules with this mask: every layer that a mask has is asked for.
+fn family_of(mask: &MatchKey) -> usize {
+    let layers = mask.0[LAYERS];
+    if layers & HAS_V4 != 0 {
+        IPV4
+    } else if layers & HAS_V6 != 0 {
+        IPV6
+    } else {
+        ANY
+    }
+}
+
+/// The tree of rules with this mask.
+fn class_of(family: usize, mask: &MatchKey) -> u8 {
+    let bits = |word: usize, shift: u32| (mask.0[word] >> shift).count_ones();
+    let (src, dst, least) = match family {
+        IPV4 => (bits(SRC_IPV4.word(), SRC_IPV4.shift()), bits(DST_IPV4.word(), DST_IPV4.shift()), ADDRESS_BITS),
+        // Most addresses share the first bits.
+        IPV6 => (bits(SRC_IPV4.word(), 0), bits(DST_IPV4.word(), 0), 2 * ADDRESS_BITS),
+        _ => (bits(SRC_MAC.word(), SRC_MAC.shift()), bits(DST_MAC.word(), DST_MAC.shift()), ADDRESS_BITS),
+    };
+    u8::from(src >= least) << 1 | u8::from(dst >= least)
+}
+
+impl Trees {
+    /// How many different masks there are.
+    pub(super) fn masks(&self) -> usize {
+        self.directory.masks()
+    }
+
+    pub(super) fn has_mask(&self, mask: &MatchKey) -> bool {
+        self.directory.has_mask(mask)
+    }
+
+    pub(super) fn relevant(&self) -> &MatchKey {
+        self.directory.relevant()
+    }
+
+    /// The group with this match at this kind and priority.
+    pub(super) fn group_at(&self, value: &MatchKey, mask: &MatchKey, level: u64) -> Option<Ranked> {
+        self.directory.group_at(value, mask, level)
+    }
+
+    /// The group that decides over an image.
+    #[inline]
+    pub(super) fn search(&self, image: &MatchKey) -> Option<Ranked> {
+        let mut found = NOTHING;
+        let layers = image.0[LAYERS];
+        for (family, present) in self.families.iter().zip([layers & HAS_V4 != 0, layers & HAS_V6 != 0, true]) {
+            if present && !family.trees.is_empty() {
+                family.search_one(image, &mut found);
+            }
+        }
+        self.search_overflow(image, ranked(found))
+    }
+
+    /// The groups that decide over up to [`BURST`] images.
+    #[inline]
+    pub(super) fn search_burst(&self, images: &[MatchKey], winners: &mut [Option<Ranked>]) {
+        let mut found: [Found; BURST] = [NOTHING; BURST];
+        for (family, layer) in self.families.iter().zip([HAS_V4, HAS_V6, 0]) {
+            if family.trees.is_empty() {
+                continue;
+            }
+            let (mut chosen, mut count) = ([0u8; BURST], 0);
+            for (at, image) in images.iter().take(BURST).enumerate() {
+                chosen[count] = at as u8;
+                count += usize::from(image.0[LAYERS] & layer == layer);
+            }
+            family.search_burst(images, &chosen[..count], &mut found);
+        }
+        for ((winner, image), found) in winners.iter_mut().zip(images).zip(found) {
+            *winner = self.search_overflow(image, ranked(found));
+        }
+    }
+
+    /// The same for what is in no tree.
+    #[inline]
+    fn search_overflow(&self, image: &MatchKey, mut winner: Option<Ranked>) -> Option<Ranked> {
+        for family in &self.families {
+            if family.overflow.len() > 0 {
+                winner = family.overflow.search(image, winner).0;
+            }
+        }
+        winner
+    }
+
+    pub(super) fn add(&mut self, value: &MatchKey, mask: &MatchKey, ranked: Ranked) {
+        let before = self.directory.best(value, mask);
+        self.directory.add(value, mask, ranked);
+        self.follow(value, mask, before);
+    }
+
+    pub(super) fn remove(&mut self, value: &MatchKey, mask: &MatchKey, ranked: Ranked) {
+        let before = self.directory.best(value, mask);
+        self.directory.remove(value, mask, ranked);
+        self.follow(value, mask, before);
+    }
+
+    /// Puts the first group of a match, which was `before`, where frames are looked up.
+    fn follow(&mut self, value: &MatchKey, mask: &MatchKey, before: Option<Ranked>) {
+        let after = self.directory.best(value, mask);
+        if before == after {
+            return;
+        }
+        let family = &mut self.families[family_of(mask)];
+        let class = class_of(family_of(mask), mask);
+        if let Some(before) = before {
+            family.remove(class, &(*value, *mask, before));
+        }
+        if let Some(after) = after {
+            family.insert(class, &(*value, *mask, after));
+        }
+        family.note_change(value, mask);
+    }
+
+    /// The next family that should be built anew.
+    pub(super) fn start_rebuild(&mut self) -> Option<Rebuild> {
+        let family = self.families.iter().position(Family::wants_rebuild)?;
+        self.rebuilds += 1;
+        self.families[family].rebuild = Some((self.rebuilds, Vec::new()));
+        let mut rules = Vec::with_capacity(self.families[family].len);
+        let all = self.directory.iter().filter(|(_, mask, _)| family_of(mask) == family);
+        rules.extend(all.map(|(value, mask, ranked)| (*value, *mask, ranked)));
+        Some(Rebuild { number: self.rebuilds, family, rules })
+    }
+
+    /// Takes over what was built; returns what it replaces, which takes time to free. It is not taken over if too much
+    /// has changed since.
+    pub(super) fn finish_rebuild(&mut self, rebuilt: Rebuilt) -> Rebuilt {
+        let Rebuilt { number, family, mut built } = rebuilt;
+        let old = &mut self.families[family];
+        match old.rebuild.take() {
+            Some((expected, changes)) if expected == number => {
+                for (value, mask) in &changes {
+                    let class = class_of(family, mask);
+                    if let Some(ranked) = built.ranked_of(class, value, mask) {
+                        built.remove(class, &(*value, *mask, ranked));
+                    }
+                    if let Some(ranked) = self.directory.best(value, mask) {
+                        built.insert(class, &(*value, *mask, ranked));
+                    }
+                }
+                std::mem::swap(old, &mut built);
+            }
+            other => old.rebuild = other,
+        }
+        Rebuilt { number, family, built }
+    }
+}
+
+impl Rebuild {
+    /// Builds the trees.
+    pub(super) fn build(self) -> Rebuilt {
+        Rebuilt { number: self.number, family: self.family, built: Family::build(self.family, self.rules) }
+    }
+}
+
+impl Default for Family {
+    fn default() -> Self {
+        Self::with_view(View::default())
+    }
+}
+
+impl Family {
+    /// Blocks of a family with this many rules.
+    fn max_blocks(rules: usize) -> usize {
+        2 * rules + 1024
+    }
+
+    fn with_view(view: View) -> Self {
+        Self {
+            pool: Pool::new(view.words()),
+            view,
+            trees: ArrayVec::new(),
+            depth: 0,
+            overflow: Space::default(),
+            len: 0,
+            built: 0,
+            debt: 0,
+            rebuild: None,
+        }
+    }
+
+    fn build(family: usize, mut rules: Vec<Rule>) -> Self {
+        rules.sort_unstable_by_key(|(_, _, ranked)| *ranked);
+        let bytes = rules.iter().fold(Bytes::default(), |all, (_, mask, _)| all.union(Bytes::of(mask)));
+        let mut built = Self::with_view(View::new(bytes));
+        let entries: Vec<Entry> = rules.iter().map(|rule| built.entry(rule)).collect();
+        let mut classes: [Vec<u32>; TREES] = Default::default();
+        for (number, (_, mask, _)) in (0u32..).zip(&rules) {
+            classes[usize::from(class_of(family, mask))].push(number);
+        }
+        (built.len, built.built) = (rules.len(), rules.len());
+        let max_blocks = Self::max_blocks(rules.len());
+        for (class, list) in (0u8..).zip(classes) {
+            if list.is_empty() {
+                continue;
+            }
+            let root = built.pool.take_nodes(0);
+            let mut builder = Builder::new(&entries, &mut built.pool, max_blocks);
+            builder.build(root, list, 0);
+            let (mut evicted, depth) = (builder.evicted, builder.depth);
+            built.trees.push(Tree { class, root, depth });
+            built.depth = built.depth.max(depth);
+            evicted.sort_unstable();
+            evicted.dedup();
+            for number in evicted {
+                let (value, mask, ranked) = &rules[number as usize];
+                built.cut_out(class, &entries[number as usize]);
+                built.overflow.add(value, mask, *ranked);
+            }
+        }
+        built
+    }
+
+    fn entry(&self, (value, mask, ranked): &Rule) -> Entry {
+        Entry { value: self.view.cut(value), mask: self.view.cut(mask), ranked: *ranked }
+    }
+
+    /// Whether it would be faster if it were built anew.
+    fn wants_rebuild(&self) -> bool {
+        let grown = self.debt > FEW + self.built / 2;
+        let shrunk = self.len + FEW < self.built / 4;
+        self.rebuild.is_none() && (grown || shrunk)
+    }
+
+    /// Remembers a change for the trees that are being built, unless there are so many that building again is better.
+    fn note_change(&mut self, value: &MatchKey, mask: &MatchKey) {
+        if let Some((_, changes)) = &mut self.rebuild {
+            if changes.len() > self.len + 1024 {
+                self.rebuild = None;
+            } else {
+                changes.push((*value, *mask));
+            }
+        }
+    }
+}

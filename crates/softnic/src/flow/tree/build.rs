@@ -1,0 +1,220 @@
+//! Which bits each node looks at, and which rules each leaf gets.
+//!
+//! A node takes bits of one word, one after the other, always the bit that makes the children cheapest; a rule that does
+//! not mask a bit goes to both sides. What a child costs grows with the square of its rules, but up to [`LANES`] rules
+//! are one block and cost the same each: so splitting a part that fits a block never pays, and copies of rules do cost.
+//!
+//! Why a search finds every rule that matches: a rule is put into each child whose bits agree with its value wherever it
+//! masks them, and a frame that matches has exactly such bits, so at each node it turns to a child that has the rule.
+
+use std::collections::HashMap;
+
+use super::pool::{Entry, LANES, MAX_BITS, MAX_BLOCKS, Node, Pool, Run};
+
+/// Rules of a node that the choice of its bits is made by.
+const SAMPLE: usize = 512;
+/// A bit has to make the children cheaper by one part in so many.
+const LEAST_GAIN: u64 = 32;
+/// The most steps from the root of a tree to a leaf.
+pub(super) const MAX_DEPTH: usize = 12;
+/// The most entries of one leaf.
+pub(super) const MAX_LEAF: usize = LANES * MAX_BLOCKS;
+
+/// Builds trees from entries that are sorted, best precedence first.
+pub(super) struct Builder<'b> {
+    entries: &'b [Entry],
+    pool: &'b mut Pool,
+    /// The blocks that the pool may have; at most this many, nodes are not split any more.
+    max_blocks: usize,
+    /// Leaves with the same rules share a run.
+    runs: HashMap<Vec<u32>, Run>,
+    /// Entries that some leaf has no room for.
+    pub(super) evicted: Vec<u32>,
+    /// The most steps to a leaf.
+    pub(super) depth: usize,
+}
+
+impl<'b> Builder<'b> {
+    pub(super) fn new(entries: &'b [Entry], pool: &'b mut Pool, max_blocks: usize) -> Self {
+        Self { entries, pool, max_blocks, runs: HashMap::new(), evicted: Vec::new(), depth: 0 }
+    }
+
+    /// Puts the tree of some entries, by number, at a node that is `depth` steps from the root.
+    pub(super) fn build(&mut self, at: u32, list: Vec<u32>, depth: usize) {
+        self.depth = self.depth.max(depth);
+        let may_split =
+            list.len() > LANES && depth < MAX_DEPTH && self.pool.blocks() < self.max_blocks;
+        match if may_split { self.choose(&list) } else { None } {
+            None => self.leaf(at, list),
+            Some(bits) => self.inner(at, &list, bits, depth),
+        }
+    }
+
+    /// Makes an inner node of a leaf with these entries, which fit into one; false, and
+    /// nothing has changed, if no bits pay. At most [`MAX_LEAF`] and one more, of which a chosen bit parts at least one.
+    pub(super) fn split(&mut self, at: u32, list: &[u32], depth: usize) -> bool {
+        let may_split = depth < MAX_DEPTH && self.pool.blocks() < self.max_blocks;
+        match if may_split { self.choose(list) } else { None } {
+            None => false,
+            Some(bits) => {
+                self.inner(at, list, bits, depth);
+                true
+            }
+        }
+    }
+
+    fn inner(&mut self, at: u32, list: &[u32], (word, mask): (usize, u64), depth: usize) {
+        let base = self.pool.take_nodes(mask.count_ones() as usize);
+        self.pool.place(at, Node::inner(word, mask, base));
+        for (child, list) in (base..).zip(self.distribute(list, word, mask)) {
+            self.build(child, list, depth + 1);
+        }
+    }
+
+    fn leaf(&mut self, at: u32, mut list: Vec<u32>) {
+        if list.len() > MAX_LEAF {
+            self.evicted.extend(list.drain(MAX_LEAF..));
+        }
+        let run = match self.runs.get(&list) {
+            Some(run) => {
+                self.pool.share(*run);
+                *run
+            }
+            None => {
+                let entries: Vec<Entry> = list.iter().map(|entry| self.entries[*entry as usize]).collect();
+                let run = self.pool.new_run(&entries);
+                self.runs.insert(list, run);
+                run
+            }
+        };
+        self.pool.place(at, Node::leaf(run));
+    }
+
+    /// The entries of each child; they stay sorted.
+    fn distribute(&self, list: &[u32], word: usize, mask: u64) -> Vec<Vec<u32>> {
+        let mut children = vec![Vec::new(); 1 << mask.count_ones()];
+        for number in list {
+            let entry = &self.entries[*number as usize];
+            for child in agreeing(entry.value[word], entry.mask[word], mask) {
+                children[child].push(*number);
+            }
+        }
+        children
+    }
+
+    /// The word and the bits for a node with these entries; `None` if no bit pays.
+    fn choose(&self, list: &[u32]) -> Option<(usize, u64)> {
+        let step = list.len().div_ceil(SAMPLE);
+        let sample: Vec<u32> = list.iter().copied().step_by(step).collect();
+        let most_bits = (list.len().ilog2() as usize + 1).min(MAX_BITS);
+        let whole = cost(sample.len() as u64, step as u64);
+        (0..self.pool.words())
+            .filter_map(|word| {
+                let (mask, cost) = self.bits_of(word, &sample, step as u64, most_bits);
+                (cost < whole).then_some((cost, word, mask))
+            })
+            .min()
+            .map(|(_, word, mask)| (word, mask))
+    }
+
+    /// The bits of one word that make the children cheapest, and what these cost.
+    fn bits_of(&self, word: usize, sample: &[u32], scale: u64, most_bits: usize) -> (u64, u64) {
+        let pairs = sample.iter().map(|entry| {
+            let entry = &self.entries[*entry as usize];
+            (entry.value[word], entry.mask[word])
+        });
+        let mut parts: Vec<Vec<(u64, u64)>> = vec![pairs.collect()];
+        let masked = parts[0].iter().fold(0, |all, (_, mask)| all | mask);
+        let mut chosen = 0u64;
+        let mut total = cost(sample.len() as u64, scale);
+        while (chosen.count_ones() as usize) < most_bits {
+            let costs = costs_of_bits(&parts, scale);
+            let candidates = (0..64).filter(|bit| masked & !chosen & 1 << bit != 0);
+            let Some(best) = candidates.min_by_key(|bit| costs[*bit]) else { break };
+            if costs[best] + total / LEAST_GAIN >= total {
+                break;
+            }
+            (total, chosen) = (costs[best], chosen | 1 << best);
+            parts = parts.iter().flat_map(|part| halves(part, best)).filter(|part| !part.is_empty()).collect();
+        }
+        (chosen, total)
+    }
+}
+
+/// What a part of `rules` rules of the sample costs.
+fn cost(rules: u64, scale: u64) -> u64 {
+    let rules = rules * scale;
+    rules * rules.max(LANES as u64)
+}
+
+/// What the parts would cost after each bit, if that were the next.
+fn costs_of_bits(parts: &[Vec<(u64, u64)>], scale: u64) -> [u64; 64] {
+    let mut costs = [0; 64];
+    for part in parts {
+        let (mut zeros, mut ones) = ([0u16; 64], [0u16; 64]);
+        for (value, mask) in part {
+            for bit in 0..64 {
+                let (value, free) = ((value >> bit & 1) as u16, (!mask >> bit & 1) as u16);
+                ones[bit] += value | free;
+                zeros[bit] += (value ^ 1) | free;
+            }
+        }
+        for ((sum, zeros), ones) in costs.iter_mut().zip(zeros).zip(ones) {
+            *sum += cost(zeros.into(), scale) + cost(ones.into(), scale);
+        }
+    }
+    costs
+}
+
+/// The entries that a bit may be 0 for, and those that it may be 1 for.
+fn halves(part: &[(u64, u64)], bit: usize) -> [Vec<(u64, u64)>; 2] {
+    [0, 1].map(|side| {
+        let agrees = |(value, mask): &&(u64, u64)| (value ^ side << bit) & mask & 1 << bit == 0;
+        part.iter().filter(agrees).copied().collect()
+    })
+}
+
+/// The children of a node that agree with a value under a mask.
+pub(super) fn agreeing(value: u64, mask: u64, bits: u64) -> impl Iterator<Item = usize> {
+    let fixed = extract(value & mask, bits) as usize;
+    let free = extract(!mask, bits) as usize;
+    let mut next = Some(0usize);
+    std::iter::from_fn(move || {
+        let part = next?;
+        // Counts through the subsets of the free bits.
+        next = (part != free).then_some(part.wrapping_sub(free) & free);
+        Some(fixed | part)
+    })
+}
+
+/// The bits of a word that a mask names, next to each other, lowest first.
+#[inline]
+pub(super) fn extract(word: u64, mask: u64) -> u64 {
+    let (mut rest, mut bits, mut place) = (mask, 0, 0);
+    while rest != 0 {
+        bits |= (word >> rest.trailing_zeros() & 1) << place;
+        rest &= rest - 1;
+        place += 1;
+    }
+    bits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_is_in_each_child_that_its_mask_leaves_open() {
+        let children = |value, mask, bits| agreeing(value, mask, bits).collect::<Vec<_>>();
+        assert_eq!(children(0b1000, 0b1000, 0b1010), [2, 3]);
+        assert_eq!(children(0, 0, 0b1010), [0, 1, 2, 3]);
+        assert_eq!(children(0b0010, 0b1010, 0b1010), [1]);
+        assert_eq!(children(0, 0, 0), [0]);
+    }
+
+    #[test]
+    fn bits_are_extracted_lowest_first() {
+        assert_eq!(extract(0x8000_0000_0000_0005, 0x8000_0000_0000_000f), 0b10101);
+        assert_eq!(extract(u64::MAX, 0), 0);
+    }
+}

@@ -1,0 +1,276 @@
+//! The memory of the trees of one family: nodes, and blocks of rules for the leaves.
+//!
+//! A node is 16 bytes. An inner node names a word of the cut image, up to [`MAX_BITS`] of its bits, and the first of its
+//! children, which are consecutive. A leaf has no bits and is its own child, so that a search takes the same number of
+//! steps for every frame; it refers to a run of 1 to [`MAX_BLOCKS`] blocks.
+//!
+//! A block holds up to [`LANES`] rules, best precedence first: for each word of the view a column of masks and one of
+//! values, then a column of precedences and one of groups. A lane without a rule has a value outside its mask, which no
+//! image equals. Several leaves may refer to one run; the run with no rules is shared by all empty leaves.
+//!
+//! Runs that are not in use any more are kept for others of the same size. Nodes stay until the trees are built again.
+
+use super::super::shape::Ranked;
+use super::view::{WORDS, Words};
+
+/// Rules of one block, which are compared together.
+pub(super) const LANES: usize = 8;
+/// The most blocks of one leaf.
+pub(super) const MAX_BLOCKS: usize = 4;
+/// The most bits that one node looks at.
+pub(super) const MAX_BITS: usize = 10;
+
+/// Bits of [`Node::more`] for a word of the image or a number of blocks.
+const SMALL_BITS: u32 = 3;
+const SMALL: u32 = (1 << SMALL_BITS) - 1;
+const _: () = assert!(WORDS - 1 <= SMALL as usize && MAX_BLOCKS - 1 <= SMALL as usize, "both fit");
+
+/// One node of a tree.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Node {
+    /// The bits of the word that choose the child; none for a leaf.
+    pub(super) mask: u64,
+    /// The first child; a leaf itself.
+    pub(super) base: u32,
+    /// The word for an inner node; for a leaf the first block of the run, and the number of blocks less one.
+    more: u32,
+}
+
+impl Node {
+    pub(super) fn inner(word: usize, mask: u64, base: u32) -> Self {
+        Self { mask, base, more: word as u32 }
+    }
+
+    /// A leaf; where it is put says what its base has to be.
+    pub(super) fn leaf(run: Run) -> Self {
+        Self { mask: 0, base: 0, more: run.first << SMALL_BITS | (run.blocks - 1) }
+    }
+
+    pub(super) fn is_leaf(&self) -> bool {
+        self.mask == 0
+    }
+
+    /// The word of an inner node. Of a leaf it is some word: its mask takes nothing out of it.
+    #[inline(always)]
+    pub(super) fn word(&self) -> usize {
+        (self.more & SMALL) as usize
+    }
+
+    #[inline(always)]
+    pub(super) fn run(&self) -> Run {
+        Run { first: self.more >> SMALL_BITS, blocks: (self.more & SMALL) + 1 }
+    }
+}
+
+/// Consecutive blocks of one leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Run {
+    pub(super) first: u32,
+    pub(super) blocks: u32,
+}
+
+impl Run {
+    /// The run without rules.
+    pub(super) const EMPTY: Self = Self { first: 0, blocks: 1 };
+}
+
+/// One rule as the tree has it: values and masks cut down to the view.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) value: Words,
+    pub(super) mask: Words,
+    pub(super) ranked: Ranked,
+}
+
+impl Entry {
+    /// Whether both are about the same frames, and so are the same entry.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        self.value == other.value && self.mask == other.mask
+    }
+}
+
+/// Masks and values of one word of all rules of a block; or their precedences and groups.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub(super) struct Column {
+    pub(super) mask: [u64; LANES],
+    pub(super) value: [u64; LANES],
+}
+
+/// What no image equals, and the precedence that loses to all.
+const VACANT: Column = Column { mask: [0; LANES], value: [u64::MAX; LANES] };
+const VACANT_RANKS: Column = Column { mask: [u64::MAX; LANES], value: [u64::MAX; LANES] };
+
+/// The memory of the trees of one family.
+#[derive(Clone, Debug)]
+pub(super) struct Pool {
+    pub(super) nodes: Vec<Node>,
+    /// Blocks of `words + 1` columns.
+    pub(super) columns: Vec<Column>,
+    /// How many leaves refer to a run, by its first block.
+    users: Vec<u32>,
+    /// Vacant runs of blocks, by their number less one.
+    vacant_runs: [Vec<u32>; MAX_BLOCKS],
+    words: usize,
+}
+
+impl Pool {
+    pub(super) fn new(words: usize) -> Self {
+        let mut pool = Self {
+            nodes: Vec::new(),
+            columns: Vec::new(),
+            users: Vec::new(),
+            vacant_runs: Default::default(),
+            words,
+        };
+        let empty = pool.take_run(1);
+        debug_assert_eq!(empty, Run::EMPTY, "the run without rules is the first");
+        // It is never given back.
+        pool.users[0] = 1;
+        pool
+    }
+
+    /// Columns of one block.
+    #[inline(always)]
+    pub(super) fn stride(&self) -> usize {
+        self.words + 1
+    }
+
+    pub(super) fn words(&self) -> usize {
+        self.words
+    }
+
+    /// Blocks that were ever in use.
+    pub(super) fn blocks(&self) -> usize {
+        self.users.len()
+    }
+
+    /// Bytes of nodes and blocks.
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&self.nodes[..]) + size_of_val(&self.columns[..]) + size_of_val(&self.users[..])
+    }
+
+    /// Room for the children of a node that looks at so many bits.
+    pub(super) fn take_nodes(&mut self, bits: usize) -> u32 {
+        let first = self.nodes.len();
+        self.nodes.resize(first + (1 << bits), Node::default());
+        first as u32
+    }
+
+    /// Puts a node into its place.
+    pub(super) fn place(&mut self, at: u32, node: Node) {
+        let base = if node.is_leaf() { at } else { node.base };
+        self.nodes[at as usize] = Node { base, ..node };
+    }
+
+    /// A run for these entries, best precedence first, which has one user.
+    pub(super) fn new_run(&mut self, entries: &[Entry]) -> Run {
+        if entries.is_empty() {
+            self.share(Run::EMPTY);
+            return Run::EMPTY;
+        }
+        let run = self.take_run(entries.len().div_ceil(LANES));
+        self.users[run.first as usize] = 1;
+        self.write(run, entries);
+        run
+    }
+
+    /// Another leaf refers to a run.
+    pub(super) fn share(&mut self, run: Run) {
+        self.users[run.first as usize] += 1;
+    }
+
+    pub(super) fn is_shared(&self, run: Run) -> bool {
+        self.users[run.first as usize] > 1
+    }
+
+    /// A leaf refers to a run no longer.
+    pub(super) fn leave(&mut self, run: Run) {
+        let users = &mut self.users[run.first as usize];
+        *users -= 1;
+        if *users == 0 {
+            self.vacant_runs[run.blocks as usize - 1].push(run.first);
+        }
+    }
+
+    /// The entries of a run, best precedence first.
+    pub(super) fn read(&self, run: Run, entries: &mut Vec<Entry>) {
+        entries.clear();
+        let (first, stride) = (run.first as usize, self.stride());
+        for block in self.columns[first * stride..][..run.blocks as usize * stride].chunks_exact(stride) {
+            let (ranks, columns) = (&block[self.words], &block[..self.words]);
+            for lane in 0..LANES {
+                let Some(ranked) = Ranked::from_words(ranks.mask[lane], ranks.value[lane]) else { return };
+                let mut entry = Entry { value: [0; WORDS], mask: [0; WORDS], ranked };
+                for (word, column) in columns.iter().enumerate() {
+                    (entry.mask[word], entry.value[word]) = (column.mask[lane], column.value[lane]);
+                }
+                entries.push(entry);
+            }
+        }
+    }
+
+    /// Puts entries, best precedence first, into a run that has room for them.
+    pub(super) fn write(&mut self, run: Run, entries: &[Entry]) {
+        let (words, stride) = (self.words, self.stride());
+        let first = run.first as usize * stride;
+        for (at, block) in
+            self.columns[first..][..run.blocks as usize * stride].chunks_exact_mut(stride).enumerate()
+        {
+            block[..words].fill(VACANT);
+            block[words] = VACANT_RANKS;
+            for (lane, entry) in entries.iter().skip(at * LANES).take(LANES).enumerate() {
+                for (word, column) in block[..words].iter_mut().enumerate() {
+                    (column.mask[lane], column.value[lane]) = (entry.mask[word], entry.value[word]);
+                }
+                (block[words].mask[lane], block[words].value[lane]) = entry.ranked.to_words();
+            }
+        }
+    }
+
+    fn take_run(&mut self, blocks: usize) -> Run {
+        let first = self.vacant_runs[blocks - 1].pop().unwrap_or_else(|| {
+            let first = self.users.len();
+            self.users.resize(first + blocks, 0);
+            self.columns.resize((first + blocks) * self.stride(), VACANT);
+            for block in first..first + blocks {
+                self.columns[block * (self.words + 1) + self.words] = VACANT_RANKS;
+            }
+            first as u32
+        });
+        Run { first, blocks: blocks as u32 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::FlowKind;
+    use super::super::super::shape::Precedence;
+    use super::*;
+
+    fn entry(number: u32) -> Entry {
+        let word = |of: u32| std::array::from_fn(|at| if at < 3 { u64::from(of + at as u32) } else { 0 });
+        let precedence = Precedence::new(FlowKind::Normal, 0, number.into());
+        Entry { value: word(number), mask: word(100), ranked: Ranked { precedence, group: number } }
+    }
+
+    #[test]
+    fn runs_hold_what_was_written_and_are_used_again() {
+        let mut pool = Pool::new(3);
+        let mut read = Vec::new();
+        for count in [0, 1, 7, 8, 9, 32] {
+            let entries: Vec<Entry> = (0..count).map(entry).collect();
+            let run = pool.new_run(&entries);
+            pool.read(run, &mut read);
+            assert_eq!(read.len(), entries.len());
+            assert!(read.iter().zip(&entries).all(|(a, b)| a.is_like(b) && a.ranked == b.ranked));
+            assert_eq!(run == Run::EMPTY, count == 0);
+            let blocks = pool.blocks();
+            pool.leave(run);
+            let again = pool.new_run(&entries);
+            assert_eq!((again, pool.blocks()), (run, blocks));
+        }
+        assert!(pool.is_shared(Run::EMPTY));
+    }
+}

@@ -1,0 +1,154 @@
+//! The trees against every rule in turn: with masks of all kinds, while rules come and go and trees are built anew.
+
+mod classbench;
+mod cost;
+mod linear;
+
+use packet::Layers;
+use packet::cube::{DST_HIGH, DST_IPV4, DST_LOW, DST_PORT, PROTOCOL, SRC_HIGH, SRC_IPV4, SRC_LOW, SRC_PORT, Slot};
+use proptest::prelude::*;
+
+use super::super::key::{MatchKey, Matcher};
+use super::*;
+use linear::Linear;
+
+/// A prefix or an arbitrary mask over one of the addresses or ports; few values, so that rules and frames often meet.
+fn narrowing() -> impl Strategy<Value = (Vec<Slot>, u128, u128)> {
+    let v4 = prop::sample::select(vec![vec![SRC_IPV4], vec![DST_IPV4]]);
+    let v6 = prop::sample::select(vec![vec![SRC_HIGH, SRC_LOW], vec![DST_HIGH, DST_LOW]]);
+    let port = prop::sample::select(vec![vec![SRC_PORT], vec![DST_PORT]]);
+    let few = || prop::sample::select(vec![0u128, 1, 2, 0x80, 0x0a00_0000, 0x0a00_0001, 0xffff]);
+    let prefix = |bits: u32| {
+        (0..=bits).prop_map(move |length| {
+            let all = u128::MAX >> (128 - bits);
+            all & !all.checked_shr(length).unwrap_or(0)
+        })
+    };
+    prop_oneof![
+        4 => (v4.clone(), few(), prefix(32)),
+        1 => (v4, few(), any::<u32>().prop_map(u128::from)),
+        1 => (v6.clone(), few(), prefix(128)),
+        1 => (v6, any::<u128>(), any::<u128>()),
+        2 => (port, few(), prefix(16)),
+        1 => (Just(vec![PROTOCOL]), prop::sample::select(vec![6u128, 17]), Just(0xff)),
+    ]
+}
+
+fn matcher() -> impl Strategy<Value = Matcher> {
+    let layers = prop_oneof![
+        4 => Just(Layers::IPV4),
+        2 => Just(Layers::IPV6),
+        1 => Just(Layers::empty()),
+        1 => Just(Layers::UDP),
+    ];
+    (layers, prop::collection::vec(narrowing(), 0..4)).prop_map(|(layers, fields)| {
+        let mut matcher = Matcher::any();
+        matcher.require(layers);
+        for (slots, value, mask) in fields {
+            matcher.field(&slots, value, mask);
+        }
+        matcher
+    })
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Add(Matcher, u16),
+    /// Many rules at once that differ in one field, so that leaves overflow.
+    AddMany(Matcher, u16),
+    Remove(prop::sample::Index),
+    StartRebuild,
+    FinishRebuild,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        12 => (matcher(), 0u16..4).prop_map(|(matcher, priority)| Step::Add(matcher, priority)),
+        2 => (matcher(), 0u16..4).prop_map(|(matcher, priority)| Step::AddMany(matcher, priority)),
+        6 => any::<prop::sample::Index>().prop_map(Step::Remove),
+        2 => Just(Step::StartRebuild),
+        2 => Just(Step::FinishRebuild),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    #[test]
+    fn the_trees_agree_with_the_linear_reference(
+        steps in prop::collection::vec(step(), 1..200),
+        noise in prop::collection::vec(any::<[u64; 8]>(), 8),
+    ) {
+        let mut both = Linear::default();
+        let mut rebuild = None;
+        for (number, step) in steps.into_iter().enumerate() {
+            match step {
+                Step::Add(matcher, priority) => both.add(&matcher, priority),
+                Step::AddMany(matcher, priority) => {
+                    for port in 0..20 {
+                        let mut matcher = matcher;
+                        matcher.field(&[SRC_PORT], port, 0xffff);
+                        if !matcher.is_contradictory() {
+                            both.add(&matcher, priority);
+                        }
+                    }
+                }
+                Step::Remove(index) if !both.is_empty() => both.remove(index.index(both.len())),
+                Step::Remove(_) => {}
+                Step::StartRebuild => rebuild = both.trees.start_rebuild().or(rebuild),
+                Step::FinishRebuild => {
+                    if let Some(rebuild) = rebuild.take() {
+                        both.trees.finish_rebuild(rebuild.build());
+                    }
+                }
+            }
+            if number % 8 == 7 {
+                both.check(&noise);
+            }
+        }
+        both.check(&noise);
+        while !both.is_empty() {
+            both.remove(0);
+        }
+        both.check(&noise);
+        prop_assert_eq!(both.trees.masks(), 0);
+    }
+}
+
+/// Rules with masks that no bit tells apart: most are in the tuple space, and all are found.
+#[test]
+fn masks_without_a_common_bit_overflow_and_are_found() {
+    let mut both = Linear::default();
+    for number in 0..400u32 {
+        let mut matcher = Matcher::any();
+        let mask = number.wrapping_mul(0x9e37_79b9) & number.wrapping_mul(0x85eb_ca6b);
+        matcher.require(Layers::IPV4).field(&[SRC_IPV4], 0xffff_ffff, mask.into());
+        both.add(&matcher, (number % 7) as u16);
+    }
+    both.check(&[[0; 8], [!0; 8]]);
+    both.rebuild();
+    assert!(both.trees.families[IPV4].overflow.len() > 0);
+    assert!(both.trees.families[IPV4].pool.blocks() < Family::max_blocks(400) * 2);
+    both.check(&[[0; 8], [!0; 8]]);
+}
+
+/// However the trees came to be, they take a bounded number of blocks.
+#[test]
+fn replaced_rules_do_not_make_the_trees_grow() {
+    let mut both = Linear::default();
+    let rule = |number: u32| {
+        let mut matcher = Matcher::any();
+        matcher.require(Layers::IPV4).field(&[DST_IPV4], number.wrapping_mul(0x9e37_79b9).into(), 0xffff_ff00);
+        matcher
+    };
+    (0..1000).for_each(|number| both.add(&rule(number), 0));
+    both.rebuild();
+    let before = both.trees.families[IPV4].pool.bytes();
+    for number in 1000..5000 {
+        both.remove(0);
+        both.add(&rule(number), 0);
+        both.rebuild();
+    }
+    both.check(&[]);
+    assert!(both.trees.families[IPV4].pool.bytes() < 2 * before);
+}

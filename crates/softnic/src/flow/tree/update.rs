@@ -1,0 +1,203 @@
+//! Adding a rule to built trees and removing it.
+//!
+//! Every leaf that frames of the rule can reach has the rule, or no leaf has and it is in the tuple space. A run that
+//! several leaves refer to is never written to: leaves that change alike come to share another one.
+
+use std::collections::HashMap;
+
+use super::super::key::MatchKey;
+use super::super::shape::Ranked;
+use super::build::{Builder, MAX_LEAF, agreeing};
+use super::pool::{Entry, LANES, Node, Run};
+use super::search::TREES;
+use super::view::{Bytes, View};
+use super::{Family, Rule, Tree};
+
+/// The most leaves that a rule is added to.
+pub(super) const MAX_COPIES: usize = 512;
+
+/// A leaf: its node, and the steps from the root.
+type Leaf = (u32, usize);
+
+impl Family {
+    /// Adds a match that it does not have.
+    pub(super) fn insert(&mut self, class: u8, rule: &Rule) {
+        let (value, mask, ranked) = rule;
+        self.len += 1;
+        self.debt += 1;
+        let bytes = Bytes::of(mask);
+        if !self.view.bytes().contains(bytes) {
+            if self.len > 1 {
+                // Nothing short of building anew makes the view wider; until then each frame pays for this rule.
+                self.debt += self.built + super::FEW;
+                self.overflow.add(value, mask, *ranked);
+                return;
+            }
+            let rebuild = self.rebuild.take();
+            *self = Self { len: 1, debt: 1, rebuild, ..Self::with_view(View::new(bytes)) };
+        }
+        let entry = self.entry(rule);
+        if !self.add_to_leaves(class, &entry) {
+            self.debt += 1;
+            self.overflow.add(value, mask, *ranked);
+        }
+    }
+
+    /// Removes a match and its first group.
+    pub(super) fn remove(&mut self, class: u8, rule: &Rule) {
+        let (value, mask, ranked) = rule;
+        self.len -= 1;
+        if self.overflow.group_at(value, mask, ranked.precedence.level()).is_some() {
+            self.overflow.remove(value, mask, *ranked);
+        } else {
+            let entry = self.entry(rule);
+            self.cut_out(class, &entry);
+        }
+    }
+
+    /// The group that it has for a match.
+    pub(super) fn ranked_of(&self, class: u8, value: &MatchKey, mask: &MatchKey) -> Option<Ranked> {
+        if let Some(ranked) = self.overflow.best_of(value, mask) {
+            return Some(ranked);
+        }
+        if !self.view.bytes().contains(Bytes::of(mask)) {
+            return None;
+        }
+        let unranked = Ranked::from_words(0, 0)?;
+        let entry = self.entry(&(*value, *mask, unranked));
+        let (leaf, _) = self.leaves(class, &entry, 1).first().copied()?;
+        let mut entries = Vec::new();
+        self.pool.read(self.pool.nodes[leaf as usize].run(), &mut entries);
+        entries.iter().find(|other| other.is_like(&entry)).map(|found| found.ranked)
+    }
+
+    /// Puts an entry into all leaves of its tree that it belongs to; false, and nothing has changed, if one has no room.
+    fn add_to_leaves(&mut self, class: u8, entry: &Entry) -> bool {
+        if !self.trees.iter().any(|tree| tree.class == class) {
+            if self.trees.len() == TREES {
+                return false;
+            }
+            let root = self.pool.take_nodes(0);
+            self.pool.share(Run::EMPTY);
+            self.pool.place(root, Node::leaf(Run::EMPTY));
+            self.trees.push(Tree { class, root, depth: 0 });
+        }
+        let leaves = self.leaves(class, entry, MAX_COPIES + 1);
+        if leaves.len() > MAX_COPIES || self.pool.blocks() + leaves.len() > 2 * Self::max_blocks(self.len) {
+            return false;
+        }
+        let mut replaced = HashMap::new();
+        for at in 0..leaves.len() {
+            if !self.add_to_leaf(class, leaves[at], entry, &mut replaced) {
+                self.cut_out(class, entry);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn add_to_leaf(
+        &mut self,
+        class: u8,
+        (leaf, depth): Leaf,
+        entry: &Entry,
+        replaced: &mut HashMap<Run, Run>,
+    ) -> bool {
+        let old = self.pool.nodes[leaf as usize].run();
+        if let Some(new) = replaced.get(&old) {
+            self.pool.share(*new);
+            self.refer(leaf, old, *new);
+            return true;
+        }
+        let mut entries = Vec::with_capacity(MAX_LEAF + 1);
+        self.pool.read(old, &mut entries);
+        entries.insert(entries.partition_point(|other| other.ranked < entry.ranked), *entry);
+        let is_shared = self.pool.is_shared(old);
+        if entries.len() > LANES && !is_shared && self.split(class, (leaf, depth), &entries) {
+            return true;
+        }
+        if entries.len() > MAX_LEAF {
+            return false;
+        }
+        if entries.len() > LANES {
+            self.debt += 1;
+        }
+        if !is_shared && entries.len() <= old.blocks as usize * LANES {
+            self.pool.write(old, &entries);
+            return true;
+        }
+        let new = self.pool.new_run(&entries);
+        self.refer(leaf, old, new);
+        if is_shared {
+            replaced.insert(old, new);
+        }
+        true
+    }
+
+    /// Makes an inner node of a leaf with these entries, if some bits tell them apart.
+    fn split(&mut self, class: u8, (leaf, depth): Leaf, entries: &[Entry]) -> bool {
+        let old = self.pool.nodes[leaf as usize];
+        let numbers: Vec<u32> = (0..).take(entries.len()).collect();
+        let max_blocks = 2 * Self::max_blocks(self.len);
+        let mut builder = Builder::new(entries, &mut self.pool, max_blocks);
+        if !builder.split(leaf, &numbers, depth) {
+            return false;
+        }
+        let reached = builder.depth;
+        self.pool.leave(old.run());
+        self.depth = self.depth.max(reached);
+        if let Some(tree) = self.trees.iter_mut().find(|tree| tree.class == class) {
+            tree.depth = tree.depth.max(reached);
+        }
+        true
+    }
+
+    /// Removes an entry from all leaves that have it.
+    pub(super) fn cut_out(&mut self, class: u8, entry: &Entry) {
+        let mut replaced = HashMap::new();
+        let mut entries = Vec::new();
+        for (leaf, _) in self.leaves(class, entry, usize::MAX) {
+            let old = self.pool.nodes[leaf as usize].run();
+            if let Some(new) = replaced.get(&old) {
+                self.pool.share(*new);
+                self.refer(leaf, old, *new);
+                continue;
+            }
+            self.pool.read(old, &mut entries);
+            let Some(at) = entries.iter().position(|other| other.is_like(entry)) else { continue };
+            entries.remove(at);
+            let new = self.pool.new_run(&entries);
+            if self.pool.is_shared(old) {
+                replaced.insert(old, new);
+            }
+            self.refer(leaf, old, new);
+        }
+    }
+
+    /// Has a leaf refer to another run, which knows already.
+    fn refer(&mut self, leaf: u32, old: Run, new: Run) {
+        self.pool.place(leaf, Node::leaf(new));
+        self.pool.leave(old);
+    }
+
+    /// The first leaves that an entry belongs to.
+    fn leaves(&self, class: u8, entry: &Entry, most: usize) -> Vec<Leaf> {
+        let mut leaves = Vec::new();
+        let Some(tree) = self.trees.iter().find(|tree| tree.class == class) else { return leaves };
+        let mut open = vec![(tree.root, 0)];
+        while let Some((at, depth)) = open.pop() {
+            let node = self.pool.nodes[at as usize];
+            if node.is_leaf() {
+                leaves.push((at, depth));
+                if leaves.len() == most {
+                    break;
+                }
+                continue;
+            }
+            let word = node.word();
+            let children = agreeing(entry.value[word], entry.mask[word], node.mask);
+            open.extend(children.map(|child| (node.base + child as u32, depth + 1)));
+        }
+        leaves
+    }
+}
