@@ -35,6 +35,8 @@ pub(crate) struct Batch {
     pub(crate) completions: usize,
     /// The queue was seen empty this iteration.
     pub(crate) drained: bool,
+    /// A sink had work this iteration ([`crate::Sink::poll`]).
+    pub(crate) sinks_worked: bool,
     /// How many iterations in a row, this one included, have taken no completion.
     pub(crate) empty_iterations: u32,
 }
@@ -47,6 +49,7 @@ impl Batch {
             sinks: 0,
             completions: 0,
             drained: false,
+            sinks_worked: false,
             empty_iterations: 0,
         }
     }
@@ -56,6 +59,13 @@ impl Batch {
         self.sinks = 0;
         self.completions = 0;
         self.drained = false;
+        self.sinks_worked = false;
+    }
+
+    /// Whether the iteration has moved anything.
+    #[inline]
+    pub(crate) fn worked(&self) -> bool {
+        self.completions > 0 || self.sinks_worked
     }
 
     /// The iteration found no completion.

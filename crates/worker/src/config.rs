@@ -144,9 +144,9 @@ impl Backoff {
         Self { idle, empty_iterations: 0 }
     }
 
-    /// Called once per iteration with the number of completions it found.
-    pub(crate) fn after(&mut self, completions: usize) {
-        if completions > 0 {
+    /// Called once per iteration.
+    pub(crate) fn after(&mut self, worked: bool) {
+        if worked {
             self.empty_iterations = 0;
             return;
         }
@@ -185,7 +185,7 @@ mod tests {
             iterations,
             [Pause::Spin, Pause::Spin, Pause::Yield, Pause::Sleep(Duration::from_micros(50)), sleep]
         );
-        backoff.after(1);
+        backoff.after(true);
         assert_eq!(backoff.next(), Pause::Spin);
     }
 

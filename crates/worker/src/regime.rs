@@ -16,7 +16,7 @@ use crate::stats::Counter;
 /// What a worker spends its time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Regime {
-    /// Iterations that find no completion, with the pauses between them.
+    /// Iterations that find neither a completion nor work of a sink, with the pauses between them.
     Idle,
     /// Taking completions, posting frames again, taking new programs and sinks.
     Poll,
@@ -81,7 +81,7 @@ pub(crate) struct Stopwatch<C = Monotonic> {
     clock: C,
     /// All time up to here is counted; `None` before the first iteration.
     mark_ns: Option<u64>,
-    /// Whether the iterations since then took completions; never some of each.
+    /// Whether the iterations since then had work; never some of each.
     is_busy: bool,
     /// Iterations until one is timed.
     left: u32,
@@ -93,6 +93,8 @@ pub(crate) struct Stopwatch<C = Monotonic> {
     /// Of these, for taking completions alone, and the completions.
     poll_ns: u64,
     polled: u64,
+    /// Nanoseconds from the beginning of the last iteration with work of sinks alone to the end of that work.
+    sink_only_ns: u64,
     /// What a reading of the clock adds to each stage.
     reading_ns: u64,
 }
@@ -106,11 +108,14 @@ struct Timed {
     poll_ns: u64,
     /// Whether it was timed from its beginning.
     is_whole: bool,
+    /// It has no completions; until a sink has work its stages are not timed.
+    is_empty: bool,
 }
 
 impl Timed {
     fn new(now_ns: u64, is_whole: bool) -> Self {
-        Self { begun_ns: now_ns, last_ns: now_ns, stages: [0; Regime::ALL.len()], poll_ns: 0, is_whole }
+        let stages = [0; Regime::ALL.len()];
+        Self { begun_ns: now_ns, last_ns: now_ns, stages, poll_ns: 0, is_whole, is_empty: false }
     }
 
     /// Everything since the last stage was of this regime.
@@ -142,6 +147,7 @@ impl<C: Clock> Stopwatch<C> {
             shares: [0; Regime::ALL.len()],
             poll_ns: 0,
             polled: 0,
+            sink_only_ns: 0,
             reading_ns,
         }
     }
@@ -170,8 +176,9 @@ impl<C: Clock> Stopwatch<C> {
     #[inline]
     pub(crate) fn polled(&mut self, completions: usize, counters: &RegimeCounters) -> Option<u64> {
         if completions == 0 {
-            if self.is_busy || self.timed.is_some() {
-                self.found_nothing(counters);
+            // Whether the iteration has work is known after the sinks.
+            if let Some(timed) = &mut self.timed {
+                timed.is_empty = true;
             }
             return None;
         }
@@ -179,6 +186,39 @@ impl<C: Clock> Stopwatch<C> {
             return Some(self.found_some(completions as u64, counters));
         }
         None
+    }
+
+    /// The sinks have run in an iteration without completions. `worked`: some of them had work.
+    #[inline]
+    pub(crate) fn received_nothing(&mut self, worked: bool, counters: &RegimeCounters) {
+        if worked {
+            if !self.is_busy || self.timed.is_some() {
+                self.found_sink_work(counters);
+            }
+        } else if self.is_busy || self.timed.is_some() {
+            self.found_nothing(counters);
+        }
+    }
+
+    /// The first iteration with work of sinks alone after idle ones, or a timed one.
+    #[cold]
+    fn found_sink_work(&mut self, counters: &RegimeCounters) {
+        if let Some(timed) = &mut self.timed {
+            // With the poll that found nothing, which is short.
+            timed.is_empty = false;
+            let elapsed_ns = timed.stage(Regime::Sink, self.clock.now_ns());
+            self.sink_only_ns = elapsed_ns.saturating_sub(self.reading_ns);
+        } else {
+            // The time since the mark is idle, but for what such an iteration takes.
+            let now = self.clock.now_ns();
+            let elapsed = now.saturating_sub(self.mark_ns.unwrap_or(now));
+            let sink = self.sink_only_ns.min(elapsed);
+            counters[Regime::Idle as usize].add(elapsed - sink);
+            counters[Regime::Sink as usize].add(sink);
+            self.mark_ns = Some(now);
+            self.timed = (self.shares == [0; Regime::ALL.len()]).then(|| Timed::new(now, false));
+        }
+        self.is_busy = true;
     }
 
     #[cold]
@@ -221,12 +261,14 @@ impl<C: Clock> Stopwatch<C> {
     /// A stage of the iteration has ended.
     #[inline]
     pub(crate) fn stage(&mut self, regime: Regime) {
-        if let Some(timed) = &mut self.timed {
+        if let Some(timed) = &mut self.timed
+            && !timed.is_empty
+        {
             timed.stage(regime, self.clock.now_ns());
         }
     }
 
-    /// The iteration ends. Returns its duration if it took completions and was timed.
+    /// The iteration ends. Returns its duration if it had work and was timed.
     #[inline]
     pub(crate) fn end(&mut self, counters: &RegimeCounters) -> Option<u64> {
         self.timed.take().and_then(|timed| self.end_timed(timed, counters))

@@ -22,8 +22,11 @@ pub trait Sink: Send {
     fn run(&mut self, packets: &mut Deliveries<'_>);
 
     /// Called once per iteration, with packets or without, if [`Sink::needs_poll`] is true: takes back frames that have
-    /// been sent, and passes on what was collected.
-    fn poll(&mut self, _frames: &mut FramesBack<'_>) {}
+    /// been sent, and passes on what was collected. Returns whether there was anything to do: a worker whose sinks have
+    /// work is not idle, even if it receives nothing.
+    fn poll(&mut self, _frames: &mut FramesBack<'_>) -> bool {
+        false
+    }
 
     /// Whether [`Sink::poll`] is to be called; does not change.
     fn needs_poll(&self) -> bool {
@@ -488,9 +491,10 @@ impl Slots {
         changes.applied.store(self.seen, Release);
     }
 
-    /// Hands the batch to its sinks, those that take frames last.
+    /// Hands the batch to its sinks, those that take frames last, and then polls the sinks. Returns whether a polled sink
+    /// had work.
     #[inline]
-    pub(crate) fn run(&mut self, batch: &mut Batch, pool: &mut FramePool) {
+    pub(crate) fn run(&mut self, batch: &mut Batch, pool: &mut FramePool) -> bool {
         if let Some(observer) = &mut self.observer
             && !batch.packets.is_empty()
         {
@@ -504,14 +508,16 @@ impl Slots {
                 }
             }
         }
+        let mut worked = false;
         for slot in ones(self.polled) {
             if let Some(sink) = self.sinks.get_mut(slot).and_then(Option::as_mut) {
-                sink.poll(&mut FramesBack { pool, frames: &mut batch.frames });
+                worked |= sink.poll(&mut FramesBack { pool, frames: &mut batch.frames });
             }
         }
         for sink in &mut self.leaving {
-            sink.poll(&mut FramesBack { pool, frames: &mut batch.frames });
+            worked |= sink.poll(&mut FramesBack { pool, frames: &mut batch.frames });
         }
+        worked
     }
 }
 

@@ -140,6 +140,13 @@ impl Transmitter {
         self.queued.len() + self.in_flight.len()
     }
 
+    /// Whether packets wait for [`Transmitter::flush`].
+    #[must_use]
+    #[inline]
+    pub fn has_queued(&self) -> bool {
+        !self.queued.is_empty()
+    }
+
     /// Whether a send has failed: the queue pair then sends nothing more until [`Transmitter::recover`].
     #[must_use]
     #[inline]

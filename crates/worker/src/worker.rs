@@ -130,7 +130,10 @@ impl Worker {
         self.measure_latency(now_ns);
         self.classifier.classify(&mut self.batch, &self.receiver.pool, &self.control.shared().stats);
         self.stopwatch.stage(Regime::Classify);
-        self.sinks.run(&mut self.batch, &mut self.receiver.pool);
+        self.batch.sinks_worked = self.sinks.run(&mut self.batch, &mut self.receiver.pool);
+        if self.batch.completions == 0 {
+            self.stopwatch.received_nothing(self.batch.sinks_worked, &self.control.shared().stats.regimes);
+        }
         self.stopwatch.stage(Regime::Sink);
         self.batch.take_frames_back();
         self.receiver.refill(&mut self.batch, &self.control.shared().stats);
@@ -181,6 +184,8 @@ impl Worker {
         stats.iterations.add(1);
         stats.empty_iterations.add(u64::from(self.batch.completions == 0));
         let elapsed_ns = self.stopwatch.end(&stats.regimes);
+        // Only those of iterations with packets are recorded.
+        let elapsed_ns = elapsed_ns.filter(|_| self.batch.completions > 0);
         self.recorder.end(elapsed_ns, self.batch.completions, &stats.distributions);
     }
 
@@ -245,8 +250,8 @@ impl Worker {
         }
         let mut idle = self.backoff();
         while !stop.load(Ordering::Relaxed) {
-            let completions = self.step();
-            idle.after(completions);
+            self.step();
+            idle.after(self.batch.worked());
         }
         self.drain();
         self.finish();

@@ -75,8 +75,10 @@ impl Sink for Keeper {
         });
     }
 
-    fn poll(&mut self, frames: &mut FramesBack<'_>) {
+    fn poll(&mut self, frames: &mut FramesBack<'_>) -> bool {
+        let worked = !self.kept.is_empty();
         self.kept.drain(..).for_each(|frame| frames.put(frame));
+        worked
     }
 
     fn needs_poll(&self) -> bool {

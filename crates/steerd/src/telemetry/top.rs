@@ -82,7 +82,7 @@ pub(crate) struct Worker {
     pub(crate) bytes_per_second: f64,
     /// Received and lost, not dropped by a rule.
     pub(crate) lost: u64,
-    /// The part of the iterations of its loop that received nothing, from 0 to 1.
+    /// The part of its time in which it had nothing to do, from 0 to 1.
     pub(crate) idle: f64,
 }
 
@@ -171,8 +171,9 @@ impl Rates<'_> {
     #[allow(clippy::cast_precision_loss)]
     fn worker(&mut self, worker: &WorkerState) -> Worker {
         let number = worker.worker;
-        let polls = self.of(format!("worker {number} polls"), worker.polls);
-        let empty = self.of(format!("worker {number} empty polls"), worker.empty_polls);
+        let idle_ns = worker.regimes_ns.get("idle").copied().unwrap_or(0);
+        let idle = self.of(format!("worker {number} idle"), idle_ns);
+        let whole = self.of(format!("worker {number} time"), worker.regimes_ns.values().sum());
         Worker {
             worker: number,
             core: worker.core,
@@ -182,7 +183,7 @@ impl Rates<'_> {
             packets_per_second: self.of(format!("worker {number} packets"), worker.received_packets),
             bytes_per_second: self.of(format!("worker {number} bytes"), worker.received_bytes),
             lost: worker.lost_packets.values().sum(),
-            idle: if polls > 0.0 { (empty / polls).min(1.0) } else { 1.0 },
+            idle: if whole > 0.0 { (idle / whole).min(1.0) } else { 1.0 },
         }
     }
 
@@ -234,6 +235,24 @@ mod tests {
         let second = sampler.top(&state);
         assert_eq!((second.interval_seconds, second.rules[0].packets_per_second), (2.0, 250.0));
         assert_eq!(second.rules[0].bytes_per_second, Some(25_000.0));
+    }
+
+    #[test]
+    fn a_worker_is_idle_by_time_and_not_by_polls() {
+        let mut sampler = Sampler::default();
+        let worker = |idle, sink, polls| WorkerState {
+            regimes_ns: [("idle", idle), ("sink", sink)].into(),
+            polls,
+            empty_polls: polls,
+            ..WorkerState::default()
+        };
+        let mut idle = |uptime_seconds, worker| {
+            let state = State { uptime_seconds, workers: vec![worker], ..State::default() };
+            sampler.top(&state).workers[0].idle
+        };
+        assert_eq!(idle(1.0, worker(1_000, 0, 10)), 1.0);
+        // No packets were received, but the sinks had work for three quarters of the time.
+        assert_eq!(idle(2.0, worker(1_250, 750, 20)), 0.25);
     }
 
     /// A rule that counts again from zero has no negative rate, and one that is not in force is left out.

@@ -59,10 +59,24 @@ impl Loop {
         self.spend(Regime::Idle, EMPTY_POLL_NS);
         self.watch.polled(0, &self.counters);
         self.watch.stage(Regime::Classify);
+        self.watch.received_nothing(false, &self.counters);
         self.watch.stage(Regime::Sink);
         assert_eq!(self.watch.end(&self.counters), None);
         // The pause between two iterations.
         self.spend(Regime::Idle, ns - EMPTY_POLL_NS);
+    }
+
+    /// Receives nothing, but a sink has work.
+    fn sink_only(&mut self, [poll, sink, post]: [u64; 3]) {
+        self.watch.begin(&self.counters);
+        self.spend(Regime::Poll, poll);
+        self.watch.polled(0, &self.counters);
+        self.watch.stage(Regime::Classify);
+        self.spend(Regime::Sink, sink);
+        self.watch.received_nothing(true, &self.counters);
+        self.watch.stage(Regime::Sink);
+        self.spend(Regime::Poll, post);
+        self.watch.end(&self.counters);
     }
 
     fn busy(&mut self, completions: usize, [poll, classify, sink, post]: [u64; 4]) {
@@ -120,7 +134,7 @@ fn a_saturated_worker_reads_the_clock_in_one_iteration_of_64() {
 #[test]
 fn regimes_are_near_the_truth_for_any_pattern() {
     type Pattern = fn(&mut Loop, u64);
-    let patterns: [(&str, Pattern); 4] = [
+    let patterns: [(&str, Pattern); 7] = [
         ("alternating", |run, _| {
             run.busy(8, [400, 900, 2000, 100]);
             run.empty(1000);
@@ -136,6 +150,16 @@ fn regimes_are_near_the_truth_for_any_pattern() {
         ("single packets", |run, round| match round % 20 {
             0 => run.busy(1, [600, 300, 600, 60]),
             _ => run.empty(50_000),
+        }),
+        ("sinks alone", |run, _| run.sink_only([20, 920, 60])),
+        ("sinks at times", |run, round| match round % 50 {
+            0 => run.sink_only([40, 5000, 60]),
+            _ => run.empty(1000),
+        }),
+        ("packets and sinks", |run, round| match round % 8 {
+            0 => run.busy(32, [400, 900, 2000, 100]),
+            1 => run.sink_only([40, 1200, 60]),
+            _ => run.empty(700),
         }),
     ];
     for (name, pattern) in patterns {

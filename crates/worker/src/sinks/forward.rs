@@ -150,12 +150,17 @@ impl Sink for Forward {
         counters.offered(count, bytes);
     }
 
-    fn poll(&mut self, frames: &mut FramesBack<'_>) {
+    fn poll(&mut self, frames: &mut FramesBack<'_>) -> bool {
         let Self { transmitter, budget, counters, .. } = self;
-        let Some(sender) = transmitter else { return self.take_repaired() };
+        let Some(sender) = transmitter else {
+            self.take_repaired();
+            return false;
+        };
         let (pool, back) = frames.split();
         let (mut packets, mut bytes) = (0, 0);
+        let mut worked = sender.has_queued();
         sender.reap(pool, |done| {
+            worked = true;
             if done.is_sent {
                 packets += 1;
                 bytes += u64::from(done.bytes);
@@ -176,6 +181,7 @@ impl Sink for Forward {
         if sender.has_failed() && sender.held() == 0 {
             self.give_to_repair();
         }
+        worked
     }
 
     fn needs_poll(&self) -> bool {

@@ -130,12 +130,13 @@ impl Endpoint {
         }
     }
 
-    /// Takes what clients have sent.
-    pub(super) fn take(&mut self) {
+    /// Takes what clients have sent. Returns whether there was anything.
+    pub(super) fn take(&mut self) -> bool {
         self.slot.refresh(&mut self.roster);
-        let Some(roster) = self.roster.as_deref() else { return };
+        let Some(roster) = self.roster.as_deref() else { return false };
         let mut budget = TAKE;
         let mut visited = 0;
+        let mut worked = false;
         for (client, ring) in roster.rings_of((self.worker, self.workers), self.first_ring) {
             if budget.is_spent() {
                 break;
@@ -143,14 +144,16 @@ impl Endpoint {
             visited += 1;
             budget.spend(1, 0);
             let ring = client.receiver(ring).filter(|_| client.is_sound());
-            if let Some(mut ring) = ring
-                && let Err(violation) = take_from(&mut ring, client, &mut self.frame, &mut budget)
-            {
+            let Some(mut ring) = ring else { continue };
+            let before = ring.position();
+            if let Err(violation) = take_from(&mut ring, client, &mut self.frame, &mut budget) {
                 client.note_violation(violation);
                 self.wakeup.wake();
             }
+            worked |= ring.position() != before;
         }
         self.first_ring = (self.first_ring + visited) % roster.rings.len().max(1);
+        worked
     }
 }
 
@@ -185,8 +188,8 @@ impl Sink for Endpoint {
         self.deliver(packets);
     }
 
-    fn poll(&mut self, _frames: &mut FramesBack<'_>) {
-        self.take();
+    fn poll(&mut self, _frames: &mut FramesBack<'_>) -> bool {
+        self.take()
     }
 
     /// Also without packets: clients send, and clients that have gone must be given up.

@@ -217,7 +217,9 @@ fn frames_of_clients_are_taken_and_counted() {
     fixture.endpoints[0].take();
     assert_eq!(client.senders[1].put(&[7; 20_000]), Ok(Put::Done));
     client.publish(1);
-    fixture.endpoints.iter_mut().for_each(Endpoint::take);
+    for endpoint in &mut fixture.endpoints {
+        endpoint.take();
+    }
     assert!(
         fixture.status("client ")[0].ends_with("returned 47, returned_too_long 1"),
         "{:?}",

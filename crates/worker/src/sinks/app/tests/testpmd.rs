@@ -103,7 +103,9 @@ impl Fixture {
             });
         }
         eventually("they come back", || {
-            self.endpoints.iter_mut().for_each(Endpoint::take);
+            for endpoint in &mut self.endpoints {
+                endpoint.take();
+            }
             self.number("returned") == begun + delivered
         });
         delivered
@@ -118,7 +120,9 @@ fn echo(fixture: &mut Fixture, rounds: u64) -> u64 {
         fixture.endpoints.iter_mut().for_each(|endpoint| endpoint.deliver_all(&sent));
         let expected = returned + fixture.traffic().delivered.packets - delivered;
         eventually(&format!("round {round}: the packets come back: {:?}", fixture.app.status()), || {
-            fixture.endpoints.iter_mut().for_each(Endpoint::take);
+            for endpoint in &mut fixture.endpoints {
+                endpoint.take();
+            }
             fixture.number("returned") == expected
         });
     }
