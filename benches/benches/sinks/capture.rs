@@ -213,6 +213,7 @@ fn by_tool(tool: CaptureTool, file: &Path, bytes: u32, rate: f64) -> Result<Tria
         promiscuous: false,
         ring_frames: 128,
         merged: MergedFrames::Split,
+        busy_poll: false,
     })
     .map_err(|error| error.to_string())?;
     let mut generator = generator(bytes);

@@ -1,18 +1,19 @@
 //! The engine: takes bursts from the wires, puts frames into posted buffers, and sends what was posted.
 //!
 //! Run by the device's own thread, or by the thread that pumps. It takes the device's mutex once per burst, lets waiting
-//! control calls go first, and neither allocates, locks nor logs per frame. It never waits for an application.
+//! control calls go first, and neither allocates, locks nor logs per frame. It never waits for an application. The thread
+//! of an idle device sleeps (`rest`).
 
 mod datagram;
 pub(crate) mod deliver;
 mod receive;
+mod rest;
 mod tap;
 pub(crate) mod transmit;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use crate::Error;
 use crate::limits::{ETHERNET_BYTES, VLAN_TAGS_BYTES};
@@ -21,11 +22,6 @@ use crate::state::QueueOwner;
 use crate::stats::PortStats;
 use crate::wire::{MAX_FRAME_BYTES, MAX_MERGED_BYTES, Splits, Wire, WireState};
 
-/// Passes without work after which the thread stops spinning, and after which it sleeps.
-const SPIN_PASSES: u32 = 64;
-const YIELD_PASSES: u32 = 256;
-/// How long an idle engine sleeps. At 64 frames per burst this still keeps up with about a million frames a second.
-const IDLE_SLEEP: Duration = Duration::from_micros(50);
 /// Frames of one turn of the thread.
 const THREAD_FRAMES: usize = 256;
 /// Passes between two looks at what the wires have lost: for some that is a system call.
@@ -227,18 +223,10 @@ fn run(nic: &Nic) {
     // The kernel may lengthen sleeps by the timer slack, by default as long as the sleep itself (prctl(2)).
     // SAFETY: takes a number and touches nothing but this thread's slack; if it fails sleeps stay long.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000) };
-    let mut idle = 0u32;
+    let mut rest = rest::Rest::default();
     while !nic.stopping.load(Ordering::Relaxed) {
-        if nic.pass(THREAD_FRAMES) > 0 {
-            idle = 0;
-            continue;
-        }
-        idle = idle.saturating_add(1);
-        match idle {
-            0..SPIN_PASSES => std::hint::spin_loop(),
-            SPIN_PASSES..YIELD_PASSES => std::thread::yield_now(),
-            YIELD_PASSES.. => std::thread::sleep(IDLE_SLEEP),
-        }
+        let frames = nic.pass(THREAD_FRAMES);
+        rest.after(nic, frames);
     }
     nic.engine().close_books(nic);
 }

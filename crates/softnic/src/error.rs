@@ -81,6 +81,15 @@ pub enum Error {
         #[source]
         source: WireError,
     },
+    /// The eventfd that wakes the engine could not be made.
+    #[error("no eventfd for {name}")]
+    Doorbell {
+        /// The device's name.
+        name: String,
+        /// The operating system's reason.
+        #[source]
+        source: io::Error,
+    },
     /// The engine's thread could not be started.
     #[error("the engine thread of {name} cannot be started")]
     EngineThread {

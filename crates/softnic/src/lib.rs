@@ -11,6 +11,7 @@ mod abi;
 mod clock;
 mod completion;
 mod device;
+mod doorbell;
 mod engine;
 mod error;
 mod events;

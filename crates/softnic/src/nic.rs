@@ -11,6 +11,7 @@ use ibverbs_sys::ibv_device;
 use packet::MacAddr;
 
 use crate::device::Backing;
+use crate::doorbell::Doorbell;
 use crate::engine::Engine;
 use crate::library::Library;
 use crate::limits::{MAX_MTU_BYTES, MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
@@ -75,6 +76,8 @@ pub(crate) struct Nic {
     engine: Mutex<Engine>,
     /// Passes that the engine has made; written by the holder of `engine`.
     passes: AtomicU64,
+    /// Wakes the engine's own thread.
+    pub(crate) doorbell: Arc<Doorbell>,
     pub(crate) stopping: AtomicBool,
 }
 
@@ -132,8 +135,15 @@ impl Nic {
         self.personality.rules()
     }
 
-    /// The device's state, for a control call.
+    /// The device's state, for a control call. Wakes the engine, which may have something to do after it.
     pub(crate) fn control(&self) -> MutexGuard<'_, State> {
+        let state = self.quiet_control();
+        self.doorbell.ring();
+        state
+    }
+
+    /// The device's state, for a control call after which the engine has nothing to do.
+    pub(crate) fn quiet_control(&self) -> MutexGuard<'_, State> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiting.fetch_sub(1, Ordering::SeqCst);
@@ -215,7 +225,9 @@ impl SoftNic {
             down: AtomicBool::new(port.wire.state() == WireState::Down),
             finished: AtomicBool::new(false),
         });
+        let doorbell = Doorbell::new().map_err(|source| Error::Doorbell { name: name.clone(), source })?;
         let nic = Arc::new(Nic {
+            doorbell: Arc::new(doorbell),
             ports: shared.collect(),
             state: Mutex::new(State::new(personality.rules().flow.table)),
             queue_losses: Mutex::default(),
@@ -286,8 +298,8 @@ impl SoftNic {
         ended && !self.nic.stopping.load(Ordering::Relaxed)
     }
 
-    /// How many passes the engine's own thread has made. The thread never stops passing, so a count that does not change is a
-    /// stalled engine: no frame moves, and control calls may wait for it. Locks nothing. `None` with [`Drive::Manual`].
+    /// How many passes the engine's own thread has made. Also without traffic it makes about fifty each second, so a
+    /// count that does not change is a stalled engine: no frame moves, and control calls may wait for it. Locks nothing. `None` with [`Drive::Manual`].
     #[must_use]
     pub fn engine_passes(&self) -> Option<u64> {
         (self.drive != Drive::Manual).then(|| self.nic.passes.load(Ordering::Relaxed))
@@ -310,6 +322,7 @@ impl SoftNic {
     /// uses alive, so that nothing is freed under it.
     pub fn stop_within(&self, patience: Duration) -> bool {
         self.nic.stopping.store(true, Ordering::Relaxed);
+        self.nic.doorbell.wake();
         let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() else {
             return true;
         };

@@ -16,6 +16,7 @@ mod pcap;
 mod tests;
 
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use packet::MacAddr;
@@ -71,9 +72,10 @@ pub trait Wire: Send {
         WireState::Live
     }
 
-    /// A descriptor that becomes readable when a frame arrives, for an idle engine to sleep on.
-    fn sleep_hint(&self) -> Option<RawFd> {
-        None
+    /// How an idle engine learns that a frame has arrived. Called when [`receive`](Wire::receive) had none, before the
+    /// engine sleeps.
+    fn sleep_hint(&mut self) -> SleepHint {
+        SleepHint::Poll
     }
 
     /// What this wire is, for a log line: `generator (3 flows, 200000/s)`, `eth0 (af_packet)`.
@@ -108,6 +110,31 @@ pub trait Wire: Send {
     fn transmit_losses(&self) -> u64 {
         0
     }
+}
+
+/// How an idle engine learns that a frame has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SleepHint {
+    /// By asking again: the engine sleeps for 50 microseconds at first, and up to four milliseconds after a long pause.
+    Poll,
+    /// No frame arrives before this time has passed.
+    Within(Duration),
+    /// By a descriptor.
+    Readable {
+        /// It is readable when a frame has arrived. It stays open until the wire is called again.
+        descriptor: RawFd,
+        /// The wire wants to be asked again after this time in any case.
+        within: Duration,
+        /// For how long frames may gather before they are taken. With it the engine does not poll the wire after it has
+        /// taken frames: it sleeps for this time, takes what has gathered, and waits for the descriptor if that was
+        /// nothing. `None`: the engine polls for some time before it sleeps.
+        gather: Option<Duration>,
+    },
+}
+
+impl SleepHint {
+    /// No frame ever arrives by itself.
+    pub const NEVER: Self = Self::Within(Duration::MAX);
 }
 
 /// How many merged frames a wire has split, and into how many.

@@ -343,7 +343,7 @@ impl<'a> Cursor<'a> {
 // what was sent; a request that is not due stays in its ring. Times are those of a clock that cannot be set: one that was
 // set back would hold a queue pair up for as long.
 
-/// What an idle queue pair may have saved up by default: somewhat more than an idle engine sleeps.
+/// What an idle queue pair may have saved up by default: somewhat more than the engine sleeps while sends wait.
 const DEFAULT_BURST_NS: u64 = 100_000;
 
 const NS_PER_S: u64 = 1_000_000_000;

@@ -277,7 +277,8 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
         // SAFETY: the queue keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
         let wish = if solicited_only == 0 { Armed::Any } else { Armed::Solicited };
-        soft.nic().control().cqs.get_mut(object.slot).ok_or(EINVAL)?.arm(wish);
+        // The engine need not be woken for it.
+        soft.nic().quiet_control().cqs.get_mut(object.slot).ok_or(EINVAL)?.arm(wish);
         Ok(())
     })
 }

@@ -234,6 +234,7 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
         shape,
         max_tso_bytes: rules.objects.queue_pair.max_tso_bytes,
         batch: Batch::default(),
+        doorbell: Arc::clone(&soft.nic().doorbell),
     };
     let receive = ReceivePoster { producer: receives.0, max_sge: cap.max_recv_sge };
     object.plain = Some(Plain {

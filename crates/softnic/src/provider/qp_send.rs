@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ibverbs_sys::{
@@ -15,6 +16,7 @@ use super::answer::{EINVAL, ENOMEM, EOPNOTSUPP, Errno, Verb, known_bits};
 use super::qp::{Plain, SoftQp};
 use super::wq::{refuse, write_elements};
 use crate::abi::qp_ex_functions;
+use crate::doorbell::Doorbell;
 use crate::limits::{ETHERNET_BYTES, MAX_TSO_SEGMENTS};
 use crate::ring::Producer;
 use crate::work::{
@@ -36,6 +38,7 @@ pub(crate) struct SendPoster {
     /// Bytes of a stream that one request can have segmented.
     pub(crate) max_tso_bytes: u32,
     pub(crate) batch: Batch,
+    pub(crate) doorbell: Arc<Doorbell>,
 }
 
 /// What was built since `wr_start`.
@@ -87,7 +90,7 @@ pub(crate) unsafe extern "C" fn post_send(
             }
         }
         if !poster.batch.open {
-            poster.producer.publish();
+            poster.publish();
         }
         outcome
     });
@@ -110,6 +113,12 @@ pub(crate) fn sender(qp: &SoftQp) -> Verb<&Plain> {
 }
 
 impl SendPoster {
+    /// Shows the requests to the engine, and wakes it if it sleeps.
+    fn publish(&self) {
+        self.producer.publish();
+        self.doorbell.ring();
+    }
+
     /// The flags in the ring of a request; the data's place comes later.
     pub(crate) fn flags(&self, flags: u32) -> Verb<u16> {
         // A datagram has no headers that checksums could be filled into.
@@ -393,7 +402,7 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
         let unfinished = poster.batch.begun.map(|_| EINVAL);
         match poster.batch.error.or(unfinished) {
             None => {
-                poster.producer.publish();
+                poster.publish();
                 Ok(())
             }
             Some(errno) => {

@@ -21,7 +21,7 @@ mod split;
 mod tests;
 
 use std::cell::Cell;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
@@ -33,7 +33,7 @@ use self::socket::{Flushed, Sender};
 use self::socket::{Interface, Lengths, Link, PacketSocket, failed};
 use self::split::{Split, Unsplittable};
 use super::{
-    AfPacketConfig, BURST_FRAMES, Burst, Checksum, MAX_FRAME_BYTES, MergedFrames, RxFrame, Splits,
+    AfPacketConfig, BURST_FRAMES, Burst, Checksum, MAX_FRAME_BYTES, MergedFrames, RxFrame, SleepHint, Splits,
     TransmitError, Wire, WireError, WireState,
 };
 
@@ -44,6 +44,13 @@ const TAG_BYTES: usize = 4;
 const C_VLAN_TPID: [u8; 2] = [0x81, 0x00];
 /// How the interface is, is asked after this many bursts without a frame.
 const EMPTY_BURSTS_PER_CHECK: u32 = 1024;
+/// An engine that sleeps asks how the interface is after this time.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// For how long frames gather in the ring while the engine sleeps ([`SleepHint::Readable`]). A ring of the default size
+/// then holds 16 million frames a second.
+const GATHER: Duration = Duration::from_micros(250);
+/// When the engine is to come back for frames that the socket could not take.
+const FLUSH_INTERVAL: Duration = Duration::from_micros(50);
 /// How long after a look for an interface that was removed the next one comes, at the earliest.
 const ATTACH_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -87,6 +94,8 @@ pub struct AfPacketWire {
     /// The interface was removed, and is looked for.
     gone: Option<Gone>,
     empty_bursts: u32,
+    /// When an engine that sleeps asks next how the interface is.
+    next_check: Instant,
     splits: Splits,
     /// Frames whose slot could not be used.
     malformed: u64,
@@ -246,6 +255,7 @@ impl AfPacketWire {
             state: WireState::Live,
             gone: None,
             empty_bursts: 0,
+            next_check: Instant::now() + CHECK_INTERVAL,
             splits: Splits::default(),
             malformed: 0,
             drops: Cell::new(0),
@@ -498,8 +508,17 @@ impl Wire for AfPacketWire {
         self.state
     }
 
-    fn sleep_hint(&self) -> Option<RawFd> {
-        Some(self.attached.readable.as_raw_fd())
+    fn sleep_hint(&mut self) -> SleepHint {
+        let now = Instant::now();
+        if now >= self.next_check {
+            self.next_check = now + CHECK_INTERVAL;
+            self.check_link();
+        }
+        SleepHint::Readable {
+            descriptor: self.attached.readable.as_raw_fd(),
+            within: if self.sender.is_empty() { CHECK_INTERVAL } else { FLUSH_INTERVAL },
+            gather: (!self.config.busy_poll).then_some(GATHER),
+        }
     }
 
     fn describe(&self) -> String {

@@ -137,6 +137,10 @@ pub struct AfPacketConfig {
     /// What becomes of frames that the kernel merged.
     #[serde(default)]
     pub merged: MergedFrames,
+    /// Whether the engine polls the ring for some time before it waits in the kernel. It does not let frames gather: that
+    /// takes a core at a moderate rate, and saves some hundred microseconds.
+    #[serde(default)]
+    pub busy_poll: bool,
 }
 
 /// What a live interface does with frames that consist of several packets of a stream: merged by the kernel on arrival
@@ -452,6 +456,7 @@ impl FromStr for WireConfig {
                 promiscuous: false,
                 ring_frames: 4096,
                 merged: MergedFrames::Split,
+                busy_poll: false,
             })),
             ("link", Some(rest)) => {
                 let (name, end) =

@@ -4,14 +4,14 @@
 //! nothing and allocates nothing; a paced generator reads the clock once per burst. Sent frames vanish.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use packet::build::FrameBuilder;
 use packet::{EtherType, IpProtocol, MacAddr, TCP_FLAGS};
 
 use super::{
     AddressRange, BURST_FRAMES, Burst, FrameSizes, GeneratorConfig, MAX_FRAME_BYTES, PortRange, Rate,
-    RxFrame, SOFT_MAC, TrafficConfig, TrafficProtocol, TransmitError, Wire, WireError, WireState,
+    RxFrame, SOFT_MAC, SleepHint, TrafficConfig, TrafficProtocol, TransmitError, Wire, WireError, WireState,
 };
 
 #[cfg(test)]
@@ -90,6 +90,14 @@ impl Wire for GeneratorWire {
 
     fn state(&self) -> WireState {
         if self.left == Some(0) { WireState::Finished } else { WireState::Live }
+    }
+
+    fn sleep_hint(&mut self) -> SleepHint {
+        if self.left == Some(0) {
+            return SleepHint::NEVER;
+        }
+        let elapsed_ns = self.elapsed_ns();
+        self.pacer.next_after(elapsed_ns).map_or(SleepHint::Poll, SleepHint::Within)
     }
 
     fn describe(&self) -> String {
@@ -489,6 +497,14 @@ impl Pacer {
         let frames = due.saturating_sub(self.granted).min(wanted as u64);
         self.granted += frames;
         frames as usize
+    }
+
+    /// How long after `elapsed_ns` the next frame is due; `None`: there is no rate.
+    fn next_after(&self, elapsed_ns: u128) -> Option<Duration> {
+        let Rate::FramesPerSecond(rate) = self.rate else { return None };
+        let due_ns = ((u128::from(self.granted) + 1) * NS_PER_S).div_ceil(u128::from(rate));
+        let left_ns = due_ns.saturating_sub(elapsed_ns);
+        Some(Duration::from_nanos(u64::try_from(left_ns).unwrap_or(u64::MAX)))
     }
 }
 

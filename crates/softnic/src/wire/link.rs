@@ -25,9 +25,10 @@ pub(super) mod ring;
 mod tests;
 
 /// Without a session, the handshake is tried every so many bursts; for an idle engine some milliseconds.
-const BURSTS_PER_HANDSHAKE: u32 = 64;
-/// With a session, a system call checks every so many bursts that the peer is alive.
-const BURSTS_PER_CHECK: u32 = 1024;
+const BURSTS_PER_HANDSHAKE: u32 = 16;
+/// With a session, a system call checks every so many bursts that the peer is alive; for an idle engine some tenths of a
+/// second.
+const BURSTS_PER_CHECK: u32 = 256;
 
 /// One end of a link.
 #[derive(Debug)]

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::link::ring::{RingReceiver, RingSender, SharedMemory};
-use crate::wire::{BURST_FRAMES, Burst, MAX_FRAME_BYTES, RxFrame, TransmitError, Wire, WireError};
+use crate::wire::{BURST_FRAMES, Burst, MAX_FRAME_BYTES, RxFrame, SleepHint, TransmitError, Wire, WireError};
 
 /// A port with a loopback plug.
 #[derive(Debug)]
@@ -58,6 +58,11 @@ impl Wire for LoopbackWire {
         self.sender.publish();
     }
 
+    /// All frames are those of this port, and the engine makes another pass after it has sent some.
+    fn sleep_hint(&mut self) -> SleepHint {
+        SleepHint::NEVER
+    }
+
     fn describe(&self) -> String {
         "loopback".to_owned()
     }
@@ -76,6 +81,10 @@ impl Wire for NullWire {
 
     fn describe(&self) -> String {
         "null".to_owned()
+    }
+
+    fn sleep_hint(&mut self) -> SleepHint {
+        SleepHint::NEVER
     }
 }
 

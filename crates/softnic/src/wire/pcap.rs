@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 
@@ -14,7 +14,8 @@ pub use self::recording::CaptureLink;
 use self::recording::Recording;
 use self::writer::Writer;
 use super::{
-    Burst, MAX_FRAME_BYTES, PcapConfig, PcapMode, RxFrame, TransmitError, Wire, WireError, WireState,
+    Burst, MAX_FRAME_BYTES, PcapConfig, PcapMode, RxFrame, SleepHint, TransmitError, Wire, WireError,
+    WireState,
 };
 
 mod recording;
@@ -131,6 +132,18 @@ impl Wire for PcapWire {
     fn state(&self) -> WireState {
         let ended = self.mode != PcapMode::Loop && self.place == self.recording.len();
         if ended { WireState::Finished } else { WireState::Live }
+    }
+
+    fn sleep_hint(&mut self) -> SleepHint {
+        if self.state() == WireState::Finished {
+            return SleepHint::NEVER;
+        }
+        if self.mode != PcapMode::Paced {
+            return SleepHint::Poll;
+        }
+        let left_ns = self.recording.due_ns(self.place).saturating_sub(self.position_ns());
+        // A cast from float saturates.
+        SleepHint::Within(Duration::from_nanos((left_ns as f64 / self.speed) as u64))
     }
 
     fn describe(&self) -> String {

@@ -3,12 +3,11 @@
 //! The runtime wraps every wire of the soft NIC and opens them all at once. All other calls pass through; no frame is
 //! inspected.
 
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use packet::MacAddr;
-use softnic::wire::{Burst, Splits, TransmitError, Wire, WireState};
+use softnic::wire::{Burst, SleepHint, Splits, TransmitError, Wire, WireState};
 
 pub(crate) struct GatedWire {
     wire: Box<dyn Wire>,
@@ -46,9 +45,9 @@ impl Wire for GatedWire {
         self.wire.state()
     }
 
-    fn sleep_hint(&self) -> Option<RawFd> {
+    fn sleep_hint(&mut self) -> SleepHint {
         // While closed, a readable descriptor would keep the engine awake.
-        self.open.load(Ordering::Relaxed).then(|| self.wire.sleep_hint()).flatten()
+        if self.open.load(Ordering::Relaxed) { self.wire.sleep_hint() } else { SleepHint::Poll }
     }
 
     fn describe(&self) -> String {
@@ -99,8 +98,8 @@ mod tests {
         fn transmit(&mut self, _: &[u8]) -> Result<(), TransmitError> {
             Ok(())
         }
-        fn sleep_hint(&self) -> Option<RawFd> {
-            Some(0)
+        fn sleep_hint(&mut self) -> SleepHint {
+            SleepHint::NEVER
         }
         fn describe(&self) -> String {
             "endless".into()
@@ -117,8 +116,8 @@ mod tests {
         fn transmit(&mut self, _: &[u8]) -> Result<(), TransmitError> {
             Ok(())
         }
-        fn sleep_hint(&self) -> Option<RawFd> {
-            Some(0)
+        fn sleep_hint(&mut self) -> SleepHint {
+            SleepHint::NEVER
         }
         fn describe(&self) -> String {
             "faulty".into()
@@ -160,9 +159,9 @@ mod tests {
             gated.receive(&mut burst);
             burst.len()
         };
-        assert_eq!((received(&mut gated), gated.sleep_hint()), (0, None));
+        assert_eq!((received(&mut gated), gated.sleep_hint()), (0, SleepHint::Poll));
         assert_eq!(tended.load(Ordering::Relaxed), 1, "a closed wire is still tended");
         open.store(true, Ordering::Relaxed);
-        assert_eq!((received(&mut gated), gated.sleep_hint()), (1, Some(0)));
+        assert_eq!((received(&mut gated), gated.sleep_hint()), (1, SleepHint::NEVER));
     }
 }

@@ -324,6 +324,10 @@ impl Sender {
         self.queued == QUEUE_FRAMES
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.queued == 0
+    }
+
     /// Frames that were queued and refused by the socket.
     pub(super) fn losses(&self) -> u64 {
         self.losses

@@ -67,7 +67,13 @@ fn ip(arguments: &str) -> Result<(), String> {
 }
 
 fn config(interface: &str, merged: MergedFrames) -> AfPacketConfig {
-    AfPacketConfig { interface: interface.to_owned(), promiscuous: true, ring_frames: 128, merged }
+    AfPacketConfig {
+        interface: interface.to_owned(),
+        promiscuous: true,
+        ring_frames: 128,
+        merged,
+        busy_poll: false,
+    }
 }
 
 fn open(interface: &str) -> Result<AfPacketWire, WireError> {
@@ -348,7 +354,8 @@ fn merged_frames_are_split_in_order_with_the_others() {
         }
         assert_eq!(right.splits(), Splits { frames: 3, segments: 2 + 42 + 450 });
         send_stream(&left, &frames[1].0, 1448);
-        let mut polled = libc::pollfd { fd: right.sleep_hint().unwrap(), events: libc::POLLIN, revents: 0 };
+        let SleepHint::Readable { descriptor: fd, .. } = right.sleep_hint() else { panic!("a descriptor") };
+        let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         // SAFETY: one entry; waits for at most a second.
         assert_eq!(unsafe { libc::poll(&raw mut polled, 1, 1000) }, 1, "a merged frame wakes too");
         receive(&mut right, 42);

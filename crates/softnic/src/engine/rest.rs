@@ -1,0 +1,150 @@
+//! What the engine's thread does while there is no work: it polls for some time, then it sleeps.
+//!
+//! It wakes when a wire has a frame (the descriptors and times of [`SleepHint`]), when a send is posted or a control call is
+//! made ([`crate::doorbell`]), and after [`HEARTBEAT`], so that its count of passes shows that it is alive. A wire that
+//! cannot announce its frames is asked again after naps, which become longer the longer nothing arrives.
+
+use std::time::Duration;
+
+use super::Engine;
+use crate::clock;
+use crate::doorbell::Descriptors;
+use crate::nic::Nic;
+use crate::state::{QpKind, QpState, State};
+use crate::wire::SleepHint;
+
+/// Passes without work after which the thread stops spinning, and after which it sleeps.
+const SPIN_PASSES: u32 = 64;
+const YIELD_PASSES: u32 = 256;
+/// The shortest nap. At 64 frames per burst this still keeps up with about a million frames a second.
+const SHORTEST_NAP: Duration = Duration::from_micros(50);
+/// The longest one: how late a frame of a wire that has to be polled may be after a pause.
+const LONGEST_NAP: Duration = Duration::from_millis(4);
+/// Naps of one length; each next length is twice the one before.
+const NAPS_PER_LENGTH: u32 = 16;
+/// The longest sleep.
+const HEARTBEAT: Duration = Duration::from_millis(20);
+
+/// Counts passes without work.
+#[derive(Debug, Default)]
+pub(super) struct Rest {
+    passes: u32,
+}
+
+/// When the wires want to be asked again.
+#[derive(Debug)]
+struct Prospect {
+    descriptors: Descriptors,
+    longest: Duration,
+    /// For how long frames may gather; `None` if a wire is to be polled.
+    gather: Option<Duration>,
+}
+
+impl Rest {
+    /// To be called after each pass, with the frames that it has handled.
+    #[inline]
+    pub(super) fn after(&mut self, nic: &Nic, frames: usize) {
+        if frames > 0 {
+            self.passes = 0;
+        } else {
+            self.idle(nic);
+        }
+    }
+
+    fn idle(&mut self, nic: &Nic) {
+        self.passes = self.passes.saturating_add(1);
+        if self.passes == 1
+            && let Some(gather) = nic.engine().prospect(0).gather
+        {
+            sleep(nic, &Descriptors::new(), gather);
+            // If nothing has come by then, the next pass without work sleeps.
+            self.passes = YIELD_PASSES;
+            return;
+        }
+        match self.passes {
+            0..SPIN_PASSES => std::hint::spin_loop(),
+            SPIN_PASSES..YIELD_PASSES => std::thread::yield_now(),
+            YIELD_PASSES.. => {
+                let Prospect { descriptors, longest, .. } = nic.engine().prospect(self.passes - YIELD_PASSES);
+                sleep(nic, &descriptors, longest);
+            }
+        }
+    }
+}
+
+/// The length of the nap after so many others.
+fn nap(naps: u32) -> Duration {
+    let doublings = (naps / NAPS_PER_LENGTH).min(u32::BITS - 1);
+    SHORTEST_NAP.saturating_mul(1 << doublings).min(LONGEST_NAP)
+}
+
+impl Engine {
+    /// Asks the wires, after `naps` naps.
+    fn prospect(&mut self, naps: u32) -> Prospect {
+        let mut prospect =
+            Prospect { descriptors: Descriptors::new(), longest: HEARTBEAT, gather: Some(Duration::MAX) };
+        for port in &mut self.ports {
+            let (longest, gather) = match port.wire.sleep_hint() {
+                SleepHint::Poll => (nap(naps), None),
+                // The clock of the wire and that of the sleep may differ a little; and a sleep takes some time itself.
+                SleepHint::Within(time) => (time.max(SHORTEST_NAP), None),
+                SleepHint::Readable { descriptor, within, gather } => {
+                    prospect.descriptors.push(descriptor);
+                    (within, gather)
+                }
+            };
+            prospect.longest = prospect.longest.min(longest);
+            prospect.gather = prospect.gather.zip(gather).map(|(one, other)| one.min(other));
+        }
+        prospect
+    }
+}
+
+/// Sleeps, unless there is something to do.
+fn sleep(nic: &Nic, descriptors: &Descriptors, longest: Duration) {
+    nic.doorbell.announce_sleep();
+    let state_allows = patience(&mut nic.burst());
+    if let Some(patience) = state_allows
+        && !nic.stopping.load(std::sync::atomic::Ordering::Relaxed)
+    {
+        nic.doorbell.wait(descriptors, longest.min(patience));
+    }
+    nic.doorbell.end_sleep();
+}
+
+/// How long the engine may sleep for all that the state knows; `None`: not at all.
+fn patience(state: &mut State) -> Option<Duration> {
+    let State { senders, qps, failed_queues, waiting_cqs, .. } = state;
+    let mut patience = HEARTBEAT;
+    if !failed_queues.is_empty() {
+        // Receive buffers that are posted to them are flushed; posting rings no bell.
+        patience = LONGEST_NAP;
+    }
+    if !waiting_cqs.is_empty() {
+        patience = SHORTEST_NAP;
+    }
+    for sender in senders.iter() {
+        let Some(QpState { kind: QpKind::Raw { send, .. }, .. }) = qps.get_mut(*sender) else { continue };
+        if send.consumer.has_next() {
+            if !send.pace.is_limited() || send.pace.is_due(clock::steady_ns()) {
+                return None;
+            }
+            patience = SHORTEST_NAP;
+        }
+    }
+    Some(patience)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn naps_become_longer_up_to_a_limit() {
+        assert_eq!(nap(0), SHORTEST_NAP);
+        assert_eq!(nap(NAPS_PER_LENGTH), SHORTEST_NAP * 2);
+        assert_eq!(nap(u32::MAX), LONGEST_NAP);
+        let all = (0..1000).map(nap).collect::<Vec<_>>();
+        assert!(all.is_sorted());
+    }
+}
