@@ -10,17 +10,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hugemem::{Arena, ArenaOptions, Block};
 use program::WorkerId;
 use verbs::{
-    Access, Allocation, AllocationRequest, CompletionFields, CompletionQueue, Context, Domain,
-    DomainAllocator, Errno, FramePool, MemoryRegion, ParentDomain, PortNumber, ProtectionDomain,
+    Access, Allocation, AllocationRequest, CompletionChannel, CompletionFields, CompletionQueue, Context,
+    Domain, DomainAllocator, Errno, FramePool, MemoryRegion, ParentDomain, PortNumber, ProtectionDomain,
     ThreadDomain, WorkQueue,
 };
 
 use crate::batch::Batch;
 use crate::error::Object;
+use crate::idle::Events;
 use crate::receiver::{Receiver, refill_at};
 use crate::stats::Stats;
 use crate::transmitter::SENDS_MAX;
-use crate::{Error, Warning, WorkerConfig};
+use crate::{Error, Idle, Warning, WorkerConfig};
 
 /// Bytes in the arena for one entry of any ring: the largest in use is a 64-byte work request, and
 /// drivers round the number of entries up to a power of two.
@@ -70,7 +71,8 @@ fn assemble_in(
     let (allocator, shortfalls) = ArenaAllocator::new(arena);
     let mut warnings = Vec::new();
     let (domain, parent) = domains(context, id, allocator, &mut warnings)?;
-    let completions = completion_queue(context, config, entries, parent.as_ref())?;
+    let channel = event_channel(context, config, &mut warnings);
+    let completions = completion_queue(context, config, (entries, channel.as_ref()), parent.as_ref())?;
     let (work_queue, queue) = WorkQueue::builder(&domain, &completions.handle())
         .max_receives(config.frames)
         .build()
@@ -80,7 +82,8 @@ fn assemble_in(
 
     warnings.append(&mut shortfalls.lock().unwrap_or_else(PoisonError::into_inner));
     let refill_at = refill_at(pool.frame_count(), config.batch);
-    let receiver = Receiver { queue, work_queue, completions, pool, limit: config.batch, refill_at };
+    let events = channel.map(Events::new);
+    let receiver = Receiver { queue, work_queue, completions, pool, limit: config.batch, refill_at, events };
     Ok(Parts { receiver, domain, warnings })
 }
 
@@ -174,12 +177,25 @@ fn domains(
     Ok((Domain::from(&parent), Some(parent)))
 }
 
+/// Where the device reports completions to a worker that sleeps.
+fn event_channel(
+    context: &Arc<Context>,
+    config: &WorkerConfig,
+    warnings: &mut Vec<Warning>,
+) -> Option<Arc<CompletionChannel>> {
+    if config.idle == Idle::Spin || !config.completion_events {
+        return None;
+    }
+    let made = CompletionChannel::new(context);
+    made.inspect_err(|error| warnings.push(Warning::NoEvents { reason: error.to_string() })).ok()
+}
+
 /// The best completion queue that the device supports: some devices refuse to ignore overruns, and mlx4 has no flow
 /// tags (its programs have one class for all packets).
 fn completion_queue(
     context: &Arc<Context>,
     config: &WorkerConfig,
-    entries: u32,
+    (entries, channel): (u32, Option<&Arc<CompletionChannel>>),
     domain: Option<&Arc<ParentDomain>>,
 ) -> Result<CompletionQueue, Error> {
     let mut fields = CompletionFields::BYTE_LEN;
@@ -191,6 +207,10 @@ fn completion_queue(
             .fields(fields)
             .single_threaded(true)
             .ignore_overrun(ignore_overrun);
+        let builder = match channel {
+            Some(channel) => builder.channel(channel, 0),
+            None => builder,
+        };
         match domain {
             Some(domain) => builder.domain(domain).build(),
             None => builder.build(),

@@ -55,6 +55,11 @@ impl Classifier {
         }
     }
 
+    /// Whether there are commands that were not applied.
+    pub(crate) fn is_behind(&self, mailbox: &Mailbox) -> bool {
+        mailbox.newer_than(self.seen)
+    }
+
     #[cold]
     fn take_commands(&mut self, mailbox: &Mailbox, last: &Batch) {
         if let Some(mut draining) = self.draining.take() {

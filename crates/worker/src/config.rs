@@ -1,12 +1,10 @@
 //! The configuration of a worker and its limits. It does not change while the worker runs.
 
-use std::time::Duration;
-
 use hugemem::PageKind;
 use program::WorkerId;
 
-use crate::Error;
 use crate::assembly::node_of;
+use crate::{Error, Idle};
 
 /// Most completions that one iteration of the loop may take.
 pub const BATCH_MAX: usize = 512;
@@ -42,6 +40,9 @@ pub struct WorkerConfig {
     pub numa_node: Option<u32>,
     /// What to do when there is nothing to do.
     pub idle: Idle,
+    /// Sleep until the device reports a completion. To be `false` for a device that works only when it is polled, as a
+    /// software NIC without a thread: the worker then sleeps for up to four milliseconds at a time.
+    pub completion_events: bool,
     /// Ask the device not to check for completion queue overruns, which cannot happen. Devices without the flag check.
     pub ignore_overrun: bool,
     /// Have completions carry the device's timestamp (for sinks).
@@ -62,6 +63,7 @@ impl WorkerConfig {
             pages: vec![PageKind::Huge2M, PageKind::Transparent, PageKind::Plain],
             numa_node: None,
             idle: Idle::default(),
+            completion_events: true,
             ignore_overrun: true,
             timestamps: false,
         }
@@ -98,96 +100,9 @@ fn in_range(setting: &'static str, value: u64, least: u64, most: u64) -> Result<
     if (least..=most).contains(&value) { Ok(()) } else { Err(Error::Setting { setting, value, least, most }) }
 }
 
-/// What a worker does on iterations that find no completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Idle {
-    /// Polls again at once: least latency, a whole core.
-    Spin,
-    /// Polls `spin_polls` times, then yields `yield_polls` times, then sleeps `sleep_us` per iteration.
-    Adaptive {
-        /// Empty polls before the first yield.
-        spin_polls: u32,
-        /// Yields before the first sleep.
-        yield_polls: u32,
-        /// Length of one sleep.
-        sleep_us: u32,
-    },
-}
-
-impl Default for Idle {
-    fn default() -> Self {
-        Self::Adaptive { spin_polls: 1000, yield_polls: 100, sleep_us: 50 }
-    }
-}
-
-/// The state of an idle worker between spinning and sleeping.
-#[derive(Debug)]
-pub(crate) struct Backoff {
-    idle: Idle,
-    empty_iterations: u32,
-}
-
-/// Spin-loop hints in an idle iteration: each poll of an empty queue takes from the device the cache line that it
-/// writes next, so a short pause between polls leaves the line to the device.
-const SPIN_HINTS: u32 = 4;
-
-/// The action of the next idle iteration.
-#[derive(Debug, PartialEq, Eq)]
-enum Pause {
-    Spin,
-    Yield,
-    Sleep(Duration),
-}
-
-impl Backoff {
-    pub(crate) fn new(idle: Idle) -> Self {
-        Self { idle, empty_iterations: 0 }
-    }
-
-    /// Called once per iteration.
-    pub(crate) fn after(&mut self, worked: bool) {
-        if worked {
-            self.empty_iterations = 0;
-            return;
-        }
-        match self.next() {
-            Pause::Spin => (0..SPIN_HINTS).for_each(|_| std::hint::spin_loop()),
-            Pause::Yield => std::thread::yield_now(),
-            Pause::Sleep(time) => std::thread::sleep(time),
-        }
-    }
-
-    fn next(&mut self) -> Pause {
-        self.empty_iterations = self.empty_iterations.saturating_add(1);
-        match self.idle {
-            Idle::Spin => Pause::Spin,
-            Idle::Adaptive { spin_polls, .. } if self.empty_iterations <= spin_polls => Pause::Spin,
-            Idle::Adaptive { spin_polls, yield_polls, .. }
-                if self.empty_iterations <= spin_polls.saturating_add(yield_polls) =>
-            {
-                Pause::Yield
-            }
-            Idle::Adaptive { sleep_us, .. } => Pause::Sleep(Duration::from_micros(u64::from(sleep_us))),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn adaptive_idle_spins_then_yields_then_sleeps_and_starts_over() {
-        let mut backoff = Backoff::new(Idle::Adaptive { spin_polls: 2, yield_polls: 1, sleep_us: 50 });
-        let sleep = Pause::Sleep(Duration::from_micros(50));
-        let iterations: Vec<Pause> = (0..5).map(|_| backoff.next()).collect();
-        assert_eq!(
-            iterations,
-            [Pause::Spin, Pause::Spin, Pause::Yield, Pause::Sleep(Duration::from_micros(50)), sleep]
-        );
-        backoff.after(true);
-        assert_eq!(backoff.next(), Pause::Spin);
-    }
 
     #[test]
     fn memory_is_on_the_node_of_the_core_unless_said_otherwise() {

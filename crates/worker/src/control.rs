@@ -15,6 +15,7 @@ use program::{Band, Program, RETIRED_RULES, WorkerId};
 use crate::classifier::ClassTable;
 use crate::latency::{ClockRelation, SharedClock};
 use crate::sink::{Changes, Sink, SinkMap, Slot};
+use crate::sinks::handoff::Wakeup;
 use crate::stats::Stats;
 use crate::stats::{RuleSnapshot, WorkerSnapshot};
 use crate::{Disposition, Traffic, Warning};
@@ -47,6 +48,8 @@ pub(crate) struct Shared {
     pub(crate) mailbox: Mailbox,
     pub(crate) sinks: Changes,
     pub(crate) clock: SharedClock,
+    /// Wakes the worker; `None` without a file descriptor left, and then it sleeps for short times only.
+    pub(crate) wakeup: Option<Arc<Wakeup>>,
     ledger: Mutex<Ledger>,
     warnings: Mutex<Vec<Warning>>,
 }
@@ -125,6 +128,7 @@ impl WorkerControl {
             mailbox: Mailbox::default(),
             sinks: Changes::default(),
             clock: SharedClock::default(),
+            wakeup: Wakeup::new().ok(),
             ledger: Mutex::default(),
             warnings: Mutex::new(warnings),
         };
@@ -158,7 +162,9 @@ impl WorkerControl {
     /// Puts a sink in a place, or removes the one that is there. It is freed by [`WorkerControl::free_sinks`], or with
     /// the worker.
     pub fn place_sink(&self, slot: Slot, sink: Option<Box<dyn Sink>>) -> SinkChange {
-        SinkChange(self.shared.sinks.push(slot, sink))
+        let change = SinkChange(self.shared.sinks.push(slot, sink));
+        self.wake();
+        change
     }
 
     /// Waits at most `patience` until the worker has applied `change`.
@@ -202,7 +208,16 @@ impl WorkerControl {
         }
         ledger.tables.extend(table.map(|table| Entry { band, table, publication, retired_by: None }));
         debug_assert!(ledger.tables.len() <= TABLES_MAX);
+        drop(ledger);
+        self.wake();
         publication
+    }
+
+    /// Ends the worker's sleep, if it sleeps.
+    pub(crate) fn wake(&self) {
+        if let Some(wakeup) = &self.shared.wakeup {
+            wakeup.notify();
+        }
     }
 
     /// Sums up what rules have counted that are neither in `keep` nor in a published program, under the name

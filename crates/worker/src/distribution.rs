@@ -151,9 +151,14 @@ impl IterationRecorder {
             self.unpublished.iteration_ns.record(elapsed_ns);
         }
         self.iteration = self.iteration.wrapping_add(1);
-        if self.iteration.is_multiple_of(PUBLISH_ITERATIONS)
-            && let Some(mut published) = published.try_lock()
-        {
+        if self.iteration.is_multiple_of(PUBLISH_ITERATIONS) {
+            self.publish(published);
+        }
+    }
+
+    /// Before the worker sleeps: publishes what is left, unless it is being read.
+    pub(crate) fn publish(&mut self, published: &Published) {
+        if let Some(mut published) = published.try_lock() {
             published.take(&mut self.unpublished);
         }
     }

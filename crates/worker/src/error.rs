@@ -167,6 +167,11 @@ pub enum Warning {
         /// Its refusal.
         reason: String,
     },
+    /// The device cannot report completions to a worker that sleeps.
+    NoEvents {
+        /// Its refusal.
+        reason: String,
+    },
     /// The device's clock cannot be read or has no rate, so its timestamps cannot be converted.
     NoDeviceClock {
         /// Its refusal.
@@ -198,6 +203,12 @@ impl std::fmt::Display for Warning {
             }
             Self::NoThreadDomain { reason } => {
                 write!(f, "the device has no thread domains, its driver locks this worker's queues: {reason}")
+            }
+            Self::NoEvents { reason } => {
+                write!(
+                    f,
+                    "an idle worker sleeps for at most 4 ms at a time, because there is no completion channel: {reason}"
+                )
             }
             Self::NoDeviceClock { reason } => {
                 write!(

@@ -37,6 +37,7 @@ mod config;
 mod control;
 mod distribution;
 mod error;
+mod idle;
 mod latency;
 mod receiver;
 mod regime;
@@ -48,11 +49,12 @@ mod worker;
 
 pub use classifier::Disposition;
 pub use config::{
-    BATCH_MAX, CORE_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAMES_MAX, Idle, PORTS_MAX, WorkerConfig,
+    BATCH_MAX, CORE_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAMES_MAX, PORTS_MAX, WorkerConfig,
 };
 pub use control::{Publication, Pulse, SinkChange, WorkerControl};
 pub use distribution::Distribution;
 pub use error::{Error, Object, Warning};
+pub use idle::Idle;
 pub use latency::{ClockRelation, DeviceClock};
 pub use program::Band;
 pub use regime::Regime;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use verbs::{Completion, CompletionQueue, FlowTag, Frame, FramePool, ReceiveQueue, Status, WorkQueue};
 
 use crate::batch::{Batch, Packet};
+use crate::idle::Events;
 use crate::stats::{DropReason, Stats};
 
 /// Fields are in the order of their release. The work queue is destroyed with the last indirection table over it, so
@@ -23,6 +24,8 @@ pub(crate) struct Receiver {
     pub(crate) limit: usize,
     /// Number of frames from which they are posted.
     pub(crate) refill_at: usize,
+    /// How the device wakes the worker.
+    pub(crate) events: Option<Events>,
 }
 
 /// Empty iterations after which frames are posted however few they are.

@@ -8,6 +8,7 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use crossbeam::utils::CachePadded;
 use program::{MAX_SINKS, Outcome, Program, RuleId, SinkId, Verdict};
@@ -33,6 +34,11 @@ pub trait Sink: Send {
         false
     }
 
+    /// How long a worker that has no work may put off [`Sink::poll`]; `None`: for as long as it likes.
+    fn poll_interval(&self) -> Option<Duration> {
+        self.holds_frames().then_some(POLL_INTERVAL)
+    }
+
     /// Whether it takes the packets' frames, so that it must run after the others; does not change.
     fn takes_frames(&self) -> bool {
         false
@@ -43,6 +49,10 @@ pub trait Sink: Send {
         false
     }
 }
+
+/// How often an idle worker polls a sink that expects something from others: frames that are being sent, or frames of
+/// clients.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// One decided packet.
 #[derive(Clone, Copy, Debug)]
@@ -462,6 +472,18 @@ impl Slots {
         queue.returned.extend(gone.take(room));
         drop(queue);
         changes.leaving.store(self.leaving.len(), Release);
+    }
+
+    /// How long an idle worker may put off polling its sinks.
+    pub(crate) fn poll_interval(&self) -> Option<Duration> {
+        let polled = ones(self.polled).filter_map(|slot| self.sinks.get(slot)?.as_deref());
+        let leaving = self.leaving.iter().map(|sink| &**sink);
+        polled.chain(leaving).filter_map(Sink::poll_interval).min()
+    }
+
+    /// Whether there are changes that were not applied.
+    pub(crate) fn is_behind(&self, changes: &Changes) -> bool {
+        changes.made.load(Acquire) != self.seen
     }
 
     /// Whether any sink has frames.

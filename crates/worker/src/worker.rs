@@ -1,6 +1,7 @@
 //! A worker: the body of the polling loop ([`Worker::step`]), and the pinned thread that runs it ([`Worker::spawn`]).
 //! Tests and benches call the steps one by one. A step neither waits for a lock nor allocates or logs. It calls the kernel
-//! only to wake the sleeping thread of a sink; few steps read the clock ([`crate::regime`]). The owner of the thread stops
+//! only to wake the sleeping thread of a sink; few steps read the clock ([`crate::regime`]). The thread sleeps between
+//! steps that have no work ([`crate::idle`]). The owner of the thread stops
 //! it and gets the worker back, so that flows can be removed before the queues they point at.
 
 use std::sync::Arc;
@@ -15,8 +16,8 @@ use verbs::{Context, Domain, WorkQueue};
 use crate::assembly::{Parts, assemble, first_fill};
 use crate::batch::Batch;
 use crate::classifier::Classifier;
-use crate::config::Backoff;
 use crate::distribution::IterationRecorder;
+use crate::idle::{self, Backoff};
 use crate::latency::{DeviceClock, LatencyMeter};
 use crate::receiver::Receiver;
 use crate::regime::{Monotonic, Regime, Stopwatch};
@@ -174,8 +175,26 @@ impl Worker {
         }
     }
 
-    pub(crate) fn backoff(&self) -> Backoff {
-        Backoff::new(self.config.idle)
+    /// Sleeps until there is work, unless there is already; see [`crate::idle`]. `sleeps` is how often it has slept
+    /// since there was work.
+    fn sleep(&mut self, stop: &AtomicBool, sleeps: u32) {
+        let shared = Arc::clone(self.control.shared());
+        let wakeup = shared.wakeup.as_deref();
+        let wishes = (self.sinks.poll_interval(), sleeps);
+        let Receiver { events, completions, .. } = &mut self.receiver;
+        let longest = idle::prepare(events.as_mut(), completions, wakeup, wishes);
+        // What came before this is found now, and what comes later ends the wait.
+        self.step();
+        let is_behind = self.classifier.is_behind(&shared.mailbox) || self.sinks.is_behind(&shared.sinks);
+        if !self.batch.worked() && !is_behind && !stop.load(Ordering::Relaxed) {
+            self.recorder.publish(&shared.stats.distributions);
+            idle::wait(self.receiver.events.as_mut(), wakeup, longest);
+            // So that readers see the time of a worker whose iterations are rare.
+            self.stopwatch.close(&shared.stats.regimes);
+        }
+        if let Some(wakeup) = wakeup {
+            wakeup.end_sleep();
+        }
     }
 
     fn record(&mut self) {
@@ -248,10 +267,14 @@ impl Worker {
         {
             self.control().warn(Warning::NotPinned { core });
         }
-        let mut idle = self.backoff();
+        let mut idle = Backoff::new(self.config.idle);
         while !stop.load(Ordering::Relaxed) {
             self.step();
-            idle.after(self.batch.worked());
+            if self.batch.worked() {
+                idle.reset();
+            } else if let Some(sleeps) = idle.next(Instant::now).take() {
+                self.sleep(stop, sleeps);
+            }
         }
         self.drain();
         self.finish();
@@ -281,6 +304,7 @@ impl WorkerHandle {
     /// Asks the loop to end. It first takes every completion that is waiting.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
+        self.control.wake();
     }
 
     /// Stops the thread and waits for it; returns the worker with its queues.

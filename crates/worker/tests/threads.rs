@@ -73,7 +73,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 
 fn start(nic: &SoftNic) -> (Device, Controller, Vec<WorkerHandle>) {
     let device = Device::open(&DeviceSelector::default(), Some(nic)).expect("the only device");
-    let idle = Idle::Adaptive { spin_polls: 100, yield_polls: 10, sleep_us: 50 };
+    let idle = Idle::Adaptive { idle_us: 20 };
     let workers: Vec<Worker> = (0..2)
         .map(|id| {
             Worker::new(device.context(), worker::WorkerConfig { idle, ..small(id) }).expect("a worker")

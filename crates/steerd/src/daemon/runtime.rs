@@ -55,8 +55,8 @@ pub(crate) const LATE_PACKET_GRACE: Duration = Duration::from_secs(1);
 /// How many counters are read before the controller is released to other threads.
 const COUNTERS_AT_ONCE: usize = 256;
 
-/// Sleeps after a few empty polls: a moderate rate then leaves most of a shared core to others.
-const RELAXED: Idle = Idle::Adaptive { spin_polls: 16, yield_polls: 4, sleep_us: 200 };
+/// Sleeps almost at once: a moderate rate then leaves most of a shared core to others.
+const RELAXED: Idle = Idle::Adaptive { idle_us: 0 };
 
 /// The parts that threads share while the daemon runs.
 pub(crate) struct Runtime {

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use program::AppMode;
 use shm::memif::ring::{CHAIN_MAX, Put, ServerReceiver, Taken, Violation};
@@ -12,7 +13,7 @@ use shm::memif::ring::{CHAIN_MAX, Put, ServerReceiver, Taken, Violation};
 use super::client::{Client, ThreadWakeup, add};
 use super::roster::{Roster, RosterSlot};
 use crate::BATCH_MAX;
-use crate::sink::{Deliveries, FramesBack, Sink, SinkCounters, SinkDrop};
+use crate::sink::{Deliveries, FramesBack, POLL_INTERVAL, Sink, SinkCounters, SinkDrop};
 
 /// What a worker takes from all clients together per iteration, so that they cannot keep it busy. The last frame may
 /// exceed it, by [`CHAIN_MAX`] descriptors and [`FRAME_BYTES_MAX`] bytes at most. A ring that is looked at counts as a
@@ -190,6 +191,12 @@ impl Sink for Endpoint {
 
     fn poll(&mut self, _frames: &mut FramesBack<'_>) -> bool {
         self.take()
+    }
+
+    /// Clients that send do not wake a worker.
+    fn poll_interval(&self) -> Option<Duration> {
+        let has_rings = self.roster.as_deref().is_some_and(|roster| !roster.rings.is_empty());
+        has_rings.then_some(POLL_INTERVAL)
     }
 
     /// Also without packets: clients send, and clients that have gone must be given up.

@@ -1,0 +1,229 @@
+//! What a worker does while there is no work: it polls for some time, then it sleeps.
+//!
+//! It wakes when the device reports a completion (the event channel of its queue), when a handle has something for it
+//! ([`Wakeup`]), when a sink wants to be polled ([`crate::Sink::poll_interval`]), and after [`HEARTBEAT`], so that its count of
+//! iterations shows that it is alive. Without an event channel it sleeps for short times, which become longer the longer
+//! nothing arrives.
+//!
+//! Nothing is missed. Before it sleeps the worker arms the queue, announces the sleep, and runs one more iteration. A
+//! completion that came before the queue was armed is found by that iteration, and one that came after raises an event,
+//! which stays in the channel until it is read (ibv_get_cq_event(3)). For what handles publish see
+//! [`crate::sinks::handoff::Wakeup`].
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use verbs::{CompletionChannel, CompletionQueue};
+
+use crate::sinks::handoff::Wakeup;
+
+/// What a worker does on iterations that have no work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idle {
+    /// Polls again at once: least latency, a whole core.
+    Spin,
+    /// Polls for some time, in the second half of it between yields to other threads, and then sleeps until there is work.
+    Adaptive {
+        /// Microseconds without work after which it sleeps.
+        idle_us: u32,
+    },
+}
+
+impl Default for Idle {
+    fn default() -> Self {
+        Self::Adaptive { idle_us: 100 }
+    }
+}
+
+/// The longest sleep.
+pub(crate) const HEARTBEAT: Duration = Duration::from_millis(20);
+/// The shortest and the longest sleep without an event channel.
+const SHORTEST_NAP: Duration = Duration::from_micros(50);
+const LONGEST_NAP: Duration = Duration::from_millis(4);
+/// Sleeps of one length; each next length is twice the one before.
+const NAPS_PER_LENGTH: u32 = 16;
+/// Spin-loop hints in an idle iteration: each poll of an empty queue takes from the device the cache line that it
+/// writes next, so a short pause between polls leaves the line to the device.
+const SPIN_HINTS: u32 = 4;
+/// The clock is read in one of so many idle iterations.
+const ITERATIONS_PER_READING: u32 = 8;
+
+/// The state of an idle worker between polling and sleeping.
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    idle: Idle,
+    /// Iterations without work.
+    iterations: u32,
+    /// When the first of them was seen.
+    since: Option<Instant>,
+    is_yielding: bool,
+    sleeps: u32,
+}
+
+/// The action of the next idle iteration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pause {
+    Spin,
+    Yield,
+    /// After so many other sleeps.
+    Sleep(u32),
+}
+
+impl Pause {
+    /// Does it, unless it is a sleep, whose number is returned.
+    #[inline]
+    pub(crate) fn take(self) -> Option<u32> {
+        match self {
+            Self::Spin => (0..SPIN_HINTS).for_each(|_| std::hint::spin_loop()),
+            Self::Yield => std::thread::yield_now(),
+            Self::Sleep(sleeps) => return Some(sleeps),
+        }
+        None
+    }
+}
+
+impl Backoff {
+    pub(crate) fn new(idle: Idle) -> Self {
+        Self { idle, iterations: 0, since: None, is_yielding: false, sleeps: 0 }
+    }
+
+    /// There was work.
+    #[inline]
+    pub(crate) fn reset(&mut self) {
+        if self.iterations > 0 {
+            *self = Self::new(self.idle);
+        }
+    }
+
+    /// What to do after an iteration without work.
+    #[inline]
+    pub(crate) fn next(&mut self, now: impl FnOnce() -> Instant) -> Pause {
+        let Idle::Adaptive { idle_us } = self.idle else { return Pause::Spin };
+        self.iterations = self.iterations.wrapping_add(1).max(1);
+        if self.sleeps > 0 {
+            return self.sleep();
+        }
+        if self.iterations.is_multiple_of(ITERATIONS_PER_READING) {
+            let now = now();
+            let idle = now.saturating_duration_since(*self.since.get_or_insert(now));
+            let limit = Duration::from_micros(idle_us.into());
+            if idle >= limit {
+                return self.sleep();
+            }
+            self.is_yielding = idle >= limit / 2;
+        }
+        if self.is_yielding { Pause::Yield } else { Pause::Spin }
+    }
+
+    fn sleep(&mut self) -> Pause {
+        let pause = Pause::Sleep(self.sleeps);
+        self.sleeps = self.sleeps.saturating_add(1);
+        pause
+    }
+}
+
+/// The length of a sleep without an event channel, after so many others.
+fn nap(sleeps: u32) -> Duration {
+    let doublings = (sleeps / NAPS_PER_LENGTH).min(u32::BITS - 1);
+    SHORTEST_NAP.saturating_mul(1 << doublings).min(LONGEST_NAP)
+}
+
+/// The event channel of a worker's completion queue.
+pub(crate) struct Events {
+    channel: Arc<CompletionChannel>,
+    /// The device owes an event, or it is in the channel.
+    is_armed: bool,
+}
+
+impl Events {
+    pub(crate) fn new(channel: Arc<CompletionChannel>) -> Self {
+        Self { channel, is_armed: false }
+    }
+
+    /// Has the device report the next completion. False: it refuses now.
+    fn arm(&mut self, completions: &mut CompletionQueue) -> bool {
+        if !self.is_armed {
+            self.is_armed = completions.request_notification(false).is_ok();
+        }
+        self.is_armed
+    }
+
+    /// Takes the events out of the channel.
+    fn take(&mut self) {
+        while let Ok(Some(_)) = self.channel.event() {
+            self.is_armed = false;
+        }
+    }
+}
+
+/// Prepares a sleep: returns its longest time. What happens after this ends [`wait`].
+pub(crate) fn prepare(
+    events: Option<&mut Events>,
+    completions: &mut CompletionQueue,
+    wakeup: Option<&Wakeup>,
+    (interval, sleeps): (Option<Duration>, u32),
+) -> Duration {
+    let is_armed = events.is_some_and(|events| events.arm(completions));
+    if let Some(wakeup) = wakeup {
+        wakeup.announce_sleep();
+    }
+    let longest = if is_armed && wakeup.is_some() { HEARTBEAT } else { nap(sleeps) };
+    interval.map_or(longest, |interval| interval.min(longest))
+}
+
+/// Sleeps until an event, a wake-up or the end of `longest`.
+pub(crate) fn wait(events: Option<&mut Events>, wakeup: Option<&Wakeup>, longest: Duration) {
+    let timeout = Timespec {
+        tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: longest.subsec_nanos().into(),
+    };
+    // An interrupted call is an early return, after which the worker polls everything anyway.
+    match (events, wakeup) {
+        (Some(events), Some(wakeup)) => {
+            let (channel, wakeup) = (events.channel.as_fd(), wakeup.as_fd());
+            let mut ends = [PollFd::new(&channel, PollFlags::IN), PollFd::new(&wakeup, PollFlags::IN)];
+            let ready = poll(&mut ends, Some(&timeout));
+            let has_event = ready.is_ok() && !ends[0].revents().is_empty();
+            if has_event {
+                events.take();
+            }
+        }
+        (None, Some(wakeup)) => drop(poll(&mut [PollFd::new(wakeup, PollFlags::IN)], Some(&timeout))),
+        (events, None) => {
+            std::thread::sleep(longest);
+            events.into_iter().for_each(Events::take);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adaptive_worker_spins_then_yields_then_sleeps_and_starts_over() {
+        let mut backoff = Backoff::new(Idle::Adaptive { idle_us: 100 });
+        let begun = Instant::now();
+        let at = |us: u64, backoff: &mut Backoff| {
+            let now = begun + Duration::from_micros(us);
+            (0..ITERATIONS_PER_READING).map(|_| backoff.next(|| now)).last()
+        };
+        assert_eq!(at(0, &mut backoff), Some(Pause::Spin));
+        assert_eq!(at(49, &mut backoff), Some(Pause::Spin));
+        assert_eq!(at(50, &mut backoff), Some(Pause::Yield));
+        assert_eq!(at(100, &mut backoff), Some(Pause::Sleep(0)));
+        assert_eq!(backoff.next(|| unreachable!("it sleeps on")), Pause::Sleep(1));
+        backoff.reset();
+        assert_eq!(at(200, &mut backoff), Some(Pause::Spin));
+        let mut spinning = Backoff::new(Idle::Spin);
+        assert!((0..100).all(|_| spinning.next(|| unreachable!("no clock")) == Pause::Spin));
+    }
+
+    #[test]
+    fn naps_become_longer_up_to_a_limit() {
+        assert_eq!((nap(0), nap(u32::MAX)), (SHORTEST_NAP, LONGEST_NAP));
+        assert!((0..1000).map(nap).collect::<Vec<_>>().is_sorted());
+    }
+}
