@@ -1,6 +1,6 @@
 //! The engine: takes bursts from the wires, puts frames into posted buffers, and sends what was posted.
 //!
-//! Run by the device's own thread, or by the thread that pumps. It takes the device's mutex once per burst, lets waiting
+//! Run by the device's own thread, by the thread that pumps, or by those that poll completion queues. It takes the device's mutex once per burst, lets waiting
 //! control calls go first, and neither allocates, locks nor logs per frame. It never waits for an application. The thread
 //! of an idle device sleeps (`rest`).
 
@@ -137,7 +137,7 @@ impl Engine {
     }
 
     /// The last word on what the wires have lost.
-    fn close_books(&mut self, nic: &Nic) {
+    pub(crate) fn close_books(&mut self, nic: &Nic) {
         for port in &mut self.ports {
             let mut stats = PortStats::default();
             port.note_receive_losses(&mut stats);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,11 @@ pub enum Drive {
     },
     /// The owner, by [`SoftNic::pump`].
     Manual,
+    /// The threads of this process that poll completion queues: a poll that finds its queue empty makes a pass, unless
+    /// another thread is making one, and looks again. Frames move only while somebody polls; a thread that waits for
+    /// completion events without polling waits for ever. Passes are made one after the other, so each queue gets its frames
+    /// in the order of their arrival, whoever polls.
+    Inline,
 }
 
 /// One port of the device.
@@ -78,6 +83,8 @@ pub(crate) struct Nic {
     passes: AtomicU64,
     /// Wakes the engine's own thread.
     pub(crate) doorbell: Arc<Doorbell>,
+    /// [`Drive::Inline`].
+    is_inline: bool,
     pub(crate) stopping: AtomicBool,
 }
 
@@ -122,6 +129,9 @@ fn packed(mac: MacAddr) -> u64 {
 /// How long [`SoftNic::stop`] waits for the engine's thread, and how long it rests between looks.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 const STOP_STEP: Duration = Duration::from_millis(1);
+
+/// Frames of a pass that a poll makes: they are still in the cache when they are polled.
+const INLINE_FRAMES: usize = crate::wire::BURST_FRAMES;
 
 /// The fastest clock: its ticks are the nanoseconds of the system's.
 pub(crate) const MAX_CLOCK_KILOHERTZ: u64 = 1_000_000;
@@ -179,10 +189,31 @@ impl Nic {
 
     /// Runs one pass, after the one that another thread may be in.
     pub(crate) fn pass(&self, max_frames: usize) -> usize {
-        let mut engine = self.engine();
+        self.pass_with(&mut self.engine(), max_frames)
+    }
+
+    fn pass_with(&self, engine: &mut Engine, max_frames: usize) -> usize {
         let frames = engine.pass(self, max_frames);
         self.passes.store(self.passes.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         frames
+    }
+
+    /// Called by a poll that has found its queue empty, which holds no lock: runs one pass if polls drive the engine and no
+    /// other thread is in a pass. Returns whether the queue may have something now.
+    #[inline]
+    pub(crate) fn pass_inline(&self) -> bool {
+        self.is_inline && self.try_pass(INLINE_FRAMES) > 0
+    }
+
+    fn try_pass(&self, max_frames: usize) -> usize {
+        if self.stopping.load(Ordering::Relaxed) {
+            return 0;
+        }
+        match self.engine.try_lock() {
+            Ok(mut engine) => self.pass_with(&mut engine, max_frames),
+            Err(TryLockError::Poisoned(poisoned)) => self.pass_with(&mut poisoned.into_inner(), max_frames),
+            Err(TryLockError::WouldBlock) => 0,
+        }
     }
 
     /// The engine; its own thread holds it for one pass at a time.
@@ -228,6 +259,7 @@ impl SoftNic {
         let doorbell = Doorbell::new().map_err(|source| Error::Doorbell { name: name.clone(), source })?;
         let nic = Arc::new(Nic {
             doorbell: Arc::new(doorbell),
+            is_inline: drive == Drive::Inline,
             ports: shared.collect(),
             state: Mutex::new(State::new(personality.rules().flow.table)),
             queue_losses: Mutex::default(),
@@ -240,20 +272,22 @@ impl SoftNic {
             name,
         });
         let thread = match drive {
-            Drive::Manual => None,
+            Drive::Manual | Drive::Inline => None,
             Drive::Thread { core } => Some(crate::engine::spawn(Arc::clone(&nic), core)?),
         };
         Ok(Self { nic, drive, thread: Mutex::new(thread) })
     }
 
     /// Runs one engine pass over all ports on the caller's thread: at most `max_frames` received frames, and
-    /// whatever is in the send rings. Returns the frames handled, received and sent. 0 with [`Drive::Thread`], and
-    /// after [`SoftNic::stop`].
+    /// whatever is in the send rings. Returns the frames handled, received and sent. 0 with [`Drive::Thread`], after
+    /// [`SoftNic::stop`], and with [`Drive::Inline`] while another thread makes a pass.
     pub fn pump(&self, max_frames: usize) -> usize {
-        if self.drive != Drive::Manual || self.nic.stopping.load(Ordering::Relaxed) {
-            return 0;
+        match self.drive {
+            Drive::Thread { .. } => 0,
+            Drive::Inline => self.nic.try_pass(max_frames),
+            Drive::Manual if self.nic.stopping.load(Ordering::Relaxed) => 0,
+            Drive::Manual => self.nic.pass(max_frames),
         }
-        self.nic.pass(max_frames)
     }
 
     /// The counters of a port (from 1); all zero for a port that does not exist.
@@ -299,10 +333,11 @@ impl SoftNic {
     }
 
     /// How many passes the engine's own thread has made. Also without traffic it makes about fifty each second, so a
-    /// count that does not change is a stalled engine: no frame moves, and control calls may wait for it. Locks nothing. `None` with [`Drive::Manual`].
+    /// count that does not change is a stalled engine: no frame moves, and control calls may wait for it. Locks nothing. `None` without
+    /// [`Drive::Thread`].
     #[must_use]
     pub fn engine_passes(&self) -> Option<u64> {
-        (self.drive != Drive::Manual).then(|| self.nic.passes.load(Ordering::Relaxed))
+        matches!(self.drive, Drive::Thread { .. }).then(|| self.nic.passes.load(Ordering::Relaxed))
     }
 
     /// What the device's contexts share.
@@ -324,6 +359,10 @@ impl SoftNic {
         self.nic.stopping.store(true, Ordering::Relaxed);
         self.nic.doorbell.wake();
         let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+            if self.drive == Drive::Inline {
+                // After the pass that another thread may be in.
+                self.nic.engine().close_books(&self.nic);
+            }
             return true;
         };
         let deadline = Instant::now() + patience;

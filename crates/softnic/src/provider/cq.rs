@@ -62,6 +62,13 @@ impl SoftCq {
         self.domain.map(|domain| unsafe { domain.as_ref() })
     }
 
+    /// Has the engine make a pass, if polls drive it; returns whether the queue may have something after it.
+    #[inline]
+    fn drive_engine(&self) -> bool {
+        // SAFETY: the queue keeps the context it was made with.
+        unsafe { SoftContext::of(self.context) }.is_ok_and(|soft| soft.nic().pass_inline())
+    }
+
     /// The library's struct.
     #[inline]
     pub(crate) fn native(&self) -> *mut ibv_cq_ex {
@@ -457,6 +464,12 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     if unsafe { attr.as_ref() }.is_none_or(|attr| attr.comp_mask != 0) {
         return libc::EINVAL;
     }
+    let outcome = begin_poll(cq);
+    if outcome == libc::ENOENT && cq.drive_engine() { begin_poll(cq) } else { outcome }
+}
+
+#[inline]
+fn begin_poll(cq: &SoftCq) -> c_int {
     // SAFETY: locked until `end_poll`, or until this poll finds nothing.
     let poller = unsafe { &mut *cq.poller.lock() };
     let outcome = poller.step(cq.native());
@@ -579,6 +592,12 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, completio
         return -1;
     }
     let completions = completions.cast::<WorkCompletion>();
+    let polled = poll_once(cq, count, completions);
+    if polled == 0 && cq.drive_engine() { poll_once(cq, count, completions) } else { polled }
+}
+
+/// `completions` has `count` places.
+fn poll_once(cq: &SoftCq, count: usize, completions: *mut WorkCompletion) -> c_int {
     cq.poller.with(|poller| {
         // In the middle of a batch its completions are not to be given back.
         if poller.polling {

@@ -28,7 +28,7 @@ use crate::daemon::shutdown::within;
 use crate::daemon::sinks::Sinks;
 use crate::error::Error;
 use crate::policy_file::{Compiled, Inputs};
-use crate::settings::{IdleMode, PolicySource, Settings};
+use crate::settings::{IdleMode, PolicySource, Settings, SoftNicMode};
 use crate::telemetry::logging::Log;
 use crate::telemetry::pages::Source;
 use crate::telemetry::state::State;
@@ -698,11 +698,13 @@ fn worker_config(settings: &Settings, id: WorkerId, core: Option<usize>) -> Work
         batch: wanted.batch,
         pages: wanted.pages.clone(),
         idle: match wanted.idle {
-            IdleMode::Adaptive => Idle::default(),
+            IdleMode::Adaptive => Idle::Adaptive { idle_us: wanted.idle_us },
             IdleMode::Relaxed => RELAXED,
             IdleMode::Spin => Idle::Spin,
         },
         timestamps: wanted.timestamps,
+        // In this mode nothing moves while nobody polls.
+        completion_events: !(settings.softnic.mode == SoftNicMode::Inline && device::chooses_soft(settings)),
         ..WorkerConfig::new(id)
     }
 }

@@ -6,7 +6,7 @@
 use softnic::wire::{MergedFrames, WireConfig};
 
 use super::layers::Layers;
-use super::types::{Cores, Settings, SoftNicPort};
+use super::types::{Cores, Settings, SoftNicMode, SoftNicPort};
 use super::{Origin, Problem};
 use crate::telemetry::logging;
 
@@ -19,6 +19,8 @@ const MAX_ADMINS: usize = 64;
 const FRAMES: std::ops::RangeInclusive<u32> = 64..=1 << 20;
 /// The smallest holds any Ethernet header chain, the largest the largest IP packet.
 const FRAME_BYTES: std::ops::RangeInclusive<u32> = 128..=65_536;
+/// Longer than a second is as good as "spin".
+const IDLE_US: std::ops::RangeInclusive<u32> = 0..=1_000_000;
 const BATCH: std::ops::RangeInclusive<usize> = 1..=256;
 /// A busy machine may keep a thread waiting for less; a limit of more than an hour would be of no use.
 const STALL_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
@@ -117,6 +119,13 @@ fn check_workers(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
     if !BATCH.contains(&workers.batch) {
         report("workers.batch", out_of_range(workers.batch, BATCH), None);
     }
+    if !IDLE_US.contains(&workers.idle_us) {
+        report(
+            "workers.idle_us",
+            out_of_range(workers.idle_us, IDLE_US),
+            Some("idle = \"spin\" never sleeps"),
+        );
+    }
     if workers.pages.is_empty() {
         report("workers.pages", "must list at least one kind".into(), Some("\"plain\" always works"));
     }
@@ -129,6 +138,10 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
     }
     if !nic.ports.is_empty() && nic.name.is_empty() {
         report("softnic.name", "must not be empty".into(), None);
+    }
+    if nic.mode == SoftNicMode::Inline && nic.core.is_some() {
+        let hint = "in this mode the workers run the engine: leave it out, or mode = \"dedicated\"";
+        report("softnic.core", "is for mode = \"dedicated\"".into(), Some(hint));
     }
     for port in &nic.ports {
         if !MTU_BYTES.contains(&port.mtu_bytes) {

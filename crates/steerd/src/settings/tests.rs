@@ -49,8 +49,11 @@ fn every_key_has_a_default_in_the_file() {
     for (section, keys) in [
         ("device", vec!["name", "ports"]),
         ("policy", vec!["file", "variables"]),
-        ("workers", vec!["cores", "frames", "frame_bytes", "batch", "pages", "idle", "timestamps"]),
-        ("softnic", vec!["name", "personality", "ports"]),
+        (
+            "workers",
+            vec!["cores", "frames", "frame_bytes", "batch", "pages", "idle", "idle_us", "timestamps"],
+        ),
+        ("softnic", vec!["name", "personality", "mode", "ports"]),
         ("http", vec!["hosts", "listen", "token_file"]),
         ("log", vec!["target", "filter", "format"]),
         ("health", vec!["stall_ms"]),
@@ -215,6 +218,8 @@ fn values_out_of_range_name_the_layer_that_set_them() {
         ("[device]\nports = [0]\n", "device.ports"),
         ("[device]\nports = [1, 1]\n", "device.ports"),
         ("[device]\nname = \"\"\n", "device.name"),
+        ("[workers]\nidle_us = 1000001\n", "workers.idle_us"),
+        ("[softnic]\nmode = \"inline\"\ncore = 0\n", "softnic.core"),
         ("[device]\nports = [2]\n[[softnic.ports]]\nwire = { kind = \"null\" }\n", "device.ports"),
         ("[[softnic.ports]]\nmtu_bytes = 1\nwire = { kind = \"null\" }\n", "softnic.ports"),
         (

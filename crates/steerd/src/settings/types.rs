@@ -61,6 +61,8 @@ pub(crate) struct Workers {
     #[serde(deserialize_with = "pages")]
     pub(crate) pages: Vec<PageKind>,
     pub(crate) idle: IdleMode,
+    /// With [`IdleMode::Adaptive`]: how long a worker without work polls before it sleeps.
+    pub(crate) idle_us: u32,
     pub(crate) timestamps: bool,
 }
 
@@ -100,8 +102,20 @@ pub(crate) enum Cores {
 pub(crate) struct SoftNic {
     pub(crate) name: String,
     pub(crate) personality: Personality,
+    pub(crate) mode: SoftNicMode,
     pub(crate) core: Option<usize>,
     pub(crate) ports: Vec<SoftNicPort>,
+}
+
+/// Which thread runs the soft NIC's engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum SoftNicMode {
+    /// One of its own.
+    #[default]
+    Dedicated,
+    /// The workers, when they poll.
+    Inline,
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::daemon::cores;
 use crate::daemon::gated_wire::GatedWire;
 use crate::error::Error;
-use crate::settings::Settings;
+use crate::settings::{Settings, SoftNicMode};
 use control::{Device, DeviceSelector, DeviceSummary, Model};
 use device_model::DeviceProfile;
 use program::Program;
@@ -67,9 +67,7 @@ impl OpenDevice {
         settings: &Settings,
         is_stopping: &dyn Fn() -> bool,
     ) -> Result<(), Error> {
-        if self.soft.is_none() {
-            return Ok(());
-        }
+        let Some(soft) = &self.soft else { return Ok(()) };
         let deadline = Instant::now() + PEER_TIMEOUT;
         for port in &self.ports {
             let wire = settings.softnic.ports.get(usize::from(*port).saturating_sub(1));
@@ -89,6 +87,8 @@ impl OpenDevice {
                 if Instant::now() >= deadline {
                     return Err(silent_peer(*port, link));
                 }
+                // No worker polls yet, so an engine without a thread needs this. The gate lets no frame in.
+                soft.nic.pump(1);
                 std::thread::sleep(PEER_STEP);
             }
         }
@@ -139,7 +139,7 @@ fn silent_peer(port: u8, link: &LinkConfig) -> Error {
 }
 
 /// Whether the settings choose the soft NIC.
-fn chooses_soft(settings: &Settings) -> bool {
+pub(super) fn chooses_soft(settings: &Settings) -> bool {
     let name = settings.device.name.as_str();
     !settings.softnic.ports.is_empty() && (name == AUTO || name == settings.softnic.name)
 }
@@ -212,7 +212,10 @@ fn make_soft(settings: &Settings) -> Result<Soft, Error> {
         name: settings.softnic.name.clone(),
         personality: settings.softnic.personality,
         ports,
-        drive: Drive::Thread { core: settings.softnic.core },
+        drive: match settings.softnic.mode {
+            SoftNicMode::Dedicated => Drive::Thread { core: settings.softnic.core },
+            SoftNicMode::Inline => Drive::Inline,
+        },
     };
     let nic = SoftNic::create(config).map_err(Error::SoftNic)?;
     Ok(Soft { nic, wires, wires_open })
