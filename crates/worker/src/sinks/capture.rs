@@ -1,8 +1,9 @@
 //! The kind `capture`: packets are written to pcapng files by a thread of its own.
 //!
-//! Each worker chooses packets (`sampler`), and copies them into its [ring](super::handoff) to the thread. The
-//! `writer` takes them out, makes blocks (`pcapng`) and writes those to `files` or to a stream. A rule is an
-//! interface of the file (`interfaces`), so `frame.interface_name == "dns"` selects its packets in Wireshark.
+//! Each worker chooses packets (`sampler`), and writes them as finished blocks (`pcapng`) into its `ring` to the thread.
+//! The `writer` passes regions of the rings to `files` or to a stream, so a packet is copied once by the worker and once
+//! by the kernel. A rule is an interface of the file (`interfaces`), so `frame.interface_name == "dns"` selects its
+//! packets in Wireshark.
 //!
 //! Back-pressure: a packet that does not fit into the ring is dropped as `ring_full`. While the file cannot be written
 //! packets are dropped as `disk_full` or `write_failed`, and the thread tries again after 0.1 to 10 s; after the other
@@ -11,12 +12,15 @@
 //! Timestamps are nanoseconds of the system's clock (CLOCK_REALTIME), taken once per iteration of a worker's loop, when
 //! the packets of the iteration are classified. All packets of an iteration have the same one; it is later than the
 //! arrival by the time that the packet waited in the completion queue, typically some microseconds, and at most the
-//! duration of two iterations plus that queue's depth. Packets of several workers are merged by time as far as they are
-//! in the rings at the same moment, so a file can contain packets that are older than the ones before them.
+//! duration of two iterations plus that queue's depth.
+//! Packets of several workers are merged by time as far as they are in the rings at the same moment, so a file can
+//! contain packets that are older than the ones before them.
 
 mod files;
 mod interfaces;
+mod losses;
 mod pcapng;
+mod ring;
 mod sampler;
 mod writer;
 
@@ -29,9 +33,11 @@ use program::{CaptureSink, Program};
 
 use self::files::Files;
 use self::interfaces::Names;
+use self::pcapng::packet_block_bytes;
+use self::ring::{Captured, Consumer, Producer};
 use self::sampler::Sampler;
-use self::writer::{Output, Settings, Shared, Writer};
-use super::handoff::{self, Producer, Record, Wakeup, record_bytes};
+use self::writer::{Output, Settings, Shared, Writer, now_ns};
+use super::handoff::Wakeup;
 use super::{Hub, Opened, SinkError};
 use crate::BATCH_MAX;
 use crate::sink::{Deliveries, Sink, SinkCounters, SinkDrop};
@@ -81,7 +87,8 @@ pub fn to_writer(
     device: &str,
     workers: usize,
 ) -> io::Result<Opened> {
-    start(name, options, device, workers, Output::Stream(stream), Rules::One(rule.to_owned()))
+    let rules = Rules::One(rule.to_owned());
+    start(name, options, device, workers, Output::Stream(stream), rules)
 }
 
 fn start(
@@ -125,13 +132,16 @@ fn spawn(
         file_time: (options.file_seconds > 0).then(|| Duration::from_secs(options.file_seconds.into())),
         hardware: format!("RDMA device {device}"),
     };
-    let ring = |_| handoff::ring(options.ring_bytes as usize, snap_bytes(options) as usize, &wakeup);
-    let (producers, consumers) = counters.iter().map(ring).unzip();
-    let writer = Writer::new(settings, output, Arc::clone(&wakeup), Arc::clone(&shared), counters.to_vec());
+    let (capacity, snap_bytes) = (options.ring_bytes as usize, snap_bytes(options) as usize);
+    let ring = |_| ring::ring(capacity, snap_bytes, &wakeup, &shared.numbers);
+    let (producers, rings): (Vec<Producer>, Vec<Consumer>) = counters.iter().map(ring).unzip();
+    let writer =
+        Writer::new(settings, output, Arc::clone(&wakeup), Arc::clone(&shared), counters.to_vec(), rings);
     // The name of a thread has at most 15 octets (pthread_setname_np(3)).
-    let thread = thread::Builder::new().name("capture".to_owned()).spawn(move || writer.run(consumers))?;
+    let thread = thread::Builder::new().name("capture".to_owned()).spawn(move || writer.run())?;
     let thread = Mutex::new(Some(thread));
-    Ok((producers, CaptureHub { rules, digest: Mutex::default(), shared, wakeup, thread }))
+    let hub = CaptureHub { rules, digest: Mutex::default(), shared, wakeup, thread };
+    Ok((producers, hub))
 }
 
 fn snap_bytes(options: &CaptureSink) -> u32 {
@@ -150,38 +160,37 @@ struct Endpoint {
 
 impl Sink for Endpoint {
     fn run(&mut self, packets: &mut Deliveries<'_>) {
-        let now_ns = writer::now_ns();
-        let room = self.choose(packets, now_ns);
-        if room == 0 {
+        let now_ns = now_ns();
+        let (count, room) = self.choose(packets, now_ns);
+        if count == 0 {
             return;
         }
-        let mut batch = self.producer.batch(room);
+        let mut batch = self.producer.batch(count, room);
         let mut chosen = self.chosen.iter();
         for delivery in packets.iter() {
             if chosen.next().is_some_and(|chosen| !chosen) {
                 continue;
             }
-            let bytes = delivery.bytes;
-            let record = Record {
-                original_bytes: u32::try_from(bytes.len()).unwrap_or(u32::MAX),
-                timestamp_ns: Some(now_ns),
+            let packet = Captured {
                 generation: delivery.generation,
                 rule: delivery.outcome.rule.0,
-                flags: 0,
+                timestamp_ns: now_ns,
+                original_bytes: u32::try_from(delivery.bytes.len()).unwrap_or(u32::MAX),
             };
-            let _ = batch.push(&record, bytes.get(..self.snap_bytes).unwrap_or(bytes));
+            batch.push(&packet, delivery.bytes);
         }
-        let pushed = batch.finish();
-        if pushed.full > 0 {
-            self.counters.worker.dropped(SinkDrop::RingFull, pushed.full);
+        let full = batch.finish();
+        if full > 0 {
+            self.counters.worker.dropped(SinkDrop::RingFull, full);
         }
     }
 }
 
 impl Endpoint {
-    /// Counts the packets of an iteration and marks those that are taken; returns the room that these need.
-    fn choose(&mut self, packets: &Deliveries<'_>, now_ns: u64) -> usize {
-        let (mut count, mut bytes, mut room) = (0, 0, 0);
+    /// Counts the packets of an iteration and marks those that are taken; returns how many these are and the room that
+    /// they need.
+    fn choose(&mut self, packets: &Deliveries<'_>, now_ns: u64) -> (usize, usize) {
+        let (mut count, mut bytes, mut taken, mut room) = (0, 0, 0, 0);
         let now_seconds = (now_ns / 1_000_000_000) as u32;
         let is_abandoned = self.producer.is_abandoned();
         self.chosen.clear();
@@ -196,7 +205,10 @@ impl Endpoint {
             // Never grows: an iteration has at most this many packets.
             self.chosen.push(choice.is_ok());
             match choice {
-                Ok(()) => room += record_bytes(delivery.bytes.len().min(self.snap_bytes)),
+                Ok(()) => {
+                    taken += 1;
+                    room += packet_block_bytes(delivery.bytes.len().min(self.snap_bytes));
+                }
                 Err(reason) => {
                     self.counters.worker.dropped(reason, 1);
                     self.producer.skip(delivery.generation, delivery.outcome.rule.0);
@@ -204,7 +216,7 @@ impl Endpoint {
             }
         }
         self.counters.offered(count, bytes);
-        room
+        (taken, room)
     }
 }
 

@@ -2,10 +2,9 @@
 //! ([`rtrb`]), allocated when it is made, and a [`Wakeup`] that costs a system call only if the consumer sleeps.
 //!
 //! The worker opens a [`Batch`] once per iteration, copies its packets into it, and makes them visible with one store
-//! at the end ([`Batch::finish`]). A packet that does not fit is not copied; it is counted by rule, and the counts
-//! travel in the ring as [`Item::Lost`] before the next packet that fits.
+//! at the end ([`Batch::finish`]). A packet that does not fit is not copied.
 //!
-//! Layout: records of a header of [`HEADER_BYTES`] and the packet's bytes, padded to `ALIGN`. Capacity, records and
+//! Layout: records of a header of `HEADER_BYTES` and the packet's bytes, padded to `ALIGN`. Capacity, records and
 //! therefore all positions are multiples of `ALIGN`. A record is contiguous: where it would cross the end of the
 //! ring, a word that starts with `PADDING` fills the ring up to its end, and the record starts at the beginning. That
 //! costs at most one record's size of room per round, instead of a second copy of a packet that would be in two parts.
@@ -14,60 +13,21 @@ use std::sync::Arc;
 
 use rtrb::chunks::{ReadChunk, WriteChunk};
 
-mod losses;
 mod wakeup;
 
-pub use losses::NO_RULE;
-use losses::{Loss, Losses};
 pub use wakeup::Wakeup;
 
 /// All positions in the ring are multiples of this.
 const ALIGN: usize = 8;
-/// The octets of a record before the packet's bytes.
-pub const HEADER_BYTES: usize = 40;
+/// The octets of a record before the packet's bytes: the length of these.
+const HEADER_BYTES: usize = 8;
 /// In place of a length: the rest of the ring up to its end is unused.
 const PADDING: u32 = u32::MAX;
-/// In place of a length: a record without bytes that carries the count of lost packets in the field of the length on
-/// the wire, and that of skipped ones in the flags.
-const LOST: u32 = u32::MAX - 1;
-/// The largest ring: lengths stay below `LOST`.
+/// The largest ring: lengths stay below `PADDING`.
 pub const CAPACITY_MAX: usize = 1 << 30;
 /// The longest packet that a ring takes; longer ones are truncated by the caller. GRO makes frames of up to 64 KiB and
 /// their headers.
 pub const PACKET_BYTES_MAX: usize = 1 << 17;
-
-/// What a ring keeps of a packet beside its bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Record {
-    /// The length of the packet on the wire; more than the bytes that are stored if those were truncated.
-    pub original_bytes: u32,
-    /// Nanoseconds since the epoch, where the caller has a timestamp.
-    pub timestamp_ns: Option<u64>,
-    /// The program that `rule` belongs to.
-    pub generation: u64,
-    /// The index of the rule in that program.
-    pub rule: u32,
-    /// For the sink.
-    pub flags: u32,
-}
-
-/// What a consumer finds in the ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Item<'r> {
-    /// A packet and its stored bytes.
-    Packet(Record, &'r [u8]),
-    /// Packets of a rule that are not in the ring, between the items before and after this one.
-    Lost {
-        /// The program that `rule` belongs to.
-        generation: u64,
-        /// The index of the rule in that program.
-        rule: u32,
-        /// How many did not fit.
-        packets: u32,
-        /// How many the worker left out ([`Producer::skip`]).
-        skipped: u32,
-    },
-}
 
 /// The room that a packet of `bytes` stored bytes needs in a ring.
 #[must_use]
@@ -83,13 +43,7 @@ pub fn ring(capacity: usize, packet_bytes: usize, wakeup: &Arc<Wakeup>) -> (Prod
     let longest = record_bytes(packet_bytes.min(PACKET_BYTES_MAX));
     let capacity = capacity.min(CAPACITY_MAX).max(2 * longest).next_multiple_of(ALIGN);
     let (producer, consumer) = rtrb::RingBuffer::new(capacity);
-    let producer = Producer {
-        ring: producer,
-        position: 0,
-        longest,
-        losses: Losses::default(),
-        wakeup: WakeAtEnd(Arc::clone(wakeup)),
-    };
+    let producer = Producer { ring: producer, position: 0, longest, wakeup: WakeAtEnd(Arc::clone(wakeup)) };
     // The pages of the ring exist from now on: writing zeroes over its whole length touches them.
     let (mut producer, mut consumer) = (producer, Consumer { ring: consumer });
     if let Ok(chunk) = producer.ring.write_chunk(capacity) {
@@ -107,13 +61,13 @@ pub struct Producer {
     position: usize,
     /// The room of the longest packet.
     longest: usize,
-    losses: Losses,
     /// Dropped after `ring`, so that the consumer then sees the end.
     wakeup: WakeAtEnd,
 }
 
+/// Wakes the consumer when the producer has ended.
 #[derive(Debug)]
-struct WakeAtEnd(Arc<Wakeup>);
+pub(super) struct WakeAtEnd(pub(super) Arc<Wakeup>);
 
 impl Drop for WakeAtEnd {
     fn drop(&mut self) {
@@ -127,7 +81,7 @@ impl Producer {
     #[inline]
     pub fn batch(&mut self, bytes: usize) -> Batch<'_> {
         let capacity = self.ring.buffer().capacity();
-        let mut wanted = bytes.saturating_add(self.losses.len() * HEADER_BYTES).min(capacity);
+        let mut wanted = bytes.min(capacity);
         if wanted > capacity - self.position {
             // A record can leave less than its own room unused at the end of the ring.
             wanted = wanted.saturating_add(self.longest).min(capacity);
@@ -137,38 +91,22 @@ impl Producer {
             wanted = wanted.min(self.ring.slots());
         }
         let chunk = self.ring.write_chunk(wanted).expect("only this side takes the room that was seen");
-        let Self { position, longest, losses, wakeup, .. } = self;
-        let mut batch = Batch {
+        let Self { position, longest, wakeup, .. } = self;
+        Batch {
             chunk,
             at: 0,
             capacity,
             longest: *longest,
             position,
-            losses,
             wakeup: &wakeup.0,
             pushed: Pushed::default(),
-        };
-        batch.report_losses();
-        batch
-    }
-
-    /// Counts a packet that the worker leaves out on purpose. The consumer learns it with the next packet.
-    #[inline]
-    pub fn skip(&mut self, generation: u64, rule: u32) {
-        self.losses.skip(generation, rule);
+        }
     }
 
     /// Whether the consumer no longer exists.
     #[must_use]
     pub fn is_abandoned(&self) -> bool {
         self.ring.is_abandoned()
-    }
-}
-
-impl Drop for Producer {
-    /// Leaves the last losses to the consumer, if there is room.
-    fn drop(&mut self) {
-        let _ = self.batch(0).finish();
     }
 }
 
@@ -191,25 +129,21 @@ pub struct Batch<'p> {
     capacity: usize,
     longest: usize,
     position: &'p mut usize,
-    losses: &'p mut Losses,
     wakeup: &'p Wakeup,
     pushed: Pushed,
 }
 
 impl Batch<'_> {
-    /// Copies a packet. If it does not fit, the loss is counted and false returned. `bytes` are truncated to the
-    /// longest packet of the ring.
+    /// Copies a packet; false if it does not fit. `bytes` are truncated to the longest packet of the ring.
     #[inline]
-    pub fn push(&mut self, record: &Record, bytes: &[u8]) -> bool {
+    pub fn push(&mut self, bytes: &[u8]) -> bool {
         let bytes = bytes.get(..self.longest - HEADER_BYTES).unwrap_or(bytes);
         let Some(room) = self.room(record_bytes(bytes.len())) else {
             self.pushed.full += 1;
-            self.losses.full(record.generation, record.rule);
             return false;
         };
         let (header, rest) = room.split_at_mut(HEADER_BYTES);
-        let length = u32::try_from(bytes.len()).unwrap_or(0);
-        write_header(header, length, record);
+        header[..4].copy_from_slice(&(bytes.len() as u32).to_ne_bytes());
         // The padding behind the bytes keeps what was there: the consumer does not read it.
         if let Some(place) = rest.get_mut(..bytes.len()) {
             place.copy_from_slice(bytes);
@@ -227,17 +161,6 @@ impl Batch<'_> {
             self.wakeup.notify();
         }
         self.pushed
-    }
-
-    /// The counts of what was lost before, as far as there is room.
-    fn report_losses(&mut self) {
-        while let Some(Loss { generation, rule, full, skipped }) = self.losses.first() {
-            let Some(room) = self.room(HEADER_BYTES) else { return };
-            let record =
-                Record { original_bytes: full, flags: skipped, generation, rule, ..Record::default() };
-            write_header(room, LOST, &record);
-            self.losses.remove_first();
-        }
     }
 
     /// Contiguous room of `wanted` octets, with padding before it if the rest of the ring is shorter.
@@ -267,21 +190,6 @@ impl Batch<'_> {
         }
         room
     }
-}
-
-/// Octets: stored length 0-3, length on the wire 4-7, rule 8-11, flags 12-15, whether there is a timestamp 16-19, zero
-/// 20-23, timestamp 24-31, generation 32-39.
-#[inline]
-fn write_header(place: &mut [u8], length: u32, record: &Record) {
-    let mut header = [0; HEADER_BYTES];
-    header[..4].copy_from_slice(&length.to_ne_bytes());
-    header[4..8].copy_from_slice(&record.original_bytes.to_ne_bytes());
-    header[8..12].copy_from_slice(&record.rule.to_ne_bytes());
-    header[12..16].copy_from_slice(&record.flags.to_ne_bytes());
-    header[16..20].copy_from_slice(&u32::from(record.timestamp_ns.is_some()).to_ne_bytes());
-    header[24..32].copy_from_slice(&record.timestamp_ns.unwrap_or(0).to_ne_bytes());
-    header[32..].copy_from_slice(&record.generation.to_ne_bytes());
-    place[..HEADER_BYTES].copy_from_slice(&header);
 }
 
 /// The sink's end.
@@ -358,45 +266,26 @@ impl Iter<'_> {
 }
 
 impl<'r> Iterator for Iter<'r> {
-    type Item = Item<'r>;
+    type Item = &'r [u8];
 
     #[inline]
-    fn next(&mut self) -> Option<Item<'r>> {
-        if self.rest.is_empty() || word(self.rest, 0) == Some(PADDING) {
+    fn next(&mut self) -> Option<&'r [u8]> {
+        if self.rest.is_empty() || word(self.rest) == Some(PADDING) {
             self.position += self.rest.len();
             self.rest = std::mem::take(&mut self.second);
         }
-        let header = self.rest.get(..HEADER_BYTES)?;
-        let stored = word(header, 0)?;
-        let record = Record {
-            original_bytes: word(header, 4)?,
-            rule: word(header, 8)?,
-            flags: word(header, 12)?,
-            timestamp_ns: if word(header, 16)? == 0 { None } else { long(header, 24) },
-            generation: long(header, 32)?,
-        };
-        let bytes = if stored == LOST { 0 } else { stored as usize };
-        let taken = record_bytes(bytes);
-        let item = if stored == LOST {
-            let Record { generation, rule, original_bytes: packets, flags: skipped, .. } = record;
-            Item::Lost { generation, rule, packets, skipped }
-        } else {
-            Item::Packet(record, self.rest.get(HEADER_BYTES..HEADER_BYTES + bytes)?)
-        };
+        let stored = word(self.rest)? as usize;
+        let bytes = self.rest.get(HEADER_BYTES..HEADER_BYTES + stored)?;
+        let taken = record_bytes(stored);
         self.rest = self.rest.get(taken..)?;
         self.position += taken;
-        Some(item)
+        Some(bytes)
     }
 }
 
 #[inline]
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
-}
-
-#[inline]
-fn long(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+fn word(bytes: &[u8]) -> Option<u32> {
+    bytes.first_chunk().copied().map(u32::from_ne_bytes)
 }
 
 #[cfg(test)]

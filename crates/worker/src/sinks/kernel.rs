@@ -20,7 +20,7 @@ use self::back::Back;
 use self::pump::{Condition, Pump, Shared};
 pub use self::tap::TapError;
 use self::tap::{Interface, MTU_DEFAULT, Queue};
-use super::handoff::{self, Consumer, PACKET_BYTES_MAX, Producer, Record, Wakeup, record_bytes};
+use super::handoff::{self, Consumer, PACKET_BYTES_MAX, Producer, Wakeup, record_bytes};
 use super::{Environment, Hub, Opened, Station};
 use crate::FRAME_BYTES_MAX;
 use crate::sink::{Deliveries, Sink, SinkCounters, SinkDrop};
@@ -127,7 +127,7 @@ impl Sink for Endpoint {
         }
         let mut batch = self.producer.batch(room);
         for delivery in packets.iter() {
-            batch.push(&Record::default(), delivery.bytes);
+            batch.push(delivery.bytes);
         }
         let pushed = batch.finish();
         if pushed.full > 0 {

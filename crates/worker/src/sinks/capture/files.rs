@@ -5,8 +5,8 @@
 //! fails, during a write leaves a part of a block at the end.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::io::{self, IoSlice};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,6 +16,8 @@ pub(super) const TIME: &str = "{time}";
 const MODE: u32 = 0o640;
 /// The length of [`time_text`].
 const TIME_BYTES: usize = "20260102T030405.678Z".len();
+/// The most pieces of one write (UIO_MAXIOV).
+const PIECES_MAX: usize = 1024;
 /// Names that are tried before an existing file is an error.
 const NAMES_TRIED: u64 = 100;
 
@@ -87,13 +89,20 @@ impl Files {
     }
 
     /// Appends whole blocks, all or none.
-    pub(super) fn write(&mut self, blocks: &[u8]) -> io::Result<()> {
-        let Some(current) = &mut self.current else { return Err(io::ErrorKind::NotFound.into()) };
-        let written = current.file.write_all_at(blocks, current.bytes);
+    pub(super) fn write(&mut self, blocks: &mut [IoSlice<'_>]) -> io::Result<()> {
+        let Some(Current { file, bytes, .. }) = &mut self.current else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
+        let mut end = *bytes;
+        let written = write_all(blocks, |pieces| {
+            let written = rustix::io::pwritev(&*file, pieces, end)?;
+            end += written as u64;
+            Ok(written)
+        });
         match written {
-            Ok(()) => current.bytes += blocks.len() as u64,
+            Ok(()) => *bytes = end,
             // Making a file shorter needs no room on the disk.
-            Err(_) => current.file.set_len(current.bytes)?,
+            Err(_) => file.set_len(*bytes)?,
         }
         written
     }
@@ -176,6 +185,24 @@ impl Files {
                 })
         })
     }
+}
+
+/// Passes all octets to `write`, which returns how many it has taken.
+pub(super) fn write_all(
+    mut pieces: &mut [IoSlice<'_>],
+    mut write: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
+) -> io::Result<()> {
+    // Without pieces of length 0, so that a write of 0 octets is an error.
+    IoSlice::advance_slices(&mut pieces, 0);
+    while !pieces.is_empty() {
+        match write(&pieces[..pieces.len().min(PIECES_MAX)]) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => IoSlice::advance_slices(&mut pieces, written),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// UTC in the basic format of ISO 8601 with milliseconds, which sorts by time.
@@ -265,13 +292,30 @@ mod tests {
         let mut created = Vec::new();
         for _ in 0..5 {
             files.create(100).unwrap();
-            files.write(&[0; 100]).unwrap();
+            files.write(&mut [IoSlice::new(&[]), IoSlice::new(&[0; 60]), IoSlice::new(&[0; 40])]).unwrap();
             created.push(files.path().unwrap().file_name().unwrap().to_str().unwrap().to_owned());
         }
         let left: Vec<_> =
             names(folder.path()).into_iter().filter(|name| !foreign.contains(&&**name)).collect();
         assert_eq!(left, created[2..], "three files of 100 octets are within the limit");
         assert_eq!(names(folder.path()).len(), 3 + foreign.len());
+    }
+
+    #[test]
+    fn a_write_in_parts_is_continued_where_it_stopped() {
+        let pieces = (0..3000_u16).map(u16::to_ne_bytes).collect::<Vec<_>>();
+        let mut slices: Vec<_> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
+        let mut written = Vec::new();
+        let result = write_all(&mut slices, |pieces| {
+            assert!(pieces.len() <= PIECES_MAX);
+            let whole = pieces.iter().flat_map(|piece| piece.iter().copied()).collect::<Vec<_>>();
+            let part = &whole[..whole.len().min(777)];
+            written.extend_from_slice(part);
+            Ok(part.len())
+        });
+        assert!(result.is_ok() && written == pieces.concat());
+        let refused = write_all(&mut [IoSlice::new(&[1])], |_| Ok(0)).expect_err("nothing is taken");
+        assert_eq!(refused.kind(), io::ErrorKind::WriteZero);
     }
 
     #[test]

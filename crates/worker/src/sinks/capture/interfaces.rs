@@ -25,10 +25,10 @@ struct Interface {
     /// Its number in the current file, once its description is written.
     number: Option<u32>,
     statistics: Statistics,
-    /// Lost since the last packet that was put into the buffer.
+    /// Lost since the last packet that was taken out of the ring.
     lost: u64,
-    /// Packets in the buffer, and the losses that their blocks mention.
-    buffered: u64,
+    /// Packets that are not written yet, and the losses that their blocks mention.
+    unwritten: u64,
     mentioned: u64,
 }
 
@@ -90,7 +90,7 @@ impl Interfaces {
             number: None,
             statistics: Statistics::default(),
             lost: 0,
-            buffered: 0,
+            unwritten: 0,
             mentioned: 0,
         });
         self.list.len() - 1
@@ -115,13 +115,13 @@ impl Interfaces {
         })
     }
 
-    /// A packet goes into the buffer: how many were lost before it.
+    /// Packets are to be written: how many were lost before the first.
     #[inline]
-    pub(super) fn buffered(&mut self, place: usize) -> u64 {
+    pub(super) fn taken(&mut self, place: usize, packets: u64) -> u64 {
         let interface = &mut self.list[place];
-        interface.statistics.received += 1;
-        interface.statistics.accepted += 1;
-        interface.buffered += 1;
+        interface.statistics.received += packets;
+        interface.statistics.accepted += packets;
+        interface.unwritten += packets;
         interface.mentioned += interface.lost;
         std::mem::take(&mut interface.lost)
     }
@@ -135,19 +135,19 @@ impl Interfaces {
         interface.lost += lost;
     }
 
-    /// The buffer was written.
+    /// Everything that was taken is written.
     pub(super) fn flushed(&mut self) {
         for interface in &mut self.list {
-            interface.statistics.written += std::mem::take(&mut interface.buffered);
+            interface.statistics.written += std::mem::take(&mut interface.unwritten);
             interface.mentioned = 0;
         }
     }
 
-    /// The buffer could not be written, and the file has ended without statistics. The losses are counted in the next.
+    /// What was taken could not be written, and the file has ended without statistics. The losses are counted in the next.
     pub(super) fn failed(&mut self) {
         self.described = 0;
         for interface in &mut self.list {
-            let packets = std::mem::take(&mut interface.buffered);
+            let packets = std::mem::take(&mut interface.unwritten);
             interface.lost += packets + std::mem::take(&mut interface.mentioned);
             interface.number = None;
             interface.statistics =

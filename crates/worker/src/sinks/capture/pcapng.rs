@@ -1,5 +1,6 @@
 //! The blocks of a pcapng file (draft-ietf-opsawg-pcapng): section header, interface description, enhanced packet and
-//! interface statistics, in this machine's byte order. Each function appends one whole block to a buffer.
+//! interface statistics, in this machine's byte order. The first of a file and the statistics are appended to a buffer;
+//! packets are written in place, by [`write_packet`].
 //!
 //! A block is its type, its length, its body and its length again, all padded to 4 octets. Options are code, length and
 //! value, padded likewise; `opt_endofopt` ends them.
@@ -46,16 +47,13 @@ pub(super) struct Section<'s> {
     pub(super) comment: &'s str,
 }
 
-/// A packet of an enhanced packet block.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Packet<'p> {
+/// The fields of an enhanced packet block without options.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Packet {
     /// The number of interface description blocks before that of its interface.
     pub(super) interface: u32,
     pub(super) timestamp_ns: u64,
     pub(super) original_bytes: u32,
-    /// Packets of this interface that were lost since the last one that was written.
-    pub(super) dropped: u64,
-    pub(super) bytes: &'p [u8],
 }
 
 /// The counts of an interface statistics block, since the start of the capture file.
@@ -95,30 +93,63 @@ pub(super) fn interface(out: &mut Vec<u8>, name: &str, description: &str, snap_b
     });
 }
 
-/// The size of an enhanced packet block, at most.
+/// The octets of an enhanced packet block before the bytes of the packet: type, length, interface, timestamp and the
+/// two lengths of the packet.
+const PACKET_HEADER_BYTES: usize = 28;
+/// The last field of a block is its length again.
+const LENGTH_BYTES: usize = 4;
+/// The octets that [`packet_with_drops`] adds: an option of 8 octets and the end of options.
+pub(super) const DROPS_BYTES: usize = 16;
+
+/// The size of an enhanced packet block without options.
 #[inline]
 pub(super) const fn packet_block_bytes(bytes: usize) -> usize {
-    // Type, length, interface, timestamp, lengths; an option of 8 octets and the end; length again.
-    8 + 20 + bytes.next_multiple_of(4) + 16 + 4
+    PACKET_HEADER_BYTES + bytes.next_multiple_of(4) + LENGTH_BYTES
 }
 
-/// Appends an enhanced packet block.
+/// Writes an enhanced packet block without options to `place`, which has the size of [`packet_block_bytes`].
 #[inline]
-pub(super) fn packet(out: &mut Vec<u8>, packet: &Packet<'_>) {
+pub(super) fn write_packet(place: &mut [u8], packet: &Packet, bytes: &[u8]) {
+    let length = (place.len() as u32).to_ne_bytes();
+    let mut header = [0; PACKET_HEADER_BYTES];
+    header[..4].copy_from_slice(&ENHANCED_PACKET.to_ne_bytes());
+    header[4..8].copy_from_slice(&length);
+    header[8..12].copy_from_slice(&packet.interface.to_ne_bytes());
+    header[12..20].copy_from_slice(&timestamp(packet.timestamp_ns));
+    header[20..24].copy_from_slice(&(bytes.len() as u32).to_ne_bytes());
+    header[24..].copy_from_slice(&packet.original_bytes.to_ne_bytes());
+    let (start, rest) = place.split_at_mut(PACKET_HEADER_BYTES);
+    start.copy_from_slice(&header);
+    let (body, end) = rest.split_at_mut(rest.len() - LENGTH_BYTES);
+    let (stored, padding) = body.split_at_mut(bytes.len());
+    stored.copy_from_slice(bytes);
+    padding.fill(0);
+    end.copy_from_slice(&length);
+}
+
+/// What [`write_packet`] wrote: the fields, and the size of the block. `None` if `blocks` does not begin with such a
+/// block.
+#[inline]
+pub(super) fn read_packet(blocks: &[u8]) -> Option<(Packet, usize)> {
+    let header = blocks.first_chunk::<PACKET_HEADER_BYTES>()?;
+    let word = |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+    let timestamp_ns = u64::from(word(12)) << 32 | u64::from(word(16));
+    Some((Packet { interface: word(8), timestamp_ns, original_bytes: word(24) }, word(4) as usize))
+}
+
+/// Changes the interface of a block of [`write_packet`].
+#[inline]
+pub(super) fn set_interface(block: &mut [u8], interface: u32) {
+    block[8..12].copy_from_slice(&interface.to_ne_bytes());
+}
+
+/// Appends a copy of a block of [`write_packet`] with the number of the packets that were lost before it on its
+/// interface.
+pub(super) fn packet_with_drops(out: &mut Vec<u8>, packet_block: &[u8], dropped: u64) {
     block(out, ENHANCED_PACKET, |out| {
-        let mut fixed = [0; 20];
-        fixed[..4].copy_from_slice(&packet.interface.to_ne_bytes());
-        fixed[4..12].copy_from_slice(&timestamp(packet.timestamp_ns));
-        let stored = u32::try_from(packet.bytes.len()).unwrap_or(u32::MAX);
-        fixed[12..16].copy_from_slice(&stored.to_ne_bytes());
-        fixed[16..].copy_from_slice(&packet.original_bytes.to_ne_bytes());
-        out.extend_from_slice(&fixed);
-        out.extend_from_slice(packet.bytes);
-        pad(out, packet.bytes.len());
-        if packet.dropped > 0 {
-            value(out, option::PACKET_DROPS, &packet.dropped.to_ne_bytes());
-            end_of_options(out);
-        }
+        out.extend_from_slice(&packet_block[8..packet_block.len() - LENGTH_BYTES]);
+        value(out, option::PACKET_DROPS, &dropped.to_ne_bytes());
+        end_of_options(out);
     });
 }
 
@@ -222,23 +253,23 @@ mod tests {
     #[test]
     #[cfg(target_endian = "little")]
     fn a_packet_is_padded_and_has_drops_only_if_there_were_any() {
-        let mut out = Vec::new();
-        let five = Packet {
-            interface: 3,
-            timestamp_ns: 0x1122_3344_5566_7788,
-            original_bytes: 1500,
-            dropped: 0,
-            bytes: &[1, 2, 3, 4, 5],
-        };
-        packet(&mut out, &five);
+        let five = Packet { interface: 3, timestamp_ns: 0x1122_3344_5566_7788, original_bytes: 1500 };
+        let mut block = vec![0xff; packet_block_bytes(5)];
+        write_packet(&mut block, &five, &[1, 2, 3, 4, 5]);
         let mut expected = words(&[6, 40, 3, 0x1122_3344, 0x5566_7788, 5, 1500]);
         expected.extend([1, 2, 3, 4, 5, 0, 0, 0, 40, 0, 0, 0]);
-        assert_eq!(out, expected);
+        assert_eq!(block, expected);
+        assert_eq!(read_packet(&block), Some((five, 40)));
+        assert_eq!(read_packet(&block[..27]), None);
 
-        out.clear();
-        packet(&mut out, &Packet { dropped: 9, bytes: &[], ..five });
-        assert_eq!(out, words(&[6, 48, 3, 0x1122_3344, 0x5566_7788, 0, 1500, 8 << 16 | 4, 9, 0, 0, 48]));
-        assert_eq!(out.len(), packet_block_bytes(0));
+        let mut block = vec![0xff; packet_block_bytes(0)];
+        write_packet(&mut block, &five, &[]);
+        set_interface(&mut block, 4);
+        let mut out = vec![7]; // what is in the buffer stays
+        packet_with_drops(&mut out, &block, 9);
+        let expected = words(&[6, 48, 4, 0x1122_3344, 0x5566_7788, 0, 1500, 8 << 16 | 4, 9, 0, 0, 48]);
+        assert_eq!(out[1..], expected);
+        assert_eq!(out.len() - 1, block.len() + DROPS_BYTES);
     }
 
     #[test]

@@ -53,18 +53,16 @@ impl Rig {
 
     /// As the endpoint does. A rule, a time and the bytes of each packet.
     fn push(&mut self, worker: usize, generation: u64, packets: &[(u32, u64, Vec<u8>)]) {
-        let room = packets.iter().map(|(_, _, bytes)| record_bytes(bytes.len())).sum();
-        let mut batch = self.producers[worker].batch(room);
+        let room = packets.iter().map(|(_, _, bytes)| packet_block_bytes(bytes.len())).sum();
+        let mut batch = self.producers[worker].batch(packets.len(), room);
         for (rule, time, bytes) in packets {
             let original_bytes = bytes.len() as u32;
-            let timestamp_ns = Some(*time);
-            let record = Record { original_bytes, timestamp_ns, generation, rule: *rule, flags: 0 };
-            let _ = batch.push(&record, bytes);
+            batch.push(&Captured { generation, rule: *rule, timestamp_ns: *time, original_bytes }, bytes);
         }
-        let pushed = batch.finish();
+        let full = batch.finish();
         let counters = &self.counters[worker];
         counters.offered(packets.len() as u64, packets.iter().map(|packet| packet.2.len() as u64).sum());
-        counters.worker.dropped(SinkDrop::RingFull, pushed.full);
+        counters.worker.dropped(SinkDrop::RingFull, full);
     }
 
     fn traffic(&self) -> SinkTraffic {

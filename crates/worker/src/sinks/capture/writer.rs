@@ -1,32 +1,39 @@
-//! The thread of a capture: takes packets out of the workers' rings, in the order of their times, makes blocks of them,
-//! and writes those in large pieces, at the latest [`FLUSH_INTERVAL`] after a packet was taken.
+//! The thread of a capture: takes blocks out of the workers' rings, in the order of their times, and passes regions of the
+//! rings to the kernel in large writes, at the latest [`FLUSH_INTERVAL`] after a packet was taken. It makes the other
+//! blocks of the file, and the few of packets before which others were lost.
 //!
 //! Every packet that is taken is counted once: as delivered when the write that contains it has succeeded, else as
 //! dropped. After an error of a file the thread retries with a growing pause and drops what arrives meanwhile; an error
 //! of a stream is final.
 
-use std::io::{self, Write};
+use std::io::{self, IoSlice, Write};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::files::Files;
+use super::files::{Files, write_all};
 use super::interfaces::{Interfaces, Names};
+use super::losses::NO_RULE;
 use super::pcapng::{self, Section};
+use super::ring::{Blocks, Consumer, Numbers, Run, Taken};
 use crate::sink::{SinkCounters, SinkDrop};
-use crate::sinks::handoff::{Consumer, Item, Iter, NO_RULE, Record, Wakeup};
+use crate::sinks::handoff::Wakeup;
 use crate::stats::Traffic;
 
-/// Blocks are collected up to this size. Longer packets than this do not exist (`handoff::PACKET_BYTES_MAX`).
-const BUFFER_BYTES: usize = 1 << 20;
-/// How much is taken out of the rings before their room is given back.
-const PASS_BYTES: usize = 1 << 19;
-/// How long a packet stays in the buffer. The promise is 200 ms; this leaves time for the pauses.
+/// As much as this is written at once, or [`RING_PART`] of a ring.
+const WRITE_BYTES: u64 = 1 << 20;
+const RING_PART: usize = 4;
+/// How much is taken out of the rings before a look at the clock.
+const PASS_BYTES: usize = 1 << 20;
+/// How long a packet stays in the ring. The promise is 200 ms; this leaves time for the pauses.
 pub(super) const FLUSH_INTERVAL: Duration = Duration::from_millis(100);
-/// While packets arrive the thread looks for more after this pause, without a wake-up by a worker.
+/// While packets arrive the thread looks for more after a pause, without a wake-up by a worker. The shorter one follows
+/// a pass that took more than [`BUSY_PART`] of a ring.
 const PAUSE: Duration = Duration::from_millis(1);
+const BUSY_PAUSE: Duration = Duration::from_micros(200);
+const BUSY_PART: usize = 64;
 /// Passes without a packet after which the thread sleeps until it is woken.
 const QUIET_PASSES: u32 = 4;
 /// The longest sleep: how late a deleted file is noticed at most.
@@ -68,6 +75,8 @@ pub(super) struct Shared {
     /// Changes with `names`.
     version: AtomicU64,
     status: Mutex<Status>,
+    /// For the workers.
+    pub(super) numbers: Arc<Numbers>,
 }
 
 /// The state for operators.
@@ -123,9 +132,10 @@ pub(super) struct Writer {
     shared: Arc<Shared>,
     /// By ring.
     counters: Vec<Arc<SinkCounters>>,
-    /// By ring: the packets in the buffer.
+    rings: Vec<Consumer>,
+    /// By ring: the packets that are not written yet.
     pending: Vec<Traffic>,
-    buffer: Vec<u8>,
+    unwritten: Unwritten,
     interfaces: Interfaces,
     names_version: u64,
     state: State,
@@ -145,6 +155,7 @@ impl Writer {
         wakeup: Arc<Wakeup>,
         shared: Arc<Shared>,
         counters: Vec<Arc<SinkCounters>>,
+        rings: Vec<Consumer>,
     ) -> Self {
         Self {
             settings,
@@ -153,7 +164,8 @@ impl Writer {
             shared,
             pending: vec![Traffic::default(); counters.len()],
             counters,
-            buffer: Vec::with_capacity(BUFFER_BYTES + (1 << 16)),
+            rings,
+            unwritten: Unwritten::default(),
             interfaces: Interfaces::default(),
             names_version: 0,
             state: State::Starting,
@@ -167,23 +179,24 @@ impl Writer {
     }
 
     /// Runs until the workers have dropped their ends of the rings, or the hub asks for the end.
-    pub(super) fn run(mut self, mut rings: Vec<Consumer>) {
+    pub(super) fn run(mut self) {
+        let capacity = self.rings.iter().map(Consumer::capacity).min().unwrap_or(0);
         let (mut quiet, mut last_passes) = (0, 0);
         loop {
             let stop = self.shared.stop.load(Relaxed);
-            let ending = stop || rings.iter().all(Consumer::is_abandoned);
+            let ending = stop || self.rings.iter().all(Consumer::is_abandoned);
             self.keep_up(Instant::now());
-            let taken = self.take(&mut rings);
+            let taken = self.take();
             last_passes += u32::from(ending);
             if ending && (taken == 0 || last_passes == LAST_PASSES) {
                 break;
             }
             quiet = if taken == 0 { quiet + 1 } else { 0 };
             if quiet >= QUIET_PASSES {
-                let timeout = if self.buffer.is_empty() { SLEEP_MAX } else { FLUSH_INTERVAL };
-                self.wakeup.wait(|| rings.iter().any(|ring| !ring.is_empty()), timeout);
-            } else if taken < PASS_BYTES / 2 && !ending {
-                thread::sleep(PAUSE);
+                let timeout = if self.unwritten.is_empty() { SLEEP_MAX } else { FLUSH_INTERVAL };
+                self.wakeup.wait(|| self.rings.iter().any(|ring| !ring.is_empty()), timeout);
+            } else if taken < PASS_BYTES.min(capacity / RING_PART) && !ending {
+                thread::sleep(if taken > capacity / BUSY_PART { BUSY_PAUSE } else { PAUSE });
             }
         }
         self.end();
@@ -202,7 +215,7 @@ impl Writer {
         self.shared.status().ended = true;
     }
 
-    /// Called after the rings were read: the names of a program were announced before its packets came.
+    /// Called after a look into the rings: the names of a program were announced before its packets came.
     fn learn_names(&mut self) {
         let version = self.shared.version.load(Relaxed);
         if version != self.names_version {
@@ -240,91 +253,139 @@ impl Writer {
     }
 
     /// Takes what is in the rings, but not much more than [`PASS_BYTES`]; returns how much that was.
-    fn take(&mut self, rings: &mut [Consumer]) -> usize {
-        let records: Vec<_> = rings.iter_mut().map(Consumer::read).collect();
-        self.learn_names();
-        let mut heads: Vec<_> = records.iter().map(|records| Head::new(records.iter())).collect();
+    fn take(&mut self) -> usize {
         let mut taken = 0;
         while taken < PASS_BYTES {
-            // The earliest packet of all rings; losses have no time and come at once.
-            let earliest =
-                heads.iter().enumerate().filter_map(|(ring, head)| Some((head.time()?, ring))).min();
-            let Some((_, ring)) = earliest else { break };
-            let head = &mut heads[ring];
-            let before = head.start;
-            match head.item {
-                Some(Item::Packet(record, bytes)) => self.packet(ring, &record, bytes),
-                Some(Item::Lost { generation, rule, packets, skipped }) => {
-                    self.missed((generation, rule), packets, skipped);
-                }
-                None => {}
+            let Some((ring, others_ns)) = self.earliest() else { break };
+            self.learn_names();
+            taken += self.take_from(ring, others_ns);
+            let rings_part = self.rings[ring].capacity() / RING_PART;
+            if self.unwritten.bytes() >= WRITE_BYTES || self.rings[ring].taken_bytes() >= rings_part {
+                self.flush();
             }
-            head.advance();
-            taken += head.start - before;
         }
-        let ends: Vec<usize> = heads.iter().map(|head| head.start).collect();
-        records.into_iter().zip(ends).for_each(|(records, end)| records.release_to(end));
+        if self.unwritten.is_empty() {
+            self.release();
+        }
         taken
     }
 
-    fn packet(&mut self, ring: usize, record: &Record, bytes: &[u8]) {
-        let bytes = bytes.get(..self.settings.snap_bytes as usize).unwrap_or(bytes);
-        let is_ready = self.make_ready(record.generation, pcapng::packet_block_bytes(bytes.len()));
-        let place = self.interfaces.of((record.generation, record.rule));
-        if let Err(reason) = is_ready {
-            self.interfaces.missed(place, 1, 0);
-            self.counters[ring].thread.dropped(reason, 1);
+    /// The ring with the earliest packet, and the time of the earliest packet of the others. Losses have no time and
+    /// come at once.
+    fn earliest(&mut self) -> Option<(usize, u64)> {
+        let mut first: Option<(u64, usize)> = None;
+        let mut others_ns = u64::MAX;
+        for (ring, consumer) in self.rings.iter_mut().enumerate() {
+            let Some(time) = consumer.head().map(|run| run.first_ns) else { continue };
+            match first {
+                Some((least, _)) if least <= time => others_ns = others_ns.min(time),
+                _ => {
+                    others_ns = first.map_or(others_ns, |(least, _)| others_ns.min(least));
+                    first = Some((time, ring));
+                }
+            }
+        }
+        first.map(|(_, ring)| (ring, others_ns))
+    }
+
+    /// Takes losses, or the blocks at the head of a ring that are not later than those of the others and fit into the
+    /// file; returns how much that was.
+    fn take_from(&mut self, ring: usize, others_ns: u64) -> usize {
+        let Some(&run) = self.rings[ring].head() else { return 0 };
+        self.make_ready(run.generation);
+        if run.blocks.packets == 0 {
+            self.rings[ring].take(run.blocks);
+            self.missed(&run);
+            return size_of::<Run>();
+        }
+        let mut room = self.room();
+        let mut part = self.rings[ring].first_blocks(room, others_ns);
+        if u64::from(part.bytes) > room && self.packets > 0 {
+            self.next_file();
+            room = self.room();
+            part = self.rings[ring].first_blocks(room, others_ns);
+        }
+        self.packets(ring, &run, part);
+        part.bytes as usize
+    }
+
+    fn packets(&mut self, ring: usize, run: &Run, part: Blocks) {
+        let place = self.interfaces.of((run.generation, run.rule));
+        let packets = u64::from(part.packets);
+        if let Some(reason) = self.refusal() {
+            self.rings[ring].take(part);
+            self.interfaces.missed(place, packets, 0);
+            self.counters[ring].thread.dropped(reason, packets);
             return;
         }
-        let interface = self.interfaces.number(place, self.settings.snap_bytes, &mut self.buffer);
-        let packet = pcapng::Packet {
-            interface,
-            timestamp_ns: record.timestamp_ns.unwrap_or_else(now_ns),
-            original_bytes: record.original_bytes,
-            dropped: self.interfaces.buffered(place),
-            bytes,
+        let number = self.interfaces.number(place, self.settings.snap_bytes, &mut self.unwritten.made);
+        if number != run.interface {
+            self.rings[ring].set_interface(part, number);
+            self.shared.numbers.set(run.rule, number);
+        }
+        let lost = self.interfaces.taken(place, packets);
+        let (mut start, end) = {
+            let start = self.rings[ring].take(part);
+            (start, start + part.bytes as usize)
         };
-        pcapng::packet(&mut self.buffer, &packet);
-        self.pending[ring] += Traffic { packets: 1, bytes: u64::from(record.original_bytes) };
-        self.packets += 1;
+        if lost > 0 {
+            // The first block gets an option, so a longer copy takes its place.
+            let taken = self.rings[ring].taken();
+            let block = taken.contiguous(start, end);
+            let length = pcapng::read_packet(block).map_or(0, |(_, length)| length);
+            pcapng::packet_with_drops(&mut self.unwritten.made, &block[..length], lost);
+            start += length;
+        }
+        self.unwritten.add(ring, start, end);
+        self.pending[ring] += Traffic { packets, bytes: part.original_bytes };
+        self.packets += packets;
     }
 
     /// Packets that are not in the ring, because it was full or because of sampling. The worker has counted them.
-    fn missed(&mut self, rule: (u64, u32), full: u32, skipped: u32) {
-        if rule.1 == NO_RULE {
+    fn missed(&mut self, run: &Run) {
+        if run.rule == NO_RULE {
             return;
         }
-        let is_ready = self.make_ready(rule.0, 0);
-        let place = self.interfaces.of(rule);
-        self.interfaces.missed(place, u64::from(full), u64::from(skipped));
-        if is_ready.is_ok() {
-            let _ = self.interfaces.number(place, self.settings.snap_bytes, &mut self.buffer);
+        let place = self.interfaces.of((run.generation, run.rule));
+        self.interfaces.missed(place, u64::from(run.full), u64::from(run.skipped));
+        if self.refusal().is_none() {
+            let _ = self.interfaces.number(place, self.settings.snap_bytes, &mut self.unwritten.made);
         }
     }
 
-    /// Makes sure that a block of this size can go into the buffer, in a file that is not older than the packet's
-    /// program; otherwise the reason why it is dropped.
-    #[inline]
-    fn make_ready(&mut self, generation: u64, block_bytes: usize) -> Result<(), SinkDrop> {
+    /// Begins a file if there is none, and the next if it is older than a packet's program.
+    fn make_ready(&mut self, generation: u64) {
         if matches!(self.state, State::Starting) {
             self.start();
         }
-        if let Output::Files(files) = &self.output
-            && matches!(self.state, State::Writing)
-        {
-            let end = files.bytes() + (self.buffer.len() + block_bytes) as u64 + DESCRIPTION_BYTES;
-            let is_long = end + self.interfaces.statistics_bytes() > self.settings.file_bytes;
-            if generation > self.generation || is_long && self.packets > 0 {
-                self.next_file();
-            }
+        let is_newer = generation > self.generation && matches!(self.output, Output::Files(_));
+        if is_newer && matches!(self.state, State::Writing) {
+            self.next_file();
         }
-        if self.buffer.len() + block_bytes + DESCRIPTION_BYTES as usize > BUFFER_BYTES {
-            self.flush();
-        }
+    }
+
+    /// Why packets are dropped.
+    fn refusal(&self) -> Option<SinkDrop> {
         match self.state {
-            State::Starting | State::Writing => Ok(()),
-            State::Failed { reason, .. } | State::Ended { reason } => Err(reason),
+            State::Starting | State::Writing => None,
+            State::Failed { reason, .. } | State::Ended { reason } => Some(reason),
         }
+    }
+
+    /// The octets of packets that the file has room for.
+    fn room(&self) -> u64 {
+        match &self.output {
+            Output::Files(files) if matches!(self.state, State::Writing) => {
+                let used = files.bytes() + self.unwritten.bytes() + self.interfaces.statistics_bytes();
+                self.settings.file_bytes.saturating_sub(used + DESCRIPTION_BYTES + pcapng::DROPS_BYTES as u64)
+            }
+            _ => u64::MAX,
+        }
+    }
+
+    /// Gives the room of what was taken back to the workers.
+    fn release(&mut self) {
+        self.rings.iter_mut().for_each(Consumer::release);
     }
 
     /// Begins a file or the stream: headers, which are written at once.
@@ -368,27 +429,33 @@ impl Writer {
             application: concat!("steerd ", env!("CARGO_PKG_VERSION")),
             comment: &comment,
         };
-        pcapng::section_header(&mut self.buffer, &section);
+        pcapng::section_header(&mut self.unwritten.made, &section);
         for place in self.interfaces.expected() {
-            let _ = self.interfaces.number(place, self.settings.snap_bytes, &mut self.buffer);
+            let _ = self.interfaces.number(place, self.settings.snap_bytes, &mut self.unwritten.made);
         }
     }
 
-    /// Writes the buffer.
+    /// Writes everything that was taken.
     fn flush(&mut self) {
         self.flushed = Instant::now();
-        if self.buffer.is_empty() {
+        if self.unwritten.is_empty() {
             return;
         }
-        let written = match &mut self.output {
-            Output::Files(files) => files.write(&self.buffer),
-            Output::Stream(stream) => stream.write_all(&self.buffer).and_then(|()| stream.flush()),
+        let written = {
+            let taken: Vec<_> = self.rings.iter_mut().map(Consumer::taken).collect();
+            let mut pieces = self.unwritten.pieces(&taken);
+            match &mut self.output {
+                Output::Files(files) => files.write(&mut pieces),
+                Output::Stream(stream) => write_all(&mut pieces, |pieces| stream.write_vectored(pieces))
+                    .and_then(|()| stream.flush()),
+            }
         };
+        self.unwritten.clear();
+        self.release();
         if let Err(error) = written {
             self.fail(&error);
             return;
         }
-        self.buffer.clear();
         self.interfaces.flushed();
         let mut delivered = 0;
         for (pending, counters) in self.pending.iter_mut().zip(&self.counters) {
@@ -407,7 +474,7 @@ impl Writer {
         if self.packets == 0
             && let Output::Files(files) = &mut self.output
         {
-            self.buffer.clear();
+            self.unwritten.clear();
             files.discard();
             self.interfaces.file_ended();
         } else {
@@ -427,7 +494,7 @@ impl Writer {
         if !matches!(self.state, State::Writing) {
             return;
         }
-        self.interfaces.statistics(self.started_ns, now_ns(), &mut self.buffer);
+        self.interfaces.statistics(self.started_ns, now_ns(), &mut self.unwritten.made);
         self.flush();
         if matches!(self.state, State::Writing) {
             self.interfaces.file_ended();
@@ -437,7 +504,7 @@ impl Writer {
         }
     }
 
-    /// Gives up the current file or the stream with what is in the buffer.
+    /// Gives up the current file or the stream with what is not written.
     #[cold]
     fn fail(&mut self, error: &io::Error) {
         let reason = match error.kind() {
@@ -445,7 +512,7 @@ impl Writer {
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => SinkDrop::Closed,
             _ => SinkDrop::WriteFailed,
         };
-        self.buffer.clear();
+        self.unwritten.clear();
         let mut unwritten = 0;
         for (pending, counters) in self.pending.iter_mut().zip(&self.counters) {
             unwritten += pending.packets;
@@ -477,31 +544,68 @@ impl Writer {
     }
 }
 
-/// The next item of a ring.
-struct Head<'r> {
-    iter: Iter<'r>,
-    item: Option<Item<'r>>,
-    /// The position before the item.
-    start: usize,
+/// What is to be written next, in order: regions of rings, and blocks that the thread makes.
+#[derive(Debug, Default)]
+struct Unwritten {
+    pieces: Vec<Piece>,
+    /// Headers, descriptions, statistics, packets with the number of those lost before. They come after all pieces that
+    /// were added before them.
+    made: Vec<u8>,
+    /// How much of `made` is in `pieces`.
+    listed: usize,
+    /// Octets of `pieces` that are in rings.
+    ring_bytes: usize,
 }
 
-impl<'r> Head<'r> {
-    fn new(iter: Iter<'r>) -> Self {
-        let mut head = Self { iter, item: None, start: 0 };
-        head.advance();
-        head
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    /// `None`: of `made`.
+    ring: Option<usize>,
+    start: usize,
+    end: usize,
+}
+
+impl Unwritten {
+    fn is_empty(&self) -> bool {
+        self.bytes() == 0
     }
 
-    fn advance(&mut self) {
-        self.start = self.iter.position();
-        self.item = self.iter.next();
+    fn bytes(&self) -> u64 {
+        (self.ring_bytes + self.made.len()) as u64
     }
 
-    fn time(&self) -> Option<u64> {
-        Some(match self.item? {
-            Item::Packet(record, _) => record.timestamp_ns.unwrap_or(0),
-            Item::Lost { .. } => 0,
-        })
+    /// Adds octets of a ring, by their offsets from [`Consumer::take`].
+    fn add(&mut self, ring: usize, start: usize, end: usize) {
+        self.list_made();
+        self.ring_bytes += end - start;
+        match self.pieces.last_mut() {
+            Some(last) if last.ring == Some(ring) && last.end == start => last.end = end,
+            _ => self.pieces.push(Piece { ring: Some(ring), start, end }),
+        }
+    }
+
+    fn list_made(&mut self) {
+        let (start, end) = (self.listed, self.made.len());
+        if start < end {
+            self.pieces.push(Piece { ring: None, start, end });
+            self.listed = end;
+        }
+    }
+
+    fn pieces<'u>(&'u mut self, rings: &'u [Taken<'_>]) -> Vec<IoSlice<'u>> {
+        self.list_made();
+        let slices = self.pieces.iter().flat_map(|piece| match piece.ring {
+            Some(ring) => rings[ring].slices(piece.start, piece.end),
+            None => [&self.made[piece.start..piece.end], &[]],
+        });
+        slices.filter(|slice| !slice.is_empty()).map(IoSlice::new).collect()
+    }
+
+    fn clear(&mut self) {
+        self.pieces.clear();
+        self.made.clear();
+        self.listed = 0;
+        self.ring_bytes = 0;
     }
 }
 

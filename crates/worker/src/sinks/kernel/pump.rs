@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::back::Back;
 use super::tap::{Interface, Queue, TapError, Written};
 use crate::sink::{SinkCounters, SinkDrop};
-use crate::sinks::handoff::{Consumer, Item, Wakeup};
+use crate::sinks::handoff::{Consumer, Wakeup};
 use crate::stats::{Counter, Tally};
 
 /// Packets after which a ring gets room back.
@@ -127,8 +127,7 @@ impl Pump {
             for _ in 0..PORTIONS_MAX {
                 let records = ring.read();
                 let mut items = records.iter();
-                let taken =
-                    items.by_ref().take(PORTION).map(|item| write_one(queue, &item, counters)).count();
+                let taken = items.by_ref().take(PORTION).map(|item| write_one(queue, item, counters)).count();
                 let position = items.position();
                 records.release_to(position);
                 wrote |= taken > 0;
@@ -257,8 +256,7 @@ impl Pump {
 }
 
 /// Passes a packet to the host and counts it. What did not fit into the ring is counted by the worker.
-fn write_one(queue: &mut Option<Queue>, item: &Item<'_>, counters: &SinkCounters) {
-    let Item::Packet(_, bytes) = item else { return };
+fn write_one(queue: &mut Option<Queue>, bytes: &[u8], counters: &SinkCounters) {
     let written = queue.as_ref().map_or(Written::Gone, |queue| queue.write(bytes));
     let reason = match written {
         Written::Yes => return counters.thread.delivered(1, bytes.len() as u64),

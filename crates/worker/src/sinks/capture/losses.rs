@@ -1,10 +1,10 @@
-//! How many packets of which rule are not in the ring since the last report to the consumer. A fixed number of rules;
+//! How many packets of which rule are not in the ring since the last report to the thread. A fixed number of rules;
 //! what exceeds it is counted for no rule.
 
 /// Rules that have losses at once. Those of further rules are reported with [`NO_RULE`].
 const RULES: usize = 64;
 /// The rule of losses that exceed the table.
-pub const NO_RULE: u32 = u32::MAX;
+pub(super) const NO_RULE: u32 = u32::MAX;
 
 /// Packets of one rule.
 #[derive(Clone, Copy, Debug, Default)]
