@@ -45,7 +45,7 @@ pub struct WorkerConfig {
     pub completion_events: bool,
     /// Ask the device not to check for completion queue overruns, which cannot happen. Devices without the flag check.
     pub ignore_overrun: bool,
-    /// Have completions carry the device's timestamp (for sinks).
+    /// Have completions carry the device's timestamp (for latencies and captures).
     pub timestamps: bool,
 }
 

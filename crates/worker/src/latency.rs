@@ -51,6 +51,30 @@ pub struct ClockRelation {
     rate: Rate,
 }
 
+impl ClockRelation {
+    /// When the device's clock was read.
+    pub(crate) fn at(&self) -> Instant {
+        self.at
+    }
+
+    /// Nanoseconds from the reading to a timestamp, negative if it is earlier; `None` if it is so far away that the
+    /// relation does not hold.
+    #[inline]
+    pub(crate) fn ns_to(&self, timestamp: u64) -> Option<i64> {
+        let ahead = timestamp.wrapping_sub(self.raw) & self.mask;
+        let behind = self.raw.wrapping_sub(timestamp) & self.mask;
+        let ns = times(ahead.min(behind), self.rate.ns_per_tick);
+        let ns = i64::try_from(ns).ok().filter(|ns| *ns <= RELATION_LIFE_NS as i64)?;
+        Some(if ahead <= behind { ns } else { -ns })
+    }
+
+    /// A relation of a clock with this rate, for tests.
+    #[cfg(test)]
+    pub(crate) fn nominal(khz: u64, mask: u64, raw: u64, at: Instant) -> Self {
+        Self { raw, at, mask, rate: Rate::nominal(khz) }
+    }
+}
+
 /// Fixed-point numbers with [`RATE_BITS`] binary digits behind the point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rate {
@@ -273,6 +297,16 @@ mod tests {
         assert_eq!(now, 20);
         assert_eq!(conversion.since(mask - 9, now), Some(30));
         assert_eq!(conversion.since(0xabcd_0000_0000, now), Some(20), "bits that do not count");
+    }
+
+    #[test]
+    fn timestamps_before_and_after_a_reading_have_a_distance_in_nanoseconds() {
+        let relation = ClockRelation::nominal(TICK_KHZ, 0xffff_ffff, 10, Instant::now());
+        assert_eq!(relation.ns_to(10 + 1000), Some(12_800));
+        assert_eq!(relation.ns_to(10_u64.wrapping_sub(1000)), Some(-12_800), "across the wrap");
+        let limit = RELATION_LIFE_NS / 1000 * TICK_KHZ / 1000;
+        assert_eq!(relation.ns_to(10 + limit), Some(10_000_000_000));
+        assert_eq!((relation.ns_to(11 + limit), relation.ns_to(1 << 31)), (None, None), "too far away");
     }
 
     #[test]

@@ -204,9 +204,12 @@ pub fn open(sink: &program::Sink, environment: &Environment<'_>) -> Result<Opene
     match &sink.kind {
         SinkKind::Count(options) => Ok(count::open(options, environment.workers())),
         SinkKind::App(options) => app::open(&sink.name, options, environment.workers()),
-        SinkKind::Capture(options) => {
-            capture::open(&sink.name, options, environment.context.name(), environment.workers())
-        }
+        SinkKind::Capture(options) => capture::open(
+            &sink.name,
+            options,
+            capture::Origin::new(environment.context),
+            environment.workers(),
+        ),
         SinkKind::Forward(options) => forward::open(&sink.name, options, environment),
         SinkKind::Kernel(options) => kernel::open(&sink.name, options, environment)
             .map_err(|source| SinkError::Kernel { sink: sink.name.clone(), source }),

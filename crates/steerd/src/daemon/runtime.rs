@@ -584,8 +584,8 @@ impl api::Daemon for Runtime {
         let unavailable = |error: &dyn std::fmt::Display| Refused::new(503, error.to_string());
         // No sink of a policy has such a name.
         let name = format!("(capture {id})");
-        let device = self.opened.device.name();
-        let opened = capture::to_writer(stream, &name, rule, &options, device, self.workers.len());
+        let context = self.opened.device.context();
+        let opened = capture::to_writer(stream, &name, rule, &options, context, self.workers.len());
         let opened = opened.map_err(|error| unavailable(&error))?;
         let definition = Sink { name, kind: SinkKind::Capture(options) };
         self.sinks.attach(&definition, rule, opened).map_err(|error| unavailable(&error))

@@ -9,13 +9,15 @@
 //! packets are dropped as `disk_full` or `write_failed`, and the thread tries again after 0.1 to 10 s; after the other
 //! side of a stream has closed they are dropped as `closed`.
 //!
-//! Timestamps are nanoseconds of the system's clock (CLOCK_REALTIME), taken once per iteration of a worker's loop, when
-//! the packets of the iteration are classified. All packets of an iteration have the same one; it is later than the
-//! arrival by the time that the packet waited in the completion queue, typically some microseconds, and at most the
-//! duration of two iterations plus that queue's depth.
+//! Timestamps are nanoseconds of the system's clock (CLOCK_REALTIME), converted from the device's timestamps of
+//! completions (`clock`). For packets without one (`workers.timestamps` is off, or the device has no clock that can be
+//! read), they are taken once per iteration of a worker's loop, when the packets of the iteration are classified: all
+//! packets of an iteration have the same one; it is later than the arrival by the time that the packet waited in the
+//! completion queue, typically some microseconds, and at most the duration of two iterations plus that queue's depth.
 //! Packets of several workers are merged by time as far as they are in the rings at the same moment, so a file can
 //! contain packets that are older than the ones before them.
 
+mod clock;
 mod files;
 mod interfaces;
 mod losses;
@@ -30,13 +32,15 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use program::{CaptureSink, Program};
+use verbs::Context;
 
+use self::clock::{ClockHub, Timestamps, now_ns};
 use self::files::Files;
 use self::interfaces::Names;
 use self::pcapng::packet_block_bytes;
 use self::ring::{Captured, Consumer, Producer};
 use self::sampler::Sampler;
-use self::writer::{Output, Settings, Shared, Writer, now_ns};
+use self::writer::{Output, Settings, Shared, Writer};
 use super::handoff::Wakeup;
 use super::{Hub, Opened, SinkError};
 use crate::BATCH_MAX;
@@ -55,19 +59,32 @@ enum Rules {
     One(String),
 }
 
+/// The device that packets come from.
+pub(super) struct Origin {
+    /// For the section header.
+    hardware: String,
+    clock: ClockHub,
+}
+
+impl Origin {
+    pub(super) fn new(context: &Arc<Context>) -> Self {
+        Self { hardware: format!("RDMA device {}", context.name()), clock: ClockHub::open(context) }
+    }
+}
+
 /// Opens a capture to files. The first file is created here, so that a folder that cannot be written to is an error of
 /// the policy.
 pub(super) fn open(
     name: &str,
     options: &CaptureSink,
-    device: &str,
+    origin: Origin,
     workers: usize,
 ) -> Result<Opened, SinkError> {
     let failed = |source| SinkError::Capture { sink: name.to_owned(), path: options.path.clone(), source };
     let mut files = Files::new(&options.path, name, options.disk_bytes).map_err(failed)?;
     files.create(options.file_bytes).map_err(failed)?;
     let rules = Rules::OfSink(name.to_owned());
-    start(name, options, device, workers, Output::Files(files), rules).map_err(failed)
+    start(name, options, origin, workers, Output::Files(files), rules).map_err(failed)
 }
 
 /// Opens a capture of one rule to a stream, which gets one section: headers at once, packets at the latest 200 ms after
@@ -84,28 +101,29 @@ pub fn to_writer(
     name: &str,
     rule: &str,
     options: &CaptureSink,
-    device: &str,
+    context: &Arc<Context>,
     workers: usize,
 ) -> io::Result<Opened> {
     let rules = Rules::One(rule.to_owned());
-    start(name, options, device, workers, Output::Stream(stream), rules)
+    start(name, options, Origin::new(context), workers, Output::Stream(stream), rules)
 }
 
 fn start(
     name: &str,
     options: &CaptureSink,
-    device: &str,
+    origin: Origin,
     workers: usize,
     output: Output,
     rules: Rules,
 ) -> io::Result<Opened> {
     let counters: Vec<Arc<SinkCounters>> = (0..workers).map(|_| Arc::default()).collect();
-    let (producers, hub) = spawn(name, options, device, output, rules, &counters)?;
+    let (producers, hub) = spawn(name, options, origin, output, rules, &counters)?;
     let endpoint = |(producer, counters): (Producer, &Arc<SinkCounters>)| {
         Box::new(Endpoint {
             producer,
             counters: Arc::clone(counters),
             sampler: Sampler::new(options),
+            timestamps: Timestamps::new(&hub.clock.shared),
             chosen: Vec::with_capacity(BATCH_MAX),
             snap_bytes: snap_bytes(options) as usize,
         }) as Box<dyn Sink>
@@ -118,7 +136,7 @@ fn start(
 fn spawn(
     name: &str,
     options: &CaptureSink,
-    device: &str,
+    origin: Origin,
     output: Output,
     rules: Rules,
     counters: &[Arc<SinkCounters>],
@@ -130,7 +148,7 @@ fn spawn(
         snap_bytes: snap_bytes(options),
         file_bytes: options.file_bytes,
         file_time: (options.file_seconds > 0).then(|| Duration::from_secs(options.file_seconds.into())),
-        hardware: format!("RDMA device {device}"),
+        hardware: origin.hardware,
     };
     let (capacity, snap_bytes) = (options.ring_bytes as usize, snap_bytes(options) as usize);
     let ring = |_| ring::ring(capacity, snap_bytes, &wakeup, &shared.numbers);
@@ -140,7 +158,7 @@ fn spawn(
     // The name of a thread has at most 15 octets (pthread_setname_np(3)).
     let thread = thread::Builder::new().name("capture".to_owned()).spawn(move || writer.run())?;
     let thread = Mutex::new(Some(thread));
-    let hub = CaptureHub { rules, digest: Mutex::default(), shared, wakeup, thread };
+    let hub = CaptureHub { rules, digest: Mutex::default(), shared, clock: origin.clock, wakeup, thread };
     Ok((producers, hub))
 }
 
@@ -153,6 +171,7 @@ struct Endpoint {
     producer: Producer,
     counters: Arc<SinkCounters>,
     sampler: Option<Sampler>,
+    timestamps: Timestamps,
     /// By packet of the iteration: whether it is taken.
     chosen: Vec<bool>,
     snap_bytes: usize,
@@ -165,6 +184,7 @@ impl Sink for Endpoint {
         if count == 0 {
             return;
         }
+        self.timestamps.refresh();
         let mut batch = self.producer.batch(count, room);
         let mut chosen = self.chosen.iter();
         for delivery in packets.iter() {
@@ -174,7 +194,7 @@ impl Sink for Endpoint {
             let packet = Captured {
                 generation: delivery.generation,
                 rule: delivery.outcome.rule.0,
-                timestamp_ns: now_ns,
+                timestamp_ns: self.timestamps.of(delivery.timestamp, now_ns),
                 original_bytes: u32::try_from(delivery.bytes.len()).unwrap_or(u32::MAX),
             };
             batch.push(&packet, delivery.bytes);
@@ -226,6 +246,7 @@ struct CaptureHub {
     /// A generation and the digest of its policy.
     digest: Mutex<(u64, String)>,
     shared: Arc<Shared>,
+    clock: ClockHub,
     wakeup: Arc<Wakeup>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -247,6 +268,10 @@ impl Hub for CaptureHub {
 
     fn digest(&self, generation: u64, sha256: &str) {
         *self.digest.lock().unwrap_or_else(PoisonError::into_inner) = (generation, sha256.to_owned());
+    }
+
+    fn tick(&self, _ports_down: &[u8]) {
+        self.clock.read();
     }
 
     fn status(&self) -> Vec<(String, String)> {

@@ -35,6 +35,10 @@ fn options(path: &Path) -> CaptureSink {
     CaptureSink { path: path.to_owned(), ..CaptureSink::default() }
 }
 
+fn soft0() -> Origin {
+    Origin { hardware: "RDMA device soft0".to_owned(), clock: ClockHub::none() }
+}
+
 impl Rig {
     fn files(options: &CaptureSink, workers: usize) -> Self {
         let mut files = Files::new(&options.path, "tap", options.disk_bytes).expect("a folder");
@@ -45,7 +49,7 @@ impl Rig {
     fn new(options: &CaptureSink, workers: usize, output: Output) -> Self {
         let counters: Vec<Arc<SinkCounters>> = (0..workers).map(|_| Arc::default()).collect();
         let rules = Rules::OfSink("tap".to_owned());
-        let (producers, hub) = spawn("tap", options, "soft0", output, rules, &counters).expect("a thread");
+        let (producers, hub) = spawn("tap", options, soft0(), output, rules, &counters).expect("a thread");
         hub.shared.announce(names(1));
         hub.wakeup.wake();
         Self { producers, hub, counters }
@@ -355,14 +359,14 @@ fn a_deleted_folder_is_counted_and_capturing_goes_on_when_it_is_back() {
 fn a_folder_that_cannot_be_used_is_refused_at_start() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing/x_{time}.pcapng");
-    let refused = open("tap", &options(&missing), "soft0", 1).err().expect("no folder").to_string();
+    let refused = open("tap", &options(&missing), soft0(), 1).err().expect("no folder").to_string();
     assert!(
         refused.contains("sink `tap`") && refused.contains("missing") && refused.contains("hint"),
         "{refused}"
     );
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
-    assert!(open("tap", &options(&file), "soft0", 1).is_err());
+    assert!(open("tap", &options(&file), soft0(), 1).is_err());
 }
 
 /// A stream into memory, which fails once it is told to.
@@ -449,7 +453,7 @@ fn a_stream_that_blocks_fills_the_ring_and_does_not_hold_up_the_end() {
 #[test]
 fn a_capture_that_no_program_used_leaves_no_file() {
     let folder = tempfile::tempdir().unwrap();
-    let opened = open("tap", &options(folder.path()), "soft0", 2).expect("the folder is writable");
+    let opened = open("tap", &options(folder.path()), soft0(), 2).expect("the folder is writable");
     assert_eq!(files_in(folder.path()).len(), 1);
     drop(opened);
     assert_eq!(files_in(folder.path()), [] as [PathBuf; 0]);

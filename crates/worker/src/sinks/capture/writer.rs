@@ -11,8 +11,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
+use super::clock::now_ns;
 use super::files::{Files, write_all};
 use super::interfaces::{Interfaces, Names};
 use super::losses::NO_RULE;
@@ -607,11 +608,6 @@ impl Unwritten {
         self.listed = 0;
         self.ring_bytes = 0;
     }
-}
-
-/// Nanoseconds since the epoch.
-pub(super) fn now_ns() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
 
 fn operating_system() -> String {
