@@ -10,6 +10,7 @@ mod count;
 mod forward;
 pub mod handoff;
 mod kernel;
+mod port;
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};

@@ -145,15 +145,14 @@ fn what_is_shorter_than_an_ethernet_header_is_not_sent() {
 
 #[test]
 fn the_port_is_one_that_the_daemon_uses() {
-    let by = |port| ForwardSink { port, ..ForwardSink::default() };
-    assert_eq!(port("out", &by(Some(2)), &[1, 2]).ok(), Some(2));
-    assert_eq!(port("out", &by(None), &[3]).ok(), Some(3));
-    let unknown = port("out", &by(Some(4)), &[1, 2]).expect_err("there is no such port").to_string();
+    assert_eq!(port::choose("out", Some(2), &[1, 2]).ok(), Some(2));
+    assert_eq!(port::choose("out", None, &[3]).ok(), Some(3));
+    let unknown = port::choose("out", Some(4), &[1, 2]).expect_err("there is no such port").to_string();
     assert!(
         unknown.contains("`out`: port 4 is not one of the device's ports in use, 1, 2 (hint: "),
         "{unknown}"
     );
-    let none = port("out", &by(None), &[1, 2]).expect_err("it could be either").to_string();
+    let none = port::choose("out", None, &[1, 2]).expect_err("it could be either").to_string();
     assert!(none.contains("the device has the ports 1, 2 (hint: set `port`"), "{none}");
 }
 
@@ -182,7 +181,7 @@ fn a_failed_queue_pair_is_replaced_when_its_frames_are_back() {
     let sender = endpoint.transmitter.as_mut().expect("it sends");
     sender.queue(frame, Pieces::one(0..60), SendFlags::empty()).expect("room");
     assert!(endpoint.budget.take());
-    lock(&hub.handles)[0].to_error().expect("to ERR");
+    sender.handle().to_error().expect("to ERR");
     assert_eq!(poll(endpoint, &mut pool), 0, "posted");
     assert!(endpoint.holds_frames());
     hub.tick(&[]);

@@ -1,0 +1,177 @@
+//! The port of the device that a sink sends by: which one it is, the longest packet that it takes, its link, and the
+//! replacement of queue pairs whose sends have failed.
+//!
+//! After a failed send, an endpoint passes its transmitter to the [`Port`] once all frames are back
+//! ([`Link::give_to_repair`]); the next [`Port::tick`] replaces the queue pair and returns it.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use verbs::{PortAttributes, PortState, RawQueuePairHandle};
+
+use super::SinkError;
+use crate::transmitter::Transmitter;
+
+/// The header of Ethernet.
+pub(super) const ETHERNET_BYTES: usize = 14;
+/// The largest MTU of `enum ibv_mtu`, which stands for every larger one.
+const VERBS_MTU_MAX: u32 = 4096;
+/// A longest message beyond this is not that of an Ethernet port.
+const FRAME_MAX: u32 = 1 << 16;
+
+/// What the endpoint of one worker shares with the [`Port`].
+#[derive(Default)]
+pub(super) struct Link {
+    is_down: AtomicBool,
+    /// A transmitter that has failed, for the port.
+    failed: Mutex<Option<Box<Transmitter>>>,
+    /// It, when it sends again.
+    repaired: Mutex<Option<Box<Transmitter>>>,
+    has_repaired: AtomicBool,
+}
+
+impl Link {
+    #[inline]
+    pub(super) fn is_down(&self) -> bool {
+        self.is_down.load(Relaxed)
+    }
+
+    /// Passes on a transmitter that has failed and holds no frame; it stays if the port uses the place now.
+    #[cold]
+    pub(super) fn give_to_repair(&self, transmitter: &mut Option<Box<Transmitter>>) {
+        if let Ok(mut place) = self.failed.try_lock() {
+            *place = transmitter.take();
+        }
+    }
+
+    /// Takes the transmitter back if it sends again.
+    #[cold]
+    pub(super) fn take_repaired(&self, transmitter: &mut Option<Box<Transmitter>>) {
+        if self.has_repaired.load(Acquire)
+            && let Ok(mut place) = self.repaired.try_lock()
+        {
+            *transmitter = place.take();
+            self.has_repaired.store(false, Relaxed);
+        }
+    }
+}
+
+/// Watches the port and replaces failed queue pairs. Part of the sink's hub.
+pub(super) struct Port {
+    pub(super) number: u8,
+    links: Vec<Arc<Link>>,
+    repairs: AtomicU64,
+    /// The reason why the last repair failed.
+    error: Mutex<Option<String>>,
+    /// Of the queue pairs in use, by worker.
+    handles: Mutex<Vec<Arc<RawQueuePairHandle>>>,
+}
+
+impl Port {
+    /// The port with a link for each transmitter, in their order.
+    pub(super) fn new<'t>(
+        number: u8,
+        attributes: &PortAttributes,
+        transmitters: impl Iterator<Item = &'t Transmitter>,
+    ) -> Self {
+        let handles: Vec<_> = transmitters.map(Transmitter::handle).collect();
+        let is_down = attributes.state == PortState::Down;
+        let link = |_| Arc::new(Link { is_down: AtomicBool::new(is_down), ..Link::default() });
+        Self {
+            number,
+            links: handles.iter().map(link).collect(),
+            repairs: AtomicU64::new(0),
+            error: Mutex::default(),
+            handles: Mutex::new(handles),
+        }
+    }
+
+    /// One for each transmitter.
+    pub(super) fn links(&self) -> &[Arc<Link>] {
+        &self.links
+    }
+
+    /// Called about once a second, with the ports whose link is down.
+    pub(super) fn tick(&self, ports_down: &[u8]) {
+        let is_down = ports_down.contains(&self.number);
+        for (index, link) in self.links.iter().enumerate() {
+            link.is_down.store(is_down, Relaxed);
+            self.repair(index, link);
+        }
+    }
+
+    fn repair(&self, index: usize, link: &Link) {
+        let mut failed = match link.failed.try_lock() {
+            Ok(failed) => failed,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let Some(mut transmitter) = failed.take() else { return };
+        if let Err(error) = transmitter.recover() {
+            *lock(&self.error) = Some(error.to_string());
+            *failed = Some(transmitter);
+            return;
+        }
+        if let Some(handle) = lock(&self.handles).get_mut(index) {
+            *handle = transmitter.handle();
+        }
+        *lock(&self.error) = None;
+        self.repairs.fetch_add(1, Relaxed);
+        *lock(&link.repaired) = Some(transmitter);
+        link.has_repaired.store(true, Release);
+    }
+
+    /// For [`Hub::status`](super::Hub::status).
+    pub(super) fn status(&self) -> Vec<(String, String)> {
+        let is_down = self.links.iter().any(|link| link.is_down());
+        let state = if is_down { "down" } else { "up" };
+        let mut status = vec![
+            ("port".to_owned(), self.number.to_string()),
+            ("state".to_owned(), state.to_owned()),
+            ("queue_pairs_replaced".to_owned(), self.repairs.load(Relaxed).to_string()),
+        ];
+        status.extend(lock(&self.error).clone().map(|error| ("error".to_owned(), error)));
+        status
+    }
+}
+
+impl Drop for Port {
+    /// Sends that are still in flight fail, so that workers get the frames back also from a port that stalls.
+    fn drop(&mut self) {
+        for handle in lock(&self.handles).drain(..) {
+            if let Err(error) = handle.to_error() {
+                tracing::warn!("the queue pair of a sink on port {} cannot be stopped: {error}", self.number);
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The port of a sink's options, if the daemon uses it.
+pub(super) fn choose(sink: &str, port: Option<u8>, ports: &[u8]) -> Result<u8, SinkError> {
+    let sink = sink.to_owned();
+    let list = || ports.iter().map(u8::to_string).collect::<Vec<_>>().join(", ");
+    match (port, ports) {
+        (Some(port), _) if ports.contains(&port) => Ok(port),
+        (Some(port), _) => Err(SinkError::UnknownPort { sink, port, ports: list() }),
+        (None, [port]) => Ok(*port),
+        (None, _) => Err(SinkError::NoPort { sink, ports: list() }),
+    }
+}
+
+/// The port's MTU, or what it may be at most: verbs round an MTU down to a power of two. The software NIC reports its
+/// longest frame. Packets that are too long for another device are dropped there.
+pub(super) fn mtu_bytes(attributes: &PortAttributes) -> usize {
+    let longest = attributes.max_message_bytes;
+    if (ETHERNET_BYTES as u32..FRAME_MAX).contains(&longest) {
+        return longest as usize - ETHERNET_BYTES;
+    }
+    match attributes.active_mtu_bytes {
+        Some(mtu_bytes) if mtu_bytes < VERBS_MTU_MAX => 2 * mtu_bytes as usize - 1,
+        _ => FRAME_MAX as usize,
+    }
+}
