@@ -240,6 +240,12 @@ pub(crate) const SINKS: &[(&str, &[Key])] = &[
                 Integer(*APP_CLIENT_MIB.start() as i64, *APP_CLIENT_MIB.end() as i64),
                 "The most shared memory of one client, in MiB; 256 if left out.",
             ),
+            key("transmit", Boolean, "Whether the port sends what clients send; false if left out."),
+            key(
+                "port",
+                Integer(1, 255),
+                "The port of the device that it is sent by; a device with one port needs none.",
+            ),
         ],
     ),
     (

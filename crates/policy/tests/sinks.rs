@@ -123,6 +123,9 @@ fn options_of_an_app_sink_have_defaults() {
     assert_eq!((shared.mode, shared.socket_mode, shared.ring_size), (program::AppMode::Share, 0o666, 512));
     let closed = app("socket = \"/run/a.sock\"\ngids = [44]\nsocket_mode = \"0660\"").expect("valid");
     assert_eq!((closed.gids, closed.socket_mode), (vec![44], 0o660));
+    assert_eq!((plain.transmit, plain.port), (false, None));
+    let sends = app("socket = \"/run/a.sock\"\ntransmit = true\nport = 2").expect("valid");
+    assert_eq!((sends.transmit, sends.port), (true, Some(2)));
 }
 
 #[test]
@@ -140,6 +143,10 @@ fn options_of_an_app_sink_are_checked() {
         ("socket = \"/a\"\nclient_mib = 5000", "`client_mib` is out of range"),
         ("socket = \"/a\"\nuids = [-1]", "a number of `uids` is out of range"),
         ("socket = \"/a\"\nuids = \"root\"", "`uids` must be"),
+        ("socket = \"/a\"\ntransmit = 1", "`transmit` must be"),
+        ("socket = \"/a\"\ntransmit = true\nport = 0", "`port` is out of range"),
+        ("socket = \"/a\"\nport = 1", "add transmit = true, or remove `port`"),
+        ("socket = \"/a\"\ntransmit = false\nport = 1", "`port` without transmit = true"),
         ("socket = \"/a\"\nsocket_mode = \"rw\"", "not a number of permissions"),
         ("socket = \"/a\"\nsocket_mode = \"1777\"", "not a number of permissions"),
         ("socket = \"/a\"\nsocket_mode = \"+666\"", "not a number of permissions"),

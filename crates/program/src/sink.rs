@@ -201,6 +201,11 @@ pub struct AppSink {
     pub ring_size: u32,
     /// The most shared memory of one client, in MiB.
     pub client_mib: u32,
+    /// Whether what clients send is sent by the port.
+    pub transmit: bool,
+    /// The port that it is sent by, from 1; `None` for the only port of a device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<u8>,
 }
 
 /// How the clients of a sink of kind `app` divide its packets.
@@ -227,6 +232,8 @@ impl AppSink {
             rings: 16,
             ring_size: 4096,
             client_mib: 256,
+            transmit: false,
+            port: None,
         }
     }
 }

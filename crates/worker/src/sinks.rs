@@ -10,6 +10,7 @@ mod count;
 mod forward;
 pub mod handoff;
 mod kernel;
+mod outgoing;
 mod port;
 
 use std::sync::Arc;
@@ -109,6 +110,8 @@ pub struct Opened {
     pub endpoints: Vec<Box<dyn Sink>>,
     /// Those of each endpoint.
     pub counters: Vec<Arc<SinkCounters>>,
+    /// What it sends by a port for others, the host or clients: of each of its threads that send. Empty if it does not.
+    pub transmit: Vec<Arc<SinkCounters>>,
 }
 
 /// Why a sink cannot be opened.
@@ -186,6 +189,17 @@ pub enum SinkError {
         #[source]
         source: Box<verbs::Error>,
     },
+    /// What clients of a sink of kind `app` send cannot be sent.
+    #[error("sink `{sink}`: what its clients send cannot be sent by port {port}")]
+    Transmit {
+        /// Its name.
+        sink: String,
+        /// The port.
+        port: u8,
+        /// What could not be had.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The interface of a sink of kind `kernel` cannot be used.
     #[error("sink `{sink}`")]
     Kernel {
@@ -204,7 +218,7 @@ pub enum SinkError {
 pub fn open(sink: &program::Sink, environment: &Environment<'_>) -> Result<Opened, SinkError> {
     match &sink.kind {
         SinkKind::Count(options) => Ok(count::open(options, environment.workers())),
-        SinkKind::App(options) => app::open(&sink.name, options, environment.workers()),
+        SinkKind::App(options) => app::open(&sink.name, options, environment),
         SinkKind::Capture(options) => capture::open(
             &sink.name,
             options,

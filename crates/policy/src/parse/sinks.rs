@@ -192,7 +192,7 @@ fn kernel(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
         None => true,
     };
     let port = match table.get("port") {
-        Some(value) => u8::try_from(reader.integer(value, "`port`", 1, 255)?).ok(),
+        Some(value) => Some(port(reader, value)?),
         None => None,
     };
     let defaults = KernelSink::new(interface);
@@ -315,6 +315,17 @@ fn app(reader: &mut Reader, table: &Table<'_>) -> Option<AppSink> {
         let (least, most) = APP_CLIENT_MIB.into_inner();
         sink.client_mib = reader.integer(value, "`client_mib`", least, most)?;
     }
+    if let Some(value) = table.get("transmit") {
+        sink.transmit = reader.boolean(value, "`transmit`")?;
+    }
+    if let Some(value) = table.get("port") {
+        sink.port = Some(port(reader, value)?);
+        if !sink.transmit {
+            let hint = "add transmit = true, or remove `port`";
+            reader.error_with(value.span(), "`port` without transmit = true", "sends nothing", hint);
+            return None;
+        }
+    }
     Some(sink)
 }
 
@@ -330,6 +341,11 @@ fn socket(reader: &mut Reader, table: &Table<'_>) -> Option<PathBuf> {
     };
     reader.error_with(value.span(), problem, "this path", "write a path like \"/run/steerd/app.sock\"");
     None
+}
+
+/// A port of the device.
+fn port(reader: &mut Reader, value: &Value<'_>) -> Option<u8> {
+    u8::try_from(reader.integer(value, "`port`", 1, 255)?).ok()
 }
 
 /// An optional number from 1 to `most`.
@@ -360,7 +376,7 @@ fn permissions(reader: &mut Reader, value: &Value<'_>) -> Option<u32> {
 
 fn forward(reader: &mut Reader, table: &Table<'_>, key: &Key<'_>) -> Option<SinkKind> {
     let port = match table.get("port") {
-        Some(value) => Some(u8::try_from(reader.integer(value, "`port`", 1, 255)?).ok()?),
+        Some(value) => Some(port(reader, value)?),
         None => None,
     };
     let mode = match optional_word(reader, table, "mode", keys::FORWARD_MODES)? {

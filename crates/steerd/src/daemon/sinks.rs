@@ -54,8 +54,8 @@ struct Open {
     in_force: u64,
     /// The places of sinks that are being closed.
     closing: Vec<Slot>,
-    /// What closed sinks have counted, by name and worker.
-    past: BTreeMap<String, Vec<SinkTraffic>>,
+    /// What closed sinks have counted, by name.
+    past: BTreeMap<String, Counted>,
 }
 
 /// A program as workers get it.
@@ -102,6 +102,34 @@ struct OpenSink {
     /// What the hub had counted at the end.
     last: Measured,
     counters: Vec<Arc<SinkCounters>>,
+    /// Of what it sends by a port for others.
+    transmit: Vec<Arc<SinkCounters>>,
+}
+
+impl OpenSink {
+    fn counted(&self) -> Counted {
+        let read = |counters: &[Arc<SinkCounters>]| counters.iter().map(|counters| counters.read()).collect();
+        Counted { traffic: read(&self.counters), transmit: read(&self.transmit) }
+    }
+}
+
+/// The counts of a sink.
+pub(crate) struct Counted {
+    /// By worker.
+    pub(crate) traffic: Vec<SinkTraffic>,
+    /// What it sends by a port for others, by thread; empty if it does not.
+    pub(crate) transmit: Vec<SinkTraffic>,
+}
+
+impl Counted {
+    fn add(&mut self, other: &Self) {
+        let add = |sums: &mut Vec<SinkTraffic>, more: &[SinkTraffic]| {
+            sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+            sums.extend(more.iter().skip(sums.len()).cloned());
+        };
+        add(&mut self.traffic, &other.traffic);
+        add(&mut self.transmit, &other.transmit);
+    }
 }
 
 /// What a hub counts beside the sink's counters.
@@ -131,8 +159,7 @@ pub(crate) struct SinkView {
     pub(crate) definition: Sink,
     /// The rule that it is attached to.
     pub(crate) attached_to: Option<String>,
-    /// By worker.
-    pub(crate) traffic: Vec<SinkTraffic>,
+    pub(crate) counted: Counted,
     pub(crate) status: Vec<(String, String)>,
     pub(crate) sizes: Option<PacketSizes>,
     /// Those with most packets first.
@@ -219,7 +246,7 @@ impl Sinks {
             |slot: &Slot| state.list.iter().all(|open| open.slot != *slot) && !state.closing.contains(slot);
         let slot = (0..Slot::COUNT).filter_map(Slot::of).find(is_free);
         let slot = slot.ok_or_else(|| Error::NoPlace(name()))?;
-        let Opened { hub, endpoints, counters } = opened;
+        let Opened { hub, endpoints, counters, transmit } = opened;
         let changes: Vec<_> = self
             .workers
             .iter()
@@ -233,6 +260,7 @@ impl Sinks {
             hub: Some(hub),
             last: Measured::default(),
             counters,
+            transmit,
         });
         let late = changes.into_iter().find(|(worker, change)| !worker.wait_for_sink(*change, PLACE_TIMEOUT));
         match late {
@@ -275,8 +303,8 @@ impl Sinks {
     }
 
     /// Closes a sink that was taken out of the list. Waits for workers and for the sink's threads, without the lock.
-    fn close(&self, sink: OpenSink) {
-        let OpenSink { definition, slot, hub, counters, .. } = sink;
+    fn close(&self, mut sink: OpenSink) {
+        let (slot, hub, definition) = (sink.slot, sink.hub.take(), &sink.definition);
         for worker in &self.workers {
             let change = worker.place_sink(slot, None);
             if !worker.wait_for_sink(change, PLACE_TIMEOUT) {
@@ -291,9 +319,8 @@ impl Sinks {
             tracing::warn!("the sink `{}` still has frames of a worker", definition.name);
         }
         self.workers.iter().for_each(WorkerControl::free_sinks);
-        let counted = counters.iter().map(|counters| counters.read()).collect();
         let mut state = self.state();
-        add_past(&mut state.past, definition.name, counted);
+        add_past(&mut state.past, &definition.name, sink.counted());
         state.closing.retain(|closing| *closing != slot);
     }
 
@@ -367,10 +394,9 @@ impl Sinks {
     pub(crate) fn view(&self) -> Vec<SinkView> {
         let state = self.state();
         let view = |sink: &OpenSink| {
-            let mut traffic: Vec<SinkTraffic> =
-                sink.counters.iter().map(|counters| counters.read()).collect();
+            let mut counted = sink.counted();
             if let Some(past) = state.past.get(&sink.definition.name) {
-                traffic.iter_mut().zip(past).for_each(|(now, past)| *now += past);
+                counted.add(past);
             }
             let measured = sink.hub.as_ref().map(|hub| Measured::of(hub.as_ref()));
             let Measured { sizes, top_flows } = measured.unwrap_or_else(|| sink.last.clone());
@@ -380,7 +406,7 @@ impl Sinks {
                     Use::Policy => None,
                     Use::Rule(rule) => Some(rule.clone()),
                 },
-                traffic,
+                counted,
                 status: sink.hub.as_ref().map(|hub| hub.status()).unwrap_or_default(),
                 sizes,
                 top_flows,
@@ -398,10 +424,10 @@ fn rule_named(program: &Program, name: &str) -> Option<RuleId> {
     program.rules.iter().position(|rule| rule.name == name).map(RuleId::of)
 }
 
-fn add_past(past: &mut BTreeMap<String, Vec<SinkTraffic>>, name: String, counted: Vec<SinkTraffic>) {
-    if let Some(sums) = past.get_mut(&name) {
-        sums.iter_mut().zip(&counted).for_each(|(sum, more)| *sum += more);
+fn add_past(past: &mut BTreeMap<String, Counted>, name: &str, counted: Counted) {
+    if let Some(sums) = past.get_mut(name) {
+        sums.add(&counted);
     } else if past.len() < PAST_MAX {
-        past.insert(name, counted);
+        past.insert(name.to_owned(), counted);
     }
 }

@@ -187,14 +187,24 @@ static METRICS: &[Metric] = &[
         "Packets that the policy leaves to the kernel, received by the worker and handed to the kernel sink.",
         |s| workers(s, |w| Value::Number(count(w.returned_packets)))),
     counter("steerd_sink_offered_packets_total", &["sink", "kind", "worker"], "Packets that a worker had for the sink.",
-        |s| sinks(s, |t| t.offered_packets)),
+        |s| sinks(s, Direction::In, |t| t.offered_packets)),
     counter("steerd_sink_delivered_packets_total", &["sink", "kind", "worker"], "Packets that the sink passed on.",
-        |s| sinks(s, |t| t.delivered_packets)),
+        |s| sinks(s, Direction::In, |t| t.delivered_packets)),
     counter("steerd_sink_delivered_bytes_total", &["sink", "kind", "worker"], "Bytes of the packets that the sink passed on.",
-        |s| sinks(s, |t| t.delivered_bytes)),
+        |s| sinks(s, Direction::In, |t| t.delivered_bytes)),
     counter("steerd_sink_dropped_packets_total", &["sink", "kind", "worker", "reason"],
         "Packets that the sink did not pass on, by reason.",
-        sink_drops),
+        |s| sink_drops(s, Direction::In)),
+    counter("steerd_sink_transmit_offered_packets_total", &["sink", "kind", "worker"],
+        "Packets of the host (kind kernel) or of clients (kind app) that the sink took to send them by a port.",
+        |s| sinks(s, Direction::Out, |t| t.offered_packets)),
+    counter("steerd_sink_transmit_sent_packets_total", &["sink", "kind", "worker"], "Those that the port has sent.",
+        |s| sinks(s, Direction::Out, |t| t.delivered_packets)),
+    counter("steerd_sink_transmit_sent_bytes_total", &["sink", "kind", "worker"], "Bytes of those that the port has sent.",
+        |s| sinks(s, Direction::Out, |t| t.delivered_bytes)),
+    counter("steerd_sink_transmit_dropped_packets_total", &["sink", "kind", "worker", "reason"],
+        "Those that were not sent, by reason.",
+        |s| sink_drops(s, Direction::Out)),
     histogram("steerd_sink_packet_size_bytes", &["sink", "kind"],
         "Packets by size with the frame check sequence, in the classes of RFC 2819, of sinks of kind count.",
         packet_sizes),
@@ -355,26 +365,42 @@ fn is_filtered(rule: &RuleState) -> bool {
     rule.filtered_packets > 0 || rule.current && may_be_filtered
 }
 
+/// Packets that a sink gets from workers, and those that it sends by a port.
+#[derive(Clone, Copy)]
+enum Direction {
+    In,
+    Out,
+}
+
 /// The sinks of the policy by worker; those attached while the daemon runs are in the state only.
 fn sink_traffic<'s>(
     sources: &'s Sources<'s>,
+    direction: Direction,
 ) -> impl Iterator<Item = (Vec<Cow<'s, str>>, &'s SinkTrafficState)> {
     let sinks = sources.state.sinks.iter().filter(|sink| sink.attached_to.is_none());
-    sinks.flat_map(|sink| {
+    sinks.flat_map(move |sink| {
         let labels = |traffic: &SinkTrafficState| {
             vec![Cow::from(&sink.name), sink.kind.into(), traffic.worker.to_string().into()]
         };
-        sink.workers.iter().map(move |traffic| (labels(traffic), traffic))
+        let traffic = match direction {
+            Direction::In => &sink.workers,
+            Direction::Out => &sink.transmit,
+        };
+        traffic.iter().map(move |traffic| (labels(traffic), traffic))
     })
 }
 
-fn sinks<'s>(sources: &'s Sources<'s>, value: fn(&SinkTrafficState) -> u64) -> Vec<Series<'s>> {
-    let series = sink_traffic(sources);
+fn sinks<'s>(
+    sources: &'s Sources<'s>,
+    direction: Direction,
+    value: fn(&SinkTrafficState) -> u64,
+) -> Vec<Series<'s>> {
+    let series = sink_traffic(sources, direction);
     series.map(|(labels, traffic)| (labels, Value::Number(count(value(traffic))))).collect()
 }
 
-fn sink_drops<'s>(sources: &'s Sources<'s>) -> Vec<Series<'s>> {
-    let series = sink_traffic(sources).flat_map(|(labels, traffic)| {
+fn sink_drops<'s>(sources: &'s Sources<'s>, direction: Direction) -> Vec<Series<'s>> {
+    let series = sink_traffic(sources, direction).flat_map(|(labels, traffic)| {
         traffic.dropped_packets.iter().map(move |(reason, packets)| {
             let mut labels = labels.clone();
             labels.push((*reason).into());

@@ -239,6 +239,9 @@ pub(crate) struct SinkState {
     /// The rules whose packets it gets.
     pub(crate) rules: Vec<String>,
     pub(crate) workers: Vec<SinkTrafficState>,
+    /// What it sends by a port for others: frames of clients (kind `app`, by worker), or of the host (kind `kernel`, by queue
+    /// of the interface). Delivered means sent. Empty if it does not send.
+    pub(crate) transmit: Vec<SinkTrafficState>,
     /// Its own state: files, clients, errors.
     pub(crate) status: BTreeMap<String, String>,
     /// Its packets by size in bytes, with the frame check sequence; `None`: not counted.

@@ -4,6 +4,7 @@
 //! Clients connect to a unix socket; a thread of the sink serves it ([`server`]). Each client allocates memory with rings
 //! and buffers, into which workers copy packets directly ([`endpoint`]). In mode `copy` each client gets every packet, in
 //! mode `share` each gets whole flows ([`roster`]). With fewer rings than workers, a ring is used by several in turns.
+//! Workers also take what clients send ([`taker`]), and send it by a port if the options ask for it.
 //!
 //! Back-pressure: a client whose ring is full loses the packet (`ring_full`). A client that breaks the protocol is
 //! disconnected. Both concern that client only.
@@ -15,18 +16,23 @@ use std::time::Duration;
 
 use program::AppSink;
 use shm::Closer;
+use verbs::PortNumber;
 
 use self::client::{Client, ThreadWakeup};
 use self::endpoint::{Endpoint, sum};
 use self::roster::RosterSlot;
 use self::server::{Server, Shared};
-use super::{Hub, Opened, SinkError};
-use crate::sink::{Sink, SinkCounters};
+use self::taker::{FRAME_BYTES_MAX, Transmit};
+use super::outgoing::Outgoing;
+use super::port::{self, Port};
+use super::{Environment, Hub, Opened, SinkError};
+use crate::sink::Sink;
 
 mod client;
 mod endpoint;
 mod roster;
 mod server;
+mod taker;
 #[cfg(test)]
 mod tests;
 
@@ -37,18 +43,63 @@ const END_TIMEOUT: Duration = Duration::from_secs(2);
 struct App {
     options: AppSink,
     shared: Arc<Shared>,
+    /// The port that frames of clients are sent by.
+    port: Option<Port>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// Opens the sink: listens and starts its thread.
-pub(super) fn open(name: &str, options: &AppSink, workers: usize) -> Result<Opened, SinkError> {
-    let (app, endpoints) = start(name, options, workers)?;
+pub(super) fn open(
+    name: &str,
+    options: &AppSink,
+    environment: &Environment<'_>,
+) -> Result<Opened, SinkError> {
+    let workers = environment.workers();
+    let (port, transmits) = match options.transmit {
+        true => transmits(name, options, environment).map(|(port, transmits)| (Some(port), transmits))?,
+        false => (None, (0..workers).map(|_| None).collect()),
+    };
+    let sending = transmits.iter().flatten();
+    let transmit = sending.map(|transmit| Arc::clone(&transmit.outgoing.counters)).collect();
+    let (app, endpoints) = start(name, options, port, transmits)?;
     let counters = endpoints.iter().map(|endpoint| Arc::clone(&endpoint.counters)).collect();
     let endpoints = endpoints.into_iter().map(|endpoint| Box::new(endpoint) as Box<dyn Sink>).collect();
-    Ok(Opened { hub: Box::new(app), endpoints, counters })
+    Ok(Opened { hub: Box::new(app), endpoints, counters, transmit })
 }
 
-fn start(name: &str, options: &AppSink, workers: usize) -> Result<(App, Vec<Endpoint>), SinkError> {
+/// The port that frames of clients are sent by, with a queue pair for each worker.
+fn transmits(
+    name: &str,
+    options: &AppSink,
+    environment: &Environment<'_>,
+) -> Result<(Port, Vec<Option<Transmit>>), SinkError> {
+    let number = port::choose(name, options.port, environment.ports)?;
+    let refused = |source| SinkError::Transmit { sink: name.to_owned(), port: number, source };
+    let context = environment.context;
+    let attributes = context.port(PortNumber(number)).map_err(|error| refused(error.into()))?;
+    let station = environment.stations.iter().find(|station| station.port == number);
+    let mtu_bytes = station.and_then(|station| station.mtu_bytes).map_or(usize::MAX, |mtu| mtu as usize);
+    let mtu_bytes = mtu_bytes.min(port::mtu_bytes(&attributes)).min(FRAME_BYTES_MAX);
+    let domains = environment.domains.iter();
+    let outgoing: Vec<_> = domains
+        .map(|domain| Outgoing::open(context, domain, number, mtu_bytes, name))
+        .collect::<Result<_, _>>()
+        .map_err(refused)?;
+    let transmitters = outgoing.iter().filter_map(|outgoing| outgoing.transmitter.as_deref());
+    let port = Port::new(number, &attributes, transmitters);
+    let each = outgoing.into_iter().zip(port.links());
+    let transmits = each.map(|(outgoing, link)| Some(Transmit { outgoing, link: Arc::clone(link) })).collect();
+    Ok((port, transmits))
+}
+
+/// With what each worker sends by.
+fn start(
+    name: &str,
+    options: &AppSink,
+    port: Option<Port>,
+    transmits: Vec<Option<Transmit>>,
+) -> Result<(App, Vec<Endpoint>), SinkError> {
+    let workers = transmits.len();
     let failed = |source| SinkError::App { sink: name.to_owned(), operation: "starting its thread", source };
     let wakeup = Arc::new(ThreadWakeup::new().map_err(|errno| failed(errno.into()))?);
     let shared = Arc::new(Shared::new(Arc::clone(&wakeup)));
@@ -58,12 +109,12 @@ fn start(name: &str, options: &AppSink, workers: usize) -> Result<(App, Vec<Endp
         .map_err(|source| SinkError::Listen { sink: name.to_owned(), source })?;
     let thread = std::thread::Builder::new().name(format!("app-{name}")).spawn(move || server.run());
     let thread = Some(thread.map_err(failed)?);
-    let endpoint = |(worker, slot)| {
-        let counters: Arc<SinkCounters> = Arc::default();
-        Endpoint::new((worker, workers), options.mode, slot, Arc::clone(&wakeup), counters)
+    let each = slots.into_iter().zip(transmits).enumerate();
+    let endpoint = |(worker, (slot, transmit))| {
+        Endpoint::new((worker, workers), options.mode, slot, Arc::clone(&wakeup), transmit)
     };
-    let endpoints = slots.into_iter().enumerate().map(endpoint).collect();
-    Ok((App { options: options.clone(), shared, thread }, endpoints))
+    let endpoints = each.map(endpoint).collect();
+    Ok((App { options: options.clone(), shared, port, thread }, endpoints))
 }
 
 impl Drop for App {
@@ -77,6 +128,12 @@ impl Drop for App {
 }
 
 impl Hub for App {
+    fn tick(&self, ports_down: &[u8]) {
+        if let Some(port) = &self.port {
+            port.tick(ports_down);
+        }
+    }
+
     fn status(&self) -> Vec<(String, String)> {
         let clients = self.shared.clients().clone();
         let events = &self.shared.events;
@@ -92,6 +149,7 @@ impl Hub for App {
             ("failed_handshakes".to_owned(), number(&events.failed)),
             ("returned".to_owned(), returned.to_string()),
         ];
+        status.extend(self.port.iter().flat_map(Port::status));
         status.extend(clients.iter().map(|client| (format!("client {}", client.id), describe(client))));
         let gone = self.shared.gone();
         status.extend(gone.iter().map(|(id, line)| (format!("gone {id}"), line.clone())));

@@ -129,7 +129,7 @@ fn start(
         }) as Box<dyn Sink>
     };
     let endpoints = producers.into_iter().zip(&counters).map(endpoint).collect();
-    Ok(Opened { hub: Box::new(hub), endpoints, counters })
+    Ok(Opened { hub: Box::new(hub), endpoints, counters, transmit: Vec::new() })
 }
 
 /// Starts the thread; returns the workers' ends of its rings.

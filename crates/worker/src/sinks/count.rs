@@ -123,6 +123,7 @@ pub(super) fn open(options: &CountSink, workers: usize) -> Opened {
         endpoints: counters.iter().zip(&sizes).zip(sketches).map(endpoint).collect(),
         hub: Box::new(CountHub { sizes, flows }),
         counters,
+        transmit: Vec::new(),
     }
 }
 

@@ -8,17 +8,14 @@
 
 use std::sync::Arc;
 
-use packet::rewrite::{self, MACS_BYTES, TAG_BYTES};
+use packet::rewrite::{self, MACS_BYTES};
 use program::{ForwardMode, ForwardSink, VlanChange};
 use verbs::{Domain, PortNumber, SendFlags};
 
-use super::port::{self, ETHERNET_BYTES, Link, Port};
+use super::port::{self, ETHERNET_BYTES, Link, Port, TAGS_BYTES};
 use super::{Environment, FrameBudget, Hub, Opened, SinkError};
 use crate::sink::{Deliveries, FramesBack, Sink, SinkCounters, SinkDrop};
 use crate::transmitter::{Pieces, SENDS_MAX, Transmitter};
-
-/// Tags of a frame that the MTU does not cover.
-const TAGS_BYTES: usize = 2 * TAG_BYTES;
 
 /// The changes of headers, and the limit of the port.
 struct Rewriter {
@@ -197,7 +194,7 @@ pub(super) fn open(
     let (hub, endpoints) = build(name, options, environment)?;
     let counters = endpoints.iter().map(|endpoint| Arc::clone(&endpoint.counters)).collect();
     let endpoints = endpoints.into_iter().map(|endpoint| Box::new(endpoint) as Box<dyn Sink>).collect();
-    Ok(Opened { hub: Box::new(hub), endpoints, counters })
+    Ok(Opened { hub: Box::new(hub), endpoints, counters, transmit: Vec::new() })
 }
 
 fn build(

@@ -15,6 +15,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use program::{KernelSink, TapMac};
+use verbs::PortNumber;
 
 use self::back::Back;
 use self::pump::{Condition, Pump, Shared};
@@ -42,16 +43,20 @@ pub(super) fn open(
     let counters: Vec<Arc<SinkCounters>> = (0..environment.workers()).map(|_| Arc::default()).collect();
     let threads = queues.len();
     let mut hub = KernelHub::new(&interface, options.transmit.then_some(port), threads);
-    let (pumps, endpoints) = pumps(name, options, &interface, &hub.shared, queues, &counters)?;
-    for mut pump in pumps {
-        if options.transmit {
+    let (mut pumps, endpoints) = pumps(name, options, &interface, &hub.shared, queues, &counters)?;
+    if options.transmit {
+        let failed = |source| TapError::Transmit { port, source };
+        let attributes = environment.context.port(PortNumber(port)).map_err(|error| failed(error.into()))?;
+        for pump in &mut pumps {
             let mtu = pump.queue.as_ref().map_or(MTU_DEFAULT, Queue::mtu);
-            let back = Back::open(environment.context, port, mtu, name);
-            pump.back = Some(back.map_err(|source| TapError::Transmit { port, source })?);
+            let back = Back::open(environment.context, port, &attributes, mtu, name).map_err(failed)?;
+            hub.sent.push(Arc::clone(back.counters()));
+            pump.back = Some(back);
         }
-        hub.start(pump)?;
     }
-    Ok(Opened { hub: Box::new(hub), endpoints, counters })
+    pumps.into_iter().try_for_each(|pump| hub.start(pump))?;
+    let transmit = hub.sent.clone();
+    Ok(Opened { hub: Box::new(hub), endpoints, counters, transmit })
 }
 
 fn interface(options: &KernelSink, port: u8, stations: &[Station]) -> Result<Interface, TapError> {
@@ -144,6 +149,8 @@ struct KernelHub {
     interface: Arc<Interface>,
     /// The port that what the host sends is sent by.
     transmits: Option<u8>,
+    /// What each thread has sent by it.
+    sent: Vec<Arc<SinkCounters>>,
     shared: Arc<Shared>,
     threads: Mutex<Vec<(Arc<Wakeup>, JoinHandle<()>)>>,
 }
@@ -153,6 +160,7 @@ impl KernelHub {
         Self {
             interface: Arc::clone(interface),
             transmits,
+            sent: Vec::new(),
             shared: Shared::new(threads),
             threads: Mutex::default(),
         }
@@ -190,11 +198,7 @@ impl Hub for KernelHub {
             ("queues".to_owned(), reports.len().to_string()),
         ];
         if let Some(port) = self.transmits {
-            let sent: u64 = reports.iter().map(|report| report.sent.read().packets).sum();
-            let not_sent: u64 = reports.iter().map(|report| report.not_sent.read()).sum();
             status.push(("port".to_owned(), port.to_string()));
-            status.push(("sent_packets".to_owned(), sent.to_string()));
-            status.push(("not_sent_packets".to_owned(), not_sent.to_string()));
         }
         status
     }

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
+use packet::rewrite::TAG_BYTES;
 use verbs::{PortAttributes, PortState, RawQueuePairHandle};
 
 use super::SinkError;
@@ -15,6 +16,8 @@ use crate::transmitter::Transmitter;
 
 /// The header of Ethernet.
 pub(super) const ETHERNET_BYTES: usize = 14;
+/// Tags of a frame that the MTU does not cover.
+pub(super) const TAGS_BYTES: usize = 2 * TAG_BYTES;
 /// The largest MTU of `enum ibv_mtu`, which stands for every larger one.
 const VERBS_MTU_MAX: u32 = 4096;
 /// A longest message beyond this is not that of an Ethernet port.
@@ -136,14 +139,21 @@ impl Port {
     }
 }
 
-impl Drop for Port {
-    /// Sends that are still in flight fail, so that workers get the frames back also from a port that stalls.
-    fn drop(&mut self) {
-        for handle in lock(&self.handles).drain(..) {
+impl Port {
+    /// Ends all sends: those in flight fail.
+    pub(super) fn fail_all(&self) {
+        for handle in lock(&self.handles).iter() {
             if let Err(error) = handle.to_error() {
                 tracing::warn!("the queue pair of a sink on port {} cannot be stopped: {error}", self.number);
             }
         }
+    }
+}
+
+impl Drop for Port {
+    /// So workers get the frames back also from a port that stalls.
+    fn drop(&mut self) {
+        self.fail_all();
     }
 }
 

@@ -372,13 +372,27 @@ fn top_flow(flow: &TopFlow) -> TopFlowState {
 }
 
 fn sink(program: &Program, view: SinkView) -> SinkState {
-    let SinkView { definition, attached_to, traffic, status, sizes, top_flows } = view;
+    let SinkView { definition, attached_to, counted, status, sizes, top_flows } = view;
     let id = program.sinks.iter().position(|sink| *sink == definition).map(SinkId::of);
     let gets = |rule: &&program::Rule| match &attached_to {
         Some(name) => rule.name == *name,
         None => id.is_some_and(|id| rule.sinks.contains(&id)),
     };
-    let worker = |(index, traffic): (usize, &SinkTraffic)| SinkTrafficState {
+    SinkState {
+        kind: definition.kind.name(),
+        rules: program.rules.iter().filter(gets).map(|rule| rule.name.clone()).collect(),
+        workers: sink_traffic(&counted.traffic),
+        transmit: sink_traffic(&counted.transmit),
+        name: definition.name,
+        attached_to,
+        status: status.into_iter().collect(),
+        packet_sizes: sizes.as_ref().map(packet_sizes),
+        top_flows: top_flows.map(|flows| flows.iter().take(TOP_FLOWS_MAX).map(top_flow).collect()),
+    }
+}
+
+fn sink_traffic(by_worker: &[SinkTraffic]) -> Vec<SinkTrafficState> {
+    let of = |(index, traffic): (usize, &SinkTraffic)| SinkTrafficState {
         worker: WorkerId::of(index).0,
         offered_packets: traffic.offered.packets,
         offered_bytes: traffic.offered.bytes,
@@ -392,16 +406,7 @@ fn sink(program: &Program, view: SinkView) -> SinkState {
             .collect(),
         in_flight_packets: i64::try_from(traffic.in_flight()).unwrap_or(i64::MAX),
     };
-    SinkState {
-        kind: definition.kind.name(),
-        rules: program.rules.iter().filter(gets).map(|rule| rule.name.clone()).collect(),
-        workers: traffic.iter().enumerate().map(worker).collect(),
-        name: definition.name,
-        attached_to,
-        status: status.into_iter().collect(),
-        packet_sizes: sizes.as_ref().map(packet_sizes),
-        top_flows: top_flows.map(|flows| flows.iter().take(TOP_FLOWS_MAX).map(top_flow).collect()),
-    }
+    by_worker.iter().enumerate().map(of).collect()
 }
 
 fn buckets(distribution: &Distribution, bounds: &[u64]) -> Buckets {

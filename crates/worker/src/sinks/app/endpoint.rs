@@ -1,4 +1,4 @@
-//! The worker's side: puts the packets of a batch into the rings of clients, and takes the frames that clients send.
+//! The worker's side: puts the packets of a batch into the rings of clients. What clients send is taken by [`Taker`].
 //!
 //! The work is by client: one lock, one index store and one addition to each counter per batch and client. A packet is
 //! delivered if at least one client got it; otherwise the last reason counts, and without clients `no_client`.
@@ -8,19 +8,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use program::AppMode;
-use shm::memif::ring::{CHAIN_MAX, Put, ServerReceiver, Taken, Violation};
+use shm::memif::ring::Put;
 
 use super::client::{Client, ThreadWakeup, add};
 use super::roster::{Roster, RosterSlot};
+use super::taker::{Taker, Transmit};
 use crate::BATCH_MAX;
 use crate::sink::{Deliveries, FramesBack, POLL_INTERVAL, Sink, SinkCounters, SinkDrop};
 
-/// What a worker takes from all clients together per iteration, so that they cannot keep it busy. The last frame may
-/// exceed it, by [`CHAIN_MAX`] descriptors and [`FRAME_BYTES_MAX`] bytes at most. A ring that is looked at counts as a
-/// descriptor.
-const TAKE: Budget = Budget { descriptors: 256, bytes: 128 << 10 };
-/// The longest frame that a client can send.
-const FRAME_BYTES_MAX: usize = 16 << 10;
 /// In [`Endpoint::targets`] in mode `copy`: every client.
 const EVERY: u8 = u8::MAX;
 
@@ -39,7 +34,6 @@ impl Frames for Deliveries<'_> {
 /// One worker's side of the sink.
 pub(super) struct Endpoint {
     worker: usize,
-    workers: usize,
     mode: AppMode,
     slot: Arc<RosterSlot>,
     wakeup: Arc<ThreadWakeup>,
@@ -49,10 +43,7 @@ pub(super) struct Endpoint {
     targets: Vec<u8>,
     /// For each packet of the batch why it is not delivered; `None` if it is.
     outcomes: Vec<Option<SinkDrop>>,
-    /// The ring from clients that is read first in the next iteration.
-    first_ring: usize,
-    /// A frame of a client.
-    frame: Box<[u8]>,
+    taker: Taker,
 }
 
 impl Endpoint {
@@ -61,22 +52,19 @@ impl Endpoint {
         mode: AppMode,
         slot: Arc<RosterSlot>,
         wakeup: Arc<ThreadWakeup>,
-        counters: Arc<SinkCounters>,
+        transmit: Option<Transmit>,
     ) -> Self {
         let (targets, outcomes) = (Vec::with_capacity(BATCH_MAX), Vec::with_capacity(BATCH_MAX));
-        let frame = vec![0; FRAME_BYTES_MAX].into_boxed_slice();
         Self {
             worker,
-            workers,
             mode,
             slot,
             wakeup,
-            counters,
+            counters: Arc::default(),
             roster: None,
             targets,
             outcomes,
-            first_ring: 0,
-            frame,
+            taker: Taker::new((worker, workers), transmit),
         }
     }
 
@@ -134,47 +122,7 @@ impl Endpoint {
     /// Takes what clients have sent. Returns whether there was anything.
     pub(super) fn take(&mut self) -> bool {
         self.slot.refresh(&mut self.roster);
-        let Some(roster) = self.roster.as_deref() else { return false };
-        let mut budget = TAKE;
-        let mut visited = 0;
-        let mut worked = false;
-        for (client, ring) in roster.rings_of((self.worker, self.workers), self.first_ring) {
-            if budget.is_spent() {
-                break;
-            }
-            visited += 1;
-            budget.spend(1, 0);
-            let ring = client.receiver(ring).filter(|_| client.is_sound());
-            let Some(mut ring) = ring else { continue };
-            let before = ring.position();
-            if let Err(violation) = take_from(&mut ring, client, &mut self.frame, &mut budget) {
-                client.note_violation(violation);
-                self.wakeup.wake();
-            }
-            worked |= ring.position() != before;
-        }
-        self.first_ring = (self.first_ring + visited) % roster.rings.len().max(1);
-        worked
-    }
-}
-
-/// How much may still be taken from clients.
-#[derive(Clone, Copy)]
-struct Budget {
-    descriptors: usize,
-    bytes: usize,
-}
-
-impl Budget {
-    #[inline]
-    fn spend(&mut self, descriptors: u16, bytes: usize) {
-        self.descriptors = self.descriptors.saturating_sub(usize::from(descriptors));
-        self.bytes = self.bytes.saturating_sub(bytes);
-    }
-
-    #[inline]
-    fn is_spent(self) -> bool {
-        self.descriptors == 0 || self.bytes == 0
+        self.taker.take(self.roster.as_deref(), &self.wakeup)
     }
 }
 
@@ -282,53 +230,6 @@ fn note(outcome: &mut Option<SinkDrop>, reason: SinkDrop) {
         *outcome = Some(reason);
     }
 }
-
-/// Takes frames from one ring of a client, as long as the budget has something left.
-fn take_from(
-    ring: &mut ServerReceiver,
-    client: &Client,
-    frame: &mut [u8],
-    budget: &mut Budget,
-) -> Result<(), Violation> {
-    let (mut frames, mut bytes, mut too_long) = (0, 0, 0);
-    let mut taken = Ok(Taken::Empty);
-    while !budget.is_spent() {
-        let before = ring.position();
-        taken = ring.take(frame);
-        let used = ring.position().wrapping_sub(before);
-        match taken {
-            Ok(Taken::Frame(length)) => {
-                frames += 1;
-                bytes += length as u64;
-                budget.spend(used, length);
-                let received = frame.get(..length).unwrap_or_default();
-                send(received);
-            }
-            Ok(Taken::TooLong(_)) => {
-                too_long += 1;
-                budget.spend(used, frame.len());
-            }
-            Ok(Taken::Empty) => break,
-            Err(_) => {
-                budget.spend(CHAIN_MAX, frame.len());
-                break;
-            }
-        }
-    }
-    if frames + too_long > 0 {
-        ring.publish();
-    }
-    let counters = &client.counters;
-    add(&counters.returned, frames);
-    add(&counters.returned_bytes, bytes);
-    add(&counters.returned_too_long, too_long);
-    taken.map(drop)
-}
-
-/// The place where frames of clients leave for the network. No send queue is passed to this sink yet, so they end here;
-/// the client's counter `returned` has them.
-#[inline]
-fn send(_frame: &[u8]) {}
 
 /// The sum of a counter over clients.
 pub(super) fn sum<'c>(

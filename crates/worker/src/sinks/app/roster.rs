@@ -26,35 +26,36 @@ pub(super) struct Roster {
     pub(super) clients: Vec<Arc<Client>>,
     /// For each bucket the index of its client; without meaning if there is none.
     pub(super) buckets: [u8; BUCKETS],
-    /// All rings from clients, as the index of the client and the number of the ring. Worker `w` of `n` reads the entries
-    /// `w`, `w + n` and so on.
-    pub(super) rings: Vec<(u8, u8)>,
+    /// For each client the number of rings that clients before it have. So all rings from clients have numbers, and worker
+    /// `w` of `n` reads the numbers `w`, `w + n` and so on.
+    rings_before: Vec<usize>,
 }
 
 impl Roster {
     pub(super) fn new(clients: Vec<Arc<Client>>, buckets: [u8; BUCKETS]) -> Self {
-        // Both numbers are at most 64.
-        let of = |(index, client): (usize, &Arc<Client>)| {
-            (0..client.rings_back()).map(move |ring| (index as u8, ring as u8))
+        let mut rings = 0;
+        let before = |client: &Arc<Client>| {
+            rings += client.rings_back();
+            rings - client.rings_back()
         };
-        let rings = clients.iter().enumerate().flat_map(of).collect();
-        Self { clients, buckets, rings }
+        let rings_before = clients.iter().map(before).collect();
+        Self { clients, buckets, rings_before }
     }
 
-    /// The rings from clients that this worker reads, each once, the one with number `first` (modulo how many there are)
+    /// The rings from a client that this worker reads, each once, the one with number `first` (modulo how many there are)
     /// first.
     #[inline]
     pub(super) fn rings_of(
         &self,
+        client: usize,
         (worker, workers): (usize, usize),
         first: usize,
-    ) -> impl Iterator<Item = (&Client, usize)> {
-        let count = self.rings.len().saturating_sub(worker).div_ceil(workers.max(1));
-        let entry = move |number: usize| worker + (first + number) % count * workers;
-        (0..count).filter_map(move |number| {
-            let &(client, ring) = self.rings.get(entry(number))?;
-            Some((&**self.clients.get(usize::from(client))?, usize::from(ring)))
-        })
+    ) -> impl ExactSizeIterator<Item = usize> + use<> {
+        let rings = self.clients.get(client).map_or(0, |client| client.rings_back());
+        let before = self.rings_before.get(client).copied().unwrap_or_default();
+        let least = (worker + workers - before % workers) % workers;
+        let count = rings.saturating_sub(least).div_ceil(workers);
+        (0..count).map(move |number| least + (first + number) % count * workers)
     }
 
     /// The client that gets a frame.

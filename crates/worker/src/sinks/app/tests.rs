@@ -10,9 +10,10 @@ use shm::memif::ring::{Put, Taken, Violation, ring_bytes};
 
 use super::endpoint::Frames;
 use super::*;
-use crate::sink::{SinkDrop, SinkTraffic};
+use crate::sink::{SinkCounters, SinkDrop, SinkTraffic};
 
 mod testpmd;
+mod transmit;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Rings of the clients here: 2^LOG2 descriptors.
@@ -51,7 +52,7 @@ fn fixture(workers: usize, change: impl FnOnce(&mut AppSink)) -> Fixture {
     let folder = tempfile::tempdir().unwrap();
     let mut options = options(folder.path());
     change(&mut options);
-    let (app, endpoints) = start("apps", &options, workers).unwrap();
+    let (app, endpoints) = start("apps", &options, None, (0..workers).map(|_| None).collect()).unwrap();
     Fixture { folder, app, endpoints }
 }
 
@@ -626,7 +627,7 @@ fn the_socket_comes_back_and_can_change_its_owner() {
     let client = fixture.connect(1);
     // A reload with other options of the sink: the new one opens before the old one is closed.
     let changed = AppSink { clients: 3, ..options(fixture.folder.path()) };
-    let (next, _endpoints) = start("apps", &changed, 1).unwrap();
+    let (next, _endpoints) = start("apps", &changed, None, vec![None]).unwrap();
     assert!(client.check().is_ok(), "clients stay until the old sink is closed");
     let path = fixture.path();
     let folder = fixture.folder;

@@ -4,117 +4,70 @@
 
 use std::sync::Arc;
 
-use hugemem::{Arena, ArenaOptions, PageKind};
-use verbs::{
-    Access, Context, Domain, Errno, Frame, FramePool, MemoryRegion, ParentDomain, PortNumber,
-    ProtectionDomain, SendFlags, ThreadDomain,
-};
+use verbs::{Context, Domain, Errno, ParentDomain, PortAttributes, ProtectionDomain, ThreadDomain};
 
-use super::pump::Report;
-use super::tap::{HEADER_BYTES, MTU_DEFAULT, Queue, TAG_BYTES, TAGS_MAX};
-use crate::transmitter::{Pieces, Transmitter};
+use super::tap::{MTU_DEFAULT, Queue};
+use crate::sink::SinkCounters;
+use crate::sinks::outgoing::{Failure, Filled, Outgoing};
+use crate::sinks::port;
 
-/// Frames in flight of one queue.
-const SENDS: u32 = 256;
 /// Frames that are read before the rings of the workers have their turn.
 const BATCH: usize = 64;
-/// Frames start at multiples of this.
-const FRAME_ALIGN: usize = 64;
-
-type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Sends frames of one queue by a port.
-pub(super) struct Back {
-    /// Released before the frames that it has in flight.
-    transmitter: Transmitter,
-    pool: FramePool,
-}
+pub(super) struct Back(Outgoing);
 
 impl Back {
-    /// Frames for this MTU, and a queue pair.
-    pub(super) fn open(context: &Arc<Context>, port: u8, mtu: u16, label: &str) -> Result<Self, Failure> {
-        // One byte more than the longest frame: one that fills it has been truncated.
-        let longest = usize::from(mtu.max(MTU_DEFAULT)) + HEADER_BYTES + TAGS_MAX * TAG_BYTES;
-        let frame_bytes = (longest + 1).next_multiple_of(FRAME_ALIGN);
-        let bytes = frame_bytes * SENDS as usize;
-        let options = ArenaOptions { pages: vec![PageKind::Plain], ..ArenaOptions::new(label, bytes) };
-        let arena = Arena::map(&options)?;
-        let block = arena.carve(bytes, FRAME_ALIGN).ok_or("the memory of the frames is too small")?;
-        let domain = domain(context)?;
-        let region = MemoryRegion::register(&domain, block, Access::LOCAL_WRITE)?;
-        let pool = FramePool::new(region, u32::try_from(frame_bytes)?)?;
-        let transmitter = Transmitter::open(context, &domain, PortNumber(port), SENDS)?;
-        Ok(Self { transmitter, pool })
+    /// Frames for the smaller MTU of interface and port, and a queue pair.
+    pub(super) fn open(
+        context: &Arc<Context>,
+        number: u8,
+        attributes: &PortAttributes,
+        mtu: u16,
+        label: &str,
+    ) -> Result<Self, Failure> {
+        let mtu_bytes = usize::from(mtu.max(MTU_DEFAULT)).min(port::mtu_bytes(attributes));
+        Ok(Self(Outgoing::open(context, &domain(context)?, number, mtu_bytes, label)?))
+    }
+
+    /// What it has counted.
+    pub(super) fn counters(&self) -> &Arc<SinkCounters> {
+        &self.0.counters
     }
 
     /// Whether a frame of the host could be sent now.
     pub(super) fn has_room(&self) -> bool {
-        self.pool.free_count() > 0 && self.transmitter.room() > 0 && !self.transmitter.has_failed()
+        self.0.has_room()
     }
 
     /// Whether sends are in flight.
     pub(super) fn is_busy(&self) -> bool {
-        self.transmitter.held() > 0
+        self.0.is_busy()
     }
 
     /// Sends what the host has queued, as far as there is room; returns whether there was something.
-    pub(super) fn run(&mut self, queue: &Queue, report: &Report) -> bool {
-        self.reap(report);
-        if self.transmitter.has_failed() {
+    pub(super) fn run(&mut self, queue: &Queue) -> bool {
+        let Self(outgoing) = self;
+        outgoing.reap();
+        if outgoing.is_broken()
+            && let Some(transmitter) = &mut outgoing.transmitter
+        {
             // A refusal leaves it failed; the next call tries again.
-            let _ = self.transmitter.recover();
+            let _ = transmitter.recover();
         }
         let mut read = 0;
-        while read < BATCH && self.has_room() {
-            let Some(mut frame) = self.pool.take() else { break };
-            let room = self.pool.bytes_mut(&mut frame);
-            let whole = room.len();
-            let Some(bytes) = queue.read(room) else {
-                self.pool.release(frame);
-                break;
-            };
-            read += 1;
-            if bytes == whole {
-                self.fail(frame, report);
-                continue;
-            }
-            if let Err((frame, _)) = self.transmitter.queue(frame, Pieces::one(0..bytes), SendFlags::empty())
-            {
-                self.fail(frame, report);
-            }
+        let mut is_empty = false;
+        while read < BATCH && !is_empty && outgoing.has_room() {
+            let queued = outgoing.queue(None, |room| match queue.read(room) {
+                None => Filled::Nothing,
+                Some(bytes) if bytes == room.len() => Filled::TooLong(bytes),
+                Some(bytes) => Filled::Packet(bytes),
+            });
+            is_empty = queued.is_none();
+            read += usize::from(!is_empty);
         }
-        self.flush(report);
+        outgoing.flush();
         read > 0
-    }
-
-    fn flush(&mut self, report: &Report) {
-        let mut refused = [const { None::<Frame> }; SENDS as usize];
-        let mut count = 0;
-        self.transmitter.flush(&mut self.pool, |frame, _| {
-            refused[count] = Some(frame);
-            count += 1;
-        });
-        refused.into_iter().take(count).flatten().for_each(|frame| self.fail(frame, report));
-    }
-
-    fn reap(&mut self, report: &Report) {
-        let mut back = [const { None::<Frame> }; SENDS as usize];
-        let mut count = 0;
-        self.transmitter.reap(&mut self.pool, |completed| {
-            if completed.is_sent {
-                report.sent.add(1, completed.bytes.into());
-            } else {
-                report.not_sent.add(1);
-            }
-            back[count] = Some(completed.frame);
-            count += 1;
-        });
-        back.into_iter().take(count).flatten().for_each(|frame| self.pool.release(frame));
-    }
-
-    fn fail(&mut self, frame: Frame, report: &Report) {
-        self.pool.release(frame);
-        report.not_sent.add(1);
     }
 }
 

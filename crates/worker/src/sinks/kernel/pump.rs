@@ -12,7 +12,6 @@ use super::back::Back;
 use super::tap::{Interface, Queue, TapError, Written};
 use crate::sink::{SinkCounters, SinkDrop};
 use crate::sinks::handoff::{Consumer, Wakeup};
-use crate::stats::{Counter, Tally};
 
 /// Packets after which a ring gets room back.
 const PORTION: usize = 64;
@@ -41,16 +40,12 @@ pub(super) enum Condition {
 /// What one thread reports.
 #[derive(Debug)]
 pub(super) struct Report {
-    pub(super) condition: Mutex<Condition>,
-    /// What the host has sent by the port.
-    pub(super) sent: Tally,
-    pub(super) not_sent: Counter,
+    condition: Mutex<Condition>,
 }
 
 impl Default for Report {
     fn default() -> Self {
-        let condition = Mutex::new(Condition::Down);
-        Self { condition, sent: Tally::default(), not_sent: Counter::default() }
+        Self { condition: Mutex::new(Condition::Down) }
     }
 }
 
@@ -141,7 +136,7 @@ impl Pump {
 
     fn send(&mut self) -> bool {
         match (&mut self.back, &self.queue) {
-            (Some(back), Some(queue)) => back.run(queue, &self.shared.reports[self.index]),
+            (Some(back), Some(queue)) => back.run(queue),
             _ => false,
         }
     }

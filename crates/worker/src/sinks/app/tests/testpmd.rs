@@ -174,7 +174,7 @@ fn each_side_can_restart() {
     // The server goes and comes.
     let Fixture { folder, app, endpoints } = first;
     drop((app, endpoints));
-    let (app, endpoints) = start("apps", &options(folder.path()), 1).unwrap();
+    let (app, endpoints) = start("apps", &options(folder.path()), None, vec![None]).unwrap();
     let mut second = Fixture { folder, app, endpoints };
     // net_memif connects when its port is started.
     for command in ["stop", "port stop 0", "port start 0"] {

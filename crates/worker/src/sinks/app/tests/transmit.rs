@@ -1,0 +1,182 @@
+//! Frames that clients send: by a port of a soft NIC that is driven by hand, and the share of each client.
+
+use softnic::SoftNic;
+use verbs::Domain;
+
+use super::*;
+use crate::sinks::{FrameBudget, Station};
+
+const MTU: u32 = 1500;
+
+/// A sink with one worker that sends by port 2.
+struct Sending {
+    fixture: Fixture,
+    nic: SoftNic,
+    sent: Arc<SinkCounters>,
+}
+
+fn sending(name: &str, mtu_bytes: Option<u32>) -> Sending {
+    let (nic, context) = crate::receiver::tests::nic(name, MTU);
+    let parts = crate::assembly::assemble(&context, &crate::receiver::tests::config()).unwrap();
+    let domains: [Domain; 1] = [parts.domain];
+    let environment = Environment {
+        context: &context,
+        domains: &domains,
+        budgets: &[Arc::new(FrameBudget::new(16))],
+        ports: &[1, 2],
+        stations: &[Station { port: 2, mac: None, mtu_bytes }],
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let options = AppSink { transmit: true, port: Some(2), ..options(folder.path()) };
+    let (port, transmits) = transmits("apps", &options, &environment).unwrap();
+    let sent = Arc::clone(&transmits[0].as_ref().unwrap().outgoing.counters);
+    let (app, endpoints) = start("apps", &options, Some(port), transmits).unwrap();
+    Sending { fixture: Fixture { folder, app, endpoints }, nic, sent }
+}
+
+impl Sending {
+    fn step(&mut self) {
+        self.fixture.endpoints[0].take();
+        self.nic.pump(64);
+    }
+
+    /// What was taken is sent or dropped, when nothing is in flight any more.
+    fn counted(&mut self) -> (u64, Vec<(SinkDrop, u64)>) {
+        eventually("nothing is in flight", || {
+            self.step();
+            self.sent.read().in_flight() == 0
+        });
+        let traffic = self.sent.read();
+        let dropped = traffic.dropped.into_iter().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(traffic.delivered.packets, self.nic.port_stats(2).tx_frames, "what the port has sent");
+        assert_eq!(traffic.delivered.bytes, self.nic.port_stats(2).tx_bytes);
+        (traffic.delivered.packets, dropped)
+    }
+}
+
+fn send(client: &mut Peer, ring: usize, frames: &[Vec<u8>]) {
+    for frame in frames {
+        assert_eq!(client.senders[ring].put(frame), Ok(Put::Done));
+    }
+    client.publish(ring);
+}
+
+fn frame(bytes: usize) -> Vec<u8> {
+    FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).udp(1, 2).frame_bytes(bytes).build()
+}
+
+#[test]
+fn frames_of_clients_leave_by_the_port() {
+    let mut sending = sending("apptx0", None);
+    let mut client = sending.fixture.connect(2);
+    for round in 1..=40 {
+        send(&mut client, 0, &vec![frame(60); 10]);
+        send(&mut client, 1, &vec![frame(1514); 10]);
+        assert_eq!(sending.counted(), (20 * round, Vec::new()));
+    }
+    assert_eq!(sending.fixture.number("returned"), 800);
+    assert_eq!(sending.fixture.number("port"), 2);
+    assert_eq!(sending.nic.port_stats(1).tx_frames, 0);
+}
+
+#[test]
+fn what_the_port_does_not_take_is_dropped_by_reason() {
+    let mut sending = sending("apptx1", Some(1400));
+    let mut client = sending.fixture.connect(1);
+    let tagged = FrameBuilder::new().vlan(packet::EtherType::VLAN, 3);
+    let tagged = tagged.ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).udp(1, 2).frame_bytes(1418).build();
+    send(&mut client, 0, &[frame(1414), tagged, frame(1415), frame(1514), vec![0; 9000], vec![2; 13]]);
+    let dropped = vec![(SinkDrop::TooLong, 3), (SinkDrop::TooShort, 1)];
+    assert_eq!(sending.counted(), (2, dropped));
+    let client_line = sending.fixture.status("client ")[0].clone();
+    assert!(client_line.ends_with("returned 3, returned_too_long 3"), "{client_line}");
+    sending.fixture.app.tick(&[2]);
+    send(&mut client, 0, &vec![frame(60); 5]);
+    let (sent, dropped) = sending.counted();
+    assert_eq!((sent, dropped.contains(&(SinkDrop::Down, 5))), (2, true), "{dropped:?}");
+    sending.fixture.app.tick(&[]);
+    send(&mut client, 0, &vec![frame(60); 5]);
+    assert_eq!(sending.counted().0, 7);
+}
+
+/// While the device takes nothing, frames stay in the ring of the client; none is lost.
+#[test]
+fn a_port_that_stalls_makes_clients_wait() {
+    let mut sending = sending("apptx2", None);
+    let mut client = sending.fixture.connect(1);
+    let mut accepted = 0;
+    for _ in 0..100 {
+        while client.senders[0].put(&frame(60)) == Ok(Put::Done) {
+            accepted += 1;
+        }
+        client.publish(0);
+        sending.fixture.endpoints[0].take();
+    }
+    let full = sending.fixture.number("returned");
+    assert_eq!((full, accepted), (256, 256 + (1 << LOG2)), "as many as can be in flight, and the ring");
+    assert_eq!(sending.counted(), (accepted, Vec::new()));
+}
+
+#[test]
+fn a_failed_queue_pair_is_replaced_and_sends_again() {
+    let mut sending = sending("apptx3", None);
+    let mut client = sending.fixture.connect(1);
+    let port = sending.fixture.app.port.as_ref().unwrap();
+    port.fail_all();
+    send(&mut client, 0, &vec![frame(60); 5]);
+    let (sent, dropped) = sending.counted();
+    assert_eq!((sent, dropped), (0, vec![(SinkDrop::TxFailed, 5)]));
+    send(&mut client, 0, &vec![frame(60); 7]);
+    sending.step();
+    assert_eq!(sending.fixture.number("returned"), 5, "frames wait for the repair");
+    sending.step();
+    sending.fixture.app.tick(&[]);
+    assert_eq!(sending.fixture.number("queue_pairs_replaced"), 1);
+    eventually("the rest is sent", || {
+        sending.step();
+        sending.sent.read().delivered.packets == 7
+    });
+}
+
+/// What is in flight when the sink is closed is counted.
+#[test]
+fn counters_add_up_when_the_sink_is_closed() {
+    let mut sending = sending("apptx4", None);
+    let mut client = sending.fixture.connect(1);
+    send(&mut client, 0, &vec![frame(60); 9]);
+    sending.fixture.endpoints[0].take();
+    sending.fixture.endpoints.clear();
+    let traffic = sending.sent.read();
+    assert_eq!((traffic.in_flight(), traffic.offered.packets), (0, 9), "{traffic:?}");
+}
+
+/// Clients with many full rings and one with a single frame: the frame is taken in the first iteration, and those with
+/// more get the same amounts.
+#[test]
+fn a_client_with_full_rings_takes_no_share_of_others() {
+    const ROUNDS: usize = 40;
+    let mut fixture = fixture(1, |_| {});
+    let mut greedy = [fixture.connect(16), fixture.connect(2), fixture.connect(1)];
+    let mut modest = fixture.connect(1);
+    let returned = |fixture: &Fixture, client: usize| -> u64 {
+        let line = fixture.status("client ")[client].clone();
+        let count = line.split("returned ").nth(1).and_then(|rest| rest.split(',').next());
+        count.and_then(|count| count.parse().ok()).unwrap()
+    };
+    for round in 1..=ROUNDS as u64 {
+        for client in &mut greedy {
+            for ring in 0..client.senders.len() {
+                while client.senders[ring].put(&[7; 1500]) == Ok(Put::Done) {}
+                client.publish(ring);
+            }
+        }
+        send(&mut modest, 0, &[vec![7; 60]]);
+        fixture.endpoints[0].take();
+        assert_eq!(returned(&fixture, 3), round, "it waits for nobody");
+    }
+    let all: Vec<u64> = (0..3).map(|client| returned(&fixture, client)).collect();
+    let (least, most) = (all.iter().min().unwrap(), all.iter().max().unwrap());
+    assert!(*least * 2 > *most, "{all:?}");
+    let bytes: u64 = all.iter().sum::<u64>() * 1500;
+    assert!(bytes <= ROUNDS as u64 * ((128 << 10) + 1500), "an iteration is bounded: {all:?}");
+}

@@ -1,0 +1,183 @@
+//! Packets that a sink sends from memory of its own: each is written into a frame of the pool, queued on a
+//! [`Transmitter`], and its frame comes back when the send has completed. Used on one thread.
+//!
+//! Every packet is counted as offered, and then as delivered when the device has sent it, or as dropped by a reason. While
+//! all frames are in flight, or after a failed send, there is no room: what is to be sent stays where it is.
+
+use std::sync::Arc;
+
+use hugemem::{Arena, ArenaOptions, PageKind};
+use verbs::{Access, Context, Domain, Frame, FramePool, MemoryRegion, PortNumber, SendFlags};
+
+use super::forward;
+use super::port::{ETHERNET_BYTES, TAGS_BYTES};
+use crate::sink::{SinkCounters, SinkDrop};
+use crate::transmitter::{Pieces, Transmitter};
+
+/// Packets in flight.
+const SENDS: u32 = 256;
+/// Frames start at multiples of this.
+const FRAME_ALIGN: usize = 64;
+
+pub(super) type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// What was written into a frame.
+pub(super) enum Filled {
+    /// A packet of this length.
+    Packet(usize),
+    /// A part of a packet of this length or more.
+    TooLong(usize),
+    Nothing,
+}
+
+/// A packet that was to be queued.
+pub(super) struct Attempt {
+    pub(super) bytes: usize,
+    /// Why it is not queued; `None` if it is.
+    pub(super) dropped: Option<SinkDrop>,
+}
+
+/// Sends packets by a port.
+pub(super) struct Outgoing {
+    /// Released before the frames that it has in flight. `None` while another thread repairs it.
+    pub(super) transmitter: Option<Box<Transmitter>>,
+    pool: FramePool,
+    /// The longest packet behind the Ethernet header.
+    mtu_bytes: usize,
+    pub(super) counters: Arc<SinkCounters>,
+    /// Frames on their way to the pool; never grows.
+    returned: Vec<Frame>,
+}
+
+impl Outgoing {
+    /// A queue pair in `domain`, and frames for packets of this MTU.
+    ///
+    /// # Errors
+    /// The memory cannot be had, or the device refuses it or the queue pair.
+    pub(super) fn open(
+        context: &Arc<Context>,
+        domain: &Domain,
+        port: u8,
+        mtu_bytes: usize,
+        label: &str,
+    ) -> Result<Self, Failure> {
+        // One byte more than the longest frame: one that fills it may have been truncated.
+        let frame_bytes = (mtu_bytes + ETHERNET_BYTES + TAGS_BYTES + 1).next_multiple_of(FRAME_ALIGN);
+        let bytes = frame_bytes * SENDS as usize;
+        let options = ArenaOptions { pages: vec![PageKind::Plain], ..ArenaOptions::new(label, bytes) };
+        let arena = Arena::map(&options)?;
+        let block = arena.carve(bytes, FRAME_ALIGN).ok_or("the memory of the frames is too small")?;
+        let region = MemoryRegion::register(domain, block, Access::LOCAL_WRITE)?;
+        let pool = FramePool::new(region, u32::try_from(frame_bytes)?)?;
+        let transmitter = Transmitter::open(context, domain, PortNumber(port), SENDS)?;
+        Ok(Self {
+            transmitter: Some(Box::new(transmitter)),
+            pool,
+            mtu_bytes,
+            counters: Arc::default(),
+            returned: Vec::with_capacity(SENDS as usize),
+        })
+    }
+
+    /// Whether a packet can be queued now.
+    #[inline]
+    pub(super) fn has_room(&self) -> bool {
+        let sender = self.transmitter.as_ref();
+        self.pool.free_count() > 0 && sender.is_some_and(|sender| sender.room() > 0 && !sender.has_failed())
+    }
+
+    /// Whether sends are queued or in flight.
+    #[inline]
+    pub(super) fn is_busy(&self) -> bool {
+        self.transmitter.as_ref().is_some_and(|sender| sender.held() > 0)
+    }
+
+    /// Whether a send has failed, and the transmitter holds no frame any more: it is to be repaired.
+    #[inline]
+    pub(super) fn is_broken(&self) -> bool {
+        self.transmitter.as_ref().is_some_and(|sender| sender.has_failed() && sender.held() == 0)
+    }
+
+    /// Queues what `fill` writes into a frame, unless `refused` has a reason not to. To be called while
+    /// [`Outgoing::has_room`]. `None`: nothing was written.
+    #[inline]
+    pub(super) fn queue(
+        &mut self,
+        refused: Option<SinkDrop>,
+        fill: impl FnOnce(&mut [u8]) -> Filled,
+    ) -> Option<Attempt> {
+        let Self { transmitter, pool, mtu_bytes, counters, .. } = self;
+        let mut frame = pool.take()?;
+        let room = pool.bytes_mut(&mut frame);
+        let (bytes, pieces) = match fill(room) {
+            Filled::Nothing => {
+                pool.release(frame);
+                return None;
+            }
+            Filled::TooLong(bytes) => (bytes, Err(SinkDrop::TooLong)),
+            Filled::Packet(bytes) => {
+                let packet = room.get(..bytes).unwrap_or(room);
+                (bytes, forward::check(*mtu_bytes, packet, Pieces::one(0..packet.len())))
+            }
+        };
+        counters.offered(1, bytes as u64);
+        let pieces = refused.map_or(pieces, Err);
+        let queued = match (pieces, transmitter) {
+            (Ok(pieces), Some(sender)) => sender.queue(frame, pieces, SendFlags::empty()),
+            (Ok(_), None) => Err((frame, SinkDrop::TxFailed)),
+            (Err(reason), _) => Err((frame, reason)),
+        };
+        let dropped = queued.err().map(|(frame, reason)| {
+            pool.release(frame);
+            counters.worker.dropped(reason, 1);
+            reason
+        });
+        Some(Attempt { bytes, dropped })
+    }
+
+    /// Posts what is queued.
+    #[inline]
+    pub(super) fn flush(&mut self) {
+        let Self { transmitter, pool, counters, returned, .. } = self;
+        let Some(sender) = transmitter else { return };
+        sender.flush(pool, |frame, reason| {
+            counters.worker.dropped(reason, 1);
+            returned.push(frame);
+        });
+        returned.drain(..).for_each(|frame| pool.release(frame));
+    }
+
+    /// Takes back and counts what the device has sent.
+    #[inline]
+    pub(super) fn reap(&mut self) {
+        let Self { transmitter, pool, counters, returned, .. } = self;
+        let Some(sender) = transmitter else { return };
+        let (mut packets, mut bytes, mut failed) = (0, 0, 0);
+        sender.reap(pool, |completed| {
+            if completed.is_sent {
+                packets += 1;
+                bytes += u64::from(completed.bytes);
+            } else {
+                failed += 1;
+            }
+            returned.push(completed.frame);
+        });
+        returned.drain(..).for_each(|frame| pool.release(frame));
+        if packets > 0 {
+            counters.worker.delivered(packets, bytes);
+        }
+        if failed > 0 {
+            counters.worker.dropped(SinkDrop::TxFailed, failed);
+        }
+    }
+}
+
+impl Drop for Outgoing {
+    /// What is still in flight is not counted as sent.
+    fn drop(&mut self) {
+        self.reap();
+        if let Some(sender) = &self.transmitter {
+            self.counters.worker.dropped(SinkDrop::TxFailed, sender.held() as u64);
+        }
+    }
+}
