@@ -1,8 +1,9 @@
 //! Other programs that do the same work. They load rules: `nft` into a new network namespace, `ovs-ofctl` into a new
-//! virtual switch. They move packets: testpmd, and programs that capture. The processes that they need are started and
+//! virtual switch. They classify packets: `dpdk-test-acl`. They move packets: testpmd, and programs that capture. The processes that they need are started and
 //! ended here; the machine's own configuration is not changed. `Err` is the reason why a program cannot run on this
 //! machine.
 
+mod acl;
 mod capture;
 mod nft;
 mod ovs;
@@ -11,8 +12,9 @@ mod testpmd;
 use std::io;
 use std::process::{Command, Output};
 
+pub use acl::AclAlgorithm;
 pub use capture::{Capture, CaptureTool, packets_in};
-pub use nft::{Namespace, linear, mapped};
+pub use nft::{Namespace, ingress, linear, load_here, mapped};
 pub use ovs::{Switch, flows};
 pub use testpmd::{Testpmd, TestpmdOptions};
 

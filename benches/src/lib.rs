@@ -1,17 +1,22 @@
-//! Code shared by the benches: a soft NIC fed from memory with a policy and workers; the plain hand-off between cores
-//! that the dataplane is compared with; rule sets, other programs that do the same work, tables and the plot of the cost.
+//! Code shared by the benches: a soft NIC fed from memory with a policy and workers, or a daemon of its own process; rule
+//! sets and traces; other programs that do the same work; interleaved rounds, tables, pages and plots of their figures.
 #![forbid(unsafe_code)]
 
+pub mod comparison;
 pub mod competitors;
-mod handoff;
+pub mod daemon;
+mod dice;
+pub mod machine;
+pub mod namespace;
+pub mod page;
 pub mod plot;
 pub mod report;
 mod rig;
 pub mod rules;
 pub mod table;
+pub mod trace;
 
-pub use handoff::handoff_frames_per_second;
-pub use rig::Rig;
+pub use rig::{Parts, Rig};
 
 /// The median of an odd number of figures.
 #[must_use]

@@ -1,4 +1,4 @@
-//! A plot of cost against the number of rules as an SVG, both axes logarithmic.
+//! Plots as SVG: cost against the number of rules, both axes logarithmic, and bars.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -56,12 +56,7 @@ pub fn svg(title: &str, figures: &[Figure]) -> String {
     let points: Vec<(f64, f64)> = lines.values().flatten().copied().collect();
     let x = Axis::of(points.iter().map(|point| point.0), LEFT, WIDTH - RIGHT);
     let y = Axis::of(points.iter().map(|point| point.1), HEIGHT - BOTTOM, TOP);
-    let mut text = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"13\">\n\
-         <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n\
-         <text x=\"{LEFT}\" y=\"28\" font-size=\"16\">{}</text>\n",
-        escaped(title)
-    );
+    let mut text = head(title, (WIDTH, HEIGHT));
     grid(&mut text, &x, &y);
     for (index, what) in order.iter().enumerate() {
         line(&mut text, (index, what), &lines[what], (&x, &y));
@@ -116,6 +111,43 @@ fn line(text: &mut String, (index, what): (usize, &str), points: &[(f64, f64)], 
     .expect("a String");
 }
 
+/// A bar for each name and value, in this order; those that are ours have another colour.
+#[must_use]
+pub fn bars(title: &str, values: &[(String, f64, bool)]) -> String {
+    const ROW: f64 = 26.0;
+    const NAMES: f64 = 420.0;
+    const SPACE: f64 = 70.0;
+    let most = values.iter().map(|(_, value, _)| *value).fold(f64::MIN_POSITIVE, f64::max);
+    let height = TOP + ROW * values.len() as f64 + 20.0;
+    let mut text = head(title, (WIDTH, height));
+    for (index, (name, value, is_own)) in values.iter().enumerate() {
+        let top = TOP + ROW * index as f64;
+        let (width, base) = (value / most * (WIDTH - NAMES - SPACE), top + ROW * 0.6);
+        let colour = COLOURS[usize::from(*is_own) ^ 1];
+        writeln!(
+            text,
+            "<text x=\"{:.1}\" y=\"{base:.1}\" text-anchor=\"end\">{}</text>\
+             <rect x=\"{NAMES}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{:.1}\" fill=\"{colour}\"/>\
+             <text x=\"{:.1}\" y=\"{base:.1}\">{value:.2}</text>",
+            NAMES - 8.0,
+            escaped(name),
+            ROW * 0.8,
+            NAMES + width + 6.0
+        )
+        .expect("a String");
+    }
+    text + "</svg>\n"
+}
+
+fn head(title: &str, (width, height): (f64, f64)) -> String {
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
+         <rect width=\"{width}\" height=\"{height}\" fill=\"white\"/>\n\
+         <text x=\"{LEFT}\" y=\"28\" font-size=\"16\">{}</text>\n",
+        escaped(title)
+    )
+}
+
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;")
 }
@@ -123,6 +155,13 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn half_the_value_is_half_the_bar() {
+        let text = bars("rate", &[("ours".to_owned(), 4.0, true), ("a < b".to_owned(), 2.0, false)]);
+        assert!(text.contains("width=\"370.0\"") && text.contains("width=\"185.0\""), "{text}");
+        assert!(text.contains("a &lt; b"));
+    }
 
     #[test]
     fn a_decade_more_is_a_decade_up_and_to_the_right() {

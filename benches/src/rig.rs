@@ -1,20 +1,37 @@
 //! A complete dataplane in one process: generator, engine, flows, workers. Driven manually to measure one part at a time,
 //! or by its threads to measure the whole.
 
-use std::fmt::Write as _;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use control::{Controller, Device, DeviceSelector};
 use device_model::DeviceProfile;
 use policy::{NoFiles, Source};
 use program::{Program, SinkId, SinkKind, WorkerId};
-use softnic::wire::WireConfig;
+use softnic::wire::{PcapConfig, PcapMode, Wire, WireConfig};
 use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
 use worker::sinks::{Environment, Opened, SinkError};
 use worker::{Idle, SinkMap, Slot, Worker, WorkerConfig};
 
 /// Flows that the generator cycles through.
 const FLOWS: u32 = 1024;
+/// Frames of one pass of the engine, which sends as many.
+const BURST: usize = 64;
+/// Until buffers are posted and caches are warm.
+const WARM_UP: Duration = Duration::from_millis(200);
+/// All of the generator's frames are delivered.
+const ONE_RULE: &str = "version = 1\n[groups.every]\nworkers = 'all'\n[[rules]]\nname = 'dns'\n\
+    match = { protocol = 'udp', dst_port = 53 }\naction = { steer = 'every' }\n";
+
+/// Nanoseconds per frame.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts {
+    /// In the engine, which also sends what the worker sends.
+    pub engine_ns: f64,
+    /// In the worker.
+    pub worker_ns: f64,
+}
 
 /// The fields are declared in the order in which they must be dropped.
 pub struct Rig {
@@ -28,15 +45,14 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// `workers` workers behind a policy of `rules` rules, of which the last one matches all packets:
-    /// UDP frames of `frame_bytes` from memory, as fast as they are taken.
+    /// `workers` workers that receive UDP frames of `frame_bytes` from memory, as fast as they are taken, by one rule.
     ///
     /// # Panics
     /// If the dataplane cannot be set up.
     #[must_use]
-    pub fn new(frame_bytes: u32, rules: usize, workers: u32, drive: Drive, core: Option<usize>) -> Self {
+    pub fn new(frame_bytes: u32, workers: u32, drive: Drive, core: Option<usize>) -> Self {
         let mut rig = Self::bare(frame_bytes, workers, drive, core);
-        rig.install(program(rules, workers as usize));
+        rig.install(program(ONE_RULE, workers as usize));
         rig
     }
 
@@ -46,10 +62,27 @@ impl Rig {
     /// As [`Rig::new`].
     #[must_use]
     pub fn bare(frame_bytes: u32, workers: u32, drive: Drive, core: Option<usize>) -> Self {
+        Self::on(generator(frame_bytes), workers, drive, core)
+    }
+
+    /// The frames of a capture, over and over, with this policy.
+    ///
+    /// # Panics
+    /// If the file is no capture or the policy is not valid.
+    #[must_use]
+    pub fn replaying(capture: &Path, policy: &str, drive: Drive, core: Option<usize>) -> Self {
+        let config = PcapConfig { path: capture.to_owned(), mode: PcapMode::Loop, speed: 1.0, output: None };
+        let wire = WireConfig::Pcap(config).open().expect("a capture");
+        let mut rig = Self::on(wire, 1, drive, core);
+        rig.install(program(policy, 1));
+        rig
+    }
+
+    fn on(wire: Box<dyn Wire>, workers: u32, drive: Drive, core: Option<usize>) -> Self {
         let nic = SoftNic::create(SoftNicConfig {
             name: "softnic0".to_owned(),
             personality: Personality::Ideal,
-            ports: vec![PortConfig { wire: generator(frame_bytes), mtu_bytes: 1500 }],
+            ports: vec![PortConfig { wire, mtu_bytes: 1500 }],
             drive,
         })
         .expect("a soft NIC");
@@ -58,6 +91,45 @@ impl Rig {
         let queues: Vec<_> = workers.iter().map(Worker::work_queue).collect();
         let controller = Controller::new(&device, vec![1], queues).expect("a controller");
         Self { controller, workers, device, nic }
+    }
+
+    /// Lets the engine and the first worker run alternately on this thread for `time`, `pulse` frames at a time.
+    pub fn alternate(&mut self, pulse: u64, time: Duration) -> Parts {
+        let (mut engine, mut worker, mut frames) = (Duration::ZERO, Duration::ZERO, 0);
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            let start = Instant::now();
+            let before = self.port().rx_frames;
+            while self.port().rx_frames < before + pulse {
+                self.nic.pump(BURST);
+            }
+            let between = Instant::now();
+            while self.workers[0].step() > 0 {}
+            worker += between.elapsed();
+            engine += between - start;
+            frames += self.port().rx_frames - before;
+        }
+        let each = |time: Duration| time.as_nanos() as f64 / frames as f64;
+        Parts { engine_ns: each(engine), worker_ns: each(worker) }
+    }
+
+    /// The frames per second that the first worker receives over `time`, on its core, while the engine runs on its own.
+    /// Ends the dataplane.
+    ///
+    /// # Panics
+    /// If a thread cannot be started.
+    #[must_use]
+    pub fn rate(mut self, time: Duration) -> f64 {
+        let worker = self.workers.remove(0).spawn().expect("a thread");
+        std::thread::sleep(WARM_UP);
+        let (before, start) = (self.port().delivered, Instant::now());
+        std::thread::sleep(time);
+        let rate = (self.port().delivered - before) as f64 / start.elapsed().as_secs_f64();
+        self.nic.stop();
+        let worker = worker.join().expect("the worker ends");
+        drop(self.controller);
+        drop(worker);
+        rate
     }
 
     /// Replaces the program.
@@ -95,7 +167,7 @@ impl Rig {
     pub fn try_open_sink(&mut self, kind: SinkKind) -> Result<Opened, SinkError> {
         let sink = program::Sink { name: "bench".to_owned(), kind };
         let mut opened = self.open(&sink)?;
-        let mut program = (*program(1, self.workers.len())).clone();
+        let mut program = (*program(ONE_RULE, self.workers.len())).clone();
         program.sinks.push(sink);
         program.rules.iter_mut().for_each(|rule| rule.sinks = vec![SinkId::of(0)]);
         let program = Arc::new(program);
@@ -148,7 +220,7 @@ fn worker(device: &Device, id: WorkerId, core: Option<usize>) -> Worker {
     Worker::new(device.context(), config).expect("a worker")
 }
 
-fn generator(frame_bytes: u32) -> Box<dyn softnic::wire::Wire> {
+fn generator(frame_bytes: u32) -> Box<dyn Wire> {
     let text = format!(
         "kind = 'generator'\nflows = [{{ src = '10.1.0.0/16', dst = '192.0.2.53', protocol = 'udp', \
          dst_ports = '53', frame_bytes = {frame_bytes}, count = {FLOWS} }}]"
@@ -157,14 +229,7 @@ fn generator(frame_bytes: u32) -> Box<dyn softnic::wire::Wire> {
     config.open().expect("it opens")
 }
 
-fn program(rules: usize, workers: usize) -> Arc<Program> {
-    let mut text = "version = 1\ndefault = 'kernel'\n[groups.every]\nworkers = 'all'\n".to_owned();
-    for index in 0..rules.saturating_sub(1) {
-        let (high, low) = (index / 250, index % 250);
-        writeln!(text, "[[rules]]\nname = 'host-{index}'\nmatch = {{ dst = '198.18.{high}.{low}', protocol = 'udp', dst_port = 53 }}\naction = 'drop'")
-            .expect("writing to a String");
-    }
-    text.push_str("[[rules]]\nname = 'dns'\nmatch = { protocol = 'udp', dst_port = 53 }\naction = { steer = 'every' }\n");
-    let (policy, _) = policy::parse(&Source::new("bench.toml", text), &NoFiles).expect("a policy");
+fn program(policy: &str, workers: usize) -> Arc<Program> {
+    let (policy, _) = policy::parse(&Source::new("bench.toml", policy), &NoFiles).expect("a policy");
     Arc::new(compiler::compile(&policy, &DeviceProfile::ideal(), workers).expect("a program"))
 }

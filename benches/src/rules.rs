@@ -6,6 +6,7 @@ mod generate;
 
 use std::fmt::Write as _;
 
+pub(crate) use filter::mask;
 pub use filter::{Filter, Ports};
 pub use generate::generated;
 
@@ -43,6 +44,31 @@ impl RuleSet {
         const TURNS: [Verdict; 3] = [Verdict::Steer(0), Verdict::Steer(1), Verdict::Drop];
         let rule = |(index, filter)| Rule { filter, verdict: TURNS[index % TURNS.len()] };
         Self { name: name.to_owned(), rules: filters.into_iter().enumerate().map(rule).collect() }
+    }
+
+    /// The same filters, all of whose packets are delivered, with a last one for the packets that match none of them: what
+    /// differs between two such sets is how long it takes to find the rule, not what is done with the packet.
+    #[must_use]
+    pub fn delivering(&self) -> Self {
+        let rest = Filter {
+            src: (0, 0),
+            dst: (0, 0),
+            src_port: (0, u16::MAX),
+            dst_port: (0, u16::MAX),
+            protocol: None,
+            flags: (0, 0),
+        };
+        let filters = self.rules.iter().map(|rule| rule.filter).chain([rest]);
+        let rules = filters.map(|filter| Rule { filter, verdict: Verdict::Steer(0) }).collect();
+        Self { name: self.name.clone(), rules }
+    }
+
+    /// `count` of its rules, evenly spread, in their order.
+    #[must_use]
+    pub fn sample(&self, count: usize) -> Self {
+        let place = |index: usize| self.rules[index * self.rules.len() / count.max(1)];
+        let name = format!("{count} of {}", self.name);
+        Self { name, rules: (0..count.min(self.rules.len())).map(place).collect() }
     }
 
     /// Parses a file of ClassBench filters; `None` if a line is not a filter.

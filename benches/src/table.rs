@@ -18,13 +18,16 @@ pub struct Row {
     pub figures: Result<Vec<f64>, String>,
     /// What a reader has to know.
     pub note: String,
+    /// The command that reproduces it; empty for what `make bench` alone does.
+    pub command: String,
 }
 
 impl Row {
     /// A row without figures yet.
     #[must_use]
     pub fn new(table: &'static str, what: impl Into<String>, frame_bytes: u32, unit: &'static str) -> Self {
-        Self { table, what: what.into(), frame_bytes, unit, figures: Ok(Vec::new()), note: String::new() }
+        let (figures, note, command) = (Ok(Vec::new()), String::new(), String::new());
+        Self { table, what: what.into(), frame_bytes, unit, figures, note, command }
     }
 
     /// The figure of another round, unless an earlier round has failed.
@@ -46,28 +49,34 @@ impl Row {
             .map(|figures| median(figures.clone()))
     }
 
-    fn spread(&self) -> (f64, f64) {
+    /// The least and the greatest figure.
+    #[must_use]
+    pub fn spread(&self) -> (f64, f64) {
         let figures = self.figures.as_deref().unwrap_or_default().iter().copied();
         (figures.clone().fold(f64::INFINITY, f64::min), figures.fold(f64::NEG_INFINITY, f64::max))
     }
 
-    /// One line of text.
+    /// Why there is no figure.
+    #[must_use]
+    pub fn reason(&self) -> &str {
+        self.figures.as_ref().err().map_or("no round", String::as_str)
+    }
+
+    /// One line of text. A row without a length of frames has 0.
     #[must_use]
     pub fn text(&self) -> String {
-        let Self { what, frame_bytes, unit, figures, note, .. } = self;
-        let head = format!("{what:<46} {frame_bytes:>5} B");
+        let Self { what, frame_bytes, unit, note, .. } = self;
+        let length = if *frame_bytes == 0 { String::new() } else { format!("{frame_bytes} B") };
+        let head = format!("{what:<60} {length:>6}");
         let Some(median) = self.median() else {
-            return format!(
-                "{head}   NOT RUN: {}",
-                figures.as_ref().err().map_or("no round", String::as_str)
-            );
+            return format!("{head}   not measured: {}", self.reason());
         };
         let (least, most) = self.spread();
         format!("{head} {median:>9.2} {unit} ({least:.2} to {most:.2}) {note}").trim_end().to_owned()
     }
 
     fn json(&self) -> Value {
-        let Self { table, what, frame_bytes, unit, figures, note } = self;
+        let Self { table, what, frame_bytes, unit, figures, note, command } = self;
         let mut value = json!({ "table": table, "what": what, "frame_bytes": frame_bytes, "unit": unit });
         match figures {
             Ok(figures) => {
@@ -77,10 +86,13 @@ impl Row {
                 value["most"] = json!(most);
                 value["rounds"] = json!(figures);
             }
-            Err(why) => value["not_run"] = json!(why),
+            Err(why) => value["not_measured"] = json!(why),
         }
         if !note.is_empty() {
             value["note"] = json!(note);
+        }
+        if !command.is_empty() {
+            value["command"] = json!(command);
         }
         value
     }
@@ -88,9 +100,8 @@ impl Row {
 
 /// All rows for other programs.
 #[must_use]
-pub fn json(rows: &[Row]) -> String {
-    let rows: Vec<Value> = rows.iter().map(Row::json).collect();
-    format!("{:#}\n", Value::Array(rows))
+pub fn json(rows: &[Row]) -> Value {
+    rows.iter().map(Row::json).collect()
 }
 
 #[cfg(test)]
@@ -108,7 +119,7 @@ mod tests {
         row.add(Err("it is missing".to_owned()));
         row.add(Ok(2.0));
         assert_eq!(row.median(), None);
-        assert!(row.text().contains("NOT RUN: it is missing"));
-        assert!(json(&[row]).contains("\"not_run\": \"it is missing\""));
+        assert!(row.text().contains("not measured: it is missing"));
+        assert!(json(&[row])[0]["not_measured"] == "it is missing");
     }
 }

@@ -4,17 +4,16 @@
 //! core of the generator, as the kernel's receive path is for the others. What was captured is counted in the file.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use program::{CaptureSink, SinkKind};
 use softnic::Drive;
 use softnic::wire::{AfPacketConfig, AfPacketWire, Burst, MergedFrames, Wire, WireConfig};
-use steerd_benches::Rig;
 use steerd_benches::competitors::{CaptureTool, packets_in};
 use steerd_benches::table::Row;
+use steerd_benches::{Rig, namespace};
 
-use super::{CORE, OTHER_CORE, SIZES, namespace, pin};
+use super::{CORE, OTHER_CORE, SIZES, pin};
 
 pub(crate) const OWN: &str = "sink capture";
 const TABLE: &str = "capture";
@@ -58,7 +57,7 @@ type Try<'t> = Box<dyn FnMut(f64) -> Result<Trial, String> + 't>;
 
 pub(crate) fn rows(memory: &Result<&Path, String>) -> Vec<Row> {
     pin(CORE);
-    let veth = namespace().and_then(|()| make_veth());
+    let veth = namespace::make_veth(SENDER, RECEIVER);
     let mut cases = Vec::new();
     for bytes in SIZES {
         let row = |what: &str| Row::new(TABLE, what, bytes, "Mpps");
@@ -246,21 +245,4 @@ fn generator(bytes: u32) -> Box<dyn Wire> {
     );
     let config: WireConfig = toml::from_str(&text).expect("a generator");
     config.open().expect("it opens")
-}
-
-/// A pair of interfaces in this namespace, which ends with the process.
-fn make_veth() -> Result<(), String> {
-    let commands = [
-        format!("link add name {SENDER} type veth peer name {RECEIVER}"),
-        format!("link set {SENDER} up"),
-        format!("link set {RECEIVER} up"),
-    ];
-    for command in commands {
-        let output = Command::new("ip").args(command.split(' ')).output();
-        let output = output.map_err(|error| format!("ip: {error}"))?;
-        if !output.status.success() {
-            return Err(format!("ip {command}: {}", String::from_utf8_lossy(&output.stderr).trim()));
-        }
-    }
-    Ok(())
 }

@@ -8,14 +8,13 @@ use std::time::{Duration, Instant};
 
 use program::{AppMode, CaptureSink, CountSink, ForwardSink, KernelSink, SinkKind, TapMac};
 use softnic::Drive;
-use steerd_benches::Rig;
 use steerd_benches::table::Row;
+use steerd_benches::{Rig, namespace};
 use steerd_client::{Batch, Client, Options};
 use worker::sinks::Opened;
 
-use super::{BURST, OTHER_CORE, PULSE, SIZES, app, namespace, pin};
+use super::{BURST, OTHER_CORE, PULSE, SIZES, app, pin};
 
-pub(crate) const FORWARD: &str = "forward, swap MACs";
 const TABLE: &str = "cost";
 const ROUND: Duration = Duration::from_millis(250);
 /// From one pulse to the next: as long as the slowest sink needs, the kernel's.
@@ -109,19 +108,19 @@ fn variants(folder: &Path, memory: &Result<&Path, String>, bytes: u32) -> Vec<Re
         Ok(Variant::of("count", SinkKind::Count(CountSink::default()))),
         Ok(Variant::of("count, top_flows = 1024", SinkKind::Count(CountSink { top_flows: 1024 }))),
         capture,
-        namespace()
+        namespace::entered()
             .map(|()| Variant::of("kernel (TAP)", SinkKind::Kernel(kernel)))
             .map_err(|why| ("kernel (TAP)", why)),
         client("app, one client", AppMode::Copy, 1),
         client("app, a copy for each of two clients", AppMode::Copy, 2),
         client("app, flows shared by two clients", AppMode::Share, 2),
-        Ok(Variant::of(FORWARD, SinkKind::Forward(forward))),
+        Ok(Variant::of("forward, swap MACs", SinkKind::Forward(forward))),
     ]
 }
 
 fn setup(variant: &Variant, bytes: u32) -> Result<Setup, String> {
     let Some(kind) = &variant.kind else {
-        let rig = Rig::new(bytes, 1, 1, Drive::Manual, None);
+        let rig = Rig::new(bytes, 1, Drive::Manual, None);
         return Ok(Setup { clients: None, opened: None, rig });
     };
     let mut rig = Rig::bare(bytes, 1, Drive::Manual, None);

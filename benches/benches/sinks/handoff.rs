@@ -69,6 +69,7 @@ fn receiver(socket: &Path) -> Result<Testpmd, String> {
         core: OTHER_CORE,
         prompt_core: CORE,
         packet_bytes: 64,
+        stored_packets: 0,
     })?;
     receiver.command("start");
     Ok(receiver)
@@ -78,8 +79,14 @@ fn receiver(socket: &Path) -> Result<Testpmd, String> {
 fn from_testpmd(socket: &Path, bytes: u32, source: Option<String>) -> Result<f64, String> {
     let mode = if source.is_some() { "io" } else { "txonly" };
     let devices: Vec<String> = [memif("server", socket)].into_iter().chain(source).collect();
-    let options =
-        TestpmdOptions { devices: &devices, mode, core: CORE, prompt_core: OTHER_CORE, packet_bytes: bytes };
+    let options = TestpmdOptions {
+        devices: &devices,
+        mode,
+        core: CORE,
+        prompt_core: OTHER_CORE,
+        packet_bytes: bytes,
+        stored_packets: 0,
+    };
     let mut sender = Testpmd::start(&options)?;
     let mut receiver = receiver(socket)?;
     sender.command("start");
@@ -97,7 +104,7 @@ fn from_testpmd(socket: &Path, bytes: u32, source: Option<String>) -> Result<f64
 /// From the sink alone, and from a worker with its engine.
 fn from_sink(socket: &Path, bytes: u32) -> Result<[f64; 2], String> {
     let (socket, options) = app(socket.parent().unwrap_or(socket), &name(socket));
-    let mut rig = Rig::new(bytes, 1, 1, Drive::Manual, None);
+    let mut rig = Rig::new(bytes, 1, Drive::Manual, None);
     let sink = program::Sink { name: "bench".to_owned(), kind: SinkKind::App(options.clone()) };
     pin(OTHER_CORE);
     let opened = rig.open(&sink);

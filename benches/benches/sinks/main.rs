@@ -1,23 +1,21 @@
 //! `make bench`: what packets cost beyond the worker's loop, beside other programs that do the same work in the same run:
-//! the worker's cost with each kind of sink, forwarding beside testpmd's macswap, the hand-off to a process beside
-//! `net_memif`, and the rate of captures without loss beside dumpcap, tcpdump and netsniff-ng. Every figure is the median
-//! of interleaved rounds: compare ratios, not runs.
+//! the worker's cost with each kind of sink, the hand-off to a process beside `net_memif`, and the rate of captures without
+//! loss beside dumpcap, tcpdump and netsniff-ng. Every figure is the median of interleaved rounds: compare ratios, not
+//! runs. Forwarding beside testpmd is in the bench `neighbours`.
 //!
 //! It runs in a network namespace of its own (it starts itself by `unshare`), on two cores: what is measured on core 0,
-//! the other side on core 1. A program or privilege that is missing makes its rows `NOT RUN`. Takes about four minutes;
-//! `cost`, `forward`, `handoff` and `capture` as arguments select tables. Writes `target/bench/sinks.json`.
+//! the other side on core 1. A program or privilege that is missing makes its rows "not measured". Takes about four minutes;
+//! `cost`, `handoff` and `capture` as arguments select tables. Writes `target/bench/sinks.json`.
 #![forbid(unsafe_code)]
 
 mod capture;
 mod cost;
-mod forward;
 mod handoff;
 
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use program::AppSink;
+use steerd_benches::namespace;
 use steerd_benches::table::{self, Row};
 
 /// The core of the worker, or of what takes its place.
@@ -29,14 +27,12 @@ const SIZES: [u32; 2] = [64, 1514];
 const PULSE: u64 = 512;
 /// Frames of one pass of the engine, which sends as many.
 const BURST: usize = 64;
-/// Set in the process that is in the namespace.
-const INSIDE: &str = "STEERD_BENCH_INSIDE";
 /// A file system in memory.
 const TMPFS: &str = "/dev/shm";
 
 fn main() {
-    enter_namespace();
-    let tables = ["cost", "forward", "handoff", "capture"];
+    namespace::enter();
+    let tables = ["cost", "handoff", "capture"];
     let chosen: Vec<String> = std::env::args().filter(|word| tables.contains(&word.as_str())).collect();
     let is_chosen = |table: &str| chosen.is_empty() || chosen.iter().any(|word| word == table);
     let folder = tempfile::Builder::new().prefix("steerd-bench").tempdir().expect("a temporary folder");
@@ -46,8 +42,8 @@ fn main() {
         Err(error) => Err(format!("{TMPFS}: {error}")),
     };
     let mut rows = Vec::new();
-    if is_chosen("cost") || is_chosen("forward") {
-        rows.extend(cost_and_forward(folder.path(), &memory));
+    if is_chosen("cost") {
+        rows.extend(cost_rows(folder.path(), &memory));
     }
     if is_chosen("handoff") {
         rows.extend(handoff::rows(folder.path()));
@@ -59,22 +55,20 @@ fn main() {
     print_goals(&rows);
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
     std::fs::create_dir_all(&target).expect("target can be written");
-    std::fs::write(target.join("sinks.json"), table::json(&rows)).expect("target can be written");
+    std::fs::write(target.join("sinks.json"), format!("{:#}\n", table::json(&rows)))
+        .expect("target can be written");
 }
 
-/// In the same rounds, because they are compared.
-fn cost_and_forward(folder: &Path, memory: &Result<&Path, String>) -> Vec<Row> {
+fn cost_rows(folder: &Path, memory: &Result<&Path, String>) -> Vec<Row> {
     const ROUNDS: usize = 5;
     // Threads that sinks start get the affinity of the thread that opens them.
     pin(OTHER_CORE);
     let mut cost = cost::Table::new(folder, memory);
-    let mut forward = forward::Table::new();
     pin(CORE);
     for _ in 0..ROUNDS {
         cost.round();
-        forward.round();
     }
-    cost.rows().chain(forward.rows()).collect()
+    cost.rows().collect()
 }
 
 fn pin(core: usize) {
@@ -86,30 +80,6 @@ fn pin(core: usize) {
 fn app(folder: &Path, name: &str) -> (PathBuf, AppSink) {
     let socket = folder.join(name);
     (socket.clone(), AppSink::new(socket))
-}
-
-/// Replaces this process by one in a new network namespace, if that is permitted.
-fn enter_namespace() {
-    if std::env::var_os(INSIDE).is_some() {
-        return;
-    }
-    let ways: [&[&str]; 2] = [&["--net"], &["--user", "--map-root-user", "--net"]];
-    for way in ways {
-        let tried = Command::new("unshare").args(way).arg("true").stderr(Stdio::null()).status();
-        if tried.is_ok_and(|status| status.success()) {
-            let program = std::env::current_exe().expect("this program");
-            let mut inside = Command::new("unshare");
-            inside.args(way).arg(program).args(std::env::args_os().skip(1)).env(INSIDE, "1");
-            let error = inside.exec();
-            eprintln!("unshare: {error}");
-        }
-    }
-}
-
-/// Whether this is a namespace in which interfaces may be made.
-fn namespace() -> Result<(), String> {
-    let inside = std::env::var_os(INSIDE).is_some();
-    inside.then_some(()).ok_or_else(|| "no permission to create a network namespace".to_owned())
 }
 
 fn print(rows: &[Row]) {
@@ -132,17 +102,6 @@ fn print_goals(rows: &[Row]) {
     let find = |what: &str, bytes| {
         rows.iter().find(|row| row.what == what && row.frame_bytes == bytes).and_then(Row::median)
     };
-    for bytes in SIZES {
-        for reference in [forward::NULL, forward::NULL_COPY, forward::RING] {
-            if let (Some(own), Some(other)) = (find(cost::FORWARD, bytes), find(reference, bytes)) {
-                goal(
-                    &format!("forward, {bytes} B, cost at most that of `{reference}`"),
-                    own / other,
-                    own <= other,
-                );
-            }
-        }
-    }
     for bytes in SIZES {
         let own = find(handoff::OWN, bytes);
         for reference in [handoff::TXONLY, handoff::IO] {

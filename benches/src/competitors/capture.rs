@@ -4,7 +4,7 @@
 use std::io::{self, BufRead as _, BufReader, Read, Seek as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -103,10 +103,10 @@ impl CaptureTool {
             });
         }
         drop(send);
-        let capture = Capture { child };
+        let capture = Capture { child, lines };
         let (deadline, mut seen) = (Instant::now() + PATIENCE, Vec::new());
         loop {
-            match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            match capture.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) if line.contains(self.ready()) => return Ok(capture),
                 Ok(line) => seen.push(line),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
@@ -120,6 +120,7 @@ impl CaptureTool {
 /// A running program. Killed when it is dropped.
 pub struct Capture {
     child: Child,
+    lines: Receiver<String>,
 }
 
 impl Capture {
@@ -130,16 +131,16 @@ impl Capture {
         text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
     }
 
-    /// Ends it as Ctrl-C does, so that it writes what it has.
+    /// Ends it as Ctrl-C does, so that it writes what it has. Returns its last messages.
     ///
     /// # Errors
     /// It does not end.
-    pub fn stop(mut self) -> Result<(), String> {
+    pub fn stop(mut self) -> Result<Vec<String>, String> {
         kill_process(Pid::from_child(&self.child), Signal::INT).map_err(|error| error.to_string())?;
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
             if self.child.try_wait().map_err(|error| error.to_string())?.is_some() {
-                return Ok(());
+                return Ok(self.lines.iter().collect());
             }
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::namespace;
 use crate::rules::{Filter, Ports, Rule, Verdict};
 
 use super::{TIMEOUT_S, run};
@@ -77,6 +78,28 @@ pub fn linear(rules: &[Rule]) -> String {
         line(&mut text, rule);
     }
     text + "}\n}\n"
+}
+
+/// One rule per filter, in their order, for the packets of an interface before the kernel's network stack.
+#[must_use]
+pub fn ingress(rules: &[Rule], interface: &str) -> String {
+    let mut text = format!(
+        "flush ruleset\ntable netdev bench {{\nchain classify {{\n\
+         type filter hook ingress device \"{interface}\" priority 0; policy accept;\n"
+    );
+    for rule in rules {
+        line(&mut text, rule);
+    }
+    text + "}\n}\n"
+}
+
+/// Loads a file into the namespace of this process, which must have one of its own.
+///
+/// # Errors
+/// The message of `nft`, or that this is the machine's namespace.
+pub fn load_here(file: &Path) -> Result<(), String> {
+    namespace::entered()?;
+    run(Command::new("nft").arg("-f").arg(file)).map(|_| ())
 }
 
 /// A verdict map of the filters that share no packet with an earlier one and may therefore be evaluated first, and the

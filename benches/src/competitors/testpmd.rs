@@ -1,10 +1,13 @@
-//! DPDK's testpmd on virtual devices (Debian's package `dpdk-dev`), without huge pages, with one forwarding core.
+//! DPDK's testpmd on virtual devices (Debian's package `dpdk-dev`) with one forwarding core, on reserved huge pages where
+//! there are enough of them.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
+
+use crate::machine;
 
 /// The longest time for an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -22,6 +25,45 @@ pub struct TestpmdOptions<'o> {
     pub prompt_core: usize,
     /// The length of packets that it makes.
     pub packet_bytes: u32,
+    /// The packets that its devices keep, beyond those that it moves.
+    pub stored_packets: u32,
+}
+
+impl TestpmdOptions<'_> {
+    fn buffers(&self) -> u32 {
+        4096 + self.stored_packets
+    }
+
+    /// A buffer has 2 KiB of data, headroom and header.
+    fn memory_mib(&self) -> u32 {
+        self.buffers() * 5 / 2048 + 32
+    }
+
+    /// Reserved huge pages, if there are enough.
+    fn memory(&self) -> &'static str {
+        let is_enough = machine::free_huge_mib() >= u64::from(self.memory_mib());
+        if is_enough { "--in-memory" } else { "--no-huge" }
+    }
+
+    /// As a line for a shell, whose prompt takes `start`.
+    #[must_use]
+    pub fn command(&self) -> String {
+        format!("dpdk-testpmd {}", self.arguments("bench").join(" "))
+    }
+
+    fn arguments(&self, prefix: &str) -> Vec<String> {
+        let Self { devices, mode, core, prompt_core, packet_bytes, .. } = self;
+        let mut words: Vec<String> = vec![self.memory().to_owned(), format!("-m {}", self.memory_mib())];
+        words.extend(["--no-pci", "--no-telemetry"].map(str::to_owned));
+        words.push(format!("--file-prefix={prefix}"));
+        words.push(format!("--lcores=0@{prompt_core},1@{core}"));
+        words.extend(devices.iter().map(|device| format!("--vdev={device}")));
+        words.extend(["--", "--interactive", "--no-mlockall", "--no-flush-rx"].map(str::to_owned));
+        words.push(format!("--total-num-mbufs={}", self.buffers()));
+        words.push(format!("--forward-mode={mode}"));
+        words.push(format!("--txpkts={packet_bytes}"));
+        words
+    }
 }
 
 /// A running testpmd with a prompt. Killed when it is dropped.
@@ -38,7 +80,6 @@ impl Testpmd {
     /// Why it cannot be started, or its last line.
     pub fn start(options: &TestpmdOptions<'_>) -> Result<Self, String> {
         static STARTED: AtomicU64 = AtomicU64::new(0);
-        let TestpmdOptions { devices, mode, core, prompt_core, packet_bytes } = options;
         // Without stdbuf, the output waits in a buffer of testpmd.
         super::run(Command::new("sh").args(["-c", "command -v stdbuf && command -v dpdk-testpmd"]))
             .map_err(|_| "there is no dpdk-testpmd (package dpdk-dev)".to_owned())?;
@@ -46,11 +87,7 @@ impl Testpmd {
         let prefix = format!("steerd-bench-{}-{number}", std::process::id());
         let child = Command::new("stdbuf")
             .args(["--output=L", "dpdk-testpmd"])
-            .args(["--no-huge", "-m", "128", "--no-pci", "--no-telemetry", "--file-prefix", &prefix])
-            .args(["--lcores", &format!("0@{prompt_core},1@{core}")])
-            .args(devices.iter().map(|device| format!("--vdev={device}")))
-            .args(["--", "--interactive", "--no-mlockall", "--total-num-mbufs=4096", "--no-flush-rx"])
-            .args([format!("--forward-mode={mode}"), format!("--txpkts={packet_bytes}")])
+            .args(options.arguments(&prefix).iter().flat_map(|word| word.split(' ')))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

@@ -6,28 +6,14 @@ use std::collections::HashSet;
 
 use super::RuleSet;
 use super::filter::{Filter, Ports, mask};
+use crate::dice::Dice;
 
 /// Percentages of the kinds of filters, as in ClassBench's access lists.
 const LENGTHS: [(u32, u32); 8] = [(45, 32), (15, 31), (8, 30), (7, 28), (12, 24), (8, 22), (3, 16), (2, 0)];
 const PROTOCOLS: [(u32, Option<u8>); 4] = [(78, Some(6)), (10, Some(17)), (4, Some(1)), (8, None)];
 const SERVICES: [u16; 12] = [22, 25, 53, 80, 123, 161, 443, 1433, 1521, 1526, 5555, 14_753];
 
-/// SplitMix64, by its published constants: the same sequence on every machine.
-struct Dice(u64);
-
 impl Dice {
-    fn throw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, bound: u32) -> u32 {
-        (self.throw() % u64::from(bound)) as u32
-    }
-
     fn share<T: Copy>(&mut self, shares: &[(u32, T)]) -> T {
         let mut left = self.below(shares.iter().map(|(share, _)| share).sum());
         for &(share, value) in shares {

@@ -1,0 +1,317 @@
+//! A veth pair, whose one end sends as fast as the kernel lets it and whose other end is received by the daemon (AF_PACKET),
+//! by the smallest program that does so, and by tcpdump; and what the daemon takes when it has nothing to do.
+//!
+//! The counter is the soft NIC's own wire in a loop that counts frames and forgets them: a TPACKET_V3 ring without parser,
+//! flow table and worker. The kernel receives on the sender's core, so the rates are mostly the sender's.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use softnic::wire::{AfPacketConfig, AfPacketWire, Burst, MergedFrames, Wire};
+use steerd_benches::comparison::{Case, Ratio};
+use steerd_benches::competitors::{CaptureTool, ingress, load_here};
+use steerd_benches::daemon::{Daemon, DaemonOptions, ThreadTimes};
+use steerd_benches::namespace;
+use steerd_benches::rules::RuleSet;
+use steerd_benches::table::Row;
+use steerd_benches::trace::Trace;
+
+use super::inputs::{Inputs, one_rule};
+use super::{CORE, OTHER_CORE, own_command, pin};
+
+pub(crate) const TABLE: &str = "interface";
+pub(crate) const FOOTPRINT: &str = "footprint";
+const OWN: &str = "daemon, AF_PACKET";
+const COUNTER: &str = "TPACKET_V3 counter";
+const TCPDUMP: &str = "tcpdump -w /dev/null";
+const SENDER: &str = "benchsend";
+const RECEIVER: &str = "benchrecv";
+const SIZES: [u32; 2] = [60, 1514];
+const FLOWS: usize = 1000;
+const MILLISECONDS: u64 = 500;
+/// A little longer than the daemon's counters stay the same.
+const DAEMON_MILLISECONDS: u64 = 1020;
+const WARM_UP: Duration = Duration::from_millis(150);
+const RELOADS: usize = 10;
+
+pub(crate) fn cases(inputs: &Inputs) -> Vec<Case<'_>> {
+    let veth = namespace::make_veth(SENDER, RECEIVER);
+    let mut cases = Vec::new();
+    for bytes in SIZES {
+        for what in [OWN, COUNTER, TCPDUMP] {
+            let veth = veth.clone();
+            cases.push(pair_of_rows(what, bytes, move || {
+                veth.clone()?;
+                match what {
+                    OWN => by_daemon(inputs, bytes),
+                    COUNTER => by_counter(inputs, bytes),
+                    _ => by_tcpdump(inputs, bytes),
+                }
+            }));
+        }
+    }
+    for count in [0, 10, usize::MAX] {
+        cases.push(by_nft(inputs, count, veth.clone()));
+    }
+    let mut row = Row::new(TABLE, "Open vSwitch, userspace, EMC off", SIZES[0], "Mpps");
+    row.command = "ovs-vswitchd --dpdk".to_owned();
+    cases.push(Case::missing(row, "the bench's switch has no ports: it loads rules only"));
+    cases.extend(idle(inputs, &veth));
+    cases.push(reloads(inputs));
+    cases
+}
+
+/// What a receiver got.
+struct Received {
+    packets_per_second: f64,
+    /// The share of one core.
+    core_share: f64,
+}
+
+fn pair_of_rows<'c>(
+    what: &str,
+    bytes: u32,
+    mut receive: impl FnMut() -> Result<Received, String> + 'c,
+) -> Case<'c> {
+    let rows = [("", "Mpps"), (", processor time", "% of a core")].map(|(suffix, unit)| {
+        let mut row = Row::new(TABLE, format!("{what}{suffix}"), bytes, unit);
+        row.command = own_command(TABLE);
+        row
+    });
+    let run =
+        Box::new(move || receive().map(|got| vec![got.packets_per_second / 1e6, got.core_share * 100.0]));
+    Case { rows: rows.into(), run }
+}
+
+fn wire(interface: &str) -> Result<AfPacketWire, String> {
+    let config = AfPacketConfig {
+        interface: interface.to_owned(),
+        promiscuous: false,
+        ring_frames: 4096,
+        merged: MergedFrames::Split,
+    };
+    AfPacketWire::open(&config).map_err(|error| error.to_string())
+}
+
+/// A thread on the other core that sends without pause.
+struct Sending {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Sending {
+    fn start(inputs: &Inputs, bytes: u32) -> Result<Self, String> {
+        let rules = inputs.set("acl1_1k")?.rules;
+        let frames: Vec<Vec<u8>> = Trace::of(&rules, FLOWS).frames(bytes).collect();
+        let mut wire = wire(SENDER)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            pin(OTHER_CORE);
+            for burst in frames.chunks(32).cycle() {
+                if stopped.load(Ordering::Relaxed) {
+                    return;
+                }
+                // A full ring is flushed with what it has.
+                let _ = burst.iter().try_for_each(|frame| wire.transmit(frame));
+                wire.flush();
+            }
+        });
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn options(policy: &str, wire: String) -> DaemonOptions<'_> {
+    DaemonOptions { wire, policy, engine_core: CORE, worker_core: CORE }
+}
+
+fn af_packet() -> String {
+    format!("{{ kind = 'af_packet', interface = '{RECEIVER}' }}")
+}
+
+fn by_daemon(inputs: &Inputs, bytes: u32) -> Result<Received, String> {
+    let policy = one_rule().delivering().policy_text();
+    let daemon = Daemon::start(&inputs.subfolder("interface")?, &options(&policy, af_packet()))?;
+    let _sending = Sending::start(inputs, bytes)?;
+    std::thread::sleep(WARM_UP);
+    let (before, begun) = (daemon.thread_times()?, Instant::now());
+    let packets_per_second = daemon.rate(inputs.round(DAEMON_MILLISECONDS))?;
+    let [engine, worker] = shares(before, daemon.thread_times()?, begun.elapsed());
+    Ok(Received { packets_per_second, core_share: engine + worker })
+}
+
+/// Of the engine and of the worker.
+fn shares(before: ThreadTimes, after: ThreadTimes, time: Duration) -> [f64; 2] {
+    [after.engine.saturating_sub(before.engine), after.worker.saturating_sub(before.worker)]
+        .map(|used| used.as_secs_f64() / time.as_secs_f64())
+}
+
+fn by_counter(inputs: &Inputs, bytes: u32) -> Result<Received, String> {
+    let mut wire = wire(RECEIVER)?;
+    let _sending = Sending::start(inputs, bytes)?;
+    count(&mut wire, WARM_UP);
+    let time = inputs.round(MILLISECONDS);
+    let (before, begun) = (own_time(), Instant::now());
+    let counted = count(&mut wire, time);
+    let seconds = begun.elapsed().as_secs_f64();
+    let used = own_time().saturating_sub(before).as_secs_f64();
+    Ok(Received { packets_per_second: counted as f64 / seconds, core_share: used / seconds })
+}
+
+/// Counts the frames of a wire, and sleeps a little while there are none.
+fn count(wire: &mut AfPacketWire, time: Duration) -> u64 {
+    let (end, mut counted) = (Instant::now() + time, 0);
+    while Instant::now() < end {
+        let mut burst = Burst::new();
+        wire.receive(&mut burst);
+        counted += burst.len() as u64;
+        if burst.is_empty() {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+    counted
+}
+
+/// The processor time of this thread.
+fn own_time() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    Duration::from_nanos(text.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0))
+}
+
+fn by_tcpdump(inputs: &Inputs, bytes: u32) -> Result<Received, String> {
+    let tool = CaptureTool::Tcpdump;
+    let capture = tool.start(CORE, RECEIVER, Path::new("/dev/null"), (256, 8))?;
+    let before = capture.processor_time();
+    let begun = Instant::now();
+    let sending = Sending::start(inputs, bytes)?;
+    std::thread::sleep(WARM_UP + inputs.round(MILLISECONDS));
+    drop(sending);
+    let seconds = begun.elapsed().as_secs_f64();
+    std::thread::sleep(tool.settles());
+    let used = capture.processor_time().zip(before).map(|(after, before)| after.saturating_sub(before));
+    let messages = capture.stop()?;
+    let captured =
+        messages.iter().find_map(|line| line.strip_suffix(" packets captured")?.parse::<u64>().ok());
+    let captured = captured.ok_or_else(|| format!("tcpdump did not count: {}", messages.join(" / ")))?;
+    let used = used.ok_or("no time in /proc")?.as_secs_f64();
+    Ok(Received { packets_per_second: captured as f64 / seconds, core_share: used / seconds })
+}
+
+/// The kernel itself, with the rules before its network stack.
+fn by_nft(inputs: &Inputs, count: usize, veth: Result<(), String>) -> Case<'_> {
+    let set = inputs.set("acl1_1k");
+    let name = match (count, &set) {
+        (usize::MAX, Ok(set)) => set.name.clone(),
+        (usize::MAX, Err(_)) => "acl1_1k".to_owned(),
+        (count, _) => format!("{count} rules"),
+    };
+    let mut row = Row::new(TABLE, format!("nft ingress, {name}"), SIZES[0], "Mpps");
+    let file = inputs.folder.join(format!("{name}.nft").replace(' ', "-"));
+    row.command = format!("nft -f {}", file.display());
+    Case::new(row, move || {
+        veth.clone()?;
+        let rules: RuleSet = set.clone()?;
+        let rules = if count < rules.rules.len() { rules.sample(count) } else { rules };
+        std::fs::write(&file, ingress(&rules.rules, RECEIVER)).map_err(|error| error.to_string())?;
+        load_here(&file)?;
+        let rate = kernel_rate(inputs);
+        let empty = inputs.folder.join("empty.nft");
+        std::fs::write(&empty, "flush ruleset\n").map_err(|error| error.to_string())?;
+        load_here(&empty)?;
+        rate
+    })
+}
+
+/// Millions of packets per second that the interface receives.
+fn kernel_rate(inputs: &Inputs) -> Result<f64, String> {
+    // Not from /sys, which shows the namespace that mounted it.
+    let read = || {
+        let text = std::fs::read_to_string("/proc/thread-self/net/dev").map_err(|error| error.to_string())?;
+        let line = text.lines().find_map(|line| line.trim_start().strip_prefix(&format!("{RECEIVER}:")));
+        let packets = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+        packets.ok_or_else(|| format!("/proc/net/dev has no {RECEIVER}"))
+    };
+    let _sending = Sending::start(inputs, SIZES[0])?;
+    std::thread::sleep(WARM_UP);
+    let (before, begun) = (read()?, Instant::now());
+    std::thread::sleep(inputs.round(MILLISECONDS));
+    Ok((read()? - before) as f64 / begun.elapsed().as_secs_f64() / 1e6)
+}
+
+/// The daemon on an interface without traffic.
+fn idle<'i>(inputs: &'i Inputs, veth: &Result<(), String>) -> Vec<Case<'i>> {
+    let rows = ["engine", "worker"].map(|thread| {
+        let mut row =
+            Row::new(FOOTPRINT, format!("idle {thread}, AF_PACKET without traffic"), 0, "% of a core");
+        row.command = own_command(TABLE);
+        row
+    });
+    let veth = veth.clone();
+    let policy = one_rule().delivering().policy_text();
+    let run = Box::new(move || {
+        veth.clone()?;
+        let daemon = Daemon::start(&inputs.subfolder("idle")?, &options(&policy, af_packet()))?;
+        std::thread::sleep(inputs.round(500));
+        let (before, begun) = (daemon.thread_times()?, Instant::now());
+        std::thread::sleep(inputs.round(1000));
+        let shares = shares(before, daemon.thread_times()?, begun.elapsed());
+        Ok(shares.map(|share| share * 100.0).into())
+    });
+    vec![Case { rows: rows.into(), run }]
+}
+
+/// The memory of one daemon, which reloads some more times in every round.
+fn reloads(inputs: &Inputs) -> Case<'_> {
+    let set = inputs.set("acl1_10k");
+    let name = set
+        .as_ref()
+        .map_or_else(|_| "acl1_10k".to_owned(), |set| format!("{}, {} rules", set.name, set.rules.len()));
+    let every = format!("memory with {name}, every {RELOADS} reloads");
+    let rows = [format!("memory with {name}, at start"), every].map(|what| {
+        let mut row = Row::new(FOOTPRINT, what, 0, "MB");
+        row.command = own_command(TABLE);
+        row
+    });
+    let mut running: Option<(Daemon, f64)> = None;
+    let run = Box::new(move || {
+        let set = set.clone()?;
+        let policies = [set.policy_text(), set.with_few_changes().policy_text()];
+        if running.is_none() {
+            let folder = inputs.subfolder("reloads")?;
+            let daemon = Daemon::start(&folder, &options(&policies[0], "{ kind = 'null' }".to_owned()))?;
+            let at_start = daemon.resident_megabytes()?;
+            running = Some((daemon, at_start));
+        }
+        let (daemon, at_start) = running.as_ref().ok_or("no daemon")?;
+        let count = if inputs.is_quick { 2 } else { RELOADS };
+        for turn in 0..count {
+            daemon.reload(&policies[(turn + 1) % 2])?;
+        }
+        Ok(vec![*at_start, daemon.resident_megabytes()?])
+    });
+    Case { rows: rows.into(), run }
+}
+
+/// The daemon beside both.
+pub(crate) fn ratios(rows: &[Row]) -> Vec<Ratio> {
+    let mut ratios = Vec::new();
+    for bytes in SIZES {
+        let find = |what: &str| rows.iter().find(|row| row.what == what && row.frame_bytes == bytes);
+        for other in [COUNTER, TCPDUMP] {
+            ratios.extend(find(OWN).zip(find(other)).map(|(own, other)| Ratio::of(own, other)));
+        }
+    }
+    ratios
+}

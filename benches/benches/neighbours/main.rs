@@ -1,0 +1,126 @@
+//! `make bench ARGS='--bench neighbours'`: steerd beside what a user would take instead, with the same rules and the same
+//! packets, in interleaved rounds of one run, on cores 0 and 1. Takes less than ten minutes.
+//!
+//! - `daemon`: a `steerd run` process beside testpmd with `net_memif`, from core to core; few flows and many;
+//! - `one-core`: engine and worker in turn, and the worker alone, beside testpmd with `net_pcap`;
+//! - `lookup`: the flow table beside `dpdk-test-acl`;
+//! - `forward`: the sink beside testpmd's `macswap`;
+//! - `interface`: AF_PACKET on a veth pair beside a counter, tcpdump and nft; idle cores; memory after reloads.
+//!
+//! These words as arguments select tables. Each round waits for an idle machine; if it does not become idle, the output and
+//! the JSON say that the figures are provisional. What cannot run is "not measured", with the reason.
+//!
+//! `STEERD_CORPORA` names the folder of the real ClassBench sets. `STEERD_BENCH_FOLDER` keeps rules and traces, so that the
+//! commands of the rows can be repeated. `STEERD_BENCH_QUICK=1` tests the bench itself with short rounds on any machine.
+//! Writes `neighbours.json`, `neighbours.svg` and `performance-tables.md` to `target/bench`.
+#![forbid(unsafe_code)]
+
+mod forward;
+mod inputs;
+mod interface;
+mod lookup;
+mod one_core;
+mod whole;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use steerd_benches::comparison::{Case, Ratio, interleaved};
+use steerd_benches::machine::{self, Gate};
+use steerd_benches::table::{self, Row};
+use steerd_benches::{namespace, page, plot};
+
+use self::inputs::Inputs;
+
+/// The core of the engine, of the sender, and of everything that runs on one core.
+const CORE: usize = 0;
+/// The core of the worker and of the receiver.
+const OTHER_CORE: usize = 1;
+const SIZES: [u32; 2] = [64, 1518];
+/// Frames received before the worker polls: fewer than its posted buffers.
+const PULSE: u64 = 2048;
+/// How long the whole run waits for an idle machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A table: its word, its cases and its ratios.
+type Table = (&'static str, fn(&Inputs) -> Vec<Case<'_>>, fn(&[Row]) -> Vec<Ratio>);
+
+const TABLES: [Table; 5] = [
+    ("daemon", whole::cases, whole::ratios),
+    ("one-core", one_core::cases, one_core::ratios),
+    ("lookup", lookup::cases, lookup::ratios),
+    ("forward", forward::cases, forward::ratios),
+    ("interface", interface::cases, interface::ratios),
+];
+
+fn main() {
+    namespace::enter();
+    pin(CORE);
+    let begun = Instant::now();
+    let chosen: Vec<String> =
+        std::env::args().filter(|word| TABLES.iter().any(|table| table.0 == word)).collect();
+    let inputs = Inputs::new();
+    let mut gate = Gate::new(if inputs.is_quick { Duration::ZERO } else { PATIENCE });
+    let (mut rows, mut ratios) = (Vec::new(), Vec::new());
+    for (word, cases, ratios_of) in TABLES {
+        if chosen.is_empty() || chosen.iter().any(|chosen| chosen == word) {
+            eprintln!("{word} ...");
+            let measured = interleaved(cases(&inputs), inputs.rounds, &mut gate);
+            let compared = ratios_of(&measured);
+            print(&measured, &compared, inputs.rounds);
+            rows.extend(measured);
+            ratios.extend(compared);
+        }
+    }
+    println!("\n{}\n{}; took {} s", machine::description(), gate.text(), begun.elapsed().as_secs());
+    write(&rows, &ratios, &gate);
+}
+
+fn print(rows: &[Row], ratios: &[Ratio], rounds: usize) {
+    let mut table = "";
+    for row in rows {
+        if row.table != table {
+            table = row.table;
+            println!("\n{table}: medians of {rounds} interleaved rounds (least to most)");
+        }
+        println!("{}", row.text());
+    }
+    println!("how many times as fast, round by round:");
+    ratios.iter().for_each(|ratio| println!("{}", ratio.line()));
+}
+
+fn write(rows: &[Row], ratios: &[Ratio], gate: &Gate) {
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
+    std::fs::create_dir_all(&target).expect("target can be written");
+    let write =
+        |name: &str, text: &str| std::fs::write(target.join(name), text).expect("target can be written");
+    let ratios: Vec<_> = ratios.iter().map(Ratio::json).collect();
+    let run = json!({
+        "machine": machine::description(), "conditions": gate.json(), "command": own_command(""),
+        "rows": table::json(rows), "ratios": ratios,
+    });
+    write("neighbours.json", &format!("{run:#}\n"));
+    write("performance-tables.md", &page::tables(&run));
+    write("neighbours.svg", &plot::bars("Millions of packets per second, from core to core", &bars(rows)));
+    println!("in target/bench: neighbours.json, performance-tables.md, neighbours.svg");
+}
+
+/// What the plot shows: name, value, whether it is ours.
+fn bars(rows: &[Row]) -> Vec<(String, f64, bool)> {
+    let shown = rows.iter().filter(|row| row.table == whole::TABLE && row.frame_bytes == SIZES[0]);
+    shown
+        .filter_map(|row| Some((row.what.clone(), row.median()?, !row.what.starts_with("testpmd"))))
+        .collect()
+}
+
+/// The command that measures a table again; all of them without a word.
+fn own_command(word: &str) -> String {
+    let rest = if word.is_empty() { String::new() } else { format!(" -- {word}") };
+    format!("make bench ARGS='--bench neighbours{rest}'")
+}
+
+fn pin(core: usize) {
+    // Without that core the figures are worse, but valid.
+    core_affinity::set_for_current(core_affinity::CoreId { id: core });
+}
