@@ -90,6 +90,12 @@ impl Tap {
         self.ends.push(self.bytes.len());
     }
 
+    /// Whether copies wait.
+    #[inline]
+    pub(super) fn has_copies(&self) -> bool {
+        !self.ends.is_empty()
+    }
+
     /// Hands the copies out.
     pub(super) fn hand_out(&mut self, state: &mut State, port: u8, plan: &mut Plan, stats: &mut PortStats) {
         let Self { bytes, ends, .. } = self;

@@ -43,10 +43,15 @@ struct Sent {
 /// The buffers of a request, found and allowed: where and how long.
 type Parts = ArrayVec<(*const u8, usize), { MAX_SGE as usize }>;
 
-/// Where frames are sent from, and to.
+/// Where frames are put together, if they have to be, and sent.
 struct Way<'a> {
-    port: &'a mut EnginePort,
     gather: &'a mut [u8; MAX_FRAME_BYTES],
+    exit: Exit<'a>,
+}
+
+/// Where frames leave.
+struct Exit<'a> {
+    port: &'a mut EnginePort,
     tap: &'a mut Tap,
     stats: &'a mut PortStats,
 }
@@ -69,11 +74,11 @@ pub(super) fn drain(
     }
     let mut sent = 0;
     let mut index = 0;
-    let mut way = Way { port, gather, tap, stats };
+    let mut way = Way { gather, exit: Exit { port, tap, stats } };
     while let Some(&slot) = state.senders.get(index) {
-        match state.qps.get(slot).filter(|qp| qp.port == way.port.number) {
+        match state.qps.get(slot).filter(|qp| qp.port == way.exit.port.number) {
             Some(qp) if qp.is_datagram() => {
-                sent += datagram::drain(nic, &mut state, slot, way.gather, way.stats);
+                sent += datagram::drain(nic, &mut state, slot, way.gather, way.exit.stats);
             }
             Some(_) => sent += drain_qp(&mut state, (index, slot), &mut way, plan),
             None => {}
@@ -113,10 +118,13 @@ fn drain_qp(state: &mut State, (index, slot): (usize, u32), way: &mut Way<'_>, p
                 if signaled {
                     state.complete(cq, &cqe);
                 }
-                way.tap.hand_out(state, way.port.number, plan, way.stats);
+                let Exit { port, tap, stats } = &mut way.exit;
+                if tap.has_copies() {
+                    tap.hand_out(state, port.number, plan, stats);
+                }
             }
             Outcome::Failed(cqe) => {
-                way.stats.tx_errors += 1;
+                way.exit.stats.tx_errors += 1;
                 state.complete(cq, &cqe);
                 state.fail_queue(queue);
                 handled += 1;
@@ -174,18 +182,63 @@ fn send_frame(
     memory: (&MemoryTable, u32),
     (way, egress): (&mut Way<'_>, &mut EgressFlows<'_>),
 ) -> Result<Sent, Status> {
-    let bytes = gather(send, slot, header, memory, way.gather)?;
-    if !(ETHERNET_BYTES..=way.port.max_frame_bytes).contains(&bytes) {
+    let Way { gather: room, exit } = way;
+    let frame = match in_one_piece(send, slot, header, memory)? {
+        Some(frame) => frame,
+        None => assembled(send, slot, header, memory, &mut room[..])?,
+    };
+    if !(ETHERNET_BYTES..=exit.port.max_frame_bytes).contains(&frame.len()) {
         return Err(Status::LocalLength);
     }
-    let frame = &mut way.gather[..bytes];
-    if header.flags & SEND_CHECKSUM != 0 {
+    exit.transmit(frame, egress);
+    Ok(Sent { frames: 1, bytes: frame.len() as u64 })
+}
+
+/// The frame of a request where it is, if it is sent as it is and in one piece: in the request itself or in its only
+/// buffer.
+#[inline]
+fn in_one_piece<'m>(
+    send: &SendState,
+    slot: NonNull<u8>,
+    header: &SendHeader,
+    (memory, domain): (&'m MemoryTable, u32),
+) -> Result<Option<&'m [u8]>, Status> {
+    if header.flags & (SEND_CHECKSUM | SEND_INLINE) == SEND_INLINE {
+        return Ok(Some(inline(slot, 0, header.inline_bytes.min(send.shape.max_inline))));
+    }
+    if header.flags & (SEND_CHECKSUM | SEND_INLINE) != 0 || send.shape.max_sge == 0 {
+        return Ok(None);
+    }
+    let first = element(slot, 0);
+    let is_only = send.shape.max_sge == 1 || element(slot, 1).key == 0;
+    if first.key == 0 || !is_only {
+        return Ok(None);
+    }
+    let mut regions = memory.of_domain(domain, false);
+    let from = regions.resolve(first.key, first.address, first.bytes).and_then(NonNull::new);
+    let frame = NonNull::slice_from_raw_parts(from.ok_or(Status::LocalProtection)?, first.bytes as usize);
+    // SAFETY: `resolve` found the buffer inside a region of the domain, which stays registered while the state is locked.
+    // With the request the application gave it to the device: it stays as it is until the completion
+    // (ibv_post_send(3)), which is written after the slice's use.
+    Ok(Some(unsafe { frame.as_ref() }))
+}
+
+/// The frame of a request put together in `room`, with its checksums if they are asked for.
+fn assembled<'r>(
+    send: &SendState,
+    slot: NonNull<u8>,
+    header: &SendHeader,
+    memory: (&MemoryTable, u32),
+    room: &'r mut [u8],
+) -> Result<&'r [u8], Status> {
+    let bytes = gather(send, slot, header, memory, room)?;
+    let frame = &mut room[..bytes];
+    if header.flags & SEND_CHECKSUM != 0 && frame.len() >= ETHERNET_BYTES {
         // IBV_SEND_IP_CSUM: the IPv4 header's checksum and that of TCP or UDP.
         let parsed = packet::parse(frame);
         packet::checksum::fill(frame, &parsed);
     }
-    way.transmit(bytes, egress);
-    Ok(Sent { frames: 1, bytes: bytes as u64 })
+    Ok(frame)
 }
 
 /// Copies what a request is to send to the beginning of `to`; returns its length.
@@ -224,7 +277,7 @@ fn send_segments(
     let (parts, stream_bytes) = resolve(send, slot, memory)?;
     let segments = stream_bytes.div_ceil(segment_bytes.max(1));
     let bounded = stream_bytes <= MAX_TSO_BYTES as usize && segments <= MAX_TSO_SEGMENTS as usize;
-    if segment_bytes == 0 || frame_bytes > way.port.max_frame_bytes || !bounded {
+    if segment_bytes == 0 || frame_bytes > way.exit.port.max_frame_bytes || !bounded {
         return Err(Status::LocalLength);
     }
     // What a device does with a stream of something else is not documented; one that looks at the headers can only
@@ -241,19 +294,18 @@ fn send_segments(
         cursor.copy(&mut frame[headers.len()..]);
         let last = offset + payload == stream_bytes;
         template.complete(frame, Segment { index: sent.frames as u32, offset: offset as u32, last });
-        let frame_bytes = frame.len();
-        way.transmit(frame_bytes, egress);
+        way.exit.transmit(frame, egress);
         sent.frames += 1;
-        sent.bytes += frame_bytes as u64;
+        sent.bytes += frame.len() as u64;
         offset += payload;
     }
     Ok(sent)
 }
 
-impl Way<'_> {
-    /// Hands the first bytes of what was gathered to the wire, unless a flow drops them.
-    fn transmit(&mut self, bytes: usize, egress: &mut EgressFlows<'_>) {
-        let frame = &self.gather[..bytes];
+impl Exit<'_> {
+    /// Hands a frame to the wire, unless a flow drops it.
+    #[inline]
+    fn transmit(&mut self, frame: &[u8], egress: &mut EgressFlows<'_>) {
         if self.tap.drops(egress, self.port.number, frame) {
             self.stats.tx_flow_dropped += 1;
             return;
@@ -261,7 +313,7 @@ impl Way<'_> {
         match self.port.wire.transmit(frame) {
             Ok(()) => {
                 self.stats.tx_frames += 1;
-                self.stats.tx_bytes += bytes as u64;
+                self.stats.tx_bytes += frame.len() as u64;
                 self.tap.keep(frame, self.stats);
             }
             // As on a real wire: the device did its part, and the loss shows in the counters.
@@ -279,22 +331,28 @@ fn inline<'a>(slot: NonNull<u8>, offset: usize, bytes: u32) -> &'a [u8] {
     unsafe { NonNull::slice_from_raw_parts(start, bytes as usize).as_ref() }
 }
 
+/// The element of a published request at an index below its `max_sge`.
+#[inline]
+fn element(slot: NonNull<u8>, index: usize) -> Element {
+    // SAFETY: send slots have a body behind the header.
+    let body = unsafe { slot.add(SEND_HEADER_BYTES) };
+    // SAFETY: the body holds `max_sge` elements.
+    let element = unsafe { body.cast::<Element>().add(index) };
+    // SAFETY: the request was published, so its slot is this side's.
+    unsafe { element.read() }
+}
+
 /// Finds a request's buffers, and adds up their bytes.
 fn resolve(
     send: &SendState,
     slot: NonNull<u8>,
     (memory, domain): (&MemoryTable, u32),
 ) -> Result<(Parts, usize), Status> {
-    // SAFETY: send slots have a body behind the header.
-    let body = unsafe { slot.add(SEND_HEADER_BYTES) };
     let mut regions = memory.of_domain(domain, false);
     let mut parts = Parts::new();
     let mut total = 0usize;
     for index in 0..send.shape.max_sge as usize {
-        // SAFETY: the body holds `max_sge` elements.
-        let element = unsafe { body.cast::<Element>().add(index) };
-        // SAFETY: the request was published, so its slot is this side's.
-        let element = unsafe { element.read() };
+        let element = element(slot, index);
         if element.key == 0 {
             break;
         }
