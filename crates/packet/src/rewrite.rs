@@ -20,10 +20,10 @@ const VLAN_ID: u16 = 0x0fff;
 /// Exchanges source and destination address.
 #[inline]
 pub fn swap_macs(frame: &mut [u8]) {
-    if let Some((destination, source)) =
-        frame.get_mut(..MACS_BYTES).and_then(|macs| macs.split_at_mut_checked(6))
-    {
-        destination.swap_with_slice(source);
+    if let Some(macs) = frame.first_chunk_mut::<MACS_BYTES>() {
+        // By value: two loads and two stores.
+        let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5] = *macs;
+        *macs = [s0, s1, s2, s3, s4, s5, d0, d1, d2, d3, d4, d5];
     }
 }
 

@@ -78,8 +78,9 @@ impl MemoryTable {
     }
 
     /// The region of a key.
-    pub(crate) fn get(&self, key: MemoryKey) -> Option<Region> {
-        self.entries.get(key.slot()).filter(|entry| entry.key == key.0)?.region
+    #[inline]
+    pub(crate) fn get(&self, key: MemoryKey) -> Option<&Region> {
+        self.entries.get(key.slot()).filter(|entry| entry.key == key.0)?.region.as_ref()
     }
 
     /// Puts another region in the place of one that is there.
@@ -150,7 +151,6 @@ impl Regions<'_> {
         fits.then(|| self.address.wrapping_add(offset as usize))
     }
 
-    #[inline(never)]
     fn find(&mut self, key: u32) -> Option<()> {
         let region = self.table.get(MemoryKey(key))?;
         if region.domain != self.domain || (self.write && !region.writable) {

@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering;
 pub(crate) use indices::DOORBELL_BYTES;
 use indices::Indices;
 
-use crate::prefetch::{prefetch_read, prefetch_write};
+use crate::prefetch::prefetch_read;
 use crate::queue_memory::QueueMemory;
 
 /// The most slots a ring can have.
@@ -35,9 +35,9 @@ pub(crate) const RING_ALIGN: usize = 128;
 
 /// The shared part of a ring. Indices count slots without end and wrap at 2^32.
 pub(crate) struct Ring {
-    slots: QueueMemory,
+    /// Kept for the ends, which know where the slots in it are.
+    _slots: QueueMemory,
     indices: Indices,
-    slot_bytes: usize,
     /// Slots in memory, a power of two.
     capacity: u32,
     /// How many of them may be filled at once: what the application asked for.
@@ -69,29 +69,39 @@ impl Ring {
     ) -> (Producer, Consumer) {
         assert!(capacity.is_power_of_two() && slots.bytes() >= capacity as usize * slot_bytes);
         assert!(limit <= capacity);
-        let ring = Arc::new(Self { slots, indices: Indices::new(doorbell), slot_bytes, capacity, limit });
-        let producer = Producer { ring: Arc::clone(&ring), next: 0, consumed_seen: 0 };
-        (producer, Consumer { ring, next: 0, produced_seen: 0 })
-    }
-
-    #[inline]
-    fn slot(&self, index: u32) -> NonNull<u8> {
-        self.slots_from(index).at(0)
-    }
-
-    #[inline]
-    fn slots_from(&self, first: u32) -> Slots<'_> {
-        let (address, slot_bytes, mask) = (self.slots.address(), self.slot_bytes, self.capacity - 1);
-        Slots { address, slot_bytes, mask, first, _ring: PhantomData }
+        let layout = Layout { address: slots.address(), slot_bytes, mask: capacity - 1 };
+        let ring = Arc::new(Self { _slots: slots, indices: Indices::new(doorbell), capacity, limit });
+        let producer = Producer { ring: Arc::clone(&ring), layout, next: 0, consumed_seen: 0 };
+        (producer, Consumer { ring, layout, next: 0, produced_seen: 0 })
     }
 }
 
-/// The slots of a ring from one on. Holds by value what a ring has behind a pointer: for loops over many slots.
+/// Where the slots of a ring are. Each end has a copy, so that it reaches a slot without a look at the ring.
 #[derive(Clone, Copy)]
-pub(crate) struct Slots<'r> {
+struct Layout {
     address: NonNull<u8>,
     slot_bytes: usize,
     mask: u32,
+}
+
+// SAFETY: an address that only the ends of its ring follow, which keep the ring's memory.
+unsafe impl Send for Layout {}
+// SAFETY: as above.
+unsafe impl Sync for Layout {}
+
+impl Layout {
+    #[inline]
+    fn slot(self, index: u32) -> NonNull<u8> {
+        let offset = (index & self.mask) as usize * self.slot_bytes;
+        // SAFETY: the masked index is below `capacity`, and `ends` checked that the slots hold `capacity` slots.
+        unsafe { self.address.add(offset) }
+    }
+}
+
+/// The slots of a ring from one on: for loops over many.
+#[derive(Clone, Copy)]
+pub(crate) struct Slots<'r> {
+    layout: Layout,
     first: u32,
     _ring: PhantomData<&'r Ring>,
 }
@@ -100,15 +110,14 @@ impl Slots<'_> {
     /// The slot `nth` behind the first.
     #[inline]
     pub(crate) fn at(&self, nth: u32) -> NonNull<u8> {
-        let offset = (self.first.wrapping_add(nth) & self.mask) as usize * self.slot_bytes;
-        // SAFETY: the masked index is below `capacity`, and `ends` checked that the slots hold `capacity` slots.
-        unsafe { self.address.add(offset) }
+        self.layout.slot(self.first.wrapping_add(nth))
     }
 }
 
 /// The end that fills slots.
 pub(crate) struct Producer {
     ring: Arc<Ring>,
+    layout: Layout,
     next: u32,
     consumed_seen: u32,
 }
@@ -140,21 +149,13 @@ impl Producer {
     /// The next slot to fill; [`Producer::has_room`] must have returned true.
     #[inline]
     pub(crate) fn slot(&self) -> NonNull<u8> {
-        self.ring.slot(self.next)
+        self.layout.slot(self.next)
     }
 
     /// The slots from the next one on, of which as many can be filled as there is room for.
     #[inline]
     pub(crate) fn slots(&self) -> Slots<'_> {
-        self.ring.slots_from(self.next)
-    }
-
-    /// Takes over the line of the slot `ahead` of the next one, if the consumer has long left it.
-    #[inline]
-    pub(crate) fn prefetch(&self, ahead: u32) {
-        if self.room() > ahead {
-            prefetch_write(self.ring.slot(self.next.wrapping_add(ahead)).as_ptr());
-        }
+        Slots { layout: self.layout, first: self.next, _ring: PhantomData }
     }
 
     /// Counts the slot as filled; the consumer sees it after [`Producer::publish`].
@@ -189,7 +190,7 @@ impl Producer {
     /// The slot at `index`: to be read if it was filled, and not yet a ring ago.
     #[inline]
     pub(crate) fn peek(&self, index: u32) -> NonNull<u8> {
-        self.ring.slot(index)
+        self.layout.slot(index)
     }
 
     /// How many slots can be filled at once.
@@ -201,6 +202,7 @@ impl Producer {
 /// The end that empties slots.
 pub(crate) struct Consumer {
     ring: Arc<Ring>,
+    layout: Layout,
     next: u32,
     produced_seen: u32,
 }
@@ -234,7 +236,7 @@ impl Consumer {
     /// The slots from the next one on, of which the published ones are to be read.
     #[inline]
     pub(crate) fn slots(&self) -> Slots<'_> {
-        self.ring.slots_from(self.next)
+        Slots { layout: self.layout, first: self.next, _ring: PhantomData }
     }
 
     /// How many slots there are to read.
@@ -243,11 +245,17 @@ impl Consumer {
         self.produced_seen.wrapping_sub(self.next)
     }
 
+    /// Whether the next slot is the first of two: where two share a line, its first.
+    #[inline]
+    pub(crate) fn starts_pair(&self) -> bool {
+        self.next.is_multiple_of(2)
+    }
+
     /// Fetches the slot `ahead` of the next one, if it is known to be there.
     #[inline]
     pub(crate) fn prefetch(&self, ahead: u32) {
         if ahead < self.published() {
-            prefetch_read(self.ring.slot(self.next.wrapping_add(ahead)).as_ptr());
+            prefetch_read(self.layout.slot(self.next.wrapping_add(ahead)).as_ptr());
         }
     }
 
@@ -260,7 +268,7 @@ impl Consumer {
     /// The next slot; [`Consumer::has_next`] must have returned true.
     #[inline]
     pub(crate) fn slot(&self) -> NonNull<u8> {
-        self.ring.slot(self.next)
+        self.layout.slot(self.next)
     }
 
     /// Counts the slot as read; the producer may fill it after [`Consumer::publish`].

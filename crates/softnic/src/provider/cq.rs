@@ -419,7 +419,9 @@ impl Poller {
         if !self.consumer.has_next() {
             return libc::ENOENT;
         }
-        self.consumer.prefetch(LOOKAHEAD);
+        if self.consumer.starts_pair() {
+            self.consumer.prefetch(LOOKAHEAD);
+        }
         let current = self.consumer.slot().cast::<Cqe>().as_ptr();
         self.consumer.advance();
         self.current = current;

@@ -147,7 +147,7 @@ pub(crate) unsafe extern "C" fn rereg_mr(
             return Err(EINVAL);
         }
         let key = MemoryKey(object.mr.ibv_mr.lkey);
-        let mut region = soft.nic().control().memory.get(key).ok_or(EINVAL)?;
+        let mut region = *soft.nic().control().memory.get(key).ok_or(EINVAL)?;
         if flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0 {
             let virtual_address = u64::try_from(address.addr()).map_err(|_| EINVAL)?;
             region.bytes = range(address, bytes, virtual_address)?;

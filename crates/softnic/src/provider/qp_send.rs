@@ -232,6 +232,26 @@ impl SendPoster {
         Ok(())
     }
 
+    /// Gives the request that was begun its only buffer.
+    #[inline]
+    fn set_one(&mut self, sge: &ibv_sge) -> Verb<()> {
+        let header = self.without_data()?;
+        if header.flags & SEND_SEGMENTS != 0 || self.shape.max_sge == 0 {
+            return self.set_list(sge, 1);
+        }
+        let elements = self.body().cast::<Element>();
+        // SAFETY: a slot's body holds `max_sge` elements, at least one; only this side writes them now.
+        unsafe { elements.write(Element::of(sge)) };
+        if self.shape.max_sge > 1 {
+            // SAFETY: as above, and at least two.
+            let second = unsafe { elements.add(1) };
+            // SAFETY: as above.
+            unsafe { second.write(Element::END) };
+        }
+        self.fill(header);
+        Ok(())
+    }
+
     /// Copies the frame itself into the request that was begun: addresses and lengths. They need no key: the caller's own
     /// memory is read now.
     pub(crate) fn set_inline(&mut self, pieces: impl Iterator<Item = Verb<(usize, usize)>>) -> Verb<()> {
@@ -453,8 +473,7 @@ unsafe extern "C" fn wr_send_tso(
 }
 
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
-    let element = ibv_sge { addr, length, lkey };
-    in_batch(qp, |poster, _| poster.set_list(&raw const element, 1));
+    in_batch(qp, |poster, _| poster.set_one(&ibv_sge { addr, length, lkey }));
 }
 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {

@@ -3,6 +3,7 @@
 use std::cell::UnsafeCell;
 use std::collections::HashSet;
 use std::ffi::c_int;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -27,6 +28,7 @@ use crate::engine::deliver::Planned;
 use crate::events::acknowledgements;
 use crate::limits::MAX_SGE;
 use crate::personality::{Rules, WorkQueueRules};
+use crate::prefetch::prefetch_write;
 use crate::ring::Producer;
 use crate::state::{FrameEdits, QueueOwner, QueueState, State, TableState};
 use crate::work::{Element, RECEIVE_HEADER_BYTES, receive_slot_bytes};
@@ -402,6 +404,8 @@ pub(crate) unsafe extern "C" fn destroy_rwq_ind_table(table: *mut ibv_rwq_ind_ta
 
 /// How many requests ahead their lines are taken over from the engine's core.
 const LOOKAHEAD: u32 = 8;
+/// Of the smallest requests at least this many share a line.
+const REQUESTS_PER_LINE: u32 = 2;
 
 /// The application's end of a receive ring.
 pub(crate) struct ReceivePoster {
@@ -415,19 +419,7 @@ pub(crate) fn post(
     mut wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    let outcome = poster.with(|poster| {
-        let mut outcome = Ok(());
-        // SAFETY: NULL or a request of the application's chain.
-        while let Some(request) = unsafe { wr.as_ref() } {
-            outcome = poster.push(request);
-            if outcome.is_err() {
-                break;
-            }
-            wr = request.next;
-        }
-        poster.producer.publish();
-        outcome
-    });
+    let outcome = poster.with(|poster| poster.push_chain(&mut wr));
     match outcome {
         Ok(()) => 0,
         Err(errno) => {
@@ -446,27 +438,45 @@ pub(crate) fn refuse<T>(wr: *mut T, bad: *mut *mut T) {
 }
 
 impl ReceivePoster {
+    /// Fills slots with the requests of a chain and shows them to the device. `wr` ends at the first that was not taken.
+    fn push_chain(&mut self, wr: &mut *mut ibv_recv_wr) -> Verb<()> {
+        let (mut filled, mut room) = (0, self.producer.room_for(0));
+        let outcome = loop {
+            // SAFETY: NULL or a request of the application's chain.
+            let Some(request) = (unsafe { wr.as_ref() }) else { break Ok(()) };
+            let count = u32::try_from(request.num_sge).unwrap_or(u32::MAX);
+            if count > self.max_sge || (count > 0 && request.sg_list.is_null()) {
+                break Err(EINVAL);
+            }
+            if filled == room {
+                room = self.producer.room_for(filled + 1);
+                if filled >= room {
+                    break Err(ENOMEM);
+                }
+            }
+            let slots = self.producer.slots();
+            if filled.is_multiple_of(REQUESTS_PER_LINE) && filled + LOOKAHEAD < room {
+                prefetch_write(slots.at(filled + LOOKAHEAD).as_ptr());
+            }
+            self.write(slots.at(filled), request, count);
+            filled += 1;
+            *wr = request.next;
+        };
+        self.producer.advance_by(filled);
+        self.producer.publish();
+        outcome
+    }
+
+    /// Writes a request of `count` elements, at most `max_sge`, into a slot for which there is room.
     #[inline]
-    fn push(&mut self, request: &ibv_recv_wr) -> Verb<()> {
-        let count = u32::try_from(request.num_sge).map_err(|_| EINVAL)?;
-        if count > self.max_sge || (count > 0 && request.sg_list.is_null()) {
-            return Err(EINVAL);
-        }
-        if !self.producer.has_room(1) {
-            return Err(ENOMEM);
-        }
-        self.producer.prefetch(LOOKAHEAD);
-        let slot = self.producer.slot();
+    fn write(&self, slot: NonNull<u8>, request: &ibv_recv_wr, count: u32) {
         // SAFETY: there is room, so the slot is this side's; it begins with the id.
         unsafe { slot.cast::<u64>().write(request.wr_id) };
         // SAFETY: a slot holds `max_sge` elements behind the id.
         let elements = unsafe { slot.add(RECEIVE_HEADER_BYTES) };
-        let elements =
-            std::ptr::NonNull::slice_from_raw_parts(elements.cast::<Element>(), self.max_sge as usize);
+        let elements = NonNull::slice_from_raw_parts(elements.cast::<Element>(), self.max_sge as usize);
         // SAFETY: as above; every bit pattern is an element, and only this side writes them now.
         write_elements(unsafe { &mut *elements.as_ptr() }, request.sg_list, count);
-        self.producer.advance();
-        Ok(())
     }
 }
 

@@ -62,6 +62,7 @@ impl<'q> SendBatch<'q> {
     }
 
     /// A packet (`ibv_wr_send`).
+    #[inline]
     pub fn send(&mut self, flags: SendFlags) -> SendRequest<'_, 'q> {
         SendRequest { batch: self, flags, segments: None }
     }
@@ -148,7 +149,12 @@ impl SendRequest<'_, '_> {
     /// [`MAX_SEND_PARTS`]; for segments, the stream. Otherwise as [`SendRequest::frame`].
     #[inline]
     pub fn gather(self, frame: Frame, parts: &[Range<usize>]) -> Result<(), Frame> {
-        self.put::<MAX_SEND_PARTS>(frame, parts)
+        // Lists of the usual lengths need no room for the longest.
+        match parts.len() {
+            1 => self.put::<1>(frame, parts),
+            2 => self.put::<2>(frame, parts),
+            _ => self.put::<MAX_SEND_PARTS>(frame, parts),
+        }
     }
 
     /// A copy of `data` (`ibv_wr_set_inline_data`), as [`RawQueuePair::send_inline`]. False: refused, as segments are.
@@ -204,6 +210,7 @@ impl SendRequest<'_, '_> {
     }
 
     /// Hands the request to the provider; the frame is the batch's after that. An errno: nothing was handed over.
+    #[inline]
     fn add<const N: usize>(&self, frame: &Frame, parts: &[Range<usize>]) -> Result<(), i32> {
         let batch = &*self.batch;
         let list = Parts::<N>::of(batch.pool, frame, parts)?;
