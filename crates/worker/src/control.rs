@@ -22,6 +22,9 @@ use crate::{Disposition, Traffic, Warning};
 
 /// How long [`WorkerControl::wait`] sleeps between checks.
 const WAIT_STEP: Duration = Duration::from_micros(50);
+/// A longer step counts as this one, so that the wait is longer on a machine that is busy; at most so many times as long.
+const LONGEST_STEP: Duration = Duration::from_millis(1);
+const MOST_PATIENCE: u32 = 12;
 
 /// A handle to one worker.
 #[derive(Clone, Debug)]
@@ -234,7 +237,8 @@ impl WorkerControl {
         self.shared.mailbox.acknowledged() >= publication
     }
 
-    /// Waits at most `patience` until [`WorkerControl::acknowledged`].
+    /// Waits at most `patience` until [`WorkerControl::acknowledged`]; longer while other processes keep this thread from
+    /// running, up to twelve times.
     #[must_use]
     pub fn wait(&self, publication: Publication, patience: Duration) -> bool {
         wait_until(patience, || self.acknowledged(publication))
@@ -295,14 +299,24 @@ impl WorkerControl {
 }
 
 fn wait_until(patience: Duration, is_done: impl Fn() -> bool) -> bool {
-    let deadline = Instant::now() + patience;
+    let mut waited = Duration::ZERO;
+    let mut last = Instant::now();
     while !is_done() {
-        if Instant::now() >= deadline {
+        if waited >= patience {
             return false;
         }
         std::thread::sleep(WAIT_STEP);
+        let now = Instant::now();
+        waited += counted(now - last);
+        last = now;
     }
     true
+}
+
+/// How much of the patience a step uses that took so long. On a machine that is busy with other things the step of the
+/// waiting thread takes long, and the worker does not run either: that does not show that the worker hangs.
+fn counted(step: Duration) -> Duration {
+    step.min(LONGEST_STEP).max(step / MOST_PATIENCE)
 }
 
 /// Counts the changes of one worker's sinks.
@@ -394,5 +408,19 @@ impl Mailbox {
 
     pub(crate) fn acknowledged(&self) -> Publication {
         Publication(self.acknowledged.load(Ordering::Acquire))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_starved_wait_is_prolonged() {
+        let ms = Duration::from_millis;
+        assert_eq!(counted(Duration::from_micros(120)), Duration::from_micros(120));
+        assert_eq!(counted(ms(4)), ms(1), "a slice of the scheduler");
+        assert_eq!(counted(ms(24)), ms(2), "twelve times the patience at most");
+        assert!(!wait_until(ms(5), || false));
     }
 }

@@ -35,7 +35,8 @@ use crate::telemetry::state::State;
 pub(crate) use device::{OpenDevice, TargetDevice, list, open, profile};
 use sysfs::OutOfBuffer;
 
-/// How long workers may take to acknowledge a program. They check once per iteration, and sleep for microseconds.
+/// How long workers may take to acknowledge a program. They check once per iteration, and are woken for it. A wait that is
+/// itself starved, on a machine that is busy with other things, is longer ([`worker::WorkerControl::wait`]).
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a state is reused for scrapes: making one queries the firmware of a real NIC.
@@ -490,7 +491,7 @@ impl Runtime {
         match late {
             None => Ok(()),
             Some((entry, _)) => Err(control::Error::Workers(format!(
-                "worker {} did not acknowledge the program within {} s",
+                "worker {} did not acknowledge the program within {} s, or longer on a busy machine",
                 entry.control.id().0,
                 PUBLISH_TIMEOUT.as_secs()
             ))),
