@@ -6,8 +6,11 @@ use std::hint::black_box;
 use criterion::{Criterion, criterion_group, criterion_main};
 use device_model::DeviceProfile;
 use packet::build::FrameBuilder;
-use packet::{EtherType, FlowKey, HashFields, RssKey, Toeplitz};
+use packet::{EtherType, Field, FlowKey, HashFields, RssKey, Toeplitz};
 use policy::{NoFiles, Source};
+use program::{
+    Addresses, Class, Decide, Match, Outcome, Predicate, RangeSet, RuleId, Step, StepIndex, Verdict,
+};
 
 fn frames() -> [(&'static str, Vec<u8>); 2] {
     let v4 = FrameBuilder::new()
@@ -53,5 +56,57 @@ fn resolve(criterion: &mut Criterion) {
         .bench_function("resolve a hybrid class", |bencher| bencher.iter(|| class.resolve(black_box(&key))));
 }
 
-criterion_group!(blocks, parse, toeplitz, resolve);
+/// A class of many rules behind one flow, each with one of three fields, and packets that match one of the last, or none.
+fn resolve_many(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("resolve a class of rules");
+    for count in [10u32, 100, 1000] {
+        let class = many(count);
+        let index = StepIndex::of(&class);
+        let key = |port: u32, source: u32| {
+            let frame =
+                FrameBuilder::new().ipv4(source.into(), [192, 0, 2, 53].into()).tcp(40_000, port as u16, 2);
+            FlowKey::of(&frame.frame_bytes(64).build())
+        };
+        let last = count - 1 - (count - 1) % 3;
+        let keys = [("the last", key(1000 + last, 1)), ("none", key(9, 1))];
+        for (which, key) in keys {
+            group.bench_function(format!("{count}, {which} matches, in turn"), |bencher| {
+                bencher.iter(|| class.resolve(black_box(&key)));
+            });
+            group.bench_function(format!("{count}, {which} matches, by the index"), |bencher| {
+                bencher.iter(|| match &index {
+                    Some(index) => index.resolve(&class, black_box(&key)),
+                    None => class.resolve(black_box(&key)),
+                });
+            });
+        }
+        group.bench_function(format!("{count}, making the index"), |bencher| {
+            bencher.iter(|| StepIndex::of(black_box(&class)));
+        });
+    }
+    group.finish();
+}
+
+fn many(count: u32) -> Class {
+    let outcome = |number| Outcome { rule: RuleId(number), verdict: Verdict::Drop };
+    let step = |number: u32| {
+        let mut matches = Match::default();
+        matches.set(Field::TcpFlags, RangeSet::single(2));
+        match number % 3 {
+            0 => matches.set(Field::DstPort, RangeSet::single(1000 + number)),
+            1 => {
+                let network = RangeSet::of(vec![(number << 8, (number << 8) + 255)]);
+                matches.src = Some(Addresses { v4: network, ..Addresses::default() });
+            }
+            _ => {
+                matches.set(Field::DstPort, RangeSet::of(vec![(1000, 2000)]));
+                matches.dst = Some(Addresses { v4: RangeSet::single(number << 8), ..Addresses::default() });
+            }
+        }
+        Step { rule: RuleId(number), predicate: Predicate::of(&matches), outcome: outcome(number) }
+    };
+    Class { rule: RuleId(0), decide: Decide::Software((0..count).map(step).collect(), outcome(count)) }
+}
+
+criterion_group!(blocks, parse, toeplitz, resolve, resolve_many);
 criterion_main!(blocks);

@@ -7,11 +7,12 @@
 
 use std::sync::Arc;
 
-use packet::{DeepKey, Field, FlowKey, IpProtocol, Layers, TunnelKey, TunnelLayers};
+use packet::{DeepKey, Field, FlowKey, IpProtocol, Layers, MacAddr, TunnelKey, TunnelLayers, mac_number};
 
 use crate::byte_set::ByteSet;
-use crate::matching::{Addresses, Family, Fragments, Macs, Match, MplsEntry};
+use crate::matching::{Addresses, Family, Fragments, Macs, MaskedMac, Match, MplsEntry};
 use crate::ranges::RangeSet;
+use crate::step_index::{Question, Ranges, Value};
 
 mod show;
 
@@ -71,6 +72,16 @@ impl Values {
         }
     }
 
+    fn ranges(&self) -> Ranges {
+        let of = |set: &RangeSet<u32>| {
+            set.ranges().iter().map(|(low, high)| ((*low).into(), (*high).into())).collect()
+        };
+        match self {
+            Self::Bytes(bytes) => of(&bytes.ranges()),
+            Self::Numbers(numbers) => of(numbers),
+        }
+    }
+
     /// Whether a value that has the field's width is one of them.
     #[inline]
     fn contains(&self, value: u128) -> bool {
@@ -79,6 +90,12 @@ impl Values {
             Self::Numbers(numbers) => numbers.contains(value as u32),
         }
     }
+}
+
+/// Of both versions, as numbers.
+fn address_ranges(addresses: &Addresses) -> Ranges {
+    let v4 = addresses.v4.ranges().iter().map(|(low, high)| (u128::from(*low), u128::from(*high)));
+    RangeSet::of(v4.chain(addresses.v6.ranges().iter().copied()).collect()).ranges().to_vec()
 }
 
 impl Predicate {
@@ -119,6 +136,21 @@ impl Predicate {
     #[inline]
     pub fn needs_tunnel(&self) -> bool {
         !self.tunnel.is_empty()
+    }
+}
+
+impl Predicate {
+    /// What can be asked of a packet before it is compared: questions, each with the values of packets that pass, and
+    /// maybe of others.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (Question, Ranges)> {
+        let outer = self.outer.iter().filter_map(Test::ranges);
+        let inner = self.inner.iter().filter_map(Test::ranges);
+        let tunnel = self.tunnel.iter().filter_map(|test| match test {
+            TunnelTest::Value(field, values) => Some((Question::Tunnel(*field), values.ranges())),
+            TunnelTest::Has(_) | TunnelTest::Mpls(_) | TunnelTest::InnerMpls(_) => None,
+        });
+        let outer = outer.map(|(value, ranges)| (Question::Packet(value), ranges));
+        outer.chain(inner.map(|(value, ranges)| (Question::Inner(value), ranges))).chain(tunnel)
     }
 }
 
@@ -232,6 +264,23 @@ fn tunnel_tests(matches: &Match, tests: &mut Vec<TunnelTest>) {
 }
 
 impl Test {
+    /// The value that it tests, with those that pass, where they are ranges.
+    fn ranges(&self) -> Option<(Value, Ranges)> {
+        match self {
+            Self::Value(field, values) => Some((Value::Field(*field), values.ranges())),
+            Self::Mac(field, macs) => {
+                let is_whole = |mac: &MaskedMac| mac.mask == MacAddr::BROADCAST;
+                let listed = !macs.any_of.is_empty() && macs.any_of.iter().all(is_whole);
+                let values = macs.any_of.iter().map(|mac| mac_number(mac.value));
+                let ranges = || RangeSet::of(values.map(|value| (value, value)).collect());
+                listed.then(|| (Value::Field(*field), ranges().ranges().to_vec()))
+            }
+            Self::Src(addresses) => Some((Value::Src, address_ranges(addresses))),
+            Self::Dst(addresses) => Some((Value::Dst, address_ranges(addresses))),
+            Self::Has(_) | Self::HasAny(_) | Self::Lacks(_) | Self::Fragment(_) | Self::PortsIfAny(_) => None,
+        }
+    }
+
     #[inline]
     fn passes(&self, key: &FlowKey) -> bool {
         // Most tests are of this kind. A branch of its own is predicted better than a jump table with the rest: six

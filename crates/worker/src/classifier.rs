@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use packet::DeepKey;
-use program::{Band, Class, ClassId, ClassTag, Decide, Outcome, Program, Verdict};
+use packet::{DeepKey, FlowKey};
+use program::{Band, Class, ClassId, ClassTag, Decide, Outcome, Program, StepIndex, Verdict};
 use verbs::FramePool;
 
 use crate::batch::Batch;
@@ -94,7 +94,7 @@ impl Classifier {
         let Batch { packets, sinks, .. } = batch;
         for packet in packets {
             let tag = packet.tag.map(|tag| tag.0);
-            let Some((table, (class, is_deep))) = self.class_of(tag, stats) else { continue };
+            let Some((table, (class, lookup))) = self.class_of(tag, stats) else { continue };
             let outcome = match &class.decide {
                 Decide::Exact(outcome) => *outcome,
                 Decide::Software(..) => {
@@ -103,11 +103,11 @@ impl Classifier {
                     if let Some(anomaly) = parsed.anomaly {
                         stats.anomaly(anomaly);
                     }
-                    if is_deep {
+                    if lookup.is_deep {
                         let tunnel = packet::parse_tunnel(frame, &parsed);
-                        class.resolve_deep(&DeepKey { outer: parsed.key, tunnel })
+                        lookup.resolve_deep(class, &DeepKey { outer: parsed.key, tunnel })
                     } else {
-                        class.resolve(&parsed.key)
+                        lookup.resolve(class, &parsed.key)
                     }
                 }
             };
@@ -124,7 +124,7 @@ impl Classifier {
     }
 
     #[inline]
-    fn class_of(&self, tag: Option<u32>, stats: &Stats) -> Option<(&ClassTable, (&Class, bool))> {
+    fn class_of(&self, tag: Option<u32>, stats: &Stats) -> Option<(&ClassTable, (&Class, &Lookup))> {
         let known = match tag.and_then(ClassTag::decode) {
             Some(tag) => self.bands[tag.band.index()].as_deref().map(|table| (table, tag.class)),
             None if tag.unwrap_or(0) == 0 => self.untagged(),
@@ -204,13 +204,45 @@ impl Disposition {
     }
 }
 
+/// How the outcome of a class is found.
+#[derive(Debug, Default)]
+struct Lookup {
+    /// The tunnel headers must be parsed.
+    is_deep: bool,
+    /// Of a class with many steps.
+    index: Option<StepIndex>,
+}
+
+impl Lookup {
+    fn of(class: Option<&Class>) -> Self {
+        let of = |class: &Class| Self { is_deep: class.needs_tunnel(), index: StepIndex::of(class) };
+        class.map(of).unwrap_or_default()
+    }
+
+    #[inline]
+    fn resolve(&self, class: &Class, key: &FlowKey) -> Outcome {
+        match &self.index {
+            Some(index) => index.resolve(class, key),
+            None => class.resolve(key),
+        }
+    }
+
+    #[inline]
+    fn resolve_deep(&self, class: &Class, key: &DeepKey) -> Outcome {
+        match &self.index {
+            Some(index) => index.resolve_deep(class, key),
+            None => class.resolve_deep(key),
+        }
+    }
+}
+
 /// The classes of a program with one worker's counters, for one band.
 #[derive(Debug)]
 pub(crate) struct ClassTable {
     program: Arc<Program>,
     sinks: Arc<SinkMap>,
-    /// Which classes need the tunnel headers parsed.
-    deep: Box<[bool]>,
+    /// By class.
+    lookups: Box<[Lookup]>,
     /// The dispositions that a rule's classes can have, by rule: snapshots have them even at zero.
     possible: Box<[[bool; Disposition::ALL.len()]]>,
     /// One tally per rule and disposition: `rule * Disposition::ALL.len() + disposition`.
@@ -221,10 +253,9 @@ impl ClassTable {
     /// A table for `program` with all counters at zero.
     pub(crate) fn new(program: Arc<Program>, sinks: Arc<SinkMap>) -> Self {
         let tallies = TallyRow::new(program.rules.len() * Disposition::ALL.len());
-        let is_deep = |class: &Option<Class>| class.as_ref().is_some_and(Class::needs_tunnel);
-        let deep = program.classes.iter().map(is_deep).collect();
+        let lookups = program.classes.iter().map(|class| Lookup::of(class.as_ref())).collect();
         let possible = possible(&program, sinks.returns());
-        Self { program, sinks, deep, possible, tallies }
+        Self { program, sinks, lookups, possible, tallies }
     }
 
     /// The program it was made from.
@@ -232,10 +263,10 @@ impl ClassTable {
         &self.program
     }
 
-    /// The class with that id, and whether it needs tunnel headers; `None` if the program has no such class.
+    /// The class with that id; `None` if the program has no such class.
     #[inline]
-    pub(crate) fn class(&self, id: ClassId) -> Option<(&Class, bool)> {
-        Some((self.program.class(id)?, *self.deep.get(id.index())?))
+    fn class(&self, id: ClassId) -> Option<(&Class, &Lookup)> {
+        Some((self.program.class(id)?, self.lookups.get(id.index())?))
     }
 
     /// The class of packets without a tag, if the program has any.

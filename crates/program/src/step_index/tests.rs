@@ -1,0 +1,207 @@
+//! The index against the comparison with every step in turn.
+
+use packet::{Layers, MacAddr, TunnelLayers};
+use proptest::prelude::*;
+
+use super::*;
+use crate::matching::{Addresses, Family, Fragments, Macs, MaskedMac, Match};
+use crate::program::Verdict;
+use crate::{GroupId, RangeSet, RuleId};
+
+/// A class whose step `n` has the outcome of rule `n`.
+fn class(matches: &[Match]) -> Class {
+    let outcome =
+        |index: usize| Outcome { rule: RuleId::of(index), verdict: Verdict::Deliver(GroupId::of(0)) };
+    let step = |(index, matches): (usize, &Match)| Step {
+        rule: RuleId::of(index),
+        predicate: Predicate::of(matches),
+        outcome: outcome(index),
+    };
+    let steps = matches.iter().enumerate().map(step).collect();
+    Class { rule: RuleId::of(0), decide: Decide::Software(steps, outcome(matches.len())) }
+}
+
+/// Few values, so that packets match, and some at the ends of the field.
+fn word(bits: u32) -> impl Strategy<Value = u32> {
+    let most = if bits == 32 { u32::MAX } else { (1 << bits) - 1 };
+    prop_oneof![8 => 0..24u32, 1 => Just(most), 1 => Just(most - 1)].prop_map(move |value| value.min(most))
+}
+
+fn set(bits: u32) -> impl Strategy<Value = RangeSet<u32>> {
+    let range = (word(bits), word(bits)).prop_map(|(one, other)| (one.min(other), one.max(other)));
+    let single = word(bits).prop_map(|value| (value, value));
+    prop::collection::vec(prop_oneof![3 => single, 1 => range], 1..4).prop_map(RangeSet::of)
+}
+
+fn addresses() -> impl Strategy<Value = Addresses> {
+    let v6 = set(32).prop_map(|set| {
+        let wide =
+            |value: u32| if value > 100 { u128::MAX - u128::from(u32::MAX - value) } else { value.into() };
+        RangeSet::of(set.ranges().iter().map(|(low, high)| (wide(*low), wide(*high))).collect())
+    });
+    prop_oneof![
+        set(32).prop_map(|v4| Addresses { v4, ..Addresses::default() }),
+        v6.prop_map(|v6| Addresses { v6, ..Addresses::default() }),
+    ]
+}
+
+fn macs() -> impl Strategy<Value = Macs> {
+    let one = (0..6u8, any::<bool>()).prop_map(|(last, is_whole)| MaskedMac {
+        value: MacAddr([2, 0, 0, 0, 0, last]),
+        mask: if is_whole { MacAddr::BROADCAST } else { MacAddr([0xff, 0, 0, 0, 0, 1]) },
+    });
+    let list = |most| prop::collection::vec(one.clone(), 0..most);
+    (list(3), list(2)).prop_map(|(any_of, none_of)| Macs { any_of, none_of })
+}
+
+const FIELDS: &[(Field, u32)] = &[
+    (Field::Protocol, 8),
+    (Field::Ttl, 8),
+    (Field::SrcPort, 16),
+    (Field::DstPort, 16),
+    (Field::TcpFlags, 8),
+    (Field::EtherType, 16),
+];
+
+fn plain_match() -> impl Strategy<Value = Match> {
+    let field = |(field, bits): (Field, u32)| {
+        prop::option::weighted(0.3, set(bits)).prop_map(move |values| (field, values))
+    };
+    let fields: Vec<_> = FIELDS.iter().copied().map(field).collect();
+    let rare = || prop::option::weighted(0.2, addresses());
+    let family = prop::option::weighted(0.2, prop_oneof![Just(Family::V4), Just(Family::V6)]);
+    (fields, rare(), rare(), prop::option::weighted(0.1, macs()), family, 0..8u8).prop_map(
+        |(fields, src, dst, dst_mac, family, other)| {
+            let mut matches = Match { src, dst, dst_mac, family, ..Match::default() };
+            for (field, values) in fields {
+                values.into_iter().for_each(|values| matches.set(field, values));
+            }
+            matches.or_no_ports = other == 0;
+            matches.fragment = (other == 1).then_some(Fragments::WHOLE);
+            matches
+        },
+    )
+}
+
+fn any_match() -> impl Strategy<Value = Match> {
+    let inner = prop::option::weighted(0.2, plain_match());
+    (plain_match(), prop::option::weighted(0.2, set(24)), inner).prop_map(|(mut matches, vni, inner)| {
+        vni.into_iter().for_each(|vni| matches.set(Field::VxlanVni, vni));
+        matches.inner = inner.map(Box::new);
+        matches
+    })
+}
+
+fn key() -> impl Strategy<Value = FlowKey> {
+    let numbers = (word(8), word(8), word(16), word(16), word(8), word(16), word(32), word(32));
+    (numbers, any::<u8>(), 0..6u8).prop_map(|(numbers, kind, last)| {
+        let (protocol, ttl, src_port, dst_port, tcp_flags, ether_type, src, dst) = numbers;
+        let is_v6 = kind & 1 != 0;
+        let ip = |value: u32| {
+            let mut ip = [if is_v6 && value > 100 { 0xff } else { 0 }; 16];
+            ip[if is_v6 { 12..16 } else { 0..4 }].copy_from_slice(&value.to_be_bytes());
+            ip
+        };
+        let transport = if kind & 2 != 0 { Layers::TCP } else { Layers::UDP };
+        let layers = if is_v6 { Layers::IPV6 } else { Layers::IPV4 };
+        let layers = if kind & 12 != 0 { layers | transport } else { layers };
+        let layers = if kind & 48 == 48 { layers | Layers::FRAGMENT } else { layers };
+        FlowKey {
+            layers: if kind & 192 == 192 { Layers::empty() } else { layers },
+            dst_mac: MacAddr([2, 0, 0, 0, 0, last]),
+            ether_type: ether_type as u16,
+            src_ip: ip(src),
+            dst_ip: ip(dst),
+            protocol: protocol as u8,
+            ttl: ttl as u8,
+            src_port: src_port as u16,
+            dst_port: dst_port as u16,
+            tcp_flags: tcp_flags as u8,
+            ..FlowKey::default()
+        }
+    })
+}
+
+fn deep_key() -> impl Strategy<Value = DeepKey> {
+    (key(), key(), word(24), any::<bool>()).prop_map(|(outer, inner, vxlan_vni, is_tunnel)| {
+        let layers = TunnelLayers::VXLAN | TunnelLayers::INNER | TunnelLayers::INNER_ETHERNET;
+        let tunnel = TunnelKey { layers, vxlan_vni, inner, ..TunnelKey::default() };
+        DeepKey { outer, tunnel: if is_tunnel { tunnel } else { TunnelKey::default() } }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn the_index_finds_the_first_step_that_matches(
+        matches in prop::collection::vec(any_match(), 17..200),
+        keys in prop::collection::vec(deep_key(), 100),
+    ) {
+        let class = class(&matches);
+        let index = StepIndex::of(&class).unwrap();
+        for key in &keys {
+            prop_assert_eq!(index.resolve_deep(&class, key), class.resolve_deep(key));
+            prop_assert_eq!(index.resolve(&class, &key.outer), class.resolve(&key.outer));
+        }
+    }
+}
+
+fn ports_and_addresses(count: u32) -> Vec<Match> {
+    let of = |number: u32| {
+        let mut matches = Match::default();
+        matches.set(Field::TcpFlags, RangeSet::single(2));
+        match number % 3 {
+            0 => matches.set(Field::DstPort, RangeSet::single(number)),
+            1 => matches.src = Some(Addresses { v4: RangeSet::single(number << 8), ..Addresses::default() }),
+            _ => matches.set(Field::Ttl, RangeSet::of(vec![(number % 200, number % 200 + 9)])),
+        }
+        matches
+    };
+    (0..count).map(of).collect()
+}
+
+impl StepIndex {
+    fn compared(&self, key: &FlowKey) -> usize {
+        let compared = std::cell::Cell::new(0);
+        let count = |_: u32| {
+            compared.set(compared.get() + 1);
+            false
+        };
+        self.search(self.root, u32::MAX, &|question: Question| question.answer(key, None), &count);
+        compared.get()
+    }
+
+    fn places(&self) -> usize {
+        let of = |node: &Node| match node {
+            Node::List(steps) => steps.len(),
+            Node::Parts { children, .. } => children.len(),
+            Node::Both(..) => 2,
+        };
+        self.nodes.iter().map(of).sum()
+    }
+}
+
+/// Also where no step matches, and rules test different fields.
+#[test]
+fn few_steps_are_compared_with_a_packet_however_many_there_are() {
+    for count in [60, 300, 1020] {
+        let class = class(&ports_and_addresses(count));
+        let index = StepIndex::of(&class).unwrap();
+        let layers = Layers::IPV4 | Layers::TCP;
+        let key = FlowKey { layers, dst_port: 30, ttl: 250, tcp_flags: 2, ..FlowKey::default() };
+        assert!(index.compared(&key) <= 3 * LIST_MAX, "{} of {count}", index.compared(&key));
+        assert!(index.places() <= 20 * count as usize, "{} places for {count} steps", index.places());
+    }
+}
+
+#[test]
+fn steps_that_cannot_be_told_apart_are_compared_in_turn() {
+    let same = vec![Match { family: Some(Family::V4), ..Match::default() }; 100];
+    let class = class(&same);
+    let index = StepIndex::of(&class).unwrap();
+    assert_eq!(index.compared(&FlowKey::default()), 100);
+    let key = FlowKey { layers: Layers::IPV4, ..FlowKey::default() };
+    assert_eq!(index.resolve(&class, &key), class.resolve(&key));
+    assert!(StepIndex::of(&self::class(&same[..16])).is_none(), "so few are compared as they are");
+}
