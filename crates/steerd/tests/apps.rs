@@ -6,9 +6,11 @@ use std::collections::HashSet;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use packet::FlowKey;
+use packet::build::FrameBuilder;
+use packet::{FlowKey, MacAddr};
 use rustix::process::Signal;
 use steerd_client::{Batch, Client, Options};
 use support::{Daemon, PATIENCE, config, not_run};
@@ -158,14 +160,13 @@ fn a_hundred_killed_clients_disturb_nobody() {
     assert!(status.success() && summary.contains("\npacket accounting matches\n"), "{summary}\n{log}");
 }
 
-#[test]
-fn testpmd_receives_from_the_daemon() {
-    let folder = tempfile::tempdir().expect("folder");
-    let daemon = start(&example(folder.path()));
-    let socket = folder.path().join("analyser.sock");
-    let mut other = connect(&socket);
+/// Starts testpmd as a client that sends every packet back with its addresses exchanged; `None`, after `not_run`, where it
+/// is not installed.
+fn testpmd(socket: &Path) -> Option<std::process::Child> {
     let device = format!("net_memif0,role=client,socket={},socket-abstract=no", socket.display());
-    let prefix = format!("steerd-apps-{}", std::process::id());
+    static STARTED: AtomicU32 = AtomicU32::new(0);
+    let number = STARTED.fetch_add(1, Ordering::Relaxed);
+    let prefix = format!("steerd-apps-{}-{number}", std::process::id());
     let child = Command::new("dpdk-testpmd")
         .args(["--no-huge", "-m", "128", "--no-pci", "--no-telemetry", "--file-prefix", &prefix])
         .args(["--lcores", "0@(0-1),1@(0-1)", "--vdev", &device, "--", "--auto-start", "--no-mlockall"])
@@ -174,7 +175,19 @@ fn testpmd_receives_from_the_daemon() {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn();
-    let Ok(mut child) = child else { return not_run("memif with testpmd", "install dpdk-dev") };
+    if child.is_err() {
+        not_run("memif with testpmd", "install dpdk-dev");
+    }
+    child.ok()
+}
+
+#[test]
+fn testpmd_receives_from_the_daemon() {
+    let folder = tempfile::tempdir().expect("folder");
+    let daemon = start(&example(folder.path()));
+    let socket = folder.path().join("analyser.sock");
+    let mut other = connect(&socket);
+    let Some(mut child) = testpmd(&socket) else { return };
     let returned = |daemon: &Daemon| -> u64 {
         let text = status(daemon, "analyser", "client 2");
         let count = text.split("returned ").nth(1).and_then(|rest| rest.split([',', ' ']).next());
@@ -191,4 +204,93 @@ fn testpmd_receives_from_the_daemon() {
     receive(&mut other, 100);
     let (status, summary, log) = daemon.terminate();
     assert!(status.success() && summary.contains("\npacket accounting matches\n"), "{summary}\n{log}");
+}
+
+/// A classic capture file of these frames, a millisecond apart.
+fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
+    let mut file = [0xa1b2_c3d4u32, 0x0004_0002, 0, 0, 65_535, 1].map(u32::to_ne_bytes).concat();
+    for (number, frame) in (0u32..).zip(frames) {
+        let bytes = u32::try_from(frame.len()).expect("short");
+        file.extend([number / 1000, number % 1000 * 1000, bytes, bytes].map(u32::to_ne_bytes).concat());
+        file.extend(frame);
+    }
+    file
+}
+
+const SENDING: &str = r#"
+version = 1
+[sinks.answers]
+kind = "app"
+socket = "SOCKET"
+transmit = true
+[groups.main]
+workers = "all"
+sinks = "answers"
+[[rules]]
+name = "queries"
+match = { protocol = "udp", dst_port = 53 }
+action = { steer = "main" }
+"#;
+
+/// What testpmd sends leaves by the port, and every frame is counted once.
+#[test]
+fn frames_of_testpmd_leave_on_the_wire() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let stations = [MacAddr([2, 0, 0, 0, 0, 1]), MacAddr([2, 0, 0, 0, 0, 2])];
+    let frame = |flow: u16| {
+        FrameBuilder::new()
+            .ethernet(stations[0], stations[1])
+            .ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into())
+            .udp(1024 + flow, 53)
+            .frame_bytes(60 + usize::from(flow))
+            .build()
+    };
+    let frames: Vec<_> = (0..200).map(frame).collect();
+    std::fs::write(path("received.pcap"), capture(&frames)).expect("written");
+    std::fs::write(path("policy.toml"), SENDING.replace("SOCKET", &path("app.sock"))).expect("written");
+    let wire = format!(
+        r#"wire = {{ kind = "pcap", path = "{}", mode = "loop", output = "{}" }}"#,
+        path("received.pcap"),
+        path("sent.pcap")
+    );
+    let settings = format!(
+        "[device]\nname = \"softnic0\"\n[workers]\ncores = 2\npages = [\"plain\"]\n[[softnic.ports]]\n{wire}\n"
+    );
+    std::fs::write(path("steerd.toml"), settings).expect("written");
+    let daemon = Daemon::start(&["--config", &path("steerd.toml"), "--policy", &path("policy.toml")]);
+    let Some(mut child) = testpmd(&folder.path().join("app.sock")) else { return };
+    let sent = |daemon: &Daemon| daemon.metric("steerd_sink_transmit_sent_packets_total", &["kind=\"app\""]);
+    daemon.until("frames leave", |daemon| sent(daemon) >= 1000.0);
+    child.kill().expect("killed");
+    child.wait().expect("ended");
+    daemon.until("it is noticed", |daemon| status(daemon, "answers", "clients") == "0");
+    daemon.until("nothing is in flight", |daemon| {
+        let state = daemon.state();
+        let workers = state["sinks"][0]["transmit"].as_array().expect("workers").clone();
+        workers.iter().all(|worker| worker["in_flight_packets"] == 0)
+    });
+    let state = daemon.state();
+    let of_sink: u64 = state["sinks"][0]["transmit"]
+        .as_array()
+        .expect("workers")
+        .iter()
+        .map(|worker| {
+            assert_eq!(worker["dropped_packets"], serde_json::json!({}), "{worker:#}");
+            assert_eq!(worker["offered_packets"], worker["delivered_packets"], "{worker:#}");
+            worker["delivered_packets"].as_u64().expect("a number")
+        })
+        .sum();
+    assert_eq!(state["ports"][0]["sent_packets"], of_sink, "{:#}", state["ports"]);
+    let (status, summary, log) = daemon.terminate();
+    assert!(status.success() && summary.contains("\npacket accounting matches\n"), "{summary}\n{log}");
+    let file = std::fs::read(path("sent.pcap")).expect("the frames that were sent");
+    let seen = test_support::frames(&file);
+    assert_eq!(seen.len() as u64, of_sink);
+    for frame in seen {
+        let key = FlowKey::of(frame);
+        assert_eq!((key.src_mac, key.dst_mac, key.dst_port), (stations[0], stations[1], 53));
+        let flow = key.src_port - 1024;
+        assert_eq!(frame[12..], frames[usize::from(flow)][12..], "the rest is as it was received");
+    }
 }

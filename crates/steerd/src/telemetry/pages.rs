@@ -81,7 +81,7 @@ struct Slot {
     rendered: watch::Sender<Option<Rendered>>,
 }
 
-/// The side of the requests. Dropping it ends the renderer.
+/// The side of the requests.
 pub(crate) struct Pages {
     slots: Arc<[Slot; Page::ALL.len()]>,
     source: Arc<dyn Source>,
@@ -99,18 +99,24 @@ impl Pages {
         let slot = |_| Slot { wanted: AtomicBool::new(false), rendered: watch::Sender::new(None) };
         let slots = Arc::new(Page::ALL.map(slot));
         let (wake, woken) = mpsc::sync_channel(1);
+        let stopping = Arc::new(AtomicBool::new(false));
         let thread = {
+            let stopping = Arc::clone(&stopping);
             let (slots, source) = (Arc::clone(&slots), Arc::clone(&source));
             let mut sampler = Sampler::default();
             std::thread::Builder::new().name("pages".into()).spawn(move || {
                 for () in woken {
+                    if stopping.load(Ordering::Acquire) {
+                        return;
+                    }
                     for page in Page::ALL {
                         slots[page as usize].render(page, &*source, &mut sampler);
                     }
                 }
             })?
         };
-        Ok((Arc::new(Self { slots, source, wake }), Renderer { thread }))
+        let renderer = Renderer { thread, stopping, wake: wake.clone() };
+        Ok((Arc::new(Self { slots, source, wake }), renderer))
     }
 
     /// Returns the page once it is up to date.
@@ -138,10 +144,12 @@ impl Pages {
     }
 }
 
-/// The thread that renders; it ends once nobody has the [`Pages`] any more.
+/// The thread that renders.
 #[derive(Debug)]
 pub(crate) struct Renderer {
     thread: JoinHandle<()>,
+    stopping: Arc<AtomicBool>,
+    wake: SyncSender<()>,
 }
 
 impl Renderer {
@@ -150,8 +158,12 @@ impl Renderer {
         self.thread.is_finished()
     }
 
-    /// `false`: it did not end within `timeout`, because it waits for the device.
+    /// Also while threads of connections still have the [`Pages`]. `false`: it did not end within `timeout`, because it
+    /// waits for the device.
     pub(crate) fn stop(self, timeout: Duration) -> bool {
+        self.stopping.store(true, Ordering::Release);
+        // Full: it has been woken already.
+        let _ = self.wake.try_send(());
         server::joined(self.thread, timeout)
     }
 }

@@ -7,7 +7,9 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::telemetry::state::{PortState, RuleState, SinkState, SinkTrafficState, State, WorkerState};
+use crate::telemetry::state::{
+    PortState, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
+};
 
 /// Described in docs/reference/api.md.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -28,7 +30,7 @@ pub(crate) struct Top {
     pub(crate) workers: Vec<Worker>,
     pub(crate) sinks: Vec<Sink>,
     pub(crate) ports: Vec<Port>,
-    /// The busiest flows of packets that sinks count.
+    /// The flows with most packets of those that sinks count, at most [`TOP_FLOWS_MAX`].
     pub(crate) flows: Vec<FlowRate>,
 }
 
@@ -40,6 +42,8 @@ pub(crate) struct Sink {
     pub(crate) offered: u64,
     pub(crate) delivered: u64,
     pub(crate) dropped: u64,
+    /// By a port, for clients or the host. `null`: it does not send.
+    pub(crate) sent: Option<u64>,
     /// Offered.
     pub(crate) packets_per_second: f64,
 }
@@ -53,7 +57,8 @@ pub(crate) struct FlowRate {
     pub(crate) sink: String,
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
-    pub(crate) packets_per_second: f64,
+    /// `null`: the flow was not among those with most packets before, so it is not known when its packets came.
+    pub(crate) packets_per_second: Option<f64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -132,7 +137,7 @@ impl Sampler {
             rules: state.rules.iter().filter(|rule| rule.current).map(|rule| rates.rule(rule)).collect(),
             workers: state.workers.iter().map(|worker| rates.worker(worker)).collect(),
             sinks: state.sinks.iter().map(|sink| rates.sink(sink)).collect(),
-            flows: Vec::new(),
+            flows: rates.flows(&state.sinks),
             ports: state.ports.iter().map(|port| rates.port(port)).collect(),
         };
         self.last = now;
@@ -196,7 +201,33 @@ impl Rates<'_> {
             offered,
             delivered: sum(|traffic| traffic.delivered_packets),
             dropped: sum(|traffic| traffic.dropped_packets.values().sum()),
+            sent: (!sink.transmit.is_empty())
+                .then(|| sink.transmit.iter().map(|sent| sent.delivered_packets).sum()),
             packets_per_second: self.of(format!("sink {}", sink.name), offered),
+        }
+    }
+
+    fn flows(&mut self, sinks: &[SinkState]) -> Vec<FlowRate> {
+        let counted =
+            sinks.iter().flat_map(|sink| sink.top_flows.iter().flatten().map(move |flow| (sink, flow)));
+        let mut flows: Vec<FlowRate> = counted.map(|(sink, flow)| self.flow(sink, flow)).collect();
+        flows.sort_by_key(|flow| std::cmp::Reverse(flow.packets));
+        flows.truncate(TOP_FLOWS_MAX);
+        flows
+    }
+
+    fn flow(&mut self, sink: &SinkState, flow: &TopFlowState) -> FlowRate {
+        let key = format!("flow {} of {}", flow.flow, sink.name);
+        // Everything has happened since the start.
+        let is_known = self.before.is_empty() || self.before.contains_key(&key);
+        // Without those that may be of another flow, which the flow got when it took the place of that one.
+        let rate = self.of(key, flow.packets.saturating_sub(flow.error));
+        FlowRate {
+            flow: flow.flow.clone(),
+            sink: sink.name.clone(),
+            packets: flow.packets,
+            bytes: flow.bytes,
+            packets_per_second: is_known.then_some(rate),
         }
     }
 
@@ -271,5 +302,52 @@ mod tests {
         state.uptime_seconds = 2.0;
         state.rules = vec![rule("a", true, 5)];
         assert_eq!(sampler.top(&state).rules[0].packets_per_second, 0.0);
+    }
+
+    fn flow(flow: &str, packets: u64, error: u64) -> TopFlowState {
+        TopFlowState { flow: flow.into(), packets, error, bytes: 100 * packets }
+    }
+
+    fn flows_of(name: &str, flows: Vec<TopFlowState>) -> SinkState {
+        SinkState { name: name.into(), kind: "count", top_flows: Some(flows), ..SinkState::default() }
+    }
+
+    #[test]
+    fn flows_of_all_sinks_have_rates() {
+        let mut sampler = Sampler::default();
+        let mut state = State { uptime_seconds: 10.0, ..State::default() };
+        state.sinks = vec![
+            flows_of("all", vec![flow("a", 1000, 0), flow("b", 500, 0)]),
+            flows_of("web", vec![flow("a", 700, 0)]),
+            SinkState::default(),
+        ];
+        let first = sampler.top(&state);
+        let names: Vec<_> =
+            first.flows.iter().map(|flow| (flow.flow.as_str(), flow.sink.as_str(), flow.packets)).collect();
+        assert_eq!(names, [("a", "all", 1000), ("a", "web", 700), ("b", "all", 500)]);
+        assert_eq!(first.flows[0].packets_per_second, Some(100.0));
+        state.uptime_seconds = 12.0;
+        // `c` has the place of another flow, with its 300 packets; `d` has none, but was not listed before.
+        state.sinks[0] = flows_of("all", vec![flow("a", 1600, 0), flow("c", 600, 300), flow("d", 450, 0)]);
+        let second = sampler.top(&state);
+        let rate = |name: &str| {
+            let of = second.flows.iter().find(|flow| flow.flow == name && flow.sink == "all");
+            of.map(|flow| flow.packets_per_second)
+        };
+        assert_eq!((rate("a"), rate("c"), rate("d")), (Some(Some(300.0)), Some(None), Some(None)));
+        state.uptime_seconds = 13.0;
+        state.sinks[0] = flows_of("all", vec![flow("a", 1600, 0), flow("c", 650, 300), flow("d", 440, 440)]);
+        let third = sampler.top(&state);
+        let rates: Vec<_> = third.flows.iter().map(|flow| flow.packets_per_second).collect();
+        assert_eq!(rates, [Some(0.0), Some(0.0), Some(50.0), Some(0.0)], "{:?}", third.flows);
+    }
+
+    #[test]
+    fn the_list_of_flows_is_limited() {
+        let many = |sink: u64| (0..100).map(|n| flow(&format!("{n}"), 1000 * sink + n, 0)).collect();
+        let sinks = vec![flows_of("a", many(1)), flows_of("b", many(2))];
+        let top = Sampler::default().top(&State { uptime_seconds: 1.0, sinks, ..State::default() });
+        assert_eq!((top.flows.len(), top.flows[0].packets), (TOP_FLOWS_MAX, 2099));
+        assert!(top.flows.iter().all(|flow| flow.sink == "b"));
     }
 }

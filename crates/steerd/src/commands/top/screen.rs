@@ -185,7 +185,8 @@ fn head(table: &Table, index: usize, sort: Option<Sort>) -> String {
     format!("{}{mark}", table.columns[index].head)
 }
 
-/// As wide as the widest cell. If that is too wide for the screen, the widest column of text is cut, again and again.
+/// As wide as the widest cell. If that is too wide for the screen, the widest column of text for its share is cut, again and
+/// again.
 fn widths(table: &Table, heads: &[String], screen: usize) -> Vec<usize> {
     let widest = |index: usize| {
         let cells = table.rows.iter().filter_map(|row| row.get(index)).map(|cell| cell.text.chars().count());
@@ -195,8 +196,9 @@ fn widths(table: &Table, heads: &[String], screen: usize) -> Vec<usize> {
     let gaps = GAP * table.columns.len().saturating_sub(1);
     while widths.iter().sum::<usize>() + gaps > screen {
         let texts = (0..widths.len()).filter(|index| !table.columns[*index].is_number);
-        let Some(index) =
-            texts.max_by_key(|index| widths[*index]).filter(|index| widths[*index] > LEAST_TEXT)
+        let Some(index) = texts
+            .max_by_key(|index| widths[*index] / table.columns[*index].share)
+            .filter(|index| widths[*index] > LEAST_TEXT)
         else {
             break;
         };
@@ -208,7 +210,7 @@ fn widths(table: &Table, heads: &[String], screen: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::top::{Rule, Worker};
+    use crate::telemetry::top::{FlowRate, Rule, Sink, Worker};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
@@ -305,5 +307,49 @@ mod tests {
         for (columns, rows) in [(1, 1), (5, 3), (20, 5), (300, 100)] {
             drawn(&mut fifty_rules(), columns, rows);
         }
+    }
+
+    #[test]
+    fn flows_and_sinks_fit_into_eighty_by_twenty_four() {
+        let flow = |number: u64| FlowRate {
+            flow: format!(
+                "tcp [2001:db8:1:2:3:4:5:{number:x}]:443 > [2001:db8:a:b:c:d:e:f]:{}",
+                50_000 + number
+            ),
+            sink: "everything-that-is-counted".into(),
+            packets: 123_456_789 * (40 - number),
+            bytes: 98_765_432_100 * (40 - number),
+            packets_per_second: (!number.is_multiple_of(3)).then_some(12_345.6 * number as f64),
+        };
+        let sink = |name: &str, kind: &str, sent| Sink {
+            name: name.into(),
+            kind: kind.into(),
+            offered: 123_456_789_012,
+            delivered: 123_456_000_000,
+            dropped: 789_012,
+            sent,
+            packets_per_second: 1_234_567.0,
+        };
+        let sinks = vec![
+            sink("a-sink-with-quite-a-long-name-that-is-cut", "capture", None),
+            sink("host", "kernel", Some(98_765_432_109)),
+        ];
+        let top = Top {
+            version: "1.2.3".into(),
+            device: "softnic0".into(),
+            policy: "policy.toml".into(),
+            generation: 7,
+            ready: true,
+            accounting: "packet accounting matches".into(),
+            lost: "none".into(),
+            flows: (0..30).map(flow).collect(),
+            sinks,
+            ..Top::default()
+        };
+        let mut screen = Screen::new(top);
+        press(&mut screen, KeyCode::Char('5'));
+        insta::assert_snapshot!("flows", drawn(&mut screen, 80, 24).join("\n"));
+        press(&mut screen, KeyCode::Char('3'));
+        insta::assert_snapshot!("sinks", drawn(&mut screen, 80, 24).join("\n"));
     }
 }

@@ -34,7 +34,7 @@ impl Page {
     pub(super) fn nothing(self) -> &'static str {
         match self {
             Self::Sinks => "the policy has no sinks: packets for workers are counted",
-            Self::Flows => "no flow is counted: a sink of kind \"count\" does it",
+            Self::Flows => "no flow is counted: a sink of kind \"count\" with `top_flows` does it",
             _ => "none",
         }
     }
@@ -42,7 +42,7 @@ impl Page {
     /// The column that a page is sorted by at first, descending; `None`: as the daemon lists them.
     pub(super) fn first_sort(self) -> Option<usize> {
         match self {
-            Self::Flows => Some(2),
+            Self::Flows => Some(4),
             _ => None,
         }
     }
@@ -54,14 +54,16 @@ pub(super) struct Column {
     pub(super) head: &'static str,
     pub(super) key: char,
     pub(super) is_number: bool,
+    /// How much wider than other columns of text it stays where they are cut.
+    pub(super) share: usize,
 }
 
 const fn text_column(head: &'static str, key: char) -> Column {
-    Column { head, key, is_number: false }
+    Column { head, key, is_number: false, share: 1 }
 }
 
 const fn number_column(head: &'static str, key: char) -> Column {
-    Column { head, key, is_number: true }
+    Column { head, key, is_number: true, share: 1 }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -83,6 +85,12 @@ impl Cell {
     #[allow(clippy::cast_precision_loss)]
     fn count(value: u64) -> Self {
         Self::of(value as f64, number(value))
+    }
+
+    /// With three digits and a prefix.
+    #[allow(clippy::cast_precision_loss)]
+    fn rounded(value: u64) -> Self {
+        Self::rate(value as f64)
     }
 
     /// Below all numbers if unknown.
@@ -197,6 +205,7 @@ const SINKS: &[Column] = &[
     number_column("offered", 'p'),
     number_column("delivered", 'v'),
     number_column("dropped", 'd'),
+    number_column("sent", 't'),
     number_column("packets/s", 'r'),
 ];
 
@@ -207,6 +216,7 @@ fn sink(sink: &Sink) -> Vec<Cell> {
         Cell::count(sink.offered),
         Cell::count(sink.delivered),
         Cell::count(sink.dropped),
+        Cell::known(sink.sent.map(Cell::rounded)),
         Cell::rate(sink.packets_per_second),
     ]
 }
@@ -233,7 +243,7 @@ fn port(port: &Port) -> Vec<Cell> {
 }
 
 const FLOWS: &[Column] = &[
-    text_column("flow", 'n'),
+    Column { share: 4, ..text_column("flow", 'n') },
     text_column("sink", 's'),
     number_column("packets", 'p'),
     number_column("bytes", 'b'),
@@ -244,9 +254,9 @@ fn flow(flow: &FlowRate) -> Vec<Cell> {
     vec![
         Cell::text(flow.flow.as_str()),
         Cell::text(flow.sink.as_str()),
-        Cell::count(flow.packets),
+        Cell::rounded(flow.packets),
         Cell::bytes(flow.bytes),
-        Cell::rate(flow.packets_per_second),
+        Cell::known(flow.packets_per_second.map(Cell::rate)),
     ]
 }
 

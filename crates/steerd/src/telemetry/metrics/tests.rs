@@ -73,13 +73,25 @@ fn scene() -> State {
             ..PortState::default()
         }],
         workers: vec![worker()],
-        sinks: vec![SinkState {
-            name: "sizes".into(),
-            kind: "count",
-            packet_sizes: Some(Buckets { at_most: vec![(64, 3), (127, 4)], count: 4, sum: 300 }),
-            ..SinkState::default()
-        }],
+        sinks: vec![sink()],
         ..State::default()
+    }
+}
+
+fn sink() -> SinkState {
+    SinkState {
+        name: "sizes".into(),
+        kind: "count",
+        packet_sizes: Some(Buckets { at_most: vec![(64, 3), (127, 4)], count: 4, sum: 300 }),
+        transmit: vec![SinkTrafficState {
+            worker: 1,
+            offered_packets: 9,
+            delivered_packets: 6,
+            delivered_bytes: 600,
+            dropped_packets: [("too_long", 2)].into(),
+            ..SinkTrafficState::default()
+        }],
+        ..SinkState::default()
     }
 }
 
@@ -111,6 +123,10 @@ fn a_state_becomes_text() {
     let text = text();
     for line in [
         "steerd_build_info{version=\"1.2.3\"} 1",
+        "steerd_sink_transmit_offered_packets_total{kind=\"count\",sink=\"sizes\",worker=\"1\"} 9",
+        "steerd_sink_transmit_sent_packets_total{kind=\"count\",sink=\"sizes\",worker=\"1\"} 6",
+        "steerd_sink_transmit_sent_bytes_total{kind=\"count\",sink=\"sizes\",worker=\"1\"} 600",
+        "steerd_sink_transmit_dropped_packets_total{kind=\"count\",reason=\"too_long\",sink=\"sizes\",worker=\"1\"} 2",
         "steerd_rule_packets_total{action=\"deliver\",rule=\"web \\\"x\\\"\"} 0",
         "steerd_rule_packets_total{action=\"drop\",rule=\"scan\"} 7",
         "steerd_policy_reloads_total{result=\"failure\"} 0",
