@@ -5,59 +5,23 @@ mod support;
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::process::Command;
 
 use serde_json::Value;
-use tempfile::TempDir;
+use test_support::namespaces;
 
-/// Fresh network and mount namespaces; for ordinary users inside a user namespace of their own.
-fn isolated() -> Command {
-    let mut command = Command::new("unshare");
-    if !rustix::process::geteuid().is_root() {
-        command.args(["--user", "--map-root-user"]);
-    }
-    command.args(["--net", "--mount"]);
-    command
-}
-
-/// The reason why the scripts cannot run here, if any.
-fn obstacle() -> Option<String> {
-    let needs = "ip link add t0 type veth peer name t1 && ip tuntap add dev t2 mode tap multi_queue && nft list tables";
-    match isolated().args(["sh", "-c", needs]).output() {
-        Ok(output) if output.status.success() => None,
-        Ok(output) => Some(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
-        Err(error) => Some(format!("unshare: {error}")),
-    }
-}
-
-/// What a script has left in its folder.
-struct Outcome(TempDir);
+/// What a script of the folder has left.
+struct Outcome(namespaces::Outcome);
 
 impl Outcome {
     /// Runs a script; `None` after a notice: it cannot run here.
     #[track_caller]
     fn of(script: &str, personality: &str) -> Option<Self> {
-        if let Some(obstacle) = obstacle() {
-            support::not_run(&format!("the kernel sink, {script}"), &obstacle);
-            return None;
-        }
-        let dir = tempfile::tempdir().expect("a temporary folder");
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernel_sink").join(script);
-        let run = isolated()
-            .arg(path)
-            .arg(env!("CARGO_BIN_EXE_steerd"))
-            .arg(dir.path())
-            .arg(personality)
-            .output()
-            .expect("unshare runs");
-        let outcome = Self(dir);
-        let log = outcome.read("steerd.log");
-        assert!(run.status.success(), "{}\n{log}", String::from_utf8_lossy(&run.stderr));
-        Some(outcome)
+        namespaces::Outcome::of(&path, env!("CARGO_BIN_EXE_steerd"), &[personality]).map(Self)
     }
 
     fn read(&self, name: &str) -> String {
-        std::fs::read_to_string(self.0.path().join(name)).unwrap_or_default()
+        self.0.read(name)
     }
 
     fn json(&self, name: &str) -> Value {
@@ -66,12 +30,7 @@ impl Outcome {
     }
 
     fn seen(&self) -> HashMap<String, u64> {
-        let text = self.read("seen.env");
-        let pair = |line: &str| {
-            let (name, value) = line.split_once('=')?;
-            Some((name.to_owned(), value.parse().ok()?))
-        };
-        text.lines().filter_map(pair).collect()
+        self.0.numbers("seen.env")
     }
 
     #[track_caller]
@@ -157,9 +116,11 @@ fn all_traffic_of_the_host(personality: &str) {
     assert_sink_balanced(host);
     assert_eq!(sum(host, "/delivered_packets"), rule(&state, "default", "delivered_packets"));
     assert_eq!(sum(host, "/delivered_packets"), seen["taken"], "the kernel's count of the TAP interface");
-    let sent: u64 = host["status"]["sent_packets"].as_str().and_then(|text| text.parse().ok()).expect("sent");
-    assert_eq!(sent, seen["sent_by_tap"], "{host:#}");
-    assert_eq!(host["status"]["not_sent_packets"], "0", "{host:#}");
+    let sent = |field: &str| -> u64 {
+        host["transmit"].as_array().expect("queues").iter().map(|queue| number(queue, field)).sum()
+    };
+    assert_eq!(sent("/delivered_packets"), seen["sent_by_tap"], "{host:#}");
+    assert_eq!(sent("/offered_packets"), sent("/delivered_packets"), "{host:#}");
     outcome.assert_balanced();
 }
 

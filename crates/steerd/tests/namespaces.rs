@@ -8,33 +8,16 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
+use test_support::namespaces::Outcome;
 
-/// Fresh network and mount namespaces; for ordinary users inside a user namespace of their own.
-fn isolated() -> Command {
-    let mut command = Command::new("unshare");
-    if !rustix::process::geteuid().is_root() {
-        command.args(["--user", "--map-root-user"]);
-    }
-    command.args(["--net", "--mount"]);
-    command
+/// Runs a script of the folder; `None`, after a notice, where it cannot run.
+fn outcome(script: &str, arguments: &[&str]) -> Option<Outcome> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/namespaces").join(script);
+    Outcome::of(&path, env!("CARGO_BIN_EXE_steerd"), arguments)
 }
 
-/// The reason why namespaces cannot be created here, if any.
-fn obstacle() -> Option<String> {
-    match isolated().args(["ip", "link", "add", "t0", "type", "veth", "peer", "name", "t1"]).output() {
-        Ok(output) if output.status.success() => None,
-        Ok(output) => Some(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
-        Err(error) => Some(format!("unshare: {error}")),
-    }
-}
-
-fn sent(dir: &Path) -> HashMap<String, u64> {
-    let text = std::fs::read_to_string(dir.join("sent.env")).expect("sent.env was written");
-    let pair = |line: &str| {
-        let (name, value) = line.split_once('=')?;
-        Some((name.to_owned(), value.parse().ok()?))
-    };
-    text.lines().filter_map(pair).collect()
+fn json(outcome: &Outcome, name: &str) -> Value {
+    serde_json::from_str(&outcome.read(name)).expect("the state is JSON")
 }
 
 fn number(state: &Value, pointer: &str) -> u64 {
@@ -49,36 +32,17 @@ fn rule(state: &Value, name: &str) -> [u64; 3] {
 }
 
 /// What was sent, the daemon's state after it, and its summary.
-type Outcome = (HashMap<String, u64>, Value, String);
+type Traffic = (HashMap<String, u64>, Value, String);
 
-/// Runs traffic.sh with these arguments; `None` where namespaces cannot be created.
-fn traffic(name: &str, arguments: &[&str]) -> Option<Outcome> {
-    if let Some(obstacle) = obstacle() {
-        support::not_run(name, &obstacle);
-        return None;
-    }
-    let dir = tempfile::tempdir().expect("a temporary folder");
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/namespaces/traffic.sh");
-    let run = isolated()
-        .arg(script)
-        .arg(env!("CARGO_BIN_EXE_steerd"))
-        .arg(dir.path())
-        .args(arguments)
-        .output()
-        .expect("unshare runs");
-    let log = std::fs::read_to_string(dir.path().join("steerd.log")).unwrap_or_default();
-    assert!(run.status.success(), "{}\n{log}", String::from_utf8_lossy(&run.stderr));
-
-    let sent = sent(dir.path());
-    let text = std::fs::read_to_string(dir.path().join("state.json")).expect("state.json was written");
-    let state: Value = serde_json::from_str(&text).expect("the state is JSON");
-    let summary = std::fs::read_to_string(dir.path().join("summary.txt")).expect("the summary was printed");
-    Some((sent, state, summary))
+/// Runs traffic.sh with these arguments; `None` where it cannot run.
+fn traffic(arguments: &[&str]) -> Option<Traffic> {
+    let outcome = outcome("traffic.sh", arguments)?;
+    Some((outcome.numbers("sent.env"), json(&outcome, "state.json"), outcome.read("summary.txt")))
 }
 
 #[test]
 fn packets_of_ordinary_programs_are_all_accounted_for() {
-    let Some((sent, state, summary)) = traffic("real traffic between namespaces", &[]) else { return };
+    let Some((sent, state, summary)) = traffic(&[]) else { return };
     assert_eq!(sent["pings"], 10, "the kernel still answers: af_packet copies");
     assert_eq!(sent["upload_intact"], 1, "TCP still works");
     assert_eq!(rule(&state, "ping"), [10, 0, 0]);
@@ -101,7 +65,7 @@ fn packets_of_ordinary_programs_are_all_accounted_for() {
 fn a_stream_in_merged_frames_arrives_in_segments() {
     const UPLOAD_BYTES: u64 = 6_000_000;
     let arguments = ["on", &UPLOAD_BYTES.to_string()];
-    let Some((sent, state, summary)) = traffic("traffic with segmentation offload", &arguments) else {
+    let Some((sent, state, summary)) = traffic(&arguments) else {
         return;
     };
     assert_eq!(sent["upload_intact"], 1, "TCP still works");
@@ -127,23 +91,12 @@ fn a_stream_in_merged_frames_arrives_in_segments() {
 
 #[test]
 fn a_recreated_interface_is_received_from_again() {
-    if let Some(obstacle) = obstacle() {
-        return support::not_run("an interface that is made anew", &obstacle);
-    }
-    let dir = tempfile::tempdir().expect("a temporary folder");
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/namespaces/reattach.sh");
-    let run = isolated()
-        .arg(script)
-        .arg(env!("CARGO_BIN_EXE_steerd"))
-        .arg(dir.path())
-        .output()
-        .expect("unshare runs");
-    let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap_or_default();
+    let Some(outcome) = outcome("reattach.sh", &[]) else { return };
+    let read = |name: &str| outcome.read(name);
     let log = read("steerd.log");
-    assert!(run.status.success(), "{}\n{log}", String::from_utf8_lossy(&run.stderr));
 
     assert_eq!(read("healthz.txt"), "ok\n", "to start again would not help");
-    let down: Value = serde_json::from_str(&read("down.json")).expect("the state is JSON");
+    let down = json(&outcome, "down.json");
     assert_eq!((&down["ready"], &down["ports"][0]["up"]), (&Value::Bool(false), &Value::Bool(false)));
     for part in [
         "the interface was removed",
@@ -154,8 +107,8 @@ fn a_recreated_interface_is_received_from_again() {
     ] {
         assert!(log.contains(part), "no {part:?} in\n{log}");
     }
-    let state: Value = serde_json::from_str(&read("state.json")).expect("the state is JSON");
-    assert_eq!(sent(dir.path())["frames"], 50, "nothing but the queries is on the cable");
+    let state = json(&outcome, "state.json");
+    assert_eq!(outcome.numbers("sent.env")["frames"], 50, "nothing but the queries is on the cable");
     assert_eq!(number(&state, "/ports/0/received_packets"), 50);
     assert_eq!(rule(&state, "dns"), [50, 0, 0]);
     let summary = read("summary.txt");
@@ -164,24 +117,14 @@ fn a_recreated_interface_is_received_from_again() {
 
 #[test]
 fn forwarded_packets_reach_other_kernels_and_reflected_ones_their_sender() {
-    if let Some(obstacle) = obstacle() {
-        return support::not_run("forwarding between namespaces", &obstacle);
-    }
     if let Err(error) = Command::new("tcpdump").arg("--version").output() {
         return support::not_run("forwarding between namespaces", &format!("tcpdump: {error}"));
     }
-    let dir = tempfile::tempdir().expect("a temporary folder");
-    let run = isolated()
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/namespaces/forward.sh"))
-        .arg(env!("CARGO_BIN_EXE_steerd"))
-        .arg(dir.path())
-        .arg(support::config().join("examples/reflector.toml"))
-        .output()
-        .expect("unshare runs");
-    let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap_or_default();
-    assert!(run.status.success(), "{}\n{}", String::from_utf8_lossy(&run.stderr), read("steerd.log"));
+    let policy = support::config().join("examples/reflector.toml").display().to_string();
+    let Some(outcome) = outcome("forward.sh", &[&policy]) else { return };
+    let read = |name: &str| outcome.read(name);
 
-    let sent = sent(dir.path());
+    let sent = outcome.numbers("sent.env");
     assert_eq!(
         (sent["reflected"], sent["datagram_intact"]),
         (10, 1),
@@ -201,7 +144,7 @@ fn forwarded_packets_reach_other_kernels_and_reflected_ones_their_sender() {
     let headers = "02:00:00:00:77:01 > 02:00:00:00:88:02, ethertype 802.1Q (0x8100), length 102: vlan 100, p 0, ethertype IPv4";
     assert_eq!(lines("10.77.0.2 > 10.99.0.2: ICMP echo request", headers), 5);
 
-    let state: Value = serde_json::from_str(&read("state.json")).expect("the state is JSON");
+    let state = json(&outcome, "state.json");
     let sinks = state["sinks"].as_array().expect("sinks");
     let delivered = |name: &str| {
         let sink = sinks.iter().find(|sink| sink["name"] == name).unwrap_or_else(|| panic!("{state:#}"));

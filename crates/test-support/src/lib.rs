@@ -8,6 +8,8 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub mod namespaces;
+
 /// Reports on stderr that `what` is not tested on this machine, and why.
 ///
 /// # Panics
