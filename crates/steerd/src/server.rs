@@ -11,8 +11,12 @@
 //! - One request per connection (`Connection: close`): pipelined requests behind it are not answered.
 //! - At most [`CONNECTIONS_MAX`] connections. One more closes the oldest that has not sent its request yet, or else
 //!   the oldest, so idle connections never block a request.
-//! - At most [`THREADS_MAX`] threads of connections. A closed connection counts until its thread has ended; if all are
-//!   blocked, further clients wait to be accepted.
+//! - At most [`THREADS_MAX`] threads of connections. A closed connection counts until its thread has ended.
+//! - A user of a unix socket has at most [`USER_CONNECTIONS_MAX`] of the connections, where one more closes one of the
+//!   user's own, and [`USER_THREADS_MAX`] of the threads. Root and the daemon's user have [`RESERVED`] further ones for
+//!   themselves. Connections beyond that wait without a thread, at most [`WAITING_MAX`] of all users; if there are more,
+//!   nothing is accepted.
+//! - The end of the server waits for no connection: their threads have only a weak reference to the router.
 //! - The request's header must arrive within [`HEADER_TIMEOUT`] and be no larger than [`HEADER_BYTES_MAX`]. A router
 //!   limits the body that it reads, and with [`Limits`] the whole exchange.
 //! - A client that does not read its answer for some time ([`Limits`]) is disconnected.
@@ -26,8 +30,8 @@ use std::future::Future;
 use std::io;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -62,6 +66,13 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// The most threads of connections, open and closed ones.
 const THREADS_MAX: usize = 2 * CONNECTIONS_MAX;
+/// The most open connections of a user, and threads of them. Two users cannot have all.
+const USER_CONNECTIONS_MAX: usize = CONNECTIONS_MAX / 4;
+const USER_THREADS_MAX: usize = THREADS_MAX / 4;
+/// Threads for root and the daemon's user beyond those for everybody.
+const RESERVED: usize = CONNECTIONS_MAX / 4;
+/// The most connections that wait for a thread.
+const WAITING_MAX: usize = 1024;
 /// How long threads of connections may take to end before the runtime that they use does.
 const THREADS_END: Duration = Duration::from_millis(100);
 
@@ -120,13 +131,13 @@ impl Server {
         let (stop, stopped) = oneshot::channel::<()>();
         let serve = async move {
             let listener = Accepting::new(listener)?;
-            let mut open = VecDeque::with_capacity(THREADS_MAX);
+            let mut connections = Connections::new(router);
             tokio::select! {
-                () = accept_connections(&listener, &mut open, Arc::new(router)) => {}
+                () = connections.accept(&listener) => {}
                 // A dropped sender stops the server, too.
                 _ = stopped => {}
             }
-            close_all(&mut open).await;
+            connections.close_all().await;
             Ok::<(), io::Error>(())
         };
         let thread = std::thread::Builder::new().name(R::LIMITS.name.into()).spawn(move || {
@@ -217,6 +228,8 @@ impl Accepting {
 /// A connection in the accept loop.
 struct Connection {
     running: Running,
+    /// The user at the other end of a unix socket.
+    uid: Option<u32>,
     /// Whether its request has arrived completely.
     asked: Arc<AtomicBool>,
 }
@@ -255,60 +268,151 @@ impl Connection {
     }
 }
 
-/// Accepts connections until the task is cancelled.
-async fn accept_connections<R: Router>(
-    listener: &Accepting,
-    open: &mut VecDeque<Connection>,
+/// The connections of the accept loop.
+struct Connections<R> {
     router: Arc<R>,
-) {
-    let mut logged = None;
-    loop {
-        open.retain(|connection| !connection.has_ended());
-        if open.len() >= THREADS_MAX {
-            // Nothing is accepted that could then be closed only on this thread.
-            tokio::time::sleep(ACCEPT_RETRY).await;
-            continue;
-        }
-        let accepted = listener.accept().await;
-        open.retain(|connection| !connection.has_ended());
-        let begun = accepted.and_then(|stream| {
-            if open.iter().filter(|connection| connection.is_open()).count() >= CONNECTIONS_MAX {
-                close_one(open);
-            }
-            begin(stream, Arc::clone(&router))
-        });
-        match begun {
-            Ok(connection) => open.push_back(connection),
-            // The client went away before it was accepted.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-            Err(error) => {
-                log_accept_error(&error, &mut logged);
-                close_one(open);
+    /// Oldest first.
+    open: VecDeque<Connection>,
+    /// Those without a thread: their users have too many. They are not closed here, because that could block.
+    waiting: VecDeque<(UnixStream, Option<u32>)>,
+}
+
+/// Whether the limits of a user do not apply.
+fn is_privileged(uid: Option<u32>) -> bool {
+    uid.is_some_and(|uid| uid == 0 || uid == rustix::process::geteuid().as_raw())
+}
+
+impl<R: Router> Connections<R> {
+    fn new(router: R) -> Self {
+        let open = VecDeque::with_capacity(THREADS_MAX + RESERVED);
+        Self { router: Arc::new(router), open, waiting: VecDeque::new() }
+    }
+
+    /// Accepts connections until the task is cancelled.
+    async fn accept(&mut self, listener: &Accepting) {
+        let mut logged = None;
+        loop {
+            self.begin_waiting();
+            if self.waiting.len() >= WAITING_MAX {
                 tokio::time::sleep(ACCEPT_RETRY).await;
+                continue;
+            }
+            // While some wait, threads that have ended must be noticed.
+            let wait = if self.waiting.is_empty() { Duration::MAX } else { ACCEPT_RETRY };
+            let Ok(accepted) = timeout(wait, listener.accept()).await else { continue };
+            self.open.retain(|connection| !connection.has_ended());
+            let begun = match accepted {
+                Ok(Stream::Tcp(stream)) => {
+                    self.make_place(|_| true, CONNECTIONS_MAX);
+                    self.begin_task(stream);
+                    Ok(())
+                }
+                Ok(Stream::Unix(stream)) => {
+                    let uid = stream.peer_cred().ok().map(|peer| peer.uid());
+                    self.begin_or_wait(stream, uid)
+                }
+                Err(error) => Err(error),
+            };
+            match begun {
+                Ok(()) => {}
+                // The client went away before it was accepted.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    log_accept_error(&error, &mut logged);
+                    self.close_one(|_| true);
+                    tokio::time::sleep(ACCEPT_RETRY).await;
+                }
             }
         }
     }
-}
 
-fn begin<R: Router>(stream: Stream, router: Arc<R>) -> io::Result<Connection> {
-    let asked = Arc::new(AtomicBool::new(false));
-    let running = match stream {
-        Stream::Tcp(stream) => {
-            Running::Task(tokio::spawn(exchange(stream, None, router, Arc::clone(&asked))).abort_handle())
+    /// Whether there is a thread for a connection of this user.
+    fn has_thread(&self, uid: Option<u32>) -> bool {
+        if is_privileged(uid) {
+            return self.open.len() < THREADS_MAX + RESERVED;
         }
-        Stream::Unix(stream) => {
-            let peer = stream.peer_cred().ok().map(|peer| Peer { uid: peer.uid() });
-            let (open, closed) = oneshot::channel();
-            let served = exchange(stream, peer, router, Arc::clone(&asked));
-            // The server's thread drives its timers and waits for its socket; reads and writes are on its own thread.
-            let runtime = tokio::runtime::Handle::current();
-            let serve = move || runtime.block_on(until_closed(served, closed));
-            let thread =
-                std::thread::Builder::new().name(format!("{} client", R::LIMITS.name)).spawn(serve)?;
-            Running::Thread { open: Some(open), thread }
+        let others = self.open.iter().filter(|one| !is_privileged(one.uid));
+        let own = self.open.iter().filter(|one| one.uid == uid);
+        others.count() < THREADS_MAX && own.count() < USER_THREADS_MAX
+    }
+
+    /// Begins the connections whose users have a thread for them now.
+    fn begin_waiting(&mut self) {
+        self.open.retain(|connection| !connection.has_ended());
+        for _ in 0..self.waiting.len() {
+            if let Some((stream, uid)) = self.waiting.pop_front() {
+                // A thread that cannot be started is tried again with the next connection.
+                let _ = self.begin_or_wait(stream, uid);
+            }
         }
-    };
-    Ok(Connection { running, asked })
+    }
+
+    fn begin_or_wait(&mut self, stream: UnixStream, uid: Option<u32>) -> io::Result<()> {
+        if !self.has_thread(uid) {
+            self.waiting.push_back((stream, uid));
+            return Ok(());
+        }
+        if !is_privileged(uid) {
+            self.make_place(|one| one.uid == uid, USER_CONNECTIONS_MAX);
+        }
+        self.make_place(|_| true, CONNECTIONS_MAX);
+        self.begin_thread(stream, uid)
+    }
+
+    fn begin_task(&mut self, stream: TcpStream) {
+        let asked = Arc::new(AtomicBool::new(false));
+        let served = exchange(stream, None, Arc::downgrade(&self.router), Arc::clone(&asked));
+        let running = Running::Task(tokio::spawn(served).abort_handle());
+        self.open.push_back(Connection { running, uid: None, asked });
+    }
+
+    fn begin_thread(&mut self, stream: UnixStream, uid: Option<u32>) -> io::Result<()> {
+        let asked = Arc::new(AtomicBool::new(false));
+        let (open, closed) = oneshot::channel();
+        let peer = uid.map(|uid| Peer { uid });
+        let served = exchange(stream, peer, Arc::downgrade(&self.router), Arc::clone(&asked));
+        // The server's thread drives its timers and waits for its socket; reads and writes are on its own thread.
+        let runtime = tokio::runtime::Handle::current();
+        let serve = move || runtime.block_on(until_closed(served, closed));
+        let thread = std::thread::Builder::new().name(format!("{} client", R::LIMITS.name)).spawn(serve)?;
+        self.open.push_back(Connection { running: Running::Thread { open: Some(open), thread }, uid, asked });
+        Ok(())
+    }
+
+    /// Closes a connection if so many of these are open.
+    fn make_place(&mut self, is_one: impl Fn(&Connection) -> bool, most: usize) {
+        let open = self.open.iter().filter(|one| one.is_open() && is_one(one));
+        if open.count() >= most {
+            self.close_one(is_one);
+        }
+    }
+
+    /// Closes the oldest idle connection of these, or else the oldest.
+    fn close_one(&mut self, is_one: impl Fn(&Connection) -> bool) {
+        let mut chosen: Option<&mut Connection> = None;
+        for connection in self.open.iter_mut().filter(|one| one.is_open() && is_one(one)) {
+            if !connection.asked.load(Ordering::Relaxed) {
+                chosen = Some(connection);
+                break;
+            }
+            chosen = chosen.or(Some(connection));
+        }
+        if let Some(connection) = chosen {
+            connection.close();
+        }
+    }
+
+    /// Waits for their threads for a short time only: nobody waits any more for what is computed for a client.
+    async fn close_all(mut self) {
+        self.open.iter_mut().for_each(Connection::close);
+        // Closing them could block; the process ends soon.
+        self.waiting.drain(..).for_each(std::mem::forget);
+        let deadline = Instant::now() + THREADS_END;
+        let is_thread = |one: &Connection| matches!(one.running, Running::Thread { .. });
+        while self.open.iter().any(|one| is_thread(one) && !one.has_ended()) && Instant::now() < deadline {
+            tokio::time::sleep(STOP_STEP).await;
+        }
+    }
 }
 
 async fn until_closed(served: impl Future<Output = ()>, closed: oneshot::Receiver<()>) {
@@ -317,31 +421,6 @@ async fn until_closed(served: impl Future<Output = ()>, closed: oneshot::Receive
         biased;
         _ = closed => {}
         () = served => {}
-    }
-}
-
-/// Closes the oldest idle connection, or else the oldest.
-fn close_one(connections: &mut VecDeque<Connection>) {
-    let mut chosen: Option<&mut Connection> = None;
-    for connection in connections.iter_mut().filter(|connection| connection.is_open()) {
-        if !connection.asked.load(Ordering::Relaxed) {
-            chosen = Some(connection);
-            break;
-        }
-        chosen = chosen.or(Some(connection));
-    }
-    if let Some(connection) = chosen {
-        connection.close();
-    }
-}
-
-/// Waits for their threads for a short time only: nobody waits any more for what is computed for a client.
-async fn close_all(connections: &mut VecDeque<Connection>) {
-    connections.iter_mut().for_each(Connection::close);
-    let deadline = Instant::now() + THREADS_END;
-    let is_thread = |one: &Connection| matches!(one.running, Running::Thread { .. });
-    while connections.iter().any(|one| is_thread(one) && !one.has_ended()) && Instant::now() < deadline {
-        tokio::time::sleep(STOP_STEP).await;
     }
 }
 
@@ -354,15 +433,20 @@ fn log_accept_error(error: &io::Error, logged: &mut Option<Instant>) {
     }
 }
 
-async fn exchange<S, R>(stream: S, peer: Option<Peer>, router: Arc<R>, asked: Arc<AtomicBool>)
+async fn exchange<S, R>(stream: S, peer: Option<Peer>, router: Weak<R>, asked: Arc<AtomicBool>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
     R: Router,
 {
     let service = service_fn(move |request: Request<Incoming>| {
         asked.store(true, Ordering::Relaxed);
-        let router = Arc::clone(&router);
-        async move { Ok::<_, Infallible>(router.answer(request, peer).await) }
+        let router = router.upgrade();
+        async move {
+            let Some(router) = router else {
+                return Ok::<_, Infallible>(text(StatusCode::SERVICE_UNAVAILABLE, "steerd is ending\n"));
+            };
+            Ok(router.answer(request, peer).await)
+        }
     });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())

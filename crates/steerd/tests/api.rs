@@ -666,6 +666,57 @@ fn descriptors_that_block_when_closed_delay_only_their_client() {
     assert!(status.success() && !log.contains("panicked"), "{log}");
 }
 
+/// Runs `act` on a thread of another user; the kernel takes the credentials of the thread (unix(7), SO_PEERCRED). `None`,
+/// after `not_run`, without privilege.
+fn as_user<T: Send>(user: u32, act: impl FnOnce() -> T + Send) -> Option<T> {
+    let act = || {
+        let (uid, gid) = (rustix::process::Uid::from_raw(user), rustix::process::Gid::from_raw(user));
+        rustix::thread::set_thread_groups(&[]).ok()?;
+        rustix::thread::set_thread_res_gid(gid, gid, gid).ok()?;
+        rustix::thread::set_thread_res_uid(uid, uid, uid).ok()?;
+        Some(act())
+    };
+    let result = std::thread::scope(|scope| scope.spawn(act).join().expect("no panic"));
+    if result.is_none() {
+        not_run("users of the API that attack it", "it needs root");
+    }
+    result
+}
+
+/// A user has more connections than are served, all of them with descriptors whose close blocks, and more and more idle
+/// ones. Root and another user are served meanwhile, and the daemon ends in time.
+#[test]
+fn a_user_who_blocks_connections_keeps_nobody_else_from_the_api() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new(STEER_DNS);
+    std::fs::set_permissions(place.folder.path(), PermissionsExt::from_mode(0o755)).expect("mode");
+    let mut command = place.daemon();
+    let daemon = Daemon::start_command(command.env("STEERD_API__MODE", "0666"));
+    let blocking: Vec<_> = (0..150).map(|_| lingering()).collect();
+    let attack = || {
+        let sent = blocking.into_iter().map(|(sender, peer)| {
+            let client = place.connect();
+            send_with(&client, b"GET /v1/status HTTP/1.1\r\n", sender.into());
+            (client, peer)
+        });
+        sent.collect::<Vec<_>>()
+    };
+    let Some(held) = as_user(65_534, attack) else { return };
+    let Some(idle) = as_user(65_534, || (0..200).map(|_| place.connect()).collect::<Vec<_>>()) else {
+        return;
+    };
+    std::thread::sleep(Duration::from_millis(300));
+    for _ in 0..20 {
+        let asked = Instant::now();
+        place.get("/v1/status");
+        as_user(65_533, || place.get("/v1/status"));
+        assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+    }
+    let (status, _, log) = daemon.terminate();
+    assert!(status.success() && !log.contains("still running"), "{log}");
+    drop((held, idle));
+}
+
 /// A comparison goes on when its client leaves, and counts until its end.
 #[test]
 fn clients_that_leave_start_no_more_comparisons_than_are_allowed() {

@@ -61,8 +61,7 @@ impl Servers {
     pub(super) fn has_ended(&self) -> bool {
         let http = self.http.as_ref().is_some_and(Server::has_ended);
         let api = self.api.as_ref().is_some_and(|api| api.server.has_ended());
-        // Without a server nobody has the pages, and the renderer ends.
-        http || api || ((self.http.is_some() || self.api.is_some()) && self.renderer.has_ended())
+        http || api || self.renderer.has_ended()
     }
 
     /// Closes all connections and removes the socket; returns whether all threads ended within `timeout` each.
