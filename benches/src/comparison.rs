@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::machine::Gate;
 use crate::median;
-use crate::table::Row;
+use crate::table::{Row, digits};
 
 /// One measurement, of one or more rows.
 pub struct Case<'c> {
@@ -84,7 +84,8 @@ impl Ratio {
     pub fn line(&self) -> String {
         match &self.figures {
             Ok((median, least, most)) => {
-                format!("{median:>6.2} times ({least:.2} to {most:.2})  {}", self.text)
+                let [median, least, most] = [*median, *least, *most].map(digits);
+                format!("{median:>6} times ({least} to {most})  {}", self.text)
             }
             Err(why) => format!("  not measured  {}: {why}", self.text),
         }

@@ -11,6 +11,8 @@ use serde_json::Value;
 
 /// The longest time until packets flow, for an answer, and until it has ended.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// The daemon takes its counters once a second at most; an answer costs it some milliseconds with thousands of rules.
+const STATE_LIFE: Duration = Duration::from_millis(1020);
 /// The path of the program, if it is not where cargo puts it.
 const PROGRAM: &str = "STEERD_BENCH_DAEMON";
 
@@ -100,14 +102,17 @@ impl Daemon {
         }
     }
 
-    /// Packets per second that the worker receives over `time`, by its own counter and the daemon's clock. The daemon takes
-    /// its counters once a second at most, so the time is no shorter.
+    /// Packets per second that the worker receives over `time` and up to a second more, by its own counter and the daemon's
+    /// clock.
     ///
     /// # Errors
     /// It does not answer.
     pub fn rate(&self, time: Duration) -> Result<f64, String> {
-        let before = self.sample(f64::NEG_INFINITY)?;
-        std::thread::sleep(time);
+        // The first one may have been taken some time ago.
+        let first = self.sample(f64::NEG_INFINITY)?;
+        std::thread::sleep(STATE_LIFE);
+        let before = self.sample(first.0)?;
+        std::thread::sleep(time.max(STATE_LIFE));
         let after = self.sample(before.0)?;
         Ok((after.1 - before.1) / (after.0 - before.0))
     }
@@ -123,7 +128,7 @@ impl Daemon {
             if sample.0 > previous {
                 return Ok(sample);
             }
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(100));
         }
         Err("steerd does not take its counters again".to_owned())
     }

@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
+use crate::table::digits;
+
 /// All tables of a run of the bench `neighbours`, with its conditions, ratios and commands.
 #[must_use]
 pub fn tables(run: &Value) -> String {
@@ -15,6 +17,10 @@ pub fn tables(run: &Value) -> String {
     );
     let provisional = run["conditions"]["provisional"] == true;
     paragraph(&mut text, &if provisional { format!("**{conditions}**") } else { conditions.to_owned() });
+    paragraph(
+        &mut text,
+        "![millions of packets per second from core to core, frames of 64 bytes](neighbours.svg)",
+    );
     let rows = run["rows"].as_array().map_or(&[][..], Vec::as_slice);
     let mut names: Vec<&str> = Vec::new();
     for row in rows {
@@ -30,6 +36,18 @@ pub fn tables(run: &Value) -> String {
     }
     ratios(&mut text, run["ratios"].as_array().map_or(&[][..], Vec::as_slice));
     text
+}
+
+/// The lines of a page between which the tables stand.
+const BEGIN: &str = "<!-- tables: begin -->\n";
+const END: &str = "<!-- tables: end -->\n";
+
+/// The page with these tables in place of earlier ones; `None` if it has no place for them.
+#[must_use]
+pub fn filled(page: &str, tables: &str) -> Option<String> {
+    let (before, rest) = page.split_once(BEGIN)?;
+    let (_, after) = rest.split_once(END)?;
+    Some(format!("{before}{BEGIN}\n{}\n\n{END}{after}", tables.trim()))
 }
 
 fn string<'v>(value: &'v Value, key: &str) -> &'v str {
@@ -49,7 +67,7 @@ fn table(text: &mut String, name: &str, rows: &[&Value]) {
         let frame = frame.map_or(String::new(), |bytes| format!("{bytes} B"));
         if let Some(median) = row["median"].as_f64() {
             let spread = format!("{} to {}", number(&row["least"]), number(&row["most"]));
-            let median = format!("{} {}", shown(median), string(row, "unit"));
+            let median = format!("{} {}", digits(median), string(row, "unit"));
             writeln!(text, "| {what} | {frame} | {median} | {spread} | {} |", string(row, "note"))
                 .expect("a String");
         } else {
@@ -70,7 +88,7 @@ fn ratios(text: &mut String, ratios: &[Value]) {
         match ratio["median"].as_f64() {
             Some(median) => {
                 let spread = format!("{} to {}", number(&ratio["least"]), number(&ratio["most"]));
-                writeln!(text, "| {what} | {} | {spread} |", shown(median)).expect("a String");
+                writeln!(text, "| {what} | {} | {spread} |", digits(median)).expect("a String");
             }
             None => writeln!(text, "| {what} | not measured | |").expect("a String"),
         }
@@ -93,17 +111,7 @@ fn commands(text: &mut String, rows: &[&Value]) {
 }
 
 fn number(value: &Value) -> String {
-    value.as_f64().map_or(String::new(), shown)
-}
-
-/// Three digits, as many as such figures are worth.
-fn shown(value: f64) -> String {
-    match value.abs() {
-        size if size >= 100.0 => format!("{value:.0}"),
-        size if size >= 10.0 => format!("{value:.1}"),
-        size if size >= 1.0 => format!("{value:.2}"),
-        _ => format!("{value:.3}"),
-    }
+    value.as_f64().map_or(String::new(), digits)
 }
 
 #[cfg(test)]
@@ -111,6 +119,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn new_tables_replace_the_old_ones_only() {
+        let page = format!("a\n{BEGIN}old\n{END}z\n");
+        let once = filled(&page, "new\n").expect("a place");
+        assert_eq!(once, format!("a\n{BEGIN}\nnew\n\n{END}z\n"));
+        assert_eq!(filled(&once, "new\n"), Some(once));
+        assert_eq!(filled("a page", "new"), None);
+    }
 
     #[test]
     fn a_busy_machine_and_a_missing_program_are_on_the_page() {

@@ -72,7 +72,8 @@ impl Row {
             return format!("{head}   not measured: {}", self.reason());
         };
         let (least, most) = self.spread();
-        format!("{head} {median:>9.2} {unit} ({least:.2} to {most:.2}) {note}").trim_end().to_owned()
+        let [median, least, most] = [median, least, most].map(digits);
+        format!("{head} {median:>9} {unit} ({least} to {most}) {note}").trim_end().to_owned()
     }
 
     fn json(&self) -> Value {
@@ -95,6 +96,17 @@ impl Row {
             value["command"] = json!(command);
         }
         value
+    }
+}
+
+/// Three digits, as many as measurements are worth.
+#[must_use]
+pub fn digits(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
     }
 }
 

@@ -32,8 +32,6 @@ const RECEIVER: &str = "benchrecv";
 const SIZES: [u32; 2] = [60, 1514];
 const FLOWS: usize = 1000;
 const MILLISECONDS: u64 = 500;
-/// A little longer than the daemon's counters stay the same.
-const DAEMON_MILLISECONDS: u64 = 1020;
 const WARM_UP: Duration = Duration::from_millis(150);
 const RELOADS: usize = 10;
 
@@ -147,7 +145,7 @@ fn by_daemon(inputs: &Inputs, bytes: u32) -> Result<Received, String> {
     let _sending = Sending::start(inputs, bytes)?;
     std::thread::sleep(WARM_UP);
     let (before, begun) = (daemon.thread_times()?, Instant::now());
-    let packets_per_second = daemon.rate(inputs.round(DAEMON_MILLISECONDS))?;
+    let packets_per_second = daemon.rate(inputs.round(MILLISECONDS))?;
     let [engine, worker] = shares(before, daemon.thread_times()?, begun.elapsed());
     Ok(Received { packets_per_second, core_share: engine + worker })
 }

@@ -12,7 +12,8 @@
 //!
 //! `STEERD_CORPORA` names the folder of the real ClassBench sets. `STEERD_BENCH_FOLDER` keeps rules and traces, so that the
 //! commands of the rows can be repeated. `STEERD_BENCH_QUICK=1` tests the bench itself with short rounds on any machine.
-//! Writes `neighbours.json`, `neighbours.svg` and `performance-tables.md` to `target/bench`.
+//! Writes `neighbours.json`, `neighbours.svg` and `performance-tables.md` to `target/bench`, and, with `STEERD_BENCH_DOCS=1`,
+//! tables and plot to `docs/explanation`.
 #![forbid(unsafe_code)]
 
 mod forward;
@@ -101,9 +102,19 @@ fn write(rows: &[Row], ratios: &[Ratio], gate: &Gate) {
         "rows": table::json(rows), "ratios": ratios,
     });
     write("neighbours.json", &format!("{run:#}\n"));
-    write("performance-tables.md", &page::tables(&run));
-    write("neighbours.svg", &plot::bars("Millions of packets per second, from core to core", &bars(rows)));
+    let tables = page::tables(&run);
+    let image = plot::bars("Millions of packets per second, from core to core", &bars(rows));
+    write("performance-tables.md", &tables);
+    write("neighbours.svg", &image);
     println!("in target/bench: neighbours.json, performance-tables.md, neighbours.svg");
+    if std::env::var_os("STEERD_BENCH_DOCS").is_some() {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/explanation");
+        let file = docs.join("performance.md");
+        let old = std::fs::read_to_string(&file).expect("the page");
+        std::fs::write(&file, page::filled(&old, &tables).expect("a place for the tables"))
+            .expect("docs can be written");
+        std::fs::write(docs.join("neighbours.svg"), &image).expect("docs can be written");
+    }
 }
 
 /// What the plot shows: name, value, whether it is ours.

@@ -23,8 +23,6 @@ const TXONLY: &str = "testpmd txonly, net_memif, testpmd rxonly";
 const IO: &str = "testpmd io (net_pcap), net_memif, testpmd rxonly";
 const FEW: Traffic = Traffic::Flows(1000);
 const MILLISECONDS: u64 = 500;
-/// A little longer than the daemon's counters stay the same.
-const DAEMON_MILLISECONDS: u64 = 1020;
 /// Until caches are warm.
 const WARM_UP: Duration = Duration::from_millis(150);
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -84,11 +82,12 @@ fn daemon<'i>(
     (from, traffic): (&RuleSet, Traffic),
     bytes: u32,
 ) -> Case<'i> {
-    let row = row(what("daemon", rules, traffic), bytes);
+    let mut row = row(what("daemon", rules, traffic), bytes);
     let replay = match inputs.replay(from, traffic, bytes) {
         Ok(replay) => replay,
         Err(why) => return Case::missing(row, &why),
     };
+    row.note = format!("{} flows", replay.flows);
     let policy = rules.delivering().policy_text();
     Case::new(row, move || {
         let options = DaemonOptions {
@@ -99,7 +98,7 @@ fn daemon<'i>(
         };
         let daemon = Daemon::start(&inputs.subfolder("daemon")?, &options)?;
         std::thread::sleep(WARM_UP);
-        daemon.rate(inputs.round(DAEMON_MILLISECONDS)).map(|rate| rate / 1e6)
+        daemon.rate(inputs.round(MILLISECONDS)).map(|rate| rate / 1e6)
     })
 }
 
@@ -203,14 +202,14 @@ impl Pair {
 pub(crate) fn ratios(rows: &[Row]) -> Vec<Ratio> {
     let mut ratios = Vec::new();
     let rows: Vec<&Row> = rows.iter().filter(|row| row.table == TABLE).collect();
-    for own in rows.iter().filter(|row| row.what.starts_with("daemon")) {
+    for own in rows.iter().filter(|row| row.what.starts_with("daemon") && !row.what.contains("10k")) {
         let others = rows.iter().filter(|row| row.what == TXONLY || row.what == IO);
         ratios.extend(
             others.filter(|row| row.frame_bytes == own.frame_bytes).map(|other| Ratio::of(own, other)),
         );
     }
-    let large: Vec<&&Row> = rows.iter().rev().take(2).collect();
-    if let [many, few] = large[..] {
+    // The last two cases: few flows, then many.
+    if let [.., few, many] = rows[..] {
         ratios.push(Ratio::of(many, few));
     }
     ratios
