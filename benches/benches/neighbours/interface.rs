@@ -90,6 +90,7 @@ fn wire(interface: &str) -> Result<AfPacketWire, String> {
         promiscuous: false,
         ring_frames: 4096,
         merged: MergedFrames::Split,
+        busy_poll: false,
     };
     AfPacketWire::open(&config).map_err(|error| error.to_string())
 }

@@ -143,8 +143,8 @@ impl Sink for Endpoint {
 
     /// Clients that send do not wake a worker.
     fn poll_interval(&self) -> Option<Duration> {
-        let has_rings = self.roster.as_deref().is_some_and(|roster| !roster.rings.is_empty());
-        has_rings.then_some(POLL_INTERVAL)
+        let has_clients = self.roster.as_deref().is_some_and(|roster| !roster.clients.is_empty());
+        has_clients.then_some(POLL_INTERVAL)
     }
 
     /// Also without packets: clients send, and clients that have gone must be given up.
