@@ -33,7 +33,7 @@ use super::key::MatchKey;
 use super::shape::Ranked;
 use super::space::Space;
 use build::Builder;
-use pool::{Entry, Node, Pool};
+use pool::{Entry, Pool};
 pub(super) use search::BURST;
 use search::{Found, NOTHING, TREES, ranked};
 use view::{Bytes, View};
@@ -63,10 +63,13 @@ pub(super) struct Trees {
     rebuilds: u64,
 }
 
+/// Rules by how much of the two addresses they mask.
+type Class = u8;
+
 /// One tree.
 #[derive(Clone, Copy, Debug)]
 struct Tree {
-    class: u8,
+    class: Class,
     /// Its node.
     root: u32,
     /// The steps from there to the farthest leaf.
@@ -79,6 +82,8 @@ struct Family {
     view: View,
     pool: Pool,
     trees: ArrayVec<Tree, TREES>,
+    /// Which class has the tree of each class.
+    tree_of_class: [Class; TREES],
     /// The greatest depth.
     depth: usize,
     overflow: Space<MatchKey>,
@@ -124,7 +129,7 @@ fn family_of(mask: &MatchKey) -> usize {
 }
 
 /// The tree of rules with this mask.
-fn class_of(family: usize, mask: &MatchKey) -> u8 {
+fn class_of(family: usize, mask: &MatchKey) -> Class {
     let bits = |word: usize, shift: u32| (mask.0[word] >> shift).count_ones();
     let (src, dst, least) = match family {
         IPV4 => (bits(SRC_IPV4.word(), SRC_IPV4.shift()), bits(DST_IPV4.word(), DST_IPV4.shift()), ADDRESS_BITS),
@@ -286,6 +291,7 @@ impl Family {
             pool: Pool::new(view.words()),
             view,
             trees: ArrayVec::new(),
+            tree_of_class: [0; TREES],
             depth: 0,
             overflow: Space::default(),
             len: 0,
@@ -299,11 +305,13 @@ impl Family {
         rules.sort_unstable_by_key(|(_, _, ranked)| *ranked);
         let bytes = rules.iter().fold(Bytes::default(), |all, (_, mask, _)| all.union(Bytes::of(mask)));
         let mut built = Self::with_view(View::new(bytes));
+        built.tree_of_class = [0, 1, 2, 3];
         let entries: Vec<Entry> = rules.iter().map(|rule| built.entry(rule)).collect();
         let mut classes: [Vec<u32>; TREES] = Default::default();
         for (number, (_, mask, _)) in (0u32..).zip(&rules) {
             classes[usize::from(class_of(family, mask))].push(number);
         }
+        built.merge_small(&mut classes);
         (built.len, built.built) = (rules.len(), rules.len());
         let max_blocks = Self::max_blocks(rules.len());
         for (class, list) in (0u8..).zip(classes) {
@@ -325,6 +333,18 @@ impl Family {
             }
         }
         built
+    }
+
+    /// Few rules are not worth a tree: they get into that of the rules which leave both addresses open.
+    fn merge_small(&mut self, classes: &mut [Vec<u32>; TREES]) {
+        for class in 1..TREES {
+            if classes[class].len() < build::tune(5, 32) as usize {
+                let moved = std::mem::take(&mut classes[class]);
+                classes[0].extend(moved);
+                self.tree_of_class[class] = 0;
+            }
+        }
+        classes[0].sort_unstable();
     }
 
     fn entry(&self, (value, mask, ranked): &Rule) -> Entry {

@@ -17,6 +17,13 @@ const SAMPLE: usize = 512;
 const LEAST_GAIN: u64 = 32;
 /// The most steps from the root of a tree to a leaf.
 pub(super) const MAX_DEPTH: usize = 12;
+pub(super) fn tune(at: usize, default: u64) -> u64 {
+    static T: std::sync::OnceLock<[Option<u64>; 8]> = std::sync::OnceLock::new();
+    T.get_or_init(|| std::array::from_fn(|at| std::env::var(format!("T{at}")).ok().map(|t| t.parse().unwrap())))[at].unwrap_or(default)
+}
+/// The most bits of a node whose children get most of its rules, and the most copies of each.
+const MAX_COPYING_BITS: usize = 6;
+const MAX_GROWTH: usize = 16;
 /// The most entries of one leaf.
 pub(super) const MAX_LEAF: usize = LANES * MAX_BLOCKS;
 
@@ -43,7 +50,7 @@ impl<'b> Builder<'b> {
     pub(super) fn build(&mut self, at: u32, list: Vec<u32>, depth: usize) {
         self.depth = self.depth.max(depth);
         let may_split =
-            list.len() > LANES && depth < MAX_DEPTH && self.pool.blocks() < self.max_blocks;
+            list.len() > LANES && depth < tune(0, 4) as usize && self.pool.blocks() < self.max_blocks;
         match if may_split { self.choose(&list) } else { None } {
             None => self.leaf(at, list),
             Some(bits) => self.inner(at, &list, bits, depth),
@@ -53,7 +60,7 @@ impl<'b> Builder<'b> {
     /// Makes an inner node of a leaf with these entries, which fit into one; false, and
     /// nothing has changed, if no bits pay. At most [`MAX_LEAF`] and one more, of which a chosen bit parts at least one.
     pub(super) fn split(&mut self, at: u32, list: &[u32], depth: usize) -> bool {
-        let may_split = depth < MAX_DEPTH && self.pool.blocks() < self.max_blocks;
+        let may_split = depth < tune(0, 4) as usize && self.pool.blocks() < self.max_blocks;
         match if may_split { self.choose(list) } else { None } {
             None => false,
             Some(bits) => {
@@ -108,22 +115,66 @@ impl<'b> Builder<'b> {
         let sample: Vec<u32> = list.iter().copied().step_by(step).collect();
         let most_bits = (list.len().ilog2() as usize + 1).min(MAX_BITS);
         let whole = cost(sample.len() as u64, step as u64);
-        (0..self.pool.words())
+        let words = 0..self.pool.words();
+        let cheapest = words
+            .clone()
             .filter_map(|word| {
                 let (mask, cost) = self.bits_of(word, &sample, step as u64, most_bits);
                 (cost < whole).then_some((cost, word, mask))
             })
-            .min()
+            .min();
+        if let Some((_, word, mask)) = cheapest {
+            return Some((word, mask));
+        }
+        if list.len() <= 2 * LANES {
+            return None;
+        }
+        // Few rules mask any one bit, so each bit copies most rules; still a leaf of many blocks costs more.
+        words
+            .filter_map(|word| {
+                let (copies, mask) = self.copying_bits_of(word, list)?;
+                Some((copies, word, mask))
+            })
+            .min_by(|a, b| a.0.total_cmp(&b.0))
             .map(|(_, word, mask)| (word, mask))
+    }
+
+    /// The bits of one word that leave the fewest rules to a child, and how many these are on average; `None` if that
+    /// takes too many copies.
+    fn copying_bits_of(&self, word: usize, list: &[u32]) -> Option<(f64, u64)> {
+        let mut parts = vec![self.pairs(word, list)];
+        let masked = parts[0].iter().fold(0, |all, (_, mask)| all | mask);
+        let (mut chosen, mut best) = (0u64, None);
+        for bits in 1..=MAX_COPYING_BITS {
+            let costs = costs_of_bits(&parts, 1);
+            let candidates = (0..64).filter(|bit| masked & !chosen & 1 << bit != 0);
+            let Some(bit) = candidates.min_by_key(|bit| costs[*bit]) else { break };
+            chosen |= 1 << bit;
+            parts = parts.iter().flat_map(|part| halves(part, bit)).collect();
+            let copies: usize = parts.iter().map(Vec::len).sum();
+            let average = copies as f64 / f64::from(1 << bits);
+            if copies > MAX_GROWTH * list.len() {
+                break;
+            }
+            if average < 0.75 * list.len() as f64 {
+                best = Some((average, chosen));
+            }
+        }
+        best
+    }
+
+    /// Values and masks of one word.
+    fn pairs(&self, word: usize, list: &[u32]) -> Vec<(u64, u64)> {
+        let pair = |number: &u32| {
+            let entry = &self.entries[*number as usize];
+            (entry.value[word], entry.mask[word])
+        };
+        list.iter().map(pair).collect()
     }
 
     /// The bits of one word that make the children cheapest, and what these cost.
     fn bits_of(&self, word: usize, sample: &[u32], scale: u64, most_bits: usize) -> (u64, u64) {
-        let pairs = sample.iter().map(|entry| {
-            let entry = &self.entries[*entry as usize];
-            (entry.value[word], entry.mask[word])
-        });
-        let mut parts: Vec<Vec<(u64, u64)>> = vec![pairs.collect()];
+        let mut parts = vec![self.pairs(word, sample)];
         let masked = parts[0].iter().fold(0, |all, (_, mask)| all | mask);
         let mut chosen = 0u64;
         let mut total = cost(sample.len() as u64, scale);

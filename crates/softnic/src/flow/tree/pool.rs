@@ -16,7 +16,7 @@ use super::view::{WORDS, Words};
 /// Rules of one block, which are compared together.
 pub(super) const LANES: usize = 8;
 /// The most blocks of one leaf.
-pub(super) const MAX_BLOCKS: usize = 4;
+pub(super) const MAX_BLOCKS: usize = 8;
 /// The most bits that one node looks at.
 pub(super) const MAX_BITS: usize = 10;
 

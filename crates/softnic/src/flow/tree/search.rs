@@ -5,6 +5,11 @@
 //! compared together, which the compiler makes vector instructions of; with AVX2 and BMI2, which are looked for when the
 //! process runs, a block takes some ten of them and a step one `pext`.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{
+    _mm256_castsi256_pd, _mm256_cmpeq_epi64, _mm256_movemask_pd, _mm256_set_epi64x, _mm256_setzero_si256, _pext_u64,
+};
+
 use super::super::key::MatchKey;
 use super::super::shape::Ranked;
 use super::Family;
@@ -28,31 +33,62 @@ pub(super) fn ranked(found: Found) -> Option<Ranked> {
     Ranked::from_words(found.0, found.1)
 }
 
-/// How bits are taken out of a word.
-trait Extract {
+/// What processors differ in.
+trait Machine {
+    /// The bits of a word that a mask names, next to each other.
     fn extract(word: u64, mask: u64) -> u64;
+
+    /// The lanes that are zero, one bit each.
+    fn zeros(lanes: &[u64; LANES]) -> u32;
 }
 
 /// On any processor.
 struct Portable;
 
-impl Extract for Portable {
+impl Machine for Portable {
     #[inline(always)]
     fn extract(word: u64, mask: u64) -> u64 {
         extract(word, mask)
     }
+
+    #[inline(always)]
+    fn zeros(lanes: &[u64; LANES]) -> u32 {
+        let mut zeros = 0;
+        for (lane, bits) in lanes.iter().enumerate() {
+            zeros |= u32::from(*bits == 0) << lane;
+        }
+        zeros
+    }
 }
 
-/// With an instruction for it.
+/// With instructions for both.
 #[cfg(target_arch = "x86_64")]
-struct Bmi2;
+struct V3;
 
 #[cfg(target_arch = "x86_64")]
-impl Extract for Bmi2 {
+impl Machine for V3 {
     #[inline(always)]
     fn extract(word: u64, mask: u64) -> u64 {
         // SAFETY: used by `one_v3` and `burst_v3` alone, which are called only where `has_v3` found BMI2.
-        unsafe { std::arch::x86_64::_pext_u64(word, mask) }
+        unsafe { _pext_u64(word, mask) }
+    }
+
+    #[inline(always)]
+    fn zeros(lanes: &[u64; LANES]) -> u32 {
+        let lane = |at: usize| lanes[at].cast_signed();
+        let half = |at: usize| {
+            // SAFETY: as above, AVX2; this one needs AVX.
+            let four = unsafe { _mm256_set_epi64x(lane(at + 3), lane(at + 2), lane(at + 1), lane(at)) };
+            // SAFETY: as above, AVX.
+            let zero = unsafe { _mm256_setzero_si256() };
+            // SAFETY: as above, AVX2.
+            let equal = unsafe { _mm256_cmpeq_epi64(four, zero) };
+            // SAFETY: as above, AVX.
+            let equal = unsafe { _mm256_castsi256_pd(equal) };
+            // SAFETY: as above, AVX.
+            unsafe { _mm256_movemask_pd(equal) }.cast_unsigned()
+        };
+        half(0) | half(4) << 4
     }
 }
 
@@ -66,13 +102,16 @@ fn has_v3() -> bool {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1,bmi2")]
 fn one_v3(family: &Family, image: &MatchKey, found: &mut Found) {
-    one::<Bmi2>(family, image, found);
+    one::<V3>(family, image, found);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1,bmi2")]
 fn burst_v3(family: &Family, images: &[MatchKey], chosen: &[u8], found: &mut [Found; BURST]) {
-    burst::<Bmi2>(family, images, chosen, found);
+    match family.pool.words() {
+        2 => burst::<V3, 2>(family, images, chosen, found),
+        _ => burst::<V3, 0>(family, images, chosen, found),
+    }
 }
 
 impl Family {
@@ -95,19 +134,19 @@ impl Family {
             // SAFETY: the processor has AVX2 and BMI2, and BMI1 with the latter.
             return unsafe { burst_v3(self, images, chosen, found) };
         }
-        burst::<Portable>(self, images, chosen, found);
+        burst::<Portable, 0>(self, images, chosen, found);
     }
 }
 
 /// The child of a node that an image belongs to.
 #[inline(always)]
-fn step<E: Extract>(family: &Family, at: u32, words: &Words) -> u32 {
+fn step<M: Machine>(family: &Family, at: u32, words: &Words) -> u32 {
     let node = &family.pool.nodes[at as usize];
-    node.base + E::extract(words[node.word() % WORDS], node.mask) as u32
+    node.base + M::extract(words[node.word() % WORDS], node.mask) as u32
 }
 
 #[inline(always)]
-fn one<E: Extract>(family: &Family, image: &MatchKey, found: &mut Found) {
+fn one<M: Machine>(family: &Family, image: &MatchKey, found: &mut Found) {
     let words = family.view.cut(image);
     let mut at = [0u32; TREES];
     for (at, tree) in at.iter_mut().zip(&family.trees) {
@@ -117,16 +156,16 @@ fn one<E: Extract>(family: &Family, image: &MatchKey, found: &mut Found) {
     let at = &mut at[..trees];
     for _ in 0..family.depth {
         for at in at.iter_mut() {
-            *at = step::<E>(family, *at, &words);
+            *at = step::<M>(family, *at, &words);
         }
     }
     for at in at.iter() {
-        compare(family, *at, &words, found);
+        compare::<M, 0>(family, *at, &words, found);
     }
 }
 
 #[inline(always)]
-fn burst<E: Extract>(family: &Family, images: &[MatchKey], chosen: &[u8], found: &mut [Found; BURST]) {
+fn burst<M: Machine, const K: usize>(family: &Family, images: &[MatchKey], chosen: &[u8], found: &mut [Found; BURST]) {
     let count = chosen.len().min(BURST);
     let chosen = &chosen[..count];
     let mut words = [[0; WORDS]; BURST];
@@ -137,7 +176,7 @@ fn burst<E: Extract>(family: &Family, images: &[MatchKey], chosen: &[u8], found:
         let mut at = [tree.root; BURST];
         for _ in 0..tree.depth {
             for (at, words) in at[..count].iter_mut().zip(&words) {
-                *at = step::<E>(family, *at, words);
+                *at = step::<M>(family, *at, words);
             }
         }
         let stride = family.pool.stride();
@@ -149,25 +188,25 @@ fn burst<E: Extract>(family: &Family, images: &[MatchKey], chosen: &[u8], found:
             }
         }
         for ((at, words), image) in at.iter().zip(&words).zip(chosen) {
-            compare(family, *at, words, &mut found[usize::from(*image) % BURST]);
+            compare::<M, K>(family, *at, words, &mut found[usize::from(*image) % BURST]);
         }
     }
 }
 
 /// Compares an image with the rules of a leaf.
 #[inline(always)]
-fn compare(family: &Family, leaf: u32, words: &Words, found: &mut Found) {
+fn compare<M: Machine, const K: usize>(family: &Family, leaf: u32, words: &Words, found: &mut Found) {
     let run = family.pool.nodes[leaf as usize].run();
     let stride = family.pool.stride();
     let first = run.first as usize * stride;
-    let mut best = compare_block(&family.pool.columns[first..first + stride], words);
+    let mut best = compare_block::<M, K>(&family.pool.columns[first..first + stride], words);
     // Most leaves have one block. The rules of later ones lose to all before them.
     for block in 1..run.blocks as usize {
         if best.0 != u64::MAX {
             break;
         }
         let first = first + block * stride;
-        best = compare_block(&family.pool.columns[first..first + stride], words);
+        best = compare_block::<M, K>(&family.pool.columns[first..first + stride], words);
     }
     let wins = best.0 < found.0;
     *found = if wins { best } else { *found };
@@ -175,18 +214,16 @@ fn compare(family: &Family, leaf: u32, words: &Words, found: &mut Found) {
 
 /// The first rule of a block that an image matches.
 #[inline(always)]
-fn compare_block(block: &[Column], words: &Words) -> Found {
+fn compare_block<M: Machine, const K: usize>(block: &[Column], words: &Words) -> Found {
     let Some((ranks, columns)) = block.split_last() else { return NOTHING };
+    let columns = if K == 0 { columns } else { &columns[..K] };
     let mut differences = [0u64; LANES];
     for (column, word) in columns.iter().zip(words) {
         for lane in 0..LANES {
             differences[lane] |= (word & column.mask[lane]) ^ column.value[lane];
         }
     }
-    let mut equal = 0u32;
-    for (lane, difference) in differences.iter().enumerate() {
-        equal |= u32::from(*difference == 0) << lane;
-    }
+    let equal = M::zeros(&differences);
     let lane = equal.trailing_zeros() as usize % LANES;
     let none = u64::from(equal == 0).wrapping_neg();
     (ranks.mask[lane] | none, ranks.value[lane])

@@ -8,7 +8,7 @@ use packet::Layers;
 use packet::cube::{DST_HIGH, DST_IPV4, DST_LOW, DST_PORT, PROTOCOL, SRC_HIGH, SRC_IPV4, SRC_LOW, SRC_PORT, Slot};
 use proptest::prelude::*;
 
-use super::super::key::{MatchKey, Matcher};
+use super::super::key::Matcher;
 use super::*;
 use linear::Linear;
 

@@ -11,7 +11,7 @@ use super::build::{Builder, MAX_LEAF, agreeing};
 use super::pool::{Entry, LANES, Node, Run};
 use super::search::TREES;
 use super::view::{Bytes, View};
-use super::{Family, Rule, Tree};
+use super::{Class, Family, Rule, Tree};
 
 /// The most leaves that a rule is added to.
 pub(super) const MAX_COPIES: usize = 512;
@@ -21,7 +21,7 @@ type Leaf = (u32, usize);
 
 impl Family {
     /// Adds a match that it does not have.
-    pub(super) fn insert(&mut self, class: u8, rule: &Rule) {
+    pub(super) fn insert(&mut self, class: Class, rule: &Rule) {
         let (value, mask, ranked) = rule;
         self.len += 1;
         self.debt += 1;
@@ -36,6 +36,7 @@ impl Family {
             let rebuild = self.rebuild.take();
             *self = Self { len: 1, debt: 1, rebuild, ..Self::with_view(View::new(bytes)) };
         }
+        let class = self.tree_of_class[usize::from(class)];
         let entry = self.entry(rule);
         if !self.add_to_leaves(class, &entry) {
             self.debt += 1;
@@ -44,19 +45,19 @@ impl Family {
     }
 
     /// Removes a match and its first group.
-    pub(super) fn remove(&mut self, class: u8, rule: &Rule) {
+    pub(super) fn remove(&mut self, class: Class, rule: &Rule) {
         let (value, mask, ranked) = rule;
         self.len -= 1;
         if self.overflow.group_at(value, mask, ranked.precedence.level()).is_some() {
             self.overflow.remove(value, mask, *ranked);
         } else {
             let entry = self.entry(rule);
-            self.cut_out(class, &entry);
+            self.cut_out(self.tree_of_class[usize::from(class)], &entry);
         }
     }
 
     /// The group that it has for a match.
-    pub(super) fn ranked_of(&self, class: u8, value: &MatchKey, mask: &MatchKey) -> Option<Ranked> {
+    pub(super) fn ranked_of(&self, class: Class, value: &MatchKey, mask: &MatchKey) -> Option<Ranked> {
         if let Some(ranked) = self.overflow.best_of(value, mask) {
             return Some(ranked);
         }
@@ -65,6 +66,7 @@ impl Family {
         }
         let unranked = Ranked::from_words(0, 0)?;
         let entry = self.entry(&(*value, *mask, unranked));
+        let class = self.tree_of_class[usize::from(class)];
         let (leaf, _) = self.leaves(class, &entry, 1).first().copied()?;
         let mut entries = Vec::new();
         self.pool.read(self.pool.nodes[leaf as usize].run(), &mut entries);
@@ -72,7 +74,7 @@ impl Family {
     }
 
     /// Puts an entry into all leaves of its tree that it belongs to; false, and nothing has changed, if one has no room.
-    fn add_to_leaves(&mut self, class: u8, entry: &Entry) -> bool {
+    fn add_to_leaves(&mut self, class: Class, entry: &Entry) -> bool {
         if !self.trees.iter().any(|tree| tree.class == class) {
             if self.trees.len() == TREES {
                 return false;
@@ -98,7 +100,7 @@ impl Family {
 
     fn add_to_leaf(
         &mut self,
-        class: u8,
+        class: Class,
         (leaf, depth): Leaf,
         entry: &Entry,
         replaced: &mut HashMap<Run, Run>,
@@ -135,7 +137,7 @@ impl Family {
     }
 
     /// Makes an inner node of a leaf with these entries, if some bits tell them apart.
-    fn split(&mut self, class: u8, (leaf, depth): Leaf, entries: &[Entry]) -> bool {
+    fn split(&mut self, class: Class, (leaf, depth): Leaf, entries: &[Entry]) -> bool {
         let old = self.pool.nodes[leaf as usize];
         let numbers: Vec<u32> = (0..).take(entries.len()).collect();
         let max_blocks = 2 * Self::max_blocks(self.len);
@@ -153,7 +155,7 @@ impl Family {
     }
 
     /// Removes an entry from all leaves that have it.
-    pub(super) fn cut_out(&mut self, class: u8, entry: &Entry) {
+    pub(super) fn cut_out(&mut self, class: Class, entry: &Entry) {
         let mut replaced = HashMap::new();
         let mut entries = Vec::new();
         for (leaf, _) in self.leaves(class, entry, usize::MAX) {
@@ -181,7 +183,7 @@ impl Family {
     }
 
     /// The first leaves that an entry belongs to.
-    fn leaves(&self, class: u8, entry: &Entry, most: usize) -> Vec<Leaf> {
+    fn leaves(&self, class: Class, entry: &Entry, most: usize) -> Vec<Leaf> {
         let mut leaves = Vec::new();
         let Some(tree) = self.trees.iter().find(|tree| tree.class == class) else { return leaves };
         let mut open = vec![(tree.root, 0)];

@@ -11,6 +11,9 @@ pub(super) const WORDS: usize = 8;
 /// An image cut down to a view; words beyond those of the view are zero.
 pub(super) type Words = [u64; WORDS];
 
+/// The words of the image, addresses first: both IPv4 addresses come to be in one word.
+const ORDER: [usize; WORDS] = [1, 2, 3, 4, 0, 5, 6, 7];
+
 /// One piece of a word of the image, in its place in a word of the view.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
@@ -56,7 +59,8 @@ pub(super) struct View {
 impl View {
     pub(super) fn new(bytes: Bytes) -> Self {
         let mut view = Self { bytes, pieces: Vec::new(), ends: Vec::new() };
-        let kept = (0..64usize).filter(|byte| bytes.0 >> byte & 1 != 0);
+        let kept = ORDER.into_iter().flat_map(|word| 8 * word..8 * word + 8);
+        let kept = kept.filter(|byte| bytes.0 >> byte & 1 != 0);
         for (place, byte) in kept.enumerate() {
             if place % 8 == 0 {
                 view.ends.push(view.pieces.len());
