@@ -27,7 +27,7 @@ pub mod software {
     /// The most flows of its table.
     pub const MAX_FLOWS: u32 = 1 << 17;
     /// The most different masks among the flows of one port.
-    pub const MAX_MASKS: u32 = 512;
+    pub const MAX_MASKS: u32 = 4096;
     /// The most flows of one port that copy (DONT_TRAP).
     pub const MAX_COPIES: u32 = 32;
     /// The most packets that one receive queue holds.

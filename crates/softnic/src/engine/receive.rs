@@ -9,7 +9,7 @@ use packet::{FlowKey, Parsed, TunnelKey};
 use super::EnginePort;
 use super::deliver::{Delivery, EditedFrame, Work, approach, serve};
 use crate::clock;
-use crate::flow::{FlowHit, Matches};
+use crate::flow::{FlowHit, Matches, Verdict};
 use crate::limits::ETHERNET_BYTES;
 use crate::nic::Nic;
 use crate::prefetch::prefetch_read;
@@ -29,6 +29,8 @@ pub(super) struct Plan {
     parsed: Box<[Parsed; BURST_FRAMES]>,
     /// What becomes of each frame, as far as it is known.
     ends: [Disposition; BURST_FRAMES],
+    /// What the flow table decides over each frame.
+    verdicts: [Verdict; BURST_FRAMES],
     matches: Matches,
     deliveries: Vec<Delivery>,
     edited: Box<EditedFrame>,
@@ -42,6 +44,7 @@ impl Plan {
         Self {
             parsed: Box::new([Parsed::default(); BURST_FRAMES]),
             ends: [Disposition::Unmatched; BURST_FRAMES],
+            verdicts: [Verdict::NOTHING; BURST_FRAMES],
             matches: Matches::new(),
             deliveries: Vec::with_capacity(BURST_FRAMES * COPIES_PER_FRAME),
             edited: Box::default(),
@@ -95,20 +98,24 @@ impl Plan {
     /// Looks the frames up, counts them for their flows and plans their deliveries. Afterwards `ends` holds what becomes of
     /// them if no delivery succeeds or fails.
     fn look_up(&mut self, state: &mut State, port: u8, frames: &[RxFrame<'_>]) {
-        let Self { parsed, ends, matches, deliveries, .. } = self;
+        let Self { parsed, ends, matches, deliveries, verdicts, .. } = self;
+        let (parsed, verdicts) = (&parsed[..frames.len()], &mut verdicts[..frames.len()]);
         deliveries.clear();
-        for (index, ((frame, end), parsed)) in frames.iter().zip(ends).zip(&**parsed).enumerate() {
+        let keys = parsed.iter().map(|parsed| &parsed.key);
+        let tunnel = |index: usize| packet::parse_tunnel(frames[index].bytes, &parsed[index]);
+        state.flows.classify_burst(port, keys, tunnel, verdicts);
+        for (index, ((frame, end), verdict)) in frames.iter().zip(ends).zip(verdicts).enumerate() {
             if *end != Disposition::Unmatched {
                 continue;
             }
-            let tunnel = || packet::parse_tunnel(frame.bytes, parsed);
-            state.flows.lookup(port, &parsed.key, tunnel, matches);
+            let parsed = &parsed[index];
+            state.flows.expand(port, *verdict, matches);
             for hit in matches.as_slice() {
                 count(state, hit, frame.bytes.len());
                 if hit.actions.drop {
                     *end = Disposition::FlowDropped;
                 } else {
-                    plan(state, deliveries, hit, index, &parsed.key, tunnel);
+                    plan(state, deliveries, hit, index, &parsed.key, || tunnel(index));
                 }
             }
         }

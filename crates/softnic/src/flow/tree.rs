@@ -13,7 +13,7 @@
 //! what changed meanwhile. So neither lookups nor changes wait for the building.
 //!
 //! # What is not in the trees
-//! Masks that have nothing in common make leaves that nothing splits. A leaf has at most 32 rules, a rule added later at
+//! Masks that have nothing in common make leaves that nothing splits. A leaf has at most 64 rules, a rule added later at
 //! most [`update::MAX_COPIES`] leaves, and a family a limited number of blocks; what exceeds this is in the tuple space of
 //! the family, and so are rules that look at a byte which the family does not keep yet, until it is built anew.
 
@@ -49,6 +49,9 @@ const ADDRESS_BITS: u32 = 12;
 
 /// Changes that do not make it worth while to build anew.
 const FEW: usize = 64;
+
+/// Rules of a class that are not worth a tree.
+const SMALL: usize = 32;
 
 /// The word of the layers.
 const LAYERS: usize = HAS_IPV4.word();
@@ -338,7 +341,7 @@ impl Family {
     /// Few rules are not worth a tree: they get into that of the rules which leave both addresses open.
     fn merge_small(&mut self, classes: &mut [Vec<u32>; TREES]) {
         for class in 1..TREES {
-            if classes[class].len() < build::tune(5, 32) as usize {
+            if classes[class].len() < SMALL {
                 let moved = std::mem::take(&mut classes[class]);
                 classes[0].extend(moved);
                 self.tree_of_class[class] = 0;

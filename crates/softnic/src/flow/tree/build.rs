@@ -15,12 +15,11 @@ use super::pool::{Entry, LANES, MAX_BITS, MAX_BLOCKS, Node, Pool, Run};
 const SAMPLE: usize = 512;
 /// A bit has to make the children cheaper by one part in so many.
 const LEAST_GAIN: u64 = 32;
+/// Steps from the root from which on leaves of two blocks are not split: every frame takes as many steps as the farthest
+/// leaf has.
+const DEPTH: usize = 4;
 /// The most steps from the root of a tree to a leaf.
-pub(super) const MAX_DEPTH: usize = 12;
-pub(super) fn tune(at: usize, default: u64) -> u64 {
-    static T: std::sync::OnceLock<[Option<u64>; 8]> = std::sync::OnceLock::new();
-    T.get_or_init(|| std::array::from_fn(|at| std::env::var(format!("T{at}")).ok().map(|t| t.parse().unwrap())))[at].unwrap_or(default)
-}
+const MAX_DEPTH: usize = 8;
 /// The most bits of a node whose children get most of its rules, and the most copies of each.
 const MAX_COPYING_BITS: usize = 6;
 const MAX_GROWTH: usize = 16;
@@ -49,9 +48,7 @@ impl<'b> Builder<'b> {
     /// Puts the tree of some entries, by number, at a node that is `depth` steps from the root.
     pub(super) fn build(&mut self, at: u32, list: Vec<u32>, depth: usize) {
         self.depth = self.depth.max(depth);
-        let may_split =
-            list.len() > LANES && depth < tune(0, 4) as usize && self.pool.blocks() < self.max_blocks;
-        match if may_split { self.choose(&list) } else { None } {
+        match if self.may_split(list.len(), depth) { self.choose(&list) } else { None } {
             None => self.leaf(at, list),
             Some(bits) => self.inner(at, &list, bits, depth),
         }
@@ -60,14 +57,18 @@ impl<'b> Builder<'b> {
     /// Makes an inner node of a leaf with these entries, which fit into one; false, and
     /// nothing has changed, if no bits pay. At most [`MAX_LEAF`] and one more, of which a chosen bit parts at least one.
     pub(super) fn split(&mut self, at: u32, list: &[u32], depth: usize) -> bool {
-        let may_split = depth < tune(0, 4) as usize && self.pool.blocks() < self.max_blocks;
-        match if may_split { self.choose(list) } else { None } {
+        match if self.may_split(list.len(), depth) { self.choose(list) } else { None } {
             None => false,
             Some(bits) => {
                 self.inner(at, list, bits, depth);
                 true
             }
         }
+    }
+
+    fn may_split(&self, rules: usize, depth: usize) -> bool {
+        let worth = if depth < DEPTH { LANES } else { 2 * LANES };
+        rules > worth && depth < MAX_DEPTH && self.pool.blocks() < self.max_blocks
     }
 
     fn inner(&mut self, at: u32, list: &[u32], (word, mask): (usize, u64), depth: usize) {
