@@ -47,8 +47,8 @@ const EMPTY_BURSTS_PER_CHECK: u32 = 1024;
 /// An engine that sleeps asks how the interface is after this time.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// For how long frames gather in the ring while the engine sleeps ([`SleepHint::Readable`]). A ring of the default size
-/// then holds 16 million frames a second.
-const GATHER: Duration = Duration::from_micros(250);
+/// then holds 8 million frames a second.
+const GATHER: Duration = Duration::from_micros(500);
 /// When the engine is to come back for frames that the socket could not take.
 const FLUSH_INTERVAL: Duration = Duration::from_micros(50);
 /// How long after a look for an interface that was removed the next one comes, at the earliest.
