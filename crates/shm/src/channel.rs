@@ -9,7 +9,7 @@ use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, Mode, fchmod, lstat, rename, unlink};
+use rustix::fs::{CWD, FileType, Mode, RenameFlags, fchmod, lstat, renameat_with, unlink};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -261,8 +261,11 @@ impl Listener {
         // bind(2) gives the file the permissions of the socket's inode without those of the umask (unix(7)). chmod(2)
         // afterwards would follow a symbolic link that somebody puts there.
         fchmod(&socket, Mode::from_raw_mode(permissions)).map_err(failed("fchmod"))?;
-        // The new file takes the place of the old one at once, so that a client always finds one.
-        let bound_at = if in_use { bind_beside(&socket, path) } else { bind_without_umask(&socket, path) };
+        let bound_at = match bind_beside(&socket, path) {
+            // Only the path itself is short enough.
+            Err(Errno::NAMETOOLONG) if !in_use => bind_without_umask(&socket, path),
+            bound => bound,
+        };
         let bound_at = match bound_at {
             Err(Errno::ADDRINUSE) => return Err(ListenError::Taken { path: path.to_owned() }),
             bound => bound.map_err(failed("bind"))?,
@@ -271,8 +274,14 @@ impl Listener {
         // From here on an error removes the file.
         let mut listener = Self { socket, path: bound_at, file };
         listen(&listener.socket, BACKLOG).map_err(failed("listen"))?;
-        if in_use {
-            rename(&listener.path, path).map_err(failed("rename"))?;
+        // The file gets its name when somebody listens, and takes the place of the old one at once, so that a client that
+        // finds a file can connect.
+        if listener.path != path {
+            let flags = if in_use { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
+            match renameat_with(CWD, &listener.path, CWD, path, flags) {
+                Err(Errno::EXIST) => return Err(ListenError::Taken { path: path.to_owned() }),
+                renamed => renamed.map_err(failed("rename"))?,
+            }
             path.clone_into(&mut listener.path);
         }
         Ok(listener)
