@@ -278,6 +278,16 @@ impl SinkSide {
     pub fn dropped(&self, reason: SinkDrop, packets: u64) {
         self.dropped[reason as usize].add(packets);
     }
+
+    /// Packets were not passed on; how many, by the index of the reason.
+    #[inline]
+    pub(crate) fn all_dropped(&self, packets: &[u64; SinkDrop::ALL.len()]) {
+        for (counter, packets) in self.dropped.iter().zip(packets) {
+            if *packets > 0 {
+                counter.add(*packets);
+            }
+        }
+    }
 }
 
 /// The counters of one sink on one worker. Every packet that the sink was offered is delivered, dropped by a reason, or
@@ -468,7 +478,8 @@ impl Slots {
     fn let_go(&mut self, changes: &Changes) {
         let Ok(mut queue) = changes.queue.try_lock() else { return };
         let gone = self.leaving.extract_if(.., |sink| !sink.holds_frames());
-        let room = queue.returned.capacity() - queue.returned.len();
+        // Without the room that is reserved for the sinks of changes that wait.
+        let room = (queue.returned.capacity() - queue.returned.len()).saturating_sub(queue.waiting.len());
         queue.returned.extend(gone.take(room));
         drop(queue);
         changes.leaving.store(self.leaving.len(), Release);

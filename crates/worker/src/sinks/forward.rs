@@ -100,11 +100,12 @@ impl Sink for Forward {
         let Self { rewriter, transmitter, budget, counters, link } = self;
         let is_down = link.is_down();
         let (mut count, mut bytes) = (0, 0);
+        let mut reasons = [0; SinkDrop::ALL.len()];
         packets.take_each(|pool, mut frame, taken| {
             count += 1;
             bytes += u64::from(taken.bytes);
-            let dropped = |frame, reason| {
-                counters.worker.dropped(reason, 1);
+            let mut dropped = |frame, reason: SinkDrop| {
+                reasons[reason as usize] += 1;
                 Some(frame)
             };
             if is_down {
@@ -127,6 +128,8 @@ impl Sink for Forward {
             }
         });
         counters.offered(count, bytes);
+        // After that: no packet is dropped that was not offered.
+        counters.worker.all_dropped(&reasons);
     }
 
     fn poll(&mut self, frames: &mut FramesBack<'_>) -> bool {

@@ -112,11 +112,7 @@ impl Endpoint {
         if delivered > 0 {
             self.counters.worker.delivered(delivered, delivered_bytes);
         }
-        for (reason, count) in SinkDrop::ALL.iter().zip(dropped) {
-            if count > 0 {
-                self.counters.worker.dropped(*reason, count);
-            }
-        }
+        self.counters.worker.all_dropped(&dropped);
     }
 
     /// Takes what clients have sent. Returns whether there was anything.
