@@ -18,7 +18,7 @@ use crate::predicate::Predicate;
 use crate::program::{Class, Decide, Outcome, Step};
 
 /// Lists up to this length are not divided: comparing is as fast.
-const LIST_MAX: usize = 8;
+const LIST_MAX: usize = 4;
 /// The most divisions on the way to a leaf.
 const DEPTH_MAX: u32 = 8;
 /// The places that a node may make for a step, on average.

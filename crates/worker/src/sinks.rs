@@ -23,8 +23,7 @@ use verbs::{Context, Domain};
 
 pub use self::count::{FlowId, PacketSizes, TopFlow};
 pub use self::kernel::TapError;
-pub use crate::sink::FrameBudget;
-use crate::sink::{Sink, SinkCounters};
+use crate::sink::{FrameBudget, Sink, SinkCounters};
 
 /// The device and the workers that sinks are opened for.
 pub struct Environment<'e> {

@@ -88,7 +88,8 @@ fn transmits(
     let transmitters = outgoing.iter().filter_map(|outgoing| outgoing.transmitter.as_deref());
     let port = Port::new(number, &attributes, transmitters);
     let each = outgoing.into_iter().zip(port.links());
-    let transmits = each.map(|(outgoing, link)| Some(Transmit { outgoing, link: Arc::clone(link) })).collect();
+    let transmits =
+        each.map(|(outgoing, link)| Some(Transmit { outgoing, link: Arc::clone(link) })).collect();
     Ok((port, transmits))
 }
 

@@ -138,13 +138,7 @@ impl Taker {
 
     /// Takes frames from the rings of a client.
     #[inline]
-    fn visit(
-        &mut self,
-        roster: &Roster,
-        index: usize,
-        budget: &mut Budget,
-        wakeup: &ThreadWakeup,
-    ) -> Visit {
+    fn visit(&mut self, roster: &Roster, index: usize, budget: &mut Budget, wakeup: &ThreadWakeup) -> Visit {
         let mut visit = Visit::default();
         let (Some(client), Some(first)) = (roster.clients.get(index), self.first_rings.get_mut(index)) else {
             return visit;

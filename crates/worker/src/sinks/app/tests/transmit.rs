@@ -4,7 +4,8 @@ use softnic::SoftNic;
 use verbs::Domain;
 
 use super::*;
-use crate::sinks::{FrameBudget, Station};
+use crate::FrameBudget;
+use crate::sinks::Station;
 
 const MTU: u32 = 1500;
 
