@@ -26,6 +26,8 @@ use super::roster::{Roster, RosterSlot, Shares};
 pub(super) const HANDSHAKE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 3000 });
 /// The most handshakes at once; further connections wait in the socket.
 const PENDING_MAX: usize = 16;
+/// And of one user, other than root and that of the daemon.
+const USER_PENDING_MAX: usize = PENDING_MAX / 2;
 /// How long the thread sleeps at most, and while it waits for workers to give up a client.
 const TICK: Duration = Duration::from_secs(1);
 const RELEASE_TICK: Duration = Duration::from_millis(5);
@@ -272,6 +274,10 @@ impl Server {
         let always = peer.user == 0 || peer.user == geteuid().as_raw();
         if !always && !uids.contains(&peer.user) && !peer.groups.iter().any(|group| gids.contains(group)) {
             return Err(format!("neither user {} nor one of its groups is allowed", peer.user));
+        }
+        let own = self.pending.iter().filter(|pending| pending.peer.user == peer.user);
+        if !always && own.count() >= USER_PENDING_MAX {
+            return Err(format!("user {} has {USER_PENDING_MAX} unfinished handshakes", peer.user));
         }
         if self.channels.len() + self.pending.len() >= usize::from(*clients) {
             return Err(format!("{clients} clients are connected already"));

@@ -560,21 +560,38 @@ fn files_that_close_slowly_delay_nobody() {
     drop(ends);
 }
 
-/// Connects as another user. The kernel takes the credentials of the thread (unix(7), SO_PEERCRED).
-fn connect_as(user: u32, path: &Path) -> Option<Result<Peer, ClientError>> {
-    let path = path.to_owned();
-    let connect = move || {
+/// Runs `act` on a thread of another user. The kernel takes the credentials of the thread (unix(7), SO_PEERCRED).
+fn as_user<T: Send>(user: u32, act: impl FnOnce() -> T + Send) -> Option<T> {
+    let act = || {
         let (uid, gid) = (rustix::process::Uid::from_raw(user), rustix::process::Gid::from_raw(user));
         rustix::thread::set_thread_groups(&[]).ok()?;
         rustix::thread::set_thread_res_gid(gid, gid, gid).ok()?;
         rustix::thread::set_thread_res_uid(uid, uid, uid).ok()?;
-        Some(Peer::connect(&path, &Config::default()))
+        Some(act())
     };
-    let result = std::thread::spawn(connect).join().unwrap();
+    let result = std::thread::scope(|scope| scope.spawn(act).join().unwrap());
     if result.is_none() {
         test_support::not_run("access of other users to a sink", "it needs root");
     }
     result
+}
+
+/// A user who connects and sends nothing leaves handshakes for others.
+#[test]
+fn a_user_cannot_have_all_handshakes() {
+    use std::os::unix::fs::PermissionsExt;
+    let other = 65_534;
+    let fixture = fixture(1, |options| {
+        (options.uids, options.socket_mode, options.clients) = (vec![other], 0o666, 64);
+    });
+    std::fs::set_permissions(fixture.folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let path = fixture.path();
+    let connect = || (0..12).map(|_| shm::Channel::connect(&path).unwrap()).collect::<Vec<_>>();
+    let Some(silent) = as_user(other, connect) else { return };
+    eventually("those beyond the limit are refused", || fixture.number("denied") >= 4);
+    let _own = fixture.connect(1);
+    assert_eq!(fixture.number("clients"), 1);
+    drop(silent);
 }
 
 #[test]
@@ -591,7 +608,9 @@ fn only_allowed_users_and_groups_connect() {
             (options.uids, options.gids, options.socket_mode) = (uids.clone(), gids.clone(), 0o666);
         });
         std::fs::set_permissions(fixture.folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
-        let Some(result) = connect_as(other, &fixture.path()) else { return };
+        let path = fixture.path();
+        let connect = || Peer::connect(&path, &Config::default());
+        let Some(result) = as_user(other, connect) else { return };
         match result {
             Ok(_) => assert!(allowed, "{uids:?} {gids:?}"),
             Err(ClientError::Closed { reason }) => {
