@@ -312,10 +312,10 @@ mod tests {
     #[test]
     fn flows_and_sinks_fit_into_eighty_by_twenty_four() {
         let flow = |number: u64| FlowRate {
-            flow: format!(
-                "tcp [2001:db8:1:2:3:4:5:{number:x}]:443 > [2001:db8:a:b:c:d:e:f]:{}",
-                50_000 + number
-            ),
+            flow: match number {
+                4 => "tcp [2001:db8:1:2:3:4:5:6]:443 > [2001:db8:a:b:c:d:e:f]:50000".into(),
+                _ => format!("udp 192.0.2.{number}:5353 > 198.51.100.7:{}", 50_000 + number),
+            },
             sink: "everything-that-is-counted".into(),
             packets: 123_456_789 * (40 - number),
             bytes: 98_765_432_100 * (40 - number),
