@@ -127,9 +127,10 @@ impl Directory {
 
     /// Every match and its first group.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&MatchKey, &MatchKey, Ranked)> {
-        self.parts.iter().flatten().map(|(found, bucket)| {
-            (&found.value, &self.by_number[found.mask as usize].mask, bucket.best())
-        })
+        self.parts
+            .iter()
+            .flatten()
+            .map(|(found, bucket)| (&found.value, &self.by_number[found.mask as usize].mask, bucket.best()))
     }
 
     fn add_mask(&mut self, mask: &MatchKey) -> u32 {

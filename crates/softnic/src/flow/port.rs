@@ -103,7 +103,10 @@ impl PortTable {
     /// Whether there is nothing to look up.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.plain.masks() == 0 && self.deep.len() == 0 && self.dont_trap.is_empty() && self.sniffers.is_empty()
+        self.plain.masks() == 0
+            && self.deep.len() == 0
+            && self.dont_trap.is_empty()
+            && self.sniffers.is_empty()
     }
 
     pub(super) fn sniffer_count(&self) -> usize {

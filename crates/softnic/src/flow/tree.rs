@@ -135,7 +135,9 @@ fn family_of(mask: &MatchKey) -> usize {
 fn class_of(family: usize, mask: &MatchKey) -> Class {
     let bits = |word: usize, shift: u32| (mask.0[word] >> shift).count_ones();
     let (src, dst, least) = match family {
-        IPV4 => (bits(SRC_IPV4.word(), SRC_IPV4.shift()), bits(DST_IPV4.word(), DST_IPV4.shift()), ADDRESS_BITS),
+        IPV4 => {
+            (bits(SRC_IPV4.word(), SRC_IPV4.shift()), bits(DST_IPV4.word(), DST_IPV4.shift()), ADDRESS_BITS)
+        }
         // Most addresses share the first bits.
         IPV6 => (bits(SRC_IPV4.word(), 0), bits(DST_IPV4.word(), 0), 2 * ADDRESS_BITS),
         _ => (bits(SRC_MAC.word(), SRC_MAC.shift()), bits(DST_MAC.word(), DST_MAC.shift()), ADDRESS_BITS),
@@ -167,7 +169,8 @@ impl Trees {
     pub(super) fn search(&self, image: &MatchKey) -> Option<Ranked> {
         let mut found = NOTHING;
         let layers = image.0[LAYERS];
-        for (family, present) in self.families.iter().zip([layers & HAS_V4 != 0, layers & HAS_V6 != 0, true]) {
+        for (family, present) in self.families.iter().zip([layers & HAS_V4 != 0, layers & HAS_V6 != 0, true])
+        {
             if present && !family.trees.is_empty() {
                 family.search_one(image, &mut found);
             }

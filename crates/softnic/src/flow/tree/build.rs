@@ -187,7 +187,8 @@ impl<'b> Builder<'b> {
                 break;
             }
             (total, chosen) = (costs[best], chosen | 1 << best);
-            parts = parts.iter().flat_map(|part| halves(part, best)).filter(|part| !part.is_empty()).collect();
+            parts =
+                parts.iter().flat_map(|part| halves(part, best)).filter(|part| !part.is_empty()).collect();
         }
         (chosen, total)
     }

@@ -7,7 +7,8 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
-    _mm256_castsi256_pd, _mm256_cmpeq_epi64, _mm256_movemask_pd, _mm256_set_epi64x, _mm256_setzero_si256, _pext_u64,
+    _mm256_castsi256_pd, _mm256_cmpeq_epi64, _mm256_movemask_pd, _mm256_set_epi64x, _mm256_setzero_si256,
+    _pext_u64,
 };
 
 use super::super::key::MatchKey;
@@ -165,7 +166,12 @@ fn one<M: Machine>(family: &Family, image: &MatchKey, found: &mut Found) {
 }
 
 #[inline(always)]
-fn burst<M: Machine, const K: usize>(family: &Family, images: &[MatchKey], chosen: &[u8], found: &mut [Found; BURST]) {
+fn burst<M: Machine, const K: usize>(
+    family: &Family,
+    images: &[MatchKey],
+    chosen: &[u8],
+    found: &mut [Found; BURST],
+) {
     let count = chosen.len().min(BURST);
     let chosen = &chosen[..count];
     let mut words = [[0; WORDS]; BURST];
@@ -219,8 +225,8 @@ fn compare_block<M: Machine, const K: usize>(block: &[Column], words: &Words) ->
     let columns = if K == 0 { columns } else { &columns[..K] };
     let mut differences = [0u64; LANES];
     for (column, word) in columns.iter().zip(words) {
-        for lane in 0..LANES {
-            differences[lane] |= (word & column.mask[lane]) ^ column.value[lane];
+        for ((difference, mask), value) in differences.iter_mut().zip(&column.mask).zip(&column.value) {
+            *difference |= (word & mask) ^ value;
         }
     }
     let equal = M::zeros(&differences);

@@ -5,7 +5,9 @@ mod cost;
 mod linear;
 
 use packet::Layers;
-use packet::cube::{DST_HIGH, DST_IPV4, DST_LOW, DST_PORT, PROTOCOL, SRC_HIGH, SRC_IPV4, SRC_LOW, SRC_PORT, Slot};
+use packet::cube::{
+    DST_HIGH, DST_IPV4, DST_LOW, DST_PORT, PROTOCOL, SRC_HIGH, SRC_IPV4, SRC_LOW, SRC_PORT, Slot,
+};
 use proptest::prelude::*;
 
 use super::super::key::Matcher;
@@ -138,7 +140,11 @@ fn replaced_rules_do_not_make_the_trees_grow() {
     let mut both = Linear::default();
     let rule = |number: u32| {
         let mut matcher = Matcher::any();
-        matcher.require(Layers::IPV4).field(&[DST_IPV4], number.wrapping_mul(0x9e37_79b9).into(), 0xffff_ff00);
+        matcher.require(Layers::IPV4).field(
+            &[DST_IPV4],
+            number.wrapping_mul(0x9e37_79b9).into(),
+            0xffff_ff00,
+        );
         matcher
     };
     (0..1000).for_each(|number| both.add(&rule(number), 0));

@@ -89,8 +89,8 @@ impl Family {
             return false;
         }
         let mut replaced = HashMap::new();
-        for at in 0..leaves.len() {
-            if !self.add_to_leaf(class, leaves[at], entry, &mut replaced) {
+        for leaf in leaves {
+            if !self.add_to_leaf(class, leaf, entry, &mut replaced) {
                 self.cut_out(class, entry);
                 return false;
             }

@@ -110,7 +110,8 @@ mod tests {
 
     #[test]
     fn every_kept_byte_is_in_one_place_of_its_own() {
-        let patterns = [0, u64::MAX, 0xf05a_0000_ff00_810f, 0x0123_4567_89ab_cdef, 1 << 63, 0x00ff_ff00_0ff0_0001];
+        let patterns =
+            [0, u64::MAX, 0xf05a_0000_ff00_810f, 0x0123_4567_89ab_cdef, 1 << 63, 0x00ff_ff00_0ff0_0001];
         for bytes in patterns {
             let view = View::new(Bytes(bytes));
             let mut seen = [0; WORDS];

@@ -42,10 +42,13 @@ fn random(numbers: &mut Numbers) -> MatchKey {
     MatchKey::of(&key)
 }
 
+/// Looks frames up and adds up what it finds.
+type Lookup<'c> = Box<dyn Fn(&[MatchKey]) -> u64 + 'c>;
+
 /// One way to look frames up, and the least time that each chunk took.
 struct Contestant<'c> {
     name: &'static str,
-    lookup: Box<dyn Fn(&[MatchKey]) -> u64 + 'c>,
+    lookup: Lookup<'c>,
     least: Vec<Duration>,
 }
 
@@ -72,10 +75,10 @@ fn group(found: Option<Ranked>) -> u64 {
 }
 
 fn contestants<'c>(space: &'c Space<MatchKey>, grown: &'c Trees, fresh: &'c Trees) -> Vec<Contestant<'c>> {
-    fn one_by_one<'c>(search: impl Fn(&MatchKey) -> Option<Ranked> + 'c) -> Box<dyn Fn(&[MatchKey]) -> u64 + 'c> {
+    fn one_by_one<'c>(search: impl Fn(&MatchKey) -> Option<Ranked> + 'c) -> Lookup<'c> {
         Box::new(move |images| images.iter().map(|image| group(search(image))).sum())
     }
-    fn in_bursts(trees: &Trees) -> Box<dyn Fn(&[MatchKey]) -> u64 + '_> {
+    fn in_bursts(trees: &Trees) -> Lookup<'_> {
         Box::new(|images| {
             let mut sum = 0;
             for images in images.chunks(BURST) {
