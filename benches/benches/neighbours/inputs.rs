@@ -57,7 +57,10 @@ impl Inputs {
         let (folder, temporary) = match std::env::var_os(FOLDER).map(PathBuf::from) {
             Some(folder) => {
                 std::fs::create_dir_all(&folder).expect("the folder can be made");
-                (folder.canonicalize().expect("it was made"), None)
+                let folder = folder.canonicalize().expect("it was made");
+                // Of an earlier run, which may have had other rules or may have been interrupted.
+                captures(&folder).for_each(|file| std::fs::remove_file(file).expect("it can be removed"));
+                (folder, None)
             }
             None => {
                 let mut builder = tempfile::Builder::new();
@@ -121,6 +124,11 @@ impl Inputs {
     fn file(&self, set: &RuleSet, name: &str) -> PathBuf {
         self.folder.join(format!("{}-{name}", set.name).replace(' ', "-"))
     }
+}
+
+fn captures(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    let files = std::fs::read_dir(folder).into_iter().flatten().filter_map(|file| Some(file.ok()?.path()));
+    files.filter(|file| file.extension().is_some_and(|extension| extension == "pcap"))
 }
 
 /// No rules, to which [`RuleSet::delivering`] adds one.

@@ -54,8 +54,7 @@ pub(crate) fn cases(inputs: &Inputs) -> Vec<Case<'_>> {
     for count in [0, 10, usize::MAX] {
         cases.push(by_nft(inputs, count, veth.clone()));
     }
-    let mut row = Row::new(TABLE, "Open vSwitch, userspace, EMC off", SIZES[0], "Mpps");
-    row.command = "ovs-vswitchd --dpdk".to_owned();
+    let row = Row::new(TABLE, "Open vSwitch, userspace, EMC off", SIZES[0], "Mpps");
     cases.push(Case::missing(row, "the bench's switch has no ports: it loads rules only"));
     cases.extend(idle(inputs, &veth));
     cases.push(reloads(inputs));
