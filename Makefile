@@ -8,7 +8,7 @@ export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 .DEFAULT_GOAL := help
 # apt and cargo lock what they work on.
 .NOTPARALLEL:
-.PHONY: help run test check soak soak-daemon conformance releases install install-files uninstall lint bench audit fuzz asan miri loom \
+.PHONY: help run test check soak soak-daemon conformance releases install install-files uninstall lint bench budgets audit fuzz asan miri loom \
   deps cargo cargo-deny cargo-fuzz
 
 help: ## list the targets
@@ -33,6 +33,11 @@ test: deps-build deps-test deps-promtool ## every test; with STEERD_CORPORA=DIR 
 	@# The test of `make install` installs what is built, and `cargo test` builds neither the plugin nor the probe.
 	$(CARGO) build --locked --package softnic-preload --package conformance
 	$(CARGO) test --workspace --locked
+	@$(MAKE) --no-print-directory budgets
+
+# Counted by valgrind: the load of the machine does not matter.
+budgets: deps-build deps-test ## the instructions of the hot paths beside their budgets (UPDATE=1 sets benches/budgets.tsv anew)
+	$(if $(UPDATE),STEERD_UPDATE_BUDGETS=1) $(CARGO) bench --locked --package steerd-benches --features valgrind --bench instructions
 
 check: deps-build ## fast checks: format, clippy and unit tests of the packages that differ from BASE and of their users
 	CARGO=$(CARGO) .ci/check

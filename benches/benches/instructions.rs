@@ -1,0 +1,172 @@
+//! `make budgets`: the instructions that a packet costs on the hot paths, counted by valgrind, beside the budgets in
+//! `benches/budgets.tsv`. Counts do not depend on the load of the machine, so that this can run with the tests; they say
+//! nothing about caches, branches and vector widths.
+//!
+//! The engine parses 64 packets at a time, finds their rules, and copies them into posted buffers; the worker takes them, finds
+//! their classes, counts them and posts the buffers again. valgrind offers AVX2, not AVX-512, so what is counted is the path
+//! of processors without it. A budget is the count when it was set, and a tenth more. `make budgets UPDATE=1` sets them anew.
+//!
+//! The crate `rustix` looks for the vDSO, which valgrind hides: the feature `valgrind` makes it ask libc instead.
+#![forbid(unsafe_code)]
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use softnic::Drive;
+use steerd_benches::Rig;
+use steerd_benches::rules::{RuleSet, generated};
+use steerd_benches::trace::Trace;
+
+/// With this argument the program runs one path.
+const RUN: &str = "--run-path";
+/// Packets of a path, a whole number of pulses.
+const PACKETS: usize = 32 * PULSE;
+/// Before counting.
+const WARM_UP: usize = 4 * PULSE;
+const PULSE: usize = 1024;
+const BURST: usize = 64;
+const FRAME_BYTES: u32 = 64;
+
+/// A hot path.
+struct HotPath {
+    /// Its name in the table.
+    name: &'static str,
+    rules: usize,
+    flows: usize,
+    /// The function of this program in which instructions are counted.
+    counted: &'static str,
+}
+
+const PATHS: [HotPath; 4] = [
+    HotPath { name: "engine, 1 rule, 10^3 flows", rules: 0, flows: 1000, counted: "run_engine" },
+    HotPath { name: "engine, 1000 rules, 10^3 flows", rules: 1000, flows: 1000, counted: "run_engine" },
+    HotPath { name: "engine, 1000 rules, 10^5 flows", rules: 1000, flows: 100_000, counted: "run_engine" },
+    HotPath { name: "worker", rules: 0, flows: 1000, counted: "run_worker" },
+];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().collect();
+    if let Some(at) = arguments.iter().position(|argument| argument == RUN) {
+        let [name, folder] = [1, 2].map(|next| arguments.get(at + next).map_or("", String::as_str));
+        let path = PATHS.iter().find(|path| path.name == name).expect("a path");
+        run(path, Path::new(folder));
+        return ExitCode::SUCCESS;
+    }
+    let counts: Result<Vec<u64>, String> = PATHS.iter().map(count).collect();
+    match counts.and_then(|counts| compare(&counts)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The instructions of a path per packet.
+fn count(path: &HotPath) -> Result<u64, String> {
+    let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(format!("--toggle-collect=*{}*", path.counted))
+        .arg(program)
+        .args([RUN, path.name])
+        .arg(folder.path())
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("valgrind: {error} (hint: `make deps-test` installs it)"))?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    // `==123== Collected : 456`
+    let collected =
+        text.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse::<u64>().ok());
+    match collected {
+        Some(collected) if output.status.success() && collected > 0 => Ok(collected / PACKETS as u64),
+        _ => Err(format!("`{}` does not run under valgrind:\n{text}", path.name)),
+    }
+}
+
+/// Prints the table; an error if a budget is exceeded.
+fn compare(counts: &[u64]) -> Result<(), String> {
+    let file = budgets_file();
+    if std::env::var_os("STEERD_UPDATE_BUDGETS").is_some() {
+        let text =
+            PATHS.iter().zip(counts).fold("path\tinstructions\n".to_owned(), |mut text, (path, count)| {
+                writeln!(text, "{}\t{}", path.name, count + count.div_ceil(10)).expect("a String");
+                text
+            });
+        std::fs::write(&file, text).map_err(|error| format!("{}: {error}", file.display()))?;
+    }
+    let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+    let mut exceeded = Vec::new();
+    println!("{:<34} {:>12} {:>8}   instructions per packet", "path", "counted", "budget");
+    for (path, count) in PATHS.iter().zip(counts) {
+        let budget = budget(&text, path.name)
+            .ok_or_else(|| format!("{}: no budget for `{}`", file.display(), path.name))?;
+        let verdict = if *count <= budget { "" } else { "   EXCEEDED" };
+        println!("{:<34} {count:>12} {budget:>8}{verdict}", path.name);
+        if *count > budget {
+            exceeded.push(format!(
+                "`{}` takes {count} instructions per packet, more than its budget of {budget}",
+                path.name
+            ));
+        }
+    }
+    if exceeded.is_empty() {
+        return Ok(());
+    }
+    let hint = "hint: if that is worth it, `make budgets UPDATE=1` writes benches/budgets.tsv anew; commit it with the reason";
+    Err(format!("{}\n{hint}", exceeded.join("\n")))
+}
+
+fn budgets_file() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("budgets.tsv")
+}
+
+fn budget(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.split_once('\t').filter(|(path, _)| *path == name)?.1.parse().ok())
+}
+
+/// Runs a path under valgrind; the captures of its packets are written to `folder`.
+fn run(path: &HotPath, folder: &Path) {
+    let set = generated(1000);
+    let rules =
+        if path.rules == 0 { RuleSet { name: String::new(), rules: Vec::new() } } else { set.clone() };
+    let capture = folder.join("trace.pcap");
+    Trace::of(&set.rules, path.flows).write_pcap(&capture, FRAME_BYTES).expect("a capture");
+    let mut rig = Rig::replaying(&capture, &rules.delivering().policy_text(), Drive::Manual, None);
+    let pulses = |rig: &mut Rig, count: usize, engine: fn(&Rig), worker: fn(&mut Rig)| {
+        for _ in 0..count {
+            engine(rig);
+            worker(rig);
+        }
+    };
+    pulses(&mut rig, WARM_UP / PULSE, engine, worker);
+    pulses(&mut rig, PACKETS / PULSE, run_engine, run_worker);
+    let port = rig.port();
+    assert_eq!(port.delivered, port.rx_frames, "every frame was delivered: {port:?}");
+    assert_eq!(port.rx_frames, (WARM_UP + PACKETS) as u64);
+}
+
+fn engine(rig: &Rig) {
+    let mut pumped = 0;
+    while pumped < PULSE {
+        pumped += rig.nic.pump(BURST);
+    }
+}
+
+fn worker(rig: &mut Rig) {
+    while rig.workers[0].step() > 0 {}
+}
+
+/// Counted: its name is an argument of valgrind.
+#[inline(never)]
+fn run_engine(rig: &Rig) {
+    engine(rig);
+}
+
+/// Counted, as well.
+#[inline(never)]
+fn run_worker(rig: &mut Rig) {
+    worker(rig);
+}
