@@ -13,7 +13,7 @@ use std::io;
 use std::process::{Command, Output};
 
 pub use acl::AclAlgorithm;
-pub use capture::{Capture, CaptureTool, packets_in};
+pub use capture::{Capture, CaptureTool, packets_in, processor_time};
 pub use nft::{Namespace, ingress, linear, load_here, mapped};
 pub use ovs::{Switch, flows};
 pub use testpmd::{Testpmd, TestpmdOptions};

@@ -2,6 +2,9 @@
 //! NIC, and by other programs from a veth pair. All have the same packets at the same paces, from the soft NIC's
 //! generator, a buffer of 4 MiB, and the other core for the thread that writes; the sink's worker and engine are on the
 //! core of the generator, as the kernel's receive path is for the others. What was captured is counted in the file.
+//!
+//! On a busy machine, and where the kernel cannot send more, these rates are limits of the machine. So a second row has the
+//! rate at which the thread that writes would use its whole core, by the processor time that a packet took.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -9,7 +12,7 @@ use std::time::{Duration, Instant};
 use program::{CaptureSink, SinkKind};
 use softnic::Drive;
 use softnic::wire::{AfPacketConfig, AfPacketWire, Burst, MergedFrames, Wire, WireConfig};
-use steerd_benches::competitors::{CaptureTool, packets_in};
+use steerd_benches::competitors::{CaptureTool, packets_in, processor_time};
 use steerd_benches::table::Row;
 use steerd_benches::{Rig, namespace};
 
@@ -24,6 +27,8 @@ const SNAP_BYTES: u32 = 1514;
 const BUFFER_MIB: u32 = 4;
 const SENDER: &str = "benchsend";
 const RECEIVER: &str = "benchrecv";
+/// How long the thread of the sink may write after the last packet.
+const SETTLES: Duration = Duration::from_secs(2);
 /// Packets between two looks at the clock.
 const PACE: u64 = 32;
 
@@ -32,7 +37,7 @@ struct Trial {
     /// Packets per second that were sent.
     rate: f64,
     is_lossless: bool,
-    /// Nanoseconds of the capture program's core per packet.
+    /// Nanoseconds of the capturing thread's core per packet.
     processor_ns: Option<f64>,
 }
 
@@ -47,7 +52,7 @@ struct Highest {
 /// A row with its second row, from the time of the processor.
 struct Case<'t> {
     row: Row,
-    by_time: Option<Row>,
+    by_time: Row,
     last: Option<f64>,
     limited: usize,
     trial: Try<'t>,
@@ -62,25 +67,25 @@ pub(crate) fn rows(memory: &Result<&Path, String>) -> Vec<Row> {
     for bytes in SIZES {
         let row = |what: &str| Row::new(TABLE, what, bytes, "Mpps");
         let own: Try<'_> = Box::new(move |rate| by_sink(&file(memory, "own")?, bytes, rate));
-        cases.push(Case { row: row(OWN), by_time: None, last: None, limited: 0, trial: own });
+        cases.push(Case { row: row(OWN), by_time: row(&by_time(OWN)), last: None, limited: 0, trial: own });
         for tool in CaptureTool::ALL {
             let veth = veth.clone();
             let trial: Try<'_> = Box::new(move |rate| {
                 veth.clone()?;
                 by_tool(tool, &file(memory, tool.name())?, bytes, rate)
             });
-            let by_time = Some(row(&by_time(tool.name())));
+            let by_time = row(&by_time(tool.name()));
             cases.push(Case { row: row(tool.name()), by_time, last: None, limited: 0, trial });
         }
     }
     for _ in 0..ROUNDS {
         cases.iter_mut().filter(|case| case.row.figures.is_ok()).for_each(Case::round);
     }
-    cases.into_iter().flat_map(|case| [Some(case.row), case.by_time]).flatten().collect()
+    cases.into_iter().flat_map(|case| [case.row, case.by_time]).collect()
 }
 
-/// The name of the row with the rate at which a program would use its whole core, by the time that a packet took at the
-/// highest rate without loss.
+/// The name of the row with the rate at which a program, or the thread of the sink, would use its whole core, by the time
+/// that a packet took at the highest rate without loss.
 pub(crate) fn by_time(tool: &str) -> String {
     format!("{tool}, its core fully used")
 }
@@ -95,12 +100,10 @@ impl Case<'_> {
                 if self.limited > 0 {
                     self.row.note = format!("in {} rounds all that can be sent", self.limited);
                 }
-                if let Some(row) = &mut self.by_time {
-                    row.add(processor_ns.map(|ns| 1e3 / ns).ok_or("no time in /proc".to_owned()));
-                }
+                self.by_time.add(processor_ns.map(|ns| 1e3 / ns).ok_or("no time in /proc".to_owned()));
             }
             Err(why) => {
-                self.by_time.iter_mut().for_each(|row| row.add(Err(why.clone())));
+                self.by_time.add(Err(why.clone()));
                 self.row.add(Err(why));
             }
         }
@@ -181,6 +184,8 @@ fn by_sink(file: &Path, bytes: u32, rate: f64) -> Result<Trial, String> {
     let opened = opened.map_err(|error| error.to_string())?;
     let status = opened.hub.status();
     let written = status.iter().find(|(name, _)| name == "file").map(|(_, value)| PathBuf::from(value));
+    let thread = sink_thread();
+    let before = thread.as_deref().and_then(processor_time);
     rig.workers[0].step();
     let rate = paced(rate, |count| {
         let pumped = rig.nic.pump(count as usize) as u64;
@@ -188,6 +193,12 @@ fn by_sink(file: &Path, bytes: u32, rate: f64) -> Result<Trial, String> {
         pumped
     });
     while rig.workers[0].step() > 0 {}
+    let begun = Instant::now();
+    while opened.counters[0].read().in_flight() > 0 && begun.elapsed() < SETTLES {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let time = thread.as_deref().and_then(processor_time).zip(before);
+    let time = time.map(|(after, before)| after.saturating_sub(before));
     // Ends the capture: everything that was passed on is written.
     drop(opened);
     let sent = rig.port().rx_frames;
@@ -195,7 +206,16 @@ fn by_sink(file: &Path, bytes: u32, rate: f64) -> Result<Trial, String> {
     let written = written.map_or_else(|| newest(folder), Ok)?;
     let captured = packets_in(&written, bytes).map_err(|error| format!("{}: {error}", written.display()));
     let _ = std::fs::remove_file(&written);
-    Ok(Trial { rate, is_lossless: captured? == sent, processor_ns: None })
+    let captured = captured?;
+    let processor_ns = time.map(|time| time.as_nanos() as f64 / captured.max(1) as f64);
+    Ok(Trial { rate, is_lossless: captured == sent, processor_ns })
+}
+
+/// The folder in /proc of the thread of the sink, the only one of this process with its name.
+fn sink_thread() -> Option<PathBuf> {
+    let threads = std::fs::read_dir("/proc/self/task").ok()?;
+    let mut threads = threads.filter_map(|thread| Some(thread.ok()?.path()));
+    threads.find(|thread| std::fs::read_to_string(thread.join("comm")).is_ok_and(|name| name == "capture\n"))
 }
 
 /// The only file of a capture.

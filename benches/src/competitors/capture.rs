@@ -127,8 +127,7 @@ impl Capture {
     /// The time that its main thread has had a core.
     #[must_use]
     pub fn processor_time(&self) -> Option<Duration> {
-        let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.child.id())).ok()?;
-        text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
+        processor_time(Path::new(&format!("/proc/{}", self.child.id())))
     }
 
     /// Ends it as Ctrl-C does, so that it writes what it has. Returns its last messages.
@@ -153,6 +152,13 @@ impl Drop for Capture {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The time that a thread, or the main thread of a process, has had a core, by its folder in /proc.
+#[must_use]
+pub fn processor_time(proc: &Path) -> Option<Duration> {
+    let text = std::fs::read_to_string(proc.join("schedstat")).ok()?;
+    text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
 }
 
 /// The type of an enhanced packet block (draft-ietf-opsawg-pcapng).
