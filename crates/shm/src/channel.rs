@@ -248,6 +248,8 @@ impl Listener {
     pub fn bind(path: &Path, permissions: u32, closer: &Closer) -> Result<Self, ListenError> {
         let failed =
             |operation| move |source| ListenError::System { path: path.to_owned(), operation, source };
+        // A file can have a longer path than a socket that clients can name.
+        SocketAddrUnix::new(path).map_err(failed("bind"))?;
         let in_use = match occupant(path, closer)? {
             Occupant::None => false,
             Occupant::Stale => {
