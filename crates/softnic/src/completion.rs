@@ -1,13 +1,15 @@
 //! The engine's side of completion queues: completions in, overruns, and the events that wake waiting threads.
 //!
 //! Part of [`State`]; called by the engine and by the ops that flush. Events are looked at when a burst is published,
-//! under the device's mutex, which is also held while a queue is armed. So a completion is either published before the
-//! queue is armed, and then the poll that follows arming sees it, or after, and then it raises the event: the pattern
-//! of `ibv_get_cq_event(3)` (event, arm, poll until empty) loses nothing. As in the kernel, completions that were
-//! queued when the queue was armed raise none by themselves.
+//! under the device's mutex. A queue is armed without it ([`Wish`]): on hardware that is a write to a doorbell, and a
+//! thread that polls must not wait for others. The engine publishes completions and then loads the wish; the application
+//! stores the wish and then polls; a sequentially consistent fence stands between the two steps of each side. Of two such
+//! fences one is first, so either the poll sees the completion or the engine sees the wish and raises the event: the
+//! pattern of `ibv_get_cq_event(3)` (event, arm, poll until empty) loses nothing. As in the kernel, completions that were
+//! published before the queue was armed raise none by themselves.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 
 use crate::clock;
 use crate::events::CompletionEvents;
@@ -45,7 +47,7 @@ pub(crate) struct ChannelState {
 
 /// What the application waits for (`ibv_req_notify_cq`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Armed {
+enum Armed {
     #[default]
     No,
     /// The next completion that failed, or of a datagram whose sender wants it. No raw packet carries such a bit.
@@ -54,11 +56,42 @@ pub(crate) enum Armed {
     Any,
 }
 
+/// What the application waits for, as it last asked: shared by both sides of the queue.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wish(Arc<AtomicU8>);
+
+impl Wish {
+    const SOLICITED: u8 = 1;
+    const ANY: u8 = 2;
+
+    /// Arms the queue for one event. A wish for any completion outweighs one for a failed one.
+    pub(crate) fn arm(&self, solicited_only: bool) {
+        self.0.fetch_max(if solicited_only { Self::SOLICITED } else { Self::ANY }, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// To be called after completions were published.
+    #[inline]
+    fn take(&self) -> Armed {
+        fence(Ordering::SeqCst);
+        if self.0.load(Ordering::Relaxed) == 0 {
+            return Armed::No;
+        }
+        match self.0.swap(0, Ordering::Relaxed) {
+            Self::SOLICITED => Armed::Solicited,
+            _ => Armed::Any,
+        }
+    }
+}
+
 /// When the application is notified of completions.
 #[derive(Default)]
 pub(crate) struct Notice {
     pub(crate) channel: Option<u32>,
-    pub(crate) armed: Armed,
+    wish: Wish,
+    armed: Armed,
+    /// Where the producer stood when completions were last published.
+    published: u32,
     /// Where the producer stood when completions were last counted.
     counted: u32,
     /// Completions since the queue was armed, and the time of the first.
@@ -74,8 +107,8 @@ pub(crate) struct Notice {
 }
 
 impl Notice {
-    pub(crate) fn on(channel: Option<u32>) -> Self {
-        Self { channel, ..Self::default() }
+    pub(crate) fn of(wish: Wish) -> Self {
+        Self { wish, ..Self::default() }
     }
 
     pub(crate) fn moderate(&mut self, count: u16, period_us: u16) {
@@ -92,10 +125,24 @@ impl Notice {
 }
 
 impl CqState {
-    /// Arms the queue for one event. A wish for any completion outweighs one for a failed one.
-    pub(crate) fn arm(&mut self, wish: Armed) {
+    /// Shows the application what was completed. Returns whether it waits for an event.
+    #[inline]
+    fn publish(&mut self) -> bool {
+        self.unpublished = false;
+        self.producer.publish();
+        if self.notice.channel.is_some() {
+            let wish = self.notice.wish.take();
+            if wish != Armed::No {
+                self.arm(wish);
+            }
+            self.notice.published = self.producer.position();
+        }
+        self.notice.armed != Armed::No
+    }
+
+    fn arm(&mut self, wish: Armed) {
         if self.notice.armed == Armed::No {
-            self.notice.counted = self.producer.position();
+            self.notice.counted = self.notice.published;
             self.notice.waiting = 0;
         }
         if self.notice.armed != Armed::Any {
@@ -107,6 +154,7 @@ impl CqState {
     pub(crate) fn replace(&mut self, producer: &mut Producer) {
         std::mem::swap(&mut self.producer, producer);
         self.notice.counted = self.producer.position();
+        self.notice.published = self.notice.counted;
     }
 
     /// The completions since the last count that the application waits for.
@@ -249,12 +297,10 @@ impl State {
             }
         }
         for slot in unpublished_cqs.drain(..) {
-            if let Some(cq) = cqs.get_mut(slot) {
-                cq.unpublished = false;
-                cq.producer.publish();
-                if cq.notice.armed != Armed::No {
-                    cq.announce(slot, channels, waiting_cqs);
-                }
+            if let Some(cq) = cqs.get_mut(slot)
+                && cq.publish()
+            {
+                cq.announce(slot, channels, waiting_cqs);
             }
         }
     }

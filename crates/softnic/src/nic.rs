@@ -147,16 +147,10 @@ impl Nic {
 
     /// The device's state, for a control call. Wakes the engine, which may have something to do after it.
     pub(crate) fn control(&self) -> MutexGuard<'_, State> {
-        let state = self.quiet_control();
-        self.doorbell.ring();
-        state
-    }
-
-    /// The device's state, for a control call after which the engine has nothing to do.
-    pub(crate) fn quiet_control(&self) -> MutexGuard<'_, State> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.doorbell.ring();
         state
     }
 

@@ -22,7 +22,7 @@ use super::held::Held;
 use super::pd::{SoftPd, make_ring, release_domain, use_domain};
 use super::spin::Spin;
 use crate::abi::WorkCompletion;
-use crate::completion::{Armed, ChannelState, CqState, Notice};
+use crate::completion::{ChannelState, CqState, Notice, Wish};
 use crate::device::SoftContext;
 use crate::events::{CompletionEvents, acknowledgements};
 use crate::personality::{ClockRules, CompletionRules};
@@ -42,6 +42,8 @@ pub(crate) struct SoftCq {
     context: *mut ibv_context,
     pub(crate) slot: u32,
     pub(crate) poller: Spin<Poller>,
+    /// Arms it.
+    wish: Wish,
     /// The parent domain whose allocator gives the memory. It is in use as long as the queue is.
     domain: Option<NonNull<SoftPd>>,
 }
@@ -179,11 +181,13 @@ fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_
     let mut native = ibv_cq_ex { context, cqe, ..ibv_cq_ex::default() };
     fill(&mut native, request.fields);
     let poller = Poller::new(consumer, Arc::clone(&wants_checksums), soft.nic().clock);
+    let wish = Wish::default();
     let cq = Held::boxed(SoftCq {
         cq: UnsafeCell::new(native),
         context,
         slot: 0,
         poller: Spin::new(poller, request.single_threaded),
+        wish: wish.clone(),
         domain: request.domain.map(NonNull::from),
     });
     let engine_side = CqState {
@@ -196,7 +200,7 @@ fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_
         wants_checksums,
         native: (&raw const *cq).addr() as u64,
         events: 0,
-        notice: Notice::default(),
+        notice: Notice::of(wish),
     };
     register(&mut soft.nic().control(), engine_side, cq, request.channel)
 }
@@ -208,7 +212,7 @@ fn register(
     channel: *mut ibv_comp_channel,
 ) -> Verb<*mut ibv_cq_ex> {
     let channel = find(state, engine_side.owner, channel)?;
-    engine_side.notice = Notice::on(channel);
+    engine_side.notice.channel = channel;
     if let Some(domain) = cq.domain() {
         // The allocator, which was just called, is the application's code.
         state.domains.get(domain.slot).ok_or(EINVAL)?;
@@ -281,11 +285,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     answer_status(|| {
         // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
         let object = unsafe { SoftCq::of(cq.cast()) }?;
-        // SAFETY: the queue keeps the context it was made with.
-        let soft = unsafe { SoftContext::of(object.context()) }?;
-        let wish = if solicited_only == 0 { Armed::Any } else { Armed::Solicited };
-        // The engine need not be woken for it.
-        soft.nic().quiet_control().cqs.get_mut(object.slot).ok_or(EINVAL)?.arm(wish);
+        object.wish.arm(solicited_only != 0);
         Ok(())
     })
 }
