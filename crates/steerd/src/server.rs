@@ -236,18 +236,16 @@ struct Connection {
 
 /// Where a connection is served.
 enum Running {
-    Task(AbortHandle),
+    /// `None` once it was told to end.
+    Task(Option<AbortHandle>),
     /// `open` is dropped to close the connection.
-    Thread {
-        open: Option<oneshot::Sender<()>>,
-        thread: JoinHandle<()>,
-    },
+    Thread { open: Option<oneshot::Sender<()>>, thread: JoinHandle<()> },
 }
 
 impl Connection {
     fn has_ended(&self) -> bool {
         match &self.running {
-            Running::Task(task) => task.is_finished(),
+            Running::Task(task) => task.as_ref().is_none_or(AbortHandle::is_finished),
             Running::Thread { thread, .. } => thread.is_finished(),
         }
     }
@@ -255,14 +253,18 @@ impl Connection {
     /// A closed one may still have a thread.
     fn is_open(&self) -> bool {
         match &self.running {
-            Running::Task(_) => true,
+            Running::Task(task) => task.is_some(),
             Running::Thread { open, .. } => open.is_some(),
         }
     }
 
     fn close(&mut self) {
         match &mut self.running {
-            Running::Task(task) => task.abort(),
+            Running::Task(task) => {
+                if let Some(task) = task.take() {
+                    task.abort();
+                }
+            }
             Running::Thread { open, .. } => *open = None,
         }
     }
@@ -300,6 +302,8 @@ impl<R: Router> Connections<R> {
             // While some wait, threads that have ended must be noticed.
             let wait = if self.waiting.is_empty() { Duration::MAX } else { ACCEPT_RETRY };
             let Ok(accepted) = timeout(wait, listener.accept()).await else { continue };
+            // Tasks that were told to end give their descriptors back only when they run.
+            tokio::task::yield_now().await;
             self.open.retain(|connection| !connection.has_ended());
             let begun = match accepted {
                 Ok(Stream::Tcp(stream)) => {
@@ -362,7 +366,7 @@ impl<R: Router> Connections<R> {
     fn begin_task(&mut self, stream: TcpStream) {
         let asked = Arc::new(AtomicBool::new(false));
         let served = exchange(stream, None, Arc::downgrade(&self.router), Arc::clone(&asked));
-        let running = Running::Task(tokio::spawn(served).abort_handle());
+        let running = Running::Task(Some(tokio::spawn(served).abort_handle()));
         self.open.push_back(Connection { running, uid: None, asked });
     }
 
