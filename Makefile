@@ -33,7 +33,6 @@ test: deps-build deps-test deps-promtool ## every test; with STEERD_CORPORA=DIR 
 	@# The test of `make install` installs what is built, and `cargo test` builds neither the plugin nor the probe.
 	$(CARGO) build --locked --package softnic-preload --package conformance
 	$(CARGO) test --workspace --locked
-	@$(MAKE) --no-print-directory budgets
 
 # Counted by valgrind: the load of the machine does not matter.
 budgets: deps-build deps-test ## the instructions of the hot paths beside their budgets (UPDATE=1 sets benches/budgets.tsv anew)
