@@ -16,27 +16,40 @@ use super::{
     FlowError, FlowHit, FlowId, FlowKind, FlowRule, MAX_DONT_TRAP, MAX_REPLICAS, MAX_SHAPES, MAX_SNIFFERS,
     Matcher, Matches, TableRules,
 };
+use crate::prefetch::prefetch_read;
 
 /// Rules that differ only in age, queue pair and tag.
 #[derive(Debug, Default)]
 struct Group {
     /// Oldest first.
     rules: Vec<(u64, FlowHit)>,
-    /// What a matching frame gets: the oldest rule of each queue pair.
-    copies: Vec<FlowHit>,
+    /// What a matching frame gets besides the [`Outcome`]: the oldest rule of each further queue pair.
+    replicas: Vec<FlowHit>,
     /// Where the match is on a device of limited capacity.
     place: Option<Place>,
 }
 
+/// What a frame that matches a group gets. Apart from the groups, so that lookups touch few cache lines.
+#[derive(Clone, Copy, Debug, Default)]
+struct Outcome {
+    /// The oldest rule.
+    first: Option<FlowHit>,
+    /// The group has replicas.
+    is_replicated: bool,
+}
+
 impl Group {
-    fn lay_out(&mut self) {
-        self.copies.clear();
-        self.copies.reserve_exact(self.rules.len().min(1));
+    fn lay_out(&mut self) -> Outcome {
+        self.replicas.clear();
+        let first = self.rules.first().map(|(_, hit)| *hit);
+        let mut copies: ArrayVec<FlowHit, MAX_REPLICAS> = first.into_iter().collect();
         for (_, hit) in &self.rules {
-            if !self.copies.iter().any(|copy| copy.actions.target == hit.actions.target) {
-                self.copies.push(*hit);
+            if !copies.iter().any(|copy| copy.actions.target == hit.actions.target) {
+                copies.push(*hit);
+                self.replicas.push(*hit);
             }
         }
+        Outcome { first, is_replicated: !self.replicas.is_empty() }
     }
 }
 
@@ -78,6 +91,8 @@ pub(super) struct PortTable {
     plain: Trees,
     deep: Space<DeepImage>,
     groups: Vec<Group>,
+    /// By group.
+    outcomes: Vec<Outcome>,
     /// Indices into `groups` that are not in use.
     vacant: Vec<u32>,
     /// In order of precedence.
@@ -128,6 +143,9 @@ impl PortTable {
         self.plain.search_burst(images, &mut winners);
         for ((image, winner), verdict) in images.iter().zip(winners).zip(verdicts) {
             *verdict = self.verdict(image, None, winner);
+            if let Some(outcome) = self.outcomes.get(verdict.group as usize) {
+                prefetch_read((&raw const *outcome).cast());
+            }
         }
     }
 
@@ -181,8 +199,12 @@ impl PortTable {
             matches.add(self.dont_trap[positions.trailing_zeros() as usize].hit);
             positions &= positions - 1;
         }
-        if let Some(group) = self.groups.get(verdict.group as usize) {
-            group.copies.iter().for_each(|copy| matches.add(*copy));
+        if let Some(outcome) = self.outcomes.get(verdict.group as usize) {
+            outcome.first.iter().for_each(|hit| matches.add(*hit));
+            if outcome.is_replicated {
+                let replicas = &self.groups[verdict.group as usize].replicas;
+                replicas.iter().for_each(|hit| matches.add(*hit));
+            }
         }
         self.sniff(matches);
     }
@@ -248,6 +270,7 @@ impl PortTable {
         }
         let number = self.vacant.pop().unwrap_or_else(|| {
             self.groups.push(Group::default());
+            self.outcomes.push(Outcome::default());
             // Flows are limited to MAX_FLOWS, far below NO_GROUP.
             (self.groups.len() - 1) as u32
         });
@@ -256,7 +279,7 @@ impl PortTable {
         // Most groups stay alone; room for more would be most of the table's memory.
         group.rules.reserve_exact(1);
         group.rules.push((rule.order, hit));
-        group.lay_out();
+        self.outcomes[number as usize] = group.lay_out();
         self.add_group(rule, Ranked { precedence, group: number });
         Ok(())
     }
@@ -272,9 +295,10 @@ impl PortTable {
             self.rules.agree(&mut hit, other)?;
         }
         // Flows on one queue pair share its copy, as mlx5 counts the uses of a rule (fs_core.c, `add_rule_fte`).
-        let copies = &self.groups[ranked.group as usize].copies;
-        let new_target = !copies.iter().any(|copy| copy.actions.target == hit.actions.target);
-        if new_target && copies.len() >= MAX_REPLICAS {
+        let replicas = &self.groups[ranked.group as usize].replicas;
+        let mut copies = self.outcomes[ranked.group as usize].first.iter().chain(replicas);
+        let new_target = !copies.any(|copy| copy.actions.target == hit.actions.target);
+        if new_target && replicas.len() + 1 >= MAX_REPLICAS {
             return Err(FlowError::Full {
                 what: "queue pairs of this match and priority",
                 limit: MAX_REPLICAS,
@@ -301,7 +325,7 @@ impl PortTable {
     /// Puts the group of `rule`, which stood at `before`, where its rules now place it.
     fn settle(&mut self, rule: &FlowRule, before: Ranked) {
         let group = &mut self.groups[before.group as usize];
-        group.lay_out();
+        self.outcomes[before.group as usize] = group.lay_out();
         let oldest = group.rules.first().map(|(order, _)| Precedence::new(rule.kind, rule.priority, *order));
         if oldest == Some(before.precedence) {
             return;
