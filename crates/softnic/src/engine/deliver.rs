@@ -248,7 +248,7 @@ fn edit<'e>(frame: &[u8], edits: FrameEdits, edited: &'e mut EditedFrame) -> &'e
     edited.clear();
     let tagged = frame.get(TAG_AT..TAG_AT + 2) == Some(&C_VLAN_TPID.to_be_bytes());
     let (head, rest) = match frame.get(TAG_AT + TAG_BYTES..) {
-        // A tag with nothing behind it is none, as `packet::parse` has it: the completion does not tell it.
+        // A tag with nothing behind it is none, as `packet::parse` has it: the completion does not report it.
         Some(rest) if edits.strip_cvlan && tagged && rest.len() >= ETHER_TYPE_BYTES => {
             (&frame[..TAG_AT], rest)
         }

@@ -55,12 +55,14 @@ impl<'b> Builder<'b> {
     }
 
     /// Makes an inner node of a leaf with these entries, which fit into one; false, and
-    /// nothing has changed, if no bits pay. At most [`MAX_LEAF`] and one more, of which a chosen bit parts at least one.
+    /// nothing has changed, if no bits pay. At most [`MAX_LEAF`] and one more: bits are chosen so that no child has all of
+    /// the entries, so each child has room for its own.
     pub(super) fn split(&mut self, at: u32, list: &[u32], depth: usize) -> bool {
         match if self.may_split(list.len(), depth) { self.choose(list) } else { None } {
             None => false,
             Some(bits) => {
                 self.inner(at, list, bits, depth);
+                debug_assert!(self.evicted.is_empty(), "every leaf has an entry or none has");
                 true
             }
         }
@@ -141,14 +143,14 @@ impl<'b> Builder<'b> {
     }
 
     /// The bits of one word that leave the fewest rules to a child, and how many these are on average; `None` if that
-    /// takes too many copies.
+    /// takes too many copies, or leaves all rules to some child.
     fn copying_bits_of(&self, word: usize, list: &[u32]) -> Option<(f64, u64)> {
         let mut parts = vec![self.pairs(word, list)];
-        let masked = parts[0].iter().fold(0, |all, (_, mask)| all | mask);
+        let useful = separating(&parts[0]);
         let (mut chosen, mut best) = (0u64, None);
         for bits in 1..=MAX_COPYING_BITS {
             let costs = costs_of_bits(&parts, 1);
-            let candidates = (0..64).filter(|bit| masked & !chosen & 1 << bit != 0);
+            let candidates = (0..64).filter(|bit| useful & !chosen & 1 << bit != 0);
             let Some(bit) = candidates.min_by_key(|bit| costs[*bit]) else { break };
             chosen |= 1 << bit;
             parts = parts.iter().flat_map(|part| halves(part, bit)).collect();
@@ -157,7 +159,8 @@ impl<'b> Builder<'b> {
             if copies > MAX_GROWTH * list.len() {
                 break;
             }
-            if average < 0.75 * list.len() as f64 {
+            let is_smaller = parts.iter().all(|part| part.len() < list.len());
+            if is_smaller && average < 0.75 * list.len() as f64 {
                 best = Some((average, chosen));
             }
         }
@@ -192,6 +195,18 @@ impl<'b> Builder<'b> {
         }
         (chosen, total)
     }
+}
+
+/// The bits that some pair masks, without those that all mask with the same value, which separate nothing.
+fn separating(pairs: &[(u64, u64)]) -> u64 {
+    let (mut some, mut every, mut ones, mut zeros) = (0, u64::MAX, u64::MAX, u64::MAX);
+    for (value, mask) in pairs {
+        some |= mask;
+        every &= mask;
+        ones &= value;
+        zeros &= !value;
+    }
+    some & !(every & (ones | zeros))
 }
 
 /// What a part of `rules` rules of the sample costs.
@@ -263,6 +278,12 @@ mod tests {
         assert_eq!(children(0, 0, 0b1010), [0, 1, 2, 3]);
         assert_eq!(children(0b0010, 0b1010, 0b1010), [1]);
         assert_eq!(children(0, 0, 0), [0]);
+    }
+
+    #[test]
+    fn bits_with_one_value_separate_nothing() {
+        assert_eq!(separating(&[(0b1001, 0b1111), (0b1000, 0b1101)]), 0b0011);
+        assert_eq!(separating(&[(0b01, 0b11), (0b01, 0b11)]), 0);
     }
 
     #[test]

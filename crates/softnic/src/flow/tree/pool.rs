@@ -41,7 +41,7 @@ impl Node {
         Self { mask, base, more: word as u32 }
     }
 
-    /// A leaf; where it is put says what its base has to be.
+    /// A leaf; its base depends on where it is put.
     pub(super) fn leaf(run: Run) -> Self {
         Self { mask: 0, base: 0, more: run.first << SMALL_BITS | (run.blocks - 1) }
     }

@@ -117,7 +117,7 @@ proptest! {
     }
 }
 
-/// Rules with masks that no bit tells apart: most are in the tuple space, and all are found.
+/// Rules with masks that no bit separates: most are in the tuple space, and all are found.
 #[test]
 fn masks_without_a_common_bit_overflow_and_are_found() {
     let mut both = Linear::default();
@@ -132,6 +132,14 @@ fn masks_without_a_common_bit_overflow_and_are_found() {
     assert!(both.trees.families[IPV4].overflow.len() > 0);
     assert!(both.trees.families[IPV4].pool.blocks() < Family::max_blocks(400) * 2);
     both.check(&[[0; 8], [!0; 8]]);
+    // Full leaves are split, or their new rules are in the tuple space; no rule of theirs is lost.
+    for number in 0..200u32 {
+        let mut matcher = Matcher::any();
+        let free = 1u32.checked_shl(number).unwrap_or(0) | number.wrapping_mul(0x27d4_eb2f) & 0x0101_0101;
+        matcher.require(Layers::IPV4).field(&[SRC_IPV4], 0xffff_ffff, (!free).into());
+        both.add(&matcher, (number % 9) as u16);
+        both.check(&[[!0; 8]]);
+    }
 }
 
 /// However the trees came to be, they take a bounded number of blocks.

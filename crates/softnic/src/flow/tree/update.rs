@@ -176,7 +176,7 @@ impl Family {
         }
     }
 
-    /// Has a leaf refer to another run, which knows already.
+    /// Has a leaf refer to another run, in which it is counted already.
     fn refer(&mut self, leaf: u32, old: Run, new: Run) {
         self.pool.place(leaf, Node::leaf(new));
         self.pool.leave(old);
