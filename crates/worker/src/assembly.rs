@@ -183,7 +183,7 @@ fn event_channel(
     config: &WorkerConfig,
     warnings: &mut Vec<Warning>,
 ) -> Option<Arc<CompletionChannel>> {
-    if config.idle == Idle::Spin || !config.completion_events {
+    if config.idle == Idle::Spin {
         return None;
     }
     let made = CompletionChannel::new(context);

@@ -40,9 +40,9 @@ pub struct WorkerConfig {
     pub numa_node: Option<u32>,
     /// What to do when there is nothing to do.
     pub idle: Idle,
-    /// Sleep until the device reports a completion. To be `false` for a device that works only when it is polled, as a
-    /// software NIC without a thread: the worker then sleeps for up to four milliseconds at a time.
-    pub completion_events: bool,
+    /// The device works only when it is polled, as a software NIC without a thread: an idle worker then sleeps for at most
+    /// four milliseconds at a time.
+    pub polls_drive_device: bool,
     /// Ask the device not to check for completion queue overruns, which cannot happen. Devices without the flag check.
     pub ignore_overrun: bool,
     /// Have completions carry the device's timestamp (for latencies and captures).
@@ -63,7 +63,7 @@ impl WorkerConfig {
             pages: vec![PageKind::Huge2M, PageKind::Transparent, PageKind::Plain],
             numa_node: None,
             idle: Idle::default(),
-            completion_events: true,
+            polls_drive_device: false,
             ignore_overrun: true,
             timestamps: false,
         }

@@ -2,8 +2,8 @@
 //!
 //! It wakes when the device reports a completion (the event channel of its queue), when a handle has something for it
 //! ([`Wakeup`]), when a sink wants to be polled ([`crate::Sink::poll_interval`]), and after [`HEARTBEAT`], so that its count of
-//! iterations shows that it is alive. Without an event channel it sleeps for short times, which become longer the longer
-//! nothing arrives.
+//! iterations shows that it is alive. Without an event channel, and where only polls have the device work, it sleeps for
+//! short times at most, which become longer the longer nothing arrives.
 //!
 //! Nothing is missed. Before it sleeps the worker arms the queue, announces the sleep, and runs one more iteration. A
 //! completion that came before the queue was armed is found by that iteration, and one that came after raises an event,
@@ -158,19 +158,31 @@ impl Events {
     }
 }
 
+/// What limits the time of a sleep.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wishes {
+    /// How soon a sink wants to be polled.
+    pub(crate) interval: Option<Duration>,
+    /// The sleeps before this one without work between them.
+    pub(crate) sleeps: u32,
+    /// See [`crate::WorkerConfig::polls_drive_device`].
+    pub(crate) polls_drive_device: bool,
+}
+
 /// Prepares a sleep: returns its longest time. What happens after this ends [`wait`].
 pub(crate) fn prepare(
     events: Option<&mut Events>,
     completions: &mut CompletionQueue,
     wakeup: Option<&Wakeup>,
-    (interval, sleeps): (Option<Duration>, u32),
+    wishes: Wishes,
 ) -> Duration {
     let is_armed = events.is_some_and(|events| events.arm(completions));
     if let Some(wakeup) = wakeup {
         wakeup.announce_sleep();
     }
-    let longest = if is_armed && wakeup.is_some() { HEARTBEAT } else { nap(sleeps) };
-    interval.map_or(longest, |interval| interval.min(longest))
+    let is_woken = is_armed && wakeup.is_some() && !wishes.polls_drive_device;
+    let longest = if is_woken { HEARTBEAT } else { nap(wishes.sleeps) };
+    wishes.interval.map_or(longest, |interval| interval.min(longest))
 }
 
 /// Sleeps until an event, a wake-up or the end of `longest`.

@@ -705,7 +705,7 @@ fn worker_config(settings: &Settings, id: WorkerId, core: Option<usize>) -> Work
         },
         timestamps: wanted.timestamps,
         // In this mode nothing moves while nobody polls.
-        completion_events: !(settings.softnic.mode == SoftNicMode::Inline && device::chooses_soft(settings)),
+        polls_drive_device: settings.softnic.mode == SoftNicMode::Inline && device::chooses_soft(settings),
         ..WorkerConfig::new(id)
     }
 }

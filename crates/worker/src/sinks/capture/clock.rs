@@ -20,6 +20,9 @@ use crate::latency::{ClockRelation, DeviceClock};
 /// Larger steps backwards are those of a clock that was set.
 const STEP_NS: u64 = 1_000_000;
 
+/// Readings of the two clocks, of which the shortest counts: a thread may lose its core between them.
+const READINGS: usize = 5;
+
 /// Nanoseconds since the epoch.
 pub(super) fn now_ns() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
@@ -36,7 +39,9 @@ pub(super) struct WallRelation {
 impl WallRelation {
     /// `relation` was just read.
     fn new(relation: ClockRelation) -> Self {
-        let (before, now_ns, after) = (Instant::now(), now_ns(), Instant::now());
+        let readings = (0..READINGS).map(|_| (Instant::now(), now_ns(), Instant::now()));
+        let shortest = readings.min_by_key(|(before, _, after)| after.duration_since(*before));
+        let (before, now_ns, after) = shortest.unwrap_or_else(|| (Instant::now(), now_ns(), Instant::now()));
         let now = before + after.duration_since(before) / 2;
         let since = now.saturating_duration_since(relation.at());
         Self { relation, at_ns: now_ns.saturating_sub(since.as_nanos() as u64) }
