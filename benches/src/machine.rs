@@ -104,7 +104,7 @@ impl Gate {
     }
 }
 
-/// The share of all processors that was used during a window. 1 if the kernel does not tell.
+/// The share of all processors that was used during a window. 1 if the kernel does not report it.
 fn busy_share() -> f64 {
     let before = Ticks::now();
     std::thread::sleep(WINDOW);

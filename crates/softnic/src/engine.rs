@@ -136,7 +136,7 @@ impl Engine {
         }
     }
 
-    /// The last word on what the wires have lost.
+    /// Adds what the wires have lost since it was last read.
     pub(crate) fn close_books(&mut self, nic: &Nic) {
         for port in &mut self.ports {
             let mut stats = PortStats::default();
@@ -220,9 +220,9 @@ fn pin(core: usize) {
 }
 
 fn run(nic: &Nic) {
-    // The kernel may lengthen sleeps by the timer slack, by default as long as the sleep itself (prctl(2)).
+    // The kernel may lengthen sleeps by the timer slack, by default 50 us (prctl(2)): as long as the shortest nap.
     // SAFETY: takes a number and touches nothing but this thread's slack; if it fails sleeps stay long.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000) };
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong) };
     let mut rest = rest::Rest::default();
     while !nic.stopping.load(Ordering::Relaxed) {
         let frames = nic.pass(THREAD_FRAMES);

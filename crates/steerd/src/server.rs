@@ -72,7 +72,7 @@ const USER_THREADS_MAX: usize = THREADS_MAX / 4;
 /// Threads for root and the daemon's user beyond those for everybody.
 const RESERVED: usize = CONNECTIONS_MAX / 4;
 /// The most connections that wait for a thread.
-const WAITING_MAX: usize = 1024;
+const WAITING_MAX: usize = 512;
 /// How long threads of connections may take to end before the runtime that they use does.
 const THREADS_END: Duration = Duration::from_millis(100);
 
@@ -236,7 +236,7 @@ struct Connection {
 
 /// Where a connection is served.
 enum Running {
-    /// `None` once it was told to end.
+    /// `None` once it was aborted.
     Task(Option<AbortHandle>),
     /// `open` is dropped to close the connection.
     Thread { open: Option<oneshot::Sender<()>>, thread: JoinHandle<()> },
@@ -302,7 +302,7 @@ impl<R: Router> Connections<R> {
             // While some wait, threads that have ended must be noticed.
             let wait = if self.waiting.is_empty() { Duration::MAX } else { ACCEPT_RETRY };
             let Ok(accepted) = timeout(wait, listener.accept()).await else { continue };
-            // Tasks that were told to end give their descriptors back only when they run.
+            // Tasks that were aborted give their descriptors back only when they run.
             tokio::task::yield_now().await;
             self.open.retain(|connection| !connection.has_ended());
             let begun = match accepted {
