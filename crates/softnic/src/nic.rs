@@ -147,10 +147,16 @@ impl Nic {
 
     /// The device's state, for a control call. Wakes the engine, which may have something to do after it.
     pub(crate) fn control(&self) -> MutexGuard<'_, State> {
+        let state = self.quiet_control();
+        self.doorbell.ring();
+        state
+    }
+
+    /// The device's state, for a control call that changes nothing for the engine, which sleeps on.
+    pub(crate) fn quiet_control(&self) -> MutexGuard<'_, State> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiting.fetch_sub(1, Ordering::SeqCst);
-        self.doorbell.ring();
         state
     }
 

@@ -108,7 +108,7 @@ pub(crate) unsafe extern "C" fn read_counters(
         known_bits(flags, PREFER_CACHED, EINVAL)?;
         // SAFETY: the set keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
-        let state = soft.nic().control();
+        let state = soft.nic().quiet_control();
         let set = state.counters.get(object.slot).ok_or(EINVAL)?;
         if set.users == 0 && !soft.nic().rules().flow.emulation.reads_idle_counters {
             return Err(EINVAL);

@@ -1,7 +1,8 @@
-//! A wire that receives nothing until the policy is on the device, so that a capture loses no packet during the start.
+//! A wire that receives only while the whole policy is on the device, so that a capture loses no packet during the start
+//! and every packet is counted at the end.
 //!
-//! The runtime wraps every wire of the soft NIC and opens them all at once. All other calls pass through; no frame is
-//! inspected.
+//! The runtime wraps every wire of the soft NIC, opens them all at once, and closes them before it removes the flows. All
+//! other calls pass through; no frame is inspected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -627,6 +627,7 @@ impl WorkerThreads {
         let (mut errors, mut hung) = (Vec::new(), Vec::new());
         runtime.health.set_steering(false);
         runtime.stopping.store(true, Ordering::Release);
+        runtime.opened.close_wires();
         let cleared = Arc::clone(runtime);
         match within("clear", CLEAR_TIMEOUT, move || cleared.controller().clear()) {
             Some(Ok(())) => {}

@@ -125,6 +125,14 @@ impl OpenDevice {
             soft.wires_open.store(true, Ordering::Release);
         }
     }
+
+    /// Before flows are removed for good: an mlx5 forgets what a flow has counted with the flow, so packets that arrive
+    /// between the last reading and the removal would be missing from the accounting.
+    pub(super) fn close_wires(&self) {
+        if let Some(soft) = &self.soft {
+            soft.wires_open.store(false, Ordering::Release);
+        }
+    }
 }
 
 fn silent_peer(port: u8, link: &LinkConfig) -> Error {
