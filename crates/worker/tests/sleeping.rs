@@ -106,7 +106,7 @@ fn an_idle_worker_uses_less_than_one_percent_of_a_core() {
         println!(
             "polls drive the device {polls_drive_device}: {percent:.3} % of a core, {iterations} iterations in 2 s"
         );
-        assert!(percent < if polls_drive_device { 2.0 } else { 1.0 }, "{percent}");
+        assert!(percent < if polls_drive_device { 3.0 } else { 1.0 }, "{percent}");
         assert!(iterations >= 10, "its progress shows that it is alive");
         let idle_ns = scene.handle().control().snapshot().regimes[0].1;
         assert!(idle_ns > 1_500_000_000, "the time of a sleep is counted: {idle_ns}");
