@@ -536,13 +536,25 @@ fn files_that_close_slowly_delay_nobody() {
     }
     let fixture = fixture(1, |options| options.clients = 2);
     let honest = fixture.connect(1);
+    // The sink may have closed a connection before anything is sent (EPIPE). Then the next one is tried, until one has
+    // passed the file on.
     let send = |message| {
         let (slow, other_end) = slow_to_close();
-        let channel = shm::Channel::connect(&fixture.path()).unwrap();
-        channel.send(&message, Some(slow.as_fd())).unwrap();
+        let mut sent = None;
+        eventually("a connection takes the file", || {
+            let channel = shm::Channel::connect(&fixture.path()).unwrap();
+            match channel.send(&message, Some(slow.as_fd())) {
+                Err(rustix::io::Errno::PIPE) => false,
+                result => {
+                    result.unwrap();
+                    sent = Some(channel);
+                    true
+                }
+            }
+        });
         // The sink may have closed it already, and then this close waits.
         std::thread::spawn(move || drop(slow));
-        (channel, other_end)
+        (sent, other_end)
     };
     let begun = Instant::now();
     // One that is refused by its message, one that is in its handshake, and one that is denied.
@@ -550,7 +562,7 @@ fn files_that_close_slowly_delay_nobody() {
     eventually("it is refused", || fixture.number("failed_handshakes") == 1);
     let second = fixture.connect(1);
     ends.push(send(shm::memif::message::Message::Ack));
-    eventually("it is denied", || fixture.number("denied") == 1);
+    eventually("it is denied", || fixture.number("denied") > 0);
     drop(second);
     eventually("the second client left", || fixture.number("clients") == 1);
     let _third = fixture.connect(1);
