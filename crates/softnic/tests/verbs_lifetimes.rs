@@ -206,6 +206,37 @@ fn a_pools_memory_stays_until_the_queues_it_was_posted_to_are_gone() {
 }
 
 #[test]
+fn another_device_sends_frames_of_a_pool_and_keeps_their_memory() {
+    let (rig, other) = (Rig::new(), Rig::new());
+    let domain = other.domain();
+    let mut cq = CompletionQueue::builder(&other.context, 8).build().unwrap();
+    let builder = RawQueuePair::builder(&domain, &cq.handle(), &cq.handle()).max_sends(4);
+    let mut pair = builder.build().unwrap().to_rts(PORT).unwrap();
+    let (mut pool, memory) = watched_pool(&rig.domain());
+    let mut frame = pool.take().unwrap();
+    let packet = udp(1, 2);
+    pool.bytes_mut(&mut frame)[..packet.len()].copy_from_slice(&packet);
+    let frame = pair.send(&mut pool, frame, packet.len(), SendFlags::empty()).expect_err("not its memory");
+    assert!(pair.admit(&pool.registered()).is_err(), "registered for the first device only");
+    let registered = pool.registered().register(&domain).unwrap();
+    pair.admit(&registered).unwrap();
+    pair.send(&mut pool, frame, packet.len(), SendFlags::empty()).expect("room");
+    other.pump();
+    assert_eq!((other.sent(), rig.sent()), (vec![packet], vec![]));
+    let mut batch = cq.poll().expect("a completion");
+    let completion = batch.next().expect("of the send");
+    assert_eq!(completion.status(), verbs::Status::Success);
+    let frame = pool.reclaim(completion).expect("the frame was sent");
+    drop(batch);
+    // The other device cannot write to it.
+    assert_eq!(pair.post_receives(&mut pool, &mut vec![frame]), 0);
+    drop((pool, registered));
+    assert!(memory.upgrade().is_some(), "the queue pair keeps it");
+    drop(pair);
+    assert!(memory.upgrade().is_none());
+}
+
+#[test]
 fn a_queue_takes_frames_of_its_own_domain_and_of_so_many_pools() {
     let (rig, other) = (Rig::new(), Rig::new());
     let cq = CompletionQueue::builder(&rig.context, 256).build().unwrap();

@@ -40,18 +40,19 @@ impl ReceiveChain {
     }
 
     /// Posts `frames` from the end through `call`, which hands a chain to the provider. Accepted frames leave the
-    /// vector; the others stay, in order, those of other pools among them. Returns how many were accepted.
+    /// vector; the others stay, in order, those of other pools among them. Returns how many were accepted. `lkey` is that
+    /// of the pool's memory.
     #[inline]
     pub(crate) fn post(
         &mut self,
-        pool: &mut FramePool,
+        (pool, lkey): (&mut FramePool, u32),
         frames: &mut Vec<Frame>,
         mut call: impl FnMut(*mut ibv_recv_wr, &mut *mut ibv_recv_wr) -> c_int,
     ) -> usize {
         let (mut total, mut end) = (0, frames.len());
         while end > 0 {
             let start = end.saturating_sub(CHAIN);
-            let filled = self.fill(pool, &frames[start..end]);
+            let filled = self.fill(pool, lkey, &frames[start..end]);
             let accepted = self.hand_over(filled, &mut call);
             if filled == end - start {
                 frames.drain(start..start + accepted).for_each(|frame| {
@@ -103,8 +104,8 @@ impl ReceiveChain {
 
     /// Writes one request per frame of `pool`, linked and ended; passes over those of other pools.
     #[inline]
-    fn fill(&mut self, pool: &FramePool, frames: &[Frame]) -> usize {
-        let (length, lkey) = (pool.frame_bytes(), pool.lkey());
+    fn fill(&mut self, pool: &FramePool, lkey: u32, frames: &[Frame]) -> usize {
+        let length = pool.frame_bytes();
         let (requests, entries) = (self.requests.as_ptr(), self.entries.as_ptr());
         let mut filled = 0;
         for slot in frames.iter().take(CHAIN).filter_map(|frame| pool.slot(frame)) {

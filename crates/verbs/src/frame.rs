@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::{Completion, Error, MemoryRegion, WorkCompletion};
+use crate::{Completion, Domain, Error, MemoryRegion, WorkCompletion};
 
 /// Most frames of one pool: at the usual 2 KiB, 32 GiB.
 pub(crate) const MAX_FRAMES: usize = 1 << 24;
@@ -208,13 +208,9 @@ impl FramePool {
         self.ledger.id
     }
 
-    pub(crate) fn region(&self) -> &Arc<MemoryRegion> {
-        &self.region
-    }
-
-    #[inline]
-    pub(crate) fn lkey(&self) -> u32 {
-        self.region.lkey()
+    /// The memory of its frames, as it is registered; for threads other than that of the pool.
+    pub fn registered(&self) -> RegisteredFrames {
+        RegisteredFrames { pool: self.id(), region: Arc::clone(&self.region) }
     }
 
     #[inline]
@@ -238,6 +234,32 @@ impl FramePool {
             self.ledger.posted(index);
             true
         })
+    }
+}
+
+/// The memory of a pool's frames, as it is registered in one protection domain. A queue pair in another domain sends
+/// frames of the pool after [`RawQueuePair::admit`](crate::RawQueuePair::admit).
+#[derive(Clone)]
+pub struct RegisteredFrames {
+    /// The pool's id.
+    pool: u32,
+    region: Arc<MemoryRegion>,
+}
+
+impl RegisteredFrames {
+    /// Registers the same memory in `domain`, which may be of another device. Its queues can send the frames, but not
+    /// receive into them.
+    pub fn register(&self, domain: &Domain) -> crate::Result<Self> {
+        let region = Arc::new(MemoryRegion::register_again(domain, &self.region)?);
+        Ok(Self { pool: self.pool, region })
+    }
+
+    pub(crate) fn pool(&self) -> u32 {
+        self.pool
+    }
+
+    pub(crate) fn region(&self) -> &Arc<MemoryRegion> {
+        &self.region
     }
 }
 

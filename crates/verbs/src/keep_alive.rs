@@ -9,7 +9,7 @@ use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::from_code;
-use crate::{Domain, FramePool, MemoryRegion};
+use crate::{Domain, FramePool, MemoryRegion, RegisteredFrames};
 
 /// Most pools that one queue takes frames of.
 pub const MAX_POOLS: usize = 64;
@@ -30,8 +30,8 @@ impl QueueRegions {
 
 /// The pools whose regions are in a queue's [`QueueRegions`].
 pub(crate) struct QueuePools {
-    /// Ids, which are never used twice.
-    pools: Vec<u32>,
+    /// Ids, which are never used twice, and the keys of the pools' memory in the queue's domain.
+    pools: Vec<(u32, u32)>,
 }
 
 impl QueuePools {
@@ -39,7 +39,8 @@ impl QueuePools {
         Self { pools: Vec::with_capacity(MAX_POOLS) }
     }
 
-    /// Sees to it that the queue keeps the memory of `pool`, before the first frame of it is posted.
+    /// Sees to it that the queue keeps the memory of `pool`, before the first frame of it is posted. Returns the key of
+    /// that memory.
     ///
     /// # Errors
     /// An errno: EINVAL for memory that is not registered in the queue's protection domain, so that the device could
@@ -50,13 +51,25 @@ impl QueuePools {
         pool: &FramePool,
         regions: &QueueRegions,
         domain: &Domain,
-    ) -> Result<(), c_int> {
-        if self.pools.contains(&pool.id()) { Ok(()) } else { self.keep_first(pool, regions, domain) }
+    ) -> Result<u32, c_int> {
+        match self.pools.iter().find(|(id, _)| *id == pool.id()) {
+            Some((_, lkey)) => Ok(*lkey),
+            None => self.admit(&pool.registered(), regions, domain),
+        }
     }
 
+    /// As [`QueuePools::keep`], by this registration of a pool's memory, for all frames of the pool from now on.
     #[cold]
-    fn keep_first(&mut self, pool: &FramePool, regions: &QueueRegions, domain: &Domain) -> Result<(), c_int> {
-        let region = pool.region();
+    pub(crate) fn admit(
+        &mut self,
+        frames: &RegisteredFrames,
+        regions: &QueueRegions,
+        domain: &Domain,
+    ) -> Result<u32, c_int> {
+        if let Some((_, lkey)) = self.pools.iter().find(|(id, _)| *id == frames.pool()) {
+            return Ok(*lkey);
+        }
+        let region = frames.region();
         if region.domain().protection() != domain.protection() {
             return Err(libc::EINVAL);
         }
@@ -64,8 +77,8 @@ impl QueuePools {
             return Err(libc::ENOSPC);
         }
         regions.0.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(region));
-        self.pools.push(pool.id());
-        Ok(())
+        self.pools.push((frames.pool(), region.lkey()));
+        Ok(region.lkey())
     }
 }
 

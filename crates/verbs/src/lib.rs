@@ -102,7 +102,7 @@ pub use flow_spec::{
     EspMatch, EthernetMatch, FlowSpec, GreMatch, Ipv4ExtMatch, Ipv4Match, Ipv6Match, MplsMatch, PortMatch,
     VxlanMatch,
 };
-pub use frame::{Frame, FramePool};
+pub use frame::{Frame, FramePool, RegisteredFrames};
 /// The C structure that a [`Provider`] lists.
 pub use ibverbs_sys::ibv_device;
 /// The C structures that a [`CreateChannel`] function makes a channel of.

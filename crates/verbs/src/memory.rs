@@ -2,10 +2,12 @@
 //!
 //! A region owns its memory, and nothing else can reach it: only a [`FramePool`](crate::FramePool) hands out parts,
 //! and only those the device does not hold. Queues that parts were posted to keep it as well: it is deregistered once
-//! they and the pool are dropped, and the memory is released after that, never before.
+//! they and the pool are dropped, and the memory is released after that, never before. The same memory can be registered
+//! once more in another domain, so that another device can send from it; that region keeps the first one.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use ibverbs_sys::{ibv_access_flags, ibv_mr};
 
@@ -24,12 +26,21 @@ bitflags::bitflags! {
     }
 }
 
+/// What keeps the memory of a region.
+#[allow(dead_code)] // held, not used
+enum Owner {
+    /// Never touched through this owner while registered.
+    Memory(Box<dyn StableMemory>),
+    /// The region that has the same memory.
+    Region(Arc<MemoryRegion>),
+}
+
 /// Registered memory.
 pub struct MemoryRegion {
     raw: NonNull<ibv_mr>,
     domain: Domain,
-    /// Never touched through this owner while registered; unmapped only once deregistered.
-    memory: ManuallyDrop<Box<dyn StableMemory>>,
+    /// Released only once deregistered.
+    owner: ManuallyDrop<Owner>,
     start: NonNull<u8>,
     bytes: usize,
     lkey: u32,
@@ -48,13 +59,29 @@ impl MemoryRegion {
         let slice: &mut [u8] = &mut memory;
         let bytes = slice.len();
         let start = NonNull::from(slice).cast::<u8>();
+        Self::register_range(domain, Owner::Memory(memory), (start, bytes), access)
+    }
+
+    /// `ibv_reg_mr` over the memory of another region, which is kept, for sends only.
+    pub(crate) fn register_again(domain: &Domain, region: &Arc<Self>) -> Result<Self> {
+        let range = (region.start, region.bytes);
+        Self::register_range(domain, Owner::Region(Arc::clone(region)), range, Access::empty())
+    }
+
+    /// `range` is all of the memory that `owner` keeps.
+    fn register_range(
+        domain: &Domain,
+        owner: Owner,
+        (start, bytes): (NonNull<u8>, usize),
+        access: Access,
+    ) -> Result<Self> {
         let address = start.as_ptr();
         let failed = |source| Error::RegisterMemory { device: domain.context().name().into(), bytes, source };
         // Bits that have no name here may open the memory to the network.
         if !Access::all().contains(access) {
             return Err(failed(from_code(libc::EINVAL)));
         }
-        // SAFETY: the domain is live and `memory` covers the range. This is what the header's macro calls when the
+        // SAFETY: the domain is live and `owner` keeps the memory of the range. This is what the header's macro calls when the
         // flags are not constant; the library drops optional flags the kernel lacks.
         let create = || unsafe {
             ibverbs_sys::ibv_reg_mr_iova2(
@@ -68,7 +95,7 @@ impl MemoryRegion {
         let raw = created(create).map_err(failed)?;
         // SAFETY: `raw` was just made by the library, which fills in the key.
         let lkey = unsafe { (*raw.as_ptr()).lkey };
-        Ok(Self { raw, domain: domain.clone(), memory: ManuallyDrop::new(memory), start, bytes, lkey })
+        Ok(Self { raw, domain: domain.clone(), owner: ManuallyDrop::new(owner), start, bytes, lkey })
     }
 
     /// The key by which work requests name this region.
@@ -98,7 +125,7 @@ impl Drop for MemoryRegion {
         keep_alive::keep("ibv_dereg_mr", self.domain.context().name(), code, || self.domain.clone());
         if code == 0 {
             // SAFETY: dropped once, here; the device can no longer reach it. A refused deregistration leaks it.
-            unsafe { ManuallyDrop::drop(&mut self.memory) };
+            unsafe { ManuallyDrop::drop(&mut self.owner) };
         }
     }
 }

@@ -22,7 +22,8 @@ use crate::keep_alive::{QueuePools, QueueRegions};
 use crate::pause::Gates;
 use crate::{
     CompletionQueueHandle, Context, Domain, Error, Frame, FramePool, PortNumber, QueueNumber,
-    QueuePairAttributes, QueuePairCaps, Result, SharedReceiveQueue, inline, keep_alive, queue_pair,
+    QueuePairAttributes, QueuePairCaps, RegisteredFrames, Result, SharedReceiveQueue, inline, keep_alive,
+    queue_pair,
 };
 
 mod builder;
@@ -132,7 +133,7 @@ impl RawQueuePair {
         bytes: usize,
         flags: SendFlags,
     ) -> std::result::Result<(), Frame> {
-        match Parts::whole(pool, &frame, bytes) {
+        match self.key(pool).and_then(|lkey| Parts::whole((pool, lkey), &frame, bytes)) {
             Ok(parts) => self.send_parts(pool, frame, parts, flags, None),
             Err(errno) => self.refuse(errno, frame),
         }
@@ -147,7 +148,7 @@ impl RawQueuePair {
         parts: &[Range<usize>],
         flags: SendFlags,
     ) -> std::result::Result<(), Frame> {
-        match Parts::<MAX_SEND_PARTS>::of(pool, &frame, parts) {
+        match self.key(pool).and_then(|lkey| Parts::<MAX_SEND_PARTS>::of((pool, lkey), &frame, parts)) {
             Ok(parts) => self.send_parts(pool, frame, parts, flags, None),
             Err(errno) => self.refuse(errno, frame),
         }
@@ -164,7 +165,8 @@ impl RawQueuePair {
         mss: u16,
         flags: SendFlags,
     ) -> std::result::Result<(), Frame> {
-        match Segments::of(pool, &frame, header_bytes, bytes, mss) {
+        let segments = |lkey| Segments::of((pool, lkey), &frame, header_bytes, bytes, mss);
+        match self.key(pool).and_then(segments) {
             Ok((segments, parts)) => self.send_parts(pool, frame, parts, flags, Some(segments)),
             Err(errno) => self.refuse(errno, frame),
         }
@@ -202,17 +204,20 @@ impl RawQueuePair {
             self.errno = libc::EOPNOTSUPP;
             return None;
         };
-        if let Err(errno) = self.pools.keep(pool, &self.handle.regions, &self.handle.domain) {
-            self.errno = errno;
-            return None;
-        }
+        let lkey = match self.key(pool) {
+            Ok(lkey) => lkey,
+            Err(errno) => {
+                self.errno = errno;
+                return None;
+            }
+        };
         let Some(entered) = self.send_gates.enter() else {
             self.errno = libc::EBUSY;
             return None;
         };
         // The batch leaves when it ends.
         std::mem::forget(entered);
-        Some(SendBatch::open(self, pool, functions))
+        Some(SendBatch::open(self, (pool, lkey), functions))
     }
 
     /// Moves the queue pair to ERR: everything that is posted completes as flushed, and so does what is posted later.
@@ -238,6 +243,23 @@ impl RawQueuePair {
         }
     }
 
+    /// Lets the queue pair send frames of a pool by this registration of their memory, which is in its protection
+    /// domain. A pool that is registered there itself needs none. The queue pair keeps the memory registered until it is
+    /// destroyed.
+    ///
+    /// # Errors
+    /// EINVAL for another protection domain; ENOSPC for more than [`MAX_POOLS`](crate::MAX_POOLS).
+    pub fn admit(&mut self, frames: &RegisteredFrames) -> io::Result<()> {
+        let admitted = self.pools.admit(frames, &self.handle.regions, &self.handle.domain);
+        admitted.map(|_| ()).map_err(io::Error::from_raw_os_error)
+    }
+
+    /// The key of the memory of `pool` for this queue pair, which keeps the memory from now on.
+    #[inline]
+    fn key(&mut self, pool: &FramePool) -> std::result::Result<u32, c_int> {
+        self.pools.keep(pool, &self.handle.regions, &self.handle.domain)
+    }
+
     #[cold]
     fn refuse(&mut self, errno: c_int, frame: Frame) -> std::result::Result<(), Frame> {
         self.errno = errno;
@@ -253,9 +275,6 @@ impl RawQueuePair {
         flags: SendFlags,
         segments: Option<Segments>,
     ) -> std::result::Result<(), Frame> {
-        if let Err(errno) = self.pools.keep(pool, &self.handle.regions, &self.handle.domain) {
-            return self.refuse(errno, frame);
-        }
         let mut request = ibv_send_wr {
             wr_id: parts.wr_id(),
             send_flags: flags.for_frame(),
@@ -311,16 +330,19 @@ impl RawQueuePair {
     /// Posts receives, as [`ReceiveQueue::post`](crate::ReceiveQueue::post) does.
     #[inline]
     pub fn post_receives(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize {
-        if let Err(errno) = self.pools.keep(pool, &self.handle.regions, &self.handle.domain) {
-            self.chain.refuse(errno);
-            return 0;
-        }
+        let lkey = match self.key(pool) {
+            Ok(lkey) => lkey,
+            Err(errno) => {
+                self.chain.refuse(errno);
+                return 0;
+            }
+        };
         let Some(_entered) = self.receive_gates.enter() else {
             self.chain.refuse(libc::EBUSY);
             return 0;
         };
         let qp = self.handle.raw();
-        self.chain.post(pool, frames, |head, bad| {
+        self.chain.post((pool, lkey), frames, |head, bad| {
             // SAFETY: as for `send`, with the frames of a whole chain.
             unsafe { inline::post_recv(qp, head, bad) }
         })

@@ -315,10 +315,13 @@ impl ReceiveQueue {
     /// keeps the pool's memory registered until it is destroyed itself.
     #[inline]
     pub fn post(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize {
-        if let Err(errno) = self.pools.keep(pool, &self.queue.regions, &self.queue.domain) {
-            self.chain.refuse(errno);
-            return 0;
-        }
+        let lkey = match self.pools.keep(pool, &self.queue.regions, &self.queue.domain) {
+            Ok(lkey) => lkey,
+            Err(errno) => {
+                self.chain.refuse(errno);
+                return 0;
+            }
+        };
         let Some(_entered) = self.gates.enter() else {
             self.chain.refuse(libc::EBUSY);
             return 0;
@@ -329,7 +332,7 @@ impl ReceiveQueue {
             return 0;
         }
         let wq = self.queue.raw();
-        self.chain.post(pool, frames, |head, bad| {
+        self.chain.post((pool, lkey), frames, |head, bad| {
             // SAFETY: the queue is live and in RDY, this is its only poster, alone behind the gates, and the chain's
             // frames were held: they are registered, which `regions` keeps them, and marked as posted before anyone can
             // touch them again.

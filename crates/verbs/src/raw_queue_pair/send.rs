@@ -41,6 +41,8 @@ use crate::{Frame, FramePool};
 pub struct SendBatch<'q> {
     pair: &'q mut RawQueuePair,
     pool: &'q mut FramePool,
+    /// Of the pool's memory.
+    lkey: u32,
     functions: SendFunctions,
     requests: usize,
     open: bool,
@@ -52,13 +54,13 @@ impl<'q> SendBatch<'q> {
     /// The caller has entered the queue pair's send gates, and leaves that to the batch.
     pub(super) fn open(
         pair: &'q mut RawQueuePair,
-        pool: &'q mut FramePool,
+        (pool, lkey): (&'q mut FramePool, u32),
         functions: SendFunctions,
     ) -> Self {
         // SAFETY: the queue pair is live and exclusively borrowed, and the gates keep others out; an earlier batch has
         // ended before its gates were left.
         unsafe { functions.start() };
-        Self { pair, pool, functions, requests: 0, open: true, _not_send: PhantomData }
+        Self { pair, pool, lkey, functions, requests: 0, open: true, _not_send: PhantomData }
     }
 
     /// A packet (`ibv_wr_send`).
@@ -213,7 +215,7 @@ impl SendRequest<'_, '_> {
     #[inline]
     fn add<const N: usize>(&self, frame: &Frame, parts: &[Range<usize>]) -> Result<(), i32> {
         let batch = &*self.batch;
-        let list = Parts::<N>::of(batch.pool, frame, parts)?;
+        let list = Parts::<N>::of((batch.pool, batch.lkey), frame, parts)?;
         // Never grows: its capacity is the length of the send queue.
         if batch.pair.batched.len() == batch.pair.batched.capacity() {
             return Err(libc::ENOMEM);
@@ -221,7 +223,7 @@ impl SendRequest<'_, '_> {
         let segments = match self.segments {
             Some((header_bytes, mss)) => {
                 let all = batch.pool.frame_bytes() as usize;
-                Some(Segments::of(batch.pool, frame, header_bytes, all, mss)?.0)
+                Some(Segments::of((batch.pool, batch.lkey), frame, header_bytes, all, mss)?.0)
             }
             None => None,
         };
@@ -284,15 +286,20 @@ pub(super) struct Parts<const N: usize> {
 impl Parts<1> {
     /// The first `bytes` bytes. EINVAL: the frame has not so many, or is another pool's.
     #[inline]
-    pub(super) fn whole(pool: &FramePool, frame: &Frame, bytes: usize) -> Result<Self, c_int> {
+    pub(super) fn whole(pool: (&FramePool, u32), frame: &Frame, bytes: usize) -> Result<Self, c_int> {
         Self::of(pool, frame, std::slice::from_ref(&(0..bytes)))
     }
 }
 
 impl<const N: usize> Parts<N> {
-    /// These bytes, in this order. EINVAL: none, too many, not in the frame, or another pool's.
+    /// These bytes, in this order, of a frame of a pool whose memory has this key. EINVAL: none, too many, not in the
+    /// frame, or another pool's.
     #[inline]
-    pub(super) fn of(pool: &FramePool, frame: &Frame, parts: &[Range<usize>]) -> Result<Self, c_int> {
+    pub(super) fn of(
+        (pool, lkey): (&FramePool, u32),
+        frame: &Frame,
+        parts: &[Range<usize>],
+    ) -> Result<Self, c_int> {
         let slot = pool.slot(frame).ok_or(libc::EINVAL)?;
         if !(1..=N).contains(&parts.len()) {
             return Err(libc::EINVAL);
@@ -304,7 +311,7 @@ impl<const N: usize> Parts<N> {
             }
             // Both fit: the end is at most `frame_bytes`, a u32.
             let (start, length) = (part.start as u64, (part.end - part.start) as u32);
-            *entry = ibv_sge { addr: slot.address + start, length, lkey: pool.lkey() };
+            *entry = ibv_sge { addr: slot.address + start, length, lkey };
         }
         Ok(Self { wr_id: slot.wr_id, entries, count: parts.len() })
     }
@@ -338,7 +345,7 @@ impl Segments {
     /// The headers, and what follows them up to `bytes`. EINVAL: that is not in the frame, or the frame is another
     /// pool's.
     pub(super) fn of(
-        pool: &FramePool,
+        pool: (&FramePool, u32),
         frame: &Frame,
         header_bytes: u16,
         bytes: usize,
@@ -346,7 +353,7 @@ impl Segments {
     ) -> Result<(Self, Parts<1>), c_int> {
         let stream = usize::from(header_bytes)..bytes;
         let parts = Parts::of(pool, frame, std::slice::from_ref(&stream))?;
-        let header = pool.address(frame).ok_or(libc::EINVAL)?.cast();
+        let header = pool.0.address(frame).ok_or(libc::EINVAL)?.cast();
         Ok((Self { header, header_bytes, mss }, parts))
     }
 }
