@@ -251,6 +251,7 @@ pub(crate) const SINKS: &[(&str, &[Key])] = &[
     (
         "forward",
         &[
+            key("device", Text, "The device that packets leave by; the one that they come from if left out."),
             key(
                 "port",
                 Integer(1, 255),

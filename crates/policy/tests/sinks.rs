@@ -40,6 +40,8 @@ fn a_forward_sink_has_its_options() {
     };
     let to_2 = ForwardSink { port: Some(2), ..ForwardSink::default() };
     assert_eq!(forward("port = 2"), to_2);
+    let other = ForwardSink { device: Some("mlx5_1".to_owned()), ..to_2.clone() };
+    assert_eq!(forward("device = \"mlx5_1\"\nport = 2"), other);
     for (vlan, change) in [
         ("{ set = 7 }", VlanChange::Set(7)),
         ("{ push = 4095 }", VlanChange::Push(4095)),
@@ -57,6 +59,8 @@ fn mistakes_of_a_forward_sink_are_named_with_a_remedy() {
     for (options, expected) in [
         ("", "the sink has no `port`"),
         ("port = 0", "`port`"),
+        ("device = \"mlx5_1\"", "the sink has no `port`"),
+        ("device = \"\"\nport = 1", "`device` is empty"),
         ("port = 1\nmode = \"mirror\"", "write \"forward\" or \"reflect\""),
         ("port = 1\nmac = \"keep\"", "write \"swap\""),
         ("mode = \"reflect\"\nmac = \"swap\"", "remove `mac`"),

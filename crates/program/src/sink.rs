@@ -35,7 +35,7 @@ pub enum SinkKind {
     Capture(CaptureSink),
     /// Packets go to local processes through shared memory.
     App(AppSink),
-    /// Packets leave by a port of the device.
+    /// Packets leave by a port of the device, or of another one.
     Forward(ForwardSink),
 }
 
@@ -241,6 +241,9 @@ impl AppSink {
 /// Options of the kind `forward`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ForwardSink {
+    /// The device that packets leave by; `None` for the one that they are received by.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// The port of the device, from 1; `None` for the only port of a device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<u8>,

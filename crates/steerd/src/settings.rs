@@ -19,7 +19,8 @@ use crate::cli::RunArgs;
 pub(crate) use layers::Origin;
 use layers::{Layer, Layers};
 pub(crate) use types::{
-    AUTO_SOCKET, Api, Cores, Http, IdleMode, Listen, Log, LogFormat, LogTarget, Settings, SoftNicMode,
+    AUTO_SOCKET, Api, Cores, Http, IdleMode, Listen, Log, LogFormat, LogTarget, OtherSoftNic, Settings,
+    SoftNicMode, SoftNicPort,
 };
 
 /// config/steerd.toml is both the documented example and the defaults, so they cannot differ.

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use packet::MacAddr;
 use program::{Program, SinkKind};
-use verbs::{Context, Domain};
+use verbs::{Context, Domain, RegisteredFrames};
 
 pub use self::count::{FlowId, PacketSizes, TopFlow};
 pub use self::kernel::TapError;
@@ -37,7 +37,21 @@ pub struct Environment<'e> {
     pub ports: &'e [u8],
     /// What is known of these ports.
     pub stations: &'e [Station],
+    /// For sinks that send by another device; `None`: none can.
+    pub others: Option<Others<'e>>,
 }
+
+/// Devices other than the one that the workers receive from.
+#[derive(Clone, Copy)]
+pub struct Others<'e> {
+    /// The memory of each worker's frames.
+    pub frames: &'e [RegisteredFrames],
+    /// Opens a device by its name.
+    pub open: &'e dyn Fn(&str) -> Result<Arc<Context>, Failure>,
+}
+
+/// Why something that a sink needs cannot be had.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// A port as a station on its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +171,7 @@ pub enum SinkError {
     /// The daemon does not use the port that packets are to leave by.
     #[error(
         "sink `{sink}`: port {port} is not one of the device's ports in use, {ports} (hint: set `port` to one of them, \
-         or add it to `ports` in [device] of the settings; packets cannot leave by another device)"
+         or add it to `ports` in [device] of the settings; for a port of another device set `device`)"
     )]
     UnknownPort {
         /// Its name.
@@ -166,6 +180,17 @@ pub enum SinkError {
         port: u8,
         /// Those in use.
         ports: String,
+    },
+    /// The other device that packets are to leave by cannot be used.
+    #[error("sink `{sink}`: packets cannot leave by the device `{device}`")]
+    OtherDevice {
+        /// Its name.
+        sink: String,
+        /// The device.
+        device: String,
+        /// What could not be had.
+        #[source]
+        source: Failure,
     },
     /// There are several ports and the sink names none.
     #[error(

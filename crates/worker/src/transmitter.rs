@@ -12,10 +12,11 @@ use std::sync::Arc;
 
 use verbs::{
     CompletionQueue, Context, Domain, Errno, Frame, FramePool, PortNumber, RawQueuePair, RawQueuePairHandle,
-    SendFlags, SendOperations, Status,
+    RegisteredFrames, SendFlags, SendOperations, Status,
 };
 
 use crate::SinkDrop;
+use crate::sinks::Failure;
 
 /// The most sends of one transmitter that can be in flight.
 pub const SENDS_MAX: u32 = 1024;
@@ -83,6 +84,8 @@ pub struct Transmitter {
     pair: RawQueuePair,
     completions: CompletionQueue,
     domain: Domain,
+    /// The frames that it sends, if their pool is not registered in its domain.
+    frames: Option<RegisteredFrames>,
     port: PortNumber,
     /// Packets that are not posted yet. Its capacity is `limit`.
     queued: Vec<Queued>,
@@ -118,12 +121,24 @@ impl Transmitter {
             pair,
             completions,
             domain: domain.clone(),
+            frames: None,
             port,
             queued: Vec::with_capacity(limit),
             in_flight: VecDeque::with_capacity(limit),
             limit,
             failed: false,
         })
+    }
+
+    /// Lets it send the frames of a pool that is registered in another domain, also of another device.
+    ///
+    /// # Errors
+    /// The device of this transmitter refuses the memory.
+    pub fn with_frames(mut self, frames: &RegisteredFrames) -> Result<Self, Failure> {
+        let frames = frames.register(&self.domain)?;
+        self.pair.admit(&frames)?;
+        self.frames = Some(frames);
+        Ok(self)
     }
 
     /// The number of packets that can be queued now.
@@ -245,10 +260,14 @@ impl Transmitter {
     ///
     /// # Errors
     /// The device refuses the new queue pair; the failed one stays.
-    pub fn recover(&mut self) -> Result<(), verbs::Error> {
+    pub fn recover(&mut self) -> Result<(), Failure> {
         if self.failed && self.held() == 0 {
             let limit = self.limit as u32;
-            self.pair = queue_pair(&self.domain, &self.completions, self.port, limit)?;
+            let mut pair = queue_pair(&self.domain, &self.completions, self.port, limit)?;
+            if let Some(frames) = &self.frames {
+                pair.admit(frames)?;
+            }
+            self.pair = pair;
             self.failed = false;
         }
         Ok(())

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use core_affinity::CoreId;
 use program::{Program, WorkerId};
-use verbs::{Context, Domain, WorkQueue};
+use verbs::{Context, Domain, RegisteredFrames, WorkQueue};
 
 use crate::assembly::{Parts, assemble, first_fill};
 use crate::batch::Batch;
@@ -105,6 +105,12 @@ impl Worker {
     #[must_use]
     pub fn frame_budget(&self) -> Arc<FrameBudget> {
         Arc::clone(&self.budget)
+    }
+
+    /// The memory of its frames, for devices that send them.
+    #[must_use]
+    pub fn frames(&self) -> RegisteredFrames {
+        self.receiver.pool.registered()
     }
 
     /// A handle for other threads.

@@ -58,6 +58,7 @@ impl Rig {
             budgets: &[],
             ports: &[1],
             stations: &[],
+            others: None,
         };
         let mut opened = sinks::open(&program.sinks[0], &environment).expect("a sink");
         opened.hub.announce(1, &program);

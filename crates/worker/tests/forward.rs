@@ -4,12 +4,16 @@ mod support;
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use packet::build::FrameBuilder;
 use packet::{EtherType, MacAddr, parse};
 use program::{ForwardMode, ForwardSink, Program, Sink, SinkKind, VlanChange};
-use support::{Rig, compile};
-use worker::sinks::{self, Environment, Hub};
+use softnic::wire::{Burst, TransmitError, Wire, WireState};
+use softnic::{Drive, SoftNic};
+use support::{Feed, Rig, ScriptWire, compile};
+use verbs::{Context, DeviceList};
+use worker::sinks::{self, Environment, Failure, Hub, Opened, Others, SinkError};
 use worker::{Band, SinkCounters, SinkDrop, SinkMap, SinkTraffic, Slot, WorkerConfig};
 
 const POLICY: &str = r#"
@@ -33,10 +37,75 @@ struct Scene {
     rig: Rig,
     hub: Option<Box<dyn Hub>>,
     counters: Vec<Arc<SinkCounters>>,
+    other: Other,
+}
+
+/// A second soft NIC of one port, on which nobody receives.
+struct Other {
+    nic: SoftNic,
+    sent: Feed,
+    is_down: Arc<AtomicBool>,
+}
+
+/// A wire that can be cut.
+struct Cable {
+    wire: Box<dyn Wire>,
+    is_down: Arc<AtomicBool>,
+}
+
+impl Wire for Cable {
+    fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
+        self.wire.receive(burst);
+    }
+
+    fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
+        self.wire.transmit(frame)
+    }
+
+    fn state(&self) -> WireState {
+        if self.is_down.load(Ordering::Relaxed) { WireState::Down } else { WireState::Live }
+    }
+
+    fn describe(&self) -> String {
+        "cable".to_owned()
+    }
+}
+
+impl Other {
+    fn new() -> Self {
+        let (sent, is_down) = (Feed::default(), Arc::<AtomicBool>::default());
+        let cable =
+            Cable { wire: ScriptWire::between(&Feed::default(), &sent), is_down: Arc::clone(&is_down) };
+        Self { nic: support::nic("rig1", Drive::Manual, vec![Box::new(cable)]), sent, is_down }
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<Context>, Failure> {
+        let list = DeviceList::of(&self.nic)?;
+        Ok(list.find(name).ok_or("no such device")?.open()?)
+    }
 }
 
 fn slot(index: usize) -> Slot {
     Slot::of(index).expect("few")
+}
+
+/// The sink of these options.
+fn opened(rig: &Rig, other: &Other, options: ForwardSink) -> Result<Opened, SinkError> {
+    let sink = Sink { name: "out".to_owned(), kind: SinkKind::Forward(options) };
+    let workers = rig.workers.borrow();
+    let domains: Vec<_> = workers.iter().map(worker::Worker::domain).collect();
+    let budgets: Vec<_> = workers.iter().map(worker::Worker::frame_budget).collect();
+    let frames: Vec<_> = workers.iter().map(worker::Worker::frames).collect();
+    let open = |name: &str| other.open(name);
+    let environment = Environment {
+        context: rig.device.context(),
+        domains: &domains,
+        budgets: &budgets,
+        ports: &[1, 2],
+        stations: &[],
+        others: Some(Others { frames: &frames, open: &open }),
+    };
+    sinks::open(&sink, &environment)
 }
 
 impl Scene {
@@ -47,20 +116,12 @@ impl Scene {
 
     fn with(options: ForwardSink, config: fn(usize) -> WorkerConfig) -> Self {
         let rig = Rig::built_with(2, 1, true, config);
-        let sink = Sink { name: "out".to_owned(), kind: SinkKind::Forward(options) };
-        let opened = {
-            let workers = rig.workers.borrow();
-            let domains: Vec<_> = workers.iter().map(worker::Worker::domain).collect();
-            let budgets: Vec<_> = workers.iter().map(worker::Worker::frame_budget).collect();
-            let context = rig.device.context();
-            let environment =
-                Environment { context, domains: &domains, budgets: &budgets, ports: &[1, 2], stations: &[] };
-            sinks::open(&sink, &environment).expect("it opens")
-        };
+        let other = Other::new();
+        let opened = opened(&rig, &other, options).expect("it opens");
         for endpoint in opened.endpoints {
             rig.workers.borrow_mut()[0].control().place_sink(slot(0), Some(endpoint));
         }
-        let mut scene = Self { rig, hub: Some(opened.hub), counters: opened.counters };
+        let mut scene = Self { rig, hub: Some(opened.hub), counters: opened.counters, other };
         let program: Arc<Program> = compile(POLICY, 1);
         let map = Arc::new(SinkMap::new(1, &program, &[slot(0), slot(1)]));
         let workers = std::rc::Rc::clone(&scene.rig.workers);
@@ -78,6 +139,20 @@ impl Scene {
 
     fn to_port_2() -> Self {
         Self::new(ForwardSink { port: Some(2), ..ForwardSink::default() })
+    }
+
+    fn to_other_device(config: fn(usize) -> WorkerConfig) -> Self {
+        Self::with(by_other(1), config)
+    }
+
+    /// Runs both devices until nothing moves; returns what the other one has sent.
+    fn sent_by_other(&self) -> Vec<Vec<u8>> {
+        self.rig.settle();
+        while self.other.nic.pump(64) > 0 {
+            self.rig.settle();
+        }
+        self.rig.settle();
+        self.other.sent.lock().expect("sent").drain(..).collect()
     }
 
     fn traffic(&self) -> SinkTraffic {
@@ -107,11 +182,15 @@ impl Scene {
     fn balance(&mut self) {
         let traffic = self.traffic();
         assert_eq!(traffic.in_flight(), 0, "{traffic:?}");
-        let ports = [self.rig.port(1), self.rig.port(2)];
+        let ports = [self.rig.port(1), self.rig.port(2), self.other.nic.port_stats(1)];
         assert_eq!(traffic.delivered.packets, ports.iter().map(|port| port.tx_frames).sum::<u64>());
         assert_eq!(traffic.delivered.bytes, ports.iter().map(|port| port.tx_bytes).sum::<u64>());
         self.rig.balance();
     }
+}
+
+fn by_other(port: u8) -> ForwardSink {
+    ForwardSink { device: Some("rig1".to_owned()), port: Some(port), ..ForwardSink::default() }
 }
 
 fn udp(number: u16) -> Vec<u8> {
@@ -227,4 +306,75 @@ fn a_removed_sink_gives_its_frames_back() {
     scene.balance();
     let posted = scene.rig.snapshots()[0].posted;
     assert_eq!(posted, 1024 + 20, "every frame waits for a packet again");
+}
+
+#[test]
+fn packets_leave_by_another_device_in_the_frames_they_came_in() {
+    let mut scene = Scene::to_other_device(support::small);
+    scene.receive_only((0..20).map(udp).collect());
+    assert_eq!(scene.traffic().in_flight(), 20, "the worker's frames are with the other device");
+    assert_eq!(scene.sent_by_other(), (0..20).map(udp).collect::<Vec<_>>());
+    let posted = scene.rig.snapshots()[0].posted;
+    assert_eq!(posted, 1024 + 20, "every frame waits for a packet again");
+    for _ in 0..10 {
+        scene.rig.send(1, (0..200).map(udp));
+        assert_eq!(scene.sent_by_other(), (0..200).map(udp).collect::<Vec<_>>());
+    }
+    assert_eq!(scene.traffic().delivered.packets, 2020);
+    assert!(scene.sent(1).is_empty() && scene.sent(2).is_empty());
+    let status = scene.hub().status();
+    assert!(status.contains(&("device".to_owned(), "rig1".to_owned())), "{status:?}");
+    scene.balance();
+}
+
+#[test]
+fn a_port_of_another_device_that_is_down_or_full_costs_counted_packets() {
+    let mut scene = Scene::to_other_device(|id| WorkerConfig { frames: 64, ..support::small(id) });
+    scene.other.is_down.store(true, Ordering::Relaxed);
+    scene.other.nic.pump(1);
+    scene.hub().tick(&[]);
+    scene.rig.send(1, (0..10).map(udp));
+    assert_eq!((scene.sent_by_other().len(), scene.dropped(SinkDrop::Down)), (0, 10));
+    scene.other.is_down.store(false, Ordering::Relaxed);
+    scene.other.nic.pump(1);
+    scene.hub().tick(&[1]);
+    scene.receive_only((0..64).map(udp).collect());
+    scene.rig.settle();
+    assert_eq!((scene.traffic().in_flight(), scene.dropped(SinkDrop::TxFull)), (32, 32));
+    assert_eq!(scene.sent_by_other().len(), 32, "the ports of the own device do not matter");
+    assert_eq!(scene.rig.port(1).out_of_buffer, 0, "the worker goes on receiving");
+    scene.balance();
+}
+
+#[test]
+fn a_removed_sink_gets_its_frames_back_from_another_device() {
+    let mut scene = Scene::to_other_device(support::small);
+    scene.receive_only((0..20).map(udp).collect());
+    let control = scene.rig.workers.borrow()[0].control();
+    control.place_sink(slot(0), None);
+    scene.rig.settle();
+    assert!(!control.wait_for_frames(std::time::Duration::ZERO), "they are in flight");
+    scene.hub = None;
+    assert!(scene.sent_by_other().is_empty());
+    assert!(control.wait_for_frames(std::time::Duration::ZERO));
+    control.free_sinks();
+    assert_eq!(scene.dropped(SinkDrop::TxFailed), 20);
+    scene.balance();
+}
+
+#[test]
+fn another_device_or_port_that_does_not_exist_is_named() {
+    let (rig, other) = (Rig::new(1, 1), Other::new());
+    let refusal = |options| {
+        let error = opened(&rig, &other, options).err().expect("it cannot be used");
+        let cause = std::error::Error::source(&error).expect("a cause").to_string();
+        format!("{error}: {cause}")
+    };
+    let absent = ForwardSink { device: Some("mlx5_7".to_owned()), ..by_other(1) };
+    assert_eq!(refusal(absent), "sink `out`: packets cannot leave by the device `mlx5_7`: no such device");
+    assert!(
+        refusal(by_other(2)).contains("`rig1`: port 2 is not one of its ports, 1 to 1"),
+        "{}",
+        refusal(by_other(2))
+    );
 }

@@ -52,6 +52,7 @@ impl Rig {
             budgets: &[],
             ports: &[1],
             stations: &[],
+            others: None,
         };
         let mut opened = sinks::open(&program.sinks[0], &environment).expect("a sink");
         let slot = Slot::of(0).expect("a place");

@@ -375,6 +375,10 @@ fn permissions(reader: &mut Reader, value: &Value<'_>) -> Option<u32> {
 }
 
 fn forward(reader: &mut Reader, table: &Table<'_>, key: &Key<'_>) -> Option<SinkKind> {
+    let device = match table.get("device") {
+        Some(_) => Some(text(reader, table, "device")?),
+        None => None,
+    };
     let port = match table.get("port") {
         Some(value) => Some(port(reader, value)?),
         None => None,
@@ -407,7 +411,7 @@ fn forward(reader: &mut Reader, table: &Table<'_>, key: &Key<'_>) -> Option<Sink
         Some(value) => Some(vlan_change(reader, value)?),
         None => None,
     };
-    Some(SinkKind::Forward(ForwardSink { port, mode, swap_macs, src_mac, dst_mac, vlan }))
+    Some(SinkKind::Forward(ForwardSink { device, port, mode, swap_macs, src_mac, dst_mac, vlan }))
 }
 
 fn vlan_change(reader: &mut Reader, value: &Value<'_>) -> Option<VlanChange> {

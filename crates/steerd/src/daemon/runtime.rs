@@ -205,6 +205,7 @@ impl Builder {
             .map_err(Error::Install)?;
         let domains = self.workers.iter().map(Worker::domain).collect();
         let budgets = self.workers.iter().map(Worker::frame_budget).collect();
+        let frames = self.workers.iter().map(Worker::frames).collect();
         let entries: Vec<WorkerEntry> = self
             .workers
             .iter()
@@ -221,7 +222,7 @@ impl Builder {
         let (device, ports) = (self.opened.device.name(), &self.opened.ports);
         let out_of_buffer = OutOfBuffer::of(Path::new(sysfs::CLASSES), device, ports);
         let controls = entries.iter().map(|entry| entry.control.clone()).collect();
-        let sinks = Sinks::new(controls, domains, budgets, self.opened.ports.clone());
+        let sinks = Sinks::new(controls, (domains, budgets, frames), self.opened.ports.clone());
         let runtime = Runtime {
             controller: Mutex::new(controller),
             stopped: Mutex::default(),
@@ -646,7 +647,8 @@ impl WorkerThreads {
                 error => errors.push(Error::Worker(error)),
             }
         }
-        if runtime.soft_nic().is_some_and(|nic| !nic.stop_within(ENGINE_TIMEOUT)) {
+        let others = runtime.opened.others.iter().map(|(_, nic)| nic);
+        if runtime.soft_nic().into_iter().chain(others).any(|nic| !nic.stop_within(ENGINE_TIMEOUT)) {
             hung.push(Part::Engine.to_string());
         }
         let moment = if hung.is_empty() { snapshot::Moment::Ended } else { snapshot::Moment::Running };

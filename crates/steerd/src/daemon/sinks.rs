@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use program::{Program, RuleId, Sink};
-use verbs::Domain;
-use worker::sinks::{self, Environment, Hub, Opened, PacketSizes, SinkError, TopFlow};
+use verbs::{Domain, RegisteredFrames};
+use worker::sinks::{self, Environment, Hub, Opened, Others, PacketSizes, SinkError, TopFlow};
 use worker::{FrameBudget, SinkCounters, SinkMap, SinkTraffic, Slot, WorkerControl};
 
 use crate::daemon::runtime::OpenDevice;
@@ -41,6 +41,7 @@ pub(crate) struct Sinks {
     workers: Vec<WorkerControl>,
     domains: Vec<Domain>,
     budgets: Vec<Arc<FrameBudget>>,
+    frames: Vec<RegisteredFrames>,
     ports: Vec<u8>,
     state: Mutex<Open>,
 }
@@ -169,11 +170,10 @@ pub(crate) struct SinkView {
 impl Sinks {
     pub(crate) fn new(
         workers: Vec<WorkerControl>,
-        domains: Vec<Domain>,
-        budgets: Vec<Arc<FrameBudget>>,
+        (domains, budgets, frames): (Vec<Domain>, Vec<Arc<FrameBudget>>, Vec<RegisteredFrames>),
         ports: Vec<u8>,
     ) -> Self {
-        Self { workers, domains, budgets, ports, state: Mutex::default() }
+        Self { workers, domains, budgets, frames, ports, state: Mutex::default() }
     }
 
     /// Opens the sinks of a program that are not open yet. The result is published with the program; then
@@ -234,6 +234,7 @@ impl Sinks {
             budgets: &self.budgets,
             ports: &self.ports,
             stations: &device.stations(),
+            others: Some(Others { frames: &self.frames, open: &|name| device.open_other(name) }),
         };
         let opened = sinks::open(definition, &environment)?;
         self.place(state, definition, Use::Policy, opened)

@@ -186,12 +186,18 @@ fn rebase(table: &mut Table, folder: &Path) {
     rebase_one(table.get_mut("policy").and_then(|policy| policy.get_mut("file")));
     rebase_one(table.get_mut("http").and_then(|http| http.get_mut("token_file")));
     rebase_one(table.get_mut("api").and_then(|api| api.get_mut("socket")));
-    let ports = table.get_mut("softnic").and_then(|nic| nic.get_mut("ports")).and_then(Value::as_array_mut);
-    for port in ports.into_iter().flatten() {
-        for key in ["path", "output"] {
-            rebase_one(port.get_mut("wire").and_then(|wire| wire.get_mut(key)));
+    let Some(nic) = table.get_mut("softnic") else { return };
+    let rebase_ports = |nic: &mut Value| {
+        let ports = nic.get_mut("ports").and_then(Value::as_array_mut);
+        for port in ports.into_iter().flatten() {
+            for key in ["path", "output"] {
+                rebase_one(port.get_mut("wire").and_then(|wire| wire.get_mut(key)));
+            }
         }
-    }
+    };
+    rebase_ports(nic);
+    let others = nic.get_mut("others").and_then(Value::as_array_mut);
+    others.into_iter().flatten().for_each(rebase_ports);
 }
 
 fn describe(origin: &Origin, text: &str, error: &toml::de::Error) -> Problem {

@@ -6,7 +6,7 @@
 use softnic::wire::{MergedFrames, WireConfig};
 
 use super::layers::Layers;
-use super::types::{Cores, Settings, SoftNicMode, SoftNicPort};
+use super::types::{Cores, Settings, SoftNic, SoftNicMode, SoftNicPort};
 use super::{Origin, Problem};
 use crate::telemetry::logging;
 
@@ -14,6 +14,8 @@ use crate::telemetry::logging;
 const MAX_WORKERS: usize = 1024;
 const MAX_CORE: usize = 4095;
 const MAX_PORTS: usize = 8;
+/// Soft NICs beside the one that receives.
+const MAX_OTHERS: usize = 8;
 const MAX_HOSTS: usize = 64;
 const MAX_ADMINS: usize = 64;
 const FRAMES: std::ops::RangeInclusive<u32> = 64..=1 << 20;
@@ -143,11 +145,8 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
         let hint = "in this mode the workers run the engine: leave it out, or mode = \"dedicated\"";
         report("softnic.core", "is for mode = \"dedicated\"".into(), Some(hint));
     }
-    for port in &nic.ports {
-        if !MTU_BYTES.contains(&port.mtu_bytes) {
-            report("softnic.ports", format!("mtu_bytes {}", out_of_range(port.mtu_bytes, MTU_BYTES)), None);
-        }
-    }
+    check_mtu("softnic.ports", &nic.ports, report);
+    check_other_softnics(nic, report);
     let takes_merged = |port: &SoftNicPort| matches!(&port.wire, WireConfig::AfPacket(wire) if wire.merged == MergedFrames::Whole);
     let frame_bytes = settings.workers.frame_bytes;
     if frame_bytes < *FRAME_BYTES.end() && nic.ports.iter().any(takes_merged) {
@@ -168,6 +167,31 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
     {
         let message = format!("the soft NIC has {} ports, none of them number {port}", nic.ports.len());
         report("device.ports", message, Some("add [[softnic.ports]]"));
+    }
+}
+
+fn check_mtu(key: &str, ports: &[SoftNicPort], report: &mut dyn FnMut(&str, String, Option<&str>)) {
+    for port in ports.iter().filter(|port| !MTU_BYTES.contains(&port.mtu_bytes)) {
+        report(key, format!("mtu_bytes {}", out_of_range(port.mtu_bytes, MTU_BYTES)), None);
+    }
+}
+
+fn check_other_softnics(nic: &SoftNic, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+    let key = "softnic.others";
+    if nic.others.len() > MAX_OTHERS {
+        report(key, format!("at most {MAX_OTHERS} further soft NICs are possible"), None);
+    }
+    let mut names = vec![nic.name.as_str()];
+    for other in &nic.others {
+        if other.name.is_empty() || names.contains(&other.name.as_str()) {
+            let hint = "each soft NIC needs a name of its own";
+            report(key, format!("the name \"{}\" is empty or in use", other.name), Some(hint));
+        }
+        names.push(&other.name);
+        if other.ports.is_empty() || other.ports.len() > MAX_PORTS {
+            report(key, format!("{}: 1 to {MAX_PORTS} ports are possible", other.name), None);
+        }
+        check_mtu(key, &other.ports, report);
     }
 }
 

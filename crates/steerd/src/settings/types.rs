@@ -105,6 +105,16 @@ pub(crate) struct SoftNic {
     pub(crate) mode: SoftNicMode,
     pub(crate) core: Option<usize>,
     pub(crate) ports: Vec<SoftNicPort>,
+    /// Further ones, which only send.
+    pub(crate) others: Vec<OtherSoftNic>,
+}
+
+/// A soft NIC for sinks of kind `forward` that name it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OtherSoftNic {
+    pub(crate) name: String,
+    pub(crate) ports: Vec<SoftNicPort>,
 }
 
 /// Which thread runs the soft NIC's engine.

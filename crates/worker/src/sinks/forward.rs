@@ -1,4 +1,5 @@
-//! The kind `forward`: packets leave by a port of the device, in the frames that they were received in.
+//! The kind `forward`: packets leave by a port of the device or of another one, in the frames that they were received in.
+//! Another device gets a domain and a registration of the frames' memory for each worker.
 //!
 //! An endpoint changes the headers in the frame, queues it on its [`Transmitter`], and gives the frame back to the worker
 //! when the send has completed. A packet is delivered when the device has sent it. The worker's [`FrameBudget`] limits the
@@ -10,10 +11,10 @@ use std::sync::Arc;
 
 use packet::rewrite::{self, MACS_BYTES};
 use program::{ForwardMode, ForwardSink, VlanChange};
-use verbs::{Domain, PortNumber, SendFlags};
+use verbs::{Context, Domain, PortNumber, RegisteredFrames, SendFlags};
 
 use super::port::{self, ETHERNET_BYTES, Link, Port, TAGS_BYTES};
-use super::{Environment, FrameBudget, Hub, Opened, SinkError};
+use super::{Environment, Failure, FrameBudget, Hub, Opened, SinkError};
 use crate::sink::{Deliveries, FramesBack, Sink, SinkCounters, SinkDrop};
 use crate::transmitter::{Pieces, SENDS_MAX, Transmitter};
 
@@ -205,17 +206,15 @@ fn build(
     options: &ForwardSink,
     environment: &Environment<'_>,
 ) -> Result<(Port, Vec<Forward>), SinkError> {
-    let number = port::choose(name, options.port, environment.ports)?;
-    let refused = |source| SinkError::Send { sink: name.to_owned(), port: number, source: Box::new(source) };
-    let attributes = environment.context.port(PortNumber(number)).map_err(refused)?;
-    let open = |(domain, budget): (&Domain, &Arc<FrameBudget>)| {
-        let limit = SENDS_MAX.min(budget.total());
-        Transmitter::open(environment.context, domain, PortNumber(number), limit)
+    let (port, mtu_bytes, transmitters) = match &options.device {
+        Some(device) if device != environment.context.name() => {
+            let refused =
+                |source| SinkError::OtherDevice { sink: name.to_owned(), device: device.clone(), source };
+            by_other_device(name, device, options.port, environment).map_err(refused)?
+        }
+        _ => by_own_device(name, options.port, environment)?,
     };
-    let workers = environment.domains.iter().zip(environment.budgets);
-    let transmitters = workers.map(open).collect::<Result<Vec<_>, _>>().map_err(refused)?;
-    let port = Port::new(number, &attributes, transmitters.iter());
-    let rewriter = Arc::new(Rewriter { options: options.clone(), mtu_bytes: port::mtu_bytes(&attributes) });
+    let rewriter = Arc::new(Rewriter { options: options.clone(), mtu_bytes });
     let parts = transmitters.into_iter().zip(environment.budgets).zip(port.links());
     let endpoints = parts.map(|((transmitter, budget), link)| Forward {
         rewriter: Arc::clone(&rewriter),
@@ -226,6 +225,61 @@ fn build(
     });
     let endpoints = endpoints.collect();
     Ok((port, endpoints))
+}
+
+/// The port, the longest packet that it takes, and a transmitter for each worker.
+type Ways = (Port, usize, Vec<Transmitter>);
+
+fn by_own_device(name: &str, port: Option<u8>, environment: &Environment<'_>) -> Result<Ways, SinkError> {
+    let number = port::choose(name, port, environment.ports)?;
+    let refused = |source| SinkError::Send { sink: name.to_owned(), port: number, source: Box::new(source) };
+    let attributes = environment.context.port(PortNumber(number)).map_err(refused)?;
+    let open = |(domain, budget): (&Domain, &Arc<FrameBudget>)| {
+        transmitter(environment.context, domain, number, budget)
+    };
+    let workers = environment.domains.iter().zip(environment.budgets);
+    let transmitters = workers.map(open).collect::<Result<Vec<_>, _>>().map_err(refused)?;
+    Ok((Port::new(number, &attributes, transmitters.iter()), port::mtu_bytes(&attributes), transmitters))
+}
+
+/// As [`by_own_device`], in domains of their own, where the workers' frames are registered, too.
+fn by_other_device(
+    name: &str,
+    device: &str,
+    port: Option<u8>,
+    environment: &Environment<'_>,
+) -> Result<Ways, Failure> {
+    let others = environment.others.ok_or("only the device of the settings can be used")?;
+    let context = (others.open)(device)?;
+    let ports: Vec<u8> =
+        (1..=u8::try_from(context.attributes()?.physical_ports).unwrap_or(u8::MAX)).collect();
+    let number = match port {
+        Some(port) if !ports.contains(&port) => {
+            return Err(format!(
+                "port {port} is not one of its ports, 1 to {} (hint: set `port`)",
+                ports.len()
+            )
+            .into());
+        }
+        port => port::choose(name, port, &ports)?,
+    };
+    let attributes = context.port(PortNumber(number))?;
+    let open = |(frames, budget): (&RegisteredFrames, &Arc<FrameBudget>)| {
+        transmitter(&context, &port::domain(&context)?, number, budget)?.with_frames(frames)
+    };
+    let workers = others.frames.iter().zip(environment.budgets);
+    let transmitters = workers.map(open).collect::<Result<Vec<_>, Failure>>()?;
+    let port = Port::new(number, &attributes, transmitters.iter()).of_other(&context);
+    Ok((port, port::mtu_bytes(&attributes), transmitters))
+}
+
+fn transmitter(
+    context: &Arc<Context>,
+    domain: &Domain,
+    port: u8,
+    budget: &FrameBudget,
+) -> Result<Transmitter, verbs::Error> {
+    Transmitter::open(context, domain, PortNumber(port), SENDS_MAX.min(budget.total()))
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use hugemem::{Arena, ArenaOptions, PageKind};
 use verbs::{Access, Context, Domain, Frame, FramePool, MemoryRegion, PortNumber, SendFlags};
 
+use super::Failure;
 use super::forward;
 use super::port::{ETHERNET_BYTES, TAGS_BYTES};
 use crate::sink::{SinkCounters, SinkDrop};
@@ -18,8 +19,6 @@ use crate::transmitter::{Pieces, Transmitter};
 const SENDS: u32 = 256;
 /// Frames start at multiples of this.
 const FRAME_ALIGN: usize = 64;
-
-pub(super) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// What was written into a frame.
 pub(super) enum Filled {

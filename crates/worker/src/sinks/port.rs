@@ -9,7 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use packet::rewrite::TAG_BYTES;
-use verbs::{PortAttributes, PortState, RawQueuePairHandle};
+use verbs::{
+    Context, Domain, Errno, ParentDomain, PortAttributes, PortNumber, PortState, ProtectionDomain,
+    RawQueuePairHandle, ThreadDomain,
+};
 
 use super::SinkError;
 use crate::transmitter::Transmitter;
@@ -63,6 +66,8 @@ impl Link {
 /// Watches the port and replaces failed queue pairs. Part of the sink's hub.
 pub(super) struct Port {
     pub(super) number: u8,
+    /// The device, if it is not the one that the daemon watches.
+    other: Option<Arc<Context>>,
     links: Vec<Arc<Link>>,
     repairs: AtomicU64,
     /// The reason why the last repair failed.
@@ -83,6 +88,7 @@ impl Port {
         let link = |_| Arc::new(Link { is_down: AtomicBool::new(is_down), ..Link::default() });
         Self {
             number,
+            other: None,
             links: handles.iter().map(link).collect(),
             repairs: AtomicU64::new(0),
             error: Mutex::default(),
@@ -90,14 +96,27 @@ impl Port {
         }
     }
 
+    /// The port is one of this device, which the daemon does not watch.
+    pub(super) fn of_other(mut self, device: &Arc<Context>) -> Self {
+        self.other = Some(Arc::clone(device));
+        self
+    }
+
     /// One for each transmitter.
     pub(super) fn links(&self) -> &[Arc<Link>] {
         &self.links
     }
 
-    /// Called about once a second, with the ports whose link is down.
+    /// Called about once a second, with the ports of the daemon's device whose link is down. Queries another device,
+    /// which may block.
     pub(super) fn tick(&self, ports_down: &[u8]) {
-        let is_down = ports_down.contains(&self.number);
+        let is_down = match &self.other {
+            None => ports_down.contains(&self.number),
+            Some(device) => {
+                let attributes = device.port(PortNumber(self.number));
+                attributes.map_or(true, |attributes| attributes.state == PortState::Down)
+            }
+        };
         for (index, link) in self.links.iter().enumerate() {
             link.is_down.store(is_down, Relaxed);
             self.repair(index, link);
@@ -129,11 +148,13 @@ impl Port {
     pub(super) fn status(&self) -> Vec<(String, String)> {
         let is_down = self.links.iter().any(|link| link.is_down());
         let state = if is_down { "down" } else { "up" };
-        let mut status = vec![
+        let device = self.other.as_ref().map(|device| ("device".to_owned(), device.name().to_owned()));
+        let mut status: Vec<_> = device.into_iter().collect();
+        status.extend([
             ("port".to_owned(), self.number.to_string()),
             ("state".to_owned(), state.to_owned()),
             ("queue_pairs_replaced".to_owned(), self.repairs.load(Relaxed).to_string()),
-        ];
+        ]);
         status.extend(lock(&self.error).clone().map(|error| ("error".to_owned(), error)));
         status
     }
@@ -170,6 +191,16 @@ pub(super) fn choose(sink: &str, port: Option<u8>, ports: &[u8]) -> Result<u8, S
         (Some(port), _) => Err(SinkError::UnknownPort { sink, port, ports: list() }),
         (None, [port]) => Ok(*port),
         (None, _) => Err(SinkError::NoPort { sink, ports: list() }),
+    }
+}
+
+/// A domain that one thread uses, without locks where the device has thread domains (mlx4 has none).
+pub(super) fn domain(context: &Arc<Context>) -> Result<Domain, verbs::Error> {
+    let protection = ProtectionDomain::new(context)?;
+    match ThreadDomain::new(context) {
+        Ok(thread) => Ok(Domain::from(&ParentDomain::new(&protection, Some(&thread), None)?)),
+        Err(error) if error.errno() == Some(Errno::EOPNOTSUPP.0) => Ok(Domain::from(protection)),
+        Err(error) => Err(error),
     }
 }
 

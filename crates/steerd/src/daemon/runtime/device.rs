@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 use crate::daemon::cores;
 use crate::daemon::gated_wire::GatedWire;
 use crate::error::Error;
-use crate::settings::{Settings, SoftNicMode};
+use crate::settings::{OtherSoftNic, Settings, SoftNicMode, SoftNicPort};
 use control::{Device, DeviceSelector, DeviceSummary, Model};
 use device_model::DeviceProfile;
 use program::Program;
 use rustix::io::Errno;
 use softnic::wire::{LinkConfig, Promiscuous, WireConfig};
 use softnic::{Drive, PortConfig, SoftNic, SoftNicConfig};
-use worker::sinks::Station;
+use verbs::{Context, Provider};
+use worker::sinks::{Failure, Station};
 
 use super::sysfs::{self, Netdev};
 
@@ -35,6 +36,8 @@ pub(crate) struct OpenDevice {
     pub(crate) ports: Vec<u8>,
     /// After the device, so that it outlives it.
     pub(super) soft: Option<Soft>,
+    /// Those that sinks can send by.
+    pub(super) others: Vec<(String, SoftNic)>,
     /// Keeps the ports' interfaces promiscuous.
     promiscuous: Vec<Promiscuous>,
 }
@@ -120,6 +123,23 @@ impl OpenDevice {
         self.ports.iter().map(station).collect()
     }
 
+    /// Opens a device for sinks that send by it: another soft NIC of the settings, or one of libibverbs' list.
+    ///
+    /// # Errors
+    /// There is no such device, or it cannot be used.
+    pub(crate) fn open_other(&self, name: &str) -> Result<Arc<Context>, Failure> {
+        let soft = self.others.iter().find(|(other, _)| other == name);
+        let provider = soft.map(|(_, nic)| -> &dyn Provider { nic });
+        match Device::open(&DeviceSelector::named(name), provider) {
+            Ok(device) => Ok(Arc::clone(device.context())),
+            Err(error) if no_rdma_in_kernel(&error) => {
+                let names: Vec<_> = self.others.iter().map(|(name, _)| name.as_str()).collect();
+                Err(format!("the further soft NICs are [{}], and {NO_RDMA}", names.join(", ")).into())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
     pub(super) fn open_wires(&self) {
         if let Some(soft) = &self.soft {
             soft.wires_open.store(true, Ordering::Release);
@@ -154,16 +174,19 @@ pub(super) fn chooses_soft(settings: &Settings) -> bool {
 
 pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
     let ports = settings.device.ports.clone();
+    let others =
+        settings.softnic.others.iter().map(|other| Ok((other.name.clone(), make_other(settings, other)?)));
+    let others = others.collect::<Result<Vec<_>, Error>>()?;
     if chooses_soft(settings) {
         let soft = make_soft(settings)?;
         let selector = DeviceSelector::named(&settings.softnic.name);
         let device = Device::open(&selector, Some(&soft.nic)).map_err(Error::Device)?;
-        return Ok(OpenDevice { device, ports, soft: Some(soft), promiscuous: Vec::new() });
+        return Ok(OpenDevice { device, ports, soft: Some(soft), others, promiscuous: Vec::new() });
     }
     let device = open_real(settings)?;
     let promiscuous =
         if settings.device.promiscuous { promiscuous(device.name(), &ports)? } else { Vec::new() };
-    Ok(OpenDevice { device, ports, soft: None, promiscuous })
+    Ok(OpenDevice { device, ports, soft: None, others, promiscuous })
 }
 
 /// Makes the interfaces of these ports promiscuous.
@@ -227,6 +250,22 @@ fn make_soft(settings: &Settings) -> Result<Soft, Error> {
     };
     let nic = SoftNic::create(config).map_err(Error::SoftNic)?;
     Ok(Soft { nic, wires, wires_open })
+}
+
+/// A soft NIC that only sends. Its wires are open from the start.
+fn make_other(settings: &Settings, other: &OtherSoftNic) -> Result<SoftNic, Error> {
+    let port = |(index, port): (usize, &SoftNicPort)| {
+        let wire = port.wire.open().map_err(|source| Error::Wire { port: index + 1, source })?;
+        Ok(PortConfig { wire, mtu_bytes: port.mtu_bytes })
+    };
+    let config = SoftNicConfig {
+        name: other.name.clone(),
+        personality: settings.softnic.personality,
+        ports: other.ports.iter().enumerate().map(port).collect::<Result<_, Error>>()?,
+        // No worker polls it while nothing is sent.
+        drive: Drive::Thread { core: None },
+    };
+    SoftNic::create(config).map_err(Error::SoftNic)
 }
 
 /// The device that a policy is compiled for without being installed.

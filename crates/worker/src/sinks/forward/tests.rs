@@ -5,6 +5,7 @@ use packet::build::FrameBuilder;
 use packet::{EtherType, parse};
 
 use super::*;
+use crate::sinks::Others;
 
 const MTU: usize = 1500;
 const FRAME: usize = 2048;
@@ -158,17 +159,28 @@ fn the_port_is_one_that_the_daemon_uses() {
 
 #[test]
 fn a_failed_queue_pair_is_replaced_when_its_frames_are_back() {
-    let (nic, context) = crate::receiver::tests::nic("mend0", MTU as u32);
+    a_failed_queue_pair_is_replaced(None);
+    a_failed_queue_pair_is_replaced(Some("mend1"));
+}
+
+/// On the device that the frames come from, or on another one.
+fn a_failed_queue_pair_is_replaced(device: Option<&str>) {
+    let (own_nic, context) = crate::receiver::tests::nic("mend0", MTU as u32);
+    let (other_nic, other) = crate::receiver::tests::nic("mend1", MTU as u32);
+    let nic = if device.is_some() { other_nic } else { own_nic };
     let parts = crate::assembly::assemble(&context, &crate::receiver::tests::config()).expect("parts");
     let mut pool = parts.receiver.pool;
+    let open = |_: &str| Ok(Arc::clone(&other));
     let environment = Environment {
         context: &context,
         domains: &[parts.domain],
         budgets: &[Arc::new(FrameBudget::new(16))],
         ports: &[1, 2],
         stations: &[],
+        others: Some(Others { frames: &[pool.registered()], open: &open }),
     };
-    let options = ForwardSink { port: Some(2), ..ForwardSink::default() };
+    let device = device.map(str::to_owned);
+    let options = ForwardSink { device, port: Some(2), ..ForwardSink::default() };
     let (hub, mut endpoints) = build("out", &options, &environment).expect("it opens");
     let endpoint = &mut endpoints[0];
     let mut back = Vec::new();

@@ -4,12 +4,12 @@
 
 use std::sync::Arc;
 
-use verbs::{Context, Domain, Errno, ParentDomain, PortAttributes, ProtectionDomain, ThreadDomain};
+use verbs::{Context, PortAttributes};
 
 use super::tap::{MTU_DEFAULT, Queue};
 use crate::sink::SinkCounters;
-use crate::sinks::outgoing::{Failure, Filled, Outgoing};
-use crate::sinks::port;
+use crate::sinks::outgoing::{Filled, Outgoing};
+use crate::sinks::{Failure, port};
 
 /// Frames that are read before the rings of the workers have their turn.
 const BATCH: usize = 64;
@@ -27,7 +27,7 @@ impl Back {
         label: &str,
     ) -> Result<Self, Failure> {
         let mtu_bytes = usize::from(mtu.max(MTU_DEFAULT)).min(port::mtu_bytes(attributes));
-        Ok(Self(Outgoing::open(context, &domain(context)?, number, mtu_bytes, label)?))
+        Ok(Self(Outgoing::open(context, &port::domain(context)?, number, mtu_bytes, label)?))
     }
 
     /// What it has counted.
@@ -68,15 +68,5 @@ impl Back {
         }
         outgoing.flush();
         read > 0
-    }
-}
-
-/// A domain that only this thread uses, without locks where the device has thread domains (mlx4 has none).
-fn domain(context: &Arc<Context>) -> Result<Domain, verbs::Error> {
-    let protection = ProtectionDomain::new(context)?;
-    match ThreadDomain::new(context) {
-        Ok(thread) => Ok(Domain::from(&ParentDomain::new(&protection, Some(&thread), None)?)),
-        Err(error) if error.errno() == Some(Errno::EOPNOTSUPP.0) => Ok(Domain::from(protection)),
-        Err(error) => Err(error),
     }
 }

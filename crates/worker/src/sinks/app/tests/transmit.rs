@@ -26,6 +26,7 @@ fn sending(name: &str, mtu_bytes: Option<u32>) -> Sending {
         budgets: &[Arc::new(FrameBudget::new(16))],
         ports: &[1, 2],
         stations: &[Station { port: 2, mac: None, mtu_bytes }],
+        others: None,
     };
     let folder = tempfile::tempdir().unwrap();
     let options = AppSink { transmit: true, port: Some(2), ..options(folder.path()) };

@@ -1,0 +1,78 @@
+//! A daemon with two soft NICs: what one receives leaves by the other.
+
+mod support;
+
+use packet::build::FrameBuilder;
+use support::{stderr, stdout, steerd};
+
+const POLICY: &str = r#"
+version = 1
+default = "kernel"
+[sinks.out]
+kind = "forward"
+device = "softnic1"
+port = 1
+[groups.main]
+workers = "all"
+sinks = "out"
+[[rules]]
+name = "udp"
+match = { protocol = "udp" }
+action = { steer = "main" }
+"#;
+
+const SETTINGS: &str = r#"
+[policy]
+file = "p.toml"
+[http]
+listen = "off"
+[api]
+enabled = false
+[workers]
+cores = 2
+pages = ["plain"]
+[[softnic.ports]]
+wire = { kind = "pcap", path = "in.pcap", mode = "once" }
+[[softnic.others]]
+name = "softnic1"
+ports = [{ wire = { kind = "pcap", path = "none.pcap", mode = "once", output = "out.pcap" } }]
+"#;
+
+/// A capture of these frames (pcap-savefile(5)).
+fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
+    let mut file: Vec<u8> = Vec::new();
+    for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65_535, 1] {
+        file.extend(word.to_le_bytes());
+    }
+    for frame in frames {
+        let length = frame.len() as u32;
+        for word in [0, 0, length, length] {
+            file.extend(word.to_le_bytes());
+        }
+        file.extend(frame);
+    }
+    file
+}
+
+#[test]
+fn packets_leave_by_a_second_soft_nic() {
+    const COUNT: u16 = 500;
+    let folder = tempfile::tempdir().expect("folder");
+    let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).expect("written");
+    let udp =
+        |port| FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).udp(port, 7).build();
+    let frames: Vec<_> = (1..=COUNT).map(udp).collect();
+    write("in.pcap", &capture(&frames));
+    write("none.pcap", &capture(&[]));
+    write("p.toml", POLICY.as_bytes());
+    write("s.toml", SETTINGS.as_bytes());
+    // It ends when the capture does.
+    let output =
+        steerd().args(["run", "--config"]).arg(folder.path().join("s.toml")).output().expect("it runs");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let summary = stdout(&output);
+    assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
+    let sent = std::fs::read(folder.path().join("out.pcap")).expect("the output");
+    let mut missing = frames.iter().filter(|frame| !sent.windows(frame.len()).any(|part| part == *frame));
+    assert!(missing.next().is_none());
+}
