@@ -44,10 +44,14 @@ pub trait Sink: Send {
         false
     }
 
-    /// Whether it has frames of the worker now. A sink that is removed is polled until it has none.
+    /// Whether it has frames of the worker now, or sends in flight from other memory. A sink that is removed is polled until
+    /// it has none.
     fn holds_frames(&self) -> bool {
         false
     }
+
+    /// Called when it is removed, or the worker ends: from now on [`Sink::poll`] only completes what was begun.
+    fn retire(&mut self) {}
 }
 
 /// How often an idle worker polls a sink that expects something from others: frames that are being sent, or frames of
@@ -497,6 +501,11 @@ impl Slots {
         changes.made.load(Acquire) != self.seen
     }
 
+    /// No packets follow.
+    pub(crate) fn retire(&mut self) {
+        self.sinks.iter_mut().flatten().for_each(|sink| sink.retire());
+    }
+
     /// Whether any sink has frames.
     pub(crate) fn holds_frames(&self) -> bool {
         !self.leaving.is_empty() || self.sinks.iter().flatten().any(|sink| sink.holds_frames())
@@ -509,7 +518,8 @@ impl Slots {
         for Change { slot, sink } in waiting.drain(..) {
             let place = &mut self.sinks[usize::from(slot.0)];
             // The capacity is for every place.
-            if let Some(old) = std::mem::replace(place, sink) {
+            if let Some(mut old) = std::mem::replace(place, sink) {
+                old.retire();
                 let stays = old.holds_frames() && self.leaving.len() < self.leaving.capacity();
                 if stays { self.leaving.push(old) } else { returned.push(old) }
             }

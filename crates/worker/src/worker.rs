@@ -174,6 +174,7 @@ impl Worker {
                 break;
             }
         }
+        self.sinks.retire();
         let deadline = Instant::now() + SENDS_PATIENCE;
         while self.sinks.holds_frames() && Instant::now() < deadline {
             self.step();

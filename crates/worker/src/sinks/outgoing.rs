@@ -4,7 +4,9 @@
 //! Every packet is counted as offered, and then as delivered when the device has sent it, or as dropped by a reason. While
 //! all frames are in flight, or after a failed send, there is no room: what is to be sent stays where it is.
 
+use std::cell::Cell;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hugemem::{Arena, ArenaOptions, PageKind};
 use verbs::{Access, Context, Domain, Frame, FramePool, MemoryRegion, PortNumber, SendFlags};
@@ -12,11 +14,16 @@ use verbs::{Access, Context, Domain, Frame, FramePool, MemoryRegion, PortNumber,
 use super::Failure;
 use super::forward;
 use super::port::{ETHERNET_BYTES, TAGS_BYTES};
-use crate::sink::{SinkCounters, SinkDrop};
+use crate::sink::{POLL_INTERVAL, SinkCounters, SinkDrop};
 use crate::transmitter::{Pieces, Transmitter};
 
 /// Packets in flight.
 const SENDS: u32 = 256;
+/// How soon completions are looked for, and how often that time is doubled for a port that does not send.
+const FIRST_LOOK: Duration = Duration::from_micros(50);
+const DOUBLINGS: u32 = 6;
+/// How long the end waits for sends in flight. Never on a worker's thread.
+const END_PATIENCE: Duration = Duration::from_millis(200);
 /// Frames start at multiples of this.
 const FRAME_ALIGN: usize = 64;
 
@@ -46,6 +53,8 @@ pub(super) struct Outgoing {
     pub(super) counters: Arc<SinkCounters>,
     /// Frames on their way to the pool; never grows.
     returned: Vec<Frame>,
+    /// Calls of [`Outgoing::next_look`] since a send has completed.
+    looks: Cell<u32>,
 }
 
 impl Outgoing {
@@ -75,6 +84,7 @@ impl Outgoing {
             mtu_bytes,
             counters: Arc::default(),
             returned: Vec::with_capacity(SENDS as usize),
+            looks: Cell::new(0),
         })
     }
 
@@ -83,6 +93,17 @@ impl Outgoing {
     pub(super) fn has_room(&self) -> bool {
         let sender = self.transmitter.as_ref();
         self.pool.free_count() > 0 && sender.is_some_and(|sender| sender.room() > 0 && !sender.has_failed())
+    }
+
+    /// How long a thread that sleeps may put off [`Outgoing::reap`]; `None` if nothing is in flight. A port that sends has
+    /// new room soon; the time grows with each call, for one that stalls.
+    pub(super) fn next_look(&self) -> Option<Duration> {
+        if !self.is_busy() {
+            return None;
+        }
+        let looks = self.looks.get();
+        self.looks.set(looks.saturating_add(1));
+        Some((FIRST_LOOK * 2u32.pow(looks.min(DOUBLINGS))).min(POLL_INTERVAL))
     }
 
     /// Whether sends are queued or in flight.
@@ -149,7 +170,7 @@ impl Outgoing {
     /// Takes back and counts what the device has sent.
     #[inline]
     pub(super) fn reap(&mut self) {
-        let Self { transmitter, pool, counters, returned, .. } = self;
+        let Self { transmitter, pool, counters, returned, looks, .. } = self;
         let Some(sender) = transmitter else { return };
         let (mut packets, mut bytes, mut failed) = (0, 0, 0);
         sender.reap(pool, |completed| {
@@ -161,6 +182,9 @@ impl Outgoing {
             }
             returned.push(completed.frame);
         });
+        if !returned.is_empty() {
+            looks.set(0);
+        }
         returned.drain(..).for_each(|frame| pool.release(frame));
         if packets > 0 {
             counters.worker.delivered(packets, bytes);
@@ -172,9 +196,14 @@ impl Outgoing {
 }
 
 impl Drop for Outgoing {
-    /// What is still in flight is not counted as sent.
+    /// Waits for sends in flight, for a limited time. Those that have not completed then are not counted as sent.
     fn drop(&mut self) {
+        let deadline = Instant::now() + END_PATIENCE;
         self.reap();
+        while self.is_busy() && Instant::now() < deadline {
+            std::thread::sleep(FIRST_LOOK);
+            self.reap();
+        }
         if let Some(sender) = &self.transmitter {
             self.counters.worker.dropped(SinkDrop::TxFailed, sender.held() as u64);
         }

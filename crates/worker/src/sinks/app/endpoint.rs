@@ -137,10 +137,18 @@ impl Sink for Endpoint {
         self.take()
     }
 
-    /// Clients that send do not wake a worker.
+    /// Neither clients that send nor completed sends wake a worker.
     fn poll_interval(&self) -> Option<Duration> {
         let has_clients = self.roster.as_deref().is_some_and(|roster| !roster.clients.is_empty());
-        has_clients.then_some(POLL_INTERVAL)
+        self.taker.next_look().or(has_clients.then_some(POLL_INTERVAL))
+    }
+
+    fn holds_frames(&self) -> bool {
+        self.taker.is_busy()
+    }
+
+    fn retire(&mut self) {
+        self.taker.retire();
     }
 
     /// Also without packets: clients send, and clients that have gone must be given up.

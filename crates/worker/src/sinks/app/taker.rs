@@ -6,6 +6,7 @@
 //! stay in the rings of the clients.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use shm::memif::ring::{CHAIN_MAX, ServerReceiver, Taken, Violation};
 
@@ -84,6 +85,8 @@ pub(super) struct Taker {
     first_client: usize,
     /// For each client the ring that is first, among those of this worker.
     first_rings: [u8; CLIENTS_MAX],
+    /// Nothing more is taken.
+    is_retired: bool,
 }
 
 impl Taker {
@@ -92,7 +95,7 @@ impl Taker {
             Some(transmit) => Way::Port(Box::new(transmit)),
             None => Way::Count(vec![0; FRAME_BYTES_MAX].into_boxed_slice()),
         };
-        Self { position, way, first_client: 0, first_rings: [0; CLIENTS_MAX] }
+        Self { position, way, first_client: 0, first_rings: [0; CLIENTS_MAX], is_retired: false }
     }
 
     /// One iteration. Returns whether there was a frame.
@@ -100,11 +103,29 @@ impl Taker {
     pub(super) fn take(&mut self, roster: Option<&Roster>, wakeup: &ThreadWakeup) -> bool {
         self.way.begin();
         let worked = match roster.filter(|roster| !roster.clients.is_empty()) {
-            Some(roster) => self.take_from_clients(roster, wakeup),
-            None => false,
+            Some(roster) if !self.is_retired => self.take_from_clients(roster, wakeup),
+            _ => false,
         };
         self.way.end();
         worked
+    }
+
+    /// From now on only completions are taken.
+    pub(super) fn retire(&mut self) {
+        self.is_retired = true;
+    }
+
+    /// How soon completed sends are to be looked for; `None` if there are no sends.
+    pub(super) fn next_look(&self) -> Option<Duration> {
+        match &self.way {
+            Way::Port(transmit) => transmit.outgoing.next_look(),
+            Way::Count(_) => None,
+        }
+    }
+
+    /// Whether sends are in flight.
+    pub(super) fn is_busy(&self) -> bool {
+        matches!(&self.way, Way::Port(transmit) if transmit.outgoing.is_busy())
     }
 
     fn take_from_clients(&mut self, roster: &Roster, wakeup: &ThreadWakeup) -> bool {

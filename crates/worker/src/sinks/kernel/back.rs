@@ -3,6 +3,7 @@
 //! kernel counts what does not fit as dropped there.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use verbs::{Context, PortAttributes};
 
@@ -40,9 +41,9 @@ impl Back {
         self.0.has_room()
     }
 
-    /// Whether sends are in flight.
-    pub(super) fn is_busy(&self) -> bool {
-        self.0.is_busy()
+    /// How soon completions are to be looked for, because nothing reports them.
+    pub(super) fn next_look(&self) -> Option<Duration> {
+        self.0.next_look()
     }
 
     /// Sends what the host has queued, as far as there is room; returns whether there was something.

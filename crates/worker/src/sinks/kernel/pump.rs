@@ -21,8 +21,6 @@ const PORTIONS_MAX: usize = 16;
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// The first and the longest pause between two attempts to attach to the interface.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// While sends are in flight their completions are looked for, because nothing reports them.
-const REAP_INTERVAL: Duration = Duration::from_millis(1);
 /// How long the end may take to write what is in the rings; then the rest is dropped.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -218,9 +216,7 @@ impl Pump {
         let mut events = PollFlags::empty();
         if let Some(back) = back {
             events.set(PollFlags::IN, back.has_room());
-            if back.is_busy() {
-                timeout = timeout.min(REAP_INTERVAL);
-            }
+            timeout = back.next_look().map_or(timeout, |look| timeout.min(look));
         }
         let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let mut is_gone = false;

@@ -152,6 +152,56 @@ fn counters_add_up_when_the_sink_is_closed() {
     assert_eq!((traffic.in_flight(), traffic.offered.packets), (0, 9), "{traffic:?}");
 }
 
+#[test]
+fn completions_are_looked_for_soon_while_sends_are_in_flight() {
+    let mut sending = sending("apptx5", None);
+    let mut client = sending.fixture.connect(1);
+    assert_eq!(sending.fixture.endpoints[0].poll_interval(), None, "it has not seen the client yet");
+    send(&mut client, 0, &vec![frame(60); 9]);
+    sending.fixture.endpoints[0].take();
+    drop(client);
+    eventually("the client left", || sending.fixture.number("clients") == 0);
+    sending.fixture.endpoints[0].take();
+    let interval = |sending: &Sending| sending.fixture.endpoints[0].poll_interval();
+    let first = interval(&sending).expect("sends are in flight");
+    assert!(first <= Duration::from_micros(100), "{first:?}");
+    let later = std::iter::repeat_with(|| interval(&sending)).take(20).last().flatten();
+    assert_eq!(later, Some(crate::sink::POLL_INTERVAL), "a port that stalls is looked at less often");
+    assert_eq!(sending.counted(), (9, Vec::new()));
+    assert_eq!(interval(&sending), None);
+}
+
+/// A sink that is removed completes its sends, and takes nothing more.
+#[test]
+fn a_removed_sink_counts_what_was_sent() {
+    let mut sending = sending("apptx6", None);
+    let mut client = sending.fixture.connect(1);
+    send(&mut client, 0, &vec![frame(60); 9]);
+    sending.fixture.endpoints[0].take();
+    sending.fixture.endpoints[0].retire();
+    send(&mut client, 0, &vec![frame(60); 9]);
+    assert!(sending.fixture.endpoints[0].holds_frames());
+    assert_eq!(sending.counted(), (9, Vec::new()), "what came later was not taken");
+    assert!(!sending.fixture.endpoints[0].holds_frames());
+}
+
+#[test]
+fn an_endpoint_that_is_dropped_waits_for_its_sends() {
+    let mut sending = sending("apptx7", None);
+    let mut client = sending.fixture.connect(1);
+    send(&mut client, 0, &vec![frame(60); 9]);
+    sending.fixture.endpoints[0].take();
+    let endpoints = std::mem::take(&mut sending.fixture.endpoints);
+    let dropped = std::thread::spawn(move || drop(endpoints));
+    // As an engine with a thread of its own.
+    while !dropped.is_finished() {
+        sending.nic.pump(1);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let traffic = sending.sent.read();
+    assert_eq!((traffic.delivered.packets, traffic.in_flight()), (9, 0), "{traffic:?}");
+}
+
 /// Clients with many full rings and one with a single frame: the frame is taken in the first iteration, and those with
 /// more get the same amounts.
 #[test]
