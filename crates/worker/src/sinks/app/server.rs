@@ -23,7 +23,7 @@ use super::client::{Client, ThreadWakeup};
 use super::roster::{Roster, RosterSlot, Shares};
 
 /// The longest time from the connection to the end of the handshake.
-pub(super) const HANDSHAKE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 3000 });
+pub(super) const HANDSHAKE: Duration = Duration::from_secs(3);
 /// The most handshakes at once; further connections wait in the socket.
 const PENDING_MAX: usize = 16;
 /// And of one user, other than root and that of the daemon.
