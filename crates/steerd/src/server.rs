@@ -13,9 +13,10 @@
 //!   the oldest, so idle connections never block a request.
 //! - At most [`THREADS_MAX`] threads of connections. A closed connection counts until its thread has ended.
 //! - A user of a unix socket has at most [`USER_CONNECTIONS_MAX`] of the connections, where one more closes one of the
-//!   user's own, and [`USER_THREADS_MAX`] of the threads. Root and the daemon's user have [`RESERVED`] further ones for
-//!   themselves. Connections beyond that wait without a thread, at most [`WAITING_MAX`] of all users; if there are more,
-//!   nothing is accepted.
+//!   user's own, and [`USER_THREADS_MAX`] of the threads. Root and the daemon's user have [`RESERVED`] of the connections
+//!   and as many further threads for themselves: other users' connections close none of theirs. Connections beyond that
+//!   wait without a thread, at most [`WAITING_MAX`] of all users; if there are more, nothing is accepted. So does one whose
+//!   thread cannot be started.
 //! - The end of the server waits for no connection: their threads have only a weak reference to the router.
 //! - The request's header must arrive within [`HEADER_TIMEOUT`] and be no larger than [`HEADER_BYTES_MAX`]. A router
 //!   limits the body that it reads, and with [`Limits`] the whole exchange.
@@ -31,8 +32,8 @@ use std::io;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use http_body_util::combinators::BoxBody;
@@ -66,10 +67,10 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// The most threads of connections, open and closed ones.
 const THREADS_MAX: usize = 2 * CONNECTIONS_MAX;
-/// The most open connections of a user, and threads of them. Two users cannot have all.
+/// The most open connections of a user, and threads of them. Two users cannot have all that are for users.
 const USER_CONNECTIONS_MAX: usize = CONNECTIONS_MAX / 4;
 const USER_THREADS_MAX: usize = THREADS_MAX / 4;
-/// Threads for root and the daemon's user beyond those for everybody.
+/// Connections, and threads beyond those for everybody, of root and the daemon's user.
 const RESERVED: usize = CONNECTIONS_MAX / 4;
 /// The most connections that wait for a thread.
 const WAITING_MAX: usize = 512;
@@ -140,7 +141,7 @@ impl Server {
             connections.close_all().await;
             Ok::<(), io::Error>(())
         };
-        let thread = std::thread::Builder::new().name(R::LIMITS.name.into()).spawn(move || {
+        let thread = Builder::new().name(R::LIMITS.name.into()).spawn(move || {
             if let Err(error) = runtime.block_on(serve) {
                 tracing::error!(%error, "the server of {} failed", R::LIMITS.name);
             }
@@ -277,7 +278,11 @@ struct Connections<R> {
     open: VecDeque<Connection>,
     /// Those without a thread: their users have too many. They are not closed here, because that could block.
     waiting: VecDeque<(UnixStream, Option<u32>)>,
+    spawn: Spawn,
 }
+
+/// Starts a thread; tests have one that fails.
+type Spawn = fn(Builder, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>;
 
 /// Whether the limits of a user do not apply.
 fn is_privileged(uid: Option<u32>) -> bool {
@@ -287,7 +292,7 @@ fn is_privileged(uid: Option<u32>) -> bool {
 impl<R: Router> Connections<R> {
     fn new(router: R) -> Self {
         let open = VecDeque::with_capacity(THREADS_MAX + RESERVED);
-        Self { router: Arc::new(router), open, waiting: VecDeque::new() }
+        Self { router: Arc::new(router), open, waiting: VecDeque::new(), spawn: Builder::spawn }
     }
 
     /// Accepts connections until the task is cancelled.
@@ -323,7 +328,9 @@ impl<R: Router> Connections<R> {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     log_accept_error(&error, &mut logged);
-                    self.close_one(|_| true);
+                    if !self.close_one(|one| !is_privileged(one.uid)) {
+                        self.close_one(|_| true);
+                    }
                     tokio::time::sleep(ACCEPT_RETRY).await;
                 }
             }
@@ -344,9 +351,10 @@ impl<R: Router> Connections<R> {
     fn begin_waiting(&mut self) {
         self.open.retain(|connection| !connection.has_ended());
         for _ in 0..self.waiting.len() {
-            if let Some((stream, uid)) = self.waiting.pop_front() {
-                // A thread that cannot be started is tried again with the next connection.
-                let _ = self.begin_or_wait(stream, uid);
+            let Some((stream, uid)) = self.waiting.pop_front() else { return };
+            if self.begin_or_wait(stream, uid).is_err() {
+                // Tried again after a pause.
+                return;
             }
         }
     }
@@ -358,6 +366,10 @@ impl<R: Router> Connections<R> {
         }
         if !is_privileged(uid) {
             self.make_place(|one| one.uid == uid, USER_CONNECTIONS_MAX);
+            // Those of root and the daemon's user beyond theirs are taken from the ones for users.
+            let privileged = self.open.iter().filter(|one| one.is_open() && is_privileged(one.uid)).count();
+            let most = (CONNECTIONS_MAX - privileged.max(RESERVED)).max(1);
+            self.make_place(|one| !is_privileged(one.uid), most);
         }
         self.make_place(|_| true, CONNECTIONS_MAX);
         self.begin_thread(stream, uid)
@@ -370,15 +382,29 @@ impl<R: Router> Connections<R> {
         self.open.push_back(Connection { running, uid: None, asked });
     }
 
+    /// If there is no thread, the connection waits: closing it here could block.
     fn begin_thread(&mut self, stream: UnixStream, uid: Option<u32>) -> io::Result<()> {
         let asked = Arc::new(AtomicBool::new(false));
         let (open, closed) = oneshot::channel();
         let peer = uid.map(|uid| Peer { uid });
-        let served = exchange(stream, peer, Arc::downgrade(&self.router), Arc::clone(&asked));
+        let (router, is_asked) = (Arc::downgrade(&self.router), Arc::clone(&asked));
         // The server's thread drives its timers and waits for its socket; reads and writes are on its own thread.
         let runtime = tokio::runtime::Handle::current();
-        let serve = move || runtime.block_on(until_closed(served, closed));
-        let thread = std::thread::Builder::new().name(format!("{} client", R::LIMITS.name)).spawn(serve)?;
+        let stream = Arc::new(Mutex::new(Some(stream)));
+        let place = Arc::clone(&stream);
+        let serve = move || {
+            if let Some(stream) = taken(&place) {
+                runtime.block_on(until_closed(exchange(stream, peer, router, is_asked), closed));
+            }
+        };
+        let builder = Builder::new().name(format!("{} client", R::LIMITS.name));
+        let thread = match (self.spawn)(builder, Box::new(serve)) {
+            Ok(thread) => thread,
+            Err(error) => {
+                self.waiting.extend(taken(&stream).map(|stream| (stream, uid)));
+                return Err(error);
+            }
+        };
         self.open.push_back(Connection { running: Running::Thread { open: Some(open), thread }, uid, asked });
         Ok(())
     }
@@ -391,8 +417,8 @@ impl<R: Router> Connections<R> {
         }
     }
 
-    /// Closes the oldest idle connection of these, or else the oldest.
-    fn close_one(&mut self, is_one: impl Fn(&Connection) -> bool) {
+    /// Closes the oldest idle connection of these, or else the oldest. `false`: there is none.
+    fn close_one(&mut self, is_one: impl Fn(&Connection) -> bool) -> bool {
         let mut chosen: Option<&mut Connection> = None;
         for connection in self.open.iter_mut().filter(|one| one.is_open() && is_one(one)) {
             if !connection.asked.load(Ordering::Relaxed) {
@@ -401,9 +427,11 @@ impl<R: Router> Connections<R> {
             }
             chosen = chosen.or(Some(connection));
         }
+        let found = chosen.is_some();
         if let Some(connection) = chosen {
             connection.close();
         }
+        found
     }
 
     /// Waits for their threads for a short time only: nobody waits any more for what is computed for a client.
@@ -417,6 +445,10 @@ impl<R: Router> Connections<R> {
             tokio::time::sleep(STOP_STEP).await;
         }
     }
+}
+
+fn taken(place: &Mutex<Option<UnixStream>>) -> Option<UnixStream> {
+    place.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 async fn until_closed(served: impl Future<Output = ()>, closed: oneshot::Receiver<()>) {
@@ -484,6 +516,9 @@ async fn linger(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<(
     while rest.read(&mut unwanted).await? > 0 {}
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
 
 #[cfg(test)]
 impl Server {

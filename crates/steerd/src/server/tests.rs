@@ -1,0 +1,79 @@
+//! Who is served when there are too many connections, or no thread.
+
+use std::io::{ErrorKind, Read};
+
+use super::*;
+
+struct Nothing;
+
+impl Router for Nothing {
+    const LIMITS: Limits =
+        Limits { name: "test", exchange: None, write: Duration::from_secs(60), half_close: false };
+
+    async fn answer(&self, _: Request<Incoming>, _: Option<Peer>) -> Answer {
+        text(StatusCode::OK, "")
+    }
+}
+
+/// The client's end, and that of the server.
+fn pair() -> (std::os::unix::net::UnixStream, UnixStream) {
+    let (client, server) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    client.set_nonblocking(true).expect("an option");
+    server.set_nonblocking(true).expect("an option");
+    (client, UnixStream::from_std(server).expect("a runtime"))
+}
+
+fn is_open(mut client: &std::os::unix::net::UnixStream) -> bool {
+    client.read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+}
+
+fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(test);
+}
+
+#[test]
+fn a_connection_without_a_thread_waits_for_one() {
+    run(async {
+        let mut connections = Connections::new(Nothing);
+        connections.spawn = |_, serve| {
+            drop(serve);
+            Err(io::Error::from(ErrorKind::WouldBlock))
+        };
+        let (client, server) = pair();
+        assert!(connections.begin_or_wait(server, Some(1001)).is_err());
+        assert!(is_open(&client), "closing it could block this thread");
+        connections.begin_waiting();
+        assert_eq!((connections.waiting.len(), connections.open.len()), (1, 0));
+        connections.spawn = Builder::spawn;
+        connections.begin_waiting();
+        assert_eq!((connections.waiting.len(), connections.open.len()), (0, 1));
+        assert!(is_open(&client));
+        connections.close_all().await;
+    });
+}
+
+#[test]
+fn users_close_no_connection_of_root() {
+    run(async {
+        let mut connections = Connections::new(Nothing);
+        let mut begin = |uid| {
+            let (client, server) = pair();
+            connections.begin_or_wait(server, Some(uid)).expect("a thread");
+            client
+        };
+        let of_root: Vec<_> = (0..RESERVED).map(|_| begin(0)).collect();
+        let of_users: Vec<_> =
+            (1001..1006).flat_map(|user| [user; USER_CONNECTIONS_MAX]).map(&mut begin).collect();
+        let late = begin(0);
+        let open = |uid: fn(u32) -> bool| {
+            let is = |one: &&Connection| one.is_open() && one.uid.is_some_and(uid);
+            connections.open.iter().filter(is).count()
+        };
+        assert_eq!(open(|uid| uid == 0), RESERVED, "one of root's own was closed for the late one");
+        assert_eq!(open(|uid| uid != 0), CONNECTIONS_MAX - RESERVED);
+        assert!(is_open(&late));
+        connections.close_all().await;
+        drop((of_root, of_users));
+    });
+}
