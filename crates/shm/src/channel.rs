@@ -9,20 +9,18 @@ use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, RenameFlags, fchmod, lstat, renameat_with, unlink};
+use rustix::fs::{FileType, lstat, unlink};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
-    listen, recvmsg, sendmsg, socket_with,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect, recvmsg,
+    sendmsg, socket_with,
 };
-use rustix::process::umask;
 
 use crate::closer::{Closer, ForeignFile};
 use crate::memif::message::{MESSAGE_BYTES, Message};
+use crate::socket_file::{BindError, SocketFile, listen_at};
 
-/// Names that are tried for the file of a socket that replaces another.
-const NAMES_MAX: u32 = 64;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 16;
 /// The most files of one message (`SCM_MAX_FD`, unix(7)).
@@ -233,9 +231,7 @@ pub enum ListenError {
 #[derive(Debug)]
 pub struct Listener {
     socket: ForeignFile,
-    path: PathBuf,
-    /// Device and inode of the file: another server may have replaced it.
-    file: (u64, u64),
+    file: SocketFile,
 }
 
 impl Listener {
@@ -258,35 +254,13 @@ impl Listener {
             }
             Occupant::ThisProcess => true,
         };
-        let socket = new_socket().map_err(failed("socket"))?;
-        let socket = ForeignFile::new(socket, Some(closer.clone()));
-        // bind(2) gives the file the permissions of the socket's inode without those of the umask (unix(7)). chmod(2)
-        // afterwards would follow a symbolic link that somebody puts there.
-        fchmod(&socket, Mode::from_raw_mode(permissions)).map_err(failed("fchmod"))?;
-        let bound_at = match bind_beside(&socket, path) {
-            // Only the path itself is short enough.
-            Err(Errno::NAMETOOLONG) if !in_use => bind_without_umask(&socket, path),
-            bound => bound,
-        };
-        let bound_at = match bound_at {
-            Err(Errno::ADDRINUSE) => return Err(ListenError::Taken { path: path.to_owned() }),
-            bound => bound.map_err(failed("bind"))?,
-        };
-        let file = identity(&bound_at).map_err(failed("stat"))?;
-        // From here on an error removes the file.
-        let mut listener = Self { socket, path: bound_at, file };
-        listen(&listener.socket, BACKLOG).map_err(failed("listen"))?;
-        // The file gets its name when somebody listens, and takes the place of the old one at once, so that a client that
-        // finds a file can connect.
-        if listener.path != path {
-            let flags = if in_use { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
-            match renameat_with(CWD, &listener.path, CWD, path, flags) {
-                Err(Errno::EXIST) => return Err(ListenError::Taken { path: path.to_owned() }),
-                renamed => renamed.map_err(failed("rename"))?,
-            }
-            path.clone_into(&mut listener.path);
-        }
-        Ok(listener)
+        let (socket, file) = listen_at(path, (SocketType::SEQPACKET, BACKLOG), permissions, in_use).map_err(
+            |BindError { operation, errno }| match errno {
+                Errno::ADDRINUSE | Errno::EXIST => ListenError::Taken { path: path.to_owned() },
+                source => ListenError::System { path: path.to_owned(), operation, source },
+            },
+        )?;
+        Ok(Self { socket: ForeignFile::new(socket, Some(closer.clone())), file })
     }
 
     /// The next connection that waits. None while the [`Closer`] is busy.
@@ -310,7 +284,7 @@ impl Listener {
     /// Where it listens.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.path
+        self.file.path()
     }
 }
 
@@ -318,49 +292,6 @@ impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if identity(&self.path) == Ok(self.file) {
-            let _ = unlink(&self.path);
-        }
-    }
-}
-
-/// Binds to a new name in the folder of `path`, and returns it.
-fn bind_beside(socket: &ForeignFile, path: &Path) -> rustix::io::Result<PathBuf> {
-    // Short, because the path of a socket has at most 107 bytes.
-    let mut names =
-        (0..NAMES_MAX).map(|number| path.with_file_name(format!(".{}.{number}", std::process::id())));
-    let bound = names.find_map(|name| match bind_without_umask(socket, &name) {
-        // Another listener of this process, or what one left that was killed.
-        Err(Errno::ADDRINUSE) => None,
-        bound => Some(bound),
-    });
-    bound.unwrap_or(Err(Errno::ADDRINUSE))
-}
-
-/// Binds on a thread that has a umask of its own, because the umask of the process concerns its other threads too.
-fn bind_without_umask(socket: &ForeignFile, path: &Path) -> rustix::io::Result<PathBuf> {
-    let address = SocketAddrUnix::new(path)?;
-    let bind_here = || {
-        // SAFETY: no memory is concerned; only this thread, which ends below, gets a umask and a folder of its own.
-        if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
-            return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL));
-        }
-        umask(Mode::empty());
-        bind(socket, &address)
-    };
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("bind".to_owned()).spawn_scoped(scope, bind_here);
-        let bound = thread.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?.join();
-        bound.unwrap_or(Err(Errno::INVAL)).map(|()| path.to_owned())
-    })
-}
-
-fn identity(path: &Path) -> rustix::io::Result<(u64, u64)> {
-    lstat(path).map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 /// Who uses a path.
@@ -391,6 +322,8 @@ fn occupant(path: &Path, closer: &Closer) -> Result<Occupant, ListenError> {
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, Instant};
+
+    use rustix::net::bind;
 
     use super::*;
 

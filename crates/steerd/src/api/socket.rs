@@ -7,14 +7,13 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::net::{SocketAddrUnix, SocketType, sockopt};
 
 use super::Error;
 
@@ -72,20 +71,16 @@ pub(super) fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// A socket's file and its lock; both files are removed when this is dropped.
+/// A socket's file and its lock; both files are removed when this is dropped, the lock last.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
-    pub(crate) path: PathBuf,
-    /// Device and inode.
-    identity: (u64, u64),
+    file: shm::SocketFile,
     _lock: Lock,
 }
 
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if identity(&self.path).is_ok_and(|now| now == self.identity) {
-            let _ = fs::remove_file(&self.path);
-        }
+impl SocketFile {
+    pub(crate) fn path(&self) -> &Path {
+        self.file.path()
     }
 }
 
@@ -96,43 +91,13 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 /// Binds `path` and listens, with these permissions.
 pub(super) fn claim(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile), Error> {
     let failed = |source: io::Error| Error::Bind { path: path.to_owned(), source };
-    let address = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
+    // Before a lock file is made.
+    SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
     let lock = Lock::take(path)?;
     remove_stale(path)?;
-    let socket = bound(path, &address, mode).map_err(failed)?;
-    let identity = identity(path).map_err(failed)?;
-    let file = SocketFile { path: path.to_owned(), identity, _lock: lock };
-    Ok((UnixListener::from(socket), file))
-}
-
-/// The permissions are set before the socket listens, so that nobody connects with others.
-fn bound(path: &Path, address: &SocketAddrUnix, mode: u32) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // The file gets these permissions without those of the umask (unix_bind_bsd in net/unix/af_unix.c).
-    rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
-    rustix::net::bind(&socket, address)?;
-    allow(path, mode)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket)
-}
-
-/// Adds the permissions that the umask took from a new socket. Others may replace a path in a folder of theirs: a
-/// symbolic link is not followed, and what is no socket of this user is left alone.
-fn allow(path: &Path, mode: u32) -> io::Result<()> {
-    let opened = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-    let opened = File::from(opened);
-    let found = opened.metadata()?;
-    let own = found.uid() == rustix::process::geteuid().as_raw();
-    if !found.file_type().is_socket() || !own || found.nlink() != 1 {
-        return Err(io::Error::other("it was replaced while it was made"));
-    }
-    if found.mode() & 0o777 == mode & 0o777 {
-        return Ok(());
-    }
-    // fchmod(2) refuses a descriptor of O_PATH; this link leads to the very file (proc_pid_fd(5)).
-    rustix::fs::chmod(format!("/proc/self/fd/{}", opened.as_raw_fd()), Mode::from_raw_mode(mode))?;
-    Ok(())
+    let listening = shm::listen_at(path, (SocketType::STREAM, BACKLOG), mode, false);
+    let (socket, file) = listening.map_err(|error| failed(error.errno.into()))?;
+    Ok((UnixListener::from(socket), SocketFile { file, _lock: lock }))
 }
 
 /// Removes the socket of a daemon that has died. A program that listens there without the lock is left alone.
@@ -289,27 +254,6 @@ mod tests {
         let path = folder.path().join("api.sock");
         let (_listener, _file) = claim(&path, 0o620).expect("claimed");
         assert_eq!(fs::metadata(&path).expect("socket").mode() & 0o777, 0o620);
-    }
-
-    #[test]
-    fn permissions_of_what_replaced_the_socket_do_not_change() {
-        let folder = tempfile::tempdir().expect("folder");
-        let (path, other) = (folder.path().join("api.sock"), folder.path().join("other"));
-        let mode = || fs::metadata(&other).expect("it exists").mode() & 0o777;
-        fs::write(&other, "").expect("written");
-        rustix::fs::chmod(&other, Mode::RUSR).expect("changed");
-        std::os::unix::fs::symlink(&other, &path).expect("linked");
-        assert!(allow(&path, 0o666).is_err());
-        assert_eq!(mode(), 0o400);
-        // A link to another socket.
-        fs::remove_file(&other).expect("removed");
-        let _listener = UnixListener::bind(&other).expect("bound");
-        rustix::fs::chmod(&other, Mode::RUSR).expect("changed");
-        assert!(allow(&path, 0o666).is_err());
-        fs::remove_file(&path).expect("removed");
-        fs::hard_link(&other, &path).expect("linked");
-        assert!(allow(&path, 0o666).is_err());
-        assert_eq!(mode(), 0o400);
     }
 
     #[test]

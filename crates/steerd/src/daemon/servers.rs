@@ -31,7 +31,7 @@ pub(super) fn bind(settings: &Settings) -> Result<Bound, Error> {
         tracing::info!("http://{}/metrics", http.address);
     }
     if let Some(api) = &api {
-        tracing::info!("API: {}", api.file.path.display());
+        tracing::info!("API: {}", api.file.path().display());
     }
     Ok(Bound { http, api })
 }
