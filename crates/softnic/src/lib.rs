@@ -27,7 +27,6 @@ mod provider;
 mod queue_memory;
 mod ring;
 mod rss;
-mod segment;
 mod slab;
 mod state;
 mod stats;

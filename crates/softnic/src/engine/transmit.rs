@@ -3,6 +3,7 @@
 use std::ptr::NonNull;
 
 use arrayvec::ArrayVec;
+use packet::segment::{Segment, Template};
 
 use super::receive::Plan;
 use super::tap::{EgressFlows, Tap};
@@ -11,7 +12,6 @@ use crate::clock;
 use crate::limits::{ETHERNET_BYTES, MAX_SGE, MAX_TSO_BYTES, MAX_TSO_SEGMENTS};
 use crate::memory::MemoryTable;
 use crate::nic::Nic;
-use crate::segment::{Segment, Template};
 use crate::state::{QpKind, QpState, SendState, State};
 use crate::stats::PortStats;
 use crate::wire::MAX_FRAME_BYTES;

@@ -16,7 +16,6 @@
 
 mod ring;
 mod socket;
-mod split;
 #[cfg(test)]
 mod tests;
 
@@ -26,12 +25,12 @@ use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use packet::MacAddr;
+use packet::offload::{Split, Unsplittable};
 use rustix::event::epoll;
 
 use self::ring::{Arrival, Ring, Taken};
 use self::socket::{Flushed, Sender};
 use self::socket::{Interface, Lengths, Link, PacketSocket, failed};
-use self::split::{Split, Unsplittable};
 use super::{
     AfPacketConfig, BURST_FRAMES, Burst, Checksum, MAX_FRAME_BYTES, MergedFrames, RxFrame, SleepHint, Splits,
     TransmitError, Wire, WireError, WireState,
@@ -423,7 +422,7 @@ impl AfPacketWire {
         if !self.met_unsplittable {
             self.met_unsplittable = true;
             let name = &self.attached.interface.name;
-            let advice = reason.advice(name);
+            let advice = advice(reason, name);
             tracing::warn!(interface = %name, "a merged frame cannot be split and counts as oversize: {advice}");
         }
     }
@@ -564,6 +563,28 @@ impl Drop for AfPacketWire {
         if frames > 0 {
             let interface = &self.attached.interface.name;
             tracing::warn!(%interface, frames, losses, "sent frames were still queued when the interface was closed");
+        }
+    }
+}
+
+/// What it is and what to do about it, for the log.
+fn advice(reason: Unsplittable, name: &str) -> String {
+    match reason {
+        Unsplittable::Cut => format!(
+            "it is longer than 65,535 bytes: `ip link set dev {name} gro_max_size 65536 gro_ipv4_max_size 65536`, and \
+             where the sender is on this machine `gso_max_size 65536 gso_ipv4_max_size 65536` there"
+        ),
+        Unsplittable::Kind => {
+            "it is neither TCP nor UDP: switch segmentation offload off at the sender".to_owned()
+        }
+        Unsplittable::Headers => format!(
+            "its headers are not those of one stream in at most one known tunnel: `ethtool -K {name} gro off`, and \
+             where the sender is a veth or tap on this machine, `ethtool -K SENDER tso off gso off`"
+        ),
+        Unsplittable::SegmentTooLong => {
+            format!(
+                "its packets are longer than the MTU: raise the MTU of {name} to that of its neighbours, 9216 at most"
+            )
         }
     }
 }

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::split::Merged;
 use crate::wire::{AfPacketConfig, BURST_FRAMES, Checksum, MAX_FRAME_BYTES, MAX_MERGED_BYTES, WireError};
+use packet::offload::{HEADER_BYTES, Merged, Offload};
 
 /// The fewest slots: those of a burst stay taken until the next one.
 const MIN_SLOTS: u32 = 2 * BURST_FRAMES as u32;
@@ -46,9 +46,7 @@ const HEADERS_END: usize = 52;
 /// `sll_pkttype` within the slot: `sockaddr_ll` is at 32.
 const PACKET_TYPE_AT: usize = 32 + 10;
 /// `virtio_net_hdr`, which is right before the frame (PACKET_VNET_HDR).
-pub(super) const OFFLOAD_BYTES: usize = 10;
-/// Where the checksum of SCTP is in its header. It is a CRC32c (RFC 9260, 6.8), which sums cannot complete.
-const SCTP_CHECKSUM_AT: usize = 8;
+pub(super) const OFFLOAD_BYTES: usize = HEADER_BYTES;
 /// What a tag is if the kernel does not provide it.
 const C_VLAN_TPID: u16 = 0x8100;
 const NS_PER_S: u64 = 1_000_000_000;
@@ -232,7 +230,7 @@ impl Ring {
             return Taken::Malformed;
         }
         // Read first: the tag goes where it is.
-        let mut offload = Offload::read(&self.slot(taken)[start - OFFLOAD_BYTES..start]);
+        let mut offload = self.slot(taken)[..start].last_chunk().map_or_else(Offload::default, Offload::read);
         let mut wire_len = header.wire_len;
         let mut checksum = header.checksum;
         let whole = wire_len as usize <= len;
@@ -344,46 +342,5 @@ impl Header {
             checksum,
             packet_type: slot[PACKET_TYPE_AT],
         }
-    }
-}
-
-/// What offload left to do on a frame: `virtio_net_hdr`, in the machine's byte order (`vio_le` in af_packet.c).
-struct Offload {
-    merged: Option<Merged>,
-    /// Where the checksummed bytes start in the frame without its stripped tag, and where in them the field is.
-    unfinished: Option<(usize, usize)>,
-}
-
-impl Offload {
-    /// Reads it from its [`OFFLOAD_BYTES`].
-    fn read(header: &[u8]) -> Self {
-        const NEEDS_CHECKSUM: u8 = 1;
-        let half = |at: usize| usize::from(u16::from_ne_bytes([header[at], header[at + 1]]));
-        let unfinished = (header[0] & NEEDS_CHECKSUM != 0).then(|| (half(6), half(8)));
-        let merged = (header[1] != 0).then(|| Merged {
-            kind: header[1],
-            segment_bytes: u16::from_ne_bytes([header[4], header[5]]),
-            stream_at: unfinished.map(|(start, _)| start),
-        });
-        Self { unfinished, merged }
-    }
-
-    /// Completes an unfinished checksum as `skb_checksum_help` does (net/core/dev.c): the field holds the sum of the
-    /// pseudo header, and what it covers reaches to the frame's end. By place and not by protocol, because it may be
-    /// the inner one of a tunnel. Returns whether the frame is now as a wire would carry it.
-    fn complete_checksum(&self, frame: &mut [u8]) -> bool {
-        let Some((start, at)) = self.unfinished.filter(|(_, at)| *at != SCTP_CHECKSUM_AT) else {
-            return false;
-        };
-        let Some(covered) = frame.get_mut(start..).filter(|covered| at + 2 <= covered.len()) else {
-            return false;
-        };
-        let checksum = match packet::checksum::ipv4_header(covered) {
-            // For UDP a field of 0 means that there is none (RFC 768); the two are equal in ones' complement.
-            0 => 0xffff,
-            checksum => checksum,
-        };
-        covered[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
-        true
     }
 }

@@ -1,11 +1,11 @@
 //! Splitting as the opposite of merging: a large packet is built, split, and put together again.
 
-use packet::build::FrameBuilder;
-use packet::checksum::{Check, verify_ip, verify_l4};
-use packet::{EtherType, FlowKey, parse, parse_tunnel};
 use proptest::prelude::*;
 
 use super::*;
+use crate::build::FrameBuilder;
+use crate::checksum::{Check, verify_ip, verify_l4};
+use crate::{EtherType, FlowKey, parse, parse_tunnel};
 
 /// A frame for segments of up to 1514 bytes: what an interface with an MTU of 1500 receives.
 const LONGEST: usize = 1514 + 8;

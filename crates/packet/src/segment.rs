@@ -1,16 +1,16 @@
 //! Segmentation: the headers of one large packet, many frames.
 //!
 //! A [`Template`] is read out of headers: those of an `IBV_WR_TSO` request, or those of a frame that the kernel has merged
-//! (`wire/af_packet/split.rs`). It then completes each frame, a copy of the headers with a part of the payload behind
+//! ([`offload`](crate::offload)). It then completes each frame, a copy of the headers with a part of the payload behind
 //! it. What changes from segment to segment is what Linux's `inet_gso_segment`, `ipv6_gso_segment`, `tcp_gso_segment`,
 //! `__udp_gso_segment` and `__skb_udp_tunnel_segment` change: lengths, IPv4 identification, TCP sequence number and flags,
 //! checksums. The payload is read only for its checksum.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use packet::{IpProtocol, VXLAN_UDP_PORT, checksum};
+use crate::{IpProtocol, VXLAN_UDP_PORT, checksum};
 
-use crate::limits::ETHERNET_BYTES;
+const ETHERNET_BYTES: usize = 14;
 
 const ETHER_TYPE_IPV4: u16 = 0x0800;
 const ETHER_TYPE_IPV6: u16 = 0x86dd;
@@ -43,11 +43,11 @@ const TCP_CWR: u8 = 0x80;
 
 /// Where the headers are that change from segment to segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Template {
+pub struct Template {
     tunnel: Option<Tunnel>,
     network: Network,
     /// Bytes of all headers. The payload follows.
-    pub(crate) header_bytes: usize,
+    pub header_bytes: usize,
 }
 
 /// An IP header.
@@ -70,18 +70,19 @@ struct Tunnel {
 
 /// Which part of the stream a frame carries.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Segment {
+pub struct Segment {
     /// Counts from 0.
-    pub(crate) index: u32,
+    pub index: u32,
     /// Payload bytes in the segments before it.
-    pub(crate) offset: u32,
-    pub(crate) last: bool,
+    pub offset: u32,
+    /// No segment follows.
+    pub last: bool,
 }
 
 impl Template {
     /// Reads the headers of a TCP stream: Ethernet with up to two VLAN tags, IPv4 or IPv6, TCP, and not a byte more. `None`
     /// for anything else, and for fragments, which have no stream of their own.
-    pub(crate) fn of_header(header: &[u8]) -> Option<Self> {
+    pub fn of_header(header: &[u8]) -> Option<Self> {
         let template = Self::of_frame(header, IpProtocol::TCP, None)?;
         (template.tunnel.is_none() && template.header_bytes == header.len()).then_some(template)
     }
@@ -89,7 +90,7 @@ impl Template {
     /// Reads the headers of a frame with a stream of this protocol, TCP or UDP: as in [`of_header`](Self::of_header), or
     /// inside one tunnel: IP in IP, GRE without checksum and sequence number, VXLAN or Geneve. With `stream_at` the header
     /// of the stream is the one at that place.
-    pub(crate) fn of_frame(frame: &[u8], protocol: IpProtocol, stream_at: Option<usize>) -> Option<Self> {
+    pub fn of_frame(frame: &[u8], protocol: IpProtocol, stream_at: Option<usize>) -> Option<Self> {
         let (l3, ether_type) = ethernet(frame, 0)?;
         let outer = Network::parse(frame, l3, ether_type)?;
         let is_stream =
@@ -115,7 +116,7 @@ impl Template {
 
     /// Completes a segment: `frame` is a copy of the headers that this was read from, and the payload behind it. IP
     /// headers count at most 65,535 bytes, so a frame must not be longer.
-    pub(crate) fn complete(&self, frame: &mut [u8], segment: Segment) {
+    pub fn complete(&self, frame: &mut [u8], segment: Segment) {
         self.network.complete(frame, segment.index);
         let l4 = self.network.end;
         if self.network.protocol == IpProtocol::TCP {
@@ -278,7 +279,7 @@ fn octets<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 
 #[cfg(test)]
 mod tests {
-    use packet::build::FrameBuilder;
+    use crate::build::FrameBuilder;
 
     use super::*;
 
