@@ -27,6 +27,20 @@ start
 ip address add $host4/24 dev host0
 ip neigh add $client4 lladdr $client_mac dev host0
 
+# What arrives at the client; the length is without the Ethernet header.
+client nft -f - <<EOF
+table netdev arrived {
+  counter frames { }
+  counter long { }
+  chain arrived {
+    type filter hook ingress device "client0" priority 0; policy accept;
+    counter name frames
+    meta length > 1500 counter name long
+  }
+}
+EOF
+arrived() { client nft list counter netdev arrived "$1" | sed -nE 's/.*packets ([0-9]+).*/\1/p'; }
+
 low=$(client ping -q -c 5 -i 0.05 -W 1 -t 4 $host4 | sed -nE 's/.* ([0-9]+) received.*/\1/p' || true)
 pings=$(client ping -q -c 10 -i 0.05 -W 2 $host4 | sed -nE 's/.* ([0-9]+) received.*/\1/p')
 echo_server udp 7
@@ -56,5 +70,7 @@ echoes=$echoes
 intact=$(cmp -s "$dir/up" "$dir/up.received" && cmp -s "$dir/down" "$dir/down.received" && echo 1 || echo 0)
 taken=$(tap_received)
 sent_by_tap=$sent_by_tap
+arrived=$(arrived frames)
+long=$(arrived long)
 EOF
 finish

@@ -10,7 +10,7 @@ mod back;
 mod pump;
 mod tap;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -71,7 +71,14 @@ fn interface(options: &KernelSink, port: u8, stations: &[Station]) -> Result<Int
         .and_then(|station| station.mtu_bytes)
         .map_or(MTU_DEFAULT, |bytes| u16::try_from(bytes).unwrap_or(most).clamp(least, most));
     let name = options.interface.clone();
-    Ok(Interface { name, mac, mtu: options.mtu, mtu_of_port, made: Mutex::default() })
+    Ok(Interface {
+        name,
+        mac,
+        mtu: options.mtu,
+        mtu_of_port,
+        made: Mutex::default(),
+        offloads: OnceLock::new(),
+    })
 }
 
 type Endpoints = Vec<Box<dyn Sink>>;
@@ -196,6 +203,11 @@ impl Hub for KernelHub {
             ("interface".to_owned(), self.interface.name.clone()),
             ("state".to_owned(), state),
             ("queues".to_owned(), reports.len().to_string()),
+            (
+                "offloads".to_owned(),
+                if self.interface.offloads.get() == Some(&true) { "checksums, segmentation" } else { "none" }
+                    .to_owned(),
+            ),
         ];
         if let Some(port) = self.transmits {
             status.push(("port".to_owned(), port.to_string()));

@@ -1,22 +1,97 @@
 //! The way back: what the host sends by the TAP interface is read into frames of the thread's own and sent by the port.
+//! With offloads, checksums are completed here, and streams of up to 64 KiB are cut into segments ([`Cutter`]), each of
+//! which is sent and counted as a packet.
 //! While all frames are in flight nothing is read, so that the queue of the interface (`txqueuelen`) fills and the
 //! kernel counts what does not fit as dropped there.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use packet::offload::{Merged, Offload, Split};
 use verbs::{Context, PortAttributes};
 
 use super::tap::{MTU_DEFAULT, Queue};
 use crate::sink::SinkCounters;
+use crate::sinks::Failure;
 use crate::sinks::outgoing::{Filled, Outgoing};
-use crate::sinks::{Failure, port};
+use crate::sinks::port::{self, ETHERNET_BYTES, TAGS_BYTES};
 
 /// Frames that are read before the rings of the workers have their turn.
 const BATCH: usize = 64;
 
+/// The longest frame that the host passes: an IP packet behind an Ethernet header with tags.
+const MERGED_BYTES: usize = 65_535 + ETHERNET_BYTES + TAGS_BYTES;
+
 /// Sends frames of one queue by a port.
-pub(super) struct Back(Outgoing);
+pub(super) struct Back {
+    outgoing: Outgoing,
+    cutter: Cutter,
+}
+
+/// Makes packets that the port can send of what the host passes. Allocates nothing once it is made.
+pub(super) struct Cutter {
+    /// The frame that is being cut.
+    frame: Box<[u8]>,
+    /// How, and the number of the next segment.
+    rest: Option<(Split, usize)>,
+    /// The longest segment.
+    segment_bytes: usize,
+}
+
+impl Cutter {
+    /// For a port of this MTU.
+    pub(super) fn new(mtu_bytes: usize) -> Self {
+        let segment_bytes = mtu_bytes + ETHERNET_BYTES + TAGS_BYTES;
+        Self { frame: vec![0; MERGED_BYTES + 1].into_boxed_slice(), rest: None, segment_bytes }
+    }
+
+    /// The next packet, put into `room`. `read` puts a frame into two places, one behind the other, as
+    /// [`Queue::read`] does.
+    pub(super) fn next(
+        &mut self,
+        room: &mut [u8],
+        read: impl FnOnce(&mut [u8], &mut [u8]) -> Option<(Offload, usize)>,
+    ) -> Filled {
+        if self.rest.is_some() {
+            return self.segment(room);
+        }
+        let overflow = self.frame.get_mut(room.len()..).unwrap_or_default();
+        match read(room, overflow) {
+            None => Filled::Nothing,
+            Some((Offload { merged: Some(merged), .. }, bytes)) => self.begin(&merged, bytes, room),
+            // One that fills the room may be longer.
+            Some((_, bytes)) if bytes >= room.len() => Filled::TooLong(bytes),
+            Some((offload, bytes)) => {
+                // One that cannot be completed is sent as it is.
+                let _ = offload.complete_checksum(&mut room[..bytes]);
+                Filled::Packet(bytes)
+            }
+        }
+    }
+
+    /// A merged frame, of which `room` has the beginning.
+    fn begin(&mut self, merged: &Merged, bytes: usize, room: &mut [u8]) -> Filled {
+        if bytes >= self.frame.len() {
+            return Filled::TooLong(bytes);
+        }
+        let first = room.len().min(bytes);
+        self.frame[..first].copy_from_slice(&room[..first]);
+        match Split::of(&self.frame[..bytes], merged, self.segment_bytes.min(room.len())) {
+            Ok(split) => {
+                self.rest = Some((split, 0));
+                self.segment(room)
+            }
+            Err(_) => Filled::TooLong(bytes),
+        }
+    }
+
+    fn segment(&mut self, room: &mut [u8]) -> Filled {
+        let Some((split, number)) = self.rest.take() else { return Filled::Nothing };
+        let bytes = split.write(&self.frame, number, room);
+        self.rest = (number + 1 < split.segments()).then_some((split, number + 1));
+        Filled::Packet(bytes)
+    }
+}
 
 impl Back {
     /// Frames for the smaller MTU of interface and port, and a queue pair.
@@ -28,27 +103,28 @@ impl Back {
         label: &str,
     ) -> Result<Self, Failure> {
         let mtu_bytes = usize::from(mtu.max(MTU_DEFAULT)).min(port::mtu_bytes(attributes));
-        Ok(Self(Outgoing::open(context, &port::domain(context)?, number, mtu_bytes, label)?))
+        let outgoing = Outgoing::open(context, &port::domain(context)?, number, mtu_bytes, label)?;
+        Ok(Self { outgoing, cutter: Cutter::new(mtu_bytes) })
     }
 
     /// What it has counted.
     pub(super) fn counters(&self) -> &Arc<SinkCounters> {
-        &self.0.counters
+        &self.outgoing.counters
     }
 
     /// Whether a frame of the host could be sent now.
     pub(super) fn has_room(&self) -> bool {
-        self.0.has_room()
+        self.outgoing.has_room()
     }
 
     /// How soon completions are to be looked for, because nothing reports them.
     pub(super) fn next_look(&self) -> Option<Duration> {
-        self.0.next_look()
+        self.outgoing.next_look()
     }
 
     /// Sends what the host has queued, as far as there is room; returns whether there was something.
     pub(super) fn run(&mut self, queue: &Queue) -> bool {
-        let Self(outgoing) = self;
+        let Self { outgoing, cutter } = self;
         outgoing.reap();
         if outgoing.is_broken()
             && let Some(transmitter) = &mut outgoing.transmitter
@@ -59,11 +135,8 @@ impl Back {
         let mut read = 0;
         let mut is_empty = false;
         while read < BATCH && !is_empty && outgoing.has_room() {
-            let queued = outgoing.queue(None, |room| match queue.read(room) {
-                None => Filled::Nothing,
-                Some(bytes) if bytes == room.len() => Filled::TooLong(bytes),
-                Some(bytes) => Filled::Packet(bytes),
-            });
+            let read_one = |room: &mut [u8], rest: &mut [u8]| queue.read(room, rest);
+            let queued = outgoing.queue(None, |room| cutter.next(room, read_one));
             is_empty = queued.is_none();
             read += usize::from(!is_empty);
         }

@@ -2,14 +2,17 @@
 //! interface of that name. The kernel removes a created one when its last queue is closed; one that the administrator
 //! made stays, and attaching to it needs no privilege if it belongs to the user of the daemon.
 //!
-//! Offloads are off: a frame that is read has its checksums and is no longer than the MTU.
+//! Where the kernel offers it, the queues have offloads (IFF_VNET_HDR, TUNSETOFFLOAD): the host leaves checksums and the
+//! cutting of streams to the reader, who finds in a header before each frame what is left to do. Frames for the host have
+//! that header, too, which asks for nothing. The offloads are those of the interface, so all queues have them or none.
 
-use std::io;
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use packet::MacAddr;
-use rustix::io::Errno;
+use packet::offload::{HEADER_BYTES as OFFLOAD_BYTES, Offload};
+use rustix::io::{Errno, readv, writev};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
@@ -131,6 +134,8 @@ pub(super) struct Interface {
     /// The index of the interface that this object has created. Locked while a queue is attached, so that only one
     /// thread creates it.
     pub(super) made: Mutex<Option<u32>>,
+    /// Whether its queues have offloads; decided by the first one.
+    pub(super) offloads: OnceLock<bool>,
 }
 
 impl Interface {
@@ -148,15 +153,23 @@ impl Interface {
     pub(super) fn attach(&self, multi_queue: bool) -> Result<Queue, TapError> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         let existing = index_of(&self.name);
-        let device = DeviceBuilder::new()
-            .name(self.name.clone())
-            .layer(Layer::L2)
-            .with(|options| {
-                options.multi_queue(multi_queue);
-            })
-            .inherit_enable_state()
-            .build_sync()
-            .map_err(|source| self.refused(existing.is_some(), multi_queue, source))?;
+        let build = |offloads| {
+            DeviceBuilder::new()
+                .name(self.name.clone())
+                .layer(Layer::L2)
+                .with(|options| {
+                    options.multi_queue(multi_queue).offload(offloads);
+                })
+                .inherit_enable_state()
+                .build_sync()
+        };
+        let device = match self.offloads.get() {
+            Some(offloads) => build(*offloads),
+            // A kernel that refuses them may have queues without.
+            None => build(true).or_else(|_| build(false)),
+        };
+        let device = device.map_err(|source| self.refused(existing.is_some(), multi_queue, source))?;
+        let offloads = *self.offloads.get_or_init(|| device.tcp_gso());
         device.set_nonblocking(true).map_err(|source| self.not_attached(source))?;
         if existing.is_none() {
             *made = index_of(&self.name);
@@ -164,7 +177,7 @@ impl Interface {
         let is_made = made.is_some() && (existing.is_none() || *made == existing);
         self.configure(&device, is_made)?;
         let mtu = device.mtu().map_err(|source| self.not_attached(source))?;
-        Ok(Queue { device, mtu, multi_queue })
+        Ok(Queue { device, mtu, multi_queue, offloads })
     }
 
     /// The errors of TUNSETIFF (drivers/net/tun.c, `tun_set_iff`): EINVAL for an interface of another kind or with
@@ -213,6 +226,8 @@ pub(super) struct Queue {
     mtu: u16,
     /// Whether the interface has several.
     pub(super) multi_queue: bool,
+    /// Whether each frame has a header in front.
+    pub(super) offloads: bool,
 }
 
 /// What became of a frame that was written.
@@ -233,20 +248,25 @@ impl Queue {
         if frame.len() > self.longest(frame) {
             return Written::TooLong;
         }
-        match self.device.send(frame) {
+        let header = if self.offloads { &[0; OFFLOAD_BYTES][..] } else { &[] };
+        match writev(&self.device, &[IoSlice::new(header), IoSlice::new(frame)]) {
             Ok(_) => Written::Yes,
             // The answers of `tun_get_user` and `tun_chr_write_iter`.
-            Err(error) => match errno(&error) {
-                Some(Errno::IO) => Written::Down,
-                Some(Errno::BADFD) => Written::Gone,
-                _ => Written::Failed,
-            },
+            Err(Errno::IO) => Written::Down,
+            Err(Errno::BADFD) => Written::Gone,
+            Err(_) => Written::Failed,
         }
     }
 
-    /// Takes a frame from the host; `None`: there is none. A longer one than `room` is truncated to it.
-    pub(super) fn read(&self, room: &mut [u8]) -> Option<usize> {
-        self.device.recv(room).ok()
+    /// Takes a frame from the host; `None`: there is none. What does not fit into `room` is put into `rest`. Returns what is
+    /// left to do on it, and its length.
+    pub(super) fn read(&self, room: &mut [u8], rest: &mut [u8]) -> Option<(Offload, usize)> {
+        let mut header = [0; OFFLOAD_BYTES];
+        let header_bytes = if self.offloads { OFFLOAD_BYTES } else { 0 };
+        let mut parts =
+            [IoSliceMut::new(&mut header[..header_bytes]), IoSliceMut::new(room), IoSliceMut::new(rest)];
+        let bytes = readv(&self.device, &mut parts).ok()?.checked_sub(header_bytes)?;
+        Some((Offload::read(&header), bytes))
     }
 
     /// Asks for the MTU anew, which others can change. `None`: the interface no longer exists.

@@ -1,8 +1,13 @@
 //! What a policy's options ask of the interface. `steerd`'s tests (`kernel_sink.rs`) use real ones.
 
-use packet::MacAddr;
+use packet::build::FrameBuilder;
+use packet::checksum::{Check, verify_ip, verify_l4};
+use packet::offload::{Merged, Offload, TCP_V4, TCP_V6};
+use packet::{MacAddr, parse};
 
+use super::back::Cutter;
 use super::*;
+use crate::sinks::outgoing::Filled;
 
 const PORT: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
 
@@ -34,4 +39,92 @@ fn an_address_that_is_not_known_is_an_error_with_a_remedy() {
     assert!(error.to_string().contains("mac ="), "{error}");
     let keep = KernelSink { mac: TapMac::Keep, ..KernelSink::new("host0") };
     assert!(interface(&keep, 1, &stations(None)).is_ok());
+}
+
+/// What the port is given of a frame of the host.
+fn cut(cutter: &mut Cutter, offload: Offload, frame: &[u8]) -> Vec<Vec<u8>> {
+    let mut packets = Vec::new();
+    let mut frame = Some(frame);
+    loop {
+        // A frame of the pool: more than the longest packet.
+        let mut room = [0xee; 1600];
+        let read = |room: &mut [u8], rest: &mut [u8]| {
+            let frame = frame.take()?;
+            let (first, second) = frame.split_at(room.len().min(frame.len()));
+            room[..first.len()].copy_from_slice(first);
+            rest[..second.len()].copy_from_slice(second);
+            Some((offload, frame.len()))
+        };
+        match cutter.next(&mut room, read) {
+            Filled::Packet(bytes) => packets.push(room[..bytes].to_vec()),
+            Filled::TooLong(bytes) => packets.push(vec![0; bytes]),
+            Filled::Nothing => return packets,
+        }
+    }
+}
+
+fn is_right(packet: &[u8]) -> bool {
+    let parsed = parse(packet);
+    verify_l4(packet, &parsed) == Check::Good && verify_ip(packet, &parsed) != Check::Bad
+}
+
+#[test]
+fn streams_of_the_host_are_cut_into_packets_of_the_mtu() {
+    let mut cutter = Cutter::new(1500);
+    let payload: Vec<u8> = (0..64_000usize).map(|at| (at * 7 + at / 251) as u8).collect();
+    let v6 = |last| std::net::Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last);
+    let v4 = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+    for (builder, kind, headers) in [(v4, TCP_V4, 54), (FrameBuilder::new().ipv6(v6(1), v6(2)), TCP_V6, 74)] {
+        let frame = builder.tcp(1, 2, 0x18).payload(&payload).build();
+        let segment_bytes = 1514 - headers as u16;
+        let merged = Merged { kind, segment_bytes, stream_at: None };
+        let offload = Offload { merged: Some(merged), unfinished: Some((headers - 20, 16)) };
+        let packets = cut(&mut cutter, offload, &frame);
+        assert_eq!(packets.len(), payload.len().div_ceil(usize::from(segment_bytes)));
+        assert!(packets.iter().all(|packet| packet.len() <= 1514 && is_right(packet)));
+        assert_eq!(
+            packets.iter().flat_map(|packet| &packet[headers..]).copied().collect::<Vec<_>>(),
+            payload
+        );
+        // Segments for a longer MTU than that of the port.
+        let longer = Merged { segment_bytes: 9000, ..merged };
+        let refused = cut(&mut cutter, Offload { merged: Some(longer), ..offload }, &frame);
+        assert_eq!(refused.iter().map(Vec::len).collect::<Vec<_>>(), [frame.len()], "too long");
+    }
+}
+
+#[test]
+fn checksums_of_the_host_are_completed() {
+    let mut cutter = Cutter::new(1500);
+    let whole = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).udp(5, 7);
+    let whole = whole.payload(&[1, 2, 3, 4, 5]).build();
+    // The host leaves the sum of the pseudo-header in the field.
+    let mut unfinished = whole.clone();
+    let pseudo: u16 = 0x0a00 + 1 + 0x0a00 + 2 + 17 + 13;
+    unfinished[40..42].copy_from_slice(&pseudo.to_be_bytes());
+    let offload = Offload { merged: None, unfinished: Some((34, 6)) };
+    assert_eq!(cut(&mut cutter, offload, &unfinished), std::slice::from_ref(&whole));
+    assert_eq!(cut(&mut cutter, Offload::default(), &whole), [whole]);
+    let long = vec![0; 1700];
+    assert_eq!(cut(&mut cutter, Offload::default(), &long), [long]);
+}
+
+#[test]
+fn cutting_allocates_nothing() {
+    let mut cutter = Cutter::new(1500);
+    let v4 = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+    let frame = v4.tcp(1, 2, 0x18).payload(&[7; 30_000]).build();
+    let merged = Some(Merged { kind: TCP_V4, segment_bytes: 1448, stream_at: Some(34) });
+    let mut room = [0; 1600];
+    let counted = allocation_counter::measure(|| {
+        let first = cutter.next(&mut room, |room, rest| {
+            let (start, end) = frame.split_at(room.len());
+            room.copy_from_slice(start);
+            rest[..end.len()].copy_from_slice(end);
+            Some((Offload { merged, unfinished: None }, frame.len()))
+        });
+        assert!(matches!(first, Filled::Packet(_)));
+        while matches!(cutter.next(&mut room, |_, _| None), Filled::Packet(_)) {}
+    });
+    assert_eq!(counted.count_total, 0);
 }
