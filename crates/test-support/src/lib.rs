@@ -21,6 +21,27 @@ pub fn not_run(what: &str, why: &str) {
     let _ = std::io::stderr().write_all(format!("NOT RUN: {what}: {why}\n").as_bytes());
 }
 
+/// Whether this process runs only the test of this name (with the path of its modules). If not, a process of its own has
+/// run it when this returns. For tests of the limits or the files of a process: a child process that another test starts has
+/// copies of all descriptors for a moment.
+///
+/// # Panics
+/// If the test fails there.
+#[must_use]
+pub fn is_alone(test: &str) -> bool {
+    const VARIABLE: &str = "STEERD_TEST_ALONE";
+    if std::env::var_os(VARIABLE).is_some() {
+        return true;
+    }
+    let binary = std::env::current_exe().expect("the test's own binary");
+    let mut command = std::process::Command::new(binary);
+    let run = command.args(["--exact", test, "--nocapture"]).env(VARIABLE, "1").output();
+    let output = run.expect("the binary runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "there is no test {test}");
+    false
+}
+
 /// A folder of the corpora: real captures (`pcaps`), rule sets (`rules`) and hash values (`rss`). The environment
 /// variable `STEERD_CORPORA` names the folder that contains them; the repository does not contain them. `None`, after
 /// [`not_run`], if it is not set.

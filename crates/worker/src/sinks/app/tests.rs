@@ -472,25 +472,13 @@ fn a_client_that_chains_without_end_or_empty_pieces_is_disconnected() {
     }
 }
 
-/// Whether this process runs only this test, because it concerns the limits or the files of the process.
-fn is_alone(test: &str) -> bool {
-    const VARIABLE: &str = "STEERD_TEST_ALONE";
-    if std::env::var_os(VARIABLE).is_some() {
-        return true;
-    }
-    let name = format!("sinks::app::tests::{test}");
-    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-    let output = command.args(["--exact", &name, "--nocapture"]).env(VARIABLE, "1").output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
-    false
-}
-
 #[test]
 fn without_free_descriptors_the_thread_waits_and_accepts_later() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     use rustix::time::{ClockId, clock_gettime};
-    if !is_alone("without_free_descriptors_the_thread_waits_and_accepts_later") {
+    if !test_support::is_alone(
+        "sinks::app::tests::without_free_descriptors_the_thread_waits_and_accepts_later",
+    ) {
         return;
     }
     let fixture = fixture(1, |_| {});
@@ -531,7 +519,7 @@ fn slow_to_close() -> (std::net::TcpStream, std::net::TcpStream) {
 fn files_that_close_slowly_delay_nobody() {
     use std::os::fd::AsFd;
     // A child process that another test starts would have copies of the sockets, and wait in exec.
-    if !is_alone("files_that_close_slowly_delay_nobody") {
+    if !test_support::is_alone("sinks::app::tests::files_that_close_slowly_delay_nobody") {
         return;
     }
     let fixture = fixture(1, |options| options.clients = 2);
