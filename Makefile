@@ -23,7 +23,7 @@ deps-%: cargo
 	@.ci/deps $*
 
 cargo:
-	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust 1.88 or newer with rustup" >&2; exit 1; }
+	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust 1.89 or newer with rustup" >&2; exit 1; }
 
 run: deps-build ## build, then steer generated traffic on the soft NIC: no NIC, no privileges (ARGS='--for 10s')
 	$(CARGO) build --release --locked --package steerd

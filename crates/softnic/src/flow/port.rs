@@ -4,6 +4,7 @@
 //! the group changes, so that a lookup ends with one slice. Nothing here allocates during a lookup.
 
 use arrayvec::ArrayVec;
+use packet::FlowKey;
 
 use super::cache::Verdict;
 use super::capacity::{Capacity, Place};
@@ -11,7 +12,7 @@ use super::deep::{DeepImage, TunnelMatcher};
 use super::key::{Image, MatchKey};
 use super::shape::{Precedence, Ranked};
 use super::space::Space;
-use super::tree::{BURST, Rebuild, Rebuilt, Trees};
+use super::tree::{BURST, Rebuild, Rebuilt, Trees, Winners};
 use super::{
     FlowError, FlowHit, FlowId, FlowKind, FlowRule, MAX_DONT_TRAP, MAX_REPLICAS, MAX_SHAPES, MAX_SNIFFERS,
     Matcher, Matches, TableRules,
@@ -137,14 +138,28 @@ impl PortTable {
         self.verdict(image, deep, winner)
     }
 
-    /// The results for up to [`BURST`](super::tree::BURST) images of frames without tunnels that some rule asks for.
-    pub(super) fn classify_burst(&self, images: &[MatchKey], verdicts: &mut [Verdict]) {
-        let mut winners = [None; BURST];
+    /// The results for up to [`BURST`] frames without tunnels that some rule asks for.
+    #[inline]
+    pub(super) fn classify_burst<'k>(
+        &self,
+        keys: &mut impl Iterator<Item = &'k FlowKey>,
+        verdicts: &mut [Verdict],
+    ) {
+        let mut images = [MatchKey::default(); BURST];
+        let room = verdicts.len().min(BURST);
+        let count = self.plain.images(keys, &mut images[..room]);
+        let images = &images[..count];
+        let mut winners = Winners::NONE;
         self.plain.search_burst(images, &mut winners);
-        for ((image, winner), verdict) in images.iter().zip(winners).zip(verdicts) {
-            *verdict = self.verdict(image, None, winner);
-            if let Some(outcome) = self.outcomes.get(verdict.group as usize) {
+        for (verdict, group) in verdicts.iter_mut().zip(winners.groups) {
+            *verdict = Verdict { group, dont_trap: 0 };
+            if let Some(outcome) = self.outcomes.get(group as usize) {
                 prefetch_read((&raw const *outcome).cast());
+            }
+        }
+        if !self.dont_trap.is_empty() {
+            for (at, (verdict, image)) in verdicts.iter_mut().zip(images).enumerate() {
+                *verdict = self.verdict(image, None, winners.ranked(at));
             }
         }
     }

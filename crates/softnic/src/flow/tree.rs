@@ -18,6 +18,7 @@
 //! the family, and so are rules that look at a byte which the family does not keep yet, until it is built anew.
 
 mod build;
+mod machine;
 mod pool;
 mod search;
 #[cfg(test)]
@@ -26,6 +27,7 @@ mod update;
 mod view;
 
 use arrayvec::ArrayVec;
+use packet::FlowKey;
 use packet::cube::{DST_IPV4, DST_MAC, HAS_IPV4, HAS_IPV6, SRC_IPV4, SRC_MAC};
 
 use super::directory::Directory;
@@ -33,9 +35,10 @@ use super::key::MatchKey;
 use super::shape::Ranked;
 use super::space::Space;
 use build::Builder;
+use machine::Processor;
 use pool::{Entry, Pool};
-pub(super) use search::BURST;
-use search::{Found, NOTHING, TREES, ranked};
+use search::TREES;
+pub(super) use search::{BURST, Winners};
 use view::{Bytes, View};
 
 /// Rules for IPv4, for IPv6, and for any frame.
@@ -61,6 +64,7 @@ const HAS_V6: u64 = 1 << HAS_IPV6.shift();
 /// The trapping rules about the outer packet of one port and direction.
 #[derive(Debug, Default)]
 pub(super) struct Trees {
+    processor: Processor,
     directory: Directory,
     families: [Family; FAMILIES],
     rebuilds: u64,
@@ -84,6 +88,7 @@ struct Tree {
 struct Family {
     view: View,
     pool: Pool,
+    /// Those of rules about both addresses first.
     trees: ArrayVec<Tree, TREES>,
     /// Which class has the tree of each class.
     tree_of_class: [Class; TREES],
@@ -164,37 +169,59 @@ impl Trees {
         self.directory.group_at(value, mask, level)
     }
 
+    /// Makes the images of as many frames as there are or there is room for; returns how many.
+    #[inline]
+    pub(super) fn images<'k>(
+        &self,
+        keys: &mut impl Iterator<Item = &'k FlowKey>,
+        images: &mut [MatchKey],
+    ) -> usize {
+        self.processor.images(keys, images)
+    }
+
     /// The group that decides over an image.
     #[inline]
     pub(super) fn search(&self, image: &MatchKey) -> Option<Ranked> {
-        let mut found = NOTHING;
+        self.search_on(self.processor, image)
+    }
+
+    #[inline]
+    fn search_on(&self, processor: Processor, image: &MatchKey) -> Option<Ranked> {
+        let mut winner = None;
         let layers = image.0[LAYERS];
         for (family, present) in self.families.iter().zip([layers & HAS_V4 != 0, layers & HAS_V6 != 0, true])
         {
             if present && !family.trees.is_empty() {
-                family.search_one(image, &mut found);
+                winner = family.search_one(processor, image, winner);
             }
         }
-        self.search_overflow(image, ranked(found))
+        self.search_overflow(image, winner)
     }
 
     /// The groups that decide over up to [`BURST`] images.
     #[inline]
-    pub(super) fn search_burst(&self, images: &[MatchKey], winners: &mut [Option<Ranked>]) {
-        let mut found: [Found; BURST] = [NOTHING; BURST];
+    pub(super) fn search_burst(&self, images: &[MatchKey], winners: &mut Winners) {
+        self.search_burst_on(self.processor, images, winners);
+    }
+
+    #[inline]
+    fn search_burst_on(&self, processor: Processor, images: &[MatchKey], winners: &mut Winners) {
+        *winners = Winners::NONE;
+        let images = &images[..images.len().min(BURST)];
         for (family, layer) in self.families.iter().zip([HAS_V4, HAS_V6, 0]) {
             if family.trees.is_empty() {
                 continue;
             }
-            let (mut chosen, mut count) = ([0u8; BURST], 0);
-            for (at, image) in images.iter().take(BURST).enumerate() {
-                chosen[count] = at as u8;
-                count += usize::from(image.0[LAYERS] & layer == layer);
+            if images.iter().fold(layer, |all, image| all & image.0[LAYERS]) == layer {
+                family.search_burst(processor, images, winners);
+            } else {
+                search_some(processor, (family, layer), images, winners);
             }
-            family.search_burst(images, &chosen[..count], &mut found);
         }
-        for ((winner, image), found) in winners.iter_mut().zip(images).zip(found) {
-            *winner = self.search_overflow(image, ranked(found));
+        if self.families.iter().any(|family| family.overflow.len() > 0) {
+            for (at, image) in images.iter().enumerate() {
+                winners.set(at, self.search_overflow(image, winners.ranked(at)));
+            }
         }
     }
 
@@ -273,6 +300,30 @@ impl Trees {
     }
 }
 
+/// In one family, for those of up to [`BURST`] images that have its layer.
+#[inline(never)]
+fn search_some(
+    processor: Processor,
+    (family, layer): (&Family, u64),
+    images: &[MatchKey],
+    winners: &mut Winners,
+) {
+    let (mut some, mut chosen, mut count) = ([MatchKey::default(); BURST], [0; BURST], 0);
+    for (at, image) in images.iter().enumerate() {
+        (some[count], chosen[count]) = (*image, at);
+        count += usize::from(image.0[LAYERS] & layer == layer);
+    }
+    let chosen = &chosen[..count];
+    let mut found = Winners::NONE;
+    for (place, at) in chosen.iter().enumerate() {
+        found.set(place, winners.ranked(*at));
+    }
+    family.search_burst(processor, &some[..count], &mut found);
+    for (place, at) in chosen.iter().enumerate() {
+        winners.set(*at, found.ranked(place));
+    }
+}
+
 impl Rebuild {
     /// Builds the trees.
     pub(super) fn build(self) -> Rebuilt {
@@ -288,7 +339,7 @@ impl Default for Family {
 
 impl Family {
     /// Blocks of a family with this many rules.
-    fn max_blocks(rules: usize) -> usize {
+    const fn max_blocks(rules: usize) -> usize {
         2 * rules + 1024
     }
 
@@ -328,7 +379,7 @@ impl Family {
             let mut builder = Builder::new(&entries, &mut built.pool, max_blocks);
             builder.build(root, list, 0);
             let (mut evicted, depth) = (builder.evicted, builder.depth);
-            built.trees.push(Tree { class, root, depth });
+            built.trees.insert(0, Tree { class, root, depth });
             built.depth = built.depth.max(depth);
             evicted.sort_unstable();
             evicted.dedup();

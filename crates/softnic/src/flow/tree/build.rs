@@ -14,10 +14,11 @@ use super::pool::{Entry, LANES, MAX_BITS, MAX_BLOCKS, Node, Pool, Run};
 /// Rules of a node that the choice of its bits is made by.
 const SAMPLE: usize = 512;
 /// A bit has to make the children cheaper by one part in so many.
-const LEAST_GAIN: u64 = 32;
-/// Steps from the root from which on leaves of two blocks are not split: every frame takes as many steps as the farthest
-/// leaf has.
+const LEAST_GAIN: u64 = 64;
+/// Steps from the root from which on leaves of up to [`MAX_DEEP_LEAF`] rules are not split: every frame takes as many
+/// steps as the farthest leaf has.
 const DEPTH: usize = 4;
+const MAX_DEEP_LEAF: usize = 4 * LANES;
 /// The most steps from the root of a tree to a leaf.
 const MAX_DEPTH: usize = 8;
 /// The most bits of a node whose children get most of its rules, and the most copies of each.
@@ -69,7 +70,7 @@ impl<'b> Builder<'b> {
     }
 
     fn may_split(&self, rules: usize, depth: usize) -> bool {
-        let worth = if depth < DEPTH { LANES } else { 2 * LANES };
+        let worth = if depth < DEPTH { LANES } else { MAX_DEEP_LEAF };
         rules > worth && depth < MAX_DEPTH && self.pool.blocks() < self.max_blocks
     }
 
@@ -116,7 +117,7 @@ impl<'b> Builder<'b> {
     fn choose(&self, list: &[u32]) -> Option<(usize, u64)> {
         let step = list.len().div_ceil(SAMPLE);
         let sample: Vec<u32> = list.iter().copied().step_by(step).collect();
-        let most_bits = (list.len().ilog2() as usize + 1).min(MAX_BITS);
+        let most_bits = (list.len().ilog2() as usize + 2).min(MAX_BITS);
         let whole = cost(sample.len() as u64, step as u64);
         let words = 0..self.pool.words();
         let cheapest = words

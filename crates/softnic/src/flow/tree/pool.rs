@@ -5,12 +5,14 @@
 //! steps for every frame; it refers to a run of 1 to [`MAX_BLOCKS`] blocks.
 //!
 //! A block holds up to [`LANES`] rules, best precedence first: for each word of the view a column of masks and one of
-//! values, then a column of precedences and one of groups. A lane without a rule has a value outside its mask, which no
-//! image equals. Several leaves may refer to one run; the run with no rules is shared by all empty leaves.
+//! values, then precedence and group of each rule. A lane without a rule has a value outside its mask, which no image
+//! equals. Several leaves may refer to one run; the run with no rules is shared by all empty leaves. The precedence of the
+//! first rule of each block is also kept apart, so that a search passes over blocks that cannot win.
 //!
 //! Runs that are not in use any more are kept for others of the same size. Nodes stay until the trees are built again.
 
 use super::super::shape::Ranked;
+use super::update::MAX_COPIES;
 use super::view::{WORDS, Words};
 
 /// Rules of one block, which are compared together.
@@ -18,12 +20,17 @@ pub(super) const LANES: usize = 8;
 /// The most blocks of one leaf.
 pub(super) const MAX_BLOCKS: usize = 8;
 /// The most bits that one node looks at.
-pub(super) const MAX_BITS: usize = 10;
+pub(super) const MAX_BITS: usize = 12;
 
-/// Bits of [`Node::more`] for a word of the image or a number of blocks.
-const SMALL_BITS: u32 = 3;
-const SMALL: u32 = (1 << SMALL_BITS) - 1;
-const _: () = assert!(WORDS - 1 <= SMALL as usize && MAX_BLOCKS - 1 <= SMALL as usize, "both fit");
+/// Bits of [`Node::more`] for the word of the image, and for a number of blocks.
+const WORD_BITS: u32 = 8;
+const COUNT_BITS: u32 = 3;
+const MAX_COUNT: u32 = (1 << COUNT_BITS) - 1;
+const _: () = assert!(WORDS <= 1 << WORD_BITS && MAX_BLOCKS - 1 <= MAX_COUNT as usize, "both fit");
+/// The blocks that one pool can have.
+const CAPACITY: usize = 1 << (u32::BITS - WORD_BITS - COUNT_BITS);
+const _: () =
+    assert!(2 * super::Family::max_blocks(crate::flow::MAX_FLOWS) + MAX_COPIES * MAX_BLOCKS <= CAPACITY);
 
 /// One node of a tree.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,18 +39,21 @@ pub(super) struct Node {
     pub(super) mask: u64,
     /// The first child; a leaf itself.
     pub(super) base: u32,
-    /// The word for an inner node; for a leaf the first block of the run, and the number of blocks less one.
+    /// In the lowest byte the word, which is 0 for a leaf. Above that, for a leaf, the number of blocks of the run less one
+    /// and the first of them.
     more: u32,
 }
 
 impl Node {
     pub(super) fn inner(word: usize, mask: u64, base: u32) -> Self {
+        debug_assert!(word < WORDS && mask != 0, "a word of the image, and bits of it");
         Self { mask, base, more: word as u32 }
     }
 
     /// A leaf; its base depends on where it is put.
     pub(super) fn leaf(run: Run) -> Self {
-        Self { mask: 0, base: 0, more: run.first << SMALL_BITS | (run.blocks - 1) }
+        let run = run.first << COUNT_BITS | (run.blocks - 1);
+        Self { mask: 0, base: 0, more: run << WORD_BITS }
     }
 
     pub(super) fn is_leaf(&self) -> bool {
@@ -53,12 +63,13 @@ impl Node {
     /// The word of an inner node. Of a leaf it is some word: its mask takes nothing out of it.
     #[inline(always)]
     pub(super) fn word(&self) -> usize {
-        (self.more & SMALL) as usize
+        usize::from(self.more as u8)
     }
 
     #[inline(always)]
     pub(super) fn run(&self) -> Run {
-        Run { first: self.more >> SMALL_BITS, blocks: (self.more & SMALL) + 1 }
+        let run = self.more >> WORD_BITS;
+        Run { first: run >> COUNT_BITS, blocks: (run & MAX_COUNT) + 1 }
     }
 }
 
@@ -89,17 +100,47 @@ impl Entry {
     }
 }
 
-/// Masks and values of one word of all rules of a block; or their precedences and groups.
+/// Masks and values of one word of all rules of a block; or what comes of a match with each rule.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-pub(super) struct Column {
-    pub(super) mask: [u64; LANES],
-    pub(super) value: [u64; LANES],
-}
+pub(super) struct Column([[u64; LANES]; 2]);
 
-/// What no image equals, and the precedence that loses to all.
-const VACANT: Column = Column { mask: [0; LANES], value: [u64::MAX; LANES] };
-const VACANT_RANKS: Column = Column { mask: [u64::MAX; LANES], value: [u64::MAX; LANES] };
+impl Column {
+    /// A word that no image equals.
+    const VACANT: Self = Self([[0; LANES], [u64::MAX; LANES]]);
+    /// The precedence that loses to all.
+    const VACANT_RANKS: Self = Self([[u64::MAX; LANES]; 2]);
+
+    /// The masks of one word.
+    #[inline(always)]
+    pub(super) fn masks(&self) -> &[u64; LANES] {
+        &self.0[0]
+    }
+
+    /// The values of one word.
+    #[inline(always)]
+    pub(super) fn values(&self) -> &[u64; LANES] {
+        &self.0[1]
+    }
+
+    fn set(&mut self, lane: usize, mask: u64, value: u64) {
+        (self.0[0][lane], self.0[1][lane]) = (mask, value);
+    }
+
+    /// Precedence and group of a rule: side by side, so that they are in one cache line.
+    #[inline(always)]
+    pub(super) fn rank(&self, lane: usize) -> (u64, u64) {
+        let half = &self.0[lane / (LANES / 2) % 2];
+        let at = 2 * (lane % (LANES / 2));
+        (half[at], half[at + 1])
+    }
+
+    fn set_rank(&mut self, lane: usize, (precedence, group): (u64, u64)) {
+        let half = &mut self.0[lane / (LANES / 2)];
+        let at = 2 * (lane % (LANES / 2));
+        (half[at], half[at + 1]) = (precedence, group);
+    }
+}
 
 /// The memory of the trees of one family.
 #[derive(Clone, Debug)]
@@ -107,6 +148,8 @@ pub(super) struct Pool {
     pub(super) nodes: Vec<Node>,
     /// Blocks of `words + 1` columns.
     pub(super) columns: Vec<Column>,
+    /// The precedence of the first rule of each block; there is always one more.
+    pub(super) bests: Vec<u64>,
     /// How many leaves refer to a run, by its first block.
     users: Vec<u32>,
     /// Vacant runs of blocks, by their number less one.
@@ -119,6 +162,7 @@ impl Pool {
         let mut pool = Self {
             nodes: Vec::new(),
             columns: Vec::new(),
+            bests: vec![u64::MAX],
             users: Vec::new(),
             vacant_runs: Default::default(),
             words,
@@ -148,7 +192,8 @@ impl Pool {
     /// Bytes of nodes and blocks.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(&self.nodes[..]) + size_of_val(&self.columns[..]) + size_of_val(&self.users[..])
+        let blocks = size_of_val(&self.columns[..]) + size_of_val(&self.bests[..]);
+        size_of_val(&self.nodes[..]) + blocks + size_of_val(&self.users[..])
     }
 
     /// Room for the children of a node that looks at so many bits.
@@ -156,6 +201,22 @@ impl Pool {
         let first = self.nodes.len();
         self.nodes.resize(first + (1 << bits), Node::default());
         first as u32
+    }
+
+    /// The child of a node that an image belongs to; `extract` takes the bits of a mask out of a word.
+    ///
+    /// # Safety
+    /// `at` is the root of a tree of this pool, or what this function returned for one of its nodes.
+    #[inline(always)]
+    pub(super) unsafe fn child(&self, at: u32, words: &Words, extract: impl Fn(u64, u64) -> u64) -> u32 {
+        debug_assert!((at as usize) < self.nodes.len(), "nodes stay, and have all their children");
+        // SAFETY: roots and children were made by `take_nodes`, and nodes stay as long as the pool. An inner node has as many
+        // children as its bits have values (`Builder::inner`), and a leaf is its own.
+        let node = unsafe { self.nodes.get_unchecked(at as usize) };
+        debug_assert!(node.word() < WORDS, "checked by `Node::inner`");
+        // SAFETY: words of inner nodes are words of the view; that of leaves is 0.
+        let word = unsafe { *words.get_unchecked(node.word()) };
+        node.base + extract(word, node.mask) as u32
     }
 
     /// Puts a node into its place.
@@ -201,10 +262,11 @@ impl Pool {
         for block in self.columns[first * stride..][..run.blocks as usize * stride].chunks_exact(stride) {
             let (ranks, columns) = (&block[self.words], &block[..self.words]);
             for lane in 0..LANES {
-                let Some(ranked) = Ranked::from_words(ranks.mask[lane], ranks.value[lane]) else { return };
+                let (precedence, group) = ranks.rank(lane);
+                let Some(ranked) = Ranked::from_words(precedence, group) else { return };
                 let mut entry = Entry { value: [0; WORDS], mask: [0; WORDS], ranked };
                 for (word, column) in columns.iter().enumerate() {
-                    (entry.mask[word], entry.value[word]) = (column.mask[lane], column.value[lane]);
+                    (entry.mask[word], entry.value[word]) = (column.masks()[lane], column.values()[lane]);
                 }
                 entries.push(entry);
             }
@@ -214,17 +276,17 @@ impl Pool {
     /// Puts entries, best precedence first, into a run that has room for them.
     pub(super) fn write(&mut self, run: Run, entries: &[Entry]) {
         let (words, stride) = (self.words, self.stride());
-        let first = run.first as usize * stride;
-        for (at, block) in
-            self.columns[first..][..run.blocks as usize * stride].chunks_exact_mut(stride).enumerate()
-        {
-            block[..words].fill(VACANT);
-            block[words] = VACANT_RANKS;
+        let first = run.first as usize;
+        let blocks = &mut self.columns[first * stride..][..run.blocks as usize * stride];
+        for (at, (block, best)) in blocks.chunks_exact_mut(stride).zip(&mut self.bests[first..]).enumerate() {
+            block[..words].fill(Column::VACANT);
+            block[words] = Column::VACANT_RANKS;
+            *best = entries.get(at * LANES).map_or(u64::MAX, |entry| entry.ranked.to_words().0);
             for (lane, entry) in entries.iter().skip(at * LANES).take(LANES).enumerate() {
                 for (word, column) in block[..words].iter_mut().enumerate() {
-                    (column.mask[lane], column.value[lane]) = (entry.mask[word], entry.value[word]);
+                    column.set(lane, entry.mask[word], entry.value[word]);
                 }
-                (block[words].mask[lane], block[words].value[lane]) = entry.ranked.to_words();
+                block[words].set_rank(lane, entry.ranked.to_words());
             }
         }
     }
@@ -233,9 +295,10 @@ impl Pool {
         let first = self.vacant_runs[blocks - 1].pop().unwrap_or_else(|| {
             let first = self.users.len();
             self.users.resize(first + blocks, 0);
-            self.columns.resize((first + blocks) * self.stride(), VACANT);
+            self.bests.resize(first + blocks + 1, u64::MAX);
+            self.columns.resize((first + blocks) * self.stride(), Column::VACANT);
             for block in first..first + blocks {
-                self.columns[block * (self.words + 1) + self.words] = VACANT_RANKS;
+                self.columns[block * (self.words + 1) + self.words] = Column::VACANT_RANKS;
             }
             first as u32
         });

@@ -1,21 +1,20 @@
 //! The search: from the root of each tree to a leaf, and the rules of that leaf together.
 //!
 //! A step of the descent has no branch that depends on the frame, and every frame takes the same number of steps: what
-//! the search costs is loads that the processor can overlap, for a burst those of all its frames. Rules of a block are
-//! compared together, which the compiler makes vector instructions of; with AVX2 and BMI2, which are looked for when the
-//! process runs, a block takes some ten of them and a step one `pext`.
+//! the search costs is loads that the processor can overlap, for a burst those of all its frames. Of the leaves that a
+//! burst reaches, the blocks whose first rule could win are listed, again without a branch, and then compared one after
+//! the other ([`Machine::matching`]). The trees whose rules ask for most come first: as a rule what they find wins, and
+//! the other trees' leaves are not even fetched.
 
-#[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{
-    _mm256_castsi256_pd, _mm256_cmpeq_epi64, _mm256_movemask_pd, _mm256_set_epi64x, _mm256_setzero_si256,
-    _pext_u64,
-};
+use std::hint::select_unpredictable;
 
 use super::super::key::MatchKey;
 use super::super::shape::Ranked;
 use super::Family;
-use super::build::extract;
-use super::pool::{Column, LANES};
+use super::machine::{Kind, Machine, Portable, Processor};
+#[cfg(target_arch = "x86_64")]
+use super::machine::{V3, V4};
+use super::pool::{LANES, MAX_BLOCKS, Run};
 use super::view::{WORDS, Words};
 use crate::prefetch::prefetch_read;
 
@@ -24,213 +23,252 @@ pub(in super::super) const BURST: usize = 32;
 /// Trees of one family.
 pub(super) const TREES: usize = 4;
 
-/// Precedence and group of the best rule found so far for a frame.
-pub(super) type Found = (u64, u64);
-/// No rule.
-pub(super) const NOTHING: Found = (u64::MAX, u64::MAX);
+/// Frames whose steps are written out one after the other.
+const GROUP: usize = 4;
+const _: () = assert!(BURST.is_multiple_of(GROUP), "a burst is made of groups");
 
-/// The group that a search found.
-pub(super) fn ranked(found: Found) -> Option<Ranked> {
-    Ranked::from_words(found.0, found.1)
+/// The most blocks that are compared in one tree.
+const MAX_CANDIDATES: usize = BURST * MAX_BLOCKS;
+
+/// In cache lines of their own.
+#[repr(align(64))]
+struct Aligned<T>(T);
+
+/// Precedence and group of the best rule found so far for each frame of a burst.
+pub(in super::super) struct Winners {
+    pub(super) precedences: [u64; BURST],
+    pub(in super::super) groups: [u32; BURST],
 }
 
-/// What processors differ in.
-trait Machine {
-    /// The bits of a word that a mask names, next to each other.
-    fn extract(word: u64, mask: u64) -> u64;
+impl Winners {
+    /// No rules: the precedence that loses to all.
+    pub(in super::super) const NONE: Self =
+        Self { precedences: [u64::MAX; BURST], groups: [u32::MAX; BURST] };
 
-    /// The lanes that are zero, one bit each.
-    fn zeros(lanes: &[u64; LANES]) -> u32;
-}
-
-/// On any processor.
-struct Portable;
-
-impl Machine for Portable {
-    #[inline(always)]
-    fn extract(word: u64, mask: u64) -> u64 {
-        extract(word, mask)
+    /// What was found for one frame.
+    #[inline]
+    pub(in super::super) fn ranked(&self, frame: usize) -> Option<Ranked> {
+        Ranked::from_words(self.precedences[frame], self.groups[frame].into())
     }
 
-    #[inline(always)]
-    fn zeros(lanes: &[u64; LANES]) -> u32 {
-        let mut zeros = 0;
-        for (lane, bits) in lanes.iter().enumerate() {
-            zeros |= u32::from(*bits == 0) << lane;
-        }
-        zeros
+    pub(super) fn set(&mut self, frame: usize, ranked: Option<Ranked>) {
+        let (precedence, group) = ranked.map_or((u64::MAX, u64::MAX), Ranked::to_words);
+        (self.precedences[frame], self.groups[frame]) = (precedence, group as u32);
     }
 }
 
-/// With instructions for both.
-#[cfg(target_arch = "x86_64")]
-struct V3;
-
-#[cfg(target_arch = "x86_64")]
-impl Machine for V3 {
-    #[inline(always)]
-    fn extract(word: u64, mask: u64) -> u64 {
-        // SAFETY: used by `one_v3` and `burst_v3` alone, which are called only where `has_v3` found BMI2.
-        unsafe { _pext_u64(word, mask) }
-    }
-
-    #[inline(always)]
-    fn zeros(lanes: &[u64; LANES]) -> u32 {
-        let lane = |at: usize| lanes[at].cast_signed();
-        let half = |at: usize| {
-            // SAFETY: as above, AVX2; this one needs AVX.
-            let four = unsafe { _mm256_set_epi64x(lane(at + 3), lane(at + 2), lane(at + 1), lane(at)) };
-            // SAFETY: as above, AVX.
-            let zero = unsafe { _mm256_setzero_si256() };
-            // SAFETY: as above, AVX2.
-            let equal = unsafe { _mm256_cmpeq_epi64(four, zero) };
-            // SAFETY: as above, AVX.
-            let equal = unsafe { _mm256_castsi256_pd(equal) };
-            // SAFETY: as above, AVX.
-            unsafe { _mm256_movemask_pd(equal) }.cast_unsigned()
-        };
-        half(0) | half(4) << 4
-    }
-}
-
-/// Whether this processor has what the fast search needs.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn has_v3() -> bool {
-    std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("bmi2")
+/// A block that may have the rule of a frame.
+#[derive(Clone, Copy, Default)]
+struct Candidate {
+    /// The place of the frame among those that are looked up.
+    frame: u32,
+    block: u32,
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1,bmi2")]
-fn one_v3(family: &Family, image: &MatchKey, found: &mut Found) {
-    one::<V3>(family, image, found);
+fn one_v3(family: &Family, image: &MatchKey, winner: Option<Ranked>) -> Option<Ranked> {
+    one::<V3>(family, image, winner)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,bmi1,bmi2,avx512f,avx512bw,avx512vbmi")]
+fn one_v4(family: &Family, image: &MatchKey, winner: Option<Ranked>) -> Option<Ranked> {
+    one::<V4>(family, image, winner)
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1,bmi2")]
-fn burst_v3(family: &Family, images: &[MatchKey], chosen: &[u8], found: &mut [Found; BURST]) {
+fn burst_v3(family: &Family, images: &[MatchKey], winners: &mut Winners) {
     match family.pool.words() {
-        2 => burst::<V3, 2>(family, images, chosen, found),
-        _ => burst::<V3, 0>(family, images, chosen, found),
+        2 => burst::<V3, 2>(family, images, winners),
+        _ => burst::<V3, 0>(family, images, winners),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,bmi1,bmi2,avx512f,avx512bw,avx512vbmi")]
+fn burst_v4(family: &Family, images: &[MatchKey], winners: &mut Winners) {
+    match family.pool.words() {
+        2 => burst::<V4, 2>(family, images, winners),
+        _ => burst::<V4, 0>(family, images, winners),
     }
 }
 
 impl Family {
-    /// Replaces `found` if a rule in the trees of this family comes first.
+    /// The rule in the trees of this family that decides over an image, unless `winner` comes before it.
     #[inline]
-    pub(super) fn search_one(&self, image: &MatchKey, found: &mut Found) {
-        #[cfg(target_arch = "x86_64")]
-        if has_v3() {
-            // SAFETY: the processor has AVX2 and BMI2, and BMI1 with the latter.
-            return unsafe { one_v3(self, image, found) };
+    pub(super) fn search_one(
+        &self,
+        processor: Processor,
+        image: &MatchKey,
+        winner: Option<Ranked>,
+    ) -> Option<Ranked> {
+        match processor.0 {
+            Kind::Portable => one::<Portable>(self, image, winner),
+            // SAFETY: a `Processor` of this kind is made only where the processor has what the function asks for.
+            #[cfg(target_arch = "x86_64")]
+            Kind::V3 => unsafe { one_v3(self, image, winner) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Kind::V4 => unsafe { one_v4(self, image, winner) },
         }
-        one::<Portable>(self, image, found);
     }
 
-    /// The same for those of up to [`BURST`] images that `chosen` names.
+    /// The same for up to [`BURST`] images.
     #[inline]
-    pub(super) fn search_burst(&self, images: &[MatchKey], chosen: &[u8], found: &mut [Found; BURST]) {
-        #[cfg(target_arch = "x86_64")]
-        if has_v3() {
-            // SAFETY: the processor has AVX2 and BMI2, and BMI1 with the latter.
-            return unsafe { burst_v3(self, images, chosen, found) };
+    pub(super) fn search_burst(&self, processor: Processor, images: &[MatchKey], winners: &mut Winners) {
+        match processor.0 {
+            Kind::Portable => burst::<Portable, 0>(self, images, winners),
+            // SAFETY: a `Processor` of this kind is made only where the processor has what the function asks for.
+            #[cfg(target_arch = "x86_64")]
+            Kind::V3 => unsafe { burst_v3(self, images, winners) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Kind::V4 => unsafe { burst_v4(self, images, winners) },
         }
-        burst::<Portable, 0>(self, images, chosen, found);
     }
 }
 
-/// The child of a node that an image belongs to.
+/// The nodes that frames have come to after one step more.
 #[inline(always)]
-fn step<M: Machine>(family: &Family, at: u32, words: &Words) -> u32 {
-    let node = &family.pool.nodes[at as usize];
-    node.base + M::extract(words[node.word() % WORDS], node.mask) as u32
+fn step<M: Machine>(family: &Family, nodes: &mut [u32], words: &[Words]) {
+    for (at, words) in nodes.iter_mut().zip(words) {
+        // SAFETY: the callers begin with roots of trees of this family, and each step leads to a child.
+        *at = unsafe { family.pool.child(*at, words, M::extract) };
+    }
 }
 
 #[inline(always)]
-fn one<M: Machine>(family: &Family, image: &MatchKey, found: &mut Found) {
-    let words = family.view.cut(image);
-    let mut at = [0u32; TREES];
-    for (at, tree) in at.iter_mut().zip(&family.trees) {
-        *at = tree.root;
+fn one<M: Machine>(family: &Family, image: &MatchKey, winner: Option<Ranked>) -> Option<Ranked> {
+    let words = M::cut(&family.view, image);
+    let mut leaves = [0u32; TREES];
+    for (leaf, tree) in leaves.iter_mut().zip(&family.trees) {
+        *leaf = tree.root;
     }
-    let trees = family.trees.len().min(TREES);
-    let at = &mut at[..trees];
+    let leaves = &mut leaves[..family.trees.len().min(TREES)];
     for _ in 0..family.depth {
-        for at in at.iter_mut() {
-            *at = step::<M>(family, *at, &words);
+        for leaf in leaves.iter_mut() {
+            step::<M>(family, std::slice::from_mut(leaf), &[words]);
         }
     }
-    for at in at.iter() {
-        compare::<M, 0>(family, *at, &words, found);
-    }
-}
-
-#[inline(always)]
-fn burst<M: Machine, const K: usize>(
-    family: &Family,
-    images: &[MatchKey],
-    chosen: &[u8],
-    found: &mut [Found; BURST],
-) {
-    let count = chosen.len().min(BURST);
-    let chosen = &chosen[..count];
-    let mut words = [[0; WORDS]; BURST];
-    for (words, image) in words.iter_mut().zip(chosen) {
-        *words = family.view.cut(&images[usize::from(*image)]);
-    }
-    for tree in &family.trees {
-        let mut at = [tree.root; BURST];
-        for _ in 0..tree.depth {
-            for (at, words) in at[..count].iter_mut().zip(&words) {
-                *at = step::<M>(family, *at, words);
-            }
-        }
-        let stride = family.pool.stride();
-        for at in &at[..count] {
-            let first = family.pool.nodes[*at as usize].run().first as usize * stride;
-            for column in &family.pool.columns[first..first + stride] {
-                prefetch_read((&raw const column.mask).cast());
-                prefetch_read((&raw const column.value).cast());
-            }
-        }
-        for ((at, words), image) in at.iter().zip(&words).zip(chosen) {
-            compare::<M, K>(family, *at, words, &mut found[usize::from(*image) % BURST]);
-        }
-    }
-}
-
-/// Compares an image with the rules of a leaf.
-#[inline(always)]
-fn compare<M: Machine, const K: usize>(family: &Family, leaf: u32, words: &Words, found: &mut Found) {
-    let run = family.pool.nodes[leaf as usize].run();
     let stride = family.pool.stride();
-    let first = run.first as usize * stride;
-    let mut best = compare_block::<M, K>(&family.pool.columns[first..first + stride], words);
-    // Most leaves have one block. The rules of later ones lose to all before them.
-    for block in 1..run.blocks as usize {
-        if best.0 != u64::MAX {
-            break;
+    let (mut best, mut found) = winner.map_or((u64::MAX, u64::MAX), Ranked::to_words);
+    for leaf in leaves.iter() {
+        let run = family.pool.nodes[*leaf as usize].run();
+        for block in run.first as usize..(run.first + run.blocks) as usize {
+            if family.pool.bests[block] >= best {
+                break;
+            }
+            let block = &family.pool.columns[block * stride..][..stride];
+            let Some((ranks, columns)) = block.split_last() else { break };
+            let matching = M::matching(columns, &words);
+            if matching != 0 {
+                let rank = ranks.rank(matching.trailing_zeros() as usize % LANES);
+                (best, found) = if rank.0 < best { rank } else { (best, found) };
+            }
         }
-        let first = first + block * stride;
-        best = compare_block::<M, K>(&family.pool.columns[first..first + stride], words);
     }
-    let wins = best.0 < found.0;
-    *found = if wins { best } else { *found };
+    Ranked::from_words(best, found)
 }
 
-/// The first rule of a block that an image matches.
 #[inline(always)]
-fn compare_block<M: Machine, const K: usize>(block: &[Column], words: &Words) -> Found {
-    let Some((ranks, columns)) = block.split_last() else { return NOTHING };
-    let columns = if K == 0 { columns } else { &columns[..K] };
-    let mut differences = [0u64; LANES];
-    for (column, word) in columns.iter().zip(words) {
-        for ((difference, mask), value) in differences.iter_mut().zip(&column.mask).zip(&column.value) {
-            *difference |= (word & mask) ^ value;
+fn burst<M: Machine, const K: usize>(family: &Family, images: &[MatchKey], winners: &mut Winners) {
+    let count = images.len().min(BURST);
+    let mut words = Aligned([[0; WORDS]; BURST]);
+    let words = &mut words.0;
+    for (words, image) in words.iter_mut().zip(&images[..count]) {
+        *words = M::cut(&family.view, image);
+    }
+    let mut candidates = [Candidate::default(); MAX_CANDIDATES];
+    for tree in &family.trees {
+        let mut leaves = [tree.root; BURST];
+        // Frames beyond the last take the steps too: so there is no remainder to be counted.
+        let (groups, _) = leaves.as_chunks_mut::<GROUP>();
+        let (words_of_groups, _) = words.as_chunks::<GROUP>();
+        for _ in 0..tree.depth {
+            for (leaves, words) in groups[..count.div_ceil(GROUP)].iter_mut().zip(words_of_groups) {
+                step::<M>(family, leaves, words);
+            }
+        }
+        let listed = list(family, &leaves[..count], winners, &mut candidates);
+        let stride = if K == 0 { family.pool.stride() } else { K + 1 };
+        for candidate in &candidates[..listed] {
+            let first = candidate.block as usize * stride;
+            for column in &family.pool.columns[first..first + stride] {
+                prefetch_read(column.masks().as_ptr().cast());
+                prefetch_read(column.values().as_ptr().cast());
+            }
+        }
+        for candidate in &candidates[..listed] {
+            compare::<M, K>(family, *candidate, words, winners);
         }
     }
-    let equal = M::zeros(&differences);
-    let lane = equal.trailing_zeros() as usize % LANES;
-    let none = u64::from(equal == 0).wrapping_neg();
-    (ranks.mask[lane] | none, ranks.value[lane])
+}
+
+/// Lists the blocks that may have a rule which comes before what was found; returns how many these are.
+#[inline(always)]
+fn list(
+    family: &Family,
+    leaves: &[u32],
+    winners: &Winners,
+    candidates: &mut [Candidate; MAX_CANDIDATES],
+) -> usize {
+    let pool = &family.pool;
+    let mut runs = [(0, Run::EMPTY); BURST];
+    let mut listed = 0;
+    for (frame, (leaf, limit)) in leaves.iter().zip(&winners.precedences).enumerate() {
+        let run = pool.nodes[*leaf as usize].run();
+        runs[listed % BURST] = (frame as u32, run);
+        listed += usize::from(pool.bests[run.first as usize] < *limit);
+    }
+    let runs = &runs[..listed.min(BURST)];
+    listed = 0;
+    for (frame, run) in runs {
+        // Most leaves have one block or two, but which is not predictable.
+        for (block, exists) in [(run.first, true), (run.first + 1, run.blocks > 1)] {
+            candidates[listed % MAX_CANDIDATES] = Candidate { frame: *frame, block };
+            listed += usize::from(exists);
+        }
+        if run.blocks > 2 {
+            listed = list_others(*frame, *run, listed, candidates);
+        }
+    }
+    listed
+}
+
+/// The same for the blocks of a run behind the second.
+#[cold]
+fn list_others(
+    frame: u32,
+    run: Run,
+    mut listed: usize,
+    candidates: &mut [Candidate; MAX_CANDIDATES],
+) -> usize {
+    for block in run.first + 2..run.first + run.blocks {
+        candidates[listed % MAX_CANDIDATES] = Candidate { frame, block };
+        listed += 1;
+    }
+    listed
+}
+
+/// Compares an image with the rules of a block.
+#[inline(always)]
+fn compare<M: Machine, const K: usize>(
+    family: &Family,
+    Candidate { frame, block }: Candidate,
+    words: &[Words; BURST],
+    winners: &mut Winners,
+) {
+    let frame = frame as usize % BURST;
+    let stride = if K == 0 { family.pool.stride() } else { K + 1 };
+    let first = block as usize * stride;
+    let Some((ranks, columns)) = family.pool.columns[first..first + stride].split_last() else { return };
+    let matching = M::matching(columns, &words[frame]);
+    let (precedence, group) = ranks.rank(matching.trailing_zeros() as usize % LANES);
+    let (best, winner) = (&mut winners.precedences[frame], &mut winners.groups[frame]);
+    let wins = (matching != 0) & (precedence < *best);
+    // A branch would be as little predictable as the frames are.
+    *best = select_unpredictable(wins, precedence, *best);
+    *winner = select_unpredictable(wins, group as u32, *winner);
 }

@@ -82,7 +82,8 @@ impl Family {
             let root = self.pool.take_nodes(0);
             self.pool.share(Run::EMPTY);
             self.pool.place(root, Node::leaf(Run::EMPTY));
-            self.trees.push(Tree { class, root, depth: 0 });
+            let place = self.trees.partition_point(|tree| tree.class > class);
+            self.trees.insert(place, Tree { class, root, depth: 0 });
         }
         let leaves = self.leaves(class, entry, MAX_COPIES + 1);
         if leaves.len() > MAX_COPIES || self.pool.blocks() + leaves.len() > 2 * Self::max_blocks(self.len) {

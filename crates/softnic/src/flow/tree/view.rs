@@ -8,19 +8,13 @@ use super::super::key::MatchKey;
 
 /// Words of an image, cut down or not.
 pub(super) const WORDS: usize = 8;
+/// Bytes of an image.
+const BYTES: usize = 8 * WORDS;
 /// An image cut down to a view; words beyond those of the view are zero.
 pub(super) type Words = [u64; WORDS];
 
 /// The words of the image, addresses first: both IPv4 addresses come to be in one word.
 const ORDER: [usize; WORDS] = [1, 2, 3, 4, 0, 5, 6, 7];
-
-/// One piece of a word of the image, in its place in a word of the view.
-#[derive(Clone, Copy, Debug)]
-struct Piece {
-    from: usize,
-    rotate: u32,
-    mask: u64,
-}
 
 /// The bytes that are kept, one bit each: byte `b` of word `w` is bit `8 * w + b`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,57 +42,72 @@ impl Bytes {
 }
 
 /// How an image is cut down.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct View {
     bytes: Bytes,
-    pieces: Vec<Piece>,
-    /// For each word of the view, how many pieces it and those before it have.
-    ends: Vec<usize>,
+    places: u64,
+    /// Which byte of the image comes to be at each place; the first [`kept`](Self::kept) places are in use.
+    source: [u8; BYTES],
+}
+
+impl Default for View {
+    fn default() -> Self {
+        Self::new(Bytes::default())
+    }
 }
 
 impl View {
     pub(super) fn new(bytes: Bytes) -> Self {
-        let mut view = Self { bytes, pieces: Vec::new(), ends: Vec::new() };
+        let mut source = [u8::MAX; BYTES];
         let kept = ORDER.into_iter().flat_map(|word| 8 * word..8 * word + 8);
         let kept = kept.filter(|byte| bytes.0 >> byte & 1 != 0);
-        for (place, byte) in kept.enumerate() {
-            if place % 8 == 0 {
-                view.ends.push(view.pieces.len());
-            }
-            let (from, rotate) = (byte / 8, (8 * (place % 8 + 8 - byte % 8) % 64) as u32);
-            let mask = 0xffu64 << (8 * (place % 8));
-            let first = view.ends.iter().rev().nth(1).copied().unwrap_or(0);
-            match view.pieces[first..].iter_mut().find(|piece| piece.from == from && piece.rotate == rotate) {
-                Some(piece) => piece.mask |= mask,
-                None => view.pieces.push(Piece { from, rotate, mask }),
-            }
-            if let Some(end) = view.ends.last_mut() {
-                *end = view.pieces.len();
-            }
+        for (place, byte) in source.iter_mut().zip(kept) {
+            *place = byte as u8;
         }
-        view
+        Self { bytes, places: u64::MAX.checked_shr(64 - bytes.0.count_ones()).unwrap_or(0), source }
     }
 
     pub(super) fn bytes(&self) -> Bytes {
         self.bytes
     }
 
+    /// How many bytes are kept.
+    #[inline]
+    pub(super) fn kept(&self) -> usize {
+        self.bytes.0.count_ones() as usize
+    }
+
     /// The words of a cut image that are in use.
     #[inline]
     pub(super) fn words(&self) -> usize {
-        self.ends.len()
+        self.kept().div_ceil(8)
+    }
+
+    /// The places that are in use, one bit each.
+    #[inline]
+    pub(super) fn places(&self) -> u64 {
+        self.places
+    }
+
+    /// Pairs of words that are in use.
+    #[inline]
+    pub(super) fn quarters(&self) -> usize {
+        self.words().div_ceil(2)
+    }
+
+    /// Which byte of the image comes to be at each place; 255 where none does.
+    #[inline]
+    pub(super) fn source(&self) -> &[u8; BYTES] {
+        &self.source
     }
 
     /// The image of a frame, the values of a rule or its mask, cut down.
     #[inline(always)]
     pub(super) fn cut(&self, image: &MatchKey) -> Words {
-        let mut words = [0; WORDS];
-        let mut first = 0;
-        for (word, end) in words.iter_mut().zip(&self.ends) {
-            for piece in &self.pieces[first..*end] {
-                *word |= image.0[piece.from % WORDS].rotate_left(piece.rotate) & piece.mask;
-            }
-            first = *end;
+        let mut words = [0u64; WORDS];
+        for (place, from) in self.source[..self.kept()].iter().enumerate() {
+            let byte = image.0[usize::from(from / 8) % WORDS] >> (from % 8 * 8) & 0xff;
+            words[place / 8] |= byte << (place % 8 * 8);
         }
         words
     }

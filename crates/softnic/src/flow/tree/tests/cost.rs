@@ -12,7 +12,7 @@ use super::super::super::FlowKind;
 use super::super::super::key::{Image, MatchKey, Matcher};
 use super::super::super::shape::{Precedence, Ranked};
 use super::super::super::space::Space;
-use super::super::{BURST, Trees};
+use super::super::{BURST, Trees, Winners};
 use super::classbench::{Numbers, rules};
 
 const SETS: [&str; 4] = ["acl1_10k", "ipc1_10k", "fw1_1k", "acl5_1k"];
@@ -82,9 +82,9 @@ fn contestants<'c>(space: &'c Space<MatchKey>, grown: &'c Trees, fresh: &'c Tree
         Box::new(|images| {
             let mut sum = 0;
             for images in images.chunks(BURST) {
-                let mut winners = [None; BURST];
+                let mut winners = Winners::NONE;
                 trees.search_burst(images, &mut winners);
-                sum += winners.into_iter().map(group).sum::<u64>();
+                sum += (0..images.len()).map(|at| group(winners.ranked(at))).sum::<u64>();
             }
             sum
         })

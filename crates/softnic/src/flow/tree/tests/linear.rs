@@ -3,7 +3,8 @@
 use super::super::super::FlowKind;
 use super::super::super::key::{Image, MatchKey, Matcher};
 use super::super::super::shape::{Precedence, Ranked};
-use super::super::{BURST, Trees};
+use super::super::machine::Processor;
+use super::super::{BURST, Trees, Winners};
 
 /// Both.
 #[derive(Default)]
@@ -73,13 +74,17 @@ impl Linear {
             beside.0[number % 7] ^= 1 << (number * 13 % 64);
             images.extend([*value, filled, beside]);
         }
+        let processors = Processor::all();
         for images in images.chunks(BURST) {
-            let mut together = [None; BURST];
-            self.trees.search_burst(images, &mut together);
-            for (image, together) in images.iter().zip(together) {
-                let expected = self.expected(image);
-                assert_eq!(self.trees.search(image), expected, "{image:x?}");
-                assert_eq!(together, expected, "{image:x?} in a burst");
+            let expected: Vec<_> = images.iter().map(|image| self.expected(image)).collect();
+            for processor in &processors {
+                let mut together = Winners::NONE;
+                self.trees.search_burst_on(*processor, images, &mut together);
+                for (at, (image, expected)) in images.iter().zip(&expected).enumerate() {
+                    let alone = self.trees.search_on(*processor, image);
+                    assert_eq!(alone, *expected, "{image:x?} on {processor:?}");
+                    assert_eq!(together.ranked(at), *expected, "{image:x?} in a burst on {processor:?}");
+                }
             }
         }
     }
