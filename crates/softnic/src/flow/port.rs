@@ -14,8 +14,8 @@ use super::shape::{Precedence, Ranked};
 use super::space::Space;
 use super::tree::{BURST, Rebuild, Rebuilt, Trees, Winners};
 use super::{
-    FlowError, FlowHit, FlowId, FlowKind, FlowRule, MAX_DONT_TRAP, MAX_REPLICAS, MAX_SHAPES, MAX_SNIFFERS,
-    Matcher, Matches, TableRules,
+    Actions, CounterId, FlowError, FlowHit, FlowId, FlowKind, FlowRule, MAX_DONT_TRAP, MAX_FLOWS,
+    MAX_REPLICAS, MAX_SHAPES, MAX_SNIFFERS, Matcher, Matches, QpSlot, TableRules,
 };
 use crate::prefetch::prefetch_read;
 
@@ -30,13 +30,78 @@ struct Group {
     place: Option<Place>,
 }
 
-/// What a frame that matches a group gets. Apart from the groups, so that lookups touch few cache lines.
+/// What a frame that matches a group gets: the oldest rule, if there is one. Apart from the groups and packed, so that
+/// lookups touch one cache line, which four share.
 #[derive(Clone, Copy, Debug, Default)]
+#[repr(align(16))]
 struct Outcome {
-    /// The oldest rule.
-    first: Option<FlowHit>,
+    /// The flow, and above its bits what the constants of this type name.
+    flow: u32,
+    tag: u32,
+    counter: u32,
+    target: u32,
+}
+
+/// Bits of a flow's name.
+const FLOW_BITS: u32 = 24;
+const _: () = assert!(MAX_FLOWS <= 1 << FLOW_BITS, "an outcome has room for any flow");
+
+impl Outcome {
+    /// There is a rule.
+    const EXISTS: u32 = 1 << FLOW_BITS;
+    const COPIES: u32 = 1 << (FLOW_BITS + 1);
+    const DROPS: u32 = 1 << (FLOW_BITS + 2);
+    const TAGS: u32 = 1 << (FLOW_BITS + 3);
+    const COUNTS: u32 = 1 << (FLOW_BITS + 4);
     /// The group has replicas.
-    is_replicated: bool,
+    const REPLICATES: u32 = 1 << (FLOW_BITS + 5);
+    /// Where the kind is.
+    const KIND_SHIFT: u32 = FLOW_BITS + 6;
+    const KINDS: [FlowKind; 4] =
+        [FlowKind::Normal, FlowKind::MulticastDefault, FlowKind::AllDefault, FlowKind::Sniffer];
+
+    fn new(first: Option<FlowHit>, is_replicated: bool) -> Self {
+        let Some(FlowHit { flow, kind, is_copy, actions }) = first else { return Self::default() };
+        let flag = |set: bool, flag: u32| if set { flag } else { 0 };
+        Self {
+            flow: flow.0
+                | Self::EXISTS
+                | flag(is_copy, Self::COPIES)
+                | flag(actions.drop, Self::DROPS)
+                | flag(actions.tag.is_some(), Self::TAGS)
+                | flag(actions.counter.is_some(), Self::COUNTS)
+                | flag(is_replicated, Self::REPLICATES)
+                | (kind as u32) << Self::KIND_SHIFT,
+            tag: actions.tag.unwrap_or(0),
+            counter: actions.counter.map_or(0, |counter| counter.0),
+            target: actions.target.0,
+        }
+    }
+
+    fn has(&self, flag: u32) -> bool {
+        self.flow & flag != 0
+    }
+
+    #[inline]
+    fn is_replicated(&self) -> bool {
+        self.has(Self::REPLICATES)
+    }
+
+    /// The oldest rule.
+    #[inline]
+    fn first(&self) -> Option<FlowHit> {
+        self.has(Self::EXISTS).then(|| FlowHit {
+            flow: FlowId(self.flow & (Self::EXISTS - 1)),
+            kind: Self::KINDS[(self.flow >> Self::KIND_SHIFT) as usize],
+            is_copy: self.has(Self::COPIES),
+            actions: Actions {
+                tag: self.has(Self::TAGS).then_some(self.tag),
+                drop: self.has(Self::DROPS),
+                counter: self.has(Self::COUNTS).then_some(CounterId(self.counter)),
+                target: QpSlot(self.target),
+            },
+        })
+    }
 }
 
 impl Group {
@@ -50,7 +115,7 @@ impl Group {
                 self.replicas.push(*hit);
             }
         }
-        Outcome { first, is_replicated: !self.replicas.is_empty() }
+        Outcome::new(first, !self.replicas.is_empty())
     }
 }
 
@@ -215,8 +280,8 @@ impl PortTable {
             positions &= positions - 1;
         }
         if let Some(outcome) = self.outcomes.get(verdict.group as usize) {
-            outcome.first.iter().for_each(|hit| matches.add(*hit));
-            if outcome.is_replicated {
+            outcome.first().into_iter().for_each(|hit| matches.add(hit));
+            if outcome.is_replicated() {
                 let replicas = &self.groups[verdict.group as usize].replicas;
                 replicas.iter().for_each(|hit| matches.add(*hit));
             }
@@ -311,7 +376,8 @@ impl PortTable {
         }
         // Flows on one queue pair share its copy, as mlx5 counts the uses of a rule (fs_core.c, `add_rule_fte`).
         let replicas = &self.groups[ranked.group as usize].replicas;
-        let mut copies = self.outcomes[ranked.group as usize].first.iter().chain(replicas);
+        let first = self.outcomes[ranked.group as usize].first();
+        let mut copies = first.iter().chain(replicas);
         let new_target = !copies.any(|copy| copy.actions.target == hit.actions.target);
         if new_target && replicas.len() + 1 >= MAX_REPLICAS {
             return Err(FlowError::Full {
@@ -435,4 +501,32 @@ fn add_copy_rule<const LIMIT: usize>(
 
 fn remove_copy_rule<const LIMIT: usize>(rules: &mut ArrayVec<CopyRule, LIMIT>, id: FlowId) {
     rules.retain(|rule| rule.hit.flow != id);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outcome_holds_every_part_of_a_hit() {
+        for kind in Outcome::KINDS {
+            for flags in 0..32u32 {
+                let is = |flag: u32| flags >> flag & 1 == 1;
+                let hit = FlowHit {
+                    flow: FlowId(MAX_FLOWS as u32 - 1),
+                    kind,
+                    is_copy: is(0),
+                    actions: Actions {
+                        tag: is(1).then_some(u32::MAX),
+                        drop: is(2),
+                        counter: is(3).then_some(CounterId(u32::MAX)),
+                        target: QpSlot(7),
+                    },
+                };
+                let outcome = Outcome::new(Some(hit), is(4));
+                assert_eq!((outcome.first(), outcome.is_replicated()), (Some(hit), is(4)));
+            }
+        }
+        assert_eq!(Outcome::default().first(), None);
+    }
 }
