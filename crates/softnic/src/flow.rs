@@ -373,7 +373,7 @@ impl FlowTable {
         }
     }
 
-    /// Copies the rules of one port and direction whose trees should be built anew, if there are any.
+    /// Begins to build the trees of one port and direction anew, if that pays.
     pub(crate) fn start_rebuild(&mut self) -> Option<TableRebuild> {
         for (egress, ports) in [(false, &mut self.ports), (true, &mut self.egress)] {
             for (port, table) in (0..).zip(ports) {
@@ -383,6 +383,13 @@ impl FlowTable {
             }
         }
         None
+    }
+
+    /// Copies some of the rules that are to be built anew; false if these were the last. Each call takes a part of the rules
+    /// that is small enough for frames to wait for.
+    pub(crate) fn copy_rules(&mut self, rebuild: &mut TableRebuild) -> bool {
+        let TableRebuild { port, egress, rebuild } = rebuild;
+        self.port_mut(*port, *egress).copy_rules(rebuild)
     }
 
     /// Takes over what was built of [`start_rebuild`](Self::start_rebuild), and returns what it replaces: to be dropped

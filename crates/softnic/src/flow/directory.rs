@@ -33,7 +33,7 @@ impl Hash for Match {
 }
 
 /// Maps that the matches are spread over: one that grows moves all that it holds, and the engine waits meanwhile.
-const PARTS: usize = 64;
+pub(super) const PARTS: usize = 64;
 /// Which bits of a digest name the part: a map looks at the lowest and at the highest ones.
 const PART_SHIFT: u32 = 40;
 const _: () = assert!(PARTS.is_power_of_two(), "a part is chosen by masking");
@@ -125,11 +125,10 @@ impl Directory {
         }
     }
 
-    /// Every match and its first group.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&MatchKey, &MatchKey, Ranked)> {
-        self.parts
+    /// Every match of one of the [`PARTS`] and its first group.
+    pub(super) fn part(&self, part: usize) -> impl Iterator<Item = (&MatchKey, &MatchKey, Ranked)> {
+        self.parts[part]
             .iter()
-            .flatten()
             .map(|(found, bucket)| (&found.value, &self.by_number[found.mask as usize].mask, bucket.best()))
     }
 

@@ -266,6 +266,11 @@ impl PortTable {
         self.plain.start_rebuild()
     }
 
+    /// Copies some of their rules; false if these were the last.
+    pub(super) fn copy_rules(&self, rebuild: &mut Rebuild) -> bool {
+        self.plain.copy_rules(rebuild)
+    }
+
     /// Takes over what was built, and returns what it replaces.
     pub(super) fn finish_rebuild(&mut self, rebuilt: Rebuilt) -> Rebuilt {
         self.plain.finish_rebuild(rebuilt)

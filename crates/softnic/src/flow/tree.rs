@@ -8,9 +8,10 @@
 //!
 //! # Changes
 //! A rule is added to and removed from every leaf that it belongs to; a leaf that overflows is split where it is
-//! ([`update`]). Trees that grew by half this way are built anew from the [`Directory`]: [`Trees::start_rebuild`] copies
-//! the rules, [`Rebuild::build`] works without the table, and [`Trees::finish_rebuild`] takes over the result and repeats
-//! what changed meanwhile. So neither lookups nor changes wait for the building.
+//! ([`update`]). Trees that grew by half this way are built anew from the [`Directory`]: [`Trees::copy_rules`] copies the
+//! rules, a part at a time so that others can use the table in between, [`Rebuild::build`] works without the table, and
+//! [`Trees::finish_rebuild`] takes over the result and repeats what changed since the start. So neither lookups nor changes
+//! wait for the building, and for the copying as long as one part takes.
 //!
 //! # What is not in the trees
 //! Masks that have nothing in common make leaves that nothing splits. A leaf has at most 64 rules, a rule added later at
@@ -30,7 +31,7 @@ use arrayvec::ArrayVec;
 use packet::FlowKey;
 use packet::cube::{DST_IPV4, DST_MAC, HAS_IPV4, HAS_IPV6, SRC_IPV4, SRC_MAC};
 
-use super::directory::Directory;
+use super::directory::{Directory, PARTS};
 use super::key::MatchKey;
 use super::shape::Ranked;
 use super::space::Space;
@@ -113,6 +114,8 @@ type Rule = (MatchKey, MatchKey, Ranked);
 pub(super) struct Rebuild {
     number: u64,
     family: usize,
+    /// Parts of the directory that were copied.
+    parts: usize,
     rules: Vec<Rule>,
 }
 
@@ -270,10 +273,26 @@ impl Trees {
         let family = self.families.iter().position(Family::wants_rebuild)?;
         self.rebuilds += 1;
         self.families[family].rebuild = Some((self.rebuilds, Vec::new()));
-        let mut rules = Vec::with_capacity(self.families[family].len);
-        let all = self.directory.iter().filter(|(_, mask, _)| family_of(mask) == family);
-        rules.extend(all.map(|(value, mask, ranked)| (*value, *mask, ranked)));
-        Some(Rebuild { number: self.rebuilds, family, rules })
+        Some(Rebuild { number: self.rebuilds, family, parts: 0, rules: Vec::new() })
+    }
+
+    /// Copies the rules of the next part of the directory; false if that was the last. A rule that changes between two
+    /// parts is in the copy as it was or as it is, or missing: [`finish_rebuild`](Self::finish_rebuild) puts it right with all
+    /// others that changed since the start.
+    pub(super) fn copy_rules(&self, rebuild: &mut Rebuild) -> bool {
+        let part = self.directory.part(rebuild.parts);
+        let wanted = part.filter(|(_, mask, _)| family_of(mask) == rebuild.family);
+        rebuild.rules.extend(wanted.map(|(value, mask, ranked)| (*value, *mask, ranked)));
+        rebuild.parts += 1;
+        rebuild.parts < PARTS
+    }
+
+    /// The next family that should be built anew, with all of its rules.
+    #[cfg(test)]
+    fn whole_rebuild(&mut self) -> Option<Rebuild> {
+        let mut rebuild = self.start_rebuild()?;
+        while self.copy_rules(&mut rebuild) {}
+        Some(rebuild)
     }
 
     /// Takes over what was built; returns what it replaces, which takes time to free. It is not taken over if too much
@@ -325,8 +344,9 @@ fn search_some(
 }
 
 impl Rebuild {
-    /// Builds the trees.
+    /// Builds the trees, when all rules are copied.
     pub(super) fn build(self) -> Rebuilt {
+        debug_assert_eq!(self.parts, PARTS, "all rules are copied");
         Rebuilt { number: self.number, family: self.family, built: Family::build(self.family, self.rules) }
     }
 }

@@ -115,7 +115,8 @@ fn insert(state: &mut State, flow: FlowState, request: &FlowRequest) -> Verb<u32
 
 /// Builds the trees of the flow table anew where that pays. The engine goes on meanwhile; this caller waits.
 fn rebuild_flows(nic: &Nic, mut rebuild: Option<TableRebuild>) {
-    while let Some(started) = rebuild {
+    while let Some(mut started) = rebuild {
+        while nic.control().flows.copy_rules(&mut started) {}
         let rebuilt = started.build();
         let mut state = nic.control();
         let replaced = state.flows.finish_rebuild(rebuilt);

@@ -279,7 +279,10 @@ impl Both {
                 prop_assert!(!self.table.remove(gone.rule.id));
             }
             Step::Rebuild => match self.rebuild.take() {
-                Some(rebuild) => drop(self.table.finish_rebuild(rebuild.build())),
+                Some(mut rebuild) => {
+                    while self.table.copy_rules(&mut rebuild) {}
+                    drop(self.table.finish_rebuild(rebuild.build()));
+                }
                 None => self.rebuild = self.table.start_rebuild(),
             },
             Step::LookupFor(_, frame) if is_empty => self.seen.push(((1, false), frame)),

@@ -60,6 +60,8 @@ enum Step {
     AddMany(Matcher, u16),
     Remove(prop::sample::Index),
     StartRebuild,
+    /// Copies so many parts of the rules.
+    CopyRules(u8),
     FinishRebuild,
 }
 
@@ -69,6 +71,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (matcher(), 0u16..4).prop_map(|(matcher, priority)| Step::AddMany(matcher, priority)),
         6 => any::<prop::sample::Index>().prop_map(Step::Remove),
         2 => Just(Step::StartRebuild),
+        2 => (1u8..40).prop_map(Step::CopyRules),
         2 => Just(Step::FinishRebuild),
     ]
 }
@@ -97,9 +100,19 @@ proptest! {
                 }
                 Step::Remove(index) if !both.is_empty() => both.remove(index.index(both.len())),
                 Step::Remove(_) => {}
-                Step::StartRebuild => rebuild = both.trees.start_rebuild().or(rebuild),
+                Step::StartRebuild => {
+                    rebuild = both.trees.start_rebuild().map(|started| (started, true)).or(rebuild);
+                }
+                Step::CopyRules(parts) => {
+                    if let Some((started, more)) = &mut rebuild {
+                        (0..parts).for_each(|_| *more = *more && both.trees.copy_rules(started));
+                    }
+                }
                 Step::FinishRebuild => {
-                    if let Some(rebuild) = rebuild.take() {
+                    if let Some((mut rebuild, mut more)) = rebuild.take() {
+                        while more {
+                            more = both.trees.copy_rules(&mut rebuild);
+                        }
                         both.trees.finish_rebuild(rebuild.build());
                     }
                 }
@@ -165,4 +178,31 @@ fn replaced_rules_do_not_make_the_trees_grow() {
     }
     both.check(&[]);
     assert!(both.trees.families[IPV4].pool.bytes() < 2 * before);
+}
+
+/// Frames wait for no more than one part of the rules to be copied: here for two in a hundred of them at most, and for the
+/// number of a rebuild to be noted.
+#[test]
+fn rules_are_copied_in_small_parts() {
+    let mut trees = Trees::default();
+    let rules = 20_000u32;
+    for number in 0..rules {
+        let mut matcher = Matcher::any();
+        matcher.require(Layers::IPV4).field(&[DST_IPV4], number.into(), 0xffff_ffff);
+        let precedence =
+            super::super::shape::Precedence::new(super::super::FlowKind::Normal, 0, number.into());
+        trees.add(matcher.value(), matcher.mask(), Ranked { precedence, group: number });
+    }
+    let mut rebuild = trees.start_rebuild().expect("the trees have grown");
+    assert!(rebuild.rules.is_empty(), "nothing is copied at once");
+    let mut more = true;
+    while more {
+        let before = rebuild.rules.len();
+        more = trees.copy_rules(&mut rebuild);
+        let copied = rebuild.rules.len() - before;
+        assert!(copied <= rules as usize / 50, "{copied} rules at once");
+    }
+    assert_eq!(rebuild.rules.len(), rules as usize);
+    trees.finish_rebuild(rebuild.build());
+    assert!(trees.start_rebuild().is_none(), "nothing has changed since");
 }

@@ -103,7 +103,7 @@ fn grown(rules: &[(Matcher, u16)]) -> Trees {
     let mut trees = Trees::default();
     for (matcher, ranked) in ranked_rules(rules) {
         trees.add(matcher.value(), matcher.mask(), ranked);
-        while let Some(rebuild) = trees.start_rebuild() {
+        while let Some(rebuild) = trees.whole_rebuild() {
             trees.finish_rebuild(rebuild.build());
         }
     }
@@ -121,7 +121,16 @@ fn ranked_rules(rules: &[(Matcher, u16)]) -> impl Iterator<Item = (&Matcher, Ran
 fn describe(set: &str, rules: &[(Matcher, u16)], fresh: &mut Trees) -> String {
     let started = Instant::now();
     fresh.families[super::IPV4].debt = usize::MAX / 2;
-    let rebuild = fresh.start_rebuild().expect("one is due");
+    let mut rebuild = fresh.start_rebuild().expect("one is due");
+    let mut longest = Duration::ZERO;
+    loop {
+        let part_started = Instant::now();
+        let more = fresh.copy_rules(&mut rebuild);
+        longest = longest.max(part_started.elapsed());
+        if !more {
+            break;
+        }
+    }
     let copied = started.elapsed();
     let rebuilt = rebuild.build();
     let built = started.elapsed() - copied;
@@ -139,7 +148,7 @@ fn describe(set: &str, rules: &[(Matcher, u16)], fresh: &mut Trees) -> String {
     let family = &fresh.families[super::IPV4];
     let depths: Vec<_> = family.trees.iter().map(|tree| (tree.class, tree.depth)).collect();
     format!(
-        "{set}: {} rules, {} masks; rules copied in {copied:?}, built in {built:?}, taken over in {installed:?}; {} KiB; trees \
+        "{set}: {} rules, {} masks; rules copied in {copied:?}, the largest part in {longest:?}, built in {built:?}, taken over in {installed:?}; {} KiB; trees \
          and depths {depths:?}; {} masks in no tree; removed and added in {:?} (median), {:?} (most)\n",
         rules.len(),
         fresh.masks(),

@@ -50,7 +50,7 @@ impl Linear {
 
     /// Builds everything anew that should be.
     pub(super) fn rebuild(&mut self) {
-        while let Some(rebuild) = self.trees.start_rebuild() {
+        while let Some(rebuild) = self.trees.whole_rebuild() {
             self.trees.finish_rebuild(rebuild.build());
         }
     }
