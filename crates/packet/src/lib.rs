@@ -24,6 +24,7 @@ mod error;
 mod field;
 mod flow_key;
 mod hash_fields;
+mod image;
 mod mac;
 mod numbers;
 pub mod offload;
@@ -42,6 +43,7 @@ pub use field::{
 };
 pub use flow_key::{FlowKey, Layers};
 pub use hash_fields::{HASH_INPUT_BYTES, HashFields};
+pub use image::read_image;
 pub use mac::MacAddr;
 pub use numbers::{EtherType, IpProtocol};
 pub use parse::{Parsed, parse};
