@@ -12,6 +12,7 @@ mod generator;
 mod link;
 mod loopback;
 mod pcap;
+mod store;
 #[cfg(test)]
 mod tests;
 
@@ -62,6 +63,18 @@ pub trait Wire: Send {
     /// # Errors
     /// The reason why this frame will not be sent.
     fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError>;
+
+    /// Sends frames in order, each as [`transmit`](Wire::transmit) does. Returns what was taken of them.
+    fn transmit_burst(&mut self, frames: &[&[u8]]) -> Transmitted {
+        let mut taken = Transmitted::default();
+        for frame in frames {
+            if self.transmit(frame).is_ok() {
+                taken.frames += 1;
+                taken.bytes += frame.len() as u64;
+            }
+        }
+        taken
+    }
 
     /// Hands every queued frame to the medium. Frames that the medium cannot take now stay queued until the next call, so
     /// the engine keeps calling this after the last frame. By default there is no queue.
@@ -146,6 +159,15 @@ pub struct Splits {
     pub segments: u64,
 }
 
+/// What a wire has taken of a burst to be sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Transmitted {
+    /// Frames.
+    pub frames: u64,
+    /// Bytes of those frames.
+    pub bytes: u64,
+}
+
 /// Whether more frames can be expected from a wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireState {
@@ -185,6 +207,7 @@ pub struct RxFrame<'w> {
 impl<'w> RxFrame<'w> {
     /// A complete frame that the engine is to stamp.
     #[must_use]
+    #[inline]
     pub fn new(bytes: &'w [u8]) -> Self {
         let wire_len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         Self { bytes, wire_len, timestamp_ns: 0, checksum: Checksum::Unknown }
@@ -233,6 +256,12 @@ impl<'w> Burst<'w> {
     /// Appends a frame; a full burst does not take it and returns `false`.
     pub fn push(&mut self, frame: RxFrame<'w>) -> bool {
         self.capacity_left() > 0 && self.frames.try_push(frame).is_ok()
+    }
+
+    /// Appends complete frames that the engine is to stamp, as many as there are and fit.
+    pub fn extend(&mut self, frames: impl IntoIterator<Item = &'w [u8]>) {
+        let room = self.capacity_left();
+        self.frames.extend(frames.into_iter().take(room).map(RxFrame::new));
     }
 
     /// The number of frames.

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use packet::build::FrameBuilder;
 use packet::{EtherType, IpProtocol, MacAddr, TCP_FLAGS};
 
+use super::store::{FrameStore, Place};
 use super::{
     AddressRange, BURST_FRAMES, Burst, FrameSizes, GeneratorConfig, MAX_FRAME_BYTES, PortRange, Rate,
-    RxFrame, SOFT_MAC, SleepHint, TrafficConfig, TrafficProtocol, TransmitError, Wire, WireError, WireState,
+    SOFT_MAC, SleepHint, TrafficConfig, TrafficProtocol, TransmitError, Wire, WireError, WireState,
 };
 
 #[cfg(test)]
@@ -75,12 +76,12 @@ impl Wire for GeneratorWire {
         if let Some(left) = &mut self.left {
             *left -= frames as u64;
         }
-        for _ in 0..frames {
-            burst.push(RxFrame::new(self.replay.frame(self.place)));
-            self.place += 1;
-            if self.place == self.replay.len() {
-                self.place = 0;
-            }
+        let mut left = frames;
+        while left > 0 {
+            let taken = left.min(self.replay.schedule.len() - self.place);
+            burst.extend(self.replay.frames(self.place, taken));
+            left -= taken;
+            self.place = (self.place + taken) % self.replay.schedule.len();
         }
     }
 
@@ -123,26 +124,18 @@ const MAX_SCHEDULE: usize = 1 << 22;
 const MIN_SCHEDULE: usize = 4096;
 /// How many lengths a spread of lengths is made of, at least.
 const SIZE_VARIANTS: usize = 64;
-/// Frames start on their own cache line.
-const FRAME_ALIGN: usize = 64;
 /// The most hosts of an address block that are drawn from.
 const MAX_HOSTS: u128 = 1 << 32;
 const TCP_ACK: u8 = 1 << 4;
 /// The station that all generated frames come from.
 const PEER_MAC: MacAddr = MacAddr([0x02, 0x73, 0x6f, 0x66, 0x74, 0x01]);
 
-/// Where a frame is in the store.
-#[derive(Clone, Copy, Debug)]
-struct Slot {
-    offset: u32,
-    len: u32,
-}
-
 /// Every frame once, and the order in which they are replayed.
 #[derive(Debug)]
 struct Replay {
-    store: Vec<u8>,
-    schedule: Vec<Slot>,
+    store: FrameStore,
+    /// Not empty.
+    schedule: Vec<Place>,
 }
 
 impl Replay {
@@ -155,7 +148,7 @@ impl Replay {
             });
         }
         let mut rng = Rng::new(config.seed);
-        let mut store = Vec::new();
+        let mut store = FrameStore::default();
         let mut parts = Vec::with_capacity(config.flows.len());
         let mut frames_left = MAX_FRAMES;
         for (position, traffic) in config.flows.iter().enumerate() {
@@ -167,19 +160,14 @@ impl Replay {
             flow: name_of(&config.flows[position], position),
             problem,
         })?;
+        store.align();
         Ok(Self { store, schedule })
     }
 
-    /// How many frames the schedule has before it starts again; not 0.
-    fn len(&self) -> usize {
-        self.schedule.len()
-    }
-
-    /// The frame at a place of the schedule.
+    /// The `count` frames from a place of the schedule on.
     #[inline]
-    fn frame(&self, place: usize) -> &[u8] {
-        let slot = self.schedule[place];
-        &self.store[slot.offset as usize..][..slot.len as usize]
+    fn frames(&self, place: usize, count: usize) -> impl Iterator<Item = &[u8]> {
+        self.schedule[place..place + count].iter().map(|place| self.store.frame(*place))
     }
 }
 
@@ -191,9 +179,9 @@ fn name_of(traffic: &TrafficConfig, position: usize) -> String {
 fn record_traffic(
     traffic: &TrafficConfig,
     rng: &mut Rng,
-    store: &mut Vec<u8>,
+    store: &mut FrameStore,
     frames_left: &mut usize,
-) -> Result<Vec<Slot>, String> {
+) -> Result<Vec<Place>, String> {
     let template = Template::new(traffic)?;
     let combinations = template.combinations();
     let count = match traffic.count.map(u128::from) {
@@ -227,22 +215,19 @@ fn record_traffic(
     for (number, length) in lengths.into_iter().enumerate() {
         let combination = (start + (number % count) as u128 * stride) % combinations;
         let frame = template.frame(combination, length);
-        let offset = store.len().next_multiple_of(FRAME_ALIGN);
-        if offset + frame.len() > MAX_STORE_BYTES {
+        if store.bytes_with(frame.len()) > MAX_STORE_BYTES {
             return Err(format!(
                 "the frames of all flows up to here take more than {} MiB: lower `count` or `frame_bytes`",
                 MAX_STORE_BYTES >> 20
             ));
         }
-        store.resize(offset, 0);
-        store.extend_from_slice(&frame);
-        slots.push(Slot { offset: offset as u32, len: frame.len() as u32 });
+        slots.push(store.push(&frame));
     }
     Ok(slots)
 }
 
 /// Mixes the parts by share, exactly, and shuffles them. An error names the part by position.
-fn schedule(parts: &[(usize, Vec<Slot>)], rng: &mut Rng) -> Result<Vec<Slot>, (usize, String)> {
+fn schedule(parts: &[(usize, Vec<Place>)], rng: &mut Rng) -> Result<Vec<Place>, (usize, String)> {
     let shares: usize = parts.iter().map(|(share, _)| share).sum();
     let mut rounds = MIN_SCHEDULE.div_ceil(shares);
     for (position, (share, slots)) in parts.iter().enumerate() {

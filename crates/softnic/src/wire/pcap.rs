@@ -14,8 +14,7 @@ pub use self::recording::CaptureLink;
 use self::recording::Recording;
 use self::writer::Writer;
 use super::{
-    Burst, MAX_FRAME_BYTES, PcapConfig, PcapMode, RxFrame, SleepHint, TransmitError, Wire, WireError,
-    WireState,
+    Burst, MAX_FRAME_BYTES, PcapConfig, PcapMode, SleepHint, TransmitError, Wire, WireError, WireState,
 };
 
 mod recording;
@@ -100,18 +99,19 @@ impl PcapWire {
 impl Wire for PcapWire {
     fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
         let position_ns = self.position_ns();
-        for _ in 0..burst.capacity_left() {
+        while burst.capacity_left() > 0 {
             if self.place == self.recording.len() {
                 if self.mode != PcapMode::Loop {
                     return;
                 }
                 self.place = 0;
             }
-            if self.recording.due_ns(self.place) > position_ns {
+            let due = self.recording.due(self.place, burst.capacity_left(), position_ns);
+            if due == 0 {
                 return;
             }
-            burst.push(RxFrame::new(self.recording.packet(self.place)));
-            self.place += 1;
+            burst.extend(self.recording.packets(self.place, due));
+            self.place += due;
         }
     }
 

@@ -19,8 +19,9 @@ use pcap_file::{DataLink, Endianness, PcapError, TsResolution};
 
 use super::open_capture;
 use crate::wire::WireError;
+use crate::wire::store::{FrameStore, Place};
 
-/// The most bytes of packets that are kept.
+/// The most bytes of packets that are kept, each on cache lines of its own.
 const MAX_BYTES: usize = 1 << 30;
 /// The most packets that are kept.
 const MAX_PACKETS: usize = 1 << 24;
@@ -34,8 +35,7 @@ const NS_PER_S: u128 = 1_000_000_000;
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    offset: u32,
-    len: u32,
+    place: Place,
     /// Since the first packet of the recording; never less than the packet before.
     due_ns: u64,
 }
@@ -43,7 +43,7 @@ struct Entry {
 /// Packets in the order of replay.
 #[derive(Debug, Default)]
 pub(super) struct Recording {
-    store: Vec<u8>,
+    store: FrameStore,
     entries: Vec<Entry>,
 }
 
@@ -58,6 +58,7 @@ impl Recording {
             let mut loader = Loader { path: &file, packet: 0, recording: &mut recording, timeline: None };
             loader.load()?;
         }
+        recording.store.align();
         Ok(recording)
     }
 
@@ -65,10 +66,23 @@ impl Recording {
         self.entries.len()
     }
 
-    /// The bytes that were captured. What a snapshot length has cut off is gone; the rest is replayed as a frame.
-    pub(super) fn packet(&self, place: usize) -> &[u8] {
-        let entry = self.entries[place];
-        &self.store[entry.offset as usize..][..entry.len as usize]
+    /// The captured bytes of `count` packets from a place on. What a snapshot length has cut off is gone; the rest is replayed
+    /// as a frame.
+    #[inline]
+    pub(super) fn packets(&self, place: usize, count: usize) -> impl Iterator<Item = &[u8]> {
+        self.entries[place..place + count].iter().map(|entry| self.store.frame(entry.place))
+    }
+
+    /// How many packets from a place on are due at `position_ns`, at most `wanted`.
+    pub(super) fn due(&self, place: usize, wanted: usize, position_ns: u64) -> usize {
+        let entries = &self.entries[place..][..wanted.min(self.entries.len() - place)];
+        // The times never decrease, and the last one is due most of the time.
+        match entries.last() {
+            Some(last) if last.due_ns > position_ns => {
+                entries.partition_point(|entry| entry.due_ns <= position_ns)
+            }
+            _ => entries.len(),
+        }
     }
 
     pub(super) fn due_ns(&self, place: usize) -> u64 {
@@ -191,7 +205,7 @@ impl Loader<'_> {
         if self.recording.entries.len() == MAX_PACKETS {
             return Err(self.limit(&format!("more than {MAX_PACKETS} packets")));
         }
-        if self.recording.store.len() + bytes.len() > MAX_BYTES {
+        if self.recording.store.bytes_with(bytes.len()) > MAX_BYTES {
             return Err(self.limit(&format!("more than {} MiB of packets", MAX_BYTES >> 20)));
         }
         let before = self.recording.entries.last().map_or(0, |entry| entry.due_ns);
@@ -200,10 +214,8 @@ impl Loader<'_> {
             let (start_ns, start_due_ns) = *self.timeline.get_or_insert((time_ns, before));
             start_due_ns.saturating_add(time_ns.saturating_sub(start_ns)).max(before)
         });
-        let len = bytes.len() as u32;
-        let offset = self.recording.store.len() as u32;
-        self.recording.entries.push(Entry { offset, len, due_ns });
-        self.recording.store.extend_from_slice(bytes);
+        let place = self.recording.store.push(bytes);
+        self.recording.entries.push(Entry { place, due_ns });
         Ok(())
     }
 
