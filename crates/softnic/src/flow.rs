@@ -44,7 +44,7 @@ mod tree;
 use arrayvec::ArrayVec;
 use device_model::PriorityTable;
 use packet::cube::DST_MAC;
-use packet::{FlowKey, TunnelKey};
+use packet::{DeepKey, FlowKey, TunnelKey};
 
 use cache::ExactCache;
 pub(crate) use cache::Verdict;
@@ -338,29 +338,34 @@ impl FlowTable {
         find(table, self.tunnels.as_mut(), port, (key, tunnel), matches);
     }
 
-    /// Decides over a burst of frames that arrived on `port`, one verdict for each key: at less cost than one lookup for
-    /// each. `tunnel` parses the tunnel of a frame by its place in the burst.
-    pub(crate) fn classify_burst<'k>(
+    /// Decides over a burst of frames that arrived on `port`, one verdict for each image: at less cost than one lookup for
+    /// each. `parse` parses a frame and its tunnel by its place in the burst, and is asked only if some flow of the port is
+    /// about tunnels.
+    pub(crate) fn classify_burst(
         &mut self,
         port: u8,
-        keys: impl IntoIterator<Item = &'k FlowKey>,
-        mut tunnel: impl FnMut(usize) -> TunnelKey,
+        images: &[MatchKey],
+        mut parse: impl FnMut(usize) -> DeepKey,
         verdicts: &mut [Verdict],
     ) {
-        verdicts.fill(Verdict::NOTHING);
-        let Some(table) = self.ports.get(usize::from(port)) else { return };
-        let mut keys = keys.into_iter();
+        let Some(table) = self.ports.get(usize::from(port)) else { return verdicts.fill(Verdict::NOTHING) };
         if let Some(relevant) = table.deep_relevant() {
-            for (at, (key, verdict)) in keys.zip(verdicts).enumerate() {
-                let image = MatchKey::of(key);
-                *verdict =
-                    find_deep(table, self.tunnels.as_mut(), port, (key, &image, &tunnel(at), relevant));
+            for (at, (image, verdict)) in images.iter().zip(verdicts).enumerate() {
+                let DeepKey { outer, tunnel } = parse(at);
+                *verdict = find_deep(table, self.tunnels.as_mut(), port, (&outer, image, &tunnel, relevant));
             }
             return;
         }
-        for verdicts in verdicts.chunks_mut(BURST) {
-            table.classify_burst(&mut keys, verdicts);
+        for (images, verdicts) in images.chunks(BURST).zip(verdicts.chunks_mut(BURST)) {
+            table.classify_burst(images, verdicts);
         }
+    }
+
+    /// The flow that a verdict on a frame that arrived on `port` represents, if it represents one and no sniffer takes a copy;
+    /// otherwise [`expand`](Self::expand) lists them.
+    #[inline]
+    pub(crate) fn sole(&self, port: u8, verdict: Verdict) -> Option<FlowHit> {
+        self.ports.get(usize::from(port))?.sole(verdict)
     }
 
     /// Puts the flows that a verdict on a frame that arrived on `port` represents into `matches`, in place of what was

@@ -111,15 +111,7 @@ impl MemoryTable {
     /// The regions of a domain, to be read or, with `write`, to be written.
     #[inline]
     pub(crate) fn of_domain(&self, domain: u32, write: bool) -> Regions<'_> {
-        Regions {
-            table: self,
-            domain,
-            write,
-            key: Regions::NO_KEY,
-            start: 0,
-            bytes: 0,
-            address: std::ptr::null_mut(),
-        }
+        Regions { table: self, domain, write, found: Found::NOTHING }
     }
 }
 
@@ -129,26 +121,47 @@ pub(crate) struct Regions<'m> {
     table: &'m MemoryTable,
     domain: u32,
     write: bool,
-    /// Of the region found last; its domain and its access were checked.
+    found: Found,
+}
+
+/// The region found last; its domain and its access were checked.
+#[derive(Clone, Copy)]
+pub(crate) struct Found {
     key: u64,
     start: u64,
     bytes: u64,
     address: *mut u8,
 }
 
-impl Regions<'_> {
+impl Found {
     /// No request can name it: keys have 32 bits.
-    const NO_KEY: u64 = u64::MAX;
+    const NOTHING: Self = Self { key: u64::MAX, start: 0, bytes: 0, address: std::ptr::null_mut() };
 
+    /// Where `bytes` at `address` really are, if `key` names this region and it holds them.
+    #[inline]
+    pub(crate) fn resolve(&self, key: u32, address: u64, bytes: u32) -> Option<*mut u8> {
+        let offset = address.wrapping_sub(self.start);
+        let end = offset.checked_add(u64::from(bytes))?;
+        // An address below the start is an offset beyond the end: no region reaches as far.
+        let holds = u64::from(key) == self.key && end <= self.bytes;
+        holds.then(|| self.address.wrapping_add(offset as usize))
+    }
+}
+
+impl Regions<'_> {
     /// Where `bytes` at `address` really are, if `key` names a region of the domain that holds them and allows it.
     #[inline]
     pub(crate) fn resolve(&mut self, key: u32, address: u64, bytes: u32) -> Option<*mut u8> {
-        if u64::from(key) != self.key {
+        if u64::from(key) != self.found.key {
             self.find(key)?;
         }
-        let offset = address.checked_sub(self.start)?;
-        let fits = offset <= self.bytes && u64::from(bytes) <= self.bytes - offset;
-        fits.then(|| self.address.wrapping_add(offset as usize))
+        self.found.resolve(key, address, bytes)
+    }
+
+    /// What the last [`resolve`](Self::resolve) found.
+    #[inline]
+    pub(crate) fn last(&self) -> Found {
+        self.found
     }
 
     fn find(&mut self, key: u32) -> Option<()> {
@@ -156,8 +169,8 @@ impl Regions<'_> {
         if region.domain != self.domain || (self.write && !region.writable) {
             return None;
         }
-        self.key = u64::from(key);
-        (self.start, self.bytes, self.address) = (region.virtual_address, region.bytes, region.address);
+        let Region { virtual_address: start, bytes, address, .. } = *region;
+        self.found = Found { key: u64::from(key), start, bytes, address };
         Some(())
     }
 }

@@ -112,6 +112,19 @@ impl Slots<'_> {
     pub(crate) fn at(&self, nth: u32) -> NonNull<u8> {
         self.layout.slot(self.first.wrapping_add(nth))
     }
+
+    /// How many slots from the `nth` on follow each other in memory: the ring starts again behind them.
+    #[inline]
+    pub(crate) fn run(&self, nth: u32) -> u32 {
+        let Layout { mask, .. } = self.layout;
+        (mask - (self.first.wrapping_add(nth) & mask)) + 1
+    }
+
+    /// Bytes from a slot to the next one of a run.
+    #[inline]
+    pub(crate) fn stride(&self) -> usize {
+        self.layout.slot_bytes
+    }
 }
 
 /// The end that fills slots.

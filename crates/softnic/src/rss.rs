@@ -52,6 +52,12 @@ impl<Q: Copy + PartialEq> Rss<Q> {
         Ok(Self { toeplitz: Toeplitz::new(key), fields, deep, table: table.into(), only })
     }
 
+    /// The queue of all frames, if they go to one.
+    #[inline]
+    pub(crate) fn only(&self) -> Option<Q> {
+        self.only
+    }
+
     /// The queue of a frame. `tunnel` parses the frame's tunnel, and is asked only if some field needs that.
     #[inline]
     pub(crate) fn queue(&self, key: &FlowKey, tunnel: impl FnOnce() -> TunnelKey) -> Q {

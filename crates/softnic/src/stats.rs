@@ -88,10 +88,18 @@ impl PortStats {
     /// is in exactly one of the frame's end, `replicated` and `copies_lost`.
     #[inline]
     pub(crate) fn settle(&mut self, so_far: &mut Disposition, delivery: Disposition, is_copy: bool) {
+        // By far the most frequent case.
+        if *so_far == Disposition::Unmatched && delivery == Disposition::Delivered && !is_copy {
+            *so_far = Disposition::Delivered;
+        } else {
+            self.settle_other(so_far, delivery, is_copy);
+        }
+    }
+
+    #[cold]
+    fn settle_other(&mut self, so_far: &mut Disposition, delivery: Disposition, is_copy: bool) {
         use Disposition::{Delivered, FlowDropped, Unmatched};
         match (*so_far, delivery) {
-            // By far the most frequent case.
-            (Unmatched, Delivered) if !is_copy => *so_far = Delivered,
             (_, Delivered) if is_copy => self.replicated += 1,
             (Delivered | FlowDropped, Delivered) => self.replicated += 1,
             // What failed before was the frame's end so far, and now is a copy that was lost.

@@ -274,6 +274,43 @@ fn drops_are_counted_for_the_queue_that_has_no_buffers() {
     assert_eq!(lost(), [Some(0), None], "the queue is gone");
 }
 
+/// Bursts of frames for several queues, of many lengths, until every ring has started again more than once.
+#[test]
+fn each_queue_gets_its_frames_whole_and_in_the_order_of_their_arrival() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    // Rings that start again at different places.
+    let mut receivers = [16, 32, 64].map(|frames| Receiver::new(&domain, frames));
+    let ports = [53, 54, 55];
+    let flows = receivers.each_ref().map(|receiver| {
+        let port = ports[receiver.pool.frame_count().ilog2() as usize - 4];
+        Flow::create(&single(&domain, &receiver.queue), &udp_flow(port, u32::from(port))).unwrap()
+    });
+    for round in 0..20usize {
+        let frames: Vec<(usize, Vec<u8>)> = (0..40usize)
+            .map(|index| {
+                let which = [0, 1, 2, 2, 2, 1][(round * 7 + index * (round % 5 + 1)) % 6];
+                let payload = vec![index as u8; (index * 97 + round * 31) % 1400];
+                let frame = FrameBuilder::new().ipv4(v4(1), v4(2)).udp(index as u16, ports[which]);
+                (which, frame.payload(&payload).build())
+            })
+            .collect();
+        // No more for a queue than it has buffers.
+        for part in frames.chunks(16) {
+            rig.deliver(part.iter().map(|(_, frame)| frame.clone()));
+            for (which, receiver) in receivers.iter_mut().enumerate() {
+                let expected = part.iter().filter(|(queue, _)| *queue == which);
+                let expected: Vec<Received> = expected
+                    .map(|(_, frame)| Received { bytes: frame.clone(), tag: ports[which].into() })
+                    .collect();
+                assert_eq!(receiver.drain(), expected, "round {round}, queue {which}");
+            }
+        }
+    }
+    assert_eq!(rig.stats().delivered, 800);
+    drop(flows);
+}
+
 /// An event points to its object: it must not be read after that is gone.
 #[test]
 fn an_event_goes_with_its_queue() {

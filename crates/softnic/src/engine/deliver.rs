@@ -13,44 +13,144 @@ use packet::checksum::{Check, verify_ip, verify_l4};
 use super::receive::C_VLAN_TPID;
 use crate::memory::Regions;
 use crate::prefetch::prefetch_write;
+use crate::ring::Slots;
+use crate::slab::Slab;
 use crate::state::{FrameEdits, QueueState, State};
 use crate::stats::{Disposition, PortStats};
 use crate::wire::{BURST_FRAMES, Checksum, MAX_MERGED_BYTES, RxFrame};
 use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status};
 
-/// Deliveries of one queue between two looks at how many buffers the application has posted to it.
-const DELIVERIES_PER_LOOK: u32 = BURST_FRAMES as u32;
-/// How many deliveries ahead their buffers are taken over from the application's core, and how many ahead the lines of
-/// their completions.
-const BUFFER_LOOKAHEAD: u32 = 6;
-const COMPLETION_LOOKAHEAD: u32 = 8;
+/// How many deliveries ahead their buffers and the lines of their completions are taken over from the application's core.
+const LOOKAHEAD: usize = 8;
 /// Of the smallest requests at least this many share a line; of completions exactly two.
-const REQUESTS_PER_LINE: u32 = 2;
-const COMPLETIONS_PER_LINE: u32 = 2;
+const REQUESTS_PER_LINE: usize = 2;
+const COMPLETIONS_PER_LINE: usize = 2;
+/// Room for this many copies per frame on average; further ones would allocate once.
+const COPIES_PER_FRAME: usize = crate::flow::MAX_MATCHES;
 
 /// A frame that a queue wants otherwise than it came.
 pub(super) type EditedFrame = ArrayVec<u8, { MAX_MERGED_BYTES + FCS_BYTES }>;
 
 /// One copy of one frame for one queue.
 #[derive(Clone, Copy)]
-pub(crate) struct Delivery {
+pub(super) struct Delivery {
     /// Which frame of the burst.
     pub(super) frame: u16,
     pub(super) cvlan: u16,
     pub(super) tag: u32,
+    pub(super) queue: u32,
     /// Made by a flow that lets the frame go on: whatever becomes of it, it is not what becomes of the frame.
     pub(super) is_copy: bool,
-    /// The next delivery of the same queue, if there is one.
-    pub(super) next: u32,
 }
 
-/// The deliveries of a burst for one queue that were not made yet, in the order of their frames: a list by
-/// [`Delivery::next`].
+/// Where the deliveries of a burst for one queue that were not carried out yet are in [`Deliveries`].
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Planned {
     count: u32,
     first: u32,
-    last: u32,
+}
+
+/// The deliveries of a burst: while they are planned in the order of their frames, afterwards queue by queue.
+pub(super) struct Deliveries {
+    list: Vec<Delivery>,
+    /// The same, while they are put into the other order.
+    sorted: Vec<Delivery>,
+}
+
+impl Deliveries {
+    pub(super) fn new() -> Self {
+        let room = BURST_FRAMES * COPIES_PER_FRAME;
+        Self { list: Vec::with_capacity(room), sorted: Vec::with_capacity(room) }
+    }
+
+    /// Begins a burst. Queues that get deliveries are added to `touched`.
+    pub(super) fn planner<'p>(
+        &'p mut self,
+        queues: &'p mut Slab<QueueState>,
+        touched: &'p mut Vec<u32>,
+    ) -> Planner<'p> {
+        self.list.clear();
+        Planner { deliveries: self, queues, touched, queue: None, before: 0 }
+    }
+
+    pub(super) fn as_slice(&self) -> &[Delivery] {
+        &self.list
+    }
+}
+
+/// Plans the deliveries of a burst.
+pub(super) struct Planner<'p> {
+    deliveries: &'p mut Deliveries,
+    queues: &'p mut Slab<QueueState>,
+    touched: &'p mut Vec<u32>,
+    /// The queue of the last deliveries, and how many there were before those.
+    queue: Option<u32>,
+    before: usize,
+}
+
+impl Planner<'_> {
+    /// Adds a delivery, unless its queue is gone.
+    #[inline]
+    pub(super) fn plan(&mut self, delivery: Delivery) {
+        if self.queue == Some(delivery.queue) || self.turn_to(delivery.queue) {
+            self.deliveries.list.push(delivery);
+        }
+    }
+
+    /// Counts the deliveries of the queue so far, and goes on with another one; returns whether it exists.
+    #[inline(never)]
+    fn turn_to(&mut self, slot: u32) -> bool {
+        self.count();
+        self.queue = None;
+        let Some(queue) = self.queues.get_mut(slot) else { return false };
+        self.queue = Some(slot);
+        if !queue.unpublished {
+            queue.unpublished = true;
+            self.touched.push(slot);
+        }
+        if queue.planned.count == 0 {
+            queue.consumer.refresh(BURST_FRAMES as u32);
+            for ahead in (0..BURST_FRAMES as u32).step_by(REQUESTS_PER_LINE) {
+                queue.consumer.prefetch(ahead);
+            }
+        }
+        true
+    }
+
+    fn count(&mut self) {
+        let end = self.deliveries.list.len();
+        if let Some(queue) = self.queue.and_then(|slot| self.queues.get_mut(slot)) {
+            queue.planned.count += (end - self.before) as u32;
+        }
+        self.before = end;
+    }
+
+    /// Puts the deliveries of each queue next to each other, in the order of their frames.
+    pub(super) fn finish(mut self) {
+        self.count();
+        let Self { deliveries: Deliveries { list, sorted }, queues, touched, .. } = self;
+        // Of one queue they are in order; then its first is 0.
+        if touched.len() < 2 {
+            return;
+        }
+        let mut first = 0;
+        for slot in touched.iter() {
+            let Some(queue) = queues.get_mut(*slot) else { continue };
+            let count = std::mem::take(&mut queue.planned.count);
+            queue.planned.first = first;
+            first += count;
+        }
+        sorted.clone_from(list);
+        for delivery in list.iter() {
+            let Some(queue) = queues.get_mut(delivery.queue) else { continue };
+            let Planned { first, count } = &mut queue.planned;
+            if let Some(place) = sorted.get_mut((*first + *count) as usize) {
+                *place = *delivery;
+            }
+            *count += 1;
+        }
+        std::mem::swap(list, sorted);
+    }
 }
 
 /// What a burst's deliveries are carried out with.
@@ -60,7 +160,7 @@ pub(super) struct Work<'b, 'w> {
     pub(super) now_ns: u64,
     pub(super) edited: &'b mut EditedFrame,
     /// What becomes of each frame.
-    pub(super) ends: &'b mut [Disposition],
+    pub(super) ends: &'b mut [Disposition; BURST_FRAMES],
     pub(super) stats: &'b mut PortStats,
 }
 
@@ -68,31 +168,8 @@ impl Work<'_, '_> {
     /// Notes how a delivery ended.
     #[inline]
     fn settle(&mut self, delivery: &Delivery, end: Disposition) {
-        if let Some(so_far) = self.ends.get_mut(usize::from(delivery.frame)) {
-            self.stats.settle(so_far, end, delivery.is_copy);
-        }
-    }
-}
-
-impl QueueState {
-    /// Appends a delivery to the queue's list.
-    #[inline]
-    pub(super) fn plan(&mut self, deliveries: &mut Vec<Delivery>, delivery: Delivery) {
-        let Planned { count, first, last } = &mut self.planned;
-        // The only looks at the application's index in this burst: a dry queue must not be asked for every delivery.
-        if count.is_multiple_of(DELIVERIES_PER_LOOK) {
-            self.consumer.refresh(*count + DELIVERIES_PER_LOOK);
-        }
-        if count.is_multiple_of(REQUESTS_PER_LINE) {
-            self.consumer.prefetch(*count);
-        }
-        let index = deliveries.len() as u32;
-        match deliveries.get_mut(*last as usize).filter(|_| *count != 0) {
-            Some(last) => last.next = index,
-            None => *first = index,
-        }
-        (*last, *count) = (index, *count + 1);
-        deliveries.push(delivery);
+        let so_far = &mut self.ends[usize::from(delivery.frame) % BURST_FRAMES];
+        self.stats.settle(so_far, end, delivery.is_copy);
     }
 }
 
@@ -101,7 +178,7 @@ impl QueueState {
 pub(super) fn approach(state: &State, slot: u32) {
     let Some(queue) = state.queues.get(slot) else { return };
     let requests = queue.consumer.slots();
-    for nth in 0..queue.planned.count.min(BUFFER_LOOKAHEAD).min(queue.consumer.published()) {
+    for nth in 0..queue.planned.count.min(LOOKAHEAD as u32).min(queue.consumer.published()) {
         prefetch_buffer(requests.at(nth));
     }
 }
@@ -116,62 +193,56 @@ fn prefetch_buffer(request: NonNull<u8>) {
 
 /// Carries out the deliveries of a queue.
 pub(super) fn serve(state: &mut State, slot: u32, work: &mut Work<'_, '_>) {
-    loop {
-        fill(state, slot, work);
-        if state.queues.get(slot).is_none_or(|queue| queue.planned.count == 0) {
-            return;
+    let Some(queue) = state.queues.get_mut(slot) else { return };
+    let Planned { count, first } = std::mem::take(&mut queue.planned);
+    // The last look at the application's index in this burst: a dry queue must not be asked for every delivery.
+    queue.consumer.refresh(count);
+    let mut left = work.deliveries.get(first as usize..).unwrap_or_default();
+    left = &left[..left.len().min(count as usize)];
+    while !left.is_empty() {
+        left = &left[fill(state, slot, left, work)..];
+        if !left.is_empty() {
+            left = &left[refuse(state, slot, left, work)..];
         }
-        refuse(state, slot, work);
     }
 }
 
 /// Makes deliveries of a queue in order: as many as meet a buffer and have room for their completion, or up to one that
-/// fails the queue.
-fn fill(state: &mut State, slot: u32, work: &mut Work<'_, '_>) {
+/// fails the queue. Returns how many it made.
+fn fill(state: &mut State, slot: u32, deliveries: &[Delivery], work: &mut Work<'_, '_>) -> usize {
     let State { queues, cqs, memory, unpublished_cqs, .. } = state;
-    let Some(queue) = queues.get_mut(slot).filter(|queue| queue.ready) else { return };
+    let Some(queue) = queues.get_mut(slot).filter(|queue| queue.ready) else { return 0 };
     // The completions' place comes first: without it the buffers must stay posted.
-    let Some(cq) = cqs.get_mut(queue.cq).filter(|cq| !cq.failed) else { return };
-    let room = cq.producer.room_for(queue.planned.count);
-    let count = queue.planned.count.min(queue.consumer.published()).min(room);
+    let Some(cq) = cqs.get_mut(queue.cq).filter(|cq| !cq.failed) else { return 0 };
+    let wanted = deliveries.len() as u32;
+    let room = cq.producer.room_for(wanted);
+    let count = wanted.min(queue.consumer.published()).min(room);
     if count == 0 {
-        return;
+        return 0;
     }
-    let (requests, completions) = (queue.consumer.slots(), cq.producer.slots());
-    let mut buffers = Buffers { regions: memory.of_domain(queue.domain, true), max_sge: queue.max_sge };
-    let is_edited = queue.edits != FrameEdits::default();
-    let checksums = cq.wants_checksums.load(Ordering::Relaxed);
-    let (mut made, mut faulty) = (0, false);
-    while made < count && !faulty {
-        if made + BUFFER_LOOKAHEAD < count {
-            prefetch_buffer(requests.at(made + BUFFER_LOOKAHEAD));
+    let mut filling = Filling {
+        requests: queue.consumer.slots(),
+        completions: cq.producer.slots(),
+        buffers: Buffers { regions: memory.of_domain(queue.domain, true), max_sge: queue.max_sge },
+        number: queue.number,
+        edits: queue.edits,
+        checksums: cq.wants_checksums.load(Ordering::Relaxed),
+        room,
+        made: 0,
+    };
+    let deliveries = &deliveries[..count as usize];
+    let is_plain = queue.edits == FrameEdits::default() && !filling.checksums;
+    let mut faulty = false;
+    while let Some(next) = deliveries.get(filling.made as usize)
+        && !faulty
+    {
+        // The first one finds the region that the others are in.
+        faulty = filling.make(next, work) == Disposition::MemoryFault;
+        if is_plain && !faulty {
+            filling.make_plain(&deliveries[filling.made as usize..], work);
         }
-        if made.is_multiple_of(COMPLETIONS_PER_LINE) && made + COMPLETION_LOOKAHEAD < room {
-            prefetch_write(completions.at(made + COMPLETION_LOOKAHEAD).as_ptr());
-        }
-        let Some(&delivery) = work.deliveries.get(queue.planned.first as usize) else { break };
-        let Some(frame) = work.frames.get(usize::from(delivery.frame)) else { break };
-        let bytes = if is_edited { edit(frame.bytes, queue.edits, work.edited) } else { frame.bytes };
-        let request = requests.at(made);
-        // SAFETY: the request was published, so its slot is this side's, and slots begin with the id.
-        let wr_id = unsafe { request.cast::<u64>().read() };
-        let (status, end) = buffers.scatter(request, bytes);
-        let mut cqe = Cqe::new(wr_id, Opcode::Receive, status, queue.number);
-        cqe.timestamp_ns = if frame.timestamp_ns == 0 { work.now_ns } else { frame.timestamp_ns };
-        cqe.byte_len = bytes.len() as u32;
-        cqe.flow_tag = delivery.tag;
-        cqe.cvlan = delivery.cvlan;
-        if checksums {
-            cqe.set_checksum_ok(checksums_hold(frame));
-        }
-        // SAFETY: `made` is below the room, so the slot is the producer's; completion slots are aligned `Cqe`s.
-        unsafe { completions.at(made).cast::<Cqe>().write(cqe) };
-        work.settle(&delivery, end);
-        queue.planned.first = delivery.next;
-        made += 1;
-        faulty = end == Disposition::MemoryFault;
     }
-    queue.planned.count -= made;
+    let made = filling.made;
     queue.consumer.advance_by(made);
     cq.producer.advance_by(made);
     if !cq.unpublished {
@@ -181,32 +252,135 @@ fn fill(state: &mut State, slot: u32, work: &mut Work<'_, '_>) {
     if faulty {
         state.fail_queue(slot);
     }
+    made as usize
+}
+
+/// The deliveries that are made of one queue in a row.
+struct Filling<'f> {
+    /// Of these as many are published as there are deliveries.
+    requests: Slots<'f>,
+    /// Of these `room` are the producer's, at least as many.
+    completions: Slots<'f>,
+    buffers: Buffers<'f>,
+    number: u32,
+    edits: FrameEdits,
+    checksums: bool,
+    room: u32,
+    /// Deliveries made so far.
+    made: u32,
+}
+
+impl Filling<'_> {
+    /// Makes the next delivery, and returns how it ended.
+    fn make(&mut self, delivery: &Delivery, work: &mut Work<'_, '_>) -> Disposition {
+        let frame = &work.frames[usize::from(delivery.frame)];
+        let is_edited = self.edits != FrameEdits::default();
+        let bytes = if is_edited { edit(frame.bytes, self.edits, work.edited) } else { frame.bytes };
+        let request = self.requests.at(self.made);
+        // SAFETY: the request was published, so its slot is this side's, and slots begin with the id.
+        let wr_id = unsafe { request.cast::<u64>().read() };
+        let (status, end) = self.buffers.scatter(request, bytes);
+        let mut cqe = Cqe::new(wr_id, Opcode::Receive, status, self.number);
+        cqe.timestamp_ns = if frame.timestamp_ns == 0 { work.now_ns } else { frame.timestamp_ns };
+        cqe.byte_len = bytes.len() as u32;
+        cqe.flow_tag = delivery.tag;
+        cqe.cvlan = delivery.cvlan;
+        if self.checksums {
+            cqe.set_checksum_ok(checksums_hold(frame));
+        }
+        // SAFETY: `made` is below the room, so the slot is the producer's; completion slots are aligned `Cqe`s.
+        unsafe { self.completions.at(self.made).cast::<Cqe>().write(cqe) };
+        work.settle(delivery, end);
+        self.made += 1;
+        end
+    }
+
+    /// Makes those of the next deliveries that are as most are: the frame as it came, into one buffer of the region found
+    /// last, where the rings do not start again. Stops at the first other one. The same as [`make`](Self::make) for each,
+    /// with as little as possible in the loop.
+    #[inline(never)]
+    fn make_plain(&mut self, deliveries: &[Delivery], work: &mut Work<'_, '_>) {
+        let run = self.requests.run(self.made).min(self.completions.run(self.made));
+        let deliveries = &deliveries[..deliveries.len().min(run as usize)];
+        let (region, number, now_ns) = (self.buffers.regions.last(), self.number, work.now_ns);
+        let (frames, ends) = (work.frames, &mut *work.ends);
+        let (mut request, stride) = (self.requests.at(self.made), self.requests.stride());
+        let mut completion = self.completions.at(self.made).cast::<Cqe>();
+        self.fetch(LOOKAHEAD.min(deliveries.len()), 0);
+        for (nth, part) in deliveries.chunks(LOOKAHEAD).enumerate() {
+            let left = deliveries.len() - nth * LOOKAHEAD;
+            self.fetch(LOOKAHEAD.min(left.saturating_sub(LOOKAHEAD)), LOOKAHEAD);
+            for delivery in part {
+                let Some(frame) = frames.get(usize::from(delivery.frame)) else { return };
+                let end = &mut ends[usize::from(delivery.frame) % BURST_FRAMES];
+                // SAFETY: the request was published, so its slot is this side's, and slots begin with the id.
+                let wr_id = unsafe { request.cast::<u64>().read() };
+                // SAFETY: as above; it holds at least one element.
+                let element = unsafe { first_element(request).read() };
+                let bytes = frame.bytes.len();
+                let is_other = delivery.is_copy || *end != Disposition::Unmatched;
+                if bytes > element.bytes as usize || is_other {
+                    return;
+                }
+                let Some(address) = region.resolve(element.key, element.address, element.bytes) else {
+                    return;
+                };
+                // SAFETY: as in `Buffers::scatter`.
+                unsafe { copy(frame.bytes.as_ptr(), address, bytes) };
+                let mut cqe = Cqe::new(wr_id, Opcode::Receive, Status::Success, number);
+                cqe.timestamp_ns = if frame.timestamp_ns == 0 { now_ns } else { frame.timestamp_ns };
+                cqe.byte_len = bytes as u32;
+                cqe.flow_tag = delivery.tag;
+                cqe.cvlan = delivery.cvlan;
+                // SAFETY: as in `make`.
+                unsafe { completion.write(cqe) };
+                *end = Disposition::Delivered;
+                self.made += 1;
+                // SAFETY: at most the end of the ring's slots, since the run does not reach beyond it.
+                request = unsafe { request.add(stride) };
+                // SAFETY: as above.
+                completion = unsafe { completion.add(1) };
+            }
+        }
+    }
+
+    /// Takes over the buffers of `count` deliveries, `ahead` of the next one, and the lines of as many completions, which are
+    /// `LOOKAHEAD` farther ahead: those before were fetched with the deliveries before.
+    #[inline]
+    fn fetch(&self, count: usize, ahead: usize) {
+        let (first, count) = (self.made + ahead as u32, count as u32);
+        for nth in 0..count {
+            prefetch_buffer(self.requests.at(first + nth));
+        }
+        let first = first + LOOKAHEAD as u32;
+        for nth in (0..count.min(self.room.saturating_sub(first))).step_by(COMPLETIONS_PER_LINE) {
+            prefetch_write(self.completions.at(first + nth).as_ptr());
+        }
+    }
 }
 
 /// Settles deliveries that cannot be made: all that are left of a queue that does not receive or has no buffer, the next
-/// one where there is no room for its completion.
+/// one where there is no room for its completion. Returns how many these are, at least one.
 #[cold]
-fn refuse(state: &mut State, slot: u32, work: &mut Work<'_, '_>) {
-    let Some(queue) = state.queues.get_mut(slot) else { return };
-    let (cq, left) = (queue.cq, queue.planned.count);
+fn refuse(state: &mut State, slot: u32, left: &[Delivery], work: &mut Work<'_, '_>) -> usize {
+    let Some(queue) = state.queues.get_mut(slot) else { return left.len() };
+    let cq = queue.cq;
     let (end, refused) = if !queue.ready {
-        (Disposition::QueueNotReady, left)
+        (Disposition::QueueNotReady, left.len())
     } else if queue.consumer.published() == 0 {
         let lost = queue.out_of_buffer.load(Ordering::Relaxed);
-        queue.out_of_buffer.store(lost.wrapping_add(u64::from(left)), Ordering::Relaxed);
-        (Disposition::OutOfBuffer, left)
+        queue.out_of_buffer.store(lost.wrapping_add(left.len() as u64), Ordering::Relaxed);
+        (Disposition::OutOfBuffer, left.len())
     } else {
         (Disposition::CqOverrun, 1)
     };
-    for _ in 0..refused {
-        let Some(delivery) = work.deliveries.get(queue.planned.first as usize) else { break };
+    for delivery in &left[..refused] {
         work.settle(delivery, end);
-        queue.planned.first = delivery.next;
     }
-    queue.planned.count -= refused;
     if end == Disposition::CqOverrun {
         state.overrun(cq);
     }
+    refused
 }
 
 /// Copies a frame. Short ones by two moves of fixed size that may overlap: a call of `memcpy` costs as much as the copy.

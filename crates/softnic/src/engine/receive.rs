@@ -1,52 +1,55 @@
 //! One burst, from the wire into posted buffers.
 //!
-//! First the headers of all frames are parsed, then all are looked up, which gives each receive queue its list of
-//! deliveries, and then each list is carried out ([`super::deliver`]). So every stage stays in the caches, and what is
-//! the same for all deliveries of a queue is looked up once per burst.
+//! First the images of all frames are read from their headers, then all are looked up, which gives each receive queue its
+//! deliveries, and then those of each queue are carried out ([`super::deliver`]). So every stage stays in the caches, and
+//! what is the same for all deliveries of a queue is looked up once per burst. A frame is parsed only if its image is not
+//! enough: for rules about tunnels, and to be hashed for one of several queues.
 
-use packet::{FlowKey, Parsed, TunnelKey};
+use packet::DeepKey;
 
 use super::EnginePort;
-use super::deliver::{Delivery, EditedFrame, Work, approach, serve};
+use super::deliver::{Deliveries, Delivery, EditedFrame, Planner, Work, approach, serve};
 use crate::clock;
-use crate::flow::{FlowHit, Matches, Verdict};
+use crate::flow::{FlowHit, FlowTable, MatchKey, Matches, QpSlot, Verdict};
 use crate::limits::ETHERNET_BYTES;
 use crate::nic::Nic;
 use crate::prefetch::prefetch_read;
-use crate::state::{QpKind, State};
+use crate::slab::Slab;
+use crate::state::{CounterState, QpKind, QpState, State};
 use crate::stats::{Disposition, PortStats};
 use crate::wire::{BURST_FRAMES, Burst, RxFrame};
 
 /// How many frames ahead their headers are fetched.
-const FRAME_LOOKAHEAD: usize = 4;
+const FRAME_LOOKAHEAD: usize = 8;
+
+/// Verdicts of a burst that are not looked at again, and queue pairs; powers of two.
+const DECIDED: usize = 8;
+const ROUTES: usize = 4;
 
 /// The C-VLAN tag, the only one that a completion can report.
 pub(super) const C_VLAN_TPID: u16 = 0x8100;
 
 /// What a burst works with; kept from burst to burst so that nothing is allocated.
 pub(super) struct Plan {
-    /// The headers of each frame that is looked up.
-    parsed: Box<[Parsed; BURST_FRAMES]>,
+    /// The headers of each frame, as they are looked up.
+    images: Box<[MatchKey; BURST_FRAMES]>,
     /// What becomes of each frame, as far as it is known.
     ends: [Disposition; BURST_FRAMES],
     /// What the flow table decides over each frame.
     verdicts: [Verdict; BURST_FRAMES],
     matches: Matches,
-    deliveries: Vec<Delivery>,
+    deliveries: Deliveries,
     edited: Box<EditedFrame>,
 }
-
-/// Room for this many copies per frame on average; further ones would allocate once.
-const COPIES_PER_FRAME: usize = crate::flow::MAX_MATCHES;
 
 impl Plan {
     pub(super) fn new() -> Self {
         Self {
-            parsed: Box::new([Parsed::default(); BURST_FRAMES]),
+            images: Box::new([MatchKey::default(); BURST_FRAMES]),
             ends: [Disposition::Unmatched; BURST_FRAMES],
             verdicts: [Verdict::NOTHING; BURST_FRAMES],
             matches: Matches::new(),
-            deliveries: Vec::with_capacity(BURST_FRAMES * COPIES_PER_FRAME),
+            deliveries: Deliveries::new(),
             edited: Box::default(),
         }
     }
@@ -69,7 +72,7 @@ pub(super) fn burst(
     }
     let now_ns = clock::now_ns();
     stats.rx_frames += frames.len() as u64;
-    stats.rx_bytes += plan.parse(frames, max_frame_bytes);
+    stats.rx_bytes += plan.read(frames, max_frame_bytes);
     let mut state = nic.burst();
     plan.look_up(&mut state, number, frames);
     plan.carry_out(&mut state, frames, now_ns, stats);
@@ -79,18 +82,21 @@ pub(super) fn burst(
 }
 
 impl Plan {
-    /// Parses the headers of the frames, and sorts out those that cannot be delivered. Returns the sum of their bytes.
-    fn parse(&mut self, frames: &[RxFrame<'_>], max_frame_bytes: usize) -> u64 {
+    /// Reads the headers of the frames, and sorts out those that cannot be delivered. Returns the sum of their bytes.
+    fn read(&mut self, frames: &[RxFrame<'_>], max_frame_bytes: usize) -> u64 {
+        for ahead in frames.iter().take(FRAME_LOOKAHEAD) {
+            prefetch_read(ahead.bytes.as_ptr());
+        }
         let mut bytes = 0;
-        for (index, ((frame, end), parsed)) in
-            frames.iter().zip(&mut self.ends).zip(&mut *self.parsed).enumerate()
+        for (index, ((frame, end), image)) in
+            frames.iter().zip(&mut self.ends).zip(&mut *self.images).enumerate()
         {
             if let Some(ahead) = frames.get(index + FRAME_LOOKAHEAD) {
                 prefetch_read(ahead.bytes.as_ptr());
             }
             bytes += frame.bytes.len() as u64;
             *end = admit(frame, max_frame_bytes);
-            *parsed = packet::parse(frame.bytes);
+            image.read(frame.bytes);
         }
         bytes
     }
@@ -98,34 +104,33 @@ impl Plan {
     /// Looks the frames up, counts them for their flows and plans their deliveries. Afterwards `ends` holds what becomes of
     /// them if no delivery succeeds or fails.
     fn look_up(&mut self, state: &mut State, port: u8, frames: &[RxFrame<'_>]) {
-        let Self { parsed, ends, matches, deliveries, verdicts, .. } = self;
-        let (parsed, verdicts) = (&parsed[..frames.len()], &mut verdicts[..frames.len()]);
-        deliveries.clear();
-        let keys = parsed.iter().map(|parsed| &parsed.key);
-        let tunnel = |index: usize| packet::parse_tunnel(frames[index].bytes, &parsed[index]);
-        state.flows.classify_burst(port, keys, tunnel, verdicts);
-        for (index, ((frame, end), verdict)) in frames.iter().zip(ends).zip(verdicts).enumerate() {
+        let Self { images, ends, matches, deliveries, verdicts, .. } = self;
+        let (images, verdicts) = (&images[..frames.len()], &mut verdicts[..frames.len()]);
+        state.flows.classify_burst(port, images, |index| DeepKey::of(frames[index].bytes), verdicts);
+        let mut planning = Planning::new(state, deliveries, port);
+        // Frames that are near each other often have the same verdict.
+        let mut decided: [Option<(Verdict, Delivery)>; DECIDED] = [None; DECIDED];
+        for (index, frame) in frames.iter().enumerate() {
+            let (image, verdict, end) = (&images[index], verdicts[index], &mut ends[index % BURST_FRAMES]);
             if *end != Disposition::Unmatched {
                 continue;
             }
-            let parsed = &parsed[index];
-            state.flows.expand(port, *verdict, matches);
-            for hit in matches.as_slice() {
-                count(state, hit, frame.bytes.len());
-                if hit.actions.drop {
-                    *end = Disposition::FlowDropped;
-                } else {
-                    plan(state, deliveries, hit, index, &parsed.key, || tunnel(index));
+            let decided = &mut decided[verdict.place(DECIDED)];
+            match decided {
+                Some((known, delivery)) if *known == verdict => {
+                    planning.planner.plan(delivery.of(index, image));
                 }
+                _ => *decided = planning.decide(verdict, (index, frame.bytes, image), matches, end),
             }
         }
+        planning.planner.finish();
     }
 
     /// Carries out the deliveries, queue by queue; the buffers of the next queue are on their way into the cache
     /// meanwhile.
     fn carry_out(&mut self, state: &mut State, frames: &[RxFrame<'_>], now_ns: u64, stats: &mut PortStats) {
         let Self { ends, deliveries, edited, .. } = self;
-        let mut work = Work { deliveries, frames, now_ns, edited, ends, stats };
+        let mut work = Work { deliveries: deliveries.as_slice(), frames, now_ns, edited, ends, stats };
         let mut turn = 0;
         if let Some(first) = state.unpublished_queues.first() {
             approach(state, *first);
@@ -142,9 +147,16 @@ impl Plan {
     /// Adds up what became of the first `frames` frames.
     fn tally(&self, frames: usize, stats: &mut PortStats) {
         const { assert!(BURST_FRAMES <= u8::MAX as usize, "a sum of bytes, of which one instruction adds many") };
-        for end in Disposition::ALL {
-            let count: u8 = self.ends[..frames].iter().map(|one| u8::from(*one == end)).sum();
-            stats.dispose(end, u64::from(count));
+        let count = |end| self.ends[..frames].iter().map(|one| u8::from(*one == end)).sum::<u8>();
+        let mut left = frames;
+        // Delivered first: so are most bursts, as a whole.
+        for end in Disposition::ALL.into_iter().rev() {
+            if left == 0 {
+                break;
+            }
+            let count = count(end);
+            stats.dispose(end, count.into());
+            left -= usize::from(count);
         }
     }
 }
@@ -162,38 +174,137 @@ fn admit(frame: &RxFrame<'_>, max_frame_bytes: usize) -> Disposition {
     Disposition::Unmatched
 }
 
-/// Counts a frame for a flow with counters.
-#[inline]
-fn count(state: &mut State, hit: &FlowHit, bytes: usize) {
-    if let Some(set) = hit.actions.counter.and_then(|counter| state.counters.get_mut(counter.0)) {
-        set.packets += 1;
-        set.bytes += bytes as u64;
+/// A frame of a burst: its place, its bytes and its image.
+type Framed<'f> = (usize, &'f [u8], &'f MatchKey);
+
+/// What the deliveries of a burst are planned with.
+struct Planning<'p> {
+    flows: &'p FlowTable,
+    counters: &'p mut Slab<CounterState>,
+    qps: &'p Slab<QpState>,
+    planner: Planner<'p>,
+    routes: [Route; ROUTES],
+    port: u8,
+}
+
+impl<'p> Planning<'p> {
+    fn new(state: &'p mut State, deliveries: &'p mut Deliveries, port: u8) -> Self {
+        let State { flows, counters, qps, queues, unpublished_queues, .. } = state;
+        let planner = deliveries.planner(queues, unpublished_queues);
+        Self { flows, counters, qps, planner, routes: [Route::NONE; ROUTES], port }
+    }
+
+    /// Does what the flows ask for that a verdict on a frame represents. Returns what it comes to, if that is the same
+    /// delivery, and nothing else, for each frame with this verdict.
+    #[inline]
+    fn decide(
+        &mut self,
+        verdict: Verdict,
+        frame: Framed<'_>,
+        matches: &mut Matches,
+        end: &mut Disposition,
+    ) -> Option<(Verdict, Delivery)> {
+        let Some(hit) = self.flows.sole(self.port, verdict) else {
+            self.decide_all(verdict, frame, matches, end);
+            return None;
+        };
+        let delivery = self.take(&hit, frame, end)?;
+        let is_constant = hit.actions.counter.is_none() && self.route(&hit).target == hit.actions.target;
+        is_constant.then_some((verdict, delivery))
+    }
+
+    #[inline(never)]
+    fn decide_all(
+        &mut self,
+        verdict: Verdict,
+        frame: Framed<'_>,
+        matches: &mut Matches,
+        end: &mut Disposition,
+    ) {
+        self.flows.expand(self.port, verdict, matches);
+        for hit in matches.as_slice() {
+            self.take(hit, frame, end);
+        }
+    }
+
+    /// Counts a frame for a flow with counters, and drops it or plans the copy for its queue.
+    #[inline]
+    fn take(&mut self, hit: &FlowHit, frame: Framed<'_>, end: &mut Disposition) -> Option<Delivery> {
+        self.count(hit, frame.1);
+        if hit.actions.drop {
+            *end = Disposition::FlowDropped;
+            return None;
+        }
+        self.plan(hit, frame)
+    }
+
+    /// What may be known of the queue pair that a flow names.
+    #[inline]
+    fn route(&mut self, hit: &FlowHit) -> &mut Route {
+        &mut self.routes[hit.actions.target.0 as usize % ROUTES]
+    }
+
+    /// Counts a frame for a flow with counters.
+    #[inline]
+    fn count(&mut self, hit: &FlowHit, frame: &[u8]) {
+        if let Some(set) = hit.actions.counter.and_then(|counter| self.counters.get_mut(counter.0)) {
+            set.packets += 1;
+            set.bytes += frame.len() as u64;
+        }
+    }
+
+    /// Plans the copy of a frame for the queue that a flow leads to, if there is one.
+    #[inline]
+    fn plan(&mut self, hit: &FlowHit, (index, bytes, image): Framed<'_>) -> Option<Delivery> {
+        let qps = self.qps;
+        let queue = self.route(hit).queue(qps, hit.actions.target, bytes)?;
+        let tag = hit.actions.tag.unwrap_or(0);
+        let delivery = Delivery { frame: 0, cvlan: 0, tag, queue, is_copy: hit.is_copy }.of(index, image);
+        self.planner.plan(delivery);
+        Some(delivery)
     }
 }
 
-/// Plans a copy for the queue pair that a flow names, unless that is gone.
-#[inline]
-fn plan(
-    state: &mut State,
-    deliveries: &mut Vec<Delivery>,
-    hit: &FlowHit,
-    frame: usize,
-    key: &FlowKey,
-    tunnel: impl FnOnce() -> TunnelKey,
-) {
-    let slot = match state.qps.get(hit.actions.target.0).map(|qp| &qp.kind) {
-        Some(QpKind::Rss { rss, .. }) => rss.queue(key, tunnel),
-        Some(QpKind::Raw { queue, .. }) => *queue,
-        None => return,
-    };
-    let Some(queue) = state.queues.get_mut(slot) else { return };
-    if !queue.unpublished {
-        queue.unpublished = true;
-        state.unpublished_queues.push(slot);
+impl Delivery {
+    /// The same for another frame.
+    #[inline]
+    fn of(self, index: usize, image: &MatchKey) -> Self {
+        Self { frame: index as u16, cvlan: image.c_vlan(), ..self }
     }
-    let cvlan = if key.vlan_tpid == C_VLAN_TPID { key.vlan_tci } else { 0 };
-    let tag = hit.actions.tag.unwrap_or(0);
-    queue.plan(deliveries, Delivery { frame: frame as u16, cvlan, tag, is_copy: hit.is_copy, next: 0 });
+}
+
+/// A queue pair of a burst that sends all of its frames to one queue, so that the next frame for it costs no look.
+#[derive(Clone, Copy)]
+struct Route {
+    target: QpSlot,
+    queue: u32,
+}
+
+impl Route {
+    /// No flow names it.
+    const NONE: Self = Self { target: QpSlot(u32::MAX), queue: 0 };
+
+    /// The queue of a frame for the queue pair that a flow names, unless that is gone.
+    #[inline]
+    fn queue(&mut self, qps: &Slab<QpState>, target: QpSlot, frame: &[u8]) -> Option<u32> {
+        if target == self.target { Some(self.queue) } else { self.find(qps, target, frame) }
+    }
+
+    #[inline(never)]
+    fn find(&mut self, qps: &Slab<QpState>, target: QpSlot, frame: &[u8]) -> Option<u32> {
+        let queue = match &qps.get(target.0)?.kind {
+            QpKind::Raw { queue, .. } => *queue,
+            QpKind::Rss { rss, .. } => match rss.only() {
+                Some(queue) => queue,
+                None => {
+                    let parsed = packet::parse(frame);
+                    return Some(rss.queue(&parsed.key, || packet::parse_tunnel(frame, &parsed)));
+                }
+            },
+        };
+        *self = Self { target, queue };
+        Some(queue)
+    }
 }
 
 /// Gives the sniffers of a port their copies of frames that were sent through it; at most a burst of them.
@@ -205,16 +316,16 @@ pub(super) fn copy_sent(
     stats: &mut PortStats,
 ) {
     let frames = &frames[..frames.len().min(BURST_FRAMES)];
-    plan.deliveries.clear();
     state.flows.sniffers(port, &mut plan.matches);
-    for (index, frame) in frames.iter().enumerate() {
-        let parsed = packet::parse(frame.bytes);
-        let tunnel = || packet::parse_tunnel(frame.bytes, &parsed);
+    let mut planning = Planning::new(state, &mut plan.deliveries, port);
+    for (index, (frame, image)) in frames.iter().zip(&mut *plan.images).enumerate() {
+        image.read(frame.bytes);
         for hit in plan.matches.as_slice() {
-            count(state, hit, frame.bytes.len());
-            self::plan(state, &mut plan.deliveries, hit, index, &parsed.key, tunnel);
+            planning.count(hit, frame.bytes);
+            planning.plan(hit, (index, frame.bytes, image));
         }
     }
+    planning.planner.finish();
     // Sniffers take copies only, so what becomes of the frames themselves does not change.
     plan.carry_out(state, frames, clock::now_ns(), stats);
     state.publish();

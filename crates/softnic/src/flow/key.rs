@@ -55,6 +55,19 @@ impl MatchKey {
     pub(crate) fn of(key: &FlowKey) -> Self {
         Self(key.image())
     }
+
+    /// Becomes the image of a frame, in place: engines make one per frame.
+    #[inline(always)]
+    pub(crate) fn read(&mut self, frame: &[u8]) {
+        packet::read_image(frame, &mut self.0);
+    }
+
+    /// The control information of the outer tag, if that is a C-VLAN tag; 0 otherwise.
+    #[inline]
+    #[must_use]
+    pub(crate) fn c_vlan(&self) -> u16 {
+        (self.0[cube::VLAN_TCI.word()] & cube::VLAN_TCI.ones()) as u16
+    }
 }
 
 impl Image for MatchKey {

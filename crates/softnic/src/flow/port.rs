@@ -4,7 +4,6 @@
 //! the group changes, so that a lookup ends with one slice. Nothing here allocates during a lookup.
 
 use arrayvec::ArrayVec;
-use packet::FlowKey;
 
 use super::cache::Verdict;
 use super::capacity::{Capacity, Place};
@@ -12,7 +11,7 @@ use super::deep::{DeepImage, TunnelMatcher};
 use super::key::{Image, MatchKey};
 use super::shape::{Precedence, Ranked};
 use super::space::Space;
-use super::tree::{BURST, Rebuild, Rebuilt, Trees, Winners};
+use super::tree::{Rebuild, Rebuilt, Trees, Winners};
 use super::{
     Actions, CounterId, FlowError, FlowHit, FlowId, FlowKind, FlowRule, MAX_DONT_TRAP, MAX_FLOWS,
     MAX_REPLICAS, MAX_SHAPES, MAX_SNIFFERS, Matcher, Matches, QpSlot, TableRules,
@@ -205,15 +204,7 @@ impl PortTable {
 
     /// The results for up to [`BURST`] frames without tunnels that some rule asks for.
     #[inline]
-    pub(super) fn classify_burst<'k>(
-        &self,
-        keys: &mut impl Iterator<Item = &'k FlowKey>,
-        verdicts: &mut [Verdict],
-    ) {
-        let mut images = [MatchKey::default(); BURST];
-        let room = verdicts.len().min(BURST);
-        let count = self.plain.images(keys, &mut images[..room]);
-        let images = &images[..count];
+    pub(super) fn classify_burst(&self, images: &[MatchKey], verdicts: &mut [Verdict]) {
         let mut winners = Winners::NONE;
         self.plain.search_burst(images, &mut winners);
         for (verdict, group) in verdicts.iter_mut().zip(winners.groups) {
@@ -274,6 +265,14 @@ impl PortTable {
     /// Takes over what was built, and returns what it replaces.
     pub(super) fn finish_rebuild(&mut self, rebuilt: Rebuilt) -> Rebuilt {
         self.plain.finish_rebuild(rebuilt)
+    }
+
+    /// The flow that a verdict represents, if it represents one and there are no sniffers: so it is for most frames.
+    #[inline]
+    pub(super) fn sole(&self, verdict: Verdict) -> Option<FlowHit> {
+        let outcome = self.outcomes.get(verdict.group as usize)?;
+        let is_sole = verdict.dont_trap == 0 && !outcome.is_replicated() && self.sniffers.is_empty();
+        outcome.first().filter(|_| is_sole)
     }
 
     /// Lists the flows that a verdict represents.

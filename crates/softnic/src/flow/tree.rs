@@ -28,7 +28,6 @@ mod update;
 mod view;
 
 use arrayvec::ArrayVec;
-use packet::FlowKey;
 use packet::cube::{DST_IPV4, DST_MAC, HAS_IPV4, HAS_IPV6, SRC_IPV4, SRC_MAC};
 
 use super::directory::{Directory, PARTS};
@@ -170,16 +169,6 @@ impl Trees {
     /// The group with this match at this kind and priority.
     pub(super) fn group_at(&self, value: &MatchKey, mask: &MatchKey, level: u64) -> Option<Ranked> {
         self.directory.group_at(value, mask, level)
-    }
-
-    /// Makes the images of as many frames as there are or there is room for; returns how many.
-    #[inline]
-    pub(super) fn images<'k>(
-        &self,
-        keys: &mut impl Iterator<Item = &'k FlowKey>,
-        images: &mut [MatchKey],
-    ) -> usize {
-        self.processor.images(keys, images)
     }
 
     /// The group that decides over an image.

@@ -1,7 +1,7 @@
 //! The whole table against a linear reference: every answer to an insert, every lookup, of received and of sent frames,
 //! with tunnels and without, on devices with and without entries that flows share.
 
-use packet::{FlowKey, TunnelKey};
+use packet::{DeepKey, FlowKey, TunnelKey};
 use proptest::prelude::*;
 
 use super::asked::{Asked, asked, tunnel};
@@ -317,12 +317,16 @@ impl Both {
         let frames: Vec<Frame> =
             self.seen.iter().filter(|(side, _)| *side == (port, false)).map(|(_, frame)| **frame).collect();
         let mut verdicts = vec![Verdict::NOTHING; frames.len()];
-        let keys = frames.iter().map(|(key, _)| key);
-        self.table.classify_burst(port, keys, |at| frames[at].1, &mut verdicts);
+        let images: Vec<MatchKey> = frames.iter().map(|(key, _)| MatchKey::of(key)).collect();
+        let parse = |at: usize| DeepKey { outer: frames[at].0, tunnel: frames[at].1 };
+        self.table.classify_burst(port, &images, parse, &mut verdicts);
         let mut together = Matches::new();
         let mut alone = Matches::new();
         for ((key, tunnel), verdict) in frames.iter().zip(verdicts) {
             self.table.expand(port, verdict, &mut together);
+            if let Some(sole) = self.table.sole(port, verdict) {
+                prop_assert_eq!([sole].as_slice(), together.as_slice());
+            }
             self.table.lookup(port, key, || *tunnel, &mut alone);
             prop_assert_eq!(together.as_slice(), alone.as_slice());
         }

@@ -13,8 +13,6 @@ use std::arch::x86_64::{
     _mm512_testn_epi64_mask, _pext_u64,
 };
 
-use packet::FlowKey;
-
 use super::super::key::MatchKey;
 use super::build::extract;
 use super::pool::{Column, LANES};
@@ -87,40 +85,6 @@ impl Processor {
         let faster = faster.into_iter().filter(|(_, has)| *has).map(|(kind, _)| Self(kind));
         std::iter::once(Self(Kind::Portable)).chain(faster).collect()
     }
-}
-
-impl Processor {
-    /// Makes the images of as many frames as there are or there is room for; returns how many.
-    #[inline]
-    pub(in super::super) fn images<'k>(
-        self,
-        keys: &mut impl Iterator<Item = &'k FlowKey>,
-        images: &mut [MatchKey],
-    ) -> usize {
-        match self.0 {
-            Kind::Portable => make_images(keys, images),
-            // SAFETY: a `Processor` of this kind is made only where the processor has AVX2.
-            #[cfg(target_arch = "x86_64")]
-            Kind::V3 | Kind::V4 => unsafe { make_images_v3(keys, images) },
-        }
-    }
-}
-
-#[inline(always)]
-fn make_images<'k>(keys: &mut impl Iterator<Item = &'k FlowKey>, images: &mut [MatchKey]) -> usize {
-    let mut count = 0;
-    for (image, key) in images.iter_mut().zip(keys) {
-        *image = MatchKey::of(key);
-        count += 1;
-    }
-    count
-}
-
-/// Turning the bytes of addresses around takes one instruction here.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,bmi1,bmi2")]
-fn make_images_v3<'k>(keys: &mut impl Iterator<Item = &'k FlowKey>, images: &mut [MatchKey]) -> usize {
-    make_images(keys, images)
 }
 
 /// On any processor.

@@ -217,3 +217,55 @@ fn an_overrun_fails_the_completion_queue_with_one_event() {
     raw.deliver([udp(9)]);
     assert_eq!(raw.stats().queue_not_ready, 4, "the queue stays dead");
 }
+
+/// A buffer of one of two regions, one in two pieces, or one that is too short for most frames.
+fn buffers(regions: &[Memory; 2], kind: usize, offset: u64) -> Vec<ibv_sge> {
+    match kind {
+        0 | 1 => vec![regions[kind].element(offset, 2000)],
+        2 => vec![regions[0].element(offset, 50), regions[1].element(offset, 1950)],
+        _ => vec![regions[1].element(offset, 90)],
+    }
+}
+
+/// What comes of frames of these payloads and requests of these kinds, delivered in one burst or one after the other: the
+/// completions, the memory, and the counters.
+fn received(
+    together: bool,
+    kinds: &[(usize, usize)],
+) -> (Vec<(u64, u32, u32)>, [Vec<u8>; 2], crate::PortStats) {
+    const SPACE: usize = 2048;
+    // Checksums are verified after the first poll only: before, most deliveries are made in their own loop.
+    let raw = Raw::build(crate::Personality::Ideal, |context| {
+        let mut attr =
+            ibverbs_sys::ibv_cq_init_attr_ex { cqe: 64, ..ibverbs_sys::ibv_cq_init_attr_ex::default() };
+        // SAFETY: a live context and a whole struct.
+        unsafe { super::super::cq::create_cq_ex(context, &raw mut attr) }.cast()
+    });
+    let bytes = SPACE * kinds.len();
+    let regions = [raw.register(bytes, LOCAL_WRITE), raw.register(bytes, LOCAL_WRITE)];
+    for (index, (kind, _)) in kinds.iter().enumerate() {
+        let mut list = buffers(&regions, *kind, (index * SPACE) as u64);
+        assert_eq!(raw.post_receive(index as u64, &mut list).0, 0);
+    }
+    let frames: Vec<_> = kinds.iter().map(|(_, payload)| udp(*payload)).collect();
+    if together {
+        raw.deliver(frames);
+    } else {
+        frames.into_iter().for_each(|frame| raw.deliver([frame]));
+    }
+    let completions = raw.poll().iter().map(|wc| (wc.wr_id, wc.status, wc.byte_len)).collect();
+    let memory = regions.each_ref().map(|region| region.read(0, bytes));
+    (completions, memory, raw.stats())
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(24))]
+    #[test]
+    fn a_burst_is_delivered_as_its_frames_one_by_one(
+        kinds in proptest::collection::vec((0..8usize, 0..200usize), 1..=16),
+    ) {
+        // Half of the buffers are alike.
+        let kinds: Vec<_> = kinds.into_iter().map(|(kind, payload)| (kind.saturating_sub(4), payload)).collect();
+        proptest::prop_assert_eq!(received(true, &kinds), received(false, &kinds));
+    }
+}
