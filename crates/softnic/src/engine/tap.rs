@@ -54,6 +54,12 @@ impl Tap {
         self.sniffers = if sniffs_sent { flows.sniffer_count(port) as u64 } else { 0 };
     }
 
+    /// Whether any flow is about the sent frames.
+    #[inline]
+    pub(super) fn is_active(&self) -> bool {
+        self.filtered || self.sniffers != 0
+    }
+
     /// Whether a frame may not be sent; counts it either way.
     #[inline]
     pub(super) fn drops(&mut self, egress: &mut EgressFlows<'_>, port: u8, frame: &[u8]) -> bool {

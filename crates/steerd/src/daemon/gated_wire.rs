@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use packet::MacAddr;
-use softnic::wire::{Burst, SleepHint, Splits, TransmitError, Wire, WireState};
+use softnic::wire::{Burst, SleepHint, Splits, TransmitError, Transmitted, Wire, WireState};
 
 pub(crate) struct GatedWire {
     wire: Box<dyn Wire>,
@@ -36,6 +36,10 @@ impl Wire for GatedWire {
 
     fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
         self.wire.transmit(frame)
+    }
+
+    fn transmit_burst(&mut self, frames: &[&[u8]]) -> Transmitted {
+        self.wire.transmit_burst(frames)
     }
 
     fn flush(&mut self) {
