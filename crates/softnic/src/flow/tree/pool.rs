@@ -219,6 +219,34 @@ impl Pool {
         node.base + extract(word, node.mask) as u32
     }
 
+    /// The run of a leaf, and the precedence of its first rule.
+    ///
+    /// # Safety
+    /// As for [`child`](Self::child).
+    #[inline(always)]
+    pub(super) unsafe fn leaf(&self, at: u32) -> (Run, u64) {
+        debug_assert!((at as usize) < self.nodes.len(), "nodes stay");
+        // SAFETY: by the contract of this function, as in `child`.
+        let run = unsafe { self.nodes.get_unchecked(at as usize) }.run();
+        debug_assert!((run.first as usize) < self.bests.len(), "blocks stay");
+        // SAFETY: the nodes of a pool name runs that `take_run` made, which has an element for each block; blocks stay.
+        let best = unsafe { *self.bests.get_unchecked(run.first as usize) };
+        (run, best)
+    }
+
+    /// The columns of a block.
+    ///
+    /// # Safety
+    /// The block is one of a [`Run`] of this pool, and `stride` is [`Pool::stride`].
+    #[inline(always)]
+    pub(super) unsafe fn block(&self, block: u32, stride: usize) -> &[Column] {
+        debug_assert_eq!(stride, self.stride(), "known when the search was compiled");
+        let first = block as usize * stride;
+        debug_assert!(first + stride <= self.columns.len(), "blocks stay");
+        // SAFETY: `take_run` made the columns of all blocks, and blocks stay.
+        unsafe { self.columns.get_unchecked(first..first + stride) }
+    }
+
     /// Puts a node into its place.
     pub(super) fn place(&mut self, at: u32, node: Node) {
         let base = if node.is_leaf() { at } else { node.base };

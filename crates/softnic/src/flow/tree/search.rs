@@ -131,10 +131,13 @@ impl Family {
 }
 
 /// The nodes that frames have come to after one step more.
+///
+/// # Safety
+/// The nodes are roots of trees of this family, or what earlier steps from such led to.
 #[inline(always)]
-fn step<M: Machine>(family: &Family, nodes: &mut [u32], words: &[Words]) {
+unsafe fn step<M: Machine>(family: &Family, nodes: &mut [u32], words: &[Words]) {
     for (at, words) in nodes.iter_mut().zip(words) {
-        // SAFETY: the callers begin with roots of trees of this family, and each step leads to a child.
+        // SAFETY: by the contract of this function, which is that of `child`.
         *at = unsafe { family.pool.child(*at, words, M::extract) };
     }
 }
@@ -149,7 +152,8 @@ fn one<M: Machine>(family: &Family, image: &MatchKey, winner: Option<Ranked>) ->
     let leaves = &mut leaves[..family.trees.len().min(TREES)];
     for _ in 0..family.depth {
         for leaf in leaves.iter_mut() {
-            step::<M>(family, std::slice::from_mut(leaf), &[words]);
+            // SAFETY: the first step is from a root.
+            unsafe { step::<M>(family, std::slice::from_mut(leaf), &[words]) };
         }
     }
     let stride = family.pool.stride();
@@ -188,50 +192,59 @@ fn burst<M: Machine, const K: usize>(family: &Family, images: &[MatchKey], winne
         let (words_of_groups, _) = words.as_chunks::<GROUP>();
         for _ in 0..tree.depth {
             for (leaves, words) in groups[..count.div_ceil(GROUP)].iter_mut().zip(words_of_groups) {
-                step::<M>(family, leaves, words);
+                // SAFETY: the first step is from a root.
+                unsafe { step::<M>(family, leaves, words) };
             }
         }
-        let listed = list(family, &leaves[..count], winners, &mut candidates);
+        // SAFETY: steps from a root led there.
+        let listed = unsafe { list(family, &leaves[..count], winners, &mut candidates) };
         let stride = if K == 0 { family.pool.stride() } else { K + 1 };
         for candidate in &candidates[..listed] {
-            let first = candidate.block as usize * stride;
-            for column in &family.pool.columns[first..first + stride] {
+            // SAFETY: `list` named it for this pool.
+            for column in unsafe { family.pool.block(candidate.block, stride) } {
                 prefetch_read(column.masks().as_ptr().cast());
                 prefetch_read(column.values().as_ptr().cast());
             }
         }
         for candidate in &candidates[..listed] {
-            compare::<M, K>(family, *candidate, words, winners);
+            // SAFETY: `list` named it for this family.
+            unsafe { compare::<M, K>(family, *candidate, words, winners) };
         }
     }
 }
 
-/// Lists the blocks that may have a rule which comes before what was found; returns how many these are.
+/// Lists the blocks of leaves that may have a rule which comes before what was found; returns how many these are.
+///
+/// # Safety
+/// Steps from a root led to the leaves.
 #[inline(always)]
-fn list(
+unsafe fn list(
     family: &Family,
     leaves: &[u32],
     winners: &Winners,
     candidates: &mut [Candidate; MAX_CANDIDATES],
 ) -> usize {
     let pool = &family.pool;
-    let mut runs = [(0, Run::EMPTY); BURST];
+    let mut winning = [(0, 0); BURST];
     let mut listed = 0;
     for (frame, (leaf, limit)) in leaves.iter().zip(&winners.precedences).enumerate() {
-        let run = pool.nodes[*leaf as usize].run();
-        runs[listed % BURST] = (frame as u32, run);
-        listed += usize::from(pool.bests[run.first as usize] < *limit);
+        // SAFETY: by the contract of this function.
+        let (_, best) = unsafe { pool.leaf(*leaf) };
+        winning[listed % BURST] = (frame as u32, *leaf);
+        listed += usize::from(best < *limit);
     }
-    let runs = &runs[..listed.min(BURST)];
+    let winning = &winning[..listed.min(BURST)];
     listed = 0;
-    for (frame, run) in runs {
+    for (frame, leaf) in winning {
+        // SAFETY: as above.
+        let (run, _) = unsafe { pool.leaf(*leaf) };
         // Most leaves have one block or two, but which is not predictable.
         for (block, exists) in [(run.first, true), (run.first + 1, run.blocks > 1)] {
             candidates[listed % MAX_CANDIDATES] = Candidate { frame: *frame, block };
             listed += usize::from(exists);
         }
         if run.blocks > 2 {
-            listed = list_others(*frame, *run, listed, candidates);
+            listed = list_others(*frame, run, listed, candidates);
         }
     }
     listed
@@ -253,8 +266,11 @@ fn list_others(
 }
 
 /// Compares an image with the rules of a block.
+///
+/// # Safety
+/// [`list`] named the block for this family.
 #[inline(always)]
-fn compare<M: Machine, const K: usize>(
+unsafe fn compare<M: Machine, const K: usize>(
     family: &Family,
     Candidate { frame, block }: Candidate,
     words: &[Words; BURST],
@@ -262,8 +278,9 @@ fn compare<M: Machine, const K: usize>(
 ) {
     let frame = frame as usize % BURST;
     let stride = if K == 0 { family.pool.stride() } else { K + 1 };
-    let first = block as usize * stride;
-    let Some((ranks, columns)) = family.pool.columns[first..first + stride].split_last() else { return };
+    // SAFETY: by the contract of this function the block is one of this pool.
+    let block = unsafe { family.pool.block(block, stride) };
+    let Some((ranks, columns)) = block.split_last() else { return };
     let matching = M::matching(columns, &words[frame]);
     let (precedence, group) = ranks.rank(matching.trailing_zeros() as usize % LANES);
     let (best, winner) = (&mut winners.precedences[frame], &mut winners.groups[frame]);
