@@ -11,7 +11,7 @@
 //! ([`update`]). Trees that grew by half this way are built anew from the [`Directory`]: [`Trees::copy_rules`] copies the
 //! rules, a part at a time so that others can use the table in between, [`Rebuild::build`] works without the table, and
 //! [`Trees::finish_rebuild`] takes over the result and repeats what changed since the start. So neither lookups nor changes
-//! wait for the building, and for the copying as long as one part takes.
+//! wait for the building, nor for the copying longer than one part takes.
 //!
 //! # What is not in the trees
 //! Masks that have nothing in common make leaves that nothing splits. A leaf has at most 64 rules, a rule added later at
