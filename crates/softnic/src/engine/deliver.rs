@@ -21,10 +21,10 @@ use crate::wire::{BURST_FRAMES, Checksum, MAX_MERGED_BYTES, RxFrame};
 use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status};
 
 /// How many deliveries ahead their buffers and the lines of their completions are taken over from the application's core.
-const LOOKAHEAD: usize = 8;
+const LOOKAHEAD: u32 = 8;
 /// Of the smallest requests at least this many share a line; of completions exactly two.
 const REQUESTS_PER_LINE: usize = 2;
-const COMPLETIONS_PER_LINE: usize = 2;
+const COMPLETIONS_PER_LINE: u32 = 2;
 /// Room for this many copies per frame on average; further ones would allocate once.
 const COPIES_PER_FRAME: usize = crate::flow::MAX_MATCHES;
 
@@ -178,7 +178,7 @@ impl Work<'_, '_> {
 pub(super) fn approach(state: &State, slot: u32) {
     let Some(queue) = state.queues.get(slot) else { return };
     let requests = queue.consumer.slots();
-    for nth in 0..queue.planned.count.min(LOOKAHEAD as u32).min(queue.consumer.published()) {
+    for nth in 0..queue.planned.count.min(LOOKAHEAD).min(queue.consumer.published()) {
         prefetch_buffer(requests.at(nth));
     }
 }
@@ -229,6 +229,7 @@ fn fill(state: &mut State, slot: u32, deliveries: &[Delivery], work: &mut Work<'
         checksums: cq.wants_checksums.load(Ordering::Relaxed),
         room,
         made: 0,
+        fetched: 0,
     };
     let deliveries = &deliveries[..count as usize];
     let is_plain = queue.edits == FrameEdits::default() && !filling.checksums;
@@ -266,8 +267,9 @@ struct Filling<'f> {
     edits: FrameEdits,
     checksums: bool,
     room: u32,
-    /// Deliveries made so far.
+    /// Deliveries made so far, and those whose buffers were fetched.
     made: u32,
+    fetched: u32,
 }
 
 impl Filling<'_> {
@@ -306,10 +308,9 @@ impl Filling<'_> {
         let (frames, ends) = (work.frames, &mut *work.ends);
         let (mut request, stride) = (self.requests.at(self.made), self.requests.stride());
         let mut completion = self.completions.at(self.made).cast::<Cqe>();
-        self.fetch(LOOKAHEAD.min(deliveries.len()), 0);
-        for (nth, part) in deliveries.chunks(LOOKAHEAD).enumerate() {
-            let left = deliveries.len() - nth * LOOKAHEAD;
-            self.fetch(LOOKAHEAD.min(left.saturating_sub(LOOKAHEAD)), LOOKAHEAD);
+        let end_of_run = self.made + deliveries.len() as u32;
+        for part in deliveries.chunks(LOOKAHEAD as usize) {
+            self.fetch(end_of_run.min(self.made + 2 * LOOKAHEAD));
             for delivery in part {
                 let Some(frame) = frames.get(usize::from(delivery.frame)) else { return };
                 let end = &mut ends[usize::from(delivery.frame) % BURST_FRAMES];
@@ -344,18 +345,18 @@ impl Filling<'_> {
         }
     }
 
-    /// Takes over the buffers of `count` deliveries, `ahead` of the next one, and the lines of as many completions, which are
-    /// `LOOKAHEAD` farther ahead: those before were fetched with the deliveries before.
+    /// Takes over the buffers of the deliveries up to one, and the lines of as many completions. These are farther ahead, so
+    /// that a burst begins with lines that the burst before it has fetched.
     #[inline]
-    fn fetch(&self, count: usize, ahead: usize) {
-        let (first, count) = (self.made + ahead as u32, count as u32);
-        for nth in 0..count {
-            prefetch_buffer(self.requests.at(first + nth));
+    fn fetch(&mut self, until: u32) {
+        for nth in self.fetched..until {
+            prefetch_buffer(self.requests.at(nth));
+            let ahead = nth + LOOKAHEAD;
+            if nth.is_multiple_of(COMPLETIONS_PER_LINE) && ahead < self.room {
+                prefetch_write(self.completions.at(ahead).as_ptr());
+            }
         }
-        let first = first + LOOKAHEAD as u32;
-        for nth in (0..count.min(self.room.saturating_sub(first))).step_by(COMPLETIONS_PER_LINE) {
-            prefetch_write(self.completions.at(first + nth).as_ptr());
-        }
+        self.fetched = self.fetched.max(until);
     }
 }
 

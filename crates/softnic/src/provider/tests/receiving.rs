@@ -227,12 +227,12 @@ fn buffers(regions: &[Memory; 2], kind: usize, offset: u64) -> Vec<ibv_sge> {
     }
 }
 
-/// What comes of frames of these payloads and requests of these kinds, delivered in one burst or one after the other: the
-/// completions, the memory, and the counters.
-fn received(
-    together: bool,
-    kinds: &[(usize, usize)],
-) -> (Vec<(u64, u32, u32)>, [Vec<u8>; 2], crate::PortStats) {
+/// Id, status and length of each completion, the memory, and the counters.
+type Outcome = (Vec<Completed>, [Vec<u8>; 2], crate::PortStats);
+type Completed = (u64, u32, u32);
+
+/// What comes of requests of these kinds and frames of these payloads, delivered in one burst or one after the other.
+fn received(together: bool, kinds: &[(usize, usize)]) -> Outcome {
     const SPACE: usize = 2048;
     // Checksums are verified after the first poll only: before, most deliveries are made in their own loop.
     let raw = Raw::build(crate::Personality::Ideal, |context| {
