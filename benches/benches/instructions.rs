@@ -3,7 +3,8 @@
 //! nothing about caches, branches and vector widths.
 //!
 //! The engine parses 64 packets at a time, finds their rules, and copies them into posted buffers; the worker takes them, finds
-//! their classes, counts them and posts the buffers again. valgrind offers AVX2, not AVX-512, so what is counted is the path
+//! their classes, counts them and posts the buffers again; with the sink `forward` it also queues them to be sent, which
+//! the engine does. valgrind offers AVX2, not AVX-512, so what is counted is the path
 //! of processors without it. A budget is the count when it was set, and a tenth more. `make budgets UPDATE=1` sets them anew.
 //!
 //! The crate `rustix` looks for the vDSO, which valgrind hides: the feature `valgrind` makes it ask libc instead.
@@ -13,6 +14,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
+use program::{ForwardSink, SinkKind};
 use softnic::Drive;
 use steerd_benches::Rig;
 use steerd_benches::rules::{RuleSet, generated};
@@ -34,16 +36,30 @@ struct HotPath {
     name: &'static str,
     rules: usize,
     flows: usize,
+    /// Whether the packets are sent again, by the sink `forward`.
+    forwards: bool,
     /// The function of this program in which instructions are counted.
     counted: &'static str,
 }
 
-const PATHS: [HotPath; 4] = [
-    HotPath { name: "engine, 1 rule, 10^3 flows", rules: 0, flows: 1000, counted: "run_engine" },
-    HotPath { name: "engine, 1000 rules, 10^3 flows", rules: 1000, flows: 1000, counted: "run_engine" },
-    HotPath { name: "engine, 1000 rules, 10^5 flows", rules: 1000, flows: 100_000, counted: "run_engine" },
-    HotPath { name: "worker", rules: 0, flows: 1000, counted: "run_worker" },
+const PATHS: [HotPath; 6] = [
+    HotPath::new("engine, 1 rule, 10^3 flows", 0, 1000, "run_engine"),
+    HotPath::new("engine, 1000 rules, 10^3 flows", 1000, 1000, "run_engine"),
+    HotPath::new("engine, 1000 rules, 10^5 flows", 1000, 100_000, "run_engine"),
+    HotPath::new("worker", 0, 1000, "run_worker"),
+    HotPath::forwarding("engine, sink forward", "run_engine"),
+    HotPath::forwarding("worker, sink forward", "run_worker"),
 ];
+
+impl HotPath {
+    const fn new(name: &'static str, rules: usize, flows: usize, counted: &'static str) -> Self {
+        Self { name, rules, flows, forwards: false, counted }
+    }
+
+    const fn forwarding(name: &'static str, counted: &'static str) -> Self {
+        Self { name, rules: 0, flows: 0, forwards: true, counted }
+    }
+}
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
@@ -129,29 +145,41 @@ fn budget(text: &str, name: &str) -> Option<u64> {
 
 /// Runs a path under valgrind; the captures of its packets are written to `folder`.
 fn run(path: &HotPath, folder: &Path) {
+    if path.forwards {
+        let mut rig = Rig::new(FRAME_BYTES, 1, Drive::Manual, None);
+        let options = ForwardSink { port: Some(1), swap_macs: true, ..ForwardSink::default() };
+        let _opened = rig.open_sink(SinkKind::Forward(options));
+        run_pulses(&mut rig);
+        // All but those of the last pulses.
+        assert!(rig.port().tx_frames >= PACKETS as u64, "{:?}", rig.port());
+        return;
+    }
     let set = generated(1000);
     let rules =
         if path.rules == 0 { RuleSet { name: String::new(), rules: Vec::new() } } else { set.clone() };
     let capture = folder.join("trace.pcap");
     Trace::of(&set.rules, path.flows).write_pcap(&capture, FRAME_BYTES).expect("a capture");
-    let mut rig = Rig::replaying(&capture, &rules.delivering().policy_text(), Drive::Manual, None);
+    run_pulses(&mut Rig::replaying(&capture, &rules.delivering().policy_text(), Drive::Manual, None));
+}
+
+fn run_pulses(rig: &mut Rig) {
     let pulses = |rig: &mut Rig, count: usize, engine: fn(&Rig), worker: fn(&mut Rig)| {
         for _ in 0..count {
             engine(rig);
             worker(rig);
         }
     };
-    pulses(&mut rig, WARM_UP / PULSE, engine, worker);
-    pulses(&mut rig, PACKETS / PULSE, run_engine, run_worker);
+    pulses(rig, WARM_UP / PULSE, engine, worker);
+    pulses(rig, PACKETS / PULSE, run_engine, run_worker);
     let port = rig.port();
     assert_eq!(port.delivered, port.rx_frames, "every frame was delivered: {port:?}");
     assert_eq!(port.rx_frames, (WARM_UP + PACKETS) as u64);
 }
 
 fn engine(rig: &Rig) {
-    let mut pumped = 0;
-    while pumped < PULSE {
-        pumped += rig.nic.pump(BURST);
+    let end = rig.port().rx_frames + PULSE as u64;
+    while rig.port().rx_frames < end {
+        rig.nic.pump(BURST);
     }
 }
 
