@@ -16,11 +16,23 @@ use crate::{Frame, FramePool};
 /// How many receives one call of the provider takes.
 pub(crate) const CHAIN: usize = 64;
 
+/// A request and its one scatter entry, in a cache line.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Default)]
+struct Receive {
+    request: ibv_recv_wr,
+    entry: ibv_sge,
+}
+
 /// Receive work requests, each with one scatter entry. The parts point at each other, so they stay behind raw
 /// pointers: no Rust reference to one is ever formed while the provider may follow those links.
+///
+/// Between two calls of the provider every request but the last links to the next one, and to its own entry, so that a
+/// frame takes two words to write. Providers only read requests (ibv_post_wq_recv(3)).
 pub(crate) struct ReceiveChain {
-    requests: NonNull<ibv_recv_wr>,
-    entries: NonNull<ibv_sge>,
+    receives: NonNull<Receive>,
+    /// Length and key in all entries: those of the frames of one pool.
+    shape: (u32, u32),
     /// Of the last refusal; 0 before the first.
     errno: c_int,
     /// A frame of another pool was met, and logged.
@@ -29,14 +41,20 @@ pub(crate) struct ReceiveChain {
 
 impl ReceiveChain {
     pub(crate) fn new() -> Self {
-        let requests: Box<[ibv_recv_wr; CHAIN]> = Box::new([ibv_recv_wr::default(); CHAIN]);
-        let entries: Box<[ibv_sge; CHAIN]> = Box::new([ibv_sge::default(); CHAIN]);
-        Self {
-            requests: NonNull::from(Box::leak(requests)).cast(),
-            entries: NonNull::from(Box::leak(entries)).cast(),
-            errno: 0,
-            met_foreign: false,
+        let receives: Box<[Receive; CHAIN]> = Box::new([Receive::default(); CHAIN]);
+        let receives: NonNull<Receive> = NonNull::from(Box::leak(receives)).cast();
+        for index in 0..CHAIN {
+            let receive = receives.as_ptr().wrapping_add(index);
+            // SAFETY: `index` < CHAIN, the length of the array, which was just made.
+            unsafe { (*receive).request.next = link(receives, index) };
+            // SAFETY: as above.
+            let entry = unsafe { &raw mut (*receive).entry };
+            // SAFETY: as above.
+            unsafe { (*receive).request.sg_list = entry };
+            // SAFETY: as above.
+            unsafe { (*receive).request.num_sge = 1 };
         }
+        Self { receives, shape: (0, 0), errno: 0, met_foreign: false }
     }
 
     /// Posts `frames` from the end through `call`, which hands a chain to the provider. Accepted frames leave the
@@ -54,12 +72,10 @@ impl ReceiveChain {
             let start = end.saturating_sub(CHAIN);
             let filled = self.fill(pool, lkey, &frames[start..end]);
             let accepted = self.hand_over(filled, &mut call);
-            if filled == end - start {
-                frames.drain(start..start + accepted).for_each(|frame| {
-                    pool.posted(&frame);
-                });
+            if accepted == end - start {
+                frames.truncate(start);
             } else {
-                self.take_out(pool, frames, start..end, accepted);
+                self.take_out(pool, frames, start..end, (filled, accepted));
             }
             total += accepted;
             if accepted < filled {
@@ -91,70 +107,98 @@ impl ReceiveChain {
         if filled == 0 {
             return 0;
         }
-        let head = self.requests.as_ptr();
+        let head = self.receives.as_ptr();
+        let last = head.wrapping_add(filled - 1);
+        // SAFETY: `filled` <= CHAIN, the length of the array, which this chain owns.
+        unsafe { (*last).request.next = ptr::null_mut() };
         let mut bad = ptr::null_mut();
-        match call(head, &mut bad) {
+        // A receive begins with its request.
+        let code = call(head.cast(), &mut bad);
+        // SAFETY: as above; the provider is done with the requests when the call returns (ibv_post_wq_recv(3)).
+        unsafe { (*last).request.next = link(self.receives, filled - 1) };
+        match code {
             0 => filled,
             code => {
                 self.errno = errno_of(code);
-                taken_before(head, filled, bad)
+                taken_before(head.cast_const(), filled, bad.cast())
             }
         }
     }
 
-    /// Writes one request per frame of `pool`, linked and ended; passes over those of other pools.
-    #[inline]
-    fn fill(&mut self, pool: &FramePool, lkey: u32, frames: &[Frame]) -> usize {
-        let length = pool.frame_bytes();
-        let (requests, entries) = (self.requests.as_ptr(), self.entries.as_ptr());
-        let mut filled = 0;
-        for slot in frames.iter().take(CHAIN).filter_map(|frame| pool.slot(frame)) {
-            let entry = entries.wrapping_add(filled);
-            // SAFETY: `filled` < CHAIN, the length of both arrays, which this chain owns; the provider is done with
-            // what an earlier call wrote (work requests are consumed by the call, ibv_post_wq_recv(3)).
-            unsafe { entry.write(ibv_sge { addr: slot.address, length, lkey }) };
-            let request = ibv_recv_wr {
-                wr_id: slot.wr_id,
-                next: requests.wrapping_add(filled + 1),
-                sg_list: entry,
-                num_sge: 1,
-            };
-            // SAFETY: as for the entry.
-            unsafe { requests.wrapping_add(filled).write(request) };
+    /// Writes the frames of `pool` into the first requests, and marks them as posted; passes over those of other pools.
+    /// Returns how many there were.
+    // By itself it has enough registers for all that the loop uses.
+    #[inline(never)]
+    fn fill(&mut self, pool: &mut FramePool, lkey: u32, frames: &[Frame]) -> usize {
+        let shape = (pool.frame_bytes(), lkey);
+        if self.shape != shape {
+            self.reshape(shape);
+        }
+        let (mut filled, mut receive) = (0, self.receives.as_ptr());
+        pool.post_each(&frames[..frames.len().min(CHAIN)], |slot| {
+            // SAFETY: `filled` < CHAIN, the length of the array, which this chain owns; the provider is done with what
+            // an earlier call wrote (work requests are consumed by the call, ibv_post_wq_recv(3)).
+            unsafe { (*receive).entry.addr = slot.address };
+            // SAFETY: as above.
+            unsafe { (*receive).request.wr_id = slot.wr_id };
+            receive = receive.wrapping_add(1);
             filled += 1;
-        }
-        if filled > 0 {
-            let last = requests.wrapping_add(filled - 1);
-            // SAFETY: as above; ends the chain before what earlier calls left behind it.
-            unsafe { (*last).next = ptr::null_mut() };
-        }
+        });
         filled
     }
 
-    /// Removes the accepted frames, the first of the pool's own in `range`, from among frames of other pools.
+    /// Writes the length and the key of a pool's frames into all entries.
+    #[cold]
+    fn reshape(&mut self, (length, lkey): (u32, u32)) {
+        for index in 0..CHAIN {
+            let receive = self.receives.as_ptr().wrapping_add(index);
+            // SAFETY: `index` < CHAIN, the length of the array, which this chain owns, outside of any call.
+            unsafe { (*receive).entry = ibv_sge { addr: 0, length, lkey } };
+        }
+        self.shape = (length, lkey);
+    }
+
+    /// Removes the accepted frames, the first of the pool's own in `range`; the others are not posted after all. `filled`
+    /// of the range are the pool's.
     #[cold]
     fn take_out(
         &mut self,
         pool: &mut FramePool,
         frames: &mut Vec<Frame>,
         range: Range<usize>,
-        accepted: usize,
+        (filled, accepted): (usize, usize),
     ) {
+        if filled < range.len() {
+            self.refuse_foreign();
+        }
+        let (mut at, mut end, mut left) = (range.start, range.end, accepted);
+        while at < end {
+            let is_own = pool.owns(&frames[at]);
+            if is_own && left > 0 {
+                drop(frames.remove(at));
+                (end, left) = (end - 1, left - 1);
+                continue;
+            }
+            if is_own {
+                pool.refused(&frames[at]);
+            }
+            at += 1;
+        }
+    }
+
+    fn refuse_foreign(&mut self) {
         if !self.met_foreign {
             self.met_foreign = true;
             tracing::error!("frames were to be posted that are not of the pool given with them; they stay");
         }
         self.errno = libc::EINVAL;
-        let (mut at, mut left) = (range.start, accepted);
-        while left > 0 && at < frames.len() {
-            if pool.posted(&frames[at]) {
-                drop(frames.remove(at));
-                left -= 1;
-            } else {
-                at += 1;
-            }
-        }
     }
+}
+
+/// What a request links to: the next one.
+#[inline]
+fn link(receives: NonNull<Receive>, index: usize) -> *mut ibv_recv_wr {
+    if index + 1 < CHAIN { receives.as_ptr().wrapping_add(index + 1).cast() } else { ptr::null_mut() }
 }
 
 /// How many of the `count` requests from `first` on a provider has, after it has refused `bad`: the one rule for sends
@@ -174,13 +218,11 @@ pub(crate) fn taken_before<R>(first: *const R, count: usize, bad: *const R) -> u
 impl Drop for ReceiveChain {
     fn drop(&mut self) {
         // SAFETY: leaked from a box of this type in `new`, taken back once.
-        drop(unsafe { Box::from_raw(self.requests.as_ptr().cast::<[ibv_recv_wr; CHAIN]>()) });
-        // SAFETY: as above.
-        drop(unsafe { Box::from_raw(self.entries.as_ptr().cast::<[ibv_sge; CHAIN]>()) });
+        drop(unsafe { Box::from_raw(self.receives.as_ptr().cast::<[Receive; CHAIN]>()) });
     }
 }
 
-// SAFETY: the arrays belong to this chain alone.
+// SAFETY: the array belongs to this chain alone.
 unsafe impl Send for ReceiveChain {}
 
 #[cfg(test)]

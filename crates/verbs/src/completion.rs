@@ -226,8 +226,19 @@ impl<'b> Completion<'b> {
     /// How it ended.
     #[inline]
     pub fn status(&self) -> Status {
+        Status::from(self.raw_status())
+    }
+
+    /// Whether the status is [`Status::Success`].
+    #[inline]
+    pub fn succeeded(&self) -> bool {
+        self.raw_status() == ibv_wc_status::IBV_WC_SUCCESS
+    }
+
+    #[inline]
+    fn raw_status(&self) -> ibv_wc_status::Type {
         // SAFETY: as for `wr_id`.
-        Status::from(unsafe { (*self.raw()).status })
+        unsafe { (*self.raw()).status }
     }
 
     /// What ended.

@@ -4,6 +4,7 @@
 //! that names a posted frame turns it back into a held one, so no frame ever has two owners. Used by the polling
 //! loop: nothing here allocates after [`FramePool::new`], and every step is a bounds check and a byte.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -27,21 +28,31 @@ enum State {
 pub struct Frame {
     /// Below the pool's count; only [`Ledger`] makes frames.
     index: u32,
-    /// The id of the pool it belongs to.
-    pool: u32,
+    /// The id of the pool it belongs to. Never 0, so that an `Option<Frame>` is no larger than a frame.
+    pool: NonZeroU32,
+}
+
+const _: () = assert!(size_of::<Option<Frame>>() == 8);
+
+impl Frame {
+    /// The work request id that names it.
+    #[inline]
+    fn wr_id(&self) -> u64 {
+        u64::from(self.pool.get()) << 32 | u64::from(self.index)
+    }
 }
 
 /// Where each frame of a pool is, apart from the memory itself.
 struct Ledger {
     /// Unique in this process, so that frames and work request ids of other pools are recognised.
-    id: u32,
+    id: NonZeroU32,
     states: Box<[State]>,
     /// The free ones, last freed first out: the warmest in cache. Its capacity is the frame count.
     free: Vec<u32>,
 }
 
 impl Ledger {
-    fn new(id: u32, count: u32) -> Self {
+    fn new(id: NonZeroU32, count: u32) -> Self {
         Self {
             id,
             states: vec![State::Free; count as usize].into_boxed_slice(),
@@ -78,16 +89,16 @@ impl Ledger {
         self.states[index as usize] = State::Posted;
     }
 
-    #[inline]
-    fn wr_id(&self, index: u32) -> u64 {
-        u64::from(self.id) << 32 | u64::from(index)
+    /// Takes [`Ledger::posted`] back: the device has refused the frame, and the caller keeps its [`Frame`].
+    fn refused(&mut self, index: u32) {
+        self.states[index as usize] = State::Held;
     }
 
     /// The frame that `wr_id` names, if this ledger has lent it to a device.
     #[inline]
     fn reclaim(&mut self, wr_id: u64) -> Option<Frame> {
         let index = wr_id as u32;
-        if (wr_id >> 32) as u32 != self.id {
+        if (wr_id >> 32) as u32 != self.id.get() {
             return None;
         }
         let state = self.states.get_mut(index as usize)?;
@@ -118,10 +129,10 @@ impl FramePool {
     /// Cuts `region` into as many frames of `frame_bytes` as fit; what is left over is not used.
     pub fn new(region: MemoryRegion, frame_bytes: u32) -> crate::Result<Self> {
         // Its last value is given to no pool: it marks the ids of sends without a frame.
-        static NEXT_ID: AtomicU32 = AtomicU32::new(0);
+        static NEXT_ID: AtomicU32 = AtomicU32::new(1);
         let count = frame_count(region.bytes(), frame_bytes)?;
         let id = NEXT_ID.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| id.checked_add(1));
-        let id = id.map_err(|_| Error::FramePoolIds)?;
+        let id = id.ok().and_then(NonZeroU32::new).ok_or(Error::FramePoolIds)?;
         Ok(Self { region: Arc::new(region), ledger: Ledger::new(id, count), frame_bytes })
     }
 
@@ -204,7 +215,7 @@ impl FramePool {
 
     /// Unique in this process.
     #[inline]
-    pub(crate) fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> NonZeroU32 {
         self.ledger.id
     }
 
@@ -224,16 +235,42 @@ impl FramePool {
     #[inline]
     pub(crate) fn slot(&self, frame: &Frame) -> Option<Slot> {
         let address = self.address(frame)?.addr() as u64;
-        Some(Slot { wr_id: self.ledger.wr_id(frame.index), address })
+        Some(Slot { wr_id: frame.wr_id(), address })
     }
 
-    /// Notes that the device has this frame; the caller gives up its [`Frame`]. False: it is another pool's.
+    /// Notes that the device has this frame; the caller gives up its [`Frame`].
     #[inline]
-    pub(crate) fn posted(&mut self, frame: &Frame) -> bool {
-        self.ledger.index(frame).is_some_and(|index| {
+    pub(crate) fn posted(&mut self, frame: &Frame) {
+        if let Some(index) = self.ledger.index(frame) {
             self.ledger.posted(index);
-            true
-        })
+        }
+    }
+
+    /// Passes to `each` how a work request names a frame, for those of `frames` that are of this pool. They count as
+    /// posted from now on.
+    #[inline]
+    pub(crate) fn post_each(&mut self, frames: &[Frame], mut each: impl FnMut(Slot)) {
+        // Copies of what stays the same, which the compiler cannot know behind the states that are written.
+        let (start, frame_bytes) = (self.region.start().as_ptr().addr() as u64, u64::from(self.frame_bytes));
+        let Ledger { id, states, .. } = &mut self.ledger;
+        let (id, states) = (*id, &mut **states);
+        for frame in frames.iter().filter(|frame| frame.pool == id) {
+            states[frame.index as usize] = State::Posted;
+            each(Slot { wr_id: frame.wr_id(), address: start + u64::from(frame.index) * frame_bytes });
+        }
+    }
+
+    /// Takes [`FramePool::post_each`] back: the device has refused the frame.
+    pub(crate) fn refused(&mut self, frame: &Frame) {
+        if let Some(index) = self.ledger.index(frame) {
+            self.ledger.refused(index);
+        }
+    }
+
+    /// Whether the frame is of this pool.
+    #[inline]
+    pub(crate) fn owns(&self, frame: &Frame) -> bool {
+        self.ledger.index(frame).is_some()
     }
 }
 
@@ -242,7 +279,7 @@ impl FramePool {
 #[derive(Clone)]
 pub struct RegisteredFrames {
     /// The pool's id.
-    pool: u32,
+    pool: NonZeroU32,
     region: Arc<MemoryRegion>,
 }
 
@@ -254,7 +291,7 @@ impl RegisteredFrames {
         Ok(Self { pool: self.pool, region })
     }
 
-    pub(crate) fn pool(&self) -> u32 {
+    pub(crate) fn pool(&self) -> NonZeroU32 {
         self.pool
     }
 
@@ -282,12 +319,23 @@ mod tests {
 
     use super::*;
 
+    fn ledger(id: u32, count: u32) -> Ledger {
+        Ledger::new(NonZeroU32::new(id).expect("not 0"), count)
+    }
+
+    fn wr_id(ledger: &Ledger, index: u32) -> u64 {
+        Frame { index, pool: ledger.id }.wr_id()
+    }
+
     #[test]
     fn a_frame_goes_round_free_held_posted_held_free() {
-        let mut ledger = Ledger::new(7, 2);
+        let mut ledger = ledger(7, 2);
         let frame = ledger.take().expect("free");
-        let wr_id = ledger.wr_id(frame.index);
+        let wr_id = frame.wr_id();
         assert_eq!(ledger.reclaim(wr_id), None, "held, not posted");
+        ledger.posted(frame.index);
+        ledger.refused(frame.index);
+        assert_eq!(ledger.reclaim(wr_id), None, "held again, as the device refused it");
         ledger.posted(frame.index);
         let back = ledger.reclaim(wr_id).expect("posted");
         assert_eq!(back, frame);
@@ -299,11 +347,11 @@ mod tests {
 
     #[test]
     fn other_pools_frames_and_wild_ids_are_not_taken() {
-        let (mut ours, mut theirs) = (Ledger::new(1, 4), Ledger::new(2, 4));
+        let (mut ours, mut theirs) = (ledger(1, 4), ledger(2, 4));
         let frame = theirs.take().expect("free");
         assert!(!ours.release(&frame));
         theirs.posted(frame.index);
-        assert_eq!(ours.reclaim(theirs.wr_id(frame.index)), None);
+        assert_eq!(ours.reclaim(frame.wr_id()), None);
         assert_eq!(ours.reclaim(1 << 32 | 4), None, "one past the last frame");
         assert_eq!(ours.reclaim(u64::MAX), None);
         assert_eq!(ours.free.len(), 4);
@@ -323,7 +371,7 @@ mod tests {
         #[test]
         fn every_frame_is_in_one_place(steps in prop::collection::vec((0u8..4, any::<u32>()), 0..200)) {
             const COUNT: u32 = 8;
-            let mut ledger = Ledger::new(3, COUNT);
+            let mut ledger = ledger(3, COUNT);
             let mut held: Vec<Frame> = Vec::new();
             let mut posted: Vec<u32> = Vec::new();
             for (step, pick) in steps {
@@ -341,7 +389,7 @@ mod tests {
                     _ => {
                         let index = pick % (COUNT + 1);
                         let expected = posted.iter().position(|&p| p == index);
-                        let frame = ledger.reclaim(ledger.wr_id(index));
+                        let frame = ledger.reclaim(wr_id(&ledger, index));
                         prop_assert_eq!(frame.is_some(), expected.is_some());
                         expected.map(|at| posted.swap_remove(at));
                         held.extend(frame);

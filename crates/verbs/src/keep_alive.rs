@@ -6,6 +6,7 @@
 
 use std::ffi::c_int;
 use std::mem;
+use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::from_code;
@@ -31,7 +32,7 @@ impl QueueRegions {
 /// The pools whose regions are in a queue's [`QueueRegions`].
 pub(crate) struct QueuePools {
     /// Ids, which are never used twice, and the keys of the pools' memory in the queue's domain.
-    pools: Vec<(u32, u32)>,
+    pools: Vec<(NonZeroU32, u32)>,
 }
 
 impl QueuePools {

@@ -101,9 +101,7 @@ impl<'q> SendBatch<'q> {
         let code = unsafe { self.functions.complete() };
         if code == 0 {
             let frames = self.pair.batched.drain(..);
-            frames.for_each(|frame| {
-                self.pool.posted(&frame);
-            });
+            frames.for_each(|frame| self.pool.posted(&frame));
             return Ok(self.requests);
         }
         let error = from_code(code);
