@@ -258,10 +258,13 @@ impl Consumer {
         self.produced_seen.wrapping_sub(self.next)
     }
 
-    /// Whether the next slot is the first of two: where two share a line, its first.
+    /// The next slot, and how many slots from it on are to be read and next to each other in memory. Looks at the
+    /// producer only if none is known.
     #[inline]
-    pub(crate) fn starts_pair(&self) -> bool {
-        self.next.is_multiple_of(2)
+    pub(crate) fn run(&mut self) -> (NonNull<u8>, u32) {
+        self.refresh(1);
+        let before_wrap = self.ring.capacity - (self.next & self.layout.mask);
+        (self.slot(), self.published().min(before_wrap))
     }
 
     /// Fetches the slot `ahead` of the next one, if it is known to be there.

@@ -26,6 +26,7 @@ use crate::completion::{ChannelState, CqState, Notice, Wish};
 use crate::device::SoftContext;
 use crate::events::{CompletionEvents, acknowledgements};
 use crate::personality::{ClockRules, CompletionRules};
+use crate::prefetch::prefetch_read;
 use crate::ring::{Consumer, Producer};
 use crate::state::State;
 use crate::work::{Cqe, EMPTY_CQE};
@@ -39,6 +40,8 @@ const ATTR_PD: u32 = 2;
 pub(crate) struct SoftCq {
     /// In a cell: the library and the poller write to it through the handle.
     cq: UnsafeCell<ibv_cq_ex>,
+    /// Beside the library's struct, where a poll finds it without looking at anything else.
+    cursor: UnsafeCell<Cursor>,
     context: *mut ibv_context,
     pub(crate) slot: u32,
     pub(crate) poller: Spin<Poller>,
@@ -75,6 +78,20 @@ impl SoftCq {
     #[inline]
     pub(crate) fn native(&self) -> *mut ibv_cq_ex {
         self.cq.get()
+    }
+
+    /// The cursor of the queue behind a handle, whose mark is not looked at: a queue that was destroyed and is kept has
+    /// a cursor without completions.
+    ///
+    /// # Safety
+    /// `cq` is a queue of this provider that lives, or was destroyed and is kept, and the caller is the one who polls it.
+    #[inline]
+    unsafe fn cursor<'a>(cq: *mut ibv_cq_ex) -> &'a mut Cursor {
+        let object = cq.cast::<Self>();
+        // SAFETY: by the contract, the object is there.
+        let cursor = unsafe { &raw const (*object).cursor };
+        // SAFETY: as above, and the cursor has no other user.
+        unsafe { &mut *UnsafeCell::raw_get(cursor) }
     }
 }
 
@@ -184,6 +201,7 @@ fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_
     let wish = Wish::default();
     let cq = Held::boxed(SoftCq {
         cq: UnsafeCell::new(native),
+        cursor: UnsafeCell::new(Cursor::NONE),
         context,
         slot: 0,
         poller: Spin::new(poller, request.single_threaded),
@@ -253,6 +271,8 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         unsafe { acknowledgements!(cq, ibv_cq, async_events_completed).wait(read) };
         // SAFETY: as above.
         unsafe { acknowledgements!(cq, ibv_cq, comp_events_completed).wait(read_completions) };
+        // SAFETY: the live handle; no thread polls a queue that is destroyed, by the verb's contract.
+        *unsafe { SoftCq::cursor(cq.cast()) } = Cursor::NONE;
         // SAFETY: the library drops the handle; `object` is not used any more.
         drop(unsafe { SoftCq::take(cq.cast()) });
         if let Some(domain) = domain {
@@ -376,15 +396,48 @@ fn exchange(
 // Polling: `start_poll`, `next_poll`, `end_poll`, the readers of a completion's fields, and the plain `poll_cq`.
 //
 // A batch looks at the device's index once, reads completions in place, and gives their slots back once, at its end.
+// What is called for each completion uses the cursor alone: no lock, no look at the handle's mark or at the ring.
 
 /// How many completions ahead their lines are fetched from the engine's core: two to a line.
 const LOOKAHEAD: u32 = 8;
 
+/// Where an open poll is in the ring.
+struct Cursor {
+    /// The completion that the poll is at: in the ring during a poll, `EMPTY_CQE` outside.
+    current: *const Cqe,
+    /// The last one from there on that is known to be published, with all between them next to each other in memory.
+    last: *const Cqe,
+}
+
+impl Cursor {
+    const NONE: Self = Self { current: &raw const EMPTY_CQE, last: &raw const EMPTY_CQE };
+
+    /// How many completions are behind the current one.
+    fn left(&self) -> u32 {
+        // Less than a ring's.
+        ((self.last.addr() - self.current.addr()) / size_of::<Cqe>()) as u32
+    }
+
+    /// Copies what the library's struct has of the current completion.
+    ///
+    /// # Safety
+    /// A poll of the queue with this handle is open, at the current completion.
+    #[inline]
+    unsafe fn show(&self, native: *mut ibv_cq_ex) {
+        // SAFETY: published, and not given back before `end_poll`, so the device does not write to it.
+        let cqe = unsafe { &*self.current };
+        // SAFETY: the handle of this queue; the status is the poller's to write.
+        unsafe { (*native).status = cqe.status() };
+        // SAFETY: as above.
+        unsafe { (*native).wr_id = cqe.wr_id };
+    }
+}
+
 /// The application's end of a completion ring.
 pub(crate) struct Poller {
     consumer: Consumer,
-    /// The completion that `next_poll` is at: in the ring during a batch, `Cqe::EMPTY` outside.
-    current: *const Cqe,
+    /// Completions from the consumer's next one on that an open poll has in its cursor, the current one included.
+    run: u32,
     wants_checksums: Arc<AtomicBool>,
     /// Of raw timestamps.
     clock: ClockRules,
@@ -392,12 +445,9 @@ pub(crate) struct Poller {
     polling: bool,
 }
 
-// SAFETY: `current` points into the ring that `consumer` keeps alive, or to a constant.
-unsafe impl Send for Poller {}
-
 impl Poller {
     pub(crate) fn new(consumer: Consumer, wants_checksums: Arc<AtomicBool>, clock: ClockRules) -> Self {
-        Self { consumer, current: &raw const EMPTY_CQE, wants_checksums, clock, polling: false }
+        Self { consumer, run: 0, wants_checksums, clock, polling: false }
     }
 
     /// The ring's end, unless a batch is under way, which reads completions in place.
@@ -413,25 +463,25 @@ impl Poller {
         }
     }
 
-    /// Moves to the next completion, if there is one.
+    /// Counts the completions of the cursor up to its current one as read, and moves it to the next one, with those
+    /// behind it that are next to it in memory. False: there is none.
     #[inline]
-    fn step(&mut self, native: *mut ibv_cq_ex) -> c_int {
-        if !self.consumer.has_next() {
-            return libc::ENOENT;
-        }
-        if self.consumer.starts_pair() {
-            self.consumer.prefetch(LOOKAHEAD);
-        }
-        let current = self.consumer.slot().cast::<Cqe>().as_ptr();
-        self.consumer.advance();
-        self.current = current;
-        // SAFETY: published, and not given back before `end_poll`, so the device does not write to it.
-        let cqe = unsafe { &*current };
-        // SAFETY: the handle of this queue; the status is the poller's to write.
-        unsafe { (*native).status = cqe.status() };
-        // SAFETY: as above.
-        unsafe { (*native).wr_id = cqe.wr_id };
-        0
+    fn next_run(&mut self, cursor: &mut Cursor) -> bool {
+        self.leave_run(cursor);
+        let (first, run) = self.consumer.run();
+        let Some(left) = run.checked_sub(1) else { return false };
+        let current = first.cast::<Cqe>().as_ptr();
+        *cursor = Cursor { current, last: current.wrapping_add(left as usize) };
+        self.run = run;
+        true
+    }
+
+    /// Counts the completions of the cursor up to its current one as read.
+    #[inline]
+    fn leave_run(&mut self, cursor: &mut Cursor) {
+        self.consumer.advance_by(self.run.saturating_sub(cursor.left()));
+        self.run = 0;
+        cursor.last = cursor.current;
     }
 }
 
@@ -474,52 +524,83 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 fn begin_poll(cq: &SoftCq) -> c_int {
     // SAFETY: locked until `end_poll`, or until this poll finds nothing.
     let poller = unsafe { &mut *cq.poller.lock() };
-    let outcome = poller.step(cq.native());
-    if outcome == 0 {
-        poller.polling = true;
-    } else {
+    // SAFETY: who has the lock polls the queue, and nobody else uses the cursor.
+    let cursor = unsafe { &mut *cq.cursor.get() };
+    if !poller.next_run(cursor) {
         // An empty poll is not ended (ibv_start_poll(3)).
         cq.poller.unlock();
+        return libc::ENOENT;
     }
-    outcome
+    poller.polling = true;
+    // SAFETY: this poll, which is now open.
+    unsafe { cursor.show(cq.native()) };
+    0
 }
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: a queue of this provider, as this function is reached through it only; called between `start_poll` and
+    // `end_poll`, by the verb's contract.
+    let cursor = unsafe { SoftCq::cursor(cq) };
+    if cursor.current == cursor.last {
+        return next_run(cq);
+    }
+    cursor.current = cursor.current.wrapping_add(1);
+    // Once per line, if the engine no longer writes to the one that is fetched.
+    let ahead = cursor.current.wrapping_add(LOOKAHEAD as usize);
+    if ahead.addr() & size_of::<Cqe>() == 0 && ahead.addr() <= cursor.last.addr() {
+        prefetch_read(ahead.cast());
+    }
+    // SAFETY: within what `Poller::next_run` found published, so a poll is open.
+    unsafe { cursor.show(cq) };
+    0
+}
+
+/// [`next_poll`] past the completions that were seen, or outside a poll.
+#[cold]
+fn next_run(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
-    let Ok(cq) = (unsafe { SoftCq::of(cq) }) else { return libc::EINVAL };
+    let Ok(object) = (unsafe { SoftCq::of(cq) }) else { return libc::EINVAL };
     // SAFETY: called between `start_poll` and `end_poll`, by the verb's contract, so the lock is held.
-    let poller = unsafe { &mut *cq.poller.held() };
+    let poller = unsafe { &mut *object.poller.held() };
     if !poller.polling {
         return libc::EINVAL;
     }
-    poller.step(cq.native())
+    // SAFETY: a live queue, polled by the caller.
+    let cursor = unsafe { SoftCq::cursor(cq) };
+    if !poller.next_run(cursor) {
+        return libc::ENOENT;
+    }
+    // SAFETY: a poll is open.
+    unsafe { cursor.show(cq) };
+    0
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
-    let Ok(cq) = (unsafe { SoftCq::of(cq) }) else { return };
+    let Ok(object) = (unsafe { SoftCq::of(cq) }) else { return };
     // SAFETY: called after a successful `start_poll`, by the verb's contract, so the lock is held.
-    let poller = unsafe { &mut *cq.poller.held() };
+    let poller = unsafe { &mut *object.poller.held() };
     if poller.polling {
+        // SAFETY: a live queue, polled by the caller.
+        let cursor = unsafe { SoftCq::cursor(cq) };
         poller.polling = false;
-        poller.current = &raw const EMPTY_CQE;
+        poller.leave_run(cursor);
+        *cursor = Cursor::NONE;
         poller.consumer.publish();
-        cq.poller.unlock();
+        object.poller.unlock();
     }
 }
 
 /// The completion that the poll is at.
 ///
 /// # Safety
-/// `cq` is a live completion queue of this provider, and the caller is the one who polls it.
+/// `cq` is a completion queue of this provider that lives or is kept, and the caller is the one who polls it.
 #[inline]
 unsafe fn current<'a>(cq: *mut ibv_cq_ex) -> &'a Cqe {
     // SAFETY: by the contract of this function.
-    let Ok(cq) = (unsafe { SoftCq::of(cq) }) else { return &EMPTY_CQE };
-    // SAFETY: the caller polls, so it holds the lock.
-    let poller = unsafe { &*cq.poller.held() };
+    let cursor = unsafe { SoftCq::cursor(cq) };
     // SAFETY: in the ring and not given back before `end_poll`, or the constant.
-    unsafe { &*poller.current }
+    unsafe { &*cursor.current }
 }
 
 macro_rules! readers {

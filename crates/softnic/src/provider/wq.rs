@@ -440,36 +440,50 @@ pub(crate) fn refuse<T>(wr: *mut T, bad: *mut *mut T) {
 impl ReceivePoster {
     /// Fills slots with the requests of a chain and shows them to the device. `wr` ends at the first that was not taken.
     fn push_chain(&mut self, wr: &mut *mut ibv_recv_wr) -> Verb<()> {
-        let (mut filled, mut room) = (0, self.producer.room_for(0));
+        let mut filled = 0;
         let outcome = loop {
-            // SAFETY: NULL or a request of the application's chain.
-            let Some(request) = (unsafe { wr.as_ref() }) else { break Ok(()) };
-            let count = u32::try_from(request.num_sge).unwrap_or(u32::MAX);
-            if count > self.max_sge || (count > 0 && request.sg_list.is_null()) {
-                break Err(EINVAL);
+            let room = self.producer.room_for(filled + 1);
+            if filled >= room && !wr.is_null() {
+                break Err(ENOMEM);
             }
-            if filled == room {
-                room = self.producer.room_for(filled + 1);
-                if filled >= room {
-                    break Err(ENOMEM);
-                }
+            let outcome = self.fill(wr, &mut filled, room);
+            if outcome.is_err() || wr.is_null() {
+                break outcome;
             }
-            let slots = self.producer.slots();
-            if filled.is_multiple_of(REQUESTS_PER_LINE) && filled + LOOKAHEAD < room {
-                prefetch_write(slots.at(filled + LOOKAHEAD).as_ptr());
-            }
-            self.write(slots.at(filled), request, count);
-            filled += 1;
-            *wr = request.next;
         };
         self.producer.advance_by(filled);
         self.producer.publish();
         outcome
     }
 
-    /// Writes a request of `count` elements, at most `max_sge`, into a slot for which there is room.
-    #[inline]
-    fn write(&self, slot: NonNull<u8>, request: &ibv_recv_wr, count: u32) {
+    /// Fills slots up to `room`, as far as the chain goes.
+    fn fill(&self, wr: &mut *mut ibv_recv_wr, filled: &mut u32, room: u32) -> Verb<()> {
+        let slots = self.producer.slots();
+        let is_single = self.max_sge == 1;
+        while *filled < room {
+            // SAFETY: NULL or a request of the application's chain.
+            let Some(request) = (unsafe { wr.as_ref() }) else { break };
+            if filled.is_multiple_of(REQUESTS_PER_LINE) && *filled + LOOKAHEAD < room {
+                prefetch_write(slots.at(*filled + LOOKAHEAD).as_ptr());
+            }
+            let slot = slots.at(*filled);
+            if is_single && request.num_sge == 1 && !request.sg_list.is_null() {
+                write_single(slot, request);
+            } else {
+                self.write(slot, request)?;
+            }
+            *filled += 1;
+            *wr = request.next;
+        }
+        Ok(())
+    }
+
+    /// Writes a request into a slot for which there is room.
+    fn write(&self, slot: NonNull<u8>, request: &ibv_recv_wr) -> Verb<()> {
+        let count = u32::try_from(request.num_sge).unwrap_or(u32::MAX);
+        if count > self.max_sge || (count > 0 && request.sg_list.is_null()) {
+            return Err(EINVAL);
+        }
         // SAFETY: there is room, so the slot is this side's; it begins with the id.
         unsafe { slot.cast::<u64>().write(request.wr_id) };
         // SAFETY: a slot holds `max_sge` elements behind the id.
@@ -477,7 +491,21 @@ impl ReceivePoster {
         let elements = NonNull::slice_from_raw_parts(elements.cast::<Element>(), self.max_sge as usize);
         // SAFETY: as above; every bit pattern is an element, and only this side writes them now.
         write_elements(unsafe { &mut *elements.as_ptr() }, request.sg_list, count);
+        Ok(())
     }
+}
+
+/// Writes a request of one element into a slot for one, for which there is room.
+#[inline]
+fn write_single(slot: NonNull<u8>, request: &ibv_recv_wr) {
+    // SAFETY: there is room, so the slot is this side's; it begins with the id.
+    unsafe { slot.cast::<u64>().write(request.wr_id) };
+    // SAFETY: the application's list has an entry.
+    let element = Element::of(unsafe { &*request.sg_list });
+    // SAFETY: a slot holds an element behind the id.
+    let place = unsafe { slot.add(RECEIVE_HEADER_BYTES) };
+    // SAFETY: as above; only this side writes it now.
+    unsafe { place.cast::<Element>().write(element) };
 }
 
 /// Copies a scatter/gather list of `count` entries, at most `elements.len()`, and ends it.

@@ -103,6 +103,37 @@ fn a_batch_is_seen_whole_or_not_at_all() {
 }
 
 #[test]
+fn a_run_is_read_in_place_and_given_back_at_once() {
+    loom::model(|| {
+        let (mut producer, mut consumer, cells) = ring(2);
+        let theirs = Arc::clone(&cells);
+        let sender = thread::spawn(move || {
+            for value in 0..3 {
+                push(&mut producer, &theirs, value);
+                producer.publish();
+            }
+        });
+        let mut expected = 0;
+        while expected < 3 {
+            let (_, run) = consumer.run();
+            for _ in 0..run {
+                // SAFETY: loom checks it.
+                let value = cells.at(consumer.position()).with(|cell| unsafe { cell.read() });
+                assert_eq!(value, expected);
+                consumer.advance();
+                expected += 1;
+            }
+            consumer.publish();
+            if run == 0 {
+                thread::yield_now();
+            }
+        }
+        sender.join().unwrap();
+        assert_eq!(consumer.run().1, 0);
+    });
+}
+
+#[test]
 fn slots_given_back_in_a_batch_are_not_filled_before() {
     loom::model(|| {
         let (mut producer, mut consumer, cells) = ring(2);

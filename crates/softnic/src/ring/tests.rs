@@ -51,6 +51,23 @@ fn a_full_ring_takes_no_more_until_slots_come_back() {
 }
 
 #[test]
+fn a_run_ends_where_the_memory_or_what_was_published_ends() {
+    let (mut producer, mut consumer) = ring(4);
+    assert_eq!(consumer.run().1, 0);
+    assert!((0..3).all(|value| push(&mut producer, value)));
+    producer.publish();
+    assert_eq!(consumer.run(), (consumer.slot(), 3));
+    consumer.advance_by(3);
+    consumer.publish();
+    assert!((3..6).all(|value| push(&mut producer, value)));
+    producer.publish();
+    assert_eq!(consumer.run().1, 1, "the last slot in memory");
+    assert_eq!(pop(&mut consumer), Some(3));
+    assert_eq!(consumer.run().1, 2);
+    assert_eq!((pop(&mut consumer), pop(&mut consumer)), (Some(4), Some(5)));
+}
+
+#[test]
 fn the_limit_is_the_requested_size() {
     let (mut producer, _consumer) = ring(5);
     assert_eq!((0..8).filter(|value| push(&mut producer, *value)).count(), 5);
