@@ -73,6 +73,14 @@ impl ClassTag {
         Some((self.class.0 + 1) | (self.band as u32) << CLASS_BITS)
     }
 
+    /// The indices of the band and of the class in a number from the device, for tables in which both are looked up with
+    /// their bounds. For a number that [`encode`](Self::encode) does not give, one of them is beyond every table.
+    #[must_use]
+    #[inline]
+    pub const fn indices(tag: u32) -> (usize, usize) {
+        ((tag >> CLASS_BITS) as usize, (tag & CLASS_MASK).wrapping_sub(1) as usize)
+    }
+
     /// The contents of a number from the device; `None` if [`encode`](Self::encode) gives no such number.
     #[must_use]
     #[inline]
@@ -101,6 +109,7 @@ mod tests {
                 let number = tag.encode().expect("fits");
                 assert!(number < (1 << 24) - 16);
                 assert_eq!(ClassTag::decode(number), Some(tag));
+                assert_eq!(ClassTag::indices(number), (band.index(), tag.class.index()));
             }
             assert_eq!(ClassTag { band, class: ClassId(CLASSES_MAX) }.encode(), None);
         }
@@ -115,5 +124,7 @@ mod tests {
     fn a_missing_tag_is_no_class_of_either_band() {
         assert_eq!(ClassTag::decode(0), None);
         assert_eq!(ClassTag::decode(1 << CLASS_BITS), None);
+        assert!([0, 1 << CLASS_BITS].iter().all(|tag| ClassTag::indices(*tag).1 > CLASSES_MAX as usize));
+        assert_eq!(ClassTag::indices(2 << CLASS_BITS).0, 2);
     }
 }

@@ -3,19 +3,26 @@
 //! the worker is built.
 
 use program::Outcome;
-use verbs::{FlowTag, Frame, FramePool};
+use verbs::{Frame, FramePool};
 
 /// One received packet.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet {
-    /// `None` once a sink has taken it.
-    pub(crate) frame: Option<Frame>,
-    /// Its length; never more than the frame's.
+    /// Its length; never more than its frame's.
     pub(crate) bytes: u32,
-    pub(crate) tag: Option<FlowTag>,
-    pub(crate) timestamp: Option<u64>,
-    /// The outcome by its class; `None` before classification and for packets dropped without a rule.
-    pub(crate) outcome: Option<Outcome>,
+    /// The tag of its flow, 0 for none.
+    pub(crate) tag: u32,
+    /// The index of its frame in [`Batch::frames`].
+    frame: u32,
+}
+
+/// How a packet was decided. Packets that no sink gets have none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Decision {
+    /// The index of the packet.
+    pub(crate) packet: u32,
+    /// The outcome by its class.
+    pub(crate) outcome: Outcome,
     /// The bits of the sinks that get it.
     pub(crate) sinks: u64,
     /// The generation of the program that decided it.
@@ -25,10 +32,18 @@ pub(crate) struct Packet {
 /// The packets of one iteration and the frames to be posted at its end.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    /// Frames that are not posted and hold no packet. Those that the queue did not take in the last refill come first.
+    /// Frames to be posted at the end of the iteration: those that the queue did not take in the last refill, and those of
+    /// completions, with packets and without.
     pub(crate) frames: Vec<Frame>,
+    /// While sinks run that take frames: the frames from [`Batch::first_loose`] on, `None` where one was taken.
+    loose: Vec<Option<Frame>>,
+    first_loose: usize,
     /// At most the configured batch.
     pub(crate) packets: Vec<Packet>,
+    /// The device's timestamps of the packets; empty where none were asked for.
+    pub(crate) timestamps: Vec<u64>,
+    /// In the order of the packets, at most one each.
+    pub(crate) decisions: Vec<Decision>,
     /// The bits of the sinks that get a packet of it.
     pub(crate) sinks: u64,
     /// Completions taken this iteration, failed ones included.
@@ -45,7 +60,11 @@ impl Batch {
     pub(crate) fn new(frame_count: usize, limit: usize) -> Self {
         Self {
             frames: Vec::with_capacity(frame_count),
+            loose: Vec::with_capacity(frame_count),
+            first_loose: 0,
             packets: Vec::with_capacity(limit),
+            timestamps: Vec::with_capacity(limit),
+            decisions: Vec::with_capacity(limit),
             sinks: 0,
             completions: 0,
             drained: false,
@@ -55,7 +74,9 @@ impl Batch {
     }
 
     pub(crate) fn clear(&mut self) {
-        debug_assert!(self.packets.is_empty(), "their frames were taken back");
+        debug_assert!(self.packets.is_empty() && self.loose.is_empty(), "the iteration before has ended");
+        self.timestamps.clear();
+        self.decisions.clear();
         self.sinks = 0;
         self.completions = 0;
         self.drained = false;
@@ -75,19 +96,53 @@ impl Batch {
         self.empty_iterations = self.empty_iterations.saturating_add(1);
     }
 
+    /// Adds a packet.
+    #[inline]
+    pub(crate) fn receive(&mut self, frame: Frame, bytes: u32, tag: u32) {
+        // There are fewer than 2^32 frames.
+        self.packets.push(Packet { bytes, tag, frame: self.frames.len() as u32 });
+        // Never grows: its capacity is the number of the pool's frames.
+        self.frames.push(frame);
+    }
+
+    /// The frame of a packet; `None` once a sink has taken it.
+    #[inline]
+    pub(crate) fn frame(&self, packet: &Packet) -> Option<&Frame> {
+        let index = packet.frame as usize;
+        match self.frames.get(index) {
+            Some(frame) => Some(frame),
+            None => self.loose.get(index - self.first_loose)?.as_ref(),
+        }
+    }
+
+    /// Before sinks run that take frames.
+    pub(crate) fn loosen(&mut self) {
+        self.first_loose = self.packets.first().map_or(self.frames.len(), |packet| packet.frame as usize);
+        self.loose.extend(self.frames.drain(self.first_loose..).map(Some));
+    }
+
+    /// The place of the frame of the packet with this index, after [`Batch::loosen`].
+    #[inline]
+    pub(crate) fn loose(&mut self, packet: usize) -> Option<&mut Option<Frame>> {
+        let frame = self.packets.get(packet)?.frame as usize;
+        self.loose.get_mut(frame - self.first_loose)
+    }
+
+    /// Ends [`Batch::loosen`].
+    pub(crate) fn fasten(&mut self) {
+        self.frames.extend(self.loose.drain(..).flatten());
+    }
+
     /// The packets have been used: their frames can be posted again, except those that sinks have taken.
     #[inline]
-    pub(crate) fn take_frames_back(&mut self) {
-        // Never grows: its capacity is the number of the pool's frames.
-        self.frames.extend(self.packets.drain(..).filter_map(|packet| packet.frame));
+    pub(crate) fn end_packets(&mut self) {
+        self.packets.clear();
     }
-}
 
-impl Packet {
-    /// Its bytes; none once a sink has taken the frame.
+    /// The bytes of a packet; none once a sink has taken its frame.
     #[inline]
-    pub(crate) fn data<'b>(&'b self, pool: &'b FramePool) -> &'b [u8] {
-        let whole = self.frame.as_ref().map_or(&[][..], |frame| pool.bytes(frame));
-        whole.get(..self.bytes as usize).unwrap_or(whole)
+    pub(crate) fn data<'b>(&'b self, packet: &Packet, pool: &'b FramePool) -> &'b [u8] {
+        let whole = self.frame(packet).map_or(&[][..], |frame| pool.bytes(frame));
+        whole.get(..packet.bytes as usize).unwrap_or(whole)
     }
 }

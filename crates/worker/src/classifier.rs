@@ -3,12 +3,14 @@
 //! parsed, packets of exact classes never, so anomalies are seen in hybrid classes only.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use packet::{DeepKey, FlowKey};
-use program::{Band, Class, ClassId, ClassTag, Decide, Outcome, Program, StepIndex, Verdict};
+use program::{Band, Class, ClassId, ClassTag, Decide, Outcome, Program, RuleId, StepIndex, Verdict};
 use verbs::FramePool;
 
-use crate::batch::Batch;
+use crate::batch::{Batch, Decision, Packet};
 use crate::control::{Command, Mailbox, Publication};
 use crate::sink::SinkMap;
 use crate::stats::{DropReason, Stats};
@@ -89,73 +91,137 @@ impl Classifier {
         mailbox.acknowledge(command.publication);
     }
 
-    /// Gives every packet of the batch its outcome and counts it, under its rule or with a reason.
-    pub(crate) fn classify(&self, batch: &mut Batch, pool: &FramePool, stats: &Stats) {
-        let Batch { packets, sinks, .. } = batch;
-        for packet in packets {
-            let tag = packet.tag.map(|tag| tag.0);
-            let Some((table, (class, lookup))) = self.class_of(tag, stats) else { continue };
-            let outcome = match &class.decide {
-                Decide::Exact(outcome) => *outcome,
-                Decide::Software(..) => {
-                    let frame = packet.data(pool);
-                    let parsed = packet::parse(frame);
-                    if let Some(anomaly) = parsed.anomaly {
-                        stats.anomaly(anomaly);
-                    }
-                    if lookup.is_deep {
-                        let tunnel = packet::parse_tunnel(frame, &parsed);
-                        lookup.resolve_deep(class, &DeepKey { outer: parsed.key, tunnel })
-                    } else {
-                        lookup.resolve(class, &parsed.key)
-                    }
+    /// Finds the outcome of every packet of the batch and counts it, under its rule or with a reason. Packets that a
+    /// sink gets, or all that have an outcome if `all`, have a decision afterwards.
+    ///
+    /// Packets of exact classes take one look at a table. For all others [`Classifier::resolve`] is called.
+    pub(crate) fn classify(&self, batch: &mut Batch, pool: &FramePool, all: bool, stats: &Stats) {
+        let views = Band::ALL.map(|band| View::of(self.bands[band.index()].as_deref()));
+        for index in 0..batch.packets.len() {
+            let Packet { tag, bytes, .. } = batch.packets[index];
+            if let Some((view, entry, tally)) = find(&views, tag) {
+                view.count(entry, tally, (index, bytes), (all, batch));
+            } else if let Some((band, entry)) = self.resolve(&batch.packets[index], batch, pool, stats) {
+                let view = &views[band.index()];
+                match view.tallies.get(entry.tally as usize) {
+                    Some(tally) => view.count(&entry, tally, (index, bytes), (all, batch)),
+                    None => stats.dropped(DropReason::UnknownClass),
                 }
-            };
-            let Some(tally) = table.tally(&outcome) else {
-                stats.dropped(DropReason::UnknownClass);
-                continue;
-            };
-            tally.add(1, u64::from(packet.bytes));
-            packet.outcome = Some(outcome);
-            packet.sinks = table.sinks.of(&outcome);
-            packet.generation = table.sinks.generation();
-            *sinks |= packet.sinks;
+            }
         }
     }
 
-    #[inline]
-    fn class_of(&self, tag: Option<u32>, stats: &Stats) -> Option<(&ClassTable, (&Class, &Lookup))> {
-        let known = match tag.and_then(ClassTag::decode) {
-            Some(tag) => self.bands[tag.band.index()].as_deref().map(|table| (table, tag.class)),
-            None if tag.unwrap_or(0) == 0 => self.untagged(),
-            None => None,
-        };
-        let Some((table, class)) = known else {
-            stats.dropped(DropReason::UnknownTag);
+    /// What is done with a packet whose class is not exact, or that has no tag. Counts a packet for which there is none.
+    #[inline(never)]
+    fn resolve(
+        &self,
+        packet: &Packet,
+        batch: &Batch,
+        pool: &FramePool,
+        stats: &Stats,
+    ) -> Option<(Band, Entry)> {
+        let (band, table, class) = self.class_of(packet.tag, stats)?;
+        let Some((class, lookup)) = table.class(class) else {
+            stats.dropped(DropReason::UnknownClass);
             return None;
         };
-        let class = table.class(class);
-        if class.is_none() {
-            stats.dropped(DropReason::UnknownClass);
+        let outcome = match &class.decide {
+            Decide::Exact(outcome) => *outcome,
+            Decide::Software(..) => {
+                let frame = batch.data(packet, pool);
+                let parsed = packet::parse(frame);
+                if let Some(anomaly) = parsed.anomaly {
+                    stats.anomaly(anomaly);
+                }
+                if lookup.is_deep {
+                    let tunnel = packet::parse_tunnel(frame, &parsed);
+                    lookup.resolve_deep(class, &DeepKey { outer: parsed.key, tunnel })
+                } else {
+                    lookup.resolve(class, &parsed.key)
+                }
+            }
+        };
+        Some((band, table.entry(&outcome)))
+    }
+
+    /// The class of a tag, and its program.
+    fn class_of(&self, tag: u32, stats: &Stats) -> Option<(Band, &ClassTable, ClassId)> {
+        let known = match ClassTag::decode(tag) {
+            Some(tag) => Some((tag.band, tag.class)),
+            None if tag == 0 => self.untagged(),
+            None => None,
+        };
+        let found = known.and_then(|(band, class)| Some((band, &**self.table(band)?, class)));
+        if found.is_none() {
+            stats.dropped(DropReason::UnknownTag);
         }
-        class.map(|class| (table, class))
+        found
     }
 
     /// The class of packets without a tag, by the latest program that has one. Such packets do not carry the band of
     /// their flow's program, so while one program replaces another the new one classifies them.
-    #[inline]
-    fn untagged(&self) -> Option<(&ClassTable, ClassId)> {
+    fn untagged(&self) -> Option<(Band, ClassId)> {
         let bands = [self.latest, self.latest.other()];
-        bands.into_iter().find_map(|band| {
-            let table = self.bands[band.index()].as_deref()?;
-            Some((table, table.untagged()?))
-        })
+        bands.into_iter().find_map(|band| Some((band, self.table(band)?.untagged()?)))
     }
 
     /// The program of a band.
     pub(crate) fn table(&self, band: Band) -> Option<&Arc<ClassTable>> {
         self.bands[band.index()].as_ref()
     }
+}
+
+/// The tables of a program that the packets of exact classes need, for one batch.
+#[derive(Clone, Copy)]
+// A power of two in size, for the address of the second.
+#[repr(align(64))]
+struct View<'t> {
+    entries: &'t [Entry],
+    tallies: &'t [Tally],
+    sinks: &'t [AtomicU64],
+    generation: u64,
+}
+
+impl<'t> View<'t> {
+    fn of(table: Option<&'t ClassTable>) -> Self {
+        let Some(table) = table else {
+            return View { entries: &[], tallies: &[], sinks: &[], generation: 0 };
+        };
+        Self {
+            entries: &table.entries,
+            tallies: table.tallies.all(),
+            sinks: table.sinks.bits(),
+            generation: table.sinks.generation(),
+        }
+    }
+
+    /// Counts a packet, with its index and length, and adds its decision to the batch if a sink gets it, or if `all` have one.
+    #[inline]
+    fn count(
+        &self,
+        entry: &Entry,
+        tally: &Tally,
+        (index, bytes): (usize, u32),
+        (all, batch): (bool, &mut Batch),
+    ) {
+        tally.add(1, u64::from(bytes));
+        let sinks = self.sinks.get(entry.sinks as usize).map_or(0, |bits| bits.load(Relaxed));
+        if sinks != 0 || all {
+            batch.sinks |= sinks;
+            let (outcome, generation) = (entry.outcome, self.generation);
+            // At most one per packet, and a batch has fewer than 2^32.
+            batch.decisions.push(Decision { packet: index as u32, outcome, sinks, generation });
+        }
+    }
+}
+
+/// What is done with packets of an exact class, and where they are counted.
+#[inline]
+fn find<'v, 't>(views: &'v [View<'t>; 2], tag: u32) -> Option<(&'v View<'t>, &'t Entry, &'t Tally)> {
+    let (band, class) = ClassTag::indices(tag);
+    let view = views.get(band)?;
+    let entry = view.entries.get(class)?;
+    Some((view, entry, view.tallies.get(entry.tally as usize)?))
 }
 
 /// How a packet was disposed of, without the destination.
@@ -236,11 +302,28 @@ impl Lookup {
     }
 }
 
+/// What is done with packets of an exact class or with an outcome.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    outcome: Outcome,
+    /// Index of their tally; beyond the row for classes that are not exact.
+    tally: u32,
+    /// Index of their sinks ([`SinkMap::place`]).
+    sinks: u32,
+}
+
+/// Beyond every row.
+const NONE: u32 = u32::MAX;
+/// In entries of classes that are not exact.
+const NO_OUTCOME: Outcome = Outcome { rule: RuleId(u32::MAX), verdict: Verdict::Drop };
+
 /// The classes of a program with one worker's counters, for one band.
 #[derive(Debug)]
 pub(crate) struct ClassTable {
     program: Arc<Program>,
     sinks: Arc<SinkMap>,
+    /// By class.
+    entries: Box<[Entry]>,
     /// By class.
     lookups: Box<[Lookup]>,
     /// The dispositions that a rule's classes can have, by rule: snapshots have them even at zero.
@@ -255,7 +338,18 @@ impl ClassTable {
         let tallies = TallyRow::new(program.rules.len() * Disposition::ALL.len());
         let lookups = program.classes.iter().map(|class| Lookup::of(class.as_ref())).collect();
         let possible = possible(&program, sinks.returns());
-        Self { program, sinks, lookups, possible, tallies }
+        let rules = program.rules.len();
+        let exact = |class: &Option<Class>| match class.as_ref().map(|class| &class.decide) {
+            Some(Decide::Exact(outcome)) => entry(rules, &sinks, outcome),
+            _ => Entry { outcome: NO_OUTCOME, tally: NONE, sinks: NONE },
+        };
+        let entries = program.classes.iter().map(exact).collect();
+        Self { program, sinks, entries, lookups, possible, tallies }
+    }
+
+    /// What is done with packets with this outcome.
+    fn entry(&self, outcome: &Outcome) -> Entry {
+        entry(self.program.rules.len(), &self.sinks, outcome)
     }
 
     /// The program it was made from.
@@ -276,10 +370,9 @@ impl ClassTable {
     }
 
     /// Where packets with this outcome are counted; `None` for a rule beyond the program.
-    #[inline]
+    #[cfg(test)]
     pub(crate) fn tally(&self, outcome: &Outcome) -> Option<&Tally> {
-        let row = outcome.rule.0 as usize * Disposition::ALL.len();
-        self.tallies.at(row + Disposition::of(outcome.verdict, self.sinks.returns()) as usize)
+        self.tallies.at(self.entry(outcome).tally as usize)
     }
 
     /// Every rule with each disposition that its classes can have or that was counted.
@@ -295,6 +388,15 @@ impl ClassTable {
             },
         )
     }
+}
+
+/// What is done with packets of a program of so many rules that have this outcome.
+fn entry(rules: usize, sinks: &SinkMap, outcome: &Outcome) -> Entry {
+    let rule = Some(outcome.rule.index()).filter(|&rule| rule < rules);
+    let disposition = Disposition::of(outcome.verdict, sinks.returns()) as usize;
+    let tally = rule.and_then(|rule| u32::try_from(rule * Disposition::ALL.len() + disposition).ok());
+    let sinks = u32::try_from(sinks.place(outcome)).unwrap_or(NONE);
+    Entry { outcome: *outcome, tally: tally.unwrap_or(NONE), sinks }
 }
 
 fn possible(program: &Program, returns: bool) -> Box<[[bool; Disposition::ALL.len()]]> {

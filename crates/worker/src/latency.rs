@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use verbs::Context;
 
-use crate::batch::Packet;
 use crate::distribution::Distribution;
 use crate::regime::ns_between;
 use crate::stats::Counter;
@@ -213,18 +212,18 @@ impl LatencyMeter {
         }
     }
 
-    /// Records the latencies of a batch that was taken at `now_ns`.
+    /// Records the latencies of packets that were taken at `now_ns`.
     pub(crate) fn record(
         &self,
-        packets: &[Packet],
+        timestamps: &[u64],
         now_ns: u64,
         latencies: &mut Distribution,
         negative: &Counter,
     ) {
         let Some(conversion) = &self.conversion else { return };
         let Some(now) = conversion.device_now(now_ns) else { return };
-        for timestamp in packets.iter().filter_map(|packet| packet.timestamp) {
-            let latency = conversion.since(timestamp, now);
+        for timestamp in timestamps {
+            let latency = conversion.since(*timestamp, now);
             negative.add(u64::from(latency.is_none()));
             latencies.record(latency.unwrap_or(0));
         }

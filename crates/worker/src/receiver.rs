@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use verbs::{Completion, CompletionQueue, FlowTag, Frame, FramePool, ReceiveQueue, Status, WorkQueue};
 
-use crate::batch::{Batch, Packet};
+use crate::batch::Batch;
 use crate::idle::Events;
-use crate::stats::{DropReason, Stats};
+use crate::stats::{DropReason, Stats, Traffic};
 
 /// Fields are in the order of their release. The work queue is destroyed with the last indirection table over it, so
 /// flows, queue pairs and tables must be released before the worker; otherwise the queue stays, no thread takes its
@@ -36,35 +36,20 @@ pub(crate) fn refill_at(frames: usize, limit: usize) -> usize {
     (limit / 2).min(frames / 4).max(1)
 }
 
-/// The fields of a receive's completion, read before its frame is taken back.
+/// The fields of a successful receive, read before its frame is taken back.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Completed {
-    pub(crate) status: Status,
-    /// This and the following are `None` unless the status is success.
-    pub(crate) bytes: Option<u32>,
+pub(crate) struct Arrival {
+    /// Not more than a frame holds.
+    pub(crate) bytes: u32,
     pub(crate) tag: Option<FlowTag>,
     pub(crate) timestamp: Option<u64>,
-}
-
-impl Completed {
-    #[inline]
-    fn read(completion: &Completion<'_>) -> Self {
-        let status = completion.status();
-        if status != Status::Success {
-            return Self { status, bytes: None, tag: None, timestamp: None };
-        }
-        Self {
-            status,
-            bytes: completion.byte_len(),
-            tag: completion.flow_tag(),
-            timestamp: completion.timestamp(),
-        }
-    }
 }
 
 impl Receiver {
     /// Takes the waiting completions, at most one batch. A successful one is counted as received, and either becomes a
     /// packet of the batch or is counted as dropped with a reason.
+    // By itself it has enough registers for all that the loop uses.
+    #[inline(never)]
     pub(crate) fn poll(&mut self, batch: &mut Batch, stats: &Stats) {
         batch.clear();
         // Also `None` while a queue that completes into this one is destroyed, but those are the worker's own.
@@ -73,22 +58,28 @@ impl Receiver {
             return;
         };
         batch.empty_iterations = 0;
-        let (mut packets, mut bytes) = (0, 0);
-        while batch.completions < self.limit {
+        let (frame_bytes, pool) = (self.pool.frame_bytes(), &mut self.pool);
+        let (mut completions, mut received) = (0, Traffic::default());
+        while completions < self.limit {
             let Some(completion) = open.next() else {
                 batch.drained = true;
                 break;
             };
-            batch.completions += 1;
-            let completed = Completed::read(&completion);
-            let frame = self.pool.reclaim(completion).ok();
-            if let Some(received) = accept_completion(completed, frame, self.pool.frame_bytes(), batch, stats)
+            completions += 1;
+            let bytes = if completion.succeeded() { completion.byte_len() } else { None };
+            if let Some(bytes) = bytes
+                && bytes <= frame_bytes
             {
-                packets += 1;
-                bytes += u64::from(received);
+                let arrival =
+                    Arrival { bytes, tag: completion.flow_tag(), timestamp: completion.timestamp() };
+                accept(arrival, pool.reclaim(completion).ok(), batch, stats);
+                received += Traffic { packets: 1, bytes: u64::from(bytes) };
+            } else if accept_other(completion, pool, batch, stats) {
+                received.packets += 1;
             }
         }
-        stats.received.add(packets, bytes);
+        batch.completions = completions;
+        stats.received.add(received.packets, received.bytes);
     }
 
     /// Posts the batch's frames; those that the queue does not take are posted in a later iteration. A failed queue
@@ -105,35 +96,36 @@ impl Receiver {
     }
 }
 
-/// Adds a completion to the batch or counts why not. Returns the bytes to be counted as received, `None` for a failed
-/// receive, which the port does not count as delivered.
+/// Adds a packet to the batch, or counts that the completion named no frame.
 #[inline]
-pub(crate) fn accept_completion(
-    completed: Completed,
-    frame: Option<Frame>,
-    frame_bytes: u32,
-    batch: &mut Batch,
-    stats: &Stats,
-) -> Option<u32> {
-    let Completed { status, bytes, tag, timestamp } = completed;
-    if status != Status::Success {
-        batch.frames.extend(frame);
-        stats.failed(status);
-        return None;
+pub(crate) fn accept(arrival: Arrival, frame: Option<Frame>, batch: &mut Batch, stats: &Stats) {
+    let Some(frame) = frame else {
+        stats.dropped(DropReason::BadFrame);
+        return;
+    };
+    batch.receive(frame, arrival.bytes, arrival.tag.map_or(0, |tag| tag.0));
+    if let Some(timestamp) = arrival.timestamp {
+        batch.timestamps.push(timestamp);
     }
-    let counted = bytes.filter(|&bytes| bytes <= frame_bytes);
-    match (counted, frame) {
-        (_, None) => stats.dropped(DropReason::BadFrame),
-        (None, Some(frame)) => {
-            batch.frames.push(frame);
-            stats.dropped(DropReason::BadLength);
-        }
-        (Some(bytes), frame @ Some(_)) => {
-            let undecided = Packet { frame, bytes, tag, timestamp, outcome: None, sinks: 0, generation: 0 };
-            batch.packets.push(undecided);
-        }
+}
+
+/// Takes a completion that failed, or whose length is missing or exceeds the frame. Returns whether a packet is to be
+/// counted as received: not for a failed receive, which the port does not count as delivered.
+#[cold]
+fn accept_other(completion: Completion<'_>, pool: &mut FramePool, batch: &mut Batch, stats: &Stats) -> bool {
+    let status = completion.status();
+    reject(status, pool.reclaim(completion).ok(), batch, stats)
+}
+
+/// Counts why a completion is no packet.
+pub(crate) fn reject(status: Status, frame: Option<Frame>, batch: &mut Batch, stats: &Stats) -> bool {
+    match (status, &frame) {
+        (Status::Success, Some(_)) => stats.dropped(DropReason::BadLength),
+        (Status::Success, None) => stats.dropped(DropReason::BadFrame),
+        (status, _) => stats.failed(status),
     }
-    Some(counted.unwrap_or_default())
+    batch.frames.extend(frame);
+    status == Status::Success
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crossbeam::utils::CachePadded;
 use program::{MAX_SINKS, Outcome, Program, RuleId, SinkId, Verdict};
 use verbs::{FlowTag, Frame, FramePool};
 
-use crate::batch::{Batch, Packet};
+use crate::batch::{Batch, Decision};
 use crate::stats::{Counter, Tally, Traffic};
 
 /// Takes a worker's packets.
@@ -77,7 +77,7 @@ pub struct Delivery<'b> {
 pub struct Deliveries<'b> {
     batch: &'b mut Batch,
     pool: &'b mut FramePool,
-    /// The bit of the sink in [`Packet::sinks`], or [`EVERY`].
+    /// The bit of the sink in [`Decision::sinks`], or [`EVERY`].
     bits: u64,
 }
 
@@ -85,18 +85,26 @@ impl Deliveries<'_> {
     /// In order of reception.
     pub fn iter(&self) -> impl Iterator<Item = Delivery<'_>> {
         let Self { batch, pool, bits } = self;
-        let mine = batch.packets.iter().filter(|packet| is_for(packet, *bits));
-        mine.filter_map(|packet| delivery(packet, packet.frame.as_ref()?, pool))
+        let mine = batch.decisions.iter().filter(|decision| is_for(decision, *bits));
+        mine.filter_map(|decision| delivery(decision, batch, pool))
     }
 
     /// Passes each packet's frame to `take`, with the packet's length and outcome. A frame that `take` returns stays
     /// with the worker; the others come back by [`Sink::poll`].
     pub fn take_each(&mut self, mut take: impl FnMut(&mut FramePool, Frame, &Taken) -> Option<Frame>) {
         let Self { batch, pool, bits } = self;
-        for packet in batch.packets.iter_mut().filter(|packet| is_for(packet, *bits)) {
-            let (Some(outcome), Some(frame)) = (packet.outcome, packet.frame.take()) else { continue };
-            let taken = Taken { bytes: packet.bytes, outcome, timestamp: packet.timestamp };
-            packet.frame = take(pool, frame, &taken);
+        for index in 0..batch.decisions.len() {
+            let Decision { packet, outcome, .. } = batch.decisions[index];
+            if !is_for(&batch.decisions[index], *bits) {
+                continue;
+            }
+            let packet = packet as usize;
+            let (bytes, timestamp) = (batch.packets[packet].bytes, batch.timestamps.get(packet).copied());
+            if let Some(place) = batch.loose(packet)
+                && let Some(frame) = place.take()
+            {
+                *place = take(pool, frame, &Taken { bytes, outcome, timestamp });
+            }
         }
     }
 }
@@ -105,8 +113,8 @@ impl Deliveries<'_> {
 const EVERY: u64 = u64::MAX;
 
 #[inline]
-fn is_for(packet: &Packet, bits: u64) -> bool {
-    packet.sinks & bits != 0 || bits == EVERY
+fn is_for(decision: &Decision, bits: u64) -> bool {
+    decision.sinks & bits != 0 || bits == EVERY
 }
 
 /// A packet whose frame a sink takes.
@@ -120,15 +128,18 @@ pub struct Taken {
     pub timestamp: Option<u64>,
 }
 
+/// `None` once a sink has taken the frame.
 #[inline]
-fn delivery<'b>(packet: &Packet, frame: &'b Frame, pool: &'b FramePool) -> Option<Delivery<'b>> {
-    let whole = pool.bytes(frame);
+fn delivery<'b>(decision: &Decision, batch: &'b Batch, pool: &'b FramePool) -> Option<Delivery<'b>> {
+    let index = decision.packet as usize;
+    let packet = batch.packets.get(index)?;
+    let whole = pool.bytes(batch.frame(packet)?);
     Some(Delivery {
-        outcome: packet.outcome?,
-        generation: packet.generation,
-        tag: packet.tag.unwrap_or(FlowTag(0)),
+        outcome: decision.outcome,
+        generation: decision.generation,
+        tag: FlowTag(packet.tag),
         bytes: whole.get(..packet.bytes as usize).unwrap_or(whole),
-        timestamp: packet.timestamp,
+        timestamp: batch.timestamps.get(index).copied(),
     })
 }
 
@@ -381,8 +392,11 @@ const _: () = assert!(Slot::COUNT <= u64::BITS as usize);
 #[derive(Debug)]
 pub struct SinkMap {
     generation: u64,
-    /// By rule: the bits of the sinks that get the packets delivered for it.
-    rules: Box<[AtomicU64]>,
+    /// The bits of sinks: by rule those that get the packets delivered for it; behind them the sink that gets the
+    /// packets of the kernel, and none.
+    bits: Box<[AtomicU64]>,
+    /// The number of rules.
+    rules: usize,
     /// The bit of the sink that gets the packets of the kernel.
     kernel: u64,
 }
@@ -392,9 +406,10 @@ impl SinkMap {
     #[must_use]
     pub fn new(generation: u64, program: &Program, slots: &[Slot]) -> Self {
         let bit = |id: &SinkId| slots.get(id.index()).map_or(0, |slot| slot.bit());
-        let rules = program.rules.iter();
-        let rules = rules.map(|rule| AtomicU64::new(rule.sinks.iter().fold(0, |bits, id| bits | bit(id))));
-        Self { generation, rules: rules.collect(), kernel: program.kernel_sink().as_ref().map_or(0, bit) }
+        let kernel = program.kernel_sink().as_ref().map_or(0, bit);
+        let rules = program.rules.iter().map(|rule| rule.sinks.iter().fold(0, |bits, id| bits | bit(id)));
+        let bits = rules.chain([kernel, 0]).map(AtomicU64::new).collect();
+        Self { generation, bits, rules: program.rules.len(), kernel }
     }
 
     /// A map without sinks.
@@ -404,16 +419,20 @@ impl SinkMap {
 
     /// Lets the sink in `slot` get the packets of a rule from now on.
     pub fn attach(&self, rule: RuleId, slot: Slot) {
-        if let Some(bits) = self.rules.get(rule.index()) {
+        if let Some(bits) = self.of_rules().get(rule.index()) {
             bits.fetch_or(slot.bit(), Relaxed);
         }
     }
 
     /// Ends [`SinkMap::attach`]. A worker may be in an iteration that still has packets for the sink.
     pub fn detach(&self, rule: RuleId, slot: Slot) {
-        if let Some(bits) = self.rules.get(rule.index()) {
+        if let Some(bits) = self.of_rules().get(rule.index()) {
             bits.fetch_and(!slot.bit(), Relaxed);
         }
+    }
+
+    fn of_rules(&self) -> &[AtomicU64] {
+        &self.bits[..self.rules]
     }
 
     /// Whether packets that a worker finds to be the kernel's are returned to it.
@@ -429,14 +448,19 @@ impl SinkMap {
         self.generation
     }
 
-    /// The sinks of a packet with this outcome.
-    #[inline]
-    pub(crate) fn of(&self, outcome: &Outcome) -> u64 {
+    /// The index in [`SinkMap::bits`] of the sinks of packets with this outcome.
+    pub(crate) fn place(&self, outcome: &Outcome) -> usize {
         match outcome.verdict {
-            Verdict::Deliver(_) => self.rules.get(outcome.rule.index()).map_or(0, |bits| bits.load(Relaxed)),
-            Verdict::Kernel => self.kernel,
-            Verdict::Drop | Verdict::Filtered => 0,
+            Verdict::Deliver(_) if outcome.rule.index() < self.rules => outcome.rule.index(),
+            Verdict::Kernel => self.rules,
+            _ => self.rules + 1,
         }
+    }
+
+    /// The bits of sinks, by [`SinkMap::place`].
+    #[inline]
+    pub(crate) fn bits(&self) -> &[AtomicU64] {
+        &self.bits
     }
 }
 
@@ -464,6 +488,12 @@ impl Default for Slots {
 impl Slots {
     pub(crate) fn observe(&mut self, sink: Box<dyn Sink>) {
         self.observer = Some(sink);
+    }
+
+    /// Whether every decided packet is shown to an observer.
+    #[inline]
+    pub(crate) fn is_observed(&self) -> bool {
+        self.observer.is_some()
     }
 
     /// Takes and returns sinks. Costs one atomic read per iteration if there is nothing to do.
@@ -538,18 +568,24 @@ impl Slots {
     /// had work.
     #[inline]
     pub(crate) fn run(&mut self, batch: &mut Batch, pool: &mut FramePool) -> bool {
-        if let Some(observer) = &mut self.observer
-            && !batch.packets.is_empty()
-        {
+        let taking = batch.sinks & self.taking;
+        let observer = self.observer.as_mut().filter(|_| !batch.packets.is_empty());
+        let is_loose = taking != 0 || observer.as_ref().is_some_and(|sink| sink.takes_frames());
+        if is_loose {
+            batch.loosen();
+        }
+        if let Some(observer) = observer {
             observer.run(&mut Deliveries { batch, pool, bits: EVERY });
         }
-        let taking = batch.sinks & self.taking;
         for bits in [batch.sinks & !taking, taking] {
             for slot in ones(bits) {
                 if let Some(sink) = self.sinks.get_mut(slot).and_then(Option::as_mut) {
                     sink.run(&mut Deliveries { batch, pool, bits: 1 << slot });
                 }
             }
+        }
+        if is_loose {
+            batch.fasten();
         }
         let mut worked = false;
         for slot in ones(self.polled) {

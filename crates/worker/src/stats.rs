@@ -268,10 +268,16 @@ impl TallyRow {
         Self((0..len + 2 * MARGIN).map(|_| Tally::default()).collect())
     }
 
+    /// Its tallies.
+    #[inline]
+    pub(crate) fn all(&self) -> &[Tally] {
+        &self.0[MARGIN..self.0.len() - MARGIN]
+    }
+
     /// The tally at `index`; `None` beyond the row.
     #[inline]
     pub(crate) fn at(&self, index: usize) -> Option<&Tally> {
-        self.0[MARGIN..self.0.len() - MARGIN].get(index)
+        self.all().get(index)
     }
 }
 

@@ -135,14 +135,15 @@ impl Worker {
         self.receiver.poll(&mut self.batch, &shared.stats);
         let now_ns = self.stopwatch.polled(self.batch.completions, regimes);
         self.measure_latency(now_ns);
-        self.classifier.classify(&mut self.batch, &self.receiver.pool, &self.control.shared().stats);
+        let stats = &self.control.shared().stats;
+        self.classifier.classify(&mut self.batch, &self.receiver.pool, self.sinks.is_observed(), stats);
         self.stopwatch.stage(Regime::Classify);
         self.batch.sinks_worked = self.sinks.run(&mut self.batch, &mut self.receiver.pool);
         if self.batch.completions == 0 {
             self.stopwatch.received_nothing(self.batch.sinks_worked, &self.control.shared().stats.regimes);
         }
         self.stopwatch.stage(Regime::Sink);
-        self.batch.take_frames_back();
+        self.batch.end_packets();
         self.receiver.refill(&mut self.batch, &self.control.shared().stats);
         self.record();
         self.batch.completions
@@ -159,7 +160,7 @@ impl Worker {
             latency.refresh(&shared.clock);
             let now_ns = now_ns.unwrap_or_else(|| self.stopwatch.now_ns());
             let negative = &shared.stats.negative_latencies;
-            latency.record(&self.batch.packets, now_ns, self.recorder.latencies(), negative);
+            latency.record(&self.batch.timestamps, now_ns, self.recorder.latencies(), negative);
         }
     }
 

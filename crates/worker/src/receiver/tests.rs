@@ -59,13 +59,24 @@ impl Bench {
         Self { receiver, batch, stats: Stats::default(), _nic: nic }
     }
 
-    fn complete(&mut self, completed: Completed, with_frame: bool) -> Option<u32> {
-        let frame = with_frame.then(|| self.receiver.pool.take().expect("enough frames"));
-        accept_completion(completed, frame, FRAME_BYTES, &mut self.batch, &self.stats)
+    fn frame(&mut self) -> Frame {
+        self.receiver.pool.take().expect("enough frames")
+    }
+
+    fn receive(&mut self, tag: Option<u32>) {
+        let (frame, tag) = (self.frame(), tag.map(FlowTag));
+        let arrival = Arrival { bytes: 60, tag, timestamp: None };
+        accept(arrival, Some(frame), &mut self.batch, &self.stats);
+    }
+
+    /// Returns whether a packet is counted as received.
+    fn reject(&mut self, status: Status) -> bool {
+        let frame = self.frame();
+        reject(status, Some(frame), &mut self.batch, &self.stats)
     }
 
     fn refill(&mut self) {
-        self.batch.take_frames_back();
+        self.batch.end_packets();
         self.receiver.refill(&mut self.batch, &self.stats);
     }
 
@@ -78,29 +89,42 @@ impl Bench {
     }
 }
 
-fn received(bytes: Option<u32>) -> Completed {
-    Completed { status: Status::Success, bytes, tag: Some(FlowTag(1)), timestamp: None }
-}
-
-fn failed(status: Status) -> Completed {
-    Completed { status, bytes: None, tag: None, timestamp: None }
+#[test]
+fn every_success_becomes_a_packet_or_a_drop_with_its_reason() {
+    let mut bench = Bench::new("sorts0");
+    bench.receive(Some(1));
+    bench.receive(None);
+    assert_eq!(bench.batch.packets.len(), 2);
+    assert!(bench.reject(Status::Success));
+    assert_eq!(bench.dropped(DropReason::BadLength), 1);
+    accept(Arrival { bytes: 60, tag: None, timestamp: Some(7) }, None, &mut bench.batch, &bench.stats);
+    assert!(reject(Status::Success, None, &mut bench.batch, &bench.stats));
+    assert_eq!(bench.dropped(DropReason::BadFrame), 2);
+    assert_eq!((bench.batch.packets.len(), bench.batch.frames.len()), (2, 3));
+    assert!(bench.batch.timestamps.is_empty(), "one for each packet or none");
+    bench.batch.end_packets();
+    assert_eq!((bench.batch.packets.len(), bench.batch.frames.len()), (0, 3));
+    assert_eq!(bench.stats.failures().iter().map(|(_, count)| count).sum::<u64>(), 0);
 }
 
 #[test]
-fn every_success_is_received_and_becomes_a_packet_or_a_drop_with_its_reason() {
-    let mut bench = Bench::new("sorts0");
-    assert_eq!(bench.complete(received(Some(60)), true), Some(60));
-    assert_eq!(bench.complete(received(Some(FRAME_BYTES)), true), Some(FRAME_BYTES));
-    assert_eq!(bench.batch.packets.len(), 2);
-    assert_eq!(bench.complete(received(Some(FRAME_BYTES + 1)), true), Some(0));
-    assert_eq!(bench.complete(received(None), true), Some(0));
-    assert_eq!(bench.dropped(DropReason::BadLength), 2);
-    assert_eq!(bench.complete(received(Some(60)), false), Some(60));
-    assert_eq!(bench.dropped(DropReason::BadFrame), 1);
-    assert_eq!((bench.batch.packets.len(), bench.batch.frames.len()), (2, 2));
-    bench.batch.take_frames_back();
-    assert_eq!((bench.batch.packets.len(), bench.batch.frames.len()), (0, 4));
-    assert_eq!(bench.stats.failures().iter().map(|(_, count)| count).sum::<u64>(), 0);
+fn the_frames_of_packets_can_be_taken_and_given_back() {
+    let mut bench = Bench::new("loose0");
+    bench.reject(Status::Success);
+    (0..3).for_each(|_| bench.receive(Some(1)));
+    let Bench { receiver, batch, .. } = &mut bench;
+    batch.loosen();
+    let taken = batch.loose(1).and_then(Option::take).expect("it is there");
+    let first = batch.loose(0).and_then(Option::take).expect("it is there");
+    *batch.loose(0).expect("its place is there") = Some(first);
+    let has_data =
+        |batch: &Batch, index: usize| !batch.data(&batch.packets[index], &receiver.pool).is_empty();
+    assert_eq!([0, 1, 2].map(|index| has_data(batch, index)), [true, false, true]);
+    assert!(batch.loose(3).is_none());
+    batch.fasten();
+    batch.end_packets();
+    assert_eq!(batch.frames.len(), 3, "all but the one that was taken");
+    receiver.pool.release(taken);
 }
 
 #[test]
@@ -114,9 +138,9 @@ fn no_failure_is_received_and_each_is_counted_by_its_status() {
         Status::General,
         Status::Unknown(99),
     ] {
-        assert_eq!(bench.complete(failed(status), true), None);
+        assert!(!bench.reject(status));
     }
-    assert_eq!(bench.complete(failed(Status::LocalLength), false), None, "of an unknown frame");
+    assert!(!reject(Status::LocalLength, None, &mut bench.batch, &bench.stats), "of an unknown frame");
     let counts = Failure::ALL.iter().map(|&failure| bench.failed(failure)).collect::<Vec<_>>();
     assert_eq!(counts, [2, 1, 2, 0, 0, 2]);
     assert_eq!(bench.stats.reasons().iter().map(|(_, count)| count).sum::<u64>(), 0);
@@ -130,7 +154,7 @@ fn a_flushed_or_broken_queue_is_failed_and_gets_no_frames_back() {
     for (name, status) in [("sorts2", Status::Flushed), ("sorts3", Status::Fatal)] {
         let mut bench = Bench::new(name);
         for _ in 0..FRAMES {
-            assert_eq!(bench.complete(failed(status), true), None);
+            assert!(!bench.reject(status));
             bench.refill();
         }
         assert!(bench.stats.queue_failed());
@@ -143,16 +167,16 @@ fn frames_are_posted_half_a_batch_at_once_or_when_nothing_comes_any_more() {
     let mut bench = Bench::new("posts0");
     let posted = |bench: &Bench| bench.stats.posted.read();
     for held in 1..4 {
-        bench.complete(received(Some(60)), true);
+        bench.receive(Some(1));
         bench.refill();
         assert_eq!((posted(&bench), bench.batch.frames.len()), (0, held), "half a batch is 4");
     }
-    bench.complete(received(Some(60)), true);
+    bench.receive(Some(1));
     bench.refill();
     assert_eq!((posted(&bench), bench.batch.frames.len()), (4, 0));
 
-    bench.complete(received(Some(60)), true);
-    bench.batch.take_frames_back();
+    bench.receive(Some(1));
+    bench.batch.end_packets();
     bench.receiver.poll(&mut bench.batch, &bench.stats);
     bench.refill();
     assert_eq!((posted(&bench), bench.batch.frames.len()), (4, 1), "empty once");
@@ -182,12 +206,12 @@ fn what_no_published_class_claims_is_dropped_with_its_reason() {
     let beyond = [Some(class(Band::A, 1)), Some(class(Band::A, 1000))];
     let known = Some(class(Band::A, 0));
     for tag in unknown.into_iter().chain(beyond).chain([known]) {
-        bench.complete(Completed { tag: tag.map(FlowTag), ..received(Some(60)) }, true);
+        bench.receive(tag);
     }
-    classifier.classify(&mut bench.batch, &bench.receiver.pool, &bench.stats);
+    classifier.classify(&mut bench.batch, &bench.receiver.pool, true, &bench.stats);
     assert_eq!(bench.dropped(DropReason::UnknownTag), 4);
     assert_eq!(bench.dropped(DropReason::UnknownClass), 2);
-    let decided = bench.batch.packets.iter().filter(|packet| packet.outcome.is_some());
-    assert_eq!(decided.map(|packet| packet.tag.map(|tag| tag.0)).collect::<Vec<_>>(), [known]);
+    let decided = bench.batch.decisions.iter().map(|decision| &bench.batch.packets[decision.packet as usize]);
+    assert_eq!(decided.map(|packet| Some(packet.tag)).collect::<Vec<_>>(), [known]);
     assert_eq!(control.snapshot().rule("web", Disposition::Delivered).packets, 1);
 }
