@@ -40,7 +40,10 @@ pub enum SinkKind {
 }
 
 impl SinkKind {
-    /// The word in policies and metrics.
+    /// The words of all kinds.
+    pub const NAMES: [&'static str; 5] = ["count", "kernel", "capture", "app", "forward"];
+
+    /// The word in policies and metrics, one of [`SinkKind::NAMES`].
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {

@@ -47,6 +47,8 @@ pub struct WorkerConfig {
     pub ignore_overrun: bool,
     /// Have completions carry the device's timestamp (for latencies and captures).
     pub timestamps: bool,
+    /// Measure the time of stages ([`crate::WorkerProfile`]).
+    pub profile: bool,
 }
 
 impl WorkerConfig {
@@ -66,6 +68,7 @@ impl WorkerConfig {
             polls_drive_device: false,
             ignore_overrun: true,
             timestamps: false,
+            profile: false,
         }
     }
 

@@ -10,10 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam::utils::CachePadded;
-use program::{Band, Program, RETIRED_RULES, WorkerId};
+use program::{Band, Program, RETIRED_RULES, SinkKind, WorkerId};
 
 use crate::classifier::ClassTable;
 use crate::latency::{ClockRelation, SharedClock};
+use crate::regime::KindIndex;
 use crate::sink::{Changes, Sink, SinkMap, Slot};
 use crate::sinks::handoff::Wakeup;
 use crate::stats::Stats;
@@ -165,7 +166,16 @@ impl WorkerControl {
     /// Puts a sink in a place, or removes the one that is there. It is freed by [`WorkerControl::free_sinks`], or with
     /// the worker.
     pub fn place_sink(&self, slot: Slot, sink: Option<Box<dyn Sink>>) -> SinkChange {
-        let change = SinkChange(self.shared.sinks.push(slot, sink));
+        self.change_sink(slot, KindIndex::OTHER, sink)
+    }
+
+    /// Like [`WorkerControl::place_sink`], of a kind by which its time is measured ([`crate::WorkerProfile`]).
+    pub fn place_sink_of(&self, kind: &SinkKind, slot: Slot, sink: Box<dyn Sink>) -> SinkChange {
+        self.change_sink(slot, KindIndex::of(kind), Some(sink))
+    }
+
+    fn change_sink(&self, slot: Slot, kind: KindIndex, sink: Option<Box<dyn Sink>>) -> SinkChange {
+        let change = SinkChange(self.shared.sinks.push(slot, kind, sink));
         self.wake();
         change
     }

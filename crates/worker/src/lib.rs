@@ -57,7 +57,7 @@ pub use error::{Error, Object, Warning};
 pub use idle::Idle;
 pub use latency::{ClockRelation, DeviceClock};
 pub use program::Band;
-pub use regime::Regime;
+pub use regime::{Regime, WorkerProfile};
 pub use sink::{
     Deliveries, Delivery, FrameBudget, FramesBack, Sink, SinkCounters, SinkDrop, SinkMap, SinkSide,
     SinkTraffic, Slot, Taken,

@@ -15,6 +15,7 @@ use program::{MAX_SINKS, Outcome, Program, RuleId, SinkId, Verdict};
 use verbs::{FlowTag, Frame, FramePool};
 
 use crate::batch::{Batch, Decision};
+use crate::regime::{KindIndex, Stopwatch};
 use crate::stats::{Counter, Tally, Traffic};
 
 /// Takes a worker's packets.
@@ -467,6 +468,7 @@ impl SinkMap {
 /// The sinks of one worker by their places.
 pub(crate) struct Slots {
     sinks: [Option<Box<dyn Sink>>; Slot::COUNT],
+    kinds: [KindIndex; Slot::COUNT],
     /// The places of sinks that take frames, and of those that want to be polled.
     taking: u64,
     polled: u64,
@@ -481,7 +483,15 @@ pub(crate) struct Slots {
 impl Default for Slots {
     fn default() -> Self {
         let leaving = Vec::with_capacity(Slot::COUNT);
-        Self { sinks: [const { None }; Slot::COUNT], taking: 0, polled: 0, leaving, observer: None, seen: 0 }
+        Self {
+            sinks: [const { None }; Slot::COUNT],
+            kinds: [KindIndex::OTHER; Slot::COUNT],
+            taking: 0,
+            polled: 0,
+            leaving,
+            observer: None,
+            seen: 0,
+        }
     }
 }
 
@@ -545,7 +555,8 @@ impl Slots {
     fn apply(&mut self, changes: &Changes) {
         let Ok(mut queue) = changes.queue.try_lock() else { return };
         let Queue { waiting, returned } = &mut *queue;
-        for Change { slot, sink } in waiting.drain(..) {
+        for Change { slot, kind, sink } in waiting.drain(..) {
+            self.kinds[usize::from(slot.0)] = kind;
             let place = &mut self.sinks[usize::from(slot.0)];
             // The capacity is for every place.
             if let Some(mut old) = std::mem::replace(place, sink) {
@@ -567,7 +578,7 @@ impl Slots {
     /// Hands the batch to its sinks, those that take frames last, and then polls the sinks. Returns whether a polled sink
     /// had work.
     #[inline]
-    pub(crate) fn run(&mut self, batch: &mut Batch, pool: &mut FramePool) -> bool {
+    pub(crate) fn run(&mut self, batch: &mut Batch, pool: &mut FramePool, watch: &mut Stopwatch) -> bool {
         let taking = batch.sinks & self.taking;
         let observer = self.observer.as_mut().filter(|_| !batch.packets.is_empty());
         let is_loose = taking != 0 || observer.as_ref().is_some_and(|sink| sink.takes_frames());
@@ -576,11 +587,13 @@ impl Slots {
         }
         if let Some(observer) = observer {
             observer.run(&mut Deliveries { batch, pool, bits: EVERY });
+            watch.sink(KindIndex::OTHER);
         }
         for bits in [batch.sinks & !taking, taking] {
             for slot in ones(bits) {
                 if let Some(sink) = self.sinks.get_mut(slot).and_then(Option::as_mut) {
                     sink.run(&mut Deliveries { batch, pool, bits: 1 << slot });
+                    watch.sink(self.kinds[slot]);
                 }
             }
         }
@@ -591,6 +604,7 @@ impl Slots {
         for slot in ones(self.polled) {
             if let Some(sink) = self.sinks.get_mut(slot).and_then(Option::as_mut) {
                 worked |= sink.poll(&mut FramesBack { pool, frames: &mut batch.frames });
+                watch.sink(self.kinds[slot]);
             }
         }
         for sink in &mut self.leaving {
@@ -613,6 +627,7 @@ fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
 /// The sink of a place, or none from now on.
 struct Change {
     slot: Slot,
+    kind: KindIndex,
     sink: Option<Box<dyn Sink>>,
 }
 
@@ -653,9 +668,9 @@ impl std::fmt::Debug for Changes {
 
 impl Changes {
     /// Queues the new sink of a place; [`Changes::is_applied`] becomes true for the returned number.
-    pub(crate) fn push(&self, slot: Slot, sink: Option<Box<dyn Sink>>) -> u64 {
+    pub(crate) fn push(&self, slot: Slot, kind: KindIndex, sink: Option<Box<dyn Sink>>) -> u64 {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.waiting.push(Change { slot, sink });
+        queue.waiting.push(Change { slot, kind, sink });
         // The worker returns at most one sink for each change, and must not allocate.
         let most = queue.waiting.len();
         queue.returned.reserve(most);

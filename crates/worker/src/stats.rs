@@ -15,7 +15,7 @@ use verbs::Status;
 
 use crate::Disposition;
 use crate::distribution::{Distribution, Distributions, Published};
-use crate::regime::{Regime, RegimeCounters};
+use crate::regime::{DetailCounters, Regime, RegimeCounters, WorkerProfile};
 
 /// Why a received packet was dropped without a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -132,6 +132,7 @@ pub(crate) struct Block {
     pub(crate) empty_iterations: Counter,
     /// Nanoseconds.
     pub(crate) regimes: RegimeCounters,
+    pub(crate) details: DetailCounters,
     /// Packets whose timestamp is later than the time at which the worker took them.
     pub(crate) negative_latencies: Counter,
     pub(crate) distributions: Published,
@@ -150,6 +151,7 @@ impl Default for Block {
             iterations: Counter::default(),
             empty_iterations: Counter::default(),
             regimes: RegimeCounters::default(),
+            details: DetailCounters::default(),
             negative_latencies: Counter::default(),
             distributions: Published::default(),
         }
@@ -324,6 +326,8 @@ pub struct WorkerSnapshot {
     /// Nanoseconds of the loop by regime. They add up to the time since the first iteration, but lag behind by up to some
     /// hundred iterations while the worker runs.
     pub regimes: [(Regime, u64); Regime::ALL.len()],
+    /// The regimes in more detail; `None` without [`crate::WorkerConfig::profile`].
+    pub profile: Option<WorkerProfile>,
     /// How long packets waited for the worker; `None` without timestamps.
     pub latency: Option<Latency>,
 }
@@ -355,6 +359,7 @@ impl WorkerSnapshot {
             batches,
             iteration_ns,
             regimes: std::array::from_fn(|index| (Regime::ALL[index], stats.regimes[index].read())),
+            profile: stats.details.is_on.load(Relaxed).then(|| stats.details.divide(&stats.regimes)),
             latency: has_timestamps
                 .then(|| Latency { ns: latency_ns, negative: stats.negative_latencies.read() }),
         }

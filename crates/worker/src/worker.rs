@@ -52,7 +52,11 @@ impl Worker {
         let batch = first_fill(&mut receiver, &control.shared().stats, config.id)?;
         let classifier = Classifier::new(receiver.completions.entries());
         let recorder = IterationRecorder::default();
-        let stopwatch = Stopwatch::new(Monotonic(control.shared().clock.origin));
+        let mut stopwatch = Stopwatch::new(Monotonic(control.shared().clock.origin));
+        if config.profile {
+            stopwatch.time_sinks();
+            control.shared().stats.details.is_on.store(true, Ordering::Relaxed);
+        }
         let latency = if config.timestamps { latency(context, &control) } else { None };
         let budget = Arc::new(FrameBudget::new(config.frames));
         Ok(Self {
@@ -138,7 +142,8 @@ impl Worker {
         let stats = &self.control.shared().stats;
         self.classifier.classify(&mut self.batch, &self.receiver.pool, self.sinks.is_observed(), stats);
         self.stopwatch.stage(Regime::Classify);
-        self.batch.sinks_worked = self.sinks.run(&mut self.batch, &mut self.receiver.pool);
+        self.batch.sinks_worked =
+            self.sinks.run(&mut self.batch, &mut self.receiver.pool, &mut self.stopwatch);
         if self.batch.completions == 0 {
             self.stopwatch.received_nothing(self.batch.sinks_worked, &self.control.shared().stats.regimes);
         }
@@ -211,7 +216,7 @@ impl Worker {
         stats.poll_errors.raise(self.receiver.completions.poll_errors());
         stats.iterations.add(1);
         stats.empty_iterations.add(u64::from(self.batch.completions == 0));
-        let elapsed_ns = self.stopwatch.end(&stats.regimes);
+        let elapsed_ns = self.stopwatch.end(&stats.regimes, &stats.details);
         // Only those of iterations with packets are recorded.
         let elapsed_ns = elapsed_ns.filter(|_| self.batch.completions > 0);
         self.recorder.end(elapsed_ns, self.batch.completions, &stats.distributions);

@@ -36,6 +36,7 @@ struct Loop {
     hand: Hand,
     watch: Stopwatch<Hand>,
     counters: RegimeCounters,
+    details: DetailCounters,
     truth: [u64; 4],
     begun_ns: u64,
 }
@@ -46,7 +47,8 @@ impl Loop {
         let watch = Stopwatch::new(hand.clone());
         hand.readings.set(0);
         let begun_ns = hand.now_ns.get() + READING_NS;
-        Self { hand, watch, counters: RegimeCounters::default(), truth: [0; 4], begun_ns }
+        let (counters, details) = (RegimeCounters::default(), DetailCounters::default());
+        Self { hand, watch, counters, details, truth: [0; 4], begun_ns }
     }
 
     fn spend(&mut self, regime: Regime, ns: u64) {
@@ -61,7 +63,7 @@ impl Loop {
         self.watch.stage(Regime::Classify);
         self.watch.received_nothing(false, &self.counters);
         self.watch.stage(Regime::Sink);
-        assert_eq!(self.watch.end(&self.counters), None);
+        assert_eq!(self.watch.end(&self.counters, &self.details), None);
         // The pause between two iterations.
         self.spend(Regime::Idle, ns - EMPTY_POLL_NS);
     }
@@ -76,7 +78,7 @@ impl Loop {
         self.watch.received_nothing(true, &self.counters);
         self.watch.stage(Regime::Sink);
         self.spend(Regime::Poll, post);
-        self.watch.end(&self.counters);
+        self.watch.end(&self.counters, &self.details);
     }
 
     fn busy(&mut self, completions: usize, [poll, classify, sink, post]: [u64; 4]) {
@@ -88,7 +90,7 @@ impl Loop {
         self.spend(Regime::Sink, sink);
         self.watch.stage(Regime::Sink);
         self.spend(Regime::Poll, post);
-        self.watch.end(&self.counters);
+        self.watch.end(&self.counters, &self.details);
     }
 
     /// Counted nanoseconds; they must be the whole time.
@@ -171,6 +173,54 @@ fn regimes_are_near_the_truth_for_any_pattern() {
 }
 
 #[test]
+fn regimes_are_divided_by_stage_and_by_the_kind_of_sinks() {
+    let mut run = Loop::new();
+    run.watch.time_sinks();
+    let [count, capture] = [0, 2].map(KindIndex);
+    for round in 0..20_000 {
+        if round % 2 == 0 {
+            run.empty(1000);
+            continue;
+        }
+        run.watch.begin(&run.counters);
+        run.spend(Regime::Poll, 300);
+        run.watch.polled(8, &run.counters);
+        run.spend(Regime::Classify, 500);
+        run.watch.stage(Regime::Classify);
+        for (kind, ns) in [(count, 200), (capture, 600)] {
+            run.spend(Regime::Sink, ns);
+            run.watch.sink(kind);
+        }
+        run.spend(Regime::Sink, 100);
+        run.watch.stage(Regime::Sink);
+        run.spend(Regime::Poll, 100);
+        run.watch.end(&run.counters, &run.details);
+    }
+    let counted = run.counted();
+    let WorkerProfile { stages, timed } = run.details.divide(&run.counters);
+    assert!((100..400).contains(&timed), "{timed}");
+    assert_eq!(
+        stages.iter().map(|(_, ns)| ns).sum::<u64>(),
+        counted.iter().sum(),
+        "the whole, to the nanosecond"
+    );
+    let expected = [
+        ("poll", 300),
+        ("classify", 500),
+        ("sinks", 100),
+        ("sink count", 200),
+        ("sink capture", 600),
+        ("repost", 100),
+        ("idle", 1000),
+    ];
+    for ((stage, ns), (name, each)) in stages.iter().zip(expected) {
+        assert_eq!(stage, name);
+        let each_ns = *ns / 10_000;
+        assert!(each_ns.abs_diff(each) <= each / 10 + READING_NS, "{stage}: {each_ns} instead of {each}");
+    }
+}
+
+#[test]
 fn a_timed_iteration_has_a_duration() {
     let mut run = Loop::new();
     let mut durations = Vec::new();
@@ -178,7 +228,7 @@ fn a_timed_iteration_has_a_duration() {
         run.watch.begin(&run.counters);
         run.hand.pass(1000);
         run.watch.polled(4, &run.counters);
-        durations.extend(run.watch.end(&run.counters));
+        durations.extend(run.watch.end(&run.counters, &run.details));
     }
     assert!((10..=31).contains(&durations.len()), "{}", durations.len());
     assert!(durations.iter().all(|ns| *ns == 1000 + 2 * READING_NS), "{durations:?}");
