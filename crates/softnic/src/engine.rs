@@ -6,6 +6,7 @@
 
 mod datagram;
 pub(crate) mod deliver;
+pub(crate) mod profile;
 mod receive;
 mod rest;
 mod tap;
@@ -99,6 +100,7 @@ impl Engine {
         let first = self.passes as usize % self.ports.len().max(1);
         self.passes = self.passes.wrapping_add(1);
         self.ports.rotate_left(first);
+        self.plan.probe.begin(&nic.profile);
         let received = self.receive(nic, max_frames);
         let mut sent = 0;
         for port in &mut self.ports {
@@ -112,7 +114,14 @@ impl Engine {
             watch(nic, port);
         }
         self.ports.rotate_right(first);
+        self.plan.probe.mark(profile::EngineStage::Send);
+        self.plan.probe.end((received, sent), &nic.profile);
         received + sent
+    }
+
+    /// The engine's own thread has rested after a pass.
+    fn rested(&mut self, nic: &Nic) {
+        self.plan.probe.rested(&nic.profile);
     }
 
     /// A burst from each port in turn, until none has more: a busy port cannot keep the others waiting.
@@ -227,6 +236,9 @@ fn run(nic: &Nic) {
     while !nic.stopping.load(Ordering::Relaxed) {
         let frames = nic.pass(THREAD_FRAMES);
         rest.after(nic, frames);
+        if nic.profile.is_on() {
+            nic.engine().rested(nic);
+        }
     }
     nic.engine().close_books(nic);
 }

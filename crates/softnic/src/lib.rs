@@ -35,6 +35,7 @@ mod testing;
 pub mod wire;
 mod work;
 
+pub use engine::profile::{EngineProfile, EngineStage};
 pub use error::Error;
 pub use nic::{Drive, PortConfig, SoftNic, SoftNicConfig};
 pub use personality::{Personality, UnknownPersonality};

@@ -9,6 +9,7 @@ use packet::DeepKey;
 
 use super::EnginePort;
 use super::deliver::{Deliveries, Delivery, EditedFrame, Planner, Work, approach, serve};
+use super::profile::{EngineStage, Probe};
 use crate::clock;
 use crate::flow::{FlowHit, FlowTable, MatchKey, Matches, QpSlot, Verdict};
 use crate::limits::ETHERNET_BYTES;
@@ -40,6 +41,7 @@ pub(super) struct Plan {
     matches: Matches,
     deliveries: Deliveries,
     edited: Box<EditedFrame>,
+    pub(super) probe: Probe,
 }
 
 impl Plan {
@@ -51,6 +53,7 @@ impl Plan {
             matches: Matches::new(),
             deliveries: Deliveries::new(),
             edited: Box::default(),
+            probe: Probe::default(),
         }
     }
 }
@@ -67,17 +70,21 @@ pub(super) fn burst(
     let mut burst = Burst::with_limit(max_frames);
     port.wire.receive(&mut burst);
     let frames = burst.as_slice();
+    plan.probe.mark(EngineStage::Receive);
     if frames.is_empty() {
         return 0;
     }
     let now_ns = clock::now_ns();
     stats.rx_frames += frames.len() as u64;
     stats.rx_bytes += plan.read(frames, max_frame_bytes);
+    plan.probe.mark(EngineStage::Parse);
     let mut state = nic.burst();
     plan.look_up(&mut state, number, frames);
+    plan.probe.mark(EngineStage::Spread);
     plan.carry_out(&mut state, frames, now_ns, stats);
     state.publish();
     plan.tally(frames.len(), stats);
+    plan.probe.mark(EngineStage::Deliver);
     frames.len()
 }
 
@@ -104,9 +111,10 @@ impl Plan {
     /// Looks the frames up, counts them for their flows and plans their deliveries. Afterwards `ends` holds what becomes of
     /// them if no delivery succeeds or fails.
     fn look_up(&mut self, state: &mut State, port: u8, frames: &[RxFrame<'_>]) {
-        let Self { images, ends, matches, deliveries, verdicts, .. } = self;
+        let Self { images, ends, matches, deliveries, verdicts, probe, .. } = self;
         let (images, verdicts) = (&images[..frames.len()], &mut verdicts[..frames.len()]);
         state.flows.classify_burst(port, images, |index| DeepKey::of(frames[index].bytes), verdicts);
+        probe.mark(EngineStage::Lookup);
         let mut planning = Planning::new(state, deliveries, port);
         // Frames that are near each other often have the same verdict.
         let mut decided: [Option<(Verdict, Delivery)>; DECIDED] = [None; DECIDED];
