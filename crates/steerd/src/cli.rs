@@ -112,6 +112,9 @@ pub(crate) struct RunArgs {
     /// Keep running when no port can receive anything more: after a capture played once, or traffic with a total.
     #[arg(long)]
     pub(crate) keep_running: bool,
+    /// Measure what the engine and the workers spend their time on, by stage, and add it to the summary.
+    #[arg(long)]
+    pub(crate) profile: bool,
     /// The format of the summary; with json there is no live table.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,

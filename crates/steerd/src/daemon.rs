@@ -61,7 +61,7 @@ fn steer(
     log: &Log,
 ) -> Result<(), Error> {
     let bound = servers::bind(&loaded.settings)?;
-    let Some((runtime, threads)) = start(loaded, signals, log)? else { return Ok(()) };
+    let Some((runtime, threads)) = start(args, loaded, signals, log)? else { return Ok(()) };
     // Returns the memory that compiling the policy took.
     hugemem::release_free_heap();
     let (reloads, asked) = channel::bounded(WAITERS_MAX);
@@ -91,11 +91,12 @@ fn steer(
 /// Sets up everything that packets need, from the device to the flows. `None`: a signal to end arrived; it is checked
 /// between the stages, as each may take long.
 fn start(
+    args: &RunArgs,
     loaded: &Loaded,
     signals: &Signals,
     log: &Log,
 ) -> Result<Option<(Arc<Runtime>, WorkerThreads)>, Error> {
-    let builder = Builder::new(&loaded.settings, log, &|| signals.stop().is_some());
+    let builder = Builder::new(&loaded.settings, args.profile, log, &|| signals.stop().is_some());
     if stopped(signals) {
         return Ok(None);
     }

@@ -650,6 +650,42 @@ fn the_summary_has_sizes_flows_latency_and_the_time_of_workers() {
 }
 
 #[test]
+fn a_profile_divides_the_time_of_each_thread_by_stage() {
+    let summary = |arguments: &[&str]| -> serde_json::Value {
+        let output = run(&[&["run", "--demo", "--format", "json"], arguments].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        serde_json::from_slice(&output.stdout).expect("JSON and nothing else")
+    };
+    assert!(summary(&["--for", "300ms"]).get("profile").is_none(), "off by default");
+    let summary = summary(&["--for", "3s", "--profile"]);
+    let threads = summary["profile"].as_array().expect("a list");
+    let names: Vec<_> = threads.iter().filter_map(|thread| thread["thread"].as_str()).collect();
+    assert_eq!(names, ["engine", "worker 0", "worker 1"]);
+    let ran_for = summary["ran_for_seconds"].as_f64().expect("a number");
+    for (thread, name) in threads.iter().zip(names) {
+        assert!(thread["timed"].as_u64() > Some(10), "{thread:#}");
+        let stages = thread["stages"].as_array().expect("a list");
+        let number = |stage: &serde_json::Value, key: &str| stage[key].as_f64().unwrap_or(0.0);
+        let shares: f64 = stages.iter().map(|stage| number(stage, "share")).sum();
+        assert!((shares - 1.0).abs() < 1e-6, "{thread:#}");
+        // That of the engine is inferred from a sample, in which sleeps and interruptions are few and long.
+        let seconds = stages.iter().map(|stage| number(stage, "ns")).sum::<f64>() / 1e9;
+        let (least, most) = if name == "engine" { (0.4, 2.5) } else { (0.9, 1.5) };
+        assert!((least..most).contains(&(seconds / ran_for)), "{seconds} of {ran_for} s: {thread:#}");
+        let with_work: &[&str] = match name {
+            "engine" => &["receive", "parse", "lookup", "rss", "deliver"],
+            _ => &["poll", "classify", "repost"],
+        };
+        for wanted in with_work {
+            let stage = stages.iter().find(|stage| stage["stage"] == **wanted).expect(wanted);
+            assert!(number(stage, "ns") > 0.0 && number(stage, "ns_per_packet") > 0.0, "{wanted}: {thread:#}");
+        }
+        let idle = stages.last().expect("idle");
+        assert!(idle["stage"] == "idle" && idle["ns_per_packet"].is_null(), "{thread:#}");
+    }
+}
+
+#[test]
 fn keep_running_continues_after_the_capture() {
     let folder = tempfile::tempdir().expect("folder");
     let settings = capture_settings(folder.path(), 10);

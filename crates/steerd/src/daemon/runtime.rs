@@ -4,6 +4,7 @@
 //! thread. Nothing here is on the packet path.
 
 mod device;
+mod profile;
 mod snapshot;
 mod sysfs;
 
@@ -151,11 +152,17 @@ pub(crate) struct Builder {
 }
 
 impl Builder {
-    /// Opens the device, checks its ports, builds the workers; nothing runs yet.
+    /// Opens the device, checks its ports, builds the workers; nothing runs yet. `profile`: what they spend their time on
+    /// is measured.
     ///
     /// # Errors
     /// [`Error::Stopping`] if `is_stopping` returns true while the peer of a link is awaited, among others.
-    pub(crate) fn new(settings: &Settings, log: &Log, is_stopping: &dyn Fn() -> bool) -> Result<Self, Error> {
+    pub(crate) fn new(
+        settings: &Settings,
+        profile: bool,
+        log: &Log,
+        is_stopping: &dyn Fn() -> bool,
+    ) -> Result<Self, Error> {
         let cores = cores::assign(&settings.workers.cores, settings.softnic.core, &cores::available())
             .map_err(Error::Cores)?;
         let opened = open(settings)?;
@@ -173,10 +180,13 @@ impl Builder {
             .iter()
             .enumerate()
             .map(|(index, core)| {
-                let config = worker_config(settings, WorkerId::of(index), *core);
+                let config = WorkerConfig { profile, ..worker_config(settings, WorkerId::of(index), *core) };
                 Worker::new(opened.device.context(), config).map_err(Error::Worker)
             })
             .collect::<Result<Vec<_>, _>>()?;
+        if let Some(soft) = opened.soft.as_ref().filter(|_| profile) {
+            soft.nic.start_profile();
+        }
         let frames = u64::from(settings.workers.frames) * workers.len() as u64;
         // A worker warns if there is none.
         let wanted = settings.workers.timestamps.then(|| DeviceClock::open(opened.device.context()));

@@ -252,7 +252,7 @@ impl Sinks {
             .workers
             .iter()
             .zip(endpoints)
-            .map(|(worker, endpoint)| (worker, worker.place_sink(slot, Some(endpoint))))
+            .map(|(worker, endpoint)| (worker, worker.place_sink_of(&definition.kind, slot, endpoint)))
             .collect();
         state.list.push(OpenSink {
             definition: definition.clone(),

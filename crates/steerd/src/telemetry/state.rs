@@ -27,6 +27,33 @@ pub(crate) struct State {
     pub(crate) sinks: Vec<SinkState>,
     pub(crate) ports: Vec<PortState>,
     pub(crate) accounting: Accounting,
+    /// The engine and the workers; `None` without `--profile`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) profile: Option<Vec<ThreadProfile>>,
+}
+
+/// What a thread spends its time on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct ThreadProfile {
+    /// `engine`, `worker 0`, ...
+    pub(crate) thread: String,
+    /// The packets that it had.
+    pub(crate) packets: u64,
+    /// The batches that were timed; the times of all are inferred from them.
+    pub(crate) timed: u64,
+    /// The stages that there were, `idle` last.
+    pub(crate) stages: Vec<StageTime>,
+}
+
+/// The time of a stage since the start.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct StageTime {
+    pub(crate) stage: String,
+    pub(crate) ns: u64,
+    /// Of the thread's time, from 0 to 1.
+    pub(crate) share: f64,
+    /// `None`: idle, or there was no packet.
+    pub(crate) ns_per_packet: Option<f64>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

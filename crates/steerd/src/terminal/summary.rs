@@ -80,9 +80,24 @@ fn text(state: &State, ran_for: Duration) -> String {
     out.push('\n');
     out.push_str(&workers.text());
     out.push_str(&top_flows(state));
+    out.push_str(&profile(state));
     out.push_str(&format!("\nlost: {}\n", losses(state)));
     out.push_str(&dropped_log_lines(state));
     out.push_str(&accounting(state));
+    out
+}
+
+/// What the threads spent their time on.
+fn profile(state: &State) -> String {
+    let mut out = String::new();
+    for thread in state.profile.iter().flatten() {
+        let mut grid = Grid::new(&[&format!("time of {}", thread.thread), "share", "ns/packet"]);
+        for stage in &thread.stages {
+            let each = stage.ns_per_packet.map_or_else(|| "-".into(), |ns| format!("{ns:.1}"));
+            grid.row(vec![stage.stage.clone(), format!("{:.1} %", stage.share * 100.0), each]);
+        }
+        out.push_str(&format!("\n{}", grid.text()));
+    }
     out
 }
 
@@ -138,7 +153,9 @@ fn accounting(state: &State) -> String {
 mod tests {
     use super::*;
     use crate::telemetry::accounting::{InFlight, check};
-    use crate::telemetry::state::{PortCounters, PortState, RuleState, WorkerState};
+    use crate::telemetry::state::{
+        PortCounters, PortState, RuleState, StageTime, ThreadProfile, WorkerState,
+    };
 
     fn scene() -> State {
         let mut state = State { version: "0", ..State::default() };
@@ -191,6 +208,25 @@ mod tests {
             "\npacket accounting matches\n",
             "500",
         ] {
+            assert!(text.contains(part), "no {part:?} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn the_time_of_threads_is_listed_by_stage() {
+        let mut state = scene();
+        assert!(!text(&state, Duration::from_secs(2)).contains("ns/packet"), "not measured");
+        let stage = |stage: &str, share, ns_per_packet| StageTime {
+            stage: stage.into(),
+            share,
+            ns_per_packet,
+            ..StageTime::default()
+        };
+        let stages = vec![stage("poll", 0.25, Some(4.26)), stage("idle", 0.75, None)];
+        state.profile =
+            Some(vec![ThreadProfile { thread: "worker 0".into(), stages, ..ThreadProfile::default() }]);
+        let text = text(&state, Duration::from_secs(2));
+        for part in ["time of worker 0", "25.0 %", "4.3", "75.0 %"] {
             assert!(text.contains(part), "no {part:?} in\n{text}");
         }
     }

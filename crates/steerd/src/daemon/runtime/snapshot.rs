@@ -12,7 +12,7 @@ use softnic::PortStats;
 use worker::sinks::{PacketSizes, TopFlow};
 use worker::{Disposition, Distribution, SinkTraffic, WorkerSnapshot};
 
-use super::{Runtime, WorkerEntry};
+use super::{Runtime, WorkerEntry, profile};
 use crate::api::model;
 use crate::daemon::health::Part;
 use crate::daemon::sinks::SinkView;
@@ -95,6 +95,7 @@ pub(super) fn of(runtime: &Runtime, moment: Moment) -> State {
         policy: policy(runtime, &program),
         log_lines_dropped: runtime.log.dropped_lines(),
         accounting: accounting::check(&ports, &rules, &workers, &in_flight),
+        profile: profile::of(runtime.soft_nic(), &snapshots),
         rules,
         workers,
         sinks: runtime.sinks.view().into_iter().map(|view| sink(&program, view)).collect(),
