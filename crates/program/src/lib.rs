@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod byte_set;
+mod copy;
 mod explain;
 mod feature;
 mod flow_packets;

@@ -20,16 +20,16 @@ mod show;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Predicate {
     /// Tests of the packet itself.
-    outer: Arc<[Test]>,
+    pub(crate) outer: Arc<[Test]>,
     /// Tests of its tunnel headers.
-    tunnel: Arc<[TunnelTest]>,
+    pub(crate) tunnel: Arc<[TunnelTest]>,
     /// Tests of the packet inside the tunnel.
-    inner: Arc<[Test]>,
+    pub(crate) inner: Arc<[Test]>,
 }
 
 /// One test of a packet's own headers. Layers come first: they are cheap and reject most packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Test {
+pub(crate) enum Test {
     /// All of these layers.
     Has(Layers),
     /// At least one of these layers.
@@ -47,7 +47,7 @@ enum Test {
 
 /// One test of a tunnel's headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum TunnelTest {
+pub(crate) enum TunnelTest {
     /// All of these layers.
     Has(TunnelLayers),
     Value(Field, Values),
@@ -59,7 +59,7 @@ enum TunnelTest {
 
 /// The values of a field: a bitmap where they are bytes, so that a long list costs no more than a short one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Values {
+pub(crate) enum Values {
     Bytes(Box<ByteSet>),
     Numbers(RangeSet<u32>),
 }
