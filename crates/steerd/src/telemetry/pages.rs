@@ -2,11 +2,12 @@
 //!
 //! A page is rendered when a client requests it and the last one is outdated: once for all clients that wait, and
 //! shared as [`Bytes`]. The number of requests changes neither work nor memory. A page that takes long to render is
-//! kept longer, so that rendering never takes more than a fifth of a core.
+//! kept longer, so that rendering never takes more than a fifth of a core. An outdated page is freed: with thousands of
+//! rules it is larger than the program.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, SyncSender};
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
@@ -105,12 +106,18 @@ impl Pages {
             let (slots, source) = (Arc::clone(&slots), Arc::clone(&source));
             let mut sampler = Sampler::default();
             std::thread::Builder::new().name("pages".into()).spawn(move || {
-                for () in woken {
-                    if stopping.load(Ordering::Acquire) {
-                        return;
-                    }
-                    for page in Page::ALL {
-                        slots[page as usize].render(page, &*source, &mut sampler);
+                loop {
+                    let kept_until = slots.iter().filter_map(Slot::kept_until).min();
+                    let wait = kept_until.map(|until| until.saturating_duration_since(Instant::now()));
+                    match wait
+                        .map_or_else(|| woken.recv().map_err(Into::into), |wait| woken.recv_timeout(wait))
+                    {
+                        Ok(()) if stopping.load(Ordering::Acquire) => return,
+                        Ok(()) => Page::ALL
+                            .into_iter()
+                            .for_each(|page| slots[page as usize].render(page, &*source, &mut sampler)),
+                        Err(RecvTimeoutError::Timeout) => slots.iter().for_each(Slot::drop_outdated),
+                        Err(RecvTimeoutError::Disconnected) => return,
                     }
                 }
             })?
@@ -169,6 +176,16 @@ impl Renderer {
 }
 
 impl Slot {
+    fn kept_until(&self) -> Option<Instant> {
+        self.rendered.borrow().as_ref().map(|page| page.until)
+    }
+
+    fn drop_outdated(&self) {
+        if self.kept_until().is_some_and(|until| until <= Instant::now()) {
+            self.rendered.send_replace(None);
+        }
+    }
+
     fn render(&self, page: Page, source: &dyn Source, sampler: &mut Sampler) {
         if !self.wanted.swap(false, Ordering::AcqRel) {
             return;
