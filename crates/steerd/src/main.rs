@@ -26,6 +26,9 @@ use commands::{capture, check, devices, diff, explain, flows, healthcheck, impor
 use daemon::shutdown;
 use terminal::output;
 
+#[global_allocator]
+static HEAP: hugemem::ScopedHeap = hugemem::ScopedHeap;
+
 /// How long writing the error may take.
 const STDERR_TIMEOUT: Duration = Duration::from_secs(1);
 

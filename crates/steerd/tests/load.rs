@@ -165,20 +165,18 @@ fn reloads_do_not_grow_memory() {
     let policy = policy("r", 6_000);
     let bench = Bench::new(&policy);
     let mut daemon = bench.start();
-    let settled = |daemon: &Daemon| {
-        // The memory of the previous policy is released a moment after the reload.
-        std::thread::sleep(Duration::from_secs(3));
-        of_proc(daemon, "status", "VmRSS:")
-    };
-    let before = settled(&daemon);
-    for times in 1..=4 {
+    let resident_kib = |daemon: &Daemon| of_proc(daemon, "status", "VmRSS:");
+    let before = resident_kib(&daemon);
+    let mut most = 0;
+    for times in 1..=6 {
         // One rule differs each time, so that the policy changes.
         bench.write(&policy.replace("\"r-0\"", &format!("\"new-{times}\"")));
         reload(&mut daemon, times);
+        // At once: what only the reload needed is returned before it is reported.
+        most = most.max(resident_kib(&daemon));
     }
-    let after = settled(&daemon);
-    eprintln!("{before} KiB at start, {after} KiB after four reloads");
-    assert!(after * 2 <= before * 3, "{before} KiB at start, {after} KiB after four reloads");
+    eprintln!("{before} KiB at start, {most} KiB at most after a reload");
+    assert!(most * 2 <= before * 3, "{before} KiB at start, {most} KiB after a reload");
 }
 
 #[test]

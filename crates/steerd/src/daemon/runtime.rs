@@ -338,23 +338,45 @@ impl Runtime {
     /// Frees what workers kept of the program that a reload has replaced or refused; to be called `LATE_PACKET_GRACE`
     /// after the reload. Does nothing if there was another reload since, or if flows could not be removed.
     pub(crate) fn free_previous(&self, generation: u64) {
-        // Held to the end of this function, so that nothing is published meanwhile.
+        // Held to the end, so that nothing is published meanwhile.
         let controller = self.controller();
-        let Some(band) = controller.installed().map(|(_, band)| band.other()) else { return };
-        let other = controller.generation().0 != generation || controller.has_leftover();
-        if other || self.stopping.load(Ordering::Acquire) {
+        if controller.generation().0 != generation {
             return;
         }
-        let cleared: Vec<_> = self.workers.iter().map(|entry| (entry, entry.control.clear(band))).collect();
-        let late = cleared.iter().find(|(entry, cleared)| !entry.control.wait(*cleared, PUBLISH_TIMEOUT));
-        if let Some((entry, _)) = late {
-            tracing::warn!("worker {} still keeps the previous program", entry.control.id().0);
-        } else {
+        if self.clear_previous(&controller) {
             self.sinks.close_unused();
         }
         drop(controller);
         self.retire_rules();
         hugemem::release_free_heap();
+    }
+
+    /// Frees what is not needed any more right after a reload; on a soft device that is all that workers kept of the other
+    /// program. Its flows are removed between two bursts, so no packet can arrive by them any more.
+    pub(crate) fn free_unreachable(&self) {
+        if self.soft_nic().is_some() {
+            let controller = self.controller();
+            if self.clear_previous(&controller) {
+                self.sinks.release_previous();
+            }
+            drop(controller);
+            self.retire_rules();
+        }
+        hugemem::release_free_heap();
+    }
+
+    /// Has the workers release the program that is not installed, if there is one. `false`: it may still be in use.
+    fn clear_previous(&self, controller: &Controller) -> bool {
+        let Some(band) = controller.installed().map(|(_, band)| band.other()) else { return false };
+        if controller.has_leftover() || self.stopping.load(Ordering::Acquire) {
+            return false;
+        }
+        let cleared: Vec<_> = self.workers.iter().map(|entry| (entry, entry.control.clear(band))).collect();
+        let late = cleared.iter().find(|(entry, cleared)| !entry.control.wait(*cleared, PUBLISH_TIMEOUT));
+        if let Some((entry, _)) = late {
+            tracing::warn!("worker {} still keeps the previous program", entry.control.id().0);
+        }
+        late.is_none()
     }
 
     pub(crate) fn generation(&self) -> u64 {

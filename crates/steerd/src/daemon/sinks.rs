@@ -287,15 +287,17 @@ impl Sinks {
             .for_each(|hub| in_force.announce(hub.as_ref()));
     }
 
-    /// Closes the sinks that the program in force does not name. No worker has another program, and none is being
-    /// installed.
+    /// Releases the programs that are not in force. No worker has another one, and none is being installed.
+    pub(crate) fn release_previous(&self) {
+        let mut state = self.state();
+        let in_force = state.in_force().cloned();
+        state.programs = in_force.into_iter().collect();
+    }
+
+    /// As [`Sinks::release_previous`], and closes the sinks that the program in force does not name.
     pub(crate) fn close_unused(&self) {
-        let unused = {
-            let mut state = self.state();
-            let in_force = state.in_force().cloned();
-            state.programs = in_force.into_iter().collect();
-            state.take_unused()
-        };
+        self.release_previous();
+        let unused = self.state().take_unused();
         self.close_all(unused);
     }
 
