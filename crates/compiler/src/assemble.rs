@@ -11,7 +11,7 @@ use program::{
 
 use super::Job;
 use super::assign_priorities::{Assigned, Prioritized};
-use super::classes::{MAX_STEPS, MAX_STEPS_IN_ALL, decide, decide_all};
+use super::classes::{Deciding, MAX_STEPS_IN_ALL, decide};
 use super::cover::{CoveredRule, verdict};
 use super::diagnostics::{BY_EARLIER_RULES, LimitProblem, NO_DROP, Problems, hybrid_reason};
 use super::emit;
@@ -193,16 +193,16 @@ fn decide_rules(
 ) -> Option<Vec<(RuleId, Decide)>> {
     let default = default_outcome(job, placed);
     let mut decided = Vec::new();
+    let deciding = Deciding::of(&placed.rules);
     let mut steps_in_all = 0;
     for rule in (0..steers.len()).filter(|index| steers[*index]).map(RuleId::of) {
         let decide = match job.profile.has_tags() {
-            true => decide(&placed.rules, &mut placed.overlaps, rule, default),
-            false => decide_all(&placed.rules, default),
+            true => decide(&placed.rules, &deciding, &mut placed.overlaps, rule, default),
+            false => deciding.decide_all(default),
         };
-        let steps = if let Decide::Software(steps, _) = &decide { steps.len() } else { 0 };
-        steps_in_all += steps;
-        if steps > MAX_STEPS || steps_in_all > MAX_STEPS_IN_ALL {
-            problems.limit(rule, LimitProblem::Steps(steps));
+        steps_in_all += if let Decide::Software(steps, _) = &decide { steps.len() } else { 0 };
+        if steps_in_all > MAX_STEPS_IN_ALL {
+            problems.limit(rule, LimitProblem::Steps);
             return None;
         }
         decided.push((rule, decide));

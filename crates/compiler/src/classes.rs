@@ -1,23 +1,25 @@
 //! Software classes: what a worker does with packets that the device cannot decide. A class starts with its hybrid rule
 //! and continues with the later rules that may share packets with it, up to one that matches all of them.
 //!
+//! The steps of all classes are taken from one list of the rules that decide packets, in their order: workers hold it, and
+//! its index, once.
+//!
 //! [`Overlaps`] finds these rules. Comparing all pairs of rules would take quadratic time, so large policies use the
 //! mask index, and beyond a budget of comparisons a rule is included unless it surely shares no packet: a worker then
 //! tests more rules than it must, and decides the same.
 
 use std::cell::Cell as Counter;
+use std::sync::Arc;
 
 use policy::policy::Action;
-use program::{Decide, GroupId, Outcome, RuleId, Step, Verdict};
+use program::{Decide, GroupId, Outcome, RuleId, Step, StepList, Steps, Verdict};
 
 use super::cover::{CoveredRule, MAX_COMPARISONS, verdict};
 use super::cube::Cube;
 use super::mask_index::{Front, MaskIndex};
 
-/// The most steps of one class: a worker tests them for every packet of it, one after another.
-pub(super) const MAX_STEPS: usize = 1024;
-/// The most steps of all classes together: every worker holds them.
-pub(super) const MAX_STEPS_IN_ALL: usize = 1 << 20;
+/// The most steps of all classes together. A class has up to four bytes for each.
+pub(super) const MAX_STEPS_IN_ALL: usize = 1 << 24;
 
 /// The most comparisons of cubes for all classes of a program. Beyond it only what all cubes of each rule have in common
 /// is compared.
@@ -25,36 +27,66 @@ const MAX_COMPARISONS_IN_ALL: usize = 1 << 29;
 /// With more pairs of cubes, the index is faster than comparing all pairs.
 const COMPARED: usize = 1 << 22;
 
-/// How the packets of the flows of a rule are decided; `default` is for unmatched packets. A class with more than
-/// [`MAX_STEPS`] steps is incomplete, for the caller to refuse.
-pub(super) fn decide(rules: &[CoveredRule], overlaps: &mut Overlaps, id: RuleId, default: Outcome) -> Decide {
+/// The rules that decide packets, as steps of classes.
+pub(super) struct Deciding {
+    list: Arc<StepList>,
+    /// By rule, where it is in the list; rules that decide nothing have the place of the next one.
+    places: Vec<u32>,
+}
+
+impl Deciding {
+    pub(super) fn of(rules: &[CoveredRule]) -> Self {
+        let (mut steps, mut places) = (Vec::new(), Vec::with_capacity(rules.len()));
+        for (index, rule) in rules.iter().enumerate() {
+            // At most 2^16 rules.
+            places.push(steps.len() as u32);
+            if rule.decides() {
+                steps.push(rule.step(RuleId::of(index)));
+            }
+        }
+        Self { list: Arc::new(StepList::new(steps)), places }
+    }
+
+    /// The steps of these rules, all of which decide packets.
+    fn steps(&self, rules: impl Iterator<Item = RuleId>) -> Steps {
+        Steps::of(&self.list, rules.filter_map(|rule| self.places.get(rule.index()).copied()).collect())
+    }
+
+    /// How packets are decided on a device without flow tags, where a worker knows nothing of them: by the whole policy.
+    pub(super) fn decide_all(&self, default: Outcome) -> Decide {
+        let steps = Steps::all(&self.list);
+        if steps.is_empty() { Decide::Exact(default) } else { Decide::Software(steps, default) }
+    }
+}
+
+/// How the packets of the flows of a rule are decided; `default` is for unmatched packets.
+pub(super) fn decide(
+    rules: &[CoveredRule],
+    deciding: &Deciding,
+    overlaps: &mut Overlaps,
+    id: RuleId,
+    default: Outcome,
+) -> Decide {
     let Some(rule) = rules.get(id.index()) else { return Decide::Exact(default) };
     if !rule.is_hybrid() {
         return Decide::Exact(rule.outcome(id));
     }
     if !rule.decides() {
         let excess = Outcome { rule: id, verdict: Verdict::Filtered };
-        return Decide::Software(vec![rule.step(id)], excess);
+        return Decide::Software(vec![rule.step(id)].into(), excess);
     }
     let Later { rules: later, otherwise } = overlaps.after(rules, id);
-    let steps = [id].into_iter().chain(later).map(|id| rules[id.index()].step(id)).collect();
+    let steps = deciding.steps([id].into_iter().chain(later));
     Decide::Software(steps, otherwise.map_or(default, |id| rules[id.index()].outcome(id)))
-}
-
-/// How packets are decided on a device without flow tags, where a worker knows nothing of them: by the whole policy.
-pub(super) fn decide_all(rules: &[CoveredRule], default: Outcome) -> Decide {
-    let deciding = rules.iter().enumerate().filter(|(_, rule)| rule.decides());
-    let steps: Vec<Step> = deciding.map(|(index, rule)| rule.step(RuleId::of(index))).collect();
-    if steps.is_empty() { Decide::Exact(default) } else { Decide::Software(steps, default) }
 }
 
 /// Every outcome that the class may decide.
 pub(super) fn outcomes(decide: &Decide) -> impl Iterator<Item = Outcome> {
-    let (steps, last): (&[Step], _) = match decide {
-        Decide::Exact(outcome) => (&[], outcome),
-        Decide::Software(steps, otherwise) => (steps, otherwise),
+    let (steps, last) = match decide {
+        Decide::Exact(outcome) => (None, outcome),
+        Decide::Software(steps, otherwise) => (Some(steps), otherwise),
     };
-    steps.iter().map(|step| step.outcome).chain([*last])
+    steps.into_iter().flatten().map(|step: &Step| step.outcome).chain([*last])
 }
 
 /// The group to which packets of a rule's flows most likely go if it does not match them itself.
@@ -139,7 +171,7 @@ impl Overlaps {
         self.sizes.sort_unstable_by(|one, other| other.cmp(one));
     }
 
-    /// The later rules that decide packets of a hybrid rule's flows. Stops at [`MAX_STEPS`], for the caller to refuse.
+    /// The later rules that decide packets of a hybrid rule's flows.
     fn after(&mut self, rules: &[CoveredRule], id: RuleId) -> Later {
         let rule = &rules[id.index()];
         let met = self.overlapping(rules, id);
@@ -155,9 +187,6 @@ impl Overlaps {
                 break;
             }
             later.rules.push(id);
-            if later.rules.len() == MAX_STEPS {
-                break;
-            }
         }
         self.steps += later.rules.len();
         later

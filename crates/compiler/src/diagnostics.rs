@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::assign_priorities::single_entries;
 use crate::capacity::CapacityRow;
-use crate::classes::{MAX_STEPS, MAX_STEPS_IN_ALL};
+use crate::classes::MAX_STEPS_IN_ALL;
 use crate::cover::{CoveredRule, MAX_FLOWS};
 use crate::expand::Explosion;
 use crate::lower::MAX_MASKS;
@@ -102,7 +102,7 @@ pub(crate) enum LimitProblem {
     Masks,
     /// Workers would test packets for too many rules: in the rule's class, which has so many steps, or in all classes up
     /// to it.
-    Steps(usize),
+    Steps,
     Priorities {
         needed: u32,
         cause: PriorityCause,
@@ -469,7 +469,7 @@ impl<'p> Context<'p> {
                 let remedy = "use fewer different prefix lengths, port ranges, masks of addresses and keys";
                 self.of_rule(rule, reason, format!("{MAX_MASKS} masks"), None, remedy).labelled("up to here")
             }
-            LimitProblem::Steps(steps) => self.too_many_steps(rule, *steps),
+            LimitProblem::Steps => self.too_many_steps(rule),
             LimitProblem::Priorities { needed, cause } => self.too_few_priorities(rule, *needed, cause),
             LimitProblem::MulticastTable => {
                 let reason = format!(
@@ -504,32 +504,17 @@ impl<'p> Context<'p> {
         }
     }
 
-    fn too_many_steps(&self, rule: Option<RuleId>, steps: usize) -> Text<'p> {
-        let is_long = steps > MAX_STEPS;
-        let (reason, remedy) = match rule.and_then(|rule| self.rule(rule)) {
-            Some(rule) if !is_long => (
-                format!(
-                    "workers would hold more than {MAX_STEPS_IN_ALL} rule tests up to the rule `{}`",
-                    rule.name
-                ),
-                "each hybrid rule is followed by those that share packets with it: add exact keys beside the hybrid \
-                 ones, so that fewer do",
-            ),
-            Some(rule) => (
-                format!("packets of the rule `{}` may belong to more than {MAX_STEPS} rules", rule.name),
-                "a worker would try them one by one: add exact keys beside the hybrid ones, so that fewer rules \
-                 share packets with this one",
-            ),
-            None => (
-                format!("every packet may belong to more than {MAX_STEPS} rules"),
-                "the device has no flow tags, so a worker would try them one by one: write fewer rules",
-            ),
-        };
-        let limit = match is_long {
-            false => format!("{MAX_STEPS_IN_ALL} rule tests in a program"),
-            true => format!("{MAX_STEPS} rule tests per packet"),
-        };
-        self.of_rule(rule, reason, limit, None, remedy).labelled("decided by the worker")
+    fn too_many_steps(&self, rule: Option<RuleId>) -> Text<'p> {
+        let name = rule.and_then(|rule| self.rule(rule)).map_or(DEFAULT_RULE, |rule| &*rule.name);
+        self.of_rule(
+            rule,
+            format!("workers would hold more than {MAX_STEPS_IN_ALL} rule tests up to the rule `{name}`"),
+            format!("{MAX_STEPS_IN_ALL} rule tests in a program"),
+            None,
+            "each hybrid rule is followed by those that share packets with it: add exact keys beside the hybrid \
+             ones, so that fewer do",
+        )
+        .labelled("decided by the worker")
     }
 
     fn too_few_priorities(&self, rule: Option<RuleId>, needed: u32, cause: &PriorityCause) -> Text<'p> {

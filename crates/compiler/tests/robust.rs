@@ -401,10 +401,10 @@ fn thousands_of_hybrid_rules_are_decided_at_once() {
 fn the_steps_of_all_classes_have_a_limit() {
     // Every source meets every destination: none has too many, together they have.
     let network = |key: &str, index: usize| format!("{key} = \"10.0.{}.{}\"", index / 256, index % 256);
-    let sources = (0..1030).map(|index| network("src", index));
-    let policy = hybrid_rules(sources.chain((0..1020).map(|index| network("dst", index))));
+    let sources = (0..4110).map(|index| network("src", index));
+    let policy = hybrid_rules(sources.chain((0..4100).map(|index| network("dst", index))));
     let problems = compiler::compile(&policy, &DeviceProfile::ideal(), 1).unwrap_err();
     assert_eq!(problems.list.len(), 1, "{problems}");
     let told = problems.to_string();
-    assert!(told.contains("more than 1048576 rule tests up to the rule `r1027`"), "{told}");
+    assert!(told.contains("more than 16777216 rule tests up to the rule `r4091`"), "{told}");
 }

@@ -35,6 +35,7 @@ mod program;
 mod ranges;
 mod sink;
 mod step_index;
+mod steps;
 mod tag;
 mod undecided;
 
@@ -55,6 +56,7 @@ pub use sink::{
     APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, AppMode, AppSink, CaptureSink, CountSink,
     ForwardMode, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, Sink, SinkKind, TapMac, VlanChange,
 };
-pub use step_index::StepIndex;
+pub use step_index::ClassIndex;
+pub use steps::{StepList, Steps};
 pub use tag::{Band, CLASSES_MAX, ClassTag, TAG_BITS};
 pub use undecided::{Inseparable, UndecidedKey, UndecidedReason};

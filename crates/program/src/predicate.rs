@@ -12,7 +12,7 @@ use packet::{DeepKey, Field, FlowKey, IpProtocol, Layers, MacAddr, TunnelKey, Tu
 use crate::byte_set::ByteSet;
 use crate::matching::{Addresses, Family, Fragments, Macs, MaskedMac, Match, MplsEntry};
 use crate::ranges::RangeSet;
-use crate::step_index::{Question, Ranges, Value};
+use crate::step_index::{Question, Ranges, Value, alignment};
 
 mod show;
 
@@ -57,6 +57,18 @@ pub(crate) enum TunnelTest {
     InnerMpls(Box<Option<MplsEntry>>),
 }
 
+/// What a predicate tests beside values.
+pub(crate) struct Outlined {
+    /// A packet has all of these layers.
+    pub(crate) has: Layers,
+    /// And at least one of each of these.
+    pub(crate) has_any: Vec<Layers>,
+    /// And none of these.
+    pub(crate) lacks: Layers,
+    /// A packet like this whose values are in the ranges of the predicate matches it.
+    pub(crate) is_complete: bool,
+}
+
 /// The values of a field: a bitmap where they are bytes, so that a long list costs no more than a short one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Values {
@@ -72,9 +84,10 @@ impl Values {
         }
     }
 
-    fn ranges(&self) -> Ranges {
+    /// Those of the field, aligned to the left.
+    fn ranges(&self, field: Field) -> Ranges {
         let of = |set: &RangeSet<u32>| {
-            set.ranges().iter().map(|(low, high)| ((*low).into(), (*high).into())).collect()
+            set.ranges().iter().map(|(low, high)| aligned(field, (*low).into(), (*high).into())).collect()
         };
         match self {
             Self::Bytes(bytes) => of(&bytes.ranges()),
@@ -92,9 +105,18 @@ impl Values {
     }
 }
 
-/// Of both versions, as numbers.
+/// A range of values of a field, aligned to the left.
+fn aligned(field: Field, low: u128, high: u128) -> (u128, u128) {
+    let shift = alignment(field);
+    (low << shift, high << shift | !(u128::MAX << shift))
+}
+
+/// Of both versions, as numbers that are aligned to the left: the predicate distinguishes them.
 fn address_ranges(addresses: &Addresses) -> Ranges {
-    let v4 = addresses.v4.ranges().iter().map(|(low, high)| (u128::from(*low), u128::from(*high)));
+    let shift = u128::BITS - u32::BITS;
+    let v4 = addresses.v4.ranges().iter();
+    let v4 =
+        v4.map(|(low, high)| (u128::from(*low) << shift, u128::from(*high) << shift | !(u128::MAX << shift)));
     RangeSet::of(v4.chain(addresses.v6.ranges().iter().copied()).collect()).ranges().to_vec()
 }
 
@@ -140,13 +162,40 @@ impl Predicate {
 }
 
 impl Predicate {
+    /// What an outline needs beside [`ranges`](Self::ranges).
+    pub(crate) fn outlined(&self) -> Outlined {
+        let mut outlined = Outlined {
+            has: Layers::empty(),
+            has_any: Vec::new(),
+            lacks: Layers::empty(),
+            is_complete: self.tunnel.is_empty() && self.inner.is_empty(),
+        };
+        for test in &*self.outer {
+            match test {
+                Test::Has(layers) => outlined.has |= *layers,
+                Test::HasAny(layers) => outlined.has_any.push(*layers),
+                Test::Lacks(layers) => outlined.lacks |= *layers,
+                Test::Src(addresses) | Test::Dst(addresses) => {
+                    match (addresses.v4.is_empty(), addresses.v6.is_empty()) {
+                        (false, true) => outlined.has |= Layers::IPV4,
+                        (true, false) => outlined.has |= Layers::IPV6,
+                        _ => outlined.is_complete = false,
+                    }
+                }
+                Test::Value(..) => {}
+                Test::Mac(..) | Test::Fragment(_) | Test::PortsIfAny(_) => outlined.is_complete = false,
+            }
+        }
+        outlined
+    }
+
     /// What can be asked of a packet before it is compared: questions, each with the values of packets that pass, and
     /// maybe of others.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = (Question, Ranges)> {
         let outer = self.outer.iter().filter_map(Test::ranges);
         let inner = self.inner.iter().filter_map(Test::ranges);
         let tunnel = self.tunnel.iter().filter_map(|test| match test {
-            TunnelTest::Value(field, values) => Some((Question::Tunnel(*field), values.ranges())),
+            TunnelTest::Value(field, values) => Some((Question::Tunnel(*field), values.ranges(*field))),
             TunnelTest::Has(_) | TunnelTest::Mpls(_) | TunnelTest::InnerMpls(_) => None,
         });
         let outer = outer.map(|(value, ranges)| (Question::Packet(value), ranges));
@@ -267,12 +316,12 @@ impl Test {
     /// The value that it tests, with those that pass, where they are ranges.
     fn ranges(&self) -> Option<(Value, Ranges)> {
         match self {
-            Self::Value(field, values) => Some((Value::Field(*field), values.ranges())),
+            Self::Value(field, values) => Some((Value::Field(*field), values.ranges(*field))),
             Self::Mac(field, macs) => {
                 let is_whole = |mac: &MaskedMac| mac.mask == MacAddr::BROADCAST;
                 let listed = !macs.any_of.is_empty() && macs.any_of.iter().all(is_whole);
                 let values = macs.any_of.iter().map(|mac| mac_number(mac.value));
-                let ranges = || RangeSet::of(values.map(|value| (value, value)).collect());
+                let ranges = || RangeSet::of(values.map(|value| aligned(*field, value, value)).collect());
                 listed.then(|| (Value::Field(*field), ranges().ranges().to_vec()))
             }
             Self::Src(addresses) => Some((Value::Src, address_ranges(addresses))),

@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};
 use crate::predicate::Predicate;
 use crate::sink::{Sink, SinkKind};
+use crate::steps::Steps;
 use crate::undecided::UndecidedKey;
 
 /// The name of the pseudo rule for unmatched packets, the policy's `default`.
@@ -271,7 +272,7 @@ pub enum Decide {
     /// The device has decided.
     Exact(Outcome),
     /// The device matches a superset of the rule: the first step that matches decides, else the outcome beside them.
-    Software(Vec<Step>, Outcome),
+    Software(Steps, Outcome),
 }
 
 /// One step of a software class: a rule to compare the packet with.

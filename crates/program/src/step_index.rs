@@ -1,30 +1,34 @@
-//! An index of the steps of a class, so that a packet is compared with few of them however many there are.
+//! An index of steps, so that a packet is compared with few of them however many there are.
 //!
 //! The index is a tree. A node divides the values of one field into parts, and each part has the steps that a packet
 //! with such a value can match; a leaf is a short list of steps. The right result is the first step that matches:
 //! - The field of a node is one that steps test. A packet that passes the test of a step has a value in the step's
 //!   ranges, so the step is in the part of the value, and by induction in the leaf that the packet is led to. A step
-//!   without a test of the field is in every part, or in a subtree of its own, which is searched as well.
-//! - Leaves keep the order of the steps, and compare the packet with the whole predicate of each. So the index leaves
-//!   out only steps that cannot match.
+//!   that would be in too many parts, such as one without a test of the field, is in every part or in a subtree of its
+//!   own, which is searched as well.
+//! - Leaves keep the order of the steps. [`Outline`] excludes only steps that cannot match, and what remains is compared
+//!   as a whole. So the index leaves out only steps that cannot match.
 //!
+//! Values are aligned to the left, whatever the width of their field: where ranges begin at multiples of a large power
+//! of two, as prefixes and ports do, nodes compare 32 bits only.
+//!
+//! One index serves all classes that take their steps from one list: a step that a class does not have is passed over.
 //! Built when a program is published, with memory in proportion to the number of steps; a search does not allocate.
 
-use std::collections::{BTreeSet, HashMap};
+mod build;
+mod outline;
+
+use std::sync::Arc;
 
 use packet::{DeepKey, Field, FlowKey, TunnelKey};
 
 use crate::predicate::Predicate;
 use crate::program::{Class, Decide, Outcome, Step};
+use crate::steps::{StepList, Steps};
+use outline::{Columns, Outline, Sight};
 
 /// Lists up to this length are not divided: comparing is as fast.
-const LIST_MAX: usize = 4;
-/// The most divisions on the way to a leaf.
-const DEPTH_MAX: u32 = 8;
-/// The places that a node may make for a step, on average.
-const COPIES: usize = 16;
-/// A division that leaves more than this part of the steps (in percent) is not worth its search.
-const GAIN_PERCENT: usize = 75;
+const LIST_MAX: usize = 8;
 
 /// What a node asks of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -43,16 +47,27 @@ pub(crate) enum Value {
     Dst,
 }
 
-/// Ranges of values, both ends included; sorted and disjoint.
+/// Ranges of values, both ends included; sorted and disjoint. Values are aligned to the left.
 pub(crate) type Ranges = Vec<(u128, u128)>;
 
+/// How far the values of a field are from the left.
+pub(crate) fn alignment(field: Field) -> u32 {
+    u128::BITS - field.row().bits
+}
+
 impl Value {
+    const PROTOCOL: Self = Self::Field(Field::Protocol);
+    const SRC_PORT: Self = Self::Field(Field::SrcPort);
+    const DST_PORT: Self = Self::Field(Field::DstPort);
+
+    /// The value, aligned to the left.
     #[inline]
     fn of(self, key: &FlowKey) -> u128 {
         match self {
-            Self::Field(field) => field.in_packet(key),
-            Self::Src => address(key.src_addr()),
-            Self::Dst => address(key.dst_addr()),
+            Self::Field(field) => field.in_packet(key) << alignment(field),
+            // Zero without an IP header: no step that tests them matches.
+            Self::Src => u128::from_be_bytes(key.src_ip),
+            Self::Dst => u128::from_be_bytes(key.dst_ip),
         }
     }
 }
@@ -63,83 +78,92 @@ impl Question {
     fn answer(self, key: &FlowKey, tunnel: Option<&TunnelKey>) -> u128 {
         match self {
             Self::Packet(value) => value.of(key),
-            Self::Tunnel(field) => tunnel.map_or(0, |tunnel| field.in_tunnel(tunnel)),
+            Self::Tunnel(field) => tunnel.map_or(0, |tunnel| field.in_tunnel(tunnel) << alignment(field)),
             Self::Inner(value) => tunnel.map_or(0, |tunnel| value.of(&tunnel.inner)),
         }
     }
 }
 
-/// Addresses of both versions share numbers: the predicate distinguishes them.
-#[inline]
-fn address(address: Option<std::net::IpAddr>) -> u128 {
-    match address {
-        Some(std::net::IpAddr::V4(address)) => address.to_bits().into(),
-        Some(std::net::IpAddr::V6(address)) => address.to_bits(),
-        None => 0,
-    }
-}
-
-/// The index of one class.
-#[derive(Clone, Debug)]
-pub struct StepIndex {
+/// The index of a list of steps.
+#[derive(Debug)]
+pub(crate) struct StepIndex {
+    columns: Columns,
+    /// By step.
+    outlines: Vec<Outline>,
     nodes: Vec<Node>,
-    root: u32,
+    /// The steps of all leaves, the children of all divisions, and the first values of their parts by width.
+    lists: Vec<u32>,
+    children: Vec<Child>,
+    words: Vec<u32>,
+    halves: Vec<u64>,
+    wide: Vec<u128>,
+    root: Child,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Node {
-    /// Steps in their order.
-    List(Box<[u32]>),
-    /// Part `n` begins with the value `starts[n]`; the first one with 0.
-    Parts { question: Question, starts: Starts, children: Box<[u32]> },
-    /// The steps of both.
-    Both(u32, u32),
+    /// A value is in the part with the number of starts that are not above it.
+    Parts { question: Question, starts: Starts, children: u32 },
+    /// The steps of both, and the first step of the other.
+    Both { one: Child, other: Child, first: u32 },
 }
 
-/// The first values of parts, without that of the first part.
-#[derive(Clone, Debug)]
+/// Where the first values of parts are, except that of the first part; all are zero beyond so many bits from the left.
+#[derive(Clone, Copy, Debug)]
 enum Starts {
-    Words(Box<[u32]>),
-    Wide(Box<[u128]>),
+    /// In `words`, after the guide: the number of starts that are below each value of the first `bits` bits, and that of
+    /// all.
+    Words {
+        guide: u32,
+        bits: u32,
+    },
+    Halves {
+        at: u32,
+        len: u32,
+    },
+    Wide {
+        at: u32,
+        len: u32,
+    },
 }
 
-impl Starts {
-    fn of(starts: &[u128]) -> Self {
-        match starts.iter().map(|start| u32::try_from(*start)).collect::<Result<_, _>>() {
-            Ok(words) => Self::Words(words),
-            Err(_) => Self::Wide(starts.into()),
-        }
-    }
+/// A node, a list of steps, or one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Child(u32);
 
-    /// The part that a value is in. A value beyond 32 bits is in the last part, if all parts begin below.
-    #[inline]
-    fn part(&self, value: u128) -> usize {
-        match self {
-            Self::Words(starts) => {
-                let value = u32::try_from(value).unwrap_or(u32::MAX);
-                starts.partition_point(|start| *start <= value)
-            }
-            Self::Wide(starts) => starts.partition_point(|start| *start <= value),
-        }
-    }
+impl Child {
+    const LIST: u32 = 1 << 31;
+    const STEP: u32 = 3 << 30;
 }
 
-impl StepIndex {
-    /// The index of a class; `None` if it has so few steps that comparing the packet with all of them is as fast.
+/// The end of a list.
+const END: u32 = u32::MAX;
+
+/// A class as a worker looks it up.
+#[derive(Clone, Debug)]
+pub struct ClassIndex {
+    list: Arc<StepList>,
+}
+
+impl ClassIndex {
+    /// The index of a class, which it shares with the other classes of its list; `None` if it has so few steps that
+    /// comparing the packet with all of them is as fast. The first call for a list makes its index.
     #[must_use]
     pub fn of(class: &Class) -> Option<Self> {
         let Decide::Software(steps, _) = &class.decide else { return None };
-        if steps.len() <= 2 * LIST_MAX {
+        if steps.len() <= LIST_MAX {
             return None;
         }
-        Builder::new(steps).index()
+        steps.list().index();
+        Some(Self { list: Arc::clone(steps.list()) })
     }
 
     /// As [`Class::resolve`], of the class that it was made of.
     #[must_use]
     #[inline]
     pub fn resolve(&self, class: &Class, key: &FlowKey) -> Outcome {
-        self.first(class, |question| question.answer(key, None), |predicate| predicate.matches(key))
+        let answer = |question: Question| question.answer(key, None);
+        self.first(class, key, answer, |predicate| predicate.matches(key))
     }
 
     /// As [`Class::resolve_deep`], of the class that it was made of.
@@ -148,187 +172,160 @@ impl StepIndex {
     pub fn resolve_deep(&self, class: &Class, key: &DeepKey) -> Outcome {
         let DeepKey { outer, tunnel } = key;
         let answer = |question: Question| question.answer(outer, Some(tunnel));
-        self.first(class, answer, |predicate| predicate.matches_deep(key))
+        self.first(class, outer, answer, |predicate| predicate.matches_deep(key))
     }
 
     #[inline]
     fn first(
         &self,
         class: &Class,
+        key: &FlowKey,
         answer: impl Fn(Question) -> u128,
         matches: impl Fn(&Predicate) -> bool,
     ) -> Outcome {
         match &class.decide {
             Decide::Exact(outcome) => *outcome,
             Decide::Software(steps, otherwise) => {
-                let matches =
-                    |step: u32| steps.get(step as usize).is_some_and(|step| matches(&step.predicate));
-                let found = self.search(self.root, u32::MAX, &answer, &matches);
-                steps.get(found as usize).map_or(*otherwise, |step| step.outcome)
+                let index = self.list.index();
+                let found = index.search(self.list.steps(), steps, key, &answer, &matches);
+                found.map_or(*otherwise, |step| step.outcome)
             }
         }
     }
+}
+
+impl StepIndex {
+    /// The first of the class's steps that matches.
+    #[inline]
+    fn search<'s>(
+        &self,
+        list: &'s [Step],
+        class: &Steps,
+        key: &FlowKey,
+        answer: &impl Fn(Question) -> u128,
+        matches: &impl Fn(&Predicate) -> bool,
+    ) -> Option<&'s Step> {
+        let sight = Sight::of(key, &self.columns);
+        let matches = |step: u32| {
+            self.outlines.get(step as usize).is_some_and(|outline| {
+                outline.may_match(&sight)
+                    && class.contains(step)
+                    && (outline.is_exact
+                        || list.get(step as usize).is_some_and(|step| matches(&step.predicate)))
+            })
+        };
+        list.get(self.first(self.root, END, answer, &matches) as usize)
+    }
 
     /// The first step of a subtree that matches, if it is before `limit`; else `limit`.
-    fn search(
+    fn first(
         &self,
-        mut node: u32,
+        mut child: Child,
         mut limit: u32,
         answer: &impl Fn(Question) -> u128,
         matches: &impl Fn(u32) -> bool,
     ) -> u32 {
         loop {
-            match self.nodes.get(node as usize) {
-                Some(Node::List(steps)) => {
-                    let mut before = steps.iter().copied().take_while(|step| *step < limit);
-                    return before.find(|step| matches(*step)).unwrap_or(limit);
-                }
+            if child.0 >= Child::STEP {
+                let step = child.0 & !Child::STEP;
+                return if step < limit && matches(step) { step } else { limit };
+            }
+            if child.0 >= Child::LIST {
+                let steps = self.lists.get((child.0 & !Child::LIST) as usize..).unwrap_or_default();
+                // The end of the list is not before any limit.
+                let mut before = steps.iter().copied().take_while(|step| *step < limit);
+                return before.find(|step| matches(*step)).unwrap_or(limit);
+            }
+            match self.nodes.get(child.0 as usize) {
                 Some(Node::Parts { question, starts, children }) => {
-                    let Some(child) = children.get(starts.part(answer(*question))) else { return limit };
-                    node = *child;
+                    let part = self.part(*starts, answer(*question));
+                    let Some(next) = self.children.get(*children as usize + part) else { return limit };
+                    child = *next;
                 }
                 // At most as deep as there are divisions.
-                Some(Node::Both(one, other)) => {
-                    limit = self.search(*one, limit, answer, matches);
-                    node = *other;
+                Some(Node::Both { one, other, first }) => {
+                    limit = self.first(*one, limit, answer, matches);
+                    if *first >= limit {
+                        return limit;
+                    }
+                    child = *other;
                 }
                 None => return limit,
             }
         }
     }
-}
 
-/// The parts of a question for some steps.
-struct Division {
-    question: Question,
-    /// The number of steps that test it.
-    testing: usize,
-    parts: usize,
-    /// The steps of all parts together.
-    places: usize,
-    /// The steps that remain for a packet: the average over the places.
-    remaining: usize,
-}
-
-struct Builder {
-    nodes: Vec<Node>,
-    /// For each step the questions that it tests, with the values that pass.
-    tests: Vec<HashMap<Question, Ranges>>,
-    /// Leaves with the same steps are one.
-    lists: HashMap<Vec<u32>, u32>,
-    /// The places that may still be made.
-    places_left: usize,
-}
-
-impl Builder {
-    fn new(steps: &[Step]) -> Self {
-        let tests = steps.iter().map(|step| step.predicate.ranges().collect()).collect();
-        let places_left = 2 * COPIES * steps.len();
-        Self { nodes: Vec::new(), tests, lists: HashMap::new(), places_left }
-    }
-
-    fn index(mut self) -> Option<StepIndex> {
-        let all = 0..u32::try_from(self.tests.len()).ok()?;
-        let root = self.node(all.collect(), 0);
-        Some(StepIndex { nodes: self.nodes, root })
-    }
-
-    fn push(&mut self, node: Node) -> u32 {
-        self.nodes.push(node);
-        // Fewer nodes than places, of which there are a few for each of at most 2^20 steps.
-        self.nodes.len() as u32 - 1
-    }
-
-    fn list(&mut self, steps: Vec<u32>) -> u32 {
-        if let Some(known) = self.lists.get(&steps) {
-            return *known;
-        }
-        let node = self.push(Node::List(steps.as_slice().into()));
-        self.lists.insert(steps, node);
-        node
-    }
-
-    fn node(&mut self, steps: Vec<u32>, depth: u32) -> u32 {
-        if steps.len() <= LIST_MAX || depth == DEPTH_MAX {
-            return self.list(steps);
-        }
-        let Some(division) = self.best_division(&steps) else { return self.list(steps) };
-        let Division { question, testing, parts, places, .. } = division;
-        let others = steps.len() - testing;
-        let copies = parts * others;
-        if others == 0 || places + copies <= COPIES * steps.len() {
-            return self.parts(question, &steps, places + copies, depth);
-        }
-        let (with, without): (Vec<u32>, Vec<u32>) =
-            steps.into_iter().partition(|step| self.tests[*step as usize].contains_key(&question));
-        let with = self.parts(question, &with, places, depth);
-        let without = self.node(without, depth + 1);
-        self.push(Node::Both(with, without))
-    }
-
-    /// The question that leaves fewest steps, if it is worth asking and there is memory for it.
-    fn best_division(&self, steps: &[u32]) -> Option<Division> {
-        let tests = steps.iter().filter_map(|step| self.tests.get(*step as usize));
-        let questions: BTreeSet<Question> = tests.flat_map(|tests| tests.keys().copied()).collect();
-        let divisions = questions.into_iter().filter_map(|question| self.division(question, steps));
-        let worth = divisions.filter(|division| {
-            let places_max = self.places_left.min(COPIES * division.testing);
-            division.places <= places_max && 100 * division.remaining <= GAIN_PERCENT * steps.len()
-        });
-        worth.min_by_key(|division| division.remaining)
-    }
-
-    fn division(&self, question: Question, steps: &[u32]) -> Option<Division> {
-        let mut changes: Vec<(u128, i32)> = Vec::new();
-        let mut testing = 0;
-        for ranges in steps.iter().filter_map(|step| self.tests.get(*step as usize)?.get(&question)) {
-            testing += 1;
-            for (low, high) in ranges {
-                changes.push((*low, 1));
-                changes.extend(high.checked_add(1).map(|after| (after, -1)));
+    /// The part of a value. Starts are zero beyond their width, so that comparing the upper bits is enough.
+    #[inline]
+    fn part(&self, starts: Starts, value: u128) -> usize {
+        let within = |at: u32, len: u32| at as usize..(at + len) as usize;
+        match starts {
+            Starts::Words { guide, bits } => {
+                let value = (value >> (u128::BITS - u32::BITS)) as u32;
+                let slot = (u64::from(value) << bits >> u32::BITS) as usize;
+                let slots = (1usize << bits) + 1;
+                let guide = self.words.get(guide as usize..).unwrap_or_default();
+                let (Some(from), Some(to)) = (guide.get(slot), guide.get(slot + 1)) else { return 0 };
+                let some = guide.get(slots + *from as usize..slots + *to as usize).unwrap_or_default();
+                *from as usize + some.partition_point(|start| *start <= value)
+            }
+            Starts::Halves { at, len } => {
+                let value = (value >> u64::BITS) as u64;
+                let starts = self.halves.get(within(at, len)).unwrap_or_default();
+                starts.partition_point(|start| *start <= value)
+            }
+            Starts::Wide { at, len } => {
+                let starts = self.wide.get(within(at, len)).unwrap_or_default();
+                starts.partition_point(|start| *start <= value)
             }
         }
-        if testing < 2 {
-            return None;
-        }
-        changes.sort_unstable();
-        let (mut parts, mut places, mut squares, mut now) = (1, 0, 0, 0i64);
-        for same in changes.chunk_by(|one, other| one.0 == other.0) {
-            now += same.iter().map(|(_, change)| i64::from(*change)).sum::<i64>();
-            let size = usize::try_from(now).unwrap_or_default();
-            parts += 1;
-            places += size;
-            squares += size * size;
-        }
-        let remaining = squares.div_ceil(places.max(1)) + (steps.len() - testing);
-        Some(Division { question, testing, parts, places, remaining })
     }
+}
 
-    /// Divides `steps` by a question.
-    fn parts(&mut self, question: Question, steps: &[u32], places: usize, depth: u32) -> u32 {
-        self.places_left = self.places_left.saturating_sub(places);
-        let everywhere = [(0, u128::MAX)];
-        let ranges = |step: &u32| {
-            let tests = self.tests.get(*step as usize).and_then(|tests| tests.get(&question));
-            tests.map_or(&everywhere[..], Vec::as_slice)
-        };
-        let mut starts = BTreeSet::new();
-        // By part, as its first value, the steps that it has.
-        for (low, high) in steps.iter().flat_map(&ranges) {
-            starts.insert(*low);
-            starts.extend(high.checked_add(1));
+impl ClassIndex {
+    /// TEMP
+    pub fn debug(&self, class: &Class, keys: &[FlowKey]) -> String {
+        let Decide::Software(steps, _) = &class.decide else { return String::new() };
+        let index = self.list.index();
+        let (mut asked, mut lists, mut outl, mut pred) = (
+            std::cell::Cell::new(0usize),
+            0usize,
+            std::cell::Cell::new(0usize),
+            std::cell::Cell::new(0usize),
+        );
+        for key in keys {
+            let sight = Sight::of(key, &index.columns);
+            index.first(
+                index.root,
+                u32::MAX,
+                &|q| {
+                    asked.set(asked.get() + 1);
+                    q.answer(key, None)
+                },
+                &|step| {
+                    outl.set(outl.get() + 1);
+                    index.outlines[step as usize].may_match(&sight)
+                        && (index.outlines[step as usize].is_exact || {
+                            pred.set(pred.get() + 1);
+                            steps.list().steps()[step as usize].predicate.matches(key)
+                        })
+                },
+            );
+            lists += 1;
         }
-        starts.remove(&0);
-        let starts: Vec<u128> = starts.into_iter().collect();
-        let mut parts = vec![Vec::new(); starts.len() + 1];
-        let part_of = |value: u128| starts.partition_point(|start| *start <= value);
-        for step in steps {
-            for (low, high) in ranges(step) {
-                parts[part_of(*low)..=part_of(*high)].iter_mut().for_each(|part| part.push(*step));
-            }
-        }
-        let children = parts.into_iter().map(|part| self.node(part, depth + 1)).collect();
-        self.push(Node::Parts { question, starts: Starts::of(&starts), children })
+        let n = lists as f64;
+        format!(
+            "asked {:.1} outlines {:.1} predicates {:.2}; nodes {} lists {} children {} words {} exact {} node {}",
+            *asked.get_mut() as f64 / n,
+            *outl.get_mut() as f64 / n,
+            *pred.get_mut() as f64 / n,
+            index.nodes.len(),
+            index.lists.len(),
+            index.children.len(),
+            index.words.len(),
+            index.outlines.iter().filter(|o| o.is_exact).count(),
+            size_of::<Node>()
+        )
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use packet::{DeepKey, FlowKey};
-use program::{Band, Class, ClassId, ClassTag, Decide, Outcome, Program, RuleId, StepIndex, Verdict};
+use program::{Band, Class, ClassId, ClassIndex, ClassTag, Decide, Outcome, Program, RuleId, Verdict};
 use verbs::FramePool;
 
 use crate::batch::{Batch, Decision, Packet};
@@ -276,12 +276,12 @@ struct Lookup {
     /// The tunnel headers must be parsed.
     is_deep: bool,
     /// Of a class with many steps.
-    index: Option<StepIndex>,
+    index: Option<ClassIndex>,
 }
 
 impl Lookup {
     fn of(class: Option<&Class>) -> Self {
-        let of = |class: &Class| Self { is_deep: class.needs_tunnel(), index: StepIndex::of(class) };
+        let of = |class: &Class| Self { is_deep: class.needs_tunnel(), index: ClassIndex::of(class) };
         class.map(of).unwrap_or_default()
     }
 

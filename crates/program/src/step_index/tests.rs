@@ -17,7 +17,8 @@ fn class(matches: &[Match]) -> Class {
         predicate: Predicate::of(matches),
         outcome: outcome(index),
     };
-    let steps = matches.iter().enumerate().map(step).collect();
+    let steps: Vec<Step> = matches.iter().enumerate().map(step).collect();
+    let steps = Steps::from(steps);
     Class { rule: RuleId::of(0), decide: Decide::Software(steps, outcome(matches.len())) }
 }
 
@@ -130,6 +131,12 @@ fn deep_key() -> impl Strategy<Value = DeepKey> {
     })
 }
 
+/// A class of some steps of another.
+fn part_of(class: &Class, places: Vec<u32>) -> Class {
+    let Decide::Software(steps, otherwise) = &class.decide else { panic!("an exact class") };
+    Class { rule: RuleId::of(0), decide: Decide::Software(Steps::of(steps.list(), places), *otherwise) }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
@@ -137,12 +144,18 @@ proptest! {
     fn the_index_finds_the_first_step_that_matches(
         matches in prop::collection::vec(any_match(), 9..200),
         keys in prop::collection::vec(deep_key(), 100),
+        some in prop::collection::vec(0..200u32, 0..150),
+        few in prop::collection::vec(0..200u32, 0..5),
     ) {
-        let class = class(&matches);
-        let index = StepIndex::of(&class).unwrap();
-        for key in &keys {
-            prop_assert_eq!(index.resolve_deep(&class, key), class.resolve_deep(key));
-            prop_assert_eq!(index.resolve(&class, &key.outer), class.resolve(&key.outer));
+        let whole = class(&matches);
+        for class in [part_of(&whole, some), part_of(&whole, few), whole] {
+            // Classes with few steps have no index of their own, but could be looked up in that of the whole list.
+            let Decide::Software(steps, _) = &class.decide else { panic!("an exact class") };
+            let index = ClassIndex { list: Arc::clone(steps.list()) };
+            for key in &keys {
+                prop_assert_eq!(index.resolve_deep(&class, key), class.resolve_deep(key));
+                prop_assert_eq!(index.resolve(&class, &key.outer), class.resolve(&key.outer));
+            }
         }
     }
 }
@@ -161,47 +174,64 @@ fn ports_and_addresses(count: u32) -> Vec<Match> {
     (0..count).map(of).collect()
 }
 
-impl StepIndex {
-    fn compared(&self, key: &FlowKey) -> usize {
-        let compared = std::cell::Cell::new(0);
-        let count = |_: u32| {
-            compared.set(compared.get() + 1);
-            false
-        };
-        self.search(self.root, u32::MAX, &|question: Question| question.answer(key, None), &count);
-        compared.get()
-    }
-
-    fn places(&self) -> usize {
-        let of = |node: &Node| match node {
-            Node::List(steps) => steps.len(),
-            Node::Parts { children, .. } => children.len(),
-            Node::Both(..) => 2,
-        };
-        self.nodes.iter().map(of).sum()
-    }
+/// How many steps of the whole list are compared with a packet, and how many places the index has for them.
+fn effort(class: &Class, key: &FlowKey) -> (usize, usize) {
+    let Decide::Software(steps, _) = &class.decide else { panic!("an exact class") };
+    let index = steps.list().index();
+    let compared = std::cell::Cell::new(0);
+    let count = |_: u32| {
+        compared.set(compared.get() + 1);
+        false
+    };
+    index.first(index.root, END, &|question: Question| question.answer(key, None), &count);
+    (compared.get(), index.lists.len() + index.children.len())
 }
 
 /// Also where no step matches, and rules test different fields.
 #[test]
 fn few_steps_are_compared_with_a_packet_however_many_there_are() {
-    for count in [60, 300, 1020] {
+    for count in [60, 300, 1020, 10_000] {
         let class = class(&ports_and_addresses(count));
-        let index = StepIndex::of(&class).unwrap();
         let layers = Layers::IPV4 | Layers::TCP;
         let key = FlowKey { layers, dst_port: 30, ttl: 250, tcp_flags: 2, ..FlowKey::default() };
-        assert!(index.compared(&key) <= 3 * LIST_MAX, "{} of {count}", index.compared(&key));
-        assert!(index.places() <= 20 * count as usize, "{} places for {count} steps", index.places());
+        let (compared, places) = effort(&class, &key);
+        assert!(compared <= 3 * LIST_MAX, "{compared} of {count}");
+        assert!(places <= 20 * count as usize, "{places} places for {count} steps");
     }
 }
 
 #[test]
 fn steps_that_cannot_be_told_apart_are_compared_in_turn() {
-    let same = vec![Match { family: Some(Family::V4), ..Match::default() }; 100];
+    let same = vec![Match { fragment: Some(Fragments::WHOLE), ..Match::default() }; 100];
     let class = class(&same);
-    let index = StepIndex::of(&class).unwrap();
-    assert_eq!(index.compared(&FlowKey::default()), 100);
+    let index = ClassIndex::of(&class).unwrap();
+    assert_eq!(effort(&class, &FlowKey::default()).0, 100);
     let key = FlowKey { layers: Layers::IPV4, ..FlowKey::default() };
     assert_eq!(index.resolve(&class, &key), class.resolve(&key));
-    assert!(StepIndex::of(&self::class(&same[..8])).is_none(), "so few are compared as they are");
+    assert!(ClassIndex::of(&self::class(&same[..8])).is_none(), "so few are compared as they are");
+}
+
+/// The plain tests of a firewall's rule need no look at the predicate; others do.
+#[test]
+fn outlines_are_exact_where_they_have_all_tests() {
+    let exact = |change: &dyn Fn(&mut Match)| {
+        let mut matches = Match { family: Some(Family::V4), ..Match::default() };
+        matches.set(Field::DstPort, RangeSet::of(vec![(1000, 2000)]));
+        matches.set(Field::TcpFlags, RangeSet::of(vec![(2, 3), (6, 7)]));
+        matches.src = Some(Addresses { v4: RangeSet::of(vec![(7, 9)]), ..Addresses::default() });
+        change(&mut matches);
+        let class = class(&[matches]);
+        let Decide::Software(steps, _) = &class.decide else { panic!("an exact class") };
+        steps.list().index().outlines[0].is_exact
+    };
+    assert!(exact(&|_| {}));
+    assert!(!exact(&|matches| matches.set(Field::DstPort, RangeSet::of(vec![(1, 2), (4, 5)]))));
+    assert!(!exact(&|matches| matches.set(Field::TcpFlags, RangeSet::of(vec![(2, 4)]))));
+    assert!(!exact(&|matches| matches.set(Field::VxlanVni, RangeSet::single(7))));
+    assert!(!exact(&|matches| matches.dst_mac = Some(Macs::default())));
+    let long = |matches: &mut Match| {
+        matches.family = Some(Family::V6);
+        matches.src = Some(Addresses { v6: RangeSet::of(vec![(7, 9)]), ..Addresses::default() });
+    };
+    assert!(!exact(&long), "outlines have the upper half of an address");
 }
