@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use device_model::DeviceProfile;
 use packet::HashFields;
 use policy::policy::{DEFAULT_TABLE_SIZE, GroupDefinition, MAX_TABLE_SIZE, Workers};
-use policy::spread::{entries_for, everyone, spread};
+use policy::spread::{entries_for, everyone, shares_of, spread};
 use program::{Group, GroupId, HashVariant, WorkerId};
 
 use super::Job;
@@ -29,7 +29,7 @@ fn group(job: &Job<'_>, id: GroupId, definition: &GroupDefinition, problems: &mu
             {
                 problems.group(id, GroupProblem::UnknownWorker { share, workers });
             }
-            listed.iter().map(|share| (share.worker, share.weight)).collect()
+            shares_of(listed)
         }
     };
     if shares.is_empty() {

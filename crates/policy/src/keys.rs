@@ -20,6 +20,8 @@ pub(crate) enum Values {
     Integer(i64, i64),
     /// Any string; the parser checks what is in it.
     Text,
+    /// One of these words, or a list of them.
+    Words(&'static [&'static str]),
     /// One of these words.
     Word(&'static [&'static str]),
     /// Strings or numbers up to this one: a value, a list, names of sets, each also as `{ not = ... }`.
@@ -60,7 +62,7 @@ const fn header(name: &'static str, values: Values, doc: &'static str) -> Key {
     Key { name, values, required: false, inner: true, doc }
 }
 
-use Values::{Boolean, Integer, ListOf, Numbers, Shape, Strings, TableOf, Text, True, Word};
+use Values::{Boolean, Integer, ListOf, Numbers, Shape, Strings, TableOf, Text, True, Word, Words};
 
 pub(crate) const POLICY: &[Key] = &[
     required("version", Integer(VERSION as i64, VERSION as i64), "The version of the language."),
@@ -105,8 +107,8 @@ const MIN_ITEMS: Key =
     key("min_items", Integer(1, MAX_SET_VALUES as i64), "Fewer values than this are an error.");
 
 pub(crate) const GROUP: &[Key] = &[
-    key("workers", Shape("workers"), "Its workers: \"all\" or a list of numbers."),
-    key("weights", TableOf("weight"), "A share for each worker, by its number."),
+    key("workers", Shape("workers"), "Its workers: \"all\", the number of them or a list of their numbers."),
+    key("weights", TableOf("weight"), "A share for each worker, by its number; 0 for none."),
     key("hash", Shape("hash"), "The hash fields: \"l3l4\", \"l3\", \"none\" or a list of fields."),
     key("symmetric", Boolean, "Whether both directions of a connection reach the same worker."),
     key("key", Text, "The Toeplitz key: \"symmetric\", \"microsoft\" or 40 bytes in hexadecimal."),
@@ -323,7 +325,11 @@ pub(crate) const NOT: &[Key] = &[required("not", Shape("values"), "The values th
 pub(crate) static MATCH: LazyLock<Vec<Key>> = LazyLock::new(|| {
     let mut keys = vec![
         header("any", True, "Every packet; cannot be combined with other keys."),
-        header("family", Word(&["ipv4", "ipv6"]), "A well-formed header of that IP version."),
+        header(
+            "family",
+            Words(&["ipv4", "ipv6"]),
+            "A well-formed header of that IP version, or of one of them.",
+        ),
         header("traffic_class", Numbers(255), "The type of service, of IPv6 packets only."),
         header("dscp", Numbers(63), "The upper six bits of the type of service: ef, af41, cs6."),
         header("ecn", Numbers(3), "The lower two bits of the type of service: not_ect, ect1, ect0, ce."),

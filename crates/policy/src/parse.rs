@@ -2,6 +2,7 @@
 //! place. Files are read only through the given loader.
 
 mod actions;
+mod cautions;
 mod conflicts;
 mod files;
 mod groups;
@@ -146,7 +147,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
     let start = || Place::new(main, 0..0);
     let (default, default_place) =
         default.map_or_else(|| (Action::Kernel, start()), |default| (default.action, default.place));
-    Policy {
+    let policy = Policy {
         source: Arc::clone(main),
         default,
         default_place,
@@ -156,7 +157,11 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
         groups: groups.list,
         sinks: sinks.list,
         rules: rules.finish(multicast.map(|multicast| (multicast.action, multicast.place))),
+    };
+    if !reader.diagnostics.has_errors() {
+        cautions::warn(reader, &policy, &groups.symmetry_asked);
     }
+    policy
 }
 
 /// A default and its place.

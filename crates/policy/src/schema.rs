@@ -70,10 +70,11 @@ fn definitions() -> Value {
         "values": { "anyOf": [scalar, { "type": "array", "minItems": 1, "items": scalar }] },
         "vlan_change": one_of(keys::VLAN_CHANGE),
         "variable": { "type": ["string", "integer", "boolean", "array"] },
-        "weight": { "type": "integer", "minimum": 1, "maximum": MAX_WEIGHT },
+        "weight": { "type": "integer", "minimum": 0, "maximum": MAX_WEIGHT },
         "workers": { "anyOf": [
             { "const": "all" },
             { "type": "string", "pattern": VARIABLE },
+            { "type": "integer", "minimum": 1, "maximum": MAX_WORKER + 1 },
             { "type": "array", "minItems": 1, "items": { "anyOf": [
                 { "type": "integer", "minimum": 0, "maximum": MAX_WORKER },
                 { "type": "string", "pattern": VARIABLE },
@@ -139,6 +140,9 @@ fn shape(values: Values) -> Value {
         }
         Values::Text => json!({ "type": "string" }),
         Values::Word(words) => or_variable(json!({ "enum": words })),
+        Values::Words(words) => {
+            list(&[json!({ "enum": words }), json!({ "type": "string", "pattern": VARIABLE })])
+        }
         Values::Numbers(most) => list(&[
             json!({ "type": "integer", "minimum": 0, "maximum": most }),
             json!({ "type": "string" }),

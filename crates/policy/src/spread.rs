@@ -2,17 +2,23 @@
 
 use program::WorkerId;
 
-use crate::policy::{DEFAULT_TABLE_SIZE, GroupDefinition, MAX_TABLE_SIZE, Workers};
+use crate::policy::{DEFAULT_TABLE_SIZE, GroupDefinition, MAX_TABLE_SIZE, WorkerShare, Workers};
 
 /// The table of a group on a device without limits; `workers` is how many there are in all.
 #[must_use]
 pub fn table_of(definition: &GroupDefinition, workers: usize) -> Vec<WorkerId> {
     let shares: Vec<(u32, u32)> = match &definition.workers {
         Workers::All => everyone(workers),
-        Workers::Listed(listed) => listed.iter().map(|share| (share.worker, share.weight)).collect(),
+        Workers::Listed(listed) => shares_of(listed),
     };
     let size = definition.table_size.unwrap_or_else(|| DEFAULT_TABLE_SIZE.max(entries_for(shares.len())));
     spread(&shares, size as usize)
+}
+
+/// The workers with a share of the table, and their weights.
+#[must_use]
+pub fn shares_of(listed: &[WorkerShare]) -> Vec<(u32, u32)> {
+    listed.iter().map(|share| (share.worker, share.weight)).filter(|(_, weight)| *weight > 0).collect()
 }
 
 /// The workers and weights of a group of all workers.

@@ -609,3 +609,75 @@ fn protect_lists_packets_by_port_address_tag_and_protocol() {
         ["ports", "arp", "nd", "ra", "ports"]
     );
 }
+
+#[test]
+fn both_ip_versions_can_be_listed() {
+    let both = "family = ['ipv4', 'ipv6']";
+    let arp = FrameBuilder::new().ether_type(packet::EtherType::ARP).build();
+    assert!(
+        meets(&ipv4().udp(1, 2).build(), both)
+            && meets(&ipv6().protocol(packet::IpProtocol(99)).build(), both)
+    );
+    assert!(!meets(&arp, both));
+    assert!(!meets(&ipv6().udp(1, 2).build(), "family = ['ipv4', 'ipv4']"));
+    let with_others = "family = ['ipv4', 'ipv6'], dst_port = 2";
+    assert!(meets(&ipv6().udp(1, 2).build(), with_others) && !meets(&ipv4().udp(1, 3).build(), with_others));
+    let problems = problems(&format!("version = 1\n{}", rule("x", "family = []")), &files(&[]));
+    assert!(problems.contains("`family` is an empty list"), "{problems}");
+}
+
+/// The table of a group with these keys, and the workers that a policy with it needs.
+fn table_of(keys: &str) -> Vec<u32> {
+    let policy = good(&format!("version = 1\n[groups.g]\n{keys}\ntable_size = 8\n"), &files(&[]));
+    policy::spread::table_of(&policy.groups[0], 8).iter().map(|worker| worker.0).collect()
+}
+
+#[test]
+fn workers_are_counted_and_weighted() {
+    assert_eq!(table_of("workers = 3"), [0, 1, 2, 0, 1, 2, 0, 1]);
+    assert_eq!(table_of("workers = 2\nweights = { 1 = 3 }"), [1, 0, 1, 1, 1, 0, 1, 1]);
+    assert_eq!(table_of("weights = { 0 = 0, 1 = 1, 5 = 1 }"), [1, 5, 1, 5, 1, 5, 1, 5]);
+    for (keys, problem) in [
+        ("weights = { 0 = 0, 1 = 0 }", "every worker of the group has weight 0"),
+        ("workers = 0", "the number of workers is out of range"),
+        ("workers = 5000", "the number of workers is out of range"),
+        ("workers = 2\nweights = { 2 = 1 }", "worker 2 has a weight but is not in the group"),
+    ] {
+        let told = problems(&format!("version = 1\n[groups.g]\n{keys}\n"), &files(&[]));
+        assert!(told.contains(problem), "{keys}: {told}");
+    }
+}
+
+/// The warnings about a policy with these lines, whose group `g` has these keys.
+fn cautions(keys: &str, lines: &str) -> Vec<String> {
+    let text = format!("version = 1\n{lines}\n[groups.g]\nworkers = \"all\"\n{keys}\n");
+    let (_, warnings) =
+        with(&text, &files(&[]), &LoadOptions::default()).unwrap_or_else(|bad| panic!("{bad}"));
+    warnings.into_iter().map(|warning| warning.message).collect()
+}
+
+#[test]
+fn policies_that_part_packets_or_cut_the_host_off_are_warned_of() {
+    let to_group = |matches: &str| {
+        format!("rules = [{{ name = \"x\", match = {{ {matches} }}, action = {{ steer = \"g\" }} }}]")
+    };
+    let drop = "default = \"drop\"\n".to_owned() + &to_group("vlan = 7");
+    for (keys, lines, wanted) in [
+        ("", to_group("fragment = 'any'"), "hashes ports, which fragments do not have"),
+        ("symmetric = true", to_group("vxlan_vni = 7"), "hashes the ports of the tunnel"),
+        ("", drop.clone(), "also drops what the host needs"),
+    ] {
+        let found = cautions(keys, &lines);
+        assert!(found.len() == 1 && found[0].contains(wanted), "{lines}: {found:?}");
+    }
+    for (keys, lines) in [
+        ("hash = 'l3'", to_group("fragment = 'any'")),
+        ("", to_group("fragment = 'none'")),
+        ("", to_group("dst_port = 53")),
+        ("", to_group("vxlan_vni = 7")),
+        ("hash = 'l3'\nsymmetric = true", to_group("vxlan_vni = 7")),
+        ("", format!("protect = {{}}\n{drop}")),
+    ] {
+        assert_eq!(cautions(keys, &lines), Vec::<String>::new(), "{lines}");
+    }
+}

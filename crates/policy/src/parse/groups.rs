@@ -1,7 +1,7 @@
 //! `[groups.NAME]`: the workers of a group and how packets are spread over them. Whether the workers exist is checked when
 //! compiling, because a policy does not define them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use packet::{HashFields, RssKey};
 use program::GroupId;
@@ -20,6 +20,8 @@ use super::sinks::Sinks;
 #[derive(Default)]
 pub(super) struct Groups {
     pub(super) list: Vec<GroupDefinition>,
+    /// Those whose text has `symmetric = true`.
+    pub(super) symmetry_asked: BTreeSet<GroupId>,
     index: BTreeMap<String, GroupId>,
     names: Names,
 }
@@ -43,6 +45,11 @@ impl Groups {
                 }
                 self.index.insert(name.to_owned(), GroupId::of(self.list.len()));
                 // A group with errors counts as known, so that rules that name it are not reported, too.
+                let asked =
+                    value.get_ref().as_table().and_then(|table| table.get("symmetric")?.get_ref().as_bool());
+                if asked == Some(true) {
+                    self.symmetry_asked.insert(GroupId::of(self.list.len()));
+                }
                 self.list.push(group(reader, key, value, sinks));
             }
         }
@@ -110,6 +117,10 @@ fn group(reader: &mut Reader, key: &Key<'_>, value: &Value<'_>, sinks: &Sinks) -
         group.sinks = sinks.list_of(reader, value);
     }
     if let (Workers::Listed(workers), size) = (&group.workers, group.table_size) {
+        if workers.iter().all(|share| share.weight == 0) {
+            let hint = "give at least one worker a weight above 0";
+            reader.error_with(key.span(), "every worker of the group has weight 0", "no shares", hint);
+        }
         if workers.len() > size.unwrap_or(MAX_TABLE_SIZE) as usize {
             let message = format!("{} workers do not fit into the table", workers.len());
             let span = table.get("table_size").map_or(key.span(), Spanned::span);
@@ -135,7 +146,7 @@ fn members(reader: &mut Reader, key: &Key<'_>, table: &Table<'_>) -> Option<Work
     };
     match (listed, table.get("weights")) {
         (None, None) => {
-            let hint = "write workers = \"all\", workers = [0, 1] or weights = { 0 = 2, 1 = 1 }";
+            let hint = "write workers = \"all\", workers = 2, workers = [0, 1] or weights = { 0 = 2, 1 = 1 }";
             reader.error_with(key.span(), "the group has no workers", "no workers", hint);
             None
         }
@@ -162,13 +173,19 @@ fn members(reader: &mut Reader, key: &Key<'_>, table: &Table<'_>) -> Option<Work
     }
 }
 
+/// `"all"`, a list of workers, or how many of the first workers.
 fn workers(reader: &mut Reader, value: &Value<'_>) -> Option<Workers> {
     if value.get_ref().as_str() == Some("all") {
         return Some(Workers::All);
     }
+    if integer_of(value).is_some() {
+        let count = reader.integer(value, "the number of workers", 1, MAX_WORKER + 1)?;
+        let share = |worker| WorkerShare { worker, weight: 1, place: reader.place(value.span()) };
+        return Some(Workers::Listed((0..count).map(share).collect()));
+    }
     let Some(array) = value.get_ref().as_array() else {
         let label = format!("this is of type {}", value.get_ref().type_str());
-        let message = "`workers` must be \"all\" or a list of numbers";
+        let message = "`workers` must be \"all\", a number or a list of numbers";
         reader.error_with(value.span(), message, label, listed_workers(value));
         return None;
     };
@@ -185,22 +202,16 @@ fn workers(reader: &mut Reader, value: &Value<'_>) -> Option<Workers> {
     (!listed.is_empty()).then_some(Workers::Listed(listed))
 }
 
-/// A hint for `4`, `"4"`, `"0-3"` or `"0,1"`. A single number may be meant as the count of workers or as the number of
-/// one.
+/// A hint for `"4"`, `"0-3"` or `"0,1"`. A single number may be meant as the count of workers or as the number of one.
 fn listed_workers(value: &Value<'_>) -> String {
     /// The longest list that a hint writes out.
     const SHOWN: u32 = 16;
-    let text = match (integer_of(value), value.get_ref().as_str()) {
-        (Some(number), _) => number.to_string(),
-        (None, text) => text.unwrap_or_default().trim().to_owned(),
-    };
+    let text = value.get_ref().as_str().unwrap_or_default().trim();
     if let Ok(number) = text.parse::<u32>() {
         let which = format!("[{number}] for worker number {number} alone, \"all\" for every worker");
         return match number {
             0 => format!("write {which}"),
-            1 => format!("write [0] for one worker, {which}"),
-            2..=SHOWN => format!("write {:?} for {number} workers, {which}", (0..number).collect::<Vec<_>>()),
-            _ => format!("write [0, 1, ..., {}] for {number} workers, {which}", number - 1),
+            _ => format!("write {number} for so many workers, {which}"),
         };
     }
     let numbers: Option<Vec<u32>> = match text.split_once('-') {
@@ -234,7 +245,7 @@ fn weights(reader: &mut Reader, value: &Value<'_>) -> Option<Vec<WorkerShare>> {
             );
             continue;
         };
-        let Some(weight) = reader.integer(value, "a weight", 1, MAX_WEIGHT) else { continue };
+        let Some(weight) = reader.integer(value, "a weight", 0, MAX_WEIGHT) else { continue };
         add(reader, &mut listed, WorkerShare { worker, weight, place: reader.place(key.span()) });
     }
     listed.sort_by_key(|share| share.worker);

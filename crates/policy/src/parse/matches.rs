@@ -77,6 +77,10 @@ impl Fields<'_> {
             }
         }
         self.repetitions(&spans);
+        if spans.contains_key("family") && matches.family.is_none() && !matches.needs_ip() {
+            // Both versions: any packet with an IP header has a protocol.
+            matches.set(Field::Protocol, RangeSet::of(vec![(0, u8::MAX.into())]));
+        }
         if self.reader.diagnostics.error_count() == before {
             conflicts::check(self.reader, &matches, &spans);
             conflicts::warn(self.reader, &matches, &spans);
@@ -119,10 +123,7 @@ impl Fields<'_> {
             "dst_mac" => matches.dst_mac = self.macs(value, key),
             "vlan" => self.vlan(value, Field::VlanId, matches),
             "inner_vlan" => self.vlan(value, Field::InnerVlanId, matches),
-            "family" => {
-                let words = [("ipv4", Family::V4), ("ipv6", Family::V6)];
-                matches.family = word(self.reader, value, key, &words);
-            }
+            "family" => matches.family = self.family(value, key),
             "src" => matches.src = self.addresses(value, key),
             "dst" => matches.dst = self.addresses(value, key),
             "traffic_class" => self.number(value, key, Field::Tos, matches),
@@ -144,6 +145,20 @@ impl Fields<'_> {
                 }
             }
         }
+    }
+
+    /// One IP version, or a list; `None` also for both.
+    fn family(&mut self, value: &Value<'_>, key: &str) -> Option<Family> {
+        let words = [("ipv4", Family::V4), ("ipv6", Family::V6)];
+        let Some(array) = value.get_ref().as_array() else { return word(self.reader, value, key, &words) };
+        if array.is_empty() {
+            let hint = format!("leave `{key}` out for any packet");
+            self.reader.error_with(value.span(), format!("`{key}` is an empty list"), "no values", hint);
+        }
+        let mut versions = array.iter().filter_map(|item| word(self.reader, item, key, &words));
+        let first = versions.next();
+        let is_only = versions.all(|version| Some(version) == first);
+        first.filter(|_| is_only)
     }
 
     /// Reads a field whose values are numbers or named bits.

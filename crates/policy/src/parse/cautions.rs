@@ -1,0 +1,70 @@
+//! Warnings that take the whole policy: valid, but probably not what its author wants.
+
+use std::collections::BTreeSet;
+
+use packet::HashFields;
+use program::{Fragments, GroupId};
+
+use crate::policy::{Action, GroupDefinition, Policy, RuleDefinition, Workers};
+
+use super::reader::Reader;
+
+/// The hash fields that fragments do not have.
+const PORTS: HashFields = HashFields::TCP.union(HashFields::UDP);
+
+/// Warns of a `default` that may cut the host off, and of groups that part what belongs together.
+pub(super) fn warn(reader: &mut Reader, policy: &Policy, symmetry_asked: &BTreeSet<GroupId>) {
+    if policy.default_given && policy.default == Action::Drop && policy.protect.is_none() {
+        let message =
+            "`default = \"drop\"` also drops what the host needs: ARP, neighbour discovery, DHCP, SSH";
+        let hint = "add a [protect] table, which lists the packets that must reach the host";
+        reader.push(policy.default_place.warning(message, "all unmatched packets").hint(hint));
+    }
+    for rule in &policy.rules {
+        let (Action::Steer(group) | Action::Copy(group)) = rule.action else { continue };
+        let is_symmetric = symmetry_asked.contains(&group);
+        let Some(group) = policy.groups.get(group.index()).filter(|group| has_choice(group)) else {
+            continue;
+        };
+        if let Some((message, hint)) = parted(rule, group, is_symmetric) {
+            reader.push(rule.place.warning(message, "these packets").hint(hint));
+        }
+    }
+}
+
+/// Whether packets of the group can reach different workers, and ports are among what decides.
+fn has_choice(group: &GroupDefinition) -> bool {
+    let has_workers = match &group.workers {
+        Workers::All => true,
+        Workers::Listed(listed) => listed.iter().filter(|share| share.weight > 0).count() > 1,
+    };
+    has_workers && group.fields.intersects(PORTS)
+}
+
+/// What packets of the rule the group parts from the rest of their flow. Only of rules that are about such packets: most
+/// groups hash ports, and most traffic is neither fragmented nor tunnelled. The source port of VXLAN differs between the
+/// directions of a connection inside (RFC 7348, 5), which matters where the text asks for symmetry.
+fn parted(
+    rule: &RuleDefinition,
+    group: &GroupDefinition,
+    is_symmetric: bool,
+) -> Option<(String, &'static str)> {
+    let (matches, name) = (&rule.matches, &group.name);
+    let with_fragments = |set: Fragments| !set.is_all() && set.intersects(Fragments::PIECES);
+    if matches.fragment.is_some_and(with_fragments) {
+        let message = format!(
+            "the group `{name}` hashes ports, which fragments do not have: they may reach another worker than the rest \
+             of their flow"
+        );
+        return Some((message, "write hash = \"l3\" in the group, so that addresses alone decide"));
+    }
+    let is_vxlan = matches.values().any(|(field, _)| field.row().header == packet::Header::Vxlan);
+    if is_vxlan && is_symmetric {
+        let message = format!(
+            "the group `{name}` is symmetric, but hashes the ports of the tunnel: both directions of a connection inside \
+             may reach different workers"
+        );
+        return Some((message, "write hash = \"l3\", so that all packets of a tunnel reach one worker"));
+    }
+    None
+}
