@@ -1,4 +1,4 @@
-//! Importing any text as ClassBench or ethtool listing gives a policy that parses, within a bounded time.
+//! Importing any text as ClassBench, ethtool or nftables listing gives a policy that parses, within a bounded time.
 #![no_main]
 
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ const TEXT_TIME: Duration = Duration::from_secs(5);
 
 fuzz_target!(|text: &str| {
     let started = Instant::now();
-    for imported in [import::ethtool(text), import::classbench(text)] {
+    for imported in [import::ethtool(text), import::classbench(text), import::nft(text)] {
         let source = Source::new("imported.toml", imported.policy_toml);
         assert!(policy::parse(&source, &NoFiles).is_ok(), "{source:?}");
     }

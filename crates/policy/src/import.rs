@@ -1,9 +1,10 @@
-//! Conversion of the rules of other tools into a policy: ClassBench filter sets ([`classbench`]), and the output of
-//! `ethtool -n` and `ethtool --show-rxfh` ([`ethtool`]). Pure functions of text whose result is always a valid policy;
+//! Conversion of the rules of other tools into a policy: ClassBench filter sets ([`classbench`]), the output of
+//! `ethtool -n` and `ethtool --show-rxfh` ([`ethtool`]), and rule sets of nftables ([`nft`]). Pure functions of text whose result is always a valid policy;
 //! unsupported input is left out and noted with its line.
 
 mod classbench;
 mod ethtool;
+mod nft;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,6 +14,7 @@ use program::Word;
 
 pub use classbench::{ClassBench, classbench, classbench_with};
 pub use ethtool::ethtool;
+pub use nft::nft;
 
 /// A policy converted from something else.
 #[derive(Clone, Debug, PartialEq, Eq)]

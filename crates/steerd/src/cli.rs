@@ -244,6 +244,8 @@ pub(crate) enum Import {
     Classbench,
     /// The output of `ethtool -n` and `ethtool --show-rxfh`.
     Ethtool,
+    /// The output of `nft -j list ruleset`.
+    Nft,
 }
 
 #[derive(Debug, Args)]

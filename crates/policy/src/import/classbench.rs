@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use packet::{TCP_FLAGS, flag_pattern};
+use packet::{IpProtocol, TCP_FLAGS, flag_pattern};
 use program::MAX_RULES;
 
 use super::{Imported, Keys, Note, line_number, masked_addresses, masked_ranges, quoted, rule};
@@ -12,7 +12,7 @@ use super::{Imported, Keys, Note, line_number, masked_addresses, masked_ranges, 
 /// Options for reading a filter set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassBench {
-    /// Whether the flags column of TCP filters becomes `tcp_flags`, which devices cannot match and workers evaluate.
+    /// Whether the flags column becomes TCP flags and ICMP types, which devices cannot match and workers evaluate.
     pub tcp_flags: bool,
 }
 
@@ -173,6 +173,13 @@ impl Filter {
         let (value, mask) = self.flags;
         if mask == 0 {
             return;
+        }
+        let version_protocol = if self.src.0.is_ipv4() { ICMP } else { ICMPV6 };
+        if let Some(protocol) = only.filter(|protocol| *protocol == version_protocol && mask & 0xff == 0)
+            && let Some(ranges) = masked_ranges((value >> 8).into(), (mask >> 8).into(), u8::BITS)
+            && options.tcp_flags
+        {
+            return keys.ranges(&format!("{}_type", IpProtocol(protocol)), &ranges);
         }
         let what = match only {
             Some(TCP) if mask & 0xff == 0 && options.tcp_flags => {

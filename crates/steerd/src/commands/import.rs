@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use policy::Unreadable;
-use policy::import::{Imported, classbench, ethtool};
+use policy::import::{Imported, classbench, ethtool, nft};
 use serde::Serialize;
 
 use crate::cli::{Format, Import, ImportArgs};
@@ -37,6 +37,7 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Error> {
     let Imported { policy_toml, notes } = match args.kind {
         Import::Classbench => classbench(&input.text),
         Import::Ethtool => ethtool(&input.text),
+        Import::Nft => nft(&input.text),
     };
     if args.format == Format::Json {
         let place = |note: &policy::import::Note| {
