@@ -311,6 +311,21 @@ mod tests {
     }
 
     #[test]
+    fn classes_share_one_list_of_steps() {
+        let rules = rules();
+        let (deciding, mut overlaps) = (Deciding::of(&rules), Overlaps::of(&rules));
+        let default = Outcome { rule: RuleId::of(rules.len()), verdict: Verdict::Kernel };
+        for id in (0..rules.len()).map(RuleId::of).filter(|id| rules[id.index()].is_hybrid()) {
+            let Decide::Software(steps, _) = decide(&rules, &deciding, &mut overlaps, id, default) else {
+                panic!("{id}: a hybrid rule is decided by the device");
+            };
+            assert!(Arc::ptr_eq(steps.list(), &deciding.list), "{id}");
+            let later = overlaps.after(&rules, id).rules;
+            assert!(steps.iter().map(|step| step.rule).eq([id].into_iter().chain(later)), "{id}");
+        }
+    }
+
+    #[test]
     fn without_comparisons_no_rule_is_missed() {
         let rules = rules();
         let (mut full, mut spent) = (Overlaps::of(&rules), Overlaps::of(&rules));
