@@ -3,17 +3,20 @@
 
 use std::collections::{HashMap, HashSet};
 
+use device_model::DeviceProfile;
 use policy::policy::Action;
 use program::{
     CLASSES_MAX, Class, ClassId, DEFAULT_RULE, Decide, Flow, FlowAction, FlowKind, Outcome, Program, QueueId,
-    Rule, RuleId, UndecidedKey,
+    Rule, RuleId, UndecidedKey, UndecidedReason,
 };
 
 use super::Job;
 use super::assign_priorities::{Assigned, Prioritized};
 use super::classes::{Deciding, MAX_STEPS_IN_ALL, decide};
 use super::cover::{CoveredRule, verdict};
-use super::diagnostics::{BY_EARLIER_RULES, LimitProblem, NO_DROP, Problems, hybrid_reason};
+use super::diagnostics::{
+    BY_EARLIER_RULES, LimitProblem, NO_DROP, ORDER, Problems, hybrid_reason, order_reason,
+};
 use super::emit;
 use super::lower::{Candidate, Lowered, LoweredAction};
 use super::place::{Placed, Placement};
@@ -35,9 +38,9 @@ pub(super) fn assemble(
     let mut flow_counts = vec![0u32; placed.rules.len() + 1];
     flows.iter().for_each(|flow| flow_counts[flow.rule.index()] += 1);
     let untagged = match lowered.sniffer {
-        Some((rule, _)) if job.profile.has_tags() => class_of[rule.index()],
+        Some((rule, _)) if job.profile.has_tags() => class_of[rule.index()][0],
         _ if job.profile.has_tags() => None,
-        _ => class_of[placed.rules.len()],
+        _ => class_of[placed.rules.len()][0],
     };
     let queues = lowered.queues.into_iter().zip(&queue_of);
     Some(Program {
@@ -79,14 +82,14 @@ fn flows(
     lowered: &Lowered,
     assigned: &Assigned,
     queue_of: &[Option<QueueId>],
-    class_of: &[Option<ClassId>],
+    class_of: &[ClassesOfRule],
 ) -> Vec<Flow> {
     let reading = emit::Reading::of(job.profile);
     let mut flows = Vec::with_capacity(assigned.flows.len() + 1);
     let mut seen = HashSet::new();
     flows.extend(assigned.flows.iter().filter_map(|Prioritized { id, priority }| {
-        let candidate @ Candidate { cube, rule, traps, .. } = lowered.candidate(*id);
-        let action = match (lowered.action(*id), class_of[rule.index()]) {
+        let candidate @ Candidate { cube, rule, traps, is_compared, .. } = lowered.candidate(*id);
+        let action = match (lowered.action(*id), class_of[rule.index()][usize::from(*is_compared)]) {
             (LoweredAction::Steer(queue), Some(class)) => {
                 FlowAction::Steer { queue: queue_of[queue.index()].unwrap_or(queue), class }
             }
@@ -105,7 +108,7 @@ fn flows(
         Some(Flow { rule: *rule, priority: hardware_priority(*priority), kind, specs, inner_from, action })
     }));
     if let Some((rule, queue)) = lowered.sniffer
-        && let (Some(queue), Some(class)) = (queue_of[queue.index()], class_of[rule.index()])
+        && let (Some(queue), Some(class)) = (queue_of[queue.index()], class_of[rule.index()][0])
     {
         let action = FlowAction::Steer { queue, class };
         let (kind, specs) = (FlowKind::Sniffer, Vec::new());
@@ -119,10 +122,13 @@ fn hardware_priority(priority: u32) -> u16 {
     u16::try_from(priority).unwrap_or(u16::MAX - 1)
 }
 
-/// The class of each rule, the default's last, and the classes by number; numbers without a class are `None`.
-type Numbered = (Vec<Option<ClassId>>, Vec<Option<Class>>);
+/// The class of a rule's flows, and that of its compared flows.
+type ClassesOfRule = [Option<ClassId>; 2];
 
-/// The class of each rule with a flow to a worker, and the classes.
+/// The classes of each rule, the default's last, and the classes by number; numbers without a class are `None`.
+type Numbered = (Vec<ClassesOfRule>, Vec<Option<Class>>);
+
+/// The classes of each rule with a flow to a worker, and all classes.
 fn number_classes(
     job: &Job<'_>,
     placed: &mut Placed,
@@ -132,39 +138,45 @@ fn number_classes(
 ) -> Option<Numbered> {
     let default = placed.rules.len();
     let has_tags = job.profile.has_tags();
-    let mut steers = vec![false; default + 1];
+    let mut steers = vec![[false; 2]; default + 1];
     for Prioritized { id, .. } in &assigned.flows {
-        steers[lowered.candidate(*id).rule.index()] |= matches!(lowered.action(*id), LoweredAction::Steer(_));
+        let Candidate { rule, is_compared, .. } = lowered.candidate(*id);
+        steers[rule.index()][usize::from(*is_compared)] |=
+            matches!(lowered.action(*id), LoweredAction::Steer(_));
     }
     if let Some((rule, _)) = lowered.sniffer {
-        steers[rule.index()] = true;
+        steers[rule.index()][0] = true;
     }
     if !has_tags {
         // The one class of all packets is the default's.
-        let any = steers.contains(&true);
-        steers.fill(false);
-        steers[default] = any;
+        let any = steers.iter().flatten().any(|steers| *steers);
+        steers.fill([false; 2]);
+        steers[default][0] = any;
     }
     let decided = decide_rules(job, placed, &steers, problems)?;
     let name = |rule: RuleId| job.policy.rules.get(rule.index()).map_or(DEFAULT_RULE, |rule| &*rule.name);
-    let names: Vec<&str> = decided.iter().map(|(rule, _)| name(*rule)).collect();
+    let names: Vec<ClassName<'_>> =
+        decided.iter().map(|(class, compares)| (name(class.rule), *compares)).collect();
     let ids = stable_numbers(&names, job.previous);
-    let mut class_of = vec![None; default + 1];
+    let mut class_of = vec![[None; 2]; default + 1];
     let length = ids.iter().map(|id| id.index() + 1).max().unwrap_or(0);
     let mut classes: Vec<Option<Class>> = vec![None; length];
-    for ((rule, decide), id) in decided.into_iter().zip(ids) {
-        class_of[rule.index()] = Some(id);
-        classes[id.index()] = Some(Class { rule, decide });
+    for ((class, compares), id) in decided.into_iter().zip(ids) {
+        class_of[class.rule.index()][usize::from(compares)] = Some(id);
+        classes[id.index()] = Some(class);
     }
-    if !has_tags && let Some(only) = class_of[default] {
-        class_of = vec![Some(only); default + 1];
+    if !has_tags && let only @ Some(_) = class_of[default][0] {
+        class_of = vec![[only; 2]; default + 1];
     }
     Some((class_of, classes))
 }
 
-/// A number for each of these rules, by name.
-fn stable_numbers(rules: &[&str], previous: Option<&Program>) -> Vec<ClassId> {
-    let before: HashMap<&str, u32> = previous.map(classes_by_rule).unwrap_or_default();
+/// The rule of a class, and whether its packets are compared with earlier rules.
+type ClassName<'n> = (&'n str, bool);
+
+/// A number for each of these classes.
+fn stable_numbers(names: &[ClassName<'_>], previous: Option<&Program>) -> Vec<ClassId> {
+    let before: HashMap<ClassName<'_>, u32> = previous.map(classes_by_name).unwrap_or_default();
     let mut taken: HashSet<u32> = before.values().copied().collect();
     let mut next = 0..CLASSES_MAX;
     let mut fresh = move || {
@@ -172,32 +184,39 @@ fn stable_numbers(rules: &[&str], previous: Option<&Program>) -> Vec<ClassId> {
         taken.insert(id);
         id
     };
-    rules.iter().map(|rule| ClassId(before.get(rule).copied().unwrap_or_else(&mut fresh))).collect()
+    names.iter().map(|name| ClassId(before.get(name).copied().unwrap_or_else(&mut fresh))).collect()
 }
 
-fn classes_by_rule(program: &Program) -> HashMap<&str, u32> {
+fn classes_by_name(program: &Program) -> HashMap<ClassName<'_>, u32> {
     let classes = program.classes.iter().enumerate();
     let named = classes.filter_map(|(index, class)| {
-        let rule = program.rules.get(class.as_ref()?.rule.index())?;
-        Some((rule.name.as_str(), ClassId::of(index).0))
+        let class = class.as_ref()?;
+        let rule = program.rules.get(class.rule.index())?;
+        let first = if let Decide::Software(steps, _) = &class.decide { steps.first() } else { None };
+        let compares = first.is_some_and(|step| step.rule < class.rule);
+        Some(((rule.name.as_str(), compares), ClassId::of(index).0))
     });
     named.collect()
 }
 
-/// How packets of the flows of these rules are decided.
+/// The classes of flows that lead to a worker, each with whether its packets are compared with earlier rules.
 fn decide_rules(
     job: &Job<'_>,
     placed: &mut Placed,
-    steers: &[bool],
+    steers: &[[bool; 2]],
     problems: &mut Problems,
-) -> Option<Vec<(RuleId, Decide)>> {
+) -> Option<Vec<(Class, bool)>> {
     let default = default_outcome(job, placed);
     let mut decided = Vec::new();
     let deciding = Deciding::of(&placed.rules);
     let mut steps_in_all = 0;
-    for rule in (0..steers.len()).filter(|index| steers[*index]).map(RuleId::of) {
+    let both = steers.iter().enumerate().flat_map(|(rule, steers)| {
+        [false, true].into_iter().zip(steers).filter(|(_, steers)| **steers).map(move |(of, _)| (rule, of))
+    });
+    for (rule, compares) in both.map(|(rule, compares)| (RuleId::of(rule), compares)) {
+        let earlier = placed.earlier.get(&rule).filter(|_| compares);
         let decide = match job.profile.has_tags() {
-            true => decide(&placed.rules, &deciding, &mut placed.overlaps, rule, default),
+            true => decide(&placed.rules, &deciding, &mut placed.overlaps, rule, earlier, default),
             false => deciding.decide_all(default),
         };
         steps_in_all += if let Decide::Software(steps, _) = &decide { steps.len() } else { 0 };
@@ -205,7 +224,7 @@ fn decide_rules(
             problems.limit(rule, LimitProblem::Steps);
             return None;
         }
-        decided.push((rule, decide));
+        decided.push((Class { rule, decide }, compares));
     }
     Some(decided)
 }
@@ -222,7 +241,8 @@ fn rules(job: &Job<'_>, placed: &Placed, flows: &[u32], classes: &[Option<Class>
     }
     let mut listed: Vec<Rule> = Vec::with_capacity(rules.len() + 1);
     for (index, (definition, rule)) in job.policy.rules.iter().zip(rules).enumerate() {
-        let undecided: Vec<UndecidedKey> = rule.undecided().cloned().collect();
+        let order = order_note(placed, RuleId::of(index), job.profile);
+        let undecided: Vec<UndecidedKey> = rule.undecided().cloned().chain(order).collect();
         let has_flows = placements[index] != Placement::Nothing;
         // Without tags, workers test for all rules; a rule without flows gets packets only from the flows of earlier
         // hybrid rules.
@@ -248,22 +268,32 @@ fn rules(job: &Job<'_>, placed: &Placed, flows: &[u32], classes: &[Option<Class>
             sinks: job.policy.sinks_of(definition.action, definition.sinks.as_deref()).to_vec(),
         });
     }
+    let order = order_note(placed, RuleId::of(rules.len()), job.profile);
     let by_worker =
         job.policy.default == Action::Drop && matches!(placements.last(), Some(Placement::Steer(_)));
     listed.push(Rule {
         name: DEFAULT_RULE.to_owned(),
         action: default_outcome(job, placed).verdict,
         line: if job.policy.default_given { job.policy.default_place.line() } else { 0 },
-        placement: match by_worker {
-            true => program::Placement::Hybrid { reason: NO_DROP.to_owned() },
-            false => program::Placement::Hardware,
+        placement: match (by_worker, &order) {
+            (_, Some(note)) => program::Placement::Hybrid { reason: order_reason(job.policy, note) },
+            (true, None) => program::Placement::Hybrid { reason: NO_DROP.to_owned() },
+            (false, None) => program::Placement::Hardware,
         },
         count: true,
         flows: flows[rules.len()],
-        undecided: Vec::new(),
+        undecided: order.into_iter().collect(),
         sinks: job.policy.sinks_of(job.policy.default, None).to_vec(),
     });
     listed
+}
+
+/// That a rule is hybrid because the device has too few priorities.
+fn order_note(placed: &Placed, rule: RuleId, profile: &DeviceProfile) -> Option<UndecidedKey> {
+    let earlier =
+        placed.earlier.get(&rule).filter(|_| profile.has_tags() && placed.by_order.contains(&rule))?;
+    let why = UndecidedReason::Order { first: *earlier.first()?, rules: earlier.len() };
+    Some(UndecidedKey { key: ORDER.to_owned(), why })
 }
 
 /// Whether flows of an earlier hybrid rule may match packets of the rule.

@@ -2,7 +2,7 @@
 //! over several priorities, which is safe because flows of equal rank need no order. Flows that the device applies after
 //! all others share one priority of their own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use device_model::{DeviceProfile, PriorityTable};
 
@@ -82,7 +82,7 @@ pub(super) fn assign_priorities(
 ) -> Assigned {
     let mut ranked = kept.to_vec();
     // Within a rank, the policy's order stays.
-    ranked.sort_by_key(|Ranked { id, rank }| (*rank, *id));
+    ranked.sort_by_key(|Ranked { id, rank }| (*rank, candidates[id.index()].rule, *id));
     let Some(table) = profile.priority_table else {
         let priorities = ranked.last().map_or(0, |last| last.rank + 1);
         let flows =
@@ -175,42 +175,33 @@ fn shapes(candidates: &[Candidate], flows: &[CandidateId]) -> Vec<Vec<CandidateI
     shapes
 }
 
-/// Splits shapes into groups and fills one priority after another; a flow that is alone in its mask gets a single entry.
+/// Fills one priority after another: the most numerous masks left get its groups, and flows of the rarest masks its
+/// single entries. The device gives groups to the masks that come first, so those of groups precede the others.
 fn bins(shapes: &[Vec<CandidateId>], table: PriorityTable) -> Vec<Vec<CandidateId>> {
     let group_entries = table.group_entries.max(1) as usize;
     let groups_per_bin = table.groups.max(1) as usize;
     let singles_per_bin = (table.entries as usize).saturating_sub(groups_per_bin * group_entries);
-    let pieces = shapes.iter().flat_map(|flows| flows.chunks(group_entries));
-    let (groups, singles): (Vec<&[CandidateId]>, Vec<&[CandidateId]>) =
-        pieces.partition(|flows| flows.len() > 1);
-    let mut bins: Vec<Bin> = groups.chunks(groups_per_bin).map(Bin::of).collect();
-    let mut filled = 0;
-    for single in singles {
-        while bins.get(filled).is_some_and(|bin| bin.groups + bin.singles >= groups_per_bin + singles_per_bin)
-        {
-            filled += 1;
+    let mut left: Vec<&[CandidateId]> = shapes.iter().flat_map(|flows| flows.chunks(group_entries)).collect();
+    left.sort_by_key(|flows| std::cmp::Reverse(flows.len()));
+    let mut left = VecDeque::from(left);
+    let mut bins = Vec::new();
+    while !left.is_empty() {
+        let groups = left.len().min(groups_per_bin);
+        let mut bin: Vec<CandidateId> = left.drain(..groups).flatten().copied().collect();
+        let (mut singles, mut rare) = (singles_per_bin, Vec::new());
+        while let Some(flows) = left.pop_back() {
+            let (now, later) = flows.split_at(flows.len().min(singles));
+            rare.push(now);
+            singles -= now.len();
+            if !later.is_empty() {
+                left.push_back(later);
+                break;
+            }
         }
-        if filled == bins.len() {
-            bins.push(Bin::of(&[]));
-        }
-        bins[filled].flows.extend_from_slice(single);
-        bins[filled].singles += 1;
+        bin.extend(rare.into_iter().rev().flatten());
+        bins.push(bin);
     }
-    bins.into_iter().map(|bin| bin.flows).collect()
-}
-
-/// One priority.
-struct Bin {
-    flows: Vec<CandidateId>,
-    groups: usize,
-    /// Flows alone in their mask: in an unused group, or in a single entry.
-    singles: usize,
-}
-
-impl Bin {
-    fn of(groups: &[&[CandidateId]]) -> Self {
-        Self { flows: groups.concat(), groups: groups.len(), singles: 0 }
-    }
+    bins
 }
 
 #[cfg(test)]
@@ -229,13 +220,16 @@ mod tests {
     #[test]
     fn six_masks_and_single_flows_share_a_priority() {
         assert_eq!(sizes(&[4, 3, 2]), [9]);
-        assert_eq!(sizes(&[2; 7]), [12, 2]);
+        assert_eq!(sizes(&[2; 7]), [14]);
+        assert_eq!(sizes(&[2; 8]), [14, 2]);
+        assert_eq!(sizes(&[3; 7]), [20, 1]);
         assert_eq!(sizes(&[2, 2, 2, 2, 2, 2, 1, 1]), [14]);
         assert_eq!(sizes(&[2, 2, 2, 2, 2, 2, 1, 1, 1]), [14, 1]);
         assert_eq!(sizes(&[1; 9]), [8, 1]);
         // A mask of more flows than a group has is several groups.
         assert_eq!(sizes(&[25]), [25]);
-        assert_eq!(sizes(&[26]), [24, 2]);
+        assert_eq!(sizes(&[26]), [26]);
+        assert_eq!(sizes(&[29]), [26, 3]);
         assert_eq!(sizes(&[]), [0; 0]);
     }
 }

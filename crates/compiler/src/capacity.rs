@@ -20,7 +20,7 @@ use super::mask_index::ByMask;
 use super::order::{Ranked, Ranking};
 
 /// Specs beside which a flow carries two actions: the tag or drop, and a counter.
-const ACTION_SPECS: u32 = 2;
+pub(super) const ACTION_SPECS: u32 = 2;
 
 /// Refuses flows that the device has no room for, before they are written out. `previous` is counted in: a reload has
 /// both programs on the device.

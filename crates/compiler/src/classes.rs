@@ -9,6 +9,7 @@
 //! tests more rules than it must, and decides the same.
 
 use std::cell::Cell as Counter;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use policy::policy::Action;
@@ -59,25 +60,48 @@ impl Deciding {
     }
 }
 
-/// How the packets of the flows of a rule are decided; `default` is for unmatched packets.
+/// How the packets of the flows of a rule are decided; `default` is for unmatched packets. Packets may belong to the
+/// `earlier` rules, if there are some.
 pub(super) fn decide(
     rules: &[CoveredRule],
     deciding: &Deciding,
     overlaps: &mut Overlaps,
     id: RuleId,
+    earlier: Option<&BTreeSet<RuleId>>,
     default: Outcome,
 ) -> Decide {
-    let Some(rule) = rules.get(id.index()) else { return Decide::Exact(default) };
-    if !rule.is_hybrid() {
-        return Decide::Exact(rule.outcome(id));
-    }
-    if !rule.decides() {
-        let excess = Outcome { rule: id, verdict: Verdict::Filtered };
-        return Decide::Software(vec![rule.step(id)].into(), excess);
-    }
-    let Later { rules: later, otherwise } = overlaps.after(rules, id);
-    let steps = deciding.steps([id].into_iter().chain(later));
-    Decide::Software(steps, otherwise.map_or(default, |id| rules[id.index()].outcome(id)))
+    let (own, otherwise) = match rules.get(id.index()) {
+        None => (Vec::new(), default),
+        Some(rule) if !rule.is_hybrid() => (Vec::new(), rule.outcome(id)),
+        Some(rule) if !rule.decides() => {
+            let excess = Outcome { rule: id, verdict: Verdict::Filtered };
+            return Decide::Software(vec![rule.step(id)].into(), excess);
+        }
+        Some(_) => {
+            let Later { rules: later, otherwise } = overlaps.after(rules, id);
+            let otherwise = otherwise.map_or(default, |id| rules[id.index()].outcome(id));
+            ([id].into_iter().chain(later).collect(), otherwise)
+        }
+    };
+    let earlier = earlier.filter(|earlier| !earlier.is_empty());
+    let before = earlier.into_iter().flat_map(|earlier| with_following(rules, earlier, id));
+    let steps = deciding.steps(before.chain(own));
+    if steps.is_empty() { Decide::Exact(otherwise) } else { Decide::Software(steps, otherwise) }
+}
+
+/// The earlier rules, with those that follow a hybrid one of them: the cubes of that one cover packets which may belong
+/// to these.
+fn with_following<'r>(
+    rules: &'r [CoveredRule],
+    earlier: &'r BTreeSet<RuleId>,
+    id: RuleId,
+) -> impl Iterator<Item = RuleId> + 'r {
+    let hybrid = earlier.iter().find(|rule| rules[rule.index()].is_hybrid()).copied().unwrap_or(id);
+    let meets = move |other: &CoveredRule| {
+        other.decides() && rules.get(id.index()).is_none_or(|rule| rule.may_overlap_with(other))
+    };
+    let following = (hybrid.index()..id.index()).filter(move |index| meets(&rules[*index])).map(RuleId::of);
+    earlier.range(..hybrid).copied().chain(following)
 }
 
 /// Every outcome that the class may decide.

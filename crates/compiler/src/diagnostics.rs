@@ -613,6 +613,25 @@ pub(crate) const BY_EARLIER_RULES: &str =
 /// Why a default that drops is hybrid.
 pub(crate) const NO_DROP: &str = "the device cannot drop; a worker drops";
 
+/// What a worker decides of a rule that overlaps more earlier ones than the device can order; in place of a key.
+pub(crate) const ORDER: &str = "order";
+
+/// Why a rule, or the default, is hybrid by its [`ORDER`].
+pub(crate) fn order_reason(policy: &Policy, note: &UndecidedKey) -> String {
+    let name = |rule: RuleId| policy.rules.get(rule.index()).map_or(DEFAULT_RULE, |rule| rule.name.as_str());
+    match note.why {
+        UndecidedReason::Order { first, rules } => {
+            let more = if rules > 1 { format!(" and {} more", rules - 1) } else { String::new() };
+            format!(
+                "{} (the device has too few priorities to put `{}`{more} before it)",
+                note.key,
+                name(first)
+            )
+        }
+        why => format!("{} ({})", note.key, why.words()),
+    }
+}
+
 /// Why a worker finishes a rule, in a line.
 pub(crate) fn hybrid_reason(
     policy: &Policy,
@@ -626,6 +645,7 @@ pub(crate) fn hybrid_reason(
         UndecidedReason::KernelException { by, inseparable } => {
             format!("{} (`{}` {})", note.key, name(by), inseparable.words())
         }
+        UndecidedReason::Order { .. } => order_reason(policy, note),
         why => format!("{} ({})", note.key, why.words()),
     };
     let keys: Vec<String> = undecided.iter().map(reason).collect();

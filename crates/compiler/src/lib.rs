@@ -8,6 +8,7 @@
 //! | `place` | rules | what their flows do: hardware, worker, or no flow |
 //! | `lower` | rules | candidates: a cube, its rule and its action, one for each hash variant |
 //! | `order` | candidates | candidates with ranks, by overlap |
+//! | `limit_ranks` | ranked candidates | the same with fewer ranks, where the device has few priorities |
 //! | `merge_masks` | ranked candidates | the same with fewer masks, where the device has room for few |
 //! | `assign_priorities` | ranks | priorities of the device |
 //! | `assemble` | prioritized candidates | the program: flow specs (`emit`), queues, classes (`classes`) |
@@ -44,6 +45,7 @@ mod emit;
 mod expand;
 mod groups;
 mod legalize;
+mod limit_ranks;
 mod lost;
 mod lower;
 mod mask_index;
@@ -53,6 +55,8 @@ mod place;
 mod report;
 mod subtract;
 
+use std::collections::BTreeSet;
+
 use device_model::DeviceProfile;
 use packet::cube;
 use policy::{Diagnostics, Policy};
@@ -60,6 +64,7 @@ use program::Program;
 
 use classes::Overlaps;
 use diagnostics::Problems;
+use limit_ranks::{Earlier, Limits};
 use place::Placed;
 
 pub use capacity::{Capacity, CapacityRow, PriorityUse, reload_conflict};
@@ -108,6 +113,14 @@ struct Refused {
     has_split: Option<bool>,
 }
 
+/// Where compiling ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Before there were flows.
+    Rules,
+    Flows,
+}
+
 impl Job<'_> {
     /// Compiles. If flows were split for exceptions and the program does not fit, compiles again without splitting.
     pub(crate) fn compile(&self) -> Result<Program, Problems> {
@@ -132,35 +145,55 @@ impl Job<'_> {
             return Err(Refused { problems, has_split: None });
         }
         let exceptions = subtract::subtract(self, &mut rules, may_split);
-        let mut overlaps = Overlaps::of(&rules);
-        let placements = place::place(self, &rules, &exceptions, &mut overlaps, &mut problems);
-        if !problems.is_empty() {
-            return Err(Refused { problems, has_split: None });
-        }
-        let has_split = Some(exceptions.has_split);
-        let placed = Placed { groups, rules, exceptions, overlaps, placements };
-        match self.write(placed, &mut problems).filter(|_| problems.is_empty()) {
-            Some(program) => Ok(program),
-            None => Err(Refused { problems, has_split }),
-        }
+        let overlaps = Overlaps::of(&rules);
+        let has_split = exceptions.has_split;
+        let (earlier, by_order, placements) = (Earlier::new(), BTreeSet::new(), Vec::new());
+        let placed = Placed { groups, rules, exceptions, overlaps, earlier, by_order, placements };
+        self.write(placed, &mut problems).map_err(|stage| {
+            let has_split = (stage == Stage::Flows).then_some(has_split);
+            Refused { problems, has_split }
+        })
     }
 
-    /// The passes from rules that are placed to the program.
-    fn write(&self, placed: Placed, problems: &mut Problems) -> Option<Program> {
-        let mut lowered = lower::lower(self, &placed, problems);
-        if !problems.is_empty() {
-            return None;
+    /// The passes from cubes to the program. Where there are too few priorities, some are repeated: with a worker for
+    /// rules that drop and become hybrid, and with fewer ranks if one rank takes several priorities.
+    fn write(&self, mut placed: Placed, problems: &mut Problems) -> Result<Program, Stage> {
+        let offered = self.profile.priorities_per_program();
+        let mut limits = Limits::of(self.profile);
+        loop {
+            let Placed { rules, exceptions, overlaps, earlier, by_order, .. } = &mut placed;
+            placed.placements = place::place(self, rules, exceptions, overlaps, earlier, by_order, problems);
+            if !problems.is_empty() {
+                return Err(Stage::Rules);
+            }
+            let mut lowered = lower::lower(self, &placed, problems);
+            if !problems.is_empty() {
+                return Err(Stage::Flows);
+            }
+            let mut ranking = order::order(&lowered.candidates);
+            let limited = limit_ranks::limit_ranks(self.profile, &mut lowered, &mut ranking, limits);
+            let pieces = limited.pieces;
+            if placed.needs_workers(limited) {
+                continue;
+            }
+            let ranks = ranking.ranks();
+            merge_masks::merge_masks(self.profile, &mut lowered, &mut ranking);
+            let assigned =
+                assign_priorities::assign_priorities(&lowered.candidates, &ranking.kept, self.profile);
+            if assigned.priorities > offered
+                && let Some(narrowed) = limits.narrowed(pieces, ranks, assigned.priorities)
+            {
+                limits = narrowed;
+                continue;
+            }
+            capacity::refuse_flows(self, &lowered, &ranking, &assigned, problems);
+            if !problems.is_empty() {
+                return Err(Stage::Flows);
+            }
+            let program = assemble::assemble(self, placed, lowered, &assigned, problems);
+            program.iter().for_each(|program| capacity::refuse_program(self, program, problems));
+            return program.filter(|_| problems.is_empty()).ok_or(Stage::Flows);
         }
-        let mut ranking = order::order(&lowered.candidates);
-        merge_masks::merge_masks(self.profile, &mut lowered, &mut ranking);
-        let assigned = assign_priorities::assign_priorities(&lowered.candidates, &ranking.kept, self.profile);
-        capacity::refuse_flows(self, &lowered, &ranking, &assigned, problems);
-        if !problems.is_empty() {
-            return None;
-        }
-        let program = assemble::assemble(self, placed, lowered, &assigned, problems)?;
-        capacity::refuse_program(self, &program, problems);
-        Some(program)
     }
 }
 

@@ -34,6 +34,15 @@ pub(super) struct Candidate {
     pub(super) action: ActionId,
     /// Whether packets go no further; otherwise they are copied.
     pub(super) traps: bool,
+    /// Whether a worker compares its packets with earlier rules, because the device has too few priorities.
+    pub(super) is_compared: bool,
+}
+
+/// What a queue pair of a group receives.
+pub(super) struct Steering {
+    pub(super) group: GroupId,
+    pub(super) packets: Cube,
+    pub(super) action: ActionId,
 }
 
 /// What a candidate does, with queues that may yet end without a flow.
@@ -51,11 +60,19 @@ const PASS: ActionId = ActionId(1);
 pub(super) struct Lowered {
     pub(super) candidates: Vec<Candidate>,
     /// By [`ActionId`].
-    actions: Vec<LoweredAction>,
+    pub(super) actions: Vec<LoweredAction>,
+    /// By group, specific variants first.
+    pub(super) steering: Vec<Steering>,
     /// One for every group and hash variant, by group.
     pub(super) queues: Vec<RssQueue>,
     /// The rule whose flow gets a copy of all packets, and its queue.
     pub(super) sniffer: Option<(RuleId, QueueId)>,
+}
+
+impl ActionId {
+    pub(super) fn index(self) -> usize {
+        self.0 as usize
+    }
 }
 
 impl CandidateId {
@@ -72,6 +89,16 @@ impl CandidateId {
 impl Lowered {
     pub(super) fn candidate(&self, id: CandidateId) -> &Candidate {
         &self.candidates[id.index()]
+    }
+
+    /// How general the hash variant of a candidate is: the more general ones of a rule rank below the others.
+    pub(super) fn generality(&self, candidate: &Candidate) -> u32 {
+        let LoweredAction::Steer(queue) = self.actions[candidate.action.0 as usize] else { return 0 };
+        match self.queues[queue.index()].variant {
+            HashVariant::V4Tcp | HashVariant::V4Udp | HashVariant::V6Tcp | HashVariant::V6Udp => 0,
+            HashVariant::V4 | HashVariant::V6 => 1,
+            HashVariant::Other | HashVariant::All => 2,
+        }
     }
 
     pub(super) fn action(&self, id: CandidateId) -> LoweredAction {
@@ -122,20 +149,22 @@ struct Lowering<'v> {
 impl<'v> Lowering<'v> {
     fn new(groups: &[Group], variants: &'v [Vec<Variant>]) -> Self {
         let mut actions = vec![LoweredAction::Drop, LoweredAction::Pass];
-        let (mut queues, mut action_of) = (Vec::new(), BTreeMap::new());
+        let (mut queues, mut action_of, mut steering) = (Vec::new(), BTreeMap::new(), Vec::new());
         for (index, (group, variants)) in groups.iter().zip(variants).enumerate() {
             let id = GroupId::of(index);
-            for Variant { variant, fields, .. } in variants {
+            for Variant { variant, fields, packets } in variants {
                 let mut table = group.table.clone();
                 if fields.is_empty() {
                     table.truncate(1);
                 }
-                action_of.insert((id, *variant), ActionId(actions.len() as u32));
+                let action = ActionId(actions.len() as u32);
+                action_of.insert((id, *variant), action);
+                steering.push(Steering { group: id, packets: *packets, action });
                 actions.push(LoweredAction::Steer(QueueId::of(queues.len())));
                 queues.push(RssQueue { group: id, variant: *variant, fields: *fields, table });
             }
         }
-        let lowered = Lowered { candidates: Vec::new(), actions, queues, sniffer: None };
+        let lowered = Lowered { candidates: Vec::new(), actions, steering, queues, sniffer: None };
         Self { lowered, variants, action_of }
     }
 
@@ -178,7 +207,7 @@ impl<'v> Lowering<'v> {
     }
 
     fn push(&mut self, cubes: impl Iterator<Item = Cube>, rule: RuleId, action: ActionId, traps: bool) {
-        let candidates = cubes.map(|cube| Candidate { cube, rule, action, traps });
+        let candidates = cubes.map(|cube| Candidate { cube, rule, action, traps, is_compared: false });
         let room = (MAX_FLOWS + 1).saturating_sub(self.lowered.candidates.len());
         self.lowered.candidates.extend(candidates.take(room));
     }

@@ -285,7 +285,7 @@ mod tests {
     use crate::lower::ActionId;
 
     fn candidate(cube: Cube, rule: usize) -> Candidate {
-        Candidate { cube, rule: RuleId::of(rule), action: ActionId(0), traps: true }
+        Candidate { cube, rule: RuleId::of(rule), action: ActionId(0), traps: true, is_compared: false }
     }
 
     /// The first candidates, all of one rank.

@@ -33,18 +33,24 @@ pub(super) struct Ranking {
     pub(super) longest: Vec<Ranked>,
 }
 
+impl Ranking {
+    /// How many ranks there are.
+    pub(super) fn ranks(&self) -> u32 {
+        self.kept.iter().map(|ranked| ranked.rank + 1).max().unwrap_or(0)
+    }
+}
+
 /// Ranks the candidates.
 pub(super) fn order(candidates: &[Candidate]) -> Ranking {
-    let mut ranks =
-        Ranks { candidates, index: MaskIndex::default(), by_depth: Vec::new(), lookups_left: MAX_LOOKUPS };
+    let mut ranks = Ranks::default();
     let mut above: Vec<(u32, Option<CandidateId>)> = vec![(0, None); candidates.len()];
     let mut kept = Vec::new();
     let mut deepest: Option<Ranked> = None;
     for (index, candidate) in candidates.iter().enumerate() {
-        if ranks.index.is_contained(&candidate.cube, index, &mut 0) {
+        if ranks.is_contained(&candidate.cube, index) {
             continue;
         }
-        above[index] = ranks.rank_of(candidate);
+        above[index] = ranks.rank_of(candidates, candidate, index);
         let ranked = Ranked { id: CandidateId::of(index), rank: above[index].0 };
         ranks.add(candidate, ranked);
         kept.push(ranked);
@@ -64,16 +70,21 @@ pub(super) fn order(candidates: &[Candidate]) -> Ranking {
 }
 
 /// The candidates that are kept so far.
-struct Ranks<'c> {
-    candidates: &'c [Candidate],
+pub(super) struct Ranks {
     index: MaskIndex,
     /// The masks, those with the greatest ranks first: once such a rank is found, the rest cannot matter.
     by_depth: Vec<MaskId>,
     lookups_left: usize,
 }
 
-impl Ranks<'_> {
-    fn add(&mut self, candidate: &Candidate, Ranked { id, rank }: Ranked) {
+impl Default for Ranks {
+    fn default() -> Self {
+        Self { index: MaskIndex::default(), by_depth: Vec::new(), lookups_left: MAX_LOOKUPS }
+    }
+}
+
+impl Ranks {
+    pub(super) fn add(&mut self, candidate: &Candidate, Ranked { id, rank }: Ranked) {
         let (mask, deepest_before) = self.index.add(&candidate.cube, candidate.traps, id.index(), rank);
         if deepest_before.is_none() {
             self.by_depth.push(mask);
@@ -92,8 +103,35 @@ impl Ranks<'_> {
         }
     }
 
-    /// The rank of a candidate that none of these contains, and the one right above it.
-    fn rank_of(&mut self, candidate: &Candidate) -> (u32, Option<CandidateId>) {
+    /// Whether one candidate before `limit` that traps packets contains the cube.
+    pub(super) fn is_contained(&mut self, cube: &Cube, limit: usize) -> bool {
+        self.index.is_contained(cube, limit, &mut 0)
+    }
+
+    /// The candidates before `limit` that overlap the cube and have at least this rank, in their order, with their ranks.
+    pub(super) fn overlapping(&mut self, cube: &Cube, limit: usize, rank: u32) -> Vec<(usize, u32)> {
+        let mut met = Vec::new();
+        let front = Front::of(cube);
+        for mask in &self.by_depth {
+            if self.index.deepest(*mask) < rank {
+                break;
+            }
+            if !self.index.differs(*mask, &front) && self.index.may_overlap(*mask, cube) {
+                self.index.overlapping_from(*mask, cube, rank, &mut met);
+            }
+        }
+        met.retain(|(other, _)| *other < limit);
+        met.sort_unstable();
+        met
+    }
+
+    /// The rank that a candidate takes below those before `limit`, none of which contains it, and the one right above it.
+    pub(super) fn rank_of(
+        &mut self,
+        candidates: &[Candidate],
+        candidate: &Candidate,
+        limit: usize,
+    ) -> (u32, Option<CandidateId>) {
         let (mut rank, mut above) = (0, None);
         let mut met = Vec::new();
         // Entries of these masks contain the candidate or are disjoint from it, and none contains it.
@@ -118,8 +156,9 @@ impl Ranks<'_> {
             self.index.overlapping_from(mask, &candidate.cube, (rank + 1).saturating_sub(step), &mut met);
             for (other, other_rank) in met.iter().copied() {
                 if other_rank + step > rank
-                    && order_matters(&self.candidates[other], candidate)
-                    && !self.is_settled(other, candidate)
+                    && other < limit
+                    && order_matters(&candidates[other], candidate)
+                    && !self.is_settled(candidates, other, candidate)
                 {
                     rank = other_rank + step;
                     above = Some(CandidateId::of(other));
@@ -131,12 +170,12 @@ impl Ranks<'_> {
     }
 
     /// Whether one candidate before both traps all packets that they share.
-    fn is_settled(&mut self, earlier: usize, candidate: &Candidate) -> bool {
+    fn is_settled(&mut self, candidates: &[Candidate], earlier: usize, candidate: &Candidate) -> bool {
         if self.lookups_left == 0 {
             return false;
         }
         // Cubes whose shared part is empty need no order either.
-        let shared: Option<Cube> = self.candidates[earlier].cube.and(&candidate.cube);
+        let shared: Option<Cube> = candidates[earlier].cube.and(&candidate.cube);
         shared.is_none_or(|shared| self.index.is_contained(&shared, earlier, &mut self.lookups_left))
     }
 }
@@ -163,7 +202,7 @@ mod tests {
     }
 
     fn candidate(cube: Cube, rule: usize, action: u32, traps: bool) -> Candidate {
-        Candidate { cube, rule: RuleId::of(rule), action: ActionId(action), traps }
+        Candidate { cube, rule: RuleId::of(rule), action: ActionId(action), traps, is_compared: false }
     }
 
     fn kept(candidates: &[Candidate]) -> Vec<(usize, u32)> {

@@ -1,6 +1,8 @@
 //! The pass that decides what the flows of each rule do: to which group they deliver, whether they drop, or that there
 //! are none. Rules whose kind of flow the device does not have are refused here.
 
+use std::collections::BTreeSet;
+
 use device_model::DeviceProfile;
 use policy::policy::{Action, Direction};
 use program::{Feature, Group, GroupId, RuleId};
@@ -8,8 +10,9 @@ use program::{Feature, Group, GroupId, RuleId};
 use super::Job;
 use super::classes::{Overlaps, next_group};
 use super::cover::CoveredRule;
-use super::diagnostics::{Problem, Problems, RuleProblem};
+use super::diagnostics::{ORDER, Problem, Problems, RuleProblem};
 use super::legalize::is_multicast_only;
+use super::limit_ranks::{Earlier, Limited};
 use super::subtract::Exceptions;
 
 /// The most flows of one rule that copies: each is compared with all others.
@@ -33,8 +36,26 @@ pub(super) struct Placed {
     pub(super) rules: Vec<CoveredRule>,
     pub(super) exceptions: Exceptions,
     pub(super) overlaps: Overlaps,
+    /// Which earlier rules workers compare the packets of rules with.
+    pub(super) earlier: Earlier,
+    /// The rules that are hybrid because the device has too few priorities.
+    pub(super) by_order: BTreeSet<RuleId>,
     /// The default's last.
     pub(super) placements: Vec<Placement>,
+}
+
+impl Placed {
+    /// Notes what the limit of ranks demands. Returns whether a rule that drops packets in hardware needs a worker.
+    pub(super) fn needs_workers(&mut self, limited: Limited) -> bool {
+        let Limited { earlier, hybrid, .. } = limited;
+        let mut drops =
+            hybrid.iter().filter(|rule| self.placements.get(rule.index()) == Some(&Placement::Drop));
+        let needs = drops.next().is_some();
+        self.earlier = earlier;
+        // What has been found to need a worker keeps it, so that this ends.
+        self.by_order.extend(hybrid);
+        needs
+    }
 }
 
 /// What the flows of each rule do, the default's last.
@@ -43,6 +64,8 @@ pub(super) fn place(
     rules: &[CoveredRule],
     exceptions: &Exceptions,
     overlaps: &mut Overlaps,
+    earlier: &Earlier,
+    by_order: &BTreeSet<RuleId>,
     problems: &mut Problems,
 ) -> Vec<Placement> {
     refuse_overtaken_multicast(job.profile, rules, problems);
@@ -57,16 +80,19 @@ pub(super) fn place(
             (_, Action::Sniff(group)) => Placement::Sniff(group),
             (_, Action::Pass) | (Direction::Egress, Action::Kernel) => Placement::Pass,
             (Direction::Egress, Action::Drop) => Placement::Drop,
-            (_, Action::Drop) if !rule.needs_worker() => Placement::Drop,
+            (_, Action::Drop) if !rule.needs_worker() && !by_order.contains(&id) => Placement::Drop,
             // Its packets stay with the kernel because no flow matches them.
             (_, Action::Kernel) if exceptions.keeps_nothing(id) => Placement::Nothing,
             // A worker must receive its packets. The best one is in the group that gets them if the rule does not match.
             (_, Action::Drop | Action::Kernel) => {
-                let next = next_group(rules, overlaps, id, job.policy.default);
+                let before = earlier.get(&id).and_then(|earlier| first_group(rules, earlier));
+                let next = before.or_else(|| next_group(rules, overlaps, id, job.policy.default));
                 match next.or_else(|| any_group(job)) {
                     Some(group) => Placement::Steer(group),
                     None => {
-                        let keys = rule.undecided().map(|note| note.key.clone()).collect();
+                        let keys = rule.undecided().map(|note| note.key.clone());
+                        let order = by_order.contains(&id).then(|| ORDER.to_owned());
+                        let keys = keys.chain(order).collect();
                         let errno = rule.undecided().find_map(|note| note.why.errno());
                         problems.rule(id, RuleProblem::NeedsWorker { keys, errno });
                         Placement::Nothing
@@ -77,7 +103,13 @@ pub(super) fn place(
     }
     placements.push(match job.policy.default {
         Action::Steer(group) => Placement::Steer(group),
-        Action::Drop if job.profile.has_tags() && job.profile.allows(Feature::Drop) => Placement::Drop,
+        Action::Drop
+            if job.profile.has_tags()
+                && job.profile.allows(Feature::Drop)
+                && !by_order.contains(&RuleId::of(rules.len())) =>
+        {
+            Placement::Drop
+        }
         Action::Drop => any_group(job).map_or_else(
             || {
                 problems.push(Problem::DefaultCannotDrop);
@@ -88,6 +120,14 @@ pub(super) fn place(
         _ => Placement::Nothing,
     });
     placements
+}
+
+/// The first group to which one of these rules steers.
+fn first_group(rules: &[CoveredRule], earlier: &BTreeSet<RuleId>) -> Option<GroupId> {
+    earlier.iter().find_map(|rule| match rules[rule.index()].action {
+        Action::Steer(group) => Some(group),
+        _ => None,
+    })
 }
 
 fn any_group(job: &Job<'_>) -> Option<GroupId> {

@@ -268,6 +268,10 @@ fn remedy(policy: &Policy, program: &Program, note: &UndecidedKey, matches: Opti
         UndecidedReason::Multicast => {
             "match the IP address of the group instead of its MAC address".to_owned()
         }
+        UndecidedReason::Order { first, .. } => {
+            let name = policy.rules.get(first.index()).map_or("?", |rule| rule.name.as_str());
+            format!("narrow this rule or `{name}` until they share no packet")
+        }
         UndecidedReason::KernelException { by, inseparable } => {
             left_out_after_all(policy, program, by, inseparable)
         }

@@ -102,8 +102,14 @@ fn toml_errors_have_positions() {
 #[test]
 fn missing_device_features_are_named() {
     insta::assert_snapshot!(problems(include_str!("../../policy/tests/policies/too-much.toml")));
-    insta::assert_snapshot!(problems(include_str!("../../policy/tests/policies/chain.toml")));
     insta::assert_snapshot!(problems(include_str!("../../policy/tests/policies/lists.toml")));
+}
+
+#[test]
+fn a_chain_longer_than_the_priorities_is_completed_by_a_worker() {
+    let text = include_str!("../../policy/tests/policies/chain.toml");
+    let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).unwrap();
+    insta::assert_snapshot!(compiler::compile(&policy, &tight(), 2).unwrap().to_string());
 }
 
 #[test]
@@ -210,12 +216,12 @@ fn queues_without_flows_are_not_created() {
 }
 
 #[test]
-fn hash_variants_that_need_priorities_are_named() {
+fn hash_variants_share_priorities_where_there_are_too_few() {
     let text = "version = 1\n[groups.g]\nworkers = [0]\n[[rules]]\nname = \"a\"\nmatch = { any = true }\naction = { steer = \"g\" }\n";
     let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).unwrap();
     let profile = DeviceProfile { priorities: 4, ..DeviceProfile::ideal() };
-    let problems = compiler::compile(&policy, &profile, 2).unwrap_err().to_string();
-    assert!(problems.contains("its hash variants"), "{problems}");
+    let program = compiler::compile(&policy, &profile, 2).unwrap();
+    assert_eq!((program.priorities_used, program.flows.len(), program.classes.len()), (2, 7, 1));
 }
 
 /// Slips whose obvious message would lead astray: each gives one error, and the right hint.
@@ -311,7 +317,7 @@ fn the_limit_that_leaves_a_range_to_a_worker_is_named_with_the_count() {
 
 /// What the device cannot tell apart needs an order, too, though no packet belongs to both rules.
 #[test]
-fn missing_priorities_are_explained_by_a_shared_packet() {
+fn without_priorities_a_worker_compares_with_earlier_rules() {
     let rule = |name: &str, matches: &str| {
         format!("[[rules]]\nname = \"{name}\"\nmatch = {{ {matches} }}\naction = {{ steer = \"g\" }}\n")
     };
@@ -322,11 +328,21 @@ fn missing_priorities_are_explained_by_a_shared_packet() {
     ];
     let (policy, _) = policy::parse(&Source::new("policy.toml", text.concat()), &files()).unwrap();
     let profile = DeviceProfile { priorities: 2, ..DeviceProfile::ideal() };
-    let problems = compiler::compile(&policy, &profile, 1).unwrap_err().to_string();
-    assert!(problems.contains("policy.toml:11:9: error: the policy needs 2 priorities"), "{problems}");
-    let shared = "`syn` must precede `rest`, because both match";
-    assert!(problems.contains(shared) && problems.contains("dst = 192.0.2.1, protocol = tcp"), "{problems}");
-    assert!(problems.contains("src_port = 7"), "{problems}");
+    let program = compiler::compile(&policy, &profile, 1).unwrap();
+    let program::Placement::Hybrid { reason } = &program.rules[1].placement else { panic!("{program}") };
+    assert!(reason.contains("order (the device has too few priorities to put `syn` before it)"), "{reason}");
+    let compared: Vec<Vec<u32>> = program
+        .classes
+        .iter()
+        .flatten()
+        .filter(|class| class.rule == program::RuleId(1))
+        .filter_map(|class| match &class.decide {
+            program::Decide::Software(steps, _) => Some(steps.iter().map(|step| step.rule.0).collect()),
+            program::Decide::Exact(_) => None,
+        })
+        .collect();
+    // IPv6 shares nothing with `syn`.
+    assert_eq!(compared, [vec![1], vec![0, 1]]);
 }
 
 #[test]

@@ -43,6 +43,13 @@ pub enum UndecidedReason {
     },
     /// The device matches multicast-only flows after all others.
     Multicast,
+    /// The device has too few priorities to put flows of earlier rules before those of this rule.
+    Order {
+        /// The first of these earlier rules.
+        first: RuleId,
+        /// How many there are.
+        rules: usize,
+    },
     /// The packets are the host's, but a flow of a later rule matches them too and cannot exclude them.
     KernelException {
         /// The first rule with such a flow; the default comes after all rules.
@@ -108,6 +115,9 @@ impl UndecidedReason {
                 )
             }
             Self::Multicast => "the device matches multicast-only flows after all others".to_owned(),
+            Self::Order { rules, .. } => {
+                format!("the device has too few priorities to put {rules} earlier rules before it")
+            }
             Self::KernelException { inseparable, .. } => format!("a later rule {}", inseparable.words()),
         }
     }
@@ -123,7 +133,11 @@ impl UndecidedReason {
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Refused { errno, .. } => Some(*errno),
-            Self::NoSpec | Self::PresenceIgnored { .. } | Self::TooMany { .. } | Self::Multicast => None,
+            Self::NoSpec
+            | Self::PresenceIgnored { .. }
+            | Self::TooMany { .. }
+            | Self::Multicast
+            | Self::Order { .. } => None,
             Self::KernelException { inseparable: Inseparable::Refused { errno, .. }, .. } => Some(*errno),
             Self::KernelException { .. } => None,
         }

@@ -1,0 +1,318 @@
+//! Ranks within a limit, for policies whose overlaps demand more ranks than the device has priorities.
+//!
+//! Any ranks are right if for each flow F of a rule R and each earlier rule E that shares packets with F one of these
+//! holds, because the first rule that matches a packet then decides it, whichever flow the packet meets:
+//! - Flows of higher precedence together take all packets that E shares with F: no such packet reaches F.
+//! - The class of R compares its packets with E before it decides for R.
+//!
+//! The first is what [`order`](super::order) gives to all flows. Here a flow whose rank is too great gets the last rank,
+//! and for each earlier flow that does not precede it then, the packets that both match become a *piece*: a flow with the
+//! action of the earlier rule, at a rank before the last. The piece has to precede less than the whole flow that it is cut
+//! from, so its rank is usually small; if not, the same is done for the piece. Cubes that overlap in pairs share a packet
+//! all together, so with enough pieces the ranks of a policy depend on how many rules match one packet, not on the
+//! length of chains of overlapping rules. Where a packet matches more rules than there are ranks, or there would be too
+//! many pieces, the flow is *compared*: a worker compares its packets with the earlier rules.
+//!
+//! Pieces are made in the order of the policy, so that equal policies give equal programs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use device_model::DeviceProfile;
+use program::{GroupId, RssQueue, RuleId};
+
+use super::capacity::ACTION_SPECS;
+use super::cover::MAX_FLOWS;
+use super::cube::Cube;
+use super::emit;
+use super::lower::{ActionId, Candidate, CandidateId, Lowered, LoweredAction, Steering};
+use super::mask_index::MaskIndex;
+use super::order::{Ranked, Ranking, Ranks};
+
+/// The most pieces for one flow, those of its pieces included.
+const MAX_PIECES_PER_FLOW: usize = 1 << 9;
+/// The most pieces of a program: so many, and so many for each flow.
+const MAX_PIECES: usize = 1 << 12;
+const PIECES_BY_FLOW: usize = 2;
+
+/// By rule, the default's at the end, the earlier rules with which a worker compares packets of its compared flows.
+pub(super) type Earlier = BTreeMap<RuleId, BTreeSet<RuleId>>;
+
+/// What has become of the rules.
+#[derive(Default)]
+pub(super) struct Limited {
+    pub(super) earlier: Earlier,
+    /// The rules with compared flows that are no pieces.
+    pub(super) hybrid: BTreeSet<RuleId>,
+    /// How many pieces were made.
+    pub(super) pieces: usize,
+}
+
+/// How far the ranking may go.
+#[derive(Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) ranks: u32,
+    pub(super) pieces: usize,
+}
+
+impl Limits {
+    /// Those of a device, for the first attempt.
+    pub(super) fn of(profile: &DeviceProfile) -> Self {
+        Self { ranks: profile.priorities_per_program(), pieces: usize::MAX }
+    }
+
+    /// Narrower ones, after an attempt that took so many priorities; `None`: there are none.
+    pub(super) fn narrowed(self, pieces: usize, ranks: u32, priorities: u32) -> Option<Self> {
+        let offered = self.ranks.min(ranks);
+        match pieces {
+            0 if offered <= 1 => None,
+            0 => Some(Self {
+                ranks: offered - (priorities.saturating_sub(self.ranks)).clamp(1, offered - 1),
+                ..self
+            }),
+            // Few pieces are not worth another attempt.
+            1..=64 => Some(Self { pieces: 0, ..self }),
+            _ => Some(Self { pieces: pieces / 2, ..self }),
+        }
+    }
+}
+
+/// Changes the ranking until it has no more ranks than the limit, with more flows and hybrid rules. It stays longer if rules
+/// overlap that no worker can decide: those that copy, and those about sent packets.
+pub(super) fn limit_ranks(
+    profile: &DeviceProfile,
+    lowered: &mut Lowered,
+    ranking: &mut Ranking,
+    limits: Limits,
+) -> Limited {
+    let most = limits.ranks;
+    if ranking.longest.last().is_none_or(|last| last.rank < most) || most == 0 {
+        return Limited::default();
+    }
+    let below = ranks_below(lowered);
+    let room = profile.max_flows.map_or(MAX_FLOWS, |flows| (flows as usize / 2).min(MAX_FLOWS));
+    let Lowered { candidates, actions, queues, steering, .. } = lowered;
+    let mut limiter = Limiter {
+        profile,
+        actions,
+        queues,
+        steering,
+        most,
+        kept: Vec::with_capacity(ranking.kept.len()),
+        ranks: Ranks::default(),
+        taken: (0..most).map(|_| MaskIndex::default()).collect(),
+        pieces_left: 0,
+        of_flow_left: 0,
+        limited: Limited::default(),
+        is_too_long: false,
+    };
+    let flows = ranking.kept.len();
+    limiter.pieces_left =
+        room.saturating_sub(flows).min(MAX_PIECES + PIECES_BY_FLOW * flows).min(limits.pieces);
+    let first_piece = candidates.len();
+    for Ranked { id, .. } in &ranking.kept {
+        limiter.flow(candidates, *id, below[id.index()]);
+    }
+    limiter.drop_unreachable(candidates);
+    let Limiter { mut kept, limited, is_too_long, .. } = limiter;
+    kept.sort_by_key(|Ranked { id, .. }| (candidates[id.index()].rule, *id));
+    ranking.kept = kept;
+    // The chain stays for the message if it is still too long.
+    if !is_too_long {
+        ranking.longest.retain(|ranked| ranked.rank < most);
+    }
+    Limited { pieces: candidates.len() - first_piece, ..limited }
+}
+
+/// By candidate, how many ranks its rule needs after it: those of more general hash variants.
+fn ranks_below(lowered: &Lowered) -> Vec<u32> {
+    let candidates = &lowered.candidates;
+    let mut below = vec![0; candidates.len()];
+    let mut seen: Vec<u32> = Vec::new();
+    let mut of = None;
+    for (index, candidate) in candidates.iter().enumerate().rev() {
+        if of.replace(candidate.rule) != Some(candidate.rule) {
+            seen.clear();
+        }
+        let generality = lowered.generality(candidate);
+        if !seen.contains(&generality) {
+            seen.push(generality);
+        }
+        // There are three.
+        below[index] = seen.iter().filter(|other| **other > generality).count() as u32;
+    }
+    below
+}
+
+struct Limiter<'p> {
+    profile: &'p DeviceProfile,
+    actions: &'p [LoweredAction],
+    queues: &'p [RssQueue],
+    steering: &'p [Steering],
+    most: u32,
+    kept: Vec<Ranked>,
+    /// The flows that are no pieces.
+    ranks: Ranks,
+    /// By rank the flows that trap received packets.
+    taken: Vec<MaskIndex>,
+    pieces_left: usize,
+    /// Of the flow at hand.
+    of_flow_left: usize,
+    limited: Limited,
+    /// Whether some flow needs more ranks, and no worker can decide it.
+    is_too_long: bool,
+}
+
+/// What earlier candidates share with a flow, as far as no flow before it takes it.
+#[derive(Default)]
+struct Open {
+    /// The rules of these candidates.
+    rules: BTreeSet<RuleId>,
+    /// The group to which the first of them that steers does so.
+    group: Option<GroupId>,
+    /// Whether one of them copies: no worker can make up for that.
+    is_copy: bool,
+}
+
+impl Limiter<'_> {
+    /// Ranks one flow, with its pieces.
+    fn flow(&mut self, candidates: &mut Vec<Candidate>, id: CandidateId, below: u32) {
+        let mut candidate = candidates[id.index()];
+        if candidate.comes_last(self.profile) {
+            self.kept.push(Ranked { id, rank: 0 });
+            return;
+        }
+        let last = (self.most - 1).saturating_sub(below);
+        let mut rank = self.ranks.rank_of(candidates, &candidate, id.index()).0;
+        if rank > last {
+            self.of_flow_left = MAX_PIECES_PER_FLOW;
+            let open = self.precede(candidates, &candidate, id.index(), last);
+            let can_wait = candidate.traps && !candidate.is_sent();
+            if open.is_copy || !open.rules.is_empty() && !can_wait {
+                self.is_too_long = true;
+            } else if open.rules.is_empty() {
+                rank = last;
+            } else {
+                // Below all flows that it need not precede: those decide their packets in hardware.
+                rank = self.most - 1;
+                candidate.is_compared = true;
+                self.limited.hybrid.insert(candidate.rule);
+                self.compare(candidate.rule, open);
+            }
+        }
+        candidates[id.index()] = candidate;
+        let ranked = Ranked { id, rank };
+        self.ranks.add(&candidate, ranked);
+        self.keep(&candidate, ranked);
+    }
+
+    fn keep(&mut self, candidate: &Candidate, Ranked { id, rank }: Ranked) {
+        if candidate.traps
+            && let Some(taken) = self.taken.get_mut(rank as usize)
+        {
+            taken.add(&candidate.cube, true, id.index(), rank);
+        }
+        self.kept.push(Ranked { id, rank });
+    }
+
+    fn compare(&mut self, rule: RuleId, open: Open) {
+        self.limited.earlier.entry(rule).or_default().extend(open.rules);
+    }
+
+    /// Makes pieces, so that flows before `rank` take what a cube of a candidate shares with candidates `before` it.
+    fn precede(&mut self, candidates: &mut Vec<Candidate>, of: &Candidate, before: usize, rank: u32) -> Open {
+        let mut open = Open::default();
+        for (blocker, own) in self.ranks.overlapping(&of.cube, before, rank) {
+            let other = candidates[blocker];
+            if !other.traps {
+                // A copy may share the rank of a flow that traps the packet, and has no pieces.
+                open.is_copy |= !of.traps || own > rank;
+                continue;
+            }
+            // Hash variants of one rule: their order changes the worker, not the outcome.
+            if other.rule == of.rule {
+                continue;
+            }
+            let Some(cube) = other.cube.and(&of.cube) else { continue };
+            if self.ranks.is_contained(&cube, blocker) || self.is_taken(&cube, rank) {
+                continue;
+            }
+            if !self.piece(candidates, Candidate { cube, ..other }, blocker, rank) {
+                open.rules.insert(other.rule);
+                open.group = open.group.or_else(|| self.group(other.action));
+            }
+        }
+        open
+    }
+
+    /// Whether a flow before the rank takes all packets of the cube.
+    fn is_taken(&mut self, cube: &Cube, rank: u32) -> bool {
+        let before = &mut self.taken[..rank as usize];
+        before.iter_mut().any(|taken| taken.is_contained(cube, usize::MAX, &mut 0))
+    }
+
+    /// Makes a piece of a flow, at a rank before the given one; false: that is not possible.
+    fn piece(&mut self, candidates: &mut Vec<Candidate>, mut piece: Candidate, of: usize, rank: u32) -> bool {
+        if rank == 0 || self.pieces_left == 0 || self.of_flow_left == 0 || !self.is_possible(&piece) {
+            return false;
+        }
+        self.pieces_left -= 1;
+        self.of_flow_left -= 1;
+        piece.is_compared = false;
+        let natural = self.ranks.rank_of(candidates, &piece, of).0;
+        if natural >= rank {
+            let open = self.precede(candidates, &piece, of, rank - 1);
+            if open.is_copy {
+                return false;
+            }
+            if !open.rules.is_empty() {
+                let Some(action) = self.action_of_worker(&piece, &open) else { return false };
+                piece = Candidate { action, is_compared: true, ..piece };
+                self.compare(piece.rule, open);
+            }
+        }
+        let id = CandidateId::of(candidates.len());
+        candidates.push(piece);
+        self.keep(&piece, Ranked { id, rank: natural.min(rank - 1) });
+        true
+    }
+
+    /// The group to which an action steers.
+    fn group(&self, action: ActionId) -> Option<GroupId> {
+        match self.actions[action.index()] {
+            LoweredAction::Steer(queue) => Some(self.queues[queue.index()].group),
+            LoweredAction::Drop | LoweredAction::Pass => None,
+        }
+    }
+
+    /// An action by which a worker receives the packets of a piece; `None`: there is none.
+    fn action_of_worker(&self, piece: &Candidate, open: &Open) -> Option<ActionId> {
+        if piece.is_sent() {
+            return None;
+        }
+        if self.group(piece.action).is_some() {
+            return Some(piece.action);
+        }
+        let group = open.group.unwrap_or(GroupId(0));
+        let serves = |steering: &&Steering| steering.group == group && steering.packets.contains(&piece.cube);
+        self.steering.iter().find(serves).map(|steering| steering.action)
+    }
+
+    /// Whether the device can have a flow for the piece.
+    fn is_possible(&self, piece: &Candidate) -> bool {
+        let specs = emit::spec_count(&piece.cube, emit::Reading::of(self.profile));
+        !piece.comes_last(self.profile) && specs + ACTION_SPECS <= self.profile.max_specs
+    }
+
+    /// Removes flows of which all packets are taken before.
+    fn drop_unreachable(&mut self, candidates: &[Candidate]) {
+        let kept = std::mem::take(&mut self.kept);
+        let reached = |ranked: &Ranked| {
+            let candidate = &candidates[ranked.id.index()];
+            candidate.comes_last(self.profile)
+                || !candidate.traps
+                || ranked.rank >= self.most
+                || !self.is_taken(&candidate.cube, ranked.rank)
+        };
+        self.kept = kept.into_iter().filter(reached).collect();
+    }
+}
