@@ -316,3 +316,108 @@ impl Limiter<'_> {
         self.kept = kept.into_iter().filter(reached).collect();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cube::{DST_PORT, HAS_IPV4, HAS_UDP, SRC_PORT};
+    use crate::order::order;
+
+    const FLOWS: usize = 6;
+    const RANKS: u32 = 2;
+
+    fn udp(ports: [(u64, u64); 2]) -> Cube {
+        let mut cube = Cube::ANY.layer(HAS_IPV4, true).and_then(|cube| cube.layer(HAS_UDP, true)).unwrap();
+        for (field, (value, mask)) in [DST_PORT, SRC_PORT].into_iter().zip(ports) {
+            cube = cube.with(field, value & mask, mask).unwrap();
+        }
+        cube.closed().unwrap()
+    }
+
+    /// All packets that differ in the upper two bits of the ports.
+    fn packets() -> Vec<Cube> {
+        (0..16u64).map(|n| udp([(n >> 2 << 14, 0xffff), (n << 14 & 0xffff, 0xffff)])).collect()
+    }
+
+    /// How many packets meet a flow that is not compared, or none.
+    fn in_hardware(flows: &[(Cube, u32, RuleId, bool)]) -> usize {
+        let decided = |packet: &&Cube| {
+            let met = flows.iter().filter(|(cube, ..)| cube.contains(packet));
+            met.min_by_key(|(_, rank, rule, _)| (*rank, *rule)).is_none_or(|(.., is_compared)| !is_compared)
+        };
+        packets().iter().filter(decided).count()
+    }
+
+    /// The most packets in hardware for any ranks of the whole flows.
+    fn best_without_pieces(cubes: &[Cube]) -> usize {
+        let ranks = |code: u32| -> Vec<u32> {
+            (0..cubes.len() as u32).map(|flow| code / RANKS.pow(flow) % RANKS).collect()
+        };
+        let outcomes = (0..RANKS.pow(cubes.len() as u32)).map(ranks).map(|ranks| {
+            let is_compared = |flow: usize| {
+                (0..flow).any(|other| ranks[other] >= ranks[flow] && cubes[other].overlaps(&cubes[flow]))
+            };
+            let flows = cubes.iter().enumerate();
+            let flows: Vec<_> =
+                flows.map(|(flow, cube)| (*cube, ranks[flow], RuleId::of(flow), is_compared(flow))).collect();
+            in_hardware(&flows)
+        });
+        outcomes.max().unwrap_or(0)
+    }
+
+    fn limited(cubes: &[Cube]) -> usize {
+        let candidate = |(rule, cube): (usize, &Cube)| Candidate {
+            cube: *cube,
+            rule: RuleId::of(rule),
+            action: ActionId(2),
+            traps: true,
+            is_compared: false,
+        };
+        let candidates: Vec<Candidate> = cubes.iter().enumerate().map(candidate).collect();
+        let queue = RssQueue {
+            group: GroupId(0),
+            variant: program::HashVariant::All,
+            fields: packet::HashFields::empty(),
+            table: Vec::new(),
+        };
+        let actions =
+            vec![LoweredAction::Drop, LoweredAction::Pass, LoweredAction::Steer(program::QueueId(0))];
+        let mut ranking = order(&candidates);
+        let mut lowered =
+            Lowered { candidates, actions, steering: Vec::new(), queues: vec![queue], sniffer: None };
+        let limits = Limits { ranks: RANKS, pieces: usize::MAX };
+        limit_ranks(&DeviceProfile::ideal(), &mut lowered, &mut ranking, limits);
+        let flow = |Ranked { id, rank }: &Ranked| {
+            let Candidate { cube, rule, is_compared, .. } = *lowered.candidate(*id);
+            assert!(*rank < RANKS);
+            (cube, *rank, rule, is_compared)
+        };
+        in_hardware(&ranking.kept.iter().map(flow).collect::<Vec<_>>())
+    }
+
+    /// On small instances the result is compared with the best of all assignments of ranks to whole flows. Pieces decide
+    /// more in hardware on the whole: 4568 packets against 4499 of 4800. In 12 of 300 instances they decide fewer, by up to
+    /// 10 of 16 packets: a large piece is compared because a small earlier flow overlaps it.
+    #[test]
+    fn pieces_decide_more_in_hardware_than_any_ranks_of_whole_flows() {
+        let mut seed = 1u64;
+        let mut next = |below: usize| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) as usize % below
+        };
+        let (mut ours, mut best, mut widest, mut worse) = (0, 0, 0, 0);
+        for _ in 0..300 {
+            let cubes: Vec<Cube> = (0..FLOWS)
+                .map(|_| udp([(); 2].map(|()| ((next(4) as u64) << 14, [0, 0x8000, 0xc000][next(3)]))))
+                .collect();
+            let (own, other) = (limited(&cubes), best_without_pieces(&cubes));
+            ours += own;
+            best += other;
+            widest = widest.max(other.saturating_sub(own));
+            worse += usize::from(own < other);
+        }
+        println!("{ours} packets in hardware of {best}; worse in {worse} of 300, by {widest} of 16 at most");
+        assert!(ours >= best, "{ours} of {best}");
+        assert!(worse <= 15 && widest <= 10, "worse in {worse} of 300, by {widest}");
+    }
+}

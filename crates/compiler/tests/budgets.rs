@@ -158,13 +158,9 @@ fn every_set_on_every_model() {
     for name in SETS_1K.into_iter().chain(SETS_10K) {
         let set = Set::read(&folder.join(name), if name.ends_with("10k") { 1 } else { 5 });
         let expected = set.expected();
-        let models = [
-            mlx5_with(4),
-            DeviceProfile::mlx5(),
-            mlx5_with(15),
-            DeviceProfile::ideal(),
-            DeviceProfile::mlx4(),
-        ];
+        let mut models = vec![DeviceProfile::mlx5(), mlx5_with(15), DeviceProfile::ideal()];
+        // Without flow tags, a worker compares every packet with all rules, for which the large sets have too many.
+        models.extend((!name.ends_with("10k")).then(DeviceProfile::mlx4));
         for profile in models {
             let (row, _) = row(name, &set, &expected, &profile);
             let _ = std::io::stderr().write_all(row.as_bytes());
