@@ -207,12 +207,20 @@ pub(crate) fn source(path: &Path, variables: BTreeMap<String, String>) -> Result
     }
 }
 
-/// Compiles the policy of these arguments; prints the diagnostics if that fails.
+/// Compiles the policy of these arguments; prints the diagnostics if that fails. If the device cannot run the policy, the
+/// result is for one without limits: what the policy means does not depend on the device.
 pub(crate) fn compile_for(args: &PolicyArgs) -> Result<Compiled, Error> {
     let Target { source, device, workers } = Target::of(args)?;
-    compile(&source, &device.profile, workers, None).map_err(|diagnostics| {
+    compile(&source, &device.profile, workers, None).or_else(|diagnostics| {
         output::print_diagnostics(&diagnostics);
-        policy_error(&source, &diagnostics)
+        let ideal = DeviceProfile::ideal();
+        let compiled = compile(&source, &ideal, workers, None);
+        let compiled = compiled.map_err(|_| policy_error(&source, &diagnostics))?;
+        let (name, ideal) = (&device.profile.name, &ideal.name);
+        output::print_error(&format!(
+            "`{name}` cannot run this policy; the answer is for the model `{ideal}`"
+        ));
+        Ok(compiled)
     })
 }
 
