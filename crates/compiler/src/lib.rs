@@ -53,6 +53,7 @@ mod merge_masks;
 mod order;
 mod place;
 mod report;
+mod share;
 mod subtract;
 
 use std::collections::BTreeSet;
@@ -72,6 +73,7 @@ pub use check::{Check, RuleCheck, check};
 pub use diagnostics::Obstacle;
 pub use lost::{LostException, TakenWhy, lost_exceptions, refuse_lost_exceptions, taken_why};
 pub use report::{Decided, Report, RuleReport, report};
+pub use share::{Share, Shares, shares};
 
 /// Compiles a policy for a device and a number of workers.
 ///

@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::capacity::{Capacity, reload_conflict};
 use crate::check::{Check, RuleCheck, check};
 use crate::classes::outcomes;
+use crate::share::{Share, Shares, shares};
 use crate::{Job, LostException, Obstacle, lost_exceptions, refuse_lost_exceptions};
 
 /// How many rules a note names.
@@ -26,6 +27,8 @@ pub struct Report {
     pub device: String,
     /// One entry per rule, `default` last.
     pub rules: Vec<RuleReport>,
+    /// Where packets drawn from the rules are decided; `None` if there is no program.
+    pub shares: Option<Shares>,
     /// What the program needs of the device; `None` if there is no program.
     pub capacity: Option<Capacity>,
     /// Why the policy as a whole is impossible on the device.
@@ -66,6 +69,8 @@ pub struct RuleReport {
     pub flows: u32,
     /// The most rules that a worker tests one of its packets for.
     pub steps: u32,
+    /// Where packets are decided that were drawn from the rules and belong to this one.
+    pub share: Option<Share>,
 }
 
 /// Where a rule is decided.
@@ -96,7 +101,11 @@ pub fn report(
     match (Job { policy, profile, workers, previous }).compile() {
         Ok(program) => {
             let checked = check(policy, profile, workers, &program);
-            let rules = rules_of(policy, &program, &checked);
+            let mut rules = rules_of(policy, &program, &checked);
+            let shares = shares(policy, &program);
+            for (rule, share) in rules.iter_mut().zip(&shares.rules) {
+                rule.share = (share.packets > 0).then(|| share.clone());
+            }
             let mut warnings = checked.warnings;
             let capacity = Capacity::of(&program, profile, previous);
             warnings.extend(capacity.rows.iter().filter(|row| row.blocks_a_reload()).map(|row| {
@@ -117,6 +126,7 @@ pub fn report(
             let problems = refuse_lost_exceptions(policy, &program, &lost).list;
             Report {
                 rules,
+                shares: Some(shares),
                 capacity: Some(capacity),
                 obstacles: Vec::new(),
                 problems,
@@ -134,6 +144,7 @@ pub fn report(
             let others = others(policy, profile, workers, &mut found);
             Report {
                 rules: impossible(policy, found, others),
+                shares: None,
                 capacity: None,
                 obstacles: whole,
                 problems: problems.diagnostics(policy, profile).list,
@@ -186,8 +197,7 @@ fn possible(
     let (decided, reason) = match &checked.placement {
         Placement::Hybrid { reason } => (Decided::Hybrid, Some(reason.clone())),
         Placement::Hardware if is_tested && checked.flows > 0 => {
-            let reason =
-                "packets that flows of an earlier hybrid rule match are decided by a worker".to_owned();
+            let reason = "packets that flows of another hybrid rule match are decided by a worker".to_owned();
             (Decided::PartlyHybrid, Some(reason))
         }
         Placement::Hardware => (Decided::Hardware, None),
@@ -217,6 +227,7 @@ fn possible(
         remedy,
         flows: checked.flows,
         steps: checked.steps,
+        share: None,
     }
 }
 
@@ -408,6 +419,7 @@ fn impossible(
             remedy: text(|one| &one.remedy),
             flows: 0,
             steps: 0,
+            share: None,
         });
     }
     rules.extend(others.remove(&policy.rules.len()));

@@ -166,8 +166,9 @@ pub(crate) struct PolicyArgs {
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
-    /// Fail on any of these: "warnings", "hybrid" rules, or rules that are "shadowed" by others.
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "FINDING")]
+    /// Fail on any of these: "warnings", "hybrid" rules, "hybrid=5%" where workers decide more of the packets drawn from the
+    /// rules, or rules that are "shadowed" by others.
+    #[arg(long, value_parser = parse_deny, value_delimiter = ',', value_name = "FINDING")]
     pub(crate) deny: Vec<Deny>,
     /// Print errors only: nothing on standard output, and no warnings. What --deny names still fails.
     #[arg(short, long, conflicts_with = "format")]
@@ -181,11 +182,32 @@ pub(crate) struct CheckArgs {
 }
 
 /// Findings that `check` can fail on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Deny {
     Warnings,
     Hybrid,
+    /// More packets decided by workers than so many hundredths of a percent.
+    HybridShare(u32),
     Shadowed,
+}
+
+fn parse_deny(text: &str) -> Result<Deny, String> {
+    let share = |text: &str| {
+        let percent: f64 = text.strip_suffix('%')?.parse().ok()?;
+        (0.0..=100.0).contains(&percent).then(|| Deny::HybridShare((percent * 100.0).round() as u32))
+    };
+    match text.split_once('=') {
+        None => match text {
+            "warnings" => Ok(Deny::Warnings),
+            "hybrid" => Ok(Deny::Hybrid),
+            "shadowed" => Ok(Deny::Shadowed),
+            _ => Err("write warnings, hybrid, hybrid=5% or shadowed".to_owned()),
+        },
+        Some(("hybrid", text)) => {
+            share(text).ok_or_else(|| "write a percentage from 0 to 100, such as hybrid=5%".to_owned())
+        }
+        Some(_) => Err("only hybrid takes a percentage, such as hybrid=5%".to_owned()),
+    }
 }
 
 #[derive(Debug, Args)]

@@ -68,7 +68,8 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         rule.action = effects::written(&policy, index);
     }
     // With --quiet the analysis runs only if --deny needs it.
-    let is_wanted = !args.quiet || args.deny.iter().any(|what| *what != Deny::Hybrid);
+    let is_wanted =
+        !args.quiet || args.deny.iter().any(|what| !matches!(what, Deny::Hybrid | Deny::HybridShare(_)));
     let analysis = (is_wanted && !args.no_analysis).then(|| {
         let mut progress = Progress::new();
         analysis::analyse(&policy, &mut |at| progress.show(at))
@@ -144,18 +145,24 @@ impl Checked {
 
     /// The findings that --deny names.
     fn denied(&self, deny: &[Deny]) -> Vec<String> {
-        let found = |what: &Deny| -> (usize, &str) {
-            match what {
-                Deny::Warnings => (self.warnings.len(), "warnings"),
-                Deny::Hybrid => (self.hybrid(), "hybrid rules"),
-                Deny::Shadowed => (self.dead(), "rules never reached, or not decided"),
-            }
+        let count = |count: usize, what: &str| (count > 0).then(|| format!("{what}: {count} (denied)"));
+        let found = |what: &Deny| match what {
+            Deny::Warnings => count(self.warnings.len(), "warnings"),
+            Deny::Hybrid => count(self.hybrid(), "hybrid rules"),
+            Deny::HybridShare(most) => self.excess_hybrid(f64::from(*most) / 100.0),
+            Deny::Shadowed => count(self.dead(), "rules never reached, or not decided"),
         };
         let mut wanted = deny.to_vec();
         wanted.sort_unstable();
         wanted.dedup();
-        let found = wanted.iter().map(found).filter(|(count, _)| *count > 0);
-        found.map(|(count, what)| format!("{what}: {count} (denied)")).collect()
+        wanted.iter().filter_map(found).collect()
+    }
+
+    /// That workers decide more packets than this percentage.
+    fn excess_hybrid(&self, most: f64) -> Option<String> {
+        let percent = self.report.shares.as_ref()?.all.hybrid_percent()?;
+        (percent > most)
+            .then(|| format!("packets that workers decide: {percent:.1} %, {most} % allowed (denied)"))
     }
 
     /// The names of the rules whose packets a sink gets.

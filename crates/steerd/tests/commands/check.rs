@@ -79,6 +79,11 @@ fn check_fails_for_denied_findings() {
         (&["hybrid.toml"], 0),
         (&["losing.toml"], 1),
         (&["hybrid.toml", "--deny", "hybrid"], 1),
+        (&["hybrid.toml", "--deny", "hybrid=5%"], 1),
+        (&["hybrid.toml", "--deny", "hybrid=100%"], 0),
+        (&["ok.toml", "--deny", "hybrid=0%"], 0),
+        (&["ok.toml", "--deny", "shadowed=5%"], 2),
+        (&["ok.toml", "--deny", "hybrid=105%"], 2),
         (&["ok.toml", "--deny", "shadowed", "--no-analysis"], 2),
         (&["ok.toml", "--deny", "everything"], 2),
     ] {

@@ -1,7 +1,7 @@
 //! `check --format json`: one object, described in docs/reference/commands.md.
 
 use analysis::{Need, Pairs, Protected, Reach, Relation, RuleAnalysis};
-use compiler::{Capacity, Obstacle, RuleReport};
+use compiler::{Capacity, Obstacle, RuleReport, Shares};
 use policy::Witness;
 use policy::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
 use program::{Program, RuleId, Sink, SinkId};
@@ -24,6 +24,8 @@ struct Answer<'c> {
     ok: bool,
     denied: &'c [String],
     rules: &'c [RuleReport],
+    /// Where packets drawn from the rules are decided; `null`: there is no program.
+    shares: Option<&'c Shares>,
     sinks: Vec<SinkLine<'c>>,
     capacity: Option<&'c Capacity>,
     obstacles: &'c [Obstacle],
@@ -134,6 +136,7 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), Error> {
             .collect(),
         denied,
         rules: &report.rules,
+        shares: report.shares.as_ref(),
         sinks: report.program.as_ref().map(|program| checked.sinks(program)).unwrap_or_default(),
         capacity: report.capacity.as_ref(),
         obstacles: &report.obstacles,

@@ -21,6 +21,7 @@ pub(super) fn of(checked: &Checked, layout: Layout) -> String {
     let mut out = format!("{}\n\n{}", layout.text(Style::Heading, &title), rules_table(report, layout));
     out.push_str(&sinks_table(checked, layout));
     out.push_str(&reasons(report, layout));
+    out.push_str(&shares(report, layout));
     if !report.obstacles.is_empty() {
         out.push_str(&obstacles(&report.obstacles, layout));
     }
@@ -255,6 +256,44 @@ fn decided(report: &Report, index: usize, rule: &RuleReport) -> (Style, String) 
 fn notes(report: &Report, index: usize) -> impl Iterator<Item = (&str, String)> {
     let rules = report.program.iter().filter_map(move |program| program.rules.get(index));
     rules.flat_map(|rule| &rule.undecided).map(|note| (note.key.as_str(), note.why.words()))
+}
+
+/// How many of the packets drawn from the rules the device decides, and the rules of which it decides the fewest; nothing
+/// if it decides all.
+fn shares(report: &Report, layout: Layout) -> String {
+    let Some(all) = report.shares.as_ref().map(|shares| &shares.all) else { return String::new() };
+    let Some(percent) = all.hybrid_percent().filter(|percent| *percent > 0.0) else { return String::new() };
+    let drawn = counted(all.packets, "packet", "packets");
+    let title = format!(
+        "decided in hardware: {:.1} % of {drawn} drawn from the rules; workers compare the others with {:.1} rules on \
+         average",
+        100.0 - percent,
+        all.questions_per_packet(),
+    );
+    let mut out = format!("\n{}", layout.lines_after(Style::Heading, "", "  ", &title));
+    let percent = |rule: &RuleReport| rule.share.as_ref().and_then(compiler::Share::hybrid_percent);
+    let mut rules: Vec<(f64, &RuleReport)> =
+        report.rules.iter().filter_map(|rule| Some((percent(rule)?, rule))).collect();
+    rules.retain(|(percent, _)| *percent > 0.0);
+    rules.sort_by(|(one, _), (other, _)| other.total_cmp(one));
+    for (percent, rule) in rules.iter().take(SHOWN_FINDINGS) {
+        let Some(share) = &rule.share else { continue };
+        let example = share
+            .example
+            .as_ref()
+            .map_or_else(String::new, |packet| format!(", e.g. {}", describe::witness(packet)));
+        let words = format!(
+            "{:.0} % in hardware, {:.1} rules compared{example}",
+            100.0 - percent,
+            share.questions_per_packet()
+        );
+        out.push_str(&layout.lines(Style::Plain, &format!("  `{}` ", rule.name), &words));
+    }
+    let more = rules.len().saturating_sub(SHOWN_FINDINGS);
+    if more > 0 {
+        let _ = writeln!(out, "  and {} more (--format json has all)", number(more as u64));
+    }
+    out
 }
 
 /// The reasons of hybrid and impossible rules, and the remedies, each once.

@@ -1,0 +1,172 @@
+//! The share of packets that the device decides alone, estimated with packets drawn from the rules: from each rule equally
+//! many, and from all packets that it matches with equal probability as far as the fields of the first IP and
+//! transport header are concerned. The same program gives the same numbers.
+
+use packet::DeepKey;
+use packet::cube::{
+    Cube, DST_HIGH, DST_IPV4, DST_LOW, DST_PORT, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, SRC_HIGH, SRC_IPV4,
+    SRC_LOW, SRC_PORT, Slot,
+};
+use policy::policy::{Action, Direction};
+use policy::{Policy, Witness};
+use program::{Class, Decide, Program};
+use serde::Serialize;
+
+use device_model::DeviceProfile;
+
+use crate::expand::expand;
+
+/// The most comparisons of a packet with a flow.
+const MAX_COMPARISONS: usize = 1 << 26;
+/// The most packets drawn from one rule.
+const MAX_DRAWN: usize = 16;
+
+/// How packets are decided.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Share {
+    /// How many were drawn.
+    pub packets: u64,
+    /// Those that no worker compares with rules.
+    pub in_hardware: u64,
+    /// The rules that workers compare the others with, one after another, in all.
+    pub questions: u64,
+    /// One of the others.
+    pub example: Option<Witness>,
+}
+
+/// How the packets drawn from a policy's rules are decided.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Shares {
+    /// All of them.
+    pub all: Share,
+    /// By the rule that decides them, the default last.
+    #[serde(skip)]
+    pub rules: Vec<Share>,
+}
+
+impl Share {
+    /// The percentage that a worker decides; `None`: no packet was drawn.
+    #[must_use]
+    pub fn hybrid_percent(&self) -> Option<f64> {
+        let hybrid = self.packets - self.in_hardware;
+        (self.packets > 0).then(|| 100.0 * hybrid as f64 / self.packets as f64)
+    }
+
+    /// How many rules a worker compares a packet with, on average over those that it decides.
+    #[must_use]
+    pub fn questions_per_packet(&self) -> f64 {
+        self.questions as f64 / (self.packets - self.in_hardware).max(1) as f64
+    }
+
+    fn add(&mut self, key: &DeepKey, frame: &[u8], class: Option<&Class>) {
+        self.packets += 1;
+        match class.map(|class| &class.decide) {
+            None | Some(Decide::Exact(_)) => self.in_hardware += 1,
+            Some(Decide::Software(steps, _)) => {
+                let decided = steps.iter().position(|step| step.predicate.matches_deep(key));
+                self.questions += decided.map_or(steps.len(), |place| place + 1) as u64;
+                self.example.get_or_insert_with(|| Witness { frame: frame.to_vec() });
+            }
+        }
+    }
+}
+
+/// Draws packets from the rules of a policy, and finds where its program decides them.
+#[must_use]
+pub fn shares(policy: &Policy, program: &Program) -> Shares {
+    let mut shares = Shares { all: Share::default(), rules: vec![Share::default(); program.rules.len()] };
+    let per_packet = program.flows.len().max(1);
+    let rules = policy.rules.len().max(1);
+    let drawn = (MAX_COMPARISONS / per_packet / rules).clamp(1, MAX_DRAWN);
+    // Of very large policies, packets are drawn from some rules only.
+    let stride = (per_packet * rules).div_ceil(MAX_COMPARISONS).max(1);
+    let mut random = Random(1);
+    for rule in policy.rules.iter().step_by(stride) {
+        let decides = matches!(rule.action, Action::Steer(_) | Action::Drop | Action::Kernel);
+        if rule.direction != Direction::Ingress || !decides {
+            continue;
+        }
+        let Ok(expansion) = expand(&rule.matches, rule.direction, &DeviceProfile::ideal()) else { continue };
+        for _ in 0..drawn.min(MAX_DRAWN) {
+            let Some(cube) = random.one_of(&expansion.cubes) else { break };
+            let frame = random.filled(cube).frame();
+            let key = DeepKey::of(&frame);
+            let explained = program.explain_deep(&key);
+            let class = explained.class.and_then(|class| program.class(class));
+            shares.all.add(&key, &frame, class);
+            if let Some(share) = shares.rules.get_mut(explained.outcome.rule.index()) {
+                share.add(&key, &frame, class);
+            }
+        }
+    }
+    shares
+}
+
+/// A linear congruential generator (Knuth, MMIX).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        // The upper bits are the better ones.
+        self.0 ^ self.0 >> 32
+    }
+
+    fn one_of<'c>(&mut self, cubes: &'c [Cube]) -> Option<&'c Cube> {
+        let count = cubes.len() as u64;
+        cubes.get((self.next() >> 16).checked_rem(count)? as usize)
+    }
+
+    /// A packet of the cube, with headers that the cube leaves open.
+    fn filled(&mut self, cube: &Cube) -> Cube {
+        let mut cube = *cube;
+        for layers in [[HAS_IPV4, HAS_IPV6], [HAS_TCP, HAS_UDP]] {
+            let layer = layers[(self.next() >> 20) as usize % 2];
+            let other = if layer == layers[0] { layers[1] } else { layers[0] };
+            let with = |layer| cube.layer(layer, true).and_then(Cube::closed);
+            cube = with(layer).or_else(|| with(other)).unwrap_or(cube);
+        }
+        let v4: &[Slot] = &[SRC_IPV4, DST_IPV4];
+        let v6: &[Slot] = &[SRC_HIGH, SRC_LOW, DST_HIGH, DST_LOW];
+        let addresses = if cube.has(HAS_IPV4) { v4 } else { v6 };
+        let ports: &[Slot] = &[SRC_PORT, DST_PORT];
+        let has_ip = cube.has(HAS_IPV4) || cube.has(HAS_IPV6);
+        let has_ports = cube.has(HAS_TCP) || cube.has(HAS_UDP);
+        let slots = [(has_ip, addresses), (has_ports, ports)];
+        for slot in slots.into_iter().filter(|(has, _)| *has).flat_map(|(_, slots)| slots) {
+            let open = slot.ones() & !cube.mask_of(*slot);
+            let value = cube.value_of(*slot) | self.next() & open;
+            cube = cube.with(*slot, value, slot.ones()).and_then(Cube::closed).unwrap_or(cube);
+        }
+        cube
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use policy::{NoFiles, Source};
+
+    use super::*;
+
+    fn shares_of(rules: &str) -> Shares {
+        let text = format!("version = 1\n[groups.g]\nworkers = [0]\n{rules}");
+        let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
+        let program = crate::compile(&policy, &DeviceProfile::ideal(), 1).expect("it fits");
+        shares(&policy, &program)
+    }
+
+    #[test]
+    fn packets_of_hybrid_rules_are_counted_with_their_questions() {
+        let rule = |name: &str, keys: &str| {
+            format!("[[rules]]\nname = \"{name}\"\nmatch = {{ {keys} }}\naction = {{ steer = \"g\" }}\n")
+        };
+        let exact = shares_of(&rule("web", "protocol = \"tcp\", dst_port = 80"));
+        assert_eq!((exact.all.packets, exact.all.in_hardware), (16, 16));
+        let both =
+            shares_of(&[rule("syn", "tcp_flags = \"syn\""), rule("dns", "protocol = \"udp\"")].concat());
+        assert_eq!(both.all.packets, 32);
+        assert_eq!(both.all.in_hardware, 16);
+        assert_eq!(both.rules[1].hybrid_percent(), Some(0.0));
+        assert!(both.all.example.is_some() && both.all.questions >= 16);
+    }
+}
