@@ -7,10 +7,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::predicate::Predicate;
-use crate::program::{Class, Decide, Program, Step};
+use crate::program::{Class, Decide, Program};
+use crate::steps::{StepList, Steps};
 
 impl Program {
-    /// A copy in memory of its own. Predicates that share their tests do so in the copy.
+    /// A copy in memory of its own. Predicates that share their tests do so in the copy, and classes their list of steps.
     #[must_use]
     pub fn copied(&self) -> Self {
         let mut copies = Copies::default();
@@ -18,21 +19,35 @@ impl Program {
         copy.exceptions.iter_mut().for_each(|exception| copies.replace(&mut exception.predicate));
         for Class { decide, .. } in copy.classes.iter_mut().flatten() {
             if let Decide::Software(steps, _) = decide {
-                steps.iter_mut().for_each(|Step { predicate, .. }| copies.replace(predicate));
+                copies.replace_list(steps);
             }
         }
         copy
     }
 }
 
-/// Predicates that were copied, by the place of their tests. The program that is copied keeps these places in use.
+/// What was copied, by its place. The program that is copied keeps these places in use.
 #[derive(Default)]
-struct Copies(HashMap<[usize; 3], Predicate>);
+struct Copies {
+    /// By the places of their tests.
+    predicates: HashMap<[usize; 3], Predicate>,
+    lists: HashMap<usize, Arc<StepList>>,
+}
 
 impl Copies {
     fn replace(&mut self, predicate: &mut Predicate) {
-        let copy = self.0.entry(predicate.places()).or_insert_with(|| predicate.copied());
+        let copy = self.predicates.entry(predicate.places()).or_insert_with(|| predicate.copied());
         *predicate = copy.clone();
+    }
+
+    fn replace_list(&mut self, steps: &mut Steps) {
+        let place = Arc::as_ptr(steps.list()).addr();
+        if !self.lists.contains_key(&place) {
+            let mut copied = steps.list().steps().to_vec();
+            copied.iter_mut().for_each(|step| self.replace(&mut step.predicate));
+            self.lists.insert(place, Arc::new(StepList::new(copied)));
+        }
+        *steps = steps.of_copy(&self.lists[&place]);
     }
 }
 
@@ -61,7 +76,7 @@ mod tests {
 
     use super::*;
     use crate::matching::Match;
-    use crate::program::{Outcome, Verdict};
+    use crate::program::{Outcome, Step, Verdict};
     use crate::{RangeSet, RuleId};
 
     #[test]
@@ -69,7 +84,7 @@ mod tests {
         let predicate = Predicate::of(&Match::default().with(Field::DstPort, RangeSet::of(vec![(80, 443)])));
         let outcome = Outcome { rule: RuleId(0), verdict: Verdict::Drop };
         let step = Step { rule: RuleId(0), predicate, outcome };
-        let decide = Decide::Software(vec![step.clone(), step], outcome);
+        let decide = Decide::Software(vec![step.clone(), step].into(), outcome);
         let program = Program {
             rules: Vec::new(),
             groups: Vec::new(),
@@ -83,7 +98,7 @@ mod tests {
             priorities_used: 0,
         };
         let places = |program: &Program| match &program.classes[1].as_ref().expect("a class").decide {
-            Decide::Software(steps, _) => [steps[0].predicate.places(), steps[1].predicate.places()],
+            Decide::Software(steps, _) => steps.iter().map(|step| step.predicate.places()).collect::<Vec<_>>(),
             Decide::Exact(_) => panic!("a software class"),
         };
         let copy = program.copied();
