@@ -26,10 +26,13 @@ const HEAD: &str =
     "# Converted from a ClassBench filter set; its filters have no actions, so every rule steers to one group.
 version = 1
 default = \"kernel\"
-
-[groups.workers]
-workers = \"all\"
 ";
+/// No device matches types of ICMP messages.
+const ALLOW: &str = "# Workers decide about types of ICMP messages, and receive all types for such filters.
+allow_lost_exceptions = true
+";
+const LOST_TYPES: &str = "workers decide about types of ICMP messages: other types that the policy leaves to the kernel are lost, which it allows";
+const GROUP: &str = "\n[groups.workers]\nworkers = \"all\"\n";
 const ACTION: &str = "{ steer = \"workers\" }";
 
 const TCP: u8 = 6;
@@ -46,7 +49,8 @@ pub fn classbench(text: &str) -> Imported {
 /// As [`classbench`], with options.
 #[must_use]
 pub fn classbench_with(text: &str, options: ClassBench) -> Imported {
-    let mut imported = Imported { policy_toml: HEAD.to_owned(), notes: Vec::new() };
+    let mut imported = Imported { policy_toml: String::new(), notes: Vec::new() };
+    let mut has_types = false;
     let mut count = 0usize;
     for (index, line) in text.lines().enumerate() {
         let line = line.trim();
@@ -59,6 +63,10 @@ pub fn classbench_with(text: &str, options: ClassBench) -> Imported {
         match Filter::read(line) {
             Ok(filter) => {
                 let keys = filter.keys(options, &mut note);
+                if filter.message_types(options).is_some() && !has_types {
+                    has_types = true;
+                    note(LOST_TYPES.to_owned());
+                }
                 imported.policy_toml.push_str(&rule(&format!("r{count}"), &keys, ACTION));
             }
             Err(problem) => note(format!("left out: {problem}")),
@@ -71,6 +79,8 @@ pub fn classbench_with(text: &str, options: ClassBench) -> Imported {
         // Filters that are left out count, so that a rule has the number of its filter.
         count += 1;
     }
+    let allow = if has_types { ALLOW } else { "" };
+    imported.policy_toml.insert_str(0, &format!("{HEAD}{allow}{GROUP}"));
     imported
 }
 
@@ -162,6 +172,15 @@ impl Filter {
         }
     }
 
+    /// The types of ICMP messages that the flags column is about, with the protocol of the IP version.
+    fn message_types(&self, options: ClassBench) -> Option<(IpProtocol, Vec<(u128, u128)>)> {
+        let protocol = if self.src.0.is_ipv4() { ICMP } else { ICMPV6 };
+        let (value, mask) = self.flags;
+        let is_type = self.protocol == (protocol, u8::MAX) && mask & 0xff == 0 && mask != 0;
+        let ranges = masked_ranges((value >> 8).into(), (mask >> 8).into(), u8::BITS)?;
+        (is_type && options.tcp_flags).then_some((IpProtocol(protocol), ranges))
+    }
+
     /// The upper byte is that of the TCP flags or the ICMP type.
     fn flag_keys(
         &self,
@@ -174,12 +193,8 @@ impl Filter {
         if mask == 0 {
             return;
         }
-        let version_protocol = if self.src.0.is_ipv4() { ICMP } else { ICMPV6 };
-        if let Some(protocol) = only.filter(|protocol| *protocol == version_protocol && mask & 0xff == 0)
-            && let Some(ranges) = masked_ranges((value >> 8).into(), (mask >> 8).into(), u8::BITS)
-            && options.tcp_flags
-        {
-            return keys.ranges(&format!("{}_type", IpProtocol(protocol)), &ranges);
+        if let Some((protocol, ranges)) = self.message_types(options) {
+            return keys.ranges(&format!("{protocol}_type"), &ranges);
         }
         let what = match only {
             Some(TCP) if mask & 0xff == 0 && options.tcp_flags => {
