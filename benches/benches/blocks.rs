@@ -82,7 +82,11 @@ fn resolve_many(criterion: &mut Criterion) {
         }
         group.bench_function(format!("{count}, making the index"), |bencher| {
             // A new list each time: an index is made once for each list.
-            bencher.iter_batched(|| many(count), |class| ClassIndex::of(black_box(&class)), BatchSize::LargeInput);
+            bencher.iter_batched(
+                || many(count),
+                |class| ClassIndex::of(black_box(&class)),
+                BatchSize::LargeInput,
+            );
         });
     }
     group.finish();
@@ -106,7 +110,10 @@ fn many(count: u32) -> Class {
         }
         Step { rule: RuleId(number), predicate: Predicate::of(&matches), outcome: outcome(number) }
     };
-    Class { rule: RuleId(0), decide: Decide::Software((0..count).map(step).collect::<Vec<Step>>().into(), outcome(count)) }
+    Class {
+        rule: RuleId(0),
+        decide: Decide::Software((0..count).map(step).collect::<Vec<Step>>().into(), outcome(count)),
+    }
 }
 
 criterion_group!(blocks, parse, toeplitz, resolve, resolve_many);

@@ -48,6 +48,7 @@ fn rig(top_flows: Option<u32>) -> (Rig, Option<Box<dyn Hub>>) {
         budgets: &[],
         ports: &[1],
         stations: &[],
+        others: None,
     };
     let slot = Slot::of(0).expect("a place");
     let hub = program.sinks.first().map(|sink| {

@@ -202,6 +202,7 @@ impl Rig {
             budgets: &budgets,
             ports: &[1],
             stations: &[],
+            others: None,
         };
         worker::sinks::open(sink, &environment)
     }

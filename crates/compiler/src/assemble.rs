@@ -192,7 +192,7 @@ fn classes_by_name(program: &Program) -> HashMap<ClassName<'_>, u32> {
     let named = classes.filter_map(|(index, class)| {
         let class = class.as_ref()?;
         let rule = program.rules.get(class.rule.index())?;
-        let first = if let Decide::Software(steps, _) = &class.decide { steps.first() } else { None };
+        let first = if let Decide::Software(steps, _) = &class.decide { steps.iter().next() } else { None };
         let compares = first.is_some_and(|step| step.rule < class.rule);
         Some(((rule.name.as_str(), compares), ClassId::of(index).0))
     });

@@ -340,7 +340,8 @@ mod tests {
         let (deciding, mut overlaps) = (Deciding::of(&rules), Overlaps::of(&rules));
         let default = Outcome { rule: RuleId::of(rules.len()), verdict: Verdict::Kernel };
         for id in (0..rules.len()).map(RuleId::of).filter(|id| rules[id.index()].is_hybrid()) {
-            let Decide::Software(steps, _) = decide(&rules, &deciding, &mut overlaps, id, None, default) else {
+            let Decide::Software(steps, _) = decide(&rules, &deciding, &mut overlaps, id, None, default)
+            else {
                 panic!("{id}: a hybrid rule is decided by the device");
             };
             assert!(Arc::ptr_eq(steps.list(), &deciding.list), "{id}");

@@ -98,7 +98,9 @@ mod tests {
             priorities_used: 0,
         };
         let places = |program: &Program| match &program.classes[1].as_ref().expect("a class").decide {
-            Decide::Software(steps, _) => steps.iter().map(|step| step.predicate.places()).collect::<Vec<_>>(),
+            Decide::Software(steps, _) => {
+                steps.iter().map(|step| step.predicate.places()).collect::<Vec<_>>()
+            }
             Decide::Exact(_) => panic!("a software class"),
         };
         let copy = program.copied();

@@ -678,7 +678,10 @@ fn a_profile_divides_the_time_of_each_thread_by_stage() {
         };
         for wanted in with_work {
             let stage = stages.iter().find(|stage| stage["stage"] == **wanted).expect(wanted);
-            assert!(number(stage, "ns") > 0.0 && number(stage, "ns_per_packet") > 0.0, "{wanted}: {thread:#}");
+            assert!(
+                number(stage, "ns") > 0.0 && number(stage, "ns_per_packet") > 0.0,
+                "{wanted}: {thread:#}"
+            );
         }
         let idle = stages.last().expect("idle");
         assert!(idle["stage"] == "idle" && idle["ns_per_packet"].is_null(), "{thread:#}");

@@ -325,7 +325,7 @@ impl Both {
         for ((key, tunnel), verdict) in frames.iter().zip(verdicts) {
             self.table.expand(port, verdict, &mut together);
             if let Some(sole) = self.table.sole(port, verdict) {
-                prop_assert_eq!([sole].as_slice(), together.as_slice());
+                prop_assert_eq!(std::slice::from_ref(&sole), together.as_slice());
             }
             self.table.lookup(port, key, || *tunnel, &mut alone);
             prop_assert_eq!(together.as_slice(), alone.as_slice());
