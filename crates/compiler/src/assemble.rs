@@ -157,7 +157,7 @@ fn number_classes(
     let name = |rule: RuleId| job.policy.rules.get(rule.index()).map_or(DEFAULT_RULE, |rule| &*rule.name);
     let names: Vec<ClassName<'_>> =
         decided.iter().map(|(class, compares)| (name(class.rule), *compares)).collect();
-    let ids = stable_numbers(&names, job.previous);
+    let ids = stable_numbers(&names, has_tags, job.previous);
     let mut class_of = vec![[None; 2]; default + 1];
     let length = ids.iter().map(|id| id.index() + 1).max().unwrap_or(0);
     let mut classes: Vec<Option<Class>> = vec![None; length];
@@ -175,8 +175,9 @@ fn number_classes(
 type ClassName<'n> = (&'n str, bool);
 
 /// A number for each of these classes.
-fn stable_numbers(names: &[ClassName<'_>], previous: Option<&Program>) -> Vec<ClassId> {
-    let before: HashMap<ClassName<'_>, u32> = previous.map(classes_by_name).unwrap_or_default();
+fn stable_numbers(names: &[ClassName<'_>], has_tags: bool, previous: Option<&Program>) -> Vec<ClassId> {
+    let before: HashMap<ClassName<'_>, u32> =
+        previous.map(|previous| classes_by_name(previous, has_tags)).unwrap_or_default();
     let mut taken: HashSet<u32> = before.values().copied().collect();
     let mut next = 0..CLASSES_MAX;
     let mut fresh = move || {
@@ -187,13 +188,14 @@ fn stable_numbers(names: &[ClassName<'_>], previous: Option<&Program>) -> Vec<Cl
     names.iter().map(|name| ClassId(before.get(name).copied().unwrap_or_else(&mut fresh))).collect()
 }
 
-fn classes_by_name(program: &Program) -> HashMap<ClassName<'_>, u32> {
+fn classes_by_name(program: &Program, has_tags: bool) -> HashMap<ClassName<'_>, u32> {
     let classes = program.classes.iter().enumerate();
     let named = classes.filter_map(|(index, class)| {
         let class = class.as_ref()?;
         let rule = program.rules.get(class.rule.index())?;
         let first = if let Decide::Software(steps, _) = &class.decide { steps.iter().next() } else { None };
-        let compares = first.is_some_and(|step| step.rule < class.rule);
+        // Without tags there is one class, of the default, for all packets.
+        let compares = has_tags && first.is_some_and(|step| step.rule < class.rule);
         Some(((rule.name.as_str(), compares), ClassId::of(index).0))
     });
     named.collect()
