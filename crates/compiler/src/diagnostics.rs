@@ -175,6 +175,21 @@ impl Problems {
         self.0.is_empty()
     }
 
+    /// Whether all are limits that wider flows may keep.
+    pub(crate) fn are_about_capacity(&self) -> bool {
+        !self.is_empty()
+            && self.0.iter().all(|problem| match problem {
+                Problem::Limit(_, LimitProblem::Capacity(row)) => {
+                    matches!(row.limit, Limit::Shapes | Limit::Flows)
+                }
+                Problem::Limit(_, LimitProblem::Priorities { cause, .. }) => {
+                    matches!(cause, PriorityCause::Masks { .. })
+                }
+                Problem::Limit(_, limit) => matches!(limit, LimitProblem::DeviceFlows { .. }),
+                _ => false,
+            })
+    }
+
     /// All as diagnostics, by their places in the policy.
     pub(crate) fn diagnostics(&self, policy: &Policy, profile: &DeviceProfile) -> Diagnostics {
         let context = Context { policy, profile };

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `groups` | weights of workers | indirection tables |
 //! | `cover` | the matches of rules | cubes that cover them (`expand`), legal for the device (`legalize`) |
+//! | `coarsen` | cubes | wider cubes, where the device has too few flows or masks |
 //! | `subtract` | cubes, and rules that leave packets to the kernel | cubes without these packets |
 //! | `place` | rules | what their flows do: hardware, worker, or no flow |
 //! | `lower` | rules | candidates: a cube, its rule and its action, one for each hash variant |
@@ -39,6 +40,7 @@ mod assign_priorities;
 mod capacity;
 mod check;
 mod classes;
+mod coarsen;
 mod cover;
 mod diagnostics;
 mod emit;
@@ -64,6 +66,7 @@ use policy::{Diagnostics, Policy};
 use program::Program;
 
 use classes::Overlaps;
+use coarsen::Coarse;
 use diagnostics::Problems;
 use limit_ranks::{Earlier, Limits};
 use place::Placed;
@@ -124,14 +127,23 @@ enum Stage {
 }
 
 impl Job<'_> {
-    /// Compiles. If flows were split for exceptions and the program does not fit, compiles again without splitting.
+    /// Compiles, with wider cubes if the device has no capacity for the exact ones.
     pub(crate) fn compile(&self) -> Result<Program, Problems> {
-        let refused = match self.run(true) {
+        let problems = match self.attempt(None) {
+            Err(problems) if problems.are_about_capacity() => problems,
+            result => return result,
+        };
+        Coarse::STEPS.into_iter().find_map(|coarse| self.attempt(Some(coarse)).ok()).ok_or(problems)
+    }
+
+    /// If flows were split for exceptions and the program does not fit, compiles again without splitting.
+    fn attempt(&self, coarse: Option<Coarse>) -> Result<Program, Problems> {
+        let refused = match self.run(true, coarse) {
             Ok(program) => return Ok(program),
             Err(refused) if refused.has_split != Some(true) => return Err(refused.problems),
             Err(refused) => refused,
         };
-        self.run(false).map_err(|again| match again.has_split {
+        self.run(false, coarse).map_err(|again| match again.has_split {
             Some(_) => again.problems,
             // The second attempt failed before any flow was counted, for another reason than the first.
             None => refused.problems,
@@ -139,13 +151,14 @@ impl Job<'_> {
     }
 
     /// All passes in turn. The line ends after a pass that finds problems.
-    fn run(&self, may_split: bool) -> Result<Program, Refused> {
+    fn run(&self, may_split: bool, coarse: Option<Coarse>) -> Result<Program, Refused> {
         let mut problems = Problems::default();
         let groups = groups::groups(self, &mut problems);
         let mut rules = cover::cover(self, &mut problems);
         if rules.len() < self.policy.rules.len() {
             return Err(Refused { problems, has_split: None });
         }
+        coarsen::coarsen(&mut rules, coarse);
         let exceptions = subtract::subtract(self, &mut rules, may_split);
         let overlaps = Overlaps::of(&rules);
         let has_split = exceptions.has_split;

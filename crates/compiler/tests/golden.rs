@@ -102,7 +102,23 @@ fn toml_errors_have_positions() {
 #[test]
 fn missing_device_features_are_named() {
     insta::assert_snapshot!(problems(include_str!("../../policy/tests/policies/too-much.toml")));
-    insta::assert_snapshot!(problems(include_str!("../../policy/tests/policies/lists.toml")));
+}
+
+#[test]
+fn flows_are_widened_where_the_device_has_too_few() {
+    let text = include_str!("../../policy/tests/policies/lists.toml");
+    let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).unwrap();
+    let program = compiler::compile(&policy, &tight(), 2).unwrap();
+    assert!(program.flows.len() <= 40, "{program}");
+    let reasons = program.rules.iter().filter_map(|rule| match &rule.placement {
+        program::Placement::Hybrid { reason } => Some(reason),
+        program::Placement::Hardware => None,
+    });
+    let wanted = "match (the device has too few flows or masks for all rules)";
+    assert!(
+        reasons.clone().count() > 0 && reasons.clone().all(|reason| reason.contains(wanted)),
+        "{program}"
+    );
 }
 
 #[test]
@@ -395,7 +411,7 @@ fn an_exceeded_limit_names_a_rule() {
     let compiled = |rules: &[String], profile: DeviceProfile| {
         let text = format!("version = 1\n[groups.g]\nworkers = [0]\nhash = \"none\"\n{}", rules.concat());
         let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).expect("a good policy");
-        compiler::compile(&policy, &profile, 1).expect_err("too much").to_string()
+        compiler::compile(&policy, &profile, 1).map_err(|problems| problems.to_string())
     };
     // Masks that cannot be cut into one another, of three flows and of one.
     let masks = [
@@ -406,9 +422,9 @@ fn an_exceeded_limit_names_a_rule() {
         ),
         rule("rare", "flow_label = 7", "\"drop\""),
     ];
-    let problems = compiled(&masks, DeviceProfile { max_shapes: Some(1), ..DeviceProfile::ideal() });
-    let wanted = "policy.toml:11:9: error: the policy needs 2 mask shapes, `ideal` has 1 (ENOMEM)";
-    assert!(problems.contains(wanted), "{problems}");
+    let one_mask = DeviceProfile { max_shapes: Some(1), ..DeviceProfile::ideal() };
+    let widened = compiled(&masks, one_mask).expect("a worker decides both");
+    assert_eq!(widened.flows.len(), 1, "{widened}");
     let copies: Vec<String> = (1..5)
         .map(|port| {
             rule(
@@ -418,7 +434,8 @@ fn an_exceeded_limit_names_a_rule() {
             )
         })
         .collect();
-    let problems = compiled(&copies, DeviceProfile { max_copies: Some(2), ..DeviceProfile::ideal() });
+    let two_copies = DeviceProfile { max_copies: Some(2), ..DeviceProfile::ideal() };
+    let problems = compiled(&copies, two_copies).expect_err("too much");
     let wanted = "policy.toml:15:9: error: the policy needs 4 flows that copy, `ideal` has 2 (ENOMEM)";
     assert!(problems.contains(wanted), "{problems}");
 }

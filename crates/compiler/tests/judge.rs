@@ -314,8 +314,11 @@ fn is_too_much(message: &str, policy: &policy::Policy, profile: &DeviceProfile) 
         // A worker makes no copies: some rule before it, alone, must be a worker's.
         return hybrid_alone(policy, profile) || keeps_packets_without_ports(policy, profile);
     }
-    if profile.priorities < DeviceProfile::mlx5().priorities && message.contains("priorities, `") {
-        // Of copies and sent packets no worker can make up the order.
+    let limits = ["priorities, `", "mask shapes, `", "flows, `"];
+    if profile.priorities < DeviceProfile::mlx5().priorities
+        && limits.iter().any(|limit| message.contains(limit))
+    {
+        // For copies and sent packets no worker can make up.
         return policy.rules.iter().any(|rule| {
             rule.direction == policy::policy::Direction::Egress
                 || matches!(rule.action, policy::policy::Action::Copy(_))
@@ -418,6 +421,14 @@ fn a_program_for_few_priorities_decides_as_the_policy() {
         trial(&few(DeviceProfile::mlx5()), 40);
         trial(&few(DeviceProfile::ideal()), 40);
     }
+}
+
+#[test]
+fn a_program_for_few_flows_or_masks_decides_as_the_policy() {
+    let few = |priorities: u32| DeviceProfile { priorities: 2 * priorities, ..DeviceProfile::ideal() };
+    trial(&DeviceProfile { max_flows: Some(20), ..few(7) }, 30);
+    trial(&DeviceProfile { max_shapes: Some(8), ..few(7) }, 30);
+    trial(&DeviceProfile { max_flows: Some(16), max_shapes: Some(8), ..few(2) }, 40);
 }
 
 proptest! {

@@ -43,6 +43,8 @@ pub enum UndecidedReason {
     },
     /// The device matches multicast-only flows after all others.
     Multicast,
+    /// The device has too few flows or masks for the exact flows of all rules.
+    NoCapacity,
     /// The device has too few priorities to put flows of earlier rules before those of this rule.
     Order {
         /// The first of these earlier rules.
@@ -115,6 +117,7 @@ impl UndecidedReason {
                 )
             }
             Self::Multicast => "the device matches multicast-only flows after all others".to_owned(),
+            Self::NoCapacity => "the device has too few flows or masks for all rules".to_owned(),
             Self::Order { rules, .. } => {
                 format!("the device has too few priorities to put {rules} earlier rules before it")
             }
@@ -137,6 +140,7 @@ impl UndecidedReason {
             | Self::PresenceIgnored { .. }
             | Self::TooMany { .. }
             | Self::Multicast
+            | Self::NoCapacity
             | Self::Order { .. } => None,
             Self::KernelException { inseparable: Inseparable::Refused { errno, .. }, .. } => Some(*errno),
             Self::KernelException { .. } => None,
