@@ -5,7 +5,7 @@
 //! - `one-core`: engine and worker in turn, and the worker alone, beside testpmd with `net_pcap`;
 //! - `lookup`: the flow table beside `dpdk-test-acl`;
 //! - `forward`: the sink beside testpmd's `macswap`;
-//! - `interface`: AF_PACKET on a veth pair beside a counter, tcpdump and nft; idle cores; memory after reloads.
+//! - `interface`: AF_PACKET on a veth pair beside its ring alone, tcpdump and nft; idle cores; memory after reloads.
 //!
 //! These words as arguments select tables. Each round waits for an idle machine; if it does not become idle, the output and
 //! the JSON say that the figures are provisional. What cannot run is "not measured", with the reason.
