@@ -22,11 +22,10 @@ const MILLISECONDS: u64 = 200;
 const PACKETS: usize = 4_000_000;
 const RANDOM: Traffic = Traffic::Random(100_000);
 
-const SETS: [(&str, &[Traffic]); 4] = [
+const SETS: [(&str, &[Traffic]); 3] = [
     ("acl1_10k", &[Traffic::Flows(1000), Traffic::Flows(100_000), Traffic::Flows(1_000_000), RANDOM]),
     ("ipc1_10k", &[Traffic::Flows(1000), Traffic::Flows(100_000), RANDOM]),
     ("fw1_1k", &[Traffic::Flows(100_000), RANDOM]),
-    ("acl5_10k", &[Traffic::Flows(100_000), RANDOM]),
 ];
 
 pub(crate) fn cases(inputs: &Inputs) -> Vec<Case<'_>> {
