@@ -6,9 +6,11 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 pub mod namespaces;
+mod threads;
+
+pub use threads::{Sleeps, assert_wakes, thread_cpu_percent, thread_cpu_time, thread_sleeps};
 
 /// Reports on stderr that `what` is not tested on this machine, and why.
 ///
@@ -106,38 +108,4 @@ pub fn frames(file: &[u8]) -> Vec<&[u8]> {
         at += 16 + bytes;
     }
     frames
-}
-
-/// The time that threads of this process with this name have run on a core (proc_pid_schedstat(5)).
-///
-/// # Panics
-/// If there is no such thread, or the kernel does not count the time of threads.
-#[must_use]
-pub fn thread_cpu_time(name: &str) -> Duration {
-    let threads = std::fs::read_dir("/proc/self/task").expect("a folder of threads").flatten();
-    let mut times = threads.map(|thread| thread.path()).filter_map(|thread| {
-        // A thread that has ended meanwhile has no files.
-        let comm = std::fs::read_to_string(thread.join("comm")).ok()?;
-        let times = std::fs::read_to_string(thread.join("schedstat")).ok()?;
-        let ns = times.split_whitespace().next()?.parse().ok()?;
-        (comm.trim_end() == name).then_some(Duration::from_nanos(ns))
-    });
-    let first = times.next().unwrap_or_else(|| panic!("no thread `{name}` with a time"));
-    times.fold(first, |sum, time| sum + time)
-}
-
-/// The part of a core that threads with this name use, in percent: the least of three measurements that together take
-/// `time`. On a busy virtual machine the kernel charges threads for time that others had. The thread that calls sleeps.
-///
-/// # Panics
-/// As [`thread_cpu_time`].
-#[must_use]
-pub fn thread_cpu_percent(name: &str, time: Duration) -> f64 {
-    let measure = || {
-        let (before, begun) = (thread_cpu_time(name), std::time::Instant::now());
-        std::thread::sleep(time / 3);
-        let used = thread_cpu_time(name).saturating_sub(before);
-        100.0 * used.as_secs_f64() / begun.elapsed().as_secs_f64()
-    };
-    (0..3).map(|_| measure()).fold(f64::INFINITY, f64::min)
 }
