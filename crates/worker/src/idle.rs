@@ -25,6 +25,7 @@ pub enum Idle {
     /// Polls again at once: least latency, a whole core.
     Spin,
     /// Polls for some time, in the second half of it between yields to other threads, and then sleeps until there is work.
+    /// The time is a sixteenth while work keeps coming later than that, such as in bursts of a port that lets frames gather.
     Adaptive {
         /// Microseconds without work after which it sleeps.
         idle_us: u32,
@@ -47,6 +48,11 @@ const NAPS_PER_LENGTH: u32 = 16;
 /// Spin-loop hints in an idle iteration: each poll of an empty queue takes from the device the cache line that it
 /// writes next, so a short pause between polls leaves the line to the device.
 const SPIN_HINTS: u32 = 4;
+/// After so many sleeps in a row that a whole time of polling did not spare, polls are short: for this part of the time.
+const WASTED_MAX: u32 = 8;
+const SHORT_PART: u32 = 16;
+/// After so many sleeps behind short polls there is a long one, to see whether work comes within it again.
+const SHORT_POLLS: u32 = 32;
 /// The clock is read in one of so many idle iterations.
 const ITERATIONS_PER_READING: u32 = 8;
 
@@ -60,6 +66,10 @@ pub(crate) struct Backoff {
     since: Option<Instant>,
     is_yielding: bool,
     sleeps: u32,
+    /// It has polled for longer than a short poll.
+    is_long: bool,
+    /// Pauses that ended after a sleep, since work last came late in a long poll; from [`WASTED_MAX`] on polls are short.
+    wasted: u32,
 }
 
 /// The action of the next idle iteration.
@@ -86,14 +96,26 @@ impl Pause {
 
 impl Backoff {
     pub(crate) fn new(idle: Idle) -> Self {
-        Self { idle, iterations: 0, since: None, is_yielding: false, sleeps: 0 }
+        Self { idle, iterations: 0, since: None, is_yielding: false, sleeps: 0, is_long: false, wasted: 0 }
     }
 
     /// There was work.
     #[inline]
     pub(crate) fn reset(&mut self) {
         if self.iterations > 0 {
-            *self = Self::new(self.idle);
+            *self = Self { wasted: self.wasted_then(), ..Self::new(self.idle) };
+        }
+    }
+
+    /// What [`Self::wasted`] is once there is work again.
+    fn wasted_then(&self) -> u32 {
+        match self.wasted {
+            // Only a poll for longer than a short one has spared a sleep that a short one would not.
+            _ if self.sleeps == 0 && self.is_long => 0,
+            wasted if self.sleeps == 0 => wasted,
+            wasted if wasted < WASTED_MAX + SHORT_POLLS => wasted + 1,
+            // The next poll is long; if it is wasted too, short ones follow at once.
+            _ => WASTED_MAX - 1,
         }
     }
 
@@ -108,7 +130,10 @@ impl Backoff {
         if self.iterations.is_multiple_of(ITERATIONS_PER_READING) {
             let now = now();
             let idle = now.saturating_duration_since(*self.since.get_or_insert(now));
-            let limit = Duration::from_micros(idle_us.into());
+            let long = Duration::from_micros(idle_us.into());
+            let short = long / SHORT_PART;
+            self.is_long |= idle > short;
+            let limit = if self.wasted < WASTED_MAX { long } else { short };
             if idle >= limit {
                 return self.sleep();
             }
@@ -231,6 +256,54 @@ mod tests {
         assert_eq!(at(200, &mut backoff), Some(Pause::Spin));
         let mut spinning = Backoff::new(Idle::Spin);
         assert!((0..100).all(|_| spinning.next(|| unreachable!("no clock")) == Pause::Spin));
+    }
+
+    /// Polls until it sleeps, a microsecond for each iteration, and then there is work. Returns the microseconds.
+    fn polls(backoff: &mut Backoff) -> u64 {
+        let (begun, mut us) = (Instant::now(), 0);
+        while !matches!(backoff.next(|| begun + Duration::from_micros(us)), Pause::Sleep(_)) {
+            us += 1;
+        }
+        backoff.reset();
+        us
+    }
+
+    /// Work comes after so many microseconds, in which it does not sleep.
+    fn work_after(us: u64, backoff: &mut Backoff) {
+        let begun = Instant::now();
+        for us in 0..us {
+            let pause = backoff.next(|| begun + Duration::from_micros(us));
+            assert!(!matches!(pause, Pause::Sleep(_)), "after {us} us");
+        }
+        backoff.reset();
+    }
+
+    #[test]
+    fn polls_that_spare_no_sleep_become_short() {
+        let mut backoff = Backoff::new(Idle::Adaptive { idle_us: 320 });
+        assert!((0..WASTED_MAX).all(|_| polls(&mut backoff) >= 320));
+        for _ in 0..3 {
+            assert!((0..=SHORT_POLLS).all(|_| polls(&mut backoff) < 320 / 4));
+            assert!(polls(&mut backoff) >= 320, "now and then a long one");
+        }
+        // Work within a burst shows nothing.
+        for _ in 0..1000 {
+            work_after(10, &mut backoff);
+        }
+        assert!(polls(&mut backoff) < 320 / 4);
+    }
+
+    #[test]
+    fn polls_become_long_again_when_they_spare_a_sleep() {
+        let mut backoff = Backoff::new(Idle::Adaptive { idle_us: 320 });
+        (0..WASTED_MAX + SHORT_POLLS + 1).for_each(|_| assert!(polls(&mut backoff) > 0));
+        work_after(200, &mut backoff);
+        assert!((1..WASTED_MAX).all(|_| polls(&mut backoff) >= 320));
+        // A few sleeps between do not make them short.
+        for _ in 0..100 {
+            work_after(200, &mut backoff);
+            (1..WASTED_MAX).for_each(|_| assert!(polls(&mut backoff) >= 320));
+        }
     }
 
     #[test]
