@@ -13,16 +13,17 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 
 use crate::clock;
 use crate::events::CompletionEvents;
+use crate::formats::Completions;
 use crate::ring::Producer;
 use crate::slab::Slab;
 use crate::state::{QpKind, QueueState, State};
-use crate::work::{Cqe, Status};
+use crate::work::Cqe;
 
 /// The engine's side of a completion queue.
 pub(crate) struct CqState {
     pub(crate) owner: u32,
     pub(crate) users: u32,
-    pub(crate) producer: Producer,
+    pub(crate) producer: Completions,
     pub(crate) ignore_overrun: bool,
     /// An overrun happened: the queue takes nothing any more.
     pub(crate) failed: bool,
@@ -131,13 +132,26 @@ impl CqState {
         self.unpublished = false;
         self.producer.publish();
         if self.notice.channel.is_some() {
-            let wish = self.notice.wish.take();
-            if wish != Armed::No {
-                self.arm(wish);
-            }
+            self.take_wish();
             self.notice.published = self.producer.position();
         }
         self.notice.armed != Armed::No
+    }
+
+    /// Takes what the application waits for, if it asked since the last look. It asks for what it has not seen: a queue in
+    /// memory of the client's names the first such completion, and may have shown it already.
+    #[inline]
+    fn take_wish(&mut self) {
+        if let Completions::Mlx5(ring) = &self.producer {
+            let Some(arm) = ring.take_arm() else { return };
+            self.notice.published = arm.from;
+            self.arm(if arm.solicited_only { Armed::Solicited } else { Armed::Any });
+            return;
+        }
+        let wish = self.notice.wish.take();
+        if wish != Armed::No {
+            self.arm(wish);
+        }
     }
 
     fn arm(&mut self, wish: Armed) {
@@ -152,7 +166,9 @@ impl CqState {
 
     /// Goes on with another ring, into which the completions of this one were moved.
     pub(crate) fn replace(&mut self, producer: &mut Producer) {
-        std::mem::swap(&mut self.producer, producer);
+        if let Completions::Own(own) = &mut self.producer {
+            std::mem::swap(own, producer);
+        }
         self.notice.counted = self.producer.position();
         self.notice.published = self.notice.counted;
     }
@@ -166,10 +182,7 @@ impl CqState {
         }
         let mut solicited = 0;
         while index != end {
-            // SAFETY: just filled by this side, which alone writes to it; the slots are aligned `Cqe`s.
-            let cqe = unsafe { self.producer.peek(index).cast::<Cqe>().as_ref() };
-            let failed = cqe.status() != u32::from(Status::Success as u8);
-            solicited += u32::from(failed || cqe.is_solicited());
+            solicited += u32::from(self.producer.is_solicited(index));
             index = index.wrapping_add(1);
         }
         solicited
@@ -212,7 +225,7 @@ impl State {
     pub(crate) fn insert_cq(&mut self, cq: CqState) -> Option<u32> {
         let slot = self.cqs.insert(cq)?;
         let wanted = self.cqs.slot_count();
-        for list in [&mut self.unpublished_cqs, &mut self.waiting_cqs] {
+        for list in [&mut self.unpublished_cqs, &mut self.waiting_cqs, &mut self.watched_cqs] {
             list.reserve(wanted.saturating_sub(list.len()));
         }
         Some(slot)
@@ -222,6 +235,7 @@ impl State {
     pub(crate) fn remove_cq(&mut self, slot: u32) -> Option<CqState> {
         let cq = self.cqs.remove(slot)?;
         self.waiting_cqs.retain(|waiting| *waiting != slot);
+        self.watched_cqs.retain(|watched| *watched != slot);
         if let Some(channel) = cq.notice.channel.and_then(|channel| self.channels.get_mut(channel)) {
             channel.users -= 1;
         }
@@ -237,9 +251,7 @@ impl State {
             self.overrun(cq_slot);
             return false;
         }
-        // SAFETY: there is room, so the slot is the producer's; completion slots are `Cqe`s, aligned with the ring.
-        unsafe { cq.producer.slot().cast::<Cqe>().write(*cqe) };
-        cq.producer.advance();
+        cq.producer.write(cqe);
         if !cq.unpublished {
             cq.unpublished = true;
             self.unpublished_cqs.push(cq_slot);
@@ -301,6 +313,20 @@ impl State {
                 && cq.publish()
             {
                 cq.announce(slot, channels, waiting_cqs);
+            }
+        }
+    }
+
+    /// Looks for queues that were armed after their completions were shown, and sends their events.
+    #[cold]
+    pub(crate) fn look_for_arms(&mut self) {
+        let Self { cqs, channels, waiting_cqs, watched_cqs, .. } = self;
+        for slot in watched_cqs {
+            if let Some(cq) = cqs.get_mut(*slot) {
+                cq.take_wish();
+                if cq.notice.armed != Armed::No {
+                    cq.announce(*slot, channels, waiting_cqs);
+                }
             }
         }
     }

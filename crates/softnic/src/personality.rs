@@ -117,7 +117,7 @@ pub(crate) struct ObjectRules {
 }
 
 /// The clock behind raw completion timestamps.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct ClockRules {
     /// `hca_core_clock`: ticks per millisecond.
     pub(crate) kilohertz: u64,

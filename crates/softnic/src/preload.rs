@@ -2,8 +2,8 @@
 //!
 //! Used by the shared library of `softnic-preload`, never by `steerd`, which hands its own devices to the stock
 //! `ibv_open_device`. *Plugin*: the stock library finds the device in a sysfs tree and asks the registered provider
-//! for it. *Preload*: the program's `ibv_get_device_list` is interposed and returns [`LazyNic::device_list`]. Either way the
-//! NIC is made when the device is first opened and lives as long as the process; nothing of it outlives that.
+//! for it. *Preload*: the program's `ibv_get_device_list` is interposed and returns [`LazyNic::device_list`]. *mlx5*: rdma-core's
+//! own provider talks to [`crate::mlx5`] as if it were the kernel. In every case the NIC is made when the device is first opened and lives as long as the process; nothing of it outlives that.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -22,6 +22,7 @@ use crate::nic::{Drive, Nic, PortConfig, SoftNic, SoftNicConfig, is_device_name}
 use crate::personality::{Personality, UnknownPersonality};
 use crate::wire::{WireConfig, WireError};
 
+pub mod sysfs;
 #[cfg(test)]
 mod tests;
 
@@ -188,11 +189,11 @@ pub fn stock_function(name: &'static CStr, version: &CStr) -> Result<*mut c_void
 
 /// The names of the variables.
 pub mod variable {
-    /// The device's name; `softnic0` without it.
+    /// The device's name; without it `softnic0`, or `mlx5_0` with the method mlx5.
     pub const NAME: &str = "SOFTNIC_NAME";
     /// The wire of its port, as `WireConfig` reads it from a string; `null` without it.
     pub const WIRE: &str = "SOFTNIC_WIRE";
-    /// `ideal`, `mlx5` or `mlx4`; `ideal` without it.
+    /// `ideal`, `mlx5` or `mlx4`; without it `ideal`, or `mlx5` with the method of that name.
     pub const PERSONALITY: &str = "SOFTNIC_PERSONALITY";
     /// Bytes of the port's MTU; what the wire can carry without it.
     pub const MTU: &str = "SOFTNIC_MTU";
@@ -200,7 +201,7 @@ pub mod variable {
     pub const CORE: &str = "SOFTNIC_CORE";
     /// Seconds to wait, at the first opening, until the wire is up; 2 without it.
     pub const WAIT: &str = "SOFTNIC_WAIT";
-    /// `plugin` or `preload`: how the launcher has set the process up; see `softnic-preload`.
+    /// `plugin`, `preload` or `mlx5`: how the launcher has set the process up; see `softnic-preload`.
     pub const METHOD: &str = "SOFTNIC_METHOD";
 
     /// All of them.
@@ -210,7 +211,11 @@ pub mod variable {
 /// The longest time to wait for a wire, in seconds.
 pub const WAIT_LIMIT_S: u64 = 3_600;
 
+/// The method with which rdma-core's own mlx5 provider is used. Its devices have other defaults.
+pub const METHOD_MLX5: &str = "mlx5";
+
 const DEFAULT_NAME: &str = "softnic0";
+const DEFAULT_MLX5_NAME: &str = "mlx5_0";
 const DEFAULT_WAIT_S: u64 = 2;
 
 /// Checked settings. Nothing is opened yet.
@@ -252,12 +257,13 @@ impl Settings {
                 _ => Err(refuse(name, &text, format!("a number of {least} to {most} is wanted"))),
             },
         };
-        let name = text(variable::NAME, DEFAULT_NAME);
+        let mlx5 = lookup(variable::METHOD).is_some_and(|method| method == METHOD_MLX5);
+        let name = text(variable::NAME, if mlx5 { DEFAULT_MLX5_NAME } else { DEFAULT_NAME });
         if !is_device_name(&name) {
             return Err(Error::DeviceName { name, max: MAX_NAME_BYTES });
         }
         let wire = text(variable::WIRE, "null");
-        let personality = text(variable::PERSONALITY, "ideal");
+        let personality = text(variable::PERSONALITY, if mlx5 { "mlx5" } else { "ideal" });
         let mtu_bytes = number(variable::MTU, MIN_MTU_BYTES.into(), MAX_MTU_BYTES.into())?;
         let core = number(variable::CORE, 0, last_core())?;
         Ok(Self {

@@ -7,19 +7,19 @@
 
 mod ah;
 pub(crate) mod answer;
-mod context;
-mod counters;
+pub(crate) mod context;
+pub(crate) mod counters;
 pub(crate) mod cq;
-mod flow;
-mod flow_attr;
+pub(crate) mod flow;
+pub(crate) mod flow_attr;
 mod held;
-mod mr;
-mod pd;
+pub(crate) mod mr;
+pub(crate) mod pd;
 mod qp;
-mod qp_create;
+pub(crate) mod qp_create;
 mod qp_send;
 mod spin;
-mod wq;
+pub(crate) mod wq;
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -30,7 +30,7 @@ use answer::Verb;
 use held::Held;
 
 /// Whether the calling thread has a privilege, like the kernel's `capable`.
-fn has_capability(wanted: CapabilitySet) -> bool {
+pub(crate) fn has_capability(wanted: CapabilitySet) -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(wanted))
 }
 

@@ -12,6 +12,7 @@ use crate::engine::deliver::Planned;
 use crate::engine::transmit::Pace;
 use crate::events::EventChannel;
 use crate::flow::{FlowId, FlowTable, TableRules};
+use crate::formats::Requests;
 use crate::limits;
 use crate::memory::MemoryTable;
 use crate::ring::Consumer;
@@ -42,6 +43,8 @@ pub(crate) struct State {
     pub(crate) unpublished_queues: Vec<u32>,
     /// Completion queues with an event to come.
     pub(crate) waiting_cqs: Vec<u32>,
+    /// Completion queues with a channel that are armed by a write to memory, which has to be looked for.
+    pub(crate) watched_cqs: Vec<u32>,
     next_flow_order: u64,
 }
 
@@ -83,7 +86,7 @@ pub(crate) struct QueueState {
     pub(crate) owner: u32,
     pub(crate) users: u32,
     pub(crate) kind: QueueOwner,
-    pub(crate) consumer: Consumer,
+    pub(crate) consumer: Requests,
     pub(crate) max_sge: u32,
     pub(crate) cq: u32,
     /// The protection domain that its buffers must be registered in.
@@ -212,6 +215,7 @@ impl State {
             unpublished_cqs: Vec::new(),
             unpublished_queues: Vec::new(),
             waiting_cqs: Vec::new(),
+            watched_cqs: Vec::new(),
             next_flow_order: 0,
         }
     }
@@ -273,17 +277,12 @@ impl State {
     pub(crate) fn flush_queue(&mut self, slot: u32) {
         loop {
             let Some(queue) = self.queues.get_mut(slot) else { return };
-            if !queue.consumer.has_next() {
-                break;
-            }
             let (cq, number) = (queue.cq, queue.number);
             let room = self.cqs.get_mut(cq).is_some_and(|cq| !cq.failed && cq.producer.has_room(1));
             if !room {
                 break;
             }
-            // SAFETY: the slot was published, so it is this side's, and receive slots begin with the request's id.
-            let wr_id = unsafe { queue.consumer.slot().cast::<u64>().read() };
-            queue.consumer.advance();
+            let Some(wr_id) = queue.consumer.take() else { break };
             self.complete(cq, &Cqe::failed(wr_id, Opcode::Receive, Status::WorkRequestFlush, number));
         }
         if let Some(queue) = self.queues.get(slot) {

@@ -109,6 +109,12 @@ impl Cqe {
         }
     }
 
+    /// Whether the checksums were verified and hold.
+    #[inline]
+    pub(crate) fn is_checksum_ok(&self) -> bool {
+        self.flags & FLAG_CHECKSUM_OK != 0
+    }
+
     /// Makes it that of a datagram from the queue pair in slot `from`. It has neither C-VLAN nor flow tag; who reads them
     /// all the same gets the value in their place, as with mlx5.
     pub(crate) fn set_datagram(&mut self, from: u32, immediate: Option<u32>, solicited: bool) {
@@ -197,7 +203,7 @@ impl Element {
 pub(crate) const RECEIVE_HEADER_BYTES: usize = 8;
 
 /// Bytes of a receive request with up to `max_sge` elements.
-pub(crate) fn receive_slot_bytes(max_sge: u32) -> usize {
+pub(crate) const fn receive_slot_bytes(max_sge: u32) -> usize {
     RECEIVE_HEADER_BYTES + max_sge as usize * size_of::<Element>()
 }
 

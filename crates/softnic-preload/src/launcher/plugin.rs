@@ -4,7 +4,6 @@
 //! library looks through, and the plugin under the name of each private version. Nobody else sees any of it, and it goes
 //! with the last process of the namespace. Root needs no user namespace for that and gets none, to keep what it may do.
 
-use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::num::NonZero;
@@ -19,7 +18,8 @@ use rustix::mount::{
 };
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with};
 use rustix::thread::UnshareFlags;
-use softnic::preload::{DEFAULT_PKEY, GIDS, LINK_LOCAL, LazyNic, PKEYS, SYSFS_ABI, Settings};
+use softnic::preload::Settings;
+use softnic::preload::sysfs::{self, Provider};
 
 use crate::Error;
 
@@ -66,8 +66,7 @@ pub(crate) fn enter(settings: &Settings, library: &Path) -> Result<(), Error> {
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     step("making the mounts private", mount_change("/", private))?;
     replace_dev()?;
-    let tree = Tree { root: PathBuf::from(SYSFS) };
-    tree.write(settings)
+    write_tree(Path::new(SYSFS), settings)
         .map_err(|source| Error::Step { step: "writing the sysfs tree".to_owned(), source })?;
     link_plugin(library).map_err(|source| Error::Step { step: "naming the plugin".to_owned(), source })
 }
@@ -163,59 +162,16 @@ fn link_plugin(library: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What libibverbs reads of sysfs about one device (rdma-core libibverbs/init.c, verbs.c).
-struct Tree {
-    root: PathBuf,
-}
-
-impl Tree {
-    fn write(&self, settings: &Settings) -> io::Result<()> {
-        // IB_USER_VERBS_ABI_VERSION of rdma/ib_user_verbs.h.
-        self.put("class/infiniband_verbs/abi_version", "6")?;
-        let channel = "class/infiniband_verbs/uverbs0";
-        self.put(&format!("{channel}/ibdev"), &settings.name)?;
-        // The numbers of /dev/full, which is mounted at /dev/infiniband/uverbs0.
-        self.put(&format!("{channel}/dev"), "1:7")?;
-        self.put(&format!("{channel}/abi_version"), &SYSFS_ABI.to_string())?;
-        let guid = LazyNic::new(settings.clone()).guid();
-        let device = format!("class/infiniband/{}", settings.name);
-        self.put(&format!("{device}/node_type"), "1: CA")?;
-        self.put(&format!("{device}/node_guid"), &quads(&[guid]))?;
-        let port = format!("{device}/ports/1");
-        for index in 0..GIDS {
-            // The link-local GID of the port; the others are empty.
-            let gid = if index == 0 { [LINK_LOCAL, guid] } else { [0, 0] };
-            self.put(&format!("{port}/gids/{index}"), &quads(&gid))?;
-            self.put(&format!("{port}/gid_attrs/types/{index}"), "RoCE v2")?;
-            // There is no interface behind the port, and the library wants the name of one that exists.
-            self.put(&format!("{port}/gid_attrs/ndevs/{index}"), "lo")?;
-        }
-        for index in 0..PKEYS {
-            self.put(&format!("{port}/pkeys/{index}"), &format!("{DEFAULT_PKEY:#06x}"))?;
-        }
-        Ok(())
-    }
-
-    fn put(&self, path: &str, text: &str) -> io::Result<()> {
-        let path = self.root.join(path);
+/// Writes what libibverbs reads of sysfs about the device.
+fn write_tree(root: &Path, settings: &Settings) -> io::Result<()> {
+    for (path, line) in sysfs::files(settings, Provider::Own) {
+        let path = root.join(path);
         if let Some(parent) = path.parent() {
             folder(parent)?;
         }
-        fs::write(path, format!("{text}\n"))
+        fs::write(path, format!("{line}\n"))?;
     }
-}
-
-/// `0073:6fff:fe66:7400`, as sysfs prints GUIDs and GIDs.
-fn quads(words: &[u64]) -> String {
-    let mut text = String::new();
-    for word in words {
-        for shift in [48, 32, 16, 0] {
-            let separator = if text.is_empty() { "" } else { ":" };
-            // Writing to a string cannot fail.
-            let _ = write!(text, "{separator}{:04x}", (word >> shift) & 0xffff);
-        }
-    }
-    text
+    Ok(())
 }
 
 #[cfg(test)]
@@ -223,21 +179,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guids_and_gids_are_written_as_sysfs_does() {
-        assert_eq!(quads(&[0x0073_6fff_fe66_7400]), "0073:6fff:fe66:7400");
-        assert_eq!(quads(&[0xfe80 << 48, 1]), "fe80:0000:0000:0000:0000:0000:0000:0001");
-    }
-
-    #[test]
-    fn the_tree_names_the_device_everywhere_the_library_looks() {
+    fn the_tree_is_written_as_the_library_reads_it() {
         let folder = tempfile::tempdir().unwrap();
-        let tree = Tree { root: folder.path().to_owned() };
         let settings = Settings::read(|name| (name == "SOFTNIC_NAME").then(|| "left".to_owned())).unwrap();
-        tree.write(&settings).unwrap();
+        write_tree(folder.path(), &settings).unwrap();
         let read = |path: &str| fs::read_to_string(folder.path().join(path)).unwrap();
         assert_eq!(read("class/infiniband_verbs/uverbs0/ibdev"), "left\n");
-        assert_eq!(read("class/infiniband/left/node_type"), "1: CA\n");
-        assert_eq!(read("class/infiniband/left/ports/1/gids/1"), "0000:0000:0000:0000:0000:0000:0000:0000\n");
         assert_eq!(read("class/infiniband/left/ports/1/pkeys/0"), "0xffff\n");
     }
 }

@@ -11,6 +11,7 @@ use ibverbs_sys::ibv_qp_state::{IBV_QPS_RTR, IBV_QPS_SQE};
 use super::deliver::Buffers;
 use super::transmit::{FRAMES_PER_PASS, gather};
 use crate::clock;
+use crate::formats::Requests;
 use crate::nic::{Nic, Port};
 use crate::state::{QpKind, QpState, State};
 use crate::stats::PortStats;
@@ -156,7 +157,9 @@ fn deliver(state: &mut State, from: u32, request: &Request, whole: &[u8]) -> boo
     let Some(slot) = receiver(state, request) else { return false };
     let State { queues, cqs, memory, unpublished_queues, .. } = state;
     let Some(queue) = queues.get_mut(slot) else { return false };
-    if !queue.consumer.has_next() {
+    // Only queues of this crate's own format take datagrams.
+    let Requests::Own(consumer) = &mut queue.consumer else { return false };
+    if !consumer.has_next() {
         return false;
     }
     let cq = queue.cq;
@@ -165,12 +168,12 @@ fn deliver(state: &mut State, from: u32, request: &Request, whole: &[u8]) -> boo
         state.overrun(cq);
         return false;
     }
-    let place = queue.consumer.slot();
+    let place = consumer.slot();
     // SAFETY: the request was published, so its slot is this side's, and slots begin with the id.
     let wr_id = unsafe { place.cast::<u64>().read() };
     let mut buffers = Buffers { regions: memory.of_domain(queue.domain, true), max_sge: queue.max_sge };
     let (status, _) = buffers.scatter(place, whole);
-    queue.consumer.advance();
+    consumer.advance();
     if !queue.unpublished {
         queue.unpublished = true;
         unpublished_queues.push(slot);

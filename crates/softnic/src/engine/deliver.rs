@@ -2,7 +2,10 @@
 //!
 //! [`super::receive`] decides which queues get a frame and lists the deliveries of each queue; a list is carried out here
 //! in one go, so that the queue, its completion queue and its memory are looked up once. [`super::datagram`] puts
-//! datagrams into buffers by the same rules. Every buffer is checked before a byte is written.
+//! datagrams into buffers by the same rules. Every buffer is checked before a byte is written. Queues in mlx5's format are
+//! served by [`mlx5`].
+
+mod mlx5;
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
@@ -11,6 +14,7 @@ use arrayvec::ArrayVec;
 use packet::checksum::{Check, verify_ip, verify_l4};
 
 use super::receive::C_VLAN_TPID;
+use crate::formats::{Completions, Requests};
 use crate::memory::Regions;
 use crate::prefetch::prefetch_write;
 use crate::ring::Slots;
@@ -22,8 +26,7 @@ use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status};
 
 /// How many deliveries ahead their buffers and the lines of their completions are taken over from the application's core.
 const LOOKAHEAD: u32 = 8;
-/// Of the smallest requests at least this many share a line; of completions exactly two.
-const REQUESTS_PER_LINE: usize = 2;
+/// Of completions two share a line.
 const COMPLETIONS_PER_LINE: u32 = 2;
 /// Room for this many copies per frame on average; further ones would allocate once.
 const COPIES_PER_FRAME: usize = crate::flow::MAX_MATCHES;
@@ -109,10 +112,7 @@ impl Planner<'_> {
             self.touched.push(slot);
         }
         if queue.planned.count == 0 {
-            queue.consumer.refresh(BURST_FRAMES as u32);
-            for ahead in (0..BURST_FRAMES as u32).step_by(REQUESTS_PER_LINE) {
-                queue.consumer.prefetch(ahead);
-            }
+            queue.consumer.fetch(BURST_FRAMES as u32);
         }
         true
     }
@@ -177,8 +177,9 @@ impl Work<'_, '_> {
 #[inline]
 pub(super) fn approach(state: &State, slot: u32) {
     let Some(queue) = state.queues.get(slot) else { return };
-    let requests = queue.consumer.slots();
-    for nth in 0..queue.planned.count.min(LOOKAHEAD).min(queue.consumer.published()) {
+    let Requests::Own(consumer) = &queue.consumer else { return };
+    let requests = consumer.slots();
+    for nth in 0..queue.planned.count.min(LOOKAHEAD).min(consumer.published()) {
         prefetch_buffer(requests.at(nth));
     }
 }
@@ -214,15 +215,19 @@ fn fill(state: &mut State, slot: u32, deliveries: &[Delivery], work: &mut Work<'
     let Some(queue) = queues.get_mut(slot).filter(|queue| queue.ready) else { return 0 };
     // The completions' place comes first: without it the buffers must stay posted.
     let Some(cq) = cqs.get_mut(queue.cq).filter(|cq| !cq.failed) else { return 0 };
+    let (Requests::Own(consumer), Completions::Own(producer)) = (&mut queue.consumer, &mut cq.producer)
+    else {
+        return mlx5::fill(state, slot, deliveries, work);
+    };
     let wanted = deliveries.len() as u32;
-    let room = cq.producer.room_for(wanted);
-    let count = wanted.min(queue.consumer.published()).min(room);
+    let room = producer.room_for(wanted);
+    let count = wanted.min(consumer.published()).min(room);
     if count == 0 {
         return 0;
     }
     let mut filling = Filling {
-        requests: queue.consumer.slots(),
-        completions: cq.producer.slots(),
+        requests: consumer.slots(),
+        completions: producer.slots(),
         buffers: Buffers { regions: memory.of_domain(queue.domain, true), max_sge: queue.max_sge },
         number: queue.number,
         edits: queue.edits,
@@ -244,8 +249,8 @@ fn fill(state: &mut State, slot: u32, deliveries: &[Delivery], work: &mut Work<'
         }
     }
     let made = filling.made;
-    queue.consumer.advance_by(made);
-    cq.producer.advance_by(made);
+    consumer.advance_by(made);
+    producer.advance_by(made);
     if !cq.unpublished {
         cq.unpublished = true;
         unpublished_cqs.push(queue.cq);

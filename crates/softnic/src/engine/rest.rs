@@ -114,10 +114,11 @@ fn sleep(nic: &Nic, descriptors: &Descriptors, longest: Duration) {
 
 /// How long the engine may sleep for all that the state knows; `None`: not at all.
 fn patience(state: &mut State) -> Option<Duration> {
-    let State { senders, qps, failed_queues, waiting_cqs, .. } = state;
+    let State { senders, qps, failed_queues, waiting_cqs, watched_cqs, .. } = state;
     let mut patience = HEARTBEAT;
-    if !failed_queues.is_empty() {
-        // Receive buffers that are posted to them are flushed; posting rings no bell.
+    if !failed_queues.is_empty() || !watched_cqs.is_empty() {
+        // Receive buffers that are posted to failed queues are flushed, and queues in a client's memory are armed there;
+        // neither rings a bell.
         patience = LONGEST_NAP;
     }
     if !waiting_cqs.is_empty() {

@@ -9,6 +9,7 @@ use super::receive::Plan;
 use super::tap::{EgressFlows, Tap};
 use super::{EnginePort, datagram, flush_failed};
 use crate::clock;
+use crate::formats::Completions;
 use crate::limits::{ETHERNET_BYTES, MAX_SGE, MAX_TSO_BYTES, MAX_TSO_SEGMENTS};
 use crate::memory::{MemoryTable, Regions};
 use crate::nic::Nic;
@@ -75,6 +76,9 @@ pub(super) fn drain(
     }
     if !state.waiting_cqs.is_empty() {
         state.raise_waiting();
+    }
+    if !state.watched_cqs.is_empty() {
+        state.look_for_arms();
     }
     let mut sent = 0;
     let mut index = 0;
@@ -156,14 +160,16 @@ fn send_plain(state: &mut State, slot: u32, limit: usize, exit: &mut Exit<'_>) -
         return 0;
     };
     let Some(cq) = cqs.get_mut(send.cq).filter(|cq| !cq.failed) else { return 0 };
+    // Only queue pairs of this crate's own format send.
+    let Completions::Own(producer) = &mut cq.producer else { return 0 };
     if send.pace.is_limited() || exit.tap.is_active() {
         return 0;
     }
     let limit = limit.min(FRAMES_PER_PASS) as u32;
     send.consumer.refresh(limit);
     let count = limit.min(send.consumer.published());
-    let count = count.min(cq.producer.room_for(count));
-    let (requests, completions) = (send.consumer.slots(), cq.producer.slots());
+    let count = count.min(producer.room_for(count));
+    let (requests, completions) = (send.consumer.slots(), producer.slots());
     let mut regions = memory.of_domain(*domain, false);
     let mut frames = ArrayVec::<&[u8], FRAMES_PER_PASS>::new();
     let mut completed = 0;
@@ -200,7 +206,7 @@ fn send_plain(state: &mut State, slot: u32, limit: usize, exit: &mut Exit<'_>) -
     exit.stats.tx_errors += (frames.len() as u64).saturating_sub(taken.frames);
     send.consumer.advance_by(frames.len() as u32);
     if completed > 0 {
-        cq.producer.advance_by(completed);
+        producer.advance_by(completed);
         if !cq.unpublished {
             cq.unpublished = true;
             unpublished_cqs.push(send.cq);

@@ -18,6 +18,7 @@ use super::answer::{EINVAL, Verb, answer_status, known_bits};
 use crate::clock;
 use crate::device::SoftContext;
 use crate::limits;
+use crate::nic::Nic;
 use crate::personality::{ClockRules, WorkQueueRules};
 use crate::preload::{PKEYS, eui64};
 
@@ -49,7 +50,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         if attr.is_null() || attr_bytes < size_of::<ibv_device_attr>() {
             return Err(EINVAL);
         }
-        let full = attributes(context);
+        let full = attributes(context.nic());
         let known = attr_bytes.min(size_of::<ibv_device_attr_ex>());
         // SAFETY: the application gave `attr_bytes` bytes.
         unsafe { attr.cast::<u8>().write_bytes(0, attr_bytes) };
@@ -63,10 +64,11 @@ fn int<T: TryInto<c_int>>(value: T) -> c_int {
     value.try_into().unwrap_or(c_int::MAX)
 }
 
-fn attributes(context: &SoftContext) -> ibv_device_attr_ex {
-    let ports = context.nic().ports.len();
-    let rules = context.nic().rules();
-    let guid = context.nic().port(1).map_or(0, |port| eui64(port.mac())).to_be();
+/// What the device reports of itself.
+pub(crate) fn attributes(nic: &Nic) -> ibv_device_attr_ex {
+    let ports = nic.ports.len();
+    let rules = nic.rules();
+    let guid = nic.port(1).map_or(0, |port| eui64(port.mac())).to_be();
     let mut base = ibv_device_attr {
         node_guid: guid,
         sys_image_guid: guid,
@@ -92,8 +94,8 @@ fn attributes(context: &SoftContext) -> ibv_device_attr_ex {
     }
     ibv_device_attr_ex {
         orig_attr: base,
-        completion_timestamp_mask: context.nic().clock.mask,
-        hca_core_clock: context.nic().clock.kilohertz,
+        completion_timestamp_mask: nic.clock.mask,
+        hca_core_clock: nic.clock.kilohertz,
         rss_caps: ibv_rss_caps {
             supported_qpts: RAW_PACKET,
             max_rwq_indirection_tables: limits::MAX_TABLES as u32,
@@ -152,41 +154,47 @@ pub(crate) unsafe extern "C" fn query_port(
     number: u8,
     attr: *mut ibv_port_attr,
 ) -> c_int {
-    /// `phys_state` of the InfiniBand specification: LinkUp and Disabled.
-    const PHYSICAL_UP: u8 = 5;
-    const PHYSICAL_DISABLED: u8 = 3;
-    /// 4X, and EDR: 100 Gb/s, for the tools that print it.
-    const WIDTH_4X: u8 = 2;
-    const SPEED_EDR: u8 = 32;
     /// Releases before 54 know the struct without `active_speed_ex`, so that is never written.
     const COMMON_BYTES: usize = offset_of!(ibv_port_attr, active_speed_ex);
 
     answer_status(|| {
         // SAFETY: the library passes a live context of this provider.
         let context = unsafe { SoftContext::of(context) }?;
-        let port = context.nic().port(number).ok_or(EINVAL)?;
+        let tables = (context.tables.gids, context.tables.pkeys);
+        let full = port_attributes(context.nic(), number, tables)?;
         if attr.is_null() {
             return Err(EINVAL);
         }
-        let down = port.down.load(Ordering::Relaxed);
-        let full = ibv_port_attr {
-            state: if down { ibv_port_state::IBV_PORT_DOWN } else { ibv_port_state::IBV_PORT_ACTIVE },
-            max_mtu: IBV_MTU_4096,
-            active_mtu: mtu(port.path_mtu_bytes()),
-            gid_tbl_len: context.tables.gids,
-            pkey_tbl_len: context.tables.pkeys,
-            max_msg_sz: port.mtu_bytes + limits::ETHERNET_BYTES as u32,
-            active_width: WIDTH_4X,
-            active_speed: SPEED_EDR,
-            phys_state: if down { PHYSICAL_DISABLED } else { PHYSICAL_UP },
-            link_layer: IBV_LINK_LAYER_ETHERNET as u8,
-            // As every RoCE port: addresses are GIDs.
-            flags: QPF_GRH_REQUIRED,
-            ..ibv_port_attr::default()
-        };
         // SAFETY: the library gives at least the struct of its own release, which begins with these bytes.
         unsafe { attr.cast::<u8>().copy_from_nonoverlapping((&raw const full).cast(), COMMON_BYTES) };
         Ok(())
+    })
+}
+
+/// What a port reports of itself, with the lengths of its tables of GIDs and of partition keys.
+pub(crate) fn port_attributes(nic: &Nic, number: u8, (gids, pkeys): (c_int, u16)) -> Verb<ibv_port_attr> {
+    /// `phys_state` of the InfiniBand specification: LinkUp and Disabled.
+    const PHYSICAL_UP: u8 = 5;
+    const PHYSICAL_DISABLED: u8 = 3;
+    /// 4X, and EDR: 100 Gb/s, for the tools that print it.
+    const WIDTH_4X: u8 = 2;
+    const SPEED_EDR: u8 = 32;
+    let port = nic.port(number).ok_or(EINVAL)?;
+    let down = port.down.load(Ordering::Relaxed);
+    Ok(ibv_port_attr {
+        state: if down { ibv_port_state::IBV_PORT_DOWN } else { ibv_port_state::IBV_PORT_ACTIVE },
+        max_mtu: IBV_MTU_4096,
+        active_mtu: mtu(port.path_mtu_bytes()),
+        gid_tbl_len: gids,
+        pkey_tbl_len: pkeys,
+        max_msg_sz: port.mtu_bytes + limits::ETHERNET_BYTES as u32,
+        active_width: WIDTH_4X,
+        active_speed: SPEED_EDR,
+        phys_state: if down { PHYSICAL_DISABLED } else { PHYSICAL_UP },
+        link_layer: IBV_LINK_LAYER_ETHERNET as u8,
+        // As every RoCE port: addresses are GIDs.
+        flags: QPF_GRH_REQUIRED,
+        ..ibv_port_attr::default()
     })
 }
 

@@ -9,9 +9,10 @@ use ibverbs_sys::{
 };
 
 use super::Object;
-use super::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, answer_handle, answer_status, known_bits};
+use super::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, answer_handle, answer_status, known_bits};
 use crate::device::SoftContext;
 use crate::limits::MAX_COUNTER_POINTS;
+use crate::personality::Rules;
 use crate::state::{CounterPoint, CounterState};
 
 /// `IBV_READ_COUNTERS_ATTR_PREFER_CACHED`: these counters are always at hand, so it changes nothing.
@@ -110,32 +111,43 @@ pub(crate) unsafe extern "C" fn read_counters(
         let soft = unsafe { SoftContext::of(object.context()) }?;
         let state = soft.nic().quiet_control();
         let set = state.counters.get(object.slot).ok_or(EINVAL)?;
-        if set.users == 0 && !soft.nic().rules().flow.emulation.reads_idle_counters {
+        if values.is_null() {
             return Err(EINVAL);
         }
-        // As the kernel: every index that was attached must have its place in the array.
-        let fits = set.points.iter().all(|&(index, _)| index < count);
-        if set.points.is_empty() || !fits || values.is_null() {
-            return Err(EINVAL);
-        }
+        let read = self::values(set, count as usize, soft.nic().rules())?;
         // The kernel (uverbs_std_types_counters.c) returns the whole array, with zeros where no point is.
         // SAFETY: the application gave `count` values; bytes, so their alignment does not matter.
-        unsafe { values.cast::<u8>().write_bytes(0, count as usize * size_of::<u64>()) };
-        // Points with the same index add up (ibv_attach_counters_point_flow(3)).
-        for &(index, point) in &set.points {
-            let value = match point {
-                CounterPoint::Packets => set.packets,
-                CounterPoint::Bytes => set.bytes,
-            };
-            // SAFETY: the application gave `count` values, and `index` is below that.
-            let place = unsafe { values.add(index as usize) };
-            // SAFETY: as above; the application's array may not be aligned.
-            let so_far = unsafe { place.read_unaligned() };
-            // SAFETY: as above.
-            unsafe { place.write_unaligned(so_far.wrapping_add(value)) };
-        }
+        unsafe { values.cast::<u8>().copy_from_nonoverlapping(read.as_ptr().cast(), size_of_val(&*read)) };
+        // SAFETY: as above, of which `read` fills the beginning.
+        let rest = unsafe { values.add(read.len()) };
+        // SAFETY: as above.
+        unsafe { rest.cast::<u8>().write_bytes(0, (count as usize - read.len()) * size_of::<u64>()) };
         Ok(())
     })
+}
+
+/// What an array of `count` values begins with, up to the last index of the set; points with the same index add up
+/// (ibv_attach_counters_point_flow(3)).
+pub(crate) fn values(set: &CounterState, count: usize, rules: &Rules) -> Verb<Vec<u64>> {
+    if set.users == 0 && !rules.flow.emulation.reads_idle_counters {
+        return Err(EINVAL);
+    }
+    // As the kernel: every index that was attached must have its place in the array.
+    let last = set.points.iter().map(|&(index, _)| index as usize).max().ok_or(EINVAL)?;
+    if last >= count {
+        return Err(EINVAL);
+    }
+    let mut values = vec![0_u64; last + 1];
+    for &(index, point) in &set.points {
+        let value = match point {
+            CounterPoint::Packets => set.packets,
+            CounterPoint::Bytes => set.bytes,
+        };
+        if let Some(place) = values.get_mut(index as usize) {
+            *place = place.wrapping_add(value);
+        }
+    }
+    Ok(values)
 }
 
 pub(crate) unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) -> c_int {

@@ -25,6 +25,7 @@ use crate::abi::WorkCompletion;
 use crate::completion::{ChannelState, CqState, Notice, Wish};
 use crate::device::SoftContext;
 use crate::events::{CompletionEvents, acknowledgements};
+use crate::formats::Completions;
 use crate::personality::{ClockRules, CompletionRules};
 use crate::prefetch::prefetch_read;
 use crate::ring::{Consumer, Producer};
@@ -211,7 +212,7 @@ fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_
     let engine_side = CqState {
         owner: soft.slot,
         users: 0,
-        producer,
+        producer: Completions::Own(producer),
         ignore_overrun: request.ignore_overrun,
         failed: false,
         unpublished: false,
@@ -310,26 +311,35 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     })
 }
 
+/// What of a change of moderation cannot be.
+pub(crate) fn check_moderation(
+    mask: u32,
+    (count, period_us): (u16, u16),
+    rules: &CompletionRules,
+) -> Verb<()> {
+    // The kernel (ib_uverbs_ex_modify_cq): nothing to do is EINVAL, anything unknown EOPNOTSUPP.
+    if mask == 0 {
+        return Err(EINVAL);
+    }
+    if mask != ATTR_MODERATE {
+        return Err(EOPNOTSUPP);
+    }
+    if count > rules.max_moderation_count || period_us > rules.max_moderation_period_us {
+        return Err(EINVAL);
+    }
+    Ok(())
+}
+
 pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
     answer_status(|| {
         // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
         let object = unsafe { SoftCq::of(cq.cast()) }?;
         // SAFETY: NULL or the application's struct.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
-        // The kernel (ib_uverbs_ex_modify_cq): nothing to do is EINVAL, anything unknown EOPNOTSUPP.
-        if attr.attr_mask == 0 {
-            return Err(EINVAL);
-        }
-        if attr.attr_mask != ATTR_MODERATE {
-            return Err(EOPNOTSUPP);
-        }
         // SAFETY: the queue keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
-        let rules = &soft.nic().rules().objects.completion;
         let (count, period_us) = (attr.moderate.cq_count, attr.moderate.cq_period);
-        if count > rules.max_moderation_count || period_us > rules.max_moderation_period_us {
-            return Err(EINVAL);
-        }
+        check_moderation(attr.attr_mask, (count, period_us), &soft.nic().rules().objects.completion)?;
         let mut state = soft.nic().control();
         state.cqs.get_mut(object.slot).ok_or(EINVAL)?.notice.moderate(count, period_us);
         // What waits already may be enough now.

@@ -69,7 +69,7 @@ fn counter(request: &FlowRequest, qp: &SoftQp) -> Verb<Option<u32>> {
 }
 
 /// Puts a flow into the table and into use of its queue pair and counters.
-fn insert(state: &mut State, flow: FlowState, request: &FlowRequest) -> Verb<u32> {
+pub(crate) fn insert(state: &mut State, flow: FlowState, request: &FlowRequest) -> Verb<u32> {
     let FlowState { qp, counter, .. } = flow;
     state.qps.get(qp).ok_or(EINVAL)?;
     if let Some(counter) = counter {
@@ -114,7 +114,7 @@ fn insert(state: &mut State, flow: FlowState, request: &FlowRequest) -> Verb<u32
 }
 
 /// Builds the trees of the flow table anew where that pays. The engine goes on meanwhile; this caller waits.
-fn rebuild_flows(nic: &Nic, mut rebuild: Option<TableRebuild>) {
+pub(crate) fn rebuild_flows(nic: &Nic, mut rebuild: Option<TableRebuild>) {
     while let Some(mut started) = rebuild {
         while nic.control().flows.copy_rules(&mut started) {}
         let rebuilt = started.build();

@@ -37,7 +37,7 @@ unsafe impl Object for SoftMr {
 }
 
 /// Whether a region with these flags can be written to by the device.
-fn writable(access: c_int) -> Verb<bool> {
+pub(crate) fn writable(access: c_int) -> Verb<bool> {
     let flags = access.cast_unsigned();
     let local = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
     let remote_write =
@@ -52,7 +52,7 @@ fn writable(access: c_int) -> Verb<bool> {
 }
 
 /// Neither a range nor its image in the device's address space may be empty or wrap. Returns its length.
-fn range(address: *mut c_void, bytes: usize, virtual_address: u64) -> Verb<u64> {
+pub(crate) fn range(address: *mut c_void, bytes: usize, virtual_address: u64) -> Verb<u64> {
     if address.is_null() || bytes == 0 {
         return Err(EINVAL);
     }
@@ -64,7 +64,7 @@ fn range(address: *mut c_void, bytes: usize, virtual_address: u64) -> Verb<u64> 
 
 /// Has the pages of a range there, as pinning them would: memory that is not mapped, or not with the rights that the
 /// device needs, is EFAULT, and not a crash when a frame arrives.
-fn populate(address: *mut c_void, bytes: usize, writable: bool) -> Verb<()> {
+pub(crate) fn populate(address: *mut c_void, bytes: usize, writable: bool) -> Verb<()> {
     // SAFETY: takes a number and returns one.
     let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).map_err(|_| EIO)?;
     let start = address.map_addr(|address| address & !(page_bytes - 1));

@@ -30,6 +30,7 @@ use super::wq::SoftTable;
 use crate::device::SoftContext;
 use crate::engine::deliver::Planned;
 use crate::engine::transmit::Pace;
+use crate::formats::Requests;
 use crate::library::Library;
 use crate::limits::{MAX_INLINE_BYTES, MAX_SGE, MAX_TSO_HEADER_BYTES, RSS_KEY_BYTES};
 use crate::personality::{HashCombinations, QueuePairRules, RssRules, Rules};
@@ -263,7 +264,7 @@ fn register_plain(state: &mut State, queues: PlainQueues, object: &mut Box<Held<
         owner: queues.owner,
         users: 0,
         kind: QueueOwner::QueuePair(u32::MAX),
-        consumer: queues.receives,
+        consumer: Requests::Own(queues.receives),
         max_sge: object.cap.max_recv_sge,
         cq: queues.recv_cq,
         domain: queues.base_domain,
@@ -384,20 +385,28 @@ pub(crate) fn create_rss(context: *mut ibv_context, attr: &ibv_qp_init_attr_ex) 
     let base = base(context, attr.pd, attr.qp_context, [attr.send_cq, attr.recv_cq], attr.qp_type);
     let mut object = new_object(base, pd.slot, ibv_qp_cap::default(), false);
     let mut state = soft.nic().control();
-    let entries = state.tables.get(table.slot).ok_or(EINVAL)?;
-    let rss = Rss::new(&key, fields, &entries.queues).map_err(|_| EINVAL)?;
-    let kind = QpKind::Rss { table: table.slot, rss: Box::new(rss) };
-    let qp = QpState::new(soft.slot, pd.base, kind);
-    let slot = state.qps.insert(qp).ok_or(ENOMEM)?;
+    let slot = insert_rss(&mut state, (soft.slot, pd.base), table.slot, (&key, fields))?;
     finish(&mut state, slot, &mut object)?;
     if !rules.objects.rss.numbered {
         object.qp.get_mut().qp_base.qp_num = 0;
     }
-    if let Some(table) = state.tables.get_mut(table.slot) {
-        table.users += 1;
-    }
     drop(state);
     Ok(Box::into_raw(object).cast())
+}
+
+/// Adds an RSS queue pair of a context and a domain, and counts what it uses of its table.
+pub(crate) fn insert_rss(
+    state: &mut State,
+    (owner, domain): (u32, u32),
+    table: u32,
+    (key, fields): (&RssKey, HashFields),
+) -> Verb<u32> {
+    let entries = state.tables.get_mut(table).ok_or(EINVAL)?;
+    let rss = Rss::new(key, fields, &entries.queues).map_err(|_| EINVAL)?;
+    let qp = QpState::new(owner, domain, QpKind::Rss { table, rss: Box::new(rss) });
+    let slot = state.qps.insert(qp).ok_or(ENOMEM)?;
+    entries.users += 1;
+    Ok(slot)
 }
 
 /// What belongs to a receive queue, beside a table of them: refused on every device (libibverbs/cmd_qp.c,
@@ -421,7 +430,7 @@ fn check(attr: &ibv_qp_init_attr_ex, rules: &RssRules) -> Verb<()> {
     }
 }
 
-fn hash(conf: &ibv_rx_hash_conf, rules: &Rules) -> Verb<(RssKey, HashFields)> {
+pub(crate) fn hash(conf: &ibv_rx_hash_conf, rules: &Rules) -> Verb<(RssKey, HashFields)> {
     if u32::from(conf.rx_hash_function) != IBV_RX_HASH_FUNC_TOEPLITZ {
         return Err(rules.objects.rss.function_refusal);
     }

@@ -26,8 +26,9 @@ use super::{Object, has_capability};
 use crate::device::SoftContext;
 use crate::engine::deliver::Planned;
 use crate::events::acknowledgements;
+use crate::formats::Requests;
 use crate::limits::MAX_SGE;
-use crate::personality::{Rules, WorkQueueRules};
+use crate::personality::{HashRules, Rules, WorkQueueRules};
 use crate::prefetch::prefetch_write;
 use crate::ring::Producer;
 use crate::state::{FrameEdits, QueueOwner, QueueState, State, TableState};
@@ -87,7 +88,7 @@ pub(crate) unsafe extern "C" fn create_wq(
             owner: soft.slot,
             users: 0,
             kind: QueueOwner::WorkQueue,
-            consumer,
+            consumer: Requests::Own(consumer),
             max_sge: attr.max_sge,
             cq: cq.slot,
             domain: pd.base,
@@ -156,7 +157,7 @@ fn check(attr: &ibv_wq_init_attr, rules: &Rules) -> Verb<u32> {
 /// The lowest that is free: work queues that are made one after the other follow each other, whatever queue
 /// pairs are made between them, as indirection tables of ConnectX-3 want it (kernel hw/mlx4/qp.c,
 /// `mlx4_ib_alloc_wqn`: numbers from a range of their own).
-fn free_number(state: &State) -> u32 {
+pub(crate) fn free_number(state: &State) -> u32 {
     let taken: HashSet<u32> = state.queues.iter().map(|(_, queue)| queue.number).collect();
     let mut numbers = (0..=u32::MAX).map(|place| State::number(place, FIRST_NUMBER));
     numbers.find(|number| !taken.contains(number)).unwrap_or(FIRST_NUMBER)
@@ -205,34 +206,10 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
         let object = unsafe { SoftWq::of(wq) }?;
         // SAFETY: NULL or the application's struct.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
-        let known = IBV_WQ_ATTR_STATE | IBV_WQ_ATTR_CURR_STATE | IBV_WQ_ATTR_FLAGS;
-        known_bits(attr.attr_mask, known, EINVAL)?;
-        if attr.attr_mask == 0 {
-            // kernel uverbs_cmd.c, `ib_uverbs_ex_modify_wq`.
-            return Err(EINVAL);
-        }
         // SAFETY: the queue keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
         let rules = &soft.nic().rules().objects.work_queue;
-        let flags_mask = if attr.attr_mask & IBV_WQ_ATTR_FLAGS == 0 { 0 } else { attr.flags_mask };
-        known_bits(flags_mask, rules.modify_flags.bits, rules.modify_flags.refusal)?;
-        if attr.attr_mask & IBV_WQ_ATTR_FLAGS != 0 && rules.modify_flags.bits == 0 {
-            return Err(rules.modify_flags.refusal);
-        }
-        let mut state = soft.nic().control();
-        let current = object.state.load(Ordering::Relaxed);
-        if attr.attr_mask & IBV_WQ_ATTR_CURR_STATE != 0 && attr.curr_wq_state != current {
-            return Err(EINVAL);
-        }
-        if attr.attr_mask & IBV_WQ_ATTR_STATE != 0 {
-            transit(&mut state, object, (current, attr.wq_state), rules)?;
-        }
-        if flags_mask & IBV_WQ_FLAGS_CVLAN_STRIPPING != 0
-            && let Some(queue) = state.queues.get_mut(object.slot)
-        {
-            queue.edits.strip_cvlan = attr.flags & IBV_WQ_FLAGS_CVLAN_STRIPPING != 0;
-        }
-        drop(state);
+        modify(&mut soft.nic().control(), object.slot, attr, rules)?;
         if attr.attr_mask & IBV_WQ_ATTR_STATE != 0 {
             let place = wq.wrapping_byte_add(std::mem::offset_of!(ibv_wq, state)).cast::<ibv_wq_state>();
             // SAFETY: the application's handle; as with any provider, it must not read the state while it changes it.
@@ -242,9 +219,37 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
     })
 }
 
+/// Changes a work queue, all of what is asked or nothing.
+pub(crate) fn modify(state: &mut State, slot: u32, attr: &ibv_wq_attr, rules: &WorkQueueRules) -> Verb<()> {
+    let known = IBV_WQ_ATTR_STATE | IBV_WQ_ATTR_CURR_STATE | IBV_WQ_ATTR_FLAGS;
+    known_bits(attr.attr_mask, known, EINVAL)?;
+    if attr.attr_mask == 0 {
+        // kernel uverbs_cmd.c, `ib_uverbs_ex_modify_wq`.
+        return Err(EINVAL);
+    }
+    let flags_mask = if attr.attr_mask & IBV_WQ_ATTR_FLAGS == 0 { 0 } else { attr.flags_mask };
+    known_bits(flags_mask, rules.modify_flags.bits, rules.modify_flags.refusal)?;
+    if attr.attr_mask & IBV_WQ_ATTR_FLAGS != 0 && rules.modify_flags.bits == 0 {
+        return Err(rules.modify_flags.refusal);
+    }
+    let current = state.queues.get(slot).ok_or(EINVAL)?.native_state.load(Ordering::Relaxed);
+    if attr.attr_mask & IBV_WQ_ATTR_CURR_STATE != 0 && attr.curr_wq_state != current {
+        return Err(EINVAL);
+    }
+    if attr.attr_mask & IBV_WQ_ATTR_STATE != 0 {
+        transit(state, slot, (current, attr.wq_state), rules)?;
+    }
+    if flags_mask & IBV_WQ_FLAGS_CVLAN_STRIPPING != 0
+        && let Some(queue) = state.queues.get_mut(slot)
+    {
+        queue.edits.strip_cvlan = attr.flags & IBV_WQ_FLAGS_CVLAN_STRIPPING != 0;
+    }
+    Ok(())
+}
+
 fn transit(
     state: &mut State,
-    wq: &SoftWq,
+    slot: u32,
     (from, to): (ibv_wq_state, ibv_wq_state),
     rules: &WorkQueueRules,
 ) -> Verb<()> {
@@ -257,16 +262,16 @@ fn transit(
     if !allowed {
         return Err(EINVAL);
     }
-    let queue = state.queues.get_mut(wq.slot).ok_or(EINVAL)?;
+    let queue = state.queues.get_mut(slot).ok_or(EINVAL)?;
     queue.ready = to == IBV_WQS_RDY;
     if to == IBV_WQS_RESET {
         queue.consumer.discard();
     }
-    wq.state.store(to, Ordering::Relaxed);
-    state.failed_queues.retain(|failed| *failed != wq.slot);
+    queue.native_state.store(to, Ordering::Relaxed);
+    state.failed_queues.retain(|failed| *failed != slot);
     if to == IBV_WQS_ERR {
-        state.failed_queues.push(wq.slot);
-        state.flush_queue(wq.slot);
+        state.failed_queues.push(slot);
+        state.flush_queue(slot);
         state.publish();
     }
     Ok(())
@@ -335,23 +340,38 @@ pub(crate) unsafe extern "C" fn create_rwq_ind_table(
         let rules = &soft.nic().rules().hash;
         let queues = entries(attr, context, rules.max_entries as usize)?;
         let mut state = soft.nic().control();
-        let numbers: Option<Vec<u32>> =
-            queues.iter().map(|queue| state.queues.get(*queue).map(|queue| queue.number)).collect();
-        let numbers = numbers.ok_or(EINVAL)?;
-        if rules.consecutive && numbers.windows(2).any(|pair| pair[1] != pair[0] + 1) {
-            return Err(EINVAL);
-        }
-        let table = TableState { owner: soft.slot, users: 0, queues: queues.clone() };
-        let slot = state.tables.insert(table).ok_or(ENOMEM)?;
-        for queue in &queues {
-            if let Some(queue) = state.queues.get_mut(*queue) {
-                queue.users += 1;
-            }
-        }
+        let slot = insert_table(&mut state, soft.slot, &queues, rules)?;
         let handle = c_int::try_from(slot).map_err(|_| ENOMEM)?;
         let table = ibv_rwq_ind_table { context, ind_tbl_handle: handle, ind_tbl_num: handle, comp_mask: 0 };
         Ok(SoftTable { table, slot }.into_native())
     })
+}
+
+/// Adds a table of a context, and counts the use of its queues.
+pub(crate) fn insert_table(state: &mut State, owner: u32, queues: &[u32], rules: &HashRules) -> Verb<u32> {
+    let numbers: Option<Vec<u32>> =
+        queues.iter().map(|queue| state.queues.get(*queue).map(|queue| queue.number)).collect();
+    let numbers = numbers.ok_or(EINVAL)?;
+    if rules.consecutive && numbers.windows(2).any(|pair| pair[1] != pair[0] + 1) {
+        return Err(EINVAL);
+    }
+    let slot = state.tables.insert(TableState { owner, users: 0, queues: queues.into() }).ok_or(ENOMEM)?;
+    for queue in queues {
+        if let Some(queue) = state.queues.get_mut(*queue) {
+            queue.users += 1;
+        }
+    }
+    Ok(slot)
+}
+
+/// Removes a table that nothing uses.
+pub(crate) fn remove_table(state: &mut State, slot: u32) {
+    let Some(removed) = state.tables.remove(slot) else { return };
+    for queue in &removed.queues {
+        if let Some(queue) = state.queues.get_mut(*queue) {
+            queue.users -= 1;
+        }
+    }
 }
 
 /// The queues' slots, in order.
@@ -387,13 +407,7 @@ pub(crate) unsafe extern "C" fn destroy_rwq_ind_table(table: *mut ibv_rwq_ind_ta
         if state.tables.get(object.slot).ok_or(EINVAL)?.users != 0 {
             return Err(EBUSY);
         }
-        if let Some(removed) = state.tables.remove(object.slot) {
-            for queue in &removed.queues {
-                if let Some(queue) = state.queues.get_mut(*queue) {
-                    queue.users -= 1;
-                }
-            }
-        }
+        remove_table(&mut state, object.slot);
         // SAFETY: the library drops the handle; `object` is not used any more.
         drop(unsafe { SoftTable::take(table) });
         Ok(())

@@ -1,0 +1,154 @@
+//! The formats of receive and completion queues: this crate's own rings, or mlx5's queues in the client's memory.
+//!
+//! The format is chosen when a queue is made and never changes. The engine looks at it once per queue and burst; what both
+//! formats share (failing, flushing, counting) uses the methods here. A receive queue and its completion queue always
+//! have the same format, because both belong to one context.
+
+use crate::mlx5::rings::{CompletionRing, ReceiveRing};
+use crate::ring::{Consumer, Producer};
+use crate::work::{Cqe, Status};
+
+/// Of the smallest requests at least this many share a line, in either format.
+const REQUESTS_PER_LINE: usize = 2;
+
+/// The engine's end of a receive queue.
+pub(crate) enum Requests {
+    Own(Consumer),
+    Mlx5(ReceiveRing),
+}
+
+impl Requests {
+    /// Looks at how many requests are posted, unless `wanted` are known to be.
+    #[inline]
+    pub(crate) fn refresh(&mut self, wanted: u32) {
+        match self {
+            Self::Own(consumer) => consumer.refresh(wanted),
+            Self::Mlx5(ring) => ring.refresh(wanted),
+        }
+    }
+
+    /// How many requests are posted, by the last look.
+    #[inline]
+    pub(crate) fn published(&self) -> u32 {
+        match self {
+            Self::Own(consumer) => consumer.published(),
+            Self::Mlx5(ring) => ring.published(),
+        }
+    }
+
+    /// As [`refresh`](Self::refresh), and fetches up to `wanted` of the posted requests.
+    #[inline]
+    pub(crate) fn fetch(&mut self, wanted: u32) {
+        match self {
+            Self::Own(consumer) => {
+                consumer.refresh(wanted);
+                for ahead in (0..wanted).step_by(REQUESTS_PER_LINE) {
+                    consumer.prefetch(ahead);
+                }
+            }
+            Self::Mlx5(ring) => {
+                ring.refresh(wanted);
+                for ahead in (0..wanted).step_by(REQUESTS_PER_LINE) {
+                    ring.prefetch(ahead);
+                }
+            }
+        }
+    }
+
+    /// Takes the next request to be flushed; returns what identifies it in a completion.
+    pub(crate) fn take(&mut self) -> Option<u64> {
+        match self {
+            Self::Own(consumer) => {
+                if !consumer.has_next() {
+                    return None;
+                }
+                // SAFETY: the slot was published, so it is this side's, and receive slots begin with the request's id.
+                let wr_id = unsafe { consumer.slot().cast::<u64>().read() };
+                consumer.advance();
+                Some(wr_id)
+            }
+            Self::Mlx5(ring) => {
+                ring.refresh(1);
+                let id = (ring.published() > 0).then(|| ring.id(0))?;
+                ring.advance_by(1);
+                Some(id)
+            }
+        }
+    }
+
+    /// Gives the consumed requests back to who posts them. With mlx5 the completions do that.
+    #[inline]
+    pub(crate) fn publish(&self) {
+        if let Self::Own(consumer) = self {
+            consumer.publish();
+        }
+    }
+
+    /// Forgets what is posted, as a queue does that enters RESET.
+    pub(crate) fn discard(&mut self) {
+        match self {
+            Self::Own(consumer) => consumer.discard(),
+            Self::Mlx5(ring) => ring.reset(),
+        }
+    }
+}
+
+/// The engine's end of a completion queue.
+pub(crate) enum Completions {
+    Own(Producer),
+    Mlx5(CompletionRing),
+}
+
+impl Completions {
+    /// Whether `wanted` completions can be written.
+    #[inline]
+    pub(crate) fn has_room(&mut self, wanted: u32) -> bool {
+        match self {
+            Self::Own(producer) => producer.has_room(wanted),
+            Self::Mlx5(ring) => ring.room_for(wanted) >= wanted,
+        }
+    }
+
+    /// Writes a completion and counts it. There must be room.
+    #[inline]
+    pub(crate) fn write(&mut self, cqe: &Cqe) {
+        match self {
+            Self::Own(producer) => {
+                // SAFETY: there is room, so the slot is the producer's; completion slots are `Cqe`s, aligned with the ring.
+                unsafe { producer.slot().cast::<Cqe>().write(*cqe) };
+                producer.advance();
+            }
+            Self::Mlx5(ring) => ring.write(cqe, false),
+        }
+    }
+
+    /// Shows the application what was written. With mlx5 each completion shows itself.
+    #[inline]
+    pub(crate) fn publish(&self) {
+        if let Self::Own(producer) = self {
+            producer.publish();
+        }
+    }
+
+    /// The index of the next completion.
+    #[inline]
+    pub(crate) fn position(&self) -> u32 {
+        match self {
+            Self::Own(producer) => producer.position(),
+            Self::Mlx5(ring) => ring.position(),
+        }
+    }
+
+    /// Whether the completion at `index` raises an event for who waits for solicited ones only. It was written, and not yet
+    /// a ring ago.
+    pub(crate) fn is_solicited(&self, index: u32) -> bool {
+        match self {
+            Self::Own(producer) => {
+                // SAFETY: filled by this side, which alone writes to it; the slots are aligned `Cqe`s.
+                let cqe = unsafe { producer.peek(index).cast::<Cqe>().as_ref() };
+                cqe.status() != u32::from(Status::Success as u8) || cqe.is_solicited()
+            }
+            Self::Mlx5(ring) => ring.is_error(index),
+        }
+    }
+}

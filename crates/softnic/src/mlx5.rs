@@ -1,0 +1,205 @@
+//! The device below rdma-core's own mlx5 provider: a model of the kernel's command interface and of the receive side of
+//! a ConnectX, for the unmodified libibverbs and libmlx5 of a process.
+//!
+//! `softnic-preload` gives this module the calls that a process makes on its command descriptors. What is behind them
+//! is the same state, flow table, RSS, memory keys and engine as below this crate's own provider; only the front differs:
+//! commands come in the kernel's structures (rdma-core kernel-headers/rdma), and receive and completion queues are in
+//! mlx5's formats, in memory that libmlx5 allocates. What the kernel and its driver check is modelled from their
+//! sources, named at each check; what libmlx5 checks is not repeated.
+//!
+//! There is no send side yet: queue pairs with queues of their own are EOPNOTSUPP.
+//!
+//! * `ioctl`: attributes of an ioctl, and the copies from and to the client's memory (`user_memory`)
+//! * `commands`: a file per family; they see blocks of bytes (`block`) and no pointer
+//! * `rings`: receive requests, completions and doorbell records; used by the engine
+
+mod block;
+mod commands;
+mod counters;
+mod ioctl;
+pub(crate) mod rings;
+mod user_memory;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{c_int, c_ulong};
+use std::os::fd::{AsRawFd as _, IntoRawFd as _, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::fstat;
+
+use crate::completion::ChannelState;
+use crate::events::{CompletionEvents, EventChannel};
+use crate::nic::Nic;
+use crate::preload::LazyNic;
+use crate::provider::answer::{EINVAL, ENODEV, ENOMEM, ENOSPC, Errno, Verb, guard};
+use crate::state::ContextState;
+
+/// Bytes of a doorbell page (`log_uar_size` of 12).
+pub const PAGE_BYTES: u32 = 1 << 12;
+/// Doorbell pages of a context.
+const MAX_PAGES: u32 = 1_024;
+
+/// The command descriptors of a process.
+pub struct CommandDescriptors {
+    nic: &'static LazyNic,
+    contexts: Mutex<BTreeMap<RawFd, Arc<Context>>>,
+}
+
+impl CommandDescriptors {
+    /// None is open yet; the NIC is made when the first one is.
+    #[must_use]
+    pub const fn new(nic: &'static LazyNic) -> Self {
+        Self { nic, contexts: Mutex::new(BTreeMap::new()) }
+    }
+
+    fn contexts(&self) -> MutexGuard<'_, BTreeMap<RawFd, Arc<Context>>> {
+        self.contexts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes `descriptor`, which was just opened, a command descriptor.
+    ///
+    /// # Errors
+    /// ENODEV if the NIC cannot be made; the reason was written to stderr.
+    pub fn open(&self, descriptor: RawFd) -> Result<(), c_int> {
+        let nic = self.nic.nic().ok_or(ENODEV.0)?;
+        self.contexts().insert(descriptor, Arc::new(Context::new(nic)));
+        Ok(())
+    }
+
+    /// Carries out an ioctl(2) of a command descriptor.
+    ///
+    /// # Errors
+    /// The errno of the kernel's answer.
+    pub fn ioctl(&self, descriptor: RawFd, request: c_ulong, address: usize) -> Result<(), c_int> {
+        let context = self.contexts().get(&descriptor).map(Arc::clone).ok_or(libc::EBADF)?;
+        let answer = guard(Err(Errno(libc::EIO)), || ioctl::carry_out(&context, request, address as u64));
+        answer.map_err(|errno| errno.0)
+    }
+
+    /// Whether a mapping of a command descriptor at `offset` is one of its doorbell pages.
+    #[must_use]
+    pub fn has_page(&self, descriptor: RawFd, offset: i64) -> bool {
+        let context = self.contexts().get(&descriptor).map(Arc::clone);
+        let (Some(context), Ok(offset)) = (context, u64::try_from(offset)) else { return false };
+        let number = u32::try_from(offset / u64::from(PAGE_BYTES));
+        number.is_ok_and(|number| context.opened().pages.contains(&number))
+    }
+
+    /// The descriptor is about to be closed: everything that was made through it goes.
+    pub fn close(&self, descriptor: RawFd) {
+        let context = self.contexts().remove(&descriptor);
+        if let Some(context) = context {
+            guard((), || context.remove());
+        }
+    }
+}
+
+/// A command descriptor, and the context that it is for, once GET_CONTEXT has made it.
+pub(crate) struct Context {
+    nic: Arc<Nic>,
+    opened: Mutex<Opened>,
+}
+
+/// What a context has beside its objects in the state.
+#[derive(Default)]
+struct Opened {
+    slot: Option<u32>,
+    /// The completion channels, by the descriptors that the client reads from.
+    channels: BTreeMap<RawFd, Channel>,
+    pages: BTreeSet<u32>,
+}
+
+#[derive(Clone, Copy)]
+struct Channel {
+    slot: u32,
+    /// Of the client's descriptor: whether that is still the one of the channel.
+    inode: u64,
+}
+
+/// A doorbell page. What the client writes there is not looked at, because memory cannot report a write: receive queues
+/// have none, and completion queues are armed in their doorbell records as well.
+struct Page {
+    number: u32,
+    bytes: u32,
+    offset: u64,
+}
+
+impl Context {
+    fn new(nic: Arc<Nic>) -> Self {
+        Self { nic, opened: Mutex::default() }
+    }
+
+    fn opened(&self) -> MutexGuard<'_, Opened> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The context's slot in the state; EINVAL before GET_CONTEXT.
+    fn slot(&self) -> Verb<u32> {
+        self.opened().slot.ok_or(EINVAL)
+    }
+
+    /// Makes the context; returns the descriptor of its asynchronous events.
+    fn establish(&self) -> Verb<RawFd> {
+        let mut opened = self.opened();
+        if opened.slot.is_some() {
+            return Err(EINVAL);
+        }
+        let (events, client) = EventChannel::new()?;
+        let slot = self.nic.control().contexts.insert(ContextState { events }).ok_or(ENOMEM)?;
+        opened.slot = Some(slot);
+        Ok(client.into_raw_fd())
+    }
+
+    /// Makes a completion channel; returns the descriptor of its events.
+    fn add_channel(&self) -> Verb<RawFd> {
+        let owner = self.slot()?;
+        let (events, client) = CompletionEvents::new()?;
+        let inode = fstat(&client)?.st_ino;
+        let mut opened = self.opened();
+        let mut state = self.nic.control();
+        // Channels whose descriptor was closed have no other end.
+        opened.channels.retain(|_, channel| {
+            let lives = state.channels.get(channel.slot);
+            let lives = lives.is_some_and(|known| known.users > 0 || !known.events.is_abandoned());
+            if !lives {
+                state.channels.remove(channel.slot);
+            }
+            lives
+        });
+        let native = client.as_raw_fd().cast_unsigned().into();
+        let entry = ChannelState { owner, users: 0, native, events };
+        let slot = state.channels.insert(entry).ok_or(ENOMEM)?;
+        let descriptor = client.into_raw_fd();
+        opened.channels.insert(descriptor, Channel { slot, inode });
+        Ok(descriptor)
+    }
+
+    /// The slot of the channel that the client reads from `descriptor`.
+    fn channel(&self, descriptor: RawFd) -> Verb<u32> {
+        let channel = self.opened().channels.get(&descriptor).copied().ok_or(EINVAL)?;
+        let abandoned = |known: &ChannelState| known.events.is_abandoned();
+        if self.nic.quiet_control().channels.get(channel.slot).is_none_or(abandoned) {
+            return Err(EINVAL);
+        }
+        Ok(channel.slot)
+    }
+
+    fn add_page(&self) -> Verb<Page> {
+        let mut opened = self.opened();
+        let number = (1..=MAX_PAGES).find(|number| !opened.pages.contains(number)).ok_or(ENOSPC)?;
+        opened.pages.insert(number);
+        let offset = u64::from(number) * u64::from(PAGE_BYTES);
+        Ok(Page { number, bytes: PAGE_BYTES, offset })
+    }
+
+    fn free_page(&self, number: u64) -> Verb<()> {
+        let number = u32::try_from(number).map_err(|_| EINVAL)?;
+        if self.opened().pages.remove(&number) { Ok(()) } else { Err(Errno(libc::ENOENT)) }
+    }
+
+    fn remove(&self) {
+        if let Some(slot) = self.opened().slot.take() {
+            self.nic.control().remove_owned(slot);
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! Completion channels, completion queues and work queues.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use ibverbs_sys::{
+    IBV_WQ_FLAGS_CVLAN_STRIPPING, IBV_WQ_FLAGS_DELAY_DROP, IBV_WQ_FLAGS_SCATTER_FCS, IBV_WQS_RESET,
+    IBV_WQT_RQ, ibv_wq_attr,
+};
+use rustix::fs::fstat;
+use rustix::thread::CapabilitySet;
+
+use super::{Call, ENOENT, domains};
+use crate::completion::{CqState, Notice, Wish};
+use crate::engine::deliver::Planned;
+use crate::formats::{Completions, Requests};
+use crate::mlx5::rings::{CompletionLayout, CompletionRing, MAX_COMPLETIONS, ReceiveLayout, ReceiveRing};
+use crate::mlx5::{Channel, Context};
+use crate::provider::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM, Verb, known_bits};
+use crate::provider::cq::check_moderation;
+use crate::provider::has_capability;
+use crate::provider::pd::{release_domain, use_domain};
+use crate::provider::wq::{free_number, modify};
+use crate::state::{FrameEdits, QueueOwner, QueueState, State};
+
+/// CREATE_COMP_CHANNEL.
+pub(super) fn create_channel(context: &Context, call: &mut Call<'_>) -> Verb<()> {
+    call.reply.put_u32(0, context.add_channel()?.cast_unsigned());
+    Ok(())
+}
+
+/// What CREATE_CQ and its extended form ask for.
+struct CompletionRequest {
+    user_handle: u64,
+    entries: u32,
+    vector: u32,
+    channel: i32,
+    flags: u32,
+}
+
+/// CREATE_CQ: `struct ib_uverbs_create_cq`.
+pub(super) fn create_completion_queue(context: &Context, call: &mut Call<'_>) -> Verb<()> {
+    let request = CompletionRequest {
+        user_handle: call.core.u64(8),
+        entries: call.core.u32(16),
+        vector: call.core.u32(20),
+        channel: call.core.u32(24).cast_signed(),
+        flags: 0,
+    };
+    create_completions(context, call, &request)
+}
+
+/// The extended CREATE_CQ: `struct ib_uverbs_ex_create_cq`.
+pub(super) fn create_completion_queue_extended(context: &Context, call: &mut Call<'_>) -> Verb<()> {
+    if call.core.u32(20) != 0 || call.core.u32(28) != 0 {
+        return Err(EINVAL);
+    }
+    let request = CompletionRequest {
+        user_handle: call.core.u64(0),
+        entries: call.core.u32(8),
+        vector: call.core.u32(12),
+        channel: call.core.u32(16).cast_signed(),
+        flags: call.core.u32(24),
+    };
+    create_completions(context, call, &request)?;
+    call.reply.put_u32(12, call.reply.length(16));
+    Ok(())
+}
+
+/// `IB_UVERBS_CQ_FLAGS_TIMESTAMP_COMPLETION` and `_IGNORE_OVERRUN`.
+const TIMESTAMPS: u32 = 1;
+const IGNORE_OVERRUN: u32 = 2;
+
+/// Completions of a queue for which `entries` were asked (kernel hw/mlx5/cq.c, `mlx5_ib_create_cq`).
+fn completions(entries: u32) -> Verb<u32> {
+    if entries == 0 || entries >= MAX_COMPLETIONS {
+        return Err(EINVAL);
+    }
+    Ok((entries + 1).next_power_of_two())
+}
+
+fn create_completions(context: &Context, call: &mut Call<'_>, request: &CompletionRequest) -> Verb<()> {
+    /// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX` and `_REAL_TIME_TS`; padding of 128 bytes is a capability.
+    const FLAGS: u16 = 2 | 4;
+    let owner = context.slot()?;
+    let rules = &context.nic.rules().objects.completion;
+    if request.vector >= rules.vectors {
+        return Err(EINVAL);
+    }
+    known_bits(request.flags, TIMESTAMPS | IGNORE_OVERRUN, EOPNOTSUPP)?;
+    let channel = match request.channel {
+        ..0 => None,
+        descriptor => Some(context.channel(descriptor)?),
+    };
+    let completions = completions(request.entries)?;
+    // kernel hw/mlx5/cq.c, `create_cq_user`.
+    let (driver, flags) = (call.driver, call.driver.u16(22));
+    if flags & !FLAGS != 0 || driver.u16(26) != 0 || driver.u32(28) != 0 {
+        return Err(EINVAL);
+    }
+    if driver.u8(20) != 0 {
+        // Compressed completions are a capability.
+        return Err(EOPNOTSUPP);
+    }
+    let layout = CompletionLayout {
+        buffer: driver.u64(0),
+        doorbell: driver.u64(8),
+        completions,
+        completion_bytes: driver.u32(16),
+    };
+    let ring = CompletionRing::new(&layout, context.nic.clock)?;
+    let mut notice = Notice::of(Wish::default());
+    notice.channel = channel;
+    let cq = CqState {
+        owner,
+        users: 0,
+        producer: Completions::Mlx5(ring),
+        ignore_overrun: request.flags & IGNORE_OVERRUN != 0,
+        failed: false,
+        unpublished: false,
+        // The checksums are in every completion.
+        wants_checksums: Arc::new(AtomicBool::new(true)),
+        native: request.user_handle,
+        events: 0,
+        notice,
+    };
+    let mut state = context.nic.control();
+    let slot = state.insert_cq(cq).ok_or(ENOMEM)?;
+    if let Some(channel) = channel {
+        state.watched_cqs.push(slot);
+        if let Some(channel) = state.channels.get_mut(channel) {
+            channel.users += 1;
+        }
+    }
+    call.reply.put_u32(0, slot);
+    call.reply.put_u32(4, completions - 1);
+    // `cqn`.
+    call.driver_reply.put_u32(0, slot);
+    Ok(())
+}
+
+/// One of the context's completion queues.
+fn find_completions(state: &mut State, owner: u32, slot: u32) -> Option<&mut CqState> {
+    state.cqs.get_mut(slot).filter(|cq| cq.owner == owner)
+}
+
+/// RESIZE_CQ (kernel hw/mlx5/cq.c, `mlx5_ib_resize_cq`).
+pub(super) fn resize_completion_queue(context: &Context, call: &mut Call<'_>) -> Verb<()> {
+    let owner = context.slot()?;
+    let (slot, completions) = (call.core.u32(8), completions(call.core.u32(12))?);
+    let (buffer, completion_bytes) = (call.driver.u64(0), call.driver.u16(8));
+    if call.driver.u16(10) != 0 || call.driver.u32(12) != 0 {
+        return Err(EINVAL);
+    }
+    let mut state = context.nic.control();
+    let cq = find_completions(&mut state, owner, slot).filter(|cq| !cq.failed).ok_or(EINVAL)?;
+    let Completions::Mlx5(ring) = &mut cq.producer else { return Err(EINVAL) };
+    ring.resize(buffer, completions, completion_bytes.into())?;
+    call.reply.put_u32(0, completions - 1);
+    Ok(())
+}
+
+/// The extended MODIFY_CQ: `struct ib_uverbs_ex_modify_cq`.
+pub(super) fn moderate(context: &Context, call: &mut Call<'_>) -> Verb<()> {
+    let owner = context.slot()?;
+    let (slot, mask) = (call.core.u32(0), call.core.u32(4));
+    let (count, period_us) = (call.core.u16(8), call.core.u16(10));
+    check_moderation(mask, (count, period_us), &context.nic.rules().objects.completion)?;
+    let mut state = context.nic.control();
+    find_completions(&mut state, owner, slot).ok_or(EINVAL)?.notice.moderate(count, period_us);
+    state.raise_waiting();
+    Ok(())
+}
+
+/// DESTROY_CQ. The answer counts the events that the client has read: libibverbs waits until it acknowledged as many.
+pub(super) fn destroy_completion_queue(context: &Context, call: &mut Call<'_>) -> Verb<()> {
+    let (owner, slot) = (context.slot()?, call.core.u32(8));
+    let opened = context.opened();
+    let mut state = context.nic.control();
+    if find_completions(&mut state, owner, slot).ok_or(ENOENT)?.users != 0 {
+        return Err(EBUSY);
+    }
+    let removed = state.remove_cq(slot).ok_or(ENOENT)?;
+    let read = state.retract_events(removed.owner, removed.native, removed.events);
+    let end = opened.channels.iter().find(|(_, channel)| Some(channel.slot) == removed.notice.channel);
+    let unread =
+        end.map_or(0, |(descriptor, channel)| retract(&state, *descriptor, *channel, removed.native));
+    call.reply.put_u32(0, removed.notice.events.saturating_sub(unread));
+    call.reply.put_u32(4, read);
+    Ok(())
+}
+
+/// Takes the unread events of a queue back from a channel; returns how many.
+fn retract(state: &State, descriptor: i32, channel: Channel, native: u64) -> u32 {
+    let Some(entry) = state.channels.get(channel.slot).filter(|entry| !entry.events.is_abandoned()) else {
+        return 0;
+    };
+    // SAFETY: the client's descriptor, which it closes only after its queues are destroyed (ibv_destroy_comp_channel(3)). A
+    // client that closes it earlier gets EBADF here, or the file that now has the number is not the channel.
+    let end = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    match fstat(end) {
+        Ok(stat) if stat.st_ino == channel.inode => entry.events.retract(end, native),
+        _ => 0,
+    }
+}
+
+/// What is asked of a work queue: `struct ib_uverbs_ex_create_wq` and `struct mlx5_ib_create_wq`.
+struct WorkQueueRequest {
+    user_handle: u64,
+    domain: u32,
+    completions: u32,
+    flags: u32,
+    layout: ReceiveLayout,
+}
+
+/// The extended CREATE_WQ (kernel core/uverbs_cmd.c, `ib_uverbs_ex_create_wq`; hw/mlx5/qp.c, `mlx5_ib_create_wq`).
+pub(super) fn create_work_queue(context: &Context, call: &mut Call<'_>) -> Verb<()> {
+    let owner = context.slot()?;
+    let request = check_work_queue(context, call)?;
+    let ring = ReceiveRing::new(&request.layout)?;
+    let queue = QueueState {
+        owner,
+        users: 0,
+        kind: QueueOwner::WorkQueue,
+        max_sge: ring.entries(),
+        consumer: Requests::Mlx5(ring),
+        cq: request.completions,
+        domain: request.domain,
+        number: 0,
+        ready: false,
+        edits: FrameEdits {
+            strip_cvlan: request.flags & IBV_WQ_FLAGS_CVLAN_STRIPPING != 0,
+            append_fcs: request.flags & IBV_WQ_FLAGS_SCATTER_FCS != 0,
+        },
+        unpublished: false,
+        planned: Planned::default(),
+        out_of_buffer: Arc::default(),
+        native_state: Arc::new(AtomicU32::new(IBV_WQS_RESET)),
+        native: request.user_handle,
+        events: 0,
+    };
+    let losses = Arc::downgrade(&queue.out_of_buffer);
+    let mut state = context.nic.control();
+    domains::check(&state, owner, request.domain)?;
+    find_completions(&mut state, owner, request.completions).ok_or(EINVAL)?;
+    let number = free_number(&state);
+    let slot = state.insert_queue(queue).ok_or(ENOMEM)?;
+    if let Some(queue) = state.queues.get_mut(slot) {
+        queue.number = number;
+    }
+    if let Some(cq) = state.cqs.get_mut(request.completions) {
+        cq.users += 1;
+    }
+    use_domain(&mut state, request.domain)?;
+    context.nic.note_queue(number, losses);
+    drop(state);
+    let (max_requests, max_entries) = (call.core.u32(24), call.core.u32(28));
+    let reply = &mut call.reply;
+    reply.put_u32(4, reply.length(24));
+    reply.put_u32(8, slot);
+    reply.put_u32(12, max_requests);
+    reply.put_u32(16, max_entries);
+    reply.put_u32(20, number);
+    call.driver_reply.put_u32(0, call.driver_reply.length(8));
+    Ok(())
+}
+
+fn check_work_queue(context: &Context, call: &Call<'_>) -> Verb<WorkQueueRequest> {
+    /// Bytes of the core's structure, and the known and the least of the driver's.
+    const CORE_BYTES: usize = 40;
+    const DRIVER_BYTES: usize = 48;
+    const LEAST_DRIVER_BYTES: usize = 40;
+    let (core, driver) = (call.core, call.driver);
+    core.known(CORE_BYTES)?;
+    if core.u32(0) != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    if driver.len() < LEAST_DRIVER_BYTES {
+        return Err(EINVAL);
+    }
+    driver.known(DRIVER_BYTES)?;
+    // Striding queues and signatures of requests are capabilities.
+    if driver.u32(32) != 0 || driver.u32(28) != 0 || core.u32(4) != IBV_WQT_RQ {
+        return Err(EOPNOTSUPP);
+    }
+    let flags = core.u32(32);
+    let rules = &context.nic.rules().objects.work_queue;
+    if rules.delay_drop_needs_raw_io
+        && flags & IBV_WQ_FLAGS_DELAY_DROP != 0
+        && !has_capability(CapabilitySet::SYS_RAWIO)
+    {
+        return Err(EPERM);
+    }
+    rules.create_flags.check(flags)?;
+    // hw/mlx5/qp.c, `set_user_rq_size`: of what the client asked for only the number of requests is looked at.
+    if core.u32(24) > context.nic.rules().max_requests {
+        return Err(EINVAL);
+    }
+    Ok(WorkQueueRequest {
+        user_handle: core.u64(8),
+        domain: core.u32(16),
+        completions: core.u32(20),
+        flags,
+        layout: ReceiveLayout {
+            buffer: driver.u64(0),
+            doorbell: driver.u64(8),
+            requests: driver.u32(16),
+            log_request_bytes: driver.u32(20),
+            user_index: driver.u32(24),
+        },
+    })
+}
+
+/// The slot of one of the context's work queues.
+pub(super) fn check_queue(state: &State, owner: u32, slot: u32) -> Verb<&QueueState> {
+    let is_own = |queue: &&QueueState| queue.owner == owner && queue.kind == QueueOwner::WorkQueue;
+    state.queues.get(slot).filter(is_own).ok_or(EINVAL)
+}
+
+/// The extended MODIFY_WQ: `struct ib_uverbs_ex_modify_wq`.
+pub(super) fn modify_work_queue(context: &Context, call: &mut Call<'_>) -> Verb<()> {
+    let (owner, slot) = (context.slot()?, call.core.u32(4));
+    let attr = ibv_wq_attr {
+        attr_mask: call.core.u32(0),
+        wq_state: call.core.u32(8),
+        curr_wq_state: call.core.u32(12),
+        flags: call.core.u32(16),
+        flags_mask: call.core.u32(20),
+    };
+    // hw/mlx5/qp.c, `mlx5_ib_modify_wq`.
+    if call.driver.u32(0) != 0 || call.driver.u32(4) != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    let mut state = context.nic.control();
+    check_queue(&state, owner, slot)?;
+    modify(&mut state, slot, &attr, &context.nic.rules().objects.work_queue)
+}
+
+/// The extended DESTROY_WQ. The answer counts the events that the client has read, as that of DESTROY_CQ.
+pub(super) fn destroy_work_queue(context: &Context, call: &mut Call<'_>) -> Verb<()> {
+    let (owner, slot) = (context.slot()?, call.core.u32(4));
+    if call.core.u32(0) != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    let mut state = context.nic.control();
+    if check_queue(&state, owner, slot).map_err(|_| ENOENT)?.users != 0 {
+        return Err(EBUSY);
+    }
+    let removed = state.queues.remove(slot).ok_or(ENOENT)?;
+    state.failed_queues.retain(|failed| *failed != slot);
+    state.unpublished_queues.retain(|unpublished| *unpublished != slot);
+    if let Some(cq) = state.cqs.get_mut(removed.cq) {
+        cq.users -= 1;
+    }
+    release_domain(&mut state, removed.domain);
+    let read = state.retract_events(removed.owner, removed.native, removed.events);
+    removed.native_state.store(IBV_WQS_RESET, Ordering::Relaxed);
+    call.reply.put_u32(4, call.reply.length(16));
+    call.reply.put_u32(8, read);
+    Ok(())
+}

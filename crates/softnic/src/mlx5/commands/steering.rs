@@ -1,0 +1,57 @@
+//! Indirection tables.
+
+use super::{Call, ENOENT, queues};
+use crate::mlx5::Context;
+use crate::provider::answer::{EBUSY, EINVAL, EOPNOTSUPP, Verb};
+use crate::provider::wq::{insert_table, remove_table};
+use crate::state::State;
+
+/// Where the work queues' handles begin in `struct ib_uverbs_ex_create_rwq_ind_table`.
+const HANDLES: usize = 8;
+
+/// One of the context's tables.
+pub(super) fn check(state: &State, owner: u32, table: u32) -> Verb<()> {
+    state.tables.get(table).filter(|table| table.owner == owner).map(|_| ()).ok_or(EINVAL)
+}
+
+/// The extended CREATE_RWQ_IND_TBL (kernel core/uverbs_cmd.c, `ib_uverbs_ex_create_rwq_ind_table`).
+pub(super) fn create_table(context: &Context, call: &mut Call<'_>) -> Verb<()> {
+    let owner = context.slot()?;
+    if call.core.u32(0) != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    let rules = &context.nic.rules().hash;
+    let entries = 1_usize.checked_shl(call.core.u32(4)).ok_or(EINVAL)?;
+    let bytes = entries.checked_mul(size_of::<u32>()).ok_or(EINVAL)?;
+    if entries > rules.max_entries as usize || call.core.len() < HANDLES + bytes {
+        return Err(EINVAL);
+    }
+    let slots: Vec<u32> =
+        (0..entries).map(|entry| call.core.u32(HANDLES + entry * size_of::<u32>())).collect();
+    let mut state = context.nic.control();
+    for slot in &slots {
+        queues::check_queue(&state, owner, *slot)?;
+    }
+    let table = insert_table(&mut state, owner, &slots, rules)?;
+    let reply = &mut call.reply;
+    reply.put_u32(4, reply.length(16));
+    reply.put_u32(8, table);
+    reply.put_u32(12, table);
+    call.driver_reply.put_u32(0, call.driver_reply.length(8));
+    Ok(())
+}
+
+/// The extended DESTROY_RWQ_IND_TBL.
+pub(super) fn destroy_table(context: &Context, call: &mut Call<'_>) -> Verb<()> {
+    let (owner, slot) = (context.slot()?, call.core.u32(4));
+    if call.core.u32(0) != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    let mut state = context.nic.control();
+    check(&state, owner, slot).map_err(|_| ENOENT)?;
+    if state.tables.get(slot).is_some_and(|table| table.users != 0) {
+        return Err(EBUSY);
+    }
+    remove_table(&mut state, slot);
+    Ok(())
+}

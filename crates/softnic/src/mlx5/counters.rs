@@ -1,0 +1,100 @@
+//! Counter sets. Their points come with the first flow that has them (`struct mlx5_ib_create_flow`), as with the kernel's
+//! driver (hw/mlx5/fs.c, `flow_counters_set_data`).
+
+use super::Context;
+use super::block::{Block, Reply};
+use super::user_memory::copy_in;
+use crate::limits::MAX_COUNTER_POINTS;
+use crate::provider::answer::{EBUSY, EINVAL, ENOMEM, Errno, Verb};
+use crate::provider::counters::values;
+use crate::state::{CounterPoint, CounterState, State};
+
+const ENOENT: Errno = Errno(libc::ENOENT);
+
+pub(super) fn create(context: &Context) -> Verb<u32> {
+    let owner = context.slot()?;
+    let set = CounterState { owner, users: 0, bound: false, points: Vec::new(), packets: 0, bytes: 0 };
+    context.nic.control().counters.insert(set).ok_or(ENOMEM)
+}
+
+/// The slot of one of the context's sets.
+fn find(state: &State, owner: u32, handle: u64, errno: Errno) -> Verb<u32> {
+    let slot = u32::try_from(handle).map_err(|_| errno)?;
+    let known = state.counters.get(slot).filter(|set| set.owner == owner);
+    known.map(|_| slot).ok_or(errno)
+}
+
+pub(super) fn destroy(context: &Context, handle: u64) -> Verb<()> {
+    let owner = context.slot()?;
+    let mut state = context.nic.control();
+    let slot = find(&state, owner, handle, ENOENT)?;
+    if state.counters.get(slot).is_some_and(|set| set.users != 0) {
+        return Err(EBUSY);
+    }
+    state.counters.remove(slot);
+    Ok(())
+}
+
+/// Fills the client's array with the values of a set.
+pub(super) fn read(context: &Context, handle: u64, flags: u32, array: &mut Reply) -> Verb<()> {
+    /// `IB_UVERBS_READ_COUNTERS_PREFER_CACHED`: these counters are always at hand.
+    const PREFER_CACHED: u32 = 1;
+    if flags & !PREFER_CACHED != 0 {
+        return Err(EINVAL);
+    }
+    let owner = context.slot()?;
+    let state = context.nic.quiet_control();
+    let slot = find(&state, owner, handle, EINVAL)?;
+    let set = state.counters.get(slot).ok_or(EINVAL)?;
+    let count = array.0.len() / size_of::<u64>();
+    let values = values(set, count, context.nic.rules())?;
+    for (index, value) in values.iter().enumerate() {
+        array.put_u64(index * size_of::<u64>(), *value);
+    }
+    Ok(())
+}
+
+/// The set that a COUNT action names, with the points that the flow's driver data describes, if it was not bound yet.
+pub(super) fn bind(state: &mut State, owner: u32, handle: u64, points: &[(u32, CounterPoint)]) -> Verb<u32> {
+    let slot = find(state, owner, handle, EINVAL)?;
+    let set = state.counters.get_mut(slot).ok_or(EINVAL)?;
+    if !set.bound && !points.is_empty() {
+        set.points = points.to_vec();
+    }
+    Ok(slot)
+}
+
+/// Reads `struct mlx5_ib_create_flow`: the points of the counters of a flow.
+pub(super) fn points(driver: Block<'_>) -> Verb<Vec<(u32, CounterPoint)>> {
+    /// Before the counters' data, in each, and in each point.
+    const HEADER_BYTES: usize = 8;
+    const DATA_BYTES: usize = 16;
+    const POINT_BYTES: usize = 8;
+    if driver.len() == 0 {
+        return Ok(Vec::new());
+    }
+    // kernel hw/mlx5/fs.c, `mlx5_ib_create_flow`: one set of counters for a flow.
+    let sets = driver.u32(0);
+    if driver.len() < HEADER_BYTES || driver.u32(4) != 0 || sets > 1 {
+        return Err(EINVAL);
+    }
+    if sets == 0 {
+        return Ok(Vec::new());
+    }
+    let count = driver.u32(HEADER_BYTES + 8) as usize;
+    if driver.len() < HEADER_BYTES + DATA_BYTES || count > MAX_COUNTER_POINTS {
+        return Err(EINVAL);
+    }
+    let mut bytes = vec![0; count * POINT_BYTES];
+    copy_in(driver.u64(HEADER_BYTES), &mut bytes)?;
+    let point = |chunk: &[u8]| {
+        let (kind, index) = (Block(chunk).u32(0), Block(chunk).u32(4));
+        let point = match kind {
+            ibverbs_sys::IBV_COUNTER_PACKETS => CounterPoint::Packets,
+            ibverbs_sys::IBV_COUNTER_BYTES => CounterPoint::Bytes,
+            _ => return Err(EINVAL),
+        };
+        Ok((index, point))
+    };
+    bytes.chunks_exact(POINT_BYTES).map(point).collect()
+}
