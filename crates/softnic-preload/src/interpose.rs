@@ -46,7 +46,7 @@ macro_rules! stock {
     };
 }
 
-fn set_errno(errno: c_int) {
+pub(crate) fn set_errno(errno: c_int) {
     // SAFETY: answers this thread's errno, always a valid address.
     let at = unsafe { libc::__errno_location() };
     // SAFETY: as above; no one else writes to this thread's errno.
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
     guard(std::ptr::null_mut(), || {
-        if is_command_channel(cmd_fd) {
+        if crate::kind() != Kind::Mlx5 && is_command_channel(cmd_fd) {
             return import(cmd_fd);
         }
         let Some(stock) = stock!(c"ibv_import_device", V1_10, ImportDevice) else {

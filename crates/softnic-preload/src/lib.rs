@@ -3,6 +3,7 @@
 //! *Plugin*: under the names `libsoftnic-rdmav34.so`, `-rdmav57.so`, `-rdmav59.so` and `-rdmav64.so` the stock libibverbs
 //! loads it as a provider plugin; it registers itself through whichever `verbs_register_driver_NN` that library has.
 //! *Preload*: preloaded (`LD_PRELOAD`), its functions of the library's names come before the library's own.
+//! *mlx5*: preloaded, its functions of libc's names answer what rdma-core's mlx5 provider asks of the kernel ([`uverbs`]).
 //!
 //! The launcher `softnic exec` sets up either. For the plugin it preloads too: the stock `ibv_create_comp_channel` and
 //! `ibv_import_device` ask the kernel and no provider. The plugin is then a copy of this file, or the library would find
@@ -13,10 +14,11 @@
 //! of the NIC are environment variables, see [`softnic::preload::variable`].
 
 pub mod interpose;
+pub mod uverbs;
 
 use std::sync::{Once, OnceLock};
 
-use softnic::preload::{LazyNic, Settings, complain, variable};
+use softnic::preload::{LazyNic, METHOD_MLX5, Settings, complain, variable};
 
 static NIC: OnceLock<Option<&'static LazyNic>> = OnceLock::new();
 
@@ -27,6 +29,8 @@ enum Kind {
     Plugin,
     /// This library's own `ibv_get_device_list` answers.
     Preload,
+    /// The library finds rdma-core's mlx5 provider, whose calls on the command descriptor this library answers.
+    Mlx5,
 }
 
 /// Read once: the program may change its environment at any time, and the devices it has stay what they are.
@@ -34,6 +38,7 @@ fn kind() -> Kind {
     static KIND: OnceLock<Kind> = OnceLock::new();
     *KIND.get_or_init(|| match std::env::var_os(variable::METHOD) {
         Some(method) if method == "preload" => Kind::Preload,
+        Some(method) if method == METHOD_MLX5 => Kind::Mlx5,
         _ => Kind::Plugin,
     })
 }
@@ -55,7 +60,8 @@ fn nic() -> Option<&'static LazyNic> {
 fn register() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        if let Some(nic) = nic()
+        if kind() != Kind::Mlx5
+            && let Some(nic) = nic()
             && let Err(error) = nic.register()
         {
             complain(&error);
@@ -84,6 +90,7 @@ fn registrar() -> extern "C" fn() {
 /// Run by the dynamic linker. Where libibverbs comes later (the plugin, preloaded into an interpreter), the interposed
 /// `ibv_get_device_list` or the plugin's constructor makes up for it.
 extern "C" fn constructor() {
+    uverbs::begin();
     let ready = std::panic::catch_unwind(|| kind() == Kind::Plugin && LazyNic::library_is_present());
     if ready.unwrap_or(false) {
         registrar()();

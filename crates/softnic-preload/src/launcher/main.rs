@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod library;
+mod mlx5;
 mod plugin;
 mod report;
 
@@ -15,7 +16,8 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use softnic::preload::{Settings, variable};
+use softnic::preload::sysfs::MLX5_ROOT;
+use softnic::preload::{METHOD_MLX5, Settings, variable};
 
 /// What a shell answers for a command that it cannot find, or not run.
 const NOT_FOUND: u8 = 127;
@@ -32,6 +34,8 @@ enum Error {
     UnfitPath { path: std::path::PathBuf },
     #[error("the plugin method cannot be set up: {reason}; --method preload needs no privilege")]
     Plugin { reason: String },
+    #[error("the mlx5 method cannot be used: {reason}")]
+    Mlx5 { reason: String },
     #[error("{step}")]
     Step { step: String, source: std::io::Error },
     #[error("{command}")]
@@ -78,10 +82,10 @@ struct DeviceOptions {
     /// The other end of the port: `null`, `loopback`, `generator[:RATE]`, `pcap:FILE`, `af_packet:INTERFACE`, `link:NAME:a|b`, or a table as in steerd's settings
     #[arg(long)]
     wire: Option<String>,
-    /// The device's name [default: softnic0]
+    /// The device's name [default: softnic0, or mlx5_0 with the method mlx5]
     #[arg(long)]
     name: Option<String>,
-    /// What the device refuses: `ideal`, `mlx5`, `mlx4` [default: ideal]
+    /// What the device refuses: `ideal`, `mlx5`, `mlx4` [default: ideal, or mlx5 with that method]
     #[arg(long)]
     personality: Option<String>,
     /// Bytes of the port's MTU [default: what the wire can carry]
@@ -103,6 +107,8 @@ enum Method {
     Plugin,
     /// Functions that come before the library's: no namespace, no privilege
     Preload,
+    /// rdma-core's own mlx5 provider over a model of a ConnectX, receiving only: no namespace, no privilege
+    Mlx5,
 }
 
 impl DeviceOptions {
@@ -119,13 +125,20 @@ impl DeviceOptions {
         all.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?))).collect()
     }
 
-    fn settings(&self) -> Result<Settings, Error> {
+    fn settings(&self, method: Method) -> Result<Settings, Error> {
         let variables = self.variables();
         let given = |name: &str| {
+            if name == variable::METHOD {
+                return (method == Method::Mlx5).then(|| METHOD_MLX5.to_owned());
+            }
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         };
         let inherited = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
-        Ok(Settings::read(|name| given(name).or_else(|| inherited(name)))?)
+        // The method of a launcher that this one was started under is not inherited.
+        let is_given = |name: &str| name == variable::METHOD;
+        Ok(Settings::read(|name| {
+            given(name).or_else(|| if is_given(name) { None } else { inherited(name) })
+        })?)
     }
 }
 
@@ -152,15 +165,18 @@ fn main() -> ExitCode {
 
 /// Becomes the command. Returns only if that fails.
 fn run(exec: &Exec) -> Result<(), Error> {
-    let settings = exec.device.settings()?;
+    let settings = exec.device.settings(exec.method)?;
     let library = library::find()?;
+    if exec.method == Method::Mlx5 {
+        mlx5::check(&settings)?;
+    }
     let plugin = match exec.method {
         Method::Auto => plugin::probe().is_ok(),
         Method::Plugin => {
             plugin::probe().map_err(|reason| Error::Plugin { reason })?;
             true
         }
-        Method::Preload => false,
+        Method::Preload | Method::Mlx5 => false,
     };
     let Some((program, arguments)) = exec.command.split_first() else { return Ok(()) };
     let mut command = Command::new(program);
@@ -171,6 +187,9 @@ fn run(exec: &Exec) -> Result<(), Error> {
         // The older name for the same list would win.
         command.env("IBV_DRIVERS", plugin::DRIVER).env_remove("RDMAV_DRIVERS");
         preload(&mut command, Path::new(plugin::LIBRARY))?;
+    } else if exec.method == Method::Mlx5 {
+        command.env(variable::METHOD, METHOD_MLX5).env("SYSFS_PATH", MLX5_ROOT);
+        preload(&mut command, &library)?;
     } else {
         command.env(variable::METHOD, "preload");
         preload(&mut command, &library)?;

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use softnic::Personality;
 use softnic::wire::SHORT_FORMS;
 
-use crate::{Error, library, plugin};
+use crate::{Error, library, mlx5, plugin};
 
 pub(crate) fn print() -> Result<(), Error> {
     let mut out = std::io::stdout().lock();
@@ -16,7 +16,8 @@ pub(crate) fn print() -> Result<(), Error> {
     line(format!("library      {}", library.display()))?;
     line("methods (--method)".to_owned())?;
     let preload = crate::check_path(&library).map_err(|error| error.to_string());
-    for (method, works) in [("plugin", plugin::probe()), ("preload", preload)] {
+    let mlx5 = preload.clone().and_then(|()| mlx5::probe());
+    for (method, works) in [("plugin", plugin::probe()), ("preload", preload), ("mlx5", mlx5)] {
         let works = works.map_or_else(|reason| format!("no: {reason}"), |()| "works".to_owned());
         line(format!("  {method:<10} {works}"))?;
     }

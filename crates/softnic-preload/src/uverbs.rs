@@ -1,0 +1,386 @@
+//! The functions of libc through which libibverbs and libmlx5 reach the kernel: sysfs, the command descriptor and its
+//! doorbell pages.
+//!
+//! They come before libc's own where this library is preloaded, and pass every call on unless the method is mlx5 and the
+//! call is about the device: a path below [`SYSFS`] or [`NODE`], or a descriptor that was opened there. There are no
+//! files behind these paths, so nothing is left behind: a file of sysfs is a memfd(2), and the command descriptor is
+//! /dev/full, whose numbers the library checks.
+//!
+//! `close` is called in children between fork(2) and exec(3), where no lock may be taken: what is not the device's costs
+//! one look at a few atomics, and a child leaves its parent's device alone. Using the device in such a child fails, and
+//! so does a descriptor that dup(2) made.
+
+mod libc_next;
+mod tree;
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+
+use libc_next::Next;
+use softnic::mlx5::CommandDescriptors;
+use softnic::preload::sysfs::MLX5_ROOT as SYSFS;
+use tree::Tree;
+
+use crate::Kind;
+
+/// The device's node, and what is opened in its place.
+const NODE: &CStr = c"/dev/infiniband/uverbs0";
+const COMMAND_DEVICE: &CStr = c"/dev/full";
+
+/// `NETLINK_RDMA` of linux/netlink.h: where it answers, the library asks it for devices and never looks at sysfs.
+const NETLINK_RDMA: c_int = 20;
+
+/// Command descriptors of a process.
+const MAX_OPEN: usize = 64;
+const FREE: c_int = -1;
+
+/// Whether calls are looked at at all.
+static ACTIVE: AtomicBool = AtomicBool::new(false);
+/// The process that opened them.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
+/// The open command descriptors, to be found without a lock, and how many there are.
+static OPEN: [AtomicI32; MAX_OPEN] = [const { AtomicI32::new(FREE) }; MAX_OPEN];
+static OPEN_COUNT: AtomicU32 = AtomicU32::new(0);
+
+static DESCRIPTORS: OnceLock<Option<CommandDescriptors>> = OnceLock::new();
+
+/// Called by the library's constructor: resolves libc's functions and, if the method is mlx5, begins to look at calls.
+pub(crate) fn begin() {
+    libc_next::resolve();
+    let active = catch_unwind(|| crate::kind() == Kind::Mlx5).unwrap_or(false);
+    ACTIVE.store(active, Ordering::Relaxed);
+}
+
+fn is_active() -> bool {
+    ACTIVE.load(Ordering::Relaxed)
+}
+
+/// The commands' other side; `None` if the settings are invalid, which was reported.
+fn descriptors() -> Option<&'static CommandDescriptors> {
+    DESCRIPTORS.get_or_init(|| crate::nic().map(CommandDescriptors::new)).as_ref()
+}
+
+fn process() -> c_int {
+    // SAFETY: asks for a number.
+    unsafe { libc::getpid() }
+}
+
+/// Whether a descriptor is a command descriptor. Takes no lock.
+fn is_command(descriptor: c_int) -> bool {
+    descriptor >= 0
+        && OPEN_COUNT.load(Ordering::Acquire) != 0
+        && OPEN.iter().any(|open| open.load(Ordering::Relaxed) == descriptor)
+}
+
+fn note(descriptor: c_int) -> bool {
+    PROCESS.store(process(), Ordering::Relaxed);
+    let place = OPEN
+        .iter()
+        .find(|open| open.compare_exchange(FREE, descriptor, Ordering::Relaxed, Ordering::Relaxed).is_ok());
+    if place.is_some() {
+        OPEN_COUNT.fetch_add(1, Ordering::Release);
+    }
+    place.is_some()
+}
+
+fn forget(descriptor: c_int) {
+    for open in &OPEN {
+        if open.compare_exchange(descriptor, FREE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            OPEN_COUNT.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn fail(errno: c_int) -> c_int {
+    crate::interpose::set_errno(errno);
+    -1
+}
+
+/// Keeps panics out of C; a panic is a bug.
+fn guard<T>(fallback: T, body: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or(fallback)
+}
+
+/// A path of the device, as a program gives it.
+enum Path {
+    /// Below [`SYSFS`]: the rest, without a slash at its ends.
+    Sysfs(String),
+    Node,
+    Other,
+}
+
+impl Path {
+    /// # Safety
+    /// `path` is NULL or a string.
+    unsafe fn of(path: *const c_char) -> Self {
+        if path.is_null() || !is_active() {
+            return Self::Other;
+        }
+        // SAFETY: by the contract of this function.
+        let path = unsafe { CStr::from_ptr(path) };
+        if path == NODE {
+            return Self::Node;
+        }
+        let Some(rest) = path.to_bytes().strip_prefix(SYSFS.as_bytes()) else { return Self::Other };
+        match rest.first() {
+            None | Some(b'/') => Self::Sysfs(String::from_utf8_lossy(rest).trim_matches('/').to_owned()),
+            Some(_) => Self::Other,
+        }
+    }
+}
+
+/// Opens the command descriptor.
+fn open_node() -> c_int {
+    let descriptor = Next::open(COMMAND_DEVICE, libc::O_RDWR | libc::O_CLOEXEC);
+    if descriptor < 0 {
+        return descriptor;
+    }
+    let opened = descriptors().ok_or(libc::ENODEV).and_then(|commands| commands.open(descriptor));
+    let opened = opened.and_then(|()| if note(descriptor) { Ok(()) } else { Err(libc::EMFILE) });
+    if let Err(errno) = opened {
+        if let Some(commands) = descriptors() {
+            commands.close(descriptor);
+        }
+        Next::close(descriptor);
+        return fail(errno);
+    }
+    descriptor
+}
+
+/// # Safety
+/// As open(2). `mode` is only looked at if the flags demand one: the function of libc has variable arguments, which x86-64
+/// and AArch64 pass as others.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+    // SAFETY: by the contract of this function.
+    unsafe { openat(libc::AT_FDCWD, path, flags, mode) }
+}
+
+/// # Safety
+/// As [`open`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+    // SAFETY: by the contract of this function.
+    unsafe { openat(libc::AT_FDCWD, path, flags | libc::O_LARGEFILE, mode) }
+}
+
+/// # Safety
+/// As openat(2), and [`open`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn openat(folder: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+    if is_active() {
+        // SAFETY: by the contract of this function.
+        let found = guard(None, || unsafe { open_own(folder, path, flags) });
+        if let Some(descriptor) = found {
+            return descriptor;
+        }
+    }
+    // SAFETY: the caller's arguments, passed on.
+    unsafe { Next::openat(folder, path, flags, mode) }
+}
+
+/// # Safety
+/// As [`openat`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn openat64(folder: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+    // SAFETY: by the contract of this function.
+    unsafe { openat(folder, path, flags | libc::O_LARGEFILE, mode) }
+}
+
+/// Opens what is the device's.
+///
+/// # Safety
+/// `path` is NULL or a string.
+unsafe fn open_own(folder: c_int, path: *const c_char, flags: c_int) -> Option<c_int> {
+    // SAFETY: by the contract of this function.
+    let path = match unsafe { Path::of(path) } {
+        Path::Node => return Some(open_node()),
+        Path::Sysfs(path) => path,
+        Path::Other => {
+            let folder = tree::folder(folder)?;
+            if path.is_null() {
+                return None;
+            }
+            // SAFETY: by the contract of this function.
+            let name = unsafe { CStr::from_ptr(path) }.to_string_lossy();
+            format!("{folder}/{name}")
+        }
+    };
+    let opened = Tree::get().ok_or(libc::ENODEV).and_then(|tree| tree.open(&path, flags));
+    Some(opened.unwrap_or_else(fail))
+}
+
+/// # Safety
+/// As stat(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stat(path: *const c_char, into: *mut libc::stat) -> c_int {
+    // SAFETY: by the contract of this function.
+    match unsafe { Path::of(path) } {
+        Path::Other => {
+            // SAFETY: the caller's arguments, passed on.
+            unsafe { Next::stat(path, into) }
+        }
+        Path::Node => {
+            // SAFETY: another path; the rest as the caller gave it.
+            unsafe { Next::stat(COMMAND_DEVICE.as_ptr(), into) }
+        }
+        Path::Sysfs(path) => {
+            let kind = guard(None, || Tree::get()?.kind(&path));
+            let Some(kind) = kind else { return fail(libc::ENOENT) };
+            // SAFETY: all zeros are a value of the struct, whose members are numbers.
+            let mut found = unsafe { std::mem::zeroed::<libc::stat>() };
+            found.st_mode = kind;
+            found.st_nlink = 1;
+            // SAFETY: room for the struct, by the contract of this function.
+            unsafe { into.write(found) };
+            0
+        }
+    }
+}
+
+/// # Safety
+/// As [`stat`]; on the 64-bit systems that this runs on it is the same.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stat64(path: *const c_char, into: *mut libc::stat) -> c_int {
+    // SAFETY: by the contract of this function.
+    unsafe { stat(path, into) }
+}
+
+/// What programs call that were linked with a glibc before 2.33.
+///
+/// # Safety
+/// As [`stat`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __xstat(_: c_int, path: *const c_char, into: *mut libc::stat) -> c_int {
+    // SAFETY: by the contract of this function.
+    unsafe { stat(path, into) }
+}
+
+/// # Safety
+/// As opendir(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn opendir(path: *const c_char) -> *mut libc::DIR {
+    // SAFETY: by the contract of this function.
+    let Path::Sysfs(path) = (unsafe { Path::of(path) }) else {
+        // SAFETY: the caller's argument, passed on.
+        return unsafe { Next::opendir(path) };
+    };
+    guard(std::ptr::null_mut(), || tree::open_stream(&path)).cast()
+}
+
+/// # Safety
+/// As readdir(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn readdir(stream: *mut libc::DIR) -> *mut libc::dirent {
+    if let Some(entry) = guard(None, || tree::next_entry(stream.addr())) {
+        return entry;
+    }
+    // SAFETY: the caller's argument, passed on.
+    unsafe { Next::readdir(stream) }
+}
+
+/// # Safety
+/// As [`readdir`]; on the 64-bit systems that this runs on it is the same.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn readdir64(stream: *mut libc::DIR) -> *mut libc::dirent {
+    // SAFETY: by the contract of this function.
+    unsafe { readdir(stream) }
+}
+
+/// # Safety
+/// As closedir(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn closedir(stream: *mut libc::DIR) -> c_int {
+    guard((), || tree::close_stream(stream.addr()));
+    // SAFETY: the caller's argument, passed on: also behind a stream of the tree is one of libc's.
+    unsafe { Next::closedir(stream) }
+}
+
+/// # Safety
+/// As close(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close(descriptor: c_int) -> c_int {
+    if is_active() {
+        if is_command(descriptor) {
+            forget(descriptor);
+            if PROCESS.load(Ordering::Relaxed) == process()
+                && let Some(commands) = DESCRIPTORS.get().and_then(Option::as_ref)
+            {
+                guard((), || commands.close(descriptor));
+            }
+        }
+        tree::forget(descriptor);
+    }
+    Next::close(descriptor)
+}
+
+/// # Safety
+/// As ioctl(2); the argument is passed like that of [`open`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    if !is_active() || !is_command(descriptor) {
+        // SAFETY: the caller's arguments, passed on.
+        return unsafe { Next::ioctl(descriptor, request, argument) };
+    }
+    if PROCESS.load(Ordering::Relaxed) != process() {
+        return fail(libc::EIO);
+    }
+    let Some(commands) = DESCRIPTORS.get().and_then(Option::as_ref) else { return fail(libc::ENODEV) };
+    match commands.ioctl(descriptor, request, argument.expose_provenance()) {
+        Ok(()) => 0,
+        Err(errno) => fail(errno),
+    }
+}
+
+/// # Safety
+/// As mmap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    address: *mut c_void,
+    bytes: usize,
+    protection: c_int,
+    flags: c_int,
+    descriptor: c_int,
+    offset: libc::off_t,
+) -> *mut c_void {
+    if !is_active() || !is_command(descriptor) {
+        // SAFETY: the caller's arguments, passed on.
+        return unsafe { Next::mmap(address, bytes, protection, flags, descriptor, offset) };
+    }
+    let has_page = |commands: &CommandDescriptors| commands.has_page(descriptor, offset);
+    if !guard(false, || DESCRIPTORS.get().and_then(Option::as_ref).is_some_and(has_page)) {
+        fail(libc::EINVAL);
+        return libc::MAP_FAILED;
+    }
+    // A doorbell page is written to and nothing more.
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping where the kernel likes it.
+    unsafe { Next::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) }
+}
+
+/// # Safety
+/// As [`mmap`]; on the 64-bit systems that this runs on it is the same.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap64(
+    address: *mut c_void,
+    bytes: usize,
+    protection: c_int,
+    flags: c_int,
+    descriptor: c_int,
+    offset: libc::off_t,
+) -> *mut c_void {
+    // SAFETY: by the contract of this function.
+    unsafe { mmap(address, bytes, protection, flags, descriptor, offset) }
+}
+
+/// # Safety
+/// As socket(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    if is_active() && domain == libc::AF_NETLINK && protocol == NETLINK_RDMA {
+        return fail(libc::EPROTONOSUPPORT);
+    }
+    Next::socket(domain, kind, protocol)
+}
