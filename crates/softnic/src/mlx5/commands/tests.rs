@@ -1,1 +1,3 @@
+//! Commands, as a client's bytes.
 
+use super::*;
