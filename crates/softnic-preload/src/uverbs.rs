@@ -2,7 +2,7 @@
 //! doorbell pages.
 //!
 //! They come before libc's own where this library is preloaded, and pass every call on unless the method is mlx5 and the
-//! call is about the device: a path below [`SYSFS`] or [`NODE`], or a descriptor that was opened there. There are no
+//! call is about the device: a path below [`SYSFS`], [`NODE`], the link that names the driver, or a descriptor that was opened there. There are no
 //! files behind these paths, so nothing is left behind: a file of sysfs is a memfd(2), and the command descriptor is
 //! /dev/full, whose numbers the library checks.
 //!
@@ -256,6 +256,25 @@ pub unsafe extern "C" fn stat64(path: *const c_char, into: *mut libc::stat) -> c
 pub unsafe extern "C" fn __xstat(_: c_int, path: *const c_char, into: *mut libc::stat) -> c_int {
     // SAFETY: by the contract of this function.
     unsafe { stat(path, into) }
+}
+
+/// # Safety
+/// As readlink(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn readlink(path: *const c_char, into: *mut c_char, room: usize) -> isize {
+    if is_active() && !path.is_null() {
+        // SAFETY: by the contract of this function.
+        let name = unsafe { CStr::from_ptr(path) };
+        let found = guard(None, || Some(Tree::get()?.link(&name.to_string_lossy())?.as_bytes()));
+        if let Some(target) = found {
+            let bytes = target.len().min(room);
+            // SAFETY: room for so many bytes, by the contract of this function.
+            unsafe { into.cast::<u8>().copy_from_nonoverlapping(target.as_ptr(), bytes) };
+            return bytes.cast_signed();
+        }
+    }
+    // SAFETY: the caller's arguments, passed on.
+    unsafe { Next::readlink(path, into, room) }
 }
 
 /// # Safety

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use verbs::{
-    Access, ActionSpec, CompletionFields, CompletionQueue, Context, DeviceList,
-    Domain, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, FlowTarget, FramePool, HashConfig, HashFields,
-    IndirectionTable, Ipv4ExtMatch, MemoryRegion, Opcode, PortMatch, PortNumber, ProtectionDomain,
-    ReceiveQueue, RssQueuePair, Status, WorkQueue,
+    Access, ActionSpec, CompletionFields, CompletionQueue, Context, DeviceList, Domain, Flow, FlowAttr,
+    FlowKind, FlowSpec, FlowTag, FlowTarget, FramePool, HashConfig, HashFields, IndirectionTable,
+    Ipv4ExtMatch, MemoryRegion, Opcode, PortMatch, PortNumber, ProtectionDomain, ReceiveQueue, RssQueuePair,
+    Status, WorkQueue,
 };
 
 const PORT: PortNumber = PortNumber(1);

@@ -39,6 +39,7 @@ impl Symbol {
 
 static OPENAT: Symbol = Symbol::new(c"openat");
 static STAT: Symbol = Symbol::new(c"stat");
+static READLINK: Symbol = Symbol::new(c"readlink");
 static OPENDIR: Symbol = Symbol::new(c"opendir");
 static READDIR: Symbol = Symbol::new(c"readdir");
 static CLOSEDIR: Symbol = Symbol::new(c"closedir");
@@ -49,7 +50,7 @@ static SOCKET: Symbol = Symbol::new(c"socket");
 
 /// Finds all of them.
 pub(super) fn resolve() {
-    for symbol in [&OPENAT, &STAT, &OPENDIR, &READDIR, &CLOSEDIR, &CLOSE, &IOCTL, &MMAP, &SOCKET] {
+    for symbol in [&OPENAT, &STAT, &READLINK, &OPENDIR, &READDIR, &CLOSEDIR, &CLOSE, &IOCTL, &MMAP, &SOCKET] {
         symbol.resolve();
     }
 }
@@ -69,6 +70,7 @@ macro_rules! function {
 
 type Openat = unsafe extern "C" fn(c_int, *const c_char, c_int, ...) -> c_int;
 type Stat = unsafe extern "C" fn(*const c_char, *mut libc::stat) -> c_int;
+type Readlink = unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> isize;
 type Opendir = unsafe extern "C" fn(*const c_char) -> *mut libc::DIR;
 type Readdir = unsafe extern "C" fn(*mut libc::DIR) -> *mut libc::dirent;
 type Closedir = unsafe extern "C" fn(*mut libc::DIR) -> c_int;
@@ -108,6 +110,20 @@ impl Next {
             // Not in libc before glibc 2.33.
             // SAFETY: as above; the kernel's struct is libc's on 64-bit systems.
             None => int(unsafe { libc::syscall(libc::SYS_newfstatat, libc::AT_FDCWD, path, into, 0) }),
+        }
+    }
+
+    /// # Safety
+    /// As readlink(2).
+    pub(super) unsafe fn readlink(path: *const c_char, into: *mut c_char, room: usize) -> isize {
+        match function!(READLINK.address(), Readlink) {
+            // SAFETY: by the contract of this function.
+            Some(readlink) => unsafe { readlink(path, into, room) },
+            None => {
+                // SAFETY: as above.
+                let bytes = unsafe { libc::syscall(libc::SYS_readlinkat, libc::AT_FDCWD, path, into, room) };
+                isize::try_from(bytes).unwrap_or(-1)
+            }
         }
     }
 

@@ -13,7 +13,13 @@ use super::libc_next::Next;
 /// The files, by their paths from the root, with their contents.
 pub(super) struct Tree {
     files: Vec<(String, String)>,
+    device: String,
 }
+
+/// Where programs look for the kernel driver of a device, and what they find.
+const KERNEL_SYSFS: &str = "/sys/class/infiniband/";
+const DRIVER_LINK: &str = "/device/driver";
+const DRIVER: &str = "../../../../bus/pci/drivers/mlx5_core";
 
 /// What a path names.
 enum Node<'t> {
@@ -64,7 +70,8 @@ impl Tree {
             crate::nic()?;
             let settings = Settings::from_environment().ok()?;
             let files = sysfs::files(&settings, Provider::Mlx5);
-            Some(Self { files: files.into_iter().map(|(path, line)| (path, format!("{line}\n"))).collect() })
+            let files = files.into_iter().map(|(path, line)| (path, format!("{line}\n"))).collect();
+            Some(Self { files, device: settings.name })
         };
         TREE.get_or_init(make).as_ref()
     }
@@ -82,6 +89,12 @@ impl Tree {
             let rest = if folder.is_empty() { file } else { file.strip_prefix(folder)?.strip_prefix('/')? };
             rest.split('/').next()
         })
+    }
+
+    /// What a link names: there is one, from the device to its driver.
+    pub(super) fn link(&self, path: &str) -> Option<&'static str> {
+        let device = path.strip_prefix(KERNEL_SYSFS)?.strip_suffix(DRIVER_LINK)?;
+        (device == self.device).then_some(DRIVER)
     }
 
     /// The type and rights of what a path names, as in `st_mode`.
