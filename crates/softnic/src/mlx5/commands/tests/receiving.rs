@@ -1,0 +1,268 @@
+//! A well-behaved client: frames, completions, events, resizing and counters.
+
+use super::*;
+use crate::provider::answer::{EBUSY, EINVAL};
+
+const GOOD: u8 = 2;
+const ERROR: u8 = 14;
+const RESIZED: u8 = 5;
+const FLUSHED: u8 = 5;
+
+/// A rig that receives UDP to port 53 with tag 7.
+struct Receiving {
+    rig: Rig,
+    domain: u32,
+    key: u32,
+    frames: u64,
+    cq: Completions,
+    wq: WorkQueue,
+    qp: u32,
+}
+
+const FRAME_BYTES: u64 = 2_048;
+
+impl Receiving {
+    fn new(entries: u32, requests: u32) -> Self {
+        Self::with_channel(entries, requests, -1)
+    }
+
+    fn with_channel(entries: u32, requests: u32, channel: i32) -> Self {
+        Self::on(Rig::new(), entries, requests, channel)
+    }
+
+    fn on(mut rig: Rig, entries: u32, requests: u32, channel: i32) -> Self {
+        let domain = rig.domain();
+        let frames = rig.arena.take(64 * FRAME_BYTES as usize);
+        let key = rig.register(domain, frames, 64 * FRAME_BYTES);
+        let cq = rig.completion_queue(entries, channel);
+        let wq = rig.work_queue(domain, cq.handle, requests);
+        let qp = rig.queue_pair(domain, wq.handle);
+        rig.flow(qp, 53, 7).unwrap();
+        Self { rig, domain, key, frames, cq, wq, qp }
+    }
+
+    fn post(&mut self, count: u32) {
+        for _ in 0..count {
+            let address = self.frames + u64::from(self.wq.next % 64) * FRAME_BYTES;
+            self.wq.post(&[(self.key, address, FRAME_BYTES as u32)]);
+        }
+    }
+}
+
+#[test]
+fn a_frame_is_completed_as_a_device_would() {
+    let mut it = Receiving::new(15, 16);
+    it.post(2);
+    let frame = udp(53, 40);
+    it.rig.deliver([frame.clone(), udp(80, 40)]);
+    let completed = it.cq.poll_all();
+    let bytes = u32::try_from(frame.len()).unwrap();
+    let expected = Completed {
+        opcode: GOOD,
+        user_index: USER_INDEX,
+        counter: 0,
+        bytes,
+        tag: 7,
+        syndrome: 0,
+        checksums: 7,
+        vlan: 0,
+    };
+    assert_eq!(completed, [expected]);
+    assert_eq!(long(it.frames).to_be_bytes()[..6], frame[..6]);
+}
+
+#[test]
+fn counters_and_owner_bits_turn_without_end() {
+    let mut it = Receiving::new(7, 4);
+    for turn in 0..20_000_u32 {
+        it.post(4);
+        it.rig.deliver((0..4).map(|_| udp(53, 10)));
+        let counters: Vec<_> = it.cq.poll_all().iter().map(|one| u32::from(one.counter)).collect();
+        let expected: Vec<_> = (0..4).map(|nth| (turn * 4 + nth) & 0xffff).collect();
+        assert_eq!(counters, expected);
+    }
+}
+
+#[test]
+fn a_frame_fills_several_entries() {
+    let mut it = Receiving::new(15, 16);
+    let frame = udp(53, 200);
+    it.wq.post(&[(it.key, it.frames, 64), (it.key, it.frames + 4_096, 1_000)]);
+    it.rig.deliver([frame.clone()]);
+    assert_eq!(it.cq.poll_all().len(), 1);
+    assert_eq!(long(it.frames + 4_096).to_be_bytes(), frame[64..72]);
+}
+
+#[test]
+fn without_a_buffer_a_frame_is_lost_and_without_room_the_queue_fails() {
+    let mut it = Receiving::new(3, 16);
+    it.rig.deliver([udp(53, 10)]);
+    assert_eq!(it.rig.nic.port_stats(1).out_of_buffer, 1);
+    it.post(8);
+    it.rig.deliver((0..4).map(|_| udp(53, 10)));
+    assert_eq!(it.rig.event(), None);
+    it.rig.deliver([udp(53, 10)]);
+    assert_eq!(it.rig.event(), Some((ibverbs_sys::IBV_EVENT_CQ_ERR, CQ_TOKEN)));
+    assert_eq!(it.rig.event(), Some((ibverbs_sys::IBV_EVENT_WQ_FATAL, WQ_TOKEN)));
+    assert_eq!(it.cq.poll_all().len(), 4);
+}
+
+#[test]
+fn a_queue_in_the_error_state_flushes_and_starts_anew_after_reset() {
+    let mut it = Receiving::new(31, 16);
+    it.post(3);
+    it.rig.modify(it.wq.handle, ibverbs_sys::IBV_WQS_ERR).unwrap();
+    let flushed = |completed: &[Completed]| {
+        assert!(completed.iter().all(|one| (one.opcode, one.syndrome) == (ERROR, FLUSHED)), "{completed:?}");
+        completed.iter().map(|one| one.counter).collect::<Vec<_>>()
+    };
+    assert_eq!(flushed(&it.cq.poll_all()), [0, 1, 2]);
+    it.post(1);
+    it.rig.deliver([udp(53, 10)]);
+    assert_eq!(flushed(&it.cq.poll_all()), [3]);
+    it.rig.modify(it.wq.handle, ibverbs_sys::IBV_WQS_RESET).unwrap();
+    it.wq.next = 0;
+    it.wq.ring();
+    it.rig.modify(it.wq.handle, IBV_WQS_RDY).unwrap();
+    it.post(1);
+    it.rig.deliver([udp(53, 10)]);
+    let completed = it.cq.poll_all();
+    assert_eq!((completed.len(), completed[0].opcode, completed[0].counter), (1, GOOD, 0));
+}
+
+#[test]
+fn a_resized_queue_goes_on_behind_the_completion_that_says_so() {
+    let mut it = Receiving::new(3, 16);
+    it.post(8);
+    it.rig.deliver((0..3).map(|_| udp(53, 10)));
+    let larger = Completions { buffer: it.rig.arena.take(16 * 64), size: 16, ..it.cq };
+    larger.clear();
+    let resize = |buffer, entries| {
+        let core = bytes().u64(0).u32(it.cq.handle).u32(entries);
+        it.rig.call(19, &core, &bytes().u64(buffer).u16(64).u16(0).u32(0), (8, 0))
+    };
+    assert_eq!(resize(larger.buffer + 8, 15).map(|_| ()), Err(EINVAL), "misaligned");
+    assert_eq!(resize(larger.buffer, 1).map(|_| ()), Err(EINVAL), "too small for what is in it");
+    assert_eq!(resize(larger.buffer, 15).unwrap().u32(0), 15);
+    let opcodes: Vec<_> = std::iter::from_fn(|| it.cq.poll()).map(|one| one.opcode).collect();
+    assert_eq!(opcodes, [GOOD, GOOD, GOOD, RESIZED]);
+    // libmlx5 copies what it has not polled to the new buffer; here it was polled.
+    it.cq = Completions { next: it.cq.next, ..larger };
+    it.rig.deliver((0..5).map(|_| udp(53, 10)));
+    assert_eq!(it.cq.poll_all().iter().map(|one| one.counter).collect::<Vec<_>>(), [3, 4, 5, 6, 7]);
+}
+
+/// The completion events of a channel, as the tokens of their queues.
+fn events(channel: &OwnedFd) -> usize {
+    let mut count = 0;
+    let mut record = [0; 8];
+    while matches!(recv(channel.as_fd(), &mut record, RecvFlags::DONTWAIT), Ok((8, _))) {
+        assert_eq!(record, CQ_TOKEN.to_ne_bytes());
+        count += 1;
+    }
+    count
+}
+
+fn channel(rig: &Rig) -> (OwnedFd, i32) {
+    let descriptor = rig.call(17, &bytes().u64(0), &bytes(), (4, 0)).unwrap().u32(0).cast_signed();
+    // SAFETY: the descriptor that the command made for its caller.
+    (unsafe { OwnedFd::from_raw_fd(descriptor) }, descriptor)
+}
+
+#[test]
+fn an_armed_queue_raises_one_event() {
+    let rig = Rig::new();
+    let (channel, descriptor) = channel(&rig);
+    let mut it = Receiving::on(rig, 31, 16, descriptor);
+    it.post(16);
+    it.rig.deliver([udp(53, 10)]);
+    assert_eq!(events(&channel), 0, "not armed");
+    it.cq.poll_all();
+    it.cq.arm(false);
+    it.rig.deliver([udp(53, 10), udp(53, 10)]);
+    assert_eq!(events(&channel), 1);
+    it.rig.deliver([udp(53, 10)]);
+    assert_eq!(events(&channel), 0, "not armed again");
+    // What the client has not seen when it arms the queue counts.
+    it.cq.arm(false);
+    it.rig.deliver([]);
+    assert_eq!(events(&channel), 1);
+    it.cq.poll_all();
+    it.cq.arm(true);
+    it.rig.deliver([udp(53, 10)]);
+    assert_eq!(events(&channel), 0, "solicited completions only");
+    it.rig.modify(it.wq.handle, ibverbs_sys::IBV_WQS_ERR).unwrap();
+    it.rig.deliver([]);
+    assert_eq!(events(&channel), 1, "errors are");
+}
+
+#[test]
+fn a_destroyed_queue_takes_its_unread_events_with_it() {
+    let mut rig = Rig::new();
+    let (channel, descriptor) = channel(&rig);
+    let idle = rig.named_queue(7, descriptor, CQ_TOKEN + 1);
+    let mut it = Receiving::on(rig, 31, 16, descriptor);
+    it.post(16);
+    it.cq.arm(false);
+    it.rig.deliver([udp(53, 10)]);
+    let destroy = |handle| it.rig.call(20, &bytes().u64(0).u32(handle).u32(0), &bytes(), (8, 0));
+    assert_eq!(destroy(it.cq.handle).map(|_| ()), Err(EBUSY), "a work queue completes to it");
+    assert_eq!(destroy(idle.handle).unwrap().u32(0), 0, "it had none");
+    assert_eq!(events(&channel), 1, "that of the other queue stays");
+    it.cq.arm(false);
+    it.rig.deliver([udp(53, 10)]);
+    release(&it);
+    assert_eq!(destroy(it.cq.handle).unwrap().u32(0), 1, "of two events one was read");
+    assert_eq!(events(&channel), 0);
+}
+
+/// Destroys what completes to the queue, with what uses that.
+fn release(it: &Receiving) {
+    let destroy = |number, core: &Bytes| it.rig.call(number, core, &bytes(), (16, 0)).unwrap();
+    // Each is the only one of its kind.
+    destroy(EXTENDED | 51, &bytes().u32(0).u32(0));
+    destroy(27, &bytes().u64(0).u32(it.qp).u32(0));
+    destroy(EXTENDED | 56, &bytes().u32(0).u32(0));
+    assert_eq!(destroy(EXTENDED | 54, &bytes().u32(0).u32(it.wq.handle)).u32(8), 0, "it had no event");
+}
+
+#[test]
+fn counters_count_what_their_flow_takes() {
+    let it = Receiving::new(15, 16);
+    let set = crate::mlx5::counters::create(&it.rig.context).unwrap();
+    let points = [[0_u32, 1], [1, 0]];
+    let address = points.as_ptr().expose_provenance() as u64;
+    let specs = [spec_ipv4(), spec_udp(99), bytes().u32(0x1001).u16(8).u16(0), spec_number(0x1003, set)];
+    let driver = bytes().u32(1).u32(0).u64(address).u32(2).u32(0);
+    let flow = it.rig.call(EXTENDED | 50, &flow(it.qp, &specs), &driver, (8, 0)).unwrap().u32(4);
+    let frame = udp(99, 20);
+    it.rig.deliver([frame.clone(), frame.clone(), udp(98, 20)]);
+    let read = || {
+        let mut values = Reply::of(16);
+        crate::mlx5::counters::read(&it.rig.context, set.into(), 0, &mut values).unwrap();
+        (Block(&values.0).u64(0), Block(&values.0).u64(8))
+    };
+    assert_eq!(read(), (2 * frame.len() as u64, 2), "bytes at 0, packets at 1");
+    let destroy = || crate::mlx5::counters::destroy(&it.rig.context, set.into());
+    assert_eq!(destroy(), Err(EBUSY));
+    it.rig.call(EXTENDED | 51, &bytes().u32(0).u32(flow), &bytes(), (0, 0)).unwrap();
+    assert_eq!(destroy(), Ok(()));
+}
+
+#[test]
+fn contexts_share_nothing_but_the_port() {
+    let it = Receiving::new(15, 16);
+    let other = Context::new(Arc::clone(it.rig.nic.shared()));
+    let _events = open(&other);
+    let destroy = |number, handle| {
+        let core = if number == 4 { bytes().u32(handle) } else { bytes().u32(0).u32(handle) };
+        call(&other, number, &core, &bytes(), (16, 0)).map(|_| ())
+    };
+    assert_eq!(destroy(4, it.domain), Err(ENOENT));
+    assert_eq!(destroy(EXTENDED | 54, it.wq.handle), Err(ENOENT));
+    assert_eq!(it.rig.call(4, &bytes().u32(it.domain), &bytes(), (0, 0)).map(|_| ()), Err(EBUSY));
+    other.remove();
+    it.rig.context.remove();
+    it.rig.deliver([udp(53, 10)]);
+    assert_eq!(it.rig.nic.port_stats(1).unmatched, 1, "the flow went with its context");
+}
