@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use verbs::{
-    Access, ActionSpec, CompletionFields, CompletionQueue, Context, DeviceList, Domain, Flow, FlowAttr,
-    FlowKind, FlowSpec, FlowTag, FlowTarget, FramePool, HashConfig, HashFields, IndirectionTable,
-    Ipv4ExtMatch, MemoryRegion, Opcode, PortMatch, PortNumber, ProtectionDomain, ReceiveQueue, RssQueuePair,
-    Status, WorkQueue,
+    Access, ActionSpec, CompletionChannel, CompletionFields, CompletionQueue, Context, CounterPoint,
+    Counters, DeviceList, Domain, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, FlowTarget, FramePool,
+    HashConfig, HashFields, IndirectionTable, Ipv4ExtMatch, MemoryRegion, Opcode, PortMatch, PortNumber,
+    ProtectionDomain, ReceiveQueue, RssQueuePair, Status, WorkQueue,
 };
 
 const PORT: PortNumber = PortNumber(1);
@@ -28,6 +28,11 @@ const WIRE: &str = r#"{ kind = "generator", seed = 1, rate = 50000, flows = [
 
 /// Whether this process is the client of a test; if not, it runs the client and expects it to succeed.
 fn is_client(test: &str, wire: &str) -> bool {
+    is_client_with(test, wire, &[])
+}
+
+/// The same, with variables that libmlx5 reads.
+fn is_client_with(test: &str, wire: &str, variables: &[(&str, &str)]) -> bool {
     if std::env::var_os(METHOD).is_some_and(|method| method == "mlx5") {
         return true;
     }
@@ -35,6 +40,7 @@ fn is_client(test: &str, wire: &str) -> bool {
         .args(["exec", "--method", "mlx5", "--mtu", "1500", "--wire", wire, "--"])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .envs(variables.iter().copied())
         .output()
         .unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -179,4 +185,191 @@ fn frames_arrive_with_their_tags_and_lengths() {
     assert!(packets.windows(2).all(|pair| pair[0].ticks <= pair[1].ticks), "the clock goes forwards");
     assert!(packets.iter().any(|packet| packet.tag == 7) && packets.iter().any(|packet| packet.tag != 7));
     drop(flows);
+}
+
+#[test]
+fn stock_tools_find_the_device_and_nothing_is_left_behind() {
+    let softnic = |tool: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_softnic"));
+        let output =
+            command.args(["exec", "--method", "mlx5", "--name", "mlx5_7", "--"]).args(tool).output().unwrap();
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{tool:?}: {out}{err}");
+        out.into_owned()
+    };
+    let devices = softnic(&["ibv_devices"]);
+    assert!(devices.lines().any(|line| line.trim().starts_with("mlx5_7 ")), "{devices}");
+    let info = softnic(&["ibv_devinfo", "-v"]);
+    for line in [
+        "vendor_id:\t\t\t0x02c9",
+        "vendor_part_id:\t\t\t4119",
+        "PORT_ACTIVE (4)",
+        "fe80::",
+        "link_layer:\t\tEthernet",
+    ] {
+        assert!(info.contains(line), "{line} is missing in\n{info}");
+    }
+    // There is no file that it could leave.
+    let listing = softnic(&["ls", "/sys/class", "/dev"]);
+    assert!(!listing.contains("infiniband_verbs") && !std::path::Path::new("/sys/softnic-mlx5").exists());
+}
+
+#[test]
+fn settings_of_other_devices_are_refused() {
+    let exec = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_softnic"));
+        let output = command.args(["exec", "--method", "mlx5"]).args(arguments).args(["--", "true"]).output();
+        let output = output.unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (ran, message) = exec(&["--personality", "mlx4"]);
+    assert!(!ran && message.contains("personality mlx5, not mlx4"), "{message}");
+    assert!(exec(&["--personality", "mlx5"]).0);
+}
+
+#[test]
+fn rss_spreads_and_every_queue_has_its_own_tags() {
+    if !is_client("rss_spreads_and_every_queue_has_its_own_tags", WIRE) {
+        return;
+    }
+    let rig = Rig::new();
+    let mut receivers = [rig.queue(511, 256), rig.queue(511, 256)];
+    let fields =
+        HashFields::SRC_IPV4 | HashFields::DST_IPV4 | HashFields::SRC_PORT_UDP | HashFields::DST_PORT_UDP;
+    let target = target(&rig.domain, &[&receivers[0].queue, &receivers[1].queue], fields);
+    let _flow = Flow::create(&target, &udp_flow(53, 5)).unwrap();
+    for receiver in &mut receivers {
+        for packet in receiver.receive(1_000) {
+            assert_eq!((packet.tag, packet.bytes.len(), dst_port(&packet.bytes)), (5, 100, 53));
+        }
+    }
+}
+
+#[test]
+fn completions_may_have_128_bytes() {
+    if !is_client_with("completions_may_have_128_bytes", WIRE, &[("MLX5_CQE_SIZE", "128")]) {
+        return;
+    }
+    let rig = Rig::new();
+    let mut receiver = rig.queue(63, 64);
+    let target = target(&rig.domain, &[&receiver.queue], HashFields::empty());
+    let _flow = Flow::create(&target, &udp_flow(80, 6)).unwrap();
+    assert!(receiver.receive(2_000).iter().all(|packet| (packet.tag, packet.bytes.len()) == (6, 300)));
+    receiver.cq.resize(255).unwrap();
+    receiver.receive(2_000);
+}
+
+#[test]
+fn a_channel_wakes_who_waits() {
+    if !is_client("a_channel_wakes_who_waits", "generator:2000") {
+        return;
+    }
+    let rig = Rig::new();
+    let channel = CompletionChannel::new(&rig.context).unwrap();
+    let fields =
+        CompletionFields::BYTE_LEN | CompletionFields::FLOW_TAG | CompletionFields::COMPLETION_TIMESTAMP;
+    let cq = CompletionQueue::builder(&rig.context, 255).fields(fields).channel(&channel, 0).build().unwrap();
+    let mut receiver = Receiver::new(&rig.domain, cq, 128);
+    let target = target(&rig.domain, &[&receiver.queue], HashFields::empty());
+    let _flow = Flow::create(&target, &FlowAttr::new(FlowKind::AllDefault, PORT)).unwrap();
+    for _ in 0..100 {
+        receiver.cq.request_notification(false).unwrap();
+        let event = channel.wait(Some(PATIENCE)).unwrap();
+        assert!(event.is_some(), "an event comes, also for what came before the queue was armed");
+        assert!(!receiver.receive(1).is_empty());
+    }
+}
+
+#[test]
+fn a_queue_is_resized_under_traffic() {
+    if !is_client("a_queue_is_resized_under_traffic", WIRE) {
+        return;
+    }
+    let rig = Rig::new();
+    let mut receiver = rig.queue(255, 128);
+    let target = target(&rig.domain, &[&receiver.queue], HashFields::empty());
+    let _flow = Flow::create(&target, &udp_flow(80, 3)).unwrap();
+    for entries in [511, 2047, 255, 1023, 255, 511] {
+        let packets = receiver.receive(500);
+        assert!(packets.iter().all(|packet| (packet.tag, packet.bytes.len()) == (3, 300)));
+        receiver.cq.resize(entries).unwrap();
+        assert_eq!(receiver.cq.entries(), entries);
+    }
+    receiver.receive(5_000);
+}
+
+#[test]
+fn counters_count_and_a_failed_queue_flushes() {
+    if !is_client("counters_count_and_a_failed_queue_flushes", WIRE) {
+        return;
+    }
+    let rig = Rig::new();
+    let mut receiver = rig.queue(511, 128);
+    let target = target(&rig.domain, &[&receiver.queue], HashFields::empty());
+    let counters =
+        Counters::with_points(&rig.context, &[CounterPoint::Packets, CounterPoint::Bytes]).unwrap();
+    let flow =
+        Flow::create(&target, &udp_flow(53, 1).action(ActionSpec::Count(Arc::clone(&counters)))).unwrap();
+    receiver.receive(1_000);
+    assert!(flow.destroy().is_ok());
+    let values = counters.read();
+    // As with mlx5, a set that no flow has cannot be read.
+    assert!(values.is_err(), "{values:?}");
+    let flow =
+        Flow::create(&target, &udp_flow(53, 1).action(ActionSpec::Count(Arc::clone(&counters)))).unwrap();
+    let values = counters.read().unwrap();
+    assert!(values.packets >= 1_000 && values.bytes == values.packets * 100, "{values:?}");
+    drop(flow);
+    // What was received and not yet polled comes first, then every request that is posted.
+    receiver.queue.to_error().unwrap();
+    let (mut flushed, begun) = (0, Instant::now());
+    while flushed == 0 || receiver.pool.free_count() < receiver.pool.frame_count() {
+        assert!(begun.elapsed() < PATIENCE, "{flushed} flushed");
+        while let Some(mut batch) = receiver.cq.poll() {
+            while let Some(completion) = batch.next() {
+                flushed += usize::from(completion.status() == Status::Flushed);
+                let frame = receiver.pool.reclaim(completion).unwrap();
+                receiver.pool.release(frame);
+            }
+        }
+    }
+    receiver.queue.reset().unwrap();
+    receiver.queue.ready().unwrap();
+    receiver.fill();
+    let _flow = Flow::create(&target, &udp_flow(80, 2)).unwrap();
+    assert!(receiver.receive(500).iter().all(|packet| packet.tag == 2));
+}
+
+#[test]
+fn contexts_and_their_objects_are_apart() {
+    if !is_client("contexts_and_their_objects_are_apart", WIRE) {
+        return;
+    }
+    for _ in 0..3 {
+        let rigs = [Rig::new(), Rig::new()];
+        let mut receivers = rigs.each_ref().map(|rig| rig.queue(255, 64));
+        let targets =
+            [0, 1].map(|at: usize| target(&rigs[at].domain, &[&receivers[at].queue], HashFields::empty()));
+        let _flows =
+            [(0, 53), (1, 80)].map(|(at, port)| Flow::create(&targets[at], &udp_flow(port, 4)).unwrap());
+        for (receiver, bytes) in receivers.iter_mut().zip([100, 300]) {
+            assert!(receiver.receive(300).iter().all(|packet| packet.bytes.len() == bytes));
+        }
+    }
+}
+
+/// A child of fork(2) closes all descriptors before exec(3): that must end neither the device nor the child.
+#[test]
+fn a_child_leaves_the_device_alone() {
+    if !is_client("a_child_leaves_the_device_alone", WIRE) {
+        return;
+    }
+    let rig = Rig::new();
+    let mut receiver = rig.queue(255, 64);
+    let target = target(&rig.domain, &[&receiver.queue], HashFields::empty());
+    let _flow = Flow::create(&target, &udp_flow(53, 4)).unwrap();
+    let script = "import os\nif os.fork() == 0:\n os.closerange(3, 100)\n os._exit(0)\nprint(os.wait()[1])";
+    let output = Command::new("python3").args(["-c", script]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "0");
+    receiver.receive(300);
 }

@@ -7,7 +7,10 @@
 //! mlx5's formats, in memory that libmlx5 allocates. What the kernel and its driver check is modelled from their
 //! sources, named at each check; what libmlx5 checks is not repeated.
 //!
-//! There is no send side yet: queue pairs with queues of their own are EOPNOTSUPP.
+//! There is no send side yet: queue pairs with queues of their own are EOPNOTSUPP. Nor are there: the pages from which libmlx5
+//! reads the device's clock (`ibv_query_rt_values_ex` and completions with the wall clock are EOPNOTSUPP; raw timestamps are
+//! in every completion), raw commands for the firmware (DEVX), striding queues and compressed completions, and the hash of a
+//! frame in its completion, which no function of libmlx5 returns.
 //!
 //! * `ioctl`: attributes of an ioctl, and the copies from and to the client's memory (`user_memory`)
 //! * `commands`: a file per family; they see blocks of bytes (`block`) and no pointer

@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use ibverbs_sys::{
     IBV_WQ_FLAGS_CVLAN_STRIPPING, IBV_WQ_FLAGS_DELAY_DROP, IBV_WQ_FLAGS_SCATTER_FCS, IBV_WQS_RESET,
@@ -349,13 +349,11 @@ pub(super) fn destroy_work_queue(context: &Context, call: &mut Call<'_>) -> Verb
     }
     let removed = state.queues.remove(slot).ok_or(ENOENT)?;
     state.failed_queues.retain(|failed| *failed != slot);
-    state.unpublished_queues.retain(|unpublished| *unpublished != slot);
     if let Some(cq) = state.cqs.get_mut(removed.cq) {
         cq.users -= 1;
     }
     release_domain(&mut state, removed.domain);
     let read = state.retract_events(removed.owner, removed.native, removed.events);
-    removed.native_state.store(IBV_WQS_RESET, Ordering::Relaxed);
     call.reply.put_u32(4, call.reply.length(16));
     call.reply.put_u32(8, read);
     Ok(())
