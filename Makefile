@@ -147,7 +147,7 @@ audit: cargo-deny ## known vulnerabilities in the dependencies (needs the networ
 nightly = $(shell if $(CARGO) +nightly --version >/dev/null 2>&1; then echo $(CARGO) +nightly; \
   else echo env RUSTC_BOOTSTRAP=1 $(CARGO); fi)
 HOST = $(shell $(CARGO) -vV | sed -n 's/^host: //p')
-FUZZ_TARGETS ?= packet policy import diff api memif provider
+FUZZ_TARGETS ?= packet policy import diff api memif provider uverbs
 # What each begins with, beside what earlier runs left in fuzz/corpus.
 seeds_policy := crates/policy/tests/policies
 seeds_import := crates/policy/tests/listings
