@@ -23,7 +23,8 @@ according to the source in the last column. *on a device*: where a real mlx5 dev
 it, or depends on a firmware capability that no verb reports.
 
 The columns of mlx5 and mlx4 come from the sources in the last column. They are not measured: the suite has not been run on
-such a device so far. *inferred* marks a conclusion that a source supports but does not state. A row that a device
+such a device so far. What rdma-core's mlx5 provider itself answers can be measured without one: `softnic exec --method mlx5 --
+conformance --device mlx5_0` runs the rows on it; those about sending, and those that need a peer, do not work there. *inferred* marks a conclusion that a source supports but does not state. A row that a device
 contradicts is an error in the soft NIC's personality and in the device model of that name.
 ";
 
