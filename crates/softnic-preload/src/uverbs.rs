@@ -7,8 +7,8 @@
 //! /dev/full, whose numbers the library checks.
 //!
 //! `close` is called in children between fork(2) and exec(3), where no lock may be taken: what is not the device's costs
-//! one look at a few atomics, and a child leaves its parent's device alone. Using the device in such a child fails, and
-//! so does a descriptor that dup(2) made.
+//! one look at a few atomics, and a child leaves its parent's device alone. Commands of such a child, and those on a
+//! descriptor that dup(2) made, reach /dev/full, which refuses them with ENOTTY.
 
 mod libc_next;
 mod tree;
@@ -67,11 +67,12 @@ fn process() -> c_int {
     unsafe { libc::getpid() }
 }
 
-/// Whether a descriptor is a command descriptor. Takes no lock.
+/// Whether a descriptor is a command descriptor of this process, not one of its parent's. Takes no lock.
 fn is_command(descriptor: c_int) -> bool {
     descriptor >= 0
         && OPEN_COUNT.load(Ordering::Acquire) != 0
         && OPEN.iter().any(|open| open.load(Ordering::Relaxed) == descriptor)
+        && PROCESS.load(Ordering::Relaxed) == process()
 }
 
 fn note(descriptor: c_int) -> bool {
@@ -133,7 +134,7 @@ impl Path {
 
 /// Opens the command descriptor.
 fn open_node() -> c_int {
-    let descriptor = Next::open(COMMAND_DEVICE, libc::O_RDWR | libc::O_CLOEXEC);
+    let descriptor = Next::open_own(COMMAND_DEVICE, libc::O_RDWR | libc::O_CLOEXEC);
     if descriptor < 0 {
         return descriptor;
     }
@@ -154,8 +155,15 @@ fn open_node() -> c_int {
 /// and AArch64 pass as others.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
-    // SAFETY: by the contract of this function.
-    unsafe { openat(libc::AT_FDCWD, path, flags, mode) }
+    if is_active() {
+        // SAFETY: by the contract of this function.
+        let found = guard(None, || unsafe { open_own(libc::AT_FDCWD, path, flags) });
+        if let Some(descriptor) = found {
+            return descriptor;
+        }
+    }
+    // SAFETY: the caller's arguments, passed on.
+    unsafe { Next::open(path, flags, mode) }
 }
 
 /// # Safety
@@ -163,7 +171,7 @@ pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: c_uint) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
     // SAFETY: by the contract of this function.
-    unsafe { openat(libc::AT_FDCWD, path, flags | libc::O_LARGEFILE, mode) }
+    unsafe { open(path, flags | libc::O_LARGEFILE, mode) }
 }
 
 /// # Safety
@@ -324,9 +332,7 @@ pub unsafe extern "C" fn close(descriptor: c_int) -> c_int {
     if is_active() {
         if is_command(descriptor) {
             forget(descriptor);
-            if PROCESS.load(Ordering::Relaxed) == process()
-                && let Some(commands) = DESCRIPTORS.get().and_then(Option::as_ref)
-            {
+            if let Some(commands) = DESCRIPTORS.get().and_then(Option::as_ref) {
                 guard((), || commands.close(descriptor));
             }
         }
@@ -342,9 +348,6 @@ pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: *m
     if !is_active() || !is_command(descriptor) {
         // SAFETY: the caller's arguments, passed on.
         return unsafe { Next::ioctl(descriptor, request, argument) };
-    }
-    if PROCESS.load(Ordering::Relaxed) != process() {
-        return fail(libc::EIO);
     }
     let Some(commands) = DESCRIPTORS.get().and_then(Option::as_ref) else { return fail(libc::ENODEV) };
     match commands.ioctl(descriptor, request, argument.expose_provenance()) {

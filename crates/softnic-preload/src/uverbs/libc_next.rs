@@ -37,6 +37,7 @@ impl Symbol {
     }
 }
 
+static OPEN: Symbol = Symbol::new(c"open");
 static OPENAT: Symbol = Symbol::new(c"openat");
 static STAT: Symbol = Symbol::new(c"stat");
 static READLINK: Symbol = Symbol::new(c"readlink");
@@ -50,7 +51,9 @@ static SOCKET: Symbol = Symbol::new(c"socket");
 
 /// Finds all of them.
 pub(super) fn resolve() {
-    for symbol in [&OPENAT, &STAT, &READLINK, &OPENDIR, &READDIR, &CLOSEDIR, &CLOSE, &IOCTL, &MMAP, &SOCKET] {
+    for symbol in
+        [&OPEN, &OPENAT, &STAT, &READLINK, &OPENDIR, &READDIR, &CLOSEDIR, &CLOSE, &IOCTL, &MMAP, &SOCKET]
+    {
         symbol.resolve();
     }
 }
@@ -68,6 +71,7 @@ macro_rules! function {
     }};
 }
 
+type Open = unsafe extern "C" fn(*const c_char, c_int, ...) -> c_int;
 type Openat = unsafe extern "C" fn(c_int, *const c_char, c_int, ...) -> c_int;
 type Stat = unsafe extern "C" fn(*const c_char, *mut libc::stat) -> c_int;
 type Readlink = unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> isize;
@@ -85,9 +89,20 @@ fn int(answer: c_long) -> c_int {
 
 impl Next {
     /// Opens a path of this library's.
-    pub(super) fn open(path: &CStr, flags: c_int) -> c_int {
+    pub(super) fn open_own(path: &CStr, flags: c_int) -> c_int {
         // SAFETY: a string, and no flags that want a mode.
-        unsafe { Self::openat(libc::AT_FDCWD, path.as_ptr(), flags, 0) }
+        unsafe { Self::open(path.as_ptr(), flags, 0) }
+    }
+
+    /// # Safety
+    /// As open(2).
+    pub(super) unsafe fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+        match function!(OPEN.address(), Open) {
+            // SAFETY: by the contract of this function.
+            Some(open) => unsafe { open(path, flags, mode) },
+            // SAFETY: as above.
+            None => int(unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags, mode) }),
+        }
     }
 
     /// # Safety

@@ -147,7 +147,7 @@ fn file(text: &str) -> Result<c_int, c_int> {
 
 /// A descriptor that stands for a folder: that of a folder that is always there.
 fn root() -> Result<c_int, c_int> {
-    let descriptor = Next::open(c"/", libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC);
+    let descriptor = Next::open_own(c"/", libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC);
     if descriptor < 0 { Err(errno()) } else { Ok(descriptor) }
 }
 
