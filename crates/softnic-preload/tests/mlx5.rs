@@ -12,7 +12,7 @@ use verbs::{
     Access, ActionSpec, CompletionChannel, CompletionFields, CompletionQueue, Context, CounterPoint,
     Counters, DeviceList, Domain, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, FlowTarget, FramePool,
     HashConfig, HashFields, IndirectionTable, Ipv4ExtMatch, MemoryRegion, Opcode, PortMatch, PortNumber,
-    ProtectionDomain, ReceiveQueue, RssQueuePair, Status, WorkQueue,
+    ProtectionDomain, RawQueuePair, ReceiveQueue, RssQueuePair, Status, WorkQueue,
 };
 
 const PORT: PortNumber = PortNumber(1);
@@ -241,6 +241,42 @@ fn rss_spreads_and_every_queue_has_its_own_tags() {
     for receiver in &mut receivers {
         for packet in receiver.receive(1_000) {
             assert_eq!((packet.tag, packet.bytes.len(), dst_port(&packet.bytes)), (5, 100, 53));
+        }
+    }
+}
+
+#[test]
+fn a_raw_queue_pair_receives_with_verified_checksums() {
+    if !is_client("a_raw_queue_pair_receives_with_verified_checksums", WIRE) {
+        return;
+    }
+    let rig = Rig::new();
+    let fields = CompletionFields::BYTE_LEN | CompletionFields::FLOW_TAG;
+    let mut cq = CompletionQueue::builder(&rig.context, 255).fields(fields).build().unwrap();
+    let completions = cq.handle();
+    let builder = |sends| {
+        RawQueuePair::builder(&rig.domain, &completions, &completions).max_sends(sends).max_receives(64)
+    };
+    assert!(builder(1).build().is_err(), "there is no send side");
+    let mut pair = builder(0).build().unwrap().to_rts(PORT).unwrap();
+    let region = MemoryRegion::register(&rig.domain, vec![0u8; 64 * 2048], Access::LOCAL_WRITE).unwrap();
+    let mut pool = FramePool::new(region, FRAME_BYTES).unwrap();
+    let _flow = Flow::create(&FlowTarget::Raw(pair.handle()), &udp_flow(53, 9)).unwrap();
+    let (mut received, begun) = (0, Instant::now());
+    while received < 1_000 {
+        assert!(begun.elapsed() < PATIENCE, "{received} packets");
+        let mut spare: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+        pair.post_receives(&mut pool, &mut spare);
+        spare.into_iter().for_each(|frame| pool.release(frame));
+        while let Some(mut batch) = cq.poll() {
+            while let Some(completion) = batch.next() {
+                assert_eq!(completion.status(), Status::Success);
+                assert_eq!((completion.flow_tag().unwrap().0, completion.byte_len()), (9, Some(100)));
+                assert_eq!(completion.checksum_ok(), Some(true));
+                received += 1;
+                let frame = pool.reclaim(completion).unwrap();
+                pool.release(frame);
+            }
         }
     }
 }

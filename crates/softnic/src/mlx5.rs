@@ -7,7 +7,7 @@
 //! mlx5's formats, in memory that libmlx5 allocates. What the kernel and its driver check is modelled from their
 //! sources, named at each check; what libmlx5 checks is not repeated.
 //!
-//! There is no send side yet: queue pairs with queues of their own are EOPNOTSUPP. Nor are there: the pages from which libmlx5
+//! There is no send side yet: queue pairs with requests to send are EOPNOTSUPP. Nor are there: the pages from which libmlx5
 //! reads the device's clock (`ibv_query_rt_values_ex` and completions with the wall clock are EOPNOTSUPP; raw timestamps are
 //! in every completion), raw commands for the firmware (DEVX), striding queues and compressed completions, and the hash of a
 //! frame in its completion, which no function of libmlx5 returns.

@@ -15,7 +15,7 @@ pub(crate) mod flow_attr;
 mod held;
 pub(crate) mod mr;
 pub(crate) mod pd;
-mod qp;
+pub(crate) mod qp;
 pub(crate) mod qp_create;
 mod qp_send;
 mod spin;

@@ -6,6 +6,7 @@ mod domains;
 mod flows;
 mod queue_pairs;
 mod queues;
+mod raw_queue_pairs;
 mod steering;
 
 use super::Context;
@@ -59,7 +60,9 @@ static ROWS: &[Row] = &[
     row(18, 32, 8, queues::create_completion_queue),
     row(19, 16, 8, queues::resize_completion_queue),
     row(20, 16, 8, queues::destroy_completion_queue),
-    row(24, 56, 32, refuse),
+    row(24, 56, 32, raw_queue_pairs::create),
+    row(25, 16, 128, raw_queue_pairs::query),
+    row(26, 112, 0, raw_queue_pairs::modify),
     row(27, 16, 4, queue_pairs::destroy),
     row(EXTENDED | 1, 8, 184, device::query_device_extended),
     row(EXTENDED | 18, 32, 16, queues::create_completion_queue_extended),
@@ -87,11 +90,6 @@ pub(super) fn sizes(number: u32) -> Option<Sizes> {
 pub(super) fn carry_out(context: &Context, number: u32, call: &mut Call<'_>) -> Verb<()> {
     let handler = find(number).ok_or(EOPNOTSUPP)?.handler;
     handler(context, call)
-}
-
-/// Queue pairs with queues of their own, which would have a send side.
-fn refuse(_: &Context, _: &mut Call<'_>) -> Verb<()> {
-    Err(EOPNOTSUPP)
 }
 
 #[cfg(test)]

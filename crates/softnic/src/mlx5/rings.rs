@@ -177,6 +177,11 @@ impl ReceiveRing {
         })
     }
 
+    /// The requests that can be posted at once.
+    pub(crate) fn capacity(&self) -> u32 {
+        self.requests
+    }
+
     /// The scatter entries of a request.
     pub(crate) fn entries(&self) -> u32 {
         1 << (self.log_request_bytes - LOG_ENTRY_BYTES)

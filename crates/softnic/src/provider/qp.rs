@@ -22,6 +22,7 @@ use super::wq::{ReceivePoster, post, refuse};
 use crate::device::SoftContext;
 use crate::engine::transmit::Pace;
 use crate::events::acknowledgements;
+use crate::nic::Nic;
 use crate::personality::{QueuePairRules, Rules};
 use crate::preload::PKEYS;
 use crate::state::{QpKind, State};
@@ -231,54 +232,71 @@ pub(crate) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         // SAFETY: the queue pair keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
-        let rules = soft.nic().rules();
-        let mask = mask.cast_unsigned();
-        let mut state = soft.nic().control();
-        let from = object.state.load(Ordering::Relaxed);
-        let to = if mask & STATE == 0 { from } else { attr.qp_state };
-        check(object, rules, (from, to), (attr, mask))?;
-        if mask & PORT != 0 {
-            soft.nic().port(attr.port_num).ok_or(EINVAL)?;
-        }
-        let pace = (mask & RATE_LIMIT != 0)
-            .then(|| pace(attr.rate_limit, 0, &rules.objects.queue_pair))
-            .transpose()?;
-        // Nothing is refused from here on: a call changes everything in the request, or nothing.
-        let known = state.qps.get_mut(object.slot).ok_or(EINVAL)?;
-        let attributes = &mut known.attributes;
-        let note = |bit: u32, place: &mut u32, value: u32| {
-            if mask & bit != 0 {
-                *place = value;
-            }
-        };
-        note(QKEY, &mut attributes.qkey, attr.qkey);
-        note(SQ_PSN, &mut attributes.sq_psn, attr.sq_psn);
-        note(RATE_LIMIT, &mut attributes.rate_limit, attr.rate_limit);
-        if mask & PKEY_INDEX != 0 {
-            attributes.pkey_index = attr.pkey_index;
-        }
-        if mask & PORT != 0 {
-            known.port = attr.port_num;
-        }
-        if let (Some(pace), QpKind::Raw { send, .. }) = (pace, &mut known.kind) {
-            send.pace = pace;
-        }
-        enter(&mut state, object, to)
+        let kind = Kind { is_rss: object.plain.is_none(), is_datagram: object.datagram };
+        modify(soft.nic(), object.slot, kind, &object.state, (attr, mask.cast_unsigned()))
     })
+}
+
+/// What decides which states a queue pair has.
+#[derive(Clone, Copy)]
+pub(crate) struct Kind {
+    pub(crate) is_rss: bool,
+    pub(crate) is_datagram: bool,
+}
+
+/// Changes a queue pair, everything in the request or nothing. `native` is its state.
+pub(crate) fn modify(
+    nic: &Nic,
+    slot: u32,
+    kind: Kind,
+    native: &AtomicU32,
+    (attr, mask): (&ibv_qp_attr, u32),
+) -> Verb<()> {
+    let rules = nic.rules();
+    let mut state = nic.control();
+    let from = native.load(Ordering::Relaxed);
+    let to = if mask & STATE == 0 { from } else { attr.qp_state };
+    check(kind, rules, (from, to), (attr, mask))?;
+    if mask & PORT != 0 {
+        nic.port(attr.port_num).ok_or(EINVAL)?;
+    }
+    let pace =
+        (mask & RATE_LIMIT != 0).then(|| pace(attr.rate_limit, 0, &rules.objects.queue_pair)).transpose()?;
+    // Nothing is refused from here on.
+    let known = state.qps.get_mut(slot).ok_or(EINVAL)?;
+    let attributes = &mut known.attributes;
+    let note = |bit: u32, place: &mut u32, value: u32| {
+        if mask & bit != 0 {
+            *place = value;
+        }
+    };
+    note(QKEY, &mut attributes.qkey, attr.qkey);
+    note(SQ_PSN, &mut attributes.sq_psn, attr.sq_psn);
+    note(RATE_LIMIT, &mut attributes.rate_limit, attr.rate_limit);
+    if mask & PKEY_INDEX != 0 {
+        attributes.pkey_index = attr.pkey_index;
+    }
+    if mask & PORT != 0 {
+        known.port = attr.port_num;
+    }
+    if let (Some(pace), QpKind::Raw { send, .. }) = (pace, &mut known.kind) {
+        send.pace = pace;
+    }
+    enter(&mut state, slot, kind, native, to)
 }
 
 /// What of a call cannot be.
 fn check(
-    object: &SoftQp,
+    kind: Kind,
     rules: &Rules,
     (from, to): (ibv_qp_state::Type, ibv_qp_state::Type),
     (attr, mask): (&ibv_qp_attr, u32),
 ) -> Verb<()> {
-    if object.plain.is_none() && !rules.objects.rss.states {
+    if kind.is_rss && !rules.objects.rss.states {
         // The work queues of an RSS queue pair are what has states.
         return Err(EOPNOTSUPP);
     }
-    let transition = if object.datagram { datagram_transition } else { raw_transition };
+    let transition = if kind.is_datagram { datagram_transition } else { raw_transition };
     let (required, optional) = transition(from, to).ok_or(EINVAL)?;
     known_bits(mask, STATE | required | optional, EINVAL)?;
     if mask & required != required {
@@ -336,13 +354,12 @@ fn pace(rate_kbps: u32, burst_bytes: u32, rules: &QueuePairRules) -> Verb<Pace> 
     }
 }
 
-fn enter(state: &mut State, object: &SoftQp, to: ibv_qp_state::Type) -> Verb<()> {
-    let slot = object.slot;
+fn enter(state: &mut State, slot: u32, kind: Kind, native: &AtomicU32, to: ibv_qp_state::Type) -> Verb<()> {
     let qp = state.qps.get_mut(slot).ok_or(EINVAL)?;
     if to == IBV_QPS_RESET {
         (qp.port, qp.attributes) = Default::default();
     }
-    object.state.store(to, Ordering::Relaxed);
+    native.store(to, Ordering::Relaxed);
     let QpKind::Raw { queue, send } = &mut qp.kind else { return Ok(()) };
     let queue = *queue;
     if to == IBV_QPS_RESET {
@@ -351,7 +368,7 @@ fn enter(state: &mut State, object: &SoftQp, to: ibv_qp_state::Type) -> Verb<()>
     }
     if let Some(receives) = state.queues.get_mut(queue) {
         // No frame from a wire is a datagram; `engine::datagram` asks for the state.
-        receives.ready = !object.datagram && matches!(to, IBV_QPS_RTR..=IBV_QPS_SQE);
+        receives.ready = !kind.is_datagram && matches!(to, IBV_QPS_RTR..=IBV_QPS_SQE);
         if to == IBV_QPS_RESET {
             receives.consumer.discard();
         }

@@ -1,8 +1,8 @@
-//! RSS queue pairs: an indirection table and a hash.
+//! RSS queue pairs: an indirection table and a hash. The destruction of all queue pairs.
 
 use ibverbs_sys::{ibv_qp_type, ibv_rx_hash_conf};
 
-use super::{Call, ENOENT, domains, steering};
+use super::{Call, ENOENT, domains, raw_queue_pairs, steering};
 use crate::mlx5::Context;
 use crate::provider::answer::{EBUSY, EINVAL, EOPNOTSUPP, Verb};
 use crate::provider::pd::{release_domain, use_domain};
@@ -22,8 +22,10 @@ pub(super) fn create(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     if mask & !TABLE != 0 {
         return Err(EOPNOTSUPP);
     }
-    if mask & TABLE == 0 || u32::from(core.u8(45)) != ibv_qp_type::IBV_QPT_RAW_PACKET {
-        // With queues of its own.
+    if mask & TABLE == 0 {
+        return raw_queue_pairs::create_extended(context, call);
+    }
+    if u32::from(core.u8(45)) != ibv_qp_type::IBV_QPT_RAW_PACKET {
         return Err(EOPNOTSUPP);
     }
     let (max_send, max_receive, receive_entries) = (core.u32(24), core.u32(28), core.u32(36));
@@ -78,14 +80,22 @@ pub(super) fn destroy(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     if qp.users != 0 {
         return Err(EBUSY);
     }
+    let mut read = 0;
     if let Some(removed) = state.qps.remove(slot) {
-        if let QpKind::Rss { table, .. } = removed.kind
-            && let Some(table) = state.tables.get_mut(table)
-        {
-            table.users -= 1;
+        match &removed.kind {
+            QpKind::Rss { table, .. } => {
+                if let Some(table) = state.tables.get_mut(*table) {
+                    table.users -= 1;
+                }
+            }
+            QpKind::Raw { queue, send } => {
+                state.senders.retain(|sender| *sender != slot);
+                read = raw_queue_pairs::remove_queue(&mut state, *queue, send.cq);
+            }
         }
         release_domain(&mut state, removed.domain);
     }
-    call.reply.put_u32(0, 0);
+    // As that of DESTROY_CQ.
+    call.reply.put_u32(0, read);
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! A well-behaved client: frames, completions, events, resizing and counters.
 
 use super::*;
-use crate::provider::answer::{EBUSY, EINVAL};
+use crate::provider::answer::{EBUSY, EINVAL, EOPNOTSUPP};
 
 const GOOD: u8 = 2;
 const ERROR: u8 = 14;
@@ -265,4 +265,64 @@ fn contexts_share_nothing_but_the_port() {
     it.rig.context.remove();
     it.rig.deliver([udp(53, 10)]);
     assert_eq!(it.rig.nic.port_stats(1).unmatched, 1, "the flow went with its context");
+}
+
+/// `struct ib_uverbs_modify_qp` of a change of state.
+fn change(qp: u32, mask: u32, state: u8) -> Bytes {
+    let mut core = bytes();
+    core.0.resize(64, 0);
+    core = core.u32(qp).u32(mask);
+    core.0.resize(96, 0);
+    core = core.u8(state).u8(0);
+    core.0.resize(104, 0);
+    core = core.u8(1);
+    core.0.resize(112, 0);
+    core
+}
+
+#[test]
+fn a_raw_queue_pair_receives_once_it_is_ready() {
+    const INIT: u8 = 1;
+    const RTR: u8 = 2;
+    let mut rig = Rig::new();
+    let domain = rig.domain();
+    let frames = rig.arena.take(FRAME_BYTES as usize);
+    let key = rig.register(domain, frames, FRAME_BYTES);
+    let mut cq = rig.completion_queue(15, -1);
+    let mut queue = WorkQueue {
+        buffer: rig.arena.take(4_096),
+        doorbell: rig.arena.take(8),
+        requests: 8,
+        next: 0,
+        handle: 0,
+    };
+    let core = |sends: u32| {
+        let head = bytes().u64(0).u64(WQ_TOKEN).u32(domain).u32(cq.handle).u32(cq.handle).u32(0);
+        head.u32(sends).u32(8).u32(0).u32(2).u32(0).u8(0).u8(8).u8(0).u8(0)
+    };
+    let driver = bytes().u64(queue.buffer).u64(queue.doorbell).u32(0).u32(8).u32(5).u32(0).u32(USER_INDEX);
+    let refused = rig.call(24, &core(1), &driver, (32, 0)).map(|_| ());
+    assert_eq!(refused, Err(EOPNOTSUPP), "there is no send side");
+    let qp = rig.call(24, &core(0), &driver, (32, 0)).unwrap().u32(0);
+    rig.flow(qp, 53, 7).unwrap();
+    let modify = |mask, state| rig.call(26, &change(qp, mask, state), &bytes(), (0, 0)).map(|_| ());
+    assert_eq!(modify(1, RTR), Err(EINVAL), "INIT comes first");
+    assert_eq!(modify(1 | 1 << 5, INIT), Ok(()));
+    queue.post(&[(key, frames, 2_048)]);
+    rig.deliver([udp(53, 10)]);
+    assert_eq!(cq.poll_all(), []);
+    assert_eq!(modify(1, RTR), Ok(()));
+    rig.deliver([udp(53, 10)]);
+    let completed = cq.poll_all();
+    assert_eq!(
+        completed.iter().map(|one| (one.opcode, one.tag, one.counter)).collect::<Vec<_>>(),
+        [(GOOD, 7, 0)]
+    );
+    let query = rig.call(25, &bytes().u64(0).u32(qp).u32(1), &bytes(), (128, 0)).unwrap();
+    assert_eq!((query.u32(68), query.u32(76), query.0[108], query.0[116]), (8, 2, RTR, 1));
+    let destroy = |number, core: &Bytes| rig.call(number, core, &bytes(), (8, 0)).map(|_| ());
+    assert_eq!(destroy(27, &bytes().u64(0).u32(qp).u32(0)), Err(EBUSY), "a flow points to it");
+    assert_eq!(destroy(EXTENDED | 51, &bytes().u32(0).u32(0)), Ok(()));
+    assert_eq!(destroy(27, &bytes().u64(0).u32(qp).u32(0)), Ok(()));
+    assert_eq!(destroy(20, &bytes().u64(0).u32(cq.handle).u32(0)), Ok(()));
 }
