@@ -293,25 +293,37 @@ pub(crate) struct CompletionRing {
     clock: ClockRules,
 }
 
-/// The buffer of a completion queue: EINVAL for sizes that no device has.
-fn completion_buffer(buffer: u64, completions: u32, completion_bytes: u32) -> Verb<ClientMemory> {
-    if !completions.is_power_of_two()
-        || completions > MAX_COMPLETIONS
-        || !matches!(completion_bytes, 64 | 128)
-    {
-        return Err(EINVAL);
+/// The buffer of a completion queue. To be made without a lock: many pages may have to be there.
+#[derive(Debug)]
+pub(crate) struct CompletionBuffer {
+    memory: ClientMemory,
+    completions: u32,
+    completion_bytes: usize,
+}
+
+impl CompletionBuffer {
+    /// EINVAL for sizes that no device has, and as [`ClientMemory::pin`].
+    pub(crate) fn pin(address: u64, completions: u32, completion_bytes: u32) -> Verb<Self> {
+        let is_size = completions.is_power_of_two() && completions <= MAX_COMPLETIONS;
+        if !is_size || !matches!(completion_bytes, 64 | 128) {
+            return Err(EINVAL);
+        }
+        let completion_bytes = completion_bytes as usize;
+        let memory = ClientMemory::pin(address, completions as usize * completion_bytes, CQE_BYTES)?;
+        Ok(Self { memory, completions, completion_bytes })
     }
-    ClientMemory::pin(buffer, completions as usize * completion_bytes as usize, CQE_BYTES)
 }
 
 impl CompletionRing {
     pub(crate) fn new(layout: &CompletionLayout, clock: ClockRules) -> Verb<Self> {
         let CompletionLayout { buffer, doorbell, completions, completion_bytes } = *layout;
+        let CompletionBuffer { memory, completions, completion_bytes } =
+            CompletionBuffer::pin(buffer, completions, completion_bytes)?;
         let ring = Self {
-            buffer: completion_buffer(buffer, completions, completion_bytes)?,
+            buffer: memory,
             doorbell: Doorbell::pin(doorbell)?,
             completions,
-            completion_bytes: completion_bytes as usize,
+            completion_bytes,
             next: 0,
             consumed: 0,
             clock,
@@ -413,14 +425,13 @@ impl CompletionRing {
     /// Goes on in another buffer, after a completion in the old one that says so (rdma-core cq.c,
     /// `mlx5_cq_resize_copy_cqes`). EINVAL if there is no room for that one, or if the new buffer cannot hold what was not
     /// consumed yet.
-    pub(crate) fn resize(&mut self, buffer: u64, completions: u32, completion_bytes: u32) -> Verb<()> {
-        let memory = completion_buffer(buffer, completions, completion_bytes)?;
+    pub(crate) fn resize(&mut self, to: CompletionBuffer) -> Verb<()> {
+        let CompletionBuffer { memory, completions, completion_bytes } = to;
         if self.room_for(u32::MAX) == 0 || self.next.wrapping_sub(self.consumed) >= completions {
             return Err(EINVAL);
         }
         self.put([0; CQE_WORDS], RESIZE_CQ);
-        (self.buffer, self.completions) = (memory, completions);
-        self.completion_bytes = completion_bytes as usize;
+        (self.buffer, self.completions, self.completion_bytes) = (memory, completions, completion_bytes);
         Ok(())
     }
 }

@@ -15,7 +15,9 @@ use super::{Call, ENOENT, domains};
 use crate::completion::{CqState, Notice, Wish};
 use crate::engine::deliver::Planned;
 use crate::formats::{Completions, Requests};
-use crate::mlx5::rings::{CompletionLayout, CompletionRing, MAX_COMPLETIONS, ReceiveLayout, ReceiveRing};
+use crate::mlx5::rings::{
+    CompletionBuffer, CompletionLayout, CompletionRing, MAX_COMPLETIONS, ReceiveLayout, ReceiveRing,
+};
 use crate::mlx5::{Channel, Context};
 use crate::provider::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM, Verb, known_bits};
 use crate::provider::cq::check_moderation;
@@ -153,10 +155,11 @@ pub(super) fn resize_completion_queue(context: &Context, call: &mut Call<'_>) ->
     if call.driver.u16(10) != 0 || call.driver.u32(12) != 0 {
         return Err(EINVAL);
     }
+    let buffer = CompletionBuffer::pin(buffer, completions, completion_bytes.into())?;
     let mut state = context.nic.control();
     let cq = find_completions(&mut state, owner, slot).filter(|cq| !cq.failed).ok_or(EINVAL)?;
     let Completions::Mlx5(ring) = &mut cq.producer else { return Err(EINVAL) };
-    ring.resize(buffer, completions, completion_bytes.into())?;
+    ring.resize(buffer)?;
     call.reply.put_u32(0, completions - 1);
     Ok(())
 }
