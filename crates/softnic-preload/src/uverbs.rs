@@ -2,9 +2,9 @@
 //! doorbell pages.
 //!
 //! They come before libc's own where this library is preloaded, and pass every call on unless the method is mlx5 and the
-//! call is about the device: a path below [`SYSFS`], [`NODE`], the link that names the driver, or a descriptor that was opened there. There are no
-//! files behind these paths, so nothing is left behind: a file of sysfs is a memfd(2), and the command descriptor is
-//! /dev/full, whose numbers the library checks.
+//! call is about the device: a path below the root of its sysfs tree, its node in /dev, the link that names its driver, or a
+//! descriptor that was opened at one of these. There are no files behind these paths, so nothing is left behind: a file of
+//! sysfs is a memfd(2), and the command descriptor is /dev/full, whose numbers the library checks.
 //!
 //! `close` is called in children between fork(2) and exec(3), where no lock may be taken: what is not the device's costs
 //! one look at a few atomics, and a child leaves its parent's device alone. Commands of such a child, and those on a
@@ -106,7 +106,7 @@ fn guard<T>(fallback: T, body: impl FnOnce() -> T) -> T {
 
 /// A path of the device, as a program gives it.
 enum Path {
-    /// Below [`SYSFS`]: the rest, without a slash at its ends.
+    /// Below the root of the sysfs tree: the rest, without a slash at its ends.
     Sysfs(String),
     Node,
     Other,
