@@ -1,4 +1,4 @@
-//! Warnings that take the whole policy: valid, but probably not what its author wants.
+//! Warnings that need the whole policy: valid, but probably not what its author wants.
 
 use std::collections::BTreeSet;
 
@@ -12,14 +12,8 @@ use super::reader::Reader;
 /// The hash fields that fragments do not have.
 const PORTS: HashFields = HashFields::TCP.union(HashFields::UDP);
 
-/// Warns of a `default` that may cut the host off, and of groups that part what belongs together.
+/// Warns of groups that part what belongs together.
 pub(super) fn warn(reader: &mut Reader, policy: &Policy, symmetry_asked: &BTreeSet<GroupId>) {
-    if policy.default_given && policy.default == Action::Drop && policy.protect.is_none() {
-        let message =
-            "`default = \"drop\"` also drops what the host needs: ARP, neighbour discovery, DHCP, SSH";
-        let hint = "add a [protect] table, which lists the packets that must reach the host";
-        reader.push(policy.default_place.warning(message, "all unmatched packets").hint(hint));
-    }
     for rule in &policy.rules {
         let (Action::Steer(group) | Action::Copy(group)) = rule.action else { continue };
         let is_symmetric = symmetry_asked.contains(&group);
