@@ -77,7 +77,9 @@ pub(crate) struct Nic {
     state: Mutex<State>,
     /// The packets that each work queue lost for lack of a buffer, by its number. Never locked by the engine.
     queue_losses: Mutex<BTreeMap<u32, Weak<AtomicU64>>>,
-    /// Control calls that wait for `state`: the engine lets them go first.
+    /// Held by the one who is next to lock `state`, until then.
+    turn: Mutex<()>,
+    /// Control calls that wait for `state`.
     waiting: AtomicU32,
     engine: Mutex<Engine>,
     /// Passes that the engine has made; written by the holder of `engine`.
@@ -139,9 +141,6 @@ const INLINE_FRAMES: usize = crate::wire::BURST_FRAMES;
 /// The fastest clock: its ticks are the nanoseconds of the system's.
 pub(crate) const MAX_CLOCK_KILOHERTZ: u64 = 1_000_000;
 
-/// How often an engine steps back for waiting control calls before it takes its turn: no one may starve.
-const COURTESY_TURNS: u32 = 64;
-
 impl Nic {
     /// What this device refuses, and how it orders things.
     pub(crate) fn rules(&self) -> &'static Rules {
@@ -158,19 +157,19 @@ impl Nic {
     /// The device's state, for a control call that changes nothing for the engine, which sleeps on.
     pub(crate) fn quiet_control(&self) -> MutexGuard<'_, State> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(turn);
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         state
     }
 
-    /// The device's state, for one burst of the engine.
+    /// The device's state, for one burst of the engine. If control calls wait, it takes its turn among them: a thread that
+    /// unlocks a mutex and locks it again at once would otherwise nearly always get it.
     #[inline]
     pub(crate) fn burst(&self) -> MutexGuard<'_, State> {
-        let mut turns = 0;
-        while self.waiting.load(Ordering::Relaxed) != 0 && turns < COURTESY_TURNS {
-            std::thread::yield_now();
-            turns += 1;
-        }
+        let is_waited_for = self.waiting.load(Ordering::Relaxed) != 0;
+        let _turn = is_waited_for.then(|| self.turn.lock().unwrap_or_else(PoisonError::into_inner));
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -266,6 +265,7 @@ impl SoftNic {
             ports: shared.collect(),
             state: Mutex::new(State::new(personality.rules().flow.table)),
             queue_losses: Mutex::default(),
+            turn: Mutex::new(()),
             waiting: AtomicU32::new(0),
             engine: Mutex::new(Engine::new(ports)),
             passes: AtomicU64::new(0),

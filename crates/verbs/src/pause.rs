@@ -62,7 +62,7 @@ impl Gate {
             if start.elapsed() > limit {
                 return None;
             }
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_micros(1));
         }
         Some(paused)
     }

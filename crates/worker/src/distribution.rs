@@ -6,6 +6,7 @@
 //! iterations to publish.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
@@ -115,7 +116,7 @@ impl Published {
             if let Some(published) = self.try_lock() {
                 return published.clone();
             }
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_micros(1));
         }
     }
 

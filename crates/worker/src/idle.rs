@@ -1,4 +1,6 @@
-//! What a worker does while there is no work: it polls for some time, then it sleeps.
+//! What a worker does while there is no work: it polls for some time, then it sleeps. It does not call sched_yield(2): Linux
+//! gives up the rest of a thread's turn for each call, and many calls keep all threads of the core waiting for seconds
+//! (kernel/sched/fair.c, `yield_task_fair`).
 //!
 //! It wakes when the device reports a completion (the event channel of its queue), when a handle has something for it
 //! ([`Wakeup`]), when a sink wants to be polled ([`crate::Sink::poll_interval`]), and after [`HEARTBEAT`], so that its count of
@@ -24,8 +26,8 @@ use crate::sinks::handoff::Wakeup;
 pub enum Idle {
     /// Polls again at once: least latency, a whole core.
     Spin,
-    /// Polls for some time, in the second half of it between yields to other threads, and then sleeps until there is work.
-    /// The time is a sixteenth while work keeps coming later than that, such as in bursts of a port that lets frames gather.
+    /// Polls for some time, and then sleeps until there is work. The time is a sixteenth while work keeps coming later than
+    /// that, such as in bursts of a port that lets frames gather.
     Adaptive {
         /// Microseconds without work after which it sleeps.
         idle_us: u32,
@@ -64,7 +66,6 @@ pub(crate) struct Backoff {
     iterations: u32,
     /// When the first of them was seen.
     since: Option<Instant>,
-    is_yielding: bool,
     sleeps: u32,
     /// It has polled for longer than a short poll.
     is_long: bool,
@@ -76,7 +77,6 @@ pub(crate) struct Backoff {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pause {
     Spin,
-    Yield,
     /// After so many other sleeps.
     Sleep(u32),
 }
@@ -87,7 +87,6 @@ impl Pause {
     pub(crate) fn take(self) -> Option<u32> {
         match self {
             Self::Spin => (0..SPIN_HINTS).for_each(|_| std::hint::spin_loop()),
-            Self::Yield => std::thread::yield_now(),
             Self::Sleep(sleeps) => return Some(sleeps),
         }
         None
@@ -96,7 +95,7 @@ impl Pause {
 
 impl Backoff {
     pub(crate) fn new(idle: Idle) -> Self {
-        Self { idle, iterations: 0, since: None, is_yielding: false, sleeps: 0, is_long: false, wasted: 0 }
+        Self { idle, iterations: 0, since: None, sleeps: 0, is_long: false, wasted: 0 }
     }
 
     /// There was work.
@@ -137,9 +136,8 @@ impl Backoff {
             if idle >= limit {
                 return self.sleep();
             }
-            self.is_yielding = idle >= limit / 2;
         }
-        if self.is_yielding { Pause::Yield } else { Pause::Spin }
+        Pause::Spin
     }
 
     fn sleep(&mut self) -> Pause {
@@ -240,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_adaptive_worker_spins_then_yields_then_sleeps_and_starts_over() {
+    fn an_adaptive_worker_spins_then_sleeps_and_starts_over() {
         let mut backoff = Backoff::new(Idle::Adaptive { idle_us: 100 });
         let begun = Instant::now();
         let at = |us: u64, backoff: &mut Backoff| {
@@ -249,7 +247,7 @@ mod tests {
         };
         assert_eq!(at(0, &mut backoff), Some(Pause::Spin));
         assert_eq!(at(49, &mut backoff), Some(Pause::Spin));
-        assert_eq!(at(50, &mut backoff), Some(Pause::Yield));
+        assert_eq!(at(99, &mut backoff), Some(Pause::Spin));
         assert_eq!(at(100, &mut backoff), Some(Pause::Sleep(0)));
         assert_eq!(backoff.next(|| unreachable!("it sleeps on")), Pause::Sleep(1));
         backoff.reset();

@@ -184,7 +184,7 @@ impl Worker {
         let deadline = Instant::now() + SENDS_PATIENCE;
         while self.sinks.holds_frames() && Instant::now() < deadline {
             self.step();
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_micros(1));
         }
     }
 

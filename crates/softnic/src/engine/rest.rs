@@ -13,9 +13,9 @@ use crate::nic::Nic;
 use crate::state::{QpKind, QpState, State};
 use crate::wire::SleepHint;
 
-/// Passes without work after which the thread stops spinning, and after which it sleeps.
-const SPIN_PASSES: u32 = 64;
-const YIELD_PASSES: u32 = 256;
+/// Passes without work after which the thread sleeps. It does not call sched_yield(2), which in a loop keeps all threads of the
+/// core waiting (Linux kernel/sched/fair.c, `yield_task_fair`).
+const SPIN_PASSES: u32 = 256;
 /// The shortest nap. At 64 frames per burst this still keeps up with about a million frames a second.
 const SHORTEST_NAP: Duration = Duration::from_micros(50);
 /// The longest one: how late a frame of a wire that has to be polled may be after a pause.
@@ -58,14 +58,13 @@ impl Rest {
         {
             sleep(nic, &Descriptors::new(), gather);
             // If nothing has come by then, the next pass without work sleeps.
-            self.passes = YIELD_PASSES;
+            self.passes = SPIN_PASSES;
             return;
         }
         match self.passes {
             0..SPIN_PASSES => std::hint::spin_loop(),
-            SPIN_PASSES..YIELD_PASSES => std::thread::yield_now(),
-            YIELD_PASSES.. => {
-                let Prospect { descriptors, longest, .. } = nic.engine().prospect(self.passes - YIELD_PASSES);
+            SPIN_PASSES.. => {
+                let Prospect { descriptors, longest, .. } = nic.engine().prospect(self.passes - SPIN_PASSES);
                 sleep(nic, &descriptors, longest);
             }
         }

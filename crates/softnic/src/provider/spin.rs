@@ -3,9 +3,11 @@
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-/// How often a waiter looks again before it lets other threads run.
+/// How often a waiter looks again before it sleeps, and for how long: the holder may wait for this core.
 const SPINS: u32 = 128;
+const NAP: Duration = Duration::from_micros(1);
 
 /// A value behind a spin lock, or without one where the application promised not to need it.
 pub(crate) struct Spin<T> {
@@ -31,7 +33,7 @@ impl<T> Spin<T> {
             while locked.swap(true, Ordering::Acquire) {
                 spins = spins.wrapping_add(1);
                 if spins.is_multiple_of(SPINS) {
-                    std::thread::yield_now();
+                    std::thread::sleep(NAP);
                 }
                 std::hint::spin_loop();
             }

@@ -561,7 +561,8 @@ impl Runtime {
                 return Some(controller.drop_totals());
             }
             drop(controller);
-            std::thread::yield_now();
+            // A reload that waits for it gets it.
+            std::thread::sleep(Duration::from_micros(1));
         }
     }
 
