@@ -210,7 +210,7 @@ fn another_device_sends_frames_of_a_pool_and_keeps_their_memory() {
     let (rig, other) = (Rig::new(), Rig::new());
     let domain = other.domain();
     let mut cq = CompletionQueue::builder(&other.context, 8).build().unwrap();
-    let builder = RawQueuePair::builder(&domain, &cq.handle(), &cq.handle()).max_sends(4);
+    let builder = RawQueuePair::builder(&domain, &cq.handle(), &cq.handle()).max_sends(4).max_receives(4);
     let mut pair = builder.build().unwrap().to_rts(PORT).unwrap();
     let (mut pool, memory) = watched_pool(&rig.domain());
     let mut frame = pool.take().unwrap();
@@ -230,10 +230,37 @@ fn another_device_sends_frames_of_a_pool_and_keeps_their_memory() {
     drop(batch);
     // The other device cannot write to it.
     assert_eq!(pair.post_receives(&mut pool, &mut vec![frame]), 0);
+    let refusal = pair.last_receive_refusal().and_then(|error| error.raw_os_error());
+    assert_eq!(refusal, Some(libc::EINVAL));
     drop((pool, registered));
     assert!(memory.upgrade().is_some(), "the queue pair keeps it");
     drop(pair);
     assert!(memory.upgrade().is_none());
+}
+
+#[test]
+fn frames_that_the_device_may_not_write_to_are_sent_but_not_received_into() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    let cq = CompletionQueue::builder(&rig.context, 8).build().unwrap();
+    let (queue, mut receives) = WorkQueue::builder(&domain, &cq.handle()).max_receives(4).build().unwrap();
+    queue.ready().unwrap();
+    let builder = RawQueuePair::builder(&domain, &cq.handle(), &cq.handle()).max_sends(4).max_receives(4);
+    let mut pair = builder.build().unwrap().to_rts(PORT).unwrap();
+    let region = MemoryRegion::register(&domain, vec![0; 2 * FRAME_BYTES as usize], Access::empty()).unwrap();
+    let mut pool = FramePool::new(region, FRAME_BYTES).unwrap();
+    let mut frames = vec![pool.take().unwrap()];
+    let errno = |refusal: Option<std::io::Error>| refusal.and_then(|error| error.raw_os_error());
+    assert_eq!(receives.post(&mut pool, &mut frames), 0);
+    assert_eq!(errno(receives.last_refusal()), Some(libc::EINVAL));
+    let sent = pool.take().unwrap();
+    // Before the pair knows the pool, and after.
+    assert_eq!(pair.post_receives(&mut pool, &mut frames), 0);
+    assert_eq!(errno(pair.last_receive_refusal()), Some(libc::EINVAL));
+    pair.send(&mut pool, sent, 60, SendFlags::empty()).expect("room");
+    assert_eq!(pair.post_receives(&mut pool, &mut frames), 0);
+    assert_eq!(errno(pair.last_receive_refusal()), Some(libc::EINVAL));
+    assert_eq!(frames.len(), 1, "the frame stays with its owner");
 }
 
 #[test]

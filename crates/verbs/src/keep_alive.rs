@@ -29,10 +29,19 @@ impl QueueRegions {
     }
 }
 
+/// A pool whose region is in a queue's [`QueueRegions`].
+struct QueuePool {
+    /// Never used twice.
+    id: NonZeroU32,
+    /// The key of the pool's memory in the queue's domain.
+    lkey: u32,
+    /// The device may write to the memory by that key.
+    is_writable: bool,
+}
+
 /// The pools whose regions are in a queue's [`QueueRegions`].
 pub(crate) struct QueuePools {
-    /// Ids, which are never used twice, and the keys of the pools' memory in the queue's domain.
-    pools: Vec<(NonZeroU32, u32)>,
+    pools: Vec<QueuePool>,
 }
 
 impl QueuePools {
@@ -40,8 +49,8 @@ impl QueuePools {
         Self { pools: Vec::with_capacity(MAX_POOLS) }
     }
 
-    /// Sees to it that the queue keeps the memory of `pool`, before the first frame of it is posted. Returns the key of
-    /// that memory.
+    /// Sees to it that the queue keeps the memory of `pool`, before the first frame of it is sent. Returns the key of that
+    /// memory.
     ///
     /// # Errors
     /// An errno: EINVAL for memory that is not registered in the queue's protection domain, so that the device could
@@ -53,10 +62,41 @@ impl QueuePools {
         regions: &QueueRegions,
         domain: &Domain,
     ) -> Result<u32, c_int> {
-        match self.pools.iter().find(|(id, _)| *id == pool.id()) {
-            Some((_, lkey)) => Ok(*lkey),
+        match self.find(pool.id()) {
+            Some(known) => Ok(known.lkey),
             None => self.admit(&pool.registered(), regions, domain),
         }
+    }
+
+    /// As [`QueuePools::keep`], before frames are posted to receive into. A device that is not allowed to write to one would
+    /// put the queue into the error state when a packet arrives.
+    ///
+    /// # Errors
+    /// Besides, EINVAL for memory that the queue knows by a registration for sends only, or that is registered without
+    /// [`Access::LOCAL_WRITE`](crate::Access::LOCAL_WRITE).
+    #[inline]
+    pub(crate) fn keep_writable(
+        &mut self,
+        pool: &FramePool,
+        regions: &QueueRegions,
+        domain: &Domain,
+    ) -> Result<u32, c_int> {
+        match self.find(pool.id()) {
+            Some(QueuePool { lkey, is_writable: true, .. }) => Ok(*lkey),
+            Some(_) => Err(libc::EINVAL),
+            None => {
+                let frames = pool.registered();
+                if !frames.region().is_writable() {
+                    return Err(libc::EINVAL);
+                }
+                self.admit(&frames, regions, domain)
+            }
+        }
+    }
+
+    #[inline]
+    fn find(&self, id: NonZeroU32) -> Option<&QueuePool> {
+        self.pools.iter().find(|pool| pool.id == id)
     }
 
     /// As [`QueuePools::keep`], by this registration of a pool's memory, for all frames of the pool from now on.
@@ -67,8 +107,8 @@ impl QueuePools {
         regions: &QueueRegions,
         domain: &Domain,
     ) -> Result<u32, c_int> {
-        if let Some((_, lkey)) = self.pools.iter().find(|(id, _)| *id == frames.pool()) {
-            return Ok(*lkey);
+        if let Some(known) = self.find(frames.pool()) {
+            return Ok(known.lkey);
         }
         let region = frames.region();
         if region.domain().protection() != domain.protection() {
@@ -78,8 +118,9 @@ impl QueuePools {
             return Err(libc::ENOSPC);
         }
         regions.0.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(region));
-        self.pools.push((frames.pool(), region.lkey()));
-        Ok(region.lkey())
+        let (lkey, is_writable) = (region.lkey(), region.is_writable());
+        self.pools.push(QueuePool { id: frames.pool(), lkey, is_writable });
+        Ok(lkey)
     }
 }
 

@@ -44,6 +44,8 @@ pub struct MemoryRegion {
     start: NonNull<u8>,
     bytes: usize,
     lkey: u32,
+    /// The device may write received packets to it.
+    is_writable: bool,
 }
 
 // SAFETY: the memory is `Send`, and deregistration may happen on any thread.
@@ -95,12 +97,19 @@ impl MemoryRegion {
         let raw = created(create).map_err(failed)?;
         // SAFETY: `raw` was just made by the library, which fills in the key.
         let lkey = unsafe { (*raw.as_ptr()).lkey };
-        Ok(Self { raw, domain: domain.clone(), owner: ManuallyDrop::new(owner), start, bytes, lkey })
+        let is_writable = access.contains(Access::LOCAL_WRITE);
+        let (domain, owner) = (domain.clone(), ManuallyDrop::new(owner));
+        Ok(Self { raw, domain, owner, start, bytes, lkey, is_writable })
     }
 
     /// The key by which work requests name this region.
     pub(crate) fn lkey(&self) -> u32 {
         self.lkey
+    }
+
+    /// Whether the device may write received packets to it.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.is_writable
     }
 
     /// Its length.

@@ -254,7 +254,7 @@ impl RawQueuePair {
         admitted.map(|_| ()).map_err(io::Error::from_raw_os_error)
     }
 
-    /// The key of the memory of `pool` for this queue pair, which keeps the memory from now on.
+    /// The key for sends of the memory of `pool` for this queue pair, which keeps the memory from now on.
     #[inline]
     fn key(&mut self, pool: &FramePool) -> std::result::Result<u32, c_int> {
         self.pools.keep(pool, &self.handle.regions, &self.handle.domain)
@@ -327,10 +327,11 @@ impl RawQueuePair {
         self.chain.last_refusal()
     }
 
-    /// Posts receives, as [`ReceiveQueue::post`](crate::ReceiveQueue::post) does.
+    /// Posts receives, as [`ReceiveQueue::post`](crate::ReceiveQueue::post) does. Nothing is taken from a pool that is known
+    /// by a registration for sends ([`RawQueuePair::admit`]) either.
     #[inline]
     pub fn post_receives(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize {
-        let lkey = match self.key(pool) {
+        let lkey = match self.pools.keep_writable(pool, &self.handle.regions, &self.handle.domain) {
             Ok(lkey) => lkey,
             Err(errno) => {
                 self.chain.refuse(errno);

@@ -309,13 +309,13 @@ impl ReceiveQueue {
     /// Posts frames of `pool` from the end of `frames`, as many as the queue takes. Returns how many; the others stay
     /// in the vector, in order: the queue is full or not in RDY ([`ReceiveQueue::last_refusal`]), or they are of
     /// another pool. If a provider refuses without saying what, the frames in doubt count as posted. Nothing is taken
-    /// from a pool that is not registered in the queue's protection domain, or is one more than
-    /// [`MAX_POOLS`](crate::MAX_POOLS). Nor while another thread uses the completion queue or the thread domain; above
+    /// from a pool that is not registered in the queue's protection domain with
+    /// [`Access::LOCAL_WRITE`](crate::Access::LOCAL_WRITE), or is one more than [`MAX_POOLS`](crate::MAX_POOLS). Nor while another thread uses the completion queue or the thread domain; above
     /// all, not while a [`Batch`](crate::Batch) of that completion queue is open, on this thread or another. The queue
     /// keeps the pool's memory registered until it is destroyed itself.
     #[inline]
     pub fn post(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize {
-        let lkey = match self.pools.keep(pool, &self.queue.regions, &self.queue.domain) {
+        let lkey = match self.pools.keep_writable(pool, &self.queue.regions, &self.queue.domain) {
             Ok(lkey) => lkey,
             Err(errno) => {
                 self.chain.refuse(errno);
