@@ -7,6 +7,7 @@
 use std::net::IpAddr;
 use std::ops::Range;
 
+use crate::lengths::UDP_BYTES;
 use crate::{FlowKey, IpProtocol, Layers, Parsed};
 
 /// Where the checksum of an IPv4 header is in it (RFC 791, 3.1).
@@ -15,8 +16,6 @@ const IPV4_CHECKSUM: Range<usize> = 10..12;
 const TCP_CHECKSUM: Range<usize> = 16..18;
 /// Where the checksum of a UDP header is in it (RFC 768).
 const UDP_CHECKSUM: Range<usize> = 6..8;
-/// The shortest UDP length, that of an empty datagram: its header.
-const UDP_BYTES: usize = 8;
 
 /// What a verification found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +122,7 @@ fn segment(frame: &[u8], parsed: &Parsed) -> Option<(IpProtocol, Range<usize>, R
     if protocol != IpProtocol::UDP {
         return Some((protocol, field, start..end));
     }
+    // The shortest datagram is a header alone.
     let datagram = length(whole, 4).filter(|length| (UDP_BYTES..=whole.len()).contains(length))?;
     Some((protocol, field, start..start + datagram))
 }

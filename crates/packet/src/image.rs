@@ -7,15 +7,10 @@
 use crate::cube::{
     FLOW_LABEL, HAS_C_TAG, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, IP_FLAGS, LEVEL_WORDS, PROTOCOL, TOS,
 };
+use crate::lengths::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, MACS_BYTES, TAG_BYTES, TCP_BYTES, UDP_BYTES};
 use crate::{EtherType, IpProtocol, parse};
 
-const MACS_BYTES: usize = 12;
-const ETHERNET_BYTES: usize = 14;
-const TAGGED_BYTES: usize = ETHERNET_BYTES + 4;
-const IPV4_BYTES: usize = 20;
-const IPV6_BYTES: usize = 40;
-const TCP_BYTES: usize = 20;
-const UDP_BYTES: usize = 8;
+const TAGGED_BYTES: usize = ETHERNET_BYTES + TAG_BYTES;
 /// The fragment offset and the flag for more of them (RFC 791, 3.1).
 const FRAGMENT: u16 = 0x3fff;
 

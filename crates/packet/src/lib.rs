@@ -25,6 +25,7 @@ mod field;
 mod flow_key;
 mod hash_fields;
 mod image;
+mod lengths;
 mod mac;
 mod numbers;
 pub mod offload;

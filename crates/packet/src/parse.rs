@@ -10,15 +10,10 @@
 //!
 //! Every header is taken as a fixed-size array (`first_chunk`), so that one length check covers all of its fields.
 
+use crate::lengths::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, TAG_BYTES, TCP_BYTES, UDP_BYTES};
 use crate::{Anomaly, EtherType, FlowKey, IpProtocol, Layers, MacAddr};
 
-const ETHERNET_BYTES: usize = 14;
-const VLAN_BYTES: usize = 4;
-const IPV4_BYTES: usize = 20;
-pub(crate) const IPV6_BYTES: usize = 40;
 const IPV6_FRAGMENT_BYTES: usize = 8;
-const TCP_BYTES: usize = 20;
-pub(crate) const UDP_BYTES: usize = 8;
 const ICMP_BYTES: usize = 4;
 
 /// Where TCP or UDP begins in an untagged frame with an IPv4 header without options, and the end of a TCP header there.
@@ -152,7 +147,7 @@ pub(crate) fn parse_packet(packet: &[u8], version: Layers) -> FlowKey {
 /// Peels at most two tags; further ones stay in `ether_type`, and so does a tag that the frame ends in.
 fn peel_tags<'f>(parsed: &mut Parsed, rest: &'f [u8]) -> &'f [u8] {
     let key = &mut parsed.key;
-    let Some((&[i0, i1, t0, t1], after_outer)) = rest.split_first_chunk::<VLAN_BYTES>() else {
+    let Some((&[i0, i1, t0, t1], after_outer)) = rest.split_first_chunk::<TAG_BYTES>() else {
         parsed.note(Anomaly::VlanTruncated);
         return rest;
     };
@@ -160,11 +155,11 @@ fn peel_tags<'f>(parsed: &mut Parsed, rest: &'f [u8]) -> &'f [u8] {
     key.vlan_tpid = key.ether_type;
     key.vlan_tci = u16::from_be_bytes([i0, i1]);
     key.ether_type = u16::from_be_bytes([t0, t1]);
-    parsed.l3_offset += VLAN_BYTES as u16;
+    parsed.l3_offset += TAG_BYTES as u16;
     if !EtherType(key.ether_type).is_vlan_tag() {
         return after_outer;
     }
-    let Some((&[i0, i1, t0, t1], after_inner)) = after_outer.split_first_chunk::<VLAN_BYTES>() else {
+    let Some((&[i0, i1, t0, t1], after_inner)) = after_outer.split_first_chunk::<TAG_BYTES>() else {
         parsed.note(Anomaly::VlanTruncated);
         return after_outer;
     };
@@ -172,7 +167,7 @@ fn peel_tags<'f>(parsed: &mut Parsed, rest: &'f [u8]) -> &'f [u8] {
     key.inner_vlan_tpid = key.ether_type;
     key.inner_vlan_tci = u16::from_be_bytes([i0, i1]);
     key.ether_type = u16::from_be_bytes([t0, t1]);
-    parsed.l3_offset += VLAN_BYTES as u16;
+    parsed.l3_offset += TAG_BYTES as u16;
     after_inner
 }
 

@@ -4,14 +4,10 @@
 //! Nothing here fails: a header that is not there or is cut is left as it is.
 
 use crate::checksum::replace_word;
+use crate::lengths::ETHERNET_BYTES;
+pub use crate::lengths::{MACS_BYTES, TAG_BYTES};
 use crate::{EtherType, IpProtocol, MacAddr};
 
-/// Both addresses of an Ethernet header.
-pub const MACS_BYTES: usize = 12;
-/// A VLAN tag: its EtherType and its control information (IEEE 802.1Q, 9.4).
-pub const TAG_BYTES: usize = 4;
-/// An Ethernet header without tags.
-const ETHERNET_BYTES: usize = 14;
 /// Tags of one frame that are looked at, as by [`crate::parse`].
 const MAX_TAGS: usize = 2;
 /// The bits of the VLAN identifier; the others are priority and drop eligibility.

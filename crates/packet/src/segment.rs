@@ -8,9 +8,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use crate::lengths::{
+    ETHERNET_BYTES, GRE_BYTES, IPV4_BYTES, IPV6_BYTES, TAG_BYTES, TCP_BYTES, UDP_BYTES, VXLAN_BYTES,
+};
 use crate::{IpProtocol, VXLAN_UDP_PORT, checksum};
-
-const ETHERNET_BYTES: usize = 14;
 
 const ETHER_TYPE_IPV4: u16 = 0x0800;
 const ETHER_TYPE_IPV6: u16 = 0x86dd;
@@ -18,17 +19,10 @@ const ETHER_TYPE_IPV6: u16 = 0x86dd;
 const ETHER_TYPE_BRIDGED: u16 = 0x6558;
 /// C-VLAN and S-VLAN tags (IEEE 802.1Q, table 9-1).
 const ETHER_TYPES_VLAN: [u16; 2] = [0x8100, 0x88a8];
-const VLAN_BYTES: usize = 4;
 const MAX_VLANS: usize = 2;
 
-const IPV4_BYTES: usize = 20;
-const IPV6_BYTES: usize = 40;
-const TCP_BYTES: usize = 20;
-const UDP_BYTES: usize = 8;
-const VXLAN_BYTES: usize = 8;
 const GENEVE_BYTES: usize = 8;
 const GENEVE_UDP_PORT: u16 = 6081;
-const GRE_BYTES: usize = 4;
 /// The bit of the key in the first word of GRE (RFC 2890, 2); the key has four bytes.
 const GRE_KEY: u16 = 0x2000;
 const GRE_KEY_BYTES: usize = 4;
@@ -201,7 +195,7 @@ fn ethernet(frame: &[u8], at: usize) -> Option<(usize, u16)> {
     let mut ether_type = word(frame, l3 - 2)?;
     for _ in 0..MAX_VLANS {
         if ETHER_TYPES_VLAN.contains(&ether_type) {
-            l3 += VLAN_BYTES;
+            l3 += TAG_BYTES;
             ether_type = word(frame, l3 - 2)?;
         }
     }

@@ -6,17 +6,14 @@
 //! is truncated or of another version counts as absent.
 
 use crate::hash_fields::Input;
-use crate::parse::{IPV6_BYTES, UDP_BYTES, parse_packet};
+use crate::lengths::{GRE_BYTES, IPV6_BYTES, UDP_BYTES, VXLAN_BYTES};
+use crate::parse::parse_packet;
 use crate::{EtherType, FlowKey, HASH_INPUT_BYTES, HashFields, IpProtocol, Layers, Parsed, parse};
 
 /// The destination port of VXLAN (IANA).
 pub const VXLAN_UDP_PORT: u16 = 4789;
-/// Flags, reserved bits and the network identifier.
-const VXLAN_BYTES: usize = 8;
 /// The I flag: the identifier is valid; without it a receiver drops the packet (RFC 7348, 5).
 pub(crate) const VNI_VALID: u8 = 0x08;
-/// The flags and the protocol of a GRE header.
-const GRE_BYTES: usize = 4;
 /// The flag of a GRE header with a key, in the upper byte of the first word (RFC 2890).
 pub const GRE_HAS_KEY: u8 = 0x20;
 /// Bits of the first word of a GRE header.
