@@ -11,7 +11,7 @@ use crate::segment::{Segment, Template};
 use crate::{IpProtocol, checksum};
 
 /// The bytes of the header (`virtio_net_hdr`, include/uapi/linux/virtio_net.h).
-pub const HEADER_BYTES: usize = 10;
+pub const OFFLOAD_HEADER_BYTES: usize = 10;
 /// VIRTIO_NET_HDR_F_NEEDS_CSUM.
 const NEEDS_CHECKSUM: u8 = 1;
 /// Where the checksum of SCTP is in its header. It is a CRC32c (RFC 9260, 6.8), which sums cannot complete.
@@ -29,7 +29,7 @@ pub struct Offload {
 
 impl Offload {
     /// Reads it from its header.
-    pub fn read(header: &[u8; HEADER_BYTES]) -> Self {
+    pub fn read(header: &[u8; OFFLOAD_HEADER_BYTES]) -> Self {
         let half = |at: usize| usize::from(u16::from_ne_bytes([header[at], header[at + 1]]));
         let unfinished = (header[0] & NEEDS_CHECKSUM != 0).then(|| (half(6), half(8)));
         let merged = (header[1] != 0).then(|| Merged {
@@ -91,11 +91,9 @@ impl Merged {
     }
 }
 
-/// Why a merged frame is not split. It then counts as oversize.
+/// Why a merged frame cannot be split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unsplittable {
-    /// Longer than a slot of the ring for merged frames: more than an IP header can count (BIG TCP).
-    Cut,
     /// Neither TCP nor UDP, or without the number of bytes of a segment.
     Kind,
     /// Headers that do not match the kind, as more than one tunnel or a tunnel with checksums or sequence numbers of its own.

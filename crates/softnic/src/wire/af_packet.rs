@@ -326,8 +326,9 @@ impl AfPacketWire {
         };
         let split = if arrival.is_whole() {
             Split::of(self.attached.bytes(source, arrival), merged, self.segment_bytes)
+                .map_err(NotSplit::Unsplittable)
         } else {
-            Err(Unsplittable::Cut)
+            Err(NotSplit::Cut)
         };
         match split {
             Ok(split) => {
@@ -418,7 +419,7 @@ impl AfPacketWire {
     }
 
     /// Merged frames that are not split count as oversize; the operator has to end it.
-    fn note_unsplittable(&mut self, reason: Unsplittable) {
+    fn note_unsplittable(&mut self, reason: NotSplit) {
         if !self.met_unsplittable {
             self.met_unsplittable = true;
             let name = &self.attached.interface.name;
@@ -567,21 +568,29 @@ impl Drop for AfPacketWire {
     }
 }
 
+/// Why a merged frame counts as oversize.
+#[derive(Clone, Copy)]
+enum NotSplit {
+    /// It is longer than a slot of the ring for merged frames: more than an IP header can count (BIG TCP).
+    Cut,
+    Unsplittable(Unsplittable),
+}
+
 /// What it is and what to do about it, for the log.
-fn advice(reason: Unsplittable, name: &str) -> String {
+fn advice(reason: NotSplit, name: &str) -> String {
     match reason {
-        Unsplittable::Cut => format!(
+        NotSplit::Cut => format!(
             "it is longer than 65,535 bytes: `ip link set dev {name} gro_max_size 65536 gro_ipv4_max_size 65536`, and \
              where the sender is on this machine `gso_max_size 65536 gso_ipv4_max_size 65536` there"
         ),
-        Unsplittable::Kind => {
+        NotSplit::Unsplittable(Unsplittable::Kind) => {
             "it is neither TCP nor UDP: switch segmentation offload off at the sender".to_owned()
         }
-        Unsplittable::Headers => format!(
+        NotSplit::Unsplittable(Unsplittable::Headers) => format!(
             "its headers are not those of one stream in at most one known tunnel: `ethtool -K {name} gro off`, and \
              where the sender is a veth or tap on this machine, `ethtool -K SENDER tso off gso off`"
         ),
-        Unsplittable::SegmentTooLong => {
+        NotSplit::Unsplittable(Unsplittable::SegmentTooLong) => {
             format!(
                 "its packets are longer than the MTU: raise the MTU of {name} to that of its neighbours, 9216 at most"
             )

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::wire::{AfPacketConfig, BURST_FRAMES, Checksum, MAX_FRAME_BYTES, MAX_MERGED_BYTES, WireError};
-use packet::offload::{HEADER_BYTES, Merged, Offload};
+use packet::offload::{Merged, OFFLOAD_HEADER_BYTES, Offload};
 
 /// The fewest slots: those of a burst stay taken until the next one.
 const MIN_SLOTS: u32 = 2 * BURST_FRAMES as u32;
@@ -32,7 +32,7 @@ const MERGED_BLOCK_BYTES: u32 = 1 << 20;
 const MERGED_SLOT_BYTES: u32 = (MAX_MERGED_BYTES as u32 + SLOT_HEADER_BYTES).next_multiple_of(16);
 /// The bytes before a frame in its slot: header and address (52), the longest link header that shifts it (48 at
 /// most, being aligned), the room for a tag, and what offload left to do.
-const SLOT_HEADER_BYTES: u32 = 52 + 48 + (TAG_ROOM_BYTES + OFFLOAD_BYTES) as u32;
+const SLOT_HEADER_BYTES: u32 = 52 + 48 + (TAG_ROOM_BYTES + OFFLOAD_HEADER_BYTES) as u32;
 /// An Ethernet header with two tags, beyond the MTU.
 const LINK_HEADER_BYTES: u32 = 14 + 2 * TAG_BYTES as u32;
 /// A VLAN tag.
@@ -45,8 +45,6 @@ const ADDRESSES_BYTES: usize = 12;
 const HEADERS_END: usize = 52;
 /// `sll_pkttype` within the slot: `sockaddr_ll` is at 32.
 const PACKET_TYPE_AT: usize = 32 + 10;
-/// `virtio_net_hdr`, which is right before the frame (PACKET_VNET_HDR).
-pub(super) const OFFLOAD_BYTES: usize = HEADER_BYTES;
 /// What a tag is if the kernel does not provide it.
 const C_VLAN_TPID: u16 = 0x8100;
 const NS_PER_S: u64 = 1_000_000_000;
@@ -226,7 +224,7 @@ impl Ring {
             return Taken::Outgoing;
         }
         let (mut start, mut len) = (header.start, header.len);
-        if start < HEADERS_END + OFFLOAD_BYTES || start + len > self.slot_bytes {
+        if start < HEADERS_END + OFFLOAD_HEADER_BYTES || start + len > self.slot_bytes {
             return Taken::Malformed;
         }
         // Read first: the tag goes where it is.

@@ -8,9 +8,9 @@ use std::mem::{size_of, zeroed};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use packet::MacAddr;
+use packet::offload::OFFLOAD_HEADER_BYTES;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with, sockopt};
 
-use super::ring::OFFLOAD_BYTES;
 use crate::wire::{BURST_FRAMES, TransmitError, WireError};
 
 /// What an interface is, as its name resolves in this network namespace.
@@ -309,7 +309,7 @@ pub(super) struct Sender {
 impl Sender {
     /// A queue for frames of up to `frame_bytes`.
     pub(super) fn new(frame_bytes: usize) -> Self {
-        let place_bytes = OFFLOAD_BYTES + frame_bytes;
+        let place_bytes = OFFLOAD_HEADER_BYTES + frame_bytes;
         let store = vec![0; QUEUE_FRAMES * place_bytes].into_boxed_slice();
         Self { store, place_bytes, lens: [0; QUEUE_FRAMES], first: 0, queued: 0, losses: 0 }
     }
@@ -337,10 +337,10 @@ impl Sender {
         if self.is_full() {
             return Err(TransmitError::QueueFull);
         }
-        TransmitError::check_length(frame, self.place_bytes - OFFLOAD_BYTES)?;
+        TransmitError::check_length(frame, self.place_bytes - OFFLOAD_HEADER_BYTES)?;
         let place = (self.first + self.queued) % QUEUE_FRAMES;
-        self.store[place * self.place_bytes + OFFLOAD_BYTES..][..frame.len()].copy_from_slice(frame);
-        self.lens[place] = OFFLOAD_BYTES + frame.len();
+        self.store[place * self.place_bytes + OFFLOAD_HEADER_BYTES..][..frame.len()].copy_from_slice(frame);
+        self.lens[place] = OFFLOAD_HEADER_BYTES + frame.len();
         self.queued += 1;
         Ok(())
     }

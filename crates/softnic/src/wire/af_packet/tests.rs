@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use packet::FlowKey;
 use packet::build::FrameBuilder;
 use packet::checksum;
+use packet::offload::OFFLOAD_HEADER_BYTES;
 use rustix::thread::{
     CapabilitySet, CapabilitySets, UnshareFlags, capabilities, set_capabilities, unshare_unsafe,
 };
@@ -214,8 +215,8 @@ fn frames_that_the_medium_refuses_are_sent_by_a_later_flush() {
         // The first message makes room for the one that waits.
         let message = next().unwrap();
         assert_eq!(sender.flush(&near), Flushed::All);
-        assert_eq!(message[..ring::OFFLOAD_BYTES], [0; ring::OFFLOAD_BYTES]);
-        assert_eq!(message[ring::OFFLOAD_BYTES..], frame(number, 1514).build());
+        assert_eq!(message[..OFFLOAD_HEADER_BYTES], [0; OFFLOAD_HEADER_BYTES]);
+        assert_eq!(message[OFFLOAD_HEADER_BYTES..], frame(number, 1514).build());
     }
     assert!(next().is_err());
     sender.push(&[0; 60]).unwrap();

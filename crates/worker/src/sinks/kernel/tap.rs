@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use packet::MacAddr;
-use packet::offload::{HEADER_BYTES as OFFLOAD_BYTES, Offload};
+use packet::offload::{OFFLOAD_HEADER_BYTES, Offload};
 use rustix::io::{Errno, readv, writev};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
@@ -248,7 +248,7 @@ impl Queue {
         if frame.len() > self.longest(frame) {
             return Written::TooLong;
         }
-        let header = if self.offloads { &[0; OFFLOAD_BYTES][..] } else { &[] };
+        let header = if self.offloads { &[0; OFFLOAD_HEADER_BYTES][..] } else { &[] };
         match writev(&self.device, &[IoSlice::new(header), IoSlice::new(frame)]) {
             Ok(_) => Written::Yes,
             // The answers of `tun_get_user` and `tun_chr_write_iter`.
@@ -261,8 +261,8 @@ impl Queue {
     /// Takes a frame from the host; `None`: there is none. What does not fit into `room` is put into `rest`. Returns what is
     /// left to do on it, and its length.
     pub(super) fn read(&self, room: &mut [u8], rest: &mut [u8]) -> Option<(Offload, usize)> {
-        let mut header = [0; OFFLOAD_BYTES];
-        let header_bytes = if self.offloads { OFFLOAD_BYTES } else { 0 };
+        let mut header = [0; OFFLOAD_HEADER_BYTES];
+        let header_bytes = if self.offloads { OFFLOAD_HEADER_BYTES } else { 0 };
         let mut parts =
             [IoSliceMut::new(&mut header[..header_bytes]), IoSliceMut::new(room), IoSliceMut::new(rest)];
         let bytes = readv(&self.device, &mut parts).ok()?.checked_sub(header_bytes)?;
