@@ -111,7 +111,9 @@ impl Planner<'_> {
             queue.unpublished = true;
             self.touched.push(slot);
         }
-        if queue.planned.count == 0 {
+        // What is posted to a queue that is not ready need not make sense: mlx5's clients clear the doorbell record of one in
+        // RESET only before it becomes ready.
+        if queue.ready && queue.planned.count == 0 {
             queue.consumer.fetch(BURST_FRAMES as u32);
         }
         true
@@ -197,7 +199,9 @@ pub(super) fn serve(state: &mut State, slot: u32, work: &mut Work<'_, '_>) {
     let Some(queue) = state.queues.get_mut(slot) else { return };
     let Planned { count, first } = std::mem::take(&mut queue.planned);
     // The last look at the application's index in this burst: a dry queue must not be asked for every delivery.
-    queue.consumer.refresh(count);
+    if queue.ready {
+        queue.consumer.refresh(count);
+    }
     let mut left = work.deliveries.get(first as usize..).unwrap_or_default();
     left = &left[..left.len().min(count as usize)];
     while !left.is_empty() {

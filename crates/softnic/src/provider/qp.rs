@@ -359,7 +359,7 @@ fn enter(state: &mut State, slot: u32, kind: Kind, native: &AtomicU32, to: ibv_q
     if to == IBV_QPS_RESET {
         (qp.port, qp.attributes) = Default::default();
     }
-    native.store(to, Ordering::Relaxed);
+    let from = native.swap(to, Ordering::Relaxed);
     let QpKind::Raw { queue, send } = &mut qp.kind else { return Ok(()) };
     let queue = *queue;
     if to == IBV_QPS_RESET {
@@ -369,7 +369,7 @@ fn enter(state: &mut State, slot: u32, kind: Kind, native: &AtomicU32, to: ibv_q
     if let Some(receives) = state.queues.get_mut(queue) {
         // No frame from a wire is a datagram; `engine::datagram` asks for the state.
         receives.ready = !kind.is_datagram && matches!(to, IBV_QPS_RTR..=IBV_QPS_SQE);
-        if to == IBV_QPS_RESET {
+        if [from, to].contains(&IBV_QPS_RESET) {
             receives.consumer.discard();
         }
     }

@@ -264,7 +264,7 @@ fn transit(
     }
     let queue = state.queues.get_mut(slot).ok_or(EINVAL)?;
     queue.ready = to == IBV_WQS_RDY;
-    if to == IBV_WQS_RESET {
+    if [from, to].contains(&IBV_WQS_RESET) {
         queue.consumer.discard();
     }
     queue.native_state.store(to, Ordering::Relaxed);

@@ -130,6 +130,36 @@ fn a_queue_in_the_error_state_flushes_and_starts_anew_after_reset() {
     assert_eq!((completed.len(), completed[0].opcode, completed[0].counter), (1, GOOD, 0));
 }
 
+/// libmlx5 sets the doorbell record to 0 just before the queue becomes ready. What arrives until then meets the old value,
+/// which may be more than the queue has.
+#[test]
+fn a_frame_for_a_queue_in_reset_does_not_spoil_it() {
+    let mut it = Receiving::new(31, 4);
+    for _ in 0..3 {
+        it.post(4);
+        it.rig.deliver((0..4).map(|_| udp(53, 10)));
+        assert_eq!(it.cq.poll_all().len(), 4);
+    }
+    for state in [ibverbs_sys::IBV_WQS_ERR, ibverbs_sys::IBV_WQS_RESET] {
+        it.rig.modify(it.wq.handle, state).unwrap();
+    }
+    it.rig.deliver([udp(53, 10)]);
+    it.wq.next = 0;
+    // A request that is posted in RESET is forgotten when the queue becomes ready.
+    it.post(1);
+    it.rig.deliver([udp(53, 10)]);
+    it.wq.next = 0;
+    it.wq.ring();
+    it.rig.modify(it.wq.handle, IBV_WQS_RDY).unwrap();
+    it.rig.deliver([udp(53, 10)]);
+    assert_eq!((it.rig.event(), it.cq.poll_all()), (None, vec![]));
+    it.post(1);
+    it.rig.deliver([udp(53, 10)]);
+    let completed = it.cq.poll_all();
+    assert_eq!(completed.iter().map(|one| (one.opcode, one.counter)).collect::<Vec<_>>(), [(GOOD, 0)]);
+    assert_eq!(it.rig.event(), None);
+}
+
 #[test]
 fn a_resized_queue_goes_on_behind_the_completion_that_says_so() {
     let mut it = Receiving::new(3, 16);
@@ -280,44 +310,96 @@ fn change(qp: u32, mask: u32, state: u8) -> Bytes {
     core
 }
 
+/// The states of a queue pair.
+const RESET: u8 = 0;
+const INIT: u8 = 1;
+const RTR: u8 = 2;
+/// `IBV_QP_STATE` and `IBV_QP_PORT`.
+const STATE: u32 = 1;
+const PORT: u32 = 1 << 5;
+
+/// A raw queue pair with 8 requests that receives UDP to port 53 with tag 7.
+struct RawPair {
+    rig: Rig,
+    key: u32,
+    frames: u64,
+    cq: Completions,
+    queue: WorkQueue,
+    qp: u32,
+}
+
+impl RawPair {
+    fn new() -> Self {
+        let mut rig = Rig::new();
+        let domain = rig.domain();
+        let frames = rig.arena.take(FRAME_BYTES as usize);
+        let key = rig.register(domain, frames, FRAME_BYTES);
+        let cq = rig.completion_queue(15, -1);
+        let (buffer, doorbell) = (rig.arena.take(4_096), rig.arena.take(8));
+        let queue = WorkQueue { buffer, doorbell, requests: 8, next: 0, handle: 0 };
+        let core = |sends: u32| {
+            let head = bytes().u64(0).u64(WQ_TOKEN).u32(domain).u32(cq.handle).u32(cq.handle).u32(0);
+            head.u32(sends).u32(8).u32(0).u32(2).u32(0).u8(0).u8(8).u8(0).u8(0)
+        };
+        let driver =
+            bytes().u64(queue.buffer).u64(queue.doorbell).u32(0).u32(8).u32(5).u32(0).u32(USER_INDEX);
+        let refused = rig.call(24, &core(1), &driver, (32, 0)).map(|_| ());
+        assert_eq!(refused, Err(EOPNOTSUPP), "there is no send side");
+        let qp = rig.call(24, &core(0), &driver, (32, 0)).unwrap().u32(0);
+        rig.flow(qp, 53, 7).unwrap();
+        Self { rig, key, frames, cq, queue, qp }
+    }
+
+    fn modify(&self, mask: u32, state: u8) -> Verb<()> {
+        self.rig.call(26, &change(self.qp, mask, state), &bytes(), (0, 0)).map(|_| ())
+    }
+
+    fn post(&mut self) {
+        self.queue.post(&[(self.key, self.frames, FRAME_BYTES as u32)]);
+    }
+
+    /// The opcodes, tags and counters of what was completed.
+    fn completed(&mut self) -> Vec<(u8, u32, u16)> {
+        self.cq.poll_all().iter().map(|one| (one.opcode, one.tag, one.counter)).collect()
+    }
+}
+
+/// libmlx5 sets the doorbell record to 0 after the command that enters RESET.
+#[test]
+fn a_frame_for_a_queue_pair_in_reset_does_not_spoil_it() {
+    let mut it = RawPair::new();
+    let ready = |it: &RawPair| {
+        it.modify(STATE | PORT, INIT).unwrap();
+        it.modify(STATE, RTR).unwrap();
+    };
+    ready(&it);
+    for counter in 0..9 {
+        it.post();
+        it.rig.deliver([udp(53, 10)]);
+        assert_eq!(it.completed(), [(GOOD, 7, counter)]);
+    }
+    it.modify(STATE, RESET).unwrap();
+    it.rig.deliver([udp(53, 10)]);
+    it.queue.next = 0;
+    it.queue.ring();
+    ready(&it);
+    it.post();
+    it.rig.deliver([udp(53, 10)]);
+    assert_eq!((it.rig.event(), it.completed()), (None, vec![(GOOD, 7, 0)]));
+}
+
 #[test]
 fn a_raw_queue_pair_receives_once_it_is_ready() {
-    const INIT: u8 = 1;
-    const RTR: u8 = 2;
-    let mut rig = Rig::new();
-    let domain = rig.domain();
-    let frames = rig.arena.take(FRAME_BYTES as usize);
-    let key = rig.register(domain, frames, FRAME_BYTES);
-    let mut cq = rig.completion_queue(15, -1);
-    let mut queue = WorkQueue {
-        buffer: rig.arena.take(4_096),
-        doorbell: rig.arena.take(8),
-        requests: 8,
-        next: 0,
-        handle: 0,
-    };
-    let core = |sends: u32| {
-        let head = bytes().u64(0).u64(WQ_TOKEN).u32(domain).u32(cq.handle).u32(cq.handle).u32(0);
-        head.u32(sends).u32(8).u32(0).u32(2).u32(0).u8(0).u8(8).u8(0).u8(0)
-    };
-    let driver = bytes().u64(queue.buffer).u64(queue.doorbell).u32(0).u32(8).u32(5).u32(0).u32(USER_INDEX);
-    let refused = rig.call(24, &core(1), &driver, (32, 0)).map(|_| ());
-    assert_eq!(refused, Err(EOPNOTSUPP), "there is no send side");
-    let qp = rig.call(24, &core(0), &driver, (32, 0)).unwrap().u32(0);
-    rig.flow(qp, 53, 7).unwrap();
-    let modify = |mask, state| rig.call(26, &change(qp, mask, state), &bytes(), (0, 0)).map(|_| ());
-    assert_eq!(modify(1, RTR), Err(EINVAL), "INIT comes first");
-    assert_eq!(modify(1 | 1 << 5, INIT), Ok(()));
-    queue.post(&[(key, frames, 2_048)]);
-    rig.deliver([udp(53, 10)]);
-    assert_eq!(cq.poll_all(), []);
-    assert_eq!(modify(1, RTR), Ok(()));
-    rig.deliver([udp(53, 10)]);
-    let completed = cq.poll_all();
-    assert_eq!(
-        completed.iter().map(|one| (one.opcode, one.tag, one.counter)).collect::<Vec<_>>(),
-        [(GOOD, 7, 0)]
-    );
+    let mut it = RawPair::new();
+    assert_eq!(it.modify(STATE, RTR), Err(EINVAL), "INIT comes first");
+    assert_eq!(it.modify(STATE | PORT, INIT), Ok(()));
+    it.post();
+    it.rig.deliver([udp(53, 10)]);
+    assert_eq!(it.completed(), []);
+    assert_eq!(it.modify(STATE, RTR), Ok(()));
+    it.rig.deliver([udp(53, 10)]);
+    assert_eq!(it.completed(), [(GOOD, 7, 0)]);
+    let RawPair { rig, cq, qp, .. } = it;
     let query = rig.call(25, &bytes().u64(0).u32(qp).u32(1), &bytes(), (128, 0)).unwrap();
     assert_eq!((query.u32(68), query.u32(76), query.0[108], query.0[116]), (8, 2, RTR, 1));
     let destroy = |number, core: &Bytes| rig.call(number, core, &bytes(), (8, 0)).map(|_| ());
