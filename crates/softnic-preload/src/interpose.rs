@@ -9,6 +9,7 @@ use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ibverbs_sys::{ibv_comp_channel, ibv_context, ibv_device};
+use softnic::preload::sysfs::COMMAND_DEVICE;
 use softnic::preload::{self, complain, is_soft, is_soft_context};
 
 use crate::Kind;
@@ -16,9 +17,6 @@ use crate::Kind;
 const V1_0: &CStr = c"IBVERBS_1.0";
 const V1_1: &CStr = c"IBVERBS_1.1";
 const V1_10: &CStr = c"IBVERBS_1.10";
-
-/// `/dev/full`, which represents a device's command channel.
-const COMMAND_DEVICE: (u32, u32) = (1, 7);
 
 /// The only port of the device.
 const PORT: u8 = 1;
@@ -172,7 +170,8 @@ pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
     })
 }
 
-fn is_command_channel(fd: c_int) -> bool {
+/// Whether a descriptor is of the file that represents a device's command channel.
+pub(crate) fn is_command_channel(fd: c_int) -> bool {
     let mut stat = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: asks about a number, which need be no descriptor; there is room for the answer.
     if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {

@@ -5,7 +5,7 @@
 //! *Preload*: preloaded (`LD_PRELOAD`), its functions of the library's names come before the library's own.
 //! *mlx5*: preloaded, its functions of libc's names answer what rdma-core's mlx5 provider asks of the kernel ([`uverbs`]).
 //!
-//! The launcher `softnic exec` sets up either. For the plugin it preloads too: the stock `ibv_create_comp_channel` and
+//! The launcher `softnic exec` sets up one of them. For the plugin it preloads too: the stock `ibv_create_comp_channel` and
 //! `ibv_import_device` ask the kernel and no provider. The plugin is then a copy of this file, or the library would find
 //! the preloaded one when it opens its plugin, and not run the constructor again: a program that opens libibverbs itself
 //! (dlopen(3)) would see no device, because its dlsym(3) finds the stock `ibv_get_device_list`. The copy registers through

@@ -6,24 +6,30 @@
 //! descriptor that was opened at one of these. There are no files behind these paths, so nothing is left behind: a file of
 //! sysfs is a memfd(2), and the command descriptor is /dev/full, whose numbers the library checks.
 //!
-//! `close` is called in children between fork(2) and exec(3), where no lock may be taken: what is not the device's costs
-//! one look at a few atomics, and a child leaves its parent's device alone. Commands of such a child, and those on a
-//! descriptor that dup(2) made, reach /dev/full, which refuses them with ENOTTY.
+//! A child of fork(2) leaves its parent's device alone: `close` and `openat` look at a few atomics ([`own`]) and take no lock
+//! there, and commands reach /dev/full, which refuses them with ENOTTY. A child can open the device itself, unless the NIC
+//! was made before the fork: its engine is a thread of the parent's. Commands on a descriptor that dup(2) made are refused
+//! like those of a child. What closes a command descriptor without `close` (dup2(2), close_range(2)) is found out when
+//! another file has its number.
 
 mod libc_next;
+mod own;
 mod tree;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use libc_next::Next;
+use own::{Own, entry, process};
 use softnic::mlx5::CommandDescriptors;
+use softnic::preload::complain;
 use softnic::preload::sysfs::MLX5_ROOT as SYSFS;
 use tree::Tree;
 
 use crate::Kind;
+use crate::interpose::is_command_channel;
 
 /// The device's node, and what is opened in its place.
 const NODE: &CStr = c"/dev/infiniband/uverbs0";
@@ -32,17 +38,23 @@ const COMMAND_DEVICE: &CStr = c"/dev/full";
 /// `NETLINK_RDMA` of linux/netlink.h: where it answers, the library asks it for devices and never looks at sysfs.
 const NETLINK_RDMA: c_int = 20;
 
-/// Command descriptors of a process.
-const MAX_OPEN: usize = 64;
-const FREE: c_int = -1;
-
 /// Whether calls are looked at at all.
 static ACTIVE: AtomicBool = AtomicBool::new(false);
-/// The process that opened them.
-static PROCESS: AtomicI32 = AtomicI32::new(0);
-/// The open command descriptors, to be found without a lock, and how many there are.
-static OPEN: [AtomicI32; MAX_OPEN] = [const { AtomicI32::new(FREE) }; MAX_OPEN];
-static OPEN_COUNT: AtomicU32 = AtomicU32::new(0);
+/// The open command descriptors.
+static OPEN: Own = Own::new();
+/// The process that made the NIC; 0 before.
+static NIC_PROCESS: AtomicI32 = AtomicI32::new(0);
+
+/// Why a process cannot open the device.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "process {process} is a copy of process {owner}, which has opened the device: the software NIC does not run in a child \
+     of fork(2). Open the device after the fork only, or start the child with exec(2)"
+)]
+struct ForkedError {
+    process: c_int,
+    owner: c_int,
+}
 
 static DESCRIPTORS: OnceLock<Option<CommandDescriptors>> = OnceLock::new();
 
@@ -62,35 +74,24 @@ fn descriptors() -> Option<&'static CommandDescriptors> {
     DESCRIPTORS.get_or_init(|| crate::nic().map(CommandDescriptors::new)).as_ref()
 }
 
-fn process() -> c_int {
-    // SAFETY: asks for a number.
-    unsafe { libc::getpid() }
-}
-
-/// Whether a descriptor is a command descriptor of this process, not one of its parent's. Takes no lock.
+/// Whether a descriptor is a command descriptor of this process, not one of its parent's. Takes no lock, unless another file
+/// has the number of one: then that one is gone.
 fn is_command(descriptor: c_int) -> bool {
-    descriptor >= 0
-        && OPEN_COUNT.load(Ordering::Acquire) != 0
-        && OPEN.iter().any(|open| open.load(Ordering::Relaxed) == descriptor)
-        && PROCESS.load(Ordering::Relaxed) == process()
-}
-
-fn note(descriptor: c_int) -> bool {
-    PROCESS.store(process(), Ordering::Relaxed);
-    let place = OPEN
-        .iter()
-        .find(|open| open.compare_exchange(FREE, descriptor, Ordering::Relaxed, Ordering::Relaxed).is_ok());
-    if place.is_some() {
-        OPEN_COUNT.fetch_add(1, Ordering::Release);
+    if !OPEN.has(entry(descriptor)) {
+        return false;
     }
-    place.is_some()
+    if !is_command_channel(descriptor) {
+        release(descriptor);
+        return false;
+    }
+    true
 }
 
-fn forget(descriptor: c_int) {
-    for open in &OPEN {
-        if open.compare_exchange(descriptor, FREE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            OPEN_COUNT.fetch_sub(1, Ordering::Relaxed);
-        }
+/// A command descriptor is about to be closed, or was.
+fn release(descriptor: c_int) {
+    OPEN.remove(entry(descriptor));
+    if let Some(commands) = DESCRIPTORS.get().and_then(Option::as_ref) {
+        guard((), || commands.close(descriptor));
     }
 }
 
@@ -138,16 +139,24 @@ fn open_node() -> c_int {
     if descriptor < 0 {
         return descriptor;
     }
-    let opened = descriptors().ok_or(libc::ENODEV).and_then(|commands| commands.open(descriptor));
-    let opened = opened.and_then(|()| if note(descriptor) { Ok(()) } else { Err(libc::EMFILE) });
-    if let Err(errno) = opened {
-        if let Some(commands) = descriptors() {
-            commands.close(descriptor);
-        }
+    if let Err(errno) = make_command(descriptor) {
+        release(descriptor);
         Next::close(descriptor);
         return fail(errno);
     }
     descriptor
+}
+
+/// Makes a descriptor a command descriptor.
+fn make_command(descriptor: c_int) -> Result<(), c_int> {
+    let (process, owner) = (process(), NIC_PROCESS.load(Ordering::Relaxed));
+    if owner != 0 && owner != process {
+        complain(&ForkedError { process, owner });
+        return Err(libc::ENODEV);
+    }
+    descriptors().ok_or(libc::ENODEV)?.open(descriptor)?;
+    NIC_PROCESS.store(process, Ordering::Relaxed);
+    if OPEN.add(entry(descriptor)) { Ok(()) } else { Err(libc::EMFILE) }
 }
 
 /// # Safety
@@ -207,13 +216,14 @@ unsafe fn open_own(folder: c_int, path: *const c_char, flags: c_int) -> Option<c
         Path::Node => return Some(open_node()),
         Path::Sysfs(path) => path,
         Path::Other => {
-            let folder = tree::folder(folder)?;
             if path.is_null() {
                 return None;
             }
             // SAFETY: by the contract of this function.
-            let name = unsafe { CStr::from_ptr(path) }.to_string_lossy();
-            format!("{folder}/{name}")
+            let name = unsafe { CStr::from_ptr(path) };
+            let is_absolute = name.to_bytes().first() == Some(&b'/');
+            let folder = if is_absolute { None } else { tree::folder(folder) }?;
+            format!("{folder}/{}", name.to_string_lossy())
         }
     };
     let opened = Tree::get().ok_or(libc::ENODEV).and_then(|tree| tree.open(&path, flags));
@@ -331,10 +341,7 @@ pub unsafe extern "C" fn closedir(stream: *mut libc::DIR) -> c_int {
 pub unsafe extern "C" fn close(descriptor: c_int) -> c_int {
     if is_active() {
         if is_command(descriptor) {
-            forget(descriptor);
-            if let Some(commands) = DESCRIPTORS.get().and_then(Option::as_ref) {
-                guard((), || commands.close(descriptor));
-            }
+            release(descriptor);
         }
         tree::forget(descriptor);
     }

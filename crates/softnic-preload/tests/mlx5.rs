@@ -1,68 +1,30 @@
 //! The unmodified libibverbs and libmlx5 over the model of a ConnectX: a client that receives the generator's frames.
 //!
-//! Each test runs itself again as the command of `softnic exec --method mlx5`, and what follows [`is_client`] is that
-//! command.
+//! Each test runs itself again as a client, see [`support`].
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod support;
+
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use support::{is_client, is_client_with, is_installed};
 use verbs::{
-    Access, ActionSpec, CompletionChannel, CompletionFields, CompletionQueue, Context, CounterPoint,
-    Counters, DeviceList, Domain, Flow, FlowAttr, FlowKind, FlowSpec, FlowTag, FlowTarget, FramePool,
-    HashConfig, HashFields, IndirectionTable, Ipv4ExtMatch, MemoryRegion, Opcode, PortMatch, PortNumber,
-    ProtectionDomain, RawQueuePair, ReceiveQueue, RssQueuePair, Status, WorkQueue,
+    Access, ActionSpec, Allocation, AllocationRequest, CompletionChannel, CompletionFields, CompletionQueue,
+    Context, CounterPoint, Counters, DeviceList, Domain, DomainAllocator, Flow, FlowAttr, FlowKind, FlowSpec,
+    FlowTag, FlowTarget, FramePool, HashConfig, HashFields, IndirectionTable, Ipv4ExtMatch, MemoryRegion,
+    Opcode, ParentDomain, PortMatch, PortNumber, ProtectionDomain, RawQueuePair, ReceiveQueue, RssQueuePair,
+    Status, WorkQueue,
 };
 
 const PORT: PortNumber = PortNumber(1);
 const FRAME_BYTES: u32 = 2048;
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The method's variable, which the launcher sets.
-const METHOD: &str = softnic::preload::variable::METHOD;
-
 /// Two kinds of packets, in equal parts, with lengths of their own.
 const WIRE: &str = r#"{ kind = "generator", seed = 1, rate = 50000, flows = [
   { name = "dns", share = 1, protocol = "udp", dst_ports = "53", frame_bytes = 100, count = 16 },
   { name = "web", share = 1, protocol = "udp", dst_ports = "80", frame_bytes = 300, count = 16 }] }"#;
-
-/// Whether rdma-core's mlx5 provider is there; if not, a message is printed, and a CI run fails.
-fn is_installed(test: &str) -> bool {
-    let output = Command::new(env!("CARGO_BIN_EXE_softnic")).arg("list").output().unwrap();
-    let list = String::from_utf8_lossy(&output.stdout).into_owned();
-    let method = list.lines().find(|line| line.trim().starts_with("mlx5 ")).unwrap_or("").trim();
-    let works = method.ends_with("works");
-    if !works {
-        test_support::not_run(test, method);
-    }
-    works
-}
-
-/// Whether this process is the client of a test; if not, it runs the client and expects it to succeed.
-fn is_client(test: &str, wire: &str) -> bool {
-    is_client_with(test, wire, &[])
-}
-
-/// The same, with variables that libmlx5 reads.
-fn is_client_with(test: &str, wire: &str, variables: &[(&str, &str)]) -> bool {
-    if std::env::var_os(METHOD).is_some_and(|method| method == "mlx5") {
-        return true;
-    }
-    if !is_installed(test) {
-        return false;
-    }
-    let output = Command::new(env!("CARGO_BIN_EXE_softnic"))
-        .args(["exec", "--method", "mlx5", "--mtu", "1500", "--wire", wire, "--"])
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .envs(variables.iter().copied())
-        .output()
-        .unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{:?}\n{out}\n{err}", output.status);
-    assert!(out.contains("1 passed"), "the client ran\n{out}\n{err}");
-    false
-}
 
 /// The device, opened, with a domain.
 struct Rig {
@@ -207,10 +169,11 @@ fn stock_tools_find_the_device_and_nothing_is_left_behind() {
     if !is_installed("stock tools find the device") {
         return;
     }
+    let scratch = tempfile::tempdir().unwrap();
     let softnic = |tool: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_softnic"));
-        let output =
-            command.args(["exec", "--method", "mlx5", "--name", "mlx5_7", "--"]).args(tool).output().unwrap();
+        command.args(["exec", "--method", "mlx5", "--name", "mlx5_7", "--"]).args(tool);
+        let output = command.env("TMPDIR", scratch.path()).output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{tool:?}: {out}{err}");
         out.into_owned()
@@ -227,9 +190,10 @@ fn stock_tools_find_the_device_and_nothing_is_left_behind() {
     ] {
         assert!(info.contains(line), "{line} is missing in\n{info}");
     }
-    // There is no file that it could leave.
-    let listing = softnic(&["ls", "/sys/class", "/dev"]);
-    assert!(!listing.contains("infiniband_verbs") && !std::path::Path::new("/sys/softnic-mlx5").exists());
+    assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0, "temporary files");
+    let namespace = std::fs::read_link("/proc/self/ns/mnt").unwrap();
+    let inside = softnic(&["readlink", "/proc/self/ns/mnt"]);
+    assert_eq!(inside.trim_end(), namespace.to_str().unwrap(), "mounts of its own");
 }
 
 #[test]
@@ -302,13 +266,30 @@ fn a_raw_queue_pair_receives_with_verified_checksums() {
     }
 }
 
+/// Notes what is asked of it, and leaves it to the provider.
+struct Sizes(Arc<Mutex<Vec<usize>>>);
+
+impl DomainAllocator for Sizes {
+    fn allocate(&self, request: &AllocationRequest) -> Allocation {
+        self.0.lock().unwrap().push(request.bytes);
+        Allocation::UseDefault
+    }
+}
+
 #[test]
 fn completions_may_have_128_bytes() {
     if !is_client_with("completions_may_have_128_bytes", WIRE, &[("MLX5_CQE_SIZE", "128")]) {
         return;
     }
     let rig = Rig::new();
-    let mut receiver = rig.queue(63, 64);
+    let sizes = Arc::new(Mutex::new(Vec::new()));
+    let protection = ProtectionDomain::new(&rig.context).unwrap();
+    let parent = ParentDomain::new(&protection, None, Some(Box::new(Sizes(Arc::clone(&sizes))))).unwrap();
+    let fields = CompletionFields::BYTE_LEN | CompletionFields::FLOW_TAG;
+    let fields = fields | CompletionFields::COMPLETION_TIMESTAMP;
+    let cq = CompletionQueue::builder(&rig.context, 63).domain(&parent).fields(fields).build().unwrap();
+    assert_eq!(std::mem::take(&mut *sizes.lock().unwrap())[0], 64 * 128, "the buffer");
+    let mut receiver = Receiver::new(&rig.domain, cq, 64);
     let target = target(&rig.domain, &[&receiver.queue], HashFields::empty());
     let _flow = Flow::create(&target, &udp_flow(80, 6)).unwrap();
     assert!(receiver.receive(2_000).iter().all(|packet| (packet.tag, packet.bytes.len()) == (6, 300)));
@@ -415,7 +396,24 @@ fn contexts_and_their_objects_are_apart() {
     }
 }
 
-/// A child of fork(2) closes all descriptors before exec(3): that must end neither the device nor the child.
+/// What programs do between fork(2) and exec(3): they close all descriptors.
+extern "C" fn close_all(_: *mut libc::c_void) -> libc::c_int {
+    for descriptor in 3..200 {
+        // SAFETY: takes any number, and may be called between fork(2) and exec(3).
+        unsafe { libc::close(descriptor) };
+    }
+    // SAFETY: as above.
+    unsafe { libc::_exit(0) }
+}
+
+fn ends_well(child: libc::pid_t) {
+    let mut status = -1;
+    // SAFETY: a child of this process, and room for its status.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+}
+
+/// That must end neither the device nor the child. One of vfork(2) has its parent's memory.
 #[test]
 fn a_child_leaves_the_device_alone() {
     if !is_client("a_child_leaves_the_device_alone", WIRE) {
@@ -424,20 +422,27 @@ fn a_child_leaves_the_device_alone() {
     let rig = Rig::new();
     let mut receiver = rig.queue(255, 64);
     let target = target(&rig.domain, &[&receiver.queue], HashFields::empty());
-    let _flow = Flow::create(&target, &udp_flow(53, 4)).unwrap();
-    // SAFETY: the child calls nothing but close(2) and _exit(2), which may be called between fork(2) and exec(3).
+    let flow = Flow::create(&target, &udp_flow(53, 4)).unwrap();
+    let folder = support::open(c"/sys/softnic-mlx5/class", libc::O_DIRECTORY);
+    // SAFETY: the child does nothing but `close_all`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        for descriptor in 3..100 {
-            // SAFETY: as above; the child's own descriptors.
-            unsafe { libc::close(descriptor) };
-        }
-        // SAFETY: as above.
-        unsafe { libc::_exit(0) };
+        close_all(std::ptr::null_mut());
     }
-    let mut status = -1;
-    // SAFETY: the child of this process, and room for its status.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0);
+    ends_well(child);
     receiver.receive(300);
+    let mut stack = vec![0_u64; 8_192];
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    // SAFETY: `stack` is the child's alone until it has ended, for which this thread waits in the call (CLONE_VFORK).
+    let child =
+        unsafe { libc::clone(close_all, stack.as_mut_ptr_range().end.cast(), flags, std::ptr::null_mut()) };
+    ends_well(child);
+    receiver.receive(300);
+    // Also for control calls, and for what was found in sysfs.
+    drop(flow);
+    let _flow = Flow::create(&target, &udp_flow(80, 5)).unwrap();
+    receiver.receive(300);
+    let file = support::open_at(folder, c"infiniband/mlx5_0/node_type");
+    assert_eq!(support::read(file), "1: CA\n");
+    support::close(folder);
 }

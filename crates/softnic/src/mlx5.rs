@@ -65,7 +65,11 @@ impl CommandDescriptors {
     /// ENODEV if the NIC cannot be made; the reason was written to stderr.
     pub fn open(&self, descriptor: RawFd) -> Result<(), c_int> {
         let nic = self.nic.nic().ok_or(ENODEV.0)?;
-        self.contexts().insert(descriptor, Arc::new(Context::new(nic)));
+        let before = self.contexts().insert(descriptor, Arc::new(Context::new(nic)));
+        if let Some(before) = before {
+            // Its descriptor was closed by other means, or it could not be given away again.
+            guard((), || before.remove());
+        }
         Ok(())
     }
 

@@ -2,13 +2,14 @@
 //! streams that list one.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use softnic::preload::Settings;
 use softnic::preload::sysfs::{self, Provider};
 
 use super::libc_next::Next;
+use super::own::{Own, entry};
 
 /// The files, by their paths from the root, with their contents.
 pub(super) struct Tree {
@@ -31,6 +32,8 @@ enum Node<'t> {
 struct Folder {
     descriptor: c_int,
     path: String,
+    /// Of the file that stands for it: whether the descriptor is still the one that was opened.
+    file: (libc::dev_t, libc::ino_t),
 }
 
 /// A stream that lists a folder.
@@ -42,7 +45,7 @@ struct Stream {
     entry: Box<libc::dirent>,
 }
 
-/// What is open. The count is to be read without the lock.
+/// What is open.
 #[derive(Default)]
 struct Opened {
     folders: Vec<Folder>,
@@ -50,13 +53,9 @@ struct Opened {
 }
 
 static OPENED: Mutex<Opened> = Mutex::new(Opened { folders: Vec::new(), streams: Vec::new() });
-static OPENED_COUNT: AtomicU32 = AtomicU32::new(0);
-
-/// What is open, if anything is. The library has folders open for the time of one call only, so other callers seldom meet
-/// a lock here.
-fn opened() -> Option<MutexGuard<'static, Opened>> {
-    (OPENED_COUNT.load(Ordering::Acquire) != 0).then(lock)
-}
+/// The same, to be found without the lock.
+static FOLDERS: Own = Own::new();
+static STREAMS: Own = Own::new();
 
 fn lock() -> MutexGuard<'static, Opened> {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
@@ -115,7 +114,10 @@ impl Tree {
             Node::File(text) => file(text),
             Node::Folder => {
                 let descriptor = root()?;
-                note_folder(descriptor, path);
+                if let Err(errno) = note_folder(descriptor, path) {
+                    Next::close(descriptor);
+                    return Err(errno);
+                }
                 Ok(descriptor)
             }
         }
@@ -151,25 +153,49 @@ fn root() -> Result<c_int, c_int> {
     if descriptor < 0 { Err(errno()) } else { Ok(descriptor) }
 }
 
-fn note_folder(descriptor: c_int, path: &str) {
+/// The device and the number of the file that a descriptor is of.
+fn identity(descriptor: c_int) -> Option<(libc::dev_t, libc::ino_t)> {
+    let mut stat = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: asks about a number, which need be no descriptor; there is room for the answer.
+    let code = unsafe { libc::fstat(descriptor, stat.as_mut_ptr()) };
+    // SAFETY: written when the call succeeded.
+    (code == 0).then(|| unsafe { stat.assume_init() }).map(|stat| (stat.st_dev, stat.st_ino))
+}
+
+fn note_folder(descriptor: c_int, path: &str) -> Result<(), c_int> {
+    let file = identity(descriptor).ok_or_else(errno)?;
     let mut opened = lock();
-    opened.folders.push(Folder { descriptor, path: path.to_owned() });
-    OPENED_COUNT.fetch_add(1, Ordering::Release);
+    if !FOLDERS.add(entry(descriptor)) {
+        return Err(libc::EMFILE);
+    }
+    opened.folders.retain(|folder| folder.descriptor != descriptor);
+    opened.folders.push(Folder { descriptor, path: path.to_owned(), file });
+    Ok(())
 }
 
 /// The path of an open folder of the tree.
 pub(super) fn folder(descriptor: c_int) -> Option<String> {
-    let opened = opened()?;
-    opened.folders.iter().find(|folder| folder.descriptor == descriptor).map(|folder| folder.path.clone())
+    if !FOLDERS.has(entry(descriptor)) {
+        return None;
+    }
+    let is_this = |folder: &&Folder| folder.descriptor == descriptor;
+    let known = lock().folders.iter().find(is_this).map(|folder| (folder.path.clone(), folder.file));
+    let (path, file) = known?;
+    if identity(descriptor) != Some(file) {
+        // It was closed without `close`, and another file has its number.
+        forget(descriptor);
+        return None;
+    }
+    Some(path)
 }
 
-/// A descriptor is about to be closed.
+/// A descriptor is about to be closed, or was.
 pub(super) fn forget(descriptor: c_int) {
-    let Some(mut opened) = opened() else { return };
-    let before = opened.folders.len();
-    opened.folders.retain(|folder| folder.descriptor != descriptor);
-    let closed = before - opened.folders.len();
-    OPENED_COUNT.fetch_sub(u32::try_from(closed).unwrap_or(0), Ordering::Release);
+    if FOLDERS.has(entry(descriptor)) {
+        let mut opened = lock();
+        opened.folders.retain(|folder| folder.descriptor != descriptor);
+        FOLDERS.remove(entry(descriptor));
+    }
 }
 
 /// A stream of libc's that stands for one of the tree; NULL with errno set if the path is no folder.
@@ -187,24 +213,45 @@ pub(super) fn open_stream(path: &str) -> *mut libc::DIR {
     // SAFETY: a live stream.
     let descriptor = unsafe { libc::dirfd(stream) };
     let mut names: Vec<String> = tree.names(path).map(str::to_owned).collect();
+    names.sort_unstable();
     names.dedup();
-    // SAFETY: all zeros are a value of the struct, whose members are numbers.
-    let entry = Box::new(unsafe { std::mem::zeroed::<libc::dirent>() });
-    note_folder(descriptor, path);
-    let mut opened = lock();
-    opened.streams.push(Stream { address: stream.addr(), names, next: 0, entry });
-    OPENED_COUNT.fetch_add(1, Ordering::Release);
+    if let Err(errno) = note_stream(stream.addr(), descriptor, path, names) {
+        // SAFETY: a live stream, which no one else knows.
+        unsafe { Next::closedir(stream) };
+        crate::interpose::set_errno(errno);
+        return std::ptr::null_mut();
+    }
     stream
+}
+
+fn note_stream(address: usize, descriptor: c_int, path: &str, names: Vec<String>) -> Result<(), c_int> {
+    note_folder(descriptor, path)?;
+    // SAFETY: all zeros are a value of the struct, whose members are numbers.
+    let mut entry = Box::new(unsafe { std::mem::zeroed::<libc::dirent>() });
+    entry.d_reclen = size_of::<libc::dirent>() as u16;
+    let mut opened = lock();
+    if !STREAMS.add(address) {
+        drop(opened);
+        forget(descriptor);
+        return Err(libc::EMFILE);
+    }
+    opened.streams.retain(|stream| stream.address != address);
+    opened.streams.push(Stream { address, names, next: 0, entry });
+    Ok(())
 }
 
 /// The next entry of a stream of the tree, NULL at its end; `None` if the stream is libc's own.
 pub(super) fn next_entry(address: usize) -> Option<*mut libc::dirent> {
-    let mut opened = opened()?;
+    if !STREAMS.has(address) {
+        return None;
+    }
+    let mut opened = lock();
     let stream = opened.streams.iter_mut().find(|stream| stream.address == address)?;
     let Some(name) = stream.names.get(stream.next) else { return Some(std::ptr::null_mut()) };
     stream.next += 1;
     let entry = &mut *stream.entry;
     entry.d_ino = stream.next as libc::ino64_t;
+    entry.d_off = stream.next as libc::off_t;
     entry.d_type = libc::DT_UNKNOWN;
     let Some((last, places)) = entry.d_name.split_last_mut() else { return Some(std::ptr::null_mut()) };
     *last = 0;
@@ -216,13 +263,12 @@ pub(super) fn next_entry(address: usize) -> Option<*mut libc::dirent> {
 
 /// A stream is about to be closed, and the descriptor below it.
 pub(super) fn close_stream(address: usize) {
-    let Some(mut opened) = opened() else { return };
-    let before = opened.streams.len();
-    opened.streams.retain(|stream| stream.address != address);
-    if opened.streams.len() == before {
+    if !STREAMS.has(address) {
         return;
     }
-    OPENED_COUNT.fetch_sub(1, Ordering::Release);
+    let mut opened = lock();
+    opened.streams.retain(|stream| stream.address != address);
+    STREAMS.remove(address);
     drop(opened);
     let stream = std::ptr::with_exposed_provenance_mut::<libc::DIR>(address);
     // SAFETY: the stream is still open: its owner is about to close it. libc then closes the descriptor without `close`.

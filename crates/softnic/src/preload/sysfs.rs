@@ -8,6 +8,9 @@ use super::{DEFAULT_PKEY, GIDS, LINK_LOCAL, LazyNic, PKEYS, SYSFS_ABI, Settings}
 /// `PCI_VENDOR_ID_MELLANOX` and ConnectX-5, which rdma-core's mlx5 provider looks for.
 const MLX5_MODALIAS: &str = "pci:v000015B3d00001017sv000015B3sd00000001bc02sc00i00";
 
+/// The numbers of /dev/full, which is in the place of a device's command channel.
+pub const COMMAND_DEVICE: (u32, u32) = (1, 7);
+
 /// Where the tree for rdma-core's mlx5 provider seems to be (`SYSFS_PATH`). There is no such folder.
 pub const MLX5_ROOT: &str = "/sys/softnic-mlx5";
 
@@ -32,8 +35,7 @@ pub fn files(settings: &Settings, provider: Provider) -> Vec<(String, String)> {
         // IB_USER_VERBS_ABI_VERSION of rdma/ib_user_verbs.h.
         ("class/infiniband_verbs/abi_version".to_owned(), "6".to_owned()),
         (format!("{channel}/ibdev"), name.clone()),
-        // The numbers of /dev/full, which is in the place of the command channel.
-        (format!("{channel}/dev"), "1:7".to_owned()),
+        (format!("{channel}/dev"), format!("{}:{}", COMMAND_DEVICE.0, COMMAND_DEVICE.1)),
         (format!("{channel}/abi_version"), SYSFS_ABI.to_string()),
         (format!("{device}/node_type"), "1: CA".to_owned()),
         (format!("{device}/node_guid"), quads(&[guid])),
