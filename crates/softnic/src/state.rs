@@ -106,6 +106,43 @@ pub(crate) struct QueueState {
     pub(crate) events: u32,
 }
 
+/// What a receive queue is made from.
+pub(crate) struct NewQueue {
+    pub(crate) owner: u32,
+    pub(crate) domain: u32,
+    pub(crate) cq: u32,
+    pub(crate) consumer: Requests,
+    pub(crate) max_sge: u32,
+    pub(crate) edits: FrameEdits,
+    pub(crate) native_state: Arc<AtomicU32>,
+    pub(crate) native: u64,
+}
+
+impl QueueState {
+    /// A queue in RESET, without a number.
+    pub(crate) fn new(kind: QueueOwner, new: NewQueue) -> Self {
+        let NewQueue { owner, domain, cq, consumer, max_sge, edits, native_state, native } = new;
+        Self {
+            owner,
+            users: 0,
+            kind,
+            consumer,
+            max_sge,
+            cq,
+            domain,
+            number: 0,
+            ready: false,
+            edits,
+            unpublished: false,
+            planned: Planned::default(),
+            out_of_buffer: Arc::default(),
+            native_state,
+            native,
+            events: 0,
+        }
+    }
+}
+
 /// An indirection table.
 pub(crate) struct TableState {
     pub(crate) owner: u32,

@@ -25,7 +25,7 @@ use crate::events::acknowledgements;
 use crate::nic::Nic;
 use crate::personality::{QueuePairRules, Rules};
 use crate::preload::PKEYS;
-use crate::state::{QpKind, State};
+use crate::state::{QpKind, QpState, QueueState, State};
 
 /// Room behind `ibv_qp_ex` for the rest of `verbs_qp`, and for releases with more functions. All zero unless `qp_wr` says
 /// that the queue pair is extended.
@@ -135,6 +135,44 @@ pub(crate) unsafe extern "C" fn query_qp(
     })
 }
 
+/// A queue pair that was taken out, with its receive queue: their memory may be the application's.
+pub(crate) struct Removed {
+    pub(crate) qp: QpState,
+    /// How many of its events the application has read.
+    pub(crate) events_read: u32,
+    _receives: Option<QueueState>,
+}
+
+/// Takes a queue pair out to which no flow points; EBUSY for another. Its domain is still in use.
+pub(crate) fn remove(state: &mut State, slot: u32) -> Verb<Removed> {
+    if state.qps.get(slot).ok_or(EINVAL)?.users != 0 {
+        return Err(EBUSY);
+    }
+    let qp = state.qps.remove(slot).ok_or(EINVAL)?;
+    state.senders.retain(|sender| *sender != slot);
+    let mut receives = None;
+    match &qp.kind {
+        QpKind::Rss { table, .. } => {
+            if let Some(table) = state.tables.get_mut(*table) {
+                table.users -= 1;
+            }
+        }
+        QpKind::Raw { queue, send } => {
+            state.failed_queues.retain(|failed| failed != queue);
+            receives = state.queues.remove(*queue);
+            let cqs = [Some(send.cq), receives.as_ref().map(|queue| queue.cq)];
+            for cq in cqs.into_iter().flatten() {
+                if let Some(cq) = state.cqs.get_mut(cq) {
+                    cq.users -= 1;
+                }
+            }
+        }
+    }
+    let events_read =
+        receives.as_ref().map_or(0, |queue| state.retract_events(queue.owner, queue.native, queue.events));
+    Ok(Removed { qp, events_read, _receives: receives })
+}
+
 pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     answer_status(|| {
         // SAFETY: NULL or a queue pair of this provider, by the verb's contract.
@@ -143,36 +181,11 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
         let soft = unsafe { SoftContext::of(object.context()) }?;
         let (slot, domain) = (object.slot, object.domain);
         let mut state = soft.nic().control();
-        if state.qps.get(slot).ok_or(EINVAL)?.users != 0 {
-            return Err(EBUSY);
-        }
-        state.senders.retain(|sender| *sender != slot);
-        let removed = state.qps.remove(slot);
-        let mut receives = None;
-        match removed.as_ref().map(|qp| &qp.kind) {
-            Some(QpKind::Rss { table, .. }) => {
-                if let Some(table) = state.tables.get_mut(*table) {
-                    table.users -= 1;
-                }
-            }
-            Some(QpKind::Raw { queue, send }) => {
-                state.failed_queues.retain(|failed| failed != queue);
-                receives = state.queues.remove(*queue);
-                let cqs = [Some(send.cq), receives.as_ref().map(|queue| queue.cq)];
-                for cq in cqs.into_iter().flatten() {
-                    if let Some(cq) = state.cqs.get_mut(cq) {
-                        cq.users -= 1;
-                    }
-                }
-            }
-            None => {}
-        }
-        let read = receives
-            .as_ref()
-            .map_or(0, |queue| state.retract_events(queue.owner, queue.native, queue.events));
+        let removed = remove(&mut state, slot)?;
+        let read = removed.events_read;
         // As in `destroy_wq`: the application's allocator is not called under the device's mutex, nor is it waited for.
         drop(state);
-        drop((removed, receives));
+        drop(removed);
         // SAFETY: `qp` is the live handle; its mutex and condition are initialised (all zero).
         unsafe { acknowledgements!(qp, ibv_qp, events_completed).wait(read) };
         // SAFETY: the library drops the handle; `object` is not used any more.

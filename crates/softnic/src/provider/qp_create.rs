@@ -28,15 +28,13 @@ use super::spin::Spin;
 use super::wq::ReceivePoster;
 use super::wq::SoftTable;
 use crate::device::SoftContext;
-use crate::engine::deliver::Planned;
 use crate::engine::transmit::Pace;
 use crate::formats::Requests;
 use crate::library::Library;
 use crate::limits::{MAX_INLINE_BYTES, MAX_SGE, MAX_TSO_HEADER_BYTES, RSS_KEY_BYTES};
 use crate::personality::{HashCombinations, QueuePairRules, RssRules, Rules};
-use crate::ring::Consumer;
 use crate::rss::Rss;
-use crate::state::{FrameEdits, QpKind, QpState, QueueOwner, QueueState, SendState, State};
+use crate::state::{FrameEdits, NewQueue, QpKind, QpState, QueueOwner, QueueState, SendState, State};
 use crate::work::{SendShape, qp_number, receive_slot_bytes};
 
 /// All of `enum ibv_qp_create_flags`.
@@ -217,18 +215,25 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
         let release = Library::loaded().ok_or(EOPNOTSUPP)?.release;
         qp_send::extend(&mut object, release);
     }
-    let queues = PlainQueues {
+    let receives_of = NewQueue {
         owner: soft.slot,
-        base_domain: pd.base,
-        sends: sends.1,
-        receives: receives.1,
-        send_cq: send_cq.slot,
-        recv_cq: recv_cq.slot,
-        shape,
+        domain: pd.base,
+        cq: recv_cq.slot,
+        consumer: Requests::Own(receives.1),
+        max_sge: cap.max_recv_sge,
         edits: FrameEdits {
             strip_cvlan: request.extras.create_flags & IBV_QP_CREATE_CVLAN_STRIPPING != 0,
             append_fcs: request.extras.create_flags & IBV_QP_CREATE_SCATTER_FCS != 0,
         },
+        native_state: Arc::clone(&object.state),
+        native: (&raw const *object).addr() as u64,
+    };
+    let sends_of = SendState {
+        consumer: sends.1,
+        cq: send_cq.slot,
+        signal_all: request.signal_all,
+        shape,
+        pace: Pace::default(),
     };
     let send = SendPoster {
         producer: sends.0,
@@ -242,61 +247,30 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
         receives: Spin::new(receive, pd.single_threaded()),
         sends: Spin::new(send, pd.single_threaded()),
     });
-    register_plain(&mut soft.nic().control(), queues, &mut object)?;
+    let mut state = soft.nic().control();
+    let slot = insert_plain(&mut state, receives_of, sends_of)?;
+    finish(&mut state, slot, &mut object)?;
+    drop(state);
     Ok((Box::into_raw(object).cast(), cap))
 }
 
-/// The engine's sides of a plain queue pair's rings, and what they belong to.
-struct PlainQueues {
-    owner: u32,
-    base_domain: u32,
-    sends: Consumer,
-    receives: Consumer,
-    send_cq: u32,
-    recv_cq: u32,
-    shape: SendShape,
-    edits: FrameEdits,
-}
-
-fn register_plain(state: &mut State, queues: PlainQueues, object: &mut Box<Held<SoftQp>>) -> Verb<()> {
-    let native = (&raw const **object).addr() as u64;
-    let queue = QueueState {
-        owner: queues.owner,
-        users: 0,
-        kind: QueueOwner::QueuePair(u32::MAX),
-        consumer: Requests::Own(queues.receives),
-        max_sge: object.cap.max_recv_sge,
-        cq: queues.recv_cq,
-        domain: queues.base_domain,
-        number: 0,
-        ready: false,
-        edits: queues.edits,
-        unpublished: false,
-        planned: Planned::default(),
-        out_of_buffer: Arc::default(),
-        native_state: Arc::clone(&object.state),
-        native,
-        events: 0,
-    };
-    let queue = state.insert_queue(queue).ok_or(ENOMEM)?;
-    let send = SendState {
-        consumer: queues.sends,
-        cq: queues.send_cq,
-        signal_all: object.signal_all,
-        shape: queues.shape,
-        pace: Pace::default(),
-    };
-    let qp = QpState::new(queues.owner, queues.base_domain, QpKind::Raw { queue, send });
-    let Some(slot) = state.qps.insert(qp) else {
+/// Adds a queue pair with queues of its own, and counts what they use, but their domain. Returns its slot.
+pub(crate) fn insert_plain(state: &mut State, receives: NewQueue, send: SendState) -> Verb<u32> {
+    let (owner, domain, cqs) = (receives.owner, receives.domain, [send.cq, receives.cq]);
+    let receives = QueueState::new(QueueOwner::QueuePair(u32::MAX), receives);
+    let queue = state.insert_queue(receives).ok_or(ENOMEM)?;
+    let Some(slot) = state.qps.insert(QpState::new(owner, domain, QpKind::Raw { queue, send })) else {
         state.queues.remove(queue);
         return Err(ENOMEM);
     };
-    let number = finish(state, slot, object)?;
-    if let Some(queue) = state.queues.get_mut(queue) {
-        queue.kind = QueueOwner::QueuePair(slot);
-        queue.number = number;
+    let number = qp_number(slot);
+    if let Some(qp) = state.qps.get_mut(slot) {
+        qp.number = number;
     }
-    for cq in [queues.send_cq, queues.recv_cq] {
+    if let Some(queue) = state.queues.get_mut(queue) {
+        (queue.kind, queue.number) = (QueueOwner::QueuePair(slot), number);
+    }
+    for cq in cqs {
         if let Some(cq) = state.cqs.get_mut(cq) {
             cq.users += 1;
         }
@@ -304,7 +278,7 @@ fn register_plain(state: &mut State, queues: PlainQueues, object: &mut Box<Held<
     // Room to note the queue pair as a sender without allocating.
     let wanted = state.qps.slot_count();
     state.senders.reserve(wanted.saturating_sub(state.senders.len()));
-    Ok(())
+    Ok(slot)
 }
 
 /// Numbers a registered queue pair and counts its domain.

@@ -24,14 +24,14 @@ use super::pd::{SoftPd, make_ring, release_domain, use_domain};
 use super::spin::Spin;
 use super::{Object, has_capability};
 use crate::device::SoftContext;
-use crate::engine::deliver::Planned;
 use crate::events::acknowledgements;
 use crate::formats::Requests;
 use crate::limits::MAX_SGE;
+use crate::nic::Nic;
 use crate::personality::{HashRules, Rules, WorkQueueRules};
 use crate::prefetch::prefetch_write;
 use crate::ring::Producer;
-use crate::state::{FrameEdits, QueueOwner, QueueState, State, TableState};
+use crate::state::{FrameEdits, NewQueue, QueueOwner, QueueState, State, TableState};
 use crate::work::{Element, RECEIVE_HEADER_BYTES, receive_slot_bytes};
 
 /// Work queues are numbered from here, away from the numbers of queue pairs.
@@ -48,7 +48,6 @@ pub(crate) struct SoftWq {
     /// An `ibv_wq_state`, shared with the engine.
     state: Arc<AtomicU32>,
     domain: u32,
-    cq: u32,
 }
 
 // SAFETY: `repr(C)` with a transparent cell of `ibv_wq` first; handed out by `into_native` only.
@@ -84,26 +83,15 @@ pub(crate) unsafe extern "C" fn create_wq(
         let (producer, consumer) =
             make_ring(resources, Some(pd), attr.max_wr, slot_bytes, resources.work_queue)?;
         let native_state = Arc::new(AtomicU32::new(IBV_WQS_RESET));
-        let queue = QueueState {
+        let queue = NewQueue {
             owner: soft.slot,
-            users: 0,
-            kind: QueueOwner::WorkQueue,
+            domain: pd.base,
+            cq: cq.slot,
             consumer: Requests::Own(consumer),
             max_sge: attr.max_sge,
-            cq: cq.slot,
-            domain: pd.base,
-            number: 0,
-            ready: false,
-            edits: FrameEdits {
-                strip_cvlan: flags & IBV_WQ_FLAGS_CVLAN_STRIPPING != 0,
-                append_fcs: flags & IBV_WQ_FLAGS_SCATTER_FCS != 0,
-            },
-            unpublished: false,
-            planned: Planned::default(),
-            out_of_buffer: Arc::default(),
+            edits: edits(flags),
             native_state: Arc::clone(&native_state),
             native: 0,
-            events: 0,
         };
         attr.max_wr = producer.limit();
         let poster = Spin::new(ReceivePoster { producer, max_sge: attr.max_sge }, pd.single_threaded());
@@ -123,13 +111,9 @@ pub(crate) unsafe extern "C" fn create_wq(
             poster,
             state: native_state,
             domain: pd.slot,
-            cq: cq.slot,
         });
-        let losses = Arc::downgrade(&queue.out_of_buffer);
         let mut state = soft.nic().control();
-        register(&mut state, queue, &mut wq)?;
-        // While the number cannot go to another queue.
-        soft.nic().note_queue(wq.wq.get_mut().wq_num, losses);
+        register(&mut state, soft.nic(), queue, &mut wq)?;
         drop(state);
         Ok(Box::into_raw(wq).cast())
     })
@@ -139,14 +123,7 @@ pub(crate) unsafe extern "C" fn create_wq(
 fn check(attr: &ibv_wq_init_attr, rules: &Rules) -> Verb<u32> {
     known_bits(attr.comp_mask, IBV_WQ_INIT_ATTR_FLAGS, EOPNOTSUPP)?;
     let flags = if attr.comp_mask & IBV_WQ_INIT_ATTR_FLAGS == 0 { 0 } else { attr.create_flags };
-    let WorkQueueRules { create_flags, delay_drop_needs_raw_io, .. } = &rules.objects.work_queue;
-    if *delay_drop_needs_raw_io
-        && flags & IBV_WQ_FLAGS_DELAY_DROP != 0
-        && !has_capability(CapabilitySet::SYS_RAWIO)
-    {
-        return Err(EPERM);
-    }
-    known_bits(flags, create_flags.bits, create_flags.refusal)?;
+    check_flags(flags, &rules.objects.work_queue)?;
     let sizes = (1..=rules.max_requests).contains(&attr.max_wr) && (1..=MAX_SGE).contains(&attr.max_sge);
     if attr.wq_type != IBV_WQT_RQ || !sizes {
         return Err(EINVAL);
@@ -154,30 +131,74 @@ fn check(attr: &ibv_wq_init_attr, rules: &Rules) -> Verb<u32> {
     Ok(flags)
 }
 
+/// Refuses flags that the device does not have, or that need a capability.
+pub(crate) fn check_flags(flags: u32, rules: &WorkQueueRules) -> Verb<()> {
+    if rules.delay_drop_needs_raw_io
+        && flags & IBV_WQ_FLAGS_DELAY_DROP != 0
+        && !has_capability(CapabilitySet::SYS_RAWIO)
+    {
+        return Err(EPERM);
+    }
+    rules.create_flags.check(flags)
+}
+
+/// What a queue with these flags does to its frames.
+pub(crate) fn edits(flags: u32) -> FrameEdits {
+    FrameEdits {
+        strip_cvlan: flags & IBV_WQ_FLAGS_CVLAN_STRIPPING != 0,
+        append_fcs: flags & IBV_WQ_FLAGS_SCATTER_FCS != 0,
+    }
+}
+
 /// The lowest that is free: work queues that are made one after the other follow each other, whatever queue
 /// pairs are made between them, as indirection tables of ConnectX-3 want it (kernel hw/mlx4/qp.c,
 /// `mlx4_ib_alloc_wqn`: numbers from a range of their own).
-pub(crate) fn free_number(state: &State) -> u32 {
+fn free_number(state: &State) -> u32 {
     let taken: HashSet<u32> = state.queues.iter().map(|(_, queue)| queue.number).collect();
     let mut numbers = (0..=u32::MAX).map(|place| State::number(place, FIRST_NUMBER));
     numbers.find(|number| !taken.contains(number)).unwrap_or(FIRST_NUMBER)
 }
 
-/// Gives the queue its slot and counts what it uses.
-fn register(state: &mut State, mut queue: QueueState, wq: &mut Box<Held<SoftWq>>) -> Verb<()> {
-    if state.cqs.get(wq.cq).is_none() || state.domains.get(wq.domain).is_none() {
+/// Adds a work queue with a number, and counts what it uses; `domain` is the one that it was made in. Returns its slot and
+/// its number.
+pub(crate) fn insert_queue(state: &mut State, nic: &Nic, queue: NewQueue, domain: u32) -> Verb<(u32, u32)> {
+    let cq = queue.cq;
+    if state.cqs.get(cq).is_none() || state.domains.get(domain).is_none() {
         return Err(EINVAL);
     }
-    queue.native = (&raw const **wq).addr() as u64;
+    let mut queue = QueueState::new(QueueOwner::WorkQueue, queue);
     let number = free_number(state);
+    queue.number = number;
+    let losses = Arc::downgrade(&queue.out_of_buffer);
     let slot = state.insert_queue(queue).ok_or(ENOMEM)?;
-    if let Some(queue) = state.queues.get_mut(slot) {
-        queue.number = number;
-    }
-    if let Some(cq) = state.cqs.get_mut(wq.cq) {
+    if let Some(cq) = state.cqs.get_mut(cq) {
         cq.users += 1;
     }
-    use_domain(state, wq.domain)?;
+    use_domain(state, domain)?;
+    // While the number cannot go to another queue.
+    nic.note_queue(number, losses);
+    Ok((slot, number))
+}
+
+/// Takes a work queue out that nothing uses; EBUSY for another. Returns it, and how many of its events the application has
+/// read. Its domain is still in use.
+pub(crate) fn remove_queue(state: &mut State, slot: u32) -> Verb<(QueueState, u32)> {
+    if state.queues.get(slot).ok_or(EINVAL)?.users != 0 {
+        return Err(EBUSY);
+    }
+    let removed = state.queues.remove(slot).ok_or(EINVAL)?;
+    state.failed_queues.retain(|failed| *failed != slot);
+    if let Some(cq) = state.cqs.get_mut(removed.cq) {
+        cq.users -= 1;
+    }
+    let read = state.retract_events(removed.owner, removed.native, removed.events);
+    Ok((removed, read))
+}
+
+/// Adds the queue of a handle, and puts its slot and number into the handle.
+fn register(state: &mut State, nic: &Nic, mut queue: NewQueue, wq: &mut Box<Held<SoftWq>>) -> Verb<()> {
+    queue.native = (&raw const **wq).addr() as u64;
+    let (slot, number) = insert_queue(state, nic, queue, wq.domain)?;
     wq.slot = slot;
     let native = wq.wq.get_mut();
     native.handle = slot;
@@ -283,17 +304,9 @@ pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
         let object = unsafe { SoftWq::of(wq) }?;
         // SAFETY: the queue keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
-        let (slot, domain, cq) = (object.slot, object.domain, object.cq);
+        let (slot, domain) = (object.slot, object.domain);
         let mut state = soft.nic().control();
-        if state.queues.get(slot).ok_or(EINVAL)?.users != 0 {
-            return Err(EBUSY);
-        }
-        let removed = state.queues.remove(slot).ok_or(EINVAL)?;
-        let read = state.retract_events(removed.owner, removed.native, removed.events);
-        state.failed_queues.retain(|failed| *failed != slot);
-        if let Some(cq) = state.cqs.get_mut(cq) {
-            cq.users -= 1;
-        }
+        let (removed, read) = remove_queue(&mut state, slot)?;
         // The memory goes back to the application's allocator, which is not called under the device's mutex and
         // must outlive the domain's last user.
         drop(state);

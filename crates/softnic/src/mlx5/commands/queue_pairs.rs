@@ -4,10 +4,10 @@ use ibverbs_sys::{ibv_qp_type, ibv_rx_hash_conf};
 
 use super::{Call, ENOENT, domains, raw_queue_pairs, steering};
 use crate::mlx5::Context;
-use crate::provider::answer::{EBUSY, EINVAL, EOPNOTSUPP, Verb};
+use crate::provider::answer::{EINVAL, EOPNOTSUPP, Verb};
 use crate::provider::pd::{release_domain, use_domain};
+use crate::provider::qp;
 use crate::provider::qp_create::{hash, insert_rss};
-use crate::state::QpKind;
 
 /// The extended CREATE_QP (kernel core/uverbs_cmd.c, `create_qp`; hw/mlx5/qp.c, `check_qp_attr` and
 /// `create_rss_raw_qp_tir`).
@@ -76,26 +76,10 @@ fn read_hash(context: &Context, call: &Call<'_>) -> Verb<(packet::RssKey, packet
 pub(super) fn destroy(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     let (owner, slot) = (context.slot()?, call.core.u32(8));
     let mut state = context.nic.control();
-    let qp = state.qps.get(slot).filter(|qp| qp.owner == owner).ok_or(ENOENT)?;
-    if qp.users != 0 {
-        return Err(EBUSY);
-    }
-    let mut read = 0;
-    if let Some(removed) = state.qps.remove(slot) {
-        match &removed.kind {
-            QpKind::Rss { table, .. } => {
-                if let Some(table) = state.tables.get_mut(*table) {
-                    table.users -= 1;
-                }
-            }
-            QpKind::Raw { queue, send } => {
-                state.senders.retain(|sender| *sender != slot);
-                read = raw_queue_pairs::remove_queue(&mut state, *queue, send.cq);
-            }
-        }
-        release_domain(&mut state, removed.domain);
-    }
+    state.qps.get(slot).filter(|qp| qp.owner == owner).ok_or(ENOENT)?;
+    let removed = qp::remove(&mut state, slot)?;
+    release_domain(&mut state, removed.qp.domain);
     // As that of DESTROY_CQ.
-    call.reply.put_u32(0, read);
+    call.reply.put_u32(0, removed.events_read);
     Ok(())
 }

@@ -4,27 +4,21 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 
-use ibverbs_sys::{
-    IBV_WQ_FLAGS_CVLAN_STRIPPING, IBV_WQ_FLAGS_DELAY_DROP, IBV_WQ_FLAGS_SCATTER_FCS, IBV_WQS_RESET,
-    IBV_WQT_RQ, ibv_wq_attr,
-};
+use ibverbs_sys::{IBV_WQS_RESET, IBV_WQT_RQ, ibv_wq_attr};
 use rustix::fs::fstat;
-use rustix::thread::CapabilitySet;
 
 use super::{Call, ENOENT, domains};
 use crate::completion::{CqState, Notice, Wish};
-use crate::engine::deliver::Planned;
 use crate::formats::{Completions, Requests};
 use crate::mlx5::rings::{
     CompletionBuffer, CompletionLayout, CompletionRing, MAX_COMPLETIONS, ReceiveLayout, ReceiveRing,
 };
 use crate::mlx5::{Channel, Context};
-use crate::provider::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM, Verb, known_bits};
+use crate::provider::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
 use crate::provider::cq::check_moderation;
-use crate::provider::has_capability;
-use crate::provider::pd::{release_domain, use_domain};
-use crate::provider::wq::{free_number, modify};
-use crate::state::{FrameEdits, QueueOwner, QueueState, State};
+use crate::provider::pd::release_domain;
+use crate::provider::wq;
+use crate::state::{NewQueue, QueueOwner, QueueState, State};
 
 /// CREATE_COMP_CHANNEL.
 pub(super) fn create_channel(context: &Context, call: &mut Call<'_>) -> Verb<()> {
@@ -222,41 +216,20 @@ pub(super) fn create_work_queue(context: &Context, call: &mut Call<'_>) -> Verb<
     let owner = context.slot()?;
     let request = check_work_queue(context, call)?;
     let ring = ReceiveRing::new(&request.layout)?;
-    let queue = QueueState {
+    let queue = NewQueue {
         owner,
-        users: 0,
-        kind: QueueOwner::WorkQueue,
+        domain: request.domain,
+        cq: request.completions,
         max_sge: ring.entries(),
         consumer: Requests::Mlx5(ring),
-        cq: request.completions,
-        domain: request.domain,
-        number: 0,
-        ready: false,
-        edits: FrameEdits {
-            strip_cvlan: request.flags & IBV_WQ_FLAGS_CVLAN_STRIPPING != 0,
-            append_fcs: request.flags & IBV_WQ_FLAGS_SCATTER_FCS != 0,
-        },
-        unpublished: false,
-        planned: Planned::default(),
-        out_of_buffer: Arc::default(),
+        edits: wq::edits(request.flags),
         native_state: Arc::new(AtomicU32::new(IBV_WQS_RESET)),
         native: request.user_handle,
-        events: 0,
     };
-    let losses = Arc::downgrade(&queue.out_of_buffer);
     let mut state = context.nic.control();
     domains::check(&state, owner, request.domain)?;
     find_completions(&mut state, owner, request.completions).ok_or(EINVAL)?;
-    let number = free_number(&state);
-    let slot = state.insert_queue(queue).ok_or(ENOMEM)?;
-    if let Some(queue) = state.queues.get_mut(slot) {
-        queue.number = number;
-    }
-    if let Some(cq) = state.cqs.get_mut(request.completions) {
-        cq.users += 1;
-    }
-    use_domain(&mut state, request.domain)?;
-    context.nic.note_queue(number, losses);
+    let (slot, number) = wq::insert_queue(&mut state, &context.nic, queue, request.domain)?;
     drop(state);
     let (max_requests, max_entries) = (call.core.u32(24), call.core.u32(28));
     let reply = &mut call.reply;
@@ -288,14 +261,7 @@ fn check_work_queue(context: &Context, call: &Call<'_>) -> Verb<WorkQueueRequest
         return Err(EOPNOTSUPP);
     }
     let flags = core.u32(32);
-    let rules = &context.nic.rules().objects.work_queue;
-    if rules.delay_drop_needs_raw_io
-        && flags & IBV_WQ_FLAGS_DELAY_DROP != 0
-        && !has_capability(CapabilitySet::SYS_RAWIO)
-    {
-        return Err(EPERM);
-    }
-    rules.create_flags.check(flags)?;
+    wq::check_flags(flags, &context.nic.rules().objects.work_queue)?;
     // hw/mlx5/qp.c, `set_user_rq_size`: of what the client asked for only the number of requests is looked at.
     if core.u32(24) > context.nic.rules().max_requests {
         return Err(EINVAL);
@@ -337,7 +303,7 @@ pub(super) fn modify_work_queue(context: &Context, call: &mut Call<'_>) -> Verb<
     }
     let mut state = context.nic.control();
     check_queue(&state, owner, slot)?;
-    modify(&mut state, slot, &attr, &context.nic.rules().objects.work_queue)
+    wq::modify(&mut state, slot, &attr, &context.nic.rules().objects.work_queue)
 }
 
 /// The extended DESTROY_WQ. The answer counts the events that the client has read, as that of DESTROY_CQ.
@@ -347,16 +313,9 @@ pub(super) fn destroy_work_queue(context: &Context, call: &mut Call<'_>) -> Verb
         return Err(EOPNOTSUPP);
     }
     let mut state = context.nic.control();
-    if check_queue(&state, owner, slot).map_err(|_| ENOENT)?.users != 0 {
-        return Err(EBUSY);
-    }
-    let removed = state.queues.remove(slot).ok_or(ENOENT)?;
-    state.failed_queues.retain(|failed| *failed != slot);
-    if let Some(cq) = state.cqs.get_mut(removed.cq) {
-        cq.users -= 1;
-    }
+    check_queue(&state, owner, slot).map_err(|_| ENOENT)?;
+    let (removed, read) = wq::remove_queue(&mut state, slot)?;
     release_domain(&mut state, removed.domain);
-    let read = state.retract_events(removed.owner, removed.native, removed.events);
     call.reply.put_u32(4, call.reply.length(16));
     call.reply.put_u32(8, read);
     Ok(())

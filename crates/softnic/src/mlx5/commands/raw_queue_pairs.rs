@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use ibverbs_sys::{ibv_qp_attr, ibv_qp_state, ibv_qp_type};
 
 use super::{Call, domains};
-use crate::engine::deliver::Planned;
 use crate::engine::transmit::Pace;
 use crate::formats::Requests;
 use crate::mlx5::Context;
 use crate::mlx5::rings::{ReceiveLayout, ReceiveRing};
-use crate::provider::answer::{EINVAL, ENOMEM, EOPNOTSUPP, Verb};
+use crate::provider::answer::{EINVAL, EOPNOTSUPP, Verb};
 use crate::provider::pd::{make_ring, use_domain};
 use crate::provider::qp::{self, Kind};
-use crate::state::{FrameEdits, QpKind, QpState, QueueOwner, QueueState, SendState, State};
+use crate::provider::qp_create::insert_plain;
+use crate::state::{FrameEdits, NewQueue, QpKind, QueueState, SendState, State};
 use crate::work::{SendShape, qp_number};
 
 const RAW: Kind = Kind { is_rss: false, is_datagram: false };
@@ -106,45 +106,18 @@ fn insert(
     for cq in [request.send_cq, request.receive_cq] {
         state.cqs.get(cq).filter(|cq| cq.owner == owner).ok_or(EINVAL)?;
     }
-    let queue = QueueState {
+    let receives = NewQueue {
         owner,
-        users: 0,
-        kind: QueueOwner::QueuePair(u32::MAX),
+        domain: request.domain,
+        cq: request.receive_cq,
         max_sge: ring.entries(),
         consumer: Requests::Mlx5(ring),
-        cq: request.receive_cq,
-        domain: request.domain,
-        number: 0,
-        ready: false,
         edits: FrameEdits::default(),
-        unpublished: false,
-        planned: Planned::default(),
-        out_of_buffer: Arc::default(),
         native_state: Arc::new(AtomicU32::new(ibv_qp_state::IBV_QPS_RESET)),
         native: request.user_handle,
-        events: 0,
     };
-    let send = empty_send_queue(context, request.send_cq)?;
-    let queue = state.insert_queue(queue).ok_or(ENOMEM)?;
-    let Some(slot) = state.qps.insert(QpState::new(owner, request.domain, QpKind::Raw { queue, send }))
-    else {
-        state.queues.remove(queue);
-        return Err(ENOMEM);
-    };
-    if let Some(qp) = state.qps.get_mut(slot) {
-        qp.number = qp_number(slot);
-    }
-    if let Some(queue) = state.queues.get_mut(queue) {
-        (queue.kind, queue.number) = (QueueOwner::QueuePair(slot), qp_number(slot));
-    }
-    for cq in [request.send_cq, request.receive_cq] {
-        if let Some(cq) = state.cqs.get_mut(cq) {
-            cq.users += 1;
-        }
-    }
+    let slot = insert_plain(state, receives, empty_send_queue(context, request.send_cq)?)?;
     use_domain(state, request.domain)?;
-    let wanted = state.qps.slot_count();
-    state.senders.reserve(wanted.saturating_sub(state.senders.len()));
     Ok(slot)
 }
 
@@ -154,18 +127,6 @@ fn empty_send_queue(context: &Context, cq: u32) -> Verb<SendState> {
     let resources = &context.nic.rules().objects.domain.resources;
     let (_, consumer) = make_ring(resources, None, 0, shape.slot_bytes(), resources.queue_pair)?;
     Ok(SendState { consumer, cq, signal_all: false, shape, pace: Pace::default() })
-}
-
-/// Removes the receive queue of a queue pair; returns how many of its events the client has read.
-pub(super) fn remove_queue(state: &mut State, slot: u32, send_cq: u32) -> u32 {
-    state.failed_queues.retain(|failed| *failed != slot);
-    let Some(removed) = state.queues.remove(slot) else { return 0 };
-    for cq in [send_cq, removed.cq] {
-        if let Some(cq) = state.cqs.get_mut(cq) {
-            cq.users -= 1;
-        }
-    }
-    state.retract_events(removed.owner, removed.native, removed.events)
 }
 
 /// The receive queue of one of the context's queue pairs; EOPNOTSUPP for one over a table.
