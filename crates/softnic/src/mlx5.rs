@@ -23,6 +23,8 @@ mod ioctl;
 pub(crate) mod rings;
 mod user_memory;
 
+pub use ioctl::REQUEST;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_ulong};
 use std::os::fd::{AsRawFd as _, IntoRawFd as _, RawFd};
@@ -57,6 +59,11 @@ impl CommandDescriptors {
 
     fn contexts(&self) -> MutexGuard<'_, BTreeMap<RawFd, Arc<Context>>> {
         self.contexts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The numbers of the commands that there are (`enum ib_uverbs_write_cmds`).
+    pub fn numbers() -> impl Iterator<Item = u32> {
+        commands::numbers()
     }
 
     /// Makes `descriptor`, which was just opened, a command descriptor.

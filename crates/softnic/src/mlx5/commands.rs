@@ -81,6 +81,10 @@ fn find(number: u32) -> Option<&'static Row> {
     ROWS.iter().find(|row| row.number == number)
 }
 
+pub(super) fn numbers() -> impl Iterator<Item = u32> {
+    ROWS.iter().map(|row| row.number)
+}
+
 /// How long a command must be; `None` if there is no such command.
 pub(super) fn sizes(number: u32) -> Option<Sizes> {
     find(number).map(|row| row.sizes)

@@ -12,7 +12,7 @@ use super::user_memory::{copy_in, copy_out};
 use crate::provider::answer::{EFAULT, EINVAL, ENOSPC, Errno, Verb};
 
 /// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, struct ib_uverbs_ioctl_hdr)`.
-pub(super) const REQUEST: u64 = 3 << 30 | (HEADER_BYTES as u64) << 16 | 0x1b << 8 | 1;
+pub const REQUEST: u64 = 3 << 30 | (HEADER_BYTES as u64) << 16 | 0x1b << 8 | 1;
 
 const EPROTONOSUPPORT: Errno = Errno(libc::EPROTONOSUPPORT);
 const ENOTTY: Errno = Errno(libc::ENOTTY);
@@ -117,25 +117,38 @@ impl Attributes {
         Ok(input)
     }
 
-    /// Room for an output; none if it is not wanted. Zeros are written to the client's first: if that fails nothing was
-    /// done yet that would have to be undone.
+    /// Room for an output; none if it is not wanted. Zeros are written to the client's first, and the flags of the
+    /// attribute as they are: if that fails nothing was done yet that would have to be undone.
     fn output(&self, id: u16) -> Verb<Reply> {
         let Some(attribute) = self.find(id) else { return Ok(Reply::default()) };
         let reply = Reply::of(usize::from(attribute.bytes));
         copy_out(attribute.data, &reply.0)?;
+        attribute.write_flags(attribute.flags)?;
         Ok(reply)
+    }
+
+    /// The attribute for the handle of a new object. It is written as it is, for the reason that [`output`](Self::output)
+    /// writes zeros.
+    fn handle(&self, id: u16) -> Verb<&Attribute> {
+        let attribute = self.need(id)?;
+        attribute.write_data(attribute.data)?;
+        Ok(attribute)
     }
 
     fn answer(&self, id: u16, reply: &Reply) -> Verb<()> {
         let Some(attribute) = self.find(id) else { return Ok(()) };
         copy_out(attribute.data, &reply.0)?;
-        let flags = attribute.flags | VALID_OUTPUT;
-        copy_out(attribute.address + 4, &flags.to_ne_bytes())
+        attribute.write_flags(attribute.flags | VALID_OUTPUT)
+    }
+}
+
+impl Attribute {
+    fn write_flags(&self, flags: u16) -> Verb<()> {
+        copy_out(self.address + 4, &flags.to_ne_bytes())
     }
 
-    /// Writes the handle of a new object to its attribute.
-    fn answer_handle(&self, id: u16, handle: u32) -> Verb<()> {
-        copy_out(self.need(id)?.address + 8, &u64::from(handle).to_ne_bytes())
+    fn write_data(&self, data: u64) -> Verb<()> {
+        copy_out(self.address + 8, &data.to_ne_bytes())
     }
 }
 
@@ -149,8 +162,8 @@ pub(super) fn carry_out(context: &Context, request: u64, address: u64) -> Verb<(
         INVOKE_WRITE => invoke_write(context, &attributes),
         COUNTERS_CREATE => {
             attributes.check(&[0])?;
-            attributes.need(0)?;
-            attributes.answer_handle(0, counters::create(context)?)
+            let handle = attributes.handle(0)?;
+            handle.write_data(counters::create(context)?.into())
         }
         COUNTERS_DESTROY => {
             attributes.check(&[0])?;
@@ -207,9 +220,10 @@ fn allocate_page(context: &Context, attributes: &Attributes) -> Verb<()> {
     if attributes.need(KIND)?.data > LAST_KIND {
         return Err(EINVAL);
     }
-    for id in [HANDLE, OFFSET, LENGTH, NUMBER] {
+    for id in [OFFSET, LENGTH, NUMBER] {
         attributes.need(id)?;
     }
+    let handle = attributes.handle(HANDLE)?;
     let (mut offset, mut length) = (attributes.output(OFFSET)?, attributes.output(LENGTH)?);
     let mut number = attributes.output(NUMBER)?;
     let page = context.add_page()?;
@@ -219,5 +233,5 @@ fn allocate_page(context: &Context, attributes: &Attributes) -> Verb<()> {
     attributes.answer(OFFSET, &offset)?;
     attributes.answer(LENGTH, &length)?;
     attributes.answer(NUMBER, &number)?;
-    attributes.answer_handle(HANDLE, page.number)
+    handle.write_data(page.number.into())
 }

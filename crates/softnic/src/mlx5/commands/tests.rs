@@ -280,6 +280,23 @@ fn call(context: &Context, number: u32, core: &Bytes, driver: &Bytes, room: (usi
     Ok(Answer(call.reply.0, call.driver_reply.0))
 }
 
+/// The completion events of a channel, as the tokens of their queues.
+fn events(channel: &OwnedFd) -> usize {
+    let mut count = 0;
+    let mut record = [0; 8];
+    while matches!(recv(channel.as_fd(), &mut record, RecvFlags::DONTWAIT), Ok((8, _))) {
+        assert_eq!(record, CQ_TOKEN.to_ne_bytes());
+        count += 1;
+    }
+    count
+}
+
+fn channel(rig: &Rig) -> (OwnedFd, i32) {
+    let descriptor = rig.call(17, &bytes().u64(0), &bytes(), (4, 0)).unwrap().u32(0).cast_signed();
+    // SAFETY: the descriptor that the command made for its caller.
+    (unsafe { OwnedFd::from_raw_fd(descriptor) }, descriptor)
+}
+
 fn rss_core(domain: u32, table: u32) -> Bytes {
     let raw = u8::try_from(ibv_qp_type::IBV_QPT_RAW_PACKET).unwrap();
     let mut core = bytes().u64(0).u32(domain);

@@ -17,12 +17,16 @@ struct Two {
 
 impl Two {
     fn new() -> Self {
-        let mut rig = Rig::new();
+        Self::on(Rig::new(), -1)
+    }
+
+    /// The first one with a completion channel, if there is one.
+    fn on(mut rig: Rig, channel: i32) -> Self {
         let domain = rig.domain();
         let frames = rig.arena.take(8_192);
         let key = rig.register(domain, frames, 8_192);
         let queues = [1_u16, 2].map(|port| {
-            let cq = rig.completion_queue(15, -1);
+            let cq = rig.completion_queue(15, if port == 1 { channel } else { -1 });
             let wq = rig.work_queue(domain, cq.handle, 8);
             let qp = rig.queue_pair(domain, wq.handle);
             rig.flow(qp, port, u32::from(port)).unwrap();
@@ -118,10 +122,22 @@ fn an_index_that_no_consumer_can_have_fails_the_completion_queue() {
 
 #[test]
 fn a_nonsensical_arm_word_raises_nothing_but_what_comes() {
-    let mut two = Two::new();
-    for arm in [0_u32, 0x0012_3456, 0x3fff_ffff, 0x8000_0000] {
-        word(two.queues[0].0.doorbell + 4).store(arm.to_be(), Ordering::Release);
-        two.neighbour_receives();
+    // Indices that no consumer can have reached, and bits without a meaning. One word asks for solicited completions.
+    for (word_of_client, expected) in
+        [(0x0012_3456_u32, 1), (0x0080_0000, 1), (0xf000_0000, 1), (0x3fff_ffff, 0)]
+    {
+        let rig = Rig::new();
+        let (channel, descriptor) = channel(&rig);
+        let mut two = Two::on(rig, descriptor);
+        word(two.queues[0].0.doorbell + 4).store(word_of_client.to_be(), Ordering::Release);
+        two.rig.deliver([]);
+        assert_eq!(events(&channel), 0, "{word_of_client:#x}: nothing was completed");
+        let (key, frames) = (two.key, two.frames);
+        for expected in [expected, 0] {
+            two.queues[0].1.post(&[(key, frames, 2_048)]);
+            assert_eq!(two.neighbour_receives().len(), 1);
+            assert_eq!(events(&channel), expected, "{word_of_client:#x}");
+        }
     }
 }
 
@@ -195,9 +211,79 @@ fn blocks_of_any_length_are_answered() {
             for length in 0..200 {
                 let core = Bytes(vec![fill; row.sizes.request + length]);
                 let driver = Bytes(vec![fill; length]);
-                let _ = rig.call(row.number, &core, &driver, (length, 200 - length));
+                let room = (row.sizes.response + length, 200 - length);
+                let answer = rig.call(row.number, &core, &driver, room);
+                if let (0 | 17, Ok(answer)) = (row.number, answer) {
+                    // SAFETY: the descriptor that the command made for its caller.
+                    drop(unsafe { OwnedFd::from_raw_fd(answer.u32(0).cast_signed()) });
+                }
             }
         }
     }
     assert!(sizes(EXTENDED | 99).is_none() && sizes(41).is_none());
+}
+
+/// A page that can be read only.
+struct Frozen(*mut libc::c_void);
+
+impl Frozen {
+    const BYTES: usize = 4_096;
+
+    fn new(content: &Bytes) -> Self {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping.
+        let page = unsafe { libc::mmap(std::ptr::null_mut(), Self::BYTES, access, flags, -1, 0) };
+        assert_ne!(page, libc::MAP_FAILED);
+        assert!(content.0.len() <= Self::BYTES);
+        // SAFETY: room for so many bytes, by the assertion.
+        unsafe { page.cast::<u8>().copy_from_nonoverlapping(content.0.as_ptr(), content.0.len()) };
+        // SAFETY: the mapping made above.
+        assert_eq!(unsafe { libc::mprotect(page, Self::BYTES, libc::PROT_READ) }, 0);
+        Self(page)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `new`, which nobody else knows.
+        unsafe { libc::munmap(self.0, Self::BYTES) };
+    }
+}
+
+/// An answer that cannot be written must leave no object that the client does not know of.
+#[test]
+fn an_ioctl_that_cannot_be_answered_makes_nothing() {
+    let rig = Rig::new();
+    let header = |object: u16, method: u16, attributes: u16| {
+        bytes().u16(24 + 16 * attributes).u16(object).u16(method).u16(attributes).u64(0).u64(0)
+    };
+    let carry_out = |message: &Bytes| {
+        let page = Frozen::new(message);
+        let request = crate::mlx5::REQUEST;
+        crate::mlx5::ioctl::carry_out(&rig.context, request, page.0.expose_provenance() as u64)
+    };
+    let counters = header(15, 0, 1).u16(0).u16(0).u16(1).u16(0).u64(0);
+    assert_eq!(carry_out(&counters), Err(EFAULT));
+    assert_eq!(rig.nic.shared().control().counters.iter().count(), 0);
+    let (core, mut reply) = ([0_u64; 2], [0_u64; 2]);
+    let places = [core.as_ptr().expose_provenance(), reply.as_mut_ptr().expose_provenance()];
+    let channel = header(0, 0, 3)
+        .u16(0)
+        .u16(16)
+        .u16(1)
+        .u16(0)
+        .u64(places[0] as u64)
+        .u16(1)
+        .u16(16)
+        .u16(1)
+        .u16(0)
+        .u64(places[1] as u64)
+        .u16(2)
+        .u16(4)
+        .u16(1)
+        .u16(0)
+        .u64(17);
+    assert_eq!(carry_out(&channel), Err(EFAULT));
+    assert_eq!(rig.nic.shared().control().channels.iter().count(), 0);
 }

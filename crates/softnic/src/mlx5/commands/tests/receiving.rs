@@ -182,23 +182,6 @@ fn a_resized_queue_goes_on_behind_the_completion_that_says_so() {
     assert_eq!(it.cq.poll_all().iter().map(|one| one.counter).collect::<Vec<_>>(), [3, 4, 5, 6, 7]);
 }
 
-/// The completion events of a channel, as the tokens of their queues.
-fn events(channel: &OwnedFd) -> usize {
-    let mut count = 0;
-    let mut record = [0; 8];
-    while matches!(recv(channel.as_fd(), &mut record, RecvFlags::DONTWAIT), Ok((8, _))) {
-        assert_eq!(record, CQ_TOKEN.to_ne_bytes());
-        count += 1;
-    }
-    count
-}
-
-fn channel(rig: &Rig) -> (OwnedFd, i32) {
-    let descriptor = rig.call(17, &bytes().u64(0), &bytes(), (4, 0)).unwrap().u32(0).cast_signed();
-    // SAFETY: the descriptor that the command made for its caller.
-    (unsafe { OwnedFd::from_raw_fd(descriptor) }, descriptor)
-}
-
 #[test]
 fn an_armed_queue_raises_one_event() {
     let rig = Rig::new();
