@@ -214,6 +214,15 @@ pub enum ListenError {
         /// The path.
         path: PathBuf,
     },
+    /// There is no name for the file before it gets its own.
+    #[error("listening on {}", path.display())]
+    Names {
+        /// The path of the socket.
+        path: PathBuf,
+        /// The names.
+        #[source]
+        source: BindError,
+    },
     /// A system call failed.
     #[error("listening on {}: {operation} failed", path.display())]
     System {
@@ -254,12 +263,18 @@ impl Listener {
             }
             Occupant::ThisProcess => true,
         };
-        let (socket, file) = listen_at(path, (SocketType::SEQPACKET, BACKLOG), permissions, in_use).map_err(
-            |BindError { operation, errno }| match errno {
-                Errno::ADDRINUSE | Errno::EXIST => ListenError::Taken { path: path.to_owned() },
-                source => ListenError::System { path: path.to_owned(), operation, source },
-            },
-        )?;
+        let (socket, file) =
+            listen_at(path, (SocketType::SEQPACKET, BACKLOG), permissions, in_use).map_err(|error| {
+                match error {
+                    BindError::Exists => ListenError::Taken { path: path.to_owned() },
+                    BindError::NamesTaken { .. } => {
+                        ListenError::Names { path: path.to_owned(), source: error }
+                    }
+                    BindError::System { operation, errno: source } => {
+                        ListenError::System { path: path.to_owned(), operation, source }
+                    }
+                }
+            })?;
         Ok(Self { socket: ForeignFile::new(socket, Some(closer.clone())), file })
     }
 

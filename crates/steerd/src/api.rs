@@ -31,8 +31,10 @@ pub(crate) enum Error {
     InUse { path: PathBuf, owner: String },
     #[error("api.socket: {} exists and is not a socket (hint: remove it, or use another path)", path.display())]
     NotASocket { path: PathBuf },
-    #[error("api.socket: {} cannot be used: {source}{}", path.display(), socket::hint(source))]
-    Bind { path: PathBuf, source: io::Error },
+    #[error("api.socket: {} cannot be used: {operation}: {source}{}", path.display(), socket::hint(source))]
+    Bind { path: PathBuf, operation: &'static str, source: io::Error },
+    #[error("api.socket: {} cannot be used: {source}", path.display())]
+    Names { path: PathBuf, source: shm::BindError },
     #[error("the server of the API cannot be started: {0}")]
     Start(#[source] io::Error),
 }
@@ -57,11 +59,8 @@ pub(crate) fn bind(settings: &settings::Api) -> Result<Option<Bound>, Error> {
     }
     match socket::claim(&path, settings.mode) {
         Ok((listener, file)) => Ok(Some(Bound { listener, file, admins: settings.admins.clone() })),
-        Err(Error::Bind { path, source }) if is_default => {
-            tracing::warn!(
-                "the local API is off: {} cannot be used: {source} (hint: set api.socket, or api.enabled = false)",
-                path.display()
-            );
+        Err(error @ (Error::Bind { .. } | Error::Names { .. })) if is_default => {
+            tracing::warn!("the local API is off: {error} (hint: set api.socket, or api.enabled = false)");
             Ok(None)
         }
         Err(error) => Err(error),

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketType, sockopt};
+use shm::BindError;
 
 use super::Error;
 
@@ -88,25 +89,33 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
 }
 
+/// The system call that failed for this path.
+fn failed(path: &Path, operation: &'static str) -> impl Fn(io::Error) -> Error {
+    move |source| Error::Bind { path: path.to_owned(), operation, source }
+}
+
 /// Binds `path` and listens, with these permissions.
 pub(super) fn claim(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile), Error> {
-    let failed = |source: io::Error| Error::Bind { path: path.to_owned(), source };
     // Before a lock file is made.
-    SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
+    SocketAddrUnix::new(path).map_err(|error| failed(path, "bind")(error.into()))?;
     let lock = Lock::take(path)?;
     remove_stale(path)?;
     let listening = shm::listen_at(path, (SocketType::STREAM, BACKLOG), mode, false);
-    let (socket, file) = listening.map_err(|error| failed(error.errno.into()))?;
+    let (socket, file) = listening.map_err(|error| match error {
+        BindError::System { operation, errno } => failed(path, operation)(errno.into()),
+        BindError::NamesTaken { .. } => Error::Names { path: path.to_owned(), source: error },
+        // Made since it was looked for, without the lock.
+        BindError::Exists => Error::InUse { path: path.to_owned(), owner: "another process".to_owned() },
+    })?;
     Ok((UnixListener::from(socket), SocketFile { file, _lock: lock }))
 }
 
 /// Removes the socket of a daemon that has died. A program that listens there without the lock is left alone.
 fn remove_stale(path: &Path) -> Result<(), Error> {
-    let failed = |source: io::Error| Error::Bind { path: path.to_owned(), source };
     let found = match fs::symlink_metadata(path) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(failed(error)),
+        Err(error) => return Err(failed(path, "lstat")(error)),
     };
     if !found.file_type().is_socket() {
         return Err(Error::NotASocket { path: path.to_owned() });
@@ -114,9 +123,9 @@ fn remove_stale(path: &Path) -> Result<(), Error> {
     match UnixStream::connect(path) {
         Ok(stream) => Err(Error::InUse { path: path.to_owned(), owner: owner(&stream) }),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(path).map_err(failed)
+            fs::remove_file(path).map_err(failed(path, "unlink"))
         }
-        Err(error) => Err(failed(error)),
+        Err(error) => Err(failed(path, "connect")(error)),
     }
 }
 
@@ -140,11 +149,10 @@ impl Lock {
         let mut path = socket.as_os_str().to_owned();
         path.push(".lock");
         let path = PathBuf::from(path);
-        let failed = |source: io::Error| Error::Bind { path: socket.to_owned(), source };
         for _ in 0..LOCK_ATTEMPTS {
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
             let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
-            let file = File::from(file.map_err(|error| failed(error.into()))?);
+            let file = File::from(file.map_err(|error| failed(&path, "open")(error.into()))?);
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
                 Err(Errno::WOULDBLOCK) => {
@@ -152,15 +160,15 @@ impl Lock {
                         .map_or_else(|_| "another process".to_owned(), |stream| owner(&stream));
                     return Err(Error::InUse { path: socket.to_owned(), owner });
                 }
-                Err(error) => return Err(failed(error.into())),
+                Err(error) => return Err(failed(&path, "flock")(error.into())),
             }
             // A daemon that ended in between has removed the file that was opened: the lock on it excludes nobody.
-            let opened = file.metadata().map_err(failed)?;
+            let opened = file.metadata().map_err(failed(&path, "fstat"))?;
             if identity(&path).is_ok_and(|named| named == (opened.dev(), opened.ino())) {
                 return Ok(Self { path, _file: file });
             }
         }
-        Err(failed(io::Error::other("its lock file is being replaced")))
+        Err(failed(&path, "flock")(io::Error::other("the lock file is being replaced")))
     }
 }
 
