@@ -35,9 +35,9 @@ pub(crate) struct Batch {
     /// Frames to be posted at the end of the iteration: those that the queue did not take in the last refill, and those of
     /// completions, with packets and without.
     pub(crate) frames: Vec<Frame>,
-    /// While sinks run that take frames: the frames from [`Batch::first_loose`] on, `None` where one was taken.
-    loose: Vec<Option<Frame>>,
-    first_loose: usize,
+    /// While sinks run that take frames: the frames from [`Batch::first_detached`] on, `None` where one was taken.
+    detached: Vec<Option<Frame>>,
+    first_detached: usize,
     /// At most the configured batch.
     pub(crate) packets: Vec<Packet>,
     /// The device's timestamps of the packets; empty where none were asked for.
@@ -60,8 +60,8 @@ impl Batch {
     pub(crate) fn new(frame_count: usize, limit: usize) -> Self {
         Self {
             frames: Vec::with_capacity(frame_count),
-            loose: Vec::with_capacity(frame_count),
-            first_loose: 0,
+            detached: Vec::with_capacity(frame_count),
+            first_detached: 0,
             packets: Vec::with_capacity(limit),
             timestamps: Vec::with_capacity(limit),
             decisions: Vec::with_capacity(limit),
@@ -74,7 +74,7 @@ impl Batch {
     }
 
     pub(crate) fn clear(&mut self) {
-        debug_assert!(self.packets.is_empty() && self.loose.is_empty(), "the iteration before has ended");
+        debug_assert!(self.packets.is_empty() && self.detached.is_empty(), "the iteration before has ended");
         self.timestamps.clear();
         self.decisions.clear();
         self.sinks = 0;
@@ -111,26 +111,26 @@ impl Batch {
         let index = packet.frame as usize;
         match self.frames.get(index) {
             Some(frame) => Some(frame),
-            None => self.loose.get(index - self.first_loose)?.as_ref(),
+            None => self.detached.get(index - self.first_detached)?.as_ref(),
         }
     }
 
     /// Before sinks run that take frames.
-    pub(crate) fn loosen(&mut self) {
-        self.first_loose = self.packets.first().map_or(self.frames.len(), |packet| packet.frame as usize);
-        self.loose.extend(self.frames.drain(self.first_loose..).map(Some));
+    pub(crate) fn detach_frames(&mut self) {
+        self.first_detached = self.packets.first().map_or(self.frames.len(), |packet| packet.frame as usize);
+        self.detached.extend(self.frames.drain(self.first_detached..).map(Some));
     }
 
-    /// The place of the frame of the packet with this index, after [`Batch::loosen`].
+    /// The place of the frame of the packet with this index, after [`Batch::detach_frames`].
     #[inline]
-    pub(crate) fn loose(&mut self, packet: usize) -> Option<&mut Option<Frame>> {
+    pub(crate) fn detached_frame(&mut self, packet: usize) -> Option<&mut Option<Frame>> {
         let frame = self.packets.get(packet)?.frame as usize;
-        self.loose.get_mut(frame - self.first_loose)
+        self.detached.get_mut(frame - self.first_detached)
     }
 
-    /// Ends [`Batch::loosen`].
-    pub(crate) fn fasten(&mut self) {
-        self.frames.extend(self.loose.drain(..).flatten());
+    /// Ends [`Batch::detach_frames`].
+    pub(crate) fn reattach_frames(&mut self) {
+        self.frames.extend(self.detached.drain(..).flatten());
     }
 
     /// The packets have been used: their frames can be posted again, except those that sinks have taken.

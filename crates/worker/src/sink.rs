@@ -101,7 +101,7 @@ impl Deliveries<'_> {
             }
             let packet = packet as usize;
             let (bytes, timestamp) = (batch.packets[packet].bytes, batch.timestamps.get(packet).copied());
-            if let Some(place) = batch.loose(packet)
+            if let Some(place) = batch.detached_frame(packet)
                 && let Some(frame) = place.take()
             {
                 *place = take(pool, frame, &Taken { bytes, outcome, timestamp });
@@ -581,9 +581,9 @@ impl Slots {
     pub(crate) fn run(&mut self, batch: &mut Batch, pool: &mut FramePool, watch: &mut Stopwatch) -> bool {
         let taking = batch.sinks & self.taking;
         let observer = self.observer.as_mut().filter(|_| !batch.packets.is_empty());
-        let is_loose = taking != 0 || observer.as_ref().is_some_and(|sink| sink.takes_frames());
-        if is_loose {
-            batch.loosen();
+        let detaches = taking != 0 || observer.as_ref().is_some_and(|sink| sink.takes_frames());
+        if detaches {
+            batch.detach_frames();
         }
         if let Some(observer) = observer {
             observer.run(&mut Deliveries { batch, pool, bits: EVERY });
@@ -597,8 +597,8 @@ impl Slots {
                 }
             }
         }
-        if is_loose {
-            batch.fasten();
+        if detaches {
+            batch.reattach_frames();
         }
         let mut worked = false;
         for slot in ones(self.polled) {

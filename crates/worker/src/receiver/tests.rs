@@ -109,19 +109,19 @@ fn every_success_becomes_a_packet_or_a_drop_with_its_reason() {
 
 #[test]
 fn the_frames_of_packets_can_be_taken_and_given_back() {
-    let mut bench = Bench::new("loose0");
+    let mut bench = Bench::new("detach0");
     bench.reject(Status::Success);
     (0..3).for_each(|_| bench.receive(Some(1)));
     let Bench { receiver, batch, .. } = &mut bench;
-    batch.loosen();
-    let taken = batch.loose(1).and_then(Option::take).expect("it is there");
-    let first = batch.loose(0).and_then(Option::take).expect("it is there");
-    *batch.loose(0).expect("its place is there") = Some(first);
+    batch.detach_frames();
+    let taken = batch.detached_frame(1).and_then(Option::take).expect("it is there");
+    let first = batch.detached_frame(0).and_then(Option::take).expect("it is there");
+    *batch.detached_frame(0).expect("its place is there") = Some(first);
     let has_data =
         |batch: &Batch, index: usize| !batch.data(&batch.packets[index], &receiver.pool).is_empty();
     assert_eq!([0, 1, 2].map(|index| has_data(batch, index)), [true, false, true]);
-    assert!(batch.loose(3).is_none());
-    batch.fasten();
+    assert!(batch.detached_frame(3).is_none());
+    batch.reattach_frames();
     batch.end_packets();
     assert_eq!(batch.frames.len(), 3, "all but the one that was taken");
     receiver.pool.release(taken);

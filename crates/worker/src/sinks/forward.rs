@@ -228,9 +228,9 @@ fn build(
 }
 
 /// The port, the longest packet that it takes, and a transmitter for each worker.
-type Ways = (Port, usize, Vec<Transmitter>);
+type OpenPort = (Port, usize, Vec<Transmitter>);
 
-fn by_own_device(name: &str, port: Option<u8>, environment: &Environment<'_>) -> Result<Ways, SinkError> {
+fn by_own_device(name: &str, port: Option<u8>, environment: &Environment<'_>) -> Result<OpenPort, SinkError> {
     let number = port::choose(name, port, environment.ports)?;
     let refused = |source| SinkError::Send { sink: name.to_owned(), port: number, source: Box::new(source) };
     let attributes = environment.context.port(PortNumber(number)).map_err(refused)?;
@@ -248,7 +248,7 @@ fn by_other_device(
     device: &str,
     port: Option<u8>,
     environment: &Environment<'_>,
-) -> Result<Ways, Failure> {
+) -> Result<OpenPort, Failure> {
     let others = environment.others.ok_or("only the device of the settings can be used")?;
     let context = (others.open)(device)?;
     let ports: Vec<u8> =

@@ -70,7 +70,7 @@ pub(super) struct Transmit {
 }
 
 /// Where the frames of clients go.
-enum Way {
+enum Egress {
     Port(Box<Transmit>),
     /// Nowhere; a frame is copied here.
     Count(Box<[u8]>),
@@ -80,7 +80,7 @@ enum Way {
 pub(super) struct Taker {
     /// The worker and the number of workers.
     position: (usize, usize),
-    way: Way,
+    egress: Egress,
     /// The index of the client that is first in the next iteration.
     first_client: usize,
     /// For each client the ring that is first, among those of this worker.
@@ -91,22 +91,22 @@ pub(super) struct Taker {
 
 impl Taker {
     pub(super) fn new(position: (usize, usize), transmit: Option<Transmit>) -> Self {
-        let way = match transmit {
-            Some(transmit) => Way::Port(Box::new(transmit)),
-            None => Way::Count(vec![0; FRAME_BYTES_MAX].into_boxed_slice()),
+        let egress = match transmit {
+            Some(transmit) => Egress::Port(Box::new(transmit)),
+            None => Egress::Count(vec![0; FRAME_BYTES_MAX].into_boxed_slice()),
         };
-        Self { position, way, first_client: 0, first_rings: [0; CLIENTS_MAX], is_retired: false }
+        Self { position, egress, first_client: 0, first_rings: [0; CLIENTS_MAX], is_retired: false }
     }
 
     /// One iteration. Returns whether there was a frame.
     #[inline]
     pub(super) fn take(&mut self, roster: Option<&Roster>, wakeup: &ThreadWakeup) -> bool {
-        self.way.begin();
+        self.egress.begin();
         let worked = match roster.filter(|roster| !roster.clients.is_empty()) {
             Some(roster) if !self.is_retired => self.take_from_clients(roster, wakeup),
             _ => false,
         };
-        self.way.end();
+        self.egress.end();
         worked
     }
 
@@ -117,15 +117,15 @@ impl Taker {
 
     /// How soon completed sends are to be looked for; `None` if there are no sends.
     pub(super) fn next_look(&self) -> Option<Duration> {
-        match &self.way {
-            Way::Port(transmit) => transmit.outgoing.next_look(),
-            Way::Count(_) => None,
+        match &self.egress {
+            Egress::Port(transmit) => transmit.outgoing.next_look(),
+            Egress::Count(_) => None,
         }
     }
 
     /// Whether sends are in flight.
     pub(super) fn is_busy(&self) -> bool {
-        matches!(&self.way, Way::Port(transmit) if transmit.outgoing.is_busy())
+        matches!(&self.egress, Egress::Port(transmit) if transmit.outgoing.is_busy())
     }
 
     fn take_from_clients(&mut self, roster: &Roster, wakeup: &ThreadWakeup) -> bool {
@@ -137,7 +137,7 @@ impl Taker {
         for share in [TAKE.share(clients), TAKE] {
             let mut wants_more = false;
             for number in 0..clients {
-                if left.is_spent() || !self.way.has_room() {
+                if left.is_spent() || !self.egress.has_room() {
                     break;
                 }
                 let mut budget = share.min(left);
@@ -174,7 +174,7 @@ impl Taker {
             let Some(mut ring) = client.receiver(ring) else { continue };
             // Every frame takes a descriptor at least.
             let before = budget.descriptors;
-            let taken = self.way.take_from(&mut ring, client, budget);
+            let taken = self.egress.take_from(&mut ring, client, budget);
             visit.worked |= budget.descriptors != before;
             if let Err(violation) = taken {
                 client.note_violation(violation);
@@ -190,7 +190,7 @@ impl Taker {
     }
 }
 
-impl Way {
+impl Egress {
     /// Takes back what has been sent.
     #[inline]
     fn begin(&mut self) {
