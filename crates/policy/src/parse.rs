@@ -90,8 +90,8 @@ pub fn parse_with(
     }
 }
 
-/// The policy of all files. Files share names, so the sets and groups of all files are read before any rule.
-fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: &mut Files<'_>) -> Policy {
+/// The sets, groups and sinks of all files.
+fn definitions(reader: &mut Reader, found: &[File<'_>], files: &mut Files<'_>) -> (Sets, Groups, Sinks) {
     let mut sets = Sets::new();
     let (mut groups, mut sinks) = (Groups::default(), Sinks::default());
     for file in found {
@@ -115,6 +115,12 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
     }
     sets.refuse_cycles(reader);
     sets.refuse_too_small(reader);
+    (sets, groups, sinks)
+}
+
+/// The policy of all files. Files share names, so the sets and groups of all files are read before any rule.
+fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: &mut Files<'_>) -> Policy {
+    let (mut sets, groups, sinks) = definitions(reader, found, files);
     let mut rules = Rules::default();
     let mut seen = 0;
     let mut defaults = [("default", None), ("default_multicast", None)];
