@@ -2,18 +2,25 @@
 //! policy: that of the earliest hook among ingress, prerouting and input. Accepted packets stay with the kernel, dropped
 //! ones are dropped, and chains that it jumps to are inlined. A rule that the language cannot express exactly is left
 //! out, never widened, and noted by its chain and handle.
+//!
+//! The policy drops no packet that the chain accepts: behind a rule that is left out and may accept packets, rules that drop are
+//! comments, and packets that the policy's rules fail to match by their transport header stay with the kernel.
 
 mod condition;
+mod exceptions;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::fmt::Write as _;
 
-use program::MAX_RULES;
+use packet::{Field, IpProtocol};
+use program::{MAX_RULES, Match, RangeSet};
 use serde_json::{Map, Value};
 
 use super::{Imported, Note, quoted};
-use crate::{NoFiles, Source};
+use crate::{MAX_FILE_BYTES, NoFiles, Source};
 use condition::{Condition, Sets};
+use exceptions::{Exception, Exceptions};
 
 /// The actions for accepted and for dropped packets.
 const KERNEL: &str = "\"kernel\"";
@@ -22,6 +29,12 @@ const DROP: &str = "\"drop\"";
 const MAX_DEPTH: usize = 16;
 /// Rules that inlining may add. Chains can call each other so that there is no end in sight.
 const MAX_INLINED: usize = 1 << 14;
+/// Rules of a policy, without those of exceptions and of the chain's policy.
+const MAX_CONVERTED: usize = MAX_RULES - Exception::ALL.len() - 1;
+/// Bytes of the rules and of the sets.
+const MAX_BYTES: usize = MAX_FILE_BYTES as usize - (1 << 16);
+/// Statements that neither end a rule nor change a packet.
+const WITHOUT_VERDICT: [&str; 4] = ["counter", "comment", "log", "continue"];
 
 /// Family, table and name of a chain or a set.
 type Name<'v> = (&'v str, &'v str, &'v str);
@@ -46,8 +59,7 @@ pub fn nft(text: &str) -> Imported {
         }
     }
     let ruleset = Ruleset::of(&objects);
-    let mut writer =
-        Writer { ruleset: &ruleset, notes, left: ruleset.rules + MAX_INLINED, ..Writer::new(&ruleset) };
+    let mut writer = Writer::new(&ruleset, notes);
     writer.base_chain();
     writer.finish()
 }
@@ -77,6 +89,7 @@ struct Chain<'v> {
 struct Ruleset<'v> {
     chains: BTreeMap<Name<'v>, Chain<'v>>,
     sets: BTreeMap<Name<'v>, &'v [Value]>,
+    /// Rules and pairs of verdict maps.
     rules: usize,
 }
 
@@ -101,7 +114,7 @@ impl<'v> Ruleset<'v> {
                     ruleset.sets.insert((family, table, name), elements.map_or(&[], Vec::as_slice));
                 }
                 ("rule", _, Some(chain)) => {
-                    ruleset.rules += 1;
+                    ruleset.rules += 1 + vmaps_of(body).map(|(_, pairs)| pairs.len()).sum::<usize>();
                     ruleset.chains.entry((family, table, chain)).or_default().rules.push(body);
                 }
                 _ => {}
@@ -140,34 +153,39 @@ struct Writer<'r, 'v> {
     ruleset: &'r Ruleset<'v>,
     notes: Vec<Note>,
     rules: String,
+    /// Those that drop and are comments count as well.
     count: usize,
-    names: BTreeSet<String>,
-    /// Those of the table, and the names of those that rules have.
+    comments: usize,
+    /// The names of rules, each with the next number for one more of that name.
+    names: BTreeMap<String, u32>,
+    /// Those of the table, the names of those that rules have, and the bytes of these.
     sets: Sets<'v>,
     used: BTreeSet<String>,
-    /// Whether everything was converted so far.
-    is_complete: bool,
-    /// Whether a rule of the policy drops packets.
-    drops_some: bool,
-    /// Rules that may still be looked at.
+    set_bytes: usize,
+    exceptions: Exceptions,
+    /// The first rule that was left out and may accept packets.
+    missing: Option<String>,
+    /// Rules and pairs that may still be looked at.
     left: usize,
     /// Whether the base chain drops what reaches its end.
     drops: bool,
 }
 
 impl<'r, 'v> Writer<'r, 'v> {
-    fn new(ruleset: &'r Ruleset<'v>) -> Self {
+    fn new(ruleset: &'r Ruleset<'v>, notes: Vec<Note>) -> Self {
         Self {
             ruleset,
-            notes: Vec::new(),
+            notes,
             rules: String::new(),
             count: 0,
-            names: BTreeSet::new(),
+            comments: 0,
+            names: BTreeMap::new(),
             sets: Sets::default(),
             used: BTreeSet::new(),
-            is_complete: true,
-            drops_some: false,
-            left: 0,
+            set_bytes: 0,
+            exceptions: Exceptions::default(),
+            missing: None,
+            left: ruleset.rules + MAX_INLINED,
             drops: false,
         }
     }
@@ -205,29 +223,14 @@ impl<'r, 'v> Writer<'r, 'v> {
         match Condition::of_family(name.0) {
             Ok(condition) => {
                 self.chain(name, &condition, 0);
-                self.end(&condition);
+                // What becomes of packets that reach the end; those of other families stay with the kernel.
+                if self.drops
+                    && let Err(reason) = self.push("policy", &condition, DROP)
+                {
+                    self.notes.push(note(format!("the policy of the chain, drop, is left out: {reason}")));
+                }
             }
             Err(reason) => self.notes.push(note(format!("chain {} is left out: {reason}", shown(&name)))),
-        }
-    }
-
-    /// What becomes of packets that reach the end of the base chain. Others than those of its family stay with the kernel,
-    /// and all do if a rule is missing that may accept them.
-    fn end(&mut self, condition: &Condition) {
-        if !self.drops {
-            return;
-        }
-        let rule = super::rule(&self.unused("policy"), &condition.keys().0, DROP);
-        if self.is_complete {
-            self.rules.push_str(&rule);
-            return;
-        }
-        let message =
-            "the policy of the chain, drop, is left out, because rules are left out that may accept packets";
-        self.notes.push(note(message.to_owned()));
-        let _ = write!(self.rules, "\n# The policy of the chain, for when no rule is missing:");
-        for line in rule.lines() {
-            let _ = writeln!(self.rules, "{}{line}", if line.is_empty() { "" } else { "# " });
         }
     }
 
@@ -235,23 +238,36 @@ impl<'r, 'v> Writer<'r, 'v> {
     fn chain(&mut self, name: Name<'v>, condition: &Condition, depth: usize) {
         let ruleset = self.ruleset;
         for rule in ruleset.chains.get(&name).into_iter().flat_map(|chain| &chain.rules) {
-            if self.count >= MAX_RULES || self.left == 0 {
-                let message = "from here on rules are left out: there are too many".to_owned();
-                if self.notes.last().is_none_or(|last| last.message != message) {
-                    self.notes.push(note(message));
-                }
-                self.is_complete = false;
+            if self.is_full() {
                 return;
             }
-            self.left -= 1;
             if let Err(reason) = self.rule(name, rule, condition, depth) {
-                let handle = rule.get("handle").and_then(Value::as_u64).unwrap_or(0);
-                let text =
-                    format!("rule {handle} of {} {} {}", quoted(name.0), quoted(name.1), quoted(name.2));
-                let _ = write!(self.rules, "\n# {text} is left out: {reason}\n");
-                self.notes.push(note(format!("{text} is left out: {reason}")));
-                self.is_complete = false;
+                self.leave_out(&place_of(name, rule), &reason, may_accept(rule));
             }
+        }
+    }
+
+    /// Counts a rule or a pair, unless there were too many.
+    fn is_full(&mut self) -> bool {
+        let bytes = self.rules.len() + self.set_bytes;
+        if self.count < MAX_CONVERTED && bytes < MAX_BYTES && self.left > 0 {
+            self.left -= 1;
+            return false;
+        }
+        let message = "from here on rules are left out: there are too many".to_owned();
+        if self.notes.last().is_none_or(|last| last.message != message) {
+            self.notes.push(note(message));
+        }
+        self.missing.get_or_insert_with(|| "a rule beyond the limit".to_owned());
+        true
+    }
+
+    /// Notes that a rule or a part of it has no counterpart.
+    fn leave_out(&mut self, place: &str, reason: &str, may_accept: bool) {
+        let _ = write!(self.rules, "\n# {place} is left out: {reason}\n");
+        self.notes.push(note(format!("{place} is left out: {reason}")));
+        if may_accept {
+            self.missing.get_or_insert_with(|| place.to_owned());
         }
     }
 
@@ -264,34 +280,37 @@ impl<'r, 'v> Writer<'r, 'v> {
     ) -> Result<(), String> {
         let mut condition = outer.clone();
         let mut verdict = None;
-        let mut choice: Option<&'v Value> = None;
-        let statements = rule.get("expr").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-        for statement in statements {
-            let Some((kind, body)) = statement.as_object().and_then(|one| one.iter().next()) else {
-                continue;
-            };
+        for (kind, body) in statements(rule) {
             match kind.as_str() {
                 "match" => condition.add(body, &self.sets)?,
-                "counter" | "comment" | "log" => {}
-                "vmap" => choice = Some(body),
+                "vmap" if vmaps_of(rule).next().is_none() => return Err("a named map".to_owned()),
+                "vmap" => {}
+                kind if WITHOUT_VERDICT.contains(&kind) => {}
                 _ => verdict = Some(verdict_of(kind, body)?),
             }
         }
-        let handle = rule.get("handle").and_then(Value::as_u64).unwrap_or(0);
-        let rule_name = format!("{}-{handle}", name.2);
-        if let Some(map) = choice {
-            let pairs = map.pointer("/data/set").and_then(Value::as_array);
-            let (Some(key), Some(pairs)) = (map.get("key"), pairs) else {
-                return Err("a named map".to_owned());
-            };
+        let rule_name = format!("{}-{}", name.2, handle(rule));
+        for (key, pairs) in vmaps_of(rule) {
             for pair in pairs {
+                if self.is_full() {
+                    return Ok(());
+                }
                 let (Some(value), Some(body)) = (pair.get(0), pair.get(1).and_then(Value::as_object)) else {
                     continue;
                 };
                 let Some((kind, body)) = body.iter().next() else { continue };
+                if WITHOUT_VERDICT.contains(&kind.as_str()) {
+                    continue;
+                }
                 let mut condition = condition.clone();
-                condition.compare("==", key, value, &self.sets)?;
-                self.apply(name, &rule_name, &condition, verdict_of(kind, body)?, depth)?;
+                let pushed = condition
+                    .compare("==", key, value, &self.sets)
+                    .and_then(|()| self.apply(name, &rule_name, &condition, verdict_of(kind, body)?, depth));
+                if let Err(reason) = pushed {
+                    // The values of a map do not overlap, so each pair is a rule of its own.
+                    let place = format!("{} of {}", quoted(&value.to_string()), place_of(name, rule));
+                    self.leave_out(&place, &reason, !DROPS.contains(&kind.as_str()));
+                }
             }
         }
         match verdict {
@@ -332,20 +351,60 @@ impl<'r, 'v> Writer<'r, 'v> {
 
     /// Appends a rule, if the language takes it.
     fn push(&mut self, name: &str, condition: &Condition, action: &str) -> Result<(), String> {
-        let name = self.unused(name);
         let (keys, sets) = condition.keys();
-        let rule = super::rule(&name, &keys, action);
-        let text = format!("version = 1\n{}{rule}", self.sets_table(sets, 1));
-        if let Err(problems) = crate::parse(&Source::new("rule.toml", text), &NoFiles) {
-            let first = problems.list.first().map(|problem| problem.message.clone()).unwrap_or_default();
-            return Err(quoted(&first));
+        let new: BTreeSet<String> = sets.difference(&self.used).cloned().collect();
+        let set_bytes = self.set_bytes + self.sets_table(&new, usize::MAX).len();
+        let body = super::rule("rule", &keys, action);
+        if self.count > MAX_CONVERTED || self.rules.len() + set_bytes + body.len() > MAX_BYTES {
+            return Err("the policy would be too long".to_owned());
         }
-        self.names.insert(name);
-        self.drops_some |= action == DROP;
-        self.used.extend(sets.iter().cloned());
+        let matches = self.checked(&body, sets)?;
+        let protocols = matches.get(Field::Protocol);
+        if condition.is_on_any_ports && protocols.is_none_or(|protocols| !has_ports(protocols)) {
+            return Err("it tests ports of every protocol (hint: add meta l4proto { tcp, udp })".to_owned());
+        }
+        let drops = action == DROP;
+        if drops {
+            for exception in self.exceptions.before_drop(&matches, condition.is_on_transport) {
+                let name = self.unused(exception.name());
+                self.rules.push_str(&super::rule(&name, &exception.keys(), KERNEL));
+            }
+        }
+        self.exceptions.add(&matches, condition.is_on_transport, drops);
+        let rule = super::rule(&self.unused(name), &keys, action);
+        match &self.missing {
+            Some(missing) if drops => {
+                self.comments += 1;
+                let _ = write!(
+                    self.rules,
+                    "\n# Left out, because {missing} is left out, which may accept packets:"
+                );
+                for line in rule.lines() {
+                    let _ = writeln!(self.rules, "{}{line}", if line.is_empty() { "" } else { "# " });
+                }
+            }
+            _ => {
+                self.used.extend(new);
+                self.set_bytes = set_bytes;
+                self.rules.push_str(&rule);
+            }
+        }
         self.count += 1;
-        self.rules.push_str(&rule);
         Ok(())
+    }
+
+    /// The match of a rule.
+    fn checked(&self, rule: &str, sets: &BTreeSet<String>) -> Result<Match, String> {
+        let text = format!("version = 1\n{}{rule}", self.sets_table(sets, 1));
+        match crate::parse(&Source::new("rule.toml", text), &NoFiles) {
+            Ok((policy, _)) => {
+                Ok(policy.rules.into_iter().next().map(|rule| rule.matches).unwrap_or_default())
+            }
+            Err(problems) => {
+                let first = problems.list.first().map(|problem| problem.message.clone());
+                Err(quoted(&first.unwrap_or_default()))
+            }
+        }
     }
 
     /// The definitions of these sets, with so many of their values.
@@ -361,29 +420,84 @@ impl<'r, 'v> Writer<'r, 'v> {
         text
     }
 
-    /// A name of the language for a rule.
-    fn unused(&self, name: &str) -> String {
+    /// A name of the language for a rule, that no other has.
+    fn unused(&mut self, name: &str) -> String {
         let plain: String =
             name.chars().filter(|c| c.is_ascii_alphanumeric() || "-_.".contains(*c)).take(40).collect();
-        let plain = if plain.starts_with(|c: char| c.is_ascii_alphabetic()) {
-            plain
-        } else {
-            format!("rule-{plain}")
+        let plain = match plain.starts_with(|c: char| c.is_ascii_alphabetic()) {
+            true => plain,
+            false => format!("rule-{plain}"),
         };
-        let again = (2u32..).map(|number| format!("{plain}.{number}"));
-        let mut names = [plain.clone()].into_iter().chain(again);
-        names.find(|name| !self.names.contains(name)).unwrap_or(plain)
+        let mut number = match self.names.entry(plain.clone()) {
+            Entry::Vacant(free) => {
+                free.insert(2);
+                return plain;
+            }
+            Entry::Occupied(next) => *next.get(),
+        };
+        // Another chain may have a name that ends with a number.
+        while self.names.contains_key(&format!("{plain}.{number}")) {
+            number += 1;
+        }
+        let name = format!("{plain}.{number}");
+        self.names.insert(plain, number + 1);
+        self.names.insert(name.clone(), 2);
+        name
     }
 
     fn finish(mut self) -> Imported {
-        if !self.is_complete && self.drops_some {
-            let message = "rules are left out: the policy may drop packets that the chain accepts";
-            self.notes.push(note(message.to_owned()));
+        if let (Some(missing), 1..) = (&self.missing, self.comments) {
+            let message = format!(
+                "{} of the rules that drop, the policy of the chain included, are comments, because {missing} is left out, which may accept packets",
+                self.comments
+            );
+            self.notes.push(note(message));
         }
+        self.notes.extend(self.exceptions.notes().into_iter().map(note));
         let head = "# Converted from the output of nft -j list ruleset; `kernel` stands for accept.\nversion = 1\ndefault = \"kernel\"\n";
         let sets = self.sets_table(&self.used, usize::MAX);
         Imported { policy_toml: format!("{head}{sets}{}", self.rules), notes: self.notes }
     }
+}
+
+/// Statements of rules and pairs that accept no packet.
+const DROPS: [&str; 2] = ["drop", "reject"];
+
+/// Whether a rule may do anything but drop packets.
+fn may_accept(rule: &Map<String, Value>) -> bool {
+    let is_harmless = |kind: &str| {
+        WITHOUT_VERDICT.contains(&kind) || DROPS.contains(&kind) || ["match", "limit"].contains(&kind)
+    };
+    statements(rule).any(|(kind, _)| !is_harmless(kind))
+}
+
+fn handle(rule: &Map<String, Value>) -> u64 {
+    rule.get("handle").and_then(Value::as_u64).unwrap_or(0)
+}
+
+/// How messages call a rule.
+fn place_of(name: Name<'_>, rule: &Map<String, Value>) -> String {
+    format!("rule {} of {} {} {}", handle(rule), quoted(name.0), quoted(name.1), quoted(name.2))
+}
+
+/// The statements of a rule, each with its kind.
+fn statements(rule: &Map<String, Value>) -> impl Iterator<Item = (&String, &Value)> {
+    let list = rule.get("expr").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    list.iter().filter_map(|statement| statement.as_object()?.iter().next())
+}
+
+/// The verdict maps of a rule: what they look up, and the pairs of a value and a verdict.
+fn vmaps_of(rule: &Map<String, Value>) -> impl Iterator<Item = (&Value, &Vec<Value>)> {
+    statements(rule)
+        .filter(|(kind, _)| *kind == "vmap")
+        .filter_map(|(_, map)| Some((map.get("key")?, map.pointer("/data/set")?.as_array()?)))
+}
+
+/// Whether all of these protocols have ports that the language reads.
+fn has_ports(protocols: &RangeSet<u32>) -> bool {
+    let with_ports =
+        RangeSet::of([IpProtocol::TCP, IpProtocol::UDP].map(|one| (one.0.into(), one.0.into())).to_vec());
+    protocols.intersect(&with_ports) == *protocols
 }
 
 fn verdict_of<'v>(kind: &str, body: &'v Value) -> Result<Verdict<'v>, String> {

@@ -52,6 +52,10 @@ pub(super) struct Condition {
     keys: BTreeMap<String, String>,
     /// Named sets that they refer to.
     sets: BTreeSet<String>,
+    /// Whether one is on the transport protocol or its header, which nft finds behind IPv6 extension headers.
+    pub(super) is_on_transport: bool,
+    /// Whether one is on ports of any protocol.
+    pub(super) is_on_any_ports: bool,
 }
 
 /// What values of a key are.
@@ -115,7 +119,7 @@ const ICMP: u8 = IpProtocol::ICMP.0;
 const ICMPV6: u8 = IpProtocol::ICMPV6.0;
 
 impl Condition {
-    /// What the family of a table says of its packets.
+    /// The packets that tables of a family see.
     pub(super) fn of_family(family: &str) -> Result<Self, String> {
         let mut condition = Self::default();
         match family {
@@ -169,6 +173,7 @@ impl Condition {
         sets: &Sets<'_>,
     ) -> Result<(), String> {
         if let Some(pattern) = flags_of(op, left, right)? {
+            self.is_on_transport = true;
             self.set("protocol", protocol(IpProtocol::TCP.0))?;
             return self.set(&pattern.0, pattern.1);
         }
@@ -180,6 +185,8 @@ impl Condition {
                 _ => Err(format!("the comparison `{}` of an IP version", quoted(op))),
             };
         }
+        self.is_on_transport |= is_on_transport(left);
+        self.is_on_any_ports |= payload(left).is_some_and(|(protocol, _)| protocol == "th");
         let left = left_of(left)?;
         if let Some(family) = left.family {
             self.set("family", format!("\"{family}\""))?;
@@ -252,7 +259,15 @@ fn payload(left: &Value) -> Option<(&str, &str)> {
     Some((payload.get("protocol")?.as_str()?, payload.get("field")?.as_str()?))
 }
 
-/// TCP flags: under a mask, or any of several. The key, and the pattern in TOML.
+/// Whether a field is the transport protocol or behind the IP header.
+fn is_on_transport(left: &Value) -> bool {
+    let meta = left.pointer("/meta/key").and_then(Value::as_str);
+    meta == Some("l4proto")
+        || payload(left)
+            .is_some_and(|(protocol, _)| matches!(protocol, "tcp" | "udp" | "th" | "icmp" | "icmpv6"))
+}
+
+/// TCP flags: under a mask, any or none of several, or one of several combinations. The key, and the pattern in TOML.
 fn flags_of(op: &str, left: &Value, right: &Value) -> Result<Option<(String, String)>, String> {
     let masked = left.get("&").and_then(Value::as_array);
     let subject = masked.and_then(|both| both.first()).unwrap_or(left);
@@ -261,40 +276,49 @@ fn flags_of(op: &str, left: &Value, right: &Value) -> Result<Option<(String, Str
         Some(mask) => flags(mask)?,
         None => u8::MAX,
     };
-    let value = flags(right)?;
+    let refused = || format!("the comparison `{}` of TCP flags", quoted(op));
+    let exactly = |value: &Value| match flags(value)? {
+        value if value & !mask == 0 && mask != 0 => {
+            Ok(format!("\"{}\"", flag_pattern(&TCP_FLAGS, value, mask)))
+        }
+        _ => Err(refused()),
+    };
+    let any = |of: u8| {
+        let set = TCP_FLAGS.iter().filter(|(_, bit)| of & bit != 0);
+        format!("[{}]", set.map(|(name, _)| format!("\"{name}\"")).collect::<Vec<_>>().join(", "))
+    };
     let pattern = match (op, masked.is_some()) {
-        ("==", _) if value & !mask == 0 && mask != 0 => {
-            format!("\"{}\"", flag_pattern(&TCP_FLAGS, value, mask))
+        ("==", _) => match right.get("set").and_then(Value::as_array) {
+            // The flags are one of these combinations; a list of names is one combination.
+            Some(choices) if !choices.is_empty() => {
+                let choices: Vec<String> = choices.iter().map(exactly).collect::<Result<_, _>>()?;
+                format!("[{}]", choices.join(", "))
+            }
+            _ => exactly(right)?,
+        },
+        ("in", false) if flags(right)? != 0 => any(flags(right)?),
+        ("!", false) if flags(right)? != 0 => {
+            format!("\"{}\"", flag_pattern(&TCP_FLAGS, 0, flags(right)?))
         }
-        // Any of these flags; also as `flags & syn != 0`.
-        ("in", false) | ("!=", true) if value != 0 && op == "in" || value == 0 && op == "!=" && mask != 0 => {
-            let any = if op == "in" { value } else { mask };
-            let words: Vec<String> = TCP_FLAGS
-                .iter()
-                .filter(|(_, bit)| any & bit != 0)
-                .map(|(name, _)| format!("\"{name}\""))
-                .collect();
-            format!("[{}]", words.join(", "))
-        }
-        _ => return Err(format!("the comparison `{}` of TCP flags", quoted(op))),
+        // `flags & (syn | ack) != 0`
+        ("!=", true) if flags(right)? == 0 && mask != 0 => any(mask),
+        _ => return Err(refused()),
     };
     Ok(Some((format!("{protocol}_{field}"), pattern)))
 }
 
-/// A name, a number, or a list of names.
+/// A name, a number, or a list of names of flags that are all set.
 fn flags(value: &Value) -> Result<u8, String> {
-    let one = |value: &Value| {
-        let named = value.as_str().and_then(|name| TCP_FLAGS.iter().find(|(known, _)| *known == name));
-        let number = || value.as_u64().and_then(|number| u8::try_from(number).ok());
-        named
-            .map(|(_, bit)| *bit)
-            .or_else(number)
-            .ok_or_else(|| format!("not TCP flags: {}", quoted(&value.to_string())))
-    };
-    match value.get("|").or(value.get("set")).unwrap_or(value) {
-        Value::Array(list) => list.iter().try_fold(0, |all, value| Ok(all | one(value)?)),
-        value => one(value),
+    if let Value::Array(list) = value.get("|").unwrap_or(value) {
+        return list.iter().try_fold(0, |all, value| Ok(all | flags(value)?));
     }
+    let name = value.as_str().map(|name| if name == "ecn" { "ece" } else { name });
+    let named = name.and_then(|name| TCP_FLAGS.iter().find(|(known, _)| *known == name));
+    let number = || value.as_u64().and_then(|number| u8::try_from(number).ok());
+    named
+        .map(|(_, bit)| *bit)
+        .or_else(number)
+        .ok_or_else(|| format!("not TCP flags: {}", quoted(&value.to_string())))
 }
 
 /// The key for what is compared.
