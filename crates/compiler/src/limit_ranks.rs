@@ -28,11 +28,14 @@ use super::lower::{ActionId, Candidate, CandidateId, Lowered, LoweredAction, Ste
 use super::mask_index::MaskIndex;
 use super::order::{Ranked, Ranking, Ranks};
 
-/// The most pieces for one flow, those of its pieces included.
+/// The most pieces of one flow, those of its pieces included.
 const MAX_PIECES_PER_FLOW: usize = 1 << 9;
 /// The most pieces of a program: so many, and so many for each flow.
 const MAX_PIECES: usize = 1 << 12;
 const PIECES_BY_FLOW: usize = 2;
+/// The most masks that are compared to find out which pieces are needless. Without these comparisons workers compare more
+/// packets than they must, and decide the same.
+const MAX_LOOKUPS: usize = 1 << 25;
 
 /// By rule, the default's at the end, the earlier rules with which a worker compares packets of its compared flows.
 pub(super) type Earlier = BTreeMap<RuleId, BTreeSet<RuleId>>;
@@ -99,7 +102,8 @@ pub(super) fn limit_ranks(
         most,
         kept: Vec::with_capacity(ranking.kept.len()),
         ranks: Ranks::default(),
-        taken: (0..most).map(|_| MaskIndex::default()).collect(),
+        taken: MaskIndex::default(),
+        lookups_left: MAX_LOOKUPS,
         pieces_left: 0,
         of_flow_left: 0,
         limited: Limited::default(),
@@ -109,8 +113,8 @@ pub(super) fn limit_ranks(
     limiter.pieces_left =
         room.saturating_sub(flows).min(MAX_PIECES + PIECES_BY_FLOW * flows).min(limits.pieces);
     let first_piece = candidates.len();
-    for Ranked { id, .. } in &ranking.kept {
-        limiter.flow(candidates, *id, below[id.index()]);
+    for ranked in &ranking.kept {
+        limiter.flow(candidates, *ranked, below[ranked.id.index()]);
     }
     limiter.drop_unreachable(candidates);
     let Limiter { mut kept, limited, is_too_long, .. } = limiter;
@@ -122,6 +126,9 @@ pub(super) fn limit_ranks(
     }
     Limited { pieces: candidates.len() - first_piece, ..limited }
 }
+
+/// The most ranks that a flow's rule needs after it: there are three kinds of hash variants.
+const MAX_BELOW: u32 = 2;
 
 /// By candidate, how many ranks its rule needs after it: those of more general hash variants.
 fn ranks_below(lowered: &Lowered) -> Vec<u32> {
@@ -137,7 +144,7 @@ fn ranks_below(lowered: &Lowered) -> Vec<u32> {
         if !seen.contains(&generality) {
             seen.push(generality);
         }
-        // There are three.
+        // At most MAX_BELOW.
         below[index] = seen.iter().filter(|other| **other > generality).count() as u32;
     }
     below
@@ -152,8 +159,9 @@ struct Limiter<'p> {
     kept: Vec<Ranked>,
     /// The flows that are no pieces.
     ranks: Ranks,
-    /// By rank the flows that trap received packets.
-    taken: Vec<MaskIndex>,
+    /// The flows that trap received packets, pieces included.
+    taken: MaskIndex,
+    lookups_left: usize,
     pieces_left: usize,
     /// Of the flow at hand.
     of_flow_left: usize,
@@ -173,21 +181,31 @@ struct Open {
     is_copy: bool,
 }
 
+impl Open {
+    fn add(&mut self, rule: RuleId, group: Option<GroupId>) {
+        self.rules.insert(rule);
+        self.group = self.group.or(group);
+    }
+}
+
 impl Limiter<'_> {
     /// Ranks one flow, with its pieces.
-    fn flow(&mut self, candidates: &mut Vec<Candidate>, id: CandidateId, below: u32) {
+    fn flow(&mut self, candidates: &mut Vec<Candidate>, Ranked { id, rank: natural }: Ranked, below: u32) {
         let mut candidate = candidates[id.index()];
         if candidate.comes_last(self.profile) {
             self.kept.push(Ranked { id, rank: 0 });
             return;
         }
         let last = (self.most - 1).saturating_sub(below);
-        let mut rank = self.ranks.rank_of(candidates, &candidate, id.index()).0;
+        // No flow of such a rank gets another one, so it is right for those below them, too.
+        let mut rank = match natural + MAX_BELOW < self.most {
+            true => natural,
+            false => self.ranks.rank_of(candidates, &candidate, id.index()).0,
+        };
         if rank > last {
             self.of_flow_left = MAX_PIECES_PER_FLOW;
             let open = self.precede(candidates, &candidate, id.index(), last);
-            let can_wait = candidate.traps && !candidate.is_sent();
-            if open.is_copy || !open.rules.is_empty() && !can_wait {
+            if open.is_copy || !open.rules.is_empty() && !candidate.can_be_compared() {
                 self.is_too_long = true;
             } else if open.rules.is_empty() {
                 rank = last;
@@ -206,10 +224,8 @@ impl Limiter<'_> {
     }
 
     fn keep(&mut self, candidate: &Candidate, Ranked { id, rank }: Ranked) {
-        if candidate.traps
-            && let Some(taken) = self.taken.get_mut(rank as usize)
-        {
-            taken.add(&candidate.cube, true, id.index(), rank);
+        if candidate.traps {
+            self.taken.add_lowest(&candidate.cube, id.index(), rank);
         }
         self.kept.push(Ranked { id, rank });
     }
@@ -232,27 +248,36 @@ impl Limiter<'_> {
             if other.rule == of.rule {
                 continue;
             }
-            let Some(cube) = other.cube.and(&of.cube) else { continue };
-            if self.ranks.is_contained(&cube, blocker) || self.is_taken(&cube, rank) {
+            // Comparing with more rules than needed is right.
+            let is_known = open.rules.contains(&other.rule);
+            if is_known || of.can_be_compared() && (rank == 0 || self.is_spent()) {
+                open.add(other.rule, self.group(other.action));
                 continue;
             }
-            if !self.piece(candidates, Candidate { cube, ..other }, blocker, rank) {
-                open.rules.insert(other.rule);
-                open.group = open.group.or_else(|| self.group(other.action));
+            let Some(cube) = other.cube.and(&of.cube) else { continue };
+            let is_needless = self.ranks.is_part_contained(&cube, blocker, &mut self.lookups_left)
+                || self.is_taken(&cube, rank);
+            if !is_needless && !self.piece(candidates, Candidate { cube, ..other }, blocker, rank) {
+                open.add(other.rule, self.group(other.action));
             }
         }
         open
     }
 
+    /// Whether nothing more is done to have fewer packets compared.
+    fn is_spent(&self) -> bool {
+        self.pieces_left == 0 || self.of_flow_left == 0 || self.lookups_left == 0
+    }
+
     /// Whether a flow before the rank takes all packets of the cube.
     fn is_taken(&mut self, cube: &Cube, rank: u32) -> bool {
-        let before = &mut self.taken[..rank as usize];
-        before.iter_mut().any(|taken| taken.is_contained(cube, usize::MAX, &mut 0))
+        self.taken.is_contained_above(cube, rank, &mut self.lookups_left)
     }
 
     /// Makes a piece of a flow, at a rank before the given one; false: that is not possible.
     fn piece(&mut self, candidates: &mut Vec<Candidate>, mut piece: Candidate, of: usize, rank: u32) -> bool {
-        if rank == 0 || self.pieces_left == 0 || self.of_flow_left == 0 || !self.is_possible(&piece) {
+        let has_room = rank > 0 && self.pieces_left > 0 && self.of_flow_left > 0;
+        if !has_room || !self.is_possible(&piece) {
             return false;
         }
         self.pieces_left -= 1;
@@ -311,6 +336,7 @@ impl Limiter<'_> {
             candidate.comes_last(self.profile)
                 || !candidate.traps
                 || ranked.rank >= self.most
+                || self.lookups_left == 0
                 || !self.is_taken(&candidate.cube, ranked.rank)
         };
         self.kept = kept.into_iter().filter(reached).collect();

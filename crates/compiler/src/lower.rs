@@ -219,6 +219,11 @@ impl Candidate {
         self.traps && comes_last(&self.cube, profile)
     }
 
+    /// Whether a worker can decide its packets instead: no worker makes copies or sees what is sent.
+    pub(super) fn can_be_compared(&self) -> bool {
+        self.traps && !self.is_sent()
+    }
+
     /// Whether it is about packets that the host sends.
     pub(super) fn is_sent(&self) -> bool {
         self.cube.value_of(SENT) == 1

@@ -19,6 +19,8 @@ pub(super) struct MaskIndex {
     ids: ByMask<(Image, bool), MaskId>,
     /// Side by side, because every query reads all of them.
     heads: Vec<Head>,
+    /// Of each mask the words that differ most.
+    fronts: Vec<[u64; FRONT]>,
     containing: Containing,
 }
 
@@ -45,10 +47,11 @@ impl MaskIndex {
     /// had before; `None`: the mask is new.
     pub(super) fn add(&mut self, cube: &Cube, traps: bool, entry: usize, rank: u32) -> (MaskId, Option<u32>) {
         let known = self.shapes.len();
-        let Self { shapes, ids, heads, .. } = self;
+        let Self { shapes, ids, heads, fronts, .. } = self;
         let id = *ids.entry((cube.mask, traps)).or_insert_with(|| {
             shapes.push(Shape::new(cube, traps));
             heads.push(Head { front: Front::of(cube), deepest: 0 });
+            fronts.push(Front::mask(&cube.mask));
             // Masks are no more than cubes, which are far fewer than 2^32.
             MaskId((shapes.len() - 1) as u32)
         });
@@ -57,6 +60,16 @@ impl MaskIndex {
         shape.add(cube, entry, rank);
         *head = Head { front: *shape.front(), deepest: shape.deepest() };
         (id, deepest_before)
+    }
+
+    /// Adds a trapping entry, or lowers the rank of the entry with the same cube if this one is less.
+    pub(super) fn add_lowest(&mut self, cube: &Cube, entry: usize, rank: u32) {
+        let mask = self.ids.get(&(cube.mask, true));
+        let known = mask.and_then(|mask| self.shapes[mask.index()].find_mut(cube));
+        match known {
+            Some(known) => known.rank = known.rank.min(rank),
+            None => _ = self.add(cube, true, entry, rank),
+        }
     }
 
     /// Whether the cubes of a mask trap packets.
@@ -116,26 +129,53 @@ impl MaskIndex {
         })
     }
 
-    /// The masks of trapping entries of which every bit is one of this mask: only their entries can contain a cube of
-    /// it. In ascending order.
-    pub(super) fn containing(&mut self, mask: &Image) -> &[MaskId] {
-        self.containing.of(mask, &self.shapes)
+    /// Whether the entries of a mask trap packets and every bit of it is one of this mask: such an entry contains a cube of
+    /// this mask, or shares no packet with it.
+    pub(super) fn contains_or_differs(&self, mask: MaskId, other: &Image) -> bool {
+        let shape = &self.shapes[mask.index()];
+        shape.traps && shape.is_subset_of(other)
     }
 
-    /// Whether one trapping entry before `limit` contains the cube; `cost` is lowered by the masks looked up.
+    /// Whether one trapping entry before `limit` contains the cube; `cost` is lowered by the masks compared and looked up.
     pub(super) fn is_contained(&mut self, cube: &Cube, limit: usize, cost: &mut usize) -> bool {
-        let masks = self.containing.of(&cube.mask, &self.shapes);
+        let masks = self.containing.of(&cube.mask, &self.shapes, &self.fronts, cost);
         *cost = cost.saturating_sub(masks.len());
-        masks.iter().filter_map(|mask| self.shapes[mask.index()].find(cube)).any(|entry| entry < limit)
+        let found = masks.iter().filter_map(|mask| self.shapes[mask.index()].find(cube));
+        found.map(|entry| entry.candidate as usize).any(|entry| entry < limit)
     }
+
+    /// The same for a cube whose mask is hardly queried again: which masks are subsets of it is not kept.
+    pub(super) fn is_contained_once(&self, cube: &Cube, limit: usize, cost: &mut usize) -> bool {
+        self.any_containing(cube, cost, |entry| (entry.candidate as usize) < limit)
+    }
+
+    /// The same for an entry of a rank before this one.
+    pub(super) fn is_contained_above(&self, cube: &Cube, rank: u32, cost: &mut usize) -> bool {
+        self.any_containing(cube, cost, |entry| entry.rank < rank)
+    }
+
+    fn any_containing(&self, cube: &Cube, cost: &mut usize, wanted: impl Fn(Entry) -> bool) -> bool {
+        *cost = cost.saturating_sub(self.shapes.len());
+        let (asked, front) = (Front::mask(&cube.mask), Front::of(cube));
+        let subsets = self.fronts.iter().zip(&self.heads).enumerate();
+        let subsets =
+            subsets.filter(|(_, (own, head))| is_subset(own, &asked) && !head.front.differs(&front));
+        let shapes = subsets.map(|(index, _)| &self.shapes[index]);
+        let shapes = shapes.filter(|shape| shape.traps && shape.is_subset_of(&cube.mask));
+        shapes.filter_map(|shape| shape.find_value(cube)).any(wanted)
+    }
+}
+
+/// Whether every bit of the first part of a mask is one of the second's.
+#[inline]
+fn is_subset(one: &[u64; FRONT], other: &[u64; FRONT]) -> bool {
+    (0..FRONT).fold(0, |all, place| all | one[place] & !other[place]) == 0
 }
 
 /// For each queried mask, the masks of the index that are subsets of it. Masks repeat, so each pair is compared once.
 #[derive(Default)]
 struct Containing {
     of: ByMask<Image, Known>,
-    /// Of each mask of the index the words that differ most.
-    fronts: Vec<[u64; FRONT]>,
 }
 
 /// What is known of one mask.
@@ -147,14 +187,13 @@ struct Known {
 }
 
 impl Containing {
-    fn of(&mut self, mask: &Image, shapes: &[Shape]) -> &[MaskId] {
-        self.fronts.extend(shapes[self.fronts.len()..].iter().map(Shape::front_mask));
+    /// `cost` is lowered by the masks that are compared.
+    fn of(&mut self, mask: &Image, shapes: &[Shape], fronts: &[[u64; FRONT]], cost: &mut usize) -> &[MaskId] {
         let known = self.of.entry(*mask).or_default();
         let asked = Front::mask(mask);
-        let beyond =
-            |front: &[u64; FRONT]| (0..FRONT).fold(0, |all, place| all | front[place] & !asked[place]);
-        let fronts = self.fronts.iter().enumerate().skip(known.compared);
-        for (index, _) in fronts.filter(|(_, front)| beyond(front) == 0) {
+        *cost = cost.saturating_sub(shapes.len() - known.compared);
+        let new = fronts.iter().enumerate().skip(known.compared);
+        for (index, _) in new.filter(|(_, front)| is_subset(front, &asked)) {
             let shape = &shapes[index];
             if shape.traps && shape.is_subset_of(mask) {
                 known.masks.push(MaskId(index as u32));
@@ -344,25 +383,24 @@ impl Shape {
         &self.front
     }
 
-    /// The same words of its mask.
-    fn front_mask(&self) -> [u64; FRONT] {
-        std::array::from_fn(|place| {
-            let asked = self.words.iter().find(|(word, _)| *word == WORD_ORDER[place]);
-            asked.map_or(0, |(_, mask)| *mask)
-        })
-    }
-
-    /// The candidate that has the cube's value under the mask. There is one at most: another would be covered.
+    /// The entry that has the cube's value under the mask. There is one at most: another would be covered.
     #[inline]
-    fn find(&self, cube: &Cube) -> Option<usize> {
+    fn find(&self, cube: &Cube) -> Option<Entry> {
         if self.front.differs(&Front::of(cube)) { None } else { self.find_value(cube) }
     }
 
-    fn find_value(&self, cube: &Cube) -> Option<usize> {
+    fn find_value(&self, cube: &Cube) -> Option<Entry> {
+        self.place_of(cube).map(|place| self.entries[place])
+    }
+
+    fn find_mut(&mut self, cube: &Cube) -> Option<&mut Entry> {
+        self.place_of(cube).map(|place| &mut self.entries[place])
+    }
+
+    fn place_of(&self, cube: &Cube) -> Option<usize> {
         let first = self.exact.get(&self.hash(cube))?;
         let mut entries = [first].into_iter().chain(&self.collided);
-        let entry = entries.find(|entry| self.has_value(**entry, cube))?;
-        Some(self.entries[*entry as usize].candidate as usize)
+        entries.find(|entry| self.has_value(**entry, cube)).map(|entry| *entry as usize)
     }
 
     fn has_value(&self, entry: u32, cube: &Cube) -> bool {
@@ -457,8 +495,9 @@ mod tests {
         let mut shape = Shape::new(&one, true);
         assert_eq!(shape.hash(&one), shape.hash(&other));
         shape.add(&one, 5, 0);
-        assert_eq!((shape.find(&one), shape.find(&other)), (Some(5), None));
+        let found = |shape: &Shape, cube: &Cube| shape.find(cube).map(|entry| entry.candidate);
+        assert_eq!((found(&shape, &one), found(&shape, &other)), (Some(5), None));
         shape.add(&other, 6, 0);
-        assert_eq!((shape.find(&one), shape.find(&other)), (Some(5), Some(6)));
+        assert_eq!((found(&shape, &one), found(&shape, &other)), (Some(5), Some(6)));
     }
 }

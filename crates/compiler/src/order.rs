@@ -14,9 +14,9 @@ use super::cube::Cube;
 use super::lower::{Candidate, CandidateId};
 use super::mask_index::{Front, MaskId, MaskIndex};
 
-/// The most lookups for candidates that make an order needless. Without them a program has more ranks than it must,
-/// and is correct all the same.
-const MAX_LOOKUPS: usize = 1 << 22;
+/// The most masks that are compared or looked up for candidates that make an order needless. Without them a program has
+/// more ranks than it must, and is correct all the same.
+const MAX_LOOKUPS: usize = 1 << 25;
 
 /// A candidate that is kept, and its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,8 +104,13 @@ impl Ranks {
     }
 
     /// Whether one candidate before `limit` that traps packets contains the cube.
-    pub(super) fn is_contained(&mut self, cube: &Cube, limit: usize) -> bool {
+    fn is_contained(&mut self, cube: &Cube, limit: usize) -> bool {
         self.index.is_contained(cube, limit, &mut 0)
+    }
+
+    /// The same for what two candidates share; `cost` is lowered by the masks compared.
+    pub(super) fn is_part_contained(&self, part: &Cube, limit: usize, cost: &mut usize) -> bool {
+        self.index.is_contained_once(part, limit, cost)
     }
 
     /// The candidates before `limit` that overlap the cube and have at least this rank, in their order, with their ranks.
@@ -134,8 +139,6 @@ impl Ranks {
     ) -> (u32, Option<CandidateId>) {
         let (mut rank, mut above) = (0, None);
         let mut met = Vec::new();
-        // Entries of these masks contain the candidate or are disjoint from it, and none contains it.
-        let disjoint = self.index.containing(&candidate.cube.mask).to_vec();
         let by_depth = std::mem::take(&mut self.by_depth);
         let front = Front::of(&candidate.cube);
         for mask in by_depth.iter().copied() {
@@ -149,7 +152,8 @@ impl Ranks {
             // A copy and a later flow that traps the packet may share a priority.
             let step = u32::from(self.index.traps(mask) || !candidate.traps);
             let is_idle = deepest + step <= rank || !self.index.may_overlap(mask, &candidate.cube);
-            if is_idle || disjoint.binary_search(&mask).is_ok() {
+            // No entry contains the candidate.
+            if is_idle || self.index.contains_or_differs(mask, &candidate.cube.mask) {
                 continue;
             }
             met.clear();
