@@ -232,6 +232,8 @@ pub enum SinkDrop {
     TooShort,
     /// The answer to a packet for several stations would have their address as its source.
     NotUnicast,
+    /// A merged frame whose headers do not allow it to be split.
+    Malformed,
 }
 
 impl SinkDrop {
@@ -251,6 +253,7 @@ impl SinkDrop {
         Self::Limit,
         Self::TooShort,
         Self::NotUnicast,
+        Self::Malformed,
     ];
 
     /// The reason as a metric label.
@@ -271,6 +274,7 @@ impl SinkDrop {
             Self::Limit => "limit",
             Self::TooShort => "too_short",
             Self::NotUnicast => "not_unicast",
+            Self::Malformed => "malformed",
         }
     }
 }

@@ -31,8 +31,8 @@ const FRAME_ALIGN: usize = 64;
 pub(super) enum Filled {
     /// A packet of this length.
     Packet(usize),
-    /// A part of a packet of this length or more.
-    TooLong(usize),
+    /// A packet of this length or more cannot be sent; the frame has a part of it at most.
+    Refused(usize, SinkDrop),
     Nothing,
 }
 
@@ -134,7 +134,7 @@ impl Outgoing {
                 pool.release(frame);
                 return None;
             }
-            Filled::TooLong(bytes) => (bytes, Err(SinkDrop::TooLong)),
+            Filled::Refused(bytes, reason) => (bytes, Err(reason)),
             Filled::Packet(bytes) => {
                 let packet = room.get(..bytes).unwrap_or(room);
                 (bytes, forward::check(*mtu_bytes, packet, Pieces::one(0..packet.len())))

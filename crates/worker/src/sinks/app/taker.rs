@@ -275,7 +275,7 @@ impl Egress {
                 let mut result = Ok(());
                 let queued = outgoing.queue(refused, |room| match ring.take(room) {
                     Ok(Taken::Frame(bytes)) => Filled::Packet(bytes),
-                    Ok(Taken::TooLong(bytes)) => Filled::TooLong(bytes),
+                    Ok(Taken::TooLong(bytes)) => Filled::Refused(bytes, SinkDrop::TooLong),
                     Ok(Taken::Empty) => Filled::Nothing,
                     Err(violation) => {
                         result = Err(violation);

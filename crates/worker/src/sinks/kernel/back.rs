@@ -7,11 +7,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use packet::offload::{Merged, Offload, Split};
+use packet::offload::{Merged, Offload, Split, Unsplittable};
 use verbs::{Context, PortAttributes};
 
 use super::tap::{MTU_DEFAULT, Queue};
-use crate::sink::SinkCounters;
+use crate::sink::{SinkCounters, SinkDrop};
 use crate::sinks::Failure;
 use crate::sinks::outgoing::{Filled, Outgoing};
 use crate::sinks::port::{self, ETHERNET_BYTES, TAGS_BYTES};
@@ -24,8 +24,8 @@ const MERGED_BYTES: usize = 65_535 + ETHERNET_BYTES + TAGS_BYTES;
 
 /// Sends frames of one queue by a port.
 pub(super) struct Back {
-    outgoing: Outgoing,
-    cutter: Cutter,
+    pub(super) outgoing: Outgoing,
+    pub(super) cutter: Cutter,
 }
 
 /// Makes packets that the port can send of what the host passes. Allocates nothing once it is made.
@@ -60,7 +60,7 @@ impl Cutter {
             None => Filled::Nothing,
             Some((Offload { merged: Some(merged), .. }, bytes)) => self.begin(&merged, bytes, room),
             // One that fills the room may be longer.
-            Some((_, bytes)) if bytes >= room.len() => Filled::TooLong(bytes),
+            Some((_, bytes)) if bytes >= room.len() => Filled::Refused(bytes, SinkDrop::TooLong),
             Some((offload, bytes)) => {
                 // One that cannot be completed is sent as it is.
                 let _ = offload.complete_checksum(&mut room[..bytes]);
@@ -72,7 +72,7 @@ impl Cutter {
     /// A merged frame, of which `room` has the beginning.
     fn begin(&mut self, merged: &Merged, bytes: usize, room: &mut [u8]) -> Filled {
         if bytes >= self.frame.len() {
-            return Filled::TooLong(bytes);
+            return Filled::Refused(bytes, SinkDrop::TooLong);
         }
         let first = room.len().min(bytes);
         self.frame[..first].copy_from_slice(&room[..first]);
@@ -81,7 +81,8 @@ impl Cutter {
                 self.rest = Some((split, 0));
                 self.segment(room)
             }
-            Err(_) => Filled::TooLong(bytes),
+            Err(Unsplittable::SegmentTooLong) => Filled::Refused(bytes, SinkDrop::TooLong),
+            Err(Unsplittable::Kind | Unsplittable::Headers) => Filled::Refused(bytes, SinkDrop::Malformed),
         }
     }
 
@@ -90,6 +91,17 @@ impl Cutter {
         let bytes = split.write(&self.frame, number, room);
         self.rest = (number + 1 < split.segments()).then_some((split, number + 1));
         Filled::Packet(bytes)
+    }
+
+    /// Gives up the segments that are left of the frame; returns their number and bytes.
+    pub(super) fn abandon(&mut self) -> (u64, u64) {
+        let mut room = vec![0; self.segment_bytes];
+        let (mut packets, mut bytes) = (0, 0);
+        while let Filled::Packet(segment_bytes) = self.segment(&mut room) {
+            packets += 1;
+            bytes += segment_bytes as u64;
+        }
+        (packets, bytes)
     }
 }
 
@@ -142,5 +154,17 @@ impl Back {
         }
         outgoing.flush();
         read > 0
+    }
+}
+
+impl Drop for Back {
+    /// The host has passed the whole frame, so its last segments are counted, too.
+    fn drop(&mut self) {
+        let (packets, bytes) = self.cutter.abandon();
+        if packets > 0 {
+            let counters = self.counters();
+            counters.offered(packets, bytes);
+            counters.worker.dropped(SinkDrop::Closed, packets);
+        }
     }
 }

@@ -5,7 +5,7 @@ use packet::checksum::{Check, verify_ip, verify_l4};
 use packet::offload::{Merged, Offload, TCP_V4, TCP_V6};
 use packet::{MacAddr, parse};
 
-use super::back::Cutter;
+use super::back::{Back, Cutter};
 use super::*;
 use crate::sinks::outgoing::Filled;
 
@@ -57,7 +57,8 @@ fn cut(cutter: &mut Cutter, offload: Offload, frame: &[u8]) -> Vec<Vec<u8>> {
         };
         match cutter.next(&mut room, read) {
             Filled::Packet(bytes) => packets.push(room[..bytes].to_vec()),
-            Filled::TooLong(bytes) => packets.push(vec![0; bytes]),
+            Filled::Refused(bytes, SinkDrop::TooLong) => packets.push(vec![0; bytes]),
+            Filled::Refused(_, reason) => panic!("{reason:?}"),
             Filled::Nothing => return packets,
         }
     }
@@ -109,20 +110,75 @@ fn checksums_of_the_host_are_completed() {
     assert_eq!(cut(&mut cutter, Offload::default(), &long), [long]);
 }
 
+/// A frame of 30 000 bytes of payload, as the host passes it.
+fn merged_frame() -> (Offload, Vec<u8>) {
+    let v4 = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+    let merged = Merged { kind: TCP_V4, segment_bytes: 1448, stream_at: Some(34) };
+    let offload = Offload { merged: Some(merged), unfinished: None };
+    (offload, v4.tcp(1, 2, 0x18).payload(&[7; 30_000]).build())
+}
+
+fn read_one(frame: &[u8], offload: Offload, room: &mut [u8], rest: &mut [u8]) -> Option<(Offload, usize)> {
+    let (first, second) = frame.split_at(room.len().min(frame.len()));
+    room[..first.len()].copy_from_slice(first);
+    rest[..second.len()].copy_from_slice(second);
+    Some((offload, frame.len()))
+}
+
+#[test]
+fn a_merged_frame_that_cannot_be_split_is_malformed() {
+    let (offload, frame) = merged_frame();
+    let refused = |merged: Merged, frame: &[u8]| {
+        let offload = Offload { merged: Some(merged), ..offload };
+        let mut cutter = Cutter::new(1500);
+        match cutter.next(&mut [0; 1600], |room, rest| read_one(frame, offload, room, rest)) {
+            Filled::Refused(bytes, reason) if bytes == frame.len() => Some(reason),
+            _ => None,
+        }
+    };
+    let merged = offload.merged.expect("it is");
+    assert_eq!(refused(Merged { kind: 3, ..merged }, &frame), Some(SinkDrop::Malformed), "UDP fragments");
+    assert_eq!(refused(Merged { segment_bytes: 0, ..merged }, &frame), Some(SinkDrop::Malformed));
+    assert_eq!(refused(merged, &[7; 3000]), Some(SinkDrop::Malformed), "no IP header");
+    assert_eq!(refused(Merged { segment_bytes: 9000, ..merged }, &frame), Some(SinkDrop::TooLong));
+    assert_eq!(refused(merged, &frame), None);
+}
+
+/// The sink is closed in the middle of a merged frame: its other segments are counted as well.
+#[test]
+fn what_is_left_of_a_merged_frame_at_the_end_is_counted() {
+    let (nic, context) = crate::receiver::tests::nic("back0", 1500);
+    let attributes = context.port(verbs::PortNumber(1)).expect("attributes");
+    let mut back = Back::open(&context, 1, &attributes, 1500, "back").expect("it opens");
+    let counters = Arc::clone(back.counters());
+    let (offload, frame) = merged_frame();
+    let Back { outgoing, cutter } = &mut back;
+    for _ in 0..2 {
+        let queued = outgoing
+            .queue(None, |room| cutter.next(room, |room, rest| read_one(&frame, offload, room, rest)));
+        assert!(queued.is_some_and(|queued| queued.dropped.is_none()));
+    }
+    outgoing.flush();
+    while counters.read().delivered.packets < 2 {
+        nic.pump(8);
+        back.outgoing.reap();
+    }
+    drop(back);
+    let traffic = counters.read();
+    let segments = 30_000u64.div_ceil(1448);
+    assert_eq!(traffic.in_flight(), 0, "{traffic:?}");
+    assert_eq!(traffic.offered.packets, segments);
+    assert_eq!(traffic.offered.bytes, segments * 54 + 30_000);
+    assert_eq!(traffic.dropped[SinkDrop::Closed as usize].1, segments - 2);
+}
+
 #[test]
 fn cutting_allocates_nothing() {
     let mut cutter = Cutter::new(1500);
-    let v4 = FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
-    let frame = v4.tcp(1, 2, 0x18).payload(&[7; 30_000]).build();
-    let merged = Some(Merged { kind: TCP_V4, segment_bytes: 1448, stream_at: Some(34) });
+    let (offload, frame) = merged_frame();
     let mut room = [0; 1600];
     let counted = allocation_counter::measure(|| {
-        let first = cutter.next(&mut room, |room, rest| {
-            let (start, end) = frame.split_at(room.len());
-            room.copy_from_slice(start);
-            rest[..end.len()].copy_from_slice(end);
-            Some((Offload { merged, unfinished: None }, frame.len()))
-        });
+        let first = cutter.next(&mut room, |room, rest| read_one(&frame, offload, room, rest));
         assert!(matches!(first, Filled::Packet(_)));
         while matches!(cutter.next(&mut room, |_, _| None), Filled::Packet(_)) {}
     });
