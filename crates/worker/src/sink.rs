@@ -555,6 +555,17 @@ impl Slots {
         !self.leaving.is_empty() || self.sinks.iter().flatten().any(|sink| sink.holds_frames())
     }
 
+    /// Frees all sinks. Those with frames in flight first take back what has come back.
+    pub(crate) fn free_all(&mut self, frames: &mut Vec<Frame>, pool: &mut FramePool) {
+        (self.taking, self.polled) = (0, 0);
+        let places = self.sinks.iter_mut().filter_map(Option::take);
+        for mut sink in places.chain(self.leaving.drain(..)) {
+            if sink.holds_frames() {
+                sink.poll(&mut FramesBack { pool, frames });
+            }
+        }
+    }
+
     #[cold]
     fn apply(&mut self, changes: &Changes) {
         let Ok(mut queue) = changes.queue.try_lock() else { return };

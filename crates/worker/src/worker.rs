@@ -188,6 +188,12 @@ impl Worker {
         }
     }
 
+    /// Frees its sinks, which count what they still have in flight. To be called after the loop has ended and their hubs
+    /// are dropped; may wait for sends.
+    pub fn free_sinks(&mut self) {
+        self.sinks.free_all(&mut self.batch.frames, &mut self.receiver.pool);
+    }
+
     /// Sleeps until there is work, unless there is already; see [`crate::idle`]. `sleeps` is how often it has slept
     /// since there was work.
     fn sleep(&mut self, stop: &AtomicBool, sleeps: u32) {

@@ -308,6 +308,29 @@ fn a_removed_sink_gives_its_frames_back() {
     assert_eq!(posted, 1024 + 20, "every frame waits for a packet again");
 }
 
+/// The worker ends while the port does not send.
+#[test]
+fn sends_in_flight_at_the_end_are_counted_as_failed() {
+    for (ends_hub, runs) in [(false, false), (true, false), (true, true)] {
+        let mut scene = Scene::to_port_2();
+        scene.receive_only((0..20).map(udp).collect());
+        assert_eq!(scene.traffic().in_flight(), 20);
+        scene.hub.take_if(|_| ends_hub);
+        if runs {
+            scene.rig.nic.pump(64);
+        }
+        scene.rig.workers.borrow_mut()[0].free_sinks();
+        assert_eq!((scene.traffic().in_flight(), scene.dropped(SinkDrop::TxFailed)), (0, 20));
+        scene.hub = None;
+    }
+    let scene = Scene::to_port_2();
+    scene.receive_only((0..20).map(udp).collect());
+    scene.rig.nic.pump(64);
+    scene.rig.workers.borrow_mut()[0].free_sinks();
+    assert_eq!(scene.traffic().delivered.packets, 20, "they were sent, and not taken back yet");
+    assert_eq!(scene.traffic().in_flight(), 0);
+}
+
 #[test]
 fn packets_leave_by_another_device_in_the_frames_they_came_in() {
     let mut scene = Scene::to_other_device(support::small);

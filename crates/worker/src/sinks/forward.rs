@@ -180,6 +180,15 @@ impl Sink for Forward {
     }
 }
 
+impl Drop for Forward {
+    /// What the device has not sent by now is not counted as sent.
+    fn drop(&mut self) {
+        if let Some(transmitter) = &self.transmitter {
+            self.counters.worker.dropped(SinkDrop::TxFailed, transmitter.held() as u64);
+        }
+    }
+}
+
 impl Hub for Port {
     fn tick(&self, ports_down: &[u8]) {
         self.tick(ports_down);
