@@ -63,6 +63,15 @@ impl Link {
     }
 }
 
+/// Why the port cannot be used, if it cannot.
+#[derive(Default)]
+struct Errors {
+    /// The last query of its state failed.
+    query: Option<String>,
+    /// The last repair failed.
+    repair: Option<String>,
+}
+
 /// Watches the port and replaces failed queue pairs. Part of the sink's hub.
 pub(super) struct Port {
     pub(super) number: u8,
@@ -70,8 +79,7 @@ pub(super) struct Port {
     other: Option<Arc<Context>>,
     links: Vec<Arc<Link>>,
     repairs: AtomicU64,
-    /// The reason why the last repair failed.
-    error: Mutex<Option<String>>,
+    errors: Mutex<Errors>,
     /// Of the queue pairs in use, by worker.
     handles: Mutex<Vec<Arc<RawQueuePairHandle>>>,
 }
@@ -91,7 +99,7 @@ impl Port {
             other: None,
             links: handles.iter().map(link).collect(),
             repairs: AtomicU64::new(0),
-            error: Mutex::default(),
+            errors: Mutex::default(),
             handles: Mutex::new(handles),
         }
     }
@@ -112,15 +120,19 @@ impl Port {
     pub(super) fn tick(&self, ports_down: &[u8]) {
         let is_down = match &self.other {
             None => ports_down.contains(&self.number),
-            Some(device) => {
-                let attributes = device.port(PortNumber(self.number));
-                attributes.map_or(true, |attributes| attributes.state == PortState::Down)
-            }
+            Some(device) => self.is_down_after(device.port(PortNumber(self.number))),
         };
         for (index, link) in self.links.iter().enumerate() {
             link.is_down.store(is_down, Relaxed);
             self.repair(index, link);
         }
+    }
+
+    /// A port that cannot be asked for its state counts as down.
+    fn is_down_after(&self, queried: Result<PortAttributes, verbs::Error>) -> bool {
+        let state = queried.map(|attributes| attributes.state);
+        lock(&self.errors).query = state.as_ref().err().map(ToString::to_string);
+        state.map_or(true, |state| state == PortState::Down)
     }
 
     fn repair(&self, index: usize, link: &Link) {
@@ -131,14 +143,14 @@ impl Port {
         };
         let Some(mut transmitter) = failed.take() else { return };
         if let Err(error) = transmitter.recover() {
-            *lock(&self.error) = Some(error.to_string());
+            lock(&self.errors).repair = Some(error.to_string());
             *failed = Some(transmitter);
             return;
         }
         if let Some(handle) = lock(&self.handles).get_mut(index) {
             *handle = transmitter.handle();
         }
-        *lock(&self.error) = None;
+        lock(&self.errors).repair = None;
         self.repairs.fetch_add(1, Relaxed);
         *lock(&link.repaired) = Some(transmitter);
         link.has_repaired.store(true, Release);
@@ -155,7 +167,9 @@ impl Port {
             ("state".to_owned(), state.to_owned()),
             ("queue_pairs_replaced".to_owned(), self.repairs.load(Relaxed).to_string()),
         ]);
-        status.extend(lock(&self.error).clone().map(|error| ("error".to_owned(), error)));
+        let errors = lock(&self.errors);
+        let error = errors.query.as_ref().or(errors.repair.as_ref());
+        status.extend(error.map(|error| ("error".to_owned(), error.clone())));
         status
     }
 }
@@ -214,5 +228,24 @@ pub(super) fn mtu_bytes(attributes: &PortAttributes) -> usize {
     match attributes.active_mtu_bytes {
         Some(mtu_bytes) if mtu_bytes < VERBS_MTU_MAX => 2 * mtu_bytes as usize - 1,
         _ => FRAME_MAX as usize,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_that_fails_is_shown_until_one_succeeds() {
+        let (_nic, context) = crate::receiver::tests::nic("query0", 1500);
+        let attributes = context.port(PortNumber(1)).expect("attributes");
+        let port = Port::new(1, &attributes, std::iter::empty()).of_other(&context);
+        let error = || port.status().into_iter().find(|(name, _)| name == "error").map(|(_, text)| text);
+        let refused = context.port(PortNumber(9)).expect_err("no such port");
+        let text = refused.to_string();
+        assert!(port.is_down_after(Err(refused)));
+        assert_eq!(error(), Some(text));
+        port.tick(&[]);
+        assert_eq!(error(), None);
     }
 }
