@@ -40,11 +40,12 @@ impl Default for Idle {
     }
 }
 
-/// The longest sleep.
-pub(crate) const HEARTBEAT: Duration = Duration::from_millis(20);
-/// The shortest and the longest sleep without an event channel.
+/// The longest sleep of a worker.
+pub const HEARTBEAT: Duration = Duration::from_millis(20);
+/// The shortest sleep without an event channel.
 const SHORTEST_NAP: Duration = Duration::from_micros(50);
-const LONGEST_NAP: Duration = Duration::from_millis(4);
+/// The longest sleep without an event channel, and of a worker whose polls have the device work.
+pub const LONGEST_NAP: Duration = Duration::from_millis(4);
 /// Sleeps of one length; each next length is twice the one before.
 const NAPS_PER_LENGTH: u32 = 16;
 /// Spin-loop hints in an idle iteration: each poll of an empty queue takes from the device the cache line that it

@@ -54,7 +54,7 @@ pub use config::{
 pub use control::{Publication, Pulse, SinkChange, WorkerControl};
 pub use distribution::Distribution;
 pub use error::{Error, Object, Warning};
-pub use idle::Idle;
+pub use idle::{HEARTBEAT, Idle, LONGEST_NAP};
 pub use latency::{ClockRelation, DeviceClock};
 pub use program::Band;
 pub use regime::{Regime, WorkerProfile};

@@ -3,6 +3,7 @@
 mod support;
 
 use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use packet::build::FrameBuilder;
@@ -96,6 +97,49 @@ struct Scene {
     program: Arc<Program>,
     map: Arc<SinkMap>,
     got: [Got; 3],
+}
+
+/// The calls of a sink that has something in flight until it was polled twice after [`Sink::retire`].
+#[derive(Default)]
+struct Calls {
+    retired: AtomicU32,
+    polled_since: AtomicU32,
+}
+
+struct Busy(Arc<Calls>);
+
+impl Sink for Busy {
+    fn run(&mut self, _: &mut Deliveries<'_>) {}
+
+    fn poll(&mut self, _: &mut FramesBack<'_>) -> bool {
+        self.0.polled_since.fetch_add(self.0.retired.load(Ordering::Relaxed), Ordering::Relaxed);
+        false
+    }
+
+    fn needs_poll(&self) -> bool {
+        true
+    }
+
+    fn holds_frames(&self) -> bool {
+        self.0.polled_since.load(Ordering::Relaxed) < 2
+    }
+
+    fn retire(&mut self) {
+        self.0.retired.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Calls {
+    /// Places a sink, and returns its calls.
+    fn of_new_sink(rig: &Rig) -> Arc<Self> {
+        let calls = Arc::<Self>::default();
+        place(rig, 9, Some(Box::new(Busy(Arc::clone(&calls)))));
+        calls
+    }
+
+    fn made(&self) -> (u32, u32) {
+        (self.retired.load(Ordering::Relaxed), self.polled_since.load(Ordering::Relaxed))
+    }
 }
 
 fn slot(index: usize) -> Slot {
@@ -193,6 +237,37 @@ fn a_removed_sink_is_freed_by_the_handle() {
     assert!(watched.upgrade().is_none(), "freed");
     scene.udp(&[1]);
     assert_eq!(scene.got(1), [1], "the others go on");
+}
+
+#[test]
+fn a_sink_that_is_removed_is_retired_and_polled_until_it_is_done() {
+    let scene = Scene::new();
+    let calls = Calls::of_new_sink(&scene.rig);
+    scene.rig.settle();
+    assert_eq!(calls.made(), (0, 0));
+    place(&scene.rig, 9, None);
+    let control = scene.rig.workers.borrow()[0].control();
+    assert_eq!(calls.made(), (1, 1));
+    assert!(!control.wait_for_frames(std::time::Duration::ZERO) && Arc::strong_count(&calls) == 2);
+    (0..9).for_each(|_| {
+        scene.rig.workers.borrow_mut()[0].step();
+    });
+    assert_eq!(calls.made(), (1, 2));
+    assert!(control.wait_for_frames(std::time::Duration::ZERO));
+    control.free_sinks();
+    assert_eq!(Arc::strong_count(&calls), 1, "freed");
+}
+
+#[test]
+fn the_end_of_a_worker_retires_its_sinks_and_polls_them_until_they_are_done() {
+    let scene = Scene::new();
+    let calls = Calls::of_new_sink(&scene.rig);
+    let worker = scene.rig.workers.borrow_mut().remove(0);
+    let worker = worker.spawn().expect("a thread").join().expect("no panic");
+    assert_eq!(calls.made(), (1, 2));
+    scene.rig.workers.borrow_mut().push(worker);
+    scene.rig.workers.borrow_mut()[0].free_sinks();
+    assert_eq!(Arc::strong_count(&calls), 1, "freed");
 }
 
 #[test]

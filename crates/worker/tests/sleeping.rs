@@ -12,14 +12,11 @@ use softnic::wire::{Burst, NullWire, RxFrame, TransmitError, Wire};
 use softnic::{Drive, SoftNic};
 use support::{compile, nic, small};
 use test_support::Sleeps;
-use worker::{Idle, Worker, WorkerConfig, WorkerHandle};
+use worker::{HEARTBEAT, Idle, LONGEST_NAP, Worker, WorkerConfig, WorkerHandle};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Longer than the longest sleep, so that the worker and the engine are asleep.
-const PAUSE: Duration = Duration::from_millis(60);
-/// A worker's sleep without work, and the longest one if its polls have the device work.
-const HEARTBEAT: Duration = Duration::from_millis(20);
-const LONGEST_NAP: Duration = Duration::from_millis(4);
+const PAUSE: Duration = Duration::from_millis(3 * HEARTBEAT.as_millis() as u64);
 
 const POLICY: &str = "version = 1\ndefault = \"steer every\"\n[groups.every]\nworkers = \"all\"\n";
 

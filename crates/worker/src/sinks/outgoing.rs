@@ -23,7 +23,7 @@ const SENDS: u32 = 256;
 const FIRST_LOOK: Duration = Duration::from_micros(50);
 const DOUBLINGS: u32 = 6;
 /// How long the end waits for sends in flight. Never on a worker's thread.
-const END_PATIENCE: Duration = Duration::from_millis(200);
+pub(super) const END_PATIENCE: Duration = Duration::from_millis(200);
 /// Frames start at multiples of this.
 const FRAME_ALIGN: usize = 64;
 
@@ -55,6 +55,8 @@ pub(super) struct Outgoing {
     returned: Vec<Frame>,
     /// Calls of [`Outgoing::next_look`] since a send has completed.
     looks: Cell<u32>,
+    /// [`END_PATIENCE`]; tests have another.
+    pub(super) end_patience: Duration,
 }
 
 impl Outgoing {
@@ -85,6 +87,7 @@ impl Outgoing {
             counters: Arc::default(),
             returned: Vec::with_capacity(SENDS as usize),
             looks: Cell::new(0),
+            end_patience: END_PATIENCE,
         })
     }
 
@@ -198,7 +201,7 @@ impl Outgoing {
 impl Drop for Outgoing {
     /// Waits for sends in flight, for a limited time. Those that have not completed then are not counted as sent.
     fn drop(&mut self) {
-        let deadline = Instant::now() + END_PATIENCE;
+        let deadline = Instant::now() + self.end_patience;
         self.reap();
         while self.is_busy() && Instant::now() < deadline {
             std::thread::sleep(FIRST_LOOK);

@@ -6,6 +6,7 @@ use verbs::Domain;
 use super::*;
 use crate::FrameBudget;
 use crate::sinks::Station;
+use crate::sinks::outgoing::END_PATIENCE;
 
 const MTU: u32 = 1500;
 
@@ -17,6 +18,11 @@ struct Sending {
 }
 
 fn sending(name: &str, mtu_bytes: Option<u32>) -> Sending {
+    sending_until(name, mtu_bytes, END_PATIENCE)
+}
+
+/// With the time that the end waits for sends in flight.
+fn sending_until(name: &str, mtu_bytes: Option<u32>, end_patience: Duration) -> Sending {
     let (nic, context) = crate::receiver::tests::nic(name, MTU);
     let parts = crate::assembly::assemble(&context, &crate::receiver::tests::config()).unwrap();
     let domains: [Domain; 1] = [parts.domain];
@@ -30,7 +36,8 @@ fn sending(name: &str, mtu_bytes: Option<u32>) -> Sending {
     };
     let folder = tempfile::tempdir().unwrap();
     let options = AppSink { transmit: true, port: Some(2), ..options(folder.path()) };
-    let (port, transmits) = transmits("apps", &options, &environment).unwrap();
+    let (port, mut transmits) = transmits("apps", &options, &environment).unwrap();
+    transmits.iter_mut().flatten().for_each(|transmit| transmit.outgoing.end_patience = end_patience);
     let sent = Arc::clone(&transmits[0].as_ref().unwrap().outgoing.counters);
     let (app, endpoints) = start("apps", &options, Some(port), transmits).unwrap();
     Sending { fixture: Fixture { folder, app, endpoints }, nic, sent }
@@ -143,7 +150,7 @@ fn a_failed_queue_pair_is_replaced_and_sends_again() {
 /// What is in flight when the sink is closed is counted.
 #[test]
 fn counters_add_up_when_the_sink_is_closed() {
-    let mut sending = sending("apptx4", None);
+    let mut sending = sending_until("apptx4", None, Duration::ZERO);
     let mut client = sending.fixture.connect(1);
     send(&mut client, 0, &vec![frame(60); 9]);
     sending.fixture.endpoints[0].take();
@@ -187,7 +194,7 @@ fn a_removed_sink_counts_what_was_sent() {
 
 #[test]
 fn an_endpoint_that_is_dropped_waits_for_its_sends() {
-    let mut sending = sending("apptx7", None);
+    let mut sending = sending_until("apptx7", None, PATIENCE);
     let mut client = sending.fixture.connect(1);
     send(&mut client, 0, &vec![frame(60); 9]);
     sending.fixture.endpoints[0].take();
