@@ -16,7 +16,7 @@
 //!   user's own, and [`USER_THREADS_MAX`] of the threads. Root and the daemon's user have [`RESERVED`] of the connections
 //!   and as many further threads for themselves: other users' connections close none of theirs. Connections beyond that
 //!   wait without a thread, at most [`WAITING_MAX`] of all users; if there are more, nothing is accepted. So does one whose
-//!   thread cannot be started.
+//!   thread cannot be started; until it can be, nothing is accepted, and nothing is closed.
 //! - The end of the server waits for no connection: their threads have only a weak reference to the router.
 //! - The request's header must arrive within [`HEADER_TIMEOUT`] and be no larger than [`HEADER_BYTES_MAX`]. A router
 //!   limits the body that it reads, and with [`Limits`] the whole exchange.
@@ -276,7 +276,8 @@ struct Connections<R> {
     router: Arc<R>,
     /// Oldest first.
     open: VecDeque<Connection>,
-    /// Those without a thread: their users have too many. They are not closed here, because that could block.
+    /// Those without a thread: their users have too many, or it could not be started. They are not closed here, because
+    /// that could block.
     waiting: VecDeque<(UnixStream, Option<u32>)>,
     spawn: Spawn,
 }
@@ -299,7 +300,11 @@ impl<R: Router> Connections<R> {
     async fn accept(&mut self, listener: &Accepting) {
         let mut logged = None;
         loop {
-            self.begin_waiting();
+            if let Err(error) = self.begin_waiting() {
+                log_rarely(&mut logged, || tracing::warn!("{NO_THREAD}: {error}"));
+                tokio::time::sleep(ACCEPT_RETRY).await;
+                continue;
+            }
             if self.waiting.len() >= WAITING_MAX {
                 tokio::time::sleep(ACCEPT_RETRY).await;
                 continue;
@@ -310,24 +315,20 @@ impl<R: Router> Connections<R> {
             // Tasks that were aborted give their descriptors back only when they run.
             tokio::task::yield_now().await;
             self.open.retain(|connection| !connection.has_ended());
-            let begun = match accepted {
+            match accepted {
                 Ok(Stream::Tcp(stream)) => {
                     self.make_place(|_| true, CONNECTIONS_MAX);
                     self.begin_task(stream);
-                    Ok(())
                 }
                 Ok(Stream::Unix(stream)) => {
                     let uid = stream.peer_cred().ok().map(|peer| peer.uid());
-                    self.begin_or_wait(stream, uid)
+                    // Without a thread it waits, and is the first one that the next round tries to begin.
+                    let _ = self.begin_or_wait(stream, uid);
                 }
-                Err(error) => Err(error),
-            };
-            match begun {
-                Ok(()) => {}
                 // The client went away before it was accepted.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    log_accept_error(&error, &mut logged);
+                    log_rarely(&mut logged, || tracing::warn!("{NO_ACCEPT}: {error} ({NO_ACCEPT_HINT})"));
                     if !self.close_one(|one| !is_privileged(one.uid)) {
                         self.close_one(|_| true);
                     }
@@ -348,15 +349,16 @@ impl<R: Router> Connections<R> {
     }
 
     /// Begins the connections whose users have a thread for them now.
-    fn begin_waiting(&mut self) {
+    ///
+    /// # Errors
+    /// A thread cannot be started; its connection goes on waiting, and nothing is closed for it.
+    fn begin_waiting(&mut self) -> io::Result<()> {
         self.open.retain(|connection| !connection.has_ended());
         for _ in 0..self.waiting.len() {
-            let Some((stream, uid)) = self.waiting.pop_front() else { return };
-            if self.begin_or_wait(stream, uid).is_err() {
-                // Tried again after a pause.
-                return;
-            }
+            let Some((stream, uid)) = self.waiting.pop_front() else { break };
+            self.begin_or_wait(stream, uid)?;
         }
+        Ok(())
     }
 
     fn begin_or_wait(&mut self, stream: UnixStream, uid: Option<u32>) -> io::Result<()> {
@@ -460,12 +462,15 @@ async fn until_closed(served: impl Future<Output = ()>, closed: oneshot::Receive
     }
 }
 
-fn log_accept_error(error: &io::Error, logged: &mut Option<Instant>) {
+const NO_ACCEPT: &str = "HTTP connections cannot be accepted";
+const NO_ACCEPT_HINT: &str = "hint: raise LimitNOFILE= if file descriptors run out";
+const NO_THREAD: &str =
+    "no thread can be started for a connection, which waits; no further ones are accepted";
+
+fn log_rarely(logged: &mut Option<Instant>, log: impl FnOnce()) {
     if logged.is_none_or(|last| last.elapsed() >= LOG_INTERVAL) {
         *logged = Some(Instant::now());
-        tracing::warn!(
-            "HTTP connections cannot be accepted: {error} (hint: raise LimitNOFILE= if file descriptors run out)"
-        );
+        log();
     }
 }
 

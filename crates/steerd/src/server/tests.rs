@@ -43,12 +43,44 @@ fn a_connection_without_a_thread_waits_for_one() {
         let (client, server) = pair();
         assert!(connections.begin_or_wait(server, Some(1001)).is_err());
         assert!(is_open(&client), "closing it could block this thread");
-        connections.begin_waiting();
+        assert!(connections.begin_waiting().is_err());
         assert_eq!((connections.waiting.len(), connections.open.len()), (1, 0));
         connections.spawn = Builder::spawn;
-        connections.begin_waiting();
+        connections.begin_waiting().expect("a thread");
         assert_eq!((connections.waiting.len(), connections.open.len()), (0, 1));
         assert!(is_open(&client));
+        connections.close_all().await;
+    });
+}
+
+/// A server that has no thread for a new connection keeps those that it has, and accepts no more.
+#[test]
+fn without_threads_nothing_is_closed_or_accepted() {
+    run(async {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("s");
+        let listener = Listener::Unix(UnixListener::bind(&path).expect("bound"));
+        let listener = Accepting::new(listener).expect("a runtime");
+        let mut connections = Connections::new(Nothing);
+        let (open, server) = pair();
+        connections.begin_or_wait(server, Some(1001)).expect("a thread");
+        connections.spawn = |_, _| Err(io::Error::from(ErrorKind::WouldBlock));
+        let clients: Vec<_> = (0..3)
+            .map(|_| {
+                let client = std::os::unix::net::UnixStream::connect(&path).expect("connected");
+                client.set_nonblocking(true).expect("an option");
+                client
+            })
+            .collect();
+        // Longer than several pauses.
+        let accepting = connections.accept(&listener);
+        assert!(timeout(ACCEPT_RETRY * 20, accepting).await.is_err(), "it goes on");
+        assert_eq!(connections.waiting.len(), 1, "the others wait in the queue of the socket");
+        assert!(is_open(&open) && connections.open.iter().all(Connection::is_open));
+        assert!(clients.iter().all(is_open));
+        connections.spawn = Builder::spawn;
+        let _ = timeout(ACCEPT_RETRY * 20, connections.accept(&listener)).await;
+        assert_eq!((connections.waiting.len(), connections.open.len()), (0, 4));
         connections.close_all().await;
     });
 }
