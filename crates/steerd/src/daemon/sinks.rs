@@ -2,8 +2,8 @@
 //! closed when no worker can have packets for them. Sinks can also be attached to a rule while the daemon runs.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use program::{Program, RuleId, Sink};
 use verbs::{Domain, RegisteredFrames};
@@ -16,6 +16,9 @@ use crate::daemon::runtime::OpenDevice;
 const PLACE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long frames in flight may take to come back from a sink that is closed, before its sends are ended and after.
 const FRAMES_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long the end of a sink waits for the call of its hub that is running, and how often it looks.
+const TICK_TIMEOUT: Duration = Duration::from_secs(1);
+const TICK_STEP: Duration = Duration::from_millis(1);
 /// The most programs that workers can have packets of: one in each band, and one that replaces one of them.
 const PROGRAMS_MAX: usize = 3;
 /// The most names of closed sinks whose counts are kept.
@@ -94,12 +97,15 @@ impl Open {
     }
 }
 
+/// [`Sinks::tick`] uses a hub without the lock.
+type SharedHub = Arc<Box<dyn Hub>>;
+
 struct OpenSink {
     definition: Sink,
     slot: Slot,
     use_: Use,
     /// `None` once the workers have ended.
-    hub: Option<Box<dyn Hub>>,
+    hub: Option<SharedHub>,
     /// What the hub had counted at the end.
     last: Measured,
     counters: Vec<Arc<SinkCounters>>,
@@ -206,7 +212,7 @@ impl Sinks {
             Published { program: Arc::clone(program), map: Arc::clone(&map), sha256: sha256.to_owned() };
         for sink in &state.list {
             if let Some(hub) = &sink.hub {
-                published.announce(hub.as_ref());
+                published.announce(&***hub);
             }
             if let Use::Rule(rule) = &sink.use_
                 && let Some(rule) = rule_named(program, rule)
@@ -258,7 +264,7 @@ impl Sinks {
             definition: definition.clone(),
             slot,
             use_,
-            hub: Some(hub),
+            hub: Some(Arc::new(hub)),
             last: Measured::default(),
             counters,
             transmit,
@@ -280,11 +286,7 @@ impl Sinks {
     pub(crate) fn abandon(&self) {
         let state = self.state();
         let Some(in_force) = state.in_force() else { return };
-        state
-            .list
-            .iter()
-            .filter_map(|sink| sink.hub.as_ref())
-            .for_each(|hub| in_force.announce(hub.as_ref()));
+        state.list.iter().filter_map(|sink| sink.hub.as_ref()).for_each(|hub| in_force.announce(&***hub));
     }
 
     /// Releases the programs that are not in force. No worker has another one, and none is being installed.
@@ -317,7 +319,7 @@ impl Sinks {
         let wait = |worker: &WorkerControl| worker.wait_for_frames(FRAMES_TIMEOUT);
         let _ = self.workers.iter().all(wait);
         // Ends the sends of a port that stalls.
-        drop(hub);
+        hub.into_iter().for_each(end_hub);
         if !self.workers.iter().all(wait) {
             tracing::warn!("the sink `{}` still has frames of a worker", definition.name);
         }
@@ -377,20 +379,23 @@ impl Sinks {
         self.close(sink);
     }
 
-    /// To be called about once a second.
+    /// To be called about once a second. A hub may query a device, which may block, so the lock is not held; nor are other
+    /// hubs than the one that is called, so that their sinks can be closed.
     pub(crate) fn tick(&self, ports_down: &[u8]) {
-        self.state().list.iter().filter_map(|sink| sink.hub.as_ref()).for_each(|hub| hub.tick(ports_down));
+        let hubs: Vec<_> =
+            self.state().list.iter().filter_map(|sink| sink.hub.as_ref()).map(Arc::downgrade).collect();
+        hubs.iter().filter_map(Weak::upgrade).for_each(|hub| hub.tick(ports_down));
     }
 
     /// Ends the threads of all sinks, when the workers have ended. The counters can still be read.
     pub(crate) fn end(&self) {
         let end = |sink: &mut OpenSink| {
             let hub = sink.hub.take()?;
-            sink.last = Measured::of(hub.as_ref());
+            sink.last = Measured::of(&**hub);
             Some(hub)
         };
         let hubs: Vec<_> = self.state().list.iter_mut().filter_map(end).collect();
-        drop(hubs);
+        hubs.into_iter().for_each(end_hub);
     }
 
     /// The sinks in the order of the policy, attached ones last. Counts of closed sinks of the same name are included.
@@ -401,7 +406,7 @@ impl Sinks {
             if let Some(past) = state.past.get(&sink.definition.name) {
                 counted.add(past);
             }
-            let measured = sink.hub.as_ref().map(|hub| Measured::of(hub.as_ref()));
+            let measured = sink.hub.as_ref().map(|hub| Measured::of(&***hub));
             let Measured { sizes, top_flows } = measured.unwrap_or_else(|| sink.last.clone());
             SinkView {
                 definition: sink.definition.clone(),
@@ -423,6 +428,18 @@ impl Sinks {
     }
 }
 
+/// Drops a hub, which writes and counts what it still has. One that hangs in [`Hub::tick`] is dropped when that returns.
+fn end_hub(mut hub: SharedHub) {
+    let deadline = Instant::now() + TICK_TIMEOUT;
+    while let Err(shared) = Arc::try_unwrap(hub) {
+        if Instant::now() >= deadline {
+            return;
+        }
+        hub = shared;
+        std::thread::sleep(TICK_STEP);
+    }
+}
+
 fn rule_named(program: &Program, name: &str) -> Option<RuleId> {
     program.rules.iter().position(|rule| rule.name == name).map(RuleId::of)
 }
@@ -432,5 +449,76 @@ fn add_past(past: &mut BTreeMap<String, Counted>, name: &str, counted: Counted) 
         sums.add(&counted);
     } else if past.len() < PAST_MAX {
         past.insert(name.to_owned(), counted);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use program::{CountSink, SinkKind};
+
+    use super::*;
+    use crate::daemon::shutdown::within;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// Its tick lasts until the test releases it.
+    struct Slow {
+        begun: Sender<()>,
+        released: Mutex<Receiver<()>>,
+        is_dropped: Arc<AtomicBool>,
+    }
+
+    impl Hub for Slow {
+        fn tick(&self, _: &[u8]) {
+            self.begun.send(()).expect("the test waits");
+            let _ = self.released.lock().expect("one tick").recv();
+        }
+    }
+
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            self.is_dropped.store(true, Ordering::Release);
+        }
+    }
+
+    /// A sink that is in its tick, what releases it, and whether its hub is dropped.
+    fn in_tick() -> (Arc<Sinks>, Sender<()>, Arc<AtomicBool>) {
+        let sinks = Arc::new(Sinks::new(Vec::new(), (Vec::new(), Vec::new(), Vec::new()), Vec::new()));
+        let ((begun, has_begun), (release, released)) = (channel(), channel());
+        let is_dropped = Arc::new(AtomicBool::new(false));
+        let hub = Slow { begun, released: Mutex::new(released), is_dropped: Arc::clone(&is_dropped) };
+        let opened =
+            Opened { hub: Box::new(hub), endpoints: Vec::new(), counters: Vec::new(), transmit: Vec::new() };
+        let definition = Sink { name: "slow".into(), kind: SinkKind::Count(CountSink::default()) };
+        sinks.place(&mut sinks.state(), &definition, Use::Policy, opened).expect("a place");
+        let ticked = Arc::clone(&sinks);
+        std::thread::spawn(move || ticked.tick(&[]));
+        has_begun.recv_timeout(PATIENCE).expect("it begins");
+        (sinks, release, is_dropped)
+    }
+
+    #[test]
+    fn a_hub_that_hangs_in_its_tick_delays_no_reader() {
+        let (sinks, release, _) = in_tick();
+        let viewed = Arc::clone(&sinks);
+        assert_eq!(within("view", PATIENCE, move || viewed.view().len()), Some(1));
+        let ended = Arc::clone(&sinks);
+        assert_eq!(within("end", PATIENCE, move || ended.end()), Some(()), "its end is not waited for");
+        drop(release);
+    }
+
+    #[test]
+    fn a_hub_has_ended_when_its_tick_has() {
+        let (sinks, release, is_dropped) = in_tick();
+        let releaser = std::thread::spawn(move || {
+            std::thread::sleep(TICK_TIMEOUT / 20);
+            drop(release);
+        });
+        sinks.end();
+        releaser.join().expect("no panic");
+        assert!(is_dropped.load(Ordering::Acquire));
     }
 }
