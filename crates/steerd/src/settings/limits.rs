@@ -145,8 +145,8 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
         let hint = "in this mode the workers run the engine: leave it out, or mode = \"dedicated\"";
         report("softnic.core", "is for mode = \"dedicated\"".into(), Some(hint));
     }
-    check_mtu("softnic.ports", &nic.ports, report);
-    check_other_softnics(nic, report);
+    check_mtu("softnic.ports", "", &nic.ports, report);
+    check_other_softnics(nic, &settings.device.name, report);
     let takes_merged = |port: &SoftNicPort| matches!(&port.wire, WireConfig::AfPacket(wire) if wire.merged == MergedFrames::Whole);
     let frame_bytes = settings.workers.frame_bytes;
     if frame_bytes < *FRAME_BYTES.end() && nic.ports.iter().any(takes_merged) {
@@ -170,13 +170,14 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
     }
 }
 
-fn check_mtu(key: &str, ports: &[SoftNicPort], report: &mut dyn FnMut(&str, String, Option<&str>)) {
+/// `of`: what messages begin with.
+fn check_mtu(key: &str, of: &str, ports: &[SoftNicPort], report: &mut dyn FnMut(&str, String, Option<&str>)) {
     for port in ports.iter().filter(|port| !MTU_BYTES.contains(&port.mtu_bytes)) {
-        report(key, format!("mtu_bytes {}", out_of_range(port.mtu_bytes, MTU_BYTES)), None);
+        report(key, format!("{of}mtu_bytes {}", out_of_range(port.mtu_bytes, MTU_BYTES)), None);
     }
 }
 
-fn check_other_softnics(nic: &SoftNic, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+fn check_other_softnics(nic: &SoftNic, device: &str, report: &mut dyn FnMut(&str, String, Option<&str>)) {
     let key = "softnic.others";
     if nic.others.len() > MAX_OTHERS {
         report(key, format!("at most {MAX_OTHERS} further soft NICs are possible"), None);
@@ -187,11 +188,19 @@ fn check_other_softnics(nic: &SoftNic, report: &mut dyn FnMut(&str, String, Opti
             let hint = "each soft NIC needs a name of its own";
             report(key, format!("the name \"{}\" is empty or in use", other.name), Some(hint));
         }
+        if other.name == device && other.name != nic.name {
+            let hint = "workers receive from [[softnic.ports]] only; give it another name";
+            report(
+                key,
+                format!("\"{device}\" is also device.name, and a further soft NIC only sends"),
+                Some(hint),
+            );
+        }
         names.push(&other.name);
         if other.ports.is_empty() || other.ports.len() > MAX_PORTS {
             report(key, format!("{}: 1 to {MAX_PORTS} ports are possible", other.name), None);
         }
-        check_mtu(key, &other.ports, report);
+        check_mtu(key, &format!("{}: ", other.name), &other.ports, report);
     }
 }
 

@@ -151,6 +151,42 @@ fn paths_in_a_file_are_relative_to_it() {
 }
 
 #[test]
+fn paths_of_further_soft_nics_are_relative_to_the_file() {
+    let text = "[[softnic.others]]\nname = \"softnic1\"\n\
+                ports = [{ wire = { kind = \"pcap\", path = \"in.pcap\", mode = \"once\", output = \"/out.pcap\" } }]\n";
+    let file = file(text);
+    let request = Request { file: Some(file.path().to_owned()), ..Request::default() };
+    let settings = load_with(&request, &[]).expect("settings").settings;
+    let WireConfig::Pcap(wire) = &settings.softnic.others[0].ports[0].wire else { panic!("a capture") };
+    assert_eq!(wire.path, file.path().with_file_name("in.pcap"));
+    assert_eq!(wire.output.as_deref(), Some(std::path::Path::new("/out.pcap")));
+}
+
+#[test]
+fn further_soft_nics_have_names_and_ports_of_their_own() {
+    let other = |name: &str, ports: &str| format!("[[softnic.others]]\nname = {name:?}\nports = [{ports}]\n");
+    const PORT: &str = "{ wire = { kind = \"null\" } }";
+    let with = |name: &str, ports: &str| problem(&other(name, ports), &[]);
+    assert!(load_text(&other("softnic1", PORT), &[]).is_ok());
+    for name in ["", "softnic0"] {
+        let text = with(name, PORT);
+        assert!(text.contains(&format!("softnic.others: the name {name:?} is empty or in use")), "{text}");
+    }
+    let twice = other("softnic1", PORT).repeat(2);
+    assert!(problem(&twice, &[]).contains("\"softnic1\" is empty or in use"));
+    let many = [PORT; 9].join(", ");
+    for ports in ["", many.as_str()] {
+        assert!(with("softnic1", ports).contains("softnic1: 1 to 8 ports are possible"));
+    }
+    let short = "{ wire = { kind = \"null\" }, mtu_bytes = 10 }";
+    assert!(with("softnic1", short).contains("softnic1: mtu_bytes 10 is out of range"));
+    let nine: String = (1..10).map(|number| other(&format!("softnic{number}"), PORT)).collect();
+    assert!(problem(&nine, &[]).contains("at most 8 further soft NICs"));
+    let text = problem(&other("softnic1", PORT), &[("STEERD_DEVICE__NAME", "softnic1")]);
+    assert!(text.contains("\"softnic1\" is also device.name"), "{text}");
+}
+
+#[test]
 fn a_mistake_in_the_file_is_named_with_its_place_and_key() {
     for (text, place, parts) in [
         ("[workers]\nframe = 7\n", ":2:1: ", ["workers.frame", "did you mean `frames`?"]),
