@@ -34,7 +34,7 @@ pub use error::{TransmitError, WireError};
 pub use generator::GeneratorWire;
 pub use link::{LinkConfig, LinkEnd, LinkName, LinkPeer, LinkWire};
 pub use loopback::{LoopbackWire, NullWire};
-pub use pcap::{CaptureLink, PcapWire, open_capture};
+pub use pcap::{CaptureLink, PcapWire, open_capture, raw_time_ns};
 
 /// The most frames that one [`Burst`] holds.
 pub const BURST_FRAMES: usize = 64;

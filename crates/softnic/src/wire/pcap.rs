@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 
-pub use self::recording::CaptureLink;
 use self::recording::Recording;
+pub use self::recording::{CaptureLink, raw_time_ns};
 use self::writer::Writer;
 use super::{
     Burst, MAX_FRAME_BYTES, PcapConfig, PcapMode, SleepHint, TransmitError, Wire, WireError, WireState,

@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
 
-use pcap_file::pcap::PcapReader;
+use pcap_file::pcap::{PcapReader, RawPcapPacket};
 use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
 use pcap_file::pcapng::blocks::interface_description::{
     InterfaceDescriptionBlock, InterfaceDescriptionOption,
@@ -135,13 +135,13 @@ impl Loader<'_> {
         let header = reader.header();
         let link = CaptureLink::of_pcap(header.datalink);
         self.check_link(link)?;
-        let fraction_ns = if header.ts_resolution == TsResolution::NanoSecond { 1 } else { 1000 };
+        let resolution = header.ts_resolution;
         // Raw packets: real files carry snapshot lengths and fractions that the checked reader refuses.
         while let Some(packet) = reader.next_raw_packet() {
             self.packet += 1;
             let packet = packet.map_err(|error| self.damaged_by(error))?;
-            let time_ns = u128::from(packet.ts_sec) * NS_PER_S + u128::from(packet.ts_frac) * fraction_ns;
-            self.append(link.frame(&packet.data, packet.orig_len), Some(time_ns as u64))?;
+            let time_ns = raw_time_ns(&packet, resolution);
+            self.append(link.frame(&packet.data, packet.orig_len), Some(time_ns))?;
         }
         Ok(())
     }
@@ -149,32 +149,32 @@ impl Loader<'_> {
     fn load_pcapng(&mut self, file: File) -> Result<(), WireError> {
         let mut reader = PcapNgReader::new(file).map_err(|error| self.not_a_capture(&error))?;
         // The blocks borrow the reader, so what describes them is kept here.
-        let mut interfaces: Vec<Interface> = Vec::new();
+        let mut interfaces: Vec<CaptureLink> = Vec::new();
         let mut endianness = reader.section().endianness;
         while let Some(block) = reader.next_block() {
             self.packet += 1;
             match block.map_err(|error| self.damaged_by(error))? {
                 Block::EnhancedPacket(packet) => {
                     let interface = self.interface(&interfaces, packet.interface_id)?;
-                    // pcap-file takes the ticks for nanoseconds, regardless of the interface.
-                    let ticks = packet.timestamp.as_nanos() as u64;
-                    self.append(interface.link.enhanced(&packet), interface.time_ns(ticks))?;
+                    self.append(interface.enhanced(&packet), interface.enhanced_time_ns(&packet))?;
                 }
                 Block::SimplePacket(packet) => {
                     let interface = self.interface(&interfaces, 0)?;
-                    self.append(interface.link.simple(&packet), None)?;
+                    self.append(interface.simple(&packet), None)?;
                 }
                 Block::Packet(packet) => {
                     let interface = self.interface(&interfaces, packet.interface_id.into())?;
                     // Two words, the upper one first; pcap-file reads them as one.
                     let little = endianness == Endianness::Little;
                     let ticks = if little { packet.timestamp.rotate_left(32) } else { packet.timestamp };
-                    self.append(interface.link.obsolete(&packet), interface.time_ns(ticks))?;
+                    self.append(interface.obsolete(&packet), interface.time_ns(ticks))?;
                 }
                 other => {
                     self.packet -= 1;
                     match other {
-                        Block::InterfaceDescription(block) => interfaces.push(Interface::of(&block)),
+                        Block::InterfaceDescription(block) => {
+                            interfaces.push(CaptureLink::of_interface(&block));
+                        }
                         Block::SectionHeader(section) => {
                             interfaces.clear();
                             endianness = section.endianness;
@@ -188,11 +188,11 @@ impl Loader<'_> {
     }
 
     /// The interface of a packet, if it is known and Ethernet.
-    fn interface(&self, interfaces: &[Interface], id: u32) -> Result<Interface, WireError> {
+    fn interface(&self, interfaces: &[CaptureLink], id: u32) -> Result<CaptureLink, WireError> {
         let interface = interfaces.get(id as usize).copied();
         let interface = interface
             .ok_or_else(|| self.damaged(format!("it belongs to interface {id}, which is not described")))?;
-        self.check_link(interface.link)?;
+        self.check_link(interface)?;
         Ok(interface)
     }
 
@@ -267,35 +267,11 @@ fn in_words(error: &PcapError) -> String {
     }
 }
 
-/// What packets need to know of a pcapng interface.
-#[derive(Clone, Copy, Debug)]
-struct Interface {
-    link: CaptureLink,
-    /// `if_tsresol`: a negative power of ten, or of two with the upper bit set.
-    resolution: u8,
-}
-
-impl Interface {
-    fn of(block: &InterfaceDescriptionBlock<'_>) -> Self {
-        let resolution = block.options.iter().find_map(|option| match option {
-            InterfaceDescriptionOption::IfTsResol(resolution) => Some(*resolution),
-            _ => None,
-        });
-        // Microseconds by default (draft-ietf-opsawg-pcapng, 4.2).
-        Self { link: CaptureLink::of_interface(block), resolution: resolution.unwrap_or(6) }
-    }
-
-    /// `None` for a resolution that no clock has.
-    fn time_ns(self, ticks: u64) -> Option<u64> {
-        let exponent = u32::from(self.resolution & 0x7f);
-        let per_second = if self.resolution & 0x80 == 0 {
-            10u128.checked_pow(exponent)
-        } else {
-            1u128.checked_shl(exponent)
-        };
-        per_second
-            .map(|per_second| u64::try_from(u128::from(ticks) * NS_PER_S / per_second).unwrap_or(u64::MAX))
-    }
+/// The time of a packet of a pcap file, since 1970.
+#[must_use]
+pub fn raw_time_ns(packet: &RawPcapPacket<'_>, resolution: TsResolution) -> u64 {
+    let fraction_ns = if resolution == TsResolution::NanoSecond { 1 } else { 1000 };
+    (u128::from(packet.ts_sec) * NS_PER_S + u128::from(packet.ts_frac) * fraction_ns) as u64
 }
 
 // The description of the link layer of its packets: the link type, and how many bytes of frame check sequence
@@ -319,7 +295,12 @@ pub struct CaptureLink {
     fcs_bytes: u8,
     /// 0: packets are not cut.
     snaplen: u32,
+    /// `if_tsresol` of pcapng: a negative power of ten, or of two with the upper bit set.
+    resolution: u8,
 }
+
+/// Microseconds (draft-ietf-opsawg-pcapng, 4.2).
+const DEFAULT_RESOLUTION: u8 = 6;
 
 impl CaptureLink {
     /// That of a pcap file with this link type in its header.
@@ -327,7 +308,8 @@ impl CaptureLink {
     pub fn of_pcap(link: DataLink) -> Self {
         let word = u32::from(link);
         let words = if word & FCS_LENGTH_PRESENT == 0 { 0 } else { word >> FCS_LENGTH_SHIFT };
-        Self { link: DataLink::from(word & LINK_TYPE), fcs_bytes: 2 * words as u8, snaplen: 0 }
+        let fcs_bytes = 2 * words as u8;
+        Self { link: DataLink::from(word & LINK_TYPE), fcs_bytes, snaplen: 0, resolution: DEFAULT_RESOLUTION }
     }
 
     /// That of a pcapng interface.
@@ -342,7 +324,36 @@ impl CaptureLink {
             bytes @ 0..BITS_PER_BYTE => bytes,
             bits => bits / BITS_PER_BYTE,
         };
-        Self { link: block.linktype, fcs_bytes, snaplen: block.snaplen }
+        let resolution = block.options.iter().find_map(|option| match option {
+            InterfaceDescriptionOption::IfTsResol(resolution) => Some(*resolution),
+            _ => None,
+        });
+        let resolution = resolution.unwrap_or(DEFAULT_RESOLUTION);
+        Self { link: block.linktype, fcs_bytes, snaplen: block.snaplen, resolution }
+    }
+
+    /// The time of an enhanced packet block since 1970; `None` for a resolution that no clock has.
+    #[must_use]
+    pub fn enhanced_time_ns(self, packet: &EnhancedPacketBlock<'_>) -> Option<u64> {
+        // pcap-file takes the ticks for nanoseconds, regardless of the interface.
+        self.time_ns(packet.timestamp.as_nanos() as u64)
+    }
+
+    fn time_ns(self, ticks: u64) -> Option<u64> {
+        let exponent = u32::from(self.resolution & 0x7f);
+        let per_second = if self.resolution & 0x80 == 0 {
+            10u128.checked_pow(exponent)
+        } else {
+            1u128.checked_shl(exponent)
+        };
+        per_second
+            .map(|per_second| u64::try_from(u128::from(ticks) * NS_PER_S / per_second).unwrap_or(u64::MAX))
+    }
+
+    /// How long a packet was on the wire, without its frame check sequence.
+    #[must_use]
+    pub fn wire_bytes(self, original: u32, frame: &[u8]) -> u64 {
+        (frame.len() as u64).max(u64::from(original).saturating_sub(self.fcs_bytes.into()))
     }
 
     /// The link type, without the bits above it.
@@ -430,7 +441,7 @@ mod tests {
             block.options.extend(option.map(InterfaceDescriptionOption::IfFcsLen));
             assert_eq!(CaptureLink::of_interface(&block).fcs_bytes, fcs_bytes, "{option:?}");
         }
-        let link = CaptureLink { link: DataLink::ETHERNET, fcs_bytes: 4, snaplen: 0 };
+        let link = CaptureLink::of_pcap(DataLink::from(1 | FCS_LENGTH_PRESENT | 2 << FCS_LENGTH_SHIFT));
         assert_eq!(link.with_flags(None), link);
         assert_eq!(link.with_flags(Some(1)), link, "inbound, of unknown length");
         assert_eq!(link.with_flags(Some(2 << PACKET_FCS_SHIFT | 1)).fcs_bytes, 2);
@@ -438,7 +449,7 @@ mod tests {
 
     #[test]
     fn a_frame_ends_before_its_fcs_and_a_cut_packet_where_it_was_cut() {
-        let link = CaptureLink { link: DataLink::ETHERNET, fcs_bytes: 4, snaplen: 0 };
+        let link = CaptureLink::of_pcap(DataLink::from(1 | FCS_LENGTH_PRESENT | 2 << FCS_LENGTH_SHIFT));
         let captured = [7; 64];
         for (captured_bytes, original, frame_bytes) in
             [(64, 64, 60), (64, 0, 60), (62, 64, 60), (60, 64, 60), (40, 64, 40), (3, 3, 0)]
