@@ -57,6 +57,7 @@ mod place;
 mod report;
 mod share;
 mod subtract;
+mod traffic;
 
 use std::collections::BTreeSet;
 
@@ -77,6 +78,7 @@ pub use diagnostics::Obstacle;
 pub use lost::{LostException, TakenWhy, lost_exceptions, refuse_lost_exceptions, taken_why};
 pub use report::{Decided, Report, RuleReport, report};
 pub use share::{Share, Shares, shares};
+pub use traffic::{Amount, Decision, Decisions, TrafficShare, TrafficShares};
 
 /// Compiles a policy for a device and a number of workers.
 ///

@@ -60,13 +60,23 @@ impl Share {
 
     fn add(&mut self, key: &DeepKey, frame: &[u8], class: Option<&Class>) {
         self.packets += 1;
-        match class.map(|class| &class.decide) {
-            None | Some(Decide::Exact(_)) => self.in_hardware += 1,
-            Some(Decide::Software(steps, _)) => {
-                let decided = steps.iter().position(|step| step.predicate.matches_deep(key));
-                self.questions += decided.map_or(steps.len(), |place| place + 1) as u64;
+        match comparisons(class, key) {
+            None => self.in_hardware += 1,
+            Some(comparisons) => {
+                self.questions += comparisons;
                 self.example.get_or_insert_with(|| Witness { frame: frame.to_vec() });
             }
+        }
+    }
+}
+
+/// The rules that a worker compares a packet of a class with; `None`: the device has decided.
+pub(crate) fn comparisons(class: Option<&Class>, key: &DeepKey) -> Option<u64> {
+    match &class?.decide {
+        Decide::Exact(_) => None,
+        Decide::Software(steps, _) => {
+            let decided = steps.iter().position(|step| step.predicate.matches_deep(key));
+            Some(decided.map_or(steps.len(), |place| place + 1) as u64)
         }
     }
 }

@@ -166,8 +166,11 @@ pub(crate) struct PolicyArgs {
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
-    /// Fail on any of these: "warnings", "hybrid" rules, "hybrid=5%" where workers decide more of the packets drawn from the
-    /// rules, or rules that are "shadowed" by others.
+    /// A pcap or pcapng file with typical traffic: also show where its packets are decided.
+    #[arg(long, value_name = "CAPTURE")]
+    pub(crate) traffic: Option<PathBuf>,
+    /// Fail on any of these: "warnings", "hybrid" rules, "hybrid=5%" where workers decide more of the packets of --traffic,
+    /// without it of those drawn from the rules, or rules that are "shadowed" by others.
     #[arg(long, value_parser = parse_deny, value_delimiter = ',', value_name = "FINDING")]
     pub(crate) deny: Vec<Deny>,
     /// Print errors only: nothing on standard output, and no warnings. What --deny names still fails.

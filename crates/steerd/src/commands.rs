@@ -12,3 +12,4 @@ pub(crate) mod import;
 pub(crate) mod reload;
 pub(crate) mod status;
 pub(crate) mod top;
+mod traffic;

@@ -5,12 +5,14 @@ mod json;
 mod text;
 
 use std::collections::HashSet;
+use std::path::Path;
 
 use analysis::{Analysis, Reach, RuleAnalysis};
-use compiler::{Decided, Report};
+use compiler::{Decided, Decisions, Report, TrafficShares};
 use policy::{Diagnostic, Diagnostics, Policy};
 use program::{Program, RuleId, SinkId};
 
+use super::traffic;
 use crate::cli::{CheckArgs, Cli, Deny, Format};
 use crate::error::Error;
 use crate::policy_file::Target;
@@ -37,6 +39,8 @@ struct Checked {
     warnings: Vec<Diagnostic>,
     /// Warnings about the device of the settings.
     device_warnings: Vec<String>,
+    /// Where the packets of a capture are decided; `None`: none is given, or there is no program.
+    traffic: Option<TrafficShares>,
 }
 
 pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
@@ -78,25 +82,26 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     let warnings = all_warnings(&policy, &report, analysis.as_ref(), warnings);
     let device_warnings = report.program.as_ref().map(|program| device.warnings(program)).unwrap_or_default();
     let sha256 = inputs.sha256;
-    let checked =
-        Checked { source, sha256, workers, policy, report, protection, analysis, warnings, device_warnings };
+    let traffic = match (&args.traffic, &report.program) {
+        (Some(path), Some(program)) => Some(shares_of_traffic(path, program)?),
+        _ => None,
+    };
+    let checked = Checked {
+        source,
+        sha256,
+        workers,
+        policy,
+        report,
+        protection,
+        analysis,
+        warnings,
+        device_warnings,
+        traffic,
+    };
     let denied = checked.denied(&args.deny);
     match format {
         Format::Json => json::print(&checked, &denied)?,
-        Format::Text => {
-            let mut all: Vec<Diagnostic> = checked.problems().cloned().collect();
-            if !args.quiet {
-                all.extend(checked.warnings.iter().cloned());
-            }
-            output::print_diagnostics(&Diagnostics::from(all));
-            if !args.quiet {
-                checked
-                    .device_warnings
-                    .iter()
-                    .for_each(|warning| output::print_error(&format!("warning: {warning}")));
-                output::print(&text::of(&checked, Layout::stdout()))?;
-            }
-        }
+        Format::Text => checked.print(args.quiet)?,
     }
     if checked.report.program.is_none() {
         let found = format!("impossible on {}", checked.report.device);
@@ -112,6 +117,13 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     Err(Error::Denied { file: checked.source.to_string(), found: denied.join(", ") })
 }
 
+fn shares_of_traffic(path: &Path, program: &Program) -> Result<TrafficShares, Error> {
+    let mut shares = TrafficShares::new(program);
+    let mut decisions = Decisions::new(program);
+    traffic::for_each_key(path, &mut |key, packet| shares.add(decisions.of(key), packet.wire_bytes))?;
+    Ok(shares)
+}
+
 /// The errors alone; omitted diagnostics are still counted.
 fn errors_of(diagnostics: &Diagnostics) -> Diagnostics {
     let mut errors = diagnostics.clone();
@@ -120,6 +132,21 @@ fn errors_of(diagnostics: &Diagnostics) -> Diagnostics {
 }
 
 impl Checked {
+    fn print(&self, quiet: bool) -> Result<(), Error> {
+        let mut all: Vec<Diagnostic> = self.problems().cloned().collect();
+        if !quiet {
+            all.extend(self.warnings.iter().cloned());
+        }
+        output::print_diagnostics(&Diagnostics::from(all));
+        if quiet {
+            return Ok(());
+        }
+        for warning in &self.device_warnings {
+            output::print_error(&format!("warning: {warning}"));
+        }
+        output::print(&text::of(self, Layout::stdout()))
+    }
+
     /// Why the policy is refused, with places.
     fn problems(&self) -> impl Iterator<Item = &Diagnostic> {
         self.report.problems.iter().chain(&self.protection.errors)
@@ -158,9 +185,12 @@ impl Checked {
         wanted.iter().filter_map(found).collect()
     }
 
-    /// That workers decide more packets than this percentage.
+    /// That workers decide more packets than this percentage: of the capture, or else of those drawn from the rules.
     fn excess_hybrid(&self, most: f64) -> Option<String> {
-        let percent = self.report.shares.as_ref()?.all.hybrid_percent()?;
+        let percent = match &self.traffic {
+            Some(traffic) => traffic.all.hybrid_percent()?,
+            None => self.report.shares.as_ref()?.all.hybrid_percent()?,
+        };
         (percent > most)
             .then(|| format!("packets that workers decide: {percent:.1} %, {most} % allowed (denied)"))
     }

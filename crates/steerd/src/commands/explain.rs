@@ -1,7 +1,6 @@
 //! `steerd explain`: where a packet would go, and why. Compiles the policy and evaluates the program; no device is used
 //! and no packet is sent.
 
-mod capture;
 mod fields;
 mod received;
 mod summary;
@@ -14,6 +13,7 @@ use policy::policy::Direction;
 use program::Program;
 use serde::Serialize;
 
+use super::traffic::{self, ETHERNET_HEADER_BYTES};
 use crate::cli::{DirectionArg, ExplainArgs, Format};
 use crate::error::Error;
 use crate::policy_file::{self, Compiled};
@@ -21,9 +21,6 @@ use crate::terminal::output::{self, Stdout};
 use crate::terminal::table::counted;
 use received::{ReceivedPacket, SentPacket};
 use summary::Summary;
-
-/// Shorter frames have no Ethernet header; every port drops them.
-const ETHERNET_HEADER_BYTES: usize = 14;
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
     let compiled = policy_file::compile_for(&args.policy)?;
@@ -104,7 +101,8 @@ fn explain_capture(
     let mut summary = Summary::of(program, direction);
     let mut stdout = Ok(if each { Stdout::Open } else { Stdout::Closed });
     let mut packet_number = 0;
-    let read = capture::for_each_frame(path, &mut |frame| {
+    let read = traffic::for_each_packet(path, &mut |packet| {
+        let frame = packet.frame;
         packet_number += 1;
         if frame.len() < ETHERNET_HEADER_BYTES {
             summary.runts += 1;

@@ -1,6 +1,6 @@
 //! `steerd check`: its output and its exit codes.
 
-use crate::rig::{POLICY, json, ok, policies, run, run_in};
+use crate::rig::{POLICY, dns_frame, json, ok, policies, run, run_in, write_pcap};
 use crate::support::{config, stderr, stdout, steerd};
 
 #[test]
@@ -99,6 +99,71 @@ fn check_fails_for_denied_findings() {
     let output = run_in(&folder, &["check", "late.toml"]);
     let warnings = stderr(&output).matches("never matches").count();
     assert_eq!(warnings, 1, "said once: {}", stderr(&output));
+}
+
+/// SYNs are rare among the packets drawn from the rules, and common in the capture.
+#[test]
+fn check_counts_where_the_packets_of_a_capture_are_decided() {
+    let syn =
+        "[[rules]]\nname = \"syn\"\nmatch = { protocol = \"tcp\", tcp_flags = \"syn\" }\naction = \"drop\"\n";
+    let dns = "[[rules]]\nname = \"dns\"\nmatch = { protocol = \"udp\", dst_port = 53 }\naction = { steer = \"one\" }\n";
+    let tcp = "[[rules]]\nname = \"tcp\"\nmatch = { protocol = \"tcp\" }\naction = { steer = \"one\" }\n";
+    let policy = format!("version = 1\n[groups.one]\nworkers = [0]\n{syn}{dns}{tcp}");
+    let folder = policies(&[("p.toml", &policy)]);
+    let at = |name: &str| folder.path().join(name);
+    let dns = dns_frame().build();
+    let segment = |flags| dns_frame().tcp(1024, 80, flags).build();
+    let other = dns_frame().udp(1, 2).build();
+    let frames = [vec![dns.clone(); 6], vec![segment(2); 2], vec![segment(16)], vec![other]].concat();
+    write_pcap(&at("mixed.pcap"), &frames);
+    write_pcap(&at("dns.pcap"), &[dns]);
+    let report = |capture: &str| {
+        let args = ["check", "p.toml", "--traffic", capture, "--format", "json"];
+        serde_json::from_slice::<serde_json::Value>(&run_in(&folder, &args).stdout).expect("JSON")
+    };
+    let traffic = &report("mixed.pcap")["traffic"];
+    let packets = |of: &serde_json::Value| {
+        ["all", "in_hardware", "by_workers", "left"].map(|key| of[key]["packets"].as_u64().expect("a number"))
+    };
+    assert_eq!(packets(&traffic["all"]), [10, 6, 3, 1], "{traffic:#}");
+    assert_eq!(packets(&traffic["rules"][0]), [2, 0, 2, 0], "{traffic:#}");
+    assert_eq!(
+        (&traffic["rules"][3]["rule"], packets(&traffic["rules"][3])),
+        (&"default".into(), [1, 0, 0, 1])
+    );
+    let bytes: usize = frames.iter().map(Vec::len).sum();
+    assert_eq!(traffic["all"]["all"]["bytes"], bytes as u64);
+    let text = stdout(&run_in(&folder, &["check", "p.toml", "--traffic", "mixed.pcap"]));
+    assert!(text.contains("of the capture's 10 packets") && text.contains("30.0 % ("), "{text}");
+    for (capture, most, code) in [("mixed.pcap", "29%", 1), ("mixed.pcap", "30%", 0), ("dns.pcap", "0%", 0)] {
+        let deny = format!("hybrid={most}");
+        let output = run_in(&folder, &["check", "p.toml", "--traffic", capture, "--deny", &deny]);
+        assert_eq!(output.status.code(), Some(code), "{capture} {most}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn captures_without_usable_packets_are_refused() {
+    let folder = policies(&[("p.toml", POLICY)]);
+    let at = |name: &str| folder.path().join(name);
+    write_pcap(&at("empty.pcap"), &[]);
+    write_pcap(&at("arp.pcap"), &[dns_frame().ether_type(packet::EtherType::ARP).build()]);
+    write_pcap(&at("whole.pcap"), &[dns_frame().build()]);
+    let whole = std::fs::read(at("whole.pcap")).expect("read");
+    std::fs::write(at("truncated.pcap"), &whole[..whole.len() - 3]).expect("written");
+    std::fs::write(at("text.pcap"), "this is no capture at all, only text").expect("written");
+    for (capture, reason) in [
+        ("empty.pcap", "the capture has no packets"),
+        ("arp.pcap", "the capture has no IP packets"),
+        ("truncated.pcap", "after packet 0: the file ends in the middle"),
+        ("text.pcap", "not a pcap file"),
+        ("none.pcap", "cannot read the capture"),
+        (".", "cannot read the capture"),
+    ] {
+        let output = run_in(&folder, &["check", "p.toml", "--traffic", capture]);
+        assert_eq!(output.status.code(), Some(1), "{capture}: {}", stderr(&output));
+        assert!(stderr(&output).contains(reason), "{capture}: {}", stderr(&output));
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `check --format json`: one object, described in docs/reference/commands.md.
 
 use analysis::{Need, Pairs, Protected, Reach, Relation, RuleAnalysis};
-use compiler::{Capacity, Obstacle, RuleReport, Shares};
+use compiler::{Capacity, Obstacle, RuleReport, Shares, TrafficShare};
 use policy::Witness;
 use policy::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
 use program::{Program, RuleId, Sink, SinkId};
@@ -26,6 +26,8 @@ struct Answer<'c> {
     rules: &'c [RuleReport],
     /// Where packets drawn from the rules are decided; `null`: there is no program.
     shares: Option<&'c Shares>,
+    /// Where the packets of a capture are decided; `null`: none is given, or there is no program.
+    traffic: Option<Traffic<'c>>,
     sinks: Vec<SinkLine<'c>>,
     capacity: Option<&'c Capacity>,
     obstacles: &'c [Obstacle],
@@ -39,6 +41,20 @@ struct Answer<'c> {
     /// Warnings about the device of the settings.
     device_warnings: &'c [String],
     omitted_diagnostics: usize,
+}
+
+#[derive(Serialize)]
+struct Traffic<'c> {
+    all: &'c TrafficShare,
+    /// The default last.
+    rules: Vec<RuleTraffic<'c>>,
+}
+
+#[derive(Serialize)]
+struct RuleTraffic<'c> {
+    rule: &'c str,
+    #[serde(flatten)]
+    share: &'c TrafficShare,
 }
 
 #[derive(Serialize)]
@@ -137,6 +153,15 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), Error> {
         denied,
         rules: &report.rules,
         shares: report.shares.as_ref(),
+        traffic: checked.traffic.as_ref().map(|traffic| Traffic {
+            all: &traffic.all,
+            rules: traffic
+                .rules
+                .iter()
+                .enumerate()
+                .map(|(index, share)| RuleTraffic { rule: checked.rule_name(RuleId::of(index)), share })
+                .collect(),
+        }),
         sinks: report.program.as_ref().map(|program| checked.sinks(program)).unwrap_or_default(),
         capacity: report.capacity.as_ref(),
         obstacles: &report.obstacles,

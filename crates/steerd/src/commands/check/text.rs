@@ -3,13 +3,13 @@
 use std::fmt::Write as _;
 
 use analysis::{Analysis, Need, Pair, Reach, Relation};
-use compiler::{Capacity, CapacityRow, Decided, Obstacle, Report, RuleReport};
+use compiler::{Amount, Capacity, CapacityRow, Decided, Obstacle, Report, RuleReport};
 use program::{RuleId, SinkId};
 
 use super::{Checked, names};
 use crate::commands::describe;
 use crate::terminal::style::{Layout, Style};
-use crate::terminal::table::{Grid, counted, number};
+use crate::terminal::table::{Grid, bytes, counted, number};
 
 /// The most findings of each kind that are listed; JSON has all.
 const SHOWN_FINDINGS: usize = 12;
@@ -22,6 +22,7 @@ pub(super) fn of(checked: &Checked, layout: Layout) -> String {
     out.push_str(&sinks_table(checked, layout));
     out.push_str(&reasons(report, layout));
     out.push_str(&shares(report, layout));
+    out.push_str(&traffic(checked, layout));
     if !report.obstacles.is_empty() {
         out.push_str(&obstacles(&report.obstacles, layout));
     }
@@ -294,6 +295,35 @@ fn shares(report: &Report, layout: Layout) -> String {
         let _ = writeln!(out, "  and {} more (--format json has all)", number(more as u64));
     }
     out
+}
+
+/// Where the packets of a capture are decided, in all and by the rules that have packets of it.
+fn traffic(checked: &Checked, layout: Layout) -> String {
+    let Some(traffic) = &checked.traffic else { return String::new() };
+    let title = format!("of the capture's {}", counted(traffic.all.all.packets, "packet", "packets"));
+    let heads = ["rule", "packets", "bytes", "in hardware", "by workers", "left", "compared"];
+    let mut grid = Grid::new(&heads);
+    let rules = traffic.rules.iter().enumerate();
+    let rows = rules.map(|(index, share)| (checked.rule_name(RuleId::of(index)), share));
+    for (name, share) in rows.filter(|(_, share)| share.all.packets > 0).chain([("all", &traffic.all)]) {
+        grid.row(vec![
+            name.to_owned(),
+            number(share.all.packets),
+            bytes(share.all.bytes),
+            parts(share.in_hardware, share.all),
+            parts(share.by_workers, share.all),
+            parts(share.left, share.all),
+            format!("{:.1}", share.comparisons_per_packet()),
+        ]);
+    }
+    format!("\n{}\n{}", layout.text(Style::Heading, &title), headed(&grid, layout))
+}
+
+/// The percentages of the packets and of the bytes.
+fn parts(part: Amount, all: Amount) -> String {
+    let percent = |part: u64, all: u64| 100.0 * part as f64 / all.max(1) as f64;
+    let (packets, bytes) = (percent(part.packets, all.packets), percent(part.bytes, all.bytes));
+    format!("{packets:.1} % ({bytes:.1} % B)")
 }
 
 /// The reasons of hybrid and impossible rules, and the remedies, each once.
