@@ -7,52 +7,29 @@
 #![no_main]
 
 use std::ffi::c_int;
-use std::os::fd::{FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use libfuzzer_sys::fuzz_target;
-use softnic::mlx5::CommandDescriptors;
+use softnic::mlx5::{CommandDescriptors, VERBS_IOCTL};
 use softnic::preload::{LazyNic, Settings, variable};
 
 const ARENA_BYTES: usize = 1 << 20;
 const FENCE_BYTES: usize = 1 << 30;
 /// An address that is never mapped.
 const NOWHERE: u64 = 1 << 62;
-/// `RDMA_VERBS_IOCTL`.
-const REQUEST: u64 = 3 << 30 | 24 << 16 | 0x1b << 8 | 1;
 /// A number that stands for the command descriptor; nothing is opened.
 const DESCRIPTOR: c_int = 1_000_000;
 const EXTENDED: u32 = 1 << 31;
-/// The commands there are, so that the fuzzer need not find them; and one that is not.
-const COMMANDS: [u32; 25] = [
-    0,
-    1,
-    2,
-    3,
-    4,
-    9,
-    13,
-    17,
-    18,
-    19,
-    20,
-    24,
-    27,
-    41,
-    EXTENDED | 1,
-    EXTENDED | 18,
-    EXTENDED | 24,
-    EXTENDED | 50,
-    EXTENDED | 51,
-    EXTENDED | 52,
-    EXTENDED | 53,
-    EXTENDED | 54,
-    EXTENDED | 55,
-    EXTENDED | 56,
-    EXTENDED | 57,
-];
+/// A command that there is not.
+const UNKNOWN: u32 = 41;
+/// Descriptors that commands made and that a client keeps.
+const MAX_KEPT: usize = 64;
 
+/// The commands there are, so that the fuzzer need not find them; and one that is not.
+static COMMANDS: LazyLock<Vec<u32>> =
+    LazyLock::new(|| CommandDescriptors::numbers().chain([UNKNOWN]).collect());
 static NIC: LazyLock<LazyNic> = LazyLock::new(|| {
     let settings = Settings::read(|name| match name {
         variable::METHOD => Some("mlx5".to_owned()),
@@ -113,13 +90,28 @@ fn redirect(block: &mut [u8], fields: &[usize]) {
 }
 
 /// The fields of a command that are addresses, in the core's and in the driver's block.
-fn addresses(command: u32) -> (&'static [usize], &'static [usize]) {
+fn addresses(command: u32, core: &[u8]) -> (&'static [usize], &'static [usize]) {
+    const QUEUE_PAIR: u32 = EXTENDED | 24;
+    // With an indirection table (`IB_UVERBS_CREATE_QP_MASK_IND_TABLE`) the driver's block is about the hash.
+    let has_table = core.get(48).is_some_and(|mask| mask & 1 != 0);
     match command {
         9 => (&[8], &[]),
-        18 | 19 => (&[], &[0, 8]),
+        19 => (&[], &[0]),
+        18 | 24 => (&[], &[0, 8]),
+        QUEUE_PAIR if !has_table => (&[], &[0, 8]),
         _ if command == EXTENDED | 18 || command == EXTENDED | 52 => (&[], &[0, 8]),
         _ if command == EXTENDED | 50 => (&[], &[8]),
         _ => (&[], &[]),
+    }
+}
+
+/// Where a command names a completion channel by its descriptor.
+fn channel(command: u32) -> Option<usize> {
+    const QUEUE: u32 = EXTENDED | 18;
+    match command {
+        18 => Some(24),
+        QUEUE => Some(16),
+        _ => None,
     }
 }
 
@@ -151,19 +143,24 @@ fn send(commands: &CommandDescriptors, object: u16, method: u16, attributes: &[u
     }
     message.extend([0; 16]);
     message.extend(attributes);
-    commands.ioctl(DESCRIPTOR, REQUEST, message.as_mut_ptr().expose_provenance()).is_ok()
+    commands.ioctl(DESCRIPTOR, VERBS_IOCTL, message.as_mut_ptr().expose_provenance()).is_ok()
 }
 
-fn command(commands: &CommandDescriptors, bytes: &mut Input<'_>) -> Option<()> {
+fn command(commands: &CommandDescriptors, bytes: &mut Input<'_>, kept: &mut Vec<OwnedFd>) -> Option<()> {
     let number = COMMANDS[usize::from(bytes.u8()?) % COMMANDS.len()];
     let (core_bytes, driver_bytes) = (usize::from(bytes.u8()?), usize::from(bytes.u8()?));
     let (mut core, mut driver) = (bytes.bytes(core_bytes), bytes.bytes(driver_bytes));
-    let (core_fields, driver_fields) = addresses(number);
+    let (core_fields, driver_fields) = addresses(number, &core);
     redirect(&mut core, core_fields);
     redirect(&mut driver, driver_fields);
     if number == 9 && core.len() >= 32 {
         // The two addresses of a region are at the same place of their pages.
         core.copy_within(8..16, 24);
+    }
+    if let Some(field) = channel(number).and_then(|at| core.get_mut(at..)?.first_chunk_mut::<4>())
+        && let Some(end) = kept.get(usize::from(field[0]))
+    {
+        *field = end.as_raw_fd().to_ne_bytes();
     }
     let (mut reply, mut driver_reply) = ([0_u8; 320], [0_u8; 128]);
     let mut attributes = Vec::new();
@@ -176,7 +173,11 @@ fn command(commands: &CommandDescriptors, bytes: &mut Input<'_>) -> Option<()> {
     if send(commands, 0, 0, &attributes) && matches!(number, 0 | 17) {
         let descriptor = u32::from_ne_bytes([reply[0], reply[1], reply[2], reply[3]]);
         // SAFETY: the descriptor that the command made for its caller.
-        drop(unsafe { OwnedFd::from_raw_fd(descriptor.cast_signed()) });
+        let end = unsafe { OwnedFd::from_raw_fd(descriptor.cast_signed()) };
+        // Without its end a channel is abandoned, and no queue of it is looked at.
+        if kept.len() < MAX_KEPT {
+            kept.push(end);
+        }
     }
     Some(())
 }
@@ -209,10 +210,10 @@ fn scribble(bytes: &mut Input<'_>) -> Option<()> {
 fuzz_target!(|data: &[u8]| {
     let commands = CommandDescriptors::new(&NIC);
     commands.open(DESCRIPTOR).expect("a NIC");
-    let mut bytes = Input(data);
+    let (mut bytes, mut kept) = (Input(data), Vec::new());
     while let Some(operation) = bytes.u8() {
         let done = match operation % 8 {
-            0..=4 => command(&commands, &mut bytes),
+            0..=4 => command(&commands, &mut bytes, &mut kept),
             5 => method(&commands, &mut bytes),
             6 => scribble(&mut bytes),
             _ => {

@@ -23,7 +23,7 @@ mod ioctl;
 pub(crate) mod rings;
 mod user_memory;
 
-pub use ioctl::REQUEST;
+pub use ioctl::VERBS_IOCTL;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_ulong};

@@ -12,7 +12,7 @@ use super::user_memory::{copy_in, copy_out};
 use crate::provider::answer::{EFAULT, EINVAL, ENOSPC, Errno, Verb};
 
 /// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, struct ib_uverbs_ioctl_hdr)`.
-pub const REQUEST: u64 = 3 << 30 | (HEADER_BYTES as u64) << 16 | 0x1b << 8 | 1;
+pub const VERBS_IOCTL: u64 = 3 << 30 | (HEADER_BYTES as u64) << 16 | 0x1b << 8 | 1;
 
 const EPROTONOSUPPORT: Errno = Errno(libc::EPROTONOSUPPORT);
 const ENOTTY: Errno = Errno(libc::ENOTTY);
@@ -154,7 +154,7 @@ impl Attribute {
 
 /// Carries out an ioctl whose argument is at `address`.
 pub(super) fn carry_out(context: &Context, request: u64, address: u64) -> Verb<()> {
-    if request != REQUEST {
+    if request != VERBS_IOCTL {
         return Err(ENOTTY);
     }
     let (method, attributes) = Attributes::read(address)?;

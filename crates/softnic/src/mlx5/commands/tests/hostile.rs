@@ -260,7 +260,7 @@ fn an_ioctl_that_cannot_be_answered_makes_nothing() {
     };
     let carry_out = |message: &Bytes| {
         let page = Frozen::new(message);
-        let request = crate::mlx5::REQUEST;
+        let request = crate::mlx5::VERBS_IOCTL;
         crate::mlx5::ioctl::carry_out(&rig.context, request, page.0.expose_provenance() as u64)
     };
     let counters = header(15, 0, 1).u16(0).u16(0).u16(1).u16(0).u64(0);
