@@ -204,6 +204,14 @@ fn an_armed_queue_raises_one_event() {
     it.cq.arm(true);
     it.rig.deliver([udp(53, 10)]);
     assert_eq!(events(&channel), 0, "solicited completions only");
+    // That frame was not polled, so whoever then waits for any completion waits for it.
+    it.cq.arm(false);
+    it.rig.deliver([]);
+    assert_eq!(events(&channel), 1);
+    it.cq.poll_all();
+    it.cq.arm(true);
+    it.rig.deliver([udp(53, 10)]);
+    assert_eq!(events(&channel), 0, "solicited completions only");
     it.rig.modify(it.wq.handle, ibverbs_sys::IBV_WQS_ERR).unwrap();
     it.rig.deliver([]);
     assert_eq!(events(&channel), 1, "errors are");
