@@ -11,6 +11,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
+use packet::Parsed;
 use packet::checksum::{Check, verify_ip, verify_l4};
 
 use super::receive::C_VLAN_TPID;
@@ -24,7 +25,8 @@ use crate::stats::{Disposition, PortStats};
 use crate::wire::{BURST_FRAMES, Checksum, MAX_MERGED_BYTES, RxFrame};
 use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status};
 
-/// How many deliveries ahead their buffers and the lines of their completions are taken over from the application's core.
+/// Lines are taken over from the application's core after every so many deliveries: those of the buffers up to twice as many
+/// deliveries ahead, those of the completions up to three times as many ([`Filling::fetch`]).
 const LOOKAHEAD: u32 = 8;
 /// Of completions two share a line.
 const COMPLETIONS_PER_LINE: u32 = 2;
@@ -44,6 +46,25 @@ pub(super) struct Delivery {
     pub(super) queue: u32,
     /// Made by a flow that lets the frame go on: whatever becomes of it, it is not what becomes of the frame.
     pub(super) is_copy: bool,
+}
+
+impl Delivery {
+    /// Its completion by the queue with this number, of which `bytes` bytes of the frame are reported.
+    #[inline]
+    fn completion(
+        &self,
+        wr_id: u64,
+        (status, number): (Status, u32),
+        (frame, bytes): (&RxFrame<'_>, usize),
+        now_ns: u64,
+    ) -> Cqe {
+        let mut cqe = Cqe::new(wr_id, Opcode::Receive, status, number);
+        cqe.timestamp_ns = if frame.timestamp_ns == 0 { now_ns } else { frame.timestamp_ns };
+        cqe.byte_len = bytes as u32;
+        cqe.flow_tag = self.tag;
+        cqe.cvlan = self.cvlan;
+        cqe
+    }
 }
 
 /// Where the deliveries of a burst for one queue that were not carried out yet are in [`Deliveries`].
@@ -246,6 +267,9 @@ fn fill(state: &mut State, slot: u32, deliveries: &[Delivery], work: &mut Work<'
     while let Some(next) = deliveries.get(filling.made as usize)
         && !faulty
     {
+        if !is_plain && filling.made.is_multiple_of(LOOKAHEAD) {
+            filling.fetch(count.min(filling.made + 2 * LOOKAHEAD));
+        }
         // The first one finds the region that the others are in.
         faulty = filling.make(next, work) == Disposition::MemoryFault;
         if is_plain && !faulty {
@@ -291,13 +315,9 @@ impl Filling<'_> {
         // SAFETY: the request was published, so its slot is this side's, and slots begin with the id.
         let wr_id = unsafe { request.cast::<u64>().read() };
         let (status, end) = self.buffers.scatter(request, bytes);
-        let mut cqe = Cqe::new(wr_id, Opcode::Receive, status, self.number);
-        cqe.timestamp_ns = if frame.timestamp_ns == 0 { work.now_ns } else { frame.timestamp_ns };
-        cqe.byte_len = bytes.len() as u32;
-        cqe.flow_tag = delivery.tag;
-        cqe.cvlan = delivery.cvlan;
+        let mut cqe = delivery.completion(wr_id, (status, self.number), (frame, bytes.len()), work.now_ns);
         if self.checksums {
-            cqe.set_checksum_ok(checksums_hold(frame));
+            cqe.set_checksum_ok(checksums_hold(frame, &packet::parse(frame.bytes)));
         }
         // SAFETY: `made` is below the room, so the slot is the producer's; completion slots are aligned `Cqe`s.
         unsafe { self.completions.at(self.made).cast::<Cqe>().write(cqe) };
@@ -337,11 +357,7 @@ impl Filling<'_> {
                 };
                 // SAFETY: as in `Buffers::scatter`.
                 unsafe { copy(frame.bytes.as_ptr(), address, bytes) };
-                let mut cqe = Cqe::new(wr_id, Opcode::Receive, Status::Success, number);
-                cqe.timestamp_ns = if frame.timestamp_ns == 0 { now_ns } else { frame.timestamp_ns };
-                cqe.byte_len = bytes as u32;
-                cqe.flow_tag = delivery.tag;
-                cqe.cvlan = delivery.cvlan;
+                let cqe = delivery.completion(wr_id, (Status::Success, number), (frame, bytes), now_ns);
                 // SAFETY: as in `make`.
                 unsafe { completion.write(cqe) };
                 *end = Disposition::Delivered;
@@ -523,14 +539,13 @@ impl Buffers<'_> {
 
 /// IBV_WC_IP_CSUM_OK: the IPv4 header's checksum and the TCP or UDP checksum are right (`ibv_poll_cq(3)`).
 #[cold]
-fn checksums_hold(frame: &RxFrame<'_>) -> bool {
-    let parsed = packet::parse(frame.bytes);
+fn checksums_hold(frame: &RxFrame<'_>, parsed: &Parsed) -> bool {
     let l4 = match frame.checksum {
         Checksum::Valid => true,
         Checksum::Partial => false,
-        Checksum::Unknown => verify_l4(frame.bytes, &parsed) == Check::Good,
+        Checksum::Unknown => verify_l4(frame.bytes, parsed) == Check::Good,
     };
-    l4 && verify_ip(frame.bytes, &parsed) == Check::Good
+    l4 && verify_ip(frame.bytes, parsed) == Check::Good
 }
 
 // The frame check sequence, for queues that want it (`IBV_WQ_FLAGS_SCATTER_FCS`).

@@ -9,7 +9,6 @@ use super::{Buffers, Delivery, Work, edit};
 use crate::formats::{Completions, Requests};
 use crate::state::{FrameEdits, State};
 use crate::stats::Disposition;
-use crate::work::{Cqe, Opcode};
 
 /// How many deliveries ahead their requests are fetched.
 const LOOKAHEAD: u32 = 4;
@@ -41,16 +40,13 @@ pub(super) fn fill(state: &mut State, slot: u32, deliveries: &[Delivery], work: 
         let bytes = if is_edited { edit(frame.bytes, queue.edits, work.edited) } else { frame.bytes };
         let request = requests.read(made);
         let (status, end) = buffers.scatter(request.as_slot(), bytes);
-        let mut cqe = Cqe::new(requests.id(made), Opcode::Receive, status, queue.number);
-        cqe.timestamp_ns = if frame.timestamp_ns == 0 { work.now_ns } else { frame.timestamp_ns };
-        cqe.byte_len = bytes.len() as u32;
-        cqe.flow_tag = delivery.tag;
-        cqe.cvlan = delivery.cvlan;
-        let is_ipv4 = packet::parse(frame.bytes).key.layers.contains(Layers::IPV4);
+        let (id, outcome) = (requests.id(made), (status, queue.number));
+        let mut cqe = delivery.completion(id, outcome, (frame, bytes.len()), work.now_ns);
+        let parsed = packet::parse(frame.bytes);
         if checksums {
-            cqe.set_checksum_ok(super::checksums_hold(frame));
+            cqe.set_checksum_ok(super::checksums_hold(frame, &parsed));
         }
-        completions.write(&cqe, is_ipv4);
+        completions.write(&cqe, parsed.key.layers.contains(Layers::IPV4));
         work.settle(delivery, end);
         made += 1;
         faulty = end == Disposition::MemoryFault;
