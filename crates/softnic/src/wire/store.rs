@@ -3,7 +3,7 @@
 //! Used by the generator and the replay of captures, which fill a store when they are opened.
 
 /// Bytes of a cache line.
-const LINE_BYTES: usize = 64;
+pub(super) const LINE_BYTES: usize = 64;
 
 /// Where a frame is.
 #[derive(Clone, Copy, Debug)]

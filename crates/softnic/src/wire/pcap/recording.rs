@@ -19,7 +19,7 @@ use pcap_file::{DataLink, Endianness, PcapError, TsResolution};
 
 use super::open_capture;
 use crate::wire::WireError;
-use crate::wire::store::{FrameStore, Place};
+use crate::wire::store::{FrameStore, LINE_BYTES, Place};
 
 /// The most bytes of packets that are kept, each on cache lines of its own.
 const MAX_BYTES: usize = 1 << 30;
@@ -206,7 +206,11 @@ impl Loader<'_> {
             return Err(self.limit(&format!("more than {MAX_PACKETS} packets")));
         }
         if self.recording.store.bytes_with(bytes.len()) > MAX_BYTES {
-            return Err(self.limit(&format!("more than {} MiB of packets", MAX_BYTES >> 20)));
+            // Small packets take much more than they have.
+            let limit = MAX_BYTES >> 20;
+            return Err(self.limit(&format!(
+                "packets that take more than {limit} MiB of memory, where each takes a multiple of {LINE_BYTES} bytes"
+            )));
         }
         let before = self.recording.entries.last().map_or(0, |entry| entry.due_ns);
         let due_ns = time_ns.map_or(before, |time_ns| {
