@@ -1,8 +1,8 @@
 //! The engine: takes bursts from the wires, puts frames into posted buffers, and sends what was posted.
 //!
-//! Run by the device's own thread, by the thread that pumps, or by those that poll completion queues. It takes the device's mutex once per burst, lets waiting
-//! control calls go first, and neither allocates, locks nor logs per frame. It never waits for an application. The thread
-//! of an idle device sleeps (`rest`).
+//! Run by the device's own thread, by the thread that pumps, or by those that poll completion queues. It takes the
+//! device's mutex once per burst, lets waiting control calls go first, and neither allocates, locks nor logs per frame. It
+//! never waits for an application. The thread of an idle device sleeps (`rest`).
 
 mod datagram;
 pub(crate) mod deliver;

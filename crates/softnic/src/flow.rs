@@ -8,7 +8,7 @@
 //! rules of those leaves compared together whose first rule could win ([`tree`]). It grows little with the number of rules
 //! and of masks, and no cache is in front of it. [`FlowTable::classify_burst`] looks 32 frames up side by side.
 //! With the 13 300 rules of ClassBench's acl1_10k and 10^5 flows that takes some 30 ns a frame with AVX-512, a tuple space
-//! alone more than 1000 ns (`tree/tests/cost.rs`, a busy machine whose two cores share one's units).
+//! alone more than 1000 ns (`tree/tests/cost.rs`, on a busy machine, two hyperthreads of one core).
 //!
 //! Rules that the trees have no room for, and rules about tunnels, are in tuple spaces: one hash and one probe (some 40
 //! ns) for each *shape*, which is a mask that rules share, best priority first, until no other can win, passing over those

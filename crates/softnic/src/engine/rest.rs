@@ -117,7 +117,7 @@ fn patience(state: &mut State) -> Option<Duration> {
     let mut patience = HEARTBEAT;
     if !failed_queues.is_empty() || !watched_cqs.is_empty() {
         // Receive buffers that are posted to failed queues are flushed, and queues in a client's memory are armed there;
-        // neither rings a bell.
+        // neither wakes the engine.
         patience = LONGEST_NAP;
     }
     if !waiting_cqs.is_empty() {

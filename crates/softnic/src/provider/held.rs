@@ -93,7 +93,9 @@ struct Kept {
     layout: Layout,
 }
 
-// SAFETY: memory that nothing but a stale handle points to, and only its mark and the library's struct are read.
+// SAFETY: memory that nothing but a stale handle points to. Of it only the mark, the library's struct and the cursor of a
+// completion queue (`SoftCq::cursor`) are read. The cursor is followed too, and does not lead into memory that is gone:
+// `destroy_cq` has set it to `Cursor::NONE`, which points to a static.
 unsafe impl Send for Kept {}
 
 impl Drop for Kept {
