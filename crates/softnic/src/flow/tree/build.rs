@@ -11,8 +11,9 @@ use std::collections::HashMap;
 
 use super::pool::{Entry, LANES, MAX_BITS, MAX_BLOCKS, Node, Pool, Run};
 
-/// Rules of a node that the choice of its bits is made by.
+/// Rules of a node that the choice of its bits is made by, at most.
 const SAMPLE: usize = 512;
+const _: () = assert!(SAMPLE <= u16::MAX as usize, "`costs_of_bits` counts them");
 /// A bit has to make the children cheaper by one part in so many.
 const LEAST_GAIN: u64 = 64;
 /// Steps from the root from which on leaves of up to [`MAX_DEEP_LEAF`] rules are not split: every frame takes as many
@@ -20,7 +21,7 @@ const LEAST_GAIN: u64 = 64;
 const DEPTH: usize = 4;
 const MAX_DEEP_LEAF: usize = 4 * LANES;
 /// The most steps from the root of a tree to a leaf.
-const MAX_DEPTH: usize = 8;
+pub(super) const MAX_DEPTH: usize = 8;
 /// The most bits of a node whose children get most of its rules, and the most copies of each.
 const MAX_COPYING_BITS: usize = 6;
 const MAX_GROWTH: usize = 16;
@@ -136,7 +137,7 @@ impl<'b> Builder<'b> {
         // Few rules mask any one bit, so each bit copies most rules; still a leaf of many blocks costs more.
         words
             .filter_map(|word| {
-                let (copies, mask) = self.copying_bits_of(word, list)?;
+                let (copies, mask) = self.copying_bits_of(word, &sample)?;
                 Some((copies, word, mask))
             })
             .min_by(|a, b| a.0.total_cmp(&b.0))
@@ -144,9 +145,9 @@ impl<'b> Builder<'b> {
     }
 
     /// The bits of one word that leave the fewest rules to a child, and how many these are on average; `None` if that
-    /// takes too many copies, or leaves all rules to some child.
-    fn copying_bits_of(&self, word: usize, list: &[u32]) -> Option<(f64, u64)> {
-        let mut parts = vec![self.pairs(word, list)];
+    /// takes too many copies, or leaves all rules to some child. No child that lacks a rule of the sample gets all rules.
+    fn copying_bits_of(&self, word: usize, sample: &[u32]) -> Option<(f64, u64)> {
+        let mut parts = vec![self.pairs(word, sample)];
         let useful = separating(&parts[0]);
         let (mut chosen, mut best) = (0u64, None);
         for bits in 1..=MAX_COPYING_BITS {
@@ -157,11 +158,11 @@ impl<'b> Builder<'b> {
             parts = parts.iter().flat_map(|part| halves(part, bit)).collect();
             let copies: usize = parts.iter().map(Vec::len).sum();
             let average = copies as f64 / f64::from(1 << bits);
-            if copies > MAX_GROWTH * list.len() {
+            if copies > MAX_GROWTH * sample.len() {
                 break;
             }
-            let is_smaller = parts.iter().all(|part| part.len() < list.len());
-            if is_smaller && average < 0.75 * list.len() as f64 {
+            let is_smaller = parts.iter().all(|part| part.len() < sample.len());
+            if is_smaller && average < 0.75 * sample.len() as f64 {
                 best = Some((average, chosen));
             }
         }
@@ -216,10 +217,11 @@ fn cost(rules: u64, scale: u64) -> u64 {
     rules * rules.max(LANES as u64)
 }
 
-/// What the parts would cost after each bit, if that were the next.
+/// What the parts of a sample would cost after each bit, if that were the next.
 fn costs_of_bits(parts: &[Vec<(u64, u64)>], scale: u64) -> [u64; 64] {
     let mut costs = [0; 64];
     for part in parts {
+        debug_assert!(part.len() <= SAMPLE, "the counters have room for a sample");
         let (mut zeros, mut ones) = ([0u16; 64], [0u16; 64]);
         for (value, mask) in part {
             for bit in 0..64 {

@@ -155,6 +155,34 @@ fn masks_without_a_common_bit_overflow_and_are_found() {
     }
 }
 
+/// So many rules that no bit separates well: half of them leave the source port open, the others the destination port.
+#[test]
+fn more_rules_about_either_port_than_16_bits_count_are_built() {
+    const RULES: u32 = 40_000;
+    let rule = |group: u32, slot: Slot| {
+        let mut matcher = Matcher::any();
+        matcher.require(Layers::IPV4).field(&[slot], (group % RULES).into(), 0xffff);
+        let precedence =
+            super::super::shape::Precedence::new(super::super::FlowKind::Normal, 0, group.into());
+        (*matcher.value(), *matcher.mask(), Ranked { precedence, group })
+    };
+    let sources = (0..RULES).map(|group| rule(group, SRC_PORT));
+    let rules = sources.chain((RULES..2 * RULES).map(|group| rule(group, DST_PORT))).collect();
+    let mut trees = Trees::default();
+    trees.families[IPV4] = Family::build(IPV4, rules);
+    for (source, destination, group) in
+        [(7, 50_000, 7), (50_000, 7, RULES + 7), (39_999, 8, 39_999), (50_000, 39_999, 2 * RULES - 1)]
+    {
+        let mut image = Matcher::any();
+        image.require(Layers::IPV4).field(&[SRC_PORT], source, 0xffff).field(
+            &[DST_PORT],
+            destination,
+            0xffff,
+        );
+        assert_eq!(trees.search(image.value()).map(|ranked| ranked.group), Some(group));
+    }
+}
+
 /// However the trees came to be, they take a bounded number of blocks.
 #[test]
 fn replaced_rules_do_not_make_the_trees_grow() {
