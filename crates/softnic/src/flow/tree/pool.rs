@@ -12,6 +12,7 @@
 //! Runs that are not in use any more are kept for others of the same size. Nodes stay until the trees are built again.
 
 use super::super::shape::Ranked;
+use super::build::MAX_DEPTH;
 use super::update::MAX_COPIES;
 use super::view::{WORDS, Words};
 
@@ -27,10 +28,17 @@ const WORD_BITS: u32 = 8;
 const COUNT_BITS: u32 = 3;
 const MAX_COUNT: u32 = (1 << COUNT_BITS) - 1;
 const _: () = assert!(WORDS <= 1 << WORD_BITS && MAX_BLOCKS - 1 <= MAX_COUNT as usize, "both fit");
-/// The blocks that one pool can have.
+/// The blocks that one pool can have, so that a node can name the first of a run.
 const CAPACITY: usize = 1 << (u32::BITS - WORD_BITS - COUNT_BITS);
-const _: () =
-    assert!(2 * super::Family::max_blocks(crate::flow::MAX_FLOWS) + MAX_COPIES * MAX_BLOCKS <= CAPACITY);
+/// The most blocks by which a split exceeds what its tree may have. They are counted before a node gets its children; when
+/// there are enough, the children of the nodes on the way from the root that are still to be made become leaves.
+const MAX_OVERSHOOT: usize = (MAX_DEPTH * MAX_BLOCKS) << MAX_BITS;
+/// What the insertion of rules makes of them. What a removal leaves of a run may take another, shorter one, which comes on top
+/// until the trees are built anew; so [`Pool::take_run`] checks each run.
+const _: () = assert!(
+    2 * super::Family::max_blocks(crate::flow::MAX_FLOWS) + MAX_OVERSHOOT + MAX_COPIES * MAX_BLOCKS
+        <= CAPACITY
+);
 
 /// One node of a tree.
 #[derive(Clone, Copy, Debug, Default)]
@@ -148,7 +156,7 @@ pub(super) struct Pool {
     pub(super) nodes: Vec<Node>,
     /// Blocks of `words + 1` columns.
     pub(super) columns: Vec<Column>,
-    /// The precedence of the first rule of each block; there is always one more.
+    /// The precedence of the first rule of each block.
     pub(super) bests: Vec<u64>,
     /// How many leaves refer to a run, by its first block.
     users: Vec<u32>,
@@ -162,7 +170,7 @@ impl Pool {
         let mut pool = Self {
             nodes: Vec::new(),
             columns: Vec::new(),
-            bests: vec![u64::MAX],
+            bests: Vec::new(),
             users: Vec::new(),
             vacant_runs: Default::default(),
             words,
@@ -322,8 +330,9 @@ impl Pool {
     fn take_run(&mut self, blocks: usize) -> Run {
         let first = self.vacant_runs[blocks - 1].pop().unwrap_or_else(|| {
             let first = self.users.len();
+            assert!(first + blocks <= CAPACITY, "no node can name a block beyond {CAPACITY}");
             self.users.resize(first + blocks, 0);
-            self.bests.resize(first + blocks + 1, u64::MAX);
+            self.bests.resize(first + blocks, u64::MAX);
             self.columns.resize((first + blocks) * self.stride(), Column::VACANT);
             for block in first..first + blocks {
                 self.columns[block * (self.words + 1) + self.words] = Column::VACANT_RANKS;
