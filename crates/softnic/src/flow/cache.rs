@@ -58,8 +58,7 @@ pub(super) struct ExactCache<I> {
 
 impl<I: Image> Default for ExactCache<I> {
     fn default() -> Self {
-        let verdict = Verdict { group: Verdict::NO_GROUP, dont_trap: 0 };
-        let entry = Entry { image: I::default(), stamp: 0, verdict };
+        let entry = Entry { image: I::default(), stamp: 0, verdict: Verdict::NOTHING };
         Self { sets: vec![[entry; WAYS]; SETS].into_boxed_slice(), epoch: 1 }
     }
 }

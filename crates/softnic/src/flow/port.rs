@@ -207,6 +207,7 @@ impl PortTable {
     pub(super) fn classify_burst(&self, images: &[MatchKey], verdicts: &mut [Verdict]) {
         let mut winners = Winners::NONE;
         self.plain.search_burst(images, &mut winners);
+        // `Winners` has `Verdict::NO_GROUP` where there is none.
         for (verdict, group) in verdicts.iter_mut().zip(winners.groups) {
             *verdict = Verdict { group, dont_trap: 0 };
             if let Some(outcome) = self.outcomes.get(group as usize) {

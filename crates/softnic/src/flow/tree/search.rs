@@ -8,6 +8,7 @@
 
 use std::hint::select_unpredictable;
 
+use super::super::cache::Verdict;
 use super::super::key::MatchKey;
 use super::super::shape::Ranked;
 use super::Family;
@@ -43,7 +44,7 @@ pub(in super::super) struct Winners {
 impl Winners {
     /// No rules: the precedence that loses to all.
     pub(in super::super) const NONE: Self =
-        Self { precedences: [u64::MAX; BURST], groups: [u32::MAX; BURST] };
+        Self { precedences: [u64::MAX; BURST], groups: [Verdict::NO_GROUP; BURST] };
 
     /// What was found for one frame.
     #[inline]
@@ -52,7 +53,8 @@ impl Winners {
     }
 
     pub(super) fn set(&mut self, frame: usize, ranked: Option<Ranked>) {
-        let (precedence, group) = ranked.map_or((u64::MAX, u64::MAX), Ranked::to_words);
+        let nothing = (u64::MAX, u64::from(Verdict::NO_GROUP));
+        let (precedence, group) = ranked.map_or(nothing, Ranked::to_words);
         (self.precedences[frame], self.groups[frame]) = (precedence, group as u32);
     }
 }
