@@ -397,12 +397,11 @@ impl FlowTable {
         self.port_mut(*port, *egress).copy_rules(rebuild)
     }
 
-    /// Takes over what was built of [`start_rebuild`](Self::start_rebuild), and returns what it replaces: to be dropped
-    /// where nobody waits.
-    pub(crate) fn finish_rebuild(&mut self, rebuilt: TableRebuilt) -> TableRebuilt {
+    /// Does a part of taking over what was built of [`start_rebuild`](Self::start_rebuild), small enough for frames to wait
+    /// for; false if that was the last. Then `rebuilt` is what was replaced, to be dropped where nobody waits.
+    pub(crate) fn finish_rebuild(&mut self, rebuilt: &mut TableRebuilt) -> bool {
         let TableRebuilt { port, egress, rebuilt } = rebuilt;
-        let rebuilt = self.port_mut(port, egress).finish_rebuild(rebuilt);
-        TableRebuilt { port, egress, rebuilt }
+        self.port_mut(*port, *egress).finish_rebuild(rebuilt)
     }
 
     /// [`lookup`](Self::lookup) for a frame that is to be sent; without sniffers, which see it whatever becomes of it.

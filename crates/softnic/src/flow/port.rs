@@ -263,8 +263,8 @@ impl PortTable {
         self.plain.copy_rules(rebuild)
     }
 
-    /// Takes over what was built, and returns what it replaces.
-    pub(super) fn finish_rebuild(&mut self, rebuilt: Rebuilt) -> Rebuilt {
+    /// Does a part of taking over what was built; false if that was the last, and it is now what was replaced.
+    pub(super) fn finish_rebuild(&mut self, rebuilt: &mut Rebuilt) -> bool {
         self.plain.finish_rebuild(rebuilt)
     }
 

@@ -9,9 +9,9 @@
 //! # Changes
 //! A rule is added to and removed from every leaf that it belongs to; a leaf that overflows is split where it is
 //! ([`update`]). Trees that grew by half this way are built anew from the [`Directory`]: [`Trees::copy_rules`] copies the
-//! rules, a part at a time so that others can use the table in between, [`Rebuild::build`] works without the table, and
-//! [`Trees::finish_rebuild`] takes over the result and repeats what changed since the start. So neither lookups nor changes
-//! wait for the building, nor for the copying longer than one part takes.
+//! rules, [`Rebuild::build`] works without the table, and [`Trees::finish_rebuild`] repeats in the result what changed since
+//! the start and takes it over. Both copy and repeat a portion at a time, so that others can use the table in between: lookups
+//! and changes wait for one portion at most, and not for the building.
 //!
 //! # What is not in the trees
 //! Masks that have nothing in common make leaves that nothing splits. A leaf has at most 64 rules, a rule added later at
@@ -52,6 +52,9 @@ const ADDRESS_BITS: u32 = 12;
 
 /// Changes that do not make it worth while to build anew.
 const FEW: usize = 64;
+
+/// The most changes that are repeated at once: some 100 us, during which the engine waits.
+const PORTION: usize = 64;
 
 /// Rules of a class that are not worth a tree.
 const SMALL: usize = 32;
@@ -101,7 +104,7 @@ struct Family {
     built: usize,
     /// What has made it slower since.
     debt: usize,
-    /// While it is built anew: which time that is, and the matches that changed since.
+    /// While it is built anew: which time that is, and the matches that changed since and were not repeated yet, in any order.
     rebuild: Option<(u64, Vec<(MatchKey, MatchKey)>)>,
 }
 
@@ -284,27 +287,35 @@ impl Trees {
         Some(rebuild)
     }
 
-    /// Takes over what was built; returns what it replaces, which takes time to free. It is not taken over if too much
-    /// has changed since.
-    pub(super) fn finish_rebuild(&mut self, rebuilt: Rebuilt) -> Rebuilt {
-        let Rebuilt { number, family, mut built } = rebuilt;
-        let old = &mut self.families[family];
-        match old.rebuild.take() {
-            Some((expected, changes)) if expected == number => {
-                for (value, mask) in &changes {
-                    let class = class_of(family, mask);
-                    if let Some(ranked) = built.ranked_of(class, value, mask) {
-                        built.remove(class, &(*value, *mask, ranked));
-                    }
-                    if let Some(ranked) = self.directory.best(value, mask) {
-                        built.insert(class, &(*value, *mask, ranked));
-                    }
-                }
-                std::mem::swap(old, &mut built);
-            }
-            other => old.rebuild = other,
+    /// Repeats the next changes since the start in what was built, and takes it over with the last of them, unless too much
+    /// has changed; false if that was all. What is then in `rebuilt` is not needed any more and takes time to free.
+    pub(super) fn finish_rebuild(&mut self, rebuilt: &mut Rebuilt) -> bool {
+        self.repeat_changes(rebuilt, PORTION)
+    }
+
+    /// A change is repeated as the match is now, so a match that changes again after that is noted again, and the order does
+    /// not matter.
+    fn repeat_changes(&mut self, rebuilt: &mut Rebuilt, most: usize) -> bool {
+        let Rebuilt { number, family, built } = rebuilt;
+        let old = &mut self.families[*family];
+        let Some((expected, changes)) = &mut old.rebuild else { return false };
+        if expected != number {
+            return false;
         }
-        Rebuilt { number, family, built }
+        for (value, mask) in changes.drain(changes.len().saturating_sub(most)..) {
+            let class = class_of(*family, &mask);
+            if let Some(ranked) = built.ranked_of(class, &value, &mask) {
+                built.remove(class, &(value, mask, ranked));
+            }
+            if let Some(ranked) = self.directory.best(&value, &mask) {
+                built.insert(class, &(value, mask, ranked));
+            }
+        }
+        if !changes.is_empty() {
+            return true;
+        }
+        std::mem::swap(old, built);
+        false
     }
 }
 

@@ -117,12 +117,9 @@ pub(crate) fn insert(state: &mut State, flow: FlowState, request: &FlowRequest) 
 pub(crate) fn rebuild_flows(nic: &Nic, mut rebuild: Option<TableRebuild>) {
     while let Some(mut started) = rebuild {
         while nic.control().flows.copy_rules(&mut started) {}
-        let rebuilt = started.build();
-        let mut state = nic.control();
-        let replaced = state.flows.finish_rebuild(rebuilt);
-        rebuild = state.flows.start_rebuild();
-        drop(state);
-        drop(replaced);
+        let mut rebuilt = started.build();
+        while nic.control().flows.finish_rebuild(&mut rebuilt) {}
+        rebuild = nic.control().flows.start_rebuild();
     }
 }
 

@@ -281,7 +281,8 @@ impl Both {
             Step::Rebuild => match self.rebuild.take() {
                 Some(mut rebuild) => {
                     while self.table.copy_rules(&mut rebuild) {}
-                    drop(self.table.finish_rebuild(rebuild.build()));
+                    let mut rebuilt = rebuild.build();
+                    while self.table.finish_rebuild(&mut rebuilt) {}
                 }
                 None => self.rebuild = self.table.start_rebuild(),
             },

@@ -62,7 +62,8 @@ enum Step {
     StartRebuild,
     /// Copies so many parts of the rules.
     CopyRules(u8),
-    FinishRebuild,
+    /// Copies the other parts and builds the trees, or repeats so many changes in them.
+    FinishRebuild(u8),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -72,7 +73,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => any::<prop::sample::Index>().prop_map(Step::Remove),
         2 => Just(Step::StartRebuild),
         2 => (1u8..40).prop_map(Step::CopyRules),
-        2 => Just(Step::FinishRebuild),
+        4 => (1u8..8).prop_map(Step::FinishRebuild),
     ]
 }
 
@@ -85,7 +86,7 @@ proptest! {
         noise in prop::collection::vec(any::<[u64; 8]>(), 8),
     ) {
         let mut both = Linear::default();
-        let mut rebuild = None;
+        let (mut rebuild, mut rebuilt) = (None, None);
         for (number, step) in steps.into_iter().enumerate() {
             match step {
                 Step::Add(matcher, priority) => both.add(&matcher, priority),
@@ -108,12 +109,16 @@ proptest! {
                         (0..parts).for_each(|_| *more = *more && both.trees.copy_rules(started));
                     }
                 }
-                Step::FinishRebuild => {
-                    if let Some((mut rebuild, mut more)) = rebuild.take() {
+                Step::FinishRebuild(changes) => {
+                    if let Some(built) = &mut rebuilt {
+                        if !both.trees.repeat_changes(built, changes.into()) {
+                            rebuilt = None;
+                        }
+                    } else if let Some((mut rebuild, mut more)) = rebuild.take() {
                         while more {
                             more = both.trees.copy_rules(&mut rebuild);
                         }
-                        both.trees.finish_rebuild(rebuild.build());
+                        rebuilt = Some(rebuild.build());
                     }
                 }
             }
@@ -231,6 +236,36 @@ fn rules_are_copied_in_small_parts() {
         assert!(copied <= rules as usize / 50, "{copied} rules at once");
     }
     assert_eq!(rebuild.rules.len(), rules as usize);
-    trees.finish_rebuild(rebuild.build());
-    assert!(trees.start_rebuild().is_none(), "nothing has changed since");
+    assert!(!trees.finish_rebuild(&mut rebuild.build()), "nothing has changed since");
+    assert!(trees.start_rebuild().is_none());
+}
+
+/// However much changes while trees are built, frames wait for few changes at a time to be repeated.
+#[test]
+fn changes_are_repeated_in_small_portions() {
+    let mut both = Linear::default();
+    let rule = |number: u32| {
+        let mut matcher = Matcher::any();
+        matcher.require(Layers::IPV4).field(&[DST_IPV4], number.into(), 0xffff_ffff);
+        matcher
+    };
+    (0..500).for_each(|number| both.add(&rule(number), 0));
+    let rebuild = both.trees.whole_rebuild().expect("the trees have grown");
+    for number in 500..900 {
+        both.remove(0);
+        both.add(&rule(number), 0);
+    }
+    let mut rebuilt = rebuild.build();
+    let left = |trees: &Trees| trees.families[IPV4].rebuild.as_ref().map(|(_, changes)| changes.len());
+    let mut before = left(&both.trees).expect("it is built anew");
+    assert_eq!(before, 800);
+    while both.trees.finish_rebuild(&mut rebuilt) {
+        let after = left(&both.trees).expect("it is still built anew");
+        assert!((1..=PORTION).contains(&(before - after)), "{} changes at once", before - after);
+        before = after;
+        both.check(&[]);
+    }
+    assert!(before <= PORTION, "{before} changes at once");
+    assert_eq!(left(&both.trees), None, "taken over");
+    both.check(&[]);
 }

@@ -104,7 +104,8 @@ fn grown(rules: &[(Matcher, u16)]) -> Trees {
     for (matcher, ranked) in ranked_rules(rules) {
         trees.add(matcher.value(), matcher.mask(), ranked);
         while let Some(rebuild) = trees.whole_rebuild() {
-            trees.finish_rebuild(rebuild.build());
+            let mut rebuilt = rebuild.build();
+            while trees.finish_rebuild(&mut rebuilt) {}
         }
     }
     trees
@@ -132,11 +133,11 @@ fn describe(set: &str, rules: &[(Matcher, u16)], fresh: &mut Trees) -> String {
         }
     }
     let copied = started.elapsed();
-    let rebuilt = rebuild.build();
+    let mut rebuilt = rebuild.build();
     let built = started.elapsed() - copied;
-    let replaced = fresh.finish_rebuild(rebuilt);
+    assert!(!fresh.finish_rebuild(&mut rebuilt), "nothing has changed since");
     let installed = started.elapsed() - copied - built;
-    drop(replaced);
+    drop(rebuilt);
     let mut updates: Vec<Duration> = Vec::new();
     for (matcher, ranked) in ranked_rules(rules).step_by(7) {
         let started = Instant::now();
@@ -148,8 +149,8 @@ fn describe(set: &str, rules: &[(Matcher, u16)], fresh: &mut Trees) -> String {
     let family = &fresh.families[super::IPV4];
     let depths: Vec<_> = family.trees.iter().map(|tree| (tree.class, tree.depth)).collect();
     format!(
-        "{set}: {} rules, {} masks; rules copied in {copied:?}, the largest part in {longest:?}, built in {built:?}, taken over in {installed:?}; {} KiB; trees \
-         and depths {depths:?}; {} masks in no tree; removed and added in {:?} (median), {:?} (most)\n",
+        "{set}: {} rules, {} masks; rules copied in {copied:?}, the largest part in {longest:?}, built in \
+         {built:?}, taken over in {installed:?}; {} KiB; trees and depths {depths:?}; {} masks in no tree; removed and added in {:?} (median), {:?} (most)\n",
         rules.len(),
         fresh.masks(),
         family.pool.bytes() / 1024,

@@ -51,7 +51,8 @@ impl Linear {
     /// Builds everything anew that should be.
     pub(super) fn rebuild(&mut self) {
         while let Some(rebuild) = self.trees.whole_rebuild() {
-            self.trees.finish_rebuild(rebuild.build());
+            let mut rebuilt = rebuild.build();
+            while self.trees.finish_rebuild(&mut rebuilt) {}
         }
     }
 
