@@ -8,7 +8,7 @@ export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 .DEFAULT_GOAL := help
 # apt and cargo lock what they work on.
 .NOTPARALLEL:
-.PHONY: help run test check soak soak-daemon conformance releases install install-files uninstall lint bench budgets audit fuzz asan miri loom \
+.PHONY: help run test check soak soak-daemon conformance conformance-libmlx5 releases install install-files uninstall lint bench budgets audit fuzz asan miri loom \
   deps cargo cargo-deny cargo-fuzz
 
 help: ## list the targets
@@ -62,6 +62,12 @@ conformance: deps-build deps-conformance $(if $(LIBPCAP),deps-libpcap) ## rdma-c
 	  $(CARGO) build --locked --package softnic-preload && \
 	  ./target/debug/softnic-conformance --report target/conformance $(ROWS); fi
 	$(CARGO) run --quiet --locked --package conformance -- $(CONFORMANCE_ARGS)
+
+conformance-libmlx5: deps-build ## records what the suite's rows answer on rdma-core's own mlx5 provider, and writes docs/reference/conformance.md
+	$(CARGO) build --locked --package softnic-preload --package conformance
+	./target/debug/softnic exec --method mlx5 --mtu 1500 --wire link:conformance:a -- \
+	  ./target/debug/conformance --device mlx5_0 --link conformance --record crates/conformance/src/libmlx5.tsv
+	$(CARGO) run --quiet --locked --package conformance -- --write-docs
 
 releases: deps-build deps-releases ## the soft NIC under other releases of libibverbs (RDMA_CORE=checkout, RELEASES='v50.0 ..')
 	$(CARGO) build --locked --package softnic-preload

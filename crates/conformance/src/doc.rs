@@ -1,11 +1,12 @@
 //! Generates docs/reference/conformance.md from the cases and from the names of verbs.h that the safe crate does not
 //! offer.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 
 use softnic::Personality;
 
-use crate::{Case, Verb, cases};
+use crate::{Case, Verb, cases, libmlx5};
 
 const HEAD: &str = "\
 # Conformance
@@ -23,31 +24,38 @@ according to the source in the last column. *on a device*: where a real mlx5 dev
 it, or depends on a firmware capability that no verb reports.
 
 The columns of mlx5 and mlx4 come from the sources in the last column. They are not measured: the suite has not been run on
-such a device so far. What rdma-core's mlx5 provider itself answers can be measured without one: `softnic exec --method mlx5 --
-conformance --device mlx5_0` runs the rows on it; those about sending, and those that need a peer, do not work there. *inferred* marks a conclusion that a source supports but does not state. A row that a device
+such a device so far. *inferred* marks a conclusion that a source supports but does not state. A row that a device
 contradicts is an error in the soft NIC's personality and in the device model of that name.
+
+The column libmlx5 is about rdma-core's unmodified mlx5 provider over a model of the kernel and of the device (`softnic exec
+--method mlx5`). *run*: the row was run there, with this answer (*differs*: accepted, and something else was done). What the
+provider checks is its own answer; what kernel and firmware check is that of the model, written after their sources. *not
+modelled*: the model refuses it: sending, datagrams and the device's clock. *read*: not run, because it needs a peer that sees
+what is sent; the answer of column mlx5 is read from the source. *inferred*: the same, and no source states it. The answers
+are recorded by `make conformance-libmlx5`, with rdma-core 44; a test runs the rows again and compares.
 ";
 
 /// The whole document.
 pub fn markdown() -> String {
     let mut text = HEAD.to_owned();
-    let all = cases();
+    let (all, answers) = (cases(), libmlx5::answers());
     for verb in Verb::ALL {
         let rows: Vec<&Case> = all.iter().filter(|case| case.verb == verb).collect();
         let _ = write!(
             text,
-            "\n## {verb}\n\n| field | value | offered by | behaviour | ideal | mlx5 | mlx4 | source |\n|---|---|---|---|---|---|---|---|\n"
+            "\n## {verb}\n\n| field | value | offered by | behaviour | ideal | mlx5 | libmlx5 | mlx4 | source |\n|---|---|---|---|---|---|---|---|---|\n"
         );
-        rows.iter().for_each(|case| row(&mut text, case));
+        rows.iter().for_each(|case| row(&mut text, case, &answers));
         for absent in ABSENT.iter().filter(|absent| absent.verb == verb) {
-            let _ = writeln!(text, "| `{}` | | not offered | {} | - | - | - | |", absent.name, absent.why);
+            let _ =
+                writeln!(text, "| `{}` | | not offered | {} | - | - | - | - | |", absent.name, absent.why);
         }
     }
     let _ = write!(text, "\n{} cases.\n", all.len());
     text
 }
 
-fn row(text: &mut String, case: &Case) {
+fn row(text: &mut String, case: &Case, answers: &HashMap<&str, &str>) {
     let [ideal, mlx5, mlx4] = Personality::ALL.map(|personality| case.expected.of(personality));
     let mlx5 = match case.expected.mlx5_varies {
         "" => mlx5.to_string(),
@@ -56,11 +64,12 @@ fn row(text: &mut String, case: &Case) {
     let probed = if case.needs == crate::Needs::Objects { "• " } else { "" };
     let _ = writeln!(
         text,
-        "| `{}` | {} | `{}` | {probed}{} | {ideal} | {mlx5} | {mlx4} | {} |",
+        "| `{}` | {} | `{}` | {probed}{} | {ideal} | {mlx5} | {} | {mlx4} | {} |",
         case.field,
         value(case.value),
         case.offered,
         case.shows,
+        libmlx5::column(case, answers),
         case.expected.source,
     );
 }

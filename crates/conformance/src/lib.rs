@@ -42,6 +42,8 @@ mod endpoints;
 mod events;
 mod filters;
 pub mod independent;
+pub mod libmlx5;
+pub mod link;
 mod open_masks;
 mod order;
 mod parent_domain;

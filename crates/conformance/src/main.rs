@@ -7,8 +7,9 @@ use std::process::ExitCode;
 use std::{fs, io};
 
 use clap::Parser;
+use conformance::link::LinkPeer;
 use conformance::soft::SoftDevice;
-use conformance::{Bench, Report, Verdict, markdown, run};
+use conformance::{Bench, Peer, Report, Verdict, libmlx5, markdown, run};
 use softnic::Personality;
 use verbs::{Context, DeviceList, PortNumber};
 
@@ -21,6 +22,9 @@ struct Arguments {
     /// Its port.
     #[arg(long, default_value_t = 1)]
     port: u8,
+    /// With --device: the link at whose end `a` the device is; its end `b` is the peer.
+    #[arg(long, value_name = "NAME", requires = "device")]
+    link: Option<String>,
     /// The personality of the soft NIC [default: each in turn]; with --device, whose answers are expected
     /// [default: by the device's name, else none].
     #[arg(long, value_name = "ideal|mlx5|mlx4")]
@@ -31,6 +35,9 @@ struct Arguments {
     /// Print rows that are as expected, too.
     #[arg(long)]
     verbose: bool,
+    /// With --link: write the answers to this file instead, as the document's column of rdma-core's mlx5 provider.
+    #[arg(long, value_name = "FILE", requires = "link")]
+    record: Option<PathBuf>,
     /// Write docs/reference/conformance.md instead of running anything.
     #[arg(long)]
     write_docs: bool,
@@ -63,6 +70,10 @@ fn act(arguments: &Arguments) -> Result<bool, Failed> {
             personalities.into_iter().map(on_soft_nic).collect::<Result<_, _>>()?
         }
     };
+    if let (Some(file), [report]) = (&arguments.record, reports.as_slice()) {
+        fs::write(file, libmlx5::record(report))?;
+        return Ok(true);
+    }
     print(&reports, arguments)?;
     Ok(reports.iter().all(|report| report.count(Verdict::Mismatch) == 0))
 }
@@ -79,7 +90,9 @@ fn on_device(name: &str, arguments: &Arguments) -> Result<Report, Failed> {
     let list = DeviceList::system()?;
     let device = list.find(name).ok_or_else(|| format!("no device {name}"))?;
     let context = device.open()?;
-    let bench = Bench::new(&context, PortNumber(arguments.port), None)?;
+    let peer = arguments.link.as_deref().map(LinkPeer::meet).transpose()?;
+    let peer = peer.as_ref().map(|peer| peer as &dyn Peer);
+    let bench = Bench::new(&context, PortNumber(arguments.port), peer)?;
     Ok(run(&bench, arguments.personality.or_else(|| kind_of(&context)), |_| true))
 }
 

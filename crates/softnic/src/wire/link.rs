@@ -73,6 +73,12 @@ impl LinkWire {
         Ok(wire)
     }
 
+    /// Whether the peer has received every frame that was sent.
+    #[must_use]
+    pub fn is_taken(&self) -> bool {
+        self.session.as_ref().is_none_or(|session| session.sender.untaken() == 0)
+    }
+
     /// Tries the handshake, or checks that the peer is alive, when it is due.
     fn check_peer(&mut self) {
         self.bursts += 1;

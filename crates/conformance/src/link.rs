@@ -1,0 +1,73 @@
+//! The other end of a link as the peer of a device that runs on its own: of one below rdma-core's mlx5 provider (`softnic exec
+//! --method mlx5 --wire link:NAME:a`).
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use softnic::wire::{Burst, LinkConfig, LinkEnd, LinkWire, Wire as _, WireError, WireState};
+
+use crate::Peer;
+
+/// The longest wait for the device's end.
+const PATIENCE: Duration = Duration::from_secs(5);
+const STEP: Duration = Duration::from_millis(1);
+/// By then the device has processed what it has received.
+const SETTLED: Duration = Duration::from_millis(20);
+
+/// Why there is no peer.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum LinkError {
+    #[error("{0}")]
+    Name(String),
+    #[error("cannot open the link")]
+    Wire(#[from] WireError),
+    #[error("no device answers at the other end of link `{0}`")]
+    Silent(String),
+}
+
+/// End `b` of a link.
+pub struct LinkPeer(Mutex<LinkWire>);
+
+impl LinkPeer {
+    /// Meets the device at end `a`, which is open.
+    ///
+    /// # Errors
+    /// There is no such link, or nobody at its other end.
+    pub fn meet(name: &str) -> Result<Self, LinkError> {
+        let config = LinkConfig { name: name.parse().map_err(LinkError::Name)?, end: LinkEnd::B };
+        let mut wire = LinkWire::open(&config)?;
+        let until = Instant::now() + PATIENCE;
+        while wire.state() != WireState::Live {
+            if Instant::now() > until {
+                return Err(LinkError::Silent(name.to_owned()));
+            }
+            wire.tend();
+            std::thread::sleep(STEP);
+        }
+        Ok(Self(Mutex::new(wire)))
+    }
+}
+
+impl Peer for LinkPeer {
+    fn deliver(&self, frames: Vec<Vec<u8>>) {
+        let mut wire = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for frame in &frames {
+            // What does not go out is missed by the case.
+            let _ = wire.transmit(frame);
+        }
+        wire.flush();
+        let until = Instant::now() + PATIENCE;
+        while !wire.is_taken() && Instant::now() < until {
+            std::thread::sleep(STEP);
+        }
+        std::thread::sleep(SETTLED);
+        // What the device sends is not looked at, and must not fill the link.
+        let mut burst = Burst::new();
+        wire.receive(&mut burst);
+    }
+
+    fn sent(&self) -> Option<Vec<Vec<u8>>> {
+        None
+    }
+}
