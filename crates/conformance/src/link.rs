@@ -1,5 +1,5 @@
 //! The other end of a link as the peer of a device that runs on its own: of one below rdma-core's mlx5 provider (`softnic exec
-//! --method mlx5 --wire link:NAME:a`).
+//! --method mlx5 --wire link:NAME:a`), with an MTU of 1,500 bytes.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,8 +11,8 @@ use crate::Peer;
 /// The longest wait for the device's end.
 const PATIENCE: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(1);
-/// By then the device has processed what it has received.
-const SETTLED: Duration = Duration::from_millis(20);
+/// Longer than the device's MTU allows: it drops such a frame before it looks for flows.
+const MARKER: [u8; 4_000] = [0; 4_000];
 
 /// Why there is no peer.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +49,15 @@ impl LinkPeer {
     }
 }
 
+/// Sends what was queued, and waits until the device has received it.
+fn settle(wire: &mut LinkWire) {
+    wire.flush();
+    let until = Instant::now() + PATIENCE;
+    while !wire.is_taken() && Instant::now() < until {
+        std::thread::sleep(STEP);
+    }
+}
+
 impl Peer for LinkPeer {
     fn deliver(&self, frames: Vec<Vec<u8>>) {
         let mut wire = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -56,12 +65,13 @@ impl Peer for LinkPeer {
             // What does not go out is missed by the case.
             let _ = wire.transmit(frame);
         }
-        wire.flush();
-        let until = Instant::now() + PATIENCE;
-        while !wire.is_taken() && Instant::now() < until {
-            std::thread::sleep(STEP);
+        settle(&mut wire);
+        // The device receives the next burst when it has processed the last one, and everything of that when it looks for
+        // another: two passes.
+        for _ in 0..2 {
+            let _ = wire.transmit(&MARKER);
+            settle(&mut wire);
         }
-        std::thread::sleep(SETTLED);
         // What the device sends is not looked at, and must not fill the link.
         let mut burst = Burst::new();
         wire.receive(&mut burst);
