@@ -6,7 +6,7 @@
 //! descriptor that was opened at one of these. There are no files behind these paths, so nothing is left behind: a file of
 //! sysfs is a memfd(2), and the command descriptor is /dev/full, whose numbers the library checks.
 //!
-//! A child of fork(2) leaves its parent's device alone: `close` and `openat` look at a few atomics ([`own`]) and take no lock
+//! A child of fork(2) leaves its parent's device alone: `close` and `openat` look at a few atomics (`own`) and take no lock
 //! there, and commands reach /dev/full, which refuses them with ENOTTY. A child can open the device itself, unless the NIC
 //! was made before the fork: its engine is a thread of the parent's. Commands on a descriptor that dup(2) made are refused
 //! like those of a child. What closes a command descriptor without `close` (dup2(2), close_range(2)) is found out when
