@@ -16,8 +16,8 @@ use crate::error::Error;
 const EXIT_CODES: &str = "\
 Exit codes:
   0  success; diff: the policies do the same
-  1  the policy has errors, the device cannot run it, or check finds what --deny names;
-     diff: the policies differ; explain and import: the input cannot be read;
+  1  the policy has errors; check and run: the device cannot run it; check: --deny names
+     what was found; diff: the policies differ; explain and import: the input cannot be read;
      reload: the daemon refuses the policy, the previous one stays in force;
      healthcheck: the daemon is not healthy, or does not answer
   2  the command line is wrong; diff: a policy has errors, or no answer was found

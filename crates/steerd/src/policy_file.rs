@@ -207,21 +207,29 @@ pub(crate) fn source(path: &Path, variables: BTreeMap<String, String>) -> Result
     }
 }
 
+/// The device model that an answer is for.
+#[derive(Debug)]
+pub(crate) struct AnswerModel {
+    pub(crate) name: String,
+    /// The model of the device, if it cannot run the policy.
+    pub(crate) refused_by: Option<String>,
+}
+
 /// Compiles the policy of these arguments; prints the diagnostics if that fails. If the device cannot run the policy, the
 /// result is for one without limits: what the policy means does not depend on the device.
-pub(crate) fn compile_for(args: &PolicyArgs) -> Result<Compiled, Error> {
+pub(crate) fn compile_for(args: &PolicyArgs) -> Result<(Compiled, AnswerModel), Error> {
     let Target { source, device, workers } = Target::of(args)?;
-    compile(&source, &device.profile, workers, None).or_else(|diagnostics| {
-        output::print_diagnostics(&diagnostics);
-        let ideal = DeviceProfile::ideal();
-        let compiled = compile(&source, &ideal, workers, None);
-        let compiled = compiled.map_err(|_| policy_error(&source, &diagnostics))?;
-        let (name, ideal) = (&device.profile.name, &ideal.name);
-        output::print_error(&format!(
-            "`{name}` cannot run this policy; the answer is for the model `{ideal}`"
-        ));
-        Ok(compiled)
-    })
+    let name = device.profile.name.clone();
+    match compile(&source, &device.profile, workers, None) {
+        Ok(compiled) => Ok((compiled, AnswerModel { name, refused_by: None })),
+        Err(diagnostics) => {
+            output::print_diagnostics(&diagnostics);
+            let ideal = DeviceProfile::ideal();
+            let compiled = compile(&source, &ideal, workers, None);
+            let compiled = compiled.map_err(|_| policy_error(&source, &diagnostics))?;
+            Ok((compiled, AnswerModel { name: ideal.name, refused_by: Some(name) }))
+        }
+    }
 }
 
 pub(crate) fn policy_error(source: &PolicySource, diagnostics: &Diagnostics) -> Error {

@@ -16,22 +16,19 @@ use serde::Serialize;
 use super::traffic::{self, ETHERNET_HEADER_BYTES};
 use crate::cli::{DirectionArg, ExplainArgs, Format};
 use crate::error::Error;
-use crate::policy_file::{self, Compiled};
+use crate::policy_file::{self, AnswerModel, Compiled};
 use crate::terminal::output::{self, Stdout};
 use crate::terminal::table::counted;
 use received::{ReceivedPacket, SentPacket};
 use summary::Summary;
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
-    let compiled = policy_file::compile_for(&args.policy)?;
+    let (compiled, model) = policy_file::compile_for(&args.policy)?;
+    let explained = Explained { compiled: &compiled, model: &model, direction: direction_of(args) };
     let program = &*compiled.program;
     let format = args.policy.format;
-    let direction = match args.direction {
-        DirectionArg::Ingress => Direction::Ingress,
-        DirectionArg::Egress => Direction::Egress,
-    };
     if let Some(path) = &args.pcap {
-        return explain_capture(&compiled, path, direction, args.each, format);
+        return explain_capture(&explained, path, args.each, format);
     }
     let key = match (&args.packet, &args.hex) {
         (Some(fields), _) => fields::key_of_fields(fields),
@@ -39,10 +36,69 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
         (None, None) => Err("no packet is given".into()),
     };
     let key = key.map_err(Error::Packet)?;
-    let answer = Answer::of(&compiled, &key, direction);
+    let answer = explained.answer(&key);
     match format {
-        Format::Text => output::print(&answer.text(program)),
-        Format::Json => output::print_json(&answer),
+        Format::Text => output::print(&format!("{}{}", model_line(&model), answer.text(program))),
+        Format::Json => output::print_json(&ForModel::of(&model, &answer)),
+    }
+}
+
+fn direction_of(args: &ExplainArgs) -> Direction {
+    match args.direction {
+        DirectionArg::Ingress => Direction::Ingress,
+        DirectionArg::Egress => Direction::Egress,
+    }
+}
+
+/// The policy that packets are explained by.
+struct Explained<'c> {
+    compiled: &'c Compiled,
+    model: &'c AnswerModel,
+    direction: Direction,
+}
+
+impl Explained<'_> {
+    fn answer(&self, key: &DeepKey) -> Answer {
+        let Compiled { program, protected, .. } = self.compiled;
+        // What another device would do is no answer.
+        let has_device = self.model.refused_by.is_none();
+        match self.direction {
+            Direction::Ingress => {
+                let packet = ReceivedPacket::of(program, protected, key);
+                Answer::Received(Box::new(if has_device { packet } else { packet.without_device() }))
+            }
+            Direction::Egress => {
+                let packet = SentPacket::of(program, key);
+                Answer::Sent(if has_device { packet } else { packet.without_device() })
+            }
+        }
+    }
+}
+
+/// An answer with its device model.
+#[derive(Serialize)]
+struct ForModel<'a, T> {
+    model: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refused_by: Option<&'a str>,
+    #[serde(flatten)]
+    answer: &'a T,
+}
+
+impl<'a, T> ForModel<'a, T> {
+    fn of(model: &'a AnswerModel, answer: &'a T) -> Self {
+        Self { model: &model.name, refused_by: model.refused_by.as_deref(), answer }
+    }
+}
+
+fn model_line(model: &AnswerModel) -> String {
+    let AnswerModel { name, refused_by } = model;
+    match refused_by {
+        None => format!("{:<8} {name}\n", "model"),
+        Some(device) => format!(
+            "{:<8} {name}, as `{device}` cannot run this policy: what depends on the device is left out\n",
+            "model"
+        ),
     }
 }
 
@@ -55,14 +111,6 @@ enum Answer {
 }
 
 impl Answer {
-    fn of(compiled: &Compiled, key: &DeepKey, direction: Direction) -> Self {
-        let Compiled { program, protected, .. } = compiled;
-        match direction {
-            Direction::Ingress => Self::Received(Box::new(ReceivedPacket::of(program, protected, key))),
-            Direction::Egress => Self::Sent(SentPacket::of(program, key)),
-        }
-    }
-
     fn text(&self, program: &Program) -> String {
         match self {
             Self::Received(fate) => fate.text(program),
@@ -90,15 +138,10 @@ fn whole(frame: &[u8]) -> Result<DeepKey, String> {
     Ok(DeepKey::of(frame))
 }
 
-fn explain_capture(
-    compiled: &Compiled,
-    path: &Path,
-    direction: Direction,
-    each: bool,
-    format: Format,
-) -> Result<(), Error> {
+fn explain_capture(explained: &Explained<'_>, path: &Path, each: bool, format: Format) -> Result<(), Error> {
+    let Explained { compiled, model, direction } = explained;
     let program = &*compiled.program;
-    let mut summary = Summary::of(program, direction);
+    let mut summary = Summary::of(program, *direction);
     let mut stdout = Ok(if each { Stdout::Open } else { Stdout::Closed });
     let mut packet_number = 0;
     let read = traffic::for_each_packet(path, &mut |packet| {
@@ -115,10 +158,10 @@ fn explain_capture(
             *summary.anomalies.entry(anomaly.name()).or_default() += 1;
         }
         if matches!(stdout, Ok(Stdout::Open)) {
-            let answer = Answer::of(compiled, &key, direction);
+            let answer = explained.answer(&key);
             stdout = match format {
                 Format::Text => output::print_line_by_line(&format!("{}\n", answer.line(packet_number))),
-                Format::Json => output::print_json_line(&answer),
+                Format::Json => output::print_json_line(&ForModel::of(model, &answer)),
             };
         }
     });
@@ -130,11 +173,15 @@ fn explain_capture(
     }
     summary.packets = packet_number;
     summary.finish();
+    if model.refused_by.is_some() {
+        summary.leave_out_device();
+    }
+    let text = || format!("{}{}", model_line(model), summary.text());
     match (each, format) {
         (true, Format::Json) => {}
-        (false, Format::Json) => output::print_json(&summary)?,
-        (true, Format::Text) => output::print(&format!("\n{}", summary.text()))?,
-        (false, Format::Text) => output::print(&summary.text())?,
+        (false, Format::Json) => output::print_json(&ForModel::of(model, &summary))?,
+        (true, Format::Text) => output::print(&format!("\n{}", text()))?,
+        (false, Format::Text) => output::print(&text())?,
     }
     broken.map_or(Ok(()), Err)
 }

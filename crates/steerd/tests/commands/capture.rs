@@ -103,5 +103,5 @@ fn a_truncated_capture_is_summed_up_to_its_end() {
     let output = run(&["explain", "demo.toml", "--pcap", path.to_str().expect("path")]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("after packet 1: the file ends"), "{}", stderr(&output));
-    assert!(stdout(&output).starts_with("1 packet\n"), "{}", stdout(&output));
+    assert!(stdout(&output).starts_with("model    ideal\n1 packet\n"), "{}", stdout(&output));
 }

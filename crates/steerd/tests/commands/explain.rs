@@ -88,8 +88,31 @@ fn explain_follows_sent_packets() {
     // The device cannot run the policy; what the policy means is explained all the same.
     assert_eq!(output.status.code(), Some(0));
     assert!(stderr(&output).contains("EGRESS"), "{}", stderr(&output));
-    assert!(stderr(&output).contains("`mlx4` cannot run this policy"), "{}", stderr(&output));
     assert!(stdout(&output).contains("no egress rule"), "{}", stdout(&output));
+}
+
+/// An answer for another model than that of the device says so, and leaves out what the device would decide.
+#[test]
+fn every_answer_names_its_model() {
+    let web = "dst=192.0.2.80,protocol=tcp,dst_port=443";
+    let explain = ["explain", "egress-guard.toml", "--packet", web];
+    let text = ok(&explain);
+    assert!(text.starts_with("model    ideal\n") && text.contains("\nworker "), "{text}");
+    let refused = [&explain[..], &["--profile", "mlx4"]].concat();
+    let text = ok(&refused);
+    assert!(text.starts_with("model    ideal, as `mlx4` cannot run this policy: "), "{text}");
+    for device in ["\ndecided ", "\ntag ", "\nqueue ", "\nworker "] {
+        assert!(!text.contains(device), "{text}");
+    }
+    let answer = json(&[&refused[..], &["--format", "json"]].concat());
+    assert_eq!((&answer["model"], &answer["refused_by"]), (&"ideal".into(), &"mlx4".into()), "{answer:#}");
+    assert!(answer["rule"].is_string(), "{answer:#}");
+    for device in ["decided_in", "tag", "queue", "worker"] {
+        assert!(answer[device].is_null(), "{answer:#}");
+    }
+    let answer = json(&[&explain[..], &["--format", "json"]].concat());
+    assert_eq!(answer["model"], "ideal");
+    assert!(answer.get("refused_by").is_none(), "{answer:#}");
 }
 
 #[test]

@@ -23,7 +23,7 @@ pub(super) struct ReceivedPacket {
     /// The rule whose flow matches it in the device, if it is another.
     #[serde(skip_serializing_if = "Option::is_none")]
     taken_by: Option<String>,
-    decided_in: &'static str,
+    decided_in: Option<&'static str>,
     /// In the first band; every second program that is installed uses the other one.
     tag: Option<u32>,
     group: Option<String>,
@@ -56,7 +56,7 @@ pub(super) struct Copy {
     /// The worker's action: a copy that the rule does not match is filtered out.
     action: String,
     group: Option<String>,
-    queue: u32,
+    queue: Option<u32>,
     worker: Option<u32>,
 }
 
@@ -73,7 +73,7 @@ impl ReceivedPacket {
             line: line(program, outcome.rule),
             action: program.describe(outcome.verdict),
             taken_by: Some(name(program, explanation.rule)).filter(|_| explanation.rule != outcome.rule),
-            decided_in: if exact { "device" } else { "worker" },
+            decided_in: Some(if exact { "device" } else { "worker" }),
             tag: explanation.class.and_then(|class| tag(program, class)),
             group: explanation
                 .group
@@ -93,6 +93,22 @@ impl ReceivedPacket {
             returned: explanation.returned,
             protected: protected.of_packet(key),
             copies: explanation.copies.iter().map(|copied| Copy::of(program, copied)).collect(),
+        }
+    }
+
+    /// Leaves what the policy alone decides.
+    pub(super) fn without_device(self) -> Self {
+        Self {
+            taken_by: None,
+            decided_in: None,
+            tag: None,
+            queue: None,
+            hash: None,
+            table_index: None,
+            table_size: None,
+            worker: None,
+            copies: self.copies.into_iter().map(Copy::without_device).collect(),
+            ..self
         }
     }
 
@@ -118,11 +134,18 @@ impl ReceivedPacket {
             let by = self.protected.join(", ");
             line("protect", format!("by {by}: it {reaches} the host"));
         }
+        let Some(decided_in) = self.decided_in else {
+            if let Some(group) = &self.group {
+                line("group", group.clone());
+                line("sinks", self.sinks_text());
+            }
+            return out;
+        };
         if self.worker.is_none() {
             line("worker", "none".into());
             return out;
         }
-        line("decided", format!("by the {}", self.decided_in));
+        line("decided", format!("by the {decided_in}"));
         line("tag", self.tag.map_or_else(|| "none".into(), |tag| tag.to_string()));
         let group = self.group.clone().unwrap_or_default();
         let stays = self.action.strip_prefix("deliver to ").is_some_and(|meant| meant != group);
@@ -139,15 +162,16 @@ impl ReceivedPacket {
             line("table", format!("entry {index} of {size} (hash {hash})"));
         }
         line("worker", self.worker.map_or_else(|| "none".into(), |worker| worker.to_string()));
-        let returned = if self.returned { ": the host receives it from there" } else { "" };
-        line(
-            "sinks",
-            match self.sinks.is_empty() {
-                true => "none: the packet ends in a counter".into(),
-                false => format!("{}{returned}", self.sinks.join(", ")),
-            },
-        );
+        line("sinks", self.sinks_text());
         out
+    }
+
+    fn sinks_text(&self) -> String {
+        let returned = if self.returned { ": the host receives it from there" } else { "" };
+        match self.sinks.is_empty() {
+            true => "none: the packet ends in a counter".into(),
+            false => format!("{}{returned}", self.sinks.join(", ")),
+        }
     }
 
     pub(super) fn line(&self, packet_number: u64) -> String {
@@ -180,15 +204,23 @@ impl Copy {
             kind: if sniffs { "sniffer" } else { "copy" },
             action: program.describe(copied.outcome.verdict),
             group: group.map(|group| group.name.clone()),
-            queue: copied.queue.0,
+            queue: Some(copied.queue.0),
             worker: copied.worker.map(|worker| worker.0),
         }
     }
 
+    fn without_device(self) -> Self {
+        Self { queue: None, worker: None, ..self }
+    }
+
     /// As a line of its own.
     pub(super) fn text(&self) -> String {
-        let worker = self.worker.map_or_else(|| "none".into(), |worker| format!("worker {worker}"));
-        format!("{}: {}, {worker}", placed(&self.rule, self.line), self.action)
+        let worker = match (self.worker, self.queue) {
+            (Some(worker), _) => format!(", worker {worker}"),
+            (None, Some(_)) => ", none".to_owned(),
+            (None, None) => String::new(),
+        };
+        format!("{}: {}{worker}", placed(&self.rule, self.line), self.action)
     }
 
     /// As part of the line of a packet.
@@ -240,6 +272,11 @@ impl SentPacket {
             leaves: explained.leaves,
             copies: explained.copies.iter().map(|copied| Copy::of(program, copied)).collect(),
         }
+    }
+
+    /// Leaves what the policy alone decides.
+    pub(super) fn without_device(self) -> Self {
+        Self { copies: self.copies.into_iter().map(Copy::without_device).collect(), ..self }
     }
 
     pub(super) fn text(&self) -> String {

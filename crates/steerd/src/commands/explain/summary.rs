@@ -154,6 +154,12 @@ impl Summary {
         self.balance.values_mut().for_each(|balance| balance.largest_to_mean = balance.evenness());
     }
 
+    /// Leaves what the policy alone decides.
+    pub(super) fn leave_out_device(&mut self) {
+        self.workers.clear();
+        self.balance.clear();
+    }
+
     pub(super) fn text(&self) -> String {
         let mut rules = Grid::new(&["rule", "action", "packets", "bytes"]);
         let met = self.order.iter().filter_map(|name| self.rules.get_key_value(name));
