@@ -201,8 +201,8 @@ impl Daemon<'_> {
         if let Some(worker) = self.threads.dead() {
             return Err(Error::WorkerDied(worker));
         }
-        if self.runtime.engine_died() {
-            return Err(Error::EngineDied);
+        if let Some(nic) = self.runtime.dead_engine() {
+            return Err(Error::EngineDied(nic));
         }
         if self.servers.has_ended() {
             return Err(Error::HttpEnded);
@@ -337,7 +337,7 @@ mod tests {
         }
         assert!(!is_fatal(EventKind::PortError), "a link comes back");
         assert_eq!(Error::DeviceFailed(String::new()).exit_code(), 7);
-        assert_eq!(Error::EngineDied.exit_code(), 7);
+        assert_eq!(Error::EngineDied(String::new()).exit_code(), 7);
         assert_eq!(Error::HttpEnded.exit_code(), 7);
     }
 

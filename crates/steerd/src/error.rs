@@ -38,8 +38,8 @@ pub(crate) enum Error {
         program.display()
     )]
     Probe { program: PathBuf, source: io::Error },
-    #[error("soft NIC: port {port}: {}", chain(source))]
-    Wire { port: usize, source: softnic::wire::WireError },
+    #[error("soft NIC {nic}: port {port}: {}", chain(source))]
+    Wire { nic: String, port: usize, source: softnic::wire::WireError },
     #[error(
         "port {port}: link `{link}`: end `{end}` is held by {holder}, which has not answered within {seconds} s \
          (hint: it hangs or has another version: end it, or use another link)"
@@ -47,8 +47,8 @@ pub(crate) enum Error {
     SilentPeer { port: u8, link: String, end: char, holder: String, seconds: u64 },
     #[error("device.promiscuous: {interface}: {}", chain(source))]
     Promiscuous { interface: String, source: softnic::wire::WireError },
-    #[error("soft NIC: {}", chain(.0))]
-    SoftNic(softnic::Error),
+    #[error("soft NIC {nic}: {}", chain(source))]
+    SoftNic { nic: String, source: softnic::Error },
     #[error("{}", chain(.0))]
     Device(control::Error),
     #[error(
@@ -83,8 +83,8 @@ pub(crate) enum Error {
     AccountingMismatch(String),
     #[error("the device failed: {0} (hint: see the kernel log: journalctl -k)")]
     DeviceFailed(String),
-    #[error("the soft NIC's engine exited unexpectedly")]
-    EngineDied,
+    #[error("the engine of {0} exited unexpectedly")]
+    EngineDied(String),
     #[error("a server exited unexpectedly: the daemon could no longer be monitored")]
     HttpEnded,
     #[error("worker {0} can no longer poll its completion queue")]
@@ -122,7 +122,7 @@ impl Error {
             | Self::Probe { .. }
             | Self::Wire { .. }
             | Self::Promiscuous { .. }
-            | Self::SoftNic(_)
+            | Self::SoftNic { .. }
             | Self::SilentPeer { .. }
             | Self::Device(_)
             | Self::TooFewQueues { .. }
@@ -134,7 +134,7 @@ impl Error {
             Self::WorkerDied(_)
             | Self::AccountingMismatch(_)
             | Self::DeviceFailed(_)
-            | Self::EngineDied
+            | Self::EngineDied(_)
             | Self::HttpEnded
             | Self::PollFails(_)
             | Self::Stopping

@@ -1,12 +1,12 @@
-//! Whether the daemon works: the progress of every worker, of the soft NIC's engine and of the run loop, and which ports
-//! are down.
+//! Whether the daemon works: the progress of every worker, of the engines of soft NICs and of the run loop, and which
+//! ports are down.
 //!
 //! The run loop compares the progress counts at every tick with [`Monitor`]; a thread of its own asks the device for its
 //! ports. /readyz, /healthz, the state and the metrics read the result, [`Health`], from other threads. Nothing here asks the
 //! device or takes a lock that is held during such a call, so the answer comes even while the device does not respond.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A longer gap between two updates counts as this much: if the whole process was stopped (SIGSTOP, a suspended virtual
@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 const LONGEST_GAP: Duration = Duration::from_secs(2);
 
 /// A part whose progress is watched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Worker(u32),
-    Engine,
+    /// Of the soft NIC of this name.
+    Engine(Arc<str>),
     RunLoop,
 }
 
@@ -25,7 +26,7 @@ impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Worker(number) => write!(f, "worker {number}"),
-            Self::Engine => f.write_str("the soft NIC's engine"),
+            Self::Engine(nic) => write!(f, "the engine of {nic}"),
             Self::RunLoop => f.write_str("the run loop"),
         }
     }
@@ -170,17 +171,18 @@ impl Monitor {
         self.updated = Some(now);
         let passed = passed.min(LONGEST_GAP);
         let mut changes = Vec::new();
-        for &(part, count) in progress {
-            changes.extend(self.note(part, count, passed));
+        for (part, count) in progress {
+            changes.extend(self.note(part, *count, passed));
         }
         let mut status = health.status();
-        status.stalled = self.watched.iter().filter(|one| one.stalled).map(|one| one.part).collect();
+        status.stalled = self.watched.iter().filter(|one| one.stalled).map(|one| one.part.clone()).collect();
         status.due = Some(now + self.limit + LONGEST_GAP);
         changes
     }
 
-    fn note(&mut self, part: Part, count: u64, passed: Duration) -> Option<Change> {
-        let Some(one) = self.watched.iter_mut().find(|one| one.part == part) else {
+    fn note(&mut self, part: &Part, count: u64, passed: Duration) -> Option<Change> {
+        let Some(one) = self.watched.iter_mut().find(|one| one.part == *part) else {
+            let part = part.clone();
             self.watched.push(Watched { part, count, idle: Duration::ZERO, stalled: false });
             return None;
         };
@@ -188,11 +190,11 @@ impl Monitor {
             one.idle += passed;
             let stalls = !one.stalled && one.idle >= self.limit;
             one.stalled |= stalls;
-            return stalls.then_some(Change::Stalled(part, one.idle));
+            return stalls.then(|| Change::Stalled(part.clone(), one.idle));
         }
         one.count = count;
         let idle = std::mem::take(&mut one.idle);
-        std::mem::take(&mut one.stalled).then_some(Change::Recovered(part, idle))
+        std::mem::take(&mut one.stalled).then(|| Change::Recovered(part.clone(), idle))
     }
 }
 
@@ -240,9 +242,21 @@ mod tests {
     fn stopping_the_whole_process_is_not_a_stall() {
         let (mut monitor, health) = (Monitor::new(LIMIT), Health::default());
         let begun = Instant::now();
-        let progress = [(WORKER, 1), (Part::Engine, 1)];
+        let progress = [(WORKER, 1), (Part::Engine("softnic0".into()), 1)];
         assert_eq!(monitor.update(begun, &progress, &health), []);
         assert_eq!(monitor.update(begun + Duration::from_secs(60), &progress, &health), []);
+    }
+
+    #[test]
+    fn each_engine_is_watched_on_its_own() {
+        let (mut monitor, health) = (Monitor::new(LONGEST_GAP), Health::default());
+        let engine = |name: &str| Part::Engine(name.into());
+        let begun = Instant::now();
+        for at in 0..4 {
+            let progress = [(engine("softnic0"), u64::from(at)), (engine("softnic1"), 7)];
+            monitor.update(begun + LONGEST_GAP * at, &progress, &health);
+        }
+        assert_eq!(health.alive(), Err("the engine of softnic1 is stalled".into()));
     }
 
     #[test]

@@ -71,11 +71,11 @@ impl Watchdog {
             return;
         }
         let stuck = stuck(&self.progress, &progress);
-        if let Some(part) = stuck.filter(|part| self.blocked_by != Some(*part)) {
+        if let Some(part) = stuck.as_ref().filter(|part| self.blocked_by.as_ref() != Some(*part)) {
             tracing::error!("{part} has made no progress for {interval:.1?}: the watchdog is not fed");
         }
         self.blocked_by = stuck;
-        if stuck.is_none() {
+        if self.blocked_by.is_none() {
             self.progress = progress;
             self.fed = Instant::now();
             send(&[NotifyState::Watchdog]);
@@ -86,7 +86,7 @@ impl Watchdog {
 /// The first part whose count has not grown.
 fn stuck(before: &[Progress], now: &[Progress]) -> Option<Part> {
     let still = |((_, before), (_, now)): &(&Progress, &Progress)| now <= before;
-    before.iter().zip(now).find(still).map(|(_, (part, _))| *part)
+    before.iter().zip(now).find(still).map(|(_, (part, _))| part.clone())
 }
 
 #[cfg(test)]
@@ -100,12 +100,16 @@ mod tests {
 
     const FIRST: Part = Part::Worker(0);
 
+    fn engine() -> Part {
+        Part::Engine("softnic0".into())
+    }
+
     #[test]
     fn a_part_without_progress_is_found() {
-        let at = |worker, engine| [(FIRST, worker), (Part::Engine, engine)];
+        let at = |worker, passes| [(FIRST, worker), (engine(), passes)];
         assert_eq!(stuck(&[], &at(0, 0)), None, "the first call has nothing to compare with");
         assert_eq!(stuck(&at(1, 1), &at(2, 2)), None);
-        assert_eq!(stuck(&at(1, 5), &at(2, 5)), Some(Part::Engine));
+        assert_eq!(stuck(&at(1, 5), &at(2, 5)), Some(engine()));
     }
 
     fn watchdog(interval: Option<Duration>) -> Watchdog {
@@ -122,10 +126,10 @@ mod tests {
     #[test]
     fn a_stalled_part_stops_the_watchdog() {
         let mut watchdog = watchdog(Some(Duration::ZERO));
-        watchdog.feed(vec![(FIRST, 3), (Part::Engine, 7)]);
-        watchdog.feed(vec![(FIRST, 4), (Part::Engine, 7)]);
-        assert_eq!(watchdog.progress, [(FIRST, 3), (Part::Engine, 7)], "not fed");
-        watchdog.feed(vec![(FIRST, 4), (Part::Engine, 8)]);
-        assert_eq!(watchdog.progress, [(FIRST, 4), (Part::Engine, 8)], "fed");
+        watchdog.feed(vec![(FIRST, 3), (engine(), 7)]);
+        watchdog.feed(vec![(FIRST, 4), (engine(), 7)]);
+        assert_eq!(watchdog.progress, [(FIRST, 3), (engine(), 7)], "not fed");
+        watchdog.feed(vec![(FIRST, 4), (engine(), 8)]);
+        assert_eq!(watchdog.progress, [(FIRST, 4), (engine(), 8)], "fed");
     }
 }

@@ -33,6 +33,7 @@ use crate::settings::{IdleMode, PolicySource, Settings, SoftNicMode};
 use crate::telemetry::logging::Log;
 use crate::telemetry::pages::Source;
 use crate::telemetry::state::State;
+use device::Soft;
 pub(crate) use device::{OpenDevice, TargetDevice, list, open, profile};
 use sysfs::OutOfBuffer;
 
@@ -426,14 +427,15 @@ impl Runtime {
         }
     }
 
-    /// The iterations of each worker's loop and of the engine's. Never blocks.
+    /// The iterations of each worker's loop and of each engine's. Never blocks.
     pub(crate) fn progress(&self) -> Vec<Progress> {
         let workers = self
             .workers
             .iter()
             .map(|entry| (Part::Worker(entry.control.id().0), entry.control.pulse().iterations));
-        let engine = self.soft_nic().and_then(SoftNic::engine_passes).map(|passes| (Part::Engine, passes));
-        workers.chain(engine).collect()
+        let engines =
+            self.opened.soft_nics().filter_map(|soft| Some((soft.engine(), soft.nic.engine_passes()?)));
+        workers.chain(engines).collect()
     }
 
     /// The ports whose link is down. Queries the device, which may block.
@@ -461,14 +463,39 @@ impl Runtime {
         self.workers.iter().map(|entry| entry.control.pulse().poll_errors).collect()
     }
 
-    /// Whether every port of a soft NIC has received its last frame and all frames have been handed over.
+    /// Whether every port of the workers' soft NIC has received its last frame and all frames have been handed over. Other
+    /// soft NICs only send.
     pub(crate) fn wires_finished(&self) -> bool {
         self.soft_nic().is_some_and(SoftNic::wires_finished)
     }
 
-    /// Whether the thread of the soft NIC's engine has died.
-    pub(crate) fn engine_died(&self) -> bool {
-        self.soft_nic().is_some_and(SoftNic::engine_died)
+    /// The soft NIC whose engine's thread has died.
+    pub(crate) fn dead_engine(&self) -> Option<String> {
+        self.opened.soft_nics().find(|soft| soft.nic.engine_died()).map(|soft| soft.name.to_string())
+    }
+
+    /// Ends the engines, all at the same time; returns those that are still running after the timeout.
+    fn stop_engines(&self) -> Vec<Part> {
+        let stop = |soft: &Soft| (!soft.nic.stop_within(ENGINE_TIMEOUT)).then(|| soft.engine());
+        std::thread::scope(|scope| {
+            let begin = |soft| {
+                let thread = std::thread::Builder::new().name("stop".to_owned());
+                thread.spawn_scoped(scope, move || stop(soft)).map_err(|_| soft)
+            };
+            let begun: Vec<_> = self.opened.soft_nics().map(begin).collect();
+            // Without a thread: one after the other.
+            let ended = begun.into_iter().filter_map(|begun| match begun {
+                Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                Err(soft) => stop(soft),
+            });
+            ended.collect()
+        })
+    }
+
+    /// Frees the sinks of the workers that have ended. What they have in flight then counts as dropped.
+    fn free_endpoints(&self) {
+        let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        stopped.iter_mut().for_each(Worker::free_sinks);
     }
 
     /// The state for HTTP clients. The device is queried at most once per `STATE_LIFE`; while a query is running, which
@@ -536,7 +563,7 @@ impl Runtime {
         let now = match moment {
             snapshot::Moment::Ended => Some(self.controller().drop_counters()),
             // A soft device answers between two bursts of its engine: if the engine is stalled, never.
-            snapshot::Moment::Running if self.health.stalled().contains(&Part::Engine) => None,
+            snapshot::Moment::Running if self.is_engine_stalled() => None,
             snapshot::Moment::Running => self.read_drops(),
         };
         let fresh = now.is_some();
@@ -564,6 +591,12 @@ impl Runtime {
             // A reload that waits for it gets it.
             std::thread::sleep(Duration::from_micros(1));
         }
+    }
+
+    /// Whether that of the workers' soft NIC is.
+    fn is_engine_stalled(&self) -> bool {
+        let engine = self.opened.soft.as_ref().map(Soft::engine);
+        engine.is_some_and(|engine| self.health.stalled().contains(&engine))
     }
 
     fn controller(&self) -> MutexGuard<'_, Controller> {
@@ -671,7 +704,12 @@ impl WorkerThreads {
         let (stopped, failed) = self.join();
         runtime.stopped.lock().unwrap_or_else(PoisonError::into_inner).extend(stopped);
         let flushed = Arc::clone(runtime);
-        if within("sinks", SINKS_TIMEOUT, move || flushed.sinks.end()).is_none() {
+        let end_sinks = move || {
+            flushed.sinks.end();
+            // After their hubs, which end the sends in flight.
+            flushed.free_endpoints();
+        };
+        if within("sinks", SINKS_TIMEOUT, end_sinks).is_none() {
             hung.push("the sinks".to_owned());
         }
         for error in failed {
@@ -680,10 +718,7 @@ impl WorkerThreads {
                 error => errors.push(Error::Worker(error)),
             }
         }
-        let others = runtime.opened.others.iter().map(|(_, nic)| nic);
-        if runtime.soft_nic().into_iter().chain(others).any(|nic| !nic.stop_within(ENGINE_TIMEOUT)) {
-            hung.push(Part::Engine.to_string());
-        }
+        hung.extend(runtime.stop_engines().iter().map(Part::to_string));
         let moment = if hung.is_empty() { snapshot::Moment::Ended } else { snapshot::Moment::Running };
         let last = Arc::clone(runtime);
         let state = within("state", STATE_TIMEOUT, move || snapshot::of(&last, moment));

@@ -15,8 +15,8 @@ use prometheus::proto::{self, Bucket, Histogram, LabelPair, MetricFamily, Metric
 
 use crate::effects::Effect;
 use crate::telemetry::state::{
-    Accounting, Buckets, LatencyState, PortCounters, Reasons, RuleState, SinkState, SinkTrafficState, State,
-    WorkerState,
+    Accounting, Buckets, DeviceState, LatencyState, OtherDeviceState, PortCounters, PortState, Reasons,
+    RuleState, SinkState, SinkTrafficState, State, WorkerState,
 };
 
 /// All metrics of a state.
@@ -98,15 +98,15 @@ static METRICS: &[Metric] = &[
     gauge("steerd_start_time_seconds", &[], "When the daemon started, in Unix time.",
         |s| one(s.state.started_at_seconds)),
     gauge("steerd_ready", &[],
-        "1 while the policy is installed, all workers and the engine make progress and all ports are up.",
+        "1 while the policy is installed, all workers and engines make progress and all ports are up.",
         |s| one(flag(s.state.ready))),
     counter("steerd_log_lines_dropped_total", &[],
         "Log lines dropped because the log could not be written in time.",
         |s| one(count(s.state.log_lines_dropped))),
     gauge("steerd_device_info", &["device", "kind"], "The device in use; always 1.",
         device_info),
-    gauge("steerd_engine_stalled", &[], "1 while the soft NIC's engine makes no progress.",
-        |s| some(s.state.device.engine_stalled.map(flag))),
+    gauge("steerd_engine_stalled", &["device"], "1 while the engine of this soft NIC makes no progress.",
+        engines_stalled),
     gauge("steerd_accounting_matches", &[],
         "1 while every received packet is in exactly one counter or in flight, else 0.",
         |s| some(s.accounting().map(|accounting| flag(accounting.matches)))),
@@ -172,6 +172,14 @@ static METRICS: &[Metric] = &[
         |s| ports(s, |p| p.lost_copies)),
     gauge("steerd_port_up", &["port"], "1 while the port has a link, else 0.",
         ports_up),
+    gauge("steerd_other_port_up", &["device", "port"], "1 while the port of a soft NIC that only sends has a link, else 0.",
+        |s| other_ports(s, |port| port.up.map(flag))),
+    counter("steerd_other_port_sent_packets_total", &["device", "port"], "Packets sent by the port of a soft NIC that only sends.",
+        |s| other_ports(s, |port| Some(count(port.counters.as_ref()?.sent_packets)))),
+    counter("steerd_other_port_sent_bytes_total", &["device", "port"], "Bytes sent by that port.",
+        |s| other_ports(s, |port| Some(count(port.counters.as_ref()?.sent_bytes)))),
+    counter("steerd_other_port_send_errors_total", &["device", "port"], "Sends by that port that failed.",
+        |s| other_ports(s, |port| Some(count(port.counters.as_ref()?.send_errors)))),
     counter("steerd_port_dropped_packets_total", &["port", "reason"],
         "Packets lost, not dropped by a rule, by reason: \"wire\" before the port received them, all \
          others in the device.",
@@ -285,6 +293,26 @@ fn reloads<'s>(s: &Sources<'s>) -> Vec<Series<'s>> {
 fn ports<'s>(s: &Sources<'s>, value: fn(&PortCounters) -> u64) -> Vec<Series<'s>> {
     let counted = s.state.ports.iter().filter_map(|port| Some((port.port, port.counters.as_ref()?)));
     counted.map(|(port, of)| (vec![port.to_string().into()], Value::Number(count(value(of))))).collect()
+}
+
+/// The ports of soft NICs that only send.
+fn other_ports<'s>(s: &Sources<'s>, value: fn(&PortState) -> Option<f64>) -> Vec<Series<'s>> {
+    let all =
+        s.state.other_devices.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)));
+    let series = |(device, port): (&'s OtherDeviceState, &'s PortState)| {
+        let labels = vec![device.name.as_str().into(), port.port.to_string().into()];
+        Some((labels, Value::Number(value(port)?)))
+    };
+    all.filter_map(series).collect()
+}
+
+fn engines_stalled<'s>(s: &Sources<'s>) -> Vec<Series<'s>> {
+    let DeviceState { name, engine_stalled, .. } = &s.state.device;
+    let own = engine_stalled.map(|stalled| (name, stalled));
+    let others = s.state.other_devices.iter().map(|device| (&device.name, device.engine_stalled));
+    let series =
+        |(name, stalled): (&'s String, bool)| (vec![name.as_str().into()], Value::Number(flag(stalled)));
+    own.into_iter().chain(others).map(series).collect()
 }
 
 fn ports_up<'s>(s: &Sources<'s>) -> Vec<Series<'s>> {

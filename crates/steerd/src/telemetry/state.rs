@@ -19,6 +19,8 @@ pub(crate) struct State {
     pub(crate) uptime_seconds: f64,
     pub(crate) ready: bool,
     pub(crate) device: DeviceState,
+    /// The soft NICs that only send.
+    pub(crate) other_devices: Vec<OtherDeviceState>,
     pub(crate) policy: PolicyState,
     /// Log lines that were dropped because the log could not be written in time.
     pub(crate) log_lines_dropped: u64,
@@ -65,6 +67,15 @@ pub(crate) struct DeviceState {
     /// The device model whose limits apply.
     pub(crate) profile: String,
     pub(crate) ports: Vec<u8>,
+}
+
+/// A soft NIC of `[[softnic.others]]`. What it counts is no part of the accounting of received packets.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct OtherDeviceState {
+    pub(crate) name: String,
+    /// Whether its engine makes no progress.
+    pub(crate) engine_stalled: bool,
+    pub(crate) ports: Vec<PortState>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -6,7 +6,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::telemetry::state::{PortCounters, PortState, Reasons, RuleState, State, WorkerState};
+use crate::telemetry::state::{
+    OtherDeviceState, PortCounters, PortState, Reasons, RuleState, State, WorkerState,
+};
 
 /// The counts of the last update.
 #[derive(Debug, Default)]
@@ -44,7 +46,11 @@ fn counts(state: &State) -> impl Iterator<Item = (String, u64)> {
         .workers
         .iter()
         .flat_map(|worker| worker.regimes_ns.iter().map(|(regime, ns)| (regime_key(worker, regime), *ns)));
-    rules.chain(workers).chain(ports).chain(times)
+    let sending = state.other_devices.iter().flat_map(|device| {
+        let sent = |port: &PortState| port.counters.as_ref().map_or(0, |counters| counters.sent_packets);
+        device.ports.iter().map(move |port| (sending_port(device, port), sent(port)))
+    });
+    rules.chain(workers).chain(ports).chain(sending).chain(times)
 }
 
 fn received(port: &PortState) -> u64 {
@@ -65,7 +71,7 @@ const LEAST_LINES: usize = 3;
 /// The table in at most `rows` rows if possible. If rows are missing, rules are left out first, then workers: the
 /// busiest are shown and the others summed. Ports, losses and the accounting are always shown.
 pub(crate) fn live(state: &State, rates: &PerSecond, rows: usize) -> String {
-    let ports = ports(state, rates);
+    let ports = ports(state, rates) + &sending_ports(state, rates);
     let mut end = format!("\nlost: {}\n{}\n", losses(state), state.accounting.verdict());
     end.push_str(&dropped_log_lines(state));
     if let Some(error) = &state.policy.last_error {
@@ -255,6 +261,35 @@ fn ports(state: &State, rates: &PerSecond) -> String {
         ]);
     }
     format!("\n{}", ports.text())
+}
+
+/// Its name, and the key of its rate.
+fn sending_port(device: &OtherDeviceState, port: &PortState) -> String {
+    format!("{} port {}", device.name, port.port)
+}
+
+/// The ports of soft NICs that only send, with a blank line before them; nothing if there are none.
+fn sending_ports(state: &State, rates: &PerSecond) -> String {
+    if state.other_devices.is_empty() {
+        return String::new();
+    }
+    let mut grid = Grid::new(&["sending port", "sent", "bytes", "errors", "packets/s"]);
+    for device in &state.other_devices {
+        let stalled = if device.engine_stalled { " (stalled)" } else { "" };
+        for port in &device.ports {
+            let name = sending_port(device, port);
+            let down = if port.up == Some(false) { " (down)" } else { "" };
+            let counters = port.counters.clone().unwrap_or_default();
+            grid.row(vec![
+                format!("{name}{stalled}{down} {}", port.wire),
+                number(counters.sent_packets),
+                bytes(counters.sent_bytes),
+                number(counters.send_errors),
+                rate(rate_of(rates, &name)),
+            ]);
+        }
+    }
+    format!("\n{}", grid.text())
 }
 
 /// One line for the log.

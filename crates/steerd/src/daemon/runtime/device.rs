@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::daemon::cores;
 use crate::daemon::gated_wire::GatedWire;
+use crate::daemon::health::Part;
 use crate::error::Error;
 use crate::settings::{OtherSoftNic, Settings, SoftNicMode, SoftNicPort};
 use control::{Device, DeviceSelector, DeviceSummary, Model};
@@ -15,7 +16,7 @@ use device_model::DeviceProfile;
 use program::Program;
 use rustix::io::Errno;
 use softnic::wire::{LinkConfig, Promiscuous, WireConfig};
-use softnic::{Drive, PortConfig, SoftNic, SoftNicConfig};
+use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use verbs::{Context, Provider};
 use worker::sinks::{Failure, Station};
 
@@ -37,19 +38,39 @@ pub(crate) struct OpenDevice {
     /// After the device, so that it outlives it.
     pub(super) soft: Option<Soft>,
     /// Those that sinks can send by.
-    pub(super) others: Vec<(String, SoftNic)>,
+    pub(super) others: Vec<OtherSoft>,
     /// Keeps the ports' interfaces promiscuous.
     promiscuous: Vec<Promiscuous>,
 }
 
 pub(super) struct Soft {
+    pub(super) name: Arc<str>,
     pub(super) nic: SoftNic,
     /// The description of each port's wire.
     pub(super) wires: Vec<String>,
     wires_open: Arc<AtomicBool>,
 }
 
+impl Soft {
+    /// What health watches of it.
+    pub(super) fn engine(&self) -> Part {
+        Part::Engine(Arc::clone(&self.name))
+    }
+}
+
+/// A further soft NIC, which nobody receives from.
+pub(super) struct OtherSoft {
+    /// Before the soft NIC, so that it is closed before.
+    pub(super) device: Device,
+    pub(super) soft: Soft,
+}
+
 impl OpenDevice {
+    /// All soft NICs, the one of the workers first.
+    pub(super) fn soft_nics(&self) -> impl Iterator<Item = &Soft> {
+        self.soft.iter().chain(self.others.iter().map(|other| &other.soft))
+    }
+
     /// The descriptions of the soft NIC's wires; empty for a real device.
     pub(crate) fn wires(&self) -> &[String] {
         self.soft.as_ref().map_or(&[], |soft| &soft.wires)
@@ -128,12 +149,12 @@ impl OpenDevice {
     /// # Errors
     /// There is no such device, or it cannot be used.
     pub(crate) fn open_other(&self, name: &str) -> Result<Arc<Context>, Failure> {
-        let soft = self.others.iter().find(|(other, _)| other == name);
-        let provider = soft.map(|(_, nic)| -> &dyn Provider { nic });
+        let soft = self.others.iter().map(|other| &other.soft).find(|soft| &*soft.name == name);
+        let provider = soft.map(|soft| -> &dyn Provider { &soft.nic });
         match Device::open(&DeviceSelector::named(name), provider) {
             Ok(device) => Ok(Arc::clone(device.context())),
             Err(error) if no_rdma_in_kernel(&error) => {
-                let names: Vec<_> = self.others.iter().map(|(name, _)| name.as_str()).collect();
+                let names: Vec<_> = self.others.iter().map(|other| &*other.soft.name).collect();
                 Err(format!("the further soft NICs are [{}], and {NO_RDMA}", names.join(", ")).into())
             }
             Err(error) => Err(error.into()),
@@ -174,13 +195,15 @@ pub(super) fn chooses_soft(settings: &Settings) -> bool {
 
 pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
     let ports = settings.device.ports.clone();
-    let others =
-        settings.softnic.others.iter().map(|other| Ok((other.name.clone(), make_other(settings, other)?)));
+    let others = settings.softnic.others.iter().map(|other| open_other(settings, other));
     let others = others.collect::<Result<Vec<_>, Error>>()?;
     if chooses_soft(settings) {
-        let soft = make_soft(settings)?;
-        let selector = DeviceSelector::named(&settings.softnic.name);
-        let device = Device::open(&selector, Some(&soft.nic)).map_err(Error::Device)?;
+        let drive = match settings.softnic.mode {
+            SoftNicMode::Dedicated => Drive::Thread { core: settings.softnic.core },
+            SoftNicMode::Inline => Drive::Inline,
+        };
+        let nic = &settings.softnic;
+        let (device, soft) = open_soft(&nic.name, nic.personality, &nic.ports, drive)?;
         return Ok(OpenDevice { device, ports, soft: Some(soft), others, promiscuous: Vec::new() });
     }
     let device = open_real(settings)?;
@@ -227,45 +250,38 @@ fn warnings(device: &str, model: &Model, ports: &[u8], program: &Program) -> Vec
     model.warning(device).into_iter().chain(netdevs.filter_map(|netdev| netdev.unreached(program))).collect()
 }
 
-fn make_soft(settings: &Settings) -> Result<Soft, Error> {
+/// Makes a soft NIC and opens it. Its wires are closed.
+fn open_soft(
+    name: &str,
+    personality: Personality,
+    ports: &[SoftNicPort],
+    drive: Drive,
+) -> Result<(Device, Soft), Error> {
     let wires_open = Arc::new(AtomicBool::new(false));
-    let mut wires = Vec::new();
-    let mut ports = Vec::new();
-    for (index, port) in settings.softnic.ports.iter().enumerate() {
-        let wire = port.wire.open().map_err(|source| Error::Wire { port: index + 1, source })?;
+    let (mut wires, mut configs) = (Vec::new(), Vec::new());
+    for (index, port) in ports.iter().enumerate() {
+        let wire = port.wire.open().map_err(|source| Error::Wire {
+            nic: name.to_owned(),
+            port: index + 1,
+            source,
+        })?;
         wires.push(wire.describe());
-        ports.push(PortConfig {
-            wire: Box::new(GatedWire::new(wire, &wires_open)),
-            mtu_bytes: port.mtu_bytes,
-        });
+        let wire = Box::new(GatedWire::new(wire, &wires_open));
+        configs.push(PortConfig { wire, mtu_bytes: port.mtu_bytes });
     }
-    let config = SoftNicConfig {
-        name: settings.softnic.name.clone(),
-        personality: settings.softnic.personality,
-        ports,
-        drive: match settings.softnic.mode {
-            SoftNicMode::Dedicated => Drive::Thread { core: settings.softnic.core },
-            SoftNicMode::Inline => Drive::Inline,
-        },
-    };
-    let nic = SoftNic::create(config).map_err(Error::SoftNic)?;
-    Ok(Soft { nic, wires, wires_open })
+    let config = SoftNicConfig { name: name.to_owned(), personality, ports: configs, drive };
+    let nic = SoftNic::create(config).map_err(|source| Error::SoftNic { nic: name.to_owned(), source })?;
+    let device = Device::open(&DeviceSelector::named(name), Some(&nic)).map_err(Error::Device)?;
+    Ok((device, Soft { name: name.into(), nic, wires, wires_open }))
 }
 
-/// A soft NIC that only sends. Its wires are open from the start.
-fn make_other(settings: &Settings, other: &OtherSoftNic) -> Result<SoftNic, Error> {
-    let port = |(index, port): (usize, &SoftNicPort)| {
-        let wire = port.wire.open().map_err(|source| Error::Wire { port: index + 1, source })?;
-        Ok(PortConfig { wire, mtu_bytes: port.mtu_bytes })
-    };
-    let config = SoftNicConfig {
-        name: other.name.clone(),
-        personality: settings.softnic.personality,
-        ports: other.ports.iter().enumerate().map(port).collect::<Result<_, Error>>()?,
-        // No worker polls it while nothing is sent.
-        drive: Drive::Thread { core: None },
-    };
-    SoftNic::create(config).map_err(Error::SoftNic)
+/// A soft NIC that only sends. Its wires are open from the start: frames that arrive there are left to the kernel.
+fn open_other(settings: &Settings, other: &OtherSoftNic) -> Result<OtherSoft, Error> {
+    // No worker polls it while nothing is sent.
+    let drive = Drive::Thread { core: None };
+    let (device, soft) = open_soft(&other.name, settings.softnic.personality, &other.ports, drive)?;
+    soft.wires_open.store(true, Ordering::Release);
+    Ok(OtherSoft { device, soft })
 }
 
 /// The device that a policy is compiled for without being installed.

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use control::{Counted, DropTotals};
+use control::{Counted, Device, DropTotals};
 use program::{DEFAULT_RULE, Placement, Program, RuleId, SinkId, WorkerId};
 use softnic::PortStats;
 use worker::sinks::{PacketSizes, TopFlow};
 use worker::{Disposition, Distribution, SinkTraffic, WorkerSnapshot};
 
+use super::device::{OtherSoft, Soft};
 use super::{Runtime, WorkerEntry, profile};
 use crate::api::model;
 use crate::daemon::health::Part;
@@ -19,8 +20,8 @@ use crate::daemon::sinks::SinkView;
 use crate::effects::Effect;
 use crate::telemetry::accounting::{self, InFlight};
 use crate::telemetry::state::{
-    Buckets, DeviceState, LOST_ON_WIRE, LatencyState, PolicyState, PortCounters, PortState, Reasons,
-    RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
+    Buckets, DeviceState, LOST_ON_WIRE, LatencyState, OtherDeviceState, PolicyState, PortCounters, PortState,
+    Reasons, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
 };
 
 /// Bucket bounds of batch sizes, and of the times of iterations in nanoseconds (255 ns to 1 s). A worker's
@@ -92,6 +93,7 @@ pub(super) fn of(runtime: &Runtime, moment: Moment) -> State {
         uptime_seconds: runtime.started.elapsed().as_secs_f64(),
         ready: runtime.health.ready().is_ok(),
         device: device(runtime, &stalled),
+        other_devices: other_devices(runtime, &stalled),
         policy: policy(runtime, &program),
         log_lines_dropped: runtime.log.dropped_lines(),
         accounting: accounting::check(&ports, &rules, &workers, &in_flight),
@@ -135,7 +137,7 @@ fn device(runtime: &Runtime, stalled: &[Part]) -> DeviceState {
     DeviceState {
         name: runtime.opened.device.name().to_owned(),
         soft: runtime.opened.soft.is_some(),
-        engine_stalled: runtime.opened.soft.is_some().then(|| stalled.contains(&Part::Engine)),
+        engine_stalled: runtime.opened.soft.as_ref().map(|soft| stalled.contains(&soft.engine())),
         profile: runtime.opened.device.profile(runtime.workers.len()).name,
         ports: runtime.opened.ports.clone(),
     }
@@ -419,27 +421,49 @@ fn buckets(distribution: &Distribution, bounds: &[u64]) -> Buckets {
 }
 
 fn ports(runtime: &Runtime, stats: Option<&[PortStats]>) -> Vec<PortState> {
+    let device = &runtime.opened.device;
     let state = |(index, number): (usize, &u8)| {
         let soft = runtime.opened.soft.as_ref();
-        let wire = soft.and_then(|soft| soft.wires.get(usize::from(*number).saturating_sub(1)));
         let stats = stats.and_then(|stats| stats.get(index));
-        let out_of_buffer = runtime.out_of_buffer.since_start(index);
+        let out_of_buffer = || runtime.out_of_buffer.since_start(index);
+        let lost_packets = || out_of_buffer().map(|packets| ("out_of_buffer", packets)).into_iter().collect();
         PortState {
-            port: *number,
-            wire: wire.cloned().unwrap_or_default(),
-            up: match runtime.opened.device.check_port(*number) {
-                Ok(()) => Some(true),
-                Err(control::Error::PortDown { .. }) => Some(false),
-                Err(_) => None,
-            },
-            counters: stats.map(counters),
-            lost_packets: stats.map_or_else(
-                || out_of_buffer.map(|packets| ("out_of_buffer", packets)).into_iter().collect(),
-                losses,
-            ),
+            lost_packets: stats.map_or_else(lost_packets, losses),
+            ..port(device, soft, *number, stats)
         }
     };
     runtime.opened.ports.iter().enumerate().map(state).collect()
+}
+
+/// Without its losses.
+fn port(device: &Device, soft: Option<&Soft>, number: u8, stats: Option<&PortStats>) -> PortState {
+    let wire = soft.and_then(|soft| soft.wires.get(usize::from(number).saturating_sub(1)));
+    PortState {
+        port: number,
+        wire: wire.cloned().unwrap_or_default(),
+        up: match device.check_port(number) {
+            Ok(()) => Some(true),
+            Err(control::Error::PortDown { .. }) => Some(false),
+            Err(_) => None,
+        },
+        counters: stats.map(counters),
+        lost_packets: Reasons::new(),
+    }
+}
+
+fn other_devices(runtime: &Runtime, stalled: &[Part]) -> Vec<OtherDeviceState> {
+    let state = |OtherSoft { device, soft }: &OtherSoft| OtherDeviceState {
+        name: soft.name.to_string(),
+        engine_stalled: stalled.contains(&soft.engine()),
+        ports: (1..)
+            .zip(&soft.wires)
+            .map(|(number, _)| {
+                let stats = soft.nic.port_stats(number);
+                PortState { lost_packets: losses(&stats), ..port(device, Some(soft), number, Some(&stats)) }
+            })
+            .collect(),
+    };
+    runtime.opened.others.iter().map(state).collect()
 }
 
 fn counters(stats: &PortStats) -> PortCounters {
