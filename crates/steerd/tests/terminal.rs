@@ -7,12 +7,13 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use support::steerd;
+use test_support::Patience;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -76,13 +77,13 @@ impl Terminal {
 
     /// Waits for what satisfies `done`.
     fn until(&self, what: &str, done: impl Fn(&str) -> bool) -> String {
-        let deadline = Instant::now() + PATIENCE;
+        let mut patience = Patience::new(PATIENCE);
         loop {
             let text = self.text();
             if done(&text) {
                 return text;
             }
-            assert!(Instant::now() < deadline, "never {what}:\n{text}");
+            assert!(!patience.is_over(), "never {what}:\n{text}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }

@@ -8,8 +8,10 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 pub mod namespaces;
+mod patience;
 mod threads;
 
+pub use patience::Patience;
 pub use threads::{Sleeps, assert_wakes, thread_cpu_percent, thread_cpu_time, thread_sleeps};
 
 /// Reports on stderr that `what` is not tested on this machine, and why.

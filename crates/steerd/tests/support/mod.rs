@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-pub use test_support::{corpora, not_run};
+pub use test_support::{Patience, corpora, not_run};
 
 /// Long enough for a loaded machine; a test that waits so long has failed.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -105,13 +105,11 @@ impl Daemon {
 
     /// Waits until `times` lines of the log contain `text`.
     pub fn wait_for(&mut self, text: &str, times: usize) {
-        let deadline = Instant::now() + PATIENCE;
+        let mut patience = Patience::new(PATIENCE);
         let mut lines = self.log.lines.lock().expect("log");
         while lines.iter().filter(|line| line.contains(text)).count() < times {
-            let left = deadline.saturating_duration_since(Instant::now());
-            assert!(!left.is_zero(), "no {text:?} in the log:\n{}", lines.join("\n"));
-            (lines, _) =
-                self.log.grown.wait_timeout(lines, left.min(Duration::from_millis(100))).expect("log");
+            assert!(!patience.is_over(), "no {text:?} in the log:\n{}", lines.join("\n"));
+            (lines, _) = self.log.grown.wait_timeout(lines, Duration::from_millis(100)).expect("log");
             if let Some(status) = self.child.try_wait().expect("child") {
                 assert!(
                     lines.iter().any(|line| line.contains(text)),
@@ -170,22 +168,22 @@ impl Daemon {
 
     /// Waits until `done` returns true.
     pub fn until(&self, what: &str, done: impl Fn(&Self) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let mut patience = Patience::new(PATIENCE);
         while !done(self) {
-            assert!(Instant::now() < deadline, "never: {what}\n{}\n{}", self.log(), self.metrics());
+            assert!(!patience.is_over(), "never: {what}\n{}\n{}", self.log(), self.metrics());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
     /// Waits until a page has this status and body.
     pub fn until_page(&self, path: &str, answer: &(u16, String)) {
-        let deadline = Instant::now() + PATIENCE;
+        let mut patience = Patience::new(PATIENCE);
         loop {
             let now = self.page(path);
             if now == *answer {
                 return;
             }
-            assert!(Instant::now() < deadline, "{path} is {now:?}, not {answer:?}:\n{}", self.log());
+            assert!(!patience.is_over(), "{path} is {now:?}, not {answer:?}:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -201,9 +199,9 @@ impl Daemon {
     /// Waits until the HTTP server has stopped, which is just before the summary.
     pub fn until_unreachable(&self) {
         let address = self.address();
-        let deadline = Instant::now() + PATIENCE;
+        let mut patience = Patience::new(PATIENCE);
         while TcpStream::connect(address).is_ok() {
-            assert!(Instant::now() < deadline, "still served:\n{}", self.log());
+            assert!(!patience.is_over(), "still served:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
