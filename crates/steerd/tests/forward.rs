@@ -67,11 +67,15 @@ fn packets_leave_by_a_second_soft_nic() {
     write("p.toml", POLICY.as_bytes());
     write("s.toml", SETTINGS.as_bytes());
     // It ends when the capture does.
-    let output =
-        steerd().args(["run", "--config"]).arg(folder.path().join("s.toml")).output().expect("it runs");
+    let mut command = steerd();
+    command.args(["run", "--format", "json", "--config"]).arg(folder.path().join("s.toml"));
+    let output = command.output().expect("it runs");
     assert!(output.status.success(), "{}", stderr(&output));
-    let summary = stdout(&output);
-    assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
+    let summary: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    assert_eq!(summary["accounting"]["matches"], true, "{summary:#}");
+    let other = &summary["other_devices"][0];
+    assert_eq!((&other["name"], &other["engine_stalled"]), (&"softnic1".into(), &false.into()));
+    assert_eq!((&other["ports"][0]["sent_packets"], &other["ports"][0]["port"]), (&COUNT.into(), &1.into()));
     let sent = std::fs::read(folder.path().join("out.pcap")).expect("the output");
     let mut missing = frames.iter().filter(|frame| !sent.windows(frame.len()).any(|part| part == *frame));
     assert!(missing.next().is_none());

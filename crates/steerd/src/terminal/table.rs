@@ -538,6 +538,26 @@ mod tests {
         assert!(live(&state, &PerSecond::new(), 24).contains("1.22 us, 8.19 us"), "{text}");
     }
 
+    #[test]
+    fn ports_of_soft_nics_that_only_send_are_shown() {
+        let mut state = State { version: "0", uptime_seconds: 2.0, ..State::default() };
+        let counters = PortCounters { sent_packets: 1234, ..PortCounters::default() };
+        let port = PortState {
+            port: 1,
+            wire: "null".into(),
+            up: Some(false),
+            counters: Some(counters),
+            ..PortState::default()
+        };
+        let name = "softnic1".to_owned();
+        state.other_devices = vec![OtherDeviceState { name, engine_stalled: true, ports: vec![port] }];
+        let rates = Rates::default().update(&state);
+        let text = live(&state, &rates, 24);
+        let row = text.lines().find(|line| line.starts_with("softnic1 port 1")).expect("its row");
+        let words: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(words[3..], ["(stalled)", "(down)", "null", "1", "234", "0", "B", "0", "617"], "{text}");
+    }
+
     /// Rules and workers that do not fit are summed; losses are always shown.
     #[test]
     fn rules_are_left_out_first_then_workers() {

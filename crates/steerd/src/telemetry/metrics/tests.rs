@@ -1,7 +1,6 @@
 //! What a state looks like in Prometheus' text format.
 
 use super::*;
-use crate::telemetry::state::PortState;
 
 fn scene() -> State {
     State {
@@ -256,6 +255,25 @@ fn what_ports_count_is_there() {
     let text = render(&state).expect("text");
     assert!(text.contains("steerd_port_received_packets_total{port=\"1\"} 12"), "{text}");
     assert!(text.contains("\nsteerd_accounting_matches 0"), "{text}");
+}
+
+#[test]
+fn soft_nics_that_only_send_have_series_of_their_own() {
+    let mut state = scene();
+    let counters = PortCounters { sent_packets: 12, send_errors: 3, ..PortCounters::default() };
+    let port = PortState { port: 1, up: Some(false), counters: Some(counters), ..PortState::default() };
+    let name = "softnic1".to_owned();
+    state.other_devices = vec![OtherDeviceState { name, engine_stalled: true, ports: vec![port] }];
+    let text = render(&state).expect("text");
+    for line in [
+        "steerd_engine_stalled{device=\"softnic1\"} 1",
+        "steerd_other_port_up{device=\"softnic1\",port=\"1\"} 0",
+        "steerd_other_port_sent_packets_total{device=\"softnic1\",port=\"1\"} 12",
+        "steerd_other_port_send_errors_total{device=\"softnic1\",port=\"1\"} 3",
+    ] {
+        assert!(text.contains(&format!("\n{line}\n")), "no {line} in\n{text}");
+    }
+    assert!(!text.contains("steerd_port_sent_packets_total"), "they are not the workers' ports:\n{text}");
 }
 
 #[test]
