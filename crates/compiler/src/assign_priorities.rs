@@ -29,13 +29,6 @@ pub(super) struct Assigned {
     pub(super) overflow: Option<CandidateId>,
 }
 
-impl Assigned {
-    /// Whether so many priorities suffice.
-    pub(super) fn fits(&self, priorities: u32) -> bool {
-        self.priorities <= priorities && self.overflow.is_none()
-    }
-}
-
 /// A rank that needs several priorities.
 pub(super) struct Widest {
     pub(super) priorities: u32,
@@ -175,19 +168,26 @@ fn shapes(candidates: &[Candidate], flows: &[CandidateId]) -> Vec<Vec<CandidateI
     shapes
 }
 
+/// How many priorities flows take of which each mask has so many.
+pub(super) fn priorities_for(masks: impl Iterator<Item = usize>, table: PriorityTable) -> u32 {
+    let shapes: Vec<Vec<()>> = masks.map(|flows| vec![(); flows]).collect();
+    // No more than flows, which are far fewer than 2^32.
+    bins(&shapes, table).len() as u32
+}
+
 /// Fills one priority after another: the most numerous masks left get its groups, and flows of the rarest masks its
 /// single entries. The device gives groups to the masks that come first, so those of groups precede the others.
-fn bins(shapes: &[Vec<CandidateId>], table: PriorityTable) -> Vec<Vec<CandidateId>> {
+fn bins<F: Copy>(shapes: &[Vec<F>], table: PriorityTable) -> Vec<Vec<F>> {
     let group_entries = table.group_entries.max(1) as usize;
     let groups_per_bin = table.groups.max(1) as usize;
     let singles_per_bin = (table.entries as usize).saturating_sub(groups_per_bin * group_entries);
-    let mut left: Vec<&[CandidateId]> = shapes.iter().flat_map(|flows| flows.chunks(group_entries)).collect();
+    let mut left: Vec<&[F]> = shapes.iter().flat_map(|flows| flows.chunks(group_entries)).collect();
     left.sort_by_key(|flows| std::cmp::Reverse(flows.len()));
     let mut left = VecDeque::from(left);
     let mut bins = Vec::new();
     while !left.is_empty() {
         let groups = left.len().min(groups_per_bin);
-        let mut bin: Vec<CandidateId> = left.drain(..groups).flatten().copied().collect();
+        let mut bin: Vec<F> = left.drain(..groups).flatten().copied().collect();
         let (mut singles, mut rare) = (singles_per_bin, Vec::new());
         while let Some(flows) = left.pop_back() {
             let (now, later) = flows.split_at(flows.len().min(singles));

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use device_model::{DeviceProfile, PriorityTable};
 
-use super::assign_priorities::assign_priorities;
+use super::assign_priorities::priorities_for;
 use super::cover::MAX_FLOWS;
 use super::cube::{Cube, DST_HIGH, DST_LOW, DST_PORT, Image, SRC_HIGH, SRC_LOW, SRC_PORT, TOS, TTL, WORDS};
 use super::lower::{Candidate, CandidateId, Lowered};
@@ -18,16 +18,6 @@ const MAX_BITS: u32 = 12;
 
 /// How often merged masks are merged again.
 const MAX_ROUNDS: usize = 16;
-
-/// Flows of one mask.
-struct Group {
-    /// The mask as the device sees it.
-    mask: Image,
-    /// How many flows it has by now.
-    flows: usize,
-    /// The group into whose mask its flows are split.
-    into: Option<usize>,
-}
 
 /// Spends flows to save masks, where the device has too few of these: first over all priorities, then within each.
 pub(super) fn merge_masks(profile: &DeviceProfile, lowered: &mut Lowered, ranking: &mut Ranking) {
@@ -43,83 +33,235 @@ pub(super) fn merge_masks(profile: &DeviceProfile, lowered: &mut Lowered, rankin
         merge_to(candidates, &mut ranking.kept, most as usize / 2, spare);
     }
     let Some(table) = profile.priority_table else { return };
-    let ranks = ranking.kept.iter().map(|ranked| ranked.rank + 1).max().unwrap_or(0);
     let offered = profile.priorities_per_program();
-    if ranks <= offered && !assign_priorities(candidates, &ranking.kept, profile).fits(offered) {
-        merge_in_ranks(profile, table, candidates, ranking);
+    if ranking.ranks() <= offered {
+        let budget = budget(ranking.kept.len());
+        merge_in_ranks(profile, table, candidates, ranking, budget);
+    }
+}
+
+/// The flows of one rank, or those that the device applies last.
+struct RankMasks {
+    /// `None`: those that it applies last.
+    rank: Option<u32>,
+    kept: Vec<Ranked>,
+    masks: Masks,
+    /// How many copies each mask has.
+    copies: Vec<usize>,
+}
+
+impl RankMasks {
+    fn of(candidates: &[Candidate], rank: Option<u32>, kept: Vec<Ranked>) -> Self {
+        let mut copies: ByMask<Image, usize> = ByMask::default();
+        let own = kept.iter().map(|ranked| &candidates[ranked.id.index()]);
+        for candidate in own.filter(|candidate| !candidate.traps) {
+            *copies.entry(candidate.cube.without_absences().mask).or_default() += 1;
+        }
+        let masks = Masks::of(candidates, &kept);
+        Self { rank, kept, masks, copies: copies.into_values().collect() }
+    }
+
+    /// How many priorities the flows take once these masks are merged.
+    fn priorities(&self, merging: &Merging, table: PriorityTable) -> u32 {
+        let [received, sent] = [false, true].map(|is_sent| {
+            let groups = self.masks.groups.iter().zip(merging.into.iter().zip(&merging.flows));
+            let left = groups.filter(|(group, (into, _))| group.is_sent == is_sent && into.is_none());
+            priorities_for(left.map(|(_, (_, flows))| *flows), table)
+        });
+        let copying = priorities_for(self.copies.iter().copied(), table);
+        // Flows that trap packets may share the priority of the last copies.
+        sent.max(copying.saturating_sub(1) + received).max(copying)
     }
 }
 
 /// Merges within each rank, as little as the priorities demand: the more of them a rank may spread over, the more masks
-/// it keeps.
+/// it keeps. The number of flows of each mask is enough to find out how many priorities a rank takes, so flows are split
+/// once that is known.
 fn merge_in_ranks(
     profile: &DeviceProfile,
     table: PriorityTable,
     candidates: &mut Vec<Candidate>,
     ranking: &mut Ranking,
+    budget: usize,
 ) {
-    let offered = profile.priorities_per_program();
     let mut by_rank: BTreeMap<Option<u32>, Vec<Ranked>> = BTreeMap::new();
     for ranked in &ranking.kept {
         let own = (!candidates[ranked.id.index()].comes_last(profile)).then_some(ranked.rank);
         by_rank.entry(own).or_default().push(*ranked);
     }
-    let before = candidates.len();
-    for priorities in (1..=offered).rev() {
-        candidates.truncate(before);
-        let mut merged = by_rank.clone();
-        for (rank, kept) in &mut merged {
-            // Flows that the device applies last have one priority.
-            let masks = table.groups.saturating_mul(rank.map_or(1, |_| priorities)) as usize;
-            let room = masks.saturating_mul(table.group_entries as usize);
-            let budget = room.saturating_sub(kept.len());
-            merge_to(candidates, kept, masks, budget);
-        }
-        ranking.kept = merged.into_values().flatten().collect();
-        if assign_priorities(candidates, &ranking.kept, profile).fits(offered) {
-            break;
-        }
+    let ranks = by_rank.into_iter().map(|(rank, kept)| RankMasks::of(candidates, rank, kept));
+    let ranks: Vec<RankMasks> = ranks.collect();
+    let offered = profile.priorities_per_program();
+    // At most so many priorities for one rank.
+    let merged = |most: u32| {
+        let (mut left, mut taken) = (budget, 0);
+        let merge = |rank: &RankMasks| {
+            let merging = rank.merged(rank.rank.map_or(1, |_| most), table, &mut left);
+            taken += rank.priorities(&merging, table);
+            merging
+        };
+        let merged: Vec<Merging> = ranks.iter().map(merge).collect();
+        (merged, taken <= offered)
+    };
+    let (mut fits, mut fails) = (1, offered + 1);
+    while fails - fits > 1 {
+        let most = u32::midpoint(fits, fails);
+        *(if merged(most).1 { &mut fits } else { &mut fails }) = most;
     }
+    let (merged, _) = merged(fits);
+    let split = ranks
+        .into_iter()
+        .zip(merged)
+        .map(|(RankMasks { kept, masks, .. }, merging)| split(candidates, kept, &masks, &merging));
+    ranking.kept = split.collect::<Vec<_>>().concat();
     ranking.kept.sort_by_key(|Ranked { id, .. }| (candidates[id.index()].rule, *id));
+}
+
+impl RankMasks {
+    /// Merges masks until the flows take at most so many priorities; `left` is lowered by the flows that this adds.
+    fn merged(&self, most: u32, table: PriorityTable, left: &mut usize) -> Merging {
+        let merging = Merging::of(&self.masks);
+        if self.priorities(&merging, table) <= most {
+            return merging;
+        }
+        let masks = table.groups.saturating_mul(most) as usize;
+        let room = masks.saturating_mul(table.group_entries as usize).saturating_sub(self.kept.len());
+        merging.to(&self.masks, masks, room.min(*left), left)
+    }
 }
 
 /// Replaces kept candidates until there are at most `most` masks, for at most `budget` flows more. Returns
 /// how many masks are left.
 fn merge_to(candidates: &mut Vec<Candidate>, kept: &mut Vec<Ranked>, most: usize, budget: usize) -> usize {
-    let (mut groups, group_of) = groups(candidates, kept);
-    let mut masks = groups.len();
-    let mut left = budget;
-    let mut families = (masks > most).then(|| Families::of(&groups));
-    for _ in 0..MAX_ROUNDS {
-        let Some(families) = families.as_mut().filter(|_| masks > most) else { break };
-        let merged = merge(&mut groups, families, masks - most, &mut left);
-        if merged == 0 {
-            break;
-        }
-        masks -= merged;
-    }
-    if left < budget {
-        split(candidates, kept, &groups, &group_of);
-    }
-    masks
+    let masks = Masks::of(candidates, kept);
+    let merging = Merging::of(&masks).to(&masks, most, budget, &mut { budget });
+    *kept = split(candidates, std::mem::take(kept), &masks, &merging);
+    merging.into.iter().filter(|into| into.is_none()).count()
 }
 
-/// The masks, and which of them each kept flow has; those that copy have none.
-fn groups(candidates: &[Candidate], kept: &[Ranked]) -> (Vec<Group>, Vec<Option<usize>>) {
-    let mut place: ByMask<Image, usize> = ByMask::default();
-    let mut groups: Vec<Group> = Vec::new();
-    let group_of =
-        kept.iter().map(|ranked| &candidates[ranked.id.index()]).map(|Candidate { cube, traps, .. }| {
-            let mask = traps.then(|| cube.without_absences().mask)?;
-            let group = *place.entry(mask).or_insert_with(|| {
-                groups.push(Group { mask, flows: 0, into: None });
+/// The masks of some flows.
+struct Masks {
+    groups: Vec<Group>,
+    /// The group of each flow; those that copy have none.
+    of: Vec<Option<usize>>,
+    families: Families,
+}
+
+/// Flows of one mask.
+struct Group {
+    /// The mask as the device sees it.
+    mask: Image,
+    /// Whether they match what the host sends: the device has other tables for these.
+    is_sent: bool,
+    flows: usize,
+}
+
+impl Masks {
+    fn of(candidates: &[Candidate], kept: &[Ranked]) -> Self {
+        let mut place: ByMask<(Image, bool), usize> = ByMask::default();
+        let mut groups: Vec<Group> = Vec::new();
+        let own = kept.iter().map(|ranked| &candidates[ranked.id.index()]);
+        let of = own.map(|candidate| {
+            let mask = candidate.traps.then(|| candidate.cube.without_absences().mask)?;
+            let is_sent = candidate.is_sent();
+            let group = *place.entry((mask, is_sent)).or_insert_with(|| {
+                groups.push(Group { mask, is_sent, flows: 0 });
                 groups.len() - 1
             });
             groups[group].flows += 1;
             Some(group)
         });
-    let group_of = group_of.collect();
-    (groups, group_of)
+        let of = of.collect();
+        Self { families: Families::of(&groups), groups, of }
+    }
+}
+
+/// Which masks are merged into others.
+struct Merging {
+    /// By group, how many flows it has by now.
+    flows: Vec<usize>,
+    /// By group, the group into whose mask its flows are split.
+    into: Vec<Option<usize>>,
+    /// By group the next position in its family to try: a mask that was not suitable will not be later.
+    next: Vec<usize>,
+}
+
+impl Merging {
+    /// None is merged yet.
+    fn of(masks: &Masks) -> Self {
+        Self {
+            flows: masks.groups.iter().map(|group| group.flows).collect(),
+            into: vec![None; masks.groups.len()],
+            next: masks.families.of.iter().map(|(_, place)| place + 1).collect(),
+        }
+    }
+
+    /// Merges until there are at most `most` masks, for at most `budget` flows more, by which `left` is lowered.
+    fn to(mut self, masks: &Masks, most: usize, budget: usize, left: &mut usize) -> Self {
+        let (mut count, mut budget_left) = (masks.groups.len(), budget);
+        for _ in 0..MAX_ROUNDS {
+            if count <= most {
+                break;
+            }
+            let merged = self.merge(masks, count - most, &mut budget_left);
+            if merged == 0 {
+                break;
+            }
+            count -= merged;
+        }
+        *left -= budget - budget_left;
+        self
+    }
+
+    /// Merges groups into others, cheapest first; a group is not both merged and merged into in one round.
+    fn merge(&mut self, masks: &Masks, wanted: usize, left: &mut usize) -> usize {
+        let mut pairs: Vec<(usize, usize, usize)> = Vec::new();
+        for from in (0..masks.groups.len()).filter(|from| self.into[*from].is_none()).collect::<Vec<_>>() {
+            // The fewest bits are the least cost.
+            let into = self.nearest(&masks.families, from);
+            let cost =
+                into.map(|(bits, into)| (self.flows[from].saturating_mul((1usize << bits) - 1), from, into));
+            pairs.extend(cost.filter(|(cost, ..)| *cost <= *left));
+        }
+        pairs.sort_unstable();
+        let mut is_target = vec![false; masks.groups.len()];
+        let mut merged = 0;
+        for (cost, from, into) in pairs {
+            if merged == wanted {
+                break;
+            }
+            if is_target[from] || self.into[into].is_some() || cost > *left {
+                continue;
+            }
+            *left -= cost;
+            self.flows[into] += self.flows[from] + cost;
+            self.into[from] = Some(into);
+            is_target[into] = true;
+            merged += 1;
+        }
+        merged
+    }
+
+    /// The mask that a group's flows are split into by the fewest bits, and by how many; none that is split itself.
+    fn nearest(&mut self, families: &Families, from: usize) -> Option<(u32, usize)> {
+        let (family, place) = families.of[from];
+        let family = &families.list[family];
+        let bits = family.members[place].0;
+        let near = family.members.iter().enumerate().skip(self.next[from]);
+        let mut near = near.take_while(|(_, (more, _))| more - bits <= MAX_BITS);
+        let found =
+            near.find(|(other, (_, into))| self.into[*into].is_none() && family.is_subset(place, *other));
+        self.next[from] = found.map_or(family.members.len(), |(place, _)| place);
+        found.map(|(_, (more, into))| (more - bits, *into))
+    }
+
+    /// The group whose mask the flows of a group have in the end.
+    fn last(&self, mut group: usize) -> usize {
+        while let Some(into) = self.into[group] {
+            group = into;
+        }
+        group
+    }
 }
 
 /// The masks by families: flows can be split into flows of another mask of the family.
@@ -127,8 +269,6 @@ struct Families {
     list: Vec<Family>,
     /// By group its family, and its position there.
     of: Vec<(usize, usize)>,
-    /// By group the next position to try: a mask that was not suitable will not be later.
-    next: Vec<usize>,
 }
 
 /// Masks that differ in splittable bits only, in ascending order of their number of bits: the flows of a mask can only be
@@ -149,13 +289,16 @@ impl Families {
             (0..WORDS).filter(|word| groups.iter().any(|group| group.mask[*word] != 0)).collect();
         let (cut, fixed): (Vec<usize>, Vec<usize>) = touched.iter().partition(|word| splittable[**word] != 0);
         let all = cut.iter().chain(&fixed).copied();
-        let rest = |mask: &Image| all.clone().map(|word| mask[word] & !splittable[word]).collect();
+        let rest = |group: &Group| {
+            let mask = all.clone().map(|word| group.mask[word] & !splittable[word]);
+            mask.chain([u64::from(group.is_sent)]).collect()
+        };
         let mut by_rest: ByMask<Vec<u64>, Vec<(u32, usize)>> = ByMask::default();
-        for (group, Group { mask, .. }) in groups.iter().enumerate() {
-            let bits = mask.iter().map(|word| word.count_ones()).sum();
-            by_rest.entry(rest(mask)).or_default().push((bits, group));
+        for (index, group) in groups.iter().enumerate() {
+            let bits = group.mask.iter().map(|word| word.count_ones()).sum();
+            by_rest.entry(rest(group)).or_default().push((bits, index));
         }
-        let mut families = Self { list: Vec::new(), of: vec![(0, 0); groups.len()], next: Vec::new() };
+        let mut families = Self { list: Vec::new(), of: vec![(0, 0); groups.len()] };
         for mut members in by_rest.into_values() {
             members.sort_unstable();
             let words = |(_, group): &(u32, usize)| {
@@ -167,21 +310,7 @@ impl Families {
             }
             families.list.push(Family { members, words, width: cut.len() });
         }
-        families.next = families.of.iter().map(|(_, place)| place + 1).collect();
         families
-    }
-
-    /// The mask that a group's flows are split into by the fewest bits, and by how many; none that is split itself.
-    fn nearest(&mut self, from: usize, groups: &[Group]) -> Option<(u32, usize)> {
-        let (family, place) = self.of[from];
-        let family = &self.list[family];
-        let bits = family.members[place].0;
-        let near = family.members.iter().enumerate().skip(self.next[from]);
-        let mut near = near.take_while(|(_, (more, _))| more - bits <= MAX_BITS);
-        let found =
-            near.find(|(other, (_, into))| groups[*into].into.is_none() && family.is_subset(place, *other));
-        self.next[from] = found.map_or(family.members.len(), |(place, _)| place);
-        found.map(|(_, (more, into))| (more - bits, *into))
     }
 }
 
@@ -193,34 +322,6 @@ impl Family {
     }
 }
 
-/// Merges groups into others, cheapest first; a group is not both merged and merged into in one round.
-fn merge(groups: &mut [Group], families: &mut Families, wanted: usize, left: &mut usize) -> usize {
-    let mut pairs: Vec<(usize, usize, usize)> = Vec::new();
-    for (from, group) in groups.iter().enumerate().filter(|(_, group)| group.into.is_none()) {
-        // The fewest bits are the least cost.
-        let into = families.nearest(from, groups);
-        let cost = into.map(|(bits, into)| (group.flows.saturating_mul((1usize << bits) - 1), from, into));
-        pairs.extend(cost.filter(|(cost, ..)| *cost <= *left));
-    }
-    pairs.sort_unstable();
-    let mut is_target = vec![false; groups.len()];
-    let mut merged = 0;
-    for (cost, from, into) in pairs {
-        if merged == wanted {
-            break;
-        }
-        if is_target[from] || groups[into].into.is_some() || cost > *left {
-            continue;
-        }
-        *left -= cost;
-        groups[into].flows += groups[from].flows + cost;
-        groups[from].into = Some(into);
-        is_target[into] = true;
-        merged += 1;
-    }
-    merged
-}
-
 /// Bits by which a flow may be split: those of numbers that imply nothing about other fields.
 fn splittable() -> Image {
     let fields = [SRC_PORT, DST_PORT, TOS, TTL, DST_HIGH, SRC_HIGH, DST_LOW, SRC_LOW];
@@ -230,31 +331,29 @@ fn splittable() -> Image {
         .fold([0; WORDS], |all, cube| std::array::from_fn(|i| all[i] | cube.mask[i]))
 }
 
+/// The kept candidates, those of merged masks split.
 fn split(
     candidates: &mut Vec<Candidate>,
-    kept: &mut Vec<Ranked>,
-    groups: &[Group],
-    group_of: &[Option<usize>],
-) {
-    let last = |mut group: usize| {
-        while let Some(into) = groups[group].into {
-            group = into;
-        }
-        group
-    };
+    kept: Vec<Ranked>,
+    masks: &Masks,
+    merging: &Merging,
+) -> Vec<Ranked> {
+    if merging.into.iter().all(Option::is_none) {
+        return kept;
+    }
     let mut cut = Vec::with_capacity(kept.len());
-    for (ranked, group) in kept.iter().zip(group_of) {
-        let Some(group) = group.filter(|group| groups[*group].into.is_some()) else {
-            cut.push(*ranked);
+    for (ranked, group) in kept.into_iter().zip(&masks.of) {
+        let Some(group) = group.filter(|group| merging.into[*group].is_some()) else {
+            cut.push(ranked);
             continue;
         };
         let whole = candidates[ranked.id.index()];
-        for cube in parts(&whole.cube, &groups[last(group)].mask) {
-            cut.push(Ranked { id: CandidateId::of(candidates.len()), ..*ranked });
+        for cube in parts(&whole.cube, &masks.groups[merging.last(group)].mask) {
+            cut.push(Ranked { id: CandidateId::of(candidates.len()), ..ranked });
             candidates.push(Candidate { cube, ..whole });
         }
     }
-    *kept = cut;
+    cut
 }
 
 /// The cube split by all bits that the mask has beyond its own.
