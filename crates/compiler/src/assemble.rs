@@ -24,7 +24,7 @@ use super::place::{Placed, Placement};
 /// Writes the program; `None`: the classes are too long.
 pub(super) fn assemble(
     job: &Job<'_>,
-    mut placed: Placed,
+    placed: &mut Placed,
     lowered: Lowered,
     assigned: &Assigned,
     problems: &mut Problems,
@@ -33,7 +33,7 @@ pub(super) fn assemble(
     let mut next = 0..;
     let queue_of: Vec<Option<QueueId>> =
         used.iter().map(|used| used.then(|| next.next().map(QueueId)).flatten()).collect();
-    let (class_of, classes) = number_classes(job, &mut placed, &lowered, assigned, problems)?;
+    let (class_of, classes) = number_classes(job, placed, &lowered, assigned, problems)?;
     let flows = flows(job, &lowered, assigned, &queue_of, &class_of);
     let mut flow_counts = vec![0u32; placed.rules.len() + 1];
     flows.iter().for_each(|flow| flow_counts[flow.rule.index()] += 1);
@@ -44,10 +44,10 @@ pub(super) fn assemble(
     };
     let queues = lowered.queues.into_iter().zip(&queue_of);
     Some(Program {
-        rules: rules(job, &placed, &flow_counts, &classes),
+        rules: rules(job, placed, &flow_counts, &classes),
         exceptions: placed.exceptions.list(&placed.rules),
-        default: default_outcome(job, &placed).verdict,
-        groups: placed.groups,
+        default: default_outcome(job, placed).verdict,
+        groups: std::mem::take(&mut placed.groups),
         sinks: job.policy.sinks.iter().map(|definition| definition.sink.clone()).collect(),
         queues: queues.filter(|(_, id)| id.is_some()).map(|(queue, _)| queue).collect(),
         priorities_used: assigned.flows.last().map_or(0, |last| hardware_priority(last.priority) + 1),
@@ -293,7 +293,7 @@ fn rules(job: &Job<'_>, placed: &Placed, flows: &[u32], classes: &[Option<Class>
 /// That a rule is hybrid because the device has too few priorities.
 fn order_note(placed: &Placed, rule: RuleId, profile: &DeviceProfile) -> Option<UndecidedKey> {
     let earlier =
-        placed.earlier.get(&rule).filter(|_| profile.has_tags() && placed.by_order.contains(&rule))?;
+        placed.earlier.get(&rule).filter(|_| profile.has_tags() && placed.by_order.contains_key(&rule))?;
     let why = UndecidedReason::Order { first: *earlier.first()?, rules: earlier.len() };
     Some(UndecidedKey { key: ORDER.to_owned(), why })
 }

@@ -9,7 +9,7 @@
 //! tests more rules than it must, and decides the same.
 
 use std::cell::Cell as Counter;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use policy::policy::Action;
@@ -67,7 +67,7 @@ pub(super) fn decide(
     deciding: &Deciding,
     overlaps: &mut Overlaps,
     id: RuleId,
-    earlier: Option<&BTreeSet<RuleId>>,
+    earlier: Option<&Vec<RuleId>>,
     default: Outcome,
 ) -> Decide {
     let (own, otherwise) = match rules.get(id.index()) {
@@ -93,7 +93,7 @@ pub(super) fn decide(
 /// to these.
 fn with_following<'r>(
     rules: &'r [CoveredRule],
-    earlier: &'r BTreeSet<RuleId>,
+    earlier: &'r [RuleId],
     id: RuleId,
 ) -> impl Iterator<Item = RuleId> + 'r {
     let hybrid = earlier.iter().find(|rule| rules[rule.index()].is_hybrid()).copied().unwrap_or(id);
@@ -101,7 +101,7 @@ fn with_following<'r>(
         other.decides() && rules.get(id.index()).is_none_or(|rule| rule.may_overlap_with(other))
     };
     let following = (hybrid.index()..id.index()).filter(move |index| meets(&rules[*index])).map(RuleId::of);
-    earlier.range(..hybrid).copied().chain(following)
+    earlier.iter().copied().take_while(move |rule| *rule < hybrid).chain(following)
 }
 
 /// Every outcome that the class may decide.
@@ -113,25 +113,32 @@ pub(super) fn outcomes(decide: &Decide) -> impl Iterator<Item = Outcome> {
     steps.into_iter().flatten().map(|step: &Step| step.outcome).chain([*last])
 }
 
-/// The group to which packets of a rule's flows most likely go if it does not match them itself.
-pub(super) fn next_group(
+/// For each rule that a worker may have to receive although it steers to no group, the group to which packets of its flows
+/// most likely go if it does not match them itself.
+pub(super) fn next_groups(
     rules: &[CoveredRule],
     overlaps: &mut Overlaps,
-    id: RuleId,
     default: Action,
-) -> Option<GroupId> {
-    let rule = rules.get(id.index()).filter(|rule| rule.is_hybrid() && rule.decides())?;
-    // The policy will be refused for its steps, whatever the group.
-    if overlaps.steps > MAX_STEPS_IN_ALL {
-        return None;
+) -> BTreeMap<RuleId, GroupId> {
+    let mut groups = BTreeMap::new();
+    let mut steps = 0;
+    for (index, rule) in rules.iter().enumerate() {
+        // Beyond that the policy will be refused for its steps, whatever the groups.
+        let has_own = matches!(rule.action, Action::Steer(_));
+        if has_own || !rule.is_hybrid() || !rule.decides() || steps > MAX_STEPS_IN_ALL {
+            continue;
+        }
+        let Later { rules: later, otherwise } = overlaps.after(rules, RuleId::of(index));
+        steps += later.len();
+        let actions = later.iter().chain(&otherwise).map(|id| rules[id.index()].action);
+        let default = Some(default).filter(|_| otherwise.is_none());
+        let group = actions.chain(default).find_map(|action| match verdict(action) {
+            Verdict::Deliver(group) => Some(group),
+            Verdict::Drop | Verdict::Kernel | Verdict::Filtered => None,
+        });
+        groups.extend(group.map(|group| (RuleId::of(index), group)));
     }
-    let Later { rules: later, otherwise } = overlaps.after(rules, id);
-    let actions = later.iter().chain(&otherwise).map(|id| rules[id.index()].action);
-    let default = Some(default).filter(|_| otherwise.is_none());
-    [rule.action].into_iter().chain(actions).chain(default).find_map(|action| match verdict(action) {
-        Verdict::Deliver(group) => Some(group),
-        Verdict::Drop | Verdict::Kernel | Verdict::Filtered => None,
-    })
+    groups
 }
 
 /// Which rules of a policy may share packets.
@@ -145,8 +152,6 @@ pub(super) struct Overlaps {
     /// How many cubes each has, most first.
     sizes: Vec<(usize, RuleId)>,
     comparisons_left: Counter<usize>,
-    /// How many steps were found so far.
-    steps: usize,
 }
 
 /// The rules that decide a packet which a hybrid rule does not match.
@@ -173,7 +178,6 @@ impl Overlaps {
             index: MaskIndex::default(),
             sizes: Vec::new(),
             comparisons_left: Counter::new(MAX_COMPARISONS_IN_ALL),
-            steps: 0,
         };
         if pairs > 0 {
             all.fronts = claims.iter().map(|id| Front::of(rules[id.index()].common())).collect();
@@ -212,7 +216,6 @@ impl Overlaps {
             }
             later.rules.push(id);
         }
-        self.steps += later.rules.len();
         later
     }
 

@@ -55,11 +55,10 @@ mod merge_masks;
 mod order;
 mod place;
 mod report;
+mod search;
 mod share;
 mod subtract;
 mod traffic;
-
-use std::collections::BTreeSet;
 
 use device_model::DeviceProfile;
 use packet::cube;
@@ -68,9 +67,12 @@ use program::Program;
 
 use classes::Overlaps;
 use coarsen::Coarse;
-use diagnostics::Problems;
-use limit_ranks::{Earlier, Limits};
-use place::Placed;
+use diagnostics::{LimitProblem, Problems};
+use limit_ranks::{Earlier, MAX_PIECES_OF_FLOW};
+use lower::Lowered;
+use order::Ranking;
+use place::{ByOrder, Placed};
+use search::{MAX_ROUNDS, Next, Round, Search};
 
 pub use capacity::{Capacity, CapacityRow, PriorityUse, reload_conflict};
 pub use check::{Check, RuleCheck, check};
@@ -128,24 +130,48 @@ enum Stage {
     Flows,
 }
 
+/// What the attempts to compile a policy have in common.
+struct Attempts {
+    /// The most pieces of one flow.
+    pieces_of_flow: usize,
+    /// How often the passes from ranking to priorities have run.
+    rounds: u32,
+    /// The rules that got a worker because the device has too few priorities; they keep it.
+    by_order: ByOrder,
+}
+
+impl Attempts {
+    fn new(pieces_of_flow: usize) -> Self {
+        Self { pieces_of_flow, rounds: 0, by_order: ByOrder::new() }
+    }
+}
+
+/// After so many rounds in which rules that drop packets in hardware needed a worker, all of them get one.
+const MAX_ROUNDS_FOR_DROPS: u32 = 2;
+
 impl Job<'_> {
     /// Compiles, with wider cubes if the device has no capacity for the exact ones.
     pub(crate) fn compile(&self) -> Result<Program, Problems> {
-        let problems = match self.attempt(None) {
+        self.compile_in(&mut Attempts::new(MAX_PIECES_OF_FLOW))
+    }
+
+    fn compile_in(&self, attempts: &mut Attempts) -> Result<Program, Problems> {
+        let problems = match self.attempt(None, attempts) {
             Err(problems) if problems.are_about_capacity() => problems,
             result => return result,
         };
-        Coarse::STEPS.into_iter().find_map(|coarse| self.attempt(Some(coarse)).ok()).ok_or(problems)
+        let mut steps = Coarse::STEPS.into_iter();
+        steps.find_map(|coarse| self.attempt(Some(coarse), attempts).ok()).ok_or(problems)
     }
 
     /// If flows were split for exceptions and the program does not fit, compiles again without splitting.
-    fn attempt(&self, coarse: Option<Coarse>) -> Result<Program, Problems> {
-        let refused = match self.run(true, coarse) {
+    fn attempt(&self, coarse: Option<Coarse>, attempts: &mut Attempts) -> Result<Program, Problems> {
+        let refused = match self.run(true, coarse, attempts) {
             Ok(program) => return Ok(program),
             Err(refused) if refused.has_split != Some(true) => return Err(refused.problems),
             Err(refused) => refused,
         };
-        self.run(false, coarse).map_err(|again| match again.has_split {
+        self.run(false, coarse, attempts).map_err(|again| match again.has_split {
             Some(_) => again.problems,
             // The second attempt failed before any flow was counted, for another reason than the first.
             None => refused.problems,
@@ -153,7 +179,12 @@ impl Job<'_> {
     }
 
     /// All passes in turn. The line ends after a pass that finds problems.
-    fn run(&self, may_split: bool, coarse: Option<Coarse>) -> Result<Program, Refused> {
+    fn run(
+        &self,
+        may_split: bool,
+        coarse: Option<Coarse>,
+        attempts: &mut Attempts,
+    ) -> Result<Program, Refused> {
         let mut problems = Problems::default();
         let groups = groups::groups(self, &mut problems);
         let mut rules = cover::cover(self, &mut problems);
@@ -162,55 +193,86 @@ impl Job<'_> {
         }
         coarsen::coarsen(&mut rules, coarse);
         let exceptions = subtract::subtract(self, &mut rules, may_split);
-        let overlaps = Overlaps::of(&rules);
+        let mut overlaps = Overlaps::of(&rules);
+        let next_groups = classes::next_groups(&rules, &mut overlaps, self.policy.default);
         let has_split = exceptions.has_split;
-        let (earlier, by_order, placements) = (Earlier::new(), BTreeSet::new(), Vec::new());
-        let placed = Placed { groups, rules, exceptions, overlaps, earlier, by_order, placements };
-        self.write(placed, &mut problems).map_err(|stage| {
+        let by_order = std::mem::take(&mut attempts.by_order);
+        let (earlier, placements) = (Earlier::new(), Vec::new());
+        let mut placed =
+            Placed { groups, rules, exceptions, overlaps, next_groups, earlier, by_order, placements };
+        let search = match coarse {
+            None => Search::new(self.profile, attempts.pieces_of_flow),
+            Some(_) => Search::from_narrowest(self.profile),
+        };
+        let written = self.write(&mut placed, search, &mut attempts.rounds, &mut problems);
+        attempts.by_order = placed.by_order;
+        written.map_err(|stage| {
             let has_split = (stage == Stage::Flows).then_some(has_split);
             Refused { problems, has_split }
         })
     }
 
+    /// Rules to flows in their natural order, as far as that does not depend on the limits of the device.
+    fn ranked(&self, placed: &mut Placed, problems: &mut Problems) -> Result<(Lowered, Ranking), Stage> {
+        placed.placements = place::place(self, placed, problems);
+        if !problems.is_empty() {
+            return Err(Stage::Rules);
+        }
+        let lowered = lower::lower(self, placed, problems);
+        if !problems.is_empty() {
+            return Err(Stage::Flows);
+        }
+        let ranking = order::order(&lowered.candidates);
+        Ok((lowered, ranking))
+    }
+
     /// The passes from cubes to the program. Where there are too few priorities, some are repeated: with a worker for
-    /// rules that drop and become hybrid, and with fewer ranks if one rank takes several priorities.
-    fn write(&self, mut placed: Placed, problems: &mut Problems) -> Result<Program, Stage> {
-        let offered = self.profile.priorities_per_program();
-        let mut limits = Limits::of(self.profile);
-        loop {
-            let Placed { rules, exceptions, overlaps, earlier, by_order, .. } = &mut placed;
-            placed.placements = place::place(self, rules, exceptions, overlaps, earlier, by_order, problems);
-            if !problems.is_empty() {
-                return Err(Stage::Rules);
-            }
-            let mut lowered = lower::lower(self, &placed, problems);
-            if !problems.is_empty() {
+    /// rules that drop and become hybrid, and with other limits if one rank takes several priorities.
+    fn write(
+        &self,
+        placed: &mut Placed,
+        mut search: Search,
+        rounds: &mut u32,
+        problems: &mut Problems,
+    ) -> Result<Program, Stage> {
+        let (mut lowered, mut natural) = self.ranked(placed, problems)?;
+        let mut rounds_for_drops = 0;
+        let assigned = loop {
+            *rounds += 1;
+            let (exact, mut ranking) = (lowered.candidates.len(), natural.clone());
+            let limited = limit_ranks::limit_ranks(self.profile, &mut lowered, &mut ranking, search.limits());
+            if let Some(rule) = limited.beyond {
+                problems.limit(rule, LimitProblem::Steps);
                 return Err(Stage::Flows);
             }
-            let mut ranking = order::order(&lowered.candidates);
-            let limited = limit_ranks::limit_ranks(self.profile, &mut lowered, &mut ranking, limits);
             let pieces = limited.pieces;
             if placed.needs_workers(limited) {
+                rounds_for_drops += 1;
+                if rounds_for_drops == MAX_ROUNDS_FOR_DROPS || *rounds >= MAX_ROUNDS {
+                    placed.drop_by_workers();
+                }
+                (lowered, natural) = self.ranked(placed, problems)?;
                 continue;
             }
             let ranks = ranking.ranks();
             merge_masks::merge_masks(self.profile, &mut lowered, &mut ranking);
             let assigned =
                 assign_priorities::assign_priorities(&lowered.candidates, &ranking.kept, self.profile);
-            if assigned.priorities > offered
-                && let Some(narrowed) = limits.narrowed(pieces, ranks, assigned.priorities)
-            {
-                limits = narrowed;
-                continue;
+            let round = Round { priorities: assigned.priorities, pieces, ranks };
+            match search.next(round, *rounds < MAX_ROUNDS) {
+                Next::Accept | Next::Refuse => {
+                    capacity::refuse_flows(self, &lowered, &ranking, &assigned, problems);
+                    break assigned;
+                }
+                Next::Try(_) => lowered.reset(exact),
             }
-            capacity::refuse_flows(self, &lowered, &ranking, &assigned, problems);
-            if !problems.is_empty() {
-                return Err(Stage::Flows);
-            }
-            let program = assemble::assemble(self, placed, lowered, &assigned, problems);
-            program.iter().for_each(|program| capacity::refuse_program(self, program, problems));
-            return program.filter(|_| problems.is_empty()).ok_or(Stage::Flows);
+        };
+        if !problems.is_empty() {
+            return Err(Stage::Flows);
         }
+        let program = assemble::assemble(self, placed, lowered, &assigned, problems);
+        program.iter().for_each(|program| capacity::refuse_program(self, program, problems));
+        program.filter(|_| problems.is_empty()).ok_or(Stage::Flows)
     }
 }
 

@@ -21,6 +21,7 @@ use device_model::DeviceProfile;
 use program::{GroupId, RssQueue, RuleId};
 
 use super::capacity::ACTION_SPECS;
+use super::classes::MAX_STEPS_IN_ALL;
 use super::cover::MAX_FLOWS;
 use super::cube::Cube;
 use super::emit;
@@ -29,7 +30,7 @@ use super::mask_index::MaskIndex;
 use super::order::{Ranked, Ranking, Ranks};
 
 /// The most pieces of one flow, those of its pieces included.
-const MAX_PIECES_PER_FLOW: usize = 1 << 9;
+pub(super) const MAX_PIECES_OF_FLOW: usize = 1 << 9;
 /// The most pieces of a program: so many, and so many for each flow.
 const MAX_PIECES: usize = 1 << 12;
 const PIECES_BY_FLOW: usize = 2;
@@ -37,8 +38,9 @@ const PIECES_BY_FLOW: usize = 2;
 /// packets than they must, and decide the same.
 const MAX_LOOKUPS: usize = 1 << 25;
 
-/// By rule, the default's at the end, the earlier rules with which a worker compares packets of its compared flows.
-pub(super) type Earlier = BTreeMap<RuleId, BTreeSet<RuleId>>;
+/// By rule, the default's at the end, the earlier rules with which a worker compares packets of its compared flows, in
+/// ascending order.
+pub(super) type Earlier = BTreeMap<RuleId, Vec<RuleId>>;
 
 /// What has become of the rules.
 #[derive(Default)]
@@ -48,35 +50,17 @@ pub(super) struct Limited {
     pub(super) hybrid: BTreeSet<RuleId>,
     /// How many pieces were made.
     pub(super) pieces: usize,
+    /// The rule with which workers would compare packets with too many rules in all; the rest of the result is void then.
+    pub(super) beyond: Option<RuleId>,
 }
 
 /// How far the ranking may go.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
     pub(super) ranks: u32,
+    /// The most pieces of the program, and of one flow, those of its pieces included.
     pub(super) pieces: usize,
-}
-
-impl Limits {
-    /// Those of a device, for the first attempt.
-    pub(super) fn of(profile: &DeviceProfile) -> Self {
-        Self { ranks: profile.priorities_per_program(), pieces: usize::MAX }
-    }
-
-    /// Narrower ones, after an attempt that took so many priorities; `None`: there are none.
-    pub(super) fn narrowed(self, pieces: usize, ranks: u32, priorities: u32) -> Option<Self> {
-        let offered = self.ranks.min(ranks);
-        match pieces {
-            0 if offered <= 1 => None,
-            0 => Some(Self {
-                ranks: offered - (priorities.saturating_sub(self.ranks)).clamp(1, offered - 1),
-                ..self
-            }),
-            // Few pieces are not worth another attempt.
-            1..=64 => Some(Self { pieces: 0, ..self }),
-            _ => Some(Self { pieces: pieces / 2, ..self }),
-        }
-    }
+    pub(super) pieces_of_flow: usize,
 }
 
 /// Changes the ranking until it has no more ranks than the limit, with more flows and hybrid rules. It stays longer if rules
@@ -105,18 +89,25 @@ pub(super) fn limit_ranks(
         taken: MaskIndex::default(),
         lookups_left: MAX_LOOKUPS,
         pieces_left: 0,
+        may_have_pieces: false,
+        pieces_of_flow: limits.pieces_of_flow,
         of_flow_left: 0,
         limited: Limited::default(),
+        compared: 0,
         is_too_long: false,
     };
     let flows = ranking.kept.len();
     limiter.pieces_left =
         room.saturating_sub(flows).min(MAX_PIECES + PIECES_BY_FLOW * flows).min(limits.pieces);
+    limiter.may_have_pieces = limiter.pieces_left > 0;
     let first_piece = candidates.len();
     for ranked in &ranking.kept {
+        if limiter.limited.beyond.is_some() {
+            return limiter.limited;
+        }
         limiter.flow(candidates, *ranked, below[ranked.id.index()]);
     }
-    limiter.drop_unreachable(candidates);
+    limiter.drop_unreachable(candidates, first_piece);
     let Limiter { mut kept, limited, is_too_long, .. } = limiter;
     kept.sort_by_key(|Ranked { id, .. }| (candidates[id.index()].rule, *id));
     ranking.kept = kept;
@@ -163,9 +154,13 @@ struct Limiter<'p> {
     taken: MaskIndex,
     lookups_left: usize,
     pieces_left: usize,
+    may_have_pieces: bool,
+    pieces_of_flow: usize,
     /// Of the flow at hand.
     of_flow_left: usize,
     limited: Limited,
+    /// How many entries `limited.earlier` has.
+    compared: usize,
     /// Whether some flow needs more ranks, and no worker can decide it.
     is_too_long: bool,
 }
@@ -173,8 +168,8 @@ struct Limiter<'p> {
 /// What earlier candidates share with a flow, as far as no flow before it takes it.
 #[derive(Default)]
 struct Open {
-    /// The rules of these candidates.
-    rules: BTreeSet<RuleId>,
+    /// The rules of these candidates, in ascending order.
+    rules: Vec<RuleId>,
     /// The group to which the first of them that steers does so.
     group: Option<GroupId>,
     /// Whether one of them copies: no worker can make up for that.
@@ -183,7 +178,9 @@ struct Open {
 
 impl Open {
     fn add(&mut self, rule: RuleId, group: Option<GroupId>) {
-        self.rules.insert(rule);
+        if self.rules.last() != Some(&rule) {
+            self.rules.push(rule);
+        }
         self.group = self.group.or(group);
     }
 }
@@ -197,47 +194,75 @@ impl Limiter<'_> {
             return;
         }
         let last = (self.most - 1).saturating_sub(below);
-        // No flow of such a rank gets another one, so it is right for those below them, too.
-        let mut rank = match natural + MAX_BELOW < self.most {
-            true => natural,
-            false => self.ranks.rank_of(candidates, &candidate, id.index()).0,
-        };
-        if rank > last {
-            self.of_flow_left = MAX_PIECES_PER_FLOW;
-            let open = self.precede(candidates, &candidate, id.index(), last);
-            if open.is_copy || !open.rules.is_empty() && !candidate.can_be_compared() {
-                self.is_too_long = true;
-            } else if open.rules.is_empty() {
-                rank = last;
-            } else {
-                // Below all flows that it need not precede: those decide their packets in hardware.
-                rank = self.most - 1;
-                candidate.is_compared = true;
-                self.limited.hybrid.insert(candidate.rule);
-                self.compare(candidate.rule, open);
-            }
+        let mut rank = natural;
+        // No flow of a lower rank gets another one, so that is right for those below them, too.
+        if natural + MAX_BELOW >= self.most {
+            let blockers = self.ranks.overlapping(&candidate.cube, id.index(), last);
+            rank = match blockers.is_empty() {
+                true => self.ranks.rank_of(candidates, &candidate, id.index()).0,
+                false => self.rank_late(candidates, &mut candidate, id, last, &blockers),
+            };
+            candidates[id.index()] = candidate;
         }
-        candidates[id.index()] = candidate;
         let ranked = Ranked { id, rank };
         self.ranks.add(&candidate, ranked);
         self.keep(&candidate, ranked);
     }
 
+    /// The rank of a flow that these earlier ones, with ranks of at least `last`, would otherwise precede.
+    fn rank_late(
+        &mut self,
+        candidates: &mut Vec<Candidate>,
+        candidate: &mut Candidate,
+        id: CandidateId,
+        last: u32,
+        blockers: &[(usize, u32)],
+    ) -> u32 {
+        self.of_flow_left = self.pieces_of_flow;
+        let open = self.precede(candidates, candidate, last, blockers);
+        if open.is_copy || !open.rules.is_empty() && !self.can_be_compared(candidate) {
+            self.is_too_long = true;
+            return self.ranks.rank_of(candidates, candidate, id.index()).0;
+        }
+        if open.rules.is_empty() {
+            return last;
+        }
+        candidate.is_compared = true;
+        self.limited.hybrid.insert(candidate.rule);
+        self.compare(candidate.rule, open);
+        // Below all flows that it need not precede: those decide their packets in hardware.
+        self.most - 1
+    }
+
     fn keep(&mut self, candidate: &Candidate, Ranked { id, rank }: Ranked) {
-        if candidate.traps {
+        if candidate.traps && self.may_have_pieces {
             self.taken.add_lowest(&candidate.cube, id.index(), rank);
         }
         self.kept.push(Ranked { id, rank });
     }
 
     fn compare(&mut self, rule: RuleId, open: Open) {
-        self.limited.earlier.entry(rule).or_default().extend(open.rules);
+        let earlier = self.limited.earlier.entry(rule).or_default();
+        let before = earlier.len();
+        earlier.extend(open.rules);
+        earlier.sort();
+        earlier.dedup();
+        self.compared += earlier.len() - before;
+        if self.compared > MAX_STEPS_IN_ALL {
+            self.limited.beyond.get_or_insert(rule);
+        }
     }
 
-    /// Makes pieces, so that flows before `rank` take what a cube of a candidate shares with candidates `before` it.
-    fn precede(&mut self, candidates: &mut Vec<Candidate>, of: &Candidate, before: usize, rank: u32) -> Open {
+    /// Makes pieces, so that flows before `rank` take what a cube of a candidate shares with these earlier ones.
+    fn precede(
+        &mut self,
+        candidates: &mut Vec<Candidate>,
+        of: &Candidate,
+        rank: u32,
+        blockers: &[(usize, u32)],
+    ) -> Open {
         let mut open = Open::default();
-        for (blocker, own) in self.ranks.overlapping(&of.cube, before, rank) {
+        for (blocker, own) in blockers.iter().copied() {
             let other = candidates[blocker];
             if !other.traps {
                 // A copy may share the rank of a flow that traps the packet, and has no pieces.
@@ -249,8 +274,8 @@ impl Limiter<'_> {
                 continue;
             }
             // Comparing with more rules than needed is right.
-            let is_known = open.rules.contains(&other.rule);
-            if is_known || of.can_be_compared() && (rank == 0 || self.is_spent()) {
+            let is_known = open.rules.last() == Some(&other.rule);
+            if is_known || self.can_be_compared(of) && (rank == 0 || self.is_spent()) {
                 open.add(other.rule, self.group(other.action));
                 continue;
             }
@@ -262,6 +287,12 @@ impl Limiter<'_> {
             }
         }
         open
+    }
+
+    /// Whether a worker can decide a flow's packets instead: none makes copies or sees what is sent, and without groups
+    /// there is none.
+    fn can_be_compared(&self, flow: &Candidate) -> bool {
+        flow.traps && !flow.is_sent() && !self.steering.is_empty()
     }
 
     /// Whether nothing more is done to have fewer packets compared.
@@ -285,7 +316,8 @@ impl Limiter<'_> {
         piece.is_compared = false;
         let natural = self.ranks.rank_of(candidates, &piece, of).0;
         if natural >= rank {
-            let open = self.precede(candidates, &piece, of, rank - 1);
+            let blockers = self.ranks.overlapping(&piece.cube, of, rank - 1);
+            let open = self.precede(candidates, &piece, rank - 1, &blockers);
             if open.is_copy {
                 return false;
             }
@@ -328,16 +360,23 @@ impl Limiter<'_> {
         !piece.comes_last(self.profile) && specs + ACTION_SPECS <= self.profile.max_specs
     }
 
-    /// Removes flows of which all packets are taken before.
-    fn drop_unreachable(&mut self, candidates: &[Candidate]) {
+    /// Removes flows of which all packets are taken before, as pieces take them from late flows and other pieces.
+    fn drop_unreachable(&mut self, candidates: &[Candidate], first_piece: usize) {
+        if candidates.len() == first_piece {
+            return;
+        }
         let kept = std::mem::take(&mut self.kept);
-        let reached = |ranked: &Ranked| {
-            let candidate = &candidates[ranked.id.index()];
-            candidate.comes_last(self.profile)
-                || !candidate.traps
-                || ranked.rank >= self.most
-                || self.lookups_left == 0
-                || !self.is_taken(&candidate.cube, ranked.rank)
+        let reached = |Ranked { id, rank }: &Ranked| {
+            let candidate = &candidates[id.index()];
+            if candidate.comes_last(self.profile) || !candidate.traps || *rank >= self.most {
+                return true;
+            }
+            if self.taken.lowest(&candidate.cube).is_some_and(|lowest| lowest < *rank) {
+                return false;
+            }
+            // Few others are taken, which is harmless.
+            let may_be_taken = id.index() >= first_piece || rank + MAX_BELOW >= self.most;
+            !may_be_taken || self.lookups_left == 0 || !self.is_taken(&candidate.cube, *rank)
         };
         self.kept = kept.into_iter().filter(reached).collect();
     }
@@ -411,7 +450,7 @@ mod tests {
         let mut ranking = order(&candidates);
         let mut lowered =
             Lowered { candidates, actions, steering: Vec::new(), queues: vec![queue], sniffer: None };
-        let limits = Limits { ranks: RANKS, pieces: usize::MAX };
+        let limits = Limits { ranks: RANKS, pieces: usize::MAX, pieces_of_flow: MAX_PIECES_OF_FLOW };
         limit_ranks(&DeviceProfile::ideal(), &mut lowered, &mut ranking, limits);
         let flow = |Ranked { id, rank }: &Ranked| {
             let Candidate { cube, rule, is_compared, .. } = *lowered.candidate(*id);

@@ -91,6 +91,12 @@ impl Lowered {
         &self.candidates[id.index()]
     }
 
+    /// Takes back what later passes changed: candidates beyond so many, and comparisons.
+    pub(super) fn reset(&mut self, candidates: usize) {
+        self.candidates.truncate(candidates);
+        self.candidates.iter_mut().for_each(|candidate| candidate.is_compared = false);
+    }
+
     /// How general the hash variant of a candidate is: the more general ones of a rule rank below the others.
     pub(super) fn generality(&self, candidate: &Candidate) -> u32 {
         let LoweredAction::Steer(queue) = self.actions[candidate.action.0 as usize] else { return 0 };
@@ -217,11 +223,6 @@ impl Candidate {
     /// Whether the device applies its flow after all others, whatever its priority.
     pub(super) fn comes_last(&self, profile: &DeviceProfile) -> bool {
         self.traps && comes_last(&self.cube, profile)
-    }
-
-    /// Whether a worker can decide its packets instead: no worker makes copies or sees what is sent.
-    pub(super) fn can_be_compared(&self) -> bool {
-        self.traps && !self.is_sent()
     }
 
     /// Whether it is about packets that the host sends.

@@ -129,6 +129,12 @@ impl MaskIndex {
         })
     }
 
+    /// The rank of the trapping entry with this cube.
+    pub(super) fn lowest(&self, cube: &Cube) -> Option<u32> {
+        let mask = self.ids.get(&(cube.mask, true))?;
+        self.shapes[mask.index()].find(cube).map(|entry| entry.rank)
+    }
+
     /// Whether the entries of a mask trap packets and every bit of it is one of this mask: such an entry contains a cube of
     /// this mask, or shares no packet with it.
     pub(super) fn contains_or_differs(&self, mask: MaskId, other: &Image) -> bool {

@@ -26,6 +26,7 @@ pub(super) struct Ranked {
 }
 
 /// The candidates that are kept, with their ranks.
+#[derive(Clone)]
 pub(super) struct Ranking {
     /// By precedence.
     pub(super) kept: Vec<Ranked>,

@@ -1,16 +1,16 @@
 //! The pass that decides what the flows of each rule do: to which group they deliver, whether they drop, or that there
 //! are none. Rules whose kind of flow the device does not have are refused here.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use device_model::DeviceProfile;
 use policy::policy::{Action, Direction};
 use program::{Feature, Group, GroupId, RuleId};
 
 use super::Job;
-use super::classes::{Overlaps, next_group};
+use super::classes::Overlaps;
 use super::cover::CoveredRule;
-use super::diagnostics::{ORDER, Problem, Problems, RuleProblem};
+use super::diagnostics::{Problem, Problems, RuleProblem};
 use super::legalize::is_multicast_only;
 use super::limit_ranks::{Earlier, Limited};
 use super::subtract::Exceptions;
@@ -36,13 +36,19 @@ pub(super) struct Placed {
     pub(super) rules: Vec<CoveredRule>,
     pub(super) exceptions: Exceptions,
     pub(super) overlaps: Overlaps,
+    /// By rule that steers to no group, where its packets most likely go if a worker finds that it does not match them.
+    pub(super) next_groups: BTreeMap<RuleId, GroupId>,
     /// Which earlier rules workers compare the packets of rules with.
     pub(super) earlier: Earlier,
     /// The rules that are hybrid because the device has too few priorities.
-    pub(super) by_order: BTreeSet<RuleId>,
+    pub(super) by_order: ByOrder,
     /// The default's last.
     pub(super) placements: Vec<Placement>,
 }
+
+/// By rule that is hybrid because the device has too few priorities, the default's at the end: the first of the earlier
+/// rules that its packets are compared with, and how many there are.
+pub(super) type ByOrder = BTreeMap<RuleId, (RuleId, usize)>;
 
 impl Placed {
     /// Notes what the limit of ranks demands. Returns whether a rule that drops packets in hardware needs a worker.
@@ -53,21 +59,28 @@ impl Placed {
         let needs = drops.next().is_some();
         self.earlier = earlier;
         // What has been found to need a worker keeps it, so that this ends.
-        self.by_order.extend(hybrid);
+        for rule in hybrid {
+            let of = self.earlier.get(&rule).and_then(|earlier| Some((*earlier.first()?, earlier.len())));
+            self.by_order.entry(rule).or_insert(of.unwrap_or((rule, 0)));
+        }
         needs
+    }
+
+    /// Gives a worker to every rule that drops received packets.
+    pub(super) fn drop_by_workers(&mut self) {
+        let has_worker = |rule: RuleId| self.rules.get(rule.index()).is_none_or(|rule| rule.decides());
+        for (index, placement) in self.placements.iter().enumerate() {
+            let rule = RuleId::of(index);
+            if *placement == Placement::Drop && has_worker(rule) {
+                self.by_order.entry(rule).or_insert((rule, 0));
+            }
+        }
     }
 }
 
 /// What the flows of each rule do, the default's last.
-pub(super) fn place(
-    job: &Job<'_>,
-    rules: &[CoveredRule],
-    exceptions: &Exceptions,
-    overlaps: &mut Overlaps,
-    earlier: &Earlier,
-    by_order: &BTreeSet<RuleId>,
-    problems: &mut Problems,
-) -> Vec<Placement> {
+pub(super) fn place(job: &Job<'_>, placed: &Placed, problems: &mut Problems) -> Vec<Placement> {
+    let Placed { rules, exceptions, next_groups, earlier, by_order, .. } = placed;
     refuse_overtaken_multicast(job.profile, rules, problems);
     let mut placements = Vec::with_capacity(rules.len() + 1);
     let mut sniffs = 0;
@@ -80,19 +93,17 @@ pub(super) fn place(
             (_, Action::Sniff(group)) => Placement::Sniff(group),
             (_, Action::Pass) | (Direction::Egress, Action::Kernel) => Placement::Pass,
             (Direction::Egress, Action::Drop) => Placement::Drop,
-            (_, Action::Drop) if !rule.needs_worker() && !by_order.contains(&id) => Placement::Drop,
+            (_, Action::Drop) if !rule.needs_worker() && !by_order.contains_key(&id) => Placement::Drop,
             // Its packets stay with the kernel because no flow matches them.
             (_, Action::Kernel) if exceptions.keeps_nothing(id) => Placement::Nothing,
             // A worker must receive its packets. The best one is in the group that gets them if the rule does not match.
             (_, Action::Drop | Action::Kernel) => {
                 let before = earlier.get(&id).and_then(|earlier| first_group(rules, earlier));
-                let next = before.or_else(|| next_group(rules, overlaps, id, job.policy.default));
+                let next = before.or_else(|| next_groups.get(&id).copied());
                 match next.or_else(|| any_group(job)) {
                     Some(group) => Placement::Steer(group),
                     None => {
-                        let keys = rule.undecided().map(|note| note.key.clone());
-                        let order = by_order.contains(&id).then(|| ORDER.to_owned());
-                        let keys = keys.chain(order).collect();
+                        let keys = rule.undecided().map(|note| note.key.clone()).collect();
                         let errno = rule.undecided().find_map(|note| note.why.errno());
                         problems.rule(id, RuleProblem::NeedsWorker { keys, errno });
                         Placement::Nothing
@@ -106,7 +117,7 @@ pub(super) fn place(
         Action::Drop
             if job.profile.has_tags()
                 && job.profile.allows(Feature::Drop)
-                && !by_order.contains(&RuleId::of(rules.len())) =>
+                && !by_order.contains_key(&RuleId::of(rules.len())) =>
         {
             Placement::Drop
         }
@@ -123,7 +134,7 @@ pub(super) fn place(
 }
 
 /// The first group to which one of these rules steers.
-fn first_group(rules: &[CoveredRule], earlier: &BTreeSet<RuleId>) -> Option<GroupId> {
+fn first_group(rules: &[CoveredRule], earlier: &[RuleId]) -> Option<GroupId> {
     earlier.iter().find_map(|rule| match rules[rule.index()].action {
         Action::Steer(group) => Some(group),
         _ => None,

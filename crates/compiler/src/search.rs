@@ -1,0 +1,192 @@
+//! The search for limits of the ranking with which a program fits on the device. Fewer pieces and fewer ranks need fewer
+//! masks, for which some devices have little room in one priority; they leave more packets to workers. Each round of the
+//! passes from ranking to priorities tries one set of limits.
+
+use device_model::DeviceProfile;
+
+use super::limit_ranks::Limits;
+
+/// The most rounds for one policy. Beyond them only the narrowest limits are tried, in one round for each
+/// set of cubes.
+pub(super) const MAX_ROUNDS: u32 = 24;
+
+/// Pieces are left out at once where a part of them would be so few.
+const FEW_PIECES: usize = 1 << 9;
+
+/// What to do after a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The result is the best that was found.
+    Accept,
+    Try(Limits),
+    /// The device has no room, whatever the limits.
+    Refuse,
+}
+
+/// What came of a round.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Round {
+    /// How many priorities the flows take.
+    pub(super) priorities: u32,
+    /// How many pieces were made.
+    pub(super) pieces: usize,
+    /// How many ranks the flows have.
+    pub(super) ranks: u32,
+}
+
+/// The rounds for one set of cubes: first with all pieces, then with none, then with an eighth of them if there is room
+/// without, or else with the most ranks that fit.
+#[derive(Debug)]
+pub(super) struct Search {
+    offered: u32,
+    limits: Limits,
+    /// How many pieces there are without a limit.
+    all: usize,
+    /// Without pieces, so many ranks are known to fit; 0: none.
+    fits: u32,
+    /// So many are known not to.
+    fails: u32,
+}
+
+impl Search {
+    pub(super) fn new(profile: &DeviceProfile, pieces_of_flow: usize) -> Self {
+        let offered = profile.priorities_per_program();
+        let limits = Limits { ranks: offered, pieces: usize::MAX, pieces_of_flow };
+        Self { offered, limits, all: 0, fits: 0, fails: offered + 1 }
+    }
+
+    /// One that begins with the narrowest limits: if these do not fit, nothing does.
+    pub(super) fn from_narrowest(profile: &DeviceProfile) -> Self {
+        let mut search = Self::new(profile, 0);
+        search.limits = Limits { ranks: 1, pieces: 0, ..search.limits };
+        search
+    }
+
+    /// Of the next round.
+    pub(super) fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// What follows a round; `may_go_on`: whether there may be more rounds than one.
+    pub(super) fn next(&mut self, round: Round, may_go_on: bool) -> Next {
+        let tried = self.limits;
+        let has_room = round.priorities <= self.offered;
+        let is_known = tried.ranks == self.fits || round.ranks < tried.ranks;
+        if has_room && (tried.pieces > 0 || is_known) {
+            return Next::Accept;
+        }
+        let first = tried.pieces == usize::MAX;
+        if first {
+            self.all = round.pieces;
+        }
+        if has_room {
+            self.fits = tried.ranks;
+        } else if round.pieces == 0 {
+            self.fails = tried.ranks.min(round.ranks);
+            // Since that was found, rules may have got workers, which takes more flows.
+            self.fits = if self.fits < self.fails { self.fits } else { 0 };
+        }
+        if self.fails <= 1 {
+            return Next::Refuse;
+        }
+        let few = self.all / 8;
+        self.limits = match self.fails - self.fits {
+            _ if !may_go_on => Limits { ranks: self.fits.max(1), pieces: 0, ..tried },
+            _ if first && round.pieces > 0 => Limits { pieces: 0, ..tried },
+            _ if self.fits == self.offered && tried.pieces == 0 && few > FEW_PIECES => {
+                Limits { pieces: few, ..tried }
+            }
+            1 => Limits { ranks: self.fits, pieces: 0, ..tried },
+            _ => Limits { ranks: self.guess(tried.ranks, round.priorities), pieces: 0, ..tried },
+        };
+        if has_room && self.limits == tried { Next::Accept } else { Next::Try(self.limits) }
+    }
+
+    /// The most ranks that may fit, if each rank more takes one priority more.
+    fn guess(&self, tried: u32, priorities: u32) -> u32 {
+        let guess = (tried + self.offered).saturating_sub(priorities);
+        guess.clamp(self.fits + 1, self.fails - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The limits that are tried until the search ends, on an mlx5 where so many ranks take so many priorities and more
+    /// than so many pieces one more than there are.
+    fn tried(
+        mut search: Search,
+        priorities: impl Fn(u32) -> u32,
+        (most, made): (usize, usize),
+        most_rounds: usize,
+    ) -> (Vec<(u32, usize)>, Next) {
+        let mut tried = Vec::new();
+        loop {
+            let Limits { ranks, pieces, .. } = search.limits();
+            let pieces = pieces.min(made);
+            tried.push((ranks, pieces));
+            let priorities = if pieces > most { 9 } else { priorities(ranks) };
+            match search.next(Round { priorities, pieces, ranks }, tried.len() < most_rounds) {
+                Next::Try(limits) => assert_eq!(limits, search.limits()),
+                next => return (tried, next),
+            }
+        }
+    }
+
+    fn searches() -> [Search; 2] {
+        let mlx5 = DeviceProfile::mlx5();
+        [Search::new(&mlx5, 9), Search::from_narrowest(&mlx5)]
+    }
+
+    #[test]
+    fn as_many_pieces_as_there_is_room_for_are_kept() {
+        let of = |most, made| {
+            let [search, _] = searches();
+            let (tried, next) = tried(search, |ranks| ranks, (most, made), 99);
+            assert_eq!(next, Next::Accept);
+            tried
+        };
+        assert_eq!(of(8_000, 8_000), [(8, 8_000)]);
+        assert_eq!(of(1_000, 8_000), [(8, 8_000), (8, 0), (8, 1_000)]);
+        assert_eq!(of(0, 8_000), [(8, 8_000), (8, 0), (8, 1_000), (8, 0)]);
+        // An eighth of these is too few to be worth a round.
+        assert_eq!(of(0, 80), [(8, 80), (8, 0)]);
+    }
+
+    #[test]
+    fn the_most_ranks_that_fit_are_found_in_few_rounds() {
+        for most in 1..=7 {
+            for search in searches() {
+                let steep = |ranks| if ranks > most { 30 } else { ranks };
+                let (all, next) = tried(search, steep, (0, 8_000), 99);
+                assert_eq!((all.last(), next), (Some(&(most, 0)), Next::Accept));
+                assert!(all.len() <= 10, "{all:?}");
+            }
+            let [search, narrowest] = searches();
+            let (all, _) = tried(search, |ranks| ranks + 8 - most, (0, 8_000), 99);
+            assert!(all.len() <= 5 && all.last() == Some(&(most, 0)), "{all:?}");
+            let (all, _) = tried(narrowest, |ranks| ranks + 8 - most, (0, 8_000), 99);
+            assert!(all.len() <= 5 && all.last() == Some(&(most, 0)), "{all:?}");
+        }
+    }
+
+    #[test]
+    fn a_device_without_room_refuses() {
+        let [search, narrowest] = searches();
+        let (all, next) = tried(search, |_| 9, (0, 8_000), 99);
+        assert_eq!((all.last(), next), (Some(&(1, 0)), Next::Refuse));
+        assert!(all.len() <= 9, "{all:?}");
+        assert_eq!(tried(narrowest, |_| 9, (0, 0), 99), (vec![(1, 0)], Next::Refuse));
+    }
+
+    #[test]
+    fn without_more_rounds_only_the_narrowest_limits_follow() {
+        let steep = |ranks| if ranks > 3 { 30 } else { ranks };
+        let [search, _] = searches();
+        assert_eq!(tried(search, steep, (0, 8_000), 1), (vec![(8, 8_000), (1, 0)], Next::Accept));
+        let [search, narrowest] = searches();
+        assert_eq!(tried(search, |_| 9, (0, 8_000), 1), (vec![(8, 8_000), (1, 0)], Next::Refuse));
+        assert_eq!(tried(narrowest, steep, (0, 0), 0), (vec![(1, 0)], Next::Accept));
+    }
+}
