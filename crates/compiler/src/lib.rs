@@ -105,6 +105,22 @@ pub fn compile_with(
     compiled.map_err(|problems| problems.diagnostics(policy, profile))
 }
 
+/// Like [`compile`], with at most so many pieces for one flow: for tests of what happens where they run out.
+///
+/// # Errors
+/// As [`compile`].
+#[doc(hidden)]
+pub fn compile_with_pieces(
+    policy: &Policy,
+    profile: &DeviceProfile,
+    workers: usize,
+    pieces_of_flow: usize,
+) -> Result<Program, Diagnostics> {
+    let compiled =
+        Job { policy, profile, workers, previous: None }.compile_in(&mut Attempts::new(pieces_of_flow));
+    compiled.map_err(|problems| problems.diagnostics(policy, profile))
+}
+
 /// The input of the passes.
 #[derive(Clone, Copy)]
 pub(crate) struct Job<'p> {
@@ -278,6 +294,54 @@ impl Job<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write as _;
+
+    use policy::{NoFiles, Source};
+
+    use super::*;
+
+    /// Rules on two prefixes and a range of ports each, which overlap in long chains; every third drops.
+    fn overlapping_rules(count: usize) -> Policy {
+        let mut seed = 1u64;
+        let mut next = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % below
+        };
+        let mut text = "version = 1\ndefault = 'drop'\n[groups.g]\nworkers = 'all'\n".to_owned();
+        for rule in 0..count {
+            let mut prefix = || {
+                let length = next(17) + 8;
+                let address = (10 << 24 | next(4) << 16 | next(4) << 14) & u64::MAX << (32 - length);
+                format!("{}/{length}", std::net::Ipv4Addr::from(address as u32))
+            };
+            let (src, dst, port) = (prefix(), prefix(), next(60_000));
+            let action = if rule % 3 == 2 { "'drop'" } else { "{ steer = 'g' }" };
+            let row = writeln!(
+                text,
+                "[[rules]]\nname = 'r{rule}'\nmatch = {{ protocol = 'udp', src = '{src}', dst = '{dst}', \
+                 dst_port = '{port}-{}' }}\naction = {action}",
+                port + next(5_000)
+            );
+            row.expect("strings take text");
+        }
+        policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy").0
+    }
+
+    #[test]
+    fn a_policy_is_compiled_in_few_rounds() {
+        let policy = overlapping_rules(300);
+        for masks in [6, 2, 1] {
+            let mut profile = DeviceProfile::mlx5();
+            profile.priority_table =
+                Some(device_model::PriorityTable { entries: 100 * masks, groups: masks, group_entries: 100 });
+            let mut attempts = Attempts::new(MAX_PIECES_OF_FLOW);
+            let job = Job { policy: &policy, profile: &profile, workers: 4, previous: None };
+            let program = job.compile_in(&mut attempts);
+            assert!(program.is_ok_and(|program| program.priorities_used <= 8), "{masks}");
+            assert!((4..=MAX_ROUNDS).contains(&attempts.rounds), "{} rounds for {masks}", attempts.rounds);
+        }
+    }
+
     #[test]
     fn each_pass_of_the_table_is_called_once_in_its_order() {
         let source = include_str!("lib.rs");

@@ -430,7 +430,23 @@ mod tests {
         outcomes.max().unwrap_or(0)
     }
 
-    fn limited(cubes: &[Cube]) -> usize {
+    /// Checks that every packet meets a flow of its first rule, or one that is compared with that rule.
+    fn check_decisions(cubes: &[Cube], flows: &[(Cube, u32, RuleId, bool)], earlier: &Earlier) {
+        for packet in packets() {
+            let first = cubes.iter().position(|cube| cube.contains(&packet)).map(RuleId::of);
+            let met: Vec<_> = flows.iter().filter(|(cube, ..)| cube.contains(&packet)).collect();
+            let best = met.iter().map(|(_, rank, ..)| *rank).min();
+            assert_eq!(best.is_some(), first.is_some());
+            // Of flows of one rank that overlap, the device may choose any.
+            for (_, rank, rule, is_compared) in met.into_iter().filter(|(_, rank, ..)| Some(*rank) == best) {
+                let others = earlier.get(rule).filter(|_| *is_compared);
+                let knows = others.is_some_and(|others| first.is_some_and(|first| others.contains(&first)));
+                assert!(Some(*rule) == first || knows, "{packet:?}: {rule} at {rank}, not {first:?}");
+            }
+        }
+    }
+
+    fn limited(cubes: &[Cube], pieces_of_flow: usize) -> usize {
         let candidate = |(rule, cube): (usize, &Cube)| Candidate {
             cube: *cube,
             rule: RuleId::of(rule),
@@ -450,14 +466,19 @@ mod tests {
         let mut ranking = order(&candidates);
         let mut lowered =
             Lowered { candidates, actions, steering: Vec::new(), queues: vec![queue], sniffer: None };
-        let limits = Limits { ranks: RANKS, pieces: usize::MAX, pieces_of_flow: MAX_PIECES_OF_FLOW };
-        limit_ranks(&DeviceProfile::ideal(), &mut lowered, &mut ranking, limits);
+        let steering = Steering { group: GroupId(0), packets: Cube::ANY, action: ActionId(2) };
+        lowered.steering.push(steering);
+        let limits = Limits { ranks: RANKS, pieces: usize::MAX, pieces_of_flow };
+        let Limited { earlier, .. } =
+            limit_ranks(&DeviceProfile::ideal(), &mut lowered, &mut ranking, limits);
         let flow = |Ranked { id, rank }: &Ranked| {
             let Candidate { cube, rule, is_compared, .. } = *lowered.candidate(*id);
             assert!(*rank < RANKS);
             (cube, *rank, rule, is_compared)
         };
-        in_hardware(&ranking.kept.iter().map(flow).collect::<Vec<_>>())
+        let flows: Vec<_> = ranking.kept.iter().map(flow).collect();
+        check_decisions(cubes, &flows, &earlier);
+        in_hardware(&flows)
     }
 
     /// On small instances the result is compared with the best of all assignments of ranks to whole flows. Pieces decide
@@ -475,7 +496,10 @@ mod tests {
             let cubes: Vec<Cube> = (0..FLOWS)
                 .map(|_| udp([(); 2].map(|()| ((next(4) as u64) << 14, [0, 0x8000, 0xc000][next(3)]))))
                 .collect();
-            let (own, other) = (limited(&cubes), best_without_pieces(&cubes));
+            for pieces in 0..3 {
+                limited(&cubes, pieces);
+            }
+            let (own, other) = (limited(&cubes, MAX_PIECES_OF_FLOW), best_without_pieces(&cubes));
             ours += own;
             best += other;
             widest = widest.max(other.saturating_sub(own));

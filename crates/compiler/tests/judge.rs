@@ -245,13 +245,21 @@ struct Tally {
     why: BTreeMap<String, usize>,
 }
 
+/// How a policy is compiled.
+type Compile = dyn Fn(&policy::Policy, &DeviceProfile) -> Result<Program, policy::Diagnostics>;
+
 /// Tries policies on a device; of a hundred at most so many may be refused.
 fn trial(profile: &DeviceProfile, most_refused: usize) {
+    trial_with(&|policy, profile| compiler::compile(policy, profile, WORKERS), profile, most_refused);
+}
+
+fn trial_with(compile: &Compile, profile: &DeviceProfile, most_refused: usize) {
     let tally = RefCell::new(Tally::default());
     let config = ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() };
     let cases = (rules(8), prop::collection::vec(packet_key(), KEYS));
-    let outcome = TestRunner::new(contextualize_config(config))
-        .run(&cases, |(rules, keys)| one(profile, rules.on(profile), &keys, &mut tally.borrow_mut()));
+    let outcome = TestRunner::new(contextualize_config(config)).run(&cases, |(rules, keys)| {
+        one(compile, profile, rules.on(profile), &keys, &mut tally.borrow_mut())
+    });
     let tally = tally.into_inner();
     println!("{}: {tally:#?}", profile.name);
     outcome.unwrap_or_else(|failure| panic!("{}: {failure}", profile.name));
@@ -260,6 +268,7 @@ fn trial(profile: &DeviceProfile, most_refused: usize) {
 }
 
 fn one(
+    compile: &Compile,
     profile: &DeviceProfile,
     Rules { rules, default }: Rules,
     keys: &[DeepKey],
@@ -276,7 +285,7 @@ fn one(
     let text = text(&rules, default);
     let policy = parse(&text).map_err(|problems| TestCaseError::fail(format!("{problems}\n{text}")))?;
     tally.policies += 1;
-    let program = match compiler::compile(&policy, profile, WORKERS) {
+    let program = match compile(&policy, profile) {
         Ok(program) => program,
         Err(problems) => {
             tally.refused += 1;
@@ -302,7 +311,7 @@ fn one(
         tally.copied += program.explain_deep(key).copies.len();
         tally.by_sent_rules += usize::from(program.explain_sent(key).rule.is_some());
     }
-    let again = compiler::compile(&parse(&text).expect("as before"), profile, WORKERS).expect("as before");
+    let again = compile(&parse(&text).expect("as before"), profile).expect("as before");
     prop_assert_eq!(&again, &program);
     prop_assert_eq!(again.to_string(), program.to_string());
     Ok(())
@@ -420,6 +429,18 @@ fn a_program_for_few_priorities_decides_as_the_policy() {
         let few = |profile| DeviceProfile { priorities: 2 * priorities, ..profile };
         trial(&few(DeviceProfile::mlx5()), 40);
         trial(&few(DeviceProfile::ideal()), 40);
+    }
+}
+
+/// Where pieces run out in the middle of a flow.
+#[test]
+fn a_program_with_few_pieces_decides_as_the_policy() {
+    for pieces in 0..3 {
+        let compile = move |policy: &policy::Policy, profile: &DeviceProfile| {
+            compiler::compile_with_pieces(policy, profile, WORKERS, pieces)
+        };
+        trial_with(&compile, &DeviceProfile { priorities: 6, ..DeviceProfile::mlx5() }, 40);
+        trial_with(&compile, &DeviceProfile { priorities: 4, ..DeviceProfile::ideal() }, 40);
     }
 }
 
