@@ -3,7 +3,6 @@
 
 use std::collections::{HashMap, HashSet};
 
-use device_model::DeviceProfile;
 use policy::policy::Action;
 use program::{
     CLASSES_MAX, Class, ClassId, DEFAULT_RULE, Decide, Flow, FlowAction, FlowKind, Outcome, Program, QueueId,
@@ -44,7 +43,7 @@ pub(super) fn assemble(
     };
     let queues = lowered.queues.into_iter().zip(&queue_of);
     Some(Program {
-        rules: rules(job, placed, &flow_counts, &classes),
+        rules: rules(job, placed, &flow_counts, &class_of, &classes),
         exceptions: placed.exceptions.list(&placed.rules),
         default: default_outcome(job, placed).verdict,
         groups: std::mem::take(&mut placed.groups),
@@ -232,7 +231,13 @@ fn decide_rules(
 }
 
 /// The rules of the program, with where each is decided; the default's last.
-fn rules(job: &Job<'_>, placed: &Placed, flows: &[u32], classes: &[Option<Class>]) -> Vec<Rule> {
+fn rules(
+    job: &Job<'_>,
+    placed: &Placed,
+    flows: &[u32],
+    class_of: &[ClassesOfRule],
+    classes: &[Option<Class>],
+) -> Vec<Rule> {
     let Placed { rules, placements, .. } = placed;
     let mut tested = vec![false; rules.len() + 1];
     for class in classes.iter().flatten() {
@@ -243,7 +248,7 @@ fn rules(job: &Job<'_>, placed: &Placed, flows: &[u32], classes: &[Option<Class>
     }
     let mut listed: Vec<Rule> = Vec::with_capacity(rules.len() + 1);
     for (index, (definition, rule)) in job.policy.rules.iter().zip(rules).enumerate() {
-        let order = order_note(placed, RuleId::of(index), job.profile);
+        let order = order_note(job, placed, RuleId::of(index), class_of);
         let undecided: Vec<UndecidedKey> = rule.undecided().cloned().chain(order).collect();
         let has_flows = placements[index] != Placement::Nothing;
         // Without tags, workers test for all rules; a rule without flows gets packets only from the flows of earlier
@@ -270,7 +275,7 @@ fn rules(job: &Job<'_>, placed: &Placed, flows: &[u32], classes: &[Option<Class>
             sinks: job.policy.sinks_of(definition.action, definition.sinks.as_deref()).to_vec(),
         });
     }
-    let order = order_note(placed, RuleId::of(rules.len()), job.profile);
+    let order = order_note(job, placed, RuleId::of(rules.len()), class_of);
     let by_worker =
         job.policy.default == Action::Drop && matches!(placements.last(), Some(Placement::Steer(_)));
     listed.push(Rule {
@@ -290,11 +295,24 @@ fn rules(job: &Job<'_>, placed: &Placed, flows: &[u32], classes: &[Option<Class>
     listed
 }
 
-/// That a rule is hybrid because the device has too few priorities.
-fn order_note(placed: &Placed, rule: RuleId, profile: &DeviceProfile) -> Option<UndecidedKey> {
-    let earlier =
-        placed.earlier.get(&rule).filter(|_| profile.has_tags() && placed.by_order.contains_key(&rule))?;
-    let why = UndecidedReason::Order { first: *earlier.first()?, rules: earlier.len() };
+/// That a rule is hybrid because the device has too few priorities: workers compare packets of some of its flows, be
+/// they pieces, with earlier rules, or have to drop all of them.
+fn order_note(
+    job: &Job<'_>,
+    placed: &Placed,
+    rule: RuleId,
+    class_of: &[ClassesOfRule],
+) -> Option<UndecidedKey> {
+    let [_, compared] = class_of[rule.index()];
+    let action = job.policy.rules.get(rule.index()).map_or(job.policy.default, |rule| rule.action);
+    let is_steered = matches!(placed.placements[rule.index()], Placement::Steer(_));
+    let (first, rules) = match placed.earlier.get(&rule) {
+        _ if !job.profile.has_tags() => return None,
+        Some(earlier) if compared.is_some() => (*earlier.first()?, earlier.len()),
+        _ if action == Action::Drop && is_steered => *placed.by_order.get(&rule)?,
+        _ => return None,
+    };
+    let why = UndecidedReason::Order { first, rules };
     Some(UndecidedKey { key: ORDER.to_owned(), why })
 }
 

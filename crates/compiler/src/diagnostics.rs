@@ -635,7 +635,7 @@ pub(crate) const ORDER: &str = "order";
 pub(crate) fn order_reason(policy: &Policy, note: &UndecidedKey) -> String {
     let name = |rule: RuleId| policy.rules.get(rule.index()).map_or(DEFAULT_RULE, |rule| rule.name.as_str());
     match note.why {
-        UndecidedReason::Order { first, rules } => {
+        UndecidedReason::Order { first, rules: rules @ 1.. } => {
             let more = if rules > 1 { format!(" and {} more", rules - 1) } else { String::new() };
             format!(
                 "{} (the device has too few priorities to put `{}`{more} before it)",

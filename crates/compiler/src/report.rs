@@ -280,6 +280,9 @@ fn remedy(policy: &Policy, program: &Program, note: &UndecidedKey, matches: Opti
             "match the IP address of the group instead of its MAC address".to_owned()
         }
         UndecidedReason::NoCapacity => "write fewer rules, prefix lengths and port ranges".to_owned(),
+        UndecidedReason::Order { rules: 0, .. } => {
+            "narrow rules until fewer of them share packets with those that drop".to_owned()
+        }
         UndecidedReason::Order { first, .. } => {
             let name = policy.rules.get(first.index()).map_or("?", |rule| rule.name.as_str());
             format!("narrow this rule or `{name}` until they share no packet")

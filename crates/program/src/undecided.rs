@@ -49,7 +49,7 @@ pub enum UndecidedReason {
     Order {
         /// The first of these earlier rules.
         first: RuleId,
-        /// How many there are.
+        /// How many there are; 0: the rule drops by a worker because others of its kind need one.
         rules: usize,
     },
     /// The packets are the host's, but a flow of a later rule matches them too and cannot exclude them.
@@ -118,6 +118,9 @@ impl UndecidedReason {
             }
             Self::Multicast => "the device matches multicast-only flows after all others".to_owned(),
             Self::NoCapacity => "the device has too few flows or masks for all rules".to_owned(),
+            Self::Order { rules: 0, .. } => {
+                "the device has too few priorities to drop its packets in hardware".to_owned()
+            }
             Self::Order { rules, .. } => {
                 format!("the device has too few priorities to put {rules} earlier rules before it")
             }
