@@ -311,9 +311,25 @@ fn one(
         tally.copied += program.explain_deep(key).copies.len();
         tally.by_sent_rules += usize::from(program.explain_sent(key).rule.is_some());
     }
+    if profile.has_tags() {
+        check_placements(&program)?;
+    }
     let again = compile(&parse(&text).expect("as before"), profile).expect("as before");
     prop_assert_eq!(&again, &program);
     prop_assert_eq!(again.to_string(), program.to_string());
+    Ok(())
+}
+
+/// A rule of which a worker receives packets to decide or to drop them is not listed as decided in hardware.
+fn check_placements(program: &Program) -> Result<(), TestCaseError> {
+    let received = program.flows.iter().filter(|flow| flow.kind == FlowKind::Normal);
+    for flow in received {
+        let FlowAction::Steer { class, .. } = flow.action else { continue };
+        let is_exact = program.class(class).expect("a class").is_exact();
+        let rule = &program.rules[flow.rule.index()];
+        let is_decided = is_exact && matches!(rule.action, Verdict::Deliver(_));
+        prop_assert!(is_decided || rule.placement != Placement::Hardware, "{flow}\n{program}");
+    }
     Ok(())
 }
 

@@ -68,3 +68,19 @@ fn a_policy_that_is_impossible_as_a_whole_has_unknown_rules() {
     let report = compiler::report(&policy, &DeviceProfile::ideal(), 2, None);
     assert_eq!(decided(&report), [("web", Decided::Unknown)]);
 }
+
+#[test]
+fn drop_rules_without_a_group_are_refused_for_the_priorities() {
+    // One packet matches all of them.
+    let nested = |index: u32| format!("src = \"10.0.0.0/{}\"", 32 - index);
+    let drop = |index: u32| rule(&format!("r{index}"), &nested(index), "action = \"drop\"");
+    let text = |count| format!("version = 1\n{}", (0..count).map(drop).collect::<String>());
+    let compile = |count| {
+        let (policy, _) = policy::parse(&Source::new("p.toml", text(count)), &NoFiles).expect("a policy");
+        compiler::compile(&policy, &DeviceProfile::mlx5(), 0)
+    };
+    assert_eq!(compile(8).map(|program| program.priorities_used).ok(), Some(8));
+    let problems = compile(9).expect_err("there are eight priorities").to_string();
+    let told = ["needs 9 priorities, `mlx5` has 8", "(ENOMEM)", "`r7` must precede `r8`", "r0, r1, r2"];
+    assert!(told.iter().all(|part| problems.contains(part)), "{problems}");
+}

@@ -408,3 +408,22 @@ fn the_steps_of_all_classes_have_a_limit() {
     let told = problems.to_string();
     assert!(told.contains("more than 16777216 rule tests up to the rule `r4091`"), "{told}");
 }
+
+#[test]
+fn the_rules_that_packets_are_compared_with_have_a_limit() {
+    // After eight nested rules no priority is left, and every source port meets every destination port.
+    let mut text = "version = 1\n[groups.g]\nworkers = [0]\nhash = \"none\"\n".to_owned();
+    let nested = (0..8).map(|index| format!("src = \"10.0.0.0/{}\"", 32 - index));
+    let ports = |key: &'static str| (0..4200).map(move |port| format!("{key} = {port}"));
+    for (index, key) in nested.chain(ports("src_port")).chain(ports("dst_port")).enumerate() {
+        text.push_str(&format!(
+            "[[rules]]\nname = \"r{index}\"\nmatch = {{ family = \"ipv4\", protocol = \"udp\", {key} }}\n\
+             action = {{ steer = \"g\" }}\n"
+        ));
+    }
+    let (policy, _) = policy::parse(&Source::new("ports.toml", text), &policy::NoFiles).expect("it parses");
+    let started = std::time::Instant::now();
+    let problems = compiler::compile(&policy, &DeviceProfile::mlx5(), 1).unwrap_err();
+    assert!(started.elapsed() < TEXT_TIME, "{:?}", started.elapsed());
+    assert!(problems.to_string().contains("more than 16777216 rule tests up to the rule `r"), "{problems}");
+}
