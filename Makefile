@@ -164,11 +164,10 @@ fuzz: deps-build cargo-fuzz ## the fuzz targets for FUZZ_SECONDS each (FUZZ_TARG
 	  $(nightly) fuzz run --fuzz-dir fuzz $(target) fuzz/corpus/$(target) $(seeds_$(target)) -- \
 	    -max_total_time=$${FUZZ_SECONDS:-60} -max_len=4096 -len_control=0 -print_final_stats=1 &&) true
 
-# Leaks are not looked for: tests close contexts with objects in them, as programs that end do. hugemem's heap tests are
-# about glibc's malloc, in whose place the sanitizer puts its own; `make test` runs them.
+# Leaks are not looked for: tests close contexts with objects in them, as programs that end do.
 asan: deps-build ## the tests of the crates with unsafe code, under the address sanitizer
 	CARGO_TARGET_DIR=target/asan RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 \
-	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p shm -p softnic -- --skip heap::tests::
+	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p shm -p softnic
 
 miri: deps-build ## what Miri can run of packet, program, hugemem, verbs and softnic
 	@$(miri_ready) || exit 0; set -x; \

@@ -20,12 +20,8 @@ mod arena;
 mod available;
 mod error;
 mod free_list;
-mod heap;
 mod mapping;
-mod scoped;
 
 pub use arena::{Arena, ArenaOptions, Block};
 pub use error::{Error, Warning};
-pub use heap::{release_free_heap, use_one_heap};
 pub use mapping::PageKind;
-pub use scoped::{ScopedHeap, in_scope};

@@ -42,8 +42,6 @@ const TICK: Duration = Duration::from_secs(1);
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
-    // Must come before any thread is started. One heap suffices: packets are not allocated.
-    hugemem::use_one_heap();
     let signals = signals::listen().map_err(Error::Signals)?;
     let loaded = settings::load(&Request::from(args)).map_err(Error::Settings)?;
     let screen = Screen::new(args.format == Format::Text);
@@ -62,8 +60,6 @@ fn steer(
 ) -> Result<(), Error> {
     let bound = servers::bind(&loaded.settings)?;
     let Some((runtime, threads)) = start(args, loaded, signals, log)? else { return Ok(()) };
-    // Returns the memory that compiling the policy took.
-    hugemem::release_free_heap();
     let (reloads, asked) = channel::bounded(WAITERS_MAX);
     let servers = bound.serve(&runtime, reloads)?;
     let status = format!("steering on {} with {}", runtime.opened().device.name(), runtime.policy_source());

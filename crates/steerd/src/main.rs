@@ -26,8 +26,9 @@ use commands::{capture, check, devices, diff, explain, flows, healthcheck, impor
 use daemon::shutdown;
 use terminal::output;
 
+/// It returns freed memory to the kernel at once (`.cargo/config.toml`): a reload frees most of what it has allocated.
 #[global_allocator]
-static HEAP: hugemem::ScopedHeap = hugemem::ScopedHeap;
+static HEAP: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// How long writing the error may take.
 const STDERR_TIMEOUT: Duration = Duration::from_secs(1);

@@ -104,7 +104,7 @@ pub(crate) fn compile_apart(
     workers: usize,
     previous: Option<&Program>,
 ) -> Result<Compiled, Diagnostics> {
-    let compiled = hugemem::in_scope(|| compile(source, profile, Some(workers), previous))?;
+    let compiled = compile(source, profile, Some(workers), previous)?;
     let program = Arc::new(compiled.program.copied());
     let inputs = Arc::new(Inputs::clone(&compiled.inputs));
     Ok(Compiled { program, inputs, ..compiled })

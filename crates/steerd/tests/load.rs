@@ -172,11 +172,12 @@ fn reloads_do_not_grow_memory() {
         // One rule differs each time, so that the policy changes.
         bench.write(&policy.replace("\"r-0\"", &format!("\"new-{times}\"")));
         reload(&mut daemon, times);
-        // At once: what only the reload needed is returned before it is reported.
+        // At once: what only the reload needed is freed before it is reported.
         most = most.max(resident_kib(&daemon));
     }
     eprintln!("{before} KiB at start, {most} KiB at most after a reload");
-    assert!(most * 2 <= before * 3, "{before} KiB at start, {most} KiB after a reload");
+    // 1.2 in most runs.
+    assert!(most * 10 <= before * 13, "{before} KiB at start, {most} KiB after a reload");
 }
 
 #[test]

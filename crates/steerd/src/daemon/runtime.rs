@@ -349,7 +349,6 @@ impl Runtime {
         }
         drop(controller);
         self.retire_rules();
-        hugemem::release_free_heap();
     }
 
     /// Frees what is not needed any more right after a reload; on a soft device that is all that workers kept of the other
@@ -363,7 +362,6 @@ impl Runtime {
             drop(controller);
             self.retire_rules();
         }
-        hugemem::release_free_heap();
     }
 
     /// Has the workers release the program that is not installed, if there is one. `false`: it may still be in use.
