@@ -18,15 +18,24 @@ use super::{
 };
 use crate::prefetch::prefetch_read;
 
-/// Rules that differ only in age, queue pair and tag.
+/// Rules that differ only in age, queue pair and tag. The oldest is in the [`Outcome`]; most groups have no other, and those
+/// allocate nothing.
 #[derive(Debug, Default)]
 struct Group {
+    /// The age of the oldest rule.
+    order: u64,
+    younger: Option<Box<Younger>>,
+    /// Where the match is on a device of limited capacity.
+    place: Option<Place>,
+}
+
+/// The rules of a group after the oldest; at least one.
+#[derive(Debug, Default)]
+struct Younger {
     /// Oldest first.
     rules: Vec<(u64, FlowHit)>,
     /// What a matching frame gets besides the [`Outcome`]: the oldest rule of each further queue pair.
     replicas: Vec<FlowHit>,
-    /// Where the match is on a device of limited capacity.
-    place: Option<Place>,
 }
 
 /// What a frame that matches a group gets: the oldest rule, if there is one. Apart from the groups and packed, so that
@@ -104,17 +113,49 @@ impl Outcome {
 }
 
 impl Group {
-    fn lay_out(&mut self) -> Outcome {
-        self.replicas.clear();
-        let first = self.rules.first().map(|(_, hit)| *hit);
+    fn replicas(&self) -> &[FlowHit] {
+        self.younger.as_ref().map_or(&[], |younger| &younger.replicas)
+    }
+
+    /// Adds a rule to those that the group has, of which `first` is the oldest. Returns the oldest and whether the new one is the
+    /// youngest.
+    fn insert(&mut self, first: FlowHit, order: u64, hit: FlowHit) -> (FlowHit, bool) {
+        let rules = &mut self.younger.get_or_insert_default().rules;
+        if order < self.order {
+            rules.insert(0, (std::mem::replace(&mut self.order, order), first));
+            return (hit, false);
+        }
+        let place = rules.partition_point(|(other, _)| *other < order);
+        let youngest = place == rules.len();
+        rules.insert(place, (order, hit));
+        (first, youngest)
+    }
+
+    /// Removes a rule of those that the group has, of which `first` is the oldest. Returns the oldest that is left.
+    fn remove(&mut self, first: FlowHit, flow: FlowId) -> Option<FlowHit> {
+        let Some(younger) = &mut self.younger else { return (first.flow != flow).then_some(first) };
+        let mut oldest = first;
+        if first.flow == flow {
+            (self.order, oldest) = younger.rules.remove(0);
+        } else {
+            younger.rules.retain(|(_, hit)| hit.flow != flow);
+        }
+        self.younger.take_if(|younger| younger.rules.is_empty());
+        Some(oldest)
+    }
+
+    /// Chooses the replicas; `first` is the oldest rule.
+    fn lay_out(&mut self, first: Option<FlowHit>) -> Outcome {
+        let Some(younger) = &mut self.younger else { return Outcome::new(first, false) };
+        younger.replicas.clear();
         let mut copies: ArrayVec<FlowHit, MAX_REPLICAS> = first.into_iter().collect();
-        for (_, hit) in &self.rules {
+        for (_, hit) in &younger.rules {
             if !copies.iter().any(|copy| copy.actions.target == hit.actions.target) {
                 copies.push(*hit);
-                self.replicas.push(*hit);
+                younger.replicas.push(*hit);
             }
         }
-        Outcome::new(first, !self.replicas.is_empty())
+        Outcome::new(first, !younger.replicas.is_empty())
     }
 }
 
@@ -287,7 +328,7 @@ impl PortTable {
         if let Some(outcome) = self.outcomes.get(verdict.group as usize) {
             outcome.first().into_iter().for_each(|hit| matches.add(hit));
             if outcome.is_replicated() {
-                let replicas = &self.groups[verdict.group as usize].replicas;
+                let replicas = self.groups[verdict.group as usize].replicas();
                 replicas.iter().for_each(|hit| matches.add(*hit));
             }
         }
@@ -359,30 +400,24 @@ impl PortTable {
             // Flows are limited to MAX_FLOWS, far below NO_GROUP.
             (self.groups.len() - 1) as u32
         });
-        let group = &mut self.groups[number as usize];
-        group.place = place;
-        // Most groups stay alone; room for more would be most of the table's memory.
-        group.rules.reserve_exact(1);
-        group.rules.push((rule.order, hit));
-        self.outcomes[number as usize] = group.lay_out();
+        self.groups[number as usize] = Group { order: rule.order, younger: None, place };
+        self.outcomes[number as usize] = Outcome::new(Some(hit), false);
         self.add_group(rule, Ranked { precedence, group: number });
         Ok(())
     }
 
     /// Adds a rule to those with the same match, kind and priority.
     fn join(&mut self, rule: &FlowRule, mut hit: FlowHit, ranked: Ranked) -> Result<(), FlowError> {
-        let rules = &self.groups[ranked.group as usize].rules;
+        let at = ranked.group as usize;
+        let Some(first) = self.outcomes[at].first() else { return Ok(()) };
         // All of a group agree with its first.
-        if let Some((_, other)) = rules.first() {
-            if other.actions.drop != hit.actions.drop {
-                return Err(FlowError::Conflict(other.flow));
-            }
-            self.rules.agree(&mut hit, other)?;
+        if first.actions.drop != hit.actions.drop {
+            return Err(FlowError::Conflict(first.flow));
         }
+        self.rules.agree(&mut hit, &first)?;
         // Flows on one queue pair share its copy, as mlx5 counts the uses of a rule (fs_core.c, `add_rule_fte`).
-        let replicas = &self.groups[ranked.group as usize].replicas;
-        let first = self.outcomes[ranked.group as usize].first();
-        let mut copies = first.iter().chain(replicas);
+        let replicas = self.groups[at].replicas();
+        let mut copies = std::iter::once(&first).chain(replicas);
         let new_target = !copies.any(|copy| copy.actions.target == hit.actions.target);
         if new_target && replicas.len() + 1 >= MAX_REPLICAS {
             return Err(FlowError::Full {
@@ -390,13 +425,10 @@ impl PortTable {
                 limit: MAX_REPLICAS,
             });
         }
-        let rules = &mut self.groups[ranked.group as usize].rules;
-        let place = rules.partition_point(|(order, _)| *order < rule.order);
-        let youngest = place == rules.len();
-        rules.insert(place, (rule.order, hit));
+        let (oldest, youngest) = self.groups[at].insert(first, rule.order, hit);
         // Otherwise nothing changes for packets, and many flows on one queue pair cost no more than one.
         if new_target || !youngest {
-            self.settle(rule, ranked);
+            self.settle(rule, ranked, Some(oldest));
         }
         Ok(())
     }
@@ -404,15 +436,16 @@ impl PortTable {
     fn remove_trapping(&mut self, rule: &FlowRule) {
         let level = Precedence::new(rule.kind, rule.priority, rule.order).level();
         let Some(ranked) = self.group_of(rule, level) else { return };
-        self.groups[ranked.group as usize].rules.retain(|(_, hit)| hit.flow != rule.id);
-        self.settle(rule, ranked);
+        let Some(first) = self.outcomes[ranked.group as usize].first() else { return };
+        let oldest = self.groups[ranked.group as usize].remove(first, rule.id);
+        self.settle(rule, ranked, oldest);
     }
 
-    /// Puts the group of `rule`, which stood at `before`, where its rules now place it.
-    fn settle(&mut self, rule: &FlowRule, before: Ranked) {
+    /// Puts the group of `rule`, which stood at `before`, where its rules, of which `oldest` is the first, now place it.
+    fn settle(&mut self, rule: &FlowRule, before: Ranked, oldest: Option<FlowHit>) {
         let group = &mut self.groups[before.group as usize];
-        self.outcomes[before.group as usize] = group.lay_out();
-        let oldest = group.rules.first().map(|(order, _)| Precedence::new(rule.kind, rule.priority, *order));
+        self.outcomes[before.group as usize] = group.lay_out(oldest);
+        let oldest = oldest.map(|_| Precedence::new(rule.kind, rule.priority, group.order));
         if oldest == Some(before.precedence) {
             return;
         }

@@ -51,6 +51,42 @@ fn equal_match_and_priority_replicate_to_each_queue_pair_once() {
 }
 
 #[test]
+fn a_group_stays_right_from_its_first_rule_to_its_last() {
+    let mut table = FlowTable::default();
+    let at = |id, target, order| FlowRule { order, ..rule(id, 0, 53, target) };
+    table.insert(at(1, 10, 5)).unwrap();
+    assert_eq!(flows(&mut table, &udp_to(53)), [1]);
+    table.insert(at(2, 11, 6)).unwrap();
+    assert_eq!(flows(&mut table, &udp_to(53)), [1, 2]);
+    assert!(table.remove(FlowId(1)));
+    assert_eq!(flows(&mut table, &udp_to(53)), [2], "the second is the first now");
+    table.insert(at(3, 12, 4)).unwrap();
+    assert_eq!(flows(&mut table, &udp_to(53)), [3, 2], "an older one comes before it");
+    table.insert(at(4, 13, 5)).unwrap();
+    assert_eq!(flows(&mut table, &udp_to(53)), [3, 4, 2], "and one in between");
+    assert!(table.remove(FlowId(2)) && table.remove(FlowId(4)));
+    assert_eq!(flows(&mut table, &udp_to(53)), [3]);
+    assert!(table.remove(FlowId(3)));
+    assert_eq!(flows(&mut table, &udp_to(53)), [] as [u32; 0]);
+    table.insert(at(5, 10, 7)).unwrap();
+    assert_eq!(flows(&mut table, &udp_to(53)), [5], "nothing is left of the rules before");
+}
+
+#[test]
+fn the_age_of_a_group_is_that_of_its_oldest_rule() {
+    let mut table = FlowTable::default();
+    // The same frames and priority, but another match: the older group decides.
+    let wide = FlowRule { matcher: *Matcher::any().require(Layers::UDP), order: 5, ..rule(9, 0, 53, 20) };
+    table.insert(wide).unwrap();
+    table.insert(FlowRule { order: 6, ..rule(1, 0, 53, 10) }).unwrap();
+    assert_eq!(flows(&mut table, &udp_to(53)), [9]);
+    table.insert(FlowRule { order: 4, ..rule(2, 0, 53, 11) }).unwrap();
+    assert_eq!(flows(&mut table, &udp_to(53)), [2, 1]);
+    assert!(table.remove(FlowId(2)));
+    assert_eq!(flows(&mut table, &udp_to(53)), [9]);
+}
+
+#[test]
 fn dropping_and_delivering_the_same_match_at_one_priority_conflict() {
     let mut table = FlowTable::default();
     table.insert(rule(1, 0, 53, 1)).unwrap();
