@@ -68,7 +68,7 @@ impl Placed {
 
     /// Gives a worker to every rule that drops received packets.
     pub(super) fn drop_by_workers(&mut self) {
-        let has_worker = |rule: RuleId| self.rules.get(rule.index()).is_none_or(|rule| rule.decides());
+        let has_worker = |rule: RuleId| self.rules.get(rule.index()).is_none_or(CoveredRule::decides);
         for (index, placement) in self.placements.iter().enumerate() {
             let rule = RuleId::of(index);
             if *placement == Placement::Drop && has_worker(rule) {
