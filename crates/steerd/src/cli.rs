@@ -64,6 +64,9 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Show for every rule of a policy whether and how the device can apply it.
     Check(CheckArgs),
+    /// Show how the packets of a capture load the workers, how many workers a rate needs, and which hash key and weights
+    /// balance them better.
+    Size(SizeArgs),
     /// Show where a packet (or every packet of a capture) would go, and why.
     Explain(ExplainArgs),
     /// Show which traffic two policies treat differently, as regions of packets with an example of each.
@@ -182,6 +185,34 @@ pub(crate) struct CheckArgs {
     /// Print a JSON Schema of the language for editors, and nothing else.
     #[arg(long, exclusive = true)]
     pub(crate) print_schema: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example: steerd size --traffic typical.pcap --ns-per-packet 150 --times 10 policy.toml"
+)]
+pub(crate) struct SizeArgs {
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
+    /// A pcap or pcapng file with typical traffic.
+    #[arg(long, value_name = "CAPTURE")]
+    pub(crate) traffic: PathBuf,
+    /// The time that a worker takes for a packet, in nanoseconds, as measured on the machine (steerd run --profile). Without
+    /// it neither the number of workers nor losses are computed.
+    #[arg(long, value_name = "NS", value_parser = parse_positive)]
+    pub(crate) ns_per_packet: Option<f64>,
+    /// The rate of all packets that the port receives, in packets per second [default: that of the capture].
+    #[arg(long, value_name = "PPS", value_parser = parse_positive)]
+    pub(crate) rate: Option<f64>,
+    /// So many times the rate.
+    #[arg(long, value_name = "N", default_value_t = 1.0, value_parser = parse_positive)]
+    pub(crate) times: f64,
+    /// The load of the busiest worker that the recommended number of workers allows, as a percentage of its capacity.
+    #[arg(long, value_name = "PERCENT", default_value_t = 80, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) max_load: u32,
+    /// How many hash keys to try.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=65_536))]
+    pub(crate) keys: u32,
 }
 
 /// Findings that `check` can fail on.
@@ -437,6 +468,12 @@ fn parse_variable(text: &str) -> Result<(String, String), String> {
         Some((name, value)) if !name.trim().is_empty() => Ok((name.trim().to_owned(), value.to_owned())),
         _ => Err("expected a name and a value, e.g. uplink=42".to_owned()),
     }
+}
+
+/// A finite number greater than 0.
+fn parse_positive(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    if number.is_finite() && number > 0.0 { Ok(number) } else { Err("must be greater than 0".to_owned()) }
 }
 
 /// `500ms`, `10s`, `2m`, `1h`; a bare number means seconds.

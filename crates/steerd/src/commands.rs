@@ -10,6 +10,7 @@ pub(crate) mod flows;
 pub(crate) mod healthcheck;
 pub(crate) mod import;
 pub(crate) mod reload;
+pub(crate) mod size;
 pub(crate) mod status;
 pub(crate) mod top;
 mod traffic;

@@ -22,7 +22,9 @@ use std::time::Duration;
 
 use clap::Parser;
 use cli::{Cli, Command};
-use commands::{capture, check, devices, diff, explain, flows, healthcheck, import, reload, status, top};
+use commands::{
+    capture, check, devices, diff, explain, flows, healthcheck, import, reload, size, status, top,
+};
 use daemon::shutdown;
 use terminal::output;
 
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => daemon::run(&args).map(|()| Outcome::Success),
         Command::Check(args) => check::run(&args).map(|()| Outcome::Success),
+        Command::Size(args) => size::run(&args).map(|()| Outcome::Success),
         Command::Explain(args) => explain::run(&args).map(|()| Outcome::Success),
         Command::Diff(args) => diff::run(&args),
         Command::Import(args) => import::run(&args).map(|()| Outcome::Success),

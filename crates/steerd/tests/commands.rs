@@ -14,6 +14,8 @@ mod explain;
 mod import;
 #[path = "commands/rig.rs"]
 mod rig;
+#[path = "commands/size.rs"]
+mod size;
 mod support;
 
 use rig::{DNS, POLICY, ok, policies, run, run_in};

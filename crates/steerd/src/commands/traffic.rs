@@ -32,7 +32,6 @@ pub(super) struct Captured<'c> {
     /// Its length on the wire.
     pub(super) wire_bytes: u64,
     /// `None`: the file has no times.
-    #[expect(dead_code, reason = "for rates")]
     pub(super) time_ns: Option<u64>,
 }
 
