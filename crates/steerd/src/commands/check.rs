@@ -103,18 +103,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         Format::Json => json::print(&checked, &denied)?,
         Format::Text => checked.print(args.quiet)?,
     }
-    if checked.report.program.is_none() {
-        let found = format!("impossible on {}", checked.report.device);
-        return Err(Error::Denied { file: checked.source.to_string(), found });
-    }
-    if !checked.is_installable() {
-        let found = checked.refusal();
-        return Err(Error::Denied { file: checked.source.to_string(), found });
-    }
-    if denied.is_empty() {
-        return Ok(());
-    }
-    Err(Error::Denied { file: checked.source.to_string(), found: denied.join(", ") })
+    checked.verdict(&denied)
 }
 
 fn shares_of_traffic(path: &Path, program: &Program) -> Result<TrafficShares, Error> {
@@ -145,6 +134,17 @@ impl Checked {
             output::print_error(&format!("warning: {warning}"));
         }
         output::print(&text::of(self, Layout::stdout()))
+    }
+
+    /// An error if the device cannot run the policy, or if something is denied.
+    fn verdict(&self, denied: &[String]) -> Result<(), Error> {
+        let found = match &self.report.program {
+            None => format!("impossible on {}", self.report.device),
+            Some(_) if !self.is_installable() => self.refusal(),
+            Some(_) if denied.is_empty() => return Ok(()),
+            Some(_) => denied.join(", "),
+        };
+        Err(Error::Denied { file: self.source.to_string(), found })
     }
 
     /// Why the policy is refused, with places.
