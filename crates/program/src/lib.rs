@@ -23,7 +23,6 @@
 #![forbid(unsafe_code)]
 
 mod byte_set;
-mod copy;
 mod explain;
 mod feature;
 mod flow_packets;

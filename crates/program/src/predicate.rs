@@ -20,16 +20,16 @@ mod show;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Predicate {
     /// Tests of the packet itself.
-    pub(crate) outer: Arc<[Test]>,
+    outer: Arc<[Test]>,
     /// Tests of its tunnel headers.
-    pub(crate) tunnel: Arc<[TunnelTest]>,
+    tunnel: Arc<[TunnelTest]>,
     /// Tests of the packet inside the tunnel.
-    pub(crate) inner: Arc<[Test]>,
+    inner: Arc<[Test]>,
 }
 
 /// One test of a packet's own headers. Layers come first: they are cheap and reject most packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Test {
+enum Test {
     /// All of these layers.
     Has(Layers),
     /// At least one of these layers.
@@ -47,7 +47,7 @@ pub(crate) enum Test {
 
 /// One test of a tunnel's headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum TunnelTest {
+enum TunnelTest {
     /// All of these layers.
     Has(TunnelLayers),
     Value(Field, Values),
@@ -71,7 +71,7 @@ pub(crate) struct Outlined {
 
 /// The values of a field: a bitmap where they are bytes, so that a long list costs no more than a short one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Values {
+enum Values {
     Bytes(Box<ByteSet>),
     Numbers(RangeSet<u32>),
 }

@@ -91,11 +91,6 @@ impl Steps {
         Self { list: Arc::clone(list), members, len }
     }
 
-    /// The same steps of a copy of their list.
-    pub(crate) fn of_copy(&self, list: &Arc<StepList>) -> Self {
-        Self { list: Arc::clone(list), members: self.members.clone(), len: self.len }
-    }
-
     /// How many there are.
     #[must_use]
     #[inline]

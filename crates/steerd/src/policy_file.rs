@@ -96,20 +96,6 @@ pub(crate) fn compile(
     Ok(Compiled { program, inputs, warnings, protected, refused })
 }
 
-/// As [`compile`], for a process that keeps the result: what the compiler works with is apart from it, so that all of that
-/// memory can be returned.
-pub(crate) fn compile_apart(
-    source: &PolicySource,
-    profile: &DeviceProfile,
-    workers: usize,
-    previous: Option<&Program>,
-) -> Result<Compiled, Diagnostics> {
-    let compiled = compile(source, profile, Some(workers), previous)?;
-    let program = Arc::new(compiled.program.copied());
-    let inputs = Arc::new(Inputs::clone(&compiled.inputs));
-    Ok(Compiled { program, inputs, ..compiled })
-}
-
 /// The most diagnostics of one policy that the daemon logs: a large policy must not flood the log at each reload.
 const LOGGED_DIAGNOSTICS: usize = 5;
 

@@ -166,7 +166,7 @@ fn replace(runtime: &Runtime) -> Result<Vec<Diagnostic>, Refused> {
     let workers = runtime.worker_count();
     let profile = runtime.opened().device.profile(workers);
     let before = runtime.program();
-    let compiled = policy_file::compile_apart(&source, &profile, workers, Some(&before))
+    let compiled = policy_file::compile(&source, &profile, Some(workers), Some(&before))
         .and_then(policy_file::Compiled::into_installable)
         .map_err(|diagnostics| {
             // Errors first: they are why the policy is refused, and only the first lines are logged.
