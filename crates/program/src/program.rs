@@ -323,7 +323,7 @@ impl Class {
     pub fn needs_tunnel(&self) -> bool {
         match &self.decide {
             Decide::Exact(_) => false,
-            Decide::Software(steps, _) => steps.iter().any(|step| step.predicate.needs_tunnel()),
+            Decide::Software(steps, _) => steps.needs_tunnel(),
         }
     }
 }

@@ -282,52 +282,5 @@ impl StepIndex {
     }
 }
 
-impl ClassIndex {
-    /// TEMP
-    pub fn debug(&self, class: &Class, keys: &[FlowKey]) -> String {
-        let Decide::Software(steps, _) = &class.decide else { return String::new() };
-        let index = self.list.index();
-        let (mut asked, mut lists, mut outl, mut pred) = (
-            std::cell::Cell::new(0usize),
-            0usize,
-            std::cell::Cell::new(0usize),
-            std::cell::Cell::new(0usize),
-        );
-        for key in keys {
-            let sight = Sight::of(key, &index.columns);
-            index.first(
-                index.root,
-                u32::MAX,
-                &|q| {
-                    asked.set(asked.get() + 1);
-                    q.answer(key, None)
-                },
-                &|step| {
-                    outl.set(outl.get() + 1);
-                    index.outlines[step as usize].may_match(&sight)
-                        && (index.outlines[step as usize].is_exact || {
-                            pred.set(pred.get() + 1);
-                            steps.list().steps()[step as usize].predicate.matches(key)
-                        })
-                },
-            );
-            lists += 1;
-        }
-        let n = lists as f64;
-        format!(
-            "asked {:.1} outlines {:.1} predicates {:.2}; nodes {} lists {} children {} words {} exact {} node {}",
-            *asked.get_mut() as f64 / n,
-            *outl.get_mut() as f64 / n,
-            *pred.get_mut() as f64 / n,
-            index.nodes.len(),
-            index.lists.len(),
-            index.children.len(),
-            index.words.len(),
-            index.outlines.iter().filter(|o| o.is_exact).count(),
-            size_of::<Node>()
-        )
-    }
-}
-
 #[cfg(test)]
 mod tests;

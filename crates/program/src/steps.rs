@@ -1,5 +1,5 @@
 //! The rules that the packets of a software class are compared with. All classes of a program take them from one list,
-//! so that the list and its index are in memory once, and a class only says which of them it has.
+//! so that the list and its index are in memory once. A class stores the places of its steps in the list.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,6 +10,8 @@ use crate::step_index::StepIndex;
 #[derive(Debug, Default)]
 pub struct StepList {
     steps: Vec<Step>,
+    /// Whether some step tests headers of a tunnel.
+    needs_tunnel: bool,
     index: OnceLock<StepIndex>,
 }
 
@@ -17,7 +19,8 @@ impl StepList {
     /// A list of steps.
     #[must_use]
     pub fn new(steps: Vec<Step>) -> Self {
-        Self { steps, index: OnceLock::new() }
+        let needs_tunnel = steps.iter().any(|step| step.predicate.needs_tunnel());
+        Self { steps, needs_tunnel, index: OnceLock::new() }
     }
 
     /// The steps in their order.
@@ -111,6 +114,23 @@ impl Steps {
         &self.list
     }
 
+    /// Whether some step tests headers of a tunnel.
+    pub(crate) fn needs_tunnel(&self) -> bool {
+        self.list.needs_tunnel && self.iter().any(|step| step.predicate.needs_tunnel())
+    }
+
+    /// Adds the places of the steps to a set of places of their list: one bit for each, from the lowest.
+    pub fn add_places(&self, set: &mut Vec<u64>) {
+        set.resize(self.list.steps.len().div_ceil(64).max(set.len()), 0);
+        match &self.members {
+            Members::All => set.fill(u64::MAX),
+            Members::Few(places) => {
+                places.iter().for_each(|place| set[*place as usize / 64] |= 1 << (place % 64));
+            }
+            Members::Many(bits) => set.iter_mut().zip(bits).for_each(|(all, own)| *all |= own),
+        }
+    }
+
     /// Whether the step at a place of the list is one of them.
     #[inline]
     pub(crate) fn contains(&self, place: u32) -> bool {
@@ -173,4 +193,29 @@ fn next_bit(bits: &[u64], from: usize) -> Option<usize> {
     }
     let later = bits.get(first + 1..)?.iter().position(|word| *word != 0)? + first + 1;
     Some(later * 64 + bits.get(later)?.trailing_zeros() as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Match, Outcome, Predicate, RuleId, Verdict};
+
+    #[test]
+    fn the_places_of_few_many_and_all_steps_are_added() {
+        let step = |rule| Step {
+            rule: RuleId(rule),
+            predicate: Predicate::of(&Match::default()),
+            outcome: Outcome { rule: RuleId(rule), verdict: Verdict::Drop },
+        };
+        let list = Arc::new(StepList::new((0..200).map(step).collect()));
+        let added = |places: &[Vec<u32>]| -> Vec<u32> {
+            let mut set = Vec::new();
+            places.iter().for_each(|places| Steps::of(&list, places.clone()).add_places(&mut set));
+            (0..200).filter(|place| set[*place as usize / 64] >> (place % 64) & 1 != 0).collect()
+        };
+        assert_eq!(added(&[vec![1, 130], vec![70]]), [1, 70, 130]);
+        let even: Vec<u32> = (0..200).step_by(2).collect();
+        assert_eq!(added(&[even.clone(), vec![0]]), even);
+        assert_eq!(added(&[vec![7], (0..200).collect()]).len(), 200);
+    }
 }

@@ -2,12 +2,15 @@
 //! replacement of one program by the next. Only the worker's loop calls the classifier. Packets of hybrid classes are
 //! parsed, packets of exact classes never, so anomalies are seen in hybrid classes only.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use packet::{DeepKey, FlowKey};
-use program::{Band, Class, ClassId, ClassIndex, ClassTag, Decide, Outcome, Program, RuleId, Verdict};
+use program::{
+    Band, Class, ClassId, ClassIndex, ClassTag, Decide, Outcome, Program, RuleId, StepList, Verdict,
+};
 use verbs::FramePool;
 
 use crate::batch::{Batch, Decision, Packet};
@@ -399,24 +402,31 @@ fn entry(rules: usize, sinks: &SinkMap, outcome: &Outcome) -> Entry {
     Entry { outcome: *outcome, tally: tally.unwrap_or(NONE), sinks }
 }
 
+/// The dispositions that each rule's classes can have. The steps of many classes are of one list, which is read once.
 fn possible(program: &Program, returns: bool) -> Box<[[bool; Disposition::ALL.len()]]> {
     let mut possible = vec![[false; Disposition::ALL.len()]; program.rules.len()];
+    let mut note = |outcome: &Outcome| {
+        if let Some(rule) = possible.get_mut(outcome.rule.0 as usize) {
+            rule[Disposition::of(outcome.verdict, returns) as usize] = true;
+        }
+    };
+    // By list, the places of the steps that some class has.
+    let mut lists: HashMap<*const StepList, (&StepList, Vec<u64>)> = HashMap::new();
     for class in program.classes.iter().flatten() {
-        each_outcome(&class.decide, &mut |outcome| {
-            if let Some(rule) = possible.get_mut(outcome.rule.0 as usize) {
-                rule[Disposition::of(outcome.verdict, returns) as usize] = true;
+        match &class.decide {
+            Decide::Exact(outcome) => note(outcome),
+            Decide::Software(steps, otherwise) => {
+                note(otherwise);
+                let list = steps.list();
+                let (_, places) = lists.entry(Arc::as_ptr(list)).or_insert_with(|| (&**list, Vec::new()));
+                steps.add_places(places);
             }
-        });
-    }
-    possible.into_boxed_slice()
-}
-
-fn each_outcome(decide: &Decide, visit: &mut dyn FnMut(&Outcome)) {
-    match decide {
-        Decide::Exact(outcome) => visit(outcome),
-        Decide::Software(steps, otherwise) => {
-            steps.iter().for_each(|step| visit(&step.outcome));
-            visit(otherwise);
         }
     }
+    for (list, places) in lists.values() {
+        let has = |place: usize| places.get(place / 64).is_some_and(|word| word >> (place % 64) & 1 != 0);
+        let steps = list.steps().iter().enumerate().filter(|(place, _)| has(*place));
+        steps.for_each(|(_, step)| note(&step.outcome));
+    }
+    possible.into_boxed_slice()
 }
