@@ -1,5 +1,5 @@
-//! The filter sets of `STEERD_CORPORA`, imported: each compiles for each device, or is refused with the limit that it
-//! exceeds; and the soft NIC matches every packet of a trace to the rule that an independent oracle found.
+//! The filter sets of `STEERD_CORPORA`, imported: each compiles for each device, and the soft NIC matches every packet of a
+//! trace to the rule that an independent oracle found.
 
 #[path = "support/notebook.rs"]
 mod notebook;
@@ -25,7 +25,7 @@ use softnic::Personality;
 
 const WORKERS: u32 = 4;
 /// Sets of the corpus, with the filters that each has.
-const SETS: [(&str, usize); 8] = [
+const SETS: [(&str, usize); 9] = [
     ("acl1_1k", 942),
     ("acl5_1k", 933),
     ("acl_1k", 1016),
@@ -34,6 +34,7 @@ const SETS: [(&str, usize); 8] = [
     ("dpdk-test-acl/acl1v4_5_rule", 5),
     ("dpdk-test-acl/acl1v6_1_rule", 1),
     ("acl1_10k", 9774),
+    ("ipc1_10k", 9518),
 ];
 
 fn policy(folder: &Path, set: &str, options: ClassBench) -> Policy {
@@ -44,64 +45,37 @@ fn policy(folder: &Path, set: &str, options: ClassBench) -> Policy {
     policy
 }
 
-/// A report in one line: figures and hybrid rules, or the first obstacle.
-fn summary(report: &Report) -> String {
-    let hybrid: Vec<&str> = report
-        .rules
-        .iter()
-        .filter(|rule| matches!(rule.decided, Decided::Hybrid | Decided::PartlyHybrid))
-        .map(|rule| rule.name.as_str())
-        .collect();
-    match &report.program {
-        Some(program) => format!(
-            "{} flows, {} priorities, {} rules hybrid ({}{})",
-            program.flows.len(),
-            program.priorities_used,
-            hybrid.len(),
-            hybrid.iter().take(5).copied().collect::<Vec<_>>().join(" "),
-            if hybrid.len() > 5 { " .." } else { "" }
-        ),
-        None => {
-            let told: Vec<&str> =
-                report.problems.iter().take(2).map(|problem| problem.message.as_str()).collect();
-            format!("refused: {}", told.join("; "))
-        }
-    }
-}
-
-/// A refusal has the limit, the number needed and a remedy; a hybrid rule has a reason.
-fn check_words(place: &str, report: &Report) {
-    let has_number = |text: &str| text.contains(|letter: char| letter.is_ascii_digit());
+/// Checks a report. Returns its figures and hybrid rules in one line.
+fn summary(place: &str, report: &Report) -> String {
+    let problems: Vec<String> = report.problems.iter().map(ToString::to_string).collect();
+    let program = report.program.as_ref().unwrap_or_else(|| panic!("{place}: {problems:?}"));
     for rule in report.rules.iter().filter(|rule| rule.decided == Decided::Hybrid) {
         assert!(rule.reason.as_deref().is_some_and(|reason| !reason.is_empty()), "{place}: {rule:?}");
     }
-    if report.program.is_some() {
-        return;
-    }
-    assert!(!report.problems.is_empty(), "{place}: refused without a word");
-    for problem in &report.problems {
-        assert!(has_number(&problem.message), "{place}: no number in: {problem}");
-    }
-    let impossible = report.rules.iter().filter(|rule| rule.decided == Decided::Impossible);
-    let mut limits: Vec<&str> = impossible.filter_map(|rule| rule.limit.as_deref()).collect();
-    limits.extend(report.obstacles.iter().map(|obstacle| obstacle.limit.as_str()));
-    assert!(!limits.is_empty(), "{place}: no limit is named: {:?}", report.problems);
-    assert!(limits.iter().all(|limit| has_number(limit)), "{place}: {limits:?}");
+    let is_hybrid = |decided: Decided| matches!(decided, Decided::Hybrid | Decided::PartlyHybrid);
+    let hybrid: Vec<&str> =
+        report.rules.iter().filter(|rule| is_hybrid(rule.decided)).map(|rule| rule.name.as_str()).collect();
+    format!(
+        "{} flows, {} priorities, {} rules hybrid ({}{})",
+        program.flows.len(),
+        program.priorities_used,
+        hybrid.len(),
+        hybrid.iter().take(5).copied().collect::<Vec<_>>().join(" "),
+        if hybrid.len() > 5 { " .." } else { "" }
+    )
 }
 
-fn every_set_for(device: &str) -> Option<Vec<(&'static str, Report)>> {
-    let folder = rules()?;
+fn every_set_for(device: &str) {
+    let Some(folder) = rules() else { return };
     let profile = DeviceProfile::by_name(device).expect("a profile");
-    let reports = SETS.into_iter().map(|(set, filters)| {
+    for (set, filters) in SETS {
         let policy = policy(&folder, set, ClassBench::default());
         assert_eq!(policy.rules.len(), filters, "{set}: a rule for each filter");
         let started = Instant::now();
         let report = compiler::report(&policy, &profile, WORKERS as usize, None);
-        println!("{device} {set}: {} ({:?})", summary(&report), started.elapsed());
-        check_words(&format!("{set} for {device}"), &report);
-        (set, report)
-    });
-    Some(reports.collect())
+        let took = started.elapsed();
+        println!("{device} {set}: {} ({took:?})", summary(&format!("{set} for {device}"), &report));
+    }
 }
 
 fn rules() -> Option<PathBuf> {
@@ -110,19 +84,16 @@ fn rules() -> Option<PathBuf> {
 
 #[test]
 fn every_set_compiles_for_an_ideal_device() {
-    for (set, report) in every_set_for("ideal").unwrap_or_default() {
-        let problems: Vec<String> = report.problems.iter().map(ToString::to_string).collect();
-        assert!(report.program.is_some(), "{set}: {problems:?}");
-    }
+    every_set_for("ideal");
 }
 
 #[test]
-fn an_mlx5_accepts_a_set_or_names_the_limit() {
+fn every_set_compiles_for_an_mlx5() {
     every_set_for("mlx5");
 }
 
 #[test]
-fn an_mlx4_accepts_a_set_or_names_the_limit() {
+fn every_set_compiles_for_an_mlx4() {
     every_set_for("mlx4");
 }
 
