@@ -14,7 +14,8 @@
 //! | `assign_priorities` | ranks | priorities of the device |
 //! | `assemble` | prioritized candidates | the program: flow specs (`emit`), queues, classes (`classes`) |
 //!
-//! The limits of the device are checked in `capacity`. Errors are values of `diagnostics::Problem`; only that module
+//! While the flows need too many priorities, `search` narrows the limits of `limit_ranks`, and the passes from there on are
+//! repeated. The limits of the device are checked in `capacity`. Errors are values of `diagnostics::Problem`; only that module
 //! contains their English text. No pass depends on the order of a hash map, so equal input gives an equal program.
 //!
 //! It opens no device, reads no file and prints nothing. [`check()`] and [`report()`] describe the result to an operator,
