@@ -186,9 +186,11 @@ mod tests {
 
     #[test]
     fn each_octet_of_the_headers_counts_as_for_the_parser() {
+        // Miri is slow: it gets four values of each octet.
+        let step = if cfg!(miri) { 85 } else { 1 };
         for frame in frequent() {
             for at in 0..frame.len().min(90) {
-                for value in 0..=u8::MAX {
+                for value in (0..=u8::MAX).step_by(step) {
                     let mut changed = frame.clone();
                     changed[at] = value;
                     check(&changed).unwrap();
