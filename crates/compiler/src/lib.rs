@@ -11,7 +11,7 @@
 //! | `order` | candidates | candidates with ranks, by overlap |
 //! | `limit_ranks` | ranked candidates | the same with fewer ranks, where the device has few priorities |
 //! | `merge_masks` | ranked candidates | the same with fewer masks, where the device has room for few |
-//! | `assign_priorities` | ranks | priorities of the device |
+//! | `assign_priorities` | ranks | priorities of the program, from 0 |
 //! | `assemble` | prioritized candidates | the program: flow specs (`emit`), queues, classes (`classes`) |
 //!
 //! While the flows need too many priorities, `search` narrows the limits of `limit_ranks`, and the passes from there on are

@@ -1,6 +1,6 @@
 //! The Toeplitz hash of receive-side scaling, and its key.
 //!
-//! softnic prepares one [`Toeplitz`] per RSS queue pair and hashes with it on the packet path. Policy's `explain` shares
+//! softnic prepares one [`Toeplitz`] per RSS queue pair and hashes with it on the packet path. `explain` of `program` shares
 //! only the key: it predicts queues by a hash of its own, bit by bit, so that a mistake here cannot hide in both. It
 //! knows nothing of indirection tables: those belong to who owns the queues.
 

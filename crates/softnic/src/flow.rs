@@ -1,7 +1,9 @@
 //! The flow table: which flows a received frame belongs to, and so what the engine does with it.
 //!
 //! The provider inserts and removes [`FlowRule`]s (one per `ibv_flow`) under the device's mutex; the engine asks
-//! [`FlowTable::lookup`] once per frame. The table never looks at frame bytes and never allocates during a lookup.
+//! [`FlowTable::classify_burst`] once per burst, which [`port`] answers from the structures of the frames' port. The table
+//! never looks at frame bytes, except for rules about tunnels, and never allocates during a lookup. `lookup`
+//! is the same for one frame, for tests.
 //!
 //! # What a lookup costs
 //! For rules about the outer packet, a walk down at most four decision trees for each of IPv4, IPv6 and other rules, and the
