@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use program::{Program, RuleId, Sink};
 use verbs::{Domain, RegisteredFrames};
 use worker::sinks::{self, Environment, Hub, Opened, Others, PacketSizes, SinkError, TopFlow};
-use worker::{FrameBudget, SinkCounters, SinkMap, SinkTraffic, Slot, WorkerControl};
+use worker::{FrameBudget, SinkChange, SinkCounters, SinkMap, SinkTraffic, Slot, WorkerControl};
 
 use crate::daemon::runtime::OpenDevice;
 
@@ -89,7 +89,7 @@ impl Open {
         let names = |sink: &OpenSink| {
             self.programs.iter().any(|published| published.program.sinks.contains(&sink.definition))
         };
-        let is_used = |sink: &OpenSink| matches!(sink.use_, Use::Rule(_)) || names(sink);
+        let is_used = |sink: &OpenSink| matches!(sink.use_, Use::Rule { .. }) || names(sink);
         let (used, unused): (Vec<_>, Vec<_>) = std::mem::take(&mut self.list).into_iter().partition(is_used);
         self.list = used;
         self.closing.extend(unused.iter().map(|sink| sink.slot));
@@ -157,8 +157,16 @@ impl Measured {
 enum Use {
     /// A policy names it.
     Policy,
-    /// It is attached to the rule of this name.
-    Rule(String),
+    /// It is attached to the rule of this name, or will be when all workers have it.
+    Rule { rule: String, placed: bool },
+}
+
+/// A sink that workers are to take.
+struct Placing {
+    sink: String,
+    slot: Slot,
+    /// Of each worker.
+    changes: Vec<SinkChange>,
 }
 
 /// A sink with its counters, for the state.
@@ -183,7 +191,7 @@ impl Sinks {
     }
 
     /// Opens the sinks of a program that are not open yet. The result is published with the program; then
-    /// [`Sinks::installed`] or [`Sinks::abandon`] must be called.
+    /// [`Sinks::installed`] or [`Sinks::abandon`] must be called. To be called by one thread at a time.
     ///
     /// # Errors
     /// A sink cannot be opened; those that were opened for this program are closed again.
@@ -194,27 +202,19 @@ impl Sinks {
         generation: u64,
         sha256: &str,
     ) -> Result<Arc<SinkMap>, Error> {
-        let mut state = self.state();
-        let mut slots = Vec::with_capacity(program.sinks.len());
-        for definition in &program.sinks {
-            match self.slot_of(&mut state, device, definition) {
-                Ok(slot) => slots.push(slot),
-                Err(error) => {
-                    let unused = state.take_unused();
-                    drop(state);
-                    self.close_all(unused);
-                    return Err(error);
-                }
-            }
-        }
+        let slots = self.slots_of(device, program).inspect_err(|_| {
+            let unused = self.state().take_unused();
+            self.close_all(unused);
+        })?;
         let map = Arc::new(SinkMap::new(generation, program, &slots));
         let published =
             Published { program: Arc::clone(program), map: Arc::clone(&map), sha256: sha256.to_owned() };
+        let mut state = self.state();
         for sink in &state.list {
             if let Some(hub) = &sink.hub {
                 published.announce(&***hub);
             }
-            if let Use::Rule(rule) = &sink.use_
+            if let Use::Rule { rule, placed: true } = &sink.use_
                 && let Some(rule) = rule_named(program, rule)
             {
                 map.attach(rule, sink.slot);
@@ -229,37 +229,54 @@ impl Sinks {
         Ok(map)
     }
 
-    fn slot_of(&self, state: &mut Open, device: &OpenDevice, definition: &Sink) -> Result<Slot, Error> {
-        let is_same = |open: &&OpenSink| open.use_ == Use::Policy && open.definition == *definition;
-        if let Some(open) = state.list.iter().find(is_same) {
-            return Ok(open.slot);
+    /// The places of the sinks of a program. Opening one may wait for a file system and placing it for workers, so neither
+    /// holds the lock, which readers of the state need.
+    fn slots_of(&self, device: &OpenDevice, program: &Program) -> Result<Vec<Slot>, Error> {
+        let mut slots = Vec::with_capacity(program.sinks.len());
+        let mut placing = Vec::new();
+        for definition in &program.sinks {
+            let is_same = |open: &&OpenSink| open.use_ == Use::Policy && open.definition == *definition;
+            let open = self.state().list.iter().find(is_same).map(|open| open.slot);
+            if let Some(slot) = open {
+                slots.push(slot);
+                continue;
+            }
+            let environment = Environment {
+                context: device.device.context(),
+                domains: &self.domains,
+                budgets: &self.budgets,
+                ports: &self.ports,
+                stations: &device.stations(),
+                others: Some(Others { frames: &self.frames, open: &|name| device.open_other(name) }),
+            };
+            let opened = sinks::open(definition, &environment)?;
+            let placed = self.place(&mut self.state(), definition, Use::Policy, opened)?;
+            slots.push(placed.slot);
+            placing.push(placed);
         }
-        let environment = Environment {
-            context: device.device.context(),
-            domains: &self.domains,
-            budgets: &self.budgets,
-            ports: &self.ports,
-            stations: &device.stations(),
-            others: Some(Others { frames: &self.frames, open: &|name| device.open_other(name) }),
-        };
-        let opened = sinks::open(definition, &environment)?;
-        self.place(state, definition, Use::Policy, opened)
+        placing.iter().try_for_each(|placing| self.wait_for(placing))?;
+        Ok(slots)
     }
 
-    /// Gives every worker its endpoint.
-    fn place(&self, state: &mut Open, definition: &Sink, use_: Use, opened: Opened) -> Result<Slot, Error> {
-        let name = || definition.name.clone();
+    /// Gives every worker its endpoint, which [`Sinks::wait_for`] waits for.
+    fn place(
+        &self,
+        state: &mut Open,
+        definition: &Sink,
+        use_: Use,
+        opened: Opened,
+    ) -> Result<Placing, Error> {
+        let sink = definition.name.clone();
         let is_free =
             |slot: &Slot| state.list.iter().all(|open| open.slot != *slot) && !state.closing.contains(slot);
-        let slot = (0..Slot::COUNT).filter_map(Slot::of).find(is_free);
-        let slot = slot.ok_or_else(|| Error::NoPlace(name()))?;
+        let Some(slot) = (0..Slot::COUNT).filter_map(Slot::of).find(is_free) else {
+            return Err(Error::NoPlace(sink));
+        };
         let Opened { hub, endpoints, counters, transmit } = opened;
-        let changes: Vec<_> = self
-            .workers
-            .iter()
-            .zip(endpoints)
-            .map(|(worker, endpoint)| (worker, worker.place_sink_of(&definition.kind, slot, endpoint)))
-            .collect();
+        let place = |(worker, endpoint): (&WorkerControl, _)| {
+            worker.place_sink_of(&definition.kind, slot, endpoint)
+        };
+        let changes = self.workers.iter().zip(endpoints).map(place).collect();
         state.list.push(OpenSink {
             definition: definition.clone(),
             slot,
@@ -269,10 +286,16 @@ impl Sinks {
             counters,
             transmit,
         });
-        let late = changes.into_iter().find(|(worker, change)| !worker.wait_for_sink(*change, PLACE_TIMEOUT));
-        match late {
-            None => Ok(slot),
-            Some((worker, _)) => Err(Error::NotTaken { sink: name(), worker: worker.id().0 }),
+        Ok(Placing { sink, slot, changes })
+    }
+
+    fn wait_for(&self, placing: &Placing) -> Result<(), Error> {
+        let mut changes = self.workers.iter().zip(&placing.changes);
+        match changes.find(|(worker, change)| !worker.wait_for_sink(**change, PLACE_TIMEOUT)) {
+            None => Ok(()),
+            Some((worker, _)) => {
+                Err(Error::NotTaken { sink: placing.sink.clone(), worker: worker.id().0 })
+            }
         }
     }
 
@@ -334,22 +357,24 @@ impl Sinks {
     /// # Errors
     /// There is no such rule, or no place.
     pub(crate) fn attach(&self, definition: &Sink, rule: &str, opened: Opened) -> Result<Slot, Error> {
-        let mut state = self.state();
-        let no_rule = || Error::NoRule(rule.to_owned());
-        let in_force = state.in_force().cloned().ok_or_else(no_rule)?;
-        rule_named(&in_force.program, rule).ok_or_else(no_rule)?;
-        in_force.announce(opened.hub.as_ref());
-        let placed = self.place(&mut state, definition, Use::Rule(rule.to_owned()), opened);
-        let slot = match placed {
-            Ok(slot) => slot,
-            Err(error) => {
-                let last = state.list.pop_if(|sink| sink.use_ == Use::Rule(rule.to_owned()));
-                state.closing.extend(last.iter().map(|sink| sink.slot));
-                drop(state);
-                last.into_iter().for_each(|sink| self.close(sink));
-                return Err(error);
-            }
+        let placing = {
+            let mut state = self.state();
+            let no_rule = || Error::NoRule(rule.to_owned());
+            let in_force = state.in_force().cloned().ok_or_else(no_rule)?;
+            rule_named(&in_force.program, rule).ok_or_else(no_rule)?;
+            in_force.announce(opened.hub.as_ref());
+            let use_ = Use::Rule { rule: rule.to_owned(), placed: false };
+            self.place(&mut state, definition, use_, opened)?
         };
+        let slot = placing.slot;
+        if let Err(error) = self.wait_for(&placing) {
+            self.detach(slot);
+            return Err(error);
+        }
+        let mut state = self.state();
+        if let Some(sink) = state.list.iter_mut().find(|sink| sink.slot == slot) {
+            sink.use_ = Use::Rule { rule: rule.to_owned(), placed: true };
+        }
         // Also in a program that is being installed.
         for Published { program, map, .. } in &state.programs {
             if let Some(rule) = rule_named(program, rule) {
@@ -367,7 +392,7 @@ impl Sinks {
             let Some(index) = state.list.iter().position(is_it) else { return };
             let sink = state.list.remove(index);
             for Published { program, map, .. } in &state.programs {
-                if let Use::Rule(rule) = &sink.use_
+                if let Use::Rule { rule, .. } = &sink.use_
                     && let Some(rule) = rule_named(program, rule)
                 {
                     map.detach(rule, slot);
@@ -412,7 +437,7 @@ impl Sinks {
                 definition: sink.definition.clone(),
                 attached_to: match &sink.use_ {
                     Use::Policy => None,
-                    Use::Rule(rule) => Some(rule.clone()),
+                    Use::Rule { rule, .. } => Some(rule.clone()),
                 },
                 counted,
                 status: sink.hub.as_ref().map(|hub| hub.status()).unwrap_or_default(),
