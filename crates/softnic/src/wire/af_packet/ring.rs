@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use crate::prefetch::{prefetch_read, prefetch_write};
 use crate::wire::{AfPacketConfig, BURST_FRAMES, Checksum, MAX_FRAME_BYTES, MAX_MERGED_BYTES, WireError};
 use packet::offload::{Merged, OFFLOAD_HEADER_BYTES, Offload};
 
@@ -45,6 +46,11 @@ const ADDRESSES_BYTES: usize = 12;
 const HEADERS_END: usize = 52;
 /// `sll_pkttype` within the slot: `sockaddr_ll` is at 32.
 const PACKET_TYPE_AT: usize = 32 + 10;
+/// How many slots ahead of the one that is taken their first lines are fetched: the header, whose status is written back,
+/// and the headers of the frame. Another processor has filled them, and they are too far apart for this one to expect the
+/// next.
+const LOOKAHEAD: usize = 8;
+const LINE_BYTES: usize = 64;
 /// What a tag is if the kernel does not provide it.
 const C_VLAN_TPID: u16 = 0x8100;
 const NS_PER_S: u64 = 1_000_000_000;
@@ -188,8 +194,17 @@ impl Ring {
     /// unfinished, because each segment gets its own.
     pub(super) fn take(&mut self, kept: bool) -> Option<Taken> {
         self.filled()?;
+        self.fetch_ahead();
         self.taken += 1;
         Some(self.examine(self.taken - 1, kept))
+    }
+
+    fn fetch_ahead(&self) {
+        let ahead = self.offset((self.first + self.taken + LOOKAHEAD) % self.slots);
+        // An address that is only fetched, within the mapping: slots are longer than two lines.
+        let line = |nth: usize| self.area.as_ptr().wrapping_add(ahead + nth * LINE_BYTES);
+        prefetch_write(line(0));
+        prefetch_read(line(1));
     }
 
     /// The bytes of a frame that was taken and not released.
