@@ -52,6 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no process_vm_readv(2)")]
     fn what_is_mapped_is_copied() {
         let from = [1_u8, 2, 3];
         let mut into = [0; 3];
@@ -63,6 +64,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no process_vm_readv(2)")]
     fn what_is_not_mapped_is_a_fault() {
         for address in [0, 8, u64::MAX, 1 << 63] {
             assert_eq!(copy_in(address, &mut [0; 16]), Err(EFAULT), "{address:#x}");
