@@ -1,5 +1,5 @@
 //! How an idle engine sleeps, and how an application that posts a send wakes it: an eventfd(2), written to only if the
-//! engine sleeps.
+//! engine sleeps. Each engine has one; a send wakes the engine of its port, a control call all of them.
 //!
 //! No send is missed. The engine stores `sleeping` and then looks at the send rings; the application publishes its
 //! requests and then looks at `sleeping`. Between the store and the load of each side stands a sequentially consistent
@@ -12,8 +12,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, fence};
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
@@ -24,7 +25,7 @@ use crate::limits::MAX_PORTS;
 /// Descriptors of wires that the engine waits for: one for each port.
 pub(crate) type Descriptors = ArrayVec<RawFd, MAX_PORTS>;
 
-/// Wakes the engine of one device.
+/// Wakes one engine.
 #[derive(Debug)]
 pub(crate) struct Doorbell {
     sleeping: AtomicBool,
@@ -88,9 +89,36 @@ impl Doorbell {
     }
 }
 
+/// Wakes the engine that sends what is posted to one queue pair. Shared by both sides of its send queue.
+#[derive(Debug)]
+pub(crate) struct SendBell {
+    doorbells: Arc<[Doorbell]>,
+    /// The engine of its port. An application posts nothing before the call that sets the port has returned.
+    engine: AtomicUsize,
+}
+
+impl SendBell {
+    /// Of a queue pair without a port.
+    pub(crate) fn new(doorbells: &Arc<[Doorbell]>) -> Arc<Self> {
+        Arc::new(Self { doorbells: Arc::clone(doorbells), engine: AtomicUsize::new(0) })
+    }
+
+    /// The queue pair has a port of this engine.
+    pub(crate) fn turn_to(&self, engine: usize) {
+        self.engine.store(engine, Relaxed);
+    }
+
+    /// After requests were published: see [`Doorbell::ring`].
+    #[inline]
+    pub(crate) fn ring(&self) {
+        if let Some(doorbell) = self.doorbells.get(self.engine.load(Relaxed)) {
+            doorbell.ring();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::AtomicU64;
     use std::time::Instant;
 
@@ -111,6 +139,20 @@ mod tests {
         doorbell.end_sleep();
         assert!(begun.elapsed() < LONG / 2);
         assert!(rustix::io::read(&doorbell.event, &mut [0; 8]).is_err(), "the event was read");
+    }
+
+    #[test]
+    fn a_send_wakes_the_engine_of_its_port_only() {
+        let doorbells: Arc<[Doorbell]> = (0..2).map(|_| Doorbell::new().unwrap()).collect();
+        let bell = SendBell::new(&doorbells);
+        doorbells.iter().for_each(Doorbell::announce_sleep);
+        bell.turn_to(1);
+        bell.ring();
+        let sleeping = |doorbell: &Doorbell| doorbell.sleeping.load(Relaxed);
+        assert_eq!((sleeping(&doorbells[0]), sleeping(&doorbells[1])), (true, false));
+        bell.turn_to(0);
+        bell.ring();
+        assert!(!sleeping(&doorbells[0]));
     }
 
     /// Two threads that wake each other by turns: a missed wake-up would take the whole time.

@@ -1,8 +1,11 @@
-//! The engine: takes bursts from the wires, puts frames into posted buffers, and sends what was posted.
+//! The engines: take bursts from the wires, put frames into posted buffers, and send what was posted.
 //!
-//! Run by the device's own thread, by the thread that pumps, or by those that poll completion queues. It takes the
-//! device's mutex once per burst, lets waiting control calls go first, and neither allocates, locks nor logs per frame. It
-//! never waits for an application. The thread of an idle device sleeps (`rest`).
+//! A device has one or several; each port belongs to one of them ([`Nic::engine_of`]), which takes the frames of the port
+//! in the order of their arrival. So each queue gets the frames of a port in that order.
+//!
+//! Run by threads of the device's own, by the thread that pumps, or by those that poll completion queues. An engine takes
+//! the device's mutex once per burst, lets waiting control calls go first, and neither allocates, locks nor logs per
+//! frame. It never waits for an application. The threads of an idle device sleep (`rest`).
 
 mod datagram;
 pub(crate) mod deliver;
@@ -12,8 +15,8 @@ mod rest;
 mod tap;
 pub(crate) mod transmit;
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 
 use crate::Error;
@@ -28,7 +31,71 @@ const THREAD_FRAMES: usize = 256;
 /// Passes between two looks at what the wires have lost: for some that is a system call.
 const LOSS_PASSES: u32 = 256;
 
-/// The wires, and what a pass works with.
+/// An engine, and what others read of it without locking it. Engines share no cache line, nor a pair that is fetched
+/// together.
+#[repr(align(128))]
+pub(crate) struct EngineCell {
+    engine: Mutex<Engine>,
+    /// Passes that it has made; written by the holder of `engine`.
+    passes: AtomicU64,
+    /// Its time by stage.
+    pub(crate) profile: profile::Totals,
+}
+
+impl EngineCell {
+    fn new(ports: Vec<EnginePort>) -> Self {
+        let engine = Mutex::new(Engine::new(ports));
+        Self { engine, passes: AtomicU64::new(0), profile: profile::Totals::default() }
+    }
+
+    /// One engine for each of `count`, at most as many as there are ports, which are dealt to them in turn.
+    pub(crate) fn deal(ports: Vec<PortConfig>, count: usize) -> Box<[Self]> {
+        let mut hands: Vec<Vec<EnginePort>> = (0..count).map(|_| Vec::new()).collect();
+        for (number, port) in (1..).zip(ports) {
+            hands[engine_of(number, count)].push(EnginePort::new(number, port));
+        }
+        hands.into_iter().map(Self::new).collect()
+    }
+
+    /// The engine; its own thread holds it for one pass at a time.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Engine> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn passes(&self) -> u64 {
+        self.passes.load(Ordering::Relaxed)
+    }
+
+    /// Runs one pass, after the one that another thread may be in.
+    pub(crate) fn pass(&self, nic: &Nic, max_frames: usize) -> usize {
+        self.pass_with(&mut self.lock(), nic, max_frames)
+    }
+
+    /// Runs one pass, unless another thread is in one.
+    pub(crate) fn try_pass(&self, nic: &Nic, max_frames: usize) -> usize {
+        match self.engine.try_lock() {
+            Ok(mut engine) => self.pass_with(&mut engine, nic, max_frames),
+            Err(TryLockError::Poisoned(poisoned)) => {
+                self.pass_with(&mut poisoned.into_inner(), nic, max_frames)
+            }
+            Err(TryLockError::WouldBlock) => 0,
+        }
+    }
+
+    fn pass_with(&self, engine: &mut Engine, nic: &Nic, max_frames: usize) -> usize {
+        let frames = engine.pass(nic, &self.profile, max_frames);
+        self.passes.store(self.passes().wrapping_add(1), Ordering::Relaxed);
+        frames
+    }
+}
+
+/// Which of `count` engines a port (from 1) belongs to.
+#[inline]
+pub(crate) fn engine_of(port: u8, count: usize) -> usize {
+    usize::from(port.saturating_sub(1)) % count
+}
+
+/// The wires of its ports, and what a pass works with.
 pub(crate) struct Engine {
     ports: Vec<EnginePort>,
     plan: receive::Plan,
@@ -56,6 +123,21 @@ struct EnginePort {
 }
 
 impl EnginePort {
+    fn new(number: u8, port: PortConfig) -> Self {
+        let max_frame_bytes = port.mtu_bytes as usize + ETHERNET_BYTES + VLAN_TAGS_BYTES;
+        let merged_bytes = if port.wire.takes_merged() { MAX_MERGED_BYTES } else { 0 };
+        Self {
+            number,
+            max_frame_bytes,
+            max_received_bytes: max_frame_bytes.max(merged_bytes),
+            state: port.wire.state(),
+            splits: Splits::default(),
+            wire: port.wire,
+            receive_losses: 0,
+            transmit_losses: 0,
+        }
+    }
+
     fn note_receive_losses(&mut self, stats: &mut PortStats) {
         let losses = self.wire.losses();
         stats.wire_lost += losses.saturating_sub(self.receive_losses);
@@ -71,23 +153,9 @@ impl EnginePort {
 }
 
 impl Engine {
-    pub(crate) fn new(ports: Vec<PortConfig>) -> Self {
-        let ports = (1u8..).zip(ports).map(|(number, port)| {
-            let max_frame_bytes = port.mtu_bytes as usize + ETHERNET_BYTES + VLAN_TAGS_BYTES;
-            let merged_bytes = if port.wire.takes_merged() { MAX_MERGED_BYTES } else { 0 };
-            EnginePort {
-                number,
-                max_frame_bytes,
-                max_received_bytes: max_frame_bytes.max(merged_bytes),
-                state: port.wire.state(),
-                splits: Splits::default(),
-                wire: port.wire,
-                receive_losses: 0,
-                transmit_losses: 0,
-            }
-        });
+    fn new(ports: Vec<EnginePort>) -> Self {
         Self {
-            ports: ports.collect(),
+            ports,
             plan: receive::Plan::new(),
             tap: tap::Tap::new(),
             gather: Box::new([0; MAX_FRAME_BYTES]),
@@ -95,12 +163,12 @@ impl Engine {
         }
     }
 
-    /// One turn over all ports: at most `max_frames` received frames, and what was posted to be sent.
-    pub(crate) fn pass(&mut self, nic: &Nic, max_frames: usize) -> usize {
+    /// One turn over its ports: at most `max_frames` received frames, and what was posted to be sent.
+    fn pass(&mut self, nic: &Nic, profile: &profile::Totals, max_frames: usize) -> usize {
         let first = self.passes as usize % self.ports.len().max(1);
         self.passes = self.passes.wrapping_add(1);
         self.ports.rotate_left(first);
-        self.plan.probe.begin(&nic.profile);
+        self.plan.probe.begin(profile);
         let received = self.receive(nic, max_frames);
         let mut sent = 0;
         for port in &mut self.ports {
@@ -115,13 +183,13 @@ impl Engine {
         }
         self.ports.rotate_right(first);
         self.plan.probe.mark(profile::EngineStage::Send);
-        self.plan.probe.end((received, sent), &nic.profile);
+        self.plan.probe.end((received, sent), profile);
         received + sent
     }
 
     /// The engine's own thread has rested after a pass.
-    fn rested(&mut self, nic: &Nic) {
-        self.plan.probe.rested(&nic.profile);
+    fn rested(&mut self, profile: &profile::Totals) {
+        self.plan.probe.rested(profile);
     }
 
     /// A burst from each port in turn, until none has more: a busy port cannot keep the others waiting.
@@ -202,19 +270,28 @@ fn flush_failed(state: &mut crate::state::State) {
     state.publish();
 }
 
-/// Starts the engine's thread.
-pub(crate) fn spawn(nic: Arc<Nic>, core: Option<usize>) -> Result<JoinHandle<()>, Error> {
+/// The kernel cuts thread names at 15 bytes.
+const THREAD_NAME_BYTES: usize = 15;
+
+/// Starts the thread of an engine, by its index.
+pub(crate) fn spawn(nic: Arc<Nic>, index: usize, core: Option<usize>) -> Result<JoinHandle<()>, Error> {
     let name = nic.name.clone();
-    // The kernel cuts thread names at 15 bytes.
     std::thread::Builder::new()
-        .name(format!("{:.15}", nic.name))
+        .name(thread_name(&nic.name, index, nic.engines.len()))
         .spawn(move || {
             if let Some(core) = core {
                 pin(core);
             }
-            run(&nic);
+            run(&nic, index);
         })
         .map_err(|source| Error::EngineThread { name, source })
+}
+
+/// The device's name, and of several threads the number from 1.
+fn thread_name(device: &str, index: usize, threads: usize) -> String {
+    let number = if threads > 1 { format!("/{}", index + 1) } else { String::new() };
+    // Names of devices are ASCII.
+    format!("{device:.*}{number}", THREAD_NAME_BYTES - number.len())
 }
 
 fn pin(core: usize) {
@@ -228,17 +305,38 @@ fn pin(core: usize) {
     }
 }
 
-fn run(nic: &Nic) {
+fn run(nic: &Nic, index: usize) {
     // The kernel may lengthen sleeps by the timer slack, by default 50 us (prctl(2)): as long as the shortest nap.
     // SAFETY: takes a number and touches nothing but this thread's slack; if it fails sleeps stay long.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong) };
-    let mut rest = rest::Rest::default();
+    let (cell, mut rest) = (&nic.engines[index], rest::Rest::new(nic, index));
     while !nic.stopping.load(Ordering::Relaxed) {
-        let frames = nic.pass(THREAD_FRAMES);
-        rest.after(nic, frames);
-        if nic.profile.is_on() {
-            nic.engine().rested(nic);
+        let frames = cell.pass(nic, THREAD_FRAMES);
+        rest.after(frames);
+        if cell.profile.is_on() {
+            cell.lock().rested(&cell.profile);
         }
     }
-    nic.engine().close_books(nic);
+    cell.lock().close_books(nic);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_threads_keep_their_number_when_they_are_cut() {
+        assert_eq!(thread_name("softnic0", 0, 1), "softnic0");
+        assert_eq!(thread_name("softnic0", 1, 2), "softnic0/2");
+        assert_eq!(thread_name("a-very-long-device-name", 0, 1), "a-very-long-dev");
+        assert_eq!(thread_name("a-very-long-device-name", 7, 8), "a-very-long-d/8");
+    }
+
+    #[test]
+    fn ports_are_dealt_in_turn() {
+        let engines = |count| (1..=5).map(|port| engine_of(port, count)).collect::<Vec<_>>();
+        assert_eq!(engines(1), [0; 5]);
+        assert_eq!(engines(2), [0, 1, 0, 1, 0]);
+        assert_eq!(engines(5), [0, 1, 2, 3, 4]);
+    }
 }

@@ -24,6 +24,14 @@ pub enum Error {
         /// The most ports a device can have.
         max: usize,
     },
+    /// No engine thread, or one without a port.
+    #[error("a soft NIC with {ports} ports can have 1 to {ports} engine threads, not {threads}")]
+    ThreadCount {
+        /// How many threads were configured.
+        threads: usize,
+        /// The ports of the device.
+        ports: usize,
+    },
     /// The MTU of a port is out of range.
     #[error("port {port}: an MTU of {mtu_bytes} bytes is outside {min}..={max}")]
     Mtu {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,8 +12,8 @@ use packet::MacAddr;
 
 use crate::device::Backing;
 use crate::doorbell::Doorbell;
-use crate::engine::Engine;
-use crate::engine::profile::{EngineProfile, Totals};
+use crate::engine::profile::EngineProfile;
+use crate::engine::{EngineCell, engine_of};
 use crate::library::Library;
 use crate::limits::{MAX_MTU_BYTES, MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
 use crate::personality::{ClockRules, Personality, Rules};
@@ -23,21 +23,46 @@ use crate::stats::PortCounters;
 use crate::wire::{Wire, WireState};
 use crate::{Error, PortStats};
 
-/// Who runs the engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Who runs the engines. Each port belongs to one engine, so each queue gets the frames of a port in the order of their
+/// arrival.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Drive {
     /// A thread of the device's own.
     Thread {
         /// The core the thread is pinned to.
         core: Option<usize>,
     },
+    /// Several of them, at most one for each port. Ports are dealt to them in turn.
+    Threads {
+        /// The core that each is pinned to.
+        cores: Vec<Option<usize>>,
+    },
     /// The owner, by [`SoftNic::pump`].
     Manual,
-    /// The threads of this process that poll completion queues: a poll that finds its queue empty makes a pass, unless
-    /// another thread is making one, and looks again. Frames move only while somebody polls; a thread that waits for
-    /// completion events without polling waits for ever. Passes are made one after the other, so each queue gets its frames
-    /// in the order of their arrival, whoever polls.
+    /// The threads of this process that poll completion queues: a poll that finds its queue empty makes a pass over each
+    /// port, unless another thread is making one there, and looks again. Frames move only while somebody polls; a thread that
+    /// waits for completion events without polling waits for ever.
     Inline,
+}
+
+impl Drive {
+    /// The core of each engine thread.
+    fn threads(&self) -> &[Option<usize>] {
+        match self {
+            Self::Thread { core } => std::slice::from_ref(core),
+            Self::Threads { cores } => cores,
+            Self::Manual | Self::Inline => &[],
+        }
+    }
+
+    /// How many engines serve the ports.
+    fn engines(&self, ports: usize) -> usize {
+        match self {
+            Self::Thread { .. } | Self::Manual => 1,
+            Self::Threads { cores } => cores.len(),
+            Self::Inline => ports,
+        }
+    }
 }
 
 /// One port of the device.
@@ -56,18 +81,18 @@ pub struct SoftNicConfig {
     pub personality: Personality,
     /// Its ports; port numbers count from 1 in this order.
     pub ports: Vec<PortConfig>,
-    /// Who runs its engine.
+    /// Who runs its engines.
     pub drive: Drive,
 }
 
-/// A software NIC. Dropping it stops the engine; open contexts stay valid and see no more traffic.
+/// A software NIC. Dropping it stops the engines; open contexts stay valid and see no more traffic.
 pub struct SoftNic {
     nic: Arc<Nic>,
     drive: Drive,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What the owner, the open contexts and the engine share.
+/// What the owner, the open contexts and the engines share.
 pub(crate) struct Nic {
     pub(crate) name: String,
     personality: Personality,
@@ -81,13 +106,10 @@ pub(crate) struct Nic {
     turn: Mutex<()>,
     /// Control calls that wait for `state`.
     waiting: AtomicU32,
-    engine: Mutex<Engine>,
-    /// Passes that the engine has made; written by the holder of `engine`.
-    passes: AtomicU64,
-    /// The time of the engine by stage.
-    pub(crate) profile: Totals,
-    /// Wakes the engine's own thread.
-    pub(crate) doorbell: Arc<Doorbell>,
+    /// At least one.
+    pub(crate) engines: Box<[EngineCell]>,
+    /// Wake the engines' own threads, by index.
+    pub(crate) doorbells: Arc<[Doorbell]>,
     /// [`Drive::Inline`].
     is_inline: bool,
     pub(crate) stopping: AtomicBool,
@@ -131,7 +153,7 @@ fn packed(mac: MacAddr) -> u64 {
     mac.0.iter().fold(0, |packed, octet| packed << 8 | u64::from(*octet))
 }
 
-/// How long [`SoftNic::stop`] waits for the engine's thread, and how long it rests between looks.
+/// How long [`SoftNic::stop`] waits for the engines' threads, and how long it rests between looks.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 const STOP_STEP: Duration = Duration::from_millis(1);
 
@@ -147,14 +169,14 @@ impl Nic {
         self.personality.rules()
     }
 
-    /// The device's state, for a control call. Wakes the engine, which may have something to do after it.
+    /// The device's state, for a control call. Wakes the engines, which may have something to do after it.
     pub(crate) fn control(&self) -> MutexGuard<'_, State> {
         let state = self.quiet_control();
-        self.doorbell.ring();
+        self.doorbells.iter().for_each(Doorbell::ring);
         state
     }
 
-    /// The device's state, for a control call that changes nothing for the engine, which sleeps on.
+    /// The device's state, for a control call that changes nothing for the engines, which sleep on.
     pub(crate) fn quiet_control(&self) -> MutexGuard<'_, State> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
@@ -164,7 +186,7 @@ impl Nic {
         state
     }
 
-    /// The device's state, for one burst of the engine. If control calls wait, it takes its turn among them: a thread that
+    /// The device's state, for one burst of an engine. If control calls wait, it takes its turn among them: a thread that
     /// unlocks a mutex and locks it again at once would otherwise nearly always get it.
     #[inline]
     pub(crate) fn burst(&self) -> MutexGuard<'_, State> {
@@ -189,43 +211,34 @@ impl Nic {
         self.ports.get(usize::from(number).checked_sub(1)?)
     }
 
-    /// Runs one pass, after the one that another thread may be in.
+    /// The index of the engine that a port (from 1) belongs to.
+    #[inline]
+    pub(crate) fn engine_of(&self, port: u8) -> usize {
+        engine_of(port, self.engines.len())
+    }
+
+    /// Runs one pass of each engine, after the one that another thread may be in.
     pub(crate) fn pass(&self, max_frames: usize) -> usize {
-        self.pass_with(&mut self.engine(), max_frames)
+        self.engines.iter().map(|engine| engine.pass(self, max_frames)).sum()
     }
 
-    fn pass_with(&self, engine: &mut Engine, max_frames: usize) -> usize {
-        let frames = engine.pass(self, max_frames);
-        self.passes.store(self.passes.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        frames
-    }
-
-    /// Called by a poll that has found its queue empty, which holds no lock: runs one pass if polls drive the engine and no
-    /// other thread is in a pass. Returns whether the queue may have something now.
+    /// Called by a poll that has found its queue empty, which holds no lock: runs a pass of each engine that no other thread
+    /// runs, if polls drive the engines. Returns whether the queue may have something now.
     #[inline]
     pub(crate) fn pass_inline(&self) -> bool {
-        self.is_inline && self.try_pass(INLINE_FRAMES) > 0
+        self.is_inline && self.try_passes(INLINE_FRAMES) > 0
     }
 
-    fn try_pass(&self, max_frames: usize) -> usize {
+    fn try_passes(&self, max_frames: usize) -> usize {
         if self.stopping.load(Ordering::Relaxed) {
             return 0;
         }
-        match self.engine.try_lock() {
-            Ok(mut engine) => self.pass_with(&mut engine, max_frames),
-            Err(TryLockError::Poisoned(poisoned)) => self.pass_with(&mut poisoned.into_inner(), max_frames),
-            Err(TryLockError::WouldBlock) => 0,
-        }
-    }
-
-    /// The engine; its own thread holds it for one pass at a time.
-    pub(crate) fn engine(&self) -> MutexGuard<'_, Engine> {
-        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+        self.engines.iter().map(|engine| engine.try_pass(self, max_frames)).sum()
     }
 }
 
 impl SoftNic {
-    /// Makes the device and, with [`Drive::Thread`], starts its engine.
+    /// Makes the device and starts its engine threads, if it is to have some.
     ///
     /// # Errors
     /// A configuration out of range, or a libibverbs whose private layout is not known.
@@ -258,51 +271,58 @@ impl SoftNic {
             down: AtomicBool::new(port.wire.state() == WireState::Down),
             finished: AtomicBool::new(false),
         });
-        let doorbell = Doorbell::new().map_err(|source| Error::Doorbell { name: name.clone(), source })?;
+        let count = drive.engines(ports.len());
+        let doorbells = (0..count).map(|_| Doorbell::new()).collect::<Result<_, _>>();
         let nic = Arc::new(Nic {
-            doorbell: Arc::new(doorbell),
+            doorbells: doorbells.map_err(|source| Error::Doorbell { name: name.clone(), source })?,
             is_inline: drive == Drive::Inline,
             ports: shared.collect(),
             state: Mutex::new(State::new(personality.rules().flow.table)),
             queue_losses: Mutex::default(),
             turn: Mutex::new(()),
             waiting: AtomicU32::new(0),
-            engine: Mutex::new(Engine::new(ports)),
-            passes: AtomicU64::new(0),
-            profile: Totals::default(),
+            engines: EngineCell::deal(ports, count),
             stopping: AtomicBool::new(false),
             personality,
             clock,
             name,
         });
-        let thread = match drive {
-            Drive::Manual | Drive::Inline => None,
-            Drive::Thread { core } => Some(crate::engine::spawn(Arc::clone(&nic), core)?),
-        };
-        Ok(Self { nic, drive, thread: Mutex::new(thread) })
+        // Dropped, and so stopped, if a thread cannot be started.
+        let soft = Self { nic, drive, threads: Mutex::default() };
+        for (index, core) in soft.drive.threads().iter().enumerate() {
+            let thread = crate::engine::spawn(Arc::clone(&soft.nic), index, *core)?;
+            soft.threads().push(thread);
+        }
+        Ok(soft)
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs one engine pass over all ports on the caller's thread: at most `max_frames` received frames, and
-    /// whatever is in the send rings. Returns the frames handled, received and sent. 0 with [`Drive::Thread`], after
-    /// [`SoftNic::stop`], and with [`Drive::Inline`] while another thread makes a pass.
+    /// whatever is in the send rings. Returns the frames handled, received and sent. 0 if the device has threads, and after
+    /// [`SoftNic::stop`]. With [`Drive::Inline`] the limit is for each port, and ports where another thread makes a pass
+    /// are left out.
     pub fn pump(&self, max_frames: usize) -> usize {
         match self.drive {
-            Drive::Thread { .. } => 0,
-            Drive::Inline => self.nic.try_pass(max_frames),
+            Drive::Thread { .. } | Drive::Threads { .. } => 0,
+            Drive::Inline => self.nic.try_passes(max_frames),
             Drive::Manual if self.nic.stopping.load(Ordering::Relaxed) => 0,
             Drive::Manual => self.nic.pass(max_frames),
         }
     }
 
-    /// Begins to measure what the engine spends its time on, which costs less than a hundredth of it.
+    /// Begins to measure what the engines spend their time on, which costs less than a hundredth of it.
     pub fn start_profile(&self) {
-        self.nic.profile.start();
+        self.nic.engines.iter().for_each(|engine| engine.profile.start());
     }
 
-    /// The time of the engine by stage since [`SoftNic::start_profile`]; `None` before.
+    /// The time of each engine by stage since [`SoftNic::start_profile`]; empty before. With [`Drive::Inline`] each port
+    /// has an engine.
     #[must_use]
-    pub fn profile(&self) -> Option<EngineProfile> {
-        self.nic.profile.read()
+    pub fn profiles(&self) -> Vec<EngineProfile> {
+        self.nic.engines.iter().filter_map(|engine| engine.profile.read()).collect()
     }
 
     /// The counters of a port (from 1); all zero for a port that does not exist.
@@ -338,21 +358,20 @@ impl SoftNic {
         self.nic.ports.iter().all(|port| port.finished.load(Ordering::Acquire))
     }
 
-    /// Whether the engine's thread has ended although it was not stopped: then no frame moves any more.
+    /// Whether an engine's thread has ended although it was not stopped: then no frame of its ports moves any more.
     #[must_use]
     pub fn engine_died(&self) -> bool {
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         // Looked at before `stopping` is: `stop` sets it before it joins.
-        let ended = thread.as_ref().is_some_and(JoinHandle::is_finished);
+        let ended = self.threads().iter().any(JoinHandle::is_finished);
         ended && !self.nic.stopping.load(Ordering::Relaxed)
     }
 
-    /// How many passes the engine's own thread has made. Also without traffic it makes about fifty each second, so a
-    /// count that does not change is a stalled engine: no frame moves, and control calls may wait for it. Locks nothing. `None` without
-    /// [`Drive::Thread`].
+    /// How many passes each engine thread has made. Also without traffic one makes about fifty each second, so a count that
+    /// does not change is a stalled engine: no frame of its ports moves, and control calls may wait for it. Locks nothing.
+    /// Empty without threads.
     #[must_use]
-    pub fn engine_passes(&self) -> Option<u64> {
-        matches!(self.drive, Drive::Thread { .. }).then(|| self.nic.passes.load(Ordering::Relaxed))
+    pub fn engine_passes(&self) -> Vec<u64> {
+        self.nic.engines.iter().map(EngineCell::passes).take(self.drive.threads().len()).collect()
     }
 
     /// What the device's contexts share.
@@ -360,35 +379,35 @@ impl SoftNic {
         &self.nic
     }
 
-    /// Stops the engine for good, after the burst it is in, and waits for that at most some seconds. Open contexts stay
+    /// Stops the engines for good, after the bursts they are in, and waits for that at most some seconds. Open contexts stay
     /// valid.
     pub fn stop(&self) {
         if !self.stop_within(STOP_PATIENCE) {
-            tracing::error!(device = %self.nic.name, "the engine thread does not end; it is left running");
+            tracing::error!(device = %self.nic.name, "an engine thread does not end; it is left running");
         }
     }
 
-    /// Like [`SoftNic::stop`], and waits at most for `patience`. `false`: the thread is still running. It keeps what it
+    /// Like [`SoftNic::stop`], and waits at most for `patience`. `false`: a thread is still running. It keeps what it
     /// uses alive, so that nothing is freed under it.
     pub fn stop_within(&self, patience: Duration) -> bool {
         self.nic.stopping.store(true, Ordering::Relaxed);
-        self.nic.doorbell.wake();
-        let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() else {
-            if self.drive == Drive::Inline {
-                // After the pass that another thread may be in.
-                self.nic.engine().close_books(&self.nic);
-            }
-            return true;
-        };
+        self.nic.doorbells.iter().for_each(Doorbell::wake);
+        if self.drive == Drive::Inline {
+            // After the passes that other threads may be in.
+            self.nic.engines.iter().for_each(|engine| engine.lock().close_books(&self.nic));
+        }
+        let threads = std::mem::take(&mut *self.threads());
         let deadline = Instant::now() + patience;
-        while !thread.is_finished() {
+        while !threads.iter().all(JoinHandle::is_finished) {
             if Instant::now() >= deadline {
                 return false;
             }
             std::thread::sleep(STOP_STEP);
         }
-        if thread.join().is_err() {
-            tracing::error!(device = %self.nic.name, "the engine thread panicked");
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!(device = %self.nic.name, "an engine thread panicked");
+            }
         }
         true
     }
@@ -429,6 +448,10 @@ fn check(config: &SoftNicConfig) -> Result<(), Error> {
     }
     if config.ports.is_empty() || config.ports.len() > MAX_PORTS {
         return Err(Error::PortCount { ports: config.ports.len(), max: MAX_PORTS });
+    }
+    let threads = config.drive.engines(config.ports.len());
+    if !(1..=config.ports.len()).contains(&threads) {
+        return Err(Error::ThreadCount { threads, ports: config.ports.len() });
     }
     for (port, PortConfig { mtu_bytes, .. }) in (1u8..).zip(&config.ports) {
         if !(MIN_MTU_BYTES..=MAX_MTU_BYTES).contains(mtu_bytes) {

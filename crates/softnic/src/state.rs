@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::completion::{ChannelState, CqState};
+use crate::doorbell::SendBell;
 use crate::engine::deliver::Planned;
 use crate::engine::transmit::Pace;
 use crate::events::EventChannel;
@@ -170,6 +171,8 @@ pub(crate) struct SendState {
     pub(crate) signal_all: bool,
     pub(crate) shape: SendShape,
     pub(crate) pace: Pace,
+    /// Wakes the engine of its port.
+    pub(crate) bell: Arc<SendBell>,
 }
 
 /// A queue pair.

@@ -53,10 +53,10 @@ fn stuck_nic() -> (SoftNic, Sender<()>) {
 #[test]
 fn passes_stand_still_while_the_engine_is_stuck_and_a_stop_is_bounded() {
     let (nic, release) = stuck_nic();
-    assert_eq!(nic.engine_passes(), Some(0), "stuck in the first pass");
+    assert_eq!(nic.engine_passes(), [0], "stuck in the first pass");
     drop(release);
     let begun = Instant::now();
-    while nic.engine_passes() == Some(0) {
+    while nic.engine_passes() == [0] {
         assert!(begun.elapsed() < PATIENCE, "it does not go on");
     }
     assert!(nic.stop_within(PATIENCE));
@@ -71,5 +71,5 @@ fn passes_stand_still_while_the_engine_is_stuck_and_a_stop_is_bounded() {
 fn an_engine_without_a_thread_has_no_progress_to_watch() {
     let nic = nic(Drive::Manual, Box::new(softnic::wire::NullWire));
     nic.pump(1);
-    assert_eq!((nic.engine_passes(), nic.stop_within(Duration::ZERO)), (None, true));
+    assert_eq!((nic.engine_passes(), nic.stop_within(Duration::ZERO)), (Vec::new(), true));
 }

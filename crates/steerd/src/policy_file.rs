@@ -157,7 +157,7 @@ impl Target {
         let loaded = settings::load(&request).map_err(Error::Settings)?;
         let settings = &loaded.settings;
         if workers.is_none() {
-            let cores = cores::assign(&settings.workers.cores, settings.softnic.core, &cores::available());
+            let cores = cores::of_workers(settings, &cores::available());
             workers = Some(cores.map_err(Error::Cores)?.len());
         }
         let device =

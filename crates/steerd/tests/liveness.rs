@@ -64,6 +64,10 @@ impl Drop for Stopped {
 
 const OTHER: &str = "[{ name = \"softnic1\", ports = [{ wire = { kind = \"null\" } }] }]";
 
+/// A generator, and a port with an engine thread of its own.
+const TWO_PORTS: &str =
+    "[{ wire = { kind = \"generator\", rate = 1000, flows = [{}] } }, { wire = { kind = \"null\" } }]";
+
 /// `run --demo` with a short stall limit, and a second soft NIC.
 fn demonstration() -> Command {
     let mut command = steerd();
@@ -72,9 +76,16 @@ fn demonstration() -> Command {
     command
 }
 
+/// The same with two engine threads.
+fn with_two_threads() -> Command {
+    let mut command = demonstration();
+    command.env("STEERD_SOFTNIC__PORTS", TWO_PORTS).env("STEERD_SOFTNIC__THREADS", "2");
+    command
+}
+
 /// Stops a thread and checks that the stall is reported everywhere, then continues it and checks the recovery.
-fn a_stall_is_reported(thread: &str, part: &str, metric: (&str, &[&str])) {
-    let mut daemon = Daemon::start_command(&mut demonstration());
+fn a_stall_is_reported(mut command: Command, thread: &str, part: &str, metric: (&str, &[&str])) {
+    let mut daemon = Daemon::start_command(&mut command);
     daemon.until("ready", |daemon| daemon.page("/readyz") == (200, "ready\n".into()));
     assert_eq!(daemon.page("/healthz"), (200, "ok\n".into()));
     assert!(daemon.metric(metric.0, metric.1) < 0.5);
@@ -101,19 +112,30 @@ fn a_stall_is_reported(thread: &str, part: &str, metric: (&str, &[&str])) {
 
 #[test]
 fn a_stalled_worker_and_its_recovery_are_reported() {
-    a_stall_is_reported("worker-1", "worker 1", ("steerd_worker_stalled", &["worker=\"1\""]));
+    a_stall_is_reported(
+        demonstration(),
+        "worker-1",
+        "worker 1",
+        ("steerd_worker_stalled", &["worker=\"1\""]),
+    );
 }
 
 #[test]
 fn a_stalled_engine_and_its_recovery_are_reported() {
     let metric: (&str, &[&str]) = ("steerd_engine_stalled", &["device=\"softnic0\""]);
-    a_stall_is_reported("softnic0", "the engine of softnic0", metric);
+    a_stall_is_reported(demonstration(), "softnic0", "the engine of softnic0", metric);
+}
+
+#[test]
+fn a_stall_of_one_of_several_engine_threads_is_reported() {
+    let metric: (&str, &[&str]) = ("steerd_engine_stalled", &["device=\"softnic0\""]);
+    a_stall_is_reported(with_two_threads(), "softnic0/2", "engine thread 2 of softnic0", metric);
 }
 
 #[test]
 fn a_stalled_engine_of_a_soft_nic_that_only_sends_is_reported() {
     let metric: (&str, &[&str]) = ("steerd_engine_stalled", &["device=\"softnic1\""]);
-    a_stall_is_reported("softnic1", "the engine of softnic1", metric);
+    a_stall_is_reported(demonstration(), "softnic1", "the engine of softnic1", metric);
 }
 
 /// No wait of the shutdown is unlimited; parts that did not end are named.

@@ -1,14 +1,14 @@
-//! What the engine's thread does while there is no work: it polls for some time, then it sleeps.
+//! What an engine's thread does while there is no work: it polls for some time, then it sleeps.
 //!
-//! It wakes when a wire has a frame (the descriptors and times of [`SleepHint`]), when a send is posted or a control call is
-//! made ([`crate::doorbell`]), and after [`HEARTBEAT`], so that its count of passes shows that it is alive. A wire that
-//! cannot announce its frames is asked again after naps, which become longer the longer nothing arrives.
+//! It wakes when a wire of its ports has a frame (the descriptors and times of [`SleepHint`]), when a send is posted there
+//! or a control call is made ([`crate::doorbell`]), and after [`HEARTBEAT`], so that its count of passes shows that it is
+//! alive. A wire that cannot announce its frames is asked again after naps, which become longer the longer nothing arrives.
 
 use std::time::Duration;
 
-use super::Engine;
+use super::{Engine, EngineCell};
 use crate::clock;
-use crate::doorbell::Descriptors;
+use crate::doorbell::{Descriptors, Doorbell};
 use crate::nic::Nic;
 use crate::state::{QpKind, QpState, State};
 use crate::wire::SleepHint;
@@ -25,9 +25,12 @@ const NAPS_PER_LENGTH: u32 = 16;
 /// The longest sleep.
 const HEARTBEAT: Duration = Duration::from_millis(20);
 
-/// Counts passes without work.
-#[derive(Debug, Default)]
-pub(super) struct Rest {
+/// Counts the passes of an engine without work.
+pub(super) struct Rest<'n> {
+    nic: &'n Nic,
+    index: usize,
+    cell: &'n EngineCell,
+    doorbell: &'n Doorbell,
     passes: u32,
 }
 
@@ -40,23 +43,28 @@ struct Prospect {
     gather: Option<Duration>,
 }
 
-impl Rest {
+impl<'n> Rest<'n> {
+    /// For the thread of the engine with this index.
+    pub(super) fn new(nic: &'n Nic, index: usize) -> Self {
+        Self { nic, index, cell: &nic.engines[index], doorbell: &nic.doorbells[index], passes: 0 }
+    }
+
     /// To be called after each pass, with the frames that it has handled.
     #[inline]
-    pub(super) fn after(&mut self, nic: &Nic, frames: usize) {
+    pub(super) fn after(&mut self, frames: usize) {
         if frames > 0 {
             self.passes = 0;
         } else {
-            self.idle(nic);
+            self.idle();
         }
     }
 
-    fn idle(&mut self, nic: &Nic) {
+    fn idle(&mut self) {
         self.passes = self.passes.saturating_add(1);
         if self.passes == 1
-            && let Some(gather) = nic.engine().prospect(0).gather
+            && let Some(gather) = self.cell.lock().prospect(0).gather
         {
-            sleep(nic, &Descriptors::new(), gather);
+            self.sleep(&Descriptors::new(), gather);
             // If nothing has come by then, the next pass without work sleeps.
             self.passes = SPIN_PASSES;
             return;
@@ -64,10 +72,23 @@ impl Rest {
         match self.passes {
             0..SPIN_PASSES => std::hint::spin_loop(),
             SPIN_PASSES.. => {
-                let Prospect { descriptors, longest, .. } = nic.engine().prospect(self.passes - SPIN_PASSES);
-                sleep(nic, &descriptors, longest);
+                let prospect = self.cell.lock().prospect(self.passes - SPIN_PASSES);
+                self.sleep(&prospect.descriptors, prospect.longest);
             }
         }
+    }
+
+    /// Sleeps, unless there is something to do.
+    fn sleep(&self, descriptors: &Descriptors, longest: Duration) {
+        self.doorbell.announce_sleep();
+        let is_own = |port| self.nic.engine_of(port) == self.index;
+        let state_allows = patience(&mut self.nic.burst(), is_own);
+        if let Some(patience) = state_allows
+            && !self.nic.stopping.load(std::sync::atomic::Ordering::Relaxed)
+        {
+            self.doorbell.wait(descriptors, longest.min(patience));
+        }
+        self.doorbell.end_sleep();
     }
 }
 
@@ -99,20 +120,9 @@ impl Engine {
     }
 }
 
-/// Sleeps, unless there is something to do.
-fn sleep(nic: &Nic, descriptors: &Descriptors, longest: Duration) {
-    nic.doorbell.announce_sleep();
-    let state_allows = patience(&mut nic.burst());
-    if let Some(patience) = state_allows
-        && !nic.stopping.load(std::sync::atomic::Ordering::Relaxed)
-    {
-        nic.doorbell.wait(descriptors, longest.min(patience));
-    }
-    nic.doorbell.end_sleep();
-}
-
-/// How long the engine may sleep for all that the state knows; `None`: not at all.
-fn patience(state: &mut State) -> Option<Duration> {
+/// How long an engine may sleep for all that the state knows; `None`: not at all. Each engine looks after what belongs to
+/// no port, as another one may be held up by its wire.
+fn patience(state: &mut State, is_own: impl Fn(u8) -> bool) -> Option<Duration> {
     let State { senders, qps, failed_queues, waiting_cqs, watched_cqs, .. } = state;
     let mut patience = HEARTBEAT;
     if !failed_queues.is_empty() || !watched_cqs.is_empty() {
@@ -124,8 +134,10 @@ fn patience(state: &mut State) -> Option<Duration> {
         patience = SHORTEST_NAP;
     }
     for sender in senders.iter() {
-        let Some(QpState { kind: QpKind::Raw { send, .. }, .. }) = qps.get_mut(*sender) else { continue };
-        if send.consumer.has_next() {
+        let Some(QpState { kind: QpKind::Raw { send, .. }, port, .. }) = qps.get_mut(*sender) else {
+            continue;
+        };
+        if is_own(*port) && send.consumer.has_next() {
             if !send.pace.is_limited() || send.pace.is_due(clock::steady_ns()) {
                 return None;
             }

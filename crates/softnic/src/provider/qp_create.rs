@@ -28,6 +28,7 @@ use super::spin::Spin;
 use super::wq::ReceivePoster;
 use super::wq::SoftTable;
 use crate::device::SoftContext;
+use crate::doorbell::SendBell;
 use crate::engine::transmit::Pace;
 use crate::formats::Requests;
 use crate::library::Library;
@@ -228,19 +229,21 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
         native_state: Arc::clone(&object.state),
         native: (&raw const *object).addr() as u64,
     };
+    let bell = SendBell::new(&soft.nic().doorbells);
     let sends_of = SendState {
         consumer: sends.1,
         cq: send_cq.slot,
         signal_all: request.signal_all,
         shape,
         pace: Pace::default(),
+        bell: Arc::clone(&bell),
     };
     let send = SendPoster {
         producer: sends.0,
         shape,
         max_tso_bytes: rules.objects.queue_pair.max_tso_bytes,
         batch: Batch::default(),
-        doorbell: Arc::clone(&soft.nic().doorbell),
+        bell,
     };
     let receive = ReceivePoster { producer: receives.0, max_sge: cap.max_recv_sge };
     object.plain = Some(Plain {

@@ -16,7 +16,7 @@ use super::answer::{EINVAL, ENOMEM, EOPNOTSUPP, Errno, Verb, known_bits};
 use super::qp::{Plain, SoftQp};
 use super::wq::{refuse, write_elements};
 use crate::abi::qp_ex_functions;
-use crate::doorbell::Doorbell;
+use crate::doorbell::SendBell;
 use crate::limits::{ETHERNET_BYTES, MAX_TSO_SEGMENTS};
 use crate::ring::Producer;
 use crate::work::{
@@ -38,7 +38,7 @@ pub(crate) struct SendPoster {
     /// Bytes of a stream that one request can have segmented.
     pub(crate) max_tso_bytes: u32,
     pub(crate) batch: Batch,
-    pub(crate) doorbell: Arc<Doorbell>,
+    pub(crate) bell: Arc<SendBell>,
 }
 
 /// What was built since `wr_start`.
@@ -116,7 +116,7 @@ impl SendPoster {
     /// Shows the requests to the engine, and wakes it if it sleeps.
     fn publish(&self) {
         self.producer.publish();
-        self.doorbell.ring();
+        self.bell.ring();
     }
 
     /// The flags in the ring of a request; the data's place comes later.

@@ -2,7 +2,7 @@
 //!
 //! `check` and `explain` use the number of workers; only the runtime pins threads.
 
-use crate::settings::Cores;
+use crate::settings::{Cores, Settings};
 
 /// From this many cores on, "auto" leaves the first core to the system and to steerd's other threads.
 const ENOUGH_TO_SPARE_ONE: usize = 5;
@@ -16,11 +16,14 @@ pub(crate) fn available() -> Vec<usize> {
 }
 
 /// One core per worker; `None` for a worker that is not pinned.
-pub(crate) fn assign(
-    wanted: &Cores,
-    softnic_core: Option<usize>,
-    available: &[usize],
-) -> Result<Vec<Option<usize>>, String> {
+pub(crate) fn of_workers(settings: &Settings, available: &[usize]) -> Result<Vec<Option<usize>>, String> {
+    let engine = settings.softnic.engine_threads();
+    let engine: Vec<usize> = engine.into_iter().flatten().collect();
+    assign(&settings.workers.cores, &engine, available)
+}
+
+/// `engine`: the cores of the soft NIC's engine threads.
+fn assign(wanted: &Cores, engine: &[usize], available: &[usize]) -> Result<Vec<Option<usize>>, String> {
     let missing = |core: usize| {
         let list: Vec<String> = available.iter().map(ToString::to_string).collect();
         format!(
@@ -28,10 +31,8 @@ pub(crate) fn assign(
             list.join(", ")
         )
     };
-    if let Some(core) = softnic_core
-        && !available.contains(&core)
-    {
-        return Err(format!("softnic.core: {}", missing(core)));
+    if let Some(core) = engine.iter().find(|core| !available.contains(core)) {
+        return Err(format!("softnic.cores: {}", missing(*core)));
     }
     match wanted {
         Cores::List(cores) => match cores.iter().find(|core| !available.contains(core)) {
@@ -39,13 +40,13 @@ pub(crate) fn assign(
             None => Ok(cores.iter().copied().map(Some).collect()),
         },
         Cores::Count(count) => {
-            let free = free(softnic_core, available);
+            let free = free(engine, available);
             // Pinning only some would make workers of one group unequal.
             let enough = free.len() >= *count;
             Ok((0..*count).map(|worker| if enough { free.get(worker).copied() } else { None }).collect())
         }
         Cores::Auto => {
-            let mut free = free(softnic_core, available);
+            let mut free = free(engine, available);
             if free.len() >= ENOUGH_TO_SPARE_ONE {
                 free.remove(0);
             }
@@ -57,8 +58,8 @@ pub(crate) fn assign(
     }
 }
 
-fn free(softnic_core: Option<usize>, available: &[usize]) -> Vec<usize> {
-    available.iter().copied().filter(|core| Some(*core) != softnic_core).collect()
+fn free(engine: &[usize], available: &[usize]) -> Vec<usize> {
+    available.iter().copied().filter(|core| !engine.contains(core)).collect()
 }
 
 #[cfg(test)]
@@ -67,23 +68,25 @@ mod tests {
 
     #[test]
     fn auto_takes_the_available_cores() {
-        assert_eq!(assign(&Cores::Auto, None, &[0, 1]), Ok(vec![Some(0), Some(1)]));
-        assert_eq!(assign(&Cores::Auto, Some(1), &[0, 1]), Ok(vec![Some(0)]));
-        assert_eq!(assign(&Cores::Auto, None, &[0, 1, 2, 3, 4]), Ok([1, 2, 3, 4].map(Some).to_vec()));
-        assert_eq!(assign(&Cores::Auto, Some(0), &[0]), Ok(vec![None]), "one core: share it");
+        assert_eq!(assign(&Cores::Auto, &[], &[0, 1]), Ok(vec![Some(0), Some(1)]));
+        assert_eq!(assign(&Cores::Auto, &[1], &[0, 1]), Ok(vec![Some(0)]));
+        assert_eq!(assign(&Cores::Auto, &[], &[0, 1, 2, 3, 4]), Ok([1, 2, 3, 4].map(Some).to_vec()));
+        assert_eq!(assign(&Cores::Auto, &[0], &[0]), Ok(vec![None]), "one core: share it");
+        assert_eq!(assign(&Cores::Auto, &[0, 1], &[0, 1]), Ok(vec![None]), "no core is left");
+        assert_eq!(assign(&Cores::Count(2), &[1, 2], &[0, 1, 2, 3]), Ok(vec![Some(0), Some(3)]));
     }
 
     #[test]
     fn a_count_is_kept_even_without_cores() {
-        assert_eq!(assign(&Cores::Count(2), None, &[4, 6, 8]), Ok(vec![Some(4), Some(6)]));
-        assert_eq!(assign(&Cores::Count(3), None, &[0, 1]), Ok(vec![None, None, None]));
+        assert_eq!(assign(&Cores::Count(2), &[], &[4, 6, 8]), Ok(vec![Some(4), Some(6)]));
+        assert_eq!(assign(&Cores::Count(3), &[], &[0, 1]), Ok(vec![None, None, None]));
     }
 
     #[test]
     fn a_missing_core_is_named() {
-        let error = assign(&Cores::List(vec![1, 7]), None, &[0, 1]).expect_err("no core 7");
+        let error = assign(&Cores::List(vec![1, 7]), &[], &[0, 1]).expect_err("no core 7");
         assert!(error.contains("core 7") && error.contains("0, 1"), "{error}");
-        let error = assign(&Cores::Auto, Some(9), &[0]).expect_err("no core 9");
-        assert!(error.starts_with("softnic.core: core 9"), "{error}");
+        let error = assign(&Cores::Auto, &[0, 9], &[0]).expect_err("no core 9");
+        assert!(error.starts_with("softnic.cores: core 9"), "{error}");
     }
 }

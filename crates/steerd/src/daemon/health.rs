@@ -17,8 +17,8 @@ const LONGEST_GAP: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Worker(u32),
-    /// Of the soft NIC of this name.
-    Engine(Arc<str>),
+    /// Of the soft NIC of this name; of several threads, the number from 1.
+    Engine(Arc<str>, Option<usize>),
     RunLoop,
 }
 
@@ -26,7 +26,8 @@ impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Worker(number) => write!(f, "worker {number}"),
-            Self::Engine(nic) => write!(f, "the engine of {nic}"),
+            Self::Engine(nic, None) => write!(f, "the engine of {nic}"),
+            Self::Engine(nic, Some(thread)) => write!(f, "engine thread {thread} of {nic}"),
             Self::RunLoop => f.write_str("the run loop"),
         }
     }
@@ -242,7 +243,7 @@ mod tests {
     fn stopping_the_whole_process_is_not_a_stall() {
         let (mut monitor, health) = (Monitor::new(LIMIT), Health::default());
         let begun = Instant::now();
-        let progress = [(WORKER, 1), (Part::Engine("softnic0".into()), 1)];
+        let progress = [(WORKER, 1), (Part::Engine("softnic0".into(), None), 1)];
         assert_eq!(monitor.update(begun, &progress, &health), []);
         assert_eq!(monitor.update(begun + Duration::from_secs(60), &progress, &health), []);
     }
@@ -250,7 +251,7 @@ mod tests {
     #[test]
     fn each_engine_is_watched_on_its_own() {
         let (mut monitor, health) = (Monitor::new(LONGEST_GAP), Health::default());
-        let engine = |name: &str| Part::Engine(name.into());
+        let engine = |name: &str| Part::Engine(name.into(), None);
         let begun = Instant::now();
         for at in 0..4 {
             let progress = [(engine("softnic0"), u64::from(at)), (engine("softnic1"), 7)];

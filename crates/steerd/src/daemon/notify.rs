@@ -101,7 +101,7 @@ mod tests {
     const FIRST: Part = Part::Worker(0);
 
     fn engine() -> Part {
-        Part::Engine("softnic0".into())
+        Part::Engine("softnic0".into(), None)
     }
 
     #[test]

@@ -164,8 +164,7 @@ impl Builder {
         log: &Log,
         is_stopping: &dyn Fn() -> bool,
     ) -> Result<Self, Error> {
-        let cores = cores::assign(&settings.workers.cores, settings.softnic.core, &cores::available())
-            .map_err(Error::Cores)?;
+        let cores = cores::of_workers(settings, &cores::available()).map_err(Error::Cores)?;
         let opened = open(settings)?;
         opened.wait_for_peers(settings, is_stopping)?;
         for port in &settings.device.ports {
@@ -425,15 +424,13 @@ impl Runtime {
         }
     }
 
-    /// The iterations of each worker's loop and of each engine's. Never blocks.
+    /// The iterations of each worker's loop and of each engine thread's. Never blocks.
     pub(crate) fn progress(&self) -> Vec<Progress> {
         let workers = self
             .workers
             .iter()
             .map(|entry| (Part::Worker(entry.control.id().0), entry.control.pulse().iterations));
-        let engines =
-            self.opened.soft_nics().filter_map(|soft| Some((soft.engine(), soft.nic.engine_passes()?)));
-        workers.chain(engines).collect()
+        workers.chain(self.opened.soft_nics().flat_map(Soft::progress)).collect()
     }
 
     /// The ports whose link is down. Queries the device, which may block.
@@ -593,8 +590,7 @@ impl Runtime {
 
     /// Whether that of the workers' soft NIC is.
     fn is_engine_stalled(&self) -> bool {
-        let engine = self.opened.soft.as_ref().map(Soft::engine);
-        engine.is_some_and(|engine| self.health.stalled().contains(&engine))
+        self.opened.soft.as_ref().is_some_and(|soft| soft.is_among(&self.health.stalled()))
     }
 
     fn controller(&self) -> MutexGuard<'_, Controller> {

@@ -141,10 +141,7 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
     if !nic.ports.is_empty() && nic.name.is_empty() {
         report("softnic.name", "must not be empty".into(), None);
     }
-    if nic.mode == SoftNicMode::Inline && nic.core.is_some() {
-        let hint = "in this mode the workers run the engine: leave it out, or mode = \"dedicated\"";
-        report("softnic.core", "is for mode = \"dedicated\"".into(), Some(hint));
-    }
+    check_engine_threads(nic, report);
     check_mtu("softnic.ports", "", &nic.ports, report);
     check_other_softnics(nic, &settings.device.name, report);
     let takes_merged = |port: &SoftNicPort| matches!(&port.wire, WireConfig::AfPacket(wire) if wire.merged == MergedFrames::Whole);
@@ -167,6 +164,43 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
     {
         let message = format!("the soft NIC has {} ports, none of them number {port}", nic.ports.len());
         report("device.ports", message, Some("add [[softnic.ports]]"));
+    }
+}
+
+fn check_engine_threads(nic: &SoftNic, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+    let keys = [
+        ("softnic.core", nic.core.is_some()),
+        ("softnic.cores", nic.cores.is_some()),
+        ("softnic.threads", nic.threads.is_some()),
+    ];
+    let mut given = keys.into_iter().filter_map(|(key, is_given)| is_given.then_some(key));
+    let Some(key) = given.next() else { return };
+    if nic.mode == SoftNicMode::Inline {
+        let hint = "in this mode the workers run the engine: leave it out, or mode = \"dedicated\"";
+        report(key, "is for mode = \"dedicated\"".into(), Some(hint));
+    }
+    if let Some(other) = given.next() {
+        let hint = "cores = [1] is the same as core = 1; threads are not pinned to cores";
+        report(other, format!("cannot be combined with {key}"), Some(hint));
+        return;
+    }
+    let threads = nic.engine_threads();
+    if nic.cores.as_deref().is_some_and(has_repetition) {
+        report(key, "names a core twice".into(), Some("one thread serves several ports as well"));
+    }
+    if let Some(core) = threads.iter().flatten().find(|core| **core > MAX_CORE) {
+        report(key, format!("core {core} is beyond {MAX_CORE}"), None);
+    }
+    if threads.is_empty() || threads.len() > MAX_PORTS {
+        let message = format!("1 to {MAX_PORTS} engine threads are possible, not {}", threads.len());
+        report(key, message, Some("leave it out for one"));
+    } else if !nic.ports.is_empty() && threads.len() > nic.ports.len() {
+        let message = format!(
+            "{} engine threads for {} of [[softnic.ports]]: each port is served by one thread",
+            threads.len(),
+            nic.ports.len()
+        );
+        report(key, message, Some("as many threads as ports at most, or more ports"));
     }
 }
 

@@ -256,6 +256,17 @@ fn values_out_of_range_name_the_layer_that_set_them() {
         ("[device]\nname = \"\"\n", "device.name"),
         ("[workers]\nidle_us = 1000001\n", "workers.idle_us"),
         ("[softnic]\nmode = \"inline\"\ncore = 0\n", "softnic.core"),
+        ("[softnic]\nmode = \"inline\"\nthreads = 1\n", "softnic.threads"),
+        ("[softnic]\ncores = []\n", "softnic.cores"),
+        ("[softnic]\ncores = [1, 1]\n", "softnic.cores"),
+        ("[softnic]\ncores = [0, 4096]\n", "softnic.cores"),
+        ("[softnic]\ncore = 4096\n", "softnic.core"),
+        ("[softnic]\ncores = [0, 1]\nports = [{ wire = { kind = \"null\" } }]\n", "softnic.cores"),
+        ("[softnic]\nthreads = 2\nports = [{ wire = { kind = \"null\" } }]\n", "softnic.threads"),
+        ("[softnic]\nthreads = 0\n", "softnic.threads"),
+        ("[softnic]\nthreads = 9\n", "softnic.threads"),
+        ("[softnic]\ncore = 0\ncores = [1]\n", "softnic.cores"),
+        ("[softnic]\ncores = [1]\nthreads = 1\n", "softnic.threads"),
         ("[device]\nports = [2]\n[[softnic.ports]]\nwire = { kind = \"null\" }\n", "device.ports"),
         ("[[softnic.ports]]\nmtu_bytes = 1\nwire = { kind = \"null\" }\n", "softnic.ports"),
         (
@@ -275,6 +286,29 @@ fn values_out_of_range_name_the_layer_that_set_them() {
     }
     let message = problem("", &[("STEERD_WORKERS__BATCH", "1000")]);
     assert!(message.starts_with("environment variable STEERD_WORKERS__BATCH: workers.batch: "), "{message}");
+}
+
+#[test]
+fn engine_threads_are_pinned_if_cores_are_named() {
+    for (text, expected) in [
+        ("", vec![None]),
+        ("core = 1", vec![Some(1)]),
+        ("cores = [1]", vec![Some(1)]),
+        ("cores = [3, 0]", vec![Some(3), Some(0)]),
+        ("threads = 2", vec![None, None]),
+    ] {
+        let text = format!("[softnic]\n{text}\n");
+        let loaded = load_text(&text, &[]).unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert_eq!(loaded.settings.softnic.engine_threads(), expected, "{text}");
+    }
+}
+
+#[test]
+fn more_engine_threads_than_ports_are_refused_with_a_remedy() {
+    let text = "[softnic]\ncores = [0, 1]\n[[softnic.ports]]\nwire = { kind = \"null\" }\n";
+    let message = problem(text, &[]);
+    assert!(message.contains("softnic.cores: 2 engine threads for 1 of [[softnic.ports]]"), "{message}");
+    assert!(message.contains("hint: as many threads as ports at most"), "{message}");
 }
 
 #[test]

@@ -103,10 +103,25 @@ pub(crate) struct SoftNic {
     pub(crate) name: String,
     pub(crate) personality: Personality,
     pub(crate) mode: SoftNicMode,
+    /// One thread for each of these cores; `core` is one.
+    pub(crate) cores: Option<Vec<usize>>,
     pub(crate) core: Option<usize>,
+    /// So many threads, which the scheduler places.
+    pub(crate) threads: Option<usize>,
     pub(crate) ports: Vec<SoftNicPort>,
     /// Further ones, which only send.
     pub(crate) others: Vec<OtherSoftNic>,
+}
+
+impl SoftNic {
+    /// The core of each engine thread, with [`SoftNicMode::Dedicated`]; none is pinned without `cores` or `core`.
+    pub(crate) fn engine_threads(&self) -> Vec<Option<usize>> {
+        match (&self.cores, self.threads) {
+            (Some(cores), _) => cores.iter().copied().map(Some).collect(),
+            (None, Some(threads)) => vec![None; threads],
+            (None, None) => vec![self.core],
+        }
+    }
 }
 
 /// A soft NIC for sinks of kind `forward` that name it.
@@ -121,7 +136,7 @@ pub(crate) struct OtherSoftNic {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum SoftNicMode {
-    /// One of its own.
+    /// One or several of its own.
     #[default]
     Dedicated,
     /// The workers, when they poll.

@@ -105,7 +105,7 @@ static METRICS: &[Metric] = &[
         |s| one(count(s.state.log_lines_dropped))),
     gauge("steerd_device_info", &["device", "kind"], "The device in use; always 1.",
         device_info),
-    gauge("steerd_engine_stalled", &["device"], "1 while the engine of this soft NIC makes no progress.",
+    gauge("steerd_engine_stalled", &["device"], "1 while an engine thread of this soft NIC makes no progress.",
         engines_stalled),
     gauge("steerd_accounting_matches", &[],
         "1 while every received packet is in exactly one counter or in flight, else 0.",

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use ibverbs_sys::{ibv_qp_attr, ibv_qp_state, ibv_qp_type};
 
 use super::{Call, domains};
+use crate::doorbell::SendBell;
 use crate::engine::transmit::Pace;
 use crate::formats::Requests;
 use crate::mlx5::Context;
@@ -126,7 +127,8 @@ fn empty_send_queue(context: &Context, cq: u32) -> Verb<SendState> {
     let shape = SendShape { max_sge: 1, max_inline: 0, max_tso_header: 0, datagram: false };
     let resources = &context.nic.rules().objects.domain.resources;
     let (_, consumer) = make_ring(resources, None, 0, shape.slot_bytes(), resources.queue_pair)?;
-    Ok(SendState { consumer, cq, signal_all: false, shape, pace: Pace::default() })
+    let bell = SendBell::new(&context.nic.doorbells);
+    Ok(SendState { consumer, cq, signal_all: false, shape, pace: Pace::default(), bell })
 }
 
 /// The receive queue of one of the context's queue pairs; EOPNOTSUPP for one over a table.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::daemon::cores;
 use crate::daemon::gated_wire::GatedWire;
-use crate::daemon::health::Part;
+use crate::daemon::health::{Part, Progress};
 use crate::error::Error;
 use crate::settings::{OtherSoftNic, Settings, SoftNicMode, SoftNicPort};
 use control::{Device, DeviceSelector, DeviceSummary, Model};
@@ -52,9 +52,23 @@ pub(super) struct Soft {
 }
 
 impl Soft {
-    /// What health watches of it.
+    /// All of its engine.
     pub(super) fn engine(&self) -> Part {
-        Part::Engine(Arc::clone(&self.name))
+        Part::Engine(Arc::clone(&self.name), None)
+    }
+
+    /// What health watches of it: the passes of each engine thread.
+    pub(super) fn progress(&self) -> impl Iterator<Item = Progress> {
+        let passes = self.nic.engine_passes();
+        let is_one = passes.len() == 1;
+        (1..).zip(passes).map(move |(thread, passes)| {
+            (Part::Engine(Arc::clone(&self.name), (!is_one).then_some(thread)), passes)
+        })
+    }
+
+    /// Whether one of its engine threads is among these.
+    pub(super) fn is_among(&self, stalled: &[Part]) -> bool {
+        stalled.iter().any(|part| matches!(part, Part::Engine(nic, _) if *nic == self.name))
     }
 }
 
@@ -199,7 +213,7 @@ pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
     let others = others.collect::<Result<Vec<_>, Error>>()?;
     if chooses_soft(settings) {
         let drive = match settings.softnic.mode {
-            SoftNicMode::Dedicated => Drive::Thread { core: settings.softnic.core },
+            SoftNicMode::Dedicated => Drive::Threads { cores: settings.softnic.engine_threads() },
             SoftNicMode::Inline => Drive::Inline,
         };
         let nic = &settings.softnic;
@@ -311,7 +325,7 @@ pub(crate) fn profile(settings: &Settings) -> Result<TargetDevice, Error> {
         let profile = DeviceProfile::by_name(personality).unwrap_or_default().in_software();
         return Ok(TargetDevice::of(profile));
     }
-    let cores = cores::assign(&settings.workers.cores, settings.softnic.core, &cores::available());
+    let cores = cores::of_workers(settings, &cores::available());
     let workers = cores.map_err(Error::Cores)?.len();
     let device = open_real(settings)?;
     let ports = if settings.device.promiscuous { Vec::new() } else { settings.device.ports.clone() };

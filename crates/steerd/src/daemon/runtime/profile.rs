@@ -11,14 +11,18 @@ const IDLE: &str = "idle";
 
 /// `None` without `--profile`.
 pub(super) fn of(nic: Option<&SoftNic>, workers: &[WorkerSnapshot]) -> Option<Vec<ThreadProfile>> {
-    let engine = nic.and_then(SoftNic::profile).map(|profile| engine(&profile));
+    let engines = nic.map(SoftNic::profiles).unwrap_or_default();
+    let is_one = engines.len() == 1;
+    let engines = (1..).zip(&engines).map(|(number, profile)| {
+        engine(if is_one { "engine".to_owned() } else { format!("engine {number}") }, profile)
+    });
     let workers = workers.iter().filter_map(|worker| Some(self::worker(worker, worker.profile.as_ref()?)));
-    let threads: Vec<ThreadProfile> = engine.into_iter().chain(workers).collect();
+    let threads: Vec<ThreadProfile> = engines.chain(workers).collect();
     (!threads.is_empty()).then_some(threads)
 }
 
 /// From the timed passes to all.
-fn engine(profile: &EngineProfile) -> ThreadProfile {
+fn engine(name: String, profile: &EngineProfile) -> ThreadProfile {
     let all = |sampled: u64| scaled(sampled, profile.passes, profile.timed);
     let (received, sent) = (all(profile.received), all(profile.sent));
     let stages = profile.stages.iter().map(|(stage, ns)| {
@@ -29,7 +33,7 @@ fn engine(profile: &EngineProfile) -> ThreadProfile {
         };
         (stage.name().to_owned(), all(*ns), packets)
     });
-    thread("engine".to_owned(), received.max(sent), profile.timed, stages.collect())
+    thread(name, received.max(sent), profile.timed, stages.collect())
 }
 
 fn worker(snapshot: &WorkerSnapshot, profile: &WorkerProfile) -> ThreadProfile {
@@ -72,7 +76,10 @@ mod tests {
             _ => 0,
         };
         let stages = EngineStage::ALL.map(|stage| (stage, ns(stage)));
-        let profile = engine(&EngineProfile { stages, received: 10, sent: 3, timed: 2, passes: 128 });
+        let profile = engine(
+            "engine".to_owned(),
+            &EngineProfile { stages, received: 10, sent: 3, timed: 2, passes: 128 },
+        );
         assert_eq!((profile.packets, profile.timed), (640, 2));
         let stage =
             |name: &str| profile.stages.iter().find(|stage| stage.stage == name).expect("each is there");
@@ -85,7 +92,8 @@ mod tests {
     #[test]
     fn without_a_timed_pass_there_is_no_time() {
         let stages = EngineStage::ALL.map(|stage| (stage, 0));
-        let profile = engine(&EngineProfile { stages, received: 0, sent: 0, timed: 0, passes: 7 });
+        let profile =
+            engine("engine".to_owned(), &EngineProfile { stages, received: 0, sent: 0, timed: 0, passes: 7 });
         assert!(profile.stages.iter().all(|stage| stage.ns == 0 && stage.share == 0.0));
     }
 }

@@ -137,7 +137,7 @@ fn device(runtime: &Runtime, stalled: &[Part]) -> DeviceState {
     DeviceState {
         name: runtime.opened.device.name().to_owned(),
         soft: runtime.opened.soft.is_some(),
-        engine_stalled: runtime.opened.soft.as_ref().map(|soft| stalled.contains(&soft.engine())),
+        engine_stalled: runtime.opened.soft.as_ref().map(|soft| soft.is_among(stalled)),
         profile: runtime.opened.device.profile(runtime.workers.len()).name,
         ports: runtime.opened.ports.clone(),
     }
@@ -454,7 +454,7 @@ fn port(device: &Device, soft: Option<&Soft>, number: u8, stats: Option<&PortSta
 fn other_devices(runtime: &Runtime, stalled: &[Part]) -> Vec<OtherDeviceState> {
     let state = |OtherSoft { device, soft }: &OtherSoft| OtherDeviceState {
         name: soft.name.to_string(),
-        engine_stalled: stalled.contains(&soft.engine()),
+        engine_stalled: soft.is_among(stalled),
         ports: (1..)
             .zip(&soft.wires)
             .map(|(number, _)| {

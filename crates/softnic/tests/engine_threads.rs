@@ -1,0 +1,368 @@
+//! Several engine threads on one device: all frames are accounted for, each queue gets the frames of each port in order,
+//! and sends keep their order, while flows and queues come and go.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod verbs_support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use packet::build::FrameBuilder;
+use softnic::wire::{Burst, RxFrame, TransmitError, Wire, WireState};
+use softnic::{Drive, Error, Personality, PortConfig, SoftNic, SoftNicConfig};
+use verbs::{
+    CompletionQueue, Context, DeviceList, Domain, Flow, FlowAttr, FlowKind, FlowSpec, PortMatch, PortNumber,
+    ProtectionDomain, RawQueuePair, SendFlags,
+};
+use verbs_support::{FRAME_BYTES, Received, Receiver, pool, single, v4};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The longest sleep of an engine's thread.
+const HEARTBEAT: Duration = Duration::from_millis(20);
+const BUFFERS: u32 = 128;
+/// Ethernet, IPv4 and UDP headers.
+const PAYLOAD_AT: usize = 14 + 20 + 8;
+/// Source ports are the numbers of the device's ports, destination ports those of the queues of the test.
+const SRC_PORT_AT: usize = 14 + 20;
+/// The queues: one for each port, one for both, one that is made and destroyed, and nobody.
+const QUEUES: u16 = 5;
+const BOTH: u16 = 3;
+const BRIEF: u16 = 4;
+
+fn frame(port: u8, queue: u16, number: u64) -> Vec<u8> {
+    let ipv4 = FrameBuilder::new().ipv4(v4(port), v4(100));
+    ipv4.udp(port.into(), queue).payload(&number.to_be_bytes()).build()
+}
+
+fn number(frame: &[u8]) -> u64 {
+    u64::from_be_bytes(frame[PAYLOAD_AT..][..8].try_into().unwrap())
+}
+
+/// Numbered frames to each queue in turn, until it is told to end. Of what it sends it checks the numbers.
+struct Numbered {
+    frames: Vec<Vec<u8>>,
+    next: u64,
+    ended: bool,
+    ends: Arc<AtomicBool>,
+    sent: u64,
+    misplaced: Arc<AtomicU64>,
+}
+
+impl Wire for Numbered {
+    fn receive<'w>(&'w mut self, burst: &mut Burst<'w>) {
+        self.ended = self.ends.load(Ordering::Relaxed);
+        if self.ended {
+            return;
+        }
+        for (number, frame) in (self.next..).zip(&mut self.frames) {
+            frame[PAYLOAD_AT..][..8].copy_from_slice(&number.to_be_bytes());
+        }
+        for frame in &self.frames {
+            if burst.capacity_left() == 0 {
+                break;
+            }
+            self.next += u64::from(burst.push(RxFrame::new(frame)));
+        }
+    }
+
+    fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
+        if number(frame) != self.sent {
+            self.misplaced.fetch_add(1, Ordering::Relaxed);
+        }
+        self.sent += 1;
+        Ok(())
+    }
+
+    fn state(&self) -> WireState {
+        if self.ended { WireState::Finished } else { WireState::Live }
+    }
+
+    fn describe(&self) -> String {
+        "numbered".to_owned()
+    }
+}
+
+struct Device {
+    nic: SoftNic,
+    context: Arc<Context>,
+    domain: Domain,
+    ends: Arc<AtomicBool>,
+    misplaced: Arc<AtomicU64>,
+}
+
+fn create(name: &str, wires: Vec<Box<dyn Wire>>, drive: Drive) -> Result<SoftNic, Error> {
+    let ports = wires.into_iter().map(|wire| PortConfig { wire, mtu_bytes: 1500 });
+    let (name, personality) = (name.to_owned(), Personality::Ideal);
+    SoftNic::create(SoftNicConfig { name, personality, ports: ports.collect(), drive })
+}
+
+fn two() -> Drive {
+    Drive::Threads { cores: vec![None; 2] }
+}
+
+impl Device {
+    fn new(name: &str, ports: u8, drive: Drive) -> Self {
+        let (ends, misplaced) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let wire = |port| -> Box<dyn Wire> {
+            Box::new(Numbered {
+                frames: (1..=QUEUES).map(|queue| frame(port, queue, 0)).collect(),
+                next: 0,
+                ended: false,
+                ends: Arc::clone(&ends),
+                sent: 0,
+                misplaced: Arc::clone(&misplaced),
+            })
+        };
+        let nic = create(name, (1..=ports).map(wire).collect(), drive).unwrap();
+        let context = DeviceList::of(&nic).unwrap().find(name).unwrap().open().unwrap();
+        let domain = Domain::from(&ProtectionDomain::new(&context).unwrap());
+        Self { nic, context, domain, ends, misplaced }
+    }
+}
+
+fn flow(port: u8, queue: u16) -> FlowAttr {
+    let (src_port, mask) = (0, PortMatch { src_port: 0, dst_port: u16::MAX });
+    let value = PortMatch { src_port, dst_port: queue };
+    FlowAttr::new(FlowKind::Normal, PortNumber(port)).spec(FlowSpec::Udp { value, mask })
+}
+
+/// The last number of each port that a queue has received.
+#[derive(Default)]
+struct Order {
+    last: [Option<u64>; 3],
+    packets: [u64; 3],
+}
+
+impl Order {
+    fn check(&mut self, packets: &[Received]) {
+        for packet in packets {
+            let port = usize::from(packet.bytes[SRC_PORT_AT + 1]);
+            let number = number(&packet.bytes);
+            let last = self.last[port].replace(number);
+            assert!(last < Some(number), "port {port}: {number} after {last:?}");
+            self.packets[port] += 1;
+        }
+    }
+}
+
+/// Inserts flows and removes them again, also such that the trees of the table are built anew.
+fn churn(device: &Device, queue: &Arc<verbs::WorkQueue>) {
+    let target = single(&device.domain, queue);
+    let mut kept = Vec::new();
+    for turn in 0..10_000u16 {
+        let attr = flow(1 + (turn % 2) as u8, 1000 + turn);
+        kept.push(Flow::create(&target, &attr).unwrap());
+        if kept.len() == 2_000 {
+            kept.clear();
+        }
+    }
+}
+
+/// Makes queues that frames of both ports go to, and destroys them under traffic.
+fn come_and_go(device: &Device) -> u64 {
+    let mut received = 0;
+    for _ in 0..100 {
+        let mut brief = Receiver::new(&device.domain, 16);
+        let target = single(&device.domain, &brief.queue);
+        let flows = [1, 2].map(|port| Flow::create(&target, &flow(port, BRIEF)).unwrap());
+        received += brief.drain().len() as u64;
+        std::thread::sleep(Duration::from_micros(200));
+        drop(flows);
+        received += brief.drain().len() as u64;
+    }
+    received
+}
+
+/// Sends numbered frames by a queue pair of each port, in turn.
+fn send(device: &Device) -> u64 {
+    const FRAMES: u64 = 3_000;
+    let mut pairs = [1, 2].map(|port| {
+        let cq = CompletionQueue::builder(&device.context, 64).build().unwrap();
+        let pair = RawQueuePair::builder(&device.domain, &cq.handle(), &cq.handle()).max_sends(32);
+        (port, cq, pair.build().unwrap().to_rts(PortNumber(port)).unwrap())
+    });
+    let mut pool = pool(&device.domain, 32, FRAME_BYTES);
+    for number in 0..FRAMES {
+        for (port, cq, pair) in &mut pairs {
+            let bytes = frame(*port, QUEUES, number);
+            let mut buffer = pool.take().unwrap();
+            pool.bytes_mut(&mut buffer)[..bytes.len()].copy_from_slice(&bytes);
+            assert!(pair.send(&mut pool, buffer, bytes.len(), SendFlags::empty()).is_ok());
+            let begun = Instant::now();
+            while pool.free_count() < 8 {
+                if let Some(mut open) = cq.poll() {
+                    while let Some(completion) = open.next() {
+                        let buffer = pool.reclaim(completion).ok().unwrap();
+                        pool.release(buffer);
+                    }
+                }
+                assert!(begun.elapsed() < PATIENCE, "port {port} does not send");
+            }
+        }
+    }
+    let begun = Instant::now();
+    while [1, 2].iter().any(|port| device.nic.port_stats(*port).tx_frames < FRAMES) {
+        assert!(begun.elapsed() < PATIENCE, "the last frames are not sent");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    FRAMES
+}
+
+fn order_and_accounting_hold(name: &str, drive: Drive) {
+    let device = Device::new(name, 2, drive);
+    let mut receivers =
+        [1, 2, BOTH].map(|queue| (queue, Receiver::new(&device.domain, BUFFERS), Order::default()));
+    let mut flows = Vec::new();
+    for (queue, receiver, _) in &receivers {
+        let target = single(&device.domain, &receiver.queue);
+        for port in [1u8, 2].into_iter().filter(|port| *queue == BOTH || u16::from(*port) == *queue) {
+            flows.push(Flow::create(&target, &flow(port, *queue)).unwrap());
+        }
+    }
+    let queue = Arc::clone(&receivers[0].1.queue);
+    let (mut brief, mut sent) = (0, 0);
+    std::thread::scope(|scope| {
+        let work = scope.spawn(|| {
+            churn(&device, &queue);
+            come_and_go(&device)
+        });
+        let sends = scope.spawn(|| send(&device));
+        let begun = Instant::now();
+        while !work.is_finished() || !sends.is_finished() {
+            for (_, receiver, order) in &mut receivers {
+                order.check(&receiver.drain());
+            }
+            device.nic.pump(256);
+            assert!(begun.elapsed() < PATIENCE);
+        }
+        (brief, sent) = (work.join().unwrap(), sends.join().unwrap());
+    });
+    device.ends.store(true, Ordering::Relaxed);
+    let begun = Instant::now();
+    while !device.nic.wires_finished() {
+        device.nic.pump(256);
+        assert!(begun.elapsed() < PATIENCE);
+    }
+    drop(flows);
+    device.nic.stop();
+    for (_, receiver, order) in &mut receivers {
+        order.check(&receiver.drain());
+    }
+    let stats = [1, 2].map(|port| device.nic.port_stats(port));
+    for port in &stats {
+        assert_eq!(port.rx_frames, port.dispositions(), "{port:?}");
+        assert_eq!(
+            (port.copies_lost, port.replicated, port.memory_fault, port.cq_overrun),
+            (0, 0, 0, 0),
+            "{port:?}"
+        );
+        assert_eq!(port.tx_frames, sent, "{port:?}");
+    }
+    let received: u64 = receivers.iter().flat_map(|(_, _, order)| order.packets).sum();
+    let lost: u64 = stats.iter().map(|port| port.out_of_buffer + port.queue_not_ready).sum();
+    let delivered: u64 = stats.iter().map(|port| port.delivered).sum();
+    println!("{name}: {received} received, {brief} by brief queues, {lost} lost, {delivered} delivered");
+    // What was in a brief queue when it was destroyed was delivered and not polled.
+    assert!((received + brief..=received + brief + 100 * 16).contains(&delivered), "{delivered}");
+    let both = &receivers[2].2;
+    assert!(both.packets[1] > 100 && both.packets[2] > 100, "{:?}", both.packets);
+    assert_eq!((receivers[0].2.packets[2], receivers[1].2.packets[1]), (0, 0), "a queue of the other port");
+    assert_eq!(device.misplaced.load(Ordering::Relaxed), 0, "sends that overtook others");
+}
+
+#[test]
+fn two_threads_keep_order_and_accounting() {
+    order_and_accounting_hold("threads2", two());
+}
+
+#[test]
+fn pollers_that_drive_two_ports_keep_order_and_accounting() {
+    order_and_accounting_hold("inline2", Drive::Inline);
+}
+
+/// A wire that holds its engine until the other end of the channel is gone.
+struct Stuck(std::sync::mpsc::Receiver<()>);
+
+impl Wire for Stuck {
+    fn receive<'w>(&'w mut self, _: &mut Burst<'w>) {
+        let _ = self.0.recv();
+    }
+
+    fn transmit(&mut self, _: &[u8]) -> Result<(), TransmitError> {
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        "stuck".to_owned()
+    }
+}
+
+#[test]
+fn a_stuck_wire_holds_up_its_own_thread_only() {
+    let (release, held) = std::sync::mpsc::channel();
+    let wires: Vec<Box<dyn Wire>> = vec![Box::new(Stuck(held)), Box::new(softnic::wire::NullWire)];
+    let nic = create("stuck2", wires, two()).unwrap();
+    let begun = Instant::now();
+    while nic.engine_passes()[1] < 10 {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", nic.engine_passes());
+        std::thread::sleep(HEARTBEAT);
+    }
+    assert_eq!(nic.engine_passes()[0], 0);
+    assert!(!nic.stop_within(HEARTBEAT), "the first is left running");
+    assert!(!nic.engine_died());
+    drop(release);
+}
+
+#[test]
+fn each_thread_sleeps_and_a_send_wakes_that_of_its_port() {
+    let wires = (0..2).map(|_| -> Box<dyn Wire> { Box::new(softnic::wire::NullWire) });
+    let nic = create("wake2", wires.collect(), two()).unwrap();
+    let context = DeviceList::of(&nic).unwrap().find("wake2").unwrap().open().unwrap();
+    let domain = Domain::from(&ProtectionDomain::new(&context).unwrap());
+    let mut pool = pool(&domain, 16, FRAME_BYTES);
+    for port in [1u8, 2] {
+        let mut cq = CompletionQueue::builder(&context, 64).build().unwrap();
+        let pair = RawQueuePair::builder(&domain, &cq.handle(), &cq.handle()).max_sends(16);
+        let mut pair = pair.build().unwrap().to_rts(PortNumber(port)).unwrap();
+        std::thread::sleep(6 * HEARTBEAT);
+        let bytes = frame(port, 1, 0);
+        test_support::assert_wakes(&format!("wake2/{port}"), HEARTBEAT, || {
+            let mut buffer = pool.take().unwrap();
+            pool.bytes_mut(&mut buffer)[..bytes.len()].copy_from_slice(&bytes);
+            let begun = Instant::now();
+            assert!(pair.send(&mut pool, buffer, bytes.len(), SendFlags::empty()).is_ok());
+            let buffer = loop {
+                if let Some(mut open) = cq.poll()
+                    && let Some(completion) = open.next()
+                {
+                    break pool.reclaim(completion).ok().unwrap();
+                }
+                assert!(begun.elapsed() < PATIENCE, "the engine sleeps on");
+                std::thread::yield_now();
+            };
+            pool.release(buffer);
+        });
+    }
+    std::thread::sleep(6 * HEARTBEAT);
+    let window = Duration::from_secs(1);
+    for thread in ["wake2/1", "wake2/2"] {
+        println!("{thread}: {:.3} % of a core", test_support::thread_cpu_percent(thread, window));
+    }
+    let before = nic.engine_passes();
+    std::thread::sleep(window);
+    let passes = before.iter().zip(nic.engine_passes()).map(|(before, now)| now - before);
+    let fitting = window.as_millis() / HEARTBEAT.as_millis();
+    for passes in passes {
+        assert!((1..=2 * fitting as u64).contains(&passes), "{passes} passes of an idle thread in a second");
+    }
+}
+
+#[test]
+fn threads_without_ports_are_refused() {
+    for threads in [0, 2, 9] {
+        let drive = Drive::Threads { cores: vec![None; threads] };
+        let error = create("none", vec![Box::new(softnic::wire::NullWire)], drive).err().unwrap();
+        assert!(matches!(error, Error::ThreadCount { ports: 1, .. }), "{error}");
+    }
+}
