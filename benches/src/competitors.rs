@@ -5,6 +5,7 @@
 
 mod acl;
 mod capture;
+mod cutsplit;
 mod nft;
 mod ovs;
 mod testpmd;
@@ -14,6 +15,7 @@ use std::process::{Command, Output};
 
 pub use acl::AclAlgorithm;
 pub use capture::{Capture, CaptureTool, packets_in, processor_time};
+pub use cutsplit::{Classifier, CutSplitProgram, Outcomes, Step};
 pub use nft::{Namespace, ingress, linear, load_here, mapped};
 pub use ovs::{Switch, flows};
 pub use testpmd::{Testpmd, TestpmdOptions};

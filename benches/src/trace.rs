@@ -123,6 +123,21 @@ impl Trace {
         }
         file.flush()
     }
+
+    /// Writes the flows as ClassBench does, each with the number of the first of `rules` that matches it: for programs that ignore
+    /// TCP flags.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_classbench(&self, file: &Path, rules: &[Rule]) -> io::Result<()> {
+        let mut file = BufWriter::with_capacity(1 << 20, File::create(file)?);
+        for (Flow { src, dst, src_port, dst_port, protocol }, _) in &self.packets {
+            let is_match = |rule: &Rule| rule.filter.matches([*src, *dst], [*src_port, *dst_port], *protocol);
+            let first = rules.iter().position(is_match).unwrap_or(rules.len());
+            writeln!(file, "{src}\t{dst}\t{src_port}\t{dst_port}\t{protocol}\t0\t{first}")?;
+        }
+        file.flush()
+    }
 }
 
 impl Flow {
@@ -188,6 +203,28 @@ mod tests {
         };
         let rule = Rule { filter: host, verdict: crate::rules::Verdict::Drop };
         assert_eq!(Trace::of(&[rule], 100).len(), 4);
+    }
+
+    #[test]
+    fn the_first_matching_rule_is_in_the_trace() {
+        let set = generated(50).delivering();
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("trace");
+        Trace::of(&set.rules, 500).write_classbench(&file, &set.rules).unwrap();
+        for line in std::fs::read_to_string(file).unwrap().lines() {
+            let numbers: Vec<u32> = line.split('\t').map(|word| word.parse().unwrap()).collect();
+            let ports = [numbers[2] as u16, numbers[3] as u16];
+            let flow = Filter {
+                src: (numbers[0], 32),
+                dst: (numbers[1], 32),
+                src_port: (ports[0], ports[0]),
+                dst_port: (ports[1], ports[1]),
+                protocol: Some(numbers[4] as u8),
+                flags: (0, 0),
+            };
+            let first = set.rules.iter().position(|rule| rule.filter.overlaps(&flow));
+            assert_eq!(first, Some(numbers[6] as usize), "{line}");
+        }
     }
 
     #[test]

@@ -114,6 +114,16 @@ impl Inputs {
         Ok((rules, trace))
     }
 
+    /// The rules and the flows as ClassBench writes them, each flow with its rule.
+    pub(crate) fn classbench(&self, set: &RuleSet, traffic: Traffic) -> Result<(PathBuf, PathBuf), String> {
+        let (rules, trace) =
+            (self.file(set, "rules"), self.file(set, &format!("{}.classbench", traffic.name())));
+        let delivering = set.delivering();
+        std::fs::write(&rules, delivering.filters_text()).map_err(|error| error.to_string())?;
+        traffic.trace(set).write_classbench(&trace, &delivering.rules).map_err(|error| error.to_string())?;
+        Ok((rules, trace))
+    }
+
     /// A folder of its own for a process.
     pub(crate) fn subfolder(&self, name: &str) -> Result<PathBuf, String> {
         let folder = self.folder.join(name);

@@ -85,6 +85,18 @@ impl Filter {
             && ranges(self.dst_port, other.dst_port)
     }
 
+    /// Whether a packet of these addresses, ports and this protocol matches. Flags are ignored, and ports of all protocols count.
+    #[must_use]
+    pub(crate) fn matches(&self, [src, dst]: [u32; 2], [src_port, dst_port]: [u16; 2], protocol: u8) -> bool {
+        let prefix = |(address, length): (u32, u32), packet: u32| (address ^ packet) & mask(length) == 0;
+        let range = |(low, high): Ports, port: u16| low <= port && port <= high;
+        prefix(self.src, src)
+            && prefix(self.dst, dst)
+            && range(self.src_port, src_port)
+            && range(self.dst_port, dst_port)
+            && self.protocol.is_none_or(|own| own == protocol)
+    }
+
     /// The two halves of its source prefix; `None` for a host.
     #[must_use]
     pub fn source_halves(&self) -> Option<[Self; 2]> {
