@@ -22,6 +22,8 @@ pub struct DaemonOptions<'o> {
     pub wire: String,
     /// The policy.
     pub policy: &'o str,
+    /// The model of the soft NIC.
+    pub personality: &'o str,
     /// The core of the soft NIC's engine.
     pub engine_core: usize,
     /// The core of the worker.
@@ -63,9 +65,9 @@ impl Daemon {
     /// # Errors
     /// It is not built, or ends.
     pub fn start(folder: &Path, options: &DaemonOptions<'_>) -> Result<Self, String> {
-        let DaemonOptions { wire, policy, engine_core, worker_core } = options;
+        let DaemonOptions { wire, policy, personality, engine_core, worker_core } = options;
         let settings = format!(
-            "[device]\nname = 'softnic0'\n[policy]\nfile = 'policy.toml'\n[workers]\ncores = [{worker_core}]\n[softnic]\ncore = {engine_core}\n\
+            "[device]\nname = 'softnic0'\n[policy]\nfile = 'policy.toml'\n[workers]\ncores = [{worker_core}]\n[softnic]\npersonality = '{personality}'\ncore = {engine_core}\n\
              ports = [{{ mtu_bytes = 1500, wire = {wire} }}]\n[http]\nlisten = 'off'\n[api]\nsocket = 'api.sock'\n"
         );
         let write = |name: &str, text: &str| {

@@ -28,7 +28,7 @@ impl Traffic {
         }
     }
 
-    fn trace(self, set: &RuleSet) -> Trace {
+    pub(crate) fn trace(self, set: &RuleSet) -> Trace {
         match self {
             Self::Flows(flows) => Trace::of(&set.rules, flows),
             Self::Random(flows) => Trace::random(flows),

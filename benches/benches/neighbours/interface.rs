@@ -133,7 +133,7 @@ impl Drop for Sending {
 }
 
 fn options(policy: &str, wire: String) -> DaemonOptions<'_> {
-    DaemonOptions { wire, policy, engine_core: CORE, worker_core: CORE }
+    DaemonOptions { wire, policy, personality: "ideal", engine_core: CORE, worker_core: CORE }
 }
 
 fn af_packet() -> String {

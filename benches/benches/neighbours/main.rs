@@ -5,6 +5,7 @@
 //! - `one-core`: engine and worker in turn, and the worker alone, beside testpmd with `net_pcap`;
 //! - `lookup`: the flow table beside `dpdk-test-acl`;
 //! - `forward`: the sink beside testpmd's `macswap`;
+//! - `personalities`: that process on a soft NIC with the limits of an mlx5, beside one without limits;
 //! - `interface`: AF_PACKET on a veth pair beside its ring alone, tcpdump and nft; idle cores; memory after reloads.
 //!
 //! These words as arguments select tables. Each round waits for an idle machine; if it does not become idle, the output and
@@ -21,6 +22,7 @@ mod inputs;
 mod interface;
 mod lookup;
 mod one_core;
+mod personalities;
 mod whole;
 
 use std::path::Path;
@@ -47,12 +49,13 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// A table: its word, its cases and its ratios.
 type Table = (&'static str, fn(&Inputs) -> Vec<Case<'_>>, fn(&[Row]) -> Vec<Ratio>);
 
-const TABLES: [Table; 5] = [
+const TABLES: [Table; 6] = [
     ("daemon", whole::cases, whole::ratios),
     ("one-core", one_core::cases, one_core::ratios),
     ("lookup", lookup::cases, lookup::ratios),
     ("forward", forward::cases, forward::ratios),
     ("interface", interface::cases, interface::ratios),
+    ("personalities", personalities::cases, personalities::ratios),
 ];
 
 fn main() {

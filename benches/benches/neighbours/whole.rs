@@ -93,6 +93,7 @@ fn daemon<'i>(
         let options = DaemonOptions {
             wire: looped(&replay.capture),
             policy: &policy,
+            personality: "ideal",
             engine_core: CORE,
             worker_core: OTHER_CORE,
         };
