@@ -1,7 +1,9 @@
 //! The functions of a queue pair's sending interface, `ibv_qp_ex`: the `ibv_wr_*` inlines of the header.
 //!
-//! Looked up once, when a queue pair is made with operations (ibv_wr_post(3)); a batch then calls them directly. Only the
-//! fields that every release of rdma-core has are read: later ones have more behind them.
+//! Looked up once, when a queue pair is made with operations (ibv_wr_post(3)); a batch then calls them directly. All but
+//! `wr_complete`: rdma-core's mlx5 provider has another one until the queue pair is in RTS, which refuses every batch
+//! (`set_qp_operational_state` in providers/mlx5/verbs.c). Only the fields that every release of rdma-core has are read:
+//! later ones have more behind them.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -23,7 +25,6 @@ pub(crate) struct SendFunctions {
     set_sge_list: unsafe extern "C" fn(*mut ibv_qp_ex, usize, *const ibv_sge),
     set_inline: unsafe extern "C" fn(*mut ibv_qp_ex, *mut c_void, usize),
     set_inline_list: unsafe extern "C" fn(*mut ibv_qp_ex, usize, *const ibv_data_buf),
-    complete: unsafe extern "C" fn(*mut ibv_qp_ex) -> c_int,
     abort: Plain,
 }
 
@@ -49,11 +50,12 @@ impl SendFunctions {
         /// A field, without a reference to the whole structure, which may be shorter than declared.
         macro_rules! field {
             ($name:ident) => {
-                // SAFETY: within the structure by contract; written only while it is made.
+                // SAFETY: within the structure by contract; written only by calls that make or modify the queue pair.
                 unsafe { (*qp.as_ptr()).$name }
             };
         }
         let (send, tso) = (field!(wr_send), field!(wr_send_tso));
+        let _ = field!(wr_complete)?;
         Some(Self {
             qp,
             start: field!(wr_start)?,
@@ -63,7 +65,6 @@ impl SendFunctions {
             set_sge_list: field!(wr_set_sge_list)?,
             set_inline: field!(wr_set_inline_data)?,
             set_inline_list: field!(wr_set_inline_data_list)?,
-            complete: field!(wr_complete)?,
             abort: field!(wr_abort)?,
         })
     }
@@ -142,8 +143,13 @@ impl SendFunctions {
     /// # Safety
     /// A batch is open, by this thread; it is closed afterwards.
     pub(crate) unsafe fn complete(&self) -> c_int {
+        let qp = self.qp.as_ptr();
+        // SAFETY: live by contract; what writes it (RESET and RTS of ibv_modify_qp(3)) needs the queue pair exclusively, and an
+        // open batch borrows it.
+        let complete = unsafe { (*qp).wr_complete };
+        // It was there when the functions were read.
         // SAFETY: forwarded contract.
-        unsafe { (self.complete)(self.qp.as_ptr()) }
+        complete.map_or(libc::EOPNOTSUPP, |complete| unsafe { complete(qp) })
     }
 
     /// `ibv_wr_abort`.
@@ -218,6 +224,20 @@ mod tests {
         }
         let mut qp = ibv_qp_ex { wr_send_tso: None, ..whole() };
         assert!(read(&mut qp, SendOperations::SEND).is_some(), "not asked for");
+    }
+
+    #[test]
+    fn the_function_that_completes_may_be_replaced() {
+        unsafe extern "C" fn completes(_: *mut ibv_qp_ex) -> c_int {
+            0
+        }
+        let mut qp = whole();
+        let functions = read(&mut qp, SendOperations::SEND).unwrap();
+        // SAFETY: the test's own structure and functions.
+        assert_eq!(unsafe { functions.complete() }, libc::ENOMEM);
+        qp.wr_complete = Some(completes);
+        // SAFETY: as above.
+        assert_eq!(unsafe { functions.complete() }, 0);
     }
 
     #[test]
