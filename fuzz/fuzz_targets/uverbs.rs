@@ -97,8 +97,10 @@ fn addresses(command: u32, core: &[u8]) -> (&'static [usize], &'static [usize]) 
     match command {
         9 => (&[8], &[]),
         19 => (&[], &[0]),
-        18 | 24 => (&[], &[0, 8]),
-        QUEUE_PAIR if !has_table => (&[], &[0, 8]),
+        18 => (&[], &[0, 8]),
+        // The buffer to receive, the doorbell record and the buffer to send.
+        24 => (&[], &[0, 8, 40]),
+        QUEUE_PAIR if !has_table => (&[], &[0, 8, 40]),
         _ if command == EXTENDED | 18 || command == EXTENDED | 52 => (&[], &[0, 8]),
         _ if command == EXTENDED | 50 => (&[], &[8]),
         _ => (&[], &[]),

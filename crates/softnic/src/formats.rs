@@ -1,9 +1,10 @@
-//! The formats of receive and completion queues: this crate's own rings, or mlx5's queues in the client's memory.
+//! The formats of receive, send and completion queues: this crate's own rings, or mlx5's queues in the client's memory.
 //!
 //! The format is chosen when a queue is made and never changes. The engine looks at it once per queue and burst; what both
-//! formats share (failing, flushing, counting) uses the methods here. A receive queue and its completion queue always
-//! have the same format, because both belong to one context.
+//! formats share (failing, flushing, counting) uses the methods here. A queue and its completion queue always have the same
+//! format, because both belong to one context.
 
+use crate::mlx5::rings::sends::SendRing;
 use crate::mlx5::rings::{CompletionRing, ReceiveRing};
 use crate::ring::{Consumer, Producer};
 use crate::work::{Cqe, Status};
@@ -13,6 +14,8 @@ const REQUESTS_PER_LINE: usize = 2;
 
 /// The engine's end of a receive queue.
 pub(crate) enum Requests {
+    /// Of a queue pair that only sends.
+    None,
     Own(Consumer),
     Mlx5(ReceiveRing),
 }
@@ -22,6 +25,7 @@ impl Requests {
     #[inline]
     pub(crate) fn refresh(&mut self, wanted: u32) {
         match self {
+            Self::None => {}
             Self::Own(consumer) => consumer.refresh(wanted),
             Self::Mlx5(ring) => ring.refresh(wanted),
         }
@@ -31,6 +35,7 @@ impl Requests {
     #[inline]
     pub(crate) fn published(&self) -> u32 {
         match self {
+            Self::None => 0,
             Self::Own(consumer) => consumer.published(),
             Self::Mlx5(ring) => ring.published(),
         }
@@ -40,6 +45,7 @@ impl Requests {
     #[inline]
     pub(crate) fn fetch(&mut self, wanted: u32) {
         match self {
+            Self::None => {}
             Self::Own(consumer) => {
                 consumer.refresh(wanted);
                 for ahead in (0..wanted).step_by(REQUESTS_PER_LINE) {
@@ -58,15 +64,8 @@ impl Requests {
     /// Takes the next request to be flushed; returns what identifies it in a completion.
     pub(crate) fn take(&mut self) -> Option<u64> {
         match self {
-            Self::Own(consumer) => {
-                if !consumer.has_next() {
-                    return None;
-                }
-                // SAFETY: the slot was published, so it is this side's, and receive slots begin with the request's id.
-                let wr_id = unsafe { consumer.slot().cast::<u64>().read() };
-                consumer.advance();
-                Some(wr_id)
-            }
+            Self::None => None,
+            Self::Own(consumer) => take_own(consumer),
             Self::Mlx5(ring) => {
                 ring.refresh(1);
                 let id = (ring.published() > 0).then(|| ring.id(0))?;
@@ -87,9 +86,72 @@ impl Requests {
     /// Forgets what is posted, as a queue does that enters RESET.
     pub(crate) fn discard(&mut self) {
         match self {
+            Self::None => {}
             Self::Own(consumer) => consumer.discard(),
             Self::Mlx5(ring) => ring.reset(),
         }
+    }
+}
+
+/// Takes the next request out of a ring of this crate's, whatever it is; returns its id.
+fn take_own(consumer: &mut Consumer) -> Option<u64> {
+    if !consumer.has_next() {
+        return None;
+    }
+    // SAFETY: the slot was published, so it is this side's, and slots of requests begin with the request's id.
+    let wr_id = unsafe { consumer.slot().cast::<u64>().read() };
+    consumer.advance();
+    Some(wr_id)
+}
+
+/// The engine's end of a send queue.
+pub(crate) enum Sends {
+    /// Of a queue pair that only receives.
+    None,
+    Own(Consumer),
+    Mlx5(SendRing),
+}
+
+impl Sends {
+    /// Whether something is posted. A queue in mlx5's format is looked at in the client's memory.
+    #[inline]
+    pub(crate) fn has_next(&mut self) -> bool {
+        match self {
+            Self::None => false,
+            Self::Own(consumer) => consumer.has_next(),
+            Self::Mlx5(ring) => ring.has_next(),
+        }
+    }
+
+    /// Takes the next request to be flushed; returns what identifies it in a completion.
+    pub(crate) fn take(&mut self) -> Option<u64> {
+        match self {
+            Self::None => None,
+            Self::Own(consumer) => take_own(consumer),
+            Self::Mlx5(ring) => ring.take(),
+        }
+    }
+
+    /// Gives the consumed requests back to who posts them. With mlx5 the completions do that.
+    #[inline]
+    pub(crate) fn publish(&self) {
+        if let Self::Own(consumer) = self {
+            consumer.publish();
+        }
+    }
+
+    /// Forgets what is posted, as a queue does that enters RESET.
+    pub(crate) fn discard(&mut self) {
+        match self {
+            Self::None => {}
+            Self::Own(consumer) => consumer.discard(),
+            Self::Mlx5(ring) => ring.reset(),
+        }
+    }
+
+    /// Whether a post to it does not wake the engine.
+    pub(crate) fn is_polled(&self) -> bool {
+        matches!(self, Self::Mlx5(_))
     }
 }
 

@@ -1,20 +1,23 @@
-//! The device below rdma-core's own mlx5 provider: a model of the kernel's command interface and of the receive side of
-//! a ConnectX, for the unmodified libibverbs and libmlx5 of a process.
+//! The device below rdma-core's own mlx5 provider: a model of the kernel's command interface and of the queues of a ConnectX,
+//! for the unmodified libibverbs and libmlx5 of a process.
 //!
 //! `softnic-preload` gives this module the calls that a process makes on its command descriptors. What is behind them
 //! is the same state, flow table, RSS, memory keys and engine as below this crate's own provider; only the front differs:
-//! commands come in the kernel's structures (rdma-core kernel-headers/rdma), and receive and completion queues are in
+//! commands come in the kernel's structures (rdma-core kernel-headers/rdma), and send, receive and completion queues are in
 //! mlx5's formats, in memory that libmlx5 allocates. What the kernel and its driver check is modelled from their
 //! sources, named at each check; what libmlx5 checks is not repeated.
 //!
-//! There is no send side yet: queue pairs with requests to send are EOPNOTSUPP. Nor are there: the pages from which libmlx5
+//! Sends are noticed by polling their doorbell records, because a write to a doorbell page cannot be seen: at once while
+//! there is traffic, and after a pause within a nap of the engine, of 50 us to 4 ms (`engine::rest`).
+//!
+//! There are no datagram queue pairs. Nor are there: the pages from which libmlx5
 //! reads the device's clock (`ibv_query_rt_values_ex` and completions with the wall clock are EOPNOTSUPP; raw timestamps are
 //! in every completion), raw commands for the firmware (DEVX), striding queues and compressed completions, and the hash of a
 //! frame in its completion, which no function of libmlx5 returns.
 //!
 //! * `ioctl`: attributes of an ioctl, and the copies from and to the client's memory (`user_memory`)
 //! * `commands`: a file per family; they see blocks of bytes (`block`) and no pointer
-//! * `rings`: receive requests, completions and doorbell records; used by the engine
+//! * `rings`: requests to receive and to send, completions and doorbell records; used by the engine
 
 mod block;
 mod commands;
@@ -131,7 +134,7 @@ struct Channel {
 }
 
 /// A doorbell page. What the client writes there is not looked at, because memory cannot report a write: receive queues
-/// have none, and completion queues are armed in their doorbell records as well.
+/// have none, and what rings it for send and completion queues is in their doorbell records as well.
 struct Page {
     number: u32,
     bytes: u32,

@@ -13,10 +13,9 @@ use crate::engine::deliver::Planned;
 use crate::engine::transmit::Pace;
 use crate::events::EventChannel;
 use crate::flow::{FlowId, FlowTable, TableRules};
-use crate::formats::Requests;
+use crate::formats::{Requests, Sends};
 use crate::limits;
 use crate::memory::MemoryTable;
-use crate::ring::Consumer;
 use crate::rss::Rss;
 use crate::slab::Slab;
 use crate::work::{Cqe, MAX_TAGGED_NUMBER, Opcode, SendShape, Status};
@@ -166,7 +165,7 @@ pub(crate) enum QpKind {
 
 /// The engine's side of a send queue.
 pub(crate) struct SendState {
-    pub(crate) consumer: Consumer,
+    pub(crate) consumer: Sends,
     pub(crate) cq: u32,
     pub(crate) signal_all: bool,
     pub(crate) shape: SendShape,
@@ -336,20 +335,13 @@ impl State {
             let Some(QpState { kind: QpKind::Raw { send, .. }, number, .. }) = self.qps.get_mut(slot) else {
                 return;
             };
-            let number = *number;
-            if !send.consumer.has_next() {
-                send.consumer.publish();
-                return;
-            }
-            // SAFETY: the slot was published, so it is this side's, and send slots begin with the request's id.
-            let wr_id = unsafe { send.consumer.slot().cast::<u64>().read() };
-            let cq = send.cq;
+            let (number, cq) = (*number, send.cq);
             let room = self.cqs.get_mut(cq).is_some_and(|cq| !cq.failed && cq.producer.has_room(1));
-            if !room {
+            let next = if room { send.consumer.take() } else { None };
+            let Some(wr_id) = next else {
                 send.consumer.publish();
                 return;
-            }
-            send.consumer.advance();
+            };
             self.complete(cq, &Cqe::failed(wr_id, Opcode::Send, Status::WorkRequestFlush, number));
         }
     }

@@ -11,7 +11,7 @@ use ibverbs_sys::ibv_qp_state::{IBV_QPS_RTR, IBV_QPS_SQE};
 use super::deliver::Buffers;
 use super::transmit::{FRAMES_PER_PASS, gather};
 use crate::clock;
-use crate::formats::Requests;
+use crate::formats::{Requests, Sends};
 use crate::nic::{Nic, Port};
 use crate::state::{QpKind, QpState, State};
 use crate::stats::PortStats;
@@ -88,21 +88,23 @@ fn next(nic: &Nic, state: &mut State, slot: u32, room: &mut [u8]) -> Option<Requ
     let qp = qps.get_mut(slot)?;
     let (domain, number, port, key) = (qp.domain, qp.number, qp.port, qp.attributes.qkey);
     let QpKind::Raw { send, queue } = &mut qp.kind else { return None };
-    if !send.consumer.has_next() {
+    // There are no datagrams in mlx5's format.
+    let Sends::Own(requests) = &mut send.consumer else { return None };
+    if !requests.has_next() {
         return None;
     }
-    let place = send.consumer.slot();
+    let place = requests.slot();
     // SAFETY: the request was published, so its slot is this side's, and slots begin with the header.
     let header = unsafe { place.cast::<SendHeader>().read() };
     let envelope = envelope(place, send.shape.envelope_offset());
     let limit = nic.port(port).map_or(0, |port| port.path_mtu_bytes() as usize).min(room.len());
     let gathered = if envelope.route.domain == domain && envelope.route.from_port == port {
-        gather(send, place, &header, (memory, domain), &mut room[..limit])
+        gather(send.shape, place, &header, (memory, domain), &mut room[..limit])
     } else {
         // InfiniBand specification, Local QP Operation Error: an address of another domain or port.
         Err(Status::LocalOperation)
     };
-    send.consumer.advance();
+    requests.advance();
     let signaled = send.signal_all || header.flags & SEND_SIGNALED != 0;
     Some(Request { header, envelope, gathered, queue: *queue, cq: send.cq, signaled, number, key })
 }

@@ -2,7 +2,8 @@
 //!
 //! It wakes when a wire of its ports has a frame (the descriptors and times of [`SleepHint`]), when a send is posted there
 //! or a control call is made ([`crate::doorbell`]), and after [`HEARTBEAT`], so that its count of passes shows that it is
-//! alive. A wire that cannot announce its frames is asked again after naps, which become longer the longer nothing arrives.
+//! alive. A wire that cannot announce its frames is asked again after naps, which become longer the longer nothing arrives;
+//! and so is a send queue in a client's memory, whose doorbell is not seen: a send after a pause waits for at most a nap.
 
 use std::time::Duration;
 
@@ -64,7 +65,7 @@ impl<'n> Rest<'n> {
         if self.passes == 1
             && let Some(gather) = self.cell.lock().prospect(0).gather
         {
-            self.sleep(&Descriptors::new(), gather);
+            self.sleep(&Descriptors::new(), gather, 0);
             // If nothing has come by then, the next pass without work sleeps.
             self.passes = SPIN_PASSES;
             return;
@@ -72,17 +73,18 @@ impl<'n> Rest<'n> {
         match self.passes {
             0..SPIN_PASSES => std::hint::spin_loop(),
             SPIN_PASSES.. => {
-                let prospect = self.cell.lock().prospect(self.passes - SPIN_PASSES);
-                self.sleep(&prospect.descriptors, prospect.longest);
+                let naps = self.passes - SPIN_PASSES;
+                let prospect = self.cell.lock().prospect(naps);
+                self.sleep(&prospect.descriptors, prospect.longest, naps);
             }
         }
     }
 
     /// Sleeps, unless there is something to do.
-    fn sleep(&self, descriptors: &Descriptors, longest: Duration) {
+    fn sleep(&self, descriptors: &Descriptors, longest: Duration, naps: u32) {
         self.doorbell.announce_sleep();
         let is_own = |port| self.nic.engine_of(port) == self.index;
-        let state_allows = patience(&mut self.nic.burst(), is_own);
+        let state_allows = patience(&mut self.nic.burst(), is_own, naps);
         if let Some(patience) = state_allows
             && !self.nic.stopping.load(std::sync::atomic::Ordering::Relaxed)
         {
@@ -120,9 +122,9 @@ impl Engine {
     }
 }
 
-/// How long an engine may sleep for all that the state knows; `None`: not at all. Each engine looks after what belongs to
-/// no port, as another one may be held up by its wire.
-fn patience(state: &mut State, is_own: impl Fn(u8) -> bool) -> Option<Duration> {
+/// How long an engine may sleep after `naps` naps for all that the state knows; `None`: not at all. Each engine looks after
+/// what belongs to no port, as another one may be held up by its wire.
+fn patience(state: &mut State, is_own: impl Fn(u8) -> bool, naps: u32) -> Option<Duration> {
     let State { senders, qps, failed_queues, waiting_cqs, watched_cqs, .. } = state;
     let mut patience = HEARTBEAT;
     if !failed_queues.is_empty() || !watched_cqs.is_empty() {
@@ -137,11 +139,18 @@ fn patience(state: &mut State, is_own: impl Fn(u8) -> bool) -> Option<Duration> 
         let Some(QpState { kind: QpKind::Raw { send, .. }, port, .. }) = qps.get_mut(*sender) else {
             continue;
         };
-        if is_own(*port) && send.consumer.has_next() {
+        if !is_own(*port) {
+            continue;
+        }
+        if send.consumer.has_next() {
             if !send.pace.is_limited() || send.pace.is_due(clock::steady_ns()) {
                 return None;
             }
             patience = SHORTEST_NAP;
+        } else if send.consumer.is_polled() {
+            // A post to a client's memory does not wake the engine either. As with a wire that has to be polled, a sender
+            // that pauses is looked at ever more rarely.
+            patience = patience.min(nap(naps));
         }
     }
     Some(patience)

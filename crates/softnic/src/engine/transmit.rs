@@ -1,4 +1,6 @@
-//! What was posted to be sent, onto the wire.
+//! What was posted to be sent, onto the wire. Requests in mlx5's format are read in `mlx5`.
+
+mod mlx5;
 
 use std::ptr::NonNull;
 
@@ -9,17 +11,17 @@ use super::receive::Plan;
 use super::tap::{EgressFlows, Tap};
 use super::{EnginePort, datagram, flush_failed};
 use crate::clock;
-use crate::formats::Completions;
+use crate::formats::{Completions, Sends};
 use crate::limits::{ETHERNET_BYTES, MAX_SGE, MAX_TSO_BYTES, MAX_TSO_SEGMENTS};
 use crate::memory::{MemoryTable, Regions};
 use crate::nic::Nic;
 use crate::prefetch::prefetch_read;
-use crate::state::{QpKind, QpState, SendState, State};
+use crate::state::{QpKind, QpState, State};
 use crate::stats::PortStats;
 use crate::wire::MAX_FRAME_BYTES;
 use crate::work::{
     Cqe, Element, Opcode, SEND_CHECKSUM, SEND_HEADER_BYTES, SEND_INLINE, SEND_SEGMENTS, SEND_SIGNALED,
-    SendHeader, Status,
+    SendHeader, SendShape, Status,
 };
 
 /// Frames of one queue pair in one pass, so that one cannot keep the others waiting.
@@ -160,30 +162,31 @@ fn send_plain(state: &mut State, slot: u32, limit: usize, exit: &mut Exit<'_>) -
         return 0;
     };
     let Some(cq) = cqs.get_mut(send.cq).filter(|cq| !cq.failed) else { return 0 };
-    // Only queue pairs of this crate's own format send.
-    let Completions::Own(producer) = &mut cq.producer else { return 0 };
+    let (Sends::Own(requests), Completions::Own(producer)) = (&mut send.consumer, &mut cq.producer) else {
+        return 0;
+    };
     if send.pace.is_limited() || exit.tap.is_active() {
         return 0;
     }
     let limit = limit.min(FRAMES_PER_PASS) as u32;
-    send.consumer.refresh(limit);
-    let count = limit.min(send.consumer.published());
+    requests.refresh(limit);
+    let count = limit.min(requests.published());
     let count = count.min(producer.room_for(count));
-    let (requests, completions) = (send.consumer.slots(), producer.slots());
+    let (slots, completions) = (requests.slots(), producer.slots());
     let mut regions = memory.of_domain(*domain, false);
     let mut frames = ArrayVec::<&[u8], FRAMES_PER_PASS>::new();
     let mut completed = 0;
     for nth in 0..count {
         if nth + REQUEST_LOOKAHEAD < count {
-            prefetch_read(requests.at(nth + REQUEST_LOOKAHEAD).as_ptr());
+            prefetch_read(slots.at(nth + REQUEST_LOOKAHEAD).as_ptr());
         }
-        let request = requests.at(nth);
+        let request = slots.at(nth);
         // SAFETY: the request was published, so its slot is this side's, and slots begin with the header.
         let header = unsafe { request.cast::<SendHeader>().read() };
         if header.flags & SEND_SEGMENTS != 0 {
             break;
         }
-        let frame = in_one_piece(send, request, &header, &mut regions).ok().flatten();
+        let frame = in_one_piece(send.shape, request, &header, &mut regions).ok().flatten();
         let Some(frame) = frame.filter(|frame| exit.carries(frame)) else { break };
         if frames.try_push(frame).is_err() {
             break;
@@ -204,7 +207,7 @@ fn send_plain(state: &mut State, slot: u32, limit: usize, exit: &mut Exit<'_>) -
     exit.stats.tx_bytes += taken.bytes;
     // As on a real wire: the device did its part, and the loss shows in the counters.
     exit.stats.tx_errors += (frames.len() as u64).saturating_sub(taken.frames);
-    send.consumer.advance_by(frames.len() as u32);
+    requests.advance_by(frames.len() as u32);
     if completed > 0 {
         producer.advance_by(completed);
         if !cq.unpublished {
@@ -229,22 +232,28 @@ fn send_one(
     if !send.consumer.has_next() {
         return Outcome::Nothing;
     }
-    let slot = send.consumer.slot();
+    let (shape, signal_all) = (send.shape, send.signal_all);
+    let requests = match &mut send.consumer {
+        Sends::Own(requests) => requests,
+        Sends::Mlx5(ring) => return mlx5::send(ring, number, (memory, domain), (way, egress)),
+        Sends::None => return Outcome::Nothing,
+    };
+    let slot = requests.slot();
     // SAFETY: the request was published, so its slot is this side's, and slots begin with the header.
     let header = unsafe { slot.cast::<SendHeader>().read() };
     let segmented = header.flags & SEND_SEGMENTS != 0;
     let sent = if segmented {
-        send_segments(send, slot, &header, (memory, domain), (way, egress))
+        send_segments(shape, slot, &header, (memory, domain), (way, egress))
     } else {
-        send_frame(send, slot, &header, (memory, domain), (way, egress))
+        send_frame(shape, slot, &header, (memory, domain), (way, egress))
     };
-    send.consumer.advance();
+    requests.advance();
     let opcode = if segmented { Opcode::Segments } else { Opcode::Send };
     match sent {
         Ok(sent) => {
             let mut done = Cqe::new(header.wr_id, opcode, Status::Success, number);
             done.byte_len = u32::try_from(sent.bytes).unwrap_or(u32::MAX);
-            Outcome::Done(done, sent, send.signal_all || header.flags & SEND_SIGNALED != 0)
+            Outcome::Done(done, sent, signal_all || header.flags & SEND_SIGNALED != 0)
         }
         Err(status) => Outcome::Failed(Cqe::failed(header.wr_id, opcode, status, number)),
     }
@@ -252,7 +261,7 @@ fn send_one(
 
 /// Sends a request that is one frame.
 fn send_frame(
-    send: &SendState,
+    shape: SendShape,
     slot: NonNull<u8>,
     header: &SendHeader,
     memory: (&MemoryTable, u32),
@@ -260,9 +269,9 @@ fn send_frame(
 ) -> Result<Sent, Status> {
     let Way { gather: room, exit } = way;
     let (table, domain) = memory;
-    let frame = match in_one_piece(send, slot, header, &mut table.of_domain(domain, false))? {
+    let frame = match in_one_piece(shape, slot, header, &mut table.of_domain(domain, false))? {
         Some(frame) => frame,
-        None => assembled(send, slot, header, memory, &mut room[..])?,
+        None => assembled(shape, slot, header, memory, &mut room[..])?,
     };
     if !exit.carries(frame) {
         return Err(Status::LocalLength);
@@ -275,19 +284,19 @@ fn send_frame(
 /// buffer.
 #[inline]
 fn in_one_piece<'m>(
-    send: &SendState,
+    shape: SendShape,
     slot: NonNull<u8>,
     header: &SendHeader,
     regions: &mut Regions<'m>,
 ) -> Result<Option<&'m [u8]>, Status> {
     if header.flags & (SEND_CHECKSUM | SEND_INLINE) == SEND_INLINE {
-        return Ok(Some(inline(slot, 0, header.inline_bytes.min(send.shape.max_inline))));
+        return Ok(Some(inline(slot, 0, header.inline_bytes.min(shape.max_inline))));
     }
-    if header.flags & (SEND_CHECKSUM | SEND_INLINE) != 0 || send.shape.max_sge == 0 {
+    if header.flags & (SEND_CHECKSUM | SEND_INLINE) != 0 || shape.max_sge == 0 {
         return Ok(None);
     }
     let first = element(slot, 0);
-    let is_only = send.shape.max_sge == 1 || element(slot, 1).key == 0;
+    let is_only = shape.max_sge == 1 || element(slot, 1).key == 0;
     if first.key == 0 || !is_only {
         return Ok(None);
     }
@@ -301,56 +310,71 @@ fn in_one_piece<'m>(
 
 /// The frame of a request put together in `room`, with its checksums if they are asked for.
 fn assembled<'r>(
-    send: &SendState,
+    shape: SendShape,
     slot: NonNull<u8>,
     header: &SendHeader,
     memory: (&MemoryTable, u32),
     room: &'r mut [u8],
 ) -> Result<&'r [u8], Status> {
-    let bytes = gather(send, slot, header, memory, room)?;
+    let bytes = gather(shape, slot, header, memory, room)?;
     let frame = &mut room[..bytes];
-    if header.flags & SEND_CHECKSUM != 0 && frame.len() >= ETHERNET_BYTES {
-        // IBV_SEND_IP_CSUM: the IPv4 header's checksum and that of TCP or UDP.
+    if header.flags & SEND_CHECKSUM != 0 {
+        fill_in(frame);
+    }
+    Ok(frame)
+}
+
+/// IBV_SEND_IP_CSUM: the IPv4 header's checksum and that of TCP or UDP.
+fn fill_in(frame: &mut [u8]) {
+    if frame.len() >= ETHERNET_BYTES {
         let parsed = packet::parse(frame);
         packet::checksum::fill(frame, &parsed);
     }
-    Ok(frame)
 }
 
 /// Copies what a request is to send to the beginning of `to`; returns its length.
 #[inline]
 pub(super) fn gather(
-    send: &SendState,
+    shape: SendShape,
     slot: NonNull<u8>,
     header: &SendHeader,
     memory: (&MemoryTable, u32),
     to: &mut [u8],
 ) -> Result<usize, Status> {
     if header.flags & SEND_INLINE == 0 {
-        let (parts, bytes) = resolve(send, slot, memory)?;
+        let (parts, bytes) = resolve(shape, slot, memory)?;
         let to = to.get_mut(..bytes).ok_or(Status::LocalLength)?;
         Cursor::new(&parts).copy(to);
         Ok(bytes)
     } else {
-        let inline = inline(slot, 0, header.inline_bytes.min(send.shape.max_inline));
+        let inline = inline(slot, 0, header.inline_bytes.min(shape.max_inline));
         to.get_mut(..inline.len()).ok_or(Status::LocalLength)?.copy_from_slice(inline);
         Ok(inline.len())
     }
 }
 
-/// Sends a request that is a TCP stream. Nothing is sent unless all of it can be.
+/// Sends a request that is a TCP stream.
 fn send_segments(
-    send: &SendState,
+    shape: SendShape,
     slot: NonNull<u8>,
     header: &SendHeader,
     memory: (&MemoryTable, u32),
+    to: (&mut Way<'_>, &mut EgressFlows<'_>),
+) -> Result<Sent, Status> {
+    let bytes = header.inline_bytes.min(shape.max_tso_header);
+    let headers = inline(slot, shape.elements_bytes(), bytes);
+    let (parts, stream_bytes) = resolve(shape, slot, memory)?;
+    send_stream(headers, usize::from(header.segment_bytes), (&parts, stream_bytes), to)
+}
+
+/// Sends a TCP stream in segments behind copies of its headers. Nothing is sent unless all of it can be.
+fn send_stream(
+    headers: &[u8],
+    segment_bytes: usize,
+    (parts, stream_bytes): (&[(*const u8, usize)], usize),
     (way, egress): (&mut Way<'_>, &mut EgressFlows<'_>),
 ) -> Result<Sent, Status> {
-    let bytes = header.inline_bytes.min(send.shape.max_tso_header);
-    let headers = inline(slot, send.shape.elements_bytes(), bytes);
-    let segment_bytes = usize::from(header.segment_bytes);
     let frame_bytes = headers.len() + segment_bytes;
-    let (parts, stream_bytes) = resolve(send, slot, memory)?;
     let segments = stream_bytes.div_ceil(segment_bytes.max(1));
     let bounded = stream_bytes <= MAX_TSO_BYTES as usize && segments <= MAX_TSO_SEGMENTS as usize;
     if segment_bytes == 0 || frame_bytes > way.exit.port.max_frame_bytes || !bounded {
@@ -359,7 +383,7 @@ fn send_segments(
     // What a device does with a stream of something else is not documented; one that looks at the headers can only
     // refuse the operation.
     let template = Template::of_header(headers).ok_or(Status::LocalOperation)?;
-    let mut cursor = Cursor::new(&parts);
+    let mut cursor = Cursor::new(parts);
     let mut sent = Sent::default();
     let mut offset = 0;
     // A stream of nothing is one segment without payload.
@@ -426,14 +450,14 @@ fn element(slot: NonNull<u8>, index: usize) -> Element {
 
 /// Finds a request's buffers, and adds up their bytes.
 fn resolve(
-    send: &SendState,
+    shape: SendShape,
     slot: NonNull<u8>,
     (memory, domain): (&MemoryTable, u32),
 ) -> Result<(Parts, usize), Status> {
     let mut regions = memory.of_domain(domain, false);
     let mut parts = Parts::new();
     let mut total = 0usize;
-    for index in 0..send.shape.max_sge as usize {
+    for index in 0..shape.max_sge as usize {
         let element = element(slot, index);
         if element.key == 0 {
             break;
@@ -465,7 +489,8 @@ impl<'a> Cursor<'a> {
             let (part, later) = to.split_at_mut(count);
             let from = from.wrapping_add(self.done);
             // SAFETY: `resolve` found the buffer inside a region of the domain, which stays registered while the state
-            // is locked, and `done + count` is within it; what is copied to is the engine's own and overlaps no region.
+            // is locked, or it is the engine's; `done + count` is within it. What is copied to is the engine's own and
+            // overlaps neither.
             unsafe { part.as_mut_ptr().copy_from_nonoverlapping(from, count) };
             to = later;
             self.done += count;

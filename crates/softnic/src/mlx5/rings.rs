@@ -1,4 +1,4 @@
-//! mlx5's receive and completion queues, as the device sees them: in the client's memory.
+//! mlx5's receive and completion queues, as the device sees them: in the client's memory. Send queues are in `sends`.
 //!
 //! A receive queue is a cyclic array of requests, each a list of scatter entries, and a doorbell record that counts the
 //! posted ones modulo 2^16. A completion queue is an array of completions of 64 or 128 bytes, whose owner bit changes with
@@ -10,9 +10,14 @@
 //! like those of any queue. The memory was found mapped and writable when the queue was made. Hardware pins it; here a
 //! client that unmaps it before it destroys the queue ends its own process.
 
+pub(crate) mod sends;
+
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use ibverbs_sys::ibv_wc_opcode::{IBV_WC_RECV, IBV_WC_TSO};
+
+use self::sends::{SEGMENTS, SEND};
 use crate::limits::MAX_SGE;
 use crate::personality::ClockRules;
 use crate::prefetch::prefetch_read;
@@ -40,8 +45,10 @@ const NOT_ARMED: u32 = u32::MAX;
 const SOLICITED_ONLY: u32 = 1 << 24;
 
 /// `enum` of completion opcodes in mlx5dv.h.
+const REQ: u8 = 0;
 const RESP_SEND: u8 = 2;
 const RESIZE_CQ: u8 = 5;
+const REQ_ERR: u8 = 13;
 const RESP_ERR: u8 = 14;
 
 /// Bytes of a completion that are in use; one of 128 bytes has them in its second half.
@@ -365,25 +372,31 @@ impl CompletionRing {
             + (self.completion_bytes - CQE_BYTES)
     }
 
-    /// Writes a completion of a receive; there must be room. The last word, which has the owner bit, is written last.
+    /// Writes a completion; there must be room. The last word, which has the owner bit, is written last.
     #[inline]
     pub(crate) fn write(&mut self, cqe: &Cqe, is_ipv4: bool) {
         let succeeded = cqe.status() == u32::from(Status::Success as u8);
         let user_index = (cqe.wr_id >> u16::BITS) & u64::from(INDEX_MASK);
         let mut words = [0_u64; CQE_WORDS];
         words[4] = user_index << 32;
+        // Of sends the operation and the queue's number; of receives the tag of the flow.
+        let (good, bad, origin) = match cqe.opcode() {
+            IBV_WC_RECV => (RESP_SEND, RESP_ERR, if succeeded { cqe.flow_tag & INDEX_MASK } else { 0 }),
+            IBV_WC_TSO => (REQ, REQ_ERR, u32::from(SEGMENTS) << 24 | cqe.queue_number),
+            _ => (REQ, REQ_ERR, u32::from(SEND) << 24 | cqe.queue_number),
+        };
         if succeeded {
-            words[3] = header_word(cqe, is_ipv4);
-            words[5] = u64::from(cqe.byte_len);
+            if good == RESP_SEND {
+                words[3] = header_word(cqe, is_ipv4);
+                words[5] = u64::from(cqe.byte_len);
+            }
             words[6] = self.clock.ticks(cqe.timestamp_ns);
         } else {
-            // struct mlx5_err_cqe: the syndromes of receives are the statuses of verbs.h.
+            // struct mlx5_err_cqe: the syndromes of these errors are the statuses of verbs.h.
             words[6] = u64::from(cqe.status());
         }
-        let opcode = if succeeded { RESP_SEND } else { RESP_ERR };
-        let tag = if succeeded { cqe.flow_tag & INDEX_MASK } else { 0 };
-        words[7] = u64::from(tag) << 32 | (cqe.wr_id & 0xffff) << 16;
-        self.put(words, opcode);
+        words[7] = u64::from(origin) << 32 | (cqe.wr_id & 0xffff) << 16;
+        self.put(words, if succeeded { good } else { bad });
     }
 
     #[inline]
@@ -404,7 +417,7 @@ impl CompletionRing {
     pub(crate) fn is_error(&self, index: u32) -> bool {
         let place = self.offset(index) + (CQE_WORDS - 1) * size_of::<u64>();
         let last = u64::from_be(self.buffer.long(place).load(Ordering::Relaxed));
-        (last as u8) >> 4 == RESP_ERR
+        matches!((last as u8) >> 4, REQ_ERR | RESP_ERR)
     }
 
     /// Takes the word with which the client armed the queue, if it wrote one since the last look.

@@ -30,7 +30,7 @@ use super::wq::SoftTable;
 use crate::device::SoftContext;
 use crate::doorbell::SendBell;
 use crate::engine::transmit::Pace;
-use crate::formats::Requests;
+use crate::formats::{Requests, Sends};
 use crate::library::Library;
 use crate::limits::{MAX_INLINE_BYTES, MAX_SGE, MAX_TSO_HEADER_BYTES, RSS_KEY_BYTES};
 use crate::personality::{HashCombinations, QueuePairRules, RssRules, Rules};
@@ -222,16 +222,13 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
         cq: recv_cq.slot,
         consumer: Requests::Own(receives.1),
         max_sge: cap.max_recv_sge,
-        edits: FrameEdits {
-            strip_cvlan: request.extras.create_flags & IBV_QP_CREATE_CVLAN_STRIPPING != 0,
-            append_fcs: request.extras.create_flags & IBV_QP_CREATE_SCATTER_FCS != 0,
-        },
+        edits: edits(request.extras.create_flags),
         native_state: Arc::clone(&object.state),
         native: (&raw const *object).addr() as u64,
     };
     let bell = SendBell::new(&soft.nic().doorbells);
     let sends_of = SendState {
-        consumer: sends.1,
+        consumer: Sends::Own(sends.1),
         cq: send_cq.slot,
         signal_all: request.signal_all,
         shape,
@@ -255,6 +252,14 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
     finish(&mut state, slot, &mut object)?;
     drop(state);
     Ok((Box::into_raw(object).cast(), cap))
+}
+
+/// What flags of a queue pair mean for the frames that it receives.
+pub(crate) fn edits(create_flags: u32) -> FrameEdits {
+    FrameEdits {
+        strip_cvlan: create_flags & IBV_QP_CREATE_CVLAN_STRIPPING != 0,
+        append_fcs: create_flags & IBV_QP_CREATE_SCATTER_FCS != 0,
+    }
 }
 
 /// Adds a queue pair with queues of its own, and counts what they use, but their domain. Returns its slot.

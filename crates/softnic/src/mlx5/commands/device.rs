@@ -4,6 +4,7 @@ use ibverbs_sys::{ibv_device_attr, ibv_device_attr_ex};
 
 use super::Call;
 use crate::limits::{MAX_REGIONS, MAX_SGE};
+use crate::mlx5::rings::sends::MAX_BLOCKS;
 use crate::mlx5::rings::{LOG_ENTRY_BYTES, MAX_COMPLETIONS, MAX_REQUESTS};
 use crate::mlx5::{Context, PAGE_BYTES};
 use crate::nic::Nic;
@@ -55,7 +56,7 @@ pub(super) fn create_context(context: &Context, call: &mut Call<'_>) -> Verb<()>
     // max_sq_desc_sz and max_rq_desc_sz: the latter limits the scatter entries of a request.
     driver.put_u16(16, 1_024);
     driver.put_u16(18, (MAX_SGE << LOG_ENTRY_BYTES) as u16);
-    driver.put_u32(20, MAX_REQUESTS);
+    driver.put_u32(20, MAX_BLOCKS);
     driver.put_u32(24, MAX_REQUESTS);
     driver.put_u16(32, ports);
     driver.put_u32(40, driver.length(CONTEXT_BYTES));
@@ -67,15 +68,14 @@ pub(super) fn create_context(context: &Context, call: &mut Call<'_>) -> Verb<()>
     Ok(())
 }
 
-/// What this front has of the device's attributes: no send side, and queues of mlx5's sizes.
-fn receive_attributes(nic: &Nic) -> ibv_device_attr_ex {
+/// What this front has of the device's attributes: queues of mlx5's sizes.
+fn front_attributes(nic: &Nic) -> ibv_device_attr_ex {
     let mut attr = attributes(nic);
     attr.orig_attr.vendor_id = VENDOR;
     attr.orig_attr.vendor_part_id = PART;
     attr.orig_attr.max_qp_wr = MAX_REQUESTS.cast_signed();
     attr.orig_attr.max_cqe = (MAX_COMPLETIONS - 1).cast_signed();
     attr.orig_attr.max_mr = MAX_REGIONS as i32;
-    attr.tso_caps = ibverbs_sys::ibv_tso_caps::default();
     attr.packet_pacing_caps = ibverbs_sys::ibv_packet_pacing_caps::default();
     attr
 }
@@ -83,7 +83,7 @@ fn receive_attributes(nic: &Nic) -> ibv_device_attr_ex {
 /// QUERY_DEVICE.
 pub(super) fn query_device(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     context.slot()?;
-    put_base(call, &receive_attributes(&context.nic).orig_attr);
+    put_base(call, &front_attributes(&context.nic).orig_attr);
     Ok(())
 }
 
@@ -131,7 +131,7 @@ pub(super) fn query_device_extended(context: &Context, call: &mut Call<'_>) -> V
     if call.core.u32(0) != 0 || call.core.u32(4) != 0 {
         return Err(EINVAL);
     }
-    let attr = receive_attributes(&context.nic);
+    let attr = front_attributes(&context.nic);
     put_base(call, &attr.orig_attr);
     let reply = &mut call.reply;
     reply.put_u32(BASE_BYTES + 4, reply.length(EXTENDED_BYTES));
@@ -147,6 +147,8 @@ pub(super) fn query_device_extended(context: &Context, call: &mut Call<'_>) -> V
     reply.put_u16(282, attr.cq_mod_caps.max_cq_period);
     let driver = &mut call.driver_reply;
     driver.put_u32(4, driver.length(DEVICE_BYTES));
+    driver.put_u32(8, attr.tso_caps.max_tso);
+    driver.put_u32(12, attr.tso_caps.supported_qpts);
     driver.put_u64(16, attr.rss_caps.rx_hash_fields_mask);
     driver.put_u8(24, attr.rss_caps.rx_hash_function);
     Ok(())

@@ -1,4 +1,4 @@
-//! Raw packet queue pairs with a receive queue of their own, and none to send.
+//! Raw packet queue pairs with queues of their own: one to send, one to receive, or both.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,13 +8,14 @@ use ibverbs_sys::{ibv_qp_attr, ibv_qp_state, ibv_qp_type};
 use super::{Call, domains};
 use crate::doorbell::SendBell;
 use crate::engine::transmit::Pace;
-use crate::formats::Requests;
+use crate::formats::{Requests, Sends};
 use crate::mlx5::Context;
+use crate::mlx5::rings::sends::{SendLayout, SendRing};
 use crate::mlx5::rings::{ReceiveLayout, ReceiveRing};
-use crate::provider::answer::{EINVAL, EOPNOTSUPP, Verb};
-use crate::provider::pd::{make_ring, use_domain};
+use crate::provider::answer::{EINVAL, EOPNOTSUPP, Verb, known_bits};
+use crate::provider::pd::use_domain;
 use crate::provider::qp::{self, Kind};
-use crate::provider::qp_create::insert_plain;
+use crate::provider::qp_create::{self, insert_plain};
 use crate::state::{FrameEdits, NewQueue, QpKind, QueueState, SendState, State};
 use crate::work::{SendShape, qp_number};
 
@@ -29,31 +30,35 @@ struct Request {
     receive_cq: u32,
     /// `max_send_wr`, `max_recv_wr`, `max_send_sge`, `max_recv_sge`, `max_inline_data`.
     capacities: [u32; 5],
-    layout: ReceiveLayout,
+    signal_all: bool,
+    edits: FrameEdits,
+    /// A queue without requests is none.
+    receives: ReceiveLayout,
+    sends: SendLayout,
 }
 
 /// CREATE_QP.
 pub(super) fn create(context: &Context, call: &mut Call<'_>) -> Verb<()> {
-    create_at(context, call, 8)
+    create_at(context, call, 8, 0)
 }
 
 /// The extended CREATE_QP without an indirection table.
 pub(super) fn create_extended(context: &Context, call: &mut Call<'_>) -> Verb<()> {
-    if call.core.u32(52) != 0 {
-        // Flags of creation.
-        return Err(EOPNOTSUPP);
-    }
-    create_at(context, call, 0)?;
+    let flags = call.core.u32(52);
+    let known = &context.nic.rules().objects.queue_pair.create_flags;
+    known_bits(flags, known.bits, known.refusal)?;
+    create_at(context, call, 0, flags)?;
     call.reply.put_u32(36, call.reply.length(40));
     Ok(())
 }
 
-fn create_at(context: &Context, call: &mut Call<'_>, start: usize) -> Verb<()> {
+fn create_at(context: &Context, call: &mut Call<'_>, start: usize, flags: u32) -> Verb<()> {
     let owner = context.slot()?;
-    let request = read(call, start)?;
-    let ring = ReceiveRing::new(&request.layout)?;
+    let request = read(call, start, flags)?;
+    let (receives, sends) = rings(&request)?;
     let mut state = context.nic.control();
-    let slot = insert(&mut state, owner, &request, ring, context)?;
+    let bell = SendBell::new(&context.nic.doorbells);
+    let slot = insert(&mut state, owner, &request, (receives, sends), bell)?;
     let reply = &mut call.reply;
     reply.put_u32(0, slot);
     reply.put_u32(4, qp_number(slot));
@@ -63,7 +68,7 @@ fn create_at(context: &Context, call: &mut Call<'_>, start: usize) -> Verb<()> {
     Ok(())
 }
 
-fn read(call: &Call<'_>, start: usize) -> Verb<Request> {
+fn read(call: &Call<'_>, start: usize, flags: u32) -> Verb<Request> {
     /// `MLX5_QP_FLAG_SIGNATURE`: requests with a checksum of their own.
     const SIGNATURE: u32 = 1;
     let (core, driver) = (call.core, call.driver);
@@ -73,35 +78,58 @@ fn read(call: &Call<'_>, start: usize) -> Verb<Request> {
     if u32::from(kind) != ibv_qp_type::IBV_QPT_RAW_PACKET || has_shared_queue {
         return Err(EOPNOTSUPP);
     }
-    if sends != 0 || driver.u32(16) != 0 || driver.u32(28) & SIGNATURE != 0 {
+    if driver.u32(28) & SIGNATURE != 0 {
         return Err(EOPNOTSUPP);
     }
-    if receives == 0 || receives > driver.u32(20) {
+    // hw/mlx5/qp.c, `set_rq_size`: without `max_recv_wr` there is no queue to receive. The other queue is there if it has
+    // blocks (`set_user_buf_size`).
+    let requests = if receives == 0 { 0 } else { driver.u32(20) };
+    if receives > requests || sends > driver.u32(16) {
         return Err(EINVAL);
     }
+    let (doorbell, user_index) = (driver.u64(8), driver.u32(32));
     Ok(Request {
         user_handle: core.u64(start),
         domain: core.u32(start + 8),
         send_cq: core.u32(start + 12),
         receive_cq: core.u32(start + 16),
         capacities,
-        layout: ReceiveLayout {
+        signal_all: core.u8(start + 44) != 0,
+        edits: qp_create::edits(flags),
+        receives: ReceiveLayout {
             buffer: driver.u64(0),
-            doorbell: driver.u64(8),
-            requests: driver.u32(20),
+            doorbell,
+            requests,
             log_request_bytes: driver.u32(24),
-            user_index: driver.u32(32),
+            user_index,
         },
+        sends: SendLayout { buffer: driver.u64(40), doorbell, blocks: driver.u32(16), user_index },
     })
 }
 
-/// Adds the queue pair and its receive queue, and counts what they use.
+/// The queues in the client's memory (hw/mlx5/qp.c, `create_raw_packet_qp`: there is one at least).
+fn rings(request: &Request) -> Verb<(Requests, Sends)> {
+    let receives = match request.receives.requests {
+        0 => Requests::None,
+        _ => Requests::Mlx5(ReceiveRing::new(&request.receives)?),
+    };
+    let sends = match request.sends.blocks {
+        0 => Sends::None,
+        _ => Sends::Mlx5(SendRing::new(&request.sends)?),
+    };
+    if matches!((&receives, &sends), (Requests::None, Sends::None)) {
+        return Err(EINVAL);
+    }
+    Ok((receives, sends))
+}
+
+/// Adds the queue pair and its queues, and counts what they use.
 fn insert(
     state: &mut State,
     owner: u32,
     request: &Request,
-    ring: ReceiveRing,
-    context: &Context,
+    (receives, sends): (Requests, Sends),
+    bell: Arc<SendBell>,
 ) -> Verb<u32> {
     domains::check(state, owner, request.domain)?;
     for cq in [request.send_cq, request.receive_cq] {
@@ -111,38 +139,46 @@ fn insert(
         owner,
         domain: request.domain,
         cq: request.receive_cq,
-        max_sge: ring.entries(),
-        consumer: Requests::Mlx5(ring),
-        edits: FrameEdits::default(),
+        max_sge: capacity(&receives).1,
+        consumer: receives,
+        edits: request.edits,
         native_state: Arc::new(AtomicU32::new(ibv_qp_state::IBV_QPS_RESET)),
         native: request.user_handle,
     };
-    let slot = insert_plain(state, receives, empty_send_queue(context, request.send_cq)?)?;
+    let sends = SendState {
+        consumer: sends,
+        cq: request.send_cq,
+        // Only to be queried: libmlx5 sets the bit in each request.
+        signal_all: request.signal_all,
+        shape: SendShape { max_sge: 0, max_inline: 0, max_tso_header: 0, datagram: false },
+        pace: Pace::default(),
+        bell,
+    };
+    let slot = insert_plain(state, receives, sends)?;
     use_domain(state, request.domain)?;
     Ok(slot)
 }
 
-/// A send queue that nothing can be posted to: libmlx5 has none.
-fn empty_send_queue(context: &Context, cq: u32) -> Verb<SendState> {
-    let shape = SendShape { max_sge: 1, max_inline: 0, max_tso_header: 0, datagram: false };
-    let resources = &context.nic.rules().objects.domain.resources;
-    let (_, consumer) = make_ring(resources, None, 0, shape.slot_bytes(), resources.queue_pair)?;
-    let bell = SendBell::new(&context.nic.doorbells);
-    Ok(SendState { consumer, cq, signal_all: false, shape, pace: Pace::default(), bell })
+/// How many requests a receive queue takes, and of how many entries.
+fn capacity(receives: &Requests) -> (u32, u32) {
+    match receives {
+        Requests::Mlx5(ring) => (ring.capacity(), ring.entries()),
+        _ => (0, 0),
+    }
 }
 
-/// The receive queue of one of the context's queue pairs; EOPNOTSUPP for one over a table.
-fn receive_queue(state: &State, owner: u32, slot: u32) -> Verb<&QueueState> {
+/// Both queues of one of the context's queue pairs; EOPNOTSUPP for one over a table.
+fn queues(state: &State, owner: u32, slot: u32) -> Verb<(&QueueState, &SendState)> {
     let qp = state.qps.get(slot).filter(|qp| qp.owner == owner).ok_or(EINVAL)?;
-    let QpKind::Raw { queue, .. } = qp.kind else { return Err(EOPNOTSUPP) };
-    state.queues.get(queue).ok_or(EINVAL)
+    let QpKind::Raw { queue, send } = &qp.kind else { return Err(EOPNOTSUPP) };
+    Ok((state.queues.get(*queue).ok_or(EINVAL)?, send))
 }
 
 /// MODIFY_QP: `struct ib_uverbs_modify_qp`. What raw packets have no use for is checked by the mask.
 pub(super) fn modify(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     let (owner, slot, core) = (context.slot()?, call.core.u32(64), call.core);
     let state = context.nic.quiet_control();
-    let native = Arc::clone(&receive_queue(&state, owner, slot)?.native_state);
+    let native = Arc::clone(&queues(&state, owner, slot)?.0.native_state);
     drop(state);
     let attr = ibv_qp_attr {
         qkey: core.u32(72),
@@ -160,16 +196,17 @@ pub(super) fn modify(context: &Context, call: &mut Call<'_>) -> Verb<()> {
 pub(super) fn query(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     let (owner, slot) = (context.slot()?, call.core.u32(8));
     let state = context.nic.quiet_control();
-    let queue = receive_queue(&state, owner, slot)?;
-    let Requests::Mlx5(ring) = &queue.consumer else { return Err(EINVAL) };
+    let (queue, send) = queues(&state, owner, slot)?;
+    let (requests, entries) = capacity(&queue.consumer);
     let current = queue.native_state.load(Ordering::Relaxed);
     let port = state.qps.get(slot).map_or(0, |qp| qp.port);
     let reply = &mut call.reply;
-    reply.put_u32(68, ring.capacity());
-    reply.put_u32(76, ring.entries());
+    reply.put_u32(68, requests);
+    reply.put_u32(76, entries);
     for at in [108, 109] {
         reply.put_u8(at, current as u8);
     }
     reply.put_u8(116, port);
+    reply.put_u8(122, u8::from(send.signal_all));
     Ok(())
 }

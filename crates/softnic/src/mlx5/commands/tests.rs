@@ -2,6 +2,7 @@
 
 mod hostile;
 mod receiving;
+mod sending;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::VecDeque;
@@ -25,6 +26,7 @@ const MTU_BYTES: u32 = 1_500;
 struct TestWire {
     inbox: Arc<Mutex<VecDeque<Vec<u8>>>>,
     current: Vec<Vec<u8>>,
+    outbox: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
 impl Wire for TestWire {
@@ -37,7 +39,8 @@ impl Wire for TestWire {
         }
     }
 
-    fn transmit(&mut self, _: &[u8]) -> Result<(), TransmitError> {
+    fn transmit(&mut self, frame: &[u8]) -> Result<(), TransmitError> {
+        self.outbox.lock().unwrap().push(frame.to_vec());
         Ok(())
     }
 
@@ -152,13 +155,14 @@ struct Rig {
     context: Context,
     asynchronous: OwnedFd,
     inbox: Arc<Mutex<VecDeque<Vec<u8>>>>,
+    outbox: Arc<Mutex<Vec<Vec<u8>>>>,
     arena: Arena,
 }
 
 impl Rig {
     fn new() -> Self {
-        let inbox = Arc::new(Mutex::new(VecDeque::new()));
-        let wire = TestWire { inbox: Arc::clone(&inbox), current: Vec::new() };
+        let (inbox, outbox) = (Arc::default(), Arc::default());
+        let wire = TestWire { inbox: Arc::clone(&inbox), current: Vec::new(), outbox: Arc::clone(&outbox) };
         let nic = SoftNic::create(SoftNicConfig {
             name: "mlx5_0".into(),
             personality: Personality::Mlx5,
@@ -168,7 +172,7 @@ impl Rig {
         .unwrap();
         let context = Context::new(Arc::clone(nic.shared()));
         let asynchronous = open(&context);
-        Self { nic, context, asynchronous, inbox, arena: Arena::new() }
+        Self { nic, context, asynchronous, inbox, outbox, arena: Arena::new() }
     }
 
     fn call(&self, number: u32, core: &Bytes, driver: &Bytes, room: (usize, usize)) -> Verb<Answer> {
@@ -389,7 +393,7 @@ impl Completions {
             counter: (last >> 16) as u16,
             bytes: long(at + 40) as u32,
             tag: (last >> 32) as u32,
-            syndrome: if opcode == 14 { long(at + 48) as u8 } else { 0 },
+            syndrome: if matches!(opcode, 13 | 14) { long(at + 48) as u8 } else { 0 },
             checksums: (long(at + 24) >> 24) as u8,
             vlan: long(at + 24) as u16,
         })
