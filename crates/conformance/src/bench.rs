@@ -77,6 +77,11 @@ impl<'p> Bench<'p> {
         self.peer.and_then(Peer::sent).unwrap_or_default()
     }
 
+    /// Forgets what earlier cases have sent.
+    pub(crate) fn forget_sent(&self) {
+        let _ = self.peer.and_then(Peer::sent);
+    }
+
     /// A normal flow on the bench's own address.
     pub(crate) fn flow(&self) -> FlowAttr {
         FlowAttr::new(FlowKind::Normal, self.port).spec(to_us())

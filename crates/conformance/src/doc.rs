@@ -30,9 +30,8 @@ contradicts is an error in the soft NIC's personality and in the device model of
 The column libmlx5 is about rdma-core's unmodified mlx5 provider over a model of the kernel and of the device (`softnic exec
 --method mlx5`). *run*: the row was run there, with this answer (*differs*: accepted, and something else was done). What the
 provider checks is its own answer; what kernel and firmware check is that of the model, written after their sources. *not
-modelled*: the model refuses it: sending, datagrams and the device's clock. *read*: not run, because it needs a peer that sees
-what is sent; the answer of column mlx5 is read from the source. *inferred*: the same, and no source states it. The answers
-are recorded by `make conformance-libmlx5`, with rdma-core 44; a test runs the rows again and compares.
+modelled*: the model refuses it: datagrams and the device's clock. *read*: not run; the answer of column mlx5 is read from the
+source. *inferred*: the same, and no source states it. The answers are recorded by `make conformance-libmlx5`, with rdma-core 44; a test runs the rows again and compares.
 ";
 
 /// The whole document.

@@ -27,7 +27,13 @@ pub enum LinkError {
 }
 
 /// End `b` of a link.
-pub struct LinkPeer(Mutex<LinkWire>);
+pub struct LinkPeer(Mutex<End>);
+
+struct End {
+    wire: LinkWire,
+    /// What the device has sent, and nobody asked for yet.
+    sent: Vec<Vec<u8>>,
+}
 
 impl LinkPeer {
     /// Meets the device at end `a`, which is open.
@@ -45,39 +51,53 @@ impl LinkPeer {
             wire.tend();
             std::thread::sleep(STEP);
         }
-        Ok(Self(Mutex::new(wire)))
+        Ok(Self(Mutex::new(End { wire, sent: Vec::new() })))
     }
 }
 
-/// Sends what was queued, and waits until the device has received it.
-fn settle(wire: &mut LinkWire) {
-    wire.flush();
-    let until = Instant::now() + PATIENCE;
-    while !wire.is_taken() && Instant::now() < until {
-        std::thread::sleep(STEP);
+impl End {
+    /// Sends what was queued, and waits until the device has received it.
+    fn settle(&mut self) {
+        self.wire.flush();
+        let until = Instant::now() + PATIENCE;
+        while !self.wire.is_taken() && Instant::now() < until {
+            std::thread::sleep(STEP);
+        }
+    }
+
+    /// Takes what the device has sent.
+    fn collect(&mut self) {
+        loop {
+            let mut burst = Burst::new();
+            self.wire.receive(&mut burst);
+            if burst.is_empty() {
+                return;
+            }
+            self.sent.extend(burst.iter().map(|frame| frame.bytes.to_vec()));
+        }
     }
 }
 
 impl Peer for LinkPeer {
     fn deliver(&self, frames: Vec<Vec<u8>>) {
-        let mut wire = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut end = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for frame in &frames {
             // What does not go out is missed by the case.
-            let _ = wire.transmit(frame);
+            let _ = end.wire.transmit(frame);
         }
-        settle(&mut wire);
+        end.settle();
         // The device receives the next burst when it has processed the last one, and everything of that when it looks for
-        // another: two passes.
+        // another: two passes. In each of them it also sends what was posted before.
         for _ in 0..2 {
-            let _ = wire.transmit(&MARKER);
-            settle(&mut wire);
+            let _ = end.wire.transmit(&MARKER);
+            end.settle();
         }
-        // What the device sends is not looked at, and must not fill the link.
-        let mut burst = Burst::new();
-        wire.receive(&mut burst);
+        end.collect();
     }
 
     fn sent(&self) -> Option<Vec<Vec<u8>>> {
-        None
+        let mut end = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        end.collect();
+        Some(std::mem::take(&mut end.sent))
     }
 }

@@ -1,4 +1,5 @@
-//! perftest's raw_ethernet_bw and raw_ethernet_lat, between two processes joined by a link.
+//! perftest's raw_ethernet_bw and raw_ethernet_lat, between two processes joined by a link: on this crate's provider, and
+//! on rdma-core's own mlx5 provider.
 //!
 //! perftest has no control connection here: the server has to be ready before the client sends, and in the modes that
 //! count packets instead of time every one has to arrive. Both ends are given the same addresses but for the MACs; the
@@ -31,8 +32,12 @@ const COUNTED: &[&str] = &["-n", "500"];
 /// Round trips.
 const PINGS: &[&str] = &["-n", "100"];
 
+/// The methods of the launcher, and the device's name there.
+const METHODS: [(&str, &str); 2] = [("plugin", "softnic0"), ("mlx5", "mlx5_0")];
+
 /// What the two ends are started with.
 struct Setup {
+    method: (&'static str, &'static str),
     tool: &'static str,
     both: Vec<&'static str>,
     server: Vec<&'static str>,
@@ -66,14 +71,13 @@ pub(crate) fn cases() -> Vec<Case> {
         ("9000-byte frames", &[&["-s", "8900", "-m", "9000"], PINGS], &[]),
     ];
     let tools = [("raw_ethernet_bw", bandwidth.to_vec()), ("raw_ethernet_lat", latency.to_vec())];
-    tools
-        .into_iter()
-        .flat_map(|(tool, rows)| rows.into_iter().map(move |row| (tool, row)))
-        .map(|(tool, (name, both, server))| {
-            let setup = Setup { tool, both: both.concat(), server: server.to_vec() };
-            Case::new(format!("{tool}: {name}"), move |launcher| measure(launcher, &setup))
-        })
-        .collect()
+    let rows = tools.into_iter().flat_map(|(tool, rows)| rows.into_iter().map(move |row| (tool, row)));
+    let rows: Vec<_> = rows.collect();
+    let case = |method: (&'static str, &'static str), (tool, (name, both, server)): (&'static str, Line)| {
+        let setup = Setup { method, tool, both: both.concat(), server: server.to_vec() };
+        Case::new(format!("{tool}: {name} ({})", method.0), move |launcher| measure(launcher, &setup))
+    };
+    METHODS.into_iter().flat_map(|method| rows.iter().map(move |row| case(method, *row))).collect()
 }
 
 fn measure(launcher: &Path, setup: &Setup) -> Outcome {
@@ -81,9 +85,10 @@ fn measure(launcher: &Path, setup: &Setup) -> Outcome {
     let link = format!("conformance.{}.{}", std::process::id(), LINKS.fetch_add(1, Ordering::Relaxed));
     let start = |end: char, role: &str, macs: [&str; 2], extra: &[&str]| {
         let mut command = Command::new(launcher);
-        command.args(["exec", "--method", "plugin", "--wire", &format!("link:{link}:{end}"), "--"]);
+        let (method, device) = setup.method;
+        command.args(["exec", "--method", method, "--wire", &format!("link:{link}:{end}"), "--"]);
         // Without it nothing is seen of a tool before it ends.
-        command.args(["stdbuf", "-oL", setup.tool, role, "-d", "softnic0", "-B", macs[0], "-E", macs[1]]);
+        command.args(["stdbuf", "-oL", setup.tool, role, "-d", device, "-B", macs[0], "-E", macs[1]]);
         Running::start(command.args(&setup.both).args(extra), &format!("{} {role}", setup.tool))
     };
     let mut server = start('a', "--server", [A, B], &setup.server)?;
