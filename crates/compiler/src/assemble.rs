@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 
 use policy::policy::Action;
 use program::{
-    CLASSES_MAX, Class, ClassId, DEFAULT_RULE, Decide, Flow, FlowAction, FlowKind, Outcome, Program, QueueId,
-    Rule, RuleId, UndecidedKey, UndecidedReason,
+    CLASSES_MAX, Class, ClassId, DEFAULT_RULE, Decide, Flow, FlowAction, FlowKind, Outcome, Policing,
+    Program, QueueId, Rule, RuleId, UndecidedKey, UndecidedReason,
 };
 
 use super::Job;
@@ -273,6 +273,7 @@ fn rules(
             flows: flows[index],
             undecided,
             sinks: job.policy.sinks_of(definition.action, definition.sinks.as_deref()).to_vec(),
+            policing: definition.policing,
         });
     }
     let order = order_note(job, placed, RuleId::of(rules.len()), class_of);
@@ -291,6 +292,7 @@ fn rules(
         flows: flows[rules.len()],
         undecided: order.into_iter().collect(),
         sinks: job.policy.sinks_of(job.policy.default, None).to_vec(),
+        policing: Policing::default(),
     });
     listed
 }

@@ -8,7 +8,7 @@
 //! use std::sync::Arc;
 //!
 //! use control::{Controller, Device, DeviceSelector};
-//! use program::{Placement, Program, Rule, Verdict};
+//! use program::{Placement, Policing, Program, Rule, Verdict};
 //! use softnic::wire::NullWire;
 //! use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 //! use verbs::{CompletionQueue, Domain, ProtectionDomain, WorkQueue};
@@ -34,6 +34,7 @@
 //!     flows: 0,
 //!     undecided: Vec::new(),
 //!     sinks: Vec::new(),
+//!     policing: Policing::default(),
 //! };
 //! let program = Program {
 //!     rules: vec![default],

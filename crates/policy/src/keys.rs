@@ -5,7 +5,9 @@ use std::ops::RangeInclusive;
 use std::sync::LazyLock;
 
 use packet::{FIELDS, Form};
-use program::{APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, CaptureSink, KernelSink};
+use program::{
+    APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, CaptureSink, KernelSink, RateLimit,
+};
 
 use crate::policy::{MAX_LABEL, MAX_LABEL_CLASS, MAX_SET_VALUES, MAX_TABLE_SIZE, PRIORITIES, VERSION};
 
@@ -128,6 +130,13 @@ pub(crate) const RULE: &[Key] = &[
     ),
     key("count", Boolean, "Whether its counters are exported; true if left out."),
     key("sinks", Shape("sink_names"), "Where its packets go, instead of the group's sinks."),
+    key("sample", Integer(1, MAX), "Of this many packets one goes to the sinks; all if left out."),
+    key("limit", Text, "The most packets per second that go to the sinks: \"10k/s\"; all if left out."),
+    key(
+        "burst",
+        Integer(*RateLimit::PACKETS.start() as i64, *RateLimit::PACKETS.end() as i64),
+        "How many packets may exceed `limit` at once; those of 0.1 s, but at least 64, if left out.",
+    ),
 ];
 
 const MAX: i64 = u32::MAX as i64;

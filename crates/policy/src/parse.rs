@@ -7,6 +7,7 @@ mod conflicts;
 mod files;
 mod groups;
 mod matches;
+mod policing;
 mod protect;
 mod reader;
 mod rules;

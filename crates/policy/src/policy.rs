@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use packet::{HashFields, RssKey};
-use program::{GroupId, Match, Sink, SinkId};
+use program::{GroupId, Match, Policing, Sink, SinkId};
 
 use crate::diagnostics::Place;
 use crate::protect::ProtectedMatch;
@@ -153,6 +153,8 @@ pub struct RuleDefinition {
     pub count: bool,
     /// Where its packets go instead of the group's sinks.
     pub sinks: Option<Vec<SinkId>>,
+    /// What part of its packets workers let through to these sinks.
+    pub policing: Policing,
     /// Whether it is the policy's `default_multicast`: the last rule, for multicast packets that match no other.
     pub multicast_default: bool,
     /// The place of its match.

@@ -9,7 +9,7 @@ use packet::{DeepKey, Field, FlowKey};
 use policy::policy::{Action, Direction, Policy};
 use policy::protect::ProtectedMatch;
 use policy::{Diagnostic, Diagnostics, LoadOptions, NoFiles, Source};
-use program::Predicate;
+use program::{Policing, Predicate, RateLimit};
 
 type Files = BTreeMap<String, String>;
 
@@ -676,5 +676,56 @@ fn policies_that_part_packets_are_warned_of() {
         ("hash = 'l3'\nsymmetric = true", to_group("vxlan_vni = 7")),
     ] {
         assert_eq!(cautions(keys, &lines), Vec::<String>::new(), "{lines}");
+    }
+}
+
+/// What a rule with this action and these keys lets through, or the problem.
+fn policing(action: &str, keys: &str) -> Result<Policing, String> {
+    let text = format!(
+        "version = 1\n[groups.g]\nworkers = 'all'\n[[rules]]\nname = 'x'\nmatch = {{ protocol = 'udp' }}\n\
+         action = {action}\n{keys}\n"
+    );
+    let read = with(&text, &files(&[]), &LoadOptions::default());
+    read.map(|(policy, _)| policy.rules[0].policing).map_err(|bad| bad.to_string())
+}
+
+#[test]
+fn rules_have_limits_and_samples() {
+    let limit = |rate, burst| Some(RateLimit { packets_per_second: rate, burst_packets: burst });
+    for (keys, sample, wanted) in [
+        ("", 1, None),
+        ("sample = 100", 100, None),
+        ("limit = '500/s'", 1, limit(500, 64)),
+        ("limit = '10k/s'", 1, limit(10_000, 1000)),
+        ("limit = '1G/s'\nsample = 2", 2, limit(1_000_000_000, 100_000_000)),
+        ("limit = '3M/s'\nburst = 7", 1, limit(3_000_000, 7)),
+    ] {
+        for action in ["'steer g'", "{ copy = 'g' }", "'sniff g'"] {
+            assert_eq!(policing(action, keys), Ok(Policing { sample, limit: wanted }), "{action} {keys}");
+        }
+    }
+}
+
+#[test]
+fn limits_and_samples_without_a_meaning_are_refused() {
+    for (action, keys, wanted) in [
+        ("'steer g'", "limit = 500", "`limit` must be a string such as \"10k/s\""),
+        ("'steer g'", "limit = '500'", "`500` is not a rate"),
+        ("'steer g'", "limit = '10 k/s'", "`10 k/s` is not a rate"),
+        ("'steer g'", "limit = '10K/s'", "`10K/s` is not a rate"),
+        ("'steer g'", "limit = 'k/s'", "`k/s` is not a rate"),
+        ("'steer g'", "limit = '0/s'", "`limit` is out of range"),
+        ("'steer g'", "limit = '2G/s'", "`limit` is out of range"),
+        ("'steer g'", "limit = '99999999999/s'", "`limit` is out of range"),
+        ("'steer g'", "sample = 0", "`sample` is out of range"),
+        ("'steer g'", "burst = 10", "`burst` needs a `limit`"),
+        ("'steer g'", "limit = '1/s'\nburst = 0", "`burst` is out of range"),
+        ("'steer g'", "rate = '1/s'", "write limit = \"10k/s\""),
+        ("'drop'", "limit = '1/s'", "no effect on a rule that drops all its packets"),
+        ("'kernel'", "sample = 2", "not possible for packets that stay with the kernel"),
+        ("'pass'\ndirection = 'egress'", "limit = '1/s'", "not possible for packets that the host sends"),
+    ] {
+        let told = policing(action, keys).expect_err(keys);
+        assert!(told.contains(wanted), "{action} {keys}: {told}");
     }
 }

@@ -28,6 +28,7 @@ mod feature;
 mod flow_packets;
 mod ids;
 mod matching;
+mod policing;
 mod predicate;
 mod print;
 mod program;
@@ -45,6 +46,7 @@ pub use flow_packets::FlowPackets;
 pub use flow_spec::FlowSpec;
 pub use ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};
 pub use matching::{Addresses, C_TAG, Family, FieldValues, Fragments, Macs, MaskedMac, Match, MplsEntry};
+pub use policing::{LimitShare, PolicedRule, Policing, RateLimit};
 pub use predicate::Predicate;
 pub use program::{
     Class, DEFAULT_RULE, Decide, Exception, Flow, FlowAction, FlowKind, Group, HashVariant, MAX_RULES,

@@ -9,6 +9,7 @@ use packet::{DeepKey, FlowKey, HashFields, RssKey};
 use serde::Serialize;
 
 use crate::ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};
+use crate::policing::Policing;
 use crate::predicate::Predicate;
 use crate::sink::{Sink, SinkKind};
 use crate::steps::Steps;
@@ -69,6 +70,8 @@ pub struct Rule {
     pub undecided: Vec<UndecidedKey>,
     /// Where the packets go that workers deliver for it: its own sinks, or those of its group.
     pub sinks: Vec<SinkId>,
+    /// What part of these packets workers let through.
+    pub policing: Policing,
 }
 
 /// A rule that leaves packets to the host: no flow matches them.

@@ -9,12 +9,14 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use packet::{DeepKey, FlowKey};
 use program::{
-    Band, Class, ClassId, ClassIndex, ClassTag, Decide, Outcome, Program, RuleId, StepList, Verdict,
+    Band, Class, ClassId, ClassIndex, ClassTag, Decide, Outcome, Policing, Program, RuleId, StepList,
+    Verdict, WorkerId,
 };
 use verbs::FramePool;
 
 use crate::batch::{Batch, Decision, Packet};
 use crate::control::{Command, Mailbox, Publication};
+use crate::policer::Policers;
 use crate::sink::SinkMap;
 use crate::stats::{DropReason, Stats};
 use crate::stats::{Tally, TallyRow, Traffic};
@@ -97,14 +99,22 @@ impl Classifier {
     /// Finds the outcome of every packet of the batch and counts it, under its rule or with a reason. Packets that a
     /// sink gets, or all that have an outcome if `all`, have a decision afterwards.
     ///
-    /// Packets of exact classes take one look at a table. For all others [`Classifier::resolve`] is called.
-    pub(crate) fn classify(&self, batch: &mut Batch, pool: &FramePool, all: bool, stats: &Stats) {
+    /// Packets of exact classes of rules that let all packets through take one look at a table. For all others
+    /// [`Classifier::resolve`] is called. `now` reads the clock once at most.
+    pub(crate) fn classify(
+        &self,
+        batch: &mut Batch,
+        pool: &FramePool,
+        all: bool,
+        stats: &Stats,
+        now: &mut dyn FnMut() -> u64,
+    ) {
         let views = Band::ALL.map(|band| View::of(self.bands[band.index()].as_deref()));
         for index in 0..batch.packets.len() {
             let Packet { tag, bytes, .. } = batch.packets[index];
             if let Some((view, entry, tally)) = find(&views, tag) {
                 view.count(entry, tally, (index, bytes), (all, batch));
-            } else if let Some((band, entry)) = self.resolve(&batch.packets[index], batch, pool, stats) {
+            } else if let Some((band, entry)) = self.resolve(&batch.packets[index], batch, pool, stats, now) {
                 let view = &views[band.index()];
                 match view.tallies.get(entry.tally as usize) {
                     Some(tally) => view.count(&entry, tally, (index, bytes), (all, batch)),
@@ -114,7 +124,8 @@ impl Classifier {
         }
     }
 
-    /// What is done with a packet whose class is not exact, or that has no tag. Counts a packet for which there is none.
+    /// What is done with a packet whose class is not exact, that has no tag, or whose rule is policed. Counts a packet for
+    /// which there is none.
     #[inline(never)]
     fn resolve(
         &self,
@@ -122,6 +133,7 @@ impl Classifier {
         batch: &Batch,
         pool: &FramePool,
         stats: &Stats,
+        now: &mut dyn FnMut() -> u64,
     ) -> Option<(Band, Entry)> {
         let (band, table, class) = self.class_of(packet.tag, stats)?;
         let Some((class, lookup)) = table.class(class) else {
@@ -144,7 +156,7 @@ impl Classifier {
                 }
             }
         };
-        Some((band, table.entry(&outcome)))
+        Some((band, table.police(outcome, now)))
     }
 
     /// The class of a tag, and its program.
@@ -240,12 +252,23 @@ pub enum Disposition {
     Returned,
     /// A copy of a packet that its rule does not match, discarded.
     Filtered,
+    /// Beyond the limit of its rule, dropped.
+    RateLimited,
+    /// Not in the sample of its rule, dropped.
+    NotSampled,
 }
 
 impl Disposition {
     /// All of them, in the order of their indices.
-    pub const ALL: [Self; 5] =
-        [Self::Delivered, Self::Dropped, Self::LostException, Self::Returned, Self::Filtered];
+    pub const ALL: [Self; 7] = [
+        Self::Delivered,
+        Self::Dropped,
+        Self::LostException,
+        Self::Returned,
+        Self::Filtered,
+        Self::RateLimited,
+        Self::NotSampled,
+    ];
 
     /// As a metric label.
     #[must_use]
@@ -256,6 +279,8 @@ impl Disposition {
             Self::LostException => "lost_exception",
             Self::Returned => "returned",
             Self::Filtered => "filtered",
+            Self::RateLimited => "rate_limited",
+            Self::NotSampled => "not_sampled",
         }
     }
 }
@@ -309,7 +334,7 @@ impl Lookup {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     outcome: Outcome,
-    /// Index of their tally; beyond the row for classes that are not exact.
+    /// Index of their tally; beyond the row for classes that are not exact or whose rule is policed.
     tally: u32,
     /// Index of their sinks ([`SinkMap::place`]).
     sinks: u32,
@@ -331,28 +356,44 @@ pub(crate) struct ClassTable {
     lookups: Box<[Lookup]>,
     /// The dispositions that a rule's classes can have, by rule: snapshots have them even at zero.
     possible: Box<[[bool; Disposition::ALL.len()]]>,
+    policers: Policers,
     /// One tally per rule and disposition: `rule * Disposition::ALL.len() + disposition`.
     tallies: TallyRow,
 }
 
 impl ClassTable {
-    /// A table for `program` with all counters at zero.
-    pub(crate) fn new(program: Arc<Program>, sinks: Arc<SinkMap>) -> Self {
+    /// A table of a worker for `program` with all counters at zero.
+    pub(crate) fn new(program: Arc<Program>, sinks: Arc<SinkMap>, worker: WorkerId) -> Self {
         let tallies = TallyRow::new(program.rules.len() * Disposition::ALL.len());
         let lookups = program.classes.iter().map(|class| Lookup::of(class.as_ref())).collect();
+        let policers = Policers::of(&program, worker);
         let possible = possible(&program, sinks.returns());
         let rules = program.rules.len();
         let exact = |class: &Option<Class>| match class.as_ref().map(|class| &class.decide) {
-            Some(Decide::Exact(outcome)) => entry(rules, &sinks, outcome),
+            Some(Decide::Exact(outcome)) if policers.of_outcome(outcome).is_none() => {
+                entry(rules, &sinks, outcome)
+            }
             _ => Entry { outcome: NO_OUTCOME, tally: NONE, sinks: NONE },
         };
         let entries = program.classes.iter().map(exact).collect();
-        Self { program, sinks, entries, lookups, possible, tallies }
+        Self { program, sinks, entries, lookups, possible, policers, tallies }
     }
 
-    /// What is done with packets with this outcome.
+    /// What is done with packets with this outcome that are let through.
     fn entry(&self, outcome: &Outcome) -> Entry {
-        entry(self.program.rules.len(), &self.sinks, outcome)
+        entry(self.possible.len(), &self.sinks, outcome)
+    }
+
+    /// What is done with a packet with this outcome, which may be one that its rule does not let through.
+    fn police(&self, outcome: Outcome, now: &mut dyn FnMut() -> u64) -> Entry {
+        let refused = self.policers.of_outcome(&outcome).and_then(|policer| policer.refuses(now));
+        match refused {
+            None => self.entry(&outcome),
+            Some(disposition) => {
+                let outcome = Outcome { verdict: Verdict::Drop, ..outcome };
+                entry_of(self.possible.len(), &self.sinks, &outcome, disposition)
+            }
+        }
     }
 
     /// The program it was made from.
@@ -395,9 +436,14 @@ impl ClassTable {
 
 /// What is done with packets of a program of so many rules that have this outcome.
 fn entry(rules: usize, sinks: &SinkMap, outcome: &Outcome) -> Entry {
+    entry_of(rules, sinks, outcome, Disposition::of(outcome.verdict, sinks.returns()))
+}
+
+#[inline]
+fn entry_of(rules: usize, sinks: &SinkMap, outcome: &Outcome, disposition: Disposition) -> Entry {
     let rule = Some(outcome.rule.index()).filter(|&rule| rule < rules);
-    let disposition = Disposition::of(outcome.verdict, sinks.returns()) as usize;
-    let tally = rule.and_then(|rule| u32::try_from(rule * Disposition::ALL.len() + disposition).ok());
+    let place = |rule| rule * Disposition::ALL.len() + disposition as usize;
+    let tally = rule.and_then(|rule| u32::try_from(place(rule)).ok());
     let sinks = u32::try_from(sinks.place(outcome)).unwrap_or(NONE);
     Entry { outcome: *outcome, tally: tally.unwrap_or(NONE), sinks }
 }
@@ -408,6 +454,12 @@ fn possible(program: &Program, returns: bool) -> Box<[[bool; Disposition::ALL.le
     let mut note = |outcome: &Outcome| {
         if let Some(rule) = possible.get_mut(outcome.rule.0 as usize) {
             rule[Disposition::of(outcome.verdict, returns) as usize] = true;
+            let policing = match outcome.verdict {
+                Verdict::Deliver(_) => program.rules[outcome.rule.index()].policing,
+                _ => Policing::default(),
+            };
+            rule[Disposition::RateLimited as usize] |= policing.limit.is_some();
+            rule[Disposition::NotSampled as usize] |= policing.sample > 1;
         }
     };
     // By list, the places of the steps that some class has.

@@ -160,7 +160,7 @@ impl WorkerControl {
     /// As [`WorkerControl::publish`], with sinks, which are in place before ([`WorkerControl::place_sink`]). Several workers
     /// share one map.
     pub fn publish_with_sinks(&self, band: Band, program: Arc<Program>, sinks: Arc<SinkMap>) -> Publication {
-        self.push(band, Some(Arc::new(ClassTable::new(program, sinks))))
+        self.push(band, Some(Arc::new(ClassTable::new(program, sinks, self.shared.id))))
     }
 
     /// Puts a sink in a place, or removes the one that is there. It is freed by [`WorkerControl::free_sinks`], or with

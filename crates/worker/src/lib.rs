@@ -39,6 +39,7 @@ mod distribution;
 mod error;
 mod idle;
 mod latency;
+mod policer;
 mod receiver;
 mod regime;
 mod sink;

@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use program::{
-    Class, Decide, GroupId, Outcome, Placement, Program, RETIRED_RULES, Rule, RuleId, Verdict, WorkerId,
+    Class, Decide, GroupId, Outcome, Placement, Policing, Program, RETIRED_RULES, Rule, RuleId, Verdict,
+    WorkerId,
 };
 
 use crate::batch::Batch;
@@ -30,6 +31,7 @@ pub(crate) fn program(names: &[&str]) -> Arc<Program> {
         flows: 1,
         undecided: Vec::new(),
         sinks: Vec::new(),
+        policing: Policing::default(),
     };
     let class = |index| Some(Class { rule: RuleId::of(index), decide: Decide::Exact(outcome(index)) });
     Arc::new(Program {

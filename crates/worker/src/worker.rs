@@ -140,7 +140,10 @@ impl Worker {
         let now_ns = self.stopwatch.polled(self.batch.completions, regimes);
         self.measure_latency(now_ns);
         let stats = &self.control.shared().stats;
-        self.classifier.classify(&mut self.batch, &self.receiver.pool, self.sinks.is_observed(), stats);
+        let (mut now_ns, stopwatch) = (now_ns, &mut self.stopwatch);
+        let mut now = || *now_ns.get_or_insert_with(|| stopwatch.now_ns());
+        let is_observed = self.sinks.is_observed();
+        self.classifier.classify(&mut self.batch, &self.receiver.pool, is_observed, stats, &mut now);
         self.stopwatch.stage(Regime::Classify);
         self.batch.sinks_worked =
             self.sinks.run(&mut self.batch, &mut self.receiver.pool, &mut self.stopwatch);

@@ -103,6 +103,7 @@ pub(crate) fn policy(rules: Vec<(Match, Action, Direction)>, default: Action) ->
         priority: 0,
         count: true,
         sinks: None,
+        policing: program::Policing::default(),
         multicast_default: false,
         place: place.clone(),
         name_place: place.clone(),

@@ -11,7 +11,7 @@ use control::{Band, Controller, Error, FlowRequest, Installed, Installer, Limits
 use packet::{FlowKey, HashFields, Layers, RssKey};
 use program::{
     Class, ClassId, Decide, Flow, FlowAction, FlowKind, FlowSpec, Group, GroupId, HashVariant, Outcome,
-    Placement, Program, QueueId, RssQueue, Rule, RuleId, Verdict, WorkerId,
+    Placement, Policing, Program, QueueId, RssQueue, Rule, RuleId, Verdict, WorkerId,
 };
 use verbs::{CounterValues, EthernetMatch, HashConfig, Ipv4Match, PortMatch};
 
@@ -304,6 +304,7 @@ pub fn program(lines: &[Line]) -> Arc<Program> {
         flows: 1,
         undecided: Vec::new(),
         sinks: Vec::new(),
+        policing: Policing::default(),
     };
     let verdict =
         |line: &Line| line.steer.map_or(Verdict::Drop, |group| Verdict::Deliver(GroupId::of(group)));

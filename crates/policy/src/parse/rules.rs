@@ -1,6 +1,6 @@
 //! Reading `[[rules]]`: everything but the match itself.
 
-use program::{DEFAULT_RULE, MAX_RULES, Macs, MaskedMac, Match};
+use program::{DEFAULT_RULE, MAX_RULES, Macs, MaskedMac, Match, Policing};
 use toml::Spanned;
 
 use crate::diagnostics::Place;
@@ -10,6 +10,7 @@ use crate::policy::{Action, DEFAULT_MULTICAST, Direction, PRIORITIES, RuleDefini
 use super::actions;
 use super::groups::Groups;
 use super::matches;
+use super::policing;
 use super::reader::{Names, Reader, Table, Value};
 use super::sets::Sets;
 use super::sinks::Sinks;
@@ -77,6 +78,7 @@ impl Rules {
             }
             sinks.list_of(reader, value)
         });
+        let policing = policing::read(reader, table, action);
         let matches = matches.map(|matches| Match {
             or_no_ports: action == Some(Action::Kernel)
                 && direction == Some(Direction::Ingress)
@@ -93,6 +95,7 @@ impl Rules {
             priority: priority?,
             count: count?,
             sinks,
+            policing: policing?,
             multicast_default: false,
         })
     }
@@ -123,6 +126,7 @@ impl Rules {
             priority: PRIORITIES.1,
             count: true,
             sinks: None,
+            policing: Policing::default(),
             multicast_default: true,
             place: place.clone(),
             name_place: place,

@@ -71,9 +71,12 @@ pub(crate) fn check(
             + worker.lost_exception_packets
             + worker.returned_packets
             + worker.filtered_packets
+            + worker.rate_limited_packets
+            + worker.not_sampled_packets
             + worker.lost_packets.values().sum::<u64>();
         let name = format!(
-            "worker {}: received = delivered + dropped + returned + filtered + lost + lost exceptions",
+            "worker {}: received = delivered + dropped + returned + filtered + rate limited + not sampled + lost + \
+             lost exceptions",
             worker.worker
         );
         let unclassified = in_flight.unclassified.get(index).copied().unwrap_or(0);
@@ -94,6 +97,8 @@ pub(crate) fn check(
         lost_exceptions: workers.iter().map(|worker| worker.lost_exception_packets).sum(),
         returned: workers.iter().map(|worker| worker.returned_packets).sum(),
         filtered: workers.iter().map(|worker| worker.filtered_packets).sum(),
+        rate_limited: workers.iter().map(|worker| worker.rate_limited_packets).sum(),
+        not_sampled: workers.iter().map(|worker| worker.not_sampled_packets).sum(),
         lost: ports.iter().flat_map(|port| port.lost_packets.values()).sum::<u64>()
             + workers.iter().flat_map(|worker| worker.lost_packets.values()).sum::<u64>(),
         replicated: by_ports(|port| port.replicated_packets),
@@ -285,6 +290,23 @@ mod tests {
                 "mismatch {i} was not found"
             );
         }
+    }
+
+    /// Packets that a rule does not let through are neither delivered nor dropped by the rule.
+    #[test]
+    fn policed_packets_have_outcomes_of_their_own() {
+        let (port, mut steer, drop, mut worker) = scene();
+        worker.delivered_packets -= 30;
+        steer.delivered_packets -= 30;
+        (worker.rate_limited_packets, steer.rate_limited_packets) = (20, 20);
+        (worker.not_sampled_packets, steer.not_sampled_packets) = (10, 10);
+        assert_eq!(steer.packets(), 27 + 2 + 30);
+        let (ports, rules) = ([port], [steer, drop]);
+        let accounting = check(&ports, &rules, &[worker.clone()], &InFlight::default());
+        assert!(accounting.matches, "{}", accounting.verdict());
+        assert_eq!((accounting.rate_limited, accounting.not_sampled), (20, 10));
+        worker.not_sampled_packets -= 1;
+        assert!(!check(&ports, &rules, &[worker], &InFlight::default()).matches);
     }
 
     #[test]

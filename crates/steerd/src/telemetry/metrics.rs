@@ -460,6 +460,8 @@ fn rule_actions(rule: &RuleState) -> impl Iterator<Item = ActionCount> + use<> {
         ("kernel", rule.kernel_packets, rule.kernel_bytes),
         ("returned", rule.returned_packets, Some(rule.returned_bytes)),
         ("lost_exception", rule.lost_exception_packets, Some(rule.lost_exception_bytes)),
+        ("rate_limited", rule.rate_limited_packets, Some(rule.rate_limited_bytes)),
+        ("not_sampled", rule.not_sampled_packets, Some(rule.not_sampled_bytes)),
         ("drop_sent", rule.sent_dropped_packets, Some(rule.sent_dropped_bytes)),
         ("pass_sent", rule.sent_passed_packets, Some(rule.sent_passed_bytes)),
     ]

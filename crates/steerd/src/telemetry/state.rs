@@ -132,6 +132,12 @@ pub(crate) struct RuleState {
     /// Copies that the rule does not match, discarded by workers; not counted as packets of the rule.
     pub(crate) filtered_packets: u64,
     pub(crate) filtered_bytes: u64,
+    /// Dropped by workers beyond its `limit`.
+    pub(crate) rate_limited_packets: u64,
+    pub(crate) rate_limited_bytes: u64,
+    /// Dropped by workers because of its `sample`.
+    pub(crate) not_sampled_packets: u64,
+    pub(crate) not_sampled_bytes: u64,
     /// Of packets that the host sends: dropped, or passed by an exception.
     pub(crate) sent_dropped_packets: u64,
     pub(crate) sent_dropped_bytes: u64,
@@ -162,6 +168,10 @@ impl Default for RuleState {
             returned_bytes: 0,
             filtered_packets: 0,
             filtered_bytes: 0,
+            rate_limited_packets: 0,
+            rate_limited_bytes: 0,
+            not_sampled_packets: 0,
+            not_sampled_bytes: 0,
             sent_dropped_packets: 0,
             sent_dropped_bytes: 0,
             sent_passed_packets: 0,
@@ -185,6 +195,10 @@ impl RuleState {
         self.returned_bytes += other.returned_bytes;
         self.filtered_packets += other.filtered_packets;
         self.filtered_bytes += other.filtered_bytes;
+        self.rate_limited_packets += other.rate_limited_packets;
+        self.rate_limited_bytes += other.rate_limited_bytes;
+        self.not_sampled_packets += other.not_sampled_packets;
+        self.not_sampled_bytes += other.not_sampled_bytes;
         self.sent_dropped_packets += other.sent_dropped_packets;
         self.sent_dropped_bytes += other.sent_dropped_bytes;
         self.sent_passed_packets += other.sent_passed_packets;
@@ -197,6 +211,8 @@ impl RuleState {
             + self.kernel_packets
             + self.lost_exception_packets
             + self.returned_packets
+            + self.rate_limited_packets
+            + self.not_sampled_packets
             + self.sent_dropped_packets
             + self.sent_passed_packets
     }
@@ -207,6 +223,8 @@ impl RuleState {
             + self.kernel_bytes.unwrap_or(0)
             + self.lost_exception_bytes
             + self.returned_bytes
+            + self.rate_limited_bytes
+            + self.not_sampled_bytes
             + self.sent_dropped_bytes
             + self.sent_passed_bytes
     }
@@ -229,6 +247,9 @@ pub(crate) struct WorkerState {
     pub(crate) returned_packets: u64,
     /// Copies that no rule matches, discarded.
     pub(crate) filtered_packets: u64,
+    /// Dropped beyond limits of rules, and because of samples.
+    pub(crate) rate_limited_packets: u64,
+    pub(crate) not_sampled_packets: u64,
     /// Received but lost, not dropped by a rule.
     pub(crate) lost_packets: Reasons,
     /// Packets and copies for this worker that met no posted buffer. Not received, and not in the accounting, which has them
@@ -384,6 +405,10 @@ pub(crate) struct Accounting {
     pub(crate) returned: u64,
     /// Copies that no rule matches, discarded by workers.
     pub(crate) filtered: u64,
+    /// Dropped by workers beyond limits of rules, copies included.
+    pub(crate) rate_limited: u64,
+    /// Dropped by workers because of samples of rules, copies included.
+    pub(crate) not_sampled: u64,
     pub(crate) lost: u64,
     /// Copies that ports handed over in addition to the packets.
     pub(crate) replicated: Option<u64>,

@@ -132,6 +132,12 @@ fn accounting(state: &State) -> String {
         sum.row(vec!["delivered by rule".into(), number(accounting.delivered)]);
     }
     sum.row(vec!["+ dropped by rule".into(), number(accounting.rule_dropped)]);
+    if accounting.rate_limited > 0 {
+        sum.row(vec!["+ dropped beyond limits of rules".into(), number(accounting.rate_limited)]);
+    }
+    if accounting.not_sampled > 0 {
+        sum.row(vec!["+ dropped because of samples".into(), number(accounting.not_sampled)]);
+    }
     if accounting.filtered > 0 {
         sum.row(vec!["+ copies filtered out".into(), number(accounting.filtered)]);
     }

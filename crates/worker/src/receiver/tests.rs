@@ -208,7 +208,7 @@ fn what_no_published_class_claims_is_dropped_with_its_reason() {
     for tag in unknown.into_iter().chain(beyond).chain([known]) {
         bench.receive(tag);
     }
-    classifier.classify(&mut bench.batch, &bench.receiver.pool, true, &bench.stats);
+    classifier.classify(&mut bench.batch, &bench.receiver.pool, true, &bench.stats, &mut || 0);
     assert_eq!(bench.dropped(DropReason::UnknownTag), 4);
     assert_eq!(bench.dropped(DropReason::UnknownClass), 2);
     let decided = bench.batch.decisions.iter().map(|decision| &bench.batch.packets[decision.packet as usize]);

@@ -243,7 +243,7 @@ impl Rules {
         let exceptions: BTreeSet<RuleId> = program.exceptions.iter().map(|step| step.rule).collect();
         let rule = |(index, (rule, effect)): (usize, (&program::Rule, Effect))| RuleState {
             name: rule.name.clone(),
-            action: effect.words(program, rule.action),
+            action: rule.policing.after(&effect.words(program, rule.action)),
             effect,
             placement: match rule.placement {
                 Placement::Hardware => "hardware",
@@ -310,6 +310,8 @@ impl Rules {
                 }
                 Disposition::Returned => (&mut rule.returned_packets, &mut rule.returned_bytes),
                 Disposition::Filtered => (&mut rule.filtered_packets, &mut rule.filtered_bytes),
+                Disposition::RateLimited => (&mut rule.rate_limited_packets, &mut rule.rate_limited_bytes),
+                Disposition::NotSampled => (&mut rule.not_sampled_packets, &mut rule.not_sampled_bytes),
             };
             *packets += counted.traffic.packets;
             *bytes += counted.traffic.bytes;
@@ -329,6 +331,8 @@ fn worker(entry: &WorkerEntry, snapshot: &WorkerSnapshot) -> WorkerState {
         lost_exception_packets: snapshot.total(Disposition::LostException).packets,
         returned_packets: snapshot.total(Disposition::Returned).packets,
         filtered_packets: snapshot.total(Disposition::Filtered).packets,
+        rate_limited_packets: snapshot.total(Disposition::RateLimited).packets,
+        not_sampled_packets: snapshot.total(Disposition::NotSampled).packets,
         lost_packets: snapshot.dropped.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
         failed_receives: snapshot.failures.iter().map(|(failure, count)| (failure.name(), *count)).collect(),
         out_of_buffer_packets: None,

@@ -12,6 +12,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use packet::{FlowKey, Layers};
 use program::CaptureSink;
 
+use crate::policer::OneIn;
 use crate::sink::SinkDrop;
 
 /// Places of a set, and sets: 65536 flows in 1 MiB.
@@ -22,9 +23,7 @@ const IDLE_SECONDS: u32 = 120;
 
 #[derive(Debug)]
 pub(super) struct Sampler {
-    one_in: u32,
-    /// Packets until the next that is taken.
-    left: u32,
+    one_in: OneIn,
     flows: Option<Flows>,
 }
 
@@ -33,7 +32,7 @@ impl Sampler {
     pub(super) fn new(options: &CaptureSink) -> Option<Self> {
         let flows = (options.first_of_flow > 0).then(|| Flows::new(options.first_of_flow));
         let one_in = options.one_in.max(1);
-        (one_in > 1 || flows.is_some()).then_some(Self { one_in, left: 0, flows })
+        (one_in > 1 || flows.is_some()).then(|| Self { one_in: OneIn::new(one_in), flows })
     }
 
     /// Whether the packet is taken; else the reason. The first of a flow are chosen among all packets, and one in N
@@ -45,12 +44,7 @@ impl Sampler {
         {
             return Err(SinkDrop::Limit);
         }
-        if self.left > 0 {
-            self.left -= 1;
-            return Err(SinkDrop::Sampled);
-        }
-        self.left = self.one_in - 1;
-        Ok(())
+        if self.one_in.take() { Ok(()) } else { Err(SinkDrop::Sampled) }
     }
 }
 

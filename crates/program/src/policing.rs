@@ -1,0 +1,220 @@
+//! How many packets of a rule workers let through to its sinks: one in N, and at most so many per second. Each worker
+//! decides it for the packets that it receives. A limit is divided among the workers of the rule, in proportion to the
+//! entries that they have in the indirection table, so that all of them together let no more through.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use serde::Serialize;
+
+use crate::ids::{RuleId, WorkerId};
+use crate::program::{FlowAction, Program, Verdict};
+
+/// What part of the packets of a rule is let through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Policing {
+    /// Of so many packets one; 1: all of them.
+    pub sample: u32,
+    /// Of the packets that the sample leaves.
+    pub limit: Option<RateLimit>,
+}
+
+impl Default for Policing {
+    fn default() -> Self {
+        Self { sample: 1, limit: None }
+    }
+}
+
+impl Policing {
+    /// Whether every packet is let through.
+    #[must_use]
+    pub fn passes_all(&self) -> bool {
+        self.sample <= 1 && self.limit.is_none()
+    }
+
+    /// An action with what is added to it: `deliver to dns, 1 in 100, at most 10k/s`.
+    #[must_use]
+    pub fn after(&self, action: &str) -> String {
+        if self.passes_all() { action.to_owned() } else { format!("{action}, {self}") }
+    }
+}
+
+/// `1 in 100, at most 10k/s`
+impl fmt::Display for Policing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.sample, self.limit) {
+            (0 | 1, None) => f.write_str("all"),
+            (0 | 1, Some(limit)) => write!(f, "at most {limit}"),
+            (sample, None) => write!(f, "1 in {sample}"),
+            (sample, Some(limit)) => write!(f, "1 in {sample}, at most {limit}"),
+        }
+    }
+}
+
+/// The most packets of a rule that pass per second, over all its workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct RateLimit {
+    /// On average.
+    pub packets_per_second: u32,
+    /// How many packets may pass at once after a pause.
+    pub burst_packets: u32,
+}
+
+impl RateLimit {
+    /// The rates and bursts that there are.
+    pub const PACKETS: RangeInclusive<u32> = 1..=1_000_000_000;
+    /// The burst of a low rate that has none of its own.
+    const LEAST_BURST: u32 = 64;
+
+    /// A limit with the usual burst: the packets of a tenth of a second, but at least 64.
+    #[must_use]
+    pub fn of(packets_per_second: u32) -> Self {
+        let burst_packets = (packets_per_second / 10).max(Self::LEAST_BURST);
+        Self { packets_per_second, burst_packets }
+    }
+}
+
+/// As in a policy: `10k/s`.
+impl fmt::Display for RateLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rate = self.packets_per_second;
+        let units = [(1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")];
+        match units.into_iter().find(|(unit, _)| rate > 0 && rate.is_multiple_of(*unit)) {
+            Some((unit, name)) => write!(f, "{}{name}/s", rate / unit),
+            None => write!(f, "{rate}/s"),
+        }
+    }
+}
+
+/// What part of a limit a worker has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitShare {
+    /// So many parts.
+    pub parts: u32,
+    /// Of so many.
+    pub of: u32,
+}
+
+impl LimitShare {
+    /// The worker's part of a limit, rounded up to whole packets.
+    #[must_use]
+    pub fn of_limit(self, limit: RateLimit) -> RateLimit {
+        let part = |packets: u32| {
+            let part = (u64::from(packets) * u64::from(self.parts)).div_ceil(u64::from(self.of.max(1)));
+            u32::try_from(part).unwrap_or(packets)
+        };
+        RateLimit {
+            packets_per_second: part(limit.packets_per_second),
+            burst_packets: part(limit.burst_packets).max(1),
+        }
+    }
+}
+
+/// A rule of which not all packets are let through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolicedRule<'p> {
+    /// The rule.
+    pub rule: RuleId,
+    /// What is let through.
+    pub policing: Policing,
+    /// The workers over which the device spreads its packets.
+    table: &'p [WorkerId],
+}
+
+impl PolicedRule<'_> {
+    /// The workers and their shares, which add up to the whole.
+    #[must_use]
+    pub fn shares(&self) -> BTreeMap<WorkerId, LimitShare> {
+        let workers: BTreeSet<WorkerId> = self.table.iter().copied().collect();
+        workers.into_iter().map(|worker| (worker, self.share(worker))).collect()
+    }
+
+    /// The share of a worker. A worker that is none of the rule's can receive packets of it by a flow of a hybrid rule of
+    /// another group; it has, beside the others, the share of an average one.
+    #[must_use]
+    pub fn share(&self, worker: WorkerId) -> LimitShare {
+        let own = self.table.iter().filter(|other| **other == worker).count();
+        let (parts, of) = match own {
+            0 => (1, self.table.iter().collect::<BTreeSet<_>>().len().max(1)),
+            own => (own, self.table.len()),
+        };
+        // A table has at most 2^16 entries.
+        LimitShare { parts: parts as u32, of: of as u32 }
+    }
+}
+
+impl Program {
+    /// The rules of which not all packets are let through.
+    #[must_use]
+    pub fn policed_rules(&self) -> Vec<PolicedRule<'_>> {
+        let policed = self.rules.iter().enumerate().filter(|(_, rule)| !rule.policing.passes_all());
+        let mut tables: BTreeMap<RuleId, &[WorkerId]> =
+            policed.map(|(index, _)| (RuleId::of(index), &[][..])).collect();
+        if tables.is_empty() {
+            return Vec::new();
+        }
+        for flow in &self.flows {
+            let FlowAction::Steer { queue, .. } = flow.action else { continue };
+            let (Some(table), Some(queue)) = (tables.get_mut(&flow.rule), self.queues.get(queue.index()))
+            else {
+                continue;
+            };
+            // A queue for packets without a field to hash has one entry; the others have that of the group.
+            let is_own = self.rules[flow.rule.index()].action == Verdict::Deliver(queue.group);
+            if is_own && queue.table.len() > table.len() {
+                *table = &queue.table;
+            }
+        }
+        let rules = tables.into_iter().map(|(rule, table)| {
+            let table = if table.is_empty() { self.table_of(rule) } else { table };
+            PolicedRule { rule, policing: self.rules[rule.index()].policing, table }
+        });
+        rules.collect()
+    }
+
+    /// The table of the group of a rule.
+    fn table_of(&self, rule: RuleId) -> &[WorkerId] {
+        let Some(Verdict::Deliver(group)) = self.rules.get(rule.index()).map(|rule| rule.action) else {
+            return &[];
+        };
+        match self.groups.get(group.index()) {
+            Some(group) if group.fields.is_empty() => group.table.get(..1).unwrap_or_default(),
+            Some(group) => &group.table,
+            None => &[],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_written_as_in_a_policy() {
+        let text = |rate| RateLimit::of(rate).to_string();
+        assert_eq!(
+            [1, 1500, 10_000, 3_000_000, 1_000_000_000].map(text),
+            ["1/s", "1500/s", "10k/s", "3M/s", "1G/s"]
+        );
+        let policing = Policing { sample: 100, limit: Some(RateLimit::of(10_000)) };
+        assert_eq!(policing.after("deliver to dns"), "deliver to dns, 1 in 100, at most 10k/s");
+        assert_eq!(Policing::default().after("drop"), "drop");
+    }
+
+    #[test]
+    fn shares_follow_the_table_and_add_up() {
+        let table = [0, 1, 0, 2].map(WorkerId);
+        let limit = RateLimit { packets_per_second: 1000, burst_packets: 64 };
+        let policing = Policing { sample: 1, limit: Some(limit) };
+        let rule = PolicedRule { rule: RuleId(0), policing, table: &table };
+        let shares = rule.shares();
+        assert_eq!(shares[&WorkerId(0)], LimitShare { parts: 2, of: 4 });
+        assert_eq!(shares.values().map(|share| share.parts).sum::<u32>(), 4);
+        let part = shares[&WorkerId(1)].of_limit(limit);
+        assert_eq!((part.packets_per_second, part.burst_packets), (250, 16));
+        assert_eq!(rule.share(WorkerId(9)), LimitShare { parts: 1, of: 3 }, "the average of three workers");
+        let slow = RateLimit { packets_per_second: 1, burst_packets: 1 };
+        assert_eq!(shares[&WorkerId(2)].of_limit(slow).burst_packets, 1, "one packet passes at least");
+    }
+}
