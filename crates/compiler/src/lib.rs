@@ -79,7 +79,7 @@ pub use capacity::{Capacity, CapacityRow, PriorityUse, reload_conflict};
 pub use check::{Check, RuleCheck, check};
 pub use diagnostics::Obstacle;
 pub use lost::{LostException, TakenWhy, lost_exceptions, refuse_lost_exceptions, taken_why};
-pub use report::{Decided, Report, RuleReport, report};
+pub use report::{Decided, PolicingReport, Report, RuleReport, WorkerLimit, report};
 pub use share::{Share, Shares, shares};
 pub use traffic::{Amount, Decision, Decisions, TrafficShare, TrafficShares};
 

@@ -7,7 +7,8 @@ use device_model::DeviceProfile;
 use packet::Field;
 use policy::{Diagnostic, Policy};
 use program::{
-    Errno, Family, Feature, Inseparable, Match, Placement, Program, RuleId, UndecidedKey, UndecidedReason,
+    Errno, Family, Feature, Inseparable, LimitShare, Match, Placement, PolicedRule, Policing, Program,
+    RateLimit, RuleId, UndecidedKey, UndecidedReason, WorkerId,
 };
 use serde::Serialize;
 
@@ -59,6 +60,8 @@ pub struct RuleReport {
     pub note: Option<String>,
     /// Why the device does not decide it alone.
     pub reason: Option<String>,
+    /// What part of its packets workers let through; `None`: all of them.
+    pub policing: Option<PolicingReport>,
     /// The limit that is exceeded.
     pub limit: Option<String>,
     /// The error of the device.
@@ -71,6 +74,56 @@ pub struct RuleReport {
     pub steps: u32,
     /// Where packets are decided that were drawn from the rules and belong to this one.
     pub share: Option<Share>,
+}
+
+/// What part of the packets of a rule workers let through.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PolicingReport {
+    /// Of so many packets one.
+    pub sample: u32,
+    /// Of what the sample leaves.
+    pub limit: Option<RateLimit>,
+    /// The part of the limit that each worker has, rounded up.
+    pub workers: Vec<WorkerLimit>,
+}
+
+/// The part of a limit that a worker has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct WorkerLimit {
+    /// The worker.
+    pub worker: u32,
+    /// Its part.
+    #[serde(flatten)]
+    pub limit: RateLimit,
+}
+
+impl PolicingReport {
+    fn of(rule: &PolicedRule<'_>) -> Self {
+        let Policing { sample, limit } = rule.policing;
+        let part = |(worker, share): (WorkerId, LimitShare)| {
+            Some(WorkerLimit { worker: worker.0, limit: share.of_limit(limit?) })
+        };
+        Self { sample, limit, workers: rule.shares().into_iter().filter_map(part).collect() }
+    }
+
+    /// The parts of the workers in English; `None`: there is no limit, or one worker has all of it.
+    #[must_use]
+    pub fn parts(&self) -> Option<String> {
+        let [first, others @ ..] = &*self.workers else { return None };
+        let words = |limit: &RateLimit| format!("{limit}, burst {}", limit.burst_packets);
+        if others.is_empty() {
+            return None;
+        }
+        if others.iter().all(|other| other.limit == first.limit) {
+            return Some(format!("each of {} workers: {}", self.workers.len(), words(&first.limit)));
+        }
+        let shown = self.workers.iter().take(SHOWN_NAMES);
+        let mut parts: Vec<String> =
+            shown.map(|part| format!("worker {}: {}", part.worker, words(&part.limit))).collect();
+        let more = self.workers.len().saturating_sub(SHOWN_NAMES);
+        parts.extend((more > 0).then(|| format!("and {more} more")));
+        Some(parts.join("; "))
+    }
 }
 
 /// Where a rule is decided.
@@ -160,8 +213,11 @@ pub fn report(
 /// Each rule of a program, the default last.
 fn rules_of(policy: &Policy, program: &Program, checked: &Check) -> Vec<RuleReport> {
     let tested = tested_by_others(program);
+    let policed: BTreeMap<usize, PolicingReport> =
+        program.policed_rules().iter().map(|rule| (rule.rule.index(), PolicingReport::of(rule))).collect();
     let rules = checked.rules.iter().enumerate().map(|(index, checked)| RuleReport {
         note: left_out(program, index),
+        policing: policed.get(&index).cloned(),
         ..possible(policy, program, index, checked, tested.contains(&index))
     });
     rules.collect()
@@ -221,6 +277,7 @@ fn possible(
         action: checked.action.clone(),
         decided,
         note: None,
+        policing: None,
         reason,
         limit,
         errno: undecided.iter().find_map(|note| note.why.errno()),
@@ -417,6 +474,7 @@ fn impossible(
             action: String::new(),
             decided,
             note: None,
+            policing: None,
             reason: text(|one| &one.reason),
             limit: text(|one| &one.limit),
             errno: obstacle.as_ref().and_then(|one| one.errno),

@@ -202,6 +202,9 @@ fn rules_table(report: &Report, layout: Layout) -> String {
         let (tone, words) = decided(report, index, rule);
         let before = format!("{line}{}", " ".repeat(width.saturating_sub(line.chars().count())));
         out.push_str(&layout.lines(tone, &before, &words));
+        if let Some(parts) = rule.policing.as_ref().and_then(compiler::PolicingReport::parts) {
+            out.push_str(&layout.lines(Style::Dim, "        ", &parts));
+        }
         // The note about how other rules' flows leave out its packets.
         if let Some(note) = &rule.note {
             out.push_str(&layout.lines(Style::Dim, "        ", note));
