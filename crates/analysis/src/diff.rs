@@ -11,9 +11,11 @@ mod report;
 
 pub use groups::{GroupChange, KeyChange, ShareChange, changed_groups};
 
-use policy::policy::Direction;
+use std::collections::{BTreeMap, BTreeSet};
+
+use policy::policy::{Direction, RuleDefinition};
 use policy::{Policy, Witness};
-use program::{GroupId, RuleId, SinkId};
+use program::{GroupId, RuleId};
 use serde::Serialize;
 
 use crate::Progress;
@@ -158,6 +160,27 @@ impl Diff {
     }
 }
 
+/// The rules that do not let all packets through in one of two policies. No other rule treats packets like such a rule, so
+/// each has groups of its own; a change of what it lets through moves no packets.
+struct Policed<'p> {
+    /// The groups of both policies.
+    groups: usize,
+    places: BTreeMap<&'p str, usize>,
+}
+
+impl<'p> Policed<'p> {
+    fn of(old: &'p Policy, new: &'p Policy) -> Self {
+        let rules = old.rules.iter().chain(&new.rules).filter(|rule| !rule.policing.passes_all());
+        let names: BTreeSet<&str> = rules.map(|rule| rule.name.as_str()).collect();
+        Self { groups: old.groups.len() + new.groups.len(), places: names.into_iter().zip(1..).collect() }
+    }
+
+    fn group(&self, group: GroupId, rule: Option<&RuleDefinition>) -> GroupId {
+        let place = rule.and_then(|rule| self.places.get(rule.name.as_str())).copied().unwrap_or(0);
+        GroupId::of(place * self.groups + group.index())
+    }
+}
+
 /// Compares two policies.
 pub fn diff(old: &Policy, new: &Policy, progress: &mut dyn FnMut(Progress)) -> Diff {
     diff_in_detail(old, new, Detail::SHORT, progress)
@@ -172,11 +195,14 @@ pub fn diff_in_detail(
 ) -> Diff {
     let space = Space::of(&[old, new]);
     let groups = same_groups(old, new);
-    let new_group =
-        |group: GroupId, _: Option<&[SinkId]>| groups.get(group.index()).copied().unwrap_or(group);
+    let policed = Policed::of(old, new);
+    let old_group = |group: GroupId, rule: Option<&RuleDefinition>| policed.group(group, rule);
+    let new_group = |group: GroupId, rule: Option<&RuleDefinition>| {
+        policed.group(groups.get(group.index()).copied().unwrap_or(group), rule)
+    };
     let mut report = Report::new(&space.dimensions, detail);
     for direction in [Direction::Ingress, Direction::Egress] {
-        let before = RuleList::of(&space.dimensions, old, direction, &|group, _| group);
+        let before = RuleList::of(&space.dimensions, old, direction, &old_group);
         let after = RuleList::of(&space.dimensions, new, direction, &new_group);
         let changed = changed((old, &before), (new, &after));
         let detail = Detail { regions: report.regions_left(), ..detail };

@@ -157,7 +157,11 @@ impl<'p> View<'p> {
     fn of(policy: &'p Policy, protected: impl Iterator<Item = &'p Match>) -> Self {
         let space = Space::with(&[policy], protected);
         let rules = RuleList::of(&space.dimensions, policy, Direction::Ingress, &|group, _| group);
-        let own = policy.rules.iter().map(|rule| leaves(policy, rule.action, rule.sinks.as_deref()));
+        // A rule that does not let all packets through may drop any of them.
+        let leaves_all = |rule: &RuleDefinition| {
+            rule.policing.passes_all() && leaves(policy, rule.action, rule.sinks.as_deref())
+        };
+        let own = policy.rules.iter().map(leaves_all);
         let leaves = own.chain([leaves(policy, policy.default, None)]).collect();
         Self { policy, space, rules, leaves }
     }

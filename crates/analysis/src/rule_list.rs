@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use policy::Policy;
-use policy::policy::{Action, Direction};
-use program::{GroupId, RuleId, SinkId};
+use policy::policy::{Action, Direction, RuleDefinition};
+use program::{GroupId, RuleId};
 
 use crate::dimensions::Dimensions;
 use crate::product::Product;
@@ -16,17 +16,18 @@ pub(super) const fn is_final(action: Action) -> bool {
     !matches!(action, Action::Copy(_) | Action::Sniff(_))
 }
 
-fn with_group(action: Action, sinks: Option<&[SinkId]>, group: &GroupOf<'_>) -> Action {
+fn with_group(action: Action, rule: Option<&RuleDefinition>, group: &GroupOf<'_>) -> Action {
     match action {
-        Action::Steer(id) => Action::Steer(group(id, sinks)),
-        Action::Copy(id) => Action::Copy(group(id, sinks)),
-        Action::Sniff(id) => Action::Sniff(group(id, sinks)),
+        Action::Steer(id) => Action::Steer(group(id, rule)),
+        Action::Copy(id) => Action::Copy(group(id, rule)),
+        Action::Sniff(id) => Action::Sniff(group(id, rule)),
         Action::Drop | Action::Kernel | Action::Pass => action,
     }
 }
 
-/// The group that stands for a group and the sinks that a rule has instead of the group's: actions are compared by it.
-pub(super) type GroupOf<'g> = dyn Fn(GroupId, Option<&[SinkId]>) -> GroupId + 'g;
+/// The group that stands for the group of a rule, or of the default, and for what the rule does otherwise with the packets:
+/// actions are compared by it.
+pub(super) type GroupOf<'g> = dyn Fn(GroupId, Option<&RuleDefinition>) -> GroupId + 'g;
 
 /// Part of a rule.
 #[derive(Clone, Debug)]
@@ -60,7 +61,7 @@ impl RuleList {
         let mut entries = Vec::new();
         let mut sniffers = Vec::new();
         for (number, rule) in (0u32..).zip(&policy.rules) {
-            let action = with_group(rule.action, rule.sinks.as_deref(), group);
+            let action = with_group(rule.action, Some(rule), group);
             // Sniff rules get both directions; they are reported with the first.
             let is_here = match action {
                 Action::Sniff(_) => direction == Direction::Ingress,

@@ -1,9 +1,9 @@
 //! How the rules of a policy affect each other: which are never reached, which are redundant, and which take packets
 //! from others, each with an example packet. The result is for operators; nothing else depends on it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use policy::policy::{Action, Direction};
+use policy::policy::{Action, Direction, RuleDefinition};
 use policy::{Policy, Witness};
 use program::{GroupId, Predicate, RuleId, SinkId};
 use serde::Serialize;
@@ -102,10 +102,12 @@ pub enum Relation {
 }
 
 /// The groups together with the sinks that rules have instead of the group's: rules that deliver to one group but to other
-/// sinks have different actions.
+/// sinks have different actions. A rule that does not let all packets through has an action that no other rule has, because
+/// what it lets through depends on all its packets.
 struct OwnSinks<'p> {
     policy: &'p Policy,
     list: Vec<(GroupId, &'p [SinkId])>,
+    policed: BTreeMap<&'p str, usize>,
 }
 
 impl<'p> OwnSinks<'p> {
@@ -119,11 +121,17 @@ impl<'p> OwnSinks<'p> {
                 list.push((group, own));
             }
         }
-        Self { policy, list }
+        let rules = policy.rules.iter().enumerate();
+        let policed = rules.filter(|(_, rule)| !rule.policing.passes_all());
+        Self { policy, list, policed: policed.map(|(index, rule)| (rule.name.as_str(), index)).collect() }
     }
 
-    /// A number beyond the groups for other sinks than the group's.
-    fn group(&self, group: GroupId, own: Option<&[SinkId]>) -> GroupId {
+    /// A number beyond the groups for other sinks than the group's, and for each rule that is policed.
+    fn group(&self, group: GroupId, rule: Option<&RuleDefinition>) -> GroupId {
+        if let Some(index) = rule.and_then(|rule| self.policed.get(rule.name.as_str())) {
+            return GroupId::of(self.policy.groups.len() + self.list.len() + index);
+        }
+        let own = rule.and_then(|rule| rule.sinks.as_deref());
         let of_group = self.policy.groups.get(group.index()).map(|group| group.sinks.as_slice());
         match own {
             Some(own) if of_group != Some(own) => {
@@ -150,7 +158,8 @@ pub fn analyse(policy: &Policy, progress: &mut dyn FnMut(Progress)) -> Analysis 
     let mut done = 0;
     let sinks = OwnSinks::of(policy);
     for direction in [Direction::Ingress, Direction::Egress] {
-        let rules = RuleList::of(&space.dimensions, policy, direction, &|group, own| sinks.group(group, own));
+        let rules =
+            RuleList::of(&space.dimensions, policy, direction, &|group, rule| sinks.group(group, rule));
         let view = View { space: &space, rules: &rules, predicates: &predicates };
         for (rule, parts) in by_rule(&rules.sniffers).into_iter().chain(by_rule(&rules.entries)) {
             let Some(slot) = found.get_mut(rule as usize) else { continue };

@@ -134,6 +134,21 @@ fn only_rules_that_decide_received_packets_take_them() {
     assert_eq!(names, ["arp", "nd", "ra", "ports"]);
 }
 
+/// A sink returns packets to the host, but a rule with a limit may drop any of them first.
+#[test]
+fn a_rule_with_a_limit_protects_nothing() {
+    let text = |keys: &str| {
+        let host = "[sinks.host]\nkind = 'kernel'\ninterface = 'host0'\n[protect]\nports = ['22/tcp']\nprotocols = []\n";
+        let rule = rule("taker", "dst_port = 22", "steer g");
+        format!("{host}{rule}sinks = 'host'\n{keys}")
+    };
+    let misses = |keys: &str| {
+        let found = protection(&parsed(&text(keys)));
+        found.iter().any(|found| matches!(found, Protected::Missed(_)))
+    };
+    assert!(!misses("") && misses("limit = '1G/s'") && misses("sample = 2"));
+}
+
 #[test]
 fn kinds_that_no_rule_leaves_to_the_host_are_found() {
     let dead = |text: &str| -> Vec<&str> {
