@@ -1,21 +1,22 @@
-//! What differs between two policies in where delivered packets go: options of sinks, and the sinks of rules.
+//! What differs between two policies in where delivered packets go: options of sinks, and of rules the sinks and what part
+//! of the packets these get.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use policy::Policy;
 use policy::policy::Action;
-use program::{DEFAULT_RULE, SinkId};
+use program::{DEFAULT_RULE, Policing, SinkId};
 use serde::Serialize;
 use serde_json::Value;
 
 /// One difference. Described in docs/reference/commands.md.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct SinkChange {
-    /// "sink": an option of it; "rule": the sinks that get its packets.
+    /// "sink": an option of it; "rule": the sinks that get its packets, or what part of them these get.
     of: &'static str,
     name: String,
-    /// The option; `null` for a rule.
+    /// The option; for a rule `limit`, `burst`, `sample`, or `null` for its sinks.
     key: Option<String>,
     /// `null`: not there.
     before: Option<String>,
@@ -45,7 +46,28 @@ pub(super) fn changes(old: &Policy, new: &Policy) -> Vec<SinkChange> {
         let (before, after) = (Some(before.join(", ")), Some(after.join(", ")));
         changes.push(SinkChange { of: "rule", name: name.to_owned(), key: None, before, after });
     }
+    let after: BTreeMap<&str, Policing> =
+        new.rules.iter().map(|rule| (rule.name.as_str(), rule.policing)).collect();
+    for rule in &old.rules {
+        let Some(after) = after.get(rule.name.as_str()) else { continue };
+        for ((key, before), (_, after)) in policing(&rule.policing).into_iter().zip(policing(after)) {
+            if before != after {
+                let (name, key) = (rule.name.clone(), Some(key.to_owned()));
+                changes.push(SinkChange { of: "rule", name, key, before, after });
+            }
+        }
+    }
     changes
+}
+
+/// The keys of a rule that say what part of its packets sinks get.
+fn policing(policing: &Policing) -> [(&'static str, Option<String>); 3] {
+    let limit = policing.limit.as_ref();
+    [
+        ("limit", limit.map(ToString::to_string)),
+        ("burst", limit.map(|limit| limit.burst_packets.to_string())),
+        ("sample", (policing.sample > 1).then(|| policing.sample.to_string())),
+    ]
 }
 
 /// The values of all options, by sink and option.
@@ -118,5 +140,20 @@ mod tests {
         assert!(lines.contains("sink `b`: kind: none => count\n"), "{lines}");
         assert!(lines.contains("rule `r`: sinks: a => a, b\n"), "{lines}");
         assert_eq!(changes(&old, &old), []);
+    }
+
+    #[test]
+    fn a_changed_limit_is_a_change_of_the_rule() {
+        let rule = |keys: &str| {
+            let text = format!(
+                "version = 1\n[groups.g]\nworkers = \"all\"\n[[rules]]\nname = \"r\"\nmatch = {{ any = true }}\naction = \"steer g\"\n{keys}\n"
+            );
+            policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy").0
+        };
+        let (old, new) = (rule("limit = \"10k/s\""), rule("limit = \"20k/s\"\nburst = 1000\nsample = 7"));
+        let lines = text(&changes(&old, &new));
+        assert_eq!(lines, "rule `r`: limit: 10k/s => 20k/s\nrule `r`: sample: none => 7\n");
+        let found = analysis::diff(&old, &new, &mut |_| {});
+        assert!(found.is_empty(), "no packet moves");
     }
 }

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use packet::DeepKey;
 use program::{
-    Band, ClassId, ClassTag, Copied, Explanation, FlowKind, Program, RuleId, SentExplanation, Verdict,
+    Band, ClassId, ClassTag, Copied, Explanation, FlowKind, Outcome, Policing, Program, RateLimit, RuleId,
+    SentExplanation, Verdict, WorkerId,
 };
 use serde::Serialize;
 
@@ -32,7 +33,10 @@ pub(super) struct ReceivedPacket {
     table_index: Option<usize>,
     table_size: Option<usize>,
     worker: Option<u32>,
-    /// Whether the host's network stack receives it, on a device that delivers matched packets to workers only.
+    /// What part of such packets is let through; left out if all are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policing: Option<Policed>,
+    /// Whether the host's network stack receives it, if its rule lets it through, on a device that delivers matched packets to workers only.
     reaches_host: bool,
     /// Whether the policy leaves it to the kernel but a worker receives it, which cannot give it back.
     lost_exception: bool,
@@ -44,6 +48,42 @@ pub(super) struct ReceivedPacket {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     protected: Vec<String>,
     copies: Vec<Copy>,
+}
+
+/// What part of the packets of a rule is let through.
+#[derive(Debug, Serialize)]
+struct Policed {
+    /// Of so many packets one.
+    sample: u32,
+    /// Of what the sample leaves, on all workers together.
+    limit: Option<RateLimit>,
+    /// The part of the limit that the packet's worker has.
+    worker_limit: Option<RateLimit>,
+}
+
+impl Policed {
+    fn of(program: &Program, outcome: Outcome, worker: Option<WorkerId>) -> Option<Self> {
+        if !matches!(outcome.verdict, Verdict::Deliver(_)) {
+            return None;
+        }
+        let rules = program.policed_rules();
+        let rule = rules.iter().find(|policed| policed.rule == outcome.rule)?;
+        let Policing { sample, limit } = rule.policing;
+        let worker_limit = limit.zip(worker).map(|(limit, worker)| rule.share(worker).of_limit(limit));
+        Some(Self { sample, limit, worker_limit })
+    }
+
+    /// `1 in 100, at most 10k/s; this worker: 5k/s, burst 500`
+    fn text(&self) -> String {
+        let Self { sample, limit, worker_limit } = *self;
+        let part = worker_limit.map(|part| format!("; this worker: {part}, burst {}", part.burst_packets));
+        format!("{}{}", Policing { sample, limit }, part.unwrap_or_default())
+    }
+}
+
+/// Whether some packets of a rule are not let through.
+pub(super) fn is_policed(program: &Program, rule: RuleId) -> bool {
+    program.rules.get(rule.index()).is_some_and(|rule| !rule.policing.passes_all())
 }
 
 /// One copy of a packet.
@@ -87,6 +127,7 @@ impl ReceivedPacket {
                 .and_then(|queue| program.queues.get(queue.index()))
                 .map(|queue| queue.table.len()),
             worker: explanation.worker.map(|worker| worker.0),
+            policing: Policed::of(program, outcome, explanation.worker),
             reaches_host: explanation.reaches_host(),
             lost_exception: explanation.is_lost_exception(),
             sinks: sinks(program, &explanation),
@@ -107,6 +148,7 @@ impl ReceivedPacket {
             table_index: None,
             table_size: None,
             worker: None,
+            policing: self.policing.map(|policed| Policed { worker_limit: None, ..policed }),
             copies: self.copies.into_iter().map(Copy::without_device).collect(),
             ..self
         }
@@ -124,6 +166,9 @@ impl ReceivedPacket {
         line("rule", format!("{}: {}", placed(&self.rule, self.line), self.action));
         if let Some(other) = &self.taken_by {
             line("taken by", format!("the flow of rule {other}, as the device cannot distinguish the two"));
+        }
+        if let Some(policed) = &self.policing {
+            line("passes", policed.text());
         }
         if self.lost_exception {
             let value = "does not receive it: a worker does and cannot give it back (lost exception)";
@@ -202,7 +247,13 @@ impl Copy {
             rule: name(program, copied.rule),
             line: line(program, copied.rule),
             kind: if sniffs { "sniffer" } else { "copy" },
-            action: program.describe(copied.outcome.verdict),
+            action: match copied.outcome.verdict {
+                Verdict::Deliver(_) => {
+                    let policing = program.rules.get(copied.outcome.rule.index()).map(|rule| rule.policing);
+                    policing.unwrap_or_default().after(&program.describe(copied.outcome.verdict))
+                }
+                verdict => program.describe(verdict),
+            },
             group: group.map(|group| group.name.clone()),
             queue: Some(copied.queue.0),
             worker: copied.worker.map(|worker| worker.0),

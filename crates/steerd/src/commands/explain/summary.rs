@@ -8,7 +8,7 @@ use policy::policy::Direction;
 use program::{Copied, FlowAction, FlowKind, Program, QueueId, RssQueue, Verdict, WorkerId};
 use serde::Serialize;
 
-use super::received::{name, sent_action};
+use super::received::{is_policed, name, sent_action};
 use crate::terminal::table::{Grid, bytes, counted, number, percent};
 
 #[derive(Clone, Copy, Debug, Default, Serialize)]
@@ -102,6 +102,7 @@ impl Summary {
     fn add_received(&mut self, program: &Program, key: &DeepKey, bytes: u64) {
         let explained = program.explain_deep(key);
         let action = match explained.outcome.verdict {
+            Verdict::Deliver(_) if is_policed(program, explained.outcome.rule) => "deliver in part",
             Verdict::Deliver(_) => "deliver",
             Verdict::Drop => "drop",
             Verdict::Kernel if explained.is_lost_exception() => "lost exception",
@@ -128,7 +129,11 @@ impl Summary {
     fn add_copies(&mut self, program: &Program, copies: &[Copied], bytes: u64) {
         for copied in copies {
             let filtered = copied.outcome.verdict == Verdict::Filtered;
-            let action = if filtered { "copy filtered out" } else { "copy" };
+            let action = match filtered {
+                true => "copy filtered out",
+                false if is_policed(program, copied.outcome.rule) => "copy in part",
+                false => "copy",
+            };
             self.count(name(program, copied.outcome.rule), action, bytes);
             let queue = program.queues.get(copied.queue.index());
             if let (Some(worker), Some(queue)) = (copied.worker, queue) {
