@@ -240,7 +240,10 @@ fn what_the_language_cannot_express_is_left_out() {
         (tests(&payload("tcp", "dport"), "<", "0"), "it matches nothing"),
         (tests(&payload("tcp", "dport"), "==", "\"x\\\"\\n[rules]\""), "not supported"),
         ("{\"reject\": null}".to_owned(), "answers packets"),
-        ("{\"limit\": {\"rate\": 1}}, {\"accept\": null}".to_owned(), "`limit` is not supported"),
+        (
+            "{\"limit\": {\"rate\": 1}}, {\"accept\": null}".to_owned(),
+            "beyond the `limit` meet the next rule",
+        ),
         ("{\"jump\": {\"target\": \"c\"}}".to_owned(), "chains call each other too deep"),
     ] {
         let imported = import::nft(&ruleset("ip", "accept", &[&rule]));

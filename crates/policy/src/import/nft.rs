@@ -509,6 +509,9 @@ fn verdict_of<'v>(kind: &str, body: &'v Value) -> Result<Verdict<'v>, String> {
         "jump" => target().map(Verdict::Jump),
         "goto" => target().map(Verdict::Goto),
         "reject" => Err("`reject` answers packets, which the policy cannot".to_owned()),
+        "limit" => {
+            Err("packets beyond the `limit` meet the next rule, and a policy would drop them".to_owned())
+        }
         other => Err(format!("`{}` is not supported", quoted(other))),
     }
 }
