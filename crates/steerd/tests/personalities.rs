@@ -24,9 +24,10 @@ use std::time::{Duration, Instant};
 use case::Case;
 use device_model::DeviceProfile;
 use draw::{Flavour, Line, edges, in_words, parse, sayable, text};
+use notebook::Seen;
 use packet::DeepKey;
 use policy::policy::{Action, Direction};
-use program::Verdict;
+use program::{Program, RuleId, Verdict, WorkerId};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use rig::Rig;
@@ -60,6 +61,8 @@ struct Met {
     dropped_by_device: u64,
     left: u64,
     by_workers: u64,
+    /// Deliveries that the samples of rules left out.
+    not_sampled: u64,
     /// Of packets that the host sent.
     kept_by_rule: u64,
     passed_by_rule: u64,
@@ -110,6 +113,7 @@ fn trial(personality: Personality) -> Met {
         one(&mut rig, &profile, seed, &mut met);
     }
     println!("{}: {met:#?} in {:?}", profile.name, started.elapsed());
+    assert!(met.not_sampled > 50, "{met:#?}");
     assert!(met.delivered > 100 && met.left > 100 && met.passed > 100, "{met:#?}");
     assert!(met.lines_not_said * 10 < met.lines, "{met:#?}");
     met
@@ -137,7 +141,12 @@ fn one(rig: &mut Rig, profile: &DeviceProfile, seed: u64, met: &mut Met) {
     let lines = sayable(lines, Flavour::of(seed)).into_iter();
     let lines: Vec<Line> = lines.filter_map(|line| alone(line, profile, met)).collect();
     let text = text(&lines, default);
-    let policy = parse(&text).unwrap_or_else(|bad| panic!("{bad}\n{text}"));
+    let mut policy = parse(&text).unwrap_or_else(|bad| panic!("{bad}\n{text}"));
+    for (rule, index) in policy.rules.iter_mut().zip(seed..) {
+        if matches!(rule.action, Action::Steer(_) | Action::Copy(_) | Action::Sniff(_)) && index % 3 == 0 {
+            rule.policing.sample = 2 + (seed % 3) as u32;
+        }
+    }
     let installed = rig.installed();
     let compiled = compiler::compile_with(&policy, profile, WORKERS as usize, installed.as_deref());
     let program = match compiled {
@@ -151,14 +160,45 @@ fn one(rig: &mut Rig, profile: &DeviceProfile, seed: u64, met: &mut Met) {
     met.hybrid += u64::from(program.classes.iter().flatten().any(|class| !class.is_exact()));
     rig.install(&program)
         .unwrap_or_else(|error| panic!("what compiles must install: {error}\n{text}\n{program}"));
+    let mut samples = Samples::default();
     let mut frames = edges(&policy);
     frames.extend((0..FRAMES).map(|_| value(&mut runner, &analysis_support::packets::frame())));
     for frame in frames.iter().filter(|frame| frame.len() >= FRAME_BYTES_LEAST) {
         let key = DeepKey::of(frame);
         met.packets += 1;
         let case = Case { policy: &policy, program: &program, key, frame, text: &text };
-        met.note_received(&case, rig);
-        met.note_sent(&case, rig);
+        met.note_received(&case, rig, &mut samples);
+        met.note_sent(&case, rig, &mut samples);
+    }
+}
+
+/// How many packets of each rule each worker has had, in a linear model of `sample`.
+#[derive(Default)]
+struct Samples(BTreeMap<(WorkerId, RuleId), u32>);
+
+impl Samples {
+    /// Checks that exactly the packets that are not in the sample of their rule were dropped, and gives them the verdict that
+    /// they would have in it. Returns how many there were.
+    fn check(&mut self, program: &Program, seen: &mut [Seen]) -> u64 {
+        let mut left_out = 0;
+        for seen in seen {
+            let rule = &program.rules[seen.outcome.rule.index()];
+            let sample = rule.policing.sample;
+            if sample < 2 || seen.outcome.verdict == Verdict::Filtered {
+                continue;
+            }
+            let count = self.0.entry((seen.worker, seen.outcome.rule)).or_default();
+            let wanted = if *count % sample == 0 { rule.action } else { Verdict::Drop };
+            assert_eq!(
+                seen.outcome.verdict, wanted,
+                "packet {count} of `{}`, 1 in {sample}\n{program}",
+                rule.name
+            );
+            *count += 1;
+            left_out += u64::from(wanted == Verdict::Drop);
+            seen.outcome.verdict = rule.action;
+        }
+        left_out
     }
 }
 
@@ -170,8 +210,9 @@ impl Met {
     }
 
     /// Receives the frame.
-    fn note_received(&mut self, case: &Case<'_>, rig: &mut Rig) {
-        let arrival = rig.send(case.frame);
+    fn note_received(&mut self, case: &Case<'_>, rig: &mut Rig, samples: &mut Samples) {
+        let mut arrival = rig.send(case.frame);
+        self.not_sampled += samples.check(case.program, &mut arrival.seen);
         let explained = case.received(&arrival);
         self.delivered += u64::from(explained.worker.is_some());
         let wanted = |copy: &&program::Copied| copy.outcome.verdict != Verdict::Filtered;
@@ -183,8 +224,9 @@ impl Met {
     }
 
     /// Sends the same frame.
-    fn note_sent(&mut self, case: &Case<'_>, rig: &mut Rig) {
-        let departure = rig.send_out(case.frame);
+    fn note_sent(&mut self, case: &Case<'_>, rig: &mut Rig, samples: &mut Samples) {
+        let mut departure = rig.send_out(case.frame);
+        self.not_sampled += samples.check(case.program, &mut departure.seen);
         let explained = case.sent(&departure);
         match (explained.rule, explained.leaves) {
             (Some(_), false) => self.kept_by_rule += 1,
