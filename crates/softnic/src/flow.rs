@@ -1,9 +1,9 @@
 //! The flow table: which flows a received frame belongs to, and so what the engine does with it.
 //!
-//! The provider inserts and removes [`FlowRule`]s (one per `ibv_flow`) under the device's mutex; the engine asks
-//! [`FlowTable::classify_burst`] once per burst, which [`port`] answers from the structures of the frames' port. The table
-//! never looks at frame bytes, except for rules about tunnels, and never allocates during a lookup. `lookup`
-//! is the same for one frame, for tests.
+//! The provider inserts and removes [`FlowRule`]s (one per `ibv_flow`); engines ask [`FlowTable::classify_burst`] once per
+//! burst, several at a time, which [`port`] answers from the structures of the frames' port. A lock of readers and writers is
+//! around the table ([`crate::nic::Nic`]). The table never looks at frame bytes, except for rules about tunnels, and never
+//! allocates during a lookup. `lookup` is the same for one frame, for tests.
 //!
 //! # What a lookup costs
 //! For rules about the outer packet, a walk down at most four decision trees for each of IPv4, IPv6 and other rules, and the
@@ -14,7 +14,7 @@
 //!
 //! Rules that the trees have no room for, and rules about tunnels, are in tuple spaces: one hash and one probe (some 40
 //! ns) for each *shape*, which is a mask that rules share, best priority first, until no other can win, passing over those
-//! that ask for layers which the frame lacks. Frames with tunnels have an exact-match cache in front.
+//! that ask for layers which the frame lacks. Frames with tunnels have an exact-match cache in front, one for each port.
 //!
 //! # Which rules a frame gets
 //! The rules of the frame's port that match are taken in order of kind (normal, multicast default, all default), then
@@ -228,8 +228,6 @@ pub(crate) struct FlowTable {
     ports: Vec<PortTable>,
     /// The same for sent frames.
     egress: Vec<PortTable>,
-    /// What the last lookups of frames with tunnels found; made with the first flow about tunnels.
-    tunnels: Option<ExactCache<DeepImage>>,
     rules: TableRules,
 }
 
@@ -300,14 +298,10 @@ impl FlowTable {
             port.remove(&rule);
             return Err(error);
         }
-        if rule.tunnel.is_some() {
-            self.tunnels.get_or_insert_default();
-        }
         if self.flows.len() <= place {
             self.flows.resize(place + 1, None);
         }
         self.flows[place] = Some(Box::new(rule));
-        self.forget_tunnels();
         Ok(())
     }
 
@@ -321,7 +315,6 @@ impl FlowTable {
         if let Some(half) = half {
             port.remove(&half);
         }
-        self.forget_tunnels();
         true
     }
 
@@ -329,7 +322,7 @@ impl FlowTable {
     /// frame's tunnel, and is asked only if some flow of the port is about tunnels.
     #[cfg(test)]
     pub(crate) fn lookup(
-        &mut self,
+        &self,
         port: u8,
         key: &FlowKey,
         tunnel: impl FnOnce() -> TunnelKey,
@@ -337,14 +330,14 @@ impl FlowTable {
     ) {
         matches.clear();
         let Some(table) = self.ports.get(usize::from(port)) else { return };
-        find(table, self.tunnels.as_mut(), port, (key, tunnel), matches);
+        find(table, (key, tunnel), matches);
     }
 
     /// Decides over a burst of frames that arrived on `port`, one verdict for each image: at less cost than one lookup for
     /// each. `parse` parses a frame and its tunnel by its place in the burst, and is asked only if some flow of the port is
     /// about tunnels.
     pub(crate) fn classify_burst(
-        &mut self,
+        &self,
         port: u8,
         images: &[MatchKey],
         mut parse: impl FnMut(usize) -> DeepKey,
@@ -352,9 +345,10 @@ impl FlowTable {
     ) {
         let Some(table) = self.ports.get(usize::from(port)) else { return verdicts.fill(Verdict::NOTHING) };
         if let Some(relevant) = table.deep_relevant() {
+            let mut recent = table.recent();
             for (at, (image, verdict)) in images.iter().zip(verdicts).enumerate() {
                 let DeepKey { outer, tunnel } = parse(at);
-                *verdict = find_deep(table, self.tunnels.as_mut(), port, (&outer, image, &tunnel, relevant));
+                *verdict = find_deep(table, recent.as_deref_mut(), (&outer, image, &tunnel, relevant));
             }
             return;
         }
@@ -394,9 +388,10 @@ impl FlowTable {
 
     /// Copies some of the rules that are to be built anew; false if these were the last. Each call takes a part of the rules
     /// that is small enough for frames to wait for.
-    pub(crate) fn copy_rules(&mut self, rebuild: &mut TableRebuild) -> bool {
+    pub(crate) fn copy_rules(&self, rebuild: &mut TableRebuild) -> bool {
         let TableRebuild { port, egress, rebuild } = rebuild;
-        self.port_mut(*port, *egress).copy_rules(rebuild)
+        let ports = if *egress { &self.egress } else { &self.ports };
+        ports.get(usize::from(*port)).is_some_and(|table| table.copy_rules(rebuild))
     }
 
     /// Does a part of taking over what was built of [`start_rebuild`](Self::start_rebuild), small enough for frames to wait
@@ -409,7 +404,7 @@ impl FlowTable {
     /// [`lookup`](Self::lookup) for a frame that is to be sent; without sniffers, which see it whatever becomes of it.
     #[inline]
     pub(crate) fn lookup_sent(
-        &mut self,
+        &self,
         port: u8,
         key: &FlowKey,
         tunnel: impl FnOnce() -> TunnelKey,
@@ -417,7 +412,7 @@ impl FlowTable {
     ) {
         matches.clear();
         let Some(table) = self.egress.get(usize::from(port)) else { return };
-        find(table, self.tunnels.as_mut(), port | EGRESS, (key, tunnel), matches);
+        find(table, (key, tunnel), matches);
     }
 
     /// Whether any flow is about the frames sent through a port.
@@ -456,12 +451,6 @@ impl FlowTable {
         self.flows.iter().flatten().count()
     }
 
-    fn forget_tunnels(&mut self) {
-        if let Some(cache) = &mut self.tunnels {
-            cache.invalidate();
-        }
-    }
-
     fn port_mut(&mut self, port: u8, egress: bool) -> &mut PortTable {
         let ports = if egress { &mut self.egress } else { &mut self.ports };
         let index = usize::from(port);
@@ -472,21 +461,11 @@ impl FlowTable {
     }
 }
 
-/// Distinguishes the two tables of a port in the cache; port numbers stay below.
-const EGRESS: u8 = 1 << 7;
-const _: () = assert!(crate::limits::MAX_PORTS < EGRESS as usize, "a port number leaves the bit free");
-
 #[inline]
-fn find(
-    table: &PortTable,
-    tunnels: Option<&mut ExactCache<DeepImage>>,
-    port: u8,
-    (key, tunnel): (&FlowKey, impl FnOnce() -> TunnelKey),
-    matches: &mut Matches,
-) {
+fn find(table: &PortTable, (key, tunnel): (&FlowKey, impl FnOnce() -> TunnelKey), matches: &mut Matches) {
     let image = MatchKey::of(key);
     let verdict = match table.deep_relevant() {
-        Some(relevant) => find_deep(table, tunnels, port, (key, &image, &tunnel(), relevant)),
+        Some(relevant) => find_deep(table, table.recent().as_deref_mut(), (key, &image, &tunnel(), relevant)),
         None => table.classify(&image, None),
     };
     table.expand(verdict, matches);
@@ -496,8 +475,7 @@ fn find(
 #[inline(never)]
 fn find_deep(
     table: &PortTable,
-    tunnels: Option<&mut ExactCache<DeepImage>>,
-    port: u8,
+    recent: Option<&mut ExactCache<DeepImage>>,
     (key, image, tunnel, relevant): (&FlowKey, &MatchKey, &TunnelKey, &DeepImage),
 ) -> Verdict {
     if tunnel.layers.is_empty() {
@@ -506,8 +484,8 @@ fn find_deep(
     // Fields that no rule of the port names would only split what shares one verdict.
     let deep = DeepImage::of(*image, key, tunnel).masked(relevant);
     let classify = || table.classify(&deep.outer, Some(&deep));
-    match tunnels {
-        Some(cache) => cache.find_or_insert(port, &deep, classify),
+    match recent {
+        Some(cache) => cache.find_or_insert(&deep, classify),
         None => classify(),
     }
 }

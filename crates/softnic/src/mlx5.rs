@@ -216,7 +216,8 @@ impl Context {
 
     fn remove(&self) {
         if let Some(slot) = self.opened().slot.take() {
-            self.nic.control().remove_owned(slot);
+            let (mut flows, mut state) = self.nic.control_flows();
+            state.remove_owned(&mut flows, slot);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The device behind its mutex: every object that the engine or another object can name.
+//! The device behind its mutex: every object that an engine or another object can name. Only the flow table is apart
+//! ([`crate::nic::Nic`]).
 //!
 //! The provider's ops create, change and remove objects here on the caller's thread; the engine reads them once per
 //! burst. What the application holds (`ibv_cq`, `ibv_wq`, ...) are boxes of the provider that name their slot here.
@@ -12,7 +13,7 @@ use crate::doorbell::SendBell;
 use crate::engine::deliver::Planned;
 use crate::engine::transmit::Pace;
 use crate::events::EventChannel;
-use crate::flow::{FlowId, FlowTable, TableRules};
+use crate::flow::{FlowId, FlowTable};
 use crate::formats::{Requests, Sends};
 use crate::limits;
 use crate::memory::MemoryTable;
@@ -33,7 +34,6 @@ pub(crate) struct State {
     pub(crate) qps: Slab<QpState>,
     pub(crate) counters: Slab<CounterState>,
     pub(crate) flow_objects: Slab<FlowState>,
-    pub(crate) flows: FlowTable,
     /// Queue pairs with a send side, in the order they came up.
     pub(crate) senders: Vec<u32>,
     /// Queues in the error state: what is posted to them is flushed.
@@ -235,7 +235,7 @@ pub(crate) struct FlowState {
 }
 
 impl State {
-    pub(crate) fn new(flows: TableRules) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             contexts: Slab::new(limits::MAX_CONTEXTS),
             domains: Slab::new(limits::MAX_DOMAINS),
@@ -248,7 +248,6 @@ impl State {
             qps: Slab::new(limits::MAX_QPS),
             counters: Slab::new(limits::MAX_COUNTERS),
             flow_objects: Slab::new(crate::flow::MAX_FLOWS),
-            flows: FlowTable::new(flows),
             senders: Vec::new(),
             failed_queues: Vec::new(),
             unpublished_cqs: Vec::new(),
@@ -352,9 +351,9 @@ impl State {
     }
 
     /// Removes everything that a closed context left behind, users first.
-    pub(crate) fn remove_owned(&mut self, owner: u32) {
+    pub(crate) fn remove_owned(&mut self, flows: &mut FlowTable, owner: u32) {
         for slot in owned(&self.flow_objects, |object| object.owner == owner) {
-            self.remove_flow(slot);
+            self.remove_flow(flows, slot);
         }
         for slot in owned(&self.qps, |object| object.owner == owner) {
             self.senders.retain(|sender| *sender != slot);
@@ -387,9 +386,9 @@ impl State {
     }
 
     /// Takes a flow out of the table and out of use of its queue pair and counters.
-    pub(crate) fn remove_flow(&mut self, slot: u32) -> bool {
+    pub(crate) fn remove_flow(&mut self, flows: &mut FlowTable, slot: u32) -> bool {
         let Some(flow) = self.flow_objects.remove(slot) else { return false };
-        self.flows.remove(FlowId(slot));
+        flows.remove(FlowId(slot));
         if let Some(qp) = self.qps.get_mut(flow.qp) {
             qp.users -= 1;
         }

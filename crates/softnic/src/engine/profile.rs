@@ -18,7 +18,7 @@ pub enum EngineStage {
     Parse,
     /// Finding the flow of each frame.
     Lookup,
-    /// Counting frames for flows, and choosing their queues (RSS).
+    /// Waiting for the device's state, counting frames for flows, and choosing their queues (RSS).
     Spread,
     /// Copying frames into buffers, and completions.
     Deliver,

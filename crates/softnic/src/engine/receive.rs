@@ -1,7 +1,8 @@
 //! One burst, from the wire into posted buffers.
 //!
-//! First the images of all frames are read from their headers, then all are looked up, which gives each receive queue its
-//! deliveries, and then those of each queue are carried out ([`super::deliver`]). So every stage stays in the caches, and
+//! First the images of all frames are read from their headers, and all are looked up in the flow table. Then the device's
+//! state is locked, the verdicts give each receive queue its deliveries, and those of each queue are carried out
+//! ([`super::deliver`]). Engines of other ports look up meanwhile. So every stage stays in the caches, and
 //! what is the same for all deliveries of a queue is looked up once per burst. A frame is parsed only if its image is not
 //! enough: for rules about tunnels, and to be hashed for one of several queues.
 
@@ -78,8 +79,13 @@ pub(super) fn burst(
     stats.rx_frames += frames.len() as u64;
     stats.rx_bytes += plan.read(frames, max_frame_bytes);
     plan.probe.mark(EngineStage::Parse);
-    let mut state = nic.burst();
-    plan.look_up(&mut state, number, frames);
+    // Flows stay as they are until their verdicts are decided.
+    let flows = nic.flows();
+    plan.look_up(&flows, number, frames);
+    plan.probe.mark(EngineStage::Lookup);
+    let mut state = nic.state_after_flows();
+    plan.spread(&flows, &mut state, number, frames);
+    drop(flows);
     plan.probe.mark(EngineStage::Spread);
     plan.carry_out(&mut state, frames, now_ns, stats);
     state.publish();
@@ -108,14 +114,18 @@ impl Plan {
         bytes
     }
 
-    /// Looks the frames up, counts them for their flows and plans their deliveries. Afterwards `ends` holds what becomes of
-    /// them if no delivery succeeds or fails.
-    fn look_up(&mut self, state: &mut State, port: u8, frames: &[RxFrame<'_>]) {
-        let Self { images, ends, matches, deliveries, verdicts, probe, .. } = self;
-        let (images, verdicts) = (&images[..frames.len()], &mut verdicts[..frames.len()]);
-        state.flows.classify_burst(port, images, |index| DeepKey::of(frames[index].bytes), verdicts);
-        probe.mark(EngineStage::Lookup);
-        let mut planning = Planning::new(state, deliveries, port);
+    /// Looks the frames up.
+    fn look_up(&mut self, flows: &FlowTable, port: u8, frames: &[RxFrame<'_>]) {
+        let (images, verdicts) = (&self.images[..frames.len()], &mut self.verdicts[..frames.len()]);
+        flows.classify_burst(port, images, |index| DeepKey::of(frames[index].bytes), verdicts);
+    }
+
+    /// Counts the frames for their flows and plans their deliveries. Afterwards `ends` holds what becomes of them if no
+    /// delivery succeeds or fails.
+    fn spread(&mut self, flows: &FlowTable, state: &mut State, port: u8, frames: &[RxFrame<'_>]) {
+        let Self { images, ends, matches, deliveries, verdicts, .. } = self;
+        let (images, verdicts) = (&images[..frames.len()], &verdicts[..frames.len()]);
+        let mut planning = Planning::new(flows, state, deliveries, port);
         // Frames that are near each other often have the same verdict.
         let mut decided: [Option<(Verdict, Delivery)>; DECIDED] = [None; DECIDED];
         for (index, frame) in frames.iter().enumerate() {
@@ -196,8 +206,8 @@ struct Planning<'p> {
 }
 
 impl<'p> Planning<'p> {
-    fn new(state: &'p mut State, deliveries: &'p mut Deliveries, port: u8) -> Self {
-        let State { flows, counters, qps, queues, unpublished_queues, .. } = state;
+    fn new(flows: &'p FlowTable, state: &'p mut State, deliveries: &'p mut Deliveries, port: u8) -> Self {
+        let State { counters, qps, queues, unpublished_queues, .. } = state;
         let planner = deliveries.planner(queues, unpublished_queues);
         Self { flows, counters, qps, planner, routes: [Route::NONE; ROUTES], port }
     }
@@ -317,15 +327,15 @@ impl Route {
 
 /// Gives the sniffers of a port their copies of frames that were sent through it; at most a burst of them.
 pub(super) fn copy_sent(
-    state: &mut State,
+    (flows, state): (&FlowTable, &mut State),
     port: u8,
     plan: &mut Plan,
     frames: &[RxFrame<'_>],
     stats: &mut PortStats,
 ) {
     let frames = &frames[..frames.len().min(BURST_FRAMES)];
-    state.flows.sniffers(port, &mut plan.matches);
-    let mut planning = Planning::new(state, &mut plan.deliveries, port);
+    flows.sniffers(port, &mut plan.matches);
+    let mut planning = Planning::new(flows, state, &mut plan.deliveries, port);
     for (index, (frame, image)) in frames.iter().zip(&mut *plan.images).enumerate() {
         image.read(frame.bytes);
         for hit in plan.matches.as_slice() {

@@ -33,7 +33,7 @@ pub(super) struct Tap {
 
 /// What an EGRESS flow touches.
 pub(super) struct EgressFlows<'s> {
-    pub(super) flows: &'s mut FlowTable,
+    pub(super) flows: &'s FlowTable,
     pub(super) counters: &'s mut Slab<CounterState>,
 }
 
@@ -103,7 +103,13 @@ impl Tap {
     }
 
     /// Hands the copies out.
-    pub(super) fn hand_out(&mut self, state: &mut State, port: u8, plan: &mut Plan, stats: &mut PortStats) {
+    pub(super) fn hand_out(
+        &mut self,
+        (flows, state): (&FlowTable, &mut State),
+        port: u8,
+        plan: &mut Plan,
+        stats: &mut PortStats,
+    ) {
         let Self { bytes, ends, .. } = self;
         for first in (0..ends.len()).step_by(BURST_FRAMES) {
             let frames = (first..ends.len()).take(BURST_FRAMES).map(|at| {
@@ -111,7 +117,7 @@ impl Tap {
                 RxFrame::new(&bytes[start..ends[at]])
             });
             let frames: ArrayVec<_, BURST_FRAMES> = frames.collect();
-            copy_sent(state, port, plan, &frames, stats);
+            copy_sent((flows, state), port, plan, &frames, stats);
         }
         bytes.clear();
         ends.clear();

@@ -11,6 +11,7 @@ use super::receive::Plan;
 use super::tap::{EgressFlows, Tap};
 use super::{EnginePort, datagram, flush_failed};
 use crate::clock;
+use crate::flow::FlowTable;
 use crate::formats::{Completions, Sends};
 use crate::limits::{ETHERNET_BYTES, MAX_SGE, MAX_TSO_BYTES, MAX_TSO_SEGMENTS};
 use crate::memory::{MemoryTable, Regions};
@@ -71,8 +72,9 @@ pub(super) fn drain(
     (tap, plan): (&mut Tap, &mut Plan),
     stats: &mut PortStats,
 ) -> usize {
-    let mut state = nic.burst();
-    tap.turn_to(&state.flows, port.number, !nic.rules().flow.emulation.sniffs_received_only);
+    let flows = nic.flows();
+    let mut state = nic.state_after_flows();
+    tap.turn_to(&flows, port.number, !nic.rules().flow.emulation.sniffs_received_only);
     if !state.failed_queues.is_empty() {
         flush_failed(&mut state);
     }
@@ -90,7 +92,7 @@ pub(super) fn drain(
             Some(qp) if qp.is_datagram() => {
                 sent += datagram::drain(nic, &mut state, slot, way.gather, way.exit.stats);
             }
-            Some(_) => sent += drain_qp(&mut state, (index, slot), &mut way, plan),
+            Some(_) => sent += drain_qp((&flows, &mut state), (index, slot), &mut way, plan),
             None => {}
         }
         // One that failed is no sender any more, and the next one takes its place.
@@ -99,7 +101,7 @@ pub(super) fn drain(
     if sent > 0 {
         state.publish();
     }
-    drop(state);
+    drop((state, flows));
     // Also when nothing new was sent: what the medium refused for a moment waits in the wire.
     port.wire.flush();
     let losses = port.wire.transmit_losses();
@@ -110,14 +112,19 @@ pub(super) fn drain(
 
 /// Sends the requests posted to the queue pair at this position among the senders. Stops when the queue pair or its
 /// completion queue fails.
-fn drain_qp(state: &mut State, (index, slot): (usize, u32), way: &mut Way<'_>, plan: &mut Plan) -> usize {
+fn drain_qp(
+    (flows, state): (&FlowTable, &mut State),
+    (index, slot): (usize, u32),
+    way: &mut Way<'_>,
+    plan: &mut Plan,
+) -> usize {
     let mut handled = 0;
     while handled < FRAMES_PER_PASS && state.senders.get(index) == Some(&slot) {
         handled += send_plain(state, slot, FRAMES_PER_PASS - handled, &mut way.exit);
         if handled == FRAMES_PER_PASS {
             break;
         }
-        let State { qps, memory, flows, counters, .. } = state;
+        let State { qps, memory, counters, .. } = state;
         let Some(qp) = qps.get_mut(slot) else { break };
         let outcome = send_one(qp, memory, way, &mut EgressFlows { flows, counters });
         let QpKind::Raw { send, queue } = &mut qp.kind else { break };
@@ -134,7 +141,7 @@ fn drain_qp(state: &mut State, (index, slot): (usize, u32), way: &mut Way<'_>, p
                 }
                 let Exit { port, tap, stats } = &mut way.exit;
                 if tap.has_copies() {
-                    tap.hand_out(state, port.number, plan, stats);
+                    tap.hand_out((flows, state), port.number, plan, stats);
                 }
             }
             Outcome::Failed(cqe) => {

@@ -1,10 +1,10 @@
 //! The exact-match cache in front of the tuple space.
 //!
-//! Only [`super::FlowTable`] uses it. It remembers the verdict on the images seen last: a hit costs one hash and one
+//! Only [`super::port::PortTable`] uses it. It remembers the verdict on the images seen last: a hit costs one hash and one
 //! compare, whatever the rules are. It never allocates after it was made, and does not depend on the rules: any change to
 //! them makes every entry stale at once by moving the epoch.
 //!
-//! Why it is right: an entry is used only if port, epoch and the whole image are equal, and the verdict depends on nothing
+//! Why it is right: an entry is used only if epoch and the whole image are equal, and the verdict depends on nothing
 //! else. The digest only selects the set, so a collision costs time and never a wrong verdict.
 
 use super::key::Image;
@@ -15,9 +15,6 @@ const ENTRIES: usize = 8192;
 const WAYS: usize = 2;
 const SETS: usize = ENTRIES / WAYS;
 const _: () = assert!(SETS.is_power_of_two(), "a set is chosen by masking");
-
-/// Spreads ports over the sets (2^64 divided by the golden ratio).
-const PORT_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The result of the rules of a port for an image, as numbers of its [`super::port::PortTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,13 +40,12 @@ impl Verdict {
 #[derive(Clone, Copy, Debug)]
 struct Entry<I> {
     image: I,
-    /// The cache's epoch, without which the entry is stale, and the port in the lowest byte: an entry stays
-    /// at 80 bytes.
-    stamp: u64,
+    /// The cache's epoch, without which the entry is stale.
+    epoch: u64,
     verdict: Verdict,
 }
 
-/// Remembers verdicts by port and image.
+/// Remembers verdicts by image.
 #[derive(Debug)]
 pub(super) struct ExactCache<I> {
     sets: Box<[[Entry<I>; WAYS]]>,
@@ -58,7 +54,7 @@ pub(super) struct ExactCache<I> {
 
 impl<I: Image> Default for ExactCache<I> {
     fn default() -> Self {
-        let entry = Entry { image: I::default(), stamp: 0, verdict: Verdict::NOTHING };
+        let entry = Entry { image: I::default(), epoch: 0, verdict: Verdict::NOTHING };
         Self { sets: vec![[entry; WAYS]; SETS].into_boxed_slice(), epoch: 1 }
     }
 }
@@ -71,25 +67,19 @@ impl<I: Image> ExactCache<I> {
 
     /// The verdict on an image, from the cache or else from `classify`.
     #[inline]
-    pub(super) fn find_or_insert(
-        &mut self,
-        port: u8,
-        image: &I,
-        classify: impl FnOnce() -> Verdict,
-    ) -> Verdict {
-        let digest = image.digest() ^ u64::from(port).wrapping_mul(PORT_FACTOR);
+    pub(super) fn find_or_insert(&mut self, image: &I, classify: impl FnOnce() -> Verdict) -> Verdict {
+        let (digest, epoch) = (image.digest(), self.epoch);
         let set = &mut self.sets[digest as usize & (SETS - 1)];
-        let stamp = self.epoch << 8 | u64::from(port);
         for entry in set.iter() {
-            if entry.stamp == stamp && entry.image == *image {
+            if entry.epoch == epoch && entry.image == *image {
                 return entry.verdict;
             }
         }
         let verdict = classify();
         // A stale way first; else the digest picks the victim, so that two images do not always displace each other.
-        let stale = set.iter().position(|entry| entry.stamp >> 8 != self.epoch);
+        let stale = set.iter().position(|entry| entry.epoch != epoch);
         let way = stale.unwrap_or((digest >> 63) as usize);
-        set[way] = Entry { image: *image, stamp, verdict };
+        set[way] = Entry { image: *image, epoch, verdict };
         verdict
     }
 }
@@ -107,11 +97,10 @@ mod tests {
     fn a_hit_does_not_classify_again_until_the_epoch_moves() {
         let mut cache = ExactCache::default();
         let image = MatchKey([7; 8]);
-        assert_eq!(cache.find_or_insert(1, &image, || verdict(5)), verdict(5));
-        assert_eq!(cache.find_or_insert(1, &image, || verdict(6)), verdict(5));
-        assert_eq!(cache.find_or_insert(2, &image, || verdict(7)), verdict(7));
+        assert_eq!(cache.find_or_insert(&image, || verdict(5)), verdict(5));
+        assert_eq!(cache.find_or_insert(&image, || verdict(6)), verdict(5));
         cache.invalidate();
-        assert_eq!(cache.find_or_insert(1, &image, || verdict(8)), verdict(8));
+        assert_eq!(cache.find_or_insert(&image, || verdict(8)), verdict(8));
     }
 
     #[test]
@@ -121,7 +110,7 @@ mod tests {
             for n in 0..4 * ENTRIES as u32 {
                 let mut image = MatchKey::default();
                 image.0[3] = n.into();
-                assert_eq!(cache.find_or_insert(1, &image, || verdict(n)), verdict(n), "round {round}");
+                assert_eq!(cache.find_or_insert(&image, || verdict(n)), verdict(n), "round {round}");
             }
         }
     }

@@ -3,9 +3,11 @@
 //! [`super::FlowTable`] owns them. Rules with equal match, kind and priority form a group whose copies are laid out when
 //! the group changes, so that a lookup ends with one slice. Nothing here allocates during a lookup.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use arrayvec::ArrayVec;
 
-use super::cache::Verdict;
+use super::cache::{ExactCache, Verdict};
 use super::capacity::{Capacity, Place};
 use super::deep::{DeepImage, TunnelMatcher};
 use super::key::{Image, MatchKey};
@@ -207,6 +209,9 @@ pub(super) struct PortTable {
     sniffers: ArrayVec<CopyRule, MAX_SNIFFERS>,
     /// Every bit that any rule looks at; nothing while no rule is about tunnels.
     deep_relevant: Option<DeepImage>,
+    /// What the last lookups of frames with tunnels found; made with the first rule about tunnels. One engine looks up the
+    /// frames of a port, so that nobody waits for the lock.
+    recent: Option<Box<Mutex<ExactCache<DeepImage>>>>,
     capacity: Capacity,
 }
 
@@ -219,6 +224,11 @@ impl PortTable {
     #[inline]
     pub(super) fn deep_relevant(&self) -> Option<&DeepImage> {
         self.deep_relevant.as_ref()
+    }
+
+    /// What the last lookups of frames with tunnels found; `None` if there never was a rule about tunnels.
+    pub(super) fn recent(&self) -> Option<MutexGuard<'_, ExactCache<DeepImage>>> {
+        self.recent.as_ref().map(|recent| recent.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Whether there is nothing to look up.
@@ -492,6 +502,7 @@ impl PortTable {
         }
     }
 
+    /// To be called after each change of the rules that decide.
     fn recount_relevant(&mut self) {
         let mut deep = (self.deep.len() > 0).then(|| *self.deep.relevant());
         for rule in &self.dont_trap {
@@ -504,6 +515,12 @@ impl PortTable {
             let plain = copies.fold(*self.plain.relevant(), |all, rule| all.union(rule.matcher.mask()));
             deep.union(&DeepImage::outside(plain))
         });
+        if self.deep_relevant.is_some() {
+            self.recent.get_or_insert_default();
+        }
+        if let Some(recent) = &mut self.recent {
+            recent.get_mut().unwrap_or_else(PoisonError::into_inner).invalidate();
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use super::flow_attr::{self, FlowRequest};
 use super::has_capability;
 use super::qp::SoftQp;
 use crate::device::SoftContext;
-use crate::flow::{Actions, CounterId, FlowError, FlowId, FlowRule, QpSlot, TableRebuild};
+use crate::flow::{Actions, CounterId, FlowError, FlowId, FlowRule, FlowTable, QpSlot, TableRebuild};
 use crate::nic::Nic;
 use crate::state::{FlowState, State};
 
@@ -49,11 +49,12 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
         let request = unsafe { flow_attr::read(attr, rules) }?;
         soft.nic().port(request.port).ok_or(EINVAL)?;
         let counter = counter(&request, qp)?;
-        let mut state = soft.nic().control();
+        let (mut flows, mut state) = soft.nic().control_flows();
         let flow = FlowState { owner: soft.slot, qp: qp.slot, counter };
-        let slot = insert(&mut state, flow, &request)?;
-        let rebuild = state.flows.start_rebuild();
+        let slot = insert((&mut flows, &mut state), flow, &request)?;
         drop(state);
+        let rebuild = flows.start_rebuild();
+        drop(flows);
         rebuild_flows(soft.nic(), rebuild);
         let flow = ibv_flow { comp_mask: 0, context: qp.context(), handle: slot };
         Ok(SoftFlow { flow, slot }.into_native())
@@ -69,7 +70,11 @@ fn counter(request: &FlowRequest, qp: &SoftQp) -> Verb<Option<u32>> {
 }
 
 /// Puts a flow into the table and into use of its queue pair and counters.
-pub(crate) fn insert(state: &mut State, flow: FlowState, request: &FlowRequest) -> Verb<u32> {
+pub(crate) fn insert(
+    (flows, state): (&mut FlowTable, &mut State),
+    flow: FlowState,
+    request: &FlowRequest,
+) -> Verb<u32> {
     let FlowState { qp, counter, .. } = flow;
     state.qps.get(qp).ok_or(EINVAL)?;
     if let Some(counter) = counter {
@@ -98,7 +103,7 @@ pub(crate) fn insert(state: &mut State, flow: FlowState, request: &FlowRequest) 
             target: QpSlot(qp),
         },
     };
-    if let Err(error) = state.flows.insert(rule) {
+    if let Err(error) = flows.insert(rule) {
         state.flow_objects.remove(slot);
         tracing::debug!(%error, "a flow was refused");
         return Err(errno(&error));
@@ -116,10 +121,10 @@ pub(crate) fn insert(state: &mut State, flow: FlowState, request: &FlowRequest) 
 /// Builds the trees of the flow table anew where that pays. The engine goes on meanwhile; this caller waits.
 pub(crate) fn rebuild_flows(nic: &Nic, mut rebuild: Option<TableRebuild>) {
     while let Some(mut started) = rebuild {
-        while nic.control().flows.copy_rules(&mut started) {}
+        while nic.flows().copy_rules(&mut started) {}
         let mut rebuilt = started.build();
-        while nic.control().flows.finish_rebuild(&mut rebuilt) {}
-        rebuild = nic.control().flows.start_rebuild();
+        while nic.change_flows().finish_rebuild(&mut rebuilt) {}
+        rebuild = nic.change_flows().start_rebuild();
     }
 }
 
@@ -138,12 +143,13 @@ pub(crate) unsafe extern "C" fn destroy_flow(flow: *mut ibv_flow) -> c_int {
         let object = unsafe { SoftFlow::of(flow) }?;
         // SAFETY: the flow keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.flow.context) }?;
-        let mut state = soft.nic().control();
-        if !state.remove_flow(object.slot) {
+        let (mut flows, mut state) = soft.nic().control_flows();
+        if !state.remove_flow(&mut flows, object.slot) {
             return Err(EINVAL);
         }
-        let rebuild = state.flows.start_rebuild();
         drop(state);
+        let rebuild = flows.start_rebuild();
+        drop(flows);
         rebuild_flows(soft.nic(), rebuild);
         // SAFETY: the library drops the handle; `object` is not used any more.
         drop(unsafe { SoftFlow::take(flow) });

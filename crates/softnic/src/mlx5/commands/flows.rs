@@ -42,14 +42,15 @@ pub(super) fn create(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     context.nic.port(request.port).ok_or(EINVAL)?;
     let points = counters::points(call.driver)?;
     let qp = core.u32(4);
-    let mut state = context.nic.control();
+    let (mut flows, mut state) = context.nic.control_flows();
     state.qps.get(qp).filter(|qp| qp.owner == owner).ok_or(EINVAL)?;
     // In a flow of this front the pointer is the handle.
     let counter = request.counters.map(|set| counters::bind(&mut state, owner, set.addr() as u64, &points));
     let flow = FlowState { owner, qp, counter: counter.transpose()? };
-    let slot = insert(&mut state, flow, &request)?;
-    let rebuild = state.flows.start_rebuild();
+    let slot = insert((&mut flows, &mut state), flow, &request)?;
     drop(state);
+    let rebuild = flows.start_rebuild();
+    drop(flows);
     rebuild_flows(&context.nic, rebuild);
     call.reply.put_u32(4, slot);
     Ok(())
@@ -61,11 +62,12 @@ pub(super) fn destroy(context: &Context, call: &mut Call<'_>) -> Verb<()> {
     if call.core.u32(0) != 0 {
         return Err(EINVAL);
     }
-    let mut state = context.nic.control();
+    let (mut flows, mut state) = context.nic.control_flows();
     state.flow_objects.get(slot).filter(|flow| flow.owner == owner).ok_or(ENOENT)?;
-    state.remove_flow(slot);
-    let rebuild = state.flows.start_rebuild();
+    state.remove_flow(&mut flows, slot);
     drop(state);
+    let rebuild = flows.start_rebuild();
+    drop(flows);
     rebuild_flows(&context.nic, rebuild);
     Ok(())
 }
