@@ -1,4 +1,5 @@
-//! Under traffic the engine and a worker neither allocate nor call the kernel, with a thread for the engine and inline.
+//! Under traffic the engine and a worker neither allocate nor call the kernel, with a thread for the engine and inline. Of two
+//! engine threads one may wait in the kernel where the other one is interrupted while it holds the device's mutex.
 //!
 //! The scene runs in a child process. Its allocator counts all allocations of the process while the main thread sleeps. Then
 //! this process traces the child's threads (ptrace(2)) and counts the system calls that the kernel reports. What is covered:
@@ -24,6 +25,7 @@ use worker::{Idle, Worker, WorkerConfig};
 const POLICY: &str = "version = 1\ndefault = \"steer every\"\n[groups.every]\nworkers = \"all\"\n\
                       [[rules]]\nname = \"dns\"\nmatch = { protocol = \"udp\", dst_port = 53 }\naction = { steer = \"every\" }\n";
 const ENGINE: &str = "hot-engine";
+const ENGINES: [&str; 2] = ["hot-engine/1", "hot-engine/2"];
 const WORKER: &str = "worker-0";
 const NOISY: &str = "noisy";
 const WARM_UP: Duration = Duration::from_millis(300);
@@ -66,15 +68,19 @@ fn thread_ids(name: &str) -> Vec<i32> {
 #[ignore = "run by the other tests in a process of its own"]
 fn child() {
     let Ok(mode) = std::env::var("HOT_THREADS_MODE") else { return };
-    let drive = if mode == "inline" { Drive::Inline } else { Drive::Thread { core: None } };
+    let (drive, ports) = match mode.as_str() {
+        "inline" => (Drive::Inline, 1),
+        "two engines" => (Drive::Threads { cores: vec![None; 2] }, 2),
+        _ => (Drive::Thread { core: None }, 1),
+    };
     let WireConfig::Generator(mut config) = "generator".parse().unwrap() else { panic!("a generator") };
     // An engine that waits for the next frame sleeps.
     config.rate = Rate::FlatOut;
-    let wire = WireConfig::Generator(config).open().unwrap();
+    let wire = || WireConfig::Generator(config.clone()).open().unwrap();
     let nic = SoftNic::create(SoftNicConfig {
         name: ENGINE.to_owned(),
         personality: Personality::Ideal,
-        ports: vec![PortConfig { wire, mtu_bytes: 1500 }],
+        ports: (0..ports).map(|_| PortConfig { wire: wire(), mtu_bytes: 1500 }).collect(),
         drive,
     })
     .unwrap();
@@ -85,7 +91,7 @@ fn child() {
         ..WorkerConfig::new(WorkerId(0))
     };
     let worker = Worker::new(device.context(), config).unwrap();
-    let mut controller = Controller::new(&device, vec![1], vec![worker.work_queue()]).unwrap();
+    let mut controller = Controller::new(&device, (1..=ports).collect(), vec![worker.work_queue()]).unwrap();
     let control = worker.control();
     let handle = worker.spawn().unwrap();
     let (policy, _) = policy::parse(&Source::new("hot.toml", POLICY), &NoFiles).unwrap();
@@ -110,8 +116,12 @@ fn child() {
     std::thread::sleep(WINDOW);
     let allocations = ALLOCATIONS.load(Ordering::Relaxed) - allocations;
     let packets = control.pulse().received_packets - packets;
-    let hot =
-        if mode == "inline" { thread_ids(WORKER) } else { [thread_ids(ENGINE), thread_ids(WORKER)].concat() };
+    let hot: &[&str] = match mode.as_str() {
+        "inline" => &[WORKER],
+        "two engines" => &[ENGINES[0], ENGINES[1], WORKER],
+        _ => &[ENGINE, WORKER],
+    };
+    let hot: Vec<i32> = hot.iter().flat_map(|name| thread_ids(name)).collect();
     println!("\nready {packets} {allocations} {:?} {:?}", thread_ids(NOISY), hot);
     let _ = std::io::stdin().read(&mut [0]);
     controller.clear().unwrap();
@@ -183,7 +193,8 @@ fn start(mode: &str) -> Child {
         .unwrap()
 }
 
-fn measure(mode: &str, threads: usize) {
+/// `limit`: of the system calls of a thread.
+fn measure(mode: &str, threads: usize, limit: u64) {
     let mut child = start(mode);
     // Open until the child has ended, which writes to it.
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
@@ -206,17 +217,24 @@ fn measure(mode: &str, threads: usize) {
                 "{mode}: {packets} packets, {allocations} allocations, system calls {hot:?}, of a thread that sleeps {noisy}"
             );
             assert!(noisy > 10, "the counting works: {noisy}");
-            assert!(hot.iter().all(|calls| *calls == 0), "{mode}: {hot:?}");
+            assert!(hot.iter().all(|calls| *calls <= limit), "{mode}: {hot:?}");
         }
     }
 }
 
 #[test]
 fn a_dedicated_engine_and_its_worker_do_not_call_the_kernel() {
-    measure("dedicated", 2);
+    measure("dedicated", 2, 0);
 }
 
 #[test]
 fn a_worker_that_drives_the_engine_does_not_call_the_kernel() {
-    measure("inline", 1);
+    measure("inline", 1, 0);
+}
+
+#[test]
+fn two_engine_threads_call_the_kernel_at_most_to_wait_for_each_other() {
+    /// Without an interruption the mutex is held for a few microseconds, and a waiter spins as long.
+    const CALLS_PER_SECOND: u64 = 2_000;
+    measure("two engines", 3, CALLS_PER_SECOND * WINDOW.as_millis() as u64 / 1000);
 }
