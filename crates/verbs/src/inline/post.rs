@@ -232,10 +232,13 @@ mod tests {
             0
         }
         let mut qp = whole();
-        let functions = read(&mut qp, SendOperations::SEND).unwrap();
+        let place = NonNull::from(&mut qp);
+        // SAFETY: the test's own structure, which is whole.
+        let functions = unsafe { SendFunctions::read(place, SendOperations::SEND) }.unwrap();
         // SAFETY: the test's own structure and functions.
         assert_eq!(unsafe { functions.complete() }, libc::ENOMEM);
-        qp.wr_complete = Some(completes);
+        // SAFETY: as above.
+        unsafe { (*place.as_ptr()).wr_complete = Some(completes) };
         // SAFETY: as above.
         assert_eq!(unsafe { functions.complete() }, 0);
     }
