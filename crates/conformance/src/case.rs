@@ -149,6 +149,8 @@ pub enum Answer {
     Ignored,
     /// It refuses with this errno.
     Refused(i32),
+    /// It accepts the request and does something else, or refuses it without an errno; the source says what.
+    Differs,
 }
 
 impl Answer {
@@ -164,6 +166,7 @@ impl fmt::Display for Answer {
             Self::Works => f.pad("works"),
             Self::Ignored => f.pad("ignored"),
             Self::Refused(errno) => f.pad(&format!("refused: {}", errno_name(*errno))),
+            Self::Differs => f.pad("differs"),
         }
     }
 }

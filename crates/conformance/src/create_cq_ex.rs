@@ -103,10 +103,7 @@ pub(crate) fn cases() -> Vec<Case> {
         .expect(
             Expected::WORKS
                 .mlx4(Answer::UNSUPPORTED)
-                .mlx5_varies("the queue is larger than asked for")
-                .because(
-                    "rdma-core mlx4 verbs.c: CREATE_CQ_SUPPORTED_FLAGS; mlx5 verbs.c, `create_cq`: a power of two",
-                ),
+                .because("rdma-core mlx4 verbs.c: CREATE_CQ_SUPPORTED_FLAGS"),
         ),
         case(
             [
@@ -117,12 +114,7 @@ pub(crate) fn cases() -> Vec<Case> {
             ],
             overrun,
         )
-        .needs(Needs::Frames)
-        .expect(
-            Expected::WORKS
-                .mlx5_varies("the queue is larger than asked for")
-                .because("rdma-core mlx5 verbs.c, `create_cq`: a power of two"),
-        ),
+        .needs(Needs::Frames),
         case(
             [
                 "ibv_cq_init_attr_ex.parent_domain",
@@ -249,9 +241,9 @@ fn short(
     Receiver::with(bench, &bench.domain(), cq, WorkQueueFlags::empty())
 }
 
-/// One packet more than a queue holds.
+/// More packets than a queue holds: with mlx5 it holds one more than it reports.
 fn flood(bench: &Bench<'_>, receiver: &Receiver) -> Outcome {
-    let count = receiver.cq.entries() + 1;
+    let count = receiver.cq.entries() + 2;
     ensure!(count <= FRAMES, "the queue has {} entries", receiver.cq.entries());
     bench.deliver((0..count as u16).map(|i| udp(i, 7)));
     Ok(())
@@ -277,7 +269,7 @@ fn ignored_overrun(bench: &Bench<'_>) -> Outcome {
     // Which completions are there is anybody's guess.
     let mut list = Vec::new();
     let count = receiver.cq.poll_classic(&mut list, 2 * most);
-    ensure!(count <= most, "{count} completions of {most}");
+    ensure!(count <= most + 1, "{count} completions of {most}");
     Ok(())
 }
 

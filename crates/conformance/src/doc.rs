@@ -20,7 +20,8 @@ on a device, and `steerd devices --probe NAME` the rows that do not affect other
 compares the list of names with `/usr/include/infiniband/verbs.h`.
 
 *works*: accepted, and the behaviour was observed. *ignored*: accepted, without any effect. *refused*: with this errno,
-according to the source in the last column. *on a device*: where a real mlx5 device differs from the soft NIC that imitates
+according to the source in the last column. *differs*: accepted, and something else was done, or refused without an errno; the
+source says what. *on a device*: where a real mlx5 device differs from the soft NIC that imitates
 it, or depends on a firmware capability that no verb reports.
 
 The columns of mlx5 and mlx4 come from the sources in the last column. They are not measured: the suite has not been run on
@@ -28,10 +29,26 @@ such a device so far. *inferred* marks a conclusion that a source supports but d
 contradicts is an error in the soft NIC's personality and in the device model of that name.
 
 The column libmlx5 is about rdma-core's unmodified mlx5 provider over a model of the kernel and of the device (`softnic exec
---method mlx5`). *run*: the row was run there, with this answer (*differs*: accepted, and something else was done). What the
-provider checks is its own answer; what kernel and firmware check is that of the model, written after their sources. *not
+--method mlx5`). *run*: the row was run there, with this answer. What the provider checks is its own answer; what kernel and firmware check is that of the model, written after their sources. *not
 modelled*: the model refuses it: datagrams and the device's clock. *read*: not run; the answer of column mlx5 is read from the
 source. *inferred*: the same, and no source states it. The answers are recorded by `make conformance-libmlx5`, with rdma-core 44; a test runs the rows again and compares.
+";
+
+const CORRECTED: &str = "
+## Rows that rdma-core's own provider corrected
+
+The soft NIC's personality mlx5 did otherwise until these rows were run on the provider itself. What the provider does with a
+completion or a call is the same over a device, so the last column is what a program would have met there.
+
+| row | soft NIC before | now, as the provider | on a device |
+|---|---|---|---|
+| `ibv_wc_read_wc_flags` through a work queue | `IBV_WC_IP_CSUM_OK` for correct checksums | never set; through a raw packet queue pair it is | every packet of a work queue counts as not verified |
+| `ibv_wc_read_qp_num` of a received packet | the number of the queue | the flow tag, 0 without one | who looks for the queue by this number finds none, or another one |
+| `ibv_wc_read_vendor_err` without an error | 0 | a byte of the timestamp | who takes it for an error without looking at the status finds one in nearly every packet |
+| an overrun of a completion queue | with the first completion more than `cqe` | one later: the queue has a power of two, and `cqe` is one less (the provider's ring; the device's part is inferred) | the queue fails one packet later |
+| `ibv_parent_domain_init_attr.alloc` returns NULL for a completion queue or a queue pair | ENOMEM | NULL, and errno as it was | an errno of an earlier call is reported as this one's |
+| `ibv_req_notify_cq` while completions are not polled | no event | an event at once | one wake-up more per sleep of a thread that arms before it polls |
+| `ibv_wr_complete` | one function for all states | another one in RTS than before; the earlier one refuses every batch with EINVAL | a program that keeps the function from before RTS, as the safe crate did, sends no batch |
 ";
 
 /// The whole document.
@@ -51,6 +68,7 @@ pub fn markdown() -> String {
         }
     }
     let _ = write!(text, "\n{} cases.\n", all.len());
+    text.push_str(CORRECTED);
     text
 }
 

@@ -24,8 +24,7 @@ fn answer(row: &Row) -> Option<&str> {
     match row.seen.as_str() {
         _ if row.verdict == Verdict::NotRun => None,
         "refused: EOPNOTSUPP" if is_mismatch => Some(NOT_MODELLED),
-        seen if is_mismatch => Some(seen.split(':').next().filter(|seen| *seen == "differs").unwrap_or(seen)),
-        seen => Some(seen),
+        seen => Some(seen.split(':').next().filter(|seen| *seen == "differs").unwrap_or(seen)),
     }
 }
 

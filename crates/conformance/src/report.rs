@@ -91,17 +91,17 @@ pub fn judge(outcome: &Outcome, expected: Option<Answer>) -> (Verdict, String) {
         Ok(()) => (Answer::Works, Answer::Works.to_string()),
         Err(Failure::Ignored) => (Answer::Ignored, Answer::Ignored.to_string()),
         Err(Failure::Refused(errno)) => (Answer::Refused(*errno), Answer::Refused(*errno).to_string()),
-        Err(Failure::Differs(how)) => return (Verdict::Mismatch, format!("differs: {how}")),
+        Err(Failure::Differs(how)) => (Answer::Differs, format!("differs: {how}")),
         Err(Failure::NotRun(why)) => return (Verdict::NotRun, format!("not run: {why}")),
     };
     match expected {
         Some(expected) if expected == answer => (Verdict::Ok, seen),
-        None => (Verdict::Ok, seen),
+        None if answer != Answer::Differs => (Verdict::Ok, seen),
         // uverbs_cmd.c asks for the capability before anything else.
         Some(_) if answer == Answer::Refused(libc::EPERM) => {
             (Verdict::NotRun, format!("not run: {}, needs CAP_NET_RAW", errno_name(libc::EPERM)))
         }
-        Some(_) => (Verdict::Mismatch, seen),
+        _ => (Verdict::Mismatch, seen),
     }
 }
 

@@ -30,6 +30,8 @@ pub(crate) struct CqState {
     pub(crate) unpublished: bool,
     /// Set by the consumer when it first asks for flags: only then are checksums verified.
     pub(crate) wants_checksums: Arc<AtomicBool>,
+    /// Whether those of packets of work queues are reported.
+    pub(crate) checksums_of_work_queues: bool,
     /// The application's `ibv_cq`, for events, and how many asynchronous ones were sent.
     pub(crate) native: u64,
     pub(crate) events: u32,
@@ -319,6 +321,26 @@ impl State {
                 cq.announce(slot, channels, waiting_cqs);
             }
         }
+    }
+
+    /// A queue was armed whose last `unpolled` published completions count as well: sends their event, unless it went already.
+    #[cold]
+    pub(crate) fn announce_unpolled(&mut self, slot: u32, unpolled: u32) {
+        let Self { cqs, channels, waiting_cqs, .. } = self;
+        let Some(cq) = cqs.get_mut(slot).filter(|cq| cq.notice.channel.is_some()) else { return };
+        let wish = cq.notice.wish.take();
+        if wish == Armed::No {
+            return;
+        }
+        if (wish, cq.notice.armed) == (Armed::Any, Armed::Solicited) {
+            // They were counted as solicited ones, and count anew.
+            cq.notice.armed = Armed::No;
+        }
+        let end = cq.notice.published;
+        cq.notice.published = end.wrapping_sub(unpolled);
+        cq.arm(wish);
+        cq.announce(slot, channels, waiting_cqs);
+        cq.notice.published = end;
     }
 
     /// Looks for queues that were armed after their completions were shown, and sends their events.

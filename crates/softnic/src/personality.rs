@@ -151,6 +151,15 @@ pub(crate) struct CompletionRules {
     pub(crate) max_entries: u32,
     /// Whether queues get one entry less than a power of two, as where one slot distinguishes full from empty.
     pub(crate) rounds_up: bool,
+    /// Whether a queue holds one completion more than it reports: all of its power of two.
+    pub(crate) holds_one_more: bool,
+    /// Whether fields that raw packets do not need are words of others, as in mlx5's completions: for a packet the queue's
+    /// number is its flow tag, and the vendor's error is a byte of the timestamp.
+    pub(crate) shares_words: bool,
+    /// Whether the flags of packets of work queues have the checksums; those of queue pairs always have.
+    pub(crate) checksums_of_work_queues: bool,
+    /// Whether a queue that is armed raises an event for completions that were not polled before.
+    pub(crate) announces_unpolled: bool,
     /// Whether `parent_domain` may also be a plain protection domain.
     pub(crate) plain_domain: bool,
     /// `ibv_context.num_comp_vectors`.
@@ -166,6 +175,8 @@ pub(crate) struct DomainRules {
     pub(crate) parent_domains: bool,
     /// What `ibv_alloc_td` returns to a `comp_mask`.
     pub(crate) thread_domain_refusal: Errno,
+    /// What errno is set to when that allocator refuses memory for a completion queue or a queue pair.
+    pub(crate) allocator_refusal: Errno,
     /// The purpose of the memory, which a parent domain's allocator receives.
     pub(crate) resources: Resources,
 }

@@ -156,6 +156,13 @@ impl Cqe {
             | says(FLAG_IMMEDIATE, ibv_wc_flags::IBV_WC_WITH_IMM)
     }
 
+    /// Where one word has both: the flow tag of a packet, and otherwise the queue's number.
+    #[inline]
+    pub(crate) fn tag_or_number(&self) -> u32 {
+        let is_packet = self.flags & (FLAG_RECEIVE | FLAG_DATAGRAM) == FLAG_RECEIVE;
+        if is_packet && self.status == Status::Success as u8 { self.flow_tag } else { self.queue_number }
+    }
+
     /// As `enum ibv_wc_status`.
     #[inline]
     pub(crate) fn status(&self) -> u32 {

@@ -20,7 +20,7 @@ use crate::memory::Regions;
 use crate::prefetch::prefetch_write;
 use crate::ring::Slots;
 use crate::slab::Slab;
-use crate::state::{FrameEdits, QueueState, State};
+use crate::state::{FrameEdits, QueueOwner, QueueState, State};
 use crate::stats::{Disposition, PortStats};
 use crate::wire::{BURST_FRAMES, Checksum, MAX_MERGED_BYTES, RxFrame};
 use crate::work::{Cqe, Element, Opcode, RECEIVE_HEADER_BYTES, Status};
@@ -256,7 +256,8 @@ fn fill(state: &mut State, slot: u32, deliveries: &[Delivery], work: &mut Work<'
         buffers: Buffers { regions: memory.of_domain(queue.domain, true), max_sge: queue.max_sge },
         number: queue.number,
         edits: queue.edits,
-        checksums: cq.wants_checksums.load(Ordering::Relaxed),
+        checksums: cq.wants_checksums.load(Ordering::Relaxed)
+            && (cq.checksums_of_work_queues || queue.kind != QueueOwner::WorkQueue),
         room,
         made: 0,
         fetched: 0,

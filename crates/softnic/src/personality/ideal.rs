@@ -17,7 +17,7 @@ use super::{
     WorkQueueRules,
 };
 use crate::limits;
-use crate::provider::answer::{EINVAL, EOPNOTSUPP};
+use crate::provider::answer::{EINVAL, ENOMEM, EOPNOTSUPP};
 use crate::queue_memory::resource;
 
 /// `IBV_CQ_INIT_ATTR_MASK_FLAGS` and `IBV_CQ_INIT_ATTR_MASK_PD`.
@@ -79,6 +79,10 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
         exclusive_fields: None,
         max_entries: limits::MAX_CQE,
         rounds_up: false,
+        holds_one_more: false,
+        shares_words: false,
+        checksums_of_work_queues: true,
+        announces_unpolled: false,
         plain_domain: true,
         vectors: limits::COMP_VECTORS,
         max_moderation_count: u16::MAX,
@@ -87,6 +91,7 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
     domain: DomainRules {
         parent_domains: true,
         thread_domain_refusal: EOPNOTSUPP,
+        allocator_refusal: ENOMEM,
         resources: Resources {
             completion_queue: resource::COMPLETION_QUEUE,
             work_queue: resource::WORK_QUEUE,

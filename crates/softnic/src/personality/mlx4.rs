@@ -13,7 +13,7 @@ use super::{
     WorkQueueRules,
 };
 use crate::limits;
-use crate::provider::answer::{EINVAL, EOPNOTSUPP};
+use crate::provider::answer::{EINVAL, ENOMEM, EOPNOTSUPP};
 
 /// `RDMA_DRIVER_MLX4` (rdma/ib_user_ioctl_verbs.h) in the upper half of a resource type; never seen, since there are
 /// no parent domains.
@@ -42,6 +42,10 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
         max_entries: limits::MAX_CQE - 1,
         // The same: `roundup_pow_of_two(cqe + 1)`, one less is reported.
         rounds_up: true,
+        holds_one_more: false,
+        shares_words: false,
+        checksums_of_work_queues: true,
+        announces_unpolled: false,
         plain_domain: false,
         vectors: limits::COMP_VECTORS,
         // kernel include/linux/mlx4/cq.h: MLX4_MAX_CQ_COUNT and MLX4_MAX_CQ_PERIOD.
@@ -52,6 +56,7 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
         // rdma-core mlx4.c sets neither `alloc_parent_domain` nor `alloc_td`: the library returns EOPNOTSUPP.
         parent_domains: false,
         thread_domain_refusal: EOPNOTSUPP,
+        allocator_refusal: ENOMEM,
         resources: Resources {
             completion_queue: DRIVER | 1,
             work_queue: DRIVER | 2,

@@ -19,7 +19,7 @@ use super::{
     WorkQueueRules,
 };
 use crate::limits;
-use crate::provider::answer::{EINVAL, EOPNOTSUPP};
+use crate::provider::answer::{EINVAL, EOPNOTSUPP, UNCHANGED};
 
 /// `RDMA_DRIVER_MLX5` (rdma/ib_user_ioctl_verbs.h) in the upper half of a resource type.
 const DRIVER: u64 = 1 << 32;
@@ -46,6 +46,15 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
         max_entries: limits::MAX_CQE - 1,
         // rdma-core verbs.c, `create_cq`: `align_queue_size(cqe + 1)`, one less is reported.
         rounds_up: true,
+        // kernel cq.c, `create_cq_user`: the device's queue has the whole power of two.
+        holds_one_more: true,
+        // rdma-core cq.c, `mlx5_cq_read_wc_qp_num` and `_flow_tag`: `sop_drop_qpn`; `_vendor_err`: always the byte of
+        // `struct mlx5_err_cqe`, which is in the timestamp of a completion without an error.
+        shares_words: true,
+        // rdma-core cq.c, `handle_responder_lazy` and `handle_responder`: of a queue pair alone.
+        checksums_of_work_queues: false,
+        // rdma-core cq.c, `mlx5_arm_cq`: armed from the consumer's index on.
+        announces_unpolled: true,
         // The same: `to_mparent_domain` is NULL for a plain domain, EINVAL.
         plain_domain: false,
         // One vector per event queue; a device makes one per core.
@@ -58,6 +67,8 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
         parent_domains: true,
         // rdma-core verbs.c, `mlx5_alloc_td`.
         thread_domain_refusal: EINVAL,
+        // rdma-core verbs.c, `create_cq` and `create_qp`: errno is left as it was.
+        allocator_refusal: UNCHANGED,
         // rdma-core mlx5dv.h: MLX5DV_RES_TYPE_CQ, _RWQ, _QP, _DBR.
         resources: Resources {
             completion_queue: DRIVER | 5,

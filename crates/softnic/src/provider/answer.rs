@@ -49,8 +49,14 @@ impl From<device_model::Errno> for Errno {
     }
 }
 
+/// Of an op that fails without setting errno.
+pub(crate) const UNCHANGED: Errno = Errno(0);
+
 impl Errno {
     fn set(self) {
+        if self == UNCHANGED {
+            return;
+        }
         // SAFETY: returns this thread's errno, always a valid address.
         let errno = unsafe { libc::__errno_location() };
         // SAFETY: as above; no one else writes to this thread's errno.

@@ -26,11 +26,12 @@ use crate::completion::{ChannelState, CqState, Notice, Wish};
 use crate::device::SoftContext;
 use crate::events::{CompletionEvents, acknowledgements};
 use crate::formats::Completions;
+use crate::nic::Nic;
 use crate::personality::{ClockRules, CompletionRules};
 use crate::prefetch::prefetch_read;
 use crate::ring::{Consumer, Producer};
 use crate::state::State;
-use crate::work::{Cqe, EMPTY_CQE};
+use crate::work::{Cqe, EMPTY_CQE, Status};
 
 /// `IBV_CQ_INIT_ATTR_MASK_FLAGS` and `IBV_CQ_INIT_ATTR_MASK_PD`.
 const ATTR_FLAGS: u32 = 1;
@@ -181,6 +182,11 @@ pub(super) fn entries(rules: &CompletionRules, asked: u32) -> Verb<u32> {
     Ok(if rules.rounds_up { (asked + 1).next_power_of_two() - 1 } else { asked })
 }
 
+/// The completions that a queue of so many entries holds.
+fn held(rules: &CompletionRules, entries: u32) -> u32 {
+    entries + u32::from(rules.holds_one_more)
+}
+
 fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_ex> {
     // SAFETY: the library passes a live context of this provider.
     let soft = unsafe { SoftContext::of(context) }?;
@@ -191,14 +197,16 @@ fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_
     }
     // Looked up before memory is asked for, and again, with the queue, when it is registered.
     find(&soft.nic().control(), soft.slot, request.channel)?;
+    let completion = &rules.objects.completion;
     let resources = &rules.objects.domain.resources;
-    let (producer, consumer) =
-        make_ring(resources, request.domain, wanted, size_of::<Cqe>(), resources.completion_queue)?;
+    let kind = (resources.completion_queue, rules.objects.domain.allocator_refusal);
+    let held = held(completion, wanted);
+    let (producer, consumer) = make_ring(resources, request.domain, held, size_of::<Cqe>(), kind)?;
     let wants_checksums = Arc::new(AtomicBool::new(request.checksums));
-    let cqe = c_int::try_from(producer.limit()).map_err(|_| EINVAL)?;
+    let cqe = c_int::try_from(wanted).map_err(|_| EINVAL)?;
     let mut native = ibv_cq_ex { context, cqe, ..ibv_cq_ex::default() };
-    fill(&mut native, request.fields);
-    let poller = Poller::new(consumer, Arc::clone(&wants_checksums), soft.nic().clock);
+    fill(&mut native, request.fields, completion);
+    let poller = Poller::new(consumer, Arc::clone(&wants_checksums), soft.nic());
     let wish = Wish::default();
     let cq = Held::boxed(SoftCq {
         cq: UnsafeCell::new(native),
@@ -217,6 +225,7 @@ fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_
         failed: false,
         unpublished: false,
         wants_checksums,
+        checksums_of_work_queues: completion.checksums_of_work_queues,
         native: (&raw const *cq).addr() as u64,
         events: 0,
         notice: Notice::of(wish),
@@ -300,13 +309,22 @@ unsafe fn completion_events_read(state: &State, cq: &CqState, channel: *const ib
 /// `IBV_CQ_ATTR_MODERATE`, the only attribute there is.
 const ATTR_MODERATE: u32 = 1;
 
-/// Asks for one event at the next completion, or the next failed one. Completions that are queued already raise none:
-/// a thread that arms polls once more before it sleeps. A queue without a channel is armed for nothing, as in hardware.
+/// Asks for one event at the next completion, or the next failed one. Completions that are queued already raise none, but
+/// on a device that counts from the consumer on: a thread that arms polls once more before it sleeps. A queue without a
+/// channel is armed for nothing, as in hardware.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     answer_status(|| {
         // SAFETY: NULL or a completion queue of this provider, by the verb's contract.
         let object = unsafe { SoftCq::of(cq.cast()) }?;
         object.wish.arm(solicited_only != 0);
+        // SAFETY: the queue keeps the context it was made with.
+        let soft = unsafe { SoftContext::of(object.context) }?;
+        if soft.nic().rules().objects.completion.announces_unpolled {
+            let unpolled = object.poller.with(|poller| poller.between_polls().map_or(0, Consumer::available));
+            if unpolled > 0 {
+                soft.nic().control().announce_unpolled(object.slot, unpolled);
+            }
+        }
         Ok(())
     })
 }
@@ -358,12 +376,18 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_
         let soft = unsafe { SoftContext::of(object.context()) }?;
         let rules = soft.nic().rules();
         let wanted = self::entries(&rules.objects.completion, u32::try_from(entries).map_err(|_| EINVAL)?)?;
+        let held = held(&rules.objects.completion, wanted);
         let resources = &rules.objects.domain.resources;
         // What was posted before this call counts. A device has long sent it; the engine may not have had its turn.
         soft.nic().pass(0);
         // The application's allocator is called without a lock, and so is its `free` when the old ring is dropped.
-        let mut ring =
-            make_ring(resources, object.domain(), wanted, size_of::<Cqe>(), resources.completion_queue)?;
+        let mut ring = make_ring(
+            resources,
+            object.domain(),
+            held,
+            size_of::<Cqe>(),
+            (resources.completion_queue, ENOMEM),
+        )?;
         object.poller.with(|poller| exchange(&mut soft.nic().control(), object.slot, poller, &mut ring))?;
         let place = cq.wrapping_byte_add(std::mem::offset_of!(ibv_cq, cqe)).cast::<c_int>();
         // SAFETY: the application's handle; as with any provider, it must not read the size while it changes it.
@@ -451,13 +475,16 @@ pub(crate) struct Poller {
     wants_checksums: Arc<AtomicBool>,
     /// Of raw timestamps.
     clock: ClockRules,
+    /// As in the rules.
+    shares_words: bool,
     /// A `poll_cq` or `start_poll` is under way.
     polling: bool,
 }
 
 impl Poller {
-    pub(crate) fn new(consumer: Consumer, wants_checksums: Arc<AtomicBool>, clock: ClockRules) -> Self {
-        Self { consumer, run: 0, wants_checksums, clock, polling: false }
+    pub(crate) fn new(consumer: Consumer, wants_checksums: Arc<AtomicBool>, nic: &Nic) -> Self {
+        let shares_words = nic.rules().objects.completion.shares_words;
+        Self { consumer, run: 0, wants_checksums, clock: nic.clock, shares_words, polling: false }
     }
 
     /// The ring's end, unless a batch is under way, which reads completions in place.
@@ -496,16 +523,17 @@ impl Poller {
 }
 
 /// Puts the functions into a new `ibv_cq_ex`: the readers only of fields that were asked for.
-pub(crate) fn fill(cq: &mut ibv_cq_ex, fields: u32) {
+pub(crate) fn fill(cq: &mut ibv_cq_ex, fields: u32, rules: &CompletionRules) {
     cq.start_poll = Some(start_poll);
     cq.next_poll = Some(next_poll);
     cq.end_poll = Some(end_poll);
     cq.read_opcode = Some(read_opcode);
-    cq.read_vendor_err = Some(read_zero);
+    cq.read_vendor_err = Some(if rules.shares_words { read_vendor_byte } else { read_zero });
     cq.read_wc_flags = Some(read_wc_flags);
     let asked = |field: u32| fields & field != 0;
     cq.read_byte_len = asked(IBV_WC_EX_WITH_BYTE_LEN).then_some(read_byte_len as _);
     cq.read_imm_data = asked(IBV_WC_EX_WITH_IMM).then_some(read_immediate as _);
+    let read_qp_num = if rules.shares_words { read_tag_or_number } else { read_qp_num };
     cq.read_qp_num = asked(IBV_WC_EX_WITH_QP_NUM).then_some(read_qp_num as _);
     cq.read_src_qp = asked(IBV_WC_EX_WITH_SRC_QP).then_some(read_source as _);
     cq.read_slid = asked(IBV_WC_EX_WITH_SLID).then_some(read_zero as _);
@@ -627,6 +655,7 @@ readers! {
     read_opcode -> c_uint = |cqe| cqe.opcode();
     read_byte_len -> u32 = |cqe| cqe.byte_len;
     read_qp_num -> u32 = |cqe| cqe.queue_number;
+    read_tag_or_number -> u32 = |cqe| cqe.tag_or_number();
     read_cvlan -> u16 = |cqe| cqe.cvlan;
     read_flow_tag -> u32 = |cqe| cqe.flow_tag;
     read_immediate -> u32 = |cqe| cqe.immediate();
@@ -643,6 +672,15 @@ unsafe extern "C" fn read_ticks(cq: *mut ibv_cq_ex) -> u64 {
     // SAFETY: the caller polls, so it holds the lock.
     let poller = unsafe { &*cq.poller.held() };
     poller.clock.ticks(cqe.timestamp_ns)
+}
+
+/// The byte of the raw clock where an error has the vendor's; this device's errors have none.
+unsafe extern "C" fn read_vendor_byte(cq: *mut ibv_cq_ex) -> u32 {
+    // SAFETY: readers are called between `start_poll` and `end_poll` on the queue that is polled.
+    let failed = unsafe { current(cq) }.status() != u32::from(Status::Success as u8);
+    // SAFETY: as above.
+    let [_, byte, ..] = unsafe { read_ticks(cq) }.to_le_bytes();
+    if failed { 0 } else { byte.into() }
 }
 
 /// Results of tag matching; raw packets have none.
@@ -709,7 +747,7 @@ fn poll_once(cq: &SoftCq, count: usize, completions: *mut WorkCompletion) -> c_i
                 opcode: cqe.opcode(),
                 byte_len: cqe.byte_len,
                 imm_data: cqe.immediate(),
-                qp_num: cqe.queue_number,
+                qp_num: if poller.shares_words { cqe.tag_or_number() } else { cqe.queue_number },
                 src_qp: cqe.source(),
                 wc_flags: cqe.wc_flags(),
                 ..WorkCompletion::default()

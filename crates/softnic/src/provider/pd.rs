@@ -8,7 +8,9 @@ use ibverbs_sys::{
 };
 
 use super::Object;
-use super::answer::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, answer_handle, answer_status, known_bits};
+use super::answer::{
+    EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Errno, Verb, answer_handle, answer_status, known_bits,
+};
 use super::held::Held;
 use crate::device::SoftContext;
 use crate::personality::Resources;
@@ -83,23 +85,24 @@ pub(crate) fn release_domain(state: &mut State, slot: u32) {
     }
 }
 
-/// Makes a ring in the memory that the domain's allocator gives, or in the device's own. Not to be called with the
+/// Makes a ring in the memory that the domain's allocator gives, or in the device's own. `refusal` is the errno for an
+/// allocator that gives none. Not to be called with the
 /// state locked: the allocator is the application's code.
 pub(crate) fn make_ring(
     resources: &Resources,
     domain: Option<&SoftPd>,
     entries: u32,
     slot_bytes: usize,
-    resource_type: u64,
+    (resource_type, refusal): (u64, Errno),
 ) -> Verb<(Producer, Consumer)> {
     let (bytes, capacity) = Ring::shape(entries, slot_bytes).ok_or(EINVAL)?;
     let allocator = domain.and_then(|pd| pd.parent.as_ref()).and_then(|parent| parent.allocator.as_ref());
     let allocate = |bytes, resource_type| match allocator {
-        Some(allocator) => allocator.allocate(bytes, RING_ALIGN, resource_type),
-        None => QueueMemory::own(bytes, RING_ALIGN),
+        Some(allocator) => allocator.allocate(bytes, RING_ALIGN, resource_type).ok_or(refusal),
+        None => QueueMemory::own(bytes, RING_ALIGN).ok_or(ENOMEM),
     };
-    let slots = allocate(bytes, resource_type).ok_or(ENOMEM)?;
-    let doorbell = allocate(DOORBELL_BYTES, resources.doorbell).ok_or(ENOMEM)?;
+    let slots = allocate(bytes, resource_type)?;
+    let doorbell = allocate(DOORBELL_BYTES, resources.doorbell)?;
     Ok(Ring::ends(slots, doorbell, slot_bytes, capacity, entries))
 }
 

@@ -203,9 +203,10 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
         datagram,
     };
     let resources = &rules.objects.domain.resources;
-    let sends = make_ring(resources, Some(pd), cap.max_send_wr, shape.slot_bytes(), resources.queue_pair)?;
+    let kind = (resources.queue_pair, rules.objects.domain.allocator_refusal);
+    let sends = make_ring(resources, Some(pd), cap.max_send_wr, shape.slot_bytes(), kind)?;
     let receive_bytes = receive_slot_bytes(cap.max_recv_sge);
-    let receives = make_ring(resources, Some(pd), cap.max_recv_wr, receive_bytes, resources.queue_pair)?;
+    let receives = make_ring(resources, Some(pd), cap.max_recv_wr, receive_bytes, kind)?;
     cap.max_send_wr = sends.0.limit();
     cap.max_recv_wr = receives.0.limit();
     let cqs = [request.send_cq, request.recv_cq];

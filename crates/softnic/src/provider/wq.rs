@@ -81,7 +81,7 @@ pub(crate) unsafe extern "C" fn create_wq(
         let slot_bytes = receive_slot_bytes(attr.max_sge);
         let resources = &soft.nic().rules().objects.domain.resources;
         let (producer, consumer) =
-            make_ring(resources, Some(pd), attr.max_wr, slot_bytes, resources.work_queue)?;
+            make_ring(resources, Some(pd), attr.max_wr, slot_bytes, (resources.work_queue, ENOMEM))?;
         let native_state = Arc::new(AtomicU32::new(IBV_WQS_RESET));
         let queue = NewQueue {
             owner: soft.slot,

@@ -117,6 +117,8 @@ fn create_completions(context: &Context, call: &mut Call<'_>, request: &Completi
         unpublished: false,
         // The checksums are in every completion.
         wants_checksums: Arc::new(AtomicBool::new(true)),
+        // libmlx5 passes them over.
+        checksums_of_work_queues: true,
         native: request.user_handle,
         events: 0,
         notice,

@@ -29,8 +29,12 @@ struct Waiter {
 
 impl Waiter {
     fn new(entries: c_int) -> Self {
+        Self::on(Personality::Ideal, entries)
+    }
+
+    fn on(personality: Personality, entries: c_int) -> Self {
         let mut channel = null_mut();
-        let raw = Raw::build(Personality::Ideal, |context| {
+        let raw = Raw::build(personality, |context| {
             channel = new_channel(context);
             // SAFETY: a live context and channel.
             unsafe { ibv_create_cq(context, entries, WORD, channel, 0) }
@@ -101,6 +105,39 @@ fn new_channel(context: *mut ibverbs_sys::ibv_context) -> *mut ibv_comp_channel 
     let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
     rustix::io::ioctl_fionbio(fd, true).unwrap();
     channel
+}
+
+#[test]
+fn mlx5_announces_what_was_not_polled() {
+    let mut it = Waiter::on(Personality::Mlx5, 16);
+    it.receive(2, 1024);
+    assert_eq!(it.events(), 0);
+    it.arm(true);
+    assert_eq!(it.events(), 0, "no failure");
+    it.arm(false);
+    assert_eq!(it.events(), 1);
+    it.arm(false);
+    assert_eq!(it.events(), 1, "still not polled");
+    assert_eq!(it.ids(), [0, 1]);
+    it.arm(false);
+    assert_eq!(it.events(), 0);
+    it.receive(1, 1024);
+    assert_eq!((it.events(), it.ids()), (1, vec![2]));
+    let mut ideal = Waiter::new(16);
+    ideal.receive(1, 1024);
+    ideal.arm(false);
+    assert_eq!(ideal.events(), 0);
+}
+
+#[test]
+fn mlx5_holds_one_completion_more_than_it_reports() {
+    let mut it = Waiter::on(Personality::Mlx5, 4);
+    // SAFETY: a live queue.
+    assert_eq!(unsafe { (*it.raw.cq).cqe }, 7);
+    it.receive(8, 1024);
+    assert_eq!(it.ids().len(), 8);
+    it.receive(9, 1024);
+    assert_eq!(it.ids().len(), 8, "one too many");
 }
 
 pub(super) fn modify(cq: *mut ibv_cq, attr_mask: u32, moderate: ibv_moderate_cq) -> c_int {

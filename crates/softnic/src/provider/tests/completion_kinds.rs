@@ -3,8 +3,8 @@
 use ibverbs_sys::{
     IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
     IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN,
-    IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_SLID, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_device_attr_ex,
-    ibv_poll_cq_attr, ibv_values_ex,
+    IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_QP_NUM, IBV_WC_EX_WITH_SLID, ibv_cq, ibv_cq_ex,
+    ibv_cq_init_attr_ex, ibv_device_attr_ex, ibv_poll_cq_attr, ibv_values_ex,
 };
 
 use super::super::{context, cq};
@@ -170,6 +170,39 @@ fn each_personality_refuses_what_its_hardware_refuses() {
         ];
         let errnos = outcomes.map(|outcome| outcome.err().unwrap_or(0));
         assert_eq!(errnos, expected, "{personality}");
+    }
+}
+
+#[test]
+fn mlx5_reads_a_packets_number_in_its_tag_and_a_vendors_error_in_the_clock() {
+    for personality in [Personality::Ideal, Personality::Mlx5] {
+        let raw = Raw::build(personality, |context| {
+            let wc_flags = u64::from(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_QP_NUM);
+            let mut attr = ibv_cq_init_attr_ex { cqe: 4, wc_flags, ..ibv_cq_init_attr_ex::default() };
+            // SAFETY: a live context.
+            unsafe { ibverbs_create_cq_ex(context, &mut attr) }
+        });
+        let memory = raw.register(2048, LOCAL_WRITE);
+        raw.post_receive(1, &mut [memory.element(0, 2048)]);
+        raw.deliver([udp(1)]);
+        let cq = raw.cq.cast::<ibv_cq_ex>();
+        // SAFETY: a live queue, whose functions do not change.
+        let functions = unsafe { *cq };
+        let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
+        // SAFETY: a live queue and a whole struct.
+        assert_eq!(unsafe { functions.start_poll.unwrap()(cq, &raw mut attr) }, 0);
+        // SAFETY: within a poll, as the next two.
+        let number = unsafe { functions.read_qp_num.unwrap()(cq) };
+        // SAFETY: as above.
+        let vendor_error = unsafe { functions.read_vendor_err.unwrap()(cq) };
+        // SAFETY: as above.
+        let [_, byte, ..] = unsafe { functions.read_completion_ts.unwrap()(cq) }.to_le_bytes();
+        // SAFETY: as above.
+        unsafe { functions.end_poll.unwrap()(cq) };
+        // SAFETY: a live queue pair.
+        let own = unsafe { (*raw.qp).qp_num };
+        let expected = if personality == Personality::Mlx5 { (0, byte.into()) } else { (own, 0) };
+        assert_eq!((number, vendor_error), expected, "{personality}");
     }
 }
 
