@@ -15,7 +15,7 @@ use verbs::{
     Context, CounterPoint, Counters, DeviceList, Domain, DomainAllocator, Flow, FlowAttr, FlowKind, FlowSpec,
     FlowTag, FlowTarget, FramePool, HashConfig, HashFields, IndirectionTable, Ipv4ExtMatch, MemoryRegion,
     Opcode, ParentDomain, PortMatch, PortNumber, ProtectionDomain, RawQueuePair, ReceiveQueue, RssQueuePair,
-    Status, WorkQueue,
+    SendFlags, SendOperations, Status, WorkQueue,
 };
 
 const PORT: PortNumber = PortNumber(1);
@@ -260,6 +260,44 @@ fn a_raw_queue_pair_receives_with_verified_checksums() {
                 pool.release(frame);
             }
         }
+    }
+}
+
+/// More than the queue's 16-bit counter of blocks: each request takes two.
+#[test]
+fn batches_are_sent_and_completed_in_order() {
+    const BATCHES: u32 = 5_000;
+    const REQUESTS: u32 = 8;
+    if !is_client("batches_are_sent_and_completed_in_order", WIRE) {
+        return;
+    }
+    let rig = Rig::new();
+    let cq = CompletionQueue::builder(&rig.context, 63).fields(CompletionFields::BYTE_LEN).build();
+    let mut cq = cq.unwrap();
+    let completions = cq.handle();
+    let builder = RawQueuePair::builder(&rig.domain, &completions, &completions).max_sends(32);
+    let builder = builder.send_operations(SendOperations::SEND).max_inline_bytes(64);
+    let mut pair = builder.build().unwrap().to_rts(PORT).unwrap();
+    let region = MemoryRegion::register(&rig.domain, vec![0u8; 2048], Access::LOCAL_WRITE).unwrap();
+    let mut pool = FramePool::new(region, FRAME_BYTES).unwrap();
+    let frame = [0x5a; 60];
+    for batch in 0..BATCHES {
+        let mut requests = pair.start_send(&mut pool).unwrap();
+        for token in 0..REQUESTS {
+            assert!(requests.send(SendFlags::empty()).inline(batch * REQUESTS + token, &frame));
+        }
+        assert_eq!(requests.complete().unwrap(), REQUESTS as usize);
+        let (mut tokens, begun) = (Vec::new(), Instant::now());
+        while tokens.len() < REQUESTS as usize {
+            assert!(begun.elapsed() < PATIENCE, "batch {batch}: {tokens:?}");
+            while let Some(mut batch) = cq.poll() {
+                while let Some(completion) = batch.next() {
+                    assert_eq!((completion.status(), completion.opcode()), (Status::Success, Opcode::Send));
+                    tokens.push(completion.token().unwrap());
+                }
+            }
+        }
+        assert!(tokens.into_iter().eq(batch * REQUESTS..(batch + 1) * REQUESTS));
     }
 }
 
