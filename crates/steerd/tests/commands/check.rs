@@ -268,3 +268,35 @@ fn check_warns_of_policies_that_no_reload_can_keep() {
         );
     }
 }
+
+/// The parts of a limit, in the output of the commands that describe a policy.
+#[test]
+fn limits_and_samples_are_shown_with_the_parts_of_workers() {
+    let limited = POLICY.replace("workers = [0]", "weights = { 0 = 3, 1 = 1 }\ntable_size = 8")
+        + "limit = \"10k/s\"\nsample = 7\n";
+    let folder = policies(&[("p.toml", &limited), ("free.toml", &limited.replace("sample = 7", ""))]);
+    let text = |args: &[&str]| stdout(&run_in(&folder, args));
+    let shown = text(&["check", "p.toml"]);
+    assert!(shown.contains("deliver to one, 1 in 7, at most 10k/s"), "{shown}");
+    assert!(shown.contains("worker 0: 7500/s, burst 750; worker 1: 2500/s, burst 250"), "{shown}");
+    let report: serde_json::Value =
+        serde_json::from_str(&text(&["check", "p.toml", "--format", "json"])).expect("JSON");
+    let policing = &report["rules"][0]["policing"];
+    assert_eq!(
+        (&policing["sample"], &policing["workers"][1]["packets_per_second"]),
+        (&7.into(), &2500.into())
+    );
+    assert_eq!(report["rules"][0]["decided"], "hardware", "workers do not decide which rule matches");
+    assert!(report["rules"][1]["policing"].is_null(), "{report:#}");
+
+    let web = "src=198.51.100.1,dst=192.0.2.1,protocol=tcp,src_port=1,dst_port=80";
+    let explained = text(&["explain", "p.toml", "--packet", web]);
+    let (worker, part) =
+        if explained.contains("worker   0") { (0, "7500/s, burst 750") } else { (1, "2500/s, burst 250") };
+    let line = format!("passes   1 in 7, at most 10k/s; this worker: {part}\n");
+    assert!(explained.contains(&line) && explained.contains(&format!("worker   {worker}")), "{explained}");
+
+    let output = run_in(&folder, &["diff", "p.toml", "free.toml"]);
+    assert_eq!(output.status.code(), Some(1), "a difference: {}", stdout(&output));
+    assert!(stdout(&output).contains("rule `web`: sample: 7 => none\n"), "{}", stdout(&output));
+}
