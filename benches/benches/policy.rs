@@ -19,7 +19,7 @@ use compiler::compile;
 use device_model::DeviceProfile;
 use policy::{NoFiles, Policy, SetLoader, Source};
 use softnic::Drive;
-use steerd_benches::competitors::{self, Namespace, Switch};
+use steerd_benches::competitors::{self, Datapath, Namespace, Switch};
 use steerd_benches::report::{Case, Figure, interleaved, tab_separated, target_line};
 use steerd_benches::rules::{RuleSet, generated};
 use steerd_benches::{Rig, plot};
@@ -45,8 +45,7 @@ fn main() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
     std::fs::create_dir_all(&folder).expect("target can be written");
     // The virtual switch may use all cores; it is started before this one is chosen.
-    let root = std::env::var_os("STEERD_OVS_ROOT").map_or(PathBuf::from("/"), PathBuf::from);
-    let switch = Switch::new(&root);
+    let switch = Switch::new(Datapath::Dummy);
     core_affinity::set_for_current(core_affinity::CoreId { id: CORE });
     let namespace = Namespace::new();
     let (sets, large) = sets();

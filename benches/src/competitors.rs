@@ -1,5 +1,5 @@
 //! Other programs that do the same work. They load rules: `nft` into a new network namespace, `ovs-ofctl` into a new
-//! virtual switch. They classify packets: `dpdk-test-acl`. They move packets: testpmd, and programs that capture. The processes that they need are started and
+//! virtual switch. They classify packets: `dpdk-test-acl`, CutSplit, Open vSwitch. They move packets: testpmd, and programs that capture. The processes that they need are started and
 //! ended here; the machine's own configuration is not changed. `Err` is the reason why a program cannot run on this
 //! machine.
 
@@ -17,7 +17,7 @@ pub use acl::AclAlgorithm;
 pub use capture::{Capture, CaptureTool, packets_in, processor_time};
 pub use cutsplit::{Classifier, CutSplitProgram, Outcomes, Step};
 pub use nft::{Namespace, ingress, linear, load_here, mapped};
-pub use ovs::{Switch, flows};
+pub use ovs::{Datapath, Switch, flows};
 pub use testpmd::{Testpmd, TestpmdOptions};
 
 /// Seconds after which a load is ended.

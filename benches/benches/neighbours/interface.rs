@@ -2,9 +2,10 @@
 //! by the daemon's receive ring alone, and by tcpdump; and what the daemon takes when it has nothing to do.
 //!
 //! The ring alone is the soft NIC's wire (a ring of TPACKET_V2) in a loop that only counts frames: no parser, no flow table
-//! and no worker. tcpdump reads blocks of TPACKET_V3 by libpcap and writes the packets to /dev/null. The kernel receives on
-//! the sender's core, so the rates are mostly the sender's.
+//! and no worker. tcpdump reads blocks of TPACKET_V3 by libpcap and writes the packets to /dev/null. Open vSwitch reads an AF_PACKET
+//! socket by recvmmsg(2). The kernel receives on the sender's core, so the rates are mostly the sender's.
 
+use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,13 +22,16 @@ use steerd_benches::table::Row;
 use steerd_benches::trace::Trace;
 
 use super::inputs::{Inputs, one_rule};
-use super::{CORE, OTHER_CORE, own_command, pin};
+use super::{CORE, OTHER_CORE, own_command, pin, switch};
 
 pub(crate) const TABLE: &str = "interface";
 pub(crate) const FOOTPRINT: &str = "footprint";
 const OWN: &str = "daemon, AF_PACKET";
 const RING: &str = "ring of the daemon (TPACKET_V2), only counted";
 const TCPDUMP: &str = "tcpdump -w /dev/null (TPACKET_V3)";
+/// After the name of a row.
+const PROCESSOR_TIME: &str = ", processor time";
+const NO_RULES: &str = "0 rules";
 const SENDER: &str = "benchsend";
 const RECEIVER: &str = "benchrecv";
 const SIZES: [u32; 2] = [60, 1514];
@@ -55,8 +59,9 @@ pub(crate) fn cases(inputs: &Inputs) -> Vec<Case<'_>> {
     for count in [0, 10, usize::MAX] {
         cases.push(by_nft(inputs, count, veth.clone()));
     }
-    let row = Row::new(TABLE, "Open vSwitch, userspace, EMC off", SIZES[0], "Mpps");
-    cases.push(Case::missing(row, "the bench's switch has no ports: it loads rules only"));
+    for count in [0, 10, usize::MAX] {
+        cases.push(by_switch(inputs, count, veth.clone()));
+    }
     cases.extend(idle(inputs, &veth));
     cases.push(reloads(inputs));
     cases
@@ -74,7 +79,7 @@ fn pair_of_rows<'c>(
     bytes: u32,
     mut receive: impl FnMut() -> Result<Received, String> + 'c,
 ) -> Case<'c> {
-    let rows = [("", "Mpps"), (", processor time", "% of a core")].map(|(suffix, unit)| {
+    let rows = [("", "Mpps"), (PROCESSOR_TIME, "% of a core")].map(|(suffix, unit)| {
         let mut row = Row::new(TABLE, format!("{what}{suffix}"), bytes, unit);
         row.command = own_command(TABLE);
         row
@@ -208,28 +213,44 @@ fn by_tcpdump(inputs: &Inputs, bytes: u32) -> Result<Received, String> {
     Ok(Received { packets_per_second: captured as f64 / seconds, core_share: used / seconds })
 }
 
-/// The kernel itself, with the rules before its network stack.
-fn by_nft(inputs: &Inputs, count: usize, veth: Result<(), String>) -> Case<'_> {
+/// So many rules of acl1_1k, or all, and their name.
+fn some_rules(inputs: &Inputs, count: usize) -> (String, Result<RuleSet, String>) {
     let set = inputs.set("acl1_1k");
     let name = match (count, &set) {
         (usize::MAX, Ok(set)) => set.name.clone(),
         (usize::MAX, Err(_)) => "acl1_1k".to_owned(),
         (count, _) => format!("{count} rules"),
     };
+    let some = set.map(|set| if count < set.rules.len() { set.sample(count) } else { set });
+    (name, some)
+}
+
+/// The kernel itself, with the rules before its network stack.
+fn by_nft(inputs: &Inputs, count: usize, veth: Result<(), String>) -> Case<'_> {
+    let (name, rules) = some_rules(inputs, count);
     let mut row = Row::new(TABLE, format!("nft ingress, {name}"), SIZES[0], "Mpps");
     let file = inputs.folder.join(format!("{name}.nft").replace(' ', "-"));
     row.command = format!("nft -f {}", file.display());
     Case::new(row, move || {
         veth.clone()?;
-        let rules: RuleSet = set.clone()?;
-        let rules = if count < rules.rules.len() { rules.sample(count) } else { rules };
-        std::fs::write(&file, ingress(&rules.rules, RECEIVER)).map_err(|error| error.to_string())?;
+        std::fs::write(&file, ingress(&rules.clone()?.rules, RECEIVER)).map_err(|error| error.to_string())?;
         load_here(&file)?;
         let rate = kernel_rate(inputs);
         let empty = inputs.folder.join("empty.nft");
         std::fs::write(&empty, "flush ruleset\n").map_err(|error| error.to_string())?;
         load_here(&empty)?;
         rate
+    })
+}
+
+/// Open vSwitch on the interface, which looks packets up and drops them.
+fn by_switch(inputs: &Inputs, count: usize, veth: Result<(), String>) -> Case<'_> {
+    let (name, rules) = some_rules(inputs, count);
+    pair_of_rows(&format!("{}, {name}", switch::NAME), SIZES[0], move || {
+        veth.clone()?;
+        let send = || Ok(Box::new(Sending::start(inputs, SIZES[0])?) as Box<dyn Any>);
+        let (packets_per_second, core_share) = switch::on_interface(inputs, &rules.clone()?, RECEIVER, send)?;
+        Ok(Received { packets_per_second, core_share })
     })
 }
 
@@ -303,13 +324,17 @@ fn reloads(inputs: &Inputs) -> Case<'_> {
     Case { rows: rows.into(), run }
 }
 
-/// The daemon beside both.
+/// The daemon beside the others: packets, and processor time.
 pub(crate) fn ratios(rows: &[Row]) -> Vec<Ratio> {
     let mut ratios = Vec::new();
     for bytes in SIZES {
         let find = |what: &str| rows.iter().find(|row| row.what == what && row.frame_bytes == bytes);
-        for other in [RING, TCPDUMP] {
-            ratios.extend(find(OWN).zip(find(other)).map(|(own, other)| Ratio::of(own, other)));
+        let switches = [NO_RULES, "acl1_1k"].map(|rules| format!("{}, {rules}", switch::NAME));
+        for other in [RING, TCPDUMP].into_iter().chain(switches.iter().map(String::as_str)) {
+            for suffix in ["", PROCESSOR_TIME] {
+                let [own, other] = [OWN, other].map(|what| find(&format!("{what}{suffix}")));
+                ratios.extend(own.zip(other).map(|(own, other)| Ratio::of(own, other)));
+            }
         }
     }
     ratios

@@ -1,12 +1,14 @@
 //! `make bench ARGS='--bench neighbours'`: steerd beside what a user would take instead, with the same rules and the same
 //! packets, in interleaved rounds of one run, on cores 0 and 1. Takes less than ten minutes.
 //!
-//! - `daemon`: a `steerd run` process beside testpmd with `net_memif`, from core to core; few flows and many;
+//! - `daemon`: a `steerd run` process beside testpmd with `net_memif` and Open vSwitch on DPDK, from core to core; few flows
+//!   and many;
 //! - `one-core`: engine and worker in turn, and the worker alone, beside testpmd with `net_pcap`;
 //! - `lookup`: the flow table beside `dpdk-test-acl`;
-//! - `forward`: the sink beside testpmd's `macswap`;
 //! - `personalities`: that process on a soft NIC with the limits of an mlx5, beside one without limits;
-//! - `interface`: AF_PACKET on a veth pair beside its ring alone, tcpdump and nft; idle cores; memory after reloads.
+//! - `forward`: the sink beside testpmd's `macswap`;
+//! - `interface`: AF_PACKET on a veth pair beside its ring alone, tcpdump, nft and Open vSwitch; idle cores; memory after
+//!   reloads.
 //!
 //! These words as arguments select tables. Each round waits for an idle machine; if it does not become idle, the output and
 //! the JSON say that the figures are provisional. What cannot run is "not measured", with the reason.
@@ -23,6 +25,7 @@ mod interface;
 mod lookup;
 mod one_core;
 mod personalities;
+mod switch;
 mod whole;
 
 use std::path::Path;
@@ -53,9 +56,9 @@ const TABLES: [Table; 6] = [
     ("daemon", whole::cases, whole::ratios),
     ("one-core", one_core::cases, one_core::ratios),
     ("lookup", lookup::cases, lookup::ratios),
+    ("personalities", personalities::cases, personalities::ratios),
     ("forward", forward::cases, forward::ratios),
     ("interface", interface::cases, interface::ratios),
-    ("personalities", personalities::cases, personalities::ratios),
 ];
 
 fn main() {
@@ -123,9 +126,12 @@ fn write(rows: &[Row], ratios: &[Ratio], gate: &Gate) {
 /// What the plot shows: name, value, whether it is ours.
 fn bars(rows: &[Row]) -> Vec<(String, f64, bool)> {
     let shown = rows.iter().filter(|row| row.table == whole::TABLE && row.frame_bytes == SIZES[0]);
-    shown
-        .filter_map(|row| Some((row.what.clone(), row.median()?, !row.what.starts_with("testpmd"))))
-        .collect()
+    shown.filter_map(|row| Some((row.what.clone(), row.median()?, !is_other(row)))).collect()
+}
+
+/// Whether it is another program's.
+fn is_other(row: &Row) -> bool {
+    ["testpmd", switch::NAME].iter().any(|name| row.what.starts_with(name))
 }
 
 /// The command that measures a table again; all of them without a word.

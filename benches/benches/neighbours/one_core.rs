@@ -127,6 +127,7 @@ pub(crate) fn alone<'i>(
         prompt_core: OTHER_CORE,
         packet_bytes: bytes,
         stored_packets,
+        queues: 1,
     };
     row.command = options.command();
     match Testpmd::start(&options) {

@@ -2,7 +2,8 @@
 //! beside two testpmd that hand packets from one core to the other through `net_memif`, which copies them.
 //!
 //! testpmd's `txonly` sends one packet over and over; its `io` sends the same capture as the daemon gets, from `net_pcap`,
-//! which copies it as well. Neither parses, looks up or hashes.
+//! which copies it as well. Neither parses, looks up or hashes. Open vSwitch on DPDK gets that capture in the same way, looks
+//! packets up by the same rules, and hands them to a testpmd.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,9 +17,10 @@ use steerd_benches::rules::RuleSet;
 use steerd_benches::table::Row;
 
 use super::inputs::{Inputs, Replay, Traffic, looped, one_rule};
-use super::{CORE, OTHER_CORE, SIZES, own_command};
+use super::{CORE, OTHER_CORE, SIZES, own_command, switch};
 
 pub(crate) const TABLE: &str = "daemon";
+const OWN: &str = "daemon";
 const TXONLY: &str = "testpmd txonly, net_memif, testpmd rxonly";
 const IO: &str = "testpmd io (net_pcap), net_memif, testpmd rxonly";
 const FEW: Traffic = Traffic::Flows(1000);
@@ -41,9 +43,11 @@ pub(crate) fn cases(inputs: &Inputs) -> Vec<Case<'_>> {
         }
     }
     match inputs.set("acl1_10k") {
-        Ok(large) => cases.extend(
-            [FEW, Traffic::Flows(100_000)].map(|traffic| daemon(inputs, &large, (&large, traffic), SIZES[0])),
-        ),
+        Ok(large) => {
+            let traffics = [FEW, Traffic::Flows(100_000)];
+            cases.extend(traffics.map(|traffic| daemon(inputs, &large, (&large, traffic), SIZES[0])));
+            cases.extend(traffics.map(|traffic| switch(inputs, &large, (&large, traffic))));
+        }
         Err(why) => cases.push(Case::missing(row("daemon, acl1_10k", SIZES[0]), &why)),
     }
     cases
@@ -61,6 +65,10 @@ fn daemons<'i>(inputs: &'i Inputs, lists: &RuleSet, bytes: u32) -> Vec<Case<'i>>
         let more = [Traffic::Flows(100_000), Traffic::Flows(1_000_000), Traffic::Random(100_000)];
         cases.extend(more.map(|traffic| daemon(inputs, lists, (lists, traffic), bytes)));
         cases.extend([&one_rule(), lists].map(|rules| in_process(inputs, rules, lists, bytes)));
+        let few = [(one_rule(), lists), (RuleSet { name: "10 rules".to_owned(), ..ten.clone() }, &ten)];
+        cases.extend(few.map(|(rules, from)| switch(inputs, &rules, (from, FEW))));
+        let traffics = [FEW, Traffic::Flows(100_000), Traffic::Random(100_000)];
+        cases.extend(traffics.map(|traffic| switch(inputs, lists, (lists, traffic))));
     }
     cases
 }
@@ -82,7 +90,7 @@ fn daemon<'i>(
     (from, traffic): (&RuleSet, Traffic),
     bytes: u32,
 ) -> Case<'i> {
-    let mut row = row(what("daemon", rules, traffic), bytes);
+    let mut row = row(what(OWN, rules, traffic), bytes);
     let replay = match inputs.replay(from, traffic, bytes) {
         Ok(replay) => replay,
         Err(why) => return Case::missing(row, &why),
@@ -116,6 +124,12 @@ fn in_process<'i>(inputs: &'i Inputs, rules: &RuleSet, from: &RuleSet, bytes: u3
             Rig::replaying(&replay.capture, &policy, Drive::Thread { core: Some(CORE) }, Some(OTHER_CORE));
         Ok(rig.rate(inputs.round(MILLISECONDS)) / 1e6)
     })
+}
+
+/// Open vSwitch with the same rules and traffic.
+fn switch<'i>(inputs: &'i Inputs, rules: &RuleSet, (from, traffic): (&RuleSet, Traffic)) -> Case<'i> {
+    let row = row(what(switch::NAME, rules, traffic), SIZES[0]);
+    switch::on_dpdk(inputs, rules, (from, traffic), row)
 }
 
 fn pair<'i>(inputs: &'i Inputs, what: &str, replay: &Result<Replay, String>, bytes: u32) -> Case<'i> {
@@ -159,6 +173,7 @@ impl Pair {
             prompt_core: OTHER_CORE,
             packet_bytes: bytes,
             stored_packets: source.map_or(0, |source| source.flows as u32 + 4096),
+            queues: 1,
         };
         let devices = [memif("client")];
         let receiving = TestpmdOptions {
@@ -168,6 +183,7 @@ impl Pair {
             prompt_core: CORE,
             packet_bytes: bytes,
             stored_packets: 0,
+            queues: 1,
         };
         let command = format!("{} & {}", sending.command(), receiving.command());
         let mut pair =
@@ -199,18 +215,21 @@ impl Pair {
     }
 }
 
-/// The daemon beside both pairs, and with many flows beside few.
+/// The daemon beside both pairs and the switch, and with many flows beside few.
 pub(crate) fn ratios(rows: &[Row]) -> Vec<Ratio> {
     let mut ratios = Vec::new();
     let rows: Vec<&Row> = rows.iter().filter(|row| row.table == TABLE).collect();
-    for own in rows.iter().filter(|row| row.what.starts_with("daemon") && !row.what.contains("10k")) {
-        let others = rows.iter().filter(|row| row.what == TXONLY || row.what == IO);
-        ratios.extend(
-            others.filter(|row| row.frame_bytes == own.frame_bytes).map(|other| Ratio::of(own, other)),
-        );
+    let find = |what: &str, bytes| rows.iter().find(|row| row.what == what && row.frame_bytes == bytes);
+    for own in rows.iter().filter(|row| row.what.starts_with(OWN)) {
+        let pairs = if own.what.contains("10k") { &[][..] } else { &[TXONLY, IO] };
+        let switch = own.what.replacen(OWN, switch::NAME, 1);
+        let others =
+            pairs.iter().copied().chain([switch.as_str()]).filter_map(|what| find(what, own.frame_bytes));
+        ratios.extend(others.map(|other| Ratio::of(own, other)));
     }
-    // The last two cases: few flows, then many.
-    if let [.., few, many] = rows[..] {
+    let large = [Traffic::Flows(100_000), FEW]
+        .map(|traffic| rows.iter().find(|row| row.what == format!("{OWN}, acl1_10k, {}", traffic.name())));
+    if let [Some(many), Some(few)] = large {
         ratios.push(Ratio::of(many, few));
     }
     ratios

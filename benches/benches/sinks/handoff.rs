@@ -70,6 +70,7 @@ fn receiver(socket: &Path) -> Result<Testpmd, String> {
         prompt_core: CORE,
         packet_bytes: 64,
         stored_packets: 0,
+        queues: 1,
     })?;
     receiver.command("start");
     Ok(receiver)
@@ -86,6 +87,7 @@ fn from_testpmd(socket: &Path, bytes: u32, source: Option<String>) -> Result<f64
         prompt_core: OTHER_CORE,
         packet_bytes: bytes,
         stored_packets: 0,
+        queues: 1,
     };
     let mut sender = Testpmd::start(&options)?;
     let mut receiver = receiver(socket)?;

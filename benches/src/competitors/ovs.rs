@@ -1,5 +1,9 @@
-//! `ovs-ofctl add-flows` with the same rules, into a userspace switch without ports that is started in a temporary folder
-//! (Open vSwitch's `dummy` datapath: no kernel module, no interface, no privilege).
+//! Open vSwitch with the same rules, in a temporary folder and without a kernel module: a switch without ports, into which
+//! `ovs-ofctl` loads flows (the `dummy` datapath, which needs no privilege), or one that classifies packets in user space (the
+//! `netdev` datapath), of the kernel's interfaces or of DPDK's devices.
+//!
+//! A switch that classifies does so without its exact-match cache: one entry of it for each flow of a short trace would
+//! answer everything. Its wildcard cache, which keeps what earlier packets were decided by, is its classifier.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
@@ -7,42 +11,69 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::machine;
 use crate::rules::{Ports, Rule, Verdict};
 
-use super::{TIMEOUT_S, run};
+use super::{TIMEOUT_S, processor_time, run};
 
 const BRIDGE: &str = "bench";
+/// The variable with the folder below which the programs are; without it they are installed.
+const ROOT: &str = "STEERD_OVS_ROOT";
+const DAEMON: &str = "usr/lib/openvswitch-switch/ovs-vswitchd";
+/// Of Debian's package openvswitch-switch-dpdk.
+const DPDK_DAEMON: &str = "usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
+/// The longest time until the caches of a switch know a trace.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Huge pages with which it keeps 131,072 packets; with fewer it gets normal ones.
+const HUGE_MIB: u64 = 500;
+const NORMAL_MIB: u32 = 1400;
+/// No entry of the exact-match cache for any packet.
+const NO_CACHE: &str = "other_config:emc-insert-inv-prob=0";
+
+/// How a switch treats packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Datapath {
+    /// It has no ports.
+    Dummy,
+    /// It waits for packets of the kernel's interfaces, on this core.
+    Kernel(usize),
+    /// A thread on the first core polls DPDK's devices; the others run on either.
+    Dpdk([usize; 2]),
+}
 
 /// A switch, its database and their folder.
 pub struct Switch {
     root: PathBuf,
     folder: PathBuf,
+    /// The switch is the last one.
     processes: Vec<Child>,
 }
 
 impl Switch {
-    /// Starts one with the programs under `root`, which is `/` where the package is installed.
+    /// Starts one.
     ///
     /// # Errors
     /// The reason why it cannot be started.
-    pub fn new(root: &Path) -> Result<Self, String> {
+    pub fn new(datapath: Datapath) -> Result<Self, String> {
+        let root = std::env::var_os(ROOT).map_or(PathBuf::from("/"), PathBuf::from);
         // Socket paths are limited to 108 bytes (unix(7)); a build folder may be longer.
         let folder = std::env::temp_dir().join(format!("steerd-bench-{}", std::process::id()));
         std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
-        let mut switch = Self { root: root.to_owned(), folder, processes: Vec::new() };
+        let mut switch = Self { root, folder, processes: Vec::new() };
         let schema = switch.root.join("usr/share/openvswitch/vswitch.ovsschema");
         let database = switch.folder.join("conf.db");
         run(switch.command("usr/bin/ovsdb-tool").arg("create").args([&database, &schema]))?;
-        let socket = switch.folder.join("db.sock").display().to_string();
+        let socket = format!("unix:{}", switch.folder.join("db.sock").display());
         let mut server = switch.command("usr/sbin/ovsdb-server");
-        switch.spawn(server.arg(&database).arg(format!("--remote=punix:{socket}")))?;
-        let mut daemon = switch.command("usr/lib/openvswitch-switch/ovs-vswitchd");
+        switch.spawn(server.arg(&database).arg(format!("--remote=p{socket}")))?;
         switch.wait_for("db.sock")?;
-        switch.spawn(daemon.arg("--enable-dummy").arg(format!("unix:{socket}")))?;
-        let bridge = ["add-br", BRIDGE, "--", "set", "bridge", BRIDGE, "datapath_type=dummy"];
-        let mut configure = switch.command("usr/bin/ovs-vsctl");
-        configure.arg(format!("--db=unix:{socket}")).arg("--timeout=20").args(bridge);
-        run(&mut configure)?;
+        switch.configure(&format!("--no-wait -- init -- {}", datapath.settings().join(" ")))?;
+        let mut daemon = datapath.daemon(&switch)?;
+        switch.spawn(daemon.arg(&socket))?;
+        let kind = if datapath == Datapath::Dummy { "dummy" } else { "netdev" };
+        switch.configure(&format!(
+            "add-br {BRIDGE} -- set bridge {BRIDGE} datapath_type={kind} fail-mode=secure"
+        ))?;
         switch.wait_for(&format!("{BRIDGE}.mgmt"))?;
         Ok(switch)
     }
@@ -58,6 +89,70 @@ impl Switch {
         Ok(started.elapsed())
     }
 
+    /// Adds a port with this number, by the columns of its interface in the database (ovs-vswitchd.conf.db(5)).
+    ///
+    /// # Errors
+    /// The message of `ovs-vsctl` or of the switch.
+    pub fn add_port(&self, name: &str, number: u16, columns: &str) -> Result<(), String> {
+        self.configure(&format!(
+            "add-port {BRIDGE} {name} -- set interface {name} ofport_request={number} {columns}"
+        ))?;
+        let error = self.configure(&format!("get interface {name} error"))?;
+        if error.trim() == "[]" { Ok(()) } else { Err(format!("Open vSwitch: {}", error.trim())) }
+    }
+
+    /// The packets that it has looked up, and those of them that its caches did not know.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn lookups(&self) -> Result<(u64, u64), String> {
+        let id = self.processes.last().map_or(0, Child::id);
+        let name = |dpdk: &str| self.folder.join(format!("ovs-vswitchd{dpdk}.{id}.ctl"));
+        let target = ["-dpdk", ""].map(name).into_iter().find(|path| path.exists());
+        let mut appctl = self.command("usr/bin/ovs-appctl");
+        appctl.args(["--timeout", TIMEOUT_S, "--target"]).arg(target.ok_or("Open vSwitch has ended")?);
+        let output = run(appctl.arg("dpctl/show"))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        lookups(&text).ok_or_else(|| format!("Open vSwitch did not count: {}", text.trim()))
+    }
+
+    /// Waits until its caches know what comes: all but one packet in a thousand.
+    ///
+    /// # Errors
+    /// They do not, or no packets come.
+    pub fn settle(&self) -> Result<(), String> {
+        let (deadline, mut before) = (Instant::now() + PATIENCE, (0, 0));
+        while Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(300));
+            let now = self.lookups()?;
+            let (looked_up, missed) = (now.0 - before.0, now.1 - before.1);
+            if before.0 > 0 && looked_up > missed * 1000 {
+                return Ok(());
+            }
+            before = now;
+        }
+        let (looked_up, missed) = before;
+        Err(format!("Open vSwitch does not come to know the packets: {missed} of {looked_up} were new"))
+    }
+
+    /// The time that its threads have had a core.
+    #[must_use]
+    pub fn processor_time(&self) -> Option<Duration> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.processes.last()?.id())).ok()?;
+        Some(tasks.filter_map(|task| processor_time(&task.ok()?.path())).sum())
+    }
+
+    /// `ovs-vsctl` with these words. Returns what it writes.
+    fn configure(&self, words: &str) -> Result<String, String> {
+        let mut configure = self.command("usr/bin/ovs-vsctl");
+        configure.arg(format!("--db=unix:{}", self.folder.join("db.sock").display())).arg("--timeout=20");
+        // A quoted word contains spaces.
+        let words = words.split('"').enumerate().flat_map(|(index, part)| {
+            if index % 2 == 1 { vec![part] } else { part.split_whitespace().collect() }
+        });
+        run(configure.args(words)).map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
     fn bridge(&self) -> String {
         format!("unix:{}", self.folder.join(format!("{BRIDGE}.mgmt")).display())
     }
@@ -70,6 +165,12 @@ impl Switch {
 
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.root.join(program));
+        self.surround(&mut command);
+        command
+    }
+
+    /// Libraries and folders of its own.
+    fn surround(&self, command: &mut Command) {
         let libraries = ["usr/lib", "lib"].map(|lib| {
             let folder = format!("{lib}/{}-linux-gnu", std::env::consts::ARCH);
             self.root.join(folder).display().to_string()
@@ -80,7 +181,6 @@ impl Switch {
         for name in ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR"] {
             command.env(name, &self.folder);
         }
-        command
     }
 
     fn spawn(&mut self, command: &mut Command) -> Result<(), String> {
@@ -110,6 +210,56 @@ impl Drop for Switch {
         }
         _ = std::fs::remove_dir_all(&self.folder);
     }
+}
+
+impl Datapath {
+    /// What `ovs-vsctl` sets before the switch is started.
+    #[must_use]
+    pub fn settings(self) -> Vec<String> {
+        let mut words = vec![format!("set Open_vSwitch . {NO_CACHE}")];
+        if let Self::Dpdk([core, _]) = self {
+            let is_enough = machine::free_huge_mib() >= HUGE_MIB;
+            // Debian's switch adds --in-memory, which is for huge pages only, unless it finds --legacy-mem.
+            let memory =
+                if is_enough { String::new() } else { format!("--no-huge --legacy-mem -m {NORMAL_MIB} ") };
+            let extra = format!("{memory}--no-pci --no-telemetry --file-prefix=steerd-bench-ovs");
+            words.push("other_config:dpdk-init=true".to_owned());
+            words.push(format!("\"other_config:dpdk-extra={extra}\""));
+            words.push(format!("other_config:pmd-cpu-mask={:#x}", 1 << core));
+        }
+        words
+    }
+
+    fn daemon(self, switch: &Switch) -> Result<Command, String> {
+        let (program, cores) = match self {
+            Self::Dummy => {
+                let mut daemon = switch.command(DAEMON);
+                daemon.arg("--enable-dummy");
+                return Ok(daemon);
+            }
+            Self::Kernel(core) => (DAEMON, core.to_string()),
+            Self::Dpdk([core, other]) => (DPDK_DAEMON, format!("{core},{other}")),
+        };
+        let program = switch.root.join(program);
+        if !program.exists() {
+            return Err(format!("there is no {} (package openvswitch-switch-dpdk)", program.display()));
+        }
+        // The thread of the bench is pinned, and a process inherits that.
+        let mut daemon = Command::new("taskset");
+        daemon.args(["-c", &cores]).arg(program);
+        switch.surround(&mut daemon);
+        Ok(daemon)
+    }
+}
+
+/// All, and those that were missed, of `  lookups: hit:155266908 missed:1242 lost:19306`; no packet is among two of these.
+fn lookups(text: &str) -> Option<(u64, u64)> {
+    let line = text.lines().find_map(|line| line.trim_start().strip_prefix("lookups: "))?;
+    let count = |name: &str| -> Option<u64> {
+        line.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix(':')?.parse().ok())
+    };
+    let missed = count("missed")? + count("lost")?;
+    Some((count("hit")? + missed, missed))
 }
 
 /// The rules as flows, the first with the highest priority. OpenFlow has no port ranges: they become prefixes.
@@ -185,6 +335,13 @@ fn prefixes(ports: Option<Ports>) -> Vec<Option<(u16, u16)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn packets_without_an_answer_are_looked_up_too() {
+        let text = "netdev@ovs-netdev:\n  lookups: hit:100 missed:20 lost:3\n  flows: 20\n";
+        assert_eq!(lookups(text), Some((123, 23)));
+        assert_eq!(lookups("ovs-appctl: no answer"), None);
+    }
 
     #[test]
     fn prefixes_cover_a_range_exactly() {

@@ -27,6 +27,8 @@ pub struct TestpmdOptions<'o> {
     pub packet_bytes: u32,
     /// The packets that its devices keep, beyond those that it moves.
     pub stored_packets: u32,
+    /// The queues of a device, in each direction.
+    pub queues: u32,
 }
 
 impl TestpmdOptions<'_> {
@@ -52,7 +54,7 @@ impl TestpmdOptions<'_> {
     }
 
     fn arguments(&self, prefix: &str) -> Vec<String> {
-        let Self { devices, mode, core, prompt_core, packet_bytes, .. } = self;
+        let Self { devices, mode, core, prompt_core, packet_bytes, queues, .. } = self;
         let mut words: Vec<String> = vec![self.memory().to_owned(), format!("-m {}", self.memory_mib())];
         words.extend(["--no-pci", "--no-telemetry"].map(str::to_owned));
         words.push(format!("--file-prefix={prefix}"));
@@ -62,6 +64,9 @@ impl TestpmdOptions<'_> {
         words.push(format!("--total-num-mbufs={}", self.buffers()));
         words.push(format!("--forward-mode={mode}"));
         words.push(format!("--txpkts={packet_bytes}"));
+        if *queues > 1 {
+            words.extend(["rxq", "txq"].map(|kind| format!("--{kind}={queues}")));
+        }
         words
     }
 }
